@@ -822,7 +822,7 @@ static void test_plan(void) {
         GPT2 model;
         plan_test_run(k, options_program(OPTION_CPU), &cfg, &options);
         options.products = k % 3 == 0 && !options.quantize ? PRODUCTS_BF16 : PRODUCTS_FP32;
-        memory_plan(plan, cfg, &options);
+        memory_plan_cpu(plan, cfg, &options);
         plan_test_count();
         gpt2_open(&model, cfg, &options, &comm);
         const size_t counted = plan_test_counted();

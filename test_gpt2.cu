@@ -125,11 +125,11 @@ static void upload_weights(GPT2* model, const float* weights) {
         const size_t elements = zero_group_elements(&model->zero.plan, g);
         float* group = (float*)check_alloc(elements, sizeof(float), "weights");
         memcpy(group, weights + zero_group_begin(&model->zero.plan, g), elements * sizeof(float));
-        upload_group(model, g, group);
+        transfer_upload_group(&model->transfer, g, group);
         memset(group, 0xFF, elements * sizeof(float)); // NaN: the upload is over when the call returns
         free(group);
     }
-    upload_end(model);
+    zero_gather_parameters(&model->zero);
 }
 
 static GPT2* model_open(Settings settings, int batch, const float* weights) {
@@ -154,7 +154,7 @@ static float loss_scale(void) { return first_loss_scale().scale; }
 static double losses_of_update(GPT2* model, int micro_steps) {
     double sum = 0;
     gpt2_square_sum(model);
-    const StepResult* result = gpt2_read_result(model, micro_steps);
+    const StepResult* result = step_results_read(&model->results, micro_steps);
     for (int micro = 0; micro < micro_steps; micro++) {
         sum += result->losses[micro];
     }
@@ -163,7 +163,7 @@ static double losses_of_update(GPT2* model, int micro_steps) {
 
 // Of the whole gradient of the update, without the loss scale.
 static double norm_of(const GPT2* model) {
-    return sqrt(wide_sum_value(model->result_host->square_sum)) / loss_scale();
+    return sqrt(wide_sum_value(model->results.on_host->square_sum)) / loss_scale();
 }
 
 // The gradients of both batches, of model->B sequences at a time, into grads_memory, times the loss scale;
@@ -171,7 +171,7 @@ static double norm_of(const GPT2* model) {
 static double document_gradients(GPT2* model, const int* tokens, const int* targets, const int* starts) {
     const int count = model->B * T, micro_steps = BATCHES * N / count;
     const float dloss = loss_scale() / (BATCHES * N);
-    gpt2_clear_result(model);
+    step_results_clear(&model->results);
     for (int micro = 0; micro < micro_steps; micro++) {
         const int at = micro * count;
         const Batch batch = {tokens + at, targets + at, starts ? starts + at : NULL, model->B, T, count};
@@ -217,7 +217,7 @@ static float* gradients_on_host(const GPT2* model) {
 static float* parameters_on_host(GPT2* model) {
     float* values = (float*)check_alloc(model->elements, sizeof(float), "parameters");
     for (int g = 0; g < model->zero.plan.groups; g++) {
-        gpt2_download(model, g, values + zero_group_begin(&model->zero.plan, g));
+        transfer_download_fp32(&model->transfer, g, values + zero_group_begin(&model->zero.plan, g));
     }
     return values;
 }
@@ -352,7 +352,7 @@ static Bits bits_after_updates(Settings settings, const float* weights) {
     const size_t result = step_result_bytes(BATCHES);
     const Bits bits = {(char*)check_alloc(bytes + result, 1, "gradients"), bytes + result};
     CUDA_CHECK(cudaMemcpy(bits.data, gradient.data, bytes, cudaMemcpyDeviceToHost));
-    memcpy(bits.data + bytes, model->result_host, result);
+    memcpy(bits.data + bytes, model->results.on_host, result);
     model_close(model);
     return bits;
 }
@@ -412,7 +412,7 @@ static float* gradient_on_host(GPT2* model) {
     char* raw = (char*)check_alloc(bytes, 1, "gradient");
     float* values = (float*)check_alloc(model->elements, sizeof(float), "gradient");
     zero_wait_for_gradient(&model->zero);
-    download(model, raw, gradient.data, bytes);
+    gpu_copy(raw, gradient.data, bytes, &model->gpu);
     for (size_t i = 0; i < model->elements; i++) {
         values[i] = gradient.dtype == DTYPE_FP32 ? ((float*)raw)[i] : to_float(((floatX*)raw)[i]);
     }
@@ -603,7 +603,7 @@ static void test_smaller_batch(Settings settings, const float* weights) {
     document_batch(tokens, targets, starts);
     GPT2* model = model_open(settings, B, weights);
     CpuTrainer* reference = cpu_trainer_open(model->cfg, B, T, weights);
-    gpt2_clear_result(model);
+    step_results_clear(&model->results);
     for (int micro = 0; micro < MICRO_STEPS; micro++) {
         const int length = lengths[micro];
         const ZeroStep step = {micro, 1, 1, micro == MICRO_STEPS - 1};
@@ -616,7 +616,7 @@ static void test_smaller_batch(Settings settings, const float* weights) {
         const double want =
             cpu_trainer_gradients(reference, tokens, targets, NULL, rows[micro], lengths[micro], loss_tokens,
                                   micro == 0 ? GRADIENT_SET : GRADIENT_ADD);
-        EXPECT_NEAR(model->result_host->losses[micro], want, N * tolerance(), "losses of micro-step %d",
+        EXPECT_NEAR(model->results.on_host->losses[micro], want, N * tolerance(), "losses of micro-step %d",
                     micro);
     }
     expect_like_reference("gradient of smaller batches", model, reference);
@@ -632,7 +632,7 @@ static void test_evaluate(const float* weights, int room) {
     GPT2* model = model_open(USUAL, B, weights);
     CpuTrainer* reference = cpu_trainer_open(model->cfg, B, T, weights);
     double losses[B + 1];
-    model->max_losses = room;
+    model->results.max_losses = room;
     for (int time = 0; time < 2; time++) {
         for (int i = 0; i <= B; i++) {
             const Batch batch = {tokens, targets, starts, B - i, T, (B - i) * T};
@@ -739,7 +739,7 @@ static float* quantized_weights(const TensorRow* rows, size_t bytes, GPT2Config 
 static void upload_quantized(GPT2* model, const TensorRow* rows, const float* weights) {
     for (int g = 0; g < gpt2_groups(model->cfg); g++) {
         const char* group = (const char*)weights + gpt2_group_offset_bytes(rows, g);
-        upload_quantized_group(model, g, rows, (const float*)(const void*)group);
+        transfer_upload_group(&model->transfer, g, (const float*)(const void*)group);
     }
 }
 

@@ -24,29 +24,27 @@ the MLP, QKV = 3C, Vp tokens of the padded vocabulary.
 #include "llmc/linear.h"
 #include "llmc/matmul.h"
 #include "llmc/optimizer.h"
-#include "llmc/quantized.h"
-#include "llmc/quantized_model.h"
 #include "llmc/share.h"
 #include "llmc/text_model.h"
-#include "llmc/text_rows.h"
 #include "llmc/zero.h"
 #include "llmc/base/clock.h"
 #include "llmc/base/threads.h"
 #include "llmc/base/vec.h"
 #include "llmc/data/dataloader.h"
 #include "llmc/run/checkpoint.h"
-#include "llmc/run/checkpoint_parts.h"
-#include "llmc/run/fit.h"
 #include "llmc/run/in_backward.h"
 #include "llmc/run/log.h"
 #include "llmc/run/loss_scale.h"
+#include "llmc/run/memory_plan.h"
+#include "llmc/run/model_files.h"
 #include "llmc/run/options.h"
 #include "llmc/run/peak.h"
 #include "llmc/run/plan.h"
 #include "llmc/run/run.h"
+#include "llmc/run/run_data.h"
 #include "llmc/run/setup.h"
 #include "llmc/run/state.h"
-#include "llmc/run/weights.h"
+#include "llmc/run/trainer.h"
 
 // ---------------------------------------------------------------------------------------------------------------------
 // The model
@@ -78,132 +76,31 @@ struct GPT2 {
     void* save_copy;      // NULL also where this process has nothing to save
 };
 
-// A run that continues after a save writes a copy in the background. One that saves only at its end needs no
-// memory for a copy; when a signal makes it save, it waits.
-static int saves_in_background(const Options* o) { return o->save_every > 0 && o->save_every < o->steps; }
-
-// A run that trains also samples, one text at a time.
-static int planned_texts(const Options* o) { return o->recompute == RECOMPUTE_NEVER ? o->batch : 1; }
-
-// Of training, or of generation. In a run that trains, both use the same memory, in turns.
-static size_t planned_activations(TensorRow* rows, GPT2Config cfg, const Options* o) {
-    const Freeze freeze = freeze_of(cfg.L, o->freeze);
-    TensorRow texts[GPT2_ACTIVATION_ROWS];
-    const size_t chunk = gpt2_classifier_chunk(cfg, (size_t)o->batch * (size_t)o->seq_len);
-    const size_t text = text_activation_rows(texts, cfg, planned_texts(o), o->seq_len);
-    const size_t trained =
-        gpt2_activation_rows(rows, cfg, o->batch, o->seq_len, o->recompute, cfg.L, freeze.first_block, chunk);
-    return o->recompute == RECOMPUTE_NEVER || text > trained ? text : trained;
-}
-
-// A run that only evaluates keeps the whole model in every process.
-static ZeroPlan planned_zero(GPT2Config cfg, const Options* o) {
-    const Freeze freeze = freeze_of(cfg.L, o->freeze);
-    ZeroPlan plan = options_only_evaluates(o) ? zero_plan(cfg, 0, 0, 1)
-                                              : zero_plan(cfg, o->zero, o->process, o->processes);
-    plan.first_block = freeze_first_copy(&freeze, cfg);
-    plan.takes_turns |= o->update_in_backward;
-    return plan;
-}
-
-static size_t planned_parameters(TensorRow rows[GPT2_PARAMETER_ROWS], GPT2Config cfg, const ZeroPlan* zero,
-                                 const Options* o) {
-    return o->quantize ? quantized_parameter_rows(rows, cfg, sizeof(float))
-                       : gpt2_sharded_rows_of(rows, cfg, sizeof(float), zero->size);
-}
-
-// The most rows that a product has.
-static size_t planned_tokens(const Options* o) {
-    const size_t texts = (size_t)o->batch, tokens = (size_t)o->seq_len;
-    return o->recompute != RECOMPUTE_NEVER ? texts * tokens : texts > tokens ? texts : tokens;
-}
-
-static size_t planned_gradients(const ZeroPlan* zero, const Options* o) {
-    return options_only_evaluates(o) ? 0 : zero_grads_elements(zero, 1) * sizeof(float);
-}
-
-static size_t planned_copy(GPT2Config cfg, const ZeroPlan* zero, const Options* o) {
-    return saves_in_background(o)
-               ? checkpoints_bytes(cfg, setup_optimizer(o), zero, SAFETENSORS_F32, o->model_file_gb)
-               : 0;
-}
-
-// Which copies of matrices there are for products in bf16: none, one, or also one for the backward pass.
-static int planned_packed(const Options* o) {
-    const int only_forward = o->recompute == RECOMPUTE_NEVER || options_only_evaluates(o);
-    return o->products != PRODUCTS_BF16 ? 0 : only_forward ? 1 : PACKED_KINDS;
-}
-
-// What rules of update need for themselves.
-static size_t planned_update(const OptimizerState* state, const Options* o) {
-    return options_only_evaluates(o) ? 0 : optimizer_scratch_bytes(state);
-}
-
-// Partial sums of the gradient's norm.
-static size_t planned_norm(const ZeroPlan* zero) {
-    return (zero_sharded_elements(zero) / GRADIENT_BLOCK + 1) * sizeof(double);
-}
-
-// What operations need for themselves.
-static size_t planned_scratch(GPT2Config cfg, const Options* o) {
-    return linear_scratch_bytes(o->quantize, planned_tokens(o), (size_t)gpt2_hidden(cfg)) +
-           (o->products == PRODUCTS_BF16 ? matmul_bf16_scratch_bytes() : 0) +
-           attention_either_bytes(o->products == PRODUCTS_BF16, o->seq_len, gpt2_head_size(cfg));
-}
-
-// Sets the list of all that gpt2_open allocates, to the byte; it ends with a name of NULL.
-static void memory_plan(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, const Options* o) {
-    TensorRow parameters[GPT2_PARAMETER_ROWS], activations[GPT2_ACTIVATION_ROWS];
-    const ZeroPlan zero = planned_zero(cfg, o);
-    const int only_evaluates = options_only_evaluates(o) && o->recompute != RECOMPUTE_NEVER;
-    plan->name = NULL;
-    plan_add(plan, o->quantize ? "parameters in 8 bits" : "parameters",
-             planned_parameters(parameters, cfg, &zero, o));
-    plan_add(plan, "scratch",
-             planned_scratch(cfg, o) + (o->recompute == RECOMPUTE_NEVER ? 0 : planned_norm(&zero)) +
-                 (only_evaluates ? zero_bytes_cpu(&zero, cfg) : 0));
-    plan_add(plan, "packed in bf16", packed_weights_bytes(cfg, planned_packed(o)));
-    if (o->recompute == RECOMPUTE_NEVER) {
-        const size_t bytes = text_activation_rows(activations, cfg, planned_texts(o), o->seq_len);
-        plan_add_text(plan, activations, bytes);
-        return;
-    }
-    if (!only_evaluates) {
-        plan_add(plan, "gradients", planned_gradients(&zero, o) + zero_bytes_cpu(&zero, cfg));
-        OptimizerState state;
-        optimizer_state_open(&state, setup_optimizer(o), &zero, cfg);
-        plan_add_state(plan, &state, PLAN_DEVICE);
-        plan_add(plan, "scratch of the update", planned_update(&state, o));
-    }
-    plan_add(plan, "activations", planned_activations(activations, cfg, o));
-    plan_add(plan, "copy to save", planned_copy(cfg, &zero, o));
-}
-
 // The places of tensors in memory, and the bytes it takes.
 static void place_tensors(GPT2* model, const ZeroPlan* zero, const Options* o) {
-    model->parameter_bytes = planned_parameters(model->parameter_rows, model->cfg, zero, o);
+    model->parameter_bytes = planned_parameters_cpu(model->parameter_rows, model->cfg, zero, o);
     gpt2_sharded_rows_of(model->gradient_rows, model->cfg, sizeof(float), zero->size);
     for (int i = 0; i < GPT2_PARAMETER_ROWS && zero->takes_turns; i++) {
         model->gradient_rows[i].layer_bytes = 0; // the blocks take turns
     }
-    model->gradient_bytes = planned_gradients(zero, o);
+    model->gradient_bytes = planned_gradients_cpu(zero, o);
     optimizer_state_open(&model->state, setup_optimizer(o), zero, model->cfg);
     model->state_bytes = options_only_evaluates(o) ? 0 : model->state.bytes;
-    model->activation_bytes = planned_activations(model->activation_rows, model->cfg, o);
+    model->activation_bytes = planned_activations_cpu(model->activation_rows, model->cfg, o);
 }
 
 // What training needs besides.
 static void open_training(GPT2* model, const ZeroPlan* zero, const Options* o) {
-    const size_t copy_bytes = planned_copy(model->cfg, zero, o);
+    const size_t copy_bytes = planned_copy_cpu(model->cfg, zero, o);
     model->grads_memory = check_alloc(model->gradient_bytes, 1, "gradients");
     model->state_memory = check_alloc(model->state_bytes, 1, "optimizer state");
-    model->update_scratch = check_alloc(planned_update(&model->state, o), 1, "scratch of the update");
+    model->update_scratch = check_alloc(planned_update_cpu(&model->state, o), 1, "scratch of the update");
     tensor_rows_bind(&model->grads, model->gradient_rows, GPT2_PARAMETER_ROWS, model->grads_memory);
     tensor_rows_bind(&model->acts, model->activation_rows, GPT2_ACTIVATION_ROWS, model->acts_memory);
     zero_open_cpu(&model->zero, *zero, model->cfg, model->parameter_rows, (float*)model->params_memory,
                   (float*)model->grads_memory, model->comm);
-    model->norm_partial = (double*)check_alloc(planned_norm(zero), 1, "gradient norm");
-    model->saves_copy = saves_in_background(o);
+    model->norm_partial = (double*)check_alloc(planned_norm_cpu(zero), 1, "gradient norm");
+    model->saves_copy = planned_background_cpu(o);
     if (copy_bytes) {
         model->save_copy = check_alloc(copy_bytes, 1, "copy to save");
     }
@@ -212,7 +109,7 @@ static void open_training(GPT2* model, const ZeroPlan* zero, const Options* o) {
 static void open_texts(GPT2* model, const Options* o) {
     TextModel* texts = &model->texts;
     texts->cfg = model->cfg;
-    texts->texts = planned_texts(o);
+    texts->texts = plan_texts(o);
     texts->T = model->T;
     texts->params = model->params;
     texts->parameter_rows = model->parameter_rows;
@@ -223,7 +120,7 @@ static void open_texts(GPT2* model, const Options* o) {
 
 // Memory for the model; all parameters are zero. Nothing is allocated after this.
 static void gpt2_open(GPT2* model, GPT2Config cfg, const Options* o, Comm* comm) {
-    const ZeroPlan zero = planned_zero(cfg, o);
+    const ZeroPlan zero = planned_zero_cpu(cfg, o);
     memset(model, 0, sizeof(*model));
     model->cfg = cfg;
     model->B = o->batch;
@@ -236,9 +133,9 @@ static void gpt2_open(GPT2* model, GPT2Config cfg, const Options* o, Comm* comm)
     model->acts_memory =
         check_alloc_unset(model->activation_bytes, 1, "activations"); // a short text touches little
     tensor_rows_bind(&model->params, model->parameter_rows, GPT2_PARAMETER_ROWS, model->params_memory);
-    linear_open(&model->linear, o->quantize, planned_tokens(o), (size_t)gpt2_hidden(cfg));
+    linear_open(&model->linear, o->quantize, planned_tokens_cpu(o), (size_t)gpt2_hidden(cfg));
     if (o->products == PRODUCTS_BF16) {
-        linear_open_bf16(&model->linear, model->parameter_rows, model->params_memory, planned_packed(o));
+        linear_open_bf16(&model->linear, model->parameter_rows, model->params_memory, planned_packed_cpu(o));
     }
     attention_either_open(&model->attention, o->products == PRODUCTS_BF16, model->T, gpt2_head_size(cfg));
     open_texts(model, o);
@@ -576,7 +473,7 @@ static double gpt2_micro_step(GPT2* model, Batch batch, float dloss, ZeroStep st
     return batch_loss(model, batch);
 }
 
-// The gradient of an update, one micro-batch after another; as run.h says.
+// The gradient of an update, one micro-batch after another; as trainer.h says.
 static BatchGradient gpt2_gradients(GPT2* model, Dataloader* train, int64_t total_batch, float loss_scale,
                                     double* losses) {
     const int64_t sequences = total_batch / train->T;
@@ -608,7 +505,7 @@ static void gpt2_update(GPT2* model, Update update) {
     linear_pack(&model->linear);
 }
 
-// As run.h says.
+// As trainer.h says.
 static BatchGradient gpt2_update_in_backward(GPT2* model, Batch batch, InBackward* now) {
     const ZeroStep step = {0, 1, 1, 1};
     BatchGradient gradient = {{0, 0}, 0, 0, 0};
@@ -661,61 +558,16 @@ static const float* gpt2_next_tokens(GPT2* model, const int* ids, const int* pos
 // ---------------------------------------------------------------------------------------------------------------------
 // Weights and checkpoints
 
-static char* group_of_parameters(const GPT2* model, int g) {
-    return (char*)model->params_memory + gpt2_group_offset_bytes(model->parameter_rows, g);
-}
-
-static void set_blocks(const void* model, void* to, const float* from, size_t elements) {
-    (void)model;
-    quantized_encode_matrix((QuantizedBlock*)to, from, elements);
-}
-
-static void set_floats(const void* model, void* to, const float* from, size_t elements) {
-    (void)model;
-    memcpy(to, from, elements * sizeof(float));
-}
-
-// Reads group g; only this one is in memory in fp32.
-static void read_quantized(GPT2* model, FirstWeights* weights, int g) {
-    const QuantizedParameters to = {model, model->parameter_rows, model->params_memory, set_blocks,
-                                    set_floats};
-    const ZeroPlan whole = zero_plan(model->cfg, 0, 0, 1);
-    TensorRow rows[GPT2_PARAMETER_ROWS];
-    gpt2_parameter_rows(rows, model->cfg);
-    float* group =
-        (float*)check_alloc(zero_group_elements(&whole, g), sizeof(float), "a group of parameters");
-    weights_read(weights, rows, g, group);
-    quantized_set_group(to, g, rows, group);
-    free(group);
-}
-
 static void gpt2_first_weights(GPT2* model, const char* path, uint64_t seed) {
-    FirstWeights weights;
-    weights_open(&weights, model->cfg, path, seed);
-    for (int g = 0; g < gpt2_groups(model->cfg); g++) {
-        if (model->linear.is_quantized) {
-            read_quantized(model, &weights, g);
-        } else {
-            weights_read(&weights, model->parameter_rows, g, group_of_parameters(model, g));
-        }
-    }
-    weights_close(&weights);
+    model_files_read_weights_cpu(model->cfg, model->parameter_rows, model->params_memory,
+                                 model->linear.is_quantized, path, seed);
     linear_pack(&model->linear);
 }
 
+// Sets weights and optimizer state from a checkpoint.
 static void gpt2_read_checkpoint(GPT2* model, const char* path, const SavedState* saved) {
-    const ZeroPlan* zero = &model->zero.plan;
-    CheckpointParts parts;
     gpt2_first_weights(model, path, 0);
-    checkpoint_parts_open(&parts, saved, path, model->state.optimizer, model->cfg, zero);
-    for (int i = 0; i < STATE_SLOTS; i++) {
-        const StateSlot* slot = &model->state.slots[i];
-        char* array = (char*)model->state_memory + slot->offset_bytes;
-        for (int g = 0; g < zero->groups; g++) {
-            checkpoint_parts_read(&parts, i, g, array + state_group_begin(slot, g) * slot->element_bytes);
-        }
-    }
-    checkpoint_parts_close(&parts);
+    model_files_read_state_cpu(&model->state, model->state_memory, &model->zero.plan, path, saved);
 }
 
 static SafeTensorsDtype saved_dtype(const Options* options) {
@@ -725,7 +577,8 @@ static SafeTensorsDtype saved_dtype(const Options* options) {
 
 // Copies weights and optimizer state, if there is memory for a copy; returns whether there is.
 static int gpt2_copy_out(GPT2* model, Checkpoints* copy) {
-    char* params = group_of_parameters(model, copy->model.groups.first);
+    char* params = (char*)model->params_memory +
+                   gpt2_group_offset_bytes(model->parameter_rows, copy->model.groups.first);
     if (!model->saves_copy) {
         copy->params = params;
         copy->optimizer = model->state_memory;
@@ -744,31 +597,13 @@ static uint64_t gpt2_checksum(GPT2* model) {
 }
 
 static void gpt2_export(GPT2* model, const Options* options, const RunData* data) {
-    SetupExport files;
-    if (model->comm->rank > 0 || !setup_exports(options)) {
-        return;
+    if (model->comm->rank == 0) {
+        model_files_export_cpu(model->cfg, model->parameter_rows, model->params_memory, options, data);
     }
-    setup_export_open(&files, model->cfg, options, data);
-    for (int g = 0; g < model->zero.plan.groups; g++) {
-        setup_export_group(&files, model->parameter_rows, g, group_of_parameters(model, g));
-    }
-    setup_export_close(&files);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // The trainer
-
-// --fit: decides --batch and --recompute.
-static void fit_memory(GPT2Config cfg, Options* o, Comm* comm, double peak) {
-    const size_t found = fit_available_bytes(comm),
-                 limit = o->fit > 0 ? (size_t)(o->fit * (float)(1 << 30)) : found;
-    if (limit == SIZE_MAX) {
-        die_usage("--fit auto: this system does not say how much memory is free; wanted --fit GIB");
-    }
-    const FitDevice device = {memory_plan,  fit_least_of_all(comm, limit), SIZE_MAX, peak / 2, 20e9, 0,
-                              sizeof(float)};
-    fit_choose(stdout, cfg, o, device);
-}
 
 static void describe_device(char* text, size_t room, int is_bf16) {
     const int used = snprintf(text, room, "%d threads, %s", threads_max(), VEC_ISA);
@@ -782,13 +617,11 @@ static void make_plan(TrainerPlan* plan, GPT2Config cfg, Options* o, Comm* comm)
     if (o->products == PRODUCTS_BF16) { // plain vectors stay below the peak that they have in fp32
         plan->peak = fmax(plan->peak, peak_bf16_flops_per_s(bf16_kernel()));
     }
-    if (o->fit != 0) {
-        fit_memory(cfg, o, comm, plan->peak);
-    }
+    memory_choose_cpu(cfg, o, comm, plan->peak);
     const ZeroPlan whole = zero_plan(cfg, 0, 0, 1);
-    planned_parameters(plan->parameters, cfg, &whole, o);
-    planned_activations(plan->activations, cfg, o);
-    memory_plan(plan->memory, cfg, o);
+    planned_parameters_cpu(plan->parameters, cfg, &whole, o);
+    planned_activations_cpu(plan->activations, cfg, o);
+    memory_plan_cpu(plan->memory, cfg, o);
     plan->gradient_bytes = plan->parameter_bytes = sizeof(float);
     describe_device(plan->device, sizeof(plan->device), o->products == PRODUCTS_BF16);
 }

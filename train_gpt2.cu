@@ -6,7 +6,7 @@ llmc/run/run.h.
 
     make train_gpt2cu PRECISION=BF16|FP16|FP32 && ./train_gpt2cu         ./train_gpt2cu --help lists the rest
 
-FirstWeights, activations and their gradients are floatX: bf16, fp16 or fp32. Norms, softmax, losses, sums and the
+Weights, activations and their gradients are floatX: bf16, fp16 or fp32. Norms, softmax, losses, sums and the
 optimizer's state are fp32. Comments give the shapes of tensors: B sequences of T tokens, N = B*T tokens, C
 channels, F hidden units of the MLP, QKV = 3C, Vp tokens of the padded vocabulary.
 */
@@ -19,6 +19,7 @@ channels, F hidden units of the MLP, QKV = 3C, Vp tokens of the padded vocabular
 #include "llmc/classifier.cuh"
 #include "llmc/comm.h"
 #include "llmc/encoder.cuh"
+#include "llmc/forward_clock.cuh"
 #include "llmc/freeze.h"
 #include "llmc/gelu.cuh"
 #include "llmc/gpt2.h"
@@ -27,45 +28,33 @@ channels, F hidden units of the MLP, QKV = 3C, Vp tokens of the padded vocabular
 #include "llmc/matmul.cuh"
 #include "llmc/offload.cuh"
 #include "llmc/optimizer.cuh"
-#include "llmc/quantized.cuh"
 #include "llmc/quantized_model.h"
 #include "llmc/share.h"
+#include "llmc/step_graph.cuh"
 #include "llmc/step_result.cuh"
 #include "llmc/text_model.cuh"
+#include "llmc/transfer.cuh"
 #include "llmc/zero.cuh"
 #include "llmc/data/dataloader.h"
 #include "llmc/run/checkpoint.h"
-#include "llmc/run/checkpoint_parts.h"
 #include "llmc/run/gpu_report.cuh"
+#include "llmc/run/gpu_setup.cuh"
+#include "llmc/run/in_backward.cuh"
 #include "llmc/run/in_backward.h"
 #include "llmc/run/loss_scale.h"
 #include "llmc/run/memory_plan.cuh"
+#include "llmc/run/model_files.cuh"
 #include "llmc/run/nvml.h"
 #include "llmc/run/options.h"
+#include "llmc/run/plan.h"
 #include "llmc/run/run.h"
+#include "llmc/run/run_data.h"
 #include "llmc/run/schedule.h"
-#include "llmc/run/setup.h"
 #include "llmc/run/state.h"
-#include "llmc/run/weights.h"
+#include "llmc/run/trainer.h"
 
 // ---------------------------------------------------------------------------------------------------------------------
 // The model
-
-// A micro-step as one CUDA graph. It is captured when the micro-step is done for the second time: the first
-// time chooses algorithms and loads kernels.
-typedef struct {
-    int times[2];      // that the micro-step was done: without documents, with them
-    float dloss;       // the graph was captured for this gradient of the losses,
-    const int* starts; // and with or without documents
-    cudaGraphExec_t graph;
-} MicroStepGraph;
-
-// The update that the backward pass makes.
-typedef struct {
-    InBackward* decides; // NULL: it makes none
-    int group;           // whose gradient was summed up last, and which is not yet updated; -1: none
-    cudaEvent_t summed;  // the host has its square sum, and the losses
-} UpdateNow;
 
 // The gradients of the parameters: the same members, all of one type.
 #define GRADIENT_MEMBER(name, ...) Gradient name;
@@ -83,7 +72,6 @@ struct GPT2 {
     int autotune;             // time algorithms of products
     int use_graph;            // replay micro-steps
     DType grad_dtype;         // of the parameters' gradients
-    uint64_t seed;            // of stochastic rounding
     Gpu gpu;
     TensorRow parameter_rows[GPT2_PARAMETER_ROWS], activation_rows[GPT2_ACTIVATION_ROWS];
     TensorRow gradient_rows[GPT2_PARAMETER_ROWS]; // the parameters', with elements of grad_dtype
@@ -109,40 +97,18 @@ struct GPT2 {
     EncoderGpu encoder;
     OptimizerPlan optimizer;
     GradientNorm norm;
-    UpdateNow now;
-    cudaEvent_t
-        forward[2]; // of several processes: the begin and the end of the last forward pass that waited for
-    int forward_tokens; // no other one, and how many tokens it had; 0: none in this update
-    MicroStepGraph graphs[ZERO_VARIANTS];
-    StepResult *result, *result_host;
-    int64_t max_losses; // that the results have room for
+    OptimizerUpdate<floatX> update;  // all that an update takes but the gradient and its settings
+    InBackwardGpu now;               // the update that the backward pass makes
+    ForwardClock clock;              // of several processes
+    StepGraph graphs[ZERO_VARIANTS]; // of micro-steps
+    StepResults results;
     int64_t validating; // batches of a validation whose losses are only on the GPU
     int* is_top;        // (N) of the targets of a task, on the GPU
-    void* save_copy;    // what a checkpoint is written from: NULL before the first
-    int is_pinned;      // the copy
-    Nvml nvml;          // for the log and --gpu-report
-    int has_nvml, has_listed_products;
-    int has_products; // gpt2_choose_products is done
+    Transfer transfer;  // weights and state between the host and the GPU
+    SaveCopy save_copy; // what a checkpoint is written from
+    GpuReport report;   // and the sensors for the log
+    int has_products;   // gpt2_choose_products is done
 };
-
-// GELU inside a forward product takes values before they are rounded; computed again, it takes rounded ones.
-// So the levels that compute GELU alone again keep it out of the forward products. Its derivative is always
-// taken at rounded values.
-static GeluFusion gelu_fusion(const Options* o) {
-    const int gelu_again = o->recompute == RECOMPUTE_GELU || o->recompute == RECOMPUTE_NORMS;
-    const int forward = o->gelu_fusion >= 1 && !gelu_again, backward = o->gelu_fusion >= 2;
-    return (GeluFusion)((forward ? GELU_FUSED_FORWARD : 0) | (backward ? GELU_FUSED_BACKWARD : 0));
-}
-
-// Opens the management library for the GPU of the run, if it is there. --gpu-report wants to know why it is not.
-static void open_sensors(GPT2* model, const Options* options) {
-    char bus_id[32];
-    CUDA_CHECK(cudaDeviceGetPCIBusId(bus_id, sizeof(bus_id), options->device));
-    model->has_nvml = nvml_open(&model->nvml, bus_id);
-    if (!model->has_nvml && options->gpu_report) {
-        printf("no GPU report: %s\n", model->nvml.reason);
-    }
-}
 
 // The places of tensors in memory, and the bytes it takes.
 static void place_tensors(GPT2* model, const ZeroPlan* zero, const Options* o) {
@@ -196,18 +162,11 @@ static void open_training_tensors(GPT2* model, const ZeroPlan* zero, const Optio
     tensor_rows_bind(&model->acts, model->activation_rows, GPT2_ACTIVATION_ROWS, model->acts_memory);
 }
 
-// Room for what an update tells the host.
-static void open_results(GPT2* model, const Options* o) {
-    model->max_losses = planned_losses(o);
-    model->result = (StepResult*)gpu_alloc(1, step_result_bytes(model->max_losses), "results");
-    model->result_host = (StepResult*)gpu_alloc_pinned(1, step_result_bytes(model->max_losses), "results");
-}
-
 // A run that trains samples too little for a graph.
 static void open_texts(GPT2* model, const Options* o) {
     TextModelGpu* texts = &model->texts;
     texts->cfg = model->cfg;
-    texts->texts = planned_texts(o);
+    texts->texts = plan_texts(o);
     texts->T = model->T;
     texts->use_graph = model->use_graph && model->recompute == RECOMPUTE_NEVER;
     texts->params = model->params;
@@ -217,6 +176,39 @@ static void open_texts(GPT2* model, const Options* o) {
     texts->attention = &model->attention;
     texts->gpu = &model->gpu;
     text_model_open(texts, model->acts_memory);
+}
+
+// What moves weights and state between the host and the GPU.
+static void open_transfer(GPT2* model) {
+    Transfer* transfer = &model->transfer;
+    transfer->cfg = model->cfg;
+    transfer->parameter_rows = model->parameter_rows;
+    transfer->params_memory = model->params_memory;
+    transfer->is_quantized = model->linear.is_quantized;
+    transfer->zero = &model->zero;
+    transfer->state = &model->state;
+    transfer->state_memory = model->state_memory;
+    transfer->offload = &model->offload;
+    transfer->gpu = &model->gpu;
+    transfer_open(transfer);
+}
+
+// What updates have in common, after the backward pass or during it.
+static void open_update(GPT2* model, const Options* o) {
+    OptimizerUpdate<floatX>* u = &model->update;
+    u->params = (floatX*)zero_update_parameters(&model->zero);
+    for (int slot = 0; slot < STATE_SLOTS; slot++) {
+        u->slots[slot] = state_slot_array(&model->state, slot, model->state_memory);
+    }
+    u->plan = &model->optimizer;
+    u->seed = o->seed;
+    u->matmul = &model->matmul;
+    u->zero = &model->zero;
+    model->now.zero = &model->zero;
+    model->now.norm = &model->norm;
+    model->now.results = &model->results;
+    model->now.update = u;
+    in_backward_gpu_open(&model->now);
 }
 
 // What training needs besides.
@@ -232,12 +224,9 @@ static void open_training(GPT2* model, const ZeroPlan* zero, const Options* o) {
         optimizer_freeze(&model->optimizer, &model->freeze);
     }
     gradient_norm_open(&model->norm, zero_sharded_elements(zero));
-    open_results(model, o);
-    for (int i = 0; i < 2; i++) {
-        CUDA_CHECK(cudaEventCreate(&model->forward[i]));
-    }
-    CUDA_CHECK(cudaEventCreateWithFlags(&model->now.summed, cudaEventDisableTiming));
-    model->now.group = -1;
+    step_results_open(&model->results, planned_losses(o), &model->gpu);
+    forward_clock_open(&model->clock);
+    open_update(model, o);
     model->is_top = (int*)gpu_alloc(N, sizeof(int), "most likely targets");
     if (o->autotune && model->comm->rank == 0) {
         matmul_gpu_open_cache(&model->matmul);
@@ -245,14 +234,13 @@ static void open_training(GPT2* model, const ZeroPlan* zero, const Options* o) {
     if (o->autotune && model->comm->size > 1) {
         matmul_gpu_share_plans(&model->matmul, model->comm);
     }
-    open_sensors(model, o);
+    gpu_report_open(&model->report, o->device, o->gpu_report != 0);
 }
 
 // Memory for the model; all parameters are zero. After this only the first save and the timing of algorithms
 // allocate memory.
 static void gpt2_open(GPT2* model, GPT2Config cfg, const Options* o, Comm* comm) {
     const ZeroPlan zero = planned_zero(cfg, o);
-    const MatmulSettings settings = {o->tf32, gelu_fusion(o), o->bias_fusion, o->autotune};
     memory_require(cfg, o);
     memset((void*)model, 0, sizeof(*model));
     model->cfg = cfg;
@@ -263,7 +251,6 @@ static void gpt2_open(GPT2* model, GPT2Config cfg, const Options* o, Comm* comm)
     model->chunk = planned_chunk(o);
     model->autotune = o->autotune;
     model->use_graph = o->graph;
-    model->seed = o->seed;
     model->grad_dtype = planned_gradient_dtype(o);
     model->comm = comm;
     gpu_open(&model->gpu, o->device);
@@ -274,39 +261,25 @@ static void gpt2_open(GPT2* model, GPT2Config cfg, const Options* o, Comm* comm)
     const Gradient grads = {model->grads_memory, model->grad_dtype};
     zero_open(&model->zero, zero, o->offload_params ? ZERO_SHARDS_ON_HOST : ZERO_SHARDS_ON_GPU,
               model->params_memory, DTYPE_OF(floatX), grads, comm, &model->gpu);
-    matmul_gpu_open(&model->matmul, &model->gpu, settings);
+    matmul_gpu_open(&model->matmul, &model->gpu, gpu_setup_products(o));
     linear_gpu_open(&model->linear, cfg, o->quantize, &model->matmul, &model->gpu);
+    open_transfer(model);
     open_texts(model, o);
     if (model->recompute != RECOMPUTE_NEVER) {
         open_training(model, &zero, o);
     }
 }
 
-static void close_save_copy(GPT2* model) {
-    if (model->is_pinned) {
-        CUDA_CHECK(cudaFreeHost(model->save_copy));
-    } else {
-        free(model->save_copy);
-    }
-}
-
 static void close_training(GPT2* model) {
     for (int variant = 0; variant < ZERO_VARIANTS; variant++) {
-        if (model->graphs[variant].graph) {
-            CUDA_CHECK(cudaGraphExecDestroy(model->graphs[variant].graph));
-        }
+        step_graph_close(&model->graphs[variant]);
     }
-    for (int i = 0; i < 2; i++) {
-        CUDA_CHECK(cudaEventDestroy(model->forward[i]));
-    }
-    CUDA_CHECK(cudaEventDestroy(model->now.summed));
-    if (model->has_nvml) {
-        nvml_close(&model->nvml);
-    }
-    close_save_copy(model);
+    in_backward_gpu_close(&model->now);
+    forward_clock_close(&model->clock);
+    gpu_report_close(&model->report);
+    save_copy_close(&model->save_copy);
     gpu_free(model->is_top);
-    gpu_free_pinned(model->result_host);
-    gpu_free(model->result);
+    step_results_close(&model->results);
     gradient_norm_close(&model->norm);
     optimizer_close(&model->optimizer);
     encoder_close(&model->encoder);
@@ -465,92 +438,27 @@ static void classifier_losses(GPT2* model, Batch batch, int* is_top) {
 
 // Appends the sum of the losses of a batch to the results, on the GPU.
 static void batch_loss(GPT2* model, Batch batch) {
-    sum_losses(model->result->losses, &model->result->count, model->acts.losses, batch.B * batch.T,
-               &model->gpu);
+    StepResult* result = model->results.on_gpu;
+    sum_losses(result->losses, &result->count, model->acts.losses, batch.B * batch.T, &model->gpu);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Backward
 
-// ---- the update of a group during the backward pass
-
-// The array of a slot on the GPU; NULL if nothing has it.
-static void* state_slot(const GPT2* model, int slot) {
-    const StateSlot* s = &model->state.slots[slot];
-    return s->bytes && model->state_memory ? (char*)model->state_memory + s->offset_bytes : NULL;
-}
-
-// All that an update takes, with these gradients.
-static OptimizerUpdate<floatX> update_with(GPT2* model, Gradient grads, Update update) {
-    OptimizerUpdate<floatX> u = {(floatX*)zero_update_parameters(&model->zero),
-                                 grads,
-                                 {NULL},
-                                 &model->optimizer,
-                                 update,
-                                 model->seed,
-                                 &model->matmul,
-                                 &model->zero};
-    for (int slot = 0; slot < STATE_SLOTS; slot++) {
-        u.slots[slot] = state_slot(model, slot);
-    }
-    return u;
-}
-
-// When the gradient of group g is there: queues its square sum, beside what follows, for the host.
-static void update_sum(GPT2* model, int g) {
-    const Gpu* beside = zero_begin_update(&model->zero);
-    gradient_square_sum_of<floatX>(&model->result->square_sum, zero_group_gradient(&model->zero, g),
-                                   zero_group_elements(&model->zero.plan, g), &model->norm, beside);
-    CUDA_CHECK(cudaMemcpyAsync(model->result_host, model->result, step_result_bytes(1),
-                               cudaMemcpyDeviceToHost, beside->stream));
-    CUDA_CHECK(cudaEventRecord(model->now.summed, beside->stream));
-    model->now.group = g;
-}
-
-// Waits for that sum, and queues the update of its group if it is to be made. The GPU has work meanwhile: this comes when
-// most of the next block's backward pass is queued.
-static void update_group(GPT2* model) {
-    InBackward* decides = model->now.decides;
-    const ZeroPlan* plan = &model->zero.plan;
-    const int g = model->now.group, last = plan->groups - 1;
-    const int is_first = g == last || plan->first_block == last; // all blocks are frozen
-    const ZeroPiece piece = zero_piece(plan, g);
-    Update update;
-    CUDA_CHECK(cudaEventSynchronize(model->now.summed));
-    if (is_first) {
-        in_backward_losses(decides, model->result_host->losses[0]);
-    }
-    if (in_backward_group(decides, g, model->result_host->square_sum, &update)) {
-        const Gradient grads = zero_gradient_at_group(&model->zero, g);
-        optimizer_update_part(update_with(model, grads, update), piece.owned, piece.count, &model->zero.comm);
-    }
-    zero_end_update(&model->zero, g);
-    model->now.group = -1;
-}
-
-static void update_rest(GPT2* model) {
-    if (model->now.group >= 0) {
-        update_group(model);
-    }
-}
-
 // Before the first kernel that writes to the gradients of block l.
 static void wait_for_buffer(GPT2* model, int l) {
-    update_rest(model);
+    in_backward_gpu_rest(&model->now);
     zero_wait_for_buffer(&model->zero, gpt2_copy(model->cfg, l));
 }
 
-// After the backward pass has left the gradients of group g.
+// After the backward pass has left the gradients of group g: their reduction, or the update that the pass makes.
 static void group_done(GPT2* model, int g, ZeroStep step) {
-    if (!model->now.decides) {
+    if (model->now.decides) {
+        in_backward_gpu_group_done(&model->now, g);
+    } else {
         zero_group_done<floatX>(&model->zero, g, step);
-        return;
     }
-    update_rest(model);
-    update_sum(model, g);
 }
-
-// ---- the pass
 
 // Computes again what the forward pass did not keep of block l: the same operations on the same inputs give
 // the same bits.
@@ -707,68 +615,33 @@ static void gpt2_backward(GPT2* model, Batch batch, float dloss, GradientMode mo
 
 // ---- a micro-step
 
-// Before the first micro-step of an update, and before the first batch of a validation.
-static void gpt2_clear_result(GPT2* model) {
-    CUDA_CHECK(cudaMemsetAsync(&model->result->count, 0, sizeof(model->result->count), model->gpu.stream));
-}
-
 // Whether the time of its forward pass tells how fast this process is: it waits for no other one.
 static int micro_step_is_timed(const GPT2* model, ZeroStep step) {
     return model->comm->size > 1 && !zero_forward_waits(&model->zero.plan, step);
 }
 
-// Takes the time. `record` is External in a graph, which so sets the event each time it is launched.
-static void micro_step_mark(GPT2* model, int i, ZeroStep step, unsigned record) {
-    if (micro_step_is_timed(model, step)) {
-        CUDA_CHECK(cudaEventRecordWithFlags(model->forward[i], model->gpu.stream, record));
-    }
-}
-
-// The time for a token, of the last forward pass that was timed; 0: unknown. After the GPU was waited for.
-static double micro_step_pace_s(GPT2* model) {
-    float ms = 0;
-    if (model->forward_tokens == 0) {
-        return 0;
-    }
-    if (cudaEventElapsedTime(&ms, model->forward[0], model->forward[1]) != cudaSuccess) {
-        cudaGetLastError(); // clears the error: it is no reason to end a run
-    }
-    return ms / 1e3 / model->forward_tokens;
-}
-
 static void micro_step_work(GPT2* model, Batch batch, float dloss, ZeroStep step, unsigned record) {
     const int adds = step.micro_step > 0 && model->zero.plan.stage < 2;
+    const int is_timed = micro_step_is_timed(model, step);
     zero_begin(&model->zero, step);
-    micro_step_mark(model, 0, step, record);
+    if (is_timed) {
+        forward_clock_begin(&model->clock, record, &model->gpu);
+    }
     gpt2_forward(model, batch);
-    micro_step_mark(model, 1, step, record);
+    if (is_timed) {
+        forward_clock_end(&model->clock, record, &model->gpu);
+    }
     gpt2_backward(model, batch, dloss, adds ? GRADIENT_ADD : GRADIENT_SET, step);
     zero_join(&model->zero, step);
 }
 
-// Captures the work as a graph instead of doing it.
-static cudaGraphExec_t micro_step_capture(GPT2* model, Batch batch, float dloss, ZeroStep step) {
-    cudaGraph_t graph;
-    cudaGraphExec_t executable;
-    CUDA_CHECK(cudaStreamBeginCapture(model->gpu.stream, cudaStreamCaptureModeThreadLocal));
-    micro_step_work(model, batch, dloss, step, cudaEventRecordExternal);
-    CUDA_CHECK(cudaStreamEndCapture(model->gpu.stream, &graph));
-    CUDA_CHECK(cudaGraphInstantiate(&executable, graph, 0));
-    CUDA_CHECK(cudaGraphDestroy(graph));
-    return executable;
-}
-
 // The same as a graph, captured now if there is none for this dloss, or for a batch like this.
 static void micro_step_replay(GPT2* model, Batch batch, float dloss, ZeroStep step) {
-    MicroStepGraph* of = &model->graphs[zero_variant(&model->zero.plan, step)];
-    if (of->graph && (of->dloss != dloss || of->starts != batch.starts)) {
-        CUDA_CHECK(cudaGraphExecDestroy(of->graph));
-        of->graph = NULL;
-    }
-    if (!of->graph) {
-        of->graph = micro_step_capture(model, batch, dloss, step);
-        of->dloss = dloss;
-        of->starts = batch.starts;
+    StepGraph* of = &model->graphs[zero_variant(&model->zero.plan, step)];
+    if (!step_graph_fits(of, dloss, batch.starts)) {
+        graph_capture_begin(&model->gpu);
+        micro_step_work(model, batch, dloss, step, cudaEventRecordExternal);
+        step_graph_set(of, graph_capture_end(&model->gpu), dloss, batch.starts);
     }
     CUDA_CHECK(cudaGraphLaunch(of->graph, model->gpu.stream));
     zero_replayed(&model->zero);
@@ -778,16 +651,16 @@ static void micro_step_replay(GPT2* model, Batch batch, float dloss, ZeroStep st
 // Appends the sum of its losses to the results. Only what repeats has a graph: micro-steps of one variant with full
 // micro-batches in all processes (is_full).
 static void gpt2_micro_step(GPT2* model, Batch batch, float dloss, ZeroStep step, int is_full) {
-    int* times = &model->graphs[zero_variant(&model->zero.plan, step)].times[batch.starts != NULL];
+    StepGraph* graph = &model->graphs[zero_variant(&model->zero.plan, step)];
     if (batch.B == 0) {
         zero_idle<floatX>(&model->zero, step);
-    } else if (!model->use_graph || !is_full || (*times)++ == 0) {
+    } else if (!model->use_graph || !is_full || !step_graph_is_due(graph, batch.starts)) {
         micro_step_work(model, batch, dloss, step, cudaEventRecordDefault);
     } else {
         micro_step_replay(model, batch, dloss, step);
     }
     if (micro_step_is_timed(model, step) && batch.B > 0) {
-        model->forward_tokens = batch.B * batch.T;
+        model->clock.tokens = batch.B * batch.T;
     }
     zero_group_done<floatX>(&model->zero, 0, step);
 }
@@ -807,7 +680,7 @@ static void gpt2_choose_products(GPT2* model) {
     const Batch batch = {tokens, tokens, NULL, model->B, model->T, N};
     for (int micro = 0; micro < micro_steps; micro++) {
         const ZeroStep step = {micro, size, size, micro == micro_steps - 1};
-        gpt2_clear_result(model);
+        step_results_clear(&model->results);
         gpt2_micro_step(model, gpt2_push(model, batch), 1.0f / (float)N, step, 0);
     }
     optimizer_choose_products<floatX>(&model->optimizer, &model->matmul);
@@ -819,31 +692,22 @@ static void gpt2_choose_products(GPT2* model) {
 
 // ---- the gradient of an update
 
-// Waits for the GPU, once a step: for the losses of the micro-steps and the square sum of the gradient.
-static const StepResult* gpt2_read_result(GPT2* model, int64_t losses) {
-    assert(losses <= model->max_losses);
-    CUDA_CHECK(cudaMemcpyAsync(model->result_host, model->result, step_result_bytes(losses),
-                               cudaMemcpyDeviceToHost, model->gpu.stream));
-    CUDA_CHECK(cudaStreamSynchronize(model->gpu.stream));
-    return model->result_host;
-}
-
 // Sets the square sum of this process's part of the gradient in the result, on the GPU.
 static void gpt2_square_sum(GPT2* model) {
     zero_wait_for_gradient(&model->zero);
-    gradient_square_sum<floatX>(&model->result->square_sum, zero_gradient(&model->zero), &model->norm,
+    gradient_square_sum<floatX>(&model->results.on_gpu->square_sum, zero_gradient(&model->zero), &model->norm,
                                 &model->gpu);
 }
 
-// The gradient of an update, one micro-batch after another; as run.h says.
+// The gradient of an update, one micro-batch after another; as trainer.h says.
 static BatchGradient gpt2_gradients(GPT2* model, Dataloader* train, int64_t total_batch, float loss_scale,
                                     double* losses) {
     const int64_t sequences = total_batch / train->T;
     const float dloss = (float)(loss_scale / (double)total_batch);
     BatchGradient gradient = {{0, 0}, 0, 0, 0};
     int64_t batches = 0; // of this process
-    model->forward_tokens = 0;
-    gpt2_clear_result(model);
+    model->clock.tokens = 0;
+    step_results_clear(&model->results);
     for (ZeroStep step = zero_step(sequences, model->B, model->comm->size, 0); step.active > 0;
          step = zero_step(sequences, model->B, model->comm->size, step.micro_step + 1)) {
         const Batch next = dataloader_next(train), batch = next.B > 0 ? gpt2_push(model, next) : next;
@@ -854,12 +718,12 @@ static BatchGradient gpt2_gradients(GPT2* model, Dataloader* train, int64_t tota
         comm_alive(model->comm);
     }
     gpt2_square_sum(model);
-    const StepResult* result = gpt2_read_result(model, batches);
+    const StepResult* result = step_results_read(&model->results, batches); // waits for the GPU, once a step
     matmul_gpu_keep_cache(&model->matmul);
     zero_check(&model->zero);
     memcpy(losses, result->losses, (size_t)batches * sizeof(double));
     gradient.square_sum = result->square_sum;
-    gradient.pace_s = micro_step_pace_s(model);
+    gradient.pace_s = forward_clock_pace_s(&model->clock);
     return gradient;
 }
 
@@ -868,7 +732,9 @@ static BatchGradient gpt2_gradients(GPT2* model, Dataloader* train, int64_t tota
 
 // One update of what this process updates.
 static void gpt2_update(GPT2* model, Update update) {
-    const OptimizerUpdate<floatX> u = update_with(model, zero_update_gradient(&model->zero), update);
+    OptimizerUpdate<floatX> u = model->update;
+    u.grads = zero_update_gradient(&model->zero);
+    u.update = update;
     if (model->offload.slots) {
         offload_update(&model->offload, u, &model->gpu);
     } else {
@@ -877,16 +743,16 @@ static void gpt2_update(GPT2* model, Update update) {
     zero_gather_parameters(&model->zero);
 }
 
-// As run.h says.
+// As trainer.h says.
 static BatchGradient gpt2_update_in_backward(GPT2* model, Batch next, InBackward* decides) {
     const ZeroStep step = {0, 1, 1, 1};
     const Batch batch = gpt2_push(model, next);
     BatchGradient gradient = {{0, 0}, 0, 0, 0};
     model->now.decides = decides;
-    gpt2_clear_result(model);
+    step_results_clear(&model->results);
     micro_step_work(model, batch, (float)(1 / decides->total_batch), step, cudaEventRecordDefault);
     group_done(model, 0, step);
-    update_rest(model);
+    in_backward_gpu_rest(&model->now);
     zero_join_updates(&model->zero);
     model->now.decides = NULL;
     matmul_gpu_keep_cache(&model->matmul);
@@ -902,17 +768,18 @@ static BatchGradient gpt2_update_in_backward(GPT2* model, Batch next, InBackward
 static void gpt2_validated(GPT2* model, int64_t end, double* losses) {
     const int64_t count = model->validating;
     if (count > 0) {
-        memcpy(losses + end - count, gpt2_read_result(model, count)->losses, (size_t)count * sizeof(double));
-        gpt2_clear_result(model);
+        memcpy(losses + end - count, step_results_read(&model->results, count)->losses,
+               (size_t)count * sizeof(double));
+        step_results_clear(&model->results);
         model->validating = 0;
     }
 }
 
-// Forward, as run.h says; of an empty batch only its part of what others do. One process lets the GPU run ahead until
+// Forward, as trainer.h says; of an empty batch only its part of what others do. One process lets the GPU run ahead until
 // there is no more room for losses. Several exchange a message before each batch, and wait: that message is MPI's.
 static void gpt2_evaluate(GPT2* model, Batch batch, int64_t i, double* losses) {
     if (i == 0) { // also after a validation that a signal has stopped
-        gpt2_clear_result(model);
+        step_results_clear(&model->results);
         model->validating = 0;
     }
     if (batch.B == 0) {
@@ -927,15 +794,9 @@ static void gpt2_evaluate(GPT2* model, Batch batch, int64_t i, double* losses) {
     classifier_losses(model, batch, NULL);
     batch_loss(model, batch);
     model->validating++;
-    if (model->comm->size > 1 || model->validating == model->max_losses) {
+    if (model->comm->size > 1 || model->validating == model->results.max_losses) {
         gpt2_validated(model, i + 1, losses);
     }
-}
-
-// Copies from the GPU to the host, and waits.
-static void download(const GPT2* model, void* to, const void* from, size_t bytes) {
-    CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, model->gpu.stream));
-    CUDA_CHECK(cudaStreamSynchronize(model->gpu.stream));
 }
 
 // Forward, for tasks: sets the loss of each token; positions count from the start of each document. Of an empty batch
@@ -950,10 +811,10 @@ static void gpt2_token_losses(void* model_, Batch batch, float* losses, int* is_
         const EncoderPositions positions = {NULL, pushed.starts};
         forward_at(model, pushed, positions);
         classifier_losses(model, pushed, is_top ? model->is_top : NULL);
-        download(model, losses, model->acts.losses, N * sizeof(float));
+        gpu_copy(losses, model->acts.losses, N * sizeof(float), &model->gpu);
     }
     if (N > 0 && is_top) {
-        download(model, is_top, model->is_top, N * sizeof(int));
+        gpu_copy(is_top, model->is_top, N * sizeof(int), &model->gpu);
     }
     CUDA_CHECK(cudaStreamSynchronize(model->gpu.stream)); // as the others wait: the next message is MPI's
 }
@@ -973,295 +834,34 @@ static const float* gpt2_next_tokens(GPT2* model, const int* ids, const int* pos
 // ---------------------------------------------------------------------------------------------------------------------
 // Weights and checkpoints
 
-// Copies from the host to the GPU, or to pinned memory, and waits.
-static void upload(const GPT2* model, void* to, const void* from, size_t bytes) {
-    CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, model->gpu.stream));
-    CUDA_CHECK(cudaStreamSynchronize(model->gpu.stream));
-}
-
-// Sets `bytes` of the array of a slot from byte `at` on.
-static void upload_state(GPT2* model, int slot, size_t at, const void* state, size_t bytes) {
-    if (model->offload.slots) {
-        offload_write(&model->offload, state, slot, at, bytes);
-    } else if (bytes > 0) {
-        upload(model, (char*)state_slot(model, slot) + at, state, bytes);
-    }
-}
-
-// The slots that are saved.
-static void download_state(GPT2* model, char* state) {
-    for (int i = 0; i < STATE_SLOTS; i++) {
-        const StateSlot* slot = &model->state.slots[i];
-        if (slot->name && slot->bytes > 0 && model->offload.slots) {
-            offload_read(&model->offload, state + slot->offset_bytes, i, 0, slot->bytes);
-        } else if (slot->name && slot->bytes > 0) {
-            download(model, state + slot->offset_bytes, state_slot(model, i), slot->bytes);
-        }
-    }
-}
-
-// What is kept beside the weights; generation keeps nothing.
-static MasterWeights master_of(const GPT2* model) {
-    return model->state_memory || model->offload.slots ? model->state.optimizer.master : MASTER_NONE;
-}
-
-// Sets weights from fp32 values on the host.
-static void upload_narrow(const GPT2* model, floatX* to, const float* from, size_t count) {
-    floatX* narrow = (floatX*)check_alloc(count, sizeof(floatX), "copy of a group of parameters");
-    for (size_t i = 0; i < count; i++) {
-        narrow[i] = from_float<floatX>(from[i]);
-    }
-    upload(model, to, narrow, count * sizeof(floatX));
-    free(narrow);
-}
-
-// Sets a matrix that is in 8 bits.
-static void upload_blocks(const void* model, void* to, const float* from, size_t elements) {
-    const Gpu* gpu = &((const GPT2*)model)->gpu;
-    const size_t blocks = elements / QUANTIZED_BLOCK, bytes = quantized_gpu_bytes(elements);
-    QuantizedBlock* matrix = (QuantizedBlock*)check_alloc(blocks, sizeof(QuantizedBlock), "matrix in 8 bits");
-    void* staging = check_alloc(bytes, 1, "matrix in 8 bits");
-    quantized_encode_matrix(matrix, from, elements);
-    quantized_upload(to, staging, matrix, elements, gpu);
-    CUDA_CHECK(cudaStreamSynchronize(gpu->stream));
-    free(staging);
-    free(matrix);
-}
-
-static void upload_floats(const void* model, void* to, const float* from, size_t elements) {
-    upload_narrow((const GPT2*)model, (floatX*)to, from, elements);
-}
-
-// Sets the parameters of group g with --quantize; `rows` are those of `group`, as in upload_group.
-static void upload_quantized_group(GPT2* model, int g, const TensorRow* rows, const float* group) {
-    const QuantizedParameters to = {model, model->parameter_rows, model->params_memory, upload_blocks,
-                                    upload_floats};
-    quantized_set_group(to, g, rows, group);
-}
-
-// The same with split master weights, which begin with element `at` of this process's; their lower part is of type L.
-template <class L>
-static void upload_split(GPT2* model, floatX* to, size_t at, const float* from, size_t count) {
-    uint16_t* upper = (uint16_t*)check_alloc(count, sizeof(uint16_t), "copy of a group of parameters");
-    L* lower = (L*)check_alloc(count, sizeof(L), "copy of a group of parameters");
-    for (size_t i = 0; i < count; i++) {
-        const SplitFloat<L> split = split_float<L>(from[i]);
-        memcpy(upper + i, &split.upper, sizeof(uint16_t));
-        lower[i] = split.lower;
-    }
-    upload(model, to, upper, count * sizeof(uint16_t));
-    upload_state(model, state_master_slot(master_of(model)), at * sizeof(L), lower, count * sizeof(L));
-    free(lower);
-    free(upper);
-}
-
-// Sets what this process updates of group g, and the master weights of it, from fp32 values on the host that have this
-// group alone, laid out by the parameter rows.
-static void upload_group(GPT2* model, int g, const float* group) {
-    const ZeroPlan* zero = &model->zero.plan;
-    const ZeroPiece piece = zero_piece(zero, g);
-    const float* from = group + (piece.full - zero_group_begin(zero, g));
-    floatX* to = (floatX*)zero_update_parameters(&model->zero) + piece.kept;
-    if (master_of(model) == MASTER_SPLIT) {
-        upload_split<uint16_t>(model, to, piece.owned, from, piece.count);
-        return;
-    }
-    if (master_of(model) == MASTER_24) {
-        upload_split<int8_t>(model, to, piece.owned, from, piece.count);
-        return;
-    }
-    if (master_of(model) == MASTER_FP32) {
-        upload_state(model, STATE_MASTER, piece.owned * sizeof(float), from, piece.count * sizeof(float));
-    }
-    upload_narrow(model, to, from, piece.count);
-}
-
-// After all groups: sets all parameters that this process keeps.
-static void upload_end(GPT2* model) { zero_gather_parameters(&model->zero); }
-
-// Copies group g of the master weights, of elements as large as `type`, to `group` on the host; NULL: not in this process.
-// Collective.
-static void download_master(GPT2* model, int g, void* group, DType type) {
-    const int slot = state_master_slot(master_of(model));
-    const ZeroPiece piece = zero_piece(&model->zero.plan, g);
-    const int is_divided = zero_is_divided(&model->zero.plan);
-    const size_t bytes = dtype_bytes(type);
-    Offload* offload = &model->offload;
-    if (!offload->slots) {
-        zero_collect(&model->zero, group, g, (char*)state_slot(model, slot) + piece.owned * bytes, type);
-        return;
-    }
-    void* room = is_divided ? check_alloc(piece.count, bytes, "copy of master weights") : NULL;
-    void* mine = is_divided ? room : group;
-    if (mine) {
-        offload_read(offload, mine, slot, piece.owned * bytes, piece.count * bytes);
-    }
-    if (is_divided) {
-        zero_collect(&model->zero, group, g, mine, type);
-    }
-    free(room);
-}
-
-// The weights as the passes read them.
-static void download_narrow(GPT2* model, int g, void* group) {
-    const ZeroPlan* zero = &model->zero.plan;
-    if (model->zero.params_slices) {
-        zero_collect(&model->zero, group, g, (floatX*)model->zero.params_slices + zero_piece(zero, g).kept,
-                     DTYPE_OF(floatX));
-    } else if (group) {
-        download(model, group, (floatX*)model->params_memory + zero_group_begin(zero, g),
-                 zero_group_elements(zero, g) * sizeof(floatX));
-    }
-}
-
-// Both parts of split master weights, as fp32; the lower one is of type L, which is as large as `type`.
-template <class L> static void download_split(GPT2* model, int g, float* group, DType type) {
-    const size_t count = zero_group_elements(&model->zero.plan, g);
-    floatX* upper = (floatX*)check_alloc(count, sizeof(floatX), "copy of a group of parameters");
-    L* lower = (L*)check_alloc(count, sizeof(L), "copy of a group of parameters");
-    download_narrow(model, g, group ? upper : NULL);
-    download_master(model, g, group ? lower : NULL, type);
-    for (size_t i = 0; group && i < count; i++) {
-        bf16 half;
-        memcpy((void*)&half, upper + i, sizeof(half));
-        group[i] = split_join(half, lower[i]);
-    }
-    free(lower);
-    free(upper);
-}
-
-// Copies the weights of group g that are saved, master weights if there are any, to `group` on the host; NULL: not in this
-// process. Collective.
-static void download_group(GPT2* model, int g, void* group) {
-    zero_wait_for_parameters(&model->zero);
-    if (master_of(model) == MASTER_FP32) {
-        download_master(model, g, group, DTYPE_FP32);
-    } else if (master_of(model) == MASTER_SPLIT) {
-        download_split<uint16_t>(model, g, (float*)group, DTYPE_BF16);
-    } else if (master_of(model) == MASTER_24) {
-        download_split<int8_t>(model, g, (float*)group, DTYPE_BYTE);
-    } else {
-        download_narrow(model, g, group);
-    }
-}
-
-// Of the groups first ... end - 1, laid out by the parameter rows; of none in this process if first = end.
-static void download_groups(GPT2* model, void* groups, int first, int end) {
-    const ZeroPlan* zero = &model->zero.plan;
-    const size_t begin = zero_group_begin(zero, first),
-                 element_bytes = master_of(model) != MASTER_NONE ? sizeof(float) : sizeof(floatX);
-    for (int g = 0; g < zero->groups; g++) {
-        const int is_wanted = first <= g && g < end;
-        char* group = is_wanted ? (char*)groups + (zero_group_begin(zero, g) - begin) * element_bytes : NULL;
-        download_group(model, g, group);
-    }
-}
-
-// The same of one group as fp32.
-static void gpt2_download(GPT2* model, int g, float* group) {
-    if (master_of(model) != MASTER_NONE) {
-        download_group(model, g, group);
-        return;
-    }
-    const size_t count = zero_group_elements(&model->zero.plan, g);
-    floatX* room = (floatX*)check_alloc(count, sizeof(floatX), "copy of a group of parameters");
-    download_group(model, g, group ? room : NULL);
-    for (size_t i = 0; group && i < count; i++) {
-        group[i] = to_float(room[i]);
-    }
-    free(room);
-}
-
-// From the file, or random; a group at a time, of which a process reads little more than it updates.
-static void set_weights(GPT2* model, const char* path, uint64_t seed) {
-    const ZeroPlan* zero = &model->zero.plan;
-    TensorRow rows[GPT2_PARAMETER_ROWS];
-    FirstWeights weights;
-    gpt2_sharded_rows_of(rows, model->cfg, sizeof(float), zero->size);
-    float* group = (float*)check_alloc(zero_largest_group(zero), sizeof(float), "a group of parameters");
-    weights_open(&weights, model->cfg, path, seed);
-    for (int g = 0; g < zero->groups; g++) {
-        memset(group, 0, zero_group_elements(zero, g) * sizeof(float)); // also between the tensors
-        const ZeroPiece piece = zero_piece(zero, g);
-        const size_t first = piece.full - zero_group_begin(zero, g);
-        weights_read_part(&weights, rows, g, first, first + piece.count, group);
-        if (model->linear.is_quantized) {
-            upload_quantized_group(model, g, rows, group);
-        } else {
-            upload_group(model, g, group);
-        }
-    }
-    weights_close(&weights);
-    free(group);
-    upload_end(model);
-}
-
 static void gpt2_first_weights(GPT2* model, const char* path, uint64_t seed) {
-    set_weights(model, path, seed);
+    model_files_read_weights(&model->transfer, path, seed);
     gpt2_choose_products(model);
-}
-
-// Sets the optimizer's state of this process, a group of a slot at a time.
-static void read_state(GPT2* model, const char* path, const SavedState* saved) {
-    const ZeroPlan* zero = &model->zero.plan;
-    CheckpointParts parts;
-    void* group = check_alloc(zero_largest_group(zero), sizeof(float), "a group of the optimizer's state");
-    checkpoint_parts_open(&parts, saved, path, model->state.optimizer, model->cfg, zero);
-    for (int i = 0; i < STATE_SLOTS; i++) {
-        const StateSlot* slot = &model->state.slots[i];
-        for (int g = 0; g < zero->groups && slot->name; g++) {
-            checkpoint_parts_read(&parts, i, g, group);
-            upload_state(model, i, state_group_begin(slot, g) * slot->element_bytes, group,
-                         state_group_elements(slot, g) * slot->element_bytes);
-        }
-    }
-    checkpoint_parts_close(&parts);
-    free(group);
 }
 
 // Sets weights and optimizer state from a checkpoint.
 static void gpt2_read_checkpoint(GPT2* model, const char* path, const SavedState* saved) {
     char error[ERROR_BYTES];
-    set_weights(model, path, 0);
-    read_state(model, path, saved);
+    model_files_read_weights(&model->transfer, path, 0);
+    model_files_read_state(&model->transfer, path, saved);
     if (model->autotune && !matmul_gpu_load_plans(&model->matmul, path, error)) {
         printf("note: %s; timing the matrix products again\n", error);
     }
     gpt2_choose_products(model);
 }
 
-// At the first save: memory for its copy; pinned, so that the copy has the speed of the bus, or pageable if the
-// machine or its limits do not allow to pin it.
-static void open_save_copy(GPT2* model, size_t bytes) {
-    model->is_pinned = cudaMallocHost(&model->save_copy, bytes) == cudaSuccess;
-    if (!model->is_pinned) {
-        cudaGetLastError(); // clears the error
-        printf(
-            "note: cannot pin %.1f MiB of host memory for checkpoints: copying them from the GPU is slower\n",
-            (double)bytes / (1 << 20));
-        model->save_copy = check_alloc(bytes, 1, "copy to save");
-    }
-}
-
-// Copies what this process saves to the host: its part of the optimizer's state, and its files' groups of the weights.
+// As trainer.h says.
 static int gpt2_copy_out(GPT2* model, Checkpoints* copy) {
-    const size_t bytes = copy->params_bytes + copy->optimizer_bytes;
-    if (!model->save_copy && bytes > 0) {
-        open_save_copy(model, bytes);
-    }
-    checkpoint_copy_at(copy, model->save_copy);
-    download_groups(model, copy->params, copy->model.groups.first, copy->model.groups.end);
-    if (copy->optimizer_bytes > 0) {
-        download_state(model, (char*)copy->optimizer);
-    }
+    save_copy_take(&model->save_copy, copy, &model->transfer);
     return 1;
 }
 
 static uint64_t gpt2_checksum(GPT2* model) {
     const size_t bytes = zero_replicated_elements(&model->zero.plan) * sizeof(floatX);
     zero_wait_for_parameters(&model->zero);
-    checksum_words(&model->result->checksum, model->params_memory, bytes / sizeof(uint64_t), &model->gpu);
-    return gpt2_read_result(model, 0)->checksum;
+    checksum_words(&model->results.on_gpu->checksum, model->params_memory, bytes / sizeof(uint64_t),
+                   &model->gpu);
+    return step_results_read(&model->results, 0)->checksum;
 }
 
 // The algorithms of the products, so that a resumed run has the same ones.
@@ -1269,50 +869,12 @@ static void save_products(const void* model, const char* directory) {
     matmul_gpu_save_plans(&((const GPT2*)model)->matmul, directory);
 }
 
-// Collective; rank 0 writes, a group at a time.
 static void gpt2_export(GPT2* model, const Options* options, const RunData* data) {
-    const ZeroPlan* zero = &model->zero.plan;
-    TensorRow rows[GPT2_PARAMETER_ROWS];
-    SetupExport files;
-    if (!setup_exports(options)) {
-        return;
-    }
-    gpt2_sharded_rows_of(rows, model->cfg, sizeof(float), zero->size);
-    const int is_first = model->comm->rank == 0;
-    float* group = is_first
-                       ? (float*)check_alloc(zero_largest_group(zero), sizeof(float), "a group of parameters")
-                       : NULL;
-    if (is_first) {
-        setup_export_open(&files, model->cfg, options, data);
-    }
-    for (int g = 0; g < zero->groups; g++) {
-        gpt2_download(model, g, group);
-        if (is_first) {
-            setup_export_group(&files, rows, g, group);
-        }
-    }
-    if (is_first) {
-        setup_export_close(&files);
-    }
-    free(group);
+    model_files_export(&model->transfer, model->comm->rank, options, data);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // The trainer
-
-// Decides --device auto. Processes that only evaluate have nothing in common: each would choose products of its own.
-static void choose_device(Options* options, const Comm* comm) {
-    if (comm->size > 1 && options->device != OPTION_AUTO) {
-        die_usage("--device %d is for one process; %d take one GPU each", options->device, comm->size);
-    }
-    if (comm->size > 1 && options->autotune && options_only_evaluates(options)) {
-        printf("autotune: off, with several processes that only evaluate\n");
-        options->autotune = 0;
-    }
-    if (options->device == OPTION_AUTO) {
-        options->device = comm->size > 1 ? gpu_device_of_rank(comm, OPTION_AUTO) : 0;
-    }
-}
 
 // Only fp16 needs a loss scale.
 static LossScale first_loss_scale(void) {
@@ -1320,20 +882,7 @@ static LossScale first_loss_scale(void) {
 }
 
 static void make_plan(TrainerPlan* plan, GPT2Config cfg, Options* o, Comm* comm) {
-    if (o->update_in_backward && first_loss_scale().scale != 1) {
-        die_usage(
-            "--update-in-backward on with PRECISION=FP16, whose loss scale needs the whole gradient first; "
-            "wanted PRECISION=BF16 or FP32, or off");
-    }
-    if (o->update_in_backward && o->optimizer == OPTIMIZER_MUON) {
-        die_usage(
-            "--update-in-backward on, --optimizer muon, which on a GPU updates all blocks at once; wanted "
-            "adamw8bit or another one, or off");
-    }
-    if (o->master_weights == MASTER_WEIGHTS_24 && DTYPE_OF(floatX) != DTYPE_BF16) {
-        die_usage("--master-weights 24 with PRECISION=" PRECISION_NAME "; wanted PRECISION=BF16, or on");
-    }
-    choose_device(o, comm);
+    gpu_setup(o, comm);
     plan->peak =
         gpu_peak_or_default(plan->device, sizeof(plan->device), o->device, DTYPE_OF(floatX), o->tf32);
     memory_choose(cfg, o, comm, plan->peak);
@@ -1357,34 +906,22 @@ static void print_device(const GPT2* model, double peak) {
     }
 }
 
-// What this process and others have taken of the GPU beside what was allocated: CUDA's context, kernels, cublasLt.
 static double beside_mib(const GPT2* model) {
-    size_t free_bytes = 0, total_bytes = 0;
     (void)model;
-    CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total_bytes));
-    return ((double)total_bytes - (double)free_bytes - (double)gpu_now_bytes()) / (1 << 20);
+    return gpu_beside_mib();
 }
 
-// --gpu-report: once the algorithms of the products, and then a line on the GPU.
 static void report_gpu(GPT2* model, const Options* options, int64_t step) {
-    char line[256];
-    if (!schedule_due(options->gpu_report, step, options->steps)) {
-        return;
-    }
-    if (!model->has_listed_products) {
-        model->has_listed_products = 1;
-        matmul_gpu_report(stdout, &model->matmul);
-    }
-    if (model->has_nvml && nvml_line(&model->nvml, line, sizeof(line))) {
-        printf("%s\n", line);
+    if (schedule_due(options->gpu_report, step, options->steps)) {
+        gpu_report_print(&model->report, &model->matmul);
     }
 }
 
 static void read_sensors(const GPT2* model, double* power_w, double* clock_mhz) {
-    nvml_sensors(&model->nvml, power_w, clock_mhz);
+    nvml_sensors(&model->report.nvml, power_w, clock_mhz);
 }
 
-// C++17 has no names here: the order is that of run.h.
+// C++17 has no names here: the order is that of trainer.h.
 static const Trainer trainer = {
     "GPU " PRECISION_NAME,      // name
     "train_gpt2cu",             // program_name

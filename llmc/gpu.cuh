@@ -8,7 +8,7 @@ inline PTX stands only in ptx.cuh, kernels have no __CUDA_ARCH__ branches, and e
 memory is an argument of its kernel.
 
 defines: CUDA_CHECK, DType, dtype_bytes, dtype_name, DTYPE_OF, Gradient, GRADIENT_DISPATCH, Gpu, gpu_open,
-         gpu_close, gpu_alloc, gpu_alloc_pinned, gpu_free, gpu_free_pinned, gpu_now_bytes, gpu_peak_mib, launch, ceil_div, Pack, load_pack, load_pack_once,
+         gpu_close, gpu_alloc, gpu_alloc_pinned, gpu_free, gpu_free_pinned, gpu_copy, gpu_now_bytes, gpu_peak_mib, launch, ceil_div, Pack, load_pack, load_pack_once,
          store_pack, unpack, to_float, from_float, warp_sum, warp_max, block_sum, block_max,
          SMEM_ARRAY, SMEM_DYNAMIC, bf16, fp16, DTypeOf
 */
@@ -172,6 +172,12 @@ static inline void gpu_free(void* memory) {
         gpu_count_(memory, NULL, 0); // what it does not know, cudaFree takes or refuses
         CUDA_CHECK(cudaFree(memory));
     }
+}
+
+// Copies between the GPU and the host, and waits.
+static inline void gpu_copy(void* to, const void* from, size_t bytes, const Gpu* gpu) {
+    CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, gpu->stream));
+    CUDA_CHECK(cudaStreamSynchronize(gpu->stream));
 }
 
 // ---- launching ----

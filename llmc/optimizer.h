@@ -19,7 +19,7 @@ State starts as zeros. The padding stays zero: an update of zeros leaves zeros.
 defines: OPTIMIZER_WORDS, OptimizerName, UpdateRule, MasterWeights, Optimizer, optimizer_of, optimizer_word, optimizer_rule,
          SlotShape, OPTIMIZER_BLOCK, StateSlotId, StateSlot, StateSpan, OptimizerState,
          state_master_slot, optimizer_state_open, optimizer_saved_bytes, state_slot_has, state_slot_elements, state_slot_is_whole,
-         state_needs_tensors, state_group_begin, state_group_elements, state_position, state_begin, state_slot_room, state_array, Update, update_adamw,
+         state_needs_tensors, state_group_begin, state_group_elements, state_position, state_begin, state_slot_room, state_slot_array, state_array, Update, update_adamw,
          update_adafactor, update_muon, optimizer_parts, optimizer_scratch_bytes, optimizer_gathers,
          optimizer_gathered_elements, optimizer_operand_cpu, optimizer_update_cpu
 */
@@ -353,6 +353,12 @@ static inline size_t state_position(const OptimizerState* s, int slot, const Zer
         }
     }
     return position;
+}
+
+// The array of a slot in the allocation of all state; NULL if nothing has it, or if there is no allocation.
+static inline void* state_slot_array(const OptimizerState* s, int slot, void* memory) {
+    const StateSlot* of = &s->slots[slot];
+    return of->bytes && memory ? (char*)memory + of->offset_bytes : NULL;
 }
 
 // What a range has of a slot, in the allocation of all state; NULL if it has nothing.

@@ -19,6 +19,7 @@ defines: TextModelGpu, TextQueue, text_model_open, text_model_close, text_model_
 #include "llmc/gpt2.h"
 #include "llmc/layernorm.cuh"
 #include "llmc/linear.cuh"
+#include "llmc/step_graph.cuh"
 #include "llmc/text_rows.h"
 #include "llmc/zero.cuh"
 
@@ -155,16 +156,12 @@ static inline void text_work_(TextModelGpu* model, TextRows rows, int count) {
 // The same as a graph.
 static inline void text_replay_(TextModelGpu* model, TextRows rows, int count) {
     TextQueue* queue = &model->queue;
-    const cudaStream_t stream = model->gpu->stream;
     if (!queue->step) {
-        cudaGraph_t graph;
-        CUDA_CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+        graph_capture_begin(model->gpu);
         text_work_(model, rows, count);
-        CUDA_CHECK(cudaStreamEndCapture(stream, &graph));
-        CUDA_CHECK(cudaGraphInstantiate(&queue->step, graph, 0));
-        CUDA_CHECK(cudaGraphDestroy(graph));
+        queue->step = graph_capture_end(model->gpu);
     }
-    CUDA_CHECK(cudaGraphLaunch(queue->step, stream));
+    CUDA_CHECK(cudaGraphLaunch(queue->step, model->gpu->stream));
 }
 
 // Waits for the GPU.

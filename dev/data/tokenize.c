@@ -15,8 +15,6 @@
     "Put names that start with - after --.\n"
 #define OPTIONS_IMPLEMENTATION
 
-#define OPTIONS_IMPLEMENTATION
-
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -35,6 +33,7 @@
 #include "llmc/base/json.h"
 #include "llmc/data/text_source.h"
 #include "llmc/run/options.h"
+#include "llmc/run/options_values.h"
 #include "llmc/tokenizer/bpe.h"
 #include "llmc/tokenizer/bpe_train.h"
 

@@ -25,7 +25,7 @@
 #
 # `make check` is `run.sh check [TEST]`: the plain variant alone, or one test of it.
 #
-# At the end it lists how long each variant took and what took longest, builds among it. The last line is `N passed, N failed, N skipped`; the exit status
+# At the end it lists the CPU seconds of each variant and what took most of them, builds among it. The last line is `N passed, N failed, N skipped`; the exit status
 # is 1 if anything failed. Environment:
 # GPT2_VOCAB and TINY_TEXT name files for the tests that want them.
 set -u
@@ -52,13 +52,18 @@ skip() {
     skipped=$((skipped + 1))
 }
 
+# cpu_seconds FILE: of a command, from what `times` said after it; they do not depend on what the machine does beside it.
+cpu_seconds() {
+    awk 'NR == 2 { gsub(/[ms]/, " "); printf "%.0f\n", $1 * 60 + $2 + $3 * 60 + $4 }' "$1"
+}
+
 # report VARIANT STATUS SECONDS OUTPUT COMMAND...: counts a test; shows the last line if it passed, all of it if not, and
 # the time if it took long.
 report() {
     local variant=$1 status=$2 seconds=$3 file=$4 time=
     shift 4
     [ "$seconds" -lt 5 ] || time=" ($seconds s)"
-    echo "$seconds $variant: $*" >>"$tests_dir/times"
+    echo "$(cpu_seconds "${file%.out}.cpu") $variant: $*" >>"$tests_dir/times"
     skipped=$((skipped + $(grep -c '^skipped: ' "$file")))
     if [ "$status" = 0 ]; then
         passed=$((passed + 1))
@@ -91,6 +96,7 @@ run() {
         local begin=$SECONDS
         timeout 600 "${@:2}" >"$file.out" 2>&1
         echo "$? $((SECONDS - begin))" >"$file.ended"
+        times >"$file.cpu"
         mv "$file.ended" "$file.status"
     } &
 }
@@ -110,6 +116,7 @@ build() {
         local begin=$SECONDS
         make -s -k BUILD="build/$1" WERROR=-Werror "${@:2}" >"$log.out" 2>&1
         echo "$? $((SECONDS - begin))" >"$log.ended"
+        times >"$log.cpu"
         mv "$log.ended" "$log.status"
     } &
 }
@@ -125,7 +132,7 @@ built() {
         echo "$1: FAILED: the build (make BUILD=build/$1 WERROR=-Werror $(cat "$log.command"))"
     fi
     echo "$1: built in $seconds s"
-    echo "$seconds $1: the build" >>"$tests_dir/times"
+    echo "$(cpu_seconds "$log.cpu") $1: the build" >>"$tests_dir/times"
 }
 
 # run_tests VARIANT [TEST...]: those named, or all.
@@ -295,11 +302,11 @@ if [ $has_sim ]; then
 fi
 finish
 
-# Of two jobs, so the sum is about twice the time that passed.
+# Seconds of CPU.
 sed -E 's/^([0-9]+) ([^:]*):.*/\1 \2/' "$tests_dir/times" |
     awk '{ seconds = $1; $1 = ""; sum[$0] += seconds; all += seconds }
          END { for (name in sum) if (sum[name] >= 60) printf "%5d s%s\n", sum[name], name; printf "%5d s in all\n", all }' |
     sort -rn | sed 's/^/by variant: /'
-sort -rn "$tests_dir/times" | head -n 15 | awk '{ seconds = $1; $1 = ""; printf "slowest: %4d s %s\n", seconds, $0 }'
+sort -rn "$tests_dir/times" | head -n 60 | awk '{ seconds = $1; $1 = ""; printf "most CPU: %4d s %s\n", seconds, $0 }'
 echo "$passed passed, $failed failed, $skipped skipped"
 [ $failed = 0 ]

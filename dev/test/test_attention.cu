@@ -414,9 +414,7 @@ int main(void) {
     gpu_open(&gpu, 0);
     test_type<float>(&gpu);
     test_type<bf16>(&gpu);
-#ifndef SANITIZED // the same accesses as bf16
-    test_type<fp16>(&gpu);
-#endif
+    UNSANITIZED(test_type<fp16>(&gpu));
     EXPECT(!simulated || test_dies(forward_too_large, &gpu, EXIT_FAILURE,
                                    "attention: heads of size 129|wanted at most 128"),
            "large heads");

@@ -162,9 +162,7 @@ int main(void) {
     gpu_open(&gpu, 0);
     test_type<float>(&gpu);
     test_type<bf16>(&gpu);
-#ifndef SANITIZED // the same accesses as bf16
-    test_type<fp16>(&gpu);
-#endif
+    UNSANITIZED(test_type<fp16>(&gpu));
     test_large(&gpu);
     EXPECT(test_dies(open_too_many, NULL, EXIT_FAILURE, "1048577|1048576"), "vocabulary");
     gpu_close(&gpu);

@@ -281,9 +281,7 @@ int main(void) {
     gpu_open(&gpu, 0);
     test_type<float>(&gpu);
     test_type<bf16>(&gpu);
-#ifndef SANITIZED // the same accesses as bf16
-    test_type<fp16>(&gpu);
-#endif
+    UNSANITIZED(test_type<fp16>(&gpu));
     gpu_close(&gpu);
     return test_done("layernorm on the GPU");
 }

@@ -177,7 +177,7 @@ static void test_optimizers(const Gpu* gpu) {
     test_same_bits<float>("fp32", SMALL, adamw, 0, gpu);
     test_same_bits<bf16>("bf16 with split master weights", SMALL, split, 0, gpu);
     test_same_bits<bf16>("bf16, rounded stochastically", SMALL, adamw, 0, gpu);
-    test_same_bits<fp16>("a shard of stage 3", SMALL, master, 3, gpu);
+    test_same_bits<bf16>("a shard of stage 3", SMALL, master, 3, gpu);
     test_same_bits<bf16>("adamw8bit beside weights of 24 bits", wide, in_8, 0, gpu);
     test_same_bits<bf16>("lion", SMALL, lion, 0, gpu);
     test_same_bits<bf16>("muon, whose blocks are a chunk each", SMALL, muon, 0, gpu);

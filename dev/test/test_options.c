@@ -1,8 +1,11 @@
 // The table is consistent, the parser is strict, and printed options read back as the same.
 #define OPTIONS_IMPLEMENTATION
 
+#include <inttypes.h>
+
 #include "llmc/base/rand.h"
 #include "llmc/run/options.h"
+#include "llmc/run/options_values.h"
 #include "llmc/run/schedule.h"
 
 #include "test.h"
@@ -242,7 +245,7 @@ static void test_help_and_version(void) {
         EXPECT(line, "--%s is not in --help, or too long for its column", row->name);
         EXPECT(!line || strncmp(line + 24, row->alias, strlen(row->alias)) == 0, "--%s", row->name);
         if (line &&
-            strlen(option_wanted_(row, wanted)) >= OPTION_WANTED_WIDTH) { // the rest is on the next line
+            strlen(option_wanted(row, wanted)) >= OPTION_WANTED_WIDTH) { // the rest is on the next line
             line = strchr(line + 1, '\n');
         }
         EXPECT(strlen(row->fallback) <= 8, "--%s: %s", row->name, row->fallback);

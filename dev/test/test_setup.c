@@ -1,9 +1,11 @@
 // test_setup.c -- what every "auto" becomes, what the command line overrides, and which combinations are
 // refused, for built-in stories, text, shards and model files.
 #define PACK_IMPLEMENTATION
+#define RUN_DATA_IMPLEMENTATION
 #define SETUP_IMPLEMENTATION
 #define TEXT_DATA_IMPLEMENTATION
 
+#include "llmc/run/run_data.h"
 #include "llmc/run/setup.h"
 #include "test.h"
 #include "whole_model.h"
@@ -41,20 +43,21 @@ static Run run_open(const char* line) {
     run.options = parse(line);
     static char newest[PATH_MAX];
     run.model_path = setup_model_path(&run.options, newest);
-    setup_tokenizer(&run.data, &run.options, run.model_path);
+    run_data_open_tokenizer(&run.data, &run.options, run.model_path);
     run.cfg = setup_model(&run.options, &run.data, run.model_path);
-    setup_data(&run.data, &run.options);
+    setup_batch(&run.options);
+    run_data_open(&run.data, &run.options);
     setup_training(&run.options, run.model_path != NULL);
     return run;
 }
 
-static void run_close(Run* run) { setup_close(&run->data); }
+static void run_close(Run* run) { run_data_close(&run->data); }
 
 static void body_run(const void* line) {
     Run run = run_open((const char*)line);
     int ids[64];
     const int T = run.options.seq_len < 63 ? run.options.seq_len : 63;
-    setup_prompt(ids, T, &run.data, &run.options, run.cfg.V);
+    run_data_prompt(ids, T, &run.data, &run.options, run.cfg.V);
     run_close(&run);
 }
 
@@ -253,7 +256,7 @@ static void test_stories(void) {
     EXPECT(run.data.train.tokens == 3 * 64 + 1, "%zu tokens, none read twice", run.data.train.tokens);
     EXPECT(run.data.val.tokens == 5 * 32 + 1, "%zu tokens to validate", run.data.val.tokens);
     EXPECT(run.cfg.V == run.data.tokenizer.vocab_size && run.cfg.V == run.data.stories->eot + 1, "words");
-    EXPECT(setup_eot(&run.data, run.cfg.V) == run.data.stories->eot, "end of text");
+    EXPECT(run_data_eot(&run.data, run.cfg.V) == run.data.stories->eot, "end of text");
     run_close(&run);
     run = run_open("--steps 0 --batch 2 --seq-len 16 --eval-batches 0"); // only validation
     EXPECT(run.data.train.tokens == 33 && run.data.val.tokens == 20 * 32 + 1, "at least a batch");
@@ -326,7 +329,7 @@ static void test_packed_floor(void) {
             }
         }
     }
-    EXPECT_NEAR(setup_floor(&run.data, 2 * run.options.batch), sum / count, 1e-12, "two batches");
+    EXPECT_NEAR(run_data_floor(&run.data, 2 * run.options.batch), sum / count, 1e-12, "two batches");
     run_close(&run);
 }
 
@@ -343,7 +346,7 @@ static void body_verify(const void* line) {
     Options options = parse((const char*)line);
     options.vocab_size = 257;
     dup2(STDERR_FILENO, STDOUT_FILENO);
-    const int status = setup_verify_data(&options);
+    const int status = run_data_verify(&options);
     fflush(stdout);
     _exit(status);
 }
@@ -412,14 +415,14 @@ static void test_dry(void) {
 static void test_many_files(void) {
     char name[64];
     mkdir(test_path("many"), 0777);
-    for (int i = 0; i <= SETUP_MAPPED_FILES; i++) {
+    for (int i = 0; i <= RUN_DATA_MAPPED_FILES; i++) {
         snprintf(name, sizeof(name), "many/%06d.txt", i);
         test_write(name, name + 5, 6);
     }
     Run run = run_open("--train-data %/many --seq-len 16");
     const TokenStream* stream = &run.data.train.source[0].stream;
     EXPECT(run.data.is_encoded && stream->num_spans == 1, "%zu spans", stream->num_spans);
-    EXPECT(run.data.train.tokens + run.data.val.tokens == 7 * (SETUP_MAPPED_FILES + 1),
+    EXPECT(run.data.train.tokens + run.data.val.tokens == 7 * (RUN_DATA_MAPPED_FILES + 1),
            "bytes, and ends of text");
     EXPECT(tokens_at(stream, 7) == 256 && tokens_at(stream, 8) == '0' && tokens_at(stream, 13) == '1',
            "bytes");
@@ -434,13 +437,13 @@ static void test_loaders(void) {
     fflush(stdout);
     const int screen = dup(STDOUT_FILENO);
     EXPECT(freopen(test_path("screen"), "w", stdout) != NULL, "");
-    setup_loaders(&train, &val, &run.data, &run.options);
+    run_data_open_loaders(&train, &val, &run.data, &run.options);
     fflush(stdout);
     dup2(screen, STDOUT_FILENO);
     EXPECT(train.B == 2 && val.B == 2 && train.settings.group == 8, "groups no larger than an update");
     EXPECT(train.settings.shuffle == SHUFFLE_ON && val.settings.shuffle == SHUFFLE_OFF,
            "validation in order");
-    EXPECT(setup_eval_sequences(&run.options, val.num_sequences) == 40 && val.num_sequences == 80, "");
+    EXPECT(run_data_eval_sequences(&run.options, val.num_sequences) == 40 && val.num_sequences == 80, "");
     const Batch batch = dataloader_next(&val);
     EXPECT(batch.T == 16 && batch.counted == 16 + 9 && batch.inputs[0] == 110, "%d", batch.counted);
     dataloader_close(&val);
@@ -462,11 +465,11 @@ static void test_stories_seed(void) {
 // Sizes that people ask for must neither overflow nor fill the memory.
 static void test_stories_limit(void) {
     const size_t max = ((size_t)1 << 27) + 1;
-    EXPECT(setup_stories_tokens_(1000, 4096) == 4096001, "below the limit");
-    EXPECT(setup_stories_tokens_(0, 4096) == 4097, "one batch at least");
-    EXPECT(setup_stories_tokens_((int64_t)1 << 39, (int64_t)1 << 39) == max, "beyond 64 bits");
-    EXPECT(setup_stories_tokens_(1, (int64_t)1 << 40) == max, "a batch beyond it");
-    EXPECT(setup_stories_tokens_(1 << 15, 1 << 12) == max, "the limit itself");
+    EXPECT(run_data_stories_tokens_(1000, 4096) == 4096001, "below the limit");
+    EXPECT(run_data_stories_tokens_(0, 4096) == 4097, "one batch at least");
+    EXPECT(run_data_stories_tokens_((int64_t)1 << 39, (int64_t)1 << 39) == max, "beyond 64 bits");
+    EXPECT(run_data_stories_tokens_(1, (int64_t)1 << 40) == max, "a batch beyond it");
+    EXPECT(run_data_stories_tokens_(1 << 15, 1 << 12) == max, "the limit itself");
 }
 
 static void test_floor(void) {
@@ -475,13 +478,13 @@ static void test_floor(void) {
     for (int i = 1; i <= 64; i++) { // targets of the first two batches
         sum += run.data.val_nats[i];
     }
-    EXPECT_NEAR(setup_floor(&run.data, 2 * run.options.batch), sum / 64, 1e-12, "two batches");
-    const double all = setup_floor(&run.data, 4 * run.options.batch);
+    EXPECT_NEAR(run_data_floor(&run.data, 2 * run.options.batch), sum / 64, 1e-12, "two batches");
+    const double all = run_data_floor(&run.data, 4 * run.options.batch);
     EXPECT(all > 0.1 && all < 3, "%g nats per token", all);
-    EXPECT(setup_floor(&run.data, 1000 * run.options.batch) == all, "no more than there is");
+    EXPECT(run_data_floor(&run.data, 1000 * run.options.batch) == all, "no more than there is");
     run_close(&run);
     run = run_open(TEXT "--seq-len 16");
-    EXPECT(isnan(setup_floor(&run.data, 1)), "unknown for other text");
+    EXPECT(isnan(run_data_floor(&run.data, 1)), "unknown for other text");
     run_close(&run);
 }
 
@@ -524,7 +527,7 @@ static void test_eval_batches(void) {
         Options options = parse("");
         options.batch = cases[i].B;
         options.eval_batches = cases[i].eval_batches;
-        EXPECT(setup_eval_sequences(&options, cases[i].sequences) == cases[i].wanted, "case %d", (int)i);
+        EXPECT(run_data_eval_sequences(&options, cases[i].sequences) == cases[i].wanted, "case %d", (int)i);
     }
 }
 
@@ -544,7 +547,7 @@ static void test_steps(void) {
         {TEXT "--seq-len 16 --batch 4 --epochs 2.5 --steps auto", (int)(2.5 * 1888 / 64)},
         {TEXT "--seq-len 16 --batch 4 --epochs 0.001", 1},
         {TEXT "--seq-len 16 --steps 77", 77},
-        {"--seq-len 1 --batch 1 --eval-batches 1", SETUP_STORIES_STEPS},
+        {"--seq-len 1 --batch 1 --eval-batches 1", RUN_DATA_STORIES_STEPS},
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         Run run = run_open(cases[i].line);
@@ -556,7 +559,7 @@ static void test_steps(void) {
         parse(TEXT "--epochs 2"); // steps come from the checkpoint, and are not on the command line
     RunData text = {.kind = DATA_TEXT};
     resumed.steps = 5;
-    setup_length_(&text, &resumed);
+    run_data_length_(&text, &resumed);
     EXPECT(resumed.steps == OPTION_AUTO, "%lld steps", (long long)resumed.steps);
     expect_refused(TEXT "--epochs 2 --steps 7", 2, "--epochs 2 and --steps 7: wanted only one of them");
     expect_refused("--epochs 2", 2, "--epochs 2 needs --train-data");
@@ -652,18 +655,18 @@ static void test_beta2(void) {
 static void test_prompt(void) {
     int ids[17];
     Run run = run_open(TEXT "--seq-len 16 --prompt Once");
-    EXPECT(setup_prompt(ids, 16, &run.data, &run.options, run.cfg.V) == 5, "end of text and four bytes");
+    EXPECT(run_data_prompt(ids, 16, &run.data, &run.options, run.cfg.V) == 5, "end of text and four bytes");
     EXPECT(ids[0] == 256 && ids[1] == 'O' && ids[4] == 'e', "%d %d %d", ids[0], ids[1], ids[4]);
-    EXPECT(setup_prompt(ids, 5, &run.data, &run.options, run.cfg.V) == 5, "it just fits");
+    EXPECT(run_data_prompt(ids, 5, &run.data, &run.options, run.cfg.V) == 5, "it just fits");
     run_close(&run);
     run = run_open(SHARDS "--seq-len 16");
-    EXPECT(setup_prompt(ids, 16, &run.data, &run.options, run.cfg.V) == 1 && ids[0] == 50256, "none");
+    EXPECT(run_data_prompt(ids, 16, &run.data, &run.options, run.cfg.V) == 1 && ids[0] == 50256, "none");
     run_close(&run);
     run = run_open(SHARDS "--seq-len 16 --vocab-size 300 --tokenizer %/tokenizer.bin");
-    EXPECT(setup_prompt(ids, 16, &run.data, &run.options, run.cfg.V) == 1 && ids[0] == 199, "tokenizer's");
+    EXPECT(run_data_prompt(ids, 16, &run.data, &run.options, run.cfg.V) == 1 && ids[0] == 199, "tokenizer's");
     run_close(&run);
     run = run_open(SHARDS "--seq-len 16 --tokenizer %/merges.txt --prompt the");
-    EXPECT(setup_prompt(ids, 16, &run.data, &run.options, run.cfg.V) == 2, "end of text and a token");
+    EXPECT(run_data_prompt(ids, 16, &run.data, &run.options, run.cfg.V) == 2, "end of text and a token");
     EXPECT(ids[0] == 258 && ids[1] == 257, "%d %d", ids[0], ids[1]);
     run_close(&run);
 

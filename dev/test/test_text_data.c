@@ -6,7 +6,6 @@
 
 #include "llmc/base/file.h"
 #include "llmc/data/text_data.h"
-#include "llmc/run/setup.h"
 #include "shards.h"
 #include "test.h"
 

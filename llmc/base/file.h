@@ -10,7 +10,7 @@ own file is overwritten.
 Small files are read as a whole. Only regular files are opened for reading: a FIFO would hang, a device could
 do anything.
 
-defines: file_join, FileWriter, file_open, file_put, file_seek, file_commit, file_discard, file_directory_of,
+defines: file_join, FileWriter, file_open, file_put, file_seek, file_commit, file_discard, file_directory_of, file_is_directory,
          file_sync_directory, file_make_directory, file_write_text, file_try_write_text, file_open_regular,
          file_try_read, file_try_lock, file_checksum, file_fingerprint, file_remove_parts, file_open_standard,
          FILE_PART, file_path, file_ends_in, file_fail, file_is_part
@@ -59,6 +59,9 @@ void file_seek(FileWriter* writer, size_t at);
 
 // The directory that holds `path`.
 void file_directory_of(char directory[PATH_MAX], const char* path);
+
+// Whether there is a directory of this name.
+int file_is_directory(const char* path);
 
 // The names in the directory that holds `path` reach the disk: a rename is not lasting before that.
 void file_sync_directory(const char* path);
@@ -214,6 +217,11 @@ void file_directory_of(char directory[PATH_MAX], const char* path) {
     const char* slash = strrchr(path, '/');
     const int length = !slash ? 0 : slash == path ? 1 : (int)(slash - path);
     snprintf(directory, PATH_MAX, "%.*s", slash ? length : 1, slash ? path : ".");
+}
+
+int file_is_directory(const char* path) {
+    struct stat info;
+    return stat(path, &info) == 0 && S_ISDIR(info.st_mode);
 }
 
 // What was written to fd reaches the disk, not only its cache, which is all that macOS's fsync asks for.

@@ -243,11 +243,10 @@ static void tokens_list_directory_(glob_t* files, const char* directory) {
 
 // Adds the files of an item of a list.
 static void tokens_list_item_(glob_t* files, char* item) {
-    struct stat info;
     char* name = strdup(item);
     CHECK(name, "%s: no memory", item);
     tokens_unescape_(name);
-    if (stat(name, &info) == 0 && S_ISDIR(info.st_mode)) {
+    if (file_is_directory(name)) {
         tokens_list_directory_(files, name);
     } else {
         const int append = files->gl_pathc > 0 ? GLOB_APPEND : 0;

@@ -772,7 +772,7 @@ int safetensors_set_try_open(SafeTensorsSet* set, const char* path) {
     memset(set, 0, sizeof(*set));
     set->path = safetensors_copy_(path);
     int ok = 1;
-    if (stat(path, &info) != 0 || !S_ISDIR(info.st_mode)) {
+    if (!file_is_directory(path)) {
         ok = safetensors_set_add_(set, path);
     } else if (snprintf(one, sizeof(one), "%s/model.safetensors", path) >= (int)sizeof(one) ||
                snprintf(index, sizeof(index), "%s/model.safetensors.index.json", path) >=

@@ -8,7 +8,7 @@ defines: agree_on_program, agree_on_run, agree_on_directory
 #define LLMC_AGREE_H
 
 #include "llmc/run/options.h"
-#include "llmc/run/setup.h"
+#include "llmc/run/run_data.h"
 #include "llmc/comm.h"
 #include "llmc/gpt2.h"
 
@@ -45,6 +45,7 @@ void agree_on_directory(Comm* comm, const char* option, const char* directory);
 #include "llmc/base/clock.h"
 #include "llmc/base/file.h"
 #include "llmc/base/xxh64.h"
+#include "llmc/run/options_values.h"
 
 static void agree_on_checksum_(Comm* comm, const char* what, uint64_t checksum) {
     char words[32];

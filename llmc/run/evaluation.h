@@ -18,7 +18,7 @@ defines: TokenLosses, EvaluationStop, EvaluationRun, Evaluation, evaluation_open
 #include "llmc/data/tasks.h"
 #include "llmc/run/log.h"
 #include "llmc/run/options.h"
-#include "llmc/run/setup.h"
+#include "llmc/run/run_data.h"
 #include "llmc/comm.h"
 
 #ifdef __cplusplus
@@ -54,7 +54,7 @@ typedef struct {
 } EvaluationRun;
 
 // Reads the tasks that the options name; a file that is bad ends the program. `data` has the tokenizer, V is the
-// model's vocabulary. After setup_data.
+// model's vocabulary. After run_data_open.
 void evaluation_open(Evaluation* e, const RunData* data, const Options* options, int V);
 
 // Ends all processes if they have not read the same tasks. Collective.
@@ -115,7 +115,7 @@ static void evaluation_add_text_(Evaluation* e, const RunData* data, const Optio
     if (stride > options->seq_len) {
         die_usage("--stride is %d; wanted at most --seq-len %d", stride, options->seq_len);
     }
-    setup_open_text(&sources, data, options, options->perplexity);
+    run_data_open_text(&sources, data, options, options->perplexity);
     task_open(task, options->perplexity, TASK_TEXT, options->seq_len);
     for (int s = 0; s < sources.count; s++) {
         const TokenStream* stream = &sources.source[s].stream;
@@ -129,7 +129,7 @@ static void evaluation_add_text_(Evaluation* e, const RunData* data, const Optio
 
 void evaluation_open(Evaluation* e, const RunData* data, const Options* options, int V) {
     const Tokenizer* tokenizer = data->has_tokenizer ? &data->tokenizer : NULL;
-    const TaskSettings settings = {tokenizer, V, setup_eot(data, V), options->seq_len,
+    const TaskSettings settings = {tokenizer, V, run_data_eot(data, V), options->seq_len,
                                    (size_t)options->tasks_max};
     memset(e, 0, sizeof(*e));
     e->B = options->batch;

@@ -16,7 +16,7 @@ defines: generate_texts
 #define LLMC_GENERATE_H
 
 #include "llmc/run/options.h"
-#include "llmc/run/run.h"
+#include "llmc/run/trainer.h"
 #include "llmc/comm.h"
 
 #ifdef __cplusplus
@@ -50,7 +50,9 @@ int generate_texts(const Trainer* trainer, Options* options, Comm* comm);
 #include "llmc/base/signals.h"
 #include "llmc/run/generator.h"
 #include "llmc/run/plan.h"
+#include "llmc/run/run_data.h"
 #include "llmc/run/setup.h"
+#include "llmc/run/setup_checks.h"
 #include "llmc/run/text_stream.h"
 #include "llmc/gpt2.h"
 
@@ -170,7 +172,8 @@ static void generate_one_(Generate_* g) {
 static void generate_answer_(Generate_* g, const char* line, size_t bytes) {
     const GenerateSpeed_ none = {0, 0, 0, 0};
     char error[ERROR_BYTES];
-    if (!setup_try_prompt(g->ids, &g->count, g->options->seq_len, &g->data, g->cfg.V, line, bytes, error)) {
+    if (!run_data_try_prompt(g->ids, &g->count, g->options->seq_len, &g->data, g->cfg.V, line, bytes,
+                             error)) {
         fprintf(stderr, "error: %s\n", error);
         return;
     }
@@ -226,8 +229,8 @@ static void generate_add_(Generate_* g, char* line, size_t bytes, int number) {
     memset(p, 0, sizeof(*p));
     snprintf(place, sizeof(place), "%s:%d", g->options->prompts, number);
     CHECK(generate_try_parse_(p, line, bytes, place, error), "%s", error);
-    CHECK(setup_try_prompt(g->ids, &p->count, g->options->seq_len, &g->data, g->cfg.V, p->text, p->bytes,
-                           error),
+    CHECK(run_data_try_prompt(g->ids, &p->count, g->options->seq_len, &g->data, g->cfg.V, p->text, p->bytes,
+                              error),
           "%s: %s", place, error);
     p->ids = (int*)check_alloc((size_t)p->count, sizeof(int), "prompt");
     memcpy(p->ids, g->ids, (size_t)p->count * sizeof(int));
@@ -353,7 +356,7 @@ static void generate_check_options_(const Options* o, const Comm* comm) {
 // Everything that can be refused. Returns the path of the model.
 static const char* generate_setup_(Generate_* g, Options* o) {
     const char* path = setup_model_path(o, g->newest);
-    setup_text_tokenizer(&g->data, o, path);
+    run_data_open_text_tokenizer(&g->data, o, path);
     g->cfg = setup_model(o, &g->data, path);
     setup_check_quantize(o, g->cfg);
     setup_products(o);
@@ -362,7 +365,7 @@ static const char* generate_setup_(Generate_* g, Options* o) {
     if (o->prompts[0]) {
         generate_read_(g);
     } else {
-        g->count = setup_prompt(g->ids, o->seq_len, &g->data, o, g->cfg.V);
+        g->count = run_data_prompt(g->ids, o->seq_len, &g->data, o, g->cfg.V);
     }
     return path;
 }
@@ -389,7 +392,7 @@ static void generate_close_(Generate_* g) {
     free(g->prompts);
     free(g->file);
     free(g->ids);
-    setup_close(&g->data);
+    run_data_close(&g->data);
     free(g);
 }
 

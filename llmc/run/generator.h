@@ -25,8 +25,8 @@ defines: GPT2, ReadText, NextTokens, GeneratorModel, GeneratorStop, GeneratorEnd
 #include "llmc/base/rand.h"
 #include "llmc/run/log.h"
 #include "llmc/run/options.h"
+#include "llmc/run/run_data.h"
 #include "llmc/run/sampler.h"
-#include "llmc/run/setup.h"
 #include "llmc/run/text_stream.h"
 
 #ifdef __cplusplus
@@ -120,7 +120,7 @@ void generator_open(Generator* g, GeneratorModel model, const RunData* data, con
     g->data = data;
     g->options = options;
     sampler_open(&g->sampler, model.V);
-    g->eot = setup_eot(data, model.V);
+    g->eot = run_data_eot(data, model.V);
     g->texts = (GeneratorText*)check_alloc(slots, sizeof(GeneratorText), "texts");
     g->ids = (int*)check_alloc(slots, sizeof(int), "texts");
     g->positions = (int*)check_alloc(slots, sizeof(int), "texts");
@@ -131,7 +131,7 @@ void generator_open(Generator* g, GeneratorModel model, const RunData* data, con
     g->rng = rand_open(options->seed, rand_stream("samples"));
     g->prompt = (int*)check_alloc(room, sizeof(int), "prompt");
     if (!options->generates) {
-        g->prompt_tokens = setup_prompt(g->prompt, model.T, data, options, model.V);
+        g->prompt_tokens = run_data_prompt(g->prompt, model.T, data, options, model.V);
     }
 }
 

@@ -1,5 +1,5 @@
 /*
-gpu_report.cuh -- what the GPU can do at most.
+gpu_report.cuh -- what the GPU can do at most, what it has, and how it is.
 
 The peak is the dense matrix-product rate of the tensor cores (CUDA cores for fp32 without TF32). For cards
 with a published figure that figure is taken, so that shares compare with what others report; for any other,
@@ -7,7 +7,8 @@ it is computed from the card's own clock and number of multiprocessors:
 
     peak = multiprocessors * clock * 2 * multiply-adds per clock and multiprocessor
 
-defines: gpu_peak_flops_per_s, gpu_peak_or_default
+defines: gpu_peak_flops_per_s, gpu_peak_or_default, gpu_beside_mib, GpuReport, gpu_report_open, gpu_report_close,
+         gpu_report_print
 */
 #ifndef LLMC_GPU_REPORT_CUH
 #define LLMC_GPU_REPORT_CUH
@@ -15,6 +16,8 @@ defines: gpu_peak_flops_per_s, gpu_peak_or_default
 #include <ctype.h>
 
 #include "llmc/gpu.cuh"
+#include "llmc/matmul.cuh"
+#include "llmc/run/nvml.h"
 
 // Dense 16-bit TFLOP/s with fp32 sums, from the makers' data sheets. TF32 is half of it.
 typedef struct {
@@ -95,6 +98,48 @@ static inline double gpu_peak_or_default(char* name, size_t name_bytes, int devi
     gpu.minor = properties.minor;
     gpu.multiprocessors = properties.multiProcessorCount;
     return gpu_peak_flops_per_s(&gpu, dtype, tf32);
+}
+
+// What this process and others have taken of the GPU beside gpu_alloc: CUDA's context, kernels, cublasLt.
+static inline double gpu_beside_mib(void) {
+    size_t free_bytes = 0, total_bytes = 0;
+    CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total_bytes));
+    return ((double)total_bytes - (double)free_bytes - (double)gpu_now_bytes()) / (1 << 20);
+}
+
+// ---- --gpu-report ----
+
+typedef struct {
+    Nvml nvml; // also for the log
+    int has_nvml, has_listed_products;
+} GpuReport;
+
+// Opens the management library for this GPU, if it is there; where a report is wanted, says why it is not.
+static inline void gpu_report_open(GpuReport* r, int device, int is_wanted) {
+    char bus_id[32];
+    CUDA_CHECK(cudaDeviceGetPCIBusId(bus_id, sizeof(bus_id), device));
+    r->has_nvml = nvml_open(&r->nvml, bus_id);
+    if (!r->has_nvml && is_wanted) {
+        printf("no GPU report: %s\n", r->nvml.reason);
+    }
+}
+
+static inline void gpu_report_close(GpuReport* r) {
+    if (r->has_nvml) {
+        nvml_close(&r->nvml);
+    }
+}
+
+// The algorithms of the products, the first time, and a line on the GPU.
+static inline void gpu_report_print(GpuReport* r, const MatmulGpu* matmul) {
+    char line[256];
+    if (!r->has_listed_products) {
+        r->has_listed_products = 1;
+        matmul_gpu_report(stdout, matmul);
+    }
+    if (r->has_nvml && nvml_line(&r->nvml, line, sizeof(line))) {
+        printf("%s\n", line);
+    }
 }
 
 #endif

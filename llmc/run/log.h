@@ -45,7 +45,7 @@ without it.
 
 defines: RunLog, LogStart, LogSettings, LogPrint, LogIdentity, log_open, log_close, log_config, log_data_wait,
          log_sensors, log_train, log_progress, log_val, log_task, log_sample, log_save, log_note, log_resumed, log_skip,
-         log_rollback, log_stop, LogSummary, log_summary, log_sync, log_tok_per_s, log_peak_mib, LogFile, LogBin,
+         log_rollback, log_stop, LogSummary, log_summary, log_sync, log_tok_per_s, log_peak_mib, LogBin,
          log_duration
 */
 #ifndef LLMC_LOG_H
@@ -58,6 +58,7 @@ defines: RunLog, LogStart, LogSettings, LogPrint, LogIdentity, log_open, log_clo
 #include <stdio.h>
 
 #include "llmc/data/tasks.h"
+#include "llmc/run/log_files.h"
 #include "llmc/run/tensorboard.h"
 
 #ifdef __cplusplus
@@ -88,11 +89,6 @@ typedef enum {
 
 // What stands on the terminal without a line break.
 typedef enum { LOG_LINE_NONE_, LOG_LINE_STEP_, LOG_LINE_PROGRESS_ } LogLine_;
-
-typedef struct {
-    FILE* file;
-    char path[PATH_MAX];
-} LogFile;
 
 // The losses of neighboring steps, kept for the curve.
 typedef struct {
@@ -251,51 +247,25 @@ void log_summary(RunLog* log, LogSummary end);
 #include "llmc/base/json.h"
 #include "llmc/run/curve.h"
 #include "llmc/run/curve_svg.h"
+#include "llmc/run/text_wrap.h"
 
 // ---- files ----
 
-static int log_try_flush_(LogFile* log) { return fflush(log->file) == 0 && !ferror(log->file); }
-
-// Ends a line: it is in the file now, or the program ends.
-static void log_flush_(LogFile* log) {
-    CHECK(log_try_flush_(log), "%s: cannot write: %s", log->path, strerror(errno));
-}
-
-#define LOG_NO_FILE_ "/dev/null"
-static int log_has_no_file_(const LogFile* log) { return strcmp(log->path, LOG_NO_FILE_) == 0; }
-
-static void log_open_file_(LogFile* log, const char* mode) {
-    struct stat info;
-    CHECK(log_has_no_file_(log) || stat(log->path, &info) != 0 || !S_ISFIFO(info.st_mode),
-          "%s: a FIFO, wanted a file", log->path); // it would wait for a reader
-    log->file = fopen(log->path, mode);
-    CHECK(log->file, "%s: cannot open: %s", log->path, strerror(errno));
-}
-
-static void log_open_none_(LogFile* log) {
-    strcpy(log->path, LOG_NO_FILE_);
-    log_open_file_(log, "w");
-}
-
-// The same on the screen, which may go away: a run whose files tell everything does without it.
+// Ends a line on the screen, which may go away: a run whose files tell everything does without it.
 static void log_flush_screen_(RunLog* log) {
-    if (log_try_flush_(&log->screen)) {
+    if (log_file_try_flush(&log->screen)) {
         return;
     }
-    CHECK(!log_has_no_file_(&log->json), "%s: cannot write: %s", log->screen.path, strerror(errno));
+    CHECK(!log_file_is_none(&log->json), "%s: cannot write: %s", log->screen.path, strerror(errno));
     fprintf(stderr, "warning: %s: cannot write: %s; the run continues, see %s\n", log->screen.path,
             strerror(errno), log->json.path);
-    log_open_none_(&log->screen);
+    log_file_open_none(&log->screen);
     log->is_terminal = 0;
 }
 
 void log_sync(RunLog* log) {
-    LogFile* files[2] = {&log->json, &log->text};
-    for (int i = 0; i < 2; i++) {
-        log_flush_(files[i]);
-        const int failed = fsync(fileno(files[i]->file)) != 0 && errno != EINVAL; // EINVAL: nothing to flush
-        CHECK(!failed, "%s: cannot flush to disk: %s", files[i]->path, strerror(errno));
-    }
+    log_file_sync(&log->json);
+    log_file_sync(&log->text);
     tensorboard_sync(&log->board);
 }
 
@@ -393,60 +363,12 @@ static off_t log_reread_(RunLog* log, const char* path) {
     return keep;
 }
 
-// Sets path to the log's: the current one (0), or one that was put aside.
-static void log_path_(char path[PATH_MAX], const char* out_dir, const char* name, int number) {
-    char ending[16] = "";
-    if (number > 0) {
-        snprintf(ending, sizeof(ending), ".%d", number);
-    }
-    file_path(path, "%s/%s%s", out_dir, name, ending);
-}
-
-#define LOG_BOARD_ "tensorboard" // a directory
-
-static int log_is_there_(const char* out_dir, const char* name, int number) {
-    char path[PATH_MAX];
-    struct stat info;
-    log_path_(path, out_dir, name, number);
-    if (lstat(path, &info) != 0) {
-        return 0;
-    }
-    return number > 0 || (strcmp(name, LOG_BOARD_) == 0 ? S_ISDIR(info.st_mode)
-                                                        : S_ISREG(info.st_mode) && info.st_size > 0);
-}
-
-enum { LOG_FILES_ = 4 };
-static const char* const LOG_NAMES_[LOG_FILES_] = {"log.jsonl", "main.log", "curve.svg", LOG_BOARD_};
-
-static int log_is_taken_(const char* out_dir, int number) {
-    int is_taken = 0;
-    for (int i = 0; i < LOG_FILES_; i++) {
-        is_taken |= log_is_there_(out_dir, LOG_NAMES_[i], number);
-    }
-    return is_taken;
-}
-
-// Gives the logs of an earlier run in this directory other names, with the same number.
-static void log_put_aside_(const char* out_dir) {
-    int number = 1;
-    while (log_is_taken_(out_dir, number)) {
-        number++;
-    }
-    for (int i = 0; i < LOG_FILES_; i++) {
-        char from[PATH_MAX], to[PATH_MAX];
-        log_path_(from, out_dir, LOG_NAMES_[i], 0);
-        log_path_(to, out_dir, LOG_NAMES_[i], number);
-        CHECK(!log_is_there_(out_dir, LOG_NAMES_[i], 0) || rename(from, to) == 0,
-              "%s: cannot rename to %s: %s", from, to, strerror(errno));
-    }
-}
-
 // Opens out_dir/name: empty for a new run, cut to what was done before for one that continues.
 static void log_open_in_(RunLog* log, LogFile* file, const LogSettings* o, const char* name) {
-    log_path_(file->path, o->out_dir, name, 0);
+    log_file_path(file->path, o->out_dir, name, 0);
     const off_t keep = o->start == LOG_CONTINUE ? log_reread_(log, file->path) : 0;
     CHECK(keep == 0 || truncate(file->path, keep) == 0, "%s: cannot cut: %s", file->path, strerror(errno));
-    log_open_file_(file, keep ? "a" : "w");
+    log_file_open(file, keep ? "a" : "w");
 }
 
 // ---- opening and closing ----
@@ -462,23 +384,23 @@ void log_open(RunLog* log, const LogSettings* o) {
     if (o->out_dir[0]) {
         file_make_directory(o->out_dir);
         if (o->start == LOG_NEW) {
-            log_put_aside_(o->out_dir);
+            log_files_put_aside(o->out_dir);
         }
-        log_open_in_(log, &log->json, o, LOG_NAMES_[0]);
-        log_open_in_(log, &log->text, o, LOG_NAMES_[1]);
+        log_open_in_(log, &log->json, o, LOG_JSON);
+        log_open_in_(log, &log->text, o, LOG_TEXT);
         if (o->tensorboard) {
             char path[PATH_MAX];
-            log_path_(path, o->out_dir, LOG_BOARD_, 0);
+            log_file_path(path, o->out_dir, LOG_BOARD, 0);
             tensorboard_open(&log->board, path, o->start_step);
         }
     } else {
-        log_open_none_(&log->json);
-        log_open_none_(&log->text);
+        log_file_open_none(&log->json);
+        log_file_open_none(&log->text);
     }
     strcpy(log->screen.path, "standard output");
     log->screen.file = o->screen;
     if (!o->screen) {
-        log_open_none_(&log->screen);
+        log_file_open_none(&log->screen);
     }
     log->is_terminal = o->screen && isatty(fileno(o->screen));
 }
@@ -506,7 +428,7 @@ void log_close(RunLog* log) {
     CHECK(fclose(log->json.file) == 0, "%s: cannot write: %s", log->json.path, strerror(errno));
     CHECK(fclose(log->text.file) == 0, "%s: cannot write: %s", log->text.path, strerror(errno));
     tensorboard_close(&log->board);
-    if (log_has_no_file_(&log->screen)) {
+    if (log_file_is_none(&log->screen)) {
         fclose(log->screen.file);
     }
     memset(log, 0, sizeof(*log));
@@ -566,7 +488,7 @@ static void log_time_stamp_(RunLog* log) { fprintf(log->json.file, ",\"time\":%.
 
 static void log_end_(RunLog* log) {
     fputs("}\n", log->json.file);
-    log_flush_(&log->json);
+    log_file_flush(&log->json);
     tensorboard_end(&log->board);
     log->tag[0] = '\0';
 }
@@ -731,7 +653,7 @@ void log_train(RunLog* log, int64_t step, double loss, double loss_z, double nor
     log_end_(log);
     log->data_s = log->data_wait_s;
     fprintf(log->text.file, "s:%lld trl:%.4f lr:%.6f norm:%.2f\n", (long long)step, loss, lr, norm);
-    log_flush_(&log->text);
+    log_file_flush(&log->text);
     log_remember_(log, log->train, step, loss);
     log_time_(log, ms);
     log_format_step_(log, step, loss, loss_z, norm, norm_z, lr, ms, mfu);
@@ -807,7 +729,7 @@ void log_val(RunLog* log, int64_t step, double loss, double bpb) {
         log_known_(log, "bpb", bpb);
         log_end_(log);
         fprintf(log->text.file, "s:%lld tel:%.4f\n", (long long)step, loss);
-        log_flush_(&log->text);
+        log_file_flush(&log->text);
         log_remember_(log, log->val, step, loss);
     }
 }
@@ -832,7 +754,7 @@ static void log_write_task_(RunLog* log, int64_t step, const char* name, const T
     log_end_(log);
     if (isfinite(score->acc_norm.value)) {
         fprintf(log->text.file, "s:%lld eval:%.4f\n", (long long)step, score->acc_norm.value);
-        log_flush_(&log->text);
+        log_file_flush(&log->text);
     }
 }
 
@@ -864,53 +786,11 @@ void log_task(RunLog* log, int64_t step, const char* name, const TaskScore* scor
     }
 }
 
-// Bytes of the character at the start of text[0 .. left) if it may go to the screen, else 0. Control
-// characters could reprogram it: those of ASCII, and U+0080 to U+009F, one of which is ESC [ to a terminal.
-// Bytes that are no UTF-8 may be the same where the terminal takes bytes.
-static size_t log_printable_(const unsigned char* text, size_t left) {
-    const size_t length = json_utf8_length(text, left);
-    const int is_control = length == 1
-                               ? (text[0] < ' ' && text[0] != '\t' && text[0] != '\n') || text[0] == 127
-                               : length == 2 && text[0] == 0xC2 && text[1] < 0xA0;
-    return is_control ? 0 : length;
-}
-
-// Columns of the word that starts at a blank, or at the start of the text: blanks, then other characters.
-static size_t log_word_columns_(const char* text, size_t bytes) {
-    size_t i = 0, columns = 0;
-    for (; i < bytes && text[i] == ' '; i++, columns++) {
-    }
-    for (; i < bytes && text[i] != ' ' && text[i] != '\n'; i++) {
-        columns += (text[i] & 0xC0) != 0x80; // not the second or a later byte of a character
-    }
-    return columns;
-}
-
-// Prints text, indented, its lines broken between words so that none is wider than `columns`.
-static void log_print_text_(FILE* screen, const char* text, size_t bytes, size_t columns) {
-    static const char indent[] = "    ";
-    size_t column = strlen(indent);
-    fputs(indent, screen);
-    for (size_t i = 0; i < bytes;) {
-        const size_t length = log_printable_((const unsigned char*)text + i, bytes - i);
-        const int is_break = text[i] == ' ' && column + log_word_columns_(text + i, bytes - i) > columns;
-        if (is_break || text[i] == '\n') {
-            fprintf(screen, "\n%s", indent);
-            column = strlen(indent);
-        } else {
-            fprintf(screen, "%.*s", length ? (int)length : 1, length ? text + i : "?");
-            column++;
-        }
-        i += length ? length : 1;
-    }
-    fputc('\n', screen);
-}
-
 void log_sample(RunLog* log, int64_t step, const char* text, size_t bytes) {
     const int columns = log_columns_(log);
     log_say_step_(log, step);
     fputs("sample:\n", log->screen.file);
-    log_print_text_(log->screen.file, text, bytes,
+    text_wrap_print(log->screen.file, text, bytes,
                     (size_t)(0 < columns && columns < LOG_TEXT_COLUMNS_ ? columns : (int)LOG_TEXT_COLUMNS_));
     log_flush_screen_(log);
     if (!log_is_repeated_(log, LOG_SAMPLE_, step)) {
@@ -956,11 +836,11 @@ void log_skip(RunLog* log, int64_t step, const char* reason) {
 
 // Cuts a file to what was done before start_step.
 static void log_cut_(RunLog* log, LogFile* file) {
-    if (!log_has_no_file_(file)) {
+    if (!log_file_is_none(file)) {
         CHECK(fclose(file->file) == 0, "%s: cannot write: %s", file->path, strerror(errno));
         CHECK(truncate(file->path, log_reread_(log, file->path)) == 0, "%s: cannot cut: %s", file->path,
               strerror(errno));
-        log_open_file_(file, "a");
+        log_file_open(file, "a");
     }
 }
 
@@ -1018,7 +898,7 @@ static void log_write_curve_(const RunLog* log, const CurvePoint* train, int n_t
     curve_svg(file, train, n_train, val, n_val, floor);
     CHECK(fclose(file) == 0, "out of memory for the loss curve");
     file_directory_of(directory, log->json.path);
-    log_path_(path, directory, LOG_NAMES_[2], 0);
+    log_file_path(path, directory, LOG_CURVE, 0);
     if (!file_try_write_text(path, text, bytes, error)) {
         fprintf(stderr, "warning: %s\n", error);
     }
@@ -1032,7 +912,7 @@ static void log_draw_curve_(RunLog* log, double floor) {
         fputc('\n', log->screen.file);
         curve_draw(log->screen.file, train, n_train, val, n_val, floor, LOG_CURVE_COLUMNS_, LOG_CURVE_ROWS_);
         fputc('\n', log->screen.file);
-        if (!log_has_no_file_(&log->json)) {
+        if (!log_file_is_none(&log->json)) {
             log_write_curve_(log, train, n_train, val, n_val, floor);
         }
     }

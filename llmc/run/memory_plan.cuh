@@ -8,7 +8,7 @@ what the options leave open because it depends on memory, and whether the run fi
 
 Each planned_... is one fact that the model is opened with.
 
-defines: planned_saved_dtype, planned_chunk, planned_texts, planned_activations, planned_state, planned_gradient_dtype,
+defines: planned_saved_dtype, planned_chunk, planned_activations, planned_state, planned_gradient_dtype,
          planned_zero, planned_residual_bytes, planned_micro_batches, planned_losses, memory_plan,
          memory_choose, memory_require
 */
@@ -56,15 +56,12 @@ static inline int planned_chunk(const Options* o) {
     return (int)(o->logits_chunk < N ? o->logits_chunk : N);
 }
 
-// A run that trains also samples, one text at a time.
-static inline int planned_texts(const Options* o) { return o->recompute == RECOMPUTE_NEVER ? o->batch : 1; }
-
 // Of training, or of generation. In a run that trains, both use the same memory, in turns.
 static inline size_t planned_activations(TensorRow* rows, GPT2Config cfg, const Options* o) {
     const Freeze freeze = freeze_of(cfg.L, o->freeze);
     TensorRow texts[GPT2_ACTIVATION_ROWS];
     const int residuals = cfg.L - (o->offload_residuals ? offload_residual_layers(cfg.L) : 0);
-    const size_t text = text_activation_rows(texts, cfg, planned_texts(o), o->seq_len);
+    const size_t text = text_activation_rows(texts, cfg, plan_texts(o), o->seq_len);
     const size_t trained = gpt2_activation_rows(rows, cfg, o->batch, o->seq_len, o->recompute, residuals,
                                                 freeze.first_block, (size_t)planned_chunk(o));
     return o->recompute == RECOMPUTE_NEVER || text > trained ? text : trained;
@@ -188,7 +185,7 @@ static inline size_t memory_scratch_(GPT2Config cfg, const ZeroPlan* zero, const
 static inline size_t memory_staging_(GPT2Config cfg, const Options* o) {
     const size_t N = (size_t)o->batch * o->seq_len,
                  trained = batch_queue_pinned_bytes(N) + step_result_bytes(planned_losses(o));
-    return text_model_host_bytes(cfg, planned_texts(o), o->seq_len) +
+    return text_model_host_bytes(cfg, plan_texts(o), o->seq_len) +
            (o->recompute == RECOMPUTE_NEVER ? 0 : trained);
 }
 
@@ -197,7 +194,7 @@ static inline void memory_add_common_(PlanMemory plan[PLAN_KINDS], GPT2Config cf
     const PlanMemory staging = {"staging", memory_staging_(cfg, o), PLAN_HOST, 0, 0};
     plan_add(plan, "cuBLASLt workspace", matmul_planned_bytes(o->device, o->bias_fusion));
     plan_add(plan, "expanded matrix", linear_planned_bytes(cfg, o->quantize));
-    plan_add(plan, "texts", text_model_planned_bytes(planned_texts(o), o->seq_len));
+    plan_add(plan, "texts", text_model_planned_bytes(plan_texts(o), o->seq_len));
     plan_add_at(plan, staging);
 }
 
@@ -217,7 +214,7 @@ static inline void memory_plan(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, cons
                      (on_gpu ? zero_parameter_slice_bytes(&zero, DTYPE_OF(floatX)) : 0));
     }
     if (o->recompute == RECOMPUTE_NEVER) {
-        const size_t bytes = text_activation_rows(activations, cfg, planned_texts(o), o->seq_len);
+        const size_t bytes = text_activation_rows(activations, cfg, plan_texts(o), o->seq_len);
         plan_add_text(plan, activations, bytes);
         memory_add_common_(plan, cfg, o);
         return;

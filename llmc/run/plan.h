@@ -1,7 +1,7 @@
 /*
 plan.h -- what a run takes: the tensors of the model with their sizes, memory by kind, work and time.
 
-defines: PlanPlace, PlanMemory, PLAN_BUS_BYTES_PER_S, PLAN_KINDS, plan_add, plan_add_at, plan_add_state, plan_add_text, plan_bytes_at, plan_bytes,
+defines: PlanPlace, PlanMemory, PLAN_BUS_BYTES_PER_S, PLAN_KINDS, plan_texts, plan_add, plan_add_at, plan_add_state, plan_add_text, plan_bytes_at, plan_bytes,
          plan_print_kinds, plan_print_memory, plan_print_traffic, plan_print, plan_print_json
 */
 #ifndef LLMC_PLAN_H
@@ -34,6 +34,9 @@ typedef struct {
 } PlanMemory;
 
 enum { PLAN_KINDS = 22 + STATE_SLOTS }; // room for a list
+
+// Texts that a model generates at a time: a run that trains also samples, one by one.
+static inline int plan_texts(const Options* o) { return o->recompute == RECOMPUTE_NEVER ? o->batch : 1; }
 
 // Adds an allocation on the device to the end of a list, which is empty if its first name is NULL.
 void plan_add(PlanMemory plan[PLAN_KINDS], const char* name, size_t bytes);

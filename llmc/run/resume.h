@@ -71,6 +71,7 @@ void resume_close(Resume* r);
 #include "llmc/run/agree.h"
 #include "llmc/run/checkpoint_directory.h"
 #include "llmc/run/checkpoint_parts.h"
+#include "llmc/run/options_values.h"
 #include "llmc/run/setup.h"
 #include "llmc/optimizer.h"
 

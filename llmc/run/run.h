@@ -1,7 +1,7 @@
 /*
 run.h -- one run of the program, the same for every trainer: from the command line to the exit status.
 
-A trainer is a model and a table of functions that work on it (Trainer). All the rest is done here, once:
+A trainer is a model and a table of functions that work on it (trainer.h). All the rest is done here, once:
 
     start      options, data, sizes of the model; --verify-data, --print-config, --plan     plan
     open       the model, loaders, generator, checkpoints; weights, or a checkpoint         open, first_weights,
@@ -14,133 +14,16 @@ A trainer is a model and a table of functions that work on it (Trainer). All the
 
 The model is opaque here, and nothing depends on the type of its weights.
 
-defines: BatchGradient, batch_gradient_add, TrainerPlan, Trainer, run_program, run_main
+defines: run_program, run_main
 */
 #ifndef LLMC_RUN_H
 #define LLMC_RUN_H
 
-#include <stddef.h>
-#include <stdint.h>
-
-#include "llmc/data/dataloader.h"
-#include "llmc/formats/safetensors.h"
-#include "llmc/run/checkpoint.h"
-#include "llmc/run/evaluation.h"
-#include "llmc/run/generator.h"
-#include "llmc/run/in_backward.h"
-#include "llmc/run/loss_scale.h"
-#include "llmc/run/options.h"
-#include "llmc/run/plan.h"
-#include "llmc/run/setup.h"
-#include "llmc/run/state.h"
-#include "llmc/base/wide_sum.h"
-#include "llmc/comm.h"
-#include "llmc/freeze.h"
-#include "llmc/gpt2.h"
-#include "llmc/optimizer.h"
+#include "llmc/run/trainer.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
-
-// ---- the trainer ----
-
-// What a process did of an update.
-typedef struct {
-    WideSum
-        square_sum; // of the part of the gradient that this process has after the reduction, times the loss scale
-    double counted; // targets that count
-    double flops;   // floating-point operations
-    double pace_s;  // time for a token in forward passes that wait for no other process; 0: unknown
-} BatchGradient;
-
-// Adds the work of a micro-batch.
-void batch_gradient_add(BatchGradient* gradient, GPT2Config cfg, const Freeze* freeze, Batch batch);
-
-// What a run takes, and what the device can do.
-typedef struct {
-    TensorRow parameters[GPT2_PARAMETER_ROWS], activations[GPT2_ACTIVATION_ROWS];
-    PlanMemory memory[PLAN_KINDS];          // the large allocations; the list ends with a name of NULL
-    char device[256];                       // in words
-    double peak;                            // of the device, FLOP/s
-    size_t gradient_bytes, parameter_bytes; // of an element, as processes send them
-} TrainerPlan;
-
-// NULL is allowed only where a comment says so.
-typedef struct {
-    const char* name;         // with its precision: "CPU FP32"; for the log and for checkpoints
-    const char* program_name; // "train_gpt2"
-    OptionsProgram program;   // its options and its version
-    size_t model_bytes;       // sizeof(GPT2): the driver allocates it
-    int peak_is_measured;     // so a step may show that the device can do more
-
-    // ---- before and after the run
-
-    // First, sets options that are still `auto` because they depend on the device, and prints why. Then sets
-    // *plan. Allocates nothing; a plan for another machine needs no device. Collective, like all that follows.
-    void (*plan)(TrainerPlan* plan, GPT2Config cfg, Options* options, Comm* comm);
-    // Allocates everything that training needs; all parameters are zero. Ends the program if it does not fit.
-    // `comm` stays. Collective, as all that follows up to copy_out.
-    void (*open)(GPT2* model, GPT2Config cfg, const Options* options, Comm* comm);
-    void (*close)(GPT2* model);
-    // Prints the end of the line on data and device; `peak` in FLOP/s.
-    void (*print_device)(const GPT2* model, double peak);
-    // Writes the files that --export-llmc and --export-gguf name, in rank 0. After the last step; collective.
-    void (*export_model)(GPT2* model, const Options* options, const RunData* data);
-    double (*peak_mib)(void); // the most memory that the device, or the process, ever held
-
-    double (*beside_mib)(const GPT2* model); // that nobody planned, on the GPU; NULL: there is none
-
-    // ---- a step
-
-    // The loss scale of a new run; loss_scale_off where gradients need none.
-    LossScale (*loss_scale)(void);
-    // Forward and backward on the next total_batch tokens of `train`, one micro-batch after another: sets all
-    // gradients, and losses[m] to the sum of the losses of this process's micro-batch in micro-step m, nats. The loss
-    // of each token counts loss_scale / total_batch.
-    BatchGradient (*gradients)(GPT2* model, Dataloader* train, int64_t total_batch, float loss_scale,
-                               double* losses);
-    // For --update-in-backward, in place of the two others: forward and backward on a batch that is an update, in which
-    // `now` decides on each group of parameters as soon as its gradient is there.
-    BatchGradient (*update_in_backward)(GPT2* model, Batch batch, InBackward* now);
-    // One update of all parameters; its grad_scale applies to gradients as they are in memory.
-    void (*update)(GPT2* model, Update update);
-    // Prints what --gpu-report asks for, after step number `step` (from 1). NULL: nothing.
-    void (*report)(GPT2* model, const Options* options, int64_t step);
-    // Sets what the device says of itself at this moment; NAN: unknown. NULL: it says nothing.
-    void (*sensors)(const GPT2* model, double* power_w, double* clock_mhz);
-
-    // ---- between two steps
-
-    // Whether to validate before the first update, too; as setup_validates_first. NULL: always.
-    int (*validates_first)(const Options* options, double flops_per_token, int64_t sequences);
-    // Forward on batch i of a validation, from 0 on, which may be empty: losses[i] is the sum of its losses, nats, once
-    // `validated` has returned. Collective.
-    void (*evaluate)(GPT2* model, Batch batch, int64_t i, double* losses);
-    // After `batches` of them: waits for the device. NULL: evaluate does.
-    void (*validated)(GPT2* model, int64_t batches, double* losses);
-    TokenLosses token_losses; // evaluation.h
-    ReadText read_text;       // generator.h
-    NextTokens next_tokens;
-
-    // ---- weights and checkpoints
-
-    // Weights of the model in `path`; random ones if it is NULL.
-    void (*first_weights)(GPT2* model, const char* path, uint64_t seed);
-    // Sets weights and optimizer state from the checkpoint in `path`, whose state is `saved`.
-    void (*read_checkpoint)(GPT2* model, const char* path, const SavedState* saved);
-    // The type of the weights in a checkpoint: of master weights if there are any.
-    SafeTensorsDtype (*saved_dtype)(const Options* options);
-    // Copies weights and optimizer state into memory of the trainer, and points params and optimizer of *copy
-    // there. Returns 0 if these point to the model itself: then the save ends before the next step.
-    int (*copy_out)(GPT2* model, Checkpoints* copy);
-    // A checksum of the parameters that all processes have.
-    uint64_t (*checksum)(GPT2* model);
-    // Writes further small files into a checkpoint, in the thread that saves. NULL: none.
-    void (*save_extra)(const void* model, const char* directory);
-} Trainer;
-
-// ---- from the command line to the run ----
 
 // The program, but for what it does once in a process. Returns its exit status.
 int run_program(int argc, char** argv, const Trainer* trainer);
@@ -156,6 +39,8 @@ int run_main(int argc, char** argv, const Trainer* trainer);
 
 #include <limits.h>
 #include <math.h>
+#include <stddef.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -167,27 +52,37 @@ int run_main(int argc, char** argv, const Trainer* trainer);
 #include "llmc/base/rand.h"
 #include "llmc/base/signals.h"
 #include "llmc/base/threads.h"
+#include "llmc/base/wide_sum.h"
 #include "llmc/base/xxh64.h"
+#include "llmc/data/dataloader.h"
 #include "llmc/run/agree.h"
+#include "llmc/run/checkpoint.h"
 #include "llmc/run/compare.h"
+#include "llmc/run/evaluation.h"
+#include "llmc/run/export.h"
 #include "llmc/run/generate.h"
+#include "llmc/run/generator.h"
 #include "llmc/run/guard.h"
+#include "llmc/run/in_backward.h"
 #include "llmc/run/launch.h"
 #include "llmc/run/log.h"
+#include "llmc/run/loss_scale.h"
+#include "llmc/run/options.h"
 #include "llmc/run/pace.h"
+#include "llmc/run/plan.h"
 #include "llmc/run/report.h"
 #include "llmc/run/resume.h"
+#include "llmc/run/run_data.h"
 #include "llmc/run/session.h"
+#include "llmc/run/setup.h"
+#include "llmc/run/setup_checks.h"
+#include "llmc/run/state.h"
 #include "llmc/tokenizer/tokenizer.h"
 #include "llmc/classifier.h"
+#include "llmc/comm.h"
+#include "llmc/gpt2.h"
+#include "llmc/optimizer.h"
 #include "llmc/zero.h"
-
-// ---- the trainer ----
-
-void batch_gradient_add(BatchGradient* gradient, GPT2Config cfg, const Freeze* freeze, Batch batch) {
-    gradient->flops += freeze_flops_per_token(freeze, cfg, batch.T) * batch.B * batch.T;
-    gradient->counted += batch.counted;
-}
 
 // ---- the run ----
 
@@ -606,7 +501,7 @@ static int run_evaluate_(Run_* run, double* loss, double* bpb) {
         run->trainer->evaluate(run->model, batch, i, run->part + RUN_LOSSES_);
         run->part[RUN_COUNTED_] += batch.counted;
         run->part[RUN_BYTES_] +=
-            setup_target_bytes(&run->data, batch.targets, (size_t)batch.B * (size_t)batch.T);
+            run_data_target_bytes(&run->data, batch.targets, (size_t)batch.B * (size_t)batch.T);
     }
     if (run->trainer->validated) {
         run->trainer->validated(run->model, micro_steps, run->part + RUN_LOSSES_);
@@ -671,7 +566,7 @@ static void run_open_data_(Run_* run) {
     const Options* o = &run->options;
     run->train = &run->loaders[0];
     run->val = &run->loaders[1];
-    setup_loaders(run->train, run->val, &run->data, o);
+    run_data_open_loaders(run->train, run->val, &run->data, o);
     run->eval_sequences = run->val->settings.sequences;
     const int64_t update = run_micro_steps_(run, o->total_batch / o->seq_len),
                   validation = run_micro_steps_(run, run->eval_sequences);
@@ -687,11 +582,11 @@ static void run_open_model_(Run_* run) {
     const Options* o = &run->options;
     run->model = (GPT2*)check_alloc(1, run->trainer->model_bytes, "model");
     run->trainer->open(run->model, run->cfg, o, &run->comm);
-    if (setup_has_data(&run->data)) {
+    if (run_data_has_tokens(&run->data)) {
         run_open_data_(run);
     }
     evaluation_start(&run->evaluation, stdout, run->comm.size);
-    run->floor = setup_floor(&run->data, run->eval_sequences);
+    run->floor = run_data_floor(&run->data, run->eval_sequences);
     const Trainer* trainer = run->trainer;
     const GeneratorModel model = {
         run->model, trainer->read_text, trainer->next_tokens, run->cfg.V, run->cfg.Vp, o->seq_len, 1};
@@ -711,7 +606,7 @@ static void run_open_session_(Run_* run) {
     saved.comm = &run->comm;
     saved.dtype = trainer->saved_dtype(&run->options);
     saved.eot = run->generator.eot;
-    saved.tokenizer = setup_saved_tokenizer(&run->data);
+    saved.tokenizer = run_data_saved_tokenizer(&run->data);
     saved.train_tokens = run->data.train.tokens;
     saved.train_data = run->data.train.fingerprint;
     saved.extra = trainer->save_extra;
@@ -721,7 +616,7 @@ static void run_open_session_(Run_* run) {
 
 // The facts of the run: data, device, and the loss that can be reached.
 static void run_print_facts_(const Run_* run) {
-    setup_print_data(stdout, &run->data);
+    run_data_print(stdout, &run->data);
     run->trainer->print_device(run->model, run->plan.peak);
     if (isfinite(run->floor)) {
         printf(
@@ -778,7 +673,7 @@ static void run_close_(Run_* run) {
 // The command that uses what was trained, if it was saved with its tokenizer.
 static void run_print_use_(const Run_* run, const char* program) {
     char path[PATH_MAX];
-    const Tokenizer* tokenizer = setup_saved_tokenizer(&run->data);
+    const Tokenizer* tokenizer = run_data_saved_tokenizer(&run->data);
     if (run->session.can_save && run_is_first_(run) && tokenizer && !tokenizer->decode_only) {
         checkpoint_path(path, run->options.out, run->state.step, "");
         if (access(path, F_OK) == 0) {
@@ -912,16 +807,17 @@ static int run_dispatch_(Run_* run, const char* program) {
     Options* options = &run->options;
     if (options->verify_data) {
         run_turn_ends_(run);
-        return run_is_first_(run) ? setup_verify_data(options) : EXIT_SUCCESS;
+        return run_is_first_(run) ? run_data_verify(options) : EXIT_SUCCESS;
     }
     setup_check_quantize(options, run->cfg);
     setup_check_freeze(options, run->cfg);
     setup_check_share(options, run->cfg);
     setup_products(options);
     if (run_is_first_(run)) {
-        setup_check_exports(options);
+        export_check(options);
     }
-    setup_data(&run->data, options);
+    setup_batch(options);
+    run_data_open(&run->data, options);
     setup_training(options, run->model_path != NULL);
     setup_check_optimizer(options, run->cfg);
     if (!options_only_look(options)) {
@@ -969,35 +865,42 @@ static int run_reports_(const Options* o) {
     return report || compare;
 }
 
-__attribute__((noinline)) int run_program(int argc, char** argv, const Trainer* trainer) {
-    Run_ run;
-    memset(&run, 0, sizeof(run));
-    run.trainer = trainer;
-    run.start_s = time_now_s();
-    comm_expect(&run.comm, launch_expect());
-    options_parse(&run.options, argc, argv, trainer->program);
-    if (run_reports_(&run.options)) {
+// After the command line was read. Returns the exit status.
+static int run_start_(Run_* run, const char* program) {
+    Options* options = &run->options;
+    if (run_reports_(options)) {
         return EXIT_SUCCESS;
     }
-    run_join_(&run);
-    if (run.options.generates) {
-        return generate_texts(trainer, &run.options, &run.comm);
+    run_join_(run);
+    if (options->generates) {
+        return generate_texts(run->trainer, options, &run->comm);
     }
-    comm_progress(&run.comm, COMM_FIRST, -1, "checkpoints and data");
-    resume_open(&run.resume, &run.options, &run.comm);
-    run_turn_begins_(&run);
-    run.model_path = run.resume.is_active ? run.resume.path : setup_model_path(&run.options, run.newest);
-    setup_tokenizer(&run.data, &run.options, run.resume.is_active ? NULL : run.model_path);
-    run.cfg = resume_config(&run.resume, setup_model(&run.options, &run.data, run.model_path));
-    const int status = run_dispatch_(&run, argv[0]);
-    setup_close(&run.data);
-    resume_close(&run.resume);
-    comm_close(&run.comm);
+    comm_progress(&run->comm, COMM_FIRST, -1, "checkpoints and data");
+    resume_open(&run->resume, options, &run->comm);
+    run_turn_begins_(run);
+    run->model_path = run->resume.is_active ? run->resume.path : setup_model_path(options, run->newest);
+    run_data_open_tokenizer(&run->data, options, run->resume.is_active ? NULL : run->model_path);
+    run->cfg = resume_config(&run->resume, setup_model(options, &run->data, run->model_path));
+    const int status = run_dispatch_(run, program);
+    run_data_close(&run->data);
+    resume_close(&run->resume);
+    comm_close(&run->comm);
+    return status;
+}
+
+int run_program(int argc, char** argv, const Trainer* trainer) {
+    Run_* run = (Run_*)check_alloc(1, sizeof(*run), "the run"); // a third of the smallest stack
+    run->trainer = trainer;
+    run->start_s = time_now_s();
+    comm_expect(&run->comm, launch_expect());
+    options_parse(&run->options, argc, argv, trainer->program);
+    const int status = run_start_(run, argv[0]);
+    free(run);
     return status;
 }
 
 int run_main(int argc, char** argv, const Trainer* trainer) {
-    check_stack(); // before the frame of run_program, which takes more than some limits
+    check_stack(); // before paths and messages, which take more than some limits
     file_open_standard();
     signals_open();
     return run_program(argc, argv, trainer);

@@ -44,13 +44,10 @@ void weights_close(FirstWeights* w);
 
 #ifdef WEIGHTS_IMPLEMENTATION
 
-#include <sys/stat.h>
+#include "llmc/base/file.h"
 
 void weights_open(FirstWeights* w, GPT2Config cfg, const char* path, uint64_t seed) {
-    struct stat info;
-    w->kind = !path                                             ? WEIGHTS_RANDOM
-              : stat(path, &info) == 0 && S_ISDIR(info.st_mode) ? WEIGHTS_DIRECTORY
-                                                                : WEIGHTS_FILE;
+    w->kind = !path ? WEIGHTS_RANDOM : file_is_directory(path) ? WEIGHTS_DIRECTORY : WEIGHTS_FILE;
     w->cfg = cfg;
     w->seed = seed;
     if (w->kind == WEIGHTS_DIRECTORY) {

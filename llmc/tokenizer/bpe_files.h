@@ -885,8 +885,7 @@ static void bpe_open_directory_(Bpe* bpe, const char* directory) {
 }
 
 int bpe_open_tokens(Bpe* bpe, const char* path, char* error) {
-    struct stat info;
-    if (stat(path, &info) == 0 && S_ISDIR(info.st_mode)) {
+    if (file_is_directory(path)) {
         bpe_open_directory_(bpe, path);
         return 1;
     }

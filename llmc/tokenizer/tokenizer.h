@@ -106,7 +106,6 @@ size_t tokenizer_encode(const Tokenizer* tokenizer, const char* text, size_t byt
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
 #include "llmc/base/check.h"
 #include "llmc/base/file.h"
@@ -180,8 +179,7 @@ void tokenizer_open_words(Tokenizer* tokenizer, const char* const* words, int n)
 // The words of a tokenizer.json, or of the one in a directory. Returns 0 if there are none.
 static int tokenizer_open_word_file_(Tokenizer* tokenizer, const char* path) {
     char file[PATH_MAX];
-    struct stat info;
-    const int is_directory = stat(path, &info) == 0 && S_ISDIR(info.st_mode);
+    const int is_directory = file_is_directory(path);
     if (is_directory) {
         file_join(file, path, "tokenizer.json");
     }
@@ -225,8 +223,7 @@ void tokenizer_write_hf(const Tokenizer* tokenizer, const char* directory, int m
 
 int tokenizer_is_in(const char* path) {
     char file[PATH_MAX];
-    struct stat info;
-    return stat(path, &info) == 0 && S_ISDIR(info.st_mode) &&
+    return file_is_directory(path) &&
            (bpe_path(file, path, "tokenizer.json") || bpe_path(file, path, "merges.txt"));
 }
 

@@ -1,0 +1,69 @@
+/*
+gpu_setup.cuh -- what options mean on a GPU, beside what they take of its memory (memory_plan.cuh): which GPU it is, how
+products are done, and which combinations it cannot do.
+
+defines: gpu_setup, gpu_setup_products
+*/
+#ifndef LLMC_GPU_SETUP_CUH
+#define LLMC_GPU_SETUP_CUH
+
+#include <stdio.h>
+
+#include "llmc/precision.cuh"
+
+#include "llmc/base/check.h"
+#include "llmc/comm.h"
+#include "llmc/comm_nccl.cuh"
+#include "llmc/gpt2.h"
+#include "llmc/gpu.cuh"
+#include "llmc/matmul.cuh"
+#include "llmc/optimizer.h"
+#include "llmc/run/options.h"
+
+// Ends the program if the options ask for what only a CPU does, or another precision.
+static inline void gpu_setup_check_(const Options* o) {
+    if (o->update_in_backward && DTYPE_OF(floatX) == DTYPE_FP16) {
+        die_usage(
+            "--update-in-backward on with PRECISION=FP16, whose loss scale needs the whole gradient first; "
+            "wanted PRECISION=BF16 or FP32, or off");
+    }
+    if (o->update_in_backward && o->optimizer == OPTIMIZER_MUON) {
+        die_usage(
+            "--update-in-backward on, --optimizer %s, which on a GPU updates all blocks at once; wanted "
+            "adamw8bit or another one, or off",
+            optimizer_word((OptimizerName)o->optimizer));
+    }
+    if (o->master_weights == MASTER_WEIGHTS_24 && DTYPE_OF(floatX) != DTYPE_BF16) {
+        die_usage("--master-weights 24 with PRECISION=" PRECISION_NAME "; wanted PRECISION=BF16, or on");
+    }
+}
+
+// Decides --device auto, and --autotune where processes only evaluate: they have nothing in common, so each would choose
+// products of its own.
+static inline void gpu_setup(Options* o, const Comm* comm) {
+    gpu_setup_check_(o);
+    if (comm->size > 1 && o->device != OPTION_AUTO) {
+        die_usage("--device %d is for one process; %d take one GPU each", o->device, comm->size);
+    }
+    if (comm->size > 1 && o->autotune && options_only_evaluates(o)) {
+        printf("autotune: off, with several processes that only evaluate\n");
+        o->autotune = 0;
+    }
+    if (o->device == OPTION_AUTO) {
+        o->device = comm->size > 1 ? gpu_device_of_rank(comm, OPTION_AUTO) : 0;
+    }
+}
+
+// GELU inside a forward product takes values before they are rounded; computed again, it takes rounded ones.
+// So the levels that compute GELU alone again keep it out of the forward products. Its derivative is always
+// taken at rounded values.
+static inline MatmulSettings gpu_setup_products(const Options* o) {
+    const int gelu_again = o->recompute == RECOMPUTE_GELU || o->recompute == RECOMPUTE_NORMS;
+    const int forward = o->gelu_fusion >= 1 && !gelu_again, backward = o->gelu_fusion >= 2;
+    const MatmulSettings settings = {
+        o->tf32, (GeluFusion)((forward ? GELU_FUSED_FORWARD : 0) | (backward ? GELU_FUSED_BACKWARD : 0)),
+        o->bias_fusion, o->autotune};
+    return settings;
+}
+
+#endif

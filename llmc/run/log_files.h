@@ -1,0 +1,140 @@
+/*
+log_files.h -- the files of a run's log: what they are called, how those of an earlier run are put aside, and lines that are
+in their file, or on the disk, or end the program with the name of the file.
+
+defines: LogFile, LOG_JSON, LOG_TEXT, LOG_CURVE, LOG_BOARD, log_file_path, log_files_put_aside, log_file_open,
+         log_file_open_none, log_file_is_none, log_file_try_flush, log_file_flush, log_file_sync
+*/
+#ifndef LLMC_LOG_FILES_H
+#define LLMC_LOG_FILES_H
+
+#include <limits.h>
+#include <stdio.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct {
+    FILE* file;
+    char path[PATH_MAX];
+} LogFile;
+
+// In the directory of the run. The last one is a directory, too.
+#define LOG_JSON "log.jsonl"
+#define LOG_TEXT "main.log"
+#define LOG_CURVE "curve.svg"
+#define LOG_BOARD "tensorboard"
+
+// Sets path to a log's in this directory: the current one (0), or one that was put aside.
+void log_file_path(char path[PATH_MAX], const char* out_dir, const char* name, int number);
+
+// Gives the logs of an earlier run in this directory other names, with the same number.
+void log_files_put_aside(const char* out_dir);
+
+// Opens log->path.
+void log_file_open(LogFile* log, const char* mode);
+
+// Instead: all lines go nowhere.
+void log_file_open_none(LogFile* log);
+int log_file_is_none(const LogFile* log);
+
+// Ends a line: it is in the file now. Returns 0 if it cannot be written,
+int log_file_try_flush(LogFile* log);
+
+// or ends the program.
+void log_file_flush(LogFile* log);
+
+// All lines are on the disk.
+void log_file_sync(LogFile* log);
+
+#ifdef __cplusplus
+}
+#endif
+
+#ifdef LOG_FILES_IMPLEMENTATION
+
+#include <errno.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "llmc/base/check.h"
+#include "llmc/base/file.h"
+
+#define LOG_NO_FILE_ "/dev/null"
+
+int log_file_try_flush(LogFile* log) { return fflush(log->file) == 0 && !ferror(log->file); }
+
+void log_file_flush(LogFile* log) {
+    CHECK(log_file_try_flush(log), "%s: cannot write: %s", log->path, strerror(errno));
+}
+
+int log_file_is_none(const LogFile* log) { return strcmp(log->path, LOG_NO_FILE_) == 0; }
+
+void log_file_open(LogFile* log, const char* mode) {
+    struct stat info;
+    CHECK(log_file_is_none(log) || stat(log->path, &info) != 0 || !S_ISFIFO(info.st_mode),
+          "%s: a FIFO, wanted a file", log->path); // it would wait for a reader
+    log->file = fopen(log->path, mode);
+    CHECK(log->file, "%s: cannot open: %s", log->path, strerror(errno));
+}
+
+void log_file_open_none(LogFile* log) {
+    strcpy(log->path, LOG_NO_FILE_);
+    log_file_open(log, "w");
+}
+
+void log_file_sync(LogFile* log) {
+    log_file_flush(log);
+    const int failed = fsync(fileno(log->file)) != 0 && errno != EINVAL; // EINVAL: nothing to flush
+    CHECK(!failed, "%s: cannot flush to disk: %s", log->path, strerror(errno));
+}
+
+void log_file_path(char path[PATH_MAX], const char* out_dir, const char* name, int number) {
+    char ending[16] = "";
+    if (number > 0) {
+        snprintf(ending, sizeof(ending), ".%d", number);
+    }
+    file_path(path, "%s/%s%s", out_dir, name, ending);
+}
+
+static int log_file_is_there_(const char* out_dir, const char* name, int number) {
+    char path[PATH_MAX];
+    struct stat info;
+    log_file_path(path, out_dir, name, number);
+    if (lstat(path, &info) != 0) {
+        return 0;
+    }
+    return number > 0 ||
+           (strcmp(name, LOG_BOARD) == 0 ? S_ISDIR(info.st_mode) : S_ISREG(info.st_mode) && info.st_size > 0);
+}
+
+enum { LOG_FILES_ = 4 };
+static const char* const LOG_NAMES_[LOG_FILES_] = {LOG_JSON, LOG_TEXT, LOG_CURVE, LOG_BOARD};
+
+static int log_files_are_taken_(const char* out_dir, int number) {
+    int is_taken = 0;
+    for (int i = 0; i < LOG_FILES_; i++) {
+        is_taken |= log_file_is_there_(out_dir, LOG_NAMES_[i], number);
+    }
+    return is_taken;
+}
+
+void log_files_put_aside(const char* out_dir) {
+    int number = 1;
+    while (log_files_are_taken_(out_dir, number)) {
+        number++;
+    }
+    for (int i = 0; i < LOG_FILES_; i++) {
+        char from[PATH_MAX], to[PATH_MAX];
+        log_file_path(from, out_dir, LOG_NAMES_[i], 0);
+        log_file_path(to, out_dir, LOG_NAMES_[i], number);
+        CHECK(!log_file_is_there_(out_dir, LOG_NAMES_[i], 0) || rename(from, to) == 0,
+              "%s: cannot rename to %s: %s", from, to, strerror(errno));
+    }
+}
+
+#endif // LOG_FILES_IMPLEMENTATION
+
+#endif

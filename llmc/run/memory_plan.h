@@ -1,0 +1,155 @@
+/*
+memory_plan.h -- the memory of a run on the CPU, before anything is allocated: how much each kind takes. A GPU's is
+memory_plan.cuh.
+
+    memory_plan_cpu      all allocations, for --plan and the log
+    memory_choose_cpu    decides --fit
+
+Each planned_... is one fact that the model is opened with.
+
+defines: planned_background_cpu, planned_activations_cpu, planned_zero_cpu, planned_parameters_cpu,
+         planned_tokens_cpu, planned_gradients_cpu, planned_copy_cpu, planned_packed_cpu, planned_update_cpu,
+         planned_norm_cpu, memory_plan_cpu, memory_choose_cpu
+*/
+#ifndef LLMC_MEMORY_PLAN_H
+#define LLMC_MEMORY_PLAN_H
+
+#include <math.h>
+#include <stddef.h>
+#include <stdio.h>
+
+#include "llmc/base/check.h"
+#include "llmc/attention_bf16.h"
+#include "llmc/comm.h"
+#include "llmc/freeze.h"
+#include "llmc/gpt2.h"
+#include "llmc/linear.h"
+#include "llmc/matmul_bf16.h"
+#include "llmc/optimizer.h"
+#include "llmc/packed_weights.h"
+#include "llmc/quantized_model.h"
+#include "llmc/text_rows.h"
+#include "llmc/zero.h"
+#include "llmc/formats/safetensors.h"
+#include "llmc/run/checkpoint.h"
+#include "llmc/run/fit.h"
+#include "llmc/run/options.h"
+#include "llmc/run/plan.h"
+#include "llmc/run/setup.h"
+
+// A run that continues after a save writes a copy in the background. One that saves only at its end needs no
+// memory for a copy; when a signal makes it save, it waits.
+static inline int planned_background_cpu(const Options* o) {
+    return o->save_every > 0 && o->save_every < o->steps;
+}
+
+// Of training, or of generation. In a run that trains, both use the same memory, in turns.
+static inline size_t planned_activations_cpu(TensorRow* rows, GPT2Config cfg, const Options* o) {
+    const Freeze freeze = freeze_of(cfg.L, o->freeze);
+    TensorRow texts[GPT2_ACTIVATION_ROWS];
+    const size_t chunk = gpt2_classifier_chunk(cfg, (size_t)o->batch * (size_t)o->seq_len);
+    const size_t text = text_activation_rows(texts, cfg, plan_texts(o), o->seq_len);
+    const size_t trained =
+        gpt2_activation_rows(rows, cfg, o->batch, o->seq_len, o->recompute, cfg.L, freeze.first_block, chunk);
+    return o->recompute == RECOMPUTE_NEVER || text > trained ? text : trained;
+}
+
+// A run that only evaluates keeps the whole model in every process.
+static inline ZeroPlan planned_zero_cpu(GPT2Config cfg, const Options* o) {
+    const Freeze freeze = freeze_of(cfg.L, o->freeze);
+    ZeroPlan plan = options_only_evaluates(o) ? zero_plan(cfg, 0, 0, 1)
+                                              : zero_plan(cfg, o->zero, o->process, o->processes);
+    plan.first_block = freeze_first_copy(&freeze, cfg);
+    plan.takes_turns |= o->update_in_backward;
+    return plan;
+}
+
+static inline size_t planned_parameters_cpu(TensorRow rows[GPT2_PARAMETER_ROWS], GPT2Config cfg,
+                                            const ZeroPlan* zero, const Options* o) {
+    return o->quantize ? quantized_parameter_rows(rows, cfg, sizeof(float))
+                       : gpt2_sharded_rows_of(rows, cfg, sizeof(float), zero->size);
+}
+
+// The most rows that a product has.
+static inline size_t planned_tokens_cpu(const Options* o) {
+    const size_t texts = (size_t)o->batch, tokens = (size_t)o->seq_len;
+    return o->recompute != RECOMPUTE_NEVER ? texts * tokens : texts > tokens ? texts : tokens;
+}
+
+static inline size_t planned_gradients_cpu(const ZeroPlan* zero, const Options* o) {
+    return options_only_evaluates(o) ? 0 : zero_grads_elements(zero, 1) * sizeof(float);
+}
+
+static inline size_t planned_copy_cpu(GPT2Config cfg, const ZeroPlan* zero, const Options* o) {
+    return planned_background_cpu(o)
+               ? checkpoints_bytes(cfg, setup_optimizer(o), zero, SAFETENSORS_F32, o->model_file_gb)
+               : 0;
+}
+
+// Which copies of matrices there are for products in bf16: none, one, or also one for the backward pass.
+static inline int planned_packed_cpu(const Options* o) {
+    const int only_forward = o->recompute == RECOMPUTE_NEVER || options_only_evaluates(o);
+    return o->products != PRODUCTS_BF16 ? 0 : only_forward ? 1 : PACKED_KINDS;
+}
+
+// What rules of update need for themselves.
+static inline size_t planned_update_cpu(const OptimizerState* state, const Options* o) {
+    return options_only_evaluates(o) ? 0 : optimizer_scratch_bytes(state);
+}
+
+// Partial sums of the gradient's norm.
+static inline size_t planned_norm_cpu(const ZeroPlan* zero) {
+    return (zero_sharded_elements(zero) / GRADIENT_BLOCK + 1) * sizeof(double);
+}
+
+// What operations need for themselves.
+static inline size_t memory_scratch_cpu_(GPT2Config cfg, const Options* o) {
+    return linear_scratch_bytes(o->quantize, planned_tokens_cpu(o), (size_t)gpt2_hidden(cfg)) +
+           (o->products == PRODUCTS_BF16 ? matmul_bf16_scratch_bytes() : 0) +
+           attention_either_bytes(o->products == PRODUCTS_BF16, o->seq_len, gpt2_head_size(cfg));
+}
+
+// Sets the list of all that gpt2_open allocates, to the byte; it ends with a name of NULL.
+static inline void memory_plan_cpu(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, const Options* o) {
+    TensorRow parameters[GPT2_PARAMETER_ROWS], activations[GPT2_ACTIVATION_ROWS];
+    const ZeroPlan zero = planned_zero_cpu(cfg, o);
+    const int only_evaluates = options_only_evaluates(o) && o->recompute != RECOMPUTE_NEVER;
+    plan->name = NULL;
+    plan_add(plan, o->quantize ? "parameters in 8 bits" : "parameters",
+             planned_parameters_cpu(parameters, cfg, &zero, o));
+    plan_add(plan, "scratch",
+             memory_scratch_cpu_(cfg, o) + (o->recompute == RECOMPUTE_NEVER ? 0 : planned_norm_cpu(&zero)) +
+                 (only_evaluates ? zero_bytes_cpu(&zero, cfg) : 0));
+    plan_add(plan, "packed in bf16", packed_weights_bytes(cfg, planned_packed_cpu(o)));
+    if (o->recompute == RECOMPUTE_NEVER) {
+        const size_t bytes = text_activation_rows(activations, cfg, plan_texts(o), o->seq_len);
+        plan_add_text(plan, activations, bytes);
+        return;
+    }
+    if (!only_evaluates) {
+        plan_add(plan, "gradients", planned_gradients_cpu(&zero, o) + zero_bytes_cpu(&zero, cfg));
+        OptimizerState state;
+        optimizer_state_open(&state, setup_optimizer(o), &zero, cfg);
+        plan_add_state(plan, &state, PLAN_DEVICE);
+        plan_add(plan, "scratch of the update", planned_update_cpu(&state, o));
+    }
+    plan_add(plan, "activations", planned_activations_cpu(activations, cfg, o));
+    plan_add(plan, "copy to save", planned_copy_cpu(cfg, &zero, o));
+}
+
+// Decides --batch and --recompute if there is --fit. `peak` is in FLOP/s.
+static inline void memory_choose_cpu(GPT2Config cfg, Options* o, Comm* comm, double peak) {
+    if (o->fit == 0) {
+        return;
+    }
+    const size_t found = fit_available_bytes(comm),
+                 limit = o->fit > 0 ? (size_t)(o->fit * (float)(1 << 30)) : found;
+    if (limit == SIZE_MAX) {
+        die_usage("--fit auto: this system does not say how much memory is free; wanted --fit GIB");
+    }
+    const FitDevice device = {memory_plan_cpu, fit_least_of_all(comm, limit), SIZE_MAX, peak / 2, 20e9, 0,
+                              sizeof(float)};
+    fit_choose(stdout, cfg, o, device);
+}
+
+#endif

@@ -1,0 +1,128 @@
+/*
+trainer.h -- what a trainer is to a run (run.h): a model, which is opaque here, and a table of functions that work on it.
+
+defines: BatchGradient, batch_gradient_add, TrainerPlan, Trainer
+*/
+#ifndef LLMC_TRAINER_H
+#define LLMC_TRAINER_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "llmc/base/wide_sum.h"
+#include "llmc/data/dataloader.h"
+#include "llmc/formats/safetensors.h"
+#include "llmc/run/checkpoint.h"
+#include "llmc/run/evaluation.h"
+#include "llmc/run/generator.h"
+#include "llmc/run/in_backward.h"
+#include "llmc/run/loss_scale.h"
+#include "llmc/run/options.h"
+#include "llmc/run/plan.h"
+#include "llmc/run/run_data.h"
+#include "llmc/run/state.h"
+#include "llmc/comm.h"
+#include "llmc/freeze.h"
+#include "llmc/gpt2.h"
+#include "llmc/optimizer.h"
+
+// What a process did of an update.
+typedef struct {
+    WideSum
+        square_sum; // of the part of the gradient that this process has after the reduction, times the loss scale
+    double counted; // targets that count
+    double flops;   // floating-point operations
+    double pace_s;  // time for a token in forward passes that wait for no other process; 0: unknown
+} BatchGradient;
+
+// Adds the work of a micro-batch.
+static inline void batch_gradient_add(BatchGradient* gradient, GPT2Config cfg, const Freeze* freeze,
+                                      Batch batch) {
+    gradient->flops += freeze_flops_per_token(freeze, cfg, batch.T) * batch.B * batch.T;
+    gradient->counted += batch.counted;
+}
+
+// What a run takes, and what the device can do.
+typedef struct {
+    TensorRow parameters[GPT2_PARAMETER_ROWS], activations[GPT2_ACTIVATION_ROWS];
+    PlanMemory memory[PLAN_KINDS];          // the large allocations; the list ends with a name of NULL
+    char device[256];                       // in words
+    double peak;                            // of the device, FLOP/s
+    size_t gradient_bytes, parameter_bytes; // of an element, as processes send them
+} TrainerPlan;
+
+// NULL is allowed only where a comment says so.
+typedef struct {
+    const char* name;         // with its precision: "CPU FP32"; for the log and for checkpoints
+    const char* program_name; // "train_gpt2"
+    OptionsProgram program;   // its options and its version
+    size_t model_bytes;       // sizeof(GPT2): the driver allocates it
+    int peak_is_measured;     // so a step may show that the device can do more
+
+    // ---- before and after the run
+
+    // First, sets options that are still `auto` because they depend on the device, and prints why. Then sets
+    // *plan. Allocates nothing; a plan for another machine needs no device. Collective, like all that follows.
+    void (*plan)(TrainerPlan* plan, GPT2Config cfg, Options* options, Comm* comm);
+    // Allocates everything that training needs; all parameters are zero. Ends the program if it does not fit.
+    // `comm` stays. Collective, as all that follows up to copy_out.
+    void (*open)(GPT2* model, GPT2Config cfg, const Options* options, Comm* comm);
+    void (*close)(GPT2* model);
+    // Prints the end of the line on data and device; `peak` in FLOP/s.
+    void (*print_device)(const GPT2* model, double peak);
+    // Writes the files that --export-llmc and --export-gguf name, in rank 0. After the last step; collective.
+    void (*export_model)(GPT2* model, const Options* options, const RunData* data);
+    double (*peak_mib)(void); // the most memory that the device, or the process, ever held
+
+    double (*beside_mib)(const GPT2* model); // that nobody planned, on the GPU; NULL: there is none
+
+    // ---- a step
+
+    // The loss scale of a new run; loss_scale_off where gradients need none.
+    LossScale (*loss_scale)(void);
+    // Forward and backward on the next total_batch tokens of `train`, one micro-batch after another: sets all
+    // gradients, and losses[m] to the sum of the losses of this process's micro-batch in micro-step m, nats. The loss
+    // of each token counts loss_scale / total_batch.
+    BatchGradient (*gradients)(GPT2* model, Dataloader* train, int64_t total_batch, float loss_scale,
+                               double* losses);
+    // For --update-in-backward, in place of the two others: forward and backward on a batch that is an update, in which
+    // `now` decides on each group of parameters as soon as its gradient is there.
+    BatchGradient (*update_in_backward)(GPT2* model, Batch batch, InBackward* now);
+    // One update of all parameters; its grad_scale applies to gradients as they are in memory.
+    void (*update)(GPT2* model, Update update);
+    // Prints what --gpu-report asks for, after step number `step` (from 1). NULL: nothing.
+    void (*report)(GPT2* model, const Options* options, int64_t step);
+    // Sets what the device says of itself at this moment; NAN: unknown. NULL: it says nothing.
+    void (*sensors)(const GPT2* model, double* power_w, double* clock_mhz);
+
+    // ---- between two steps
+
+    // Whether to validate before the first update, too; as setup_validates_first. NULL: always.
+    int (*validates_first)(const Options* options, double flops_per_token, int64_t sequences);
+    // Forward on batch i of a validation, from 0 on, which may be empty: losses[i] is the sum of its losses, nats, once
+    // `validated` has returned. Collective.
+    void (*evaluate)(GPT2* model, Batch batch, int64_t i, double* losses);
+    // After `batches` of them: waits for the device. NULL: evaluate does.
+    void (*validated)(GPT2* model, int64_t batches, double* losses);
+    TokenLosses token_losses; // evaluation.h
+    ReadText read_text;       // generator.h
+    NextTokens next_tokens;
+
+    // ---- weights and checkpoints
+
+    // Weights of the model in `path`; random ones if it is NULL.
+    void (*first_weights)(GPT2* model, const char* path, uint64_t seed);
+    // Sets weights and optimizer state from the checkpoint in `path`, whose state is `saved`.
+    void (*read_checkpoint)(GPT2* model, const char* path, const SavedState* saved);
+    // The type of the weights in a checkpoint: of master weights if there are any.
+    SafeTensorsDtype (*saved_dtype)(const Options* options);
+    // Copies weights and optimizer state into memory of the trainer, and points params and optimizer of *copy
+    // there. Returns 0 if these point to the model itself: then the save ends before the next step.
+    int (*copy_out)(GPT2* model, Checkpoints* copy);
+    // A checksum of the parameters that all processes have.
+    uint64_t (*checksum)(GPT2* model);
+    // Writes further small files into a checkpoint, in the thread that saves. NULL: none.
+    void (*save_extra)(const void* model, const char* directory);
+} Trainer;
+
+#endif

@@ -1,0 +1,246 @@
+/*
+transfer.cuh -- a model's weights and optimizer state on their way between the host and the GPU.
+
+They move a group of parameters (gpt2.h) at a time. On the host a group is fp32, alone in memory, laid out by the rows of
+Transfer. On the GPU, or where --offload-optimizer keeps state, it is what this process has of it (zero.h):
+
+    upload      sets what this process updates: the weights as the passes read them, and the master weights (update.cuh)
+    download    what is saved: master weights if there are any, else the weights as they are; whole groups, from all
+                processes that have a part of them
+
+After the upload of all groups, zero_gather_parameters sets what others update. Both wait for the GPU.
+
+needs:   between updates
+defines: Transfer, transfer_open, transfer_upload_group, transfer_upload_state, transfer_download_group,
+         transfer_download_groups, transfer_download_fp32, transfer_download_state
+*/
+#ifndef LLMC_TRANSFER_CUH
+#define LLMC_TRANSFER_CUH
+
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "llmc/precision.cuh"
+
+#include "llmc/gpt2.h"
+#include "llmc/gpu.cuh"
+#include "llmc/offload.cuh"
+#include "llmc/optimizer.h"
+#include "llmc/quantized.cuh"
+#include "llmc/quantized_model.h"
+#include "llmc/update.cuh"
+#include "llmc/zero.cuh"
+#include "llmc/zero.h"
+
+typedef struct {
+    // Of the caller, who sets them before transfer_open and keeps what they point to.
+    GPT2Config cfg;
+    const TensorRow* parameter_rows; // of params_memory
+    void* params_memory;
+    int is_quantized; // matrices are in 8 bits
+    ZeroGpu* zero;
+    const OptimizerState* state;
+    void* state_memory; // NULL: state is offloaded, or there is none
+    Offload* offload;
+    const Gpu* gpu;
+
+    TensorRow rows[GPT2_PARAMETER_ROWS]; // of a group on the host
+    MasterWeights master;                // MASTER_NONE also where there is no state
+} Transfer;
+
+// After the optimizer's state was opened.
+static inline void transfer_open(Transfer* t) {
+    gpt2_sharded_rows_of(t->rows, t->cfg, sizeof(float), t->zero->plan.size);
+    t->master = t->state_memory || t->offload->slots ? t->state->optimizer.master : MASTER_NONE;
+}
+
+// ---- the optimizer's state ----
+
+// Sets `bytes` of the array of a slot from byte `at` on.
+static inline void transfer_upload_state(const Transfer* t, int slot, size_t at, const void* state,
+                                         size_t bytes) {
+    if (t->offload->slots) {
+        offload_write(t->offload, state, slot, at, bytes);
+    } else if (bytes > 0) {
+        gpu_copy((char*)state_slot_array(t->state, slot, t->state_memory) + at, state, bytes, t->gpu);
+    }
+}
+
+// The slots that are saved, laid out as OptimizerState says.
+static inline void transfer_download_state(const Transfer* t, char* state) {
+    for (int i = 0; i < STATE_SLOTS; i++) {
+        const StateSlot* slot = &t->state->slots[i];
+        if (slot->name && slot->bytes > 0 && t->offload->slots) {
+            offload_read(t->offload, state + slot->offset_bytes, i, 0, slot->bytes);
+        } else if (slot->name && slot->bytes > 0) {
+            gpu_copy(state + slot->offset_bytes, state_slot_array(t->state, i, t->state_memory), slot->bytes,
+                     t->gpu);
+        }
+    }
+}
+
+// ---- weights to the GPU ----
+
+// Sets weights from fp32 values on the host.
+static inline void transfer_upload_narrow_(const Transfer* t, floatX* to, const float* from, size_t count) {
+    floatX* narrow = (floatX*)check_alloc(count, sizeof(floatX), "copy of a group of parameters");
+    for (size_t i = 0; i < count; i++) {
+        narrow[i] = from_float<floatX>(from[i]);
+    }
+    gpu_copy(to, narrow, count * sizeof(floatX), t->gpu);
+    free(narrow);
+}
+
+// Sets a matrix that is in 8 bits.
+static inline void transfer_set_blocks_(const void* transfer, void* to, const float* from, size_t elements) {
+    const Gpu* gpu = ((const Transfer*)transfer)->gpu;
+    const size_t blocks = elements / QUANTIZED_BLOCK, bytes = quantized_gpu_bytes(elements);
+    QuantizedBlock* matrix = (QuantizedBlock*)check_alloc(blocks, sizeof(QuantizedBlock), "matrix in 8 bits");
+    void* staging = check_alloc(bytes, 1, "matrix in 8 bits");
+    quantized_encode_matrix(matrix, from, elements);
+    quantized_upload(to, staging, matrix, elements, gpu);
+    CUDA_CHECK(cudaStreamSynchronize(gpu->stream));
+    free(staging);
+    free(matrix);
+}
+
+static inline void transfer_set_floats_(const void* transfer, void* to, const float* from, size_t elements) {
+    transfer_upload_narrow_((const Transfer*)transfer, (floatX*)to, from, elements);
+}
+
+// Sets weights with split master weights, which begin with element `at` of this process's; their lower part is of type L.
+template <class L>
+static inline void transfer_upload_split_(const Transfer* t, floatX* to, size_t at, const float* from,
+                                          size_t count) {
+    uint16_t* upper = (uint16_t*)check_alloc(count, sizeof(uint16_t), "copy of a group of parameters");
+    L* lower = (L*)check_alloc(count, sizeof(L), "copy of a group of parameters");
+    for (size_t i = 0; i < count; i++) {
+        const SplitFloat<L> split = split_float<L>(from[i]);
+        memcpy(upper + i, &split.upper, sizeof(uint16_t));
+        lower[i] = split.lower;
+    }
+    gpu_copy(to, upper, count * sizeof(uint16_t), t->gpu);
+    transfer_upload_state(t, state_master_slot(t->master), at * sizeof(L), lower, count * sizeof(L));
+    free(lower);
+    free(upper);
+}
+
+// Sets what this process updates of group g, and the master weights of it; of `group` no more is read.
+static inline void transfer_upload_group(const Transfer* t, int g, const float* group) {
+    const ZeroPlan* zero = &t->zero->plan;
+    const ZeroPiece piece = zero_piece(zero, g);
+    const float* from = group + (piece.full - zero_group_begin(zero, g));
+    floatX* to = (floatX*)zero_update_parameters(t->zero) + piece.kept;
+    if (t->is_quantized) {
+        const QuantizedParameters all = {t, t->parameter_rows, t->params_memory, transfer_set_blocks_,
+                                         transfer_set_floats_};
+        quantized_set_group(all, g, t->rows, group);
+    } else if (t->master == MASTER_SPLIT) {
+        transfer_upload_split_<uint16_t>(t, to, piece.owned, from, piece.count);
+    } else if (t->master == MASTER_24) {
+        transfer_upload_split_<int8_t>(t, to, piece.owned, from, piece.count);
+    } else {
+        if (t->master == MASTER_FP32) {
+            transfer_upload_state(t, STATE_MASTER, piece.owned * sizeof(float), from,
+                                  piece.count * sizeof(float));
+        }
+        transfer_upload_narrow_(t, to, from, piece.count);
+    }
+}
+
+// ---- weights to the host: collective; `group` is NULL in processes that do not want it ----
+
+// Group g of the master weights, of elements as large as `type`.
+static inline void transfer_download_master_(const Transfer* t, int g, void* group, DType type) {
+    const int slot = state_master_slot(t->master);
+    const ZeroPiece piece = zero_piece(&t->zero->plan, g);
+    const int is_divided = zero_is_divided(&t->zero->plan);
+    const size_t bytes = dtype_bytes(type);
+    if (!t->offload->slots) {
+        const char* array = (const char*)state_slot_array(t->state, slot, t->state_memory);
+        zero_collect(t->zero, group, g, array + piece.owned * bytes, type);
+        return;
+    }
+    void* room = is_divided ? check_alloc(piece.count, bytes, "copy of master weights") : NULL;
+    void* mine = is_divided ? room : group;
+    if (mine) {
+        offload_read(t->offload, mine, slot, piece.owned * bytes, piece.count * bytes);
+    }
+    if (is_divided) {
+        zero_collect(t->zero, group, g, mine, type);
+    }
+    free(room);
+}
+
+// The weights as the passes read them.
+static inline void transfer_download_narrow_(const Transfer* t, int g, void* group) {
+    const ZeroPlan* zero = &t->zero->plan;
+    if (t->zero->params_slices) {
+        zero_collect(t->zero, group, g, (floatX*)t->zero->params_slices + zero_piece(zero, g).kept,
+                     DTYPE_OF(floatX));
+    } else if (group) {
+        gpu_copy(group, (floatX*)t->params_memory + zero_group_begin(zero, g),
+                 zero_group_elements(zero, g) * sizeof(floatX), t->gpu);
+    }
+}
+
+// Both parts of split master weights, as fp32; the lower one is of type L, which is as large as `type`.
+template <class L>
+static inline void transfer_download_split_(const Transfer* t, int g, float* group, DType type) {
+    const size_t count = zero_group_elements(&t->zero->plan, g);
+    floatX* upper = (floatX*)check_alloc(count, sizeof(floatX), "copy of a group of parameters");
+    L* lower = (L*)check_alloc(count, sizeof(L), "copy of a group of parameters");
+    transfer_download_narrow_(t, g, group ? upper : NULL);
+    transfer_download_master_(t, g, group ? lower : NULL, type);
+    for (size_t i = 0; group && i < count; i++) {
+        bf16 half;
+        memcpy((void*)&half, upper + i, sizeof(half));
+        group[i] = split_join(half, lower[i]);
+    }
+    free(lower);
+    free(upper);
+}
+
+// Copies the weights of group g that are saved: fp32 master weights if there are any, else floatX.
+static inline void transfer_download_group(const Transfer* t, int g, void* group) {
+    zero_wait_for_parameters(t->zero);
+    if (t->master == MASTER_FP32) {
+        transfer_download_master_(t, g, group, DTYPE_FP32);
+    } else if (t->master == MASTER_SPLIT) {
+        transfer_download_split_<uint16_t>(t, g, (float*)group, DTYPE_BF16);
+    } else if (t->master == MASTER_24) {
+        transfer_download_split_<int8_t>(t, g, (float*)group, DTYPE_BYTE);
+    } else {
+        transfer_download_narrow_(t, g, group);
+    }
+}
+
+// Of the groups first ... end - 1, one after the other; of none in this process if first = end.
+static inline void transfer_download_groups(const Transfer* t, void* groups, int first, int end) {
+    const ZeroPlan* zero = &t->zero->plan;
+    const size_t begin = zero_group_begin(zero, first),
+                 element_bytes = t->master != MASTER_NONE ? sizeof(float) : sizeof(floatX);
+    for (int g = 0; g < zero->groups; g++) {
+        const int is_wanted = first <= g && g < end;
+        char* group = is_wanted ? (char*)groups + (zero_group_begin(zero, g) - begin) * element_bytes : NULL;
+        transfer_download_group(t, g, group);
+    }
+}
+
+// The same of one group, as fp32 in any case.
+static inline void transfer_download_fp32(const Transfer* t, int g, float* group) {
+    if (t->master != MASTER_NONE) {
+        transfer_download_group(t, g, group);
+        return;
+    }
+    const size_t count = zero_group_elements(&t->zero->plan, g);
+    floatX* room = (floatX*)check_alloc(count, sizeof(floatX), "copy of a group of parameters");
+    transfer_download_group(t, g, group ? room : NULL);
+    for (size_t i = 0; group && i < count; i++) {
+        group[i] = to_float(room[i]);
+    }
+    free(room);
+}
+
+#endif
