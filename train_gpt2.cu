@@ -91,7 +91,8 @@ struct GPT2 {
 
     BatchQueue batches;
     MatmulGpu matmul;
-    LinearGpu linear; // with it
+    MatmulGpu update_matmul; // of updates beside the backward pass that have products
+    LinearGpu linear;        // with it
     AttentionGpu attention;
     LayernormGpu layernorm;
     EncoderGpu encoder;
@@ -193,6 +194,14 @@ static void open_transfer(GPT2* model) {
     transfer_open(transfer);
 }
 
+// Products of updates beside the backward pass. They are not timed: the GPU does other work meanwhile.
+static MatmulGpu* open_update_products(GPT2* model, const Options* o) {
+    MatmulSettings settings = gpu_setup_products(o);
+    settings.autotune = settings.bias_fusion = 0;
+    matmul_gpu_open(&model->update_matmul, &model->zero.comm, settings);
+    return &model->update_matmul;
+}
+
 // What updates have in common, after the backward pass or during it.
 static void open_update(GPT2* model, const Options* o) {
     OptimizerUpdate<floatX>* u = &model->update;
@@ -202,7 +211,7 @@ static void open_update(GPT2* model, const Options* o) {
     }
     u->plan = &model->optimizer;
     u->seed = o->seed;
-    u->matmul = &model->matmul;
+    u->matmul = planned_products_beside(o) ? open_update_products(model, o) : &model->matmul;
     u->zero = &model->zero;
     model->now.zero = &model->zero;
     model->now.norm = &model->norm;
@@ -275,6 +284,9 @@ static void close_training(GPT2* model) {
         step_graph_close(&model->graphs[variant]);
     }
     in_backward_gpu_close(&model->now);
+    if (model->update.matmul == &model->update_matmul) {
+        matmul_gpu_close(&model->update_matmul);
+    }
     forward_clock_close(&model->clock);
     gpu_report_close(&model->report);
     save_copy_close(&model->save_copy);
