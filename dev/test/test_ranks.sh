@@ -570,6 +570,8 @@ test_gpu_levels() {
             "$(case $zero-$trainer in 3-* | *FP32*) echo 1e-5 ;; *) echo 2e-3 ;; esac)"
         streams=random
     done
+    CUSIM_STREAMS=random trains 4 levels_adafactor "${gpu_run[@]}" --zero 3 --optimizer adafactor --adafactor-beta1 0.9 --adafactor-scale on
+    near "--optimizer adafactor, two levels" "$(val_6 one_adafactor)" "$(val_6 levels_adafactor)" 1e-5
     check "the first line: $(head -n 1 stdout)" \
         grep -q "^processes: 4 on 2 machines (mpirun, .*), rank 0 on $(uname -n); zero 3, shards of 2, 2 replicas$" stdout
     check "the traffic: $(grep '^each update' stdout)" \
