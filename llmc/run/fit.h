@@ -24,7 +24,6 @@ defines: FitPlan, FitDevice, fit_update_s, fit_least_of_all, fit_available_bytes
 #include "llmc/base/check.h"
 #include "llmc/comm.h"
 #include "llmc/gpt2.h"
-#include "llmc/optimizer.h"
 #include "llmc/run/options.h"
 #include "llmc/run/plan.h"
 
