@@ -11,17 +11,18 @@ belongs to owned elements a ... b-1 is one interval of every slot.
 Some rules sum up whole tensors, or multiply them, and the parts of a tensor can belong to several processes. Before such an
 update the processes gather the operand of a group (optimizer_gathers): the reduced gradient, of Muon its direction before it
 is made orthogonal. Each then computes the whole update of every tensor that it has a part of, and changes its part: the same
-operations in the same order, whatever the number of processes. What the rule keeps for a whole tensor, means of rows and
-columns for example, each of these processes has; in files it belongs to the last element of the tensor.
+operations in the same order, whatever the number of processes. Each of these processes has all of a tensor's means of rows
+and columns, and of a vector's v. In files the means belong to the last element of the tensor.
 
 State starts as zeros. The padding stays zero: an update of zeros leaves zeros.
 
 defines: OPTIMIZER_WORDS, OptimizerName, UpdateRule, MasterWeights, Optimizer, optimizer_of, optimizer_word, optimizer_rule,
-         SlotShape, OPTIMIZER_BLOCK, StateSlotId, StateSlot, StateSpan, OptimizerState,
-         state_master_slot, optimizer_state_open, optimizer_saved_bytes, state_slot_has, state_slot_elements, state_slot_is_whole,
-         state_needs_tensors, state_group_begin, state_group_elements, state_position, state_begin, state_slot_room, state_slot_array, state_array, Update, update_adamw,
-         update_adafactor, update_muon, optimizer_parts, optimizer_scratch_bytes, optimizer_gathers,
-         optimizer_gathered_elements, optimizer_operand_cpu, optimizer_update_cpu
+         SlotShape, OPTIMIZER_BLOCK, StateSlotId, StateSlot, StateSpan, OptimizerState, state_slot_has,
+         state_slot_elements, state_slot_is_whole, state_needs_tensors, state_master_slot, state_slot_room,
+         optimizer_state_open, optimizer_saved_bytes, state_group_begin, state_group_elements, state_begin,
+         state_position, state_slot_array, state_array, Update, update_adamw, update_adafactor, update_muon,
+         optimizer_parts, optimizer_scratch_bytes, optimizer_gathers, optimizer_gathered_elements,
+         optimizer_operand_cpu, optimizer_update_cpu
 */
 #ifndef LLMC_OPTIMIZER_H
 #define LLMC_OPTIMIZER_H

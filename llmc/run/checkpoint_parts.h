@@ -4,7 +4,8 @@ checkpoint_parts.h -- the optimizer's state in a checkpoint: optimizer.<i>of<n>.
 The elements of the parameters in the order of their table, without padding, are numbered: a space of `total` elements.
 Each process writes what it updates into a file of its own; the metadata `ranges`, "0-98304,196608-200000" for example,
 says which elements that is. Each slot of the state (optimizer.h) is a tensor: what these elements have of it, in their
-order. The reader takes any files that fill the space, so a run can be continued by any number of processes.
+order; means of rows and columns go with the last element of their matrix. The reader takes any files that fill the space,
+so a run can be continued by any number of processes.
 
 State of another optimizer than the run's is not read: then all starts as zeros.
 
