@@ -821,7 +821,7 @@ static void test_plan(void) {
     EXPECT(gpu_now_bytes() == 0, "%zu bytes on the GPU were not freed", gpu_now_bytes());
 }
 
-static const char* const optimizers[] = {"adamw", "adamw8bit", "adafactor", "lion", "sgd", NULL};
+static const char* const optimizers[] = {"adamw", "adamw8bit", "adafactor", "muon", "lion", "sgd", NULL};
 
 int main(void) {
     // free overwrites: what an asynchronous copy has yet to read is gone, so a forgotten wait shows.

@@ -375,16 +375,42 @@ static void classifier_gradients(GPT2* model, float* dlnf, Batch batch, float dl
     }
 }
 
+// Whether a range is of group g and not frozen.
+static int is_updated(const GPT2* model, const ZeroRange* range, int g) {
+    return range->group == g && !freeze_has(&model->freeze, range->row, gpt2_group_layer(model->cfg, g));
+}
+
+// The operand of group g, from all processes; NULL: its update needs no more than this one has.
+static const float* gather_operands(GPT2* model, int g, Update update) {
+    Zero* zero = &model->zero;
+    if (!optimizer_gathers(&model->state, &zero->plan, g)) {
+        return NULL;
+    }
+    float* group = zero_operands_cpu(zero, g);
+    for (int i = 0; i < zero->num_ranges; i++) {
+        const ZeroRange* range = &zero->ranges[i];
+        if (is_updated(model, range, g)) {
+            optimizer_operand_cpu(&model->state, range,
+                                  group + (range->full - zero_group_begin(&zero->plan, g)),
+                                  zero_range_gradient_cpu(zero, range), model->state_memory, update);
+        }
+    }
+    zero_gather_operands_cpu(zero, g);
+    return group;
+}
+
 // Updates what this process updates of group g, each tensor by its rule.
 static void update_group(GPT2* model, int g, Update update) {
     const MuonScratch scratch = {model->update_scratch, &model->linear.matmul};
-    float* params = (float*)model->params_memory;
+    const float* operands = gather_operands(model, g, update);
+    const size_t begin = zero_group_begin(&model->zero.plan, g);
     for (int i = 0; i < model->zero.num_ranges; i++) {
         const ZeroRange* range = &model->zero.ranges[i];
-        if (range->group == g && !freeze_has(&model->freeze, range->row, gpt2_group_layer(model->cfg, g))) {
-            optimizer_update_cpu(&model->state, range, params + range->full,
-                                 zero_range_gradient_cpu(&model->zero, range), model->state_memory, update,
-                                 &scratch);
+        if (is_updated(model, range, g)) {
+            optimizer_update_cpu(&model->state, range, (float*)model->params_memory + range->full,
+                                 zero_range_gradient_cpu(&model->zero, range),
+                                 operands ? operands + (range->full - range->before - begin) : NULL,
+                                 model->state_memory, update, &scratch);
         }
     }
 }

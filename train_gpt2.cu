@@ -91,7 +91,8 @@ struct GPT2 {
 
     BatchQueue batches;
     MatmulGpu matmul;
-    LinearGpu linear; // with it
+    MatmulGpu update_matmul; // of updates beside the backward pass that have products
+    LinearGpu linear;        // with it
     AttentionGpu attention;
     LayernormGpu layernorm;
     EncoderGpu encoder;
@@ -193,6 +194,14 @@ static void open_transfer(GPT2* model) {
     transfer_open(transfer);
 }
 
+// Products of updates beside the backward pass. They are not timed: the GPU does other work meanwhile.
+static MatmulGpu* open_update_products(GPT2* model, const Options* o) {
+    MatmulSettings settings = gpu_setup_products(model->cfg, o);
+    settings.autotune = settings.bias_fusion = 0;
+    matmul_gpu_open(&model->update_matmul, &model->zero.comm, settings);
+    return &model->update_matmul;
+}
+
 // What updates have in common, after the backward pass or during it.
 static void open_update(GPT2* model, const Options* o) {
     OptimizerUpdate<floatX>* u = &model->update;
@@ -202,7 +211,8 @@ static void open_update(GPT2* model, const Options* o) {
     }
     u->plan = &model->optimizer;
     u->seed = o->seed;
-    u->matmul = &model->matmul;
+    u->matmul = planned_products_beside(o) ? open_update_products(model, o) : &model->matmul;
+    u->zero = &model->zero;
     model->now.zero = &model->zero;
     model->now.norm = &model->norm;
     model->now.results = &model->results;
@@ -274,6 +284,9 @@ static void close_training(GPT2* model) {
         step_graph_close(&model->graphs[variant]);
     }
     in_backward_gpu_close(&model->now);
+    if (model->update.matmul == &model->update_matmul) {
+        matmul_gpu_close(&model->update_matmul);
+    }
     forward_clock_close(&model->clock);
     gpu_report_close(&model->report);
     save_copy_close(&model->save_copy);
@@ -664,7 +677,7 @@ static void gpt2_micro_step(GPT2* model, Batch batch, float dloss, ZeroStep step
     zero_group_done<floatX>(&model->zero, 0, step);
 }
 
-// Chooses the algorithms of all products of a full micro-batch, with any tokens. Several processes choose
+// Chooses the algorithms of all products of a full micro-batch, with any tokens, and of an update. Several processes choose
 // together: later some have no full micro-batch, or none at all, when others have one.
 static void gpt2_choose_products(GPT2* model) {
     const int N = model->B * model->T, size = model->comm->size;
@@ -682,6 +695,7 @@ static void gpt2_choose_products(GPT2* model) {
         step_results_clear(&model->results);
         gpt2_micro_step(model, gpt2_push(model, batch), 1.0f / (float)N, step, 0);
     }
+    optimizer_choose_products<floatX>(&model->optimizer, &model->matmul);
     zero_wait_for_gradient(&model->zero);
     CUDA_CHECK(cudaStreamSynchronize(model->gpu.stream)); // as in gpt2_evaluate
     model->has_products = 1;

@@ -1,10 +1,14 @@
 /*
 adafactor.cuh -- adafactor.h on the GPU, for all tensors of a model, or some in a row, in five launches.
 
-Tensors are places in arrays: a table says where each one starts in the parameters, the master weights and the gradients,
-which have the same layout, and in each array of state. A tensor of one row is a vector.
+Tensors are places in arrays: a table says where each one starts in the parameters, the master weights, the gradients and
+in each array of state. A tensor of one row is a vector.
+
+Where processes update parts of a tensor, the table says which elements are updated here. All of the tensor's gradient is
+there, and so are its sums: all of these processes compute the same ones. A relative rate also needs all weights, in fp32.
 
     params, master, grads         T, as in update.cuh, T or fp32
+    whole_weights        fp32     as grads; NULL: all weights are updated here
     row_sums, col_sums   fp32     of matrices: rows, cols elements
     v                    fp32     of vectors
     m                    fp32     of both; NULL: no momentum
@@ -30,9 +34,11 @@ enum { ADAFACTOR_WARPS_ = 8, ADAFACTOR_ROWS_OF_WARP_ = ADAFACTOR_BAND / ADAFACTO
 
 // A tensor of one layer, by its places in elements.
 typedef struct {
-    size_t at;                       // in the parameters, master weights and gradients
-    size_t row_sums, col_sums, v, m; // in the state
-    uint64_t first_word;             // RoundingWords.first
+    size_t begin, end;            // the elements that are updated here
+    size_t params, master, m;     // of element `begin`
+    size_t grads;                 // of the whole tensor, in the gradients,
+    size_t row_sums, col_sums, v; // and in the state
+    uint64_t first_word;          // RoundingWords.first
     int rows, cols;
     float rate;   // factor of the learning rate
     int decay;    // whether weights decay
@@ -165,6 +171,30 @@ typedef struct {
     int first_tile;
 } AdafactorLaunch_;
 
+// The state, as above.
+typedef struct {
+    float *row_sums, *col_sums, *v, *m;
+} AdafactorState_;
+
+// Weights that are updated, and all of those that are summed up: as above.
+template <class T> struct AdafactorWeights_ {
+    Weights<T> weights;
+    const float* whole;
+};
+
+// Those of a tensor that are updated here: element 0 is the tensor's `begin`.
+template <class T>
+__device__ inline Weights<T> adafactor_own_(const AdafactorWeights_<T>& x, const AdafactorTensor& t) {
+    return weights_from(x.weights, t.params, t.master);
+}
+
+// W of all weights of a tensor.
+template <int W, class T>
+__device__ inline Elements<float, W> adafactor_weight_(const AdafactorWeights_<T>& x,
+                                                       const AdafactorTensor& t, size_t i) {
+    return x.whole ? elements_load<W>(x.whole + t.grads + i) : weights_load<W>(adafactor_own_(x, t), i);
+}
+
 // The tile of a block of threads.
 __device__ inline int adafactor_tile_(const AdafactorLaunch_& step) {
     return step.first_tile + (int)blockIdx.x;
@@ -275,16 +305,15 @@ __device__ inline float adafactor_store_rows_(float* row_sums, const float (&sum
 // order  fixed
 template <class T, class G, int W>
 __global__ void __launch_bounds__(32 * ADAFACTOR_WARPS_, 4)
-    adafactor_sums_kernel_(AdafactorTile_* tiles, float* col_parts, float* row_sums,
-                           const AdafactorGrads_<G> grads, T* params, void* master, MasterWeights kind,
-                           const AdafactorPlace_* places, const int* places_of_tiles,
-                           const __grid_constant__ AdafactorLaunch_ step) {
+    adafactor_sums_kernel_(AdafactorTile_* tiles, float* col_parts,
+                           const __grid_constant__ AdafactorState_ state, const AdafactorGrads_<G> grads,
+                           const __grid_constant__ AdafactorWeights_<T> x, const AdafactorPlace_* places,
+                           const int* places_of_tiles, const __grid_constant__ AdafactorLaunch_ step) {
     SMEM_ARRAY(float, of_warp, [ADAFACTOR_WARPS_][W][32]);
     const int tile = adafactor_tile_(step);
     const AdafactorPlace_& place = places[places_of_tiles[tile]];
     const AdafactorTensor& t = place.tensor;
     const AdafactorRows_ rows = adafactor_rows_(place, tile);
-    const Weights<T> all = {params, master, kind}, weights = weights_from(all, t.at);
     float of_rows[ADAFACTOR_ROWS_OF_WARP_] = {}, squares = 0;
     float* parts = col_parts + place.col_parts + (size_t)(tile - place.first_tile) * t.cols;
     for (int first_col = 0; first_col < t.cols; first_col += 32 * W) {
@@ -296,24 +325,24 @@ __global__ void __launch_bounds__(32 * ADAFACTOR_WARPS_, 4)
             if (row < rows.end && col < t.cols) {
                 const size_t i = (size_t)row * t.cols + col;
                 const Elements<float, W> g =
-                    adafactor_gradient_<W>(grads.data + t.at, i, step.opt.grad_scale);
+                    adafactor_gradient_<W>(grads.data + t.grads, i, step.opt.grad_scale);
 #pragma unroll
                 for (int e = 0; e < W; e++) {
                     of_rows[k] += g[e] * g[e];
                     of_cols[e] += g[e] * g[e];
                 }
                 if (step.opt.rate == ADAFACTOR_RELATIVE) {
-                    const Elements<float, W> x = weights_load<W>(weights, i);
+                    const Elements<float, W> weight = adafactor_weight_<W>(x, t, i);
 #pragma unroll
                     for (int e = 0; e < W; e++) {
-                        squares += x[e] * x[e];
+                        squares += weight[e] * weight[e];
                     }
                 }
             }
         }
         adafactor_store_columns_<W>(parts, of_warp, of_cols, first_col, t.cols);
     }
-    const float sum = adafactor_store_rows_(row_sums + t.row_sums, of_rows, rows, t.cols, step);
+    const float sum = adafactor_store_rows_(state.row_sums + t.row_sums, of_rows, rows, t.cols, step);
     const float sum_of_rows = block_sum(sum), sum_of_squares = block_sum(squares);
     if (threadIdx.x == 0) {
         tiles[tile].row_sums = sum_of_rows;
@@ -326,8 +355,8 @@ __global__ void __launch_bounds__(32 * ADAFACTOR_WARPS_, 4)
 // moves  a 64th of the gradient's elements in fp32, mostly from L2. Bound by latency.
 // order  fixed
 static __global__ void __launch_bounds__(32 * ADAFACTOR_WARPS_)
-    adafactor_columns_kernel_(float* col_sums, const float* col_parts, const AdafactorPlace_* places,
-                              const __grid_constant__ AdafactorLaunch_ step) {
+    adafactor_columns_kernel_(const __grid_constant__ AdafactorState_ state, const float* col_parts,
+                              const AdafactorPlace_* places, const __grid_constant__ AdafactorLaunch_ step) {
     SMEM_ARRAY(float, of_warp, [ADAFACTOR_WARPS_][32]);
     const AdafactorPlace_& place = places[blockIdx.y];
     const int cols = place.tensor.cols, col = (int)(blockIdx.x * 32 + threadIdx.x);
@@ -344,7 +373,7 @@ static __global__ void __launch_bounds__(32 * ADAFACTOR_WARPS_)
         for (int w = 1; w < ADAFACTOR_WARPS_; w++) {
             sum += of_warp[w][threadIdx.x];
         }
-        float* to = col_sums + place.tensor.col_sums + col;
+        float* to = state.col_sums + place.tensor.col_sums + col;
         *to = adafactor_mean_(*to, sum / (float)place.tensor.rows, step.beta2);
     }
 }
@@ -355,20 +384,20 @@ static __global__ void __launch_bounds__(32 * ADAFACTOR_WARPS_)
 // the tensor, u the update before it is clipped.
 template <int W, class G, class F>
 __device__ inline void adafactor_each_(const AdafactorPlace_& place, const AdafactorGrads_<G>& grads,
-                                       const float* row_sums, const float* col_sums, float mean,
-                                       const AdafactorLaunch_& step, F body) {
+                                       const AdafactorState_& state, float mean, const AdafactorLaunch_& step,
+                                       F body) {
     const AdafactorTensor& t = place.tensor;
     const AdafactorRows_ rows = adafactor_rows_(place, adafactor_tile_(step));
     float row_factors[ADAFACTOR_ROWS_OF_WARP_];
-    adafactor_row_factors_(row_factors, row_sums + t.row_sums, rows, mean);
+    adafactor_row_factors_(row_factors, state.row_sums + t.row_sums, rows, mean);
     for (int col = (int)threadIdx.x % 32 * W; col < t.cols; col += 32 * W) {
-        const Elements<float, W> col_factors = adafactor_col_factors_<W>(col_sums + t.col_sums, col);
+        const Elements<float, W> col_factors = adafactor_col_factors_<W>(state.col_sums + t.col_sums, col);
 #pragma unroll
         for (int k = 0; k < ADAFACTOR_ROWS_OF_WARP_; k++) {
             const int row = rows.first + k * ADAFACTOR_WARPS_;
             if (row < rows.end) {
                 const size_t i = (size_t)row * t.cols + col;
-                Elements<float, W> u = adafactor_gradient_<W>(grads.data + t.at, i, step.opt.grad_scale);
+                Elements<float, W> u = adafactor_gradient_<W>(grads.data + t.grads, i, step.opt.grad_scale);
 #pragma unroll
                 for (int e = 0; e < W; e++) {
                     u[e] *= row_factors[k] * col_factors[e];
@@ -385,19 +414,18 @@ __device__ inline void adafactor_each_(const AdafactorPlace_& place, const Adafa
 // order  fixed
 template <class G, int W>
 __global__ void __launch_bounds__(32 * ADAFACTOR_WARPS_)
-    adafactor_rms_kernel_(AdafactorTile_* tiles, const AdafactorGrads_<G> grads, const float* row_sums,
-                          const float* col_sums, const AdafactorPlace_* places, const int* places_of_tiles,
-                          const __grid_constant__ AdafactorLaunch_ step) {
+    adafactor_rms_kernel_(AdafactorTile_* tiles, const AdafactorGrads_<G> grads,
+                          const __grid_constant__ AdafactorState_ state, const AdafactorPlace_* places,
+                          const int* places_of_tiles, const __grid_constant__ AdafactorLaunch_ step) {
     const AdafactorPlace_& place = places[places_of_tiles[adafactor_tile_(step)]];
     const float mean = adafactor_sum_(tiles, &AdafactorTile_::row_sums, place) / (float)place.tensor.rows;
     float sum = 0;
-    adafactor_each_<W>(place, grads, row_sums, col_sums, mean, step,
-                       [&](size_t, const Elements<float, W>& u) {
+    adafactor_each_<W>(place, grads, state, mean, step, [&](size_t, const Elements<float, W>& u) {
 #pragma unroll
-                           for (int e = 0; e < W; e++) {
-                               sum += u[e] * u[e];
-                           }
-                       });
+        for (int e = 0; e < W; e++) {
+            sum += u[e] * u[e];
+        }
+    });
     sum = block_sum(sum);
     if (threadIdx.x == 0) {
         tiles[adafactor_tile_(step)].updates = sum;
@@ -421,7 +449,7 @@ __device__ inline AdafactorRates_ adafactor_rates_(const AdafactorTensor& t, flo
     return rates;
 }
 
-// W elements: weights and m start with the tensor's.
+// W elements: weights and m start with those that are updated.
 template <class T, int W>
 __device__ inline void adafactor_apply_(const Weights<T>& weights, float* m, size_t i, Elements<float, W> u,
                                         const AdafactorRates_& rates, float beta1,
@@ -444,14 +472,14 @@ __device__ inline void adafactor_apply_(const Weights<T>& weights, float* m, siz
     weights_store(weights, i, x, words);
 }
 
-// A block updates its tile.
+// A block updates its tile, what of it is updated here.
 // grid   tiles      block   256      shared   128 bytes
 // moves  the gradient in, m and the weights in and out. Bound by memory.
 // order  fixed
 template <class T, class G, int W>
 __global__ void __launch_bounds__(32 * ADAFACTOR_WARPS_)
-    adafactor_kernel_(T* params, void* master, MasterWeights kind, const AdafactorGrads_<G> grads,
-                      const float* row_sums, const float* col_sums, float* m, const AdafactorTile_* tiles,
+    adafactor_kernel_(const __grid_constant__ AdafactorWeights_<T> x, const AdafactorGrads_<G> grads,
+                      const __grid_constant__ AdafactorState_ state, const AdafactorTile_* tiles,
                       const AdafactorPlace_* places, const int* places_of_tiles, uint64_t seed,
                       uint64_t stream, const __grid_constant__ AdafactorLaunch_ step) {
     const AdafactorPlace_& place = places[places_of_tiles[adafactor_tile_(step)]];
@@ -463,13 +491,14 @@ __global__ void __launch_bounds__(32 * ADAFACTOR_WARPS_)
                               ? adafactor_sum_(tiles, &AdafactorTile_::squares, place) / n
                               : 0.0f;
     const AdafactorRates_ rates = adafactor_rates_(t, updates, squares, step);
-    const Weights<T> all = {params, master, kind}, weights = weights_from(all, t.at);
-    const RoundingWords words = {seed, stream, t.first_word};
-    float* mean_of_updates = m ? m + t.m : NULL;
-    adafactor_each_<W>(place, grads, row_sums, col_sums, mean, step,
-                       [&](size_t i, const Elements<float, W>& u) {
-                           adafactor_apply_(weights, mean_of_updates, i, u, rates, step.opt.beta1, words);
-                       });
+    const Weights<T> weights = adafactor_own_(x, t);
+    const RoundingWords words = {seed, stream, t.first_word + t.begin};
+    float* mean_of_updates = state.m ? state.m + t.m : NULL;
+    adafactor_each_<W>(place, grads, state, mean, step, [&](size_t i, const Elements<float, W>& u) {
+        if (t.begin <= i && i < t.end) {
+            adafactor_apply_(weights, mean_of_updates, i - t.begin, u, rates, step.opt.beta1, words);
+        }
+    });
 }
 
 // A block updates a vector, an element a thread at a time, twice.
@@ -478,29 +507,30 @@ __global__ void __launch_bounds__(32 * ADAFACTOR_WARPS_)
 // order  fixed
 template <class T, class G>
 __global__ void __launch_bounds__(256)
-    adafactor_vectors_kernel_(T* params, void* master, MasterWeights kind, const AdafactorGrads_<G> grads,
-                              float* v, float* m, const AdafactorPlace_* places, uint64_t seed,
-                              uint64_t stream, const __grid_constant__ AdafactorLaunch_ step) {
+    adafactor_vectors_kernel_(const __grid_constant__ AdafactorWeights_<T> x, const AdafactorGrads_<G> grads,
+                              const __grid_constant__ AdafactorState_ state, const AdafactorPlace_* places,
+                              uint64_t seed, uint64_t stream, const __grid_constant__ AdafactorLaunch_ step) {
     const AdafactorTensor& t = places[blockIdx.x].tensor;
-    const Weights<T> all = {params, master, kind}, weights = weights_from(all, t.at);
-    const RoundingWords words = {seed, stream, t.first_word};
-    float *mean_of_squares = v + t.v, updates = 0, squares = 0;
+    const RoundingWords words = {seed, stream, t.first_word + t.begin};
+    float *mean_of_squares = state.v + t.v, updates = 0, squares = 0;
     for (int i = (int)threadIdx.x; i < t.cols; i += 256) {
-        const float g = to_float(grads.data[t.at + i]) * step.opt.grad_scale;
-        const float x = weights_load<1>(weights, i)[0];
+        const float g = to_float(grads.data[t.grads + i]) * step.opt.grad_scale;
+        const float weight =
+            step.opt.rate == ADAFACTOR_RELATIVE ? adafactor_weight_<1>(x, t, (size_t)i)[0] : 0.0f;
         mean_of_squares[i] = adafactor_mean_(mean_of_squares[i], g * g, step.beta2);
         const float u = g * adafactor_inverse_root_(mean_of_squares[i]);
         updates += u * u;
-        squares += x * x;
+        squares += weight * weight;
     }
     updates = block_sum(updates) / (float)t.cols;
     squares = block_sum(squares) / (float)t.cols;
     const AdafactorRates_ rates = adafactor_rates_(t, updates, squares, step);
-    for (int i = (int)threadIdx.x; i < t.cols; i += 256) {
+    for (size_t i = t.begin + threadIdx.x; i < t.end; i += 256) {
         Elements<float, 1> u;
-        u[0] = to_float(grads.data[t.at + i]) * step.opt.grad_scale *
+        u[0] = to_float(grads.data[t.grads + i]) * step.opt.grad_scale *
                adafactor_inverse_root_(mean_of_squares[i]);
-        adafactor_apply_(weights, m ? m + t.m : NULL, i, u, rates, step.opt.beta1, words);
+        adafactor_apply_(adafactor_own_(x, t), state.m ? state.m + t.m : NULL, i - t.begin, u, rates,
+                         step.opt.beta1, words);
     }
 }
 
@@ -513,6 +543,7 @@ template <class T> struct AdafactorUpdate {
     Adafactor opt;
     uint64_t seed;
     AdafactorCount first, count; // the plan's tensors before those to update, and these
+    const float* whole_weights;  // only looked at with a relative rate
 };
 
 template <class T, class G, int W>
@@ -520,17 +551,18 @@ static inline void adafactor_update_matrices_(const AdafactorUpdate<T>& u, const
                                               uint64_t stream, const Gpu* gpu) {
     const AdafactorPlan* p = u.plan;
     const AdafactorGrads_<G> grads = {(const G*)u.grads.data};
+    const AdafactorWeights_<T> x = {u.weights, u.whole_weights};
+    const AdafactorState_ state = {u.row_sums, u.col_sums, u.v, u.m};
     const AdafactorPlace_* matrices = p->places + u.first.matrices;
     const unsigned tiles = (unsigned)u.count.tiles, threads = 32 * ADAFACTOR_WARPS_;
-    launch(adafactor_sums_kernel_<T, G, W>, tiles, threads, 0, gpu, p->tiles, p->col_parts, u.row_sums, grads,
-           u.weights.params, u.weights.master, u.weights.kind, p->places, p->places_of_tiles, step);
-    launch(adafactor_columns_kernel_, dim3((unsigned)ceil_div(p->most_cols, 32), (unsigned)u.count.matrices),
-           dim3(32, ADAFACTOR_WARPS_), 0, gpu, u.col_sums, p->col_parts, matrices, step);
-    launch(adafactor_rms_kernel_<G, W>, tiles, threads, 0, gpu, p->tiles, grads, u.row_sums, u.col_sums,
+    launch(adafactor_sums_kernel_<T, G, W>, tiles, threads, 0, gpu, p->tiles, p->col_parts, state, grads, x,
            p->places, p->places_of_tiles, step);
-    launch(adafactor_kernel_<T, G, W>, tiles, threads, 0, gpu, u.weights.params, u.weights.master,
-           u.weights.kind, grads, u.row_sums, u.col_sums, u.m, p->tiles, p->places, p->places_of_tiles,
-           u.seed, stream, step);
+    launch(adafactor_columns_kernel_, dim3((unsigned)ceil_div(p->most_cols, 32), (unsigned)u.count.matrices),
+           dim3(32, ADAFACTOR_WARPS_), 0, gpu, state, p->col_parts, matrices, step);
+    launch(adafactor_rms_kernel_<G, W>, tiles, threads, 0, gpu, p->tiles, grads, state, p->places,
+           p->places_of_tiles, step);
+    launch(adafactor_kernel_<T, G, W>, tiles, threads, 0, gpu, x, grads, state, p->tiles, p->places,
+           p->places_of_tiles, u.seed, stream, step);
 }
 
 template <class T, class G>
@@ -544,8 +576,9 @@ static inline void adafactor_update_(const AdafactorUpdate<T>& u, const Gpu* gpu
         adafactor_update_matrices_<T, G, 1>(u, step, words.stream, gpu);
     }
     if (u.count.vectors) {
-        launch(adafactor_vectors_kernel_<T, G>, (unsigned)u.count.vectors, 256, 0, gpu, u.weights.params,
-               u.weights.master, u.weights.kind, AdafactorGrads_<G>{(const G*)u.grads.data}, u.v, u.m,
+        launch(adafactor_vectors_kernel_<T, G>, (unsigned)u.count.vectors, 256, 0, gpu,
+               AdafactorWeights_<T>{u.weights, u.whole_weights}, AdafactorGrads_<G>{(const G*)u.grads.data},
+               AdafactorState_{u.row_sums, u.col_sums, u.v, u.m},
                p->places + p->all.matrices + u.first.vectors, u.seed, words.stream, step);
     }
 }

@@ -54,8 +54,10 @@ typedef struct {
 typedef struct {
     float* param;
     const float* grad;
-    float *row, *col, *m; // m may be NULL
+    float *row, *col, *m; // m may be NULL; m[0] belongs to element `begin`
     size_t rows, cols;
+    size_t begin,
+        end; // the elements that are updated: of all others the gradient is there, and the parameter
 } AdafactorMatrix;
 
 #define ADAFACTOR_EPS 1e-30f // added to squares
@@ -201,22 +203,25 @@ static inline float adafactor_momentum_(float* m, float u, AdafactorStep_ step) 
     return *m = step.beta1 * *m + (1.0f - step.beta1) * (u * step.clipped);
 }
 
+// What is updated of a row.
 static inline void adafactor_move_row_(const AdafactorWork_* work, size_t i, AdafactorStep_ step) {
-    const size_t cols = work->x.cols;
-    const float *grad = work->x.grad + i * cols, factor = adafactor_row_factor_(work, i);
-    const float* col_factor = work->col_factor;
-    float* param = work->x.param + i * cols;
+    const size_t first = i * work->x.cols, end = first + work->x.cols;
+    const size_t from = work->x.begin > first ? work->x.begin : first,
+                 count = (work->x.end < end ? work->x.end : end) - from;
+    const float *grad = work->x.grad + from, factor = adafactor_row_factor_(work, i);
+    const float* col_factor = work->col_factor + (from - first);
+    float* param = work->x.param + from;
     if (!work->x.m) {
 #pragma omp simd
-        for (size_t j = 0; j < cols; j++) {
+        for (size_t j = 0; j < count; j++) {
             const float u = grad[j] * factor * col_factor[j];
             param[j] = step.keep * param[j] - step.rate * (u * step.clipped);
         }
         return;
     }
-    float* m = work->x.m + i * cols;
+    float* m = work->x.m + (from - work->x.begin);
 #pragma omp simd
-    for (size_t j = 0; j < cols; j++) {
+    for (size_t j = 0; j < count; j++) {
         const float u = grad[j] * factor * col_factor[j];
         param[j] = step.keep * param[j] - step.rate * adafactor_momentum_(m + j, u, step);
     }
@@ -240,17 +245,18 @@ static inline void adafactor_update_cpu(AdafactorMatrix x, Adafactor opt, void* 
     const double param_rms =
         opt.rate == ADAFACTOR_RELATIVE ? adafactor_rms_(&work, adafactor_band_param_squares_) : 0;
     const AdafactorStep_ step = adafactor_step_(opt, u_rms, param_rms);
+    const size_t end = (x.end + x.cols - 1) / x.cols;
 #pragma omp parallel for schedule(static)
-    for (size_t i = 0; i < x.rows; i++) {
+    for (size_t i = x.begin / x.cols; i < end; i++) {
         adafactor_move_row_(&work, i, step);
     }
 }
 
 // ---- a vector ----
 
-// One thread: vectors are short.
+// As of a matrix, elements begin ... end-1 are updated, and m[0] is that of element `begin`. One thread: vectors are short.
 static inline void adafactor_vector_cpu(float* param, const float* grad, float* v, float* m, size_t n,
-                                        Adafactor opt) {
+                                        size_t begin, size_t end, Adafactor opt) {
     const float beta2 = adafactor_beta2(opt);
     double u_squares = 0, param_squares = 0;
     for (size_t i = 0; i < n; i++) {
@@ -261,10 +267,10 @@ static inline void adafactor_vector_cpu(float* param, const float* grad, float* 
     }
     const AdafactorStep_ step =
         adafactor_step_(opt, sqrt(u_squares / (double)n), sqrt(param_squares / (double)n));
-    for (size_t i = 0; i < n; i++) {
+    for (size_t i = begin; i < end; i++) {
         const float u = grad[i] * opt.grad_scale / sqrtf(v[i]);
-        param[i] =
-            step.keep * param[i] - step.rate * (m ? adafactor_momentum_(m + i, u, step) : u * step.clipped);
+        const float moved = m ? adafactor_momentum_(m + (i - begin), u, step) : u * step.clipped;
+        param[i] = step.keep * param[i] - step.rate * moved;
     }
 }
 

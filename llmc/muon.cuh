@@ -16,8 +16,13 @@ layers is chosen to fill a GPU. What is added to a product is added by cublasLt:
 
 The gram matrix A is that of the shorter side. X and A take turns with a second copy.
 
+Where processes update parts of a tensor, each first makes its elements of u, and of the new momentum, by muon_operand. They
+gather u, layer by layer; then muon_update does all the rest on whole matrices, and changes the weights of its part. u has
+the bits that the momentum and the gradient would give.
+
 needs:   tensors start at multiples of four elements in every array
-defines: MuonTensor, MuonGpu, muon_planned_bytes, muon_open, muon_close, MuonUpdate, muon_update, muon_bytes
+defines: MuonPlace, MuonTensor, MuonGpu, muon_planned_bytes, muon_open, muon_close, muon_choose_products,
+         MuonUpdate, muon_operand, muon_update, muon_bytes
 */
 #ifndef LLMC_MUON_CUH
 #define LLMC_MUON_CUH
@@ -35,16 +40,22 @@ defines: MuonTensor, MuonGpu, muon_planned_bytes, muon_open, muon_close, MuonUpd
 // are quickly added.
 enum { MUON_THREADS_ = 256, MUON_BLOCKS_ = 64 };
 
-// The layers of a tensor, by their places in elements.
+// Where the first layer is in an array, and how much further each next one; in elements.
 typedef struct {
-    size_t at, stride;  // in the parameters, master weights and gradients: of the first layer, to the next
-    size_t b, b_stride; // in the momentum
-    size_t row_squares, row_squares_stride;
-    int layers;            //
-    int parts, rows, cols; // a layer has `parts` matrices of rows x cols, below each other
-    int group;             // of the first layer, and
-    size_t start;          // where the tensor starts in it: RoundingWords
-    int decay;             // whether weights decay
+    size_t first, step;
+} MuonPlace;
+
+// The layers of a tensor. Of each, elements begin ... end-1 are updated here.
+typedef struct {
+    size_t begin, end;
+    MuonPlace params, grads, b; // of element `begin`; master weights lie as gradients do
+    MuonPlace row_squares;      // of the whole tensor
+    int layers;                 //
+    int parts, rows, cols;      // a layer has `parts` matrices of rows x cols, below each other
+    int group;                  // of the first layer, and
+    size_t start;               // where the tensor starts in it: in RoundingWords, and in MuonUpdate.u
+    int decay;                  // whether weights decay
+    int by_layer;               // each layer is updated on its own
 } MuonTensor;
 
 // X is fp32 for fp32 weights, bf16 for 16-bit weights.
@@ -62,6 +73,9 @@ typedef struct {
 
 // The layers that are updated together: in groups as equal as they can be.
 static inline int muon_group_layers_(const MuonTensor* t) {
+    if (t->by_layer) {
+        return 1;
+    }
     const size_t layer = (size_t)t->parts * t->rows * t->cols, most = ceil_div(MUON_GROUP_ELEMENTS, layer);
     const int groups = ceil_div(t->layers, (int)(most < (size_t)t->layers ? most : (size_t)t->layers));
     return ceil_div(t->layers, groups);
@@ -122,28 +136,32 @@ typedef struct {
     MuonTensor tensor;
     int first_layer;
     Muon opt;
-    float rate, keep; // of the weights
+    float rate, keep;   // of the weights
+    float* row_squares; // or NULL
 } MuonLaunch_;
 
-// The matrix of a block: where it starts, and the elements of it that the block has.
+// The matrix of a block: its layer, where it starts in this, and the elements of it that the block has.
 typedef struct {
-    size_t at, b, row_squares, begin, end;
-    uint64_t word;
+    size_t layer, start, begin, end;
 } MuonMatrix_;
 
 __device__ inline MuonMatrix_ muon_matrix_(const MuonLaunch_& s) {
     const MuonTensor& t = s.tensor;
     const size_t n = (size_t)t.rows * t.cols, unit = 4 * MUON_THREADS_;
-    const size_t layer = (size_t)s.first_layer + blockIdx.y / t.parts, part = blockIdx.y % t.parts;
     const size_t share = ceil_div(n, (size_t)MUON_BLOCKS_ * unit) * unit, begin = blockIdx.x * share;
-    MuonMatrix_ matrix;
-    matrix.at = t.at + layer * t.stride + part * n;
-    matrix.b = t.b + layer * t.b_stride + part * n;
-    matrix.row_squares = t.row_squares + layer * t.row_squares_stride + part * t.rows;
-    matrix.begin = begin;
-    matrix.end = begin + share < n ? begin + share : n;
-    matrix.word = ((uint64_t)(t.group + layer) << 40) + t.start + part * n;
+    const MuonMatrix_ matrix = {(size_t)s.first_layer + blockIdx.y / t.parts, blockIdx.y % t.parts * n, begin,
+                                begin + share < n ? begin + share : n};
     return matrix;
+}
+
+// Where a layer is in an array.
+__host__ __device__ inline size_t muon_at_(MuonPlace place, size_t layer) {
+    return place.first + layer * place.step;
+}
+
+// The running means of a matrix's rows.
+__device__ inline float* muon_row_squares_(const MuonMatrix_& matrix, const MuonLaunch_& s) {
+    return s.row_squares + muon_at_(s.tensor.row_squares, matrix.layer) + matrix.start / s.tensor.cols;
 }
 
 // b, or with the new b Nesterov's: momentum b + (1 - momentum) g.
@@ -158,21 +176,66 @@ __device__ inline Elements<float, W> muon_mix_(const Elements<float, W>& b, cons
     return mixed;
 }
 
+// Where u comes from: the momentum and the gradient, which have all elements; or, if it is not NULL, an array of it.
+template <class G> struct MuonSource_ {
+    float* momentum;
+    const G* grads;
+    const float* u;
+};
+
+typedef enum { MUON_READ_, MUON_UPDATE_ } MuonMomentum_;
+
+// Elements i ... of a matrix of u, and on MUON_UPDATE_ their momentum; an array of u has it updated.
+template <MuonMomentum_ MOMENTUM, int W, class G>
+__device__ inline Elements<float, W> muon_u_(const MuonSource_<G>& from, const MuonMatrix_& matrix, size_t i,
+                                             const MuonLaunch_& s) {
+    if (from.u) {
+        return elements_load<W>(from.u + s.tensor.start + matrix.start + i);
+    }
+    const G* grads = from.grads + muon_at_(s.tensor.grads, matrix.layer) + matrix.start;
+    float* momentum = from.momentum + muon_at_(s.tensor.b, matrix.layer) + matrix.start;
+    const Elements<float, W> g = elements_convert<float>(elements_load<W>(grads + i));
+    Elements<float, W> b = elements_load<W>(momentum + i);
+    if (MOMENTUM == MUON_UPDATE_) {
+        b = muon_mix_(b, g, s.opt);
+        elements_store(momentum + i, b);
+    }
+    return muon_mix_(b, g, s.opt);
+}
+
+// A thread updates the momentum of W elements, and sets u: of those of a layer that are updated here.
+// grid   ceil(elements / 256 W)      block   256      shared   none
+// moves  the gradient in, the momentum in and out, u out. Bound by memory.
+// order  every element on its own
+template <class G, int W>
+__global__ void __launch_bounds__(MUON_THREADS_)
+    muon_operand_kernel_(float* u, const __grid_constant__ MuonSource_<G> from,
+                         const __grid_constant__ MuonLaunch_ s) {
+    const MuonTensor& t = s.tensor;
+    const size_t i = W * ((size_t)blockIdx.x * MUON_THREADS_ + threadIdx.x), layer = (size_t)s.first_layer;
+    if (i >= t.end - t.begin) {
+        return;
+    }
+    const Elements<float, W> g =
+        elements_convert<float>(elements_load<W>(from.grads + muon_at_(t.grads, layer) + i));
+    float* mean = from.momentum + muon_at_(t.b, layer) + i;
+    const Elements<float, W> b = muon_mix_(elements_load<W>(mean), g, s.opt);
+    elements_store(mean, b);
+    elements_store(u + t.start + t.begin + i, muon_mix_(b, g, s.opt));
+}
+
 // A block updates the momentum of a 64th of a matrix, and sums the squares of u.
 // grid   64, matrices      block   256      shared   128 bytes
-// moves  the gradient in, the momentum in and out. Bound by memory.
+// moves  the gradient in, the momentum in and out; or u in. Bound by memory.
 // order  fixed
 template <class G, int W>
 __global__ void __launch_bounds__(MUON_THREADS_)
-    muon_momentum_kernel_(float* sums, float* momentum, const G* grads,
-                          const __grid_constant__ MuonLaunch_ s) {
+    muon_sums_kernel_(float* sums, const __grid_constant__ MuonSource_<G> from,
+                      const __grid_constant__ MuonLaunch_ s) {
     const MuonMatrix_ matrix = muon_matrix_(s);
     float sum = 0;
     for (size_t i = matrix.begin + W * threadIdx.x; i < matrix.end; i += W * MUON_THREADS_) {
-        const Elements<float, W> g = elements_convert<float>(elements_load<W>(grads + matrix.at + i));
-        const Elements<float, W> b = muon_mix_(elements_load<W>(momentum + matrix.b + i), g, s.opt);
-        const Elements<float, W> u = muon_mix_(b, g, s.opt);
-        elements_store(momentum + matrix.b + i, b);
+        const Elements<float, W> u = muon_u_<MUON_UPDATE_, W>(from, matrix, i, s);
 #pragma unroll
         for (int e = 0; e < W; e++) {
             sum = fmaf(u[e], u[e], sum);
@@ -186,11 +249,11 @@ __global__ void __launch_bounds__(MUON_THREADS_)
 
 // A block sets a 64th of a matrix X.
 // grid   64, matrices      block   256      shared   128 bytes
-// moves  the gradient and the momentum in, X out. Bound by memory.
+// moves  the gradient and the momentum in, or u; X out. Bound by memory.
 // order  fixed
 template <class X, class G, int W>
 __global__ void __launch_bounds__(MUON_THREADS_)
-    muon_start_kernel_(X* x, const float* sums, const float* momentum, const G* grads,
+    muon_start_kernel_(X* x, const float* sums, const __grid_constant__ MuonSource_<G> from,
                        const __grid_constant__ MuonLaunch_ s) {
     const MuonMatrix_ matrix = muon_matrix_(s);
     const float* of_blocks = sums + (size_t)blockIdx.y * MUON_BLOCKS_;
@@ -198,8 +261,7 @@ __global__ void __launch_bounds__(MUON_THREADS_)
     const float factor = 1.0f / (norm + (float)MUON_EPS);
     X* to = x + (size_t)blockIdx.y * s.tensor.rows * s.tensor.cols;
     for (size_t i = matrix.begin + W * threadIdx.x; i < matrix.end; i += W * MUON_THREADS_) {
-        const Elements<float, W> g = elements_convert<float>(elements_load<W>(grads + matrix.at + i));
-        Elements<float, W> u = muon_mix_(elements_load<W>(momentum + matrix.b + i), g, s.opt);
+        Elements<float, W> u = muon_u_<MUON_READ_, W>(from, matrix, i, s);
 #pragma unroll
         for (int e = 0; e < W; e++) {
             u[e] *= factor;
@@ -214,8 +276,7 @@ __global__ void __launch_bounds__(MUON_THREADS_)
 // order  fixed
 template <class X>
 __global__ void __launch_bounds__(MUON_THREADS_)
-    muon_rows_kernel_(float* row_squares, float* row_sums, const X* x,
-                      const __grid_constant__ MuonLaunch_ s) {
+    muon_rows_kernel_(float* row_sums, const X* x, const __grid_constant__ MuonLaunch_ s) {
     const MuonTensor& t = s.tensor;
     const int row = (int)(blockIdx.x * (MUON_THREADS_ / 32) + threadIdx.x / 32), lane = (int)threadIdx.x % 32;
     const size_t of_all = (size_t)blockIdx.y * t.rows + row;
@@ -229,7 +290,7 @@ __global__ void __launch_bounds__(MUON_THREADS_)
     }
     sum = warp_sum(sum);
     if (lane == 0) {
-        float* mean = row_squares + muon_matrix_(s).row_squares + row;
+        float* mean = muon_row_squares_(muon_matrix_(s), s) + row;
         *mean = fmaf(s.opt.rows_beta2, *mean, (1.0f - s.opt.rows_beta2) * (sum / (float)t.cols));
         row_sums[of_all] = sum;
     }
@@ -251,31 +312,38 @@ __device__ inline float muon_norm_factor_(const float* means, const float* sums,
     return after > 0 ? sqrtf(before / after) : 0.0f;
 }
 
-// A block updates the weights of a 64th of a matrix; with row_squares it divides rows of X first.
+// A block updates the weights of a 64th of a matrix, those of them that are updated here; with row_squares it divides rows of
+// X first.
 // grid   64, matrices      block   256      shared   128 bytes
 // moves  X in, the weights in and out. Bound by memory.
 // order  fixed
 template <class T, class X, int W>
 __global__ void __launch_bounds__(MUON_THREADS_)
-    muon_kernel_(T* params, void* master, MasterWeights kind, const X* x, const float* row_squares,
-                 const float* row_sums, uint64_t seed, uint64_t stream,
-                 const __grid_constant__ MuonLaunch_ s) {
+    muon_kernel_(const __grid_constant__ Weights<T> all, const X* x, const float* row_sums, uint64_t seed,
+                 uint64_t stream, const __grid_constant__ MuonLaunch_ s) {
+    const MuonTensor& t = s.tensor;
     const MuonMatrix_ matrix = muon_matrix_(s);
-    const Weights<T> all = {params, master, kind}, weights = weights_from(all, matrix.at);
-    const RoundingWords words = {seed, stream, matrix.word};
-    const size_t rows = (size_t)s.tensor.rows, cols = (size_t)s.tensor.cols;
+    const Weights<T> weights =
+        weights_from(all, muon_at_(t.params, matrix.layer), muon_at_(t.grads, matrix.layer));
+    const RoundingWords words = {seed, stream,
+                                 ((uint64_t)(t.group + matrix.layer) << 40) + t.start + t.begin};
+    const size_t rows = (size_t)t.rows, cols = (size_t)t.cols;
     const X* from = x + blockIdx.y * rows * cols;
-    const float* means = row_squares ? row_squares + matrix.row_squares : NULL;
+    const float* means = s.row_squares ? muon_row_squares_(matrix, s) : NULL;
     const float norm = means ? muon_norm_factor_(means, row_sums + blockIdx.y * rows, (int)rows) : 1.0f;
     for (size_t i = matrix.begin + W * threadIdx.x; i < matrix.end; i += W * MUON_THREADS_) {
+        const size_t element = matrix.start + i, own = element - t.begin;
+        if (element < t.begin || element >= t.end) {
+            continue;
+        }
         const Elements<float, W> u = elements_convert<float>(elements_load<W>(from + i));
         const float factor = means ? norm * muon_row_factor_(means[(uint32_t)i / (uint32_t)cols]) : 1.0f;
-        Elements<float, W> p = weights_load<W>(weights, i);
+        Elements<float, W> p = weights_load<W>(weights, own);
 #pragma unroll
         for (int e = 0; e < W; e++) {
             p[e] = fmaf(decay_keep(s.keep, s.opt.decay, u[e], p[e]), p[e], -(s.rate * (u[e] * factor)));
         }
-        weights_store(weights, i, p, words);
+        weights_store(weights, own, p, words);
     }
 }
 
@@ -305,6 +373,12 @@ static inline const X* muon_orthogonalize_(MuonGpu* muon, const MuonTensor* t, i
     return x[MUON_ITERATIONS % 2];
 }
 
+// Does the products of an update of some layers once, on what is in scratch memory: that chooses their algorithms.
+template <class T>
+static inline void muon_choose_products(MuonGpu* muon, const MuonTensor* t, MatmulGpu* matmul) {
+    muon_orthogonalize_<typename MuonReal_<T>::Type>(muon, t, muon_group_layers_(t) * t->parts, matmul);
+}
+
 // ---- the update ----
 
 // All that the update takes; as above.
@@ -317,7 +391,38 @@ template <class T> struct MuonUpdate {
     int64_t t; // number of this update, from 1
     uint64_t seed;
     MatmulGpu* matmul;
+    float*
+        u; // of the group that is updated, from muon_operand of all processes; NULL: all of it is updated here
 };
+
+template <class T>
+static inline MuonLaunch_ muon_launch_(const MuonTensor* t, const MuonUpdate<T>& u, int layer) {
+    const float rate = u.opt.lr * muon_factor(u.opt, (size_t)t->rows, (size_t)t->cols);
+    const MuonLaunch_ s = {
+        *t, layer, u.opt, rate, t->decay ? 1.0f - u.opt.lr * u.opt.weight_decay : 1.0f, u.row_squares};
+    return s;
+}
+
+template <class T, class G>
+static inline void muon_operand_(const MuonTensor* t, const MuonUpdate<T>& u, int layer, const Gpu* gpu) {
+    const MuonLaunch_ s = muon_launch_(t, u, layer);
+    const int width = t->cols % 4 == 0 ? 4 : 1;
+    const unsigned blocks = (unsigned)ceil_div(t->end - t->begin, (size_t)width * MUON_THREADS_);
+    const MuonSource_<G> from = {u.b, (const G*)u.grads.data, NULL};
+    if (width == 4) {
+        launch(muon_operand_kernel_<G, 4>, blocks, MUON_THREADS_, 0, gpu, u.u, from, s);
+    } else {
+        launch(muon_operand_kernel_<G, 1>, blocks, MUON_THREADS_, 0, gpu, u.u, from, s);
+    }
+}
+
+// Sets u of a layer, the elements that are updated here, and updates their momentum.
+template <class T>
+static inline void muon_operand(const MuonTensor* t, const MuonUpdate<T>& u, int layer, const Gpu* gpu) {
+    if (t->begin < t->end) {
+        GRADIENT_DISPATCH(u.grads, T, muon_operand_<T, G>(t, u, layer, gpu));
+    }
+}
 
 template <class T, class G, int W>
 static inline void muon_update_group_(const MuonUpdate<T>& u, const MuonLaunch_& s, int layers,
@@ -325,27 +430,25 @@ static inline void muon_update_group_(const MuonUpdate<T>& u, const MuonLaunch_&
     typedef typename MuonReal_<T>::Type X;
     const int matrices = layers * s.tensor.parts;
     const dim3 grid(MUON_BLOCKS_, (unsigned)matrices);
-    const G* grads = (const G*)u.grads.data;
-    launch(muon_momentum_kernel_<G, W>, grid, MUON_THREADS_, 0, gpu, u.muon->sums, u.b, grads, s);
-    launch(muon_start_kernel_<X, G, W>, grid, MUON_THREADS_, 0, gpu, (X*)u.muon->x[0], u.muon->sums, u.b,
-           grads, s);
+    const MuonSource_<G> from = {u.b, (const G*)u.grads.data, u.u};
+    launch(muon_sums_kernel_<G, W>, grid, MUON_THREADS_, 0, gpu, u.muon->sums, from, s);
+    launch(muon_start_kernel_<X, G, W>, grid, MUON_THREADS_, 0, gpu, (X*)u.muon->x[0], u.muon->sums, from, s);
     const X* x = muon_orthogonalize_<X>(u.muon, &s.tensor, matrices, u.matmul);
     if (u.row_squares) {
         launch(muon_rows_kernel_<X>, dim3((unsigned)ceil_div(s.tensor.rows, MUON_THREADS_ / 32), grid.y),
-               MUON_THREADS_, 0, gpu, u.row_squares, u.muon->row_sums, x, s);
+               MUON_THREADS_, 0, gpu, u.muon->row_sums, x, s);
     }
-    launch(muon_kernel_<T, X, W>, grid, MUON_THREADS_, 0, gpu, u.weights.params, u.weights.master,
-           u.weights.kind, x, u.row_squares, u.muon->row_sums, u.seed,
+    launch(muon_kernel_<T, X, W>, grid, MUON_THREADS_, 0, gpu, u.weights, x, u.muon->row_sums, u.seed,
            rounding_words(u.seed, u.t, 0, 0).stream, s);
 }
 
 template <class T, class G>
-static inline void muon_update_(const MuonTensor* t, const MuonUpdate<T>& u, const Gpu* gpu) {
+static inline void muon_update_(const MuonTensor* t, const MuonUpdate<T>& u, int first, int end,
+                                const Gpu* gpu) {
     const int most = muon_group_layers_(t);
-    const float rate = u.opt.lr * muon_factor(u.opt, (size_t)t->rows, (size_t)t->cols);
-    MuonLaunch_ s = {*t, 0, u.opt, rate, t->decay ? 1.0f - u.opt.lr * u.opt.weight_decay : 1.0f};
-    for (; s.first_layer < t->layers; s.first_layer += most) {
-        const int layers = int_min(most, t->layers - s.first_layer);
+    for (int layer = first; layer < end; layer += most) {
+        const MuonLaunch_ s = muon_launch_(t, u, layer);
+        const int layers = int_min(most, end - layer);
         if (t->cols % 4 == 0) {
             muon_update_group_<T, G, 4>(u, s, layers, gpu);
         } else {
@@ -354,13 +457,18 @@ static inline void muon_update_(const MuonTensor* t, const MuonUpdate<T>& u, con
     }
 }
 
-// Updates all layers of a tensor, on the stream of `gpu`, which is matmul's.
+// Updates layers first ... end-1 of a tensor, on the stream of `gpu`, which is matmul's.
 template <class T>
-static inline void muon_update(const MuonTensor* t, const MuonUpdate<T>& u, const Gpu* gpu) {
+static inline void muon_update(const MuonTensor* t, const MuonUpdate<T>& u, int first, int end,
+                               const Gpu* gpu) {
     assert(t->parts > 0 && t->layers > 0 && (size_t)t->parts * t->rows * t->cols > 0);
-    assert((t->at | t->stride | t->b | t->b_stride | t->start) % 4 == 0);
+    assert((t->params.first | t->params.step | t->grads.first | t->grads.step) % 4 == 0);
+    assert((t->b.first | t->b.step | t->begin | t->start) % 4 == 0);
     assert((size_t)t->rows * t->cols <= UINT32_MAX);
-    GRADIENT_DISPATCH(u.grads, T, muon_update_<T, G>(t, u, gpu));
+    assert(u.u ? end - first <= 1 : t->begin == 0 && t->end == (size_t)t->parts * t->rows * t->cols);
+    if (t->begin < t->end) {
+        GRADIENT_DISPATCH(u.grads, T, muon_update_<T, G>(t, u, first, end, gpu));
+    }
 }
 
 // Of n elements: kernels only, products apart.

@@ -26,10 +26,12 @@ Jordan et al., "Muon: An optimizer for hidden layers in neural networks", 2024; 
 
 needs:   nothing
 defines: MUON_SCALE_WORDS, MuonScale, Muon, MuonMatrix, MuonScratch, muon_momentum, muon_factor, muon_scratch_bytes,
-         muon_flops, muon_update_cpu
+         muon_flops, muon_operand_cpu, muon_update_cpu
 */
 #ifndef LLMC_MUON_H
 #define LLMC_MUON_H
+
+#include <string.h>
 
 #include "llmc/adamw.h"
 #include "llmc/base/wide_sum.h"
@@ -55,6 +57,8 @@ typedef struct {
     const float* grad;
     float *b, *row_squares; // row_squares may be NULL
     size_t parts, rows, cols;
+    const float* u;    // of muon_operand_cpu, then grad and b are not looked at; NULL: it is made here
+    size_t begin, end; // the elements that are updated
 } MuonMatrix;
 
 typedef struct {
@@ -114,16 +118,25 @@ static inline MuonWork_ muon_work_(MuonMatrix part, const MuonScratch* scratch) 
     return work;
 }
 
-// Updates b and sets x to u / (|u| + MUON_EPS).
+// Updates b (n) and sets u (n): any elements of a matrix.
+static inline void muon_operand_cpu(float* u, const float* grad, float* b, size_t n, Muon opt) {
+#pragma omp parallel for simd schedule(static)
+    for (size_t i = 0; i < n; i++) {
+        const float g = grad[i] * opt.grad_scale;
+        const float mixed = opt.momentum * b[i] + (1.0f - opt.momentum) * g;
+        b[i] = mixed;
+        u[i] = opt.momentum * mixed + (1.0f - opt.momentum) * g;
+    }
+}
+
+// Sets x to u / (|u| + MUON_EPS).
 static inline void muon_direction_(MuonMatrix part, Muon opt, const MuonWork_* work) {
     const size_t n = part.rows * part.cols;
     float* x = work->x;
-#pragma omp parallel for simd schedule(static)
-    for (size_t i = 0; i < n; i++) {
-        const float g = part.grad[i] * opt.grad_scale;
-        const float b = opt.momentum * part.b[i] + (1.0f - opt.momentum) * g;
-        part.b[i] = b;
-        x[i] = opt.momentum * b + (1.0f - opt.momentum) * g;
+    if (part.u) {
+        memcpy(x, part.u, n * sizeof(float));
+    } else {
+        muon_operand_cpu(x, part.grad, part.b, n, opt);
     }
     WideSum squares = {0, 0};
     gradient_square_sum_cpu(&squares, x, n, work->sums);
@@ -200,7 +213,7 @@ static inline void muon_move_(MuonMatrix part, Muon opt, const float* x) {
                 keep = 1.0f - opt.lr * opt.weight_decay;
     float* param = part.param;
 #pragma omp parallel for simd schedule(static)
-    for (size_t i = 0; i < part.rows * part.cols; i++) {
+    for (size_t i = part.begin; i < part.end; i++) {
         param[i] = decay_keep(keep, opt.decay, x[i], param[i]) * param[i] - rate * x[i];
     }
 }
@@ -217,10 +230,31 @@ static inline void muon_update_part_(MuonMatrix part, Muon opt, const MuonScratc
     muon_move_(part, opt, work.x);
 }
 
+// What `begin` or `end` of all parts is of the part that begins with element `at`.
+static inline size_t muon_in_part_(size_t element, size_t at, size_t n) {
+    const size_t in_part = element > at ? element - at : 0;
+    return in_part < n ? in_part : n;
+}
+
 static inline void muon_update_cpu(MuonMatrix x, Muon opt, const MuonScratch* scratch) {
     for (size_t k = 0; k < x.parts; k++) {
-        const size_t row = k * x.rows, at = row * x.cols;
-        MuonMatrix part = {x.param + at, x.grad + at, x.b + at, NULL, 1, x.rows, x.cols};
+        const size_t row = k * x.rows, at = row * x.cols, n = x.rows * x.cols;
+        MuonMatrix part = {x.param + at,
+                           NULL,
+                           NULL,
+                           NULL,
+                           1,
+                           x.rows,
+                           x.cols,
+                           NULL,
+                           muon_in_part_(x.begin, at, n),
+                           muon_in_part_(x.end, at, n)};
+        if (x.u) {
+            part.u = x.u + at;
+        } else {
+            part.grad = x.grad + at;
+            part.b = x.b + at;
+        }
         part.row_squares = x.row_squares ? x.row_squares + row : NULL;
         muon_update_part_(part, opt, scratch);
     }

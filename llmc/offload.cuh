@@ -2,8 +2,9 @@
 offload.cuh -- what is on the host between its uses: the optimizer's state and the residual stream.
 
 The slots of the optimizer's state (optimizer.h), master weights among them, are in pinned memory or in a file: they pass
-through the GPU in chunks of OFFLOAD_CHUNK owned elements. A chunk is an interval of every slot. The array of a slot is the
-same as on a GPU, but each chunk begins at a multiple of SCRATCH_UNIT bytes.
+through the GPU in chunks of OFFLOAD_CHUNK owned elements; a group whose update needs whole tensors is one chunk. A chunk is
+an interval of every slot. The array of a slot is the same as on a GPU, but each chunk begins at a multiple of SCRATCH_UNIT
+bytes.
 
 A chunk is copied in, updated and copied out by three streams that wait for each other by events, so that the bus works
 in both directions while the GPU computes. It is the same kernel on the same elements as without: the same bits. An update
@@ -47,7 +48,8 @@ typedef struct {
 
 typedef struct {
     const OptimizerState* state;
-    size_t owned, chunks;
+    size_t chunks;
+    size_t* first;                // (chunks + 1) owned elements before a chunk
     OffloadChunk_* chunk;         // (chunks + 1, STATE_SLOTS); the last ones are ends
     size_t bytes;                 // of all slots on the host or the disk
     size_t room[STATE_SLOTS + 1]; // where a slot begins in the memory of one chunk; the last one is the end
@@ -83,9 +85,8 @@ static inline size_t offload_bytes_(const OffloadLayout* l, size_t k, int slot) 
 static inline void offload_place_slot_(OffloadLayout* l, const ZeroPlan* zero, int slot) {
     size_t largest = 0;
     for (size_t k = 0; k <= l->chunks; k++) {
-        const size_t first = k < l->chunks ? k * OFFLOAD_CHUNK : l->owned;
         OffloadChunk_* chunk = &l->chunk[k * STATE_SLOTS + (size_t)slot];
-        chunk->position = k < l->chunks ? state_position(l->state, slot, zero, first)
+        chunk->position = k < l->chunks ? state_position(l->state, slot, zero, l->first[k])
                                         : l->state->slots[slot].bytes / l->state->slots[slot].element_bytes;
         if (k > 0) {
             const size_t bytes = offload_round_up_(offload_bytes_(l, k - 1, slot));
@@ -97,12 +98,36 @@ static inline void offload_place_slot_(OffloadLayout* l, const ZeroPlan* zero, i
     l->room[slot + 1] = l->room[slot] + largest;
 }
 
+// Where the chunk that begins with this owned element ends.
+static inline size_t offload_chunk_end_(const OptimizerState* state, const ZeroPlan* zero, size_t first) {
+    const size_t owned = zero_owned_elements(zero);
+    size_t end = first + OFFLOAD_CHUNK < owned ? first + OFFLOAD_CHUNK : owned;
+    for (int g = zero->groups - 1; g >= 0; g--) {
+        const ZeroPiece piece = zero_piece(zero, g);
+        if (state_needs_tensors(state, g) && first < piece.owned + piece.count && piece.owned < end) {
+            end = first < piece.owned ? piece.owned : piece.owned + piece.count;
+        }
+    }
+    return end;
+}
+
+// Sets where the chunks begin.
+static inline void offload_cut_(OffloadLayout* l, const OptimizerState* state, const ZeroPlan* zero) {
+    const size_t owned = zero_owned_elements(zero),
+                 most = ceil_div(owned, OFFLOAD_CHUNK) + 2 * (size_t)zero->groups;
+    l->first = (size_t*)check_alloc(most + 1, sizeof(size_t), "chunks of the optimizer's state");
+    while (l->first[l->chunks] < owned) {
+        l->first[l->chunks + 1] = offload_chunk_end_(state, zero, l->first[l->chunks]);
+        l->chunks++;
+    }
+    assert(l->chunks <= most);
+}
+
 // `state` is that of the plan, and stays.
 static inline void offload_layout_open(OffloadLayout* l, const OptimizerState* state, const ZeroPlan* zero) {
     memset(l, 0, sizeof(*l));
     l->state = state;
-    l->owned = zero_owned_elements(zero);
-    l->chunks = ceil_div(l->owned, OFFLOAD_CHUNK);
+    offload_cut_(l, state, zero);
     l->chunk = (OffloadChunk_*)check_alloc((l->chunks + 1) * STATE_SLOTS, sizeof(OffloadChunk_),
                                            "chunks of the optimizer's state");
     for (int slot = 0; slot < STATE_SLOTS; slot++) {
@@ -110,7 +135,10 @@ static inline void offload_layout_open(OffloadLayout* l, const OptimizerState* s
     }
 }
 
-static inline void offload_layout_close(OffloadLayout* l) { free(l->chunk); }
+static inline void offload_layout_close(OffloadLayout* l) {
+    free(l->chunk);
+    free(l->first);
+}
 
 // On the GPU; and pinned memory between it and a disk.
 static inline size_t offload_planned_bytes(const OffloadLayout* l) {
@@ -203,7 +231,7 @@ static inline void* offload_array_(const Offload* o, size_t k, int slot) {
 // Queues the update of chunk k, which is in pinned memory.
 template <class T>
 static inline void offload_update_chunk_(Offload* o, OptimizerUpdate<T> u, size_t k, const Gpu* gpu) {
-    const size_t buffer = k % OFFLOAD_SLOTS_, rest = o->layout.owned - k * OFFLOAD_CHUNK;
+    const size_t buffer = k % OFFLOAD_SLOTS_, first = o->layout.first[k];
     // What was in the buffer: three chunks before, or in the last update.
     CUDA_CHECK(cudaStreamWaitEvent(o->in, o->emptied[buffer], 0));
     offload_copy_(o, k, cudaMemcpyHostToDevice);
@@ -212,7 +240,7 @@ static inline void offload_update_chunk_(Offload* o, OptimizerUpdate<T> u, size_
     for (int slot = 0; slot < STATE_SLOTS; slot++) {
         u.slots[slot] = offload_array_(o, k, slot);
     }
-    optimizer_update_part(u, k * OFFLOAD_CHUNK, rest < OFFLOAD_CHUNK ? rest : OFFLOAD_CHUNK, gpu);
+    optimizer_update_part(u, first, o->layout.first[k + 1] - first, gpu);
     CUDA_CHECK(cudaEventRecord(o->updated[buffer], gpu->stream));
     CUDA_CHECK(cudaStreamWaitEvent(o->out, o->updated[buffer], 0));
     offload_copy_(o, k, cudaMemcpyDeviceToHost);

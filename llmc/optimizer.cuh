@@ -12,9 +12,11 @@ with one process. The slots lie as optimizer.h says. All is updated with its pad
 
 How weights are read and rounded: update.cuh.
 
-needs:   whole matrices for Adafactor and Muon: stage 0, or one process
+Where rules need whole tensors and each process has a part, the operands of a group (optimizer.h) are gathered in scratch
+memory in fp32, group after group. With a relative rate of Adafactor, so are the weights.
+
 defines: OptimizerPlan, optimizer_planned_bytes, optimizer_open, optimizer_freeze_bytes, optimizer_freeze, optimizer_close,
-         OptimizerUpdate, optimizer_update, optimizer_update_part
+         optimizer_choose_products, OptimizerUpdate, optimizer_update, optimizer_update_part
 */
 #ifndef LLMC_OPTIMIZER_CUH
 #define LLMC_OPTIMIZER_CUH
@@ -34,7 +36,7 @@ defines: OptimizerPlan, optimizer_planned_bytes, optimizer_open, optimizer_freez
 #include "llmc/optimizer.h"
 #include "llmc/sgd.cuh"
 #include "llmc/update.cuh"
-#include "llmc/zero.h"
+#include "llmc/zero.cuh"
 
 // ---- places ----
 
@@ -53,6 +55,7 @@ typedef struct {
 // kernels need.
 typedef struct {
     const OptimizerState* state;
+    ZeroPlan zero;
     UpdatePieces_ pieces;
     int takes_turns; // only one group is updated at a time
     uint8_t*
@@ -64,6 +67,8 @@ typedef struct {
     MuonTensor muon[GPT2_PARAMETER_ROWS];           //
     int muon_tensors;                               //
     MuonGpu muon_memory;                            //
+    float* operands;                                // of the group that is updated; NULL: none is gathered
+    float* weights;                                 // the same
 } OptimizerPlan;
 
 enum { UPDATE_ROWS_ = UPDATE_PIECE_ / TENSOR_ALIGN }; // of a piece: one for each warp
@@ -93,22 +98,45 @@ static inline UpdatePieces_ update_pieces_(const ZeroPlan* zero) {
     return pieces;
 }
 
-// A row in group g, in the state's slots and the parameters.
+// A row in group g: where it starts in the group; which of its elements this process updates, and the first one's place in the
+// parameters that are kept and in owned arrays.
+typedef struct {
+    size_t start, begin, end, kept, owned;
+} UpdateTensorPlace_;
+
+static inline UpdateTensorPlace_ update_tensor_place_(const OptimizerState* s, const ZeroPlan* zero, int i,
+                                                      int g) {
+    const TensorRow* row = &s->rows[i];
+    const ZeroPiece piece = zero_piece(zero, g);
+    const size_t at = row->offset_bytes + (size_t)gpt2_group_copy(g) * row->layer_bytes,
+                 elements = gpt2_rows_in_files(row, s->cfg) * row->cols, in_piece = s->span[i].begin;
+    const size_t begin = piece.full + in_piece > at ? piece.full + in_piece - at : 0,
+                 end = begin + s->span[i].count;
+    const UpdateTensorPlace_ place = {at - zero_group_begin(zero, g), begin < elements ? begin : elements,
+                                      end < elements ? end : elements, piece.kept + in_piece,
+                                      piece.owned + in_piece};
+    return place;
+}
+
+// The same in a slot.
+static inline size_t update_slot_place_(const OptimizerState* s, int slot, int i, int g) {
+    return state_group_begin(&s->slots[slot], g) + s->slots[slot].begin[i];
+}
+
 static inline AdafactorTensor update_adafactor_tensor_(const OptimizerState* s, const ZeroPlan* zero, int i,
                                                        int g) {
     const TensorRow* row = &s->rows[i];
-    const size_t at = row->offset_bytes + (size_t)gpt2_group_copy(g) * row->layer_bytes,
-                 start = at - zero_group_begin(zero, g);
-    size_t begin[STATE_SLOTS];
-    for (int slot = 0; slot < STATE_SLOTS; slot++) {
-        begin[slot] = state_group_begin(&s->slots[slot], g) + s->slots[slot].begin[i];
-    }
-    const AdafactorTensor tensor = {at,
-                                    begin[STATE_ROWS],
-                                    begin[STATE_COLS],
-                                    begin[STATE_V],
-                                    begin[STATE_M],
-                                    ((uint64_t)g << 40) + start,
+    const UpdateTensorPlace_ place = update_tensor_place_(s, zero, i, g);
+    const AdafactorTensor tensor = {place.begin,
+                                    place.end,
+                                    place.kept,
+                                    place.owned,
+                                    update_slot_place_(s, STATE_M, i, g),
+                                    zero_is_divided(zero) ? place.start : place.owned,
+                                    update_slot_place_(s, STATE_ROWS, i, g),
+                                    update_slot_place_(s, STATE_COLS, i, g),
+                                    update_slot_place_(s, STATE_V, i, g),
+                                    ((uint64_t)g << 40) + place.start,
                                     (int)gpt2_rows_in_files(row, s->cfg),
                                     (int)row->cols,
                                     s->optimizer.lr_scale[row->kind],
@@ -117,8 +145,18 @@ static inline AdafactorTensor update_adafactor_tensor_(const OptimizerState* s, 
     return tensor;
 }
 
-// All tensors, group after group; returns their number. The caller frees them. Blocks that take turns are updated one after
-// the other.
+// Gradients of blocks take turns from stage 2 on, and before that only with --update-in-backward.
+static inline int update_is_in_backward_(const ZeroPlan* zero) {
+    return zero->takes_turns && zero->stage < 2;
+}
+
+// Whether Adafactor updates a row in group g: any part of it here.
+static inline int update_has_adafactor_(const OptimizerState* s, int i, int g) {
+    return tensor_is_in_group(&s->rows[i], g) && s->rule[i] != RULE_NONE && s->span[i].count > 0;
+}
+
+// All tensors, group after group; returns their number. The caller frees them. Groups that are
+// updated in the backward pass are updated one after the other.
 static inline int update_adafactor_tensors_(AdafactorTensor** tensors, const OptimizerState* s,
                                             const ZeroPlan* zero) {
     int count = 0;
@@ -127,9 +165,9 @@ static inline int update_adafactor_tensors_(AdafactorTensor** tensors, const Opt
     for (int g = 0; g < gpt2_groups(s->cfg); g++) {
         const int begin = count;
         for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
-            if (tensor_is_in_group(&s->rows[i], g) && s->rule[i] != RULE_NONE) {
+            if (update_has_adafactor_(s, i, g)) {
                 (*tensors)[count] = update_adafactor_tensor_(s, zero, i, g);
-                (*tensors)[count].is_apart = zero->takes_turns && count == begin;
+                (*tensors)[count].is_apart = update_is_in_backward_(zero) && count == begin;
                 count++;
             }
         }
@@ -140,24 +178,25 @@ static inline int update_adafactor_tensors_(AdafactorTensor** tensors, const Opt
 // The rows that Muon updates, each with all layers; returns their number.
 static inline int update_muon_tensors_(MuonTensor tensors[GPT2_PARAMETER_ROWS], const OptimizerState* s,
                                        const ZeroPlan* zero) {
-    const StateSlot *m = &s->slots[STATE_M], *rows = &s->slots[STATE_ROWS];
     int count = 0;
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
         const TensorRow* row = &s->rows[i];
         const int parts = (int)optimizer_parts(row), g = row->place == PLACE_BLOCK;
-        const MuonTensor tensor = {row->offset_bytes,
-                                   zero->block,
-                                   state_group_begin(m, g) + m->begin[i],
-                                   m->block,
-                                   state_group_begin(rows, g) + rows->begin[i],
-                                   rows->block,
+        const UpdateTensorPlace_ place = update_tensor_place_(s, zero, i, g);
+        const MuonTensor tensor = {place.begin,
+                                   place.end,
+                                   {place.kept, zero->block / (size_t)zero_kept_cut(zero).parts},
+                                   {place.owned, zero->block / (size_t)zero_owned_cut(zero).parts},
+                                   {update_slot_place_(s, STATE_M, i, g), s->slots[STATE_M].block},
+                                   {update_slot_place_(s, STATE_ROWS, i, g), s->slots[STATE_ROWS].block},
                                    row->layers,
                                    parts,
                                    (int)row->rows / parts,
                                    (int)row->cols,
                                    g,
-                                   row->offset_bytes - zero_group_begin(zero, g),
-                                   row->decay};
+                                   place.start,
+                                   row->decay,
+                                   s->optimizer.by_block || zero_is_divided(zero)};
         if (s->rule[i] == RULE_MUON) {
             tensors[count++] = tensor;
         }
@@ -169,12 +208,23 @@ static inline size_t update_rows_bytes_(const ZeroPlan* zero) {
     return (zero->once + zero->block) / TENSOR_ALIGN;
 }
 
+// Room for the operands of any one group, or for the weights of it.
+static inline size_t update_operand_elements_(const OptimizerState* state, const ZeroPlan* zero) {
+    size_t most = 0;
+    for (int g = 0; g < zero->groups; g++) {
+        const size_t elements = optimizer_gathers(state, zero, g) ? zero_group_elements(zero, g) : 0;
+        most = elements > most ? elements : most;
+    }
+    return most;
+}
+
 // What optimizer_open allocates on the device.
 template <class T>
 static inline size_t optimizer_planned_bytes(const OptimizerState* state, const ZeroPlan* zero) {
     MuonTensor muon[GPT2_PARAMETER_ROWS];
     AdafactorTensor* adafactor;
-    size_t bytes = update_rows_bytes_(zero);
+    size_t bytes = update_rows_bytes_(zero) + update_operand_elements_(state, zero) *
+                                                  (size_t)(1 + state->optimizer.sums_weights) * sizeof(float);
     if (state->optimizer.name == OPTIMIZER_ADAMW8BIT) {
         bytes += code8_table_bytes();
     } else if (state->optimizer.name == OPTIMIZER_MUON) {
@@ -199,12 +249,22 @@ template <class T> static inline void update_open_rules_(OptimizerPlan* plan, co
         const int count = update_adafactor_tensors_(&tensors, plan->state, zero), blocks = zero->groups - 1;
         int once = 0; // how many are in group 0
         for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
-            once += tensor_is_in_group(&plan->state->rows[i], 0) && plan->state->rule[i] != RULE_NONE;
+            once += update_has_adafactor_(plan->state, i, 0);
         }
         plan->adafactor_once = adafactor_count(tensors, once);
         plan->adafactor_block = adafactor_count(tensors + once, (count - once) / blocks);
         adafactor_open(&plan->adafactor, tensors, count);
         free(tensors);
+    }
+}
+
+static inline void update_open_operands_(OptimizerPlan* plan) {
+    const size_t elements = update_operand_elements_(plan->state, &plan->zero);
+    if (elements > 0) {
+        plan->operands = (float*)gpu_alloc(elements, sizeof(float), "operands of an update");
+    }
+    if (elements > 0 && plan->state->optimizer.sums_weights) {
+        plan->weights = (float*)gpu_alloc(elements, sizeof(float), "weights of an update");
     }
 }
 
@@ -214,13 +274,15 @@ static inline void optimizer_open(OptimizerPlan* plan, const ZeroPlan* zero, con
     const size_t bytes = update_rows_bytes_(zero);
     memset((void*)plan, 0, sizeof(*plan));
     plan->state = state;
+    plan->zero = *zero;
     plan->pieces = update_pieces_(zero);
-    plan->takes_turns = zero->takes_turns;
+    plan->takes_turns = update_is_in_backward_(zero);
     plan->rows = (uint8_t*)gpu_alloc(bytes, 1, "tensors of an update");
     uint8_t* rows = (uint8_t*)check_alloc(bytes, 1, "tensors of an update");
     update_set_rows_(rows, zero, state);
     CUDA_CHECK(cudaMemcpy(plan->rows, rows, bytes, cudaMemcpyHostToDevice));
     free(rows);
+    update_open_operands_(plan);
     update_open_rules_<T>(plan, zero);
 }
 
@@ -244,6 +306,8 @@ static inline void optimizer_freeze(OptimizerPlan* plan, const Freeze* freeze) {
 
 static inline void optimizer_close(OptimizerPlan* plan) {
     gpu_free(plan->frozen);
+    gpu_free(plan->weights);
+    gpu_free(plan->operands);
     if (plan->codes.values) {
         code8_table_close(&plan->codes);
     }
@@ -254,6 +318,14 @@ static inline void optimizer_close(OptimizerPlan* plan) {
         muon_close(&plan->muon_memory);
     }
     gpu_free(plan->rows);
+}
+
+// Before the first update: chooses the algorithms of its products. Several processes choose together, but update other
+// tensors.
+template <class T> static inline void optimizer_choose_products(OptimizerPlan* plan, MatmulGpu* matmul) {
+    for (int i = 0; i < plan->muon_tensors; i++) {
+        muon_choose_products<T>(&plan->muon_memory, &plan->muon[i], matmul);
+    }
 }
 
 // Where a piece of the owned arrays lies.
@@ -435,6 +507,7 @@ template <class T> struct OptimizerUpdate {
     Update update;
     uint64_t seed;
     MatmulGpu* matmul; // for Muon
+    ZeroGpu* zero;     // for operands
 };
 
 template <class T> static inline Weights<T> update_weights_(const OptimizerUpdate<T>& u) {
@@ -467,7 +540,30 @@ static inline void update_launch_(const OptimizerUpdate<T>& u, uint32_t first, u
            update_slots_(u.plan->state), u.plan->codes.values, u.seed, update_stream_(u));
 }
 
-template <class T> static inline void update_muon_rows_(const OptimizerUpdate<T>& u, const Gpu* gpu) {
+// ---- rules that need whole tensors
+
+// Groups first ... end-1.
+typedef struct {
+    int first, end;
+} UpdateGroups_;
+
+// Those that are within owned elements `first` ... first + count - 1.
+static inline UpdateGroups_ update_groups_(const OptimizerPlan* plan, size_t first, size_t count) {
+    const ZeroPlan* zero = &plan->zero;
+    UpdateGroups_ groups = {0, 0};
+    while (groups.first < zero->groups && zero_piece(zero, groups.first).owned < first) {
+        groups.first++;
+    }
+    for (groups.end = groups.first; groups.end < zero->groups; groups.end++) {
+        const ZeroPiece piece = zero_piece(zero, groups.end);
+        if (piece.owned + piece.count > first + count) {
+            break;
+        }
+    }
+    return groups;
+}
+
+template <class T> static inline MuonUpdate<T> update_muon_of_(const OptimizerUpdate<T>& u) {
     const MuonUpdate<T> muon = {update_weights_(u),
                                 u.grads,
                                 (float*)u.slots[STATE_M],
@@ -476,37 +572,128 @@ template <class T> static inline void update_muon_rows_(const OptimizerUpdate<T>
                                 update_muon(u.update),
                                 u.update.adamw.t,
                                 u.seed,
-                                u.matmul};
-    for (int i = 0; i < u.plan->muon_tensors; i++) {
-        muon_update(&u.plan->muon[i], muon, gpu);
-    }
+                                u.matmul,
+                                u.plan->operands};
+    return muon;
 }
 
-// The tensors of Adafactor before a piece, with which a group begins, or behind the last one.
-static inline AdafactorCount update_adafactor_before_(const OptimizerPlan* plan, uint32_t piece) {
-    const UpdatePieces_* p = &plan->pieces;
-    const AdafactorCount once = plan->adafactor_once, block = plan->adafactor_block, none = {0, 0, 0};
-    const int blocks = piece < p->once ? 0 : (int)((piece - p->once) / p->block);
-    assert(piece == 0 || (piece >= p->once && (piece - p->once) % p->block == 0));
-    const AdafactorCount before = {once.matrices + blocks * block.matrices,
-                                   once.vectors + blocks * block.vectors, once.tiles + blocks * block.tiles};
-    return piece == 0 ? none : before;
+// The layers of a row of Muon's that are in some groups.
+static inline UpdateGroups_ update_muon_layers_(const MuonTensor* t, UpdateGroups_ groups) {
+    const UpdateGroups_ layers = {groups.first > t->group ? groups.first - t->group : 0,
+                                  int_min(groups.end - t->group, t->layers)};
+    return layers;
 }
 
 template <class T>
-static inline void update_adafactor_rows_(const OptimizerUpdate<T>& u, uint32_t first, unsigned count,
-                                          const Gpu* gpu) {
-    const AdafactorCount begin = update_adafactor_before_(u.plan, first),
-                         end = update_adafactor_before_(u.plan, first + count);
+static inline void update_muon_rows_(const OptimizerUpdate<T>& u, UpdateGroups_ groups, const Gpu* gpu) {
+    for (int i = 0; i < u.plan->muon_tensors; i++) {
+        const UpdateGroups_ layers = update_muon_layers_(&u.plan->muon[i], groups);
+        muon_update(&u.plan->muon[i], update_muon_of_(u), layers.first, layers.end, gpu);
+    }
+}
+
+template <class T>
+static inline void update_muon_operands_(const OptimizerUpdate<T>& u, int g, const Gpu* gpu) {
+    for (int i = 0; i < u.plan->muon_tensors; i++) {
+        const UpdateGroups_ group = {g, g + 1}, layers = update_muon_layers_(&u.plan->muon[i], group);
+        if (layers.first < layers.end) {
+            muon_operand(&u.plan->muon[i], update_muon_of_(u), layers.first, gpu);
+        }
+    }
+}
+
+// The tensors of Adafactor before group g.
+static inline AdafactorCount update_adafactor_before_(const OptimizerPlan* plan, int g) {
+    const AdafactorCount once = plan->adafactor_once, block = plan->adafactor_block, none = {0, 0, 0};
+    const AdafactorCount before = {once.matrices + (g - 1) * block.matrices,
+                                   once.vectors + (g - 1) * block.vectors,
+                                   once.tiles + (g - 1) * block.tiles};
+    return g == 0 ? none : before;
+}
+
+template <class T>
+static inline void update_adafactor_rows_(const OptimizerUpdate<T>& u, UpdateGroups_ groups, const Gpu* gpu) {
+    const AdafactorCount begin = update_adafactor_before_(u.plan, groups.first),
+                         end = update_adafactor_before_(u.plan, groups.end);
     const AdafactorCount these = {end.matrices - begin.matrices, end.vectors - begin.vectors,
                                   end.tiles - begin.tiles};
-    assert(!u.plan->takes_turns || count == (first ? u.plan->pieces.block : u.plan->pieces.once));
-    adafactor_update(AdafactorUpdate<T>{update_weights_(u), u.grads, (float*)u.slots[STATE_ROWS],
-                                        (float*)u.slots[STATE_COLS], (float*)u.slots[STATE_V],
-                                        (float*)u.slots[STATE_M], &u.plan->adafactor,
-                                        update_adafactor(u.update, u.update.adamw), u.seed, begin, these},
+    assert(!u.plan->takes_turns || groups.end - groups.first == 1);
+    const Gradient operands = {u.plan->operands, DTYPE_FP32};
+    adafactor_update(AdafactorUpdate<T>{update_weights_(u), u.plan->operands ? operands : u.grads,
+                                        (float*)u.slots[STATE_ROWS], (float*)u.slots[STATE_COLS],
+                                        (float*)u.slots[STATE_V], (float*)u.slots[STATE_M],
+                                        &u.plan->adafactor, update_adafactor(u.update, u.update.adamw),
+                                        u.seed, begin, these, u.plan->weights},
                      gpu);
 }
+
+// Copies weights to fp32, four elements a thread.
+// grid   count / 1024      block   256      shared   none
+// moves  the weights in, 4 bytes an element out. Bound by memory.
+// order  every element on its own
+template <class T>
+__global__ void __launch_bounds__(UPDATE_THREADS_)
+    update_widen_kernel_(float* to, T* params, void* master, MasterWeights kind) {
+    const Weights<T> weights = {params, master, kind};
+    const size_t i = 4 * ((size_t)blockIdx.x * UPDATE_THREADS_ + threadIdx.x);
+    elements_store(to + i, weights_load<4>(weights, i));
+}
+
+// Sets this process's part of the operands of group g for Adafactor: the gradient, and the weights if they are summed up.
+template <class T>
+static inline void update_adafactor_operands_(const OptimizerUpdate<T>& u, int g, const Gpu* gpu) {
+    const ZeroPiece piece = zero_piece(&u.plan->zero, g);
+    const size_t in_group = piece.full - zero_group_begin(&u.plan->zero, g);
+    CUDA_CHECK(cudaMemcpyAsync(u.plan->operands + in_group, (const float*)u.grads.data + piece.owned,
+                               piece.count * sizeof(float), cudaMemcpyDefault, gpu->stream));
+    if (u.plan->weights) {
+        const Weights<T> own = weights_from(update_weights_(u), piece.kept, piece.owned);
+        launch(update_widen_kernel_<T>, (unsigned)(piece.count / UPDATE_PIECE_), UPDATE_THREADS_, 0, gpu,
+               u.plan->weights + in_group, own.params, own.master, own.kind);
+    }
+}
+
+// Collects the operands of group g from all processes.
+template <class T> static inline void update_gather_(const OptimizerUpdate<T>& u, int g, const Gpu* gpu) {
+    assert(u.grads.dtype == DTYPE_FP32 && gpu->stream == u.zero->main.stream);
+    if (u.plan->state->optimizer.name == OPTIMIZER_MUON) {
+        update_muon_operands_(u, g, gpu);
+    } else {
+        update_adafactor_operands_(u, g, gpu);
+    }
+    zero_gather_operands(u.zero, u.plan->operands, g);
+    if (u.plan->weights) {
+        zero_gather_operands(u.zero, u.plan->weights, g);
+    }
+}
+
+template <class T>
+static inline void update_groups_rows_(const OptimizerUpdate<T>& u, UpdateGroups_ groups, const Gpu* gpu) {
+    if (u.plan->state->optimizer.name == OPTIMIZER_MUON) {
+        update_muon_rows_(u, groups, gpu);
+    } else {
+        update_adafactor_rows_(u, groups, gpu);
+    }
+}
+
+// Updates all rows of these groups whose rule needs whole tensors: together, or where operands are gathered one group after
+// the other.
+template <class T>
+static inline void update_tensors_(const OptimizerUpdate<T>& u, UpdateGroups_ groups, const Gpu* gpu) {
+    if (!u.plan->operands) {
+        update_groups_rows_(u, groups, gpu);
+        return;
+    }
+    for (int g = groups.first; g < groups.end; g++) {
+        const UpdateGroups_ group = {g, g + 1};
+        if (optimizer_gathers(u.plan->state, &u.plan->zero, g)) {
+            update_gather_(u, g, gpu);
+            update_groups_rows_(u, group, gpu);
+        }
+    }
+}
+
+// ---- all rules
 
 template <class T, class G, MasterWeights MASTER>
 static inline void update_launch_rules_(const OptimizerUpdate<T>& u, uint32_t first, unsigned count,
@@ -526,10 +713,8 @@ static inline void update_launch_rules_(const OptimizerUpdate<T>& u, uint32_t fi
         break;
     case OPTIMIZER_MUON:
         update_launch_<T, G, RULE_BIT_(ADAMW), MASTER>(u, first, count, gpu);
-        update_muon_rows_(u, gpu);
         break;
-    case OPTIMIZER_ADAFACTOR:
-        update_adafactor_rows_(u, first, count, gpu);
+    case OPTIMIZER_ADAFACTOR: // no rule works on elements
         break;
     }
 }
@@ -552,8 +737,8 @@ static inline void update_launch_master_(const OptimizerUpdate<T>& u, uint32_t f
 }
 
 // The update of `count` elements from `first` on, both multiples of GPT2_SHARD_UNIT, of those that this process owns. Of the
-// slots only what belongs to these need be there; the pointers are those to the whole arrays. Adafactor updates whole groups,
-// Muon all of them at once.
+// slots only what belongs to these need be there; the pointers are those to the whole arrays. They are whole groups where the
+// update needs whole tensors (state_needs_tensors).
 template <class T>
 static inline void optimizer_update_part(const OptimizerUpdate<T>& u, size_t first, size_t count,
                                          const Gpu* gpu) {
@@ -561,12 +746,13 @@ static inline void optimizer_update_part(const OptimizerUpdate<T>& u, size_t fir
            count % UPDATE_PIECE_ == 0 && update_is_aligned_(u.slots[STATE_M]) &&
            update_is_aligned_(u.slots[STATE_V]) && update_is_aligned_(update_weights_(u).master));
     assert(DTYPE_OF(T) == DTYPE_BF16 || u.plan->state->optimizer.master <= MASTER_FP32);
-    assert(!optimizer_needs_matrices(u.plan->state->optimizer.name) || u.plan->pieces.shards == 1);
-    assert(u.plan->state->optimizer.name != OPTIMIZER_MUON ||
-           (first == 0 && count == (size_t)u.plan->pieces.count * UPDATE_PIECE_));
     GRADIENT_DISPATCH(u.grads, T,
                       (update_launch_master_<T, G>(u, (uint32_t)(first / UPDATE_PIECE_),
                                                    (unsigned)(count / UPDATE_PIECE_), gpu)));
+    if (u.plan->state->optimizer.name == OPTIMIZER_MUON ||
+        u.plan->state->optimizer.name == OPTIMIZER_ADAFACTOR) {
+        update_tensors_(u, update_groups_(u.plan, first, count), gpu);
+    }
 }
 
 // Of all of them.

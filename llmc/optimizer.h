@@ -8,13 +8,21 @@ this process updates (zero.h) of the parameters whose rule has the slot, and not
 the padding behind it, up to the next one; so an array that all parameters have looks like one of owned elements. What
 belongs to owned elements a ... b-1 is one interval of every slot.
 
+Some rules sum up whole tensors, or multiply them, and the parts of a tensor can belong to several processes. Before such an
+update the processes gather the operand of a group (optimizer_gathers): the reduced gradient, of Muon its direction before it
+is made orthogonal. Each then computes the whole update of every tensor that it has a part of, and changes its part: the same
+operations in the same order, whatever the number of processes. Each of these processes has all of a tensor's means of rows
+and columns, and of a vector's v. In files the means belong to the last element of the tensor.
+
 State starts as zeros. The padding stays zero: an update of zeros leaves zeros.
 
 defines: OPTIMIZER_WORDS, OptimizerName, UpdateRule, MasterWeights, Optimizer, optimizer_of, optimizer_word, optimizer_rule,
-         optimizer_needs_matrices, SlotShape, OPTIMIZER_BLOCK, StateSlotId, StateSlot, StateSpan, OptimizerState,
-         state_master_slot, optimizer_state_open, optimizer_saved_bytes, optimizer_bytes, state_slot_has, state_slot_elements, state_group_begin,
-         state_group_elements, state_position, state_begin, state_slot_room, state_slot_array, state_array, Update, update_adamw,
-         update_adafactor, update_muon, optimizer_parts, optimizer_scratch_bytes, optimizer_update_cpu
+         SlotShape, OPTIMIZER_BLOCK, StateSlotId, StateSlot, StateSpan, OptimizerState, state_slot_has,
+         state_slot_elements, state_slot_is_whole, state_needs_tensors, state_master_slot, state_slot_room,
+         optimizer_state_open, optimizer_saved_bytes, optimizer_bytes, state_group_begin, state_group_elements, state_begin,
+         state_position, state_slot_array, state_array, Update, update_adamw, update_adafactor, update_muon,
+         optimizer_parts, optimizer_scratch_bytes, optimizer_gathers, optimizer_gathered_elements,
+         optimizer_operand_cpu, optimizer_update_cpu
 */
 #ifndef LLMC_OPTIMIZER_H
 #define LLMC_OPTIMIZER_H
@@ -69,10 +77,12 @@ typedef struct {
     MasterWeights master;
     unsigned frozen;              // bit i: row i of the parameters is not updated in any block
     float lr_scale[TENSOR_KINDS]; // factors of the learning rate
+    int sums_weights;             // Adafactor: the rate follows the size of a tensor's weights
+    int by_block; // blocks are updated one after the other: a GPU does not join products of several
 } Optimizer;
 
 static inline Optimizer optimizer_of(OptimizerName name, int has_optional, MasterWeights master) {
-    const Optimizer optimizer = {name, has_optional, master, 0, {1, 1, 1}};
+    const Optimizer optimizer = {name, has_optional, master, 0, {1, 1, 1}, 0, 0};
     return optimizer;
 }
 
@@ -92,11 +102,6 @@ static inline UpdateRule optimizer_rule(Optimizer optimizer, TensorKind kind) {
         {RULE_SGD, RULE_SGD, RULE_SGD},            // OPTIMIZER_SGD
     };
     return rules[optimizer.name][kind];
-}
-
-// Whether a rule needs whole matrices: they cannot be divided among processes, or updated in chunks.
-static inline int optimizer_needs_matrices(OptimizerName name) {
-    return name == OPTIMIZER_ADAFACTOR || name == OPTIMIZER_MUON;
 }
 
 // ---- slots ----
@@ -160,6 +165,7 @@ typedef struct {
     UpdateRule rule[GPT2_PARAMETER_ROWS];
     TensorRow rows[GPT2_PARAMETER_ROWS]; // bytes are elements of full arrays
     StateSpan span[GPT2_PARAMETER_ROWS];
+    size_t room[GPT2_PARAMETER_ROWS]; // of a layer, with the padding behind it
     StateSlot slots[STATE_SLOTS];
     size_t bytes, saved_bytes; // of all slots, and of those that checkpoints have: the first ones
 } OptimizerState;
@@ -188,6 +194,30 @@ static inline size_t state_slot_elements(const OptimizerState* s, int slot, int 
     }
 }
 
+// Whether a process that updates any part of a tensor has all that the tensor has in a slot.
+static inline int state_slot_is_whole(const OptimizerState* s, int slot, int row) {
+    const SlotShape shape = s->slots[slot].shape;
+    return shape == SLOT_ROWS || shape == SLOT_COLS || (slot == STATE_V && s->rule[row] == RULE_FULL);
+}
+
+// What this process has of a row in a slot: of group 0, or of one block.
+static inline size_t state_kept_elements_(const OptimizerState* s, int slot, int row) {
+    const size_t own = s->span[row].count;
+    return state_slot_elements(s, slot, row,
+                               own > 0 && state_slot_is_whole(s, slot, row) ? s->room[row] : own);
+}
+
+// Whether the update of group g needs whole tensors.
+static inline int state_needs_tensors(const OptimizerState* s, int g) {
+    int needs = 0;
+    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+        const UpdateRule rule = s->rule[i];
+        needs |= tensor_is_in_group(&s->rows[i], g) &&
+                 (rule == RULE_FACTORED || rule == RULE_FULL || rule == RULE_MUON);
+    }
+    return needs;
+}
+
 // Where master weights are; STATE_SLOTS: nowhere.
 static inline int state_master_slot(MasterWeights master) {
     static const int slots[] = {STATE_SLOTS, STATE_MASTER, STATE_LOWER, STATE_LOWER_8};
@@ -214,15 +244,21 @@ static inline void state_set_slots_(OptimizerState* s) {
 #undef STATE_SLOT_
 }
 
-// The part of a row, padding included, that lies in this process's piece of its group.
-static inline StateSpan state_span_(const OptimizerState* s, const ZeroPlan* zero, int row) {
+// Where a row, or its first layer, ends with its padding.
+static inline size_t state_row_end_(const OptimizerState* s, const ZeroPlan* zero, int row) {
     const TensorPlace place = s->rows[row].place;
     const int g = place == PLACE_BLOCK;
-    const ZeroPiece piece = zero_piece(zero, g);
-    size_t begin = s->rows[row].offset_bytes, end = zero_group_begin(zero, g) + zero_group_elements(zero, g);
+    size_t end = zero_group_begin(zero, g) + zero_group_elements(zero, g);
     for (int i = GPT2_PARAMETER_ROWS - 1; i > row; i--) {
         end = s->rows[i].place == place ? s->rows[i].offset_bytes : end;
     }
+    return end;
+}
+
+// The part of a row, padding included, that lies in this process's piece of its group.
+static inline StateSpan state_span_(const OptimizerState* s, const ZeroPlan* zero, int row) {
+    const ZeroPiece piece = zero_piece(zero, s->rows[row].place == PLACE_BLOCK);
+    size_t begin = s->rows[row].offset_bytes, end = state_row_end_(s, zero, row);
     begin = begin > piece.full ? begin : piece.full;
     end = end < piece.full + piece.count ? end : piece.full + piece.count;
     const StateSpan span = {begin < end ? begin - piece.full : 0, begin < end ? end - begin : 0};
@@ -241,7 +277,7 @@ static inline size_t state_place_slot_(OptimizerState* s, int slot, int groups, 
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
         size_t* of_group = s->rows[i].place == PLACE_ONCE ? &to->once : &to->block;
         to->begin[i] = *of_group;
-        *of_group += state_slot_elements(s, slot, i, s->span[i].count);
+        *of_group += state_kept_elements_(s, slot, i);
     }
     to->offset_bytes = at;
     to->bytes = array_bytes(to->once + (size_t)(groups - 1) * to->block, to->element_bytes);
@@ -258,6 +294,7 @@ static inline void optimizer_state_open(OptimizerState* s, Optimizer optimizer, 
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
         s->rule[i] = optimizer.frozen >> i & 1 ? RULE_NONE : optimizer_rule(optimizer, s->rows[i].kind);
         s->span[i] = state_span_(s, zero, i);
+        s->room[i] = state_row_end_(s, zero, i) - s->rows[i].offset_bytes;
     }
     state_set_slots_(s);
     for (int slot = 0; slot < STATE_SLOTS; slot++) {
@@ -304,9 +341,11 @@ static inline size_t state_group_elements(const StateSlot* slot, int g) {
     return g == 0 ? slot->once : slot->block;
 }
 
-// Where a range begins in the array of a slot that it has, in elements.
+// Where a range begins in the array of a slot that it has, in elements; in one of rows or columns, those of its tensor.
 static inline size_t state_begin(const OptimizerState* s, int slot, const ZeroRange* range) {
-    return state_group_begin(&s->slots[slot], range->group) + s->slots[slot].begin[range->row];
+    const int is_inside = s->slots[slot].shape == SLOT_ELEMENTS && state_slot_is_whole(s, slot, range->row);
+    return state_group_begin(&s->slots[slot], range->group) + s->slots[slot].begin[range->row] +
+           (is_inside ? range->before : 0);
 }
 
 // How much of the array of a slot belongs to the owned elements before `owned`.
@@ -319,8 +358,11 @@ static inline size_t state_position(const OptimizerState* s, int slot, const Zer
     size_t position = state_group_begin(&s->slots[slot], g);
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
         if (tensor_is_in_group(&s->rows[i], g) && s->span[i].begin < offset) {
-            const size_t before = offset - s->span[i].begin, count = s->span[i].count;
-            position += state_slot_elements(s, slot, i, before < count ? before : count);
+            const size_t before = offset - s->span[i].begin;
+            const int is_all = before >= s->span[i].count, is_whole = state_slot_is_whole(s, slot, i);
+            position += is_all     ? state_kept_elements_(s, slot, i)
+                        : is_whole ? 0
+                                   : state_slot_elements(s, slot, i, before);
         }
     }
     return position;
@@ -400,27 +442,87 @@ static inline void optimizer_adamw8bit_cpu_(const OptimizerState* s, const ZeroR
     adamw8bit_update_cpu(param, grad, state, range->count, OPTIMIZER_BLOCK, opt);
 }
 
-// The layer of a row that a range is, but for the padding of the vocabulary.
-static inline void optimizer_adafactor_cpu_(const OptimizerState* s, const ZeroRange* range, float* param,
-                                            const float* grad, void* memory, Adafactor opt, void* scratch) {
+// Whether processes gather the operand of group g before its update.
+static inline int optimizer_gathers(const OptimizerState* s, const ZeroPlan* zero, int g) {
+    return zero_is_divided(zero) && state_needs_tensors(s, g) && (g == 0 || g - 1 >= zero->first_block);
+}
+
+static inline size_t optimizer_gathered_elements(const OptimizerState* s, const ZeroPlan* zero) {
+    size_t elements = 0;
+    for (int g = 0; g < zero->groups; g++) {
+        elements += optimizer_gathers(s, zero, g) ? zero_group_elements(zero, g) : 0;
+    }
+    return elements;
+}
+
+// Sets what a range is of the operand of its group (range->count), if its rule needs whole tensors; for Muon, with the state
+// in `memory`.
+static inline void optimizer_operand_cpu(const OptimizerState* s, const ZeroRange* range, float* operand,
+                                         const float* grad, void* memory, Update u) {
+    const UpdateRule rule = s->rule[range->row];
+    if (rule == RULE_MUON) {
+        muon_operand_cpu(operand, grad, (float*)state_array(s, STATE_M, range, memory), range->count,
+                         update_muon(u));
+    } else if (rule == RULE_FACTORED || rule == RULE_FULL) {
+        memcpy(operand, grad, range->count * sizeof(float));
+    }
+}
+
+// The tensor that a range is a part of: its parameters and its operand, which may be its gradient.
+typedef struct {
+    float* param;
+    const float* operand;
+} UpdateTensor_;
+
+// The layer of a row, but for the padding of the vocabulary.
+static inline void optimizer_adafactor_cpu_(const OptimizerState* s, const ZeroRange* range, UpdateTensor_ t,
+                                            void* memory, Adafactor opt, void* scratch) {
     const TensorRow* row = &s->rows[range->row];
-    const AdafactorMatrix x = {param,
-                               grad,
+    const size_t begin = range->before, end = begin + range->count;
+    float *m = (float*)state_array(s, STATE_M, range, memory),
+          *v = (float*)state_array(s, STATE_V, range, memory);
+    if (s->rule[range->row] == RULE_FULL) {
+        adafactor_vector_cpu(t.param, t.operand, v - begin, m, row->cols, begin, end, opt);
+        return;
+    }
+    const AdafactorMatrix x = {t.param,
+                               t.operand,
                                (float*)state_array(s, STATE_ROWS, range, memory),
                                (float*)state_array(s, STATE_COLS, range, memory),
-                               (float*)state_array(s, STATE_M, range, memory),
+                               m,
                                gpt2_rows_in_files(row, s->cfg),
-                               row->cols};
+                               row->cols,
+                               begin,
+                               end};
     adafactor_update_cpu(x, opt, scratch);
 }
 
-// Updates a range: param and grad (range->count) are its own, `memory` has all state. `scratch` has
-// optimizer_scratch_bytes.
-static inline void optimizer_update_cpu(const OptimizerState* s, const ZeroRange* range, float* param,
-                                        const float* grad, void* memory, Update u,
-                                        const MuonScratch* scratch) {
+// A range that is not the whole tensor has the direction of the update as its operand.
+static inline void optimizer_muon_cpu_(const OptimizerState* s, const ZeroRange* range, UpdateTensor_ t,
+                                       int is_gathered, void* memory, Muon opt, const MuonScratch* scratch) {
     const TensorRow* row = &s->rows[range->row];
+    const size_t parts = optimizer_parts(row);
+    const MuonMatrix x = {t.param,
+                          is_gathered ? NULL : t.operand,
+                          (float*)state_array(s, STATE_M, range, memory),
+                          (float*)state_array(s, STATE_ROWS, range, memory),
+                          parts,
+                          row->rows / parts,
+                          row->cols,
+                          is_gathered ? t.operand : NULL,
+                          range->before,
+                          range->before + range->count};
+    muon_update_cpu(x, opt, scratch);
+}
+
+// Updates a range: param and grad (range->count) are its own, `memory` has all state. `operand` is that of the whole tensor
+// where it was gathered, else NULL: then the range is the whole tensor. With it the tensor lies around `param`, too.
+// `scratch` has optimizer_scratch_bytes.
+static inline void optimizer_update_cpu(const OptimizerState* s, const ZeroRange* range, float* param,
+                                        const float* grad, const float* operand, void* memory, Update u,
+                                        const MuonScratch* scratch) {
     const AdamW a = update_adamw(u, s, range->row);
+    const UpdateTensor_ tensor = {param - range->before, operand ? operand : grad};
     const size_t n = range->count;
     float *m = (float*)state_array(s, STATE_M, range, memory),
           *v = (float*)state_array(s, STATE_V, range, memory);
@@ -432,18 +534,12 @@ static inline void optimizer_update_cpu(const OptimizerState* s, const ZeroRange
         optimizer_adamw8bit_cpu_(s, range, param, grad, memory, a);
         break;
     case RULE_FACTORED:
-        optimizer_adafactor_cpu_(s, range, param, grad, memory, update_adafactor(u, a), scratch->memory);
-        break;
     case RULE_FULL:
-        adafactor_vector_cpu(param, grad, v, m, n, update_adafactor(u, a));
+        optimizer_adafactor_cpu_(s, range, tensor, memory, update_adafactor(u, a), scratch->memory);
         break;
-    case RULE_MUON: {
-        const size_t parts = optimizer_parts(row);
-        float* row_squares = (float*)state_array(s, STATE_ROWS, range, memory);
-        const MuonMatrix x = {param, grad, m, row_squares, parts, row->rows / parts, row->cols};
-        muon_update_cpu(x, update_muon(u), scratch);
+    case RULE_MUON:
+        optimizer_muon_cpu_(s, range, tensor, operand != NULL, memory, update_muon(u), scratch);
         break;
-    }
     case RULE_LION: {
         const Lion opt = {a.lr, a.beta1, a.beta2, a.weight_decay, a.grad_scale, a.decay};
         lion_update_cpu(param, grad, m, n, opt);

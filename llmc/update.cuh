@@ -215,9 +215,10 @@ template <class T> struct Weights {
     MasterWeights kind;
 };
 
-// The part of it from element `begin` on.
-template <class T> __host__ __device__ inline Weights<T> weights_from(const Weights<T>& w, size_t begin) {
-    const Weights<T> part = {w.params + begin, (char*)w.master + begin * master_bytes(w.kind), w.kind};
+// A part of them: from these elements on, of the parameters and of what is beside them.
+template <class T>
+__host__ __device__ inline Weights<T> weights_from(const Weights<T>& w, size_t params, size_t master) {
+    const Weights<T> part = {w.params + params, (char*)w.master + master * master_bytes(w.kind), w.kind};
     return part;
 }
 

@@ -36,7 +36,7 @@ defines: ZeroGpu, ZeroShards, ZERO_BLOCKS_IN_MEMORY, ZERO_VARIANTS, zero_open, z
          zero_gradient_block, zero_wait_for_buffer, zero_group_done, zero_begin_update, zero_end_update, zero_join_updates,
          zero_group_gradient, zero_gradient_at_group, zero_variant, zero_begin, zero_join, zero_replayed,
          zero_idle_forward, zero_idle, zero_wait_for_gradient, zero_gradient, zero_update_gradient,
-         zero_update_parameters, zero_check, zero_is_divided, zero_collect
+         zero_update_parameters, zero_gather_operands, zero_check, zero_collect
 */
 #ifndef LLMC_ZERO_CUH
 #define LLMC_ZERO_CUH
@@ -247,8 +247,8 @@ static inline void* zero_slice_in_(const ZeroGpu* z, void* group, DType type, in
 // Sends the slices of group g to all processes of the replica: to `group`. That of this process lies at `slice`.
 static inline void zero_gather_slices_(ZeroGpu* z, void* group, const void* slice, DType type, int g) {
     const size_t count = zero_slice_elements(&z->plan, g);
-    if (z->place == ZERO_SHARDS_ON_HOST) {
-        void* own = zero_slice_in_(z, group, type, g);
+    void* own = zero_slice_in_(z, group, type, g);
+    if (z->place == ZERO_SHARDS_ON_HOST && slice != own) {
         CUDA_CHECK(
             cudaMemcpyAsync(own, slice, count * dtype_bytes(type), cudaMemcpyHostToDevice, z->comm.stream));
         slice = own;
@@ -609,6 +609,14 @@ static inline void* zero_update_parameters(const ZeroGpu* z) {
     return z->params_slices ? z->params_slices : z->params;
 }
 
+// During an update: collects group g of an fp32 array in `group`, where each process has set its shard. What the main
+// stream does next has it.
+static inline void zero_gather_operands(ZeroGpu* z, float* group, int g) {
+    zero_fork_(z);
+    zero_gather_(z, group, zero_slice_in_(z, group, DTYPE_FP32, g), DTYPE_FP32, g);
+    zero_join_(z);
+}
+
 // Ends all processes if NCCL has noticed an error since.
 static inline void zero_check(const ZeroGpu* z) {
     group_gpu_check(&z->all);
@@ -639,9 +647,6 @@ static inline void zero_collect_chunk_(ZeroGpu* z, void* group, const void* mine
                                    cudaMemcpyDeviceToHost, z->main.stream));
     }
 }
-
-// Whether each process updates a part of each group, and not all of it.
-static inline int zero_is_divided(const ZeroPlan* plan) { return plan->stage > 0 && plan->size > 1; }
 
 // Collects group g of an array of what each process updates in `group` on the host; NULL: not in this process. `mine` is
 // this process's piece of the group (zero_piece), on the GPU or on the host. Between updates: it passes through the

@@ -34,10 +34,10 @@ defines: ZeroPlan, zero_plan, zero_plan_two_levels, zero_replicas, ZeroCut, zero
          zero_kept_cut, zero_owned_in_kept, zero_group_begin, zero_group_elements, zero_largest_group, zero_shard_begin, zero_shard_elements,
          zero_slice_begin, zero_slice_elements, zero_params_elements, zero_full_elements, zero_sliced_elements,
          zero_sharded_elements, zero_owned_elements, zero_replicated_elements, ZeroPiece, zero_piece, ZeroRange,
-         zero_max_ranges, zero_ranges, zero_logical_elements, ZeroStep, zero_step, zero_reduces, ZeroTraffic,
+         zero_max_ranges, zero_ranges, zero_logical_elements, zero_is_divided, ZeroStep, zero_step, zero_reduces, ZeroTraffic,
          zero_traffic, zero_add_pieces_cpu, Zero, zero_grads_elements, zero_bytes_cpu,
          zero_open_cpu, zero_close_cpu, zero_group_done_cpu, zero_idle_cpu, zero_square_sum_cpu, zero_group_square_sum_cpu,
-         zero_range_gradient_cpu, zero_gather_parameters_cpu
+         zero_range_gradient_cpu, zero_operands_cpu, zero_gather_operands_cpu, zero_gather_parameters_cpu
 */
 #ifndef LLMC_ZERO_H
 #define LLMC_ZERO_H
@@ -178,12 +178,16 @@ static inline ZeroPiece zero_piece(const ZeroPlan* plan, int g) {
     return piece;
 }
 
+// Whether each process updates a part of each group, and not all of it.
+static inline int zero_is_divided(const ZeroPlan* plan) { return plan->stage > 0 && plan->size > 1; }
+
 // What this process updates of a layer of a parameter, or of a copy that several layers have. Files of state number all elements of the parameters, in the order of
 // their table, without padding: `logical` is the first one's number.
 typedef struct {
     size_t full;    // in full arrays,
     size_t owned;   // in the optimizer state's arrays
     size_t logical; //
+    size_t before;  // elements of the layer before it
     size_t count;
     int row, group; // of the table of parameters
 } ZeroRange;
@@ -211,6 +215,7 @@ static inline ZeroRange zero_cut_(const ZeroPlan* plan, ZeroRange tensor) {
     const ZeroRange range = {from,
                              piece.owned + (from - piece.full),
                              tensor.logical + (from - tensor.full),
+                             from - tensor.full,
                              from < to ? to - from : 0,
                              tensor.row,
                              tensor.group};
@@ -231,8 +236,8 @@ static inline int zero_ranges(const ZeroPlan* plan, const TensorRow* rows, GPT2C
         for (int k = 0; k < rows[i].layers; k++, logical += elements) {
             const size_t full =
                 (rows[i].offset_bytes + (size_t)k * rows[i].layer_bytes) / rows[i].element_bytes;
-            const ZeroRange tensor = {full,     full, logical,
-                                      elements, i,    rows[i].place == PLACE_BLOCK ? 1 + k : 0};
+            const ZeroRange tensor = {
+                full, full, logical, 0, elements, i, rows[i].place == PLACE_BLOCK ? 1 + k : 0};
             ranges[count] = zero_cut_(plan, tensor);
             count += ranges[count].count > 0;
         }
@@ -290,9 +295,10 @@ static inline double zero_collected_elements_(const ZeroPlan* plan, int64_t micr
     return (double)plan->block * (L + (2.0 * (double)micro_steps - 1) * later);
 }
 
-// Of an update of `sequences` in micro-batches of B. Gradients and parameters have elements of these sizes.
+// Of an update of `sequences` in micro-batches of B. Gradients and parameters have elements of these sizes; all processes
+// gather `operand_bytes` of operands (optimizer.h).
 static inline ZeroTraffic zero_traffic(const ZeroPlan* plan, int64_t sequences, int B, size_t gradient_bytes,
-                                       size_t parameter_bytes) {
+                                       size_t parameter_bytes, double operand_bytes) {
     const int64_t batches = (sequences + B - 1) / B, micro_steps = (batches + plan->size - 1) / plan->size;
     const double n = (double)zero_full_elements(plan);
     const double reduced = n - (double)plan->first_block * (double)plan->block;
@@ -303,8 +309,9 @@ static inline ZeroTraffic zero_traffic(const ZeroPlan* plan, int64_t sequences, 
         plan->stage < 3 ? updated : (double)plan->once + zero_collected_elements_(plan, micro_steps);
     const double others = 1 - 1.0 / plan->shards, replicas = 1 - 1.0 / zero_replicas(plan);
     const ZeroTraffic traffic = {
-        others * (reductions * reduced * (double)gradient_bytes + shared * (double)shared_bytes),
-        replicas / plan->shards * (reduced * sizeof(float) + updated * (double)shared_bytes)};
+        others *
+            (reductions * reduced * (double)gradient_bytes + shared * (double)shared_bytes + operand_bytes),
+        replicas / plan->shards * (reduced * sizeof(float) + updated * (double)shared_bytes + operand_bytes)};
     return traffic;
 }
 
@@ -443,12 +450,24 @@ static inline const float* zero_range_gradient_cpu(const Zero* z, const ZeroRang
                               : z->shard + range->owned;
 }
 
+// Sends each process's shard of group g to all: to the same place in `group`.
+static inline void zero_gather_group_cpu_(Zero* z, float* group, int g) {
+    const size_t count = zero_shard_elements(&z->plan, g);
+    group_all_gather_cpu(group, group + (size_t)z->plan.rank * count, count, &z->group);
+}
+
+// Room for what the update of group g gathers: the gradients that this process has added to the reduced one.
+static inline float* zero_operands_cpu(const Zero* z, int g) { return zero_group_grads_(z, g); }
+
+// Collects group g there, where each process has set its shard.
+static inline void zero_gather_operands_cpu(Zero* z, int g) {
+    zero_gather_group_cpu_(z, zero_operands_cpu(z, g), g);
+}
+
 // After the update: sends each process's shards of the parameters to all.
 static inline void zero_gather_parameters_cpu(Zero* z) {
-    for (int g = 0; g < z->plan.groups && z->plan.stage > 0 && !zero_is_alone_(z); g++) {
-        float* group = z->params + zero_group_begin(&z->plan, g);
-        const size_t count = zero_shard_elements(&z->plan, g);
-        group_all_gather_cpu(group, group + (size_t)z->plan.rank * count, count, &z->group);
+    for (int g = 0; g < z->plan.groups && zero_is_divided(&z->plan); g++) {
+        zero_gather_group_cpu_(z, z->params + zero_group_begin(&z->plan, g), g);
     }
 }
 

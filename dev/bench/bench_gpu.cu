@@ -375,7 +375,7 @@ static void bench_update(Bench* bench, const char* name, Optimizer optimizer, Gr
     optimizer_open<floatX>(plan, &zero, &state);
     const Update by = {{1e-4f, 0.9f, 0.95f, 1e-8f, 0.1f, 1.0f, 100, DECAY_ALL}, 0.9f};
     floatX* params = random_array<floatX>(bench, zero_full_elements(&zero), 0.02f);
-    OptimizerUpdate<floatX> u = {params, grads, {NULL}, plan, by, 1, NULL};
+    OptimizerUpdate<floatX> u = {params, grads, {NULL}, plan, by, 1, NULL, NULL};
     for (int slot = 0; slot < STATE_SLOTS; slot++) {
         const size_t n = state.slots[slot].bytes / sizeof(float);
         u.slots[slot] = n ? random_array<float>(bench, n, slot == STATE_V ? 0 : 1e-3f) : NULL;
@@ -461,8 +461,20 @@ static int adafactor_tensors(AdafactorTensor* tensors, const Model* model) {
         const TensorRow* row = &model->rows[i];
         for (int l = 0; l < row->layers; l++) {
             const size_t at = row->offset_bytes + (size_t)l * row->layer_bytes;
-            tensors[count++] = AdafactorTensor{at, row_sums,       col_sums,       v,    0,
-                                               at, (int)row->rows, (int)row->cols, 1.0f, row->decay};
+            tensors[count++] = AdafactorTensor{0,
+                                               row->rows * row->cols,
+                                               at,
+                                               at,
+                                               0,
+                                               at,
+                                               row_sums,
+                                               col_sums,
+                                               v,
+                                               at,
+                                               (int)row->rows,
+                                               (int)row->cols,
+                                               1.0f,
+                                               row->decay};
             row_sums += row->rows;
             col_sums += row->cols;
             v += row->rows == 1 ? row->cols : 0;
@@ -490,7 +502,8 @@ static void bench_adafactor(Bench* bench) {
                                        {1e-4f, 0.0f, 1.0f, 1.0f, 0.1f, 1.0f, ADAFACTOR_FIXED, 100},
                                        1,
                                        {0, 0, 0},
-                                       plan->all};
+                                       plan->all,
+                                       NULL};
     snprintf(shape, sizeof(shape), "%.1fM parameters", (double)model.n / 1e6);
     measure(bench, "Adafactor", shape,
             Work{0, adafactor_bytes((double)model.n, DTYPE_OF(floatX), model.grads.dtype, MASTER_NONE, 0)},
@@ -504,9 +517,14 @@ static void bench_muon_tensor(Bench* bench, MatmulGpu* matmul, const Model* mode
     const Gpu* gpu = &bench->gpu;
     const int parts = row->rows == 3 * row->cols ? 3 : 1, rows = (int)row->rows / parts,
               cols = (int)row->cols;
-    const size_t at = row->offset_bytes, stride = row->layer_bytes;
-    const MuonTensor tensor = {
-        at, stride, at, stride, 0, 0, row->layers, parts, rows, cols, 1, at - model->block, row->decay};
+    const MuonPlace place = {row->offset_bytes, row->layer_bytes};
+    const MuonTensor tensor = {0,           row->rows * row->cols,
+                               place,       place,
+                               place,       {0, 0},
+                               row->layers, parts,
+                               rows,        cols,
+                               1,           row->offset_bytes - model->block,
+                               row->decay,  0};
     MuonGpu muon_memory, *muon = &muon_memory;
     char name[64], shape[64];
     muon_open<floatX>(muon, &tensor, 1);
@@ -519,11 +537,12 @@ static void bench_muon_tensor(Bench* bench, MatmulGpu* matmul, const Model* mode
                                   {0.02f, 0.95f, 0.05f, 1.0f, 0.0f, MUON_SPECTRAL, DECAY_ALL},
                                   100,
                                   1,
-                                  matmul};
+                                  matmul,
+                                  NULL};
     snprintf(name, sizeof(name), "Muon %s", row->name);
     snprintf(shape, sizeof(shape), "%d of (%d, %d)", row->layers * parts, rows, cols);
     measure(bench, name, shape, Work{row->layers * parts * muon_flops(rows, cols), 0},
-            [=] { muon_update(&tensor, u, gpu); });
+            [=] { muon_update(&tensor, u, 0, tensor.layers, gpu); });
     gpu_free(bench->arrays[--bench->arrays_count]); // b
     muon_close(muon);
 }

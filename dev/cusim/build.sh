@@ -35,7 +35,7 @@ c_cc=gcc
 c_flags="-O2 -march=native"
 case $mode in
 plain) flags=(-O2 -march=native) ;;
-asan) flags=(-DSANITIZED -O1 -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer) ;;
+asan) flags=(-DSANITIZED -Og -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer) ;;
 tsan)
     cxx=clang++
     cc=clang

@@ -113,8 +113,10 @@ static void plan_test_run(int k, OptionsProgram program, GPT2Config* cfg, Option
     o->optimizer = optimizers[plan_test_one_of_(&rng, sizeof(optimizers) / sizeof(optimizers[0]))];
     o->sgd_momentum = plan_test_one_of_(&rng, 2) ? 0.9f : 0;
     o->muon_rows = o->sgd_momentum > 0;
-    if (o->offload_optimizer && o->optimizer != OPTIMIZER_ADAMW8BIT) {
-        o->optimizer = OPTIMIZER_ADAMW; // others are refused where they have no state, or need whole matrices
+    o->adafactor_scale = o->sgd_momentum > 0;
+    o->adafactor_beta1 = o->optimizer == OPTIMIZER_ADAFACTOR ? o->sgd_momentum : 0;
+    if (o->offload_optimizer && o->optimizer == OPTIMIZER_SGD) {
+        o->optimizer = OPTIMIZER_ADAMW; // it may have no state, and is refused then
     }
     o->save_every = 3 * plan_test_one_of_(&rng, 2);
     if (k % 8 == 7) { // generation

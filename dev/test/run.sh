@@ -148,7 +148,7 @@ has_cpu() { grep -qw "$1" /proc/cpuinfo 2>/dev/null; }
 links() { "$@" -x c -o /dev/null - 2>/dev/null <<<'#include <omp.h>
 int main(void) { return omp_get_max_threads() == 0; }'; }
 
-sanitizers="-O1 -g1 -fsanitize=address,undefined -fno-sanitize-recover=all"
+sanitizers="-Og -g1 -fsanitize=address,undefined -fno-sanitize-recover=all"
 quick_run=(--layers 1 --channels 16 --heads 2 --seq-len 16 --batch 2 --steps 2)
 
 # ---- the quick way ----
@@ -186,10 +186,10 @@ run build dev/test/test_build.sh
 
 built asan
 build tsan build/tsan/test_dataloader build/tsan/test_comm_tcp OPENMP= OPT="-O1 -g1 -fsanitize=thread"
-build narrow "${vector_tests[@]/#/build/narrow/}" MARCH=
-run asan dev/test/test_cli.sh build/asan/train_gpt2
-run asan dev/test/test_generate.sh build/asan/train_gpt2
-run asan dev/test/test_data.sh build/asan/train_gpt2
+build narrow "${vector_tests[@]/#/build/narrow/}" MARCH= OPT=-O2
+run asan env OMP_NUM_THREADS=1 dev/test/test_cli.sh build/asan/train_gpt2
+run asan env OMP_NUM_THREADS=1 dev/test/test_generate.sh build/asan/train_gpt2
+run asan env OMP_NUM_THREADS=1 dev/test/test_data.sh build/asan/train_gpt2
 run asan dev/test/test_report.sh build/asan/train_gpt2
 run asan dev/test/test_tokenize.sh build/asan/tokenize
 run_tests asan
@@ -203,7 +203,7 @@ read -r march <<<"$(make -s print-MARCH)"
 # shellcheck disable=SC2086 # no option, or one
 $cc $march -dM -E -x c /dev/null | grep -qw __AVX512F__ && has_avx512=1
 if [ $has_avx512 ]; then
-    build avx2 "${vector_tests[@]/#/build/avx2/}" MARCH=-march=haswell
+    build avx2 "${vector_tests[@]/#/build/avx2/}" MARCH=-march=haswell OPT=-O2
 fi
 built narrow
 run_tests narrow "${vector_tests[@]}"
@@ -212,7 +212,7 @@ command -v clang >/dev/null && has_clang=1
 if [ $has_clang ]; then
     openmp=-fopenmp
     links clang -fopenmp || { openmp= && skip "clang with OpenMP: libomp-dev is missing (scripts/install_deps.sh)"; }
-    build clang tests build/clang/train_gpt2 CC=clang OPENMP=$openmp
+    build clang tests build/clang/train_gpt2 CC=clang OPENMP=$openmp OPT=-O1
 fi
 if [ $has_avx512 ]; then
     built avx2
@@ -222,7 +222,7 @@ elif has_cpu avx2 && has_cpu fma; then
 else
     skip "avx2: this machine has no AVX2"
 fi
-build serial build/serial/train_gpt2 OPENMP=
+build serial build/serial/train_gpt2 OPENMP= OPT=-O1
 run fuzz dev/test/fuzz.sh
 built serial
 run serial build/serial/train_gpt2 "${quick_run[@]}"

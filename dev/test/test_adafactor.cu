@@ -22,7 +22,8 @@ static Model model_of(const int sizes[][2], int count) {
         AdafactorTensor* t = &model.tensors[i];
         t->rows = sizes[i][0];
         t->cols = sizes[i][1];
-        t->at = t->m = model.n;
+        t->end = (size_t)t->rows * t->cols;
+        t->params = t->master = t->grads = t->m = model.n;
         t->first_word = ((uint64_t)i << 40) + 4 * (uint64_t)i;
         t->rate = i % 2 ? 0.5f : 1.0f;
         t->decay = t->rows > 1;
@@ -75,13 +76,19 @@ static State expected(const Model* model, State s, const float* grad, Adafactor 
         Adafactor own = opt;
         own.lr = opt.lr * t->rate;
         own.weight_decay = t->decay ? opt.weight_decay : 0;
-        float *m = has_m ? want.m + t->m : NULL, *param = want.param + t->at;
+        float *m = has_m ? want.m + t->m : NULL, *param = want.param + t->params;
         if (t->rows == 1) {
-            adafactor_vector_cpu(param, grad + t->at, want.v + t->v, m, t->cols, own);
+            adafactor_vector_cpu(param, grad + t->grads, want.v + t->v, m, t->cols, 0, t->end, own);
         } else {
-            const AdafactorMatrix x = {
-                param,           grad + t->at,   want.row_sums + t->row_sums, want.col_sums + t->col_sums, m,
-                (size_t)t->rows, (size_t)t->cols};
+            const AdafactorMatrix x = {param,
+                                       grad + t->grads,
+                                       want.row_sums + t->row_sums,
+                                       want.col_sums + t->col_sums,
+                                       m,
+                                       (size_t)t->rows,
+                                       (size_t)t->cols,
+                                       0,
+                                       t->end};
             adafactor_update_cpu(x, own, scratch);
         }
     }
@@ -110,9 +117,18 @@ static State updated(const Model* model, State s, const float* grad, Adafactor o
     float *row_sums = upload<float>(s.row_sums, model->row_sums, 0, gpu),
           *col_sums = upload<float>(s.col_sums, model->col_sums, 0, gpu),
           *v = upload<float>(s.v, model->v, 0, gpu), *m = has_m ? upload<float>(s.m, model->n, 0, gpu) : NULL;
-    const AdafactorUpdate<T> update = {
-        weights.weights, {device_grad, DTYPE_OF(G)}, row_sums, col_sums, v, m, &plan, opt, 7, {0, 0, 0},
-        {0, 0, 0}};
+    const AdafactorUpdate<T> update = {weights.weights,
+                                       {device_grad, DTYPE_OF(G)},
+                                       row_sums,
+                                       col_sums,
+                                       v,
+                                       m,
+                                       &plan,
+                                       opt,
+                                       7,
+                                       {0, 0, 0},
+                                       {0, 0, 0},
+                                       NULL};
     update_parts(model, update, gpu);
     State got = {rule_weights_close(&weights, gpu), download(row_sums, model->row_sums, gpu),
                  download(col_sums, model->col_sums, gpu), download(v, model->v, gpu),
@@ -154,7 +170,7 @@ static void test_model(const Model* model, int has_m, AdafactorRate rate, Master
     expect_state(what, model, got, expected(model, s, grad, opt, has_m), exact.param);
     for (int i = 0; i < model->count && !rule_is_exact(kind); i++) {
         const AdafactorTensor* t = &model->tensors[i];
-        rule_expect_rounded<T>(what, got.param + t->at, exact.param + t->at, (size_t)t->rows * t->cols, kind,
+        rule_expect_rounded<T>(what, got.param + t->params, exact.param + t->params, t->end, kind,
                                rounding_words(7, opt.t, 0, t->first_word));
     }
     const State again = updated<T, G>(model, s, grad, opt, has_m, kind, gpu);

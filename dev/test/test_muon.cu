@@ -15,7 +15,14 @@ typedef struct {
 
 static Case case_of(int layers, int parts, int rows, int cols) {
     const size_t n = rule_padded((size_t)parts * rows * cols), r = (size_t)parts * rows;
-    const MuonTensor t = {128, n + 256, 4, n + 4, 1, r + 3, layers, parts, rows, cols, 2, 1024, 1};
+    const MuonPlace in_weights = {128, n + 256};
+    const MuonTensor t = {0,          r * (size_t)cols,
+                          in_weights, in_weights,
+                          {4, n + 4}, {1, r + 3},
+                          layers,     parts,
+                          rows,       cols,
+                          2,          1024,
+                          1,          0};
     const Case c = {t, 128 + (n + 256) * layers, 4 + (n + 4) * layers, 1 + (r + 3) * layers};
     return c;
 }
@@ -49,15 +56,18 @@ static State expected(const Case* c, State s, const float* grad, Muon opt, Rows 
     const MuonScratch scratch = {check_alloc(muon_scratch_bytes(t->rows, t->cols), 1, "scratch"), &matmul};
     opt.weight_decay *= (float)t->decay;
     for (int l = 0; l < t->layers; l++) {
-        const size_t at = t->at + l * t->stride;
-        float* row_squares = want.row_squares + t->row_squares + l * t->row_squares_stride;
+        const size_t at = muon_at_(t->params, (size_t)l);
+        float* row_squares = want.row_squares + muon_at_(t->row_squares, (size_t)l);
         const MuonMatrix x = {want.param + at,
                               grad + at,
-                              want.b + t->b + l * t->b_stride,
+                              want.b + muon_at_(t->b, (size_t)l),
                               rows == BALANCED ? row_squares : NULL,
                               (size_t)t->parts,
                               (size_t)t->rows,
-                              (size_t)t->cols};
+                              (size_t)t->cols,
+                              NULL,
+                              t->begin,
+                              t->end};
         muon_update_cpu(x, opt, &scratch);
     }
     free(scratch.memory);
@@ -83,8 +93,9 @@ static State updated(const Case* c, State s, const float* grad, Muon opt, Rows r
                                   opt,
                                   UPDATE,
                                   7,
-                                  matmul};
-    muon_update(&c->t, update, gpu);
+                                  matmul,
+                                  NULL};
+    muon_update(&c->t, update, 0, c->t.layers, gpu);
     State got = {rule_weights_close(&weights, gpu), download(b, c->b, gpu),
                  download(row_squares, c->row_squares, gpu)};
     gpu_free(device_grad);
@@ -118,7 +129,7 @@ template <class T>
 static void expect_change(const char* what, const Case* c, const float* got, const float* want,
                           const float* before, float rate) {
     for (int l = 0; l < c->t.layers; l++) {
-        const size_t at = c->t.at + l * c->t.stride, n = (size_t)c->t.parts * c->t.rows * c->t.cols;
+        const size_t at = muon_at_(c->t.params, (size_t)l), n = (size_t)c->t.parts * c->t.rows * c->t.cols;
         const Distance d = distance(got + at, want + at, before + at, n);
         if (DTYPE_OF(T) == DTYPE_FP32) {
             EXPECT(d.difference <= 485 * 4 * FLT_EPSILON * rate, "%s, layer %d: off by %g of the rate", what,
@@ -134,7 +145,7 @@ static void expect_change(const char* what, const Case* c, const float* got, con
 static void expect_between(const char* what, const Case* c, const float* got, const float* before) {
     const size_t n = (size_t)c->t.parts * c->t.rows * c->t.cols;
     for (size_t i = 0; i < c->n; i++) {
-        const int between = i < c->t.at || (i - c->t.at) % c->t.stride >= n;
+        const int between = i < c->t.params.first || (i - c->t.params.first) % c->t.params.step >= n;
         EXPECT(!between || float_bits(got[i]) == float_bits(before[i]), "%s: weights at %zu changed", what,
                i);
     }
@@ -161,7 +172,7 @@ static void test_case(Case c, Muon opt, Rows rows, MasterWeights kind, MatmulGpu
     expect_change<T>(what, &c, exact.param, want.param, s.param, rate);
     expect_between(what, &c, got.param, s.param);
     for (int l = 0; l < c.t.layers && !rule_is_exact(kind); l++) {
-        const size_t at = c.t.at + l * c.t.stride;
+        const size_t at = muon_at_(c.t.params, (size_t)l);
         rule_expect_rounded<T>(what, got.param + at, exact.param + at,
                                (size_t)c.t.parts * c.t.rows * c.t.cols, kind,
                                rounding_words(7, UPDATE, c.t.group + l, c.t.start));
@@ -202,8 +213,7 @@ static void test_groups(const Gpu* gpu) {
     } cases[] = {{12, 1, 3072, 768, 4},  {12, 3, 768, 768, 4},  {12, 1, 768, 768, 12},
                  {48, 1, 1600, 6400, 1}, {5, 1, 1024, 4096, 2}, {1, 1, 4, 4, 1}};
     for (int i = 0; i < 6; i++) {
-        const MuonTensor t = {0, 0, 0, 0, 0, 0, cases[i].layers, cases[i].parts, cases[i].rows, cases[i].cols,
-                              0, 0, 0};
+        const MuonTensor t = case_of(cases[i].layers, cases[i].parts, cases[i].rows, cases[i].cols).t;
         EXPECT(muon_group_layers_(&t) == cases[i].group, "case %d: groups of %d, wanted %d", i,
                muon_group_layers_(&t), cases[i].group);
     }

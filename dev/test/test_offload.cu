@@ -41,6 +41,8 @@ static Update update_of(int t) {
     Update update;
     memset(&update, 0, sizeof(update));
     update.adamw = AdamW{0.01f, 0.9f, 0.95f, 1e-8f, 0.1f, 0.5f, t, DECAY_ALL};
+    update.momentum = 0.75f;
+    update.muon_lr = 0.02f;
     return update;
 }
 
@@ -62,22 +64,25 @@ static void move_slots(Offload* offload, const State* s, int is_back) {
 
 // The state after some updates by way of the host, or of a disk in this directory. A gradient stays as it is.
 template <class T>
-static State by_host(const State* s, Gradient grads, const OptimizerPlan* plan, const ZeroPlan* zero,
+static State by_host(const State* s, Gradient grads, const OptimizerPlan* plan, MatmulGpu* matmul,
                      const char* directory, const Gpu* gpu) {
     Offload offload;
     T *params = upload<T>(ops_copy(s->params, s->n), s->n, 0, gpu),
       *other = upload<T>(ops_copy(s->params, s->n), s->n, 0, gpu);
-    offload_open(&offload, plan->state, zero, directory);
+    offload_open(&offload, plan->state, &plan->zero, directory);
     // what an update wrote is overwritten, as by a rollback
-    offload_update(&offload, OptimizerUpdate<T>{other, grads, {NULL}, plan, update_of(1), 7, NULL}, gpu);
+    offload_update(&offload, OptimizerUpdate<T>{other, grads, {NULL}, plan, update_of(1), 7, matmul, NULL},
+                   gpu);
     move_slots(&offload, s, 0);
     for (int t = 1; t <= UPDATES; t++) {
-        offload_update(&offload, OptimizerUpdate<T>{params, grads, {NULL}, plan, update_of(t), 7, NULL}, gpu);
+        offload_update(&offload,
+                       OptimizerUpdate<T>{params, grads, {NULL}, plan, update_of(t), 7, matmul, NULL}, gpu);
     }
     State after = state_open(plan->state, s->n);
     move_slots(&offload, &after, 1);
     // closed while an update is still written
-    offload_update(&offload, OptimizerUpdate<T>{other, grads, {NULL}, plan, update_of(1), 7, NULL}, gpu);
+    offload_update(&offload, OptimizerUpdate<T>{other, grads, {NULL}, plan, update_of(1), 7, matmul, NULL},
+                   gpu);
     offload_close(&offload);
     after.params = download(params, s->n, gpu);
     gpu_free(other);
@@ -87,9 +92,10 @@ static State by_host(const State* s, Gradient grads, const OptimizerPlan* plan, 
 
 // And with all of it on the GPU.
 template <class T>
-static State by_gpu(const State* s, Gradient grads, const OptimizerPlan* plan, const Gpu* gpu) {
+static State by_gpu(const State* s, Gradient grads, const OptimizerPlan* plan, MatmulGpu* matmul,
+                    const Gpu* gpu) {
     OptimizerUpdate<T> u = {
-        upload<T>(ops_copy(s->params, s->n), s->n, 0, gpu), grads, {NULL}, plan, {}, 7, NULL};
+        upload<T>(ops_copy(s->params, s->n), s->n, 0, gpu), grads, {NULL}, plan, {}, 7, matmul, NULL};
     State after = *s;
     for (int slot = 0; slot < STATE_SLOTS; slot++) {
         const size_t bytes = plan->state->slots[slot].bytes;
@@ -146,10 +152,14 @@ static void test_same_bits(const char* what, GPT2Config cfg, Optimizer optimizer
     const State s = state_open(&state, n);
     float* gradient = upload<float>(ops_normal(n, 1), n, 0, gpu);
     const Gradient grads = {gradient, DTYPE_FP32};
-    const State want = by_gpu<T>(&s, grads, &plan, gpu);
-    expect_same_bits(what, "host", &state, by_host<T>(&s, grads, &plan, &zero, NULL, gpu), want);
-    expect_same_bits(what, "disk", &state, by_host<T>(&s, grads, &plan, &zero, test_tmpdir(), gpu), want);
+    MatmulGpu matmul;
+    const MatmulSettings settings = {0, GELU_SEPARATE, 0, 0};
+    matmul_gpu_open(&matmul, gpu, settings);
+    const State want = by_gpu<T>(&s, grads, &plan, &matmul, gpu);
+    expect_same_bits(what, "host", &state, by_host<T>(&s, grads, &plan, &matmul, NULL, gpu), want);
+    expect_same_bits(what, "disk", &state, by_host<T>(&s, grads, &plan, &matmul, test_tmpdir(), gpu), want);
     expect_updated(what, &state, want, s);
+    matmul_gpu_close(&matmul);
     gpu_free(gradient);
     optimizer_close(&plan);
     ops_close(what);
@@ -161,13 +171,17 @@ static void test_optimizers(const Gpu* gpu) {
                     master = optimizer_of(OPTIMIZER_ADAMW, 0, MASTER_FP32),
                     split = optimizer_of(OPTIMIZER_ADAMW, 0, MASTER_SPLIT),
                     in_8 = optimizer_of(OPTIMIZER_ADAMW8BIT, 0, MASTER_24),
-                    lion = optimizer_of(OPTIMIZER_LION, 0, MASTER_FP32);
+                    lion = optimizer_of(OPTIMIZER_LION, 0, MASTER_FP32),
+                    muon = optimizer_of(OPTIMIZER_MUON, 1, MASTER_SPLIT),
+                    adafactor = optimizer_of(OPTIMIZER_ADAFACTOR, 1, MASTER_NONE);
     test_same_bits<float>("fp32", SMALL, adamw, 0, gpu);
     test_same_bits<bf16>("bf16 with split master weights", SMALL, split, 0, gpu);
     test_same_bits<bf16>("bf16, rounded stochastically", SMALL, adamw, 0, gpu);
     test_same_bits<bf16>("a shard of stage 3", SMALL, master, 3, gpu);
     test_same_bits<bf16>("adamw8bit beside weights of 24 bits", wide, in_8, 0, gpu);
     test_same_bits<bf16>("lion", SMALL, lion, 0, gpu);
+    test_same_bits<bf16>("muon, whose blocks are a chunk each", SMALL, muon, 0, gpu);
+    test_same_bits<float>("adafactor, whose groups are a chunk each", SMALL, adafactor, 2, gpu);
 }
 
 // ---- the residual stream ----

@@ -181,7 +181,7 @@ static void update_of_rank(State s, T* param, const float* grad, const ZeroPlan*
           *v = upload_slot(&state, STATE_V, s.v, zero, gpu),
           *master = upload_slot(&state, STATE_MASTER, s.master, zero, gpu);
     G* device_grad = upload_owned<G>(grad, zero, gpu);
-    OptimizerUpdate<T> u = {param, {device_grad, DTYPE_OF(G)}, {NULL}, &plan, by, seed, NULL};
+    OptimizerUpdate<T> u = {param, {device_grad, DTYPE_OF(G)}, {NULL}, &plan, by, seed, NULL, NULL};
     u.slots[STATE_M] = m;
     u.slots[STATE_V] = v;
     u.slots[STATE_MASTER] = master;
@@ -351,7 +351,7 @@ static void both_on_cpu(Both* b, const float* grad, Update by) {
     matmul_open(&matmul);
     const MuonScratch scratch = {check_alloc(optimizer_scratch_bytes(&b->state) + 1, 1, "scratch"), &matmul};
     for (int i = 0; i < count; i++) {
-        optimizer_update_cpu(&b->state, &ranges[i], b->params + ranges[i].full, grad + ranges[i].full,
+        optimizer_update_cpu(&b->state, &ranges[i], b->params + ranges[i].full, grad + ranges[i].full, NULL,
                              b->memory, by, &scratch);
     }
     free(scratch.memory);
@@ -381,7 +381,7 @@ static float* both_on_gpu(const Both* b, float* const* grads, int updates, Updat
     matmul_gpu_open(&matmul, gpu, settings);
     optimizer_open<T>(&plan, &b->zero, &b->state);
     char* memory = (char*)gpu_alloc(b->state.bytes + 1, 1, "state");
-    OptimizerUpdate<T> u = {upload<T>(b->params, b->n, gpu), {}, {NULL}, &plan, by, 3, &matmul};
+    OptimizerUpdate<T> u = {upload<T>(b->params, b->n, gpu), {}, {NULL}, &plan, by, 3, &matmul, NULL};
     CUDA_CHECK(cudaMemset(memory, 0, b->state.bytes + 1));
     float* master = both_master(b, memory);
     if (master) {

@@ -182,22 +182,33 @@ test_same_bits() {
     done
 }
 
-# Each optimizer's state is divided as its slots are. Blocks of 64 want as many channels.
+# Each optimizer's state is divided as its slots are. Blocks of 64 want as many channels. Rules of whole matrices gather what
+# the processes have of them.
 test_optimizers() {
-    local optimizer wide=(--layers 2 --channels 64 "${run[@]:4}")
-    for optimizer in adamw adamw8bit lion; do
+    local optimizer options wide=(--layers 2 --channels 64 "${run[@]:4}")
+    for optimizer in adamw8bit lion; do
         trains 1 "one_$optimizer" "${wide[@]}" --optimizer "$optimizer" --zero 2
         trains 3 "three_$optimizer" "${wide[@]}" --optimizer "$optimizer" --zero 2
         same_model "one_$optimizer/step_00000009" "three_$optimizer/step_00000009" "--optimizer $optimizer, 3 ranks"
         trains 2 "two_$optimizer" --resume "three_$optimizer/step_00000003" --zero 2
         same_model "one_$optimizer/step_00000009" "two_$optimizer/step_00000009" "--optimizer $optimizer, 3 ranks, then 2"
     done
-    check "they differ" [ -z "$(md5sum one_*/step_00000009/model.safetensors | cut -d ' ' -f 1 | sort | uniq -d)" ]
-    trains 1 one_muon "${run[@]}" --optimizer muon --zero 0
-    trains 2 two_muon "${run[@]}" --optimizer muon --zero 0
-    near "--optimizer muon, 2 ranks" "$(last_loss one_muon)" "$(last_loss two_muon)" 1e-4
-    ends_all "--optimizer muon, divided" 2 "--optimizer muon with --zero 2: it updates whole matrices; wanted --zero 0" \
-        "rank 0 of 3" "$trainer" "${run[@]}" --optimizer muon --zero 2 --out three_muon
+    while read -r optimizer options; do
+        trains 1 "one_$optimizer" "${run[@]}" --optimizer "$optimizer" $options --zero 2
+        trains 4 "four_$optimizer" "${run[@]}" --optimizer "$optimizer" $options --zero 2
+        same_log "one_$optimizer" "four_$optimizer" "--optimizer $optimizer, 4 ranks"
+        trains 2 "two_$optimizer" --resume "four_$optimizer/step_00000003" --zero 2
+        same_model "one_$optimizer/step_00000009" "two_$optimizer/step_00000009" "--optimizer $optimizer, 4 ranks, then 2"
+        trains 3 "three_$optimizer" --resume "two_$optimizer/step_00000006" --zero 2
+        same_model "one_$optimizer/step_00000009" "three_$optimizer/step_00000009" "--optimizer $optimizer, then 3"
+    done <<'END'
+muon --muon-rows on --cautious-decay on --grad-clip 0.5 --freeze embeddings,blocks[0],mlp[1]
+adafactor --adafactor-beta1 0.9 --adafactor-scale on
+END
+    trains 3 adafactor_0 "${run[@]}" --optimizer adafactor --zero 0
+    trains 3 adafactor_1 "${run[@]}" --optimizer adafactor --zero 1
+    same_model adafactor_0/step_00000009 adafactor_1/step_00000009 "--optimizer adafactor, stages 0 and 1"
+    check "they differ" [ -z "$(md5sum {one_*,adafactor_0}/step_00000009/model.safetensors | cut -d ' ' -f 1 | sort | uniq -d)" ]
 }
 
 test_stages() {
@@ -497,9 +508,23 @@ test_gpu_offload() {
     trains 1 all_off --resume all/step_00000003 --zero 2 "${none[@]}"
     same_model four/step_00000006 all_off/step_00000006 "saved with all offloaded, continued without"
     check "nothing is left on the disk: $(ls nvme)" [ -z "$(ls nvme)" ]
-    trains 1 lion "${gpu_run[@]}" --zero 2 --optimizer lion
-    CUSIM_STREAMS=random trains 3 lion_off "${gpu_run[@]}" --zero 3 --optimizer lion --offload-optimizer disk --offload-path nvme
-    same_model lion/step_00000006 lion_off/step_00000006 "--optimizer lion, its state on a disk"
+}
+
+# Rules of whole matrices gather what the processes have of them; saved with all on the host or a disk by three, continued
+# without by two.
+test_gpu_matrices() {
+    local optimizer options none=(--offload-params off --offload-optimizer off --offload-path '')
+    while read -r optimizer options; do
+        trains 1 "one_$optimizer" "${gpu_run[@]}" --optimizer "$optimizer" $options --zero 2
+        CUSIM_STREAMS=random trains 3 "three_$optimizer" "${gpu_run[@]}" --optimizer "$optimizer" $options --zero 3 \
+            --offload-params on --offload-optimizer disk --offload-path nvme
+        same_model "one_$optimizer/step_00000006" "three_$optimizer/step_00000006" "--optimizer $optimizer, 3 GPUs"
+        CUSIM_STREAMS=lazy CUSIM_ORDER=random trains 2 "two_$optimizer" --resume "three_$optimizer/step_00000003" --zero 2 "${none[@]}"
+        same_model "one_$optimizer/step_00000006" "two_$optimizer/step_00000006" "--optimizer $optimizer, 3 GPUs, then 2"
+    done <<'END'
+muon --muon-rows on --cautious-decay on --share-layers attention
+adafactor --adafactor-beta1 0.9 --adafactor-scale on
+END
 }
 
 # val_6 OUT: the last validation loss.
@@ -545,6 +570,8 @@ test_gpu_levels() {
             "$(case $zero-$trainer in 3-* | *FP32*) echo 1e-5 ;; *) echo 2e-3 ;; esac)"
         streams=random
     done
+    CUSIM_STREAMS=random trains 4 levels_adafactor "${gpu_run[@]}" --zero 3 --optimizer adafactor --adafactor-beta1 0.9 --adafactor-scale on
+    near "--optimizer adafactor, two levels" "$(val_6 one_adafactor)" "$(val_6 levels_adafactor)" 1e-5
     check "the first line: $(head -n 1 stdout)" \
         grep -q "^processes: 4 on 2 machines (mpirun, .*), rank 0 on $(uname -n); zero 3, shards of 2, 2 replicas$" stdout
     check "the traffic: $(grep '^each update' stdout)" \
@@ -674,6 +701,7 @@ if [ $is_gpu ]; then
     test_kill_without_mpi
     test_tasks --autotune off
     test_gpu_offload
+    test_gpu_matrices
     test_gpu_stages
     test_gpu_share
     test_gpu_levels

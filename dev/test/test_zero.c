@@ -149,16 +149,18 @@ static void test_traffic(void) {
         const ZeroPlan one = zero_plan(cfg, stage, 0, 4), two = zero_plan_two_levels(cfg, stage, 0, 4, 2);
         const double n = (double)zero_full_elements(&one), once = (double)one.once,
                      blocks = (double)one.block;
-        const ZeroTraffic a = zero_traffic(&one, 16, 2, 4, 2), b = zero_traffic(&two, 16, 2, 4, 2);
+        const ZeroTraffic a = zero_traffic(&one, 16, 2, 4, 2, 0), b = zero_traffic(&two, 16, 2, 4, 2, 0),
+                          more = zero_traffic(&two, 16, 2, 4, 2, 800);
         // two micro-steps; stage 3 collects 5 + 3 + 3 + 3 blocks
         const double shared[] = {4 * n, 2 * n, 2 * n, 2 * (once + 14 * blocks)};
         const double bytes = (stage < 2 ? 4 * n : 8 * n) + shared[stage];
         EXPECT(a.within == 0.75 * bytes && a.between == 0, "stage %d: %g", stage, a.within);
         EXPECT(b.within == 0.5 * bytes && b.between == 0.5 * (n / 2) * (stage == 0 ? 8 : 6),
                "stage %d in two levels: %g, %g", stage, b.within, b.between);
+        EXPECT(more.within == b.within + 400 && more.between == b.between + 200, "800 bytes of operands");
     }
     const ZeroPlan alone = zero_plan(cfg, 2, 0, 1);
-    EXPECT(zero_traffic(&alone, 16, 2, 4, 2).within == 0, "one process");
+    EXPECT(zero_traffic(&alone, 16, 2, 4, 2, 0).within == 0, "one process");
 }
 
 // The micro-batches of an update are dealt out in turn.

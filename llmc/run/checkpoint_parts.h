@@ -4,7 +4,8 @@ checkpoint_parts.h -- the optimizer's state in a checkpoint: optimizer.<i>of<n>.
 The elements of the parameters in the order of their table, without padding, are numbered: a space of `total` elements.
 Each process writes what it updates into a file of its own; the metadata `ranges`, "0-98304,196608-200000" for example,
 says which elements that is. Each slot of the state (optimizer.h) is a tensor: what these elements have of it, in their
-order. The reader takes any files that fill the space, so a run can be continued by any number of processes.
+order; means of rows and columns go with the last element of their matrix. The reader takes any files that fill the space,
+so a run can be continued by any number of processes.
 
 State of another optimizer than the run's is not read: then all starts as zeros.
 
@@ -302,10 +303,13 @@ static size_t checkpoint_part_elements_(const CheckpointSlices_* s, const SafeTe
     return count;
 }
 
-// Ends the program if a file has not what it says.
+// Ends the program if a file has not what it says. Where that is nothing of a slot, it may have no tensor.
 static void checkpoint_check_part_(const CheckpointParts* parts, const SafeTensors* file, int slot) {
     const StateSlot* s = &parts->own.state.slots[slot];
     const size_t count = checkpoint_part_elements_(&parts->slots[slot], file);
+    if (count == 0) {
+        return;
+    }
     const SafeTensorsView* view = safetensors_require(file, s->name, 1, &count);
     CHECK(view->dtype == checkpoint_dtype_(s), "%s: tensor %s is %s, wanted %s", file->path, s->name,
           safetensors_dtype_name(view->dtype), safetensors_dtype_name(checkpoint_dtype_(s)));
@@ -431,17 +435,28 @@ void checkpoint_parts_open(CheckpointParts* parts, const SavedState* s, const ch
     }
 }
 
+// What this process keeps of a slot because of a range: that of its tensor, where it is kept whole.
+static ZeroRange checkpoint_kept_range_(const CheckpointPart* part, int slot, const ZeroRange* range) {
+    const TensorRow* row = &part->state.rows[range->row];
+    ZeroRange kept = *range;
+    if (state_slot_is_whole(&part->state, slot, range->row)) {
+        kept.logical -= range->before;
+        kept.count = gpt2_rows_in_files(row, part->cfg) * row->cols;
+    }
+    return kept;
+}
+
 void checkpoint_parts_read(const CheckpointParts* parts, int slot, int g, void* group) {
     const CheckpointPart* own = &parts->own;
     const StateSlot* s = &own->state.slots[slot];
     memset(group, 0, state_group_elements(s, g) * s->element_bytes);
     for (int i = 0; i < own->num_ranges && !parts->is_new && s->name; i++) {
-        const ZeroRange* range = &own->ranges[i];
-        if (range->group == g && state_slot_has(&own->state, slot, range->row)) {
-            const size_t begin = checkpoint_slot_place_(own, slot, range->logical);
+        const ZeroRange range = checkpoint_kept_range_(own, slot, &own->ranges[i]);
+        if (range.group == g && state_slot_has(&own->state, slot, range.row)) {
+            const size_t begin = checkpoint_slot_place_(own, slot, range.logical);
             checkpoint_read_elements_(parts, slot, begin,
-                                      begin + checkpoint_range_elements_(own, slot, range),
-                                      (char*)group + s->begin[range->row] * s->element_bytes);
+                                      begin + checkpoint_range_elements_(own, slot, &range),
+                                      (char*)group + s->begin[range.row] * s->element_bytes);
         }
     }
 }

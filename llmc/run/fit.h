@@ -19,7 +19,6 @@ defines: FitPlan, FitDevice, fit_update_s, fit_least_of_all, fit_available_bytes
 #include "llmc/base/check.h"
 #include "llmc/comm.h"
 #include "llmc/gpt2.h"
-#include "llmc/optimizer.h"
 #include "llmc/run/options.h"
 #include "llmc/run/plan.h"
 
@@ -103,7 +102,6 @@ static inline int fit_add_levels_(FitTry_* tries, GPT2Config cfg, Options o, con
 // Every micro-batch, at most `most` tries. Returns their number.
 static inline int fit_add_all_(FitTry_* tries, GPT2Config cfg, const Options* o, const FitDevice* device) {
     const int can_offload = device->can_offload && !options_only_evaluates(o) && !o->offload_optimizer &&
-                            !optimizer_needs_matrices((OptimizerName)o->optimizer) &&
                             !options_given(o, "offload-optimizer") && !o->update_in_backward;
     const int most_parts = o->update_in_backward ? 1 : o->batch; // then an update is one micro-batch
     int count = 0;

@@ -17,7 +17,6 @@ defines: gpu_setup, gpu_setup_products
 #include "llmc/gpt2.h"
 #include "llmc/gpu.cuh"
 #include "llmc/matmul.cuh"
-#include "llmc/optimizer.h"
 #include "llmc/run/options.h"
 
 // Ends the program if the options ask for what only a CPU does, or another precision.
@@ -26,12 +25,6 @@ static inline void gpu_setup_check_(const Options* o) {
         die_usage(
             "--update-in-backward on with PRECISION=FP16, whose loss scale needs the whole gradient first; "
             "wanted PRECISION=BF16 or FP32, or off");
-    }
-    if (o->update_in_backward && o->optimizer == OPTIMIZER_MUON) {
-        die_usage(
-            "--update-in-backward on, --optimizer %s, which on a GPU updates all blocks at once; wanted "
-            "adamw8bit or another one, or off",
-            optimizer_word((OptimizerName)o->optimizer));
     }
     if (o->master_weights == MASTER_WEIGHTS_24 && DTYPE_OF(floatX) != DTYPE_BF16) {
         die_usage("--master-weights 24 with PRECISION=" PRECISION_NAME "; wanted PRECISION=BF16, or on");

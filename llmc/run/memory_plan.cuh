@@ -9,7 +9,8 @@ what the options leave open because it depends on memory, and whether the run fi
 Each planned_... is one fact that the model is opened with.
 
 defines: planned_saved_dtype, planned_chunk, planned_activations, planned_master, planned_state, planned_gradient_dtype,
-         planned_zero, planned_residual_bytes, planned_micro_batches, planned_losses, memory_plan,
+         planned_zero, planned_residual_bytes, planned_micro_batches, planned_losses,
+         planned_products_beside, memory_plan,
          memory_choose, memory_require
 */
 #ifndef LLMC_MEMORY_PLAN_CUH
@@ -195,10 +196,22 @@ static inline size_t memory_staging_(GPT2Config cfg, const Options* o) {
            (o->recompute == RECOMPUTE_NEVER ? 0 : trained);
 }
 
+// Whether the update has products beside those of the backward pass, on another stream: with a workspace of their own.
+static inline int planned_products_beside(const Options* o) {
+    return o->update_in_backward && o->optimizer == OPTIMIZER_MUON;
+}
+
+static inline size_t memory_workspaces_(GPT2Config cfg, const Options* o) {
+    const MatmulSettings settings = gpu_setup_products(cfg, o);
+    MatmulSettings beside = settings;
+    beside.bias_fusion = 0;
+    return matmul_planned_bytes(settings) + (planned_products_beside(o) ? matmul_planned_bytes(beside) : 0);
+}
+
 // Products, generation, and what all runs have on the host.
 static inline void memory_add_common_(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, const Options* o) {
     const PlanMemory staging = {"staging", memory_staging_(cfg, o), PLAN_HOST, 0, 0};
-    plan_add(plan, "cuBLASLt workspace", matmul_planned_bytes(gpu_setup_products(cfg, o)));
+    plan_add(plan, "cuBLASLt workspace", memory_workspaces_(cfg, o));
     plan_add(plan, "expanded matrix", linear_planned_bytes(cfg, o->quantize));
     plan_add(plan, "texts", text_model_planned_bytes(plan_texts(o), o->seq_len));
     plan_add_at(plan, staging);

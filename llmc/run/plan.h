@@ -220,13 +220,23 @@ void plan_print_memory(FILE* file, GPT2Config cfg, const Options* options, const
     fputc('\n', file);
 }
 
+// What all processes gather of operands in an update. A GPU has no whole fp32 weights, which are gathered, too, if they are
+// summed up.
+static double plan_operand_bytes_(GPT2Config cfg, const Options* o, const ZeroPlan* zero) {
+    const Optimizer optimizer = setup_optimizer(o);
+    const int arrays = 1 + (o->program.trainer == OPTION_GPU && optimizer.sums_weights);
+    OptimizerState state;
+    optimizer_state_open(&state, optimizer, zero, cfg);
+    return (double)optimizer_gathered_elements(&state, zero) * arrays * sizeof(float);
+}
+
 void plan_print_traffic(FILE* file, GPT2Config cfg, const Options* o, size_t gradient_bytes,
                         size_t parameter_bytes) {
     const Freeze freeze = freeze_of(cfg.L, o->freeze);
     ZeroPlan zero = zero_plan_two_levels(cfg, o->zero, o->process, o->processes, o->shards);
     zero.first_block = freeze_first_copy(&freeze, cfg);
-    const ZeroTraffic traffic =
-        zero_traffic(&zero, o->total_batch / o->seq_len, o->batch, gradient_bytes, parameter_bytes);
+    const ZeroTraffic traffic = zero_traffic(&zero, o->total_batch / o->seq_len, o->batch, gradient_bytes,
+                                             parameter_bytes, plan_operand_bytes_(cfg, o, &zero));
     if (o->processes > 1 && !options_only_evaluates(o)) {
         fprintf(file, "each update: every %s sends %.1f MiB",
                 o->program.trainer == OPTION_GPU ? "GPU" : "process", traffic.within / (1 << 20));

@@ -424,6 +424,8 @@ Optimizer setup_optimizer(const Options* options) {
     optimizer.frozen = freeze.rows;
     optimizer.lr_scale[KIND_EMBEDDING] = options->embedding_lr_scale;
     optimizer.lr_scale[KIND_VECTOR] = options->vector_lr_scale;
+    optimizer.sums_weights = options->adafactor_scale;
+    optimizer.by_block = options->zero >= 2 || options->offload_optimizer || options->update_in_backward;
     return optimizer;
 }
 

@@ -194,7 +194,6 @@ static void setup_check_rule_options_(const Options* o) {
 
 void setup_check_optimizer(const Options* o, GPT2Config cfg) {
     const char* word = optimizer_word((OptimizerName)o->optimizer);
-    const int needs_matrices = optimizer_needs_matrices((OptimizerName)o->optimizer);
     setup_check_rule_options_(o);
     if (o->cautious_decay && (o->optimizer == OPTIMIZER_ADAFACTOR || o->optimizer == OPTIMIZER_SGD)) {
         die_usage(
@@ -205,14 +204,6 @@ void setup_check_optimizer(const Options* o, GPT2Config cfg) {
         die_usage(
             "--optimizer %s: the model has %d channels, wanted a multiple of %d; --optimizer adamw works",
             word, cfg.C, OPTIMIZER_BLOCK);
-    }
-    if (needs_matrices && o->processes > 1 && o->zero > 0) {
-        die_usage("--optimizer %s with --zero %d: it updates whole matrices; wanted --zero 0", word, o->zero);
-    }
-    if (needs_matrices && o->offload_optimizer) {
-        die_usage("--optimizer %s with --offload-optimizer: it updates whole matrices; wanted "
-                  "--offload-optimizer off",
-                  word);
     }
 }
 
