@@ -56,7 +56,7 @@ static void fill(void* memory, size_t n, SafeTensorsDtype dtype, float value) {
     }
 }
 
-static const Optimizer adamw = {OPTIMIZER_ADAMW, 0, MASTER_NONE, 0, {1, 1, 1}};
+static const Optimizer adamw = {OPTIMIZER_ADAMW, 0, MASTER_NONE, 0, {1, 1, 1}, 0, 0};
 
 static CheckpointRun run_of(GPT2Config cfg, SafeTensorsDtype dtype) {
     static Comm alone = {.size = 1};

@@ -153,7 +153,7 @@ static void test_same_bits(const char* what, GPT2Config cfg, Optimizer optimizer
     float* gradient = upload<float>(ops_normal(n, 1), n, 0, gpu);
     const Gradient grads = {gradient, DTYPE_FP32};
     MatmulGpu matmul;
-    const MatmulSettings settings = {0, GELU_SEPARATE, 0, 0};
+    const MatmulSettings settings = {0, GELU_SEPARATE, 0, 0, 0};
     matmul_gpu_open(&matmul, gpu, settings);
     const State want = by_gpu<T>(&s, grads, &plan, &matmul, gpu);
     expect_same_bits(what, "host", &state, by_host<T>(&s, grads, &plan, &matmul, NULL, gpu), want);
