@@ -200,7 +200,7 @@ static inline AdafactorStep_ adafactor_step_(Adafactor opt, double u_rms, double
 }
 
 static inline float adafactor_momentum_(float* m, float u, AdafactorStep_ step) {
-    return *m = step.beta1 * *m + (1.0f - step.beta1) * (u * step.clipped);
+    return *m = multiply_add(step.beta1, *m, (1.0f - step.beta1) * (u * step.clipped));
 }
 
 // What is updated of a row.
@@ -215,7 +215,7 @@ static inline void adafactor_move_row_(const AdafactorWork_* work, size_t i, Ada
 #pragma omp simd
         for (size_t j = 0; j < count; j++) {
             const float u = grad[j] * factor * col_factor[j];
-            param[j] = step.keep * param[j] - step.rate * (u * step.clipped);
+            param[j] = multiply_add(step.keep, param[j], -step.rate * (u * step.clipped));
         }
         return;
     }
@@ -223,7 +223,7 @@ static inline void adafactor_move_row_(const AdafactorWork_* work, size_t i, Ada
 #pragma omp simd
     for (size_t j = 0; j < count; j++) {
         const float u = grad[j] * factor * col_factor[j];
-        param[j] = step.keep * param[j] - step.rate * adafactor_momentum_(m + j, u, step);
+        param[j] = multiply_add(step.keep, param[j], -step.rate * adafactor_momentum_(m + j, u, step));
     }
 }
 
@@ -270,7 +270,7 @@ static inline void adafactor_vector_cpu(float* param, const float* grad, float* 
     for (size_t i = begin; i < end; i++) {
         const float u = grad[i] * opt.grad_scale / sqrtf(v[i]);
         const float moved = m ? adafactor_momentum_(m + (i - begin), u, step) : u * step.clipped;
-        param[i] = step.keep * param[i] - step.rate * moved;
+        param[i] = multiply_add(step.keep, param[i], -step.rate * moved);
     }
 }
 

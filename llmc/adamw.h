@@ -59,11 +59,12 @@ static inline AdamWStep adamw_step(AdamW opt) {
 // Updates one element.
 HOST_DEVICE void adamw_element(float* param, float grad, float* m, float* v, AdamWStep step) {
     const float g = grad * step.opt.grad_scale;
-    *m = step.opt.beta1 * *m + (1.0f - step.opt.beta1) * g;
-    *v = step.opt.beta2 * *v + (1.0f - step.opt.beta2) * g * g;
+    *m = multiply_add(step.opt.beta1, *m, (1.0f - step.opt.beta1) * g);
+    *v = multiply_add(step.opt.beta2, *v, (1.0f - step.opt.beta2) * g * g);
     const float keep = decay_keep(step.keep, step.opt.decay, *m, *param);
-    *param = keep * *param -
-             step.opt.lr * (*m * step.m_correction) / (sqrtf(*v * step.v_correction) + step.opt.eps);
+    *param = multiply_add(keep, *param,
+                          -step.opt.lr * (*m * step.m_correction) /
+                              (sqrtf(*v * step.v_correction) + step.opt.eps));
 }
 
 static inline void adamw_update_cpu(float* param, const float* grad, float* m, float* v, size_t n,

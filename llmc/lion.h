@@ -16,6 +16,7 @@ defines: Lion, lion_update_cpu, lion_bytes
 #define LLMC_LION_H
 
 #include "llmc/adamw.h"
+#include "llmc/base/host_device.h"
 
 typedef struct {
     float lr, beta1, beta2, weight_decay; // the paper's betas are 0.9 and 0.99
@@ -30,10 +31,10 @@ static inline void lion_update_cpu(float* param, const float* grad, float* m, si
 #pragma omp parallel for simd schedule(static)
     for (size_t i = 0; i < n; i++) {
         const float g = grad[i] * opt.grad_scale;
-        const float direction = opt.beta1 * m[i] + (1.0f - opt.beta1) * g;
-        m[i] = opt.beta2 * m[i] + (1.0f - opt.beta2) * g;
-        param[i] = decay_keep(keep, opt.decay, direction, param[i]) * param[i] -
-                   opt.lr * (float)((direction > 0) - (direction < 0));
+        const float direction = multiply_add(opt.beta1, m[i], (1.0f - opt.beta1) * g);
+        m[i] = multiply_add(opt.beta2, m[i], (1.0f - opt.beta2) * g);
+        param[i] = multiply_add(decay_keep(keep, opt.decay, direction, param[i]), param[i],
+                                -opt.lr * (float)((direction > 0) - (direction < 0)));
     }
 }
 

@@ -34,6 +34,7 @@ defines: MUON_SCALE_WORDS, MuonScale, Muon, MuonMatrix, MuonScratch, muon_moment
 #include <string.h>
 
 #include "llmc/adamw.h"
+#include "llmc/base/host_device.h"
 #include "llmc/base/wide_sum.h"
 #include "llmc/base/words.h"
 #include "llmc/matmul.h"
@@ -123,9 +124,9 @@ static inline void muon_operand_cpu(float* u, const float* grad, float* b, size_
 #pragma omp parallel for simd schedule(static)
     for (size_t i = 0; i < n; i++) {
         const float g = grad[i] * opt.grad_scale;
-        const float mixed = opt.momentum * b[i] + (1.0f - opt.momentum) * g;
+        const float mixed = multiply_add(opt.momentum, b[i], (1.0f - opt.momentum) * g);
         b[i] = mixed;
-        u[i] = opt.momentum * mixed + (1.0f - opt.momentum) * g;
+        u[i] = multiply_add(opt.momentum, mixed, (1.0f - opt.momentum) * g);
     }
 }
 
@@ -153,7 +154,7 @@ static inline void muon_polynomial_(const MuonWork_* work, size_t side, MatmulSc
     matmul_forward_cpu(work->polynomial, work->gram, work->gram, NULL, s, s, s, matmul);
 #pragma omp parallel for simd schedule(static)
     for (size_t i = 0; i < side * side; i++) {
-        work->polynomial[i] = MUON_A * work->gram[i] + MUON_AA * work->polynomial[i];
+        work->polynomial[i] = multiply_add(MUON_A, work->gram[i], MUON_AA * work->polynomial[i]);
     }
 }
 
@@ -214,7 +215,7 @@ static inline void muon_move_(MuonMatrix part, Muon opt, const float* x) {
     float* param = part.param;
 #pragma omp parallel for simd schedule(static)
     for (size_t i = part.begin; i < part.end; i++) {
-        param[i] = decay_keep(keep, opt.decay, x[i], param[i]) * param[i] - rate * x[i];
+        param[i] = multiply_add(decay_keep(keep, opt.decay, x[i], param[i]), param[i], -rate * x[i]);
     }
 }
 

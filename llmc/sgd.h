@@ -19,6 +19,8 @@ defines: Sgd, sgd_update_cpu, sgd_bytes
 
 #include <stddef.h>
 
+#include "llmc/base/host_device.h"
+
 typedef struct {
     float lr, momentum, weight_decay;
     float grad_scale; // clipping: the gradient is multiplied by this first
@@ -32,14 +34,14 @@ static inline void sgd_update_cpu(float* param, const float* grad, float* m, siz
     if (!m) {
 #pragma omp parallel for simd schedule(static)
         for (size_t i = 0; i < n; i++) {
-            param[i] = keep * param[i] - rate * grad[i];
+            param[i] = multiply_add(keep, param[i], -rate * grad[i]);
         }
         return;
     }
 #pragma omp parallel for simd schedule(static)
     for (size_t i = 0; i < n; i++) {
-        m[i] = opt.momentum * m[i] + opt.grad_scale * grad[i];
-        param[i] = keep * param[i] - opt.lr * m[i];
+        m[i] = multiply_add(opt.momentum, m[i], opt.grad_scale * grad[i]);
+        param[i] = multiply_add(keep, param[i], -opt.lr * m[i]);
     }
 }
 
