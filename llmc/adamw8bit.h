@@ -226,7 +226,7 @@ ALWAYS_INLINE void adamw8bit_decode_(float* x, const uint8_t* code, size_t n, fl
                                      const float values[256]) {
     size_t i = 0;
     for (; i + LANES <= n; i += LANES) {
-        Vec value;
+        Vec value = vec_all(0.0f); // or gcc at -O1 thinks that it reads lanes before they are set
 #pragma GCC unroll 16
         for (int k = 0; k < LANES; k++) {
             value[k] = values[code[i + (size_t)k]];

@@ -265,7 +265,7 @@ static void test_threads(void) {
 static void open_too_large(const void* arg) { attention_open((AttentionScratch*)arg, 1, ATTENTION_KEYS + 1); }
 
 static void test_errors(void) {
-    AttentionScratch scratch;
+    AttentionScratch scratch = {0};
     EXPECT(test_dies(open_too_large, &scratch, EXIT_FAILURE, "attention: heads of size|wanted at most"),
            "large heads");
 }
