@@ -54,7 +54,9 @@ static inline void step_results_clear(StepResults* r) {
 // Waits for the GPU; with so many losses.
 static inline const StepResult* step_results_read(StepResults* r, int64_t losses) {
     assert(losses <= r->max_losses);
-    gpu_copy(r->on_host, r->on_gpu, step_result_bytes(losses), r->gpu);
+    CUDA_CHECK(cudaMemcpyAsync(r->on_host, r->on_gpu, step_result_bytes(losses), cudaMemcpyDeviceToHost,
+                               r->gpu->stream));
+    CUDA_CHECK(cudaStreamSynchronize(r->gpu->stream));
     return r->on_host;
 }
 

@@ -474,7 +474,8 @@ static int adafactor_tensors(AdafactorTensor* tensors, const Model* model) {
                                                (int)row->rows,
                                                (int)row->cols,
                                                1.0f,
-                                               row->decay};
+                                               row->decay,
+                                               0};
             row_sums += row->rows;
             col_sums += row->cols;
             v += row->rows == 1 ? row->cols : 0;
