@@ -231,7 +231,7 @@ static inline void muon_update_part_(MuonMatrix part, Muon opt, const MuonScratc
     muon_move_(part, opt, work.x);
 }
 
-// What `begin` or `end` of all parts is of the part that begins with element `at`.
+// Turns an element of the whole tensor (`begin` or `end`) into one of the part of n elements that starts at `at`.
 static inline size_t muon_in_part_(size_t element, size_t at, size_t n) {
     const size_t in_part = element > at ? element - at : 0;
     return in_part < n ? in_part : n;

@@ -98,7 +98,7 @@ static inline void offload_place_slot_(OffloadLayout* l, const ZeroPlan* zero, i
     l->room[slot + 1] = l->room[slot] + largest;
 }
 
-// Where the chunk that begins with this owned element ends.
+// The end of the chunk that starts at owned element `first`: a group whose update needs whole tensors is not cut.
 static inline size_t offload_chunk_end_(const OptimizerState* state, const ZeroPlan* zero, size_t first) {
     const size_t owned = zero_owned_elements(zero);
     size_t end = first + OFFLOAD_CHUNK < owned ? first + OFFLOAD_CHUNK : owned;

@@ -515,8 +515,9 @@ static inline void optimizer_muon_cpu_(const OptimizerState* s, const ZeroRange*
     muon_update_cpu(x, opt, scratch);
 }
 
-// Updates a range: param and grad (range->count) are its own, `memory` has all state. `operand` is that of the whole tensor
-// where it was gathered, else NULL: then the range is the whole tensor. With it the tensor lies around `param`, too.
+// Updates a range. param and grad (range->count) belong to it; `memory` holds all state. If the operand was gathered,
+// `operand` is that of the whole tensor, and `param` points into the whole tensor. If it is NULL, the range is the whole
+// tensor.
 // `scratch` has optimizer_scratch_bytes.
 static inline void optimizer_update_cpu(const OptimizerState* s, const ZeroRange* range, float* param,
                                         const float* grad, const float* operand, void* memory, Update u,

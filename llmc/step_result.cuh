@@ -51,7 +51,7 @@ static inline void step_results_clear(StepResults* r) {
     CUDA_CHECK(cudaMemsetAsync(&r->on_gpu->count, 0, sizeof(r->on_gpu->count), r->gpu->stream));
 }
 
-// Waits for the GPU; with so many losses.
+// Copies the result and its first `losses` losses to the host, and waits for them.
 static inline const StepResult* step_results_read(StepResults* r, int64_t losses) {
     assert(losses <= r->max_losses);
     CUDA_CHECK(cudaMemcpyAsync(r->on_host, r->on_gpu, step_result_bytes(losses), cudaMemcpyDeviceToHost,

@@ -65,6 +65,14 @@ static inline double rates_time_s_(RatesRun_ run, Rates_* r, size_t n) {
     return s / count;
 }
 
+// Takes N rows of `cols` elements, or as many as fit into an array; their number of elements.
+static inline size_t rates_set_rows_(Rates_* r, size_t N, int cols) {
+    const size_t room = RATES_ELEMENTS_ / (size_t)cols;
+    r->rows = (int)(N < room ? N : room);
+    r->cols = cols;
+    return (size_t)r->rows * (size_t)cols;
+}
+
 // ---- operations, by the bytes or FLOP of a run ----
 
 // The three products of a linear layer of rows inputs, from C to cols.
@@ -91,7 +99,7 @@ static inline uint32_t* rates_packed_(Matrix weight, int K, int N) {
 static inline double rates_of_products_(Rates_* r) {
     const int C = r->C;
     double flops;
-    r->rows = r->N < 256 ? (int)r->N : 256;
+    rates_set_rows_(r, r->N < 256 ? r->N : 256, C);
     r->cols = C < 1024 ? 4 * C : RATES_ELEMENTS_ / C;
     matmul_open(&r->matmul);
     if (r->is_bf16) {
@@ -126,20 +134,12 @@ static inline void rates_attention_(Rates_* r) {
 
 static inline double rates_of_attention_(Rates_* r) {
     enum { MOST = 4096 };
-    r->rows = r->T < MOST ? r->T : (int)MOST;
+    rates_set_rows_(r, (size_t)(r->T < MOST ? r->T : MOST), 3 * r->HS);
     const AttentionSizes sizes = rates_attention_sizes_(r);
     attention_either_open(&r->attention, r->is_bf16, r->rows, r->HS);
     const double s = rates_time_s_(rates_attention_, r, RATES_ELEMENTS_);
     attention_either_close(&r->attention);
     return (attention_flops(1, sizes.T, sizes.C) + attention_backward_flops(1, sizes.T, sizes.C)) / s;
-}
-
-// So many rows of cols as the run has, if there is room.
-static inline size_t rates_set_rows_(Rates_* r, size_t N, int cols) {
-    const size_t room = RATES_ELEMENTS_ / (size_t)cols;
-    r->rows = (int)(N < room ? N : room);
-    r->cols = cols;
-    return (size_t)r->rows * (size_t)cols;
 }
 
 static inline void rates_norms_(Rates_* r) {

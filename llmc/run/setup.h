@@ -2,7 +2,7 @@
 setup.h -- from the command line to a run: which model, and a value for every "auto" beside the data (run_data.h).
 
 The model is a name, a file of llm.c's, a Hugging Face directory (a checkpoint is one), or the sizes on the command line;
-options that are given override a name and must agree with files. A vocabulary whose size is not that of the tokenizer is
+options on the command line override those of a name, and must agree with a file. A vocabulary whose size is not that of the tokenizer is
 refused: its tokens would be different ones. Everything is checked here and in setup_checks.h, before any memory for the
 model is taken.
 
