@@ -134,21 +134,21 @@ static inline int attention_bf16_from_(const int* starts, int t0) {
 }
 
 // Packs n rows as right factors over the dimensions: `n` is what remains of keys.
-static inline void attention_bf16_pack_by_key_(uint32_t* to, const float* rows, size_t stride, int n,
+static inline void attention_bf16_pack_by_key_(Bf16Pack pack, uint32_t* to, const float* rows, size_t stride, int n,
                                                int HS) {
     const Matrix m = {rows, 1, stride};
     for (int u = 0; u < n; u += BF16_TILE) {
-        bf16_pack_right(to + (size_t)(u / BF16_TILE * bf16_steps(HS)) * BF16_STEP_PAIRS, m, 0, u, HS,
+        bf16_pack_right(pack, to + (size_t)(u / BF16_TILE * bf16_steps(HS)) * BF16_STEP_PAIRS, m, 0, u, HS,
                         int_min(BF16_TILE, n - u));
     }
 }
 
 // And over the rows: panels are `steps` apart.
-static inline void attention_bf16_pack_by_dim_(uint32_t* to, const float* rows, size_t stride, int n,
+static inline void attention_bf16_pack_by_dim_(Bf16Pack pack, uint32_t* to, const float* rows, size_t stride, int n,
                                                int steps, int HS) {
     const Matrix m = {rows, stride, 1};
     for (int d = 0; d < HS; d += BF16_TILE) {
-        bf16_pack_right(to + (size_t)(d / BF16_TILE * steps) * BF16_STEP_PAIRS, m, 0, d, n,
+        bf16_pack_right(pack, to + (size_t)(d / BF16_TILE * steps) * BF16_STEP_PAIRS, m, 0, d, n,
                         int_min(BF16_TILE, HS - d));
     }
 }
@@ -179,7 +179,7 @@ static inline void attention_bf16_mix_(const AttentionBf16Head_* head, Bf16Out o
 static inline void attention_bf16_mix_keys_(const AttentionBf16Head_* head, Bf16Out out, const float* weights,
                                             const uint32_t* right_by_dim, int from, int keys) {
     const Matrix m = {weights, head->Tp, 1};
-    bf16_pack_left(head->s.row, m, 0, from, out.rows, keys - from);
+    bf16_pack_left(head->kernel.pack, head->s.row, m, 0, from, out.rows, keys - from);
     attention_bf16_mix_(head, out, GRADIENT_SET, head->s.row,
                         right_by_dim + (size_t)(from / BF16_STEP) * BF16_STEP_PAIRS, bf16_steps(keys - from),
                         (int)(head->Tp / BF16_STEP));
@@ -193,7 +193,7 @@ static inline void attention_bf16_forward_tile_(const AttentionBf16Head_* head, 
     const Matrix query = {at->qkv + t0 * at->stride, at->stride, 1};
     const float scale = 1.0f / sqrtf((float)at->HS);
     const int keys = t0 + rows, from = attention_bf16_from_(at->starts, t0);
-    bf16_pack_left(head->s.query, query, 0, 0, rows, at->HS);
+    bf16_pack_left(head->kernel.pack, head->s.query, query, 0, 0, rows, at->HS);
     attention_bf16_scores_(head, head->s.p, head->s.query, head->s.k_by_key, from, keys);
     float inverse[BF16_TILE];
     for (int i = 0; i < rows; i++) {
@@ -226,8 +226,8 @@ static inline void attention_bf16_forward_cpu(float* out, float* lse, const floa
             const AttentionBf16Head_ head = attention_bf16_head_(
                 attention_head_cpu_(h, sizes, qkv, out, lse, NULL, NULL, starts), scratch);
             const float *keys = head.at.qkv + C, *values = keys + C;
-            attention_bf16_pack_by_key_(head.s.k_by_key, keys, head.at.stride, T, HS);
-            attention_bf16_pack_by_dim_(head.s.v_by_dim, values, head.at.stride, T,
+            attention_bf16_pack_by_key_(head.kernel.pack, head.s.k_by_key, keys, head.at.stride, T, HS);
+            attention_bf16_pack_by_dim_(head.kernel.pack, head.s.v_by_dim, values, head.at.stride, T,
                                         (int)(head.Tp / BF16_STEP), HS);
             for (int t = 0; t < T; t += BF16_TILE) {
                 attention_bf16_forward_tile_(&head, t, int_min(BF16_TILE, T - t));
@@ -246,8 +246,8 @@ static inline void attention_bf16_backward_tile_(const AttentionBf16Head_* head,
                  dout = {at->dout + (size_t)t0 * at->C, (size_t)at->C, 1};
     const float scale = 1.0f / sqrtf((float)at->HS);
     const int keys = t0 + rows, end = int_round_up(keys, LANES);
-    bf16_pack_left(head->s.query, query, 0, 0, rows, at->HS);
-    bf16_pack_left(head->s.dout, dout, 0, 0, rows, at->HS);
+    bf16_pack_left(head->kernel.pack, head->s.query, query, 0, 0, rows, at->HS);
+    bf16_pack_left(head->kernel.pack, head->s.dout, dout, 0, 0, rows, at->HS);
     attention_bf16_scores_(head, head->s.p, head->s.query, head->s.k_by_key, from, keys);
     attention_bf16_scores_(head, head->s.ds, head->s.dout, head->s.v_by_key, from, keys);
     for (int i = 0; i < rows; i++) {
@@ -266,7 +266,7 @@ static inline void attention_bf16_keep_(const AttentionBf16Head_* head, uint32_t
                                         const float* weights, int tile, int rows, int from, int keys) {
     const Matrix m = {weights, 1, head->Tp};
     for (int u = from; u < keys; u += BF16_TILE) {
-        bf16_pack_left(by_key + (size_t)(u / BF16_TILE * ATTENTION_BF16_TILES + tile) * BF16_STEP_PAIRS, m, u,
+        bf16_pack_left(head->kernel.pack, by_key + (size_t)(u / BF16_TILE * ATTENTION_BF16_TILES + tile) * BF16_STEP_PAIRS, m, u,
                        0, int_min(BF16_TILE, keys - u), rows);
     }
 }
@@ -292,9 +292,9 @@ static inline void attention_bf16_backward_block_(const AttentionBf16Head_* head
         attention_bf16_keep_(head, s->p_by_key, s->p, i / BF16_TILE, count, from, t0 + i + count);
         attention_bf16_keep_(head, s->ds_by_key, s->ds, i / BF16_TILE, count, from, t0 + i + count);
     }
-    attention_bf16_pack_by_dim_(s->q_by_dim, at->qkv + t0 * at->stride, at->stride, rows,
+    attention_bf16_pack_by_dim_(head->kernel.pack, s->q_by_dim, at->qkv + t0 * at->stride, at->stride, rows,
                                 ATTENTION_BF16_TILES, at->HS);
-    attention_bf16_pack_by_dim_(s->dout_by_dim, at->dout + (size_t)t0 * at->C, (size_t)at->C, rows,
+    attention_bf16_pack_by_dim_(head->kernel.pack, s->dout_by_dim, at->dout + (size_t)t0 * at->C, (size_t)at->C, rows,
                                 ATTENTION_BF16_TILES, at->HS);
     for (int u = from; u < keys; u += BF16_TILE) {
         const GradientMode mode = u >= t0 ? GRADIENT_SET : GRADIENT_ADD;
@@ -321,9 +321,9 @@ static inline void attention_bf16_backward_cpu(float* dqkv, const float* dout, c
                 attention_head_cpu_(h, sizes, qkv, (float*)out, (float*)lse, dqkv, dout, starts), // only read
                 scratch);
             const float *keys = head.at.qkv + C, *values = keys + C;
-            attention_bf16_pack_by_key_(head.s.k_by_key, keys, head.at.stride, T, HS);
-            attention_bf16_pack_by_key_(head.s.v_by_key, values, head.at.stride, T, HS);
-            attention_bf16_pack_by_dim_(head.s.k_by_dim, keys, head.at.stride, T, (int)(head.Tp / BF16_STEP),
+            attention_bf16_pack_by_key_(head.kernel.pack, head.s.k_by_key, keys, head.at.stride, T, HS);
+            attention_bf16_pack_by_key_(head.kernel.pack, head.s.v_by_key, values, head.at.stride, T, HS);
+            attention_bf16_pack_by_dim_(head.kernel.pack, head.s.k_by_dim, keys, head.at.stride, T, (int)(head.Tp / BF16_STEP),
                                         HS);
             for (int t = 0; t < T; t += ATTENTION_BF16_ROWS) {
                 attention_bf16_backward_block_(&head, t, int_min(ATTENTION_BF16_ROWS, T - t));

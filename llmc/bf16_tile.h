@@ -1,23 +1,16 @@
 /*
-bf16_tile.h -- products of matrices whose factors are rounded to bf16, 32 x 32 results at a time: how factors are
-packed, the kernels, and which of them this machine runs.
+bf16_tile.h -- products of matrices whose factors are rounded to bf16, 32 x 32 results at a time: the kernels,
+and which of them this machine runs.
 
     out[i][j] = first[i][j] + sum_k left[i][k] right[k][j]        i, j < 32; sums in fp32
 
-Factors are rounded to nearest, ties to even, while they are packed. Two neighbours along k are a pair, 32 bits
-with the even one in the low half: the operand of every bf16 instruction. A step is 32 values of k:
-
-    left    (steps, 32 rows, 16 pairs)
-    right   (steps, 16 pairs, 32 columns)
-
-What lies past the matrix is zero. All kernels read this layout: tiles of AMX (tdpbf16ps), AVX-512's vdpbf16ps,
+Factors are packed as bf16_pack.h says. Kernels: tiles of AMX (tdpbf16ps), AVX-512's vdpbf16ps,
 NEON's bfdot, and for any machine vectors of fp32 that pairs are expanded to. Each is compiled for its own
 instructions, whatever the program is built for, and chosen when the program runs. They differ in the order of
 their sums; one kernel always gives the same bits.
 
 needs:   packed data at multiples of 64 bytes: a row of a tile that straddles two cache lines is several times slower
-defines: BF16_TILE, BF16_STEP, BF16_STEP_PAIRS, bf16_steps, bf16_round_row, bf16_pack_left, bf16_pack_right, Bf16Product, Bf16Kernel,
-         Bf16Out, bf16_tile, BF16_KERNELS, bf16_kernels, bf16_kernel, BF16_LANES_KERNEL, BF16_TILES_KERNEL
+defines: Bf16Ahead, bf16_nothing_ahead, Bf16Product, Bf16Kernel, Bf16Out, bf16_tile, BF16_KERNELS, bf16_kernels, bf16_kernel, BF16_LANES_KERNEL, BF16_TILES_KERNEL
 */
 #ifndef LLMC_BF16_TILE_H
 #define LLMC_BF16_TILE_H
@@ -30,137 +23,33 @@ defines: BF16_TILE, BF16_STEP, BF16_STEP_PAIRS, bf16_steps, bf16_round_row, bf16
 #include "llmc/base/int.h"
 #include "llmc/base/vec.h"
 #include "llmc/amx.h"
+#include "llmc/bf16_pack.h"
 #include "llmc/gradient.h"
-#include "llmc/matmul.h"
 #if defined(__x86_64__)
-#include <cpuid.h>
 #include <immintrin.h>
 #elif defined(__aarch64__) && defined(__linux__)
 #include <arm_neon.h>
 #include <sys/auxv.h>
 #endif
 
-enum {
-    BF16_TILE = 32,       // rows and columns of the result
-    BF16_STEP = 32,       // values of k
-    BF16_STEP_PAIRS = 512 // of a step of either factor
-};
-
-static inline int bf16_steps(int k) { return int_ceil_div(k, BF16_STEP); }
-
-// ---- packing ----
-
-// x rounded to bf16, in the upper halves; the lower halves are left over. NaN stays NaN.
-ALWAYS_INLINE VecBits bf16_round_(Vec x) {
-    const VecBits bits = (VecBits)x, is_number = (VecBits)(x == x);
-    const VecBits rounded = bits + 0x7fff + (bits >> 16 & 1), quiet = bits | 0x400000;
-    return (rounded & is_number) | (quiet & ~is_number);
-}
-
-ALWAYS_INLINE VecBits bf16_pairs_(Vec even, Vec odd) {
-    return bf16_round_(even) >> 16 | (bf16_round_(odd) & 0xffff0000);
-}
-
-// Sets out to x rounded to bf16, as fp32, in an array with room for an even number of them; what that adds is zero.
-static inline void bf16_round_row(float* out, const float* x, int n) {
-    int i = 0;
-    for (; i + LANES <= n; i += LANES) {
-        vec_store(out + i, (Vec)(bf16_round_(vec_load(x + i)) & 0xffff0000));
-    }
-    for (; i < n + n % 2; i++) {
-        out[i] = i < n ? bf16_to_float(bf16_from_float(x[i])) : 0;
-    }
-}
-
-// Lines are rows of the left factor, columns of the right one. A part of a factor: value k of line i is from[i *
-// stride + k] or, if lines are contiguous, from[k * stride + i].
-typedef struct {
-    const float* from;
-    size_t stride;
-    int lines, k; // how many there are
-} Bf16Part_;
-
-// Where LANES lines from i0 and 2 LANES values from k0 can be read: in place, or as a copy with zeros behind the part.
-ALWAYS_INLINE Bf16Part_ bf16_inside_(float copy[2 * LANES * LANES], Bf16Part_ part, int i0, int k0,
-                                     const int k_contiguous) {
-    const size_t at = k_contiguous ? i0 * part.stride + k0 : k0 * part.stride + i0;
-    const int lines = int_min(part.lines - i0, LANES), k = int_min(part.k - k0, 2 * LANES);
-    if (lines == LANES && k == 2 * LANES) {
-        return (Bf16Part_){part.from + at, part.stride, lines, k};
-    }
-    memset(copy, 0, 2 * LANES * LANES * sizeof(float));
-    for (int i = 0; i < lines; i++) {
-        for (int p = 0; p < k; p++) {
-            copy[k_contiguous ? i * 2 * LANES + p : p * LANES + i] =
-                part.from[at + (k_contiguous ? i * part.stride + p : p * part.stride + i)];
-        }
-    }
-    return (Bf16Part_){copy, (size_t)(k_contiguous ? 2 * LANES : LANES), lines, k};
-}
-
-// Sets LANES x LANES pairs: a line in each vector if k is contiguous, else a pair of each line.
-ALWAYS_INLINE void bf16_square_(VecBits square[LANES], Bf16Part_ part, const int k_contiguous) {
-    for (int i = 0; i < LANES; i++) {
-        const float* even = part.from + (k_contiguous ? i : 2 * i) * part.stride;
-        const float* odd = even + (k_contiguous ? LANES : part.stride);
-        const Vec a = vec_load(even), b = vec_load(odd);
-        square[i] = k_contiguous ? bf16_pairs_(vec_even(a, b), vec_odd(a, b)) : bf16_pairs_(a, b);
-    }
-}
-
-ALWAYS_INLINE void bf16_transpose_(VecBits square[LANES]) {
-    Vec row[LANES];
-    memcpy(row, square, sizeof(row));
-    vec_transpose(row);
-    memcpy(square, row, sizeof(row));
-}
-
-// Packs up to 32 lines, square by square, in the order of memory.
-ALWAYS_INLINE void bf16_pack_(uint32_t* to, Bf16Part_ part, const int k_contiguous, const int is_left) {
-    const int across = BF16_TILE / LANES, along = bf16_steps(part.k) * (BF16_STEP / (2 * LANES));
-    const int row = is_left ? BF16_STEP / 2 : BF16_TILE; // pairs
-    for (int s = 0; s < across * along; s++) {
-        const int i = (k_contiguous ? s / along : s % across) * LANES;
-        const int k = (k_contiguous ? s % along : s / across) * 2 * LANES, pair = k % BF16_STEP / 2;
-        float copy[2 * LANES * LANES];
-        VecBits square[LANES];
-        bf16_square_(square, bf16_inside_(copy, part, i, k, k_contiguous), k_contiguous);
-        if (k_contiguous != is_left) {
-            bf16_transpose_(square);
-        }
-        uint32_t* at = to + k / BF16_STEP * BF16_STEP_PAIRS + (is_left ? i * row + pair : pair * row + i);
-        for (int r = 0; r < LANES; r++) {
-            vec_store_bits(at + r * row, square[r]);
-        }
-    }
-}
-
-// Packs `rows` <= 32 rows of a left matrix from row i0, and the values of k from k0 to k0 + k.
-static inline void bf16_pack_left(uint32_t* to, Matrix m, int i0, int k0, int rows, int k) {
-    const float* from = m.data + i0 * m.row + k0 * m.col;
-    if (m.col == 1) {
-        bf16_pack_(to, (Bf16Part_){from, m.row, rows, k}, 1, 1);
-    } else {
-        bf16_pack_(to, (Bf16Part_){from, m.col, rows, k}, 0, 1);
-    }
-}
-
-// The same of a right matrix: `cols` <= 32 columns from column j0.
-static inline void bf16_pack_right(uint32_t* to, Matrix m, int k0, int j0, int k, int cols) {
-    const float* from = m.data + k0 * m.row + j0 * m.col;
-    if (m.col == 1) {
-        bf16_pack_(to, (Bf16Part_){from, m.row, cols, k}, 0, 0);
-    } else {
-        bf16_pack_(to, (Bf16Part_){from, m.col, cols, k}, 1, 0);
-    }
-}
-
 // ---- kernels ----
+
+// What a kernel may fetch into the caches meanwhile: with each step `lines` cache lines from `read` on, and `rows` of 32 rows
+// that will be written, 128 bytes each. Processors fetch ahead of vectors by themselves, but hardly of tiles.
+typedef struct {
+    const uint32_t* read;
+    int lines;
+    float* write;
+    size_t stride;
+    int rows;
+} Bf16Ahead;
+
+static inline Bf16Ahead bf16_nothing_ahead(void) { return (Bf16Ahead){NULL, 0, NULL, 0, 0}; }
 
 // Sets out (32, 32), whose rows are `stride` apart, to `first` plus the product. `first` has rows `first_stride` apart,
 // may be out itself, or one row with stride 0; NULL stands for zeros.
 typedef void (*Bf16Product)(float* out, size_t stride, const float* first, size_t first_stride,
-                            const uint32_t* left, const uint32_t* right, int steps);
+                            const uint32_t* left, const uint32_t* right, int steps, Bf16Ahead ahead);
 
 typedef struct {
     const char* name; // of the instructions
@@ -169,13 +58,16 @@ typedef struct {
     void (*end)(void);   // and after them
     int is_hardware;     // has instructions for bf16
     int runs;            // on this machine
+    Bf16Pack pack;       // the fastest here
 } Bf16Kernel;
 
 // A kernel with vectors of P##LANES_ results: ROWS x 2 of them stay in registers while k runs. P##dot_(sum, a, b) adds the
 // products of two pairs to each lane.
 #define BF16_LANES_KERNEL(name, attributes, P, ROWS)                                                         \
     static inline attributes void name(float* out, size_t stride, const float* first, size_t first_stride,   \
-                                       const uint32_t* left, const uint32_t* right, int steps) {             \
+                                       const uint32_t* left, const uint32_t* right, int steps,               \
+                                       Bf16Ahead ahead) {                                                    \
+        (void)ahead;                                                                                         \
         for (int tile = 0; tile < BF16_TILE / (ROWS)*BF16_TILE / (2 * P##LANES_); tile++) {                  \
             const int i = tile % (BF16_TILE / (ROWS)) * (ROWS);                                              \
             const int j = tile / (BF16_TILE / (ROWS)) * 2 * P##LANES_;                                       \
@@ -205,11 +97,23 @@ typedef struct {
         }                                                                                                    \
     }
 
+ALWAYS_INLINE void bf16_fetch_(Bf16Ahead ahead, int step) {
+    const int line = 64 / sizeof(uint32_t);
+    for (int i = step * ahead.lines; i < (step + 1) * ahead.lines; i++) {
+        __builtin_prefetch(ahead.read + (size_t)i * line, 0, 2);
+    }
+    for (int i = step * ahead.rows; i < (step + 1) * ahead.rows && i < BF16_TILE; i++) {
+        __builtin_prefetch(ahead.write + i * ahead.stride, 1);
+        __builtin_prefetch(ahead.write + i * ahead.stride + line, 1);
+    }
+}
+
 // A kernel with tiles of 16 rows of 64 bytes: four of results, two of each factor. P##dot_(0, 4, 6) adds the product of
-// tiles 4 and 6 to tile 0.
+// tiles 4 and 6 to tile 0. P##stream_ is a load of what is not read again soon: the L1 cache keeps the right factor.
 #define BF16_TILES_KERNEL(name, attributes, P)                                                               \
     static inline attributes void name(float* out, size_t stride, const float* first, size_t first_stride,   \
-                                       const uint32_t* left, const uint32_t* right, int steps) {             \
+                                       const uint32_t* left, const uint32_t* right, int steps,               \
+                                       Bf16Ahead ahead) {                                                    \
         enum { HALF = BF16_TILE / 2, LEFT_BYTES = 2 * BF16_STEP, RIGHT_BYTES = 4 * BF16_TILE };              \
         const size_t bytes = stride * sizeof(float), first_bytes = first_stride * sizeof(float);             \
         if (first) {                                                                                         \
@@ -225,10 +129,11 @@ typedef struct {
         }                                                                                                    \
         for (int s = 0; s < steps; s++) {                                                                    \
             const uint32_t *a = left + s * BF16_STEP_PAIRS, *b = right + s * BF16_STEP_PAIRS;                \
-            P##load_(4, a, LEFT_BYTES);                                                                      \
+            P##stream_(4, a, LEFT_BYTES);                                                                    \
             P##load_(6, b, RIGHT_BYTES);                                                                     \
             P##load_(7, b + HALF, RIGHT_BYTES);                                                              \
-            P##load_(5, a + BF16_STEP_PAIRS / 2, LEFT_BYTES);                                                \
+            P##stream_(5, a + BF16_STEP_PAIRS / 2, LEFT_BYTES);                                              \
+            bf16_fetch_(ahead, s);                                                                           \
             P##dot_(0, 4, 6);                                                                                \
             P##dot_(1, 4, 7);                                                                                \
             P##dot_(2, 5, 6);                                                                                \
@@ -267,9 +172,7 @@ ALWAYS_INLINE Vec bf16_vec_dot_(Vec sum, VecBits a, VecBits b) {
 }
 BF16_LANES_KERNEL(bf16_product_vec_, , bf16_vec_, VEC_REGISTERS / 4)
 
-// AVX-512 and AMX; the compilers know them since gcc 11 and clang 12.
-#if defined(__x86_64__) && (__GNUC__ >= 11 || __clang_major__ >= 12)
-#define BF16_AVX512_ __attribute__((target("avx512f,avx512bf16")))
+#ifdef BF16_AVX512
 typedef __m512 bf16_avx512_Sums_;
 typedef __m512i bf16_avx512_Pairs_;
 #define bf16_avx512_LANES_ 16
@@ -279,14 +182,7 @@ typedef __m512i bf16_avx512_Pairs_;
 #define bf16_avx512_load_pairs_ _mm512_load_si512
 #define bf16_avx512_all_pairs_(x) _mm512_set1_epi32((int)(x))
 #define bf16_avx512_dot_(sum, a, b) _mm512_dpbf16_ps(sum, (__m512bh)(a), (__m512bh)(b))
-BF16_LANES_KERNEL(bf16_product_avx512_, BF16_AVX512_, bf16_avx512_, 8)
-
-// Subleaf 1 of leaf 7; the compilers' own question does not know all of it.
-static inline int bf16_has_avx512_(void) {
-    unsigned eax = 0, ebx, ecx, edx;
-    return __builtin_cpu_supports("avx512f") && __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) &&
-           eax >> 5 & 1;
-}
+BF16_LANES_KERNEL(bf16_product_avx512_, BF16_AVX512, bf16_avx512_, 8)
 #endif
 // All tiles have 16 rows of 64 bytes.
 static const AmxShapes bf16_shapes_ = {
@@ -294,6 +190,7 @@ static const AmxShapes bf16_shapes_ = {
 #ifdef AMX_COMPILES
 #define BF16_AMX_ __attribute__((target("amx-tile,amx-bf16")))
 #define bf16_amx_load_ _tile_loadd
+#define bf16_amx_stream_ _tile_stream_loadd
 #define bf16_amx_store_ _tile_stored
 #define bf16_amx_zero_ _tile_zero
 #define bf16_amx_dot_ _tile_dpbf16ps
@@ -323,19 +220,24 @@ enum { BF16_KERNELS = 3 };
 // All kernels of this kind of processor, the fastest first; returns how many. The last one runs everywhere.
 static inline int bf16_kernels(Bf16Kernel kernels[BF16_KERNELS]) {
     int n = 0;
-#ifdef BF16_AMX_
-    kernels[n++] =
-        (Bf16Kernel){"AMX", bf16_product_amx_, bf16_begin_amx_, bf16_end_amx_, 1, amx_runs(AMX_BF16)};
+    Bf16Pack pack = bf16_vec_pack;
+#ifdef BF16_AVX512
+    const int has_avx512 = bf16_has_avx512();
+    pack = has_avx512 ? bf16_avx512_pack : pack;
 #endif
-#ifdef BF16_AVX512_
-    kernels[n++] = (Bf16Kernel){"AVX-512 BF16",    bf16_product_avx512_, bf16_nothing_, bf16_nothing_, 1,
-                                bf16_has_avx512_()};
+#ifdef BF16_AMX_
+    kernels[n++] = (Bf16Kernel){"AMX", bf16_product_amx_,   bf16_begin_amx_, bf16_end_amx_,
+                                1,     amx_runs(AMX_BF16), pack};
+#endif
+#ifdef BF16_AVX512
+    kernels[n++] = (Bf16Kernel){"AVX-512 BF16", bf16_product_avx512_, bf16_nothing_, bf16_nothing_,
+                                1,              has_avx512,           pack};
 #endif
 #ifdef BF16_NEON_
-    kernels[n++] =
-        (Bf16Kernel){"NEON BF16", bf16_product_neon_, bf16_nothing_, bf16_nothing_, 1, bf16_has_neon_()};
+    kernels[n++] = (Bf16Kernel){"NEON BF16", bf16_product_neon_, bf16_nothing_, bf16_nothing_,
+                                1,           bf16_has_neon_(),   pack};
 #endif
-    kernels[n++] = (Bf16Kernel){VEC_ISA, bf16_product_vec_, bf16_nothing_, bf16_nothing_, 0, 1};
+    kernels[n++] = (Bf16Kernel){VEC_ISA, bf16_product_vec_, bf16_nothing_, bf16_nothing_, 0, 1, pack};
     return n;
 }
 
@@ -376,7 +278,7 @@ static inline void bf16_edge_(const Bf16Kernel* kernel, Bf16Out out, const float
     } else if (bias) {
         bf16_copy_(tile, BF16_TILE, bias, 0, out.rows, out.cols);
     }
-    kernel->product(tile, BF16_TILE, tile, BF16_TILE, left, right, steps);
+    kernel->product(tile, BF16_TILE, tile, BF16_TILE, left, right, steps, bf16_nothing_ahead());
     bf16_copy_(out.data, out.stride, tile, BF16_TILE, out.rows, out.cols);
 }
 
@@ -387,9 +289,9 @@ static inline void bf16_tile(const Bf16Kernel* kernel, Bf16Out out, const float*
     if (out.rows < BF16_TILE || out.cols < BF16_TILE) {
         bf16_edge_(kernel, out, bias, mode, left, right, steps);
     } else if (mode == GRADIENT_ADD) {
-        kernel->product(out.data, out.stride, out.data, out.stride, left, right, steps);
+        kernel->product(out.data, out.stride, out.data, out.stride, left, right, steps, bf16_nothing_ahead());
     } else {
-        kernel->product(out.data, out.stride, bias, 0, left, right, steps);
+        kernel->product(out.data, out.stride, bias, 0, left, right, steps, bf16_nothing_ahead());
     }
 }
 

@@ -63,7 +63,7 @@ static inline void linear_open(Linear* linear, int is_quantized, size_t N, size_
 static inline void linear_open_bf16(Linear* linear, const TensorRow* rows, void* params, int kinds) {
     linear->is_bf16 = 1;
     matmul_bf16_open(&linear->bf16, bf16_kernel());
-    packed_weights_open(&linear->packed, rows, params, kinds);
+    packed_weights_open(&linear->packed, rows, params, kinds, linear->bf16.kernel.pack);
 }
 
 // After every change of the matrices.

@@ -5,10 +5,13 @@ matmul_bf16.h -- the linear layer of matmul.h with factors rounded to bf16 and s
     weight                  packed twice: for out = inp weight^T, and for dinp = dout weight
 
 matmul_bf16_pack packs a weight, on all cores, whenever it has changed; products with it then read half the bytes of fp32
-and pack only their other factor. dweight packs both. A factor is packed by all threads together, a slab of it at a time
-that the caches of the processor hold; then each thread multiplies parts of the result, with a block of K of one panel of
-the right factor in its L1 cache while the rows of the left one pass by. Every result is a sum over k in an order that
-does not depend on the threads.
+and pack only their other factor. dweight packs both.
+
+Rows of the left factor, with so many values of k that they fill half a L2 cache, are a part; all threads pack a slab, a
+part for each. Then a thread multiplies a part with one panel (32 columns) of the right factor after the other, a block of k
+at a time, which stays in its L1 cache while the part's rows pass by; the next panel is fetched meanwhile. Sums wait in
+tiles of their own until all of k in the slab is done. Every result is a sum over k in an order that does not depend on the
+threads.
 
 defines: MatmulBf16Scratch, matmul_bf16_scratch_bytes, matmul_bf16_open, matmul_bf16_close, matmul_bf16_pairs, matmul_bf16_pack, MatmulBf16,
          matmul_bf16_forward_weight, matmul_bf16_backward_weight,
@@ -29,17 +32,22 @@ defines: MatmulBf16Scratch, matmul_bf16_scratch_bytes, matmul_bf16_open, matmul_
 #include "llmc/matmul.h"
 
 enum {
-    MATMUL_BF16_BLOCK_K = 384, // of a panel, and of a tile of rows: 24 KiB each, in a L1 cache of 48 KiB
-    MATMUL_BF16_SLAB_K = 6 * MATMUL_BF16_BLOCK_K,
-    MATMUL_BF16_SLAB_ROWS = 2048, // of the left factor: 9 MiB
-    MATMUL_BF16_SLAB_COLS = 4096, // of the right one: 18 MiB
-    MATMUL_BF16_PART_TILES = 8    // parts of the result have at most 8 x 8 tiles: 256 KiB
+    MATMUL_BF16_BLOCK_K = 512,            // of a panel: 32 KiB in a L1 cache
+    MATMUL_BF16_PART = 16 * 1024,         // tiles of rows times values of k: 1 MiB in a L2 cache
+    MATMUL_BF16_PART_TILES = 16,          // of rows, or more if K is small
+    MATMUL_BF16_PART_PANELS = 8,          // of columns that a thread takes at a time
+    MATMUL_BF16_SLAB_RIGHT = 4096 * 1024, // columns times values of k: 8 MiB
+    MATMUL_BF16_STREAM_BYTES = 1 << 20,
+    // tiles whose sums wait, where a slab has several blocks of k
+    MATMUL_BF16_TILES = MATMUL_BF16_PART / MATMUL_BF16_BLOCK_K
 };
 
 // Memory for packed slabs, one set a process. A product touches no more of it than it needs.
 typedef struct {
     Bf16Kernel kernel;
+    int threads;
     uint32_t *left, *right;
+    float* tiles; // (threads, MATMUL_BF16_TILES, 32, 32)
 } MatmulBf16Scratch;
 
 // Pairs of a packed factor of so many lines (rows of the left, columns of the right one).
@@ -47,28 +55,35 @@ static inline size_t matmul_bf16_pairs(int lines, int k) {
     return (size_t)int_ceil_div(lines, BF16_TILE) * bf16_steps(k) * BF16_STEP_PAIRS;
 }
 
-static inline size_t matmul_bf16_left_(void) {
-    return matmul_bf16_pairs(MATMUL_BF16_SLAB_ROWS, MATMUL_BF16_SLAB_K);
+static inline size_t matmul_bf16_left_(int threads) {
+    return (size_t)threads * MATMUL_BF16_PART / BF16_STEP * BF16_STEP_PAIRS;
 }
-static inline size_t matmul_bf16_right_(void) {
-    return matmul_bf16_pairs(MATMUL_BF16_SLAB_COLS, MATMUL_BF16_SLAB_K);
+static inline size_t matmul_bf16_right_(void) { return MATMUL_BF16_SLAB_RIGHT / 2; }
+static inline size_t matmul_bf16_tiles_(int threads) {
+    return (size_t)threads * MATMUL_BF16_TILES * BF16_TILE * BF16_TILE;
 }
 
-// What matmul_bf16_open allocates.
+// What matmul_bf16_open allocates, for as many threads as the next parallel region would have.
 static inline size_t matmul_bf16_scratch_bytes(void) {
-    return (matmul_bf16_left_() + matmul_bf16_right_()) * sizeof(uint32_t);
+    const int threads = threads_max();
+    return (matmul_bf16_left_(threads) + matmul_bf16_right_() + matmul_bf16_tiles_(threads)) *
+           sizeof(uint32_t);
 }
 
 static inline void matmul_bf16_open(MatmulBf16Scratch* scratch, Bf16Kernel kernel) {
-    const size_t left = matmul_bf16_left_(), right = matmul_bf16_right_();
+    const int threads = threads_max();
+    const size_t left = matmul_bf16_left_(threads), right = matmul_bf16_right_();
     scratch->kernel = kernel;
+    scratch->threads = threads;
     scratch->left = (uint32_t*)check_alloc_unset(left, sizeof(uint32_t), "matmul: packed factors");
     scratch->right = (uint32_t*)check_alloc_unset(right, sizeof(uint32_t), "matmul: packed factors");
+    scratch->tiles = (float*)check_alloc_unset(matmul_bf16_tiles_(threads), sizeof(float), "matmul: tiles");
 }
 
 static inline void matmul_bf16_close(MatmulBf16Scratch* scratch) {
     free(scratch->left);
     free(scratch->right);
+    free(scratch->tiles);
 }
 
 // out (M, N) = left (M, K) right (K, N) + bias (N), set or added to as `mode` says; out is row-major without gaps.
@@ -89,83 +104,169 @@ typedef struct {
     size_t left_tile, right_tile;
 } MatmulBf16Slab_;
 
+// Tiles of rows in a part of a slab with so many values of k.
+static inline int matmul_bf16_part_tiles_(int k) { return MATMUL_BF16_PART / BF16_STEP / bf16_steps(k); }
+
+// Values of k in a slab, the same for any number of threads: more, if there are few rows.
+static inline int matmul_bf16_slab_k_(int M, int K) {
+    const int tiles = int_min(int_ceil_div(M, BF16_TILE), MATMUL_BF16_PART_TILES);
+    return matmul_step_(K, MATMUL_BF16_PART / tiles / BF16_STEP * BF16_STEP, BF16_STEP);
+}
+
 // Packs columns [j0, j1) of a right factor, and k values from k0 on: a thread takes a block of k of a panel.
-static inline void matmul_bf16_pack_panels_(uint32_t* to, Matrix right, int j0, int j1, int k0, int k) {
+static inline void matmul_bf16_pack_panels_(Bf16Pack pack, uint32_t* to, Matrix right, int j0, int j1, int k0,
+                                            int k) {
 #pragma omp for schedule(static) collapse(2)
     for (int j = j0; j < j1; j += BF16_TILE) {
         for (int p = 0; p < k; p += MATMUL_BF16_BLOCK_K) {
-            bf16_pack_right(to + matmul_bf16_pairs(j - j0, k) + matmul_bf16_pairs(1, p), right, k0 + p, j,
-                            int_min(MATMUL_BF16_BLOCK_K, k - p), int_min(BF16_TILE, j1 - j));
+            bf16_pack_right(pack, to + matmul_bf16_pairs(j - j0, k) + matmul_bf16_pairs(1, p), right, k0 + p,
+                            j, int_min(MATMUL_BF16_BLOCK_K, k - p), int_min(BF16_TILE, j1 - j));
         }
     }
 }
 
 // The same of rows [i0, i1) of a left factor.
-static inline void matmul_bf16_pack_rows_(uint32_t* to, Matrix left, int i0, int i1, int k0, int k) {
+static inline void matmul_bf16_pack_rows_(Bf16Pack pack, uint32_t* to, Matrix left, int i0, int i1, int k0,
+                                          int k) {
 #pragma omp for schedule(static) collapse(2)
     for (int i = i0; i < i1; i += BF16_TILE) {
         for (int p = 0; p < k; p += MATMUL_BF16_BLOCK_K) {
-            bf16_pack_left(to + matmul_bf16_pairs(i - i0, k) + matmul_bf16_pairs(1, p), left, i, k0 + p,
+            bf16_pack_left(pack, to + matmul_bf16_pairs(i - i0, k) + matmul_bf16_pairs(1, p), left, i, k0 + p,
                            int_min(BF16_TILE, i1 - i), int_min(MATMUL_BF16_BLOCK_K, k - p));
         }
     }
 }
 
 // Packs a right factor (K, N) into matmul_bf16_pairs(N, K).
-static inline void matmul_bf16_pack(uint32_t* to, Matrix right, int K, int N) {
+static inline void matmul_bf16_pack(Bf16Pack pack, uint32_t* to, Matrix right, int K, int N) {
 #pragma omp parallel
-    matmul_bf16_pack_panels_(to, right, 0, N, 0, K);
+    matmul_bf16_pack_panels_(pack, to, right, 0, N, 0, K);
 }
 
-// Tiles [i0, i1) x [j0, j1) of a slab, block by block of k.
-static inline void matmul_bf16_part_(const MatmulBf16* m, const MatmulBf16Slab_* slab,
-                                     const Bf16Kernel* kernel, int i0, int i1, int j0, int j1) {
-    const int step = matmul_step_(slab->k, MATMUL_BF16_BLOCK_K, BF16_STEP);
-    for (int k = 0; k < slab->k; k += step) {
-        const size_t at = (size_t)(k / BF16_STEP) * BF16_STEP_PAIRS;
-        const int steps = bf16_steps(int_min(step, slab->k - k)), is_first = slab->k0 + k == 0;
-        for (int j = j0; j < j1; j++) {
-            const int col = slab->j0 + j * BF16_TILE;
-            for (int i = i0; i < i1; i++) {
-                const int row = slab->i0 + i * BF16_TILE;
-                const Bf16Out out = {m->out + (size_t)row * m->N + col, (size_t)m->N,
-                                     int_min(BF16_TILE, slab->i1 - row), int_min(BF16_TILE, slab->j1 - col)};
-                bf16_tile(kernel, out, m->bias ? m->bias + col : NULL, is_first ? m->mode : GRADIENT_ADD,
-                          slab->left + i * slab->left_tile + at, slab->right + j * slab->right_tile + at,
-                          steps);
-            }
+// Where the results of a tile belong, and how many of its rows and columns.
+typedef struct {
+    float* data;
+    size_t stride;
+    const float* bias; // of these columns, or NULL
+    int rows, cols, is_added;
+} MatmulBf16Out_;
+
+static inline MatmulBf16Out_ matmul_bf16_out_(const MatmulBf16* m, const MatmulBf16Slab_* slab, int i, int j) {
+    const int row = slab->i0 + i * BF16_TILE, col = slab->j0 + j * BF16_TILE, is_first = slab->k0 == 0;
+    return (MatmulBf16Out_){m->out + (size_t)row * m->N + col,
+                            (size_t)m->N,
+                            is_first && m->bias ? m->bias + col : NULL,
+                            int_min(BF16_TILE, slab->i1 - row),
+                            int_min(BF16_TILE, slab->j1 - col),
+                            !is_first || m->mode == GRADIENT_ADD};
+}
+
+// Results that no sum is added to later go past the caches, if they are many: whole lines, so that memory need not be read.
+static inline int matmul_bf16_streams_(const MatmulBf16* m, const MatmulBf16Slab_* slab) {
+    return slab->k == m->K && m->mode == GRADIENT_SET && m->N % 16 == 0 && (uintptr_t)m->out % 64 == 0 &&
+           (size_t)m->M * m->N * sizeof(float) >= MATMUL_BF16_STREAM_BYTES;
+}
+
+// Sets a row of results to the sums of a tile, or adds these.
+static inline void matmul_bf16_store_row_(float* to, const float* sums, MatmulBf16Out_ out) {
+    int j = 0;
+    for (; j + LANES <= out.cols; j += LANES) {
+        const Vec sum = vec_load(sums + j);
+        vec_store(to + j, out.is_added ? vec_load(to + j) + sum : out.bias ? vec_load(out.bias + j) + sum : sum);
+    }
+    for (; j < out.cols; j++) {
+        to[j] = out.is_added ? to[j] + sums[j] : out.bias ? out.bias[j] + sums[j] : sums[j];
+    }
+}
+
+static inline void matmul_bf16_store_(MatmulBf16Out_ out, const float* sums) {
+    for (int i = 0; i < out.rows; i++) {
+        matmul_bf16_store_row_(out.data + i * out.stride, sums + i * BF16_TILE, out);
+    }
+}
+
+static inline void matmul_bf16_stream_(MatmulBf16Out_ out, const float* sums) {
+    for (int i = 0; i < out.rows; i++) {
+        for (int j = 0; j < out.cols; j += LANES) {
+            const Vec sum = vec_load(sums + i * BF16_TILE + j);
+            vec_stream(out.data + i * out.stride + j, out.bias ? vec_load(out.bias + j) + sum : sum);
         }
     }
 }
 
-// All parts of a slab: small enough for a cache, and enough of them to divide among the threads.
+// A part of a slab: tiles [i0, i1), panels [j0, j1).
+typedef struct {
+    int i0, i1, j0, j1;
+} MatmulBf16Part_;
+
+// One block of k of panel j, of which `fetch` comes after it, with all tiles of a part. `sums` has room for one of them,
+// or where k has several blocks for all.
+static inline void matmul_bf16_panel_(const MatmulBf16* m, const MatmulBf16Slab_* slab,
+                                      const Bf16Kernel* kernel, float* sums, MatmulBf16Part_ part, int j, int k,
+                                      int block) {
+    const int steps = bf16_steps(int_min(block, slab->k - k)), is_last = k + block >= slab->k;
+    const int streams = matmul_bf16_streams_(m, slab), is_write = is_last && !streams;
+    const size_t at = (size_t)(k / BF16_STEP) * BF16_STEP_PAIRS;
+    const uint32_t* next = slab->right + (is_last ? (j + 1) * slab->right_tile : j * slab->right_tile + at) +
+                           (is_last ? 0 : (size_t)steps * BF16_STEP_PAIRS);
+    const int lines = int_ceil_div(BF16_STEP, part.i1 - part.i0); // of a step's 32
+    MatmulBf16Out_ out = matmul_bf16_out_(m, slab, part.i0, j);
+    for (int i = part.i0; i < part.i1; i++) {
+        const MatmulBf16Out_ after = matmul_bf16_out_(m, slab, int_min(i + 1, part.i1 - 1), j);
+        float* tile = sums + (size_t)(block >= slab->k ? 0 : i - part.i0) * BF16_TILE * BF16_TILE;
+        const Bf16Ahead ahead = {next + (size_t)(i - part.i0) * steps * lines * 16, lines, after.data, after.stride,
+                                 is_write ? int_ceil_div(BF16_TILE, steps) : 0};
+        kernel->product(tile, BF16_TILE, k > 0 ? tile : NULL, BF16_TILE, slab->left + i * slab->left_tile + at,
+                        slab->right + j * slab->right_tile + at, steps, ahead);
+        if (is_last && streams) {
+            matmul_bf16_stream_(out, tile);
+        } else if (is_last) {
+            matmul_bf16_store_(out, tile);
+        }
+        out = after;
+    }
+}
+
+static inline void matmul_bf16_part_(const MatmulBf16* m, const MatmulBf16Slab_* slab,
+                                     const Bf16Kernel* kernel, float* sums, MatmulBf16Part_ part) {
+    const int block = matmul_step_(slab->k, MATMUL_BF16_BLOCK_K, BF16_STEP);
+    for (int j = part.j0; j < part.j1; j++) {
+        for (int k = 0; k < slab->k; k += block) {
+            matmul_bf16_panel_(m, slab, kernel, sums, part, j, k, block);
+        }
+    }
+}
+
+// All parts of a slab, so many that they divide among the threads. A thread stays with its rows.
 static inline void matmul_bf16_multiply_(const MatmulBf16* m, const MatmulBf16Slab_* slab,
-                                         const Bf16Kernel* kernel) {
+                                         const MatmulBf16Scratch* scratch) {
     const int tiles = int_ceil_div(slab->i1 - slab->i0, BF16_TILE),
               panels = int_ceil_div(slab->j1 - slab->j0, BF16_TILE);
-    const int wanted = MATMUL_TASKS * threads_max();
-    const int least_rows = int_ceil_div(tiles, MATMUL_BF16_PART_TILES);
-    const int col_parts = int_min(
-        panels, int_max(int_ceil_div(panels, MATMUL_BF16_PART_TILES), int_ceil_div(wanted, least_rows)));
-    const int row_parts = int_min(tiles, int_max(least_rows, int_ceil_div(wanted, col_parts)));
-#pragma omp for schedule(dynamic)
+    const int row_parts = int_ceil_div(tiles, matmul_bf16_part_tiles_(slab->k));
+    const int wanted = int_ceil_div(MATMUL_TASKS * scratch->threads, row_parts);
+    const int col_parts = int_min(panels, int_max(int_ceil_div(panels, MATMUL_BF16_PART_PANELS), wanted));
+    float* sums = scratch->tiles + matmul_bf16_tiles_(1) * (size_t)thread_index();
+#pragma omp for schedule(static)
     for (int t = 0; t < row_parts * col_parts; t++) {
-        const int r = t % row_parts, c = t / row_parts;
-        matmul_bf16_part_(m, slab, kernel, (int)((int64_t)tiles * r / row_parts),
-                          (int)((int64_t)tiles * (r + 1) / row_parts), (int)((int64_t)panels * c / col_parts),
-                          (int)((int64_t)panels * (c + 1) / col_parts));
+        const int r = t / col_parts, c = t % col_parts;
+        const MatmulBf16Part_ part = {
+            (int)((int64_t)tiles * r / row_parts), (int)((int64_t)tiles * (r + 1) / row_parts),
+            (int)((int64_t)panels * c / col_parts), (int)((int64_t)panels * (c + 1) / col_parts)};
+        matmul_bf16_part_(m, slab, &scratch->kernel, sums, part);
     }
 }
 
 // Columns [j0, j1) and values of k from k0 on: by each thread, which does its share.
 static inline void matmul_bf16_columns_(const MatmulBf16* m, MatmulBf16Slab_ slab,
                                         MatmulBf16Scratch* scratch) {
-    const int step = matmul_step_(m->M, MATMUL_BF16_SLAB_ROWS, BF16_TILE);
+    const Bf16Pack pack = scratch->kernel.pack;
+    const int step =
+        matmul_step_(m->M, scratch->threads * matmul_bf16_part_tiles_(slab.k) * BF16_TILE, BF16_TILE);
     if (m->packed) {
         slab.right_tile = matmul_bf16_pairs(1, m->K);
         slab.right = m->packed + slab.j0 / BF16_TILE * slab.right_tile + matmul_bf16_pairs(1, slab.k0);
     } else {
-        matmul_bf16_pack_panels_(scratch->right, m->right, slab.j0, slab.j1, slab.k0, slab.k);
+        matmul_bf16_pack_panels_(pack, scratch->right, m->right, slab.j0, slab.j1, slab.k0, slab.k);
         slab.right_tile = matmul_bf16_pairs(1, slab.k);
         slab.right = scratch->right;
     }
@@ -173,14 +274,15 @@ static inline void matmul_bf16_columns_(const MatmulBf16* m, MatmulBf16Slab_ sla
     slab.left_tile = matmul_bf16_pairs(1, slab.k);
     for (slab.i0 = 0; slab.i0 < m->M; slab.i0 += step) {
         slab.i1 = int_min(slab.i0 + step, m->M);
-        matmul_bf16_pack_rows_(scratch->left, m->left, slab.i0, slab.i1, slab.k0, slab.k);
-        matmul_bf16_multiply_(m, &slab, &scratch->kernel);
+        matmul_bf16_pack_rows_(pack, scratch->left, m->left, slab.i0, slab.i1, slab.k0, slab.k);
+        matmul_bf16_multiply_(m, &slab, scratch);
     }
 }
 
 static inline void matmul_bf16_product_cpu(MatmulBf16 m, MatmulBf16Scratch* scratch) {
-    const int step_k = matmul_step_(m.K, MATMUL_BF16_SLAB_K, BF16_STEP);
-    const int step_cols = m.packed ? m.N : matmul_step_(m.N, MATMUL_BF16_SLAB_COLS, BF16_TILE);
+    const int step_k = matmul_bf16_slab_k_(m.M, m.K);
+    const int most_cols = MATMUL_BF16_SLAB_RIGHT / step_k / BF16_TILE * BF16_TILE;
+    const int step_cols = m.packed ? m.N : matmul_step_(m.N, most_cols, BF16_TILE);
 #pragma omp parallel
     {
         MatmulBf16Slab_ slab;

@@ -27,6 +27,7 @@ typedef struct {
     const TensorRow* rows;                        // of the parameters in fp32,
     void* params;                                 // which are there
     int kinds;                                    // 1: only for the forward pass
+    Bf16Pack pack;
     size_t at[GPT2_PARAMETER_ROWS][PACKED_KINDS]; // of layer 0, in `memory`
     uint32_t* memory;
 } PackedWeights;
@@ -51,16 +52,18 @@ static inline size_t packed_weights_place_(PackedWeights* w) {
 
 static inline size_t packed_weights_bytes(GPT2Config cfg, int kinds) {
     TensorRow rows[GPT2_PARAMETER_ROWS];
-    PackedWeights w = {rows, NULL, kinds, {{0}}, NULL};
+    PackedWeights w = {rows, NULL, kinds, NULL, {{0}}, NULL};
     gpt2_parameter_rows(rows, cfg);
     return packed_weights_place_(&w);
 }
 
 // For parameters in fp32 that are laid out by `rows`; both stay the caller's.
-static inline void packed_weights_open(PackedWeights* w, const TensorRow* rows, void* params, int kinds) {
+static inline void packed_weights_open(PackedWeights* w, const TensorRow* rows, void* params, int kinds,
+                                       Bf16Pack pack) {
     w->rows = rows;
     w->params = params;
     w->kinds = kinds;
+    w->pack = pack;
     w->memory = (uint32_t*)check_alloc(packed_weights_place_(w), 1, "packed weights");
 }
 
@@ -77,10 +80,10 @@ static inline void packed_weights_pack(PackedWeights* w) {
         const int OC = (int)row->rows, C = (int)row->cols;
         for (int l = 0; l < row->layers && quantized_is_matrix(row); l++) {
             const float* weight = (const float*)tensor_at_layer(row, w->params, l);
-            matmul_bf16_pack(packed_weights_at_(w, i, l, PACKED_FORWARD),
+            matmul_bf16_pack(w->pack, packed_weights_at_(w, i, l, PACKED_FORWARD),
                              matmul_bf16_forward_weight(weight, C), C, OC);
             if (w->kinds > PACKED_BACKWARD) {
-                matmul_bf16_pack(packed_weights_at_(w, i, l, PACKED_BACKWARD),
+                matmul_bf16_pack(w->pack, packed_weights_at_(w, i, l, PACKED_BACKWARD),
                                  matmul_bf16_backward_weight(weight, C), OC, C);
             }
         }

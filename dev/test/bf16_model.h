@@ -72,6 +72,7 @@ BF16_LANES_KERNEL(model_product_avx512_, , model_, 8)
 static inline void model_amx_begin_(void) { amx_model_begin(&bf16_shapes_); }
 #define model_amx_zero_ amx_model_zero
 #define model_amx_load_ amx_model_load
+#define model_amx_stream_ amx_model_load
 #define model_amx_store_ amx_model_store
 static inline void model_amx_dot_(int to, int left, int right) {
     amx_model_check(to, left, right);
@@ -107,8 +108,8 @@ static inline int model_kernels(Bf16Kernel kernels[MODEL_KERNELS]) {
         }
     }
     kernels[n++] =
-        (Bf16Kernel){"modelled AVX-512 BF16", model_product_avx512_, bf16_nothing_, bf16_nothing_, 1, 1};
-    kernels[n++] = (Bf16Kernel){"modelled AMX", model_product_amx_, model_amx_begin_, amx_model_end, 1, 1};
+        (Bf16Kernel){"modelled AVX-512 BF16", model_product_avx512_, bf16_nothing_, bf16_nothing_, 1, 1, bf16_vec_pack};
+    kernels[n++] = (Bf16Kernel){"modelled AMX", model_product_amx_, model_amx_begin_, amx_model_end, 1, 1, bf16_vec_pack};
     return n;
 }
 

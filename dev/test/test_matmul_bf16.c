@@ -11,7 +11,7 @@ static int kernels_count;
 // ---- packing ----
 
 // Ties of both kinds, what carries into the exponent, what becomes infinite, and what must stay as it is.
-static void test_rounding(void) {
+static void test_rounding(Bf16Pack pack) {
     const uint32_t bits[] = {0x3f800000, 0x3f808000, 0x3f818000, 0x3f808001, 0x3f807fff, 0xbf808000,
                              0x3fffffff, 0x7f7fffff, 0xff7fffff, 0x7f800000, 0xff800000, 0x7fc00000,
                              0x7f800001, 0xffffffff, 0x00000000, 0x80000000, 0x7f7f7fff, 0x00800000};
@@ -19,7 +19,7 @@ static void test_rounding(void) {
     uint32_t* packed = (uint32_t*)(void*)ops_floats(BF16_STEP_PAIRS);
     float* x = ops_floats(COUNT);
     memcpy(x, bits, sizeof(bits));
-    bf16_pack_left(packed, (Matrix){x, COUNT, 1}, 0, 0, 1, COUNT);
+    bf16_pack_left(pack, packed, (Matrix){x, COUNT, 1}, 0, 0, 1, COUNT);
     for (int k = 0; k < COUNT; k++) {
         const uint16_t got = (uint16_t)(packed[k / 2] >> 16 * (k % 2)), want = bf16_from_float(x[k]);
         EXPECT(got == want || (isnan(x[k]) && isnan(bf16_to_float(got))), "%08x became %04x, wanted %04x",
@@ -36,16 +36,16 @@ static uint16_t packed_at(const uint32_t* packed, int is_left, int i, int k) {
 }
 
 // Lines and values in either order of memory, not at the start of the matrix, which ends at a guard page.
-static void check_pack(int lines, int k, int is_left, int k_contiguous) {
+static void check_pack(Bf16Pack pack, int lines, int k, int is_left, int k_contiguous) {
     enum { I0 = 2, K0 = 3 };
     const int all_lines = lines + I0, all_k = k + K0;
     const float* x = ops_normal((size_t)all_lines * all_k, 1);
     uint32_t* packed = (uint32_t*)(void*)ops_floats((size_t)bf16_steps(k) * BF16_STEP_PAIRS);
     const size_t line = k_contiguous ? (size_t)all_k : 1, next = k_contiguous ? 1 : (size_t)all_lines;
     if (is_left) {
-        bf16_pack_left(packed, (Matrix){x, line, next}, I0, K0, lines, k);
+        bf16_pack_left(pack, packed, (Matrix){x, line, next}, I0, K0, lines, k);
     } else {
-        bf16_pack_right(packed, (Matrix){x, next, line}, K0, I0, k, lines);
+        bf16_pack_right(pack, packed, (Matrix){x, next, line}, K0, I0, k, lines);
     }
     for (int i = 0; i < BF16_TILE; i++) {
         for (int p = 0; p < bf16_steps(k) * BF16_STEP; p++) {
@@ -59,11 +59,16 @@ static void check_pack(int lines, int k, int is_left, int k_contiguous) {
     ops_close("pack");
 }
 
-static void test_pack(void) {
+static void test_pack(Bf16Pack pack) {
     const int lines[] = {1, 7, 8, 16, 31, 32}, k[] = {1, 2, 15, 16, 31, 32, 33, 70};
     for (int i = 0; i < 6 * 8 * 4; i++) {
-        check_pack(lines[i % 6], k[i / 6 % 8], i / 48 % 2, i / 96);
+        check_pack(pack, lines[i % 6], k[i / 6 % 8], i / 48 % 2, i / 96);
     }
+}
+
+static void test_packing(Bf16Pack pack) {
+    test_rounding(pack);
+    test_pack(pack);
 }
 
 // ---- products ----
@@ -78,7 +83,7 @@ static double* rounded(const float* x, size_t n) {
 
 static uint32_t* packed_weight(Matrix right, int K, int N) {
     uint32_t* packed = (uint32_t*)(void*)ops_floats(matmul_bf16_pairs(N, K));
-    matmul_bf16_pack(packed, right, K, N);
+    matmul_bf16_pack(bf16_kernel().pack, packed, right, K, N);
     return packed;
 }
 
@@ -138,10 +143,18 @@ static void test_sizes(const Bf16Kernel* kernel) {
         check_size(kernel, around[i], around[(i + 5) % 6], around[(i + 1) % 6]);
     }
     check_size(kernel, 3, 2 * MATMUL_BF16_BLOCK_K + 1, 5);
-    check_size(kernel, 2, 3, MATMUL_BF16_SLAB_K + 33);
-    check_size(kernel, MATMUL_BF16_SLAB_K + 1, 2, 3);
-    check_size(kernel, 1, MATMUL_BF16_SLAB_COLS + 1, 34);
-    check_size(kernel, MATMUL_BF16_PART_TILES * BF16_TILE + 1, 5, MATMUL_BF16_PART_TILES * BF16_TILE + 1);
+    check_size(kernel, 33, MATMUL_BF16_BLOCK_K + 1, 300);
+    check_size(kernel, 257, 70, MATMUL_BF16_PART_PANELS * BF16_TILE + 1);
+}
+
+// More than one slab of k, of rows and of columns; results that are streamed. Too large for models.
+static void test_slabs(const Bf16Kernel* kernel) {
+    const int rows = MATMUL_BF16_PART_TILES * BF16_TILE + 1, k = MATMUL_BF16_PART / MATMUL_BF16_PART_TILES;
+    check_size(kernel, rows, k + 1, 5);
+    check_size(kernel, 2, 3, MATMUL_BF16_PART + 33);
+    check_size(kernel, 3 * rows, 700, 33);
+    check_size(kernel, 4200, MATMUL_BF16_SLAB_RIGHT / 4224 + 33, 5);
+    check_size(kernel, 600, 512, 480);
 }
 
 // With denormal factors, products and sums, vectors of fp32 do what vdpbf16ps is said to do.
@@ -156,10 +169,10 @@ static void test_like_avx512(void) {
         a[i] *= i % 3 ? 1 : 1e-20f;
         b[i] *= i % 5 ? 1 : 1e20f;
     }
-    bf16_pack_left(left, (Matrix){a, K, 1}, 0, 0, BF16_TILE, K);
-    bf16_pack_right(right, (Matrix){b, BF16_TILE, 1}, 0, 0, K, BF16_TILE);
-    bf16_product_vec_(got, 32, first, 32, left, right, 3);
-    model_product_avx512_(want, 32, first, 32, left, right, 3);
+    bf16_pack_left(bf16_vec_pack, left, (Matrix){a, K, 1}, 0, 0, BF16_TILE, K);
+    bf16_pack_right(bf16_vec_pack, right, (Matrix){b, BF16_TILE, 1}, 0, 0, K, BF16_TILE);
+    bf16_product_vec_(got, 32, first, 32, left, right, 3, bf16_nothing_ahead());
+    model_product_avx512_(want, 32, first, 32, left, right, 3, bf16_nothing_ahead());
     for (int i = 0; i < 1024; i++) {
         EXPECT(float_bits(got[i]) == float_bits(want[i]), "element %d: %a, wanted %a", i, (double)got[i],
                (double)want[i]);
@@ -222,15 +235,19 @@ int main(int argc, char** argv) {
     threads_wait_briefly(argv);
     vec_flush_denormals(); // as the trainer does
     kernels_count = model_kernels(kernels);
-    test_rounding();
-    test_pack();
+    test_packing(bf16_vec_pack);
+    if (kernels[0].pack != bf16_vec_pack) { // AVX-512's
+        test_packing(kernels[0].pack);
+    }
     test_like_avx512();
     for (int k = 0; k < kernels_count; k++) {
         test_sizes(&kernels[k]);
         test_not_finite(&kernels[k]);
         test_threads(&kernels[k], 50, 100, 70);
     }
-    test_threads(&kernels[kernels_count - 3], 300, 900,
-                 MATMUL_BF16_SLAB_K + 100); // the vectors of this build
+    for (int k = 0; k < kernels_count - 2; k++) { // not the models
+        test_slabs(&kernels[k]);
+        test_threads(&kernels[k], 300, 900, 2500);
+    }
     return test_done("matmul_bf16");
 }

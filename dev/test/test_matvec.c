@@ -11,7 +11,7 @@ typedef void (*Matvec)(float* out, const float* inp, const float* weight, const 
 
 static void bf16(float* out, const float* inp, const float* weight, const float* bias, int N, int C, int OC) {
     uint32_t* packed = (uint32_t*)(void*)ops_floats(matmul_bf16_pairs(OC, C));
-    matmul_bf16_pack(packed, matmul_bf16_forward_weight(weight, C), C, OC);
+    matmul_bf16_pack(bf16_kernel().pack, packed, matmul_bf16_forward_weight(weight, C), C, OC);
     matvec_bf16_forward_cpu(out, inp, packed, bias, N, C, OC);
 }
 

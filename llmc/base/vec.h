@@ -5,7 +5,7 @@ The same source becomes AVX-512, AVX2, SSE or NEON code: what differs between ma
 number of floats in a vector (16, 8 or 4), and the number of registers. + - * / and comparisons work on
 vectors lane by lane; a comparison gives a VecMask of all ones or all zeros.
 
-defines: LANES, VEC_REGISTERS, VEC_ISA, vec_flush_denormals, vec_load, vec_store, vec_all, vec_select,
+defines: LANES, VEC_REGISTERS, VEC_ISA, vec_flush_denormals, vec_load, vec_store, vec_stream, vec_all, vec_select,
          vec_first, vec_max, vec_hsum, vec_hmax, vec_exp, vec_transpose, vec_even, vec_odd, vec_load_bits,
          vec_store_bits, vec_all_bits, VecTable, vec_table, vec_lookup, vec_to_ints, vec_from_ints, ALWAYS_INLINE
 */
@@ -56,6 +56,20 @@ static inline void vec_flush_denormals(void) {
 
 ALWAYS_INLINE Vec vec_load(const float* p) { return *(const VecUnaligned_*)p; }
 ALWAYS_INLINE void vec_store(float* p, Vec v) { *(VecUnaligned_*)p = v; }
+// Past the caches, to a multiple of the vector's size.
+ALWAYS_INLINE void vec_stream(float* p, Vec v) {
+#if defined(__clang__)
+    __builtin_nontemporal_store(v, (Vec*)(void*)p);
+#elif defined(__AVX512F__)
+    __builtin_ia32_movntps512(p, v);
+#elif defined(__AVX2__)
+    __builtin_ia32_movntps256(p, v);
+#elif defined(__SSE__)
+    __builtin_ia32_movntps(p, v);
+#else
+    vec_store(p, v);
+#endif
+}
 ALWAYS_INLINE Vec vec_all(float x) { // x in every lane
     const Vec zero = {0};
     return x - zero;

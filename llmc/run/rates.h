@@ -92,7 +92,7 @@ static inline void rates_products_(Rates_* r) {
 static inline uint32_t* rates_packed_(Matrix weight, int K, int N) {
     uint32_t* packed =
         (uint32_t*)check_alloc(matmul_bf16_pairs(N, K), sizeof(uint32_t), "rates: packed weight");
-    matmul_bf16_pack(packed, weight, K, N);
+    matmul_bf16_pack(bf16_kernel().pack, packed, weight, K, N);
     return packed;
 }
 

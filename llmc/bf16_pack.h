@@ -1,0 +1,208 @@
+/*
+bf16_pack.h -- factors of products rounded to bf16 and packed, as the kernels of bf16_tile.h read them.
+
+Factors are rounded to nearest, ties to even. Two neighbours along k are a pair, 32 bits with the even one in the low half:
+the operand of every bf16 instruction. A step is 32 values of k:
+
+    left    (steps, 32 rows, 16 pairs)
+    right   (steps, 16 pairs, 32 columns)
+
+What lies past the matrix is zero. bf16_vec_pack runs everywhere; bf16_avx512_pack, on processors that have AVX-512 with
+BF16, packs the same bits (denormals become zero where the program flushes them, in the others' products at the latest).
+
+defines: BF16_TILE, BF16_STEP, BF16_STEP_PAIRS, bf16_steps, bf16_round_row, Bf16Part, Bf16Pack, bf16_vec_pack, BF16_AVX512,
+         bf16_has_avx512, bf16_pack_left, bf16_pack_right
+*/
+#ifndef LLMC_BF16_PACK_H
+#define LLMC_BF16_PACK_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "llmc/base/float16.h"
+#include "llmc/base/int.h"
+#include "llmc/base/vec.h"
+#include "llmc/matmul.h"
+#if defined(__x86_64__)
+#include <cpuid.h>
+#include <immintrin.h>
+#endif
+
+enum {
+    BF16_TILE = 32,       // rows and columns of the result
+    BF16_STEP = 32,       // values of k
+    BF16_STEP_PAIRS = 512 // of a step of either factor
+};
+
+static inline int bf16_steps(int k) { return int_ceil_div(k, BF16_STEP); }
+
+// x rounded to bf16, in the upper halves; the lower halves are left over. NaN stays NaN.
+ALWAYS_INLINE VecBits bf16_round_(Vec x) {
+    const VecBits bits = (VecBits)x, is_number = (VecBits)(x == x);
+    const VecBits rounded = bits + 0x7fff + (bits >> 16 & 1), quiet = bits | 0x400000;
+    return (rounded & is_number) | (quiet & ~is_number);
+}
+
+ALWAYS_INLINE VecBits bf16_pairs_(Vec even, Vec odd) {
+    return bf16_round_(even) >> 16 | (bf16_round_(odd) & 0xffff0000);
+}
+
+// Sets out to x rounded to bf16, as fp32, in an array with room for an even number of them; what that adds is zero.
+static inline void bf16_round_row(float* out, const float* x, int n) {
+    int i = 0;
+    for (; i + LANES <= n; i += LANES) {
+        vec_store(out + i, (Vec)(bf16_round_(vec_load(x + i)) & 0xffff0000));
+    }
+    for (; i < n + n % 2; i++) {
+        out[i] = i < n ? bf16_to_float(bf16_from_float(x[i])) : 0;
+    }
+}
+
+// Lines are rows of the left factor, columns of the right one. A part of a factor, of up to 32 lines: value k of line i is
+// from[i * stride + k] or, if lines are contiguous, from[k * stride + i].
+typedef struct {
+    const float* from;
+    size_t stride;
+    int lines, k; // how many there are
+} Bf16Part;
+
+// Packs a part, as a left or a right factor.
+typedef void (*Bf16Pack)(uint32_t* to, Bf16Part part, int k_contiguous, int is_left);
+
+// Where `lanes` lines from i0 and twice as many values from k0 can be read: in place, or as a copy with zeros behind the part.
+ALWAYS_INLINE Bf16Part bf16_inside_(float* copy, Bf16Part part, int i0, int k0, const int k_contiguous,
+                                    const int lanes) {
+    const size_t at = k_contiguous ? i0 * part.stride + k0 : k0 * part.stride + i0;
+    const int lines = int_min(part.lines - i0, lanes), k = int_min(part.k - k0, 2 * lanes);
+    if (lines == lanes && k == 2 * lanes) {
+        return (Bf16Part){part.from + at, part.stride, lines, k};
+    }
+    memset(copy, 0, 2 * (size_t)lanes * lanes * sizeof(float));
+    for (int i = 0; i < lines; i++) {
+        for (int p = 0; p < k; p++) {
+            copy[k_contiguous ? i * 2 * lanes + p : p * lanes + i] =
+                part.from[at + (k_contiguous ? i * part.stride + p : p * part.stride + i)];
+        }
+    }
+    return (Bf16Part){copy, (size_t)(k_contiguous ? 2 * lanes : lanes), lines, k};
+}
+
+// Packs up to 32 lines, squares of `lanes` lines and pairs, in the order of memory. P##square_ reads a square: a line in each
+// vector if k is contiguous, else a pair of each line; P##transpose_ turns one into the other.
+#define BF16_PACK_(name, attributes, P, lanes)                                                               \
+    static inline attributes void name(uint32_t* to, Bf16Part part, int k_contiguous, int is_left) {         \
+        const int across = BF16_TILE / (lanes), along = bf16_steps(part.k) * (BF16_STEP / (2 * (lanes)));    \
+        const int row = is_left ? BF16_STEP / 2 : BF16_TILE; /* pairs */                                     \
+        for (int s = 0; s < across * along; s++) {                                                           \
+            const int i = (k_contiguous ? s / along : s % across) * (lanes);                                 \
+            const int k = (k_contiguous ? s % along : s / across) * 2 * (lanes), pair = k % BF16_STEP / 2;   \
+            uint32_t* at = to + k / BF16_STEP * BF16_STEP_PAIRS;                                             \
+            float copy[2 * (lanes) * (lanes)];                                                               \
+            P##Pairs_ square[lanes];                                                                         \
+            if (k_contiguous) {                                                                              \
+                P##square_(square, bf16_inside_(copy, part, i, k, 1, lanes), 1);                             \
+            } else {                                                                                         \
+                P##square_(square, bf16_inside_(copy, part, i, k, 0, lanes), 0);                             \
+            }                                                                                                \
+            if (k_contiguous != is_left) {                                                                   \
+                P##transpose_(square);                                                                       \
+            }                                                                                                \
+            at += is_left ? i * row + pair : pair * row + i;                                                 \
+            _Pragma("GCC unroll 16") for (int r = 0; r < (lanes); r++) {                                     \
+                P##store_(at + r * row, square[r]);                                                          \
+            }                                                                                                \
+        }                                                                                                    \
+    }
+
+// ---- any machine ----
+
+typedef VecBits bf16_pack_vec_Pairs_;
+#define bf16_pack_vec_store_ vec_store_bits
+ALWAYS_INLINE void bf16_pack_vec_square_(VecBits square[LANES], Bf16Part part, const int k_contiguous) {
+    for (int i = 0; i < LANES; i++) {
+        const float* even = part.from + (k_contiguous ? i : 2 * i) * part.stride;
+        const float* odd = even + (k_contiguous ? LANES : part.stride);
+        const Vec a = vec_load(even), b = vec_load(odd);
+        square[i] = k_contiguous ? bf16_pairs_(vec_even(a, b), vec_odd(a, b)) : bf16_pairs_(a, b);
+    }
+}
+ALWAYS_INLINE void bf16_pack_vec_transpose_(VecBits square[LANES]) {
+    Vec row[LANES];
+    memcpy(row, square, sizeof(row));
+    vec_transpose(row);
+    memcpy(square, row, sizeof(row));
+}
+BF16_PACK_(bf16_vec_pack, , bf16_pack_vec_, LANES)
+
+// ---- AVX-512, which the compilers know since gcc 11 and clang 12 ----
+
+#if defined(__x86_64__) && !defined(__CUDACC__) && (__GNUC__ >= 11 || __clang_major__ >= 12)
+#define BF16_AVX512 __attribute__((target("avx512f,avx512bw,avx512bf16")))
+#define BF16_AVX512_INLINE_ static inline __attribute__((always_inline, target("avx512f,avx512bw,avx512bf16")))
+
+// BF16 is in subleaf 1 of leaf 7; the compilers' own question does not know all of it.
+static inline int bf16_has_avx512(void) {
+    unsigned eax = 0, ebx, ecx, edx;
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) && eax >> 5 & 1;
+}
+
+typedef __m512i bf16_pack_avx512_Pairs_;
+#define bf16_pack_avx512_store_(p, v) _mm512_storeu_si512(p, v)
+BF16_AVX512_INLINE_ void bf16_pack_avx512_square_(__m512i square[16], Bf16Part part, const int k_contiguous) {
+    __m512i interleave; // 16 values and 16 more as 16 pairs
+    uint16_t from[32];
+    for (int i = 0; i < 32; i++) {
+        from[i] = (uint16_t)(i / 2 + i % 2 * 16);
+    }
+    interleave = _mm512_loadu_si512(from);
+    _Pragma("GCC unroll 16") for (int i = 0; i < 16; i++) {
+        const float* low = part.from + (k_contiguous ? i : 2 * i) * part.stride;
+        const float* high = low + (k_contiguous ? 16 : part.stride);
+        if (k_contiguous) {
+            __builtin_prefetch(low + 0);
+            __builtin_prefetch(high + 0);
+        } else {
+            __builtin_prefetch(low + 0 * part.stride);
+            __builtin_prefetch(high + 0 * part.stride);
+        }
+        const __m512i both = (__m512i)_mm512_cvtne2ps_pbh(_mm512_loadu_ps(high), _mm512_loadu_ps(low));
+        square[i] = k_contiguous ? both : _mm512_permutexvar_epi16(interleave, both);
+    }
+}
+// Four perfect shuffles, as vec_transpose.
+BF16_AVX512_INLINE_ void bf16_pack_avx512_transpose_(__m512i square[16]) {
+    const __m512i low = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+    const __m512i high = _mm512_setr_epi32(8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+    __m512i next[16];
+    _Pragma("GCC unroll 4") for (int done = 1; done < 16; done *= 2) {
+        _Pragma("GCC unroll 8") for (int i = 0; i < 8; i++) {
+            next[2 * i] = _mm512_permutex2var_epi32(square[i], low, square[i + 8]);
+            next[2 * i + 1] = _mm512_permutex2var_epi32(square[i], high, square[i + 8]);
+        }
+        _Pragma("GCC unroll 16") for (int i = 0; i < 16; i++) {
+            square[i] = next[i];
+        }
+    }
+}
+BF16_PACK_(bf16_avx512_pack, BF16_AVX512, bf16_pack_avx512_, 16)
+#endif
+
+// ---- parts of matrices ----
+
+// Packs `rows` <= 32 rows of a left matrix from row i0, and the values of k from k0 to k0 + k.
+static inline void bf16_pack_left(Bf16Pack pack, uint32_t* to, Matrix m, int i0, int k0, int rows, int k) {
+    const float* from = m.data + i0 * m.row + k0 * m.col;
+    const int k_contiguous = m.col == 1;
+    pack(to, (Bf16Part){from, k_contiguous ? m.row : m.col, rows, k}, k_contiguous, 1);
+}
+
+// The same of a right matrix: `cols` <= 32 columns from column j0.
+static inline void bf16_pack_right(Bf16Pack pack, uint32_t* to, Matrix m, int k0, int j0, int k, int cols) {
+    const float* from = m.data + k0 * m.row + j0 * m.col;
+    const int k_contiguous = m.col != 1;
+    pack(to, (Bf16Part){from, k_contiguous ? m.col : m.row, cols, k}, k_contiguous, 0);
+}
+
+#endif
