@@ -399,6 +399,28 @@ static const float* gather_operands(GPT2* model, int g, Update update) {
     return group;
 }
 
+// Updates a whole matrix that has copies in bf16, and these: where the rule allows it, rows that are still in the cache.
+static void update_packed(GPT2* model, const ZeroRange* range, const float* grad, Update update,
+                          const MuonScratch* scratch) {
+    const size_t cols = model->parameter_rows[range->row].cols, rows = range->count / cols;
+    const int by_rows = optimizer_is_elementwise(&model->state, range->row);
+    if (!by_rows) {
+        optimizer_update_cpu(&model->state, range, (float*)model->params_memory + range->full, grad, NULL,
+                             model->state_memory, update, scratch);
+    }
+#pragma omp parallel for schedule(static)
+    for (size_t r = 0; r < rows; r += BF16_TILE) {
+        const size_t count = r + BF16_TILE < rows ? BF16_TILE : rows - r;
+        if (by_rows) {
+            optimizer_update_elements_cpu(&model->state, range, r * cols, count * cols,
+                                          (float*)model->params_memory + range->full + r * cols,
+                                          grad + r * cols, model->state_memory, update);
+        }
+        packed_weights_pack_rows(&model->linear.packed, range->row, gpt2_group_copy(range->group), (int)r,
+                                 (int)count);
+    }
+}
+
 // Updates what this process updates of group g, each tensor by its rule.
 static void update_group(GPT2* model, int g, Update update) {
     const MuonScratch scratch = {model->update_scratch, &model->linear.matmul};
@@ -406,9 +428,14 @@ static void update_group(GPT2* model, int g, Update update) {
     const size_t begin = zero_group_begin(&model->zero.plan, g);
     for (int i = 0; i < model->zero.num_ranges; i++) {
         const ZeroRange* range = &model->zero.ranges[i];
-        if (is_updated(model, range, g)) {
-            optimizer_update_cpu(&model->state, range, (float*)model->params_memory + range->full,
-                                 zero_range_gradient_cpu(&model->zero, range),
+        const float* grad = zero_range_gradient_cpu(&model->zero, range);
+        if (!is_updated(model, range, g)) {
+            continue;
+        }
+        if (model->comm->size == 1 && linear_packs(&model->linear, range->row)) {
+            update_packed(model, range, grad, update, &scratch);
+        } else {
+            optimizer_update_cpu(&model->state, range, (float*)model->params_memory + range->full, grad,
                                  operands ? operands + (range->full - range->before - begin) : NULL,
                                  model->state_memory, update, &scratch);
         }
@@ -497,13 +524,20 @@ static BatchGradient gpt2_gradients(GPT2* model, Dataloader* train, int64_t tota
 // ---------------------------------------------------------------------------------------------------------------------
 // Update
 
+// One process has packed each matrix when it was updated.
+static void pack_after_update(GPT2* model) {
+    if (model->comm->size > 1) {
+        linear_pack(&model->linear);
+    }
+}
+
 // One update of what this process updates.
 static void gpt2_update(GPT2* model, Update update) {
     for (int g = 0; g < model->zero.plan.groups; g++) {
         update_group(model, g, update);
     }
     zero_gather_parameters_cpu(&model->zero);
-    linear_pack(&model->linear);
+    pack_after_update(model);
 }
 
 // As trainer.h says.
@@ -514,7 +548,7 @@ static BatchGradient gpt2_update_in_backward(GPT2* model, Batch batch, InBackwar
     model->now = now;
     gpt2_micro_step(model, batch, (float)(1 / now->total_batch), step, &forward_s);
     model->now = NULL;
-    linear_pack(&model->linear);
+    pack_after_update(model);
     batch_gradient_add(&gradient, model->cfg, &model->freeze, batch);
     gradient.square_sum = now->square_sum;
     return gradient;

@@ -56,6 +56,12 @@ static inline AdamWStep adamw_step(AdamW opt) {
     return step;
 }
 
+// Gradients are squared and added in fp32 in blocks of this many, which divides shards (GPT2_SHARD_UNIT).
+#define GRADIENT_BLOCK 1024
+// A cache line at a time, one is fetched that so many elements later is due: processors themselves do not fetch beyond a page.
+#define GRADIENT_LINE 16
+#define GRADIENT_AHEAD 512
+
 // Updates one element.
 HOST_DEVICE void adamw_element(float* param, float grad, float* m, float* v, AdamWStep step) {
     const float g = grad * step.opt.grad_scale;
@@ -70,14 +76,20 @@ HOST_DEVICE void adamw_element(float* param, float grad, float* m, float* v, Ada
 static inline void adamw_update_cpu(float* param, const float* grad, float* m, float* v, size_t n,
                                     AdamW opt) {
     const AdamWStep step = adamw_step(opt);
-#pragma omp parallel for simd schedule(static)
-    for (size_t i = 0; i < n; i++) {
-        adamw_element(param + i, grad[i], m + i, v + i, step);
+#pragma omp parallel for schedule(static)
+    for (size_t line = 0; line < n; line += GRADIENT_LINE) {
+        const size_t end = line + GRADIENT_LINE < n ? line + GRADIENT_LINE : n;
+        __builtin_prefetch(param + line + GRADIENT_AHEAD);
+        __builtin_prefetch(grad + line + GRADIENT_AHEAD);
+        __builtin_prefetch(m + line + GRADIENT_AHEAD);
+        __builtin_prefetch(v + line + GRADIENT_AHEAD);
+#pragma omp simd
+        for (size_t i = line; i < end; i++) {
+            adamw_element(param + i, grad[i], m + i, v + i, step);
+        }
     }
 }
 
-// Gradients are squared and added in fp32 in blocks of this many, which divides shards (GPT2_SHARD_UNIT).
-#define GRADIENT_BLOCK 1024
 static inline double gradient_block_square_sum_(const float* grad, size_t n) {
     Vec sum[4]; // four, so that an addition need not wait for the one before
     for (int j = 0; j < 4; j++) {

@@ -133,24 +133,18 @@ static inline int attention_bf16_from_(const int* starts, int t0) {
     return attention_start_(starts, t0) / BF16_TILE * BF16_TILE;
 }
 
-// Packs n rows as right factors over the dimensions: `n` is what remains of keys.
-static inline void attention_bf16_pack_by_key_(Bf16Pack pack, uint32_t* to, const float* rows, size_t stride, int n,
-                                               int HS) {
+// Packs n rows as right factors over the dimensions: panels of keys.
+static inline void attention_bf16_pack_by_key_(Bf16Pack pack, uint32_t* to, const float* rows, size_t stride,
+                                               int n, int HS) {
     const Matrix m = {rows, 1, stride};
-    for (int u = 0; u < n; u += BF16_TILE) {
-        bf16_pack_right(pack, to + (size_t)(u / BF16_TILE * bf16_steps(HS)) * BF16_STEP_PAIRS, m, 0, u, HS,
-                        int_min(BF16_TILE, n - u));
-    }
+    bf16_pack_right(pack, to, (size_t)bf16_steps(HS) * BF16_STEP_PAIRS, m, 0, 0, HS, n);
 }
 
-// And over the rows: panels are `steps` apart.
-static inline void attention_bf16_pack_by_dim_(Bf16Pack pack, uint32_t* to, const float* rows, size_t stride, int n,
-                                               int steps, int HS) {
+// And over the rows: panels of dimensions are `steps` apart.
+static inline void attention_bf16_pack_by_dim_(Bf16Pack pack, uint32_t* to, const float* rows, size_t stride,
+                                               int n, int steps, int HS) {
     const Matrix m = {rows, stride, 1};
-    for (int d = 0; d < HS; d += BF16_TILE) {
-        bf16_pack_right(pack, to + (size_t)(d / BF16_TILE * steps) * BF16_STEP_PAIRS, m, 0, d, n,
-                        int_min(BF16_TILE, HS - d));
-    }
+    bf16_pack_right(pack, to, (size_t)steps * BF16_STEP_PAIRS, m, 0, 0, n, HS);
 }
 
 // scores (32, keys from ... keys-1) = left . right^T, whole tiles of them.
@@ -179,7 +173,7 @@ static inline void attention_bf16_mix_(const AttentionBf16Head_* head, Bf16Out o
 static inline void attention_bf16_mix_keys_(const AttentionBf16Head_* head, Bf16Out out, const float* weights,
                                             const uint32_t* right_by_dim, int from, int keys) {
     const Matrix m = {weights, head->Tp, 1};
-    bf16_pack_left(head->kernel.pack, head->s.row, m, 0, from, out.rows, keys - from);
+    bf16_pack_left(head->kernel.pack, head->s.row, 0, m, 0, from, out.rows, keys - from);
     attention_bf16_mix_(head, out, GRADIENT_SET, head->s.row,
                         right_by_dim + (size_t)(from / BF16_STEP) * BF16_STEP_PAIRS, bf16_steps(keys - from),
                         (int)(head->Tp / BF16_STEP));
@@ -193,7 +187,7 @@ static inline void attention_bf16_forward_tile_(const AttentionBf16Head_* head, 
     const Matrix query = {at->qkv + t0 * at->stride, at->stride, 1};
     const float scale = 1.0f / sqrtf((float)at->HS);
     const int keys = t0 + rows, from = attention_bf16_from_(at->starts, t0);
-    bf16_pack_left(head->kernel.pack, head->s.query, query, 0, 0, rows, at->HS);
+    bf16_pack_left(head->kernel.pack, head->s.query, 0, query, 0, 0, rows, at->HS);
     attention_bf16_scores_(head, head->s.p, head->s.query, head->s.k_by_key, from, keys);
     float inverse[BF16_TILE];
     for (int i = 0; i < rows; i++) {
@@ -246,8 +240,8 @@ static inline void attention_bf16_backward_tile_(const AttentionBf16Head_* head,
                  dout = {at->dout + (size_t)t0 * at->C, (size_t)at->C, 1};
     const float scale = 1.0f / sqrtf((float)at->HS);
     const int keys = t0 + rows, end = int_round_up(keys, LANES);
-    bf16_pack_left(head->kernel.pack, head->s.query, query, 0, 0, rows, at->HS);
-    bf16_pack_left(head->kernel.pack, head->s.dout, dout, 0, 0, rows, at->HS);
+    bf16_pack_left(head->kernel.pack, head->s.query, 0, query, 0, 0, rows, at->HS);
+    bf16_pack_left(head->kernel.pack, head->s.dout, 0, dout, 0, 0, rows, at->HS);
     attention_bf16_scores_(head, head->s.p, head->s.query, head->s.k_by_key, from, keys);
     attention_bf16_scores_(head, head->s.ds, head->s.dout, head->s.v_by_key, from, keys);
     for (int i = 0; i < rows; i++) {
@@ -265,10 +259,9 @@ static inline void attention_bf16_backward_tile_(const AttentionBf16Head_* head,
 static inline void attention_bf16_keep_(const AttentionBf16Head_* head, uint32_t* by_key,
                                         const float* weights, int tile, int rows, int from, int keys) {
     const Matrix m = {weights, 1, head->Tp};
-    for (int u = from; u < keys; u += BF16_TILE) {
-        bf16_pack_left(head->kernel.pack, by_key + (size_t)(u / BF16_TILE * ATTENTION_BF16_TILES + tile) * BF16_STEP_PAIRS, m, u,
-                       0, int_min(BF16_TILE, keys - u), rows);
-    }
+    const size_t steps = ATTENTION_BF16_TILES * BF16_STEP_PAIRS;
+    bf16_pack_left(head->kernel.pack, by_key + from / BF16_TILE * steps + (size_t)tile * BF16_STEP_PAIRS, steps, m,
+                   from, 0, keys - from, rows);
 }
 
 // dk or dv of the keys u ... u+rows-1 from the tiles of queries `first` ... `tiles`-1 of a block.

@@ -10,7 +10,8 @@ the operand of every bf16 instruction. A step is 32 values of k:
 What lies past the matrix is zero. bf16_vec_pack runs everywhere; bf16_avx512_pack, on processors that have AVX-512 with
 BF16, packs the same bits (denormals become zero where the program flushes them, in the others' products at the latest).
 
-defines: BF16_TILE, BF16_STEP, BF16_STEP_PAIRS, bf16_steps, bf16_round_row, Bf16Part, Bf16Pack, bf16_vec_pack, BF16_AVX512,
+defines: BF16_TILE, BF16_STEP, BF16_STEP_PAIRS, bf16_steps, bf16_round_row, Bf16Part, Bf16Pack, bf16_vec_pack, bf16_avx512_pack,
+         bf16_avx512_pack_away, BF16_AVX512,
          bf16_has_avx512, bf16_pack_left, bf16_pack_right
 */
 #ifndef LLMC_BF16_PACK_H
@@ -59,7 +60,7 @@ static inline void bf16_round_row(float* out, const float* x, int n) {
     }
 }
 
-// Lines are rows of the left factor, columns of the right one. A part of a factor, of up to 32 lines: value k of line i is
+// Lines are rows of the left factor, columns of the right one; 32 lines are a tile. A part of a factor: value k of line i is
 // from[i * stride + k] or, if lines are contiguous, from[k * stride + i].
 typedef struct {
     const float* from;
@@ -67,8 +68,8 @@ typedef struct {
     int lines, k; // how many there are
 } Bf16Part;
 
-// Packs a part, as a left or a right factor.
-typedef void (*Bf16Pack)(uint32_t* to, Bf16Part part, int k_contiguous, int is_left);
+// Packs a part, as a left or a right factor; its tiles are `tile` pairs apart.
+typedef void (*Bf16Pack)(uint32_t* to, size_t tile, Bf16Part part, int k_contiguous, int is_left);
 
 // Where `lanes` lines from i0 and twice as many values from k0 can be read: in place, or as a copy with zeros behind the part.
 ALWAYS_INLINE Bf16Part bf16_inside_(float* copy, Bf16Part part, int i0, int k0, const int k_contiguous,
@@ -88,16 +89,18 @@ ALWAYS_INLINE Bf16Part bf16_inside_(float* copy, Bf16Part part, int i0, int k0, 
     return (Bf16Part){copy, (size_t)(k_contiguous ? 2 * lanes : lanes), lines, k};
 }
 
-// Packs up to 32 lines, squares of `lanes` lines and pairs, in the order of memory. P##square_ reads a square: a line in each
+// Packs squares of `lanes` lines and pairs in the order of memory: caches and what fetches ahead want long rows. P##square_ reads a square: a line in each
 // vector if k is contiguous, else a pair of each line; P##transpose_ turns one into the other.
-#define BF16_PACK_(name, attributes, P, lanes)                                                               \
-    static inline attributes void name(uint32_t* to, Bf16Part part, int k_contiguous, int is_left) {         \
-        const int across = BF16_TILE / (lanes), along = bf16_steps(part.k) * (BF16_STEP / (2 * (lanes)));    \
+#define BF16_PACK_(name, attributes, P, lanes, store)                                                        \
+    static inline attributes void name(uint32_t* to, size_t tile, Bf16Part part, int k_contiguous,           \
+                                       int is_left) {                                                        \
+        const int across = int_ceil_div(part.lines, BF16_TILE) * (BF16_TILE / (lanes));                      \
+        const int along = bf16_steps(part.k) * (BF16_STEP / (2 * (lanes)));                                  \
         const int row = is_left ? BF16_STEP / 2 : BF16_TILE; /* pairs */                                     \
         for (int s = 0; s < across * along; s++) {                                                           \
-            const int i = (k_contiguous ? s / along : s % across) * (lanes);                                 \
+            const int i = (k_contiguous ? s / along : s % across) * (lanes), line = i % BF16_TILE;           \
             const int k = (k_contiguous ? s % along : s / across) * 2 * (lanes), pair = k % BF16_STEP / 2;   \
-            uint32_t* at = to + k / BF16_STEP * BF16_STEP_PAIRS;                                             \
+            uint32_t* at = to + i / BF16_TILE * tile + k / BF16_STEP * BF16_STEP_PAIRS;                      \
             float copy[2 * (lanes) * (lanes)];                                                               \
             P##Pairs_ square[lanes];                                                                         \
             if (k_contiguous) {                                                                              \
@@ -108,17 +111,14 @@ ALWAYS_INLINE Bf16Part bf16_inside_(float* copy, Bf16Part part, int i0, int k0, 
             if (k_contiguous != is_left) {                                                                   \
                 P##transpose_(square);                                                                       \
             }                                                                                                \
-            at += is_left ? i * row + pair : pair * row + i;                                                 \
-            _Pragma("GCC unroll 16") for (int r = 0; r < (lanes); r++) {                                     \
-                P##store_(at + r * row, square[r]);                                                          \
-            }                                                                                                \
+            at += is_left ? line * row + pair : pair * row + line;                                           \
+            _Pragma("GCC unroll 16") for (int r = 0; r < (lanes); r++) { store(at + r * row, square[r]); }   \
         }                                                                                                    \
     }
 
 // ---- any machine ----
 
 typedef VecBits bf16_pack_vec_Pairs_;
-#define bf16_pack_vec_store_ vec_store_bits
 ALWAYS_INLINE void bf16_pack_vec_square_(VecBits square[LANES], Bf16Part part, const int k_contiguous) {
     for (int i = 0; i < LANES; i++) {
         const float* even = part.from + (k_contiguous ? i : 2 * i) * part.stride;
@@ -133,13 +133,14 @@ ALWAYS_INLINE void bf16_pack_vec_transpose_(VecBits square[LANES]) {
     vec_transpose(row);
     memcpy(square, row, sizeof(row));
 }
-BF16_PACK_(bf16_vec_pack, , bf16_pack_vec_, LANES)
+BF16_PACK_(bf16_vec_pack, , bf16_pack_vec_, LANES, vec_store_bits)
 
 // ---- AVX-512, which the compilers know since gcc 11 and clang 12 ----
 
 #if defined(__x86_64__) && !defined(__CUDACC__) && (__GNUC__ >= 11 || __clang_major__ >= 12)
 #define BF16_AVX512 __attribute__((target("avx512f,avx512bw,avx512bf16")))
-#define BF16_AVX512_INLINE_ static inline __attribute__((always_inline, target("avx512f,avx512bw,avx512bf16")))
+#define BF16_AVX512_INLINE_                                                                                  \
+    static inline __attribute__((always_inline, target("avx512f,avx512bw,avx512bf16")))
 
 // BF16 is in subleaf 1 of leaf 7; the compilers' own question does not know all of it.
 static inline int bf16_has_avx512(void) {
@@ -149,10 +150,9 @@ static inline int bf16_has_avx512(void) {
 }
 
 typedef __m512i bf16_pack_avx512_Pairs_;
-#define bf16_pack_avx512_store_(p, v) _mm512_storeu_si512(p, v)
 BF16_AVX512_INLINE_ void bf16_pack_avx512_square_(__m512i square[16], Bf16Part part, const int k_contiguous) {
     __m512i interleave; // 16 values and 16 more as 16 pairs
-    uint16_t from[32];
+    __attribute__((aligned(64))) uint16_t from[32];
     for (int i = 0; i < 32; i++) {
         from[i] = (uint16_t)(i / 2 + i % 2 * 16);
     }
@@ -181,28 +181,31 @@ BF16_AVX512_INLINE_ void bf16_pack_avx512_transpose_(__m512i square[16]) {
             next[2 * i] = _mm512_permutex2var_epi32(square[i], low, square[i + 8]);
             next[2 * i + 1] = _mm512_permutex2var_epi32(square[i], high, square[i + 8]);
         }
-        _Pragma("GCC unroll 16") for (int i = 0; i < 16; i++) {
-            square[i] = next[i];
-        }
+        _Pragma("GCC unroll 16") for (int i = 0; i < 16; i++) { square[i] = next[i]; }
     }
 }
-BF16_PACK_(bf16_avx512_pack, BF16_AVX512, bf16_pack_avx512_, 16)
+BF16_PACK_(bf16_avx512_pack, BF16_AVX512, bf16_pack_avx512_, 16, _mm512_store_si512)
+// The same past the caches.
+#define bf16_pack_avx512_stream_(p, v) _mm512_stream_si512((__m512i*)(void*)(p), v)
+BF16_PACK_(bf16_avx512_pack_away, BF16_AVX512, bf16_pack_avx512_, 16, bf16_pack_avx512_stream_)
 #endif
 
 // ---- parts of matrices ----
 
-// Packs `rows` <= 32 rows of a left matrix from row i0, and the values of k from k0 to k0 + k.
-static inline void bf16_pack_left(Bf16Pack pack, uint32_t* to, Matrix m, int i0, int k0, int rows, int k) {
+// Packs `rows` rows of a left matrix from row i0, and the values of k from k0 to k0 + k; each 32 rows `tile` pairs apart.
+static inline void bf16_pack_left(Bf16Pack pack, uint32_t* to, size_t tile, Matrix m, int i0, int k0,
+                                  int rows, int k) {
     const float* from = m.data + i0 * m.row + k0 * m.col;
     const int k_contiguous = m.col == 1;
-    pack(to, (Bf16Part){from, k_contiguous ? m.row : m.col, rows, k}, k_contiguous, 1);
+    pack(to, tile, (Bf16Part){from, k_contiguous ? m.row : m.col, rows, k}, k_contiguous, 1);
 }
 
-// The same of a right matrix: `cols` <= 32 columns from column j0.
-static inline void bf16_pack_right(Bf16Pack pack, uint32_t* to, Matrix m, int k0, int j0, int k, int cols) {
+// The same of a right matrix: `cols` columns from column j0.
+static inline void bf16_pack_right(Bf16Pack pack, uint32_t* to, size_t tile, Matrix m, int k0, int j0, int k,
+                                   int cols) {
     const float* from = m.data + k0 * m.row + j0 * m.col;
     const int k_contiguous = m.col != 1;
-    pack(to, (Bf16Part){from, k_contiguous ? m.col : m.row, cols, k}, k_contiguous, 0);
+    pack(to, tile, (Bf16Part){from, k_contiguous ? m.col : m.row, cols, k}, k_contiguous, 0);
 }
 
 #endif

@@ -59,6 +59,7 @@ typedef struct {
     int is_hardware;     // has instructions for bf16
     int runs;            // on this machine
     Bf16Pack pack;       // the fastest here
+    Bf16Pack pack_away;  // of what is read much later: past the caches
 } Bf16Kernel;
 
 // A kernel with vectors of P##LANES_ results: ROWS x 2 of them stay in registers while k runs. P##dot_(sum, a, b) adds the
@@ -220,24 +221,25 @@ enum { BF16_KERNELS = 3 };
 // All kernels of this kind of processor, the fastest first; returns how many. The last one runs everywhere.
 static inline int bf16_kernels(Bf16Kernel kernels[BF16_KERNELS]) {
     int n = 0;
-    Bf16Pack pack = bf16_vec_pack;
+    Bf16Pack pack = bf16_vec_pack, away = bf16_vec_pack;
 #ifdef BF16_AVX512
     const int has_avx512 = bf16_has_avx512();
     pack = has_avx512 ? bf16_avx512_pack : pack;
+    away = has_avx512 ? bf16_avx512_pack_away : away;
 #endif
 #ifdef BF16_AMX_
-    kernels[n++] = (Bf16Kernel){"AMX", bf16_product_amx_,   bf16_begin_amx_, bf16_end_amx_,
-                                1,     amx_runs(AMX_BF16), pack};
+    kernels[n++] = (Bf16Kernel){
+        "AMX", bf16_product_amx_, bf16_begin_amx_, bf16_end_amx_, 1, amx_runs(AMX_BF16), pack, away};
 #endif
 #ifdef BF16_AVX512
-    kernels[n++] = (Bf16Kernel){"AVX-512 BF16", bf16_product_avx512_, bf16_nothing_, bf16_nothing_,
-                                1,              has_avx512,           pack};
+    kernels[n++] = (Bf16Kernel){
+        "AVX-512 BF16", bf16_product_avx512_, bf16_nothing_, bf16_nothing_, 1, has_avx512, pack, away};
 #endif
 #ifdef BF16_NEON_
     kernels[n++] = (Bf16Kernel){"NEON BF16", bf16_product_neon_, bf16_nothing_, bf16_nothing_,
-                                1,           bf16_has_neon_(),   pack};
+                                1,           bf16_has_neon_(),   pack,          away};
 #endif
-    kernels[n++] = (Bf16Kernel){VEC_ISA, bf16_product_vec_, bf16_nothing_, bf16_nothing_, 0, 1, pack};
+    kernels[n++] = (Bf16Kernel){VEC_ISA, bf16_product_vec_, bf16_nothing_, bf16_nothing_, 0, 1, pack, away};
     return n;
 }
 

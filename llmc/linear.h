@@ -12,7 +12,7 @@ They set their output. Pointers to matrices in 8 bits are those of GPT2Parameter
 copy is named by its place in fp32; after a change linear_pack makes the copies anew. linear_few_cpu is linear_forward_cpu
 for the few rows of a step of generation. The backward pass is that of matmul.h.
 
-defines: PRODUCTS_WORDS, Products, Linear, linear_scratch_bytes, linear_open, linear_open_bf16, linear_pack, linear_close,
+defines: PRODUCTS_WORDS, Products, Linear, linear_scratch_bytes, linear_open, linear_open_bf16, linear_pack, linear_packs, linear_close,
          linear_forward_cpu, linear_few_cpu, linear_backward_input_cpu, linear_backward_weight_cpu, linear_encoder_cpu
 */
 #ifndef LLMC_LINEAR_H
@@ -63,7 +63,7 @@ static inline void linear_open(Linear* linear, int is_quantized, size_t N, size_
 static inline void linear_open_bf16(Linear* linear, const TensorRow* rows, void* params, int kinds) {
     linear->is_bf16 = 1;
     matmul_bf16_open(&linear->bf16, bf16_kernel());
-    packed_weights_open(&linear->packed, rows, params, kinds, linear->bf16.kernel.pack);
+    packed_weights_open(&linear->packed, rows, params, kinds, linear->bf16.kernel.pack_away);
 }
 
 // After every change of the matrices.
@@ -71,6 +71,11 @@ static inline void linear_pack(Linear* linear) {
     if (linear->is_bf16) {
         packed_weights_pack(&linear->packed);
     }
+}
+
+// Whether a parameter has copies, by its row in the table.
+static inline int linear_packs(const Linear* linear, int row) {
+    return linear->is_bf16 && quantized_is_matrix(&linear->packed.rows[row]);
 }
 
 static inline void linear_close(Linear* linear) {

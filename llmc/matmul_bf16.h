@@ -46,7 +46,7 @@ enum {
 typedef struct {
     Bf16Kernel kernel;
     int threads;
-    uint32_t *left, *right;
+    uint32_t *right, *left;
     float* tiles; // (threads, MATMUL_BF16_TILES, 32, 32)
 } MatmulBf16Scratch;
 
@@ -70,21 +70,16 @@ static inline size_t matmul_bf16_scratch_bytes(void) {
            sizeof(uint32_t);
 }
 
+// One allocation, large enough for huge pages.
 static inline void matmul_bf16_open(MatmulBf16Scratch* scratch, Bf16Kernel kernel) {
-    const int threads = threads_max();
-    const size_t left = matmul_bf16_left_(threads), right = matmul_bf16_right_();
     scratch->kernel = kernel;
-    scratch->threads = threads;
-    scratch->left = (uint32_t*)check_alloc_unset(left, sizeof(uint32_t), "matmul: packed factors");
-    scratch->right = (uint32_t*)check_alloc_unset(right, sizeof(uint32_t), "matmul: packed factors");
-    scratch->tiles = (float*)check_alloc_unset(matmul_bf16_tiles_(threads), sizeof(float), "matmul: tiles");
+    scratch->threads = threads_max();
+    scratch->right = (uint32_t*)check_alloc_unset(matmul_bf16_scratch_bytes(), 1, "matmul: packed factors");
+    scratch->left = scratch->right + matmul_bf16_right_();
+    scratch->tiles = (float*)(void*)(scratch->left + matmul_bf16_left_(scratch->threads));
 }
 
-static inline void matmul_bf16_close(MatmulBf16Scratch* scratch) {
-    free(scratch->left);
-    free(scratch->right);
-    free(scratch->tiles);
-}
+static inline void matmul_bf16_close(MatmulBf16Scratch* scratch) { free(scratch->right); }
 
 // out (M, N) = left (M, K) right (K, N) + bias (N), set or added to as `mode` says; out is row-major without gaps.
 typedef struct {
@@ -113,14 +108,24 @@ static inline int matmul_bf16_slab_k_(int M, int K) {
     return matmul_step_(K, MATMUL_BF16_PART / tiles / BF16_STEP * BF16_STEP, BF16_STEP);
 }
 
-// Packs columns [j0, j1) of a right factor, and k values from k0 on: a thread takes a block of k of a panel.
+// What a thread packs at a time: many lines if they are contiguous in memory, many values of k if these are.
+typedef struct {
+    int lines, k;
+} MatmulBf16Piece_;
+static inline MatmulBf16Piece_ matmul_bf16_piece_(int k_contiguous) {
+    return k_contiguous ? (MatmulBf16Piece_){BF16_TILE, 512} : (MatmulBf16Piece_){512, 2 * BF16_STEP};
+}
+
+// Packs columns [j0, j1) of a right factor, and k values from k0 on, each thread its share.
 static inline void matmul_bf16_pack_panels_(Bf16Pack pack, uint32_t* to, Matrix right, int j0, int j1, int k0,
                                             int k) {
+    const MatmulBf16Piece_ piece = matmul_bf16_piece_(right.col != 1);
 #pragma omp for schedule(static) collapse(2)
-    for (int j = j0; j < j1; j += BF16_TILE) {
-        for (int p = 0; p < k; p += MATMUL_BF16_BLOCK_K) {
-            bf16_pack_right(pack, to + matmul_bf16_pairs(j - j0, k) + matmul_bf16_pairs(1, p), right, k0 + p,
-                            j, int_min(MATMUL_BF16_BLOCK_K, k - p), int_min(BF16_TILE, j1 - j));
+    for (int j = j0; j < j1; j += piece.lines) {
+        for (int p = 0; p < k; p += piece.k) {
+            bf16_pack_right(pack, to + matmul_bf16_pairs(j - j0, k) + matmul_bf16_pairs(1, p),
+                            matmul_bf16_pairs(1, k), right, k0 + p, j, int_min(piece.k, k - p),
+                            int_min(piece.lines, j1 - j));
         }
     }
 }
@@ -128,11 +133,13 @@ static inline void matmul_bf16_pack_panels_(Bf16Pack pack, uint32_t* to, Matrix 
 // The same of rows [i0, i1) of a left factor.
 static inline void matmul_bf16_pack_rows_(Bf16Pack pack, uint32_t* to, Matrix left, int i0, int i1, int k0,
                                           int k) {
+    const MatmulBf16Piece_ piece = matmul_bf16_piece_(left.col == 1);
 #pragma omp for schedule(static) collapse(2)
-    for (int i = i0; i < i1; i += BF16_TILE) {
-        for (int p = 0; p < k; p += MATMUL_BF16_BLOCK_K) {
-            bf16_pack_left(pack, to + matmul_bf16_pairs(i - i0, k) + matmul_bf16_pairs(1, p), left, i, k0 + p,
-                           int_min(BF16_TILE, i1 - i), int_min(MATMUL_BF16_BLOCK_K, k - p));
+    for (int i = i0; i < i1; i += piece.lines) {
+        for (int p = 0; p < k; p += piece.k) {
+            bf16_pack_left(pack, to + matmul_bf16_pairs(i - i0, k) + matmul_bf16_pairs(1, p),
+                           matmul_bf16_pairs(1, k), left, i, k0 + p, int_min(piece.lines, i1 - i),
+                           int_min(piece.k, k - p));
         }
     }
 }
@@ -151,14 +158,12 @@ typedef struct {
     int rows, cols, is_added;
 } MatmulBf16Out_;
 
-static inline MatmulBf16Out_ matmul_bf16_out_(const MatmulBf16* m, const MatmulBf16Slab_* slab, int i, int j) {
+static inline MatmulBf16Out_ matmul_bf16_out_(const MatmulBf16* m, const MatmulBf16Slab_* slab, int i,
+                                              int j) {
     const int row = slab->i0 + i * BF16_TILE, col = slab->j0 + j * BF16_TILE, is_first = slab->k0 == 0;
-    return (MatmulBf16Out_){m->out + (size_t)row * m->N + col,
-                            (size_t)m->N,
-                            is_first && m->bias ? m->bias + col : NULL,
-                            int_min(BF16_TILE, slab->i1 - row),
-                            int_min(BF16_TILE, slab->j1 - col),
-                            !is_first || m->mode == GRADIENT_ADD};
+    return (MatmulBf16Out_){m->out + (size_t)row * m->N + col,          (size_t)m->N,
+                            is_first && m->bias ? m->bias + col : NULL, int_min(BF16_TILE, slab->i1 - row),
+                            int_min(BF16_TILE, slab->j1 - col),         !is_first || m->mode == GRADIENT_ADD};
 }
 
 // Results that no sum is added to later go past the caches, if they are many: whole lines, so that memory need not be read.
@@ -172,7 +177,9 @@ static inline void matmul_bf16_store_row_(float* to, const float* sums, MatmulBf
     int j = 0;
     for (; j + LANES <= out.cols; j += LANES) {
         const Vec sum = vec_load(sums + j);
-        vec_store(to + j, out.is_added ? vec_load(to + j) + sum : out.bias ? vec_load(out.bias + j) + sum : sum);
+        vec_store(to + j, out.is_added ? vec_load(to + j) + sum
+                          : out.bias   ? vec_load(out.bias + j) + sum
+                                       : sum);
     }
     for (; j < out.cols; j++) {
         to[j] = out.is_added ? to[j] + sums[j] : out.bias ? out.bias[j] + sums[j] : sums[j];
@@ -202,8 +209,8 @@ typedef struct {
 // One block of k of panel j, of which `fetch` comes after it, with all tiles of a part. `sums` has room for one of them,
 // or where k has several blocks for all.
 static inline void matmul_bf16_panel_(const MatmulBf16* m, const MatmulBf16Slab_* slab,
-                                      const Bf16Kernel* kernel, float* sums, MatmulBf16Part_ part, int j, int k,
-                                      int block) {
+                                      const Bf16Kernel* kernel, float* sums, MatmulBf16Part_ part, int j,
+                                      int k, int block) {
     const int steps = bf16_steps(int_min(block, slab->k - k)), is_last = k + block >= slab->k;
     const int streams = matmul_bf16_streams_(m, slab), is_write = is_last && !streams;
     const size_t at = (size_t)(k / BF16_STEP) * BF16_STEP_PAIRS;
@@ -214,10 +221,11 @@ static inline void matmul_bf16_panel_(const MatmulBf16* m, const MatmulBf16Slab_
     for (int i = part.i0; i < part.i1; i++) {
         const MatmulBf16Out_ after = matmul_bf16_out_(m, slab, int_min(i + 1, part.i1 - 1), j);
         float* tile = sums + (size_t)(block >= slab->k ? 0 : i - part.i0) * BF16_TILE * BF16_TILE;
-        const Bf16Ahead ahead = {next + (size_t)(i - part.i0) * steps * lines * 16, lines, after.data, after.stride,
-                                 is_write ? int_ceil_div(BF16_TILE, steps) : 0};
-        kernel->product(tile, BF16_TILE, k > 0 ? tile : NULL, BF16_TILE, slab->left + i * slab->left_tile + at,
-                        slab->right + j * slab->right_tile + at, steps, ahead);
+        const Bf16Ahead ahead = {next + (size_t)(i - part.i0) * steps * lines * 16, lines, after.data,
+                                 after.stride, is_write ? int_ceil_div(BF16_TILE, steps) : 0};
+        kernel->product(tile, BF16_TILE, k > 0 ? tile : NULL, BF16_TILE,
+                        slab->left + i * slab->left_tile + at, slab->right + j * slab->right_tile + at, steps,
+                        ahead);
         if (is_last && streams) {
             matmul_bf16_stream_(out, tile);
         } else if (is_last) {

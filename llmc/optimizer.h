@@ -22,7 +22,8 @@ defines: OPTIMIZER_WORDS, OptimizerName, UpdateRule, MasterWeights, Optimizer, o
          optimizer_state_open, optimizer_saved_bytes, optimizer_bytes, state_group_begin, state_group_elements, state_begin,
          state_position, state_slot_array, state_array, Update, update_adamw, update_adafactor, update_muon,
          optimizer_parts, optimizer_scratch_bytes, optimizer_gathers, optimizer_gathered_elements,
-         optimizer_operand_cpu, optimizer_update_cpu
+         optimizer_operand_cpu, optimizer_is_elementwise,
+         optimizer_update_elements_cpu, optimizer_update_cpu
 */
 #ifndef LLMC_OPTIMIZER_H
 #define LLMC_OPTIMIZER_H
@@ -515,6 +516,31 @@ static inline void optimizer_muon_cpu_(const OptimizerState* s, const ZeroRange*
     muon_update_cpu(x, opt, scratch);
 }
 
+// Whether the rule of a parameter updates each element by itself, so that a range may be updated in parts.
+static inline int optimizer_is_elementwise(const OptimizerState* s, int row) {
+    const UpdateRule rule = s->rule[row];
+    return rule == RULE_ADAMW || rule == RULE_LION || rule == RULE_SGD;
+}
+
+// Updates `count` elements of a range from element `from` on, whose param and grad these are, by such a rule.
+static inline void optimizer_update_elements_cpu(const OptimizerState* s, const ZeroRange* range, size_t from,
+                                                 size_t count, float* param, const float* grad, void* memory,
+                                                 Update u) {
+    const AdamW a = update_adamw(u, s, range->row);
+    float* m = (float*)state_array(s, STATE_M, range, memory);
+    m = m ? m + from : NULL; // SGD may have none
+    if (s->rule[range->row] == RULE_ADAMW) {
+        adamw_update_cpu(param, grad, m, (float*)state_array(s, STATE_V, range, memory) + from, count, a);
+    } else if (s->rule[range->row] == RULE_LION) {
+        const Lion opt = {a.lr, a.beta1, a.beta2, a.weight_decay, a.grad_scale, a.decay};
+        lion_update_cpu(param, grad, m, count, opt);
+    } else {
+        const Sgd opt = {a.lr, u.momentum, a.weight_decay, a.grad_scale};
+        assert(s->rule[range->row] == RULE_SGD);
+        sgd_update_cpu(param, grad, m, count, opt);
+    }
+}
+
 // Updates a range. param and grad (range->count) belong to it; `memory` holds all state. If the operand was gathered,
 // `operand` is that of the whole tensor, and `param` points into the whole tensor. If it is NULL, the range is the whole
 // tensor.
@@ -524,12 +550,11 @@ static inline void optimizer_update_cpu(const OptimizerState* s, const ZeroRange
                                         const MuonScratch* scratch) {
     const AdamW a = update_adamw(u, s, range->row);
     const UpdateTensor_ tensor = {param - range->before, operand ? operand : grad};
-    const size_t n = range->count;
-    float *m = (float*)state_array(s, STATE_M, range, memory),
-          *v = (float*)state_array(s, STATE_V, range, memory);
     switch (s->rule[range->row]) {
     case RULE_ADAMW:
-        adamw_update_cpu(param, grad, m, v, n, a);
+    case RULE_LION:
+    case RULE_SGD:
+        optimizer_update_elements_cpu(s, range, 0, range->count, param, grad, memory, u);
         break;
     case RULE_ADAMW8:
         optimizer_adamw8bit_cpu_(s, range, param, grad, memory, a);
@@ -541,16 +566,6 @@ static inline void optimizer_update_cpu(const OptimizerState* s, const ZeroRange
     case RULE_MUON:
         optimizer_muon_cpu_(s, range, tensor, operand != NULL, memory, update_muon(u), scratch);
         break;
-    case RULE_LION: {
-        const Lion opt = {a.lr, a.beta1, a.beta2, a.weight_decay, a.grad_scale, a.decay};
-        lion_update_cpu(param, grad, m, n, opt);
-        break;
-    }
-    case RULE_SGD: {
-        const Sgd opt = {a.lr, u.momentum, a.weight_decay, a.grad_scale};
-        sgd_update_cpu(param, grad, m, n, opt);
-        break;
-    }
     case RULE_NONE:
         break;
     }

@@ -6,7 +6,7 @@ packed_weights.h -- copies of a model's matrices as factors in bf16 (matmul_bf16
 
 The matrices themselves stay fp32. Whoever changes them packs them again; until then all passes read the copies.
 
-defines: PackedWeights, PackedFor, packed_weights_bytes, packed_weights_open, packed_weights_close, packed_weights_pack,
+defines: PackedWeights, PackedFor, packed_weights_bytes, packed_weights_open, packed_weights_close, packed_weights_pack_rows, packed_weights_pack,
          packed_weights_find
 */
 #ifndef LLMC_PACKED_WEIGHTS_H
@@ -24,9 +24,9 @@ defines: PackedWeights, PackedFor, packed_weights_bytes, packed_weights_open, pa
 typedef enum { PACKED_FORWARD, PACKED_BACKWARD, PACKED_KINDS } PackedFor;
 
 typedef struct {
-    const TensorRow* rows;                        // of the parameters in fp32,
-    void* params;                                 // which are there
-    int kinds;                                    // 1: only for the forward pass
+    const TensorRow* rows; // of the parameters in fp32,
+    void* params;          // which are there
+    int kinds;             // 1: only for the forward pass
     Bf16Pack pack;
     size_t at[GPT2_PARAMETER_ROWS][PACKED_KINDS]; // of layer 0, in `memory`
     uint32_t* memory;
@@ -73,18 +73,28 @@ static inline uint32_t* packed_weights_at_(const PackedWeights* w, int row, int 
     return w->memory + w->at[row][kind] + layer * packed_weights_pairs_(&w->rows[row], kind);
 }
 
+// Packs `count` rows of a layer of a matrix from `first` on, a multiple of 32: by one thread. Others may pack other rows.
+static inline void packed_weights_pack_rows(PackedWeights* w, int row, int layer, int first, int count) {
+    const TensorRow* r = &w->rows[row];
+    const int OC = (int)r->rows, C = (int)r->cols;
+    const float* weight = (const float*)tensor_at_layer(r, w->params, layer);
+    bf16_pack_right(w->pack, packed_weights_at_(w, row, layer, PACKED_FORWARD) + matmul_bf16_pairs(first, C),
+                    matmul_bf16_pairs(1, C), matmul_bf16_forward_weight(weight, C), 0, first, C, count);
+    if (w->kinds > PACKED_BACKWARD) {
+        bf16_pack_right(w->pack,
+                        packed_weights_at_(w, row, layer, PACKED_BACKWARD) + matmul_bf16_pairs(1, first),
+                        matmul_bf16_pairs(1, OC), matmul_bf16_backward_weight(weight, C), first, 0, count, C);
+    }
+}
+
 // Packs all matrices, on all cores.
 static inline void packed_weights_pack(PackedWeights* w) {
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
         const TensorRow* row = &w->rows[i];
-        const int OC = (int)row->rows, C = (int)row->cols;
         for (int l = 0; l < row->layers && quantized_is_matrix(row); l++) {
-            const float* weight = (const float*)tensor_at_layer(row, w->params, l);
-            matmul_bf16_pack(w->pack, packed_weights_at_(w, i, l, PACKED_FORWARD),
-                             matmul_bf16_forward_weight(weight, C), C, OC);
-            if (w->kinds > PACKED_BACKWARD) {
-                matmul_bf16_pack(w->pack, packed_weights_at_(w, i, l, PACKED_BACKWARD),
-                                 matmul_bf16_backward_weight(weight, C), OC, C);
+#pragma omp parallel for schedule(static)
+            for (int o = 0; o < (int)row->rows; o += BF16_TILE) {
+                packed_weights_pack_rows(w, i, l, o, int_min(BF16_TILE, (int)row->rows - o));
             }
         }
     }

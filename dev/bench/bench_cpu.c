@@ -176,10 +176,12 @@ static void bench_matmul_bf16(Bench* bench, int N, int in, int out) {
     uint32_t *forward = packed_pairs(out, in), *backward = packed_pairs(in, out);
     const double flops = matmul_flops(N, in, out), pack_bytes = 6.0 * in * out;
     char name[64];
-    BENCH(bench, "bf16 pack, for the forward pass", pack_bytes, bench->bandwidth, "GB/s   ",
-          matmul_bf16_pack(bench->bf16.kernel.pack, forward, matmul_bf16_forward_weight(weight, in), in, out));
+    BENCH(
+        bench, "bf16 pack, for the forward pass", pack_bytes, bench->bandwidth, "GB/s   ",
+        matmul_bf16_pack(bench->bf16.kernel.pack, forward, matmul_bf16_forward_weight(weight, in), in, out));
     BENCH(bench, "bf16 pack, for dinp", pack_bytes, bench->bandwidth, "GB/s   ",
-          matmul_bf16_pack(bench->bf16.kernel.pack, backward, matmul_bf16_backward_weight(weight, in), out, in));
+          matmul_bf16_pack(bench->bf16.kernel.pack, backward, matmul_bf16_backward_weight(weight, in), out,
+                           in));
     snprintf(name, sizeof(name), "bf16 forward    %4d x %4d -> %5d", N, in, out);
     BENCH(bench, name, flops, bench->peak_bf16, "GFLOP/s",
           matmul_bf16_forward_cpu(y, inp, forward, NULL, N, in, out, &bench->bf16));

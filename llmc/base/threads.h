@@ -23,7 +23,7 @@ defines: threads_max, thread_index, threads_set, threads_open, threads_wait_brie
 // program sets a short wait and starts itself again, once; whoever has chosen a setting keeps it.
 static inline void threads_wait_briefly(char** argv) {
     if (!getenv("OMP_WAIT_POLICY") && !getenv("GOMP_SPINCOUNT") && !getenv("KMP_BLOCKTIME")) {
-        setenv("GOMP_SPINCOUNT", "1000", 1); // gcc's runtime: about 10 us
+        setenv("GOMP_SPINCOUNT", "5000", 1); // gcc's runtime: about 50 us
         setenv("KMP_BLOCKTIME", "0", 1);     // clang's
         char program[PATH_MAX];
         const ssize_t length = readlink("/proc/self/exe", program, sizeof(program) - 1);
