@@ -312,11 +312,16 @@ static inline AttentionHeadCpu_ attention_head_with_(AttentionHeadCpu_ head, Att
 // delta of token t.
 static inline float attention_delta_(const AttentionHeadCpu_* head, int t) {
     const float *out = head->out + (size_t)t * head->C, *dout = head->dout + (size_t)t * head->C;
-    float delta = 0;
-    for (int d = 0; d < head->HS; d++) {
-        delta += out[d] * dout[d];
+    Vec sum = vec_all(0.0f);
+    float rest = 0;
+    int d = 0;
+    for (; d + LANES <= head->HS; d += LANES) {
+        sum += vec_load(out + d) * vec_load(dout + d);
     }
-    return delta;
+    for (; d < head->HS; d++) {
+        rest += out[d] * dout[d];
+    }
+    return vec_hsum(sum) + rest;
 }
 
 // Queries t0 ... t0+rows-1: scores, softmax, out.

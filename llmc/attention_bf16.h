@@ -33,7 +33,7 @@ enum {
 
 // One thread's working memory. Tp and HSp are T and HS rounded up to 32; a step has BF16_STEP_PAIRS.
 typedef struct {
-    float *p, *ds;                 // (32, Tp)   of a tile of queries
+    float *p, *ds;                 // (32, Tp)   of a tile of queries; rows have some room behind them
     uint32_t *query, *dout;        // left, the tile's rows over the dimensions: (HSp / 32 steps)
     uint32_t* row;                 // left, its p or ds over the keys: (Tp / 32 steps)
     uint32_t *k_by_key, *v_by_key; // right, keys over dimensions: (Tp / 32 panels, HSp / 32 steps)
@@ -70,7 +70,8 @@ static inline size_t attention_bf16_parts_(size_t sizes[ATTENTION_BF16_PARTS_], 
 }
 
 // Floats of a row of tiles of p or ds.
-static inline size_t attention_bf16_row_(int T) { return (size_t)bf16_steps(T) * BF16_TILE * BF16_TILE; }
+static inline size_t attention_bf16_stride_(int T) { return (size_t)int_round_up(T, BF16_TILE) + 16; }
+static inline size_t attention_bf16_row_(int T) { return attention_bf16_stride_(T) * BF16_TILE; }
 
 // What attention_bf16_open allocates.
 static inline size_t attention_bf16_scratch_bytes(int T, int HS) {
@@ -118,13 +119,16 @@ typedef struct {
     AttentionHeadCpu_ at;
     Bf16Kernel kernel;
     AttentionBf16Scratch_ s;
-    size_t Tp; // from a row of p to the next
+    size_t Tp; // T rounded up
+    size_t
+        row; // from a row of p to the next: not a multiple of a page, which would make rows share lines of a cache
 } AttentionBf16Head_;
 
 static inline AttentionBf16Head_ attention_bf16_head_(AttentionHeadCpu_ at,
                                                       const AttentionBf16Scratch* scratch) {
     const AttentionBf16Head_ head = {at, scratch->kernel, scratch->of_thread[thread_index()],
-                                     (size_t)int_round_up(scratch->T, BF16_TILE)};
+                                     (size_t)int_round_up(scratch->T, BF16_TILE),
+                                     attention_bf16_stride_(scratch->T)};
     return head;
 }
 
@@ -152,7 +156,7 @@ static inline void attention_bf16_scores_(const AttentionBf16Head_* head, float*
                                           const uint32_t* right_by_key, int from, int keys) {
     const int steps = bf16_steps(head->at.HS);
     for (int u = from; u < keys; u += BF16_TILE) {
-        const Bf16Out out = {scores + u, head->Tp, BF16_TILE, BF16_TILE};
+        const Bf16Out out = {scores + u, head->row, BF16_TILE, BF16_TILE};
         bf16_tile(&head->kernel, out, NULL, GRADIENT_SET, left,
                   right_by_key + (size_t)(u / BF16_TILE * steps) * BF16_STEP_PAIRS, steps);
     }
@@ -172,7 +176,7 @@ static inline void attention_bf16_mix_(const AttentionBf16Head_* head, Bf16Out o
 // out (rows, HS) = weights (rows, keys from ... keys-1) . right.
 static inline void attention_bf16_mix_keys_(const AttentionBf16Head_* head, Bf16Out out, const float* weights,
                                             const uint32_t* right_by_dim, int from, int keys) {
-    const Matrix m = {weights, head->Tp, 1};
+    const Matrix m = {weights, head->row, 1};
     bf16_pack_left(head->kernel.pack, head->s.row, 0, m, 0, from, out.rows, keys - from);
     attention_bf16_mix_(head, out, GRADIENT_SET, head->s.row,
                         right_by_dim + (size_t)(from / BF16_STEP) * BF16_STEP_PAIRS, bf16_steps(keys - from),
@@ -191,7 +195,7 @@ static inline void attention_bf16_forward_tile_(const AttentionBf16Head_* head, 
     attention_bf16_scores_(head, head->s.p, head->s.query, head->s.k_by_key, from, keys);
     float inverse[BF16_TILE];
     for (int i = 0; i < rows; i++) {
-        float* row = head->s.p + i * head->Tp;
+        float* row = head->s.p + i * head->row;
         const int start = attention_start_(at->starts, t0 + i);
         const float max = attention_max_row_(row, ATTENTION_KEYS, start, t0 + i + 1) * scale;
         const float sum = attention_exp_row_(row, ATTENTION_KEYS, start, t0 + i + 1, from,
@@ -245,7 +249,7 @@ static inline void attention_bf16_backward_tile_(const AttentionBf16Head_* head,
     attention_bf16_scores_(head, head->s.p, head->s.query, head->s.k_by_key, from, keys);
     attention_bf16_scores_(head, head->s.ds, head->s.dout, head->s.v_by_key, from, keys);
     for (int i = 0; i < rows; i++) {
-        float *p = head->s.p + i * head->Tp, *ds = head->s.ds + i * head->Tp;
+        float *p = head->s.p + i * head->row, *ds = head->s.ds + i * head->row;
         attention_exp_row_(p, ATTENTION_KEYS, attention_start_(at->starts, t0 + i), t0 + i + 1, from, end,
                            scale, at->lse[t0 + i]);
         attention_softmax_backward_row_(ds, p, ATTENTION_KEYS, from, end, attention_delta_(at, t0 + i),
@@ -258,10 +262,10 @@ static inline void attention_bf16_backward_tile_(const AttentionBf16Head_* head,
 // Keeps p or ds of the tile, transposed, for dk and dv: step `tile` of each of its tiles of keys.
 static inline void attention_bf16_keep_(const AttentionBf16Head_* head, uint32_t* by_key,
                                         const float* weights, int tile, int rows, int from, int keys) {
-    const Matrix m = {weights, 1, head->Tp};
+    const Matrix m = {weights, 1, head->row};
     const size_t steps = ATTENTION_BF16_TILES * BF16_STEP_PAIRS;
-    bf16_pack_left(head->kernel.pack, by_key + from / BF16_TILE * steps + (size_t)tile * BF16_STEP_PAIRS, steps, m,
-                   from, 0, keys - from, rows);
+    bf16_pack_left(head->kernel.pack, by_key + from / BF16_TILE * steps + (size_t)tile * BF16_STEP_PAIRS,
+                   steps, m, from, 0, keys - from, rows);
 }
 
 // dk or dv of the keys u ... u+rows-1 from the tiles of queries `first` ... `tiles`-1 of a block.
@@ -287,8 +291,8 @@ static inline void attention_bf16_backward_block_(const AttentionBf16Head_* head
     }
     attention_bf16_pack_by_dim_(head->kernel.pack, s->q_by_dim, at->qkv + t0 * at->stride, at->stride, rows,
                                 ATTENTION_BF16_TILES, at->HS);
-    attention_bf16_pack_by_dim_(head->kernel.pack, s->dout_by_dim, at->dout + (size_t)t0 * at->C, (size_t)at->C, rows,
-                                ATTENTION_BF16_TILES, at->HS);
+    attention_bf16_pack_by_dim_(head->kernel.pack, s->dout_by_dim, at->dout + (size_t)t0 * at->C,
+                                (size_t)at->C, rows, ATTENTION_BF16_TILES, at->HS);
     for (int u = from; u < keys; u += BF16_TILE) {
         const GradientMode mode = u >= t0 ? GRADIENT_SET : GRADIENT_ADD;
         const int first = int_max(u - t0, 0) / BF16_TILE;
@@ -316,8 +320,8 @@ static inline void attention_bf16_backward_cpu(float* dqkv, const float* dout, c
             const float *keys = head.at.qkv + C, *values = keys + C;
             attention_bf16_pack_by_key_(head.kernel.pack, head.s.k_by_key, keys, head.at.stride, T, HS);
             attention_bf16_pack_by_key_(head.kernel.pack, head.s.v_by_key, values, head.at.stride, T, HS);
-            attention_bf16_pack_by_dim_(head.kernel.pack, head.s.k_by_dim, keys, head.at.stride, T, (int)(head.Tp / BF16_STEP),
-                                        HS);
+            attention_bf16_pack_by_dim_(head.kernel.pack, head.s.k_by_dim, keys, head.at.stride, T,
+                                        (int)(head.Tp / BF16_STEP), HS);
             for (int t = 0; t < T; t += ATTENTION_BF16_ROWS) {
                 attention_bf16_backward_block_(&head, t, int_min(ATTENTION_BF16_ROWS, T - t));
             }

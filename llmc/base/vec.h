@@ -6,7 +6,7 @@ number of floats in a vector (16, 8 or 4), and the number of registers. + - * / 
 vectors lane by lane; a comparison gives a VecMask of all ones or all zeros.
 
 defines: LANES, VEC_REGISTERS, VEC_ISA, vec_flush_denormals, vec_load, vec_store, vec_stream, vec_all, vec_select,
-         vec_first, vec_max, vec_hsum, vec_hmax, vec_exp, vec_transpose, vec_even, vec_odd, vec_load_bits,
+         vec_first, vec_max, vec_min, vec_hsum, vec_hmax, vec_exp, vec_transpose, vec_even, vec_odd, vec_load_bits,
          vec_store_bits, vec_all_bits, VecTable, vec_table, vec_lookup, vec_to_ints, vec_from_ints, ALWAYS_INLINE
 */
 #ifndef LLMC_VEC_H
@@ -14,6 +14,9 @@ defines: LANES, VEC_REGISTERS, VEC_ISA, vec_flush_denormals, vec_load, vec_store
 
 #include <stdint.h>
 #include <string.h>
+#if defined(__AVX2__) && !defined(__CUDACC__)
+#include <immintrin.h>
+#endif
 
 #if defined(__AVX512F__)
 #define LANES 16
@@ -83,7 +86,17 @@ ALWAYS_INLINE VecBits vec_all_bits(uint32_t x) {
 ALWAYS_INLINE Vec vec_select(VecMask mask, Vec yes, Vec no) {
     return (Vec)(((VecMask)yes & mask) | ((VecMask)no & ~mask));
 }
+// a > b ? a : b, and a < b ? a : b: NaN in either gives b, as x86's instructions do.
+#if defined(__AVX512F__) && !defined(__CUDACC__)
+ALWAYS_INLINE Vec vec_max(Vec a, Vec b) { return (Vec)_mm512_max_ps((__m512)a, (__m512)b); }
+ALWAYS_INLINE Vec vec_min(Vec a, Vec b) { return (Vec)_mm512_min_ps((__m512)a, (__m512)b); }
+#elif defined(__AVX2__) && !defined(__CUDACC__)
+ALWAYS_INLINE Vec vec_max(Vec a, Vec b) { return (Vec)_mm256_max_ps((__m256)a, (__m256)b); }
+ALWAYS_INLINE Vec vec_min(Vec a, Vec b) { return (Vec)_mm256_min_ps((__m256)a, (__m256)b); }
+#else
 ALWAYS_INLINE Vec vec_max(Vec a, Vec b) { return vec_select(a > b, a, b); }
+ALWAYS_INLINE Vec vec_min(Vec a, Vec b) { return vec_select(a < b, a, b); }
+#endif
 
 // All ones in the lanes below n, which may be negative or more than LANES.
 ALWAYS_INLINE VecMask vec_first(int n) {
@@ -116,7 +129,7 @@ ALWAYS_INLINE float vec_hmax(Vec v) {
 ALWAYS_INLINE Vec vec_exp(Vec x) {
     // adding it rounds to an integer n and leaves n + 127, the exponent field of 2^n, in the low bits
     const float round_magic = 12582912.0f + 127; // 1.5 2^23
-    x = vec_select(x < -87.3f, vec_all(-87.3f), vec_select(x > 88.3f, vec_all(88.3f), x));
+    x = vec_max(vec_all(-87.3f), vec_min(vec_all(88.3f), x));
     const Vec shifted = x * 1.44269504f + round_magic;
     const Vec n = shifted - round_magic;
     const Vec r =
