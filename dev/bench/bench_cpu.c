@@ -76,6 +76,18 @@ static void report(const char* name, double* s, int n, double work, double ceili
     fflush(stdout);
 }
 
+// The best of a second: a processor takes its time to speed up.
+static double best_rate(double (*rate)(void)) {
+    const double begin_s = time_now_s();
+    double best = 0;
+    while (time_now_s() - begin_s < 1) {
+        best = fmax(best, rate());
+    }
+    return best;
+}
+
+static double bf16_rate(void) { return peak_bf16_flops_per_s(bf16_kernel()); }
+
 static double measure_bandwidth(void) {
     const size_t n = (size_t)48 << 20; // 192 MiB an array
     float *a = random_floats(n), *b = random_floats(n), *c = random_floats(n);
@@ -381,8 +393,8 @@ int main(int argc, char** argv) {
     const Bf16Kernel kernel = bf16_kernel();
     matmul_open(&bench.matmul);
     matmul_bf16_open(&bench.bf16, kernel);
-    bench.peak = peak_flops_per_s();
-    bench.peak_bf16 = peak_bf16_flops_per_s(kernel);
+    bench.peak = best_rate(peak_flops_per_s);
+    bench.peak_bf16 = best_rate(bf16_rate);
     bench.bandwidth = measure_bandwidth();
     bench.read_bandwidth = measure_read_bandwidth();
     printf("%d threads, %s: peak %.1f GFLOP/s fp32, %.1f bf16 by %s, %.1f GB/s memory, %.1f GB/s reading\n",
