@@ -206,8 +206,8 @@ typedef struct {
     int i0, i1, j0, j1;
 } MatmulBf16Part_;
 
-// One block of k of panel j, of which `fetch` comes after it, with all tiles of a part. `sums` has room for one of them,
-// or where k has several blocks for all.
+// One block of k of panel j with all tiles of a part, while the block that comes next is fetched. `sums` has room for one
+// tile, or where k has several blocks for all.
 static inline void matmul_bf16_panel_(const MatmulBf16* m, const MatmulBf16Slab_* slab,
                                       const Bf16Kernel* kernel, float* sums, MatmulBf16Part_ part, int j,
                                       int k, int block) {

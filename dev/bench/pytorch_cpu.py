@@ -178,10 +178,10 @@ def machine():
     def field(name):
         return info.split(f"{name}\t")[1].split(":", 1)[1].split("\n")[0].strip()
 
-    isas = [isa for isa in ("avx512f", "avx2", "sse2") if isa in field("flags").split()]
+    isas = [isa for isa in ("amx_tile", "avx512f", "avx2", "sse2") if isa in field("flags").split()]
     return {
         "cpu": f"{field('model name')}, family {field('cpu family')} model {field('model')}",
-        "isa": isas[0].rstrip("f"),
+        "isa": isas[0].removesuffix("f").removesuffix("_tile"),
         "cores": len(os.sched_getaffinity(0)),
         "ram_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30),
         "system": platform.freedesktop_os_release()["PRETTY_NAME"] + ", Linux " + platform.release(),
