@@ -89,31 +89,29 @@ ALWAYS_INLINE Bf16Part bf16_inside_(float* copy, Bf16Part part, int i0, int k0, 
     return (Bf16Part){copy, (size_t)(k_contiguous ? 2 * lanes : lanes), lines, k};
 }
 
-// Packs squares of `lanes` lines and pairs in the order of memory: caches and what fetches ahead want long rows. P##square_ reads a square: a line in each
-// vector if k is contiguous, else a pair of each line; P##transpose_ turns one into the other.
-#define BF16_PACK_(name, attributes, P, lanes, store)                                                        \
-    static inline attributes void name(uint32_t* to, size_t tile, Bf16Part part, int k_contiguous,           \
-                                       int is_left) {                                                        \
-        const int across = int_ceil_div(part.lines, BF16_TILE) * (BF16_TILE / (lanes));                      \
-        const int along = bf16_steps(part.k) * (BF16_STEP / (2 * (lanes)));                                  \
-        const int row = is_left ? BF16_STEP / 2 : BF16_TILE; /* pairs */                                     \
-        for (int s = 0; s < across * along; s++) {                                                           \
-            const int i = (k_contiguous ? s / along : s % across) * (lanes), line = i % BF16_TILE;           \
-            const int k = (k_contiguous ? s % along : s / across) * 2 * (lanes), pair = k % BF16_STEP / 2;   \
-            uint32_t* at = to + i / BF16_TILE * tile + k / BF16_STEP * BF16_STEP_PAIRS;                      \
-            float copy[2 * (lanes) * (lanes)];                                                               \
-            P##Pairs_ square[lanes];                                                                         \
-            if (k_contiguous) {                                                                              \
-                P##square_(square, bf16_inside_(copy, part, i, k, 1, lanes), 1);                             \
-            } else {                                                                                         \
-                P##square_(square, bf16_inside_(copy, part, i, k, 0, lanes), 0);                             \
-            }                                                                                                \
-            if (k_contiguous != is_left) {                                                                   \
-                P##transpose_(square);                                                                       \
-            }                                                                                                \
-            at += is_left ? line * row + pair : pair * row + line;                                           \
-            _Pragma("GCC unroll 16") for (int r = 0; r < (lanes); r++) { store(at + r * row, square[r]); }   \
+// Packs squares of `lanes` lines and pairs in the order of memory: caches and what fetches ahead want long rows. P##square_
+// reads a square: a line in each vector if k is contiguous, else a pair of each line; P##transpose_ turns one into the other.
+// The body of a Bf16Pack.
+#define BF16_PACK_SQUARES_(P, lanes, store)                                                                  \
+    const int across = int_ceil_div(part.lines, BF16_TILE) * (BF16_TILE / (lanes));                          \
+    const int along = bf16_steps(part.k) * (BF16_STEP / (2 * (lanes)));                                      \
+    const int row = is_left ? BF16_STEP / 2 : BF16_TILE; /* pairs */                                         \
+    for (int s = 0; s < across * along; s++) {                                                               \
+        const int i = (k_contiguous ? s / along : s % across) * (lanes), line = i % BF16_TILE;               \
+        const int k = (k_contiguous ? s % along : s / across) * 2 * (lanes), pair = k % BF16_STEP / 2;       \
+        uint32_t* at = to + i / BF16_TILE * tile + k / BF16_STEP * BF16_STEP_PAIRS;                          \
+        float copy[2 * (lanes) * (lanes)];                                                                   \
+        P##Pairs_ square[lanes];                                                                             \
+        if (k_contiguous) {                                                                                  \
+            P##square_(square, bf16_inside_(copy, part, i, k, 1, lanes), 1);                                 \
+        } else {                                                                                             \
+            P##square_(square, bf16_inside_(copy, part, i, k, 0, lanes), 0);                                 \
         }                                                                                                    \
+        if (k_contiguous != is_left) {                                                                       \
+            P##transpose_(square);                                                                           \
+        }                                                                                                    \
+        at += is_left ? line * row + pair : pair * row + line;                                               \
+        _Pragma("GCC unroll 16") for (int r = 0; r < (lanes); r++) { store(at + r * row, square[r]); }       \
     }
 
 // ---- any machine ----
@@ -133,7 +131,9 @@ ALWAYS_INLINE void bf16_pack_vec_transpose_(VecBits square[LANES]) {
     vec_transpose(row);
     memcpy(square, row, sizeof(row));
 }
-BF16_PACK_(bf16_vec_pack, , bf16_pack_vec_, LANES, vec_store_bits)
+static inline void bf16_vec_pack(uint32_t* to, size_t tile, Bf16Part part, int k_contiguous, int is_left) {
+    BF16_PACK_SQUARES_(bf16_pack_vec_, LANES, vec_store_bits)
+}
 
 // ---- AVX-512, which the compilers know since gcc 11 and clang 12 ----
 
@@ -150,23 +150,15 @@ static inline int bf16_has_avx512(void) {
 }
 
 typedef __m512i bf16_pack_avx512_Pairs_;
+// 16 values and 16 more as 16 pairs.
+static const __attribute__((aligned(64)))
+uint16_t bf16_interleave_[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
+                                 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
 BF16_AVX512_INLINE_ void bf16_pack_avx512_square_(__m512i square[16], Bf16Part part, const int k_contiguous) {
-    __m512i interleave; // 16 values and 16 more as 16 pairs
-    __attribute__((aligned(64))) uint16_t from[32];
-    for (int i = 0; i < 32; i++) {
-        from[i] = (uint16_t)(i / 2 + i % 2 * 16);
-    }
-    interleave = _mm512_loadu_si512(from);
+    const __m512i interleave = _mm512_load_si512(bf16_interleave_);
     _Pragma("GCC unroll 16") for (int i = 0; i < 16; i++) {
         const float* low = part.from + (k_contiguous ? i : 2 * i) * part.stride;
         const float* high = low + (k_contiguous ? 16 : part.stride);
-        if (k_contiguous) {
-            __builtin_prefetch(low + 0);
-            __builtin_prefetch(high + 0);
-        } else {
-            __builtin_prefetch(low + 0 * part.stride);
-            __builtin_prefetch(high + 0 * part.stride);
-        }
         const __m512i both = (__m512i)_mm512_cvtne2ps_pbh(_mm512_loadu_ps(high), _mm512_loadu_ps(low));
         square[i] = k_contiguous ? both : _mm512_permutexvar_epi16(interleave, both);
     }
@@ -184,10 +176,16 @@ BF16_AVX512_INLINE_ void bf16_pack_avx512_transpose_(__m512i square[16]) {
         _Pragma("GCC unroll 16") for (int i = 0; i < 16; i++) { square[i] = next[i]; }
     }
 }
-BF16_PACK_(bf16_avx512_pack, BF16_AVX512, bf16_pack_avx512_, 16, _mm512_store_si512)
+static inline BF16_AVX512 void bf16_avx512_pack(uint32_t* to, size_t tile, Bf16Part part, int k_contiguous,
+                                                int is_left) {
+    BF16_PACK_SQUARES_(bf16_pack_avx512_, 16, _mm512_store_si512)
+}
 // The same past the caches.
 #define bf16_pack_avx512_stream_(p, v) _mm512_stream_si512((__m512i*)(void*)(p), v)
-BF16_PACK_(bf16_avx512_pack_away, BF16_AVX512, bf16_pack_avx512_, 16, bf16_pack_avx512_stream_)
+static inline BF16_AVX512 void bf16_avx512_pack_away(uint32_t* to, size_t tile, Bf16Part part,
+                                                     int k_contiguous, int is_left) {
+    BF16_PACK_SQUARES_(bf16_pack_avx512_, 16, bf16_pack_avx512_stream_)
+}
 #endif
 
 // ---- parts of matrices ----

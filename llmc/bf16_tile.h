@@ -19,8 +19,6 @@ defines: Bf16Ahead, bf16_nothing_ahead, Bf16Product, Bf16Kernel, Bf16Out, bf16_t
 #include <stdint.h>
 #include <string.h>
 
-#include "llmc/base/float16.h"
-#include "llmc/base/int.h"
 #include "llmc/base/vec.h"
 #include "llmc/amx.h"
 #include "llmc/bf16_pack.h"
