@@ -789,6 +789,37 @@ static void test_all_shared(void) {
     }
 }
 
+// Matrices that are packed while they are updated: parameters, state and copies have the bits of an update without copies
+// and of packing after it.
+static void test_packed_update(OptimizerName name) {
+    GPT2 packed, plain;
+    Options options = {.optimizer = name, .recompute = RECOMPUTE_NONE};
+    const AdamW adamw = {0.1f, 0.9f, 0.95f, 1e-8f, 0.1f, 1.0f, 1, DECAY_ALL};
+    const Update update = {adamw, 0.9f, ADAFACTOR_FIXED, 0.1f, 0.1f, MUON_SPECTRAL};
+    options.products = PRODUCTS_BF16;
+    open_four(&packed, "off", options);
+    options.products = PRODUCTS_FP32;
+    open_four(&plain, "off", options);
+    for (int t = 0; t < 2; t++) {
+        gradients_of_four(&plain);
+        memcpy(packed.grads_memory, plain.grads_memory, plain.gradient_bytes);
+        gpt2_update(&packed, update);
+        gpt2_update(&plain, update);
+    }
+    EXPECT(memcmp(packed.params_memory, plain.params_memory, plain.parameter_bytes) == 0, "%s: parameters",
+           optimizer_word(name));
+    EXPECT(memcmp(packed.state_memory, plain.state_memory, plain.state_bytes) == 0, "%s: state",
+           optimizer_word(name));
+    const size_t bytes = packed_weights_bytes(packed.cfg, PACKED_KINDS);
+    void* copies = check_alloc(bytes, 1, "copies");
+    memcpy(copies, packed.linear.packed.memory, bytes);
+    linear_pack(&packed.linear);
+    EXPECT(memcmp(copies, packed.linear.packed.memory, bytes) == 0, "%s: copies", optimizer_word(name));
+    free(copies);
+    gpt2_close(&packed);
+    gpt2_close(&plain);
+}
+
 // If some targets of a batch do not count, the update follows the mean over the others.
 static void test_counted_mean(void) {
     GPT2 model, half;
@@ -902,6 +933,9 @@ int main(void) {
     }
     test_backward_ends();
     test_all_shared();
+    for (int name = OPTIMIZER_ADAMW; name <= OPTIMIZER_SGD; name++) {
+        test_packed_update((OptimizerName)name);
+    }
     test_shorter_batch();
     test_counted_mean();
     test_plan();

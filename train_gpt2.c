@@ -399,25 +399,26 @@ static const float* gather_operands(GPT2* model, int g, Update update) {
     return group;
 }
 
-// Updates a whole matrix that has copies in bf16, and these: where the rule allows it, rows that are still in the cache.
+// Updates a whole matrix that has copies in bf16, and these: where the rule allows it, rows that are still in the cache. The
+// vocabulary's padding is not updated, and packed with the last of its rows.
 static void update_packed(GPT2* model, const ZeroRange* range, const float* grad, Update update,
                           const MuonScratch* scratch) {
-    const size_t cols = model->parameter_rows[range->row].cols, rows = range->count / cols;
+    const TensorRow* row = &model->parameter_rows[range->row];
+    const size_t cols = row->cols, rows = range->count / cols;
     const int by_rows = optimizer_is_elementwise(&model->state, range->row);
+    float* param = (float*)model->params_memory + range->full;
     if (!by_rows) {
-        optimizer_update_cpu(&model->state, range, (float*)model->params_memory + range->full, grad, NULL,
-                             model->state_memory, update, scratch);
+        optimizer_update_cpu(&model->state, range, param, grad, NULL, model->state_memory, update, scratch);
     }
 #pragma omp parallel for schedule(static)
     for (size_t r = 0; r < rows; r += BF16_TILE) {
-        const size_t count = r + BF16_TILE < rows ? BF16_TILE : rows - r;
+        const size_t count = r + BF16_TILE < rows ? BF16_TILE : rows - r, at = r * cols;
         if (by_rows) {
-            optimizer_update_elements_cpu(&model->state, range, r * cols, count * cols,
-                                          (float*)model->params_memory + range->full + r * cols,
-                                          grad + r * cols, model->state_memory, update);
+            optimizer_update_elements_cpu(&model->state, range, at, count * cols, param + at, grad + at,
+                                          model->state_memory, update);
         }
         packed_weights_pack_rows(&model->linear.packed, range->row, gpt2_group_copy(range->group), (int)r,
-                                 (int)count);
+                                 int_min(BF16_TILE, (int)(row->rows - r)));
     }
 }
 

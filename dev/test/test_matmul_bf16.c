@@ -240,6 +240,7 @@ int main(int argc, char** argv) {
     test_packing(bf16_vec_pack);
     if (kernels[0].pack != bf16_vec_pack) { // AVX-512's
         test_packing(kernels[0].pack);
+        test_packing(kernels[0].pack_away);
     }
     test_like_avx512();
     for (int k = 0; k < kernels_count; k++) {
