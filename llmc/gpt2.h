@@ -327,12 +327,13 @@ static inline const char* gpt2_recompute_word(int level) {
 }
 
 // Tokens that the classifier takes at a time, out of N: equal parts of about this many logits at most (64 MiB
-// of fp32).
+// of fp32), but no more than eight: each adds to the whole gradient of wte.
 #ifndef GPT2_CHUNK_LOGITS
 #define GPT2_CHUNK_LOGITS ((size_t)1 << 24)
 #endif
 static inline size_t gpt2_classifier_chunk(GPT2Config cfg, size_t N) {
-    const size_t max = GPT2_CHUNK_LOGITS / (size_t)cfg.Vp + 1, parts = (N + max - 1) / max;
+    const size_t max = GPT2_CHUNK_LOGITS / (size_t)cfg.Vp + 1, wanted = (N + max - 1) / max;
+    const size_t parts = wanted < 8 ? wanted : 8;
     return (N + parts - 1) / parts;
 }
 

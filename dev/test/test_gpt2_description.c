@@ -350,6 +350,7 @@ static void test_classifier_chunk(void) {
     const GPT2Config large = {.Vp = 50304, .V = 50257};
     EXPECT(gpt2_classifier_chunk(large, 256) == 256, "one chunk");
     EXPECT(gpt2_classifier_chunk(large, 1024) == 256, "four equal chunks");
+    EXPECT(gpt2_classifier_chunk(large, 8192) == 1024, "no more than eight");
     EXPECT(gpt2_classifier_chunk(TINY, 7) == 7, "one chunk");
 }
 
