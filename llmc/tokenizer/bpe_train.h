@@ -299,6 +299,7 @@ typedef struct {
 
 typedef struct {
     int vocab_size;
+    int (*merges)[2];  // (V - 257) the pairs that become tokens
     BpePlace_* places; // (num_places) border, piece, border, piece, ..., border
     size_t num_places;
     uint64_t* counts;  // of each piece
@@ -561,6 +562,7 @@ static void bpe_training_open_(BpeTraining_* training, const BpeCounts_* counts,
     CHECK(training->num_places <= UINT32_MAX,
           "BPE training: different pieces of %zu bytes, wanted at most %u", training->num_places, UINT32_MAX);
     const size_t num_groups = V > 32768 ? 2 * (size_t)V : 65536;
+    training->merges = (int(*)[2])check_alloc((size_t)V - 257, sizeof(*training->merges), "BPE training");
     training->places = (BpePlace_*)check_alloc(training->num_places, sizeof(BpePlace_), "BPE training");
     training->counts = (uint64_t*)check_alloc(counts->used, sizeof(uint64_t), "BPE training");
     training->lengths = (uint32_t*)check_alloc((size_t)V, sizeof(uint32_t), "BPE training");
@@ -578,6 +580,7 @@ static void bpe_training_open_(BpeTraining_* training, const BpeCounts_* counts,
 }
 
 static void bpe_training_close_(BpeTraining_* training) {
+    free(training->merges);
     free(training->places);
     free(training->counts);
     free(training->lengths);
@@ -594,12 +597,11 @@ void bpe_trainer_run(BpeTrainer* trainer, int vocab_size, BpeTrainProgress progr
     CHECK(257 <= vocab_size && vocab_size <= BPE_MAX_VOCAB, "a vocabulary of %d ids, wanted 257 to %d",
           vocab_size, BPE_MAX_VOCAB);
     const int wanted = vocab_size - 257;
-    int(*merges)[2] = (int(*)[2])check_alloc((size_t)wanted, sizeof(*merges), "BPE training");
     BpeTraining_ training;
     bpe_gather_counts_(trainer);
     bpe_training_open_(&training, &trainer->counts[0], vocab_size);
     int n = 0;
-    while (n < wanted && bpe_merge_best_(&training, 256 + n, merges[n])) {
+    while (n < wanted && bpe_merge_best_(&training, 256 + n, training.merges[n])) {
         n++;
         if (progress) {
             progress(context, n, wanted);
@@ -609,9 +611,8 @@ void bpe_trainer_run(BpeTrainer* trainer, int vocab_size, BpeTrainProgress progr
           "a vocabulary of %d ids needs %d merges: the text allows only %d, so at most %d ids; "
           "wanted --train-bpe %d (./tokenize), --tokenizer bpe:%d (train_gpt2), or more text",
           vocab_size, wanted, n, 257 + n, 257 + n, 257 + n);
+    bpe_open_merges(bpe, (const int(*)[2])training.merges, wanted, "BPE training");
     bpe_training_close_(&training);
-    bpe_open_merges(bpe, (const int(*)[2])merges, wanted, "BPE training");
-    free(merges);
 }
 
 #endif // BPE_TRAIN_IMPLEMENTATION
