@@ -365,7 +365,7 @@ const OptionRow OPTION_TABLE[] = {
         "threads", "CPU threads of a process; 0: its share of the machine's"},
     {"memory, speed", "products",   "",   CHOICE_(products),       0,        0, CPU_ | RUN_ | BOTH_, "fp32",
         WORDS_CHOICE(PRODUCTS_WORDS), "factors of matrix products and of attention; bf16: rounded to bf16, with sums and all else "
-        "in fp32; auto: bf16 where this machine has instructions for it"},
+        "in fp32; auto: bf16 where this machine has fast instructions for it"},
     {"memory, speed", "logits-chunk", "", INT_(logits_chunk),      1,    MANY_, AUTO_ | GPU_,     "auto",
         "tokens", "whose logits are in memory at a time; auto: a micro-batch, or the largest part of it that fits"},
     {"memory, speed", "offload-optimizer", "", CHOICE_(offload_optimizer), 0, 0, GPU_,           "off",

@@ -94,10 +94,10 @@ int setup_asks_for_samples(const Options* options);
 #include "llmc/formats/hf_model.h"
 #include "llmc/formats/llmc_bin.h"
 #include "llmc/run/checkpoint_directory.h"
+#include "llmc/run/peak.h"
 #include "llmc/run/schedule.h"
 #include "llmc/run/setup_checks.h"
 #include "llmc/run/state.h"
-#include "llmc/bf16_tile.h"
 #include "llmc/freeze.h"
 #include "llmc/linear.h"
 #include "llmc/share.h"
@@ -387,9 +387,8 @@ void setup_training(Options* options, int has_weights) {
 }
 
 void setup_products(Options* options) {
-    const Products best = !options->quantize && bf16_kernel().is_hardware ? PRODUCTS_BF16 : PRODUCTS_FP32;
     if (options->products == PRODUCTS_AUTO) {
-        options->products = best;
+        options->products = !options->quantize && peak_bf16_pays() ? PRODUCTS_BF16 : PRODUCTS_FP32;
     }
     if (options->products == PRODUCTS_BF16 && options->quantize) {
         die_usage("--products bf16 with --quantize q8_0, whose products are those of 8 bits; wanted one of "
