@@ -388,7 +388,8 @@ void setup_training(Options* options, int has_weights) {
 
 void setup_products(Options* options) {
     if (options->products == PRODUCTS_AUTO) {
-        options->products = !options->quantize && peak_bf16_pays() ? PRODUCTS_BF16 : PRODUCTS_FP32;
+        const Products best = !options->quantize && peak_bf16_pays() ? PRODUCTS_BF16 : PRODUCTS_FP32;
+        options->products = best;
     }
     if (options->products == PRODUCTS_BF16 && options->quantize) {
         die_usage("--products bf16 with --quantize q8_0, whose products are those of 8 bits; wanted one of "
