@@ -399,8 +399,8 @@ static const float* gather_operands(GPT2* model, int g, Update update) {
     return group;
 }
 
-// Updates a whole matrix that has copies in bf16, and these: where the rule allows it, rows that are still in the cache. The
-// vocabulary's padding is not updated, and packed with the last of its rows.
+// Updates a whole matrix and packs it for products in bf16: where the rule allows it 32 rows at a time, while they are in the
+// cache. The parallel loops of a rule run on one thread in here. The padding of the vocabulary is packed, but not updated.
 static void update_packed(GPT2* model, const ZeroRange* range, const float* grad, Update update,
                           const MuonScratch* scratch) {
     const TensorRow* row = &model->parameter_rows[range->row];
@@ -525,7 +525,7 @@ static BatchGradient gpt2_gradients(GPT2* model, Dataloader* train, int64_t tota
 // ---------------------------------------------------------------------------------------------------------------------
 // Update
 
-// One process has packed each matrix when it was updated.
+// A single process has packed each matrix in update_packed; several have to wait until all parameters are gathered.
 static void pack_after_update(GPT2* model) {
     if (model->comm->size > 1) {
         linear_pack(&model->linear);

@@ -58,9 +58,10 @@ static inline AdamWStep adamw_step(AdamW opt) {
 
 // Gradients are squared and added in fp32 in blocks of this many, which divides shards (GPT2_SHARD_UNIT).
 #define GRADIENT_BLOCK 1024
-// A cache line at a time, one is fetched that so many elements later is due: processors themselves do not fetch beyond a page.
-#define GRADIENT_LINE 16
-#define GRADIENT_AHEAD 512
+// Elements of a cache line, and how far ahead lines are prefetched: 2 KiB. The processor's own prefetcher stops at the end of a
+// page (LOG.md).
+#define ADAMW_LINE 16
+#define ADAMW_AHEAD 512
 
 // Updates one element.
 HOST_DEVICE void adamw_element(float* param, float grad, float* m, float* v, AdamWStep step) {
@@ -77,12 +78,12 @@ static inline void adamw_update_cpu(float* param, const float* grad, float* m, f
                                     AdamW opt) {
     const AdamWStep step = adamw_step(opt);
 #pragma omp parallel for schedule(static)
-    for (size_t line = 0; line < n; line += GRADIENT_LINE) {
-        const size_t end = line + GRADIENT_LINE < n ? line + GRADIENT_LINE : n;
-        __builtin_prefetch(param + line + GRADIENT_AHEAD);
-        __builtin_prefetch(grad + line + GRADIENT_AHEAD);
-        __builtin_prefetch(m + line + GRADIENT_AHEAD);
-        __builtin_prefetch(v + line + GRADIENT_AHEAD);
+    for (size_t line = 0; line < n; line += ADAMW_LINE) {
+        const size_t end = line + ADAMW_LINE < n ? line + ADAMW_LINE : n;
+        __builtin_prefetch(param + line + ADAMW_AHEAD);
+        __builtin_prefetch(grad + line + ADAMW_AHEAD);
+        __builtin_prefetch(m + line + ADAMW_AHEAD);
+        __builtin_prefetch(v + line + ADAMW_AHEAD);
 #pragma omp simd
         for (size_t i = line; i < end; i++) {
             adamw_element(param + i, grad[i], m + i, v + i, step);

@@ -8,9 +8,9 @@ the operand of every bf16 instruction. A step is 32 values of k:
     right   (steps, 16 pairs, 32 columns)
 
 What lies past the matrix is zero. bf16_vec_pack runs everywhere; bf16_avx512_pack, on processors that have AVX-512 with
-BF16, packs the same bits (denormals become zero where the program flushes them, in the others' products at the latest).
+BF16, packs the same bits but for denormals, which it makes zero; the trainer's products take them for zero anyway.
 
-defines: BF16_TILE, BF16_STEP, BF16_STEP_PAIRS, bf16_steps, bf16_round_row, Bf16Part, Bf16Pack, bf16_vec_pack, bf16_avx512_pack,
+defines: BF16_TILE, BF16_STEP, BF16_STEP_PAIRS, BF16_LINE_PAIRS, bf16_steps, bf16_round_row, Bf16Part, Bf16Pack, bf16_vec_pack, bf16_avx512_pack,
          bf16_avx512_pack_away, BF16_AVX512,
          bf16_has_avx512, bf16_pack_left, bf16_pack_right
 */
@@ -31,9 +31,10 @@ defines: BF16_TILE, BF16_STEP, BF16_STEP_PAIRS, bf16_steps, bf16_round_row, Bf16
 #endif
 
 enum {
-    BF16_TILE = 32,       // rows and columns of the result
-    BF16_STEP = 32,       // values of k
-    BF16_STEP_PAIRS = 512 // of a step of either factor
+    BF16_TILE = 32,        // rows and columns of the result
+    BF16_STEP = 32,        // values of k
+    BF16_STEP_PAIRS = 512, // of a step of either factor
+    BF16_LINE_PAIRS = 16   // of a cache line
 };
 
 static inline int bf16_steps(int k) { return int_ceil_div(k, BF16_STEP); }
@@ -91,7 +92,7 @@ ALWAYS_INLINE Bf16Part bf16_inside_(float* copy, Bf16Part part, int i0, int k0, 
 
 // Packs squares of `lanes` lines and pairs in the order of memory: caches and what fetches ahead want long rows. P##square_
 // reads a square: a line in each vector if k is contiguous, else a pair of each line; P##transpose_ turns one into the other.
-// The body of a Bf16Pack.
+// This is the body of a Bf16Pack.
 #define BF16_PACK_SQUARES_(P, lanes, store)                                                                  \
     const int across = int_ceil_div(part.lines, BF16_TILE) * (BF16_TILE / (lanes));                          \
     const int along = bf16_steps(part.k) * (BF16_STEP / (2 * (lanes)));                                      \

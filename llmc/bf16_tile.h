@@ -32,8 +32,8 @@ defines: Bf16Ahead, bf16_nothing_ahead, Bf16Product, Bf16Kernel, Bf16Out, bf16_t
 
 // ---- kernels ----
 
-// What a kernel may fetch into the caches meanwhile: with each step `lines` cache lines from `read` on, and `rows` of 32 rows
-// that will be written, 128 bytes each. Processors fetch ahead of vectors by themselves, but hardly of tiles.
+// What a kernel may prefetch: with each step the next `lines` cache lines from `read` on, and the next `rows` of the 32 rows at
+// `write`, of 128 bytes each. Processors prefetch for vectors by themselves, but hardly for tiles.
 typedef struct {
     const uint32_t* read;
     int lines;
@@ -57,7 +57,7 @@ typedef struct {
     int is_hardware;     // has instructions for bf16
     int runs;            // on this machine
     Bf16Pack pack;       // the fastest here
-    Bf16Pack pack_away;  // of what is read much later: past the caches
+    Bf16Pack pack_away;  // the same, past the caches: for what is not read soon
 } Bf16Kernel;
 
 // A kernel with vectors of P##LANES_ results: ROWS x 2 of them stay in registers while k runs. P##dot_(sum, a, b) adds the
@@ -97,13 +97,12 @@ typedef struct {
     }
 
 ALWAYS_INLINE void bf16_fetch_(Bf16Ahead ahead, int step) {
-    const int line = 64 / sizeof(uint32_t);
     for (int i = step * ahead.lines; i < (step + 1) * ahead.lines; i++) {
-        __builtin_prefetch(ahead.read + (size_t)i * line, 0, 2);
+        __builtin_prefetch(ahead.read + (size_t)i * BF16_LINE_PAIRS, 0, 2);
     }
     for (int i = step * ahead.rows; i < (step + 1) * ahead.rows && i < BF16_TILE; i++) {
         __builtin_prefetch(ahead.write + i * ahead.stride, 1);
-        __builtin_prefetch(ahead.write + i * ahead.stride + line, 1);
+        __builtin_prefetch(ahead.write + i * ahead.stride + BF16_TILE / 2, 1);
     }
 }
 

@@ -327,7 +327,7 @@ static inline const char* gpt2_recompute_word(int level) {
 }
 
 // Tokens that the classifier takes at a time, out of N: equal parts of about this many logits at most (64 MiB
-// of fp32), but no more than eight: each adds to the whole gradient of wte.
+// of fp32), but at most eight parts, as each adds to the whole gradient of wte.
 #ifndef GPT2_CHUNK_LOGITS
 #define GPT2_CHUNK_LOGITS ((size_t)1 << 24)
 #endif

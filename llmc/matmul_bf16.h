@@ -4,14 +4,14 @@ matmul_bf16.h -- the linear layer of matmul.h with factors rounded to bf16 and s
     out, dout     (N, OC)   fp32, as are inp, dinp, bias and dweight
     weight                  packed twice: for out = inp weight^T, and for dinp = dout weight
 
-matmul_bf16_pack packs a weight, on all cores, whenever it has changed; products with it then read half the bytes of fp32
-and pack only their other factor. dweight packs both.
+A packed weight serves all products until the weight changes (packed_weights.h); they read half the bytes of fp32, and
+pack only their other factor. dweight packs both.
 
-Rows of the left factor, with so many values of k that they fill half a L2 cache, are a part; all threads pack a slab, a
-part for each. Then a thread multiplies a part with one panel (32 columns) of the right factor after the other, a block of k
-at a time, which stays in its L1 cache while the part's rows pass by; the next panel is fetched meanwhile. Sums wait in
-tiles of their own until all of k in the slab is done. Every result is a sum over k in an order that does not depend on the
-threads.
+The left factor is packed one slab at a time. A slab has a part for each thread: as many rows as fill half of an L2 cache.
+A thread multiplies its part by one panel (32 columns) of the right factor after another. It takes a block of k at a time,
+which stays in its L1 cache while it meets all rows of the part; the next block is prefetched meanwhile. Sums stay in
+tiles of their own until the slab's last value of k. Each result is a sum over k in an order that does not depend on the
+number of threads.
 
 defines: MatmulBf16Scratch, matmul_bf16_scratch_bytes, matmul_bf16_open, matmul_bf16_close, matmul_bf16_pairs, matmul_bf16_pack, MatmulBf16,
          matmul_bf16_forward_weight, matmul_bf16_backward_weight,
@@ -32,13 +32,14 @@ defines: MatmulBf16Scratch, matmul_bf16_scratch_bytes, matmul_bf16_open, matmul_
 #include "llmc/matmul.h"
 
 enum {
-    MATMUL_BF16_BLOCK_K = 512,            // of a panel: 32 KiB in a L1 cache
-    MATMUL_BF16_PART = 16 * 1024,         // tiles of rows times values of k: 1 MiB in a L2 cache
-    MATMUL_BF16_PART_TILES = 16,          // of rows, or more if K is small
+    MATMUL_BF16_BLOCK_K = 512,            // of a panel: 32 KiB in an L1 cache
+    MATMUL_BF16_PART = 16 * 1024,         // tiles of rows times values of k: 1 MiB in an L2 cache
+    MATMUL_BF16_PART_TILES = 16,          // of rows; more if K is small
     MATMUL_BF16_PART_PANELS = 8,          // of columns that a thread takes at a time
     MATMUL_BF16_SLAB_RIGHT = 4096 * 1024, // columns times values of k: 8 MiB
-    MATMUL_BF16_STREAM_BYTES = 1 << 20,
-    // tiles whose sums wait, where a slab has several blocks of k
+    MATMUL_BF16_STREAM_BYTES = 1 << 20,   // results of this size go past the caches
+    MATMUL_BF16_PACKED = 512, // contiguous floats that are packed in a row: long enough to be prefetched
+    // tiles of sums, where a slab has several blocks of k
     MATMUL_BF16_TILES = MATMUL_BF16_PART / MATMUL_BF16_BLOCK_K
 };
 
@@ -99,7 +100,7 @@ typedef struct {
     size_t left_tile, right_tile;
 } MatmulBf16Slab_;
 
-// Tiles of rows in a part of a slab with so many values of k.
+// Tiles of rows in a part, if its slab has k values of k.
 static inline int matmul_bf16_part_tiles_(int k) { return MATMUL_BF16_PART / BF16_STEP / bf16_steps(k); }
 
 // Values of k in a slab, the same for any number of threads: more, if there are few rows.
@@ -113,7 +114,8 @@ typedef struct {
     int lines, k;
 } MatmulBf16Piece_;
 static inline MatmulBf16Piece_ matmul_bf16_piece_(int k_contiguous) {
-    return k_contiguous ? (MatmulBf16Piece_){BF16_TILE, 512} : (MatmulBf16Piece_){512, 2 * BF16_STEP};
+    return k_contiguous ? (MatmulBf16Piece_){BF16_TILE, MATMUL_BF16_PACKED}
+                        : (MatmulBf16Piece_){MATMUL_BF16_PACKED, 2 * BF16_STEP};
 }
 
 // Packs columns [j0, j1) of a right factor, and k values from k0 on, each thread its share.
@@ -166,7 +168,7 @@ static inline MatmulBf16Out_ matmul_bf16_out_(const MatmulBf16* m, const MatmulB
                             int_min(BF16_TILE, slab->j1 - col),         !is_first || m->mode == GRADIENT_ADD};
 }
 
-// Results that no sum is added to later go past the caches, if they are many: whole lines, so that memory need not be read.
+// Large results that are final go past the caches: whole lines are written, so memory need not be read first.
 static inline int matmul_bf16_streams_(const MatmulBf16* m, const MatmulBf16Slab_* slab) {
     return slab->k == m->K && m->mode == GRADIENT_SET && m->N % 16 == 0 && (uintptr_t)m->out % 64 == 0 &&
            (size_t)m->M * m->N * sizeof(float) >= MATMUL_BF16_STREAM_BYTES;
@@ -206,26 +208,27 @@ typedef struct {
     int i0, i1, j0, j1;
 } MatmulBf16Part_;
 
-// One block of k of panel j with all tiles of a part, while the block that comes next is fetched. `sums` has room for one
-// tile, or where k has several blocks for all.
+// All tiles of a part times one block of k of panel j. Each tile prefetches a share of the block that comes next, and what the
+// next tile writes; past the last panel that is memory which nobody reads. `sums` has room for one tile, or for all of the part
+// if k has several blocks.
 static inline void matmul_bf16_panel_(const MatmulBf16* m, const MatmulBf16Slab_* slab,
                                       const Bf16Kernel* kernel, float* sums, MatmulBf16Part_ part, int j,
                                       int k, int block) {
     const int steps = bf16_steps(int_min(block, slab->k - k)), is_last = k + block >= slab->k;
     const int streams = matmul_bf16_streams_(m, slab), is_write = is_last && !streams;
     const size_t at = (size_t)(k / BF16_STEP) * BF16_STEP_PAIRS;
-    const uint32_t* next = slab->right + (is_last ? (j + 1) * slab->right_tile : j * slab->right_tile + at) +
-                           (is_last ? 0 : (size_t)steps * BF16_STEP_PAIRS);
-    const int lines = int_ceil_div(BF16_STEP, part.i1 - part.i0); // of a step's 32
+    const uint32_t* right = slab->right + j * slab->right_tile + at;
+    const uint32_t* next =
+        is_last ? slab->right + (j + 1) * slab->right_tile : right + (size_t)steps * BF16_STEP_PAIRS;
+    const int lines = int_ceil_div(BF16_STEP_PAIRS / BF16_LINE_PAIRS, part.i1 - part.i0); // with each step
     MatmulBf16Out_ out = matmul_bf16_out_(m, slab, part.i0, j);
     for (int i = part.i0; i < part.i1; i++) {
         const MatmulBf16Out_ after = matmul_bf16_out_(m, slab, int_min(i + 1, part.i1 - 1), j);
         float* tile = sums + (size_t)(block >= slab->k ? 0 : i - part.i0) * BF16_TILE * BF16_TILE;
-        const Bf16Ahead ahead = {next + (size_t)(i - part.i0) * steps * lines * 16, lines, after.data,
-                                 after.stride, is_write ? int_ceil_div(BF16_TILE, steps) : 0};
+        const Bf16Ahead ahead = {next + (size_t)(i - part.i0) * steps * lines * BF16_LINE_PAIRS, lines,
+                                 after.data, after.stride, is_write ? int_ceil_div(BF16_TILE, steps) : 0};
         kernel->product(tile, BF16_TILE, k > 0 ? tile : NULL, BF16_TILE,
-                        slab->left + i * slab->left_tile + at, slab->right + j * slab->right_tile + at, steps,
-                        ahead);
+                        slab->left + i * slab->left_tile + at, right, steps, ahead);
         if (is_last && streams) {
             matmul_bf16_stream_(out, tile);
         } else if (is_last) {
@@ -245,7 +248,8 @@ static inline void matmul_bf16_part_(const MatmulBf16* m, const MatmulBf16Slab_*
     }
 }
 
-// All parts of a slab, so many that they divide among the threads. A thread stays with its rows.
+// All parts of a slab: enough of them for all threads. Parts with the same rows go to the same thread as far as possible,
+// which has them in its L2 cache.
 static inline void matmul_bf16_multiply_(const MatmulBf16* m, const MatmulBf16Slab_* slab,
                                          const MatmulBf16Scratch* scratch) {
     const int tiles = int_ceil_div(slab->i1 - slab->i0, BF16_TILE),

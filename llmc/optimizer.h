@@ -522,7 +522,7 @@ static inline int optimizer_is_elementwise(const OptimizerState* s, int row) {
     return rule == RULE_ADAMW || rule == RULE_LION || rule == RULE_SGD;
 }
 
-// Updates `count` elements of a range from element `from` on, whose param and grad these are, by such a rule.
+// Updates elements [from, from + count) of a range by such a rule; param and grad point to the first of them.
 static inline void optimizer_update_elements_cpu(const OptimizerState* s, const ZeroRange* range, size_t from,
                                                  size_t count, float* param, const float* grad, void* memory,
                                                  Update u) {
@@ -541,10 +541,9 @@ static inline void optimizer_update_elements_cpu(const OptimizerState* s, const 
     }
 }
 
-// Updates a range. param and grad (range->count) belong to it; `memory` holds all state. If the operand was gathered,
-// `operand` is that of the whole tensor, and `param` points into the whole tensor. If it is NULL, the range is the whole
-// tensor.
-// `scratch` has optimizer_scratch_bytes.
+// Updates a range, whose parameters and gradients are param and grad (range->count); `memory` holds all state. `operand` is the
+// gathered operand of the whole tensor; param then points to the range's place in that tensor. `operand` may be NULL if the
+// rule needs none or the range is a whole tensor. `scratch` has optimizer_scratch_bytes.
 static inline void optimizer_update_cpu(const OptimizerState* s, const ZeroRange* range, float* param,
                                         const float* grad, const float* operand, void* memory, Update u,
                                         const MuonScratch* scratch) {

@@ -48,8 +48,8 @@ static void forward_magnitude(const Norm* l, const Magnitude* m) {
         m->mean[n] = size;
         m->rstd[n] = rstd * (1 + rstd * rstd * moved);
         for (int c = 0; c < l->C; c++) {
-            const double centered =
-                (fabs(x[c]) + size) * rstd + fabs(x[c] - mean) * m->rstd[n]; // size: the mean's
+            const double centered = (fabs(x[c]) + size) * rstd +
+                                    fabs(x[c] - mean) * m->rstd[n]; // `size` bounds the error of the mean
             m->out[n * l->C + c] = fabs(l->weight[c]) * centered + fabs(l->bias[c]);
         }
     }

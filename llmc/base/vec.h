@@ -59,7 +59,8 @@ static inline void vec_flush_denormals(void) {
 
 ALWAYS_INLINE Vec vec_load(const float* p) { return *(const VecUnaligned_*)p; }
 ALWAYS_INLINE void vec_store(float* p, Vec v) { *(VecUnaligned_*)p = v; }
-// Past the caches, to a multiple of the vector's size.
+// A store past the caches; p is a multiple of the vector's size. Other threads see it after the next barrier: on x86 the locked
+// instruction of a barrier waits for such stores.
 ALWAYS_INLINE void vec_stream(float* p, Vec v) {
 #if defined(__clang__)
     __builtin_nontemporal_store(v, (Vec*)(void*)p);

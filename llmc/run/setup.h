@@ -2,8 +2,8 @@
 setup.h -- from the command line to a run: which model, and a value for every "auto" beside the data (run_data.h).
 
 The model is a name, a file of llm.c's, a Hugging Face directory (a checkpoint is one), or the sizes on the command line;
-options on the command line override those of a name, and must agree with a file. A vocabulary whose size is not that of the tokenizer is
-refused: its tokens would be different ones. Everything is checked here and in setup_checks.h, before any memory for the
+a size on the command line replaces the one that a name stands for, but must agree with a file. A model and a tokenizer
+with vocabularies of different sizes are refused, as they do not mean the same tokens. Everything is checked here and in setup_checks.h, before any memory for the
 model is taken.
 
 defines: setup_model_path, setup_model, setup_batch, setup_training, setup_texts, setup_products, setup_optimizer,
