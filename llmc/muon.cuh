@@ -38,7 +38,7 @@ defines: MuonPlace, MuonTensor, MuonGpu, muon_planned_bytes, muon_open, muon_clo
 #define MUON_GROUP_ELEMENTS ((size_t)8 << 20)
 // Threads of a block; blocks that share a matrix, so many for any size that there are enough for a GPU and their sums
 // are quickly added.
-enum { MUON_THREADS_ = 256, MUON_BLOCKS_ = 64 };
+enum { MUON_THREADS_ = 256, MUON_BLOCKS_ = 64 }; // MUON_BLOCKS_: of a matrix at most
 
 // Where the first layer is in an array, and how much further each next one; in elements.
 typedef struct {
@@ -145,10 +145,15 @@ typedef struct {
     size_t layer, start, begin, end;
 } MuonMatrix_;
 
+// The elements of a matrix that a block has; the last one may have fewer.
+__host__ __device__ inline size_t muon_share_(const MuonTensor& t) {
+    const size_t unit = 4 * MUON_THREADS_;
+    return ceil_div((size_t)t.rows * t.cols, MUON_BLOCKS_ * unit) * unit;
+}
+
 __device__ inline MuonMatrix_ muon_matrix_(const MuonLaunch_& s) {
     const MuonTensor& t = s.tensor;
-    const size_t n = (size_t)t.rows * t.cols, unit = 4 * MUON_THREADS_;
-    const size_t share = ceil_div(n, (size_t)MUON_BLOCKS_ * unit) * unit, begin = blockIdx.x * share;
+    const size_t n = (size_t)t.rows * t.cols, share = muon_share_(t), begin = blockIdx.x * share;
     const MuonMatrix_ matrix = {(size_t)s.first_layer + blockIdx.y / t.parts, blockIdx.y % t.parts * n, begin,
                                 begin + share < n ? begin + share : n};
     return matrix;
@@ -224,8 +229,8 @@ __global__ void __launch_bounds__(MUON_THREADS_)
     elements_store(u + t.start + t.begin + i, muon_mix_(b, g, s.opt));
 }
 
-// A block updates the momentum of a 64th of a matrix, and sums the squares of u.
-// grid   64, matrices      block   256      shared   128 bytes
+// A block updates the momentum of its share of a matrix, and sums the squares of u.
+// grid   up to 64, matrices      block   256      shared   128 bytes
 // moves  the gradient in, the momentum in and out; or u in. Bound by memory.
 // order  fixed
 template <class G, int W>
@@ -247,8 +252,8 @@ __global__ void __launch_bounds__(MUON_THREADS_)
     }
 }
 
-// A block sets a 64th of a matrix X.
-// grid   64, matrices      block   256      shared   128 bytes
+// A block sets its share of a matrix X.
+// grid   up to 64, matrices      block   256      shared   128 bytes
 // moves  the gradient and the momentum in, or u; X out. Bound by memory.
 // order  fixed
 template <class X, class G, int W>
@@ -257,7 +262,7 @@ __global__ void __launch_bounds__(MUON_THREADS_)
                        const __grid_constant__ MuonLaunch_ s) {
     const MuonMatrix_ matrix = muon_matrix_(s);
     const float* of_blocks = sums + (size_t)blockIdx.y * MUON_BLOCKS_;
-    const float norm = sqrtf(block_sum(threadIdx.x < MUON_BLOCKS_ ? of_blocks[threadIdx.x] : 0.0f));
+    const float norm = sqrtf(block_sum(threadIdx.x < gridDim.x ? of_blocks[threadIdx.x] : 0.0f));
     const float factor = 1.0f / (norm + (float)MUON_EPS);
     X* to = x + (size_t)blockIdx.y * s.tensor.rows * s.tensor.cols;
     for (size_t i = matrix.begin + W * threadIdx.x; i < matrix.end; i += W * MUON_THREADS_) {
@@ -312,9 +317,9 @@ __device__ inline float muon_norm_factor_(const float* means, const float* sums,
     return after > 0 ? sqrtf(before / after) : 0.0f;
 }
 
-// A block updates the weights of a 64th of a matrix, those of them that are updated here; with row_squares it divides rows of
+// A block updates the weights of its share of a matrix, those that are updated here; with row_squares it divides rows of
 // X first.
-// grid   64, matrices      block   256      shared   128 bytes
+// grid   up to 64, matrices      block   256      shared   128 bytes
 // moves  X in, the weights in and out. Bound by memory.
 // order  fixed
 template <class T, class X, int W>
@@ -429,7 +434,8 @@ static inline void muon_update_group_(const MuonUpdate<T>& u, const MuonLaunch_&
                                       const Gpu* gpu) {
     typedef typename MuonReal_<T>::Type X;
     const int matrices = layers * s.tensor.parts;
-    const dim3 grid(MUON_BLOCKS_, (unsigned)matrices);
+    const dim3 grid((unsigned)ceil_div((size_t)s.tensor.rows * s.tensor.cols, muon_share_(s.tensor)),
+                    (unsigned)matrices);
     const MuonSource_<G> from = {u.b, (const G*)u.grads.data, u.u};
     launch(muon_sums_kernel_<G, W>, grid, MUON_THREADS_, 0, gpu, u.muon->sums, from, s);
     launch(muon_start_kernel_<X, G, W>, grid, MUON_THREADS_, 0, gpu, (X*)u.muon->x[0], u.muon->sums, from, s);
