@@ -112,35 +112,50 @@ inline void ldmatrix_x4_trans(unsigned (&r)[4], const void* row, CUSIM_LOC) {
     ptx_ldmatrix_(r, row, 2 * t, g, 2 * t + 1, g, CUSIM_L);
 }
 
-// Sixteen elements along k of operand a (row `of`) or b (column `of`), from the registers of the four lanes 4
-// of ...: registers `low` hold k < 8, registers `high` the rest.
-template <class T>
-inline void ptx_operand_(float (&to)[16], const unsigned char* all, int of, int low, int high) {
-    for (int half = 0; half < 2; half++) {
-        int words[4]; // of two elements
+// What a lane hands in for a product, and gets.
+struct PtxMma_ {
+    unsigned a[4], b[2];
+    float d[4];
+};
+typedef float PtxRow_ __attribute__((vector_size(32))); // of eight columns
+
+// The product of a whole warp. ThreadSanitizer does not look: these are registers of lanes that wait.
+template <class T> __attribute__((no_sanitize("thread"))) void ptx_mma_(void* const lanes[32]) {
+    float a[16][16], b[16][8], d[16][8];
+    for (int lane = 0; lane < 32; lane++) {
+        const int g = lane / 4, t = lane % 4;
+        const PtxMma_ mine = *(const PtxMma_*)lanes[lane];
+        float left[8], right[8];
+        unpack<T>(left, make_int4((int)mine.a[0], (int)mine.a[1], (int)mine.a[2], (int)mine.a[3]));
+        unpack<T>(right, make_int4((int)mine.b[0], (int)mine.b[1], 0, 0));
         for (int i = 0; i < 4; i++) {
-            memcpy(&words[i], all + 16 * (4 * of + i) + 4 * (half ? high : low), sizeof(int));
+            memcpy(&a[g + 8 * (i % 2)][2 * t + 8 * (i / 2)], left + 2 * i, 2 * sizeof(float));
+            b[2 * t + 8 * (i / 2) + i % 2][g] = right[i];
+            d[g + 8 * (i / 2)][2 * t + i % 2] = mine.d[i];
         }
-        unpack<T>(to + 8 * half, make_int4(words[0], words[1], words[2], words[3]));
+    }
+    PtxRow_ columns[16];
+    memcpy(columns, b, sizeof(columns));
+    for (int row = 0; row < 16; row++) {
+        PtxRow_ sum;
+        memcpy(&sum, d[row], sizeof(sum));
+        for (int k = 0; k < 16; k++) {
+            sum += a[row][k] * columns[k];
+        }
+        memcpy(d[row], &sum, sizeof(sum));
+    }
+    for (int lane = 0; lane < 32; lane++) {
+        for (int i = 0; i < 4; i++) {
+            ((PtxMma_*)lanes[lane])->d[i] = d[lane / 4 + 8 * (i / 2)][2 * (lane % 4) + i % 2];
+        }
     }
 }
 
 template <class T>
 inline void mma_16816(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1, CUSIM_LOC) {
-    const int g = (int)cusim_lane() / 4, t = (int)cusim_lane() % 4;
-    const unsigned b[2] = {b0, b1};
-    float rows[2][16], columns[2][16];
-    const unsigned char* all = cusim_warp_exchange(CUSIM_MMA, 0xffffffffu, a, sizeof(a), CUSIM_L);
-    ptx_operand_<T>(rows[0], all, g, 0, 2);
-    ptx_operand_<T>(rows[1], all, g, 1, 3);
-    all = cusim_warp_exchange(CUSIM_MMA, 0xffffffffu, b, sizeof(b), CUSIM_L);
-    ptx_operand_<T>(columns[0], all, 2 * t, 0, 1);
-    ptx_operand_<T>(columns[1], all, 2 * t + 1, 0, 1);
-    for (int i = 0; i < 4; i++) {
-        for (int k = 0; k < 16; k++) {
-            d[i] += rows[i / 2][k] * columns[i % 2][k];
-        }
-    }
+    PtxMma_ mine = {{a[0], a[1], a[2], a[3]}, {b0, b1}, {d[0], d[1], d[2], d[3]}};
+    cusim_warp_together(CUSIM_MMA, &mine, ptx_mma_<T>, CUSIM_L);
+    memcpy(d, mine.d, sizeof(mine.d));
 }
 
 inline float exp2_approx(float x) {

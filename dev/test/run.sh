@@ -86,10 +86,20 @@ print_reports() {
     done
 }
 
-# run VARIANT COMMAND...: a test, beside one other.
+# Two jobs at a time, tests and compilers alike: each has a token from a pipe, which make knows as its job server. Opened
+# twice, since make does not want to wait when it reads.
+mkfifo "$tests_dir/tokens"
+exec 8<>"$tests_dir/tokens" 9<>"$tests_dir/tokens"
+printf '++' >&8
+take_token() { read -r -N 1 -u 8; }
+return_token() { printf '+' >&8; }
+job_server="-j2 --jobserver-auth=9,9"
+MAKEFLAGS=$job_server make -s print-CC >/dev/null 2>&1 || job_server= # GNU make before 4.2: one compiler at a time
+
+# run VARIANT COMMAND...: a test, beside one other job.
 run() {
     local file=$tests_dir/$((++begun))
-    while [ "$(jobs -rp | wc -l)" -ge 2 ]; do wait -n; done
+    take_token
     print_reports
     printf '%s\n' "$@" >"$file.command"
     {
@@ -98,6 +108,7 @@ run() {
         echo "$? $((SECONDS - begin))" >"$file.ended"
         times >"$file.cpu"
         mv "$file.ended" "$file.status"
+        return_token
     } &
 }
 
@@ -107,17 +118,18 @@ finish() {
     print_reports
 }
 
-# build VARIANT TARGETS [NAME=value...]: with warnings as errors, by one job beside the tests of what is built already.
+# build VARIANT TARGETS [NAME=value...]: with warnings as errors, beside the tests of what is built already.
 build() {
     local log=$tests_dir/build-$1
-    while [ "$(jobs -rp | wc -l)" -ge 2 ]; do wait -n; done
+    take_token
     printf '%s ' "${@:2}" >"$log.command"
     {
         local begin=$SECONDS
-        make -s -k BUILD="build/$1" WERROR=-Werror "${@:2}" >"$log.out" 2>&1
+        MAKEFLAGS=$job_server make -s -k BUILD="build/$1" WERROR=-Werror "${@:2}" >"$log.out" 2>&1
         echo "$? $((SECONDS - begin))" >"$log.ended"
         times >"$log.cpu"
         mv "$log.ended" "$log.status"
+        return_token
     } &
 }
 

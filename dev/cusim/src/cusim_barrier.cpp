@@ -209,6 +209,9 @@ static void meeting_end(Rendezvous* meeting) {
 // A lane's value. No call of memcpy for a size that is not known: it would take longer than the rest, and ThreadSanitizer
 // would see it as an access of the lane.
 static void put_value(unsigned char slot[16], const void* value, unsigned bytes) {
+    if (__msan_unpoison) { // the bytes behind shorter values, which are copied along with them
+        __msan_unpoison(slot, 16);
+    }
     switch (bytes) {
     case 4:
         memcpy(slot, value, 4);
@@ -224,27 +227,29 @@ static void put_value(unsigned char slot[16], const void* value, unsigned bytes)
             slot[i] = ((const unsigned char*)value)[i];
         }
     }
-    if (__msan_unpoison) { // also the bytes behind shorter values, which are copied along with them
-        __msan_unpoison(slot, 16);
-    }
+}
+
+// The meeting of this mask, which the running lane joins with a value.
+static Rendezvous* meeting_begin(int op, unsigned mask, const void* value, unsigned bytes, const char* file, int line) {
+    DeviceThread* thread = engine.current;
+    check_mask(mask, file, line);
+    Rendezvous* meeting = find_meeting(thread->warp, mask, file, line);
+    meeting_join(meeting, op, file, line);
+    put_value(meeting->values[meeting->parity] + 16 * thread->lane, value, bytes);
+    meeting->arrived |= 1u << thread->lane;
+    meeting->waiting[thread->lane] = thread;
+    return meeting;
 }
 
 // Only __syncwarp orders memory. Shuffles and votes do not, and a kernel that relies on them for it has a
 // race.
 extern "C" const unsigned char* cusim_warp_exchange(int op, unsigned mask, const void* value, unsigned bytes,
                                                     const char* file, int line) {
-    DeviceThread* thread = engine.current;
-    check_mask(mask, file, line);
-    Rendezvous* meeting = find_meeting(thread->warp, mask, file, line);
-    meeting_join(meeting, op, file, line);
+    Rendezvous* meeting = meeting_begin(op, mask, value, bytes, file, line);
     const int parity = meeting->parity;
-    unsigned char* slot = meeting->values[parity] + 16 * thread->lane;
-    put_value(slot, value, bytes);
     if (op == CUSIM_SYNCWARP) {
         tsan_release(meeting->sync[parity]);
     }
-    meeting->arrived |= 1u << thread->lane;
-    meeting->waiting[thread->lane] = thread;
     if (meeting->arrived == mask) {
         meeting_end(meeting);
     } else {
@@ -254,4 +259,19 @@ extern "C" const unsigned char* cusim_warp_exchange(int op, unsigned mask, const
         tsan_acquire(meeting->sync[parity]);
     }
     return meeting->values[parity];
+}
+
+extern "C" void cusim_warp_together(int op, void* mine, void (*together)(void* const lanes[32]), const char* file,
+                                    int line) {
+    Rendezvous* meeting = meeting_begin(op, 0xffffffffu, &mine, sizeof(mine), file, line);
+    if (meeting->arrived != meeting->mask) {
+        thread_wait("a warp primitive", file, line);
+        return;
+    }
+    void* lanes[32];
+    for (int lane = 0; lane < 32; lane++) {
+        memcpy(&lanes[lane], meeting->values[meeting->parity] + 16 * lane, sizeof(void*));
+    }
+    together(lanes);
+    meeting_end(meeting);
 }

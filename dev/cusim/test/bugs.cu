@@ -136,6 +136,21 @@ template <bool FIXED> static bool uninitialized_shared(const Gpu* gpu) {
     return is(weighted_sum(gpu, out, 32), 0);
 }
 
+// A lane takes what another one never wrote.
+template <bool FIXED> __global__ void uninitialized_shuffle_kernel(float* out, const float* x) {
+    const float mine = x[FIXED ? 0 : threadIdx.x];
+    out[threadIdx.x] = __shfl_xor_sync(0xffffffffu, mine, 1) > 5;
+}
+template <bool FIXED> static bool uninitialized_shuffle(const Gpu* gpu) {
+    float *out = device_floats(gpu, 32, 0), *x = NULL;
+    CUDA_CHECK(cudaMalloc((void**)&x, 32 * sizeof(float)));
+    CUDA_CHECK(cudaMemsetAsync(x, 0, 31 * sizeof(float), gpu->stream));
+    launch(uninitialized_shuffle_kernel<FIXED>, 1, 32, 0, gpu, out, x);
+    const double sum = weighted_sum(gpu, out, 32);
+    gpu_free(x);
+    return is(sum, 0);
+}
+
 template <bool FIXED> __global__ void index_overflow_kernel(float* x, int stride) {
     const int i = FIXED ? 1 : stride * (int)(threadIdx.x + 1);
     x[threadIdx.x] = i != 0;
@@ -657,6 +672,7 @@ static const struct {
     BUG(misaligned_vector, "asan"),
     BUG(uninitialized_global, "msan"),
     BUG(uninitialized_shared, "msan"),
+    BUG(uninitialized_shuffle, "msan"),
     BUG(index_overflow, "asan"),
     BUG(host_pointer_to_kernel, "up"),
     BUG(host_reads_device_memory, "protect"),
