@@ -71,7 +71,9 @@ for runtime_source in "$here"/src/*.cpp; do
     fi
     objects+=("$object")
 done
-# The modules of llmc/ that are compiled once, and the C sources; the trainer's Makefile knows how.
+# The modules of llmc/ that are compiled once, and the C sources; the trainer's Makefile knows how. The make that called
+# this script has not handed on its job server.
+MAKEFLAGS=$(sed 's/ -j[0-9]* --jobserver-[^ ]*//' <<<"${MAKEFLAGS:-}")
 c_build() { # MODE CC FLAGS TARGET...
     make -s BUILD="build/sim/llmc-$1" CC="$2" OPT="$3 -g1" MARCH= OPENMP= "${@:4}"
 }

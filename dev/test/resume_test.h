@@ -19,7 +19,7 @@ defines: test_resume
 
 // Runs the trainer with a line of options; what it prints goes nowhere. Returns its exit status.
 static inline int resume_run_(const Trainer* trainer, const char* line) {
-    char words[2048], *argv[128], *save = NULL;
+    char words[2100], *argv[128], *save = NULL;
     int argc = 0;
     snprintf(words, sizeof(words), "trainer %s", line);
     for (char* word = strtok_r(words, " ", &save); word && argc < 127; word = strtok_r(NULL, " ", &save)) {
