@@ -1213,8 +1213,7 @@ __global__ void attention_cached_kernel(X* out, const X* qkv, const int* positio
         for (int i = 0; i < count && tid < HS; i++) {
             acc += p[i] * to_float(v[(size_t)(u0 + i) * HS + tid]);
         }
-        __syncthreads();
-    }
+    } // nobody writes p again before block_max has seen all threads
     if (tid < HS) {
         out[(size_t)r * cache.C + h * HS + tid] = from_float<X>(acc / sum);
     }

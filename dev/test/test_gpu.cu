@@ -86,11 +86,28 @@ static void test_peak(void) {
     EXPECT(gpu_memory_()->now_bytes == 0, "%zu bytes are still counted", gpu_memory_()->now_bytes);
 }
 
+// A copy is over when gpu_copy returns: the source may be written over, the result be read.
+static void test_copy(const Gpu* gpu) {
+    float host[64], got[64] = {0};
+    float* x = (float*)gpu_alloc(64, sizeof(float), "x");
+    for (int i = 0; i < 64; i++) {
+        host[i] = (float)i;
+    }
+    gpu_copy(x, host, sizeof(host), gpu);
+    memset(host, 0xFF, sizeof(host));
+    gpu_copy(got, x, sizeof(got), gpu);
+    for (int i = 0; i < 64; i++) {
+        EXPECT(got[i] == (float)i, "element %d is %g", i, got[i]);
+    }
+    gpu_free(x);
+}
+
 int main(void) {
     Gpu gpu;
     gpu_open(&gpu, 0);
     test_peak();
     test_alloc(&gpu);
+    test_copy(&gpu);
     test_reductions(&gpu, 32, 31);
     test_reductions(&gpu, 96, 96);
     test_reductions(&gpu, 1024, 1000);
