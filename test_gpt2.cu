@@ -762,7 +762,7 @@ static void test_quantized_texts(void) {
 
 // Losses of a model that only evaluates, with matrices in 8 bits: those of the numbers that the blocks stand for.
 static void test_quantized_evaluate(void) {
-    const GPT2Config cfg = {17, 51, TEXT_VP, 2, 2, 64};
+    const GPT2Config cfg = {17, 51, TEXT_VP, 2, 2, 64, SHARE_OFF};
     static Comm alone;
     Options options = options_of(USUAL, B);
     TensorRow rows[GPT2_PARAMETER_ROWS];

@@ -12,42 +12,54 @@ defines: test_in_backward
 
 #include "resume_test.h"
 
-// An update is one micro-batch. With three blocks, two share a buffer of gradients.
-#define IN_BACKWARD_RUN_                                                                                     \
-    "--layers %d --channels 64 --heads 2 --seq-len 16 --batch 4 --eval-every 2 --eval-batches 1 "            \
-    "--sample-every 2 --sample-tokens 2 --samples 1 --lr 0.01 --steps 4 --save-every 2"
+// Of how many steps, half the run, the checkpoint is that is resumed from.
+#ifdef SANITIZED
+enum { IN_BACKWARD_HALF = 1 };
+#else
+enum { IN_BACKWARD_HALF = 2 };
+#endif
+
+// Makes a line of options. An update is one micro-batch. With three blocks, two share a buffer of gradients.
+static inline void in_backward_line_(char line[1024], int layers, const char* options) {
+    snprintf(line, 1024,
+             "--layers %d --channels 64 --heads 2 --seq-len 16 --batch 2 --eval-every %d --eval-batches 1 "
+             "--sample-every %d "
+             "--sample-tokens 2 --samples 1 --lr 0.01 --steps %d --save-every %d --out %s",
+             layers, IN_BACKWARD_HALF, IN_BACKWARD_HALF, 2 * IN_BACKWARD_HALF, IN_BACKWARD_HALF, options);
+}
 
 // The two runs have the same bits, logged norms included.
 static inline void in_backward_same_bits_(const Trainer* trainer, int layers, const char* options) {
-    char line[2][1024], whole[2][256];
+    char rest[512], line[1024], whole[2][256];
     static int count = 0;
     count++;
     for (int i = 0; i < 2; i++) {
-        snprintf(whole[i], sizeof(whole[i]), "%s/same%d%c/step_00000004", test_tmpdir(), count, "ab"[i]);
-        snprintf(line[i], sizeof(line[i]),
-                 IN_BACKWARD_RUN_ " --grad-clip 0 --update-in-backward %s --out %s/same%d%c %s", layers,
-                 i ? "on" : "off", test_tmpdir(), count, "ab"[i], options);
-        EXPECT(resume_run_(trainer, line[i]) == 0, "%s", line[i]);
+        const char* out = test_path(i ? "in_backward" : "after");
+        snprintf(whole[i], sizeof(whole[i]), "%s%d/step_%08d", out, count, 2 * IN_BACKWARD_HALF);
+        snprintf(rest, sizeof(rest), "%s%d --grad-clip 0 --update-in-backward %s %s", out, count,
+                 i ? "on" : "off", options);
+        in_backward_line_(line, layers, rest);
+        EXPECT(resume_run_(trainer, line) == 0, "%s", line);
     }
-    resume_expect_same_(whole[0], whole[1], line[1]);
+    resume_expect_same_(whole[0], whole[1], line);
 }
 
 // Clipped in every update, so that the shares matter; they are in the checkpoint.
 static inline void in_backward_resume_(const Trainer* trainer, const char* options) {
-    char line[1024], out[128], whole[256], again[256];
-    static int count = 0;
-    snprintf(out, sizeof(out), "%s/shares%d", test_tmpdir(), count++);
-    snprintf(whole, sizeof(whole), "%s/a/step_00000004", out);
-    snprintf(again, sizeof(again), "%s/b/step_00000004", out);
-    snprintf(line, sizeof(line),
-             IN_BACKWARD_RUN_ " --grad-clip 0.1 --optimizer sgd --update-in-backward on --out %s/a %s", 3,
-             out, options);
+    const char* out = test_path("shares");
+    char rest[512], line[1024], whole[256], again[256];
+    snprintf(whole, sizeof(whole), "%s/a/step_%08d", out, 2 * IN_BACKWARD_HALF);
+    snprintf(again, sizeof(again), "%s/b/step_%08d", out, 2 * IN_BACKWARD_HALF);
+    snprintf(rest, sizeof(rest), "%s/a --grad-clip 0.1 --optimizer sgd --update-in-backward on %s", out,
+             options);
+    in_backward_line_(line, 3, rest);
     EXPECT(resume_run_(trainer, line) == 0, "%s", line);
-    snprintf(line, sizeof(line), "--resume %s/a/step_00000002 --out %s/b", out, out);
+    snprintf(line, sizeof(line), "--resume %s/a/step_%08d --out %s/b", out, IN_BACKWARD_HALF, out);
     EXPECT(resume_run_(trainer, line) == 0, "%s", line);
     resume_expect_same_(whole, again, "resumed with shares");
     SavedState a = resume_state_(whole), b = resume_state_(again);
-    EXPECT(a.run.shares.updates == 4 && memcmp(&a.run.shares, &b.run.shares, sizeof(ClipShares)) == 0,
+    EXPECT(a.run.shares.updates == 2 * IN_BACKWARD_HALF &&
+               memcmp(&a.run.shares, &b.run.shares, sizeof(ClipShares)) == 0,
            "%lld updates in the shares, and %lld", (long long)a.run.shares.updates,
            (long long)b.run.shares.updates);
     state_close(&a);
