@@ -106,57 +106,82 @@ static Results reference(int N, int C, int OC, const double* inp, const double* 
     return r;
 }
 
-static void check_size(const Bf16Kernel* kernel, int N, int C, int OC) {
-    const size_t nc = (size_t)N * C, occ = (size_t)OC * C, noc = (size_t)N * OC;
-    float *inp = ops_normal(nc, 1), *weight = ops_normal(occ, 1), *bias = ops_normal(OC, 1),
-          *dout = ops_normal(noc, 1);
-    const double *inp_ = rounded(inp, nc), *weight_ = rounded(weight, occ), *bias_ = ops_widen(bias, OC),
-                 *dout_ = rounded(dout, noc);
-    const Results want = reference(N, C, OC, inp_, weight_, bias_, dout_);
-    const Results size = reference(N, C, OC, ops_absolute(inp_, nc), ops_absolute(weight_, occ),
-                                   ops_absolute(bias_, OC), ops_absolute(dout_, noc));
-    MatmulBf16Scratch scratch;
-    matmul_bf16_open(&scratch, *kernel);
-    float *out = ops_floats(noc), *dinp = ops_floats(nc), *dweight = ops_floats(occ);
-    matmul_bf16_forward_cpu(out, inp, packed_weight(matmul_bf16_forward_weight(weight, C), C, OC), bias, N, C,
-                            OC, &scratch);
-    EXPECT_NEAR(ops_error(out, want.out, size.out, noc), 0, limit, "%s: out of %d x %d x %d", kernel->name, N,
-                C, OC);
-    matmul_bf16_backward_input_cpu(dinp, dout, packed_weight(matmul_bf16_backward_weight(weight, C), OC, C),
-                                   N, C, OC, &scratch);
-    EXPECT_NEAR(ops_error(dinp, want.dinp, size.dinp, nc), 0, limit, "%s: dinp of %d x %d x %d", kernel->name,
-                N, C, OC);
-    matmul_bf16_backward_weight_cpu(dweight, dout, inp, N, C, OC, GRADIENT_SET, &scratch);
-    EXPECT_NEAR(ops_error(dweight, want.dweight, size.dweight, occ), 0, limit, "%s: dweight of %d x %d x %d",
+// Factors, what comes of them, and the sums of absolute values.
+typedef struct {
+    int N, C, OC;
+    const float *inp, *weight, *bias, *dout;
+    Results want, size;
+} Products_;
+
+static void check_forward(const Bf16Kernel* kernel, MatmulBf16Scratch* scratch, const Products_* p) {
+    const int N = p->N, C = p->C, OC = p->OC;
+    float* out = ops_floats((size_t)N * OC);
+    matmul_bf16_forward_cpu(out, p->inp, packed_weight(matmul_bf16_forward_weight(p->weight, C), C, OC),
+                            p->bias, N, C, OC, scratch);
+    EXPECT_NEAR(ops_error(out, p->want.out, p->size.out, (size_t)N * OC), 0, limit, "%s: out of %d x %d x %d",
                 kernel->name, N, C, OC);
-    const double *old = ops_widen(weight, occ), *old_size = ops_absolute(old, occ);
-    matmul_bf16_backward_weight_cpu(weight, dout, inp, N, C, OC, GRADIENT_ADD, &scratch); // onto known values
-    EXPECT_NEAR(ops_error(weight, ops_sum(want.dweight, old, occ), ops_sum(size.dweight, old_size, occ), occ),
-                0, limit, "%s: dweight added, %d x %d x %d", kernel->name, N, C, OC);
-    matmul_bf16_close(&scratch);
-    ops_close(kernel->name);
+}
+
+static void check_backward(const Bf16Kernel* kernel, MatmulBf16Scratch* scratch, const Products_* p) {
+    const int N = p->N, C = p->C, OC = p->OC;
+    const size_t nc = (size_t)N * C, occ = (size_t)OC * C;
+    float *dinp = ops_floats(nc), *dweight = ops_floats(occ);
+    matmul_bf16_backward_input_cpu(
+        dinp, p->dout, packed_weight(matmul_bf16_backward_weight(p->weight, C), OC, C), N, C, OC, scratch);
+    EXPECT_NEAR(ops_error(dinp, p->want.dinp, p->size.dinp, nc), 0, limit, "%s: dinp of %d x %d x %d",
+                kernel->name, N, C, OC);
+    matmul_bf16_backward_weight_cpu(dweight, p->dout, p->inp, N, C, OC, GRADIENT_SET, scratch);
+    EXPECT_NEAR(ops_error(dweight, p->want.dweight, p->size.dweight, occ), 0, limit,
+                "%s: dweight of %d x %d x %d", kernel->name, N, C, OC);
+    const double *old = ops_widen(p->weight, occ), *old_size = ops_absolute(old, occ);
+    memcpy(dweight, p->weight, occ * sizeof(float));
+    matmul_bf16_backward_weight_cpu(dweight, p->dout, p->inp, N, C, OC, GRADIENT_ADD,
+                                    scratch); // onto known values
+    EXPECT_NEAR(
+        ops_error(dweight, ops_sum(p->want.dweight, old, occ), ops_sum(p->size.dweight, old_size, occ), occ),
+        0, limit, "%s: dweight added, %d x %d x %d", kernel->name, N, C, OC);
+}
+
+// With each of the first `count` kernels.
+static void check_size(int count, int N, int C, int OC) {
+    const size_t nc = (size_t)N * C, occ = (size_t)OC * C, noc = (size_t)N * OC;
+    Products_ p = {N,   C,  OC, ops_normal(nc, 1), ops_normal(occ, 1), ops_normal(OC, 1), ops_normal(noc, 1),
+                   {0}, {0}};
+    const double *inp = rounded(p.inp, nc), *weight = rounded(p.weight, occ), *bias = ops_widen(p.bias, OC),
+                 *dout = rounded(p.dout, noc);
+    p.want = reference(N, C, OC, inp, weight, bias, dout);
+    p.size = reference(N, C, OC, ops_absolute(inp, nc), ops_absolute(weight, occ), ops_absolute(bias, OC),
+                       ops_absolute(dout, noc));
+    for (int k = 0; k < count; k++) {
+        MatmulBf16Scratch scratch;
+        matmul_bf16_open(&scratch, kernels[k]);
+        check_forward(&kernels[k], &scratch, &p);
+        check_backward(&kernels[k], &scratch, &p);
+        matmul_bf16_close(&scratch);
+    }
+    ops_close("sizes");
 }
 
 // Every edge of a tile and of a step; more than one block, slab and part.
-static void test_sizes(const Bf16Kernel* kernel) {
+static void test_sizes(int count) {
     const int around[] = {1, 2, 31, 32, 33, 65};
     for (int i = 0; i < 6; i++) {
-        check_size(kernel, around[i], around[(i + 2) % 6], around[(i + 3) % 6]);
-        check_size(kernel, around[i], around[(i + 5) % 6], around[(i + 1) % 6]);
+        check_size(count, around[i], around[(i + 2) % 6], around[(i + 3) % 6]);
+        check_size(count, around[i], around[(i + 5) % 6], around[(i + 1) % 6]);
     }
-    check_size(kernel, 3, 2 * MATMUL_BF16_BLOCK_K + 1, 5);
-    check_size(kernel, 33, MATMUL_BF16_BLOCK_K + 1, 300);
-    check_size(kernel, 257, 70, MATMUL_BF16_PART_PANELS * BF16_TILE + 1);
+    check_size(count, 3, 2 * MATMUL_BF16_BLOCK_K + 1, 5);
+    check_size(count, 33, MATMUL_BF16_BLOCK_K + 1, 300);
+    check_size(count, 257, 70, MATMUL_BF16_PART_PANELS * BF16_TILE + 1);
 }
 
 // More than one slab of k, of rows and of columns; results that are streamed. Too large for models.
-static void test_slabs(const Bf16Kernel* kernel) {
+static void test_slabs(int count) {
     const int rows = MATMUL_BF16_PART_TILES * BF16_TILE + 1, k = MATMUL_BF16_PART / MATMUL_BF16_PART_TILES;
-    check_size(kernel, rows, k + 1, 5);
-    check_size(kernel, 2, 3, MATMUL_BF16_PART + 33);
-    check_size(kernel, 3 * rows, 700, 33);
-    check_size(kernel, 4200, MATMUL_BF16_SLAB_RIGHT / 4224 + 33, 5);
-    check_size(kernel, 600, 512, 480);
+    check_size(count, rows, k + 1, 5);
+    check_size(count, 2, 3, MATMUL_BF16_PART + 33);
+    check_size(count, 3 * rows, 700, 33);
+    check_size(count, 4200, MATMUL_BF16_SLAB_RIGHT / 4224 + 33, 5);
+    check_size(count, 600, 512, 480);
 }
 
 // With denormal factors, products and sums, vectors of fp32 do what vdpbf16ps is said to do.
@@ -243,8 +268,8 @@ int main(int argc, char** argv) {
         test_packing(kernels[0].pack_away);
     }
     test_like_avx512();
+    test_sizes(kernels_count);
     for (int k = 0; k < kernels_count; k++) {
-        test_sizes(&kernels[k]);
         test_not_finite(&kernels[k]);
         test_threads(&kernels[k], 50, 100, 70);
     }
@@ -253,8 +278,8 @@ int main(int argc, char** argv) {
 #else
     const int large = kernels_count - 2; // not the models
 #endif
+    test_slabs(large);
     for (int k = 0; k < large; k++) {
-        test_slabs(&kernels[k]);
         test_threads(&kernels[k], 300, 900, 2500);
     }
     return test_done("matmul_bf16");
