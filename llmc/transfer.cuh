@@ -204,7 +204,8 @@ static inline void transfer_download_split_(const Transfer* t, int g, float* gro
 
 // Copies the weights of group g that are saved: fp32 master weights if there are any, else floatX.
 static inline void transfer_download_group(const Transfer* t, int g, void* group) {
-    zero_wait_for_parameters(t->zero);
+    zero_wait_for_parameters(
+        t->zero); // redundant: before a save, replicas are compared, which waits for them, too
     if (t->master == MASTER_FP32) {
         transfer_download_master_(t, g, group, DTYPE_FP32);
     } else if (t->master == MASTER_SPLIT) {
