@@ -52,8 +52,9 @@ typedef struct {
     const char *recompute, *gelu_fusion, *bias_fusion, *graph, *gradients, *master_weights, *zero;
     const char* freeze; // NULL: nothing
     const char* share;  // NULL: off
+    int offload_residuals;
 } Settings;
-static const Settings USUAL = {"0", "2", "on", "off", "model", "on", "0", NULL, NULL};
+static const Settings USUAL = {"0", "2", "on", "off", "model", "on", "0", NULL, NULL, 0};
 
 // The sizes; if layers share parameters, of four of them.
 static GPT2Config config_of(Settings s) {
@@ -85,6 +86,7 @@ static Options options_of(Settings s, int batch) {
     options_parse(&options, sizeof(line) / sizeof(line[0]), (char**)line, options_program(OPTION_GPU));
     options.layers = config_of(s).L;
     options.freeze = s.freeze ? s.freeze : "";
+    options.offload_residuals = s.offload_residuals;
     return options;
 }
 
@@ -372,6 +374,9 @@ static void test_same_bits(const float* weights) {
     other.graph = "off";
     other.recompute = "3";
     expect_same_bits("--recompute 3", want, other, weights);
+    other.offload_residuals = 1;
+    expect_same_bits("--recompute 3 --offload-residuals on", want, other, weights);
+    other.offload_residuals = 0;
     other.recompute = "mlp";
     expect_same_bits("--recompute mlp", want, other, weights);
     free(want.data);

@@ -307,7 +307,7 @@ static void close_training(GPT2* model) {
 }
 
 static void gpt2_close(GPT2* model) {
-    zero_wait_for_parameters(&model->zero);
+    zero_wait_for_parameters(&model->zero);               // test_ranks.sh: one process gathers nothing
     CUDA_CHECK(cudaStreamSynchronize(model->gpu.stream)); // cudaFree waits, too, but undocumented
     if (model->recompute != RECOMPUTE_NEVER) {
         close_training(model);
@@ -696,8 +696,9 @@ static void gpt2_choose_products(GPT2* model) {
         gpt2_micro_step(model, gpt2_push(model, batch), 1.0f / (float)N, step, 0);
     }
     optimizer_choose_products<floatX>(&model->optimizer, &model->matmul);
-    zero_wait_for_gradient(&model->zero);
-    CUDA_CHECK(cudaStreamSynchronize(model->gpu.stream)); // as in gpt2_evaluate
+    zero_wait_for_gradient(&model->zero); // redundant: the first update waits by itself
+    CUDA_CHECK(cudaStreamSynchronize(
+        model->gpu.stream)); // redundant: but it keeps the others' wait for a message short (--timeout)
     model->has_products = 1;
     free(tokens);
 }
@@ -798,7 +799,8 @@ static void gpt2_evaluate(GPT2* model, Batch batch, int64_t i, double* losses) {
         gpt2_validated(model, i, losses);
         losses[i] = 0;
         zero_idle_forward(&model->zero);
-        CUDA_CHECK(cudaStreamSynchronize(model->gpu.stream));
+        CUDA_CHECK(cudaStreamSynchronize(
+            model->gpu.stream)); // redundant: but it keeps the others' wait for a message short (--timeout)
         return;
     }
     batch = gpt2_push(model, batch);
@@ -828,7 +830,8 @@ static void gpt2_token_losses(void* model_, Batch batch, float* losses, int* is_
     if (N > 0 && is_top) {
         gpu_copy(is_top, model->is_top, N * sizeof(int), &model->gpu);
     }
-    CUDA_CHECK(cudaStreamSynchronize(model->gpu.stream)); // as the others wait: the next message is MPI's
+    CUDA_CHECK(cudaStreamSynchronize(
+        model->gpu.stream)); // redundant: but it keeps the others' wait for a message short (--timeout)
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -870,7 +873,7 @@ static int gpt2_copy_out(GPT2* model, Checkpoints* copy) {
 
 static uint64_t gpt2_checksum(GPT2* model) {
     const size_t bytes = zero_replicated_elements(&model->zero.plan) * sizeof(floatX);
-    zero_wait_for_parameters(&model->zero);
+    zero_wait_for_parameters(&model->zero); // test_ranks.sh: one process gathers nothing
     checksum_words(&model->results.on_gpu->checksum, model->params_memory, bytes / sizeof(uint64_t),
                    &model->gpu);
     return step_results_read(&model->results, 0)->checksum;

@@ -474,6 +474,9 @@ test_gpu_same_bits() {
     done
     check "the first line: $(head -n 1 stdout)" \
         grep -q "^processes: 3 on 1 machine (mpirun, .*), rank 0 on $(uname -n); zero 3, shards of 3$" stdout
+    CUSIM_STREAMS=lazy ranks 2 "$trainer" --layers 2 --channels 32 --heads 2 --seq-len 16 --batch 2 --total-batch 160 --steps 2 \
+        --samples 0 --eval-every 0 # the last update is still collected when the model is closed
+    check "without files: exit status $status, $(head -n 1 stderr)" [ $status = 0 ]
 }
 
 # Each process finds another algorithm fastest, and none has a cache: all take rank 0's.

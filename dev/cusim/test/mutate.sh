@@ -11,8 +11,8 @@
 #
 # A line for each mutant: where, what was left out, and who noticed (wrong: the test failed; cusim: the device
 # complained; tsan; hang). At the end the survivors; the exit status is 1 if there are any but those whose line says
-# `// redundant: why`, or if one of these is noticed after all. A survivor is a wait that no test needs, or one that is
-# not needed: look at it.
+# `// redundant: why`, or `// test_ranks.sh: why` if only several processes need it, or if one of these is noticed after
+# all. A survivor is a wait that no test needs, or one that is not needed: look at it.
 #
 # All mutants of a file are one program, which leaves out the wait whose number is in MUTANT: a file takes one build, and
 # one with tsan if a mutant gets that far. Two mutants run at a time. MUTATE_MODES names the modes to use. The sources
@@ -106,7 +106,8 @@ noticed_by() {
     done
 }
 
-is_redundant() { sed -n "$2p" "$1" | grep -q '// redundant: '; }
+# excuse FILE LINE: why a test need not notice it, if its line says so.
+excuse() { sed -n "$2s,.*// \(redundant\|test_ranks.sh\): .*,\1,p" "$1"; }
 
 # is_wanted LINE LINES: whether the line is one of those given, or none are.
 is_wanted() { [ -z "$2" ] || [[ ,$2, = *,$1,* ]]; }
@@ -131,8 +132,8 @@ report_mutants() {
         is_wanted "$line" "$2" || continue
         verdict=$(cat "$copy/verdict.$number")
         count=$((count + 1))
-        if is_redundant "$1" "$line"; then
-            echo "$1:$line: $text: ${verdict:-survives}, said to be redundant"
+        if [ -n "$(excuse "$1" "$line")" ]; then
+            echo "$1:$line: $text: ${verdict:-survives}, its line says: $(excuse "$1" "$line")"
             [ -z "$verdict" ] || bad=$((bad + 1))
         else
             echo "$1:$line: $text: ${verdict:-SURVIVES}"
