@@ -303,7 +303,8 @@ static inline void zero_gather_parameters(ZeroGpu* z) {
 static inline void zero_wait_for_parameters(ZeroGpu* z) {
     const int groups = zero_gathered_groups_(&z->plan);
     if (groups > 0) {
-        zero_wait_(z->main.stream, z->gathered[groups - 1]);
+        zero_wait_(z->main.stream,
+                   z->gathered[groups - 1]); // test_ranks.sh: before checksums, and before all is freed
     }
 }
 
