@@ -36,9 +36,8 @@ defines: MuonPlace, MuonTensor, MuonGpu, muon_planned_bytes, muon_open, muon_clo
 
 // Elements of X that are worth a group of layers: 4 of the MLP of GPT-2 124M.
 #define MUON_GROUP_ELEMENTS ((size_t)8 << 20)
-// Threads of a block; blocks that share a matrix, so many for any size that there are enough for a GPU and their sums
-// are quickly added.
-enum { MUON_THREADS_ = 256, MUON_BLOCKS_ = 64 }; // MUON_BLOCKS_: of a matrix at most
+// Threads of a block; blocks that share a matrix, at most: enough for a GPU, and few enough to add their sums quickly.
+enum { MUON_THREADS_ = 256, MUON_BLOCKS_ = 64 };
 
 // Where the first layer is in an array, and how much further each next one; in elements.
 typedef struct {

@@ -111,9 +111,9 @@ typedef struct {
     int N, C, OC;
     const float *inp, *weight, *bias, *dout;
     Results want, size;
-} Products_;
+} Case;
 
-static void check_forward(const Bf16Kernel* kernel, MatmulBf16Scratch* scratch, const Products_* p) {
+static void check_forward(const Bf16Kernel* kernel, MatmulBf16Scratch* scratch, const Case* p) {
     const int N = p->N, C = p->C, OC = p->OC;
     float* out = ops_floats((size_t)N * OC);
     matmul_bf16_forward_cpu(out, p->inp, packed_weight(matmul_bf16_forward_weight(p->weight, C), C, OC),
@@ -122,7 +122,7 @@ static void check_forward(const Bf16Kernel* kernel, MatmulBf16Scratch* scratch, 
                 kernel->name, N, C, OC);
 }
 
-static void check_backward(const Bf16Kernel* kernel, MatmulBf16Scratch* scratch, const Products_* p) {
+static void check_backward(const Bf16Kernel* kernel, MatmulBf16Scratch* scratch, const Case* p) {
     const int N = p->N, C = p->C, OC = p->OC;
     const size_t nc = (size_t)N * C, occ = (size_t)OC * C;
     float *dinp = ops_floats(nc), *dweight = ops_floats(occ);
@@ -145,8 +145,8 @@ static void check_backward(const Bf16Kernel* kernel, MatmulBf16Scratch* scratch,
 // With each of the first `count` kernels.
 static void check_size(int count, int N, int C, int OC) {
     const size_t nc = (size_t)N * C, occ = (size_t)OC * C, noc = (size_t)N * OC;
-    Products_ p = {N,   C,  OC, ops_normal(nc, 1), ops_normal(occ, 1), ops_normal(OC, 1), ops_normal(noc, 1),
-                   {0}, {0}};
+    Case p = {N,   C,  OC, ops_normal(nc, 1), ops_normal(occ, 1), ops_normal(OC, 1), ops_normal(noc, 1),
+              {0}, {0}};
     const double *inp = rounded(p.inp, nc), *weight = rounded(p.weight, occ), *bias = ops_widen(p.bias, OC),
                  *dout = rounded(p.dout, noc);
     p.want = reference(N, C, OC, inp, weight, bias, dout);
