@@ -41,6 +41,11 @@ if [ $is_gpu ] && ! grep -q ncclCommInitRankConfig "$test_comm"; then
     exit
 fi
 
+# Programs of its own: a process that is left cannot be one of another test.
+mkdir programs && cp "$trainer" "$test_comm" programs || exit 1
+trainer=$work/programs/${trainer##*/}
+test_comm=$work/programs/${test_comm##*/}
+
 # ranks N COMMAND...: sets `status`, the files stdout and stderr, and `seconds`.
 ranks() {
     local begin=$SECONDS
