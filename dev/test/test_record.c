@@ -53,6 +53,16 @@ static void test_again(void) {
     record_close(&r);
 }
 
+// A finished run that is started again does nothing: its speed stays, and its peak is that of all starts.
+static void test_starts(void) {
+    Record r =
+        read_text(TRAIN(1, 9) "{\"kind\":\"summary\",\"tok_per_s\":500,\"samples_per_s\":5,\"peak_mb\":39}\n"
+                              "{\"kind\":\"summary\",\"tok_per_s\":0,\"samples_per_s\":0,\"peak_mb\":21}\n");
+    EXPECT(r.tok_per_s == 500 && r.samples_per_s == 5 && r.peak_mib == 39, "%g tok/s, %g samples/s, %g MiB",
+           r.tok_per_s, r.samples_per_s, r.peak_mib);
+    record_close(&r);
+}
+
 static void body_read(const void* text) {
     Record r = read_text((const char*)text);
     record_close(&r);
@@ -78,6 +88,7 @@ static void test_split(void) {
 int main(void) {
     test_numbers();
     test_again();
+    test_starts();
     test_refused();
     test_split();
     return test_done("record");

@@ -102,7 +102,7 @@ typedef struct {
     size_t num_steps, num_events, num_options, num_memory;
     char *program, *trainer, *host, *device;            // "": not told
     double floor, peak_mib, planned_mib, samples_per_s; // NaN: not told
-    double tok_per_s; // of the last start, without the first update; NaN: not told
+    double tok_per_s; // of the last start that did something, without its first update; NaN: not told
     RecordEnd end;
 } Record;
 
@@ -392,10 +392,12 @@ static int record_summary_(Record* r, JsonReader* json) {
         }
     }
     r->floor = isfinite(values[0]) ? values[0] : r->floor;
-    r->tok_per_s = values[1];
-    r->peak_mib = values[2];
+    r->peak_mib = fmax(r->peak_mib, values[2]); // of all starts; of NaN and a number fmax takes the number
     r->planned_mib = values[3];
-    r->samples_per_s = values[4];
+    if (values[1] > 0) { // 0: resumed when it was finished already, and did nothing
+        r->tok_per_s = values[1];
+        r->samples_per_s = values[4];
+    }
     r->end = RECORD_FINISHED;
     return record_line_ends_(json, more);
 }
