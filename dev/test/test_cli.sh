@@ -356,6 +356,21 @@ test_same_numbers() {
     check "and the samples" [ "$(samples_of seed)" != "$(samples_of threads_1)" ]
 }
 
+# A runtime that binds threads has bound the first one before the program starts itself again: the others have cores of
+# their own all the same.
+test_bound_threads() {
+    local program i bound=0
+    [ "$(nproc)" -gt 1 ] && grep -q omp_get_thread_num "$trainer" || return 0
+    env -u OMP_WAIT_POLICY -u OMP_NUM_THREADS OMP_PROC_BIND=true "$trainer" "${model[@]}" "${batch[@]}" --steps 1000000 >/dev/null 2>&1 &
+    program=$!
+    for ((i = 0; i < 100 && bound < 2; i++)); do
+        sleep 0.1
+        bound=$(sed -n 's/^Cpus_allowed_list:[[:space:]]*//p' /proc/$program/task/*/status 2>/dev/null | sort -u | grep -c '^[0-9]*$')
+    done
+    { kill -KILL $program && wait $program; } 2>/dev/null
+    check "OMP_PROC_BIND: threads on $bound cores of their own, of $(nproc)" [ "$bound" -ge 2 ]
+}
+
 test_accumulation() {
     local run=("${model[@]}" --seq-len 16 --total-batch 64 --steps 6 "${quiet[@]}")
     good "one micro-batch" "${run[@]}" "${text[@]}" --batch 4 --out micro_1
@@ -802,6 +817,7 @@ test_sources
 test_verify
 test_learning
 test_same_numbers
+test_bound_threads
 test_accumulation
 test_packing
 test_repeat

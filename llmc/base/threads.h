@@ -1,7 +1,7 @@
 /*
 threads.h -- the few questions asked of OpenMP, answered for one thread when it is absent.
 
-defines: threads_max, thread_index, threads_set, threads_open, threads_wait_briefly
+defines: threads_max, thread_index, threads_set, threads_open, threads_spread, threads_wait_briefly
 */
 #ifndef LLMC_THREADS_H
 #define LLMC_THREADS_H
@@ -17,6 +17,33 @@ defines: threads_max, thread_index, threads_set, threads_open, threads_wait_brie
 #include <sched.h>
 #endif
 
+#include "llmc/base/clock.h"
+
+// With OMP_PROC_BIND the runtime has bound this thread to one place already, and a program that it starts would see no
+// other core: gives it those of all places again.
+static inline void threads_unbind_(void) {
+#ifdef __linux__
+    enum { MOST = 1024 }; // of one place
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    for (int place = 0; place < omp_get_num_places(); place++) {
+        int cores[MOST];
+        const int count = omp_get_place_num_procs(place);
+        if (count <= MOST) {
+            omp_get_place_proc_ids(place, cores);
+        }
+        for (int i = 0; i < count && count <= MOST; i++) {
+            if (cores[i] < CPU_SETSIZE) {
+                CPU_SET(cores[i], &set);
+            }
+        }
+    }
+    if (CPU_COUNT(&set) > 0) {
+        sched_setaffinity(0, sizeof(set), &set);
+    }
+#endif
+}
+
 // Waiting threads burn their core for milliseconds by default, in the belief that all cores are ours. When
 // they are not (a laptop, a shared server), that keeps the very thread waited for from running: a step of
 // 0.13 s was seen to take 3.4 s beside one busy process. OpenMP reads its settings before main, so the
@@ -29,6 +56,7 @@ static inline void threads_wait_briefly(char** argv) {
         const ssize_t length = readlink("/proc/self/exe", program, sizeof(program) - 1);
         if (length > 0) { // where there is no such link, things stay as they are
             program[length] = '\0';
+            threads_unbind_();
             execv(program, argv);
         }
     }
@@ -63,8 +91,43 @@ static inline void threads_open(int threads, int processes) {
         threads_set(bound < share ? bound : share);
     }
 }
+
+#ifdef __linux__
+static inline int threads_share_a_core_(const int* cores, int threads) {
+    for (int i = 0; i < threads; i++) {
+        for (int j = 0; j < i; j++) {
+            if (cores[i] == cores[j]) {
+                return 1;
+            }
+        }
+    }
+    return 0;
+}
+#endif
+
+// The system may start two threads on one core and leave them there for tens of milliseconds. Returns when all run on
+// cores of their own, at the latest after 0.1 s; at once if there are more threads than cores.
+static inline void threads_spread(void) {
+#ifdef __linux__
+    enum { MOST = 1024 };
+    const int threads = threads_max();
+    const double begin_s = time_now_s();
+    int cores[MOST], share = threads <= MOST && threads <= omp_get_num_procs();
+    while (share && time_now_s() - begin_s < 0.1) {
+#pragma omp parallel
+        {
+            const double start_s = time_now_s();
+            while (time_now_s() - start_s < 0.0005) {
+            }
+            cores[thread_index()] = sched_getcpu();
+        }
+        share = threads_share_a_core_(cores, threads);
+    }
+#endif
+}
 #else
 static inline int threads_max(void) { return 1; }
+static inline void threads_spread(void) {}
 static inline int thread_index(void) { return 0; }
 static inline void threads_set(int threads) { (void)threads; }
 static inline void threads_open(int threads, int processes) { (void)threads, (void)processes; }

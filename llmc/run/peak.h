@@ -41,9 +41,10 @@ static inline float peak_work_(int rounds) {
 }
 
 // Operations per second of all threads together. Takes about 10 ms, or twice as long where that is not enough for the
-// repeats, as without optimization.
+// repeats, as without optimization; and what the threads take to have cores of their own.
 static inline double peak_flops_per_s(void) {
     enum { ROUNDS = 200000, REPEATS = 8 };
+    threads_spread();
     const double begin_s = time_now_s();
     double best = 0;
     for (int repeat = 0; repeat < REPEATS && time_now_s() - begin_s < 0.02; repeat++) {
@@ -73,6 +74,7 @@ static inline double peak_bf16_flops_per_s(Bf16Kernel kernel) {
     enum { ROUNDS = 10, REPEATS = 8 };
     __attribute__((aligned(64))) uint32_t factors[PEAK_BF16_STEPS * BF16_STEP_PAIRS];
     double best = 0;
+    threads_spread();
     for (int i = 0; i < PEAK_BF16_STEPS * BF16_STEP_PAIRS; i++) {
         factors[i] = 0x3f803f80; // 1, 1
     }
