@@ -73,10 +73,10 @@ $(BUILD)/commit: $(call stale,$(BUILD)/commit,$(COMMIT))
 
 .DEFAULT_GOAL := train_gpt2
 # Only what computes gains by -O3: the trainer, the tokenizer, and the tests of vectors. An OPT of yours is for all.
-$(BUILD)/llmc/base/%.o $(BUILD)/llmc/data/%.o $(BUILD)/llmc/formats/%.o $(BUILD)/llmc/run/%.o: private OPT = -O2
 $(filter-out $(VECTOR_TESTS:%=$(BUILD)/%),$(MODULES:%=$(BUILD)/%)): private OPT = -O1
 
 define LIBRARY_RULES
+$(foreach room,base data formats run,$(1)/llmc/$(room)/%.o): private OPT = -O2
 $(1)/llmc/comm_mpi.o: private override CFLAGS += $(MPI_FLAGS)
 $(1)/llmc/%.o: llmc/%.h Makefile $(1)/flags
 	@mkdir -p $$(@D)
