@@ -72,7 +72,8 @@ $(BUILD)/commit: TEXT = $(COMMIT)
 $(BUILD)/commit: $(call stale,$(BUILD)/commit,$(COMMIT))
 
 .DEFAULT_GOAL := train_gpt2
-# Only what computes gains by -O3: the trainer, the tokenizer, and the tests of vectors. An OPT of yours is for all.
+# Only what computes gains by -O3: the trainer, the tokenizer, and the tests of vectors. Other tests have -O1, and modules
+# of the other rooms -O2. An OPT of yours is for all.
 $(filter-out $(VECTOR_TESTS:%=$(BUILD)/%),$(MODULES:%=$(BUILD)/%)): private OPT = -O1
 
 define LIBRARY_RULES

@@ -625,7 +625,7 @@ static inline void matmul_plan_follow_(MatmulPlan_* plan, const MatmulChoice* ch
 
 // The choice of rank 0, for all. Its GPU may wait for the others', so these finish first what they have begun.
 static inline void matmul_plan_share_(MatmulPlan_* plan, MatmulOperands_ x, const MatmulGpu* ctx) {
-    CUDA_CHECK(cudaDeviceSynchronize()); // redundant: in one process, which is all that its test has
+    CUDA_CHECK(cudaDeviceSynchronize()); // redundant: its test has one process
     if (ctx->comm->rank == 0) {
         matmul_plan_find_(plan, x, ctx);
     }

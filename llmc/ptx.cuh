@@ -112,14 +112,15 @@ inline void ldmatrix_x4_trans(unsigned (&r)[4], const void* row, CUSIM_LOC) {
     ptx_ldmatrix_(r, row, 2 * t, g, 2 * t + 1, g, CUSIM_L);
 }
 
-// What a lane hands in for a product, and gets.
+// A lane's registers in a product: a and b go in, d goes in and out.
 struct PtxMma_ {
     unsigned a[4], b[2];
     float d[4];
 };
 typedef float PtxRow_ __attribute__((vector_size(32))); // of eight columns
 
-// The product of a whole warp. ThreadSanitizer does not look: these are registers of lanes that wait.
+// The product of a whole warp, computed by one lane. It reads and writes the registers of the others, which wait: no
+// access of memory, so ThreadSanitizer does not look.
 template <class T> __attribute__((no_sanitize("thread"))) void ptx_mma_(void* const lanes[32]) {
     float a[16][16], b[16][8], d[16][8];
     for (int lane = 0; lane < 32; lane++) {

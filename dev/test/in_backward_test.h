@@ -12,7 +12,7 @@ defines: test_in_backward
 
 #include "resume_test.h"
 
-// Of how many steps, half the run, the checkpoint is that is resumed from.
+// Steps up to the checkpoint that is resumed, and as many after it.
 #ifdef SANITIZED
 enum { IN_BACKWARD_HALF = 1 };
 #else
@@ -21,11 +21,11 @@ enum { IN_BACKWARD_HALF = 2 };
 
 // Makes a line of options. An update is one micro-batch. With three blocks, two share a buffer of gradients.
 static inline void in_backward_line_(char line[1024], int layers, const char* options) {
-    snprintf(line, 1024,
-             "--layers %d --channels 64 --heads 2 --seq-len 16 --batch 2 --eval-every %d --eval-batches 1 "
-             "--sample-every %d "
-             "--sample-tokens 2 --samples 1 --lr 0.01 --steps %d --save-every %d --out %s",
-             layers, IN_BACKWARD_HALF, IN_BACKWARD_HALF, 2 * IN_BACKWARD_HALF, IN_BACKWARD_HALF, options);
+    snprintf(
+        line, 1024,
+        "--layers %d --channels 64 --heads 2 --seq-len 16 --batch 2 --lr 0.01 --samples 1 --sample-tokens 2 "
+        "--eval-batches 1 --eval-every %d --sample-every %d --steps %d --save-every %d --out %s",
+        layers, IN_BACKWARD_HALF, IN_BACKWARD_HALF, 2 * IN_BACKWARD_HALF, IN_BACKWARD_HALF, options);
 }
 
 // The two runs have the same bits, logged norms included.

@@ -19,7 +19,7 @@ defines: test_resume
 
 // Runs the trainer with a line of options; what it prints goes nowhere. Returns its exit status.
 static inline int resume_run_(const Trainer* trainer, const char* line) {
-    char words[2100], *argv[128], *save = NULL;
+    char words[2048 + sizeof("trainer ")], *argv[128], *save = NULL;
     int argc = 0;
     snprintf(words, sizeof(words), "trainer %s", line);
     for (char* word = strtok_r(words, " ", &save); word && argc < 127; word = strtok_r(NULL, " ", &save)) {
@@ -73,7 +73,7 @@ static inline void resume_expect_same_(const char* one, const char* other, const
     state_close(&b);
 }
 
-// Of how many steps, half the run, the checkpoint is that is resumed from. A sanitizer wants no more than every path.
+// Steps up to the checkpoint that is resumed, and as many after it. A sanitizer wants no more than every path.
 #ifdef SANITIZED
 enum { RESUME_HALF = 3 };
 #else

@@ -86,8 +86,8 @@ print_reports() {
     done
 }
 
-# Two jobs at a time, tests and compilers alike: each has a token from a pipe, which make knows as its job server. Opened
-# twice, since make does not want to wait when it reads.
+# Two jobs at a time, tests and compilers alike: each takes a token from a pipe, which is also make's job server. The
+# shell opens it separately, because make turns its own end into one that does not wait.
 mkfifo "$tests_dir/tokens"
 exec 8<>"$tests_dir/tokens" 9<>"$tests_dir/tokens"
 printf '++' >&8
@@ -252,12 +252,13 @@ cuda=${CUDA_HOME:-/usr/local/cuda}
 export TSAN_OPTIONS=atexit_sleep_ms=0:exitcode=66
 
 # run_sim MODE PROGRAM: in the orders that show most in this mode; the whole model in all of them in BF16, in the other
-# precisions in the one that shows most.
+# precisions in the one that shows most. ThreadSanitizer remembers four accesses of each 8 bytes; in a regular order it
+# would overwrite the same ones every time, and miss the same races.
 run_sim() {
     local mode=$1 program=$2 order streams orders="down random greedy"
     case $mode:$program in
     *:*/FP16-*/* | *:*/FP32-*/*) orders=down ;;
-    tsan:*) run "sim $mode" env CUSIM_ORDER=random "$program" ;; # in a regular one it forgets the same accesses every time
+    tsan:*) run "sim $mode" env CUSIM_ORDER=random "$program" ;;
     *) run "sim $mode" "$program" ;;
     esac
     [ "$mode" = plain ] || return

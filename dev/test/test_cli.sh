@@ -261,6 +261,9 @@ test_log() {
     else
         echo "skipped: log.jsonl as JSON: python3 is missing (scripts/install_deps.sh)"
     fi
+    cp -r run finished
+    good "a finished run again" --out finished --resume on
+    check_keys summary finished/log.jsonl '{"kind":V,"steps":V,"val_loss":V,"floor":V,"elapsed_s":V,"data_s":V,"planned_mb":V,"peak_mb":V}' # no speed
 }
 
 test_intervals() {

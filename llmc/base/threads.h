@@ -19,23 +19,21 @@ defines: threads_max, thread_index, threads_set, threads_open, threads_spread, t
 
 #include "llmc/base/clock.h"
 
-// With OMP_PROC_BIND the runtime has bound this thread to one place already, and a program that it starts would see no
-// other core: gives it those of all places again.
+// Undoes OMP_PROC_BIND for the thread that starts a program. OpenMP has bound it to its first place by now, and a program
+// inherits the cores that it may use: only these.
 static inline void threads_unbind_(void) {
 #ifdef __linux__
-    enum { MOST = 1024 }; // of one place
     cpu_set_t set;
     CPU_ZERO(&set);
     for (int place = 0; place < omp_get_num_places(); place++) {
-        int cores[MOST];
+        int cores[CPU_SETSIZE];
         const int count = omp_get_place_num_procs(place);
-        if (count <= MOST) {
-            omp_get_place_proc_ids(place, cores);
+        if (count > CPU_SETSIZE) {
+            return; // more cores than such a set has
         }
-        for (int i = 0; i < count && count <= MOST; i++) {
-            if (cores[i] < CPU_SETSIZE) {
-                CPU_SET(cores[i], &set);
-            }
+        omp_get_place_proc_ids(place, cores);
+        for (int i = 0; i < count; i++) {
+            CPU_SET(cores[i], &set);
         }
     }
     if (CPU_COUNT(&set) > 0) {
@@ -92,36 +90,26 @@ static inline void threads_open(int threads, int processes) {
     }
 }
 
-#ifdef __linux__
-static inline int threads_share_a_core_(const int* cores, int threads) {
-    for (int i = 0; i < threads; i++) {
-        for (int j = 0; j < i; j++) {
-            if (cores[i] == cores[j]) {
-                return 1;
-            }
-        }
-    }
-    return 0;
-}
-#endif
-
-// The system may start two threads on one core and leave them there for tens of milliseconds. Returns when all run on
-// cores of their own, at the latest after 0.1 s; at once if there are more threads than cores.
+// The system may start two threads on one core and leave them there for tens of milliseconds. Returns when each has run on a
+// core of its own for 2 ms, at the latest after 0.1 s; at once if there are more threads than cores.
 static inline void threads_spread(void) {
 #ifdef __linux__
-    enum { MOST = 1024 };
+    enum { ROUNDS = 4 }; // of 0.5 ms
     const int threads = threads_max();
     const double begin_s = time_now_s();
-    int cores[MOST], share = threads <= MOST && threads <= omp_get_num_procs();
-    while (share && time_now_s() - begin_s < 0.1) {
+    for (int apart = 0; apart < ROUNDS && threads <= omp_get_num_procs() && time_now_s() - begin_s < 0.1;) {
+        cpu_set_t cores;
+        CPU_ZERO(&cores);
 #pragma omp parallel
         {
             const double start_s = time_now_s();
             while (time_now_s() - start_s < 0.0005) {
             }
-            cores[thread_index()] = sched_getcpu();
+            const int core = sched_getcpu();
+#pragma omp critical
+            CPU_SET(core, &cores);
         }
-        share = threads_share_a_core_(cores, threads);
+        apart = CPU_COUNT(&cores) == threads ? apart + 1 : 0;
     }
 #endif
 }

@@ -17,7 +17,7 @@ log.jsonl, one object per line (a number that is not finite is null; losses have
     {"kind":"rollback","step":...,"from":...,"reason":"..."}
     {"kind":"stop","step":...,"reason":"..."}
     {"kind":"summary","steps":...,"val_loss":...,"floor":...,"elapsed_s":...,"tok_per_s":...,"samples_per_s":...,
-     "data_s":...,"planned_mb":...,"peak_mb":...}  (memory in MiB)
+     "data_s":...,"planned_mb":...,"peak_mb":...}  (memory in MiB; no speed without updates)
 
 tokens counts all updates so far; elapsed_s is the time of the run, including validations, summed over all
 starts of the program; time is Unix time in seconds. power_w and clock_mhz are those of a GPU, once a second; floor
@@ -948,8 +948,10 @@ void log_summary(RunLog* log, LogSummary end) {
         log_number_(log, "floor", end.floor);
     }
     log_number_(log, "elapsed_s", elapsed_s);
-    log_number_(log, "tok_per_s", log_tok_per_s(log));
-    log_number_(log, "samples_per_s", samples_per_s);
+    if (log->timed > 0) {
+        log_number_(log, "tok_per_s", log_tok_per_s(log));
+        log_number_(log, "samples_per_s", samples_per_s);
+    }
     log_number_(log, "data_s", log->data_wait_s);
     log_number_(log, "planned_mb", end.planned_mib);
     log_number_(log, "peak_mb", end.peak_mib);

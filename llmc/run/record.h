@@ -394,7 +394,7 @@ static int record_summary_(Record* r, JsonReader* json) {
     r->floor = isfinite(values[0]) ? values[0] : r->floor;
     r->peak_mib = fmax(r->peak_mib, values[2]); // of all starts; of NaN and a number fmax takes the number
     r->planned_mib = values[3];
-    if (values[1] > 0) { // 0: resumed when it was finished already, and did nothing
+    if (values[1] > 0) { // else it was resumed when it was finished already; older logs say 0 then
         r->tok_per_s = values[1];
         r->samples_per_s = values[4];
     }

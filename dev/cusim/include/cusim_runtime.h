@@ -51,7 +51,8 @@ void cusim_fence(int scope); // CUSIM_FENCE_*
 // lane's next exchange but one.
 const unsigned char* cusim_warp_exchange(int op, unsigned mask, const void* value, unsigned bytes,
                                          const char* file, int line);
-// All 32 lanes: the last one to come calls `together` with what each handed in, the others wait for that.
+// For all 32 lanes of a warp: the last one to arrive calls `together` with every lane's `mine`; the others wait until it
+// returns.
 void cusim_warp_together(int op, void* mine, void (*together)(void* const lanes[32]), const char* file, int line);
 unsigned cusim_lane(void);
 unsigned cusim_activemask(void);

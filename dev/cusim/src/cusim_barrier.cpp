@@ -229,7 +229,7 @@ static void put_value(unsigned char slot[16], const void* value, unsigned bytes)
     }
 }
 
-// The meeting of this mask, which the running lane joins with a value.
+// The running lane joins the meeting of this mask, with a value.
 static Rendezvous* meeting_begin(int op, unsigned mask, const void* value, unsigned bytes, const char* file, int line) {
     DeviceThread* thread = engine.current;
     check_mask(mask, file, line);

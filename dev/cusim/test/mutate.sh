@@ -50,7 +50,7 @@ scan() {
         }' "$1"
 }
 
-# test_of FILE: its test, or that of the whole model.
+# test_of FILE: prints the test that has its name, or else test_gpt2.cu.
 test_of() {
     local name=${1##*/}
     ls "dev/test/test_${name%.*}.cu" test_gpt2.cu 2>/dev/null | head -n 1
@@ -60,7 +60,7 @@ environment_of() {
     case $1 in
     down | random | greedy) echo CUSIM_ORDER="$1" CUSIM_STREAMS=lazy ;;
     streams) echo CUSIM_STREAMS=random ;;
-    tsan) echo CUSIM_ORDER=random ;; # in a regular one it forgets the same accesses every time
+    tsan) echo CUSIM_ORDER=random ;; # as run.sh does
     *) echo CUSIM_ORDER=up ;;
     esac
 }
@@ -106,7 +106,7 @@ noticed_by() {
     done
 }
 
-# excuse FILE LINE: why a test need not notice it, if its line says so.
+# excuse FILE LINE: prints what the line says, `redundant` or `test_ranks.sh`, if it says why its own test notices nothing.
 excuse() { sed -n "$2s,.*// \(redundant\|test_ranks.sh\): .*,\1,p" "$1"; }
 
 # is_wanted LINE LINES: whether the line is one of those given, or none are.
@@ -188,7 +188,7 @@ END
 
 count=0
 bad=0
-declare -A limits # seconds, of the tests that pass without any change
+declare -A limits # seconds that a mutant may take, for each test that has passed unchanged
 survivors=()
 for argument in "$@"; do
     file=${argument%%[:=]*}
