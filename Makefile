@@ -7,6 +7,7 @@ CC     ?= cc
 # processors, and takes their vectors anyway.
 MARCH  ?= $(if $(filter Darwin-arm64,$(PLATFORM)),,-march=native)
 OPT    ?= -O3
+MODULES_OPT ?=              # more flags for what is compiled once (COMPILED)
 # Empty: one thread. Apple's clang comes without OpenMP; with Homebrew's libomp:
 # OPENMP="-Xpreprocessor -fopenmp -I$(brew --prefix libomp)/include" LDLIBS="-L$(brew --prefix libomp)/lib -lomp"
 OPENMP ?= $(if $(filter Darwin-%,$(PLATFORM)),,-fopenmp)
@@ -59,7 +60,7 @@ TESTS   = $(MODULES:%=$(BUILD)/%) $(BUILD)/test_gpt2
 # What is built depends on the compiler and its flags, too: the file `flags` of a build has those it was made with, and
 # is out of date where they differ. So a library that was installed since, or another MARCH, takes effect. Warnings
 # change no code.
-FLAGS := $(strip $(CC) $(filter-out -Werror,$(CFLAGS)) $(MPI_FLAGS) $(LDLIBS))
+FLAGS := $(strip $(CC) $(filter-out -Werror,$(CFLAGS)) $(strip $(MODULES_OPT)) $(MPI_FLAGS) $(LDLIBS))
 # `--version` says which commit a program is of; only the programs depend on it. Where git cannot be asked, by root for
 # example, what it said last stays.
 PROGRAMS = $(BUILD)/train_gpt2 $(BUILD)/tokenize
@@ -81,7 +82,7 @@ $(foreach room,base data formats run,$(1)/llmc/$(room)/%.o): private OPT = -O2
 $(1)/llmc/comm_mpi.o: private override CFLAGS += $(MPI_FLAGS)
 $(1)/llmc/%.o: llmc/%.h Makefile $(1)/flags
 	@mkdir -p $$(@D)
-	$$(call said,$$(CC))$$(CC) $$(CFLAGS) -I. -x c -D$$(shell echo $$(notdir $$*) | tr a-z A-Z)_IMPLEMENTATION -c $$< -o $$@
+	$$(call said,$$(CC))$$(CC) $$(CFLAGS) $$(strip $$(MODULES_OPT)) -I. -x c -D$$(shell echo $$(notdir $$*) | tr a-z A-Z)_IMPLEMENTATION -c $$< -o $$@
 $(1)/libllmc.a: $(COMPILED:llmc/%.h=$(1)/llmc/%.o)
 	@rm -f $$@ && $$(AR) rc $$@ $$^
 $(1)/cpu_trainer.o: dev/test/cpu_trainer.c Makefile $(1)/flags

@@ -78,18 +78,19 @@ $(GPU_BUILD)/%: %.cu $(GPU_BUILD)/libllmc.a Makefile $(GPU_BUILD)/flags
 # and its test by precision: build/sim/PRECISION/train_gpt2cu, build/sim/PRECISION-MODE/test_gpt2.
 SIM_SOURCES = $(HEADERS) $(wildcard *.cu train_gpt2.c dev/cusim/include/* dev/cusim/src/* dev/test/*.h) dev/cusim/build.sh
 SIM_MODES = plain asan tsan msan
+SIM_BUILD = SIM_LIBS='$(PACKED_LIBS) $(MPI_LIBS)' dev/cusim/build.sh
 define SIM_RULES
 build/sim/$(1).done: $(SIM_SOURCES) $(if $(filter asan tsan,$(1)),build/sim/plain.done)  # what many link, built once
 	dev/cusim/build.sh dev/test/test_gpu.cu $(1) && touch $$@
 build/sim/$(1)/test_%: dev/test/test_%.cu build/sim/$(1).done
-	dev/cusim/build.sh $$< $(1) $$@
+	$(SIM_BUILD) $$< $(1) $$@
 build/sim/%-$(1)/test_gpt2: build/sim/$(1).done dev/test/cpu_trainer.c
-	CUSIM_FLAGS=-DPRECISION_$$* dev/cusim/build.sh test_gpt2.cu $(1) $$@ dev/test/cpu_trainer.c
+	CUSIM_FLAGS=-DPRECISION_$$* $(SIM_BUILD) test_gpt2.cu $(1) $$@ dev/test/cpu_trainer.c
 # sim-MODE: its tests; the whole model's in BF16, and plainly in every precision.
 sim-$(1): $(GPU_MODULES:%=build/sim/$(1)/%) $(patsubst %,build/sim/%-$(1)/test_gpt2,BF16 $(if $(filter plain,$(1)),FP16 FP32))
 endef
 $(foreach mode,$(SIM_MODES),$(eval $(call SIM_RULES,$(mode))))
 build/sim/bench_group: dev/bench/bench_group.cu build/sim/plain.done
-	dev/cusim/build.sh $< plain $@
+	$(SIM_BUILD) $< plain $@
 build/sim/%/train_gpt2cu: build/sim/plain.done
-	CUSIM_FLAGS=-DPRECISION_$* dev/cusim/build.sh train_gpt2.cu plain $@
+	CUSIM_FLAGS=-DPRECISION_$* $(SIM_BUILD) train_gpt2.cu plain $@

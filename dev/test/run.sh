@@ -12,7 +12,7 @@
 #     build     what the Makefile builds again, and installs (test_build.sh)
 #     get_data  downloads, from a server on this machine (test_get_data.sh)
 #     scripts   those for several machines, with launchers that only say how they were called (test_multi_node.sh)
-#     fuzz      readers of files against random ones (fuzz.sh), 5 s each
+#     fuzz      readers of files against random ones (fuzz.sh), 3 s each
 #     cli       the trainer from the outside, plain and with sanitizers (test_cli.sh), its data (test_data.sh), generating
 #               texts (test_generate.sh), misused
 #               (test_misuse.sh), killed 20 times (test_kill.sh), and ./tokenize (test_tokenize.sh)
@@ -96,10 +96,10 @@ return_token() { printf '+' >&8; }
 job_server="-j2 --jobserver-auth=9,9"
 MAKEFLAGS=$job_server make -s print-CC >/dev/null 2>&1 || job_server= # GNU make before 4.2: one compiler at a time
 
-# run VARIANT COMMAND...: a test, beside one other job.
-run() {
-    local file=$tests_dir/$((++begun))
-    take_token
+# begin AFTER VARIANT COMMAND...: starts a test; AFTER is a command to run when it has ended.
+begin() {
+    local after=$1 file=$tests_dir/$((++begun))
+    shift
     print_reports
     printf '%s\n' "$@" >"$file.command"
     {
@@ -108,9 +108,18 @@ run() {
         echo "$? $((SECONDS - begin))" >"$file.ended"
         times >"$file.cpu"
         mv "$file.ended" "$file.status"
-        return_token
+        $after
     } &
 }
+
+# run VARIANT COMMAND...: a test, beside one other job.
+run() {
+    take_token
+    begin return_token "$@"
+}
+
+# run_beside VARIANT COMMAND...: a test that mostly waits, for processes or for time to pass, beside two other jobs.
+run_beside() { begin true "$@"; }
 
 # finish: waits for all tests that have begun.
 finish() {
@@ -160,6 +169,7 @@ has_cpu() { grep -qw "$1" /proc/cpuinfo 2>/dev/null; }
 links() { "$@" -x c -o /dev/null - 2>/dev/null <<<'#include <omp.h>
 int main(void) { return omp_get_max_threads() == 0; }'; }
 
+quick_modules=MODULES_OPT=-O0 # where the tests are of something else: half the time to compile them
 sanitizers="-Og -g1 -fsanitize=address,undefined -fno-sanitize-recover=all"
 quick_run=(--layers 1 --channels 16 --heads 2 --seq-len 16 --batch 2 --steps 2)
 
@@ -186,19 +196,19 @@ run lint dev/test/lint.sh
 run plain dev/test/test_cli.sh build/plain/train_gpt2
 run plain dev/test/test_generate.sh build/plain/train_gpt2
 run plain dev/test/test_data.sh build/plain/train_gpt2
-run plain dev/test/test_misuse.sh build/plain/train_gpt2
+run_beside plain dev/test/test_misuse.sh build/plain/train_gpt2
 run plain dev/test/test_kill.sh build/plain/train_gpt2
 run plain dev/test/test_report.sh build/plain/train_gpt2
 run plain dev/test/test_tokenize.sh build/plain/tokenize
-run plain dev/test/test_ranks.sh build/plain/train_gpt2
+run_beside plain dev/test/test_ranks.sh build/plain/train_gpt2
 run_tests plain
 run get_data dev/test/test_get_data.sh
 run scripts dev/test/test_multi_node.sh
 run build dev/test/test_build.sh
 
 built asan
-build tsan build/tsan/test_dataloader build/tsan/test_comm_tcp OPENMP= OPT="-O1 -g1 -fsanitize=thread"
-build narrow "${vector_tests[@]/#/build/narrow/}" MARCH= OPT=-O2
+build tsan build/tsan/test_dataloader build/tsan/test_comm_tcp OPENMP= OPT="-O1 -g1 -fsanitize=thread" $quick_modules
+build narrow "${vector_tests[@]/#/build/narrow/}" MARCH= OPT=-O2 $quick_modules
 run asan env OMP_NUM_THREADS=1 dev/test/test_cli.sh build/asan/train_gpt2
 run asan env OMP_NUM_THREADS=1 dev/test/test_generate.sh build/asan/train_gpt2
 run asan env OMP_NUM_THREADS=1 dev/test/test_data.sh build/asan/train_gpt2
@@ -215,7 +225,7 @@ read -r march <<<"$(make -s print-MARCH)"
 # shellcheck disable=SC2086 # no option, or one
 $cc $march -dM -E -x c /dev/null | grep -qw __AVX512F__ && has_avx512=1
 if [ $has_avx512 ]; then
-    build avx2 "${vector_tests[@]/#/build/avx2/}" MARCH=-march=haswell OPT=-O2
+    build avx2 "${vector_tests[@]/#/build/avx2/}" MARCH=-march=haswell OPT=-O2 $quick_modules
 fi
 built narrow
 run_tests narrow "${vector_tests[@]}"
@@ -224,7 +234,7 @@ command -v clang >/dev/null && has_clang=1
 if [ $has_clang ]; then
     openmp=-fopenmp
     links clang -fopenmp || { openmp= && skip "clang with OpenMP: libomp-dev is missing (scripts/install_deps.sh)"; }
-    build clang tests build/clang/train_gpt2 CC=clang OPENMP=$openmp OPT=-O1
+    build clang tests build/clang/train_gpt2 CC=clang OPENMP=$openmp OPT=-O1 $quick_modules
 fi
 if [ $has_avx512 ]; then
     built avx2
@@ -234,8 +244,8 @@ elif has_cpu avx2 && has_cpu fma; then
 else
     skip "avx2: this machine has no AVX2"
 fi
-build serial build/serial/train_gpt2 OPENMP= OPT=-O1
-run fuzz dev/test/fuzz.sh
+build serial build/serial/train_gpt2 OPENMP= OPT=-O1 $quick_modules
+run fuzz dev/test/fuzz.sh 3
 built serial
 run serial build/serial/train_gpt2 "${quick_run[@]}"
 if [ $has_clang ]; then
@@ -251,17 +261,17 @@ fi
 cuda=${CUDA_HOME:-/usr/local/cuda}
 export TSAN_OPTIONS=atexit_sleep_ms=0:exitcode=66
 
-# run_sim MODE PROGRAM: in the orders that show most in this mode; the whole model in all of them in BF16, in the other
-# precisions in the one that shows most. ThreadSanitizer remembers four accesses of each 8 bytes; in a regular order it
-# would overwrite the same ones every time, and miss the same races.
+# run_sim MODE PROGRAM: plainly in the orders that show most, the whole model in all of them in BF16, in the other precisions
+# in the one that shows most; with sanitizers in the regular order. ThreadSanitizer remembers four accesses of each 8 bytes; in
+# a regular order it would overwrite the same ones every time, and miss the same races.
 run_sim() {
     local mode=$1 program=$2 order streams orders="down random greedy"
     case $mode:$program in
-    *:*/FP16-*/* | *:*/FP32-*/*) orders=down ;;
-    tsan:*) run "sim $mode" env CUSIM_ORDER=random "$program" ;;
-    *) run "sim $mode" "$program" ;;
+    plain:*/FP16-*/* | plain:*/FP32-*/*) orders=down ;;
+    plain:*) ;;
+    tsan:*) orders= && run "sim $mode" env CUSIM_ORDER=random "$program" ;;
+    *) orders= && run "sim $mode" "$program" ;;
     esac
-    [ "$mode" = plain ] || return
     for order in $orders; do
         streams=lazy
         [ "$order" != random ] || streams=random # some forgotten waits between streams show only here
@@ -304,7 +314,7 @@ if [ $has_sim ]; then
     else
         skip "roofline: python3 is missing"
     fi
-    run sim dev/test/test_ranks.sh build/sim/BF16/train_gpt2cu
+    run_beside sim dev/test/test_ranks.sh build/sim/BF16/train_gpt2cu
     run sim dev/test/test_multi_gpu.sh
     run_sims plain
     built sim-msan # now all that programs of the simulated GPU have in common is built
@@ -312,7 +322,7 @@ if [ $has_sim ]; then
     run_sims msan
     built sim-asan
     build sim-tsan sim-tsan
-    run cusim dev/cusim/test/run.sh
+    run_beside cusim dev/cusim/test/run.sh
     run_sims asan
     built sim-tsan
     run_sims tsan

@@ -19,6 +19,12 @@ defines: test_task_losses
 #define ORACLE_TASKS_ "dev/ref/fixtures/tasks/"
 
 enum { ORACLE_T_ = 64, ORACLE_B_ = 3, ORACLE_STRIDE_ = 24, ORACLE_LINE_ = 256 };
+// Kernels touch the same memory for all files: a sanitizer sees one of them.
+#ifdef SANITIZED
+enum { ORACLE_FILES_ = 1 };
+#else
+enum { ORACLE_FILES_ = 6 };
+#endif
 
 typedef struct {
     const Trainer* trainer;
@@ -131,7 +137,7 @@ static inline void test_task_losses(const Trainer* trainer, const char* line, do
     tokenizer_open_bytes(&tokenizer);
     trainer->open(o.model, llmc_bin_read_config(ORACLE_TASKS_ "model.bin"), &options, &alone);
     trainer->first_weights(o.model, ORACLE_TASKS_ "model.bin", 0);
-    for (size_t i = 0; i < sizeof(files) / sizeof(files[0]); i++) {
+    for (size_t i = 0; i < ORACLE_FILES_; i++) {
         oracle_compare_(&o, files[i][0], files[i][1], &tokenizer);
     }
     trainer->close(o.model);

@@ -5,10 +5,10 @@
 #include "llmc/reference.h"
 #include "ops.h"
 
-typedef struct {
+struct Shape {
     int B, T, NH, HS;
     const int* starts = NULL; // (B, T) on the host; NULL: one document a row
-} Shape;
+};
 
 static size_t outs(const Shape* s) { return (size_t)s->B * s->T * s->NH * s->HS; }
 static size_t lses(const Shape* s) { return (size_t)s->B * s->NH * s->T; }

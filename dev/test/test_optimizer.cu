@@ -471,7 +471,11 @@ static void test_like_cpu(OptimizerName name, int has_options, ShareLayers share
 
 // Split master weights are those of fp32 beside weights of 16 bits, bit by bit; with 24 bits, rounded after each update.
 static void test_split(OptimizerName name, MasterWeights master, const Gpu* gpu) {
+#ifdef SANITIZED
+    enum { UPDATES = 2 };
+#else
     enum { UPDATES = 20 };
+#endif
     Both split = both_open(optimizer_of(name, 0, master), SHARE_OFF);
     float* grads[UPDATES];
     for (int t = 0; t < UPDATES; t++) {
