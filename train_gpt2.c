@@ -295,7 +295,8 @@ static void block_recompute(GPT2* model, int l, Batch batch) {
 // All gradients, seen from layer l: .qkvw is layer l's. Those of frozen parameters are NULL.
 static GPT2Parameters gradients_at_layer(const GPT2* model, int l) {
     const TensorRow* rows = model->gradient_rows;
-    GPT2Parameters d = gpt2_parameters_at_layer(model->grads, rows, l);
+    const int k = gpt2_copy(model->cfg, l), first = model->zero.plan.first_block; // blocks below have none
+    GPT2Parameters d = gpt2_parameters_at_copy(model->grads, rows, k > first ? k - first : 0);
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
         if (freeze_has(&model->freeze, i, l)) {
             memset((char*)&d + rows[i].member, 0, sizeof(float*));
@@ -429,10 +430,10 @@ static void update_group(GPT2* model, int g, Update update) {
     const size_t begin = zero_group_begin(&model->zero.plan, g);
     for (int i = 0; i < model->zero.num_ranges; i++) {
         const ZeroRange* range = &model->zero.ranges[i];
-        const float* grad = zero_range_gradient_cpu(&model->zero, range);
         if (!is_updated(model, range, g)) {
             continue;
         }
+        const float* grad = zero_range_gradient_cpu(&model->zero, range);
         if (model->comm->size == 1 && linear_packs(&model->linear, range->row)) {
             update_packed(model, range, grad, update, &scratch);
         } else {

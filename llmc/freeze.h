@@ -37,10 +37,10 @@ typedef struct {
 
 static inline int freeze_has(const Freeze* freeze, int row, int l) { return freeze->in_block[l] >> row & 1; }
 
-// Whether every parameter that is frozen is so in all L blocks.
+// Whether every parameter that is frozen in a block that the backward pass comes to is so in all L blocks.
 static inline int freeze_is_whole(const Freeze* freeze, int L) {
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
-        for (int l = 0; l < L; l++) {
+        for (int l = freeze->first_block; l < L; l++) {
             if (freeze_has(freeze, i, l) && !(freeze->rows >> i & 1)) {
                 return 0;
             }

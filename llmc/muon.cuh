@@ -47,14 +47,14 @@ typedef struct {
 // The layers of a tensor. Of each, elements begin ... end-1 are updated here.
 typedef struct {
     size_t begin, end;
-    MuonPlace params, grads, b; // of element `begin`; master weights lie as gradients do
-    MuonPlace row_squares;      // of the whole tensor
-    int layers;                 //
-    int parts, rows, cols;      // a layer has `parts` matrices of rows x cols, below each other
-    int group;                  // of the first layer, and
-    size_t start;               // where the tensor starts in it: in RoundingWords, and in MuonUpdate.u
-    int decay;                  // whether weights decay
-    int by_layer;               // each layer is updated on its own
+    MuonPlace params, master, grads, b; // of element `begin`
+    MuonPlace row_squares;              // of the whole tensor
+    int layers;                         //
+    int parts, rows, cols;              // a layer has `parts` matrices of rows x cols, below each other
+    int group;                          // of the first layer, and
+    size_t start; // where the tensor starts in it: in RoundingWords, and in MuonUpdate.u
+    int decay;    // whether weights decay
+    int by_layer; // each layer is updated on its own
 } MuonTensor;
 
 // X is fp32 for fp32 weights, bf16 for 16-bit weights.
@@ -328,7 +328,7 @@ __global__ void __launch_bounds__(MUON_THREADS_)
     const MuonTensor& t = s.tensor;
     const MuonMatrix_ matrix = muon_matrix_(s);
     const Weights<T> weights =
-        weights_from(all, muon_at_(t.params, matrix.layer), muon_at_(t.grads, matrix.layer));
+        weights_from(all, muon_at_(t.params, matrix.layer), muon_at_(t.master, matrix.layer));
     const RoundingWords words = {seed, stream,
                                  ((uint64_t)(t.group + matrix.layer) << 40) + t.start + t.begin};
     const size_t rows = (size_t)t.rows, cols = (size_t)t.cols;
@@ -467,7 +467,7 @@ template <class T>
 static inline void muon_update(const MuonTensor* t, const MuonUpdate<T>& u, int first, int end,
                                const Gpu* gpu) {
     assert(t->parts > 0 && t->layers > 0 && (size_t)t->parts * t->rows * t->cols > 0);
-    assert((t->params.first | t->params.step | t->grads.first | t->grads.step) % 4 == 0);
+    assert((t->params.first | t->params.step | t->master.first | t->grads.first | t->grads.step) % 4 == 0);
     assert((t->b.first | t->b.step | t->begin | t->start) % 4 == 0);
     assert((size_t)t->rows * t->cols <= UINT32_MAX);
     assert(u.u ? end - first <= 1 : t->begin == 0 && t->end == (size_t)t->parts * t->rows * t->cols);

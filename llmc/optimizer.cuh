@@ -48,6 +48,7 @@ typedef struct {
     uint32_t once, block;  // that this process has of group 0, of each other group: part `rank` of `shards`
     uint32_t rank, shards; // equal parts
     uint32_t count;        // that it has in all
+    uint32_t untrained;    // of them, of the blocks that have no gradients: the first ones
     uint32_t params_rank, params_shards; // the same in what is kept of a group of parameters
 } UpdatePieces_;
 
@@ -93,15 +94,16 @@ static inline UpdatePieces_ update_pieces_(const ZeroPlan* zero) {
                                   (uint32_t)own.part,
                                   (uint32_t)own.parts,
                                   (uint32_t)count,
+                                  (uint32_t)((size_t)zero->first_block * zero->block / part),
                                   (uint32_t)in_kept.part,
                                   (uint32_t)in_kept.parts};
     return pieces;
 }
 
 // A row in group g: where it starts in the group; which of its elements this process updates, and the first one's place in the
-// parameters that are kept and in owned arrays.
+// parameters that are kept, in owned arrays, and in the gradient.
 typedef struct {
-    size_t start, begin, end, kept, owned;
+    size_t start, begin, end, kept, owned, gradient;
 } UpdateTensorPlace_;
 
 static inline UpdateTensorPlace_ update_tensor_place_(const OptimizerState* s, const ZeroPlan* zero, int i,
@@ -112,9 +114,9 @@ static inline UpdateTensorPlace_ update_tensor_place_(const OptimizerState* s, c
                  elements = gpt2_rows_in_files(row, s->cfg) * row->cols, in_piece = s->span[i].begin;
     const size_t begin = piece.full + in_piece > at ? piece.full + in_piece - at : 0,
                  end = begin + s->span[i].count;
-    const UpdateTensorPlace_ place = {at - zero_group_begin(zero, g), begin < elements ? begin : elements,
+    const UpdateTensorPlace_ place = {at - zero_group_begin(zero, g),  begin < elements ? begin : elements,
                                       end < elements ? end : elements, piece.kept + in_piece,
-                                      piece.owned + in_piece};
+                                      piece.owned + in_piece,          piece.gradient + in_piece};
     return place;
 }
 
@@ -132,7 +134,7 @@ static inline AdafactorTensor update_adafactor_tensor_(const OptimizerState* s, 
                                     place.kept,
                                     place.owned,
                                     update_slot_place_(s, STATE_M, i, g),
-                                    zero_is_divided(zero) ? place.start : place.owned,
+                                    zero_is_divided(zero) ? place.start : place.gradient,
                                     update_slot_place_(s, STATE_ROWS, i, g),
                                     update_slot_place_(s, STATE_COLS, i, g),
                                     update_slot_place_(s, STATE_V, i, g),
@@ -151,8 +153,9 @@ static inline int update_is_in_backward_(const ZeroPlan* zero) {
 }
 
 // Whether Adafactor updates a row in group g: any part of it here.
-static inline int update_has_adafactor_(const OptimizerState* s, int i, int g) {
-    return tensor_is_in_group(&s->rows[i], g) && s->rule[i] != RULE_NONE && s->span[i].count > 0;
+static inline int update_has_adafactor_(const OptimizerState* s, const ZeroPlan* zero, int i, int g) {
+    return tensor_is_in_group(&s->rows[i], g) && s->rule[i] != RULE_NONE && s->span[i].count > 0 &&
+           (g == 0 || g > zero->first_block);
 }
 
 // All tensors, group after group; returns their number. The caller frees them. Groups that are
@@ -165,7 +168,7 @@ static inline int update_adafactor_tensors_(AdafactorTensor** tensors, const Opt
     for (int g = 0; g < gpt2_groups(s->cfg); g++) {
         const int begin = count;
         for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
-            if (update_has_adafactor_(s, i, g)) {
+            if (update_has_adafactor_(s, zero, i, g)) {
                 (*tensors)[count] = update_adafactor_tensor_(s, zero, i, g);
                 (*tensors)[count].is_apart = update_is_in_backward_(zero) && count == begin;
                 count++;
@@ -173,6 +176,14 @@ static inline int update_adafactor_tensors_(AdafactorTensor** tensors, const Opt
         }
     }
     return count;
+}
+
+// Where blocks of a row are in a slot of Muon's: that of block 0, whether it has any or not, may be below 0 and wrap around.
+static inline MuonPlace update_muon_slot_(const OptimizerState* s, int slot, int i) {
+    const StateSlot* of = &s->slots[slot];
+    const size_t begin = update_slot_place_(s, slot, i, s->rows[i].place == PLACE_BLOCK);
+    const MuonPlace place = {begin - (size_t)of->first * of->block, of->block};
+    return place;
 }
 
 // The rows that Muon updates, each with all layers; returns their number.
@@ -183,12 +194,15 @@ static inline int update_muon_tensors_(MuonTensor tensors[GPT2_PARAMETER_ROWS], 
         const TensorRow* row = &s->rows[i];
         const int parts = (int)optimizer_parts(row), g = row->place == PLACE_BLOCK;
         const UpdateTensorPlace_ place = update_tensor_place_(s, zero, i, g);
+        const size_t kept = zero->block / (size_t)zero_kept_cut(zero).parts,
+                     owned = zero->block / (size_t)zero_owned_cut(zero).parts;
         const MuonTensor tensor = {place.begin,
                                    place.end,
-                                   {place.kept, zero->block / (size_t)zero_kept_cut(zero).parts},
-                                   {place.owned, zero->block / (size_t)zero_owned_cut(zero).parts},
-                                   {update_slot_place_(s, STATE_M, i, g), s->slots[STATE_M].block},
-                                   {update_slot_place_(s, STATE_ROWS, i, g), s->slots[STATE_ROWS].block},
+                                   {place.kept, kept},
+                                   {place.owned, owned},
+                                   {place.owned - (size_t)zero->first_block * owned, owned},
+                                   update_muon_slot_(s, STATE_M, i),
+                                   update_muon_slot_(s, STATE_ROWS, i),
                                    row->layers,
                                    parts,
                                    (int)row->rows / parts,
@@ -246,13 +260,14 @@ template <class T> static inline void update_open_rules_(OptimizerPlan* plan, co
         plan->muon_tensors = update_muon_tensors_(plan->muon, plan->state, zero);
         muon_open<T>(&plan->muon_memory, plan->muon, plan->muon_tensors);
     } else if (name == OPTIMIZER_ADAFACTOR) {
-        const int count = update_adafactor_tensors_(&tensors, plan->state, zero), blocks = zero->groups - 1;
+        const int count = update_adafactor_tensors_(&tensors, plan->state, zero),
+                  blocks = zero->groups - 1 - zero->first_block;
         int once = 0; // how many are in group 0
         for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
-            once += update_has_adafactor_(plan->state, i, 0);
+            once += update_has_adafactor_(plan->state, zero, i, 0);
         }
         plan->adafactor_once = adafactor_count(tensors, once);
-        plan->adafactor_block = adafactor_count(tensors + once, (count - once) / blocks);
+        plan->adafactor_block = adafactor_count(tensors + once, blocks > 0 ? (count - once) / blocks : 0);
         adafactor_open(&plan->adafactor, tensors, count);
         free(tensors);
     }
@@ -331,6 +346,7 @@ template <class T> static inline void optimizer_choose_products(OptimizerPlan* p
 // Where a piece of the owned arrays lies.
 typedef struct {
     uint32_t full;   // the piece of the parameters
+    uint32_t grads;  // and of the gradient, if it has one
     uint32_t group;  //
     uint32_t own;    // pieces of this process before it in its group
     uint32_t offset; // all pieces before it in its group
@@ -341,7 +357,11 @@ __device__ inline UpdatePlace_ update_place_(const UpdatePieces_& p, uint32_t pi
     const uint32_t group = piece < p.once ? 0 : 1 + (piece - p.once) / p.block;
     const uint32_t begin = group == 0 ? 0 : p.once + (group - 1) * p.block; // of the group, in owned arrays
     const uint32_t part = group == 0 ? p.once : p.block, own = piece - begin, offset = p.rank * part + own;
-    const UpdatePlace_ place = {begin * p.params_shards + p.params_rank * part + own, group, own, offset,
+    const UpdatePlace_ place = {begin * p.params_shards + p.params_rank * part + own,
+                                piece - (group == 0 ? 0 : p.untrained),
+                                group,
+                                own,
+                                offset,
                                 (group == 0 ? 0 : p.once * p.shards) + offset};
     return place;
 }
@@ -359,7 +379,7 @@ static inline int update_slot_of_v_(UpdateRule rule) { return rule == RULE_ADAMW
 
 static inline UpdateShift_ update_shift_(const OptimizerState* s, int row, int slot) {
     const StateSlot* to = &s->slots[slot];
-    const size_t group = state_group_begin(to, s->rows[row].place == PLACE_BLOCK);
+    const size_t group = s->rows[row].place == PLACE_BLOCK ? to->once - (size_t)to->first * to->block : 0;
     const UpdateShift_ shift = {group + to->begin[row] - s->span[row].begin, to->block};
     return shift;
 }
@@ -423,7 +443,7 @@ __device__ inline UpdateArrays_<T, G> update_four_of_(const UpdateArrays_<T, G>&
     four.weights.kind = MASTER;
     four.weights.params += full;
     four.weights.master = (char*)a.weights.master + owned * master_bytes(MASTER);
-    four.grads += owned;
+    four.grads += (size_t)place.grads * UPDATE_PIECE_ + 4 * threadIdx.x;
     return four;
 }
 
@@ -577,9 +597,11 @@ template <class T> static inline MuonUpdate<T> update_muon_of_(const OptimizerUp
     return muon;
 }
 
-// The layers of a row of Muon's that are in some groups.
-static inline UpdateGroups_ update_muon_layers_(const MuonTensor* t, UpdateGroups_ groups) {
-    const UpdateGroups_ layers = {groups.first > t->group ? groups.first - t->group : 0,
+// The layers of a row of Muon's that are in some groups and trained: first < end if there are any.
+static inline UpdateGroups_ update_muon_layers_(const OptimizerPlan* plan, const MuonTensor* t,
+                                                UpdateGroups_ groups) {
+    const int trained = t->group > 0 ? plan->zero.first_block : 0;
+    const UpdateGroups_ layers = {int_max(groups.first - t->group, trained),
                                   int_min(groups.end - t->group, t->layers)};
     return layers;
 }
@@ -587,15 +609,17 @@ static inline UpdateGroups_ update_muon_layers_(const MuonTensor* t, UpdateGroup
 template <class T>
 static inline void update_muon_rows_(const OptimizerUpdate<T>& u, UpdateGroups_ groups, const Gpu* gpu) {
     for (int i = 0; i < u.plan->muon_tensors; i++) {
-        const UpdateGroups_ layers = update_muon_layers_(&u.plan->muon[i], groups);
-        muon_update(&u.plan->muon[i], update_muon_of_(u), layers.first, layers.end, gpu);
+        const UpdateGroups_ layers = update_muon_layers_(u.plan, &u.plan->muon[i], groups);
+        if (layers.first < layers.end) {
+            muon_update(&u.plan->muon[i], update_muon_of_(u), layers.first, layers.end, gpu);
+        }
     }
 }
 
 template <class T>
 static inline void update_muon_operands_(const OptimizerUpdate<T>& u, int g, const Gpu* gpu) {
     for (int i = 0; i < u.plan->muon_tensors; i++) {
-        const UpdateGroups_ group = {g, g + 1}, layers = update_muon_layers_(&u.plan->muon[i], group);
+        const UpdateGroups_ group = {g, g + 1}, layers = update_muon_layers_(u.plan, &u.plan->muon[i], group);
         if (layers.first < layers.end) {
             muon_operand(&u.plan->muon[i], update_muon_of_(u), layers.first, gpu);
         }
@@ -605,9 +629,9 @@ static inline void update_muon_operands_(const OptimizerUpdate<T>& u, int g, con
 // The tensors of Adafactor before group g.
 static inline AdafactorCount update_adafactor_before_(const OptimizerPlan* plan, int g) {
     const AdafactorCount once = plan->adafactor_once, block = plan->adafactor_block, none = {0, 0, 0};
-    const AdafactorCount before = {once.matrices + (g - 1) * block.matrices,
-                                   once.vectors + (g - 1) * block.vectors,
-                                   once.tiles + (g - 1) * block.tiles};
+    const int blocks = int_max(g - 1 - plan->zero.first_block, 0);
+    const AdafactorCount before = {once.matrices + blocks * block.matrices,
+                                   once.vectors + blocks * block.vectors, once.tiles + blocks * block.tiles};
     return g == 0 ? none : before;
 }
 
@@ -644,7 +668,7 @@ template <class T>
 static inline void update_adafactor_operands_(const OptimizerUpdate<T>& u, int g, const Gpu* gpu) {
     const ZeroPiece piece = zero_piece(&u.plan->zero, g);
     const size_t in_group = piece.full - zero_group_begin(&u.plan->zero, g);
-    CUDA_CHECK(cudaMemcpyAsync(u.plan->operands + in_group, (const float*)u.grads.data + piece.owned,
+    CUDA_CHECK(cudaMemcpyAsync(u.plan->operands + in_group, (const float*)u.grads.data + piece.gradient,
                                piece.count * sizeof(float), cudaMemcpyDefault, gpu->stream));
     if (u.plan->weights) {
         const Weights<T> own = weights_from(update_weights_(u), piece.kept, piece.owned);

@@ -151,6 +151,7 @@ typedef struct {
     unsigned rules;             // that have it
     size_t offset_bytes, bytes; // of its array in the allocation of all state; no bytes: nothing has it
     size_t once, block;         // elements of group 0 in the array, and of each other group
+    int first;                  // the first block that has any: those below are frozen (ZeroPlan.first_block)
     size_t begin[GPT2_PARAMETER_ROWS]; // of a row, from the begin of its group on
 } StateSlot;
 
@@ -266,6 +267,14 @@ static inline StateSpan state_span_(const OptimizerState* s, const ZeroPlan* zer
     return span;
 }
 
+// Group g in the array of a slot, in elements; frozen blocks have none.
+static inline size_t state_group_begin(const StateSlot* slot, int g) {
+    return g == 0 ? 0 : slot->once + (size_t)(g > slot->first ? g - 1 - slot->first : 0) * slot->block;
+}
+static inline size_t state_group_elements(const StateSlot* slot, int g) {
+    return g == 0 ? slot->once : g > slot->first ? slot->block : 0;
+}
+
 // What an array takes in one allocation of all state: the next one starts aligned.
 static inline size_t state_slot_room(const StateSlot* slot) {
     const size_t align = TENSOR_ALIGN * sizeof(float);
@@ -273,15 +282,16 @@ static inline size_t state_slot_room(const StateSlot* slot) {
 }
 
 // Places the rows in the array of a slot, which begins at `at`; returns its end.
-static inline size_t state_place_slot_(OptimizerState* s, int slot, int groups, size_t at) {
+static inline size_t state_place_slot_(OptimizerState* s, int slot, const ZeroPlan* zero, size_t at) {
     StateSlot* to = &s->slots[slot];
+    to->first = slot >= STATE_MASTER ? 0 : zero->first_block; // weights of frozen blocks have all their bits
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
         size_t* of_group = s->rows[i].place == PLACE_ONCE ? &to->once : &to->block;
         to->begin[i] = *of_group;
         *of_group += state_kept_elements_(s, slot, i);
     }
     to->offset_bytes = at;
-    to->bytes = array_bytes(to->once + (size_t)(groups - 1) * to->block, to->element_bytes);
+    to->bytes = array_bytes(state_group_begin(to, zero->groups), to->element_bytes);
     return at + state_slot_room(to);
 }
 
@@ -299,7 +309,7 @@ static inline void optimizer_state_open(OptimizerState* s, Optimizer optimizer, 
     }
     state_set_slots_(s);
     for (int slot = 0; slot < STATE_SLOTS; slot++) {
-        s->bytes = state_place_slot_(s, slot, zero->groups, s->bytes);
+        s->bytes = state_place_slot_(s, slot, zero, s->bytes);
         s->saved_bytes = s->slots[slot].name ? s->bytes : s->saved_bytes;
     }
 }
@@ -334,14 +344,6 @@ static inline double optimizer_bytes(const OptimizerState* s, const ZeroPlan* ze
 
 // ---- places ----
 
-// Group g in the array of a slot, in elements.
-static inline size_t state_group_begin(const StateSlot* slot, int g) {
-    return g == 0 ? 0 : slot->once + (size_t)(g - 1) * slot->block;
-}
-static inline size_t state_group_elements(const StateSlot* slot, int g) {
-    return g == 0 ? slot->once : slot->block;
-}
-
 // Where a range begins in the array of a slot that it has, in elements; in one of rows or columns, those of its tensor.
 static inline size_t state_begin(const OptimizerState* s, int slot, const ZeroRange* range) {
     const int is_inside = s->slots[slot].shape == SLOT_ELEMENTS && state_slot_is_whole(s, slot, range->row);
@@ -358,7 +360,8 @@ static inline size_t state_position(const OptimizerState* s, int slot, const Zer
     const size_t offset = owned - zero_piece(zero, g).owned;
     size_t position = state_group_begin(&s->slots[slot], g);
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
-        if (tensor_is_in_group(&s->rows[i], g) && s->span[i].begin < offset) {
+        if (state_group_elements(&s->slots[slot], g) > 0 && tensor_is_in_group(&s->rows[i], g) &&
+            s->span[i].begin < offset) {
             const size_t before = offset - s->span[i].begin;
             const int is_all = before >= s->span[i].count, is_whole = state_slot_is_whole(s, slot, i);
             position += is_all     ? state_kept_elements_(s, slot, i)
@@ -378,7 +381,7 @@ static inline void* state_slot_array(const OptimizerState* s, int slot, void* me
 // What a range has of a slot, in the allocation of all state; NULL if it has nothing.
 static inline void* state_array(const OptimizerState* s, int slot, const ZeroRange* range, void* memory) {
     const StateSlot* from = &s->slots[slot];
-    return state_slot_has(s, slot, range->row)
+    return state_slot_has(s, slot, range->row) && state_group_elements(from, range->group) > 0
                ? (char*)memory + from->offset_bytes + state_begin(s, slot, range) * from->element_bytes
                : NULL;
 }

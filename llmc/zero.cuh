@@ -372,7 +372,7 @@ static inline void zero_parameters(ZeroGpu* z, int l, int direction) {
 
 // Where the gradients of block l lie in `grads`, among the blocks there.
 static inline int zero_gradient_block(const ZeroPlan* plan, int l) {
-    return plan->takes_turns ? l % ZERO_BLOCKS_IN_MEMORY : l;
+    return plan->takes_turns ? l % ZERO_BLOCKS_IN_MEMORY : l - plan->first_block;
 }
 
 // Gradients of group g, as the backward pass left them.
@@ -537,7 +537,7 @@ static inline Gradient zero_group_gradient(const ZeroGpu* z, int g) {
 
 // and an array of all gradients that has this group there; of the others nothing is there. For one process.
 static inline Gradient zero_gradient_at_group(const ZeroGpu* z, int g) {
-    const size_t before = zero_group_begin(&z->plan, g) * dtype_bytes(z->grads.dtype);
+    const size_t before = zero_gradient_begin(&z->plan, g) * dtype_bytes(z->grads.dtype);
     const Gradient all = {(void*)((uintptr_t)zero_group_grads_(z, g) - before), z->grads.dtype};
     return all;
 }

@@ -12,7 +12,7 @@ version of what moves.
 The parameters lie in groups (gpt2.h): what is outside of the blocks, then block 0, 1, ... Blocks, here and below, are those
 of parameters: several layers can have the same one (gpt2_copies). Each group is cut into W equal shards; each process has one of every group. Shard arrays (gradient, optimizer state) hold the shards of
 one process, group after group. With one process a shard is the whole group, and shard arrays look like
-full ones.
+full ones. Blocks below the lowest one that is trained (freeze.h) have no gradients: arrays of gradients leave them out.
 
 Two levels: W processes are `replicas` of `shards` processes each, those of a machine, say. A group is cut into `shards`
 slices, and a slice into a shard for each replica. What moves in every micro-step, slices, stays within a replica, and
@@ -31,7 +31,7 @@ its own first, and they depend on the number of replicas.
 Rajbhandari et al., "ZeRO: memory optimizations toward training trillion parameter models", SC 2020.
 
 defines: ZeroPlan, zero_plan, zero_plan_two_levels, zero_replicas, ZeroCut, zero_shard_of, zero_owned_cut,
-         zero_kept_cut, zero_owned_in_kept, zero_group_begin, zero_group_elements, zero_largest_group, zero_shard_begin, zero_shard_elements,
+         zero_kept_cut, zero_owned_in_kept, zero_group_begin, zero_group_elements, zero_largest_group, zero_gradient_begin, zero_gradient_elements, zero_shard_begin, zero_shard_elements,
          zero_slice_begin, zero_slice_elements, zero_params_elements, zero_full_elements, zero_sliced_elements,
          zero_sharded_elements, zero_owned_elements, zero_replicated_elements, ZeroPiece, zero_piece, ZeroRange,
          zero_max_ranges, zero_ranges, zero_logical_elements, zero_is_divided, ZeroStep, zero_step, zero_reduces, ZeroTraffic,
@@ -61,7 +61,7 @@ typedef struct {
     int rank, size;     // of this process; processes, W
     int shards;         // processes of a replica: W with one level
     int groups;         // gpt2_groups
-    int first_block;    // the lowest one that has gradients (freeze.h): those of the blocks below stay zero
+    int first_block;    // the lowest one that has gradients (freeze.h); 0 in stage 3
     size_t once, block; // of group 0, and of each other group, with padding: multiples of W * GPT2_SHARD_UNIT
     int takes_turns; // blocks leave their gradients in the same memory, one after the other: from stage 2 on, and with
                      // updates during the backward pass, which the caller sets
@@ -124,17 +124,26 @@ static inline size_t zero_largest_group(const ZeroPlan* plan) {
     return plan->once > plan->block ? plan->once : plan->block;
 }
 
-// The shard of group g: in shard arrays, and its size.
+// In full arrays of gradients: where group g begins, which has some; and the elements of all groups.
+static inline size_t zero_gradient_begin(const ZeroPlan* plan, int g) {
+    assert(g == 0 || g > plan->first_block);
+    return g == 0 ? 0 : zero_group_begin(plan, g - plan->first_block);
+}
+static inline size_t zero_gradient_elements(const ZeroPlan* plan) {
+    return zero_group_begin(plan, plan->groups - plan->first_block);
+}
+
+// The shard of group g: in shard arrays of gradients, and its size.
 static inline size_t zero_shard_begin(const ZeroPlan* plan, int g) {
-    return zero_group_begin(plan, g) / (size_t)plan->size;
+    return zero_gradient_begin(plan, g) / (size_t)plan->size;
 }
 static inline size_t zero_shard_elements(const ZeroPlan* plan, int g) {
     return zero_group_elements(plan, g) / (size_t)plan->size;
 }
 
-// The slice of group g, in arrays of slices.
+// The slice of group g, in arrays of slices, of gradients or of parameters: only stage 3 has slices of parameters.
 static inline size_t zero_slice_begin(const ZeroPlan* plan, int g) {
-    return zero_group_begin(plan, g) / (size_t)plan->shards;
+    return zero_gradient_begin(plan, g) / (size_t)plan->shards;
 }
 static inline size_t zero_slice_elements(const ZeroPlan* plan, int g) {
     return zero_group_elements(plan, g) / (size_t)plan->shards;
@@ -145,14 +154,14 @@ static inline size_t zero_params_elements(const ZeroPlan* plan, int blocks) {
     return plan->stage < 3 ? zero_group_begin(plan, plan->groups) : plan->once + (size_t)blocks * plan->block;
 }
 
-// Of a full array, of an array of slices, of a shard array, and of what this process updates: the arrays of optimizer
-// state.
+// Of a full array, of an array of slices, of a shard array of gradients, and of what this process updates: the arrays of
+// optimizer state.
 static inline size_t zero_full_elements(const ZeroPlan* plan) { return zero_group_begin(plan, plan->groups); }
 static inline size_t zero_sliced_elements(const ZeroPlan* plan) {
-    return zero_full_elements(plan) / (size_t)plan->shards;
+    return zero_gradient_elements(plan) / (size_t)plan->shards;
 }
 static inline size_t zero_sharded_elements(const ZeroPlan* plan) {
-    return zero_full_elements(plan) / (size_t)plan->size;
+    return zero_gradient_elements(plan) / (size_t)plan->size;
 }
 static inline size_t zero_owned_elements(const ZeroPlan* plan) {
     return zero_full_elements(plan) / (size_t)zero_owned_cut(plan).parts;
@@ -165,16 +174,19 @@ static inline size_t zero_replicated_elements(const ZeroPlan* plan) {
 
 // ---- what a process updates ----
 
-// Of a group: where it begins in full arrays, in those of the optimizer's state, and in the parameters that are kept.
+// Of a group: where it begins in full arrays, in those of the optimizer's state, in the parameters that are kept, and in the
+// gradient of the update; a group without gradients is nowhere in that.
 typedef struct {
-    size_t full, owned, kept, count;
+    size_t full, owned, kept, gradient, count;
 } ZeroPiece;
 
 static inline ZeroPiece zero_piece(const ZeroPlan* plan, int g) {
     const ZeroCut own = zero_owned_cut(plan), in_kept = zero_owned_in_kept(plan);
-    const size_t begin = zero_group_begin(plan, g), count = zero_group_elements(plan, g) / (size_t)own.parts;
+    const size_t begin = zero_group_begin(plan, g), count = zero_group_elements(plan, g) / (size_t)own.parts,
+                 gradient = g == 0 || g > plan->first_block ? zero_gradient_begin(plan, g) : 0;
     const ZeroPiece piece = {begin + (size_t)own.part * count, begin / (size_t)own.parts,
-                             begin / (size_t)zero_kept_cut(plan).parts + (size_t)in_kept.part * count, count};
+                             begin / (size_t)zero_kept_cut(plan).parts + (size_t)in_kept.part * count,
+                             gradient / (size_t)own.parts, count};
     return piece;
 }
 
@@ -300,8 +312,7 @@ static inline double zero_collected_elements_(const ZeroPlan* plan, int64_t micr
 static inline ZeroTraffic zero_traffic(const ZeroPlan* plan, int64_t sequences, int B, size_t gradient_bytes,
                                        size_t parameter_bytes, double operand_bytes) {
     const int64_t batches = (sequences + B - 1) / B, micro_steps = (batches + plan->size - 1) / plan->size;
-    const double n = (double)zero_full_elements(plan);
-    const double reduced = n - (double)plan->first_block * (double)plan->block;
+    const double n = (double)zero_full_elements(plan), reduced = (double)zero_gradient_elements(plan);
     const double reductions = plan->stage < 2 ? 1 : (double)micro_steps;
     const size_t shared_bytes = plan->stage == 0 ? gradient_bytes : parameter_bytes; // sent to all after it
     const double updated = plan->stage == 0 ? reduced : n;                           // sent within a slice
@@ -348,7 +359,7 @@ static inline int zero_is_alone_(const Zero* z) { return z->plan.size == 1; }
 
 // Elements of the gradients that a backward pass writes to; if blocks take turns, of `blocks` of them at a time.
 static inline size_t zero_grads_elements(const ZeroPlan* plan, int blocks) {
-    return plan->takes_turns ? plan->once + (size_t)blocks * plan->block : zero_full_elements(plan);
+    return plan->takes_turns ? plan->once + (size_t)blocks * plan->block : zero_gradient_elements(plan);
 }
 
 // Elements of the shard and of the pieces that are received, where these have memory of their own.
@@ -396,7 +407,7 @@ static inline void zero_close_cpu(Zero* z) {
 
 // Gradients of group g, as the backward pass left them.
 static inline float* zero_group_grads_(const Zero* z, int g) {
-    return z->grads + (z->plan.takes_turns && g > 0 ? z->plan.once : zero_group_begin(&z->plan, g));
+    return z->grads + (z->plan.takes_turns && g > 0 ? z->plan.once : zero_gradient_begin(&z->plan, g));
 }
 
 // Adds all processes' gradients of group g to the shard.
@@ -443,11 +454,12 @@ static inline void zero_group_square_sum_cpu(const Zero* z, int g, WideSum* sum,
     gradient_square_sum_cpu(sum, zero_group_grads_(z, g), zero_group_elements(&z->plan, g), partial);
 }
 
-// The reduced gradient of a range; if blocks take turns, while its block has them.
+// The reduced gradient of a range that has one; if blocks take turns, while its block has them.
 static inline const float* zero_range_gradient_cpu(const Zero* z, const ZeroRange* range) {
-    const size_t begin = zero_group_begin(&z->plan, range->group);
-    return z->plan.stage == 0 ? zero_group_grads_(z, range->group) + (range->full - begin)
-                              : z->shard + range->owned;
+    const ZeroPiece piece = zero_piece(&z->plan, range->group);
+    const size_t in_piece = range->owned - piece.owned;
+    return z->plan.stage == 0 ? zero_group_grads_(z, range->group) + in_piece
+                              : z->shard + piece.gradient + in_piece;
 }
 
 // Sends each process's shard of group g to all: to the same place in `group`.

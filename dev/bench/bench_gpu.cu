@@ -519,13 +519,21 @@ static void bench_muon_tensor(Bench* bench, MatmulGpu* matmul, const Model* mode
     const int parts = row->rows == 3 * row->cols ? 3 : 1, rows = (int)row->rows / parts,
               cols = (int)row->cols;
     const MuonPlace place = {row->offset_bytes, row->layer_bytes};
-    const MuonTensor tensor = {0,           row->rows * row->cols,
-                               place,       place,
-                               place,       {0, 0},
-                               row->layers, parts,
-                               rows,        cols,
-                               1,           row->offset_bytes - model->block,
-                               row->decay,  0};
+    const MuonTensor tensor = {0,
+                               row->rows * row->cols,
+                               place,
+                               place,
+                               place,
+                               place,
+                               {0, 0},
+                               row->layers,
+                               parts,
+                               rows,
+                               cols,
+                               1,
+                               row->offset_bytes - model->block,
+                               row->decay,
+                               0};
     MuonGpu muon_memory, *muon = &muon_memory;
     char name[64], shape[64];
     muon_open<floatX>(muon, &tensor, 1);

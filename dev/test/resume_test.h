@@ -106,7 +106,8 @@ static inline void test_resume(const Trainer* trainer, const char* options) {
     SavedState a = resume_state_(whole), c = resume_state_(again);
     EXPECT(a.run.sequence == c.run.sequence && a.run.sequence == 8 * RESUME_HALF,
            "data of other micro-batches");
-    EXPECT_NEAR(a.run.val_loss, c.run.val_loss, 0.02 * a.run.val_loss, "their loss");
+    // measured on two sequences, and on one
+    EXPECT_NEAR(a.run.val_loss, c.run.val_loss, 0.04 * a.run.val_loss, "their loss");
     state_close(&a);
     state_close(&c);
 }

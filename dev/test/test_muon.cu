@@ -18,11 +18,12 @@ static Case case_of(int layers, int parts, int rows, int cols) {
     const MuonPlace in_weights = {128, n + 256};
     const MuonTensor t = {0,          r * (size_t)cols,
                           in_weights, in_weights,
-                          {4, n + 4}, {1, r + 3},
-                          layers,     parts,
-                          rows,       cols,
-                          2,          1024,
-                          1,          0};
+                          in_weights, {4, n + 4},
+                          {1, r + 3}, layers,
+                          parts,      rows,
+                          cols,       2,
+                          1024,       1,
+                          0};
     const Case c = {t, 128 + (n + 256) * layers, 4 + (n + 4) * layers, 1 + (r + 3) * layers};
     return c;
 }

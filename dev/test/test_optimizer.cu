@@ -324,25 +324,36 @@ static const GPT2Config WIDE = {5, 60, 64, 2, 2, 64, SHARE_OFF}; // blocks of 64
 typedef struct {
     OptimizerState state;
     ZeroPlan zero;
+    Freeze freeze;
     size_t n;
     float* params;
     char* memory; // of the state
     int in_24;    // after each update on the GPU, weights are rounded to what MASTER_24 has of them
 } Both;
 
-static Both both_open(Optimizer optimizer, ShareLayers share) {
+// The first blocks, as many as `first`, are frozen.
+static Both both_open(Optimizer optimizer, ShareLayers share, int first) {
     GPT2Config cfg = WIDE;
     cfg.share = share;
     Both b;
     b.in_24 = 0;
     b.zero = zero_plan(cfg, 0, 0, 1);
+    b.zero.first_block = first;
     b.n = zero_full_elements(&b.zero);
     optimizer_state_open(&b.state, optimizer, &b.zero, cfg);
+    memset(&b.freeze, 0, sizeof(b.freeze));
+    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+        for (int l = 0; l < cfg.L; l++) {
+            const int is_first = b.state.rows[i].place == PLACE_BLOCK && l < first;
+            b.freeze.in_block[l] |= (uint16_t)((is_first || (optimizer.frozen >> i & 1)) << i);
+        }
+    }
     b.params = ops_normal(b.n, 1);
     b.memory = (char*)ops_normal(b.state.bytes / sizeof(float) + 1, 0);
     return b;
 }
 
+// `grad` has all elements: also those of frozen blocks, which are not read.
 static void both_on_cpu(Both* b, const float* grad, Update by) {
     ZeroRange* ranges =
         (ZeroRange*)check_alloc((size_t)zero_max_ranges(b->state.cfg), sizeof(ZeroRange), "ranges");
@@ -351,12 +362,23 @@ static void both_on_cpu(Both* b, const float* grad, Update by) {
     matmul_open(&matmul);
     const MuonScratch scratch = {check_alloc(optimizer_scratch_bytes(&b->state) + 1, 1, "scratch"), &matmul};
     for (int i = 0; i < count; i++) {
-        optimizer_update_cpu(&b->state, &ranges[i], b->params + ranges[i].full, grad + ranges[i].full, NULL,
-                             b->memory, by, &scratch);
+        if (!freeze_has(&b->freeze, ranges[i].row, gpt2_group_layer(b->state.cfg, ranges[i].group))) {
+            optimizer_update_cpu(&b->state, &ranges[i], b->params + ranges[i].full, grad + ranges[i].full,
+                                 NULL, b->memory, by, &scratch);
+        }
     }
     free(scratch.memory);
     free(ranges);
     matmul_close(&matmul);
+}
+
+// The gradient of what has one, on the GPU.
+static float* both_upload_gradient(const Both* b, const float* grad, const Gpu* gpu) {
+    const size_t n = zero_gradient_elements(&b->zero), frozen = b->n - n;
+    float* trained = ops_floats(n);
+    memcpy(trained, grad, b->zero.once * sizeof(float));
+    memcpy(trained + b->zero.once, grad + b->zero.once + frozen, (n - b->zero.once) * sizeof(float));
+    return upload<float>(trained, n, gpu);
 }
 
 static void round_to_24(float* params, size_t n) {
@@ -380,6 +402,7 @@ static float* both_on_gpu(const Both* b, float* const* grads, int updates, Updat
     OptimizerPlan plan;
     matmul_gpu_open(&matmul, gpu, settings);
     optimizer_open<T>(&plan, &b->zero, &b->state);
+    optimizer_freeze(&plan, &b->freeze);
     char* memory = (char*)gpu_alloc(b->state.bytes + 1, 1, "state");
     OptimizerUpdate<T> u = {upload<T>(b->params, b->n, gpu), {}, {NULL}, &plan, by, 3, &matmul, NULL};
     CUDA_CHECK(cudaMemset(memory, 0, b->state.bytes + 1));
@@ -391,7 +414,7 @@ static float* both_on_gpu(const Both* b, float* const* grads, int updates, Updat
         u.slots[slot] = b->state.slots[slot].bytes ? memory + b->state.slots[slot].offset_bytes : NULL;
     }
     for (u.update.adamw.t = 1; u.update.adamw.t <= updates; u.update.adamw.t++) {
-        float* grad = upload<float>(grads[u.update.adamw.t - 1], b->n, gpu);
+        float* grad = both_upload_gradient(b, grads[u.update.adamw.t - 1], gpu);
         u.grads = Gradient{grad, DTYPE_FP32};
         optimizer_update(u, gpu);
         CUDA_CHECK(cudaStreamSynchronize(gpu->stream));
@@ -425,7 +448,7 @@ static unsigned some_rows(const char* names) {
 
 // Every tensor is updated as on the CPU: by its rule, its rate and its part of the state. `tolerance` is a share of the
 // largest change: fp32 on both sides, but Muon's products amplify it, and a code of 8 bits may be the next one.
-// `has_options`: with parameters that are frozen, and with momentum, means of rows and cautious decay, where the rule has them. Then two elements of Muon's in
+// `has_options`: with parameters and a block that are frozen, and with momentum, means of rows and cautious decay, where the rule has them. Then two elements of Muon's in
 // a layer may decay on one side only: rounding decides the sign of what is nearly 0.
 static void test_like_cpu(OptimizerName name, int has_options, ShareLayers share, double tolerance,
                           const Gpu* gpu) {
@@ -437,7 +460,7 @@ static void test_like_cpu(OptimizerName name, int has_options, ShareLayers share
     optimizer.lr_scale[KIND_VECTOR] = 2;
     Update by = {defaults.adamw, has_options ? 0.75f : 0, ADAFACTOR_FIXED, 0.02f, 0.05f, MUON_SPECTRAL};
     by.adamw.decay = has_options ? DECAY_CAUTIOUS : DECAY_ALL;
-    Both both = both_open(optimizer, share);
+    Both both = both_open(optimizer, share, has_options);
     const float* start = ops_copy(both.params, both.n);
     float* grads[UPDATES];
     for (int t = 0; t < UPDATES; t++) {
@@ -460,8 +483,8 @@ static void test_like_cpu(OptimizerName name, int has_options, ShareLayers share
             for (size_t i = at; i < end; i++) {
                 differ += !(fabs((double)both.params[i] - got[i]) <= tolerance * change);
             }
-            EXPECT((change > 0) == !(optimizer.frozen >> r & 1), "%s: %s changes by %g", optimizer_word(name),
-                   row->name, change);
+            EXPECT((change > 0) == !freeze_has(&both.freeze, r, l), "%s: %s changes by %g",
+                   optimizer_word(name), row->name, change);
             EXPECT(differ <= may_differ, "%s, options %d: %s, layer %d: %d elements differ",
                    optimizer_word(name), has_options, row->name, l, differ);
         }
@@ -476,14 +499,14 @@ static void test_split(OptimizerName name, MasterWeights master, const Gpu* gpu)
 #else
     enum { UPDATES = 20 };
 #endif
-    Both split = both_open(optimizer_of(name, 0, master), SHARE_OFF);
+    Both split = both_open(optimizer_of(name, 0, master), SHARE_OFF, 1);
     float* grads[UPDATES];
     for (int t = 0; t < UPDATES; t++) {
         grads[t] = ops_normal(split.n, 1);
     }
     const float* start = rounded<bf16>(split.params, split.n); // the lower halves are zero
     const float* got = both_on_gpu<bf16>(&split, grads, UPDATES, defaults, gpu);
-    Both wide = both_open(optimizer_of(name, 0, MASTER_NONE), SHARE_OFF);
+    Both wide = both_open(optimizer_of(name, 0, MASTER_NONE), SHARE_OFF, 1);
     wide.in_24 = master == MASTER_24;
     memcpy(wide.params, start, split.n * sizeof(float));
     const float* want = both_on_gpu<float>(&wide, grads, UPDATES, defaults, gpu);
@@ -499,8 +522,8 @@ static void test_split(OptimizerName name, MasterWeights master, const Gpu* gpu)
 
 // Without master weights, each rule rounds what it makes of them with the words of the element's place in its group.
 static void test_rounding(OptimizerName name, const Gpu* gpu) {
-    const Both none = both_open(optimizer_of(name, 0, MASTER_NONE), SHARE_OFF);
-    Both master = both_open(optimizer_of(name, 0, MASTER_FP32), SHARE_OFF);
+    const Both none = both_open(optimizer_of(name, 0, MASTER_NONE), SHARE_OFF, 1);
+    Both master = both_open(optimizer_of(name, 0, MASTER_FP32), SHARE_OFF, 1);
     float* const grad = ops_normal(none.n, 1);
     Update by = defaults;
     by.muon_lr = 0.02f;

@@ -181,15 +181,25 @@ static void checkpoint_declare_slot_(SafeTensorsWriter* writer, const Checkpoint
     safetensors_writer_declare(writer, s->name, checkpoint_dtype_(s), 1, &elements);
 }
 
+// Frozen blocks have no state in memory, and zeros in files.
+static void checkpoint_write_zeros_(SafeTensorsWriter* writer, size_t bytes) {
+    static const char zeros[1 << 16];
+    for (size_t at = 0; at < bytes; at += sizeof(zeros)) {
+        safetensors_write_raw(writer, zeros, bytes - at < sizeof(zeros) ? bytes - at : sizeof(zeros));
+    }
+}
+
 static void checkpoint_write_slot_(SafeTensorsWriter* writer, const CheckpointPart* part, int slot,
                                    const void* optimizer) {
     for (int i = 0; i < part->num_ranges; i++) {
         const ZeroRange* range = &part->ranges[i];
+        const size_t bytes =
+            checkpoint_range_elements_(part, slot, range) * part->state.slots[slot].element_bytes;
         const void* array = state_array(&part->state, slot, range, (void*)optimizer);
         if (array) {
-            safetensors_write_raw(writer, array,
-                                  checkpoint_range_elements_(part, slot, range) *
-                                      part->state.slots[slot].element_bytes);
+            safetensors_write_raw(writer, array, bytes);
+        } else {
+            checkpoint_write_zeros_(writer, bytes);
         }
     }
 }
@@ -452,7 +462,8 @@ void checkpoint_parts_read(const CheckpointParts* parts, int slot, int g, void* 
     memset(group, 0, state_group_elements(s, g) * s->element_bytes);
     for (int i = 0; i < own->num_ranges && !parts->is_new && s->name; i++) {
         const ZeroRange range = checkpoint_kept_range_(own, slot, &own->ranges[i]);
-        if (range.group == g && state_slot_has(&own->state, slot, range.row)) {
+        if (range.group == g && state_slot_has(&own->state, slot, range.row) &&
+            state_group_elements(s, g) > 0) {
             const size_t begin = checkpoint_slot_place_(own, slot, range.logical);
             checkpoint_read_elements_(parts, slot, begin,
                                       begin + checkpoint_range_elements_(own, slot, &range),

@@ -91,13 +91,7 @@ static inline DType planned_gradient_dtype(const Options* o) {
 
 // A run that only evaluates keeps the whole model in every process, and neither gradients nor state.
 static inline ZeroPlan planned_zero(GPT2Config cfg, const Options* o) {
-    const Freeze freeze = freeze_of(cfg.L, o->freeze);
-    ZeroPlan plan = options_only_evaluates(o)
-                        ? zero_plan(cfg, 0, 0, 1)
-                        : zero_plan_two_levels(cfg, o->zero, o->process, o->processes, o->shards);
-    plan.first_block = freeze_first_copy(&freeze, cfg);
-    plan.takes_turns |= o->update_in_backward;
-    return plan;
+    return options_only_evaluates(o) ? zero_plan(cfg, 0, 0, 1) : setup_zero(cfg, o, o->shards);
 }
 
 // What is between the chunks of the optimizer's state, and what they pass through.

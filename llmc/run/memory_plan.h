@@ -57,12 +57,7 @@ static inline size_t planned_activations_cpu(TensorRow* rows, GPT2Config cfg, co
 
 // A run that only evaluates keeps the whole model in every process.
 static inline ZeroPlan planned_zero_cpu(GPT2Config cfg, const Options* o) {
-    const Freeze freeze = freeze_of(cfg.L, o->freeze);
-    ZeroPlan plan = options_only_evaluates(o) ? zero_plan(cfg, 0, 0, 1)
-                                              : zero_plan(cfg, o->zero, o->process, o->processes);
-    plan.first_block = freeze_first_copy(&freeze, cfg);
-    plan.takes_turns |= o->update_in_backward;
-    return plan;
+    return options_only_evaluates(o) ? zero_plan(cfg, 0, 0, 1) : setup_zero(cfg, o, o->processes);
 }
 
 static inline size_t planned_parameters_cpu(TensorRow rows[GPT2_PARAMETER_ROWS], GPT2Config cfg,

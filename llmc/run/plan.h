@@ -232,9 +232,7 @@ static double plan_operand_bytes_(GPT2Config cfg, const Options* o, const ZeroPl
 
 void plan_print_traffic(FILE* file, GPT2Config cfg, const Options* o, size_t gradient_bytes,
                         size_t parameter_bytes) {
-    const Freeze freeze = freeze_of(cfg.L, o->freeze);
-    ZeroPlan zero = zero_plan_two_levels(cfg, o->zero, o->process, o->processes, o->shards);
-    zero.first_block = freeze_first_copy(&freeze, cfg);
+    const ZeroPlan zero = setup_zero(cfg, o, o->shards);
     const ZeroTraffic traffic = zero_traffic(&zero, o->total_batch / o->seq_len, o->batch, gradient_bytes,
                                              parameter_bytes, plan_operand_bytes_(cfg, o, &zero));
     if (o->processes > 1 && !options_only_evaluates(o)) {

@@ -601,8 +601,7 @@ static void run_open_session_(Run_* run) {
     saved.trainer = trainer->name;
     saved.cfg = run->cfg;
     saved.optimizer = setup_optimizer(&run->options);
-    saved.zero = zero_plan_two_levels(run->cfg, run->options.zero, run->comm.rank, run->comm.size,
-                                      run->options.shards);
+    saved.zero = setup_zero(run->cfg, &run->options, run->options.shards);
     saved.comm = &run->comm;
     saved.dtype = trainer->saved_dtype(&run->options);
     saved.eot = run->generator.eot;

@@ -7,7 +7,7 @@ with vocabularies of different sizes are refused, as they do not mean the same t
 model is taken.
 
 defines: setup_model_path, setup_model, setup_batch, setup_training, setup_texts, setup_products, setup_optimizer,
-         setup_update, setup_validates_first, setup_asks_for_samples
+         setup_zero, setup_update, setup_validates_first, setup_asks_for_samples
 */
 #ifndef LLMC_SETUP_H
 #define LLMC_SETUP_H
@@ -19,6 +19,7 @@ defines: setup_model_path, setup_model, setup_batch, setup_training, setup_texts
 #include "llmc/run/run_data.h"
 #include "llmc/gpt2.h"
 #include "llmc/optimizer.h"
+#include "llmc/zero.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -64,6 +65,9 @@ void setup_products(Options* options);
 
 // The optimizer of the run; a GPU's choice of master weights is not in it.
 Optimizer setup_optimizer(const Options* options);
+
+// How training is cut among the processes, in replicas of `shards`.
+ZeroPlan setup_zero(GPT2Config cfg, const Options* options, int shards);
 
 // Its settings for update number t (from 1) at `step`, for a gradient of this norm.
 Update setup_update(const Options* options, int64_t step, int64_t t, double norm);
@@ -427,6 +431,14 @@ Optimizer setup_optimizer(const Options* options) {
     optimizer.sums_weights = options->adafactor_scale;
     optimizer.by_block = options->zero >= 2 || options->offload_optimizer || options->update_in_backward;
     return optimizer;
+}
+
+ZeroPlan setup_zero(GPT2Config cfg, const Options* options, int shards) {
+    const Freeze freeze = freeze_of(cfg.L, options->freeze);
+    ZeroPlan plan = zero_plan_two_levels(cfg, options->zero, options->process, options->processes, shards);
+    plan.first_block = freeze_first_copy(&freeze, cfg);
+    plan.takes_turns |= options->update_in_backward;
+    return plan;
 }
 
 Update setup_update(const Options* options, int64_t step, int64_t t, double norm) {

@@ -267,8 +267,7 @@ static inline void speed_optimizer_(const SpeedWalk_* w) {
     const size_t gradient_bytes = w->device->gradient_bytes;
     Optimizer optimizer = setup_optimizer(o);
     OptimizerState state;
-    ZeroPlan zero = zero_plan_two_levels(w->cfg, o->zero, o->process, o->processes, o->shards);
-    zero.first_block = freeze_first_copy(&w->freeze, w->cfg);
+    const ZeroPlan zero = setup_zero(w->cfg, o, o->shards);
     optimizer.master = w->device->master;
     optimizer_state_open(&state, optimizer, &zero, w->cfg);
     const double owned = (double)zero_owned_elements(&zero),
