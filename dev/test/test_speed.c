@@ -162,6 +162,28 @@ static void test_moves(void) {
            "offloading: %g s", speed_total_s(&update));
 }
 
+// The widest models and heads: operations stay within their arrays, as the address sanitizer sees, and reach something.
+static void test_rates_of_wide_models(void) {
+    static const GPT2Config wide = {4096, 2000000, 2000000, 1, 85, 65280, SHARE_OFF};
+    for (int is_bf16 = 0; is_bf16 < 2; is_bf16++) {
+        SpeedRates rates;
+        Options o = options_of(OPTION_CPU, NULL, NULL);
+        o.seq_len = 32;
+        rates_measure(&rates, wide, &o, is_bf16);
+        for (int kind = 0; kind < SPEED_RATES; kind++) {
+            EXPECT(rates.per_s[kind] > 0 && isfinite(rates.per_s[kind]), "bf16 %d, %s: %g", is_bf16,
+                   speed_word((SpeedKind)kind), rates.per_s[kind]);
+        }
+    }
+    for (int HS = 1; HS <= 768; HS++) { // with many tokens: at least one head, and no more than fit
+        Rates_ r = {.C = 85 * HS, .HS = HS};
+        rates_set_rows_(&r, 4096, 3 * HS);
+        const AttentionSizes sizes = rates_attention_sizes_(&r);
+        EXPECT(sizes.NH >= 1 && sizes.C == sizes.NH * HS && 3 * (size_t)sizes.T * sizes.C <= RATES_ELEMENTS_,
+               "heads of size %d: %d of them, %d tokens", HS, sizes.NH, sizes.T);
+    }
+}
+
 int main(void) {
     test_flops();
     test_recompute();
@@ -169,6 +191,7 @@ int main(void) {
     test_options();
     test_bound();
     test_rates();
+    test_rates_of_wide_models();
     test_moves();
     return test_done("speed");
 }
