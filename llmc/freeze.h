@@ -9,7 +9,7 @@ freeze.h -- --freeze: the parameters that training leaves as they are.
 
 A frozen parameter has no gradient, no optimizer state and no update. wte is also the weight of the classifier, so freezing
 it freezes the classifier, too. If the embeddings are frozen and all of the blocks 0 ... k - 1, the backward pass ends at
-block k, and the blocks below keep no activations for it.
+block k: the blocks below keep no activations for it, and memory has neither gradients nor optimizer state of them.
 
 needs:   nothing
 defines: Freeze, freeze_parse, freeze_of, freeze_has, freeze_is_whole, freeze_has_classifier, freeze_check_shared,

@@ -277,8 +277,8 @@ static inline size_t gpt2_place_groups_(TensorRow rows[GPT2_PARAMETER_ROWS], int
 // The rows of the parameter table for a configuration, for elements of a given size; returns the bytes of one
 // allocation that holds them all. In it the parameters lie in groups: what is ONCE, then block 0, block 1, ... (gpt2_copies)
 // All blocks look alike. A group can be cut into `shards` equal parts, each a multiple of GPT2_SHARD_UNIT
-// elements; what is added at its end is zero for ever. Element i belongs to element i of the gradients and of the
-// optimizer's state, whatever their types, if these have the shape of the parameters and as many shards.
+// elements; what is added at its end is zero for ever. Element i of a group belongs to element i of the group's gradients
+// and of its optimizer state, whatever their types, if these have as many shards; frozen blocks may have neither (zero.h).
 static inline size_t gpt2_sharded_rows_of(TensorRow rows[GPT2_PARAMETER_ROWS], GPT2Config cfg,
                                           size_t element_bytes, int shards) {
     const int F = gpt2_hidden(cfg), QKV = gpt2_qkv_size(cfg);
