@@ -72,10 +72,13 @@ for runtime_source in "$here"/src/*.cpp; do
     objects+=("$object")
 done
 # The modules of llmc/ that are compiled once, and the C sources; the trainer's Makefile knows how. The make that called
-# this script has not handed on its job server. Modules take little of a test's time, and half as long to compile at -O0.
+# this script has not handed on its job server. Sanitized modules take little of a test's time, and half as long to compile
+# at -O0.
 MAKEFLAGS=$(sed 's/ -j[0-9]* --jobserver-[^ ]*//' <<<"${MAKEFLAGS:-}")
 c_build() { # MODE CC FLAGS TARGET...
-    make -s BUILD="build/sim/llmc-$1" CC="$2" OPT="$3 -g1" MODULES_OPT=-O0 MARCH= OPENMP= "${@:4}"
+    local modules_opt=-O0
+    [ "$1" != plain ] || modules_opt=
+    make -s BUILD="build/sim/llmc-$1" CC="$2" OPT="$3 -g1" MODULES_OPT=$modules_opt MARCH= OPENMP= "${@:4}"
 }
 library=build/sim/llmc-$mode/libllmc.a
 libs=${SIM_LIBS-$(c_build "$mode" $cc "${flags[*]}" "$library" print-PACKED_LIBS print-MPI_LIBS)} # one call: each takes 0.3 s
