@@ -537,6 +537,19 @@ adafactor --adafactor-beta1 0.9 --adafactor-scale on
 END
 }
 
+# Frozen blocks have neither gradients nor state on GPUs, by rules of elements and of matrices; files have zeros of them.
+test_gpu_freeze() {
+    local optimizer frozen=(--layers 3 "${gpu_run[@]:2}" --freeze 'embeddings,blocks[0-1]')
+    for optimizer in adamw muon adafactor; do
+        trains 1 "frozen_$optimizer" "${frozen[@]}" --optimizer $optimizer --zero 2
+        CUSIM_STREAMS=random trains 3 "frozen_3_$optimizer" "${frozen[@]}" --optimizer $optimizer --zero 2 \
+            --offload-optimizer host
+        same_model "frozen_$optimizer/step_00000006" "frozen_3_$optimizer/step_00000006" "frozen, --optimizer $optimizer, 3 GPUs"
+        trains 2 "frozen_2_$optimizer" --resume "frozen_3_$optimizer/step_00000003" --offload-optimizer off
+        same_model "frozen_$optimizer/step_00000006" "frozen_2_$optimizer/step_00000006" "frozen, --optimizer $optimizer, 3 GPUs, then 2"
+    done
+}
+
 # val_6 OUT: the last validation loss.
 val_6() { logged "$1" | sed -n 's/^val 6 \([0-9.]*\) *$/\1/p'; }
 
@@ -711,6 +724,7 @@ if [ $is_gpu ]; then
     test_kill_without_mpi
     test_tasks --autotune off
     test_gpu_offload
+    test_gpu_freeze
     test_gpu_matrices
     test_gpu_stages
     test_gpu_share
