@@ -28,12 +28,16 @@ defines: AttentionBf16Scratch, attention_bf16_open, attention_bf16_close, attent
 
 enum {
     ATTENTION_BF16_TILES = 4, // of queries in a block
-    ATTENTION_BF16_ROWS = ATTENTION_BF16_TILES * BF16_TILE
+    ATTENTION_BF16_ROWS = ATTENTION_BF16_TILES * BF16_TILE,
+    // Keys that the backward pass takes at a time: 32 rows of p and of ds, in fp32, then fit into the L1 cache.
+    ATTENTION_BF16_KEYS = 4 * BF16_TILE,
+    ATTENTION_BF16_KEYS_STRIDE = ATTENTION_BF16_KEYS + 16 // as for the rows below
 };
 
 // One thread's working memory. Tp and HSp are T and HS rounded up to 32; a step has BF16_STEP_PAIRS.
 typedef struct {
-    float *p, *ds;                 // (32, Tp)   of a tile of queries; rows have some room behind them
+    float *p, *ds; // of a tile of queries: forward p (32, Tp), backward both (32, ATTENTION_BF16_KEYS);
+                   // rows have some room behind them
     uint32_t *query, *dout;        // left, the tile's rows over the dimensions: (HSp / 32 steps)
     uint32_t* row;                 // left, its p or ds over the keys: (Tp / 32 steps)
     uint32_t *k_by_key, *v_by_key; // right, keys over dimensions: (Tp / 32 panels, HSp / 32 steps)
@@ -69,28 +73,33 @@ static inline size_t attention_bf16_parts_(size_t sizes[ATTENTION_BF16_PARTS_], 
     return sum;
 }
 
-// Floats of a row of tiles of p or ds.
+// Floats from a row of p to the next in the forward pass; of p, which both passes use; and of ds.
 static inline size_t attention_bf16_stride_(int T) { return (size_t)int_round_up(T, BF16_TILE) + 16; }
-static inline size_t attention_bf16_row_(int T) { return attention_bf16_stride_(T) * BF16_TILE; }
+static inline size_t attention_bf16_p_(int T) {
+    const size_t forward = attention_bf16_stride_(T), backward = ATTENTION_BF16_KEYS_STRIDE;
+    return (forward > backward ? forward : backward) * BF16_TILE;
+}
+static inline size_t attention_bf16_ds_(void) { return (size_t)ATTENTION_BF16_KEYS_STRIDE * BF16_TILE; }
 
 // What attention_bf16_open allocates.
 static inline size_t attention_bf16_scratch_bytes(int T, int HS) {
     size_t sizes[ATTENTION_BF16_PARTS_];
     return (size_t)threads_max() *
            (attention_bf16_parts_(sizes, T, HS) * sizeof(uint32_t) +
-            2 * attention_bf16_row_(T) * sizeof(float) + sizeof(AttentionBf16Scratch_));
+            (attention_bf16_p_(T) + attention_bf16_ds_()) * sizeof(float) + sizeof(AttentionBf16Scratch_));
 }
 
 // Scratch for sequences up to T and heads of size HS.
 static inline void attention_bf16_open(AttentionBf16Scratch* scratch, Bf16Kernel kernel, int T, int HS) {
     size_t sizes[ATTENTION_BF16_PARTS_];
-    const size_t per_thread = attention_bf16_parts_(sizes, T, HS), row = attention_bf16_row_(T);
+    const size_t per_thread = attention_bf16_parts_(sizes, T, HS), p = attention_bf16_p_(T),
+                 ds = attention_bf16_ds_();
     const int threads = threads_max();
     scratch->kernel = kernel;
     scratch->T = T;
     scratch->HS = HS;
     scratch->pairs = (uint32_t*)check_alloc(per_thread * threads, sizeof(uint32_t), "attention: scratch");
-    scratch->rows = (float*)check_alloc(2 * row * threads, sizeof(float), "attention: scratch");
+    scratch->rows = (float*)check_alloc((p + ds) * threads, sizeof(float), "attention: scratch");
     scratch->of_thread =
         (AttentionBf16Scratch_*)check_alloc(threads, sizeof(AttentionBf16Scratch_), "attention: scratch");
     uint32_t* at = scratch->pairs;
@@ -103,8 +112,8 @@ static inline void attention_bf16_open(AttentionBf16Scratch* scratch, Bf16Kernel
             *parts[j] = at;
             at += sizes[j];
         }
-        s->p = scratch->rows + 2 * i * row;
-        s->ds = s->p + row;
+        s->p = scratch->rows + i * (p + ds);
+        s->ds = s->p + p;
     }
 }
 
@@ -151,12 +160,13 @@ static inline void attention_bf16_pack_by_dim_(Bf16Pack pack, uint32_t* to, cons
     bf16_pack_right(pack, to, (size_t)steps * BF16_STEP_PAIRS, m, 0, 0, n, HS);
 }
 
-// scores (32, keys from ... keys-1) = left . right^T, whole tiles of them.
-static inline void attention_bf16_scores_(const AttentionBf16Head_* head, float* scores, const uint32_t* left,
-                                          const uint32_t* right_by_key, int from, int keys) {
+// scores (32, keys from ... keys-1) = left . right^T, whole tiles of them; rows are `stride` apart.
+static inline void attention_bf16_scores_(const AttentionBf16Head_* head, float* scores, size_t stride,
+                                          const uint32_t* left, const uint32_t* right_by_key, int from,
+                                          int keys) {
     const int steps = bf16_steps(head->at.HS);
     for (int u = from; u < keys; u += BF16_TILE) {
-        const Bf16Out out = {scores + u, head->row, BF16_TILE, BF16_TILE};
+        const Bf16Out out = {scores + (u - from), stride, BF16_TILE, BF16_TILE};
         bf16_tile(&head->kernel, out, NULL, GRADIENT_SET, left,
                   right_by_key + (size_t)(u / BF16_TILE * steps) * BF16_STEP_PAIRS, steps);
     }
@@ -173,11 +183,9 @@ static inline void attention_bf16_mix_(const AttentionBf16Head_* head, Bf16Out o
     }
 }
 
-// out (rows, HS) = weights (rows, keys from ... keys-1) . right.
-static inline void attention_bf16_mix_keys_(const AttentionBf16Head_* head, Bf16Out out, const float* weights,
+// out (rows, HS) = the packed row (rows, keys from ... keys-1) . right.
+static inline void attention_bf16_mix_keys_(const AttentionBf16Head_* head, Bf16Out out,
                                             const uint32_t* right_by_dim, int from, int keys) {
-    const Matrix m = {weights, head->row, 1};
-    bf16_pack_left(head->kernel.pack, head->s.row, 0, m, 0, from, out.rows, keys - from);
     attention_bf16_mix_(head, out, GRADIENT_SET, head->s.row,
                         right_by_dim + (size_t)(from / BF16_STEP) * BF16_STEP_PAIRS, bf16_steps(keys - from),
                         (int)(head->Tp / BF16_STEP));
@@ -192,7 +200,7 @@ static inline void attention_bf16_forward_tile_(const AttentionBf16Head_* head, 
     const float scale = 1.0f / sqrtf((float)at->HS);
     const int keys = t0 + rows, from = attention_bf16_from_(at->starts, t0);
     bf16_pack_left(head->kernel.pack, head->s.query, 0, query, 0, 0, rows, at->HS);
-    attention_bf16_scores_(head, head->s.p, head->s.query, head->s.k_by_key, from, keys);
+    attention_bf16_scores_(head, head->s.p + from, head->row, head->s.query, head->s.k_by_key, from, keys);
     float inverse[BF16_TILE];
     for (int i = 0; i < rows; i++) {
         float* row = head->s.p + i * head->row;
@@ -204,7 +212,9 @@ static inline void attention_bf16_forward_tile_(const AttentionBf16Head_* head, 
         inverse[i] = 1.0f / sum;
     }
     const Bf16Out out = {at->out + (size_t)t0 * at->C, (size_t)at->C, rows, at->HS};
-    attention_bf16_mix_keys_(head, out, head->s.p, head->s.v_by_dim, from, keys);
+    const Matrix p = {head->s.p, head->row, 1};
+    bf16_pack_left(head->kernel.pack, head->s.row, 0, p, 0, from, rows, keys - from);
+    attention_bf16_mix_keys_(head, out, head->s.v_by_dim, from, keys);
     for (int i = 0; i < rows; i++) {
         for (int d = 0; d < at->HS; d++) {
             out.data[i * out.stride + d] *= inverse[i];
@@ -237,35 +247,67 @@ static inline void attention_bf16_forward_cpu(float* out, float* lse, const floa
 
 // ---- backward ----
 
-// Probabilities and their gradients of the queries t0 ... t0+rows-1 over the keys from ... t0+rows-1, then dq.
-static inline void attention_bf16_backward_tile_(const AttentionBf16Head_* head, int t0, int rows, int from) {
+// Keeps p or ds (rows, keys from ... keys-1) of a tile of queries, transposed, for dk and dv: step `tile` of each of its tiles
+// of keys.
+static inline void attention_bf16_keep_(const AttentionBf16Head_* head, uint32_t* by_key,
+                                        const float* weights, int tile, int rows, int from, int keys) {
+    const Matrix m = {weights, 1, ATTENTION_BF16_KEYS_STRIDE};
+    const size_t steps = ATTENTION_BF16_TILES * BF16_STEP_PAIRS;
+    bf16_pack_left(head->kernel.pack, by_key + from / BF16_TILE * steps + (size_t)tile * BF16_STEP_PAIRS,
+                   steps, m, 0, 0, keys - from, rows);
+}
+
+// A tile of queries in a block: queries t0 ... t0+rows-1, with their deltas.
+typedef struct {
+    int t0, rows, tile;
+    float delta[BF16_TILE];
+} AttentionBf16Queries_;
+
+// Probabilities and their gradients of a tile of queries over the keys from ... keys-1, at most ATTENTION_BF16_KEYS; kept for
+// dk and dv, and ds packed for dq from `row` on.
+static inline void attention_bf16_backward_keys_(const AttentionBf16Head_* head,
+                                                 const AttentionBf16Queries_* q, uint32_t* row, int from,
+                                                 int keys) {
+    const AttentionHeadCpu_* at = &head->at;
+    const AttentionBf16Scratch_* s = &head->s;
+    const float scale = 1.0f / sqrtf((float)at->HS);
+    const int end = int_round_up(keys - from, LANES);
+    attention_bf16_scores_(head, s->p, ATTENTION_BF16_KEYS_STRIDE, s->query, s->k_by_key, from, keys);
+    attention_bf16_scores_(head, s->ds, ATTENTION_BF16_KEYS_STRIDE, s->dout, s->v_by_key, from, keys);
+    for (int i = 0; i < q->rows; i++) {
+        float *p = s->p + i * ATTENTION_BF16_KEYS_STRIDE, *ds = s->ds + i * ATTENTION_BF16_KEYS_STRIDE;
+        const int t = q->t0 + i;
+        attention_exp_row_(p, ATTENTION_KEYS, attention_start_(at->starts, t) - from, t + 1 - from, 0, end,
+                           scale, at->lse[t]);
+        attention_softmax_backward_row_(ds, p, ATTENTION_KEYS, 0, end, q->delta[i], scale);
+    }
+    const Matrix ds = {s->ds, ATTENTION_BF16_KEYS_STRIDE, 1};
+    bf16_pack_left(head->kernel.pack, row, 0, ds, 0, 0, q->rows, keys - from);
+    attention_bf16_keep_(head, s->p_by_key, s->p, q->tile, q->rows, from, keys);
+    attention_bf16_keep_(head, s->ds_by_key, s->ds, q->tile, q->rows, from, keys);
+}
+
+// Tile `tile` of a block: probabilities and their gradients of the queries t0 ... t0+rows-1 over the keys from ...
+// t0+rows-1, then dq.
+static inline void attention_bf16_backward_tile_(const AttentionBf16Head_* head, int tile, int t0, int rows,
+                                                 int from) {
     const AttentionHeadCpu_* at = &head->at;
     const Matrix query = {at->qkv + t0 * at->stride, at->stride, 1},
                  dout = {at->dout + (size_t)t0 * at->C, (size_t)at->C, 1};
-    const float scale = 1.0f / sqrtf((float)at->HS);
-    const int keys = t0 + rows, end = int_round_up(keys, LANES);
+    const int keys = t0 + rows;
+    AttentionBf16Queries_ q = {t0, rows, tile, {0}};
     bf16_pack_left(head->kernel.pack, head->s.query, 0, query, 0, 0, rows, at->HS);
     bf16_pack_left(head->kernel.pack, head->s.dout, 0, dout, 0, 0, rows, at->HS);
-    attention_bf16_scores_(head, head->s.p, head->s.query, head->s.k_by_key, from, keys);
-    attention_bf16_scores_(head, head->s.ds, head->s.dout, head->s.v_by_key, from, keys);
     for (int i = 0; i < rows; i++) {
-        float *p = head->s.p + i * head->row, *ds = head->s.ds + i * head->row;
-        attention_exp_row_(p, ATTENTION_KEYS, attention_start_(at->starts, t0 + i), t0 + i + 1, from, end,
-                           scale, at->lse[t0 + i]);
-        attention_softmax_backward_row_(ds, p, ATTENTION_KEYS, from, end, attention_delta_(at, t0 + i),
-                                        scale);
+        q.delta[i] = attention_delta_(at, t0 + i);
+    }
+    for (int u = from; u < keys; u += ATTENTION_BF16_KEYS) {
+        attention_bf16_backward_keys_(head, &q,
+                                      head->s.row + (size_t)((u - from) / BF16_STEP) * BF16_STEP_PAIRS, u,
+                                      int_min(u + ATTENTION_BF16_KEYS, keys));
     }
     const Bf16Out dq = {at->dqkv + t0 * at->stride, at->stride, rows, at->HS};
-    attention_bf16_mix_keys_(head, dq, head->s.ds, head->s.k_by_dim, from, keys);
-}
-
-// Keeps p or ds of the tile, transposed, for dk and dv: step `tile` of each of its tiles of keys.
-static inline void attention_bf16_keep_(const AttentionBf16Head_* head, uint32_t* by_key,
-                                        const float* weights, int tile, int rows, int from, int keys) {
-    const Matrix m = {weights, 1, head->row};
-    const size_t steps = ATTENTION_BF16_TILES * BF16_STEP_PAIRS;
-    bf16_pack_left(head->kernel.pack, by_key + from / BF16_TILE * steps + (size_t)tile * BF16_STEP_PAIRS,
-                   steps, m, from, 0, keys - from, rows);
+    attention_bf16_mix_keys_(head, dq, head->s.k_by_dim, from, keys);
 }
 
 // dk or dv of the keys u ... u+rows-1 from the tiles of queries `first` ... `tiles`-1 of a block.
@@ -284,10 +326,7 @@ static inline void attention_bf16_backward_block_(const AttentionBf16Head_* head
     const AttentionBf16Scratch_* s = &head->s;
     const int from = attention_bf16_from_(at->starts, t0), keys = t0 + rows, tiles = bf16_steps(rows);
     for (int i = 0; i < rows; i += BF16_TILE) {
-        const int count = int_min(BF16_TILE, rows - i);
-        attention_bf16_backward_tile_(head, t0 + i, count, from);
-        attention_bf16_keep_(head, s->p_by_key, s->p, i / BF16_TILE, count, from, t0 + i + count);
-        attention_bf16_keep_(head, s->ds_by_key, s->ds, i / BF16_TILE, count, from, t0 + i + count);
+        attention_bf16_backward_tile_(head, i / BF16_TILE, t0 + i, int_min(BF16_TILE, rows - i), from);
     }
     attention_bf16_pack_by_dim_(head->kernel.pack, s->q_by_dim, at->qkv + t0 * at->stride, at->stride, rows,
                                 ATTENTION_BF16_TILES, at->HS);
