@@ -593,7 +593,7 @@ static const ZeroRange* same_range(const GPT2* model, const ZeroRange* range) {
 static void expect_range(GPT2* model, const GPT2* whole, const ZeroRange* range, const char* list,
                          double* square_sum) {
     const int is_frozen = freeze_has(&model->freeze, range->row, gpt2_group_layer(model->cfg, range->group));
-    if (range->group > 0 && range->group <= model->zero.plan.first_block) {
+    if (!zero_has_gradient(&model->zero.plan, range->group)) {
         EXPECT(is_frozen, "%s: no gradient of %s", list, model->parameter_rows[range->row].name);
         return;
     }

@@ -420,9 +420,9 @@ static float* gradient_on_host(GPT2* model) {
     float* values = (float*)check_alloc(model->elements, sizeof(float), "gradient");
     zero_wait_for_gradient(&model->zero);
     gpu_copy(raw, gradient.data, bytes, &model->gpu);
-    for (int g = 0; g < zero->groups; g += g == 0 ? 1 + zero->first_block : 1) {
-        const size_t to = zero_group_begin(zero, g), from = zero_gradient_begin(zero, g);
-        for (size_t i = 0; i < zero_group_elements(zero, g); i++) {
+    for (int g = 0; g < zero->groups; g++) {
+        const size_t to = zero_group_begin(zero, g), from = zero_piece(zero, g).gradient;
+        for (size_t i = 0; zero_has_gradient(zero, g) && i < zero_group_elements(zero, g); i++) {
             values[to + i] =
                 gradient.dtype == DTYPE_FP32 ? ((float*)raw)[from + i] : to_float(((floatX*)raw)[from + i]);
         }
@@ -832,7 +832,7 @@ static void test_plan(void) {
     EXPECT(gpu_now_bytes() == 0, "%zu bytes on the GPU were not freed", gpu_now_bytes());
 }
 
-// Of which the rules of the last three share a kernel with AdamW's.
+// The last three share AdamW's kernel.
 static const char* const all_optimizers[] = {"adamw", "adafactor", "muon", "adamw8bit", "lion", "sgd", NULL};
 static const char* const own_kernels[] = {"adamw", "adafactor", "muon", NULL};
 

@@ -155,7 +155,7 @@ static inline int update_is_in_backward_(const ZeroPlan* zero) {
 // Whether Adafactor updates a row in group g: any part of it here.
 static inline int update_has_adafactor_(const OptimizerState* s, const ZeroPlan* zero, int i, int g) {
     return tensor_is_in_group(&s->rows[i], g) && s->rule[i] != RULE_NONE && s->span[i].count > 0 &&
-           (g == 0 || g > zero->first_block);
+           zero_has_gradient(zero, g);
 }
 
 // All tensors, group after group; returns their number. The caller frees them. Groups that are
@@ -178,12 +178,10 @@ static inline int update_adafactor_tensors_(AdafactorTensor** tensors, const Opt
     return count;
 }
 
-// Where blocks of a row are in a slot of Muon's: that of block 0, whether it has any or not, may be below 0 and wrap around.
-static inline MuonPlace update_muon_slot_(const OptimizerState* s, int slot, int i) {
+// Where the first layer of a row is in a slot, as if it had it; the next ones are a block further each.
+static inline size_t update_slot_first_(const OptimizerState* s, int slot, int i) {
     const StateSlot* of = &s->slots[slot];
-    const size_t begin = update_slot_place_(s, slot, i, s->rows[i].place == PLACE_BLOCK);
-    const MuonPlace place = {begin - (size_t)of->first * of->block, of->block};
-    return place;
+    return (s->rows[i].place == PLACE_BLOCK ? state_blocks_begin(of) : 0) + of->begin[i];
 }
 
 // The rows that Muon updates, each with all layers; returns their number.
@@ -195,14 +193,15 @@ static inline int update_muon_tensors_(MuonTensor tensors[GPT2_PARAMETER_ROWS], 
         const int parts = (int)optimizer_parts(row), g = row->place == PLACE_BLOCK;
         const UpdateTensorPlace_ place = update_tensor_place_(s, zero, i, g);
         const size_t kept = zero->block / (size_t)zero_kept_cut(zero).parts,
-                     owned = zero->block / (size_t)zero_owned_cut(zero).parts;
+                     owned = zero->block / (size_t)zero_owned_cut(zero).parts,
+                     frozen = g > 0 ? (size_t)zero->first_block * owned : 0; // elements of frozen blocks
         const MuonTensor tensor = {place.begin,
                                    place.end,
                                    {place.kept, kept},
                                    {place.owned, owned},
-                                   {place.owned - (size_t)zero->first_block * owned, owned},
-                                   update_muon_slot_(s, STATE_M, i),
-                                   update_muon_slot_(s, STATE_ROWS, i),
+                                   {place.owned - frozen, owned},
+                                   {update_slot_first_(s, STATE_M, i), s->slots[STATE_M].block},
+                                   {update_slot_first_(s, STATE_ROWS, i), s->slots[STATE_ROWS].block},
                                    row->layers,
                                    parts,
                                    (int)row->rows / parts,
@@ -378,9 +377,7 @@ static inline int update_slot_of_m_(UpdateRule rule) { return rule == RULE_ADAMW
 static inline int update_slot_of_v_(UpdateRule rule) { return rule == RULE_ADAMW8 ? STATE_V8 : STATE_V; }
 
 static inline UpdateShift_ update_shift_(const OptimizerState* s, int row, int slot) {
-    const StateSlot* to = &s->slots[slot];
-    const size_t group = s->rows[row].place == PLACE_BLOCK ? to->once - (size_t)to->first * to->block : 0;
-    const UpdateShift_ shift = {group + to->begin[row] - s->span[row].begin, to->block};
+    const UpdateShift_ shift = {update_slot_first_(s, slot, row) - s->span[row].begin, s->slots[slot].block};
     return shift;
 }
 

@@ -19,7 +19,8 @@ State starts as zeros. The padding stays zero: an update of zeros leaves zeros.
 defines: OPTIMIZER_WORDS, OptimizerName, UpdateRule, MasterWeights, Optimizer, optimizer_of, optimizer_word, optimizer_rule,
          SlotShape, OPTIMIZER_BLOCK, StateSlotId, StateSlot, StateSpan, OptimizerState, state_slot_has,
          state_slot_elements, state_slot_is_whole, state_needs_tensors, state_master_slot, state_slot_room,
-         optimizer_state_open, optimizer_saved_bytes, optimizer_bytes, state_group_begin, state_group_elements, state_begin,
+         optimizer_state_open, optimizer_saved_bytes, optimizer_bytes, state_group_begin, state_group_elements,
+         state_blocks_begin, state_begin,
          state_position, state_slot_array, state_array, Update, update_adamw, update_adafactor, update_muon,
          optimizer_parts, optimizer_scratch_bytes, optimizer_gathers, optimizer_gathered_elements,
          optimizer_operand_cpu, optimizer_is_elementwise,
@@ -275,6 +276,11 @@ static inline size_t state_group_elements(const StateSlot* slot, int g) {
     return g == 0 ? slot->once : g > slot->first ? slot->block : 0;
 }
 
+// Where block 0 would begin if none were frozen: may be below 0, and then wraps around.
+static inline size_t state_blocks_begin(const StateSlot* slot) {
+    return slot->once - (size_t)slot->first * slot->block;
+}
+
 // What an array takes in one allocation of all state: the next one starts aligned.
 static inline size_t state_slot_room(const StateSlot* slot) {
     const size_t align = TENSOR_ALIGN * sizeof(float);
@@ -448,7 +454,7 @@ static inline void optimizer_adamw8bit_cpu_(const OptimizerState* s, const ZeroR
 
 // Whether processes gather the operand of group g before its update.
 static inline int optimizer_gathers(const OptimizerState* s, const ZeroPlan* zero, int g) {
-    return zero_is_divided(zero) && state_needs_tensors(s, g) && (g == 0 || g - 1 >= zero->first_block);
+    return zero_is_divided(zero) && state_needs_tensors(s, g) && zero_has_gradient(zero, g);
 }
 
 static inline size_t optimizer_gathered_elements(const OptimizerState* s, const ZeroPlan* zero) {

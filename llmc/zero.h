@@ -31,8 +31,9 @@ its own first, and they depend on the number of replicas.
 Rajbhandari et al., "ZeRO: memory optimizations toward training trillion parameter models", SC 2020.
 
 defines: ZeroPlan, zero_plan, zero_plan_two_levels, zero_replicas, ZeroCut, zero_shard_of, zero_owned_cut,
-         zero_kept_cut, zero_owned_in_kept, zero_group_begin, zero_group_elements, zero_largest_group, zero_gradient_begin, zero_gradient_elements, zero_shard_begin, zero_shard_elements,
-         zero_slice_begin, zero_slice_elements, zero_params_elements, zero_full_elements, zero_sliced_elements,
+         zero_kept_cut, zero_owned_in_kept, zero_group_begin, zero_group_elements, zero_largest_group,
+         zero_has_gradient, zero_gradient_begin, zero_gradient_elements, zero_shard_begin, zero_shard_elements, zero_slice_begin,
+         zero_slice_elements, zero_params_elements, zero_full_elements, zero_sliced_elements,
          zero_sharded_elements, zero_owned_elements, zero_replicated_elements, ZeroPiece, zero_piece, ZeroRange,
          zero_max_ranges, zero_ranges, zero_logical_elements, zero_is_divided, ZeroStep, zero_step, zero_reduces, ZeroTraffic,
          zero_traffic, zero_add_pieces_cpu, Zero, zero_grads_elements, zero_bytes_cpu,
@@ -124,9 +125,10 @@ static inline size_t zero_largest_group(const ZeroPlan* plan) {
     return plan->once > plan->block ? plan->once : plan->block;
 }
 
-// In full arrays of gradients: where group g begins, which has some; and the elements of all groups.
+// Whether arrays of gradients have group g; where it begins in full ones, and their elements.
+static inline int zero_has_gradient(const ZeroPlan* plan, int g) { return g == 0 || g > plan->first_block; }
 static inline size_t zero_gradient_begin(const ZeroPlan* plan, int g) {
-    assert(g == 0 || g > plan->first_block);
+    assert(zero_has_gradient(plan, g));
     return g == 0 ? 0 : zero_group_begin(plan, g - plan->first_block);
 }
 static inline size_t zero_gradient_elements(const ZeroPlan* plan) {
@@ -175,7 +177,7 @@ static inline size_t zero_replicated_elements(const ZeroPlan* plan) {
 // ---- what a process updates ----
 
 // Of a group: where it begins in full arrays, in those of the optimizer's state, in the parameters that are kept, and in the
-// gradient of the update; a group without gradients is nowhere in that.
+// gradient of the update, if that has it.
 typedef struct {
     size_t full, owned, kept, gradient, count;
 } ZeroPiece;
@@ -183,7 +185,7 @@ typedef struct {
 static inline ZeroPiece zero_piece(const ZeroPlan* plan, int g) {
     const ZeroCut own = zero_owned_cut(plan), in_kept = zero_owned_in_kept(plan);
     const size_t begin = zero_group_begin(plan, g), count = zero_group_elements(plan, g) / (size_t)own.parts,
-                 gradient = g == 0 || g > plan->first_block ? zero_gradient_begin(plan, g) : 0;
+                 gradient = zero_has_gradient(plan, g) ? zero_gradient_begin(plan, g) : 0;
     const ZeroPiece piece = {begin + (size_t)own.part * count, begin / (size_t)own.parts,
                              begin / (size_t)zero_kept_cut(plan).parts + (size_t)in_kept.part * count,
                              gradient / (size_t)own.parts, count};

@@ -537,7 +537,7 @@ adafactor --adafactor-beta1 0.9 --adafactor-scale on
 END
 }
 
-# Frozen blocks have neither gradients nor state on GPUs, by rules of elements and of matrices; files have zeros of them.
+# Frozen blocks have neither gradients nor state on GPUs, by rules of elements and of matrices.
 test_gpu_freeze() {
     local optimizer frozen=(--layers 3 "${gpu_run[@]:2}" --freeze 'embeddings,blocks[0-1]')
     for optimizer in adamw muon adafactor; do

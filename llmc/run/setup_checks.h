@@ -146,11 +146,10 @@ void setup_check_freeze(const Options* o, GPT2Config cfg) {
     }
     const int in_lists = o->optimizer == OPTIMIZER_ADAFACTOR || o->optimizer == OPTIMIZER_MUON;
     if (o->program.trainer == OPTION_GPU && in_lists && !freeze_is_whole(&freeze, cfg.L)) {
-        die_usage(
-            "--freeze %s, --optimizer %s; wanted whole blocks from 0 on with the embeddings, all blocks of a "
-            "parameter, or another optimizer: on GPUs this one updates a parameter in all blocks above the "
-            "frozen ones, or in none",
-            o->freeze, optimizer_word((OptimizerName)o->optimizer));
+        die_usage("--freeze %s, --optimizer %s; on GPUs this one wants parameters frozen in all blocks, or "
+                  "all of the "
+                  "embeddings and of blocks from 0 on; --optimizer adamw freezes any",
+                  o->freeze, optimizer_word((OptimizerName)o->optimizer));
     }
 }
 
