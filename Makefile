@@ -117,7 +117,7 @@ run: $(RUN_TRAINER)  ## train on the built-in stories for a minute or two, witho
 check:      ## a quick test: the plain build and its tests; TEST=json: only that one
 	@dev/test/run.sh check $(TEST)
 
-test:       ## everything that needs no GPU; ends with `N passed, N failed, N skipped`
+test:       ## what needs no GPU, in 14 minutes on two cores; ends with `N passed, N failed, N skipped`
 	@dev/test/run.sh
 
 tests: $(TESTS)  ## build the test programs of one variant into BUILD
@@ -137,7 +137,7 @@ bench-cpu: $(BUILD)/bench_cpu  ## matrix products, attention and memory-bound op
 bench-tokenizer: $(BUILD)/bench_tokenizer  ## text to tokens, and training a vocabulary; TEXT=FILE, GPT2_VOCAB=FILE
 	$(BUILD)/bench_tokenizer $(if $(TEXT),--text $(TEXT)) $(if $(GPT2_VOCAB),--vocabulary $(GPT2_VOCAB))
 
-soak:       ## long tests: learning down to the floor, kills, generated texts, fuzzing, ranks, offloading, forgotten waits
+soak:       ## long tests: the rest of what needs no GPU, learning down to the floor, kills, fuzzing, forgotten waits
 	@dev/test/soak.sh
 
 # One line per source: call COMMAND,compiler and flags,file. clangd reads CUDA sources for the host.

@@ -86,8 +86,8 @@ build/sim/$(1)/test_%: dev/test/test_%.cu build/sim/$(1).done
 	$(SIM_BUILD) $$< $(1) $$@
 build/sim/%-$(1)/test_gpt2: build/sim/$(1).done dev/test/cpu_trainer.c
 	CUSIM_FLAGS=-DPRECISION_$$* $(SIM_BUILD) test_gpt2.cu $(1) $$@ dev/test/cpu_trainer.c
-# sim-MODE: its tests; the whole model's in BF16, and plainly in every precision.
-sim-$(1): $(GPU_MODULES:%=build/sim/$(1)/%) $(patsubst %,build/sim/%-$(1)/test_gpt2,BF16 $(if $(filter plain,$(1)),FP16 FP32))
+# sim-MODE: its tests; the whole model's in BF16, and plainly in FP32, too.
+sim-$(1): $(GPU_MODULES:%=build/sim/$(1)/%) $(patsubst %,build/sim/%-$(1)/test_gpt2,BF16 $(if $(filter plain,$(1)),FP32))
 endef
 $(foreach mode,$(SIM_MODES),$(eval $(call SIM_RULES,$(mode))))
 build/sim/bench_group: dev/bench/bench_group.cu build/sim/plain.done

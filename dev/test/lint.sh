@@ -30,20 +30,18 @@ is_here() {
     return 1
 }
 
-# As C with OpenMP by gcc, as C++ without it by clang: both languages, both compilers, both sides of #ifdef _OPENMP. The
-# builds of run.sh have the other pairs.
+# As C with OpenMP by gcc, with what the header implements; as C++ without either by clang: both languages, both compilers,
+# both sides of #ifdef _OPENMP. The builds of run.sh have the other pairs.
 lint_headers() {
     local header implementation
     for header in llmc/*.h llmc/*/*.h; do
-        lint "$header as C, gcc" gcc -std=gnu11 -fopenmp "${warnings[@]}" -x c "$header"
+        implementation=$(grep -o '[A-Z0-9_]*_IMPLEMENTATION$' "$header" | head -n 1)
+        lint "$header as C, gcc" gcc -std=gnu11 -fopenmp "${warnings[@]}" ${implementation:+"-D$implementation"} -x c "$header"
         if [ $clang = yes ]; then
             lint "$header as C++, clang" clang++ -std=gnu++17 "${warnings[@]}" -Wno-unknown-pragmas -x c++ "$header"
         elif [ $gxx = yes ]; then
             lint "$header as C++, g++" g++ -std=gnu++17 -fopenmp "${warnings[@]}" -x c++ "$header"
         fi
-        implementation=$(grep -o '[A-Z0-9_]*_IMPLEMENTATION$' "$header" | head -n 1)
-        [ -n "$implementation" ] || continue
-        lint "$header, what it implements, gcc" gcc -std=gnu11 -fopenmp "${warnings[@]}" "-D$implementation" -x c "$header"
     done
 }
 

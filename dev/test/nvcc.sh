@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# nvcc.sh -- compiles the GPU trainer for every supported architecture, and in every precision: no warnings, and no kernel
-# that spills registers, unless the comment above it has the word "spills" and the reason. Each architecture and each
-# precision once, and BF16, in which GPUs train, also for the newest; FP16 has the registers of BF16.
+# nvcc.sh -- compiles the GPU trainer: no warnings, and no kernel that spills registers, unless the comment above it has the
+# word "spills" and the reason.
 #
-#     dev/test/nvcc.sh
+#     dev/test/nvcc.sh            in BF16 for sm_90a
+#     dev/test/nvcc.sh all        for every supported architecture, and in every precision: each once, and BF16, in which GPUs
+#                                 train, also for the newest; FP16 has the registers of BF16
 #     dev/test/nvcc.sh cudnn      with cuDNN's attention, where its headers are: no warnings, and it links
 set -u
 cd "$(dirname "$0")/../.." || exit 1
@@ -69,8 +70,14 @@ if [ "${1:-}" = cudnn ]; then
     [ $failures = 0 ] && echo "nvcc: the GPU trainer with cuDNN's attention: no warnings, links"
     exit $((failures > 0))
 fi
-compile BF16 sm_90a sm_120
-compile FP16 sm_80
-compile FP32 sm_100
-[ $failures = 0 ] && echo "nvcc: the GPU trainer for sm_80, sm_90a, sm_100, sm_120: no warnings, no unexplained spills"
+if [ "${1:-}" = all ]; then
+    for_what="sm_80, sm_90a, sm_100, sm_120"
+    compile BF16 sm_90a sm_120
+    compile FP16 sm_80
+    compile FP32 sm_100
+else
+    for_what=sm_90a
+    compile BF16 sm_90a
+fi
+[ $failures = 0 ] && echo "nvcc: the GPU trainer for $for_what: no warnings, no unexplained spills"
 exit $((failures > 0))

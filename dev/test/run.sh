@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# run.sh -- everything that can be tested without a GPU: `make test` from the top of the repository.
+# run.sh -- what can be tested without a GPU in a quarter of an hour: `make test` from the top of the repository.
 #
 #     lint      headers, formatting, scripts (lint.sh)
 #     plain     all tests as `make` builds them for this machine
@@ -7,7 +7,6 @@
 #     tsan      what has threads of its own, with gcc's race detector (OpenMP's it does not understand)
 #     narrow    what uses vectors, for the oldest machine of this kind: 128 bits, no fused multiply-add on x86-64
 #     avx2      the same with 256 bits, where the plain build has 512
-#     clang     another compiler, without OpenMP where its runtime is missing
 #     serial    the trainer without OpenMP
 #     build     what the Makefile builds again, and installs (test_build.sh)
 #     get_data  downloads, from a server on this machine (test_get_data.sh)
@@ -19,9 +18,15 @@
 #     report    pages, comparisons and TensorBoard's files (test_report.sh)
 #     ranks     several processes under mpirun (test_ranks.sh)
 #     sim       the GPU trainer and its modules on the simulated GPU (dev/cusim), plainly in every order of threads and
-#               with lazy streams, and with the address, thread (a race detector for CUDA threads) and memory sanitizers; and the kit for a
-#               machine with a GPU (test_kit.sh), and the measurement of several (test_multi_gpu.sh)
-#     nvcc      the GPU trainer compiled for every supported architecture, and with cuDNN where that is installed
+#               with lazy streams, and with the address, thread (a race detector for CUDA threads) and memory sanitizers
+#     nvcc      the GPU trainer compiled in BF16 for Hopper, and with cuDNN where that is installed
+#
+# `run.sh rest`, a part of `make soak`, is what takes long and seldom finds what the others do not:
+#
+#     clang     all tests by another compiler, without OpenMP where its runtime is missing
+#     sim       the GPU trainer's modules with the memory sanitizer; the whole model in FP16; the kit for a machine with a GPU
+#               (test_kit.sh), and what measures GPUs
+#     nvcc      the GPU trainer in every precision and for every supported architecture
 #
 # `make check` is `run.sh check [TEST]`: the plain variant alone, or one test of it.
 #
@@ -127,6 +132,15 @@ finish() {
     print_reports
 }
 
+# print_cpu_seconds: of each variant, and of what took most of them.
+print_cpu_seconds() {
+    sed -E 's/^([0-9]+) ([^:]*):.*/\1 \2/' "$tests_dir/times" |
+        awk '{ seconds = $1; $1 = ""; sum[$0] += seconds; all += seconds }
+             END { for (name in sum) if (sum[name] >= 60) printf "%5d s%s\n", sum[name], name; printf "%5d s in all\n", all }' |
+        sort -rn | sed 's/^/by variant: /'
+    sort -rn "$tests_dir/times" | head -n 60 | awk '{ seconds = $1; $1 = ""; printf "most CPU: %4d s %s\n", seconds, $0 }'
+}
+
 # build VARIANT TARGETS [NAME=value...]: with warnings as errors, beside the tests of what is built already.
 build() {
     local log=$tests_dir/build-$1
@@ -173,100 +187,85 @@ quick_modules=MODULES_OPT=-O0 # where the tests are of something else: half the 
 sanitizers="-Og -g1 -fsanitize=address,undefined -fno-sanitize-recover=all"
 quick_run=(--layers 1 --channels 16 --heads 2 --seq-len 16 --batch 2 --steps 2)
 
-# ---- the quick way ----
+# ---- `make check` ----
 
-if [ "${1:-}" = check ]; then
-    [ $# = 1 ] || tests=("${@:2}")
+check() {
+    [ $# = 0 ] || tests=("$@")
     tests=("${tests[@]/#test_/}")
     tests=("${tests[@]/#/test_}")
     make -s -j2 WERROR=-Werror "${tests[@]/#/build/plain/}" || exit 1
     run_tests plain
-    finish
-    echo "$passed passed, $failed failed, $skipped skipped"
-    exit $((failed > 0))
-fi
+}
 
 # ---- the CPU trainer: while the tests of one variant run, the next is built ----
 
-make -s -k -j2 WERROR=-Werror tests build/plain/train_gpt2 build/plain/tokenize >/dev/null 2>&1 # `build` says what fails
-build plain tests build/plain/train_gpt2 build/plain/tokenize
-built plain
-build asan tests build/asan/train_gpt2 build/asan/tokenize OPT="$sanitizers"
-run lint dev/test/lint.sh
-run plain dev/test/test_cli.sh build/plain/train_gpt2
-run plain dev/test/test_generate.sh build/plain/train_gpt2
-run plain dev/test/test_data.sh build/plain/train_gpt2
-run_beside plain dev/test/test_misuse.sh build/plain/train_gpt2
-run plain dev/test/test_kill.sh build/plain/train_gpt2
-run plain dev/test/test_report.sh build/plain/train_gpt2
-run plain dev/test/test_tokenize.sh build/plain/tokenize
-run_beside plain dev/test/test_ranks.sh build/plain/train_gpt2
-run_tests plain
-run get_data dev/test/test_get_data.sh
-run scripts dev/test/test_multi_node.sh
-run build dev/test/test_build.sh
+test_cpu() {
+    local cc march has_avx512=
+    make -s -k -j2 WERROR=-Werror tests build/plain/train_gpt2 build/plain/tokenize >/dev/null 2>&1 # `build` says what fails
+    build plain tests build/plain/train_gpt2 build/plain/tokenize
+    built plain
+    build asan tests build/asan/train_gpt2 build/asan/tokenize OPT="$sanitizers"
+    run lint dev/test/lint.sh
+    run plain dev/test/test_cli.sh build/plain/train_gpt2
+    run plain dev/test/test_generate.sh build/plain/train_gpt2
+    run plain dev/test/test_data.sh build/plain/train_gpt2
+    run_beside plain dev/test/test_misuse.sh build/plain/train_gpt2
+    run plain dev/test/test_kill.sh build/plain/train_gpt2
+    run plain dev/test/test_report.sh build/plain/train_gpt2
+    run plain dev/test/test_tokenize.sh build/plain/tokenize
+    run_beside plain dev/test/test_ranks.sh build/plain/train_gpt2
+    run_tests plain
+    run get_data dev/test/test_get_data.sh
+    run scripts dev/test/test_multi_node.sh
+    run build dev/test/test_build.sh
 
-built asan
-build tsan build/tsan/test_dataloader build/tsan/test_comm_tcp OPENMP= OPT="-O1 -g1 -fsanitize=thread" $quick_modules
-build narrow "${vector_tests[@]/#/build/narrow/}" MARCH= OPT=-O2 $quick_modules
-run asan env OMP_NUM_THREADS=1 dev/test/test_cli.sh build/asan/train_gpt2
-run asan env OMP_NUM_THREADS=1 dev/test/test_generate.sh build/asan/train_gpt2
-run asan env OMP_NUM_THREADS=1 dev/test/test_data.sh build/asan/train_gpt2
-run asan dev/test/test_report.sh build/asan/train_gpt2
-run asan dev/test/test_tokenize.sh build/asan/tokenize
-run_tests asan
+    built asan
+    build tsan build/tsan/test_dataloader build/tsan/test_comm_tcp OPENMP= OPT="-O1 -g1 -fsanitize=thread" $quick_modules
+    build narrow "${vector_tests[@]/#/build/narrow/}" MARCH= OPT=-O2 $quick_modules
+    run asan dev/test/test_cli.sh build/asan/train_gpt2
+    run asan dev/test/test_generate.sh build/asan/train_gpt2
+    run asan dev/test/test_data.sh build/asan/train_gpt2
+    run asan dev/test/test_report.sh build/asan/train_gpt2
+    run asan dev/test/test_tokenize.sh build/asan/tokenize
+    run_tests asan
 
-built tsan
-run tsan build/tsan/test_dataloader
-run tsan build/tsan/test_comm_tcp
-has_avx512=
-read -r cc <<<"$(make -s print-CC)"
-read -r march <<<"$(make -s print-MARCH)"
-# shellcheck disable=SC2086 # no option, or one
-$cc $march -dM -E -x c /dev/null | grep -qw __AVX512F__ && has_avx512=1
-if [ $has_avx512 ]; then
-    build avx2 "${vector_tests[@]/#/build/avx2/}" MARCH=-march=haswell OPT=-O2 $quick_modules
-fi
-built narrow
-run_tests narrow "${vector_tests[@]}"
-has_clang=
-command -v clang >/dev/null && has_clang=1
-if [ $has_clang ]; then
-    openmp=-fopenmp
-    links clang -fopenmp || { openmp= && skip "clang with OpenMP: libomp-dev is missing (scripts/install_deps.sh)"; }
-    build clang tests build/clang/train_gpt2 CC=clang OPENMP=$openmp OPT=-O1 $quick_modules
-fi
-if [ $has_avx512 ]; then
-    built avx2
-    run_tests avx2 "${vector_tests[@]}"
-elif has_cpu avx2 && has_cpu fma; then
-    echo "avx2: the plain tests had these vectors"
-else
-    skip "avx2: this machine has no AVX2"
-fi
-build serial build/serial/train_gpt2 OPENMP= OPT=-O1 $quick_modules
-run fuzz dev/test/fuzz.sh 3
-built serial
-run serial build/serial/train_gpt2 "${quick_run[@]}"
-if [ $has_clang ]; then
-    built clang
-    run_tests clang
-    run clang build/clang/train_gpt2 "${quick_run[@]}"
-else
-    skip "clang is missing (scripts/install_deps.sh)"
-fi
+    built tsan
+    run tsan build/tsan/test_dataloader
+    run tsan build/tsan/test_comm_tcp
+    read -r cc <<<"$(make -s print-CC)"
+    read -r march <<<"$(make -s print-MARCH)"
+    # shellcheck disable=SC2086 # no option, or one
+    $cc $march -dM -E -x c /dev/null | grep -qw __AVX512F__ && has_avx512=1
+    if [ $has_avx512 ]; then
+        build avx2 "${vector_tests[@]/#/build/avx2/}" MARCH=-march=haswell OPT=-O2 $quick_modules
+    fi
+    built narrow
+    run_tests narrow "${vector_tests[@]}"
+    build serial build/serial/train_gpt2 OPENMP= OPT=-O1 $quick_modules
+    if [ $has_avx512 ]; then
+        built avx2
+        run_tests avx2 "${vector_tests[@]}"
+    elif has_cpu avx2 && has_cpu fma; then
+        echo "avx2: the plain tests had these vectors"
+    else
+        skip "avx2: this machine has no AVX2"
+    fi
+    run fuzz dev/test/fuzz.sh 3
+    built serial
+    run serial build/serial/train_gpt2 "${quick_run[@]}"
+}
 
 # ---- the GPU trainer ----
 
-cuda=${CUDA_HOME:-/usr/local/cuda}
 export TSAN_OPTIONS=atexit_sleep_ms=0:exitcode=66
 
-# run_sim MODE PROGRAM: plainly in the orders that show most, the whole model in all of them in BF16, in the other precisions
-# in the one that shows most; with sanitizers in the regular order. ThreadSanitizer remembers four accesses of each 8 bytes; in
-# a regular order it would overwrite the same ones every time, and miss the same races.
+# run_sim MODE PROGRAM: plainly in the orders that show most, of the whole model each in one precision or two; with sanitizers
+# in the regular order. ThreadSanitizer remembers four accesses of each 8 bytes; in a regular order it would overwrite the
+# same ones every time, and miss the same races.
 run_sim() {
     local mode=$1 program=$2 order streams orders="down random greedy"
     case $mode:$program in
+    plain:*/BF16-*/*) orders="random greedy" ;;
     plain:*/FP16-*/* | plain:*/FP32-*/*) orders=down ;;
     plain:*) ;;
     tsan:*) orders= && run "sim $mode" env CUSIM_ORDER=random "$program" ;;
@@ -279,61 +278,101 @@ run_sim() {
     done
 }
 
-# run_sims MODE: the whole model first, which takes longest.
+# run_sims MODE PROGRAM...: those of them that are there.
 run_sims() {
-    local program
-    for program in build/sim/*-"$1"/test_gpt2 build/sim/"$1"/test_*; do
-        case $program in *.o) ;; *) run_sim "$1" "$program" ;; esac
+    local mode=$1 program
+    for program in "${@:2}"; do
+        case $program in *.o | *'*'*) ;; *) run_sim "$mode" "$program" ;; esac
     done
 }
 
-has_sim=
-if [ ! -e "$cuda/include/cublasLt.h" ]; then
-    skip "sim: no CUDA toolkit in $cuda (CUDA_HOME)"
-elif ! command -v clang++ >/dev/null; then
-    skip "sim: clang++ is missing (scripts/install_deps.sh)"
-else
-    has_sim=1
-    build sim-plain sim-plain build/sim/FP32/train_gpt2cu build/sim/BF16/train_gpt2cu
-fi
-if command -v nvcc >/dev/null; then
-    run nvcc dev/test/nvcc.sh
-    run nvcc dev/test/nvcc.sh cudnn
-else
-    skip "nvcc is missing: the GPU trainer is not compiled for any GPU"
-fi
-if [ $has_sim ]; then
+# Says what is missing for the simulated GPU.
+has_sim() {
+    local cuda=${CUDA_HOME:-/usr/local/cuda}
+    if [ ! -e "$cuda/include/cublasLt.h" ]; then
+        skip "sim: no CUDA toolkit in $cuda (CUDA_HOME)"
+    elif ! command -v clang++ >/dev/null; then
+        skip "sim: clang++ is missing (scripts/install_deps.sh)"
+    else
+        return 0
+    fi
+    return 1
+}
+
+has_nvcc() {
+    command -v nvcc >/dev/null || { skip "nvcc is missing: the GPU trainer is not compiled for any GPU" && false; }
+}
+
+# The whole model before the modules: it takes longest.
+test_gpu() {
+    local sim=
+    has_sim && sim=1 && build sim-plain sim-plain build/sim/FP32/train_gpt2cu build/sim/BF16/train_gpt2cu
+    has_nvcc && run nvcc dev/test/nvcc.sh && run nvcc dev/test/nvcc.sh cudnn
+    [ $sim ] || return
     built sim-plain
-    build sim-msan sim-msan
+    build sim-msan build/sim/BF16-msan/test_gpt2
     run sim dev/test/test_sim.sh
     run sim dev/test/test_generate.sh build/plain/train_gpt2 build/sim/FP32/train_gpt2cu
+    run_beside sim dev/test/test_ranks.sh build/sim/BF16/train_gpt2cu
+    run_sims plain build/sim/*-plain/test_gpt2 build/sim/plain/test_*
+    built sim-msan # now all that programs of the simulated GPU have in common is built
+    build sim-asan sim-asan
+    run_sims msan build/sim/BF16-msan/test_gpt2
+    built sim-asan
+    build sim-tsan sim-tsan
+    run_beside cusim dev/cusim/test/run.sh
+    run_sims asan build/sim/BF16-asan/test_gpt2 build/sim/asan/test_*
+    built sim-tsan
+    run_sims tsan build/sim/BF16-tsan/test_gpt2 build/sim/tsan/test_*
+}
+
+# ---- `make soak` ----
+
+test_rest() {
+    local openmp=-fopenmp clang= sim=
+    if command -v clang >/dev/null; then
+        clang=1
+        links clang -fopenmp || { openmp= && skip "clang with OpenMP: libomp-dev is missing (scripts/install_deps.sh)"; }
+        build clang tests build/clang/train_gpt2 CC=clang OPENMP=$openmp OPT=-O1 $quick_modules
+    else
+        skip "clang is missing (scripts/install_deps.sh)"
+    fi
+    has_nvcc && run nvcc dev/test/nvcc.sh all
+    if [ $clang ]; then
+        built clang
+        run_tests clang
+        run clang build/clang/train_gpt2 "${quick_run[@]}"
+    fi
+    has_sim && sim=1 && build sim-plain sim-plain build/sim/FP16-plain/test_gpt2 build/sim/FP32/train_gpt2cu build/sim/BF16/train_gpt2cu
+    [ $sim ] || return
+    built sim-plain
+    build sim-msan sim-msan
+    run_sims plain build/sim/FP16-plain/test_gpt2
     run sim dev/test/test_kit.sh
+    run sim dev/test/test_multi_gpu.sh
     if command -v python3 >/dev/null; then
         run sim dev/test/test_roofline.sh
         run sim dev/test/test_scaling.sh build/sim/BF16/train_gpt2cu
     else
-        skip "roofline: python3 is missing"
+        skip "roofline and scaling: python3 is missing"
     fi
-    run_beside sim dev/test/test_ranks.sh build/sim/BF16/train_gpt2cu
-    run sim dev/test/test_multi_gpu.sh
-    run_sims plain
-    built sim-msan # now all that programs of the simulated GPU have in common is built
-    build sim-asan sim-asan
-    run_sims msan
-    built sim-asan
-    build sim-tsan sim-tsan
-    run_beside cusim dev/cusim/test/run.sh
-    run_sims asan
-    built sim-tsan
-    run_sims tsan
-fi
-finish
+    built sim-msan
+    run_sims msan build/sim/msan/test_*
+}
 
-# Seconds of CPU.
-sed -E 's/^([0-9]+) ([^:]*):.*/\1 \2/' "$tests_dir/times" |
-    awk '{ seconds = $1; $1 = ""; sum[$0] += seconds; all += seconds }
-         END { for (name in sum) if (sum[name] >= 60) printf "%5d s%s\n", sum[name], name; printf "%5d s in all\n", all }' |
-    sort -rn | sed 's/^/by variant: /'
-sort -rn "$tests_dir/times" | head -n 60 | awk '{ seconds = $1; $1 = ""; printf "most CPU: %4d s %s\n", seconds, $0 }'
+case ${1:-} in
+'')
+    test_cpu
+    test_gpu
+    ;;
+check) check "${@:2}" ;;
+rest) test_rest ;;
+*)
+    echo "error: run.sh: $1: wanted check, rest, or nothing" >&2
+    exit 2
+    ;;
+esac
+finish
+[ "${1:-}" = check ] || print_cpu_seconds
 echo "$passed passed, $failed failed, $skipped skipped"
 [ $failed = 0 ]

@@ -5,6 +5,7 @@
 #     make soak                          all parts, an hour or two on two cores
 #     dev/test/soak.sh [PART...]         some of them
 #
+#     rest       what `make test` leaves out to be short: another compiler, more precisions and architectures (run.sh rest)
 #     kills      a run that is killed 200 times at random moments ends with the bits of one that is not; so does one of
 #                1 to 4 ranks, another number after each kill
 #     learning   the built-in stories have a known entropy: the default run ends within 15 % of it, ten times the steps
@@ -39,6 +40,8 @@ has_sim() {
     echo "soak: skipped: $1: the CUDA toolkit (CUDA_HOME) or clang++ is missing"
     return 1
 }
+
+part_rest() { dev/test/run.sh rest || fail rest; }
 
 part_kills() {
     dev/test/test_kill.sh ./train_gpt2 200 || fail kills
@@ -204,7 +207,7 @@ part_plan() {
 
 part_toy() { ! has_sim toy || quietly dev/bench/gpu_report.sh --toy --minutes 30 --out "$work/toy"; }
 
-parts=(kills learning texts fuzz aarch64 ranks offload waits plan toy)
+parts=(rest kills learning texts fuzz aarch64 ranks offload waits plan toy)
 [ $# -gt 0 ] || set -- "${parts[@]}"
 for part in "$@"; do
     [[ " ${parts[*]} " = *" $part "* ]] || { echo "error: no part $part; wanted some of: ${parts[*]}" >&2; exit 2; }

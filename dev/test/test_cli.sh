@@ -6,7 +6,7 @@
 #
 # One line for each check that fails; the last line counts them.
 set -u
-export OMP_WAIT_POLICY=passive LC_ALL=C
+export OMP_WAIT_POLICY=passive OMP_NUM_THREADS=1 LC_ALL=C # models so small are fastest on one thread
 
 root=$PWD
 trainer=$(realpath "${1:?usage: test_cli.sh TRAINER}")
@@ -345,9 +345,9 @@ test_same_numbers() {
     good "a run" "${model[@]}" "${batch[@]}" "${run[@]}" --threads 1 --out threads_1
     good "two threads" "${model[@]}" "${batch[@]}" "${run[@]}" --threads 2 --out threads_2
     check "1 and 2 threads" same_numbers threads_1 threads_2
-    unset OMP_WAIT_POLICY # the program then chooses one itself and starts itself again
+    unset OMP_WAIT_POLICY OMP_NUM_THREADS # the program then chooses both itself and starts itself again
     good "all threads" "${model[@]}" "${batch[@]}" "${run[@]}" --out threads_all
-    export OMP_WAIT_POLICY=passive
+    export OMP_WAIT_POLICY=passive OMP_NUM_THREADS=1
     check "1 and all threads" same_numbers threads_1 threads_all
     for level in 1 2 mlp 3; do
         good "recompute $level" "${model[@]}" "${batch[@]}" "${run[@]}" --recompute $level --out recompute_$level

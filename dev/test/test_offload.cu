@@ -174,14 +174,14 @@ static void test_optimizers(const Gpu* gpu) {
                     lion = optimizer_of(OPTIMIZER_LION, 0, MASTER_FP32),
                     muon = optimizer_of(OPTIMIZER_MUON, 1, MASTER_SPLIT),
                     adafactor = optimizer_of(OPTIMIZER_ADAFACTOR, 1, MASTER_NONE);
-    test_same_bits<float>("fp32", SMALL, adamw, 0, gpu);
+    UNSANITIZED(test_same_bits<float>("fp32", SMALL, adamw, 0, gpu));
     test_same_bits<bf16>("bf16 with split master weights", SMALL, split, 0, gpu);
     test_same_bits<bf16>("bf16, rounded stochastically", SMALL, adamw, 0, gpu);
     test_same_bits<bf16>("a shard of stage 3", SMALL, master, 3, gpu);
     test_same_bits<bf16>("adamw8bit beside weights of 24 bits", wide, in_8, 0, gpu);
     test_same_bits<bf16>("lion", SMALL, lion, 0, gpu);
     test_same_bits<bf16>("muon, whose blocks are a chunk each", SMALL, muon, 0, gpu);
-    test_same_bits<float>("adafactor, whose groups are a chunk each", SMALL, adafactor, 2, gpu);
+    test_same_bits<bf16>("adafactor, whose groups are a chunk each", SMALL, adafactor, 2, gpu);
 }
 
 // ---- the residual stream ----
