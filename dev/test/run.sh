@@ -305,7 +305,7 @@ has_nvcc() {
 
 # The whole model before the modules: it takes longest.
 test_gpu() {
-    local sim=
+    local sim=''
     has_sim && sim=1 && build sim-plain sim-plain build/sim/FP32/train_gpt2cu build/sim/BF16/train_gpt2cu
     has_nvcc && run nvcc dev/test/nvcc.sh && run nvcc dev/test/nvcc.sh cudnn
     [ $sim ] || return
@@ -329,7 +329,7 @@ test_gpu() {
 # ---- `make soak` ----
 
 test_rest() {
-    local openmp=-fopenmp clang= sim=
+    local openmp=-fopenmp clang='' sim=''
     if command -v clang >/dev/null; then
         clang=1
         links clang -fopenmp || { openmp= && skip "clang with OpenMP: libomp-dev is missing (scripts/install_deps.sh)"; }
