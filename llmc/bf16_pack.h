@@ -69,8 +69,9 @@ typedef struct {
     int lines, k; // how many there are
 } Bf16Part;
 
-// Packs a part, as a left or a right factor; its tiles are `tile` pairs apart.
-typedef void (*Bf16Pack)(uint32_t* to, size_t tile, Bf16Part part, int k_contiguous, int is_left);
+// Packs a part, as a left or a right factor; its tiles are `tile` pairs apart. A pointer, as a copy would wait for all earlier
+// stores (bf16_tile.h).
+typedef void (*Bf16Pack)(uint32_t* to, size_t tile, const Bf16Part* part, int k_contiguous, int is_left);
 
 // Where `lanes` lines from i0 and twice as many values from k0 can be read: in place, or as a copy with zeros behind the part.
 ALWAYS_INLINE Bf16Part bf16_inside_(float* copy, Bf16Part part, int i0, int k0, const int k_contiguous,
@@ -94,8 +95,8 @@ ALWAYS_INLINE Bf16Part bf16_inside_(float* copy, Bf16Part part, int i0, int k0, 
 // reads a square: a line in each vector if k is contiguous, else a pair of each line; P##transpose_ turns one into the other.
 // This is the body of a Bf16Pack.
 #define BF16_PACK_SQUARES_(P, lanes, store)                                                                  \
-    const int across = int_ceil_div(part.lines, BF16_TILE) * (BF16_TILE / (lanes));                          \
-    const int along = bf16_steps(part.k) * (BF16_STEP / (2 * (lanes)));                                      \
+    const int across = int_ceil_div(part->lines, BF16_TILE) * (BF16_TILE / (lanes));                         \
+    const int along = bf16_steps(part->k) * (BF16_STEP / (2 * (lanes)));                                     \
     const int row = is_left ? BF16_STEP / 2 : BF16_TILE; /* pairs */                                         \
     for (int s = 0; s < across * along; s++) {                                                               \
         const int i = (k_contiguous ? s / along : s % across) * (lanes), line = i % BF16_TILE;               \
@@ -104,9 +105,9 @@ ALWAYS_INLINE Bf16Part bf16_inside_(float* copy, Bf16Part part, int i0, int k0, 
         float copy[2 * (lanes) * (lanes)];                                                                   \
         P##Pairs_ square[lanes];                                                                             \
         if (k_contiguous) {                                                                                  \
-            P##square_(square, bf16_inside_(copy, part, i, k, 1, lanes), 1);                                 \
+            P##square_(square, bf16_inside_(copy, *part, i, k, 1, lanes), 1);                                \
         } else {                                                                                             \
-            P##square_(square, bf16_inside_(copy, part, i, k, 0, lanes), 0);                                 \
+            P##square_(square, bf16_inside_(copy, *part, i, k, 0, lanes), 0);                                \
         }                                                                                                    \
         if (k_contiguous != is_left) {                                                                       \
             P##transpose_(square);                                                                           \
@@ -132,7 +133,8 @@ ALWAYS_INLINE void bf16_pack_vec_transpose_(VecBits square[LANES]) {
     vec_transpose(row);
     memcpy(square, row, sizeof(row));
 }
-static inline void bf16_vec_pack(uint32_t* to, size_t tile, Bf16Part part, int k_contiguous, int is_left) {
+static inline void bf16_vec_pack(uint32_t* to, size_t tile, const Bf16Part* part, int k_contiguous,
+                                 int is_left) {
     BF16_PACK_SQUARES_(bf16_pack_vec_, LANES, vec_store_bits)
 }
 
@@ -177,13 +179,13 @@ BF16_AVX512_INLINE_ void bf16_pack_avx512_transpose_(__m512i square[16]) {
         _Pragma("GCC unroll 16") for (int i = 0; i < 16; i++) { square[i] = next[i]; }
     }
 }
-static inline BF16_AVX512 void bf16_avx512_pack(uint32_t* to, size_t tile, Bf16Part part, int k_contiguous,
-                                                int is_left) {
+static inline BF16_AVX512 void bf16_avx512_pack(uint32_t* to, size_t tile, const Bf16Part* part,
+                                                int k_contiguous, int is_left) {
     BF16_PACK_SQUARES_(bf16_pack_avx512_, 16, _mm512_store_si512)
 }
 // The same past the caches.
 #define bf16_pack_avx512_stream_(p, v) _mm512_stream_si512((__m512i*)(void*)(p), v)
-static inline BF16_AVX512 void bf16_avx512_pack_away(uint32_t* to, size_t tile, Bf16Part part,
+static inline BF16_AVX512 void bf16_avx512_pack_away(uint32_t* to, size_t tile, const Bf16Part* part,
                                                      int k_contiguous, int is_left) {
     BF16_PACK_SQUARES_(bf16_pack_avx512_, 16, bf16_pack_avx512_stream_)
 }
@@ -196,7 +198,8 @@ static inline void bf16_pack_left(Bf16Pack pack, uint32_t* to, size_t tile, Matr
                                   int rows, int k) {
     const float* from = m.data + i0 * m.row + k0 * m.col;
     const int k_contiguous = m.col == 1;
-    pack(to, tile, (Bf16Part){from, k_contiguous ? m.row : m.col, rows, k}, k_contiguous, 1);
+    const Bf16Part part = {from, k_contiguous ? m.row : m.col, rows, k};
+    pack(to, tile, &part, k_contiguous, 1);
 }
 
 // The same of a right matrix: `cols` columns from column j0.
@@ -204,7 +207,8 @@ static inline void bf16_pack_right(Bf16Pack pack, uint32_t* to, size_t tile, Mat
                                    int cols) {
     const float* from = m.data + k0 * m.row + j0 * m.col;
     const int k_contiguous = m.col != 1;
-    pack(to, tile, (Bf16Part){from, k_contiguous ? m.col : m.row, cols, k}, k_contiguous, 0);
+    const Bf16Part part = {from, k_contiguous ? m.col : m.row, cols, k};
+    pack(to, tile, &part, k_contiguous, 0);
 }
 
 #endif

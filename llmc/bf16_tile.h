@@ -42,12 +42,13 @@ typedef struct {
     int rows;
 } Bf16Ahead;
 
-static inline Bf16Ahead bf16_nothing_ahead(void) { return (Bf16Ahead){NULL, 0, NULL, 0, 0}; }
+static const Bf16Ahead bf16_nothing_ahead = {NULL, 0, NULL, 0, 0};
 
 // Sets out (32, 32), whose rows are `stride` apart, to `first` plus the product. `first` has rows `first_stride` apart,
-// may be out itself, or one row with stride 0; NULL stands for zeros.
+// may be out itself, or one row with stride 0; NULL stands for zeros. `ahead` is a pointer, as a copy would be read in wider
+// parts than it was written in: that waits until all earlier stores, of tiles too, are in the cache.
 typedef void (*Bf16Product)(float* out, size_t stride, const float* first, size_t first_stride,
-                            const uint32_t* left, const uint32_t* right, int steps, Bf16Ahead ahead);
+                            const uint32_t* left, const uint32_t* right, int steps, const Bf16Ahead* ahead);
 
 typedef struct {
     const char* name; // of the instructions
@@ -65,7 +66,7 @@ typedef struct {
 #define BF16_LANES_KERNEL(name, attributes, P, ROWS)                                                         \
     static inline attributes void name(float* out, size_t stride, const float* first, size_t first_stride,   \
                                        const uint32_t* left, const uint32_t* right, int steps,               \
-                                       Bf16Ahead ahead) {                                                    \
+                                       const Bf16Ahead* ahead) {                                             \
         (void)ahead;                                                                                         \
         for (int tile = 0; tile < BF16_TILE / (ROWS)*BF16_TILE / (2 * P##LANES_); tile++) {                  \
             const int i = tile % (BF16_TILE / (ROWS)) * (ROWS);                                              \
@@ -96,13 +97,13 @@ typedef struct {
         }                                                                                                    \
     }
 
-ALWAYS_INLINE void bf16_fetch_(Bf16Ahead ahead, int step) {
-    for (int i = step * ahead.lines; i < (step + 1) * ahead.lines; i++) {
-        __builtin_prefetch(ahead.read + (size_t)i * BF16_LINE_PAIRS, 0, 2);
+ALWAYS_INLINE void bf16_fetch_(const Bf16Ahead* ahead, int step) {
+    for (int i = step * ahead->lines; i < (step + 1) * ahead->lines; i++) {
+        __builtin_prefetch(ahead->read + (size_t)i * BF16_LINE_PAIRS, 0, 2);
     }
-    for (int i = step * ahead.rows; i < (step + 1) * ahead.rows && i < BF16_TILE; i++) {
-        __builtin_prefetch(ahead.write + i * ahead.stride, 1);
-        __builtin_prefetch(ahead.write + i * ahead.stride + BF16_TILE / 2, 1);
+    for (int i = step * ahead->rows; i < (step + 1) * ahead->rows && i < BF16_TILE; i++) {
+        __builtin_prefetch(ahead->write + i * ahead->stride, 1);
+        __builtin_prefetch(ahead->write + i * ahead->stride + BF16_TILE / 2, 1);
     }
 }
 
@@ -111,7 +112,7 @@ ALWAYS_INLINE void bf16_fetch_(Bf16Ahead ahead, int step) {
 #define BF16_TILES_KERNEL(name, attributes, P)                                                               \
     static inline attributes void name(float* out, size_t stride, const float* first, size_t first_stride,   \
                                        const uint32_t* left, const uint32_t* right, int steps,               \
-                                       Bf16Ahead ahead) {                                                    \
+                                       const Bf16Ahead* ahead) {                                             \
         enum { HALF = BF16_TILE / 2, LEFT_BYTES = 2 * BF16_STEP, RIGHT_BYTES = 4 * BF16_TILE };              \
         const size_t bytes = stride * sizeof(float), first_bytes = first_stride * sizeof(float);             \
         if (first) {                                                                                         \
@@ -277,7 +278,7 @@ static inline void bf16_edge_(const Bf16Kernel* kernel, Bf16Out out, const float
     } else if (bias) {
         bf16_copy_(tile, BF16_TILE, bias, 0, out.rows, out.cols);
     }
-    kernel->product(tile, BF16_TILE, tile, BF16_TILE, left, right, steps, bf16_nothing_ahead());
+    kernel->product(tile, BF16_TILE, tile, BF16_TILE, left, right, steps, &bf16_nothing_ahead);
     bf16_copy_(out.data, out.stride, tile, BF16_TILE, out.rows, out.cols);
 }
 
@@ -288,9 +289,9 @@ static inline void bf16_tile(const Bf16Kernel* kernel, Bf16Out out, const float*
     if (out.rows < BF16_TILE || out.cols < BF16_TILE) {
         bf16_edge_(kernel, out, bias, mode, left, right, steps);
     } else if (mode == GRADIENT_ADD) {
-        kernel->product(out.data, out.stride, out.data, out.stride, left, right, steps, bf16_nothing_ahead());
+        kernel->product(out.data, out.stride, out.data, out.stride, left, right, steps, &bf16_nothing_ahead);
     } else {
-        kernel->product(out.data, out.stride, bias, 0, left, right, steps, bf16_nothing_ahead());
+        kernel->product(out.data, out.stride, bias, 0, left, right, steps, &bf16_nothing_ahead);
     }
 }
 

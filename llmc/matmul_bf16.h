@@ -228,7 +228,7 @@ static inline void matmul_bf16_panel_(const MatmulBf16* m, const MatmulBf16Slab_
         const Bf16Ahead ahead = {next + (size_t)(i - part.i0) * steps * lines * BF16_LINE_PAIRS, lines,
                                  after.data, after.stride, is_write ? int_ceil_div(BF16_TILE, steps) : 0};
         kernel->product(tile, BF16_TILE, k > 0 ? tile : NULL, BF16_TILE,
-                        slab->left + i * slab->left_tile + at, right, steps, ahead);
+                        slab->left + i * slab->left_tile + at, right, steps, &ahead);
         if (is_last && streams) {
             matmul_bf16_stream_(out, tile);
         } else if (is_last) {

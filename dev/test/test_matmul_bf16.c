@@ -198,8 +198,8 @@ static void test_like_avx512(void) {
     }
     bf16_pack_left(bf16_vec_pack, left, 0, (Matrix){a, K, 1}, 0, 0, BF16_TILE, K);
     bf16_pack_right(bf16_vec_pack, right, 0, (Matrix){b, BF16_TILE, 1}, 0, 0, K, BF16_TILE);
-    bf16_product_vec_(got, 32, first, 32, left, right, 3, bf16_nothing_ahead());
-    model_product_avx512_(want, 32, first, 32, left, right, 3, bf16_nothing_ahead());
+    bf16_product_vec_(got, 32, first, 32, left, right, 3, &bf16_nothing_ahead);
+    model_product_avx512_(want, 32, first, 32, left, right, 3, &bf16_nothing_ahead);
     for (int i = 0; i < 1024; i++) {
         EXPECT(float_bits(got[i]) == float_bits(want[i]), "element %d: %a, wanted %a", i, (double)got[i],
                (double)want[i]);

@@ -64,7 +64,7 @@ static inline float peak_bf16_work_(const Bf16Kernel* kernel, const uint32_t* fa
     __attribute__((aligned(64))) float tile[BF16_TILE * BF16_TILE] = {0};
     for (int i = 0; i < 8; i++) {
         kernel->product(tile, BF16_TILE, tile, BF16_TILE, factors, factors, PEAK_BF16_STEPS,
-                        bf16_nothing_ahead());
+                        &bf16_nothing_ahead);
     }
     return tile[0];
 }
