@@ -215,6 +215,7 @@ typedef struct {
     TensorInFiles form;              // parameters only
     TensorLife life;                 //
     size_t offset_bytes;             // in the allocation: of layer 0
+    size_t group_bytes;              // parameters only: where the group of layer 0 begins
     size_t layer_bytes;              // from a layer to the next; 0 if there is one
     size_t member;                   // offset of the pointer in the struct
     uint64_t stream;                 // parameters only: of their first values
@@ -269,6 +270,7 @@ static inline size_t gpt2_place_groups_(TensorRow rows[GPT2_PARAMETER_ROWS], int
     const size_t blocks = gpt2_place_group_(rows, PLACE_ONCE, 0, shards);
     const size_t block = gpt2_place_group_(rows, PLACE_BLOCK, blocks, shards) - blocks;
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+        rows[i].group_bytes = rows[i].place == PLACE_BLOCK ? blocks * bytes : 0;
         rows[i].layer_bytes = rows[i].layers > 1 ? block * bytes : 0;
     }
     return array_bytes(blocks + (size_t)copies * block, bytes);
@@ -366,6 +368,7 @@ static inline size_t gpt2_activation_rows(TensorRow rows[GPT2_ACTIVATION_ROWS], 
     row->kind = KIND_MATRIX;                                                                                 \
     row->part = PART_OUTSIDE;                                                                                \
     row->place = PLACE_BLOCK;                                                                                \
+    row->group_bytes = 0;                                                                                    \
     row->life = recompute > RECOMPUTE_##kept_ ? LIVE_BLOCK : life_;                                          \
     row->member = offsetof(GPT2Activations, name_);                                                          \
     row++;
@@ -417,13 +420,12 @@ static inline size_t gpt2_group_offset_bytes(const TensorRow rows[GPT2_PARAMETER
     while (!tensor_is_in_group(&rows[i], g)) {
         i++;
     }
-    return rows[i].offset_bytes + (size_t)gpt2_group_copy(g) * rows[i].layer_bytes;
+    return rows[i].group_bytes + (size_t)gpt2_group_copy(g) * rows[i].layer_bytes;
 }
 
-// A parameter of group g, in memory that has only this group.
-static inline void* tensor_in_group(const TensorRow rows[GPT2_PARAMETER_ROWS], const TensorRow* row, int g,
-                                    const void* group) {
-    return (char*)group + (row->offset_bytes - gpt2_group_offset_bytes(rows, g > 0));
+// A parameter in memory that has only its group, or the group of another layer of it.
+static inline void* tensor_in_group(const TensorRow* row, const void* group) {
+    return (char*)group + (row->offset_bytes - row->group_bytes);
 }
 
 // Moves the pointer of a row in `pointers` from copy 0 to copy k.
@@ -595,7 +597,7 @@ static inline void gpt2_random_group(const TensorRow rows[GPT2_PARAMETER_ROWS], 
         if (!tensor_is_in_group(row, g)) {
             continue;
         }
-        float* tensor = (float*)tensor_in_group(rows, row, g, group);
+        float* tensor = (float*)tensor_in_group(row, group);
 #pragma omp parallel for schedule(static)
         for (size_t r = 0; r < row->rows; r++) {
             for (size_t c = 0; c < row->cols; c++) {

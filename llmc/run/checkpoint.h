@@ -251,7 +251,7 @@ static int checkpoint_is_finite_(const Checkpoints* c, const char* path, char* e
         for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
             const TensorRow* row = &c->rows[i];
             const size_t count = gpt2_rows_in_files(row, c->run.cfg) * row->cols;
-            const void* tensor = tensor_in_group(c->rows, row, g, checkpoint_group_(c, g));
+            const void* tensor = tensor_in_group(row, checkpoint_group_(c, g));
             const size_t bad =
                 tensor_is_in_group(row, g) ? checkpoint_find_infinite_(tensor, c->run.dtype, count) : count;
             if (bad < count) {
