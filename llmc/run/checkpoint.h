@@ -398,7 +398,7 @@ void checkpoints_open(Checkpoints* c, const Options* options, CheckpointRun run,
     c->options = options;
     c->run = run;
     c->saved_step = -1;
-    gpt2_sharded_rows_of(c->rows, run.cfg, safetensors_dtype_bytes(run.dtype), run.zero.size);
+    zero_parameter_rows(c->rows, &run.zero, run.cfg, safetensors_dtype_bytes(run.dtype));
     checkpoint_part_open(&c->part, run.optimizer, run.cfg, &run.zero);
     checkpoint_model_open_(&c->model, run.cfg, &run.zero, run.dtype, options->model_file_gb);
     c->written = (uint64_t*)check_alloc((size_t)c->model.most + 1, sizeof(uint64_t), "checksums of files");
