@@ -123,16 +123,31 @@ static void batch_tokens(int tokens[BATCHES * N], int targets[BATCHES * N]) {
     }
 }
 
+// Copies the tensors of group g from all parameters on the host to a group of Transfer; or, the other way, back.
+typedef enum { TO_GROUP, FROM_GROUP } GroupCopy;
+static void copy_group(const GPT2* model, int g, float* group, float* all, GroupCopy copy) {
+    TensorRow rows[GPT2_PARAMETER_ROWS];
+    rows_on_host(rows, model->cfg);
+    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+        if (tensor_is_in_group(&rows[i], g)) {
+            void *inside = tensor_in_group(&model->transfer.rows[i], group),
+                 *outside = tensor_at_layer(&rows[i], all, gpt2_group_copy(g));
+            memcpy(copy == TO_GROUP ? inside : outside, copy == TO_GROUP ? outside : inside,
+                   tensor_layer_elements(&rows[i]) * sizeof(float));
+        }
+    }
+}
+
 static void upload_weights(GPT2* model, const float* weights) {
     for (int g = 0; g < model->zero.plan.groups; g++) {
         const size_t elements = zero_group_elements(&model->zero.plan, g);
         float* group = (float*)check_alloc(elements, sizeof(float), "weights");
-        memcpy(group, weights + zero_group_begin(&model->zero.plan, g), elements * sizeof(float));
+        copy_group(model, g, group, (float*)weights, TO_GROUP);
         transfer_upload_group(&model->transfer, g, group);
         memset(group, 0xFF, elements * sizeof(float)); // NaN: the upload is over when the call returns
         free(group);
     }
-    zero_gather_parameters(&model->zero);
+    zero_gather_all_parameters(&model->zero);
 }
 
 static GPT2* model_open(Settings settings, int batch, const float* weights) {
@@ -223,6 +238,18 @@ static float* parameters_on_host(GPT2* model) {
         transfer_download_fp32(&model->transfer, g, values + zero_group_begin(&model->zero.plan, g));
     }
     return values;
+}
+
+// The same of a model that has some frozen, laid out by rows_on_host.
+static float* frozen_parameters_on_host(GPT2* model) {
+    float *all = (float*)check_alloc(model->elements, sizeof(float), "parameters"),
+          *group = (float*)check_alloc(zero_largest_group(&model->zero.plan), sizeof(float), "parameters");
+    for (int g = 0; g < model->zero.plan.groups; g++) {
+        transfer_download_fp32(&model->transfer, g, group);
+        copy_group(model, g, group, all, FROM_GROUP);
+    }
+    free(group);
+    return all;
 }
 
 // A bias of keys adds the same to all scores of a query: its gradient is nothing but rounding, which AdamW
@@ -411,7 +438,7 @@ static void test_same_bits(const float* weights) {
     free(want.data);
 }
 
-// The gradient of this model's update, on the host, as fp32; zero in blocks that have none.
+// The gradient of this model's update, on the host, as fp32; zero where there is none.
 static float* gradient_on_host(GPT2* model) {
     const ZeroPlan* zero = &model->zero.plan;
     const Gradient gradient = zero_update_gradient(&model->zero);
@@ -420,11 +447,19 @@ static float* gradient_on_host(GPT2* model) {
     float* values = (float*)check_alloc(model->elements, sizeof(float), "gradient");
     zero_wait_for_gradient(&model->zero);
     gpu_copy(raw, gradient.data, bytes, &model->gpu);
-    for (int g = 0; g < zero->groups; g++) {
-        const size_t to = zero_group_begin(zero, g), from = zero_piece(zero, g).gradient;
-        for (size_t i = 0; zero_has_gradient(zero, g) && i < zero_group_elements(zero, g); i++) {
-            values[to + i] =
-                gradient.dtype == DTYPE_FP32 ? ((float*)raw)[from + i] : to_float(((floatX*)raw)[from + i]);
+    TensorRow rows[GPT2_PARAMETER_ROWS], from[GPT2_PARAMETER_ROWS];
+    rows_on_host(rows, model->cfg);
+    zero_parameter_rows(from, zero, model->cfg, 1);
+    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+        for (int k = 0; k < rows[i].layers; k++) {
+            const int g = tensor_group(&rows[i], tensor_lowest_layer(&rows[i], k));
+            const int has = zero_has_gradient(zero, g) && zero_has_row(zero, i);
+            float* to = (float*)tensor_at_layer(&rows[i], values, k);
+            const size_t at = zero_gradient_begin(zero, g) + tensor_offset_in_group(&from[i]);
+            for (size_t e = 0; has && e < tensor_layer_elements(&rows[i]); e++) {
+                to[e] =
+                    gradient.dtype == DTYPE_FP32 ? ((float*)raw)[at + e] : to_float(((floatX*)raw)[at + e]);
+            }
         }
     }
     free(raw);
@@ -441,7 +476,7 @@ static void test_freeze(Settings settings, const char* list, const float* weight
     model_gradients(whole, tokens, targets);
     model_gradients(model, tokens, targets);
     float *want = gradient_on_host(whole), *got = gradient_on_host(model),
-          *before = parameters_on_host(model);
+          *before = frozen_parameters_on_host(model);
     const Update update = {{1e-1f, 0.9f, 0.95f, 1e-8f, 0.1f, 1 / loss_scale(), 1, DECAY_ALL},
                            0,
                            ADAFACTOR_FIXED,
@@ -449,7 +484,7 @@ static void test_freeze(Settings settings, const char* list, const float* weight
                            0,
                            MUON_SPECTRAL};
     gpt2_update(model, update);
-    float* after = parameters_on_host(model);
+    float* after = frozen_parameters_on_host(model);
     TensorRow rows[GPT2_PARAMETER_ROWS];
     rows_on_host(rows, model->cfg);
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
@@ -799,11 +834,18 @@ static void test_quantized_evaluate(void) {
     free(weights);
 }
 
-// No block has gradients, so nothing is reduced in the graphs of micro-steps.
+// No block has gradients, so nothing is reduced in the graphs of micro-steps, whether the backward pass comes to the blocks or
+// not.
 static void test_frozen_blocks(void) {
-    const char* line = "--layers 2 --channels 16 --heads 2 --seq-len 16 --batch 2 --total-batch 64 --steps 3 "
-                       "--eval-every 0 --samples 0 --autotune off --zero 2 --freeze embeddings,blocks";
-    EXPECT(resume_run_(&trainer, line) == 0, "%s", line);
+    static const char* const lists[] = {"embeddings,blocks", "blocks"};
+    for (int i = 0; i < 2; i++) {
+        char line[256];
+        snprintf(line, sizeof(line),
+                 "--layers 2 --channels 16 --heads 2 --seq-len 16 --batch 2 --total-batch 64 --steps 3 "
+                 "--eval-every 0 --samples 0 --autotune off --zero 2 --freeze %s",
+                 lists[i]);
+        EXPECT(resume_run_(&trainer, line) == 0, "%s", line);
+    }
 }
 
 // What a model allocates is what was planned, on the GPU and on the host.
@@ -884,6 +926,9 @@ int main(void) {
     settings.graph = "on";
     settings.recompute = "3";
     test_freeze(settings, "attention[0],mlp[1],wpe,blocks[2]", weights);
+    settings.zero = "2";
+    test_freeze(settings, "blocks[0],mlp,ln1w,embeddings", weights);
+    test_freeze(settings, "embeddings,lnf?,attention[1]", weights);
     test_same_bits(weights);
     test_fusion(weights);
     test_micro_batches(weights);
@@ -911,9 +956,10 @@ int main(void) {
     if (DTYPE_OF(floatX) != DTYPE_FP16) { // its loss scale needs the whole gradient first
         test_in_backward(&trainer, HAS_ALL_BITS ? all_optimizers : own_kernels,
                          "--autotune off --recompute 3");
-        in_backward_same_bits_(&trainer, 3, "--autotune off --freeze embeddings,blocks[0] --optimizer muon");
+        in_backward_same_bits_(&trainer, 3, "--autotune off --freeze blocks[0],mlp --optimizer muon");
         in_backward_same_bits_(&trainer, 3,
                                "--autotune off --freeze embeddings,blocks[0-1] --optimizer adafactor");
+        in_backward_same_bits_(&trainer, 3, "--autotune off --freeze embeddings,lnf?,norms[0]");
         in_backward_same_bits_(&trainer, 3, "--autotune off --share-layers all");
         in_backward_same_bits_(&trainer, 6, "--autotune off --share-layers pairs");
     }

@@ -80,7 +80,7 @@ struct GPT2 {
 // The places of tensors in memory, and the bytes it takes.
 static void place_tensors(GPT2* model, const ZeroPlan* zero, const Options* o) {
     model->parameter_bytes = planned_parameters_cpu(model->parameter_rows, model->cfg, zero, o);
-    gpt2_sharded_rows_of(model->gradient_rows, model->cfg, sizeof(float), zero->size);
+    zero_gradient_rows(model->gradient_rows, zero, model->cfg, sizeof(float));
     for (int i = 0; i < GPT2_PARAMETER_ROWS && zero->takes_turns; i++) {
         model->gradient_rows[i].layer_bytes = 0; // the blocks take turns
     }
@@ -307,9 +307,11 @@ static GPT2Parameters gradients_at_layer(const GPT2* model, int l) {
 
 // Where blocks take turns a block's gradients are left where those of another one were, of which this one may have frozen some.
 static void clear_frozen_gradients(GPT2* model, int l) {
-    for (int i = 0; i < GPT2_PARAMETER_ROWS && model->zero.plan.takes_turns; i++) {
+    const ZeroPlan* zero = &model->zero.plan;
+    const int clears = zero->takes_turns && zero_has_gradient(zero, 1 + gpt2_copy(model->cfg, l));
+    for (int i = 0; i < GPT2_PARAMETER_ROWS && clears; i++) {
         const TensorRow* row = &model->gradient_rows[i];
-        if (row->place == PLACE_BLOCK && freeze_has(&model->freeze, i, l)) {
+        if (row->place == PLACE_BLOCK && zero_has_row(zero, i) && freeze_has(&model->freeze, i, l)) {
             memset(tensor_at_layer(row, model->grads_memory, l), 0,
                    tensor_layer_elements(row) * sizeof(float));
         }
@@ -455,7 +457,7 @@ static void group_done(GPT2* model, int g, ZeroStep step) {
     WideSum square_sum = {0, 0};
     Update update;
     zero_group_done_cpu(&model->zero, g, step);
-    if (!model->now) {
+    if (!model->now || !zero_has_gradient(&model->zero.plan, g)) {
         return;
     }
     zero_group_square_sum_cpu(&model->zero, g, &square_sum, model->norm_partial);

@@ -74,7 +74,7 @@ struct GPT2 {
     DType grad_dtype;         // of the parameters' gradients
     Gpu gpu;
     TensorRow parameter_rows[GPT2_PARAMETER_ROWS], activation_rows[GPT2_ACTIVATION_ROWS];
-    TensorRow gradient_rows[GPT2_PARAMETER_ROWS]; // the parameters', with elements of grad_dtype
+    TensorRow gradient_rows[GPT2_PARAMETER_ROWS]; // where a backward pass leaves gradients, of grad_dtype
     OptimizerState state;                         // where it lies in state_memory, or how it is offloaded
     size_t parameter_bytes, gradient_bytes, state_bytes, activation_bytes;
     size_t elements; // of all parameters, with padding
@@ -114,11 +114,11 @@ struct GPT2 {
 // The places of tensors in memory, and the bytes it takes.
 static void place_tensors(GPT2* model, const ZeroPlan* zero, const Options* o) {
     const size_t element_bytes = dtype_bytes(model->grad_dtype);
-    gpt2_sharded_rows_of(model->parameter_rows, model->cfg, sizeof(floatX), zero->size);
+    zero_parameter_rows(model->parameter_rows, zero, model->cfg, sizeof(floatX));
     model->parameter_bytes = o->quantize
                                  ? quantized_parameter_rows(model->parameter_rows, model->cfg, sizeof(floatX))
                                  : zero_params_elements(zero, ZERO_BLOCKS_IN_MEMORY) * sizeof(floatX);
-    gpt2_sharded_rows_of(model->gradient_rows, model->cfg, element_bytes, zero->size);
+    zero_gradient_rows(model->gradient_rows, zero, model->cfg, element_bytes);
     model->gradient_bytes = zero_grads_elements(zero, ZERO_BLOCKS_IN_MEMORY) * element_bytes;
     planned_state(&model->state, model->cfg, zero, o);
     model->state_bytes = model->state.bytes;
@@ -465,10 +465,10 @@ static void wait_for_buffer(GPT2* model, int l) {
 
 // After the backward pass has left the gradients of group g: their reduction, or the update that the pass makes.
 static void group_done(GPT2* model, int g, ZeroStep step) {
-    if (model->now.decides) {
-        in_backward_gpu_group_done(&model->now, g);
-    } else {
+    if (!model->now.decides) {
         zero_group_done<floatX>(&model->zero, g, step);
+    } else if (zero_has_gradient(&model->zero.plan, g)) {
+        in_backward_gpu_group_done(&model->now, g);
     }
 }
 
@@ -496,10 +496,12 @@ static void block_recompute(GPT2* model, int l, Batch batch) {
 
 // Where blocks take turns a block's gradients are left where those of another one were, of which this one may have frozen some.
 static void clear_frozen_gradients(GPT2* model, int l) {
-    const int at = gradient_block(model, l);
-    for (int i = 0; i < GPT2_PARAMETER_ROWS && model->zero.plan.takes_turns; i++) {
+    const ZeroPlan* zero = &model->zero.plan;
+    const int at = gradient_block(model, l),
+              clears = zero->takes_turns && zero_has_gradient(zero, 1 + gpt2_copy(model->cfg, l));
+    for (int i = 0; i < GPT2_PARAMETER_ROWS && clears; i++) {
         const TensorRow* row = &model->gradient_rows[i];
-        if (row->place == PLACE_BLOCK && freeze_has(&model->freeze, i, l)) {
+        if (row->place == PLACE_BLOCK && zero_has_row(zero, i) && freeze_has(&model->freeze, i, l)) {
             CUDA_CHECK(cudaMemsetAsync(tensor_at_layer(row, model->grads_memory, at), 0,
                                        tensor_layer_elements(row) * row->element_bytes, model->gpu.stream));
         }

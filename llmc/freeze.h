@@ -7,9 +7,10 @@ freeze.h -- --freeze: the parameters that training leaves as they are.
     NAME     of a parameter in gpt2.h's table; * stands for any letters, ? for any one: wte, '*b', ln1?
     WORD     embeddings, blocks, attention, mlp or norms (freeze_words_)
 
-A frozen parameter has no gradient, no optimizer state and no update. wte is also the weight of the classifier, so freezing
-it freezes the classifier, too. If the embeddings are frozen and all of the blocks 0 ... k - 1, the backward pass ends at
-block k: the blocks below keep no activations for it, and memory has neither gradients nor optimizer state of them.
+A frozen parameter has no gradient, no optimizer state and no update. Memory has neither of what is frozen in all blocks, nor of
+blocks 0 ... k - 1 if all of these is frozen (zero.h). If the embeddings are frozen, too, the backward pass ends at block k,
+and the blocks below keep no activations for it. wte is also the weight of the classifier, so freezing it freezes the
+classifier, too.
 
 needs:   nothing
 defines: Freeze, freeze_parse, freeze_of, freeze_has, freeze_is_whole, freeze_has_classifier, freeze_check_shared,
@@ -37,13 +38,11 @@ typedef struct {
 
 static inline int freeze_has(const Freeze* freeze, int row, int l) { return freeze->in_block[l] >> row & 1; }
 
-// Whether every parameter that is frozen in a block that the backward pass comes to is so in all L blocks.
-static inline int freeze_is_whole(const Freeze* freeze, int L) {
-    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
-        for (int l = freeze->first_block; l < L; l++) {
-            if (freeze_has(freeze, i, l) && !(freeze->rows >> i & 1)) {
-                return 0;
-            }
+// Whether every parameter that is frozen in a block of parameters from `first` on (gpt2_copies) is so in all blocks.
+static inline int freeze_is_whole(const Freeze* freeze, GPT2Config cfg, int first) {
+    for (int k = first; k < gpt2_copies(cfg); k++) {
+        if (freeze->in_block[gpt2_group_layer(cfg, 1 + k)] & ~freeze->rows) {
+            return 0;
         }
     }
     return 1;
@@ -264,10 +263,12 @@ static inline int freeze_check_shared(const Freeze* freeze, GPT2Config cfg, char
     return 1;
 }
 
-// The lowest block of parameters that has gradients (gpt2_copies); the number of all: none.
+// The lowest block of parameters (gpt2_copies) that is not all frozen; the number of all: none.
 static inline int freeze_first_copy(const Freeze* freeze, GPT2Config cfg) {
+    TensorRow rows[GPT2_PARAMETER_ROWS];
     int k = 0;
-    while (k < gpt2_copies(cfg) && gpt2_group_layer(cfg, 1 + k) < freeze->first_block) {
+    gpt2_parameter_rows(rows, cfg);
+    while (k < gpt2_copies(cfg) && freeze_has_all_(freeze, rows, PLACE_BLOCK, gpt2_group_layer(cfg, 1 + k))) {
         k++;
     }
     return k;

@@ -25,7 +25,7 @@ defines: ShareLayers, GPT2Config, gpt2_copies, gpt2_copy_repeats, gpt2_copy, gpt
          gpt2_activations_at_layer, gpt2_parameters_at_copy, gpt2_model_by_name, gpt2_padded_vocab, gpt2_check_config,
          gpt2_count_parameters, gpt2_count_stored, gpt2_flops_per_token, gpt2_initial_value, gpt2_rows_in_files,
          gpt2_random_group, gpt2_groups, gpt2_group_offset_bytes, gpt2_group_copy, gpt2_group_layer,
-         tensor_is_in_group, tensor_in_group, RecomputeLevel, TensorInit, TensorLife, tensor_layer_elements,
+         tensor_is_in_group, tensor_offset_in_group, tensor_in_group, RecomputeLevel, TensorInit, TensorLife, tensor_layer_elements,
          GPT2NamedModel, gpt2_named_models, GPT2_MAX_LAYERS
 */
 #ifndef LLMC_GPT2_H
@@ -215,6 +215,7 @@ typedef struct {
     TensorInFiles form;              // parameters only
     TensorLife life;                 //
     size_t offset_bytes;             // in the allocation: of layer 0
+    size_t group_bytes;              // parameters only: where the group of layer 0 begins
     size_t layer_bytes;              // from a layer to the next; 0 if there is one
     size_t member;                   // offset of the pointer in the struct
     uint64_t stream;                 // parameters only: of their first values
@@ -250,25 +251,61 @@ static inline size_t tensor_rows_layout(TensorRow* rows, int count) {
 
 enum { GPT2_SHARD_UNIT = 1024 }; // elements
 
-// Places the tensors of one group (below) from element `at` on; returns the end of the group.
-static inline size_t gpt2_place_group_(TensorRow rows[GPT2_PARAMETER_ROWS], TensorPlace place, size_t at,
-                                       int shards) {
-    const size_t begin = at, unit = (size_t)shards * GPT2_SHARD_UNIT;
+static inline size_t gpt2_units_(size_t elements, size_t unit) { return (elements + unit - 1) / unit; }
+
+// What a tensor takes in memory, with the padding behind it.
+static inline size_t gpt2_tensor_room_(const TensorRow* row) {
+    return gpt2_units_(tensor_layer_elements(row), TENSOR_ALIGN) * TENSOR_ALIGN;
+}
+
+// Places the trained tensors of one group (below) from element `at` on; returns the end of the last one. They lie as if none
+// was frozen, less whole units between them: norms add up gradients unit by unit (adamw.h), and so get the same bits.
+static inline size_t gpt2_place_trained_(TensorRow rows[GPT2_PARAMETER_ROWS], TensorPlace place,
+                                         unsigned frozen, size_t at) {
+    size_t next = 0, end = 0; // as if none was frozen: of the next tensor, and of the last trained one
+    size_t left_out = 0;
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
-        if (rows[i].place == place) {
+        const size_t room = rows[i].place == place ? gpt2_tensor_room_(&rows[i]) : 0;
+        if (room > 0 && !(frozen >> i & 1)) {
+            const size_t from = gpt2_units_(end, GPT2_SHARD_UNIT), to = next / GPT2_SHARD_UNIT;
+            left_out += from < to ? (to - from) * GPT2_SHARD_UNIT : 0;
+            rows[i].offset_bytes = array_bytes(at + next - left_out, rows[i].element_bytes);
+            end = next + room;
+        }
+        next += room;
+    }
+    return at + end - left_out;
+}
+
+// And the frozen ones, one after the other.
+static inline size_t gpt2_place_frozen_(TensorRow rows[GPT2_PARAMETER_ROWS], TensorPlace place,
+                                        unsigned frozen, size_t at) {
+    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+        if (rows[i].place == place && frozen >> i & 1) {
             rows[i].offset_bytes = array_bytes(at, rows[i].element_bytes);
-            at += (tensor_layer_elements(&rows[i]) + TENSOR_ALIGN - 1) / TENSOR_ALIGN * TENSOR_ALIGN;
+            at += gpt2_tensor_room_(&rows[i]);
         }
     }
-    return begin + (at - begin + unit - 1) / unit * unit;
+    return at;
+}
+
+// Places a group; returns its end.
+static inline size_t gpt2_place_group_(TensorRow rows[GPT2_PARAMETER_ROWS], TensorPlace place,
+                                       unsigned frozen, size_t begin, int shards) {
+    const size_t unit = (size_t)shards * GPT2_SHARD_UNIT;
+    const size_t trained = gpt2_place_trained_(rows, place, frozen, begin) - begin,
+                 middle = begin + gpt2_units_(trained, unit) * unit;
+    return middle + gpt2_units_(gpt2_place_frozen_(rows, place, frozen, middle) - middle, unit) * unit;
 }
 
 // Places all groups, with so many blocks; returns the bytes of the allocation.
-static inline size_t gpt2_place_groups_(TensorRow rows[GPT2_PARAMETER_ROWS], int copies, int shards) {
+static inline size_t gpt2_place_groups_(TensorRow rows[GPT2_PARAMETER_ROWS], int copies, unsigned frozen,
+                                        int shards) {
     const size_t bytes = rows[0].element_bytes;
-    const size_t blocks = gpt2_place_group_(rows, PLACE_ONCE, 0, shards);
-    const size_t block = gpt2_place_group_(rows, PLACE_BLOCK, blocks, shards) - blocks;
+    const size_t blocks = gpt2_place_group_(rows, PLACE_ONCE, frozen, 0, shards);
+    const size_t block = gpt2_place_group_(rows, PLACE_BLOCK, frozen, blocks, shards) - blocks;
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+        rows[i].group_bytes = rows[i].place == PLACE_BLOCK ? blocks * bytes : 0;
         rows[i].layer_bytes = rows[i].layers > 1 ? block * bytes : 0;
     }
     return array_bytes(blocks + (size_t)copies * block, bytes);
@@ -276,11 +313,10 @@ static inline size_t gpt2_place_groups_(TensorRow rows[GPT2_PARAMETER_ROWS], int
 
 // The rows of the parameter table for a configuration, for elements of a given size; returns the bytes of one
 // allocation that holds them all. In it the parameters lie in groups: what is ONCE, then block 0, block 1, ... (gpt2_copies)
-// All blocks look alike. A group can be cut into `shards` equal parts, each a multiple of GPT2_SHARD_UNIT
-// elements; what is added at its end is zero for ever. Element i of a group belongs to element i of the group's gradients
-// and of its optimizer state, whatever their types, if these have as many shards; frozen blocks may have neither (zero.h).
+// All blocks look alike. A group has two parts: its tensors that are trained, and those whose bit is set in `frozen`. Each
+// can be cut into `shards` equal parts, each a multiple of GPT2_SHARD_UNIT elements; what is added at its end is zero for ever.
 static inline size_t gpt2_sharded_rows_of(TensorRow rows[GPT2_PARAMETER_ROWS], GPT2Config cfg,
-                                          size_t element_bytes, int shards) {
+                                          size_t element_bytes, int shards, unsigned frozen) {
     const int F = gpt2_hidden(cfg), QKV = gpt2_qkv_size(cfg);
     TensorRow* row = rows;
 #define GPT2_ROW_(name_, part_, rows_, cols_, init_, decay_, kind_, form_, hf_name_, gguf_name_)             \
@@ -306,13 +342,13 @@ static inline size_t gpt2_sharded_rows_of(TensorRow rows[GPT2_PARAMETER_ROWS], G
     row++;
     GPT2_PARAMETERS(GPT2_ROW_)
 #undef GPT2_ROW_
-    return gpt2_place_groups_(rows, gpt2_copies(cfg), shards);
+    return gpt2_place_groups_(rows, gpt2_copies(cfg), frozen, shards);
 }
 
 // The same in one part, as in copies on the host and in files.
 static inline size_t gpt2_parameter_rows_of(TensorRow rows[GPT2_PARAMETER_ROWS], GPT2Config cfg,
                                             size_t element_bytes) {
-    return gpt2_sharded_rows_of(rows, cfg, element_bytes, 1);
+    return gpt2_sharded_rows_of(rows, cfg, element_bytes, 1, 0);
 }
 
 // The same, for the parameters themselves.
@@ -366,6 +402,7 @@ static inline size_t gpt2_activation_rows(TensorRow rows[GPT2_ACTIVATION_ROWS], 
     row->kind = KIND_MATRIX;                                                                                 \
     row->part = PART_OUTSIDE;                                                                                \
     row->place = PLACE_BLOCK;                                                                                \
+    row->group_bytes = 0;                                                                                    \
     row->life = recompute > RECOMPUTE_##kept_ ? LIVE_BLOCK : life_;                                          \
     row->member = offsetof(GPT2Activations, name_);                                                          \
     row++;
@@ -417,13 +454,15 @@ static inline size_t gpt2_group_offset_bytes(const TensorRow rows[GPT2_PARAMETER
     while (!tensor_is_in_group(&rows[i], g)) {
         i++;
     }
-    return rows[i].offset_bytes + (size_t)gpt2_group_copy(g) * rows[i].layer_bytes;
+    return rows[i].group_bytes + (size_t)gpt2_group_copy(g) * rows[i].layer_bytes;
 }
 
-// A parameter of group g, in memory that has only this group.
-static inline void* tensor_in_group(const TensorRow rows[GPT2_PARAMETER_ROWS], const TensorRow* row, int g,
-                                    const void* group) {
-    return (char*)group + (row->offset_bytes - gpt2_group_offset_bytes(rows, g > 0));
+// Where a parameter begins in its group; and the parameter, in memory that has only that group, or that of another layer.
+static inline size_t tensor_offset_in_group(const TensorRow* row) {
+    return row->offset_bytes - row->group_bytes;
+}
+static inline void* tensor_in_group(const TensorRow* row, const void* group) {
+    return (char*)group + tensor_offset_in_group(row);
 }
 
 // Moves the pointer of a row in `pointers` from copy 0 to copy k.
@@ -595,7 +634,7 @@ static inline void gpt2_random_group(const TensorRow rows[GPT2_PARAMETER_ROWS], 
         if (!tensor_is_in_group(row, g)) {
             continue;
         }
-        float* tensor = (float*)tensor_in_group(rows, row, g, group);
+        float* tensor = (float*)tensor_in_group(row, group);
 #pragma omp parallel for schedule(static)
         for (size_t r = 0; r < row->rows; r++) {
             for (size_t c = 0; c < row->cols; c++) {

@@ -52,9 +52,10 @@ typedef struct {
     int layers;                         //
     int parts, rows, cols;              // a layer has `parts` matrices of rows x cols, below each other
     int group;                          // of the first layer, and
-    size_t start; // where the tensor starts in it: in RoundingWords, and in MuonUpdate.u
-    int decay;    // whether weights decay
-    int by_layer; // each layer is updated on its own
+    size_t start;                       // where the tensor starts in it: in MuonUpdate.u,
+    size_t word;                        // and in RoundingWords
+    int decay;                          // whether weights decay
+    int by_layer;                       // each layer is updated on its own
 } MuonTensor;
 
 // X is fp32 for fp32 weights, bf16 for 16-bit weights.
@@ -329,8 +330,7 @@ __global__ void __launch_bounds__(MUON_THREADS_)
     const MuonMatrix_ matrix = muon_matrix_(s);
     const Weights<T> weights =
         weights_from(all, muon_at_(t.params, matrix.layer), muon_at_(t.master, matrix.layer));
-    const RoundingWords words = {seed, stream,
-                                 ((uint64_t)(t.group + matrix.layer) << 40) + t.start + t.begin};
+    const RoundingWords words = {seed, stream, ((uint64_t)(t.group + matrix.layer) << 40) + t.word + t.begin};
     const size_t rows = (size_t)t.rows, cols = (size_t)t.cols;
     const X* from = x + blockIdx.y * rows * cols;
     const float* means = s.row_squares ? muon_row_squares_(matrix, s) : NULL;

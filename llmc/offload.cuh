@@ -2,8 +2,8 @@
 offload.cuh -- what is on the host between its uses: the optimizer's state and the residual stream.
 
 The slots of the optimizer's state (optimizer.h), master weights among them, are in pinned memory or in a file: they pass
-through the GPU in chunks of OFFLOAD_CHUNK owned elements; a group whose update needs whole tensors is one chunk. A chunk is
-an interval of every slot. The array of a slot is the same as on a GPU, but each chunk begins at a multiple of SCRATCH_UNIT
+through the GPU in chunks of OFFLOAD_CHUNK owned elements; a group whose update needs whole tensors is one chunk. What is frozen
+has chunks of its own, which no update moves. A chunk is an interval of every slot. The array of a slot is the same as on a GPU, but each chunk begins at a multiple of SCRATCH_UNIT
 bytes.
 
 A chunk is copied in, updated and copied out by three streams that wait for each other by events, so that the bus works
@@ -48,10 +48,10 @@ typedef struct {
 
 typedef struct {
     const OptimizerState* state;
-    size_t chunks;
-    size_t* first;                // (chunks + 1) owned elements before a chunk
-    OffloadChunk_* chunk;         // (chunks + 1, STATE_SLOTS); the last ones are ends
-    size_t bytes;                 // of all slots on the host or the disk
+    size_t chunks, updated; // updates move the first ones; the others are master weights of frozen parts
+    size_t* first;          // (chunks + 1) owned elements before a chunk
+    OffloadChunk_* chunk;   // (chunks + 1, STATE_SLOTS); the last ones are ends
+    size_t bytes;           // of all slots on the host or the disk
     size_t room[STATE_SLOTS + 1]; // where a slot begins in the memory of one chunk; the last one is the end
 } OffloadLayout;
 
@@ -90,7 +90,7 @@ static inline void offload_place_slot_(OffloadLayout* l, const ZeroPlan* zero, i
                                         : l->state->slots[slot].bytes / l->state->slots[slot].element_bytes;
         if (k > 0) {
             const size_t bytes = offload_round_up_(offload_bytes_(l, k - 1, slot));
-            largest = bytes > largest ? bytes : largest;
+            largest = k <= l->updated && bytes > largest ? bytes : largest;
             l->bytes += bytes;
         }
         chunk->at = l->bytes;
@@ -98,12 +98,12 @@ static inline void offload_place_slot_(OffloadLayout* l, const ZeroPlan* zero, i
     l->room[slot + 1] = l->room[slot] + largest;
 }
 
-// The end of the chunk that starts at owned element `first`: a group whose update needs whole tensors is not cut.
-static inline size_t offload_chunk_end_(const OptimizerState* state, const ZeroPlan* zero, size_t first) {
-    const size_t owned = zero_owned_elements(zero);
+// The end of the chunk that starts at owned element `first` of so many: a group whose update needs whole tensors is not cut.
+static inline size_t offload_chunk_end_(const OptimizerState* state, const ZeroPlan* zero, size_t first,
+                                        size_t owned) {
     size_t end = first + OFFLOAD_CHUNK < owned ? first + OFFLOAD_CHUNK : owned;
     for (int g = zero->groups - 1; g >= 0; g--) {
-        const ZeroPiece piece = zero_piece(zero, g);
+        const ZeroPiece piece = zero_piece(zero, g, ZERO_TRAINED);
         if (state_needs_tensors(state, g) && first < piece.owned + piece.count && piece.owned < end) {
             end = first < piece.owned ? piece.owned : piece.owned + piece.count;
         }
@@ -113,12 +113,13 @@ static inline size_t offload_chunk_end_(const OptimizerState* state, const ZeroP
 
 // Sets where the chunks begin.
 static inline void offload_cut_(OffloadLayout* l, const OptimizerState* state, const ZeroPlan* zero) {
-    const size_t owned = zero_owned_elements(zero),
-                 most = ceil_div(owned, OFFLOAD_CHUNK) + 2 * (size_t)zero->groups;
+    const size_t owned = zero_owned_elements(zero), updated = zero_updated_elements(zero),
+                 most = ceil_div(owned, OFFLOAD_CHUNK) + 2 * (size_t)zero->groups + 1;
     l->first = (size_t*)check_alloc(most + 1, sizeof(size_t), "chunks of the optimizer's state");
     while (l->first[l->chunks] < owned) {
-        l->first[l->chunks + 1] = offload_chunk_end_(state, zero, l->first[l->chunks]);
-        l->chunks++;
+        const size_t first = l->first[l->chunks++];
+        l->first[l->chunks] = offload_chunk_end_(state, zero, first, first < updated ? updated : owned);
+        l->updated += first < updated;
     }
     assert(l->chunks <= most);
 }
@@ -277,7 +278,7 @@ static inline void offload_start_write_(Offload* o, size_t k) {
 // for most.
 template <class T>
 static inline void offload_update(Offload* o, const OptimizerUpdate<T>& u, const Gpu* gpu) {
-    const size_t chunks = o->layout.chunks;
+    const size_t chunks = o->layout.updated;
     for (size_t k = 0; !o->disk && k < chunks; k++) {
         offload_update_chunk_(o, u, k, gpu);
     }

@@ -2,13 +2,14 @@
 optimizer.cuh -- the update of optimizer.h on the GPU: all parameters whose rule works element by element in one launch;
 Adafactor and Muon by their own (adafactor.cuh, muon.cuh).
 
-Parameters are a full array, laid out by gpt2_sharded_rows_of; in stage 3 they are what is kept of it: zero_kept_cut.
-Gradients have what this process updates of each group (zero.h), group after group: `owned` elements, which is all of them
-with one process. The slots lie as optimizer.h says. All is updated with its padding. Arrays start at multiples of 16 bytes.
+Parameters are a full array, laid out by zero_parameter_rows; in stage 3 they are what is kept of it: zero_kept_cut.
+Gradients have what this process updates of each group (zero.h), group after group: the first owned elements, which is all of
+them with one process if nothing is frozen. The slots lie as optimizer.h says. All that is updated is so with its padding.
+Arrays start at multiples of 16 bytes.
 
-    params    (full)    T      set; read where there are no master weights, or only their lower halves
-    grads     (owned)   T or fp32
-    slots               updated
+    params    (full)      T      set; read where there are no master weights, or only their lower halves
+    grads     (updated)   T or fp32
+    slots                 updated
 
 How weights are read and rounded: update.cuh.
 
@@ -40,16 +41,18 @@ defines: OptimizerPlan, optimizer_planned_bytes, optimizer_open, optimizer_freez
 
 // ---- places ----
 
-// A thread block updates a piece: four elements a thread. Groups and their shards are whole pieces.
+// A thread block updates a piece: four elements a thread. Parts of groups and their shards are whole pieces.
 enum { UPDATE_PIECE_ = GPT2_SHARD_UNIT, UPDATE_THREADS_ = UPDATE_PIECE_ / 4 };
 
 // Numbers of pieces.
 typedef struct {
-    uint32_t once, block;  // that this process has of group 0, of each other group: part `rank` of `shards`
-    uint32_t rank, shards; // equal parts
-    uint32_t count;        // that it has in all
-    uint32_t untrained;    // of them, of the blocks that have no gradients: the first ones
-    uint32_t params_rank, params_shards; // the same in what is kept of a group of parameters
+    uint32_t once,
+        block; // that this process updates of group 0, of each other group: part `rank` of `shards`
+    uint32_t rank, shards;              // equal parts
+    uint32_t count;                     // that it updates in all
+    uint32_t first;                     // blocks that have no gradients
+    uint32_t params_once, params_block; // that are kept of the parameters of group 0, of each other group,
+    uint32_t params_rank;               // and part of their trained part that is updated
 } UpdatePieces_;
 
 // What belongs to a layout of parameters: where pieces lie, and which tensor an element is of; what the optimizer's own
@@ -59,8 +62,8 @@ typedef struct {
     ZeroPlan zero;
     UpdatePieces_ pieces;
     int takes_turns; // only one group is updated at a time
-    uint8_t*
-        rows; // on the GPU: of the parameters, for each TENSOR_ALIGN elements of group 0, and then of any one block
+    // On the GPU: the row of each TENSOR_ALIGN elements of group 0's trained part, and then of that of any one block.
+    uint8_t* rows;
     uint32_t* frozen;        // (groups) on the GPU: bit i, row i is not updated there; NULL: all are
     Code8Table codes;        // of adamw8bit
     AdafactorPlan adafactor; //
@@ -74,49 +77,65 @@ typedef struct {
 
 enum { UPDATE_ROWS_ = UPDATE_PIECE_ / TENSOR_ALIGN }; // of a piece: one for each warp
 
-// Padding is part of the tensor before it.
-static inline void update_set_rows_(uint8_t* rows, const ZeroPlan* zero, const OptimizerState* state) {
-    const size_t all = (zero->once + zero->block) / TENSOR_ALIGN;
+static inline size_t update_rows_bytes_(const ZeroPlan* zero) {
+    return (zero->trained_once + zero->trained_block) / TENSOR_ALIGN;
+}
+
+// Padding is part of the tensor before it. If there is none, in front of a part, that of a frozen one, which is not updated.
+static inline void update_set_rows_(uint8_t* rows, const ZeroPlan* zero, GPT2Config cfg) {
+    TensorRow gradients[GPT2_PARAMETER_ROWS];
+    zero_gradient_rows(gradients, zero, cfg, 1);
+    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+        if (!zero_has_row(zero, i)) {
+            memset(rows, i, update_rows_bytes_(zero));
+        }
+    }
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) { // a later tensor of the same group takes its part from it
-        const size_t begin = state->rows[i].offset_bytes / TENSOR_ALIGN;
-        const size_t end = state->rows[i].place == PLACE_ONCE ? zero->once / TENSOR_ALIGN : all;
-        assert(state->rows[i].offset_bytes % TENSOR_ALIGN == 0);
-        memset(rows + begin, i, end - begin);
+        const size_t begin = gradients[i].offset_bytes / TENSOR_ALIGN;
+        const size_t end =
+            gradients[i].place == PLACE_ONCE ? zero->trained_once / TENSOR_ALIGN : update_rows_bytes_(zero);
+        assert(gradients[i].offset_bytes % TENSOR_ALIGN == 0);
+        if (zero_has_row(zero, i)) {
+            memset(rows + begin, i, end - begin);
+        }
     }
 }
 
 static inline UpdatePieces_ update_pieces_(const ZeroPlan* zero) {
     const ZeroCut own = zero_owned_cut(zero), in_kept = zero_owned_in_kept(zero);
-    const size_t part = (size_t)own.parts * UPDATE_PIECE_, count = zero_owned_elements(zero) / UPDATE_PIECE_;
+    const size_t part = (size_t)own.parts * UPDATE_PIECE_,
+                 kept = (size_t)zero_kept_cut(zero).parts * UPDATE_PIECE_,
+                 count = zero_updated_elements(zero) / UPDATE_PIECE_;
     CHECK(count <= INT_MAX, "%zu pieces of parameters are too many for a launch", count);
-    const UpdatePieces_ pieces = {(uint32_t)(zero->once / part),
-                                  (uint32_t)(zero->block / part),
+    const UpdatePieces_ pieces = {(uint32_t)(zero->trained_once / part),
+                                  (uint32_t)(zero->trained_block / part),
                                   (uint32_t)own.part,
                                   (uint32_t)own.parts,
                                   (uint32_t)count,
-                                  (uint32_t)((size_t)zero->first_block * zero->block / part),
-                                  (uint32_t)in_kept.part,
-                                  (uint32_t)in_kept.parts};
+                                  (uint32_t)zero->first_block,
+                                  (uint32_t)(zero->once / kept),
+                                  (uint32_t)(zero->block / kept),
+                                  (uint32_t)in_kept.part};
     return pieces;
 }
 
 // A row in group g: where it starts in the group; which of its elements this process updates, and the first one's place in the
-// parameters that are kept, in owned arrays, and in the gradient.
+// parameters that are kept, and in owned arrays, the gradient among them.
 typedef struct {
-    size_t start, begin, end, kept, owned, gradient;
+    size_t start, begin, end, kept, owned;
 } UpdateTensorPlace_;
 
 static inline UpdateTensorPlace_ update_tensor_place_(const OptimizerState* s, const ZeroPlan* zero, int i,
                                                       int g) {
     const TensorRow* row = &s->rows[i];
-    const ZeroPiece piece = zero_piece(zero, g);
+    const ZeroPiece piece = zero_piece(zero, g, ZERO_TRAINED);
     const size_t at = row->offset_bytes + (size_t)gpt2_group_copy(g) * row->layer_bytes,
                  elements = gpt2_rows_in_files(row, s->cfg) * row->cols, in_piece = s->span[i].begin;
     const size_t begin = piece.full + in_piece > at ? piece.full + in_piece - at : 0,
                  end = begin + s->span[i].count;
-    const UpdateTensorPlace_ place = {at - zero_group_begin(zero, g),  begin < elements ? begin : elements,
+    const UpdateTensorPlace_ place = {at - zero_group_begin(zero, g), begin < elements ? begin : elements,
                                       end < elements ? end : elements, piece.kept + in_piece,
-                                      piece.owned + in_piece,          piece.gradient + in_piece};
+                                      piece.owned + in_piece};
     return place;
 }
 
@@ -134,11 +153,11 @@ static inline AdafactorTensor update_adafactor_tensor_(const OptimizerState* s, 
                                     place.kept,
                                     place.owned,
                                     update_slot_place_(s, STATE_M, i, g),
-                                    zero_is_divided(zero) ? place.start : place.gradient,
+                                    zero_is_divided(zero) ? place.start : place.owned,
                                     update_slot_place_(s, STATE_ROWS, i, g),
                                     update_slot_place_(s, STATE_COLS, i, g),
                                     update_slot_place_(s, STATE_V, i, g),
-                                    ((uint64_t)g << 40) + place.start,
+                                    ((uint64_t)g << 40) + s->word[i],
                                     (int)gpt2_rows_in_files(row, s->cfg),
                                     (int)row->cols,
                                     s->optimizer.lr_scale[row->kind],
@@ -184,48 +203,51 @@ static inline size_t update_slot_first_(const OptimizerState* s, int slot, int i
     return (s->rows[i].place == PLACE_BLOCK ? state_blocks_begin(of) : 0) + of->begin[i];
 }
 
-// The rows that Muon updates, each with all layers; returns their number.
+// A row that Muon updates, with all layers.
+static inline MuonTensor update_muon_tensor_(const OptimizerState* s, const ZeroPlan* zero, int i) {
+    const TensorRow* row = &s->rows[i];
+    const int parts = (int)optimizer_parts(row), is_block = row->place == PLACE_BLOCK,
+              frozen = is_block ? zero->first_block : 0; // layers
+    const UpdateTensorPlace_ place = update_tensor_place_(s, zero, i, is_block + frozen);
+    const size_t kept = zero->block / (size_t)zero_kept_cut(zero).parts,
+                 owned = zero->trained_block / (size_t)zero_owned_cut(zero).parts;
+    const MuonPlace of_owned = {place.owned - (size_t)frozen * owned, owned}; // layer 0 as if it had one
+    const MuonTensor tensor = {place.begin,
+                               place.end,
+                               {place.kept - (size_t)frozen * kept, kept},
+                               of_owned,
+                               of_owned,
+                               {update_slot_first_(s, STATE_M, i), s->slots[STATE_M].block},
+                               {update_slot_first_(s, STATE_ROWS, i), s->slots[STATE_ROWS].block},
+                               row->layers,
+                               parts,
+                               (int)row->rows / parts,
+                               (int)row->cols,
+                               is_block,
+                               place.start,
+                               s->word[i],
+                               row->decay,
+                               s->optimizer.by_block || zero_is_divided(zero)};
+    return tensor;
+}
+
+// All of them; returns their number.
 static inline int update_muon_tensors_(MuonTensor tensors[GPT2_PARAMETER_ROWS], const OptimizerState* s,
                                        const ZeroPlan* zero) {
     int count = 0;
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
-        const TensorRow* row = &s->rows[i];
-        const int parts = (int)optimizer_parts(row), g = row->place == PLACE_BLOCK;
-        const UpdateTensorPlace_ place = update_tensor_place_(s, zero, i, g);
-        const size_t kept = zero->block / (size_t)zero_kept_cut(zero).parts,
-                     owned = zero->block / (size_t)zero_owned_cut(zero).parts,
-                     frozen = g > 0 ? (size_t)zero->first_block * owned : 0; // elements of frozen blocks
-        const MuonTensor tensor = {place.begin,
-                                   place.end,
-                                   {place.kept, kept},
-                                   {place.owned, owned},
-                                   {place.owned - frozen, owned},
-                                   {update_slot_first_(s, STATE_M, i), s->slots[STATE_M].block},
-                                   {update_slot_first_(s, STATE_ROWS, i), s->slots[STATE_ROWS].block},
-                                   row->layers,
-                                   parts,
-                                   (int)row->rows / parts,
-                                   (int)row->cols,
-                                   g,
-                                   place.start,
-                                   row->decay,
-                                   s->optimizer.by_block || zero_is_divided(zero)};
         if (s->rule[i] == RULE_MUON) {
-            tensors[count++] = tensor;
+            tensors[count++] = update_muon_tensor_(s, zero, i);
         }
     }
     return count;
-}
-
-static inline size_t update_rows_bytes_(const ZeroPlan* zero) {
-    return (zero->once + zero->block) / TENSOR_ALIGN;
 }
 
 // Room for the operands of any one group, or for the weights of it.
 static inline size_t update_operand_elements_(const OptimizerState* state, const ZeroPlan* zero) {
     size_t most = 0;
     for (int g = 0; g < zero->groups; g++) {
-        const size_t elements = optimizer_gathers(state, zero, g) ? zero_group_elements(zero, g) : 0;
+        const size_t elements = optimizer_gathers(state, zero, g) ? zero_trained_elements(zero, g) : 0;
         most = elements > most ? elements : most;
     }
     return most;
@@ -293,7 +315,7 @@ static inline void optimizer_open(OptimizerPlan* plan, const ZeroPlan* zero, con
     plan->takes_turns = update_is_in_backward_(zero);
     plan->rows = (uint8_t*)gpu_alloc(bytes, 1, "tensors of an update");
     uint8_t* rows = (uint8_t*)check_alloc(bytes, 1, "tensors of an update");
-    update_set_rows_(rows, zero, state);
+    update_set_rows_(rows, zero, state->cfg);
     CUDA_CHECK(cudaMemcpy(plan->rows, rows, bytes, cudaMemcpyHostToDevice));
     free(rows);
     update_open_operands_(plan);
@@ -345,7 +367,6 @@ template <class T> static inline void optimizer_choose_products(OptimizerPlan* p
 // Where a piece of the owned arrays lies.
 typedef struct {
     uint32_t full;   // the piece of the parameters
-    uint32_t grads;  // and of the gradient, if it has one
     uint32_t group;  //
     uint32_t own;    // pieces of this process before it in its group
     uint32_t offset; // all pieces before it in its group
@@ -353,15 +374,13 @@ typedef struct {
 } UpdatePlace_;
 
 __device__ inline UpdatePlace_ update_place_(const UpdatePieces_& p, uint32_t piece) {
-    const uint32_t group = piece < p.once ? 0 : 1 + (piece - p.once) / p.block;
-    const uint32_t begin = group == 0 ? 0 : p.once + (group - 1) * p.block; // of the group, in owned arrays
-    const uint32_t part = group == 0 ? p.once : p.block, own = piece - begin, offset = p.rank * part + own;
-    const UpdatePlace_ place = {begin * p.params_shards + p.params_rank * part + own,
-                                piece - (group == 0 ? 0 : p.untrained),
-                                group,
-                                own,
-                                offset,
-                                (group == 0 ? 0 : p.once * p.shards) + offset};
+    const uint32_t block = piece < p.once ? 0 : (piece - p.once) / p.block; // of those that have gradients
+    const uint32_t group = piece < p.once ? 0 : 1 + p.first + block;
+    const uint32_t own = group == 0 ? piece : piece - p.once - block * p.block;
+    const uint32_t offset = p.rank * (group == 0 ? p.once : p.block) + own;
+    const uint32_t kept = group == 0 ? 0 : p.params_once + (group - 1) * p.params_block;
+    const UpdatePlace_ place = {kept + p.params_rank * (group == 0 ? p.once : p.block) + own, group, own,
+                                offset, (group == 0 ? 0 : p.once * p.shards) + offset};
     return place;
 }
 
@@ -401,6 +420,7 @@ typedef struct {
 typedef struct {
     uint8_t rule[GPT2_PARAMETER_ROWS];
     UpdateShift_ m[GPT2_PARAMETER_ROWS], v[GPT2_PARAMETER_ROWS];
+    size_t words[GPT2_PARAMETER_ROWS]; // how much further random words are than the elements of a group
 } UpdateSlots_;
 
 static inline UpdateNumbers_ update_numbers_(const OptimizerState* state, Update update) {
@@ -426,6 +446,7 @@ static inline UpdateSlots_ update_slots_(const OptimizerState* state) {
         slots.rule[i] = (uint8_t)state->rule[i];
         slots.m[i] = update_shift_(state, i, update_slot_of_m_(state->rule[i]));
         slots.v[i] = update_shift_(state, i, update_slot_of_v_(state->rule[i]));
+        slots.words[i] = state->word[i] - tensor_offset_in_group(&state->rows[i]);
     }
     return slots;
 }
@@ -440,15 +461,16 @@ __device__ inline UpdateArrays_<T, G> update_four_of_(const UpdateArrays_<T, G>&
     four.weights.kind = MASTER;
     four.weights.params += full;
     four.weights.master = (char*)a.weights.master + owned * master_bytes(MASTER);
-    four.grads += (size_t)place.grads * UPDATE_PIECE_ + 4 * threadIdx.x;
+    four.grads += owned;
     return four;
 }
 
-// Words for the stochastic rounding of four elements.
-__device__ inline RoundingWords update_words_(const UpdatePlace_& place, uint64_t seed, uint64_t stream) {
+// Words for the stochastic rounding of four elements, `shift` further than these.
+__device__ inline RoundingWords update_words_(const UpdatePlace_& place, size_t shift, uint64_t seed,
+                                              uint64_t stream) {
     const RoundingWords words = {seed, stream,
                                  ((uint64_t)place.group << 40) + (uint64_t)place.offset * UPDATE_PIECE_ +
-                                     4 * threadIdx.x};
+                                     4 * threadIdx.x + shift};
     return words;
 }
 
@@ -508,7 +530,7 @@ __global__ void __launch_bounds__(UPDATE_THREADS_)
     } else if (RULES & RULE_BIT_(SGD)) {
         sgd_four(&x, g, a.m ? a.m + m : NULL, rates, numbers.scalars);
     }
-    weights_store(four.weights, 0, x, update_words_(place, seed, stream));
+    weights_store(four.weights, 0, x, update_words_(place, slots.words[row], seed, stream));
 }
 
 // ---- the update ----
@@ -564,17 +586,14 @@ typedef struct {
     int first, end;
 } UpdateGroups_;
 
-// Those that are within owned elements `first` ... first + count - 1.
+// Those that are within owned elements `first` ... first + count - 1. Frozen blocks may be among them.
 static inline UpdateGroups_ update_groups_(const OptimizerPlan* plan, size_t first, size_t count) {
-    const ZeroPlan* zero = &plan->zero;
     UpdateGroups_ groups = {0, 0};
-    while (groups.first < zero->groups && zero_piece(zero, groups.first).owned < first) {
-        groups.first++;
-    }
-    for (groups.end = groups.first; groups.end < zero->groups; groups.end++) {
-        const ZeroPiece piece = zero_piece(zero, groups.end);
-        if (piece.owned + piece.count > first + count) {
-            break;
+    for (int g = 0; g < plan->zero.groups; g++) {
+        const ZeroPiece piece = zero_piece(&plan->zero, g, ZERO_TRAINED);
+        if (piece.count > 0 && first <= piece.owned && piece.owned + piece.count <= first + count) {
+            groups.first = groups.end == 0 ? g : groups.first;
+            groups.end = g + 1;
         }
     }
     return groups;
@@ -663,9 +682,9 @@ __global__ void __launch_bounds__(UPDATE_THREADS_)
 // Sets this process's part of the operands of group g for Adafactor: the gradient, and the weights if they are summed up.
 template <class T>
 static inline void update_adafactor_operands_(const OptimizerUpdate<T>& u, int g, const Gpu* gpu) {
-    const ZeroPiece piece = zero_piece(&u.plan->zero, g);
+    const ZeroPiece piece = zero_piece(&u.plan->zero, g, ZERO_TRAINED);
     const size_t in_group = piece.full - zero_group_begin(&u.plan->zero, g);
-    CUDA_CHECK(cudaMemcpyAsync(u.plan->operands + in_group, (const float*)u.grads.data + piece.gradient,
+    CUDA_CHECK(cudaMemcpyAsync(u.plan->operands + in_group, (const float*)u.grads.data + piece.owned,
                                piece.count * sizeof(float), cudaMemcpyDefault, gpu->stream));
     if (u.plan->weights) {
         const Weights<T> own = weights_from(update_weights_(u), piece.kept, piece.owned);
@@ -757,7 +776,7 @@ static inline void update_launch_master_(const OptimizerUpdate<T>& u, uint32_t f
     }
 }
 
-// The update of `count` elements from `first` on, both multiples of GPT2_SHARD_UNIT, of those that this process owns. Of the
+// The update of `count` elements from `first` on, both multiples of GPT2_SHARD_UNIT, of those that this process updates. Of the
 // slots only what belongs to these need be there; the pointers are those to the whole arrays. They are whole groups where the
 // update needs whole tensors (state_needs_tensors).
 template <class T>

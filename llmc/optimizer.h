@@ -5,7 +5,7 @@ memory; and the update on the CPU.
 An optimizer has a rule for each kind of parameter (gpt2.h). A rule has some of the slots below for every parameter that it
 updates. The array of a slot is compact: group after group, and in each the tensors in the order of memory, it has what
 this process updates (zero.h) of the parameters whose rule has the slot, and nothing of the others. A tensor takes with it
-the padding behind it, up to the next one; so an array that all parameters have looks like one of owned elements. What
+the padding behind it, up to the next one. Master weights, which frozen parameters have, too, lie as owned elements do. What
 belongs to owned elements a ... b-1 is one interval of every slot.
 
 Some rules sum up whole tensors, or multiply them, and the parts of a tensor can belong to several processes. Before such an
@@ -19,7 +19,7 @@ State starts as zeros. The padding stays zero: an update of zeros leaves zeros.
 defines: OPTIMIZER_WORDS, OptimizerName, UpdateRule, MasterWeights, Optimizer, optimizer_of, optimizer_word, optimizer_rule,
          SlotShape, OPTIMIZER_BLOCK, StateSlotId, StateSlot, StateSpan, OptimizerState, state_slot_has,
          state_slot_elements, state_slot_is_whole, state_needs_tensors, state_master_slot, state_slot_room,
-         optimizer_state_open, optimizer_saved_bytes, optimizer_bytes, state_group_begin, state_group_elements,
+         optimizer_state_open, optimizer_saved_bytes, state_moved_bytes, optimizer_bytes, state_group_begin, state_group_elements,
          state_blocks_begin, state_begin,
          state_position, state_slot_array, state_array, Update, update_adamw, update_adafactor, update_muon,
          optimizer_parts, optimizer_scratch_bytes, optimizer_gathers, optimizer_gathered_elements,
@@ -151,13 +151,16 @@ typedef struct {
     float least;                // no value is below it
     unsigned rules;             // that have it
     size_t offset_bytes, bytes; // of its array in the allocation of all state; no bytes: nothing has it
-    size_t once, block;         // elements of group 0 in the array, and of each other group
-    int first;                  // the first block that has any: those below are frozen (ZeroPlan.first_block)
-    size_t begin[GPT2_PARAMETER_ROWS]; // of a row, from the begin of its group on
+    size_t frozen;              // of master weights: elements of frozen parts, the last ones in the array
+    // Of the others: elements of group 0 in the array, and of each other group; the first block that has any
+    // (ZeroPlan.first_block); where a row begins, from the begin of its group on.
+    size_t once, block;
+    int first;
+    size_t begin[GPT2_PARAMETER_ROWS];
 } StateSlot;
 
-// What a process has of a row, from the begin of its piece of the group on, with the padding behind it. The same in all
-// blocks.
+// What a process updates of a row, from the begin of its piece of the group on, with the padding behind it. The same in all
+// blocks that are trained.
 typedef struct {
     size_t begin, count;
 } StateSpan;
@@ -169,6 +172,7 @@ typedef struct {
     TensorRow rows[GPT2_PARAMETER_ROWS]; // bytes are elements of full arrays
     StateSpan span[GPT2_PARAMETER_ROWS];
     size_t room[GPT2_PARAMETER_ROWS]; // of a layer, with the padding behind it
+    size_t word[GPT2_PARAMETER_ROWS]; // RoundingWords: where a row begins in its group if nothing is frozen
     StateSlot slots[STATE_SLOTS];
     size_t bytes, saved_bytes; // of all slots, and of those that checkpoints have: the first ones
 } OptimizerState;
@@ -247,28 +251,34 @@ static inline void state_set_slots_(OptimizerState* s) {
 #undef STATE_SLOT_
 }
 
-// Where a row, or its first layer, ends with its padding.
+// The trained part of a group that a row is in: of group 0, or of block 0, as if that had gradients.
+static inline size_t state_part_elements_(const OptimizerState* s, const ZeroPlan* zero, int row) {
+    return s->rows[row].place == PLACE_BLOCK ? zero->trained_block : zero->trained_once;
+}
+
+// Where a row, or its first layer, ends with its padding: from the begin of its group on.
 static inline size_t state_row_end_(const OptimizerState* s, const ZeroPlan* zero, int row) {
-    const TensorPlace place = s->rows[row].place;
-    const int g = place == PLACE_BLOCK;
-    size_t end = zero_group_begin(zero, g) + zero_group_elements(zero, g);
+    size_t end = state_part_elements_(s, zero, row);
     for (int i = GPT2_PARAMETER_ROWS - 1; i > row; i--) {
-        end = s->rows[i].place == place ? s->rows[i].offset_bytes : end;
+        const int is_behind = s->rows[i].place == s->rows[row].place && zero_has_row(zero, i);
+        end = is_behind ? tensor_offset_in_group(&s->rows[i]) : end;
     }
     return end;
 }
 
 // The part of a row, padding included, that lies in this process's piece of its group.
 static inline StateSpan state_span_(const OptimizerState* s, const ZeroPlan* zero, int row) {
-    const ZeroPiece piece = zero_piece(zero, s->rows[row].place == PLACE_BLOCK);
-    size_t begin = s->rows[row].offset_bytes, end = state_row_end_(s, zero, row);
-    begin = begin > piece.full ? begin : piece.full;
-    end = end < piece.full + piece.count ? end : piece.full + piece.count;
-    const StateSpan span = {begin < end ? begin - piece.full : 0, begin < end ? end - begin : 0};
-    return span;
+    const ZeroCut own = zero_owned_cut(zero);
+    const size_t count = state_part_elements_(s, zero, row) / (size_t)own.parts,
+                 piece = (size_t)own.part * count;
+    size_t begin = tensor_offset_in_group(&s->rows[row]), end = state_row_end_(s, zero, row);
+    begin = begin > piece ? begin : piece;
+    end = end < piece + count ? end : piece + count;
+    const StateSpan span = {begin < end ? begin - piece : 0, begin < end ? end - begin : 0}, none = {0, 0};
+    return zero_has_row(zero, row) ? span : none;
 }
 
-// Group g in the array of a slot, in elements; frozen blocks have none.
+// Group g in the array of a slot, in elements, without its frozen part; frozen blocks have none.
 static inline size_t state_group_begin(const StateSlot* slot, int g) {
     return g == 0 ? 0 : slot->once + (size_t)(g > slot->first ? g - 1 - slot->first : 0) * slot->block;
 }
@@ -287,17 +297,30 @@ static inline size_t state_slot_room(const StateSlot* slot) {
     return (slot->bytes + align - 1) / align * align;
 }
 
-// Places the rows in the array of a slot, which begins at `at`; returns its end.
-static inline size_t state_place_slot_(OptimizerState* s, int slot, const ZeroPlan* zero, size_t at) {
+// Places the rows in the array of a slot of moments; returns its elements.
+static inline size_t state_place_rows_(OptimizerState* s, int slot, const ZeroPlan* zero) {
     StateSlot* to = &s->slots[slot];
-    to->first = slot >= STATE_MASTER ? 0 : zero->first_block; // weights of frozen blocks have all their bits
+    to->first = zero->first_block;
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
         size_t* of_group = s->rows[i].place == PLACE_ONCE ? &to->once : &to->block;
         to->begin[i] = *of_group;
         *of_group += state_kept_elements_(s, slot, i);
     }
+    return state_group_begin(to, zero->groups);
+}
+
+// Places the array of a slot at `at`; returns its end.
+static inline size_t state_place_slot_(OptimizerState* s, int slot, const ZeroPlan* zero, size_t at) {
+    StateSlot* to = &s->slots[slot];
+    size_t elements = 0;
+    if (slot < STATE_MASTER) {
+        elements = state_place_rows_(s, slot, zero);
+    } else if (to->rules) {
+        elements = zero_owned_elements(zero);
+        to->frozen = elements - zero_updated_elements(zero);
+    }
     to->offset_bytes = at;
-    to->bytes = array_bytes(state_group_begin(to, zero->groups), to->element_bytes);
+    to->bytes = array_bytes(elements, to->element_bytes);
     return at + state_slot_room(to);
 }
 
@@ -307,11 +330,15 @@ static inline void optimizer_state_open(OptimizerState* s, Optimizer optimizer, 
     memset(s, 0, sizeof(*s));
     s->optimizer = optimizer;
     s->cfg = cfg;
-    gpt2_sharded_rows_of(s->rows, cfg, 1, zero->size);
+    TensorRow plain[GPT2_PARAMETER_ROWS];
+    gpt2_parameter_rows_of(plain, cfg, 1);
+    zero_parameter_rows(s->rows, zero, cfg, 1);
+    assert((zero->frozen & ~optimizer.frozen) == 0);
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
         s->rule[i] = optimizer.frozen >> i & 1 ? RULE_NONE : optimizer_rule(optimizer, s->rows[i].kind);
         s->span[i] = state_span_(s, zero, i);
-        s->room[i] = state_row_end_(s, zero, i) - s->rows[i].offset_bytes;
+        s->room[i] = state_row_end_(s, zero, i) - tensor_offset_in_group(&s->rows[i]);
+        s->word[i] = tensor_offset_in_group(&plain[i]);
     }
     state_set_slots_(s);
     for (int slot = 0; slot < STATE_SLOTS; slot++) {
@@ -336,14 +363,19 @@ static inline double optimizer_saved_bytes(Optimizer optimizer, GPT2Config cfg) 
     return bytes;
 }
 
-// What an update of all elements moves that reads everything once: it reads gradients, slots, and parameters that have no
+// Of the array of a slot, what an update reads and writes: all but the master weights of frozen parts.
+static inline double state_moved_bytes(const StateSlot* slot) {
+    return (double)slot->bytes - (double)slot->frozen * (double)slot->element_bytes;
+}
+
+// What an update moves that reads everything once: it reads gradients, slots, and parameters that have no
 // master; it writes slots and parameters. The last two are bytes of an element.
 static inline double optimizer_bytes(const OptimizerState* s, const ZeroPlan* zero, size_t param_bytes,
                                      size_t gradient_bytes) {
     const size_t read = s->optimizer.master == MASTER_FP32 ? 0 : param_bytes;
-    double bytes = (double)zero_owned_elements(zero) * (double)(gradient_bytes + read + param_bytes);
+    double bytes = (double)zero_updated_elements(zero) * (double)(gradient_bytes + read + param_bytes);
     for (int slot = 0; slot < STATE_SLOTS; slot++) {
-        bytes += 2 * (double)s->slots[slot].bytes;
+        bytes += 2 * state_moved_bytes(&s->slots[slot]);
     }
     return bytes;
 }
@@ -353,6 +385,9 @@ static inline double optimizer_bytes(const OptimizerState* s, const ZeroPlan* ze
 // Where a range begins in the array of a slot that it has, in elements; in one of rows or columns, those of its tensor.
 static inline size_t state_begin(const OptimizerState* s, int slot, const ZeroRange* range) {
     const int is_inside = s->slots[slot].shape == SLOT_ELEMENTS && state_slot_is_whole(s, slot, range->row);
+    if (slot >= STATE_MASTER) {
+        return range->owned;
+    }
     return state_group_begin(&s->slots[slot], range->group) + s->slots[slot].begin[range->row] +
            (is_inside ? range->before : 0);
 }
@@ -360,10 +395,14 @@ static inline size_t state_begin(const OptimizerState* s, int slot, const ZeroRa
 // How much of the array of a slot belongs to the owned elements before `owned`.
 static inline size_t state_position(const OptimizerState* s, int slot, const ZeroPlan* zero, size_t owned) {
     int g = zero->groups - 1;
-    while (g > 0 && zero_piece(zero, g).owned > owned) {
+    if (slot >= STATE_MASTER) {
+        return s->slots[slot].bytes > 0 ? owned : 0;
+    }
+    while (g > 0 && zero_piece(zero, g, ZERO_TRAINED).owned > owned) {
         g--;
     }
-    const size_t offset = owned - zero_piece(zero, g).owned;
+    const size_t offset =
+        owned - zero_piece(zero, g, ZERO_TRAINED).owned; // more than a group in frozen parts
     size_t position = state_group_begin(&s->slots[slot], g);
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
         if (state_group_elements(&s->slots[slot], g) > 0 && tensor_is_in_group(&s->rows[i], g) &&
@@ -387,7 +426,8 @@ static inline void* state_slot_array(const OptimizerState* s, int slot, void* me
 // What a range has of a slot, in the allocation of all state; NULL if it has nothing.
 static inline void* state_array(const OptimizerState* s, int slot, const ZeroRange* range, void* memory) {
     const StateSlot* from = &s->slots[slot];
-    return state_slot_has(s, slot, range->row) && state_group_elements(from, range->group) > 0
+    const int has_group = slot >= STATE_MASTER || state_group_elements(from, range->group) > 0;
+    return state_slot_has(s, slot, range->row) && has_group
                ? (char*)memory + from->offset_bytes + state_begin(s, slot, range) * from->element_bytes
                : NULL;
 }
@@ -460,7 +500,7 @@ static inline int optimizer_gathers(const OptimizerState* s, const ZeroPlan* zer
 static inline size_t optimizer_gathered_elements(const OptimizerState* s, const ZeroPlan* zero) {
     size_t elements = 0;
     for (int g = 0; g < zero->groups; g++) {
-        elements += optimizer_gathers(s, zero, g) ? zero_group_elements(zero, g) : 0;
+        elements += optimizer_gathers(s, zero, g) ? zero_trained_elements(zero, g) : 0;
     }
     return elements;
 }

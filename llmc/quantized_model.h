@@ -76,7 +76,7 @@ static inline void quantized_set_group(QuantizedParameters to, int g, const Tens
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
         if (tensor_is_in_group(&rows[i], g)) {
             const QuantizedSet set = quantized_is_matrix(&rows[i]) ? to.set_blocks : to.set_floats;
-            const float* from = (const float*)tensor_in_group(rows, &rows[i], g, group);
+            const float* from = (const float*)tensor_in_group(&rows[i], group);
             set(to.model, tensor_at_layer(&to.rows[i], to.memory, gpt2_group_copy(g)), from,
                 tensor_layer_elements(&rows[i]));
         }

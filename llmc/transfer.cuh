@@ -4,11 +4,11 @@ transfer.cuh -- a model's weights and optimizer state on their way between the h
 They move a group of parameters (gpt2.h) at a time. On the host a group is fp32, alone in memory, laid out by the rows of
 Transfer. On the GPU, or where --offload-optimizer keeps state, it is what this process has of it (zero.h):
 
-    upload      sets what this process updates: the weights as the passes read them, and the master weights (update.cuh)
+    upload      sets what this process owns: the weights as the passes read them, and the master weights (update.cuh)
     download    what is saved: master weights if there are any, else the weights as they are; whole groups, from all
                 processes that have a part of them
 
-After the upload of all groups, zero_gather_parameters sets what others update. Both wait for the GPU.
+After the upload of all groups, zero_gather_all_parameters sets what others own. Both wait for the GPU.
 
 needs:   between updates
 defines: Transfer, transfer_open, transfer_upload_group, transfer_upload_state, transfer_download_group,
@@ -51,7 +51,7 @@ typedef struct {
 
 // After the optimizer's state was opened.
 static inline void transfer_open(Transfer* t) {
-    gpt2_sharded_rows_of(t->rows, t->cfg, sizeof(float), t->zero->plan.size);
+    zero_parameter_rows(t->rows, &t->zero->plan, t->cfg, sizeof(float));
     t->master = t->state_memory || t->offload->slots ? t->state->optimizer.master : MASTER_NONE;
 }
 
@@ -126,17 +126,13 @@ static inline void transfer_upload_split_(const Transfer* t, floatX* to, size_t 
     free(upper);
 }
 
-// Sets what this process updates of group g, and the master weights of it; of `group` no more is read.
-static inline void transfer_upload_group(const Transfer* t, int g, const float* group) {
+// Sets what this process owns of a part of group g, and the master weights of it.
+static inline void transfer_upload_part_(const Transfer* t, int g, ZeroPart part, const float* group) {
     const ZeroPlan* zero = &t->zero->plan;
-    const ZeroPiece piece = zero_piece(zero, g);
+    const ZeroPiece piece = zero_piece(zero, g, part);
     const float* from = group + (piece.full - zero_group_begin(zero, g));
     floatX* to = (floatX*)zero_update_parameters(t->zero) + piece.kept;
-    if (t->is_quantized) {
-        const QuantizedParameters all = {t, t->parameter_rows, t->params_memory, transfer_set_blocks_,
-                                         transfer_set_floats_};
-        quantized_set_group(all, g, t->rows, group);
-    } else if (t->master == MASTER_SPLIT) {
+    if (t->master == MASTER_SPLIT) {
         transfer_upload_split_<uint16_t>(t, to, piece.owned, from, piece.count);
     } else if (t->master == MASTER_24) {
         transfer_upload_split_<int8_t>(t, to, piece.owned, from, piece.count);
@@ -149,35 +145,56 @@ static inline void transfer_upload_group(const Transfer* t, int g, const float* 
     }
 }
 
+// The same of both parts; of `group` no more is read.
+static inline void transfer_upload_group(const Transfer* t, int g, const float* group) {
+    if (t->is_quantized) {
+        const QuantizedParameters all = {t, t->parameter_rows, t->params_memory, transfer_set_blocks_,
+                                         transfer_set_floats_};
+        quantized_set_group(all, g, t->rows, group);
+        return;
+    }
+    for (int part = 0; part < ZERO_PARTS; part++) {
+        transfer_upload_part_(t, g, (ZeroPart)part, group);
+    }
+}
+
 // ---- weights to the host: collective; `group` is NULL in processes that do not want it ----
 
-// Group g of the master weights, of elements as large as `type`.
-static inline void transfer_download_master_(const Transfer* t, int g, void* group, DType type) {
-    const int slot = state_master_slot(t->master);
-    const ZeroPiece piece = zero_piece(&t->zero->plan, g);
-    const int is_divided = zero_is_divided(&t->zero->plan);
-    const size_t bytes = dtype_bytes(type);
+// A part of group g of the master weights, of elements as large as `type`; `group` is the whole group.
+static inline void transfer_download_part_(const Transfer* t, int g, ZeroPart part, void* group, DType type) {
+    const ZeroPlan* zero = &t->zero->plan;
+    const int slot = state_master_slot(t->master), is_divided = zero_is_divided(zero);
+    const ZeroPiece piece = zero_piece(zero, g, part);
+    const size_t bytes = dtype_bytes(type),
+                 before = zero_part_begin(zero, g, part) - zero_group_begin(zero, g);
     if (!t->offload->slots) {
         const char* array = (const char*)state_slot_array(t->state, slot, t->state_memory);
-        zero_collect(t->zero, group, g, array + piece.owned * bytes, type);
+        zero_collect(t->zero, group, g, part, array + piece.owned * bytes, type);
         return;
     }
     void* room = is_divided ? check_alloc(piece.count, bytes, "copy of master weights") : NULL;
-    void* mine = is_divided ? room : group;
+    void* mine = is_divided ? room : group ? (char*)group + before * bytes : NULL;
     if (mine) {
         offload_read(t->offload, mine, slot, piece.owned * bytes, piece.count * bytes);
     }
     if (is_divided) {
-        zero_collect(t->zero, group, g, mine, type);
+        zero_collect(t->zero, group, g, part, mine, type);
     }
     free(room);
+}
+
+static inline void transfer_download_master_(const Transfer* t, int g, void* group, DType type) {
+    for (int part = 0; part < ZERO_PARTS; part++) {
+        transfer_download_part_(t, g, (ZeroPart)part, group, type);
+    }
 }
 
 // The weights as the passes read them.
 static inline void transfer_download_narrow_(const Transfer* t, int g, void* group) {
     const ZeroPlan* zero = &t->zero->plan;
-    if (t->zero->params_slices) {
-        zero_collect(t->zero, group, g, (floatX*)t->zero->params_slices + zero_piece(zero, g).kept,
+    if (t->zero->params_slices) { // groups have one part
+        zero_collect(t->zero, group, g, ZERO_TRAINED,
+                     (floatX*)t->zero->params_slices + zero_piece(zero, g, ZERO_TRAINED).kept,
                      DTYPE_OF(floatX));
     } else if (group) {
         gpu_copy(group, (floatX*)t->params_memory + zero_group_begin(zero, g),

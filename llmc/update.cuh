@@ -17,8 +17,9 @@ Split master weights are those of bf16, which is the upper half of an fp32 numbe
 that is stored as fp32 comes back with the same bits.
 
 Stochastic rounding goes up or down with the probabilities that make the result right on average, so that updates
-smaller than half a unit in the last place are not lost for ever. Element i of group g (gpt2.h) takes word g 2^40 + i of
-stream "adamw" + t of `seed` (rand.h) in update t: the same whatever the launch and the number of shards.
+smaller than half a unit in the last place are not lost for ever. What is element i of group g (gpt2.h) if nothing is frozen
+takes word g 2^40 + i of stream "adamw" + t of `seed` (rand.h) in update t: the same whatever the launch, the number of shards,
+and what is frozen.
 
 defines: UpdateScalars, UpdateRates, master_bytes, round_stochastic, SplitFloat, split_float, split_join,
          rand_block_gpu, Elements, elements_load, elements_store, elements_convert, RoundingWords, rounding_words,

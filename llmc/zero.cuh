@@ -6,7 +6,7 @@ What moves has a stream of its own:
     a block's gradients are reduced beside the backward pass of the blocks before it. In stages 2 and 3 a block leaves
         them in one of two buffers, and the next block fills the other one;
     those of group 0, the last that are there, beside the next micro-step, up to its classifier;
-    the parameters after an update are collected group by group, beside what the next forward pass does with those
+    the trained parameters after an update are collected group by group, beside what the next forward pass does with those
         that have come already; what else reads them waits for all of them;
     in stage 3 a pass collects the parameters of the next block beside the one that it computes, in two buffers. The two
         blocks with which a backward pass ends are where the next forward pass begins;
@@ -19,7 +19,7 @@ and what it starts it joins.
              stage 2: group 0, then two blocks        G   so also with updates during the backward pass
     sums     (sliced)                                 fp32   the sum of the replica's micro-batches
     shard    (sharded)                                fp32   the sum of all; with one level that is `sums`
-    pieces   (shards, slice of a group)               G   what the processes send to this one
+    pieces   (shards, slice of a group's gradients)   G   what the processes send to this one
     params   stage 0 to 2: full arrays                T      read by the passes
              stage 3: group 0, then two blocks        T
     params_slices  stage 3: (sliced)                  T      what the update writes
@@ -33,6 +33,7 @@ With one process in stages 0 and 1 nothing moves, and sums and shard are not the
 defines: ZeroGpu, ZeroShards, ZERO_BLOCKS_IN_MEMORY, ZERO_VARIANTS, zero_open, zero_close, zero_parameter_bytes,
          zero_gradient_bytes, zero_parameter_slice_bytes, zero_gradient_slice_bytes, zero_parameter_block,
          zero_begin_forward, zero_forward_waits, zero_parameters, zero_wait_for_parameters, zero_gather_parameters,
+         zero_gather_all_parameters,
          zero_gradient_block, zero_wait_for_buffer, zero_group_done, zero_begin_update, zero_end_update, zero_join_updates,
          zero_group_gradient, zero_gradient_at_group, zero_variant, zero_begin, zero_join, zero_replayed,
          zero_idle_forward, zero_idle, zero_wait_for_gradient, zero_gradient, zero_update_gradient,
@@ -81,9 +82,9 @@ typedef struct {
 static inline int zero_has_shard_(const ZeroPlan* plan) { return plan->size > 1 || plan->stage >= 2; }
 static inline int zero_has_levels_(const ZeroPlan* plan) { return zero_replicas(plan) > 1; }
 
-// Room for the pieces of the largest group, and for a unit of fp32 of each process.
+// Room for the pieces of the largest group's gradients, and for a unit of fp32 of each process.
 static inline size_t zero_pieces_bytes_(const ZeroPlan* plan, DType grads) {
-    const size_t largest = zero_largest_group(plan) * dtype_bytes(grads);
+    const size_t largest = zero_largest_gradient(plan) * dtype_bytes(grads);
     const size_t least = (size_t)plan->size * GPT2_SHARD_UNIT * sizeof(float);
     return plan->size == 1 ? 0 : largest > least ? largest : least;
 }
@@ -239,33 +240,33 @@ static inline void zero_wait_(cudaStream_t stream, cudaEvent_t event) {
     CUDA_CHECK(cudaStreamWaitEvent(stream, event, is_captured ? cudaEventWaitExternal : 0));
 }
 
-// Where the slice of this process lies in a whole group.
-static inline void* zero_slice_in_(const ZeroGpu* z, void* group, DType type, int g) {
-    return zero_element_(group, type, (size_t)z->group.rank * zero_slice_elements(&z->plan, g));
+// Where the slice of this process lies in `count` elements of all.
+static inline void* zero_slice_in_(const ZeroGpu* z, void* all, DType type, size_t count) {
+    return zero_element_(all, type, (size_t)z->group.rank * (count / (size_t)z->plan.shards));
 }
 
-// Sends the slices of group g to all processes of the replica: to `group`. That of this process lies at `slice`.
-static inline void zero_gather_slices_(ZeroGpu* z, void* group, const void* slice, DType type, int g) {
-    const size_t count = zero_slice_elements(&z->plan, g);
-    void* own = zero_slice_in_(z, group, type, g);
+// Sends the slices of `count` elements to all processes of the replica: to `all`. That of this process lies at `slice`.
+static inline void zero_gather_slices_(ZeroGpu* z, void* all, const void* slice, DType type, size_t count) {
+    const size_t elements = count / (size_t)z->plan.shards;
+    void* own = zero_slice_in_(z, all, type, count);
     if (z->place == ZERO_SHARDS_ON_HOST && slice != own) {
-        CUDA_CHECK(
-            cudaMemcpyAsync(own, slice, count * dtype_bytes(type), cudaMemcpyHostToDevice, z->comm.stream));
+        CUDA_CHECK(cudaMemcpyAsync(own, slice, elements * dtype_bytes(type), cudaMemcpyHostToDevice,
+                                   z->comm.stream));
         slice = own;
     }
-    group_all_gather(group, slice, count, type, &z->group, z->comm.stream);
+    group_all_gather(all, slice, elements, type, &z->group, z->comm.stream);
 }
 
-// Sends the shards of group g of an array to all processes: within the slice of this process first, which lies at `slice`,
-// then all slices, to `group`; NULL: only within the slice.
-static inline void zero_gather_(ZeroGpu* z, void* group, void* slice, DType type, int g) {
-    const size_t shard = zero_shard_elements(&z->plan, g);
+// Sends the shards of `count` elements to all processes: within the slice of this process first, which lies at `slice`,
+// then all slices, to `all`; NULL: only within the slice.
+static inline void zero_gather_(ZeroGpu* z, void* all, void* slice, DType type, size_t count) {
+    const size_t shard = count / (size_t)z->plan.size;
     if (zero_has_levels_(&z->plan)) {
         const void* own = zero_element_(slice, type, (size_t)z->replicas.rank * shard);
         group_all_gather(slice, own, shard, type, &z->replicas, z->comm.stream);
     }
-    if (group) {
-        zero_gather_slices_(z, group, slice, type, g);
+    if (all) {
+        zero_gather_slices_(z, all, slice, type, count);
     }
 }
 
@@ -277,29 +278,39 @@ static inline int zero_gathered_groups_(const ZeroPlan* plan) {
     return plan->stage >= 3 ? (zero_has_levels_(plan) ? plan->groups : 1) : is_alone ? 0 : plan->groups;
 }
 
-// After an update, or after all shards were set: sends each process's shards of the parameters to all that keep them.
-static inline void zero_gather_parameters(ZeroGpu* z) {
+// Sends each process's shards of a part of the parameters to all that keep them.
+static inline void zero_gather_part_(ZeroGpu* z, ZeroPart part) {
     const int groups = zero_gathered_groups_(&z->plan);
     if (groups == 0) {
         return;
     }
     zero_fork_(z);
     for (int g = 0; g < groups; g++) {
-        void *group = NULL, *slice;
+        const size_t count = zero_part_elements(&z->plan, g, part);
+        void *all = NULL, *slice;
         if (z->plan.stage < 3 || g == 0) {
-            group = zero_element_(z->params, z->dtype, zero_group_begin(&z->plan, g));
+            all = zero_element_(z->params, z->dtype, zero_part_begin(&z->plan, g, part));
         }
         slice = z->params_slices ? zero_element_(z->params_slices, z->dtype, zero_slice_begin(&z->plan, g))
-                                 : zero_slice_in_(z, group, z->dtype, g);
-        zero_gather_(z, group, slice, z->dtype, g);
+                                 : zero_slice_in_(z, all, z->dtype, count);
+        if (count > 0) {
+            zero_gather_(z, all, slice, z->dtype, count);
+        }
         CUDA_CHECK(cudaEventRecord(z->gathered[g], z->comm.stream));
     }
     zero_forget_(z);
     z->is_updated = 1;
 }
 
+// After an update, and after all shards were set.
+static inline void zero_gather_parameters(ZeroGpu* z) { zero_gather_part_(z, ZERO_TRAINED); }
+static inline void zero_gather_all_parameters(ZeroGpu* z) {
+    zero_gather_part_(z, ZERO_FROZEN);
+    zero_gather_part_(z, ZERO_TRAINED);
+}
+
 // Before anything but a pass reads parameters: none are on their way. Setting shards needs no wait: a process never
-// receives its own, and what is still on its way is overwritten by the next zero_gather_parameters.
+// receives its own, and what is still on its way is overwritten by the next zero_gather_all_parameters.
 static inline void zero_wait_for_parameters(ZeroGpu* z) {
     const int groups = zero_gathered_groups_(&z->plan);
     if (groups > 0) {
@@ -331,7 +342,7 @@ static inline void zero_fetch_block_(ZeroGpu* z, int l) {
     const void* slice = zero_element_(z->params_slices, z->dtype, zero_slice_begin(&z->plan, 1 + l));
     zero_fork_(z);
     zero_wait_for_group_(z, 1 + l, z->comm.stream);
-    zero_gather_slices_(z, block, slice, z->dtype, 1 + l);
+    zero_gather_slices_(z, block, slice, z->dtype, z->plan.block);
     CUDA_CHECK(cudaEventRecord(z->arrived[b], z->comm.stream));
     z->held[b] = l;
     z->is_coming[b] = 1;
@@ -377,8 +388,8 @@ static inline int zero_gradient_block(const ZeroPlan* plan, int l) {
 
 // Gradients of group g, as the backward pass left them.
 static inline void* zero_group_grads_(const ZeroGpu* z, int g) {
-    const size_t block = (size_t)(g == 0 ? 0 : zero_gradient_block(&z->plan, g - 1)) * z->plan.block;
-    return zero_element_(z->grads.data, z->grads.dtype, g == 0 ? 0 : z->plan.once + block);
+    const size_t block = (size_t)(g == 0 ? 0 : zero_gradient_block(&z->plan, g - 1)) * z->plan.trained_block;
+    return zero_element_(z->grads.data, z->grads.dtype, g == 0 ? 0 : z->plan.trained_once + block);
 }
 
 // Adds to shard (count), or sets it if `is_first`, the first `active` of the pieces (W, count), in order, in fp32.
@@ -478,27 +489,36 @@ __global__ void __launch_bounds__(ZERO_THREADS_) zero_round_kernel_(G* to, const
 template <class T> static inline void zero_share_group_(ZeroGpu* z, int g) {
     const DType type = z->grads.dtype;
     const size_t count = zero_shard_elements(&z->plan, g);
-    void *group = zero_group_grads_(z, g), *slice = zero_slice_in_(z, group, type, g);
+    const size_t trained = zero_trained_elements(&z->plan, g);
+    void *group = zero_group_grads_(z, g), *slice = zero_slice_in_(z, group, type, trained);
     void* own = zero_element_(group, type, (size_t)zero_shard_of(&z->plan, z->plan.rank).part * count);
     GRADIENT_DISPATCH(z->grads, T,
                       launch(zero_round_kernel_<G>, zero_grid_(count), ZERO_THREADS_, 0, &z->comm, (G*)own,
                              z->shard + zero_shard_begin(&z->plan, g)));
-    zero_gather_(z, group, slice, type, g);
+    zero_gather_(z, group, slice, type, trained);
 }
 
-// After a backward pass has left the gradients of group g: their reduction, if this micro-step has one, beside what
-// follows. The groups come in the order of the backward pass, group 0 last; in a graph it does not come.
-template <class T> static inline void zero_group_done(ZeroGpu* z, int g, ZeroStep step) {
-    if (!zero_reduces(&z->plan, step)) {
-        return;
-    }
-    zero_fork_(z);
+// Reduces group g, as this stage does it.
+template <class T> static inline void zero_reduce_group_(ZeroGpu* z, int g, ZeroStep step) {
     zero_reduce_slices_<T>(z, g, step);
     if (zero_has_levels_(&z->plan) && step.is_last) {
         zero_reduce_replicas_(z, g);
     }
     if (z->plan.stage == 0) {
         zero_share_group_<T>(z, g);
+    }
+}
+
+// After a backward pass has left the gradients of group g, if it has any: their reduction, if this micro-step has one, beside
+// what follows. The groups come in the order of the backward pass, group 0 last; in a graph it does not come.
+template <class T> static inline void zero_group_done(ZeroGpu* z, int g, ZeroStep step) {
+    const int has_gradient = zero_has_gradient(&z->plan, g);
+    if (!zero_reduces(&z->plan, step) || (g > 0 && !has_gradient)) {
+        return; // without a fork, which a graph would have to join
+    }
+    zero_fork_(z);
+    if (has_gradient) {
+        zero_reduce_group_<T>(z, g, step);
     }
     if (g == 0) {
         CUDA_CHECK(cudaEventRecord(z->reduced, z->comm.stream));
@@ -610,11 +630,12 @@ static inline void* zero_update_parameters(const ZeroGpu* z) {
     return z->params_slices ? z->params_slices : z->params;
 }
 
-// During an update: collects group g of an fp32 array in `group`, where each process has set its shard. What the main
-// stream does next has it.
+// During an update: collects the trained part of group g of an fp32 array in `group`, where each process has set its shard. What
+// the main stream does next has it.
 static inline void zero_gather_operands(ZeroGpu* z, float* group, int g) {
     zero_fork_(z);
-    zero_gather_(z, group, zero_slice_in_(z, group, DTYPE_FP32, g), DTYPE_FP32, g);
+    const size_t count = zero_trained_elements(&z->plan, g);
+    zero_gather_(z, group, zero_slice_in_(z, group, DTYPE_FP32, count), DTYPE_FP32, count);
     zero_join_(z);
 }
 
@@ -627,42 +648,42 @@ static inline void zero_check(const ZeroGpu* z) {
 
 // ---- copies of what is divided ----
 
-// A part of what each process has of group g.
+// What each process has of `shard` elements, from element `at` on.
 typedef struct {
-    int g;
-    size_t at, count; // from this element on
+    size_t shard, at, count;
 } ZeroChunk_;
 
-// Collects a chunk of all processes in `group` on the host; NULL: not in this process.
-static inline void zero_collect_chunk_(ZeroGpu* z, void* group, const void* mine, DType type,
+// Collects a chunk of all processes in `all` on the host; NULL: not in this process.
+static inline void zero_collect_chunk_(ZeroGpu* z, void* all, const void* mine, DType type,
                                        ZeroChunk_ chunk) {
-    const size_t bytes = chunk.count * dtype_bytes(type), shard = zero_shard_elements(&z->plan, chunk.g);
+    const size_t bytes = chunk.count * dtype_bytes(type);
     const void* from = (const char*)mine + chunk.at * dtype_bytes(type);
     void* own = zero_element_(z->pieces, type, (size_t)z->plan.rank * chunk.count);
     CUDA_CHECK(cudaMemcpyAsync(own, from, bytes, cudaMemcpyDefault, z->main.stream));
     group_all_gather(z->pieces, own, chunk.count, type, &z->all, z->main.stream); // (W, count)
-    for (int r = 0; group && r < z->plan.size; r++) {
-        const size_t to = (size_t)zero_shard_of(&z->plan, r).part * shard + chunk.at;
-        CUDA_CHECK(cudaMemcpyAsync(zero_element_(group, type, to),
+    for (int r = 0; all && r < z->plan.size; r++) {
+        const size_t to = (size_t)zero_shard_of(&z->plan, r).part * chunk.shard + chunk.at;
+        CUDA_CHECK(cudaMemcpyAsync(zero_element_(all, type, to),
                                    zero_element_(z->pieces, type, (size_t)r * chunk.count), bytes,
                                    cudaMemcpyDeviceToHost, z->main.stream));
     }
 }
 
-// Collects group g of an array of what each process updates in `group` on the host; NULL: not in this process. `mine` is
-// this process's piece of the group (zero_piece), on the GPU or on the host. Between updates: it passes through the
-// buffer of pieces. Collective. Waits for the GPU.
-static inline void zero_collect(ZeroGpu* z, void* group, int g, const void* mine, DType type) {
+// Collects a part of group g of an array of what each process owns in `group`, the whole group on the host; NULL: not in this
+// process. `mine` is this process's piece of it (zero_piece), on the GPU or on the host. Between updates: it passes through
+// the buffer of pieces. Collective. Waits for the GPU.
+static inline void zero_collect(ZeroGpu* z, void* group, int g, ZeroPart part, const void* mine, DType type) {
     const size_t room = zero_pieces_bytes_(&z->plan, z->grads.dtype) / dtype_bytes(type);
     const size_t most = room / (size_t)z->plan.size / GPT2_SHARD_UNIT * GPT2_SHARD_UNIT;
-    const size_t count = zero_piece(&z->plan, g).count;
-    if (!zero_is_divided(&z->plan) && group) {
-        CUDA_CHECK(
-            cudaMemcpyAsync(group, mine, count * dtype_bytes(type), cudaMemcpyDefault, z->main.stream));
+    const size_t count = zero_piece(&z->plan, g, part).count,
+                 before = zero_part_begin(&z->plan, g, part) - zero_group_begin(&z->plan, g);
+    void* all = group ? zero_element_(group, type, before) : NULL;
+    if (!zero_is_divided(&z->plan) && all) {
+        CUDA_CHECK(cudaMemcpyAsync(all, mine, count * dtype_bytes(type), cudaMemcpyDefault, z->main.stream));
     }
     for (size_t at = 0; zero_is_divided(&z->plan) && at < count; at += most) {
-        const ZeroChunk_ chunk = {g, at, count - at < most ? count - at : most};
-        zero_collect_chunk_(z, group, mine, type, chunk);
+        const ZeroChunk_ chunk = {count, at, count - at < most ? count - at : most};
+        zero_collect_chunk_(z, all, mine, type, chunk);
     }
     CUDA_CHECK(cudaStreamSynchronize(z->main.stream));
 }

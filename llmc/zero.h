@@ -10,9 +10,14 @@ version of what moves.
             and 1/W
 
 The parameters lie in groups (gpt2.h): what is outside of the blocks, then block 0, 1, ... Blocks, here and below, are those
-of parameters: several layers can have the same one (gpt2_copies). Each group is cut into W equal shards; each process has one of every group. Shard arrays (gradient, optimizer state) hold the shards of
-one process, group after group. With one process a shard is the whole group, and shard arrays look like
-full ones. Blocks below the lowest one that is trained (freeze.h) have no gradients: arrays of gradients leave them out.
+of parameters: several layers can have the same one (gpt2_copies). Each group is cut into W equal shards; each process has one
+of every group. Shard arrays (gradient, optimizer state) hold the shards of one process, group after group. With one process a
+shard is the whole group, and shard arrays look like full ones.
+
+What is frozen (freeze.h) has no gradient: arrays of gradients hold the trained parts of groups (gpt2.h), and nothing of the
+lowest blocks if these are frozen. The rest of a group is its frozen part, and has shards of its own; no update changes it, so
+it is gathered once. A process owns its shards of the trained parts, in the order of its gradient, and behind them those of the
+frozen parts, which have no state but the bits that master weights add. In stage 3 a group is one part, frozen or not.
 
 Two levels: W processes are `replicas` of `shards` processes each, those of a machine, say. A group is cut into `shards`
 slices, and a slice into a shard for each replica. What moves in every micro-step, slices, stays within a replica, and
@@ -30,12 +35,13 @@ its own first, and they depend on the number of replicas.
 
 Rajbhandari et al., "ZeRO: memory optimizations toward training trillion parameter models", SC 2020.
 
-defines: ZeroPlan, zero_plan, zero_plan_two_levels, zero_replicas, ZeroCut, zero_shard_of, zero_owned_cut,
-         zero_kept_cut, zero_owned_in_kept, zero_group_begin, zero_group_elements, zero_largest_group,
-         zero_has_gradient, zero_gradient_begin, zero_gradient_elements, zero_shard_begin, zero_shard_elements, zero_slice_begin,
-         zero_slice_elements, zero_params_elements, zero_full_elements, zero_sliced_elements,
-         zero_sharded_elements, zero_owned_elements, zero_replicated_elements, ZeroPiece, zero_piece, ZeroRange,
-         zero_max_ranges, zero_ranges, zero_logical_elements, zero_is_divided, ZeroStep, zero_step, zero_reduces, ZeroTraffic,
+defines: ZeroPlan, zero_plan, zero_plan_two_levels, zero_plan_freeze, zero_parameter_rows, zero_has_row,
+         zero_gradient_rows, zero_replicas, ZeroCut, zero_shard_of, zero_owned_cut, zero_kept_cut, zero_owned_in_kept,
+         zero_group_begin, zero_group_elements, zero_largest_group, zero_trained_elements, zero_has_gradient,
+         zero_largest_gradient, zero_gradient_begin, zero_gradient_elements, zero_shard_begin, zero_shard_elements,
+         zero_slice_begin, zero_slice_elements, zero_params_elements, zero_full_elements, zero_sliced_elements,
+         zero_sharded_elements, zero_owned_elements, zero_updated_elements, zero_replicated_elements, ZeroPart,
+         zero_part_begin, zero_part_elements, ZeroPiece, zero_piece, ZeroRange, zero_max_ranges, zero_ranges, zero_logical_elements, zero_is_divided, ZeroStep, zero_step, zero_reduces, ZeroTraffic,
          zero_traffic, zero_add_pieces_cpu, Zero, zero_grads_elements, zero_bytes_cpu,
          zero_open_cpu, zero_close_cpu, zero_group_done_cpu, zero_idle_cpu, zero_square_sum_cpu, zero_group_square_sum_cpu,
          zero_range_gradient_cpu, zero_operands_cpu, zero_gather_operands_cpu, zero_gather_parameters_cpu
@@ -63,18 +69,55 @@ typedef struct {
     int shards;         // processes of a replica: W with one level
     int groups;         // gpt2_groups
     int first_block;    // the lowest one that has gradients (freeze.h); 0 in stage 3
+    unsigned frozen;    // bit i: row i of the parameters is in the frozen parts; 0 in stage 3
     size_t once, block; // of group 0, and of each other group, with padding: multiples of W * GPT2_SHARD_UNIT
+    size_t trained_once, trained_block; // of their trained parts, which come first: multiples of the same
     int takes_turns; // blocks leave their gradients in the same memory, one after the other: from stage 2 on, and with
                      // updates during the backward pass, which the caller sets
 } ZeroPlan;
 
-// `shards` divides `size`; ranks 0 ... shards - 1 are the first replica.
-static inline ZeroPlan zero_plan_two_levels(GPT2Config cfg, int stage, int rank, int size, int shards) {
+// The rows of the parameters in full arrays, for elements of a given size; returns the bytes of one.
+static inline size_t zero_parameter_rows(TensorRow rows[GPT2_PARAMETER_ROWS], const ZeroPlan* plan,
+                                         GPT2Config cfg, size_t element_bytes) {
+    return gpt2_sharded_rows_of(rows, cfg, element_bytes, plan->size, plan->frozen);
+}
+
+// Whether row i of the parameters has gradients, in blocks that have some.
+static inline int zero_has_row(const ZeroPlan* plan, int i) { return !(plan->frozen >> i & 1); }
+
+// The rows of the gradients; without zero_has_row they mean nothing.
+static inline void zero_gradient_rows(TensorRow rows[GPT2_PARAMETER_ROWS], const ZeroPlan* plan,
+                                      GPT2Config cfg, size_t element_bytes) {
+    zero_parameter_rows(rows, plan, cfg, element_bytes);
+    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+        if (rows[i].place == PLACE_BLOCK) {
+            rows[i].offset_bytes -= (plan->once - plan->trained_once) * element_bytes;
+            rows[i].group_bytes = plan->trained_once * element_bytes;
+            rows[i].layer_bytes = rows[i].layers > 1 ? plan->trained_block * element_bytes : 0;
+        }
+    }
+}
+
+// Leaves out of all gradients these rows (bits), and blocks below `first_block`.
+static inline void zero_plan_freeze(ZeroPlan* plan, GPT2Config cfg, unsigned frozen, int first_block) {
     TensorRow rows[GPT2_PARAMETER_ROWS];
-    const size_t all = gpt2_sharded_rows_of(rows, cfg, 1, size), once = gpt2_group_offset_bytes(rows, 1),
-                 block = (all - once) / (size_t)gpt2_copies(cfg);
-    const ZeroPlan plan = {stage, rank, size, shards, gpt2_groups(cfg), 0, once, block, stage >= 2};
+    plan->frozen = frozen;
+    plan->first_block = first_block;
+    const size_t all = zero_parameter_rows(rows, plan, cfg, 1);
+    plan->once = plan->trained_once = gpt2_group_offset_bytes(rows, 1);
+    plan->block = plan->trained_block = (all - plan->once) / (size_t)gpt2_copies(cfg);
+    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) { // up to the first frozen one in memory
+        size_t* trained = rows[i].place == PLACE_ONCE ? &plan->trained_once : &plan->trained_block;
+        const size_t before = tensor_offset_in_group(&rows[i]);
+        *trained = !zero_has_row(plan, i) && before < *trained ? before : *trained;
+    }
+}
+
+// `shards` divides `size`; ranks 0 ... shards - 1 are the first replica. Nothing is frozen.
+static inline ZeroPlan zero_plan_two_levels(GPT2Config cfg, int stage, int rank, int size, int shards) {
+    ZeroPlan plan = {stage, rank, size, shards, gpt2_groups(cfg), 0, 0, 0, 0, 0, 0, stage >= 2};
     assert(0 <= rank && rank < size && size % shards == 0);
+    zero_plan_freeze(&plan, cfg, 0, 0);
     return plan;
 }
 
@@ -125,14 +168,27 @@ static inline size_t zero_largest_group(const ZeroPlan* plan) {
     return plan->once > plan->block ? plan->once : plan->block;
 }
 
-// Whether arrays of gradients have group g; where it begins in full ones, and their elements.
-static inline int zero_has_gradient(const ZeroPlan* plan, int g) { return g == 0 || g > plan->first_block; }
+// What of group g has gradients: its first elements.
+static inline size_t zero_trained_elements(const ZeroPlan* plan, int g) {
+    return g == 0 ? plan->trained_once : g > plan->first_block ? plan->trained_block : 0;
+}
+static inline int zero_has_gradient(const ZeroPlan* plan, int g) {
+    return zero_trained_elements(plan, g) > 0;
+}
+
+// The gradients of the largest group: of the first one or the last one.
+static inline size_t zero_largest_gradient(const ZeroPlan* plan) {
+    const size_t once = zero_trained_elements(plan, 0), block = zero_trained_elements(plan, plan->groups - 1);
+    return once > block ? once : block;
+}
+
+// Group g in full arrays of gradients, and their elements.
 static inline size_t zero_gradient_begin(const ZeroPlan* plan, int g) {
-    assert(zero_has_gradient(plan, g));
-    return g == 0 ? 0 : zero_group_begin(plan, g - plan->first_block);
+    const int blocks = g - 1 - plan->first_block; // before it
+    return g == 0 ? 0 : plan->trained_once + (size_t)(blocks > 0 ? blocks : 0) * plan->trained_block;
 }
 static inline size_t zero_gradient_elements(const ZeroPlan* plan) {
-    return zero_group_begin(plan, plan->groups - plan->first_block);
+    return zero_gradient_begin(plan, plan->groups);
 }
 
 // The shard of group g: in shard arrays of gradients, and its size.
@@ -140,7 +196,7 @@ static inline size_t zero_shard_begin(const ZeroPlan* plan, int g) {
     return zero_gradient_begin(plan, g) / (size_t)plan->size;
 }
 static inline size_t zero_shard_elements(const ZeroPlan* plan, int g) {
-    return zero_group_elements(plan, g) / (size_t)plan->size;
+    return zero_trained_elements(plan, g) / (size_t)plan->size;
 }
 
 // The slice of group g, in arrays of slices, of gradients or of parameters: only stage 3 has slices of parameters.
@@ -148,7 +204,7 @@ static inline size_t zero_slice_begin(const ZeroPlan* plan, int g) {
     return zero_gradient_begin(plan, g) / (size_t)plan->shards;
 }
 static inline size_t zero_slice_elements(const ZeroPlan* plan, int g) {
-    return zero_group_elements(plan, g) / (size_t)plan->shards;
+    return zero_trained_elements(plan, g) / (size_t)plan->shards;
 }
 
 // Of the parameters in memory that a forward pass reads; in stage 3 of `blocks` blocks at a time.
@@ -156,8 +212,8 @@ static inline size_t zero_params_elements(const ZeroPlan* plan, int blocks) {
     return plan->stage < 3 ? zero_group_begin(plan, plan->groups) : plan->once + (size_t)blocks * plan->block;
 }
 
-// Of a full array, of an array of slices, of a shard array of gradients, and of what this process updates: the arrays of
-// optimizer state.
+// Of a full array, of an array of slices, of a shard array of gradients, and of what this process owns; the first of these it
+// updates.
 static inline size_t zero_full_elements(const ZeroPlan* plan) { return zero_group_begin(plan, plan->groups); }
 static inline size_t zero_sliced_elements(const ZeroPlan* plan) {
     return zero_gradient_elements(plan) / (size_t)plan->shards;
@@ -168,38 +224,55 @@ static inline size_t zero_sharded_elements(const ZeroPlan* plan) {
 static inline size_t zero_owned_elements(const ZeroPlan* plan) {
     return zero_full_elements(plan) / (size_t)zero_owned_cut(plan).parts;
 }
+static inline size_t zero_updated_elements(const ZeroPlan* plan) {
+    return zero_gradient_elements(plan) / (size_t)zero_owned_cut(plan).parts;
+}
 
 // Of the parameters that all processes have: the first ones in memory.
 static inline size_t zero_replicated_elements(const ZeroPlan* plan) {
     return plan->stage < 3 ? zero_full_elements(plan) : plan->once;
 }
 
-// ---- what a process updates ----
+// ---- what a process owns ----
 
-// Of a group: where it begins in full arrays, in those of the optimizer's state, in the parameters that are kept, and in the
-// gradient of the update, if that has it.
+// The parts of a group: what has gradients, and the rest.
+typedef enum { ZERO_TRAINED, ZERO_FROZEN, ZERO_PARTS } ZeroPart;
+
+// Of group g, in full arrays.
+static inline size_t zero_part_begin(const ZeroPlan* plan, int g, ZeroPart part) {
+    return zero_group_begin(plan, g) + (part == ZERO_FROZEN ? zero_trained_elements(plan, g) : 0);
+}
+static inline size_t zero_part_elements(const ZeroPlan* plan, int g, ZeroPart part) {
+    const size_t trained = zero_trained_elements(plan, g);
+    return part == ZERO_TRAINED ? trained : zero_group_elements(plan, g) - trained;
+}
+
+// Where it begins in full arrays, in owned ones (those of the optimizer's state), and in the parameters that are kept. In the
+// gradient of the update a trained part begins where it does in owned arrays.
 typedef struct {
-    size_t full, owned, kept, gradient, count;
+    size_t full, owned, kept, count;
 } ZeroPiece;
 
-static inline ZeroPiece zero_piece(const ZeroPlan* plan, int g) {
+// What this process has of a part of group g.
+static inline ZeroPiece zero_piece(const ZeroPlan* plan, int g, ZeroPart part) {
     const ZeroCut own = zero_owned_cut(plan), in_kept = zero_owned_in_kept(plan);
-    const size_t begin = zero_group_begin(plan, g), count = zero_group_elements(plan, g) / (size_t)own.parts,
-                 gradient = zero_has_gradient(plan, g) ? zero_gradient_begin(plan, g) : 0;
-    const ZeroPiece piece = {begin + (size_t)own.part * count, begin / (size_t)own.parts,
-                             begin / (size_t)zero_kept_cut(plan).parts + (size_t)in_kept.part * count,
-                             gradient / (size_t)own.parts, count};
+    const size_t begin = zero_part_begin(plan, g, part),
+                 count = zero_part_elements(plan, g, part) / (size_t)own.parts,
+                 trained = zero_gradient_begin(plan, g), frozen = zero_group_begin(plan, g) - trained,
+                 before = part == ZERO_TRAINED ? trained : zero_gradient_elements(plan) + frozen;
+    const ZeroPiece piece = {begin + (size_t)own.part * count, before / (size_t)own.parts,
+                             begin / (size_t)zero_kept_cut(plan).parts + (size_t)in_kept.part * count, count};
     return piece;
 }
 
 // Whether each process updates a part of each group, and not all of it.
 static inline int zero_is_divided(const ZeroPlan* plan) { return plan->stage > 0 && plan->size > 1; }
 
-// What this process updates of a layer of a parameter, or of a copy that several layers have. Files of state number all elements of the parameters, in the order of
+// What this process owns of a layer of a parameter, or of a copy that several layers have. Files of state number all elements of the parameters, in the order of
 // their table, without padding: `logical` is the first one's number.
 typedef struct {
     size_t full;    // in full arrays,
-    size_t owned;   // in the optimizer state's arrays
+    size_t owned;   // in owned ones
     size_t logical; //
     size_t before;  // elements of the layer before it
     size_t count;
@@ -222,7 +295,8 @@ static inline size_t zero_logical_elements(const TensorRow* rows, GPT2Config cfg
 
 // The part of `tensor`, which is a layer of a parameter in full arrays, that this process has; its count may be 0.
 static inline ZeroRange zero_cut_(const ZeroPlan* plan, ZeroRange tensor) {
-    const ZeroPiece piece = zero_piece(plan, tensor.group);
+    const int is_frozen = tensor.full >= zero_part_begin(plan, tensor.group, ZERO_FROZEN);
+    const ZeroPiece piece = zero_piece(plan, tensor.group, is_frozen ? ZERO_FROZEN : ZERO_TRAINED);
     const size_t end = piece.full + piece.count;
     const size_t from = tensor.full > piece.full ? tensor.full : piece.full;
     const size_t to = tensor.full + tensor.count < end ? tensor.full + tensor.count : end;
@@ -239,7 +313,7 @@ static inline ZeroRange zero_cut_(const ZeroPlan* plan, ZeroRange tensor) {
 // At most as many ranges as layers of parameters.
 static inline int zero_max_ranges(GPT2Config cfg) { return GPT2_PARAMETER_ROWS * cfg.L; }
 
-// Sets the ranges that this process updates, in the order of files, and returns their number, at most
+// Sets the ranges that this process owns, in the order of files, and returns their number, at most
 // zero_max_ranges. `rows` are of full arrays, of any type.
 static inline int zero_ranges(const ZeroPlan* plan, const TensorRow* rows, GPT2Config cfg,
                               ZeroRange* ranges) {
@@ -314,17 +388,16 @@ static inline double zero_collected_elements_(const ZeroPlan* plan, int64_t micr
 static inline ZeroTraffic zero_traffic(const ZeroPlan* plan, int64_t sequences, int B, size_t gradient_bytes,
                                        size_t parameter_bytes, double operand_bytes) {
     const int64_t batches = (sequences + B - 1) / B, micro_steps = (batches + plan->size - 1) / plan->size;
-    const double n = (double)zero_full_elements(plan), reduced = (double)zero_gradient_elements(plan);
+    const double trained = (double)zero_gradient_elements(plan);
     const double reductions = plan->stage < 2 ? 1 : (double)micro_steps;
     const size_t shared_bytes = plan->stage == 0 ? gradient_bytes : parameter_bytes; // sent to all after it
-    const double updated = plan->stage == 0 ? reduced : n;                           // sent within a slice
     const double shared =
-        plan->stage < 3 ? updated : (double)plan->once + zero_collected_elements_(plan, micro_steps);
+        plan->stage < 3 ? trained : (double)plan->once + zero_collected_elements_(plan, micro_steps);
     const double others = 1 - 1.0 / plan->shards, replicas = 1 - 1.0 / zero_replicas(plan);
     const ZeroTraffic traffic = {
         others *
-            (reductions * reduced * (double)gradient_bytes + shared * (double)shared_bytes + operand_bytes),
-        replicas / plan->shards * (reduced * sizeof(float) + updated * (double)shared_bytes + operand_bytes)};
+            (reductions * trained * (double)gradient_bytes + shared * (double)shared_bytes + operand_bytes),
+        replicas / plan->shards * (trained * (double)(sizeof(float) + shared_bytes) + operand_bytes)};
     return traffic;
 }
 
@@ -349,7 +422,7 @@ static inline void zero_add_pieces_cpu(float* shard, const float* pieces, size_t
 typedef struct {
     ZeroPlan plan;
     Group group;
-    ZeroRange* ranges; // that it updates
+    ZeroRange* ranges; // that it owns
     int num_ranges;
     float* params; // full arrays, of the model;
     float* grads;  // if blocks take turns only of group 0, and after it of one block at a time
@@ -361,7 +434,8 @@ static inline int zero_is_alone_(const Zero* z) { return z->plan.size == 1; }
 
 // Elements of the gradients that a backward pass writes to; if blocks take turns, of `blocks` of them at a time.
 static inline size_t zero_grads_elements(const ZeroPlan* plan, int blocks) {
-    return plan->takes_turns ? plan->once + (size_t)blocks * plan->block : zero_gradient_elements(plan);
+    const size_t once = zero_trained_elements(plan, 0), block = zero_trained_elements(plan, plan->groups - 1);
+    return plan->takes_turns ? once + (size_t)blocks * block : zero_gradient_elements(plan);
 }
 
 // Elements of the shard and of the pieces that are received, where these have memory of their own.
@@ -369,7 +443,7 @@ static inline size_t zero_shard_elements_cpu_(const ZeroPlan* plan) {
     return plan->size > 1 || plan->stage == 2 ? zero_sharded_elements(plan) : 0;
 }
 static inline size_t zero_piece_elements_cpu_(const ZeroPlan* plan) {
-    return plan->size > 1 ? zero_largest_group(plan) : 0;
+    return plan->size > 1 ? zero_largest_gradient(plan) : 0;
 }
 
 // What zero_open_cpu allocates.
@@ -409,7 +483,8 @@ static inline void zero_close_cpu(Zero* z) {
 
 // Gradients of group g, as the backward pass left them.
 static inline float* zero_group_grads_(const Zero* z, int g) {
-    return z->grads + (z->plan.takes_turns && g > 0 ? z->plan.once : zero_gradient_begin(&z->plan, g));
+    return z->grads +
+           (z->plan.takes_turns && g > 0 ? z->plan.trained_once : zero_gradient_begin(&z->plan, g));
 }
 
 // Adds all processes' gradients of group g to the shard.
@@ -424,10 +499,10 @@ static inline void zero_reduce_group_cpu_(Zero* z, int g, ZeroStep step) {
                         zero_is_first_(&z->plan, step));
 }
 
-// After a backward pass has left the gradients of group g: their reduction, if this micro-step has one. The groups
-// come in the order of the backward pass: the blocks from the last one on to plan.first_block, and group 0.
+// After a backward pass has left the gradients of group g, if it has any: their reduction, if this micro-step has one. The
+// groups come in the order of the backward pass: the blocks from the last one on, and group 0.
 static inline void zero_group_done_cpu(Zero* z, int g, ZeroStep step) {
-    if (!zero_reduces(&z->plan, step)) {
+    if (!zero_reduces(&z->plan, step) || !zero_has_gradient(&z->plan, g)) {
         return;
     }
     zero_reduce_group_cpu_(z, g, step);
@@ -453,15 +528,14 @@ static inline void zero_square_sum_cpu(const Zero* z, WideSum* sum, double* part
 
 // The same of one group that a backward pass has just left, of one process.
 static inline void zero_group_square_sum_cpu(const Zero* z, int g, WideSum* sum, double* partial) {
-    gradient_square_sum_cpu(sum, zero_group_grads_(z, g), zero_group_elements(&z->plan, g), partial);
+    gradient_square_sum_cpu(sum, zero_group_grads_(z, g), zero_trained_elements(&z->plan, g), partial);
 }
 
 // The reduced gradient of a range that has one; if blocks take turns, while its block has them.
 static inline const float* zero_range_gradient_cpu(const Zero* z, const ZeroRange* range) {
-    const ZeroPiece piece = zero_piece(&z->plan, range->group);
-    const size_t in_piece = range->owned - piece.owned;
-    return z->plan.stage == 0 ? zero_group_grads_(z, range->group) + in_piece
-                              : z->shard + piece.gradient + in_piece;
+    const size_t before = zero_gradient_begin(&z->plan, range->group); // elements of its group
+    return z->plan.stage == 0 ? zero_group_grads_(z, range->group) + (range->owned - before)
+                              : z->shard + range->owned;
 }
 
 // Sends each process's shard of group g to all: to the same place in `group`.
@@ -478,10 +552,12 @@ static inline void zero_gather_operands_cpu(Zero* z, int g) {
     zero_gather_group_cpu_(z, zero_operands_cpu(z, g), g);
 }
 
-// After the update: sends each process's shards of the parameters to all.
+// After the update: sends each process's shards of the trained parameters to all.
 static inline void zero_gather_parameters_cpu(Zero* z) {
     for (int g = 0; g < z->plan.groups && zero_is_divided(&z->plan); g++) {
-        zero_gather_group_cpu_(z, z->params + zero_group_begin(&z->plan, g), g);
+        if (zero_has_gradient(&z->plan, g)) {
+            zero_gather_group_cpu_(z, z->params + zero_group_begin(&z->plan, g), g);
+        }
     }
 }
 

@@ -422,7 +422,7 @@ static Model random_model(Bench* bench) {
     Model model;
     model.n = zero_full_elements(&zero);
     model.block = zero_group_begin(&zero, 1);
-    gpt2_sharded_rows_of(model.rows, bench->cfg, 1, 1);
+    zero_parameter_rows(model.rows, &zero, bench->cfg, 1);
     model.weights = Weights<floatX>{random_array<floatX>(bench, model.n, 0.02f), NULL, MASTER_NONE};
     model.grads = Gradient{random_array<floatX>(bench, model.n, 1e-3f), DTYPE_OF(floatX)};
     return model;
@@ -531,6 +531,7 @@ static void bench_muon_tensor(Bench* bench, MatmulGpu* matmul, const Model* mode
                                rows,
                                cols,
                                1,
+                               row->offset_bytes - model->block,
                                row->offset_bytes - model->block,
                                row->decay,
                                0};

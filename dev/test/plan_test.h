@@ -90,7 +90,7 @@ static void plan_test_share_(GPT2Config* cfg, Options* o, Rand* rng) {
 
 // Of the trainer that `program` names. The text of numbers only lives until the next call.
 static void plan_test_run(int k, OptionsProgram program, GPT2Config* cfg, Options* o) {
-    static const char* const frozen[] = {"", "embeddings", "wpe,blocks[0]"};
+    static const char* const frozen[] = {"", "embeddings,attention", "wpe,ln1w,mlp,blocks[0]"};
     static const OptimizerName optimizers[] = {OPTIMIZER_WORDS(WORDS_VALUE)};
     static char number[3][16];
     Rand rng = rand_open(42, (uint64_t)k);

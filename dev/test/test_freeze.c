@@ -75,24 +75,41 @@ static void test_refusals(void) {
     }
 }
 
-// The pass ends at a block only if nothing below it is trained, the embeddings included.
+// The pass ends at a block only if nothing below it is trained, the embeddings included; gradients begin at one in any case.
+// What is frozen behind it is so in all blocks, or not.
 static void test_first_block(void) {
     static const struct {
         const char* list;
-        int first;
-    } cases[] = {{"", 0},
-                 {"embeddings", 0},
-                 {"blocks[0]", 0},
-                 {"wte,blocks", 0},
-                 {"embeddings,blocks[0]", 1},
-                 {"embeddings,blocks[0],blocks[2]", 1},
-                 {"embeddings,blocks[0-1],fcprojb", 2},
-                 {"embeddings,blocks", 3},
-                 {"embeddings,mlp,attention", 0}};
+        int first, first_copy, is_whole;
+    } cases[] = {{"", 0, 0, 1},
+                 {"embeddings", 0, 0, 1},
+                 {"mlp,wpe", 0, 0, 1},
+                 {"mlp[1]", 0, 0, 0},
+                 {"blocks[0]", 0, 1, 1},
+                 {"wte,blocks", 0, 3, 1},
+                 {"embeddings,blocks[0]", 1, 1, 1},
+                 {"embeddings,blocks[0],blocks[2]", 1, 1, 0},
+                 {"embeddings,blocks[0-1],fcprojb", 2, 2, 1},
+                 {"embeddings,blocks", 3, 3, 1},
+                 {"embeddings,mlp,attention", 0, 0, 1}};
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         const Freeze freeze = freeze_read(cases[i].list);
+        const int first = freeze_first_copy(&freeze, CFG);
         EXPECT(freeze.first_block == cases[i].first, "%s: %d", cases[i].list, freeze.first_block);
+        EXPECT(first == cases[i].first_copy, "%s: gradients from %d on", cases[i].list, first);
+        EXPECT(freeze_is_whole(&freeze, CFG, first) == cases[i].is_whole, "%s is whole", cases[i].list);
     }
+}
+
+// Layers that share parameters have fewer blocks of them, or some outside of the blocks.
+static void test_shared_copies(void) {
+    GPT2Config pairs = CFG, attention = CFG;
+    pairs.L = attention.L = 4;
+    pairs.share = SHARE_PAIRS;
+    attention.share = SHARE_ATTENTION;
+    const Freeze two = freeze_of(4, "blocks[0-1]"), mlp = freeze_of(4, "mlp,ln2?");
+    EXPECT(freeze_first_copy(&two, pairs) == 1 && freeze_is_whole(&two, pairs, 1), "pairs");
+    EXPECT(freeze_first_copy(&mlp, attention) == 4 && freeze_first_copy(&mlp, pairs) == 0, "attention");
 }
 
 // 6 FLOP for each weight: 2 forward, 2 for its gradient, 2 for that of its input; T = 40 tokens.
@@ -117,6 +134,7 @@ int main(void) {
     test_lists();
     test_refusals();
     test_first_block();
+    test_shared_copies();
     test_work();
     return test_done("test_freeze");
 }

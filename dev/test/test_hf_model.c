@@ -241,12 +241,12 @@ static void test_cuts(void) {
     EXPECT(hf_model_files(files, CFG, SAFETENSORS_BF16, 2 * (once + 2 * block)) == 1, "16 bits");
 }
 
-// Writes a model as three processes would: each has only its groups in memory, padded for them.
+// Writes a model as three processes would: each has only its groups in memory, padded for them, with wte and qkvw last.
 static void write_cut(const Model* model, const char* directory) {
     HfModelFile files[3];
     TensorRow rows[GPT2_PARAMETER_ROWS];
     char name[64];
-    const size_t bytes = gpt2_sharded_rows_of(rows, CFG, sizeof(float), 3);
+    const size_t bytes = gpt2_sharded_rows_of(rows, CFG, sizeof(float), 3, 1 << 0 | 1 << 4);
     const int count = hf_model_files(files, CFG, SAFETENSORS_F32, 0);
     char* padded = (char*)check_alloc(bytes, 1, "model");
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {

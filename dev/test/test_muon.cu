@@ -22,8 +22,8 @@ static Case case_of(int layers, int parts, int rows, int cols) {
                           {1, r + 3}, layers,
                           parts,      rows,
                           cols,       2,
-                          1024,       1,
-                          0};
+                          1024,       2048,
+                          1,          0};
     const Case c = {t, 128 + (n + 256) * layers, 4 + (n + 4) * layers, 1 + (r + 3) * layers};
     return c;
 }
@@ -176,7 +176,7 @@ static void test_case(Case c, Muon opt, Rows rows, MasterWeights kind, MatmulGpu
         const size_t at = muon_at_(c.t.params, (size_t)l);
         rule_expect_rounded<T>(what, got.param + at, exact.param + at,
                                (size_t)c.t.parts * c.t.rows * c.t.cols, kind,
-                               rounding_words(7, UPDATE, c.t.group + l, c.t.start));
+                               rounding_words(7, UPDATE, c.t.group + l, c.t.word));
     }
     const State again = updated<T, G>(&c, s, grad, opt, rows, kind, matmul);
     EXPECT(ops_same_bits(got.param, again.param, c.n) && ops_same_bits(got.b, again.b, c.b), "%s: two runs",

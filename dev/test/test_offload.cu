@@ -142,13 +142,15 @@ static void expect_updated(const char* what, const OptimizerState* state, State 
 
 template <class T>
 static void test_same_bits(const char* what, GPT2Config cfg, Optimizer optimizer, int stage, const Gpu* gpu) {
-    const ZeroPlan zero = zero_plan(cfg, stage, 0, 1);
+    ZeroPlan zero = zero_plan(cfg, stage, 0, 1);
+    zero_plan_freeze(&zero, cfg, optimizer.frozen, 0);
     const size_t n = zero_owned_elements(&zero);
     OptimizerState state;
     OptimizerPlan plan;
     optimizer_state_open(&state, optimizer, &zero, cfg);
     optimizer_open<T>(&plan, &zero, &state);
-    EXPECT(n > 6 * OFFLOAD_CHUNK && n % OFFLOAD_CHUNK, "%s: %zu elements are no test", what, n);
+    EXPECT(n > 6 * OFFLOAD_CHUNK && zero_updated_elements(&zero) % OFFLOAD_CHUNK,
+           "%s: %zu elements are no test", what, n);
     const State s = state_open(&state, n);
     float* gradient = upload<float>(ops_normal(n, 1), n, 0, gpu);
     const Gradient grads = {gradient, DTYPE_FP32};
@@ -182,6 +184,11 @@ static void test_optimizers(const Gpu* gpu) {
     test_same_bits<bf16>("lion", SMALL, lion, 0, gpu);
     test_same_bits<bf16>("muon, whose blocks are a chunk each", SMALL, muon, 0, gpu);
     test_same_bits<bf16>("adafactor, whose groups are a chunk each", SMALL, adafactor, 2, gpu);
+    Optimizer frozen = split, rows = muon;
+    frozen.frozen = 1 << 0 | 1 << 10;       // wte, fcw
+    rows.frozen = 1 << 1 | 1 << 2 | 1 << 4; // wpe, ln1w, qkvw
+    test_same_bits<bf16>("frozen parameters, of which no update moves bits", SMALL, frozen, 0, gpu);
+    test_same_bits<bf16>("muon with frozen parameters", SMALL, rows, 2, gpu);
 }
 
 // ---- the residual stream ----

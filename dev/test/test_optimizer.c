@@ -71,6 +71,13 @@ static void test_frozen(void) {
     EXPECT(all.slots[STATE_LOWER].bytes == some.slots[STATE_LOWER].bytes, "frozen weights lose bits");
 }
 
+// One process of several, with frozen rows, which are in the frozen parts, and frozen blocks.
+static ZeroPlan frozen_plan(GPT2Config cfg, int stage, int rank, int size, unsigned frozen, int first) {
+    ZeroPlan zero = zero_plan(cfg, stage, rank, size);
+    zero_plan_freeze(&zero, cfg, frozen, first);
+    return zero;
+}
+
 // What memory has of a slot because of a range: where rows or columns are kept, those of its tensor.
 static size_t kept(const OptimizerState* state, int slot, const ZeroRange* range) {
     const TensorRow* row = &state->rows[range->row];
@@ -84,19 +91,27 @@ static void mark(char* taken, const OptimizerState* state, int slot, const ZeroR
     const size_t begin = state_begin(state, slot, range), count = kept(state, slot, range);
     const StateSlot* s = &state->slots[slot];
     EXPECT((begin + count) * s->element_bytes <= s->bytes, "slot %d ends before %zu", slot, begin + count);
-    EXPECT(begin >= state_group_begin(s, range->group) &&
-               begin + count <= state_group_begin(s, range->group) + state_group_elements(s, range->group),
+    EXPECT(slot >= STATE_MASTER ||
+               (begin >= state_group_begin(s, range->group) &&
+                begin + count <= state_group_begin(s, range->group) + state_group_elements(s, range->group)),
            "slot %d: a range leaves its group", slot);
+    EXPECT(slot < STATE_MASTER || begin == range->owned, "master weights at %zu", begin);
     for (size_t i = 0; i < count; i++) {
         EXPECT(!taken[begin + i], "slot %d: element %zu belongs to two", slot, begin + i);
         taken[begin + i] = 1;
     }
 }
 
+// Whether this process has anything of a range in a slot: nothing of the moments of frozen blocks.
+static int has_slot(const OptimizerState* state, int slot, const ZeroPlan* zero, const ZeroRange* range) {
+    return state_slot_has(state, slot, range->row) &&
+           (slot >= STATE_MASTER || zero_has_gradient(zero, range->group));
+}
+
 // What a process has of each slot: its ranges in order of memory, none on another; and a range of owned elements is one of
-// every slot.
-static void test_places(Optimizer optimizer, GPT2Config cfg, int stage, int size, int rank) {
-    const ZeroPlan zero = zero_plan(cfg, stage, rank, size);
+// every slot. The first blocks may be frozen.
+static void test_places(Optimizer optimizer, GPT2Config cfg, int stage, int size, int rank, int first) {
+    const ZeroPlan zero = frozen_plan(cfg, stage, rank, size, optimizer.frozen, first);
     OptimizerState state;
     optimizer_state_open(&state, optimizer, &zero, cfg);
     ZeroRange* ranges = (ZeroRange*)check_alloc((size_t)zero_max_ranges(cfg), sizeof(ZeroRange), "ranges");
@@ -105,10 +120,10 @@ static void test_places(Optimizer optimizer, GPT2Config cfg, int stage, int size
         const StateSlot* s = &state.slots[slot];
         char* taken = (char*)check_alloc(s->bytes / s->element_bytes + 1, 1, "elements");
         for (int i = 0; i < count; i++) {
-            EXPECT(!state_array(&state, slot, &ranges[i], taken) ==
-                       !state_slot_has(&state, slot, ranges[i].row),
-                   "slot %d of %s", slot, state.rows[ranges[i].row].name);
-            if (state_slot_has(&state, slot, ranges[i].row)) {
+            const int has = has_slot(&state, slot, &zero, &ranges[i]);
+            EXPECT(!state_array(&state, slot, &ranges[i], taken) == !has, "slot %d of %s", slot,
+                   state.rows[ranges[i].row].name);
+            if (has) {
                 const int is_whole = state_slot_is_whole(&state, slot, ranges[i].row);
                 mark(taken, &state, slot, &ranges[i]);
                 EXPECT(state_position(&state, slot, &zero, ranges[i].owned) ==
@@ -179,22 +194,26 @@ static void visit(const OptimizerState* state, const ZeroRange* ranges, int coun
 typedef struct {
     SavedFile files[8];
     char names[8][64];
-    SavedOption options[4];
+    SavedOption options[6];
     SavedState state;
 } Saved;
 
-// Writes the state as `size` processes save it.
+enum { FROZEN_ROWS = 1 << 4 | 1 << 10 }; // qkvw and fcw
+
+// Writes the state as `size` processes save it. If anything is frozen, it is FROZEN_ROWS.
 static void save(Saved* saved, Optimizer optimizer, int stage, int size) {
     memset(saved, 0, sizeof(*saved));
     saved->state.files = saved->files;
     saved->state.options = saved->options;
-    saved->state.num_options = 4;
+    saved->state.num_options = optimizer.frozen ? 6 : 4;
     saved->options[0] = (SavedOption){"optimizer", optimizer_word(optimizer.name)};
     saved->options[1] = (SavedOption){"sgd-momentum", optimizer.has_optional ? "0.9" : "0"};
     saved->options[2] = (SavedOption){"adafactor-beta1", optimizer.has_optional ? "0.9" : "0"};
     saved->options[3] = (SavedOption){"muon-rows", optimizer.has_optional ? "on" : "off"};
+    saved->options[4] = (SavedOption){"layers", "3"};
+    saved->options[5] = (SavedOption){"freeze", "qkvw,fcw"};
     for (int rank = 0; rank < size; rank++) {
-        const ZeroPlan zero = zero_plan(WIDE, stage, rank, size);
+        const ZeroPlan zero = frozen_plan(WIDE, stage, rank, size, optimizer.frozen, 0);
         CheckpointPart part;
         checkpoint_part_open(&part, optimizer, WIDE, &zero);
         void* memory = check_alloc(part.state.bytes + 1, 1, "state");
@@ -214,7 +233,7 @@ static void save(Saved* saved, Optimizer optimizer, int stage, int size) {
 static double load(Saved* saved, Optimizer optimizer, int stage, int size, int is_check) {
     double sum = 0;
     for (int rank = 0; rank < size; rank++) {
-        const ZeroPlan zero = zero_plan(WIDE, stage, rank, size);
+        const ZeroPlan zero = frozen_plan(WIDE, stage, rank, size, optimizer.frozen, 0);
         CheckpointParts parts;
         checkpoint_parts_open(&parts, &saved->state, test_tmpdir(), optimizer, WIDE, &zero);
         const OptimizerState* state = &parts.own.state;
@@ -268,12 +287,15 @@ int main(void) {
     for (int i = 0; i < OPTIMIZERS; i++) {
         const OptimizerName name = (OptimizerName)i;
         for (int size = 1; size <= 5; size++) {
-            Optimizer optimizer = optimizer_of(name, 1, MASTER_NONE);
-            test_places(optimizer, WIDE, 0, size, size - 1);
-            optimizer.frozen = 1 | 1 << 5;
-            test_places(optimizer, name == OPTIMIZER_ADAMW8BIT ? WIDE : ODD, 2, size, size / 2);
+            Optimizer optimizer = optimizer_of(name, 1, MASTER_SPLIT);
+            test_places(optimizer, WIDE, 0, size, size - 1, 0);
+            optimizer.frozen = 1 | 1 << 2 | 1 << 5; // wte, ln1w, qkvb
+            test_places(optimizer, name == OPTIMIZER_ADAMW8BIT ? WIDE : ODD, 2, size, size / 2, size % 3);
         }
-        test_elastic(optimizer_of(name, 0, MASTER_NONE));
+        Optimizer optimizer = optimizer_of(name, 0, MASTER_NONE);
+        test_elastic(optimizer);
+        optimizer.frozen = FROZEN_ROWS;
+        test_elastic(optimizer);
     }
     test_elastic(optimizer_of(OPTIMIZER_ADAFACTOR, 1, MASTER_NONE));
     test_elastic(optimizer_of(OPTIMIZER_SGD, 1, MASTER_NONE));

@@ -59,8 +59,8 @@ static Layout layout_of(OptimizerName name, int stage, int size) {
     layout.optimizer = optimizer_of(name, 1, MASTER_NONE);
     layout.stage = stage;
     layout.size = size;
-    gpt2_sharded_rows_of(layout.rows, SMALL, 1, size);
     layout.zero = zero_plan(SMALL, stage, 0, size);
+    zero_parameter_rows(layout.rows, &layout.zero, SMALL, 1);
     layout.n = zero_full_elements(&layout.zero);
     return layout;
 }
@@ -331,14 +331,14 @@ typedef struct {
     int in_24;    // after each update on the GPU, weights are rounded to what MASTER_24 has of them
 } Both;
 
-// The first blocks, as many as `first`, are frozen.
+// The first blocks, as many as `first`, are frozen, and the rows that the optimizer says.
 static Both both_open(Optimizer optimizer, ShareLayers share, int first) {
     GPT2Config cfg = WIDE;
     cfg.share = share;
     Both b;
     b.in_24 = 0;
     b.zero = zero_plan(cfg, 0, 0, 1);
-    b.zero.first_block = first;
+    zero_plan_freeze(&b.zero, cfg, optimizer.frozen, first);
     b.n = zero_full_elements(&b.zero);
     optimizer_state_open(&b.state, optimizer, &b.zero, cfg);
     memset(&b.freeze, 0, sizeof(b.freeze));
@@ -374,11 +374,26 @@ static void both_on_cpu(Both* b, const float* grad, Update by) {
 
 // The gradient of what has one, on the GPU.
 static float* both_upload_gradient(const Both* b, const float* grad, const Gpu* gpu) {
-    const size_t n = zero_gradient_elements(&b->zero), frozen = b->n - n;
+    const size_t n = zero_gradient_elements(&b->zero);
     float* trained = ops_floats(n);
-    memcpy(trained, grad, b->zero.once * sizeof(float));
-    memcpy(trained + b->zero.once, grad + b->zero.once + frozen, (n - b->zero.once) * sizeof(float));
+    for (int g = 0; g < b->zero.groups; g++) {
+        memcpy(trained + zero_gradient_begin(&b->zero, g), grad + zero_group_begin(&b->zero, g),
+               zero_trained_elements(&b->zero, g) * sizeof(float));
+    }
     return upload<float>(trained, n, gpu);
+}
+
+// An array of fp32 master weights, which lies as owned elements do, from full ones on the host; or, the other way, back.
+static void both_copy_master(const Both* b, float* master, float* params, cudaMemcpyKind kind) {
+    for (int g = 0; g < b->zero.groups; g++) {
+        for (int part = 0; part < ZERO_PARTS; part++) {
+            const ZeroPiece piece = zero_piece(&b->zero, g, (ZeroPart)part);
+            float *on_gpu = master + piece.owned, *on_host = params + piece.full;
+            const int to_gpu = kind == cudaMemcpyHostToDevice;
+            CUDA_CHECK(cudaMemcpy(to_gpu ? on_gpu : on_host, to_gpu ? on_host : on_gpu,
+                                  piece.count * sizeof(float), kind));
+        }
+    }
 }
 
 static void round_to_24(float* params, size_t n) {
@@ -408,7 +423,7 @@ static float* both_on_gpu(const Both* b, float* const* grads, int updates, Updat
     CUDA_CHECK(cudaMemset(memory, 0, b->state.bytes + 1));
     float* master = both_master(b, memory);
     if (master) {
-        CUDA_CHECK(cudaMemcpy(master, b->params, b->n * sizeof(float), cudaMemcpyHostToDevice));
+        both_copy_master(b, master, b->params, cudaMemcpyHostToDevice);
     }
     for (int slot = 0; slot < STATE_SLOTS; slot++) {
         u.slots[slot] = b->state.slots[slot].bytes ? memory + b->state.slots[slot].offset_bytes : NULL;
@@ -427,7 +442,7 @@ static float* both_on_gpu(const Both* b, float* const* grads, int updates, Updat
     }
     float* params = download(u.params, b->n, gpu);
     if (master) {
-        CUDA_CHECK(cudaMemcpy(params, master, b->n * sizeof(float), cudaMemcpyDeviceToHost));
+        both_copy_master(b, master, params, cudaMemcpyDeviceToHost);
     }
     gpu_free(memory);
     optimizer_close(&plan);
@@ -492,6 +507,13 @@ static void test_like_cpu(OptimizerName name, int has_options, ShareLayers share
     ops_close("like the CPU");
 }
 
+// An optimizer with some frozen parameters, the first of each group among them.
+static Optimizer frozen_optimizer(OptimizerName name, MasterWeights master) {
+    Optimizer optimizer = optimizer_of(name, 0, master);
+    optimizer.frozen = some_rows("wte ln1w attprojw");
+    return optimizer;
+}
+
 // Split master weights are those of fp32 beside weights of 16 bits, bit by bit; with 24 bits, rounded after each update.
 static void test_split(OptimizerName name, MasterWeights master, const Gpu* gpu) {
 #ifdef SANITIZED
@@ -499,14 +521,14 @@ static void test_split(OptimizerName name, MasterWeights master, const Gpu* gpu)
 #else
     enum { UPDATES = 20 };
 #endif
-    Both split = both_open(optimizer_of(name, 0, master), SHARE_OFF, 1);
+    Both split = both_open(frozen_optimizer(name, master), SHARE_OFF, 1);
     float* grads[UPDATES];
     for (int t = 0; t < UPDATES; t++) {
         grads[t] = ops_normal(split.n, 1);
     }
     const float* start = rounded<bf16>(split.params, split.n); // the lower halves are zero
     const float* got = both_on_gpu<bf16>(&split, grads, UPDATES, defaults, gpu);
-    Both wide = both_open(optimizer_of(name, 0, MASTER_NONE), SHARE_OFF, 1);
+    Both wide = both_open(frozen_optimizer(name, MASTER_NONE), SHARE_OFF, 1);
     wide.in_24 = master == MASTER_24;
     memcpy(wide.params, start, split.n * sizeof(float));
     const float* want = both_on_gpu<float>(&wide, grads, UPDATES, defaults, gpu);
@@ -520,26 +542,34 @@ static void test_split(OptimizerName name, MasterWeights master, const Gpu* gpu)
     ops_close("split master weights");
 }
 
-// Without master weights, each rule rounds what it makes of them with the words of the element's place in its group.
+// Without master weights, each rule rounds what it makes of them with the words of the element's place in its group if nothing
+// were frozen.
 static void test_rounding(OptimizerName name, const Gpu* gpu) {
-    const Both none = both_open(optimizer_of(name, 0, MASTER_NONE), SHARE_OFF, 1);
-    Both master = both_open(optimizer_of(name, 0, MASTER_FP32), SHARE_OFF, 1);
+    TensorRow plain[GPT2_PARAMETER_ROWS];
+    gpt2_parameter_rows_of(plain, WIDE, 1);
+    const Both none = both_open(frozen_optimizer(name, MASTER_NONE), SHARE_OFF, 1);
+    Both master = both_open(frozen_optimizer(name, MASTER_FP32), SHARE_OFF, 1);
     float* const grad = ops_normal(none.n, 1);
     Update by = defaults;
     by.muon_lr = 0.02f;
     memcpy(master.params, rounded<bf16>(none.params, none.n), none.n * sizeof(float));
     const float *exact = both_on_gpu<bf16>(&master, &grad, 1, by, gpu),
                 *got = both_on_gpu<bf16>(&none, &grad, 1, by, gpu);
-    for (int g = 0; g < none.zero.groups; g++) {
-        const size_t begin = zero_group_begin(&none.zero, g);
-        size_t differ = 0;
-        for (size_t i = 0; i < zero_group_elements(&none.zero, g); i++) {
-            const RandBlock random = rand_block(3, rand_stream("adamw") + 1, (((uint64_t)g << 40) + i) / 4);
-            differ +=
-                got[begin + i] != to_float(round_stochastic<bf16>(exact[begin + i], random.word[i % 4]));
+    for (int r = 0; r < GPT2_PARAMETER_ROWS; r++) {
+        const TensorRow* row = &none.state.rows[r];
+        const size_t word = tensor_offset_in_group(&plain[r]);
+        for (int l = 0; l < row->layers; l++) {
+            const size_t begin = row->offset_bytes + (size_t)l * row->layer_bytes;
+            const uint64_t group = (uint64_t)tensor_group(row, l) << 40;
+            size_t differ = 0;
+            for (size_t i = 0; i < tensor_layer_elements(row); i++) {
+                const RandBlock random = rand_block(3, rand_stream("adamw") + 1, (group + word + i) / 4);
+                const float rounded = to_float(round_stochastic<bf16>(exact[begin + i], random.word[i % 4]));
+                differ += got[begin + i] != rounded;
+            }
+            EXPECT(differ == 0, "%s: %zu elements of %s, layer %d, are rounded otherwise",
+                   optimizer_word(name), differ, row->name, l);
         }
-        EXPECT(differ == 0, "%s: %zu elements of group %d are rounded otherwise", optimizer_word(name),
-               differ, g);
     }
     ops_close("stochastic rounding");
 }
@@ -723,7 +753,9 @@ static void too_many_pieces(const void* zero) {
 }
 
 static void test_limits(void) {
-    const ZeroPlan zero = {0, 0, 1, 1, 2, 0, 1024, (size_t)INT_MAX * 1024, 0};
+    ZeroPlan zero = zero_plan(SMALL, 0, 0, 1);
+    zero.trained_block = (size_t)INT_MAX / 2 * 1024; // of two blocks
+    zero.trained_once = 2 * 1024;
     EXPECT(test_dies(too_many_pieces, &zero, EXIT_FAILURE, "2147483648 pieces"), "2^31 pieces");
 }
 

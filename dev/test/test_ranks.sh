@@ -233,7 +233,7 @@ test_stages() {
 
 # Gradients of what is frozen in some blocks only, and of blocks that the backward pass does not come to.
 test_freeze() {
-    local frozen='embeddings,blocks[0],mlp[1]' n
+    local frozen='embeddings,blocks[0],mlp[1]' n zero
     trains 1 frozen_1 "${run[@]}" --zero 2 --freeze "$frozen"
     for n in 2 3; do
         trains $n frozen_$n "${run[@]}" --zero 2 --freeze "$frozen"
@@ -244,6 +244,16 @@ test_freeze() {
     same_model frozen_1/step_00000009 frozen_elastic/step_00000009 "frozen, 2 ranks, then 3"
     trains 3 frozen_1_of_3 "${run[@]}" --zero 1 --freeze "$frozen"
     near "frozen, --zero 1 and 2" "$(last_loss frozen_1)" "$(last_loss frozen_1_of_3)" 1e-6
+    frozen='wte,attproj?,blocks[0]' # in all blocks; and the pass goes on below a block without gradients
+    trains 1 parts_1 "${run[@]}" --zero 2 --freeze "$frozen"
+    trains 3 parts_3 "${run[@]}" --zero 2 --freeze "$frozen"
+    same_model parts_1/step_00000009 parts_3/step_00000009 "frozen in all blocks, 3 ranks"
+    trains 2 parts_elastic --resume parts_3/step_00000003
+    same_model parts_1/step_00000009 parts_elastic/step_00000009 "frozen in all blocks, 3 ranks, then 2"
+    for zero in 0 1; do
+        trains 3 parts_zero_$zero "${run[@]}" --zero $zero --freeze "$frozen"
+    done
+    same_model parts_zero_0/step_00000009 parts_zero_1/step_00000009 "frozen in all blocks, stages 0 and 1 of 3 ranks"
 }
 
 # Layers that share parameters: their groups are complete at different times, and there are fewer of them.
@@ -537,9 +547,11 @@ adafactor --adafactor-beta1 0.9 --adafactor-scale on
 END
 }
 
-# Frozen blocks have neither gradients nor state on GPUs, by rules of elements and of matrices.
+# Frozen blocks, and what is frozen in all of them, have neither gradients nor state on GPUs, by rules of elements and of
+# matrices.
 test_gpu_freeze() {
     local optimizer frozen=(--layers 3 "${gpu_run[@]:2}" --freeze 'embeddings,blocks[0-1]')
+    local parts=("${gpu_run[@]}" --freeze wte,attention)
     for optimizer in adamw muon adafactor; do
         trains 1 "frozen_$optimizer" "${frozen[@]}" --optimizer $optimizer --zero 2
         CUSIM_STREAMS=random trains 3 "frozen_3_$optimizer" "${frozen[@]}" --optimizer $optimizer --zero 2 \
@@ -547,7 +559,13 @@ test_gpu_freeze() {
         same_model "frozen_$optimizer/step_00000006" "frozen_3_$optimizer/step_00000006" "frozen, --optimizer $optimizer, 3 GPUs"
         trains 2 "frozen_2_$optimizer" --resume "frozen_3_$optimizer/step_00000003" --offload-optimizer off
         same_model "frozen_$optimizer/step_00000006" "frozen_2_$optimizer/step_00000006" "frozen, --optimizer $optimizer, 3 GPUs, then 2"
+        trains 1 "parts_$optimizer" "${parts[@]}" --optimizer $optimizer --zero 2
+        CUSIM_STREAMS=random trains 3 "parts_3_$optimizer" "${parts[@]}" --optimizer $optimizer --zero 2 \
+            --offload-optimizer host
+        same_model "parts_$optimizer/step_00000006" "parts_3_$optimizer/step_00000006" "frozen in all blocks, --optimizer $optimizer, 3 GPUs"
     done
+    trains 2 parts_one "${parts[@]}" --optimizer muon --zero 3 # where groups have one part, frozen or not
+    same_model parts_muon/step_00000006 parts_one/step_00000006 "frozen in all blocks, --zero 2 and 3"
 }
 
 # val_6 OUT: the last validation loss.

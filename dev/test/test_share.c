@@ -164,7 +164,7 @@ static void test_zero(void) {
         size_t count = 0;
         for (int rank = 0; rank < SIZE; rank++) {
             const ZeroPlan plan = zero_plan(cfg, 1, rank, SIZE);
-            gpt2_sharded_rows_of(rows, cfg, sizeof(float), SIZE);
+            zero_parameter_rows(rows, &plan, cfg, sizeof(float));
             const int n = zero_ranges(&plan, rows, cfg, ranges);
             EXPECT(plan.groups == 1 + CASES[i].blocks && n <= zero_max_ranges(cfg), "%s: %d groups",
                    CASES[i].word, plan.groups);

@@ -10,37 +10,56 @@ static int by_logical(const void* a, const void* b) {
     return (x->logical > y->logical) - (x->logical < y->logical);
 }
 
-// Ranges of one process lie in its shard arrays, none on another, each in its own shard of the full arrays.
+// The pieces of one process fill its owned arrays: those of trained parts in the order of the gradient, then the frozen ones.
+static void expect_pieces(const ZeroPlan* plan) {
+    size_t at = 0;
+    for (int part = 0; part < ZERO_PARTS; part++) {
+        EXPECT(at == (part == ZERO_TRAINED ? 0 : zero_updated_elements(plan)), "part %d begins at %zu", part,
+               at);
+        for (int g = 0; g < plan->groups; g++) {
+            const ZeroPiece piece = zero_piece(plan, g, (ZeroPart)part);
+            EXPECT(piece.owned == at && piece.count % GPT2_SHARD_UNIT == 0, "part %d of group %d", part, g);
+            EXPECT(part == ZERO_FROZEN || plan->stage == 0 || at == zero_shard_begin(plan, g),
+                   "group %d of the gradient", g);
+            at += piece.count;
+        }
+    }
+    EXPECT(at == zero_owned_elements(plan), "%zu elements in pieces", at);
+}
+
+// Ranges of one process lie in its pieces, each where it is in the full arrays; frozen rows in frozen ones.
 static void expect_places(const ZeroPlan* plan, const ZeroRange* ranges, int count, const TensorRow* rows) {
     for (int i = 0; i < count; i++) {
         const ZeroRange* r = &ranges[i];
-        const size_t begin = zero_group_begin(plan, r->group), shard = zero_shard_elements(plan, r->group);
-        const size_t in_shard = r->owned - zero_shard_begin(plan, r->group);
-        EXPECT(r->count > 0 && in_shard + r->count <= shard, "range %d of %d", i, count);
-        EXPECT(r->full == begin + (size_t)zero_owned_cut(plan).part * shard + in_shard, "range %d is at %zu",
-               i, r->full);
+        const int is_trained = zero_has_row(plan, r->row) && zero_has_gradient(plan, r->group);
+        const ZeroPiece piece = zero_piece(plan, r->group, is_trained ? ZERO_TRAINED : ZERO_FROZEN);
+        const size_t in_piece = r->owned - piece.owned;
+        EXPECT(r->count > 0 && in_piece + r->count <= piece.count, "range %d of %d", i, count);
+        EXPECT(r->full == piece.full + in_piece, "range %d is at %zu", i, r->full);
         EXPECT((rows[r->row].place == PLACE_ONCE) == (r->group == 0) && r->group < plan->groups, "group %d",
                r->group);
     }
 }
 
 // The ranges of all processes are all elements, each once, wherever they lie in memory.
-static void test_cover(GPT2Config cfg, int stage, int size, int shards) {
+static void test_cover_frozen(GPT2Config cfg, int stage, int size, int shards, unsigned frozen, int first) {
     TensorRow rows[GPT2_PARAMETER_ROWS];
     const size_t max = (size_t)zero_max_ranges(cfg);
     ZeroRange* all = (ZeroRange*)check_alloc((size_t)size * max, sizeof(ZeroRange), "ranges");
-    gpt2_sharded_rows_of(rows, cfg, 2, size);
     size_t count = 0, at = 0;
     for (int rank = 0; rank < (stage == 0 ? 1 : size); rank++) {
-        const ZeroPlan plan = zero_plan_two_levels(cfg, stage, rank, size, shards);
+        ZeroPlan plan = zero_plan_two_levels(cfg, stage, rank, size, shards);
+        zero_plan_freeze(&plan, cfg, frozen, first);
+        zero_parameter_rows(rows, &plan, cfg, 2);
         const int own = zero_ranges(&plan, rows, cfg, all + count);
         EXPECT((size_t)own <= max && zero_group_begin(&plan, 1 + cfg.L) == zero_full_elements(&plan),
                "%d ranges", own);
-        EXPECT(plan.once % ((size_t)size * 1024) == 0 && plan.block % ((size_t)size * 1024) == 0,
+        EXPECT(plan.once % ((size_t)size * 1024) == 0 && plan.block % ((size_t)size * 1024) == 0 &&
+                   plan.trained_once % ((size_t)size * 1024) == 0 &&
+                   plan.trained_block % ((size_t)size * 1024) == 0,
                "the groups");
-        if (stage > 0) {
-            expect_places(&plan, all + count, own, rows);
-        }
+        expect_pieces(&plan);
+        expect_places(&plan, all + count, own, rows);
         count += (size_t)own;
     }
     qsort(all, count, sizeof(ZeroRange), by_logical);
@@ -50,6 +69,56 @@ static void test_cover(GPT2Config cfg, int stage, int size, int shards) {
     EXPECT(at == zero_logical_elements(rows, cfg) && (double)at == gpt2_count_parameters(cfg),
            "%d processes, stage %d, %d channels: %zu elements", size, stage, cfg.C, at);
     free(all);
+}
+
+static void test_cover(GPT2Config cfg, int stage, int size, int shards) {
+    test_cover_frozen(cfg, stage, size, shards, 0, 0);
+}
+
+// Bits of parameters whose names are in a text, a blank after each.
+static unsigned rows_of(const char* names) {
+    TensorRow rows[GPT2_PARAMETER_ROWS];
+    const GPT2Config any = {1, 1, 1, 1, 1, 1, SHARE_OFF};
+    unsigned bits = 0;
+    gpt2_parameter_rows(rows, any);
+    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+        char word[32];
+        snprintf(word, sizeof(word), "%s ", rows[i].name);
+        bits |= (unsigned)(strstr(names, word) != NULL) << i;
+    }
+    return bits;
+}
+
+// What is trained keeps its place in its unit and stays together with its neighbors there, so that norms have the same bits;
+// the gradient has little more than it.
+static void test_frozen_layout(GPT2Config cfg, const char* names) {
+    TensorRow plain[GPT2_PARAMETER_ROWS], rows[GPT2_PARAMETER_ROWS], grads[GPT2_PARAMETER_ROWS];
+    ZeroPlan plan = zero_plan(cfg, 0, 0, 1);
+    size_t trained = 0, last[2] = {0, 0}, last_plain[2] = {0, 0}; // elements; ends in group 0, and in block 0
+    zero_plan_freeze(&plan, cfg, rows_of(names), 0);
+    gpt2_parameter_rows_of(plain, cfg, 1);
+    zero_parameter_rows(rows, &plan, cfg, 1);
+    zero_gradient_rows(grads, &plan, cfg, 1);
+    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+        const int b = rows[i].place == PLACE_BLOCK;
+        const size_t at = tensor_offset_in_group(&rows[i]), was = tensor_offset_in_group(&plain[i]);
+        if (zero_has_row(&plan, i)) {
+            EXPECT(at % 1024 == was % 1024 && at >= last[b] && at <= was, "%s: %s is at %zu", names,
+                   rows[i].name, at);
+            EXPECT((at / 1024 == last[b] / 1024) == (was / 1024 == last_plain[b] / 1024) || last[b] == 0,
+                   "%s: %s has another neighbor", names, rows[i].name);
+            EXPECT(grads[i].offset_bytes == zero_gradient_begin(&plan, b) + at, "%s: gradient of %s", names,
+                   rows[i].name);
+            last[b] = at + tensor_layer_elements(&rows[i]) - 1;
+            last_plain[b] = was + tensor_layer_elements(&rows[i]) - 1;
+            trained += tensor_elements(&rows[i]);
+        }
+        EXPECT(zero_has_row(&plan, i) == (at < (b ? plan.trained_block : plan.trained_once)), "%s: %s", names,
+               rows[i].name);
+    }
+    EXPECT(zero_gradient_elements(&plan) >= trained &&
+               zero_gradient_elements(&plan) <= trained + (size_t)plan.groups * 8 * 1024,
+           "%s: gradients of %zu elements, %zu are trained", names, zero_gradient_elements(&plan), trained);
 }
 
 // Two levels: each rank has a shard of its own, inside of its slice, and the replicas' parts of a slice are neighbors.
@@ -91,6 +160,9 @@ static void test_covers(void) {
         test_cover(odd, 2, size, size);
         test_cover(odd, 3, 2 * size, 2);
         test_cover(one_layer, 1, size, size);
+        test_cover_frozen(odd, 1 + size % 2, size, size, rows_of("wpe ln1w qkvw fcb "), size % 4);
+        test_cover_frozen(odd, size % 3, size, 1, rows_of("wte wpe lnfw lnfb "), 0);
+        test_cover_frozen(one_layer, 2, size, size, ~rows_of("wte wpe lnfw lnfb "), 1);
         for (int shards = 1; shards <= size; shards++) {
             if (size % shards == 0) {
                 test_levels(odd, size, shards);
@@ -112,7 +184,7 @@ static void test_full_places(void) {
     static const GPT2Config cfg = {7, 131, 201, 3, 3, 33, SHARE_OFF};
     TensorRow rows[GPT2_PARAMETER_ROWS];
     const ZeroPlan plan = zero_plan(cfg, 0, 0, 4);
-    gpt2_sharded_rows_of(rows, cfg, sizeof(float), 4);
+    zero_parameter_rows(rows, &plan, cfg, sizeof(float));
     ZeroRange* ranges = (ZeroRange*)check_alloc((size_t)zero_max_ranges(cfg), sizeof(ZeroRange), "ranges");
     const int count = zero_ranges(&plan, rows, cfg, ranges);
     EXPECT(count == 4 + 12 * 3, "%d ranges", count);
@@ -140,6 +212,31 @@ static void test_memory(void) {
                zero_grads_elements(&two, 1) == two.once + two.block,
            "gradients");
     EXPECT((double)full < 1.002 * gpt2_count_parameters(cfg) + 47.0 * 768, "little padding: %zu", full);
+    static const char* const frozen[] = {"",
+                                         "wte wpe ",
+                                         "wte wpe lnfw lnfb ",
+                                         "qkvw qkvb attprojw attprojb ",
+                                         "fcw fcb fcprojw fcprojb ",
+                                         "ln1w ",
+                                         "wpe ln1b attprojb fcb lnfw "};
+    static const GPT2Config odd = {7, 131, 201, 3, 3, 33, SHARE_OFF};
+    for (size_t i = 0; i < sizeof(frozen) / sizeof(frozen[0]); i++) {
+        test_frozen_layout(cfg, frozen[i]);
+        test_frozen_layout(odd, frozen[i]);
+    }
+}
+
+// Of frozen rows and the first blocks nothing moves.
+static void test_frozen_traffic(void) {
+    static const GPT2Config cfg = {7, 131, 201, 5, 3, 33, SHARE_OFF};
+    for (int stage = 0; stage <= 2; stage++) {
+        ZeroPlan plan = zero_plan(cfg, stage, 0, 4);
+        zero_plan_freeze(&plan, cfg, rows_of("wte qkvw "), 2);
+        const double n = (double)(plan.trained_once + 3 * plan.trained_block);
+        const ZeroTraffic a = zero_traffic(&plan, 16, 2, 4, 2, 0); // two micro-steps
+        EXPECT(a.within == 0.75 * n * ((stage < 2 ? 4 : 8) + (stage == 0 ? 4 : 2)), "stage %d: %g", stage,
+               a.within);
+    }
 }
 
 // What an update moves: 16 sequences in micro-batches of 2.
@@ -216,6 +313,7 @@ int main(void) {
     test_full_places();
     test_memory();
     test_traffic();
+    test_frozen_traffic();
     test_steps();
     test_order();
     return test_done("zero");

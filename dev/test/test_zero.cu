@@ -2,7 +2,7 @@
 // the host. Each rank is a child of this process, with a GPU of its own; where there is one GPU there is one rank.
 //
 // The toy computes with whole numbers below 16, so that sums are exact in every type and order. Its passes call what those of
-// train_gpt2.cu call, in the same order.
+// train_gpt2.cu call, in the same order. All of it is trained, or a part of each group and the upper blocks.
 #include "llmc/comm.h"
 #include "llmc/zero.cuh"
 #include "test.h"
@@ -14,7 +14,9 @@ enum {
     THREADS = 64,
     PER_THREAD = 16
 };
-static const GPT2Config CFG = {4, 192, 192, BLOCKS, 2, 8, SHARE_OFF}; // its groups are all of one size
+static const GPT2Config CFG = {4, 192, 192, BLOCKS, 2, 8, SHARE_OFF}; // its groups are all of one size,
+enum { MOST = 8192 };                                                 // elements at most
+enum { FROZEN = 1 << 0 | 0x7FC }; // wte, and of a block all before fcb: the groups again have one size
 
 __host__ __device__ static inline float mix(float a, float b, float c) {
     return (float)(((int)a * 5 + (int)b * 3 + (int)c + 1) % 16);
@@ -24,9 +26,10 @@ __host__ __device__ static inline float mix(float a, float b, float c) {
 
 typedef struct {
     size_t N;              // elements of a group
+    ZeroPlan plan;         // says which of them are trained
     float *params, *grads; // (1 + BLOCKS, N)
-    float acts[1 + BLOCKS][4096],
-        rest[4096]; // in front of each block and after the last one; in the backward pass
+    float acts[1 + BLOCKS][MOST],
+        rest[MOST]; // in front of each block and after the last one; in the backward pass
 } Loop;
 
 // Element i of what micro-batch k of the run consists of.
@@ -64,18 +67,28 @@ static void loop_backward(Loop* loop) {
 }
 
 static void loop_update(Loop* loop) {
-    for (size_t i = 0; i < (1 + BLOCKS) * loop->N; i++) {
-        loop->params[i] = (float)((int)(loop->params[i] + loop->grads[i]) % 16);
-        loop->grads[i] = 0;
+    for (int g = 0; g < 1 + BLOCKS; g++) {
+        for (size_t i = g * loop->N; i < g * loop->N + zero_trained_elements(&loop->plan, g); i++) {
+            loop->params[i] = (float)((int)(loop->params[i] + loop->grads[i]) % 16);
+        }
     }
+    memset(loop->grads, 0, (1 + BLOCKS) * loop->N * sizeof(float));
 }
 
+// The first weights.
+static float first_weight(size_t i) { return (float)(i % 13); }
+
 // After all updates, and the forward pass of micro-batch 0.
-static Loop* loop_run(size_t N) {
+static Loop* loop_run(const ZeroPlan* plan) {
+    const size_t N = plan->block;
     Loop* loop = (Loop*)check_alloc(1, sizeof(Loop), "loop");
     loop->N = N;
+    loop->plan = *plan;
     loop->params = (float*)check_alloc((1 + BLOCKS) * N, sizeof(float), "parameters");
     loop->grads = (float*)check_alloc((1 + BLOCKS) * N, sizeof(float), "gradients");
+    for (size_t i = 0; i < (1 + BLOCKS) * N; i++) {
+        loop->params[i] = first_weight(i);
+    }
     for (int u = 0; u < UPDATES; u++) {
         for (int k = 0; k < MICRO_BATCHES; k++) {
             loop_forward(loop, u * MICRO_BATCHES + k);
@@ -146,6 +159,25 @@ template <class T> static void toy_upload_batches(Toy<T>* toy) {
     free(host);
 }
 
+// Sets what this rank has of the first weights, on its GPU, and collects the others'.
+template <class T> static void toy_first_weights(Toy<T>* toy) {
+    T* const kept = (T*)zero_update_parameters(&toy->zero);
+    for (int k = 0; k < ZERO_PARTS * (1 + BLOCKS); k++) {
+        const ZeroPiece piece = zero_piece(&toy->zero.plan, k / ZERO_PARTS, (ZeroPart)(k % ZERO_PARTS));
+        T* weights = (T*)check_alloc(piece.count, sizeof(T), "weights");
+        float* master = (float*)check_alloc(piece.count, sizeof(float), "weights");
+        for (size_t i = 0; i < piece.count; i++) {
+            master[i] = first_weight(piece.full + i);
+            weights[i] = from_float<T>(master[i]);
+        }
+        gpu_copy(kept + piece.kept, weights, piece.count * sizeof(T), &toy->gpu);
+        gpu_copy(toy->master + piece.owned, master, piece.count * sizeof(float), &toy->gpu);
+        free(master);
+        free(weights);
+    }
+    zero_gather_all_parameters(&toy->zero);
+}
+
 template <class T>
 static void toy_open(Toy<T>* toy, ZeroPlan plan, ZeroShards place, Comm* comm, const Gpu* gpu) {
     const DType type = DTYPE_OF(T);
@@ -161,7 +193,7 @@ static void toy_open(Toy<T>* toy, ZeroPlan plan, ZeroShards place, Comm* comm, c
     toy->master = alloc<float>(zero_owned_elements(&plan));
     zero_open(&toy->zero, plan, place, toy->params, type, Gradient{toy->grads, type}, comm, gpu);
     toy_upload_batches(toy);
-    zero_gather_parameters(&toy->zero); // of zeros: the first weights
+    toy_first_weights(toy);
 }
 
 template <class T> static void toy_close(Toy<T>* toy) {
@@ -183,9 +215,13 @@ template <class T> static void toy_mix(Toy<T>* toy, T* out, const T* a, const T*
 
 // The gradient of group g, as train_gpt2.cu sees it.
 template <class T> static void toy_add(Toy<T>* toy, int g, int is_first) {
-    const int layer = g > 0 ? zero_gradient_block(&toy->zero.plan, g - 1) : -1;
-    launch(add_kernel<T>, grid_of(toy->N), THREADS, 0, &toy->gpu, toy->grads + (size_t)(1 + layer) * toy->N,
-           toy->rest, is_first);
+    const ZeroPlan* plan = &toy->zero.plan;
+    const int block = g > 0 ? zero_gradient_block(plan, g - 1) : 0;
+    T* grads = toy->grads + (g > 0 ? plan->trained_once + (size_t)block * plan->trained_block : 0);
+    if (zero_has_gradient(plan, g)) {
+        launch(add_kernel<T>, grid_of(zero_trained_elements(plan, g)), THREADS, 0, &toy->gpu, grads,
+               toy->rest, is_first);
+    }
 }
 
 template <class T> static const T* toy_block(const Toy<T>* toy, int l) {
@@ -213,7 +249,7 @@ template <class T> static void toy_backward(Toy<T>* toy, ZeroStep step) {
         toy_add(toy, 1 + l, is_first);
         zero_group_done<T>(&toy->zero, 1 + l, step);
     }
-    toy_add(toy, 0, 0);
+    toy_add(toy, 0, 0); // below the blocks that are frozen, too
 }
 
 template <class T> static void toy_work(Toy<T>* toy, ZeroStep step) {
@@ -262,7 +298,10 @@ template <class T> static void toy_micro_step(Toy<T>* toy, int u, ZeroStep step)
 template <class T> static void toy_update(Toy<T>* toy) {
     const Gradient grads = zero_update_gradient(&toy->zero);
     for (int g = 0; g < 1 + BLOCKS; g++) {
-        const ZeroPiece piece = zero_piece(&toy->zero.plan, g);
+        const ZeroPiece piece = zero_piece(&toy->zero.plan, g, ZERO_TRAINED);
+        if (piece.count == 0) {
+            continue;
+        }
         GRADIENT_DISPATCH(grads, T,
                           launch(update_kernel<T, G>, grid_of(piece.count), THREADS, 0, &toy->gpu,
                                  (T*)zero_update_parameters(&toy->zero) + piece.kept,
@@ -314,21 +353,26 @@ static void toy_expect_collected(const char* what, Toy<T>* toy, const A* owned, 
     const ZeroPlan* plan = &toy->zero.plan;
     A* group = plan->rank == plan->size - 1 ? (A*)check_alloc(toy->N, sizeof(A), "collected") : NULL;
     for (int g = 0; g < 1 + BLOCKS; g++) {
-        const ZeroPiece piece = zero_piece(plan, g);
-        const size_t at = (const void*)owned == toy->zero.params_slices ? piece.kept : piece.owned;
-        zero_collect(&toy->zero, group, g, owned + at, DTYPE_OF(A));
+        for (int part = 0; part < ZERO_PARTS; part++) {
+            const ZeroPiece piece = zero_piece(plan, g, (ZeroPart)part);
+            const size_t at = (const void*)owned == toy->zero.params_slices ? piece.kept : piece.owned;
+            zero_collect(&toy->zero, group, g, (ZeroPart)part, owned + at, DTYPE_OF(A));
+        }
         expect_values(what, group, want + g * toy->N, group ? toy->N : 0);
     }
     free(group);
 }
 
-// Each group of them is whole in every rank where the ranks gather what each has set, in the same memory.
+// The trained part of each group of them is whole in every rank where the ranks gather what each has set, in the same memory.
 template <class T> static void toy_expect_gathered(const char* what, Toy<T>* toy, const float* want) {
     ZeroGpu* zero = &toy->zero;
     const size_t bytes = toy->N * sizeof(float);
     float *group = alloc<float>(toy->N), *host = (float*)check_alloc(toy->N, sizeof(float), "gathered");
     for (int g = 0; g < 1 + BLOCKS && zero_is_divided(&zero->plan); g++) {
-        const ZeroPiece piece = zero_piece(&zero->plan, g);
+        const ZeroPiece piece = zero_piece(&zero->plan, g, ZERO_TRAINED);
+        if (piece.count == 0) {
+            continue;
+        }
         CUDA_CHECK(cudaMemsetAsync(group, 0, bytes, toy->gpu.stream));
         CUDA_CHECK(cudaMemcpyAsync(group + (piece.full - zero_group_begin(&zero->plan, g)),
                                    toy->master + piece.owned, piece.count * sizeof(float),
@@ -336,7 +380,7 @@ template <class T> static void toy_expect_gathered(const char* what, Toy<T>* toy
         zero_gather_operands(zero, group, g);
         CUDA_CHECK(cudaMemcpyAsync(host, group, bytes, cudaMemcpyDeviceToHost, toy->gpu.stream));
         CUDA_CHECK(cudaStreamSynchronize(toy->gpu.stream));
-        expect_values(what, host, want + g * toy->N, toy->N);
+        expect_values(what, host, want + g * toy->N, zero_trained_elements(&zero->plan, g));
     }
     free(host);
     gpu_free(group);
@@ -359,11 +403,11 @@ template <class T> static void toy_expect(const char* what, Toy<T>* toy, const L
 template <class T> static void test_stage(ZeroPlan plan, ZeroShards place, Comm* comm, const Gpu* gpu) {
     Toy<T> toy;
     char what[128];
-    snprintf(what, sizeof(what), "%s, stage %d%s, rank %d of %d, shards of %d", dtype_name(DTYPE_OF(T)),
-             plan.stage, place == ZERO_SHARDS_ON_HOST ? " on the host" : "", plan.rank, plan.size,
-             plan.shards);
-    Loop* want = loop_run(plan.block);
-    EXPECT(plan.once == plan.block && plan.block <= sizeof(want->rest) / sizeof(float), "%s: no toy", what);
+    snprintf(what, sizeof(what), "%s, stage %d%s, rank %d of %d, shards of %d, %d rows frozen",
+             dtype_name(DTYPE_OF(T)), plan.stage, place == ZERO_SHARDS_ON_HOST ? " on the host" : "",
+             plan.rank, plan.size, plan.shards, plan.frozen != 0);
+    Loop* want = loop_run(&plan);
+    EXPECT(plan.once == plan.block && plan.block <= MOST, "%s: no toy", what);
     toy_open(&toy, plan, place, comm, gpu);
     toy_run(&toy);
     toy_expect(what, &toy, want);
@@ -375,6 +419,11 @@ static void test_stages(int shards, Comm* comm, const Gpu* gpu) {
     for (int stage = 0; stage <= 3; stage++) {
         const ZeroPlan plan = zero_plan_two_levels(CFG, stage, comm->rank, comm->size, shards);
         test_stage<bf16>(plan, ZERO_SHARDS_ON_GPU, comm, gpu);
+        if (stage <= 2) {
+            ZeroPlan frozen = plan;
+            zero_plan_freeze(&frozen, CFG, FROZEN, 2);
+            test_stage<bf16>(frozen, ZERO_SHARDS_ON_GPU, comm, gpu);
+        }
         if (stage >= 2) {
             test_stage<float>(plan, stage == 3 ? ZERO_SHARDS_ON_HOST : ZERO_SHARDS_ON_GPU, comm, gpu);
         }

@@ -370,7 +370,7 @@ void gguf_put(GgufWriter* w, const TensorRow* rows, int g, const void* group) {
             if (tensor_group(row, l) == g) {
                 w->at = begin;
                 file_seek(&w->file, w->at);
-                gguf_put_layer_(w, row, (const float*)tensor_in_group(rows, row, g, group));
+                gguf_put_layer_(w, row, (const float*)tensor_in_group(row, group));
             }
         }
     }

@@ -452,8 +452,7 @@ uint64_t hf_model_write(const char* directory, const char* name, HfModelFile fil
             const int g = hf_group_in_file_(file, &rows[i], l);
             if (g >= 0) {
                 const char* group = (const char*)memory + (gpt2_group_offset_bytes(rows, g) - first);
-                hf_write_layer_(&writer, &rows[i], cfg,
-                                (const char*)tensor_in_group(rows, &rows[i], g, group), chunk);
+                hf_write_layer_(&writer, &rows[i], cfg, (const char*)tensor_in_group(&rows[i], group), chunk);
             }
         }
     }
@@ -663,7 +662,7 @@ void hf_model_read(HfModel* model, const TensorRow* rows, int g, size_t first, s
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
         assert(rows[i].element_bytes == sizeof(float));
         if (tensor_is_in_group(&rows[i], g)) {
-            float* tensor = (float*)tensor_in_group(rows, &rows[i], g, group);
+            float* tensor = (float*)tensor_in_group(&rows[i], group);
             const size_t at = (size_t)(tensor - (float*)group), elements = tensor_layer_elements(&rows[i]);
             const size_t from = first > at ? first : at, to = end < at + elements ? end : at + elements;
             if (from < to) {

@@ -201,7 +201,7 @@ void llmc_bin_read(LlmcBin* bin, const TensorRow* rows, int g, void* group) {
         if (!tensor_is_in_group(&rows[i], g)) {
             continue;
         }
-        float* tensor = (float*)tensor_in_group(rows, &rows[i], g, group);
+        float* tensor = (float*)tensor_in_group(&rows[i], group);
         const int lowest = tensor_lowest_layer(&rows[i], gpt2_group_copy(g));
         llmc_bin_read_tensor_(bin, rows, i, lowest, tensor);
         for (int l = lowest + 1; l < rows[i].uses; l++) {
@@ -242,7 +242,7 @@ void llmc_bin_put(LlmcBinWriter* writer, const TensorRow* rows, int g, const voi
         for (int l = 0; l < rows[i].uses; l++) {
             if (tensor_group(&rows[i], l) == g) {
                 file_seek(&writer->file, llmc_bin_at_(rows, i, l, writer->dtype));
-                llmc_bin_put_layer_(writer, (const float*)tensor_in_group(rows, &rows[i], g, group),
+                llmc_bin_put_layer_(writer, (const float*)tensor_in_group(&rows[i], group),
                                     tensor_layer_elements(&rows[i]));
             }
         }

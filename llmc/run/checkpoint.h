@@ -251,7 +251,7 @@ static int checkpoint_is_finite_(const Checkpoints* c, const char* path, char* e
         for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
             const TensorRow* row = &c->rows[i];
             const size_t count = gpt2_rows_in_files(row, c->run.cfg) * row->cols;
-            const void* tensor = tensor_in_group(c->rows, row, g, checkpoint_group_(c, g));
+            const void* tensor = tensor_in_group(row, checkpoint_group_(c, g));
             const size_t bad =
                 tensor_is_in_group(row, g) ? checkpoint_find_infinite_(tensor, c->run.dtype, count) : count;
             if (bad < count) {
@@ -398,7 +398,7 @@ void checkpoints_open(Checkpoints* c, const Options* options, CheckpointRun run,
     c->options = options;
     c->run = run;
     c->saved_step = -1;
-    gpt2_sharded_rows_of(c->rows, run.cfg, safetensors_dtype_bytes(run.dtype), run.zero.size);
+    zero_parameter_rows(c->rows, &run.zero, run.cfg, safetensors_dtype_bytes(run.dtype));
     checkpoint_part_open(&c->part, run.optimizer, run.cfg, &run.zero);
     checkpoint_model_open_(&c->model, run.cfg, &run.zero, run.dtype, options->model_file_gb);
     c->written = (uint64_t*)check_alloc((size_t)c->model.most + 1, sizeof(uint64_t), "checksums of files");

@@ -45,7 +45,7 @@ static inline void in_backward_gpu_close(InBackwardGpu* n) { CUDA_CHECK(cudaEven
 static inline void in_backward_sum_(InBackwardGpu* n, int g) {
     const Gpu* beside = zero_begin_update(n->zero);
     gradient_square_sum_of<floatX>(&n->results->on_gpu->square_sum, zero_group_gradient(n->zero, g),
-                                   zero_group_elements(&n->zero->plan, g), n->norm, beside);
+                                   zero_trained_elements(&n->zero->plan, g), n->norm, beside);
     CUDA_CHECK(cudaMemcpyAsync(n->results->on_host, n->results->on_gpu, step_result_bytes(1),
                                cudaMemcpyDeviceToHost, beside->stream));
     CUDA_CHECK(cudaEventRecord(n->summed, beside->stream));
@@ -58,7 +58,7 @@ static inline void in_backward_update_(InBackwardGpu* n) {
     const StepResult* result = n->results->on_host;
     const int g = n->group, last = plan->groups - 1;
     const int is_first = g == last || plan->first_block == last; // all blocks are frozen
-    const ZeroPiece piece = zero_piece(plan, g);
+    const ZeroPiece piece = zero_piece(plan, g, ZERO_TRAINED);
     OptimizerUpdate<floatX> u = *n->update;
     CUDA_CHECK(cudaEventSynchronize(n->summed));
     if (is_first) {

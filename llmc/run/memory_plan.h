@@ -63,7 +63,7 @@ static inline ZeroPlan planned_zero_cpu(GPT2Config cfg, const Options* o) {
 static inline size_t planned_parameters_cpu(TensorRow rows[GPT2_PARAMETER_ROWS], GPT2Config cfg,
                                             const ZeroPlan* zero, const Options* o) {
     return o->quantize ? quantized_parameter_rows(rows, cfg, sizeof(float))
-                       : gpt2_sharded_rows_of(rows, cfg, sizeof(float), zero->size);
+                       : zero_parameter_rows(rows, zero, cfg, sizeof(float));
 }
 
 // The most rows that a product has.

@@ -28,7 +28,7 @@ defines: model_files_read_weights, model_files_read_state, SaveCopy, save_copy_t
 #include "llmc/zero.h"
 
 // Sets the parameters from a file or directory, or by the seed if `path` is NULL. A process reads little more than it
-// updates.
+// owns.
 static inline void model_files_read_weights(const Transfer* t, const char* path, uint64_t seed) {
     const ZeroPlan* zero = &t->zero->plan;
     FirstWeights weights;
@@ -36,14 +36,18 @@ static inline void model_files_read_weights(const Transfer* t, const char* path,
     weights_open(&weights, t->cfg, path, seed);
     for (int g = 0; g < zero->groups; g++) {
         memset(group, 0, zero_group_elements(zero, g) * sizeof(float)); // also between the tensors
-        const ZeroPiece piece = zero_piece(zero, g);
-        const size_t first = piece.full - zero_group_begin(zero, g);
-        weights_read_part(&weights, t->rows, g, first, first + piece.count, group);
+        for (int part = 0; part < ZERO_PARTS; part++) {
+            const ZeroPiece piece = zero_piece(zero, g, (ZeroPart)part);
+            const size_t first = piece.full - zero_group_begin(zero, g);
+            if (piece.count > 0) {
+                weights_read_part(&weights, t->rows, g, first, first + piece.count, group);
+            }
+        }
         transfer_upload_group(t, g, group);
     }
     weights_close(&weights);
     free(group);
-    zero_gather_parameters(t->zero);
+    zero_gather_all_parameters(t->zero);
 }
 
 // Sets the optimizer's state of this process from the checkpoint in the directory `path`.

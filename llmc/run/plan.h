@@ -125,9 +125,10 @@ void plan_add(PlanMemory plan[PLAN_KINDS], const char* name, size_t bytes) {
 }
 
 void plan_add_state(PlanMemory plan[PLAN_KINDS], const OptimizerState* state, PlanPlace place) {
-    const double moves = place != PLAN_DEVICE;
     for (int slot = 0; slot < STATE_SLOTS; slot++) {
         const StateSlot* s = &state->slots[slot];
+        const double moves =
+            place != PLAN_DEVICE && s->bytes > 0 ? state_moved_bytes(s) / (double)s->bytes : 0;
         const size_t bytes =
             place == PLAN_DEVICE ? state_slot_room(s) : s->bytes; // one allocation, or one each
         const PlanMemory kind = {s->label, bytes, place, moves, moves};

@@ -436,7 +436,9 @@ Optimizer setup_optimizer(const Options* options) {
 ZeroPlan setup_zero(GPT2Config cfg, const Options* options, int shards) {
     const Freeze freeze = freeze_of(cfg.L, options->freeze);
     ZeroPlan plan = zero_plan_two_levels(cfg, options->zero, options->process, options->processes, shards);
-    plan.first_block = freeze_first_copy(&freeze, cfg);
+    if (options->zero < 3) {
+        zero_plan_freeze(&plan, cfg, freeze.rows, freeze_first_copy(&freeze, cfg));
+    }
     plan.takes_turns |= options->update_in_backward;
     return plan;
 }

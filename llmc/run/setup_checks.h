@@ -145,11 +145,12 @@ void setup_check_freeze(const Options* o, GPT2Config cfg) {
                   o->freeze, freeze.first_block);
     }
     const int in_lists = o->optimizer == OPTIMIZER_ADAFACTOR || o->optimizer == OPTIMIZER_MUON;
-    if (o->program.trainer == OPTION_GPU && in_lists && !freeze_is_whole(&freeze, cfg.L)) {
-        die_usage("--freeze %s, --optimizer %s; on GPUs this one wants parameters frozen in all blocks, or "
-                  "all of the "
-                  "embeddings and of blocks from 0 on; --optimizer adamw freezes any",
-                  o->freeze, optimizer_word((OptimizerName)o->optimizer));
+    const int first = o->zero == 3 ? 0 : freeze_first_copy(&freeze, cfg);
+    if (o->program.trainer == OPTION_GPU && in_lists && !freeze_is_whole(&freeze, cfg, first)) {
+        die_usage("--freeze %s, --optimizer %s; on GPUs this one wants parameters frozen in all blocks%s; "
+                  "--optimizer adamw freezes any",
+                  o->freeze, optimizer_word((OptimizerName)o->optimizer),
+                  o->zero == 3 ? "" : ", or all of the blocks from 0 on");
     }
 }
 

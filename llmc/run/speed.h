@@ -270,9 +270,10 @@ static inline void speed_optimizer_(const SpeedWalk_* w) {
     const ZeroPlan zero = setup_zero(w->cfg, o, o->shards);
     optimizer.master = w->device->master;
     optimizer_state_open(&state, optimizer, &zero, w->cfg);
-    const double owned = (double)zero_owned_elements(&zero),
-                 frozen = owned * freeze_count(&w->freeze, w->cfg) / gpt2_count_stored(w->cfg);
-    speed_add_(w, SPEED_MEMORY, 0, (owned - frozen) * (double)gradient_bytes);
+    const double owned = (double)zero_owned_elements(&zero), updated = (double)zero_updated_elements(&zero),
+                 all_frozen = owned * freeze_count(&w->freeze, w->cfg) / gpt2_count_stored(w->cfg),
+                 frozen = fmax(all_frozen - (owned - updated), 0); // among those that are updated
+    speed_add_(w, SPEED_MEMORY, 0, updated * (double)gradient_bytes);
     speed_add_(w, SPEED_UPDATE, 0,
                optimizer_bytes(&state, &zero, (size_t)w->size, gradient_bytes) -
                    frozen * ((double)gradient_bytes + 2 * w->size));
