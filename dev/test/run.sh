@@ -5,13 +5,11 @@
 #     plain     all tests as `make` builds them for this machine
 #     asan      the same with gcc's address and undefined-behavior sanitizers
 #     tsan      what has threads of its own, with gcc's race detector (OpenMP's it does not understand)
-#     narrow    what uses vectors, for the oldest machine of this kind: 128 bits, no fused multiply-add on x86-64
-#     avx2      the same with 256 bits, where the plain build has 512
+#     avx2      what uses vectors with 256 bits, where the plain build has 512
 #     serial    the trainer without OpenMP
 #     build     what the Makefile builds again, and installs (test_build.sh)
 #     get_data  downloads, from a server on this machine (test_get_data.sh)
 #     scripts   those for several machines, with launchers that only say how they were called (test_multi_node.sh)
-#     fuzz      readers of files against random ones (fuzz.sh), 3 s each
 #     cli       the trainer from the outside, plain and with sanitizers (test_cli.sh), its data (test_data.sh), generating
 #               texts (test_generate.sh), misused
 #               (test_misuse.sh), killed 20 times (test_kill.sh), and ./tokenize (test_tokenize.sh)
@@ -24,6 +22,7 @@
 # `run.sh rest`, a part of `make soak`, is what takes long and seldom finds what the others do not:
 #
 #     clang     all tests by another compiler, without OpenMP where its runtime is missing
+#     narrow    what uses vectors, for the oldest machine of this kind: 128 bits, no fused multiply-add on x86-64
 #     sim       the GPU trainer's modules with the memory sanitizer; the whole model in FP16; the kit for a machine with a GPU
 #               (test_kit.sh), and what measures GPUs
 #     nvcc      the GPU trainer in every precision and for every supported architecture
@@ -221,9 +220,8 @@ test_cpu() {
 
     built asan
     build tsan build/tsan/test_dataloader build/tsan/test_comm_tcp OPENMP= OPT="-O1 -g1 -fsanitize=thread" $quick_modules
-    build narrow "${vector_tests[@]/#/build/narrow/}" MARCH= OPT=-O2 $quick_modules
     run asan dev/test/test_cli.sh build/asan/train_gpt2
-    run asan dev/test/test_generate.sh build/asan/train_gpt2
+    run asan env LEARNER=build/plain/train_gpt2 dev/test/test_generate.sh build/asan/train_gpt2
     run asan dev/test/test_data.sh build/asan/train_gpt2
     run asan dev/test/test_report.sh build/asan/train_gpt2
     run asan dev/test/test_tokenize.sh build/asan/tokenize
@@ -239,8 +237,6 @@ test_cpu() {
     if [ $has_avx512 ]; then
         build avx2 "${vector_tests[@]/#/build/avx2/}" MARCH=-march=haswell OPT=-O2 $quick_modules
     fi
-    built narrow
-    run_tests narrow "${vector_tests[@]}"
     build serial build/serial/train_gpt2 OPENMP= OPT=-O1 $quick_modules
     if [ $has_avx512 ]; then
         built avx2
@@ -250,7 +246,6 @@ test_cpu() {
     else
         skip "avx2: this machine has no AVX2"
     fi
-    run fuzz dev/test/fuzz.sh 3
     built serial
     run serial build/serial/train_gpt2 "${quick_run[@]}"
 }
@@ -338,12 +333,15 @@ test_rest() {
         skip "clang is missing (scripts/install_deps.sh)"
     fi
     has_nvcc && run nvcc dev/test/nvcc.sh all
+    [ ! $clang ] || built clang
+    build narrow "${vector_tests[@]/#/build/narrow/}" MARCH= OPT=-O2 $quick_modules
     if [ $clang ]; then
-        built clang
         run_tests clang
         run clang build/clang/train_gpt2 "${quick_run[@]}"
     fi
+    built narrow
     has_sim && sim=1 && build sim-plain sim-plain build/sim/FP16-plain/test_gpt2 build/sim/FP32/train_gpt2cu build/sim/BF16/train_gpt2cu
+    run_tests narrow "${vector_tests[@]}"
     [ $sim ] || return
     built sim-plain
     build sim-msan sim-msan

@@ -3,12 +3,14 @@
 #
 #     dev/test/test_generate.sh build/plain/train_gpt2 [build/sim/FP32/train_gpt2cu]
 #
-# A second trainer, the GPU's in FP32, has to write the same greedy texts, with and without graphs.
+# A second trainer, the GPU's in FP32, has to write the same greedy texts, with and without graphs. LEARNER in the environment
+# is a faster build of the trainer, for a model that has to learn something.
 set -u
 export OMP_WAIT_POLICY=passive OMP_NUM_THREADS=1 LC_ALL=C # models so small are fastest on one thread
 
 root=$PWD
 trainer=$(realpath "${1:?usage: test_generate.sh TRAINER [GPU_TRAINER]}")
+learner=$(realpath "${LEARNER:-$trainer}")
 gpu_trainer=${2:+$(realpath "$2")}
 name=test_generate
 source dev/test/check.sh
@@ -160,7 +162,7 @@ loss_of() { sed -n 's/.* | loss \([0-9.]*\) | perplexity .*/\1/p' stdout; }
 # Matrices in 8 bits: hardly another loss, less memory, and texts that depend on nothing else either.
 test_quantized() {
     local q=(--quantize q8_0) loss prompts=(--model run --prompts prompts.jsonl --tokens 60) batch
-    runs "a model that has learned" --layers 2 --channels 64 --heads 2 --seq-len 64 --batch 8 --eval-every 0 --samples 0 \
+    trainer=$learner runs "a model that has learned" --layers 2 --channels 64 --heads 2 --seq-len 64 --batch 8 --eval-every 0 --samples 0 \
         --train-data "$root/README.md" --steps 150 --lr 0.005 --out learned
     runs "its loss" --model learned --steps 0 --perplexity "$root/README.md" --plan
     check "memory in fp32" grep -q '= parameters 0\.5 + scratch [0-9.]* + activations' stdout

@@ -154,9 +154,11 @@ check "a run that chooses" env CUSIM_MEMORY_MIB=30 "$gpu" --layers 4 --channels 
     --steps 1 --eval-every 0 --samples 0 --out chosen
 check "keeps what it chose" grep -q '"recompute":1' chosen/step_00000001/state.json
 
-# How many tokens' logits --plan chooses for rows of as many tokens, with options.
+# How many tokens' logits --plan chooses for rows of as many tokens, with options. Built-in stories for such batches take
+# seconds to write.
+full_size=(--model d12 --vocab-size 50257 --batch 64 --train-data "$top/dev/doc/*.md")
 chunk() {
-    CUSIM_MEMORY_MIB=$1 "$gpu" --plan --model d12 --vocab-size 50257 --batch 64 --seq-len "$2" "${@:3}" |
+    CUSIM_MEMORY_MIB=$1 "$gpu" --plan "${full_size[@]}" --seq-len "$2" "${@:3}" |
         sed -n 's/^logits: \([0-9]*\) tokens at a time, .*/\1/p'
 }
 check "more memory, more logits at a time" [ "$(chunk 80000 1024) $(chunk 50000 1024) $(chunk 45000 1024)" = "65536 32768 16384" ]
@@ -164,8 +166,7 @@ check "of a micro-batch that is no power of 2" [ "$(chunk 50000 1023)" = 32736 ]
 check "never fewer than that" [ "$(chunk 20 1024 --recompute 3)" = 16384 ]
 check "a lower level comes first" [ "$(chunk 45000 1024 --recompute 1)" = 65536 ]
 check "a number is taken as it is" [ -z "$(chunk 45000 1024 --logits-chunk 1000)" ]
-CUSIM_MEMORY_MIB=45000 "$gpu" --model d12 --vocab-size 50257 --batch 64 --seq-len 1024 --recompute 0 \
-    --logits-chunk 65536 >out.txt 2>err.txt
+CUSIM_MEMORY_MIB=45000 "$gpu" "${full_size[@]}" --seq-len 1024 --recompute 0 --logits-chunk 65536 >out.txt 2>err.txt
 check "too many do not fit" [ $? = 1 ]
 check "and what does is said" grep -q -e '--batch 64 --recompute 0 --logits-chunk auto fits' err.txt
 
