@@ -2,9 +2,9 @@
 offload.cuh -- what is on the host between its uses: the optimizer's state and the residual stream.
 
 The slots of the optimizer's state (optimizer.h), master weights among them, are in pinned memory or in a file: they pass
-through the GPU in chunks of OFFLOAD_CHUNK owned elements; a group whose update needs whole tensors is one chunk. What is frozen
-has chunks of its own, which no update moves. A chunk is an interval of every slot. The array of a slot is the same as on a GPU, but each chunk begins at a multiple of SCRATCH_UNIT
-bytes.
+through the GPU in chunks of OFFLOAD_CHUNK owned elements; a group whose update needs whole tensors is one chunk. What is
+frozen has chunks of its own, which no update moves. A chunk is an interval of every slot. The array of a slot is the same as
+on a GPU, but each chunk begins at a multiple of SCRATCH_UNIT bytes.
 
 A chunk is copied in, updated and copied out by three streams that wait for each other by events, so that the bus works
 in both directions while the GPU computes. It is the same kernel on the same elements as without: the same bits. An update

@@ -41,7 +41,8 @@ defines: ZeroPlan, zero_plan, zero_plan_two_levels, zero_plan_freeze, zero_param
          zero_largest_gradient, zero_gradient_begin, zero_gradient_elements, zero_shard_begin, zero_shard_elements,
          zero_slice_begin, zero_slice_elements, zero_params_elements, zero_full_elements, zero_sliced_elements,
          zero_sharded_elements, zero_owned_elements, zero_updated_elements, zero_replicated_elements, ZeroPart,
-         zero_part_begin, zero_part_elements, ZeroPiece, zero_piece, ZeroRange, zero_max_ranges, zero_ranges, zero_logical_elements, zero_is_divided, ZeroStep, zero_step, zero_reduces, ZeroTraffic,
+         zero_part_begin, zero_part_elements, ZeroPiece, zero_piece, ZeroRange, zero_max_ranges, zero_ranges,
+         zero_logical_elements, zero_is_divided, ZeroStep, zero_step, zero_reduces, ZeroTraffic,
          zero_traffic, zero_add_pieces_cpu, Zero, zero_grads_elements, zero_bytes_cpu,
          zero_open_cpu, zero_close_cpu, zero_group_done_cpu, zero_idle_cpu, zero_square_sum_cpu, zero_group_square_sum_cpu,
          zero_range_gradient_cpu, zero_operands_cpu, zero_gather_operands_cpu, zero_gather_parameters_cpu
@@ -268,8 +269,8 @@ static inline ZeroPiece zero_piece(const ZeroPlan* plan, int g, ZeroPart part) {
 // Whether each process updates a part of each group, and not all of it.
 static inline int zero_is_divided(const ZeroPlan* plan) { return plan->stage > 0 && plan->size > 1; }
 
-// What this process owns of a layer of a parameter, or of a copy that several layers have. Files of state number all elements of the parameters, in the order of
-// their table, without padding: `logical` is the first one's number.
+// What this process owns of a layer of a parameter, or of a copy that several layers have. Files of state number all elements
+// of the parameters, in the order of their table, without padding: `logical` is the first one's number.
 typedef struct {
     size_t full;    // in full arrays,
     size_t owned;   // in owned ones
