@@ -69,8 +69,8 @@ typedef struct {
     int lines, k; // how many there are
 } Bf16Part;
 
-// Packs a part, as a left or a right factor; its tiles are `tile` pairs apart. A pointer, as a copy would wait for all earlier
-// stores (bf16_tile.h).
+// Packs a part, as a left or a right factor; its tiles are `tile` pairs apart. `part` is a pointer for the
+// reason of Bf16Product's (bf16_tile.h).
 typedef void (*Bf16Pack)(uint32_t* to, size_t tile, const Bf16Part* part, int k_contiguous, int is_left);
 
 // Where `lanes` lines from i0 and twice as many values from k0 can be read: in place, or as a copy with zeros behind the part.

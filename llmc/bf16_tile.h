@@ -45,8 +45,8 @@ typedef struct {
 static const Bf16Ahead bf16_nothing_ahead = {NULL, 0, NULL, 0, 0};
 
 // Sets out (32, 32), whose rows are `stride` apart, to `first` plus the product. `first` has rows `first_stride` apart,
-// may be out itself, or one row with stride 0; NULL stands for zeros. `ahead` is a pointer, as a copy would be read in wider
-// parts than it was written in: that waits until all earlier stores, of tiles too, are in the cache.
+// may be out itself, or one row with stride 0; NULL stands for zeros. `ahead` is a pointer: a struct by value is written
+// field by field and copied by one wide load, which waits for all earlier stores, of tiles too.
 typedef void (*Bf16Product)(float* out, size_t stride, const float* first, size_t first_stride,
                             const uint32_t* left, const uint32_t* right, int steps, const Bf16Ahead* ahead);
 

@@ -7,10 +7,10 @@ freeze.h -- --freeze: the parameters that training leaves as they are.
     NAME     of a parameter in gpt2.h's table; * stands for any letters, ? for any one: wte, '*b', ln1?
     WORD     embeddings, blocks, attention, mlp or norms (freeze_words_)
 
-A frozen parameter has no gradient, no optimizer state and no update. Memory has neither of what is frozen in all blocks, nor of
-blocks 0 ... k - 1 if all of these is frozen (zero.h). If the embeddings are frozen, too, the backward pass ends at block k,
-and the blocks below keep no activations for it. wte is also the weight of the classifier, so freezing it freezes the
-classifier, too.
+A frozen parameter has no gradient, no optimizer state and no update. A parameter that is frozen in all blocks takes no memory
+for them, and neither do blocks 0 ... k - 1 if all their parameters are frozen (zero.h). If the embeddings are frozen, too,
+the backward pass ends at block k, and the blocks below keep no activations for it. wte is also the weight of the classifier,
+so freezing it freezes the classifier, too.
 
 needs:   nothing
 defines: Freeze, freeze_parse, freeze_of, freeze_has, freeze_is_whole, freeze_has_classifier, freeze_check_shared,

@@ -258,8 +258,8 @@ static inline size_t gpt2_tensor_room_(const TensorRow* row) {
     return gpt2_units_(tensor_layer_elements(row), TENSOR_ALIGN) * TENSOR_ALIGN;
 }
 
-// Places the trained tensors of one group (below) from element `at` on; returns the end of the last one. They lie as if none
-// was frozen, less whole units between them: norms add up gradients unit by unit (adamw.h), and so get the same bits.
+// Places the trained tensors of one group (below) from element `at` on; returns the end of the last one. They lie as if
+// nothing were frozen, without the whole units between them: norms add up gradients unit by unit (adamw.h), and get the same bits.
 static inline size_t gpt2_place_trained_(TensorRow rows[GPT2_PARAMETER_ROWS], TensorPlace place,
                                          unsigned frozen, size_t at) {
     size_t next = 0, end = 0; // as if none was frozen: of the next tensor, and of the last trained one

@@ -98,7 +98,8 @@ static inline void offload_place_slot_(OffloadLayout* l, const ZeroPlan* zero, i
     l->room[slot + 1] = l->room[slot] + largest;
 }
 
-// The end of the chunk that starts at owned element `first` of so many: a group whose update needs whole tensors is not cut.
+// Where the chunk ends that begins at element `first`; it ends before element `owned`, and cuts no group whose update needs
+// whole tensors.
 static inline size_t offload_chunk_end_(const OptimizerState* state, const ZeroPlan* zero, size_t first,
                                         size_t owned) {
     size_t end = first + OFFLOAD_CHUNK < owned ? first + OFFLOAD_CHUNK : owned;

@@ -4,7 +4,7 @@ Adafactor and Muon by their own (adafactor.cuh, muon.cuh).
 
 Parameters are a full array, laid out by zero_parameter_rows; in stage 3 they are what is kept of it: zero_kept_cut.
 Gradients have what this process updates of each group (zero.h), group after group: the first owned elements, which is all of
-them with one process if nothing is frozen. The slots lie as optimizer.h says. All that is updated is so with its padding.
+them with one process if nothing is frozen. The slots lie as optimizer.h says. Updates cover the padding.
 Arrays start at multiples of 16 bytes.
 
     params    (full)      T      set; read where there are no master weights, or only their lower halves

@@ -17,9 +17,9 @@ Split master weights are those of bf16, which is the upper half of an fp32 numbe
 that is stored as fp32 comes back with the same bits.
 
 Stochastic rounding goes up or down with the probabilities that make the result right on average, so that updates
-smaller than half a unit in the last place are not lost for ever. What is element i of group g (gpt2.h) if nothing is frozen
-takes word g 2^40 + i of stream "adamw" + t of `seed` (rand.h) in update t: the same whatever the launch, the number of shards,
-and what is frozen.
+smaller than half a unit in the last place are not lost for ever. In update t an element takes word g 2^40 + i of stream
+"adamw" + t of `seed` (rand.h), where i is its place in group g (gpt2.h) of a model without frozen parameters: the same whatever
+the launch, the number of shards, and what is frozen.
 
 defines: UpdateScalars, UpdateRates, master_bytes, round_stochastic, SplitFloat, split_float, split_join,
          rand_block_gpu, Elements, elements_load, elements_store, elements_convert, RoundingWords, rounding_words,

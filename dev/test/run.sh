@@ -19,7 +19,7 @@
 #               with lazy streams, and with the address, thread (a race detector for CUDA threads) and memory sanitizers
 #     nvcc      the GPU trainer compiled in BF16 for Hopper, and with cuDNN where that is installed
 #
-# `run.sh rest`, a part of `make soak`, is what takes long and seldom finds what the others do not:
+# `run.sh rest`, a part of `make soak`, has slow tests that seldom find what the others miss:
 #
 #     clang     all tests by another compiler, without OpenMP where its runtime is missing
 #     narrow    what uses vectors, for the oldest machine of this kind: 128 bits, no fused multiply-add on x86-64

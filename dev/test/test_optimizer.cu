@@ -450,17 +450,6 @@ static float* both_on_gpu(const Both* b, float* const* grads, int updates, Updat
     return params;
 }
 
-// The bits of parameters whose names are in a text.
-static unsigned some_rows(const char* names) {
-    TensorRow rows[GPT2_PARAMETER_ROWS];
-    unsigned bits = 0;
-    gpt2_parameter_rows(rows, WIDE);
-    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
-        bits |= (unsigned)(strstr(names, rows[i].name) != NULL) << i;
-    }
-    return bits;
-}
-
 // Every tensor is updated as on the CPU: by its rule, its rate and its part of the state. `tolerance` is a share of the
 // largest change: fp32 on both sides, but Muon's products amplify it, and a code of 8 bits may be the next one.
 // `has_options`: with parameters and a block that are frozen, and with momentum, means of rows and cautious decay, where the rule has them. Then two elements of Muon's in
@@ -470,7 +459,7 @@ static void test_like_cpu(OptimizerName name, int has_options, ShareLayers share
     enum { UPDATES = 3 };
     const int may_differ = name == OPTIMIZER_MUON && has_options ? 2 : 0;
     Optimizer optimizer = optimizer_of(name, has_options, MASTER_NONE);
-    optimizer.frozen = has_options ? some_rows("wpe ln1b fcw") : 0;
+    optimizer.frozen = has_options ? freeze_of(WIDE.L, "wpe,ln1b,fcw").rows : 0;
     optimizer.lr_scale[KIND_EMBEDDING] = 0.5f;
     optimizer.lr_scale[KIND_VECTOR] = 2;
     Update by = {defaults.adamw, has_options ? 0.75f : 0, ADAFACTOR_FIXED, 0.02f, 0.05f, MUON_SPECTRAL};
@@ -510,7 +499,7 @@ static void test_like_cpu(OptimizerName name, int has_options, ShareLayers share
 // An optimizer with some frozen parameters, the first of each group among them.
 static Optimizer frozen_optimizer(OptimizerName name, MasterWeights master) {
     Optimizer optimizer = optimizer_of(name, 0, master);
-    optimizer.frozen = some_rows("wte ln1w attprojw");
+    optimizer.frozen = freeze_of(WIDE.L, "wte,ln1w,attprojw").rows;
     return optimizer;
 }
 

@@ -244,7 +244,7 @@ test_freeze() {
     same_model frozen_1/step_00000009 frozen_elastic/step_00000009 "frozen, 2 ranks, then 3"
     trains 3 frozen_1_of_3 "${run[@]}" --zero 1 --freeze "$frozen"
     near "frozen, --zero 1 and 2" "$(last_loss frozen_1)" "$(last_loss frozen_1_of_3)" 1e-6
-    frozen='wte,attproj?,blocks[0]' # in all blocks; and the pass goes on below a block without gradients
+    frozen='wte,attproj?,blocks[0]' # below block 0, which has no gradients, wpe is trained
     trains 1 parts_1 "${run[@]}" --zero 2 --freeze "$frozen"
     trains 3 parts_3 "${run[@]}" --zero 2 --freeze "$frozen"
     same_model parts_1/step_00000009 parts_3/step_00000009 "frozen in all blocks, 3 ranks"

@@ -1,6 +1,7 @@
 // test_zero.c -- who has what: every element once, for any number of processes; the order of a reduction.
 #include <stdlib.h>
 
+#include "llmc/freeze.h"
 #include "llmc/zero.h"
 #include "test.h"
 
@@ -75,27 +76,13 @@ static void test_cover(GPT2Config cfg, int stage, int size, int shards) {
     test_cover_frozen(cfg, stage, size, shards, 0, 0);
 }
 
-// Bits of parameters whose names are in a text, a blank after each.
-static unsigned rows_of(const char* names) {
-    TensorRow rows[GPT2_PARAMETER_ROWS];
-    const GPT2Config any = {1, 1, 1, 1, 1, 1, SHARE_OFF};
-    unsigned bits = 0;
-    gpt2_parameter_rows(rows, any);
-    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
-        char word[32];
-        snprintf(word, sizeof(word), "%s ", rows[i].name);
-        bits |= (unsigned)(strstr(names, word) != NULL) << i;
-    }
-    return bits;
-}
-
 // What is trained keeps its place in its unit and stays together with its neighbors there, so that norms have the same bits;
 // the gradient has little more than it.
-static void test_frozen_layout(GPT2Config cfg, const char* names) {
+static void test_frozen_layout(GPT2Config cfg, const char* list) {
     TensorRow plain[GPT2_PARAMETER_ROWS], rows[GPT2_PARAMETER_ROWS], grads[GPT2_PARAMETER_ROWS];
     ZeroPlan plan = zero_plan(cfg, 0, 0, 1);
     size_t trained = 0, last[2] = {0, 0}, last_plain[2] = {0, 0}; // elements; ends in group 0, and in block 0
-    zero_plan_freeze(&plan, cfg, rows_of(names), 0);
+    zero_plan_freeze(&plan, cfg, freeze_of(cfg.L, list).rows, 0);
     gpt2_parameter_rows_of(plain, cfg, 1);
     zero_parameter_rows(rows, &plan, cfg, 1);
     zero_gradient_rows(grads, &plan, cfg, 1);
@@ -103,22 +90,22 @@ static void test_frozen_layout(GPT2Config cfg, const char* names) {
         const int b = rows[i].place == PLACE_BLOCK;
         const size_t at = tensor_offset_in_group(&rows[i]), was = tensor_offset_in_group(&plain[i]);
         if (zero_has_row(&plan, i)) {
-            EXPECT(at % 1024 == was % 1024 && at >= last[b] && at <= was, "%s: %s is at %zu", names,
+            EXPECT(at % 1024 == was % 1024 && at >= last[b] && at <= was, "%s: %s is at %zu", list,
                    rows[i].name, at);
             EXPECT((at / 1024 == last[b] / 1024) == (was / 1024 == last_plain[b] / 1024) || last[b] == 0,
-                   "%s: %s has another neighbor", names, rows[i].name);
-            EXPECT(grads[i].offset_bytes == zero_gradient_begin(&plan, b) + at, "%s: gradient of %s", names,
+                   "%s: %s has another neighbor", list, rows[i].name);
+            EXPECT(grads[i].offset_bytes == zero_gradient_begin(&plan, b) + at, "%s: gradient of %s", list,
                    rows[i].name);
             last[b] = at + tensor_layer_elements(&rows[i]) - 1;
             last_plain[b] = was + tensor_layer_elements(&rows[i]) - 1;
             trained += tensor_elements(&rows[i]);
         }
-        EXPECT(zero_has_row(&plan, i) == (at < (b ? plan.trained_block : plan.trained_once)), "%s: %s", names,
+        EXPECT(zero_has_row(&plan, i) == (at < (b ? plan.trained_block : plan.trained_once)), "%s: %s", list,
                rows[i].name);
     }
     EXPECT(zero_gradient_elements(&plan) >= trained &&
                zero_gradient_elements(&plan) <= trained + (size_t)plan.groups * 8 * 1024,
-           "%s: gradients of %zu elements, %zu are trained", names, zero_gradient_elements(&plan), trained);
+           "%s: gradients of %zu elements, %zu are trained", list, zero_gradient_elements(&plan), trained);
 }
 
 // Two levels: each rank has a shard of its own, inside of its slice, and the replicas' parts of a slice are neighbors.
@@ -160,9 +147,10 @@ static void test_covers(void) {
         test_cover(odd, 2, size, size);
         test_cover(odd, 3, 2 * size, 2);
         test_cover(one_layer, 1, size, size);
-        test_cover_frozen(odd, 1 + size % 2, size, size, rows_of("wpe ln1w qkvw fcb "), size % 4);
-        test_cover_frozen(odd, size % 3, size, 1, rows_of("wte wpe lnfw lnfb "), 0);
-        test_cover_frozen(one_layer, 2, size, size, ~rows_of("wte wpe lnfw lnfb "), 1);
+        test_cover_frozen(odd, 1 + size % 2, size, size, freeze_of(odd.L, "wpe,ln1w,qkvw,fcb").rows,
+                          size % 4);
+        test_cover_frozen(odd, size % 3, size, 1, freeze_of(odd.L, "embeddings,lnf?").rows, 0);
+        test_cover_frozen(one_layer, 2, size, size, freeze_of(one_layer.L, "blocks").rows, 1);
         for (int shards = 1; shards <= size; shards++) {
             if (size % shards == 0) {
                 test_levels(odd, size, shards);
@@ -212,13 +200,8 @@ static void test_memory(void) {
                zero_grads_elements(&two, 1) == two.once + two.block,
            "gradients");
     EXPECT((double)full < 1.002 * gpt2_count_parameters(cfg) + 47.0 * 768, "little padding: %zu", full);
-    static const char* const frozen[] = {"",
-                                         "wte wpe ",
-                                         "wte wpe lnfw lnfb ",
-                                         "qkvw qkvb attprojw attprojb ",
-                                         "fcw fcb fcprojw fcprojb ",
-                                         "ln1w ",
-                                         "wpe ln1b attprojb fcb lnfw "};
+    static const char* const frozen[] = {"",    "embeddings", "embeddings,lnf?",           "attproj?,qkv?",
+                                         "fc*", "ln1w",       "wpe,ln1b,attprojb,fcb,lnfw"};
     static const GPT2Config odd = {7, 131, 201, 3, 3, 33, SHARE_OFF};
     for (size_t i = 0; i < sizeof(frozen) / sizeof(frozen[0]); i++) {
         test_frozen_layout(cfg, frozen[i]);
@@ -231,7 +214,7 @@ static void test_frozen_traffic(void) {
     static const GPT2Config cfg = {7, 131, 201, 5, 3, 33, SHARE_OFF};
     for (int stage = 0; stage <= 2; stage++) {
         ZeroPlan plan = zero_plan(cfg, stage, 0, 4);
-        zero_plan_freeze(&plan, cfg, rows_of("wte qkvw "), 2);
+        zero_plan_freeze(&plan, cfg, freeze_of(cfg.L, "wte,qkvw").rows, 2);
         const double n = (double)(plan.trained_once + 3 * plan.trained_block);
         const ZeroTraffic a = zero_traffic(&plan, 16, 2, 4, 2, 0); // two micro-steps
         EXPECT(a.within == 0.75 * n * ((stage < 2 ? 4 : 8) + (stage == 0 ? 4 : 2)), "stage %d: %g", stage,
