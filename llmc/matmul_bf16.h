@@ -188,9 +188,9 @@ static inline void matmul_bf16_store_row_(float* to, const float* sums, MatmulBf
     }
 }
 
-static inline void matmul_bf16_store_(MatmulBf16Out_ out, const float* sums) {
+static inline void matmul_bf16_store_(MatmulBf16Out_ out, const float* sums, size_t stride) {
     for (int i = 0; i < out.rows; i++) {
-        matmul_bf16_store_row_(out.data + i * out.stride, sums + i * BF16_TILE, out);
+        matmul_bf16_store_row_(out.data + i * out.stride, sums + i * stride, out);
     }
 }
 
@@ -232,7 +232,7 @@ static inline void matmul_bf16_panel_(const MatmulBf16* m, const MatmulBf16Slab_
         if (is_last && streams) {
             matmul_bf16_stream_(out, tile);
         } else if (is_last) {
-            matmul_bf16_store_(out, tile);
+            matmul_bf16_store_(out, tile, BF16_TILE);
         }
         out = after;
     }
@@ -248,15 +248,41 @@ static inline void matmul_bf16_part_(const MatmulBf16* m, const MatmulBf16Slab_*
     }
 }
 
+// What is added to a matrix in memory goes there by whole rows, if the right factor is small: processors fetch ahead of
+// reads that follow each other, but not of 128 bytes here and there.
+static inline int matmul_bf16_adds_rows_(const MatmulBf16* m, const MatmulBf16Slab_* slab) {
+    return m->mode == GRADIENT_ADD && slab->k == m->K && slab->k <= MATMUL_BF16_BLOCK_K;
+}
+
+// Adds a part with one block of k: the sums of a tile of rows and many panels, then all of these.
+static inline void matmul_bf16_add_rows_(const MatmulBf16* m, const MatmulBf16Slab_* slab,
+                                         const Bf16Kernel* kernel, float* sums, MatmulBf16Part_ part) {
+    for (int j0 = part.j0; j0 < part.j1; j0 += MATMUL_BF16_TILES) {
+        const int panels = int_min(MATMUL_BF16_TILES, part.j1 - j0), stride = panels * BF16_TILE;
+        for (int i = part.i0; i < part.i1; i++) {
+            for (int j = 0; j < panels; j++) {
+                kernel->product(sums + j * BF16_TILE, stride, NULL, 0, slab->left + i * slab->left_tile,
+                                slab->right + (j0 + j) * slab->right_tile, bf16_steps(slab->k),
+                                &bf16_nothing_ahead);
+            }
+            MatmulBf16Out_ out = matmul_bf16_out_(m, slab, i, j0);
+            out.cols = int_min(stride, slab->j1 - slab->j0 - j0 * BF16_TILE);
+            matmul_bf16_store_(out, sums, stride);
+        }
+    }
+}
+
 // All parts of a slab: enough of them for all threads. Parts with the same rows go to the same thread as far as possible,
 // which has them in its L2 cache.
 static inline void matmul_bf16_multiply_(const MatmulBf16* m, const MatmulBf16Slab_* slab,
                                          const MatmulBf16Scratch* scratch) {
     const int tiles = int_ceil_div(slab->i1 - slab->i0, BF16_TILE),
               panels = int_ceil_div(slab->j1 - slab->j0, BF16_TILE);
-    const int row_parts = int_ceil_div(tiles, matmul_bf16_part_tiles_(slab->k));
-    const int wanted = int_ceil_div(MATMUL_TASKS * scratch->threads, row_parts);
-    const int col_parts = int_min(panels, int_max(int_ceil_div(panels, MATMUL_BF16_PART_PANELS), wanted));
+    const int by_rows = matmul_bf16_adds_rows_(m, slab), wanted = MATMUL_TASKS * scratch->threads;
+    const int least = int_ceil_div(tiles, matmul_bf16_part_tiles_(slab->k));
+    const int row_parts = by_rows ? int_min(tiles, int_max(least, wanted)) : least;
+    const int many = int_max(int_ceil_div(panels, MATMUL_BF16_PART_PANELS), int_ceil_div(wanted, row_parts));
+    const int col_parts = by_rows ? 1 : int_min(panels, many);
     float* sums = scratch->tiles + matmul_bf16_tiles_(1) * (size_t)thread_index();
 #pragma omp for schedule(static)
     for (int t = 0; t < row_parts * col_parts; t++) {
@@ -264,7 +290,7 @@ static inline void matmul_bf16_multiply_(const MatmulBf16* m, const MatmulBf16Sl
         const MatmulBf16Part_ part = {
             (int)((int64_t)tiles * r / row_parts), (int)((int64_t)tiles * (r + 1) / row_parts),
             (int)((int64_t)panels * c / col_parts), (int)((int64_t)panels * (c + 1) / col_parts)};
-        matmul_bf16_part_(m, slab, &scratch->kernel, sums, part);
+        (by_rows ? matmul_bf16_add_rows_ : matmul_bf16_part_)(m, slab, &scratch->kernel, sums, part);
     }
 }
 
