@@ -247,14 +247,21 @@ ALWAYS_INLINE float attention_exp_row_(float* row, size_t block_floats, int star
 }
 
 ALWAYS_INLINE float attention_max_row_(const float* row, size_t block_floats, int start, int keys) {
-    Vec max = vec_all(-INFINITY);
+    Vec max = vec_all(-INFINITY), others = max; // two, as one maximum waits for the one before
     for (int u0 = start / LANES * LANES; u0 < keys; u0 = attention_block_end_(u0, keys)) {
         const float* block = row + attention_key_at_(u0, block_floats) - u0;
-        for (int u = u0; u < attention_block_end_(u0, keys); u += LANES) {
+        const int end = attention_block_end_(u0, keys);
+        int u = u0;
+        for (; u + LANES < end; u += 2 * LANES) {
+            max = vec_max(attention_seen_(vec_load(block + u), max, u, start, keys), max);
+            others =
+                vec_max(attention_seen_(vec_load(block + u + LANES), others, u + LANES, start, keys), others);
+        }
+        for (; u < end; u += LANES) {
             max = vec_max(attention_seen_(vec_load(block + u), max, u, start, keys), max);
         }
     }
-    return vec_hmax(max);
+    return vec_hmax(vec_max(max, others));
 }
 
 // Replaces ds, the gradient of the probabilities, by p (ds - delta) scale, the gradient of the scores.

@@ -36,8 +36,9 @@ enum {
 
 // One thread's working memory. Tp and HSp are T and HS rounded up to 32; a step has BF16_STEP_PAIRS.
 typedef struct {
-    float *p, *ds; // of a tile of queries: forward p (32, Tp), backward both (32, ATTENTION_BF16_KEYS);
-                   // rows have some room behind them
+    float *p, *ds;  // of a tile of queries: forward p (32, Tp), backward both (32, ATTENTION_BF16_KEYS);
+                    // rows have some room behind them
+    float *dk, *dv; // (Tp, HSp) each, while they are summed: what a tile loads and stores lies together
     uint32_t *query, *dout;        // left, the tile's rows over the dimensions: (HSp / 32 steps)
     uint32_t* row;                 // left, its p or ds over the keys: (Tp / 32 steps)
     uint32_t *k_by_key, *v_by_key; // right, keys over dimensions: (Tp / 32 panels, HSp / 32 steps)
@@ -80,26 +81,32 @@ static inline size_t attention_bf16_p_(int T) {
     return (forward > backward ? forward : backward) * BF16_TILE;
 }
 static inline size_t attention_bf16_ds_(void) { return (size_t)ATTENTION_BF16_KEYS_STRIDE * BF16_TILE; }
+static inline size_t attention_bf16_dk_(int T, int HS) {
+    return (size_t)int_round_up(T, BF16_TILE) * int_round_up(HS, BF16_TILE);
+}
+// All floats of a thread.
+static inline size_t attention_bf16_floats_(int T, int HS) {
+    return attention_bf16_p_(T) + attention_bf16_ds_() + 2 * attention_bf16_dk_(T, HS);
+}
 
 // What attention_bf16_open allocates.
 static inline size_t attention_bf16_scratch_bytes(int T, int HS) {
     size_t sizes[ATTENTION_BF16_PARTS_];
     return (size_t)threads_max() *
            (attention_bf16_parts_(sizes, T, HS) * sizeof(uint32_t) +
-            (attention_bf16_p_(T) + attention_bf16_ds_()) * sizeof(float) + sizeof(AttentionBf16Scratch_));
+            attention_bf16_floats_(T, HS) * sizeof(float) + sizeof(AttentionBf16Scratch_));
 }
 
 // Scratch for sequences up to T and heads of size HS.
 static inline void attention_bf16_open(AttentionBf16Scratch* scratch, Bf16Kernel kernel, int T, int HS) {
     size_t sizes[ATTENTION_BF16_PARTS_];
-    const size_t per_thread = attention_bf16_parts_(sizes, T, HS), p = attention_bf16_p_(T),
-                 ds = attention_bf16_ds_();
+    const size_t per_thread = attention_bf16_parts_(sizes, T, HS), floats = attention_bf16_floats_(T, HS);
     const int threads = threads_max();
     scratch->kernel = kernel;
     scratch->T = T;
     scratch->HS = HS;
     scratch->pairs = (uint32_t*)check_alloc(per_thread * threads, sizeof(uint32_t), "attention: scratch");
-    scratch->rows = (float*)check_alloc((p + ds) * threads, sizeof(float), "attention: scratch");
+    scratch->rows = (float*)check_alloc(floats * threads, sizeof(float), "attention: scratch");
     scratch->of_thread =
         (AttentionBf16Scratch_*)check_alloc(threads, sizeof(AttentionBf16Scratch_), "attention: scratch");
     uint32_t* at = scratch->pairs;
@@ -112,8 +119,10 @@ static inline void attention_bf16_open(AttentionBf16Scratch* scratch, Bf16Kernel
             *parts[j] = at;
             at += sizes[j];
         }
-        s->p = scratch->rows + i * (p + ds);
-        s->ds = s->p + p;
+        s->p = scratch->rows + i * floats;
+        s->ds = s->p + attention_bf16_p_(T);
+        s->dk = s->ds + attention_bf16_ds_();
+        s->dv = s->dk + attention_bf16_dk_(T, HS);
     }
 }
 
@@ -177,7 +186,7 @@ static inline void attention_bf16_mix_(const AttentionBf16Head_* head, Bf16Out o
                                        const uint32_t* left, const uint32_t* right_by_dim, int steps,
                                        int panel) {
     for (int d = 0; d < head->at.HS; d += BF16_TILE) {
-        const Bf16Out part = {out.data + d, out.stride, out.rows, int_min(BF16_TILE, head->at.HS - d)};
+        const Bf16Out part = {out.data + d, out.stride, out.rows, int_min(BF16_TILE, out.cols - d)};
         bf16_tile(&head->kernel, part, NULL, mode, left,
                   right_by_dim + (size_t)(d / BF16_TILE * panel) * BF16_STEP_PAIRS, steps);
     }
@@ -310,10 +319,17 @@ static inline void attention_bf16_backward_tile_(const AttentionBf16Head_* head,
     attention_bf16_mix_keys_(head, dq, head->s.k_by_dim, from, keys);
 }
 
-// dk or dv of the keys u ... u+rows-1 from the tiles of queries `first` ... `tiles`-1 of a block.
-static inline void attention_bf16_scatter_(const AttentionBf16Head_* head, Bf16Out out, GradientMode mode,
+// From a row of dk or dv in scratch to the next.
+static inline size_t attention_bf16_dims_(const AttentionBf16Head_* head) {
+    return (size_t)int_round_up(head->at.HS, BF16_TILE);
+}
+
+// dk or dv, in scratch, of the tile of keys at u from the tiles of queries `first` ... `tiles`-1 of a block.
+static inline void attention_bf16_scatter_(const AttentionBf16Head_* head, float* sums, GradientMode mode,
                                            const uint32_t* by_key, const uint32_t* right_by_dim, int u,
                                            int first, int tiles) {
+    const size_t dims = attention_bf16_dims_(head);
+    const Bf16Out out = {sums + u * dims, dims, BF16_TILE, (int)dims};
     attention_bf16_mix_(head, out, mode,
                         by_key + (size_t)(u / BF16_TILE * ATTENTION_BF16_TILES + first) * BF16_STEP_PAIRS,
                         right_by_dim + (size_t)first * BF16_STEP_PAIRS, tiles - first, ATTENTION_BF16_TILES);
@@ -335,12 +351,18 @@ static inline void attention_bf16_backward_block_(const AttentionBf16Head_* head
     for (int u = from; u < keys; u += BF16_TILE) {
         const GradientMode mode = u >= t0 ? GRADIENT_SET : GRADIENT_ADD;
         const int first = int_max(u - t0, 0) / BF16_TILE;
-        float* dk = at->dqkv + u * at->stride + at->C;
-        const Bf16Out to_dk = {dk, at->stride, int_min(BF16_TILE, keys - u), at->HS};
-        const Bf16Out to_dv = {dk + at->C, at->stride, to_dk.rows, at->HS};
-        attention_bf16_scatter_(head, to_dk, mode, s->ds_by_key, s->q_by_dim, u, first, tiles);
-        attention_bf16_scatter_(head, to_dv, mode, s->p_by_key, s->dout_by_dim, u, first, tiles);
+        attention_bf16_scatter_(head, s->dk, mode, s->ds_by_key, s->q_by_dim, u, first, tiles);
+        attention_bf16_scatter_(head, s->dv, mode, s->p_by_key, s->dout_by_dim, u, first, tiles);
     }
+}
+
+// Sets dk and dv of all T keys to the sums in scratch.
+static inline void attention_bf16_set_keys_(const AttentionBf16Head_* head, int T) {
+    const AttentionHeadCpu_* at = &head->at;
+    const size_t dims = attention_bf16_dims_(head);
+    float *dk = at->dqkv + at->C, *dv = dk + at->C;
+    bf16_copy_(dk, at->stride, head->s.dk, dims, T, at->HS);
+    bf16_copy_(dv, at->stride, head->s.dv, dims, T, at->HS);
 }
 
 static inline void attention_bf16_backward_cpu(float* dqkv, const float* dout, const float* qkv,
@@ -364,6 +386,7 @@ static inline void attention_bf16_backward_cpu(float* dqkv, const float* dout, c
             for (int t = 0; t < T; t += ATTENTION_BF16_ROWS) {
                 attention_bf16_backward_block_(&head, t, int_min(ATTENTION_BF16_ROWS, T - t));
             }
+            attention_bf16_set_keys_(&head, T);
         }
         scratch->kernel.end();
     }
