@@ -10,7 +10,7 @@ instructions, whatever the program is built for, and chosen when the program run
 their sums; one kernel always gives the same bits.
 
 needs:   packed data at multiples of 64 bytes: a row of a tile that straddles two cache lines is several times slower
-defines: Bf16Ahead, bf16_nothing_ahead, Bf16Product, Bf16Kernel, Bf16Out, bf16_tile, BF16_KERNELS, bf16_kernels, bf16_kernel, BF16_LANES_KERNEL, BF16_TILES_KERNEL
+defines: Bf16Final, bf16_stream, Bf16Ahead, bf16_nothing_ahead, Bf16Product, Bf16Kernel, Bf16Out, bf16_tile, BF16_KERNELS, bf16_kernels, bf16_kernel, BF16_LANES_KERNEL, BF16_TILES_KERNEL
 */
 #ifndef LLMC_BF16_TILE_H
 #define LLMC_BF16_TILE_H
@@ -32,17 +32,38 @@ defines: Bf16Ahead, bf16_nothing_ahead, Bf16Product, Bf16Kernel, Bf16Out, bf16_t
 
 // ---- kernels ----
 
-// What a kernel may prefetch: with each step the next `lines` cache lines from `read` on, and the next `rows` of the 32 rows at
-// `write`, of 128 bytes each. Processors prefetch for vectors by themselves, but hardly for tiles.
+// Results that are final and go past the caches: a tile of sums, of which bias (32) or NULL is added to each row.
+typedef struct {
+    const float *sums, *bias;
+    float* to;
+    size_t stride; // of rows at `to`
+} Bf16Final;
+
+ALWAYS_INLINE void bf16_stream_row_(const Bf16Final* final, int i) {
+    for (int j = 0; j < BF16_TILE; j += LANES) {
+        const Vec sum = vec_load(final->sums + i * BF16_TILE + j);
+        vec_stream(final->to + i * final->stride + j, final->bias ? vec_load(final->bias + j) + sum : sum);
+    }
+}
+static inline void bf16_stream(const Bf16Final* final) {
+    for (int i = 0; i < BF16_TILE; i++) {
+        bf16_stream_row_(final, i);
+    }
+}
+
+// What a kernel does beside its product. It may prefetch: with each step the next `lines` cache lines from `read` on, and the
+// next `rows` of the 32 rows at `write`, of 128 bytes each; processors prefetch for vectors by themselves, but hardly for
+// tiles. It writes the results of another tile, `rows` with each step, while it waits for its own: steps * rows >= 32.
 typedef struct {
     const uint32_t* read;
     int lines;
-    float* write;
+    float* write; // or NULL
     size_t stride;
+    const Bf16Final* final; // or NULL
     int rows;
 } Bf16Ahead;
 
-static const Bf16Ahead bf16_nothing_ahead = {NULL, 0, NULL, 0, 0};
+static const Bf16Ahead bf16_nothing_ahead = {NULL, 0, NULL, 0, NULL, 0};
 
 // Sets out (32, 32), whose rows are `stride` apart, to `first` plus the product. `first` has rows `first_stride` apart,
 // may be out itself, or one row with stride 0; NULL stands for zeros. `ahead` is a pointer: a struct by value is written
@@ -67,7 +88,9 @@ typedef struct {
     static inline attributes void name(float* out, size_t stride, const float* first, size_t first_stride,   \
                                        const uint32_t* left, const uint32_t* right, int steps,               \
                                        const Bf16Ahead* ahead) {                                             \
-        (void)ahead;                                                                                         \
+        if (ahead->final) {                                                                                  \
+            bf16_stream(ahead->final);                                                                       \
+        }                                                                                                    \
         for (int tile = 0; tile < BF16_TILE / (ROWS)*BF16_TILE / (2 * P##LANES_); tile++) {                  \
             const int i = tile % (BF16_TILE / (ROWS)) * (ROWS);                                              \
             const int j = tile / (BF16_TILE / (ROWS)) * 2 * P##LANES_;                                       \
@@ -97,13 +120,17 @@ typedef struct {
         }                                                                                                    \
     }
 
-ALWAYS_INLINE void bf16_fetch_(const Bf16Ahead* ahead, int step) {
+ALWAYS_INLINE void bf16_beside_(const Bf16Ahead* ahead, int step) {
     for (int i = step * ahead->lines; i < (step + 1) * ahead->lines; i++) {
         __builtin_prefetch(ahead->read + (size_t)i * BF16_LINE_PAIRS, 0, 2);
     }
-    for (int i = step * ahead->rows; i < (step + 1) * ahead->rows && i < BF16_TILE; i++) {
+    const int row = step * ahead->rows, end = int_min(row + ahead->rows, BF16_TILE);
+    for (int i = row; ahead->write && i < end; i++) {
         __builtin_prefetch(ahead->write + i * ahead->stride, 1);
         __builtin_prefetch(ahead->write + i * ahead->stride + BF16_TILE / 2, 1);
+    }
+    for (int i = row; ahead->final && i < end; i++) {
+        bf16_stream_row_(ahead->final, i);
     }
 }
 
@@ -132,7 +159,7 @@ ALWAYS_INLINE void bf16_fetch_(const Bf16Ahead* ahead, int step) {
             P##load_(6, b, RIGHT_BYTES);                                                                     \
             P##load_(7, b + HALF, RIGHT_BYTES);                                                              \
             P##stream_(5, a + BF16_STEP_PAIRS / 2, LEFT_BYTES);                                              \
-            bf16_fetch_(ahead, s);                                                                           \
+            bf16_beside_(ahead, s);                                                                          \
             P##dot_(0, 4, 6);                                                                                \
             P##dot_(1, 4, 7);                                                                                \
             P##dot_(2, 5, 6);                                                                                \

@@ -215,26 +215,37 @@ static inline void matmul_bf16_panel_(const MatmulBf16* m, const MatmulBf16Slab_
                                       const Bf16Kernel* kernel, float* sums, MatmulBf16Part_ part, int j,
                                       int k, int block) {
     const int steps = bf16_steps(int_min(block, slab->k - k)), is_last = k + block >= slab->k;
-    const int streams = matmul_bf16_streams_(m, slab), is_write = is_last && !streams;
+    const int streams = is_last && matmul_bf16_streams_(m, slab), is_stored = is_last && !streams;
     const size_t at = (size_t)(k / BF16_STEP) * BF16_STEP_PAIRS;
     const uint32_t* right = slab->right + j * slab->right_tile + at;
     const uint32_t* next =
         is_last ? slab->right + (j + 1) * slab->right_tile : right + (size_t)steps * BF16_STEP_PAIRS;
     const int lines = int_ceil_div(BF16_STEP_PAIRS / BF16_LINE_PAIRS, part.i1 - part.i0); // with each step
     MatmulBf16Out_ out = matmul_bf16_out_(m, slab, part.i0, j);
+    Bf16Final final = {NULL, NULL, NULL, 0}; // of the tile before
     for (int i = part.i0; i < part.i1; i++) {
         const MatmulBf16Out_ after = matmul_bf16_out_(m, slab, int_min(i + 1, part.i1 - 1), j);
         float* tile = sums + (size_t)(block >= slab->k ? 0 : i - part.i0) * BF16_TILE * BF16_TILE;
-        const Bf16Ahead ahead = {next + (size_t)(i - part.i0) * steps * lines * BF16_LINE_PAIRS, lines,
-                                 after.data, after.stride, is_write ? int_ceil_div(BF16_TILE, steps) : 0};
+        const Bf16Ahead ahead = {next + (size_t)(i - part.i0) * steps * lines * BF16_LINE_PAIRS,
+                                 lines,
+                                 is_stored ? after.data : NULL,
+                                 after.stride,
+                                 final.to ? &final : NULL,
+                                 int_ceil_div(BF16_TILE, steps)};
         kernel->product(tile, BF16_TILE, k > 0 ? tile : NULL, BF16_TILE,
                         slab->left + i * slab->left_tile + at, right, steps, &ahead);
-        if (is_last && streams) {
+        final.to = NULL;
+        if (streams && out.rows == BF16_TILE && out.cols == BF16_TILE) {
+            final = (Bf16Final){tile, out.bias, out.data, out.stride};
+        } else if (streams) {
             matmul_bf16_stream_(out, tile);
-        } else if (is_last) {
+        } else if (is_stored) {
             matmul_bf16_store_(out, tile, BF16_TILE);
         }
         out = after;
+    }
+    if (final.to) {
+        bf16_stream(&final);
     }
 }
 

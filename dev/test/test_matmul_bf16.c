@@ -182,6 +182,7 @@ static void test_slabs(int count) {
     check_size(count, 3 * rows, 700, 33);
     check_size(count, 4200, MATMUL_BF16_SLAB_RIGHT / 4224 + 33, 5);
     check_size(count, 600, 512, 480);
+    check_size(count, 640, 96, 416); // the last tile of a part is a whole one
 }
 
 // With denormal factors, products and sums, vectors of fp32 do what vdpbf16ps is said to do.
