@@ -40,7 +40,8 @@ enum {
     MATMUL_BF16_STREAM_BYTES = 1 << 20,   // results of this size go past the caches
     MATMUL_BF16_PACKED = 512, // contiguous floats that are packed in a row: long enough to be prefetched
     // tiles of sums, where a slab has several blocks of k
-    MATMUL_BF16_TILES = MATMUL_BF16_PART / MATMUL_BF16_BLOCK_K
+    MATMUL_BF16_TILES = MATMUL_BF16_PART / MATMUL_BF16_BLOCK_K,
+    MATMUL_BF16_SUMS = 512 // tiles of sums, where there are several slabs of k: 2 MiB
 };
 
 // Memory for packed slabs, one set a process. A product touches no more of it than it needs.
@@ -49,6 +50,7 @@ typedef struct {
     int threads;
     uint32_t *right, *left;
     float* tiles; // (threads, MATMUL_BF16_TILES, 32, 32)
+    float* sums;  // (threads, MATMUL_BF16_SUMS, 32, 32)
 } MatmulBf16Scratch;
 
 // Pairs of a packed factor of so many lines (rows of the left, columns of the right one).
@@ -63,11 +65,15 @@ static inline size_t matmul_bf16_right_(void) { return MATMUL_BF16_SLAB_RIGHT / 
 static inline size_t matmul_bf16_tiles_(int threads) {
     return (size_t)threads * MATMUL_BF16_TILES * BF16_TILE * BF16_TILE;
 }
+static inline size_t matmul_bf16_sums_(int threads) {
+    return (size_t)threads * MATMUL_BF16_SUMS * BF16_TILE * BF16_TILE;
+}
 
 // What matmul_bf16_open allocates, for as many threads as the next parallel region would have.
 static inline size_t matmul_bf16_scratch_bytes(void) {
     const int threads = threads_max();
-    return (matmul_bf16_left_(threads) + matmul_bf16_right_() + matmul_bf16_tiles_(threads)) *
+    return (matmul_bf16_left_(threads) + matmul_bf16_right_() + matmul_bf16_tiles_(threads) +
+            matmul_bf16_sums_(threads)) *
            sizeof(uint32_t);
 }
 
@@ -78,6 +84,7 @@ static inline void matmul_bf16_open(MatmulBf16Scratch* scratch, Bf16Kernel kerne
     scratch->right = (uint32_t*)check_alloc_unset(matmul_bf16_scratch_bytes(), 1, "matmul: packed factors");
     scratch->left = scratch->right + matmul_bf16_right_();
     scratch->tiles = (float*)(void*)(scratch->left + matmul_bf16_left_(scratch->threads));
+    scratch->sums = scratch->tiles + matmul_bf16_tiles_(scratch->threads);
 }
 
 static inline void matmul_bf16_close(MatmulBf16Scratch* scratch) { free(scratch->right); }
@@ -98,6 +105,8 @@ typedef struct {
     int i0, i1, j0, j1, k0, k;
     const uint32_t *left, *right;
     size_t left_tile, right_tile;
+    float*
+        sums; // of its rows and columns until the last value of k, a tile after the other; NULL: they are added to out
 } MatmulBf16Slab_;
 
 // Tiles of rows in a part, if its slab has k values of k.
@@ -162,7 +171,8 @@ typedef struct {
 
 static inline MatmulBf16Out_ matmul_bf16_out_(const MatmulBf16* m, const MatmulBf16Slab_* slab, int i,
                                               int j) {
-    const int row = slab->i0 + i * BF16_TILE, col = slab->j0 + j * BF16_TILE, is_first = slab->k0 == 0;
+    const int row = slab->i0 + i * BF16_TILE, col = slab->j0 + j * BF16_TILE;
+    const int is_first = slab->sums || slab->k0 == 0; // what out is set to
     return (MatmulBf16Out_){m->out + (size_t)row * m->N + col,          (size_t)m->N,
                             is_first && m->bias ? m->bias + col : NULL, int_min(BF16_TILE, slab->i1 - row),
                             int_min(BF16_TILE, slab->j1 - col),         !is_first || m->mode == GRADIENT_ADD};
@@ -170,8 +180,8 @@ static inline MatmulBf16Out_ matmul_bf16_out_(const MatmulBf16* m, const MatmulB
 
 // Large results that are final go past the caches: whole lines are written, so memory need not be read first.
 static inline int matmul_bf16_streams_(const MatmulBf16* m, const MatmulBf16Slab_* slab) {
-    return slab->k == m->K && m->mode == GRADIENT_SET && m->N % 16 == 0 && (uintptr_t)m->out % 64 == 0 &&
-           (size_t)m->M * m->N * sizeof(float) >= MATMUL_BF16_STREAM_BYTES;
+    return (slab->sums || slab->k == m->K) && m->mode == GRADIENT_SET && m->N % 16 == 0 &&
+           (uintptr_t)m->out % 64 == 0 && (size_t)m->M * m->N * sizeof(float) >= MATMUL_BF16_STREAM_BYTES;
 }
 
 // Sets a row of results to the sums of a tile, or adds these.
@@ -215,7 +225,10 @@ static inline void matmul_bf16_panel_(const MatmulBf16* m, const MatmulBf16Slab_
                                       const Bf16Kernel* kernel, float* sums, MatmulBf16Part_ part, int j,
                                       int k, int block) {
     const int steps = bf16_steps(int_min(block, slab->k - k)), is_last = k + block >= slab->k;
-    const int streams = is_last && matmul_bf16_streams_(m, slab), is_stored = is_last && !streams;
+    const int is_final = is_last && (!slab->sums || slab->k0 + slab->k >= m->K);
+    const int streams = is_final && matmul_bf16_streams_(m, slab), is_stored = is_final && !streams;
+    const int columns = int_ceil_div(slab->j1 - slab->j0, BF16_TILE),
+              is_begun = k > 0 || (slab->sums && slab->k0 > 0);
     const size_t at = (size_t)(k / BF16_STEP) * BF16_STEP_PAIRS;
     const uint32_t* right = slab->right + j * slab->right_tile + at;
     const uint32_t* next =
@@ -225,14 +238,16 @@ static inline void matmul_bf16_panel_(const MatmulBf16* m, const MatmulBf16Slab_
     Bf16Final final = {NULL, NULL, NULL, 0}; // of the tile before
     for (int i = part.i0; i < part.i1; i++) {
         const MatmulBf16Out_ after = matmul_bf16_out_(m, slab, int_min(i + 1, part.i1 - 1), j);
-        float* tile = sums + (size_t)(block >= slab->k ? 0 : i - part.i0) * BF16_TILE * BF16_TILE;
+        float* tile = slab->sums
+                          ? slab->sums + ((size_t)i * columns + j) * BF16_TILE * BF16_TILE
+                          : sums + (size_t)(block >= slab->k ? 0 : i - part.i0) * BF16_TILE * BF16_TILE;
         const Bf16Ahead ahead = {next + (size_t)(i - part.i0) * steps * lines * BF16_LINE_PAIRS,
                                  lines,
                                  is_stored ? after.data : NULL,
                                  after.stride,
                                  final.to ? &final : NULL,
                                  int_ceil_div(BF16_TILE, steps)};
-        kernel->product(tile, BF16_TILE, k > 0 ? tile : NULL, BF16_TILE,
+        kernel->product(tile, BF16_TILE, is_begun ? tile : NULL, BF16_TILE,
                         slab->left + i * slab->left_tile + at, right, steps, &ahead);
         final.to = NULL;
         if (streams && out.rows == BF16_TILE && out.cols == BF16_TILE) {
@@ -305,45 +320,73 @@ static inline void matmul_bf16_multiply_(const MatmulBf16* m, const MatmulBf16Sl
     }
 }
 
-// Columns [j0, j1) and values of k from k0 on: by each thread, which does its share.
-static inline void matmul_bf16_columns_(const MatmulBf16* m, MatmulBf16Slab_ slab,
-                                        MatmulBf16Scratch* scratch) {
-    const Bf16Pack pack = scratch->kernel.pack;
-    const int step =
-        matmul_step_(m->M, scratch->threads * matmul_bf16_part_tiles_(slab.k) * BF16_TILE, BF16_TILE);
-    if (m->packed) {
-        slab.right_tile = matmul_bf16_pairs(1, m->K);
-        slab.right = m->packed + slab.j0 / BF16_TILE * slab.right_tile + matmul_bf16_pairs(1, slab.k0);
-    } else {
-        matmul_bf16_pack_panels_(pack, scratch->right, m->right, slab.j0, slab.j1, slab.k0, slab.k);
-        slab.right_tile = matmul_bf16_pairs(1, slab.k);
-        slab.right = scratch->right;
+// Rows that the threads take at a time, of a slab with k values of k.
+static inline int matmul_bf16_rows_(const MatmulBf16* m, int k, const MatmulBf16Scratch* scratch) {
+    return matmul_step_(m->M, scratch->threads * matmul_bf16_part_tiles_(k) * BF16_TILE, BF16_TILE);
+}
+
+// Packs the left factor of a slab, whose right one is there, and multiplies.
+static inline void matmul_bf16_slab_(const MatmulBf16* m, MatmulBf16Slab_* slab, MatmulBf16Scratch* scratch) {
+    slab->left = scratch->left;
+    slab->left_tile = matmul_bf16_pairs(1, slab->k);
+    matmul_bf16_pack_rows_(scratch->kernel.pack, scratch->left, m->left, slab->i0, slab->i1, slab->k0,
+                           slab->k);
+    matmul_bf16_multiply_(m, slab, scratch);
+}
+
+// With a packed right factor slabs of k follow each other, and their sums stay in scratch: to come back to these in `out`, to
+// 128 bytes here and there, is slower.
+static inline void matmul_bf16_packed_(const MatmulBf16* m, MatmulBf16Slab_ slab, int step_k,
+                                       MatmulBf16Scratch* scratch) {
+    const int is_deep = step_k < m->K, rows = matmul_bf16_rows_(m, step_k, scratch);
+    const int panels = scratch->threads * MATMUL_BF16_SUMS / int_ceil_div(rows, BF16_TILE);
+    const int cols = is_deep ? matmul_step_(m->N, panels * BF16_TILE, BF16_TILE) : m->N;
+    slab.sums = is_deep ? scratch->sums : NULL;
+    slab.right_tile = matmul_bf16_pairs(1, m->K);
+    for (slab.i0 = 0; slab.i0 < m->M; slab.i0 += rows) {
+        slab.i1 = int_min(slab.i0 + rows, m->M);
+        for (slab.j0 = 0; slab.j0 < m->N; slab.j0 += cols) {
+            slab.j1 = int_min(slab.j0 + cols, m->N);
+            for (slab.k0 = 0; slab.k0 < m->K; slab.k0 += step_k) {
+                slab.k = int_min(step_k, m->K - slab.k0);
+                slab.right =
+                    m->packed + slab.j0 / BF16_TILE * slab.right_tile + matmul_bf16_pairs(1, slab.k0);
+                matmul_bf16_slab_(m, &slab, scratch);
+            }
+        }
     }
-    slab.left = scratch->left;
-    slab.left_tile = matmul_bf16_pairs(1, slab.k);
-    for (slab.i0 = 0; slab.i0 < m->M; slab.i0 += step) {
-        slab.i1 = int_min(slab.i0 + step, m->M);
-        matmul_bf16_pack_rows_(pack, scratch->left, m->left, slab.i0, slab.i1, slab.k0, slab.k);
-        matmul_bf16_multiply_(m, &slab, scratch);
+}
+
+// Else each slab of the right factor is packed once, for all rows.
+static inline void matmul_bf16_unpacked_(const MatmulBf16* m, MatmulBf16Slab_ slab, int step_k,
+                                         MatmulBf16Scratch* scratch) {
+    const int most = MATMUL_BF16_SLAB_RIGHT / step_k / BF16_TILE * BF16_TILE;
+    const int cols = matmul_step_(m->N, most, BF16_TILE);
+    slab.right = scratch->right;
+    for (slab.k0 = 0; slab.k0 < m->K; slab.k0 += step_k) {
+        slab.k = int_min(step_k, m->K - slab.k0);
+        slab.right_tile = matmul_bf16_pairs(1, slab.k);
+        const int rows = matmul_bf16_rows_(m, slab.k, scratch);
+        for (slab.j0 = 0; slab.j0 < m->N; slab.j0 += cols) {
+            slab.j1 = int_min(slab.j0 + cols, m->N);
+            matmul_bf16_pack_panels_(scratch->kernel.pack, scratch->right, m->right, slab.j0, slab.j1,
+                                     slab.k0, slab.k);
+            for (slab.i0 = 0; slab.i0 < m->M; slab.i0 += rows) {
+                slab.i1 = int_min(slab.i0 + rows, m->M);
+                matmul_bf16_slab_(m, &slab, scratch);
+            }
+        }
     }
 }
 
 static inline void matmul_bf16_product_cpu(MatmulBf16 m, MatmulBf16Scratch* scratch) {
     const int step_k = matmul_bf16_slab_k_(m.M, m.K);
-    const int most_cols = MATMUL_BF16_SLAB_RIGHT / step_k / BF16_TILE * BF16_TILE;
-    const int step_cols = m.packed ? m.N : matmul_step_(m.N, most_cols, BF16_TILE);
 #pragma omp parallel
     {
         MatmulBf16Slab_ slab;
         memset(&slab, 0, sizeof(slab));
         scratch->kernel.begin();
-        for (slab.k0 = 0; slab.k0 < m.K; slab.k0 += step_k) {
-            slab.k = int_min(step_k, m.K - slab.k0);
-            for (slab.j0 = 0; slab.j0 < m.N; slab.j0 += step_cols) {
-                slab.j1 = int_min(slab.j0 + step_cols, m.N);
-                matmul_bf16_columns_(&m, slab, scratch);
-            }
-        }
+        (m.packed ? matmul_bf16_packed_ : matmul_bf16_unpacked_)(&m, slab, step_k, scratch);
         scratch->kernel.end();
     }
 }
