@@ -322,12 +322,7 @@ static void clear_frozen_gradients(GPT2* model, int l) {
 // inp (N, C), weight (OC, C).
 static void linear_backward(GPT2* model, float* dinp, float* dweight, float* dbias, const float* dout,
                             const float* inp, const float* weight, int N, int C, int OC, GradientMode mode) {
-    if (dweight) {
-        linear_backward_weight_cpu(dweight, dout, inp, N, C, OC, mode, &model->linear);
-    }
-    if (dbias) {
-        matmul_backward_bias_cpu(dbias, dout, N, OC, mode);
-    }
+    linear_backward_weight_cpu(dweight, dbias, dout, inp, N, C, OC, mode, &model->linear);
     linear_backward_input_cpu(dinp, dout, weight, N, C, OC, &model->linear);
 }
 

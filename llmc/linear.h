@@ -125,13 +125,19 @@ static inline void linear_backward_input_cpu(float* dinp, const float* dout, con
     }
 }
 
-// Sets or adds to dweight (OC, C), as `mode` says.
-static inline void linear_backward_weight_cpu(float* dweight, const float* dout, const float* inp, int N,
-                                              int C, int OC, GradientMode mode, Linear* linear) {
-    if (linear->is_bf16) {
-        matmul_bf16_backward_weight_cpu(dweight, dout, inp, N, C, OC, mode, &linear->bf16);
-    } else {
+// Sets or adds to dweight (OC, C) and dbias (OC), each or NULL, as `mode` says.
+static inline void linear_backward_weight_cpu(float* dweight, float* dbias, const float* dout,
+                                              const float* inp, int N, int C, int OC, GradientMode mode,
+                                              Linear* linear) {
+    if (dweight && linear->is_bf16) { // reads dout once for both
+        matmul_bf16_backward_weight_cpu(dweight, dbias, dout, inp, N, C, OC, mode, &linear->bf16);
+        return;
+    }
+    if (dweight) {
         matmul_backward_weight_cpu(dweight, dout, inp, N, C, OC, mode, &linear->matmul);
+    }
+    if (dbias) {
+        matmul_backward_bias_cpu(dbias, dout, N, OC, mode);
     }
 }
 

@@ -50,7 +50,7 @@ typedef struct {
     int threads;
     uint32_t *right, *left;
     float* tiles; // (threads, MATMUL_BF16_TILES, 32, 32)
-    float* sums;  // (threads, MATMUL_BF16_SUMS, 32, 32)
+    float* sums;  // (threads, MATMUL_BF16_SUMS, 32, 32); without these, sums of the left factor's rows
 } MatmulBf16Scratch;
 
 // Pairs of a packed factor of so many lines (rows of the left, columns of the right one).
@@ -96,6 +96,8 @@ typedef struct {
     const uint32_t* packed; // the whole right factor, packed; NULL: `right` is read
     int M, N, K;
     const float* bias; // or NULL
+    float*
+        row_sums; // (M), of the left factor's rows before they are rounded, set or added to as out is; or NULL
     GradientMode mode;
 } MatmulBf16;
 
@@ -141,16 +143,39 @@ static inline void matmul_bf16_pack_panels_(Bf16Pack pack, uint32_t* to, Matrix 
     }
 }
 
-// The same of rows [i0, i1) of a left factor.
+// Sets the sums of `lines` lines over k values of k; lines are contiguous in memory.
+static inline void matmul_bf16_sum_lines_(float* sums, const float* from, size_t stride, int lines, int k) {
+    int i = 0;
+    for (; i + LANES <= lines; i += LANES) {
+        Vec sum = vec_all(0.0f);
+        for (int p = 0; p < k; p++) {
+            sum += vec_load(from + p * stride + i);
+        }
+        vec_store(sums + i, sum);
+    }
+    for (; i < lines; i++) {
+        sums[i] = 0;
+        for (int p = 0; p < k; p++) {
+            sums[i] += from[p * stride + i];
+        }
+    }
+}
+
+// The same of rows [i0, i1) of a left factor. `sums`, or NULL: of the rows in each piece of k, (pieces, i1 - i0); k is not
+// contiguous then.
 static inline void matmul_bf16_pack_rows_(Bf16Pack pack, uint32_t* to, Matrix left, int i0, int i1, int k0,
-                                          int k) {
+                                          int k, float* sums) {
     const MatmulBf16Piece_ piece = matmul_bf16_piece_(left.col == 1);
 #pragma omp for schedule(static) collapse(2)
     for (int i = i0; i < i1; i += piece.lines) {
         for (int p = 0; p < k; p += piece.k) {
+            const int lines = int_min(piece.lines, i1 - i), values = int_min(piece.k, k - p);
             bf16_pack_left(pack, to + matmul_bf16_pairs(i - i0, k) + matmul_bf16_pairs(1, p),
-                           matmul_bf16_pairs(1, k), left, i, k0 + p, int_min(piece.lines, i1 - i),
-                           int_min(piece.k, k - p));
+                           matmul_bf16_pairs(1, k), left, i, k0 + p, lines, values);
+            if (sums) { // while the piece is in a cache
+                matmul_bf16_sum_lines_(sums + (size_t)(p / piece.k) * (i1 - i0) + (i - i0),
+                                       left.data + (k0 + p) * left.col + i, left.col, lines, values);
+            }
         }
     }
 }
@@ -325,12 +350,31 @@ static inline int matmul_bf16_rows_(const MatmulBf16* m, int k, const MatmulBf16
     return matmul_step_(m->M, scratch->threads * matmul_bf16_part_tiles_(k) * BF16_TILE, BF16_TILE);
 }
 
+// Sets or adds to the sums of a slab's rows: those of its pieces of k in their order.
+static inline void matmul_bf16_add_sums_(const MatmulBf16* m, const MatmulBf16Slab_* slab,
+                                         const float* sums) {
+    const int rows = slab->i1 - slab->i0, is_added = slab->k0 > 0 || m->mode == GRADIENT_ADD;
+    const int pieces = int_ceil_div(slab->k, matmul_bf16_piece_(m->left.col == 1).k);
+#pragma omp for schedule(static) nowait
+    for (int i = 0; i < rows; i++) {
+        float sum = 0;
+        for (int p = 0; p < pieces; p++) {
+            sum += sums[(size_t)p * rows + i];
+        }
+        m->row_sums[slab->i0 + i] = sum + (is_added ? m->row_sums[slab->i0 + i] : 0.0f);
+    }
+}
+
 // Packs the left factor of a slab, whose right one is there, and multiplies.
 static inline void matmul_bf16_slab_(const MatmulBf16* m, MatmulBf16Slab_* slab, MatmulBf16Scratch* scratch) {
+    float* sums = m->row_sums && slab->j0 == 0 ? scratch->sums : NULL;
     slab->left = scratch->left;
     slab->left_tile = matmul_bf16_pairs(1, slab->k);
     matmul_bf16_pack_rows_(scratch->kernel.pack, scratch->left, m->left, slab->i0, slab->i1, slab->k0,
-                           slab->k);
+                           slab->k, sums);
+    if (sums) {
+        matmul_bf16_add_sums_(m, slab, sums);
+    }
     matmul_bf16_multiply_(m, slab, scratch);
 }
 
@@ -406,22 +450,24 @@ static inline void matmul_bf16_forward_cpu(float* out, const float* inp, const u
                                            const float* bias, int N, int C, int OC,
                                            MatmulBf16Scratch* scratch) {
     const Matrix left = {inp, (size_t)C, 1}, none = {NULL, 0, 0};
-    matmul_bf16_product_cpu((MatmulBf16){out, left, none, packed, N, OC, C, bias, GRADIENT_SET}, scratch);
+    matmul_bf16_product_cpu((MatmulBf16){out, left, none, packed, N, OC, C, bias, NULL, GRADIENT_SET},
+                            scratch);
 }
 
 // Sets dinp (N, C).
 static inline void matmul_bf16_backward_input_cpu(float* dinp, const float* dout, const uint32_t* packed,
                                                   int N, int C, int OC, MatmulBf16Scratch* scratch) {
     const Matrix left = {dout, (size_t)OC, 1}, none = {NULL, 0, 0};
-    matmul_bf16_product_cpu((MatmulBf16){dinp, left, none, packed, N, C, OC, NULL, GRADIENT_SET}, scratch);
+    matmul_bf16_product_cpu((MatmulBf16){dinp, left, none, packed, N, C, OC, NULL, NULL, GRADIENT_SET},
+                            scratch);
 }
 
-// Sets or adds to dweight (OC, C).
-static inline void matmul_bf16_backward_weight_cpu(float* dweight, const float* dout, const float* inp, int N,
-                                                   int C, int OC, GradientMode mode,
+// Sets or adds to dweight (OC, C) and dbias (OC), the sums of dout over N, or NULL.
+static inline void matmul_bf16_backward_weight_cpu(float* dweight, float* dbias, const float* dout,
+                                                   const float* inp, int N, int C, int OC, GradientMode mode,
                                                    MatmulBf16Scratch* scratch) {
     const Matrix left = {dout, 1, (size_t)OC}, right = {inp, (size_t)C, 1};
-    matmul_bf16_product_cpu((MatmulBf16){dweight, left, right, NULL, OC, C, N, NULL, mode}, scratch);
+    matmul_bf16_product_cpu((MatmulBf16){dweight, left, right, NULL, OC, C, N, NULL, dbias, mode}, scratch);
 }
 
 #endif

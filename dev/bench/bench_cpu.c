@@ -202,7 +202,7 @@ static void bench_matmul_bf16(Bench* bench, int N, int in, int out) {
           matmul_bf16_backward_input_cpu(inp, y, backward, N, in, out, &bench->bf16));
     snprintf(name, sizeof(name), "bf16 dweight    %4d x %4d -> %5d", N, in, out);
     BENCH(bench, name, flops, bench->peak_bf16, "GFLOP/s",
-          matmul_bf16_backward_weight_cpu(dweight, y, inp, N, in, out, GRADIENT_SET, &bench->bf16));
+          matmul_bf16_backward_weight_cpu(dweight, NULL, y, inp, N, in, out, GRADIENT_SET, &bench->bf16));
     free(inp);
     free(weight);
     free(dweight);

@@ -122,21 +122,40 @@ static void check_forward(const Bf16Kernel* kernel, MatmulBf16Scratch* scratch, 
                 kernel->name, N, C, OC);
 }
 
+// The bias is no factor of a product: its gradient sums what is not rounded. `old`: what it was added to, or NULL.
+static void check_dbias(const Bf16Kernel* kernel, const Case* p, const float* dbias, const float* old) {
+    double *want = ops_doubles(p->OC), *size = ops_doubles(p->OC);
+    for (int o = 0; o < p->OC; o++) {
+        want[o] = old ? old[o] : 0;
+        size[o] = fabs(want[o]);
+        for (int n = 0; n < p->N; n++) {
+            const double d = p->dout[(size_t)n * p->OC + o];
+            want[o] += d;
+            size[o] += fabs(d);
+        }
+    }
+    EXPECT_NEAR(ops_error(dbias, want, size, p->OC), 0, limit, "%s: dbias%s of %d x %d x %d", kernel->name,
+                old ? " added" : "", p->N, p->C, p->OC);
+}
+
 static void check_backward(const Bf16Kernel* kernel, MatmulBf16Scratch* scratch, const Case* p) {
     const int N = p->N, C = p->C, OC = p->OC;
     const size_t nc = (size_t)N * C, occ = (size_t)OC * C;
-    float *dinp = ops_floats(nc), *dweight = ops_floats(occ);
+    float *dinp = ops_floats(nc), *dweight = ops_floats(occ), *dbias = ops_floats(OC);
     matmul_bf16_backward_input_cpu(
         dinp, p->dout, packed_weight(matmul_bf16_backward_weight(p->weight, C), OC, C), N, C, OC, scratch);
     EXPECT_NEAR(ops_error(dinp, p->want.dinp, p->size.dinp, nc), 0, limit, "%s: dinp of %d x %d x %d",
                 kernel->name, N, C, OC);
-    matmul_bf16_backward_weight_cpu(dweight, p->dout, p->inp, N, C, OC, GRADIENT_SET, scratch);
+    matmul_bf16_backward_weight_cpu(dweight, dbias, p->dout, p->inp, N, C, OC, GRADIENT_SET, scratch);
+    check_dbias(kernel, p, dbias, NULL);
     EXPECT_NEAR(ops_error(dweight, p->want.dweight, p->size.dweight, occ), 0, limit,
                 "%s: dweight of %d x %d x %d", kernel->name, N, C, OC);
     const double *old = ops_widen(p->weight, occ), *old_size = ops_absolute(old, occ);
     memcpy(dweight, p->weight, occ * sizeof(float));
-    matmul_bf16_backward_weight_cpu(dweight, p->dout, p->inp, N, C, OC, GRADIENT_ADD,
+    memcpy(dbias, p->bias, OC * sizeof(float));
+    matmul_bf16_backward_weight_cpu(dweight, dbias, p->dout, p->inp, N, C, OC, GRADIENT_ADD,
                                     scratch); // onto known values
+    check_dbias(kernel, p, dbias, p->bias);
     EXPECT_NEAR(
         ops_error(dweight, ops_sum(p->want.dweight, old, occ), ops_sum(p->size.dweight, old_size, occ), occ),
         0, limit, "%s: dweight added, %d x %d x %d", kernel->name, N, C, OC);
@@ -178,6 +197,7 @@ static void test_sizes(int count) {
 static void test_slabs(int count) {
     const int rows = MATMUL_BF16_PART_TILES * BF16_TILE + 1, k = MATMUL_BF16_PART / MATMUL_BF16_PART_TILES;
     check_size(count, rows, k + 1, 5);
+    check_size(count, k + 33, 33, rows + 32); // of tokens, for dweight
     check_size(count, 2, 3, MATMUL_BF16_PART + 33);
     check_size(count, 3 * rows, 700, 33);
     check_size(count, 4200, MATMUL_BF16_SLAB_RIGHT / 4224 + 33, 5);
@@ -235,21 +255,23 @@ static void test_threads(const Bf16Kernel* kernel, int N, int C, int OC) {
     const size_t noc = (size_t)N * OC, nc = (size_t)N * C, occ = (size_t)OC * C;
     float *inp = ops_normal(nc, 1), *weight = ops_normal(occ, 1), *bias = ops_normal(OC, 1),
           *dout = ops_normal(noc, 1);
-    float *out[3], *dinp[3], *dweight[3];
+    float *out[3], *dinp[3], *dweight[3], *dbias[3];
     const int threads[] = {1, 2, 5}, before = threads_max();
     for (int t = 0; t < 3; t++) {
         MatmulBf16Scratch scratch;
         threads_set(threads[t]);
         matmul_bf16_open(&scratch, *kernel);
         out[t] = ops_floats(noc), dinp[t] = ops_floats(nc), dweight[t] = ops_floats(occ);
+        dbias[t] = ops_floats(OC);
         matmul_bf16_forward_cpu(out[t], inp, packed_weight(matmul_bf16_forward_weight(weight, C), C, OC),
                                 bias, N, C, OC, &scratch);
         matmul_bf16_backward_input_cpu(
             dinp[t], dout, packed_weight(matmul_bf16_backward_weight(weight, C), OC, C), N, C, OC, &scratch);
-        matmul_bf16_backward_weight_cpu(dweight[t], dout, inp, N, C, OC, GRADIENT_SET, &scratch);
-        matmul_bf16_backward_weight_cpu(dweight[t], dout, inp, N, C, OC, GRADIENT_ADD, &scratch);
+        matmul_bf16_backward_weight_cpu(dweight[t], dbias[t], dout, inp, N, C, OC, GRADIENT_SET, &scratch);
+        matmul_bf16_backward_weight_cpu(dweight[t], dbias[t], dout, inp, N, C, OC, GRADIENT_ADD, &scratch);
         EXPECT(ops_same_bits(out[t], out[0], noc), "%s: out with %d threads", kernel->name, threads[t]);
         EXPECT(ops_same_bits(dinp[t], dinp[0], nc), "%s: dinp with %d threads", kernel->name, threads[t]);
+        EXPECT(ops_same_bits(dbias[t], dbias[0], OC), "%s: dbias with %d threads", kernel->name, threads[t]);
         EXPECT(ops_same_bits(dweight[t], dweight[0], occ), "%s: dweight with %d threads", kernel->name,
                threads[t]);
         matmul_bf16_close(&scratch);

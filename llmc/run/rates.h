@@ -81,7 +81,7 @@ static inline void rates_products_(Rates_* r) {
     if (r->is_bf16) {
         matmul_bf16_forward_cpu(r->a, r->b, r->forward, NULL, N, C, OC, &r->bf16);
         matmul_bf16_backward_input_cpu(r->b, r->a, r->backward, N, C, OC, &r->bf16);
-        matmul_bf16_backward_weight_cpu(r->d, r->a, r->b, N, C, OC, GRADIENT_SET, &r->bf16);
+        matmul_bf16_backward_weight_cpu(r->d, NULL, r->a, r->b, N, C, OC, GRADIENT_SET, &r->bf16);
     } else {
         matmul_forward_cpu(r->a, r->b, r->c, NULL, N, C, OC, &r->matmul);
         matmul_backward_input_cpu(r->b, r->a, r->c, N, C, OC, &r->matmul);
