@@ -22,7 +22,6 @@ the MLP, QKV = 3C, Vp tokens of the padded vocabulary.
 #include "llmc/gradient.h"
 #include "llmc/layernorm.h"
 #include "llmc/linear.h"
-#include "llmc/matmul.h"
 #include "llmc/optimizer.h"
 #include "llmc/share.h"
 #include "llmc/text_model.h"

@@ -361,8 +361,8 @@ static inline void attention_bf16_set_keys_(const AttentionBf16Head_* head, int 
     const AttentionHeadCpu_* at = &head->at;
     const size_t dims = attention_bf16_dims_(head);
     float *dk = at->dqkv + at->C, *dv = dk + at->C;
-    bf16_copy_(dk, at->stride, head->s.dk, dims, T, at->HS);
-    bf16_copy_(dv, at->stride, head->s.dv, dims, T, at->HS);
+    bf16_copy_rows(dk, at->stride, head->s.dk, dims, T, at->HS);
+    bf16_copy_rows(dv, at->stride, head->s.dv, dims, T, at->HS);
 }
 
 static inline void attention_bf16_backward_cpu(float* dqkv, const float* dout, const float* qkv,

@@ -10,7 +10,7 @@ instructions, whatever the program is built for, and chosen when the program run
 their sums; one kernel always gives the same bits.
 
 needs:   packed data at multiples of 64 bytes: a row of a tile that straddles two cache lines is several times slower
-defines: Bf16Final, bf16_stream, Bf16Ahead, bf16_nothing_ahead, Bf16Product, Bf16Kernel, Bf16Out, bf16_tile, BF16_KERNELS, bf16_kernels, bf16_kernel, BF16_LANES_KERNEL, BF16_TILES_KERNEL
+defines: Bf16Final, bf16_stream, bf16_copy_rows, Bf16Ahead, bf16_nothing_ahead, Bf16Product, Bf16Kernel, Bf16Out, bf16_tile, BF16_KERNELS, bf16_kernels, bf16_kernel, BF16_LANES_KERNEL, BF16_TILES_KERNEL
 */
 #ifndef LLMC_BF16_TILE_H
 #define LLMC_BF16_TILE_H
@@ -288,8 +288,8 @@ typedef struct {
     int rows, cols;
 } Bf16Out;
 
-static inline void bf16_copy_(float* to, size_t to_stride, const float* from, size_t stride, int rows,
-                              int cols) {
+static inline void bf16_copy_rows(float* to, size_t to_stride, const float* from, size_t stride, int rows,
+                                  int cols) {
     for (int i = 0; i < rows; i++) {
         memcpy(to + i * to_stride, from + i * stride, (size_t)cols * sizeof(float));
     }
@@ -301,12 +301,12 @@ static inline void bf16_edge_(const Bf16Kernel* kernel, Bf16Out out, const float
     __attribute__((aligned(64))) float tile[BF16_TILE * BF16_TILE] = {0};
     const int is_added = mode == GRADIENT_ADD;
     if (is_added) {
-        bf16_copy_(tile, BF16_TILE, out.data, out.stride, out.rows, out.cols);
+        bf16_copy_rows(tile, BF16_TILE, out.data, out.stride, out.rows, out.cols);
     } else if (bias) {
-        bf16_copy_(tile, BF16_TILE, bias, 0, out.rows, out.cols);
+        bf16_copy_rows(tile, BF16_TILE, bias, 0, out.rows, out.cols);
     }
     kernel->product(tile, BF16_TILE, tile, BF16_TILE, left, right, steps, &bf16_nothing_ahead);
-    bf16_copy_(out.data, out.stride, tile, BF16_TILE, out.rows, out.cols);
+    bf16_copy_rows(out.data, out.stride, tile, BF16_TILE, out.rows, out.cols);
 }
 
 // Sets or adds to a tile of results as `mode` says: left times right, and if it is set bias (cols), or NULL. The sums

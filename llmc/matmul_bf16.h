@@ -10,8 +10,11 @@ pack only their other factor. dweight packs both.
 The left factor is packed one slab at a time. A slab has a part for each thread: as many rows as fill half of an L2 cache.
 A thread multiplies its part by one panel (32 columns) of the right factor after another. It takes a block of k at a time,
 which stays in its L1 cache while it meets all rows of the part; the next block is prefetched meanwhile. Sums stay in
-tiles of their own until the slab's last value of k. Each result is a sum over k in an order that does not depend on the
-number of threads.
+tiles of their own until the last value of k: of the slab, or of the product if the right factor is packed before. Each
+result is a sum over k in an order that does not depend on the number of threads.
+
+Processors fetch ahead of what is read in the order of memory, but not of 128 bytes of each of 32 rows. So results are
+written past the caches, or collected to whole rows where they are added to.
 
 defines: MatmulBf16Scratch, matmul_bf16_scratch_bytes, matmul_bf16_open, matmul_bf16_close, matmul_bf16_pairs, matmul_bf16_pack, MatmulBf16,
          matmul_bf16_forward_weight, matmul_bf16_backward_weight,
@@ -238,54 +241,62 @@ static inline void matmul_bf16_stream_(MatmulBf16Out_ out, const float* sums) {
     }
 }
 
+// Final results of a tile: written now or, where `to` is set, left to the product of the next tile.
+static inline Bf16Final matmul_bf16_finish_(MatmulBf16Out_ out, const float* sums, int streams) {
+    Bf16Final final = {sums, out.bias, NULL, out.stride};
+    if (!streams) {
+        matmul_bf16_store_(out, sums, BF16_TILE);
+    } else if (out.rows < BF16_TILE || out.cols < BF16_TILE) {
+        matmul_bf16_stream_(out, sums);
+    } else {
+        final.to = out.data;
+    }
+    return final;
+}
+
 // A part of a slab: tiles [i0, i1), panels [j0, j1).
 typedef struct {
     int i0, i1, j0, j1;
 } MatmulBf16Part_;
 
-// All tiles of a part times one block of k of panel j. Each tile prefetches a share of the block that comes next, and what the
-// next tile writes; past the last panel that is memory which nobody reads. `sums` has room for one tile, or for all of the part
-// if k has several blocks.
+// All tiles of a part times one block of k of panel j. Each tile writes the results of the one before, and prefetches a share
+// of the block that comes next and what the next tile stores; past the last panel that is memory which nobody reads. `sums`
+// has room for one tile, or for all of the part if k has several blocks.
 static inline void matmul_bf16_panel_(const MatmulBf16* m, const MatmulBf16Slab_* slab,
                                       const Bf16Kernel* kernel, float* sums, MatmulBf16Part_ part, int j,
                                       int k, int block) {
+    enum { TILE = BF16_TILE * BF16_TILE };
     const int steps = bf16_steps(int_min(block, slab->k - k)), is_last = k + block >= slab->k;
+    const int is_begun = k > 0 || (slab->sums && slab->k0 > 0);
     const int is_final = is_last && (!slab->sums || slab->k0 + slab->k >= m->K);
-    const int streams = is_final && matmul_bf16_streams_(m, slab), is_stored = is_final && !streams;
-    const int columns = int_ceil_div(slab->j1 - slab->j0, BF16_TILE),
-              is_begun = k > 0 || (slab->sums && slab->k0 > 0);
+    const int streams = is_final && matmul_bf16_streams_(m, slab);
+    const int columns = int_ceil_div(slab->j1 - slab->j0, BF16_TILE);
     const size_t at = (size_t)(k / BF16_STEP) * BF16_STEP_PAIRS;
     const uint32_t* right = slab->right + j * slab->right_tile + at;
     const uint32_t* next =
         is_last ? slab->right + (j + 1) * slab->right_tile : right + (size_t)steps * BF16_STEP_PAIRS;
     const int lines = int_ceil_div(BF16_STEP_PAIRS / BF16_LINE_PAIRS, part.i1 - part.i0); // with each step
     MatmulBf16Out_ out = matmul_bf16_out_(m, slab, part.i0, j);
-    Bf16Final final = {NULL, NULL, NULL, 0}; // of the tile before
+    Bf16Final before = {NULL, NULL, NULL, 0};
     for (int i = part.i0; i < part.i1; i++) {
         const MatmulBf16Out_ after = matmul_bf16_out_(m, slab, int_min(i + 1, part.i1 - 1), j);
-        float* tile = slab->sums
-                          ? slab->sums + ((size_t)i * columns + j) * BF16_TILE * BF16_TILE
-                          : sums + (size_t)(block >= slab->k ? 0 : i - part.i0) * BF16_TILE * BF16_TILE;
+        float* tile = slab->sums ? slab->sums + ((size_t)i * columns + j) * TILE
+                                 : sums + (size_t)(block >= slab->k ? 0 : i - part.i0) * TILE;
         const Bf16Ahead ahead = {next + (size_t)(i - part.i0) * steps * lines * BF16_LINE_PAIRS,
                                  lines,
-                                 is_stored ? after.data : NULL,
+                                 is_final && !streams ? after.data : NULL,
                                  after.stride,
-                                 final.to ? &final : NULL,
+                                 before.to ? &before : NULL,
                                  int_ceil_div(BF16_TILE, steps)};
         kernel->product(tile, BF16_TILE, is_begun ? tile : NULL, BF16_TILE,
                         slab->left + i * slab->left_tile + at, right, steps, &ahead);
-        final.to = NULL;
-        if (streams && out.rows == BF16_TILE && out.cols == BF16_TILE) {
-            final = (Bf16Final){tile, out.bias, out.data, out.stride};
-        } else if (streams) {
-            matmul_bf16_stream_(out, tile);
-        } else if (is_stored) {
-            matmul_bf16_store_(out, tile, BF16_TILE);
+        if (is_final) {
+            before = matmul_bf16_finish_(out, tile, streams);
         }
         out = after;
     }
-    if (final.to) {
-        bf16_stream(&final);
+    if (before.to) {
+        bf16_stream(&before);
     }
 }
 
