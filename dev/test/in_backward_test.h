@@ -30,7 +30,7 @@ static inline void in_backward_line_(char line[1024], int layers, const char* op
 
 // The two runs have the same bits, logged norms included.
 static inline void in_backward_same_bits_(const Trainer* trainer, int layers, const char* options) {
-    char rest[512], line[1024], whole[2][256];
+    char rest[640], line[1024], whole[2][256];
     static int count = 0;
     count++;
     for (int i = 0; i < 2; i++) {
