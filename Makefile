@@ -54,7 +54,7 @@ LIBRARY = $(BUILD)/libllmc.a
 HEADERS = $(wildcard llmc/*.h llmc/*.cuh llmc/*/*.h llmc/*/*.cuh)
 MODULES = $(basename $(notdir $(wildcard dev/test/test_*.c)))
 # What uses vectors (llmc/base/vec.h) is also tested for other processors than this one.
-VECTOR_TESTS = test_vec test_matmul test_matmul_bf16 test_matvec test_attention test_attention_bf16 test_encoder test_layernorm test_gelu test_classifier test_adamw test_optimizers test_bpe test_gpt2
+VECTOR_TESTS = test_vec test_matmul test_matmul_bf16 test_matvec test_attention test_attention_bf16 test_encoder test_layernorm test_gelu test_classifier test_classifier_bf16 test_adamw test_optimizers test_bpe test_gpt2
 TESTS   = $(MODULES:%=$(BUILD)/%) $(BUILD)/test_gpt2
 
 # What is built depends on the compiler and its flags, too: the file `flags` of a build has those it was made with, and

@@ -14,6 +14,7 @@ the MLP, QKV = 3C, Vp tokens of the padded vocabulary.
 #include "llmc/bf16_tile.h"
 #include "llmc/checksum.h"
 #include "llmc/classifier.h"
+#include "llmc/classifier_bf16.h"
 #include "llmc/comm.h"
 #include "llmc/encoder.h"
 #include "llmc/freeze.h"
@@ -52,6 +53,7 @@ the MLP, QKV = 3C, Vp tokens of the padded vocabulary.
 struct GPT2 {
     GPT2Config cfg;
     int B, T;                 // micro-batches up to B sequences of up to T tokens
+    int chunk;                // tokens that have logits in memory
     RecomputeLevel recompute; // which activations the backward pass computes again
     Freeze freeze;            // which parameters stay as they are
     TensorRow parameter_rows[GPT2_PARAMETER_ROWS], activation_rows[GPT2_ACTIVATION_ROWS];
@@ -69,6 +71,7 @@ struct GPT2 {
     Zero zero; // what of it this process updates, and what moves between processes
     Linear linear;
     Attention attention;
+    ClassifierBf16Scratch classifier; // if products are in bf16
     InBackward* now;      // decides on the update that the backward pass makes; NULL: it makes none
     void* update_scratch; // of some rules
     double* norm_partial; // sums of squares of blocks of the gradient
@@ -97,6 +100,10 @@ static void open_training(GPT2* model, const ZeroPlan* zero, const Options* o) {
     model->update_scratch = check_alloc(planned_update_cpu(&model->state, o), 1, "scratch of the update");
     tensor_rows_bind(&model->grads, model->gradient_rows, GPT2_PARAMETER_ROWS, model->grads_memory);
     tensor_rows_bind(&model->acts, model->activation_rows, GPT2_ACTIVATION_ROWS, model->acts_memory);
+    if (model->linear.is_bf16) {
+        classifier_bf16_open(&model->classifier, model->acts.logits, planned_classifier_cpu(model->cfg, o),
+                             model->cfg.C, model->cfg.Vp);
+    }
     zero_open_cpu(&model->zero, *zero, model->cfg, model->parameter_rows, (float*)model->params_memory,
                   (float*)model->grads_memory, model->comm);
     model->norm_partial = (double*)check_alloc(planned_norm_cpu(zero), 1, "gradient norm");
@@ -125,6 +132,7 @@ static void gpt2_open(GPT2* model, GPT2Config cfg, const Options* o, Comm* comm)
     model->cfg = cfg;
     model->B = o->batch;
     model->T = o->seq_len;
+    model->chunk = (int)planned_logits_cpu(cfg, o);
     model->recompute = (RecomputeLevel)o->recompute;
     model->freeze = freeze_of(cfg.L, o->freeze);
     model->comm = comm;
@@ -152,6 +160,7 @@ static void gpt2_close(GPT2* model) {
     linear_close(&model->linear);
     if (model->recompute != RECOMPUTE_NEVER) {
         zero_close_cpu(&model->zero);
+        classifier_bf16_close(&model->classifier);
     }
     free(model->acts_memory);
     free(model->state_memory);
@@ -236,15 +245,31 @@ static void gpt2_logits(GPT2* model, int first, int count) {
                        count, C, model->cfg.Vp, &model->linear);
 }
 
-// Tokens that the classifier takes at a time: for the largest batch, and for smaller ones, too.
-static int classifier_chunk(const GPT2* model) {
-    return (int)gpt2_classifier_chunk(model->cfg, (size_t)model->B * (size_t)model->T);
+// The classifier with products in bf16, which keeps no logits.
+static ClassifierBf16 classifier_bf16(const GPT2* model, Batch batch, PackedFor kinds) {
+    const PackedWeights* packed = &model->linear.packed;
+    const float* wte = model->params.wte;
+    return (ClassifierBf16){model->acts.lnf,
+                            wte,
+                            packed_weights_find(packed, wte, PACKED_FORWARD),
+                            kinds == PACKED_BACKWARD ? packed_weights_find(packed, wte, PACKED_BACKWARD)
+                                                     : NULL,
+                            batch.targets,
+                            batch.B * batch.T,
+                            model->cfg.C,
+                            model->cfg.V,
+                            model->cfg.Vp};
 }
 
 // Sets the losses (N), chunk by chunk, without gradients; and is_top (N), unless NULL: whether each target was the most
 // likely token. After gpt2_forward on the same batch.
 static void classifier_losses(GPT2* model, Batch batch, int* is_top) {
-    const int N = batch.B * batch.T, chunk = classifier_chunk(model);
+    const int N = batch.B * batch.T, chunk = model->chunk;
+    if (model->linear.is_bf16 && !is_top) {
+        const ClassifierBf16 classifier = classifier_bf16(model, batch, PACKED_FORWARD);
+        classifier_bf16_losses_cpu(model->acts.losses, &classifier, &model->classifier, &model->linear.bf16);
+        return;
+    }
     for (int n = 0; n < N; n += chunk) {
         const int count = n + chunk < N ? chunk : N - n;
         gpt2_logits(model, n, count);
@@ -359,8 +384,14 @@ static void block_backward(GPT2* model, int l, Batch batch, GradientMode mode) {
 static void classifier_gradients(GPT2* model, float* dlnf, Batch batch, float dloss, GradientMode mode) {
     const GPT2Activations a = model->acts;
     const int C = model->cfg.C, V = model->cfg.V, Vp = model->cfg.Vp;
-    const int N = batch.B * batch.T, chunk = classifier_chunk(model);
+    const int N = batch.B * batch.T, chunk = model->chunk;
     float* dwte = gradients_at_layer(model, 0).wte;
+    if (model->linear.is_bf16) {
+        const ClassifierBf16 classifier = classifier_bf16(model, batch, PACKED_BACKWARD);
+        classifier_bf16_gradients_cpu(a.losses, dlnf, dwte, &classifier, dloss, mode, &model->classifier,
+                                      &model->linear.bf16);
+        return;
+    }
     for (int n = 0; n < N; n += chunk) {
         const int count = n + chunk < N ? chunk : N - n;
         const size_t at = (size_t)n * C;

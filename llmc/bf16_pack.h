@@ -10,8 +10,8 @@ the operand of every bf16 instruction. A step is 32 values of k:
 What lies past the matrix is zero. bf16_vec_pack runs everywhere; bf16_avx512_pack, on processors that have AVX-512 with
 BF16, packs the same bits but for denormals, which it makes zero; the trainer's products take them for zero anyway.
 
-defines: BF16_TILE, BF16_STEP, BF16_STEP_PAIRS, BF16_LINE_PAIRS, bf16_steps, bf16_round_row, Bf16Part, Bf16Pack, bf16_vec_pack, bf16_avx512_pack,
-         bf16_avx512_pack_away, BF16_AVX512,
+defines: BF16_TILE, BF16_STEP, BF16_STEP_PAIRS, BF16_LINE_PAIRS, bf16_steps, bf16_round_row, Bf16Part, Bf16Pack, Bf16PackTile, bf16_vec_pack,
+         bf16_vec_pack_tile, bf16_avx512_pack, bf16_avx512_pack_away, bf16_avx512_pack_tile, BF16_AVX512,
          bf16_has_avx512, bf16_pack_left, bf16_pack_right
 */
 #ifndef LLMC_BF16_PACK_H
@@ -91,6 +91,9 @@ ALWAYS_INLINE Bf16Part bf16_inside_(float* copy, Bf16Part part, int i0, int k0, 
     return (Bf16Part){copy, (size_t)(k_contiguous ? 2 * lanes : lanes), lines, k};
 }
 
+// Packs a whole tile (32, 32) twice, as left factors: its rows, and its columns.
+typedef void (*Bf16PackTile)(uint32_t* rows, uint32_t* cols, const float* tile);
+
 // Packs squares of `lanes` lines and pairs in the order of memory: caches and what fetches ahead want long rows. P##square_
 // reads a square: a line in each vector if k is contiguous, else a pair of each line; P##transpose_ turns one into the other.
 // This is the body of a Bf16Pack.
@@ -136,6 +139,11 @@ ALWAYS_INLINE void bf16_pack_vec_transpose_(VecBits square[LANES]) {
 static inline void bf16_vec_pack(uint32_t* to, size_t tile, const Bf16Part* part, int k_contiguous,
                                  int is_left) {
     BF16_PACK_SQUARES_(bf16_pack_vec_, LANES, vec_store_bits)
+}
+static inline void bf16_vec_pack_tile(uint32_t* rows, uint32_t* cols, const float* tile) {
+    const Bf16Part part = {tile, BF16_TILE, BF16_TILE, BF16_STEP};
+    bf16_vec_pack(rows, 0, &part, 1, 1);
+    bf16_vec_pack(cols, 0, &part, 0, 1);
 }
 
 // ---- AVX-512, which the compilers know since gcc 11 and clang 12 ----
@@ -188,6 +196,22 @@ static inline BF16_AVX512 void bf16_avx512_pack(uint32_t* to, size_t tile, const
 static inline BF16_AVX512 void bf16_avx512_pack_away(uint32_t* to, size_t tile, const Bf16Part* part,
                                                      int k_contiguous, int is_left) {
     BF16_PACK_SQUARES_(bf16_pack_avx512_, 16, bf16_pack_avx512_stream_)
+}
+static inline BF16_AVX512 void bf16_avx512_pack_tile(uint32_t* rows, uint32_t* cols, const float* tile) {
+    _Pragma("GCC unroll 4") for (int i = 0; i < BF16_TILE; i++) {
+        const float* row = tile + i * BF16_TILE;
+        const __m512bh both = _mm512_cvtne2ps_pbh(_mm512_loadu_ps(row + 16), _mm512_loadu_ps(row));
+        _mm512_store_si512(rows + i * 16, (__m512i)both);
+    }
+    for (int j = 0; j < BF16_TILE; j += 16) {
+        const Bf16Part part = {tile + j, BF16_TILE, 16, BF16_STEP};
+        __m512i square[16];
+        bf16_pack_avx512_square_(square, part, 0);
+        bf16_pack_avx512_transpose_(square);
+        _Pragma("GCC unroll 16") for (int i = 0; i < 16; i++) {
+            _mm512_store_si512(cols + (j + i) * 16, square[i]);
+        }
+    }
 }
 #endif
 

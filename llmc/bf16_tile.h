@@ -10,7 +10,8 @@ instructions, whatever the program is built for, and chosen when the program run
 their sums; one kernel always gives the same bits.
 
 needs:   packed data at multiples of 64 bytes: a row of a tile that straddles two cache lines is several times slower
-defines: Bf16Final, bf16_stream, bf16_copy_rows, Bf16Ahead, bf16_nothing_ahead, Bf16Product, Bf16Kernel, Bf16Out, bf16_tile, BF16_KERNELS, bf16_kernels, bf16_kernel, BF16_LANES_KERNEL, BF16_TILES_KERNEL
+defines: Bf16Finish, Bf16Ahead, bf16_nothing_ahead, Bf16Product, Bf16Kernel, BF16_KERNELS, bf16_kernels, bf16_kernel, Bf16Out, bf16_copy_rows,
+         bf16_tile, BF16_LANES_KERNEL, BF16_TILES_KERNEL
 */
 #ifndef LLMC_BF16_TILE_H
 #define LLMC_BF16_TILE_H
@@ -32,38 +33,22 @@ defines: Bf16Final, bf16_stream, bf16_copy_rows, Bf16Ahead, bf16_nothing_ahead, 
 
 // ---- kernels ----
 
-// Results that are final and go past the caches: a tile of sums, of which bias (32) or NULL is added to each row.
-typedef struct {
-    const float *sums, *bias;
-    float* to;
-    size_t stride; // of rows at `to`
-} Bf16Final;
-
-ALWAYS_INLINE void bf16_stream_row_(const Bf16Final* final, int i) {
-    for (int j = 0; j < BF16_TILE; j += LANES) {
-        const Vec sum = vec_load(final->sums + i * BF16_TILE + j);
-        vec_stream(final->to + i * final->stride + j, final->bias ? vec_load(final->bias + j) + sum : sum);
-    }
-}
-static inline void bf16_stream(const Bf16Final* final) {
-    for (int i = 0; i < BF16_TILE; i++) {
-        bf16_stream_row_(final, i);
-    }
-}
+// What becomes of a tile of final sums: called for its rows [begin, end), from 0 to 32 in order.
+typedef void (*Bf16Finish)(const void* tile, int begin, int end);
 
 // What a kernel does beside its product. It may prefetch: with each step the next `lines` cache lines from `read` on, and the
-// next `rows` of the 32 rows at `write`, of 128 bytes each; processors prefetch for vectors by themselves, but hardly for
-// tiles. It writes the results of another tile, `rows` with each step, while it waits for its own: steps * rows >= 32.
+// next `rows` of the 32 rows at `touch`, of 128 bytes each; processors prefetch for vectors by themselves, but hardly for
+// tiles. It finishes another tile, `rows` with each step, while it waits for its own sums: steps * rows >= 32.
 typedef struct {
     const uint32_t* read;
-    int lines;
-    float* write; // or NULL
+    int lines, rows;
+    const float* touch; // or NULL
     size_t stride;
-    const Bf16Final* final; // or NULL
-    int rows;
+    Bf16Finish finish; // or NULL
+    const void* tile;
 } Bf16Ahead;
 
-static const Bf16Ahead bf16_nothing_ahead = {NULL, 0, NULL, 0, NULL, 0};
+static const Bf16Ahead bf16_nothing_ahead = {NULL, 0, 0, NULL, 0, NULL, NULL};
 
 // Sets out (32, 32), whose rows are `stride` apart, to `first` plus the product. `first` has rows `first_stride` apart,
 // may be out itself, or one row with stride 0; NULL stands for zeros. `ahead` is a pointer: a struct by value is written
@@ -80,6 +65,7 @@ typedef struct {
     int runs;            // on this machine
     Bf16Pack pack;       // the fastest here
     Bf16Pack pack_away;  // the same, past the caches: for what is not read soon
+    Bf16PackTile pack_tile;
 } Bf16Kernel;
 
 // A kernel with vectors of P##LANES_ results: ROWS x 2 of them stay in registers while k runs. P##dot_(sum, a, b) adds the
@@ -88,8 +74,8 @@ typedef struct {
     static inline attributes void name(float* out, size_t stride, const float* first, size_t first_stride,   \
                                        const uint32_t* left, const uint32_t* right, int steps,               \
                                        const Bf16Ahead* ahead) {                                             \
-        if (ahead->final) {                                                                                  \
-            bf16_stream(ahead->final);                                                                       \
+        if (ahead->finish) {                                                                                 \
+            ahead->finish(ahead->tile, 0, BF16_TILE);                                                        \
         }                                                                                                    \
         for (int tile = 0; tile < BF16_TILE / (ROWS)*BF16_TILE / (2 * P##LANES_); tile++) {                  \
             const int i = tile % (BF16_TILE / (ROWS)) * (ROWS);                                              \
@@ -125,12 +111,12 @@ ALWAYS_INLINE void bf16_beside_(const Bf16Ahead* ahead, int step) {
         __builtin_prefetch(ahead->read + (size_t)i * BF16_LINE_PAIRS, 0, 2);
     }
     const int row = step * ahead->rows, end = int_min(row + ahead->rows, BF16_TILE);
-    for (int i = row; ahead->write && i < end; i++) {
-        __builtin_prefetch(ahead->write + i * ahead->stride, 1);
-        __builtin_prefetch(ahead->write + i * ahead->stride + BF16_TILE / 2, 1);
+    for (int i = row; ahead->touch && i < end; i++) {
+        __builtin_prefetch(ahead->touch + i * ahead->stride, 1);
+        __builtin_prefetch(ahead->touch + i * ahead->stride + BF16_TILE / 2, 1);
     }
-    for (int i = row; ahead->final && i < end; i++) {
-        bf16_stream_row_(ahead->final, i);
+    if (ahead->finish && row < end) {
+        ahead->finish(ahead->tile, row, end);
     }
 }
 
@@ -247,24 +233,27 @@ enum { BF16_KERNELS = 3 };
 static inline int bf16_kernels(Bf16Kernel kernels[BF16_KERNELS]) {
     int n = 0;
     Bf16Pack pack = bf16_vec_pack, away = bf16_vec_pack;
+    Bf16PackTile tile = bf16_vec_pack_tile;
 #ifdef BF16_AVX512
     const int has_avx512 = bf16_has_avx512();
     pack = has_avx512 ? bf16_avx512_pack : pack;
     away = has_avx512 ? bf16_avx512_pack_away : away;
+    tile = has_avx512 ? bf16_avx512_pack_tile : tile;
 #endif
 #ifdef BF16_AMX_
     kernels[n++] = (Bf16Kernel){
-        "AMX", bf16_product_amx_, bf16_begin_amx_, bf16_end_amx_, 1, amx_runs(AMX_BF16), pack, away};
+        "AMX", bf16_product_amx_, bf16_begin_amx_, bf16_end_amx_, 1, amx_runs(AMX_BF16), pack, away, tile};
 #endif
 #ifdef BF16_AVX512
     kernels[n++] = (Bf16Kernel){
-        "AVX-512 BF16", bf16_product_avx512_, bf16_nothing_, bf16_nothing_, 1, has_avx512, pack, away};
+        "AVX-512 BF16", bf16_product_avx512_, bf16_nothing_, bf16_nothing_, 1, has_avx512, pack, away, tile};
 #endif
 #ifdef BF16_NEON_
-    kernels[n++] = (Bf16Kernel){"NEON BF16", bf16_product_neon_, bf16_nothing_, bf16_nothing_,
-                                1,           bf16_has_neon_(),   pack,          away};
+    kernels[n++] = (Bf16Kernel){
+        "NEON BF16", bf16_product_neon_, bf16_nothing_, bf16_nothing_, 1, bf16_has_neon_(), pack, away, tile};
 #endif
-    kernels[n++] = (Bf16Kernel){VEC_ISA, bf16_product_vec_, bf16_nothing_, bf16_nothing_, 0, 1, pack, away};
+    kernels[n++] =
+        (Bf16Kernel){VEC_ISA, bf16_product_vec_, bf16_nothing_, bf16_nothing_, 0, 1, pack, away, tile};
     return n;
 }
 

@@ -16,7 +16,11 @@ result is a sum over k in an order that does not depend on the number of threads
 Processors fetch ahead of what is read in the order of memory, but not of 128 bytes of each of 32 rows. So results are
 written past the caches, or collected to whole rows where they are added to.
 
-defines: MatmulBf16Scratch, matmul_bf16_scratch_bytes, matmul_bf16_open, matmul_bf16_close, matmul_bf16_pairs, matmul_bf16_pack, MatmulBf16,
+A caller may take tiles of results itself, while they are in a cache: MatmulBf16.finish. The same MATMUL_BF16_PART_PANELS panels of
+a row are finished in their order, by one thread.
+
+defines: MatmulBf16Scratch, matmul_bf16_scratch_bytes, matmul_bf16_open, matmul_bf16_close, matmul_bf16_pairs, matmul_bf16_pack,
+         matmul_bf16_pack_left, MatmulBf16Factor, matmul_bf16_matrix, matmul_bf16_packed, MatmulBf16Tile, MatmulBf16,
          matmul_bf16_forward_weight, matmul_bf16_backward_weight,
          matmul_bf16_product_cpu, matmul_bf16_forward_cpu, matmul_bf16_backward_input_cpu,
          matmul_bf16_backward_weight_cpu
@@ -92,16 +96,44 @@ static inline void matmul_bf16_open(MatmulBf16Scratch* scratch, Bf16Kernel kerne
 
 static inline void matmul_bf16_close(MatmulBf16Scratch* scratch) { free(scratch->right); }
 
+// A factor: a matrix, or the whole of it packed, its tiles of 32 rows (left) or columns (right) `tile` pairs apart.
+typedef struct {
+    Matrix matrix;
+    const uint32_t* packed; // or NULL
+    size_t tile;
+} MatmulBf16Factor;
+
+static inline MatmulBf16Factor matmul_bf16_matrix(Matrix matrix) {
+    return (MatmulBf16Factor){matrix, NULL, 0};
+}
+// Packed by matmul_bf16_pack, or the values of k from k0 on of what was.
+static inline MatmulBf16Factor matmul_bf16_packed(const uint32_t* packed, int K) {
+    return (MatmulBf16Factor){{NULL, 0, 0}, packed, matmul_bf16_pairs(1, K)};
+}
+
+// A tile of a product whose sums are final.
+typedef struct {
+    float* sums;         // (32, 32)
+    int row, col;        // its first one in the product
+    int rows, cols;      // up to 32
+    float* out;          // where it belongs
+    size_t stride;       // of rows at `out`
+    const float* bias;   // of these columns, or NULL
+    int is_added;        // to what is at `out`
+    const void* context; // of the product
+} MatmulBf16Tile;
+
 // out (M, N) = left (M, K) right (K, N) + bias (N), set or added to as `mode` says; out is row-major without gaps.
 typedef struct {
     float* out;
-    Matrix left, right;
-    const uint32_t* packed; // the whole right factor, packed; NULL: `right` is read
+    MatmulBf16Factor left, right;
     int M, N, K;
     const float* bias; // or NULL
     float*
         row_sums; // (M), of the left factor's rows before they are rounded, set or added to as out is; or NULL
     GradientMode mode;
+    Bf16Finish finish; // takes each MatmulBf16Tile instead of `out`, which is NULL; or NULL
+    const void* context;
 } MatmulBf16;
 
 // A slab of a product: rows [i0, i1), columns [j0, j1) and values of k from k0 on, and where its factors are packed:
@@ -189,69 +221,71 @@ static inline void matmul_bf16_pack(Bf16Pack pack, uint32_t* to, Matrix right, i
     matmul_bf16_pack_panels_(pack, to, right, 0, N, 0, K);
 }
 
-// Where the results of a tile belong, and how many of its rows and columns.
-typedef struct {
-    float* data;
-    size_t stride;
-    const float* bias; // of these columns, or NULL
-    int rows, cols, is_added;
-} MatmulBf16Out_;
+// Packs a left factor (M, K) into matmul_bf16_pairs(M, K).
+static inline void matmul_bf16_pack_left(Bf16Pack pack, uint32_t* to, Matrix left, int M, int K) {
+#pragma omp parallel
+    matmul_bf16_pack_rows_(pack, to, left, 0, M, 0, K, NULL);
+}
 
-static inline MatmulBf16Out_ matmul_bf16_out_(const MatmulBf16* m, const MatmulBf16Slab_* slab, int i,
-                                              int j) {
+// Whether these are the last values of k, after which no sums remain to be added.
+static inline int matmul_bf16_is_final_(const MatmulBf16* m, const MatmulBf16Slab_* slab) {
+    return !slab->sums || slab->k0 + slab->k >= m->K;
+}
+
+// Tile i of panel j.
+static inline MatmulBf16Tile matmul_bf16_tile_(const MatmulBf16* m, const MatmulBf16Slab_* slab, float* sums,
+                                               int i, int j) {
     const int row = slab->i0 + i * BF16_TILE, col = slab->j0 + j * BF16_TILE;
     const int is_first = slab->sums || slab->k0 == 0; // what out is set to
-    return (MatmulBf16Out_){m->out + (size_t)row * m->N + col,          (size_t)m->N,
-                            is_first && m->bias ? m->bias + col : NULL, int_min(BF16_TILE, slab->i1 - row),
-                            int_min(BF16_TILE, slab->j1 - col),         !is_first || m->mode == GRADIENT_ADD};
+    return (MatmulBf16Tile){sums,
+                            row,
+                            col,
+                            int_min(BF16_TILE, slab->i1 - row),
+                            int_min(BF16_TILE, slab->j1 - col),
+                            m->out ? m->out + (size_t)row * m->N + col : NULL,
+                            (size_t)m->N,
+                            is_first && m->bias ? m->bias + col : NULL,
+                            !is_first || m->mode == GRADIENT_ADD,
+                            m->context};
 }
 
-// Large results that are final go past the caches: whole lines are written, so memory need not be read first.
-static inline int matmul_bf16_streams_(const MatmulBf16* m, const MatmulBf16Slab_* slab) {
-    return (slab->sums || slab->k == m->K) && m->mode == GRADIENT_SET && m->N % 16 == 0 &&
-           (uintptr_t)m->out % 64 == 0 && (size_t)m->M * m->N * sizeof(float) >= MATMUL_BF16_STREAM_BYTES;
-}
-
-// Sets a row of results to the sums of a tile, or adds these.
-static inline void matmul_bf16_store_row_(float* to, const float* sums, MatmulBf16Out_ out) {
+// Sets a row of results to sums, or adds these.
+static inline void matmul_bf16_store_row_(const MatmulBf16Tile* tile, float* to, const float* sums,
+                                          int cols) {
+    const float* bias = tile->bias;
     int j = 0;
-    for (; j + LANES <= out.cols; j += LANES) {
+    for (; j + LANES <= cols; j += LANES) {
         const Vec sum = vec_load(sums + j);
-        vec_store(to + j, out.is_added ? vec_load(to + j) + sum
-                          : out.bias   ? vec_load(out.bias + j) + sum
-                                       : sum);
+        vec_store(to + j, tile->is_added ? vec_load(to + j) + sum : bias ? vec_load(bias + j) + sum : sum);
     }
-    for (; j < out.cols; j++) {
-        to[j] = out.is_added ? to[j] + sums[j] : out.bias ? out.bias[j] + sums[j] : sums[j];
+    for (; j < cols; j++) {
+        to[j] = tile->is_added ? to[j] + sums[j] : bias ? bias[j] + sums[j] : sums[j];
     }
 }
 
-static inline void matmul_bf16_store_(MatmulBf16Out_ out, const float* sums, size_t stride) {
-    for (int i = 0; i < out.rows; i++) {
-        matmul_bf16_store_row_(out.data + i * out.stride, sums + i * stride, out);
+static inline void matmul_bf16_store_(const void* of, int begin, int end) {
+    const MatmulBf16Tile* tile = (const MatmulBf16Tile*)of;
+    for (int i = begin; i < int_min(end, tile->rows); i++) {
+        matmul_bf16_store_row_(tile, tile->out + i * tile->stride, tile->sums + i * BF16_TILE, tile->cols);
     }
 }
 
-static inline void matmul_bf16_stream_(MatmulBf16Out_ out, const float* sums) {
-    for (int i = 0; i < out.rows; i++) {
-        for (int j = 0; j < out.cols; j += LANES) {
-            const Vec sum = vec_load(sums + i * BF16_TILE + j);
-            vec_stream(out.data + i * out.stride + j, out.bias ? vec_load(out.bias + j) + sum : sum);
+// Large results go past the caches: whole lines are written, so memory need not be read first.
+static inline void matmul_bf16_stream_(const void* of, int begin, int end) {
+    const MatmulBf16Tile* tile = (const MatmulBf16Tile*)of;
+    for (int i = begin; i < int_min(end, tile->rows); i++) {
+        for (int j = 0; j < tile->cols; j += LANES) {
+            const Vec sum = vec_load(tile->sums + i * BF16_TILE + j);
+            vec_stream(tile->out + i * tile->stride + j, tile->bias ? vec_load(tile->bias + j) + sum : sum);
         }
     }
 }
 
-// Final results of a tile: written now or, where `to` is set, left to the product of the next tile.
-static inline Bf16Final matmul_bf16_finish_(MatmulBf16Out_ out, const float* sums, int streams) {
-    Bf16Final final = {sums, out.bias, NULL, out.stride};
-    if (!streams) {
-        matmul_bf16_store_(out, sums, BF16_TILE);
-    } else if (out.rows < BF16_TILE || out.cols < BF16_TILE) {
-        matmul_bf16_stream_(out, sums);
-    } else {
-        final.to = out.data;
-    }
-    return final;
+static inline Bf16Finish matmul_bf16_finish_(const MatmulBf16* m, const MatmulBf16Slab_* slab) {
+    const int streams = (slab->sums || slab->k == m->K) && m->mode == GRADIENT_SET && m->N % 16 == 0 &&
+                        (uintptr_t)m->out % 64 == 0 &&
+                        (size_t)m->M * m->N * sizeof(float) >= MATMUL_BF16_STREAM_BYTES;
+    return m->finish ? m->finish : streams ? matmul_bf16_stream_ : matmul_bf16_store_;
 }
 
 // A part of a slab: tiles [i0, i1), panels [j0, j1).
@@ -259,61 +293,74 @@ typedef struct {
     int i0, i1, j0, j1;
 } MatmulBf16Part_;
 
-// All tiles of a part times one block of k of panel j. Each tile writes the results of the one before, and prefetches a share
-// of the block that comes next and what the next tile stores; past the last panel that is memory which nobody reads. `sums`
-// has room for one tile, or for all of the part if k has several blocks.
-static inline void matmul_bf16_panel_(const MatmulBf16* m, const MatmulBf16Slab_* slab,
-                                      const Bf16Kernel* kernel, float* sums, MatmulBf16Part_ part, int j,
-                                      int k, int block) {
+// Panel j of a part, with one block of k.
+typedef struct {
+    const MatmulBf16* m;
+    const MatmulBf16Slab_* slab;
+    MatmulBf16Part_ part;
+    float* sums; // room for one tile, or for all of the part's rows if k has several blocks
+    Bf16Finish finish;
+    int j, k, block; // first value of k in the slab, values of k
+} MatmulBf16Pass_;
+
+// Its tile i.
+static inline MatmulBf16Tile matmul_bf16_sums_of_(const MatmulBf16Pass_* pass, int i) {
     enum { TILE = BF16_TILE * BF16_TILE };
-    const int steps = bf16_steps(int_min(block, slab->k - k)), is_last = k + block >= slab->k;
+    const MatmulBf16Slab_* slab = pass->slab;
+    const int panels = int_ceil_div(slab->j1 - slab->j0, BF16_TILE);
+    const int tile = pass->block >= slab->k ? 0 : i - pass->part.i0;
+    float* sums =
+        slab->sums ? slab->sums + ((size_t)i * panels + pass->j) * TILE : pass->sums + (size_t)tile * TILE;
+    return matmul_bf16_tile_(pass->m, slab, sums, i, pass->j);
+}
+
+// Each tile finishes the one before, and prefetches a share of the block that comes next and where its own sums go; past the last
+// panel that is memory which nobody reads.
+static inline void matmul_bf16_pass_(const MatmulBf16Pass_* pass, const Bf16Kernel* kernel) {
+    const MatmulBf16Slab_* slab = pass->slab;
+    const int i0 = pass->part.i0, i1 = pass->part.i1, k = pass->k;
+    const int steps = bf16_steps(int_min(pass->block, slab->k - k)), is_last = k + pass->block >= slab->k;
     const int is_begun = k > 0 || (slab->sums && slab->k0 > 0);
-    const int is_final = is_last && (!slab->sums || slab->k0 + slab->k >= m->K);
-    const int streams = is_final && matmul_bf16_streams_(m, slab);
-    const int columns = int_ceil_div(slab->j1 - slab->j0, BF16_TILE);
+    const int is_final = is_last && matmul_bf16_is_final_(pass->m, slab);
     const size_t at = (size_t)(k / BF16_STEP) * BF16_STEP_PAIRS;
-    const uint32_t* right = slab->right + j * slab->right_tile + at;
+    const uint32_t* right = slab->right + pass->j * slab->right_tile + at;
     const uint32_t* next =
-        is_last ? slab->right + (j + 1) * slab->right_tile : right + (size_t)steps * BF16_STEP_PAIRS;
-    const int lines = int_ceil_div(BF16_STEP_PAIRS / BF16_LINE_PAIRS, part.i1 - part.i0); // with each step
-    MatmulBf16Out_ out = matmul_bf16_out_(m, slab, part.i0, j);
-    Bf16Final before = {NULL, NULL, NULL, 0};
-    for (int i = part.i0; i < part.i1; i++) {
-        const MatmulBf16Out_ after = matmul_bf16_out_(m, slab, int_min(i + 1, part.i1 - 1), j);
-        float* tile = slab->sums ? slab->sums + ((size_t)i * columns + j) * TILE
-                                 : sums + (size_t)(block >= slab->k ? 0 : i - part.i0) * TILE;
-        const Bf16Ahead ahead = {next + (size_t)(i - part.i0) * steps * lines * BF16_LINE_PAIRS,
+        is_last ? slab->right + (pass->j + 1) * slab->right_tile : right + (size_t)steps * BF16_STEP_PAIRS;
+    const int lines = int_ceil_div(BF16_STEP_PAIRS / BF16_LINE_PAIRS, i1 - i0); // with each step
+    const int touches = is_final && pass->finish == matmul_bf16_store_;
+    MatmulBf16Tile before;
+    for (int i = i0; i < i1; i++) {
+        const MatmulBf16Tile tile = matmul_bf16_sums_of_(pass, i);
+        const Bf16Ahead ahead = {next + (size_t)(i - i0) * steps * lines * BF16_LINE_PAIRS,
                                  lines,
-                                 is_final && !streams ? after.data : NULL,
-                                 after.stride,
-                                 before.to ? &before : NULL,
-                                 int_ceil_div(BF16_TILE, steps)};
-        kernel->product(tile, BF16_TILE, is_begun ? tile : NULL, BF16_TILE,
+                                 int_ceil_div(BF16_TILE, steps),
+                                 touches ? tile.out : NULL,
+                                 tile.stride,
+                                 is_final && i > i0 ? pass->finish : NULL,
+                                 &before};
+        kernel->product(tile.sums, BF16_TILE, is_begun ? tile.sums : NULL, BF16_TILE,
                         slab->left + i * slab->left_tile + at, right, steps, &ahead);
-        if (is_final) {
-            before = matmul_bf16_finish_(out, tile, streams);
-        }
-        out = after;
+        before = tile;
     }
-    if (before.to) {
-        bf16_stream(&before);
+    if (is_final) {
+        pass->finish(&before, 0, BF16_TILE);
     }
 }
 
 static inline void matmul_bf16_part_(const MatmulBf16* m, const MatmulBf16Slab_* slab,
                                      const Bf16Kernel* kernel, float* sums, MatmulBf16Part_ part) {
     const int block = matmul_step_(slab->k, MATMUL_BF16_BLOCK_K, BF16_STEP);
-    for (int j = part.j0; j < part.j1; j++) {
-        for (int k = 0; k < slab->k; k += block) {
-            matmul_bf16_panel_(m, slab, kernel, sums, part, j, k, block);
+    MatmulBf16Pass_ pass = {m, slab, part, sums, matmul_bf16_finish_(m, slab), 0, 0, block};
+    for (pass.j = part.j0; pass.j < part.j1; pass.j++) {
+        for (pass.k = 0; pass.k < slab->k; pass.k += block) {
+            matmul_bf16_pass_(&pass, kernel);
         }
     }
 }
 
-// What is added to a matrix in memory goes there by whole rows, if the right factor is small: processors fetch ahead of
-// reads that follow each other, but not of 128 bytes here and there.
+// What is added to a matrix in memory goes there by whole rows, if the right factor is small.
 static inline int matmul_bf16_adds_rows_(const MatmulBf16* m, const MatmulBf16Slab_* slab) {
-    return m->mode == GRADIENT_ADD && slab->k == m->K && slab->k <= MATMUL_BF16_BLOCK_K;
+    return m->mode == GRADIENT_ADD && slab->k == m->K && slab->k <= MATMUL_BF16_BLOCK_K && !m->finish;
 }
 
 // Adds a part with one block of k: the sums of a tile of rows and many panels, then all of these.
@@ -327,31 +374,59 @@ static inline void matmul_bf16_add_rows_(const MatmulBf16* m, const MatmulBf16Sl
                                 slab->right + (j0 + j) * slab->right_tile, bf16_steps(slab->k),
                                 &bf16_nothing_ahead);
             }
-            MatmulBf16Out_ out = matmul_bf16_out_(m, slab, i, j0);
-            out.cols = int_min(stride, slab->j1 - slab->j0 - j0 * BF16_TILE);
-            matmul_bf16_store_(out, sums, stride);
+            const MatmulBf16Tile first = matmul_bf16_tile_(m, slab, sums, i, j0);
+            const int cols = int_min(stride, slab->j1 - slab->j0 - j0 * BF16_TILE);
+            for (int r = 0; r < first.rows; r++) {
+                matmul_bf16_store_row_(&first, first.out + r * first.stride, sums + r * stride, cols);
+            }
         }
     }
 }
 
-// All parts of a slab: enough of them for all threads. Parts with the same rows go to the same thread as far as possible,
-// which has them in its L2 cache.
-static inline void matmul_bf16_multiply_(const MatmulBf16* m, const MatmulBf16Slab_* slab,
-                                         const MatmulBf16Scratch* scratch) {
+// How a slab is cut into parts: enough of them for all threads. Tiles that a caller finishes are cut the same way for any
+// number of threads along the columns: the same MATMUL_BF16_PART_PANELS panels are one part's.
+typedef struct {
+    int tiles, panels, row_parts, col_parts;
+} MatmulBf16Cut_;
+
+static inline MatmulBf16Cut_ matmul_bf16_cut_(const MatmulBf16* m, const MatmulBf16Slab_* slab, int threads) {
     const int tiles = int_ceil_div(slab->i1 - slab->i0, BF16_TILE),
               panels = int_ceil_div(slab->j1 - slab->j0, BF16_TILE);
-    const int by_rows = matmul_bf16_adds_rows_(m, slab), wanted = MATMUL_TASKS * scratch->threads;
-    const int least = int_ceil_div(tiles, matmul_bf16_part_tiles_(slab->k));
-    const int row_parts = by_rows ? int_min(tiles, int_max(least, wanted)) : least;
-    const int many = int_max(int_ceil_div(panels, MATMUL_BF16_PART_PANELS), int_ceil_div(wanted, row_parts));
-    const int col_parts = by_rows ? 1 : int_min(panels, many);
+    const int least = int_ceil_div(tiles, matmul_bf16_part_tiles_(slab->k)), wanted = MATMUL_TASKS * threads;
+    const int groups = int_ceil_div(panels, MATMUL_BF16_PART_PANELS);
+    MatmulBf16Cut_ cut = {tiles, panels, least,
+                          int_min(panels, int_max(groups, int_ceil_div(wanted, least)))};
+    if (matmul_bf16_adds_rows_(m, slab)) {
+        cut.row_parts = int_min(tiles, int_max(least, wanted));
+        cut.col_parts = 1;
+    } else if (m->finish) {
+        cut.row_parts = int_min(tiles, int_max(least, int_ceil_div(wanted, groups)));
+        cut.col_parts = groups;
+    }
+    return cut;
+}
+
+static inline MatmulBf16Part_ matmul_bf16_part_of_(const MatmulBf16* m, const MatmulBf16Cut_* cut, int r,
+                                                   int c) {
+    const int i0 = (int)((int64_t)cut->tiles * r / cut->row_parts),
+              i1 = (int)((int64_t)cut->tiles * (r + 1) / cut->row_parts);
+    if (m->finish) {
+        return (MatmulBf16Part_){i0, i1, c * MATMUL_BF16_PART_PANELS,
+                                 int_min((c + 1) * MATMUL_BF16_PART_PANELS, cut->panels)};
+    }
+    return (MatmulBf16Part_){i0, i1, (int)((int64_t)cut->panels * c / cut->col_parts),
+                             (int)((int64_t)cut->panels * (c + 1) / cut->col_parts)};
+}
+
+// All parts of a slab. Those with the same rows go to the same thread as far as possible, which has them in its L2 cache.
+static inline void matmul_bf16_multiply_(const MatmulBf16* m, const MatmulBf16Slab_* slab,
+                                         const MatmulBf16Scratch* scratch) {
+    const MatmulBf16Cut_ cut = matmul_bf16_cut_(m, slab, scratch->threads);
+    const int by_rows = matmul_bf16_adds_rows_(m, slab);
     float* sums = scratch->tiles + matmul_bf16_tiles_(1) * (size_t)thread_index();
 #pragma omp for schedule(static)
-    for (int t = 0; t < row_parts * col_parts; t++) {
-        const int r = t / col_parts, c = t % col_parts;
-        const MatmulBf16Part_ part = {
-            (int)((int64_t)tiles * r / row_parts), (int)((int64_t)tiles * (r + 1) / row_parts),
-            (int)((int64_t)panels * c / col_parts), (int)((int64_t)panels * (c + 1) / col_parts)};
+    for (int t = 0; t < cut.row_parts * cut.col_parts; t++) {
+        const MatmulBf16Part_ part = matmul_bf16_part_of_(m, &cut, t / cut.col_parts, t % cut.col_parts);
         (by_rows ? matmul_bf16_add_rows_ : matmul_bf16_part_)(m, slab, &scratch->kernel, sums, part);
     }
 }
@@ -365,7 +440,7 @@ static inline int matmul_bf16_rows_(const MatmulBf16* m, int k, const MatmulBf16
 static inline void matmul_bf16_add_sums_(const MatmulBf16* m, const MatmulBf16Slab_* slab,
                                          const float* sums) {
     const int rows = slab->i1 - slab->i0, is_added = slab->k0 > 0 || m->mode == GRADIENT_ADD;
-    const int pieces = int_ceil_div(slab->k, matmul_bf16_piece_(m->left.col == 1).k);
+    const int pieces = int_ceil_div(slab->k, matmul_bf16_piece_(m->left.matrix.col == 1).k);
 #pragma omp for schedule(static) nowait
     for (int i = 0; i < rows; i++) {
         float sum = 0;
@@ -376,28 +451,33 @@ static inline void matmul_bf16_add_sums_(const MatmulBf16* m, const MatmulBf16Sl
     }
 }
 
-// Packs the left factor of a slab, whose right one is there, and multiplies.
+// Packs the left factor of a slab, if it is not, and multiplies.
 static inline void matmul_bf16_slab_(const MatmulBf16* m, MatmulBf16Slab_* slab, MatmulBf16Scratch* scratch) {
     float* sums = m->row_sums && slab->j0 == 0 ? scratch->sums : NULL;
-    slab->left = scratch->left;
-    slab->left_tile = matmul_bf16_pairs(1, slab->k);
-    matmul_bf16_pack_rows_(scratch->kernel.pack, scratch->left, m->left, slab->i0, slab->i1, slab->k0,
-                           slab->k, sums);
+    if (m->left.packed) {
+        slab->left_tile = m->left.tile;
+        slab->left = m->left.packed + slab->i0 / BF16_TILE * slab->left_tile + matmul_bf16_pairs(1, slab->k0);
+    } else {
+        slab->left_tile = matmul_bf16_pairs(1, slab->k);
+        slab->left = scratch->left;
+        matmul_bf16_pack_rows_(scratch->kernel.pack, scratch->left, m->left.matrix, slab->i0, slab->i1,
+                               slab->k0, slab->k, sums);
+    }
     if (sums) {
         matmul_bf16_add_sums_(m, slab, sums);
     }
     matmul_bf16_multiply_(m, slab, scratch);
 }
 
-// With a packed right factor slabs of k follow each other, and their sums stay in scratch: to come back to these in `out`, to
-// 128 bytes here and there, is slower.
-static inline void matmul_bf16_packed_(const MatmulBf16* m, MatmulBf16Slab_ slab, int step_k,
-                                       MatmulBf16Scratch* scratch) {
+// With a packed right factor slabs of k follow each other, and their sums stay in scratch.
+static inline void matmul_bf16_by_packed_(const MatmulBf16* m, MatmulBf16Slab_ slab, int step_k,
+                                          MatmulBf16Scratch* scratch) {
     const int is_deep = step_k < m->K, rows = matmul_bf16_rows_(m, step_k, scratch);
-    const int panels = scratch->threads * MATMUL_BF16_SUMS / int_ceil_div(rows, BF16_TILE);
-    const int cols = is_deep ? matmul_step_(m->N, panels * BF16_TILE, BF16_TILE) : m->N;
+    const int unit = MATMUL_BF16_PART_PANELS * BF16_TILE;
+    const int most = scratch->threads * MATMUL_BF16_SUMS / int_ceil_div(rows, BF16_TILE) * BF16_TILE;
+    const int cols = is_deep ? matmul_step_(m->N, most / unit * unit, unit) : m->N;
     slab.sums = is_deep ? scratch->sums : NULL;
-    slab.right_tile = matmul_bf16_pairs(1, m->K);
+    slab.right_tile = m->right.tile;
     for (slab.i0 = 0; slab.i0 < m->M; slab.i0 += rows) {
         slab.i1 = int_min(slab.i0 + rows, m->M);
         for (slab.j0 = 0; slab.j0 < m->N; slab.j0 += cols) {
@@ -405,7 +485,7 @@ static inline void matmul_bf16_packed_(const MatmulBf16* m, MatmulBf16Slab_ slab
             for (slab.k0 = 0; slab.k0 < m->K; slab.k0 += step_k) {
                 slab.k = int_min(step_k, m->K - slab.k0);
                 slab.right =
-                    m->packed + slab.j0 / BF16_TILE * slab.right_tile + matmul_bf16_pairs(1, slab.k0);
+                    m->right.packed + slab.j0 / BF16_TILE * slab.right_tile + matmul_bf16_pairs(1, slab.k0);
                 matmul_bf16_slab_(m, &slab, scratch);
             }
         }
@@ -413,7 +493,7 @@ static inline void matmul_bf16_packed_(const MatmulBf16* m, MatmulBf16Slab_ slab
 }
 
 // Else each slab of the right factor is packed once, for all rows.
-static inline void matmul_bf16_unpacked_(const MatmulBf16* m, MatmulBf16Slab_ slab, int step_k,
+static inline void matmul_bf16_by_slabs_(const MatmulBf16* m, MatmulBf16Slab_ slab, int step_k,
                                          MatmulBf16Scratch* scratch) {
     const int most = MATMUL_BF16_SLAB_RIGHT / step_k / BF16_TILE * BF16_TILE;
     const int cols = matmul_step_(m->N, most, BF16_TILE);
@@ -424,7 +504,7 @@ static inline void matmul_bf16_unpacked_(const MatmulBf16* m, MatmulBf16Slab_ sl
         const int rows = matmul_bf16_rows_(m, slab.k, scratch);
         for (slab.j0 = 0; slab.j0 < m->N; slab.j0 += cols) {
             slab.j1 = int_min(slab.j0 + cols, m->N);
-            matmul_bf16_pack_panels_(scratch->kernel.pack, scratch->right, m->right, slab.j0, slab.j1,
+            matmul_bf16_pack_panels_(scratch->kernel.pack, scratch->right, m->right.matrix, slab.j0, slab.j1,
                                      slab.k0, slab.k);
             for (slab.i0 = 0; slab.i0 < m->M; slab.i0 += rows) {
                 slab.i1 = int_min(slab.i0 + rows, m->M);
@@ -441,7 +521,7 @@ static inline void matmul_bf16_product_cpu(MatmulBf16 m, MatmulBf16Scratch* scra
         MatmulBf16Slab_ slab;
         memset(&slab, 0, sizeof(slab));
         scratch->kernel.begin();
-        (m.packed ? matmul_bf16_packed_ : matmul_bf16_unpacked_)(&m, slab, step_k, scratch);
+        (m.right.packed ? matmul_bf16_by_packed_ : matmul_bf16_by_slabs_)(&m, slab, step_k, scratch);
         scratch->kernel.end();
     }
 }
@@ -460,16 +540,18 @@ static inline Matrix matmul_bf16_backward_weight(const float* weight, int C) {
 static inline void matmul_bf16_forward_cpu(float* out, const float* inp, const uint32_t* packed,
                                            const float* bias, int N, int C, int OC,
                                            MatmulBf16Scratch* scratch) {
-    const Matrix left = {inp, (size_t)C, 1}, none = {NULL, 0, 0};
-    matmul_bf16_product_cpu((MatmulBf16){out, left, none, packed, N, OC, C, bias, NULL, GRADIENT_SET},
+    const MatmulBf16Factor left = matmul_bf16_matrix((Matrix){inp, (size_t)C, 1});
+    matmul_bf16_product_cpu((MatmulBf16){out, left, matmul_bf16_packed(packed, C), N, OC, C, bias, NULL,
+                                         GRADIENT_SET, NULL, NULL},
                             scratch);
 }
 
 // Sets dinp (N, C).
 static inline void matmul_bf16_backward_input_cpu(float* dinp, const float* dout, const uint32_t* packed,
                                                   int N, int C, int OC, MatmulBf16Scratch* scratch) {
-    const Matrix left = {dout, (size_t)OC, 1}, none = {NULL, 0, 0};
-    matmul_bf16_product_cpu((MatmulBf16){dinp, left, none, packed, N, C, OC, NULL, NULL, GRADIENT_SET},
+    const MatmulBf16Factor left = matmul_bf16_matrix((Matrix){dout, (size_t)OC, 1});
+    matmul_bf16_product_cpu((MatmulBf16){dinp, left, matmul_bf16_packed(packed, OC), N, C, OC, NULL, NULL,
+                                         GRADIENT_SET, NULL, NULL},
                             scratch);
 }
 
@@ -477,8 +559,10 @@ static inline void matmul_bf16_backward_input_cpu(float* dinp, const float* dout
 static inline void matmul_bf16_backward_weight_cpu(float* dweight, float* dbias, const float* dout,
                                                    const float* inp, int N, int C, int OC, GradientMode mode,
                                                    MatmulBf16Scratch* scratch) {
-    const Matrix left = {dout, 1, (size_t)OC}, right = {inp, (size_t)C, 1};
-    matmul_bf16_product_cpu((MatmulBf16){dweight, left, right, NULL, OC, C, N, NULL, dbias, mode}, scratch);
+    const MatmulBf16Factor left = matmul_bf16_matrix((Matrix){dout, 1, (size_t)OC}),
+                           right = matmul_bf16_matrix((Matrix){inp, (size_t)C, 1});
+    matmul_bf16_product_cpu((MatmulBf16){dweight, left, right, OC, C, N, NULL, dbias, mode, NULL, NULL},
+                            scratch);
 }
 
 #endif

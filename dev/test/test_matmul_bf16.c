@@ -68,6 +68,20 @@ static void test_pack(Bf16Pack pack) {
     }
 }
 
+static void test_pack_tile(Bf16PackTile pack) {
+    const float* tile = ops_normal(BF16_TILE * BF16_TILE, 1);
+    uint32_t *rows = (uint32_t*)(void*)ops_floats(BF16_STEP_PAIRS),
+             *cols = (uint32_t*)(void*)ops_floats(BF16_STEP_PAIRS);
+    pack(rows, cols, tile);
+    for (int i = 0; i < BF16_TILE * BF16_TILE; i++) {
+        const int row = i / BF16_TILE, col = i % BF16_TILE;
+        const uint16_t want = bf16_from_float(tile[i]);
+        EXPECT(packed_at(rows, 1, row, col) == want, "a tile by rows: %d, %d", row, col);
+        EXPECT(packed_at(cols, 1, col, row) == want, "a tile by columns: %d, %d", row, col);
+    }
+    ops_close("pack a tile");
+}
+
 static void test_packing(Bf16Pack pack) {
     test_rounding(pack);
     test_pack(pack);
@@ -286,9 +300,11 @@ int main(int argc, char** argv) {
     vec_flush_denormals(); // as the trainer does
     kernels_count = model_kernels(kernels);
     test_packing(bf16_vec_pack);
+    test_pack_tile(bf16_vec_pack_tile);
     if (kernels[0].pack != bf16_vec_pack) { // AVX-512's
         test_packing(kernels[0].pack);
         test_packing(kernels[0].pack_away);
+        test_pack_tile(kernels[0].pack_tile);
     }
     test_like_avx512();
     test_sizes(kernels_count);

@@ -7,7 +7,7 @@ memory_plan.cuh.
 
 Each planned_... is one fact that the model is opened with.
 
-defines: planned_background_cpu, planned_activations_cpu, planned_zero_cpu, planned_parameters_cpu,
+defines: planned_background_cpu, planned_classifier_cpu, planned_logits_cpu, planned_activations_cpu, planned_zero_cpu, planned_parameters_cpu,
          planned_tokens_cpu, planned_gradients_cpu, planned_copy_cpu, planned_packed_cpu, planned_update_cpu,
          planned_norm_cpu, memory_plan_cpu, memory_choose_cpu
 */
@@ -20,6 +20,7 @@ defines: planned_background_cpu, planned_activations_cpu, planned_zero_cpu, plan
 
 #include "llmc/base/check.h"
 #include "llmc/attention_bf16.h"
+#include "llmc/classifier_bf16.h"
 #include "llmc/comm.h"
 #include "llmc/freeze.h"
 #include "llmc/gpt2.h"
@@ -44,12 +45,25 @@ static inline int planned_background_cpu(const Options* o) {
     return o->save_every > 0 && o->save_every < o->steps;
 }
 
+// Tokens that the classifier takes at a time. In bf16 its exponentials take half the memory of logits.
+static inline int planned_classifier_cpu(GPT2Config cfg, const Options* o) {
+    const size_t N = (size_t)o->batch * (size_t)o->seq_len, chunk = gpt2_classifier_chunk(cfg, N);
+    const size_t tokens = o->products == PRODUCTS_BF16 ? 2 * chunk : chunk;
+    return (int)(tokens < N ? tokens : N);
+}
+
+// And rows of logits in memory.
+static inline size_t planned_logits_cpu(GPT2Config cfg, const Options* o) {
+    const int tokens = planned_classifier_cpu(cfg, o);
+    return o->products == PRODUCTS_BF16 ? classifier_bf16_rows(tokens, cfg.Vp) : (size_t)tokens;
+}
+
 // Of training, or of generation. In a run that trains, both use the same memory, in turns.
 static inline size_t planned_activations_cpu(TensorRow* rows, GPT2Config cfg, const Options* o) {
     const Freeze freeze = freeze_of(cfg.L, o->freeze);
     TensorRow texts[GPT2_ACTIVATION_ROWS];
-    const size_t chunk = gpt2_classifier_chunk(cfg, (size_t)o->batch * (size_t)o->seq_len);
-    const size_t text = text_activation_rows(texts, cfg, plan_texts(o), o->seq_len);
+    const size_t chunk = planned_logits_cpu(cfg, o),
+                 text = text_activation_rows(texts, cfg, plan_texts(o), o->seq_len);
     const size_t trained =
         gpt2_activation_rows(rows, cfg, o->batch, o->seq_len, o->recompute, cfg.L, freeze.first_block, chunk);
     return o->recompute == RECOMPUTE_NEVER || text > trained ? text : trained;
@@ -100,9 +114,12 @@ static inline size_t planned_norm_cpu(const ZeroPlan* zero) {
 
 // What operations need for themselves.
 static inline size_t memory_scratch_cpu_(GPT2Config cfg, const Options* o) {
+    const int is_bf16 = o->products == PRODUCTS_BF16, trains = o->recompute != RECOMPUTE_NEVER;
+    const int tokens = planned_classifier_cpu(cfg, o);
     return linear_scratch_bytes(o->quantize, planned_tokens_cpu(o), (size_t)gpt2_hidden(cfg)) +
-           (o->products == PRODUCTS_BF16 ? matmul_bf16_scratch_bytes() : 0) +
-           attention_either_bytes(o->products == PRODUCTS_BF16, o->seq_len, gpt2_head_size(cfg));
+           (is_bf16 ? matmul_bf16_scratch_bytes() : 0) +
+           (is_bf16 && trains ? classifier_bf16_scratch_bytes(tokens, cfg.C, cfg.Vp) : 0) +
+           attention_either_bytes(is_bf16, o->seq_len, gpt2_head_size(cfg));
 }
 
 // Sets the list of all that gpt2_open allocates, to the byte; it ends with a name of NULL.
