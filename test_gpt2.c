@@ -486,6 +486,66 @@ static void test_bf16_against_pytorch(void) {
     gpt2_close(&model);
 }
 
+// A model whose hidden layer consists of whole tiles, which only exists packed (mlp_bf16.h).
+static void open_tiles(GPT2* model, int recompute, Products products) {
+    const GPT2Config cfg = {32, 50, 64, 2, 2, 64, 0};
+    open_model_products(model, cfg, 3, 32, recompute, products);
+    for (size_t i = 0; i < model->parameter_bytes / sizeof(float); i++) {
+        ((float*)model->params_memory)[i] = 0.15f * rand_normal(1, 2, i);
+    }
+    linear_pack(&model->linear);
+}
+
+// The gradients of all its parameters, set and added to, as far as those of fp32; at all levels of recomputation and with any
+// number of threads the same bits.
+static void test_tiles_against(GPT2* model, GPT2* exact, const State* s) {
+    const double loss = pass(model, s);
+    EXPECT_NEAR(loss, pass(exact, s), 1e-3 * loss, "whole tiles: loss");
+    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+        const TensorRow* row = &model->parameter_rows[i];
+        EXPECT_NEAR(tensor_error(row, model->grads_memory, exact->grads_memory), 0, 0.02,
+                    "whole tiles: gradient of %s", row->name);
+    }
+    for (int level = RECOMPUTE_GELU; level <= RECOMPUTE_BLOCK; level++) {
+        GPT2 other;
+        const int threads = threads_max();
+        threads_set(1 + level % 3);
+        open_tiles(&other, level, PRODUCTS_BF16);
+        EXPECT(pass(&other, s) == loss &&
+                   memcmp(other.grads_memory, model->grads_memory, model->gradient_bytes) == 0,
+               "whole tiles: recompute level %d, %d threads", level, threads_max());
+        threads_set(threads);
+        gpt2_close(&other);
+    }
+    gpt2_forward(model, batch_of(s));
+    gpt2_backward(model, batch_of(s), 1.0f / (float)(s->B * s->T), GRADIENT_ADD, only);
+    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+        const TensorRow* row = &model->parameter_rows[i];
+        for (size_t j = 0; j < tensor_elements(row); j++) {
+            *element(row, exact->grads_memory, j) *= 2;
+        }
+        EXPECT_NEAR(tensor_error(row, model->grads_memory, exact->grads_memory), 0, 0.02,
+                    "whole tiles: added gradient of %s", row->name);
+    }
+}
+
+static void test_tiles(void) {
+    enum { B = 3, T = 32 };
+    GPT2 model, exact;
+    int x[B * T], y[B * T];
+    Rand rng = rand_open(1, 3);
+    for (int i = 0; i < B * T; i++) {
+        x[i] = (int)rand_below(&rng, 50);
+        y[i] = (int)rand_below(&rng, 50);
+    }
+    const State s = {B, T, x, y, NULL, 0, NULL};
+    open_tiles(&model, RECOMPUTE_NONE, PRODUCTS_BF16);
+    open_tiles(&exact, RECOMPUTE_NONE, PRODUCTS_FP32);
+    test_tiles_against(&model, &exact, &s);
+    gpt2_close(&exact);
+    gpt2_close(&model);
+}
+
 // An update packs the weights again: what follows is what a new model makes of the same parameters, bit for bit.
 static void test_bf16_packs_again(void) {
     GPT2 model, fresh;
@@ -914,6 +974,7 @@ int main(void) {
     test_same_bits(open_bf16);
     test_against_pytorch();
     test_bf16_against_pytorch();
+    test_tiles();
     test_bf16_packs_again();
     test_pytorch_against_reference();
     test_against_reference();

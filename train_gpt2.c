@@ -18,11 +18,11 @@ the MLP, QKV = 3C, Vp tokens of the padded vocabulary.
 #include "llmc/comm.h"
 #include "llmc/encoder.h"
 #include "llmc/freeze.h"
-#include "llmc/gelu.h"
 #include "llmc/gpt2.h"
 #include "llmc/gradient.h"
 #include "llmc/layernorm.h"
 #include "llmc/linear.h"
+#include "llmc/mlp.h"
 #include "llmc/optimizer.h"
 #include "llmc/share.h"
 #include "llmc/text_model.h"
@@ -184,10 +184,19 @@ static AttentionSizes attention_sizes(const GPT2* model, Batch batch) {
     return sizes;
 }
 
+// The MLP of block l: fcw (F, C), fcprojw (C, F), fch and fch_gelu (N, F).
+static Mlp block_mlp(GPT2* model, int l, Batch batch) {
+    const GPT2Parameters p = gpt2_parameters_at_layer(model->params, model->parameter_rows, l);
+    const GPT2Activations a = gpt2_activations_at_layer(model->acts, model->activation_rows, l);
+    return (Mlp){
+        batch.B * batch.T, model->cfg.C,  gpt2_hidden(model->cfg), p.fcw, p.fcb, p.fcprojw, p.fcprojb, a.fch,
+        a.fch_gelu,        &model->linear};
+}
+
 // Block l up to the hidden layer of the MLP.
 static void block_hidden(GPT2* model, int l, Batch batch) {
     const int C = model->cfg.C, N = batch.B * batch.T;
-    const int F = gpt2_hidden(model->cfg), QKV = gpt2_qkv_size(model->cfg);
+    const int QKV = gpt2_qkv_size(model->cfg);
     const GPT2Parameters p = gpt2_parameters_at_layer(model->params, model->parameter_rows, l);
     const GPT2Activations a = gpt2_activations_at_layer(model->acts, model->activation_rows, l);
     const float* residual = residual_into(model, l); // (N, C)
@@ -204,26 +213,25 @@ static void block_hidden(GPT2* model, int l, Batch batch) {
     // residual2 (N, C) = residual + attproj; ln2 (N, C)
     residual_layernorm_forward_cpu(a.residual2, a.ln2, a.ln2_mean, a.ln2_rstd, residual, attproj, p.ln2w,
                                    p.ln2b, N, C);
-    // fch (N, F) = ln2 fcw^T + fcb, with fcw (F, C); fch_gelu (N, F)
-    linear_forward_cpu(a.fch, a.ln2, p.fcw, p.fcb, N, C, F, &model->linear);
-    gelu_forward_cpu(a.fch_gelu, a.fch, (size_t)N * F);
+    const Mlp mlp = block_mlp(model, l, batch);
+    mlp_hidden_cpu(&mlp, a.ln2);
 }
 
 // Sets the last hidden state, lnf (N, C).
 static void forward_at(GPT2* model, Batch batch, EncoderPositions positions) {
     const GPT2Config cfg = model->cfg;
-    const int B = batch.B, T = batch.T, C = cfg.C, F = gpt2_hidden(cfg), N = B * T;
+    const int B = batch.B, T = batch.T, C = cfg.C, N = B * T;
     const GPT2Activations a = model->acts;
     assert(B <= model->B && T <= model->T);
     // encoded (N, C)
     linear_encoder_cpu(a.encoded, batch.inputs, model->params, B, T, positions, C, &model->linear);
     for (int l = 0; l < cfg.L; l++) {
-        const GPT2Parameters p = gpt2_parameters_at_layer(model->params, model->parameter_rows, l);
         const GPT2Activations layer = gpt2_activations_at_layer(a, model->activation_rows, l);
         float* fcproj = a.branch; // (N, C)
+        const Mlp mlp = block_mlp(model, l, batch);
         block_hidden(model, l, batch);
-        // residual3 (N, C) = residual2 + fch_gelu fcprojw^T + fcprojb, with fcprojw (C, F)
-        linear_forward_cpu(fcproj, layer.fch_gelu, p.fcprojw, p.fcprojb, N, F, C, &model->linear);
+        mlp_forward_cpu(fcproj, &mlp);
+        // residual3 (N, C) = residual2 + fcproj
         residual_forward_cpu(residual_into(model, l + 1), layer.residual2, fcproj, (size_t)N * C);
     }
     const float* residual = residual_into(model, cfg.L); // (N, C)
@@ -297,9 +305,10 @@ static double batch_loss(const GPT2* model, Batch batch) {
 // Computes again what the forward pass did not keep of block l: the same operations on the same inputs give
 // the same bits.
 static void block_recompute(GPT2* model, int l, Batch batch) {
-    const int C = model->cfg.C, F = gpt2_hidden(model->cfg), N = batch.B * batch.T;
+    const int C = model->cfg.C, N = batch.B * batch.T;
     const GPT2Parameters p = gpt2_parameters_at_layer(model->params, model->parameter_rows, l);
     const GPT2Activations a = gpt2_activations_at_layer(model->acts, model->activation_rows, l);
+    const Mlp mlp = block_mlp(model, l, batch);
     if (model->recompute == RECOMPUTE_BLOCK) {
         block_hidden(model, l, batch);
         return;
@@ -309,10 +318,9 @@ static void block_recompute(GPT2* model, int l, Batch batch) {
         layernorm_forward_cpu(a.ln2, a.ln2_mean, a.ln2_rstd, a.residual2, p.ln2w, p.ln2b, N, C);
     }
     if (model->recompute == RECOMPUTE_MLP) {
-        linear_forward_cpu(a.fch, a.ln2, p.fcw, p.fcb, N, C, F, &model->linear);
-    }
-    if (model->recompute >= RECOMPUTE_GELU) {
-        gelu_forward_cpu(a.fch_gelu, a.fch, (size_t)N * F);
+        mlp_hidden_cpu(&mlp, a.ln2);
+    } else if (model->recompute >= RECOMPUTE_GELU) {
+        mlp_gelu_cpu(&mlp);
     }
 }
 
@@ -353,23 +361,23 @@ static void linear_backward(GPT2* model, float* dinp, float* dweight, float* dbi
 // Turns dresidual (N, C), the gradient of the residual stream after block l, into that before it, in place.
 static void block_backward(GPT2* model, int l, Batch batch, GradientMode mode) {
     const int B = batch.B, T = batch.T, C = model->cfg.C, N = B * T;
-    const int F = gpt2_hidden(model->cfg), QKV = gpt2_qkv_size(model->cfg);
+    const int QKV = gpt2_qkv_size(model->cfg);
     const GPT2Parameters p = gpt2_parameters_at_layer(model->params, model->parameter_rows, l);
     const GPT2Parameters d = gradients_at_layer(model, l);
     const GPT2Activations a = gpt2_activations_at_layer(model->acts, model->activation_rows, l);
     float *dln2 = a.branch, *datty = a.branch, *dln1 = a.branch; // (N, C) each, one after the other
     float* dresidual = a.dresidual;                              // (N, C)
-    const GradientMode mlp = share_gradient_mode(model->cfg, PART_MLP, l, mode),
+    const GradientMode mlp_mode = share_gradient_mode(model->cfg, PART_MLP, l, mode),
                        attention = share_gradient_mode(model->cfg, PART_ATTENTION, l, mode);
     block_recompute(model, l, batch);
     clear_frozen_gradients(model, l);
 
-    // the MLP: dfch (N, F)
-    linear_backward(model, a.dfch, d.fcprojw, d.fcprojb, dresidual, a.fch_gelu, p.fcprojw, N, F, C, mlp);
-    gelu_backward_cpu(a.dfch, a.dfch, a.fch, (size_t)N * F);
-    linear_backward(model, dln2, d.fcw, d.fcb, a.dfch, a.ln2, p.fcw, N, C, F, mlp);
+    // the MLP: dfch (N, F); dqkv is free until attention's turn
+    const Mlp mlp = block_mlp(model, l, batch);
+    const MlpGradients dmlp = {dln2, d.fcw, d.fcb, d.fcprojw, d.fcprojb, mlp_mode, a.dfch, a.dqkv};
+    mlp_backward_cpu(&mlp, &dmlp, dresidual, a.ln2);
     layernorm_backward_cpu(dresidual, d.ln2w, d.ln2b, dln2, a.residual2, p.ln2w, a.ln2_mean, a.ln2_rstd, N, C,
-                           GRADIENT_ADD, mlp);
+                           GRADIENT_ADD, mlp_mode);
 
     // attention: dqkv (N, QKV)
     linear_backward(model, datty, d.attprojw, d.attprojb, dresidual, a.atty, p.attprojw, N, C, C, attention);

@@ -199,7 +199,7 @@ static inline void classifier_bf16_logits_(const ClassifierBf16Chunk_* chunk, Bf
     const uint32_t* wte = chunk->of->wte_forward + matmul_bf16_pairs(chunk->first, C);
     matmul_bf16_product_cpu((MatmulBf16){NULL, matmul_bf16_packed(chunk->s->inp, C),
                                          matmul_bf16_packed(wte, C), chunk->tokens, chunk->words, C, NULL,
-                                         NULL, GRADIENT_SET, finish, chunk},
+                                         NULL, GRADIENT_SET, finish, chunk, NULL},
                             matmul);
 }
 
@@ -218,10 +218,10 @@ static inline void classifier_bf16_pass_(float* dinp, ClassifierBf16Chunk_ chunk
         chunk.words = int_min(s->words, Vp - chunk.first);
         classifier_bf16_logits_(&chunk, finish, matmul);
         if (dinp) {
-            matmul_bf16_product_cpu((MatmulBf16){dinp, matmul_bf16_packed(s->e, chunk.words), wte,
-                                                 chunk.tokens, C, chunk.words, NULL, NULL,
-                                                 chunk.first == 0 ? GRADIENT_SET : GRADIENT_ADD, NULL, NULL},
-                                    matmul);
+            matmul_bf16_product_cpu(
+                (MatmulBf16){dinp, matmul_bf16_packed(s->e, chunk.words), wte, chunk.tokens, C, chunk.words,
+                             NULL, NULL, chunk.first == 0 ? GRADIENT_SET : GRADIENT_ADD, NULL, NULL, NULL},
+                matmul);
         }
     }
 }
@@ -337,7 +337,7 @@ static inline void classifier_bf16_weight_(float* dwte, const ClassifierBf16Chun
     matmul_bf16_pack(matmul->kernel.pack, chunk->s->inp_by_channel, scaled, tokens, C);
     matmul_bf16_product_cpu((MatmulBf16){dwte, matmul_bf16_packed(chunk->s->e_by_word, tokens),
                                          matmul_bf16_packed(chunk->s->inp_by_channel, tokens), chunk->of->Vp,
-                                         C, tokens, NULL, NULL, mode, NULL, NULL},
+                                         C, tokens, NULL, NULL, mode, NULL, NULL, NULL},
                             matmul);
     classifier_bf16_add_targets_(dwte, chunk);
 }

@@ -9,7 +9,7 @@ gelu.h -- the GELU activation in its tanh form (Hendrycks and Gimpel, 2016): the
 
 Both passes set their output. dinp may be dout.
 
-defines: gelu_forward_cpu, gelu_backward_cpu, gelu_forward_bytes, gelu_backward_bytes
+defines: GeluVec, gelu_vec, gelu_forward_cpu, gelu_backward_cpu, gelu_forward_bytes, gelu_backward_bytes
 */
 #ifndef LLMC_GELU_H
 #define LLMC_GELU_H
@@ -32,6 +32,17 @@ ALWAYS_INLINE Vec gelu_exp_(Vec x) { // e = exp(-2u); s = 1 / (1 + e) and 1 - s 
 ALWAYS_INLINE Vec gelu_derivative_(Vec x) {
     const Vec e = gelu_exp_(x), s = 1.0f / (1.0f + e);
     return s + 2.0f * x * s * (e * s) * GELU_SCALE * (1.0f + 3.0f * GELU_CUBIC * x * x);
+}
+
+// Both of some elements, by an approximate reciprocal: to some 2e-7.
+typedef struct {
+    Vec out, derivative;
+} GeluVec;
+
+ALWAYS_INLINE GeluVec gelu_vec(Vec x) {
+    const Vec e = gelu_exp_(x), s = vec_reciprocal(1.0f + e), out = x * s;
+    const GeluVec y = {out, s + 2.0f * out * (e * s) * GELU_SCALE * (1.0f + 3.0f * GELU_CUBIC * x * x)};
+    return y;
 }
 
 // The last n % LANES elements go through a vector filled up with zeros.

@@ -12,7 +12,7 @@ They set their output. Pointers to matrices in 8 bits are those of GPT2Parameter
 copy is named by its place in fp32; after a change linear_pack makes the copies anew. linear_few_cpu is linear_forward_cpu
 for the few rows of a step of generation. The backward pass is that of matmul.h.
 
-defines: PRODUCTS_WORDS, Products, Linear, linear_scratch_bytes, linear_open, linear_open_bf16, linear_pack, linear_packs, linear_close,
+defines: PRODUCTS_WORDS, Products, Linear, linear_scratch_bytes, linear_open, linear_open_bf16, linear_pack, linear_packs, linear_packed, linear_close,
          linear_forward_cpu, linear_few_cpu, linear_backward_input_cpu, linear_backward_weight_cpu, linear_encoder_cpu
 */
 #ifndef LLMC_LINEAR_H
@@ -76,6 +76,11 @@ static inline void linear_pack(Linear* linear) {
 // Whether a parameter has copies, by its row in the table.
 static inline int linear_packs(const Linear* linear, int row) {
     return linear->is_bf16 && quantized_is_matrix(&linear->packed.rows[row]);
+}
+
+// The copy of a matrix for products in bf16, or NULL.
+static inline const uint32_t* linear_packed(const Linear* linear, const float* weight, PackedFor kind) {
+    return (int)kind < linear->packed.kinds ? packed_weights_find(&linear->packed, weight, kind) : NULL;
 }
 
 static inline void linear_close(Linear* linear) {

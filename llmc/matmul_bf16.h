@@ -20,7 +20,7 @@ A caller may take tiles of results itself, while they are in a cache: MatmulBf16
 a row are finished in their order, by one thread.
 
 defines: MatmulBf16Scratch, matmul_bf16_scratch_bytes, matmul_bf16_open, matmul_bf16_close, matmul_bf16_pairs, matmul_bf16_pack,
-         matmul_bf16_pack_left, MatmulBf16Factor, matmul_bf16_matrix, matmul_bf16_packed, MatmulBf16Tile, MatmulBf16,
+         matmul_bf16_pack_left, MatmulBf16Factor, matmul_bf16_matrix, matmul_bf16_packed, MatmulBf16Tile, matmul_bf16_tile_at, MatmulBf16,
          matmul_bf16_forward_weight, matmul_bf16_backward_weight,
          matmul_bf16_product_cpu, matmul_bf16_forward_cpu, matmul_bf16_backward_input_cpu,
          matmul_bf16_backward_weight_cpu
@@ -123,6 +123,12 @@ typedef struct {
     const void* context; // of the product
 } MatmulBf16Tile;
 
+// Where a tile of a matrix of M rows is, if tiles follow each other in memory: (N / 32, M / 32, 32, 32).
+static inline size_t matmul_bf16_tile_at(int M, int row, int col) {
+    const size_t tile = (size_t)(col / BF16_TILE) * int_ceil_div(M, BF16_TILE) + row / BF16_TILE;
+    return tile * BF16_TILE * BF16_TILE;
+}
+
 // out (M, N) = left (M, K) right (K, N) + bias (N), set or added to as `mode` says; out is row-major without gaps.
 typedef struct {
     float* out;
@@ -134,6 +140,7 @@ typedef struct {
     GradientMode mode;
     Bf16Finish finish; // takes each MatmulBf16Tile instead of `out`, which is NULL; or NULL
     const void* context;
+    const float* read; // what it reads, at matmul_bf16_tile_at; or NULL
 } MatmulBf16;
 
 // A slab of a product: rows [i0, i1), columns [j0, j1) and values of k from k0 on, and where its factors are packed:
@@ -328,14 +335,17 @@ static inline void matmul_bf16_pass_(const MatmulBf16Pass_* pass, const Bf16Kern
         is_last ? slab->right + (pass->j + 1) * slab->right_tile : right + (size_t)steps * BF16_STEP_PAIRS;
     const int lines = int_ceil_div(BF16_STEP_PAIRS / BF16_LINE_PAIRS, i1 - i0); // with each step
     const int touches = is_final && pass->finish == matmul_bf16_store_;
+    const float* read = is_final ? pass->m->read : NULL;
     MatmulBf16Tile before;
     for (int i = i0; i < i1; i++) {
         const MatmulBf16Tile tile = matmul_bf16_sums_of_(pass, i);
         const Bf16Ahead ahead = {next + (size_t)(i - i0) * steps * lines * BF16_LINE_PAIRS,
                                  lines,
                                  int_ceil_div(BF16_TILE, steps),
-                                 touches ? tile.out : NULL,
-                                 tile.stride,
+                                 read      ? read + matmul_bf16_tile_at(pass->m->M, tile.row, tile.col)
+                                 : touches ? tile.out
+                                           : NULL,
+                                 read ? BF16_TILE : tile.stride,
                                  is_final && i > i0 ? pass->finish : NULL,
                                  &before};
         kernel->product(tile.sums, BF16_TILE, is_begun ? tile.sums : NULL, BF16_TILE,
@@ -542,7 +552,7 @@ static inline void matmul_bf16_forward_cpu(float* out, const float* inp, const u
                                            MatmulBf16Scratch* scratch) {
     const MatmulBf16Factor left = matmul_bf16_matrix((Matrix){inp, (size_t)C, 1});
     matmul_bf16_product_cpu((MatmulBf16){out, left, matmul_bf16_packed(packed, C), N, OC, C, bias, NULL,
-                                         GRADIENT_SET, NULL, NULL},
+                                         GRADIENT_SET, NULL, NULL, NULL},
                             scratch);
 }
 
@@ -551,7 +561,7 @@ static inline void matmul_bf16_backward_input_cpu(float* dinp, const float* dout
                                                   int N, int C, int OC, MatmulBf16Scratch* scratch) {
     const MatmulBf16Factor left = matmul_bf16_matrix((Matrix){dout, (size_t)OC, 1});
     matmul_bf16_product_cpu((MatmulBf16){dinp, left, matmul_bf16_packed(packed, OC), N, C, OC, NULL, NULL,
-                                         GRADIENT_SET, NULL, NULL},
+                                         GRADIENT_SET, NULL, NULL, NULL},
                             scratch);
 }
 
@@ -561,7 +571,7 @@ static inline void matmul_bf16_backward_weight_cpu(float* dweight, float* dbias,
                                                    MatmulBf16Scratch* scratch) {
     const MatmulBf16Factor left = matmul_bf16_matrix((Matrix){dout, 1, (size_t)OC}),
                            right = matmul_bf16_matrix((Matrix){inp, (size_t)C, 1});
-    matmul_bf16_product_cpu((MatmulBf16){dweight, left, right, OC, C, N, NULL, dbias, mode, NULL, NULL},
+    matmul_bf16_product_cpu((MatmulBf16){dweight, left, right, OC, C, N, NULL, dbias, mode, NULL, NULL, NULL},
                             scratch);
 }
 

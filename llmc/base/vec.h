@@ -5,7 +5,7 @@ The same source becomes AVX-512, AVX2, SSE or NEON code: what differs between ma
 number of floats in a vector (16, 8 or 4), and the number of registers. + - * / and comparisons work on
 vectors lane by lane; a comparison gives a VecMask of all ones or all zeros.
 
-defines: LANES, VEC_REGISTERS, VEC_ISA, vec_flush_denormals, vec_load, vec_store, vec_stream, vec_all, vec_select,
+defines: LANES, VEC_REGISTERS, VEC_ISA, vec_flush_denormals, vec_load, vec_store, vec_stream, vec_all, vec_select, vec_reciprocal,
          vec_first, vec_max, vec_min, vec_hsum, vec_hmax, vec_exp, vec_transpose, vec_even, vec_odd, vec_load_bits,
          vec_store_bits, vec_all_bits, VecTable, vec_table, vec_lookup, vec_to_ints, vec_from_ints, ALWAYS_INLINE
 */
@@ -98,6 +98,16 @@ ALWAYS_INLINE Vec vec_min(Vec a, Vec b) { return (Vec)_mm256_min_ps((__m256)a, (
 ALWAYS_INLINE Vec vec_max(Vec a, Vec b) { return vec_select(a > b, a, b); }
 ALWAYS_INLINE Vec vec_min(Vec a, Vec b) { return vec_select(a < b, a, b); }
 #endif
+
+// 1 / x to 2e-7, for x above the smallest normal numbers.
+ALWAYS_INLINE Vec vec_reciprocal(Vec x) {
+#if defined(__AVX512F__) && !defined(__CUDACC__)
+    const Vec r = (Vec)_mm512_rcp14_ps((__m512)x);
+    return r * (2.0f - x * r); // a step of Newton's method
+#else
+    return 1.0f / x;
+#endif
+}
 
 // All ones in the lanes below n, which may be negative or more than LANES.
 ALWAYS_INLINE VecMask vec_first(int n) {
