@@ -254,14 +254,12 @@ static void gpt2_logits(GPT2* model, int first, int count) {
 }
 
 // The classifier with products in bf16, which keeps no logits.
-static ClassifierBf16 classifier_bf16(const GPT2* model, Batch batch, PackedFor kinds) {
-    const PackedWeights* packed = &model->linear.packed;
+static ClassifierBf16 classifier_bf16(const GPT2* model, Batch batch) {
     const float* wte = model->params.wte;
     return (ClassifierBf16){model->acts.lnf,
                             wte,
-                            packed_weights_find(packed, wte, PACKED_FORWARD),
-                            kinds == PACKED_BACKWARD ? packed_weights_find(packed, wte, PACKED_BACKWARD)
-                                                     : NULL,
+                            linear_packed(&model->linear, wte, PACKED_FORWARD),
+                            linear_packed(&model->linear, wte, PACKED_BACKWARD),
                             batch.targets,
                             batch.B * batch.T,
                             model->cfg.C,
@@ -274,7 +272,7 @@ static ClassifierBf16 classifier_bf16(const GPT2* model, Batch batch, PackedFor 
 static void classifier_losses(GPT2* model, Batch batch, int* is_top) {
     const int N = batch.B * batch.T, chunk = model->chunk;
     if (model->linear.is_bf16 && !is_top) {
-        const ClassifierBf16 classifier = classifier_bf16(model, batch, PACKED_FORWARD);
+        const ClassifierBf16 classifier = classifier_bf16(model, batch);
         classifier_bf16_losses_cpu(model->acts.losses, &classifier, &model->classifier, &model->linear.bf16);
         return;
     }
@@ -395,7 +393,7 @@ static void classifier_gradients(GPT2* model, float* dlnf, Batch batch, float dl
     const int N = batch.B * batch.T, chunk = model->chunk;
     float* dwte = gradients_at_layer(model, 0).wte;
     if (model->linear.is_bf16) {
-        const ClassifierBf16 classifier = classifier_bf16(model, batch, PACKED_BACKWARD);
+        const ClassifierBf16 classifier = classifier_bf16(model, batch);
         classifier_bf16_gradients_cpu(a.losses, dlnf, dwte, &classifier, dloss, mode, &model->classifier,
                                       &model->linear.bf16);
         return;

@@ -20,8 +20,8 @@ is the largest one.
 
 Words are entries of the vocabulary. Results do not depend on the number of threads.
 
-defines: ClassifierBf16Scratch, classifier_bf16_rows, classifier_bf16_scratch_bytes, classifier_bf16_open, classifier_bf16_close, ClassifierBf16,
-         classifier_bf16_losses_cpu, classifier_bf16_gradients_cpu
+defines: ClassifierBf16Scratch, classifier_bf16_rows, classifier_bf16_scratch_bytes, classifier_bf16_open,
+         classifier_bf16_close, ClassifierBf16, classifier_bf16_losses_cpu, classifier_bf16_gradients_cpu
 */
 #ifndef LLMC_CLASSIFIER_BF16_H
 #define LLMC_CLASSIFIER_BF16_H
@@ -49,13 +49,15 @@ typedef struct {
     uint32_t* inp_by_channel; // right, channels over tokens
     uint32_t* e_by_word;      // left, all words over tokens: the caller's memory
     float* scaled;            // (tokens, C): g inp
-    float* sums; // (GROUPS, tokens, LANES): of e; group g of every chunk by itself, as threads share a chunk
-    float *shift, *target; // (tokens); target: its logit
+    float* sums;  // (GROUPS, tokens, LANES): of e; group g of every chunk by itself, as threads share a chunk
+    float* shift; // (tokens)
+    float* target; // (tokens): the target's logit, then its dlogits
 } ClassifierBf16Scratch;
 
 // ---- memory ----
 
-// Rows of logits (rows, Vp) in fp32 whose memory the caller lends for so many tokens at a time: about half as many.
+// How many rows of logits (rows, Vp) in fp32 take the memory that the caller lends for `tokens` tokens at a time: about half
+// as many, as exponentials are bf16.
 static inline size_t classifier_bf16_rows(int tokens, int Vp) {
     return (matmul_bf16_pairs(Vp, tokens) + (size_t)Vp - 1) / (size_t)Vp;
 }
@@ -197,31 +199,37 @@ static inline void classifier_bf16_logits_(const ClassifierBf16Chunk_* chunk, Bf
                                            MatmulBf16Scratch* matmul) {
     const int C = chunk->of->C;
     const uint32_t* wte = chunk->of->wte_forward + matmul_bf16_pairs(chunk->first, C);
-    matmul_bf16_product_cpu((MatmulBf16){NULL, matmul_bf16_packed(chunk->s->inp, C),
-                                         matmul_bf16_packed(wte, C), chunk->tokens, chunk->words, C, NULL,
-                                         NULL, GRADIENT_SET, finish, chunk, NULL},
-                            matmul);
+    MatmulBf16 m = matmul_bf16_of(NULL, matmul_bf16_packed(chunk->s->inp, C), matmul_bf16_packed(wte, C),
+                                  chunk->tokens, chunk->words, C);
+    m.finish = finish;
+    m.context = chunk;
+    matmul_bf16_product_cpu(m, matmul);
 }
 
-// All logits, and the part of dinp that they have, unless NULL: e wte.
+// Sets dinp (tokens, C), or adds to it: e wte of the words of a chunk.
+static inline void classifier_bf16_input_(float* dinp, const ClassifierBf16Chunk_* chunk,
+                                          MatmulBf16Scratch* matmul) {
+    const int C = chunk->of->C;
+    MatmulBf16Factor wte = matmul_bf16_packed(chunk->of->wte_backward, chunk->of->Vp);
+    wte.packed += matmul_bf16_pairs(1, chunk->first); // the values of k from this word on
+    MatmulBf16 m = matmul_bf16_of(dinp, matmul_bf16_packed(chunk->s->e, chunk->words), wte, chunk->tokens, C,
+                                  chunk->words);
+    m.mode = chunk->first == 0 ? GRADIENT_SET : GRADIENT_ADD;
+    matmul_bf16_product_cpu(m, matmul);
+}
+
+// Gives all logits to `finish`, which sets or changes s->sums from what is `initial`. Sets dinp to e wte, unless it is NULL.
 static inline void classifier_bf16_pass_(float* dinp, ClassifierBf16Chunk_ chunk, Bf16Finish finish,
                                          float initial, MatmulBf16Scratch* matmul) {
     ClassifierBf16Scratch* s = chunk.s;
-    const int C = chunk.of->C, Vp = chunk.of->Vp;
     for (size_t i = 0; i < (size_t)CLASSIFIER_BF16_GROUPS * s->tokens * LANES; i++) {
         s->sums[i] = initial;
     }
-    for (chunk.first = 0; chunk.first < Vp; chunk.first += s->words) {
-        const MatmulBf16Factor wte = {{NULL, 0, 0},
-                                      chunk.of->wte_backward + matmul_bf16_pairs(1, chunk.first),
-                                      matmul_bf16_pairs(1, Vp)};
-        chunk.words = int_min(s->words, Vp - chunk.first);
+    for (chunk.first = 0; chunk.first < chunk.of->Vp; chunk.first += s->words) {
+        chunk.words = int_min(s->words, chunk.of->Vp - chunk.first);
         classifier_bf16_logits_(&chunk, finish, matmul);
         if (dinp) {
-            matmul_bf16_product_cpu(
-                (MatmulBf16){dinp, matmul_bf16_packed(s->e, chunk.words), wte, chunk.tokens, C, chunk.words,
-                             NULL, NULL, chunk.first == 0 ? GRADIENT_SET : GRADIENT_ADD, NULL, NULL, NULL},
-                matmul);
+            classifier_bf16_input_(dinp, &chunk, matmul);
         }
     }
 }
@@ -268,6 +276,7 @@ static inline void classifier_bf16_shift_by_max_(const ClassifierBf16Chunk_* chu
                                                  MatmulBf16Scratch* matmul) {
     ClassifierBf16Scratch* s = chunk->s;
     classifier_bf16_pass_(NULL, *chunk, classifier_bf16_max_tile_, -INFINITY, matmul);
+#pragma omp parallel for schedule(static)
     for (int t = 0; t < chunk->tokens; t++) {
         s->shift[t] = -INFINITY;
         for (int g = 0; g < CLASSIFIER_BF16_GROUPS; g++) {
@@ -277,7 +286,7 @@ static inline void classifier_bf16_shift_by_max_(const ClassifierBf16Chunk_* chu
     }
 }
 
-// Sets loss (tokens); of dinp, unless NULL, what g is to be multiplied by.
+// Sets loss (tokens), and dinp (tokens, C), unless NULL, to e wte: not yet multiplied by g.
 static inline void classifier_bf16_losses_(float* loss, float* dinp, const ClassifierBf16Chunk_* chunk,
                                            MatmulBf16Scratch* matmul) {
     const ClassifierBf16Scratch* s = chunk->s;
@@ -287,6 +296,7 @@ static inline void classifier_bf16_losses_(float* loss, float* dinp, const Class
         classifier_bf16_shift_by_max_(chunk, matmul);
         classifier_bf16_pass_(dinp, *chunk, classifier_bf16_exp_tile_, 0, matmul);
     }
+#pragma omp parallel for schedule(static)
     for (int t = 0; t < chunk->tokens; t++) {
         loss[t] = chunk->target[t] == NO_TARGET
                       ? 0
@@ -335,10 +345,11 @@ static inline void classifier_bf16_weight_(float* dwte, const ClassifierBf16Chun
     const int C = chunk->of->C, tokens = chunk->tokens;
     const Matrix scaled = {chunk->s->scaled, (size_t)C, 1};
     matmul_bf16_pack(matmul->kernel.pack, chunk->s->inp_by_channel, scaled, tokens, C);
-    matmul_bf16_product_cpu((MatmulBf16){dwte, matmul_bf16_packed(chunk->s->e_by_word, tokens),
-                                         matmul_bf16_packed(chunk->s->inp_by_channel, tokens), chunk->of->Vp,
-                                         C, tokens, NULL, NULL, mode, NULL, NULL, NULL},
-                            matmul);
+    MatmulBf16 m =
+        matmul_bf16_of(dwte, matmul_bf16_packed(chunk->s->e_by_word, tokens),
+                       matmul_bf16_packed(chunk->s->inp_by_channel, tokens), chunk->of->Vp, C, tokens);
+    m.mode = mode;
+    matmul_bf16_product_cpu(m, matmul);
     classifier_bf16_add_targets_(dwte, chunk);
 }
 

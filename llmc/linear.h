@@ -12,8 +12,8 @@ They set their output. Pointers to matrices in 8 bits are those of GPT2Parameter
 copy is named by its place in fp32; after a change linear_pack makes the copies anew. linear_few_cpu is linear_forward_cpu
 for the few rows of a step of generation. The backward pass is that of matmul.h.
 
-defines: PRODUCTS_WORDS, Products, Linear, linear_scratch_bytes, linear_open, linear_open_bf16, linear_pack, linear_packs, linear_packed, linear_close,
-         linear_forward_cpu, linear_few_cpu, linear_backward_input_cpu, linear_backward_weight_cpu, linear_encoder_cpu
+defines: PRODUCTS_WORDS, Products, Linear, linear_scratch_bytes, linear_open, linear_open_bf16, linear_pack,
+         linear_packs, linear_packed, linear_close, linear_forward_cpu, linear_few_cpu, linear_backward_input_cpu, linear_backward_weight_cpu, linear_encoder_cpu
 */
 #ifndef LLMC_LINEAR_H
 #define LLMC_LINEAR_H
@@ -100,7 +100,7 @@ static inline void linear_forward_cpu(float* out, const float* inp, const float*
         const QuantizedBlock* blocks = (const QuantizedBlock*)(const void*)weight;
         quantized_matmul_cpu(out, inp, blocks, bias, N, C, OC, &linear->quantized);
     } else if (linear->is_bf16) {
-        const uint32_t* packed = packed_weights_find(&linear->packed, weight, PACKED_FORWARD);
+        const uint32_t* packed = linear_packed(linear, weight, PACKED_FORWARD);
         matmul_bf16_forward_cpu(out, inp, packed, bias, N, C, OC, &linear->bf16);
     } else {
         matmul_forward_cpu(out, inp, weight, bias, N, C, OC, &linear->matmul);
@@ -112,7 +112,7 @@ static inline void linear_few_cpu(float* out, const float* inp, const float* wei
     if (linear->is_quantized) {
         linear_forward_cpu(out, inp, weight, bias, N, C, OC, linear);
     } else if (linear->is_bf16) {
-        const uint32_t* packed = packed_weights_find(&linear->packed, weight, PACKED_FORWARD);
+        const uint32_t* packed = linear_packed(linear, weight, PACKED_FORWARD);
         matvec_bf16_forward_cpu(out, inp, packed, bias, N, C, OC);
     } else {
         matvec_forward_cpu(out, inp, weight, bias, N, C, OC);
@@ -123,7 +123,7 @@ static inline void linear_few_cpu(float* out, const float* inp, const float* wei
 static inline void linear_backward_input_cpu(float* dinp, const float* dout, const float* weight, int N,
                                              int C, int OC, Linear* linear) {
     if (linear->is_bf16) {
-        const uint32_t* packed = packed_weights_find(&linear->packed, weight, PACKED_BACKWARD);
+        const uint32_t* packed = linear_packed(linear, weight, PACKED_BACKWARD);
         matmul_bf16_backward_input_cpu(dinp, dout, packed, N, C, OC, &linear->bf16);
     } else {
         matmul_backward_input_cpu(dinp, dout, weight, N, C, OC, &linear->matmul);

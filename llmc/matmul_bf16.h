@@ -16,13 +16,13 @@ result is a sum over k in an order that does not depend on the number of threads
 Processors fetch ahead of what is read in the order of memory, but not of 128 bytes of each of 32 rows. So results are
 written past the caches, or collected to whole rows where they are added to.
 
-A caller may take tiles of results itself, while they are in a cache: MatmulBf16.finish. The same MATMUL_BF16_PART_PANELS panels of
-a row are finished in their order, by one thread.
+A caller may take the tiles of results itself, while they are in a cache: MatmulBf16.finish. One thread finishes the tiles of a row
+in their order, MATMUL_BF16_PART_PANELS at a time.
 
-defines: MatmulBf16Scratch, matmul_bf16_scratch_bytes, matmul_bf16_open, matmul_bf16_close, matmul_bf16_pairs, matmul_bf16_pack,
-         matmul_bf16_pack_left, MatmulBf16Factor, matmul_bf16_matrix, matmul_bf16_packed, MatmulBf16Tile, matmul_bf16_tile_at, MatmulBf16,
-         matmul_bf16_forward_weight, matmul_bf16_backward_weight,
-         matmul_bf16_product_cpu, matmul_bf16_forward_cpu, matmul_bf16_backward_input_cpu,
+defines: MatmulBf16Scratch, matmul_bf16_scratch_bytes, matmul_bf16_open, matmul_bf16_close, matmul_bf16_pairs,
+         matmul_bf16_pack, matmul_bf16_pack_left, MatmulBf16Factor, matmul_bf16_matrix, matmul_bf16_packed, MatmulBf16Tile,
+         matmul_bf16_tile_at, MatmulBf16, matmul_bf16_of, matmul_bf16_product_cpu, matmul_bf16_forward_weight,
+         matmul_bf16_backward_weight, matmul_bf16_forward_cpu, matmul_bf16_backward_input_cpu,
          matmul_bf16_backward_weight_cpu
 */
 #ifndef LLMC_MATMUL_BF16_H
@@ -106,7 +106,7 @@ typedef struct {
 static inline MatmulBf16Factor matmul_bf16_matrix(Matrix matrix) {
     return (MatmulBf16Factor){matrix, NULL, 0};
 }
-// Packed by matmul_bf16_pack, or the values of k from k0 on of what was.
+// All K values of a factor that matmul_bf16_pack or matmul_bf16_pack_left made.
 static inline MatmulBf16Factor matmul_bf16_packed(const uint32_t* packed, int K) {
     return (MatmulBf16Factor){{NULL, 0, 0}, packed, matmul_bf16_pairs(1, K)};
 }
@@ -134,14 +134,20 @@ typedef struct {
     float* out;
     MatmulBf16Factor left, right;
     int M, N, K;
+    GradientMode mode;
     const float* bias; // or NULL
     float*
         row_sums; // (M), of the left factor's rows before they are rounded, set or added to as out is; or NULL
-    GradientMode mode;
-    Bf16Finish finish; // takes each MatmulBf16Tile instead of `out`, which is NULL; or NULL
-    const void* context;
-    const float* read; // what it reads, at matmul_bf16_tile_at; or NULL
+    Bf16Finish finish;   // takes each MatmulBf16Tile instead of `out`, which is NULL; or NULL
+    const void* context; // of these tiles
+    const float* read;   // what `finish` reads, at matmul_bf16_tile_at, to be prefetched; or NULL
 } MatmulBf16;
+
+// Sets out (M, N) to left (M, K) right (K, N).
+static inline MatmulBf16 matmul_bf16_of(float* out, MatmulBf16Factor left, MatmulBf16Factor right, int M,
+                                        int N, int K) {
+    return (MatmulBf16){out, left, right, M, N, K, GRADIENT_SET, NULL, NULL, NULL, NULL, NULL};
+}
 
 // A slab of a product: rows [i0, i1), columns [j0, j1) and values of k from k0 on, and where its factors are packed:
 // tile t of the left one at left + t * left_tile, and so on.
@@ -551,18 +557,16 @@ static inline void matmul_bf16_forward_cpu(float* out, const float* inp, const u
                                            const float* bias, int N, int C, int OC,
                                            MatmulBf16Scratch* scratch) {
     const MatmulBf16Factor left = matmul_bf16_matrix((Matrix){inp, (size_t)C, 1});
-    matmul_bf16_product_cpu((MatmulBf16){out, left, matmul_bf16_packed(packed, C), N, OC, C, bias, NULL,
-                                         GRADIENT_SET, NULL, NULL, NULL},
-                            scratch);
+    MatmulBf16 m = matmul_bf16_of(out, left, matmul_bf16_packed(packed, C), N, OC, C);
+    m.bias = bias;
+    matmul_bf16_product_cpu(m, scratch);
 }
 
 // Sets dinp (N, C).
 static inline void matmul_bf16_backward_input_cpu(float* dinp, const float* dout, const uint32_t* packed,
                                                   int N, int C, int OC, MatmulBf16Scratch* scratch) {
     const MatmulBf16Factor left = matmul_bf16_matrix((Matrix){dout, (size_t)OC, 1});
-    matmul_bf16_product_cpu((MatmulBf16){dinp, left, matmul_bf16_packed(packed, OC), N, C, OC, NULL, NULL,
-                                         GRADIENT_SET, NULL, NULL, NULL},
-                            scratch);
+    matmul_bf16_product_cpu(matmul_bf16_of(dinp, left, matmul_bf16_packed(packed, OC), N, C, OC), scratch);
 }
 
 // Sets or adds to dweight (OC, C) and dbias (OC), the sums of dout over N, or NULL.
@@ -571,8 +575,10 @@ static inline void matmul_bf16_backward_weight_cpu(float* dweight, float* dbias,
                                                    MatmulBf16Scratch* scratch) {
     const MatmulBf16Factor left = matmul_bf16_matrix((Matrix){dout, 1, (size_t)OC}),
                            right = matmul_bf16_matrix((Matrix){inp, (size_t)C, 1});
-    matmul_bf16_product_cpu((MatmulBf16){dweight, left, right, OC, C, N, NULL, dbias, mode, NULL, NULL, NULL},
-                            scratch);
+    MatmulBf16 m = matmul_bf16_of(dweight, left, right, OC, C, N);
+    m.row_sums = dbias;
+    m.mode = mode;
+    matmul_bf16_product_cpu(m, scratch);
 }
 
 #endif

@@ -5,13 +5,12 @@ mlp.h -- the MLP of a block on the CPU, with whatever products the model's linea
 
 With products in bf16, and N and F that are multiples of 32, its hidden layer is kept as mlp_bf16.h does it.
 
-defines: Mlp, mlp_hidden_cpu, mlp_forward_cpu, mlp_gelu_cpu, MlpGradients, mlp_backward_cpu
+defines: Mlp, mlp_hidden_cpu, mlp_forward_cpu, mlp_gelu_cpu, mlp_backward_cpu
 */
 #ifndef LLMC_MLP_H
 #define LLMC_MLP_H
 
 #include "llmc/gelu.h"
-#include "llmc/gradient.h"
 #include "llmc/linear.h"
 #include "llmc/mlp_bf16.h"
 
@@ -69,14 +68,6 @@ static inline void mlp_gelu_cpu(const Mlp* mlp) {
     }
 }
 
-// What a backward pass sets, or adds to as `mode` says; those of parameters may be NULL. And memory that it uses.
-typedef struct {
-    float *dinp, *dfcw, *dfcb, *dfcprojw, *dfcprojb;
-    GradientMode mode;
-    float* dfch; // (N, F)
-    float* sums; // (N / 32, F)
-} MlpGradients;
-
 // dout and inp are (N, C). gelu and dfch are undefined afterwards.
 static inline void mlp_backward_cpu(const Mlp* mlp, const MlpGradients* d, const float* dout,
                                     const float* inp) {
@@ -84,9 +75,7 @@ static inline void mlp_backward_cpu(const Mlp* mlp, const MlpGradients* d, const
     Linear* linear = mlp->linear;
     if (mlp_is_packed_(mlp)) {
         const MlpBf16 packed = mlp_packed_(mlp);
-        const MlpBf16Gradients gradients = {
-            d->dinp, d->dfcw, d->dfcb, d->dfcprojw, d->dfcprojb, d->mode, (uint32_t*)(void*)d->dfch, d->sums};
-        mlp_bf16_backward_cpu(&packed, &gradients, dout, inp, &linear->bf16);
+        mlp_bf16_backward_cpu(&packed, d, dout, inp, &linear->bf16);
         return;
     }
     linear_backward_weight_cpu(d->dfcprojw, d->dfcprojb, dout, mlp->gelu, N, F, C, d->mode, linear);

@@ -11,7 +11,7 @@ is, a tile after the other (matmul_bf16_tile_at). The backward pass computes gel
 
 N and F are multiples of 32. What is packed takes half the memory of fp32, so an array of N F floats holds two of them.
 
-defines: mlp_bf16_fits, MlpBf16, mlp_bf16_hidden_cpu, mlp_bf16_forward_cpu, MlpBf16Gradients, mlp_bf16_backward_cpu
+defines: mlp_bf16_fits, MlpBf16, mlp_bf16_hidden_cpu, mlp_bf16_forward_cpu, MlpGradients, mlp_bf16_backward_cpu
 */
 #ifndef LLMC_MLP_BF16_H
 #define LLMC_MLP_BF16_H
@@ -71,35 +71,36 @@ static inline void mlp_bf16_gelu_tile_(const void* of, int begin, int end) {
 static inline void mlp_bf16_hidden_cpu(const MlpBf16* mlp, const float* inp, MatmulBf16Scratch* scratch) {
     const MlpBf16Forward_ forward = {mlp, &scratch->kernel};
     const MatmulBf16Factor left = matmul_bf16_matrix((Matrix){inp, (size_t)mlp->C, 1});
-    matmul_bf16_product_cpu((MatmulBf16){NULL, left, matmul_bf16_packed(mlp->fcw, mlp->C), mlp->N, mlp->F,
-                                         mlp->C, NULL, NULL, GRADIENT_SET, mlp_bf16_gelu_tile_, &forward,
-                                         NULL},
-                            scratch);
+    MatmulBf16 m = matmul_bf16_of(NULL, left, matmul_bf16_packed(mlp->fcw, mlp->C), mlp->N, mlp->F, mlp->C);
+    m.finish = mlp_bf16_gelu_tile_;
+    m.context = &forward;
+    matmul_bf16_product_cpu(m, scratch);
 }
 
 // Then out (N, C).
 static inline void mlp_bf16_forward_cpu(float* out, const MlpBf16* mlp, MatmulBf16Scratch* scratch) {
-    matmul_bf16_product_cpu((MatmulBf16){out, matmul_bf16_packed(mlp->gelu, mlp->F),
-                                         matmul_bf16_packed(mlp->fcprojw, mlp->F), mlp->N, mlp->C, mlp->F,
-                                         mlp->fcprojb, NULL, GRADIENT_SET, NULL, NULL, NULL},
-                            scratch);
+    MatmulBf16 m = matmul_bf16_of(out, matmul_bf16_packed(mlp->gelu, mlp->F),
+                                  matmul_bf16_packed(mlp->fcprojw, mlp->F), mlp->N, mlp->C, mlp->F);
+    m.bias = mlp->fcprojb;
+    matmul_bf16_product_cpu(m, scratch);
 }
 
 // ---- backward ----
 
-// What it sets, or adds to as `mode` says; those of parameters may be NULL. And memory that it uses.
+// What the backward pass sets, or adds to as `mode` says: gradients of parameters, or NULL, and dinp, which it sets. And memory
+// that it uses.
 typedef struct {
     float *dinp, *dfcw, *dfcb, *dfcprojw, *dfcprojb;
     GradientMode mode;
-    uint32_t* dfch; // memory of (N, F) floats
-    float* sums;    // of (N / 32, F)
-} MlpBf16Gradients;
+    float* dfch; // (N, F)
+    float* sums; // (N / 32, F): of tiles of dfch over tokens
+} MlpGradients;
 
 typedef struct {
     const MlpBf16* mlp;
-    const MlpBf16Gradients* d;
     const Bf16Kernel* kernel;
-    uint32_t *dfch_by_f, *gelu_by_f; // left, F over tokens; right, tokens over F
+    float* sums;
+    uint32_t *dfch, *dfch_by_f, *gelu_by_f; // left, tokens over F; left, F over tokens; right, tokens over F
 } MlpBf16Backward_;
 
 // Sums of the columns of a tile.
@@ -129,11 +130,9 @@ static inline void mlp_bf16_derive_tile_(const void* of, int begin, int end) {
         const Bf16Part columns = {gelu, BF16_TILE, BF16_TILE, BF16_STEP};
         const size_t over_f = mlp_bf16_over_f_(mlp, tile->row, tile->col),
                      over_tokens = mlp_bf16_over_tokens_(mlp, tile->row, tile->col);
-        backward->kernel->pack_tile(backward->d->dfch + over_f, backward->dfch_by_f + over_tokens,
-                                    tile->sums);
+        backward->kernel->pack_tile(backward->dfch + over_f, backward->dfch_by_f + over_tokens, tile->sums);
         backward->kernel->pack(backward->gelu_by_f + over_tokens, 0, &columns, 0, 0);
-        mlp_bf16_sum_tile_(backward->d->sums + (size_t)tile->row / BF16_TILE * mlp->F + tile->col,
-                           tile->sums);
+        mlp_bf16_sum_tile_(backward->sums + (size_t)tile->row / BF16_TILE * mlp->F + tile->col, tile->sums);
     }
 }
 
@@ -149,38 +148,47 @@ static inline void mlp_bf16_bias_(float* dbias, const float* sums, int tiles, in
     }
 }
 
-// dout (N, C), inp (N, C). Leaves other contents in mlp->gelu.
-static inline void mlp_bf16_backward_cpu(const MlpBf16* mlp, const MlpBf16Gradients* d, const float* dout,
+// dfch and gelu, packed, and the sums of dfch.
+static inline void mlp_bf16_derive_(const MlpBf16Backward_* backward, MatmulBf16Factor dout,
+                                    MatmulBf16Scratch* scratch) {
+    const MlpBf16* mlp = backward->mlp;
+    MatmulBf16 m =
+        matmul_bf16_of(NULL, dout, matmul_bf16_packed(mlp->fcprojw_backward, mlp->C), mlp->N, mlp->F, mlp->C);
+    m.finish = mlp_bf16_derive_tile_;
+    m.context = backward;
+    m.read = mlp->fch;
+    matmul_bf16_product_cpu(m, scratch);
+}
+
+// dout (N, C), inp (N, C). gelu is undefined afterwards.
+static inline void mlp_bf16_backward_cpu(const MlpBf16* mlp, const MlpGradients* d, const float* dout,
                                          const float* inp, MatmulBf16Scratch* scratch) {
     const int N = mlp->N, C = mlp->C, F = mlp->F;
-    const size_t pairs = matmul_bf16_pairs(N, F);
-    const MlpBf16Backward_ backward = {mlp, d, &scratch->kernel, d->dfch + pairs, mlp->gelu};
-    const MatmulBf16Factor by_token = matmul_bf16_matrix((Matrix){dout, (size_t)C, 1}),
-                           by_channel = matmul_bf16_matrix((Matrix){dout, 1, (size_t)C}),
-                           inp_by_channel = matmul_bf16_matrix((Matrix){inp, (size_t)C, 1});
-    matmul_bf16_product_cpu((MatmulBf16){NULL, by_token, matmul_bf16_packed(mlp->fcprojw_backward, C), N, F,
-                                         C, NULL, NULL, GRADIENT_SET, mlp_bf16_derive_tile_, &backward,
-                                         mlp->fch},
-                            scratch);
+    uint32_t* dfch = (uint32_t*)(void*)d->dfch;
+    const MlpBf16Backward_ backward = {
+        mlp, &scratch->kernel, d->sums, dfch, dfch + matmul_bf16_pairs(N, F), mlp->gelu};
+    mlp_bf16_derive_(&backward, matmul_bf16_matrix((Matrix){dout, (size_t)C, 1}), scratch);
     if (d->dfcprojw) {
-        matmul_bf16_product_cpu((MatmulBf16){d->dfcprojw, by_channel,
-                                             matmul_bf16_packed(backward.gelu_by_f, N), C, F, N, NULL,
-                                             d->dfcprojb, d->mode, NULL, NULL, NULL},
-                                scratch);
+        const MatmulBf16Factor dout_by_channel = matmul_bf16_matrix((Matrix){dout, 1, (size_t)C});
+        MatmulBf16 m =
+            matmul_bf16_of(d->dfcprojw, dout_by_channel, matmul_bf16_packed(backward.gelu_by_f, N), C, F, N);
+        m.row_sums = d->dfcprojb;
+        m.mode = d->mode;
+        matmul_bf16_product_cpu(m, scratch);
     } else if (d->dfcprojb) {
         matmul_backward_bias_cpu(d->dfcprojb, dout, N, C, d->mode);
     }
     if (d->dfcw) {
-        matmul_bf16_product_cpu((MatmulBf16){d->dfcw, matmul_bf16_packed(backward.dfch_by_f, N),
-                                             inp_by_channel, F, C, N, NULL, NULL, d->mode, NULL, NULL, NULL},
-                                scratch);
+        MatmulBf16 m = matmul_bf16_of(d->dfcw, matmul_bf16_packed(backward.dfch_by_f, N),
+                                      matmul_bf16_matrix((Matrix){inp, (size_t)C, 1}), F, C, N);
+        m.mode = d->mode;
+        matmul_bf16_product_cpu(m, scratch);
     }
     if (d->dfcb) {
         mlp_bf16_bias_(d->dfcb, d->sums, N / BF16_TILE, F, d->mode);
     }
-    matmul_bf16_product_cpu((MatmulBf16){d->dinp, matmul_bf16_packed(d->dfch, F),
-                                         matmul_bf16_packed(mlp->fcw_backward, F), N, C, F, NULL, NULL,
-                                         GRADIENT_SET, NULL, NULL, NULL},
+    matmul_bf16_product_cpu(matmul_bf16_of(d->dinp, matmul_bf16_packed(dfch, F),
+                                           matmul_bf16_packed(mlp->fcw_backward, F), N, C, F),
                             scratch);
 }
 
