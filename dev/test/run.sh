@@ -29,8 +29,9 @@
 #
 # `make check` is `run.sh check [TEST]`: the plain variant alone, or one test of it.
 #
-# At the end it lists the CPU seconds of each variant and what took most of them, builds among it. The last line is `N passed, N failed, N skipped`; the exit status
-# is 1 if anything failed. Environment:
+# At the end it lists the CPU seconds of each variant and what took most of them, builds among it; then the last lines of each
+# test that failed, so that the end of a log says why. The last line is `N passed, N failed, N skipped`; the exit status is 1 if
+# anything failed. Environment:
 # GPT2_VOCAB and TINY_TEXT name files for the tests that want them.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
@@ -45,11 +46,10 @@ skipped=0
 tests=(dev/test/test_*.c test_gpt2.c)
 tests=("${tests[@]##*/}")
 tests=("${tests[@]%.c}")
-output=$(mktemp)
 tests_dir=$(mktemp -d)
 begun=0    # tests,
 reported=0 # and those whose end is printed
-trap 'rm -rf "$output" "$tests_dir"' EXIT
+trap 'rm -rf "$tests_dir"' EXIT
 
 skip() {
     echo "skipped: $*"
@@ -60,6 +60,17 @@ skip() {
 cpu_seconds() {
     awk 'NR == 2 { gsub(/[ms]/, " "); printf "%.0f\n", $1 * 60 + $2 + $3 * 60 + $4 }' "$1"
 }
+
+# fail FILE MESSAGE: counts a test that failed and shows its output, with the message below; print_failures shows the last lines of
+# both again.
+fail() {
+    failed=$((failed + 1))
+    { cat "$1" && echo "$2"; } >"$tests_dir/failed"
+    cat "$tests_dir/failed"
+    tail -n 20 "$tests_dir/failed" | sed 's/^/again: /' >>"$tests_dir/failures"
+}
+
+print_failures() { [ ! -e "$tests_dir/failures" ] || cat "$tests_dir/failures"; }
 
 # report VARIANT STATUS SECONDS OUTPUT COMMAND...: counts a test; shows the last line if it passed, all of it if not, and
 # the time if it took long.
@@ -73,9 +84,8 @@ report() {
         passed=$((passed + 1))
         { grep '^skipped: ' "$file" || true; tail -n 1 "$file" | sed "s/\$/$time/"; } | sed "s/^/$variant: /"
     else
-        failed=$((failed + 1))
-        sed "s/^/$variant: /" "$file"
-        echo "$variant: FAILED: $* (exit status $status, after $seconds s)"
+        sed "s/^/$variant: /" "$file" >"$tests_dir/output"
+        fail "$tests_dir/output" "$variant: FAILED: $* (exit status $status, after $seconds s)"
     fi
 }
 
@@ -137,7 +147,7 @@ print_cpu_seconds() {
         awk '{ seconds = $1; $1 = ""; sum[$0] += seconds; all += seconds }
              END { for (name in sum) if (sum[name] >= 60) printf "%5d s%s\n", sum[name], name; printf "%5d s in all\n", all }' |
         sort -rn | sed 's/^/by variant: /'
-    sort -rn "$tests_dir/times" | head -n 60 | awk '{ seconds = $1; $1 = ""; printf "most CPU: %4d s %s\n", seconds, $0 }'
+    sort -rn "$tests_dir/times" | head -n 20 | awk '{ seconds = $1; $1 = ""; printf "most CPU: %4d s %s\n", seconds, $0 }'
 }
 
 # build VARIANT TARGETS [NAME=value...]: with warnings as errors, beside the tests of what is built already.
@@ -161,9 +171,8 @@ built() {
     while [ ! -e "$log.status" ]; do wait -n; done
     read -r status seconds <"$log.status"
     if [ "$status" != 0 ]; then
-        failed=$((failed + 1))
-        head -n 40 "$log.out"
-        echo "$1: FAILED: the build (make BUILD=build/$1 WERROR=-Werror $(cat "$log.command"))"
+        head -n 40 "$log.out" >"$tests_dir/output"
+        fail "$tests_dir/output" "$1: FAILED: the build (make BUILD=build/$1 WERROR=-Werror $(cat "$log.command"))"
     fi
     echo "$1: built in $seconds s"
     echo "$(cpu_seconds "$log.cpu") $1: the build" >>"$tests_dir/times"
@@ -372,5 +381,6 @@ rest) test_rest ;;
 esac
 finish
 [ "${1:-}" = check ] || print_cpu_seconds
+print_failures
 echo "$passed passed, $failed failed, $skipped skipped"
 [ $failed = 0 ]
