@@ -91,8 +91,9 @@ ALWAYS_INLINE Bf16Part bf16_inside_(float* copy, Bf16Part part, int i0, int k0, 
     return (Bf16Part){copy, (size_t)(k_contiguous ? 2 * lanes : lanes), lines, k};
 }
 
-// Packs a whole tile (32, 32) twice, as left factors: its rows, and its columns.
-typedef void (*Bf16PackTile)(uint32_t* rows, uint32_t* cols, const float* tile);
+// Packs a whole tile (32, 32), where a pointer is not NULL: as left factors, its rows and its columns, and as a right factor over
+// its rows.
+typedef void (*Bf16PackTile)(uint32_t* rows, uint32_t* cols, uint32_t* right, const float* tile);
 
 // Packs squares of `lanes` lines and pairs in the order of memory: caches and what fetches ahead want long rows. P##square_
 // reads a square: a line in each vector if k is contiguous, else a pair of each line; P##transpose_ turns one into the other.
@@ -101,22 +102,25 @@ typedef void (*Bf16PackTile)(uint32_t* rows, uint32_t* cols, const float* tile);
     const int across = int_ceil_div(part->lines, BF16_TILE) * (BF16_TILE / (lanes));                         \
     const int along = bf16_steps(part->k) * (BF16_STEP / (2 * (lanes)));                                     \
     const int row = is_left ? BF16_STEP / 2 : BF16_TILE; /* pairs */                                         \
-    for (int s = 0; s < across * along; s++) {                                                               \
-        const int i = (k_contiguous ? s / along : s % across) * (lanes), line = i % BF16_TILE;               \
-        const int k = (k_contiguous ? s % along : s / across) * 2 * (lanes), pair = k % BF16_STEP / 2;       \
-        uint32_t* at = to + i / BF16_TILE * tile + k / BF16_STEP * BF16_STEP_PAIRS;                          \
-        float copy[2 * (lanes) * (lanes)];                                                                   \
-        P##Pairs_ square[lanes];                                                                             \
-        if (k_contiguous) {                                                                                  \
-            P##square_(square, bf16_inside_(copy, *part, i, k, 1, lanes), 1);                                \
-        } else {                                                                                             \
-            P##square_(square, bf16_inside_(copy, *part, i, k, 0, lanes), 0);                                \
+    const int rows = k_contiguous ? across : along, cols = k_contiguous ? along : across;                    \
+    for (int r = 0; r < rows; r++) {                                                                         \
+        for (int c = 0; c < cols; c++) {                                                                     \
+            const int i = (k_contiguous ? r : c) * (lanes), line = i % BF16_TILE;                            \
+            const int k = (k_contiguous ? c : r) * 2 * (lanes), pair = k % BF16_STEP / 2;                    \
+            uint32_t* at = to + i / BF16_TILE * tile + k / BF16_STEP * BF16_STEP_PAIRS;                      \
+            float copy[2 * (lanes) * (lanes)];                                                               \
+            P##Pairs_ square[lanes];                                                                         \
+            if (k_contiguous) {                                                                              \
+                P##square_(square, bf16_inside_(copy, *part, i, k, 1, lanes), 1);                            \
+            } else {                                                                                         \
+                P##square_(square, bf16_inside_(copy, *part, i, k, 0, lanes), 0);                            \
+            }                                                                                                \
+            if (k_contiguous != is_left) {                                                                   \
+                P##transpose_(square);                                                                       \
+            }                                                                                                \
+            at += is_left ? line * row + pair : pair * row + line;                                           \
+            _Pragma("GCC unroll 16") for (int p = 0; p < (lanes); p++) { store(at + p * row, square[p]); }   \
         }                                                                                                    \
-        if (k_contiguous != is_left) {                                                                       \
-            P##transpose_(square);                                                                           \
-        }                                                                                                    \
-        at += is_left ? line * row + pair : pair * row + line;                                               \
-        _Pragma("GCC unroll 16") for (int r = 0; r < (lanes); r++) { store(at + r * row, square[r]); }       \
     }
 
 // ---- any machine ----
@@ -140,10 +144,17 @@ static inline void bf16_vec_pack(uint32_t* to, size_t tile, const Bf16Part* part
                                  int is_left) {
     BF16_PACK_SQUARES_(bf16_pack_vec_, LANES, vec_store_bits)
 }
-static inline void bf16_vec_pack_tile(uint32_t* rows, uint32_t* cols, const float* tile) {
+static inline void bf16_vec_pack_tile(uint32_t* rows, uint32_t* cols, uint32_t* right, const float* tile) {
     const Bf16Part part = {tile, BF16_TILE, BF16_TILE, BF16_STEP};
-    bf16_vec_pack(rows, 0, &part, 1, 1);
-    bf16_vec_pack(cols, 0, &part, 0, 1);
+    if (rows) {
+        bf16_vec_pack(rows, 0, &part, 1, 1);
+    }
+    if (cols) {
+        bf16_vec_pack(cols, 0, &part, 0, 1);
+    }
+    if (right) {
+        bf16_vec_pack(right, 0, &part, 0, 0);
+    }
 }
 
 // ---- AVX-512, which the compilers know since gcc 11 and clang 12 ----
@@ -197,18 +208,29 @@ static inline BF16_AVX512 void bf16_avx512_pack_away(uint32_t* to, size_t tile, 
                                                      int k_contiguous, int is_left) {
     BF16_PACK_SQUARES_(bf16_pack_avx512_, 16, bf16_pack_avx512_stream_)
 }
-static inline BF16_AVX512 void bf16_avx512_pack_tile(uint32_t* rows, uint32_t* cols, const float* tile) {
+static inline BF16_AVX512 void bf16_avx512_pack_rows_(uint32_t* to, const float* tile) {
     _Pragma("GCC unroll 4") for (int i = 0; i < BF16_TILE; i++) {
         const float* row = tile + i * BF16_TILE;
         const __m512bh both = _mm512_cvtne2ps_pbh(_mm512_loadu_ps(row + 16), _mm512_loadu_ps(row));
-        _mm512_store_si512(rows + i * 16, (__m512i)both);
+        _mm512_store_si512(to + i * 16, (__m512i)both);
     }
-    for (int j = 0; j < BF16_TILE; j += 16) {
+}
+static inline BF16_AVX512 void bf16_avx512_pack_tile(uint32_t* rows, uint32_t* cols, uint32_t* right,
+                                                     const float* tile) {
+    if (rows) {
+        bf16_avx512_pack_rows_(rows, tile);
+    }
+    for (int j = 0; j < BF16_TILE && (cols || right); j += 16) {
         const Bf16Part part = {tile + j, BF16_TILE, 16, BF16_STEP};
         __m512i square[16];
         bf16_pack_avx512_square_(square, part, 0);
-        bf16_pack_avx512_transpose_(square);
-        _Pragma("GCC unroll 16") for (int i = 0; i < 16; i++) {
+        _Pragma("GCC unroll 16") for (int i = 0; right && i < 16; i++) {
+            _mm512_store_si512(right + i * BF16_TILE + j, square[i]);
+        }
+        if (cols) {
+            bf16_pack_avx512_transpose_(square);
+        }
+        _Pragma("GCC unroll 16") for (int i = 0; cols && i < 16; i++) {
             _mm512_store_si512(cols + (j + i) * 16, square[i]);
         }
     }

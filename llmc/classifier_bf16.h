@@ -6,16 +6,16 @@ and gradients in one pass over the vocabulary, without logits in memory.
 
 A tile of logits becomes exponentials while it is in a cache, and these are the factors of the other products: what is common
 to a token, its sum of exponentials, is divided out in fp32 afterwards (as attention does it in FlashAttention, Dao et al. 2022).
-With e = exp(logit - shift), sum = sum_v e and g = scale / sum, of a token:
+With e = 2^(log2(e) logit - shift), sum = sum_v e and g = scale / sum, of a token:
 
-    loss    = log(sum) + shift - logit[target]
-    dlogits = g e                                       but for the target:
-              scale (exp(logit[target] - shift) / sum - 1)     which stays fp32, as it may nearly cancel
+    loss    = log(sum) + shift / log2(e) - logit[target]
+    dlogits = g e                             but for the target:
+              scale (e[target] / sum - 1)     which stays fp32, as it may nearly cancel
 
     dinp    = g (e wte)    + dlogits[target] wte[target]
     dwte    = e^T (g inp)  + dlogits[target] inp at the target
 
-The shift is the logit of the target, roughly: the sum is at least 1. Where that is too far below the largest logit for fp32, it
+The shift is that of the target's logit, roughly: the sum is at least 1. Where that is too far below the largest logit for fp32, it
 is the largest one.
 
 Words are entries of the vocabulary. Results do not depend on the number of threads.
@@ -137,7 +137,7 @@ static inline void classifier_bf16_row_(const ClassifierBf16Chunk_* chunk, const
         chunk->s->target[token] = e[target];
     }
     for (int j = 0; j < BF16_TILE; j += LANES) {
-        const Vec x = vec_exp(vec_load(e + j) - shift);
+        const Vec x = vec_exp2(vec_load(e + j) * LOG2_E - shift);
         vec_store(e + j, x);
         sum += words == BF16_TILE ? x : vec_select(vec_first(words - j), x, vec_all(0.0f));
     }
@@ -158,7 +158,7 @@ static inline void classifier_bf16_pack_(const ClassifierBf16Chunk_* chunk, cons
         memset(tile->sums + i * BF16_TILE, 0, BF16_TILE * sizeof(float));
     }
     chunk->pack(chunk->s->e + row * by_token + (size_t)col * BF16_STEP_PAIRS,
-                chunk->s->e_by_word + word * by_word + (size_t)row * BF16_STEP_PAIRS, tile->sums);
+                chunk->s->e_by_word + word * by_word + (size_t)row * BF16_STEP_PAIRS, NULL, tile->sums);
 }
 
 // A Bf16Finish: e, packed, and its sums. Those of tokens without a target are zero.
@@ -252,11 +252,7 @@ static inline void classifier_bf16_begin_(const ClassifierBf16Chunk_* chunk, Mat
     for (int t = 0; t < chunk->tokens; t++) {
         const float *x = chunk->inp + (size_t)t * C,
                     *w = chunk->of->wte + (size_t)int_max(chunk->target[t], 0) * C;
-        float sum = 0;
-        for (int c = 0; c < C; c++) {
-            sum += x[c] * w[c];
-        }
-        chunk->s->shift[t] = sum;
+        chunk->s->shift[t] = vec_dot(x, w, C) * LOG2_E;
     }
 }
 
@@ -278,11 +274,11 @@ static inline void classifier_bf16_shift_by_max_(const ClassifierBf16Chunk_* chu
     classifier_bf16_pass_(NULL, *chunk, classifier_bf16_max_tile_, -INFINITY, matmul);
 #pragma omp parallel for schedule(static)
     for (int t = 0; t < chunk->tokens; t++) {
-        s->shift[t] = -INFINITY;
+        float max = -INFINITY;
         for (int g = 0; g < CLASSIFIER_BF16_GROUPS; g++) {
-            s->shift[t] =
-                fmaxf(s->shift[t], vec_hmax(vec_load(s->sums + ((size_t)g * s->tokens + t) * LANES)));
+            max = fmaxf(max, vec_hmax(vec_load(s->sums + ((size_t)g * s->tokens + t) * LANES)));
         }
+        s->shift[t] = max * LOG2_E;
     }
 }
 
@@ -300,7 +296,7 @@ static inline void classifier_bf16_losses_(float* loss, float* dinp, const Class
     for (int t = 0; t < chunk->tokens; t++) {
         loss[t] = chunk->target[t] == NO_TARGET
                       ? 0
-                      : logf(classifier_bf16_total_(s, t)) + (s->shift[t] - s->target[t]);
+                      : logf(classifier_bf16_total_(s, t)) + (s->shift[t] / LOG2_E - s->target[t]);
     }
 }
 
@@ -313,7 +309,7 @@ static inline void classifier_bf16_divide_(float* dinp, const ClassifierBf16Chun
         const int target = chunk->target[t], counts = target != NO_TARGET;
         const float *x = chunk->inp + (size_t)t * C, *w = chunk->of->wte + (size_t)(counts ? target : 0) * C;
         const float sum = classifier_bf16_total_(s, t), g = scale / sum;
-        const float d = scale * (expf(s->target[t] - s->shift[t]) / sum - 1);
+        const float d = scale * (exp2f(s->target[t] * LOG2_E - s->shift[t]) / sum - 1);
         float *dx = dinp + (size_t)t * C, *gx = s->scaled + (size_t)t * C;
         for (int c = 0; c < C; c++) {
             dx[c] = counts ? g * dx[c] + d * w[c] : 0;

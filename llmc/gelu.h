@@ -25,8 +25,10 @@ defines: GeluVec, gelu_vec, gelu_forward_cpu, gelu_backward_cpu, gelu_forward_by
 static inline double gelu_forward_bytes(double n, double element_bytes) { return 2 * n * element_bytes; }
 static inline double gelu_backward_bytes(double n, double element_bytes) { return 3 * n * element_bytes; }
 
-ALWAYS_INLINE Vec gelu_exp_(Vec x) { // e = exp(-2u); s = 1 / (1 + e) and 1 - s = e s
-    return vec_exp(-2.0f * GELU_SCALE * x * (1.0f + GELU_CUBIC * x * x));
+// e = exp(-2u), finite; s = 1 / (1 + e) and 1 - s = e s.
+ALWAYS_INLINE Vec gelu_exp_(Vec x) {
+    const Vec y = -2.0f * LOG2_E * GELU_SCALE * x * (1.0f + GELU_CUBIC * x * x);
+    return vec_exp2(vec_min(vec_all(126.0f), y));
 }
 
 ALWAYS_INLINE Vec gelu_derivative_(Vec x) {

@@ -62,8 +62,8 @@ static inline void mlp_bf16_gelu_tile_(const void* of, int begin, int end) {
         vec_store(tile->sums + i, gelu_vec(x).out);
     }
     if (end == BF16_TILE) {
-        const Bf16Part part = {tile->sums, BF16_TILE, BF16_TILE, BF16_STEP};
-        forward->kernel->pack(mlp->gelu + mlp_bf16_over_f_(mlp, tile->row, tile->col), 0, &part, 1, 1);
+        uint32_t* rows = mlp->gelu + mlp_bf16_over_f_(mlp, tile->row, tile->col);
+        forward->kernel->pack_tile(rows, NULL, NULL, tile->sums);
     }
 }
 
@@ -127,11 +127,11 @@ static inline void mlp_bf16_derive_tile_(const void* of, int begin, int end) {
         vec_store(gelu + i, y.out);
     }
     if (end == BF16_TILE) {
-        const Bf16Part columns = {gelu, BF16_TILE, BF16_TILE, BF16_STEP};
         const size_t over_f = mlp_bf16_over_f_(mlp, tile->row, tile->col),
                      over_tokens = mlp_bf16_over_tokens_(mlp, tile->row, tile->col);
-        backward->kernel->pack_tile(backward->dfch + over_f, backward->dfch_by_f + over_tokens, tile->sums);
-        backward->kernel->pack(backward->gelu_by_f + over_tokens, 0, &columns, 0, 0);
+        backward->kernel->pack_tile(backward->dfch + over_f, backward->dfch_by_f + over_tokens, NULL,
+                                    tile->sums);
+        backward->kernel->pack_tile(NULL, NULL, backward->gelu_by_f + over_tokens, gelu);
         mlp_bf16_sum_tile_(backward->sums + (size_t)tile->row / BF16_TILE * mlp->F + tile->col, tile->sums);
     }
 }

@@ -136,6 +136,55 @@ static void test_exp_nan(void) {
     }
 }
 
+static float exp2_lane(float x) {
+    const volatile float hidden = x;
+    return vec_exp2(vec_all(hidden))[LANES - 1];
+}
+
+// The header promises 3e-7 from -126 to 127, and bounds beyond.
+static void test_exp2(void) {
+    const int points = 200000;
+    double worst = 0, worst_at = 0;
+    for (int i = 0; i <= points; i++) {
+        const float x = (float)(-126 + 253.0 * i / points);
+        const double error = fabs(exp2_lane(x) / exp2(x) - 1);
+        if (!(error <= worst)) {
+            worst = error;
+            worst_at = x;
+        }
+    }
+    EXPECT_NEAR(worst, 0, 3e-7, "relative error of 2^%.9g", worst_at);
+    const float beyond[] = {128, 129, 1e4f, 1e10f, 1e30f, FLT_MAX, INFINITY};
+    for (int i = 0; i < 7; i++) {
+        const float small = exp2_lane(-beyond[i]), large = exp2_lane(beyond[i]);
+        EXPECT(small >= 0 && small < 1.2e-38f, "2^%g is %g", -beyond[i], small);
+        EXPECT(large > 1.7e38f, "2^%g is %g", beyond[i], large);
+    }
+    EXPECT(isnan(exp2_lane(NAN)), "2^NaN");
+    EXPECT_NEAR(exp2_lane(0), 1, 3e-7, "2^0");
+}
+
+// Within the rounding of n sums, for lengths that fill vectors and that do not.
+static void test_dot(void) {
+    for (int n = 0; n <= 3 * LANES + 1; n++) {
+        const float *a = ops_normal((size_t)n + 1, 1), *b = ops_normal((size_t)n + 1, 1);
+        double want = 0, size = 0;
+        for (int i = 0; i < n; i++) {
+            want += (double)a[i] * b[i];
+            size += fabs((double)a[i] * b[i]);
+        }
+        EXPECT_NEAR(vec_dot(a, b, n), want, (n + 1) * size * FLT_EPSILON, "a dot product of %d", n);
+        ops_close("dot");
+    }
+}
+
+static void test_reciprocal(void) {
+    for (int i = 0; i < 10000; i++) {
+        const float x = (float)exp(-87 + 174.0 * i / 9999);
+        EXPECT_NEAR((double)vec_reciprocal(vec_all(x))[i % LANES] * x, 1, 2e-7, "1 / %g", x);
+    }
+}
+
 static void test_lookup(void) {
     const float eight[] = {1.5f, -2, 3, 4, 5, -6, 7, 8e30f};
     const VecTable table = vec_table(eight);
@@ -175,5 +224,8 @@ int main(void) {
     test_exp_accuracy();
     test_exp_ends();
     test_exp_nan();
+    test_exp2();
+    test_dot();
+    test_reciprocal();
     return test_done("vec (" VEC_ISA ")");
 }

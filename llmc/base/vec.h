@@ -5,9 +5,9 @@ The same source becomes AVX-512, AVX2, SSE or NEON code: what differs between ma
 number of floats in a vector (16, 8 or 4), and the number of registers. + - * / and comparisons work on
 vectors lane by lane; a comparison gives a VecMask of all ones or all zeros.
 
-defines: LANES, VEC_REGISTERS, VEC_ISA, vec_flush_denormals, vec_load, vec_store, vec_stream, vec_all, vec_select, vec_reciprocal,
-         vec_first, vec_max, vec_min, vec_hsum, vec_hmax, vec_exp, vec_transpose, vec_even, vec_odd, vec_load_bits,
-         vec_store_bits, vec_all_bits, VecTable, vec_table, vec_lookup, vec_to_ints, vec_from_ints, ALWAYS_INLINE
+defines: LANES, VEC_REGISTERS, VEC_ISA, vec_flush_denormals, vec_load, vec_store, vec_stream, vec_all, vec_select,
+         vec_reciprocal, vec_first, vec_max, vec_min, vec_hsum, vec_hmax, vec_dot, vec_exp, vec_exp2, LOG2_E, vec_transpose,
+         vec_even, vec_odd, vec_load_bits, vec_store_bits, vec_all_bits, VecTable, vec_table, vec_lookup, vec_to_ints, vec_from_ints, ALWAYS_INLINE
 */
 #ifndef LLMC_VEC_H
 #define LLMC_VEC_H
@@ -134,6 +134,20 @@ ALWAYS_INLINE float vec_hmax(Vec v) {
     return max;
 }
 
+// The sum of n products, in an order that depends on n alone.
+ALWAYS_INLINE float vec_dot(const float* a, const float* b, int n) {
+    Vec sum = vec_all(0.0f);
+    float rest = 0;
+    int i = 0;
+    for (; i + LANES <= n; i += LANES) {
+        sum += vec_load(a + i) * vec_load(b + i);
+    }
+    for (; i < n; i++) {
+        rest += a[i] * b[i];
+    }
+    return vec_hsum(sum) + rest;
+}
+
 // e^x lane by lane, relative error below 2e-7; below -87.3 it stays at 1.2e-38, above 88.3 at 2.2e38, NaN
 // stays NaN. e^x = 2^n e^r with n = round(x / ln 2), |r| <= ln(2)/2, and a polynomial of degree 6 (Chebyshev
 // nodes) for e^r.
@@ -152,6 +166,33 @@ ALWAYS_INLINE Vec vec_exp(Vec x) {
     p = p * r + 1.0f;
     p = p * r + 1.0f;
     return p * (Vec)((VecMask)shifted << 23); // a product, so that NaN stays NaN
+}
+
+#define LOG2_E 1.44269504f // e^x = 2^(x LOG2_E)
+
+// 2^x lane by lane, with AVX-512 in half the instructions of vec_exp: relative error below 3e-7 from -126 to 127. Below it is
+// between 0 and 1.2e-38, above between 1.7e38 and infinity; NaN stays NaN. 2^x = 2^n 2^f, and for 2^f the polynomial of degree 5
+// with the least relative error.
+ALWAYS_INLINE Vec vec_exp2(Vec x) {
+#if defined(__AVX512DQ__) && !defined(__CUDACC__)
+    const Vec f = (Vec)_mm512_reduce_ps((__m512)x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC); // 0 <= f < 1
+    Vec p = f * 1.87757665e-3f + 8.98934016e-3f;
+    p = p * f + 5.58263180e-2f;
+    p = p * f + 2.40153617e-1f;
+    p = p * f + 6.93153073e-1f;
+    p = p * f + 9.99999925e-1f;
+    return (Vec)_mm512_scalef_ps((__m512)p, (__m512)x); // takes 2^n from x
+#else
+    const float round_magic = 12582912.0f + 127; // as above
+    x = vec_max(vec_all(-126.0f), vec_min(vec_all(127.4f), x));
+    const Vec shifted = x + round_magic, f = x - (shifted - round_magic); // |f| <= 1/2
+    Vec p = f * 1.32764718e-3f + 9.67554133e-3f;
+    p = p * f + 5.55071327e-2f;
+    p = p * f + 2.40221197e-1f;
+    p = p * f + 6.93146967e-1f;
+    p = p * f + 1.00000007f;
+    return p * (Vec)((VecMask)shifted << 23);
+#endif
 }
 
 // Interleaves two vectors: the low halves (a0 b0 a1 b1 ...) and the high halves.
