@@ -142,14 +142,10 @@ static inline double attention_backward_bytes(double B, double T, double C, doub
     return B * T * (12 * C * element_bytes + (4 + 2 * 8) * NH);
 }
 
-// Where key u of a row of probabilities is, if from a block of ATTENTION_KEYS keys to the next there are `block` floats.
-ALWAYS_INLINE size_t attention_key_at_(int u, size_t block) {
-    return (size_t)(u / ATTENTION_KEYS) * block + u % ATTENTION_KEYS;
-}
-
 // Where element (tile 0, row 0, key u) of a packed block of probabilities is; rows are ATTENTION_KEYS apart.
-#define ATTENTION_BLOCK_ ((size_t)MATMUL_TILE_ROWS * ATTENTION_KEYS)
-static inline size_t attention_at_(int u) { return attention_key_at_(u, ATTENTION_BLOCK_); }
+static inline size_t attention_at_(int u) {
+    return (size_t)(u / ATTENTION_KEYS) * MATMUL_TILE_ROWS * ATTENTION_KEYS + u % ATTENTION_KEYS;
+}
 
 // Where the block of key u ends.
 static inline int attention_block_end_(int u, int keys) {
@@ -229,13 +225,12 @@ ALWAYS_INLINE Vec attention_seen_(Vec x, Vec other, int u, int start, int keys) 
 }
 
 // A row of scores becomes exp(scale s - shift), and 0 where a key is not seen: before `start`, from `keys`
-// on. From key `from` to `end`, multiples of LANES; returns the sum. `block_floats` here and below is `block` of
-// attention_key_at_.
-ALWAYS_INLINE float attention_exp_row_(float* row, size_t block_floats, int start, int keys, int from,
-                                       int end, float scale, float shift) {
+// on. From key `from` to `end`, multiples of LANES; returns the sum.
+ALWAYS_INLINE float attention_exp_row_(float* row, int start, int keys, int from, int end, float scale,
+                                       float shift) {
     Vec sum = vec_all(0.0f);
     for (int u0 = from; u0 < end; u0 = attention_block_end_(u0, end)) {
-        float* block = row + attention_key_at_(u0, block_floats) - u0;
+        float* block = row + attention_at_(u0) - u0;
         for (int u = u0; u < attention_block_end_(u0, end); u += LANES) {
             const Vec e = vec_exp(vec_load(block + u) * scale - shift);
             const Vec kept = attention_seen_(e, vec_all(0.0f), u, start, keys);
@@ -246,10 +241,10 @@ ALWAYS_INLINE float attention_exp_row_(float* row, size_t block_floats, int star
     return vec_hsum(sum);
 }
 
-ALWAYS_INLINE float attention_max_row_(const float* row, size_t block_floats, int start, int keys) {
+ALWAYS_INLINE float attention_max_row_(const float* row, int start, int keys) {
     Vec max = vec_all(-INFINITY), others = max; // two, as one maximum waits for the one before
     for (int u0 = start / LANES * LANES; u0 < keys; u0 = attention_block_end_(u0, keys)) {
-        const float* block = row + attention_key_at_(u0, block_floats) - u0;
+        const float* block = row + attention_at_(u0) - u0;
         const int end = attention_block_end_(u0, keys);
         int u = u0;
         for (; u + LANES < end; u += 2 * LANES) {
@@ -265,10 +260,10 @@ ALWAYS_INLINE float attention_max_row_(const float* row, size_t block_floats, in
 }
 
 // Replaces ds, the gradient of the probabilities, by p (ds - delta) scale, the gradient of the scores.
-ALWAYS_INLINE void attention_softmax_backward_row_(float* ds, const float* p, size_t block_floats, int from,
-                                                   int end, float delta, float scale) {
+ALWAYS_INLINE void attention_softmax_backward_row_(float* ds, const float* p, int from, int end, float delta,
+                                                   float scale) {
     for (int u0 = from; u0 < end; u0 = attention_block_end_(u0, end)) {
-        const size_t block = attention_key_at_(u0, block_floats);
+        const size_t block = attention_at_(u0);
         for (int i = 0; i < attention_block_end_(u0, end) - u0; i += LANES) {
             vec_store(ds + block + i, vec_load(p + block + i) * (vec_load(ds + block + i) - delta) * scale);
         }
@@ -319,16 +314,7 @@ static inline AttentionHeadCpu_ attention_head_with_(AttentionHeadCpu_ head, Att
 // delta of token t.
 static inline float attention_delta_(const AttentionHeadCpu_* head, int t) {
     const float *out = head->out + (size_t)t * head->C, *dout = head->dout + (size_t)t * head->C;
-    Vec sum = vec_all(0.0f);
-    float rest = 0;
-    int d = 0;
-    for (; d + LANES <= head->HS; d += LANES) {
-        sum += vec_load(out + d) * vec_load(dout + d);
-    }
-    for (; d < head->HS; d++) {
-        rest += out[d] * dout[d];
-    }
-    return vec_hsum(sum) + rest;
+    return vec_dot(out, dout, head->HS);
 }
 
 // Queries t0 ... t0+rows-1: scores, softmax, out.
@@ -342,9 +328,9 @@ static inline void attention_forward_tile_(const AttentionHeadCpu_* head, int t0
     for (int i = 0; i < rows; i++) {
         float* row = s->p + i * ATTENTION_KEYS;
         const int start = attention_start_(head->starts, t0 + i);
-        const float max = attention_max_row_(row, ATTENTION_BLOCK_, start, t0 + i + 1) * scale;
-        const float sum = attention_exp_row_(row, ATTENTION_BLOCK_, start, t0 + i + 1, from,
-                                             int_round_up(keys, LANES), scale, max);
+        const float max = attention_max_row_(row, start, t0 + i + 1) * scale;
+        const float sum =
+            attention_exp_row_(row, start, t0 + i + 1, from, int_round_up(keys, LANES), scale, max);
         head->lse[t0 + i] = max + logf(sum);
         inverse[i] = 1.0f / sum;
     }
@@ -385,10 +371,10 @@ static inline void attention_backward_tile_(const AttentionHeadCpu_* head, float
     attention_scores_(ds, head->dout + (size_t)t0 * C, C, s->v_by_key, rows, from, keys, HS);
     for (int i = 0; i < rows; i++) {
         const int end = int_round_up(keys, LANES);
-        attention_exp_row_(p + i * ATTENTION_KEYS, ATTENTION_BLOCK_, attention_start_(head->starts, t0 + i),
-                           t0 + i + 1, from, end, scale, head->lse[t0 + i]);
-        attention_softmax_backward_row_(ds + i * ATTENTION_KEYS, p + i * ATTENTION_KEYS, ATTENTION_BLOCK_,
-                                        from, end, attention_delta_(head, t0 + i), scale);
+        attention_exp_row_(p + i * ATTENTION_KEYS, attention_start_(head->starts, t0 + i), t0 + i + 1, from,
+                           end, scale, head->lse[t0 + i]);
+        attention_softmax_backward_row_(ds + i * ATTENTION_KEYS, p + i * ATTENTION_KEYS, from, end,
+                                        attention_delta_(head, t0 + i), scale);
     }
     attention_mix_(head->dqkv + t0 * head->stride, head->stride, ds, s->k_by_dim, head->capacity, rows, from,
                    t0 + rows, HS);

@@ -1,14 +1,24 @@
 /*
-attention_bf16.h -- attention of attention.h with the factors of its six products rounded to bf16, on the CPU: the same
-arguments and results. Scores, softmax and sums stay fp32.
+attention_bf16.h -- attention of attention.h with the factors of its products rounded to bf16, on the CPU: the same arguments and
+results. Scores, softmax and sums stay fp32.
 
-A thread takes a whole head, and ATTENTION_BF16_ROWS queries of it at a time. Probabilities exist in fp32 for one tile of
-32 queries; for dk and dv, which sum over queries, they are kept as bf16, transposed, until the block of queries is done.
+A thread takes a whole head. Scores and probabilities exist in fp32 for one tile of 32 queries and 32 keys. While the machine
+multiplies the next tile, vectors make exponentials of this one and pack them, rounded, as a factor of the next product.
+
+    e[t][u] = 2^(c s[t][u] - shift[t])      c = log2(e) / sqrt(HS)      s = q k^T
+    out[t]  = sum_u e[t][u] v[u] / sum_u e[t][u]
+
+The shift is the score of the token with itself, roughly, so that the sum is at least 1 and one pass suffices. Where that is too
+far below the largest score for fp32, it is the largest one, and the queries are computed again.
+
+The backward pass takes ATTENTION_BF16_ROWS queries and as many keys at a time. No tile is transposed there: p and ds are right
+factors, whose pairs are rows next to each other, and what comes out is dv and dk with exchanged rows and columns:
+
+    dv^T = dout^T p        dk^T = q^T ds        dq = ds k        ds = p (dp - delta); 1 / sqrt(HS) is multiplied at last
 
 defines: AttentionBf16Scratch, attention_bf16_open, attention_bf16_close, attention_bf16_forward_cpu,
          attention_bf16_backward_cpu, Attention, attention_either_bytes, attention_either_open, attention_either_close,
-         attention_either_forward_cpu, attention_either_backward_cpu,
-         attention_bf16_scratch_bytes
+         attention_either_forward_cpu, attention_either_backward_cpu, attention_bf16_scratch_bytes
 */
 #ifndef LLMC_ATTENTION_BF16_H
 #define LLMC_ATTENTION_BF16_H
@@ -24,112 +34,97 @@ defines: AttentionBf16Scratch, attention_bf16_open, attention_bf16_close, attent
 #include "llmc/base/threads.h"
 #include "llmc/base/vec.h"
 #include "llmc/bf16_tile.h"
-#include "llmc/gradient.h"
 
 enum {
-    ATTENTION_BF16_TILES = 4, // of queries in a block
+    ATTENTION_BF16_TILES = 4, // of queries in a block of the backward pass, and of keys
     ATTENTION_BF16_ROWS = ATTENTION_BF16_TILES * BF16_TILE,
-    // Keys that the backward pass takes at a time: 32 rows of p and of ds, in fp32, then fit into the L1 cache.
-    ATTENTION_BF16_KEYS = 4 * BF16_TILE,
-    ATTENTION_BF16_KEYS_STRIDE = ATTENTION_BF16_KEYS + 16 // as for the rows below
+    ATTENTION_BF16_SQUARE_ = BF16_TILE * BF16_TILE // floats of a tile
 };
 
 // One thread's working memory. Tp and HSp are T and HS rounded up to 32; a step has BF16_STEP_PAIRS.
 typedef struct {
-    float *p, *ds;  // of a tile of queries: forward p (32, Tp), backward both (32, ATTENTION_BF16_KEYS);
-                    // rows have some room behind them
-    float *dk, *dv; // (Tp, HSp) each, while they are summed: what a tile loads and stores lies together
-    uint32_t *query, *dout;        // left, the tile's rows over the dimensions: (HSp / 32 steps)
-    uint32_t* row;                 // left, its p or ds over the keys: (Tp / 32 steps)
+    float *p, *ds;                 // two tiles each: one that is multiplied, and the one before
+    float* sums;                   // (32, LANES): of e
+    float* dq;                     // (ATTENTION_BF16_TILES, HSp / 32) tiles; forward the first of them is out
+    float *dk, *dv;                // (Tp / 32, HSp / 32) tiles each, of dimensions over keys
     uint32_t *k_by_key, *v_by_key; // right, keys over dimensions: (Tp / 32 panels, HSp / 32 steps)
-    uint32_t *k_by_dim, *v_by_dim; // right, dimensions over keys: (HSp / 32 panels, Tp / 32 steps)
-    uint32_t *p_by_key,
-        *ds_by_key; // left, keys over the queries of the block: (Tp / 32 tiles, ATTENTION_BF16_TILES steps)
+    uint32_t* by_dim; // right, dimensions over keys: (HSp / 32 panels, Tp / 32 steps); forward v, backward k
+    uint32_t* row;    // forward: left, e of a tile of queries over the keys: (Tp / 32 steps)
+    uint32_t *query, *dout; // left, queries over dimensions: (ATTENTION_BF16_TILES tiles, HSp / 32 steps)
     uint32_t *q_by_dim,
-        *dout_by_dim; // right, dimensions over these: (HSp / 32 panels, ATTENTION_BF16_TILES steps)
+        *dout_by_dim;      // left, dimensions over queries: (HSp / 32 tiles, ATTENTION_BF16_TILES steps)
+    uint32_t* ds_by_query; // left, queries over keys: (ATTENTION_BF16_TILES tiles, as many steps)
+    uint32_t *p_by_key, *ds_by_key; // right, keys over queries: (ATTENTION_BF16_TILES panels, as many steps)
 } AttentionBf16Scratch_;
 
 typedef struct {
     Bf16Kernel kernel;
     AttentionBf16Scratch_* of_thread;
-    uint32_t* pairs;
-    float* rows;
+    uint32_t* memory;
     int T, HS;
 } AttentionBf16Scratch;
 
-enum { ATTENTION_BF16_PARTS_ = 11 }; // of pairs, in AttentionBf16Scratch_
+// Takes the next `n` words of memory.
+static inline uint32_t* attention_bf16_take_(uint32_t** at, size_t n) {
+    uint32_t* taken = *at;
+    *at += n;
+    return taken;
+}
 
-// Sets the pairs of each part, in its order; returns those of all.
-static inline size_t attention_bf16_parts_(size_t sizes[ATTENTION_BF16_PARTS_], int T, int HS) {
-    const size_t keys = (size_t)bf16_steps(T), dims = (size_t)bf16_steps(HS), step = BF16_STEP_PAIRS;
-    const size_t tile = dims * step, head = keys * dims * step;
-    const size_t block = keys * ATTENTION_BF16_TILES * step, queries = dims * ATTENTION_BF16_TILES * step;
-    const size_t parts[ATTENTION_BF16_PARTS_] = {tile, tile,  keys * step, head,    head,   head,
-                                                 head, block, block,       queries, queries};
-    size_t sum = 0;
-    for (int i = 0; i < ATTENTION_BF16_PARTS_; i++) {
-        sizes[i] = parts[i];
-        sum += parts[i];
+// Sets the places in `memory`; returns the words of all: whole cache lines.
+static inline size_t attention_bf16_place_(AttentionBf16Scratch_* s, uint32_t* memory, int T, int HS) {
+    enum { TILES = ATTENTION_BF16_TILES, STEP = BF16_STEP_PAIRS, SQUARE = ATTENTION_BF16_SQUARE_ };
+    const size_t keys = (size_t)bf16_steps(T), dims = (size_t)bf16_steps(HS);
+    uint32_t* at = memory;
+    float** const floats[] = {&s->p, &s->ds, &s->sums, &s->dq, &s->dk, &s->dv};
+    const size_t float_sizes[] = {2 * SQUARE,           2 * SQUARE,
+                                  BF16_TILE * LANES,    TILES * dims * SQUARE,
+                                  keys * dims * SQUARE, keys * dims * SQUARE};
+    uint32_t** const pairs[] = {&s->k_by_key,    &s->v_by_key, &s->by_dim,   &s->row,
+                                &s->query,       &s->dout,     &s->q_by_dim, &s->dout_by_dim,
+                                &s->ds_by_query, &s->p_by_key, &s->ds_by_key};
+    const size_t head = keys * dims * STEP, block = TILES * dims * STEP, square = TILES * TILES * STEP;
+    const size_t pair_sizes[] = {head,  head,  head,   keys * STEP, block, block,
+                                 block, block, square, square,      square};
+    for (size_t i = 0; i < sizeof(floats) / sizeof(floats[0]); i++) {
+        *floats[i] = (float*)(void*)attention_bf16_take_(&at, float_sizes[i]);
     }
-    return sum;
+    for (size_t i = 0; i < sizeof(pairs) / sizeof(pairs[0]); i++) {
+        *pairs[i] = attention_bf16_take_(&at, pair_sizes[i]);
+    }
+    return (size_t)(at - memory);
 }
 
-// Floats from a row of p to the next in the forward pass; of p, which both passes use; and of ds.
-static inline size_t attention_bf16_stride_(int T) { return (size_t)int_round_up(T, BF16_TILE) + 16; }
-static inline size_t attention_bf16_p_(int T) {
-    const size_t forward = attention_bf16_stride_(T), backward = ATTENTION_BF16_KEYS_STRIDE;
-    return (forward > backward ? forward : backward) * BF16_TILE;
-}
-static inline size_t attention_bf16_ds_(void) { return (size_t)ATTENTION_BF16_KEYS_STRIDE * BF16_TILE; }
-static inline size_t attention_bf16_dk_(int T, int HS) {
-    return (size_t)int_round_up(T, BF16_TILE) * int_round_up(HS, BF16_TILE);
-}
-// All floats of a thread.
-static inline size_t attention_bf16_floats_(int T, int HS) {
-    return attention_bf16_p_(T) + attention_bf16_ds_() + 2 * attention_bf16_dk_(T, HS);
+static inline size_t attention_bf16_words_(int T, int HS) {
+    AttentionBf16Scratch_ s;
+    uint32_t* somewhere = (uint32_t*)(void*)&s;
+    return attention_bf16_place_(&s, somewhere, T, HS);
 }
 
 // What attention_bf16_open allocates.
 static inline size_t attention_bf16_scratch_bytes(int T, int HS) {
-    size_t sizes[ATTENTION_BF16_PARTS_];
     return (size_t)threads_max() *
-           (attention_bf16_parts_(sizes, T, HS) * sizeof(uint32_t) +
-            attention_bf16_floats_(T, HS) * sizeof(float) + sizeof(AttentionBf16Scratch_));
+           (attention_bf16_words_(T, HS) * sizeof(uint32_t) + sizeof(AttentionBf16Scratch_));
 }
 
 // Scratch for sequences up to T and heads of size HS.
 static inline void attention_bf16_open(AttentionBf16Scratch* scratch, Bf16Kernel kernel, int T, int HS) {
-    size_t sizes[ATTENTION_BF16_PARTS_];
-    const size_t per_thread = attention_bf16_parts_(sizes, T, HS), floats = attention_bf16_floats_(T, HS);
+    const size_t words = attention_bf16_words_(T, HS);
     const int threads = threads_max();
     scratch->kernel = kernel;
     scratch->T = T;
     scratch->HS = HS;
-    scratch->pairs = (uint32_t*)check_alloc(per_thread * threads, sizeof(uint32_t), "attention: scratch");
-    scratch->rows = (float*)check_alloc(floats * threads, sizeof(float), "attention: scratch");
+    scratch->memory = (uint32_t*)check_alloc(words * threads, sizeof(uint32_t), "attention: scratch");
     scratch->of_thread =
         (AttentionBf16Scratch_*)check_alloc(threads, sizeof(AttentionBf16Scratch_), "attention: scratch");
-    uint32_t* at = scratch->pairs;
     for (int i = 0; i < threads; i++) {
-        AttentionBf16Scratch_* s = &scratch->of_thread[i];
-        uint32_t** const parts[ATTENTION_BF16_PARTS_] = {
-            &s->query,    &s->dout,     &s->row,       &s->k_by_key, &s->v_by_key,   &s->k_by_dim,
-            &s->v_by_dim, &s->p_by_key, &s->ds_by_key, &s->q_by_dim, &s->dout_by_dim};
-        for (int j = 0; j < ATTENTION_BF16_PARTS_; j++) {
-            *parts[j] = at;
-            at += sizes[j];
-        }
-        s->p = scratch->rows + i * floats;
-        s->ds = s->p + attention_bf16_p_(T);
-        s->dk = s->ds + attention_bf16_ds_();
-        s->dv = s->dk + attention_bf16_dk_(T, HS);
+        attention_bf16_place_(&scratch->of_thread[i], scratch->memory + i * words, T, HS);
     }
 }
 
 static inline void attention_bf16_close(AttentionBf16Scratch* scratch) {
     free(scratch->of_thread);
-    free(scratch->rows);
-    free(scratch->pairs);
+    free(scratch->memory);
 }
 
 // A head, and what its thread works with.
@@ -137,16 +132,16 @@ typedef struct {
     AttentionHeadCpu_ at;
     Bf16Kernel kernel;
     AttentionBf16Scratch_ s;
-    size_t Tp; // T rounded up
-    size_t
-        row; // from a row of p to the next: not a multiple of a page, which would make rows share lines of a cache
+    int T, dims, keys; // steps of HS, and of the scratch's T
+    float scale, c;    // 1 / sqrt(HS); c as above
 } AttentionBf16Head_;
 
-static inline AttentionBf16Head_ attention_bf16_head_(AttentionHeadCpu_ at,
+static inline AttentionBf16Head_ attention_bf16_head_(AttentionHeadCpu_ at, int T,
                                                       const AttentionBf16Scratch* scratch) {
-    const AttentionBf16Head_ head = {at, scratch->kernel, scratch->of_thread[thread_index()],
-                                     (size_t)int_round_up(scratch->T, BF16_TILE),
-                                     attention_bf16_stride_(scratch->T)};
+    const float scale = 1.0f / sqrtf((float)at.HS);
+    const AttentionBf16Head_ head = {at,    scratch->kernel,   scratch->of_thread[thread_index()],
+                                     T,     bf16_steps(at.HS), bf16_steps(scratch->T),
+                                     scale, scale * LOG2_E};
     return head;
 }
 
@@ -156,96 +151,179 @@ static inline int attention_bf16_from_(const int* starts, int t0) {
 }
 
 // Packs n rows as right factors over the dimensions: panels of keys.
-static inline void attention_bf16_pack_by_key_(Bf16Pack pack, uint32_t* to, const float* rows, size_t stride,
-                                               int n, int HS) {
-    const Matrix m = {rows, 1, stride};
-    bf16_pack_right(pack, to, (size_t)bf16_steps(HS) * BF16_STEP_PAIRS, m, 0, 0, HS, n);
+static inline void attention_bf16_pack_by_key_(const AttentionBf16Head_* head, uint32_t* to,
+                                               const float* rows, int n) {
+    const Matrix m = {rows, 1, head->at.stride};
+    bf16_pack_right(head->kernel.pack, to, (size_t)head->dims * BF16_STEP_PAIRS, m, 0, 0, head->at.HS, n);
 }
 
-// And over the rows: panels of dimensions are `steps` apart.
-static inline void attention_bf16_pack_by_dim_(Bf16Pack pack, uint32_t* to, const float* rows, size_t stride,
-                                               int n, int steps, int HS) {
-    const Matrix m = {rows, stride, 1};
-    bf16_pack_right(pack, to, (size_t)steps * BF16_STEP_PAIRS, m, 0, 0, n, HS);
+// And over the rows: panels of dimensions.
+static inline void attention_bf16_pack_by_dim_(const AttentionBf16Head_* head, uint32_t* to,
+                                               const float* rows, int n) {
+    const Matrix m = {rows, head->at.stride, 1};
+    bf16_pack_right(head->kernel.pack, to, (size_t)head->keys * BF16_STEP_PAIRS, m, 0, 0, n, head->at.HS);
 }
 
-// scores (32, keys from ... keys-1) = left . right^T, whole tiles of them; rows are `stride` apart.
-static inline void attention_bf16_scores_(const AttentionBf16Head_* head, float* scores, size_t stride,
-                                          const uint32_t* left, const uint32_t* right_by_key, int from,
-                                          int keys) {
-    const int steps = bf16_steps(head->at.HS);
-    for (int u = from; u < keys; u += BF16_TILE) {
-        const Bf16Out out = {scores + (u - from), stride, BF16_TILE, BF16_TILE};
-        bf16_tile(&head->kernel, out, NULL, GRADIENT_SET, left,
-                  right_by_key + (size_t)(u / BF16_TILE * steps) * BF16_STEP_PAIRS, steps);
+// ---- tiles of scores ----
+
+// Queries t0 ... t0+rows-1 and the keys from u0 on. Rows past these queries are zero, as are their factors.
+typedef struct {
+    const AttentionBf16Head_* head;
+    int t0, rows, u0;
+    float *p, *ds;              // scores, then e or p; dout . v, then ds
+    const float *shift, *delta; // of the queries
+    uint32_t *p_by_key, *ds_by_key, *by_query;
+} AttentionBf16Tile_;
+
+// Turns row i of a tile of scores into e, zero where a key is not seen. Returns its sum, lane by lane.
+ALWAYS_INLINE Vec attention_bf16_exp_row_(const AttentionBf16Tile_* tile, int i) {
+    float* row = tile->p + i * BF16_TILE;
+    const int t = tile->t0 + i, start = attention_start_(tile->head->at.starts, t);
+    const int is_whole = start <= tile->u0 && tile->u0 + BF16_TILE <= t + 1;
+    const Vec c = vec_all(tile->head->c), shift = vec_all(tile->shift[i]);
+    Vec sum = vec_all(0.0f);
+    for (int j = 0; j < BF16_TILE; j += LANES) {
+        const Vec e = vec_exp2(vec_load(row + j) * c - shift);
+        const Vec kept = is_whole ? e : attention_seen_(e, vec_all(0.0f), tile->u0 + j, start, t + 1);
+        vec_store(row + j, kept);
+        sum += kept;
     }
+    return sum;
 }
 
-// out (rows, HS), set or added to, = left . right over `steps` steps; panels of the right factor are `panel` steps apart.
-static inline void attention_bf16_mix_(const AttentionBf16Head_* head, Bf16Out out, GradientMode mode,
-                                       const uint32_t* left, const uint32_t* right_by_dim, int steps,
-                                       int panel) {
-    for (int d = 0; d < head->at.HS; d += BF16_TILE) {
-        const Bf16Out part = {out.data + d, out.stride, out.rows, int_min(BF16_TILE, out.cols - d)};
-        bf16_tile(&head->kernel, part, NULL, mode, left,
-                  right_by_dim + (size_t)(d / BF16_TILE * panel) * BF16_STEP_PAIRS, steps);
-    }
-}
-
-// out (rows, HS) = the packed row (rows, keys from ... keys-1) . right.
-static inline void attention_bf16_mix_keys_(const AttentionBf16Head_* head, Bf16Out out,
-                                            const uint32_t* right_by_dim, int from, int keys) {
-    attention_bf16_mix_(head, out, GRADIENT_SET, head->s.row,
-                        right_by_dim + (size_t)(from / BF16_STEP) * BF16_STEP_PAIRS, bf16_steps(keys - from),
-                        (int)(head->Tp / BF16_STEP));
+// square (32, 32) = left . right over the dimensions. `finish` takes `before` meanwhile.
+static inline void attention_bf16_scores_(const AttentionBf16Head_* head, float* square, const uint32_t* left,
+                                          const uint32_t* right, Bf16Finish finish,
+                                          const AttentionBf16Tile_* before) {
+    const Bf16Ahead ahead = {NULL, 0, int_ceil_div(BF16_TILE, head->dims), NULL, 0, finish, before};
+    head->kernel.product(square, BF16_TILE, NULL, 0, left, right, head->dims, &ahead);
 }
 
 // ---- forward ----
 
+// A Bf16Finish: e, its sums, and e packed.
+static inline void attention_bf16_forward_finish_(const void* of, int begin, int end) {
+    const AttentionBf16Tile_* tile = (const AttentionBf16Tile_*)of;
+    float* sums = tile->head->s.sums;
+    for (int i = begin; i < int_min(end, tile->rows); i++) {
+        vec_store(sums + i * LANES, vec_load(sums + i * LANES) + attention_bf16_exp_row_(tile, i));
+    }
+    if (end == BF16_TILE) {
+        tile->head->kernel.pack_tile(tile->by_query, NULL, NULL, tile->p);
+    }
+}
+
+// Another: the largest scores, lane by lane, in place of the sums.
+static inline void attention_bf16_max_finish_(const void* of, int begin, int end) {
+    const AttentionBf16Tile_* tile = (const AttentionBf16Tile_*)of;
+    for (int i = begin; i < int_min(end, tile->rows); i++) {
+        const int t = tile->t0 + i, start = attention_start_(tile->head->at.starts, t);
+        float* sums = tile->head->s.sums + i * LANES;
+        Vec max = vec_load(sums);
+        for (int j = 0; j < BF16_TILE; j += LANES) {
+            const Vec score = vec_load(tile->p + i * BF16_TILE + j);
+            max = vec_max(attention_seen_(score, max, tile->u0 + j, start, t + 1), max);
+        }
+        vec_store(sums, max);
+    }
+}
+
+// Gives the scores of queries t0 ... t0+rows-1 to `finish`, a tile after the other.
+static inline void attention_bf16_keys_(const AttentionBf16Head_* head, int t0, int rows, int from,
+                                        const float* shift, float initial, Bf16Finish finish) {
+    const AttentionBf16Scratch_* s = &head->s;
+    AttentionBf16Tile_ before = {head, t0, rows, 0, NULL, NULL, shift, NULL, NULL, NULL, NULL};
+    for (int i = 0; i < rows * LANES; i++) {
+        s->sums[i] = initial;
+    }
+    for (int u = from; u < t0 + rows; u += BF16_TILE) {
+        float* square = s->p + u / BF16_TILE % 2 * ATTENTION_BF16_SQUARE_;
+        attention_bf16_scores_(head, square, s->query,
+                               s->k_by_key + (size_t)(u / BF16_TILE * head->dims) * BF16_STEP_PAIRS,
+                               u > from ? finish : NULL, &before);
+        before.u0 = u;
+        before.p = square;
+        before.by_query = s->row + (size_t)((u - from) / BF16_TILE) * BF16_STEP_PAIRS;
+    }
+    finish(&before, 0, BF16_TILE);
+}
+
+// Sets the sums of e, and packs it; shift: about the score of each token with itself, or the largest one.
+static inline void attention_bf16_exponentials_(const AttentionBf16Head_* head, int t0, int rows, int from,
+                                                float* shift, float* sum) {
+    const AttentionHeadCpu_* at = &head->at;
+    const float most = 1e30f;
+    int is_small = 1;
+    for (int i = 0; i < rows; i++) {
+        const float* q = at->qkv + (t0 + i) * at->stride;
+        shift[i] = vec_dot(q, q + at->C, at->HS) * head->c;
+    }
+    attention_bf16_keys_(head, t0, rows, from, shift, 0, attention_bf16_forward_finish_);
+    for (int i = 0; i < rows; i++) {
+        sum[i] = vec_hsum(vec_load(head->s.sums + i * LANES));
+        is_small &= sum[i] < most;
+    }
+    if (is_small) {
+        return;
+    }
+    attention_bf16_keys_(head, t0, rows, from, shift, -INFINITY, attention_bf16_max_finish_);
+    for (int i = 0; i < rows;
+         i++) { // the other rows keep theirs: their bits do not depend on what comes later in the text
+        shift[i] = sum[i] < most ? shift[i] : vec_hmax(vec_load(head->s.sums + i * LANES)) * head->c;
+    }
+    attention_bf16_keys_(head, t0, rows, from, shift, 0, attention_bf16_forward_finish_);
+    for (int i = 0; i < rows; i++) {
+        sum[i] = vec_hsum(vec_load(head->s.sums + i * LANES));
+    }
+}
+
+// out of queries t0 ... t0+rows-1, dimensions from d on: a tile of sums divided by those of e.
+static inline void attention_bf16_divide_(const AttentionHeadCpu_* at, const float* square, int t0, int rows,
+                                          int d, const float* sum) {
+    const int cols = int_min(BF16_TILE, at->HS - d);
+    for (int i = 0; i < rows; i++) {
+        const float* from = square + i * BF16_TILE;
+        float* out = at->out + (size_t)(t0 + i) * at->C + d;
+        const float inverse = 1.0f / sum[i];
+        for (int j = 0; j < cols; j++) {
+            out[j] = from[j] * inverse;
+        }
+    }
+}
+
 // Queries t0 ... t0+rows-1: scores, softmax, out.
 static inline void attention_bf16_forward_tile_(const AttentionBf16Head_* head, int t0, int rows) {
     const AttentionHeadCpu_* at = &head->at;
+    const AttentionBf16Scratch_* s = &head->s;
     const Matrix query = {at->qkv + t0 * at->stride, at->stride, 1};
-    const float scale = 1.0f / sqrtf((float)at->HS);
-    const int keys = t0 + rows, from = attention_bf16_from_(at->starts, t0);
-    bf16_pack_left(head->kernel.pack, head->s.query, 0, query, 0, 0, rows, at->HS);
-    attention_bf16_scores_(head, head->s.p + from, head->row, head->s.query, head->s.k_by_key, from, keys);
-    float inverse[BF16_TILE];
+    const int from = attention_bf16_from_(at->starts, t0), steps = bf16_steps(t0 + rows - from);
+    float shift[BF16_TILE], sum[BF16_TILE];
+    bf16_pack_left(head->kernel.pack, s->query, 0, query, 0, 0, rows, at->HS);
+    attention_bf16_exponentials_(head, t0, rows, from, shift, sum);
     for (int i = 0; i < rows; i++) {
-        float* row = head->s.p + i * head->row;
-        const int start = attention_start_(at->starts, t0 + i);
-        const float max = attention_max_row_(row, ATTENTION_KEYS, start, t0 + i + 1) * scale;
-        const float sum = attention_exp_row_(row, ATTENTION_KEYS, start, t0 + i + 1, from,
-                                             int_round_up(keys, LANES), scale, max);
-        at->lse[t0 + i] = max + logf(sum);
-        inverse[i] = 1.0f / sum;
+        at->lse[t0 + i] = shift[i] / LOG2_E + logf(sum[i]);
     }
-    const Bf16Out out = {at->out + (size_t)t0 * at->C, (size_t)at->C, rows, at->HS};
-    const Matrix p = {head->s.p, head->row, 1};
-    bf16_pack_left(head->kernel.pack, head->s.row, 0, p, 0, from, rows, keys - from);
-    attention_bf16_mix_keys_(head, out, head->s.v_by_dim, from, keys);
-    for (int i = 0; i < rows; i++) {
-        for (int d = 0; d < at->HS; d++) {
-            out.data[i * out.stride + d] *= inverse[i];
-        }
+    for (int d = 0; d < head->dims; d++) {
+        const uint32_t* v = s->by_dim + (size_t)(d * head->keys + from / BF16_STEP) * BF16_STEP_PAIRS;
+        float* square = s->dq + d * ATTENTION_BF16_SQUARE_;
+        head->kernel.product(square, BF16_TILE, NULL, 0, s->row, v, steps, &bf16_nothing_ahead);
+        attention_bf16_divide_(at, square, t0, rows, d * BF16_TILE, sum);
     }
 }
 
 static inline void attention_bf16_forward_cpu(float* out, float* lse, const float* qkv, const int* starts,
                                               AttentionSizes sizes, AttentionBf16Scratch* scratch) {
-    const int T = sizes.T, C = sizes.C, HS = C / sizes.NH;
-    assert(T <= scratch->T && HS == scratch->HS);
+    const int T = sizes.T, C = sizes.C;
+    assert(T <= scratch->T && C / sizes.NH == scratch->HS);
 #pragma omp parallel
     {
         scratch->kernel.begin();
 #pragma omp for schedule(dynamic)
         for (int h = 0; h < sizes.B * sizes.NH; h++) {
             const AttentionBf16Head_ head = attention_bf16_head_(
-                attention_head_cpu_(h, sizes, qkv, out, lse, NULL, NULL, starts), scratch);
-            const float *keys = head.at.qkv + C, *values = keys + C;
-            attention_bf16_pack_by_key_(head.kernel.pack, head.s.k_by_key, keys, head.at.stride, T, HS);
-            attention_bf16_pack_by_dim_(head.kernel.pack, head.s.v_by_dim, values, head.at.stride, T,
-                                        (int)(head.Tp / BF16_STEP), HS);
+                attention_head_cpu_(h, sizes, qkv, out, lse, NULL, NULL, starts), T, scratch);
+            attention_bf16_pack_by_key_(&head, head.s.k_by_key, head.at.qkv + C, T);
+            attention_bf16_pack_by_dim_(&head, head.s.by_dim, head.at.qkv + 2 * C, T);
             for (int t = 0; t < T; t += BF16_TILE) {
                 attention_bf16_forward_tile_(&head, t, int_min(BF16_TILE, T - t));
             }
@@ -256,120 +334,211 @@ static inline void attention_bf16_forward_cpu(float* out, float* lse, const floa
 
 // ---- backward ----
 
-// Keeps p or ds (rows, keys from ... keys-1) of a tile of queries, transposed, for dk and dv: step `tile` of each of its tiles
-// of keys.
-static inline void attention_bf16_keep_(const AttentionBf16Head_* head, uint32_t* by_key,
-                                        const float* weights, int tile, int rows, int from, int keys) {
-    const Matrix m = {weights, 1, ATTENTION_BF16_KEYS_STRIDE};
-    const size_t steps = ATTENTION_BF16_TILES * BF16_STEP_PAIRS;
-    bf16_pack_left(head->kernel.pack, by_key + from / BF16_TILE * steps + (size_t)tile * BF16_STEP_PAIRS,
-                   steps, m, 0, 0, keys - from, rows);
-}
-
-// A tile of queries in a block: queries t0 ... t0+rows-1, with their deltas.
+// A block of queries: t0 ... t0+rows-1.
 typedef struct {
-    int t0, rows, tile;
-    float delta[BF16_TILE];
-} AttentionBf16Queries_;
+    int t0, rows;
+    float shift[ATTENTION_BF16_ROWS], delta[ATTENTION_BF16_ROWS];
+} AttentionBf16Block_;
 
-// Probabilities and their gradients of a tile of queries over the keys from ... keys-1, at most ATTENTION_BF16_KEYS; kept for
-// dk and dv, and ds packed for dq from `row` on.
-static inline void attention_bf16_backward_keys_(const AttentionBf16Head_* head,
-                                                 const AttentionBf16Queries_* q, uint32_t* row, int from,
-                                                 int keys) {
-    const AttentionHeadCpu_* at = &head->at;
+// A Bf16Finish: scores become p.
+static inline void attention_bf16_p_finish_(const void* of, int begin, int end) {
+    const AttentionBf16Tile_* tile = (const AttentionBf16Tile_*)of;
+    for (int i = begin; i < int_min(end, tile->rows); i++) {
+        attention_bf16_exp_row_(tile, i);
+    }
+}
+
+// Another, afterwards: ds, and both packed.
+static inline void attention_bf16_ds_finish_(const void* of, int begin, int end) {
+    const AttentionBf16Tile_* tile = (const AttentionBf16Tile_*)of;
+    for (int i = begin; i < int_min(end, tile->rows); i++) {
+        const float* p = tile->p + i * BF16_TILE;
+        float* ds = tile->ds + i * BF16_TILE;
+        const Vec delta = vec_all(tile->delta[i]);
+        for (int j = 0; j < BF16_TILE; j += LANES) {
+            vec_store(ds + j, vec_load(p + j) * (vec_load(ds + j) - delta));
+        }
+    }
+    if (end == BF16_TILE) {
+        tile->head->kernel.pack_tile(NULL, NULL, tile->p_by_key, tile->p);
+        tile->head->kernel.pack_tile(tile->by_query, NULL, tile->ds_by_key, tile->ds);
+    }
+}
+
+// Tile i of a block of queries, and tile j of a chunk of keys that begins at u0.
+static inline AttentionBf16Tile_ attention_bf16_tile_(const AttentionBf16Head_* head,
+                                                      const AttentionBf16Block_* block, int i, int u0, int j,
+                                                      int n) {
+    enum { TILES = ATTENTION_BF16_TILES, STEP = BF16_STEP_PAIRS };
     const AttentionBf16Scratch_* s = &head->s;
-    const float scale = 1.0f / sqrtf((float)at->HS);
-    const int end = int_round_up(keys - from, LANES);
-    attention_bf16_scores_(head, s->p, ATTENTION_BF16_KEYS_STRIDE, s->query, s->k_by_key, from, keys);
-    attention_bf16_scores_(head, s->ds, ATTENTION_BF16_KEYS_STRIDE, s->dout, s->v_by_key, from, keys);
-    for (int i = 0; i < q->rows; i++) {
-        float *p = s->p + i * ATTENTION_BF16_KEYS_STRIDE, *ds = s->ds + i * ATTENTION_BF16_KEYS_STRIDE;
-        const int t = q->t0 + i;
-        attention_exp_row_(p, ATTENTION_KEYS, attention_start_(at->starts, t) - from, t + 1 - from, 0, end,
-                           scale, at->lse[t]);
-        attention_softmax_backward_row_(ds, p, ATTENTION_KEYS, 0, end, q->delta[i], scale);
-    }
-    const Matrix ds = {s->ds, ATTENTION_BF16_KEYS_STRIDE, 1};
-    bf16_pack_left(head->kernel.pack, row, 0, ds, 0, 0, q->rows, keys - from);
-    attention_bf16_keep_(head, s->p_by_key, s->p, q->tile, q->rows, from, keys);
-    attention_bf16_keep_(head, s->ds_by_key, s->ds, q->tile, q->rows, from, keys);
+    const int row = i * BF16_TILE;
+    return (AttentionBf16Tile_){head,
+                                block->t0 + row,
+                                int_min(BF16_TILE, block->rows - row),
+                                u0 + j * BF16_TILE,
+                                s->p + n % 2 * ATTENTION_BF16_SQUARE_,
+                                s->ds + n % 2 * ATTENTION_BF16_SQUARE_,
+                                block->shift + row,
+                                block->delta + row,
+                                s->p_by_key + (size_t)(j * TILES + i) * STEP,
+                                s->ds_by_key + (size_t)(j * TILES + i) * STEP,
+                                s->ds_by_query + (size_t)(i * TILES + j) * STEP};
 }
 
-// Tile `tile` of a block: probabilities and their gradients of the queries t0 ... t0+rows-1 over the keys from ...
-// t0+rows-1, then dq.
-static inline void attention_bf16_backward_tile_(const AttentionBf16Head_* head, int tile, int t0, int rows,
-                                                 int from) {
+// The first tile of keys that a block sees in the chunk from u0 on, and the end of those that tile i of it sees.
+static inline int attention_bf16_first_(const AttentionBf16Head_* head, const AttentionBf16Block_* block,
+                                        int u0) {
+    return int_max(0, attention_bf16_from_(head->at.starts, block->t0) - u0) / BF16_TILE;
+}
+static inline int attention_bf16_end_(const AttentionBf16Block_* block, int i, int u0) {
+    return int_min(ATTENTION_BF16_TILES, (block->t0 - u0) / BF16_TILE + i + 1);
+}
+
+// p and ds of a block and a chunk of keys, packed.
+static inline void attention_bf16_probabilities_(const AttentionBf16Head_* head,
+                                                 const AttentionBf16Block_* block, int u0) {
+    const AttentionBf16Scratch_* s = &head->s;
+    const size_t step = (size_t)head->dims * BF16_STEP_PAIRS;
+    AttentionBf16Tile_ before;
+    int n = 0;
+    for (int i = 0; i < bf16_steps(block->rows); i++) {
+        for (int j = attention_bf16_first_(head, block, u0); j < attention_bf16_end_(block, i, u0);
+             j++, n++) {
+            const AttentionBf16Tile_ tile = attention_bf16_tile_(head, block, i, u0, j, n);
+            const size_t key = (size_t)(u0 / BF16_TILE + j) * step;
+            attention_bf16_scores_(head, tile.p, s->query + i * step, s->k_by_key + key,
+                                   n > 0 ? attention_bf16_p_finish_ : NULL, &before);
+            attention_bf16_scores_(head, tile.ds, s->dout + i * step, s->v_by_key + key,
+                                   n > 0 ? attention_bf16_ds_finish_ : NULL, &before);
+            before = tile;
+        }
+    }
+    attention_bf16_p_finish_(&before, 0, BF16_TILE);
+    attention_bf16_ds_finish_(&before, 0, BF16_TILE);
+}
+
+// Sets or adds to a square: left . right over `steps` steps.
+static inline void attention_bf16_add_(const AttentionBf16Head_* head, float* square, int is_added,
+                                       const uint32_t* left, const uint32_t* right, int steps) {
+    head->kernel.product(square, BF16_TILE, is_added ? square : NULL, BF16_TILE, left, right, steps,
+                         &bf16_nothing_ahead);
+}
+
+// Adds what a chunk of keys has of dq, and the block of queries of dk and dv. The first chunk sets dq; the block to which the
+// keys belong sets dk and dv. So blocks follow each other in a fixed order. Queries see no tiles of keys behind their own.
+static inline void attention_bf16_chunk_(const AttentionBf16Head_* head, const AttentionBf16Block_* block,
+                                         int u0, int is_first) {
+    enum { TILES = ATTENTION_BF16_TILES, STEP = BF16_STEP_PAIRS };
+    const AttentionBf16Scratch_* s = &head->s;
+    const int first = attention_bf16_first_(head, block, u0), tiles = bf16_steps(block->rows);
+    const int is_own = u0 == block->t0, end = attention_bf16_end_(block, tiles - 1, u0);
+    attention_bf16_probabilities_(head, block, u0);
+    for (int d = 0; d < head->dims; d++) {
+        const uint32_t* k = s->by_dim + (size_t)(d * head->keys + u0 / BF16_STEP + first) * STEP;
+        for (int i = 0; i < tiles; i++) {
+            attention_bf16_add_(head, s->dq + (i * head->dims + d) * ATTENTION_BF16_SQUARE_, !is_first,
+                                s->ds_by_query + (size_t)(i * TILES + first) * STEP, k,
+                                attention_bf16_end_(block, i, u0) - first);
+        }
+        for (int j = first; j < end; j++) {
+            const int i = is_own ? j : 0; // the first tile of queries that sees the keys
+            const size_t square = (size_t)((u0 / BF16_TILE + j) * head->dims + d) * ATTENTION_BF16_SQUARE_;
+            const size_t left = (size_t)(d * TILES + i) * STEP, right = (size_t)(j * TILES + i) * STEP;
+            attention_bf16_add_(head, s->dk + square, !is_own, s->q_by_dim + left, s->ds_by_key + right,
+                                tiles - i);
+            attention_bf16_add_(head, s->dv + square, !is_own, s->dout_by_dim + left, s->p_by_key + right,
+                                tiles - i);
+        }
+    }
+}
+
+// Packs the rows of q or dout of a block of queries: over dimensions, and over queries.
+static inline void attention_bf16_pack_block_(const AttentionBf16Head_* head, uint32_t* by_query,
+                                              uint32_t* by_dim, const float* rows, size_t stride, int n) {
+    const Matrix m = {rows, stride, 1}, transposed = {rows, 1, stride};
+    bf16_pack_left(head->kernel.pack, by_query, (size_t)head->dims * BF16_STEP_PAIRS, m, 0, 0, n,
+                   head->at.HS);
+    bf16_pack_left(head->kernel.pack, by_dim, (size_t)ATTENTION_BF16_TILES * BF16_STEP_PAIRS, transposed, 0,
+                   0, head->at.HS, n);
+}
+
+// dq of queries t0 ... t0+rows-1: a row of squares times 1 / sqrt(HS).
+static inline void attention_bf16_set_queries_(const AttentionBf16Head_* head, const float* squares, int t0,
+                                               int rows) {
     const AttentionHeadCpu_* at = &head->at;
-    const Matrix query = {at->qkv + t0 * at->stride, at->stride, 1},
-                 dout = {at->dout + (size_t)t0 * at->C, (size_t)at->C, 1};
-    const int keys = t0 + rows;
-    AttentionBf16Queries_ q = {t0, rows, tile, {0}};
-    bf16_pack_left(head->kernel.pack, head->s.query, 0, query, 0, 0, rows, at->HS);
-    bf16_pack_left(head->kernel.pack, head->s.dout, 0, dout, 0, 0, rows, at->HS);
-    for (int i = 0; i < rows; i++) {
-        q.delta[i] = attention_delta_(at, t0 + i);
+    for (int d = 0; d < at->HS; d += BF16_TILE, squares += ATTENTION_BF16_SQUARE_) {
+        const int cols = int_min(BF16_TILE, at->HS - d);
+        for (int i = 0; i < rows; i++) {
+            float* dq = at->dqkv + (t0 + i) * at->stride + d;
+            for (int j = 0; j < cols; j++) {
+                dq[j] = squares[i * BF16_TILE + j] * head->scale;
+            }
+        }
     }
-    for (int u = from; u < keys; u += ATTENTION_BF16_KEYS) {
-        attention_bf16_backward_keys_(head, &q,
-                                      head->s.row + (size_t)((u - from) / BF16_STEP) * BF16_STEP_PAIRS, u,
-                                      int_min(u + ATTENTION_BF16_KEYS, keys));
-    }
-    const Bf16Out dq = {at->dqkv + t0 * at->stride, at->stride, rows, at->HS};
-    attention_bf16_mix_keys_(head, dq, head->s.k_by_dim, from, keys);
 }
 
-// From a row of dk or dv in scratch to the next.
-static inline size_t attention_bf16_dims_(const AttentionBf16Head_* head) {
-    return (size_t)int_round_up(head->at.HS, BF16_TILE);
-}
-
-// dk or dv, in scratch, of the tile of keys at u from the tiles of queries `first` ... `tiles`-1 of a block.
-static inline void attention_bf16_scatter_(const AttentionBf16Head_* head, float* sums, GradientMode mode,
-                                           const uint32_t* by_key, const uint32_t* right_by_dim, int u,
-                                           int first, int tiles) {
-    const size_t dims = attention_bf16_dims_(head);
-    const Bf16Out out = {sums + u * dims, dims, BF16_TILE, (int)dims};
-    attention_bf16_mix_(head, out, mode,
-                        by_key + (size_t)(u / BF16_TILE * ATTENTION_BF16_TILES + first) * BF16_STEP_PAIRS,
-                        right_by_dim + (size_t)first * BF16_STEP_PAIRS, tiles - first, ATTENTION_BF16_TILES);
-}
-
-// Queries t0 ... t0+rows-1, a block. dk and dv of the block's own keys are set here, those of earlier keys are added to:
-// block after block, in a fixed order. A key is seen by no tile of queries before its own.
+// Queries t0 ... t0+rows-1: dq, and what they have of dk and dv.
 static inline void attention_bf16_backward_block_(const AttentionBf16Head_* head, int t0, int rows) {
     const AttentionHeadCpu_* at = &head->at;
     const AttentionBf16Scratch_* s = &head->s;
-    const int from = attention_bf16_from_(at->starts, t0), keys = t0 + rows, tiles = bf16_steps(rows);
-    for (int i = 0; i < rows; i += BF16_TILE) {
-        attention_bf16_backward_tile_(head, i / BF16_TILE, t0 + i, int_min(BF16_TILE, rows - i), from);
+    const int from = attention_bf16_from_(at->starts, t0) / ATTENTION_BF16_ROWS * ATTENTION_BF16_ROWS;
+    AttentionBf16Block_ block = {t0, rows, {0}, {0}};
+    for (int i = 0; i < rows; i++) {
+        block.shift[i] = at->lse[t0 + i] * LOG2_E;
+        block.delta[i] = attention_delta_(at, t0 + i);
     }
-    attention_bf16_pack_by_dim_(head->kernel.pack, s->q_by_dim, at->qkv + t0 * at->stride, at->stride, rows,
-                                ATTENTION_BF16_TILES, at->HS);
-    attention_bf16_pack_by_dim_(head->kernel.pack, s->dout_by_dim, at->dout + (size_t)t0 * at->C,
-                                (size_t)at->C, rows, ATTENTION_BF16_TILES, at->HS);
-    for (int u = from; u < keys; u += BF16_TILE) {
-        const GradientMode mode = u >= t0 ? GRADIENT_SET : GRADIENT_ADD;
-        const int first = int_max(u - t0, 0) / BF16_TILE;
-        attention_bf16_scatter_(head, s->dk, mode, s->ds_by_key, s->q_by_dim, u, first, tiles);
-        attention_bf16_scatter_(head, s->dv, mode, s->p_by_key, s->dout_by_dim, u, first, tiles);
+    attention_bf16_pack_block_(head, s->query, s->q_by_dim, at->qkv + t0 * at->stride, at->stride, rows);
+    attention_bf16_pack_block_(head, s->dout, s->dout_by_dim, at->dout + (size_t)t0 * at->C, (size_t)at->C,
+                               rows);
+    for (int u = from; u < t0 + rows; u += ATTENTION_BF16_ROWS) {
+        attention_bf16_chunk_(head, &block, u, u == from);
+    }
+    for (int i = 0; i < rows; i += BF16_TILE) {
+        attention_bf16_set_queries_(head, s->dq + i / BF16_TILE * head->dims * ATTENTION_BF16_SQUARE_, t0 + i,
+                                    int_min(BF16_TILE, rows - i));
     }
 }
 
-// Sets dk and dv of all T keys to the sums in scratch.
-static inline void attention_bf16_set_keys_(const AttentionBf16Head_* head, int T) {
-    const AttentionHeadCpu_* at = &head->at;
-    const size_t dims = attention_bf16_dims_(head);
-    float *dk = at->dqkv + at->C, *dv = dk + at->C;
-    bf16_copy_rows(dk, at->stride, head->s.dk, dims, T, at->HS);
-    bf16_copy_rows(dv, at->stride, head->s.dv, dims, T, at->HS);
+// to (32, 32), rows `stride` apart, = the transpose of a square times `scale`.
+static inline void attention_bf16_turn_(float* to, size_t stride, const float* square, float scale) {
+    for (int i = 0; i < BF16_TILE; i += LANES) {
+        for (int j = 0; j < BF16_TILE; j += LANES) {
+            Vec row[LANES];
+            for (int r = 0; r < LANES; r++) {
+                row[r] = vec_load(square + (i + r) * BF16_TILE + j) * scale;
+            }
+            vec_transpose(row);
+            for (int r = 0; r < LANES; r++) {
+                vec_store(to + (j + r) * stride + i, row[r]);
+            }
+        }
+    }
+}
+
+// Sets dk or dv of all T keys to the squares (dimensions, keys) in scratch times `scale`.
+static inline void attention_bf16_set_keys_(const AttentionBf16Head_* head, float* to, const float* squares,
+                                            float scale) {
+    const size_t stride = head->at.stride;
+    for (int u = 0; u < head->T; u += BF16_TILE) {
+        for (int d = 0; d < head->at.HS; d += BF16_TILE, squares += ATTENTION_BF16_SQUARE_) {
+            const int rows = int_min(BF16_TILE, head->T - u), cols = int_min(BF16_TILE, head->at.HS - d);
+            float* at = to + u * stride + d;
+            if (rows == BF16_TILE && cols == BF16_TILE) {
+                attention_bf16_turn_(at, stride, squares, scale);
+            } else {
+                float turned[ATTENTION_BF16_SQUARE_];
+                attention_bf16_turn_(turned, BF16_TILE, squares, scale);
+                bf16_copy_rows(at, stride, turned, BF16_TILE, rows, cols);
+            }
+        }
+    }
 }
 
 static inline void attention_bf16_backward_cpu(float* dqkv, const float* dout, const float* qkv,
                                                const float* out, const float* lse, const int* starts,
                                                AttentionSizes sizes, AttentionBf16Scratch* scratch) {
-    const int T = sizes.T, C = sizes.C, HS = C / sizes.NH;
-    assert(T <= scratch->T && HS == scratch->HS);
+    const int T = sizes.T, C = sizes.C;
+    assert(T <= scratch->T && C / sizes.NH == scratch->HS);
 #pragma omp parallel
     {
         scratch->kernel.begin();
@@ -377,16 +546,15 @@ static inline void attention_bf16_backward_cpu(float* dqkv, const float* dout, c
         for (int h = 0; h < sizes.B * sizes.NH; h++) {
             const AttentionBf16Head_ head = attention_bf16_head_(
                 attention_head_cpu_(h, sizes, qkv, (float*)out, (float*)lse, dqkv, dout, starts), // only read
-                scratch);
-            const float *keys = head.at.qkv + C, *values = keys + C;
-            attention_bf16_pack_by_key_(head.kernel.pack, head.s.k_by_key, keys, head.at.stride, T, HS);
-            attention_bf16_pack_by_key_(head.kernel.pack, head.s.v_by_key, values, head.at.stride, T, HS);
-            attention_bf16_pack_by_dim_(head.kernel.pack, head.s.k_by_dim, keys, head.at.stride, T,
-                                        (int)(head.Tp / BF16_STEP), HS);
+                T, scratch);
+            attention_bf16_pack_by_key_(&head, head.s.k_by_key, head.at.qkv + C, T);
+            attention_bf16_pack_by_key_(&head, head.s.v_by_key, head.at.qkv + 2 * C, T);
+            attention_bf16_pack_by_dim_(&head, head.s.by_dim, head.at.qkv + C, T);
             for (int t = 0; t < T; t += ATTENTION_BF16_ROWS) {
                 attention_bf16_backward_block_(&head, t, int_min(ATTENTION_BF16_ROWS, T - t));
             }
-            attention_bf16_set_keys_(&head, T);
+            attention_bf16_set_keys_(&head, head.at.dqkv + C, head.s.dk, head.scale);
+            attention_bf16_set_keys_(&head, head.at.dqkv + 2 * C, head.s.dv, 1.0f);
         }
         scratch->kernel.end();
     }
