@@ -24,6 +24,7 @@ the MLP, QKV = 3C, Vp tokens of the padded vocabulary.
 #include "llmc/linear.h"
 #include "llmc/mlp.h"
 #include "llmc/optimizer.h"
+#include "llmc/self_attention.h"
 #include "llmc/share.h"
 #include "llmc/text_model.h"
 #include "llmc/zero.h"
@@ -179,9 +180,13 @@ static float* residual_into(const GPT2* model, int l) {
                : gpt2_activations_at_layer(model->acts, model->activation_rows, l - 1).residual3;
 }
 
-static AttentionSizes attention_sizes(const GPT2* model, Batch batch) {
+// Attention of block l: qkvw (QKV, C), qkv (N, QKV), atty (B, T, C), att_lse (B, NH, T).
+static SelfAttention block_attention(GPT2* model, int l, Batch batch) {
+    const GPT2Parameters p = gpt2_parameters_at_layer(model->params, model->parameter_rows, l);
+    const GPT2Activations a = gpt2_activations_at_layer(model->acts, model->activation_rows, l);
     const AttentionSizes sizes = {batch.B, batch.T, model->cfg.C, model->cfg.NH};
-    return sizes;
+    return (SelfAttention){sizes,  batch.starts, p.qkvw,         p.qkvb,           a.qkv,
+                           a.atty, a.att_lse,    &model->linear, &model->attention};
 }
 
 // The MLP of block l: fcw (F, C), fcprojw (C, F), fch and fch_gelu (N, F).
@@ -196,18 +201,15 @@ static Mlp block_mlp(GPT2* model, int l, Batch batch) {
 // Block l up to the hidden layer of the MLP.
 static void block_hidden(GPT2* model, int l, Batch batch) {
     const int C = model->cfg.C, N = batch.B * batch.T;
-    const int QKV = gpt2_qkv_size(model->cfg);
     const GPT2Parameters p = gpt2_parameters_at_layer(model->params, model->parameter_rows, l);
     const GPT2Activations a = gpt2_activations_at_layer(model->acts, model->activation_rows, l);
     const float* residual = residual_into(model, l); // (N, C)
     float* attproj = a.branch;                       // (N, C)
     // ln1 (N, C), its mean and rstd (N)
     layernorm_forward_cpu(a.ln1, a.ln1_mean, a.ln1_rstd, residual, p.ln1w, p.ln1b, N, C);
-    // qkv (N, QKV) = ln1 qkvw^T + qkvb, with qkvw (QKV, C)
-    linear_forward_cpu(a.qkv, a.ln1, p.qkvw, p.qkvb, N, C, QKV, &model->linear);
-    // atty (B, T, C), att_lse (B, NH, T)
-    attention_either_forward_cpu(a.atty, a.att_lse, a.qkv, batch.starts, attention_sizes(model, batch),
-                                 &model->attention);
+    // atty (N, C)
+    const SelfAttention attention = block_attention(model, l, batch);
+    self_attention_forward_cpu(&attention, a.ln1);
     // attproj (N, C) = atty attprojw^T + attprojb, with attprojw (C, C)
     linear_forward_cpu(attproj, a.atty, p.attprojw, p.attprojb, N, C, C, &model->linear);
     // residual2 (N, C) = residual + attproj; ln2 (N, C)
@@ -358,15 +360,14 @@ static void linear_backward(GPT2* model, float* dinp, float* dweight, float* dbi
 
 // Turns dresidual (N, C), the gradient of the residual stream after block l, into that before it, in place.
 static void block_backward(GPT2* model, int l, Batch batch, GradientMode mode) {
-    const int B = batch.B, T = batch.T, C = model->cfg.C, N = B * T;
-    const int QKV = gpt2_qkv_size(model->cfg);
+    const int C = model->cfg.C, N = batch.B * batch.T;
     const GPT2Parameters p = gpt2_parameters_at_layer(model->params, model->parameter_rows, l);
     const GPT2Parameters d = gradients_at_layer(model, l);
     const GPT2Activations a = gpt2_activations_at_layer(model->acts, model->activation_rows, l);
     float *dln2 = a.branch, *datty = a.branch, *dln1 = a.branch; // (N, C) each, one after the other
     float* dresidual = a.dresidual;                              // (N, C)
     const GradientMode mlp_mode = share_gradient_mode(model->cfg, PART_MLP, l, mode),
-                       attention = share_gradient_mode(model->cfg, PART_ATTENTION, l, mode);
+                       attention_mode = share_gradient_mode(model->cfg, PART_ATTENTION, l, mode);
     block_recompute(model, l, batch);
     clear_frozen_gradients(model, l);
 
@@ -377,13 +378,14 @@ static void block_backward(GPT2* model, int l, Batch batch, GradientMode mode) {
     layernorm_backward_cpu(dresidual, d.ln2w, d.ln2b, dln2, a.residual2, p.ln2w, a.ln2_mean, a.ln2_rstd, N, C,
                            GRADIENT_ADD, mlp_mode);
 
-    // attention: dqkv (N, QKV)
-    linear_backward(model, datty, d.attprojw, d.attprojb, dresidual, a.atty, p.attprojw, N, C, C, attention);
-    attention_either_backward_cpu(a.dqkv, datty, a.qkv, a.atty, a.att_lse, batch.starts,
-                                  attention_sizes(model, batch), &model->attention);
-    linear_backward(model, dln1, d.qkvw, d.qkvb, a.dqkv, a.ln1, p.qkvw, N, C, QKV, attention);
+    // attention: dqkv (N, QKV); dfch is free again
+    linear_backward(model, datty, d.attprojw, d.attprojb, dresidual, a.atty, p.attprojw, N, C, C,
+                    attention_mode);
+    const SelfAttention attention = block_attention(model, l, batch);
+    const SelfAttentionGradients dattention = {dln1, d.qkvw, d.qkvb, attention_mode, a.dqkv, a.dfch};
+    self_attention_backward_cpu(&attention, &dattention, datty, a.ln1);
     layernorm_backward_cpu(dresidual, d.ln1w, d.ln1b, dln1, residual_into(model, l), p.ln1w, a.ln1_mean,
-                           a.ln1_rstd, N, C, GRADIENT_ADD, attention);
+                           a.ln1_rstd, N, C, GRADIENT_ADD, attention_mode);
 }
 
 // The classifier, chunk by chunk: sets the losses (N) and dlnf (N, C), and sets or adds to the gradient of wte.

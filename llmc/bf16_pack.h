@@ -10,9 +10,9 @@ the operand of every bf16 instruction. A step is 32 values of k:
 What lies past the matrix is zero. bf16_vec_pack runs everywhere; bf16_avx512_pack, on processors that have AVX-512 with
 BF16, packs the same bits but for denormals, which it makes zero; the trainer's products take them for zero anyway.
 
-defines: BF16_TILE, BF16_STEP, BF16_STEP_PAIRS, BF16_LINE_PAIRS, bf16_steps, bf16_round_row, Bf16Part, Bf16Pack, Bf16PackTile, bf16_vec_pack,
-         bf16_vec_pack_tile, bf16_avx512_pack, bf16_avx512_pack_away, bf16_avx512_pack_tile, BF16_AVX512,
-         bf16_has_avx512, bf16_pack_left, bf16_pack_right
+defines: BF16_TILE, BF16_STEP, BF16_STEP_PAIRS, BF16_LINE_PAIRS, bf16_steps, bf16_round_row,
+         Bf16Part, Bf16Pack, Bf16TilePacked, Bf16PackTile, bf16_vec_pack, bf16_vec_pack_tile, bf16_avx512_pack,
+         bf16_avx512_pack_away, bf16_avx512_pack_tile, BF16_AVX512, bf16_has_avx512, bf16_pack_left, bf16_pack_right
 */
 #ifndef LLMC_BF16_PACK_H
 #define LLMC_BF16_PACK_H
@@ -91,9 +91,13 @@ ALWAYS_INLINE Bf16Part bf16_inside_(float* copy, Bf16Part part, int i0, int k0, 
     return (Bf16Part){copy, (size_t)(k_contiguous ? 2 * lanes : lanes), lines, k};
 }
 
-// Packs a whole tile (32, 32), where a pointer is not NULL: as left factors, its rows and its columns, and as a right factor over
-// its rows.
-typedef void (*Bf16PackTile)(uint32_t* rows, uint32_t* cols, uint32_t* right, const float* tile);
+// Where a tile (32, 32) is packed, or NULL: as left factors, whose lines are its rows or its columns, and as right factors over
+// its rows or its columns.
+typedef struct {
+    uint32_t *rows, *cols, *over_rows, *over_cols;
+} Bf16TilePacked;
+
+typedef void (*Bf16PackTile)(const Bf16TilePacked* to, const float* tile);
 
 // Packs squares of `lanes` lines and pairs in the order of memory: caches and what fetches ahead want long rows. P##square_
 // reads a square: a line in each vector if k is contiguous, else a pair of each line; P##transpose_ turns one into the other.
@@ -144,16 +148,13 @@ static inline void bf16_vec_pack(uint32_t* to, size_t tile, const Bf16Part* part
                                  int is_left) {
     BF16_PACK_SQUARES_(bf16_pack_vec_, LANES, vec_store_bits)
 }
-static inline void bf16_vec_pack_tile(uint32_t* rows, uint32_t* cols, uint32_t* right, const float* tile) {
+static inline void bf16_vec_pack_tile(const Bf16TilePacked* to, const float* tile) {
+    uint32_t* const packed[4] = {to->over_rows, to->cols, to->over_cols, to->rows};
     const Bf16Part part = {tile, BF16_TILE, BF16_TILE, BF16_STEP};
-    if (rows) {
-        bf16_vec_pack(rows, 0, &part, 1, 1);
-    }
-    if (cols) {
-        bf16_vec_pack(cols, 0, &part, 0, 1);
-    }
-    if (right) {
-        bf16_vec_pack(right, 0, &part, 0, 0);
+    for (int i = 0; i < 4; i++) {
+        if (packed[i]) {
+            bf16_vec_pack(packed[i], 0, &part, i / 2, i % 2);
+        }
     }
 }
 
@@ -205,34 +206,44 @@ static inline BF16_AVX512 void bf16_avx512_pack(uint32_t* to, size_t tile, const
 // The same past the caches.
 #define bf16_pack_avx512_stream_(p, v) _mm512_stream_si512((__m512i*)(void*)(p), v)
 static inline BF16_AVX512 void bf16_avx512_pack_away(uint32_t* to, size_t tile, const Bf16Part* part,
-                                                     int k_contiguous, int is_left) {
-    BF16_PACK_SQUARES_(bf16_pack_avx512_, 16, bf16_pack_avx512_stream_)
+                                                     int k_contiguous, int is_left){
+    BF16_PACK_SQUARES_(bf16_pack_avx512_, 16, bf16_pack_avx512_stream_)}
+// 16 rows of 16 pairs, `stride` apart.
+BF16_AVX512_INLINE_ void bf16_avx512_store_square_(uint32_t* to, const int stride, const __m512i square[16]) {
+    _Pragma("GCC unroll 16") for (int i = 0; i < 16; i++) { _mm512_store_si512(to + i * stride, square[i]); }
 }
-static inline BF16_AVX512 void bf16_avx512_pack_rows_(uint32_t* to, const float* tile) {
-    _Pragma("GCC unroll 4") for (int i = 0; i < BF16_TILE; i++) {
-        const float* row = tile + i * BF16_TILE;
-        const __m512bh both = _mm512_cvtne2ps_pbh(_mm512_loadu_ps(row + 16), _mm512_loadu_ps(row));
-        _mm512_store_si512(to + i * 16, (__m512i)both);
+// Pairs along the rows: 16 rows from `i` on.
+BF16_AVX512_INLINE_ void bf16_avx512_pack_rows_(const Bf16TilePacked* to, const float* tile, int i) {
+    const Bf16Part part = {tile + i * BF16_TILE, BF16_TILE, 16, BF16_STEP};
+    __m512i square[16];
+    bf16_pack_avx512_square_(square, part, 1);
+    if (to->rows) {
+        bf16_avx512_store_square_(to->rows + i * 16, 16, square);
+    }
+    if (to->over_cols) {
+        bf16_pack_avx512_transpose_(square);
+        bf16_avx512_store_square_(to->over_cols + i, BF16_TILE, square);
     }
 }
-static inline BF16_AVX512 void bf16_avx512_pack_tile(uint32_t* rows, uint32_t* cols, uint32_t* right,
-                                                     const float* tile) {
-    if (rows) {
-        bf16_avx512_pack_rows_(rows, tile);
+// Pairs along the columns: 16 columns from `j` on.
+BF16_AVX512_INLINE_ void bf16_avx512_pack_cols_(const Bf16TilePacked* to, const float* tile, int j) {
+    const Bf16Part part = {tile + j, BF16_TILE, 16, BF16_STEP};
+    __m512i square[16];
+    bf16_pack_avx512_square_(square, part, 0);
+    if (to->over_rows) {
+        bf16_avx512_store_square_(to->over_rows + j, BF16_TILE, square);
     }
-    for (int j = 0; j < BF16_TILE && (cols || right); j += 16) {
-        const Bf16Part part = {tile + j, BF16_TILE, 16, BF16_STEP};
-        __m512i square[16];
-        bf16_pack_avx512_square_(square, part, 0);
-        _Pragma("GCC unroll 16") for (int i = 0; right && i < 16; i++) {
-            _mm512_store_si512(right + i * BF16_TILE + j, square[i]);
-        }
-        if (cols) {
-            bf16_pack_avx512_transpose_(square);
-        }
-        _Pragma("GCC unroll 16") for (int i = 0; cols && i < 16; i++) {
-            _mm512_store_si512(cols + (j + i) * 16, square[i]);
-        }
+    if (to->cols) {
+        bf16_pack_avx512_transpose_(square);
+        bf16_avx512_store_square_(to->cols + j * 16, 16, square);
+    }
+}
+static inline BF16_AVX512 void bf16_avx512_pack_tile(const Bf16TilePacked* to, const float* tile) {
+    for (int i = 0; i < BF16_TILE && (to->rows || to->over_cols); i += 16) {
+        bf16_avx512_pack_rows_(to, tile, i);
+    }
+    for (int j = 0; j < BF16_TILE && (to->cols || to->over_rows); j += 16) {
+        bf16_avx512_pack_cols_(to, tile, j);
     }
 }
 #endif

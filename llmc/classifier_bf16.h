@@ -157,8 +157,10 @@ static inline void classifier_bf16_pack_(const ClassifierBf16Chunk_* chunk, cons
     for (int i = tile->rows; i < BF16_TILE; i++) {
         memset(tile->sums + i * BF16_TILE, 0, BF16_TILE * sizeof(float));
     }
-    chunk->pack(chunk->s->e + row * by_token + (size_t)col * BF16_STEP_PAIRS,
-                chunk->s->e_by_word + word * by_word + (size_t)row * BF16_STEP_PAIRS, NULL, tile->sums);
+    const Bf16TilePacked to = {chunk->s->e + row * by_token + (size_t)col * BF16_STEP_PAIRS,
+                               chunk->s->e_by_word + word * by_word + (size_t)row * BF16_STEP_PAIRS, NULL,
+                               NULL};
+    chunk->pack(&to, tile->sums);
 }
 
 // A Bf16Finish: e, packed, and its sums. Those of tokens without a target are zero.

@@ -62,8 +62,8 @@ static inline void mlp_bf16_gelu_tile_(const void* of, int begin, int end) {
         vec_store(tile->sums + i, gelu_vec(x).out);
     }
     if (end == BF16_TILE) {
-        uint32_t* rows = mlp->gelu + mlp_bf16_over_f_(mlp, tile->row, tile->col);
-        forward->kernel->pack_tile(rows, NULL, NULL, tile->sums);
+        const Bf16TilePacked to = {mlp->gelu + mlp_bf16_over_f_(mlp, tile->row, tile->col), NULL, NULL, NULL};
+        forward->kernel->pack_tile(&to, tile->sums);
     }
 }
 
@@ -129,9 +129,11 @@ static inline void mlp_bf16_derive_tile_(const void* of, int begin, int end) {
     if (end == BF16_TILE) {
         const size_t over_f = mlp_bf16_over_f_(mlp, tile->row, tile->col),
                      over_tokens = mlp_bf16_over_tokens_(mlp, tile->row, tile->col);
-        backward->kernel->pack_tile(backward->dfch + over_f, backward->dfch_by_f + over_tokens, NULL,
-                                    tile->sums);
-        backward->kernel->pack_tile(NULL, NULL, backward->gelu_by_f + over_tokens, gelu);
+        const Bf16TilePacked dfch_to = {backward->dfch + over_f, backward->dfch_by_f + over_tokens, NULL,
+                                        NULL},
+                             gelu_to = {NULL, NULL, backward->gelu_by_f + over_tokens, NULL};
+        backward->kernel->pack_tile(&dfch_to, tile->sums);
+        backward->kernel->pack_tile(&gelu_to, gelu);
         mlp_bf16_sum_tile_(backward->sums + (size_t)tile->row / BF16_TILE * mlp->F + tile->col, tile->sums);
     }
 }

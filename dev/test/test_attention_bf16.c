@@ -213,6 +213,63 @@ static void test_scratch(const Bf16Kernel* kernel) {
     ops_close("scratch");
 }
 
+// Value (line, k) of a left factor, lines of K values.
+static float left_at(const uint32_t* packed, int line, int k, int K) {
+    const uint32_t* tile =
+        packed + line / BF16_TILE * matmul_bf16_pairs(1, K) + k / BF16_STEP * BF16_STEP_PAIRS;
+    return bf16_to_float(
+        (uint16_t)(tile[line % BF16_TILE * BF16_STEP / 2 + k % BF16_STEP / 2] >> k % 2 * 16));
+}
+
+// q, k and v that come packed give the same bits as in fp32, and dqkv is the same rounded, by tokens and by channels; its sums
+// are those of columns within the rounding of T additions.
+static void test_packed(const Bf16Kernel* kernel) {
+    enum { B = 2, T = ATTENTION_BF16_ROWS + 64, NH = 2, HS = 64, C = NH * HS, N = B * T };
+    const AttentionSizes sizes = {.B = B, .T = T, .C = C, .NH = NH};
+    int starts[N];
+    memcpy(starts, documents(T, 90), T * sizeof(int));
+    memcpy(starts + T, documents(T, 40), T * sizeof(int));
+    const Run want = run_of(kernel, sizes, bf16_normal(3 * N * C), bf16_normal(N * C), starts);
+    AttentionBf16Scratch scratch;
+    attention_bf16_open(&scratch, *kernel, T, HS);
+    float *out = ops_floats(N * C), *lse = ops_floats(N * NH), *sums = ops_floats(B * 3 * C);
+    uint32_t *qkv = (uint32_t*)check_alloc(3 * N * C, sizeof(float), "qkv"),
+             *dqkv = (uint32_t*)check_alloc(3 * N * C, sizeof(float), "dqkv");
+    for (int row = 0; row < N; row += BF16_TILE) {
+        for (int col = 0; col < 3 * C; col += BF16_TILE) {
+            float tile[BF16_TILE * BF16_TILE];
+            bf16_copy_rows(tile, BF16_TILE, want.qkv + row * 3 * C + col, 3 * C, BF16_TILE, BF16_TILE);
+            attention_bf16_pack_qkv(kernel, qkv, tile, row, col, sizes);
+        }
+    }
+    const AttentionBf16Gradient gradient = {dqkv, sums};
+    attention_bf16_packed_forward_cpu(out, lse, qkv, starts, sizes, &scratch);
+    attention_bf16_packed_backward_cpu(gradient, want.dout, qkv, out, lse, starts, sizes, &scratch);
+    EXPECT(ops_same_bits(out, want.out, N * C) && ops_same_bits(lse, want.lse, N * NH), "%s: packed qkv",
+           kernel->name);
+    for (int i = 0; i < N * 3 * C; i++) {
+        const int row = i / (3 * C), col = i % (3 * C);
+        const float rounded = bf16_to_float(bf16_from_float(want.dqkv[i]));
+        EXPECT(left_at(dqkv, row, col, 3 * C) == rounded, "%s: dqkv by tokens, %d %d", kernel->name, row,
+               col);
+        EXPECT(left_at(dqkv + matmul_bf16_pairs(N, 3 * C), col, row, N) == rounded,
+               "%s: dqkv by channels, %d %d", kernel->name, row, col);
+    }
+    for (int i = 0; i < B * 3 * C; i++) {
+        double sum = 0, size = 0;
+        for (int t = 0; t < T; t++) {
+            const float x = want.dqkv[(i / (3 * C) * T + t) * 3 * C + i % (3 * C)];
+            sum += x;
+            size += fabsf(x);
+        }
+        EXPECT_NEAR(sums[i], sum, T * size * FLT_EPSILON, "%s: sum %d of dqkv", kernel->name, i);
+    }
+    free(qkv);
+    free(dqkv);
+    attention_bf16_close(&scratch);
+    ops_close("packed");
+}
+
 static void test_threads(const Bf16Kernel* kernel) {
     enum { B = 2, T = 100, NH = 5, HS = 16, C = NH * HS };
     const AttentionSizes sizes = {.B = B, .T = T, .C = C, .NH = NH};
@@ -242,6 +299,7 @@ int main(int argc, char** argv) {
         test_causality(&kernels[k]);
         test_scratch(&kernels[k]);
         test_threads(&kernels[k]);
+        test_packed(&kernels[k]);
     }
     test_long(&kernels[0]);
     test_sharp(&kernels[0]);

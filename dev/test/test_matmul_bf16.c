@@ -72,23 +72,30 @@ static void test_pack_tile(Bf16PackTile pack) {
     const float* tile = ops_normal(BF16_TILE * BF16_TILE, 1);
     uint32_t *rows = (uint32_t*)(void*)ops_floats(BF16_STEP_PAIRS),
              *cols = (uint32_t*)(void*)ops_floats(BF16_STEP_PAIRS),
-             *right = (uint32_t*)(void*)ops_floats(BF16_STEP_PAIRS);
-    pack(rows, NULL, NULL, tile);
-    pack(NULL, cols, right, tile);
+             *over_rows = (uint32_t*)(void*)ops_floats(BF16_STEP_PAIRS),
+             *over_cols = (uint32_t*)(void*)ops_floats(BF16_STEP_PAIRS);
+    const Bf16TilePacked some = {rows, NULL, over_rows, NULL}, others = {NULL, cols, NULL, over_cols};
+    pack(&some, tile);
+    pack(&others, tile);
     for (int i = 0; i < BF16_TILE * BF16_TILE; i++) {
         const int row = i / BF16_TILE, col = i % BF16_TILE;
         const uint16_t want = bf16_from_float(tile[i]);
         EXPECT(packed_at(rows, 1, row, col) == want, "a tile by rows: %d, %d", row, col);
         EXPECT(packed_at(cols, 1, col, row) == want, "a tile by columns: %d, %d", row, col);
-        EXPECT(packed_at(right, 0, col, row) == want, "a tile as a right factor: %d, %d", row, col);
+        EXPECT(packed_at(over_rows, 0, col, row) == want, "a tile over its rows: %d, %d", row, col);
+        EXPECT(packed_at(over_cols, 0, row, col) == want, "a tile over its columns: %d, %d", row, col);
     }
-    uint32_t *alone = (uint32_t*)(void*)ops_floats(BF16_STEP_PAIRS),
-             *beside = (uint32_t*)(void*)ops_floats(BF16_STEP_PAIRS);
-    pack(NULL, NULL, alone, tile);
-    pack(rows, beside, NULL, tile);
-    EXPECT(memcmp(alone, right, BF16_STEP_PAIRS * sizeof(uint32_t)) == 0 &&
-               memcmp(beside, cols, BF16_STEP_PAIRS * sizeof(uint32_t)) == 0,
-           "a tile packed one way or several ways at once");
+    const uint32_t* const apart[4] = {rows, cols, over_rows, over_cols};
+    uint32_t* at_once[4];
+    for (int i = 0; i < 4; i++) {
+        at_once[i] = (uint32_t*)(void*)ops_floats(BF16_STEP_PAIRS);
+    }
+    const Bf16TilePacked all = {at_once[0], at_once[1], at_once[2], at_once[3]};
+    pack(&all, tile);
+    for (int i = 0; i < 4; i++) {
+        EXPECT(memcmp(at_once[i], apart[i], BF16_STEP_PAIRS * sizeof(uint32_t)) == 0, "a tile four ways: %d",
+               i);
+    }
     ops_close("pack a tile");
 }
 
