@@ -301,17 +301,17 @@ static inline void attention_bf16_max_finish_(const void* of, int begin, int end
     }
 }
 
-// The scores of queries t0 ... t0+rows-1 and the keys from u on; `finish` takes `before` meanwhile.
+// The scores of queries t0 ... t0+rows-1 and the keys from u on; `finish` takes `before` meanwhile, which is in the same place:
+// kernels store after that.
 static inline AttentionBf16Tile_ attention_bf16_next_(const AttentionBf16Head_* head, int t0, int rows, int u,
                                                       int from, const float* shift, Bf16Finish finish,
                                                       const AttentionBf16Tile_* before) {
     const AttentionBf16Scratch_* s = &head->s;
-    float* square = before && before->p == s->p ? s->p + ATTENTION_BF16_SQUARE_ : s->p;
     uint32_t* by_query = s->row + (size_t)((u - from) / BF16_TILE) * BF16_STEP_PAIRS;
     attention_bf16_scores_(
-        head, square, head->f.q_by_query + attention_bf16_over_dims_(&head->f, t0 / BF16_TILE, 0),
+        head, s->p, head->f.q_by_query + attention_bf16_over_dims_(&head->f, t0 / BF16_TILE, 0),
         head->f.k_by_key + attention_bf16_over_dims_(&head->f, u / BF16_TILE, 0), finish, before);
-    return (AttentionBf16Tile_){head, t0, rows, u, square, NULL, shift, NULL, NULL, NULL, by_query};
+    return (AttentionBf16Tile_){head, t0, rows, u, s->p, NULL, shift, NULL, NULL, NULL, by_query};
 }
 
 // Gives the scores of queries t0 ... t0+rows-1 to `finish`, a tile after the other, those with their own keys first. `shift`
