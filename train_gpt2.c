@@ -103,7 +103,7 @@ static void open_training(GPT2* model, const ZeroPlan* zero, const Options* o) {
     tensor_rows_bind(&model->acts, model->activation_rows, GPT2_ACTIVATION_ROWS, model->acts_memory);
     if (model->linear.is_bf16) {
         classifier_bf16_open(&model->classifier, model->acts.logits, planned_classifier_cpu(model->cfg, o),
-                             model->cfg.C, model->cfg.Vp);
+                             model->B * model->T, model->cfg.C, model->cfg.Vp);
     }
     zero_open_cpu(&model->zero, *zero, model->cfg, model->parameter_rows, (float*)model->params_memory,
                   (float*)model->grads_memory, model->comm);

@@ -18,10 +18,13 @@ With e = 2^(log2(e) logit - shift), sum = sum_v e and g = scale / sum, of a toke
 The shift is that of the target's logit, roughly: the sum is at least 1. Where that is too far below the largest logit for fp32, it
 is the largest one.
 
+Until all sums are there, e waits: some hundred tokens of it in memory that the caller lends, or, if dwte is to be set and there
+are few tokens, all of it in the memory of dwte, as a word's gradient takes more bytes than its exponentials.
+
 Words are entries of the vocabulary. Results do not depend on the number of threads.
 
-defines: ClassifierBf16Scratch, classifier_bf16_rows, classifier_bf16_scratch_bytes, classifier_bf16_open,
-         classifier_bf16_close, ClassifierBf16, classifier_bf16_losses_cpu, classifier_bf16_gradients_cpu
+defines: ClassifierBf16Scratch, classifier_bf16_rows, classifier_bf16_tokens, classifier_bf16_scratch_bytes,
+         classifier_bf16_open, classifier_bf16_close, ClassifierBf16, classifier_bf16_losses_cpu, classifier_bf16_gradients_cpu
 */
 #ifndef LLMC_CLASSIFIER_BF16_H
 #define LLMC_CLASSIFIER_BF16_H
@@ -44,11 +47,12 @@ enum {
 };
 
 typedef struct {
-    int tokens, words;        // taken at a time
+    int tokens, words;        // taken at a time, at most
+    int lent;                 // tokens that `memory` of classifier_bf16_open has room for
     uint32_t *inp, *e;        // left, tokens over channels, and over the words of a chunk
     uint32_t* inp_by_channel; // right, channels over tokens
-    uint32_t* e_by_word;      // left, all words over tokens: the caller's memory
-    float* scaled;            // (tokens, C): g inp
+    uint32_t* memory;
+    float* scaled; // (tokens, C): g inp
     float* sums;  // (GROUPS, tokens, LANES): of e; group g of every chunk by itself, as threads share a chunk
     float* shift; // (tokens)
     float* target; // (tokens): the target's logit, then its dlogits
@@ -78,18 +82,26 @@ static inline size_t classifier_bf16_place_(ClassifierBf16Scratch* s, uint32_t* 
     return (size_t)(s->target + all - (float*)(void*)memory);
 }
 
-// What classifier_bf16_open allocates.
-static inline size_t classifier_bf16_scratch_bytes(int tokens, int C, int Vp) {
-    ClassifierBf16Scratch s;
-    uint32_t* somewhere = (uint32_t*)(void*)&s;
-    return classifier_bf16_place_(&s, somewhere, tokens, C, Vp) * sizeof(float);
+// Tokens of a batch of N that are taken at a time, at most, if the caller lends memory for `lent` of them.
+static inline int classifier_bf16_tokens(int lent, int N, int C) {
+    return N <= int_min(MATMUL_BF16_IN_OUT, 2 * C) ? int_max(N, lent) : lent;
 }
 
-// Takes `tokens` at a time, at most. `memory` (classifier_bf16_rows, Vp) is the caller's, who may use it between passes.
-static inline void classifier_bf16_open(ClassifierBf16Scratch* s, void* memory, int tokens, int C, int Vp) {
-    const size_t bytes = classifier_bf16_scratch_bytes(tokens, C, Vp);
-    classifier_bf16_place_(s, (uint32_t*)check_alloc_unset(bytes, 1, "classifier: scratch"), tokens, C, Vp);
-    s->e_by_word = (uint32_t*)memory;
+// What classifier_bf16_open allocates.
+static inline size_t classifier_bf16_scratch_bytes(int lent, int N, int C, int Vp) {
+    ClassifierBf16Scratch s;
+    uint32_t* somewhere = (uint32_t*)(void*)&s;
+    return classifier_bf16_place_(&s, somewhere, classifier_bf16_tokens(lent, N, C), C, Vp) * sizeof(float);
+}
+
+// For batches of up to N tokens. `memory` (classifier_bf16_rows(lent), Vp) is the caller's, who may use it between passes.
+static inline void classifier_bf16_open(ClassifierBf16Scratch* s, void* memory, int lent, int N, int C,
+                                        int Vp) {
+    const size_t bytes = classifier_bf16_scratch_bytes(lent, N, C, Vp);
+    classifier_bf16_place_(s, (uint32_t*)check_alloc_unset(bytes, 1, "classifier: scratch"),
+                           classifier_bf16_tokens(lent, N, C), C, Vp);
+    s->lent = lent;
+    s->memory = (uint32_t*)memory;
 }
 
 static inline void classifier_bf16_close(ClassifierBf16Scratch* s) { free(s->inp); }
@@ -112,6 +124,8 @@ typedef struct {
     const int* target;
     int tokens, first, words; // the first word of the chunk, and how many
     Bf16PackTile pack;        // of e; NULL: only its sums are wanted
+    uint32_t* e_by_word;      // left, all words over tokens, tiles of words `word_tile` pairs apart
+    size_t word_tile;
 } ClassifierBf16Chunk_;
 
 // Words of a tile that are not padding.
@@ -152,14 +166,14 @@ static inline void classifier_bf16_row_(const ClassifierBf16Chunk_* chunk, const
 
 // Packs a tile of e for both products.
 static inline void classifier_bf16_pack_(const ClassifierBf16Chunk_* chunk, const MatmulBf16Tile* tile) {
-    const size_t by_token = matmul_bf16_pairs(1, chunk->words), by_word = matmul_bf16_pairs(1, chunk->tokens);
+    const size_t by_token = matmul_bf16_pairs(1, chunk->words);
     const int row = tile->row / BF16_TILE, col = tile->col / BF16_TILE, word = chunk->first / BF16_TILE + col;
     for (int i = tile->rows; i < BF16_TILE; i++) {
         memset(tile->sums + i * BF16_TILE, 0, BF16_TILE * sizeof(float));
     }
     const Bf16TilePacked to = {chunk->s->e + row * by_token + (size_t)col * BF16_STEP_PAIRS,
-                               chunk->s->e_by_word + word * by_word + (size_t)row * BF16_STEP_PAIRS, NULL,
-                               NULL};
+                               chunk->e_by_word + word * chunk->word_tile + (size_t)row * BF16_STEP_PAIRS,
+                               NULL, NULL};
     chunk->pack(&to, tile->sums);
 }
 
@@ -343,9 +357,10 @@ static inline void classifier_bf16_weight_(float* dwte, const ClassifierBf16Chun
     const int C = chunk->of->C, tokens = chunk->tokens;
     const Matrix scaled = {chunk->s->scaled, (size_t)C, 1};
     matmul_bf16_pack(matmul->kernel.pack, chunk->s->inp_by_channel, scaled, tokens, C);
-    MatmulBf16 m =
-        matmul_bf16_of(dwte, matmul_bf16_packed(chunk->s->e_by_word, tokens),
-                       matmul_bf16_packed(chunk->s->inp_by_channel, tokens), chunk->of->Vp, C, tokens);
+    const MatmulBf16Factor e = {
+        {NULL, 0, 0}, chunk->e_by_word, chunk->word_tile, chunk->e_by_word == (uint32_t*)(void*)dwte};
+    MatmulBf16 m = matmul_bf16_of(dwte, e, matmul_bf16_packed(chunk->s->inp_by_channel, tokens),
+                                  chunk->of->Vp, C, tokens);
     m.mode = mode;
     matmul_bf16_product_cpu(m, matmul);
     classifier_bf16_add_targets_(dwte, chunk);
@@ -353,31 +368,44 @@ static inline void classifier_bf16_weight_(float* dwte, const ClassifierBf16Chun
 
 // ---- the classifier ----
 
-// Tokens from n on: those that are taken at a time, in equal parts.
-static inline ClassifierBf16Chunk_ classifier_bf16_tokens_(const ClassifierBf16* of, ClassifierBf16Scratch* s,
-                                                           int n, Bf16PackTile pack) {
-    const int parts = int_ceil_div(of->N, s->tokens),
-              step = int_round_up(int_ceil_div(of->N, parts), BF16_TILE);
-    return (ClassifierBf16Chunk_){
-        of, s, of->inp + (size_t)n * of->C, of->target + n, int_min(step, of->N - n), 0, 0, pack};
+// Tokens from n on: up to `most` at a time, in equal parts.
+static inline ClassifierBf16Chunk_ classifier_bf16_from_(const ClassifierBf16* of, ClassifierBf16Scratch* s,
+                                                         int n, int most) {
+    const int parts = int_ceil_div(of->N, most), step = int_round_up(int_ceil_div(of->N, parts), BF16_TILE);
+    const int tokens = int_min(step, of->N - n);
+    return (ClassifierBf16Chunk_){of,   s,         of->inp + (size_t)n * of->C, of->target + n, tokens, 0, 0,
+                                  NULL, s->memory, matmul_bf16_pairs(1, tokens)};
 }
 
 // Sets loss (N).
 static inline void classifier_bf16_losses_cpu(float* loss, const ClassifierBf16* of, ClassifierBf16Scratch* s,
                                               MatmulBf16Scratch* matmul) {
     for (int n = 0; n < of->N;) {
-        const ClassifierBf16Chunk_ chunk = classifier_bf16_tokens_(of, s, n, NULL);
+        const ClassifierBf16Chunk_ chunk = classifier_bf16_from_(of, s, n, s->tokens);
         classifier_bf16_losses_(loss + n, NULL, &chunk, matmul);
         n += chunk.tokens;
     }
+}
+
+// Whether all of e waits in the memory of dwte, which is to be set: it has room, and what is lent has not.
+static inline int classifier_bf16_waits_in_(const float* dwte, const ClassifierBf16* of, GradientMode mode,
+                                            const ClassifierBf16Scratch* s) {
+    return dwte && mode == GRADIENT_SET && s->lent < of->N && of->N <= s->tokens && of->Vp % BF16_TILE == 0 &&
+           matmul_bf16_pairs(1, of->N) <= (size_t)BF16_TILE * of->C && (uintptr_t)dwte % 64 == 0;
 }
 
 // Sets loss (N) and dinp (N, C), sets or adds to dwte (Vp, C), or NULL. `scale` as in classifier.h.
 static inline void classifier_bf16_gradients_cpu(float* loss, float* dinp, float* dwte,
                                                  const ClassifierBf16* of, float scale, GradientMode mode,
                                                  ClassifierBf16Scratch* s, MatmulBf16Scratch* matmul) {
+    const int waits_in_dwte = classifier_bf16_waits_in_(dwte, of, mode, s);
     for (int n = 0; n < of->N;) {
-        const ClassifierBf16Chunk_ chunk = classifier_bf16_tokens_(of, s, n, matmul->kernel.pack_tile);
+        ClassifierBf16Chunk_ chunk = classifier_bf16_from_(of, s, n, waits_in_dwte ? of->N : s->lent);
+        chunk.pack = matmul->kernel.pack_tile;
+        if (waits_in_dwte) {
+            chunk.e_by_word = (uint32_t*)(void*)dwte;
+            chunk.word_tile = (size_t)BF16_TILE * of->C;
+        }
         classifier_bf16_losses_(loss + n, dinp + (size_t)n * of->C, &chunk, matmul);
         classifier_bf16_divide_(dinp + (size_t)n * of->C, &chunk, scale);
         if (dwte) {

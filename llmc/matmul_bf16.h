@@ -28,6 +28,7 @@ defines: MatmulBf16Scratch, matmul_bf16_scratch_bytes, matmul_bf16_open, matmul_
 #ifndef LLMC_MATMUL_BF16_H
 #define LLMC_MATMUL_BF16_H
 
+#include <assert.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -48,6 +49,7 @@ enum {
     MATMUL_BF16_PACKED = 512, // contiguous floats that are packed in a row: long enough to be prefetched
     // tiles of sums, where a slab has several blocks of k
     MATMUL_BF16_TILES = MATMUL_BF16_PART / MATMUL_BF16_BLOCK_K,
+    MATMUL_BF16_IN_OUT = MATMUL_BF16_PART / MATMUL_BF16_PART_TILES, // values of k: one slab
     MATMUL_BF16_SUMS = 512 // tiles of sums, where there are several slabs of k: 2 MiB
 };
 
@@ -101,14 +103,15 @@ typedef struct {
     Matrix matrix;
     const uint32_t* packed; // or NULL
     size_t tile;
+    int is_in_out; // a left factor, packed where its own rows of `out` will be; K is at most MATMUL_BF16_IN_OUT
 } MatmulBf16Factor;
 
 static inline MatmulBf16Factor matmul_bf16_matrix(Matrix matrix) {
-    return (MatmulBf16Factor){matrix, NULL, 0};
+    return (MatmulBf16Factor){matrix, NULL, 0, 0};
 }
 // All K values of a factor that matmul_bf16_pack or matmul_bf16_pack_left made.
 static inline MatmulBf16Factor matmul_bf16_packed(const uint32_t* packed, int K) {
-    return (MatmulBf16Factor){{NULL, 0, 0}, packed, matmul_bf16_pairs(1, K)};
+    return (MatmulBf16Factor){{NULL, 0, 0}, packed, matmul_bf16_pairs(1, K), 0};
 }
 
 // A tile of a product whose sums are final.
@@ -467,17 +470,31 @@ static inline void matmul_bf16_add_sums_(const MatmulBf16* m, const MatmulBf16Sl
     }
 }
 
+// Copies the left factor of a slab whose results will be where it is.
+static inline void matmul_bf16_copy_left_(const MatmulBf16* m, const MatmulBf16Slab_* slab, uint32_t* to) {
+    assert(slab->k == m->K);
+#pragma omp for schedule(static)
+    for (int i = slab->i0; i < slab->i1; i += BF16_TILE) {
+        memcpy(to + matmul_bf16_pairs(i - slab->i0, m->K), m->left.packed + i / BF16_TILE * m->left.tile,
+               matmul_bf16_pairs(1, m->K) * sizeof(uint32_t));
+    }
+}
+
 // Packs the left factor of a slab, if it is not, and multiplies.
 static inline void matmul_bf16_slab_(const MatmulBf16* m, MatmulBf16Slab_* slab, MatmulBf16Scratch* scratch) {
     float* sums = m->row_sums && slab->j0 == 0 ? scratch->sums : NULL;
-    if (m->left.packed) {
+    if (m->left.packed && !m->left.is_in_out) {
         slab->left_tile = m->left.tile;
         slab->left = m->left.packed + slab->i0 / BF16_TILE * slab->left_tile + matmul_bf16_pairs(1, slab->k0);
     } else {
         slab->left_tile = matmul_bf16_pairs(1, slab->k);
         slab->left = scratch->left;
-        matmul_bf16_pack_rows_(scratch->kernel.pack, scratch->left, m->left.matrix, slab->i0, slab->i1,
-                               slab->k0, slab->k, sums);
+        if (m->left.is_in_out) {
+            matmul_bf16_copy_left_(m, slab, scratch->left);
+        } else {
+            matmul_bf16_pack_rows_(scratch->kernel.pack, scratch->left, m->left.matrix, slab->i0, slab->i1,
+                                   slab->k0, slab->k, sums);
+        }
     }
     if (sums) {
         matmul_bf16_add_sums_(m, slab, sums);

@@ -7,7 +7,7 @@
 
 // The target's part of a gradient reads factors in fp32, the rest rounded ones.
 typedef struct {
-    int N, C, V, Vp, tokens; // taken at a time
+    int N, C, V, Vp, tokens; // that memory is lent for
     float scale;
     const float *inp, *wte;
     int* target;
@@ -88,13 +88,13 @@ static void expect(const Case* p) {
 }
 
 typedef struct {
-    float *loss, *only_loss, *dinp, *dwte;
+    float *loss, *only_loss, *dinp, *set, *dwte;
 } Results;
 
-// What a kernel computes; dwte is set, and added to once more.
+// What a kernel computes; dwte is `set`, and then added to once more.
 static Results results_of(const Bf16Kernel* kernel, const Case* p) {
     const size_t vc = (size_t)p->Vp * p->C;
-    const Results r = {ops_floats(p->N), ops_floats(p->N), ops_floats((size_t)p->N * p->C), ops_floats(vc)};
+    Results r = {ops_floats(p->N), ops_floats(p->N), ops_floats((size_t)p->N * p->C), NULL, ops_floats(vc)};
     MatmulBf16Scratch matmul;
     ClassifierBf16Scratch scratch;
     const size_t lent = matmul_bf16_pairs(p->Vp, p->tokens);
@@ -104,7 +104,7 @@ static Results results_of(const Bf16Kernel* kernel, const Case* p) {
     uint32_t* forward = (uint32_t*)(void*)ops_floats(matmul_bf16_pairs(p->Vp, p->C));
     uint32_t* backward = (uint32_t*)(void*)ops_floats(matmul_bf16_pairs(p->C, p->Vp));
     matmul_bf16_open(&matmul, *kernel);
-    classifier_bf16_open(&scratch, memory, p->tokens, p->C, p->Vp);
+    classifier_bf16_open(&scratch, memory, p->tokens, p->N, p->C, p->Vp);
     matmul_bf16_pack(kernel->pack, forward, matmul_bf16_forward_weight(p->wte, p->C), p->C, p->Vp);
     matmul_bf16_pack(kernel->pack, backward, matmul_bf16_backward_weight(p->wte, p->C), p->Vp, p->C);
     const ClassifierBf16 of = {p->inp, p->wte, forward, backward, p->target, p->N, p->C, p->V, p->Vp};
@@ -113,6 +113,7 @@ static Results results_of(const Bf16Kernel* kernel, const Case* p) {
     const float* dinp = ops_copy(r.dinp, (size_t)p->N * p->C);
     classifier_bf16_gradients_cpu(r.loss, r.dinp, r.dwte, &of, p->scale, GRADIENT_SET, &scratch, &matmul);
     EXPECT(ops_same_bits(dinp, r.dinp, (size_t)p->N * p->C), "%s: dinp without dwte", kernel->name);
+    r.set = ops_copy(r.dwte, vc);
     classifier_bf16_gradients_cpu(r.loss, r.dinp, r.dwte, &of, p->scale, GRADIENT_ADD, &scratch, &matmul);
     classifier_bf16_close(&scratch);
     matmul_bf16_close(&matmul);
@@ -133,8 +134,11 @@ static void check(const Bf16Kernel* kernel, const Case* p, const Results* r) {
                 kernel->name, p->N, p->C, p->V);
     EXPECT_NEAR(ops_error(r->dwte, p->dwte, p->dwte_size, vc), 0, of_factors, "%s: dwte of %d x %d x %d",
                 kernel->name, p->N, p->C, p->V);
+    EXPECT_NEAR(ops_error(r->set, p->dwte, p->dwte_size, vc), 0, of_factors, "%s: dwte set of %d x %d x %d",
+                kernel->name, p->N, p->C, p->V);
     for (size_t i = (size_t)p->V * p->C; i < vc; i++) {
-        EXPECT(r->dwte[i] == 0, "%s: gradient %g of padding", kernel->name, (double)r->dwte[i]);
+        EXPECT(r->dwte[i] == 0 && r->set[i] == 0, "%s: gradient %g of padding", kernel->name,
+               (double)r->dwte[i]);
     }
 }
 
@@ -224,6 +228,7 @@ int main(int argc, char** argv) {
         test_size(&kernels[k], 2, 5, 31, 31, 2, 1);
         test_size(&kernels[k], 33, 40, 100, 128, 33, 1);
         test_size(&kernels[k], 70, 64, 64, 64, 32, 1);
+        test_size(&kernels[k], 126, 64, 100, 128, 32, 1);  // e waits in dwte
         test_size(&kernels[k], 30, 33, 2100, 2112, 64, 2); // two chunks of words
         test_size(&kernels[k], 40, 16, 300, 304, 40, 100); // logits of hundreds: from the largest one
         test_size(&kernels[k], 9, 3, 50, 50, 9, 1e4f);
@@ -234,5 +239,7 @@ int main(int argc, char** argv) {
     }
     test_threads(&kernels[0], 150, 70, 5000, 5024, 96);
     test_threads(&kernels[0], 520, 1100, 2500, 2528, 520); // several slabs of C
+    test_threads(&kernels[0], 1000, 512, 2500, 2528, 96);  // e waits in dwte, several slabs of words
+    test_size(&kernels[0], 1024, 512, 90, 96, 96, 1);
     return test_done("classifier_bf16");
 }

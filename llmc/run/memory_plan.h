@@ -45,7 +45,8 @@ static inline int planned_background_cpu(const Options* o) {
     return o->save_every > 0 && o->save_every < o->steps;
 }
 
-// Tokens that the classifier takes at a time. In bf16 its exponentials take half the memory of logits.
+// Tokens that the classifier takes at a time, if they wait in memory of their own. In bf16 exponentials take half the memory of
+// logits.
 static inline int planned_classifier_cpu(GPT2Config cfg, const Options* o) {
     const size_t N = (size_t)o->batch * (size_t)o->seq_len, chunk = gpt2_classifier_chunk(cfg, N);
     const size_t tokens = o->products == PRODUCTS_BF16 ? 2 * chunk : chunk;
@@ -115,10 +116,10 @@ static inline size_t planned_norm_cpu(const ZeroPlan* zero) {
 // What operations need for themselves.
 static inline size_t memory_scratch_cpu_(GPT2Config cfg, const Options* o) {
     const int is_bf16 = o->products == PRODUCTS_BF16, trains = o->recompute != RECOMPUTE_NEVER;
-    const int tokens = planned_classifier_cpu(cfg, o);
+    const int lent = planned_classifier_cpu(cfg, o), N = o->batch * o->seq_len;
     return linear_scratch_bytes(o->quantize, planned_tokens_cpu(o), (size_t)gpt2_hidden(cfg)) +
            (is_bf16 ? matmul_bf16_scratch_bytes() : 0) +
-           (is_bf16 && trains ? classifier_bf16_scratch_bytes(tokens, cfg.C, cfg.Vp) : 0) +
+           (is_bf16 && trains ? classifier_bf16_scratch_bytes(lent, N, cfg.C, cfg.Vp) : 0) +
            attention_either_bytes(is_bf16, o->seq_len, gpt2_head_size(cfg));
 }
 
