@@ -170,4 +170,5 @@ $(BUILD)/%: %.c $(LIBRARY) Makefile $(BUILD)/flags
 	@mkdir -p $(@D)
 	$(call said,$(CC))$(CC) $(CFLAGS) -I. $< $(LIBRARY) -o $@ $(LDLIBS)
 
--include $(wildcard build/*/*.d build/*/llmc/*/*.d build/sim/*/*.d build/sim/*/llmc/*/*.d build/cuda/*/*.d build/cuda/*/llmc/*/*.d build/kit/*/*.d)
+BUILDS := $(sort $(BUILD) $(wildcard build/* build/sim/* build/cuda/* build/kit/*))
+-include $(wildcard $(BUILDS:%=%/*.d) $(BUILDS:%=%/llmc/*.d) $(BUILDS:%=%/llmc/*/*.d))
