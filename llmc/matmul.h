@@ -60,8 +60,13 @@ typedef struct {
 } MatmulScratch;
 
 static inline size_t matmul_panels_floats_(void) { return (size_t)MATMUL_BLOCK_K * MATMUL_BLOCK_COLS; }
-static inline size_t matmul_scratch_floats_(void) { // the last vector of a tile may reach past its end
-    return matmul_panels_floats_() + (size_t)MATMUL_BLOCK_K * MATMUL_BLOCK_ROWS + 64 / sizeof(float);
+
+// Of a thread. The last vector of a tile may reach past its end. It is a number of huge pages, as the places of small ones decide
+// what stays in the L2 cache: then a product could be a fifth slower in one process than in the next.
+static inline size_t matmul_scratch_floats_(void) {
+    const size_t page = CHECK_HUGE_PAGE / sizeof(float),
+                 floats = matmul_panels_floats_() + (size_t)MATMUL_BLOCK_K * MATMUL_BLOCK_ROWS + LANES;
+    return (floats + page - 1) / page * page;
 }
 
 // For as many threads as the next parallel region would have.

@@ -12,7 +12,7 @@ stopped by a signal after saving.
 
 Where a run has several processes, the failure of one ends all of them: check_end (llmc/comm.h).
 
-defines: CHECK, CHECK_CALL, error_set, ERROR_BYTES, check_alloc, check_alloc_unset, array_bytes, check_stack,
+defines: CHECK, CHECK_CALL, CHECK_HUGE_PAGE, error_set, ERROR_BYTES, check_alloc, check_alloc_unset, array_bytes, check_stack,
          EXIT_USAGE, EXIT_INTERRUPTED, check_is_main_thread, check_grow, check_reserve,
          die_usage, CheckEndFunction, CheckEnd, check_end, CheckAllocated, check_allocated
 */
@@ -157,12 +157,12 @@ static inline size_t array_bytes(size_t count, size_t element_bytes) {
 // Memory for `count` elements, not set to anything, aligned to 64 bytes (a cache line, the widest vector);
 // `what` names it in the error. Large arrays ask for huge pages: weights are read across rows, where 4 KiB
 // pages cost a TLB miss each. The caller frees it with free().
+#define CHECK_HUGE_PAGE ((size_t)2 << 20) // bytes
 static inline void* check_alloc_unset(size_t count, size_t element_bytes, const char* what) {
-    const size_t huge_page_bytes = (size_t)2 << 20;
     const size_t bytes = array_bytes(count, element_bytes);
-    const int large = bytes >= 4 * huge_page_bytes;
+    const int large = bytes >= CHECK_HUGE_PAGE;
     void* memory = NULL;
-    CHECK(posix_memalign(&memory, large ? huge_page_bytes : 64, bytes ? bytes : 64) == 0,
+    CHECK(posix_memalign(&memory, large ? CHECK_HUGE_PAGE : 64, bytes ? bytes : 64) == 0,
           "%s: no memory for %.1f MiB", what, (double)bytes / (1 << 20));
     if (check_allocated) {
         check_allocated(what, bytes);
