@@ -134,7 +134,7 @@ static void gpt2_open(GPT2* model, GPT2Config cfg, const Options* o, Comm* comm)
     model->B = o->batch;
     model->T = o->seq_len;
     model->chunk = (int)planned_logits_cpu(cfg, o);
-    model->recompute = (RecomputeLevel)o->recompute;
+    model->recompute = planned_recompute_cpu(cfg, o);
     model->freeze = freeze_of(cfg.L, o->freeze);
     model->comm = comm;
     place_tensors(model, &zero, o);

@@ -7,8 +7,8 @@ memory_plan.cuh.
 
 Each planned_... is one fact that the model is opened with.
 
-defines: planned_background_cpu, planned_classifier_cpu, planned_logits_cpu, planned_activations_cpu, planned_zero_cpu, planned_parameters_cpu,
-         planned_tokens_cpu, planned_gradients_cpu, planned_copy_cpu, planned_packed_cpu, planned_update_cpu,
+defines: planned_background_cpu, planned_classifier_cpu, planned_logits_cpu, planned_recompute_cpu, planned_activations_cpu,
+         planned_zero_cpu, planned_parameters_cpu, planned_tokens_cpu, planned_gradients_cpu, planned_copy_cpu, planned_packed_cpu, planned_update_cpu,
          planned_norm_cpu, memory_plan_cpu, memory_choose_cpu
 */
 #ifndef LLMC_MEMORY_PLAN_H
@@ -26,6 +26,7 @@ defines: planned_background_cpu, planned_classifier_cpu, planned_logits_cpu, pla
 #include "llmc/gpt2.h"
 #include "llmc/linear.h"
 #include "llmc/matmul_bf16.h"
+#include "llmc/mlp_bf16.h"
 #include "llmc/optimizer.h"
 #include "llmc/packed_weights.h"
 #include "llmc/quantized_model.h"
@@ -59,14 +60,21 @@ static inline size_t planned_logits_cpu(GPT2Config cfg, const Options* o) {
     return o->products == PRODUCTS_BF16 ? classifier_bf16_rows(tokens, cfg.Vp) : (size_t)tokens;
 }
 
+// Which activations the backward pass computes again. With an MLP in bf16 GELU always is among them (mlp_bf16.h).
+static inline RecomputeLevel planned_recompute_cpu(GPT2Config cfg, const Options* o) {
+    const size_t N = (size_t)o->batch * (size_t)o->seq_len;
+    const int drops_gelu = o->products == PRODUCTS_BF16 && mlp_bf16_fits(N, (size_t)gpt2_hidden(cfg));
+    return o->recompute == RECOMPUTE_NONE && drops_gelu ? RECOMPUTE_GELU : (RecomputeLevel)o->recompute;
+}
+
 // Of training, or of generation. In a run that trains, both use the same memory, in turns.
 static inline size_t planned_activations_cpu(TensorRow* rows, GPT2Config cfg, const Options* o) {
     const Freeze freeze = freeze_of(cfg.L, o->freeze);
     TensorRow texts[GPT2_ACTIVATION_ROWS];
     const size_t chunk = planned_logits_cpu(cfg, o),
                  text = text_activation_rows(texts, cfg, plan_texts(o), o->seq_len);
-    const size_t trained =
-        gpt2_activation_rows(rows, cfg, o->batch, o->seq_len, o->recompute, cfg.L, freeze.first_block, chunk);
+    const size_t trained = gpt2_activation_rows(
+        rows, cfg, o->batch, o->seq_len, planned_recompute_cpu(cfg, o), cfg.L, freeze.first_block, chunk);
     return o->recompute == RECOMPUTE_NEVER || text > trained ? text : trained;
 }
 
