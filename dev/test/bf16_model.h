@@ -76,19 +76,19 @@ static inline void model_amx_begin_(void) { amx_model_begin(&bf16_shapes_); }
 #define model_amx_store_ amx_model_store
 static inline void model_amx_dot_(int to, int left, int right) {
     amx_model_check(to, left, right);
+    uint32_t(*sums)[16] = amx_model_tile(to), (*a)[16] = amx_model_tile(left), (*b)[16] = amx_model_tile(right);
     for (int m = 0; m < 16; m++) {
         float sum[2][16] = {{0}};
         for (int k = 0; k < 16; k++) {
             for (int n = 0; n < 32; n++) {
                 float* half = &sum[n % 2][n / 2];
-                *half = model_multiply_add_(*half, amx_model_tile(left)[m][k],
-                                            amx_model_tile(right)[k][n / 2], n % 2);
+                *half = model_multiply_add_(*half, a[m][k], b[k][n / 2], n % 2);
             }
         }
         for (int n = 0; n < 16; n++) {
             const float product = model_flush_(sum[0][n] + sum[1][n]);
-            const float old = model_flush_(float_of_bits(amx_model_tile(to)[m][n]));
-            amx_model_tile(to)[m][n] = float_bits(model_flush_(old + product));
+            const float old = model_flush_(float_of_bits(sums[m][n]));
+            sums[m][n] = float_bits(model_flush_(old + product));
         }
     }
 }
