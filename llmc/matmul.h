@@ -48,9 +48,13 @@ typedef struct {
 #define MATMUL_TILE_STEP                                                                                     \
     (MATMUL_TILE_ROWS / 3) // the last rows go in tiles of two steps, one step, and single rows
 #define MATMUL_TILE_COLS (2 * LANES)
+#define MATMUL_UNROLL 8        // values of k
 #define MATMUL_BLOCK_K 384     // a panel is 48 KiB with AVX-512, 24 KiB with AVX2
 #define MATMUL_BLOCK_ROWS 192  // of the left matrix: 288 KiB of tiles
 #define MATMUL_BLOCK_COLS 1024 // of the right matrix: 1536 KiB of panels
+#define MATMUL_WIDE_PANELS 4   // panels packed together, so that long pieces of each row are read,
+#define MATMUL_WIDE_TILES 8    // tiles likewise,
+#define MATMUL_FETCH_ROWS 4    // and rows that are fetched ahead
 #define MATMUL_TASKS 3         // for a thread, if each has enough rows and columns,
 #define MATMUL_TASK_COLS 256   // as packing tiles for fewer columns would take a share of the time that shows
 
@@ -153,6 +157,58 @@ static inline void matmul_pack_tile_(float* tile, Matrix m, int i0, int k0, int 
     }
 }
 
+// MATMUL_WIDE_PANELS panels of a right matrix with contiguous rows.
+static inline void matmul_pack_wide_panels_(float* panels, Matrix m, int k0, int j0, int k) {
+    const float* from = m.data + k0 * m.row + j0;
+    for (int i = 0; i < k; i++, from += m.row) {
+#pragma GCC unroll 4
+        for (int j = 0; j < MATMUL_WIDE_PANELS * MATMUL_TILE_COLS; j += MATMUL_TILE_COLS) {
+            float* to = panels + (size_t)j * k + i * MATMUL_TILE_COLS;
+            __builtin_prefetch(from + MATMUL_FETCH_ROWS * m.row + j);
+            vec_store(to, vec_load(from + j));
+            vec_store(to + LANES, vec_load(from + j + LANES));
+        }
+    }
+}
+
+// Packs `k` rows and `cols` columns of the right matrix, from (k0, j0), into panels.
+static inline void matmul_pack_panels_(float* panels, Matrix m, int k0, int j0, int k, int cols) {
+    enum { WIDE = MATMUL_WIDE_PANELS * MATMUL_TILE_COLS };
+    int j = 0;
+    for (; m.col == 1 && j + WIDE <= cols; j += WIDE) {
+        matmul_pack_wide_panels_(panels + (size_t)j * k, m, k0, j0 + j, k);
+    }
+    for (; j < cols; j += MATMUL_TILE_COLS) {
+        matmul_pack_panel(panels + (size_t)j * k, m, k0, j0 + j, k, int_min(MATMUL_TILE_COLS, cols - j));
+    }
+}
+
+// MATMUL_WIDE_TILES tiles of a left matrix with contiguous columns.
+static inline void matmul_pack_wide_tiles_(float* tiles, Matrix m, int i0, int k0, int k) {
+    const float* from = m.data + i0 + k0 * m.col;
+    for (int p = 0; p < k; p++, from += m.col) {
+        for (int i = 0; i < MATMUL_WIDE_TILES * MATMUL_TILE_ROWS; i += 16) { // a cache line
+            __builtin_prefetch(from + MATMUL_FETCH_ROWS * m.col + i);
+        }
+#pragma GCC unroll 8
+        for (int i = 0; i < MATMUL_WIDE_TILES * MATMUL_TILE_ROWS; i += MATMUL_TILE_ROWS) {
+            memcpy(tiles + (size_t)i * k + p * MATMUL_TILE_ROWS, from + i, MATMUL_TILE_ROWS * sizeof(float));
+        }
+    }
+}
+
+// Packs `rows` rows and `k` columns of the left matrix, from (i0, k0), into tiles, and may write up to a vector behind them.
+static inline void matmul_pack_tiles_(float* tiles, Matrix m, int i0, int k0, int rows, int k) {
+    enum { WIDE = MATMUL_WIDE_TILES * MATMUL_TILE_ROWS };
+    int i = 0;
+    for (; m.row == 1 && i + WIDE <= rows; i += WIDE) {
+        matmul_pack_wide_tiles_(tiles + (size_t)i * k, m, i0 + i, k0, k);
+    }
+    for (; i < rows; i += MATMUL_TILE_ROWS) {
+        matmul_pack_tile_(tiles + (size_t)i * k, m, i0 + i, k0, int_min(MATMUL_TILE_ROWS, rows - i), k);
+    }
+}
+
 // ---- the tile: where the time goes ----
 
 // Stores a row of results, or adds it, as far as `cols`.
@@ -170,16 +226,28 @@ ALWAYS_INLINE void matmul_store_row_(float* to, Vec low, Vec high, int cols, Gra
     }
 }
 
+// Adds the products of one value of k, which is `at` floats further in each row of the left matrix. Rows are addressed from
+// every third one, which takes few enough registers for the addresses.
+ALWAYS_INLINE void matmul_tile_step_(Vec (*sum)[2], const float* const* third, size_t row, size_t at,
+                                     const float* panel, const int rows) {
+    const Vec low = vec_load(panel), high = vec_load(panel + LANES);
+    VEC_UNROLL(12)
+    for (int i = 0; i < rows; i++) {
+        const Vec factor = vec_all(third[i / 3][i % 3 * row + at]);
+        vec_add_product(&sum[i][0], factor, low);
+        vec_add_product(&sum[i][1], factor, high);
+    }
+}
+
 // out(rows, cols) = left(rows, k) panel(k, MATMUL_TILE_COLS) + bias(cols), set or added to. left: element (i, p) is
-// left[i * row + p * col]. `rows` is a constant at every call, so the sums live in registers; rows are
-// addressed from every third one, which takes few enough registers for the addresses.
+// left[i * row + p * col]. `rows` is a constant at every call, so the sums live in registers.
 ALWAYS_INLINE void matmul_tile_(float* out, size_t stride, int cols, const float* left, size_t row,
                                 size_t col, const float* panel, int k, const float* bias, GradientMode mode,
                                 const int rows) {
     Vec sum[MATMUL_TILE_ROWS][2];
     const float* third[MATMUL_TILE_ROWS / 3];
-#pragma GCC unroll 12
     // prefetch results that are added to, or whose cache lines must be owned
+    VEC_UNROLL(12)
     for (int i = 0; i < rows; i++) {
         __builtin_prefetch(out + i * stride, 1);
         __builtin_prefetch(out + i * stride + LANES, 1);
@@ -188,22 +256,24 @@ ALWAYS_INLINE void matmul_tile_(float* out, size_t stride, int cols, const float
             third[i / 3] = left + i * row;
         }
     }
-    for (int p = 0; p < k; p++) {
-        const Vec low = vec_load(panel + p * MATMUL_TILE_COLS),
-                  high = vec_load(panel + p * MATMUL_TILE_COLS + LANES);
-#pragma GCC unroll 12
-        for (int i = 0; i < rows; i++) {
-            const float factor = third[i / 3][i % 3 * row + p * col];
-            sum[i][0] += factor * low;
-            sum[i][1] += factor * high;
+    // Steps are unrolled by hand, as gcc's own code for the rest of them keeps sums in memory. A core that two threads share
+    // has no slots left for counting, which cost a tenth of a product.
+    int p = 0;
+    for (; p + MATMUL_UNROLL <= k; p += MATMUL_UNROLL) {
+        VEC_UNROLL(8)
+        for (int u = p; u < p + MATMUL_UNROLL; u++) {
+            matmul_tile_step_(sum, third, row, u * col, panel + u * MATMUL_TILE_COLS, rows);
         }
+    }
+    for (; p < k; p++) {
+        matmul_tile_step_(sum, third, row, p * col, panel + p * MATMUL_TILE_COLS, rows);
     }
     float edge[MATMUL_TILE_COLS] = {0};
     if (bias) {
         memcpy(edge, bias, (size_t)cols * sizeof(float));
     }
     const Vec bias_low = vec_load(edge), bias_high = vec_load(edge + LANES);
-#pragma GCC unroll 12
+    VEC_UNROLL(12)
     for (int i = 0; i < rows; i++) {
         matmul_store_row_(out + i * stride, sum[i][0] + bias_low, sum[i][1] + bias_high, cols, mode);
     }
@@ -279,16 +349,10 @@ typedef struct {
 static inline void matmul_columns_(const MatmulProduct_* x, MatmulPart_ part, int k0, int k, float* scratch) {
     float *panels = scratch, *tiles = scratch + matmul_panels_floats_();
     const int step_rows = matmul_step_(part.i1 - part.i0, MATMUL_BLOCK_ROWS, MATMUL_TILE_ROWS);
-    for (int j = part.j0; j < part.j1; j += MATMUL_TILE_COLS) {
-        matmul_pack_panel(panels + (size_t)(j - part.j0) * k, x->right, k0, j, k,
-                          int_min(MATMUL_TILE_COLS, part.j1 - j));
-    }
+    matmul_pack_panels_(panels, x->right, k0, part.j0, k, part.j1 - part.j0);
     for (int i0 = part.i0; i0 < part.i1; i0 += step_rows) {
         const MatmulPart_ block = {i0, int_min(i0 + step_rows, part.i1), part.j0, part.j1};
-        for (int i = i0; i < block.i1; i += MATMUL_TILE_ROWS) {
-            matmul_pack_tile_(tiles + (size_t)(i - i0) * k, x->left, i, k0,
-                              int_min(MATMUL_TILE_ROWS, block.i1 - i), k);
-        }
+        matmul_pack_tiles_(tiles, x->left, i0, k0, block.i1 - i0, k);
         matmul_block_(x->out, (size_t)x->N, tiles, panels, block, k, k0 == 0 ? x->bias : NULL,
                       k0 == 0 ? x->mode : GRADIENT_ADD);
     }

@@ -34,7 +34,8 @@ static void test_lanes(void) {
     const Vec max = vec_max(yes, no), min = vec_min(yes, no), all = vec_all(-0.0f), nan = vec_all(NAN);
     const Vec max_nan = vec_max(yes, nan), max_yes = vec_max(nan, yes), min_nan = vec_min(yes, nan),
               min_yes = vec_min(nan, yes);
-    Vec streamed;
+    Vec streamed, sum = yes;
+    vec_add_product(&sum, yes, no);
     vec_stream((float*)(void*)&streamed, yes);
     for (int i = 0; i < LANES; i++) {
         EXPECT(max[i] == fmaxf(yes[i], no[i]) && min[i] == fminf(yes[i], no[i]),
@@ -42,6 +43,8 @@ static void test_lanes(void) {
         EXPECT(isnan(max_nan[i]) && isnan(min_nan[i]) && max_yes[i] == yes[i] && min_yes[i] == yes[i],
                "with NaN the second operand, lane %d", i);
         EXPECT(streamed[i] == yes[i], "streamed lane %d", i);
+        EXPECT_NEAR(sum[i], yes[i] + (double)yes[i] * no[i], 0x1p-22 * (1 + fabs(yes[i])) * (1 + fabs(no[i])),
+                    "sum with a product, lane %d", i);
         EXPECT(all[i] == 0 && signbit(all[i]) && isnan(nan[i]), "-0 and NaN in all lanes");
     }
     ops_close("lanes");
