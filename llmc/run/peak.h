@@ -40,15 +40,16 @@ static inline float peak_work_(int rounds) {
     return vec_hsum(total);
 }
 
-// Operations per second of all threads together. Takes about 10 ms, or twice as long where that is not enough for the
-// repeats, as without optimization; and what the threads take to have cores of their own.
+// Operations per second of all threads together. Takes about 20 ms, or 50 where that is not enough for the repeats, as without
+// optimization. Threads are spread before each repeat: it takes less than 1 ms, and a moment in which two of them share a
+// core, or another machine has one, must not be the whole measurement. A run was seen to show twice its MFU.
 static inline double peak_flops_per_s(void) {
     enum { ROUNDS = 200000, REPEATS = 8 };
-    threads_spread();
     const double begin_s = time_now_s();
     double best = 0;
-    for (int repeat = 0; repeat < REPEATS && time_now_s() - begin_s < 0.02; repeat++) {
+    for (int repeat = 0; repeat < REPEATS && time_now_s() - begin_s < 0.05; repeat++) {
         float sink = 0; // keeps the work alive
+        threads_spread();
         const double start_s = time_now_s();
 #pragma omp parallel reduction(+ : sink)
         sink += peak_work_(ROUNDS);
@@ -74,12 +75,12 @@ static inline double peak_bf16_flops_per_s(Bf16Kernel kernel) {
     enum { ROUNDS = 10, REPEATS = 8 };
     __attribute__((aligned(64))) uint32_t factors[PEAK_BF16_STEPS * BF16_STEP_PAIRS];
     double best = 0;
-    threads_spread();
     for (int i = 0; i < PEAK_BF16_STEPS * BF16_STEP_PAIRS; i++) {
         factors[i] = 0x3f803f80; // 1, 1
     }
     for (int repeat = 0; repeat < REPEATS; repeat++) {
         float sink = 0;
+        threads_spread();
         const double start_s = time_now_s();
 #pragma omp parallel reduction(+ : sink)
         {
