@@ -120,7 +120,7 @@ static double pass(GPT2* model, const State* s) {
 
 // After gpt2_forward on the same batch: the sum of its losses, without gradients.
 static double losses_of(GPT2* model, Batch batch) {
-    classifier_losses(model, batch, NULL);
+    gpt2_losses(model, batch, NULL);
     return batch_loss(model, batch);
 }
 
@@ -166,8 +166,9 @@ static void test_against_pytorch(void) {
     const int N = s.B * s.T, V = model.cfg.V;
     EXPECT(gpt2_classifier_chunk(model.cfg, (size_t)N) < (size_t)N / 2, "too few chunks for a test");
     gpt2_forward(&model, batch_of(&s));
+    const LmHead head = lm_head(&model, batch_of(&s));
     for (int n = 0; n < N; n++) {
-        gpt2_logits(&model, n, 1);
+        lm_head_logits_cpu(&head, n, 1);
         EXPECT_NEAR(relative_error(model.acts.logits, s.logits + (size_t)n * V, V), 0, 2e-6,
                     "logits of token %d", n);
     }
@@ -462,8 +463,9 @@ static void test_bf16_against_pytorch(void) {
     State s = fixture_open(FIXTURES "gpt2_tiny_state.bin", &model);
     const int N = s.B * s.T, V = model.cfg.V;
     gpt2_forward(&model, batch_of(&s));
+    const LmHead head = lm_head(&model, batch_of(&s));
     for (int n = 0; n < N; n++) {
-        gpt2_logits(&model, n, 1);
+        lm_head_logits_cpu(&head, n, 1);
         EXPECT_NEAR(relative_error(model.acts.logits, s.logits + (size_t)n * V, V), 0, 0.014,
                     "bf16: logits of token %d", n);
     }

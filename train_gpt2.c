@@ -13,7 +13,6 @@ the MLP, QKV = 3C, Vp tokens of the padded vocabulary.
 #include "llmc/attention_bf16.h"
 #include "llmc/bf16_tile.h"
 #include "llmc/checksum.h"
-#include "llmc/classifier.h"
 #include "llmc/classifier_bf16.h"
 #include "llmc/comm.h"
 #include "llmc/encoder.h"
@@ -22,6 +21,7 @@ the MLP, QKV = 3C, Vp tokens of the padded vocabulary.
 #include "llmc/gradient.h"
 #include "llmc/layernorm.h"
 #include "llmc/linear.h"
+#include "llmc/lm_head.h"
 #include "llmc/mlp.h"
 #include "llmc/optimizer.h"
 #include "llmc/self_attention.h"
@@ -247,47 +247,18 @@ static void gpt2_forward(GPT2* model, Batch batch) {
     forward_at(model, batch, positions);
 }
 
-// Sets the logits (count, Vp) of `count` tokens, at most a chunk, from their hidden state: the tokens `first`,
-// first + 1, ... of the batch.
-static void gpt2_logits(GPT2* model, int first, int count) {
-    const int C = model->cfg.C;
-    linear_forward_cpu(model->acts.logits, model->acts.lnf + (size_t)first * C, model->params.wte, NULL,
-                       count, C, model->cfg.Vp, &model->linear);
+// The head, which reads lnf (N, C): after gpt2_forward on the same batch.
+static LmHead lm_head(GPT2* model, Batch batch) {
+    const GPT2Config cfg = model->cfg;
+    const int N = batch.B * batch.T;
+    return (LmHead){model->acts.lnf, model->params.wte, batch.targets,  model->acts.logits, N, cfg.C, cfg.V,
+                    cfg.Vp,          model->chunk,      &model->linear, &model->classifier};
 }
 
-// The classifier with products in bf16, which keeps no logits.
-static ClassifierBf16 classifier_bf16(const GPT2* model, Batch batch) {
-    const float* wte = model->params.wte;
-    return (ClassifierBf16){model->acts.lnf,
-                            wte,
-                            linear_packed(&model->linear, wte, PACKED_FORWARD),
-                            linear_packed(&model->linear, wte, PACKED_BACKWARD),
-                            batch.targets,
-                            batch.B * batch.T,
-                            model->cfg.C,
-                            model->cfg.V,
-                            model->cfg.Vp};
-}
-
-// Sets the losses (N), chunk by chunk, without gradients; and is_top (N), unless NULL: whether each target was the most
-// likely token. After gpt2_forward on the same batch.
-static void classifier_losses(GPT2* model, Batch batch, int* is_top) {
-    const int N = batch.B * batch.T, chunk = model->chunk;
-    if (model->linear.is_bf16 && !is_top) {
-        const ClassifierBf16 classifier = classifier_bf16(model, batch);
-        classifier_bf16_losses_cpu(model->acts.losses, &classifier, &model->classifier, &model->linear.bf16);
-        return;
-    }
-    for (int n = 0; n < N; n += chunk) {
-        const int count = n + chunk < N ? chunk : N - n;
-        gpt2_logits(model, n, count);
-        classifier_loss_cpu(model->acts.losses + n, model->acts.logits, batch.targets + n, count,
-                            model->cfg.V, model->cfg.Vp);
-        if (is_top) {
-            classifier_top_cpu(is_top + n, model->acts.logits, batch.targets + n, count, model->cfg.V,
-                               model->cfg.Vp);
-        }
-    }
+// Sets the losses (N), without gradients; and is_top (N), unless NULL: whether each target was the most likely token.
+static void gpt2_losses(GPT2* model, Batch batch, int* is_top) {
+    const LmHead head = lm_head(model, batch);
+    lm_head_losses_cpu(model->acts.losses, is_top, &head);
 }
 
 // Returns the sum of the losses of a batch, in order.
@@ -388,29 +359,6 @@ static void block_backward(GPT2* model, int l, Batch batch, GradientMode mode) {
                            a.ln1_rstd, N, C, GRADIENT_ADD, attention_mode);
 }
 
-// The classifier, chunk by chunk: sets the losses (N) and dlnf (N, C), and sets or adds to the gradient of wte.
-static void classifier_gradients(GPT2* model, float* dlnf, Batch batch, float dloss, GradientMode mode) {
-    const GPT2Activations a = model->acts;
-    const int C = model->cfg.C, V = model->cfg.V, Vp = model->cfg.Vp;
-    const int N = batch.B * batch.T, chunk = model->chunk;
-    float* dwte = gradients_at_layer(model, 0).wte;
-    if (model->linear.is_bf16) {
-        const ClassifierBf16 classifier = classifier_bf16(model, batch);
-        classifier_bf16_gradients_cpu(a.losses, dlnf, dwte, &classifier, dloss, mode, &model->classifier,
-                                      &model->linear.bf16);
-        return;
-    }
-    for (int n = 0; n < N; n += chunk) {
-        const int count = n + chunk < N ? chunk : N - n;
-        const size_t at = (size_t)n * C;
-        gpt2_logits(model, n, count);
-        float* dlogits = a.logits; // (count, Vp), in place
-        classifier_backward_cpu(a.losses + n, dlogits, batch.targets + n, dloss, count, V, Vp);
-        linear_backward(model, dlnf + at, dwte, NULL, dlogits, a.lnf + at, model->params.wte, count, C, Vp,
-                        n == 0 ? mode : GRADIENT_ADD);
-    }
-}
-
 // Whether a range is of group g and not frozen.
 static int is_updated(const GPT2* model, const ZeroRange* range, int g) {
     return range->group == g && !freeze_has(&model->freeze, range->row, gpt2_group_layer(model->cfg, g));
@@ -508,7 +456,8 @@ static void gpt2_backward(GPT2* model, Batch batch, float dloss, GradientMode mo
     const GPT2Activations a = model->acts;
     const GPT2Parameters p = model->params, d = gradients_at_layer(model, 0);
     float* dlnf = a.branch; // (N, C)
-    classifier_gradients(model, dlnf, batch, dloss, mode);
+    const LmHead head = lm_head(model, batch);
+    lm_head_gradients_cpu(a.losses, dlnf, d.wte, &head, dloss, mode);
     losses_done(model, batch);
     layernorm_backward_cpu(a.dresidual, d.lnfw, d.lnfb, dlnf, residual_into(model, cfg.L), p.lnfw, a.lnf_mean,
                            a.lnf_rstd, N, C, GRADIENT_SET, mode);
@@ -599,7 +548,7 @@ static void gpt2_evaluate(GPT2* model, Batch batch, int64_t i, double* losses) {
     losses[i] = 0;
     if (batch.B > 0) {
         gpt2_forward(model, batch);
-        classifier_losses(model, batch, NULL);
+        gpt2_losses(model, batch, NULL);
         losses[i] = batch_loss(model, batch);
     }
 }
@@ -610,7 +559,7 @@ static void gpt2_token_losses(void* model_, Batch batch, float* losses, int* is_
     const EncoderPositions positions = {NULL, batch.starts};
     if (batch.B > 0) {
         forward_at(model, batch, positions);
-        classifier_losses(model, batch, is_top);
+        gpt2_losses(model, batch, is_top);
         memcpy(losses, model->acts.losses, (size_t)batch.B * (size_t)batch.T * sizeof(float));
     }
 }

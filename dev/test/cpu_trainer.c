@@ -46,7 +46,8 @@ const float* cpu_trainer_logits(CpuTrainer* trainer, const int* tokens) {
     assert((int)gpt2_classifier_chunk(model->cfg, (size_t)N) == N);
     const Batch batch = {tokens, NULL, NULL, model->B, model->T, 0};
     gpt2_forward(model, batch);
-    gpt2_logits(model, 0, N);
+    const LmHead head = lm_head(model, batch);
+    lm_head_logits_cpu(&head, 0, N);
     return model->acts.logits;
 }
 
