@@ -138,18 +138,6 @@ static inline void mlp_bf16_derive_tile_(const void* of, int begin, int end) {
     }
 }
 
-// Sets or adds to dbias (F): the sums of tiles, in their order.
-static inline void mlp_bf16_bias_(float* dbias, const float* sums, int tiles, int F, GradientMode mode) {
-#pragma omp parallel for schedule(static)
-    for (int j = 0; j < F; j += LANES) {
-        Vec sum = vec_load(sums + j);
-        for (int i = 1; i < tiles; i++) {
-            sum += vec_load(sums + (size_t)i * F + j);
-        }
-        vec_store(dbias + j, mode == GRADIENT_ADD ? vec_load(dbias + j) + sum : sum);
-    }
-}
-
 // dfch and gelu, packed, and the sums of dfch.
 static inline void mlp_bf16_derive_(const MlpBf16Backward_* backward, MatmulBf16Factor dout,
                                     MatmulBf16Scratch* scratch) {
@@ -187,7 +175,7 @@ static inline void mlp_bf16_backward_cpu(const MlpBf16* mlp, const MlpGradients*
         matmul_bf16_product_cpu(m, scratch);
     }
     if (d->dfcb) {
-        mlp_bf16_bias_(d->dfcb, d->sums, N / BF16_TILE, F, d->mode);
+        matmul_backward_bias_cpu(d->dfcb, d->sums, N / BF16_TILE, F, d->mode); // a row for each row of tiles
     }
     matmul_bf16_product_cpu(matmul_bf16_of(d->dinp, matmul_bf16_packed(dfch, F),
                                            matmul_bf16_packed(mlp->fcw_backward, F), N, C, F),

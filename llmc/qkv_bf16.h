@@ -66,17 +66,6 @@ typedef struct {
     GradientMode mode;
 } QkvBf16Gradients;
 
-// The sums of all sequences, in their order.
-static inline void qkv_bf16_bias_(float* dqkvb, const float* sums, int B, int channels, GradientMode mode) {
-    for (int j = 0; j < channels; j++) {
-        float sum = mode == GRADIENT_ADD ? dqkvb[j] : 0;
-        for (int b = 0; b < B; b++) {
-            sum += sums[(size_t)b * channels + j];
-        }
-        dqkvb[j] = sum;
-    }
-}
-
 // dqkv from attention, inp (N, C).
 static inline void qkv_bf16_backward_cpu(const QkvBf16* layer, const QkvBf16Gradients* d,
                                          AttentionBf16Gradient dqkv, const float* inp,
@@ -91,7 +80,8 @@ static inline void qkv_bf16_backward_cpu(const QkvBf16* layer, const QkvBf16Grad
         matmul_bf16_product_cpu(m, scratch);
     }
     if (d->dqkvb) {
-        qkv_bf16_bias_(d->dqkvb, dqkv.sums, layer->sizes.B, 3 * C, d->mode);
+        matmul_backward_bias_cpu(d->dqkvb, dqkv.sums, layer->sizes.B, 3 * C,
+                                 d->mode); // a row for each sequence
     }
     matmul_bf16_product_cpu(
         matmul_bf16_of(d->dinp, by_token, matmul_bf16_packed(layer->qkvw_backward, 3 * C), N, C, 3 * C),
