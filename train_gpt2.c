@@ -247,12 +247,19 @@ static void gpt2_forward(GPT2* model, Batch batch) {
     forward_at(model, batch, positions);
 }
 
-// The head, which reads lnf (N, C): after gpt2_forward on the same batch.
+// The head of the model on lnf (N, C), after gpt2_forward on the same batch.
 static LmHead lm_head(GPT2* model, Batch batch) {
-    const GPT2Config cfg = model->cfg;
-    const int N = batch.B * batch.T;
-    return (LmHead){model->acts.lnf, model->params.wte, batch.targets,  model->acts.logits, N, cfg.C, cfg.V,
-                    cfg.Vp,          model->chunk,      &model->linear, &model->classifier};
+    return (LmHead){.hidden = model->acts.lnf,
+                    .wte = model->params.wte,
+                    .targets = batch.targets,
+                    .logits = model->acts.logits,
+                    .N = batch.B * batch.T,
+                    .C = model->cfg.C,
+                    .V = model->cfg.V,
+                    .Vp = model->cfg.Vp,
+                    .chunk = model->chunk,
+                    .linear = &model->linear,
+                    .bf16 = &model->classifier};
 }
 
 // Sets the losses (N), without gradients; and is_top (N), unless NULL: whether each target was the most likely token.

@@ -6,8 +6,8 @@ last hidden state to losses and gradients.
 
     hidden, dhidden   (N, C)      wte, dwte   (Vp, C)      targets, losses, is_top   (N)
 
-Logits are in memory for a chunk of tokens at a time; with products in bf16 they are not at all (classifier_bf16.h), but where
-the most likely token is asked for.
+Only a chunk of tokens has its logits in memory at a time. With products in bf16 no logits are stored (classifier_bf16.h), except
+to find the most likely token.
 
 defines: LmHead, lm_head_logits_cpu, lm_head_losses_cpu, lm_head_gradients_cpu
 */

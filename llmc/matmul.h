@@ -48,13 +48,13 @@ typedef struct {
 #define MATMUL_TILE_STEP                                                                                     \
     (MATMUL_TILE_ROWS / 3) // the last rows go in tiles of two steps, one step, and single rows
 #define MATMUL_TILE_COLS (2 * LANES)
-#define MATMUL_UNROLL 8        // values of k
+#define MATMUL_UNROLL 8        // values of k in a round of a tile's loop
 #define MATMUL_BLOCK_K 384     // a panel is 48 KiB with AVX-512, 24 KiB with AVX2
 #define MATMUL_BLOCK_ROWS 192  // of the left matrix: 288 KiB of tiles
 #define MATMUL_BLOCK_COLS 1024 // of the right matrix: 1536 KiB of panels
-#define MATMUL_WIDE_PANELS 4   // panels packed together, so that long pieces of each row are read,
-#define MATMUL_WIDE_TILES 8    // tiles likewise,
-#define MATMUL_FETCH_ROWS 4    // and rows that are fetched ahead
+#define MATMUL_WIDE_PANELS 4   // panels that are packed together, so that a long piece of each row is read
+#define MATMUL_WIDE_TILES 8    // tiles likewise
+#define MATMUL_FETCH_ROWS 4    // rows that are prefetched ahead of packing
 #define MATMUL_TASKS 3         // for a thread, if each has enough rows and columns,
 #define MATMUL_TASK_COLS 256   // as packing tiles for fewer columns would take a share of the time that shows
 
@@ -86,15 +86,33 @@ static inline void matmul_close(MatmulScratch* scratch) { free(scratch->memory);
 
 // ---- packing ----
 
+// Prefetches `floats` floats, whole cache lines from the first one on.
+ALWAYS_INLINE void matmul_fetch_(const float* at, int floats) {
+    enum { LINE = 16 };
+    for (int i = 0; i < floats; i += LINE) {
+        __builtin_prefetch(at + i);
+    }
+}
+
+// Copies `k` rows from `from` on, `row` apart, into `count` panels or tiles of `width` columns, which lie one after the other.
+// `width` and `count` are constants.
+ALWAYS_INLINE void matmul_pack_rows_(float* to, const float* from, size_t row, int k, const int width,
+                                     const int count) {
+    for (int i = 0; i < k; i++, from += row) {
+        matmul_fetch_(from + MATMUL_FETCH_ROWS * row, width * count);
+        VEC_UNROLL(8)
+        for (int j = 0; j < count; j++) {
+            memcpy(to + (size_t)j * width * k + i * width, from + j * width, (size_t)width * sizeof(float));
+        }
+    }
+}
+
 // Packs `k` rows and `cols` <= MATMUL_TILE_COLS columns of the right matrix, from (k0, j0), into a panel (k,
 // MATMUL_TILE_COLS); columns past `cols` become zero.
 static inline void matmul_pack_panel(float* panel, Matrix m, int k0, int j0, int k, int cols) {
     const float* from = m.data + k0 * m.row + j0 * m.col;
     if (cols == MATMUL_TILE_COLS && m.col == 1) {
-        for (int i = 0; i < k; i++) {
-            vec_store(panel + i * MATMUL_TILE_COLS, vec_load(from + i * m.row));
-            vec_store(panel + i * MATMUL_TILE_COLS + LANES, vec_load(from + i * m.row + LANES));
-        }
+        matmul_pack_rows_(panel, from, m.row, k, MATMUL_TILE_COLS, 1);
         return;
     }
     int done = 0; // rows packed so far; a transposed matrix goes in squares of LANES x LANES
@@ -142,9 +160,8 @@ static inline void matmul_pack_tile_(float* tile, Matrix m, int i0, int k0, int 
     const float* from = m.data + i0 * m.row + k0 * m.col;
     int done = 0; // columns packed so far
     if (rows == MATMUL_TILE_ROWS && m.row == 1) {
-        for (; done < k; done++) {
-            memcpy(tile + done * MATMUL_TILE_ROWS, from + done * m.col, MATMUL_TILE_ROWS * sizeof(float));
-        }
+        matmul_pack_rows_(tile, from, m.col, k, MATMUL_TILE_ROWS, 1);
+        done = k;
     } else if (rows == MATMUL_TILE_ROWS) {
         for (; done + LANES <= k; done += LANES) {
             matmul_pack_square_(tile + done * MATMUL_TILE_ROWS, from + done, m.row);
@@ -157,43 +174,16 @@ static inline void matmul_pack_tile_(float* tile, Matrix m, int i0, int k0, int 
     }
 }
 
-// MATMUL_WIDE_PANELS panels of a right matrix with contiguous rows.
-static inline void matmul_pack_wide_panels_(float* panels, Matrix m, int k0, int j0, int k) {
-    const float* from = m.data + k0 * m.row + j0;
-    for (int i = 0; i < k; i++, from += m.row) {
-#pragma GCC unroll 4
-        for (int j = 0; j < MATMUL_WIDE_PANELS * MATMUL_TILE_COLS; j += MATMUL_TILE_COLS) {
-            float* to = panels + (size_t)j * k + i * MATMUL_TILE_COLS;
-            __builtin_prefetch(from + MATMUL_FETCH_ROWS * m.row + j);
-            vec_store(to, vec_load(from + j));
-            vec_store(to + LANES, vec_load(from + j + LANES));
-        }
-    }
-}
-
 // Packs `k` rows and `cols` columns of the right matrix, from (k0, j0), into panels.
 static inline void matmul_pack_panels_(float* panels, Matrix m, int k0, int j0, int k, int cols) {
     enum { WIDE = MATMUL_WIDE_PANELS * MATMUL_TILE_COLS };
     int j = 0;
     for (; m.col == 1 && j + WIDE <= cols; j += WIDE) {
-        matmul_pack_wide_panels_(panels + (size_t)j * k, m, k0, j0 + j, k);
+        matmul_pack_rows_(panels + (size_t)j * k, m.data + k0 * m.row + j0 + j, m.row, k, MATMUL_TILE_COLS,
+                          MATMUL_WIDE_PANELS);
     }
     for (; j < cols; j += MATMUL_TILE_COLS) {
         matmul_pack_panel(panels + (size_t)j * k, m, k0, j0 + j, k, int_min(MATMUL_TILE_COLS, cols - j));
-    }
-}
-
-// MATMUL_WIDE_TILES tiles of a left matrix with contiguous columns.
-static inline void matmul_pack_wide_tiles_(float* tiles, Matrix m, int i0, int k0, int k) {
-    const float* from = m.data + i0 + k0 * m.col;
-    for (int p = 0; p < k; p++, from += m.col) {
-        for (int i = 0; i < MATMUL_WIDE_TILES * MATMUL_TILE_ROWS; i += 16) { // a cache line
-            __builtin_prefetch(from + MATMUL_FETCH_ROWS * m.col + i);
-        }
-#pragma GCC unroll 8
-        for (int i = 0; i < MATMUL_WIDE_TILES * MATMUL_TILE_ROWS; i += MATMUL_TILE_ROWS) {
-            memcpy(tiles + (size_t)i * k + p * MATMUL_TILE_ROWS, from + i, MATMUL_TILE_ROWS * sizeof(float));
-        }
     }
 }
 
@@ -202,7 +192,8 @@ static inline void matmul_pack_tiles_(float* tiles, Matrix m, int i0, int k0, in
     enum { WIDE = MATMUL_WIDE_TILES * MATMUL_TILE_ROWS };
     int i = 0;
     for (; m.row == 1 && i + WIDE <= rows; i += WIDE) {
-        matmul_pack_wide_tiles_(tiles + (size_t)i * k, m, i0 + i, k0, k);
+        matmul_pack_rows_(tiles + (size_t)i * k, m.data + i0 + i + k0 * m.col, m.col, k, MATMUL_TILE_ROWS,
+                          MATMUL_WIDE_TILES);
     }
     for (; i < rows; i += MATMUL_TILE_ROWS) {
         matmul_pack_tile_(tiles + (size_t)i * k, m, i0 + i, k0, int_min(MATMUL_TILE_ROWS, rows - i), k);
@@ -256,11 +247,11 @@ ALWAYS_INLINE void matmul_tile_(float* out, size_t stride, int cols, const float
             third[i / 3] = left + i * row;
         }
     }
-    // Steps are unrolled by hand, as gcc's own code for the rest of them keeps sums in memory. A core that two threads share
-    // has no slots left for counting, which cost a tenth of a product.
+    // Unrolled, because on a core that two threads share the loop's own instructions cost a tenth of a product. Two loops,
+    // because gcc's code for a remainder of its own keeps the sums in memory.
     int p = 0;
     for (; p + MATMUL_UNROLL <= k; p += MATMUL_UNROLL) {
-        VEC_UNROLL(8)
+        VEC_UNROLL(MATMUL_UNROLL)
         for (int u = p; u < p + MATMUL_UNROLL; u++) {
             matmul_tile_step_(sum, third, row, u * col, panel + u * MATMUL_TILE_COLS, rows);
         }
@@ -424,20 +415,27 @@ static inline void matmul_backward_weight_cpu(float* dweight, const float* dout,
 // threads.
 static inline void matmul_backward_bias_cpu(float* dbias, const float* dout, int N, int OC,
                                             GradientMode mode) {
-    const int block = 4 * LANES;
+    enum { VECTORS = 4, BLOCK = VECTORS * LANES };
+    const int whole = OC / BLOCK * BLOCK;
 #pragma omp parallel for schedule(static)
-    for (int o0 = 0; o0 < OC; o0 += block) {
-        const int cols = int_min(block, OC - o0);
-        float sum[4 * LANES] = {0};
+    for (int o0 = 0; o0 < whole; o0 += BLOCK) {
+        Vec sum[VECTORS] = {{0}};
         for (int n = 0; n < N; n++) {
-            const float* row = dout + (size_t)n * OC + o0;
-            for (int o = 0; o < cols; o++) {
-                sum[o] += row[o];
+            for (int i = 0; i < VECTORS; i++) {
+                sum[i] += vec_load(dout + (size_t)n * OC + o0 + i * LANES);
             }
         }
-        for (int o = 0; o < cols; o++) {
-            dbias[o0 + o] = mode == GRADIENT_ADD ? dbias[o0 + o] + sum[o] : sum[o];
+        for (int i = 0; i < VECTORS; i++) {
+            float* to = dbias + o0 + i * LANES;
+            vec_store(to, mode == GRADIENT_ADD ? vec_load(to) + sum[i] : sum[i]);
         }
+    }
+    for (int o = whole; o < OC; o++) {
+        float sum = 0;
+        for (int n = 0; n < N; n++) {
+            sum += dout[(size_t)n * OC + o];
+        }
+        dbias[o] = mode == GRADIENT_ADD ? dbias[o] + sum : sum;
     }
 }
 

@@ -174,8 +174,8 @@ static inline void mlp_bf16_backward_cpu(const MlpBf16* mlp, const MlpGradients*
         m.mode = d->mode;
         matmul_bf16_product_cpu(m, scratch);
     }
-    if (d->dfcb) {
-        matmul_backward_bias_cpu(d->dfcb, d->sums, N / BF16_TILE, F, d->mode); // a row for each row of tiles
+    if (d->dfcb) { // from a row of sums for each row of tiles
+        matmul_backward_bias_cpu(d->dfcb, d->sums, N / BF16_TILE, F, d->mode);
     }
     matmul_bf16_product_cpu(matmul_bf16_of(d->dinp, matmul_bf16_packed(dfch, F),
                                            matmul_bf16_packed(mlp->fcw_backward, F), N, C, F),

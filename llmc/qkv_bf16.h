@@ -79,9 +79,8 @@ static inline void qkv_bf16_backward_cpu(const QkvBf16* layer, const QkvBf16Grad
         m.mode = d->mode;
         matmul_bf16_product_cpu(m, scratch);
     }
-    if (d->dqkvb) {
-        matmul_backward_bias_cpu(d->dqkvb, dqkv.sums, layer->sizes.B, 3 * C,
-                                 d->mode); // a row for each sequence
+    if (d->dqkvb) { // from a row of sums for each sequence
+        matmul_backward_bias_cpu(d->dqkvb, dqkv.sums, layer->sizes.B, 3 * C, d->mode);
     }
     matmul_bf16_product_cpu(
         matmul_bf16_of(d->dinp, by_token, matmul_bf16_packed(layer->qkvw_backward, 3 * C), N, C, 3 * C),

@@ -76,8 +76,9 @@ static inline void model_amx_begin_(void) { amx_model_begin(&bf16_shapes_); }
 #define model_amx_store_ amx_model_store
 static inline void model_amx_dot_(int to, int left, int right) {
     amx_model_check(to, left, right);
-    uint32_t(*sums)[16] = amx_model_tile(to), (*a)[16] = amx_model_tile(left),
-    (*b)[16] = amx_model_tile(right);
+    uint32_t(*sums)[16] = amx_model_tile(to);
+    uint32_t(*a)[16] = amx_model_tile(left);
+    uint32_t(*b)[16] = amx_model_tile(right);
     for (int m = 0; m < 16; m++) {
         float sum[2][16] = {{0}};
         for (int k = 0; k < 16; k++) {

@@ -78,16 +78,17 @@ ALWAYS_INLINE Vec vec_all(float x) { // x in every lane
     const Vec zero = {0};
     return x - zero;
 }
-// For the innermost loops of products: sum += a * b, in registers. Left alone, gcc reads a factor again from memory for each of
-// its uses, or overwrites it with the sum, so that sums move about and no longer fit where a loop is unrolled: the same source
-// was 10 to 60 % slower in one place than in another. clang does neither, but must not be told to unroll: it does so before it
-// knows how often loops run, and then keeps their sums in memory.
+
+// For the innermost loops of products, with gcc. VEC_UNROLL unrolls the loop that follows. clang ignores it: clang would unroll a
+// function's loop before it is inlined and its trip count known, and the sums would stay in memory.
 #if defined(__GNUC__) && !defined(__clang__) && !defined(__CUDACC__)
 #define VEC_PRAGMA_(text) _Pragma(#text)
 #define VEC_UNROLL(times) VEC_PRAGMA_(GCC unroll times)
 #else
 #define VEC_UNROLL(times)
 #endif
+// sum += a * b. One instruction, so that the sum stays in its register and the factors in theirs: from plain C, gcc 12 makes
+// loads of a factor for each use, or overwrites factors and spills sums, in one copy of a loop and not in the next.
 ALWAYS_INLINE void vec_add_product(Vec* sum, Vec a, Vec b) {
 #if defined(__GNUC__) && !defined(__clang__) && !defined(__CUDACC__) && defined(__FMA__)
     __asm__("vfmadd231ps %2, %1, %0" : "+v"(*sum) : "v"(a), "v"(b));

@@ -18,6 +18,8 @@ defines: peak_flops_per_s, peak_bf16_flops_per_s, peak_bf16_pays
 
 #define PEAK_SUMS (VEC_REGISTERS / 4 * 3) // in flight: enough to hide the latency of a multiply-add
 
+#define PEAK_MOST_S 0.05 // after which no other repeat starts
+
 enum { PEAK_BF16_STEPS = 16 }; // 32 KiB, both factors in one
 
 // `rounds` multiply-adds on each sum.
@@ -40,14 +42,14 @@ static inline float peak_work_(int rounds) {
     return vec_hsum(total);
 }
 
-// Operations per second of all threads together. Takes about 20 ms, or 50 where that is not enough for the repeats, as without
-// optimization. Threads are spread before each repeat: it takes less than 1 ms, and a moment in which two of them share a
-// core, or another machine has one, must not be the whole measurement. A run was seen to show twice its MFU.
+// Operations per second of all threads together. Takes about 20 ms: before each repeat threads_spread waits 2 ms until every
+// thread has a core of its own. When that was done only once, all repeats could fall into a moment in which two threads
+// shared a core, and a run showed twice its MFU. Stops after PEAK_MOST_S, as on a busy machine or without optimization.
 static inline double peak_flops_per_s(void) {
     enum { ROUNDS = 200000, REPEATS = 8 };
     const double begin_s = time_now_s();
     double best = 0;
-    for (int repeat = 0; repeat < REPEATS && time_now_s() - begin_s < 0.05; repeat++) {
+    for (int repeat = 0; repeat < REPEATS && time_now_s() - begin_s < PEAK_MOST_S; repeat++) {
         float sink = 0; // keeps the work alive
         threads_spread();
         const double start_s = time_now_s();
@@ -70,15 +72,16 @@ static inline float peak_bf16_work_(const Bf16Kernel* kernel, const uint32_t* fa
     return tile[0];
 }
 
-// Operations per second of all threads together.
+// The same with a kernel of bf16.
 static inline double peak_bf16_flops_per_s(Bf16Kernel kernel) {
     enum { ROUNDS = 10, REPEATS = 8 };
     __attribute__((aligned(64))) uint32_t factors[PEAK_BF16_STEPS * BF16_STEP_PAIRS];
+    const double begin_s = time_now_s();
     double best = 0;
     for (int i = 0; i < PEAK_BF16_STEPS * BF16_STEP_PAIRS; i++) {
         factors[i] = 0x3f803f80; // 1, 1
     }
-    for (int repeat = 0; repeat < REPEATS; repeat++) {
+    for (int repeat = 0; repeat < REPEATS && time_now_s() - begin_s < PEAK_MOST_S; repeat++) {
         float sink = 0;
         threads_spread();
         const double start_s = time_now_s();
