@@ -14,11 +14,12 @@ dweight = dout^T inp and dbias = the column sums of dout, as `mode` says (GRADIE
 micro-step).
 
 The product of two matrices is made of tiles of MATMUL_TILE_ROWS x MATMUL_TILE_COLS results that stay in registers while k
-runs (Goto and van de Geijn, "Anatomy of high-performance matrix multiplication", ACM TOMS 2008). A thread
-takes a part of the result. For MATMUL_BLOCK_K values of k at a time it copies ("packs") its columns of the right
-matrix, up to MATMUL_BLOCK_COLS, into panels of MATMUL_TILE_COLS, and its rows of the left matrix, up to MATMUL_BLOCK_ROWS,
-into tiles of MATMUL_TILE_ROWS. The tiles stay in the L2 cache while panel after panel passes by; a panel stays in the L1
-cache, or close to it, while all tiles meet it. Either is read in order, so the hardware fetches what comes next.
+runs (Goto and van de Geijn, "Anatomy of high-performance matrix multiplication", ACM TOMS 2008). For MATMUL_BLOCK_K values
+of k at a time, all threads together copy ("pack") the left matrix into tiles of MATMUL_TILE_ROWS rows. Then a thread takes
+MATMUL_WIDE_PANELS panels of MATMUL_TILE_COLS columns of the right matrix after the other, packs them for itself, and
+multiplies them with the tiles at once, while they are in its L2 cache. There they stay, beside the tiles of MATMUL_PASS_ROWS
+rows at a time; a panel stays in the L1 cache, or close to it, while these tiles meet it. Either is read in order, so the
+hardware fetches what comes next. Each matrix is packed once, unless there are fewer panels than threads need.
 Every result is one sum over k in the same order whatever the number of threads, so the bits do not depend on it.
 
 defines: Matrix, MatmulScratch, matmul_open, matmul_close, matmul_product_cpu, matmul_forward_cpu,
@@ -29,6 +30,7 @@ defines: Matrix, MatmulScratch, matmul_open, matmul_close, matmul_product_cpu, m
 #ifndef LLMC_MATMUL_H
 #define LLMC_MATMUL_H
 
+#include <assert.h>
 #include <stddef.h>
 
 #include "llmc/base/check.h"
@@ -50,26 +52,33 @@ typedef struct {
 #define MATMUL_TILE_COLS (2 * LANES)
 #define MATMUL_UNROLL 8        // values of k in a round of a tile's loop
 #define MATMUL_BLOCK_K 384     // a panel is 48 KiB with AVX-512, 24 KiB with AVX2
-#define MATMUL_BLOCK_ROWS 192  // of the left matrix: 288 KiB of tiles
-#define MATMUL_BLOCK_COLS 1024 // of the right matrix: 1536 KiB of panels
+#define MATMUL_PASS_ROWS 96    // of the left matrix: 144 KiB of tiles
+#define MATMUL_BLOCK_ROWS 1056 // of the left matrix for each thread: 1584 KiB of tiles
 #define MATMUL_WIDE_PANELS 4   // panels that are packed together, so that a long piece of each row is read
 #define MATMUL_WIDE_TILES 8    // tiles likewise
 #define MATMUL_FETCH_ROWS 4    // rows that are prefetched ahead of packing
-#define MATMUL_TASKS 3         // for a thread, if each has enough rows and columns,
-#define MATMUL_TASK_COLS 256   // as packing tiles for fewer columns would take a share of the time that shows
+#define MATMUL_TASKS 3         // for a thread, if there are enough rows and columns
+static_assert(MATMUL_PASS_ROWS % MATMUL_TILE_ROWS == 0 && MATMUL_BLOCK_ROWS % MATMUL_TILE_ROWS == 0,
+              "blocks are whole tiles");
+
+// Columns of panels, and rows of tiles, that are packed together.
+enum {
+    MATMUL_WIDE_COLS_ = MATMUL_WIDE_PANELS * MATMUL_TILE_COLS,
+    MATMUL_WIDE_ROWS_ = MATMUL_WIDE_TILES * MATMUL_TILE_ROWS
+};
 
 // Memory for packed blocks, one set a process; no call of matmul_* allocates.
 typedef struct {
-    float* memory; // (threads, panels and then tiles)
+    float* memory; // (threads, panels), then tiles of all threads
 } MatmulScratch;
 
-static inline size_t matmul_panels_floats_(void) { return (size_t)MATMUL_BLOCK_K * MATMUL_BLOCK_COLS; }
+static inline size_t matmul_panels_floats_(void) { return (size_t)MATMUL_BLOCK_K * MATMUL_WIDE_COLS_; }
 
-// Of a thread. The last vector of a tile may reach past its end. It is a number of huge pages, as the places of small ones decide
-// what stays in the L2 cache: then a product could be a fifth slower in one process than in the next.
+// For each thread. It is a number of huge pages, as the places of small ones decide what stays in the L2 cache: then a product
+// could be a fifth slower in one process than in the next.
 static inline size_t matmul_scratch_floats_(void) {
     const size_t page = CHECK_HUGE_PAGE / sizeof(float),
-                 floats = matmul_panels_floats_() + (size_t)MATMUL_BLOCK_K * MATMUL_BLOCK_ROWS + LANES;
+                 floats = matmul_panels_floats_() + (size_t)MATMUL_BLOCK_K * MATMUL_BLOCK_ROWS;
     return (floats + page - 1) / page * page;
 }
 
@@ -138,7 +147,7 @@ static inline void matmul_pack_panel(float* panel, Matrix m, int k0, int j0, int
 }
 
 // Transposes LANES columns of a tile's rows, which are `row` apart. The rows may be no multiple of LANES: the last vector of
-// a column then reaches into the next column, which is written after it.
+// a column then reaches into the next column, which is written after it, except for the last column.
 ALWAYS_INLINE void matmul_pack_square_(float* tile, const float* from, size_t row) {
     Vec square[MATMUL_TILE_ROWS + LANES - 1];
     for (int i = 0; i < MATMUL_TILE_ROWS; i += LANES) {
@@ -147,15 +156,19 @@ ALWAYS_INLINE void matmul_pack_square_(float* tile, const float* from, size_t ro
         }
         vec_transpose(square + i);
     }
-    for (int p = 0; p < LANES; p++) {
+    for (int p = 0; p < LANES - 1; p++) {
         for (int i = 0; i < MATMUL_TILE_ROWS; i += LANES) {
             vec_store(tile + p * MATMUL_TILE_ROWS + i, square[i + p]);
         }
     }
+    for (int i = 0; i < MATMUL_TILE_ROWS; i += LANES) {
+        memcpy(tile + (LANES - 1) * MATMUL_TILE_ROWS + i, &square[i + LANES - 1],
+               (MATMUL_TILE_ROWS - i < LANES ? MATMUL_TILE_ROWS - i : LANES) * sizeof(float));
+    }
 }
 
-// Packs `rows` <= MATMUL_TILE_ROWS rows and `k` columns of the left matrix, from (i0, k0), as (k, MATMUL_TILE_ROWS), and may
-// write up to a vector behind the tile; rows past `rows` become zero.
+// Packs `rows` <= MATMUL_TILE_ROWS rows and `k` columns of the left matrix, from (i0, k0), as (k, MATMUL_TILE_ROWS); rows past
+// `rows` become zero.
 static inline void matmul_pack_tile_(float* tile, Matrix m, int i0, int k0, int rows, int k) {
     const float* from = m.data + i0 * m.row + k0 * m.col;
     int done = 0; // columns packed so far
@@ -174,28 +187,24 @@ static inline void matmul_pack_tile_(float* tile, Matrix m, int i0, int k0, int 
     }
 }
 
-// Packs `k` rows and `cols` columns of the right matrix, from (k0, j0), into panels.
+// Packs `k` rows and `cols` <= MATMUL_WIDE_COLS_ columns of the right matrix, from (k0, j0), into panels.
 static inline void matmul_pack_panels_(float* panels, Matrix m, int k0, int j0, int k, int cols) {
-    enum { WIDE = MATMUL_WIDE_PANELS * MATMUL_TILE_COLS };
-    int j = 0;
-    for (; m.col == 1 && j + WIDE <= cols; j += WIDE) {
-        matmul_pack_rows_(panels + (size_t)j * k, m.data + k0 * m.row + j0 + j, m.row, k, MATMUL_TILE_COLS,
-                          MATMUL_WIDE_PANELS);
+    if (m.col == 1 && cols == MATMUL_WIDE_COLS_) {
+        matmul_pack_rows_(panels, m.data + k0 * m.row + j0, m.row, k, MATMUL_TILE_COLS, MATMUL_WIDE_PANELS);
+        return;
     }
-    for (; j < cols; j += MATMUL_TILE_COLS) {
+    for (int j = 0; j < cols; j += MATMUL_TILE_COLS) {
         matmul_pack_panel(panels + (size_t)j * k, m, k0, j0 + j, k, int_min(MATMUL_TILE_COLS, cols - j));
     }
 }
 
-// Packs `rows` rows and `k` columns of the left matrix, from (i0, k0), into tiles, and may write up to a vector behind them.
+// Packs `rows` <= MATMUL_WIDE_ROWS_ rows and `k` columns of the left matrix, from (i0, k0), into tiles.
 static inline void matmul_pack_tiles_(float* tiles, Matrix m, int i0, int k0, int rows, int k) {
-    enum { WIDE = MATMUL_WIDE_TILES * MATMUL_TILE_ROWS };
-    int i = 0;
-    for (; m.row == 1 && i + WIDE <= rows; i += WIDE) {
-        matmul_pack_rows_(tiles + (size_t)i * k, m.data + i0 + i + k0 * m.col, m.col, k, MATMUL_TILE_ROWS,
-                          MATMUL_WIDE_TILES);
+    if (m.row == 1 && rows == MATMUL_WIDE_ROWS_) {
+        matmul_pack_rows_(tiles, m.data + i0 + k0 * m.col, m.col, k, MATMUL_TILE_ROWS, MATMUL_WIDE_TILES);
+        return;
     }
-    for (; i < rows; i += MATMUL_TILE_ROWS) {
+    for (int i = 0; i < rows; i += MATMUL_TILE_ROWS) {
         matmul_pack_tile_(tiles + (size_t)i * k, m, i0 + i, k0, int_min(MATMUL_TILE_ROWS, rows - i), k);
     }
 }
@@ -334,55 +343,56 @@ typedef struct {
     int M, N, K;
     const float* bias;
     GradientMode mode;
+    MatmulScratch* scratch;
+    int threads;
 } MatmulProduct_;
 
-// Columns [part.j0, part.j1) of the part's rows, for k values of k from k0. Panels are packed once for all rows.
-static inline void matmul_columns_(const MatmulProduct_* x, MatmulPart_ part, int k0, int k, float* scratch) {
-    float *panels = scratch, *tiles = scratch + matmul_panels_floats_();
-    const int step_rows = matmul_step_(part.i1 - part.i0, MATMUL_BLOCK_ROWS, MATMUL_TILE_ROWS);
+// The part's rows times its columns, up to MATMUL_WIDE_COLS_, for `k` values of k from k0. `tiles` are the packed rows.
+static inline void matmul_task_(const MatmulProduct_* x, MatmulPart_ part, int k0, int k,
+                                const float* tiles) {
+    float* panels = x->scratch->memory + thread_index() * matmul_panels_floats_();
+    const int step = matmul_step_(part.i1 - part.i0, MATMUL_PASS_ROWS, MATMUL_TILE_ROWS);
     matmul_pack_panels_(panels, x->right, k0, part.j0, k, part.j1 - part.j0);
-    for (int i0 = part.i0; i0 < part.i1; i0 += step_rows) {
-        const MatmulPart_ block = {i0, int_min(i0 + step_rows, part.i1), part.j0, part.j1};
-        matmul_pack_tiles_(tiles, x->left, i0, k0, block.i1 - i0, k);
-        matmul_block_(x->out, (size_t)x->N, tiles, panels, block, k, k0 == 0 ? x->bias : NULL,
-                      k0 == 0 ? x->mode : GRADIENT_ADD);
+    for (int i = part.i0; i < part.i1; i += step) {
+        const MatmulPart_ pass = {i, int_min(i + step, part.i1), part.j0, part.j1};
+        matmul_block_(x->out, (size_t)x->N, tiles + (size_t)(i - part.i0) * k, panels, pass, k,
+                      k0 == 0 ? x->bias : NULL, k0 == 0 ? x->mode : GRADIENT_ADD);
     }
 }
 
-// One task, on one thread: its part of the result, in blocks of columns and of k.
-static inline void matmul_task_(const MatmulProduct_* x, MatmulPart_ part, float* scratch) {
-    const int step_k = matmul_step_(x->K, MATMUL_BLOCK_K, LANES);
-    const int step_cols = matmul_step_(part.j1 - part.j0, MATMUL_BLOCK_COLS, MATMUL_TILE_COLS);
-    for (int j0 = part.j0; j0 < part.j1; j0 += step_cols) {
-        const MatmulPart_ columns = {part.i0, part.i1, j0, int_min(j0 + step_cols, part.j1)};
-        for (int k0 = 0; k0 < x->K; k0 += step_k) {
-            matmul_columns_(x, columns, k0, int_min(step_k, x->K - k0), scratch);
-        }
+// Rows [i0, i1) of the result for `k` values of k from k0, by all threads of a parallel region. Each task has its own columns;
+// if these are too few tasks, they also divide the rows.
+static inline void matmul_rows_by_all_(const MatmulProduct_* x, int i0, int i1, int k0, int k) {
+    float* tiles = x->scratch->memory + x->threads * matmul_panels_floats_();
+#pragma omp for schedule(static)
+    for (int i = i0; i < i1; i += MATMUL_WIDE_ROWS_) {
+        matmul_pack_tiles_(tiles + (size_t)(i - i0) * k, x->left, i, k0, int_min(MATMUL_WIDE_ROWS_, i1 - i),
+                           k);
+    }
+    const int columns = int_ceil_div(x->N, MATMUL_WIDE_COLS_), wanted = MATMUL_TASKS * x->threads;
+    const int most = int_min(int_ceil_div(wanted, columns), int_ceil_div(i1 - i0, MATMUL_PASS_ROWS));
+    const int step = int_round_up(int_ceil_div(i1 - i0, most), MATMUL_TILE_ROWS);
+    const int row_tasks = int_ceil_div(i1 - i0, step);
+#pragma omp for schedule(dynamic)
+    for (int t = 0; t < columns * row_tasks; t++) {
+        const int i = i0 + t % row_tasks * step, j = t / row_tasks * MATMUL_WIDE_COLS_;
+        const MatmulPart_ part = {i, int_min(i + step, i1), j, int_min(j + MATMUL_WIDE_COLS_, x->N)};
+        matmul_task_(x, part, k0, k, tiles + (size_t)(i - i0) * k);
     }
 }
 
 // out(M, N) = left(M, K) right(K, N) + bias(N), set or added to as `mode` says; out is row-major without
-// gaps. The result is divided along its longer side; in both directions, if it has not enough columns and rows.
+// gaps.
 static inline void matmul_product_cpu(float* out, Matrix left, Matrix right, int M, int N, int K,
                                       const float* bias, GradientMode mode, MatmulScratch* scratch) {
-    const MatmulProduct_ x = {out, left, right, M, N, K, bias, mode};
-    const int tiles = int_ceil_div(M, MATMUL_TILE_ROWS), panels = int_ceil_div(N, MATMUL_TILE_COLS);
-    const int threads = threads_max();
-    const int wanted =
-        threads * int_max(1, int_min(MATMUL_TASKS, int_max(M, N) / (MATMUL_TASK_COLS * threads)));
-    const int first = int_min(wanted, M > N ? tiles : panels), // parts along the longer side
-        second = int_min(int_ceil_div(wanted, first), M > N ? panels : tiles);
-    const int row_parts = M > N ? first : second, col_parts = M > N ? second : first;
-#pragma omp parallel for schedule(dynamic)
-    for (int t = 0; t < row_parts * col_parts; t++) {
-        const int r = t / col_parts, c = t % col_parts;
-        const MatmulPart_ part = {
-            (int)((int64_t)tiles * r / row_parts) * MATMUL_TILE_ROWS,
-            int_min(M, (int)((int64_t)tiles * (r + 1) / row_parts) * MATMUL_TILE_ROWS),
-            (int)((int64_t)panels * c / col_parts) * MATMUL_TILE_COLS,
-            int_min(N, (int)((int64_t)panels * (c + 1) / col_parts) * MATMUL_TILE_COLS),
-        };
-        matmul_task_(&x, part, scratch->memory + thread_index() * matmul_scratch_floats_());
+    const MatmulProduct_ x = {out, left, right, M, N, K, bias, mode, scratch, threads_max()};
+    const int step_k = matmul_step_(K, MATMUL_BLOCK_K, LANES);
+    const int step_rows = matmul_step_(M, x.threads * MATMUL_BLOCK_ROWS, MATMUL_TILE_ROWS);
+#pragma omp parallel
+    for (int i0 = 0; i0 < M; i0 += step_rows) {
+        for (int k0 = 0; k0 < K; k0 += step_k) {
+            matmul_rows_by_all_(&x, i0, int_min(i0 + step_rows, M), k0, int_min(step_k, K - k0));
+        }
     }
 }
 
