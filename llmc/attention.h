@@ -19,9 +19,10 @@ attention.h -- causal multi-head self-attention: the contract, and the CPU versi
 
 Both passes set their outputs.
 
-As in flash attention (Dao et al., 2022), probabilities exist only for ATTENTION_ROWS queries of one head at a
-time and are computed again, from lse, in the backward pass. Earlier documents than those of the first of
-these queries are skipped. A thread takes a whole head; all products are tiles of matmul.h.
+As in flash attention (Dao et al., 2022), probabilities exist only for a few queries of one head at a time, and are computed
+again, from lse, in the backward pass. A forward pass has those of a tile of queries and all keys, a backward pass those of
+ATTENTION_SQUARE queries and as many keys. Earlier documents than that of the first of these queries are skipped. A thread
+takes a whole head; all products are tiles of matmul.h.
 
 Generation keeps the keys and values of each text, and then computes one token of each at a time:
 
@@ -47,11 +48,11 @@ defines: AttentionSizes, AttentionScratch, attention_open, attention_close, atte
 #include "llmc/gradient.h"
 #include "llmc/matmul.h"
 
-#define ATTENTION_TILES 4
-#define ATTENTION_ROWS (ATTENTION_TILES * MATMUL_TILE_ROWS) // queries at a time
-#define ATTENTION_KEYS 768                    // rows of probabilities are in blocks of so many keys
+#define ATTENTION_KEYS 768  // forward, rows of probabilities are in blocks of so many keys
+#define ATTENTION_SQUARE 96 // backward, queries and keys at a time: p and ds are 36 KiB each
 #define ATTENTION_SKIP (3 * MATMUL_TILE_COLS) // keys of other documents are skipped in such steps
-static_assert(ATTENTION_SKIP % MATMUL_TILE_ROWS == 0 && ATTENTION_KEYS % ATTENTION_SKIP == 0,
+static_assert(ATTENTION_SKIP % MATMUL_TILE_ROWS == 0 && ATTENTION_SQUARE % ATTENTION_SKIP == 0 &&
+                  ATTENTION_KEYS % ATTENTION_SQUARE == 0,
               "whole tiles are skipped");
 
 typedef struct {
@@ -65,10 +66,10 @@ typedef struct {
         *v_by_key; // (Tp / MATMUL_TILE_COLS, HS, MATMUL_TILE_COLS)   right matrices of q k^T and dout v^T
     float *k_by_dim,
         *v_by_dim; // (HSp / MATMUL_TILE_COLS, Tp, MATMUL_TILE_COLS)  right matrices of ds k and p v
-    float *q_block, *dout_block; // (HSp / MATMUL_TILE_COLS, ATTENTION_ROWS, MATMUL_TILE_COLS)
-    float *p,
-        *ds; // (ATTENTION_TILES, Tp / ATTENTION_KEYS, MATMUL_TILE_ROWS, ATTENTION_KEYS): left matrices, packed as they arise
-    float* left; // (ATTENTION_ROWS, MATMUL_TILE_ROWS)
+    float *q_block,
+        *dout_block; // (HSp / MATMUL_TILE_COLS, ATTENTION_SQUARE, MATMUL_TILE_COLS)   right matrices of ds^T q and p^T dout
+    float* row_p;  // (Tp / ATTENTION_KEYS, MATMUL_TILE_ROWS, ATTENTION_KEYS): the left matrix of p v
+    float *p, *ds; // (ATTENTION_SQUARE, ATTENTION_SQUARE): queries, keys
 } AttentionScratch_;
 
 typedef struct {
@@ -82,9 +83,10 @@ enum { ATTENTION_PARTS_ = 9 }; // of AttentionScratch_
 // Sets the floats of each part, in its order; returns those of all.
 static inline size_t attention_parts_(size_t sizes[ATTENTION_PARTS_], int T, int HS) {
     const size_t Tp = int_round_up(T, ATTENTION_KEYS), HSp = int_round_up(HS, MATMUL_TILE_COLS);
-    const size_t panels = Tp * HSp, rows = ATTENTION_ROWS * HSp, block = ATTENTION_ROWS * Tp;
+    const size_t panels = Tp * HSp, block = ATTENTION_SQUARE * HSp,
+                 square = ATTENTION_SQUARE * ATTENTION_SQUARE;
     const size_t parts[ATTENTION_PARTS_] = {
-        panels, panels, panels, panels, rows, rows, block, block, (size_t)ATTENTION_ROWS * MATMUL_TILE_ROWS};
+        panels, panels, panels, panels, block, block, MATMUL_TILE_ROWS * Tp, square, square};
     size_t sum = 0;
     for (int i = 0; i < ATTENTION_PARTS_; i++) {
         sizes[i] = parts[i];
@@ -93,7 +95,7 @@ static inline size_t attention_parts_(size_t sizes[ATTENTION_PARTS_], int T, int
     return sum;
 }
 
-// Scratch for sequences up to T and heads of size HS <= ATTENTION_KEYS, for as many threads as the next parallel region
+// Scratch for sequences up to T and heads of size HS, for as many threads as the next parallel region
 // would have.
 static inline size_t attention_scratch_bytes(int T, int HS) {
     size_t sizes[ATTENTION_PARTS_];
@@ -102,7 +104,6 @@ static inline size_t attention_scratch_bytes(int T, int HS) {
 }
 
 static inline void attention_open(AttentionScratch* scratch, int T, int HS) {
-    CHECK(HS <= ATTENTION_KEYS, "attention: heads of size %d, wanted at most %d", HS, ATTENTION_KEYS);
     size_t sizes[ATTENTION_PARTS_];
     const size_t per_thread = attention_parts_(sizes, T, HS);
     const int threads = threads_max();
@@ -116,7 +117,7 @@ static inline void attention_open(AttentionScratch* scratch, int T, int HS) {
         AttentionScratch_* s = &scratch->of_thread[i];
         float** const parts[ATTENTION_PARTS_] = {&s->k_by_key, &s->v_by_key, &s->k_by_dim,
                                                  &s->v_by_dim, &s->q_block,  &s->dout_block,
-                                                 &s->p,        &s->ds,       &s->left};
+                                                 &s->row_p,    &s->p,        &s->ds};
         for (int j = 0; j < ATTENTION_PARTS_; j++) {
             *parts[j] = at;
             at += sizes[j];
@@ -142,7 +143,7 @@ static inline double attention_backward_bytes(double B, double T, double C, doub
     return B * T * (12 * C * element_bytes + (4 + 2 * 8) * NH);
 }
 
-// Where element (tile 0, row 0, key u) of a packed block of probabilities is; rows are ATTENTION_KEYS apart.
+// Where key u of the first row is in row_p; rows are ATTENTION_KEYS apart.
 static inline size_t attention_at_(int u) {
     return (size_t)(u / ATTENTION_KEYS) * MATMUL_TILE_ROWS * ATTENTION_KEYS + u % ATTENTION_KEYS;
 }
@@ -176,44 +177,36 @@ static inline void attention_pack_by_dim_(float* to, const float* rows, size_t s
     }
 }
 
-// scores(rows, keys) = left . right^T for the keys from ... keys-1; left (rows, HS) has row stride `stride`.
-static inline void attention_scores_(float* scores, const float* left, size_t stride,
-                                     const float* right_by_key, int rows, int from, int keys, int HS) {
-    const Matrix m = {left, stride, 1};
-    for (int u = from; u < keys; u += MATMUL_TILE_COLS) {
-        matmul_rows(scores + attention_at_(u), ATTENTION_KEYS, rows, MATMUL_TILE_COLS, m,
-                    right_by_key + (size_t)u * HS, HS, NULL, GRADIENT_SET);
+// scores(rows, keys) = left(rows, HS) right(keys, HS)^T, as far as whole panels; rows are `row` and `left_row` apart.
+static inline void attention_scores_(float* scores, size_t row, const float* left, size_t left_row,
+                                     const float* right_by_key, int rows, int keys, int HS) {
+    const Matrix m = {left, left_row, 1};
+    for (int u = 0; u < keys; u += MATMUL_TILE_COLS) {
+        matmul_rows(scores + u, row, rows, MATMUL_TILE_COLS, m, right_by_key + (size_t)u * HS, HS, NULL,
+                    GRADIENT_SET);
     }
 }
 
-// out(rows, HS) = weights(rows, keys) . right(keys, HS) for the keys from ... keys-1; out has row stride
-// `stride`.
-static inline void attention_mix_(float* out, size_t stride, const float* weights, const float* right_by_dim,
-                                  int capacity, int rows, int from, int keys, int HS) {
-    for (int u = from; u < keys; u = attention_block_end_(u, keys)) {
-        const Matrix m = {weights + attention_at_(u), ATTENTION_KEYS, 1};
-        for (int d = 0; d < HS; d += MATMUL_TILE_COLS) {
-            matmul_rows(out + d, stride, rows, int_min(MATMUL_TILE_COLS, HS - d), m,
-                        right_by_dim + (size_t)capacity * d + (size_t)u * MATMUL_TILE_COLS,
-                        attention_block_end_(u, keys) - u, NULL, u == from ? GRADIENT_SET : GRADIENT_ADD);
-        }
-    }
-}
-
-// out(keys, HS) of the keys u0 ... = weights(queries, keys)^T . right(queries, HS), over the `queries` of a
-// block.
-static inline void attention_scatter_(float* out, size_t stride, const float* weights, size_t tile_floats,
-                                      const float* right, float* left, int queries, int u0, int keys, int HS,
-                                      GradientMode mode) {
-    for (int t = 0; t < queries; t++) {
-        const float* row = weights + t / MATMUL_TILE_ROWS * tile_floats +
-                           t % MATMUL_TILE_ROWS * ATTENTION_KEYS + attention_at_(u0);
-        memcpy(left + t * MATMUL_TILE_ROWS, row, MATMUL_TILE_ROWS * sizeof(float));
-    }
-    const Matrix m = {left, 1, MATMUL_TILE_ROWS};
+// out(rows, HS) = weights(rows, keys) right(keys, HS), set or added to; rows are `row` and `weights_row` apart. `right_by_dim` is
+// where the first key is in the first panel, panels are `capacity` keys apart.
+static inline void attention_mix_(float* out, size_t row, const float* weights, size_t weights_row,
+                                  const float* right_by_dim, int capacity, int rows, int keys, int HS,
+                                  GradientMode mode) {
+    const Matrix m = {weights, weights_row, 1};
     for (int d = 0; d < HS; d += MATMUL_TILE_COLS) {
-        matmul_rows(out + d, stride, keys, int_min(MATMUL_TILE_COLS, HS - d), m,
-                    right + (size_t)ATTENTION_ROWS * d, queries, NULL, mode);
+        matmul_rows(out + d, row, rows, int_min(MATMUL_TILE_COLS, HS - d), m,
+                    right_by_dim + (size_t)capacity * d, keys, NULL, mode);
+    }
+}
+
+// out(keys, HS) = weights(queries, keys)^T right(queries, HS), set or added to, for a tile of keys of a square; rows of out are
+// `row` apart. Not inlined, for gcc's registers.
+static __attribute__((noinline)) void attention_scatter_(float* out, size_t row, const float* weights,
+                                                         const float* right, int keys, int queries, int HS,
+                                                         GradientMode mode) {
+    for (int d = 0; d < HS; d += MATMUL_TILE_COLS) {
+        matmul_rows_transposed(out + d, row, keys, int_min(MATMUL_TILE_COLS, HS - d), weights,
+                               ATTENTION_SQUARE, right + (size_t)ATTENTION_SQUARE * d, queries, mode);
     }
 }
 
@@ -259,14 +252,21 @@ ALWAYS_INLINE float attention_max_row_(const float* row, int start, int keys) {
     return vec_hmax(vec_max(max, others));
 }
 
-// Replaces ds, the gradient of the probabilities, by p (ds - delta) scale, the gradient of the scores.
-ALWAYS_INLINE void attention_softmax_backward_row_(float* ds, const float* p, int from, int end, float delta,
-                                                   float scale) {
-    for (int u0 = from; u0 < end; u0 = attention_block_end_(u0, end)) {
-        const size_t block = attention_at_(u0);
-        for (int i = 0; i < attention_block_end_(u0, end) - u0; i += LANES) {
-            vec_store(ds + block + i, vec_load(p + block + i) * (vec_load(ds + block + i) - delta) * scale);
-        }
+// What the probabilities of a query and their gradients are computed from. It sees the keys from `start` to its own place t.
+typedef struct {
+    int start, t;
+    float lse, delta;
+} AttentionQuery_;
+
+// A row of a square, keys u0 ... end-1, multiples of LANES: scores become p = exp(scale s - lse), and dp becomes
+// ds = p (dp - delta) scale; both become 0 where a key is not seen.
+ALWAYS_INLINE void attention_softmax_backward_row_(float* p, float* ds, AttentionQuery_ query, int u0,
+                                                   int end, float scale) {
+    for (int u = u0; u < end; u += LANES, p += LANES, ds += LANES) {
+        const Vec e = vec_exp(vec_load(p) * scale - query.lse);
+        const Vec kept = attention_seen_(e, vec_all(0.0f), u, query.start, query.t + 1);
+        vec_store(p, kept);
+        vec_store(ds, kept * ((vec_load(ds) - query.delta) * scale));
     }
 }
 
@@ -317,16 +317,22 @@ static inline float attention_delta_(const AttentionHeadCpu_* head, int t) {
     return vec_dot(out, dout, head->HS);
 }
 
-// Queries t0 ... t0+rows-1: scores, softmax, out.
+// ---- forward ----
+
+// Queries t0 ... t0+rows-1, a tile: scores, softmax, out.
 static inline void attention_forward_tile_(const AttentionHeadCpu_* head, int t0, int rows) {
     const AttentionScratch_* s = head->scratch;
     const int C = head->C, HS = head->HS;
     const float scale = 1.0f / sqrtf((float)HS);
     const int keys = t0 + rows, from = attention_from_(head->starts, t0);
-    attention_scores_(s->p, head->qkv + t0 * head->stride, head->stride, s->k_by_key, rows, from, keys, HS);
+    for (int u = from; u < keys; u = attention_block_end_(u, keys)) {
+        attention_scores_(s->row_p + attention_at_(u), ATTENTION_KEYS, head->qkv + t0 * head->stride,
+                          head->stride, s->k_by_key + (size_t)u * HS, rows, attention_block_end_(u, keys) - u,
+                          HS);
+    }
     float inverse[MATMUL_TILE_ROWS];
     for (int i = 0; i < rows; i++) {
-        float* row = s->p + i * ATTENTION_KEYS;
+        float* row = s->row_p + i * ATTENTION_KEYS;
         const int start = attention_start_(head->starts, t0 + i);
         const float max = attention_max_row_(row, start, t0 + i + 1) * scale;
         const float sum =
@@ -335,7 +341,11 @@ static inline void attention_forward_tile_(const AttentionHeadCpu_* head, int t0
         inverse[i] = 1.0f / sum;
     }
     float* out = head->out + (size_t)t0 * C;
-    attention_mix_(out, C, s->p, s->v_by_dim, head->capacity, rows, from, keys, HS);
+    for (int u = from; u < keys; u = attention_block_end_(u, keys)) {
+        attention_mix_(out, (size_t)C, s->row_p + attention_at_(u), ATTENTION_KEYS,
+                       s->v_by_dim + (size_t)u * MATMUL_TILE_COLS, head->capacity, rows,
+                       attention_block_end_(u, keys) - u, HS, u == from ? GRADIENT_SET : GRADIENT_ADD);
+    }
     for (int i = 0; i < rows; i++) {
         for (int d = 0; d < HS; d++) {
             out[(size_t)i * C + d] *= inverse[i];
@@ -360,48 +370,96 @@ static inline void attention_forward_cpu(float* out, float* lse, const float* qk
     }
 }
 
-// Probabilities p and their gradients ds of the queries t0 ... t0+rows-1 over the keys from ... keys-1 (those of
-// the block), then dq.
-static inline void attention_backward_tile_(const AttentionHeadCpu_* head, float* p, float* ds, int t0,
-                                            int rows, int from, int keys) {
-    const AttentionScratch_* s = head->scratch;
-    const int C = head->C, HS = head->HS;
-    const float scale = 1.0f / sqrtf((float)HS);
-    attention_scores_(p, head->qkv + t0 * head->stride, head->stride, s->k_by_key, rows, from, keys, HS);
-    attention_scores_(ds, head->dout + (size_t)t0 * C, C, s->v_by_key, rows, from, keys, HS);
-    for (int i = 0; i < rows; i++) {
-        const int end = int_round_up(keys, LANES);
-        attention_exp_row_(p + i * ATTENTION_KEYS, attention_start_(head->starts, t0 + i), t0 + i + 1, from,
-                           end, scale, head->lse[t0 + i]);
-        attention_softmax_backward_row_(ds + i * ATTENTION_KEYS, p + i * ATTENTION_KEYS, from, end,
-                                        attention_delta_(head, t0 + i), scale);
-    }
-    attention_mix_(head->dqkv + t0 * head->stride, head->stride, ds, s->k_by_dim, head->capacity, rows, from,
-                   t0 + rows, HS);
+// ---- backward ----
+
+// A square: the queries t0 ... t0+rows-1 and the keys u0 ... u1-1.
+typedef struct {
+    int t0, rows, u0, u1;
+} AttentionSquare_;
+
+// Rows of the tile of queries from t0+i on.
+static inline int attention_tile_rows_(const AttentionSquare_* x, int i) {
+    return int_min(MATMUL_TILE_ROWS, x->rows - i);
 }
 
-// Queries t0 ... t0+rows-1 (a block of ATTENTION_ROWS). dk and dv of the block's own keys are set here, those of
-// earlier keys are added to: block after block, in a fixed order.
-static inline void attention_backward_block_(const AttentionHeadCpu_* head, int t0, int rows) {
+// How many keys of the square a tile of queries sees; not above 0: none.
+static inline int attention_tile_keys_(const AttentionSquare_* x, int i) {
+    return int_min(x->u1, x->t0 + i + attention_tile_rows_(x, i)) - x->u0;
+}
+
+// Sets p and ds of a square. All tiles of queries meet the keys, then the values, while they are in the L1 cache.
+static inline void attention_backward_scores_(const AttentionHeadCpu_* head, const AttentionSquare_* x,
+                                              const AttentionQuery_* queries) {
     const AttentionScratch_* s = head->scratch;
     const int C = head->C, HS = head->HS;
-    const size_t tile_floats = (size_t)head->capacity * MATMUL_TILE_ROWS;
-    const int from = attention_from_(head->starts, t0), keys = t0 + rows;
-    for (int i = 0; i < rows; i += MATMUL_TILE_ROWS) {
-        const size_t tile = i / MATMUL_TILE_ROWS * tile_floats;
-        attention_backward_tile_(head, s->p + tile, s->ds + tile, t0 + i, int_min(MATMUL_TILE_ROWS, rows - i),
-                                 from, keys);
+    const size_t right = (size_t)x->u0 * HS;
+    for (int i = 0; i < x->rows; i += MATMUL_TILE_ROWS) {
+        attention_scores_(s->p + (size_t)i * ATTENTION_SQUARE, ATTENTION_SQUARE,
+                          head->qkv + (x->t0 + i) * head->stride, head->stride, s->k_by_key + right,
+                          attention_tile_rows_(x, i), attention_tile_keys_(x, i), HS);
     }
-    attention_pack_by_dim_(s->q_block, head->qkv + t0 * head->stride, head->stride, rows, ATTENTION_ROWS, HS);
-    attention_pack_by_dim_(s->dout_block, head->dout + (size_t)t0 * C, C, rows, ATTENTION_ROWS, HS);
-    for (int u = from; u < keys; u += MATMUL_TILE_ROWS) {
-        const GradientMode mode = u >= t0 ? GRADIENT_SET : GRADIENT_ADD;
-        const int count = int_min(MATMUL_TILE_ROWS, keys - u);
-        float *dk = head->dqkv + u * head->stride + C, *dv = dk + C;
-        attention_scatter_(dk, head->stride, s->ds, tile_floats, s->q_block, s->left, rows, u, count, HS,
-                           mode);
-        attention_scatter_(dv, head->stride, s->p, tile_floats, s->dout_block, s->left, rows, u, count, HS,
-                           mode);
+    for (int i = 0; i < x->rows; i += MATMUL_TILE_ROWS) {
+        attention_scores_(s->ds + (size_t)i * ATTENTION_SQUARE, ATTENTION_SQUARE,
+                          head->dout + (size_t)(x->t0 + i) * C, (size_t)C, s->v_by_key + right,
+                          attention_tile_rows_(x, i), attention_tile_keys_(x, i), HS);
+    }
+    for (int i = 0; i < x->rows; i++) {
+        const int keys = attention_tile_keys_(x, i / MATMUL_TILE_ROWS * MATMUL_TILE_ROWS);
+        attention_softmax_backward_row_(s->p + (size_t)i * ATTENTION_SQUARE,
+                                        s->ds + (size_t)i * ATTENTION_SQUARE, queries[i], x->u0,
+                                        x->u0 + int_round_up(keys, LANES), 1.0f / sqrtf((float)HS));
+    }
+}
+
+// Adds what a square has to dq, or sets that with the first keys.
+static inline void attention_backward_queries_(const AttentionHeadCpu_* head, const AttentionSquare_* x,
+                                               GradientMode mode) {
+    const AttentionScratch_* s = head->scratch;
+    for (int i = 0; i < x->rows; i += MATMUL_TILE_ROWS) {
+        const int rows = attention_tile_rows_(x, i), keys = attention_tile_keys_(x, i);
+        if (keys > 0) {
+            attention_mix_(head->dqkv + (x->t0 + i) * head->stride, head->stride,
+                           s->ds + (size_t)i * ATTENTION_SQUARE, ATTENTION_SQUARE,
+                           s->k_by_dim + (size_t)x->u0 * MATMUL_TILE_COLS, head->capacity, rows, keys,
+                           head->HS, mode);
+        }
+    }
+}
+
+// Adds what a square has to dk and dv, or sets that of its queries' own places. Tiles of keys end where tiles of queries do.
+static inline void attention_backward_keys_(const AttentionHeadCpu_* head, const AttentionSquare_* x) {
+    const AttentionScratch_* s = head->scratch;
+    const int HS = head->HS;
+    for (int u = x->u0; u < x->u1; u += MATMUL_TILE_ROWS) {
+        const int i =
+            int_max(0, u - x->t0) / MATMUL_TILE_ROWS * MATMUL_TILE_ROWS; // the first tile that sees u
+        const int keys = int_min(MATMUL_TILE_ROWS, x->u1 - u), queries = x->rows - i;
+        const size_t at = (size_t)i * ATTENTION_SQUARE + u - x->u0, right = (size_t)i * MATMUL_TILE_COLS;
+        const GradientMode mode = u >= x->t0 ? GRADIENT_SET : GRADIENT_ADD;
+        float *dk = head->dqkv + u * head->stride + head->C, *dv = dk + head->C;
+        attention_scatter_(dk, head->stride, s->ds + at, s->q_block + right, keys, queries, HS, mode);
+        attention_scatter_(dv, head->stride, s->p + at, s->dout_block + right, keys, queries, HS, mode);
+    }
+}
+
+// Queries t0 ... t0+rows-1, up to ATTENTION_SQUARE. Sets dq, dk and dv at their places, and adds to dk and dv of earlier ones: block
+// after block, in a fixed order.
+static inline void attention_backward_block_(const AttentionHeadCpu_* head, int t0, int rows) {
+    const AttentionScratch_* s = head->scratch;
+    const int C = head->C, HS = head->HS, from = attention_from_(head->starts, t0);
+    AttentionQuery_ queries[ATTENTION_SQUARE];
+    for (int i = 0; i < rows; i++) {
+        queries[i] = (AttentionQuery_){attention_start_(head->starts, t0 + i), t0 + i, head->lse[t0 + i],
+                                       attention_delta_(head, t0 + i)};
+    }
+    attention_pack_by_dim_(s->q_block, head->qkv + t0 * head->stride, head->stride, rows, ATTENTION_SQUARE,
+                           HS);
+    attention_pack_by_dim_(s->dout_block, head->dout + (size_t)t0 * C, (size_t)C, rows, ATTENTION_SQUARE, HS);
+    for (int u = from; u < t0 + rows; u += ATTENTION_SQUARE) {
+        const AttentionSquare_ x = {t0, rows, u, int_min(u + ATTENTION_SQUARE, t0 + rows)};
+        attention_backward_scores_(head, &x, queries);
+        attention_backward_queries_(head, &x, u == from ? GRADIENT_SET : GRADIENT_ADD);
+        attention_backward_keys_(head, &x);
     }
 }
 
@@ -420,8 +478,8 @@ static inline void attention_backward_cpu(float* dqkv, const float* dout, const 
         attention_pack_by_key_(s->k_by_key, head.qkv + C, head.stride, T, HS);
         attention_pack_by_key_(s->v_by_key, head.qkv + 2 * C, head.stride, T, HS);
         attention_pack_by_dim_(s->k_by_dim, head.qkv + C, head.stride, T, head.capacity, HS);
-        for (int t = 0; t < T; t += ATTENTION_ROWS) {
-            attention_backward_block_(&head, t, int_min(ATTENTION_ROWS, T - t));
+        for (int t = 0; t < T; t += ATTENTION_SQUARE) {
+            attention_backward_block_(&head, t, int_min(ATTENTION_SQUARE, T - t));
         }
     }
 }
@@ -524,7 +582,7 @@ static inline void attention_cached_cpu(float* out, const float* qkv, const int*
         const int r = i / NH, h = i % NH, keys = positions[r] + 1;
         const float* q = qkv + (size_t)r * 3 * C + (size_t)h * HS;
         const float* k = attention_cache_head_(cache, r, h);
-        float* scores = scratch->of_thread[thread_index()].p;
+        float* scores = scratch->of_thread[thread_index()].row_p;
         for (int u = 0; u < keys; u += LANES) {
             attention_cached_scores_(scores, q, k, u, keys - 1, HS, 1.0f / sqrtf((float)HS));
         }

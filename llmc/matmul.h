@@ -25,7 +25,7 @@ Every result is one sum over k in the same order whatever the number of threads,
 defines: Matrix, MatmulScratch, matmul_open, matmul_close, matmul_product_cpu, matmul_forward_cpu,
          matmul_backward_input_cpu, matmul_backward_weight_cpu, matmul_backward_bias_cpu, matmul_flops,
          matmul_pack_panel, matmul_rows,
-         matmul_scratch_bytes
+         matmul_rows_transposed, matmul_scratch_bytes
 */
 #ifndef LLMC_MATMUL_H
 #define LLMC_MATMUL_H
@@ -279,34 +279,47 @@ ALWAYS_INLINE void matmul_tile_(float* out, size_t stride, int cols, const float
     }
 }
 
-// Up to MATMUL_TILE_ROWS rows, in tiles of fixed sizes. `left` is a matrix with contiguous rows (col 1), or a packed
-// tile (row 1, col MATMUL_TILE_ROWS).
-static inline void matmul_rows(float* out, size_t stride, int rows, int cols, Matrix left, const float* panel,
-                               int k, const float* bias, GradientMode mode) {
-#define MATMUL_TILE_(n)                                                                                      \
-    (left.col == 1                                                                                           \
-         ? matmul_tile_(out, stride, cols, left.data, left.row, 1, panel, k, bias, mode, n)                  \
-         : matmul_tile_(out, stride, cols, left.data, 1, MATMUL_TILE_ROWS, panel, k, bias, mode, n))
+// Up to MATMUL_TILE_ROWS rows, in tiles of fixed sizes; `left` as above.
+ALWAYS_INLINE void matmul_tiles_(float* out, size_t stride, int rows, int cols, const float* left, size_t row,
+                                 size_t col, const float* panel, int k, const float* bias,
+                                 GradientMode mode) {
     if (rows == MATMUL_TILE_ROWS) {
-        MATMUL_TILE_(MATMUL_TILE_ROWS);
+        matmul_tile_(out, stride, cols, left, row, col, panel, k, bias, mode, MATMUL_TILE_ROWS);
         return;
     }
     while (rows > 0) {
-        const int done = rows >= 2 * MATMUL_TILE_STEP ? 2 * MATMUL_TILE_STEP
-                         : rows >= MATMUL_TILE_STEP   ? MATMUL_TILE_STEP
-                                                      : 1;
-        if (done == 2 * MATMUL_TILE_STEP) {
-            MATMUL_TILE_(2 * MATMUL_TILE_STEP);
-        } else if (done == MATMUL_TILE_STEP) {
-            MATMUL_TILE_(MATMUL_TILE_STEP);
+        int done = 1;
+        if (rows >= 2 * MATMUL_TILE_STEP) {
+            done = 2 * MATMUL_TILE_STEP;
+            matmul_tile_(out, stride, cols, left, row, col, panel, k, bias, mode, 2 * MATMUL_TILE_STEP);
+        } else if (rows >= MATMUL_TILE_STEP) {
+            done = MATMUL_TILE_STEP;
+            matmul_tile_(out, stride, cols, left, row, col, panel, k, bias, mode, MATMUL_TILE_STEP);
         } else {
-            MATMUL_TILE_(1);
+            matmul_tile_(out, stride, cols, left, row, col, panel, k, bias, mode, 1);
         }
         rows -= done;
         out += done * stride;
-        left.data += done * left.row;
+        left += done * row;
     }
-#undef MATMUL_TILE_
+}
+
+// Up to MATMUL_TILE_ROWS rows. `left` is a matrix with contiguous rows (col 1), or a packed tile (row 1, col MATMUL_TILE_ROWS).
+// Not inlined: among a caller's other variables gcc finds too few registers for the sums and addresses.
+static __attribute__((noinline)) void matmul_rows(float* out, size_t stride, int rows, int cols, Matrix left,
+                                                  const float* panel, int k, const float* bias,
+                                                  GradientMode mode) {
+    if (left.col == 1) {
+        matmul_tiles_(out, stride, rows, cols, left.data, left.row, 1, panel, k, bias, mode);
+    } else {
+        matmul_tiles_(out, stride, rows, cols, left.data, 1, MATMUL_TILE_ROWS, panel, k, bias, mode);
+    }
+}
+
+// The same for a left matrix whose columns are contiguous, `col` floats apart, a constant.
+ALWAYS_INLINE void matmul_rows_transposed(float* out, size_t stride, int rows, int cols, const float* left,
+                                          const int col, const float* panel, int k, GradientMode mode) {
+    matmul_tiles_(out, stride, rows, cols, left, 1, (size_t)col, panel, k, NULL, mode);
 }
 
 // ---- the product ----

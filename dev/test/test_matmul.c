@@ -83,6 +83,7 @@ static void test_large_sizes(int threads) {
     test_size(5, 4, 3001);
     test_size(3, 3001, 5);
     test_size(40, 33, 1200);
+    test_size(2 * MATMUL_BLOCK_ROWS, MATMUL_BLOCK_K, 3);
     matmul_close(&scratch);
 }
 
