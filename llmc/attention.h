@@ -177,7 +177,7 @@ static inline void attention_pack_by_dim_(float* to, const float* rows, size_t s
     }
 }
 
-// scores(rows, keys) = left(rows, HS) right(keys, HS)^T, as far as whole panels; rows are `row` and `left_row` apart.
+// scores(rows, keys) = left(rows, HS) right(keys, HS)^T, and the rest of the last panel; rows are `row` and `left_row` apart.
 static inline void attention_scores_(float* scores, size_t row, const float* left, size_t left_row,
                                      const float* right_by_key, int rows, int keys, int HS) {
     const Matrix m = {left, left_row, 1};
