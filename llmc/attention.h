@@ -21,8 +21,8 @@ Both passes set their outputs.
 
 As in flash attention (Dao et al., 2022), probabilities exist only for a few queries of one head at a time, and are computed
 again, from lse, in the backward pass. A forward pass has those of a tile of queries and all keys, a backward pass those of
-ATTENTION_SQUARE queries and as many keys. Earlier documents than that of the first of these queries are skipped. A thread
-takes a whole head; all products are tiles of matmul.h.
+ATTENTION_SQUARE queries and as many keys. Keys are skipped if their document ended before the first of these queries. A
+thread takes a whole head; all products are tiles of matmul.h.
 
 Generation keeps the keys and values of each text, and then computes one token of each at a time:
 
@@ -48,8 +48,8 @@ defines: AttentionSizes, AttentionScratch, attention_open, attention_close, atte
 #include "llmc/gradient.h"
 #include "llmc/matmul.h"
 
-#define ATTENTION_KEYS 768  // forward, rows of probabilities are in blocks of so many keys
-#define ATTENTION_SQUARE 96 // backward, queries and keys at a time: p and ds are 36 KiB each
+#define ATTENTION_KEYS 768  // forward: a row of probabilities is stored in blocks of this many
+#define ATTENTION_SQUARE 96 // backward: queries, and keys, at a time; p and ds take 36 KiB each
 #define ATTENTION_SKIP (3 * MATMUL_TILE_COLS) // keys of other documents are skipped in such steps
 static_assert(ATTENTION_SKIP % MATMUL_TILE_ROWS == 0 && ATTENTION_SQUARE % ATTENTION_SKIP == 0 &&
                   ATTENTION_KEYS % ATTENTION_SQUARE == 0,
@@ -200,7 +200,7 @@ static inline void attention_mix_(float* out, size_t row, const float* weights, 
 }
 
 // out(keys, HS) = weights(queries, keys)^T right(queries, HS), set or added to, for a tile of keys of a square; rows of out are
-// `row` apart. Not inlined, for gcc's registers.
+// `row` apart. Not inlined, as matmul_rows is not.
 static __attribute__((noinline)) void attention_scatter_(float* out, size_t row, const float* weights,
                                                          const float* right, int keys, int queries, int HS,
                                                          GradientMode mode) {
@@ -382,7 +382,7 @@ static inline int attention_tile_rows_(const AttentionSquare_* x, int i) {
     return int_min(MATMUL_TILE_ROWS, x->rows - i);
 }
 
-// How many keys of the square a tile of queries sees; not above 0: none.
+// How many keys of the square the tile of queries from t0+i sees; none if this is 0 or less.
 static inline int attention_tile_keys_(const AttentionSquare_* x, int i) {
     return int_min(x->u1, x->t0 + i + attention_tile_rows_(x, i)) - x->u0;
 }
@@ -393,6 +393,7 @@ static inline void attention_backward_scores_(const AttentionHeadCpu_* head, con
     const AttentionScratch_* s = head->scratch;
     const int C = head->C, HS = head->HS;
     const size_t right = (size_t)x->u0 * HS;
+    const float scale = 1.0f / sqrtf((float)HS);
     for (int i = 0; i < x->rows; i += MATMUL_TILE_ROWS) {
         attention_scores_(s->p + (size_t)i * ATTENTION_SQUARE, ATTENTION_SQUARE,
                           head->qkv + (x->t0 + i) * head->stride, head->stride, s->k_by_key + right,
@@ -407,11 +408,11 @@ static inline void attention_backward_scores_(const AttentionHeadCpu_* head, con
         const int keys = attention_tile_keys_(x, i / MATMUL_TILE_ROWS * MATMUL_TILE_ROWS);
         attention_softmax_backward_row_(s->p + (size_t)i * ATTENTION_SQUARE,
                                         s->ds + (size_t)i * ATTENTION_SQUARE, queries[i], x->u0,
-                                        x->u0 + int_round_up(keys, LANES), 1.0f / sqrtf((float)HS));
+                                        x->u0 + int_round_up(keys, LANES), scale);
     }
 }
 
-// Adds what a square has to dq, or sets that with the first keys.
+// Adds the square's part of dq, or sets dq, as `mode` says.
 static inline void attention_backward_queries_(const AttentionHeadCpu_* head, const AttentionSquare_* x,
                                                GradientMode mode) {
     const AttentionScratch_* s = head->scratch;
@@ -426,7 +427,8 @@ static inline void attention_backward_queries_(const AttentionHeadCpu_* head, co
     }
 }
 
-// Adds what a square has to dk and dv, or sets that of its queries' own places. Tiles of keys end where tiles of queries do.
+// Adds the square's part of dk and dv, or sets them where its own queries are: no earlier square had these keys. Tiles of keys
+// end where tiles of queries do.
 static inline void attention_backward_keys_(const AttentionHeadCpu_* head, const AttentionSquare_* x) {
     const AttentionScratch_* s = head->scratch;
     const int HS = head->HS;

@@ -15,11 +15,12 @@ micro-step).
 
 The product of two matrices is made of tiles of MATMUL_TILE_ROWS x MATMUL_TILE_COLS results that stay in registers while k
 runs (Goto and van de Geijn, "Anatomy of high-performance matrix multiplication", ACM TOMS 2008). For MATMUL_BLOCK_K values
-of k at a time, all threads together copy ("pack") the left matrix into tiles of MATMUL_TILE_ROWS rows. Then a thread takes
-MATMUL_WIDE_PANELS panels of MATMUL_TILE_COLS columns of the right matrix after the other, packs them for itself, and
-multiplies them with the tiles at once, while they are in its L2 cache. There they stay, beside the tiles of MATMUL_PASS_ROWS
-rows at a time; a panel stays in the L1 cache, or close to it, while these tiles meet it. Either is read in order, so the
-hardware fetches what comes next. Each matrix is packed once, unless there are fewer panels than threads need.
+of k at a time, all threads together copy ("pack") the left matrix into tiles of MATMUL_TILE_ROWS rows. Then each thread
+packs MATMUL_WIDE_PANELS panels of the right matrix, MATMUL_TILE_COLS columns each, multiplies all tiles with them while they
+are in its L2 cache, and goes on to the next. It takes the tiles of MATMUL_PASS_ROWS rows at a time, which fit into L2 beside
+the panels; a panel stays in the L1 cache, or close to it, while these tiles meet it. Both are read in order, so the hardware
+fetches what comes next. The right matrix is packed again only if the left one has more rows than the scratch, or if there
+are too few panels for all threads.
 Every result is one sum over k in the same order whatever the number of threads, so the bits do not depend on it.
 
 defines: Matrix, MatmulScratch, matmul_open, matmul_close, matmul_product_cpu, matmul_forward_cpu,
@@ -147,7 +148,8 @@ static inline void matmul_pack_panel(float* panel, Matrix m, int k0, int j0, int
 }
 
 // Transposes LANES columns of a tile's rows, which are `row` apart. The rows may be no multiple of LANES: the last vector of
-// a column then reaches into the next column, which is written after it, except for the last column.
+// a column then reaches into the next column, which is written after it. The last column ends exactly: another thread may have
+// packed what is behind the tile.
 ALWAYS_INLINE void matmul_pack_square_(float* tile, const float* from, size_t row) {
     Vec square[MATMUL_TILE_ROWS + LANES - 1];
     for (int i = 0; i < MATMUL_TILE_ROWS; i += LANES) {
@@ -374,20 +376,21 @@ static inline void matmul_task_(const MatmulProduct_* x, MatmulPart_ part, int k
 }
 
 // Rows [i0, i1) of the result for `k` values of k from k0, by all threads of a parallel region. Each task has its own columns;
-// if these are too few tasks, they also divide the rows.
-static inline void matmul_rows_by_all_(const MatmulProduct_* x, int i0, int i1, int k0, int k) {
+// where that makes too few tasks, they also divide the rows.
+static inline void matmul_rows_by_all_threads_(const MatmulProduct_* x, int i0, int i1, int k0, int k) {
     float* tiles = x->scratch->memory + x->threads * matmul_panels_floats_();
 #pragma omp for schedule(static)
     for (int i = i0; i < i1; i += MATMUL_WIDE_ROWS_) {
         matmul_pack_tiles_(tiles + (size_t)(i - i0) * k, x->left, i, k0, int_min(MATMUL_WIDE_ROWS_, i1 - i),
                            k);
     }
-    const int columns = int_ceil_div(x->N, MATMUL_WIDE_COLS_), wanted = MATMUL_TASKS * x->threads;
-    const int most = int_min(int_ceil_div(wanted, columns), int_ceil_div(i1 - i0, MATMUL_PASS_ROWS));
-    const int step = int_round_up(int_ceil_div(i1 - i0, most), MATMUL_TILE_ROWS);
-    const int row_tasks = int_ceil_div(i1 - i0, step);
+    const int rows = i1 - i0, col_tasks = int_ceil_div(x->N, MATMUL_WIDE_COLS_);
+    const int wanted = int_ceil_div(MATMUL_TASKS * x->threads, col_tasks); // tasks along the rows
+    const int parts = int_min(wanted, int_ceil_div(rows, MATMUL_PASS_ROWS));
+    const int step = int_round_up(int_ceil_div(rows, parts), MATMUL_TILE_ROWS);
+    const int row_tasks = int_ceil_div(rows, step);
 #pragma omp for schedule(dynamic)
-    for (int t = 0; t < columns * row_tasks; t++) {
+    for (int t = 0; t < col_tasks * row_tasks; t++) {
         const int i = i0 + t % row_tasks * step, j = t / row_tasks * MATMUL_WIDE_COLS_;
         const MatmulPart_ part = {i, int_min(i + step, i1), j, int_min(j + MATMUL_WIDE_COLS_, x->N)};
         matmul_task_(x, part, k0, k, tiles + (size_t)(i - i0) * k);
@@ -404,7 +407,7 @@ static inline void matmul_product_cpu(float* out, Matrix left, Matrix right, int
 #pragma omp parallel
     for (int i0 = 0; i0 < M; i0 += step_rows) {
         for (int k0 = 0; k0 < K; k0 += step_k) {
-            matmul_rows_by_all_(&x, i0, int_min(i0 + step_rows, M), k0, int_min(step_k, K - k0));
+            matmul_rows_by_all_threads_(&x, i0, int_min(i0 + step_rows, M), k0, int_min(step_k, K - k0));
         }
     }
 }
