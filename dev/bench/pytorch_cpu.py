@@ -4,19 +4,23 @@ with matrix products in bf16 (--products bf16; PyTorch's autocast).
     dev/ref/setup.sh && make train_gpt2 && build/venv/bin/python dev/bench/pytorch_cpu.py
 
 A step is everything from the batch to the updated parameters: forward, backward, clipping at norm 1, AdamW.
-Every measurement is a process of its own, which trains from random weights on a shard of random tokens; the
-systems take turns, round after round, so that a disturbance of the machine meets all of them. The first steps
-of each process (page faults, compilation) are left out. Writes a table and all samples to dev/bench/results.
+Every system is a process of its own, which trains from random weights on a shard of random tokens. Those with
+the same products take turns: each does one step while the others are stopped by SIGSTOP, so a disturbance of
+the machine meets all of them. They are all in memory at once; if it is too small for that, name fewer systems.
+The first steps of each process (page faults, compilation) are left out. Writes a table and all samples to
+dev/bench/results.
 """
 
 import argparse
 import array
 import datetime
+import itertools
 import json
 import os
 import platform
 import random
 import shlex
+import signal
 import statistics
 import subprocess
 import sys
@@ -34,6 +38,8 @@ LR, BETAS, EPS, WEIGHT_DECAY, CLIP = 6e-4, (0.9, 0.95), 1e-8, 0.1, 1.0
 TORCH_MODES = {"eager": None, "compile": "default", "max-autotune": "max-autotune-no-cudagraphs"}
 BF16 = " bf16"
 SYSTEMS = [name + products for products in ("", BF16) for name in ("ours", *TORCH_MODES)]
+
+POLL_S = 0.005  # between two looks for the end of a step; looking takes 1 % of this
 
 # Keeps freed tensors mapped, else every step pays their page faults again: 20 to 30 % of an eager step. The
 # first is for jemalloc, which is preloaded if installed, the others for glibc's malloc.
@@ -62,7 +68,7 @@ def peak_mib():
 
 
 def torch_worker(system, B, T, steps, threads, shard):
-    """Trains `steps` steps and prints one line of JSON."""
+    """Trains `steps` steps; prints a line of JSON for each, as in the trainer's log, and one at the end."""
     import numpy as np
     import torch
     from torch_model import GPT2, adamw
@@ -78,7 +84,6 @@ def torch_worker(system, B, T, steps, threads, shard):
         model = torch.compile(model, mode=mode, dynamic=False)
 
     tokens = np.fromfile(shard, dtype="<u2", offset=1024)
-    ms, losses = [], []
     for step in range(steps):
         start = time.perf_counter()
         batch = torch.from_numpy(tokens[step * B * T : (step + 1) * B * T + 1].astype(np.int64))
@@ -88,48 +93,106 @@ def torch_worker(system, B, T, steps, threads, shard):
         torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        losses.append(loss.item())
-        ms.append((time.perf_counter() - start) * 1e3)
-    print(json.dumps({"ms": ms, "losses": losses, "peak_mib": peak_mib(), "import_mib": import_mib,
-                      "version": torch.__version__}))
+        loss = loss.item()
+        ms = (time.perf_counter() - start) * 1e3
+        print(json.dumps({"kind": "train", "loss": loss, "ms": ms}), flush=True)
+    print(json.dumps({"kind": "end", "peak_mib": peak_mib(), "import_mib": import_mib, "version": torch.__version__}))
 
 
 # ----------------------------------------------------------------------------------------------------
 # Measuring
 
 
-def run(command, env):
-    """Standard output and peak resident MiB of a command that must succeed."""
-    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
-        process = subprocess.Popen(command, stdout=out, stderr=err, env=env)
-        _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-        out.seek(0), err.seek(0)
+class Racer:
+    """A process that trains. It does a step with each turn() and is stopped in between."""
+
+    def __init__(self, command, env, out, log):
+        """Of a process that starts with its first turn; `out` is a directory for its output, `log` the file into
+        which it writes a line of JSON for each step."""
+        self.command, self.env, self.out, self.log = [str(word) for word in command], env, out, log
+        self.process, self.stopped_at, self.ms, self.losses = None, None, [], []
+
+    def start(self):
+        with open(self.out / "stdout", "w") as out, open(self.out / "stderr", "w") as err:
+            self.process = subprocess.Popen(self.command, stdout=out, stderr=err, env=self.env, start_new_session=True)
+
+    def rows(self, kind):
+        """The whole lines of this kind in the log."""
+        lines = self.log.read_text().split("\n")[:-1] if self.log.exists() else []
+        return [row for row in map(json.loads, lines) if row["kind"] == kind]
+
+    def turn(self):
+        """One step, in milliseconds: what the process measured, less the time for which it was stopped."""
+        stopped_ms = 0
+        if not self.process:
+            self.start()
+        elif self.stopped_at:
+            os.killpg(self.process.pid, signal.SIGCONT)
+            stopped_ms = (time.perf_counter() - self.stopped_at) * 1e3
+        rows = self.rows("train")
+        while len(rows) == len(self.ms):
+            if os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+                self.finish()
+                sys.exit(f"error: {shlex.join(self.command)}: ended after {len(self.ms)} steps")
+            time.sleep(POLL_S)
+            rows = self.rows("train")
+        os.killpg(self.process.pid, signal.SIGSTOP)
+        self.stopped_at = time.perf_counter()
+        ms = rows[len(self.ms)]["ms"]
+        self.ms.append(ms - stopped_ms if ms > stopped_ms else ms)  # else it was stopped between two steps
+        self.losses.append(rows[len(self.losses)]["loss"])
+
+    def finish(self):
+        """Lets it end, which it must do well. Returns its largest resident size in MiB."""
+        os.killpg(self.process.pid, signal.SIGCONT)
+        _, status, usage = os.wait4(self.process.pid, 0)
+        self.process.returncode = os.waitstatus_to_exitcode(status)
         if status:
-            sys.exit(f"error: {shlex.join(command)}: exit status {process.returncode}\n{err.read()[-2000:]}")
-        return out.read(), usage.ru_maxrss / 1024
+            errors = (self.out / "stderr").read_text()[-2000:]
+            sys.exit(f"error: {shlex.join(self.command)}: exit status {self.process.returncode}\n{errors}")
+        return usage.ru_maxrss / 1024
+
+    def kill(self):
+        if self.process and self.process.returncode is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
 
 
-def measure_ours(args, system, B, T, steps, shard, tmp):
-    """The trainer's own milliseconds per step, from its log."""
-    out = Path(tempfile.mkdtemp(dir=tmp))
+def our_racer(args, system, B, T, steps, shard, out):
     command = [args.ours.resolve(), "--model", "d12", "--train-data", shard, "--batch", B, "--seq-len", T,
                "--steps", steps, "--eval-every", 0, "--sample-every", 0, "--eval-batches", 1,
-               "--threads", args.threads, "--recompute", 2, "--out", out,
+               "--threads", args.threads, "--recompute", 2, "--out", out / "run",
                "--products", "bf16" if system.endswith(BF16) else "fp32"]
-    _, peak = run([str(word) for word in command], os.environ)
-    rows = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
-    train = [row for row in rows if row["kind"] == "train"]
-    if len(train) != steps:
-        sys.exit(f"error: {out}/log.jsonl has {len(train)} training steps, wanted {steps}")
-    return {"ms": [row["ms"] for row in train], "losses": [row["loss"] for row in train], "peak_mib": peak}
+    return Racer(command, os.environ, out, out / "run" / "log.jsonl")
 
 
-def measure_torch(args, system, B, T, steps, shard):
+def torch_racer(args, system, B, T, steps, shard, out):
     env = dict(os.environ, **TORCH_ENV, OMP_NUM_THREADS=str(args.threads), LD_PRELOAD=args.preload)
     worker = json.dumps([system, B, T, steps, args.threads, str(shard)])
-    output, _ = run([sys.executable, __file__, "--worker", worker], env)
-    return json.loads(output.splitlines()[-1])
+    return Racer([sys.executable, __file__, "--worker", worker], env, out, out / "stdout")
+
+
+def race(args, systems, B, T, shard):
+    """Trains with these systems in turns, a new process each: {system: result}."""
+    steps = args.warmup + args.steps
+    with tempfile.TemporaryDirectory() as tmp:
+        racers = {}
+        for system in systems:
+            out = Path(tempfile.mkdtemp(dir=tmp))
+            racer = our_racer if system.startswith("ours") else torch_racer
+            racers[system] = racer(args, system, B, T, steps, shard, out)
+        try:
+            for _ in range(steps):
+                for racer in racers.values():
+                    racer.turn()
+            results = {}
+            for system, racer in racers.items():
+                results[system] = {"ms": racer.ms, "losses": racer.losses, "peak_mib": racer.finish()}
+                for end in racer.rows("end"):
+                    results[system] |= end
+            return results
+        finally:
+            for racer in racers.values():
+                racer.kill()
 
 
 def write_shard(path, ntok):
@@ -147,24 +210,20 @@ def others_cpu_s():
 
 def measure(args):
     """All samples: {(B, T): {system: [one result per round]}}."""
-    steps = args.warmup + args.steps
     results = {shape: {system: [] for system in args.systems} for shape in args.shapes}
     with tempfile.TemporaryDirectory() as tmp:
         shard = Path(tmp) / "random.bin"
-        write_shard(shard, max(1 << 20, steps * max(B * T for B, T in args.shapes) + 1))
-        for B, T in args.shapes:
-            for turn in range(args.rounds):
-                for system in args.systems:
-                    if system.startswith("ours"):
-                        result = measure_ours(args, system, B, T, steps, shard, tmp)
-                    else:
-                        result = measure_torch(args, system, B, T, steps, shard)
-                    first_loss = result["losses"][0]
-                    if not 10 < first_loss < 12:
-                        sys.exit(f"error: {system}: first loss {first_loss}, wanted about ln 50257 = 10.8")
-                    results[B, T][system].append(result)
-                    median = statistics.median(result["ms"][args.warmup :])
-                    print(f"B={B} T={T} round {turn + 1}: {system} {median:.0f} ms", file=sys.stderr)
+        longest = max(B * T for B, T in args.shapes)
+        write_shard(shard, max(1 << 20, (args.warmup + args.steps) * longest + 1))
+        for (B, T), turn, products in itertools.product(args.shapes, range(args.rounds), ("", BF16)):
+            systems = [system for system in args.systems if system.endswith(BF16) == bool(products)]
+            for system, result in race(args, systems, B, T, shard).items():
+                first_loss = result["losses"][0]
+                if not 10 < first_loss < 12:
+                    sys.exit(f"error: {system}: first loss {first_loss}, wanted about ln 50257 = 10.8")
+                results[B, T][system].append(result)
+                median = statistics.median(result["ms"][args.warmup :])
+                print(f"B={B} T={T} round {turn + 1}: {system} {median:.0f} ms", file=sys.stderr)
     return results
 
 
@@ -255,7 +314,7 @@ def report(args, results, others):
 {date}, {host['cpu']}, {host['cores']} cores, {host['ram_gib']} GiB, {host['system']}.
 {args.threads} threads; this program at {versions['ours']}, {versions['cc']};
 PyTorch {versions['torch']}, Python {versions['python']}, {args.preload or 'glibc malloc'}.
-{args.rounds} rounds in turn, each a new process; {args.steps} steps counted after {args.warmup} that are not.
+{args.rounds} rounds with new processes, a step in turns; {args.steps} steps counted after {args.warmup} that are not.
 Other processes used {others:.0%} of the machine meanwhile{'' if others < 0.05 else ': NOT A QUIET MACHINE'}.
 FLOP per step: tokens * (6 * (12*L*C*C + Vp*C) + 6*L*C*T), {flop}.
 FMA peak: {f'{args.peak:.0f} GFLOP/s' if args.peak else 'not given'}. Peak RSS is the largest of all rounds;
