@@ -237,9 +237,11 @@ int main(int argc, char** argv) {
         test_nan(&kernels[k]);
         test_negative(&kernels[k]);
     }
-    test_threads(&kernels[0], 150, 70, 5000, 5024, 96);
-    test_threads(&kernels[0], 520, 1100, 2500, 2528, 520); // several slabs of C
-    test_threads(&kernels[0], 1000, 512, 2500, 2528, 96);  // e waits in dwte, several slabs of words
     test_size(&kernels[0], 1024, 512, 90, 96, 96, 1);
+    test_size(&kernels[0], 520, 1100, 90, 96, 520, 1);   // several slabs of C
+    test_size(&kernels[0], 520, 20, 2500, 2528, 520, 1); // several slabs of words
+    test_threads(&kernels[0], 150, 70, 5000, 5024, 96);
+    test_threads(&kernels[0], 520, 1100, 300, 320, 520); // several slabs of C
+    test_threads(&kernels[0], 520, 264, 2500, 2528, 96); // e waits in dwte, several slabs of words
     return test_done("classifier_bf16");
 }
