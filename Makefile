@@ -117,7 +117,7 @@ run: $(RUN_TRAINER)  ## train on the built-in stories for a minute or two, witho
 check:      ## a quick test: the plain build and its tests; TEST=json: only that one
 	@dev/test/run.sh check $(TEST)
 
-test:       ## what needs no GPU, in 14 to 30 minutes on two cores; ends with `N passed, N failed, N skipped`
+test:       ## what needs no GPU; ends with `N passed, N failed, N skipped`
 	@dev/test/run.sh
 
 tests: $(TESTS)  ## build the test programs of one variant into BUILD

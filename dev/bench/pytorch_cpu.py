@@ -39,7 +39,7 @@ TORCH_MODES = {"eager": None, "compile": "default", "max-autotune": "max-autotun
 BF16 = " bf16"
 SYSTEMS = [name + products for products in ("", BF16) for name in ("ours", *TORCH_MODES)]
 
-POLL_S = 0.005  # between two looks for the end of a step; looking takes 1 % of this
+POLL_S = 0.005  # between two looks for the end of a step
 
 # Keeps freed tensors mapped, else every step pays their page faults again: 20 to 30 % of an eager step. The
 # first is for jemalloc, which is preloaded if installed, the others for glibc's malloc.
@@ -122,25 +122,29 @@ class Racer:
         return [row for row in map(json.loads, lines) if row["kind"] == kind]
 
     def turn(self):
-        """One step, in milliseconds: what the process measured, less the time for which it was stopped."""
-        stopped_ms = 0
-        if not self.process:
-            self.start()
-        elif self.stopped_at:
+        """Lets the process do one step, and keeps its loss and milliseconds."""
+        if self.process:
             os.killpg(self.process.pid, signal.SIGCONT)
-            stopped_ms = (time.perf_counter() - self.stopped_at) * 1e3
-        rows = self.rows("train")
-        while len(rows) == len(self.ms):
+        else:
+            self.start()
+        begin = time.perf_counter()
+        row = self.next_row()
+        ran_ms = (time.perf_counter() - begin) * 1e3
+        os.killpg(self.process.pid, signal.SIGSTOP)
+        # The process measured the time for which it was stopped, too, unless that was between two steps.
+        stopped_ms = (begin - self.stopped_at) * 1e3 if self.stopped_at else 0
+        self.stopped_at = time.perf_counter()
+        self.ms.append(min(row["ms"], row["ms"] - stopped_ms, key=lambda ms: abs(ms - ran_ms)))
+        self.losses.append(row["loss"])
+
+    def next_row(self):
+        """Waits for the next step in the log."""
+        while len(rows := self.rows("train")) == len(self.ms):
             if os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
                 self.finish()
                 sys.exit(f"error: {shlex.join(self.command)}: ended after {len(self.ms)} steps")
             time.sleep(POLL_S)
-            rows = self.rows("train")
-        os.killpg(self.process.pid, signal.SIGSTOP)
-        self.stopped_at = time.perf_counter()
-        ms = rows[len(self.ms)]["ms"]
-        self.ms.append(ms - stopped_ms if ms > stopped_ms else ms)  # else it was stopped between two steps
-        self.losses.append(rows[len(self.losses)]["loss"])
+        return rows[len(self.ms)]
 
     def finish(self):
         """Lets it end, which it must do well. Returns its largest resident size in MiB."""
@@ -155,6 +159,7 @@ class Racer:
     def kill(self):
         if self.process and self.process.returncode is None:
             os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()  # what it writes to is removed next
 
 
 def our_racer(args, system, B, T, steps, shard, out):

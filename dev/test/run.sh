@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# run.sh -- what can be tested without a GPU in a quarter of an hour: `make test` from the top of the repository.
+# run.sh -- what is tested without a GPU: `make test` from the top of the repository.
 #
 #     lint      headers, formatting, scripts (lint.sh)
 #     plain     all tests as `make` builds them for this machine

@@ -336,7 +336,7 @@ int main(int argc, char** argv) {
 #endif
     test_slabs(large);
     for (int k = 0; k < large; k++) {
-        test_threads(&kernels[k], 513, 1100, 1100); // one thread takes columns in two parts
+        test_threads(&kernels[k], 513, 1100, 1100); // two slabs of k; one thread takes columns in two parts
     }
     return test_done("matmul_bf16");
 }
