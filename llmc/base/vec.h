@@ -88,9 +88,15 @@ ALWAYS_INLINE Vec vec_all(float x) { // x in every lane
 #define VEC_UNROLL(times)
 #endif
 // sum += a * b. One instruction, so that the sum stays in its register and the factors in theirs: from plain C, gcc 12 makes
-// loads of a factor for each use, or overwrites factors and spills sums, in one copy of a loop and not in the next.
+// loads of a factor for each use, or overwrites factors and spills sums, in one copy of a loop and not in the next; clang 14
+// spills factors. The memory sanitizer, which takes what such an instruction sets for defined, gets plain C.
+#if defined(__has_feature) // of clang
+#define VEC_FOLLOWED_ __has_feature(memory_sanitizer)
+#else
+#define VEC_FOLLOWED_ 0
+#endif
 ALWAYS_INLINE void vec_add_product(Vec* sum, Vec a, Vec b) {
-#if defined(__GNUC__) && !defined(__clang__) && !defined(__CUDACC__) && defined(__FMA__)
+#if defined(__GNUC__) && !defined(__CUDACC__) && defined(__FMA__) && !VEC_FOLLOWED_
     __asm__("vfmadd231ps %2, %1, %0" : "+v"(*sum) : "v"(a), "v"(b));
 #else
     *sum += a * b;
@@ -253,16 +259,18 @@ static inline VecTable vec_table(const float eight[8]) {
     return table;
 }
 ALWAYS_INLINE Vec vec_lookup(const VecTable* table, VecMask index) {
-#if defined(__clang__) || defined(__CUDACC__) // their shuffles want constants
+#if defined(__AVX512F__) && !defined(__CUDACC__)
+    return (Vec)_mm512_permutexvar_ps((__m512i)index, (__m512)vec_load(table->at));
+#elif defined(__AVX2__) && !defined(__CUDACC__)
+    return (Vec)_mm256_permutevar8x32_ps((__m256)vec_load(table->at), (__m256i)index);
+#elif defined(__clang__) || defined(__CUDACC__) // their shuffles want constants
     Vec found;
     for (int i = 0; i < LANES; i++) {
         found[i] = table->at[index[i] & 7];
     }
     return found;
-#elif LANES < 8
-    return __builtin_shuffle(vec_load(table->at), vec_load(table->at + 4), index);
 #else
-    return __builtin_shuffle(vec_load(table->at), index);
+    return __builtin_shuffle(vec_load(table->at), vec_load(table->at + 4), index);
 #endif
 }
 
