@@ -91,12 +91,12 @@ ALWAYS_INLINE Vec vec_all(float x) { // x in every lane
 // loads of a factor for each use, or overwrites factors and spills sums, in one copy of a loop and not in the next; clang 14
 // spills factors. The memory sanitizer, which takes what such an instruction sets for defined, gets plain C.
 #if defined(__has_feature) // of clang
-#define VEC_FOLLOWED_ __has_feature(memory_sanitizer)
+#define VEC_MEMORY_SANITIZER_ __has_feature(memory_sanitizer)
 #else
-#define VEC_FOLLOWED_ 0
+#define VEC_MEMORY_SANITIZER_ 0
 #endif
 ALWAYS_INLINE void vec_add_product(Vec* sum, Vec a, Vec b) {
-#if defined(__GNUC__) && !defined(__CUDACC__) && defined(__FMA__) && !VEC_FOLLOWED_
+#if defined(__GNUC__) && !defined(__CUDACC__) && defined(__FMA__) && !VEC_MEMORY_SANITIZER_
     __asm__("vfmadd231ps %2, %1, %0" : "+v"(*sum) : "v"(a), "v"(b));
 #else
     *sum += a * b;
