@@ -10,12 +10,11 @@ defines: AMX_COMPILES, AmxShapes, AmxFeature, amx_runs
 
 #include <stdint.h>
 
-// AMX_COMPILES: the compiler and the system know the tiles. nvcc warns at what is meant for other
-// compilers, and the GPU trainer multiplies nothing on the CPU.
-#if defined(__x86_64__) && defined(__linux__) && (__GNUC__ >= 11 || __clang_major__ >= 12) &&                \
-    !defined(__CUDACC__)
+#include "llmc/base/intrinsics.h"
+
+// AMX_COMPILES: the compiler and the system know the tiles.
+#if defined(X86_INTRINSICS) && defined(__linux__) && (__GNUC__ >= 11 || __clang_major__ >= 12)
 #define AMX_COMPILES
-#include <cpuid.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif

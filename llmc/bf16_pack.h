@@ -23,12 +23,9 @@ defines: BF16_TILE, BF16_STEP, BF16_STEP_PAIRS, BF16_LINE_PAIRS, bf16_steps, bf1
 
 #include "llmc/base/float16.h"
 #include "llmc/base/int.h"
+#include "llmc/base/intrinsics.h"
 #include "llmc/base/vec.h"
 #include "llmc/matmul.h"
-#if defined(__x86_64__)
-#include <cpuid.h>
-#include <immintrin.h>
-#endif
 
 enum {
     BF16_TILE = 32,        // rows and columns of the result
@@ -160,7 +157,7 @@ static inline void bf16_vec_pack_tile(const Bf16TilePacked* to, const float* til
 
 // ---- AVX-512, which the compilers know since gcc 11 and clang 12 ----
 
-#if defined(__x86_64__) && !defined(__CUDACC__) && (__GNUC__ >= 11 || __clang_major__ >= 12)
+#if defined(X86_INTRINSICS) && (__GNUC__ >= 11 || __clang_major__ >= 12)
 #define BF16_AVX512 __attribute__((target("avx512f,avx512bw,avx512bf16")))
 #define BF16_AVX512_INLINE_                                                                                  \
     static inline __attribute__((always_inline, target("avx512f,avx512bw,avx512bf16")))

@@ -20,14 +20,12 @@ defines: Bf16Finish, Bf16Ahead, bf16_nothing_ahead, Bf16Product, Bf16Kernel, BF1
 #include <stdint.h>
 #include <string.h>
 
+#include "llmc/base/intrinsics.h"
 #include "llmc/base/vec.h"
 #include "llmc/amx.h"
 #include "llmc/bf16_pack.h"
 #include "llmc/gradient.h"
-#if defined(__x86_64__)
-#include <immintrin.h>
-#elif defined(__aarch64__) && defined(__linux__)
-#include <arm_neon.h>
+#if defined(ARM_INTRINSICS) && defined(__linux__)
 #include <sys/auxv.h>
 #endif
 
@@ -211,7 +209,7 @@ static inline BF16_AMX_ void bf16_begin_amx_(void) { _tile_loadconfig(&bf16_shap
 static inline BF16_AMX_ void bf16_end_amx_(void) { _tile_release(); }
 #endif
 
-#if defined(__aarch64__) && defined(__linux__) && (__GNUC__ >= 11 || __clang_major__ >= 16)
+#if defined(ARM_INTRINSICS) && defined(__linux__) && (__GNUC__ >= 11 || __clang_major__ >= 16)
 #define BF16_NEON_ __attribute__((target("arch=armv8.2-a+bf16")))
 typedef float32x4_t bf16_neon_Sums_;
 typedef uint32x4_t bf16_neon_Pairs_;

@@ -36,14 +36,9 @@ defines: QuantizedBlock, QuantizedRows, QuantizedProduct, QuantizedKernel, Quant
 #include "llmc/base/check.h"
 #include "llmc/base/float16.h"
 #include "llmc/base/int.h"
+#include "llmc/base/intrinsics.h"
 #include "llmc/base/threads.h"
 #include "llmc/quantized_tile.h"
-#if defined(__x86_64__)
-#include <cpuid.h>
-#include <immintrin.h>
-#elif defined(__ARM_FEATURE_DOTPROD)
-#include <arm_neon.h>
-#endif
 
 enum { QUANTIZED_TILE = 4, QUANTIZED_STREAMS_ = 4, QUANTIZED_CHUNK_ = 8 };
 
@@ -163,7 +158,7 @@ static inline void quantized_product_plain_(float* sums, const QuantizedBlock* w
     }
 }
 
-#if defined(__x86_64__)
+#if defined(X86_INTRINSICS)
 #define QUANTIZED_AVX2_ __attribute__((target("avx2,fma,f16c"), always_inline))
 
 // The sums of the lanes of each of eight vectors, in their order.
@@ -252,7 +247,7 @@ static inline QUANTIZED_AVX2_ __m256 quantized_load_scales_(const float* scales,
 QUANTIZED_X86_(quantized_product_avx2_, "avx2,fma,f16c", QUANTIZED_DOT_AVX2_)
 QUANTIZED_X86_(quantized_product_vnni512_, "avx2,fma,f16c,avx512vnni,avx512vl", QUANTIZED_DOT_VNNI512_)
 QUANTIZED_X86_(quantized_product_vnni_, "avx2,fma,f16c,avxvnni", QUANTIZED_DOT_VNNI_)
-#elif defined(__ARM_FEATURE_DOTPROD)
+#elif defined(ARM_INTRINSICS) && defined(__ARM_FEATURE_DOTPROD)
 // Four sums of products of a block; zeros behind `count` blocks.
 static inline int32x4_t quantized_neon_dot_(const QuantizedBlock* block, const int8_t* q, int i, int count) {
     if (i >= count) {
@@ -291,7 +286,7 @@ static inline void quantized_product_neon_(float* sums, const QuantizedBlock* we
 }
 #endif
 
-#if defined(__x86_64__)
+#if defined(X86_INTRINSICS)
 // AVX-VNNI, which not all compilers have a name for when they are asked.
 static inline int quantized_has_vnni_(void) {
     unsigned eax = 0, ebx, ecx, edx;
@@ -304,13 +299,13 @@ enum { QUANTIZED_KERNELS = 4 };
 // All kernels of this kind of processor, the fastest first; returns how many.
 static inline int quantized_kernels(QuantizedKernel kernels[QUANTIZED_KERNELS]) {
     int n = 0;
-#if defined(__x86_64__)
+#if defined(X86_INTRINSICS)
     const int avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
     const int vnni512 = avx2 && __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512vl");
     kernels[n++] = (QuantizedKernel){"AVX-512 VNNI", quantized_product_vnni512_, vnni512};
     kernels[n++] = (QuantizedKernel){"AVX-VNNI", quantized_product_vnni_, avx2 && quantized_has_vnni_()};
     kernels[n++] = (QuantizedKernel){"AVX2", quantized_product_avx2_, avx2};
-#elif defined(__ARM_FEATURE_DOTPROD)
+#elif defined(ARM_INTRINSICS) && defined(__ARM_FEATURE_DOTPROD)
     kernels[n++] = (QuantizedKernel){"NEON dot products", quantized_product_neon_, 1};
 #endif
     kernels[n++] = (QuantizedKernel){"plain C", quantized_product_plain_, 1};

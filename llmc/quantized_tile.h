@@ -25,9 +25,6 @@ defines: QUANTIZED_BLOCK, QUANTIZED_SUMS, QUANTIZED_SIDE, quantized_total, Quant
 
 #include "llmc/amx.h"
 #include "llmc/base/vec.h"
-#ifdef AMX_COMPILES
-#include <immintrin.h>
-#endif
 
 enum {
     QUANTIZED_BLOCK = 32,

@@ -69,6 +69,24 @@ lint_cuda_headers() {
     done
 }
 
+# nvcc's front end must not see the processor's intrinsics (llmc/base/intrinsics.h). Read as it reads them, CUDA sources
+# include none, for the newest processors of both kinds. Needs no CUDA: headers that are missing count as empty (-MG).
+includes_no_intrinsics() { # SOURCE FLAGS...
+    local found
+    found=$(g++ -std=gnu++17 -x c++ -M -MG -D__CUDACC__ -DPRECISION_BF16 -DHAVE_NCCL -DUSE_CUDNN -D_GNU_SOURCE -I. "${@:2}" "$1") || return
+    found=$(grep -o -m 1 -E '[^ ]*(intrin|arm_[a-z0-9]+)\.h' <<<"$found") || return 0
+    echo "error: $found is included, which nvcc does not compile; wanted llmc/base/intrinsics.h"
+    return 1
+}
+
+lint_intrinsics() {
+    local source
+    for source in *.cu dev/test/*.cu dev/bench/*.cu; do
+        [ "$(uname -m)" != x86_64 ] || lint "$source for x86-64" includes_no_intrinsics "$source" -march=sapphirerapids
+        lint "$source for ARM" includes_no_intrinsics "$source" -U__x86_64__ -D__aarch64__ -D__ARM_FEATURE_DOTPROD
+    done
+}
+
 # By the shell that the first line names.
 lint_scripts() {
     local script shellcheck=no
@@ -102,6 +120,7 @@ is_here clang "headers, clang" && clang=yes
 lint_rooms
 lint_headers
 [ $gxx = yes ] && lint_cuda_headers
+[ $gxx = yes ] && lint_intrinsics
 is_here clang-format "format" && lint_format
 lint_scripts
 echo "lint: $checks checks, $failures failed"

@@ -4,9 +4,10 @@
     dev/test/lint_rooms.py          one line for each problem; the exit status is 1 if there is any
     dev/test/lint_rooms.py --graph  which room includes which, and how often
 
-Checked are: nobody includes a room above its own; of every header that is included, at least one name is used; names
-that end in `_` are used only in their file and its twin (x.h and x.cuh); the list behind `defines:` has the public
-functions and types of the file, all of them and no others; the README of each room names every file in it.
+Checked are: nobody includes a room above its own; of every header that is included, at least one name is used; only
+intrinsics.h includes the headers of the processor's instructions; names that end in `_` are used only in their file and
+its twin (x.h and x.cuh); the list behind `defines:` has the public functions and types of the file, all of them and no
+others; the README of each room names every file in it.
 """
 import re
 import sys
@@ -122,6 +123,14 @@ def lint(headers, users):
             yield f"{header.path}: `defines:` lists {name}, which is not there"
 
 
+def lint_intrinsics(headers):
+    """Elsewhere nvcc would see them: the reason is in that file."""
+    for header in headers.values():
+        if header.path.name != "intrinsics.h":
+            for name in re.findall(r"^ *# *include <(\w*intrin\.h|arm_\w+\.h|cpuid\.h)>", header.text, re.M):
+                yield f"{header.path}: includes {name}; wanted llmc/base/intrinsics.h"
+
+
 def lint_readmes(headers):
     """The model's files are named there with or without their ending: an operation is a pair."""
     for header in headers.values():
@@ -148,6 +157,7 @@ def main():
         return graph(headers)
     problems = list(lint(headers, [*headers.values(), *(Header(Path(path)) for path in TRAINERS)]))
     problems += lint_readmes(headers)
+    problems += lint_intrinsics(headers)
     for problem in problems:
         print(problem)
     sys.exit(1 if problems else 0)

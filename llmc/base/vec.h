@@ -14,9 +14,8 @@ defines: LANES, VEC_REGISTERS, VEC_ISA, vec_flush_denormals, vec_load, vec_store
 
 #include <stdint.h>
 #include <string.h>
-#if defined(__AVX2__) && !defined(__CUDACC__)
-#include <immintrin.h>
-#endif
+
+#include "llmc/base/intrinsics.h"
 
 #if defined(__AVX512F__)
 #define LANES 16
@@ -113,10 +112,10 @@ ALWAYS_INLINE Vec vec_select(VecMask mask, Vec yes, Vec no) {
     return (Vec)(((VecMask)yes & mask) | ((VecMask)no & ~mask));
 }
 // a > b ? a : b, and a < b ? a : b: NaN in either gives b, as x86's instructions do.
-#if defined(__AVX512F__) && !defined(__CUDACC__)
+#if defined(X86_INTRINSICS) && defined(__AVX512F__)
 ALWAYS_INLINE Vec vec_max(Vec a, Vec b) { return (Vec)_mm512_max_ps((__m512)a, (__m512)b); }
 ALWAYS_INLINE Vec vec_min(Vec a, Vec b) { return (Vec)_mm512_min_ps((__m512)a, (__m512)b); }
-#elif defined(__AVX2__) && !defined(__CUDACC__)
+#elif defined(X86_INTRINSICS) && defined(__AVX2__)
 ALWAYS_INLINE Vec vec_max(Vec a, Vec b) { return (Vec)_mm256_max_ps((__m256)a, (__m256)b); }
 ALWAYS_INLINE Vec vec_min(Vec a, Vec b) { return (Vec)_mm256_min_ps((__m256)a, (__m256)b); }
 #else
@@ -126,7 +125,7 @@ ALWAYS_INLINE Vec vec_min(Vec a, Vec b) { return vec_select(a < b, a, b); }
 
 // 1 / x to 2e-7, for x above the smallest normal numbers.
 ALWAYS_INLINE Vec vec_reciprocal(Vec x) {
-#if defined(__AVX512F__) && !defined(__CUDACC__)
+#if defined(X86_INTRINSICS) && defined(__AVX512F__)
     const Vec r = (Vec)_mm512_rcp14_ps((__m512)x);
     return r * (2.0f - x * r); // a step of Newton's method
 #else
@@ -199,7 +198,7 @@ ALWAYS_INLINE Vec vec_exp(Vec x) {
 // between 0 and 1.2e-38, above between 1.7e38 and infinity; NaN stays NaN. 2^x = 2^n 2^f, and for 2^f the polynomial of degree 5
 // with the least relative error.
 ALWAYS_INLINE Vec vec_exp2(Vec x) {
-#if defined(__AVX512DQ__) && !defined(__CUDACC__)
+#if defined(X86_INTRINSICS) && defined(__AVX512DQ__)
     const Vec f = (Vec)_mm512_reduce_ps((__m512)x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC); // 0 <= f < 1
     Vec p = f * 1.87757665e-3f + 8.98934016e-3f;
     p = p * f + 5.58263180e-2f;
@@ -259,9 +258,9 @@ static inline VecTable vec_table(const float eight[8]) {
     return table;
 }
 ALWAYS_INLINE Vec vec_lookup(const VecTable* table, VecMask index) {
-#if defined(__AVX512F__) && !defined(__CUDACC__)
+#if defined(X86_INTRINSICS) && defined(__AVX512F__)
     return (Vec)_mm512_permutexvar_ps((__m512i)index, (__m512)vec_load(table->at));
-#elif defined(__AVX2__) && !defined(__CUDACC__)
+#elif defined(X86_INTRINSICS) && defined(__AVX2__)
     return (Vec)_mm256_permutevar8x32_ps((__m256)vec_load(table->at), (__m256i)index);
 #elif defined(__clang__) || defined(__CUDACC__) // their shuffles want constants
     Vec found;

@@ -20,6 +20,7 @@ defines: Bpe, BPE_MAX_VOCAB, BPE_EOT_TEXT, bpe_open_merges, bpe_open_bytes, bpe_
 #include <limits.h>
 
 #include "llmc/base/check.h"
+#include "llmc/base/intrinsics.h"
 #include "llmc/base/vec.h"
 #include "llmc/tokenizer/bpe_split.h"
 
@@ -122,7 +123,7 @@ ALWAYS_INLINE uint64_t bpe_pair_bucket_(const BpePairs_* pairs, int left, int ri
 // The entry of a pair in its bucket, a cache line; 0 if it is not there. Nobody can predict where in the
 // bucket it is, so there is no branch.
 ALWAYS_INLINE uint64_t bpe_in_bucket_(const uint64_t* bucket, uint64_t pair) {
-#if defined(__AVX512F__)
+#if defined(X86_INTRINSICS) && defined(__AVX512F__)
     const __m512i entries = _mm512_load_si512(bucket), wanted = _mm512_set1_epi64((long long)pair);
     const __mmask8 equal = _mm512_cmpeq_epi64_mask(_mm512_srli_epi64(entries, 21), wanted);
     return (uint64_t)_mm_cvtsi128_si64(_mm512_castsi512_si128(_mm512_maskz_compress_epi64(equal, entries)));
@@ -249,7 +250,7 @@ static inline void bpe_short_merge_open_(const Bpe* bpe, const unsigned char* pi
 // The lowest of n ranks in the higher bits, its place in the lower 6; the leftmost of equals.
 ALWAYS_INLINE int bpe_lowest_(const int* ranks, int n) {
     int lowest = BPE_NONE_ << 6;
-#if defined(__AVX512F__)
+#if defined(X86_INTRINSICS) && defined(__AVX512F__)
     __m512i places = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
     for (int i = 0; i < n; i += 16) {
         const __mmask16 in = (__mmask16)(0xFFFFu >> (n - i < 16 ? 16 - (n - i) : 0));

@@ -23,20 +23,10 @@ defines: BpeClasses, bpe_classes_open, bpe_classes_close, bpe_last_cut, BPE_MAX_
 #ifndef LLMC_BPE_SPLIT_H
 #define LLMC_BPE_SPLIT_H
 
-#if defined(__AVX2__)
-#if !defined(__clang__) // gcc 12 warns of its own header in C++ (bug 105593)
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
-#include <immintrin.h>
-#pragma GCC diagnostic pop
-#else
-#include <immintrin.h>
-#endif
-#endif
-
 #include <assert.h>
 
 #include "llmc/base/check.h"
+#include "llmc/base/intrinsics.h"
 #include "llmc/base/vec.h"
 #include "llmc/tokenizer/unicode_tables.h"
 
@@ -129,9 +119,9 @@ typedef struct {
     uint64_t cut, joined; // cuts in `now` that a contraction begun in `last` makes and removes
 } BpeSplitter;
 
-#if defined(__AVX512BW__)
+#if defined(X86_INTRINSICS) && defined(__AVX512BW__)
 #define BPE_LANES_ 64
-#elif defined(__AVX2__)
+#elif defined(X86_INTRINSICS) && defined(__AVX2__)
 #define BPE_LANES_ 32
 #else
 #define BPE_LANES_ 16
@@ -142,9 +132,9 @@ typedef int8_t BpeVecMask_ __attribute__((vector_size(BPE_LANES_)));
 
 // The highest bit of each lane.
 ALWAYS_INLINE uint64_t bpe_bits_(BpeVecMask_ lanes) {
-#if defined(__AVX512BW__)
+#if defined(X86_INTRINSICS) && defined(__AVX512BW__)
     return _mm512_movepi8_mask((__m512i)lanes);
-#elif defined(__AVX2__)
+#elif defined(X86_INTRINSICS) && defined(__AVX2__)
     return (uint32_t)_mm256_movemask_epi8((__m256i)lanes);
 #else
     uint64_t halves[2];
@@ -288,7 +278,7 @@ ALWAYS_INLINE uint64_t bpe_cuts_(BpeSplitter* splitter) {
 // places more: a loop whose length rarely changes is predicted.
 ALWAYS_INLINE size_t bpe_places_(uint64_t bits, uint32_t base, uint16_t* places, size_t count) {
     const int n = __builtin_popcountll(bits);
-#if defined(__AVX512VBMI2__)
+#if defined(X86_INTRINSICS) && defined(__AVX512VBMI2__)
     const __m512i numbers =
         _mm512_set_epi8(63, 62, 61, 60, 59, 58, 57, 56, 55, 54, 53, 52, 51, 50, 49, 48, 47, 46, 45, 44, 43,
                         42, 41, 40, 39, 38, 37, 36, 35, 34, 33, 32, 31, 30, 29, 28, 27, 26, 25, 24, 23, 22,
