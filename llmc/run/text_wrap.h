@@ -25,18 +25,7 @@ void text_wrap_print(FILE* screen, const char* text, size_t bytes, size_t column
 
 #include <string.h>
 
-#include "llmc/base/json.h"
-
-// Bytes of the character at the start of text[0 .. left) if it may go to the screen, else 0. Control
-// characters could reprogram it: those of ASCII, and U+0080 to U+009F, one of which is ESC [ to a terminal.
-// Bytes that are no UTF-8 may be the same where the terminal takes bytes.
-static size_t text_wrap_printable_(const unsigned char* text, size_t left) {
-    const size_t length = json_utf8_length(text, left);
-    const int is_control = length == 1
-                               ? (text[0] < ' ' && text[0] != '\t' && text[0] != '\n') || text[0] == 127
-                               : length == 2 && text[0] == 0xC2 && text[1] < 0xA0;
-    return is_control ? 0 : length;
-}
+#include "llmc/base/printable.h"
 
 // Columns of the word that starts at a blank, or at the start of the text: blanks, then other characters.
 static size_t text_wrap_columns_(const char* text, size_t bytes) {
@@ -54,7 +43,7 @@ void text_wrap_print(FILE* screen, const char* text, size_t bytes, size_t column
     size_t column = strlen(indent);
     fputs(indent, screen);
     for (size_t i = 0; i < bytes;) {
-        const size_t length = text_wrap_printable_((const unsigned char*)text + i, bytes - i);
+        const size_t length = text[i] == '\t' ? 1 : printable_length(text + i, bytes - i);
         const int is_break = text[i] == ' ' && column + text_wrap_columns_(text + i, bytes - i) > columns;
         if (is_break || text[i] == '\n') {
             fprintf(screen, "\n%s", indent);

@@ -1,0 +1,27 @@
+// test_printable.c -- what reaches a screen of names and words that others chose.
+#include "llmc/base/printable.h"
+
+#include "dev/test/test.h"
+
+static void expect(const char* text, const char* wanted) {
+    char copy[64], small[4];
+    EXPECT(strcmp(printable_copy(copy, sizeof(copy), text), wanted) == 0, "'%s' became '%s'", wanted, copy);
+    EXPECT(strcmp(printable(copy), wanted) == 0, "'%s' again became '%s'", wanted, copy);
+    printable_copy(small, sizeof(small), text);
+    EXPECT(strlen(small) <= 3 && strncmp(small, wanted, strlen(text) < 3 ? strlen(text) : 1) == 0, "%s",
+           small);
+}
+
+int main(void) {
+    expect("", "");
+    expect("node-07.example, pid 12", "node-07.example, pid 12");
+    expect("Zürich 東京 🚀", "Zürich 東京 🚀");
+    expect("\x1b]0;mine\x07", "?]0;mine?");
+    expect("a\tb\nc\rd\x7f", "a?b?c?d?");
+    expect("\xc2\x9bm", "??m");       // U+009B is ESC [
+    expect("\xc2\xa0.", "\xc2\xa0."); // the first one that is not a control character
+    expect("\x9bm", "?m");            // the same to a terminal that takes bytes
+    expect("\xe6\x9d", "??");         // cut in the middle
+    expect("\xed\xa0\x80", "???");    // half of a surrogate
+    return test_done("test_printable");
+}

@@ -1,0 +1,67 @@
+/*
+printable.h -- names and words of others on a screen, without what could reprogram the terminal.
+
+Not printable are bytes that are no UTF-8, which some terminals take for themselves, and control characters: those of ASCII,
+and U+0080 to U+009F, one of which is ESC [ to a terminal.
+
+defines: printable_length, printable, printable_copy
+*/
+#ifndef LLMC_PRINTABLE_H
+#define LLMC_PRINTABLE_H
+
+#include <stddef.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// Bytes of the character at the start of text[0 .. left), or 0 if it is not printable. Blanks are; tabs and the ends of lines
+// are not.
+size_t printable_length(const char* text, size_t left);
+
+// Each byte that is not printable becomes a question mark. Returns the text.
+char* printable(char* text);
+
+// The same for a copy, which is cut where its room of at least one byte ends. Returns the copy.
+char* printable_copy(char* copy, size_t room, const char* text);
+
+#ifdef __cplusplus
+}
+#endif
+
+#ifdef PRINTABLE_IMPLEMENTATION
+
+#include <stdio.h>
+#include <string.h>
+
+#include "llmc/base/json.h"
+
+size_t printable_length(const char* text, size_t left) {
+    const unsigned char* bytes = (const unsigned char*)text;
+    const size_t length = json_utf8_length(bytes, left);
+    const int is_control = length == 1   ? bytes[0] < ' ' || bytes[0] == 127
+                           : length == 2 ? bytes[0] == 0xC2 && bytes[1] < 0xA0
+                                         : 0;
+    return is_control ? 0 : length;
+}
+
+char* printable(char* text) {
+    const size_t bytes = strlen(text);
+    for (size_t i = 0; i < bytes;) {
+        const size_t length = printable_length(text + i, bytes - i);
+        if (!length) {
+            text[i] = '?';
+        }
+        i += length ? length : 1;
+    }
+    return text;
+}
+
+char* printable_copy(char* copy, size_t room, const char* text) {
+    snprintf(copy, room, "%s", text);
+    return printable(copy);
+}
+
+#endif // PRINTABLE_IMPLEMENTATION
+
+#endif
