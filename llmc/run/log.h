@@ -245,6 +245,7 @@ void log_summary(RunLog* log, LogSummary end);
 #include "llmc/base/clock.h"
 #include "llmc/base/file.h"
 #include "llmc/base/json.h"
+#include "llmc/base/text_buffer.h"
 #include "llmc/run/curve.h"
 #include "llmc/run/curve_svg.h"
 #include "llmc/run/text_wrap.h"
@@ -891,15 +892,14 @@ double log_peak_mib(void) {
 // Writes the curve into the directory of the run, beside log.jsonl. A run can do without the picture.
 static void log_write_curve_(const RunLog* log, const CurvePoint* train, int n_train, const CurvePoint* val,
                              int n_val, double floor) {
-    char path[PATH_MAX], directory[PATH_MAX], error[ERROR_BYTES], *text = NULL;
-    size_t bytes = 0;
-    FILE* file = open_memstream(&text, &bytes);
-    CHECK(file, "out of memory for the loss curve");
-    curve_svg(file, train, n_train, val, n_val, floor);
-    CHECK(fclose(file) == 0, "out of memory for the loss curve");
+    char path[PATH_MAX], directory[PATH_MAX], error[ERROR_BYTES];
+    TextBuffer curve;
+    text_buffer_open(&curve, LOG_CURVE);
+    curve_svg(curve.file, train, n_train, val, n_val, floor);
+    char* text = text_buffer_close(&curve);
     file_directory_of(directory, log->json.path);
     log_file_path(path, directory, LOG_CURVE, 0);
-    if (!file_try_write_text(path, text, bytes, error)) {
+    if (!file_try_write_text(path, text, curve.bytes, error)) {
         fprintf(stderr, "warning: %s\n", error);
     }
     free(text);

@@ -37,6 +37,7 @@ void report_write(FILE* screen, const char* runs, const char* path);
 #include "llmc/base/check.h"
 #include "llmc/base/file.h"
 #include "llmc/base/numbers.h"
+#include "llmc/base/text_buffer.h"
 #include "llmc/run/facts.h"
 #include "llmc/run/log.h"
 #include "llmc/run/plot.h"
@@ -643,24 +644,23 @@ static void report_default_path_(char path[PATH_MAX], const Record* run) {
 }
 
 void report_write(FILE* screen, const char* runs, const char* path) {
-    char paths[RECORD_RUNS][PATH_MAX], target[PATH_MAX], *text = NULL;
-    size_t bytes = 0;
+    char paths[RECORD_RUNS][PATH_MAX], target[PATH_MAX];
+    TextBuffer page;
     ReportRuns* r = (ReportRuns*)check_alloc(1, sizeof(ReportRuns), "report");
     r->count = record_split(paths, runs, "report");
     for (int i = 0; i < r->count; i++) {
         record_read(&r->runs[i], paths[i]);
     }
     report_runs_open(r);
-    FILE* file = open_memstream(&text, &bytes);
-    CHECK(file, "out of memory for the report");
-    report_page_(file, r);
-    CHECK(fclose(file) == 0, "out of memory for the report");
+    text_buffer_open(&page, "the report");
+    report_page_(page.file, r);
+    char* text = text_buffer_close(&page);
     file_path(target, "%s", path);
     if (!path[0]) {
         report_default_path_(target, &r->runs[0]);
     }
-    file_write_text(target, text, bytes);
-    fprintf(screen, "%s: %zu KiB\n", target, (bytes + 1023) / 1024);
+    file_write_text(target, text, page.bytes);
+    fprintf(screen, "%s: %zu KiB\n", target, (page.bytes + 1023) / 1024);
     for (int i = 0; i < r->count; i++) {
         record_close(&r->runs[i]);
     }

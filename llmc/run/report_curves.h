@@ -51,6 +51,7 @@ void report_plots(FILE* file, const ReportRuns* runs);
 #include <string.h>
 
 #include "llmc/base/check.h"
+#include "llmc/base/text_buffer.h"
 
 enum {
     REPORT_COLUMNS_ = 1000,     // of the widest curves; each has at most two points
@@ -290,15 +291,13 @@ static void report_open_figure_(FILE* file, const Plot* plot, const char* class_
 
 // Prints the figure if its plot has any number.
 static void report_figure_(FILE* file, Plot* plot, const char* class_name, const char* legend) {
-    char* text = NULL;
-    size_t bytes = 0;
-    FILE* svg = open_memstream(&text, &bytes);
-    CHECK(svg, "out of memory for a plot");
-    const int is_drawn = plot_print(svg, plot);
-    CHECK(fclose(svg) == 0, "out of memory for a plot");
+    TextBuffer svg;
+    text_buffer_open(&svg, plot->title);
+    const int is_drawn = plot_print(svg.file, plot);
+    char* text = text_buffer_close(&svg);
     if (is_drawn) {
         report_open_figure_(file, plot, class_name);
-        fwrite(text, 1, bytes, file);
+        fwrite(text, 1, svg.bytes, file);
         fprintf(file, "%s</figure>\n", legend);
     }
     free(text);
@@ -371,8 +370,8 @@ static void report_loss_legend_(FILE* file, const ReportRuns* runs, const Report
 
 // Training and validation loss with the marks, from a part of the run on.
 static void report_loss_(FILE* file, const ReportRuns* runs, const ReportRow_* row, double begin) {
-    char description[REPORT_TEXT_], *legend = NULL;
-    size_t bytes = 0;
+    char description[REPORT_TEXT_];
+    TextBuffer legend;
     Plot plot = report_plot_(runs, row, 1, description);
     const int val_color = runs->count == 1; // of a single run the next color, else each run has its own
     plot.begin = begin;
@@ -389,12 +388,11 @@ static void report_loss_(FILE* file, const ReportRuns* runs, const ReportRow_* r
         val.color += val_color;
         plot_add(&plot, val);
     }
-    FILE* memory = open_memstream(&legend, &bytes);
-    CHECK(memory, "out of memory for a legend");
-    report_loss_legend_(memory, runs, row, val_color, plot.level);
-    CHECK(fclose(memory) == 0, "out of memory for a legend");
-    report_figure_(file, &plot, "wide", legend);
-    free(legend);
+    text_buffer_open(&legend, "a legend");
+    report_loss_legend_(legend.file, runs, row, val_color, plot.level);
+    char* text = text_buffer_close(&legend);
+    report_figure_(file, &plot, "wide", text);
+    free(text);
 }
 
 static void report_row_(FILE* file, const ReportRuns* runs, const ReportRow_* row) {

@@ -51,6 +51,7 @@ int run_main(int argc, char** argv, const Trainer* trainer);
 #include "llmc/base/file.h"
 #include "llmc/base/rand.h"
 #include "llmc/base/signals.h"
+#include "llmc/base/text_buffer.h"
 #include "llmc/base/threads.h"
 #include "llmc/base/wide_sum.h"
 #include "llmc/base/xxh64.h"
@@ -684,17 +685,15 @@ static void run_print_use_(const Run_* run, const char* program) {
 
 // What was planned, by kind, and what was taken beside it.
 static void run_print_memory_(Run_* run) {
-    char* text = NULL;
-    size_t bytes = 0;
-    FILE* file = open_memstream(&text, &bytes);
-    CHECK(file, "out of memory for the summary");
-    plan_print_kinds(file, run->plan.memory);
+    TextBuffer note;
+    text_buffer_open(&note, "the summary");
+    plan_print_kinds(note.file, run->plan.memory);
     if (run->trainer->beside_mib) {
-        fprintf(file, "; beside it on the GPU, by CUDA and its libraries: %.1f MiB",
+        fprintf(note.file, "; beside it on the GPU, by CUDA and its libraries: %.1f MiB",
                 run->trainer->beside_mib(run->model));
     }
-    fprintf(file, "; this process: %.1f MiB", log_peak_mib());
-    CHECK(fclose(file) == 0, "out of memory for the summary");
+    fprintf(note.file, "; this process: %.1f MiB", log_peak_mib());
+    char* text = text_buffer_close(&note);
     log_note(&run->log, text);
     free(text);
 }

@@ -1,0 +1,133 @@
+/*
+text_buffer.h -- a text that is printed into memory, and is whole or an error.
+
+open_memstream is not enough: in glibc a text that memory is too short for loses its end, and neither ferror nor fclose
+tells.
+
+    TextBuffer buffer;
+    text_buffer_open(&buffer, "the summary");
+    fprintf(buffer.file, ...);
+    char* text = text_buffer_close(&buffer); // buffer.bytes of it and a zero; the caller frees it
+
+defines: TextBuffer, text_buffer_open, text_buffer_close, text_buffer_try_open, text_buffer_try_close
+*/
+#ifndef LLMC_TEXT_BUFFER_H
+#define LLMC_TEXT_BUFFER_H
+
+#include <stddef.h>
+#include <stdio.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct {
+    FILE* file;
+    char* text;         // what has left the file's own buffer: after fflush, all of it
+    size_t bytes, room; // of the text; room counts the zero behind it, too
+    int is_short;       // of memory: something is missing
+    const char* what;   // for the message
+} TextBuffer;
+
+// The buffer must not move before it is closed. Without memory the program ends, and says for what.
+void text_buffer_open(TextBuffer* buffer, const char* what);
+char* text_buffer_close(TextBuffer* buffer);
+
+// These return 0 instead, with nothing left to free.
+int text_buffer_try_open(TextBuffer* buffer);
+int text_buffer_try_close(TextBuffer* buffer);
+
+#ifdef __cplusplus
+}
+#endif
+
+#ifdef TEXT_BUFFER_IMPLEMENTATION
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/types.h>
+
+#include "llmc/base/check.h"
+
+// Makes room for `more` bytes and a zero.
+static int text_buffer_reserve_(TextBuffer* buffer, size_t more) {
+    const size_t wanted = buffer->bytes + more + 1, twice = 2 * buffer->room;
+    if (wanted <= buffer->room) {
+        return 1;
+    }
+    const size_t room = wanted > twice ? wanted : twice;
+    char* text = (char*)realloc(buffer->text, room);
+    if (text) {
+        buffer->text = text;
+        buffer->room = room;
+    }
+    return text != NULL;
+}
+
+static int text_buffer_add_(TextBuffer* buffer, const char* bytes, size_t count) {
+    buffer->is_short = buffer->is_short || !text_buffer_reserve_(buffer, count);
+    if (!buffer->is_short) {
+        memcpy(buffer->text + buffer->bytes, bytes, count);
+        buffer->bytes += count;
+        buffer->text[buffer->bytes] = '\0';
+    }
+    return !buffer->is_short;
+}
+
+#ifdef __APPLE__ // and where BSD is
+static int text_buffer_write_(void* buffer, const char* bytes, int count) {
+    return text_buffer_add_((TextBuffer*)buffer, bytes, (size_t)count) ? count : -1;
+}
+
+static FILE* text_buffer_file_(TextBuffer* buffer) {
+    return funopen(buffer, NULL, text_buffer_write_, NULL, NULL);
+}
+#else
+static ssize_t text_buffer_write_(void* buffer, const char* bytes, size_t count) {
+    return text_buffer_add_((TextBuffer*)buffer, bytes, count) ? (ssize_t)count : 0; // 0 is an error here
+}
+
+static FILE* text_buffer_file_(TextBuffer* buffer) {
+    const cookie_io_functions_t functions = {NULL, text_buffer_write_, NULL, NULL};
+    return fopencookie(buffer, "w", functions);
+}
+#endif
+
+int text_buffer_try_open(TextBuffer* buffer) {
+    memset(buffer, 0, sizeof(*buffer));
+    if (!text_buffer_reserve_(buffer, 0)) {
+        return 0;
+    }
+    buffer->text[0] = '\0';
+    buffer->file = text_buffer_file_(buffer);
+    if (!buffer->file) {
+        free(buffer->text);
+    }
+    return buffer->file != NULL;
+}
+
+int text_buffer_try_close(TextBuffer* buffer) {
+    const int is_closed = fclose(buffer->file) == 0;
+    buffer->file = NULL;
+    if (is_closed && !buffer->is_short) {
+        return 1;
+    }
+    free(buffer->text);
+    buffer->text = NULL;
+    return 0;
+}
+
+void text_buffer_open(TextBuffer* buffer, const char* what) {
+    CHECK(text_buffer_try_open(buffer), "%s: no memory for its text", what);
+    buffer->what = what;
+}
+
+char* text_buffer_close(TextBuffer* buffer) {
+    CHECK(text_buffer_try_close(buffer), "%s: no memory for its text", buffer->what);
+    return buffer->text;
+}
+
+#endif // TEXT_BUFFER_IMPLEMENTATION
+
+#endif
