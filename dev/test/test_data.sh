@@ -186,6 +186,32 @@ test_documents() {
     bad 2 "--epochs 1 and --steps 2" "${tiny[@]}" --train-data text.txt --epochs 1
 }
 
+# ---- text from Windows
+
+# A byte-order mark is no text, whether it is read as bytes or as tokens, to train or to evaluate.
+test_byte_order_marks() {
+    mkdir windows unix
+    local vocabulary
+    for vocabulary in bytes words; do
+        local tokens=()
+        [ $vocabulary = bytes ] || tokens=("${words[@]}")
+        cp text.txt unix/text.txt
+        { printf '\xEF\xBB\xBF' && cat text.txt; } >windows/text.txt
+        runs "$vocabulary" "${tiny[@]}" "${tokens[@]}" --train-data unix --out unmarked
+        runs "$vocabulary behind a byte-order mark" "${tiny[@]}" "${tokens[@]}" --train-data windows --out marked_text
+        check "the mark is said once, $vocabulary" [ "$(grep -c '^note: windows/text.txt starts with a byte-order mark' stderr)" = 1 ]
+        check "the same losses, $vocabulary" same_losses unmarked marked_text
+        runs "the perplexity" --model unmarked --steps 0 --perplexity unix/text.txt
+        grep '^task' stdout | sed s/unix// >unmarked_loss
+        runs "the perplexity behind a byte-order mark" --model unmarked --steps 0 --perplexity windows/text.txt
+        check "the same, $vocabulary" cmp unmarked_loss <(grep '^task' stdout | sed s/windows//)
+        rm -r unmarked marked_text
+    done
+    printf '\xFF\xFEh\0' >windows/utf16.txt
+    bad 1 "windows/utf16.txt: UTF-16, by its byte-order mark" "${tiny[@]}" --train-data windows/utf16.txt
+    bad 1 "windows/utf16.txt: UTF-16, by its byte-order mark" "${tiny[@]}" "${words[@]}" --train-data windows/utf16.txt
+}
+
 # ---- bad files
 
 test_verify() {
@@ -224,6 +250,7 @@ test_dry
 test_left
 test_names
 test_documents
+test_byte_order_marks
 test_verify
 test_written_to
 check_done

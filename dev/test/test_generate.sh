@@ -89,6 +89,20 @@ test_prompts() {
     check "the same texts with one thread" cmp texts stdout
 }
 
+# Prompts from Windows: the byte-order mark is no text.
+test_byte_order_marks() {
+    { printf '\xEF\xBB\xBF' && cat prompts.jsonl; } >marked.jsonl
+    good_text "prompts" --model run --prompts prompts.jsonl --tokens 5
+    cp stdout unmarked
+    good_text "prompts behind a byte-order mark" --model run --prompts marked.jsonl --tokens 5
+    check "the same texts" cmp unmarked stdout
+    check "the mark is said" grep -q '^note: marked.jsonl starts with a byte-order mark' stderr
+    printf '\xEF\xBB\xBFOne day\n' | "$trainer" --model run --interactive --tokens 5 >stdout 2>stderr
+    check "a line behind a byte-order mark" grep -q . stdout
+    printf '\xFF\xFE{\0' >wide.jsonl
+    bad 1 "wide.jsonl: UTF-16, by its byte-order mark" --model run --prompts wide.jsonl
+}
+
 test_misuse() {
     local model=(--model run --prompt x)
     echo '{"text": "a"}' >none.jsonl
@@ -202,6 +216,7 @@ make_files
 test_prompt
 test_interactive
 test_prompts
+test_byte_order_marks
 test_misuse
 test_quantized
 test_quantized_misuse

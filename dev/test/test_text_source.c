@@ -90,6 +90,16 @@ static void expect_documents(const char* path, TextOptions options, const char* 
     documents_close(all);
 }
 
+static void expect_error(const char* path, TextOptions options, const char* wanted) {
+    Documents* all = read_all(&path, 1, options);
+    char words[256];
+    snprintf(words, sizeof(words), "%s", wanted);
+    for (char *save = NULL, *word = strtok_r(words, "|", &save); word; word = strtok_r(NULL, "|", &save)) {
+        EXPECT(strstr(all->error, word), "\"%s\" is not in \"%s\"", word, all->error);
+    }
+    documents_close(all);
+}
+
 static const char* write_text(const char* name, const char* text) {
     return test_write(name, text, strlen(text));
 }
@@ -144,6 +154,47 @@ static void test_jsonl(void) {
     expect_documents(write_text("b.jsonl", "{}\n"), options, "{}\n");
 }
 
+// A byte-order mark at the start of a file, packed or not, is no text; elsewhere it is. Documents are found again behind it.
+static void test_byte_order_marks(void) {
+    const int screen = dup(STDERR_FILENO); // the notes are for test_tokenize.sh
+    EXPECT(freopen("/dev/null", "w", stderr) != NULL, "");
+    TextOptions options = options_of(TEXT_BLOCK_BYTES), cut = options, small = options_of(1);
+    cut.separator = "--";
+    expect_documents(write_text("marked.txt", "\xEF\xBB\xBF"
+                                              "one \xEF\xBB\xBF two"),
+                     options, "one \xEF\xBB\xBF two");
+    expect_documents(write_text("marked.txt", "\xEF\xBB\xBF"
+                                              "a--b"),
+                     cut, "a|b");
+    expect_documents(write_text("marked.jsonl", "\xEF\xBB\xBF{\"text\":\"one\"}\r\n{\"text\":\"two\"}\r\n"),
+                     options, "one|two");
+    expect_documents(write_text("mark.txt", "\xEF\xBB\xBF"), options, "");
+    expect_documents(write_text("short.txt", "\xEF\xBB"), options, "\xEF\xBB");
+    expect_error(write_text("wide.jsonl", "\xFF\xFE{\0"), options,
+                 "wide.jsonl: UTF-16, by its byte-order mark|iconv -f UTF-16");
+    expect_error(write_text("wide.txt", "\xFE\xFF"), options, "wide.txt: UTF-16");
+    expect_error(test_write("wider.txt", "\xFF\xFE\0\0", 4), options, "wider.txt: UTF-32");
+    const char* paths[] = {write_text("1.txt", "\xEF\xBB\xBF"
+                                               "a b c d e f"),
+                           write_text("2.txt", "\xEF\xBB\xBFz")};
+    Documents* all = read_all(paths, 2, small);
+    EXPECT(all->count == 2 && is_document(all, 0, "a b c d e f", 11) && is_document(all, 1, "z", 1), "%s",
+           all->error);
+    for (size_t block = 1; block < all->num_blocks; block++) {
+        Documents* rest = read_from(paths, 2, small, all->starts[block]);
+        EXPECT(rest->bytes == all->bytes - all->at_start[block] &&
+                   memcmp(rest->text, all->text + all->at_start[block], rest->bytes) == 0,
+               "from block %zu: %s", block, rest->error);
+        documents_close(rest);
+    }
+    documents_close(all);
+    options.format = TEXT_PLAIN;
+    expect_documents(write_text("wide.txt", "\xFF\xFE"), options, "\xFF\xFE");
+    fflush(stderr);
+    dup2(screen, STDERR_FILENO);
+    close(screen);
+}
+
 // texts.bin: for each row uint32 bytes, 0xffffffff of a null, and the bytes
 // (dev/ref/make_parquet_fixtures.py).
 static void test_parquet(void) {
@@ -175,16 +226,6 @@ static void test_parquet(void) {
 }
 
 // ---- errors ----
-
-static void expect_error(const char* path, TextOptions options, const char* wanted) {
-    Documents* all = read_all(&path, 1, options);
-    char words[256];
-    snprintf(words, sizeof(words), "%s", wanted);
-    for (char *save = NULL, *word = strtok_r(words, "|", &save); word; word = strtok_r(NULL, "|", &save)) {
-        EXPECT(strstr(all->error, word), "\"%s\" is not in \"%s\"", word, all->error);
-    }
-    documents_close(all);
-}
 
 static void test_json_errors(void) {
     static const struct {
@@ -481,6 +522,7 @@ int main(void) {
     test_plain();
     test_several();
     test_jsonl();
+    test_byte_order_marks();
     test_parquet();
     test_json_errors();
     test_parquet_errors();

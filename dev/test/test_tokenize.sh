@@ -227,6 +227,27 @@ test_closed_descriptors() {
     check "the same shards" same_shards open closed
 }
 
+# Text from Windows has the same tokens as without its byte-order mark, which is said once, however many files have one.
+test_byte_order_marks() {
+    local run=("${vocab[@]}" --val-tokens 0)
+    mkdir marked plain
+    for file in lines.txt lines.jsonl part_aa; do
+        cp $file plain/
+        { printf '\xEF\xBB\xBF' && cat $file; } >marked/$file
+    done
+    good "without marks" "${run[@]}" --out unmarked plain/lines.txt plain/lines.jsonl plain/part_aa
+    timeout 20 "$tokenize" "${run[@]}" --out marked_out marked/lines.txt marked/lines.jsonl marked/part_aa >stdout 2>stderr
+    check "with marks: $(tail -n 1 stderr)" [ $? = 0 ]
+    check "the same tokens" same_shards unmarked marked_out
+    check "one note, of the first file" [ "$(cat stderr)" = "note: marked/lines.txt starts with a byte-order mark, which is skipped" ]
+    timeout 20 "$tokenize" "${run[@]}" --out marked_pipe --format jsonl - <marked/lines.jsonl >stdout 2>stderr
+    check "standard input: $(tail -n 1 stderr)" [ $? = 0 ]
+    good "the same without a mark" "${run[@]}" --out unmarked_line lines.jsonl
+    check "the same tokens from standard input" same_shards unmarked_line marked_pipe
+    printf '\xFF\xFE{\0"\0' >utf16.jsonl
+    bad 1 "utf16.jsonl: UTF-16, by its byte-order mark; wanted UTF-8: iconv" "${vocab[@]}" --out never utf16.jsonl
+}
+
 # Two at a time: the first is held up by its input until the second has been refused (test_two_end).
 test_two_begin() {
     mkfifo held
@@ -370,6 +391,7 @@ test_resume
 test_kill
 test_other_arguments
 test_streams
+test_byte_order_marks
 test_closed_descriptors
 test_no_blanks
 test_errors

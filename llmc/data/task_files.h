@@ -52,6 +52,7 @@ void task_files_open(Task* task, const char* path, TaskSettings settings);
 #include <stdlib.h>
 #include <string.h>
 
+#include "llmc/base/byte_order_mark.h"
 #include "llmc/base/check.h"
 #include "llmc/base/file.h"
 #include "llmc/base/json.h"
@@ -364,6 +365,21 @@ static int task_read_lines_(TaskReader_* r, const char* path, char* text, size_t
     return 1;
 }
 
+static int task_read_text_(TaskReader_* r, const char* path, char* text, size_t bytes) {
+    size_t mark;
+    if (!byte_order_mark(path, text, bytes, &mark, r->error)) {
+        return 0;
+    }
+    if (bytes > 0 && memchr(text, '\0', bytes < TASK_HEADER_BYTES_ ? bytes : TASK_HEADER_BYTES_)) {
+        return error_set(r->error, path, "neither JSON lines nor a .bin of llm.c's with the magic number %d",
+                         TASK_MAGIC_);
+    }
+    if (mark) {
+        byte_order_mark_note(path);
+    }
+    return task_read_lines_(r, path, text + mark, bytes - mark);
+}
+
 // ---- llm.c's .bin ----
 
 // The words of a .bin behind its header.
@@ -468,14 +484,8 @@ static int task_read_(TaskReader_* r, const char* path) {
     if (!file_try_read(path, TASK_MAX_BYTES_, &text, &bytes, r->error)) {
         return 0;
     }
-    const int is_bin = task_is_bin_(text, bytes);
-    int ok;
-    if (!is_bin && bytes > 0 && memchr(text, '\0', bytes < TASK_HEADER_BYTES_ ? bytes : TASK_HEADER_BYTES_)) {
-        ok = error_set(r->error, path, "neither JSON lines nor a .bin of llm.c's with the magic number %d",
-                       TASK_MAGIC_);
-    } else {
-        ok = is_bin ? task_read_bin_(r, path, text, bytes) : task_read_lines_(r, path, text, bytes);
-    }
+    const int ok = task_is_bin_(text, bytes) ? task_read_bin_(r, path, text, bytes)
+                                             : task_read_text_(r, path, text, bytes);
     free(text);
     return ok && (r->task->num_examples > 0 || error_set(r->error, path, "no examples"));
 }

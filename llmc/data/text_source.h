@@ -15,6 +15,8 @@ The name of a file decides its format, unless options.format sets one for all:
 text and JSON also compressed, with .gz or .zst appended (packed_file.h); "-" is standard input. Documents
 without text are left out, as are empty lines and fields that are null. With TEXT_BY_NAME, names of tables,
 archives and the like are refused, and so is a plain file with a zero byte in its first 64 KiB: text has none.
+The byte-order mark of UTF-8 at the start of a file is skipped, and the first one is said; a file that is
+UTF-16 by its mark is refused, except with TEXT_PLAIN.
 
 A block has about options.block_bytes of text, or, if there is no place to divide it, at most a few times
 BPE_MAX_PIECE. `documents` are the offsets at which documents start, ascending; without one at 0, the block
@@ -36,6 +38,7 @@ defines: TEXT_FORMAT_WORDS, TextFormat, TextOptions, TextPosition, TextBlock, te
 #include <stddef.h>
 #include <stdint.h>
 
+#include "llmc/base/byte_order_mark.h"
 #include "llmc/base/check.h"
 #include "llmc/base/words.h"
 #include "llmc/data/packed_file.h"
@@ -98,15 +101,18 @@ typedef struct {
     PackedFile file; // paths[at.file], if is_open and no Parquet file
     Parquet parquet; // the same, if it is one
     int is_open;
-    TextFormat format;     // of this file
-    uint64_t text_bytes;   // of this file, unpacked, read so far; not of Parquet
-    TextPosition at;       // of the next byte that goes into a block
-    uint64_t records;      // of this file, taken so far
-    char* record;          // the last one, of lines and parts
-    const char* document;  // the rest of it
-    size_t document_bytes; // of it
-    uint64_t read_before;  // bytes of the files before this one
-    char* window;          // records of this file are cut out of window[begin .. end)
+    TextFormat format;                // of this file
+    uint64_t text_bytes;              // of this file, unpacked, read so far; not of Parquet
+    char head[BYTE_ORDER_MARK_BYTES]; // its first bytes, which were read to look at them: the last head_bytes
+    size_t head_bytes;                // are still to be taken
+    int has_mark;                     // a byte-order mark was met, in any file
+    TextPosition at;                  // of the next byte that goes into a block
+    uint64_t records;                 // of this file, taken so far
+    char* record;                     // the last one, of lines and parts
+    const char* document;             // the rest of it
+    size_t document_bytes;            // of it
+    uint64_t read_before;             // bytes of the files before this one
+    char* window;                     // records of this file are cut out of window[begin .. end)
     size_t begin, end, window_room;
     char* carry; // the beginning of the next block, behind the last cut
     size_t carry_bytes, carry_room;
@@ -245,15 +251,46 @@ static int text_format_(TextSource* source, const char* path, TextFormat* format
                      advice);
 }
 
+// Reads the first bytes of a file that is not Parquet, to drop a byte-order mark.
+static int text_read_head_(TextSource* source) {
+    PackedFile* file = &source->file;
+    size_t got, mark = 0;
+    if (!packed_read(file, source->head, sizeof(source->head), &got)) {
+        return 0;
+    }
+    if (!byte_order_mark(file->path, source->head, got, &mark, source->error) &&
+        source->options.format != TEXT_PLAIN) {
+        return 0;
+    }
+    memmove(source->head + sizeof(source->head) - got, source->head, got);
+    source->head_bytes = got - mark;
+    source->text_bytes = mark;
+    if (mark && !source->has_mark) {
+        source->has_mark = 1;
+        byte_order_mark_note(file->path);
+    }
+    return 1;
+}
+
+// Opens one that is not Parquet.
+static int text_open_packed_(TextSource* source, const char* path) {
+    const int is_open = packed_open(&source->file, path, source->error);
+    source->is_open = is_open && text_read_head_(source);
+    if (is_open && !source->is_open) {
+        packed_close(&source->file);
+    }
+    return source->is_open;
+}
+
 static int text_open_file_(TextSource* source) {
     const char* path = source->paths[source->at.file];
-    source->records = source->text_bytes = 0;
+    source->records = source->text_bytes = source->head_bytes = 0;
     source->begin = source->end = 0;
     if (!text_format_(source, path, &source->format)) {
         return 0;
     }
     if (source->format != TEXT_PARQUET) {
-        source->is_open = packed_open(&source->file, path, source->error);
+        text_open_packed_(source, path);
     } else if (packed_kind(path) != PACKED_NOT) {
         error_set(source->error, path, "Parquet is already compressed inside, wanted the file unpacked");
     } else {
@@ -291,11 +328,21 @@ static void text_next_file_(TextSource* source) {
     source->at.document = source->at.offset = 0;
 }
 
+// Takes bytes of the file that were read when it was opened.
+static size_t text_take_head_(TextSource* source, char* buffer, size_t bytes) {
+    const size_t n = bytes < source->head_bytes ? bytes : source->head_bytes;
+    memcpy(buffer, source->head + sizeof(source->head) - source->head_bytes, n);
+    source->head_bytes -= n;
+    return n;
+}
+
 // Reads from a file that is not Parquet. *got is 0 only at its end.
 static int text_read_(TextSource* source, char* buffer, size_t bytes, size_t* got) {
-    if (!packed_read(&source->file, buffer, bytes, got)) {
+    const size_t head = text_take_head_(source, buffer, bytes);
+    if (!packed_read(&source->file, buffer + head, bytes - head, got)) {
         return 0;
     }
+    *got += head;
     const uint64_t before = source->text_bytes;
     const size_t look = before + *got < TEXT_LOOKED_AT_ ? *got
                         : before < TEXT_LOOKED_AT_      ? (size_t)(TEXT_LOOKED_AT_ - before)
@@ -669,8 +716,11 @@ int text_source_seek(TextSource* source, TextPosition position) {
         return 0;
     }
     if (!text_has_records_(source)) {
-        source->text_bytes = position.offset;
-        return packed_skip(&source->file, position.offset);
+        const size_t head =
+            (size_t)(position.offset < source->head_bytes ? position.offset : source->head_bytes);
+        source->head_bytes -= head;
+        source->text_bytes += position.offset;
+        return packed_skip(&source->file, position.offset - head);
     }
     int more = 1;
     while (more > 0 && source->records < position.document) {

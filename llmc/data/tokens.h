@@ -62,6 +62,7 @@ typedef struct {
     int V;                // all of them are below
     uint64_t fingerprint; // of the contents of the files, whatever their names; 0 of memory
     int is_view;          // the spans belong to another stream
+    int has_mark;         // a text among the files has a byte-order mark, which is no token
 } TokenStream;
 
 enum { TOKENS_TEXT_LOOKED_AT = 1 << 16 }; // first bytes of a text in which no zero may be
@@ -173,6 +174,7 @@ int tokens_verify_file(FILE* out, const char* path, TokensFormat format, int voc
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "llmc/base/byte_order_mark.h"
 #include "llmc/base/check.h"
 #include "llmc/base/clock.h"
 #include "llmc/base/file.h"
@@ -552,6 +554,17 @@ void tokens_progress(TokensProgress* progress, size_t bytes, const char* name) {
     }
 }
 
+// Steps over a byte-order mark, and refuses what is no UTF-8 by its mark.
+static int tokens_skip_mark_(TokenSpan* span, const char* path, char* error) {
+    size_t mark;
+    if (!byte_order_mark(path, (const char*)span->tokens, span->count, &mark, error)) {
+        return 0;
+    }
+    span->tokens = (const char*)span->tokens + mark;
+    span->count -= mark;
+    return span->count > 0 || error_set(error, path, "a byte-order mark and nothing else, wanted text");
+}
+
 // A zero byte near the beginning is no text: a program, an archive, numbers.
 static int tokens_check_text_(const TokenSpan* span, const char* name, char* error) {
     const size_t max = TOKENS_TEXT_LOOKED_AT, first = max < span->count ? max : span->count;
@@ -597,7 +610,7 @@ static int tokens_open_span_(TokenSpan* span, const char* path, TokensFormat for
         return 0;
     }
     if (!tokens_is_shard(path)) {
-        return tokens_read_bare_(span, 1, path, error);
+        return tokens_read_bare_(span, 1, path, error) && tokens_skip_mark_(span, path, error);
     }
     return format == TOKENS_NANOGPT    ? tokens_read_bare_(span, 2, path, error)
            : megatron_path_(idx, path) ? tokens_read_megatron_(span, path, idx, error)
@@ -664,6 +677,14 @@ static int tokens_open_file_(TokenSpan* span, const char* path, TokensFormat for
     return opening.ok;
 }
 
+// Says it of the first file of a stream that has a byte-order mark.
+static void tokens_say_mark_(TokenStream* stream, const TokenSpan* span) {
+    if (span->width == 1 && span->tokens != span->map && !stream->has_mark) {
+        stream->has_mark = 1;
+        byte_order_mark_note(span->path);
+    }
+}
+
 // Adds a file to a stream that has room for two more spans.
 static int tokens_append_file_(TokenStream* stream, const char* path, TokensFormat format, int V,
                                TokensProgress* progress, char* error) {
@@ -678,6 +699,7 @@ static int tokens_append_file_(TokenStream* stream, const char* path, TokensForm
     const int ok = tokens_open_file_(&span, path, format, V, progress, error);
     if (ok) {
         tokens_append_(stream, span);
+        tokens_say_mark_(stream, &span);
     } else {
         tokens_unmap_(&span);
     }

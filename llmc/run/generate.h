@@ -42,6 +42,7 @@ int generate_texts(const Trainer* trainer, Options* options, Comm* comm);
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "llmc/base/byte_order_mark.h"
 #include "llmc/base/check.h"
 #include "llmc/base/clock.h"
 #include "llmc/base/file.h"
@@ -184,15 +185,17 @@ static void generate_answer_(Generate_* g, const char* line, size_t bytes) {
 
 static void generate_interactive_(Generate_* g) {
     const int is_terminal = isatty(STDIN_FILENO);
-    char* line = NULL;
-    size_t room = 0;
-    for (;;) {
+    char *line = NULL, error[ERROR_BYTES];
+    size_t room = 0, mark = 0;
+    for (int is_first = 1;; is_first = 0, mark = 0) {
         fputs(is_terminal ? "> " : "", stderr);
         const ssize_t length = getline(&line, &room, stdin);
         if (length < 0) {
             break;
         }
-        generate_answer_(g, line, (size_t)length - (line[length - 1] == '\n'));
+        CHECK(!is_first || byte_order_mark("standard input", line, (size_t)length, &mark, error), "%s",
+              error);
+        generate_answer_(g, line + mark, (size_t)length - (line[length - 1] == '\n') - mark);
     }
     CHECK(!ferror(stdin), "standard input: cannot read: %s", strerror(errno));
     fputs(is_terminal ? "\n" : "", stderr);
@@ -241,10 +244,15 @@ static void generate_add_(Generate_* g, char* line, size_t bytes, int number) {
 static void generate_read_(Generate_* g) {
     const Options* o = g->options;
     char error[ERROR_BYTES];
-    size_t bytes;
+    size_t bytes, mark = 0;
     int number = 1;
-    CHECK(file_try_read(o->prompts, GENERATE_MAX_FILE_, &g->file, &bytes, error), "%s", error);
-    for (size_t at = 0; at < bytes; number++) {
+    CHECK(file_try_read(o->prompts, GENERATE_MAX_FILE_, &g->file, &bytes, error) &&
+              byte_order_mark(o->prompts, g->file, bytes, &mark, error),
+          "%s", error);
+    if (mark) {
+        byte_order_mark_note(o->prompts);
+    }
+    for (size_t at = mark; at < bytes; number++) {
         const size_t length = strcspn(g->file + at, "\n");
         if (strspn(g->file + at, " \t\r") < length) {
             generate_add_(g, g->file + at, length, number);

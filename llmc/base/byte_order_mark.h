@@ -1,0 +1,48 @@
+/*
+byte_order_mark.h -- the mark at the start of a text from Windows: that of UTF-8 is no part of the text, and those of
+UTF-16 and UTF-32 say that it is not UTF-8.
+
+    EF BB BF    UTF-8        FF FE 00 00, 00 00 FE FF    UTF-32
+    FF FE, FE FF             UTF-16
+
+defines: BYTE_ORDER_MARK_BYTES, byte_order_mark, byte_order_mark_note
+*/
+#ifndef LLMC_BYTE_ORDER_MARK_H
+#define LLMC_BYTE_ORDER_MARK_H
+
+#include <stddef.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "llmc/base/check.h"
+
+enum { BYTE_ORDER_MARK_BYTES = 4 }; // first bytes of a text that tell, at most
+
+// Sets *skip to the bytes of UTF-8's mark at the start of the file `path`, 0 without one. Returns 0 with the error if
+// the mark is another one.
+static inline int byte_order_mark(const char* path, const char* text, size_t bytes, size_t* skip,
+                                  char* error) {
+    static const struct {
+        size_t bytes;
+        char mark[BYTE_ORDER_MARK_BYTES + 1];
+        const char* encoding;
+    } marks[] = {{3, "\xEF\xBB\xBF", NULL},
+                 {4, "\xFF\xFE\0", "UTF-32"},
+                 {4, "\0\0\xFE\xFF", "UTF-32"},
+                 {2, "\xFF\xFE", "UTF-16"},
+                 {2, "\xFE\xFF", "UTF-16"}};
+    size_t i = 0, n = sizeof(marks) / sizeof(marks[0]);
+    while (i < n && (bytes < marks[i].bytes || memcmp(text, marks[i].mark, marks[i].bytes) != 0)) {
+        i++;
+    }
+    *skip = i == 0 ? marks[0].bytes : 0;
+    return i == 0 || i == n ||
+           error_set(error, path, "%s, by its byte-order mark; wanted UTF-8: iconv -f %s -t UTF-8",
+                     marks[i].encoding, marks[i].encoding);
+}
+
+static inline void byte_order_mark_note(const char* path) {
+    fprintf(stderr, "note: %s starts with a byte-order mark, which is skipped\n", path);
+}
+
+#endif
