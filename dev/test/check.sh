@@ -3,6 +3,7 @@
 #     check WHAT COMMAND...             counts; says WHAT when the command fails
 #     check_error WHAT STATUS WORDS     `status` and the file `stderr` of a command must be one error with this exit
 #                                       status, which contains all of the words (separated by |)
+#     is_here TOOL [WHAT]               else says that WHAT, or the whole test, is skipped, and returns 1
 #     check_done                        says how many there were; the script's exit status
 # shellcheck shell=bash disable=SC2154
 checks=0
@@ -27,6 +28,12 @@ check_error() {
     while IFS= read -r -d '|' word; do
         check "$what: \"$word\" is not in \"$(head -n 1 stderr)\"" grep -qF -- "$word" <(head -n 1 stderr)
     done <<<"$words|"
+}
+
+is_here() {
+    command -v "$1" >/dev/null && return
+    echo "skipped: ${2:-$name}: $1 is missing (scripts/install_deps.sh --test)"
+    return 1
 }
 
 check_done() {

@@ -9,8 +9,8 @@ set -u
 cd "$(dirname "$0")/../.." || exit 1
 
 warnings=(-I. -Wall -Wextra -Werror -Wno-unused-function -D_GNU_SOURCE -fsyntax-only)
-checks=0
-failures=0
+name=lint
+source dev/test/check.sh
 
 # lint WHAT COMMAND...: counts; on failure says WHAT and the first line of the complaint that tells most.
 lint() {
@@ -21,13 +21,6 @@ lint() {
         failures=$((failures + 1))
         echo "lint: FAILED: $what: $(grep -m 1 -E 'error|warning|line' <<<"$output" || head -n 1 <<<"$output")"
     fi
-}
-
-# is_here TOOL WHAT-FOR
-is_here() {
-    command -v "$1" >/dev/null && return
-    echo "skipped: $2: $1 is missing (scripts/install_deps.sh)"
-    return 1
 }
 
 # As C with OpenMP by gcc, with what the header implements; as C++ without either by clang: both languages, both compilers,
@@ -123,5 +116,4 @@ lint_headers
 [ $gxx = yes ] && lint_intrinsics
 is_here clang-format "format" && lint_format
 lint_scripts
-echo "lint: $checks checks, $failures failed"
-[ $failures = 0 ]
+check_done

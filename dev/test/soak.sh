@@ -15,6 +15,7 @@
 #                report on its run
 #     fuzz       every fuzz target for a minute (fuzz.sh)
 #     aarch64    what uses vectors, compiled for aarch64 and run by qemu (scripts/install_deps.sh --soak)
+#     defects    what was found wrong once, tried again from the outside (defects.sh)
 #     ranks      several processes, on CPUs and on the simulated GPU in fp32 (test_ranks.sh)
 #     offload    two GPUs with all offloaded, in 20 random orders of their work: the same bits
 #     waits      each wait in the GPU trainer and its kernels, left out, makes a test fail (dev/cusim/test/mutate.sh)
@@ -156,6 +157,13 @@ part_aarch64() {
     run_aarch64 build/aarch64/train_gpt2 --layers 1 --channels 16 --heads 2 --seq-len 16 --batch 2 --steps 2
 }
 
+part_defects() {
+    local sim=
+    make -s tokenize
+    has_sim "defects of the GPU trainer" && sim=build/sim/FP32/train_gpt2cu && make -s $sim
+    dev/test/defects.sh ./train_gpt2 ./tokenize "$sim" || fail defects
+}
+
 part_ranks() {
     make -s build/plain/train_gpt2 build/plain/test_comm
     dev/test/test_ranks.sh build/plain/train_gpt2 || fail ranks
@@ -207,7 +215,7 @@ part_plan() {
 
 part_toy() { ! has_sim toy || quietly dev/bench/gpu_report.sh --toy --minutes 30 --out "$work/toy"; }
 
-parts=(rest kills learning texts fuzz aarch64 ranks offload waits plan toy)
+parts=(rest kills learning texts fuzz aarch64 defects ranks offload waits plan toy)
 [ $# -gt 0 ] || set -- "${parts[@]}"
 for part in "$@"; do
     [[ " ${parts[*]} " = *" $part "* ]] || { echo "error: no part $part; wanted some of: ${parts[*]}" >&2; exit 2; }
