@@ -734,6 +734,12 @@ test_signals() {
     train "${model[@]}" "${batch[@]}" --steps 1000000 --train-data text.txt --eval-every 0 --sample-every 0 --out limit_2 --max-hours 0.0002
     check "a short limit: exit status $status" [ $status = 75 ]
     check "a short limit is said" grep -q '^stopped by --max-hours after step' stdout
+    local starts=0
+    status=75
+    while [ $status = 75 ] && [ $((++starts)) -le 9 ]; do
+        train "${model[@]}" "${batch[@]}" --train-data text.txt --steps 3 --out limit_3 --resume auto --max-hours 1e-9
+    done
+    check "a limit shorter than a step: exit status $status after $starts starts, wanted a step in each" [ "$status $starts" = "0 3" ]
 }
 
 # In the middle of the text is a part that nothing before prepares for: the loss leaps up there.

@@ -172,8 +172,12 @@ int session_samples_are_due(const Session* s, const RunState* run) {
            schedule_due(s->options->sample_every, run->step, s->options->steps);
 }
 
-// Whether --max-hours leave no time for another step and a save.
+// Whether --max-hours leave no time for another step and a save. Each start has made a step before: a run whose steps take longer
+// than its hours ends all the same, if it is resumed often enough.
 static int session_is_late_(const Session* s) {
+    if (s->longest_step_s == 0) {
+        return 0;
+    }
     const Checkpoints* c = &s->checkpoints;
     const double guess_s = checkpoints_disk_bytes(c) / 100e6; // a slow disk
     const double save_s = s->can_save ? (c->save_s > 0 ? c->save_s : guess_s) : 0;
@@ -184,8 +188,7 @@ int session_next(Session* s, const RunState* run, double step_s) {
     const Options* o = s->options;
     const int is_end = run->step >= o->steps && run->stage == STAGE_SAMPLED, asked = signals_take_save();
     s->longest_step_s = step_s > s->longest_step_s ? step_s : s->longest_step_s;
-    const int stop =
-        !is_end && (signals_stop() || (run->step > 0 && isfinite(s->end_s) && session_is_late_(s)));
+    const int stop = !is_end && (signals_stop() || (isfinite(s->end_s) && session_is_late_(s)));
     const int due = (run->step > 0 || o->steps == 0) && schedule_due(o->save_every, run->step, o->steps);
     const int save = s->can_save && (due || asked || stop) && run->step != s->checkpoints.saved_step;
     return (save ? SESSION_SAVE : 0) | (stop ? SESSION_STOP : 0);
