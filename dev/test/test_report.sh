@@ -125,8 +125,22 @@ test_long_runs() {
     check "the same page" cmp once/report.html <(sed 's/twice/once/g' twice/report.html)
 }
 
+# A loss of power leaves zeros in the middle of a log, and a torn line: the rest is shown, and what is missing is said.
+test_damaged() {
+    mkdir damaged torn
+    { head -n 8 long_2/log.jsonl && head -c 300 /dev/zero && tail -n +9 long_2/log.jsonl; } >damaged/log.jsonl
+    { head -n 8 long_2/log.jsonl && head -n 9 long_2/log.jsonl | tail -n 1 | head -c 50 && tail -n +10 long_2/log.jsonl; } >torn/log.jsonl
+    runs "a report of a damaged log" --report damaged --out-html damaged.html
+    check "its warning: $(cat stderr)" grep -Eq '^warning: damaged/log.jsonl: byte [0-9]+: found the byte 0x00, wanted .* \(line 9 of the log\); left out: 1 damaged line$' stderr
+    check "all other updates" grep -q "12,000 of 12,000" damaged.html
+    runs "a comparison of two" --compare damaged,torn
+    check "one warning each" [ "$(grep -c '^warning: ' stderr)" = 2 ]
+    check "in the comparison" grep -Eq '^Damaged lines of the log +1 +1$' stdout
+    printf '{"kind":"train","step":2,"loss":"high"}\n' >broken.jsonl
+    bad 1 "broken.jsonl: byte 32|found '\"'|line 1" --report broken.jsonl
+}
+
 test_refused() {
-    printf '{"kind":"train","step":1,"loss":2}\n{"kind":"train","step":2,"loss":"high"}\n' >broken.jsonl
     printf '{"kind":"config","options":{}}\n' >empty.jsonl
     bad 2 "--report starts no training|--steps" --report long_1 --steps 3
     bad 2 "--compare starts no training|--batch" --compare long_1,long_2 --batch 3
@@ -138,7 +152,6 @@ test_refused() {
     bad 2 "more than 8 runs" --report 1,2,3,4,5,6,7,8,9
     bad 1 "nowhere|No such file" --report nowhere
     bad 1 "first/step_00000004/log.jsonl" --report first/step_00000004
-    bad 1 "broken.jsonl: byte 67|found '\"'|line 2" --report broken.jsonl
     bad 1 "empty.jsonl: no update" --report empty.jsonl
     bad 1 "nodir/page.html|No such file" --report long_1 --out-html nodir/page.html
     mkdir 'a,b' && cp long_2/log.jsonl 'a,b'
@@ -181,6 +194,7 @@ END
 test_real_runs
 test_tensorboard
 test_long_runs
+test_damaged
 test_refused
 test_browser
 check_done

@@ -12,7 +12,7 @@ do anything.
 
 defines: file_join, FileWriter, file_open, file_put, file_seek, file_commit, file_discard, file_directory_of, file_is_directory,
          file_sync_directory, file_make_directory, file_write_text, file_try_write_text, file_open_regular,
-         file_try_read, file_try_lock, file_checksum, file_fingerprint, file_remove_parts, file_open_standard,
+         file_try_read, file_read_line, file_try_lock, file_checksum, file_fingerprint, file_remove_parts, file_open_standard,
          FILE_PART, file_path, file_ends_in, file_fail, file_is_part
 */
 #ifndef LLMC_FILE_H
@@ -85,6 +85,10 @@ int file_open_regular(const char* path, char* error);
 // Sets *text to what the file holds and a zero, *bytes to its length; the caller frees it. Returns 0 with the
 // reason in `error` if it cannot be read, or is longer than `max`.
 int file_try_read(const char* path, size_t max, char** text, size_t* bytes, char* error);
+
+// Reads the next line with its end into *line, which has `room` bytes and grows; the caller frees it. Returns its length, 0 at
+// the end of the file. If the file `name` cannot be read, or memory is too short for a line, the program ends.
+size_t file_read_line(FILE* file, const char* name, char** line, size_t* room);
 
 // ---- contents ----
 
@@ -359,6 +363,14 @@ int file_try_read(const char* path, size_t max, char** text, size_t* bytes, char
     *text = buffer;
     *bytes = used;
     return 1;
+}
+
+size_t file_read_line(FILE* file, const char* name, char** line, size_t* room) {
+    errno = 0;
+    const ssize_t length = getline(line, room, file);
+    const int is_whole = !ferror(file) && (length > 0 || feof(file)); // without memory it is neither
+    CHECK(is_whole, "%s: cannot read: %s", name, strerror(errno));
+    return length > 0 ? (size_t)length : 0;
 }
 
 // ---- contents ----

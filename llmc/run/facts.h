@@ -185,6 +185,11 @@ static void fact_rollbacks_(char text[FACT_BYTES], const Record* run) {
 static void fact_starts_(char text[FACT_BYTES], const Record* run) {
     fact_count_(text, run, RECORD_START, 2);
 }
+static void fact_damaged_(char text[FACT_BYTES], const Record* run) {
+    if (run->num_damaged > 0) {
+        number_grouped((double)run->num_damaged, text);
+    }
+}
 static void fact_device_(char text[FACT_BYTES], const Record* run) {
     snprintf(text, FACT_BYTES, "%s", run->device);
 }
@@ -214,6 +219,7 @@ const Fact FACTS[] = {
     {"Skipped updates", fact_skips_},
     {"Rollbacks", fact_rollbacks_},
     {"Starts", fact_starts_},
+    {"Damaged lines of the log", fact_damaged_},
     {"State", fact_state_},
     {"Trainer", fact_trainer_},
     {"Device", fact_device_},

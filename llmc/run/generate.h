@@ -189,15 +189,13 @@ static void generate_interactive_(Generate_* g) {
     size_t room = 0, mark = 0;
     for (int is_first = 1;; is_first = 0, mark = 0) {
         fputs(is_terminal ? "> " : "", stderr);
-        const ssize_t length = getline(&line, &room, stdin);
-        if (length < 0) {
+        const size_t length = file_read_line(stdin, "standard input", &line, &room);
+        if (length == 0) {
             break;
         }
-        CHECK(!is_first || byte_order_mark("standard input", line, (size_t)length, &mark, error), "%s",
-              error);
-        generate_answer_(g, line + mark, (size_t)length - (line[length - 1] == '\n') - mark);
+        CHECK(!is_first || byte_order_mark("standard input", line, length, &mark, error), "%s", error);
+        generate_answer_(g, line + mark, length - (line[length - 1] == '\n') - mark);
     }
-    CHECK(!ferror(stdin), "standard input: cannot read: %s", strerror(errno));
     fputs(is_terminal ? "\n" : "", stderr);
     free(line);
 }

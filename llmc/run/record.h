@@ -2,7 +2,8 @@
 record.h -- a run as its log.jsonl tells it (log.h has the format), for reports and comparisons.
 
 A run is named by its directory, or by its log. It may be finished, running, stopped or a copy: only the log is
-read. A last line that is not complete yet is left out, and so are unknown kinds of lines and unknown keys.
+read. A last line that is not complete yet is left out, and so are unknown kinds of lines and unknown keys. A line that is
+damaged, by a loss of power for example, is left out with a warning.
 
 Each step is there once. The log itself drops what a resumed or rolled-back run does again; where it did not, the
 later lines count.
@@ -102,7 +103,8 @@ typedef struct {
     size_t num_steps, num_events, num_options, num_memory;
     char *program, *trainer, *host, *device;            // "": not told
     double floor, peak_mib, planned_mib, samples_per_s; // NaN: not told
-    double tok_per_s; // of the last start that did something, without its first update; NaN: not told
+    double tok_per_s;   // of the last start that did something, without its first update; NaN: not told
+    size_t num_damaged; // lines that were left out
     RecordEnd end;
 } Record;
 
@@ -110,7 +112,7 @@ typedef struct {
 // part, names a run twice, or is too long, is refused as the value of `option`.
 int record_split(char paths[RECORD_RUNS][PATH_MAX], const char* list, const char* option);
 
-// Reads a run. Ends the program if there is no log, if a line is none of a log, or if it has no update at all.
+// Reads a run, and warns if lines are left out. Ends the program if there is no log, or no update in it.
 void record_read(Record* record, const char* run);
 
 void record_close(Record* record);
@@ -150,6 +152,8 @@ double record_tok_per_s(const Record* record);
 #include "llmc/base/check.h"
 #include "llmc/base/file.h"
 #include "llmc/base/json.h"
+
+enum { RECORD_FAULT_ = ERROR_BYTES + 64 }; // of a message about a line
 
 static const char* const record_series_[] = {RECORD_SERIES(WORDS_NAME)};
 static const char* const record_values_[] = {RECORD_VALUES(WORDS_NAME)};
@@ -278,19 +282,20 @@ static int record_event_(Record* r, RecordKind kind, JsonReader* json) {
     return 1;
 }
 
-static void record_forget_options_(Record* r) {
+static void record_forget_start_(Record* r) {
     for (size_t i = 0; i < r->num_options; i++) {
         free(r->options[i].name);
         free(r->options[i].value);
     }
-    r->num_options = 0;
-}
-
-static void record_forget_memory_(Record* r) {
     for (size_t i = 0; i < r->num_memory; i++) {
         free(r->memory[i].name);
     }
-    r->num_memory = 0;
+    free(r->options);
+    free(r->memory);
+    free(r->program);
+    free(r->trainer);
+    free(r->host);
+    free(r->device);
 }
 
 // The value of an option: text, a number as it stands there, on, off or auto.
@@ -315,7 +320,6 @@ static int record_option_value_(JsonReader* json, RecordOption* option) {
 static int record_options_(Record* r, JsonReader* json) {
     const char* key;
     int more;
-    record_forget_options_(r);
     if (!json_take(json, '{')) {
         return 0;
     }
@@ -351,33 +355,67 @@ static int record_memory_(Record* r, JsonReader* json, RecordPlace place) {
     return more == 0;
 }
 
-// A start of the program: it tells everything anew.
-static int record_config_(Record* r, JsonReader* json) {
+// A member of the line of a start.
+static int record_start_member_(Record* start, JsonReader* json, const char* key) {
     static const char* const texts[] = {"program", "trainer", "host", "device"};
     static const char* const places[RECORD_PLACES] = {"mem_mb", "host_mem_mb", "disk_mb"};
-    char** const members[] = {&r->program, &r->trainer, &r->host, &r->device};
-    const RecordEvent start = {RECORD_START, record_now_(r), {0}, record_copy_("", 0), 0};
-    const char *key, *text;
+    char** const members[] = {&start->program, &start->trainer, &start->host, &start->device};
+    const int which = record_find_(texts, 4, key), place = record_find_(places, RECORD_PLACES, key);
+    const char* text;
     size_t bytes;
-    int more, ok = 1;
-    record_add_event_(r, start);
-    record_forget_memory_(r);
-    while (ok && (more = json_member(json, JSON_NEXT, &key)) > 0) {
-        const int which = record_find_(texts, 4, key), place = record_find_(places, RECORD_PLACES, key);
-        if (which < 4) {
-            ok = json_text(json, &text, &bytes);
-            if (ok) {
-                record_set_(members[which], text, bytes);
-            }
-        } else if (place < RECORD_PLACES) {
-            ok = record_memory_(r, json, (RecordPlace)place);
-        } else {
-            ok = strcmp(key, "options") == 0 ? record_options_(r, json)
-                 : strcmp(key, "floor") == 0 ? record_number_(json, &r->floor)
-                                             : json_skip(json);
+    if (which < 4) {
+        if (!json_text(json, &text, &bytes)) {
+            return 0;
         }
+        record_set_(members[which], text, bytes);
+        return 1;
     }
-    return ok && record_line_ends_(json, more);
+    return place < RECORD_PLACES         ? record_memory_(start, json, (RecordPlace)place)
+           : strcmp(key, "options") == 0 ? record_options_(start, json)
+           : strcmp(key, "floor") == 0   ? record_number_(json, &start->floor)
+                                         : json_skip(json);
+}
+
+// The members that the line of a start sets.
+static void record_take_start_(Record* r, const Record* start) {
+    record_forget_start_(r);
+    r->options = start->options;
+    r->num_options = start->num_options;
+    r->memory = start->memory;
+    r->num_memory = start->num_memory;
+    r->program = start->program;
+    r->trainer = start->trainer;
+    r->host = start->host;
+    r->device = start->device;
+    r->floor = start->floor;
+}
+
+static void record_empty_start_(Record* r) {
+    memset(r, 0, sizeof(*r));
+    r->floor = NAN;
+    char** const members[] = {&r->program, &r->trainer, &r->host, &r->device};
+    for (int i = 0; i < 4; i++) {
+        *members[i] = record_copy_("", 0);
+    }
+}
+
+// A start of the program: it tells everything again.
+static int record_config_(Record* r, JsonReader* json) {
+    Record start;
+    const char* key;
+    int more, ok = 1;
+    record_empty_start_(&start);
+    while (ok && (more = json_member(json, JSON_NEXT, &key)) > 0) {
+        ok = record_start_member_(&start, json, key);
+    }
+    if (!ok || !record_line_ends_(json, more)) {
+        record_forget_start_(&start);
+        return 0;
+    }
+    const RecordEvent event = {RECORD_START, record_now_(r), {0}, record_copy_("", 0), 0};
+    record_add_event_(r, event);
+    record_take_start_(r, &start);
+    return 1;
 }
 
 static int record_summary_(Record* r, JsonReader* json) {
@@ -391,6 +429,9 @@ static int record_summary_(Record* r, JsonReader* json) {
             return 0;
         }
     }
+    if (!record_line_ends_(json, more)) {
+        return 0;
+    }
     r->floor = isfinite(values[0]) ? values[0] : r->floor;
     r->peak_mib = fmax(r->peak_mib, values[2]); // of all starts; of NaN and a number fmax takes the number
     r->planned_mib = values[3];
@@ -399,10 +440,10 @@ static int record_summary_(Record* r, JsonReader* json) {
         r->samples_per_s = values[4];
     }
     r->end = RECORD_FINISHED;
-    return record_line_ends_(json, more);
+    return 1;
 }
 
-// Takes in one line. Returns 0 with json->error if it is none of a log.
+// Takes in one line. Returns 0 with json->error, and changes nothing, if it is none of a log.
 static int record_line_(Record* r, JsonReader* json) {
     const char *key, *kind;
     if (!json_take(json, '{')) {
@@ -447,54 +488,49 @@ static void record_find_log_(Record* r, const char* run) {
     }
 }
 
-static void record_read_lines_(Record* r, FILE* file, char* error) {
-    char* line = NULL;
-    size_t room = 0, at = 0;
+// Sets `first` to what is wrong with the first line that is left out.
+static void record_read_lines_(Record* r, FILE* file, char first[RECORD_FAULT_]) {
+    char error[ERROR_BYTES], *line = NULL;
+    size_t room = 0, at = 0, length;
     long number = 0;
-    for (ssize_t length; (length = getline(&line, &room, file)) > 0 && line[length - 1] == '\n';) {
-        JsonReader json = json_reader(r->path, line, (size_t)length, error);
+    while ((length = file_read_line(file, r->path, &line, &room)) > 0 && line[length - 1] == '\n') {
+        JsonReader json = json_reader(r->path, line, length, error);
         json.first = at;
         number++;
-        CHECK(record_line_(r, &json), "%s (line %ld of the log)", error, number);
-        at += (size_t)length;
+        if (!record_line_(r, &json) && r->num_damaged++ == 0) {
+            snprintf(first, RECORD_FAULT_, "%s (line %ld of the log)", error, number);
+        }
+        at += length;
     }
-    CHECK(!ferror(file), "%s: cannot read: %s", r->path, strerror(errno));
     free(line);
 }
 
 void record_read(Record* record, const char* run) {
-    char error[ERROR_BYTES];
-    memset(record, 0, sizeof(*record));
+    char error[ERROR_BYTES], first[RECORD_FAULT_] = "";
+    record_empty_start_(record);
     record_find_log_(record, run);
-    record->floor = record->peak_mib = record->planned_mib = NAN;
-    record->tok_per_s = record->samples_per_s = NAN;
-    char** const members[] = {&record->program, &record->trainer, &record->host, &record->device};
-    for (int i = 0; i < 4; i++) {
-        *members[i] = record_copy_("", 0);
-    }
+    record->peak_mib = record->planned_mib = record->tok_per_s = record->samples_per_s = NAN;
     const int fd = file_open_regular(record->path, error);
     CHECK(fd >= 0, "%s", error);
     FILE* file = fdopen(fd, "r");
     CHECK(file, "%s: cannot read: %s", record->path, strerror(errno));
-    record_read_lines_(record, file, error);
+    record_read_lines_(record, file, first);
     fclose(file);
+    CHECK(record->num_steps > 0 || record->num_damaged == 0, "%s", first);
     CHECK(record->num_steps > 0, "%s: no update is logged yet", record->path);
+    if (record->num_damaged > 0) {
+        fprintf(stderr, "warning: %s; left out: %zu damaged line%s\n", first, record->num_damaged,
+                record->num_damaged > 1 ? "s" : "");
+    }
 }
 
 void record_close(Record* record) {
-    record_forget_options_(record);
-    record_forget_memory_(record);
     for (size_t i = 0; i < record->num_events; i++) {
         free(record->events[i].text);
     }
     free(record->steps);
     free(record->events);
-    free(record->options);
-    free(record->memory);
-    free(record->program);
-    free(record->trainer);
-    free(record->host);
-    free(record->device);
+    record_forget_start_(record);
     memset(record, 0, sizeof(*record));
 }
 
