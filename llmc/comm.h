@@ -104,7 +104,7 @@ __attribute__((noreturn)) void comm_fail(Comm* c, int status, const char* messag
 
 // ---- for comm_mpi.h and comm_tcp.h ----
 
-// A rank that has ended; status -1: without a word.
+// A rank that has ended; status -1 (and 0, which no rank sends): without a word.
 typedef struct {
     int rank, status, pid;
     char host[64];
@@ -140,6 +140,7 @@ void comm_set_engine(Comm* c, const CommEngine* engine);
 
 #include "llmc/base/check.h"
 #include "llmc/base/int.h"
+#include "llmc/base/printable.h"
 #include "llmc/comm_mpi.h"
 #include "llmc/comm_tcp.h"
 
@@ -319,10 +320,11 @@ __attribute__((noreturn)) static void comm_stuck_(const Comm* c, double waited_s
     comm_abort_(c, EXIT_FAILURE);
 }
 
-// Ends as another rank has, which has said why; of one that was killed, who notices it says so.
+// Ends as another rank has, which has said why; of one that was killed, who notices it says so. No rank ends in the middle of
+// a run with status 0, and this one does not, whatever it is told.
 __attribute__((noreturn)) static void comm_follow_(const Comm* c, const CommEnded* who) {
     char where[192], text[512];
-    if (who->status >= 0) {
+    if (who->status > 0) {
         comm_abort_(c, who->status);
     }
     comm_where_(where, sizeof(where), comm_state_(c));
@@ -338,7 +340,7 @@ static void comm_look_for_ends_(const Comm* c) {
     const CommState_* s = comm_state_(c);
     CommEnded who;
     if (engine && engine->ended && !COMM_LOAD_(s->has_told) && engine->ended(c, &who) &&
-        (who.status >= 0 || !COMM_LOAD_(s->closing))) {
+        (who.status > 0 || !COMM_LOAD_(s->closing))) {
         comm_follow_(c, &who);
     }
 }
@@ -541,7 +543,9 @@ static void comm_print_opinion_(FILE* file, const CommOpinion_* all, int size, i
         ranks += all[r].hash == all[first].hash;
     }
     if (*all[first].words) {
-        fprintf(file, "%s on rank%s", all[first].words, ranks > 1 ? "s" : "");
+        char words[COMM_WORDS_];
+        fprintf(file, "%s on rank%s", printable_copy(words, sizeof(words), all[first].words),
+                ranks > 1 ? "s" : "");
     } else {
         fprintf(file, "%016llx on rank%s", (unsigned long long)all[first].hash, ranks > 1 ? "s" : "");
     }

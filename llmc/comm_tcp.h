@@ -9,7 +9,8 @@ machine within 30 seconds, although nobody has to read or write.
 
 Where rank 0 listens is known to all (--init tcp), or stands in a file that it writes (--init fs), with a key that the
 others have to show, so that nobody joins by a file that an earlier run left. Who is of another job, has another
-number of processes, or a rank that is there already is refused by name.
+number of processes, or a rank that is there already is refused by name. Strangers are sent away, and nobody waits for
+them: rank 0 hears all connections at once, and a whole hello has to come within two seconds.
 
 Why not by NCCL: messages are exchanged before the GPU is known, and while rank 0 works for hours and the others wait;
 they would wait in the order of the GPU's work; and NCCL does not say who has died. A star costs rank 0 size^2 times
@@ -47,6 +48,7 @@ void comm_tcp_open(Comm* c, const CommMeeting* meeting, double limit_s);
 
 #ifdef COMM_TCP_IMPLEMENTATION
 
+#include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <ifaddrs.h>
@@ -61,23 +63,25 @@ void comm_tcp_open(Comm* c, const CommMeeting* meeting, double limit_s);
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
-#include <sys/time.h>
 #include <unistd.h>
 
 #include "llmc/base/check.h"
 #include "llmc/base/clock.h"
 #include "llmc/base/file.h"
+#include "llmc/base/printable.h"
 
 #ifndef MSG_NOSIGNAL // then SIGPIPE is ignored by signals.h alone
 #define MSG_NOSIGNAL 0
 #endif
 
 enum {
-    COMM_TCP_LINES_ = 2,     // messages, the end
-    COMM_TCP_HOSTS_ = 8,     // of a file
-    COMM_TCP_WORDS_ = 512,   // of a refusal or a reason
-    COMM_TCP_HELLO_S_ = 2,   // for a connection or a hello
-    COMM_TCP_ANSWER_S_ = 20, // for rank 0's answer, which may have to wait for strangers' hellos
+    COMM_TCP_LINES_ = 2,   // messages, the end
+    COMM_TCP_HOSTS_ = 8,   // of a file
+    COMM_TCP_WORDS_ = 512, // of a refusal or a reason
+    COMM_TCP_HELLO_S_ = 2, // for a connection, a whole hello, or the next try of a rank whose line was closed
+    COMM_TCP_ANSWER_S_ = 20, // for rank 0's answer; it may be paused
+    COMM_TCP_NOTE_S_ = 10,   // after which a rank says whom it waits for
+    COMM_TCP_CALLERS_ = 256, // whose hellos rank 0 waits for at a time; of more, the oldest is sent away
     COMM_TCP_TRY_AGAIN_MS_ = 100,
     COMM_TCP_BACKLOG_ = 1024
 };
@@ -87,7 +91,16 @@ typedef struct {
     int lines[COMM_TCP_LINES_]; // sockets; -1: not there
     int pid;
     char host[64];
+    double closed_s; // when a line was closed before all had joined; 0: it was not
 } CommTcpPeer_;
+
+// A connection whose hello rank 0 waits for.
+typedef struct {
+    int fd;
+    size_t bytes; // of the hello that have come
+    double end_s; // when the rest has to be there
+    CommTcpHello hello;
+} CommTcpCaller_;
 
 // What c->communicator points to.
 typedef struct {
@@ -114,12 +127,6 @@ static inline CommTcp_* comm_tcp_(const Comm* c) { return (CommTcp_*)c->communic
 
 // ---- sockets ----
 
-// How long a read may take; 0: as long as it likes.
-static void comm_tcp_limit_(int fd, double seconds) {
-    const struct timeval limit = {(time_t)seconds, (suseconds_t)(1e6 * (seconds - floor(seconds)))};
-    setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
-}
-
 // Small messages at once; a machine that is gone is noticed within half a minute.
 static void comm_tcp_set_up_(int fd) {
     const int on = 1;
@@ -135,6 +142,9 @@ static void comm_tcp_set_up_(int fd) {
     fcntl(fd, F_SETFD, FD_CLOEXEC);
 }
 
+// After a call that does not wait: errno says that there is nothing yet.
+static int comm_tcp_is_early_(void) { return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR; }
+
 // Returns whether all bytes came.
 static int comm_tcp_read_(int fd, void* data, size_t bytes) {
     for (size_t done = 0; done < bytes;) {
@@ -146,6 +156,33 @@ static int comm_tcp_read_(int fd, void* data, size_t bytes) {
         done += n > 0 ? (size_t)n : 0;
     }
     return 1;
+}
+
+// The same, within limit_s for all of them; else errno is ETIMEDOUT.
+static int comm_tcp_read_within_(int fd, void* data, size_t bytes, double limit_s) {
+    const double end_s = time_now_s() + limit_s;
+    for (size_t done = 0; done < bytes;) {
+        struct pollfd ready = {fd, POLLIN, 0};
+        const double left_s = fmax(0, end_s - time_now_s());
+        if (poll(&ready, 1, (int)ceil(1e3 * left_s)) == 0) {
+            errno = ETIMEDOUT;
+            return 0;
+        }
+        const ssize_t n = recv(fd, (char*)data + done, bytes - done, MSG_DONTWAIT);
+        if (n == 0 || (n < 0 && !comm_tcp_is_early_())) {
+            errno = n == 0 ? ECONNRESET : errno;
+            return 0;
+        }
+        done += n > 0 ? (size_t)n : 0;
+    }
+    return 1;
+}
+
+// Whether the other end has closed it. There may be bytes that nobody has read.
+static int comm_tcp_is_closed_(int fd) {
+    char byte;
+    const ssize_t n = recv(fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+    return n == 0 || (n < 0 && !comm_tcp_is_early_());
 }
 
 static int comm_tcp_write_(int fd, const void* data, size_t bytes) {
@@ -208,35 +245,103 @@ static int comm_tcp_connect_(const char* host, int port, char reason[COMM_TCP_WO
     return fd;
 }
 
-// Listens at a port of all addresses of this machine, of IPv6 and IPv4 where there are both; sets the port if it is 0.
-static int comm_tcp_listen_(int* port) {
-    struct sockaddr_storage address;
-    struct sockaddr_in6* six = (struct sockaddr_in6*)&address;
-    struct sockaddr_in* four = (struct sockaddr_in*)&address;
-    socklen_t size = sizeof(*six);
-    const int on = 1, off = 0;
-    int fd = socket(AF_INET6, SOCK_STREAM, 0);
-    memset(&address, 0, sizeof(address));
-    if (fd >= 0) {
-        setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof(off));
-        six->sin6_family = AF_INET6;
-        six->sin6_port = htons((uint16_t)*port);
-    } else {
-        fd = socket(AF_INET, SOCK_STREAM, 0);
-        four->sin_family = AF_INET;
-        four->sin_port = htons((uint16_t)*port);
-        size = sizeof(*four);
+// Where rank 0 hears the others.
+typedef struct {
+    struct pollfd polled[COMM_TCP_HOSTS_ + COMM_TCP_CALLERS_]; // listeners, then callers
+    int num_listeners, num_callers;
+    CommTcpCaller_ callers[COMM_TCP_CALLERS_]; // the oldest first
+} CommTcpDoor_;
+
+// Listens at an address, or returns 0 with errno.
+static int comm_tcp_listen_at_(CommTcpDoor_* door, const struct sockaddr* address, socklen_t size) {
+    const int fd = socket(address->sa_family, SOCK_STREAM, 0), on = 1, off = 0;
+    const int is_any = address->sa_family == AF_INET6 &&
+                       IN6_IS_ADDR_UNSPECIFIED(&((const struct sockaddr_in6*)address)->sin6_addr);
+    if (fd < 0) {
+        return 0;
     }
     setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on,
                sizeof(on)); // of connections that an earlier run has closed
-    CHECK(fd >= 0 && bind(fd, (struct sockaddr*)&address, size) == 0 && listen(fd, COMM_TCP_BACKLOG_) == 0,
-          "rank 0 cannot listen at port %d: %s; --server HOST:PORT names another one", *port,
-          strerror(errno));
+    if (address->sa_family == AF_INET6) {
+        setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, is_any ? &off : &on, sizeof(on));
+    }
+    if (bind(fd, address, size) != 0 || listen(fd, COMM_TCP_BACKLOG_) != 0) {
+        const int reason = errno;
+        close(fd);
+        errno = reason;
+        return 0;
+    }
     fcntl(fd, F_SETFD, FD_CLOEXEC);
     fcntl(fd, F_SETFL, O_NONBLOCK); // who asked may be gone when it is accepted
-    getsockname(fd, (struct sockaddr*)&address, &size);
-    *port = ntohs(address.ss_family == AF_INET6 ? six->sin6_port : four->sin_port);
-    return fd;
+    door->polled[door->num_listeners].fd = fd;
+    door->polled[door->num_listeners++].events = POLLIN;
+    return 1;
+}
+
+__attribute__((noreturn)) static void comm_tcp_cannot_listen_(int port) {
+    CHECK(0, "rank 0 cannot listen at port %d: %s; --server HOST:PORT names another one", port,
+          strerror(errno));
+    abort();
+}
+
+// Listens at a port of all addresses of this machine, of IPv6 and IPv4 where there are both; sets the port if it is 0.
+static void comm_tcp_listen_everywhere_(CommTcpDoor_* door, int* port) {
+    struct sockaddr_storage found;
+    struct sockaddr_in6 six;
+    struct sockaddr_in four;
+    socklen_t size = sizeof(found);
+    memset(&six, 0, sizeof(six));
+    memset(&four, 0, sizeof(four));
+    six.sin6_family = AF_INET6;
+    four.sin_family = AF_INET;
+    six.sin6_port = four.sin_port = htons((uint16_t)*port);
+    if (!comm_tcp_listen_at_(door, (const struct sockaddr*)&six, sizeof(six)) &&
+        (errno == EADDRINUSE || !comm_tcp_listen_at_(door, (const struct sockaddr*)&four, sizeof(four)))) {
+        comm_tcp_cannot_listen_(*port);
+    }
+    getsockname(door->polled[0].fd, (struct sockaddr*)&found, &size);
+    *port = ntohs(found.ss_family == AF_INET6 ? ((struct sockaddr_in6*)&found)->sin6_port
+                                              : ((struct sockaddr_in*)&found)->sin_port);
+}
+
+static int comm_tcp_is_loopback_(const struct sockaddr* address) {
+    return address->sa_family == AF_INET6
+               ? IN6_IS_ADDR_LOOPBACK(&((const struct sockaddr_in6*)address)->sin6_addr)
+               : ntohl(((const struct sockaddr_in*)address)->sin_addr.s_addr) >> 24 == 127;
+}
+
+// Whether this machine alone takes the name for itself, as Debian's /etc/hosts does: the others know another address.
+static int comm_tcp_is_own_name_(const struct addrinfo* found, const char* host) {
+    struct in_addr four;
+    struct in6_addr six;
+    const int is_name = inet_pton(AF_INET, host, &four) != 1 && inet_pton(AF_INET6, host, &six) != 1;
+    return is_name && strcmp(host, "localhost") != 0 && comm_tcp_is_loopback_(found->ai_addr);
+}
+
+// Listens at the addresses of a host, and at all of this machine where none of those is its own: that of a service, or in
+// front of a NAT.
+static void comm_tcp_listen_(CommTcpDoor_* door, CommMeeting* m) {
+    struct addrinfo wanted, *found = NULL;
+    char service[16];
+    memset(&wanted, 0, sizeof(wanted));
+    wanted.ai_socktype = SOCK_STREAM;
+    snprintf(service, sizeof(service), "%d", m->port);
+    if (*m->host && getaddrinfo(m->host, service, &wanted, &found) != 0) {
+        found = NULL;
+    }
+    const int is_own_name = found && comm_tcp_is_own_name_(found, m->host);
+    for (const struct addrinfo* at = found; at && !is_own_name && door->num_listeners < COMM_TCP_HOSTS_;
+         at = at->ai_next) {
+        if (!comm_tcp_listen_at_(door, at->ai_addr, at->ai_addrlen) && errno == EADDRINUSE) {
+            comm_tcp_cannot_listen_(m->port);
+        }
+    }
+    if (found) {
+        freeaddrinfo(found);
+    }
+    if (door->num_listeners == 0) {
+        comm_tcp_listen_everywhere_(door, &m->port);
+    }
 }
 
 // ---- the file ----
@@ -322,8 +427,8 @@ static int comm_tcp_read_file_(const CommMeeting* m, CommTcpPlace_* place, char 
         return 0;
     }
     if (strcmp(job, m->job) != 0) {
-        snprintf(reason, COMM_TCP_WORDS_, "%.120s: of another job, '%.60s', wanted '%.60s'", m->file, job,
-                 m->job);
+        snprintf(reason, COMM_TCP_WORDS_, "%.120s: of another job, '%.60s', wanted '%.60s'", m->file,
+                 printable(job), m->job);
         return 0;
     }
     return 1;
@@ -358,7 +463,8 @@ static CommTcpVerdict_ comm_tcp_judge_(const Comm* c, const CommTcpHello* hello,
         return COMM_TCP_REFUSED_;
     }
     const CommTcpPeer_* peer = &comm_tcp_(c)->peers[hello->rank];
-    if (peer->lines[hello->line] >= 0) {
+    const int line = peer->lines[hello->line];
+    if (line >= 0 && !comm_tcp_is_closed_(line)) {
         snprintf(words, COMM_TCP_WORDS_, "rank %d is there twice: %s, pid %d, and %s, pid %d", hello->rank,
                  peer->host, peer->pid, hello->host, hello->pid);
         return COMM_TCP_REFUSED_;
@@ -366,35 +472,130 @@ static CommTcpVerdict_ comm_tcp_judge_(const Comm* c, const CommTcpHello* hello,
     return COMM_TCP_WELCOME_;
 }
 
-// Hears who has connected. Returns whether it is a line that was missing. Strangers and other jobs are sent away; a
-// mistake of this job ends it.
-static int comm_tcp_admit_(Comm* c, int fd, const CommMeeting* m, uint64_t key) {
-    CommTcpHello hello;
-    char words[COMM_TCP_WORDS_];
-    comm_tcp_set_up_(fd);
-    comm_tcp_limit_(fd, COMM_TCP_HELLO_S_);
-    if (!comm_tcp_read_(fd, &hello, sizeof(hello)) || hello.magic != COMM_TCP_MAGIC) {
-        close(fd);
-        return 0;
+// The line is that of a rank from now on, instead of one that it has closed.
+static void comm_tcp_let_in_(CommTcp_* t, int fd, const CommTcpHello* hello) {
+    CommTcpPeer_* peer = &t->peers[hello->rank];
+    if (peer->lines[hello->line] >= 0) {
+        close(peer->lines[hello->line]);
     }
-    hello.job[sizeof(hello.job) - 1] = hello.host[sizeof(hello.host) - 1] = '\0';
-    const CommTcpVerdict_ verdict = comm_tcp_judge_(c, &hello, m, key, words);
-    comm_tcp_answer_(c, fd, verdict, words);
-    if (verdict != COMM_TCP_WELCOME_) {
-        close(fd);
-        CHECK(verdict != COMM_TCP_REFUSED_, "%s", words);
-        return 0;
-    }
-    CommTcpPeer_* peer = &comm_tcp_(c)->peers[hello.rank];
-    comm_tcp_limit_(fd, 0);
-    peer->lines[hello.line] = fd;
-    peer->pid = hello.pid;
-    memcpy(peer->host, hello.host, sizeof(peer->host));
-    return 1;
+    fcntl(fd, F_SETFL, 0);
+    peer->lines[hello->line] = fd;
+    peer->pid = hello->pid;
+    peer->closed_s = 0;
+    memcpy(peer->host, hello->host, sizeof(peer->host));
 }
 
-// " 2 3": the ranks that are missing.
-static void comm_tcp_print_missing_(const Comm* c, char words[COMM_TCP_WORDS_]) {
+// Answers a whole hello. Other jobs are sent away; a mistake of this job ends it. Who has closed the line says hello again.
+static void comm_tcp_admit_(Comm* c, CommTcpCaller_* caller, const CommMeeting* m, uint64_t key) {
+    CommTcpHello* hello = &caller->hello;
+    char words[COMM_TCP_WORDS_];
+    hello->job[sizeof(hello->job) - 1] = hello->host[sizeof(hello->host) - 1] = '\0';
+    printable(hello->job);
+    printable(hello->host);
+    if (comm_tcp_is_closed_(caller->fd)) {
+        close(caller->fd);
+        return;
+    }
+    const CommTcpVerdict_ verdict = comm_tcp_judge_(c, hello, m, key, words);
+    comm_tcp_answer_(c, caller->fd, verdict, words);
+    if (verdict == COMM_TCP_WELCOME_) {
+        comm_tcp_let_in_(comm_tcp_(c), caller->fd, hello);
+        return;
+    }
+    close(caller->fd);
+    CHECK(verdict != COMM_TCP_REFUSED_, "%s", words);
+}
+
+// Takes a caller off the list.
+static void comm_tcp_drop_(CommTcpDoor_* door, int i) {
+    door->num_callers--;
+    memmove(&door->callers[i], &door->callers[i + 1],
+            (size_t)(door->num_callers - i) * sizeof(door->callers[0]));
+}
+
+static void comm_tcp_send_away_(CommTcpDoor_* door, int i) {
+    close(door->callers[i].fd);
+    comm_tcp_drop_(door, i);
+}
+
+// Accepts all who have connected.
+static void comm_tcp_accept_(CommTcpDoor_* door) {
+    for (int i = 0; i < door->num_listeners; i++) {
+        int fd;
+        while ((fd = accept(door->polled[i].fd, NULL, NULL)) >= 0) {
+            if (door->num_callers == COMM_TCP_CALLERS_) {
+                comm_tcp_send_away_(door, 0);
+            }
+            CommTcpCaller_* caller = &door->callers[door->num_callers++];
+            comm_tcp_set_up_(fd);
+            caller->fd = fd;
+            caller->bytes = 0;
+            caller->end_s = time_now_s() + COMM_TCP_HELLO_S_;
+        }
+        if ((errno == EMFILE || errno == ENFILE) && door->num_callers > 0) {
+            comm_tcp_send_away_(door, 0);
+        }
+    }
+}
+
+// Reads as much of a hello as has come. Returns 1 if it is whole, 0 if bytes are missing, -1 if it is none or late.
+static int comm_tcp_hear_(CommTcpCaller_* caller) {
+    const size_t magic = sizeof(caller->hello.magic);
+    const ssize_t n = recv(caller->fd, (char*)&caller->hello + caller->bytes,
+                           sizeof(caller->hello) - caller->bytes, MSG_DONTWAIT);
+    if (n == 0 || (n < 0 && !comm_tcp_is_early_())) {
+        return -1;
+    }
+    caller->bytes += n > 0 ? (size_t)n : 0;
+    if (caller->bytes >= magic && caller->hello.magic != COMM_TCP_MAGIC) {
+        return -1;
+    }
+    return caller->bytes == sizeof(caller->hello) ? 1 : time_now_s() > caller->end_s ? -1 : 0;
+}
+
+// Waits a moment for who connects or says something, and hears all of them.
+static void comm_tcp_hear_all_(Comm* c, CommTcpDoor_* door, const CommMeeting* m, uint64_t key) {
+    for (int i = 0; i < door->num_callers; i++) {
+        const struct pollfd caller = {door->callers[i].fd, POLLIN, 0};
+        door->polled[door->num_listeners + i] = caller;
+    }
+    poll(door->polled, (nfds_t)(door->num_listeners + door->num_callers), COMM_TCP_TRY_AGAIN_MS_);
+    comm_tcp_accept_(door);
+    for (int i = 0; i < door->num_callers;) {
+        CommTcpCaller_ caller;
+        const int heard = comm_tcp_hear_(&door->callers[i]);
+        if (heard > 0) {
+            caller = door->callers[i];
+            comm_tcp_drop_(door, i);
+            comm_tcp_admit_(c, &caller, m, key);
+        } else if (heard < 0) {
+            comm_tcp_send_away_(door, i);
+        } else {
+            i++;
+        }
+    }
+}
+
+// A rank that has joined closes no line while it lives. One that gave up waiting for an answer comes again at once.
+static void comm_tcp_look_for_closed_(const Comm* c) {
+    const double now_s = time_now_s();
+    for (int r = 1; r < c->size; r++) {
+        CommTcpPeer_* peer = &comm_tcp_(c)->peers[r];
+        for (int line = 0; line < COMM_TCP_LINES_; line++) {
+            if (peer->lines[line] >= 0 && comm_tcp_is_closed_(peer->lines[line])) {
+                close(peer->lines[line]);
+                peer->lines[line] = -1;
+                peer->closed_s = now_s;
+            }
+        }
+        CHECK(peer->closed_s == 0 || now_s < peer->closed_s + COMM_TCP_HELLO_S_,
+              "rank %d of %d (%s, pid %d) has ended before all others had come to rank 0", r, c->size,
+              peer->host, peer->pid);
+    }
+}
+
+// " 2 3": the ranks that are missing. Returns whether there are any.
+static int comm_tcp_print_missing_(const Comm* c, char words[COMM_TCP_WORDS_]) {
     int used = 0;
     *words = '\0';
     for (int r = 1; r < c->size && used < COMM_TCP_WORDS_ - 32; r++) {
@@ -403,21 +604,24 @@ static void comm_tcp_print_missing_(const Comm* c, char words[COMM_TCP_WORDS_]) 
             used += snprintf(words + used, (size_t)(COMM_TCP_WORDS_ - used), " %d", r);
         }
     }
+    return used > 0;
 }
 
-// Waits for all other ranks.
-static void comm_tcp_wait_(Comm* c, int listener, const CommMeeting* m, uint64_t key, double limit_s) {
-    const double end_s = time_now_s() + limit_s;
-    struct pollfd ready = {listener, POLLIN, 0};
-    for (int missing = COMM_TCP_LINES_ * (c->size - 1); missing > 0;) {
-        char words[COMM_TCP_WORDS_];
-        const int fd = poll(&ready, 1, COMM_TCP_TRY_AGAIN_MS_) > 0 ? accept(listener, NULL, NULL) : -1;
-        missing -= fd >= 0 ? comm_tcp_admit_(c, fd, m, key) : 0;
-        if (missing && time_now_s() > end_s) {
-            comm_tcp_print_missing_(c, words);
-            CHECK(0, "these ranks have not come to rank 0 of %d, %s port %d, within %.0f s:%s", c->size,
-                  c->host, m->port, limit_s, words);
+// Waits for all other ranks. Names those that are missing soon, and again when the time is up.
+static void comm_tcp_wait_(Comm* c, CommTcpDoor_* door, const CommMeeting* m, uint64_t key, double limit_s) {
+    const double begin_s = time_now_s();
+    char missing[COMM_TCP_WORDS_];
+    for (int is_told = 0; comm_tcp_print_missing_(c, missing);) {
+        const double waited_s = time_now_s() - begin_s;
+        CHECK(waited_s <= limit_s, "these ranks have not come to rank 0 of %d, %s port %d, within %.0f s:%s",
+              c->size, c->host, m->port, limit_s, missing);
+        if (waited_s > COMM_TCP_NOTE_S_ && !is_told) {
+            fprintf(stderr, "note: rank 0 of %d, %s port %d, waits for these ranks:%s\n", c->size, c->host,
+                    m->port, missing);
+            is_told = 1;
         }
+        comm_tcp_hear_all_(c, door, m, key);
+        comm_tcp_look_for_closed_(c);
     }
 }
 
@@ -432,18 +636,25 @@ static uint64_t comm_tcp_random_(void) {
 static void comm_tcp_gather_(Comm* c, const CommMeeting* meeting, double limit_s) {
     CommMeeting m = *meeting;
     CommTcpPlace_ place;
+    CommTcpDoor_* door = (CommTcpDoor_*)check_alloc(1, sizeof(CommTcpDoor_), "connections");
     memset(&place, 0, sizeof(place));
-    const int listener = comm_tcp_listen_(&m.port);
+    comm_tcp_listen_(door, &m);
     if (*m.file) {
         place.port = m.port;
         place.key = comm_tcp_random_();
         comm_tcp_write_file_(c, &m, place);
     }
-    comm_tcp_wait_(c, listener, &m, place.key, limit_s);
+    comm_tcp_wait_(c, door, &m, place.key, limit_s);
     if (*m.file) {
         unlink(m.file);
     }
-    close(listener);
+    while (door->num_callers > 0) {
+        comm_tcp_send_away_(door, 0);
+    }
+    for (int i = 0; i < door->num_listeners; i++) {
+        close(door->polled[i].fd);
+    }
+    free(door);
 }
 
 // ---- joining: the others ----
@@ -465,14 +676,17 @@ static CommTcpHello comm_tcp_hello_(const Comm* c, const CommMeeting* m, uint64_
 // Says hello to whoever listens. Returns whether that is rank 0 and lets this one in; else the reason. What another try
 // cannot mend ends the program.
 static int comm_tcp_greet_(int fd, const CommMeeting* m, const CommTcpHello* hello, CommTcpAnswer_* answer,
-                           char reason[COMM_TCP_WORDS_]) {
-    if (!comm_tcp_write_(fd, hello, sizeof(*hello)) || !comm_tcp_read_(fd, answer, sizeof(*answer)) ||
-        answer->magic != COMM_TCP_MAGIC) {
-        snprintf(reason, COMM_TCP_WORDS_, "who listens there is not rank 0");
+                           double limit_s, char reason[COMM_TCP_WORDS_]) {
+    errno = 0;
+    if (!comm_tcp_write_(fd, hello, sizeof(*hello)) ||
+        !comm_tcp_read_within_(fd, answer, sizeof(*answer), limit_s) || answer->magic != COMM_TCP_MAGIC) {
+        snprintf(reason, COMM_TCP_WORDS_, "who listens there %s",
+                 errno == ETIMEDOUT ? "does not answer" : "is not rank 0");
         return 0;
     }
     answer->words[sizeof(answer->words) - 1] = answer->host[sizeof(answer->host) - 1] = '\0';
-    snprintf(reason, COMM_TCP_WORDS_, "%s", answer->words);
+    printable(answer->host);
+    printable_copy(reason, COMM_TCP_WORDS_, answer->words);
     CHECK(answer->verdict != COMM_TCP_REFUSED_, "%s", reason);
     CHECK(answer->verdict == COMM_TCP_WELCOME_ || *m->file, // of whose hosts one may be another machine here
           "%s", reason);
@@ -489,13 +703,12 @@ static int comm_tcp_try_(Comm* c, const CommMeeting* m, const CommTcpHello* hell
     if (fd < 0) {
         return -1;
     }
-    comm_tcp_limit_(fd, fmax(0.1, fmin(left_s, COMM_TCP_ANSWER_S_)));
-    if (!comm_tcp_greet_(fd, m, hello, &answer, words)) {
+    const double limit_s = fmax(0.1, fmin(left_s, COMM_TCP_ANSWER_S_));
+    if (!comm_tcp_greet_(fd, m, hello, &answer, limit_s, words)) {
         snprintf(reason, COMM_TCP_WORDS_, "%.64s:%d: %.400s", host, port, words);
         close(fd);
         return -1;
     }
-    comm_tcp_limit_(fd, 0);
     peer->pid = answer.pid;
     memcpy(peer->host, answer.host, sizeof(peer->host));
     return fd;
@@ -515,10 +728,10 @@ static int comm_tcp_find_(const CommMeeting* m, CommTcpPlace_* place, char reaso
 
 // Tries until a line is there, or the time is up.
 static int comm_tcp_join_line_(Comm* c, const CommMeeting* m, int line, double limit_s) {
-    const double end_s = time_now_s() + limit_s;
+    const double begin_s = time_now_s(), end_s = begin_s + limit_s;
     char reason[COMM_TCP_WORDS_];
     CommTcpPlace_ place;
-    for (;;) {
+    for (int is_told = c->rank > 1;;) { // one for all
         const int hosts = comm_tcp_find_(m, &place, reason) ? place.num_hosts : 0;
         for (int i = 0; i < hosts; i++) {
             const CommTcpHello hello = comm_tcp_hello_(c, m, place.key, line);
@@ -530,6 +743,10 @@ static int comm_tcp_join_line_(Comm* c, const CommMeeting* m, int line, double l
         }
         CHECK(time_now_s() < end_s, "rank %d has not found rank 0 within %.0f s: %s", c->rank, limit_s,
               reason);
+        if (time_now_s() > begin_s + COMM_TCP_NOTE_S_ && !is_told) {
+            fprintf(stderr, "note: rank %d of %d waits for rank 0: %s\n", c->rank, c->size, reason);
+            is_told = 1;
+        }
         usleep(1000 * COMM_TCP_TRY_AGAIN_MS_);
     }
 }

@@ -204,7 +204,7 @@ static void test_port_in_use(void) {
     const int accepted = accept(fd, NULL, NULL);
     EXPECT(write(accepted, "220 smtp\n", 9) == 9);
     close(accepted);
-    EXPECT(ends(one, 1, "who listens there is not rank 0"));
+    EXPECT(ends(one, 1, "who listens there "));
     close(fd);
 }
 
@@ -283,6 +283,149 @@ static void test_strangers(void) {
         close(fds[i]);
     }
     close(silent);
+}
+
+// A hello of rank 1 of 2.
+static CommTcpHello hello_of(const char* host, int line) {
+    CommTcpHello hello;
+    memset(&hello, 0, sizeof(hello));
+    hello.magic = COMM_TCP_MAGIC;
+    snprintf(hello.host, sizeof(hello.host), "%s", host);
+    hello.rank = 1;
+    hello.size = 2;
+    hello.pid = 4711;
+    hello.line = line;
+    return hello;
+}
+
+static int say_hello(int port, const char* host, int line) {
+    const CommTcpHello hello = hello_of(host, line);
+    const int fd = connect_to(port);
+    send_bytes(fd, &hello, sizeof(hello));
+    return fd;
+}
+
+// More connections that say nothing than rank 0 could hear one after the other before a rank gives up.
+static void test_silent_strangers(void) {
+    enum { SILENT = 40 };
+    const CommMeeting m = meeting_of("");
+    const Rank zero = start(0, 2, &m, 5, body_nothing);
+    int fds[SILENT];
+    for (int i = 0; i < SILENT; i++) {
+        fds[i] = connect_to(m.port);
+    }
+    const double begin_s = time_now_s();
+    EXPECT(ends(start(1, 2, &m, 5, body_nothing), 0, "") && ends(zero, 0, ""));
+    EXPECT(time_now_s() < begin_s + 10, "%.1f s", time_now_s() - begin_s);
+    for (int i = 0; i < SILENT; i++) {
+        close(fds[i]);
+    }
+}
+
+// A stranger whose hello comes byte by byte: all of it has to be there in time.
+static void test_slow_hello(void) {
+    const CommMeeting m = meeting_of("");
+    const CommTcpHello hello = hello_of("slow", 0);
+    const Rank zero = start(0, 2, &m, 5, body_nothing);
+    const int fd = connect_to(m.port);
+    size_t sent = 0;
+    char byte;
+    while (sent < sizeof(hello) && recv(fd, &byte, 1, MSG_DONTWAIT) != 0) {
+        send_bytes(fd, (const char*)&hello + sent++, 1);
+        usleep(200000);
+    }
+    EXPECT(sent < 40, "%zu bytes in %.1f s", sent, 0.2 * (double)sent);
+    close(fd);
+    EXPECT(ends(start(1, 2, &m, 5, body_nothing), 0, "") && ends(zero, 0, ""));
+}
+
+// Rank 0 is paused while a rank says hello, gives up and says it again; and a line is closed after rank 0 has taken it.
+static void test_hello_again(void) {
+    for (int is_paused = 0; is_paused < 2; is_paused++) {
+        const CommMeeting m = meeting_of("");
+        const Rank zero = start(0, 2, &m, 5, body_nothing);
+        char answer[256];
+        close(connect_to(m.port)); // it listens
+        if (is_paused) {
+            kill(zero.pid, SIGSTOP);
+        }
+        const int fd = say_hello(m.port, "gave_up", 0);
+        EXPECT(is_paused || recv(fd, answer, sizeof(answer), 0) > 0);
+        close(fd);
+        const Rank one = start(1, 2, &m, 5, body_nothing);
+        if (is_paused) {
+            usleep(300000);
+            kill(zero.pid, SIGCONT);
+        }
+        EXPECT(ends(zero, 0, "") && ends(one, 0, ""), "paused: %d", is_paused);
+    }
+}
+
+// A rank that ends when it has joined and others have not: the others need not wait until their time is up.
+static void test_end_before_all(void) {
+    const CommMeeting m = meeting_of("");
+    const Rank zero = start(0, 3, &m, 50, body_nothing), one = start(1, 3, &m, 50, body_nothing);
+    const double begin_s = time_now_s();
+    usleep(500000);
+    kill(one.pid, SIGKILL);
+    EXPECT(ends(zero, 1, "error: rank 1 of 3 (") && ended(one) == 128 + SIGKILL);
+    EXPECT(time_now_s() < begin_s + 15, "%.1f s", time_now_s() - begin_s);
+}
+
+// Who pretends to be a rank may end the job, but not with success.
+static void test_impostor(void) {
+    const CommMeeting m = meeting_of("");
+    const Rank zero = start(0, 2, &m, 5, body_nothing);
+    const int messages = say_hello(m.port, "impostor", 0), end = say_hello(m.port, "impostor", 1);
+    send_bytes(end, "", 1);
+    EXPECT(ends(zero, 1, "error: rank 1 of 2 (impostor, pid 4711) has ended"));
+    close(messages);
+    close(end);
+}
+
+// Names and words of others do not reach the terminal as they are.
+static void test_escapes(void) {
+    int port = 0;
+    const CommMeeting m = meeting_of("");
+    const Rank zero = start(0, 3, &m, 5, body_nothing);
+    const int fd = say_hello(m.port, "\x1b]0;mine\x07", 0), fake = listen_at(&port);
+    EXPECT(ends(zero, 1, "rank 1 of 2 (?]0;mine?, pid 4711) came to rank 0 of 3"));
+    close(fd);
+    struct {
+        uint64_t magic;
+        int32_t verdict, pid;
+        char host[64], words[384];
+    } answer = {COMM_TCP_MAGIC, 2, 1, "", "\x1b[31mgo away"};
+    const CommMeeting there = meeting_at(port, "");
+    const Rank one = start(1, 2, &there, 5, body_nothing);
+    const int accepted = accept(fake, NULL, NULL);
+    send_bytes(accepted, &answer, sizeof(answer));
+    EXPECT(ends(one, 1, "error: ?[31mgo away"));
+    close(accepted);
+    close(fake);
+}
+
+static int can_connect(const char* host, int port) {
+    struct sockaddr_in address = loopback(port);
+    const int fd = socket(AF_INET, SOCK_STREAM, 0);
+    inet_pton(AF_INET, host, &address.sin_addr);
+    const int can = connect(fd, (const struct sockaddr*)&address, sizeof(address)) == 0;
+    close(fd);
+    return can;
+}
+
+// Rank 0 listens at the address of --server alone; at all of them only if that is none of this machine's.
+static void test_address(void) {
+    const CommMeeting m = meeting_of("");
+    CommMeeting elsewhere = meeting_of("");
+    const Rank zero = start(0, 2, &m, 5, body_nothing);
+    close(connect_to(m.port)); // it listens
+    EXPECT(!can_connect("127.0.0.2", m.port), "another address of this machine");
+    EXPECT(ends(start(1, 2, &m, 5, body_nothing), 0, "") && ends(zero, 0, ""));
+    const CommMeeting here = meeting_at(elsewhere.port, "");
+    snprintf(elsewhere.host, sizeof(elsewhere.host), "192.0.2.1"); // nobody's
+    const Rank behind = start(0, 2, &elsewhere, 5, body_nothing);
+    EXPECT(ends(start(1, 2, &here, 5, body_nothing), 0, "") && ends(behind, 0, ""));
 }
 
 // A hello of this job in which some bytes are others: rank 0 takes it, sends it away or ends with an error.
@@ -410,9 +553,11 @@ static void test_mixed_up(void) {
 // ---- all at the same time: they wait more than they work ----
 
 static void (*const TESTS[])(void) = {
-    test_messages_tcp, test_messages_fs, test_wrong_size, test_twice,     test_other_job,     test_missing,
-    test_port_in_use,  test_stale_files, test_wrong_key,  test_strangers, test_fuzzed_hellos, test_kill,
-    test_kill_first,   test_exit,        test_fail,       test_all_fail,  test_mixed_up,
+    test_messages_tcp,   test_messages_fs, test_wrong_size,       test_twice,      test_other_job,
+    test_missing,        test_port_in_use, test_stale_files,      test_wrong_key,  test_strangers,
+    test_fuzzed_hellos,  test_kill,        test_silent_strangers, test_slow_hello, test_hello_again,
+    test_end_before_all, test_impostor,    test_escapes,          test_address,    test_kill_first,
+    test_exit,           test_fail,        test_all_fail,         test_mixed_up,
 };
 enum { NUM_TESTS = sizeof(TESTS) / sizeof(TESTS[0]) };
 
