@@ -361,11 +361,6 @@ static const char* behind_shard(const char* name, const char* base) {
     return digits >= 6 && strncmp(rest + digits, ".bin", 4) == 0 ? rest + digits + 4 : NULL;
 }
 
-static const char* base_name(const char* path) {
-    const char* slash = strrchr(path, '/');
-    return slash ? slash + 1 : path;
-}
-
 typedef enum { UNFINISHED_SHARDS, ALL_SHARDS } Removed;
 
 // Removes shards of earlier runs, whatever their number: a pattern of names must find only those of this one.
@@ -375,7 +370,7 @@ static void remove_shards(const char* out, Removed which) {
     DIR* entries = opendir(directory);
     CHECK(entries, "%s: cannot open: %s", directory, strerror(errno));
     for (struct dirent* entry; (entry = readdir(entries)) != NULL;) {
-        const char* rest = behind_shard(entry->d_name, base_name(out));
+        const char* rest = behind_shard(entry->d_name, file_name_in(out));
         if (rest && (*rest ? file_is_part(entry->d_name) : which == ALL_SHARDS)) {
             CHECK(unlinkat(dirfd(entries), entry->d_name, 0) == 0, "%s/%s: cannot remove: %s", directory,
                   entry->d_name, strerror(errno));
@@ -491,7 +486,7 @@ static void make_place(const char* out) {
 static void remove_parts(const char* out, const char* ending) {
     char directory[PATH_MAX], beginning[PATH_MAX];
     file_directory_of(directory, out);
-    snprintf(beginning, sizeof(beginning), "%s%s.", base_name(out), ending);
+    snprintf(beginning, sizeof(beginning), "%s%s.", file_name_in(out), ending);
     file_remove_parts(directory, beginning);
 }
 

@@ -61,6 +61,27 @@ static void test_left_over(void) {
     EXPECT(count_parts(test_path(".")) == 2, "%d unfinished files", count_parts(test_path(".")));
 }
 
+static void end_in_the_middle(const void* path) {
+    FileWriter one, two, done;
+    char other[PATH_MAX];
+    file_open(&one, (const char*)path);
+    file_path(other, "%s.other", (const char*)path);
+    file_open(&two, other);
+    file_open(&done, (const char*)path);
+    file_put(&done, "whole", 5);
+    file_commit(&done);
+    CHECK(0, "something else is wrong");
+}
+
+// An end of the program leaves no unfinished file, whatever ends it.
+static void test_end(void) {
+    const int before = count_parts(test_path("."));
+    EXPECT(test_dies(end_in_the_middle, test_path("ended"), EXIT_FAILURE, "something else is wrong"), "");
+    EXPECT(count_parts(test_path(".")) == before, "%d unfinished files, %d before",
+           count_parts(test_path(".")), before);
+    EXPECT(access(test_path("ended"), F_OK) == 0, "the finished one is there");
+}
+
 static void test_special_files(void) {
     char error[ERROR_BYTES], fifo[PATH_MAX];
     snprintf(fifo, sizeof(fifo), "%s", test_path("fifo"));
@@ -131,6 +152,7 @@ static void test_standard_descriptors(void) {
 int main(void) {
     test_two_writers();
     test_left_over();
+    test_end();
     test_special_files();
     test_fingerprint();
     test_lock();

@@ -117,7 +117,7 @@ test_misuse() {
     bad 2 "wanted a trained model" --interactive
     bad 2 "--model d12|wanted a trained model" --interactive --model d12
     bad 2 "--out-texts|--prompts" "${model[@]}" --out-texts texts
-    bad 2 "the same file" --model run --prompts prompts.jsonl --out-texts ./prompts.jsonl
+    bad 2 "the run reads this file" --model run --prompts prompts.jsonl --out-texts ./prompts.jsonl
     bad 2 "bytes.bin has no tokenizer|--tokenizer" --model bytes.bin --prompt x
     bad 2 "no word of the vocabulary|xyzzy" --model run --prompt xyzzy
     bad 2 "40 tokens|at most 31" --model bytes --prompt 1234567890123456789012345678901234567890

@@ -86,12 +86,66 @@ test_logs() {
 test_exports() {
     bad 1 "--export-llmc nowhere/x.bin: cannot write into nowhere" "${brief[@]}" --steps 100000 --export-llmc nowhere/x.bin
     bad 1 "--export-gguf .: a directory" "${brief[@]}" --steps 100000 --export-gguf .
-    bad 2 "--export-llmc x.bin and --export-gguf x.bin: the same file" "${brief[@]}" --steps 1 --export-llmc x.bin --export-gguf x.bin
+    bad 2 "--export-gguf x.bin: the same file as --export-llmc x.bin" "${brief[@]}" --steps 1 --export-llmc x.bin --export-gguf x.bin
     bad 2 "--export-llmc text.txt: the run reads this file" "${brief[@]}" "${text[@]}" --steps 1 --export-llmc text.txt
     check "it is there" grep -q '^400 bottles' text.txt
     echo mine >x.bin.part
     good "an export" "${brief[@]}" --steps 1 --export-llmc x.bin
     check "beside a file of the user's" grep -q mine x.bin.part
+    good "an export with a tokenizer" "${brief[@]}" "${text[@]}" --steps 2 --out exported --export-llmc y.bin
+    check "announces both files" grep -q '^export: y.bin and y_tokenizer.bin' stdout
+    good "and again" --model exported --steps 0 --export-llmc y.bin
+    echo mine >y_tokenizer.bin
+    bad 2 "--export-llmc y.bin: y_tokenizer.bin exists and is no tokenizer of llm.c's" --model exported --steps 0 --export-llmc y.bin
+    check "it is there" grep -q mine y_tokenizer.bin
+    bad 2 "y_tokenizer.bin: the same file as --export-" --model exported --steps 0 --export-llmc y.bin --export-gguf "$(rm y_tokenizer.bin && echo y_tokenizer.bin)"
+    bad 2 "model.safetensors: a file of exported, which the run reads" --model exported --steps 0 --export-gguf exported/step_00000002/model.safetensors
+    bad 2 "log.jsonl: the run writes this file itself" --out exported --resume on --export-gguf exported/log.jsonl
+    bad 2 "text.txt: the run reads this file" --out exported --resume on --export-gguf text.txt
+    good "the model is whole" --model exported --steps 0 --export-gguf exported/model.gguf
+    good "a .gguf in its directory is replaced" --model exported --steps 0 --export-gguf exported/model.gguf
+}
+
+# What texts are written to is opened last, and has its name when it is whole.
+test_out_texts() {
+    good "a run" "${brief[@]}" "${text[@]}" --steps 2 --out texts --export-llmc texts.bin
+    echo '{"prompt": "bottles"}' >prompts.jsonl
+    echo night >night.jsonl
+    local file
+    for file in texts/step_00000002/model.safetensors texts/log.jsonl; do
+        cp $file before
+        bad 2 "--out-texts $file: a file of texts, which the run reads" --model texts --prompts prompts.jsonl --out-texts $file
+        check "$file is there" cmp before $file
+    done
+    for file in texts.bin texts_tokenizer.bin prompts.jsonl; do
+        cp $file before
+        bad 2 "--out-texts $file: the run reads this file" --model texts.bin --tokenizer texts_tokenizer.bin --prompts prompts.jsonl --out-texts $file
+        check "$file is there" cmp before $file
+    done
+    cp -r texts damaged
+    truncate -s 100 damaged/step_00000002/model.safetensors
+    train --model damaged/step_00000002 --prompts prompts.jsonl --out-texts night.jsonl
+    check "a model that cannot be read: exit status $status" [ $status = 1 ]
+    check "leaves what was there" grep -q night night.jsonl
+    runs "texts" --model texts --prompts prompts.jsonl --out-texts night.jsonl --tokens 4
+    check "take its place" grep -q '^{"prompt":"bottles"' night.jsonl
+    check "no unfinished file is left" [ -z "$(ls night.jsonl.*part 2>/dev/null)" ]
+}
+
+test_out_html() {
+    good "a run" "${brief[@]}" "${text[@]}" --steps 2 --out page
+    mkfifo page_fifo
+    ln -s /dev/null page_link
+    cp page/log.jsonl before
+    bad 2 "--out-html page/log.jsonl: " --report page --out-html page/log.jsonl
+    bad 2 "--out-html page/step_00000002/state.json: a file of page, which the run reads" --report page --out-html page/step_00000002/state.json
+    check "the log is there" cmp before page/log.jsonl
+    bad 1 "--out-html page_fifo: not a regular file" --report page --out-html page_fifo
+    bad 1 "--out-html /dev/null: not a regular file" --report page --out-html /dev/null
+    bad 1 "--out-html page_link: a symbolic link" --report page --out-html page_link
+    check "the link is there" [ -L page_link ]
+    good "a page" --report page
+    good "and again" --report page
 }
 
 # Standard descriptors that are closed do not become files of the run.
@@ -292,6 +346,8 @@ test_two_starts
 test_links
 test_logs
 test_exports
+test_out_texts
+test_out_html
 test_closed
 test_pipe
 test_signals

@@ -115,8 +115,8 @@ static void test_defaults_and_bounds(void) {
         if (!is_number(row)) {
             EXPECT(row->min == 0 && row->max == 0 &&
                        (row->flags & ~((row->type == OPTION_CHOICE ? AUTO_ : 0) | OPTION_CPU | OPTION_GPU |
-                                       OPTION_CHANGES_RUN | OPTION_NOT_SAVED | OPTION_TEXTS | OPTION_BOTH)) ==
-                           0,
+                                       OPTION_CHANGES_RUN | OPTION_NOT_SAVED | OPTION_TEXTS | OPTION_BOTH |
+                                       OPTION_READS | OPTION_READS_LIST | OPTION_WRITES)) == 0,
                    "--%s is no number", row->name);
             continue;
         }

@@ -2,15 +2,15 @@
 file.h -- files that are whole or not there: written beside their place, flushed to the disk, then renamed
 into it.
 
-A full disk, a missing directory or any other failure removes the unfinished file and ends the program with
-one error that names the file; what stood under the name before is untouched. The unfinished file is called
-NAME.<process id>.part and is opened exclusively: two programs never write into the same one, and nobody's
-own file is overwritten.
+A full disk, a missing directory or any other failure removes the unfinished files and ends the program with
+one error that names the file; what stood under the name before is untouched. So does any other end of the program, but
+for a signal that kills it. The unfinished file is called NAME.<process id>.part and is opened exclusively: two programs
+never write into the same one, and nobody's own file is overwritten.
 
 Small files are read as a whole. Only regular files are opened for reading: a FIFO would hang, a device could
 do anything.
 
-defines: file_join, FileWriter, file_open, file_put, file_seek, file_commit, file_discard, file_directory_of, file_is_directory,
+defines: file_join, FileWriter, file_open, file_put, file_seek, file_commit, file_discard, file_directory_of, file_name_in, file_is_directory,
          file_sync_directory, file_make_directory, file_write_text, file_try_write_text, file_open_regular,
          file_try_read, file_read_line, file_try_lock, file_checksum, file_fingerprint, file_remove_parts, file_open_standard,
          FILE_PART, file_path, file_ends_in, file_fail, file_is_part
@@ -38,9 +38,10 @@ void file_join(char path[PATH_MAX], const char* directory, const char* name);
 // Does the name end in this, in capitals or not, behind something?
 int file_ends_in(const char* path, const char* ending);
 
-typedef struct {
+typedef struct FileWriter {
     FILE* file;
     char path[PATH_MAX], temporary[PATH_MAX]; // the file's name, and where it is written until it is whole
+    struct FileWriter* next;                  // of the unfinished ones
 } FileWriter;
 
 // Removes what was written; the file is not to be.
@@ -49,7 +50,7 @@ void file_discard(FileWriter* writer);
 // Removes what was written and reports errno.
 void file_fail(FileWriter* writer, const char* doing);
 
-// Starts the file `path`.
+// Starts the file `path`. The writer stays where it is until file_commit or file_discard.
 void file_open(FileWriter* writer, const char* path);
 
 void file_put(FileWriter* writer, const void* data, size_t bytes);
@@ -57,8 +58,9 @@ void file_put(FileWriter* writer, const void* data, size_t bytes);
 // What is put next goes to byte `at` of the file. What is never put is zero.
 void file_seek(FileWriter* writer, size_t at);
 
-// The directory that holds `path`.
+// The directory that holds `path`, and the name of `path` there.
 void file_directory_of(char directory[PATH_MAX], const char* path);
+const char* file_name_in(const char* path);
 
 // Whether there is a directory of this name.
 int file_is_directory(const char* path);
@@ -131,6 +133,7 @@ void file_open_standard(void);
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
@@ -161,7 +164,48 @@ int file_ends_in(const char* path, const char* ending) {
     return length > ending_length && strcasecmp(path + length - ending_length, ending) == 0;
 }
 
+// ---- unfinished files ----
+
+// A list of them, of all threads. Global because functions called by exit() take no arguments.
+static FileWriter* file_unfinished_ = NULL;
+static pid_t file_unfinished_pid_ = 0; // whose they are: not those of a child of this process
+static pthread_mutex_t file_unfinished_lock_ = PTHREAD_MUTEX_INITIALIZER;
+
+// exit() calls this. Other threads may still be writing, so no file is closed.
+static void file_remove_unfinished_(void) {
+    pthread_mutex_lock(&file_unfinished_lock_);
+    for (FileWriter* w = file_unfinished_pid_ == getpid() ? file_unfinished_ : NULL; w; w = w->next) {
+        unlink(w->temporary);
+    }
+    pthread_mutex_unlock(&file_unfinished_lock_);
+}
+
+static void file_is_unfinished_(FileWriter* writer) {
+    pthread_mutex_lock(&file_unfinished_lock_);
+    if (file_unfinished_pid_ != getpid()) { // the first one
+        file_unfinished_pid_ = getpid();
+        file_unfinished_ = NULL;
+        atexit(file_remove_unfinished_);
+    }
+    writer->next = file_unfinished_;
+    file_unfinished_ = writer;
+    pthread_mutex_unlock(&file_unfinished_lock_);
+}
+
+static void file_is_finished_(FileWriter* writer) {
+    pthread_mutex_lock(&file_unfinished_lock_);
+    FileWriter** at = &file_unfinished_;
+    while (*at && *at != writer) {
+        at = &(*at)->next;
+    }
+    if (*at) {
+        *at = writer->next;
+    }
+    pthread_mutex_unlock(&file_unfinished_lock_);
+}
+
 void file_discard(FileWriter* writer) {
+    file_is_finished_(writer);
     if (writer->file) {
         fclose(writer->file);
     }
@@ -189,6 +233,9 @@ static int file_create_part_(FileWriter* writer) {
                                     writer->path, (long)getpid(), again);
         CHECK(length < (int)sizeof(writer->temporary), "%s: the name is too long", writer->path);
         fd = open(writer->temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    }
+    if (fd >= 0) {
+        file_is_unfinished_(writer);
     }
     return fd;
 }
@@ -221,6 +268,11 @@ void file_directory_of(char directory[PATH_MAX], const char* path) {
     const char* slash = strrchr(path, '/');
     const int length = !slash ? 0 : slash == path ? 1 : (int)(slash - path);
     snprintf(directory, PATH_MAX, "%.*s", slash ? length : 1, slash ? path : ".");
+}
+
+const char* file_name_in(const char* path) {
+    const char* slash = strrchr(path, '/');
+    return slash ? slash + 1 : path;
 }
 
 int file_is_directory(const char* path) {
@@ -260,6 +312,7 @@ void file_commit(FileWriter* writer) {
     if (failed || rename(writer->temporary, writer->path) != 0) {
         file_fail(writer, "write");
     }
+    file_is_finished_(writer);
     file_sync_directory(writer->path);
 }
 
@@ -301,6 +354,7 @@ int file_try_write_text(const char* path, const char* text, size_t bytes, char* 
         file_discard(&writer);
         return 0;
     }
+    file_is_finished_(&writer);
     fclose(writer.file);
     return 1;
 }

@@ -2,10 +2,13 @@
 export.h -- the final model in other programs' formats: the files that --export-llmc and --export-gguf name, with the
 tokenizer.
 
-defines: export_check, export_is_wanted, ModelExport, export_open, export_group, export_close
+defines: export_tokenizer_path, export_print, export_is_wanted, ModelExport, export_open, export_group, export_close
 */
 #ifndef LLMC_EXPORT_H
 #define LLMC_EXPORT_H
+
+#include <limits.h>
+#include <stdio.h>
 
 #include "llmc/formats/gguf.h"
 #include "llmc/formats/llmc_bin.h"
@@ -17,8 +20,12 @@ defines: export_check, export_is_wanted, ModelExport, export_open, export_group,
 extern "C" {
 #endif
 
-// Reports bad names of exports before training.
-void export_check(const Options* options);
+// The file for the tokenizer that goes with --export-llmc FILE.bin: FILE_tokenizer.bin. Returns 0 without that option. Nobody
+// has asked for it by its name, so the program ends if there is a file that is no such tokenizer.
+int export_tokenizer_path(char path[PATH_MAX], const Options* options);
+
+// Says which files will be written, if any.
+void export_print(FILE* screen, const Options* options, const RunData* data);
 
 int export_is_wanted(const Options* options); // whether there is such a file
 
@@ -44,90 +51,64 @@ void export_close(ModelExport* files);
 
 #ifdef EXPORT_IMPLEMENTATION
 
-#include <errno.h>
-#include <glob.h>
-#include <limits.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "llmc/base/check.h"
 #include "llmc/base/file.h"
-#include "llmc/data/sources.h"
-#include "llmc/data/tokens.h"
 #include "llmc/tokenizer/bpe.h"
 #include "llmc/tokenizer/bpe_files.h"
 #include "llmc/tokenizer/tokenizer.h"
 
-// Whether two paths lead to the same file.
-static int export_is_same_file_(const char* a, const char* b) {
-    struct stat x, y;
-    return stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
+static void export_tokenizer_name_(char path[PATH_MAX], const char* file) {
+    const size_t ending = file_ends_in(file, ".bin") ? strlen(".bin") : 0;
+    file_path(path, "%.*s_tokenizer.bin", (int)(strlen(file) - ending), file);
 }
 
-// Ends the program if an export would overwrite a file that the run reads: `list` are names and patterns.
-static void export_spare_(const char* option, const char* path, const char* list) {
-    SourceList sources;
-    if (!list[0]) {
-        return;
+int export_tokenizer_path(char path[PATH_MAX], const Options* options) {
+    const char* file = options->export_llmc;
+    if (!file[0]) {
+        return 0;
     }
-    sources_read_list(&sources, list);
-    for (int i = 0; i < sources.count; i++) {
-        glob_t files = tokens_list(sources.names[i]);
-        for (size_t k = 0; k < files.gl_pathc; k++) {
-            if (export_is_same_file_(path, files.gl_pathv[k])) {
-                die_usage("%s %s: the run reads this file", option, path);
-            }
-        }
-        globfree(&files);
+    export_tokenizer_name_(path, file);
+    if (access(path, F_OK) == 0 && !bpe_is_bin(path)) {
+        die_usage("--export-llmc %s: %s exists and is no tokenizer of llm.c's, so it is not replaced; wanted "
+                  "another name",
+                  file, path);
     }
-    free(sources.text);
+    return 1;
 }
 
-// Ends the program if the file could not be written at the end.
-static void export_check_file_(const Options* options, const char* option, const char* path) {
-    char directory[PATH_MAX];
-    struct stat info;
-    if (!path[0]) {
-        return;
-    }
-    file_directory_of(directory, path);
-    CHECK(access(directory, W_OK | X_OK) == 0, "%s %s: cannot write into %s: %s", option, path, directory,
-          strerror(errno));
-    CHECK(stat(path, &info) != 0 || S_ISREG(info.st_mode), "%s %s: %s", option, path,
-          S_ISDIR(info.st_mode) ? "a directory, wanted the name of a file" : "not a regular file");
-    export_spare_(option, path, options->train_data);
-    export_spare_(option, path, options->val_data);
-    if (export_is_same_file_(path, options->model) || export_is_same_file_(path, options->tokenizer)) {
-        die_usage("%s %s: the run reads this file", option, path);
-    }
-}
-
-void export_check(const Options* options) {
-    const char *llmc = options->export_llmc, *gguf = options->export_gguf;
-    if (llmc[0] && (strcmp(llmc, gguf) == 0 || export_is_same_file_(llmc, gguf))) {
-        die_usage("--export-llmc %s and --export-gguf %s: the same file", llmc, gguf);
-    }
-    export_check_file_(options, "--export-llmc", llmc);
-    export_check_file_(options, "--export-gguf", gguf);
-}
-
-// Beside FILE.bin, a model of llm.c's, writes its tokenizer as FILE_tokenizer.bin, if that format can express
-// it.
-static void export_tokenizer_(const char* file, const Tokenizer* tokenizer) {
+// Whether the tokenizer goes with a model of llm.c's: whether that format can express it.
+static int export_has_tokenizer_(const RunData* data) {
     enum { MAX_BYTES = 255 }; // of a token, in that format
-    char path[PATH_MAX];
-    const int is_bin = file_ends_in(file, ".bin"), length = (int)strlen(file) - (is_bin ? 4 : 0);
-    if (tokenizer_bpe(tokenizer) && tokenizer_longest(tokenizer) <= MAX_BYTES) {
-        file_path(path, "%.*s_tokenizer.bin", length, file);
-        bpe_write(tokenizer_bpe(tokenizer), path);
-        printf("%s: the tokenizer; llm.c's programs expect it as gpt2_tokenizer.bin\n", path);
+    return data->has_tokenizer && tokenizer_bpe(&data->tokenizer) &&
+           tokenizer_longest(&data->tokenizer) <= MAX_BYTES;
+}
+
+void export_print(FILE* screen, const Options* options, const RunData* data) {
+    const char *llmc = options->export_llmc, *gguf = options->export_gguf;
+    char tokenizer[PATH_MAX];
+    if (llmc[0] && export_has_tokenizer_(data)) {
+        export_tokenizer_name_(tokenizer, llmc);
+        fprintf(screen, "export: %s and %s\n", llmc, tokenizer);
+    } else if (llmc[0]) {
+        fprintf(screen, "export: %s\n", llmc);
+    }
+    if (gguf[0]) {
+        fprintf(screen, "export: %s\n", gguf);
     }
 }
 
 int export_is_wanted(const Options* options) { return options->export_llmc[0] || options->export_gguf[0]; }
+
+// Writes the tokenizer of a model of llm.c's beside it.
+static void export_tokenizer_(const ModelExport* files) {
+    char path[PATH_MAX];
+    export_tokenizer_name_(path, files->options->export_llmc);
+    bpe_write(tokenizer_bpe(&files->data->tokenizer), path);
+    printf("%s: the tokenizer; llm.c's programs expect it as gpt2_tokenizer.bin\n", path);
+}
 
 // The tokenizer that a GGUF file can have; NULL: none.
 static const Bpe* export_bpe_(const RunData* data) {
@@ -170,8 +151,8 @@ static void export_close_gguf_(ModelExport* files) {
 void export_close(ModelExport* files) {
     if (files->options->export_llmc[0]) {
         llmc_bin_commit(&files->llmc);
-        if (files->data->has_tokenizer) {
-            export_tokenizer_(files->options->export_llmc, &files->data->tokenizer);
+        if (export_has_tokenizer_(files->data)) {
+            export_tokenizer_(files);
         }
     }
     if (files->options->export_gguf[0]) {

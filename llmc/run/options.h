@@ -72,16 +72,19 @@ typedef struct {
 
 // Flags of a row. An option counts in training runs only, unless OPTION_TEXTS or OPTION_BOTH says otherwise.
 enum {
-    AUTO_ = 1,               // may be "auto"
-    MINUS_1_ = 2,            // -1 means auto, as in llm.c
-    ABOVE_ = 4,              // must be above its minimum
-    BELOW_ = 8,              // must be below its maximum
-    OPTION_CPU = 16,         // only the CPU trainer has it
-    OPTION_GPU = 32,         // only the GPU trainer has it
-    OPTION_CHANGES_RUN = 64, // defines the run: resuming with another value needs --override
-    OPTION_NOT_SAVED = 128,  // for one start of the program; a resumed run does not inherit it
-    OPTION_TEXTS = 256,      // counts where the program only generates texts (options_generate)
-    OPTION_BOTH = 512,       // counts there and in training
+    AUTO_ = 1,                // may be "auto"
+    MINUS_1_ = 2,             // -1 means auto, as in llm.c
+    ABOVE_ = 4,               // must be above its minimum
+    BELOW_ = 8,               // must be below its maximum
+    OPTION_CPU = 16,          // only the CPU trainer has it
+    OPTION_GPU = 32,          // only the GPU trainer has it
+    OPTION_CHANGES_RUN = 64,  // defines the run: resuming with another value needs --override
+    OPTION_NOT_SAVED = 128,   // for one start of the program; a resumed run does not inherit it
+    OPTION_TEXTS = 256,       // counts where the program only generates texts (options_generate)
+    OPTION_BOTH = 512,        // counts there and in training
+    OPTION_READS = 1024,      // names a file that is read, or a directory of files
+    OPTION_READS_LIST = 2048, // names files that are read: a list of patterns
+    OPTION_WRITES = 4096,     // names a file that is written (run_outputs.h)
 };
 
 typedef struct {
@@ -191,6 +194,9 @@ int options_changed(const Options* options, const char* name);
 #define ONCE_ OPTION_NOT_SAVED
 #define TEXTS_ OPTION_TEXTS
 #define BOTH_ OPTION_BOTH
+#define READS_ OPTION_READS
+#define FILES_ OPTION_READS_LIST
+#define WRITES_ OPTION_WRITES
 #define MANY_ OPTION_UNLIMITED
 
 #define OPTION_TABLE_ROWS_
@@ -214,6 +220,9 @@ static_assert(sizeof(OPTION_TABLE) / sizeof(OPTION_TABLE[0]) <= OPTION_ROWS_MAX,
 #undef ONCE_
 #undef TEXTS_
 #undef BOTH_
+#undef READS_
+#undef FILES_
+#undef WRITES_
 #undef MANY_
 
 #ifndef OPTION_EXAMPLES

@@ -158,13 +158,13 @@ static inline int options_only_evaluates(const Options* options) {
 const OptionRow OPTION_TABLE[] = {
     // group, name, alias, type and field, min, max, flags, default
     //     unit or words, help
-    {"data",       "train-data",    "i",  STRING_(train_data),     0,        0, RUN_,             "",
+    {"data",       "train-data",    "i",  STRING_(train_data),     0,        0, RUN_ | FILES_,    "",
         "FILES", "training data, a pattern in quotes: token shards (.bin), text (.txt, .jsonl, .parquet, also .gz and "
         ".zst), or a directory of text; A:0.7,B:0.3 mixes sources by weight; escape , : * ? [ in a name with a "
         "backslash; empty: the built-in stories"},
-    {"data",       "val-data",      "j",  STRING_(val_data),       0,        0, 0,                "",
+    {"data",       "val-data",      "j",  STRING_(val_data),       0,        0, FILES_,           "",
         "FILES", "validation data, likewise; empty: the last shard, or the last 5 % of the text"},
-    {"data",       "tokenizer",     "",   STRING_(tokenizer),      0,        0, RUN_ | BOTH_,     "",
+    {"data",       "tokenizer",     "",   STRING_(tokenizer),      0,        0, RUN_ | BOTH_ | READS_, "",
         "FILE", "encodes text, and decodes samples: tokenizer.json, merges.txt, .tiktoken, .bin, or their directory; "
         "bpe:8192 trains one of 8192 tokens on the text and keeps it in --out; empty: from the --model directory, "
         "or plain bytes"},
@@ -187,7 +187,7 @@ const OptionRow OPTION_TABLE[] = {
     {"data",       "seed",          "",   SEED_(seed),             0,        0, RUN_ | BOTH_,     "42",
         "", "for initial weights, data order and samples"},
 
-    {"model",      "model",         "e",  STRING_(model),          0,        0, RUN_ | BOTH_,     "",
+    {"model",      "model",         "e",  STRING_(model),          0,        0, RUN_ | BOTH_ | READS_, "",
         "SIZE|PATH", "a size (d12, gpt3:c768), or weights to start from: a Hugging Face directory, the --out of a run "
         "or an llm.c .bin"},
     {"model",      "layers",        "",   INT_(layers),            1, GPT2_MAX_LAYERS, AUTO_ | RUN_,     "auto",
@@ -296,12 +296,12 @@ const OptionRow OPTION_TABLE[] = {
     {"evaluation", "top-p",         "",   FLOAT_(top_p),           0,        1, ABOVE_ | BOTH_,   "1",
         "", "sample from the most likely tokens whose probabilities add up to this"},
 
-    {"tasks",      "tasks",         "",   STRING_(tasks),          0,        0, 0,                "",
+    {"tasks",      "tasks",         "",   STRING_(tasks),          0,        0, FILES_,           "",
         "FILES", "choices and continuations to evaluate the model on: HellaSwag's .jsonl, llm.c's .bin, DCLM's .jsonl; "
         "with --steps 0 nothing else is done, without training data"},
     {"tasks",      "hellaswag",     "h",  SWITCH_(hellaswag),      0,        0, 0,                "off",
         "off|on", "--tasks " TASKS_HELLASWAG " (scripts/get_data.sh hellaswag)"},
-    {"tasks",      "perplexity",    "",   STRING_(perplexity),     0,        0, 0,                "",
+    {"tasks",      "perplexity",    "",   STRING_(perplexity),     0,        0, FILES_,           "",
         "FILES", "text or shards: loss, perplexity and bits per byte of all of it"},
     {"tasks",      "stride",        "",   INT_(stride),            1,  1048576, AUTO_,            "auto",
         "tokens", "scored in each window of --perplexity, the rest of --seq-len is context; auto: all of them"},
@@ -312,9 +312,9 @@ const OptionRow OPTION_TABLE[] = {
 
     {"texts",      "interactive",   "",   FLAG_(interactive),      0,        0, TEXTS_ | ONCE_,    "off",
         "off|on", "read prompts from the terminal, one a line, and answer each; end with Ctrl-D"},
-    {"texts",      "prompts",       "",   STRING_(prompts),        0,        0, TEXTS_ | ONCE_,    "",
+    {"texts",      "prompts",       "",   STRING_(prompts),        0,        0, TEXTS_ | ONCE_ | READS_, "",
         "FILE.jsonl", "read prompts from a file of JSON lines: {\"prompt\": \"...\"}"},
-    {"texts",      "out-texts",     "",   STRING_(out_texts),      0,        0, TEXTS_ | ONCE_,    "",
+    {"texts",      "out-texts",     "",   STRING_(out_texts),      0,        0, TEXTS_ | ONCE_ | WRITES_, "",
         "FILE", "of --prompts: write the texts there, as JSON lines with prompt, text, tokens and stop"},
     {"texts",      "tokens",        "",   INT_(tokens),            1,    MANY_, TEXTS_ | ONCE_,    "256",
         "tokens", "length of a text at most; it ends earlier with its document"},
@@ -334,18 +334,18 @@ const OptionRow OPTION_TABLE[] = {
         "steps", "never delete those at multiples of this; 0: none"},
     {"output",     "model-file-gb", "",   FLOAT_(model_file_gb),   0,    MANY_, ABOVE_,           "5",
         "GB", "largest file of weights in a checkpoint; larger models have several and an index, as Hugging Face's do"},
-    {"output",     "resume",        "y",  STRING_(resume),         0,        0, ONCE_,            "off",
+    {"output",     "resume",        "y",  STRING_(resume),         0,        0, ONCE_ | READS_,   "off",
         "off|on|auto|STEP|DIR", "on: continue from the newest valid checkpoint in --out; auto: the same, or a new run "
         "without one; or a certain checkpoint"},
     {"output",     "override",      "",   FLAG_(override),         0,        0, ONCE_,            "off",
         "off|on", "resume even if options that define the run have changed"},
     {"output",     "max-hours",     "",   FLOAT_(max_hours),       0,    MANY_, ONCE_,            "0",
         "hours", "save and stop before this time is up; 0: no limit"},
-    {"output",     "export-llmc",   "",   STRING_(export_llmc),    0,        0, ONCE_,            "",
+    {"output",     "export-llmc",   "",   STRING_(export_llmc),    0,        0, ONCE_ | WRITES_,  "",
         "FILE.bin", "write the final model in llm.c's format, and its tokenizer as FILE_tokenizer.bin; empty: no"},
     {"output",     "export-dtype",  "",   CHOICE_(export_dtype),   0,        0, ONCE_,            "fp32",
         WORDS_CHOICE(MODEL_DTYPE_WORDS), "precision of the weights in that file"},
-    {"output",     "export-gguf",   "",   STRING_(export_gguf),    0,        0, ONCE_,            "",
+    {"output",     "export-gguf",   "",   STRING_(export_gguf),    0,        0, ONCE_ | WRITES_,  "",
         "FILE", "write the final model for llama.cpp; empty: no"},
     {"output",     "export-gguf-dtype", "", CHOICE_(export_gguf_dtype), 0,   0, ONCE_,            "f16",
         WORDS_CHOICE(GGUF_DTYPE_WORDS), "precision of the matrices in that file"},
@@ -421,7 +421,7 @@ const OptionRow OPTION_TABLE[] = {
 
     {"reports",    "report",        "",   STRING_(report),         0,        0, ONCE_,            "",
         "RUNS", "write a page about runs that exist, and exit: their directories or logs, with commas between; empty: no"},
-    {"reports",    "out-html",      "",   STRING_(out_html),       0,        0, ONCE_,            "",
+    {"reports",    "out-html",      "",   STRING_(out_html),       0,        0, ONCE_ | WRITES_,  "",
         "FILE", "that page; empty: report.html in the first run's directory"},
     {"reports",    "compare",       "",   STRING_(compare),        0,        0, ONCE_,            "",
         "RUNS", "print what runs achieved, a column for each, and exit; empty: no"},

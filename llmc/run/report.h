@@ -37,6 +37,7 @@ void report_write(FILE* screen, const char* runs, const char* path);
 #include "llmc/base/check.h"
 #include "llmc/base/file.h"
 #include "llmc/base/numbers.h"
+#include "llmc/base/outputs.h"
 #include "llmc/base/text_buffer.h"
 #include "llmc/run/facts.h"
 #include "llmc/run/log.h"
@@ -643,6 +644,23 @@ static void report_default_path_(char path[PATH_MAX], const Record* run) {
     file_join(path, directory, "report.html");
 }
 
+// Sets `target` to where the page goes. Ends the program if it must not go there.
+static void report_place_page_(char target[PATH_MAX], const ReportRuns* r, const char* path) {
+    Outputs outputs;
+    file_path(target, "%s", path);
+    if (!path[0]) {
+        report_default_path_(target, &r->runs[0]);
+    }
+    outputs_open(&outputs);
+    for (int i = 0; i < r->count; i++) {
+        outputs_read(&outputs, r->runs[i].name);
+        outputs_read(&outputs, r->runs[i].path);
+    }
+    outputs_add(&outputs, "out-html", target);
+    outputs_check(&outputs);
+    outputs_close(&outputs);
+}
+
 void report_write(FILE* screen, const char* runs, const char* path) {
     char paths[RECORD_RUNS][PATH_MAX], target[PATH_MAX];
     TextBuffer page;
@@ -651,14 +669,11 @@ void report_write(FILE* screen, const char* runs, const char* path) {
     for (int i = 0; i < r->count; i++) {
         record_read(&r->runs[i], paths[i]);
     }
+    report_place_page_(target, r, path);
     report_runs_open(r);
     text_buffer_open(&page, "the report");
     report_page_(page.file, r);
     char* text = text_buffer_close(&page);
-    file_path(target, "%s", path);
-    if (!path[0]) {
-        report_default_path_(target, &r->runs[0]);
-    }
     file_write_text(target, text, page.bytes);
     fprintf(screen, "%s: %zu KiB\n", target, (page.bytes + 1023) / 1024);
     for (int i = 0; i < r->count; i++) {

@@ -74,6 +74,7 @@ int run_main(int argc, char** argv, const Trainer* trainer);
 #include "llmc/run/report.h"
 #include "llmc/run/resume.h"
 #include "llmc/run/run_data.h"
+#include "llmc/run/run_outputs.h"
 #include "llmc/run/session.h"
 #include "llmc/run/setup.h"
 #include "llmc/run/setup_checks.h"
@@ -623,6 +624,7 @@ static void run_print_facts_(const Run_* run) {
             "floor: the entropy of the validation stories is %.4f nats per token; no model can do better\n",
             run->floor);
     }
+    export_print(stdout, &run->options, &run->data);
     fflush(stdout); // the first step may take long
 }
 
@@ -810,9 +812,6 @@ static int run_dispatch_(Run_* run, const char* program) {
     setup_check_freeze(options, run->cfg);
     setup_check_share(options, run->cfg);
     setup_products(options);
-    if (run_is_first_(run)) {
-        export_check(options);
-    }
     setup_batch(options);
     run_data_open(&run->data, options);
     setup_training(options, run->model_path != NULL);
@@ -874,6 +873,9 @@ static int run_start_(Run_* run, const char* program) {
     }
     comm_progress(&run->comm, COMM_FIRST, -1, "checkpoints and data");
     resume_open(&run->resume, options, &run->comm);
+    if (run_is_first_(run)) {
+        run_outputs_check(options);
+    }
     run_turn_begins_(run);
     run->model_path = run->resume.is_active ? run->resume.path : setup_model_path(options, run->newest);
     run_data_open_tokenizer(&run->data, options, run->resume.is_active ? NULL : run->model_path);

@@ -21,7 +21,7 @@ bpe_write_hf makes a directory a model's tokenizer for Hugging Face's transforme
 part of it that every tokenizer.json needs beside it.
 
 defines: bpe_open, bpe_open_tokens, bpe_write, bpe_write_hf, bpe_write_hf_config, bpe_checksum,
-         bpe_print_tokens, bpe_print_merges, BPE_HF_EOT, bpe_path
+         bpe_print_tokens, bpe_print_merges, BPE_HF_EOT, bpe_path, bpe_is_bin
 */
 #ifndef LLMC_BPE_FILES_H
 #define LLMC_BPE_FILES_H
@@ -47,6 +47,9 @@ extern "C" {
 
 // dir/name; returns whether there is such a file.
 int bpe_path(char path[PATH_MAX], const char* directory, const char* name);
+
+// Whether a file begins as one of llm.c's tokenizers.
+int bpe_is_bin(const char* path);
 
 // Opens a file or directory. Returns 0, with the reason in `error` (of ERROR_BYTES), where the tokens of a
 // .bin are none of a BPE: bpe_token gives them and bpe_close closes them, but they encode nothing.
@@ -845,6 +848,17 @@ static int bpe_open_data_(Bpe* bpe, BpeFile_* file, char* error) {
 int bpe_path(char path[PATH_MAX], const char* directory, const char* name) {
     file_join(path, directory, name);
     return access(path, F_OK) == 0;
+}
+
+int bpe_is_bin(const char* path) {
+    char error[ERROR_BYTES];
+    uint32_t magic = 0;
+    const int fd = file_open_regular(path, error);
+    const int is_read = fd >= 0 && read(fd, &magic, sizeof(magic)) == (ssize_t)sizeof(magic);
+    if (fd >= 0) {
+        close(fd);
+    }
+    return is_read && magic == BPE_BIN_MAGIC_;
 }
 
 static void bpe_open_file_(Bpe* bpe, const char* path) {
