@@ -740,6 +740,8 @@ test_signals() {
         train "${model[@]}" "${batch[@]}" --train-data text.txt --steps 3 --out limit_3 --resume auto --max-hours 1e-9
     done
     check "a limit shorter than a step: exit status $status after $starts starts, wanted a step in each" [ "$status $starts" = "0 3" ]
+    bad 2 "--max-hours 0.5|--out" "${tiny[@]}" --max-hours 0.5
+    good "a limit for tasks alone" "${model[@]}" "${batch[@]}" --train-data text.txt --steps 0 --perplexity text.txt --out limit_4 --max-hours 1
 }
 
 # In the middle of the text is a part that nothing before prepares for: the loss leaps up there.

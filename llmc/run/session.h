@@ -172,16 +172,17 @@ int session_samples_are_due(const Session* s, const RunState* run) {
            schedule_due(s->options->sample_every, run->step, s->options->steps);
 }
 
+// The time that a save takes, as far as that is known.
+static double session_save_s_(const Session* s) {
+    const double slow_disk = 100e6; // bytes per second
+    const Checkpoints* c = &s->checkpoints;
+    return !s->can_save ? 0 : c->save_s > 0 ? c->save_s : checkpoints_disk_bytes(c) / slow_disk;
+}
+
 // Whether --max-hours leave no time for another step and a save. Each start has made a step before: a run whose steps take longer
 // than its hours ends all the same, if it is resumed often enough.
 static int session_is_late_(const Session* s) {
-    if (s->longest_step_s == 0) {
-        return 0;
-    }
-    const Checkpoints* c = &s->checkpoints;
-    const double guess_s = checkpoints_disk_bytes(c) / 100e6; // a slow disk
-    const double save_s = s->can_save ? (c->save_s > 0 ? c->save_s : guess_s) : 0;
-    return time_now_s() + 2 * (s->longest_step_s + save_s) > s->end_s;
+    return s->longest_step_s > 0 && time_now_s() + 2 * (s->longest_step_s + session_save_s_(s)) > s->end_s;
 }
 
 int session_next(Session* s, const RunState* run, double step_s) {

@@ -375,6 +375,9 @@ void setup_training(Options* options, int has_weights) {
     if (options->save_every > 0 && !options->out[0]) {
         die_usage("--save-every %d needs a directory: --out", options->save_every);
     }
+    if (options->max_hours > 0 && !options->out[0]) {
+        die_usage("--max-hours %g saves before the time is up: give --out, too", (double)options->max_hours);
+    }
     if (options->on_divergence == DIVERGENCE_ROLLBACK && !options->save_every) {
         die_usage("--on-divergence rollback needs checkpoints: --out and --save-every");
     }
