@@ -245,7 +245,14 @@ static void test_save(void) {
     save(&run, 3);
     expect_list(&run, "3 7 1000 step_123456789012"); // 0: all are kept
     EXPECT(newest_in(run.out) == 3, "the one that was written last, whatever its step");
-    checkpoint_remove_after(run.out, 2);
+    SavedState second;
+    memset(&second, 0, sizeof(second));
+    second.serial = 2;
+    second.identity = 1;
+    checkpoint_remove_after(run.out, &second);
+    expect_list(&run, "3 7 1000 step_123456789012"); // of another run
+    second.identity = 0;
+    checkpoint_remove_after(run.out, &second);
     expect_list(&run, "1000 step_123456789012");
 }
 
@@ -785,6 +792,41 @@ static void test_damage(void) {
     EXPECT(newest_in(test_path("nowhere")) == 0, "no directory");
 }
 
+// A checkpoint whose state cannot be read may be the newest: it is not passed over in silence, nor removed, and new ones
+// come after it.
+static void test_unreadable(void) {
+    const Run run = run_open("unreadable", 0, 0);
+    char path[PATH_MAX], state_path[PATH_MAX], away[PATH_MAX];
+    SavedState state;
+    for (int step = 1; step <= 3; step++) {
+        save(&run, step);
+    }
+    EXPECT(checkpoint_newest(path, &state, run.out, NULL, NULL) == CHECKPOINTS_NEWEST, "all can be read");
+    state_close(&state);
+    EXPECT(checkpoint_last_serial(run.out) == 3, "three");
+    snprintf(state_path, sizeof(state_path), "%s/step_00000003/state.json", run.out);
+    snprintf(away, sizeof(away), "%s/away", run.out);
+    rename(state_path, away);
+    EXPECT(checkpoint_newest(path, &state, run.out, NULL, NULL) == CHECKPOINTS_OLDER && state.run.step == 2,
+           "the one before the unreadable one");
+    EXPECT(checkpoint_last_serial(run.out) == 3, "the unreadable one may be the third");
+    state.serial = 1;
+    checkpoint_remove_after(run.out, &state);
+    state_close(&state);
+    expect_list(&run, "away 1 3");
+    rename(away, state_path);
+    EXPECT(newest_in(run.out) == 3, "read again");
+}
+
+// One that could not be read when the list was made, and now can, takes its place in the order of writing.
+static void test_read_at_second_try(void) {
+    CheckpointEntry_ entries[3] = {{1, CHECKPOINT_UNKNOWN_, 0}, {3, 9, 0}, {2, 5, 0}};
+    EXPECT(!checkpoint_is_first_(entries, 3, 7) && entries[0].step == 3 && entries[1].step == 1,
+           "not the newest");
+    CheckpointEntry_ newest[2] = {{4, CHECKPOINT_UNKNOWN_, 0}, {3, 9, 0}};
+    EXPECT(checkpoint_is_first_(newest, 2, 10) && newest[0].step == 4, "the newest");
+}
+
 // What state.json says is not believed: names outside, numbers too large, keys that are missing or doubled.
 static void test_bad_state(void) {
     static const char* const cases[][3] = {
@@ -970,6 +1012,8 @@ int main(int argc, char** argv) {
     test_cannot_remove();
     test_flips();
     test_damage();
+    test_unreadable();
+    test_read_at_second_try();
     test_bad_state();
     test_full_disk();
     test_bad_places();

@@ -107,8 +107,8 @@ static RunLog open_log_for(const char* name, LogStart start, int64_t start_step,
     RunLog log;
     char screen[300];
     snprintf(screen, sizeof(screen), "%s.screen", test_path(name));
-    const LogSettings settings = {test_path(name), start, start_step,         steps,
-                                  STEP_TOKENS,     0,     fopen(screen, "w"), tensorboard};
+    const LogSettings settings = {test_path(name),    start,       start_step, steps, STEP_TOKENS, 0,
+                                  fopen(screen, "w"), tensorboard, 0};
     log_open(&log, &settings);
     return log;
 }
@@ -125,7 +125,7 @@ static RunLog open_log(const char* name, int64_t start_step, int64_t steps) {
 // A log of ten steps, in a directory or without files ("").
 static RunLog open_log_in(const char* directory, FILE* screen) {
     RunLog log;
-    const LogSettings settings = {directory, LOG_NEW, 0, 10, 1, 0, screen, 0};
+    const LogSettings settings = {directory, LOG_NEW, 0, 10, 1, 0, screen, 0, 0};
     log_open(&log, &settings);
     return log;
 }

@@ -83,6 +83,52 @@ test_logs() {
     check "of the start" grep -q '"program":"train_gpt2[^"]*","trainer":"CPU FP32","host":"[^"]*","device":"' logs_2/log.jsonl
 }
 
+# A run that was killed before its first save, in the directory of an earlier one: neither is taken for the other.
+test_two_runs() {
+    local newest
+    good "a run" "${brief[@]}" --steps 3 --out runs
+    good "that can be resumed" --out runs --resume on
+    cp runs/log.jsonl first.jsonl
+    in_background "${brief[@]}" --steps 30000000 --eval-every 0 --lr 5e-3 --out runs
+    for i in {1..1200}; do [ "$(grep -c '"train"' runs/log.jsonl 2>/dev/null)" -gt 5 ] 2>/dev/null && break; sleep 0.05; done
+    kill -KILL $process
+    wait $process 2>/dev/null
+    newest=$(values config run runs/log.jsonl)
+    check "its log is that of another run" [ "$newest" != "$(values config run first.jsonl | head -n 1)" ]
+    cp runs/log.jsonl killed.jsonl
+    bad 1 "runs: the newest run here has no checkpoint; runs/step_00000003 belongs to an earlier run: --resume 3 continues" --out runs --resume on
+    check "its log is untouched" cmp killed.jsonl runs/log.jsonl
+    good "the earlier run by its step" --out runs --resume 3
+    check "continues with its own log" cmp <(head -n 5 first.jsonl) <(head -n 5 runs/log.jsonl)
+    check "beside the whole log of the killed run" cmp killed.jsonl runs/log.jsonl.2
+    good "it is the newest run now" --out runs --resume on
+    rm -rf runs/log.jsonl && cp killed.jsonl runs/log.jsonl
+    good "auto" "${brief[@]}" "${text[@]}" --steps 2 --lr 5e-3 --out runs --resume auto
+    check "starts a new run" grep -q 'checkpoints of an earlier run; starting a new run' stdout
+    check "of its own" [ "$(values config run runs/log.jsonl)" != "$newest" ]
+    good "the newest run has a checkpoint" --out runs --resume on
+    check "which is taken" grep -q '^resume: from runs/step_00000002' stdout
+    good "an evaluation into the directory" --model runs/step_00000002 --steps 0 --perplexity text.txt --out runs
+    check "has a log of its own" [ "$(grep -c '"kind":"train"' runs/log.jsonl)" = 0 ]
+    good "the run" --out runs --resume on
+    check "has its log again" [ "$(grep -c '"kind":"train"' runs/log.jsonl)" = 2 ]
+    sed -i 's/"run":"[0-9a-f]*",//' runs/log.jsonl
+    good "a log that does not say whose it is" --out runs --resume on
+    chmod 200 runs/log.jsonl
+    [ "$(id -u)" = 0 ] || bad 1 "runs/log.jsonl: cannot read: Permission denied" --out runs --resume on
+}
+
+# A model is not taken from an older checkpoint in silence.
+test_unreadable() {
+    good "a run" "${brief[@]}" --steps 4 --save-every 2 --out unreadable
+    mv unreadable/step_00000004/state.json kept.json
+    train --model unreadable --prompt a --tokens 2
+    check "a model whose newest checkpoint is unreadable: exit status $status" [ $status = 1 ]
+    check "is refused: $(tail -n 1 stderr)" grep -q '^error: --model unreadable: .*--model unreadable/step_00000002' stderr
+    mv kept.json unreadable/step_00000004/state.json
+    runs "it is back" --model unreadable --prompt a --tokens 2
+}
+
 test_exports() {
     bad 1 "--export-llmc nowhere/x.bin: cannot write into nowhere" "${brief[@]}" --steps 100000 --export-llmc nowhere/x.bin
     bad 1 "--export-gguf .: a directory" "${brief[@]}" --steps 100000 --export-gguf .
@@ -345,6 +391,8 @@ test_fifos() {
 test_two_starts
 test_links
 test_logs
+test_two_runs
+test_unreadable
 test_exports
 test_out_texts
 test_out_html

@@ -11,8 +11,8 @@ half of one, and the next run in the same directory clears what a killed run lef
 symbolic link, the link is removed, never its target. Two runs at a time are refused.
 
 defines: CHECKPOINT_PART, checkpoint_path, checkpoint_steps, checkpoint_lock, checkpoint_clear, checkpoint_put,
-         checkpoint_thin, checkpoint_remove_after, checkpoint_last_serial, checkpoint_try_check, CheckpointFilter, checkpoint_newest,
-         checkpoint_share
+         checkpoint_thin, checkpoint_remove_after, checkpoint_last_serial, checkpoint_try_check, CheckpointFilter,
+         CheckpointsFound, checkpoint_newest, checkpoint_share
 */
 #ifndef LLMC_CHECKPOINT_DIRECTORY_H
 #define LLMC_CHECKPOINT_DIRECTORY_H
@@ -54,11 +54,12 @@ void checkpoint_put(const char* part, const char* path, const char* out, int64_t
 // cannot be removed is no reason to end the run.
 void checkpoint_thin(const char* out, int64_t newest, int keep, int major);
 
-// Removes the checkpoints that were written after the one with this serial number: after a rollback the run
-// must not be resumed from them.
-void checkpoint_remove_after(const char* out, int64_t serial);
+// Removes the checkpoints of a run that were written after this one: after a rollback the run must not be resumed from
+// them. One whose state cannot be read stays, with a warning.
+void checkpoint_remove_after(const char* out, const SavedState* last);
 
-// The largest serial number of a checkpoint in the directory, 0 without one.
+// A serial number that no checkpoint of the directory is above; 0 without one. One that cannot be read may be as many
+// above the others as there are of its kind.
 int64_t checkpoint_last_serial(const char* out);
 
 // ---- finding ----
@@ -70,11 +71,18 @@ int checkpoint_try_check(SavedState* s, const char* directory, char* error);
 // Whether a checkpoint is usable, for checkpoint_newest; `context` is the caller's.
 typedef int (*CheckpointFilter)(const SavedState* state, const void* context);
 
-// Finds the checkpoint that was written last, of those that are valid and that `filter` (NULL: all) accepts.
-// Damaged ones are reported on stderr. Returns 1, with *path and *s set; 0 if there are no checkpoints; -1 if
-// none of them is usable.
-int checkpoint_newest(char path[PATH_MAX], SavedState* s, const char* out, CheckpointFilter filter,
-                      const void* context);
+// Above 0: there is one. OLDER: one that is damaged or cannot be read may be newer.
+typedef enum {
+    CHECKPOINTS_DAMAGED = -1,
+    CHECKPOINTS_NONE,
+    CHECKPOINTS_NEWEST,
+    CHECKPOINTS_OLDER
+} CheckpointsFound;
+
+// Finds the checkpoint that was written last, of those that are valid and that `filter` (NULL: all) accepts, and sets
+// *path and *s to it. Damaged ones are reported on stderr.
+CheckpointsFound checkpoint_newest(char path[PATH_MAX], SavedState* s, const char* out,
+                                   CheckpointFilter filter, const void* context);
 
 // Collective: tells all ranks which checkpoint rank 0 has found and checked, if it has. The others read its state.
 void checkpoint_share(SavedState* s, char path[PATH_MAX], int* is_found, Comm* comm);
@@ -288,11 +296,13 @@ int checkpoint_try_check(SavedState* s, const char* directory, char* error) {
     return ok;
 }
 
-// A checkpoint of a list, in the order of writing: the last one first; those without a readable state before
-// all others, so that they are spoken of.
+// A checkpoint of a list, in the order of writing: the last one first. One without a readable state may be the last
+// one, so it comes before all others.
 typedef struct {
     int64_t step, serial;
+    uint64_t run; // its identity
 } CheckpointEntry_;
+#define CHECKPOINT_UNKNOWN_ INT64_MAX // as a serial number
 
 static int checkpoint_by_serial_(const void* a, const void* b) {
     const CheckpointEntry_ *x = (const CheckpointEntry_*)a, *y = (const CheckpointEntry_*)b;
@@ -310,10 +320,11 @@ static int checkpoint_list_(const char* out, CheckpointEntry_** entries) {
         SavedState state;
         checkpoint_path(path, out, steps[i], "");
         file_join(file, path, "state.json");
-        const CheckpointEntry_ damaged = {steps[i], INT64_MAX};
-        (*entries)[i] = damaged;
+        const CheckpointEntry_ unknown = {steps[i], CHECKPOINT_UNKNOWN_, 0};
+        (*entries)[i] = unknown;
         if (state_try_read(&state, file, error)) {
             (*entries)[i].serial = state.serial;
+            (*entries)[i].run = state.identity;
             state_close(&state);
         }
     }
@@ -322,24 +333,38 @@ static int checkpoint_list_(const char* out, CheckpointEntry_** entries) {
     return count;
 }
 
-int checkpoint_newest(char path[PATH_MAX], SavedState* s, const char* out, CheckpointFilter filter,
-                      const void* context) {
+// Whether the first of `count` entries stays the first now that its serial number is read; if not, all are sorted again.
+static int checkpoint_is_first_(CheckpointEntry_* entries, int count, int64_t serial) {
+    const int64_t step = entries[0].step;
+    entries[0].serial = serial;
+    qsort(entries, (size_t)count, sizeof(CheckpointEntry_), checkpoint_by_serial_);
+    return entries[0].step == step;
+}
+
+CheckpointsFound checkpoint_newest(char path[PATH_MAX], SavedState* s, const char* out,
+                                   CheckpointFilter filter, const void* context) {
     char error[ERROR_BYTES];
     CheckpointEntry_* entries;
     const int count = checkpoint_list_(out, &entries);
-    int found = 0;
-    for (int i = 0; i < count && !found; i++) {
+    CheckpointsFound found = CHECKPOINTS_NONE, if_found = CHECKPOINTS_NEWEST;
+    for (int i = 0; i < count && found <= 0;) {
         checkpoint_path(path, out, entries[i].step, "");
+        found = CHECKPOINTS_DAMAGED;
         if (!checkpoint_try_check(s, path, error)) {
             fprintf(stderr, "warning: %s; trying the checkpoint before it\n", error);
+            if_found = CHECKPOINTS_OLDER;
+            i++;
+        } else if (!checkpoint_is_first_(entries + i, count - i, s->serial)) {
+            state_close(s); // it could not be read when the list was made, and is not the newest
         } else if (filter && !filter(s, context)) {
             state_close(s);
+            i++;
         } else {
-            found = 1;
+            found = if_found;
         }
     }
     free(entries);
-    return found ? 1 : count ? -1 : 0;
+    return found;
 }
 
 void checkpoint_share(SavedState* s, char path[PATH_MAX], int* is_found, Comm* comm) {
@@ -355,11 +380,15 @@ void checkpoint_share(SavedState* s, char path[PATH_MAX], int* is_found, Comm* c
     }
 }
 
-void checkpoint_remove_after(const char* out, int64_t serial) {
+void checkpoint_remove_after(const char* out, const SavedState* last) {
     CheckpointEntry_* entries;
     const int count = checkpoint_list_(out, &entries);
     for (int i = 0; i < count; i++) {
-        if (entries[i].serial > serial) {
+        char path[PATH_MAX];
+        checkpoint_path(path, out, entries[i].step, "");
+        if (entries[i].serial == CHECKPOINT_UNKNOWN_) {
+            fprintf(stderr, "warning: %s: its state.json cannot be read, so it is not removed\n", path);
+        } else if (entries[i].serial > last->serial && entries[i].run == last->identity) {
             checkpoint_remove_(out, entries[i].step);
         }
     }
@@ -369,14 +398,14 @@ void checkpoint_remove_after(const char* out, int64_t serial) {
 int64_t checkpoint_last_serial(const char* out) {
     CheckpointEntry_* entries;
     const int count = checkpoint_list_(out, &entries);
-    int64_t serial = 0;
+    int64_t serial = 0, unknown = 0;
     for (int i = 0; i < count; i++) {
-        if (entries[i].serial != INT64_MAX && entries[i].serial > serial) {
-            serial = entries[i].serial;
-        }
+        const int is_known = entries[i].serial != CHECKPOINT_UNKNOWN_;
+        serial = is_known && entries[i].serial > serial ? entries[i].serial : serial;
+        unknown += !is_known;
     }
     free(entries);
-    return serial;
+    return serial + unknown;
 }
 
 #endif // CHECKPOINT_DIRECTORY_IMPLEMENTATION

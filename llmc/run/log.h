@@ -4,7 +4,7 @@ it is done, its loss curve to curve.svg there.
 
 log.jsonl, one object per line (a number that is not finite is null; losses have 9 significant digits):
 
-    {"kind":"config","options":{...},"program":...,"trainer":...,"host":...,"device":...,"floor":...,
+    {"kind":"config","run":"16 hexadecimal digits","options":{...},"program":...,"trainer":...,"host":...,"device":...,"floor":...,
      "mem_mb":{"parameters":...},"host_mem_mb":{...},"disk_mb":{...},"time":...}
     {"kind":"train","step":1,"loss":...,"norm":...,"lr":...,"ms":...,"data_ms":...,"tok_per_s":...,"mfu":...,
      "power_w":...,"clock_mhz":...,"tokens":...,"elapsed_s":...,"time":...}
@@ -77,6 +77,7 @@ typedef struct {
     int eval_every;            // steps between validations, 0: none
     FILE* screen;              // usually stdout; NULL says nothing, for all ranks but one
     int tensorboard;           // also writes for TensorBoard, if there are files
+    uint64_t run;              // identity of the run, as in its checkpoints; 0: unknown
 } LogSettings;
 
 typedef enum {
@@ -98,6 +99,7 @@ typedef struct {
 
 typedef struct {
     int64_t start_step, steps; // as in the settings
+    uint64_t run;              //
     double step_tokens;
     int eval_every;
     LogFile json, text, screen;
@@ -232,6 +234,7 @@ void log_summary(RunLog* log, LogSummary end);
 #ifdef LOG_IMPLEMENTATION
 
 #include <errno.h>
+#include <inttypes.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
@@ -378,6 +381,7 @@ void log_open(RunLog* log, const LogSettings* o) {
     memset(log, 0, sizeof(*log));
     log->start_step = log->kept_step = o->start_step;
     log->steps = o->steps;
+    log->run = o->run;
     log->step_tokens = (double)o->step_tokens;
     log->eval_every = o->eval_every;
     log->open_s = time_now_s();
@@ -386,6 +390,8 @@ void log_open(RunLog* log, const LogSettings* o) {
         file_make_directory(o->out_dir);
         if (o->start == LOG_NEW) {
             log_files_put_aside(o->out_dir);
+        } else {
+            log_files_take(o->out_dir, o->run);
         }
         log_open_in_(log, &log->json, o, LOG_JSON);
         log_open_in_(log, &log->text, o, LOG_TEXT);
@@ -666,7 +672,11 @@ void log_train(RunLog* log, int64_t step, double loss, double loss_z, double nor
 void log_config(RunLog* log, LogPrint print, const void* what, LogIdentity who) {
     char host[256] = "";
     gethostname(host, sizeof(host) - 1);
-    fputs("{\"kind\":\"config\",\"options\":", log->json.file);
+    fputs("{\"kind\":\"config\",", log->json.file);
+    if (log->run) {
+        fprintf(log->json.file, "\"run\":\"%016" PRIx64 "\",", log->run);
+    }
+    fputs("\"options\":", log->json.file);
     print(log->json.file, what);
     log_string_(log, "program", who.program, strlen(who.program));
     log_string_(log, "trainer", who.trainer, strlen(who.trainer));

@@ -2,13 +2,14 @@
 log_files.h -- the files of a run's log: what they are called, how those of an earlier run are put aside, and lines that are
 in their file, or on the disk, or end the program with the name of the file.
 
-defines: LogFile, LOG_JSON, LOG_TEXT, LOG_CURVE, LOG_BOARD, log_file_path, log_files_put_aside, log_file_open,
-         log_file_open_none, log_file_is_none, log_file_try_flush, log_file_flush, log_file_sync
+defines: LogFile, LOG_JSON, LOG_TEXT, LOG_CURVE, LOG_BOARD, log_file_path, log_files_put_aside, log_files_run, log_files_take,
+         log_file_open, log_file_open_none, log_file_is_none, log_file_try_flush, log_file_flush, log_file_sync
 */
 #ifndef LLMC_LOG_FILES_H
 #define LLMC_LOG_FILES_H
 
 #include <limits.h>
+#include <stdint.h>
 #include <stdio.h>
 
 #ifdef __cplusplus
@@ -31,6 +32,13 @@ void log_file_path(char path[PATH_MAX], const char* out_dir, const char* name, i
 
 // Gives the logs of an earlier run in this directory other names, with the same number.
 void log_files_put_aside(const char* out_dir);
+
+// The identity of the run that the logs in this directory tell of, from the first line of log.jsonl; 0: no log, or one
+// that does not say. A log that cannot be read ends the program.
+uint64_t log_files_run(const char* out_dir);
+
+// Makes the logs of this run the current ones: those of another run are put aside, and its own come back if they were.
+void log_files_take(const char* out_dir, uint64_t run);
 
 // Opens log->path.
 void log_file_open(LogFile* log, const char* mode);
@@ -55,6 +63,8 @@ void log_file_sync(LogFile* log);
 #ifdef LOG_FILES_IMPLEMENTATION
 
 #include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -121,17 +131,50 @@ static int log_files_are_taken_(const char* out_dir, int number) {
     return is_taken;
 }
 
+static void log_files_rename_(const char* out_dir, int from_number, int to_number) {
+    for (int i = 0; i < LOG_FILES_; i++) {
+        char from[PATH_MAX], to[PATH_MAX];
+        log_file_path(from, out_dir, LOG_NAMES_[i], from_number);
+        log_file_path(to, out_dir, LOG_NAMES_[i], to_number);
+        CHECK(!log_file_is_there_(out_dir, LOG_NAMES_[i], from_number) || rename(from, to) == 0,
+              "%s: cannot rename to %s: %s", from, to, strerror(errno));
+    }
+}
+
 void log_files_put_aside(const char* out_dir) {
     int number = 1;
     while (log_files_are_taken_(out_dir, number)) {
         number++;
     }
-    for (int i = 0; i < LOG_FILES_; i++) {
-        char from[PATH_MAX], to[PATH_MAX];
-        log_file_path(from, out_dir, LOG_NAMES_[i], 0);
-        log_file_path(to, out_dir, LOG_NAMES_[i], number);
-        CHECK(!log_file_is_there_(out_dir, LOG_NAMES_[i], 0) || rename(from, to) == 0,
-              "%s: cannot rename to %s: %s", from, to, strerror(errno));
+    log_files_rename_(out_dir, 0, number);
+}
+
+// The same of a log that was put aside, or of the current one (0).
+static uint64_t log_files_run_of_(const char* out_dir, int number) {
+    char path[PATH_MAX], line[128] = "";
+    uint64_t run = 0;
+    log_file_path(path, out_dir, LOG_JSON, number);
+    const int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+    if (fd < 0 && errno == ENOENT) {
+        return 0;
+    }
+    CHECK(fd >= 0 && read(fd, line, sizeof(line) - 1) >= 0, "%s: cannot read: %s", path, strerror(errno));
+    close(fd);
+    return sscanf(line, "{\"kind\":\"config\",\"run\":\"%16" SCNx64 "\"", &run) == 1 ? run : 0;
+}
+
+uint64_t log_files_run(const char* out_dir) { return log_files_run_of_(out_dir, 0); }
+
+void log_files_take(const char* out_dir, uint64_t run) {
+    if (log_files_run(out_dir) == run) {
+        return;
+    }
+    log_files_put_aside(out_dir);
+    for (int number = 1; run && log_files_are_taken_(out_dir, number); number++) {
+        if (log_files_run_of_(out_dir, number) == run) {
+            log_files_rename_(out_dir, number, 0);
+            return;
+        }
     }
 }
 

@@ -2,8 +2,8 @@
 resume.h -- finds the checkpoint that --resume names, and checks what the command line changes.
 
     off, 0       a new run
-    on           the newest valid checkpoint in --out; there must be one
-    auto, 1      the same, or a new run if there is no checkpoint
+    on           the newest valid checkpoint in --out, of the newest run there; there must be one
+    auto, 1      the same, or a new run if that run has no checkpoint
     1000         step 1000 in --out
     a directory  that checkpoint, wherever it is
 
@@ -71,6 +71,7 @@ void resume_close(Resume* r);
 #include "llmc/run/agree.h"
 #include "llmc/run/checkpoint_directory.h"
 #include "llmc/run/checkpoint_parts.h"
+#include "llmc/run/log_files.h"
 #include "llmc/run/options_values.h"
 #include "llmc/run/setup.h"
 #include "llmc/optimizer.h"
@@ -82,13 +83,36 @@ static const char* resume_out_(const Options* options) {
     return options->out;
 }
 
+// Whether the checkpoint that was found is one of the run whose log is in --out, as far as they say. If not, that run
+// was stopped before its first save: nothing of it can be continued, and another run is continued only by name.
+static int resume_is_of_newest_run_(const Resume* r, const char* out, CheckpointsFound found, int must) {
+    const uint64_t run = log_files_run(out);
+    const long long step = (long long)r->saved.run.step;
+    if (!run || run == r->saved.identity) {
+        return 1;
+    }
+    CHECK(found == CHECKPOINTS_NEWEST,
+          "%s: the newest run here has no checkpoint that is whole; %s belongs to an earlier run: --resume "
+          "%lld "
+          "continues that one",
+          out, r->path, step);
+    CHECK(!must,
+          "%s: the newest run here has no checkpoint; %s belongs to an earlier run: --resume %lld continues "
+          "that one, --resume auto starts a new run",
+          out, r->path, step);
+    return 0;
+}
+
 // The newest one; `must` is set if there must be one.
 static void resume_newest_(Resume* r, const Options* options, int must) {
     const char* out = resume_out_(options);
-    const int found = checkpoint_newest(r->path, &r->saved, out, NULL, NULL);
+    const CheckpointsFound found = checkpoint_newest(r->path, &r->saved, out, NULL, NULL);
     CHECK(found >= 0, "%s: every checkpoint is damaged; --resume off starts a new run", out);
     CHECK(found > 0 || !must, "%s: no checkpoint to resume; --resume auto starts a new run", out);
-    r->is_active = found > 0;
+    r->is_active = found > 0 && resume_is_of_newest_run_(r, out, found, must);
+    if (found > 0 && !r->is_active) {
+        state_close(&r->saved);
+    }
 }
 
 // The one that --resume names: a step, a directory, or a name in --out.

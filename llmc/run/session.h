@@ -98,13 +98,31 @@ void session_roll_back(Session* s, const char* reason, char path[PATH_MAX], Save
 
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "llmc/base/check.h"
 #include "llmc/base/clock.h"
 #include "llmc/base/signals.h"
+#include "llmc/base/xxh64.h"
 #include "llmc/run/guard.h"
 #include "llmc/run/schedule.h"
 #include "llmc/run/setup.h"
+
+// Another one for each run that ever starts. Only rank 0 uses its own.
+static uint64_t session_new_identity_(void) {
+    struct {
+        double unix_s, now_s;
+        int64_t process;
+        char host[256];
+    } here;
+    memset((void*)&here, 0, sizeof(here));
+    here.unix_s = time_unix_s();
+    here.now_s = time_now_s();
+    here.process = getpid();
+    gethostname(here.host, sizeof(here.host) - 1);
+    const uint64_t identity = xxh64(&here, sizeof(here));
+    return identity ? identity : 1;
+}
 
 void session_open(Session* s, const Options* options, const Resume* resume, CheckpointRun run,
                   double start_s) {
@@ -118,7 +136,9 @@ void session_open(Session* s, const Options* options, const Resume* resume, Chec
     Checkpoints* c = &s->checkpoints;
     checkpoints_open(c, options, run, resume->lock, resume->saved.run.step);
     c->state.first_serial = c->state.serial + 1;
+    c->state.identity = session_new_identity_();
     if (resume_is_here(resume)) {
+        c->state.identity = resume->saved.identity;
         c->state.first_serial = resume->saved.first_serial;
         c->saved_step = resume->saved.run.step;
     }
@@ -131,9 +151,15 @@ static void session_print_options_(FILE* file, const void* options) {
 void session_begin(const Session* s, const Resume* resume, RunState* run, RunLog* log, LogIdentity who) {
     const Options* o = s->options;
     const int is_here = resume_is_here(resume), is_writer = o->process == 0;
-    const LogSettings settings = {
-        is_writer ? o->out : "", is_here ? LOG_CONTINUE : LOG_NEW, run->step,     o->steps, o->total_batch,
-        o->eval_every,           is_writer ? stdout : NULL,        o->tensorboard};
+    const LogSettings settings = {is_writer ? o->out : "",
+                                  is_here ? LOG_CONTINUE : LOG_NEW,
+                                  run->step,
+                                  o->steps,
+                                  o->total_batch,
+                                  o->eval_every,
+                                  is_writer ? stdout : NULL,
+                                  o->tensorboard,
+                                  s->checkpoints.state.identity};
     if (run->step >= o->steps && run->stage == STAGE_SAMPLED && setup_asks_for_samples(o)) {
         run->stage = STAGE_VALIDATED;
     }
@@ -236,8 +262,10 @@ int session_diverged(Session* s, RunLog* log, const RunState* run, char reason[2
 // Whether the run was healthy when it was saved.
 static int session_is_healthy_(const SavedState* saved, const void* session) {
     const Session* s = (const Session*)session;
+    const SavedState* own = &s->checkpoints.state;
     const UpdateGuard* guard = &saved->run.guard;
-    return saved->serial >= s->checkpoints.state.first_serial && guard->consecutive == 0 &&
+    return saved->identity == own->identity && saved->serial >= own->first_serial &&
+           guard->consecutive == 0 &&
            (s->options->max_loss_rise == 0 || guard_rise(guard) <= 0.5 * s->options->max_loss_rise);
 }
 
@@ -256,7 +284,7 @@ void session_roll_back(Session* s, const char* reason, char path[PATH_MAX], Save
           "%s: the run has diverged: %s; it was already rolled back here %d times", path, reason,
           SESSION_TRIES_);
     if (comm->rank == 0) {
-        checkpoint_remove_after(s->checkpoints.out, saved->serial);
+        checkpoint_remove_after(s->checkpoints.out, saved);
     }
     s->checkpoints.saved_step =
         -1; // with other data next it is another state, which may be saved in its place

@@ -116,12 +116,19 @@ static int setup_is_run_(char path[PATH_MAX], const char* directory) {
         return 0;
     }
     file_join(config, directory, "config.json");
-    const int found = access(config, F_OK) == 0 ? 0 : checkpoint_newest(path, &saved, directory, NULL, NULL);
+    if (access(config, F_OK) == 0) {
+        return 0;
+    }
+    const CheckpointsFound found = checkpoint_newest(path, &saved, directory, NULL, NULL);
     CHECK(found >= 0, "--model %s: every checkpoint is damaged", directory);
     if (found) {
         state_close(&saved);
     }
-    return found;
+    CHECK(
+        found != CHECKPOINTS_OLDER,
+        "--model %s: a checkpoint that may be the newest cannot be read; --model %s takes the one before it",
+        directory, path);
+    return found == CHECKPOINTS_NEWEST;
 }
 
 const char* setup_model_path(const Options* options, char path[PATH_MAX]) {

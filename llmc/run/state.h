@@ -1,7 +1,8 @@
 /*
 state.h -- where a run stands, besides its tensors, and its file in a checkpoint: state.json.
 
-    {"format":"pretrain.c run","version":1,"serial":7,"first_serial":1,"step":1000,"updates":1000,
+    {"format":"pretrain.c run","version":1,"run":"16 hexadecimal digits","serial":7,"first_serial":1,"step":1000,
+     "updates":1000,
      "tokens":...,"sequence":...,"samples_at":...,"train_tokens":...,"padded_vocab":...,"stage":2,
      "train_data":"16 hexadecimal digits","val_loss":...,"trainer":"CPU FP32",
      "loss_scale":{"scale":1,"good_steps":0},
@@ -15,6 +16,8 @@ The last member is the checksum of all bytes before its value, so that any chang
 the checksums of the other files it vouches for the whole checkpoint. All numbers read back as the same bits.
 The values of options are those of options_print_json.
 
+    run            identity of the run: its log has the same one (log.h), so that a resume never mixes two runs of a
+                   directory; missing in older files
     serial         numbers the checkpoints of a directory in the order of writing, whatever their steps
     first_serial   serial of the first checkpoint of this run
     sequence       the next sequence of the training data (dataloader.h)
@@ -76,6 +79,7 @@ typedef struct {
 
 typedef struct {
     RunState run;
+    uint64_t identity; // of the run; 0: unknown
     int64_t serial, first_serial, train_tokens, padded_vocab;
     uint64_t train_data;
     const char* trainer;
@@ -218,6 +222,9 @@ static void state_print_(FILE* file, SavedState* s, const Options* options) {
     StateNumber_ numbers[STATE_NUMBERS_];
     state_numbers_(s, numbers);
     fprintf(file, "{\"format\":\"%s\",\n\"version\":%d", STATE_FORMAT_, STATE_VERSION_);
+    if (s->identity) {
+        fprintf(file, ",\n\"run\":\"%016" PRIx64 "\"", s->identity);
+    }
     for (int i = 0; i < STATE_NUMBERS_; i++) {
         fprintf(file, ",\n\"%s\":%lld", numbers[i].key, (long long)*numbers[i].value);
     }
@@ -486,6 +493,7 @@ static int state_member_(JsonReader* text, const char* key, void* to) {
            : strcmp(key, "clip") == 0       ? state_object_(text, clip, state_shares_member_, &s->run.shares)
            : strcmp(key, "options") == 0    ? state_object_(text, NULL, state_options_member_, s)
            : strcmp(key, "files") == 0      ? state_object_(text, NULL, state_files_member_, s)
+           : strcmp(key, "run") == 0        ? state_hex_(text, &s->identity)
            : strcmp(key, "train_data") == 0 ? state_hex_(text, &s->train_data)
                                             : state_hex_(text, &checked_before);
 }
@@ -502,7 +510,7 @@ int state_try_parse(SavedState* s, const char* path, char* text, size_t bytes, c
                                        "updates",      "tokens",   "sequence", "samples_at",   "train_tokens",
                                        "padded_vocab", "val_loss", "trainer",  "loss_scale",   "guard",
                                        "options",      "files",    "?stage",   "?train_data",  "?clip",
-                                       "xxh64",        NULL};
+                                       "xxh64",        "?run",     NULL};
     JsonReader reader = json_reader(path, text, bytes, error);
     memset(s, 0, sizeof(*s));
     s->text = text;

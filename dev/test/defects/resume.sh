@@ -1,0 +1,41 @@
+# resume.sh -- faults of saving and resuming, each tried end to end; for `source` by defects.sh.
+# shellcheck shell=bash disable=SC2154
+
+small=(--layers 1 --channels 16 --heads 2 --seq-len 16 --batch 2 --eval-every 0 --samples 0)
+
+# inject FILE CALL WHAT OPTIONS...: the trainer, where a system call on a file fails
+inject() {
+    local file=$1 call=$2 what=$3
+    shift 3
+    timeout 120 strace -f -o trace -P "$file" -e trace="$call" -e inject="$what" "$trainer" "$@" >stdout 2>stderr </dev/null
+    status=$?
+}
+
+defect_time_limit_without_directory() {
+    bad 2 "--max-hours 100|--out" --max-hours 100 --layers 1 --channels 32 --heads 1
+}
+
+# A run killed before its first save, where an earlier run has left a checkpoint.
+defect_resume_takes_another_run() {
+    good "a run" "${small[@]}" --steps 30 --out k1
+    in_background "${small[@]}" --steps 30000000 --lr 5e-3 --out k1
+    for _ in {1..600}; do [ "$(grep -c '"train"' k1/log.jsonl)" -gt 100 ] 2>/dev/null && break; sleep 0.05; done
+    kill -KILL $process
+    wait $process 2>/dev/null
+    cp k1/log.jsonl killed.jsonl
+    bad 1 "the newest run here has no checkpoint|k1/step_00000030 belongs to an earlier run|--resume 30" --out k1 --resume on
+    check "the log of the killed run is untouched" cmp killed.jsonl k1/log.jsonl
+}
+
+# The state of an older checkpoint cannot be read when the list is made.
+defect_unreadable_once_counts_as_newest() {
+    is_here strace || return 0
+    good "a run" "${small[@]}" --steps 4 --save-every 2 --out ref
+    inject ref/step_00000002/state.json openat openat:error=EIO:when=1 --out ref --resume on
+    check "resume: exit status $status" [ $status = 0 ]
+    check "from the newest: $(grep resume: stdout)" grep -q '^resume: from ref/step_00000004' stdout
+    inject ref/step_00000002/state.json openat openat:error=EIO:when=1 --model ref --prompt a --tokens 2
+    check "text: exit status $status, $(head -n 1 stderr)" [ $status = 0 ]
+    inject ref/step_00000004/state.json openat openat:error=EIO --model ref --prompt a --tokens 2
+    check "the newest is unreadable: exit status $status" [ $status = 1 ]
+}
