@@ -142,7 +142,7 @@ soak:       ## long tests: the rest of what needs no GPU, learning down to the f
 
 # One line per source: call COMMAND,compiler and flags,file. clangd reads CUDA sources for the host.
 COMMAND = '{"directory": "$(CURDIR)", "file": "$(2)", "command": "$(1) -D_GNU_SOURCE -I. -c $(2)"}'
-CLANG_CUDA = clang++ -xcuda --cuda-host-only -std=c++17 -DPRECISION_$(PRECISION) -I$(or $(CUDA_HOME),/usr/local/cuda)/include
+CLANG_CUDA = clang++ -xcuda --cuda-host-only -std=c++17 -DPRECISION_$(PRECISION) -I$(or $(CUDA_HOME),$(firstword $(wildcard /usr/local/cuda build/cuda-headers)))/include
 compile_commands.json: FORCE  ## how each source is compiled, for clangd and other tools
 	@{ echo '['; printf '%s\n' $(foreach file,$(wildcard *.c dev/*/*.c),$(call COMMAND,$(CC) $(CFLAGS),$(file))) \
 	    $(foreach file,$(COMPILED),$(call COMMAND,$(CC) $(CFLAGS) -xc -D$(shell echo $(basename $(notdir $(file))) | tr a-z A-Z)_IMPLEMENTATION,$(file))) \

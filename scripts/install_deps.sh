@@ -1,19 +1,26 @@
 #!/usr/bin/env bash
 # Installs, on Debian and Ubuntu, what the tests and benchmarks want. The CPU trainer itself needs only a C
-# compiler and make. As root or with sudo; asks nothing; says what it does; a second run does nothing.
+# compiler and make. As root or with sudo; asks nothing; says what it does; a second run does nothing. What comes from PyPI
+# is pinned by version and checksum (dev/ref/requirements_*.txt).
 set -euo pipefail
+top=$(cd "$(dirname "$0")/.." && pwd)
+source "$top/dev/cusim/cuda_home.sh"
 
 usage() {
     cat <<'END'
-usage: scripts/install_deps.sh [--python] [--mpi] [--report] [--cudnn] [--soak] [--dry-run]
+usage: scripts/install_deps.sh [--test] [--python] [--mpi] [--report] [--headers] [--cudnn] [--soak] [--dry-run]
     (always)   compilers gcc and clang with OpenMP and sanitizers, clang-format, clang-tidy, zlib, ISA-L, zstd, snappy
+    --test     all that `make test` can use, but nvcc: --mpi, --report, tools that tests call, and
+               --headers where there is no CUDA toolkit
     --python   also Python, and build/venv with PyTorch (dev/ref/setup.sh; 2 GB to download, 4 GB on disk)
     --mpi      also OpenMPI, for runs of several processes under mpirun
     --report   also a browser, and build/venv-report with TensorBoard (dev/ref/setup_report.sh): they test --report and
                --tensorboard
+    --headers  also CUDA's headers, from PyPI with pip (600 MB to download, 6 on disk), into build/cuda-headers: the
+               simulated GPU needs no more of a toolkit
     --cudnn    also the headers of cudnn-frontend, from PyPI with pip, into build/cudnn-frontend: for `make
                USE_CUDNN=1`; cuDNN itself is cudnn9-cuda-12 or cudnn9-cuda-13 in NVIDIA's package repository
-    --soak     also a compiler for aarch64 and qemu, for `make soak` on another processor
+    --soak     also what `make soak` can use besides: a compiler for aarch64 and qemu, debootstrap, strace
     --dry-run  only say what would be installed
 END
 }
@@ -21,15 +28,25 @@ END
 packages=(gcc g++ make clang clang-format clang-tidy libomp-dev zlib1g-dev libisal-dev libzstd-dev libsnappy-dev)
 python=off
 report=off
+headers=off
 cudnn=off
 dry_run=off
+add_mpi() { packages+=(libopenmpi-dev openmpi-bin); }
+add_report() { report=on packages+=(chromium fonts-dejavu-core python3 python3-venv); }
+add_headers() { headers=on packages+=(python3 python3-pip); }
+add_tools() { packages+=(git curl wget zstd shellcheck python3 python3-yaml); }
 for option in "$@"; do
     case $option in
+    --test)
+        add_tools && add_mpi && add_report
+        has_cuda_headers headers >/dev/null || add_headers
+        ;;
     --python) python=on packages+=(python3 python3-venv python3-dev libjemalloc2) ;; # torch.compile: Python.h
-    --mpi) packages+=(libopenmpi-dev openmpi-bin) ;;
-    --report) report=on packages+=(chromium fonts-dejavu-core python3 python3-venv) ;;
+    --mpi) add_mpi ;;
+    --report) add_report ;;
+    --headers) add_headers ;;
     --cudnn) cudnn=on packages+=(python3 python3-pip) ;;
-    --soak) packages+=(gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user-static) ;;
+    --soak) packages+=(gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user-static debootstrap strace) ;;
     --dry-run) dry_run=on ;;
     --help) usage && exit 0 ;;
     *) echo "error: unknown option $option" >&2 && usage >&2 && exit 2 ;;
@@ -57,23 +74,36 @@ find_missing() {
     done
 }
 
-# The headers are part of a wheel; none of its Python is used, so any Python's wheel will do.
-cudnn_frontend=1.32.0
-get_cudnn_frontend() {
-    local to
-    to=$(dirname "$0")/../build/cudnn-frontend
-    [ ! -e "$to/$cudnn_frontend" ] || { echo "cudnn-frontend: installed" && return; }
-    echo "pip download nvidia-cudnn-frontend==$cudnn_frontend"
+# get_headers DIRECTORY REQUIREMENTS: DIRECTORY/include, of the wheels that a file of requirements names by version and checksum.
+# None of their Python is used, so any Python's wheel will do, and any processor's.
+get_headers() {
+    local to=$top/build/$1 want=$top/dev/ref/$2
+    local have=$to/installed-requirements.txt # written last, so an interrupted installation starts again
+    if cmp -s "$want" "$have"; then
+        echo "build/$1: up to date"
+        return
+    fi
+    echo "pip download $(grep -o '^nvidia[^ ]*' "$want" | tr '\n' ' ')"
     [ $dry_run = off ] || return 0
     rm -rf "$to"
-    "${as_user[@]}" mkdir -p "$to"
-    "${as_user[@]}" python3 -m pip --quiet --disable-pip-version-check download --no-deps --only-binary :all: \
-        --python-version 3.11 --platform "manylinux_2_28_$(uname -m)" --dest "$to" \
-        nvidia-cudnn-frontend==$cudnn_frontend
-    "${as_user[@]}" python3 -m zipfile -e "$to"/*.whl "$to/wheel"
-    mv "$to/wheel/include" "$to"
-    rm -rf "$to/wheel" "$to"/*.whl
-    "${as_user[@]}" touch "$to/$cudnn_frontend" # last, so that an interrupted installation starts again
+    "${as_user[@]}" mkdir -p "$to/wheels"
+    "${as_user[@]}" python3 -m pip --quiet --disable-pip-version-check download --no-deps --require-hashes --only-binary :all: \
+        --python-version 3.11 --platform manylinux_2_28_x86_64 --platform manylinux_2_27_x86_64 --platform manylinux_2_18_x86_64 \
+        --platform manylinux2014_x86_64 --dest "$to/wheels" --requirement "$want"
+    "${as_user[@]}" python3 - "$to" <<'END'
+import pathlib, sys, zipfile
+
+to = pathlib.Path(sys.argv[1])
+for wheel in map(zipfile.ZipFile, to.glob("wheels/*.whl")):
+    for name in wheel.namelist():
+        header = name.partition("include/")[2]
+        if header and not header.endswith("/"):
+            file = to / "include" / header
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(wheel.read(name))
+END
+    rm -rf "$to/wheels"
+    "${as_user[@]}" cp "$want" "$have"
 }
 
 # clang's sanitizers are a package of their own where the release has one by this name, else part of clang.
@@ -90,12 +120,13 @@ else
     echo "apt-get install ${missing[*]}"
     [ $dry_run = on ] || apt_get install --yes --no-install-recommends "${missing[@]}"
 fi
-if [ $python = on ]; then
-    echo "dev/ref/setup.sh"
-    [ $dry_run = on ] || "${as_user[@]}" "$(dirname "$0")/../dev/ref/setup.sh"
-fi
-if [ $report = on ]; then
-    echo "dev/ref/setup_report.sh"
-    [ $dry_run = on ] || "${as_user[@]}" "$(dirname "$0")/../dev/ref/setup_report.sh"
-fi
-[ $cudnn = off ] || get_cudnn_frontend
+# set_up SCRIPT
+set_up() {
+    echo "$1"
+    [ $dry_run = on ] || "${as_user[@]}" "$top/$1"
+}
+
+[ $python = off ] || set_up dev/ref/setup.sh
+[ $report = off ] || set_up dev/ref/setup_report.sh
+[ $headers = off ] || get_headers cuda-headers requirements_cuda.txt
+[ $cudnn = off ] || get_headers cudnn-frontend requirements_cudnn.txt

@@ -5,7 +5,7 @@
 # tsan without their instrumentation (see cusim_internal.h), as are the C sources, to which results are compared: they
 # have their own tests. SANITIZED is defined for asan, tsan and msan: a test then leaves out what differs in values only.
 # Environment: CUSIM_FLAGS are more flags of the compiler (-g for a debugger; -fsanitize-memory-track-origins for msan to
-# say where memory came from), CUDA_HOME says where the toolkit's headers are. SIM_LIBS are libraries to link, from a make
+# say where memory came from), CUDA_HOME says where CUDA's headers are (cuda_home.sh). SIM_LIBS are libraries to link, from a make
 # that has built the modules of llmc/; without it this script asks make for both.
 set -e
 here=$(cd "$(dirname "$0")" && pwd)
@@ -19,7 +19,8 @@ mode=$2
 name=$(basename "${source%.*}")
 out=${3:-build/sim/$mode/$name}
 
-include=(-I"$here/include" -isystem "${CUDA_HOME:-/usr/local/cuda}/include" -I.)
+source "$here/cuda_home.sh"
+include=(-I"$here/include" -isystem "$CUDA_HOME/include" -isystem "$CUDA_HOME/include/cccl" -I.) # cccl: <nv/target> of some toolkits
 # Kernels read 16 bytes of any type at once (-fno-strict-aliasing), and nvcc fuses products and sums.
 common=(-std=c++17 -g1 -Wall -Wextra -Wno-unknown-pragmas -Wno-unused-function -fno-strict-aliasing
     -ffp-contract=fast -D_GNU_SOURCE ${CUSIM_FLAGS:-})

@@ -23,6 +23,7 @@ source "$root/dev/test/trainer.sh"
 # try_one FUNCTION FILE: in the current directory, by a process of its own.
 try_one() {
     name=$1
+    # shellcheck disable=SC2034
     work=$PWD
     # shellcheck source=/dev/null
     source "$2"

@@ -11,6 +11,7 @@ cd "$(dirname "$0")/../.." || exit 1
 warnings=(-I. -Wall -Wextra -Werror -Wno-unused-function -D_GNU_SOURCE -fsyntax-only)
 name=lint
 source dev/test/check.sh
+source dev/cusim/cuda_home.sh
 
 # lint WHAT COMMAND...: counts; on failure says WHAT and the first line of the complaint that tells most.
 lint() {
@@ -53,12 +54,12 @@ lint_format() {
 
 # Each alone, with the CPU device's CUDA.
 lint_cuda_headers() {
-    local header cuda=${CUDA_HOME:-/usr/local/cuda}
-    [ -e "$cuda/include/cublasLt.h" ] || { echo "skipped: .cuh headers: no CUDA toolkit in $cuda (CUDA_HOME)"; return; }
+    local header
+    has_cuda_headers ".cuh headers" || return
     for header in llmc/*.cuh llmc/*/*.cuh; do
         [ "$header" = llmc/attention_cudnn.cuh ] && continue # wants cuDNN: nvcc.sh
         lint "$header, g++" g++ -std=gnu++17 "${warnings[@]}" -Wno-unknown-pragmas -fno-strict-aliasing \
-            -DPRECISION_BF16 -Idev/cusim/include -isystem "$cuda/include" -x c++ "$header"
+            -DPRECISION_BF16 -Idev/cusim/include -isystem "$CUDA_HOME/include" -isystem "$CUDA_HOME/include/cccl" -x c++ "$header"
     done
 }
 

@@ -36,6 +36,7 @@
 # GPT2_VOCAB and TINY_TEXT name files for the tests that want them.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
+source dev/cusim/cuda_home.sh
 unset MAKEFLAGS MFLAGS MAKELEVEL  # `make test` is no part of the builds below
 export OMP_WAIT_POLICY=passive    # threads that spin would starve each other
 export UBSAN_OPTIONS=print_stacktrace=1
@@ -292,17 +293,9 @@ run_sims() {
     done
 }
 
-# Says what is missing for the simulated GPU.
 has_sim() {
-    local cuda=${CUDA_HOME:-/usr/local/cuda}
-    if [ ! -e "$cuda/include/cublasLt.h" ]; then
-        skip "sim: no CUDA toolkit in $cuda (CUDA_HOME)"
-    elif ! command -v clang++ >/dev/null; then
-        skip "sim: clang++ is missing (scripts/install_deps.sh)"
-    else
-        return 0
-    fi
-    return 1
+    local why
+    why=$(has_simulated_gpu sim) || { skip "${why#skipped: }" && false; }
 }
 
 has_nvcc() {

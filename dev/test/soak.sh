@@ -2,10 +2,11 @@
 # soak.sh -- the long tests: does the trainer learn what can be learned? does it survive being killed? do the readers of
 # files withstand any file? are vectors right on another processor? do the tests of the GPU code notice a forgotten wait?
 #
-#     make soak                          all parts, an hour or two on two cores
+#     make soak                          all parts, two or three hours on two cores
 #     dev/test/soak.sh [PART...]         some of them
 #
 #     rest       what `make test` leaves out to be short: another compiler, more precisions and architectures (run.sh rest)
+#     fresh      a new Debian with what the README asks for: `make test`, before and after install_deps.sh --test (fresh.sh)
 #     kills      a run that is killed 200 times at random moments ends with the bits of one that is not; so does one of
 #                1 to 4 ranks, another number after each kill
 #     learning   the built-in stories have a known entropy: the default run ends within 15 % of it, ten times the steps
@@ -23,6 +24,7 @@
 #     toy        the whole report on a GPU, of the simulated one (gpu_report.sh)
 set -eu
 cd "$(dirname "$0")/../.."
+source dev/cusim/cuda_home.sh
 export OMP_WAIT_POLICY=passive OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -36,13 +38,17 @@ fail() {
 # quietly COMMAND...: its output is shown if it fails.
 quietly() { "$@" >"$work/log" 2>&1 || { tail -n 40 "$work/log" && fail "$*"; }; }
 
-has_sim() {
-    [ -e "${CUDA_HOME:-/usr/local/cuda}/include/cublasLt.h" ] && command -v clang++ >/dev/null && return
-    echo "soak: skipped: $1: the CUDA toolkit (CUDA_HOME) or clang++ is missing"
-    return 1
-}
+has_sim() { has_simulated_gpu "soak: $1"; }
 
 part_rest() { dev/test/run.sh rest || fail rest; }
+
+part_fresh() {
+    if [ "$(id -u)" != 0 ] || ! command -v debootstrap >/dev/null || ! command -v unshare >/dev/null; then
+        echo "skipped: soak: fresh: wants root and debootstrap (scripts/install_deps.sh --soak)"
+        return
+    fi
+    dev/test/fresh.sh || fail fresh
+}
 
 part_kills() {
     dev/test/test_kill.sh ./train_gpt2 200 || fail kills
@@ -215,7 +221,7 @@ part_plan() {
 
 part_toy() { ! has_sim toy || quietly dev/bench/gpu_report.sh --toy --minutes 30 --out "$work/toy"; }
 
-parts=(rest kills learning texts fuzz aarch64 defects ranks offload waits plan toy)
+parts=(rest fresh kills learning texts fuzz aarch64 defects ranks offload waits plan toy)
 [ $# -gt 0 ] || set -- "${parts[@]}"
 for part in "$@"; do
     [[ " ${parts[*]} " = *" $part "* ]] || { echo "error: no part $part; wanted some of: ${parts[*]}" >&2; exit 2; }

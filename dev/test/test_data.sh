@@ -218,11 +218,14 @@ test_verify() {
     gzip -c text.txt >whole.txt.gz
     head -c 700 whole.txt.gz >cut.txt.gz
     echo garbage >garbage.parquet
+    local sound=2 bad=3
+    train --verify-data --train-data whole.txt.gz "${words[@]}"
+    if grep -q '^BAD  whole.txt.gz: built without zlib: install ' stdout; then sound=1 bad=4; fi
     train --verify-data --train-data cut.txt.gz,garbage.parquet,whole.txt.gz,none.txt,text.txt "${words[@]}"
     check "verifying bad files: exit status $status" [ $status = 1 ]
-    check "each bad one is named" [ "$(grep -cE '^BAD  (cut.txt.gz|garbage.parquet|none.txt): ' stdout)" = 3 ]
-    check "and each sound one" [ "$(grep -cE '^ok   (whole.txt.gz|text.txt): 1 document, [0-9]+ bytes' stdout)" = 2 ]
-    says "their number" "3 bad files"
+    check "each bad one is named" [ "$(grep -cE '^BAD  (cut.txt.gz|garbage.parquet|none.txt|whole.txt.gz): ' stdout)" = $bad ]
+    check "and each sound one" [ "$(grep -cE '^ok   (whole.txt.gz|text.txt): 1 document, [0-9]+ bytes' stdout)" = $sound ]
+    says "their number" "$bad bad files"
 }
 
 # A file that becomes shorter for good, or while it is written again, does not kill the run.

@@ -5,7 +5,7 @@
 #     dev/test/test_report.sh build/plain/train_gpt2
 #
 # Python checks the page, Chromium draws it, TensorBoard reads its file: each where it is installed
-# (scripts/install_deps.sh --report). One line for each check that fails; the last line counts them.
+# (scripts/install_deps.sh --test). One line for each check that fails; the last line counts them.
 set -u
 export OMP_WAIT_POLICY=passive OMP_NUM_THREADS=1 LC_ALL=C
 
@@ -20,7 +20,9 @@ cd "$work" || exit 1
 
 tiny=(--layers 1 --channels 16 --heads 2 --seq-len 16 --batch 2 --eval-batches 2 --sample-tokens 8)
 board=(--tensorboard on --eval-every 4 --sample-every 4 --save-every 4)
-page() { check "$1: the page" "$root/dev/test/check_report.py" "$@"; }
+python=
+is_here python3 "report: what the pages say" && python=yes
+page() { [ ! $python ] || check "$1: the page" "$root/dev/test/check_report.py" "$@"; }
 has() { check "$1 has $2" grep -qF -- "$2" "$1"; }
 has_not() { check "$1 has no $2" bash -c '! grep -qF -- "$2" "$1"' - "$1" "$2"; }
 
@@ -87,13 +89,13 @@ test_tensorboard() {
     mkdir old && cp -r first/tensorboard.1 old/tensorboard && cp first/log.jsonl.1 old/log.jsonl
     bad 2 "--tensorboard on|--out" "${tiny[@]}" --steps 1 --tensorboard on
     roll_back leap
-    local python=$root/build/venv-report/bin/python
-    if [ -x "$python" ]; then
-        check "the resumed run in TensorBoard" "$python" "$root/dev/test/check_tensorboard.py" old
-        check "the new one" "$python" "$root/dev/test/check_tensorboard.py" first
-        check "the one that was rolled back" "$python" "$root/dev/test/check_tensorboard.py" leap
+    local tensorboard=$root/build/venv-report/bin/python
+    if [ -x "$tensorboard" ]; then
+        check "the resumed run in TensorBoard" "$tensorboard" "$root/dev/test/check_tensorboard.py" old
+        check "the new one" "$tensorboard" "$root/dev/test/check_tensorboard.py" first
+        check "the one that was rolled back" "$tensorboard" "$root/dev/test/check_tensorboard.py" leap
     else
-        echo "skipped: TensorBoard's reader: build/venv-report is missing (scripts/install_deps.sh --report)"
+        echo "skipped: TensorBoard's reader: build/venv-report is missing (scripts/install_deps.sh --test)"
     fi
 }
 
@@ -170,7 +172,7 @@ test_browser() {
     local browser
     browser=$(command -v chromium chromium-browser google-chrome | head -n 1)
     if [ -z "$browser" ]; then
-        echo "skipped: the page in a browser: no chromium (scripts/install_deps.sh --report)"
+        echo "skipped: the page in a browser: no chromium (scripts/install_deps.sh --test)"
         return
     fi
     shot one.html 1400

@@ -205,8 +205,8 @@ static double session_save_s_(const Session* s) {
     return !s->can_save ? 0 : c->save_s > 0 ? c->save_s : checkpoints_disk_bytes(c) / slow_disk;
 }
 
-// Whether --max-hours leave no time for another step and a save. Each start has made a step before: a run whose steps take longer
-// than its hours ends all the same, if it is resumed often enough.
+// Whether --max-hours leave no time for another step and a save. Each start makes a step before: so
+// a run whose steps take longer than its hours comes to its end, if it is resumed often enough.
 static int session_is_late_(const Session* s) {
     return s->longest_step_s > 0 && time_now_s() + 2 * (s->longest_step_s + session_save_s_(s)) > s->end_s;
 }

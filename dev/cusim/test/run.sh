@@ -106,7 +106,8 @@ expect_ok host_api "" up lazy shuffled protect asan
 build bugs plain asan tsan msan
 expect_ok bugs fixed "${modes[@]}"
 expect_all_noticed bugs "${modes[@]}"
-if [ -e "${CUDA_HOME:-/usr/local/cuda}/include/nccl.h" ] || [ -e /usr/include/nccl.h ]; then
+source dev/cusim/cuda_home.sh
+if [ -e "$CUDA_HOME/include/nccl.h" ] || [ -e /usr/include/nccl.h ]; then
     build nccl plain asan
     expect_ok nccl "" up lazy shuffled asan
     expect_all_noticed nccl up asan

@@ -29,3 +29,34 @@ defect_run_until_done_ends_its_command() {
         check "$signal: nobody writes there any more" flock -n $signal true
     done
 }
+
+# What is installed from PyPI was known by its version alone.
+defect_wheels_are_known_by_their_contents() {
+    is_here apt-get && is_here python3 || return 0
+    mkdir -p top/scripts top/dev/ref top/dev/cusim
+    cp "$root/scripts/install_deps.sh" top/scripts
+    cp "$root"/dev/ref/requirements_*.txt top/dev/ref
+    cp "$root/dev/cusim/cuda_home.sh" top/dev/cusim
+    if ! top/scripts/install_deps.sh --cudnn --dry-run | grep -q 'packages: all installed'; then
+        echo "skipped: $name: packages are missing (scripts/install_deps.sh --cudnn)"
+        return
+    fi
+    local wheel
+    wheel=$(sed -n 's/^\(nvidia[^=]*\)==\([^ ]*\) .*/\1-\2/p' top/dev/ref/requirements_cudnn.txt)
+    wheel=${wheel//-/_}
+    wheel=${wheel%_*}-${wheel##*_}
+    python3 - "$wheel" <<'END_OF_PYTHON'
+import sys, zipfile
+with zipfile.ZipFile(sys.argv[1] + "-cp311-cp311-manylinux_2_28_x86_64.whl", "w") as wheel:
+    wheel.writestr("include/cudnn_frontend.h", "#error another one")
+    name, version = sys.argv[1].split("-")
+    wheel.writestr(sys.argv[1] + ".dist-info/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    wheel.writestr(sys.argv[1] + ".dist-info/WHEEL", "Wheel-Version: 1.0\nTag: cp311-cp311-manylinux_2_28_x86_64\n")
+    wheel.writestr(sys.argv[1] + ".dist-info/RECORD", "")
+END_OF_PYTHON
+    PIP_NO_INDEX=1 PIP_FIND_LINKS=$work top/scripts/install_deps.sh --cudnn >stdout 2>stderr
+    status=$?
+    check "another wheel of this version: exit status $status" [ $status != 0 ]
+    check "says so: $(tail -n 1 stderr)" grep -q "DO NOT MATCH THE HASHES" stderr
+    check "nothing is installed" [ ! -e top/build/cudnn-frontend/include ]
+}
