@@ -148,6 +148,7 @@ enum {
     COMM_PATIENCE_ = 10, // in the setup and the like, times the usual limit
     COMM_HOLD_S_ = 2,    // a rank above 0 waits as long before it tells its error: rank 0 may have the same
     COMM_END_S_ = 5,     // what exit() may take before the watchdog ends the process
+    COMM_NOTE_S_ = 10,   // after which ranks 0 and 1 say that they wait for others to join
     COMM_TICK_MS_ = 250, // between two looks of the watchdog
     COMM_WORDS_ = 96,    // of comm_agree, with the zero
     COMM_LIST_ = 8       // ranks or values that a message names, at most
@@ -320,6 +321,20 @@ __attribute__((noreturn)) static void comm_stuck_(const Comm* c, double waited_s
     comm_abort_(c, EXIT_FAILURE);
 }
 
+// Says early that others have not joined: one that has ended with status 0, after --version for example, never does.
+static void comm_note_waiting_(const Comm* c, const CommWatch_* watch) {
+    const double tick_s = COMM_TICK_MS_ / 1e3;
+    const int is_now = watch->waited_s >= COMM_NOTE_S_ && watch->waited_s < COMM_NOTE_S_ + tick_s;
+    char name[128], text[256];
+    if (is_now && !comm_engine_(c) && c->rank <= 1) {
+        comm_name_(name, sizeof(name), c);
+        snprintf(text, sizeof(text),
+                 "note: %s has waited %d s for the others to join; did one end, or not start?\n", name,
+                 (int)COMM_NOTE_S_);
+        comm_tell_(text);
+    }
+}
+
 // Ends as another rank has, which has said why; of one that was killed, who notices it says so. No rank ends in the middle of
 // a run with status 0, and this one does not, whatever it is told.
 __attribute__((noreturn)) static void comm_follow_(const Comm* c, const CommEnded* who) {
@@ -353,6 +368,7 @@ static void* comm_watch_(void* context) {
     double ending_s = 0;
     while (poll(&end, 1, COMM_TICK_MS_) == 0) {
         comm_look_(&watch, s);
+        comm_note_waiting_(c, &watch);
         comm_look_for_ends_(c);
         ending_s += COMM_LOAD_(s->failing) ? COMM_TICK_MS_ / 1e3 : 0;
         if (ending_s > COMM_HOLD_S_ + COMM_END_S_) {

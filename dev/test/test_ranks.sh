@@ -314,7 +314,7 @@ test_elastic() {
 
 # A rank that differs from the others, or another run in the same directory.
 test_disagreement() {
-    local run=("${run[@]}" --out other)
+    local only run=("${run[@]}" --out other)
     ranks 1 "$trainer" "${run[@]}" --seed 7 : -n 2 "$trainer" "${run[@]}"
     check "another seed: exit status $status" [ $status = 1 ]
     check "another seed: $(head -n 1 stderr)" grep -q '^error: the ranks disagree about --seed: 7 on rank 0, 42 on ranks 1 2$' stderr
@@ -324,6 +324,12 @@ test_disagreement() {
     check "another program: $(head -n 1 stderr)" grep -q '^error: the ranks disagree about the program' stderr
     ranks 2 "$trainer" "${run[@]}" : -n 1 "$trainer" "${run[@]}" --zero 1
     check "another stage: $(head -n 1 stderr)" grep -q '^error: the ranks disagree about --zero: 2 on ranks 0 1, 1 on rank 2$' stderr
+    for only in "--plan on" "--fit 1" "--verify-data on"; do
+        ranks 2 "$trainer" "${run[@]}" : -n 1 "$trainer" "${run[@]}" ${only% on}
+        check "$only on one rank: exit status $status, after $seconds s" [ $status = 1 -a $seconds -le $end_s ]
+        check "$only on one rank: $(head -n 1 stderr)" \
+            grep -q "^error: the ranks disagree about ${only% *}: .* on ranks 0 1, ${only#* } on rank 2\$" stderr
+    done
     ranks 2 "$trainer" "${run[@]}" : -n 1 "$trainer" "${run[@]/other/another}"
     check "another directory: $(head -n 1 stderr)" \
         grep -q '^error: the ranks disagree about --out, a directory .*: is there on ranks 0 1, is missing on rank 2$' stderr

@@ -2,7 +2,7 @@
 agree.h -- what the processes of a run must have in common, compared before any work: the program, options, model and
 data. A run whose processes differ would train another model in each of them.
 
-defines: agree_on_program, agree_on_run, agree_on_directory
+defines: agree_on_program, agree_on_command, agree_on_run, agree_on_directory
 */
 #ifndef LLMC_AGREE_H
 #define LLMC_AGREE_H
@@ -21,8 +21,10 @@ extern "C" {
 // The file that runs, and the results of the mathematics library.
 void agree_on_program(Comm* comm);
 
-// All options that a checkpoint keeps, --zero, the checkpoint to continue from (NULL: none), the model, and the data.
-// After setup.
+// All options but those that each process may have for itself, as they were given: they decide which messages follow.
+void agree_on_command(Comm* comm, const Options* options);
+
+// The same after setup, which decides some; the checkpoint to continue from (NULL: none), the model, and the data.
 void agree_on_run(Comm* comm, const Options* options, const char* checkpoint, GPT2Config cfg,
                   const RunData* data);
 
@@ -38,6 +40,7 @@ void agree_on_directory(Comm* comm, const char* option, const char* directory);
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -84,16 +87,42 @@ void agree_on_program(Comm* comm) {
     agree_on_checksum_(comm, "results of the mathematics library (checksum)", agree_mathematics_());
 }
 
+// Whether all processes have the same hash.
+static int agree_is_same_(Comm* comm, uint64_t hash) {
+    uint64_t* all = (uint64_t*)check_alloc((size_t)comm->size, sizeof(hash), "hashes");
+    int is_same = 1;
+    comm_all_gather(comm, all, &hash, sizeof(hash));
+    for (int r = 1; r < comm->size; r++) {
+        is_same = is_same && all[r] == all[0];
+    }
+    free(all);
+    return is_same;
+}
+
+static uint64_t agree_hash_of_(const char* value) { return xxh64(value, strlen(value)); }
+
+// One message where they agree; only a difference is looked for row by row.
 static void agree_on_options_(Comm* comm, const Options* options) {
     char text[OPTION_TEXT_BYTES], name[OPTION_NAME_BYTES + 2];
+    uint64_t hashes[OPTION_ROWS_MAX] = {0};
     for (int i = 0; i < OPTION_ROWS; i++) {
         const OptionRow* row = &OPTION_TABLE[i];
-        const int is_compared = !(row->flags & OPTION_NOT_SAVED) || strcmp(row->name, "zero") == 0;
-        if (option_applies(options, row) && is_compared) {
-            const char* value = option_text(options, row, text);
-            snprintf(name, sizeof(name), "--%s", row->name);
-            comm_agree(comm, name, xxh64(value, strlen(value)), *value ? value : "''");
-        }
+        const int is_compared = option_applies(options, row) && !(row->flags & OPTION_EACH);
+        hashes[i] = is_compared ? agree_hash_of_(option_text(options, row, text)) : 0;
+    }
+    if (agree_is_same_(comm, xxh64(hashes, sizeof(hashes)))) {
+        return;
+    }
+    for (int i = 0; i < OPTION_ROWS; i++) {
+        const char* value = option_text(options, &OPTION_TABLE[i], text);
+        snprintf(name, sizeof(name), "--%s", OPTION_TABLE[i].name);
+        comm_agree(comm, name, hashes[i], *value ? value : "''");
+    }
+}
+
+void agree_on_command(Comm* comm, const Options* options) {
+    if (comm->size > 1) {
+        agree_on_options_(comm, options);
     }
 }
 

@@ -85,6 +85,7 @@ enum {
     OPTION_READS = 1024,      // names a file that is read, or a directory of files
     OPTION_READS_LIST = 2048, // names files that are read: a list of patterns
     OPTION_WRITES = 4096,     // names a file that is written (run_outputs.h)
+    OPTION_EACH = 8192,       // the processes of a run may have different values
 };
 
 typedef struct {
@@ -197,6 +198,7 @@ int options_changed(const Options* options, const char* name);
 #define READS_ OPTION_READS
 #define FILES_ OPTION_READS_LIST
 #define WRITES_ OPTION_WRITES
+#define EACH_ OPTION_EACH
 #define MANY_ OPTION_UNLIMITED
 
 #define OPTION_TABLE_ROWS_
@@ -223,6 +225,7 @@ static_assert(sizeof(OPTION_TABLE) / sizeof(OPTION_TABLE[0]) <= OPTION_ROWS_MAX,
 #undef READS_
 #undef FILES_
 #undef WRITES_
+#undef EACH_
 #undef MANY_
 
 #ifndef OPTION_EXAMPLES

@@ -790,6 +790,7 @@ static void run_join_(Run_* run) {
     o->zero = launch_zero(o, o->processes);
     comm_open(&run->comm, launch.place, &launch.meeting, o->timeout);
     agree_on_program(&run->comm);
+    agree_on_command(&run->comm, o);
     o->shards = launch_shards(o, &run->comm);
     run_print_processes_(run, launch.launcher);
     threads_open(o->threads, run->comm.local_size);
