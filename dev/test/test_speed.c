@@ -33,6 +33,17 @@ static double seconds(GPT2Config cfg, const Options* o, SpeedKind kind) {
     return speed_total_s(&update);
 }
 
+// More processes than there are sequences, or tokens: the work of one that has anything to do.
+static void test_many_processes(void) {
+    Options o = options_of(OPTION_CPU, NULL, NULL);
+    o.processes = 8; // a sequence each
+    const double least = seconds(CFG, &o, SPEED_PRODUCTS);
+    for (o.processes = 16; o.processes <= 1 << 20; o.processes *= 16) {
+        const double now = seconds(CFG, &o, SPEED_PRODUCTS);
+        EXPECT(now == least, "%d processes: %.0f of %.0f", o.processes, now, least);
+    }
+}
+
 static const double TOKENS = 2048, BLOCK = 12.0 * 256 * 256, HEAD = 1024.0 * 256;
 
 static void test_flops(void) {
@@ -186,6 +197,7 @@ static void test_rates_of_wide_models(void) {
 
 int main(void) {
     test_flops();
+    test_many_processes();
     test_recompute();
     test_growth();
     test_options();
