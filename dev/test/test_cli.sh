@@ -240,7 +240,7 @@ test_log() {
     check "the first line is the configuration" grep -qE '^{"kind":"config","run":"[0-9a-f]{16}","options":{"train-data":""' <(head -n 1 $log)
     check "the last line is the summary" grep -q '^{"kind":"summary","steps":3,' <(tail -n 1 $log)
     check_keys train $log '{"kind":V,"step":V,"loss":V,"norm":V,"lr":V,"ms":V,"data_ms":V,"tok_per_s":V,"mfu":V,"tokens":V,"elapsed_s":V,"time":V}'
-    check_keys val $log '{"kind":V,"step":V,"loss":V,"bpb":V}'
+    check_keys val $log '{"kind":V,"step":V,"loss":V,"bpb":V,"sequences":V,"all_sequences":V}'
     check_keys sample $log '{"kind":V,"step":V,"text":V}'
     check_keys save $log '{"kind":V,"step":V,"path":V}'
     check_keys summary $log '{"kind":V,"steps":V,"val_loss":V,"floor":V,"elapsed_s":V,"tok_per_s":V,"samples_per_s":V,"data_s":V,"planned_mb":V,"peak_mb":V}'
@@ -318,6 +318,23 @@ test_verify() {
     check "all of them are named" [ "$(grep -c '^BAD .*\(high_id\|truncated\|empty\).bin: ' stdout)" = 3 ]
     check "and counted" grep -qx '3 bad files' stdout
     good "the built-in stories" --verify-data
+}
+
+# A validation covers the same sequences whatever the micro-batch, and says which part of the data they are.
+test_validation() {
+    local look=("${model[@]}" --seq-len 16 "${text[@]}" --steps 0 --samples 0) batch losses=()
+    for batch in 1 4 64; do
+        good "validated in micro-batches of $batch" "${look[@]}" --batch $batch --out val_$batch
+        losses+=("$(values val loss val_$batch/log.jsonl | cut -c1-8)")
+    done
+    check "one loss: ${losses[*]}" [ "$(printf '%s\n' "${losses[@]}" | sort -u | wc -l)" = 1 ]
+    local all
+    all=$(values val all_sequences val_1/log.jsonl)
+    check "all of a small set" grep -q "| val loss .* (all $all sequences)\$" stdout
+    good "a part of it" "${look[@]}" --batch 3 --eval-batches 2
+    check "says so" grep -q "| val loss .* (6 of $all sequences)\$" stdout
+    good "a plan of a part" "${model[@]}" --seq-len 16 "${text[@]}" --batch 3 --eval-batches 2 --steps 20 --eval-every 10 --plan
+    check "its validations: $(grep -o 'plus .*' stdout)" grep -q "plus 3 validations on 288 tokens in total" stdout
 }
 
 test_learning() {
@@ -826,6 +843,7 @@ test_intervals
 test_data
 test_sources
 test_verify
+test_validation
 test_learning
 test_same_numbers
 test_bound_threads

@@ -10,6 +10,12 @@
 
 enum { STEP_TOKENS = 4096 };
 
+// A validation on a part of the data.
+static void say_val(RunLog* log, int64_t step, double loss, double bpb) {
+    const LogVal val = {loss, bpb, 20, 75};
+    log_val(log, step, &val);
+}
+
 // ---- reading back ----
 
 // A file as one string; static, for one caller at a time.
@@ -151,7 +157,7 @@ static void test_board(void) {
     log_sensors(&log, 612.5, NAN);
     log_train(&log, 1, 4, NAN, 0.5, NAN, 3e-4, 800, 0.4);
     log_train(&log, 2, 4, NAN, 0.5, NAN, 3e-4, 800, 0.4);
-    log_val(&log, 2, 3.5, NAN);
+    say_val(&log, 2, 3.5, NAN);
     log_sample(&log, 2, "Once", 4);
     log_skip(&log, 2, "unwanted");
     log_close(&log);
@@ -182,7 +188,7 @@ static void test_files(void) {
     const char text[] = "He said \"no\".\n\tThen\0 \x01 \xC3 \xE2\x82\xAC";
     RunLog log = open_log("files", 0, 1000);
     log_config(&log, print_options, "0.0003", who);
-    log_val(&log, 0, 10.9876543, 1.23456789);
+    say_val(&log, 0, 10.9876543, 1.23456789);
     log_data_wait(&log, 0.0125);
     log_train(&log, 1, 4.12345678, 0.12, 0.567812345, -0.31, 3e-4, 812.3, 0.412);
     log_data_wait(&log, 0.5);
@@ -210,6 +216,9 @@ static void test_files(void) {
     EXPECT(number_of(line_of(jsonl, 1), "step") == 0, "the first evaluation is at step 0");
     EXPECT_NEAR(number_of(line_of(jsonl, 1), "loss"), 10.9876543, 1e-7, "digits of a loss");
     EXPECT_NEAR(number_of(line_of(jsonl, 1), "bpb"), 1.23456789, 1e-8, "bits per byte");
+    EXPECT(number_of(line_of(jsonl, 1), "sequences") == 20 &&
+               number_of(line_of(jsonl, 1), "all_sequences") == 75,
+           "what it covers");
     const char* train = line_of(jsonl, 2);
     EXPECT(number_of(train, "step") == 1 && number_of(train, "ms") == 812.3, "%s", train);
     EXPECT_NEAR(number_of(train, "loss"), 4.12345678, 1e-8, "digits of a loss");
@@ -241,13 +250,14 @@ static void test_files(void) {
                                                       "s:1 trl:4.1235 lr:0.000300 norm:0.57\n"
                                                       "s:2 trl:nan lr:0.000300 norm:inf\n") == 0,
            "main.log is\n%s", slurp(test_path("files/main.log")));
-    EXPECT(strstr(slurp(test_path("files.screen")), "val loss 10.9877 | 1.2346 bpb\n"), "on the screen");
+    EXPECT(strstr(slurp(test_path("files.screen")), "val loss 10.9877 | 1.2346 bpb (20 of 75 sequences)\n"),
+           "on the screen");
 }
 
 // Without a floor and an evaluation; and each line is in the file before the next call.
 static void test_partial(void) {
     RunLog log = open_log("partial", 0, 10);
-    log_val(&log, 0, 5, NAN);
+    say_val(&log, 0, 5, NAN);
     EXPECT(count_of(slurp(test_path("partial/log.jsonl")), "\n") == 1, "the line is in the file at once");
     EXPECT(count_of(slurp(test_path("partial/main.log")), "\n") == 1, "the line is in the file at once");
     log_summary(&log, summary_of(0, NAN, NAN, log_peak_mib()));
@@ -263,7 +273,7 @@ static void test_partial(void) {
     EXPECT(count_of(slurp(test_path("partial/main.log.1")), "\n") == 1,
            "those of the earlier run have another name");
     log = open_log("partial", 0, 10);
-    log_val(&log, 0, 6, NAN);
+    say_val(&log, 0, 6, NAN);
     log_close(&log);
     EXPECT(access(test_path("partial/log.jsonl.2"), F_OK) != 0, "empty logs are not kept");
     log = open_log("partial", 0, 10);
@@ -310,7 +320,7 @@ static void test_task_lines(void) {
 static void run_part(RunLog* log, int start, int end) {
     for (int step = start;; step++) {
         if (step % 2 == 0) {
-            log_val(log, step, 5 - 0.1 * step, NAN);
+            say_val(log, step, 5 - 0.1 * step, NAN);
         }
         if (step % 4 == 0) {
             const TaskScore score = {TASK_CHOICE, {0.5, 0}, {0.01 * step, 0}, {NAN, NAN}, NAN, NAN, 1};
@@ -386,11 +396,11 @@ static void test_resume(void) {
                strcspn(slurp(test_path("torn/log.jsonl")), "\n") + 1,
            "a torn line is cut off: %s", slurp(test_path("torn/log.jsonl")));
     log = open_log("zero", 0, 20); // stopped after the first validation, and resumed
-    log_val(&log, 0, 5, NAN);
+    say_val(&log, 0, 5, NAN);
     log_stop(&log, 0, "SIGTERM", "");
     log_close(&log);
     log = open_log_as("zero", LOG_CONTINUE, 0, 20);
-    log_val(&log, 0, 5, NAN);
+    say_val(&log, 0, 5, NAN);
     log_close(&log);
     EXPECT(count_of(slurp(test_path("zero/log.jsonl")), "\n") == 1, "step 0 is kept, its stop is not: %s",
            slurp(test_path("zero/log.jsonl")));
@@ -457,7 +467,7 @@ static void test_messages(void) {
         "12345678 12345678 12345678 12345678 12345678 12345678 12345678 12345678 12345678 12345678 "
         "123456 next";
     RunLog log = open_log("messages", 0, 50);
-    log_val(&log, 0, 3.25, NAN);
+    say_val(&log, 0, 3.25, NAN);
     log_sample(&log, 10, "a\nb\x1b[2J", 7);
     log_sample(&log, 10,
                "\xC2\x9B"
@@ -469,7 +479,7 @@ static void test_messages(void) {
     log_close(&log);
     const char* screen = slurp(test_path("messages.screen"));
     EXPECT(strcmp(screen,
-                  "step  0/50 | val loss 3.2500\n"
+                  "step  0/50 | val loss 3.2500 (20 of 75 sequences)\n"
                   "step 10/50 | sample:\n    a\n    b?[2J\n"
                   "step 10/50 | sample:\n    ??31m\xC3\xA9???\n"
                   "step 10/50 | sample:\n    12345678 12345678 12345678 12345678 12345678 12345678 12345678 "
@@ -511,7 +521,7 @@ static void test_terminal(void) {
     const double start = time_now_s();
     train_fast(&log, 1000);
     const int max = 1 + (int)(10 * (time_now_s() - start));
-    log_val(&log, 1000, 3, NAN);
+    say_val(&log, 1000, 3, NAN);
     log_close(&log);
     const char* screen = slurp(test_path("terminal.screen"));
     EXPECT(count_of(screen, "\r") <= max + 1, "rewritten %d times", count_of(screen, "\r"));
@@ -523,7 +533,7 @@ static void test_terminal(void) {
     log_train(&log, 2, 4, 0, 1, 0, 1e-3, 0.1, NAN);
     log_train(&log, 3, 4, 0, 1, 0, 1e-3, 0.1, NAN); // too soon to show
     EXPECT(log.open_line == LOG_LINE_STEP_, "the line may be rewritten");
-    log_val(&log, 3, 3, NAN);
+    say_val(&log, 3, 3, NAN);
     log_close(&log);
     screen = slurp(test_path("terminal.screen"));
     EXPECT(count_of(screen, "\n") == 3, "step 1, step 3, val:\n%s", screen);
@@ -549,10 +559,11 @@ static void test_terminal(void) {
     log_progress(&log, 0, "validating", 0, 20);
     log.progress_s -= 1;
     log_progress(&log, 0, "validating", 7, 20);
-    log_val(&log, 0, 3, NAN);
+    say_val(&log, 0, 3, NAN);
     log_close(&log);
     screen = slurp(test_path("terminal.screen"));
-    EXPECT(strcmp(screen, "step    0/2000 | validating 7/20\r\033[Kstep    0/2000 | val loss 3.0000\n") == 0,
+    EXPECT(strcmp(screen, "step    0/2000 | validating 7/20\r\033[Kstep    0/2000 | val loss 3.0000 (20 of "
+                          "75 sequences)\n") == 0,
            "%s", screen);
 }
 
@@ -686,7 +697,7 @@ static void write_to_full_screen(const void* unused) {
     (void)unused;
     RunLog log;
     log = open_log_in("", fopen("/dev/full", "w"));
-    log_val(&log, 0, 4, NAN);
+    say_val(&log, 0, 4, NAN);
 }
 
 static void test_errors(void) {
@@ -720,8 +731,8 @@ static void test_errors(void) {
         test_dies(write_to_full_screen, NULL, EXIT_FAILURE, "standard output: cannot write: No space left"),
         "standard output on a full disk");
     log = open_log_in(test_path("no_screen"), fopen("/dev/full", "w")); // whose files tell everything
-    log_val(&log, 0, 4, NAN);
-    log_val(&log, 1, 4, NAN);
+    say_val(&log, 0, 4, NAN);
+    say_val(&log, 1, 4, NAN);
     log_close(&log);
     EXPECT(count_of(slurp(test_path("no_screen/log.jsonl")), "\n") == 2, "a run without a screen");
     EXPECT(mkdir(test_path("fifo"), 0777) == 0 && mkfifo(test_path("fifo/log.jsonl"), 0600) == 0, "a FIFO");

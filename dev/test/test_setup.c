@@ -259,7 +259,7 @@ static void test_stories(void) {
     EXPECT(run_data_eot(&run.data, run.cfg.V) == run.data.stories->eot, "end of text");
     run_close(&run);
     run = run_open("--steps 0 --batch 2 --seq-len 16 --eval-batches 0"); // only validation
-    EXPECT(run.data.train.tokens == 33 && run.data.val.tokens == 20 * 32 + 1, "at least a batch");
+    EXPECT(run.data.train.tokens == 33 && run.data.val.tokens == RUN_DATA_EVAL_CPU + 1, "at least a batch, and a validation");
     run_close(&run);
 }
 
@@ -432,7 +432,7 @@ static void test_many_files(void) {
 
 // The loaders that both trainers open.
 static void test_loaders(void) {
-    Run run = run_open(DOCUMENTS "--pack uniform --total-batch 128");
+    Run run = run_open(DOCUMENTS "--pack uniform --total-batch 128 --eval-batches 20");
     Dataloader train, val;
     fflush(stdout);
     const int screen = dup(STDOUT_FILENO);
@@ -522,10 +522,18 @@ static void test_eval_batches(void) {
         int eval_batches, B;
         uint64_t sequences;
         int64_t wanted;
-    } cases[] = {{20, 4, 1000, 80}, {20, 4, 40, 40}, {0, 4, 40, 40}, {0, 4, 41, 41}, {20, 4, 1, 1}};
+    } cases[] = {{20, 4, 1000, 80},
+                 {20, 4, 40, 40},
+                 {0, 4, 40, 40},
+                 {0, 4, 41, 41},
+                 {20, 4, 1, 1}, //
+                 {OPTION_AUTO, 1, 5000, 1280},
+                 {OPTION_AUTO, 64, 5000, 1280},
+                 {OPTION_AUTO, 4, 700, 700}};
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         Options options = parse("");
         options.batch = cases[i].B;
+        options.seq_len = 16;
         options.eval_batches = cases[i].eval_batches;
         EXPECT(run_data_eval_sequences(&options, cases[i].sequences) == cases[i].wanted, "case %d", (int)i);
     }

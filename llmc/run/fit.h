@@ -107,8 +107,7 @@ static inline int fit_add_all_(FitTry_* tries, GPT2Config cfg, const Options* o,
     int count = 0;
     for (int parts = 1; parts <= most_parts; parts++) {
         Options smaller = *o;
-        smaller.batch = o->batch / parts;
-        smaller.eval_batches = o->eval_batches * parts; // as many sequences are validated
+        options_divide_batch(&smaller, parts);
         for (int host = 0; o->batch % parts == 0 && host <= can_offload; host++) {
             smaller.offload_optimizer = host ? (int)OFFLOAD_HOST : o->offload_optimizer;
             count += fit_add_levels_(tries + count, cfg, smaller, device);

@@ -8,7 +8,8 @@ log.jsonl, one object per line (a number that is not finite is null; losses have
      "mem_mb":{"parameters":...},"host_mem_mb":{...},"disk_mb":{...},"time":...}
     {"kind":"train","step":1,"loss":...,"norm":...,"lr":...,"ms":...,"data_ms":...,"tok_per_s":...,"mfu":...,
      "power_w":...,"clock_mhz":...,"tokens":...,"elapsed_s":...,"time":...}
-    {"kind":"val","step":0,"loss":...,"bpb":...}  (bits per byte, if the bytes of the tokens are known)
+    {"kind":"val","step":0,"loss":...,"bpb":...,"sequences":...,"all_sequences":...}  (bits per byte, if the bytes of the
+     tokens are known; sequences of the validation, and of all validation data)
     {"kind":"task","step":...,"name":...,"acc":...,"acc_err":...,"acc_norm":...,"acc_norm_err":...,"acc_bytes":...,
      "acc_bytes_err":...,"loss":...,"ppl":...,"bpb":...,"tokens":...}  (tasks.h; only what the task has)
     {"kind":"sample","step":...,"text":"..."}
@@ -44,7 +45,7 @@ printed. The first and the last step always are. If the screen goes away (| head
 without it.
 
 defines: RunLog, LogStart, LogSettings, LogPrint, LogIdentity, log_open, log_close, log_config, log_data_wait,
-         log_sensors, log_train, log_progress, log_val, log_task, log_sample, log_save, log_note, log_resumed, log_skip,
+         log_sensors, log_train, log_progress, LogVal, log_val, log_task, log_sample, log_save, log_note, log_resumed, log_skip,
          log_rollback, log_stop, LogSummary, log_summary, log_sync, log_tok_per_s, log_peak_mib, LogBin,
          log_duration
 */
@@ -180,8 +181,13 @@ void log_config(RunLog* log, LogPrint print, const void* what, LogIdentity who);
 // is 0. Shown on a terminal, elsewhere every half minute.
 void log_progress(RunLog* log, int64_t step, const char* what, int64_t i, int64_t n);
 
-// `bpb` are bits per byte; NAN: unknown.
-void log_val(RunLog* log, int64_t step, double loss, double bpb);
+// A validation.
+typedef struct {
+    double loss, bpb;                 // nats per token; bits per byte, NAN: unknown
+    int64_t sequences, all_sequences; // it covers, of those of the validation data
+} LogVal;
+
+void log_val(RunLog* log, int64_t step, const LogVal* val);
 
 // What the model achieved at a task.
 void log_task(RunLog* log, int64_t step, const char* name, const TaskScore* score);
@@ -725,23 +731,35 @@ static void log_known_(RunLog* log, const char* key, double value) {
     }
 }
 
-void log_val(RunLog* log, int64_t step, double loss, double bpb) {
-    log_time_val_(log);
+static void log_say_val_(RunLog* log, int64_t step, const LogVal* val) {
+    FILE* screen = log->screen.file;
     log_say_step_(log, step);
-    fprintf(log->screen.file, "val loss %.4f", loss);
-    if (isfinite(bpb)) {
-        fprintf(log->screen.file, " | %.4f bpb", bpb);
+    fprintf(screen, "val loss %.4f", val->loss);
+    if (isfinite(val->bpb)) {
+        fprintf(screen, " | %.4f bpb", val->bpb);
     }
-    fputc('\n', log->screen.file);
+    if (val->sequences < val->all_sequences) {
+        fprintf(screen, " (%lld of %lld sequences)\n", (long long)val->sequences,
+                (long long)val->all_sequences);
+    } else {
+        fprintf(screen, " (all %lld sequences)\n", (long long)val->sequences);
+    }
     log_flush_screen_(log);
+}
+
+void log_val(RunLog* log, int64_t step, const LogVal* val) {
+    log_time_val_(log);
+    log_say_val_(log, step, val);
     if (!log_is_repeated_(log, LOG_VAL_, step)) {
         log_begin_(log, "val", step);
-        log_number_(log, "loss", loss);
-        log_known_(log, "bpb", bpb);
+        log_number_(log, "loss", val->loss);
+        log_known_(log, "bpb", val->bpb);
+        fprintf(log->json.file, ",\"sequences\":%lld,\"all_sequences\":%lld", (long long)val->sequences,
+                (long long)val->all_sequences);
         log_end_(log);
-        fprintf(log->text.file, "s:%lld tel:%.4f\n", (long long)step, loss);
+        fprintf(log->text.file, "s:%lld tel:%.4f\n", (long long)step, val->loss);
         log_file_flush(&log->text);
-        log_remember_(log, log->val, step, loss);
+        log_remember_(log, log->val, step, val->loss);
     }
 }
 

@@ -3,11 +3,13 @@ options_table.h -- the options of the trainers: their struct and, in the impleme
 added by one field and one row, at the same place.
 
 defines: Options, option_counts, DIVERGENCE_WORDS, OnDivergence, OFFLOAD_WORDS, OffloadPlace, MASTER_WEIGHTS_WORDS,
-         MasterWeightsChoice, TASKS_HELLASWAG, options_only_look, options_has_tasks, options_only_evaluates
+         MasterWeightsChoice, TASKS_HELLASWAG, options_only_look, options_divide_batch, options_has_tasks,
+         options_only_evaluates
 */
 #ifndef LLMC_OPTIONS_TABLE_H
 #define LLMC_OPTIONS_TABLE_H
 
+#include <limits.h>
 #include <stdint.h>
 
 #include "llmc/base/words.h"
@@ -127,6 +129,15 @@ struct Options {
 // Whether the program only describes a run, and writes nothing.
 static inline int options_only_look(const Options* options) {
     return options->plan || options->print_config || options->verify_data;
+}
+
+// Makes a micro-batch `parts` times smaller. A validation keeps its sequences.
+static inline void options_divide_batch(Options* options, int parts) {
+    options->batch /= parts;
+    if (options->eval_batches > 0) {
+        options->eval_batches =
+            options->eval_batches <= INT_MAX / parts ? options->eval_batches * parts : INT_MAX;
+    }
 }
 
 // Whether the run is given something to evaluate the model on, besides its validation data.
@@ -278,8 +289,9 @@ const OptionRow OPTION_TABLE[] = {
 
     {"evaluation", "eval-every",    "v",  INT_(eval_every),        0,    MANY_, AUTO_,            "auto",
         "steps", "between validations; 0: never; auto: a tenth of the run, at most 1000"},
-    {"evaluation", "eval-batches",  "m",  INT_(eval_batches),      0,    MANY_, 0,                "20",
-        "micro-batches", "per validation; 0: the whole validation set"},
+    {"evaluation", "eval-batches",  "m",  INT_(eval_batches),      0,    MANY_, AUTO_,            "auto",
+        "micro-batches", "per validation; 0: the whole validation set; auto: its first 20,480 tokens, on a GPU 1,048,576, "
+        "whatever --batch is"},
     {"evaluation", "sample-every",  "s",  INT_(sample_every),      0,    MANY_, AUTO_,            "auto",
         "steps", "between samples; 0: never"},
     {"evaluation", "sample-tokens", "g",  INT_(sample_tokens),     1,    MANY_, AUTO_,            "auto",

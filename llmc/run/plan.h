@@ -46,6 +46,7 @@ typedef struct {
     char device[256];              // in words
     double peak;                   // of the device, FLOP/s
     SpeedDevice speed;             // rates only for --plan and --fit
+    int64_t eval_sequences;        // of a validation; only for --plan
 } TrainerPlan;
 
 // Texts that a model generates at a time: a run that trains also samples, one by one.
@@ -348,7 +349,7 @@ static void plan_print_work_(FILE* file, GPT2Config cfg, const Options* o, const
     } else {
         const double tokens = update * (double)o->steps;
         const double validations = o->eval_every > 0 ? 1 + floor((double)o->steps / o->eval_every) : 0;
-        const double seen = validations * o->eval_batches * o->batch * o->seq_len, all = tokens + seen / 3;
+        const double seen = validations * (double)plan->eval_sequences * o->seq_len, all = tokens + seen / 3;
         fprintf(
             file,
             "work: %.4g tokens x %.4g FLOP = %.4g FLOP; plus %.0f validations on %.4g tokens in total, at a "

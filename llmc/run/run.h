@@ -486,9 +486,8 @@ static void run_step_(Run_* run) {
 
 // ---- between two steps ----
 
-// Sets *loss to the mean over the first sequences of the validation data, in order, and *bpb to the same in bits per
-// byte. Returns 0 if a signal stopped it.
-static int run_evaluate_(Run_* run, double* loss, double* bpb) {
+// Sets the mean over the first sequences of the validation data, in order. Returns 0 if a signal stopped it.
+static int run_evaluate_(Run_* run, LogVal* val) {
     const int64_t micro_steps = run_micro_steps_(run, run->val->settings.sequences);
     memset(run->part, 0, RUN_LOSSES_ * sizeof(double));
     run_agree_on_parameters_(run);
@@ -510,8 +509,10 @@ static int run_evaluate_(Run_* run, double* loss, double* bpb) {
     }
     run_check_data_(run, run->val, run->train->next);
     const RunUpdate_ all = run_add_up_(run, micro_steps);
-    *loss = all.counted > 0 ? all.losses / all.counted : 0;
-    *bpb = all.bytes > 0 ? all.losses / M_LN2 / all.bytes : NAN;
+    val->loss = all.counted > 0 ? all.losses / all.counted : 0;
+    val->bpb = all.bytes > 0 ? all.losses / M_LN2 / all.bytes : NAN;
+    val->sequences = run->eval_sequences;
+    val->all_sequences = (int64_t)run->val->num_sequences;
     return 1;
 }
 
@@ -525,12 +526,13 @@ static int run_tasks_(Run_* run) {
 // All that is due between two updates, besides saving. Returns early when a signal asks the run to stop.
 static void run_evaluate_and_sample_(Run_* run) {
     RunState* state = &run->state;
-    double bpb;
+    LogVal val;
     if (run->val && session_validation_is_due(&run->session, state, run->validates_first)) {
-        if (!run_evaluate_(run, &state->val_loss, &bpb)) {
+        if (!run_evaluate_(run, &val)) {
             return;
         }
-        log_val(&run->log, state->step, state->val_loss, bpb);
+        state->val_loss = val.loss;
+        log_val(&run->log, state->step, &val);
     }
     if (session_tasks_are_due(&run->session, state) && !run_tasks_(run)) {
         return;
@@ -797,7 +799,10 @@ static void run_join_(Run_* run) {
 }
 
 // --plan: what the run would take, without taking it.
-static void run_print_plan_(const Run_* run) {
+static void run_print_plan_(Run_* run) {
+    const int is_open = run_data_has_tokens(&run->data) && !run->data.is_unknown;
+    run->plan.eval_sequences =
+        is_open ? run_data_eval_sequences(&run->options, sources_epoch(&run->data.val)) : 0;
     plan_print(stdout, run->cfg, &run->options, &run->plan);
     run_print_traffic_(run);
 }

@@ -37,6 +37,8 @@ enum {
     RUN_DATA_STORIES_PAGE = 128,    // tokens: a story that crosses the end of a page is cut there
     RUN_DATA_MAPPED_FILES = 10000,  // of text: Linux lets a program map 65530 (vm.max_map_count)
     RUN_DATA_STORIES_SEED = 271828, // validation stories: the same whatever the seed of the run
+    RUN_DATA_EVAL_CPU = 20 * 1024,  // tokens of a validation: seconds of a small model on a CPU;
+    RUN_DATA_EVAL_GPU = 1 << 20,    // with fewer of them the losses of large models are too noisy to compare
 };
 #define RUN_DATA_MAX_STEPS 1e12                        // of --steps, too
 #define RUN_DATA_STORIES_MAX_TOKENS ((int64_t)1 << 27) // longer runs see the built-in text again
@@ -95,7 +97,8 @@ void run_data_open(RunData* data, Options* options);
 // Opens files as tokens of the run, which may be text or shards; after run_data_open. `data` and `list` stay.
 void run_data_open_text(DataSources* sources, const RunData* data, const Options* options, const char* list);
 
-// Sequences of a validation, of all processes: those of --eval-batches micro-batches, at most `epoch`.
+// Sequences of a validation, of all processes, at most `epoch`, which is all of the data: those of --eval-batches
+// micro-batches, or as many whatever the batch.
 int64_t run_data_eval_sequences(const Options* options, uint64_t epoch);
 
 // Opens the loaders of training and validation data, and says what they will read; after run_data_open. `data`
@@ -353,10 +356,16 @@ double run_data_target_bytes(const RunData* data, const int* targets, size_t cou
 
 // Tokens of n batches (at least one), up to a limit, and one more as the last target. The product may be too
 // large for any integer, because users may ask for anything.
-static size_t run_data_stories_tokens_(int64_t batches, int64_t batch_tokens) {
+static size_t run_data_stories_tokens_(int64_t parts, int64_t part_tokens) {
     const int64_t max = RUN_DATA_STORIES_MAX_TOKENS;
-    batches = batches > 1 ? batches : 1;
-    return (size_t)(batches <= max / batch_tokens ? batches * batch_tokens : max) + 1;
+    parts = parts > 1 ? parts : 1;
+    return (size_t)(parts <= max / part_tokens ? parts * part_tokens : max) + 1;
+}
+
+// Sequences of all validation stories.
+static int64_t run_data_stories_validated_(const Options* options) {
+    return options->eval_batches > 0 ? (int64_t)options->eval_batches * options->batch
+                                     : RUN_DATA_EVAL_CPU / options->seq_len;
 }
 
 // Writes the built-in corpus: enough training text that nothing is read twice, up to a limit.
@@ -365,8 +374,7 @@ static void run_data_stories_(RunData* data, Options* options) {
         options->steps = RUN_DATA_STORIES_STEPS;
     }
     const size_t train = run_data_stories_tokens_(options->steps, options->total_batch);
-    const size_t val = run_data_stories_tokens_(options->eval_batches ? options->eval_batches : 20,
-                                                (int64_t)options->batch * options->seq_len);
+    const size_t val = run_data_stories_tokens_(run_data_stories_validated_(options), options->seq_len);
     data->train_stories = (uint16_t*)check_alloc(train, sizeof(uint16_t), "stories");
     data->val_stories = (uint16_t*)check_alloc(val, sizeof(uint16_t), "stories");
     data->val_nats = (float*)check_alloc(val, sizeof(float), "stories");
@@ -568,9 +576,17 @@ void run_data_open_text(DataSources* sources, const RunData* data, const Options
 
 // ---- reading ----
 
+// With --eval-batches auto.
+static int64_t run_data_usual_sequences_(const Options* options) {
+    const int tokens = options->program.trainer == OPTION_GPU ? RUN_DATA_EVAL_GPU : RUN_DATA_EVAL_CPU;
+    return tokens > options->seq_len ? tokens / options->seq_len : 1;
+}
+
 int64_t run_data_eval_sequences(const Options* options, uint64_t epoch) {
-    const int64_t most = (int64_t)options->eval_batches * options->batch, all = (int64_t)epoch;
-    return most > 0 && most < all ? most : all;
+    const int64_t wanted = options->eval_batches == OPTION_AUTO
+                               ? run_data_usual_sequences_(options)
+                               : (int64_t)options->eval_batches * options->batch;
+    return wanted > 0 && (uint64_t)wanted < epoch ? wanted : (int64_t)epoch;
 }
 
 // The loader of the validation data: a validation is one update.

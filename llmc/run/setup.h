@@ -244,10 +244,11 @@ static void setup_share_batch_(Options* options) {
     const int64_t sequences = options->total_batch / options->seq_len;
     const int64_t share = (sequences + options->processes - 1) / options->processes;
     const int whole = options->batch;
+    int parts = 1;
     for (int batch = whole; batch >= share; batch--) {
-        options->batch = whole % batch == 0 ? batch : options->batch;
+        parts = whole % batch == 0 ? whole / batch : parts;
     }
-    options->eval_batches *= whole / options->batch;
+    options_divide_batch(options, parts);
 }
 
 void setup_batch(Options* options) {
