@@ -120,7 +120,16 @@ def ours_open_theirs(directory):
             same(our_ids(directory / "vocab.json", text), wanted, "their vocab.json")
     written = json.loads(path.read_text())
     expect(isinstance(written["model"]["merges"][0], list), "merges as arrays")
-    for kind in ["normalizer", "Whitespace", "add_prefix_space", "<pad>"]:
+    padded = trained("<pad>")
+    padded.save(str(path))
+    for text in texts():
+        if EOT not in text:
+            same(our_ids(path, text), padded.encode(text).ids, "their tokenizer.json with <pad>")
+    tokenizer.add_tokens(["vector"])
+    tokenizer.save(str(path))
+    error = our_ids(path, "a")
+    expect(isinstance(error, str) and "vector is not special" in error, f"an added word: {error}")
+    for kind in ["normalizer", "Whitespace", "add_prefix_space"]:
         trained(kind).save(str(path))
         error = our_ids(path, "a")
         expect(isinstance(error, str) and kind in error, f"{kind}: {error}")

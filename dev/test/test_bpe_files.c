@@ -290,8 +290,14 @@ static void test_json_variants(void) {
         {"\"!\": 0, ", "\"!!\": 0, ", "no token is the byte 0x21"},
         {"[{\"id\": 263", "[{\"id\": 5", "<|endoftext|> is token 5, and token 263"},
         {"\"<|endoftext|>\": 263", "\"<|endoftext|>\": 5", "<|endoftext|> is token 263, and token 5"},
-        {"\"content\": \"<|endoftext|>\"", "\"content\": \"<pad>\"", "the added token <pad>, wanted only"},
-        {"}],\n", "}, {\"id\": 264, \"content\": \"<pad>\"}],\n", "the added token <pad>, wanted only"},
+        {"\"content\": \"<|endoftext|>\"", "\"content\": \"<pad>\"", "id 263 appears twice"},
+        {"}],\n", "}, {\"id\": 264, \"content\": \"new\"}],\n", "the added token new is not special"},
+        {"}],\n", "}, {\"id\": 264, \"content\": \"a\\n\", \"special\": true}],\n",
+         "without control characters"},
+        {"}],\n", "}, {\"id\": 265, \"content\": \"<pad>\", \"special\": true}],\n",
+         "the added token <pad> has the id 265, wanted at most 264"},
+        {"}],\n", "}, {\"id\": 256, \"content\": \"<pad>\", \"special\": true}],\n",
+         "7 merges for a vocabulary of 264, wanted 258 fewer"},
         {"]}\n}\n", "]}\n", "the end of the text"},
         {"]}\n}\n", "]}\n}}", "nothing but blanks"},
     };
@@ -343,7 +349,7 @@ static Bpe open_reordered(void) {
     fputs("{\"<|endoftext|>\": 0", file);
     for (int id = 1; id < small.vocab_size; id++) {
         const unsigned char byte = (unsigned char)(id - 1);
-        const BpeToken_ token = {&byte, 1};
+        const BpeToken_ token = {&byte, 1, 0};
         fputs(", \"", file);
         bpe_put_spelled_(&spelling, id <= 256 ? token : small.tokens[id - 1], BPE_JSON_, file);
         fprintf(file, "\": %d", id);
@@ -401,6 +407,61 @@ static void test_write_errors(void) {
     bpe_write(&bpe, test_path("tokenizer.json")); // no limit there
     EXPECT(reads_back(&bpe, test_path("tokenizer.json")), "");
     bpe_close(&bpe);
+}
+
+// Special tokens that were added behind the vocabulary and inside of it, with names that bytes are not spelled with.
+static void test_added_tokens(void) {
+    static const char behind[] = "}, {\"id\": 264, \"content\": \"[PAD]\", \"special\": true}, {\"id\": 265, "
+                                 "\"content\": \"<\xEF\xBD\x9C \\\" \xEF\xBD\x9C>\", \"special\": true}],\n";
+    static const char config[] = "{\"x\": [1], \"pad_token\": {\"content\": \"[PAD]\", \"special\": true}}";
+    Bpe small = open_small(), bpe, again;
+    BpeEncoder encoder;
+    size_t bytes;
+    int length, ids[16];
+    char* good = text_of(&small, bpe_put_tokenizer_json_, &bytes);
+    char* text = replaced(good, "}],\n", behind);
+    mkdir(test_path("added"), 0777);
+    test_write("added/tokenizer.json", text, strlen(text));
+    test_write("added/tokenizer_config.json", config, strlen(config));
+    bpe_open(&bpe, test_path("added"));
+    EXPECT(bpe.vocab_size == 266 && bpe.eot == 263 && bpe.pad == 264 && bpe_least_vocab(&bpe) == 264, "");
+    EXPECT(bpe_is_name(&bpe, 264) && bpe_is_name(&bpe, 263) && !bpe_is_name(&bpe, 262), "");
+    EXPECT(strncmp(bpe_token(&bpe, 264, &length), "[PAD]", 5) == 0 && length == 5, "");
+    bpe_encoder_open(&encoder, &bpe);
+    EXPECT(bpe_encode(&encoder, "[PAD]", 5, ids) == 5 && ids[0] == bpe.byte_ids['['], "its name is text");
+    bpe_encoder_close(&encoder);
+    EXPECT(bpe_checksum(&bpe) != bpe_checksum(&small), "");
+    mkdir(test_path("saved"), 0777);
+    bpe_write_hf(&bpe, test_path("saved"), 64);
+    EXPECT(reads_back(&bpe, test_path("saved")), "");
+    bpe_open(&again, test_path("saved"));
+    EXPECT(again.pad == 264 && bpe_is_name(&again, 265) && bpe_checksum(&again) == bpe_checksum(&bpe), "");
+    bpe_close(&again);
+    EXPECT(write_dies(&bpe, "new.tiktoken", "new.tiktoken: end-of-text is id 263 of 266|no added tokens"),
+           "");
+    bpe_close(&bpe);
+    free(text);
+
+    // as a trainer of tokenizers has it: in the vocabulary and among the added tokens
+    char* listed =
+        replaced(good, "}],\n", "}, {\"id\": 256, \"content\": \"\xEF\xBD\x9C\", \"special\": true}],\n");
+    char* named = replaced(listed, "\"aa\": 256", "\"\xEF\xBD\x9C\": 256");
+    char* shorter = replaced(named, "\"a a\", \"aa aa\", ", "");
+    text = replaced(shorter, "\"aaaa\": 257", "\"!!\": 257");
+    char* merges = replaced(text, "\"merges\": [", "\"merges\": [\"! !\", ");
+    bpe_open(&bpe, test_write("listed.json", merges, strlen(merges)));
+    EXPECT(bpe.vocab_size == 264 && bpe_is_name(&bpe, 256) && bpe_least_vocab(&bpe) == 264 && bpe.pad == -1,
+           "");
+    bpe_write(&bpe, test_path("saved/tokenizer.json"));
+    EXPECT(reads_back(&bpe, test_path("saved/tokenizer.json")), "");
+    bpe_close(&bpe);
+    free(merges);
+    free(text);
+    free(shorter);
+    free(named);
+    free(listed);
+    free(good);
+    bpe_close(&small);
 }
 
 static void test_directories(void) {
@@ -501,6 +562,7 @@ int main(int argc, char** argv) {
     test_tokens_only();
     test_json_variants();
     test_write_errors();
+    test_added_tokens();
     test_directories();
     const char* vocabulary = getenv("GPT2_VOCAB");
     if (vocabulary) {

@@ -186,6 +186,32 @@ test_documents() {
     bad 2 "--epochs 1 and --steps 2" "${tiny[@]}" --train-data text.txt --epochs 1
 }
 
+# ---- special tokens
+
+# A tokenizer with a special token more than its text makes: a model with and without a row for it trains, says where it is
+# from, is saved and exported with it.
+test_added_tokens() {
+    local model=(--layers 1 --channels 16 --heads 2 --seq-len 16 --batch 2 --steps 2 --eval-batches 2 --sample-every 0)
+    runs "a vocabulary" "${model[@]}" --train-data text.txt --tokenizer bpe:300 --out base
+    sed 's/"special": true}\],$/"special": true}, {"id": 300, "content": "[PAD]", "special": true}],/' base/tokenizer.json >padded.json
+    runs "a special token" "${model[@]}" --train-data text.txt --tokenizer padded.json --out padded --export-gguf padded.gguf
+    check "the model has it" grep -q '"vocab_size": 301' padded/step_00000002/config.json
+    check "the checkpoint's tokenizer has it" grep -qF '{"id": 300, "content": "[PAD]"' padded/step_00000002/tokenizer.json
+    check "the exported model has it" grep -qaF '[PAD]' padded.gguf
+    runs "a model with it" --model padded --train-data text.txt --steps 1 --eval-batches 2 --sample-every 0
+    runs "text of a model with it" --model padded --prompt bottles --tokens 4
+    cp padded.json base/step_00000002/tokenizer.json
+    runs "a model without a row for it" --model base/step_00000002 --train-data text.txt --steps 1 --eval-batches 2 --sample-every 0 \
+        --out unresized --export-gguf unresized.gguf
+    check "its tokenizer is kept" grep -qF '[PAD]' unresized/step_00000001/tokenizer.json
+    sed 's/"special": true}\],$/"special": true}, {"id": 300, "content": "beer", "special": false}],/' base/tokenizer.json >word.json
+    bad 1 "word.json: the added token beer is not special|--tokenizer FILE|--vocab-size" "${model[@]}" --train-data text.txt --tokenizer word.json
+    sed 's/"post_processor": {[^}]*}/"post_processor": {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]}/' \
+        base/tokenizer.json >start.json
+    runs "another start token" "${model[@]}" --train-data text.txt --tokenizer start.json
+    check "is said: $(head -n 1 stderr)" grep -qF 'note: start.json: its post_processor puts <s> beside each text' stderr
+}
+
 # ---- text from Windows
 
 # A byte-order mark is no text, whether it is read as bytes or as tokens, to train or to evaluate.
@@ -253,6 +279,7 @@ test_dry
 test_left
 test_names
 test_documents
+test_added_tokens
 test_byte_order_marks
 test_verify
 test_written_to

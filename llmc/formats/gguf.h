@@ -147,7 +147,7 @@ static void gguf_pair_lines_(GgufWriter* w, const char* key, const char* text, s
 
 // Tokens of the model that the tokenizer does not have are there called [PAD50257] and so on.
 static void gguf_print_tokens_(const Bpe* bpe, int V, FILE* file) {
-    bpe_print_tokens(bpe, file);
+    bpe_print_tokens(bpe, V, file);
     for (int id = bpe->vocab_size; id < V; id++) {
         fprintf(file, "[PAD%d]\n", id);
     }
@@ -187,7 +187,7 @@ static void gguf_put_tokenizer_(GgufWriter* w, const Bpe* bpe, int V) {
     gguf_put_u32_(w, GGUF_I32_);
     gguf_put_u64_(w, (uint64_t)V);
     for (int id = 0; id < V; id++) {
-        gguf_put_u32_(w, id == bpe->eot ? control : id < bpe->vocab_size ? normal : unused);
+        gguf_put_u32_(w, id >= bpe->vocab_size ? unused : bpe_is_name(bpe, id) ? control : normal);
     }
     gguf_pair_tokenizer_(w, GGUF_MERGES_, bpe, V);
     gguf_pair_u32_(w, "tokenizer.ggml.bos_token_id", bpe->eot);

@@ -200,11 +200,12 @@ GPT2Config setup_model(Options* options, const RunData* data, const char* path) 
     if (chosen.C % chosen.NH) {
         die_usage("--channels %d is not a multiple of --heads %d", chosen.C, chosen.NH);
     }
-    if (data->has_tokenizer && chosen.V < V) {
-        die_usage("the vocabulary is %d; wanted at least the %d tokens of the tokenizer (%s)", chosen.V, V,
-                  data->tokenizer.kind);
+    const int least = data->has_tokenizer ? tokenizer_least_vocab(&data->tokenizer) : 0;
+    if (chosen.V < least) {
+        die_usage("the vocabulary is %d; wanted at least the %d tokens of the tokenizer (%s)", chosen.V,
+                  least, data->tokenizer.kind);
     }
-    if (data->has_tokenizer && path && !insists && !setup_fits_(chosen.V, V)) {
+    if (data->has_tokenizer && path && !insists && chosen.V > V && !setup_fits_(chosen.V, V)) {
         die_usage("%s has a vocabulary of %d, the tokenizer has %d tokens (%s); wanted the model's own "
                   "--tokenizer, or --vocab-size %d to use this one anyway",
                   path, chosen.V, V, options->tokenizer[0] ? options->tokenizer : data->tokenizer.kind,

@@ -11,7 +11,11 @@ In every vocabulary each token longer than a byte must be what two tokens of low
 where training by merges has made it. In the order of GPT-2, which files of merges imply, ids 0 to 255 are the
 single bytes, then comes one id per merge, and end-of-text is the last.
 
-defines: Bpe, BPE_MAX_VOCAB, BPE_EOT_TEXT, bpe_open_merges, bpe_open_bytes, bpe_close, bpe_token, bpe_find
+Besides, a vocabulary may have names: end-of-text, and tokens that were added to it, like <pad>. They have ids, and can be
+decoded, but no text makes them, not even the characters of the name.
+
+defines: Bpe, BPE_MAX_VOCAB, BPE_EOT_TEXT, bpe_open_merges, bpe_open_bytes, bpe_close, bpe_token, bpe_is_name,
+         bpe_least_vocab, bpe_find
 */
 #ifndef LLMC_BPE_H
 #define LLMC_BPE_H
@@ -35,6 +39,8 @@ enum {
 typedef struct {
     const unsigned char* text; // any bytes, no terminating zero
     uint32_t length;           // at least 1
+    uint32_t
+        is_name; // text never makes it: end-of-text, and tokens that were added to the vocabulary, like <pad>
 } BpeToken_;
 
 // Open addressing, an empty entry is 0. Copied to where it is used in a loop: the compiler need not load it
@@ -47,6 +53,7 @@ typedef struct {
 typedef struct {
     int vocab_size;        // V
     int eot;               // end-of-text id
+    int pad;               // the token that pads for transformers, -1: none; only kept for them
     BpeToken_* tokens;     // (V), into `buffer`
     unsigned char* buffer; // the bytes of all tokens
     int byte_ids[256];     // the tokens of single bytes
@@ -96,7 +103,7 @@ static inline uint64_t* bpe_entry_(const Bpe* bpe, const unsigned char* bytes, s
     }
 }
 
-// The id of the token with exactly these bytes, or -1. Never the end-of-text id.
+// The id of the token with exactly these bytes, or -1. Never one that text does not make.
 static inline int bpe_find(const Bpe* bpe, const char* bytes, size_t n) {
     uint32_t tag;
     return (int)(uint32_t)*bpe_entry_(bpe, (const unsigned char*)bytes, n, &tag) - 1;
@@ -428,6 +435,12 @@ static inline size_t bpe_merge_(const Bpe* bpe, BpeMerger_* merger, const unsign
 
 // ---- a vocabulary ----
 
+// Sets a token that text never makes.
+static inline void bpe_name_token_(Bpe* bpe, int id, const unsigned char* name, size_t length) {
+    const BpeToken_ token = {name, (uint32_t)length, 1};
+    bpe->tokens[id] = token;
+}
+
 // Begins a vocabulary of V ids, which becomes the owner of the buffer. All tokens but end-of-text are empty.
 static inline void bpe_open_ids_(Bpe* bpe, const char* name, unsigned char* buffer, size_t V, size_t eot) {
     CHECK(0 < V && V <= BPE_MAX_VOCAB, "%s: %zu tokens with end-of-text, wanted 1 to %d", name, V,
@@ -435,10 +448,10 @@ static inline void bpe_open_ids_(Bpe* bpe, const char* name, unsigned char* buff
     memset(bpe, 0, sizeof(*bpe));
     bpe->vocab_size = (int)V;
     bpe->eot = (int)eot;
+    bpe->pad = -1;
     bpe->buffer = buffer;
     bpe->tokens = (BpeToken_*)check_alloc(V, sizeof(BpeToken_), "vocabulary");
-    bpe->tokens[eot].text = (const unsigned char*)BPE_EOT_TEXT;
-    bpe->tokens[eot].length = strlen(BPE_EOT_TEXT);
+    bpe_name_token_(bpe, (int)eot, (const unsigned char*)BPE_EOT_TEXT, strlen(BPE_EOT_TEXT));
     for (bpe->bits = 9; (size_t)1 << bpe->bits < 2 * V; bpe->bits++) {
     }
     bpe->by_bytes = (uint64_t*)check_alloc((size_t)1 << bpe->bits, sizeof(uint64_t), "vocabulary");
@@ -523,7 +536,7 @@ static inline int bpe_finish_(Bpe* bpe, const char* name, char* error) {
     int ok = 1;
     for (int id = 0; ok && id < bpe->vocab_size; id++) {
         const BpeToken_ token = bpe->tokens[id];
-        if (token.length == 1 || id == bpe->eot) {
+        if (token.length == 1 || token.is_name) {
             continue;
         }
         const size_t n = bpe_merge_(bpe, &merger, token.text, token.length, parts);
@@ -613,6 +626,18 @@ static inline const char* bpe_token(const Bpe* bpe, int id, int* length) {
     CHECK(0 <= id && id < bpe->vocab_size, "token id %d, wanted 0 to %d", id, bpe->vocab_size - 1);
     *length = (int)bpe->tokens[id].length;
     return (const char*)bpe->tokens[id].text;
+}
+
+// Whether text never makes this token: bpe_token gives its name.
+static inline int bpe_is_name(const Bpe* bpe, int id) { return (int)bpe->tokens[id].is_name; }
+
+// The ids that a model needs, whatever the text: up to the last token that text makes, and end-of-text.
+static inline int bpe_least_vocab(const Bpe* bpe) {
+    int V = bpe->vocab_size;
+    while (V - 1 > bpe->eot && bpe_is_name(bpe, V - 1)) {
+        V--;
+    }
+    return V;
 }
 
 #endif

@@ -10,7 +10,7 @@ bpe_files.h -- the files of a vocabulary of GPT-2's kind (bpe.h): bpe_open reads
 Reading: any of them, recognized by its content, or a directory, from which tokenizer.json is taken or,
 without one, merges.txt (a vocab.json beside it must agree). A file must be consistent: it is an error, which
 names the difference, if a tokenizer.json cuts text in another way, changes it first, or has tokens that its
-merges do not make.
+merges do not make. Special tokens that were added to it are names (bpe.h).
 
 Writing: the ending of the name decides the format. One vocabulary gives the same bytes each time: those of
 the public gpt2.tiktoken, merges.txt and vocab.json for GPT-2's. In JSON and merges.txt the 256 bytes are
@@ -39,9 +39,10 @@ extern "C" {
 // ---- writing JSON ----
 
 // How Hugging Face's files describe end-of-text where they do not just name it.
-#define BPE_HF_EOT                                                                                           \
-    "\"content\": \"" BPE_EOT_TEXT "\", \"single_word\": false, \"lstrip\": false, \"rstrip\": false, "      \
-    "\"normalized\": false, \"special\": true"
+#define BPE_HF_SPECIAL_                                                                                      \
+    ", \"single_word\": false, \"lstrip\": false, \"rstrip\": false, \"normalized\": false, \"special\": "   \
+    "true"
+#define BPE_HF_EOT "\"content\": \"" BPE_EOT_TEXT "\"" BPE_HF_SPECIAL_
 
 // ---- any file ----
 
@@ -71,8 +72,9 @@ typedef struct {
 void bpe_write(const Bpe* bpe, const char* path);
 
 // Writes what transformers reads beside a tokenizer.json: which of its classes it is for, the context max_T
-// of the model, and the use of end-of-text.
-void bpe_write_hf_config(const char* directory, const char* tokenizer_class, int eot, int max_T);
+// of the model, and the use of end-of-text. `bpe` has further names; NULL: none.
+void bpe_write_hf_config(const char* directory, const char* tokenizer_class, int eot, const Bpe* bpe,
+                         int max_T);
 
 // Writes what transformers reads as the tokenizer of a model with a context of max_T into a directory.
 // merges.txt goes with vocab.json, which has the ids, whatever their order.
@@ -81,9 +83,9 @@ void bpe_write_hf(const Bpe* bpe, const char* directory, int max_T);
 // A checksum of all tokens: a vocabulary has the same whatever file it was read from.
 uint64_t bpe_checksum(const Bpe* bpe);
 
-// For other formats: the tokens in the order of their ids, one a line, in the characters that stand for
+// For other formats: the tokens below V in the order of their ids, one a line, in the characters that stand for
 // bytes.
-void bpe_print_tokens(const Bpe* bpe, FILE* file);
+void bpe_print_tokens(const Bpe* bpe, int V, FILE* file);
 
 // The merges in the order of their ranks, "A B", one a line.
 void bpe_print_merges(const Bpe* bpe, FILE* file);
@@ -107,6 +109,7 @@ void bpe_print_merges(const Bpe* bpe, FILE* file);
 #include "llmc/base/xxh64.h"
 
 #define BPE_BIN_MAGIC_ 20240328
+#define BPE_MAX_CONFIG_ ((size_t)16 << 20) // bytes of a tokenizer_config.json
 enum { BPE_BIN_HEADER_BYTES_ = 1024 };
 
 // ---- reading: what all formats need ----
@@ -443,7 +446,7 @@ static void bpe_put_merges_(const Bpe* bpe, FILE* file) {
 // ---- reading vocab.json and tokenizer.json ----
 
 typedef struct {
-    BpeSpan_ text; // its bytes
+    BpeSpan_ text; // as it stands in the file
     size_t id;
 } BpeNamed_;
 
@@ -451,11 +454,13 @@ typedef struct {
 typedef struct {
     JsonReader json;
     BpeSpelling_ spelling;
-    BpeNamed_* tokens; // without end-of-text
+    BpeNamed_* tokens; // of the vocabulary, without end-of-text
+    BpeNamed_* added;  // special tokens, also without it; they may be in the vocabulary, too
     BpeSpan_ (*merges)[2];
-    size_t num_tokens, num_merges;
+    size_t num_tokens, num_added, num_merges;
     size_t eot;               // SIZE_MAX: not found yet
     int has_model, cuts_text; // these parts were there, and as they must be
+    const char* start;        // the token that its post_processor puts before or behind a text; NULL: none
 } BpeJson_;
 
 static int bpe_json_refuse_(BpeJson_* v, const char* found, const char* what, const char* wanted) {
@@ -480,10 +485,6 @@ static int bpe_json_token_(BpeJson_* v, const char* text, size_t length) {
     }
     if (length == strlen(BPE_EOT_TEXT) && memcmp(text, BPE_EOT_TEXT, length) == 0) {
         return bpe_json_eot_(v, token.id);
-    }
-    token.text.length = bpe_unspell_(token.text, &v->spelling);
-    if (token.text.length == 0) {
-        return error_set(v->json.error, v->json.path, "token %zu is not in the spelling of GPT-2", token.id);
     }
     v->tokens = (BpeNamed_*)check_grow(v->tokens, v->num_tokens, sizeof(*v->tokens), "vocabulary");
     v->tokens[v->num_tokens++] = token;
@@ -595,23 +596,39 @@ static int bpe_json_model_(BpeJson_* v) {
     return more == 0;
 }
 
+// Takes one of the added tokens.
+static int bpe_json_add_(BpeJson_* v, const char* content, size_t id, int is_special) {
+    const BpeNamed_ token = {{(unsigned char*)content, strlen(content)}, id};
+    if (strcmp(content, BPE_EOT_TEXT) == 0) {
+        return bpe_json_eot_(v, id);
+    }
+    if (!is_special) {
+        return error_set(v->json.error, v->json.path,
+                         "the added token %s is not special: it is cut out of text before the merges; wanted "
+                         "special tokens only. Without it, give the model's other tokens as --tokenizer FILE "
+                         "and its size as --vocab-size",
+                         bpe_excerpt_(token.text).text);
+    }
+    v->added = (BpeNamed_*)check_grow(v->added, v->num_added, sizeof(*v->added), "vocabulary");
+    v->added[v->num_added++] = token;
+    return 1;
+}
+
 // One object of added_tokens.
 static int bpe_json_added_token_(BpeJson_* v) {
     const char *key, *content = "";
     size_t id = SIZE_MAX;
-    int more = json_take(&v->json, '{') ? 1 : -1;
+    int is_special = 0, more = json_take(&v->json, '{') ? 1 : -1;
     for (JsonPlace place = JSON_FIRST; more > 0; place = JSON_NEXT) {
         more = json_member(&v->json, place, &key);
         if (more > 0 && !(strcmp(key, "id") == 0        ? json_natural(&v->json, &id)
-                          : strcmp(key, "content") == 0 ? json_string(&v->json, &content)
+                          : strcmp(key, "content") == 0 ? json_name(&v->json, &content)
+                          : strcmp(key, "special") == 0 ? json_bool(&v->json, &is_special)
                                                         : json_skip(&v->json))) {
             return 0;
         }
     }
-    if (more == 0 && strcmp(content, BPE_EOT_TEXT) != 0) {
-        return bpe_json_refuse_(v, "the added token", content, "only " BPE_EOT_TEXT);
-    }
-    return more == 0 && bpe_json_eot_(v, id);
+    return more == 0 && bpe_json_add_(v, content, id, is_special);
 }
 
 static int bpe_json_added_tokens_(BpeJson_* v) {
@@ -678,6 +695,77 @@ static int bpe_json_pre_tokenizer_(BpeJson_* v) {
     return 1;
 }
 
+// {"id": "<s>", ...} of a template.
+static int bpe_json_special_(BpeJson_* v) {
+    const char *key, *name;
+    int more = json_take(&v->json, '{') ? 1 : -1;
+    for (JsonPlace place = JSON_FIRST; more > 0; place = JSON_NEXT) {
+        if ((more = json_member(&v->json, place, &key)) <= 0) {
+            break;
+        }
+        if (strcmp(key, "id") != 0) {
+            more = json_skip(&v->json) ? 1 : -1;
+        } else if ((more = json_name(&v->json, &name) ? 1 : -1) > 0) {
+            v->start = v->start && strcmp(name, BPE_EOT_TEXT) == 0 ? v->start : name;
+        }
+    }
+    return more == 0;
+}
+
+// An array of objects, each with one member: {"SpecialToken": {...}} or {"Sequence": {...}}.
+static int bpe_json_template_(BpeJson_* v) {
+    const char* key;
+    int more = json_take(&v->json, '[') ? 1 : -1;
+    for (JsonPlace place = JSON_FIRST; more > 0; place = JSON_NEXT) {
+        if ((more = json_element(&v->json, place)) <= 0) {
+            break;
+        }
+        if (!json_take(&v->json, '{') || json_member(&v->json, JSON_FIRST, &key) <= 0 ||
+            !(strcmp(key, "SpecialToken") == 0 ? bpe_json_special_(v) : json_skip(&v->json)) ||
+            !json_take(&v->json, '}')) {
+            return 0;
+        }
+    }
+    return more == 0;
+}
+
+static int bpe_json_processor_(BpeJson_* v);
+
+static int bpe_json_processors_(BpeJson_* v) {
+    int more = json_take(&v->json, '[') ? 1 : -1;
+    for (JsonPlace place = JSON_FIRST; more > 0; place = JSON_NEXT) {
+        more = json_element(&v->json, place);
+        if (more > 0 && !bpe_json_processor_(v)) {
+            return 0;
+        }
+    }
+    return more == 0;
+}
+
+// A post_processor, or one of a sequence of them: finds out what it puts beside a text. "cls" is that of RoBERTa.
+static int bpe_json_processor_(BpeJson_* v) {
+    const char* key;
+    int more = json_take(&v->json, '{') ? 1 : -1;
+    for (JsonPlace place = JSON_FIRST; more > 0; place = JSON_NEXT) {
+        if ((more = json_member(&v->json, place, &key)) <= 0) {
+            break;
+        }
+        if (strcmp(key, "cls") == 0) {
+            v->start = "its own token";
+        }
+        if (!(strcmp(key, "single") == 0       ? bpe_json_template_(v)
+              : strcmp(key, "processors") == 0 ? bpe_json_processors_(v)
+                                               : json_skip(&v->json))) {
+            return 0;
+        }
+    }
+    return more == 0;
+}
+
+static int bpe_json_post_processor_(BpeJson_* v) {
+    return json_peek(&v->json) == 'n' ? json_skip(&v->json) : bpe_json_processor_(v);
+}
+
 // The whole file: in a tokenizer.json no value is a number, in a vocab.json all are.
 static int bpe_json_file_(BpeJson_* v) {
     const char* key;
@@ -688,38 +776,80 @@ static int bpe_json_file_(BpeJson_* v) {
             break;
         }
         const int c = json_peek(&v->json);
-        if (!('0' <= c && c <= '9'                ? bpe_json_token_(v, key, length)
-              : strcmp(key, "model") == 0         ? bpe_json_model_(v)
-              : strcmp(key, "added_tokens") == 0  ? bpe_json_added_tokens_(v)
-              : strcmp(key, "normalizer") == 0    ? bpe_json_normalizer_(v)
-              : strcmp(key, "pre_tokenizer") == 0 ? bpe_json_pre_tokenizer_(v)
-                                                  : json_skip(&v->json))) {
+        if (!('0' <= c && c <= '9'                 ? bpe_json_token_(v, key, length)
+              : strcmp(key, "model") == 0          ? bpe_json_model_(v)
+              : strcmp(key, "added_tokens") == 0   ? bpe_json_added_tokens_(v)
+              : strcmp(key, "normalizer") == 0     ? bpe_json_normalizer_(v)
+              : strcmp(key, "pre_tokenizer") == 0  ? bpe_json_pre_tokenizer_(v)
+              : strcmp(key, "post_processor") == 0 ? bpe_json_post_processor_(v)
+                                                   : json_skip(&v->json))) {
             return 0;
         }
     }
     return more == 0 && json_end(&v->json);
 }
 
+// The number of ids: tokens, end-of-text, and the added tokens that are not in the vocabulary.
+static size_t bpe_json_size_(const BpeJson_* v, const char* path) {
+    const size_t most = v->num_tokens + 1 + v->num_added;
+    char* is_taken = (char*)check_alloc(most, 1, "vocabulary");
+    size_t V = v->num_tokens + 1;
+    for (size_t i = 0; i < v->num_tokens; i++) {
+        is_taken[v->tokens[i].id < most ? v->tokens[i].id : 0] = 1;
+    }
+    for (size_t i = 0; i < v->num_added; i++) {
+        const size_t id = v->added[i].id;
+        CHECK(id < most, "%s: the added token %s has the id %zu, wanted at most %zu", path,
+              bpe_excerpt_(v->added[i].text).text, id, most - 1);
+        V += !is_taken[id];
+        is_taken[id] = 1;
+    }
+    free(is_taken);
+    return V;
+}
+
 // The parts of the file must be there, and their numbers fit.
-static void bpe_check_json_(const BpeJson_* v, const char* path) {
-    const size_t V = v->num_tokens + 1;
+static void bpe_check_json_(const BpeJson_* v, size_t V, const char* path) {
+    const size_t others = 257 + v->num_added;
     CHECK(v->has_model || v->num_tokens > 0,
           "%s: neither a model nor tokens, wanted a tokenizer.json or vocab.json", path);
     CHECK(!v->has_model || v->cuts_text, "%s: no pre_tokenizer, wanted ByteLevel", path);
     CHECK(v->eot != SIZE_MAX, "%s: no token %s", path, BPE_EOT_TEXT);
-    CHECK(!v->has_model || v->num_merges + 257 == V,
-          "%s: %zu merges for a vocabulary of %zu, wanted 257 fewer: all but the bytes and end-of-text", path,
-          v->num_merges, V);
+    CHECK(!v->has_model || v->num_merges + others == V,
+          "%s: %zu merges for a vocabulary of %zu, wanted %zu fewer: all but the bytes, end-of-text and "
+          "added tokens",
+          path, v->num_merges, V, others);
     CHECK(v->eot < V, "%s: end-of-text id %zu, wanted one of the %zu tokens", path, v->eot, V);
+}
+
+static void bpe_name_json_tokens_(Bpe* bpe, const BpeJson_* v, const char* path) {
+    for (size_t i = 0; i < v->num_added; i++) {
+        const BpeNamed_ token = v->added[i];
+        CHECK(token.id < (size_t)bpe->vocab_size && bpe->tokens[token.id].length == 0,
+              "%s: id %zu appears twice", path, token.id);
+        bpe_name_token_(bpe, (int)token.id, token.text.text, token.text.length);
+    }
+}
+
+// Whether a token of the vocabulary is an added one.
+static int bpe_is_added_(const Bpe* bpe, BpeNamed_ token) {
+    const BpeToken_ name = bpe->tokens[token.id];
+    return name.is_name && name.length == token.text.length &&
+           memcmp(name.text, token.text.text, name.length) == 0;
 }
 
 static void bpe_set_json_tokens_(Bpe* bpe, const BpeJson_* v, const char* path) {
     for (size_t i = 0; i < v->num_tokens; i++) {
-        const BpeSpan_ text = v->tokens[i].text;
+        BpeSpan_ text = v->tokens[i].text;
         const size_t id = v->tokens[i].id;
-        CHECK(id <= v->num_tokens, "%s: token id %zu, wanted 0 to %zu in a vocabulary of %zu", path, id,
-              v->num_tokens, v->num_tokens + 1);
+        CHECK(id < (size_t)bpe->vocab_size, "%s: token id %zu, wanted 0 to %d in a vocabulary of %d", path,
+              id, bpe->vocab_size - 1, bpe->vocab_size);
+        if (bpe_is_added_(bpe, v->tokens[i])) {
+            continue;
+        }
         CHECK(bpe->tokens[id].length == 0, "%s: id %zu appears twice", path, id);
+        text.length = bpe_unspell_(text, &v->spelling);
+        CHECK(text.length > 0, "%s: token %zu is not in the spelling of GPT-2", path, id);
         CHECK(bpe_set_token_(bpe, (int)id, text.text, text.length), "%s: token %zu is token %d again", path,
               id, bpe_find(bpe, (const char*)text.text, text.length));
     }
@@ -743,6 +873,62 @@ static void bpe_check_json_merges_(const Bpe* bpe, const BpeJson_* v, const char
     }
 }
 
+// ---- tokenizer_config.json: which token pads ----
+
+// A name, or an object with it as "content".
+static int bpe_config_name_(JsonReader* json, const char** name) {
+    const char* key;
+    if (json_peek(json) != '{') {
+        return json_name(json, name);
+    }
+    int more = json_take(json, '{') ? 1 : -1;
+    for (JsonPlace place = JSON_FIRST; more > 0; place = JSON_NEXT) {
+        more = json_member(json, place, &key);
+        if (more > 0 && !(strcmp(key, "content") == 0 ? json_name(json, name) : json_skip(json))) {
+            return 0;
+        }
+    }
+    return more == 0;
+}
+
+// The name of the token that pads; NULL: none.
+static const char* bpe_config_pad_(JsonReader* json) {
+    const char *key, *pad = NULL;
+    size_t length;
+    int more = json_take(json, '{') ? 1 : -1;
+    for (JsonPlace place = JSON_FIRST; more > 0; place = JSON_NEXT) {
+        if ((more = json_text_member(json, place, &key, &length)) <= 0) {
+            break;
+        }
+        const int is_pad = strcmp(key, "pad_token") == 0 && json_peek(json) != 'n';
+        if (!(is_pad ? bpe_config_name_(json, &pad) : json_skip(json))) {
+            return NULL;
+        }
+    }
+    return more == 0 ? pad : NULL;
+}
+
+// Finds the token that pads by the file beside tokenizer.json. A file that is missing or odd says nothing: it is
+// transformers'.
+static void bpe_find_pad_(Bpe* bpe, const char* tokenizer) {
+    char directory[PATH_MAX], path[PATH_MAX], error[ERROR_BYTES], *text;
+    size_t bytes;
+    file_directory_of(directory, tokenizer);
+    if (!bpe_path(path, directory, "tokenizer_config.json") ||
+        !file_try_read(path, BPE_MAX_CONFIG_, &text, &bytes, error)) {
+        return;
+    }
+    JsonReader json = json_reader(path, text, bytes, error);
+    const char* pad = bpe_config_pad_(&json);
+    for (int id = 0; pad && id < bpe->vocab_size; id++) {
+        const BpeToken_ token = bpe->tokens[id];
+        if (token.is_name && token.length == strlen(pad) && memcmp(token.text, pad, token.length) == 0) {
+            bpe->pad = id;
+        }
+    }
+    free(text);
+}
+
 static void bpe_open_json_(Bpe* bpe, const BpeFile_* file) {
     char error[ERROR_BYTES];
     BpeJson_ v;
@@ -751,30 +937,76 @@ static void bpe_open_json_(Bpe* bpe, const BpeFile_* file) {
     v.spelling = bpe_spelling_();
     v.eot = SIZE_MAX;
     CHECK(bpe_json_file_(&v), "%s", error);
-    bpe_check_json_(&v, file->path);
-    bpe_open_ids_(bpe, file->path, file->data, v.num_tokens + 1, v.eot);
+    const size_t V = bpe_json_size_(&v, file->path);
+    bpe_check_json_(&v, V, file->path);
+    bpe_open_ids_(bpe, file->path, file->data, V, v.eot);
+    bpe_name_json_tokens_(bpe, &v, file->path);
     bpe_set_json_tokens_(bpe, &v, file->path);
     CHECK(bpe_finish_(bpe, file->path, error), "%s", error);
     bpe_check_json_merges_(bpe, &v, file->path);
+    if (v.start && strcmp(v.start, BPE_EOT_TEXT) != 0) {
+        fprintf(stderr,
+                "note: %s: its post_processor puts %s beside each text; here only " BPE_EOT_TEXT
+                " stands before it\n",
+                file->path, v.start);
+    }
+    if (v.has_model) {
+        bpe_find_pad_(bpe, file->path);
+    }
     free(v.tokens);
+    free(v.added);
     free(v.merges);
 }
 
 // ---- writing JSON ----
 
-// {"token": id, ...}, end-of-text among them.
+static void bpe_put_token_json_(const Bpe* bpe, const BpeSpelling_* spelling, int id, FILE* file) {
+    const BpeToken_ token = bpe->tokens[id];
+    if (token.is_name) {
+        json_print_string(file, (const char*)token.text, token.length);
+        return;
+    }
+    fputc('"', file);
+    bpe_put_spelled_(spelling, token, BPE_JSON_, file);
+    fputc('"', file);
+}
+
+// {"token": id, ...}, end-of-text among them, but not the added tokens behind all others, as transformers has it.
 static void bpe_put_vocab_(const Bpe* bpe, FILE* file) {
     const BpeSpelling_ spelling = bpe_spelling_();
-    for (int id = 0; id < bpe->vocab_size; id++) {
-        fputs(id ? ", \"" : "{\"", file);
-        if (id == bpe->eot) {
-            fputs(BPE_EOT_TEXT, file);
-        } else {
-            bpe_put_spelled_(&spelling, bpe->tokens[id], BPE_JSON_, file);
-        }
-        fprintf(file, "\": %d", id);
+    const int V = bpe_least_vocab(bpe);
+    for (int id = 0; id < V; id++) {
+        fputs(id ? ", " : "{", file);
+        bpe_put_token_json_(bpe, &spelling, id, file);
+        fprintf(file, ": %d", id);
     }
     fputc('}', file);
+}
+
+// Calls `put` for each token that text never makes.
+static void bpe_put_names_(const Bpe* bpe,
+                           void (*put)(int id, const char* name, int length, int is_first, FILE* file),
+                           FILE* file) {
+    for (int id = 0, is_first = 1; id < bpe->vocab_size; id++) {
+        if (bpe_is_name(bpe, id)) {
+            int length;
+            const char* name = bpe_token(bpe, id, &length);
+            put(id, name, length, is_first, file);
+            is_first = 0;
+        }
+    }
+}
+
+static void bpe_put_added_(int id, const char* name, int length, int is_first, FILE* file) {
+    fprintf(file, "%s{\"id\": %d, \"content\": ", is_first ? "" : ", ", id);
+    json_print_string(file, name, (size_t)length);
+    fputs(BPE_HF_SPECIAL_ "}", file);
+}
+
+static void bpe_put_decoded_(int id, const char* name, int length, int is_first, FILE* file) {
+    fprintf(file, "%s\"%d\": {\"content\": ", is_first ? "" : ", ", id);
+    json_print_string(file, name, (size_t)length);
+    fputs(BPE_HF_SPECIAL_ "}", file);
 }
 
 // "A B": what all versions of tokenizers read.
@@ -788,10 +1020,9 @@ static void bpe_put_merge_json_(const BpeSpelling_* spelling, BpeToken_ left, Bp
 }
 
 static void bpe_put_tokenizer_json_(const Bpe* bpe, FILE* file) {
-    fprintf(file,
-            "{\n\"version\": \"1.0\",\n\"truncation\": null,\n\"padding\": null,\n"
-            "\"added_tokens\": [{\"id\": %d, " BPE_HF_EOT "}],\n\"normalizer\": null,\n",
-            bpe->eot);
+    fputs("{\n\"version\": \"1.0\",\n\"truncation\": null,\n\"padding\": null,\n\"added_tokens\": [", file);
+    bpe_put_names_(bpe, bpe_put_added_, file);
+    fputs("],\n\"normalizer\": null,\n", file);
     static const char* const steps[] = {"pre_tokenizer", "post_processor", "decoder"};
     for (int i = 0; i < 3; i++) { // trim_offsets is for the positions of tokens in the text
         fprintf(file,
@@ -809,10 +1040,17 @@ static void bpe_put_tokenizer_json_(const Bpe* bpe, FILE* file) {
     fputs("]}\n}\n", file);
 }
 
-static void bpe_put_special_tokens_(FILE* file) {
+// What special tokens are for; `bpe` may be NULL.
+static void bpe_put_special_tokens_(const Bpe* bpe, FILE* file) {
     static const char* const uses[] = {"bos", "eos", "unk"};
     for (int i = 0; i < 3; i++) {
         fprintf(file, "%s  \"%s_token\": \"%s\"", i ? ",\n" : "", uses[i], BPE_EOT_TEXT);
+    }
+    if (bpe && bpe->pad >= 0) {
+        int length;
+        const char* name = bpe_token(bpe, bpe->pad, &length);
+        fputs(",\n  \"pad_token\": ", file);
+        json_print_string(file, name, (size_t)length);
     }
 }
 
@@ -915,16 +1153,20 @@ void bpe_open(Bpe* bpe, const char* path) {
 static void bpe_check_needs_(const Bpe* bpe, BpeNeeds_ needs, const char* path) {
     unsigned char order[256];
     uint16_t spelling[256];
-    int merges = 0;
+    int merges = 0, names = 0;
     bpe_spelled_bytes_(order, spelling);
     for (size_t i = 0; i < (size_t)1 << bpe->pairs.bits; i++) {
         merges += bpe->pairs.entries[i] != 0;
     }
-    CHECK(merges == bpe->vocab_size - 257,
+    for (int id = 0; id < bpe->vocab_size; id++) {
+        names += bpe_is_name(bpe, id);
+    }
+    CHECK(merges == bpe->vocab_size - 256 - names,
           "%s: %d merges for %d tokens: these can only be decoded, not written", path, merges,
           bpe->vocab_size);
     CHECK(needs == BPE_ALL_ || needs == BPE_255_BYTES_ || bpe->eot == bpe->vocab_size - 1,
-          "%s: end-of-text is id %d of %d, but this format has it last", path, bpe->eot, bpe->vocab_size);
+          "%s: end-of-text is id %d of %d, but this format has it last, and no added tokens", path, bpe->eot,
+          bpe->vocab_size);
     for (int id = 0; needs == BPE_GPT2_ORDER_ && id < 256; id++) {
         CHECK(bpe->byte_ids[order[id]] == id, "%s: the byte 0x%02X is id %d, but this format has it at %d",
               path, (unsigned)order[id], bpe->byte_ids[order[id]], id);
@@ -959,13 +1201,14 @@ void bpe_write(const Bpe* bpe, const char* path) {
           path);
 }
 
-void bpe_write_hf_config(const char* directory, const char* tokenizer_class, int eot, int max_T) {
+void bpe_write_hf_config(const char* directory, const char* tokenizer_class, int eot, const Bpe* bpe,
+                         int max_T) {
     char path[PATH_MAX];
     FileWriter writer;
     bpe_path(path, directory, "special_tokens_map.json");
     file_open(&writer, path);
     fputs("{\n", writer.file);
-    bpe_put_special_tokens_(writer.file);
+    bpe_put_special_tokens_(bpe, writer.file);
     fputs("\n}\n", writer.file);
     file_commit(&writer);
 
@@ -974,10 +1217,16 @@ void bpe_write_hf_config(const char* directory, const char* tokenizer_class, int
     fprintf(writer.file,
             "{\n  \"tokenizer_class\": \"%s\",\n  \"model_max_length\": %d,\n"
             "  \"add_prefix_space\": false,\n  \"add_bos_token\": false,\n"
-            "  \"clean_up_tokenization_spaces\": false,\n  \"errors\": \"replace\",\n"
-            "  \"added_tokens_decoder\": {\"%d\": {" BPE_HF_EOT "}},\n",
-            tokenizer_class, max_T, eot);
-    bpe_put_special_tokens_(writer.file);
+            "  \"clean_up_tokenization_spaces\": false,\n  \"errors\": \"replace\",\n  "
+            "\"added_tokens_decoder\": {",
+            tokenizer_class, max_T);
+    if (bpe) {
+        bpe_put_names_(bpe, bpe_put_decoded_, writer.file);
+    } else {
+        bpe_put_decoded_(eot, BPE_EOT_TEXT, (int)strlen(BPE_EOT_TEXT), 1, writer.file);
+    }
+    fputs("},\n", writer.file);
+    bpe_put_special_tokens_(bpe, writer.file);
     fputs("\n}\n", writer.file);
     file_commit(&writer);
 }
@@ -994,7 +1243,7 @@ void bpe_write_hf(const Bpe* bpe, const char* directory, int max_T) {
         bpe_path(path, directory, files[i].name);
         bpe_write_as_(bpe, path, &files[i].format);
     }
-    bpe_write_hf_config(directory, "GPT2Tokenizer", bpe->eot, max_T);
+    bpe_write_hf_config(directory, "GPT2Tokenizer", bpe->eot, bpe, max_T);
 }
 
 uint64_t bpe_checksum(const Bpe* bpe) {
@@ -1006,17 +1255,21 @@ uint64_t bpe_checksum(const Bpe* bpe) {
         const char* token = bpe_token(bpe, id, &length);
         xxh64_add(&hash, &length, sizeof(length));
         xxh64_add(&hash, token, (size_t)length);
+        if (bpe_is_name(bpe, id) && id != bpe->eot) { // the same text is another token where it is encoded
+            xxh64_add(&hash, &id, sizeof(id));
+        }
     }
     return xxh64_value(&hash);
 }
 
-void bpe_print_tokens(const Bpe* bpe, FILE* file) {
+void bpe_print_tokens(const Bpe* bpe, int V, FILE* file) {
     const BpeSpelling_ spelling = bpe_spelling_();
-    for (int id = 0; id < bpe->vocab_size; id++) {
-        if (id == bpe->eot) {
-            fputs(BPE_EOT_TEXT, file);
+    for (int id = 0; id < bpe->vocab_size && id < V; id++) {
+        const BpeToken_ token = bpe->tokens[id];
+        if (token.is_name) {
+            fwrite(token.text, 1, token.length, file);
         } else {
-            bpe_put_spelled_(&spelling, bpe->tokens[id], BPE_UTF8_, file);
+            bpe_put_spelled_(&spelling, token, BPE_UTF8_, file);
         }
         fputc('\n', file);
     }

@@ -14,7 +14,7 @@ Bytes are a vocabulary of GPT-2's kind without merges, and are written as one: r
 kind is gpt2, with the same ids. Words have a tokenizer.json of their own (word_files.h).
 
 defines: Tokenizer, TOKENIZER_BYTES_EOT, tokenizer_open_bytes, tokenizer_open_words, tokenizer_open_file,
-         tokenizer_is_in, tokenizer_is_same, tokenizer_bpe, tokenizer_write_hf, tokenizer_decode,
+         tokenizer_is_in, tokenizer_is_same, tokenizer_least_vocab, tokenizer_bpe, tokenizer_write_hf, tokenizer_decode,
          tokenizer_bytes, tokenizer_longest, tokenizer_try_encode, tokenizer_encode, tokenizer_close, TokenizerExcerpt
 */
 #ifndef LLMC_TOKENIZER_H
@@ -77,9 +77,12 @@ int tokenizer_is_in(const char* path);
 // The bytes of one token; they are not terminated, and stay valid until the tokenizer is closed.
 const char* tokenizer_decode(const Tokenizer* tokenizer, int id, int* length);
 
-// Bytes of text that a token stands for. 0 of end-of-text, and of an id that the tokenizer does not know: a model may
-// have more.
+// Bytes of text that a token stands for. 0 of end-of-text and other names, and of an id that the tokenizer does not know: a
+// model may have more.
 int tokenizer_bytes(const Tokenizer* tokenizer, int id);
+
+// The ids that a model of these tokens must have: all but special tokens that were added behind the others.
+int tokenizer_least_vocab(const Tokenizer* tokenizer);
 
 // Whether two tokenizers have the same tokens under the same ids.
 int tokenizer_is_same(const Tokenizer* a, const Tokenizer* b);
@@ -241,9 +244,19 @@ const char* tokenizer_decode(const Tokenizer* tokenizer, int id, int* length) {
     return token.text;
 }
 
+// Whether it was added to the vocabulary as a special token. The stand-in for a vocabulary has fewer tokens than it says.
+static int tokenizer_is_name_(const Tokenizer* tokenizer, int id) {
+    return tokenizer->bpe && id < tokenizer->bpe->vocab_size && bpe_is_name(tokenizer->bpe, id);
+}
+
+int tokenizer_least_vocab(const Tokenizer* tokenizer) {
+    const int has_names = tokenizer->bpe && tokenizer->bpe->vocab_size == tokenizer->vocab_size;
+    return has_names ? bpe_least_vocab(tokenizer->bpe) : tokenizer->vocab_size;
+}
+
 int tokenizer_bytes(const Tokenizer* tokenizer, int id) {
     int length = 0;
-    if (id != tokenizer->eot && id < tokenizer->vocab_size) {
+    if (id != tokenizer->eot && id < tokenizer->vocab_size && !tokenizer_is_name_(tokenizer, id)) {
         tokenizer_decode(tokenizer, id, &length);
     }
     return length;

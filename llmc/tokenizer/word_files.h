@@ -152,7 +152,7 @@ void word_list_write_hf(const TokenText* words, int count, const char* directory
     file_open(&writer, path);
     word_file_put_(words, count, writer.file);
     file_commit(&writer);
-    bpe_write_hf_config(directory, "PreTrainedTokenizerFast", count, max_T);
+    bpe_write_hf_config(directory, "PreTrainedTokenizerFast", count, NULL, max_T);
 }
 
 // ---- reading ----

@@ -20,3 +20,15 @@ defect_byte_order_mark() {
     check "standard input" "$tokenize" --tokenizer merges.txt --val-tokens 0 --out tokens --restart --format jsonl - <marked.jsonl
     check "its tokens" cmp plain_train_000000.bin tokens_train_000000.bin
 }
+
+# What transformers writes after a padding token was added, with and without a row for it in the embedding.
+defect_added_token() {
+    local tiny=(--layers 1 --channels 16 --heads 2 --seq-len 16 --batch 2 --steps 2 --eval-every 0 --samples 0)
+    for i in {1..200}; do echo "$i bottles of beer on the wall"; done >text.txt
+    good "a model" "${tiny[@]}" --train-data text.txt --tokenizer bpe:300 --out base
+    sed -i 's/"special": true}\],$/"special": true}, {"id": 300, "content": "[PAD]", "special": true}],/' base/step_*/tokenizer.json
+    good "a model whose tokenizer has a padding token" --model base --train-data text.txt --steps 2 --eval-every 0 --samples 0 --out padded
+    check "the token is saved" grep -qF '[PAD]' padded/step_00000002/tokenizer.json
+    good "more rows" "${tiny[@]}" --train-data text.txt --tokenizer padded/step_00000002/tokenizer.json --vocab-size 301 --out resized
+    good "text" --model resized --train-data text.txt --steps 1 --eval-every 0 --samples 0
+}
