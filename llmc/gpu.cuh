@@ -189,9 +189,12 @@ static inline void gpu_copy(void* to, const void* from, size_t bytes, const Gpu*
     T* name = reinterpret_cast<T*>(smem_dynamic_)
 #endif
 
+// Dynamic shared memory that a block gets without asking: 48 KiB less 2 for its static arrays, which count, too.
+enum { GPU_SHARED_UNASKED_ = 46 << 10 };
+
 // kernel<<<grid, block, shared_bytes, stream>>>(args...), with errors checked and, where a block needs more
-// than 48 KiB of shared memory, permission asked for, and the largest share of the L1 cache, so that several
-// blocks fit.
+// shared memory than every block gets, permission asked for, and the largest share of the L1 cache, so that
+// several blocks fit.
 template <typename... P, typename... A>
 static inline void launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared_bytes, const Gpu* gpu,
                           A&&... args) {
@@ -200,7 +203,7 @@ static inline void launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t sh
     config.blockDim = block;
     config.dynamicSmemBytes = shared_bytes;
     config.stream = gpu->stream;
-    if (shared_bytes > (48 << 10)) {
+    if (shared_bytes > GPU_SHARED_UNASKED_) {
         CUDA_CHECK(
             cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared_bytes));
         CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,

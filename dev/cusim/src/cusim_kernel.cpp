@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-enum { DYNAMIC_DEFAULT_BYTES = 48 << 10, STATIC_MAX_BYTES = 48 << 10 };
+enum { SHARED_DEFAULT_BYTES = 48 << 10, SHARED_OPTIN_BYTES = 227 << 10 };
 
 // ---- shared memory ----
 
@@ -58,6 +58,47 @@ static char* dynamic_from_cache(size_t bytes) {
 extern "C" void* cusim_smem_dynamic(void) { return engine.current->block->dynamic_shared; }
 extern "C" unsigned cusim_smem_dynamic_size(void) { return (unsigned)engine.current->block->dynamic_bytes; }
 
+struct DynamicLimit {
+    const void* kernel;
+    size_t bytes;
+};
+static std::vector<DynamicLimit>& dynamic_limits() {
+    static auto* limits = new std::vector<DynamicLimit>;
+    return *limits;
+}
+
+static DynamicLimit* dynamic_limit_of(const void* kernel) {
+    for (DynamicLimit& limit : dynamic_limits()) {
+        if (limit.kernel == kernel) {
+            return &limit;
+        }
+    }
+    return nullptr;
+}
+
+// What cudaFuncSetAttribute allowed, or the 48 KiB that need no permission.
+size_t kernel_dynamic_limit(const void* kernel) {
+    const DynamicLimit* limit = dynamic_limit_of(kernel);
+    return limit ? limit->bytes : SHARED_DEFAULT_BYTES;
+}
+
+// The same for static and dynamic memory together.
+static size_t shared_limit(const void* kernel) {
+    return dynamic_limit_of(kernel) ? SHARED_OPTIN_BYTES : SHARED_DEFAULT_BYTES;
+}
+
+// Whether a block may have this much static memory beside its dynamic memory.
+static void check_static_bytes(const Block* block, size_t bytes) {
+    const size_t total = bytes + block->dynamic_bytes, most = shared_limit(engine.kernel);
+    if (bytes > SHARED_DEFAULT_BYTES) {
+        cusim_die("static shared memory of a block exceeds 48 KiB (%zu)", bytes);
+    }
+    if (total > most) {
+        cusim_die("a block has %zu bytes of shared memory, %zu of them static; at most %zu were allowed",
+                  total, bytes, most);
+    }
+}
+
 // The first thread that comes to the declaration allocates. What it did comes before what the others do with
 // the array.
 extern "C" void* cusim_smem_static(void* identity, size_t bytes) {
@@ -70,9 +111,7 @@ extern "C" void* cusim_smem_static(void* identity, size_t bytes) {
         }
         total += array.bytes;
     }
-    if (total > STATIC_MAX_BYTES) {
-        cusim_die("static shared memory of a block exceeds 48 KiB (%zu)", total);
-    }
+    check_static_bytes(block, total);
     char* data;
     {
         HostScope as_host;
@@ -320,40 +359,20 @@ __attribute__((destructor)) static void print_stats() {
 
 // ---- launching ----
 
-struct DynamicLimit {
-    const void* kernel;
-    size_t bytes;
-};
-static std::vector<DynamicLimit>& dynamic_limits() {
-    static auto* limits = new std::vector<DynamicLimit>;
-    return *limits;
-}
-
-// What cudaFuncSetAttribute allowed, or the 48 KiB that need no permission.
-size_t kernel_dynamic_limit(const void* kernel) {
-    for (const DynamicLimit& limit : dynamic_limits()) {
-        if (limit.kernel == kernel) {
-            return limit.bytes;
-        }
-    }
-    return DYNAMIC_DEFAULT_BYTES;
-}
-
 extern "C" cudaError_t CUDARTAPI cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute attribute,
                                                       int value) {
     if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize) {
         return cudaSuccess; // hints
     }
-    if (value < 0 || value > 227 << 10) {
+    if (value < 0 || value > SHARED_OPTIN_BYTES) {
         return failed(cudaErrorInvalidValue);
     }
-    for (DynamicLimit& limit : dynamic_limits()) {
-        if (limit.kernel == kernel) {
-            limit.bytes = (size_t)value;
-            return cudaSuccess;
-        }
+    DynamicLimit* limit = dynamic_limit_of(kernel);
+    if (limit) {
+        limit->bytes = (size_t)value;
+    } else {
+        dynamic_limits().push_back({kernel, (size_t)value});
     }
-    dynamic_limits().push_back({kernel, (size_t)value});
     return cudaSuccess;
 }
 

@@ -98,6 +98,19 @@ template <bool FIXED> static bool too_much_static_shared(const Gpu* gpu) {
     return is(weighted_sum(gpu, x, 32), weights(32));
 }
 
+// Each kind alone fits into the 48 KiB that a block gets without asking; launch() asks for dynamic memory alone.
+template <bool FIXED> __global__ void static_beside_dynamic_kernel(float* x) {
+    SMEM_ARRAY(float, s, [FIXED ? 256 : 1024]);
+    SMEM_DYNAMIC(float, d);
+    s[threadIdx.x] = d[threadIdx.x] = 1;
+    x[threadIdx.x] = s[threadIdx.x] * d[threadIdx.x];
+}
+template <bool FIXED> static bool static_beside_dynamic(const Gpu* gpu) {
+    float* x = device_floats(gpu, 32, 0);
+    launch(static_beside_dynamic_kernel<FIXED>, 1, 32, 45 << 10, gpu, x);
+    return is(weighted_sum(gpu, x, 32), weights(32));
+}
+
 template <bool FIXED> __global__ void misaligned_vector_kernel(float* x) {
     const float4 v = *(const float4*)(x + !FIXED + 4 * threadIdx.x);
     x[4 * threadIdx.x] = v.x;
@@ -669,6 +682,7 @@ static const struct {
     BUG(write_past_shared, "asan"),
     BUG(dynamic_shared_too_small, "asan"),
     BUG(too_much_static_shared, "up"),
+    BUG(static_beside_dynamic, "up"),
     BUG(misaligned_vector, "asan"),
     BUG(uninitialized_global, "msan"),
     BUG(uninitialized_shared, "msan"),
