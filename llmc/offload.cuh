@@ -57,7 +57,8 @@ typedef struct {
 
 typedef struct {
     OffloadLayout layout;
-    char* host;    // all slots, pinned; with a disk OFFLOAD_PLACES_ chunks
+    char* pinned;  // memory that `host` lies in
+    char* host;    // all slots; with a disk OFFLOAD_PLACES_ chunks, at a multiple of SCRATCH_UNIT
     Scratch* disk; // all slots; NULL: there is none
     ScratchWork work[OFFLOAD_PLACES_];
     char* slots;          // OFFLOAD_SLOTS_ chunks on the GPU; NULL: nothing is offloaded
@@ -142,12 +143,12 @@ static inline void offload_layout_close(OffloadLayout* l) {
     free(l->first);
 }
 
-// On the GPU; and pinned memory between it and a disk.
+// On the GPU; and pinned memory between it and a disk, which begins anywhere (CUDA promises a multiple of 256 bytes).
 static inline size_t offload_planned_bytes(const OffloadLayout* l) {
     return OFFLOAD_SLOTS_ * l->room[STATE_SLOTS];
 }
 static inline size_t offload_places_bytes(const OffloadLayout* l) {
-    return OFFLOAD_PLACES_ * l->room[STATE_SLOTS];
+    return SCRATCH_UNIT + OFFLOAD_PLACES_ * l->room[STATE_SLOTS];
 }
 
 static inline void offload_open_streams_(Offload* o) {
@@ -166,11 +167,12 @@ static inline void offload_open(Offload* o, const OptimizerState* state, const Z
     const char* what = "the optimizer's state";
     memset((void*)o, 0, sizeof(*o));
     offload_layout_open(&o->layout, state, zero);
-    if (directory) {
-        o->disk = scratch_open(directory, o->layout.bytes, what);
-    }
-    o->host =
+    o->pinned = o->host =
         (char*)gpu_alloc_pinned(directory ? offload_places_bytes(&o->layout) : o->layout.bytes, 1, what);
+    if (directory) {
+        o->host = (char*)offload_round_up_((uintptr_t)o->pinned);
+        o->disk = scratch_open(directory, o->layout.bytes, what, o->host);
+    }
     o->slots = (char*)gpu_alloc(offload_planned_bytes(&o->layout), 1, "chunks of the optimizer's state");
     offload_open_streams_(o);
 }
@@ -193,7 +195,7 @@ static inline void offload_close(Offload* o) {
     CUDA_CHECK(cudaStreamDestroy(o->out));
     CUDA_CHECK(cudaStreamDestroy(o->in));
     gpu_free(o->slots);
-    gpu_free_pinned(o->host);
+    gpu_free_pinned(o->pinned);
     if (o->disk) {
         scratch_close(o->disk);
     }

@@ -85,17 +85,40 @@ static void no_room(const void* directory) {
     const struct rlimit limit = {1 << 20, 1 << 20};
     signal(SIGXFSZ, SIG_IGN);
     setrlimit(RLIMIT_FSIZE, &limit);
-    scratch_open((const char*)directory, (size_t)2 << 20, "the state");
+    scratch_open((const char*)directory, (size_t)2 << 20, "the state", aligned(SCRATCH_UNIT));
 }
 
-static void opens(const void* directory) { scratch_open((const char*)directory, SCRATCH_UNIT, "the state"); }
+static void opens(const void* directory) {
+    scratch_open((const char*)directory, SCRATCH_UNIT, "the state", aligned(SCRATCH_UNIT));
+}
 
 // Reads behind the end of the file, or into no memory.
 static void reads(const void* at) {
-    Scratch* s = scratch_open(test_path("bad"), SCRATCH_UNIT, "the state");
+    Scratch* s = scratch_open(test_path("bad"), SCRATCH_UNIT, "the state", aligned(SCRATCH_UNIT));
     ScratchWork work = {0};
     scratch_read(s, at ? aligned(SCRATCH_UNIT) : NULL, at ? SCRATCH_UNIT : 0, SCRATCH_UNIT, &work);
     scratch_wait(s, &work);
+}
+
+// Memory that direct I/O does not take: the file passes through the page cache, and has its zeros.
+static void test_refused_memory(void) {
+    unsigned char *memory = aligned(2 * SCRATCH_UNIT), *copy = aligned(SCRATCH_UNIT);
+    Scratch* s = scratch_open(test_path("refused"), SCRATCH_UNIT, "the state", memory + 1);
+    ScratchWork work = {0};
+    size_t wrong = 0;
+    memset(copy, 1, SCRATCH_UNIT);
+    scratch_read(s, copy, 0, SCRATCH_UNIT, &work);
+    scratch_wait(s, &work);
+    for (size_t i = 0; i < SCRATCH_UNIT; i++) {
+        wrong += copy[i] != 0;
+    }
+    EXPECT(wrong == 0, "%zu bytes are not zero", wrong);
+    scratch_close(s);
+    Scratch* no_memory = scratch_open(test_path("refused"), SCRATCH_UNIT, "the state", NULL);
+    EXPECT(!scratch_is_direct(no_memory), "direct I/O with memory that every system refuses");
+    scratch_close(no_memory);
+    free(copy);
+    free(memory);
 }
 
 static void test_failures(void) {
@@ -111,12 +134,15 @@ static void test_failures(void) {
 
 int main(void) {
     const char* directory = test_path("made/of/two");
-    Scratch* s = scratch_open(directory, file_bytes, "the state");
+    unsigned char* unit = aligned(SCRATCH_UNIT);
+    Scratch* s = scratch_open(directory, file_bytes, "the state", unit);
+    free(unit);
     EXPECT(count_files(directory) == 0, "%d files in %s", count_files(directory), directory);
     test_whole(s);
     test_blocks(s);
     scratch_close(s);
     EXPECT(count_files(directory) == 0, "%d files in %s", count_files(directory), directory);
+    test_refused_memory();
     test_failures();
     return test_done("scratch");
 }

@@ -30,8 +30,9 @@ typedef struct {
 } ScratchWork;
 
 // A file of zeros, `bytes` long, in a directory, which is made if it is missing. `what` says in errors what the file
-// is for.
-Scratch* scratch_open(const char* directory, size_t bytes, const char* what);
+// is for. Direct I/O is tried with the first SCRATCH_UNIT bytes at `memory`, which become zeros: a driver may refuse some
+// kinds of memory, a device's for example.
+Scratch* scratch_open(const char* directory, size_t bytes, const char* what, void* memory);
 
 // After scratch_wait for all work.
 void scratch_close(Scratch* s);
@@ -202,23 +203,24 @@ static void scratch_reserve_(const Scratch* s, size_t bytes) {
           (double)bytes / (1 << 20), s->what, free_bytes / (1 << 20), strerror(error));
 }
 
-// Turns direct I/O on if reads work with it: some file systems take the flag, and then refuse them.
-static void scratch_try_direct_(Scratch* s) {
+// Turns direct I/O on if it works with this memory, in both directions: some file systems take the flag, and then refuse
+// to read. The file keeps its zeros.
+static void scratch_try_direct_(Scratch* s, void* memory) {
 #ifdef O_DIRECT
-    void* unit = NULL;
     const int flags = fcntl(s->fd, F_GETFL);
-    if (posix_memalign(&unit, SCRATCH_UNIT, SCRATCH_UNIT) == 0 &&
-        fcntl(s->fd, F_SETFL, flags | O_DIRECT) == 0) {
-        s->is_direct = pread(s->fd, unit, SCRATCH_UNIT, 0) == SCRATCH_UNIT;
+    if (fcntl(s->fd, F_SETFL, flags | O_DIRECT) == 0) {
+        s->is_direct = pread(s->fd, memory, SCRATCH_UNIT, 0) == SCRATCH_UNIT &&
+                       pwrite(s->fd, memory, SCRATCH_UNIT, 0) == SCRATCH_UNIT;
         if (!s->is_direct) {
             CHECK(fcntl(s->fd, F_SETFL, flags) == 0, "%s: fcntl: %s", s->directory, strerror(errno));
         }
     }
-    free(unit);
+#else
+    (void)memory;
 #endif
 }
 
-Scratch* scratch_open(const char* directory, size_t bytes, const char* what) {
+Scratch* scratch_open(const char* directory, size_t bytes, const char* what, void* memory) {
     Scratch* s = (Scratch*)check_alloc(1, sizeof(*s), what);
     char path[PATH_MAX];
     s->what = what;
@@ -230,7 +232,7 @@ Scratch* scratch_open(const char* directory, size_t bytes, const char* what) {
     CHECK(unlink(path) == 0, "%s: cannot unlink: %s", path, strerror(errno));
     CHECK(fcntl(s->fd, F_SETFD, FD_CLOEXEC) == 0, "%s: fcntl: %s", directory, strerror(errno));
     scratch_reserve_(s, bytes);
-    scratch_try_direct_(s);
+    scratch_try_direct_(s, memory);
     pthread_mutex_init(&s->mutex, NULL);
     pthread_cond_init(&s->has_parts, NULL);
     pthread_cond_init(&s->some_taken, NULL);

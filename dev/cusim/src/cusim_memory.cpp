@@ -13,7 +13,21 @@ static std::vector<Allocation>& allocations() {
     static auto* list = new std::vector<Allocation>;
     return *list;
 }
-static size_t device_bytes_used = 0;
+
+// As a driver hands out device memory: in units of 2 MiB; allocations of less than half a unit share some.
+static const size_t UNIT_BYTES = (size_t)2 << 20;
+static size_t whole_bytes = 0, shared_bytes = 0; // of units with one allocation; of those that share units
+
+static size_t in_units(size_t bytes) { return (bytes + UNIT_BYTES - 1) / UNIT_BYTES * UNIT_BYTES; }
+static size_t device_bytes_used() { return whole_bytes + in_units(shared_bytes); }
+static void device_bytes_add(size_t bytes) {
+    const bool shares = bytes < UNIT_BYTES / 2;
+    (shares ? shared_bytes : whole_bytes) += shares ? bytes : in_units(bytes);
+}
+static void device_bytes_remove(size_t bytes) {
+    const bool shares = bytes < UNIT_BYTES / 2;
+    (shares ? shared_bytes : whole_bytes) -= shares ? bytes : in_units(bytes);
+}
 
 // Read at every call, so that a test can change it.
 size_t device_memory_bytes() { return environment_number("CUSIM_MEMORY_MIB", 4096, 0, 1ul << 30) << 20; }
@@ -49,7 +63,7 @@ static bool allocation_remove(void* pointer, MemoryKind kind) {
         return false;
     }
     if (kind == MEMORY_DEVICE) {
-        device_bytes_used -= found->bytes;
+        device_bytes_remove(found->bytes);
     }
     allocations().erase(allocations().begin() + (found - allocations().data()));
     return true;
@@ -68,7 +82,7 @@ extern "C" void cusim_check_kernel_pointer(const void* pointer, int argument, co
 // memory is never reused.
 
 static const size_t ARENA_BYTES = (size_t)16 << 30;
-enum { PAGE_BYTES = 4096 };
+enum { PAGE_BYTES = 4096, ALIGNED_BYTES = 256 };
 static char* arena = nullptr;
 static size_t arena_used = 0;
 static int device_depth = 0; // graphs nest
@@ -141,6 +155,14 @@ static char* address_space(size_t bytes) {
     return data == MAP_FAILED ? nullptr : (char*)data;
 }
 
+// Memory at a multiple of 256 bytes, and of no more: nothing else is promised. Its end is that of the allocation.
+static char* barely_aligned(size_t bytes) {
+    void* data = nullptr;
+    return posix_memalign(&data, 2 * ALIGNED_BYTES, ALIGNED_BYTES + bytes) ? nullptr
+                                                                           : (char*)data + ALIGNED_BYTES;
+}
+static void free_barely_aligned(void* data) { free((char*)data - ALIGNED_BYTES); }
+
 // The exact size, so that the first byte behind it is in AddressSanitizer's red zone.
 static char* device_alloc(size_t bytes) {
     if (config.protect) {
@@ -149,14 +171,11 @@ static char* device_alloc(size_t bytes) {
     if (config.dry) {
         return address_space(bytes);
     }
-    void* data = nullptr;
-    if (posix_memalign(&data, 512, bytes ? bytes : 1)) {
-        return nullptr;
-    }
-    if (!__msan_init) {
+    char* data = barely_aligned(bytes);
+    if (data && !__msan_init) {
         memset(data, 0xff, bytes); // NaN, or -1; MemorySanitizer knows that it is not initialized
     }
-    return (char*)data;
+    return data;
 }
 
 extern "C" {
@@ -170,12 +189,16 @@ cudaError_t CUDARTAPI cudaMalloc(void** out, size_t bytes) {
         return error;
     }
     const size_t total = device_memory_bytes();
-    char* data = bytes > total || device_bytes_used > total - bytes ? nullptr : device_alloc(bytes);
+    if (bytes > total) {
+        return failed(cudaErrorMemoryAllocation);
+    }
+    device_bytes_add(bytes);
+    char* data = device_bytes_used() > total ? nullptr : device_alloc(bytes);
     if (!data) {
+        device_bytes_remove(bytes);
         return failed(cudaErrorMemoryAllocation);
     }
     allocation_add(data, bytes, MEMORY_DEVICE);
-    device_bytes_used += bytes;
     *out = data;
     return cudaSuccess;
 }
@@ -193,21 +216,21 @@ cudaError_t CUDARTAPI cudaFree(void* data) {
         return failed(cudaErrorInvalidValue);
     }
     if (!config.protect && !config.dry) {
-        free(data);
+        free_barely_aligned(data);
     }
     return cudaSuccess;
 }
 
 cudaError_t CUDARTAPI cudaHostAlloc(void** out, size_t bytes, unsigned) {
-    void* data = nullptr;
     const cudaError_t error = synchronizing_call();
     if (error != cudaSuccess) {
         return error;
     }
-    if (bytes > pinned_memory_bytes() || posix_memalign(&data, PAGE_BYTES, bytes ? bytes : 1)) {
+    char* data = bytes > pinned_memory_bytes() ? nullptr : barely_aligned(bytes);
+    if (!data) {
         return failed(cudaErrorMemoryAllocation);
     }
-    allocation_add((char*)data, bytes, MEMORY_HOST);
+    allocation_add(data, bytes, MEMORY_HOST);
     *out = data;
     return cudaSuccess;
 }
@@ -225,7 +248,7 @@ cudaError_t CUDARTAPI cudaFreeHost(void* data) {
     if (!allocation_remove(data, MEMORY_HOST)) {
         return failed(cudaErrorInvalidValue);
     }
-    free(data);
+    free_barely_aligned(data);
     return cudaSuccess;
 }
 
@@ -247,7 +270,7 @@ cudaError_t CUDARTAPI cudaHostUnregister(void* data) {
 
 cudaError_t CUDARTAPI cudaMemGetInfo(size_t* free_bytes, size_t* total_bytes) {
     *total_bytes = device_memory_bytes();
-    *free_bytes = *total_bytes > device_bytes_used ? *total_bytes - device_bytes_used : 0;
+    *free_bytes = *total_bytes > device_bytes_used() ? *total_bytes - device_bytes_used() : 0;
     return cudaSuccess;
 }
 

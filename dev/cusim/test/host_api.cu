@@ -29,16 +29,22 @@ static int fetch(const Gpu* gpu, const int* x) {
 // ---- memory and copies ----
 
 static void test_memory(void) {
-    void *a = NULL, *b = NULL, *pinned = NULL;
+    void *a = NULL, *b = NULL, *c = NULL, *pinned = NULL;
     size_t free_bytes, total_bytes;
     char buffer[64];
     cudaPointerAttributes attributes;
     setenv("CUSIM_MEMORY_MIB", "16", 1);
-    CUDA_CHECK(cudaMalloc(&a, 10 << 20));
-    EXPECT_ERROR(cudaMalloc(&b, 7 << 20), cudaErrorMemoryAllocation);
+    CUDA_CHECK(cudaMalloc(&a, (9 << 20) + 1)); // takes 10 MiB
+    EXPECT_ERROR(cudaMalloc(&b, (6 << 20) + 1), cudaErrorMemoryAllocation);
+    CUDA_CHECK(cudaMalloc(&b, 1000)); // these two share 2 MiB
+    CUDA_CHECK(cudaMalloc(&c, 1000));
     CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total_bytes));
-    EXPECT(free_bytes == 6 << 20 && total_bytes == 16 << 20, "%zu of %zu", free_bytes, total_bytes);
+    EXPECT(free_bytes == 4 << 20 && total_bytes == 16 << 20, "%zu of %zu", free_bytes, total_bytes);
+    EXPECT((uintptr_t)a % 256 == 0 && (uintptr_t)a % 512 != 0, "%p: wanted a multiple of 256, and of no more",
+           a);
     gpu_free(a);
+    gpu_free(b);
+    gpu_free(c);
     CUDA_CHECK(cudaMalloc(&b, 16 << 20));
     EXPECT_ERROR(cudaFree((char*)b + 512), cudaErrorInvalidValue);
     gpu_free(b);
@@ -51,6 +57,7 @@ static void test_memory(void) {
     CUDA_CHECK(cudaMallocHost(&pinned, 100));
     CUDA_CHECK(cudaPointerGetAttributes(&attributes, (char*)pinned + 99));
     EXPECT(attributes.type == cudaMemoryTypeHost, "%d", attributes.type);
+    EXPECT((uintptr_t)pinned % 256 == 0 && (uintptr_t)pinned % 512 != 0, "%p", pinned);
     CUDA_CHECK(cudaFreeHost(pinned));
     CUDA_CHECK(cudaHostRegister(buffer, sizeof(buffer), 0));
     EXPECT_ERROR(cudaHostRegister(buffer, sizeof(buffer), 0), cudaErrorHostMemoryAlreadyRegistered);
