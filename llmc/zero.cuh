@@ -24,9 +24,9 @@ and what it starts it joins.
              stage 3: group 0, then two blocks        T
     params_slices  stage 3: (sliced)                  T      what the update writes
 
-In stage 3 the slices of parameters and sums can be in pinned memory of the host (ZERO_SHARDS_ON_HOST). The slice of a
-group's parameters is then copied to the GPU before it is sent to the replica; what else reads and writes slices reaches
-across the bus: the kernels that add to gradients, sum their squares and update, and what replicas send to each other.
+In stage 3 the slices of parameters and sums can be in pinned memory of the host (ZERO_SHARDS_ON_HOST). What other processes
+are sent of them is copied to the GPU before: NCCL registers memory while a graph is captured, which not all memory allows.
+What else reads and writes slices reaches across the bus: the kernels that add to gradients, sum their squares and update.
 
 With one process in stages 0 and 1 nothing moves, and sums and shard are not there.
 
@@ -82,11 +82,15 @@ typedef struct {
 static inline int zero_has_shard_(const ZeroPlan* plan) { return plan->size > 1 || plan->stage >= 2; }
 static inline int zero_has_levels_(const ZeroPlan* plan) { return zero_replicas(plan) > 1; }
 
-// Room for the pieces of the largest group's gradients, and for a unit of fp32 of each process.
+static inline size_t zero_most_(size_t a, size_t b) { return a > b ? a : b; }
+
+// Room for the pieces of the largest group's gradients, for the sums that replicas send to each other, and for a unit of
+// fp32 of each process.
 static inline size_t zero_pieces_bytes_(const ZeroPlan* plan, DType grads) {
-    const size_t largest = zero_largest_gradient(plan) * dtype_bytes(grads);
-    const size_t least = (size_t)plan->size * GPT2_SHARD_UNIT * sizeof(float);
-    return plan->size == 1 ? 0 : largest > least ? largest : least;
+    const size_t largest = zero_largest_gradient(plan),
+                 sums = zero_has_levels_(plan) ? largest / (size_t)plan->shards * sizeof(float) : 0,
+                 least = (size_t)plan->size * GPT2_SHARD_UNIT * sizeof(float);
+    return plan->size == 1 ? 0 : zero_most_(largest * dtype_bytes(grads), zero_most_(sums, least));
 }
 
 // Bytes of the slices of parameters, of the given type, and of gradients with their shard.
@@ -245,25 +249,40 @@ static inline void* zero_slice_in_(const ZeroGpu* z, void* all, DType type, size
     return zero_element_(all, type, (size_t)z->group.rank * (count / (size_t)z->plan.shards));
 }
 
+// Between the host and the GPU, beside what is sent; nothing if both are the same.
+static inline void zero_copy_(ZeroGpu* z, void* to, const void* from, size_t bytes) {
+    if (to != from) {
+        CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, z->comm.stream));
+    }
+}
+
 // Sends the slices of `count` elements to all processes of the replica: to `all`. That of this process lies at `slice`.
 static inline void zero_gather_slices_(ZeroGpu* z, void* all, const void* slice, DType type, size_t count) {
     const size_t elements = count / (size_t)z->plan.shards;
-    void* own = zero_slice_in_(z, all, type, count);
-    if (z->place == ZERO_SHARDS_ON_HOST && slice != own) {
-        CUDA_CHECK(cudaMemcpyAsync(own, slice, elements * dtype_bytes(type), cudaMemcpyHostToDevice,
-                                   z->comm.stream));
+    if (z->place == ZERO_SHARDS_ON_HOST) {
+        void* own = zero_slice_in_(z, all, type, count);
+        zero_copy_(z, own, slice, elements * dtype_bytes(type));
         slice = own;
     }
     group_all_gather(all, slice, elements, type, &z->group, z->comm.stream);
 }
 
+// Sends the shards within a slice of `count` elements to the processes with the same slice. On the host, the slice passes
+// through `on_gpu`.
+static inline void zero_gather_shards_(ZeroGpu* z, void* slice, void* on_gpu, DType type, size_t count) {
+    const size_t shard = count / (size_t)z->replicas.size, before = (size_t)z->replicas.rank * shard;
+    void *there = z->place == ZERO_SHARDS_ON_HOST ? on_gpu : slice, *own = zero_element_(there, type, before);
+    zero_copy_(z, own, zero_element_(slice, type, before), shard * dtype_bytes(type));
+    group_all_gather(there, own, shard, type, &z->replicas, z->comm.stream);
+    zero_copy_(z, slice, there, count * dtype_bytes(type));
+}
+
 // Sends the shards of `count` elements to all processes: within the slice of this process first, which lies at `slice`,
 // then all slices, to `all`; NULL: only within the slice.
 static inline void zero_gather_(ZeroGpu* z, void* all, void* slice, DType type, size_t count) {
-    const size_t shard = count / (size_t)z->plan.size;
     if (zero_has_levels_(&z->plan)) {
-        const void* own = zero_element_(slice, type, (size_t)z->replicas.rank * shard);
-        group_all_gather(slice, own, shard, type, &z->replicas, z->comm.stream);
+        void* on_gpu = all ? zero_slice_in_(z, all, type, count) : z->pieces;
+        zero_gather_shards_(z, slice, on_gpu, type, count / (size_t)z->plan.shards);
     }
     if (all) {
         zero_gather_slices_(z, all, slice, type, count);
@@ -453,10 +472,16 @@ template <class T> static inline void zero_reduce_slices_(ZeroGpu* z, int g, Zer
     zero_add_<T>(z, g, z->pieces, step);
 }
 
-// Adds up the sums of group g of all replicas.
+// Adds up the sums of group g of all replicas. On the host, they pass through the buffer of pieces.
 static inline void zero_reduce_replicas_(ZeroGpu* z, int g) {
-    group_reduce_scatter(z->shard + zero_shard_begin(&z->plan, g), z->sums + zero_slice_begin(&z->plan, g),
-                         zero_shard_elements(&z->plan, g), DTYPE_FP32, &z->replicas, z->comm.stream);
+    const size_t count = zero_shard_elements(&z->plan, g);
+    float *sums = z->sums + zero_slice_begin(&z->plan, g), *shard = z->shard + zero_shard_begin(&z->plan, g);
+    float* pieces = (float*)z->pieces;
+    const int on_host = z->place == ZERO_SHARDS_ON_HOST;
+    float *from = on_host ? pieces : sums, *to = on_host ? pieces + (size_t)z->replicas.rank * count : shard;
+    zero_copy_(z, from, sums, zero_slice_elements(&z->plan, g) * sizeof(float));
+    group_reduce_scatter(to, from, count, DTYPE_FP32, &z->replicas, z->comm.stream);
+    zero_copy_(z, shard, to, count * sizeof(float));
 }
 
 // Before a kernel that is the first to write to the gradients of block l in a micro-step, or to those outside of blocks
@@ -659,33 +684,33 @@ static inline void zero_collect_chunk_(ZeroGpu* z, void* all, const void* mine, 
     const size_t bytes = chunk.count * dtype_bytes(type);
     const void* from = (const char*)mine + chunk.at * dtype_bytes(type);
     void* own = zero_element_(z->pieces, type, (size_t)z->plan.rank * chunk.count);
-    CUDA_CHECK(cudaMemcpyAsync(own, from, bytes, cudaMemcpyDefault, z->main.stream));
-    group_all_gather(z->pieces, own, chunk.count, type, &z->all, z->main.stream); // (W, count)
+    zero_copy_(z, own, from, bytes);
+    group_all_gather(z->pieces, own, chunk.count, type, &z->all, z->comm.stream); // (W, count)
     for (int r = 0; all && r < z->plan.size; r++) {
         const size_t to = (size_t)zero_shard_of(&z->plan, r).part * chunk.shard + chunk.at;
-        CUDA_CHECK(cudaMemcpyAsync(zero_element_(all, type, to),
-                                   zero_element_(z->pieces, type, (size_t)r * chunk.count), bytes,
-                                   cudaMemcpyDeviceToHost, z->main.stream));
+        zero_copy_(z, zero_element_(all, type, to), zero_element_(z->pieces, type, (size_t)r * chunk.count),
+                   bytes);
     }
 }
 
 // Collects a part of group g of an array of what each process owns in `group`, the whole group on the host; NULL: not in this
 // process. `mine` is this process's piece of it (zero_piece), on the GPU or on the host. Between updates: it passes through
-// the buffer of pieces. Collective. Waits for the GPU.
+// the buffer of pieces, after all else that moves. Collective. Waits for the GPU.
 static inline void zero_collect(ZeroGpu* z, void* group, int g, ZeroPart part, const void* mine, DType type) {
     const size_t room = zero_pieces_bytes_(&z->plan, z->grads.dtype) / dtype_bytes(type);
     const size_t most = room / (size_t)z->plan.size / GPT2_SHARD_UNIT * GPT2_SHARD_UNIT;
     const size_t count = zero_piece(&z->plan, g, part).count,
                  before = zero_part_begin(&z->plan, g, part) - zero_group_begin(&z->plan, g);
     void* all = group ? zero_element_(group, type, before) : NULL;
+    zero_fork_(z);
     if (!zero_is_divided(&z->plan) && all) {
-        CUDA_CHECK(cudaMemcpyAsync(all, mine, count * dtype_bytes(type), cudaMemcpyDefault, z->main.stream));
+        zero_copy_(z, all, mine, count * dtype_bytes(type));
     }
     for (size_t at = 0; zero_is_divided(&z->plan) && at < count; at += most) {
         const ZeroChunk_ chunk = {count, at, count - at < most ? count - at : most};
         zero_collect_chunk_(z, all, mine, type, chunk);
     }
-    CUDA_CHECK(cudaStreamSynchronize(z->main.stream));
+    CUDA_CHECK(cudaStreamSynchronize(z->comm.stream));
 }
 
 #endif

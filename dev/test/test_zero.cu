@@ -388,10 +388,11 @@ template <class T> static void toy_expect_gathered(const char* what, Toy<T>* toy
 
 template <class T> static void toy_expect(const char* what, Toy<T>* toy, const Loop* want) {
     ZeroGpu* zero = &toy->zero;
+    toy_expect_collected(what, toy, toy->master,
+                         want->params); // by way of memory in which parameters may come
     zero_wait_for_parameters(zero);
     toy_expect_gathered(what, toy, want->params);
     expect_on_gpu<T>(what, toy, toy->params, want->params, zero_replicated_elements(&zero->plan));
-    toy_expect_collected(what, toy, toy->master, want->params);
     if (zero->params_slices) {
         toy_expect_collected(what, toy, (T*)zero->params_slices, want->params);
     }

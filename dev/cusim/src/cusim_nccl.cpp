@@ -556,11 +556,11 @@ bool is_captured(cudaStream_t stream) {
     return status == cudaStreamCaptureStatusActive;
 }
 
-// That [pointer, pointer + bytes) is device memory.
+// That [pointer, pointer + bytes) is device memory: no more is promised, although kernels can read what is pinned.
 void check_range(const void* pointer, size_t bytes, const char* what) {
     const Allocation* allocation = pointer ? allocation_of(pointer) : nullptr;
-    if (!allocation) {
-        cusim_die("NCCL %s: %p is not device or pinned memory", what, pointer);
+    if (!allocation || allocation->kind != MEMORY_DEVICE) {
+        cusim_die("NCCL %s: %p is not device memory", what, pointer);
     }
     const size_t room = (size_t)(allocation->data + allocation->bytes - (const char*)pointer);
     if (bytes > room) {

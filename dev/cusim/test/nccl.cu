@@ -331,6 +331,12 @@ static void split_on_one_rank(const Rank* r) {
     }
 }
 
+// Of the host, which a kernel can read.
+static void pinned_memory(const Rank* r) {
+    float* pinned = (float*)gpu_alloc_pinned(512, sizeof(float), "pinned");
+    NCCL_OK(ncclAllGather(r->small, pinned, 256, ncclFloat32, r->comm, r->gpu->stream));
+}
+
 // The second call of rank 1 fails, as CUSIM_NCCL_FAULT says.
 static void fault(const Rank* r, const char* what) {
     ncclResult_t error = ncclSuccess;
@@ -366,6 +372,7 @@ static const struct {
     {"sends_without_group", "up", sends_without_group},
     {"all_to_all_in_place", "up", all_to_all_in_place},
     {"gather_overlaps", "up", gather_overlaps},
+    {"pinned_memory", "up", pinned_memory},
     {"captured_on_one_rank", "up", captured_on_one_rank},
     {"split_on_one_rank", "up", split_on_one_rank},
     {"fault_die", "up", fault_die},
