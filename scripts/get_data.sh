@@ -174,8 +174,8 @@ list_set() {
             esac
             [[ $pattern != *\** || $found -lt $limit ]] || break
             found=$((found + 1))
-            [[ $bytes =~ ^[0-9]+$ && $checksum != - ]] || { error "$name: $url: no size or checksum of $path"; return 1; }
-            printf '%s\t%s\t%s\t%s\n' "${path##*/}" "$bytes" "$checksum" "$get/$path"
+            [[ $bytes =~ ^[0-9]{1,18}$ && $checksum != - ]] || { error "$name: $url: no size or checksum of $path"; return 1; }
+            printf '%s\t%s\t%s\t%s\n' "${path##*/}" "$((10#$bytes))" "$checksum" "$get/$path"
         done <<<"$listing"
         [ $found -gt 0 ] || { error "$name: $url: lists no file $pattern"; return 1; }
     done
@@ -216,10 +216,14 @@ cannot_resume() {
     esac
 }
 
+is_file_or_new() { [ -f "$1" ] || [ ! -e "$1" ] || error "$1: not a file; wanted one, or none"; }
+
 # get_file FILE BYTES CHECKSUM URL. What is left of an earlier attempt may belong to another version of the file, and not every
 # server can continue in the middle: then once more from the beginning. Nothing is thrown away because the network failed.
 get_file() {
     local file=$1 bytes=$2 checksum=$3 url=$4 part=$1.part status=0 had found="nothing came"
+    [ ! -L "$part" ] || rm -f "$part" || return 1 # what it points to is not ours to write
+    is_file_or_new "$part" && is_file_or_new "$file" || return 1
     had=$(size_of "$part")
     if [ "$bytes" = - ] || [ "$had" -gt "$bytes" ]; then
         rm -f "$part"
@@ -285,7 +289,8 @@ out=data limit=1000000 dry_run=no list=no names=()
 while [ $# -gt 0 ]; do
     case $1 in
     --out | --limit)
-        [ $# -gt 1 ] || die_usage "$1 wants a value"
+        [ $# -gt 1 ] && [ -n "$2" ] || die_usage "$1 wants a value"
+        [[ $2 != -* ]] || die_usage "$1 is $2: wanted a value (./$2 for a directory of this name)"
         [ "$1" = --out ] && out=$2 || limit=$2
         shift
         ;;
@@ -308,8 +313,8 @@ for name in "${names[@]}"; do
 done
 tool=$(command -v curl || command -v wget) || { error "neither curl nor wget is here: install one"; exit 1; }
 tool=${tool##*/}
-failures=0
+got=0 # counted, because an error of the shell itself ends the loop
 for name in "${names[@]}"; do
-    get_set "$name" || failures=$((failures + 1))
+    get_set "$name" && got=$((got + 1))
 done
-exit $((failures > 0))
+[ $got = ${#names[@]} ]

@@ -6,14 +6,15 @@ cd "$(dirname "$0")/../.." || exit 1
 export LC_ALL=C
 unset HF_ENDPOINT GET_DATA_BASE http_proxy https_proxy all_proxy HTTP_PROXY HTTPS_PROXY ALL_PROXY
 
-command -v python3 >/dev/null || { echo "skipped: get_data: python3 is missing (scripts/install_deps.sh --python)" && exit 0; }
+name=get_data
+source dev/test/check.sh
+is_here python3 || exit 0
 tools=()
 for tool in curl wget; do
-    if command -v $tool >/dev/null; then tools+=("$tool"); else echo "skipped: get_data: $tool is missing"; fi
+    is_here $tool "get_data with $tool" && tools+=("$tool")
 done
 [ ${#tools[@]} -gt 0 ] || exit 0
 
-source dev/test/check.sh
 script=$PWD/scripts/get_data.sh
 work=$(mktemp -d /tmp/llmc_get_data_XXXXXX)
 server=
@@ -230,7 +231,35 @@ test_bad_lists() {
     large $stories/$train $train | sed 's/"size":[0-9]*/"size":900000000000000/; s/^/[/; s/$/]/' >$list
     get tinystories --out data
     bad "more than the disk has" "free, wanted 900000.00 GB\|lists no file" data/tinystories/$train
+    large $stories/$train $train | sed 's/"size":[0-9]*/"size":99999999999999999999/; s/^/[/; s/$/]/' >$list
+    get tinystories --out data
+    bad "more than a number holds" "no size or checksum of $train" data/tinystories/$train
+    { sed 's/"size":\([0-9]*\)/"size":000\1/g' | tee $list; } <<<"[$(large $stories/$train $train),$(
+        small $stories/TinyStoriesV2-GPT4-valid.txt TinyStoriesV2-GPT4-valid.txt)]" >/dev/null
+    get tinystories --out data
+    good "sizes with zeros in front"
+    check "are decimal" same $stories/$train data/tinystories/$train
+    rm -r data
     list_stories
+}
+
+# Files in the way, which are not ours.
+test_in_the_way() {
+    mkdir -p data/tinystories
+    echo precious >victim
+    ln -s ../../victim data/tinystories/$train.part
+    get tinystories --out data
+    good "a part that is a link"
+    check "it points to what it did" [ "$(<victim)" = precious ]
+    check "is whole" same $stories/$train data/tinystories/$train
+    check "and no link" [ ! -L data/tinystories/$train ]
+    rm -r data
+    mkdir -p data/tinystories/$train
+    get tinystories --out data
+    check "a directory of the name: exit status $status" [ $status = 1 ]
+    check "is named" grep -q "^error: data/tinystories/$train: not a file" stderr
+    check "nothing is in it" [ -z "$(ls -A data/tinystories/$train)" ]
+    rm -r data
 }
 
 # The one checksum that stands in the script and can be tried without the network.
@@ -254,6 +283,12 @@ test_command_line() {
     check "an unknown option: exit status $status" [ "$status" = 2 ]
     get tinystories --limit 0
     check "a limit of 0: exit status $status" [ "$status" = 2 ]
+    get tinystories --out ""
+    check "no directory: exit status $status" [ "$status" = 2 ]
+    check "is said" grep -q '^error: --out wants a value' stderr
+    get tinystories --out --dry-run
+    check "an option as a directory: exit status $status" [ "$status" = 2 ]
+    check "is said" grep -q '^error: --out is --dry-run' stderr
     get --list
     good "the list"
     check "names all" [ "$(wc -l <stdout)" -ge 10 ]
@@ -271,6 +306,7 @@ for tool in "${tools[@]}"; do
     test_resume
     test_bad_servers
     test_bad_lists
+    test_in_the_way
     test_command_line
     if [ -f "${TINY_TEXT:-}" ]; then test_shakespeare; fi
     rm -rf data
