@@ -3,9 +3,10 @@
 # ---- settings: make NAME=value ----
 PLATFORM := $(shell uname -s)-$(shell uname -m)
 CC     ?= cc
-# Instruction set: the vectors' width follows it (llmc/base/vec.h). Apple's clang has no such name for its own
-# processors, and takes their vectors anyway.
-MARCH  ?= $(if $(filter Darwin-arm64,$(PLATFORM)),,-march=native)
+# Instruction set: native, x86-64-v3, or options of the compiler. The vectors' width follows it (llmc/base/vec.h). Apple's
+# clang has no such name for its own processors, and takes their vectors anyway.
+MARCH  ?= $(if $(filter Darwin-arm64,$(PLATFORM)),,native)
+override MARCH := $(foreach word,$(MARCH),$(if $(filter -%,$(word)),,-march=)$(word))
 OPT    ?= -O3
 MODULES_OPT ?=              # more flags for what is compiled once (COMPILED)
 # Empty: one thread. Apple's clang comes without OpenMP; with Homebrew's libomp:
@@ -13,18 +14,20 @@ MODULES_OPT ?=              # more flags for what is compiled once (COMPILED)
 OPENMP ?= $(if $(filter Darwin-%,$(PLATFORM)),,-fopenmp)
 V      ?=                   # 1: show the compilers' commands
 WERROR ?=                   # -Werror in `make test` and `make lint`
-OUT    ?= out/quickstart    # directory of `make run`
 MPI    ?= mpicc             # MPI's compiler, where it is: for runs of several processes. Empty: without
-PREFIX ?= /usr/local        # of `make install`, under DESTDIR
+# Directories, with blanks if you like: of `make run`; of `make install`, under DESTDIR
+OUT    ?= out/quickstart
+PREFIX ?= /usr/local
 
 # Contraction is asked for: a standard mode of the compiler would keep a*b+c from becoming one instruction.
 # No -ffast-math: NaN and infinity must be seen.
-override CFLAGS += -std=gnu11 $(OPT) $(strip $(MARCH)) -ffp-contract=fast -fno-math-errno -fno-trapping-math \
+override CFLAGS += -std=gnu11 $(OPT) $(MARCH) -ffp-contract=fast -fno-math-errno -fno-trapping-math \
     $(strip $(OPENMP)) -Wall -Wextra -Wno-unused-function $(if $(strip $(OPENMP)),,-Wno-unknown-pragmas) \
     $(strip $(WERROR)) -D_GNU_SOURCE -pthread -MMD -MP
 override LDLIBS += -lm
 
 comma := ,
+quoted = '$(subst ','\'',$(1))'
 # Before a compiler's command: says what is made, instead of the command, which V=1 shows.
 said = $(if $(strip $(V)),,@$(if $(findstring s,$(firstword -$(MAKEFLAGS))),,echo "  $(firstword $(1))  $@";))
 
@@ -112,7 +115,7 @@ help:       ## this list
 # The GPU trainer where there is a GPU and nvcc.
 RUN_TRAINER = train_gpt2$(if $(and $(shell command -v $(NVCC) 2>/dev/null),$(shell nvidia-smi -L 2>/dev/null)),cu)
 run: $(RUN_TRAINER)  ## train on the built-in stories for a minute or two, without a download; results in out/quickstart
-	./$(RUN_TRAINER)$(if $(filter train_gpt2,$(RUN_TRAINER)), --products auto) --out $(strip $(OUT))
+	./$(RUN_TRAINER)$(if $(filter train_gpt2,$(RUN_TRAINER)), --products auto) --out $(call quoted,$(OUT))
 
 check:      ## a quick test: the plain build and its tests; TEST=json: only that one
 	@dev/test/run.sh check $(TEST)
@@ -149,7 +152,7 @@ compile_commands.json: FORCE  ## how each source is compiled, for clangd and oth
 	    $(foreach file,$(wildcard *.cu dev/*/*.cu llmc/*.cuh llmc/*/*.cuh),$(call COMMAND,$(CLANG_CUDA),$(file))) \
 	    | sed '$$!s/$$/,/'; echo ']'; } >$@
 
-BIN = $(DESTDIR)$(strip $(PREFIX))/bin
+BIN = $(call quoted,$(DESTDIR)$(PREFIX)/bin)
 install: train_gpt2 tokenize  ## copy the programs into PREFIX/bin; `make uninstall` removes them
 	mkdir -p $(BIN)
 	install -m 755 train_gpt2 tokenize $(wildcard train_gpt2cu) $(BIN)
@@ -164,7 +167,7 @@ clean:      ## remove what was built
 vpath %.c . dev/test dev/bench dev/data
 $(BUILD)/flags $(BUILD)/commit $(GPU_BUILD)/flags $(GPU_BUILD)/commit:
 	@mkdir -p $(@D)
-	@printf '%s\n' '$(subst ','\'',$(TEXT))' >$@
+	@printf '%s\n' $(call quoted,$(TEXT)) >$@
 $(BUILD)/train_gpt2 $(BUILD)/tokenize: $(BUILD)/commit
 $(BUILD)/%: %.c $(LIBRARY) Makefile $(BUILD)/flags
 	@mkdir -p $(@D)

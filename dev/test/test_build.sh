@@ -46,6 +46,14 @@ test_flags() {
         check "$setting, again" stays train_gpt2 "$setting"
         check "and without $setting" needs train_gpt2
     done
+    check "an instruction set by its name" needs train_gpt2 MARCH=x86-64-v3
+    check "is called as the compiler calls it" grep -q ' -march=x86-64-v3 ' <(tail -n 1 calls)
+    check "which is the same" stays train_gpt2 MARCH=-march=x86-64-v3
+    check "options beside it" needs train_gpt2 "MARCH=x86-64-v3 -mtune=native"
+    check "stay as they are" grep -q ' -march=x86-64-v3 -mtune=native ' <(tail -n 1 calls)
+    check "none" needs train_gpt2 MARCH=
+    check "is none" [ "$(tail -n 1 calls | grep -c march)" = 0 ]
+    check "and again that of this machine" needs train_gpt2
     check "another compiler" needs train_gpt2 CC="./compiler -x"
     check "and back" needs train_gpt2
     check "another directory" needs train_gpt2 BUILD=build/other OPT=-O0
@@ -81,6 +89,20 @@ test_install() {
     check "is installed, too" [ -x $bin/train_gpt2cu ]
     check "uninstall" build -s uninstall DESTDIR=root PREFIX=/usr
     check "removes ours: $(ls $bin)" [ "$(ls $bin)" = mine ]
+    local odd="a  b's \"c\" \$\$d"
+    check "a directory of an odd name" build -s install DESTDIR="$work/" "PREFIX=$odd"
+    odd=${odd/\$\$/\$}
+    check "has the programs" [ -x "$odd/bin/train_gpt2" ]
+    check "uninstall from it" build -s uninstall DESTDIR="$work/" "PREFIX=${odd/\$/\$\$}"
+    check "removes them: $(ls "$odd/bin")" [ ! -e "$odd/bin/train_gpt2" ]
+    check "no directory of a part of the name" [ ! -e a ]
+}
+
+test_run() {
+    printf '#!/bin/sh\nprintf "%%s\\n" "$@" >ran\n' >train_gpt2
+    chmod +x train_gpt2
+    check "make run into a directory with blanks" build -s run -o train_gpt2 NVCC=none "OUT=my  first run"
+    check "hands it on: $(tail -n 1 ran)" [ "$(tail -n 1 ran)" = "my  first run" ]
 }
 
 test_help() {
@@ -94,5 +116,6 @@ test_help() {
 test_flags
 test_commit
 test_install
+test_run
 test_help
 check_done

@@ -136,7 +136,9 @@ void evaluation_open(Evaluation* e, const RunData* data, const Options* options,
     e->T = options->seq_len;
     if (options->hellaswag) {
         CHECK(access(TASKS_HELLASWAG, R_OK) == 0,
-              "--hellaswag on: cannot read %s: scripts/get_data.sh hellaswag fetches it", TASKS_HELLASWAG);
+              "--hellaswag on: cannot read %s in this directory: scripts/get_data.sh hellaswag fetches it; "
+              "elsewhere use --tasks FILE",
+              TASKS_HELLASWAG);
         evaluation_add_files_(e, TASKS_HELLASWAG, settings);
     }
     if (options->tasks[0]) {
