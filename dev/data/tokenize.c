@@ -654,6 +654,7 @@ int main(int argc, char** argv) {
     free(run.input_sums);
     free(run.shard_sums);
     free(run.inputs);
+    options_close(&run.options);
     CHECK(fflush(stdout) == 0, "standard output: cannot write: %s", strerror(errno));
     return EXIT_SUCCESS;
 }

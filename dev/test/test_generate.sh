@@ -114,15 +114,15 @@ test_misuse() {
     bad 2 "--tokens is for generating text|--model" --tokens 3
     bad 2 "--stop is for generating text" "${tiny[@]}" --steps 1 --stop x
     bad 2 "only one of them" "${model[@]}" --interactive
-    bad 2 "wanted a trained model" --interactive
-    bad 2 "--model d12|wanted a trained model" --interactive --model d12
+    bad 2 "--interactive needs a trained model|--model DIR" --interactive
+    bad 2 "--model d12 is a size|wanted a directory" --interactive --model d12
     bad 2 "--out-texts|--prompts" "${model[@]}" --out-texts texts
     bad 2 "the run reads this file" --model run --prompts prompts.jsonl --out-texts ./prompts.jsonl
     bad 2 "bytes.bin has no tokenizer|--tokenizer" --model bytes.bin --prompt x
     bad 2 "no word of the vocabulary|xyzzy" --model run --prompt xyzzy
     bad 2 "40 tokens|at most 31" --model bytes --prompt 1234567890123456789012345678901234567890
     bad 2 "at most the model's context" --model run --prompt Mia --seq-len 64
-    bad 2 "--tokens is 0|1 to" --model run --prompt Mia --tokens 0
+    bad 2 "--tokens 0: wanted 1 to" --model run --prompt Mia --tokens 0
     bad 1 "none.jsonl:1|no prompt" --model run --prompts none.jsonl
     bad 1 "number.jsonl:1" --model run --prompts number.jsonl
     bad 1 "word.jsonl:3|xyzzy" --model run --prompts word.jsonl
@@ -209,7 +209,7 @@ test_quantized_misuse() {
     bad 2 "training needs --quantize off" --model run --steps 0 "${q[@]}"
     bad 2 "no weights to export" --model bytes --steps 0 --perplexity text.txt --export-llmc x.bin "${q[@]}"
     bad 2 "--products bf16|--quantize q8_0|one of the two" --model run --prompt x --products bf16 "${q[@]}"
-    bad 2 "--quantize is q4|wanted off" --model run --prompt x --quantize q4
+    bad 2 "--quantize q4: wanted off" --model run --prompt x --quantize q4
 }
 
 make_files

@@ -351,8 +351,8 @@ test_first_steps() {
     check "with examples" grep -q -- '--resume on --steps 9000 --override' stdout
     good "llm.c's switches" "${brief[@]}" -x 1 -h 0 -z 1 -pn 1 -pr 0
     bad 1 "--hellaswag on|data/hellaswag/hellaswag_val.jsonl|scripts/get_data.sh hellaswag" "${brief[@]}" -x 1 -h 1
-    bad 2 "--zero is 4; wanted 0 to 3" -z 4
-    bad 2 "stray argument text.txt|quote a pattern" --train-data text.txt text.txt
+    bad 2 "--zero 4: wanted 0 to 3" -z 4
+    bad 2 "unexpected argument 'text.txt'|quote a pattern" --train-data text.txt text.txt
     good "a name of Hugging Face's" --model gpt2-xl --plan
     check "is that size" grep -q '^model: 48 layers, 1600 channels, 25 heads, context 1024' stdout
     good "a plan" "${brief[@]}" --steps 100 --save-every 10 --keep 2 --out planned --plan

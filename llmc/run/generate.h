@@ -359,9 +359,21 @@ static void generate_check_options_(const Options* o, const Comm* comm) {
     if (ways != 1) {
         die_usage("--prompt, --interactive, --prompts: wanted only one of them");
     }
-    if (!o->model[0] || gpt2_model_by_name(o->model)) {
-        die_usage("--model %s: wanted a trained model, a directory or a file",
-                  o->model[0] ? o->model : "is not given");
+    if (!o->model[0]) {
+        die_usage(
+            o->interactive ? "--interactive needs a trained model: --model DIR"
+            : o->prompts[0]
+                ? "--prompts needs a trained model: --model DIR"
+                : "--prompt needs a trained model: --model DIR; for samples of a training run, add --steps "
+                  "or --out");
+    }
+    if (options_model_size(o)) {
+        const int is_published = strncmp(o->model, "gpt2", 4) == 0 && !strchr(o->model, ':');
+        die_usage(
+            is_published
+                ? "--model %s is a size, not a trained model; scripts/get_data.sh %s fetches it into data/%s"
+                : "--model %s is a size, not a trained model; wanted a directory or a file",
+            o->model, o->model, o->model);
     }
     if (o->out_texts[0] && !o->prompts[0]) {
         die_usage("--out-texts %s is for the texts of --prompts", o->out_texts);

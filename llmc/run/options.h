@@ -3,18 +3,22 @@ options.h -- the command line: one table of rows, and every use of it a loop ove
 
 The parser, --help, the start-up banner, --print-config and the JSON of the log header all come from
 OPTION_TABLE (options_table.h), so an option is added by one field of Options and one row. Options are written `--name
-value` or `--name=value`, or by alias, `-b value` (llm.c's letters, so that its run scripts work). A value
-that starts like an option needs the equals sign. Everything is strict: an option that is unknown, malformed,
-out of range, missing its value or given twice ends the program with status 2 before any work.
+value` or `--name=value`, or by alias, `-b value` (llm.c's letters, so that its run scripts work). Where any text is a
+value, the next word is the value, also one that starts with a dash, but for the name of an option; elsewhere a value that
+starts like an option needs the equals sign. Everything is strict: an option that is unknown, malformed, out of range,
+missing its value or given twice ends the program with status 2 before any work. A path that is empty, as "$UNSET" is in
+a shell, is a mistake, too.
+
+--config names a file of more settings (options_config.h), which count as given; the command line wins.
 
 A program with its own options defines OPTION_TABLE_FILE, a file like options_table.h, and OPTION_ARGUMENTS, the help text
-for other arguments, before it includes this file (dev/data/tokenize.c).
+for other arguments, before it includes this file (dev/data/tokenize.c). Its table has the rows `config` and `help`.
 
 An option whose value may be "auto" holds OPTION_AUTO until the trainer has put the resolved value there.
 
-defines: Options, OPTION_AUTO, OPTION_UNLIMITED, LLMC_VERSION, options_parse, options_parse_arguments, options_given,
-         options_changed, options_version, options_print_help, options_print_banner, options_print_config,
-         options_print_json, OptionType, OptionList, OptionRow, option_applies, option_counts, option_find, OptionsProgram,
+defines: Options, OPTION_AUTO, OPTION_UNLIMITED, LLMC_VERSION, options_parse, options_parse_arguments, options_close,
+         options_given, options_changed, options_version, options_print_help, options_print_help_on, options_print_banner,
+         options_print_config, options_print_json, OptionType, OptionList, OptionRow, option_applies, option_counts, option_find, OptionsProgram,
          options_program
 */
 #ifndef LLMC_OPTIONS_H
@@ -24,13 +28,14 @@ defines: Options, OPTION_AUTO, OPTION_UNLIMITED, LLMC_VERSION, options_parse, op
 #include <stdint.h>
 #include <stdio.h>
 
+#include "llmc/run/options_names.h"
+
 #ifdef __cplusplus
 extern "C" {
 #endif
 
 #define OPTION_AUTO (-1)            // the value of an option that the trainer chooses
 #define OPTION_ROWS_MAX 128         // maximum number of rows
-#define OPTION_NAME_BYTES 32        // the longest name, including the zero
 #define OPTION_UNLIMITED 1000000000 // more tokens, steps or files than this is a typo
 #define OPTION_TEXT_BYTES 64        // the longest number or word, or range, including the zero
 
@@ -86,6 +91,7 @@ enum {
     OPTION_READS_LIST = 2048, // names files that are read: a list of patterns
     OPTION_WRITES = 4096,     // names a file that is written (run_outputs.h)
     OPTION_EACH = 8192,       // the processes of a run may have different values
+    OPTION_LINE = 16384,      // only on the command line: no file has it, and nothing that repeats a run
 };
 
 typedef struct {
@@ -131,11 +137,14 @@ enum { OPTION_WANTED_WIDTH = 30, OPTION_HELP_COLUMN = 65, OPTION_HELP_WIDTH = 45
 
 void options_print_help(FILE* file, const Options* options, const char* program);
 
+// The part of it about a group of options, or about one; ends the program if there is none of this name.
+void options_print_help_on(FILE* file, const Options* options, const char* topic);
+
 // Prints a command line that repeats this run and can be pasted back: the program and every option that is
 // not at its default, also one that was "auto" and has been resolved.
 void options_print_banner(FILE* file, const Options* options, const char* program);
 
-// Prints every setting, one `--name value` on a line, in groups; a shell reads it back.
+// Prints every setting, one `name = value` on a line, in groups; --config reads it back.
 void options_print_config(FILE* file, const Options* options);
 
 // Prints every setting as one JSON object on one line, without a newline after it: numbers as numbers, an
@@ -144,15 +153,17 @@ void options_print_json(FILE* file, const Options* options);
 
 // ---- the whole ----
 
-// Sets every option to its default, then to its value on the command line. --help and --version print and end
-// the program. The strings point into argv. Sets `arguments` (argc) to the arguments that are not options, or
+// Sets every option to its default, then to its value in the file of --config, then to that on the command line. --help and
+// --version print and end the program. The strings point into argv and the file's text, which options_close frees. Sets `arguments` (argc) to the arguments that are not options, or
 // that follow --, and returns their number; NULL: none are allowed.
 int options_parse_arguments(Options* options, int argc, char** argv, OptionsProgram program,
                             const char** arguments);
 
 void options_parse(Options* options, int argc, char** argv, OptionsProgram program);
 
-// Was this option on the command line? `name` is the long name, without dashes.
+void options_close(Options* options);
+
+// Was this option on the command line, or in the file of --config? `name` is the long name, without dashes.
 int options_given(const Options* options, const char* name);
 
 // Whether it has another value than its default.
@@ -174,6 +185,7 @@ int options_changed(const Options* options, const char* name);
 #include "llmc/base/check.h"
 #include "llmc/base/json.h"
 #include "llmc/tokenizer/unicode_tables.h"
+#include "llmc/run/options_config.h"
 #include "llmc/run/options_values.h"
 
 // A row's type and offset. A field of another C type does not compile: the comparison is never evaluated.
@@ -199,10 +211,11 @@ int options_changed(const Options* options, const char* name);
 #define FILES_ OPTION_READS_LIST
 #define WRITES_ OPTION_WRITES
 #define EACH_ OPTION_EACH
+#define LINE_ OPTION_LINE
 #define MANY_ OPTION_UNLIMITED
 
 #define OPTION_TABLE_ROWS_
-#include OPTION_TABLE_FILE // OPTION_TABLE, option_counts, options_decide_
+#include OPTION_TABLE_FILE // OPTION_TABLE, OPTION_SYNONYMS, option_counts, option_may_be_empty_, options_decide_
 
 const int OPTION_ROWS = sizeof(OPTION_TABLE) / sizeof(OPTION_TABLE[0]);
 static_assert(sizeof(OPTION_TABLE) / sizeof(OPTION_TABLE[0]) <= OPTION_ROWS_MAX, "enlarge OPTION_ROWS_MAX");
@@ -226,6 +239,7 @@ static_assert(sizeof(OPTION_TABLE) / sizeof(OPTION_TABLE[0]) <= OPTION_ROWS_MAX,
 #undef FILES_
 #undef WRITES_
 #undef EACH_
+#undef LINE_
 #undef MANY_
 
 #ifndef OPTION_EXAMPLES
@@ -246,109 +260,191 @@ static int option_is_name_(const char* arg) {
     return arg[0] == '-' && arg[1] && !isdigit((unsigned char)arg[1]) && arg[1] != '.';
 }
 
-const OptionRow* option_find(const char* arg, size_t length) {
-    const size_t dashes = arg[1] == '-' ? 2 : 1;
+// The row of a name, or alias, without dashes.
+static const OptionRow* option_named_(const char* name, size_t length, int is_alias) {
     for (int i = 0; i < OPTION_ROWS; i++) {
-        const char* name = dashes == 2 ? OPTION_TABLE[i].name : OPTION_TABLE[i].alias;
-        if (*name && strlen(name) == length - dashes && memcmp(name, arg + dashes, length - dashes) == 0) {
+        const char* own = is_alias ? OPTION_TABLE[i].alias : OPTION_TABLE[i].name;
+        if (*own && strlen(own) == length && memcmp(own, name, length) == 0) {
             return &OPTION_TABLE[i];
         }
     }
     return NULL;
 }
 
-// The edit distance of Levenshtein: insertions, deletions and changes of a byte that turn text into name.
-static int option_distance_(const char* text, size_t length, const char* name) {
-    int distance[OPTION_NAME_BYTES]; // from text[0 .. i) to each beginning of the name
-    const int name_length = (int)strlen(name);
-    assert(name_length < OPTION_NAME_BYTES);
-    for (int j = 0; j <= name_length; j++) {
-        distance[j] = j;
-    }
-    for (size_t i = 0; i < length; i++) {
-        int diagonal = distance[0];
-        distance[0]++;
-        for (int j = 1; j <= name_length; j++) {
-            const int change = diagonal + (text[i] != name[j - 1]);
-            const int gap = 1 + (distance[j] < distance[j - 1] ? distance[j] : distance[j - 1]);
-            diagonal = distance[j];
-            distance[j] = change < gap ? change : gap;
-        }
-    }
-    return distance[name_length];
+const OptionRow* option_find(const char* arg, size_t length) {
+    const size_t dashes = arg[1] == '-' ? 2 : 1;
+    return option_named_(arg + dashes, length - dashes, dashes == 1);
 }
 
-// Names the nearest option, if one is near enough to be what was meant: at most every other letter is wrong.
-__attribute__((noreturn)) static inline void option_unknown_(const Options* options, const char* arg,
-                                                             size_t length) {
-    const size_t dashes = arg[1] == '-' ? 2 : 1;
-    const char* nearest = NULL;
-    size_t best = (length - dashes) / 2 + 1;
+// Whether any text is a value of the option: also one that is empty, or starts with a dash.
+static int option_is_text_(const OptionRow* row) { return strcmp(row->unit, "TEXT") == 0; }
+
+static int option_is_topic_(const OptionRow* row) { return row->offset == offsetof(Options, help); }
+
+// The nearest name to one without its dashes, if it is near enough to be what was meant: at most a third of its letters is
+// wrong, or it is the start of one name only.
+static const char* option_nearest_(const Options* options, const char* name, size_t length) {
+    const char *nearest = NULL, *start = NULL;
+    int starts = 0;
+    size_t best = length / 3 + 1;
     for (int i = 0; i < OPTION_ROWS; i++) {
-        const char* name = OPTION_TABLE[i].name;
+        const char* candidate = OPTION_TABLE[i].name;
         if (!option_applies(options, &OPTION_TABLE[i])) {
             continue;
         }
-        const size_t distance = (size_t)option_distance_(arg + dashes, length - dashes, name);
-        if (distance < best) {
-            best = distance;
-            nearest = name;
+        const size_t distance = (size_t)option_distance(name, length, candidate);
+        nearest = distance < best ? candidate : nearest;
+        best = distance < best ? distance : best;
+        if (length > 2 && strncmp(candidate, name, length) == 0) {
+            start = candidate;
+            starts++;
         }
     }
+    return nearest ? nearest : starts == 1 ? start : NULL;
+}
+
+// Ends the program; says what is meant, if that is known: by another program's name, --no-shuffle, or a name like it.
+// `place` stands in front: "" or "FILE:LINE: ".
+__attribute__((noreturn)) static void option_unknown_(const Options* options, const char* place,
+                                                      const char* arg, size_t length) {
+    const size_t dashes = arg[1] == '-' ? 2 : 1, bytes = length - dashes;
+    const char* name = arg + dashes;
+    const char* advice = option_synonym(OPTION_SYNONYMS, name, bytes);
+    const char* nearest = option_nearest_(options, name, bytes);
+    const OptionRow* off = strncmp(name, "no-", 3) == 0 ? option_named_(name + 3, bytes - 3, 0) : NULL;
+    if (advice) {
+        die_usage("%sunknown option %.*s: %s", place, (int)length, arg, advice);
+    }
+    if (off && off->type == OPTION_SWITCH) {
+        die_usage("%sunknown option %.*s; did you mean --%s off?", place, (int)length, arg, off->name);
+    }
     if (nearest) {
-        die_usage("unknown option %.*s; did you mean --%s? (--help lists all)", (int)length, arg, nearest);
+        die_usage("%sunknown option %.*s; did you mean --%s? (--help lists all)", place, (int)length, arg,
+                  nearest);
     }
-    die_usage("unknown option %.*s (--help lists all)", (int)length, arg);
+    die_usage("%sunknown option %.*s (--help lists all)", place, (int)length, arg);
 }
 
-__attribute__((noreturn)) static inline void option_refuse_(const OptionRow* row, const char* found) {
-    char buffer[OPTION_TEXT_BYTES];
-    die_usage("--%s is %s; wanted %s%s", row->name, found, option_wanted(row, buffer),
-              row->flags & AUTO_ ? ", or auto" : "");
-}
-
-// Takes the option `arg` and its value, which may be the next argument (NULL at the end). Returns how many of
-// the arguments after `arg` it used: 0 or 1.
-static int option_take_(Options* options, const char* arg, const char* next) {
-    if (!option_is_name_(arg)) {
-        die_usage("stray argument %s; wanted --name value (--help lists all)%s", *arg ? arg : "''",
-                  access(arg, F_OK) == 0
-                      ? "; quote a pattern of files, 'books/*.txt', or the shell expands it"
-                      : "");
-    }
-    if (strcmp(arg, "-h") == 0 && (!next || option_is_name_(next))) {
-        options->help = 1;
-        return 0;
-    }
-    const size_t length = strcspn(arg, "=");
-    const int joined = arg[length] == '=';
+// The row of an option, which this program has, or the program ends.
+static const OptionRow* option_known_(const Options* options, const char* place, const char* arg,
+                                      size_t length) {
     const OptionRow* row = option_find(arg, length);
     if (!row) {
-        option_unknown_(options, arg, length);
+        option_unknown_(options, place, arg, length);
     }
     if (!option_applies(options, row)) {
-        die_usage("--%s is an option of the %s", row->name,
+        die_usage("%s--%s is an option of the %s", place, row->name,
                   row->flags & OPTION_GPU ? "GPU trainer (make train_gpt2cu)"
                                           : "CPU trainer (make train_gpt2)");
     }
+    return row;
+}
+
+// Sets an option from a value, or ends the program.
+static void option_give_(Options* options, const char* place, const OptionRow* row, const char* value) {
+    char buffer[OPTION_TEXT_BYTES];
+    const int is_empty = row->type == OPTION_LIST && !*value; // as only a default may be
+    if (is_empty || !option_set(options, row, value)) {
+        die_usage("%s--%s %s: wanted %s%s%s", place, row->name, *value ? value : "''",
+                  option_is_whole(row) && !option_is_digits(value) ? "a whole number, " : "",
+                  option_wanted(row, buffer), row->flags & AUTO_ ? ", or auto" : "");
+    }
+}
+
+// Ends the program: `next`, NULL at the end, is no value of the option.
+__attribute__((noreturn)) static void option_lacks_value_(const OptionRow* row, const char* next) {
+    char buffer[OPTION_TEXT_BYTES];
+    const char* wanted = option_wanted(row, buffer);
+    if (next && (row->type == OPTION_STRING || row->type == OPTION_LIST)) {
+        die_usage("--%s is missing its value; wanted %s; --%s=%s if %s is the value", row->name, wanted,
+                  row->name, next, next);
+    }
+    die_usage("--%s is missing its value; wanted %s%s", row->name, wanted,
+              row->flags & AUTO_ ? ", or auto" : "");
+}
+
+// Whether the argument `next` is the value of the option before it; `is_last`: no other follows.
+static int option_is_value_(const OptionRow* row, const char* next, int is_last) {
+    const int is_option = next[0] == '-' && next[1] == '-' && option_find(next, strcspn(next, "=")) != NULL;
+    return option_is_text_(row)    ? !is_option
+           : option_is_topic_(row) ? !option_is_name_(next) || (is_last && is_option)
+                                   : !option_is_name_(next);
+}
+
+__attribute__((noreturn)) static void option_stray_(const char* arg) {
+    die_usage("unexpected argument '%s'; options are written --name value (--help lists all)%s", arg,
+              access(arg, F_OK) == 0 ? "; quote a pattern of files, 'books/*.txt', or the shell expands it"
+                                     : "");
+}
+
+// Takes the option `arg` and its value, which may be the next of the `left` arguments. Returns how many of these it used:
+// 0 or 1.
+static int option_take_(Options* options, const char* arg, char** next, int left) {
+    if (!option_is_name_(arg)) {
+        option_stray_(arg);
+    }
+    const size_t length = strcspn(arg, "=");
+    const int joined = arg[length] == '=';
+    const int is_help = strcmp(arg, "-h") == 0 && (!left || option_is_name_(next[0]));
+    const OptionRow* row = is_help ? option_find("--help", 6) : option_known_(options, "", arg, length);
     char* given = &options->given[row - OPTION_TABLE];
     if (*given && row->type != OPTION_LIST) {
         die_usage("--%s is given twice", row->name);
     }
     *given = 1;
-    if (row->type == OPTION_FLAG) {
-        if (joined) {
-            die_usage("--%s takes no value", row->name);
+    if (row->type == OPTION_FLAG && joined) {
+        die_usage("--%s takes no value", row->name);
+    }
+    const int is_next =
+        row->type != OPTION_FLAG && !joined && left && option_is_value_(row, next[0], left == 1);
+    if (row->type != OPTION_FLAG && !joined && !is_next && !option_is_topic_(row)) {
+        option_lacks_value_(row, left ? next[0] : NULL);
+    }
+    option_give_(options, "", row,
+                 row->type == OPTION_FLAG ? "on"
+                 : joined                 ? arg + length + 1
+                 : is_next                ? next[0]
+                                          : "");
+    return is_next;
+}
+
+// Refuses paths and the like that are empty: an unset variable of the shell, most likely.
+static void options_check_empty_(const Options* options) {
+    for (int i = 0; i < OPTION_ROWS; i++) {
+        const OptionRow* row = &OPTION_TABLE[i];
+        char buffer[OPTION_TEXT_BYTES];
+        if (options->given[i] && row->type == OPTION_STRING && !option_is_text_(row) &&
+            !option_is_topic_(row) && !*option_text(options, row, buffer) &&
+            !option_may_be_empty_(options, row)) {
+            die_usage("--%s is empty; wanted %s, or no --%s at all", row->name, option_wanted(row, buffer),
+                      row->name);
         }
-        option_set(options, row, "on");
-        return 0;
     }
-    const char* value = joined ? arg + length + 1 : next && !option_is_name_(next) ? next : NULL;
-    const int is_empty = row->type == OPTION_LIST && value && !*value; // as only a default may be
-    if (!value || is_empty || !option_set(options, row, value)) {
-        option_refuse_(row, !value ? "missing its value" : *value ? value : "''");
+}
+
+// ---- the file of --config ----
+
+// The settings of the file. One that the command line has, too, is only checked.
+static void options_read_config_(Options* options) {
+    char on_line[OPTION_ROWS_MAX], in_file[OPTION_ROWS_MAX] = {0}, name[OPTION_NAME_BYTES + 96];
+    Options passed_over = *options;
+    ConfigFile config;
+    memcpy(on_line, options->given, sizeof(on_line));
+    config_open(&config, options->config);
+    options->config_text = config.text;
+    while (config_next(&config)) {
+        snprintf(name, sizeof(name), "--%s", config.name);
+        const OptionRow* row = option_known_(options, config.place, name, strlen(name));
+        const long i = row - OPTION_TABLE;
+        if (row->flags & OPTION_LINE) {
+            die_usage("%s--%s is for the command line, and not for a file", config.place, row->name);
+        }
+        if (in_file[i] && row->type != OPTION_LIST) {
+            die_usage("%s--%s is set twice in this file", config.place, row->name);
+        }
+        in_file[i] = options->given[i] = 1;
+        option_give_(on_line[i] ? &passed_over : options, config.place, row, config.value);
     }
-    return !joined;
 }
 
 // ---- printing ----
@@ -371,7 +467,7 @@ static void option_print_quoted_(FILE* file, const char* text) {
     fputc('\'', file);
 }
 
-// Prints --name value, or --name=value where the value would be taken for an option.
+// Prints --name value, or --name=value where the value may be taken for an option.
 static void option_print_setting_(FILE* file, const OptionRow* row, const char* value) {
     fprintf(file, "--%s", row->name);
     if (row->type != OPTION_FLAG) {
@@ -415,32 +511,92 @@ static void option_print_wrapped_(FILE* file, const char* text) {
     fprintf(file, "%s\n", text);
 }
 
+static int option_starts_group_(int i) {
+    return i == 0 || strcmp(OPTION_TABLE[i].group, OPTION_TABLE[i - 1].group) != 0;
+}
+
+static void option_print_group_(FILE* file, const OptionRow* row) {
+    fprintf(file, "\n%-26s%-30s%s\n", row->group, "value", "default");
+}
+
+static void option_print_help_(FILE* file, const OptionRow* row) {
+    char name[OPTION_NAME_BYTES + 2], alias[8], buffer[OPTION_TEXT_BYTES];
+    snprintf(name, sizeof(name), "--%s", row->name);
+    snprintf(alias, sizeof(alias), "%s%s", *row->alias ? "-" : "", row->alias);
+    const char* wanted = option_wanted_briefly(row, buffer);
+    const int fits = strlen(wanted) < OPTION_WANTED_WIDTH; // else the rest is on a line of its own
+    fprintf(file, "  %-*s%-*s%-*s", *alias ? 20 : 24, name, *alias ? 4 : 0, alias, OPTION_WANTED_WIDTH,
+            wanted);
+    fprintf(file, "%s%*s%-8s ", fits ? "" : "\n", fits ? 0 : OPTION_HELP_COLUMN - 9, "",
+            row->type == OPTION_FLAG ? "" : row->fallback);
+    option_print_wrapped_(file, row->help);
+}
+
+// The groups in the order of the table, with commas between.
+static void option_list_groups_(char* text, size_t room) {
+    size_t used = 0;
+    text[0] = '\0';
+    for (int i = 0; i < OPTION_ROWS && used < room; i++) {
+        if (option_starts_group_(i)) {
+            used += (size_t)snprintf(text + used, room - used, "%s%s", i ? ", " : "", OPTION_TABLE[i].group);
+        }
+    }
+}
+
 void options_print_help(FILE* file, const Options* options, const char* program) {
+    char groups[512];
+    option_list_groups_(groups, sizeof(groups));
     fprintf(file,
             "usage: %s [--name value]...%s\nAlso --name=value, and -alias value with the short "
-            "names.\n" OPTION_EXAMPLES,
-            program, OPTION_ARGUMENTS);
+            "names.\n--help GROUP or --help OPTION prints a part of this. Groups:\n  %s.\n" OPTION_EXAMPLES,
+            program, OPTION_ARGUMENTS, groups);
+    for (int i = 0; i < OPTION_ROWS; i++) {
+        if (option_applies(options, &OPTION_TABLE[i])) {
+            if (option_starts_group_(i)) {
+                option_print_group_(file, &OPTION_TABLE[i]);
+            }
+            option_print_help_(file, &OPTION_TABLE[i]);
+        }
+    }
+}
+
+// Whether a row belongs to what --help was asked about: its group ("memory, speed": each word of it), or the option itself,
+// with or without its dashes.
+static int option_is_about_(const Options* options, const OptionRow* row, const char* topic) {
+    const char* name = topic + strspn(topic, "-");
+    const size_t length = strlen(topic);
+    for (const char* word = row->group; *word && option_applies(options, row); word += strspn(word, ", ")) {
+        const size_t bytes = strcspn(word, ",");
+        if (bytes == length && memcmp(word, topic, bytes) == 0) {
+            return 1;
+        }
+        word += bytes;
+    }
+    return strcmp(name, row->name) == 0 || (*name && strcmp(name, row->alias) == 0);
+}
+
+void options_print_help_on(FILE* file, const Options* options, const char* topic) {
+    char groups[512];
+    const OptionRow* last = NULL;
     for (int i = 0; i < OPTION_ROWS; i++) {
         const OptionRow* row = &OPTION_TABLE[i];
-        char name[OPTION_NAME_BYTES + 2], alias[8], buffer[OPTION_TEXT_BYTES];
-        if (!option_applies(options, row)) {
-            continue;
+        if (option_is_about_(options, row, topic)) {
+            if (!last || strcmp(last->group, row->group) != 0) {
+                option_print_group_(file, row);
+            }
+            option_print_help_(file, row);
+            last = row;
         }
-        if (i == 0 || strcmp(row->group, row[-1].group) != 0) {
-            fprintf(file, "\n%-26s%-30s%s\n", row->group, "value", "default");
-        }
-        snprintf(name, sizeof(name), "--%s", row->name);
-        snprintf(alias, sizeof(alias), "%s%s", *row->alias ? "-" : "", row->alias);
-        const char* wanted = option_wanted_briefly(row, buffer);
-        const int fits = strlen(wanted) < OPTION_WANTED_WIDTH; // else the rest is on a line of its own
-        fprintf(file, "  %-*s%-*s%-*s", *alias ? 20 : 24, name, *alias ? 4 : 0, alias, OPTION_WANTED_WIDTH,
-                wanted);
-        fprintf(file, "%s%*s%-8s ", fits ? "" : "\n", fits ? 0 : OPTION_HELP_COLUMN - 9, "",
-                row->type == OPTION_FLAG ? ""
-                : *row->fallback         ? row->fallback
-                                         : "''");
-        option_print_wrapped_(file, row->help);
     }
+    if (!last) {
+        option_list_groups_(groups, sizeof(groups));
+        die_usage("--help %s: wanted an option, or a group: %s", topic, groups);
+    }
+}
+
+// Whether a command or a file that repeats the run has the option.
+static int option_repeats_(const Options* options, const OptionRow* row) {
+    return option_applies(options, row) && option_counts(options, row) && !(row->flags & OPTION_LINE);
 }
 
 void options_print_banner(FILE* file, const Options* options, const char* program) {
@@ -450,11 +606,8 @@ void options_print_banner(FILE* file, const Options* options, const char* progra
     for (int i = 0; i < OPTION_ROWS; i++) {
         const OptionRow* row = &OPTION_TABLE[i];
         char buffer[OPTION_TEXT_BYTES];
-        if (!option_applies(options, row) || !option_counts(options, row)) {
-            continue;
-        }
         const char* value = option_text(options, row, buffer);
-        if (strcmp(value, row->fallback) == 0) {
+        if (!option_repeats_(options, row) || strcmp(value, row->fallback) == 0) {
             continue;
         }
         const size_t length = strlen(" --") + strlen(row->name) + strlen(" ''") + strlen(value);
@@ -470,14 +623,12 @@ void options_print_config(FILE* file, const Options* options) {
     for (int i = 0; i < OPTION_ROWS; i++) {
         const OptionRow* row = &OPTION_TABLE[i];
         char buffer[OPTION_TEXT_BYTES];
-        if (row->type == OPTION_FLAG || !option_applies(options, row) || !option_counts(options, row)) {
-            continue;
-        }
-        if (i == 0 || strcmp(row->group, row[-1].group) != 0) {
+        if (option_starts_group_(i)) {
             fprintf(file, "%s# %s\n", i ? "\n" : "", row->group);
         }
-        option_print_setting_(file, row, option_text(options, row, buffer));
-        fputc('\n', file);
+        if (row->type != OPTION_FLAG && option_repeats_(options, row)) {
+            config_print(file, row->name, option_text(options, row, buffer));
+        }
     }
 }
 
@@ -491,7 +642,7 @@ void options_print_json(FILE* file, const Options* options) {
         const OptionRow* row = &OPTION_TABLE[i];
         char buffer[OPTION_TEXT_BYTES];
         const char* value = option_text(options, row, buffer);
-        if (row->type == OPTION_FLAG || !option_applies(options, row) || !option_counts(options, row)) {
+        if (row->type == OPTION_FLAG || !option_repeats_(options, row)) {
             continue;
         }
         fprintf(file, "%s\"%s\":", i ? "," : "{", row->name);
@@ -528,11 +679,19 @@ int options_parse_arguments(Options* options, int argc, char** argv, OptionsProg
         } else if (arguments && (only_arguments || !option_is_name_(argv[i]))) {
             arguments[num_arguments++] = argv[i];
         } else {
-            i += option_take_(options, argv[i], i + 1 < argc ? argv[i + 1] : NULL);
+            i += option_take_(options, argv[i], argv + i + 1, argc - i - 1);
         }
     }
+    options_check_empty_(options);
+    if (options->config[0]) {
+        options_read_config_(options);
+    }
     options_decide_(options);
-    if (options->help) {
+    if (options->help[0]) {
+        options_print_help_on(stdout, options, options->help);
+        exit(EXIT_SUCCESS);
+    }
+    if (options_given(options, "help")) {
         options_print_help(stdout, options, options_program_name_(name));
         exit(EXIT_SUCCESS);
     }
@@ -546,6 +705,8 @@ int options_parse_arguments(Options* options, int argc, char** argv, OptionsProg
 void options_parse(Options* options, int argc, char** argv, OptionsProgram program) {
     options_parse_arguments(options, argc, argv, program, NULL);
 }
+
+void options_close(Options* options) { free(options->config_text); }
 
 int options_changed(const Options* options, const char* name) {
     for (int i = 0; i < OPTION_ROWS; i++) {

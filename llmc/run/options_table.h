@@ -3,8 +3,8 @@ options_table.h -- the options of the trainers: their struct and, in the impleme
 added by one field and one row, at the same place.
 
 defines: Options, option_counts, DIVERGENCE_WORDS, OnDivergence, OFFLOAD_WORDS, OffloadPlace, MASTER_WEIGHTS_WORDS,
-         MasterWeightsChoice, TASKS_HELLASWAG, options_only_look, options_divide_batch, options_has_tasks,
-         options_only_evaluates
+         MasterWeightsChoice, TASKS_HELLASWAG, options_model_size, options_only_look, options_divide_batch,
+         options_has_tasks, options_only_evaluates
 */
 #ifndef LLMC_OPTIONS_TABLE_H
 #define LLMC_OPTIONS_TABLE_H
@@ -14,6 +14,7 @@ defines: Options, option_counts, DIVERGENCE_WORDS, OnDivergence, OFFLOAD_WORDS, 
 
 #include "llmc/base/words.h"
 #include "llmc/run/options.h"
+#include "llmc/gpt2.h"
 
 #define TASKS_HELLASWAG "data/hellaswag/hellaswag_val.jsonl" // --hellaswag on
 
@@ -117,14 +118,22 @@ struct Options {
 
     const char *report, *out_html, *compare;
 
-    int plan, verify_data, print_config, help, version;
+    const char* config;
+    int plan, verify_data, print_config;
+    const char* help; // a group or an option; whether it is asked for at all, options_given says
+    int version;
 
     OptionsProgram program;
     int generates;               // texts, instead of training
     int process, processes;      // which of how many this is, as launch.h found out
     int shards;                  // processes of a replica (zero.h), as launch.h found out
-    char given[OPTION_ROWS_MAX]; // by row: was it on the command line?
+    char given[OPTION_ROWS_MAX]; // by row: was it on the command line, or in the file of --config?
+    char* config_text;           // of that file, which values point into; NULL: none
 };
+
+// The size that --model names; NULL: none, or also a model in a file or directory, which then is meant. But a run's own
+// --out is not the model it starts from: the same command means the same when it is repeated.
+const GPT2NamedModel* options_model_size(const Options* options);
 
 // Whether the program only describes a run, and writes nothing.
 static inline int options_only_look(const Options* options) {
@@ -159,6 +168,7 @@ static inline int options_only_evaluates(const Options* options) {
 #include "llmc/formats/gguf.h"
 #include "llmc/formats/llmc_bin.h"
 #include "llmc/run/launch.h"
+#include "llmc/run/options_synonyms.h"
 #include "llmc/run/schedule.h"
 #include "llmc/gpt2.h"
 #include "llmc/linear.h"
@@ -438,18 +448,23 @@ const OptionRow OPTION_TABLE[] = {
     {"reports",    "compare",       "",   STRING_(compare),        0,        0, ONCE_,            "",
         "RUNS", "print what runs achieved, a column for each, and exit; empty: no"},
 
+    {"other",      "config",        "",   STRING_(config),         0,        0, ONCE_ | BOTH_ | READS_ | EACH_ | LINE_, "",
+        "FILE", "read more options from a file of lines `name = value`, as --print-config prints them; # starts a "
+        "comment; the command line wins"},
     {"other",      "plan",          "",   FLAG_(plan),             0,        0, ONCE_,            "off",
         "off|on", "estimate memory, speed and time, and exit"},
     {"other",      "verify-data",   "",   FLAG_(verify_data),      0,        0, ONCE_,            "off",
         "off|on", "check every token of every file, and the checksum if FILE.xxh64 exists, and exit"},
     {"other",      "print-config",  "",   FLAG_(print_config),     0,        0, ONCE_,            "off",
-        "off|on", "print every option with its value, and exit"},
-    {"other",      "help",          "",   FLAG_(help),             0,        0, ONCE_ | BOTH_,    "off",
-        "off|on", "print this help, and exit"},
-    {"other",      "version",       "",   FLAG_(version),          0,        0, ONCE_ | BOTH_,    "off",
+        "off|on", "print every option with its value, as a file for --config, and exit"},
+    {"other",      "help",          "",   STRING_(help),           0,        0, ONCE_ | BOTH_ | LINE_, "",
+        "[GROUP|OPTION]", "print this help, or the part about a group or an option, and exit"},
+    {"other",      "version",       "",   FLAG_(version),          0,        0, ONCE_ | BOTH_ | LINE_, "off",
         "off|on", "print the version, and exit"},
 };
 // clang-format on
+
+#define OPTION_SYNONYMS OPTION_TRAINER_SYNONYMS
 
 #define OPTION_EXAMPLES                                                                                      \
     "\nWithout options it trains a small model on built-in stories. To start with:\n"                        \
@@ -467,13 +482,22 @@ const OptionRow OPTION_TABLE[] = {
     "SIGTERM and SIGINT save and stop; SIGUSR1 saves; SIGUSR2 saves and stops, for mpirun, which forwards\n" \
     "it to all processes but kills them two seconds after SIGTERM.\n"
 
+const GPT2NamedModel* options_model_size(const Options* options) {
+    const int is_here = access(options->model, F_OK) == 0 && strcmp(options->model, options->out) != 0;
+    return is_here ? NULL : gpt2_model_by_name(options->model);
+}
+
 int option_counts(const Options* options, const OptionRow* row) {
     return (row->flags & OPTION_BOTH) || !(row->flags & OPTION_TEXTS) == !options->generates;
 }
 
-// Whether the program generates texts: --interactive and --prompts say so; --prompt does with the weights of a
-// model, unless one of the options that every training run could be started with makes it the start of samples.
-static int options_generate_(const Options* options) {
+// An option that a resumed run would inherit: an empty value takes it back.
+static int option_may_be_empty_(const Options* options, const OptionRow* row) {
+    return !(row->flags & OPTION_NOT_SAVED) && options_given(options, "resume");
+}
+
+// Whether one of the options is given that every training run could be started with.
+static int options_start_a_run_(const Options* options) {
     static const char* const runs[] = {"train-data",  "out",         "steps",      "epochs",
                                        "resume",      "overfit",     "plan",       "print-config",
                                        "verify-data", "export-gguf", "export-llmc"};
@@ -481,9 +505,26 @@ static int options_generate_(const Options* options) {
     for (size_t i = 0; i < sizeof(runs) / sizeof(runs[0]); i++) {
         is_run |= options_given(options, runs[i]);
     }
-    const int has_weights = options->model[0] && !gpt2_model_by_name(options->model);
+    return is_run;
+}
+
+// Whether an option is given that only counts in training.
+static int options_are_of_training_(const Options* options) {
+    int is_training = 0;
+    for (int i = 0; i < OPTION_ROWS; i++) {
+        is_training |= options->given[i] && !(OPTION_TABLE[i].flags & (OPTION_TEXTS | OPTION_BOTH));
+    }
+    return is_training;
+}
+
+// Whether the program generates texts: --interactive and --prompts say so; --prompt does with the weights of a
+// model, unless the options start a run, whose samples it then begins. Without weights a prompt alone is a mistake, which
+// generate.h names: it must not start to train.
+static int options_generate_(const Options* options) {
+    const int has_weights = options->model[0] && !options_model_size(options);
+    const int is_run = has_weights ? options_start_a_run_(options) : options_are_of_training_(options);
     return options->interactive || options_given(options, "prompts") ||
-           (options_given(options, "prompt") && has_weights && !is_run);
+           (options_given(options, "prompt") && !is_run);
 }
 
 // Decides what the program does, and refuses options that do not count there.

@@ -2,7 +2,7 @@
 options_values.h -- the value of an option: from text and back, and which ones are legal. `options` is the struct that the
 offset of a row is in.
 
-defines: option_text, option_set, option_wanted, option_wanted_briefly
+defines: option_text, option_set, option_wanted, option_wanted_briefly, option_is_whole, option_is_digits
 */
 #ifndef LLMC_OPTIONS_VALUES_H
 #define LLMC_OPTIONS_VALUES_H
@@ -24,6 +24,10 @@ const char* option_wanted(const OptionRow* row, char buffer[OPTION_TEXT_BYTES]);
 
 // The same for --help, which leaves out limits that nobody reaches: "any", ">= 0 steps".
 const char* option_wanted_briefly(const OptionRow* row, char buffer[OPTION_TEXT_BYTES]);
+
+// Whether the option is a whole number, and whether this text is one.
+int option_is_whole(const OptionRow* row);
+int option_is_digits(const char* text);
 
 #ifdef __cplusplus
 }
@@ -125,6 +129,13 @@ const char* option_wanted_briefly(const OptionRow* row, char buffer[OPTION_TEXT_
     snprintf(buffer, OPTION_TEXT_BYTES, "%s %.15g%s%s", row->flags & ABOVE_ ? ">" : ">=", row->min,
              *row->unit ? " " : "", row->unit);
     return buffer;
+}
+
+int option_is_whole(const OptionRow* row) { return row->type == OPTION_INT || row->type == OPTION_COUNT; }
+
+int option_is_digits(const char* text) {
+    const char* digits = text + (*text == '-');
+    return *digits && strspn(digits, "0123456789") == strlen(digits);
 }
 
 // Reads a number of an INT, COUNT or FLOAT row; 0 if it is none, or not a legal one. Only decimal digits: no

@@ -900,6 +900,7 @@ int run_program(int argc, char** argv, const Trainer* trainer) {
     comm_expect(&run->comm, launch_expect());
     options_parse(&run->options, argc, argv, trainer->program);
     const int status = run_start_(run, argv[0]);
+    options_close(&run->options);
     free(run);
     return status;
 }

@@ -133,7 +133,7 @@ static int setup_is_run_(char path[PATH_MAX], const char* directory) {
 
 const char* setup_model_path(const Options* options, char path[PATH_MAX]) {
     struct stat info;
-    if (!options->model[0] || gpt2_model_by_name(options->model)) {
+    if (!options->model[0] || options_model_size(options)) {
         return NULL;
     }
     const int found = stat(options->model, &info) == 0;
@@ -178,7 +178,7 @@ GPT2Config setup_model(Options* options, const RunData* data, const char* path) 
     const int insists = options->vocab_size != OPTION_AUTO; // or is a run that resumes
     const GPT2NamedModel unnamed = {"", SETUP_LAYERS, SETUP_CHANNELS, SETUP_HEADS,
                                     options->seq_len > 0 ? options->seq_len : SETUP_CONTEXT};
-    const GPT2NamedModel* named = path ? NULL : gpt2_model_by_name(options->model);
+    const GPT2NamedModel* named = path ? NULL : options_model_size(options);
     named = named ? named : &unnamed;
     const int V = data->has_tokenizer ? data->tokenizer.vocab_size : GPT2_VOCAB;
     GPT2Config cfg = {named->max_T, V, 0, named->L, named->NH, named->C, SHARE_OFF};

@@ -1,0 +1,93 @@
+/*
+options_names.h -- which option an unknown name means: the names of other programs, and the nearest name.
+
+    --block_size    a name of nanoGPT's: option_synonym knows what to type here
+    --bacth         option_distance: one swap of letters away from --batch
+
+Names are compared without regard to capitals, and with - for _.
+
+defines: OptionSynonym, option_synonym, option_distance, OPTION_NAME_BYTES
+*/
+#ifndef LLMC_OPTIONS_NAMES_H
+#define LLMC_OPTIONS_NAMES_H
+
+#include <stddef.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define OPTION_NAME_BYTES 32 // the longest name, including the zero
+
+// A name of another program, and what to do here; names with the same advice stand in one row, with blanks between.
+typedef struct {
+    const char *names, *advice; // "n-positions n-ctx", "use --context"
+} OptionSynonym;
+
+// The advice for a name of `length` bytes, without dashes in front; NULL: unknown. The table ends with a row of NULL.
+const char* option_synonym(const OptionSynonym* table, const char* name, size_t length);
+
+// How many insertions, deletions, changes and swaps of neighboring letters turn `text` into `name`.
+int option_distance(const char* text, size_t length, const char* name);
+
+#ifdef __cplusplus
+}
+#endif
+
+#ifdef OPTIONS_NAMES_IMPLEMENTATION
+
+#include <assert.h>
+#include <ctype.h>
+#include <string.h>
+
+static int option_letter_(char c) { return c == '_' ? '-' : tolower((unsigned char)c); }
+
+static int option_is_same_(const char* a, const char* b, size_t length) {
+    size_t i = 0;
+    while (i < length && option_letter_(a[i]) == option_letter_(b[i])) {
+        i++;
+    }
+    return i == length;
+}
+
+const char* option_synonym(const OptionSynonym* table, const char* name, size_t length) {
+    for (; table->names; table++) {
+        for (const char* at = table->names; *at; at += strspn(at, " ")) {
+            const size_t bytes = strcspn(at, " ");
+            if (bytes == length && option_is_same_(name, at, length)) {
+                return table->advice;
+            }
+            at += bytes;
+        }
+    }
+    return NULL;
+}
+
+static int option_least_(int a, int b) { return a < b ? a : b; }
+
+// Row i of the table has the distances from text[0 .. i) to each beginning of the name; a swap needs the row before the last.
+int option_distance(const char* text, size_t length, const char* name) {
+    int rows[3][OPTION_NAME_BYTES];
+    const int name_length = (int)strlen(name);
+    assert(name_length < OPTION_NAME_BYTES);
+    for (int j = 0; j <= name_length; j++) {
+        rows[0][j] = j;
+    }
+    for (size_t i = 1; i <= length; i++) {
+        const int *two = rows[(i + 1) % 3], *one = rows[(i + 2) % 3];
+        int* row = rows[i % 3];
+        row[0] = (int)i;
+        for (int j = 1; j <= name_length; j++) {
+            const int letter = option_letter_(text[i - 1]), wanted = name[j - 1];
+            const int is_swap =
+                i > 1 && j > 1 && letter == name[j - 2] && option_letter_(text[i - 2]) == wanted;
+            row[j] = option_least_(one[j - 1] + (letter != wanted), 1 + option_least_(one[j], row[j - 1]));
+            row[j] = is_swap ? option_least_(row[j], two[j - 2] + 1) : row[j];
+        }
+    }
+    return rows[length % 3][name_length];
+}
+
+#endif // OPTIONS_NAMES_IMPLEMENTATION
+
+#endif
