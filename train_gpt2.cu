@@ -874,7 +874,9 @@ static int gpt2_copy_out(GPT2* model, Checkpoints* copy) {
 }
 
 static uint64_t gpt2_checksum(GPT2* model) {
-    const size_t bytes = zero_replicated_elements(&model->zero.plan) * sizeof(floatX);
+    const size_t bytes = model->linear.is_quantized
+                             ? model->parameter_bytes
+                             : zero_replicated_elements(&model->zero.plan) * sizeof(floatX);
     zero_wait_for_parameters(&model->zero); // test_ranks.sh: one process gathers nothing
     checksum_words(&model->results.on_gpu->checksum, model->params_memory, bytes / sizeof(uint64_t),
                    &model->gpu);

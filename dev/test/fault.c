@@ -7,6 +7,8 @@
 //
 // Calls number FAULT_NAN_FROM to FAULT_NAN_TO of logf, in losses and in attention, give NaN; each takes FAULT_LOG_US. pow is wrong by 1 % for the
 // exponent FAULT_POW_AT, the update of that number, and cos from call number FAULT_COS_FROM on: learning rates.
+//
+// The last byte of a file whose path has FAULT_MAP in it is another one in memory.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -15,23 +17,27 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 static int fault_calls = 0;
 
-static int fault_is_ours(const char* path) {
-    const char* part = getenv("FAULT_PATH");
+static int fault_names(const char* variable, const char* path) {
+    const char* part = getenv(variable);
     return path && part && strstr(path, part);
 }
 
-static int fault_is_ours_fd(int fd) {
+static int fault_names_fd(const char* variable, int fd) {
     char link[64], path[4096];
     snprintf(link, sizeof(link), "/proc/self/fd/%d", fd);
     const ssize_t length = readlink(link, path, sizeof(path) - 1);
     path[length > 0 ? length : 0] = '\0';
-    return fault_is_ours(path);
+    return fault_names(variable, path);
 }
+
+static int fault_is_ours(const char* path) { return fault_names("FAULT_PATH", path); }
+static int fault_is_ours_fd(int fd) { return fault_names_fd("FAULT_PATH", fd); }
 
 // Counts a call; whether it is the one to fail.
 static int fault_now(void) {
@@ -114,4 +120,29 @@ double cos(double x) {
     const char* from = getenv("FAULT_COS_FROM");
     const long n = __atomic_add_fetch(&calls, 1, __ATOMIC_RELAXED);
     return REAL(cos)(x) * (from && atol(from) <= n ? 0.99 : 1);
+}
+
+// A copy of an open file in memory, whose last byte is another one.
+static int fault_copy(int fd, size_t bytes) {
+    const int copy = memfd_create("fault", MFD_CLOEXEC);
+    char* text = (char*)malloc(bytes);
+    if (copy < 0 || !text || pread(fd, text, bytes, 0) != (ssize_t)bytes) {
+        abort();
+    }
+    text[bytes - 1] ^= 1;
+    if (write(copy, text, bytes) != (ssize_t)bytes) {
+        abort();
+    }
+    free(text);
+    return copy;
+}
+
+void* mmap(void* at, size_t bytes, int protection, int flags, int fd, off_t offset) {
+    const int is_other = fd >= 0 && fault_names_fd("FAULT_MAP", fd),
+              copy = is_other ? fault_copy(fd, bytes) : fd;
+    void* memory = REAL(mmap)(at, bytes, protection, flags, copy, offset);
+    if (is_other) {
+        close(copy);
+    }
+    return memory;
 }

@@ -360,6 +360,25 @@ test_drift() {
     differs "another learning rate" "step 5: rank 2 judged the step before otherwise than rank 0" FAULT_COS_FROM=36 "${run[@]}" --eval-every 0
 }
 
+# A rank that starts from other weights: in memory, or from another copy of the model on its disk.
+test_other_weights() {
+    local how rank
+    seq 1 400 >start.txt
+    for rank in 0 1; do
+        good "a model" --layers 1 --channels 16 --heads 2 --seq-len 16 --batch 2 --train-data start.txt --steps 2 --samples 0 --seed $rank --out start_$rank
+        mkdir disk_$rank && cp -r start_$rank/step_00000002 disk_$rank/m && rm disk_$rank/m/state.json
+    done
+    for how in "--train-data $work/start.txt --eval-every 0 --zero 2 --steps 3 --out $work/mixture" "--steps 0 --perplexity $work/start.txt"; do
+        # shellcheck disable=SC2086
+        differs "other weights in memory" "the ranks disagree about the parameters after step 0 (checksum)" FAULT_MAP=model.safetensors \
+            --model disk_0/m --samples 0 $how
+        ranks 2 bash -c "cd disk_\$OMPI_COMM_WORLD_RANK && exec '$trainer' --model m --samples 0 $how"
+        check "other files: exit status $status" [ $status = 1 ]
+        check "other files: $(grep -m 1 '^error' stderr)" grep -q '^error: the ranks disagree about the files of the weights' stderr
+    done
+    check "nothing is saved" [ ! -e mixture/step_00000003 ]
+}
+
 # A rank whose forward passes take long.
 test_slow_rank() {
     local run=(--layers 1 --channels 32 --heads 2 --seq-len 16 --batch 1 --total-batch 48 --steps 60 --samples 0 --eval-every 0)
@@ -777,6 +796,7 @@ test_tasks
 test_elastic
 test_disagreement
 test_drift
+test_other_weights
 test_slow_rank
 test_signals
 test_failures

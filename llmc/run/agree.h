@@ -24,9 +24,10 @@ void agree_on_program(Comm* comm);
 // All options but those that each process may have for itself, as they were given: they decide which messages follow.
 void agree_on_command(Comm* comm, const Options* options);
 
-// The same after setup, which decides some; the checkpoint to continue from (NULL: none), the model, and the data.
-void agree_on_run(Comm* comm, const Options* options, const char* checkpoint, GPT2Config cfg,
-                  const RunData* data);
+// The same after setup, which decides some; the checkpoint to continue from (NULL: none), the model, the files of its weights
+// (NULL: none), and the data.
+void agree_on_run(Comm* comm, const Options* options, const char* checkpoint, const char* weights,
+                  GPT2Config cfg, const RunData* data);
 
 // A directory in which rank 0 can write: all processes must see what it writes there.
 void agree_on_directory(Comm* comm, const char* option, const char* directory);
@@ -37,6 +38,8 @@ void agree_on_directory(Comm* comm, const char* option, const char* directory);
 
 #ifdef AGREE_IMPLEMENTATION
 
+#include <dirent.h>
+#include <errno.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -136,13 +139,46 @@ static void agree_on_checkpoint_(Comm* comm, const char* checkpoint) {
     agree_on_checksum_(comm, "state.json of the checkpoint (checksum)", checksum);
 }
 
-void agree_on_run(Comm* comm, const Options* options, const char* checkpoint, GPT2Config cfg,
-                  const RunData* data) {
+// Of the files of tensors in a directory, in any order. Each counts with its name.
+static uint64_t agree_tensors_(const char* directory) {
+    char path[PATH_MAX], error[ERROR_BYTES];
+    struct dirent* entry;
+    uint64_t sum = 0;
+    DIR* dir = opendir(directory);
+    CHECK(dir, "%s: cannot read: %s", directory, strerror(errno));
+    while ((entry = readdir(dir))) {
+        if (file_ends_in(entry->d_name, ".safetensors")) {
+            uint64_t file[2] = {xxh64(entry->d_name, strlen(entry->d_name)), 0};
+            file_join(path, directory, entry->d_name);
+            CHECK(file_fingerprint(path, &file[1], error), "%s", error);
+            sum += xxh64(file, sizeof(file));
+        }
+    }
+    closedir(dir);
+    return sum;
+}
+
+// A directory on a local disk may hold an older copy in one machine. With --zero 3 no process has all parameters, so that
+// their checksum would not show it.
+static void agree_on_weights_(Comm* comm, const char* weights) {
+    char error[ERROR_BYTES];
+    uint64_t checksum = 0;
+    if (weights && file_is_directory(weights)) {
+        checksum = agree_tensors_(weights);
+    } else if (weights) {
+        CHECK(file_fingerprint(weights, &checksum, error), "%s", error);
+    }
+    agree_on_checksum_(comm, "the files of the weights to start from (checksum)", checksum);
+}
+
+void agree_on_run(Comm* comm, const Options* options, const char* checkpoint, const char* weights,
+                  GPT2Config cfg, const RunData* data) {
     if (comm->size == 1) {
         return;
     }
     agree_on_options_(comm, options);
     agree_on_checkpoint_(comm, checkpoint);
+    agree_on_weights_(comm, weights);
     agree_on_checksum_(comm, "the sizes of the model (checksum)", xxh64(&cfg, sizeof(cfg)));
     agree_on_count_(comm, "the number of training tokens", data->train.tokens);
     agree_on_checksum_(comm, "the training data (checksum)", data->train.fingerprint);

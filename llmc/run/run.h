@@ -291,8 +291,8 @@ static int run_stops_(void* run) {
     return run_agree_((Run_*)run, signals_stop() ? RUN_STOP_ : 0) != 0;
 }
 
-// Before a validation and a save: ends the run if a process has other parameters than the others. Of an error in a
-// GPU's memory, for example, or a process that does not compute as the others do.
+// Before all else that the model does, each validation and each save: ends the run if a process has other parameters than
+// the others. Of another file on its disk, an error in a GPU's memory, or a process that does not compute as the others do.
 static void run_agree_on_parameters_(Run_* run) {
     char what[80], words[32];
     if (run->comm.size > 1) {
@@ -647,6 +647,7 @@ static void run_open_state_(Run_* run) {
     } else {
         trainer->first_weights(run->model, run->model_path, o->seed);
     }
+    run_agree_on_parameters_(run);
 }
 
 static void run_open_log_(Run_* run) {
@@ -839,7 +840,8 @@ static int run_dispatch_(Run_* run, const char* program) {
     }
     resume_check(&run->resume, options, stdout, run->trainer->name, run->data.train.tokens,
                  run->data.train.fingerprint);
-    agree_on_run(&run->comm, options, run->resume.is_active ? run->resume.path : NULL, run->cfg, &run->data);
+    agree_on_run(&run->comm, options, run->resume.is_active ? run->resume.path : NULL, run->model_path,
+                 run->cfg, &run->data);
     evaluation_agree(&run->evaluation, &run->comm);
     signals_end("setting up the run");
     run->trainer->plan(&run->plan, run->cfg, options, &run->comm);

@@ -39,3 +39,23 @@ defect_unreadable_once_counts_as_newest() {
     inject ref/step_00000004/state.json openat openat:error=EIO --model ref --prompt a --tokens 2
     check "the newest is unreadable: exit status $status" [ $status = 1 ]
 }
+
+# Two machines whose local disks hold different models of the same size.
+defect_ranks_start_from_different_weights() {
+    is_here mpirun || return 0
+    local rank how
+    export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+    for i in {1..300}; do echo "$i bottles of beer on the wall"; done >s.txt
+    for rank in 0 1; do
+        good "a model" "${small[@]}" --train-data s.txt --steps 2 --seed "$rank" --out "r$rank"
+        mkdir "c$rank" && cp -r "r$rank/step_00000002" "c$rank/m" && rm "c$rank/m/state.json"
+    done
+    for how in "--train-data $PWD/s.txt --zero 2 --steps 3 --out $PWD/o3" "--steps 0 --perplexity $PWD/s.txt"; do
+        timeout 60 mpirun --oversubscribe -n 2 bash -c "cd c\$OMPI_COMM_WORLD_RANK && exec '$trainer' --model m --samples 0 --eval-every 0 $how" \
+            >stdout 2>stderr </dev/null
+        status=$?
+        check "$how: exit status $status" [ $status = 1 ]
+        check "$how: $(grep -m 1 '^error' stderr)" grep -q '^error: the ranks disagree about the files of the weights' stderr
+    done
+    check "nothing is saved" [ ! -e o3/step_00000003 ]
+}
