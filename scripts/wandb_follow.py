@@ -1,34 +1,144 @@
 #!/usr/bin/env python3
-"""wandb_follow.py RUN [PROJECT] -- sends what RUN/log.jsonl says to Weights & Biases, while the run goes on or afterwards.
+"""usage: wandb_follow.py RUN [PROJECT]
 
-The trainer knows nothing of it and never waits for it. Ends at the run's summary; start it again after a resume.
+Sends what RUN/log.jsonl says to Weights & Biases, beside the run or after it; PROJECT is pretrain.c unless given. The trainer
+knows nothing of it and never waits for it. It ends at the run's summary. Start it again whenever you like: RUN/wandb.json keeps
+how far it has come, and nothing is sent twice. Steps that a resumed run makes again were sent already, and have the same values.
 Wants `pip install wandb`; WANDB_MODE=offline writes to the disk only.
 """
 import json
+import os
 import sys
 import time
 from pathlib import Path
 
-import wandb
 
-if len(sys.argv) not in (2, 3):
-    sys.exit(__doc__)
-run = Path(sys.argv[1])
-board = wandb.init(project=sys.argv[2] if len(sys.argv) > 2 else "pretrain.c", name=run.name, id=run.name, resume="allow")
-board.define_metric("*", step_metric="step")
-with open(run / "log.jsonl", encoding="utf-8") as log:
-    line, kind = "", ""
-    while kind != "summary":
+def fail(message, status=1):
+    print(f"error: {message}", file=sys.stderr)
+    sys.exit(status)
+
+
+def log_rows(path):
+    """Yields the rows of a log as they come, and None where it ends so far. A resumed run cuts it, a new one replaces it: then it
+    is read from the start."""
+    log, line, number = None, "", 0
+    while True:
+        if log is None:
+            log, line, number = open(path, encoding="utf-8", errors="replace"), "", 0
         line += log.readline()
-        if not line.endswith("\n"):  # not written yet
-            time.sleep(1)
+        if line.endswith("\n"):
+            number += 1
+            try:
+                row = json.loads(line)
+            except ValueError:
+                row = None
+            if isinstance(row, dict) and "kind" in row:
+                yield row
+            else:
+                print(f"warning: {path}: line {number} is damaged and left out", file=sys.stderr)
+            line = ""
             continue
-        told, line = json.loads(line), ""
-        kind = told.pop("kind")
-        if kind == "config":
-            board.config.update(told["options"], allow_val_change=True)
-        elif "step" in told:
-            prefix = "/".join(filter(None, [kind, told.pop("name", "")]))
-            numbers = {f"{prefix}/{key}": value for key, value in told.items() if key != "step" and value is not None}
-            board.log({"step": told["step"], **numbers})
-board.finish()
+        yield None
+        now, then = os.stat(path), os.fstat(log.fileno())
+        if now.st_ino != then.st_ino or now.st_size < log.tell():
+            log.close()
+            log = None
+
+
+class Sent:
+    """How far a run has been sent: up to some rows of a step. Kept beside the log, for the next start."""
+
+    def __init__(self, path, run):
+        self.path, self.run = path, run
+        self.step, self.rows = -1, 0
+        if path.exists():
+            kept = json.loads(path.read_text())
+            if kept["run"] == run:
+                self.step, self.rows = kept["step"], kept["rows"]
+        self.at, self.seen = None, 0  # the step of the row before, and how many it has had
+
+    def is_new(self, step):
+        """Whether a row of this step, the next one of the log, is still to be sent; then it counts as sent."""
+        self.seen = self.seen + 1 if step == self.at else 1
+        self.at = step
+        if (step, self.seen) <= (self.step, self.rows):
+            return False
+        self.step, self.rows = step, self.seen
+        return True
+
+    def keep(self):
+        part = self.path.with_suffix(".part")
+        part.write_text(json.dumps({"run": self.run, "step": self.step, "rows": self.rows}) + "\n")
+        part.replace(self.path)
+
+
+def numbers_of(row):
+    """The row as Weights & Biases shows it: train/loss, task/NAME/acc."""
+    prefix = "/".join(filter(None, [row["kind"], row.get("name", "")]))
+    left_out = ("kind", "name", "step")
+    return {"step": row["step"], **{f"{prefix}/{key}": value for key, value in row.items() if key not in left_out and value is not None}}
+
+
+class Board:
+    """A run of Weights & Biases, and what it has been told."""
+
+    def __init__(self, wandb, run, project, identity):
+        # logs of before runs had identities: the name of the directory
+        self.board = wandb.init(project=project, name=run.name, id=identity or run.name, resume="allow")
+        self.board.define_metric("*", step_metric="step")
+        self.sent = Sent(run / "wandb.json", identity)
+
+    def tell(self, row):
+        if row["kind"] == "config":
+            self.board.config.update(row["options"], allow_val_change=True)
+        elif "step" in row and self.sent.is_new(row["step"]):
+            self.board.log(numbers_of(row))
+
+    def close(self):
+        self.board.finish()
+        self.sent.keep()
+
+
+def follow(wandb, run, project):
+    board, last = None, ""
+    try:
+        for row in log_rows(run / "log.jsonl"):
+            if row is None:
+                if last == "summary":
+                    return
+                if board:
+                    board.sent.keep()
+                time.sleep(1)
+                continue
+            if row["kind"] == "config" and board and board.sent.run != row.get("run"):
+                board.close()  # a new run in the same directory
+                board = None
+            board = board or Board(wandb, run, project, row.get("run"))
+            board.tell(row)
+            last = row["kind"]
+    except KeyboardInterrupt:
+        pass
+    finally:
+        if board:
+            board.close()
+
+
+def main(arguments):
+    if arguments == ["--help"]:
+        print(__doc__.strip())
+        return
+    if len(arguments) not in (1, 2):
+        print(__doc__.strip(), file=sys.stderr)
+        sys.exit(2)
+    run = Path(arguments[0]).resolve()
+    if not (run / "log.jsonl").is_file():
+        fail(f"{run / 'log.jsonl'}: no such file; wanted the --out of a run")
+    try:
+        import wandb
+    except ImportError:
+        fail("wandb is not installed for this Python: pip install wandb")
+    follow(wandb, run, arguments[1] if len(arguments) == 2 else "pretrain.c")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -10,7 +10,7 @@
 #     build     what the Makefile builds again, and installs (test_build.sh)
 #     get_data  downloads, from a server on this machine (test_get_data.sh)
 #     scripts   those for several machines, with launchers that only say how they were called (test_multi_node.sh), and the one
-#               that starts a run again (test_run_until_done.sh)
+#               that starts a run again (test_run_until_done.sh); what goes to Weights & Biases (test_wandb.sh)
 #     cli       the trainer from the outside, plain and with sanitizers (test_cli.sh), its data (test_data.sh), generating
 #               texts (test_generate.sh), misused
 #               (test_misuse.sh), killed 20 times (test_kill.sh), and ./tokenize (test_tokenize.sh)
@@ -228,6 +228,7 @@ test_cpu() {
     run get_data dev/test/test_get_data.sh
     run scripts dev/test/test_multi_node.sh
     run_beside scripts dev/test/test_run_until_done.sh
+    run_beside scripts dev/test/test_wandb.sh
     run build dev/test/test_build.sh
 
     built asan

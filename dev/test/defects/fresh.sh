@@ -60,3 +60,26 @@ END_OF_PYTHON
     check "says so: $(tail -n 1 stderr)" grep -q "DO NOT MATCH THE HASHES" stderr
     check "nothing is installed" [ ! -e top/build/cudnn-frontend/include ]
 }
+
+# A directory of a run that was killed, and then resumed: its steps were sent twice, and the curve went back.
+defect_wandb_steps_are_sent_once() {
+    is_here python3 || return 0
+    local run=("${model[@]}" --steps 9 --save-every 3 --samples 0 --eval-every 0 --out r)
+    mkdir modules
+    cat >modules/wandb.py <<'END_OF_WANDB'
+class Run:
+    config = {}
+    def define_metric(self, *args, **kwargs): pass
+    def log(self, numbers):
+        if "train/loss" in numbers: print(numbers["step"], file=open("told", "a"))
+    def finish(self): pass
+def init(**kwargs): return Run()
+END_OF_WANDB
+    good "a run" "${run[@]}"
+    grep -v summary r/log.jsonl >killed && cp killed r/log.jsonl
+    PYTHONPATH=modules timeout -s INT 4 python3 "$root/scripts/wandb_follow.py" r >stdout 2>stderr
+    rm -r r/step_00000009
+    good "resumed" --out r --resume on
+    PYTHONPATH=modules timeout 30 python3 "$root/scripts/wandb_follow.py" r >stdout 2>stderr
+    check "steps that were sent: $(tr '\n' ' ' <told)" [ "$(tr '\n' ' ' <told)" = "1 2 3 4 5 6 7 8 9 " ]
+}
