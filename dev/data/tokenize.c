@@ -31,6 +31,7 @@
 #include "llmc/base/clock.h"
 #include "llmc/base/file.h"
 #include "llmc/base/json.h"
+#include "llmc/base/outputs.h"
 #include "llmc/data/text_source.h"
 #include "llmc/run/options.h"
 #include "llmc/run/options_values.h"
@@ -471,13 +472,68 @@ static void print_summary(const Run* run) {
     }
 }
 
+static const char* const vocabulary_endings[5] = {".tiktoken", ".merges.txt", ".vocab.json",
+                                                  ".tokenizer.json", ".bin"};
+
+// Shards that are there: they may be removed or replaced.
+static void add_shard_outputs(Outputs* outputs, const char* out) {
+    char directory[PATH_MAX], path[PATH_MAX];
+    struct stat info;
+    file_directory_of(directory, out);
+    DIR* entries = opendir(directory);
+    CHECK(entries, "%s: cannot open: %s", directory, strerror(errno));
+    for (struct dirent* entry; (entry = readdir(entries)) != NULL;) {
+        file_join(path, directory, entry->d_name);
+        if (behind_shard(entry->d_name, file_name_in(out)) && lstat(path, &info) == 0 &&
+            S_ISREG(info.st_mode)) {
+            outputs_add(outputs, "out", path);
+        }
+    }
+    closedir(entries);
+}
+
+// Vocabularies of an earlier run are what its shards can be decoded with.
+static void add_vocabulary_outputs(Outputs* outputs, const Options* options) {
+    for (int i = 0; i < 5; i++) {
+        char path[PATH_MAX];
+        file_path(path, "%s%s", options->out, vocabulary_endings[i]);
+        CHECK(options->restart || !has_file(path), "%s: exists; --restart replaces the vocabulary", path);
+        outputs_add(outputs, "out", path);
+    }
+}
+
+// Ends the program if one of its files would take the place of one that it reads, or cannot be written.
+static void check_outputs(const Run* run) {
+    static const char* const endings[] = {".lock", PROGRESS_ENDING};
+    Outputs outputs;
+    outputs_open(&outputs);
+    for (uint64_t i = 0; i < run->num_inputs; i++) {
+        outputs_read(&outputs, run->inputs[i]);
+    }
+    bpe_spare(&outputs, run->options.tokenizer);
+    for (int i = 0; i < 2; i++) {
+        char path[PATH_MAX];
+        file_path(path, "%s%s", run->options.out, endings[i]);
+        outputs_add(&outputs, "out", path);
+    }
+    if (run->options.train_bpe) {
+        add_vocabulary_outputs(&outputs, &run->options);
+    } else {
+        add_shard_outputs(&outputs, run->options.out);
+    }
+    outputs_check(&outputs);
+    outputs_close(&outputs);
+}
+
 // Makes the directory that the files are to be in, and takes it over from killed runs, before any work.
-static void make_place(const char* out) {
+static void make_place(const Run* run) {
+    const char* out = run->options.out;
     char directory[PATH_MAX];
     struct stat info;
     file_directory_of(directory, out);
     file_make_directory(directory);
     CHECK(stat(directory, &info) == 0 && S_ISDIR(info.st_mode), "%s: a file, wanted a directory", directory);
+    check_outputs(run);
     lock(out);
     remove_shards(out, UNFINISHED_SHARDS);
 }
@@ -503,7 +559,7 @@ static void sum_inputs(Run* run) {
 // Opens the output: of a new run, or the rest of an earlier one.
 static void open_shards(Run* run) {
     bpe_open(&run->bpe, run->options.tokenizer);
-    make_place(run->options.out);
+    make_place(run);
     remove_parts(run->options.out, PROGRESS_ENDING);
     if (run->options.val_tokens == OPTION_AUTO) {
         run->options.val_tokens = auto_val_tokens(run);
@@ -575,9 +631,6 @@ static int fits_bin(const Bpe* bpe) {
     return fits;
 }
 
-static const char* const vocabulary_endings[5] = {".tiktoken", ".merges.txt", ".vocab.json",
-                                                  ".tokenizer.json", ".bin"};
-
 static void write_vocabulary(const Run* run) {
     const char* const* endings = vocabulary_endings;
     for (int i = 0; i < 5; i++) {
@@ -594,7 +647,7 @@ static void write_vocabulary(const Run* run) {
 
 static void train_vocabulary(Run* run) {
     BpeTrainer trainer;
-    make_place(run->options.out);
+    make_place(run);
     for (int i = 0; i < 5; i++) {
         remove_parts(run->options.out, vocabulary_endings[i]);
     }

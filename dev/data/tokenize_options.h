@@ -39,7 +39,7 @@ const OptionRow OPTION_TABLE[] = {
     {"files",  "out",          "o", STRING_(out),         0,       0, 0,     "tokens",
         "PREFIX", "prefix of all output file names"},
     {"files",  "restart",      "",  FLAG_(restart),       0,       0, 0,     "off",
-        "off|on", "remove the shards of an earlier run and start over"},
+        "off|on", "remove the shards of an earlier run and start over; with --train-bpe: replace its vocabulary"},
 
     {"other",  "train-bpe",    "",  INT_(train_bpe),      0, 2097151, 0,     "0",
         "ids", "instead, train a vocabulary of this size on the inputs"},

@@ -74,6 +74,10 @@ static void test_what_is_read(void) {
     EXPECT(is_refused(target, 2, "blob: a file of |run, which the run reads"), "");
     EXPECT(is_refused(itself, 2, "page.html: the run reads this file"), "");
     EXPECT(passes(again), "a page beside a log may be written again");
+    const Case texts = {run, NULL, NULL, test_write("run/texts.jsonl", "t", 1)},
+               log = {run, NULL, NULL, test_write("run/log.jsonl", "l", 1)};
+    EXPECT(passes(texts), "so may texts");
+    EXPECT(is_refused(log, 2, "log.jsonl: a file of |run, which the run reads"), "");
     EXPECT(passes(beside), "a new file beside a model");
     EXPECT(passes(nothing), "what is not there is not read");
 }

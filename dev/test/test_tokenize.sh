@@ -311,6 +311,22 @@ test_errors() {
     good "a directory that is not there yet" "${vocab[@]}" --out new/place/a lines.txt
     check "is made" [ -f new/place/a.progress.json ]
     good "a vocabulary in one" --train-bpe 300 --out new/other/a lines.txt
+    cp new/other/a.tiktoken before
+    bad 1 "new/other/a.tiktoken: exists; --restart replaces the vocabulary" --train-bpe 290 --out new/other/a lines.txt
+    rm new/other/a.tiktoken
+    bad 1 "new/other/a.merges.txt: exists" --train-bpe 290 --out new/other/a lines.txt
+    good "the same again" --train-bpe 300 --restart --out new/other/a lines.txt
+    check "gives the same" cmp before new/other/a.tiktoken
+    cp new/other/a.merges.txt before
+    bad 2 "--out new/other/a.merges.txt: the run reads this file" --train-bpe 290 --restart --out new/other/a new/other/a.merges.txt
+    check "which is there" cmp before new/other/a.merges.txt
+    ln -s lines.txt linked.tiktoken
+    bad 1 "--out linked.tiktoken: a symbolic link" --train-bpe 290 --restart --out linked lines.txt
+    cp lines.txt own_train_000000.bin
+    bad 2 "--out ./own_train_000000.bin: the run reads this file" "${vocab[@]}" --format text --restart --out own own_train_000000.bin
+    check "which is there" cmp lines.txt own_train_000000.bin
+    cp lines.txt own.lock
+    bad 2 "--out own.lock: the run reads this file" "${vocab[@]}" --format text --out own own.lock
     check "is made, too" [ -f new/other/a.tiktoken ]
     bad 1 "lines.txt: a file, wanted a directory" "${vocab[@]}" --out lines.txt/a lines.txt
     bad 1 "lines.txt: a file, wanted a directory" --train-bpe 300 --out lines.txt/a lines.txt

@@ -4,8 +4,8 @@ of them can be written and none of them would destroy something.
 
 An output is a new file, or takes the place of a regular one. It is refused if it is a link, a directory, a device or a
 FIFO, if its directory cannot be written, if another output has the same name, and if the run reads it: a file, or any file
-in a directory (a model's, a run's, a tokenizer's) or in the directories there. In such a directory, files whose names end
-in .gguf or .html may be replaced: the program only ever writes them.
+in a directory (a model's or a run's) or in the directories there. In such a directory an earlier output may be replaced:
+files whose names end in .gguf, .html or .jsonl, but for the logs of runs.
 
 What passes is written by file.h, as .part beside its place.
 
@@ -135,12 +135,18 @@ static int outputs_holds_(const char* path, const struct stat* file, int depth) 
     return found;
 }
 
+// Whether a file in the directory of a model or a run is one that somebody asked for.
+static int outputs_is_output_(const char* path) {
+    return file_ends_in(path, ".gguf") || file_ends_in(path, ".html") ||
+           (file_ends_in(path, ".jsonl") && strncmp(file_name_in(path), "log.", 4) != 0);
+}
+
 // Ends the program if the run reads this file, which exists.
 static void outputs_check_reads_(const Outputs* o, const OutputFile_* file, const struct stat* info) {
-    const int is_only_written = file_ends_in(file->path, ".gguf") || file_ends_in(file->path, ".html");
     for (int i = 0; i < o->num_reads; i++) {
         const int is_directory = file_is_directory(o->reads[i]);
-        if ((is_directory && is_only_written) || !outputs_holds_(o->reads[i], info, OUTPUTS_DEPTH_)) {
+        if ((is_directory && outputs_is_output_(file->path)) ||
+            !outputs_holds_(o->reads[i], info, OUTPUTS_DEPTH_)) {
             continue;
         }
         if (is_directory) {

@@ -185,7 +185,7 @@ const OptionRow OPTION_TABLE[] = {
         "backslash; empty: the built-in stories"},
     {"data",       "val-data",      "j",  STRING_(val_data),       0,        0, FILES_,           "",
         "FILES", "validation data, likewise; empty: the last shard, or the last 5 % of the text"},
-    {"data",       "tokenizer",     "",   STRING_(tokenizer),      0,        0, RUN_ | BOTH_ | READS_, "",
+    {"data",       "tokenizer",     "",   STRING_(tokenizer),      0,        0, RUN_ | BOTH_,     "",
         "FILE", "encodes text, and decodes samples: tokenizer.json, merges.txt, .tiktoken, .bin, or their directory; "
         "bpe:8192 trains one of 8192 tokens on the text and keeps it in --out; empty: from the --model directory, "
         "or plain bytes"},

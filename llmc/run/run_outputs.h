@@ -38,6 +38,7 @@ void run_outputs_check(const Options* options);
 #include "llmc/run/export.h"
 #include "llmc/run/log_files.h"
 #include "llmc/run/options_values.h"
+#include "llmc/tokenizer/bpe_files.h"
 
 // A file of data, and what belongs to it: Megatron's index.
 static void run_outputs_read_data_(Outputs* o, const char* path) {
@@ -127,6 +128,7 @@ void run_outputs_check(const Options* options) {
     if (options->hellaswag) {
         outputs_read(&o, TASKS_HELLASWAG);
     }
+    bpe_spare(&o, options->tokenizer);
     for (int i = 0; i < OPTION_ROWS; i++) {
         run_outputs_add_(&o, options, &OPTION_TABLE[i]);
     }

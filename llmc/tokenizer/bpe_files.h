@@ -21,7 +21,7 @@ bpe_write_hf makes a directory a model's tokenizer for Hugging Face's transforme
 part of it that every tokenizer.json needs beside it.
 
 defines: bpe_open, bpe_open_tokens, bpe_write, bpe_write_hf, bpe_write_hf_config, bpe_checksum,
-         bpe_print_tokens, bpe_print_merges, BPE_HF_EOT, bpe_path, bpe_is_bin
+         bpe_print_tokens, bpe_print_merges, BPE_HF_EOT, bpe_path, bpe_is_bin, bpe_spare
 */
 #ifndef LLMC_BPE_FILES_H
 #define LLMC_BPE_FILES_H
@@ -30,6 +30,7 @@ defines: bpe_open, bpe_open_tokens, bpe_write, bpe_write_hf, bpe_write_hf_config
 #include <stdint.h>
 #include <stdio.h>
 
+#include "llmc/base/outputs.h"
 #include "llmc/tokenizer/bpe.h"
 
 #ifdef __cplusplus
@@ -51,6 +52,9 @@ int bpe_path(char path[PATH_MAX], const char* directory, const char* name);
 
 // Whether a file begins as one of llm.c's tokenizers.
 int bpe_is_bin(const char* path);
+
+// The run reads the tokenizer in this file or directory: none of its files may become an output.
+void bpe_spare(Outputs* outputs, const char* path);
 
 // Opens a file or directory. Returns 0, with the reason in `error` (of ERROR_BYTES), where the tokens of a
 // .bin are none of a BPE: bpe_token gives them and bpe_close closes them, but they encode nothing.
@@ -1119,6 +1123,19 @@ static void bpe_open_pair_(Bpe* bpe, const char* merges, const char* vocab) {
               "%s: token %d differs from that in %s", vocab, id, merges);
     }
     bpe_close(&other);
+}
+
+void bpe_spare(Outputs* outputs, const char* path) {
+    static const char* const names[] = {"tokenizer.json", "merges.txt", "vocab.json"};
+    if (!file_is_directory(path)) {
+        outputs_read(outputs, path);
+        return;
+    }
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+        char file[PATH_MAX];
+        file_join(file, path, names[i]);
+        outputs_read(outputs, file);
+    }
 }
 
 static void bpe_open_directory_(Bpe* bpe, const char* directory) {
