@@ -687,9 +687,14 @@ static void test_peak(void) {
 
 static void open_in(const void* path) { open_log_in((const char*)path, NULL); }
 
-static void write_in(const void* path) {
+// The disk is full for a file of the log.
+static void write_to_full_file(const void* path) {
+    const int full = open("/dev/full", O_WRONLY), is_text = strstr((const char*)path, LOG_TEXT) != NULL;
+    char directory[PATH_MAX];
     RunLog log;
-    log = open_log_in((const char*)path, NULL);
+    file_directory_of(directory, (const char*)path);
+    log = open_log_in(directory, NULL);
+    dup2(full, fileno(is_text ? log.text.file : log.json.file));
     log_train(&log, 1, 4, 0, 1, 0, 1e-3, 1, NAN);
 }
 
@@ -720,12 +725,10 @@ static void test_errors(void) {
     }
     const char* const names[] = {"full/log.jsonl", "full2/main.log"};
     for (int i = 0; i < 2; i++) {
-        char directory[300], wanted[300];
-        snprintf(directory, sizeof(directory), "%s", test_path(names[i]));
-        *strrchr(directory, '/') = '\0';
-        snprintf(wanted, sizeof(wanted), "error: %s: cannot write: No space left", test_path(names[i]));
-        EXPECT(mkdir(directory, 0777) == 0 && symlink("/dev/full", test_path(names[i])) == 0, "%s", names[i]);
-        EXPECT(test_dies(write_in, directory, EXIT_FAILURE, wanted), "a full disk at %s", names[i]);
+        char path[300], wanted[400];
+        snprintf(path, sizeof(path), "%s", test_path(names[i]));
+        snprintf(wanted, sizeof(wanted), "error: %s: cannot write: No space left", path);
+        EXPECT(test_dies(write_to_full_file, path, EXIT_FAILURE, wanted), "a full disk at %s", names[i]);
     }
     EXPECT(
         test_dies(write_to_full_screen, NULL, EXIT_FAILURE, "standard output: cannot write: No space left"),
@@ -736,8 +739,94 @@ static void test_errors(void) {
     log_close(&log);
     EXPECT(count_of(slurp(test_path("no_screen/log.jsonl")), "\n") == 2, "a run without a screen");
     EXPECT(mkdir(test_path("fifo"), 0777) == 0 && mkfifo(test_path("fifo/log.jsonl"), 0600) == 0, "a FIFO");
-    EXPECT(test_dies(open_in, test_path("fifo"), EXIT_FAILURE, "fifo/log.jsonl: a FIFO, wanted a file"),
+    EXPECT(test_dies(open_in, test_path("fifo"), EXIT_FAILURE, "fifo/log.jsonl: not a regular file"),
            "a FIFO");
+}
+
+// ---- logs that are links, or cannot be read ----
+
+// A log of 8 updates in a directory, whose two files are put elsewhere and linked to.
+static void make_linked_log(const char* directory) {
+    const char* const names[] = {LOG_JSON, LOG_TEXT};
+    RunLog log;
+    log = open_log_as(directory, LOG_NEW, 0, 20);
+    for (int step = 1; step <= 8; step++) {
+        log_train(&log, step, 4, 0, 1, 0, 1e-3, 1, NAN);
+    }
+    log_close(&log);
+    for (int i = 0; i < 2; i++) {
+        char here[PATH_MAX], there[PATH_MAX];
+        file_join(here, test_path(directory), names[i]);
+        file_path(there, "%s.elsewhere", here);
+        EXPECT(rename(here, there) == 0 && symlink(there, here) == 0, "%s", here);
+    }
+}
+
+static int lines_of(const char* name) { return count_of(slurp(test_path(name)), "\n"); }
+
+static int is_link(const char* name) {
+    struct stat info;
+    return lstat(test_path(name), &info) == 0 && S_ISLNK(info.st_mode);
+}
+
+// Nothing is cut where a link leads to: a new run puts the link aside, one that continues gets a file of its own.
+static void test_links(void) {
+    RunLog log;
+    make_linked_log("linked");
+    log = open_log_as("linked", LOG_CONTINUE, 5, 20);
+    log_train(&log, 6, 4, 0, 1, 0, 1e-3, 1, NAN);
+    log_close(&log);
+    EXPECT(lines_of("linked/log.jsonl") == 6 && lines_of("linked/main.log") == 6, "continued");
+    EXPECT(!is_link("linked/log.jsonl") && !is_link("linked/main.log"), "files of its own");
+    EXPECT(lines_of("linked/log.jsonl.elsewhere") == 8 && lines_of("linked/main.log.elsewhere") == 8,
+           "whole");
+    make_linked_log("linked_2");
+    log = open_log_as("linked_2", LOG_NEW, 0, 20);
+    log_train(&log, 1, 4, 0, 1, 0, 1e-3, 1, NAN);
+    log_close(&log);
+    EXPECT(lines_of("linked_2/log.jsonl") == 1 && !is_link("linked_2/log.jsonl"), "a new log");
+    EXPECT(lines_of("linked_2/log.jsonl.1") == 8 && is_link("linked_2/log.jsonl.1"), "the old one");
+    EXPECT(lines_of("linked_2/main.log.1") == 8 && is_link("linked_2/main.log.1"), "the old one");
+}
+
+static void continue_in(const void* name) {
+    RunLog log;
+    log = open_log_as((const char*)name, LOG_CONTINUE, 5, 20);
+    log_close(&log);
+}
+
+static void continue_without_descriptors(const void* name) {
+    const struct rlimit none = {3, 3};
+    setrlimit(RLIMIT_NOFILE, &none);
+    continue_in(name);
+}
+
+// A log that cannot be read is an error, and none is cut: neither this one nor the other. A link to what is no log of the
+// run is refused.
+static void test_unreadable(void) {
+    RunLog log;
+    test_write("victim", "precious\n", 9);
+    mkdir(test_path("hostile"), 0777);
+    EXPECT(symlink("../victim", test_path("hostile/log.jsonl")) == 0, "a link");
+    EXPECT(test_dies(continue_in, "hostile", EXIT_FAILURE, "hostile/log.jsonl: a symbolic link"), "");
+    EXPECT(strcmp(slurp(test_path("victim")), "precious\n") == 0, "the victim");
+    log = open_log_as("unreadable", LOG_NEW, 0, 20);
+    for (int step = 1; step <= 8; step++) {
+        log_train(&log, step, 4, 0, 1, 0, 1e-3, 1, NAN);
+    }
+    log_close(&log);
+    EXPECT(test_dies(continue_without_descriptors, "unreadable", EXIT_FAILURE,
+                     "unreadable/log.jsonl: cannot read: Too many open files"),
+           "");
+    EXPECT(lines_of("unreadable/log.jsonl") == 8 && lines_of("unreadable/main.log") == 8, "nothing is cut");
+    if (access("/proc/self/mem", R_OK) == 0) { // a regular file whose first byte cannot be read
+        unlink(test_path("unreadable/main.log"));
+        EXPECT(symlink("/proc/self/mem", test_path("unreadable/main.log")) == 0, "a link");
+        EXPECT(test_dies(continue_in, "unreadable", EXIT_FAILURE,
+                         "unreadable/main.log: cannot read: Input/output error"),
+               "");
+        EXPECT(lines_of("unreadable/log.jsonl") == 8, "nothing is cut");
+    }
 }
 
 int main(void) {
@@ -757,5 +846,7 @@ int main(void) {
     test_picture();
     test_peak();
     test_errors();
+    test_links();
+    test_unreadable();
     return test_done("log");
 }

@@ -279,6 +279,10 @@ void log_sync(RunLog* log) {
     tensorboard_sync(&log->board);
 }
 
+static void log_close_file_(LogFile* file) {
+    CHECK(fclose(file->file) == 0, "%s: cannot write: %s", file->path, strerror(errno));
+}
+
 // ---- history ----
 
 static void log_remember_(const RunLog* log, LogBin* bins, int64_t step, double loss) {
@@ -350,15 +354,29 @@ static int64_t log_reread_line_(RunLog* log, const char* line) {
     return strcmp(kind, "stop") == 0 ? -1 : step;
 }
 
-// The bytes of an older log up to its last line about a step before the resumed run starts.
-static off_t log_reread_(RunLog* log, const char* path) {
+// Opens an older log to read it; NULL if there is none. That it cannot be read does not mean that it is empty.
+static FILE* log_reopen_(const char* path) {
     char error[ERROR_BYTES];
+    struct stat info;
+    if (stat(path, &info) != 0 && errno == ENOENT) {
+        return NULL;
+    }
     const int fd = file_open_regular(path, error);
-    FILE* file = fd >= 0 ? fdopen(fd, "r") : NULL;
+    CHECK(fd >= 0, "%s", error);
+    FILE* file = fdopen(fd, "r");
+    CHECK(file, "%s: cannot read: %s", path, strerror(errno));
+    return file;
+}
+
+// The bytes of an older log up to its last line about a step before the resumed run starts. Ends the program if it cannot
+// be read that far: a log is cut only where that is known.
+static off_t log_reread_(RunLog* log, const char* path) {
+    FILE* file = log_reopen_(path);
     char* line = NULL;
     size_t room = 0;
     off_t read = 0, keep = 0;
-    for (ssize_t length; file && (length = getline(&line, &room, file)) > 0 && line[length - 1] == '\n';) {
+    ssize_t length = 0;
+    while (file && (length = getline(&line, &room, file)) > 0 && line[length - 1] == '\n') {
         const int64_t step = log_reread_line_(log, line);
         if (step > log->start_step) {
             break;
@@ -366,6 +384,7 @@ static off_t log_reread_(RunLog* log, const char* path) {
         read += length;
         keep = step >= 0 ? read : keep;
     }
+    CHECK(!file || length > 0 || (feof(file) && !ferror(file)), "%s: cannot read: %s", path, strerror(errno));
     free(line);
     if (file) {
         fclose(file);
@@ -373,12 +392,23 @@ static off_t log_reread_(RunLog* log, const char* path) {
     return keep;
 }
 
-// Opens out_dir/name: empty for a new run, cut to what was done before for one that continues.
-static void log_open_in_(RunLog* log, LogFile* file, const LogSettings* o, const char* name) {
-    log_file_path(file->path, o->out_dir, name, 0);
-    const off_t keep = o->start == LOG_CONTINUE ? log_reread_(log, file->path) : 0;
-    CHECK(keep == 0 || truncate(file->path, keep) == 0, "%s: cannot cut: %s", file->path, strerror(errno));
-    log_file_open(file, keep ? "a" : "w");
+// Opens the files again, cut to what was done before start_step. None is cut before both have been read.
+static void log_cut_(RunLog* log) {
+    const off_t json = log_reread_(log, log->json.path), text = log_reread_(log, log->text.path);
+    log_file_open(&log->json, json);
+    log_file_open(&log->text, text);
+}
+
+// Opens the files: empty for a new run, cut to what was done before for one that continues.
+static void log_open_files_(RunLog* log, const LogSettings* o) {
+    log_file_path(log->json.path, o->out_dir, LOG_JSON, 0);
+    log_file_path(log->text.path, o->out_dir, LOG_TEXT, 0);
+    if (o->start == LOG_CONTINUE) {
+        log_cut_(log);
+    } else {
+        log_file_open(&log->json, 0);
+        log_file_open(&log->text, 0);
+    }
 }
 
 // ---- opening and closing ----
@@ -399,8 +429,7 @@ void log_open(RunLog* log, const LogSettings* o) {
         } else {
             log_files_take(o->out_dir, o->run);
         }
-        log_open_in_(log, &log->json, o, LOG_JSON);
-        log_open_in_(log, &log->text, o, LOG_TEXT);
+        log_open_files_(log, o);
         if (o->tensorboard) {
             char path[PATH_MAX];
             log_file_path(path, o->out_dir, LOG_BOARD, 0);
@@ -438,8 +467,8 @@ static void log_end_line_(RunLog* log) {
 void log_close(RunLog* log) {
     log_end_line_(log);
     log_flush_screen_(log);
-    CHECK(fclose(log->json.file) == 0, "%s: cannot write: %s", log->json.path, strerror(errno));
-    CHECK(fclose(log->text.file) == 0, "%s: cannot write: %s", log->text.path, strerror(errno));
+    log_close_file_(&log->json);
+    log_close_file_(&log->text);
     tensorboard_close(&log->board);
     if (log_file_is_none(&log->screen)) {
         fclose(log->screen.file);
@@ -863,16 +892,6 @@ void log_skip(RunLog* log, int64_t step, const char* reason) {
     log_end_(log);
 }
 
-// Cuts a file to what was done before start_step.
-static void log_cut_(RunLog* log, LogFile* file) {
-    if (!log_file_is_none(file)) {
-        CHECK(fclose(file->file) == 0, "%s: cannot write: %s", file->path, strerror(errno));
-        CHECK(truncate(file->path, log_reread_(log, file->path)) == 0, "%s: cannot cut: %s", file->path,
-              strerror(errno));
-        log_file_open(file, "a");
-    }
-}
-
 void log_rollback(RunLog* log, int64_t from, int64_t to, const char* reason) {
     log_say_step_(log, from);
     fprintf(log->screen.file, "rolled back to step %lld: %s\n", (long long)to, reason);
@@ -882,8 +901,11 @@ void log_rollback(RunLog* log, int64_t from, int64_t to, const char* reason) {
     memset(log->train, 0, sizeof(log->train));
     memset(log->val, 0, sizeof(log->val));
     const double elapsed_s = log->elapsed_s; // not the value in the line of that step: time has passed since
-    log_cut_(log, &log->json);
-    log_cut_(log, &log->text);
+    if (!log_file_is_none(&log->json)) {
+        log_close_file_(&log->json);
+        log_close_file_(&log->text);
+        log_cut_(log);
+    }
     log->elapsed_s = elapsed_s;
     tensorboard_restart(&log->board, to);
     log_begin_(log, "rollback", to);

@@ -11,6 +11,7 @@ defines: LogFile, LOG_JSON, LOG_TEXT, LOG_CURVE, LOG_BOARD, log_file_path, log_f
 #include <limits.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <sys/types.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -40,8 +41,9 @@ uint64_t log_files_run(const char* out_dir);
 // Makes the logs of this run the current ones: those of another run are put aside, and its own come back if they were.
 void log_files_take(const char* out_dir, uint64_t run);
 
-// Opens log->path.
-void log_file_open(LogFile* log, const char* mode);
+// Opens log->path, cut to its first `keep` bytes. If it is a link, the run gets a file of its own with these bytes: nothing is
+// cut or written at the other end.
+void log_file_open(LogFile* log, off_t keep);
 
 // Instead: all lines go nowhere.
 void log_file_open_none(LogFile* log);
@@ -65,6 +67,8 @@ void log_file_sync(LogFile* log);
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -82,17 +86,42 @@ void log_file_flush(LogFile* log) {
 
 int log_file_is_none(const LogFile* log) { return strcmp(log->path, LOG_NO_FILE_) == 0; }
 
-void log_file_open(LogFile* log, const char* mode) {
+static int log_file_is_link_(const char* path) {
     struct stat info;
-    CHECK(log_file_is_none(log) || stat(log->path, &info) != 0 || !S_ISFIFO(info.st_mode),
-          "%s: a FIFO, wanted a file", log->path); // it would wait for a reader
-    log->file = fopen(log->path, mode);
+    return lstat(path, &info) == 0 && S_ISLNK(info.st_mode);
+}
+
+// Puts a file with the first `keep` bytes of what it leads to in the place of a link.
+static void log_file_own_(const char* path, off_t keep) {
+    char error[ERROR_BYTES], *text;
+    size_t bytes;
+    CHECK(file_try_read(path, SIZE_MAX / 2, &text, &bytes, error), "%s", error);
+    file_write_text(path, text, (size_t)keep < bytes ? (size_t)keep : bytes);
+    free(text);
+    fprintf(stderr, "note: %s was a symbolic link and is a file now; where it led to, nothing has changed\n",
+            path);
+}
+
+void log_file_open(LogFile* log, off_t keep) {
+    struct stat info;
+    if (keep > 0 && log_file_is_link_(log->path)) {
+        log_file_own_(log->path, keep);
+    }
+    // a FIFO would wait for a reader, and what a link leads to is not ours
+    const int fd = open(log->path, O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0666);
+    CHECK(fd >= 0 || errno != ELOOP, "%s: a symbolic link, wanted a file or none", log->path);
+    CHECK(fd >= 0 || errno != ENXIO, "%s: not a regular file", log->path);
+    CHECK(fd >= 0 && fstat(fd, &info) == 0, "%s: cannot open: %s", log->path, strerror(errno));
+    CHECK(S_ISREG(info.st_mode), "%s: not a regular file", log->path);
+    CHECK(ftruncate(fd, keep) == 0, "%s: cannot cut: %s", log->path, strerror(errno));
+    log->file = fdopen(fd, "a");
     CHECK(log->file, "%s: cannot open: %s", log->path, strerror(errno));
 }
 
 void log_file_open_none(LogFile* log) {
     strcpy(log->path, LOG_NO_FILE_);
-    log_file_open(log, "w");
+    log->file = fopen(LOG_NO_FILE_, "w");
+    CHECK(log->file, "%s: cannot open: %s", log->path, strerror(errno));
 }
 
 void log_file_sync(LogFile* log) {
@@ -109,14 +138,16 @@ void log_file_path(char path[PATH_MAX], const char* out_dir, const char* name, i
     file_path(path, "%s/%s%s", out_dir, name, ending);
 }
 
+// Whether there is something that must not be lost. Links are put aside, too, as what they lead to is not ours to change.
 static int log_file_is_there_(const char* out_dir, const char* name, int number) {
     char path[PATH_MAX];
     struct stat info;
     log_file_path(path, out_dir, name, number);
     if (lstat(path, &info) != 0) {
+        CHECK(errno == ENOENT || errno == ENOTDIR, "%s: cannot look at it: %s", path, strerror(errno));
         return 0;
     }
-    return number > 0 ||
+    return number > 0 || S_ISLNK(info.st_mode) ||
            (strcmp(name, LOG_BOARD) == 0 ? S_ISDIR(info.st_mode) : S_ISREG(info.st_mode) && info.st_size > 0);
 }
 

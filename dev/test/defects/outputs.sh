@@ -3,12 +3,11 @@
 
 outputs_model=(--layers 1 --channels 16 --heads 2 --seq-len 16 --batch 2 --eval-every 0 --samples 0)
 
-# A text of 20 kB, and a run on it in the directory $1 with the options behind.
+# A text of 20 kB, and a run on it in the directory $1, of $2 steps (4) with two checkpoints.
 outputs_run() {
-    local out=$1 i
-    shift
+    local i steps=${2:-4}
     for i in {1..400}; do echo "$i bottles of beer on the wall, $i bottles of beer."; done >s.txt
-    good "a run" "${outputs_model[@]}" --train-data s.txt --steps 4 --save-every 2 --out "$out" "$@"
+    good "a run" "${outputs_model[@]}" --train-data s.txt --steps "$steps" --save-every $((steps / 2)) --out "$1"
 }
 
 # As root nothing else keeps a report from taking a device's place.
@@ -31,4 +30,55 @@ defect_texts_emptied_before_the_memory_is_taken() {
     (ulimit -v 200000 && exec "$trainer" --model r --prompts p.jsonl --batch 1000000 --out-texts night.jsonl) >stdout 2>stderr </dev/null
     check "refused: exit status $?" [ $? != 0 ]
     check "what was there stays" grep -q night night.jsonl
+}
+
+# A log that cannot be read is not an empty one: nothing is cut.
+defect_logs_cut_when_they_cannot_be_read() {
+    local call log lines
+    is_here strace || return
+    outputs_run w 100
+    rm -r w/step_00000100
+    lines=$(wc -l <w/log.jsonl)
+    for call in openat read; do
+        for log in log.jsonl main.log; do
+            strace -f -o trace -P "w/$log" -e trace=$call -e inject=$call:error=EIO:when=1 "$trainer" --out w --resume on >stdout 2>stderr </dev/null
+            status=$?
+            check_error "$call of $log fails" 1 "w/$log: cannot read: Input/output error"
+            check "nothing is cut" [ "$(wc -l <w/log.jsonl)" = "$lines" ]
+        done
+    done
+    good "without faults" --out w --resume on
+}
+
+# A run directory of somebody else, or logs on another drive: what a link leads to is not cut.
+defect_logs_that_are_links() {
+    mkdir w
+    echo precious >victim
+    ln -s ../victim w/log.jsonl
+    ln -s ../victim w/main.log
+    outputs_run w
+    check "the victim is whole" [ "$(cat victim)" = precious ]
+    check "the links were put aside" [ -L w/log.jsonl.1 ]
+    mv w/log.jsonl elsewhere
+    ln -s ../elsewhere w/log.jsonl
+    cp elsewhere before
+    rm -r w/step_00000004
+    runs "resumed" --out w --resume on
+    check "the log elsewhere is whole" cmp before elsewhere
+    check "the run has its own" [ ! -L w/log.jsonl ]
+    check "with all of its updates" [ "$(values train step w/log.jsonl | tr '\n' ' ')" = "1 2 3 4 " ]
+}
+
+# One of two exports fails: the other leaves no file of the model's size on the full disk.
+defect_exports_that_leave_halves() {
+    local call
+    is_here strace || return
+    outputs_run w
+    for call in 1 2 3; do
+        strace -f -o trace -e trace=fsync -e inject=fsync:error=ENOSPC:when=$call "$trainer" --model w --steps 0 --samples 0 \
+            --export-gguf x.gguf --export-llmc x.bin >stdout 2>stderr </dev/null
+        status=$?
+        check_error "flush number $call" 1 "No space left on device"
+        check "no halves: $(echo ./*.part)" [ "$(echo ./*.part)" = './*.part' ]
+    done
 }
