@@ -640,11 +640,14 @@ static void describe_device(char* text, size_t room, int is_bf16) {
     }
 }
 
+// Of products in bf16 plain vectors stay below the peak that they have in fp32.
+static double measure_peak(const Options* o) {
+    const double peak = peak_flops_per_s();
+    return o->products == PRODUCTS_BF16 ? fmax(peak, peak_bf16_flops_per_s(bf16_kernel())) : peak;
+}
+
 static void make_plan(TrainerPlan* plan, GPT2Config cfg, Options* o, Comm* comm) {
-    plan->peak = peak_flops_per_s();
-    if (o->products == PRODUCTS_BF16) { // plain vectors stay below the peak that they have in fp32
-        plan->peak = fmax(plan->peak, peak_bf16_flops_per_s(bf16_kernel()));
-    }
+    plan->peak = measure_peak(o);
     plan->speed = rates_device(cfg, o, o->products == PRODUCTS_BF16);
     memory_choose_cpu(cfg, o, comm, &plan->speed);
     const ZeroPlan whole = zero_plan(cfg, 0, 0, 1);
@@ -665,7 +668,7 @@ static const Trainer trainer = {
     .program_name = "train_gpt2",
     .program = {OPTION_CPU, LLMC_VERSION},
     .model_bytes = sizeof(GPT2),
-    .peak_is_measured = 1,
+    .measure_peak = measure_peak,
     .plan = make_plan,
     .open = gpt2_open,
     .close = gpt2_close,

@@ -946,7 +946,7 @@ static const Trainer trainer = {
     "train_gpt2cu",             // program_name
     {OPTION_GPU, LLMC_VERSION}, // program
     sizeof(GPT2),               // model_bytes
-    0,                          // peak_is_measured
+    NULL,                       // measure_peak
     make_plan,                  // plan
     gpt2_open,                  // open
     gpt2_close,                 // close

@@ -239,7 +239,7 @@ test_log() {
     good "a run" "${tiny[@]}" --out run
     check "the first line is the configuration" grep -qE '^{"kind":"config","run":"[0-9a-f]{16}","options":{"train-data":""' <(head -n 1 $log)
     check "the last line is the summary" grep -q '^{"kind":"summary","steps":3,' <(tail -n 1 $log)
-    check_keys train $log '{"kind":V,"step":V,"loss":V,"norm":V,"lr":V,"ms":V,"data_ms":V,"tok_per_s":V,"mfu":V,"tokens":V,"elapsed_s":V,"time":V}'
+    check_keys train $log '{"kind":V,"step":V,"loss":V,"norm":V,"lr":V,"ms":V,"data_ms":V,"tok_per_s":V,"mfu":V,"peak":V,"tokens":V,"elapsed_s":V,"time":V}'
     check_keys val $log '{"kind":V,"step":V,"loss":V,"bpb":V,"sequences":V,"all_sequences":V}'
     check_keys sample $log '{"kind":V,"step":V,"text":V}'
     check_keys save $log '{"kind":V,"step":V,"path":V}'

@@ -63,6 +63,22 @@ static void test_starts(void) {
     record_close(&r);
 }
 
+#define PEAK(step, mfu, peak)                                                                                \
+    "{\"kind\":\"train\",\"step\":" #step ",\"loss\":1,\"mfu\":" #mfu ",\"peak\":" #peak "}\n"
+
+// Shares of a peak that turned out too low become those of the right one, but not across starts: that may be another machine.
+static void test_peaks(void) {
+    static const double wanted[] = {0.25, 0.5, 0.3, 0.2, 0.4, 0.8};
+    Record r = read_text("{\"kind\":\"config\"}\n" PEAK(1, 1, 2e9) VAL(1, 2) PEAK(2, 1, 4e9) PEAK(3, 0.3, 8e9)
+                             VAL(3, 2) "{\"kind\":\"config\"}\n" VAL(3, 2) PEAK(4, 0.4, 1e9) PEAK(5, 0.4, 2e9)
+                                 TRAIN(6, 1));
+    r.steps[5].values[RECORD_MFU] = wanted[5]; // of an older log
+    for (int i = 0; i < 6; i++) {
+        EXPECT_NEAR(r.steps[i].values[RECORD_MFU], wanted[i], 1e-12, "step %d", i + 1);
+    }
+    record_close(&r);
+}
+
 static void body_read(const void* text) {
     Record r = read_text((const char*)text);
     record_close(&r);
@@ -115,6 +131,7 @@ int main(void) {
     test_numbers();
     test_again();
     test_starts();
+    test_peaks();
     EXPECT(test_dies(body_damaged, NULL, 0, "left out: 10 damaged lines"), "");
     test_refused();
     test_split();

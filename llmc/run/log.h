@@ -7,7 +7,7 @@ log.jsonl, one object per line (a number that is not finite is null; losses have
     {"kind":"config","run":"16 hexadecimal digits","options":{...},"program":...,"trainer":...,"host":...,"device":...,"floor":...,
      "mem_mb":{"parameters":...},"host_mem_mb":{...},"disk_mb":{...},"time":...}
     {"kind":"train","step":1,"loss":...,"norm":...,"lr":...,"ms":...,"data_ms":...,"tok_per_s":...,"mfu":...,
-     "power_w":...,"clock_mhz":...,"tokens":...,"elapsed_s":...,"time":...}
+     "peak":...,"power_w":...,"clock_mhz":...,"tokens":...,"elapsed_s":...,"time":...}
     {"kind":"val","step":0,"loss":...,"bpb":...,"sequences":...,"all_sequences":...}  (bits per byte, if the bytes of the
      tokens are known; sequences of the validation, and of all validation data)
     {"kind":"task","step":...,"name":...,"acc":...,"acc_err":...,"acc_norm":...,"acc_norm_err":...,"acc_bytes":...,
@@ -20,7 +20,7 @@ log.jsonl, one object per line (a number that is not finite is null; losses have
     {"kind":"summary","steps":...,"val_loss":...,"floor":...,"elapsed_s":...,"tok_per_s":...,"samples_per_s":...,
      "data_s":...,"planned_mb":...,"peak_mb":...}  (memory in MiB; no speed without updates)
 
-tokens counts all updates so far; elapsed_s is the time of the run, including validations, summed over all
+mfu is a share of peak, in FLOP/s; tokens counts all updates so far; elapsed_s is the time of the run, including validations, summed over all
 starts of the program; time is Unix time in seconds. power_w and clock_mhz are those of a GPU, once a second; floor
 is there where it is known; host_mem_mb where a run on another device has large allocations here. Readers ignore kinds
 and keys that they do not know.
@@ -45,7 +45,7 @@ printed. The first and the last step always are. If the screen goes away (| head
 without it.
 
 defines: RunLog, LogStart, LogSettings, LogPrint, LogIdentity, log_open, log_close, log_config, log_data_wait,
-         log_sensors, log_train, log_progress, LogVal, log_val, log_task, log_sample, log_save, log_note, log_resumed, log_skip,
+         log_peak, log_sensors, log_train, log_progress, LogVal, log_val, log_task, log_sample, log_save, log_note, log_resumed, log_skip,
          log_rollback, log_stop, LogSummary, log_summary, log_sync, log_tok_per_s, log_peak_mib, LogBin,
          log_duration
 */
@@ -123,6 +123,7 @@ typedef struct {
     double total_ms, smooth_ms; // of them, without evaluation and the like: sum, and exponential average
     double first_ms, first_s;   // the first of them, and when it ended
     double data_wait_s, data_s; // waited for data so far, and up to the step before
+    double peak;                // for the next lines; NAN: unknown
     double power_w, clock_mhz;  // for the next line; NAN: not measured
 
     LogBin train[LOG_BINS_], val[LOG_BINS_];
@@ -148,6 +149,9 @@ char* log_duration(double seconds, char* text);
 
 // Before log_train: the time that the run has waited for its data since it began.
 static inline void log_data_wait(RunLog* log, double seconds) { log->data_wait_s = seconds; }
+
+// Before log_train: the peak that its utilization is a share of, FLOP/s.
+static inline void log_peak(RunLog* log, double peak) { log->peak = peak; }
 
 // Before log_train: what the device says of itself; NAN is unknown.
 static inline void log_sensors(RunLog* log, double power_w, double clock_mhz) {
@@ -421,7 +425,7 @@ void log_open(RunLog* log, const LogSettings* o) {
     log->step_tokens = (double)o->step_tokens;
     log->eval_every = o->eval_every;
     log->open_s = time_now_s();
-    log->power_w = log->clock_mhz = NAN;
+    log->peak = log->power_w = log->clock_mhz = NAN;
     if (o->out_dir[0]) {
         file_make_directory(o->out_dir);
         if (o->start == LOG_NEW) {
@@ -687,6 +691,9 @@ void log_train(RunLog* log, int64_t step, double loss, double loss_z, double nor
     log_number_(log, "data_ms", 1e3 * (log->data_wait_s - log->data_s));
     log_number_(log, "tok_per_s", 1e3 * log->step_tokens / ms);
     log_number_(log, "mfu", mfu);
+    if (isfinite(log->peak)) {
+        fprintf(log->json.file, ",\"peak\":%.4g", log->peak);
+    }
     log_gpu_number_(log, "power_w", &log->power_w);
     log_gpu_number_(log, "clock_mhz", &log->clock_mhz);
     fprintf(log->json.file, ",\"tokens\":%.0f", (double)step * log->step_tokens);

@@ -18,9 +18,21 @@ defines: peak_flops_per_s, peak_bf16_flops_per_s, peak_bf16_pays
 
 #define PEAK_SUMS (VEC_REGISTERS / 4 * 3) // in flight: enough to hide the latency of a multiply-add
 
-#define PEAK_MOST_S 0.05 // after which no other repeat starts
+#define PEAK_MOST_S 0.05 // after which no other repeat starts,
 
-enum { PEAK_BF16_STEPS = 16 }; // 32 KiB, both factors in one
+enum {
+    PEAK_LEAST = 4,       // but for these: the best of one says nothing
+    PEAK_BF16_STEPS = 16, // 32 KiB, both factors in one
+};
+
+// Whether to measure again, after `repeats` times: waits until every thread has a core of its own, but not for ever.
+static inline int peak_repeats_(int repeats, int most, double begin_s) {
+    const int has_time = time_now_s() - begin_s < PEAK_MOST_S;
+    if (has_time && repeats < most) {
+        threads_spread();
+    }
+    return repeats < (has_time ? most : PEAK_LEAST);
+}
 
 // `rounds` multiply-adds on each sum.
 static inline float peak_work_(int rounds) {
@@ -44,14 +56,14 @@ static inline float peak_work_(int rounds) {
 
 // Operations per second of all threads together. Takes about 20 ms: before each repeat threads_spread waits 2 ms until every
 // thread has a core of its own. When that was done only once, all repeats could fall into a moment in which two threads
-// shared a core, and a run showed twice its MFU. Stops after PEAK_MOST_S, as on a busy machine or without optimization.
+// shared a core, and a run showed twice its MFU. Stops after PEAK_MOST_S and PEAK_LEAST repeats, as on a busy machine or
+// without optimization.
 static inline double peak_flops_per_s(void) {
     enum { ROUNDS = 200000, REPEATS = 8 };
     const double begin_s = time_now_s();
     double best = 0;
-    for (int repeat = 0; repeat < REPEATS && time_now_s() - begin_s < PEAK_MOST_S; repeat++) {
+    for (int repeat = 0; peak_repeats_(repeat, REPEATS, begin_s); repeat++) {
         float sink = 0; // keeps the work alive
-        threads_spread();
         const double start_s = time_now_s();
 #pragma omp parallel reduction(+ : sink)
         sink += peak_work_(ROUNDS);
@@ -81,9 +93,8 @@ static inline double peak_bf16_flops_per_s(Bf16Kernel kernel) {
     for (int i = 0; i < PEAK_BF16_STEPS * BF16_STEP_PAIRS; i++) {
         factors[i] = 0x3f803f80; // 1, 1
     }
-    for (int repeat = 0; repeat < REPEATS && time_now_s() - begin_s < PEAK_MOST_S; repeat++) {
+    for (int repeat = 0; peak_repeats_(repeat, REPEATS, begin_s); repeat++) {
         float sink = 0;
-        threads_spread();
         const double start_s = time_now_s();
 #pragma omp parallel reduction(+ : sink)
         {

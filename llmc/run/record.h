@@ -36,7 +36,8 @@ enum { RECORD_RUNS = 8 }; // read together at most
     X(RECORD_MS,         "ms")        \
     X(RECORD_DATA_MS,    "data_ms")   \
     X(RECORD_TOK_PER_S,  "tok_per_s") \
-    X(RECORD_MFU,        "mfu")       \
+    X(RECORD_MFU,        "mfu")       /* of the largest peak since the start */ \
+    X(RECORD_PEAK,       "peak")      \
     X(RECORD_POWER_W,    "power_w")   \
     X(RECORD_CLOCK_MHZ,  "clock_mhz") \
     X(RECORD_TOKENS,     "tokens")    \
@@ -505,6 +506,20 @@ static void record_read_lines_(Record* r, FILE* file, char first[RECORD_FAULT_])
     free(line);
 }
 
+// A peak that was measured on a busy machine rises during a run: all shares become those of the largest one of their start.
+static void record_level_mfu_(Record* r) {
+    double peak = NAN;
+    size_t event = r->num_events;
+    for (size_t i = r->num_steps; i > 0; i--) {
+        double* values = r->steps[i - 1].values;
+        for (; event > 0 && r->events[event - 1].step >= r->steps[i - 1].step; event--) {
+            peak = r->events[event - 1].kind == RECORD_START ? NAN : peak; // the step is of an earlier start
+        }
+        peak = fmax(peak, values[RECORD_PEAK]);
+        values[RECORD_MFU] *= isfinite(values[RECORD_PEAK]) ? values[RECORD_PEAK] / peak : 1;
+    }
+}
+
 void record_read(Record* record, const char* run) {
     char error[ERROR_BYTES], first[RECORD_FAULT_] = "";
     record_empty_start_(record);
@@ -518,6 +533,7 @@ void record_read(Record* record, const char* run) {
     fclose(file);
     CHECK(record->num_steps > 0 || record->num_damaged == 0, "%s", first);
     CHECK(record->num_steps > 0, "%s: no update is logged yet", record->path);
+    record_level_mfu_(record);
     if (record->num_damaged > 0) {
         fprintf(stderr, "warning: %s; left out: %zu damaged line%s\n", first, record->num_damaged,
                 record->num_damaged > 1 ? "s" : "");

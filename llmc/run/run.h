@@ -68,6 +68,7 @@ int run_main(int argc, char** argv, const Trainer* trainer);
 #include "llmc/run/launch.h"
 #include "llmc/run/log.h"
 #include "llmc/run/loss_scale.h"
+#include "llmc/run/mfu.h"
 #include "llmc/run/options.h"
 #include "llmc/run/pace.h"
 #include "llmc/run/plan.h"
@@ -105,11 +106,11 @@ typedef struct {
     int64_t eval_sequences;  // of a validation
     Comm comm;
     double *part, *parts; // what this process, and what all, tell of an update or validation (RUN_LOSSES_)
-    double peak;          // of all processes, FLOP/s
-    Pace pace;            // which process is slow,
-    double* paces;        // and how long each took
-    double data_wait_s;   // of the one that waited longest, in each step
-    uint64_t agreement;   // hash of the last verdict
+    Mfu mfu;
+    Pace pace;          // which process is slow,
+    double* paces;      // and how long each took
+    double data_wait_s; // of the one that waited longest, in each step
+    uint64_t agreement; // hash of the last verdict
     Generator generator;
     Evaluation evaluation;
     Session session;
@@ -437,14 +438,16 @@ static void run_sense_(Run_* run) {
 // After step number state.step.
 static void run_log_step_(Run_* run, const RunVerdict_* verdict, double flops) {
     const UpdateGuard* guard = &run->state.guard;
-    if (run->trainer->peak_is_measured) { // maybe on a busy machine
-        run->peak = fmax(run->peak, flops / run->step_s);
+    char note[MFU_NOTE_BYTES];
+    const double mfu = mfu_of(&run->mfu, flops, run->step_s, time_now_s(), note);
+    if (note[0]) {
+        log_note(&run->log, note);
     }
+    log_peak(&run->log, run->mfu.peak);
     log_data_wait(&run->log, run->data_wait_s);
     run_sense_(run);
     log_train(&run->log, run->state.step, verdict->loss, guard_shown_z(guard, guard->loss_z), verdict->norm,
-              guard_shown_z(guard, guard->norm_z), verdict->update.adamw.lr, run->step_s * 1e3,
-              flops / run->step_s / run->peak);
+              guard_shown_z(guard, guard->norm_z), verdict->update.adamw.lr, run->step_s * 1e3, mfu);
     if (verdict->reason[0]) {
         log_skip(&run->log, run->state.step, verdict->reason);
     }
@@ -727,7 +730,9 @@ static void run_print_traffic_(const Run_* run) {
 // The run itself. Returns its exit status.
 static int run_train_(Run_* run, const char* program) {
     double largest;
-    run->peak = run_sum_(run, run->plan.peak, &largest);
+    const double peak = run_sum_(run, run->plan.peak, &largest);
+    mfu_open(&run->mfu, peak, run->plan.peak, run_is_first_(run) ? run->trainer->measure_peak : NULL,
+             &run->options, time_now_s());
     plan_print_memory(stdout, run->cfg, &run->options, run->plan.memory);
     run_print_traffic_(run);
     run_open_model_(run);

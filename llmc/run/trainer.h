@@ -17,6 +17,7 @@ defines: BatchGradient, batch_gradient_add, Trainer
 #include "llmc/run/generator.h"
 #include "llmc/run/in_backward.h"
 #include "llmc/run/loss_scale.h"
+#include "llmc/run/mfu.h"
 #include "llmc/run/options.h"
 #include "llmc/run/plan.h"
 #include "llmc/run/run_data.h"
@@ -48,7 +49,7 @@ typedef struct {
     const char* program_name; // "train_gpt2"
     OptionsProgram program;   // its options and its version
     size_t model_bytes;       // sizeof(GPT2): the driver allocates it
-    int peak_is_measured;     // so a step may show that the device can do more
+    MfuMeasure measure_peak;  // NULL: the peak is known, no step shows that the device can do more
 
     // ---- before and after the run
 
