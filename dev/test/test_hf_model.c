@@ -452,6 +452,30 @@ static void test_own_classifier(void) {
     free(model.memory);
 }
 
+// The classifier alone, under its own name: the blanks behind it keep the length of the header.
+static void test_only_classifier(void) {
+    static const char old[] = "\"transformer.wte.weight\"", name[] = "\"lm_head.weight\"        ";
+    const char* directory = directory_of("only");
+    Model model = model_random(CFG, SAFETENSORS_F32);
+    write_model(&model, directory, SAFETENSORS_F32);
+    char *text, error[ERROR_BYTES];
+    size_t bytes;
+    EXPECT(file_try_read(test_path("only/model.safetensors"), (size_t)1 << 30, &text, &bytes, error), "%s",
+           error);
+    char* at = (char*)memmem(text, bytes, old, strlen(old));
+    EXPECT(at && strlen(old) == strlen(name), "");
+    memcpy(at, name, strlen(name));
+    test_write("only/model.safetensors", text, bytes);
+    Model again = read_model(directory, CFG);
+    expect_model(&again, &model, SAFETENSORS_F32, "lm_head.weight alone");
+    free(again.memory);
+    memcpy(at, "\"lm_read.weight\"", strlen("\"lm_read.weight\""));
+    test_write("only/model.safetensors", text, bytes);
+    expect_refused(directory, "no tensor transformer.wte.weight");
+    free(text);
+    free(model.memory);
+}
+
 int main(void) {
     static const SafeTensorsDtype dtypes[3] = {SAFETENSORS_F32, SAFETENSORS_F16, SAFETENSORS_BF16};
     for (int i = 0; i < 3; i++) {
@@ -466,5 +490,6 @@ int main(void) {
     test_bad_weights();
     test_other_tensors();
     test_own_classifier();
+    test_only_classifier();
     return test_done("hf_model");
 }

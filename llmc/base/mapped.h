@@ -12,14 +12,22 @@ rule.
 
 A handler cannot be given the guard as an argument, so it is a variable of the thread.
 
-defines: MappedResult, mapped_open, mapped_try, mapped_refuse
+Some file systems map no files: FUSE with direct_io, 9p without a cache. Their files are read into memory instead.
+
+defines: MappedResult, mapped_file, mapped_open, mapped_try, mapped_refuse
 */
 #ifndef LLMC_MAPPED_H
 #define LLMC_MAPPED_H
 
+#include <stddef.h>
+
 #ifdef __cplusplus
 extern "C" {
 #endif
+
+// The first `bytes` > 0 of a file, which is open as fd, to be read. NULL, with the error, if they cannot be. munmap frees
+// them. MADV_DONTNEED is safe.
+void* mapped_file(int fd, size_t bytes, const char* path, char* error);
 
 typedef enum {
     MAPPED_READ,   // to its end
@@ -42,11 +50,63 @@ void mapped_refuse(const void* where);
 
 #ifdef MAPPED_IMPLEMENTATION
 
+#include <errno.h>
 #include <setjmp.h>
 #include <signal.h>
-#include <stddef.h>
+#include <stdio.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
+
+#include "llmc/base/check.h"
+
+// Fills memory from a file. Returns 0 with the error if the file has fewer bytes.
+static int mapped_fill_(char* memory, int fd, size_t bytes, const char* path, char* error) {
+    for (size_t at = 0; at < bytes;) {
+        const ssize_t got = pread(fd, memory + at, bytes - at, (off_t)at);
+        if (got < 0 && errno == EINTR) {
+            continue;
+        }
+        if (got <= 0) {
+            return error_set(error, path, "cannot read byte %zu of %zu: %s", at, bytes,
+                             got < 0 ? strerror(errno) : "the file ends");
+        }
+        at += (size_t)got;
+    }
+    return 1;
+}
+
+// Shared, as memory of a file is: pages of private memory would be zero after MADV_DONTNEED.
+static void* mapped_copy_(int fd, size_t bytes, const char* path, char* error) {
+    const char* reason = strerror(errno); // of mmap
+    void* memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED) {
+        error_set(error, path,
+                  "its file system cannot map files (mmap: %s), and there is no memory for %zu bytes of it",
+                  reason, bytes);
+        return NULL;
+    }
+    fprintf(stderr, "note: %s: its file system cannot map files (mmap: %s): read into memory, %.0f MiB\n",
+            path, reason, (double)bytes / (1 << 20));
+    if (!mapped_fill_((char*)memory, fd, bytes, path, error)) {
+        munmap(memory, bytes);
+        return NULL;
+    }
+    return memory;
+}
+
+void* mapped_file(int fd, size_t bytes, const char* path, char* error) {
+    void* memory = mmap(NULL, bytes, PROT_READ, MAP_PRIVATE, fd, 0);
+    if (memory != MAP_FAILED) {
+        return memory;
+    }
+    if (errno == ENOMEM || errno == EAGAIN ||
+        errno == ENFILE) { // the machine's answer, not the file system's
+        error_set(error, path, "cannot map %zu bytes (mmap): %s", bytes, strerror(errno));
+        return NULL;
+    }
+    return mapped_copy_(fd, bytes, path, error);
+}
 
 typedef struct {
     sigjmp_buf jump;

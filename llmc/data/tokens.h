@@ -303,15 +303,10 @@ static int tokens_map_(void** map, size_t* bytes, const char* path, char* error)
     if (fd < 0) {
         return error_set(error, path, "cannot open the data: %s", strerror(errno));
     }
-    void* memory = mmap(NULL, (size_t)info.st_size, PROT_READ, MAP_SHARED, fd, 0);
-    const int reason = errno;
-    close(fd); // the mapping stays
-    if (memory == MAP_FAILED) {
-        return error_set(error, path, "cannot map %zu bytes: %s", (size_t)info.st_size, strerror(reason));
-    }
-    *map = memory;
+    *map = mapped_file(fd, (size_t)info.st_size, path, error);
     *bytes = (size_t)info.st_size;
-    return 1;
+    close(fd); // the mapping stays
+    return *map != NULL;
 }
 
 static void tokens_unmap_(TokenSpan* span) {

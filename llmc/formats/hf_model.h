@@ -105,6 +105,7 @@ void hf_model_close(HfModel* model);
 #include "llmc/base/json.h"
 
 #define HF_NORM_EPSILON_ 1e-5
+#define HF_CLASSIFIER_ "lm_head.weight"
 #define HF_MAX_CONFIG_ ((size_t)1 << 20) // bytes
 #define HF_CHUNK_ ((size_t)1 << 16)      // elements transposed at a time, or one row if that is more
 
@@ -543,10 +544,10 @@ static void hf_read_layer_(const SafeTensorsView* view, const TensorRow* row, fl
 
 // A classifier with weights of its own is not GPT-2's; a copy of the embedding is.
 static void hf_check_classifier_(const SafeTensorsSet* set, const SafeTensorsView* embedding) {
-    const SafeTensorsView* head = safetensors_set_find(set, "lm_head.weight");
+    const SafeTensorsView* head = safetensors_set_find(set, HF_CLASSIFIER_);
     CHECK(!head || (head->dtype == embedding->dtype && head->bytes == embedding->bytes &&
                     memcmp(head->data, embedding->data, head->bytes) == 0),
-          "%s: tensor lm_head.weight is not the token embedding, wanted a model with tied embeddings",
+          "%s: tensor " HF_CLASSIFIER_ " is not the token embedding, wanted a model with tied embeddings",
           set->path);
 }
 
@@ -566,7 +567,7 @@ static int hf_is_mask_(const char* name) {
 static HfOther_ hf_other_(const char* name) {
     static const char* const heads[] = {"score.", "multiple_choice_head.", "qa_outputs.", "classifier.",
                                         "v_head."};
-    if (hf_is_mask_(name) || strcmp(name, "lm_head.weight") == 0) { // hf_check_classifier_
+    if (hf_is_mask_(name) || strcmp(name, HF_CLASSIFIER_) == 0) { // hf_check_classifier_
         return HF_KNOWN_;
     }
     for (size_t i = 0; i < sizeof(heads) / sizeof(heads[0]); i++) {
@@ -617,10 +618,14 @@ static void hf_check_others_(const SafeTensorsSet* set, GPT2Config cfg, const Sa
     }
 }
 
-// The tensor of a layer.
+// The tensor of a layer. The classifier stands for the token embedding where only it was saved: they are tied.
 static const SafeTensorsView* hf_find_(const HfModel* model, const TensorRow* row, int l) {
+    const SafeTensorsSet* set = &model->set;
     const HfTensor_ tensor = hf_tensor_(row, model->cfg, l);
-    return safetensors_set_require(&model->set, tensor.name, tensor.ndim, tensor.shape);
+    const int is_classifier = row->init == INIT_VOCAB && !safetensors_set_find(set, tensor.name) &&
+                              safetensors_set_find(set, HF_CLASSIFIER_);
+    return safetensors_set_require(set, is_classifier ? HF_CLASSIFIER_ : tensor.name, tensor.ndim,
+                                   tensor.shape);
 }
 
 void hf_model_open(HfModel* model, const char* directory, GPT2Config cfg) {

@@ -222,6 +222,7 @@ uint64_t safetensors_writer_commit(SafeTensorsWriter* writer);
 
 #include "llmc/base/float16.h"
 #include "llmc/base/json.h"
+#include "llmc/base/mapped.h"
 
 #define SAFETENSORS_MAX_HEADER_ ((size_t)100000000) // bytes, as in the reference implementation
 #define SAFETENSORS_ALIGN_ 64                       // bytes, of the data in files that we write
@@ -313,7 +314,7 @@ static int safetensors_dtype_(JsonReader* text, SafeTensorsView* view) {
         view->name, name);
 }
 
-// {"dtype": ..., "shape": ..., "data_offsets": ...} in any order.
+// {"dtype": ..., "shape": ..., "data_offsets": ...} in any order; other keys are passed over.
 static int safetensors_entry_(JsonReader* text, SafeTensorsView* view, size_t offsets[2]) {
     static const char* const keys[3] = {"dtype", "shape", "data_offsets"};
     const char* key;
@@ -326,14 +327,15 @@ static int safetensors_entry_(JsonReader* text, SafeTensorsView* view, size_t of
         while (i < 3 && strcmp(key, keys[i]) != 0) {
             i++;
         }
-        if (i == 3 || seen[i]++) {
+        if (i < 3 && seen[i]++) {
             return error_set(text->error, text->path,
-                             "tensor %s: key %s %s, wanted dtype, shape and data_offsets", view->name, key,
-                             i == 3 ? "is unknown" : "appears twice");
+                             "tensor %s: key %s appears twice, wanted dtype, shape and data_offsets",
+                             view->name, key);
         }
         if (!(i == 0   ? safetensors_dtype_(text, view)
               : i == 1 ? json_naturals(text, view->shape, SAFETENSORS_MAX_DIMS, &view->ndim)
-                       : json_naturals(text, offsets, 2, &count))) {
+              : i == 2 ? json_naturals(text, offsets, 2, &count)
+                       : json_skip(text))) {
             return 0;
         }
     }
@@ -400,16 +402,16 @@ static int safetensors_place_(SafeTensors* st, SafeTensorsView* view, size_t beg
 static int safetensors_entries_(SafeTensors* st, JsonReader* text) {
     const char* name;
     int more, has_metadata = 0;
-    if (text->bytes == 0 || text->text[0] != '{') { // not even a blank may come before
-        return json_unexpected(text, "'{'");
+    if (!json_take(text, '{')) {
+        return 0;
     }
-    text->at = 1;
     for (int n = 0; (more = json_member(text, n ? JSON_NEXT : JSON_FIRST, &name)) > 0; n++) {
         if (strcmp(name, SAFETENSORS_METADATA_) == 0) {
             if (has_metadata++) {
                 return error_set(st->error, st->path, "%s appears twice", SAFETENSORS_METADATA_);
             }
-            if (!safetensors_pairs_(text, &st->metadata, &st->num_metadata)) {
+            if (!(json_peek(text) == 'n' ? json_skip(text)
+                                         : safetensors_pairs_(text, &st->metadata, &st->num_metadata))) {
                 return 0;
             }
             continue;
@@ -490,19 +492,14 @@ static int safetensors_map_(char* error, const char* path, unsigned char** map, 
     if (fd < 0) {
         return 0;
     }
-    void* memory = NULL;
-    int reason = fstat(fd, &info) == 0 ? 0 : errno;
-    if (!reason && info.st_size > 0) {
-        memory = mmap(NULL, (size_t)info.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
-        reason = memory == MAP_FAILED ? errno : 0;
+    int ok = fstat(fd, &info) == 0 || error_set(error, path, "cannot read its size: %s", strerror(errno));
+    if (ok && info.st_size > 0) {
+        *map = (unsigned char*)mapped_file(fd, (size_t)info.st_size, path, error);
+        ok = *map != NULL;
     }
     close(fd); // the mapping stays
-    if (reason) {
-        return error_set(error, path, "cannot map %zu bytes: %s", (size_t)info.st_size, strerror(reason));
-    }
-    *map = (unsigned char*)memory;
-    *bytes = (size_t)info.st_size;
-    return 1;
+    *bytes = ok ? (size_t)info.st_size : 0;
+    return ok;
 }
 
 static void safetensors_unmap_(unsigned char* map, size_t bytes) {
