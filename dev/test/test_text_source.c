@@ -423,6 +423,18 @@ static void test_last_frame(void) {
 }
 #endif
 
+#ifdef HAVE_ZSTD
+// A raw block of four bytes in a frame that asks for a window of 2^log bytes: more than 2 GiB is no damage.
+static void test_windows(void) {
+    char frame[] = "\x28\xB5\x2F\xFD\0_\x21\0\0a b\n";
+    frame[5] = (20 - 10) << 3;
+    expect_documents(test_write("small.txt.zst", frame, sizeof(frame) - 1), options_of(100), "a b\n");
+    frame[5] = (char)((32 - 10) << 3);
+    expect_error(test_write("large.txt.zst", frame, sizeof(frame) - 1), options_of(100),
+                 "large.txt.zst: needs a window of 4096 MiB|wanted at most 2048 MiB|--long=31");
+}
+#endif
+
 // Either reads such files, or names the missing library.
 static void test_packing(void) {
 #if defined(HAVE_ISAL) || defined(HAVE_ZLIB)
@@ -433,6 +445,7 @@ static void test_packing(void) {
                  "a.txt.gz: built without zlib: install zlib1g-dev or libisal-dev");
 #endif
 #ifdef HAVE_ZSTD
+    test_windows();
     if (system("command -v zstd >/dev/null") == 0) {
         test_packed("zstd -qc --check", ".zst", "truncated: its Zstandard data");
         test_last_frame();

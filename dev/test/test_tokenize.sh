@@ -227,6 +227,22 @@ test_closed_descriptors() {
     check "the same shards" same_shards open closed
 }
 
+# A window of 2 GiB without the memory for it is no damage of the file.
+test_little_memory() {
+    printf '\x28\xB5\x2F\xFD\x00\xA8\x21\x00\x00a b\n' >window.txt.zst
+    if ldd "$tokenize" | grep -q -e libasan -e libtsan; then
+        echo "skipped: a window of Zstandard without memory: a sanitizer maps terabytes"
+        return
+    fi
+    (ulimit -v 1500000 && timeout 20 "$tokenize" "${vocab[@]}" --threads 1 --out never window.txt.zst >stdout 2>stderr)
+    status=$?
+    if grep -q 'built without zstd' stderr; then
+        echo "skipped: a window of Zstandard without memory: built without zstd"
+    else
+        check_error "a window of 2 GiB" 1 "window.txt.zst: needs a window of 2048 MiB to be unpacked, and there is no memory for it"
+    fi
+}
+
 # Text from Windows has the same tokens as without its byte-order mark, which is said once, however many files have one.
 test_byte_order_marks() {
     local run=("${vocab[@]}" --val-tokens 0)
@@ -408,6 +424,7 @@ test_kill
 test_other_arguments
 test_streams
 test_byte_order_marks
+test_little_memory
 test_closed_descriptors
 test_no_blanks
 test_errors

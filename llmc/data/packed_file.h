@@ -38,11 +38,12 @@ typedef struct {
     uint64_t read_bytes;   // of the file, so far
     unsigned char* packed; // (PACKED_BUFFER_) packed bytes; those from `at` to `end` are still to be unpacked
     size_t at, end;
-    int is_inside;  // of a member or frame
-    int has_member; // of gzip, read to its end
-    int is_padded;  // zeros have been found behind it
-    int has_more;   // the last output was full: there may be more without further input
-    void* library;  // its decompressor: an isal inflate_state, a z_stream or a ZSTD_DStream
+    int is_inside;     // of a member or frame
+    int has_member;    // of gzip, read to its end
+    int is_padded;     // zeros have been found behind it
+    int has_more;      // the last output was full: there may be more without further input
+    double window_mib; // of a frame of Zstandard; 0: not known
+    void* library;     // its decompressor: an isal inflate_state, a z_stream or a ZSTD_DStream
 } PackedFile;
 
 PackedKind packed_kind(const char* path);
@@ -72,6 +73,8 @@ int packed_skip(PackedFile* file, uint64_t bytes);
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -88,6 +91,7 @@ int packed_skip(PackedFile* file, uint64_t bytes);
 #endif
 #ifdef HAVE_ZSTD
 #include <zstd.h>
+#include <zstd_errors.h>
 #endif
 
 enum { PACKED_BUFFER_ = 1 << 18 }; // bytes read from a packed file at a time
@@ -215,14 +219,46 @@ static int packed_open_zstd_(PackedFile* file) {
     return 1;
 }
 
+// The window of a frame whose first n bytes are here, in MiB (RFC 8878, 3.1.1.1); 0: not known.
+static double packed_zstd_window_mib_(const unsigned char* frame, size_t n) {
+    static const unsigned char magic[4] = {0x28, 0xB5, 0x2F, 0xFD};
+    const int is_single = n > 4 && frame[4] & 0x20; // its window is all of it
+    if (n < 6 || memcmp(frame, magic, sizeof(magic)) != 0 || is_single) {
+        return 0;
+    }
+    const double base = ldexp(1, 10 + (frame[5] >> 3));
+    return (base + base / 8 * (frame[5] & 7)) / (1 << 20);
+}
+
+// An error of the library: damaged data, or more memory than it may have or can get.
+static int packed_zstd_error_(PackedFile* file, size_t result) {
+    const ZSTD_ErrorCode code = ZSTD_getErrorCode(result);
+    char window[64] = "a large window";
+    if (file->window_mib > 0) {
+        snprintf(window, sizeof(window), "a window of %.0f MiB", file->window_mib);
+    }
+    if (code == ZSTD_error_memory_allocation) {
+        return error_set(file->error, file->path, "needs %s to be unpacked, and there is no memory for it",
+                         window);
+    }
+    if (code == ZSTD_error_frameParameter_windowTooLarge) {
+        return error_set(file->error, file->path,
+                         "needs %s to be unpacked, wanted at most %d MiB: pack it with --long=%d or less",
+                         window, 1 << (PACKED_ZSTD_WINDOW - 20), PACKED_ZSTD_WINDOW);
+    }
+    return error_set(file->error, file->path, "damaged, or not Zstandard data, in its first %llu bytes: %s",
+                     (unsigned long long)file->read_bytes, ZSTD_getErrorName(result));
+}
+
 static int packed_step_zstd_(PackedFile* file, void* out, size_t room, size_t* got) {
     ZSTD_inBuffer input = {file->packed + file->at, file->end - file->at, 0};
     ZSTD_outBuffer output = {out, room, 0};
+    if (!file->is_inside) {
+        file->window_mib = packed_zstd_window_mib_(file->packed + file->at, input.size);
+    }
     const size_t result = ZSTD_decompressStream((ZSTD_DStream*)file->library, &output, &input);
     if (ZSTD_isError(result)) {
-        return error_set(file->error, file->path,
-                         "damaged, or not Zstandard data, in its first %llu bytes: %s",
-                         (unsigned long long)file->read_bytes, ZSTD_getErrorName(result));
+        return packed_zstd_error_(file, result);
     }
     *got = output.pos;
     file->at += input.pos;

@@ -165,6 +165,7 @@ int parquet_next(Parquet* p, const char** text, size_t* bytes);
 #endif
 #ifdef HAVE_ZSTD
 #include <zstd.h>
+#include <zstd_errors.h>
 #endif
 #ifdef HAVE_SNAPPY
 #include <snappy-c.h>
@@ -775,7 +776,9 @@ static inline const char* parquet_gunzip_(unsigned char* out, size_t out_bytes, 
     }
     const int ok = status == Z_STREAM_END && stream.avail_out == 0;
     inflateEnd(&stream);
-    return ok ? NULL : "its GZIP data are damaged";
+    return ok                      ? NULL
+           : status == Z_MEM_ERROR ? "no memory to read its GZIP data"
+                                   : "its GZIP data are damaged";
 }
 #endif
 
@@ -788,8 +791,10 @@ static const char* parquet_decompress_(int codec, unsigned char* out, size_t out
 #endif
 #ifdef HAVE_ZSTD
     if (codec == PARQUET_ZSTD_) {
-        return ZSTD_decompress(out, out_bytes, in, in_bytes) == out_bytes ? NULL
-                                                                          : "its ZSTD data are damaged";
+        const size_t result = ZSTD_decompress(out, out_bytes, in, in_bytes);
+        return result == out_bytes                                         ? NULL
+               : ZSTD_getErrorCode(result) == ZSTD_error_memory_allocation ? "no memory to read its ZSTD data"
+                                                                           : "its ZSTD data are damaged";
     }
 #endif
 #ifdef HAVE_SNAPPY

@@ -32,3 +32,66 @@ defect_added_token() {
     good "more rows" "${tiny[@]}" --train-data text.txt --tokenizer padded/step_00000002/tokenizer.json --vocab-size 301 --out resized
     good "text" --model resized --train-data text.txt --steps 1 --eval-every 0 --samples 0
 }
+
+# A frame of Zstandard whose window needs more memory than there is: not damage.
+defect_zstd_window() {
+    is_here zstd || return
+    printf '#version: 0.2\nh i\n' >merges.txt
+    for i in $(seq 200000); do echo "{\"text\":\"document number $i\"}"; done | zstd -q -f --long=31 -1 - -o wide.jsonl.zst
+    (ulimit -v 1500000 && "$tokenize" --tokenizer merges.txt --threads 1 --out x wide.jsonl.zst >stdout 2>stderr)
+    status=$?
+    check_error "too little memory for the window" 1 "wide.jsonl.zst: needs a window of 2048 MiB"
+}
+
+# Headers that the safetensors library reads, and the classifier under its own name alone.
+defect_safetensors_headers() {
+    local tiny=(--layers 1 --channels 16 --heads 2 --seq-len 16 --batch 2 --steps 1 --eval-every 0 --samples 0) file
+    good "a model" "${tiny[@]}" --out base
+    is_here python3 || return
+    for kind in null blank key lm_head; do
+        cp -r base/step_00000001 "$kind"
+        python3 - "$kind/model.safetensors" $kind <<'END'
+import json, struct, sys
+path, kind = sys.argv[1:]
+b = open(path, "rb").read()
+n = struct.unpack("<Q", b[:8])[0]
+h = json.loads(b[8:8 + n])
+if kind == "null":
+    h["__metadata__"] = None
+if kind == "key":
+    h["transformer.ln_f.bias"]["note"] = "x"
+if kind == "lm_head":
+    h["lm_head.weight"] = h.pop("transformer.wte.weight")
+j = (b"  " if kind == "blank" else b"") + json.dumps(h).encode()
+open(path, "wb").write(struct.pack("<Q", len(j)) + j + b[8 + n:])
+END
+        rm "$kind/state.json" "$kind"/optimizer*
+        runs "$kind" --model "$kind" --prompt 'One day' --tokens 3
+    done
+}
+
+# A file system that maps no files, as FUSE with direct_io.
+defect_no_mmap() {
+    is_here gcc || return
+    cat >no_mmap.c <<'END'
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <sys/mman.h>
+void* mmap(void* at, size_t bytes, int protection, int flags, int fd, off_t offset) {
+    if (fd >= 0 && !(protection & PROT_EXEC)) {
+        errno = ENODEV;
+        return MAP_FAILED;
+    }
+    return ((__typeof__(&mmap))dlsym(RTLD_NEXT, "mmap"))(at, bytes, protection, flags, fd, offset);
+}
+END
+    gcc -shared -fPIC -o no_mmap.so no_mmap.c -ldl
+    local tiny=(--layers 1 --channels 16 --heads 2 --seq-len 16 --batch 2 --steps 3 --eval-batches 2 --samples 0)
+    for i in {1..200}; do echo "$i bottles of beer on the wall"; done >text.txt
+    good "mapped" "${tiny[@]}" --train-data text.txt --out mapped
+    LD_PRELOAD=./no_mmap.so runs "read" "${tiny[@]}" --train-data text.txt --out read
+    check "it is said" grep -q 'note: text.txt: its file system cannot map files (mmap: No such device)' stderr
+    check "the same losses" [ "$(values train loss mapped/log.jsonl)" = "$(values train loss read/log.jsonl)" ]
+    LD_PRELOAD=./no_mmap.so runs "a model" --model mapped --train-data text.txt --steps 1 --eval-batches 2 --samples 0
+}
