@@ -279,6 +279,26 @@ test_intervals() {
     good "no files" "${tiny[@]}"
 }
 
+test_quiet() {
+    good "a quiet run" "${tiny[@]}" --quiet on --out hush
+    check "says one line: $(head -n 2 stdout)" [ "$(wc -l <stdout)" = 1 ]
+    check "the summary" grep -q '^3 steps | .* | val loss ' stdout
+    check "its log is whole" [ "$(kinds_of hush/log.jsonl)" = "$(kinds_of run/log.jsonl)" ]
+    good "a quiet plan" "${tiny[@]}" --quiet on --plan
+    check "is printed" grep -q '^memory: ' stdout
+    good "a model of bytes" "${tiny[@]}" "${text[@]}" --export-llmc bytes.bin
+    good "a quiet evaluation" --model bytes.bin --steps 0 --perplexity train_1.bin --quiet on
+    check "says its result" grep -q '| loss .* | perplexity ' stdout
+    check "and nothing before it" [ "$(grep -n perplexity stdout | cut -d: -f1)" = 1 ]
+    "$trainer" "${tiny[@]}" --quiet on >/dev/full 2>stderr
+    status=$?
+    check_error "a quiet run on a full disk" 1 "standard output|No space left"
+    good "fewer lines" "${model[@]}" "${batch[@]}" --steps 7 --log-every 3 --eval-every 0 --samples 0 --out fewer
+    check "lines of steps" [ "$(sed -n 's/^step \([0-9]*\).* loss .*/\1/p' stdout | tr '\n' ' ')" = "1 3 6 7 " ]
+    check "in main.log, too" [ "$(sed -n 's/^s:\([0-9]*\).*/\1/p' fewer/main.log | tr '\n' ' ')" = "1 3 6 7 " ]
+    check "all in log.jsonl" [ "$(steps_of train fewer/log.jsonl)" = "1 2 3 4 5 6 7 " ]
+}
+
 test_data() {
     good "text" "${tiny[@]}" "${text[@]}" --out text
     check_keys summary text/log.jsonl '{"kind":V,"steps":V,"val_loss":V,"elapsed_s":V,"tok_per_s":V,"samples_per_s":V,"data_s":V,"planned_mb":V,"peak_mb":V}' # no floor
@@ -838,6 +858,7 @@ test_bad_model
 test_bad_output
 test_full_disk
 test_log
+test_quiet
 test_intervals
 test_data
 test_sources

@@ -113,8 +113,8 @@ static RunLog open_log_for(const char* name, LogStart start, int64_t start_step,
     RunLog log;
     char screen[300];
     snprintf(screen, sizeof(screen), "%s.screen", test_path(name));
-    const LogSettings settings = {test_path(name),    start,       start_step, steps, STEP_TOKENS, 0,
-                                  fopen(screen, "w"), tensorboard, 0};
+    const LogSettings settings = {
+        test_path(name), start, start_step, steps, STEP_TOKENS, 0, fopen(screen, "w"), tensorboard, 0, 0, 0};
     log_open(&log, &settings);
     return log;
 }
@@ -131,7 +131,7 @@ static RunLog open_log(const char* name, int64_t start_step, int64_t steps) {
 // A log of ten steps, in a directory or without files ("").
 static RunLog open_log_in(const char* directory, FILE* screen) {
     RunLog log;
-    const LogSettings settings = {directory, LOG_NEW, 0, 10, 1, 0, screen, 0, 0};
+    const LogSettings settings = {directory, LOG_NEW, 0, 10, 1, 0, screen, 0, 0, 0, 0};
     log_open(&log, &settings);
     return log;
 }
@@ -495,23 +495,71 @@ static void train_fast(RunLog* log, int64_t steps) {
     }
 }
 
-// Into a file: the first and the last of many fast steps, and two a second between them.
+// Into a file: the first and the last of many fast steps, and between them each hundredth of the run, but at most two a
+// second, and one after half a minute.
 static void test_rate(void) {
     RunLog log = open_log("rate", 0, 2000);
     const double start = time_now_s();
     train_fast(&log, 2000);
     const int max = 2 + (int)(2 * (time_now_s() - start));
+    log.kept_step = 1960;
     log.shown_s -= 0.6; // as if time had passed
+    log_train(&log, 1990, 4, 0, 1, 0, 1e-3, 0.1, NAN);
     log_train(&log, 1999, 4, 0, 1, 0, 1e-3, 0.1, NAN);
+    log.shown_s -= LOG_SILENCE_S_;
+    log_train(&log, 1998, 4, 0, 1, 0, 1e-3, 0.1, NAN);
     log_close(&log);
     const char* screen = slurp(test_path("rate.screen"));
     const int lines = count_of(screen, "\n");
-    EXPECT(lines >= 3 && lines <= max + 1, "%d lines, wanted at most %d", lines, max + 1);
-    EXPECT(strstr(screen, "step    1/2000") && strstr(screen, "step 2000/2000") &&
-               strstr(screen, "1999/2000"),
-           "first, last, after a pause");
+    EXPECT(lines >= 4 && lines <= max + 2, "%d lines, wanted at most %d", lines, max + 2);
+    EXPECT(strstr(screen, "step    1/2000") && strstr(screen, "step 2000/2000"), "first and last");
+    EXPECT(strstr(screen, "1990/2000") && strstr(screen, "1998/2000"), "after a pause");
+    EXPECT(!strstr(screen, "1999/2000"), "too soon");
     EXPECT(!strchr(screen, '\r') && !strchr(screen, '\033'), "nothing for terminals in a file");
-    EXPECT(count_of(slurp(test_path("rate/log.jsonl")), "\n") == 2001, "the files have every step");
+    EXPECT(count_of(slurp(test_path("rate/log.jsonl")), "\n") == 2003, "the files have every step");
+}
+
+// --log-every N: its multiples, the first and the last step, on the screen, also a terminal, and in main.log.
+static void test_every(void) {
+    for (int is_terminal = 0; is_terminal < 2; is_terminal++) {
+        RunLog log = open_log("every", 0, 200);
+        log.is_terminal = is_terminal;
+        log.every = 30;
+        train_fast(&log, 200);
+        log_close(&log);
+        const char* screen = slurp(test_path("every.screen"));
+        EXPECT(count_of(screen, "\n") == 8 && !strchr(screen, '\r'), "1, 30, 60 ... 180, 200: %s", screen);
+        EXPECT(strstr(screen, "step  30/200") && strstr(screen, "step 180/200"), "%s", screen);
+        EXPECT(count_of(slurp(test_path("every/main.log")), "\n") == 8, "%s",
+               slurp(test_path("every/main.log")));
+        EXPECT(count_of(slurp(test_path("every/log.jsonl")), "\n") == 200, "all steps");
+    }
+}
+
+// A quiet run prints what it achieved and why it did not, and nothing else; its files have everything.
+static void test_quiet(void) {
+    const TaskScore score = {TASK_CHOICE, {0.5, 0.1}, {NAN, NAN}, {NAN, NAN}, NAN, NAN, 12};
+    const LogSummary end = {10, 3, NAN, 8, 1, 2};
+    FILE* screen = fopen(test_path("quiet.screen"), "w");
+    const LogSettings settings = {test_path("quiet"), LOG_NEW, 0, 10, 1, 0, screen, 0, 0, 0, 1};
+    RunLog log;
+    log_open(&log, &settings);
+    train_fast(&log, 10);
+    say_val(&log, 10, 3, NAN);
+    log_note(&log, "a note");
+    log_sample(&log, 10, "text", 4);
+    log_save(&log, 10, "path");
+    log_task(&log, 10, "task", &score);
+    log_skip(&log, 10, "why");
+    log_summary(&log, end);
+    log_close(&log);
+    fclose(screen);
+    const char* text = slurp(test_path("quiet.screen"));
+    EXPECT(strncmp(text, "step 10/10 | task | acc 0.5000 +- 0.1000", 40) == 0, "%s", text);
+    EXPECT(strcmp(line_of(text, 1), "step 10/10 | update skipped: why") == 0, "%s", text);
+    EXPECT(strncmp(line_of(text, 2), "10 steps | ", 11) == 0 && count_of(text, "\n") == 3, "%s", text);
+    EXPECT(count_of(slurp(test_path("quiet/log.jsonl")), "\n") == 16, "%s",
+           slurp(test_path("quiet/log.jsonl")));
 }
 
 // On a terminal: fast steps rewrite one line, and the latest step stands above a message.
@@ -839,6 +887,8 @@ int main(void) {
     test_step_line();
     test_messages();
     test_rate();
+    test_every();
+    test_quiet();
     test_terminal();
     test_is_terminal();
     test_eta();

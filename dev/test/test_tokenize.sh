@@ -318,7 +318,7 @@ test_errors() {
     bad 2 "--tokenizer and --train-bpe" "${vocab[@]}" --train-bpe 300 lines.txt
     bad 2 "--train-bpe is 256" --train-bpe 256 lines.txt
     bad 2 "--shard-token|--shard-tokens" "${vocab[@]}" --shard-token 5 lines.txt
-    bad 2 "--shard-tokens is 0" "${vocab[@]}" --shard-tokens 0 lines.txt
+    bad 2 "--shard-tokens 0" "${vocab[@]}" --shard-tokens 0 lines.txt
     bad 1 "none.txt: cannot open" "${vocab[@]}" lines.txt none.txt
     bad 1 "none.json" --tokenizer none.json lines.txt
     bad 1 "gpt2: cannot open the tokenizer|scripts/get_data.sh gpt2-vocab" --tokenizer gpt2 lines.txt

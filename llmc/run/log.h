@@ -40,9 +40,11 @@ rollback does the same: it cuts off the lines after the checkpoint and adds one 
 
 On a terminal the line of a step is rewritten by the next one and is cut to its width, the less important
 numbers first; what takes 100 ms or more leaves a line at each hundredth of the run, and what takes 10 s or
-more leaves them all. Elsewhere, a step that comes less than half a second after the last one printed is not
-printed. The first and the last step always are. If the screen goes away (| head), a run with files continues
-without it.
+more leaves them all. Elsewhere, a step is printed at each hundredth of the run, if it comes half a second or more after
+the last one printed, and after half a minute without one; those of 10 s or more all are. With --log-every N the multiples
+of N are printed, everywhere and in main.log, and no others. The first and the last step always are. If the screen goes
+away (| head), a run with files continues without it. A quiet run prints only results: of tasks, updates that were not
+made, why it stopped, and the summary.
 
 defines: RunLog, LogStart, LogSettings, LogPrint, LogIdentity, log_open, log_close, log_config, log_data_wait,
          log_peak, log_sensors, log_train, log_progress, LogVal, log_val, log_task, log_sample, log_save, log_note, log_resumed, log_skip,
@@ -66,7 +68,13 @@ defines: RunLog, LogStart, LogSettings, LogPrint, LogIdentity, log_open, log_clo
 extern "C" {
 #endif
 
-enum { LOG_BINS_ = 512, LOG_CURVE_COLUMNS_ = 79, LOG_CURVE_ROWS_ = 20, LOG_TEXT_COLUMNS_ = 100 };
+enum {
+    LOG_BINS_ = 512,
+    LOG_CURVE_COLUMNS_ = 79,
+    LOG_CURVE_ROWS_ = 20,
+    LOG_TEXT_COLUMNS_ = 100,
+    LOG_SILENCE_S_ = 30
+};
 
 typedef enum { LOG_NEW, LOG_CONTINUE } LogStart; // LOG_CONTINUE: the files belong to this run
 
@@ -79,6 +87,8 @@ typedef struct {
     FILE* screen;              // usually stdout; NULL says nothing, for all ranks but one
     int tensorboard;           // also writes for TensorBoard, if there are files
     uint64_t run;              // identity of the run, as in its checkpoints; 0: unknown
+    int every; // steps between lines of steps on the screen and in main.log; 0: by time, and all in main.log
+    int is_quiet; // prints only results
 } LogSettings;
 
 typedef enum {
@@ -104,6 +114,8 @@ typedef struct {
     double step_tokens;
     int eval_every;
     LogFile json, text, screen;
+    LogFile nothing; // what a quiet run does not print; no file: it is not quiet
+    int every;       // steps between lines of steps; 0: by time
     TensorBoard board;
     char tag[128]; // of the line: what comes before a key
 
@@ -277,6 +289,11 @@ static void log_flush_screen_(RunLog* log) {
     log->is_terminal = 0;
 }
 
+// Where everything but results is printed.
+static FILE* log_details_(const RunLog* log) {
+    return log->nothing.file ? log->nothing.file : log->screen.file;
+}
+
 void log_sync(RunLog* log) {
     log_file_sync(&log->json);
     log_file_sync(&log->text);
@@ -448,7 +465,11 @@ void log_open(RunLog* log, const LogSettings* o) {
     if (!o->screen) {
         log_file_open_none(&log->screen);
     }
-    log->is_terminal = o->screen && isatty(fileno(o->screen));
+    if (o->is_quiet) {
+        log_file_open_none(&log->nothing);
+    }
+    log->every = o->every;
+    log->is_terminal = o->screen && !o->is_quiet && isatty(fileno(o->screen));
 }
 
 // Columns of the terminal; 0: unknown.
@@ -476,6 +497,9 @@ void log_close(RunLog* log) {
     tensorboard_close(&log->board);
     if (log_file_is_none(&log->screen)) {
         fclose(log->screen.file);
+    }
+    if (log->nothing.file) {
+        fclose(log->nothing.file);
     }
     memset(log, 0, sizeof(*log));
 }
@@ -560,11 +584,11 @@ char* log_duration(double seconds, char* text) {
     return text;
 }
 
-// Begins a message on the screen.
-static void log_say_step_(RunLog* log, int64_t step) {
+// Begins a message on the screen, or with the details.
+static void log_say_step_(RunLog* log, FILE* file, int64_t step) {
     char text[64];
     log_end_line_(log);
-    fprintf(log->screen.file, "%s | ", log_step_text_(log, step, text));
+    fprintf(file, "%s | ", log_step_text_(log, step, text));
 }
 
 // ---- a step ----
@@ -656,27 +680,33 @@ static void log_format_step_(RunLog* log, int64_t step, double loss, double loss
     log_join_(log, f);
 }
 
-// Whether the line of a step stays on the terminal.
-static int log_keeps_line_(RunLog* log, int64_t step) {
+// Whether a step is one that --log-every names: the first and the last one are, too.
+static int log_is_due_(const RunLog* log, int64_t step) {
+    return step == log->start_step + 1 || step == log->steps || (log->every && step % log->every == 0);
+}
+
+// Whether a step has a line of its own on the screen, `pause_s` after the last one: see the head of this file.
+static int log_keeps_line_(RunLog* log, int64_t step, double pause_s) {
     const int is_hundredth = 100 * (step - log->kept_step) >= log->steps;
-    const int is_kept = step == log->start_step + 1 || step == log->steps || log->smooth_ms >= 10e3 ||
-                        (log->smooth_ms >= 100 && is_hundredth);
+    const int is_slow = log->is_terminal ? log->smooth_ms >= 100 : pause_s >= 0.5;
+    const int is_silent = !log->is_terminal && pause_s >= LOG_SILENCE_S_;
+    const int is_kept = log_is_due_(log, step) ||
+                        (!log->every && (log->smooth_ms >= 10e3 || is_silent || (is_slow && is_hundredth)));
     log->kept_step = is_kept ? step : log->kept_step;
     return is_kept;
 }
 
-// Shows the line of a step, or not: see the head of this file.
+// Shows the line of a step, or not.
 static void log_show_step_(RunLog* log, int64_t step) {
-    const int is_end = step == log->start_step + 1 || step == log->steps;
-    const int is_rewritten = log->is_terminal && !log_keeps_line_(log, step);
-    const double now_s = time_now_s(), pause_s = !log->is_terminal ? 0.5 : is_rewritten ? 0.1 : 0;
-    if (!is_end && now_s - log->shown_s < pause_s) {
+    const double now_s = time_now_s(), pause_s = now_s - log->shown_s;
+    const int is_kept = log_keeps_line_(log, step, pause_s);
+    if (!is_kept && (log->every || !log->is_terminal || pause_s < 0.1)) {
         return;
     }
-    fputs(log->open_line != LOG_LINE_NONE_ ? "\r\033[K" : "", log->screen.file);
+    fputs(log->open_line != LOG_LINE_NONE_ ? "\r\033[K" : "", log_details_(log));
     // without automatic margins, in case the width is not known: a line that wraps cannot be rewritten
-    fprintf(log->screen.file, is_rewritten ? "\033[?7l%s\033[?7h" : "%s\n", log->line);
-    log->open_line = is_rewritten ? LOG_LINE_STEP_ : LOG_LINE_NONE_;
+    fprintf(log_details_(log), is_kept ? "%s\n" : "\033[?7l%s\033[?7h", log->line);
+    log->open_line = is_kept ? LOG_LINE_NONE_ : LOG_LINE_STEP_;
     log->shown_s = now_s;
     log_flush_screen_(log);
 }
@@ -701,8 +731,10 @@ void log_train(RunLog* log, int64_t step, double loss, double loss_z, double nor
     log_time_stamp_(log);
     log_end_(log);
     log->data_s = log->data_wait_s;
-    fprintf(log->text.file, "s:%lld trl:%.4f lr:%.6f norm:%.2f\n", (long long)step, loss, lr, norm);
-    log_file_flush(&log->text);
+    if (!log->every || log_is_due_(log, step)) {
+        fprintf(log->text.file, "s:%lld trl:%.4f lr:%.6f norm:%.2f\n", (long long)step, loss, lr, norm);
+        log_file_flush(&log->text);
+    }
     log_remember_(log, log->train, step, loss);
     log_time_(log, ms);
     log_format_step_(log, step, loss, loss_z, norm, norm_z, lr, ms, mfu);
@@ -736,7 +768,7 @@ void log_config(RunLog* log, LogPrint print, const void* what, LogIdentity who) 
 
 void log_progress(RunLog* log, int64_t step, const char* what, int64_t i, int64_t n) {
     char count[64];
-    const double now_s = time_now_s(), pause_s = log->is_terminal ? 0.2 : 30;
+    const double now_s = time_now_s(), pause_s = log->is_terminal ? 0.2 : LOG_SILENCE_S_;
     if (i == 0) {
         log->val_start_s = log->progress_s = now_s;
     }
@@ -745,7 +777,7 @@ void log_progress(RunLog* log, int64_t step, const char* what, int64_t i, int64_
     }
     log->progress_s = now_s;
     log_end_line_(log);
-    fprintf(log->screen.file, "%s | %s %lld/%lld%s", log_step_text_(log, step, count), what, (long long)i,
+    fprintf(log_details_(log), "%s | %s %lld/%lld%s", log_step_text_(log, step, count), what, (long long)i,
             (long long)n, log->is_terminal ? "" : "\n");
     log->open_line = log->is_terminal ? LOG_LINE_PROGRESS_ : LOG_LINE_NONE_;
     log_flush_screen_(log);
@@ -768,8 +800,8 @@ static void log_known_(RunLog* log, const char* key, double value) {
 }
 
 static void log_say_val_(RunLog* log, int64_t step, const LogVal* val) {
-    FILE* screen = log->screen.file;
-    log_say_step_(log, step);
+    FILE* screen = log_details_(log);
+    log_say_step_(log, screen, step);
     fprintf(screen, "val loss %.4f", val->loss);
     if (isfinite(val->bpb)) {
         fprintf(screen, " | %.4f bpb", val->bpb);
@@ -833,7 +865,7 @@ static void log_print_share_(FILE* screen, const char* name, TaskShare share) {
 void log_task(RunLog* log, int64_t step, const char* name, const TaskScore* score) {
     FILE* screen = log->screen.file;
     const int has_loss = score->kind != TASK_CHOICE, is_repeated = log_is_repeated_(log, LOG_TASK_, step);
-    log_say_step_(log, step);
+    log_say_step_(log, log->screen.file, step);
     fputs(name, screen);
     log_print_share_(screen, "acc", score->acc);
     log_print_share_(screen, "acc_norm", score->acc_norm);
@@ -853,9 +885,9 @@ void log_task(RunLog* log, int64_t step, const char* name, const TaskScore* scor
 
 void log_sample(RunLog* log, int64_t step, const char* text, size_t bytes) {
     const int columns = log_columns_(log);
-    log_say_step_(log, step);
-    fputs("sample:\n", log->screen.file);
-    text_wrap_print(log->screen.file, text, bytes,
+    log_say_step_(log, log_details_(log), step);
+    fputs("sample:\n", log_details_(log));
+    text_wrap_print(log_details_(log), text, bytes,
                     (size_t)(0 < columns && columns < LOG_TEXT_COLUMNS_ ? columns : (int)LOG_TEXT_COLUMNS_));
     log_flush_screen_(log);
     if (!log_is_repeated_(log, LOG_SAMPLE_, step)) {
@@ -866,8 +898,8 @@ void log_sample(RunLog* log, int64_t step, const char* text, size_t bytes) {
 }
 
 void log_save(RunLog* log, int64_t step, const char* path) {
-    log_say_step_(log, step);
-    fprintf(log->screen.file, "saved %s\n", path);
+    log_say_step_(log, log_details_(log), step);
+    fprintf(log_details_(log), "saved %s\n", path);
     log_flush_screen_(log);
     if (!log_is_repeated_(log, LOG_SAVE_, step)) {
         log_begin_(log, "save", step);
@@ -878,7 +910,7 @@ void log_save(RunLog* log, int64_t step, const char* path) {
 
 void log_note(RunLog* log, const char* text) {
     log_end_line_(log);
-    fprintf(log->screen.file, "%s\n", text);
+    fprintf(log_details_(log), "%s\n", text);
     log_flush_screen_(log);
 }
 
@@ -891,7 +923,7 @@ void log_resumed(RunLog* log, const char* path) {
 }
 
 void log_skip(RunLog* log, int64_t step, const char* reason) {
-    log_say_step_(log, step);
+    log_say_step_(log, log->screen.file, step);
     fprintf(log->screen.file, "update skipped: %s\n", reason);
     log_flush_screen_(log);
     log_begin_(log, "skip", step);
@@ -900,7 +932,7 @@ void log_skip(RunLog* log, int64_t step, const char* reason) {
 }
 
 void log_rollback(RunLog* log, int64_t from, int64_t to, const char* reason) {
-    log_say_step_(log, from);
+    log_say_step_(log, log->screen.file, from);
     fprintf(log->screen.file, "rolled back to step %lld: %s\n", (long long)to, reason);
     log_flush_screen_(log);
     log->start_step = to;
@@ -966,9 +998,9 @@ static void log_draw_curve_(RunLog* log, double floor) {
     CurvePoint train[LOG_BINS_], val[LOG_BINS_];
     const int n_train = log_recall_(log->train, train), n_val = log_recall_(log->val, val);
     if (n_train > 1) {
-        fputc('\n', log->screen.file);
-        curve_draw(log->screen.file, train, n_train, val, n_val, floor, LOG_CURVE_COLUMNS_, LOG_CURVE_ROWS_);
-        fputc('\n', log->screen.file);
+        fputc('\n', log_details_(log));
+        curve_draw(log_details_(log), train, n_train, val, n_val, floor, LOG_CURVE_COLUMNS_, LOG_CURVE_ROWS_);
+        fputc('\n', log_details_(log));
         if (!log_file_is_none(&log->json)) {
             log_write_curve_(log, train, n_train, val, n_val, floor);
         }

@@ -65,11 +65,13 @@ static const OptionSynonym OPTION_TRAINER_SYNONYMS[] = {
 
     // output
     {"out-dir output-dir", "use --out"},
+    {"log-interval logging-steps", "use --log-every, in steps"},
     {"save-steps save-interval checkpoint-every always-save-checkpoint", "use --save-every, in steps"},
     {"save-total-limit", "use --keep"},
     {"resume-from-checkpoint resume-from", "use --resume"},
     {"wandb-log wandb-project wandb-run-name wandb report-to",
         "scripts/wandb_follow.py sends a run's log.jsonl to Weights & Biases; --tensorboard on writes for TensorBoard"},
+    {"silent", "use --quiet on"},
     {"verbose debug", "log.jsonl in --out has every number of every step"},
 
     // memory, speed

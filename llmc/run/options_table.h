@@ -101,7 +101,7 @@ struct Options {
     const char* export_llmc;
     int export_dtype;
     const char* export_gguf;
-    int export_gguf_dtype, tensorboard, overfit;
+    int export_gguf_dtype, tensorboard, log_every, quiet, overfit;
 
     int recompute;
     float fit;
@@ -373,6 +373,11 @@ const OptionRow OPTION_TABLE[] = {
         WORDS_CHOICE(GGUF_DTYPE_WORDS), "precision of the matrices in that file"},
     {"output",     "tensorboard",   "",   SWITCH_(tensorboard),    0,        0, 0,                "off",
         "off|on", "also log for TensorBoard, in a directory tensorboard in --out"},
+    {"output",     "log-every",     "",   INT_(log_every),         1,    MANY_, AUTO_,            "auto",
+        "steps", "between lines of steps on the screen and in main.log; auto: main.log has them all, the screen a "
+        "hundred of the run and one every half minute, and on a terminal the last one; log.jsonl always has all"},
+    {"output",     "quiet",         "",   SWITCH_(quiet),          0,        0, ONCE_,            "off",
+        "off|on", "print only errors, warnings, the results of tasks and the summary"},
     {"output",     "overfit",       "a",  SWITCH_(overfit),        0,        0, RUN_,             "off",
         "off|on", "train on the first batch only; the loss goes to 0"},
 

@@ -37,6 +37,7 @@ int run_main(int argc, char** argv, const Trainer* trainer);
 
 #ifdef RUN_IMPLEMENTATION
 
+#include <errno.h>
 #include <limits.h>
 #include <math.h>
 #include <stddef.h>
@@ -98,6 +99,7 @@ typedef struct {
     char newest[PATH_MAX];  // checkpoint of the run that --model names
     GPT2Config cfg;
     double start_s; // when the program started, as time_now_s counts
+    FILE* results;  // where they are printed: standard output, which of a --quiet run is /dev/null
 
     TrainerPlan plan;
     GPT2* model;
@@ -658,7 +660,7 @@ static void run_open_log_(Run_* run) {
     options_version(program, sizeof(program), &run->options, run->trainer->program_name);
     const LogIdentity who = {program,    run->trainer->name, run->plan.device,
                              run->floor, plan_print_json,    run->plan.memory};
-    session_begin(&run->session, &run->resume, &run->state, &run->log, who);
+    session_begin(&run->session, &run->resume, &run->state, &run->log, run->results, who);
 }
 
 static void run_close_(Run_* run) {
@@ -874,12 +876,24 @@ static int run_reports_(const Options* o) {
     return report || compare;
 }
 
+// --quiet: standard output keeps the results; everything else that is printed there goes nowhere.
+static void run_be_quiet_(Run_* run) {
+    const Options* o = &run->options;
+    if (o->quiet && !options_only_look(o) && !o->generates) {
+        const int fd = dup(STDOUT_FILENO);
+        run->results = fd < 0 ? NULL : fdopen(fd, "w");
+        CHECK(run->results && freopen("/dev/null", "w", stdout),
+              "standard output: cannot be set aside for --quiet: %s", strerror(errno));
+    }
+}
+
 // After the command line was read. Returns the exit status.
 static int run_start_(Run_* run, const char* program) {
     Options* options = &run->options;
     if (run_reports_(options)) {
         return EXIT_SUCCESS;
     }
+    run_be_quiet_(run);
     run_join_(run);
     if (options->generates) {
         return generate_texts(run->trainer, options, &run->comm);
@@ -904,10 +918,13 @@ int run_program(int argc, char** argv, const Trainer* trainer) {
     Run_* run = (Run_*)check_alloc(1, sizeof(*run), "the run"); // a third of the smallest stack
     run->trainer = trainer;
     run->start_s = time_now_s();
+    run->results = stdout;
     comm_expect(&run->comm, launch_expect());
     options_parse(&run->options, argc, argv, trainer->program);
     const int status = run_start_(run, argv[0]);
     options_close(&run->options);
+    CHECK(run->results == stdout || fclose(run->results) == 0, "standard output: cannot write: %s",
+          strerror(errno));
     free(run);
     return status;
 }

@@ -55,7 +55,8 @@ void session_open(Session* s, const Options* options, const Resume* resume, Chec
 
 // Opens the log and logs the kind of start. The last thing before training, when nothing can be refused any
 // more: logs of an earlier run are put aside. A finished run samples again if texts are asked for.
-void session_begin(const Session* s, const Resume* resume, RunState* run, RunLog* log, LogIdentity who);
+void session_begin(const Session* s, const Resume* resume, RunState* run, RunLog* log, FILE* screen,
+                   LogIdentity who);
 
 void session_close(Session* s);
 
@@ -148,7 +149,8 @@ static void session_print_options_(FILE* file, const void* options) {
     options_print_json(file, (const Options*)options);
 }
 
-void session_begin(const Session* s, const Resume* resume, RunState* run, RunLog* log, LogIdentity who) {
+void session_begin(const Session* s, const Resume* resume, RunState* run, RunLog* log, FILE* screen,
+                   LogIdentity who) {
     const Options* o = s->options;
     const int is_here = resume_is_here(resume), is_writer = o->process == 0;
     const LogSettings settings = {is_writer ? o->out : "",
@@ -157,9 +159,11 @@ void session_begin(const Session* s, const Resume* resume, RunState* run, RunLog
                                   o->steps,
                                   o->total_batch,
                                   o->eval_every,
-                                  is_writer ? stdout : NULL,
+                                  is_writer ? screen : NULL,
                                   o->tensorboard,
-                                  s->checkpoints.state.identity};
+                                  s->checkpoints.state.identity,
+                                  o->log_every == OPTION_AUTO ? 0 : o->log_every,
+                                  o->quiet};
     if (run->step >= o->steps && run->stage == STAGE_SAMPLED && setup_asks_for_samples(o)) {
         run->stage = STAGE_VALIDATED;
     }
