@@ -129,6 +129,29 @@ test_unreadable() {
     runs "it is back" --model unreadable --prompt a --tokens 2
 }
 
+# Whether a run can be saved is known before its first step. Root may write anywhere, so root tries as another user.
+test_read_only() {
+    local as_nobody=() trainer_path=$trainer
+    if [ "$(id -u)" = 0 ]; then
+        command -v setpriv >/dev/null || { echo "skipped: read-only directories: setpriv is missing"; return; }
+        as_nobody=(setpriv --reuid 65534 --regid 65534 --clear-groups)
+        chmod 755 "$work"
+    fi
+    good "a run" "${brief[@]}" --steps 4 --save-every 2 --out read_only
+    chmod 666 read_only/log.jsonl read_only/main.log
+    chmod 555 read_only
+    printf '#!/bin/sh\nexec %s "%s" "$@"\n' "${as_nobody[*]}" "$trainer" >as_nobody && chmod 755 as_nobody
+    trainer=$work/as_nobody
+    cp read_only/log.jsonl before
+    bad 1 "read_only: cannot save there: Permission denied" --out read_only --resume 2
+    bad 1 "read_only: cannot save there: Permission denied" "${brief[@]}" --steps 4 --out read_only
+    chmod 777 read_only
+    chmod 444 read_only/main.log
+    bad 1 "read_only/main.log: cannot write: Permission denied" --out read_only --resume 2
+    trainer=$trainer_path
+    check "the log is untouched" cmp before read_only/log.jsonl
+}
+
 test_exports() {
     bad 1 "--export-llmc nowhere/x.bin: cannot write into nowhere" "${brief[@]}" --steps 100000 --export-llmc nowhere/x.bin
     bad 1 "--export-gguf .: a directory" "${brief[@]}" --steps 100000 --export-gguf .
@@ -393,6 +416,7 @@ test_links
 test_logs
 test_two_runs
 test_unreadable
+test_read_only
 test_exports
 test_out_texts
 test_out_html

@@ -379,6 +379,15 @@ test_other_weights() {
     check "nothing is saved" [ ! -e mixture/step_00000003 ]
 }
 
+# A rank that cannot write into --out, but will have to.
+test_read_only() {
+    local run=(--layers 2 --channels 32 --heads 2 --seq-len 16 --batch 3 --total-batch 320 --steps 1000000 --samples 0 --eval-every 0 --out read_only)
+    ranks 2 "$trainer" "${run[@]}" : -n 1 env LD_PRELOAD="$PWD/fault.so" FAULT_PATH=.probe FAULT_AT=1 "$trainer" "${run[@]}"
+    check "a rank that cannot save: exit status $status" [ $status = 1 ]
+    check "it says so: $(grep -m 1 '^error' stderr)" grep -q '^error: read_only: cannot save there: No space left on device' stderr
+    check "before the first step" [ "$(grep -c '"train"' read_only/log.jsonl 2>/dev/null)" = "" ]
+}
+
 # A rank whose forward passes take long.
 test_slow_rank() {
     local run=(--layers 1 --channels 32 --heads 2 --seq-len 16 --batch 1 --total-batch 48 --steps 60 --samples 0 --eval-every 0)
@@ -797,6 +806,7 @@ test_elastic
 test_disagreement
 test_drift
 test_other_weights
+test_read_only
 test_slow_rank
 test_signals
 test_failures

@@ -384,6 +384,11 @@ static void checkpoint_require_places_(const Checkpoints* c, int64_t after) {
     free(steps);
 }
 
+// Whether this process writes files of a checkpoint.
+static int checkpoint_has_files_(const Checkpoints* c) {
+    return c->model.first < c->model.end || c->run.zero.rank < checkpoint_part_writers(&c->run.zero);
+}
+
 void checkpoint_copy_at(Checkpoints* c, void* memory) {
     c->params = memory;
     c->optimizer = (char*)memory + c->params_bytes;
@@ -410,6 +415,9 @@ void checkpoints_open(Checkpoints* c, const Options* options, CheckpointRun run,
     c->state.padded_vocab = run.cfg.Vp;
     c->state.files = (SavedFile*)check_alloc(STATE_MAX_FILES, sizeof(SavedFile), "files of a checkpoint");
     c->lock = lock;
+    if (checkpoint_has_files_(c)) {
+        checkpoint_require_writable(c->out);
+    }
     if (run.zero.rank == 0) {
         c->lock = lock >= 0 ? lock : checkpoint_lock(c->out);
         checkpoint_require_room_(c, c->out);
@@ -457,7 +465,7 @@ void checkpoint_start(Checkpoints* c, const RunState* run) {
         checkpoint_make_part_(c);
     }
     comm_barrier(c->run.comm);
-    if (c->model.first < c->model.end || c->run.zero.rank < checkpoint_part_writers(&c->run.zero)) {
+    if (checkpoint_has_files_(c)) {
         checkpoint_start_thread_(c);
     }
 }

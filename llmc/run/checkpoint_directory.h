@@ -10,7 +10,7 @@ A checkpoint is written as .part and renamed; one that goes is renamed first. So
 half of one, and the next run in the same directory clears what a killed run left. If one of these names is a
 symbolic link, the link is removed, never its target. Two runs at a time are refused.
 
-defines: CHECKPOINT_PART, checkpoint_path, checkpoint_steps, checkpoint_lock, checkpoint_clear, checkpoint_put,
+defines: CHECKPOINT_PART, checkpoint_path, checkpoint_steps, checkpoint_lock, checkpoint_require_writable, checkpoint_clear, checkpoint_put,
          checkpoint_thin, checkpoint_remove_after, checkpoint_last_serial, checkpoint_try_check, CheckpointFilter,
          CheckpointsFound, checkpoint_newest, checkpoint_share
 */
@@ -42,6 +42,9 @@ int checkpoint_steps(const char* out, const char* ending, int64_t** steps);
 // Only one run at a time may write into a directory. Returns a descriptor, which has the lock until it is
 // closed. Removes what a killed run left.
 int checkpoint_lock(const char* out);
+
+// Ends the program if this process cannot make a directory in `out`: before the work that a save would lose.
+void checkpoint_require_writable(const char* out);
 
 // Removes a directory of files, or a link to one, if it is there.
 void checkpoint_clear(const char* directory);
@@ -106,6 +109,7 @@ void checkpoint_share(SavedState* s, char path[PATH_MAX], int* is_found, Comm* c
 #include <unistd.h>
 
 #include "llmc/base/check.h"
+#include "llmc/base/clock.h"
 #include "llmc/base/file.h"
 
 #define CHECKPOINT_OLD_ ".old"
@@ -235,6 +239,14 @@ int checkpoint_lock(const char* out) {
     CHECK(file_try_lock(fd, CHECKPOINT_LOCK_WAIT_S), "%s: another run is writing here", out);
     checkpoint_recover_(out);
     return fd;
+}
+
+// Its name is new, so that processes do not meet.
+void checkpoint_require_writable(const char* out) {
+    char probe[PATH_MAX];
+    file_path(probe, "%s/.probe_%lld_%.0f", out, (long long)getpid(), 1e6 * time_unix_s());
+    CHECK(mkdir(probe, 0777) == 0, "%s: cannot save there: %s", out, strerror(errno));
+    rmdir(probe);
 }
 
 // Lets two directories change places. Returns 0 if the file system cannot do that.

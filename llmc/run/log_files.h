@@ -2,7 +2,7 @@
 log_files.h -- the files of a run's log: what they are called, how those of an earlier run are put aside, and lines that are
 in their file, or on the disk, or end the program with the name of the file.
 
-defines: LogFile, LOG_JSON, LOG_TEXT, LOG_CURVE, LOG_BOARD, log_file_path, log_files_put_aside, log_files_run, log_files_take,
+defines: LogFile, LOG_JSON, LOG_TEXT, LOG_CURVE, LOG_BOARD, log_file_path, log_files_put_aside, log_files_run, log_files_take, log_files_require_writable,
          log_file_open, log_file_open_none, log_file_is_none, log_file_try_flush, log_file_flush, log_file_sync
 */
 #ifndef LLMC_LOG_FILES_H
@@ -40,6 +40,9 @@ uint64_t log_files_run(const char* out_dir);
 
 // Makes the logs of this run the current ones: those of another run are put aside, and its own come back if they were.
 void log_files_take(const char* out_dir, uint64_t run);
+
+// Ends the program if a log that is there cannot be continued. A link gives way to a file, so it can.
+void log_files_require_writable(const char* out_dir);
 
 // Opens log->path, cut to its first `keep` bytes. If it is a link, the run gets a file of its own with these bytes: nothing is
 // cut or written at the other end.
@@ -195,6 +198,19 @@ static uint64_t log_files_run_of_(const char* out_dir, int number) {
 }
 
 uint64_t log_files_run(const char* out_dir) { return log_files_run_of_(out_dir, 0); }
+
+void log_files_require_writable(const char* out_dir) {
+    static const char* const names[] = {LOG_JSON, LOG_TEXT};
+    for (int i = 0; i < 2; i++) {
+        char path[PATH_MAX];
+        log_file_path(path, out_dir, names[i], 0);
+        const int fd = open(path, O_WRONLY | O_APPEND | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+        CHECK(fd >= 0 || errno == ENOENT || errno == ELOOP, "%s: cannot write: %s", path, strerror(errno));
+        if (fd >= 0) {
+            close(fd);
+        }
+    }
+}
 
 void log_files_take(const char* out_dir, uint64_t run) {
     if (log_files_run(out_dir) == run) {

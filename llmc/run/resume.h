@@ -161,6 +161,7 @@ static void resume_find_(Resume* r, const Options* options) {
     if (options->out[0] && !options_only_look(options) && (may_be_new || stat(options->out, &info) == 0)) {
         file_make_directory(options->out);
         r->lock = checkpoint_lock(options->out);
+        checkpoint_require_writable(options->out);
     }
     if (is_off) {
         return;
@@ -185,6 +186,9 @@ void resume_open(Resume* r, Options* options, Comm* comm) {
     if (r->is_active) {
         resume_inherit_(r, options);
         r->is_here = options->out[0] && resume_holds_(options->out, r->path);
+        if (r->is_here && r->lock >= 0 && log_files_run(options->out) == r->saved.identity) {
+            log_files_require_writable(options->out);
+        }
     }
 }
 

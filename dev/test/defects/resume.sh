@@ -59,3 +59,26 @@ defect_ranks_start_from_different_weights() {
     done
     check "nothing is saved" [ ! -e o3/step_00000003 ]
 }
+
+# A directory that cannot be written is noticed before the training, on each machine.
+defect_directory_is_read_only() {
+    is_here setpriv && is_here mpirun || return 0
+    [ "$(id -u)" = 0 ] || { echo "skipped: read-only directories: needs root"; return 0; }
+    export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+    local run
+    chmod 755 "$work"
+    good "a run" "${small[@]}" --steps 4 --out r
+    chmod 666 r/log.jsonl r/main.log && chmod 555 r
+    timeout 60 setpriv --reuid 65534 --regid 65534 --clear-groups "$trainer" --out r --resume on --steps 2000000 --override >stdout 2>stderr </dev/null
+    status=$?
+    check_error "resumed by another user" 1 "r: cannot save there"
+    unshare -m true 2>check.out || { echo "skipped: a machine whose --out is read-only: unshare -m is not allowed"; return 0; }
+    mkdir ro
+    run="$(printf '%q ' "$trainer" "${small[@]}") --steps 2000000 --total-batch 64 --out $work/ro"
+    # shellcheck disable=SC2086
+    timeout 60 mpirun --oversubscribe -n 1 $run : -n 1 unshare -m bash -c \
+        "mount --bind $work/ro $work/ro; mount -o remount,ro,bind $work/ro; exec $run" >stdout 2>stderr </dev/null
+    status=$?
+    check "a read-only rank: exit status $status" [ $status = 1 ]
+    check "says so: $(grep -m 1 '^error' stderr)" grep -q '^error: .*/ro: cannot save there: Read-only file system' stderr
+}
