@@ -634,7 +634,9 @@ static void gpt2_export(GPT2* model, const Options* options, const RunData* data
 // The trainer
 
 static void describe_device(char* text, size_t room, int is_bf16) {
-    const int used = snprintf(text, room, "%d threads, %s", threads_max(), VEC_ISA);
+    char threads[64];
+    threads_describe(threads, sizeof(threads));
+    const int used = snprintf(text, room, "%s, %s", threads, VEC_ISA);
     if (is_bf16) {
         snprintf(text + used, room - (size_t)used, ", products in bf16 by %s", bf16_kernel().name);
     }
@@ -654,6 +656,9 @@ static void make_plan(TrainerPlan* plan, GPT2Config cfg, Options* o, Comm* comm)
     planned_parameters_cpu(plan->parameters, cfg, &whole, o);
     planned_activations_cpu(plan->activations, cfg, o);
     memory_plan_cpu(plan->memory, cfg, o);
+    if (!o->plan) {
+        memory_check_cpu(plan->memory, comm);
+    }
     describe_device(plan->device, sizeof(plan->device), o->products == PRODUCTS_BF16);
 }
 

@@ -41,6 +41,7 @@
 #include "llmc/tokenizer/bpe_files.h"
 #include "llmc/run/log.h"
 #include "llmc/data/shard_writer.h"
+#include "llmc/base/limits.h"
 #include "llmc/base/signals.h"
 #include "llmc/data/text_pipeline.h"
 
@@ -691,7 +692,7 @@ int main(int argc, char** argv) {
     run.num_inputs =
         (uint64_t)options_parse_arguments(&run.options, argc, argv, options_program(OPTION_CPU), run.inputs);
     check_options(&run);
-    run.threads = run.options.threads ? run.options.threads : pipeline_cores();
+    run.threads = run.options.threads ? run.options.threads : limits_threads("");
     file_path(run.progress_path, "%s" PROGRESS_ENDING, run.options.out);
     const TextOptions text = {(TextFormat)run.options.format, run.options.field, run.options.separator,
                               TEXT_BLOCK_BYTES};

@@ -18,6 +18,8 @@ struct Options {
 };
 #else
 
+#include "llmc/base/limits.h"
+
 // clang-format off
 const OptionRow OPTION_TABLE[] = {
     // group, name, alias, type and field, min, max, flags, default
@@ -43,8 +45,8 @@ const OptionRow OPTION_TABLE[] = {
 
     {"other",  "train-bpe",    "",  INT_(train_bpe),      0, 2097151, 0,     "0",
         "ids", "instead, train a vocabulary of this size on the inputs"},
-    {"other",  "threads",      "",  INT_(threads),        0,    4096, 0,     "0",
-        "threads", "for encoding, besides a reader and a writer; 0: one per core"},
+    {"other",  "threads",      "",  INT_(threads),        0, LIMITS_MAX_THREADS, 0,     "0",
+        "threads", "for encoding, besides a reader and a writer; 0: OMP_NUM_THREADS, else one per core that this job has"},
     {"other",  "config",       "",  STRING_(config),      0,       0, LINE_, "",
         "FILE", "read more options from a file of lines `name = value`; # starts a comment; the command line wins"},
     {"other",  "help",         "",  STRING_(help),        0,       0, LINE_, "",

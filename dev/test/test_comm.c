@@ -228,7 +228,7 @@ int main(int argc, char** argv) {
     options_parse(&options, argc - !!mode, argv + !!mode, options_program(OPTION_CPU));
     const Launch launch = launch_find(&options);
     comm_open(&comm, launch.place, &launch.meeting, options.timeout);
-    threads_open(options.threads, comm.local_size);
+    threads_open(options.threads, comm.local_size, launch.launcher);
     if (mode) {
         run_mode(&comm, mode);
     } else {

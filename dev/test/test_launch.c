@@ -98,8 +98,9 @@ static int is(Launch launch, const char* launcher, int rank, int size, int local
 #define OMPI "OMPI_COMM_WORLD_RANK=5 OMPI_COMM_WORLD_SIZE=8 "
 #define OMPI_LOCAL "OMPI_COMM_WORLD_LOCAL_RANK=1 OMPI_COMM_WORLD_LOCAL_SIZE=4 "
 #define PMI "PMI_RANK=2 PMI_SIZE=3 "
-#define SLURM "SLURM_PROCID=3 SLURM_NTASKS=4 SLURM_LOCALID=1 "
-#define STEP SLURM "SLURM_JOB_ID=4711 SLURM_STEP_ID=2 SLURM_STEP_NODELIST=node[07-12,20],other "
+#define SLURM "SLURM_PROCID=3 SLURM_NTASKS=8 SLURM_LOCALID=1 "
+#define TASK SLURM "SLURM_STEP_NUM_TASKS=4 "
+#define STEP TASK "SLURM_JOB_ID=4711 SLURM_STEP_ID=2 SLURM_STEP_NODELIST=node[07-12,20],other "
 #define TORCH "RANK=1 WORLD_SIZE=2 LOCAL_RANK=1 LOCAL_WORLD_SIZE=2 MASTER_ADDR=node1 MASTER_PORT=29400 "
 #define ELASTIC TORCH "TORCHELASTIC_RUN_ID=books TORCHELASTIC_RESTART_COUNT=3 "
 
@@ -109,31 +110,46 @@ static void test_sources(void) {
     EXPECT(is(find("", OMPI), "mpirun", 5, 8, -1, -1));
     EXPECT(is(find("", PMI "MPI_LOCALRANKID=0 MPI_LOCALNRANKS=1"), "mpiexec", 2, 3, 0, 1));
     EXPECT(is(find("", PMI), "mpiexec", 2, 3, -1, -1));
-    EXPECT(is(find("", SLURM "SLURM_STEP_ID=0 PMIX_RANK=3"), "srun", 3, 4, 1, -1));
+    EXPECT(is(find("", TASK "SLURM_STEP_ID=0 PMIX_RANK=3"), "srun", 3, 4, 1, -1));
     EXPECT(is(find_gpu("", STEP), "srun", 3, 4, 1, -1));
     EXPECT(is(find_gpu("", TORCH), "torchrun", 1, 2, 1, 2));
     EXPECT(is(find_gpu("", ELASTIC STEP PMI), "torchrun", 1, 2, 1, 2),
            "srun starts torchrun on each machine");
     EXPECT(is(find("", SLURM), "", 0, 1, 0, 1), "a script of sbatch");
-    EXPECT(is(find("", "SLURM_STEP_ID=0 SLURM_PROCID=0 SLURM_NTASKS=1"), "", 0, 1, 0, 1), "one task");
-    EXPECT(is(find("", "OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=1"), "", 0, 1, 0, 1), "mpirun -n 1");
+    EXPECT(is(find("", SLURM "SLURM_STEP_ID=4294967294"), "", 0, 1, 0, 1), "the step of a script of sbatch");
+    EXPECT(is(find("", SLURM "SLURM_STEP_NUM_TASKS=1 SLURM_STEP_ID=0"), "", 0, 1, 0, 1),
+           "a shell of salloc -n 8");
+    EXPECT(is(find("", "OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=1"), "mpirun", 0, 1, 0, 1),
+           "mpirun -n 1");
     EXPECT(is(find("", "PMI_RANKS=2 XPMI_RANK=2"), "", 0, 1, 0, 1), "other names");
     const Options gpu = options_of("", OPTION_GPU);
     EXPECT(is(launch_find_in(&gpu, (const char* const*)words_of(OMPI)), "mpirun", 5, 8, -1, -1));
-    EXPECT(is(find("", TORCH SLURM "SLURM_STEP_ID=0 " PMI OMPI OMPI_LOCAL), "mpirun", 5, 8, 1, 4),
+    EXPECT(is(find("", TORCH TASK "SLURM_STEP_ID=0 " PMI OMPI OMPI_LOCAL), "mpirun", 5, 8, 1, 4),
            "the first");
     EXPECT(meets(find("", OMPI), LAUNCH_MPI, "", 0, "", ""));
     EXPECT(meets(find("", STEP "PMI_FD=3"), LAUNCH_MPI, "", 0, "", ""));
     EXPECT(meets(find_gpu("", STEP "PMIX_RANK=3"), LAUNCH_MPI, "", 0, "", ""));
-    EXPECT(is(find("", TORCH SLURM "SLURM_STEP_ID=0 " PMI), "mpiexec", 2, 3, -1, -1), "the second");
-    EXPECT(is(find("--init mpi", TORCH SLURM "SLURM_STEP_ID=0"), "srun", 3, 4, 1, -1), "the third");
+    EXPECT(is(find("", TORCH TASK "SLURM_STEP_ID=0 " PMI), "mpiexec", 2, 3, -1, -1), "the second");
+    EXPECT(is(find("--init mpi", TORCH TASK "SLURM_STEP_ID=0"), "srun", 3, 4, 1, -1), "the third");
+}
+
+static int forgets(const char* environment) {
+    return launch_forgets_srun((const char* const*)words_of(environment));
+}
+
+static void test_forgotten_srun(void) {
+    EXPECT(forgets(SLURM) && forgets(SLURM "SLURM_STEP_ID=4294967294"), "a script of sbatch -n 8");
+    EXPECT(!forgets(STEP), "a task");
+    EXPECT(!forgets(SLURM "SLURM_STEP_NUM_TASKS=1 SLURM_STEP_ID=0"), "srun -n 1");
+    EXPECT(!forgets(SLURM OMPI), "mpirun in a script");
+    EXPECT(!forgets("SLURM_NTASKS=1") && !forgets(""));
 }
 
 static void test_options(void) {
     EXPECT(is(find("-pn 1", ""), "", 0, 1, 0, 1));
     EXPECT(is(find("-pn 1 -pr 0 -pg 8 -pi tcp -ps host:1 -pf /tmp", ""), "", 0, 1, 0, 1),
            "llm.c's, one process");
-    EXPECT(is(find("-pn 1", OMPI OMPI_LOCAL), "", 0, 1, 0, 1),
+    EXPECT(is(find("-pn 1", OMPI OMPI_LOCAL), "mpirun", 0, 1, 0, 1),
            "runs that have nothing to do with each other");
     EXPECT(is(find("-pn 8 -pr 6", OMPI OMPI_LOCAL), "mpirun", 6, 8, -1, -1));
     EXPECT(is(find("-pn 8 -pr 6 -pg 4 -pi mpi", OMPI), "mpirun", 6, 8, 2, 4));
@@ -169,7 +185,7 @@ static void test_meetings(void) {
                               {"n[7", "n7"},      {"n[", "n"}};
     for (size_t i = 0; i < sizeof(lists) / sizeof(lists[0]); i++) {
         char environment[256];
-        snprintf(environment, sizeof(environment), SLURM "SLURM_STEP_ID=0 SLURM_STEP_NODELIST=%s",
+        snprintf(environment, sizeof(environment), TASK "SLURM_STEP_ID=0 SLURM_STEP_NODELIST=%s",
                  lists[i][0]);
         const Launch launch = find_gpu("", environment);
         EXPECT(strcmp(launch.meeting.host, lists[i][1]) == 0, "%s: %s", lists[i][0], launch.meeting.host);
@@ -189,8 +205,8 @@ static void test_refused_meetings(void) {
     EXPECT(refused_gpu("", "RANK=1 WORLD_SIZE=2", "MASTER_ADDR= MASTER_PORT=; wanted"));
     EXPECT(refused_gpu("", "RANK=1 WORLD_SIZE=2 MASTER_ADDR=a MASTER_PORT=x", "MASTER_PORT=x"));
     EXPECT(refused_gpu("", "RANK=1 WORLD_SIZE=2 MASTER_ADDR=a MASTER_PORT=65535", "MASTER_PORT=65535"));
-    EXPECT(refused_gpu("", SLURM "SLURM_STEP_ID=0", "SLURM_STEP_NODELIST is not set"));
-    EXPECT(refused("", STEP, "4 processes of srun|mpirun -n 4 ..., or srun --mpi=pmix"));
+    EXPECT(refused_gpu("", TASK "SLURM_STEP_ID=0", "SLURM_STEP_NODELIST is not set"));
+    EXPECT(refused("", STEP, "4 processes of srun|mpirun -n 4 ..., srun --mpi=pmix, or --num-processes 1"));
 }
 
 static void test_refused(void) {
@@ -216,7 +232,7 @@ static void test_refused(void) {
     EXPECT(refused("", PMI "MPI_LOCALRANKID=x", "MPI_LOCALRANKID=x"));
     EXPECT(refused("", PMI "MPI_LOCALRANKID=2 MPI_LOCALNRANKS=2", "MPI_LOCALRANKID=2 MPI_LOCALNRANKS=2"));
     EXPECT(refused("", PMI "MPI_LOCALRANKID=0 MPI_LOCALNRANKS=4", "MPI_LOCALNRANKS=4"));
-    EXPECT(refused("", "SLURM_STEP_ID=0 SLURM_NTASKS=4", "srun|SLURM_PROCID is not set"));
+    EXPECT(refused("", "SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=4", "srun|SLURM_PROCID is not set"));
     EXPECT(refused("", "RANK=1", "torchrun|RANK=1|WORLD_SIZE is not set"));
 }
 
@@ -262,6 +278,7 @@ static void test_shards(void) {
 
 int main(void) {
     test_sources();
+    test_forgotten_srun();
     test_options();
     test_meetings();
     test_refused_meetings();

@@ -29,7 +29,7 @@ static void train_vocabulary(Bpe* bpe, const char* list, int vocab_size, FILE* s
 
 // Encodes into the directory `tokens` of the tests.
 static TextData encoding(const Bpe* bpe, FILE* screen) {
-    const TextData text = {bpe, "text", "", test_path("tokens"), screen, TEXT_DATA_ENCODE, 1};
+    const TextData text = {bpe, "text", "", test_path("tokens"), screen, TEXT_DATA_ENCODE, 1, 0};
     file_make_directory(text.directory);
     return text;
 }

@@ -1,15 +1,21 @@
 /*
 threads.h -- the few questions asked of OpenMP, answered for one thread when it is absent.
 
-defines: threads_max, thread_index, threads_set, threads_open, threads_spread, threads_wait_briefly
+defines: threads_max, thread_index, threads_set, threads_open, threads_describe, threads_spread,
+         threads_wait_briefly
 */
 #ifndef LLMC_THREADS_H
 #define LLMC_THREADS_H
 
 #include <limits.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
+
+#include "llmc/base/check.h"
+#include "llmc/base/limits.h"
 
 #ifdef _OPENMP
 #include <omp.h>
@@ -75,19 +81,38 @@ static inline int threads_cores_(void) {
     return cores > omp_get_num_procs() ? cores : omp_get_num_procs();
 }
 
-// --threads of one of `processes` on this machine. 0: those of OMP_NUM_THREADS, else its share of the cores, as
-// far as the launcher lets it use them; a note says if that is less.
-static inline void threads_open(int threads, int processes) {
-    if (threads) {
-        threads_set(threads);
-    } else if (processes > 1 && !getenv("OMP_NUM_THREADS")) {
-        const int cores = threads_cores_(), bound = omp_get_num_procs();
-        const int share = cores > processes ? cores / processes : 1;
-        if (bound < share) {
-            printf("note: bound to %d of %d cores by the launcher; mpirun --bind-to none\n", bound, cores);
-        }
-        threads_set(bound < share ? bound : share);
+// Threads of one of `processes` that share these cores, of which it may run on `bound`, and a quota.
+static inline int threads_share_(int cores, int bound, double quota, int processes) {
+    const int most = ceil(quota) < cores ? (int)ceil(quota) : cores, share = most / processes;
+    return share < 1 ? 1 : share < bound ? share : bound;
+}
+
+// --threads of one of `processes` on this machine. 0: those of OMP_NUM_THREADS, else its share of the cores, as far as a quota
+// and the launcher ("": none has started it) let it use them. A note says if a quota or mpirun leaves less: whoever calls srun
+// has chosen a number of cores.
+static inline void threads_open(int threads, int processes, const char* launcher) {
+    const int is_given = limits_omp_threads() > 0, bound = omp_get_num_procs();
+    if (threads || is_given) {
+        threads_set(threads ? threads : threads_max());
+        return;
     }
+    const int cores = *launcher ? threads_cores_() : bound;
+    const double quota = limits_quota("");
+    if (ceil(quota) < cores) {
+        printf("note: a quota of %g of %d cores, by a control group of this job; --threads sets another "
+               "number\n",
+               quota, cores);
+    }
+    threads_set(threads_share_(cores, bound, quota, processes));
+    if (threads_max() < threads_share_(cores, cores, quota, processes) && strncmp(launcher, "mpi", 3) == 0) {
+        printf("note: bound to %d of %d cores by %s; %s %sbind-to none\n", bound, cores, launcher, launcher,
+               strcmp(launcher, "mpirun") == 0 ? "--" : "-");
+    }
+}
+
+// "2 threads"
+static inline void threads_describe(char* text, size_t room) {
+    snprintf(text, room, "%d thread%s", threads_max(), threads_max() == 1 ? "" : "s");
 }
 
 // The system may start two threads on one core and leave them there for tens of milliseconds. Returns when each has run on a
@@ -118,7 +143,18 @@ static inline int threads_max(void) { return 1; }
 static inline void threads_spread(void) {}
 static inline int thread_index(void) { return 0; }
 static inline void threads_set(int threads) { (void)threads; }
-static inline void threads_open(int threads, int processes) { (void)threads, (void)processes; }
+static inline void threads_open(int threads, int processes, const char* launcher) {
+    (void)processes, (void)launcher;
+    if (threads > 1) {
+        die_usage("--threads %d: this program was built without OpenMP, for one thread; wanted --threads 1, "
+                  "or a build "
+                  "with OPENMP=-fopenmp",
+                  threads);
+    }
+}
+static inline void threads_describe(char* text, size_t room) {
+    snprintf(text, room, "1 thread (built without OpenMP)");
+}
 static inline void threads_wait_briefly(char** argv) { (void)argv; }
 #endif
 

@@ -44,7 +44,8 @@ typedef struct {
     const char* directory;         // of the shards; it is there
     FILE* screen;                  // for progress
     TextDataMode mode;
-    int warns; // of text that looks as if it had a separator
+    int warns;   // of text that looks as if it had a separator
+    int threads; // that encode; 0: as many as this process may use
 } TextData;
 
 // ---- the temporary directory ----
@@ -104,6 +105,7 @@ int text_data_verify(FILE* out, const char* list, TokensFormat format, int vocab
 #include "llmc/base/clock.h"
 #include "llmc/base/file.h"
 #include "llmc/base/json.h"
+#include "llmc/base/limits.h"
 #include "llmc/base/mapped.h"
 #include "llmc/base/signals.h"
 #include "llmc/base/xxh64.h"
@@ -462,10 +464,15 @@ static void text_data_finish_(TextReading_* reading, const char* json) {
     fflush(screen);
 }
 
+static int text_data_threads_(const TextData* text) {
+    return text->threads ? text->threads : limits_threads("");
+}
+
 // Encodes a source into shards; if that fails, or is stopped by a signal, they are removed.
 static void text_data_write_(TextReading_* reading, const char* json) {
     const TextData* text = reading->text;
-    const int ok = pipeline_run(&reading->source, text->bpe, pipeline_cores(), text_data_store_, reading);
+    const int ok =
+        pipeline_run(&reading->source, text->bpe, text_data_threads_(text), text_data_store_, reading);
     if (!ok || signals_stop()) {
         text_data_abandon_(reading);
         signals_end("encoding text");
@@ -553,7 +560,7 @@ void text_data_train(Bpe* bpe, const TextData* text, const char* list, int vocab
     const double start_s = time_now_s();
     TextMerging_ merging = {text->screen, start_s};
     sources_read_list(&sources, list);
-    bpe_trainer_open(&trainer, pipeline_cores());
+    bpe_trainer_open(&trainer, text_data_threads_(text));
     for (int i = 0; i < sources.count; i++) {
         TextReading_ reading;
         glob_t files = tokens_list(sources.names[i]);

@@ -13,7 +13,7 @@ and blocks without ids.
 
 A sink takes the blocks one after another in the order of the input. It returns 0 to end the run early.
 
-defines: TokenBlock, TokenSink, pipeline_run, pipeline_train, pipeline_cores
+defines: TokenBlock, TokenSink, pipeline_run, pipeline_train
 */
 #ifndef LLMC_TEXT_PIPELINE_H
 #define LLMC_TEXT_PIPELINE_H
@@ -37,9 +37,6 @@ typedef struct {
 
 typedef int (*TokenSink)(void* context, const TokenBlock* block);
 
-// The processors that this process may use.
-int pipeline_cores(void);
-
 // ---- encoding ----
 
 // Runs the source to its end, or until the sink returns 0, with the given number of encoders. Returns 0 with
@@ -58,7 +55,6 @@ int pipeline_train(TextSource* source, BpeTrainer* trainer, TokenSink sink, void
 #ifdef TEXT_PIPELINE_IMPLEMENTATION
 
 #include <pthread.h>
-#include <sched.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -91,17 +87,6 @@ typedef struct {
     int failed;         // because of an error
     int is_stopped;     // the sink wants no more
 } Pipeline_;
-
-int pipeline_cores(void) {
-#ifdef __linux__
-    cpu_set_t set;
-    if (sched_getaffinity(0, sizeof(set), &set) == 0) {
-        return CPU_COUNT(&set);
-    }
-#endif
-    const long cores = sysconf(_SC_NPROCESSORS_ONLN);
-    return cores > 0 ? (int)cores : 1;
-}
 
 // ---- the threads ----
 

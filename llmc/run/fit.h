@@ -7,7 +7,7 @@ and a validation too: only the order of sums changes. What was given on the comm
 largest that is tried.
 
 needs:   the sizes of batches are decided
-defines: FitPlan, FitDevice, fit_update_s, fit_least_of_all, fit_available_bytes, fit_choose
+defines: FitPlan, FitDevice, fit_update_s, fit_least_of_all, fit_choose
 */
 #ifndef LLMC_FIT_H
 #define LLMC_FIT_H
@@ -59,20 +59,6 @@ static inline size_t fit_least_of_all(Comm* comm, size_t mine) {
     }
     free(all);
     return mine;
-}
-
-// What the system has for programs, without swapping, for each process of this machine; SIZE_MAX: it does not say.
-static inline size_t fit_available_bytes(const Comm* comm) {
-    char line[256];
-    unsigned long long kib = 0;
-    FILE* file = fopen("/proc/meminfo", "r");
-    while (file && kib == 0 && fgets(line, sizeof(line), file)) {
-        sscanf(line, "MemAvailable: %llu kB", &kib);
-    }
-    if (file) {
-        fclose(file);
-    }
-    return kib ? ((size_t)kib << 10) / (size_t)(comm->local_size > 0 ? comm->local_size : 1) : SIZE_MAX;
 }
 
 // ---- the choice ----

@@ -7,7 +7,7 @@ The first of these that is there:
     options      --rank, --num-processes; local: --rank mod --gpus-per-node
     mpirun       OMPI_COMM_WORLD_RANK _SIZE _LOCAL_RANK _LOCAL_SIZE              Open MPI, Kubernetes' MPIJob
     mpiexec      PMI_RANK PMI_SIZE MPI_LOCALRANKID MPI_LOCALNRANKS               MPICH, Intel MPI
-    srun         SLURM_PROCID SLURM_NTASKS SLURM_LOCALID                         in a step of more than one task
+    srun         SLURM_PROCID SLURM_STEP_NUM_TASKS SLURM_LOCALID                 in a step of more than one task
     torchrun     RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE
     none         0 of 1
 
@@ -22,7 +22,7 @@ How the processes meet, --init; auto, and where rank 0 waits (CommMeeting):
 
 tcp and fs are for GPUs, whose data move by NCCL. Processes on CPUs need MPI for theirs.
 
-defines: LAUNCH_INIT_WORDS, LaunchInit, Launch, launch_find, launch_find_in, launch_expect, launch_zero, launch_shards
+defines: LAUNCH_INIT_WORDS, LaunchInit, Launch, launch_find, launch_find_in, launch_forgets_srun, launch_expect, launch_zero, launch_shards
 */
 #ifndef LLMC_LAUNCH_H
 #define LLMC_LAUNCH_H
@@ -48,7 +48,7 @@ typedef enum { LAUNCH_INIT_WORDS(WORDS_VALUE) } LaunchInit;
 typedef struct {
     CommPlace place;
     LaunchInit init;      // never LAUNCH_AUTO where there is more than one process
-    const char* launcher; // "mpirun"; "" for one process
+    const char* launcher; // "mpirun"; "": none has started this process
     CommMeeting meeting;  // empty for MPI
 } Launch;
 
@@ -57,6 +57,9 @@ Launch launch_find(const Options* options);
 
 // The same in an environment of "NAME=value", ended by NULL.
 Launch launch_find_in(const Options* options, const char* const* environment);
+
+// Whether this is the script of a Slurm job of several tasks, which run under srun: only they share a run.
+int launch_forgets_srun(const char* const* environment);
 
 // The place that the environment alone tells, for comm_expect; 0 of 1 where it makes no sense, which launch_find
 // says later.
@@ -100,7 +103,7 @@ static const LaunchSource_ LAUNCH_SOURCES_[] = {
     {"mpirun",   {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
                   "OMPI_COMM_WORLD_LOCAL_SIZE"},                              LAUNCH_MPI, {"", ""}},
     {"mpiexec",  {"PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"}, LAUNCH_MPI, {"", ""}},
-    {"srun",     {"SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", ""},       LAUNCH_TCP,
+    {"srun",     {"SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", ""}, LAUNCH_TCP,
                  {"SLURM_JOB_ID", "SLURM_STEP_ID"}},
     {"torchrun", {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"},    LAUNCH_TCP,
                  {"TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"}},
@@ -119,8 +122,8 @@ static const char* launch_variable_(const char* const* environment, const char* 
     return NULL;
 }
 
-// Does the source count? torchrun may be started by one of the others, and is the one that started this process. Under
-// Slurm a script has its variables, too, outside of any step of several tasks.
+// Does the source count? torchrun may be started by one of the others, and is the one that started this process. Slurm sets
+// the variables of the whole job in its scripts, too; only a task of a step has those of a step.
 static int launch_is_there_(const LaunchSource_* source, const char* const* environment) {
     const char* size = launch_variable_(environment, source->names[1]);
     if (launch_variable_(environment, "TORCHELASTIC_RUN_ID") && strcmp(source->launcher, "torchrun") != 0) {
@@ -158,7 +161,7 @@ __attribute__((noreturn)) static void launch_refuse_(const LaunchSource_* source
         }
     }
     die_usage("%s says which process this is:%s; wanted a rank below the size, and a local rank below the "
-              "local size",
+              "local size, or --num-processes 1 for a run of this process alone",
               source->launcher, found);
 }
 
@@ -233,9 +236,9 @@ static void launch_check_init_(const Launch* launch, const LaunchSource_* source
     }
     if (launch->init != LAUNCH_MPI && options->program.trainer == OPTION_CPU) {
         die_usage("%d processes%s%s; those on CPUs meet through MPI, --init tcp and fs are for GPUs; wanted "
-                  "mpirun -n %d ...%s",
+                  "mpirun -n %d ...%s, or --num-processes 1 for a run of this process alone",
                   size, source ? " of " : "", source ? source->launcher : "", size,
-                  is_srun ? ", or srun --mpi=pmix" : "");
+                  is_srun ? ", srun --mpi=pmix" : "");
     }
 }
 
@@ -336,8 +339,8 @@ Launch launch_find_in(const Options* options, const char* const* environment) {
     CommPlace place = {0, 1, 0, 1};
     memset(&launch, 0, sizeof(launch));
     launch.place = place;
-    launch.launcher = "";
     const LaunchSource_* source = launch_read_(environment, &place);
+    launch.launcher = source ? source->launcher : "";
     const int has_options = launch_read_options_(options, &place);
     if (!has_options && source && !launch_makes_sense_(place)) {
         launch_refuse_(source, environment);
@@ -356,7 +359,21 @@ Launch launch_find_in(const Options* options, const char* const* environment) {
     return launch;
 }
 
-Launch launch_find(const Options* options) { return launch_find_in(options, (const char* const*)environ); }
+int launch_forgets_srun(const char* const* environment) {
+    CommPlace place;
+    return launch_number_(launch_variable_(environment, "SLURM_NTASKS")) > 1 &&
+           !launch_variable_(environment, "SLURM_STEP_NUM_TASKS") && !launch_read_(environment, &place);
+}
+
+Launch launch_find(const Options* options) {
+    const char* const* environment = (const char* const*)environ;
+    if (launch_forgets_srun(environment) && options->num_processes == OPTION_AUTO && !options->generates) {
+        printf("note: this Slurm job has %s tasks, but srun has not started this process: it runs alone; "
+               "srun --mpi=pmix, or --num-processes 1\n",
+               getenv("SLURM_NTASKS"));
+    }
+    return launch_find_in(options, environment);
+}
 
 CommPlace launch_expect(void) {
     const CommPlace alone = {0, 1, 0, 1};

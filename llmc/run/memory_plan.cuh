@@ -39,6 +39,7 @@ defines: planned_saved_dtype, planned_chunk, planned_activations, planned_master
 #include "llmc/text_model.cuh"
 #include "llmc/text_rows.h"
 #include "llmc/zero.cuh"
+#include "llmc/base/limits.h"
 #include "llmc/run/checkpoint.h"
 #include "llmc/run/fit.h"
 #include "llmc/run/gpu_setup.cuh"
@@ -362,7 +363,7 @@ static inline void memory_plan_least_(PlanMemory plan[PLAN_KINDS], GPT2Config cf
 static inline void memory_fit_(GPT2Config cfg, Options* options, Comm* comm, const SpeedDevice* speed,
                                size_t limit) {
     const FitDevice device = {memory_plan_least_, fit_least_of_all(comm, limit),
-                              fit_least_of_all(comm, fit_available_bytes(comm)), 1, *speed};
+                              fit_least_of_all(comm, limits_free_bytes(comm->local_size, "")), 1, *speed};
     if (limit == SIZE_MAX) {
         die_usage("--fit auto: no GPU to ask for its free memory; wanted --fit GIB");
     }

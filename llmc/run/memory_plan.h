@@ -4,12 +4,13 @@ memory_plan.cuh.
 
     memory_plan_cpu      all allocations, for --plan and the log
     memory_choose_cpu    decides --fit
+    memory_check_cpu     refuses a run that a limit would end
 
 Each planned_... is one fact that the model is opened with.
 
 defines: planned_background_cpu, planned_classifier_cpu, planned_logits_cpu, planned_recompute_cpu, planned_activations_cpu,
          planned_zero_cpu, planned_parameters_cpu, planned_tokens_cpu, planned_gradients_cpu, planned_copy_cpu, planned_packed_cpu, planned_update_cpu,
-         planned_norm_cpu, memory_plan_cpu, memory_choose_cpu
+         planned_norm_cpu, memory_plan_cpu, memory_choose_cpu, memory_check_cpu
 */
 #ifndef LLMC_MEMORY_PLAN_H
 #define LLMC_MEMORY_PLAN_H
@@ -32,6 +33,7 @@ defines: planned_background_cpu, planned_classifier_cpu, planned_logits_cpu, pla
 #include "llmc/quantized_model.h"
 #include "llmc/text_rows.h"
 #include "llmc/zero.h"
+#include "llmc/base/limits.h"
 #include "llmc/formats/safetensors.h"
 #include "llmc/run/checkpoint.h"
 #include "llmc/run/fit.h"
@@ -164,7 +166,7 @@ static inline void memory_choose_cpu(GPT2Config cfg, Options* o, Comm* comm, con
     if (o->fit == 0) {
         return;
     }
-    const size_t found = fit_available_bytes(comm),
+    const size_t found = limits_free_bytes(comm->local_size, ""),
                  limit = o->fit > 0 ? (size_t)(o->fit * (float)(1 << 30)) : found;
     if (limit == SIZE_MAX) {
         die_usage("--fit auto: this system does not say how much memory is free; wanted --fit GIB");
@@ -172,6 +174,20 @@ static inline void memory_choose_cpu(GPT2Config cfg, Options* o, Comm* comm, con
     FitDevice device = {memory_plan_cpu, fit_least_of_all(comm, limit), SIZE_MAX, 0, *speed};
     comm_broadcast(comm, &device.speed.rates, sizeof(device.speed.rates)); // they choose the same
     fit_choose(stdout, cfg, o, &device);
+}
+
+// Ends the program if a limit of this job leaves less than the list takes: the system would kill the run without a word. What
+// the machine has free is no limit: there may be swap.
+static inline void memory_check_cpu(const PlanMemory plan[PLAN_KINDS], const Comm* comm) {
+    const size_t group = limits_group_bytes(""), own = limits_own_bytes(),
+                 share = group / (size_t)comm->local_size,
+                 left = group < SIZE_MAX && share < own ? share : own;
+    CHECK(plan_bytes(plan) <= left,
+          "the run takes %.1f MiB, and the limits of this job (%s) leave %.1f MiB%s; --fit auto finds a way "
+          "to train "
+          "that fits",
+          (double)plan_bytes(plan) / (1 << 20), left == own ? "ulimit -v or -d" : "its control group",
+          (double)left / (1 << 20), comm->local_size > 1 ? " for each process" : "");
 }
 
 #endif

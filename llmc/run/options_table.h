@@ -163,6 +163,7 @@ static inline int options_only_evaluates(const Options* options) {
 
 #ifdef OPTION_TABLE_ROWS_
 
+#include "llmc/base/limits.h"
 #include "llmc/data/pack.h"
 #include "llmc/data/tokens.h"
 #include "llmc/formats/gguf.h"
@@ -388,8 +389,8 @@ const OptionRow OPTION_TABLE[] = {
     {"memory, speed", "fit",        "",   FLOAT_(fit),             0,    MANY_, AUTO_ | ONCE_,    "0",
         "GiB", "fit into this much memory: try --batch and what divides it, levels of --recompute, on a GPU also "
         "--offload-optimizer host, the fastest first; same updates, but for rounding; auto: what is free; 0: off"},
-    {"memory, speed", "threads",    "",   INT_(threads),           0,     4096, CPU_ | ONCE_ | BOTH_ | EACH_, "0",
-        "threads", "CPU threads of a process; 0: its share of the machine's"},
+    {"memory, speed", "threads",    "",   INT_(threads),           0, LIMITS_MAX_THREADS, CPU_ | ONCE_ | BOTH_ | EACH_, "0",
+        "threads", "CPU threads of a process; 0: OMP_NUM_THREADS, else its share of the cores that this job has"},
     {"memory, speed", "products",   "",   CHOICE_(products),       0,        0, CPU_ | RUN_ | BOTH_, "fp32",
         WORDS_CHOICE(PRODUCTS_WORDS), "factors of matrix products and of attention; bf16: rounded to bf16, with sums and all else "
         "in fp32; auto: bf16 where this machine has fast instructions for it"},

@@ -737,6 +737,7 @@ static int run_train_(Run_* run, const char* program) {
              &run->options, time_now_s());
     plan_print_memory(stdout, run->cfg, &run->options, run->plan.memory);
     run_print_traffic_(run);
+    fflush(stdout); // whatever the system does to a run that takes too much
     run_open_model_(run);
     run_open_session_(run);
     run_print_facts_(run);
@@ -803,7 +804,7 @@ static void run_join_(Run_* run) {
     agree_on_command(&run->comm, o);
     o->shards = launch_shards(o, &run->comm);
     run_print_processes_(run, launch.launcher);
-    threads_open(o->threads, run->comm.local_size);
+    threads_open(o->threads, run->comm.local_size, launch.launcher);
 }
 
 // --plan: what the run would take, without taking it.

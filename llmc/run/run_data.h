@@ -157,7 +157,8 @@ static void run_data_stories_tokenizer_(RunData* data) {
 // How text is read and encoded.
 static TextData run_data_text_(const Options* options, const Bpe* bpe, const char* directory) {
     const TextDataMode mode = options_only_look(options) ? TEXT_DATA_FIND : TEXT_DATA_ENCODE;
-    const TextData text = {bpe, options->text_field, options->separator, directory, stdout, mode, 1};
+    const TextData text = {bpe, options->text_field, options->separator, directory, stdout, mode,
+                           1,   options->threads};
     return text;
 }
 
