@@ -520,6 +520,23 @@ test_freeze() {
 }
 
 # The tasks of dev/ref/fixtures/tasks, whose losses transformers computed.
+# Example by example, as transformers has the losses; and the shares are those of the log.
+test_scores() {
+    local key
+    check "a line for each example, and for each window" [ "$(sed 's/.*"task":"\([^"]*\)".*/\1/; s/.*\///' scores.jsonl | uniq -c | xargs)" = \
+        "20 hellaswag 20 choices 20 continuations 15 text.txt" ]
+    grep -E '"task":"(hellaswag|continuations|.*text.txt)"' scores.jsonl | grep -o '{"loss":[^}]*}' | tr -c '0-9.\n' ' ' >endings
+    grep -E '^(hellaswag.jsonl|continuations.jsonl|text.txt) ' "$1/losses.txt" | sort -s -k 1,1r | awk '
+        { order = $1 ~ /^h/ ? 1 : $1 ~ /^c/ ? 2 : 3; print order, NR, $4, $5 }' | sort -s -n -k 1,1 >losses
+    check "$(wc -l <endings) endings, each with its loss" [ "$(paste -d ' ' endings losses | awk '
+        NF == 7 || NF == 6 { d = $1 - $(NF - 1); n += d < 1e-3 && d > -1e-3 && $2 == $NF } END { print n + 0 }')" = "$(wc -l <losses)" ]
+    for key in acc acc_norm acc_bytes; do
+        check "$key" [ "$(values task $key evaluated_1/log.jsonl | head -n 1)" = \
+            "$(grep '"task":"hellaswag"' scores.jsonl | grep -c "\"correct${key#acc}\":true" | awk '{ print $1 / 20 }')" ]
+    done
+    check "and of continuations" [ "$(grep '"task":"continuations"' scores.jsonl | grep -c '"correct":true')" = 10 ]
+}
+
 test_tasks() {
     local fixtures=$root/dev/ref/fixtures/tasks line
     local alone=(--steps 0 --model "$fixtures/model.bin" --seq-len 64) tokens=(--tokenizer bytes/step_00000001)
@@ -529,7 +546,7 @@ test_tasks() {
         near "$(values val bpb bytes/log.jsonl | tail -n 1)" "$(awk -v l="$(values val loss bytes/log.jsonl | tail -n 1)" \
             'BEGIN { print l / log(2) }')" 1e-6
     good "shards without a tokenizer" "${tiny[@]}" "${shards[@]}" --out shards
-    check_keys val shards/log.jsonl '{"kind":V,"step":V,"loss":V}'
+    check_keys val shards/log.jsonl '{"kind":V,"step":V,"loss":V,"sequences":V,"all_sequences":V}'
 
     good "an evaluation" "${alone[@]}" "${tokens[@]}" --tasks "$choices,$fixtures/continuations.jsonl" \
         --perplexity "$fixtures/text.txt" --stride 24 --out evaluated
@@ -555,19 +572,26 @@ test_tasks() {
     check "has the loss of the text" near "$(values task loss evaluated/log.jsonl | tail -n 1)" \
         "$(awk '$1 == "text.txt" { nats += $4; n += $5 } END { print nats / n }' "$fixtures/losses.txt")" 1e-5
     good "a batch of 1" "${alone[@]}" "${tokens[@]}" --tasks "$choices,$fixtures/continuations.jsonl" \
-        --perplexity "$fixtures/text.txt" --stride 24 --batch 1 --out evaluated_1
+        --perplexity "$fixtures/text.txt" --stride 24 --batch 1 --out evaluated_1 --out-scores scores.jsonl
+    test_scores "$fixtures"
     check "is the same" diff <(grep task evaluated/log.jsonl | tail -n 4) <(grep task evaluated_1/log.jsonl | tail -n 4)
     good "shards without a tokenizer" "${alone[@]}" --perplexity train_0.bin --tasks "$fixtures/choices.bin" --tasks-max 3
     check "have a perplexity" grep -q 'train_0.bin | loss [0-9.]* | perplexity [0-9.]* | 399 tokens$' stdout
     check "of three examples" grep -q '^task choices: 3 examples, 12 endings' stdout
 
     good "tasks in training" "${model[@]}" --seq-len 64 --batch 2 "${text[@]}" --steps 5 --eval-every 2 --samples 0 \
-        --tasks "$fixtures/continuations.jsonl" --tasks-every 2 --out run
+        --tasks "$fixtures/continuations.jsonl" --tasks-every 2 --out run --out-scores run/scores.jsonl
     check "are done in time" [ "$(steps_of task run/log.jsonl)" = "2 4 5 " ]
+    check "the last scores are kept" [ "$(grep -c '^{"step":5,"task":"continuations",' run/scores.jsonl)" = 20 ]
     good "tasks of a finished run" "${model[@]}" --seq-len 64 --batch 2 "${text[@]}" --out run --resume on --steps 5
     check "are not repeated" [ "$(steps_of task run/log.jsonl)" = "2 4 5 " ]
 
     bad 2 "--tasks-max|--tasks, --hellaswag or --perplexity" "${tiny[@]}" --tasks-max 3
+    bad 2 "--out-scores s.jsonl|--tasks, --hellaswag or --perplexity" "${tiny[@]}" --out-scores s.jsonl
+    cp "$fixtures/choices.bin" choices.bin
+    bad 2 "--out-scores choices.bin: the run reads this file" "${alone[@]}" --tasks choices.bin --out-scores choices.bin
+    check "which is as it was" cmp choices.bin "$fixtures/choices.bin"
+    bad 1 "--out-scores nodir/s.jsonl" "${alone[@]}" --tasks choices.bin --out-scores nodir/s.jsonl
     bad 2 "--stride|--perplexity" "${tiny[@]}" --stride 3
     bad 2 "--stride is 65|--seq-len 64" "${alone[@]}" "${tokens[@]}" --perplexity text.txt --stride 65
     bad 2 "--save-every 1|nothing to save" "${alone[@]}" --tasks "$fixtures/choices.bin" --save-every 1 --out refused

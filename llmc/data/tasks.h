@@ -22,13 +22,15 @@ The caller fills rows, has the model compute the losses of their targets, and ha
     task_score
 
 defines: Task, TaskKind, TaskDocument, TaskExample, TaskResult, TaskShare, TaskScore, task_open, task_close, task_begin,
-         task_add, task_example, task_windows, task_pack, task_fill, task_collect, task_score, task_fingerprint
+         task_add, task_example, task_windows, task_pack, task_fill, task_collect, task_score, task_print,
+         task_fingerprint
 */
 #ifndef LLMC_TASKS_H
 #define LLMC_TASKS_H
 
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 
 #include "llmc/tokenizer/tokenizer.h"
 
@@ -120,6 +122,10 @@ void task_collect(const Task* task, size_t row, const float* losses, const int* 
 
 TaskScore task_score(const Task* task, const TaskResult* results);
 
+// Prints a line of JSON for each example, for each window of a text: what the model chose, what is right, and the loss of each
+// ending (sum of nats, tokens, bytes).
+void task_print(FILE* file, const Task* task, const TaskResult* results, int64_t step);
+
 // Of all that the score depends on, but the model.
 uint64_t task_fingerprint(const Task* task);
 
@@ -135,6 +141,7 @@ uint64_t task_fingerprint(const Task* task);
 #include <string.h>
 
 #include "llmc/base/check.h"
+#include "llmc/base/json.h"
 #include "llmc/base/xxh64.h"
 
 // ---- making a task ----
@@ -279,9 +286,9 @@ static double task_divisor_(const TaskDocument* document, TaskNorm_ norm) {
     return norm == TASK_SUM_ ? 1 : norm == TASK_PER_TOKEN_ ? document->scored : document->bytes;
 }
 
-// Whether the right ending has the least loss, and the first one of equal ones. One that is not a number is never least.
-static int task_is_right_(const Task* task, const TaskExample* example, const TaskResult* results,
-                          TaskNorm_ norm) {
+// The ending with the least loss, the first one of equal ones. One that is not a number is never least; -1: none is one.
+static int task_choice_(const Task* task, const TaskExample* example, const TaskResult* results,
+                        TaskNorm_ norm) {
     double least = INFINITY;
     int chosen = -1;
     for (int i = 0; i < example->count; i++) {
@@ -292,7 +299,7 @@ static int task_is_right_(const Task* task, const TaskExample* example, const Ta
             chosen = i;
         }
     }
-    return chosen == example->gold;
+    return chosen;
 }
 
 static TaskShare task_share_(double right, double examples) {
@@ -304,15 +311,18 @@ static TaskShare task_share_(double right, double examples) {
 static TaskShare task_choices_(const Task* task, const TaskResult* results, TaskNorm_ norm) {
     double right = 0;
     for (size_t i = 0; i < task->num_examples; i++) {
-        right += task_is_right_(task, &task->examples[i], results, norm);
+        right += task_choice_(task, &task->examples[i], results, norm) == task->examples[i].gold;
     }
     return task_share_(right, (double)task->num_examples);
 }
 
+// Whether every token of a continuation is the most likely one.
+static int task_is_continued_(const TaskResult* result) { return result->missed == 0; }
+
 static TaskShare task_continuations_(const Task* task, const TaskResult* results) {
     double right = 0;
     for (size_t d = 0; d < task->num_documents; d++) {
-        right += results[d].missed == 0;
+        right += task_is_continued_(&results[d]);
     }
     return task_share_(right, (double)task->num_documents);
 }
@@ -338,6 +348,51 @@ TaskScore task_score(const Task* task, const TaskResult* results) {
     score.loss = nats / score.tokens;
     score.bpb = bytes > 0 ? nats / M_LN2 / bytes : NAN;
     return score;
+}
+
+// ---- example by example ----
+
+static void task_print_choice_(FILE* file, const Task* task, const TaskExample* example,
+                               const TaskResult* results) {
+    static const char* const names[] = {"", "_norm", "_bytes"}; // of TaskNorm_, as in the scores
+    const int kinds = task->documents[example->first].bytes > 0 ? 3 : 2;
+    fprintf(file, ",\"label\":%d", example->gold);
+    for (int norm = 0; norm < kinds; norm++) {
+        const int chosen = task_choice_(task, example, results, (TaskNorm_)norm);
+        fprintf(file, ",\"prediction%s\":%d,\"correct%s\":%s", names[norm], chosen, names[norm],
+                chosen == example->gold ? "true" : "false");
+    }
+}
+
+static void task_print_ending_(FILE* file, const TaskDocument* document, const TaskResult* result) {
+    fprintf(file, isfinite(result->nats) ? "{\"loss\":%.9g" : "{\"loss\":null", result->nats);
+    fprintf(file, ",\"tokens\":%d", document->scored);
+    if (document->bytes > 0) {
+        fprintf(file, ",\"bytes\":%d", document->bytes);
+    }
+    fputc('}', file);
+}
+
+void task_print(FILE* file, const Task* task, const TaskResult* results, int64_t step) {
+    const size_t count = task->kind == TASK_TEXT ? task->num_documents : task->num_examples;
+    for (size_t i = 0; i < count; i++) {
+        const TaskExample window = {i, 1, 0},
+                          *example = task->kind == TASK_TEXT ? &window : &task->examples[i];
+        fprintf(file, "{\"step\":%lld,\"task\":", (long long)step);
+        json_print_string(file, task->name, strlen(task->name));
+        fprintf(file, ",\"index\":%zu", i);
+        if (task->kind == TASK_CHOICE) {
+            task_print_choice_(file, task, example, results);
+        } else if (task->kind == TASK_CONTINUATION) {
+            fprintf(file, ",\"correct\":%s", task_is_continued_(&results[example->first]) ? "true" : "false");
+        }
+        fputs(",\"endings\":[", file);
+        for (size_t k = 0; k < (size_t)example->count; k++) {
+            fputs(k ? "," : "", file);
+            task_print_ending_(file, &task->documents[example->first + k], &results[example->first + k]);
+        }
+        fputs("]}\n", file);
+    }
 }
 
 uint64_t task_fingerprint(const Task* task) {

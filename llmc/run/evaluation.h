@@ -37,6 +37,7 @@ typedef struct {
     Task* tasks;
     int count;
     int B, T;
+    const char* out_scores;                  // "": nowhere
     int *inputs, *targets, *starts, *is_top; // (B, T)
     float* losses;                           // (B, T)
     TaskResult* results;                     // of the documents of the largest task
@@ -63,7 +64,7 @@ void evaluation_agree(const Evaluation* e, Comm* comm);
 // Takes the memory to evaluate in, and says what will be evaluated.
 void evaluation_start(Evaluation* e, FILE* screen, int processes);
 
-// Evaluates all tasks, each to the log. Returns 0 if the run is to stop.
+// Evaluates all tasks, each to the log, and example by example to --out-scores. Returns 0 if the run is to stop.
 int evaluation_log(Evaluation* e, const EvaluationRun* run, int64_t step);
 
 void evaluation_close(Evaluation* e);
@@ -79,6 +80,8 @@ void evaluation_close(Evaluation* e);
 #include <unistd.h>
 
 #include "llmc/base/check.h"
+#include "llmc/base/file.h"
+#include "llmc/base/text_buffer.h"
 #include "llmc/data/sources.h"
 #include "llmc/data/task_files.h"
 #include "llmc/data/tokens.h"
@@ -134,6 +137,7 @@ void evaluation_open(Evaluation* e, const RunData* data, const Options* options,
     memset(e, 0, sizeof(*e));
     e->B = options->batch;
     e->T = options->seq_len;
+    e->out_scores = options->out_scores;
     if (options->hellaswag) {
         CHECK(access(TASKS_HELLASWAG, R_OK) == 0,
               "--hellaswag on: cannot read %s in this directory: scripts/get_data.sh hellaswag fetches it; "
@@ -258,7 +262,18 @@ static int evaluation_run_(Evaluation* e, const EvaluationRun* run, const Task* 
     return 1;
 }
 
-int evaluation_log(Evaluation* e, const EvaluationRun* run, int64_t step) {
+// --out-scores; only the first process writes them.
+static void evaluation_write_(const Evaluation* e, FileWriter* scores, const Task* task, int64_t step) {
+    TextBuffer lines;
+    text_buffer_open(&lines, e->out_scores);
+    task_print(lines.file, task, e->results, step);
+    char* text = text_buffer_close(&lines);
+    file_put(scores, text, lines.bytes);
+    free(text);
+}
+
+// Evaluates all tasks, each to the log and to `scores`, unless NULL. Returns 0 if the run is to stop.
+static int evaluation_run_all_(Evaluation* e, const EvaluationRun* run, int64_t step, FileWriter* scores) {
     for (int i = 0; i < e->count; i++) {
         const Task* task = &e->tasks[i];
         if (!evaluation_run_(e, run, task, step)) {
@@ -266,8 +281,22 @@ int evaluation_log(Evaluation* e, const EvaluationRun* run, int64_t step) {
         }
         const TaskScore score = task_score(task, e->results);
         log_task(run->log, step, task->name, &score);
+        if (scores) {
+            evaluation_write_(e, scores, task, step);
+        }
     }
     return 1;
+}
+
+int evaluation_log(Evaluation* e, const EvaluationRun* run, int64_t step) {
+    FileWriter scores;
+    if (!e->out_scores[0] || run->comm->rank > 0) {
+        return evaluation_run_all_(e, run, step, NULL);
+    }
+    file_open(&scores, e->out_scores);
+    const int is_done = evaluation_run_all_(e, run, step, &scores);
+    is_done ? file_commit(&scores) : file_discard(&scores);
+    return is_done;
 }
 
 #endif // EVALUATION_IMPLEMENTATION

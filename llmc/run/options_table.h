@@ -86,6 +86,7 @@ struct Options {
     int hellaswag;
     const char* perplexity;
     int stride, tasks_every, tasks_max;
+    const char* out_scores;
     int interactive;
     const char *prompts, *out_texts;
     int tokens;
@@ -332,6 +333,8 @@ const OptionRow OPTION_TABLE[] = {
         "steps", "between these evaluations; 0: never; auto: only at the end"},
     {"tasks",      "tasks-max",     "",   INT_(tasks_max),         0,    MANY_, 0,                "0",
         "examples", "of each file, the first n; 0: all"},
+    {"tasks",      "out-scores",    "",   STRING_(out_scores),     0,        0, ONCE_ | WRITES_,  "",
+        "FILE", "a line of JSON for each example of the last evaluation: what was chosen, and the loss of each ending"},
 
     {"texts",      "interactive",   "",   FLAG_(interactive),      0,        0, TEXTS_ | ONCE_,    "off",
         "off|on", "read prompts from the terminal, one a line, and answer each; end with Ctrl-D"},

@@ -58,6 +58,9 @@ void setup_check_tasks(const Options* options) {
     if (!options_has_tasks(options) && options->tasks_max > 0) {
         die_usage("--tasks-max needs --tasks, --hellaswag or --perplexity");
     }
+    if (!options_has_tasks(options) && options->out_scores[0]) {
+        die_usage("--out-scores %s needs --tasks, --hellaswag or --perplexity", options->out_scores);
+    }
     if (options->stride != OPTION_AUTO && !options->perplexity[0]) {
         die_usage("--stride needs --perplexity");
     }
