@@ -40,6 +40,7 @@ defines: MatmulKey, MatmulChoice, MatmulChoices, MATMUL_PLANS_FILE, MATMUL_ALGOR
 #include "llmc/base/check.h"
 #include "llmc/base/file.h"
 #include "llmc/base/json.h"
+#include "llmc/base/text_buffer.h"
 #include "llmc/base/xxh64.h"
 
 #define MATMUL_PLANS_FILE "products.json" // of a checkpoint
@@ -133,10 +134,10 @@ static inline void matmul_choice_print_(FILE* file, const MatmulChoice* choice) 
 
 // The text of a file; the caller frees it.
 static inline char* matmul_choices_text_(const MatmulChoices* choices, const char* machine, size_t* bytes) {
-    char* text = NULL;
     const int count = matmul_choices_count(choices);
-    FILE* file = open_memstream(&text, bytes);
-    CHECK(file, "algorithms of products: no memory for their text");
+    TextBuffer buffer;
+    text_buffer_open(&buffer, "algorithms of products");
+    FILE* file = buffer.file;
     fprintf(file,
             "{\"format\":\"" MATMUL_PLANS_FORMAT_ "\",\"version\":%d,\"machine\":", MATMUL_PLANS_VERSION_);
     json_print_string(file, machine, strlen(machine));
@@ -146,10 +147,10 @@ static inline char* matmul_choices_text_(const MatmulChoices* choices, const cha
         matmul_choice_print_(file, &choices->list[i]);
     }
     fputs("],\n\"xxh64\":\"", file);
-    CHECK(fflush(file) == 0, "algorithms of products: no memory for their text");
-    fprintf(file, "%016" PRIx64 "\"}\n", xxh64(text, *bytes));
-    const int failed = ferror(file);
-    CHECK(fclose(file) == 0 && !failed, "algorithms of products: no memory for their text");
+    fflush(file);
+    fprintf(file, "%016" PRIx64 "\"}\n", xxh64(buffer.text, buffer.bytes));
+    char* text = text_buffer_close(&buffer);
+    *bytes = buffer.bytes;
     return text;
 }
 

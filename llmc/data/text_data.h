@@ -108,6 +108,7 @@ int text_data_verify(FILE* out, const char* list, TokensFormat format, int vocab
 #include "llmc/base/limits.h"
 #include "llmc/base/mapped.h"
 #include "llmc/base/signals.h"
+#include "llmc/base/text_buffer.h"
 #include "llmc/base/xxh64.h"
 #include "llmc/data/packed_file.h"
 #include "llmc/data/shard_writer.h"
@@ -508,26 +509,25 @@ static int text_data_encode_(const TextData* text, const char* name, char* prefi
 
 char* text_data_shards(const TextData* text, const char* list) {
     SourceList sources;
-    char *shards = NULL, prefix[PATH_MAX];
-    size_t bytes = 0;
+    TextBuffer names;
+    char prefix[PATH_MAX];
     int found = 1;
     if (text->mode == TEXT_DATA_ENCODE) {
         file_remove_parts(text->directory, "");
     }
     sources_read_list(&sources, list);
-    FILE* out = open_memstream(&shards, &bytes);
-    CHECK(out, "no memory for the names of %d sources", sources.count);
+    text_buffer_open(&names, "names of sources");
     for (int i = 0; i < sources.count && found; i++) {
         found = text_data_encode_(text, sources.names[i], prefix);
         char* escaped = tokens_escape(prefix);
-        fprintf(out, "%s%s_train_*.bin", i ? "," : "", escaped);
+        fprintf(names.file, "%s%s_train_*.bin", i ? "," : "", escaped);
         free(escaped);
         if (sources.count > 1) {
-            fprintf(out, ":%.6f", 1e-6 * (double)sources.weights[i]);
+            fprintf(names.file, ":%.6f", 1e-6 * (double)sources.weights[i]);
         }
     }
-    fclose(out);
     free(sources.text);
+    char* shards = text_buffer_close(&names);
     if (!found) {
         free(shards);
         shards = NULL;

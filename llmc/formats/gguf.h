@@ -70,6 +70,7 @@ void gguf_commit(GgufWriter* w);
 #include "llmc/base/check.h"
 #include "llmc/base/float16.h"
 #include "llmc/base/json.h"
+#include "llmc/base/text_buffer.h"
 #include "llmc/quantized.h"
 #include "llmc/tokenizer/bpe_files.h"
 
@@ -157,19 +158,16 @@ static void gguf_print_tokens_(const Bpe* bpe, int V, FILE* file) {
 typedef enum { GGUF_TOKENS_, GGUF_MERGES_ } GgufLines_;
 
 static void gguf_pair_tokenizer_(GgufWriter* w, GgufLines_ which, const Bpe* bpe, int V) {
-    char* text = NULL;
-    size_t bytes = 0;
-    FILE* file = open_memstream(&text, &bytes);
-    CHECK(file, "%s: no memory for the tokenizer", w->file.path);
+    TextBuffer buffer;
+    text_buffer_open(&buffer, w->file.path);
     if (which == GGUF_TOKENS_) {
-        gguf_print_tokens_(bpe, V, file);
+        gguf_print_tokens_(bpe, V, buffer.file);
     } else {
-        bpe_print_merges(bpe, file);
+        bpe_print_merges(bpe, buffer.file);
     }
-    const int failed = ferror(file);
-    CHECK(fclose(file) == 0 && !failed, "%s: no memory for the tokenizer", w->file.path);
+    char* text = text_buffer_close(&buffer);
     gguf_pair_lines_(w, which == GGUF_TOKENS_ ? "tokenizer.ggml.tokens" : "tokenizer.ggml.merges", text,
-                     bytes);
+                     buffer.bytes);
     free(text);
 }
 

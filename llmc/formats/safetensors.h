@@ -223,6 +223,7 @@ uint64_t safetensors_writer_commit(SafeTensorsWriter* writer);
 #include "llmc/base/float16.h"
 #include "llmc/base/json.h"
 #include "llmc/base/mapped.h"
+#include "llmc/base/text_buffer.h"
 
 #define SAFETENSORS_MAX_HEADER_ ((size_t)100000000) // bytes, as in the reference implementation
 #define SAFETENSORS_ALIGN_ 64                       // bytes, of the data in files that we write
@@ -899,13 +900,11 @@ static void safetensors_advance_(SafeTensorsWriter* writer) {
 void safetensors_writer_begin(SafeTensorsWriter* writer) {
     static const char blanks[SAFETENSORS_ALIGN_ + 1] =
         "                                                                ";
-    char* text = NULL;
-    size_t bytes = 0;
-    FILE* out = open_memstream(&text, &bytes);
-    CHECK(out, "%s: no memory for the header", writer->file.path);
-    safetensors_print_header_(writer, out);
-    const int failed = ferror(out);
-    CHECK(fclose(out) == 0 && !failed, "%s: no memory for the header", writer->file.path);
+    TextBuffer buffer;
+    text_buffer_open(&buffer, writer->file.path);
+    safetensors_print_header_(writer, buffer.file);
+    char* text = text_buffer_close(&buffer);
+    const size_t bytes = buffer.bytes;
     const size_t padding = (SAFETENSORS_ALIGN_ - (8 + bytes) % SAFETENSORS_ALIGN_) % SAFETENSORS_ALIGN_;
     const uint64_t header_bytes = bytes + padding;
     CHECK(header_bytes <= SAFETENSORS_MAX_HEADER_, "%s: a header of %zu bytes, wanted at most %zu",

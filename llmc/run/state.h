@@ -133,6 +133,7 @@ const char* state_option(const SavedState* s, const char* name);
 #include "llmc/base/check.h"
 #include "llmc/base/file.h"
 #include "llmc/base/json.h"
+#include "llmc/base/text_buffer.h"
 
 #define STATE_FORMAT_ "pretrain.c run"
 #define STATE_VERSION_ 1
@@ -249,16 +250,13 @@ static void state_print_(FILE* file, SavedState* s, const Options* options) {
 }
 
 void state_write(const char* path, SavedState* s, const Options* options) {
-    char* text = NULL;
-    size_t bytes = 0;
-    FILE* file = open_memstream(&text, &bytes);
-    CHECK(file, "%s: no memory for its text", path);
-    state_print_(file, s, options);
-    CHECK(fflush(file) == 0, "%s: no memory for its text", path);
-    fprintf(file, "%016" PRIx64 "\"}\n", xxh64(text, bytes));
-    const int failed = ferror(file);
-    CHECK(fclose(file) == 0 && !failed, "%s: no memory for its text", path);
-    file_write_text(path, text, bytes);
+    TextBuffer buffer;
+    text_buffer_open(&buffer, path);
+    state_print_(buffer.file, s, options);
+    fflush(buffer.file);
+    fprintf(buffer.file, "%016" PRIx64 "\"}\n", xxh64(buffer.text, buffer.bytes));
+    char* text = text_buffer_close(&buffer);
+    file_write_text(path, text, buffer.bytes);
     free(text);
 }
 

@@ -63,6 +63,7 @@ int word_list_read(WordList* list, const char* path);
 #include "llmc/base/check.h"
 #include "llmc/base/file.h"
 #include "llmc/base/json.h"
+#include "llmc/base/text_buffer.h"
 #include "llmc/tokenizer/bpe.h"
 #include "llmc/tokenizer/bpe_files.h"
 
@@ -264,14 +265,13 @@ static int word_file_same_(JsonReader* found, JsonReader* wanted) {
 
 // All that the file says, besides its words, is what we would write for them.
 static void word_file_check_(const char* path, char* text, size_t bytes, const WordList* list) {
-    char error[ERROR_BYTES], *ours = NULL;
-    size_t ours_bytes = 0;
-    FILE* file = open_memstream(&ours, &ours_bytes);
-    CHECK(file, "%s: no memory for its words", path);
-    word_file_put_(list->words, list->count, file);
-    CHECK(fclose(file) == 0, "%s: no memory for its words", path);
+    char error[ERROR_BYTES];
+    TextBuffer buffer;
+    text_buffer_open(&buffer, path);
+    word_file_put_(list->words, list->count, buffer.file);
+    char* ours = text_buffer_close(&buffer);
     JsonReader found = json_reader(path, text, bytes, error);
-    JsonReader wanted = json_reader(path, ours, ours_bytes, error);
+    JsonReader wanted = json_reader(path, ours, buffer.bytes, error);
     CHECK(word_file_same_(&found, &wanted), "%s", error);
     free(ours);
 }

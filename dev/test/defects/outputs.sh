@@ -10,6 +10,19 @@ outputs_run() {
     good "a run" "${outputs_model[@]}" --train-data s.txt --steps "$steps" --save-every $((steps / 2)) --out "$1"
 }
 
+# outputs_strace STRACE_OPTIONS... -- OPTIONS...: the trainer, with failing calls; only what it says itself is in stderr.
+outputs_strace() {
+    local faults=()
+    while [ "$1" != -- ]; do
+        faults+=("$1")
+        shift
+    done
+    shift
+    strace -f -o trace "${faults[@]}" "$trainer" "$@" >stdout 2>said </dev/null
+    status=$?
+    grep -v '^strace: ' said >stderr
+}
+
 # As root nothing else keeps a report from taking a device's place.
 defect_outputs_that_replace_devices() {
     outputs_run r
@@ -41,8 +54,7 @@ defect_logs_cut_when_they_cannot_be_read() {
     lines=$(wc -l <w/log.jsonl)
     for call in openat read; do
         for log in log.jsonl main.log; do
-            strace -f -o trace -P "w/$log" -e trace=$call -e inject=$call:error=EIO:when=1 "$trainer" --out w --resume on >stdout 2>stderr </dev/null
-            status=$?
+            outputs_strace -P "w/$log" -e trace=$call -e inject=$call:error=EIO:when=1 -- --out w --resume on
             check_error "$call of $log fails" 1 "w/$log: cannot read: Input/output error"
             check "nothing is cut" [ "$(wc -l <w/log.jsonl)" = "$lines" ]
         done
@@ -75,10 +87,48 @@ defect_exports_that_leave_halves() {
     is_here strace || return
     outputs_run w
     for call in 1 2 3; do
-        strace -f -o trace -e trace=fsync -e inject=fsync:error=ENOSPC:when=$call "$trainer" --model w --steps 0 --samples 0 \
-            --export-gguf x.gguf --export-llmc x.bin >stdout 2>stderr </dev/null
-        status=$?
+        outputs_strace -e trace=fsync -e inject=fsync:error=ENOSPC:when=$call -- --model w --steps 0 --samples 0 \
+            --export-gguf x.gguf --export-llmc x.bin
         check_error "flush number $call" 1 "No space left on device"
         check "no halves: $(echo ./*.part)" [ "$(echo ./*.part)" = './*.part' ]
+    done
+}
+
+# A library whose allocation number MEMORY_AT fails; MEMORY_AT=0 counts them on descriptor 3.
+outputs_make_memory_fault() {
+    cat >memory.c <<'C'
+#include <errno.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+extern void *__libc_malloc(size_t), *__libc_realloc(void*, size_t);
+static int calls = 0, at = -1;
+__attribute__((constructor)) static void begin(void) { at = atoi(getenv("MEMORY_AT")); }
+__attribute__((destructor)) static void end(void) { at == 0 ? dprintf(3, "%d\n", calls) : 0; }
+static int fails(void) { return at >= 0 && __atomic_add_fetch(&calls, 1, __ATOMIC_RELAXED) == at ? (errno = ENOMEM) : 0; }
+void* malloc(size_t bytes) { return fails() ? NULL : __libc_malloc(bytes); }
+void* realloc(void* memory, size_t bytes) { return fails() ? NULL : __libc_realloc(memory, bytes); }
+C
+    "${CC:-cc}" -shared -fPIC memory.c -o memory.so 2>compiler
+}
+
+# Memory that is missing for a moment ends a run with an error, or costs it nothing; it never crashes.
+defect_no_memory_for_a_moment() {
+    local i n
+    local run=("${outputs_model[@]}" --train-data s.txt --steps 4 --save-every 2 --tokenizer bpe:280 --tensorboard on --resume auto --out w)
+    is_here "${CC:-cc}" || return
+    for i in {1..400}; do echo "$i bottles of beer on the wall, $i bottles of beer."; done >s.txt
+    if ! outputs_make_memory_fault; then
+        echo "skipped: failing allocations: no glibc"
+        return
+    fi
+    n=$(LD_PRELOAD=$PWD/memory.so MEMORY_AT=0 "$trainer" "${run[@]}" 3>&1 >stdout 2>stderr </dev/null)
+    check "allocations are counted: $n" [ "${n:-0}" -gt 100 ]
+    for ((i = 1; i <= n; i += 1 + n / 150)); do
+        rm -rf w
+        LD_PRELOAD=$PWD/memory.so MEMORY_AT=$i "$trainer" "${run[@]}" >stdout 2>stderr </dev/null
+        status=$?
+        check "allocation $i of $n: exit status $status" [ $status -le 1 ]
+        [ $status = 0 ] || check "allocation $i of $n has an error" grep -qE '^error: |[Oo]ut of memory' stderr
     done
 }
