@@ -3,6 +3,7 @@
 #define LOG_IMPLEMENTATION
 
 #include <fcntl.h>
+#include <sys/ioctl.h>
 #include <sys/stat.h>
 
 #include "llmc/run/log.h"

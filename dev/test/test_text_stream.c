@@ -8,15 +8,17 @@ static TextStream stream;
 static const char* shown(const OptionList* stop, const char* tokens) {
     static char text[512];
     FILE* file = fmemopen(text, sizeof(text), "w");
+    TextWrap wrap;
+    text_wrap_begin(&wrap, file, 0, "");
     text_stream_open(&stream, stop);
     for (const char* token = tokens; *token && !stream.is_stopped; token += strspn(token, "|")) {
         const size_t length = strcspn(token, "|");
         text_stream_add(&stream, token, length);
-        text_stream_print(&stream, file, stream.is_stopped ? TEXT_ENDS : TEXT_GOES_ON);
+        text_stream_print(&stream, &wrap, stream.is_stopped ? TEXT_ENDS : TEXT_GOES_ON);
         fputc('|', file);
         token += length;
     }
-    text_stream_print(&stream, file, TEXT_ENDS);
+    text_stream_print(&stream, &wrap, TEXT_ENDS);
     fclose(file);
     text_stream_close(&stream);
     return text;

@@ -56,6 +56,7 @@ int generate_texts(const Trainer* trainer, Options* options, Comm* comm);
 #include "llmc/run/setup.h"
 #include "llmc/run/setup_checks.h"
 #include "llmc/run/text_stream.h"
+#include "llmc/run/text_wrap.h"
 #include "llmc/gpt2.h"
 
 #define GENERATE_MAX_FILE_ ((size_t)1 << 32) // bytes of prompts
@@ -149,25 +150,30 @@ static void generate_flush_(FILE* file, const char* name) {
     CHECK(fflush(file) == 0 && !ferror(file), "%s: cannot write: %s", name, strerror(errno));
 }
 
-// Prints the text that follows a prompt, while it comes.
-static void generate_print_(Generate_* g, const int* ids, int count, int64_t prompt) {
+// Prints what is shown of a prompt, and the text that follows it, while it comes: in lines of words on a terminal, elsewhere
+// as it is.
+static void generate_print_(Generate_* g, const char* shown, const int* ids, int count, int64_t prompt) {
+    const size_t columns = text_wrap_columns(stdout), unknown = isatty(STDOUT_FILENO) ? 80 : 0;
     GeneratorText* text = &g->generator.texts[0];
+    TextWrap wrap;
+    text_wrap_begin(&wrap, stdout, columns ? columns : unknown, "");
+    text_wrap_put(&wrap, shown, strlen(shown));
     Rand rng = generate_random_(g, prompt);
     generate_begin_(g, 0, ids, count, &rng);
     while (text->end == GENERATOR_GOES_ON) {
-        text_stream_print(&text->stream, stdout, TEXT_GOES_ON);
+        text_stream_print(&text->stream, &wrap, TEXT_GOES_ON);
         generate_flush_(stdout, "standard output");
         generate_advance_(g);
     }
-    text_stream_print(&text->stream, stdout, TEXT_ENDS);
+    text_stream_print(&text->stream, &wrap, TEXT_ENDS);
+    text_wrap_end(&wrap);
     fputc('\n', stdout);
     generate_flush_(stdout, "standard output");
     text->is_used = 0;
 }
 
 static void generate_one_(Generate_* g) {
-    fputs(g->options->prompt, stdout);
-    generate_print_(g, g->ids, g->count, 0);
+    generate_print_(g, g->options->prompt, g->ids, g->count, 0);
     generate_print_speed_(g);
 }
 
@@ -181,7 +187,7 @@ static void generate_answer_(Generate_* g, const char* line, size_t bytes) {
         return;
     }
     g->speed = none;
-    generate_print_(g, g->ids, g->count, g->lines++);
+    generate_print_(g, "", g->ids, g->count, g->lines++);
     generate_print_speed_(g);
 }
 

@@ -260,7 +260,6 @@ void log_summary(RunLog* log, LogSummary end);
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/ioctl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/types.h>
@@ -474,8 +473,7 @@ void log_open(RunLog* log, const LogSettings* o) {
 
 // Columns of the terminal; 0: unknown.
 static int log_columns_(const RunLog* log) {
-    struct winsize size;
-    return log->is_terminal && ioctl(fileno(log->screen.file), TIOCGWINSZ, &size) == 0 ? size.ws_col : 0;
+    return log->is_terminal ? (int)text_wrap_columns(log->screen.file) : 0;
 }
 
 // Leaves the line of the last step on the terminal, so that what comes next has a line of its own.
@@ -910,7 +908,8 @@ void log_save(RunLog* log, int64_t step, const char* path) {
 
 void log_note(RunLog* log, const char* text) {
     log_end_line_(log);
-    fprintf(log_details_(log), "%s\n", text);
+    text_wrap_lines(log_details_(log), text);
+    fputc('\n', log_details_(log));
     log_flush_screen_(log);
 }
 

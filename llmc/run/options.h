@@ -187,6 +187,7 @@ int options_changed(const Options* options, const char* name);
 #include "llmc/tokenizer/unicode_tables.h"
 #include "llmc/run/options_config.h"
 #include "llmc/run/options_values.h"
+#include "llmc/run/text_wrap.h"
 
 // A row's type and offset. A field of another C type does not compile: the comparison is never evaluated.
 #define OPTION_AT_(ctype, field)                                                                             \
@@ -600,7 +601,7 @@ static int option_repeats_(const Options* options, const OptionRow* row) {
 }
 
 void options_print_banner(FILE* file, const Options* options, const char* program) {
-    const size_t width = 100;
+    const size_t screen = text_wrap_columns(file), width = screen ? screen : 100;
     size_t column = strlen(program);
     option_print_quoted_(file, program);
     for (int i = 0; i < OPTION_ROWS; i++) {

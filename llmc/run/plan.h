@@ -105,8 +105,11 @@ void plan_print(FILE* file, GPT2Config cfg, const Options* options, const Traine
 
 #include <assert.h>
 #include <math.h>
+#include <stdlib.h>
 
+#include "llmc/base/text_buffer.h"
 #include "llmc/run/setup.h"
+#include "llmc/run/text_wrap.h"
 #include "llmc/zero.h"
 
 void plan_add_at(PlanMemory plan[PLAN_KINDS], PlanMemory kind) {
@@ -205,7 +208,7 @@ static void plan_print_freeze_(FILE* file, GPT2Config cfg, const char* list) {
     fputc('\n', file);
 }
 
-void plan_print_memory(FILE* file, GPT2Config cfg, const Options* options, const PlanMemory* memory) {
+static void plan_describe_(FILE* file, GPT2Config cfg, const Options* options, const PlanMemory* memory) {
     const char* each = options->program.trainer == OPTION_GPU ? " per GPU" : " per process";
     fprintf(file,
             "model: %d layers, %d channels, %d heads, context %d, vocabulary %d (padded to %d): %.2fM "
@@ -220,6 +223,15 @@ void plan_print_memory(FILE* file, GPT2Config cfg, const Options* options, const
     fprintf(file, "memory%s: ", options->processes > 1 ? each : "");
     plan_print_places_(file, memory);
     fputc('\n', file);
+}
+
+void plan_print_memory(FILE* file, GPT2Config cfg, const Options* options, const PlanMemory* memory) {
+    TextBuffer lines;
+    text_buffer_open(&lines, "the plan");
+    plan_describe_(lines.file, cfg, options, memory);
+    char* text = text_buffer_close(&lines);
+    text_wrap_lines(file, text);
+    free(text);
 }
 
 // What all processes gather of operands in an update. A GPU has no whole fp32 weights, which are gathered, too, if they are

@@ -11,9 +11,9 @@ defines: TextStream, text_stream_open, text_stream_close, text_stream_begin, tex
 #define LLMC_TEXT_STREAM_H
 
 #include <stddef.h>
-#include <stdio.h>
 
 #include "llmc/run/options.h"
+#include "llmc/run/text_wrap.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -40,7 +40,7 @@ void text_stream_add(TextStream* stream, const char* bytes, size_t count);
 typedef enum { TEXT_GOES_ON, TEXT_ENDS } TextPlace;
 
 // Prints what is not printed yet and can no longer change; all of it when the text ends.
-void text_stream_print(TextStream* stream, FILE* file, TextPlace place);
+void text_stream_print(TextStream* stream, TextWrap* wrap, TextPlace place);
 
 #ifdef __cplusplus
 }
@@ -121,7 +121,7 @@ static int text_stream_is_part_(const unsigned char* text, size_t left) {
     return 0;
 }
 
-void text_stream_print(TextStream* stream, FILE* file, TextPlace place) {
+void text_stream_print(TextStream* stream, TextWrap* wrap, TextPlace place) {
     const unsigned char* text = (const unsigned char*)stream->bytes;
     const size_t end = stream->count - (place == TEXT_ENDS ? 0 : text_stream_held_(stream));
     while (stream->shown < end) {
@@ -129,7 +129,7 @@ void text_stream_print(TextStream* stream, FILE* file, TextPlace place) {
         if (length == 0 && place == TEXT_GOES_ON && text_stream_is_part_(text + at, stream->count - at)) {
             return;
         }
-        fwrite(length ? (const char*)text + at : "\xEF\xBF\xBD", 1, length ? length : 3, file);
+        text_wrap_put(wrap, length ? (const char*)text + at : "\xEF\xBF\xBD", length ? length : 3);
         stream->shown += length ? length : 1;
     }
 }

@@ -1,7 +1,7 @@
 /*
-text_wrap.h -- text of a model on the screen: lines of words, and nothing that could reprogram a terminal.
+text_wrap.h -- text on the screen: lines of words that are no wider than it, and nothing that could reprogram a terminal.
 
-defines: text_wrap_print
+defines: TextWrap, text_wrap_columns, text_wrap_begin, text_wrap_put, text_wrap_end, text_wrap_print, text_wrap_lines
 */
 #ifndef LLMC_TEXT_WRAP_H
 #define LLMC_TEXT_WRAP_H
@@ -13,9 +13,34 @@ defines: text_wrap_print
 extern "C" {
 #endif
 
-// Prints text of `bytes`, indented, its lines broken between words so that none is wider than `columns`. Each byte that is
-// no UTF-8, and each control character, becomes a question mark.
-void text_wrap_print(FILE* screen, const char* text, size_t bytes, size_t columns);
+// A text on its way to the screen. Its last word waits for its end.
+typedef struct {
+    FILE* file;
+    const char* indent; // in front of each line but the first
+    size_t columns;     // of the screen; 0: the text is printed as it is
+    size_t column;      // where the waiting word starts
+    char waiting[512];  // blanks and a word
+    size_t bytes, width, blanks;
+} TextWrap;
+
+// Columns of the terminal that the file is; 0: it is none, or does not say.
+size_t text_wrap_columns(FILE* file);
+
+// Starts a text where the screen is at its left edge. The indent must stay.
+void text_wrap_begin(TextWrap* wrap, FILE* file, size_t columns, const char* indent);
+
+// Prints whole characters, and breaks lines between words. Each byte that is no UTF-8, and each control character, becomes a
+// question mark.
+void text_wrap_put(TextWrap* wrap, const char* text, size_t bytes);
+
+// Prints the last word.
+void text_wrap_end(TextWrap* wrap);
+
+// Prints a whole text with all its lines indented, and ends the last one.
+void text_wrap_print(FILE* file, const char* text, size_t bytes, size_t columns);
+
+// Prints lines of a message, with the rest of those that are wider than the terminal indented.
+void text_wrap_lines(FILE* file, const char* text);
 
 #ifdef __cplusplus
 }
@@ -24,37 +49,91 @@ void text_wrap_print(FILE* screen, const char* text, size_t bytes, size_t column
 #ifdef TEXT_WRAP_IMPLEMENTATION
 
 #include <string.h>
+#include <sys/ioctl.h>
 
 #include "llmc/base/printable.h"
 
-// Columns of the word that starts at a blank, or at the start of the text: blanks, then other characters.
-static size_t text_wrap_columns_(const char* text, size_t bytes) {
-    size_t i = 0, columns = 0;
-    for (; i < bytes && text[i] == ' '; i++, columns++) {
-    }
-    for (; i < bytes && text[i] != ' ' && text[i] != '\n'; i++) {
-        columns += (text[i] & 0xC0) != 0x80; // not the second or a later byte of a character
-    }
-    return columns;
+#define TEXT_WRAP_INDENT_ "    "
+
+size_t text_wrap_columns(FILE* file) {
+    struct winsize size;
+    return ioctl(fileno(file), TIOCGWINSZ, &size) == 0 ? size.ws_col : 0;
 }
 
-void text_wrap_print(FILE* screen, const char* text, size_t bytes, size_t columns) {
-    static const char indent[] = "    ";
-    size_t column = strlen(indent);
-    fputs(indent, screen);
+void text_wrap_begin(TextWrap* wrap, FILE* file, size_t columns, const char* indent) {
+    memset(wrap, 0, sizeof(*wrap));
+    wrap->file = file;
+    wrap->columns = columns;
+    wrap->indent = indent;
+}
+
+static void text_wrap_break_(TextWrap* wrap) {
+    fprintf(wrap->file, "\n%s", wrap->indent);
+    wrap->column = strlen(wrap->indent);
+}
+
+// Prints the waiting word, on a new line instead of its first blank where it is too wide for this one.
+static void text_wrap_flush_(TextWrap* wrap) {
+    const int is_break = wrap->blanks > 0 && wrap->column + wrap->width > wrap->columns;
+    if (is_break) {
+        text_wrap_break_(wrap);
+    }
+    fwrite(wrap->waiting + is_break, 1, wrap->bytes - (size_t)is_break, wrap->file);
+    wrap->column += wrap->width - (size_t)is_break;
+    wrap->bytes = wrap->width = wrap->blanks = 0;
+}
+
+static void text_wrap_add_(TextWrap* wrap, const char* character, size_t length) {
+    memcpy(wrap->waiting + wrap->bytes, character, length);
+    wrap->bytes += length;
+    wrap->width++;
+    wrap->blanks += *character == ' ';
+}
+
+void text_wrap_put(TextWrap* wrap, const char* text, size_t bytes) {
+    if (wrap->columns == 0) {
+        fwrite(text, 1, bytes, wrap->file);
+        return;
+    }
     for (size_t i = 0; i < bytes;) {
         const size_t length = text[i] == '\t' ? 1 : printable_length(text + i, bytes - i);
-        const int is_break = text[i] == ' ' && column + text_wrap_columns_(text + i, bytes - i) > columns;
-        if (is_break || text[i] == '\n') {
-            fprintf(screen, "\n%s", indent);
-            column = strlen(indent);
+        const int is_next = text[i] == ' ' && wrap->width > wrap->blanks; // another word starts
+        if (text[i] == '\n' || is_next || wrap->width >= wrap->columns ||
+            wrap->bytes + 4 > sizeof(wrap->waiting)) {
+            text_wrap_flush_(wrap);
+        }
+        if (text[i] == '\n') {
+            text_wrap_break_(wrap);
         } else {
-            fprintf(screen, "%.*s", length ? (int)length : 1, length ? text + i : "?");
-            column++;
+            text_wrap_add_(wrap, length ? text + i : "?", length ? length : 1);
         }
         i += length ? length : 1;
     }
-    fputc('\n', screen);
+}
+
+void text_wrap_end(TextWrap* wrap) { text_wrap_flush_(wrap); }
+
+void text_wrap_print(FILE* file, const char* text, size_t bytes, size_t columns) {
+    TextWrap wrap;
+    text_wrap_begin(&wrap, file, columns, TEXT_WRAP_INDENT_);
+    fputs(TEXT_WRAP_INDENT_, file);
+    wrap.column = strlen(TEXT_WRAP_INDENT_);
+    text_wrap_put(&wrap, text, bytes);
+    text_wrap_end(&wrap);
+    fputc('\n', file);
+}
+
+void text_wrap_lines(FILE* file, const char* text) {
+    const size_t columns = text_wrap_columns(file);
+    while (*text) {
+        const size_t length = strcspn(text, "\n"), end = text[length] == '\n';
+        TextWrap wrap;
+        text_wrap_begin(&wrap, file, columns, TEXT_WRAP_INDENT_);
+        text_wrap_put(&wrap, text, length);
+        text_wrap_end(&wrap);
+        fwrite(text + length, 1, end, file);
+        text += length + end;
+    }
 }
 
 #endif // TEXT_WRAP_IMPLEMENTATION
