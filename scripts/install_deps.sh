@@ -39,7 +39,7 @@ for option in "$@"; do
     case $option in
     --test)
         add_tools && add_mpi && add_report
-        has_cuda_headers headers >/dev/null || add_headers
+        [ "$CUDA_HOME" != "$top/build/cuda-headers" ] && has_cuda_headers headers >/dev/null || add_headers
         ;;
     --python) python=on packages+=(python3 python3-venv python3-dev libjemalloc2) ;; # torch.compile: Python.h
     --mpi) add_mpi ;;
@@ -69,7 +69,7 @@ is_installed() { dpkg-query --show --showformat '${db:Status-Status}' "$1" 2>/de
 # Fills `missing` with those of the arguments that are not installed.
 find_missing() {
     missing=()
-    for package in "$@"; do
+    for package in $(printf '%s\n' "$@" | sort -u); do
         is_installed "$package" || missing+=("$package")
     done
 }

@@ -259,7 +259,7 @@ test_log() {
     if command -v python3 >/dev/null; then
         check "log.jsonl is JSON" is_json $log
     else
-        echo "skipped: log.jsonl as JSON: python3 is missing (scripts/install_deps.sh)"
+        echo "skipped: log.jsonl as JSON: python3 is missing (scripts/install_deps.sh --test)"
     fi
     cp -r run finished
     good "a finished run again" --out finished --resume on

@@ -30,7 +30,7 @@ cd "$work" || exit 1
 export TMPDIR=$work # mpirun's files, and those of tests
 
 if ! command -v mpirun >/dev/null || ! grep -q MPI_Init_thread "$test_comm"; then
-    echo "skipped: $name: mpirun is missing, or the build has no MPI (scripts/install_deps.sh --mpi)"
+    echo "skipped: $name: mpirun is missing, or the build has no MPI (scripts/install_deps.sh --test)"
     check_done
     exit
 fi

@@ -450,7 +450,7 @@ static void test_packing(void) {
         test_packed("zstd -qc --check", ".zst", "truncated: its Zstandard data");
         test_last_frame();
     } else {
-        printf("skipped: text_source: .zst: zstd is missing (scripts/install_deps.sh)\n");
+        printf("skipped: text_source: .zst: zstd is missing (scripts/install_deps.sh --test)\n");
     }
 #else
     expect_error(write_text("a.txt.zst", "x"), options_of(4096),

@@ -102,7 +102,7 @@ test_kinds() {
 packed() {
     local ending=$1 library=$2
     shift 2
-    command -v "$1" >/dev/null || { echo "skipped: tokenize: $1 is missing (scripts/install_deps.sh)"; return; }
+    command -v "$1" >/dev/null || { echo "skipped: tokenize: $1 is missing (scripts/install_deps.sh --test)"; return; }
     "$@" <lines.jsonl >"lines.jsonl.$ending"
     if ! "$tokenize" "${vocab[@]}" --restart --out "$ending" "lines.jsonl.$ending" >stdout 2>stderr; then
         check "built without $library" grep -q "lines.jsonl.$ending: built without $library: install" stderr
