@@ -80,9 +80,13 @@ $(BUILD)/commit: $(call stale,$(BUILD)/commit,$(COMMIT))
 # of the other rooms -O2. An OPT of yours is for all.
 $(filter-out $(VECTOR_TESTS:%=$(BUILD)/%),$(MODULES:%=$(BUILD)/%)): private OPT = -O1
 
+# What looks whether the processor has this build's instructions may use none of them itself.
+BASE_CFLAGS = -std=gnu11 -O2 $(if $(findstring x86_64,$(shell $(CC) -dumpmachine)),-march=x86-64) -Wall -Wextra -D_GNU_SOURCE -MMD -MP
+
 define LIBRARY_RULES
 $(foreach room,base data formats run,$(1)/llmc/$(room)/%.o): private OPT = -O2
 $(1)/llmc/comm_mpi.o: private override CFLAGS += $(MPI_FLAGS)
+$(1)/llmc/base/processor.o: private override CFLAGS = $$(BASE_CFLAGS)
 $(1)/llmc/%.o: llmc/%.h Makefile $(1)/flags
 	@mkdir -p $$(@D)
 	$$(call said,$$(CC))$$(CC) $$(CFLAGS) $$(strip $$(MODULES_OPT)) -I. -x c -D$$(shell echo $$(notdir $$*) | tr a-z A-Z)_IMPLEMENTATION -c $$< -o $$@

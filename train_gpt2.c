@@ -29,6 +29,7 @@ the MLP, QKV = 3C, Vp tokens of the padded vocabulary.
 #include "llmc/text_model.h"
 #include "llmc/zero.h"
 #include "llmc/base/clock.h"
+#include "llmc/base/processor.h"
 #include "llmc/base/threads.h"
 #include "llmc/base/vec.h"
 #include "llmc/data/dataloader.h"
@@ -697,6 +698,8 @@ static const Trainer trainer = {
 };
 
 #ifndef TRAIN_GPT2_NO_MAIN
+PROCESSOR_CHECK
+
 int main(int argc, char** argv) {
     threads_wait_briefly(argv);
     vec_flush_denormals(); // before the first parallel region: its threads inherit it

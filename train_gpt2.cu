@@ -35,6 +35,7 @@ channels, F hidden units of the MLP, QKV = 3C, Vp tokens of the padded vocabular
 #include "llmc/text_model.cuh"
 #include "llmc/transfer.cuh"
 #include "llmc/zero.cuh"
+#include "llmc/base/processor.h"
 #include "llmc/data/dataloader.h"
 #include "llmc/run/checkpoint.h"
 #include "llmc/run/gpu_report.cuh"
@@ -975,5 +976,7 @@ static const Trainer trainer = {
 };
 
 #ifndef TRAIN_GPT2_NO_MAIN
+PROCESSOR_CHECK
+
 int main(int argc, char** argv) { return run_main(argc, argv, &trainer); }
 #endif

@@ -42,6 +42,7 @@
 #include "llmc/run/log.h"
 #include "llmc/data/shard_writer.h"
 #include "llmc/base/limits.h"
+#include "llmc/base/processor.h"
 #include "llmc/base/signals.h"
 #include "llmc/data/text_pipeline.h"
 
@@ -683,6 +684,8 @@ static void check_options(const Run* run) {
         die_usage("--out is empty; wanted a prefix for file names");
     }
 }
+
+PROCESSOR_CHECK
 
 int main(int argc, char** argv) {
     static Run run; // 30 KB of paths

@@ -84,3 +84,17 @@ defect_mpirun_binds_a_single_process_to_a_core_in_silence() {
     ranks --bind-to core -n 1 "$trainer" "${tiny[@]}"
     check "mpirun -n 1: $(grep '^note' stdout)" grep -q '^note: bound to 1 of .* cores by mpirun; mpirun --bind-to none' stdout
 }
+
+defect_newer_processors_program_dies_by_an_illegal_instruction() {
+    local qemu program
+    qemu=$(command -v qemu-x86_64 || command -v qemu-x86_64-static) || { is_here qemu-x86_64 || return; }
+    if ! grep -qw avx2 /proc/cpuinfo; then
+        echo "skipped: $name: this processor is an old one" && return
+    fi
+    for program in "$trainer" "$tokenize"; do
+        GOMP_SPINCOUNT=1 "$qemu" -cpu Nehalem "$program" --version >stdout 2>stderr
+        status=$?
+        sed -i '/^qemu/d' stderr
+        check_error "${program##*/} on a processor of 2008" 1 "was built for a newer processor, with avx|make MARCH=-march=x86-64-v2"
+    done
+}
