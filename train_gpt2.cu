@@ -907,6 +907,9 @@ static void make_plan(TrainerPlan* plan, GPT2Config cfg, Options* o, Comm* comm)
     plan->peak = gpu_peak_flops_per_s(&gpu, DTYPE_OF(floatX), o->tf32);
     plan->speed = SpeedDevice{gpu_rates(&gpu, plan->peak), sizeof(floatX),
                               dtype_bytes(planned_gradient_dtype(o)), planned_master(o)};
+    if (comm->size > 1 && !o->plan) {
+        memory_connect(cfg, o, comm);
+    }
     memory_choose(cfg, o, comm, &plan->speed);
     if (o->quantize) {
         quantized_parameter_rows(plan->parameters, cfg, sizeof(floatX));

@@ -46,6 +46,7 @@ typedef struct {
     char library[64];         // "Open MPI 4.1.4"; empty with one process
     const CommEngine* engine; // private, like the next; NULL with one process
     void *state, *communicator;
+    void* gpus; // groups of their GPUs that wait for the model (zero_connect); NULL: none
 } Comm;
 
 // What a rank is doing: it decides how long a rank may do that without progress. `timeout` or 5 times the longest

@@ -147,6 +147,7 @@ static inline void group_gpu_close(GroupGpu* g) {
     if (g->communicator) {
         NCCL_CHECK(ncclCommFinalize(g->communicator));
         NCCL_CHECK(ncclCommDestroy(g->communicator));
+        gpu_library_gives(g->communicator);
         g->communicator = NULL;
     }
 }

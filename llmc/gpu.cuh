@@ -8,7 +8,8 @@ inline PTX stands only in ptx.cuh, kernels have no __CUDA_ARCH__ branches, and e
 memory is an argument of its kernel.
 
 defines: CUDA_CHECK, DType, dtype_bytes, dtype_name, DTYPE_OF, Gradient, GRADIENT_DISPATCH, Gpu, gpu_open,
-         gpu_close, gpu_alloc, gpu_alloc_pinned, gpu_free, gpu_free_pinned, gpu_copy, gpu_now_bytes, gpu_peak_mib, launch, ceil_div, Pack, load_pack, load_pack_once,
+         gpu_close, gpu_alloc, gpu_alloc_pinned, gpu_free, gpu_free_pinned, gpu_copy, gpu_library_takes,
+         gpu_library_gives, gpu_now_bytes, gpu_peak_mib, launch, ceil_div, Pack, load_pack, load_pack_once,
          store_pack, unpack, to_float, from_float, warp_sum, warp_max, block_sum, block_max,
          SMEM_ARRAY, SMEM_DYNAMIC, bf16, fp16, DTypeOf
 */
@@ -130,7 +131,11 @@ static inline int gpu_count_(const void* before, void* after, size_t bytes) {
     return 1;
 }
 
-// What gpu_alloc has handed out now, and the most that it had at once, in MiB.
+// Counts memory that a library was found to take for `owner`, until gpu_library_gives.
+static inline void gpu_library_takes(void* owner, size_t bytes) { gpu_count_(NULL, owner, bytes); }
+static inline void gpu_library_gives(const void* owner) { gpu_count_(owner, NULL, 0); }
+
+// What gpu_alloc has handed out now, and libraries take, and the most at once, in MiB.
 static inline size_t gpu_now_bytes(void) { return gpu_memory_()->now_bytes; }
 static inline double gpu_peak_mib(void) { return (double)gpu_memory_()->peak_bytes / (1 << 20); }
 

@@ -30,7 +30,7 @@ What else reads and writes slices reaches across the bus: the kernels that add t
 
 With one process in stages 0 and 1 nothing moves, and sums and shard are not there.
 
-defines: ZeroGpu, ZeroShards, ZERO_BLOCKS_IN_MEMORY, ZERO_VARIANTS, zero_open, zero_close, zero_parameter_bytes,
+defines: ZeroGroups, ZeroGpu, ZeroShards, ZERO_BLOCKS_IN_MEMORY, ZERO_VARIANTS, zero_connect, zero_open, zero_close, zero_parameter_bytes,
          zero_gradient_bytes, zero_parameter_slice_bytes, zero_gradient_slice_bytes, zero_parameter_block,
          zero_begin_forward, zero_forward_waits, zero_parameters, zero_wait_for_parameters, zero_gather_parameters,
          zero_gather_all_parameters,
@@ -56,13 +56,17 @@ enum { ZERO_BLOCKS_IN_MEMORY = 2, ZERO_VARIANTS = 4, ZERO_THREADS_ = 256, ZERO_P
 typedef enum { ZERO_SHARDS_ON_GPU, ZERO_SHARDS_ON_HOST } ZeroShards;
 
 typedef struct {
-    ZeroPlan plan;
-    ZeroShards place;
     GroupGpu all;             // processes;
     GroupGpu group, replicas; // those of this replica; those with the same slice
-    Gpu main, comm;           // the GPU with the main stream, and with that of what moves
-    void* params;             // of the trainer, of type `dtype`
-    Gradient grads;           // of the trainer
+} ZeroGroups;
+
+typedef struct {
+    ZeroPlan plan;
+    ZeroShards place;
+    ZeroGroups groups;
+    Gpu main, comm; // the GPU with the main stream, and with that of what moves
+    void* params;   // of the trainer, of type `dtype`
+    Gradient grads; // of the trainer
     DType dtype;
     void* params_slices; // stage 3
     float *sums, *shard; // NULL: the gradient stays in grads
@@ -151,21 +155,65 @@ static inline void zero_forget_(ZeroGpu* z) {
     }
 }
 
-static inline void zero_open_groups_(ZeroGpu* z, Comm* comm) {
-    group_gpu_open(&z->all, comm);
-    z->group = z->all;
-    if (zero_has_levels_(&z->plan)) {
-        group_gpu_split(&z->group, &z->all, z->plan.rank / z->plan.shards);
-        group_gpu_split(&z->replicas, &z->all, z->plan.rank % z->plan.shards);
+static inline ZeroGroups zero_open_groups_(const ZeroPlan* plan, Comm* comm) {
+    ZeroGroups groups;
+    memset((void*)&groups, 0, sizeof(groups));
+    group_gpu_open(&groups.all, comm);
+    groups.group = groups.all;
+    if (zero_has_levels_(plan)) {
+        group_gpu_split(&groups.group, &groups.all, plan->rank / plan->shards);
+        group_gpu_split(&groups.replicas, &groups.all, plan->rank % plan->shards);
     }
+    return groups;
 }
 
 static inline void zero_close_groups_(ZeroGpu* z) {
     if (zero_has_levels_(&z->plan)) {
-        group_gpu_close(&z->replicas);
-        group_gpu_close(&z->group);
+        group_gpu_close(&z->groups.replicas);
+        group_gpu_close(&z->groups.group);
     }
-    group_gpu_close(&z->all);
+    group_gpu_close(&z->groups.all);
+}
+
+// Moves `bytes` bytes in each way that a run will: what a library needs for it, it allocates now.
+static inline void zero_connect_groups_(const ZeroGroups* groups, const ZeroPlan* plan, void* to,
+                                        const void* from, size_t bytes, cudaStream_t stream) {
+    const size_t count = bytes / (size_t)plan->size / sizeof(float);
+    group_all_gather(to, from, count, DTYPE_FP32, &groups->all, stream);
+    group_all_to_all(to, from, count, DTYPE_FP32, &groups->group, stream);
+    group_all_gather(to, from, count, DTYPE_FP32, &groups->group, stream);
+    if (zero_has_levels_(plan)) {
+        group_all_gather(to, from, count, DTYPE_FP32, &groups->replicas, stream);
+        group_reduce_scatter(to, from, count, DTYPE_FP32, &groups->replicas, stream);
+    }
+}
+
+// Opens the groups of processes for the next zero_open, and connects their GPUs, so that the memory which that takes is known
+// before the rest is planned: NCCL takes gigabytes at the first use of each operation, other ones for large and small
+// messages. Collective.
+static inline void zero_connect(const ZeroPlan* plan, DType grads, Comm* comm, const Gpu* gpu) {
+    const size_t pieces = zero_pieces_bytes_(plan, grads), most = (size_t)64 << 20,
+                 large = pieces < most ? pieces : most, small = (size_t)plan->size * GPT2_SHARD_UNIT;
+    ZeroGroups* groups = (ZeroGroups*)check_alloc(1, sizeof(ZeroGroups), "groups of GPUs");
+    *groups = zero_open_groups_(plan, comm);
+    comm->gpus = groups;
+    if (plan->size == 1) {
+        return; // each process has a whole model
+    }
+    void *to = gpu_alloc(large, 1, "what connects GPUs"), *from = gpu_alloc(large, 1, "what connects GPUs");
+    comm_progress(comm, COMM_SETUP, -1, "connecting GPUs");
+    zero_connect_groups_(groups, plan, to, from, large, gpu->stream);
+    zero_connect_groups_(groups, plan, to, from, small, gpu->stream);
+    CUDA_CHECK(cudaStreamSynchronize(gpu->stream));
+    gpu_free(from);
+    gpu_free(to);
+}
+
+// Takes over the groups of zero_connect, or opens some.
+static inline void zero_take_groups_(ZeroGpu* z, Comm* comm) {
+    z->groups = comm->gpus ? *(ZeroGroups*)comm->gpus : zero_open_groups_(&z->plan, comm);
+    free(comm->gpus);
+    comm->gpus = NULL;
 }
 
 static inline void* zero_alloc_shard_(const ZeroGpu* z, size_t bytes, const char* what) {
@@ -208,7 +256,7 @@ static inline void zero_open(ZeroGpu* z, ZeroPlan plan, ZeroShards place, void* 
     if (plan.size > 1) {
         z->pieces = gpu_alloc(zero_pieces_bytes_(&plan, grads.dtype), 1, "pieces of the gradient");
     }
-    zero_open_groups_(z, comm);
+    zero_take_groups_(z, comm);
 }
 
 // After all work on both streams.
@@ -246,7 +294,7 @@ static inline void zero_wait_(cudaStream_t stream, cudaEvent_t event) {
 
 // Where the slice of this process lies in `count` elements of all.
 static inline void* zero_slice_in_(const ZeroGpu* z, void* all, DType type, size_t count) {
-    return zero_element_(all, type, (size_t)z->group.rank * (count / (size_t)z->plan.shards));
+    return zero_element_(all, type, (size_t)z->groups.group.rank * (count / (size_t)z->plan.shards));
 }
 
 // Between the host and the GPU, beside what is sent; nothing if both are the same.
@@ -264,16 +312,17 @@ static inline void zero_gather_slices_(ZeroGpu* z, void* all, const void* slice,
         zero_copy_(z, own, slice, elements * dtype_bytes(type));
         slice = own;
     }
-    group_all_gather(all, slice, elements, type, &z->group, z->comm.stream);
+    group_all_gather(all, slice, elements, type, &z->groups.group, z->comm.stream);
 }
 
 // Sends the shards within a slice of `count` elements to the processes with the same slice. On the host, the slice passes
 // through `on_gpu`.
 static inline void zero_gather_shards_(ZeroGpu* z, void* slice, void* on_gpu, DType type, size_t count) {
-    const size_t shard = count / (size_t)z->replicas.size, before = (size_t)z->replicas.rank * shard;
+    const size_t shard = count / (size_t)z->groups.replicas.size,
+                 before = (size_t)z->groups.replicas.rank * shard;
     void *there = z->place == ZERO_SHARDS_ON_HOST ? on_gpu : slice, *own = zero_element_(there, type, before);
     zero_copy_(z, own, zero_element_(slice, type, before), shard * dtype_bytes(type));
-    group_all_gather(there, own, shard, type, &z->replicas, z->comm.stream);
+    group_all_gather(there, own, shard, type, &z->groups.replicas, z->comm.stream);
     zero_copy_(z, slice, there, count * dtype_bytes(type));
 }
 
@@ -466,7 +515,7 @@ template <class T> static inline void zero_reduce_slices_(ZeroGpu* z, int g, Zer
         zero_sent_(z, g);
         return;
     }
-    group_all_to_all(z->pieces, grads, zero_slice_elements(&z->plan, g), z->grads.dtype, &z->group,
+    group_all_to_all(z->pieces, grads, zero_slice_elements(&z->plan, g), z->grads.dtype, &z->groups.group,
                      z->comm.stream);
     zero_sent_(z, g);
     zero_add_<T>(z, g, z->pieces, step);
@@ -478,9 +527,10 @@ static inline void zero_reduce_replicas_(ZeroGpu* z, int g) {
     float *sums = z->sums + zero_slice_begin(&z->plan, g), *shard = z->shard + zero_shard_begin(&z->plan, g);
     float* pieces = (float*)z->pieces;
     const int on_host = z->place == ZERO_SHARDS_ON_HOST;
-    float *from = on_host ? pieces : sums, *to = on_host ? pieces + (size_t)z->replicas.rank * count : shard;
+    float *from = on_host ? pieces : sums,
+          *to = on_host ? pieces + (size_t)z->groups.replicas.rank * count : shard;
     zero_copy_(z, from, sums, zero_slice_elements(&z->plan, g) * sizeof(float));
-    group_reduce_scatter(to, from, count, DTYPE_FP32, &z->replicas, z->comm.stream);
+    group_reduce_scatter(to, from, count, DTYPE_FP32, &z->groups.replicas, z->comm.stream);
     zero_copy_(z, shard, to, count * sizeof(float));
 }
 
@@ -666,9 +716,9 @@ static inline void zero_gather_operands(ZeroGpu* z, float* group, int g) {
 
 // Ends all processes if NCCL has noticed an error since.
 static inline void zero_check(const ZeroGpu* z) {
-    group_gpu_check(&z->all);
-    group_gpu_check(&z->group);
-    group_gpu_check(&z->replicas);
+    group_gpu_check(&z->groups.all);
+    group_gpu_check(&z->groups.group);
+    group_gpu_check(&z->groups.replicas);
 }
 
 // ---- copies of what is divided ----
@@ -685,7 +735,7 @@ static inline void zero_collect_chunk_(ZeroGpu* z, void* all, const void* mine, 
     const void* from = (const char*)mine + chunk.at * dtype_bytes(type);
     void* own = zero_element_(z->pieces, type, (size_t)z->plan.rank * chunk.count);
     zero_copy_(z, own, from, bytes);
-    group_all_gather(z->pieces, own, chunk.count, type, &z->all, z->comm.stream); // (W, count)
+    group_all_gather(z->pieces, own, chunk.count, type, &z->groups.all, z->comm.stream); // (W, count)
     for (int r = 0; all && r < z->plan.size; r++) {
         const size_t to = (size_t)zero_shard_of(&z->plan, r).part * chunk.shard + chunk.at;
         zero_copy_(z, zero_element_(all, type, to), zero_element_(z->pieces, type, (size_t)r * chunk.count),

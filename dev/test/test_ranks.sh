@@ -530,6 +530,21 @@ test_gpu_same_bits() {
     check "without files: exit status $status, $(head -n 1 stderr)" [ $status = 0 ]
 }
 
+# NCCL takes 64 MiB here, at its first operations: a plan that leaves it out fills the GPU, and the run ends in an allocation.
+test_gpu_memory() {
+    local full=(--layers 4 --channels 64 --heads 2 --seq-len 64 --batch 16 --steps 1 --samples 0 --eval-every 0 --autotune off)
+    CUSIM_MEMORY_MIB=155 ranks 2 "$trainer" "${full[@]}" --out memory
+    check "memory beside NCCL: exit status $status, $(head -n 1 stderr)" [ $status = 0 ]
+    check "NCCL's is said: $(grep NCCL stdout)" grep -q '^NCCL [0-9.]*: 64.0 MiB of GPU memory$' stdout
+    check "and planned: $(grep '^memory' stdout)" grep -q '^memory per GPU: .* + NCCL 64.0 + ' stdout
+    check "what fits is chosen: $(grep '^recompute' stdout)" grep -q '^recompute: level mlp, the lowest that fits into ' stdout
+    CUSIM_MEMORY_MIB=100 ranks 2 "$trainer" "${full[@]}" --out memory
+    check "what does not fit: exit status $status, $(grep -m 1 error stderr)" \
+        [ $status = 1 -a "$(grep -c '^error: the run needs .* MiB of GPU memory, .* are free' stderr)" = 1 ]
+    ranks 2 "$trainer" "${full[@]}" --plan
+    check "a plan estimates it: $(grep -o 'NCCL [0-9.]*' stdout)" grep -q '^memory per GPU: .* + NCCL 1408.0 + ' stdout
+}
+
 # Each process finds another algorithm fastest, and none has a cache: all take rank 0's.
 test_gpu_autotune() {
     local fast=(env -u XDG_CACHE_HOME -u HOME CUSIM_LT_FAST=2 "$trainer" "${gpu_run[@]}")
@@ -771,6 +786,7 @@ test_kill_without_mpi() {
 if [ $is_gpu ]; then
     export XDG_CACHE_HOME=$work/cache
     test_gpu_same_bits
+    test_gpu_memory
     test_gpu_autotune
     test_without_mpi_gpu
     test_kill_without_mpi

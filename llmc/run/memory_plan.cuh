@@ -3,6 +3,7 @@ memory_plan.cuh -- the memory of a run on the GPU, before anything is allocated:
 what the options leave open because it depends on memory, and whether the run fits.
 
     memory_plan       the large allocations, for --plan, the log and memory_require
+    memory_connect    opens NCCL, whose memory nobody can compute, before the rest is planned
     memory_choose     decides --recompute auto and --logits-chunk auto, and prints why
     memory_require    ends the program with what would fit
 
@@ -11,7 +12,7 @@ Each planned_... is one fact that the model is opened with.
 defines: planned_saved_dtype, planned_chunk, planned_activations, planned_master, planned_state, planned_gradient_dtype,
          planned_zero, planned_residual_bytes, planned_micro_batches, planned_losses,
          planned_products_beside, memory_plan,
-         memory_choose, memory_require
+         memory_connect, memory_choose, memory_require
 */
 #ifndef LLMC_MEMORY_PLAN_CUH
 #define LLMC_MEMORY_PLAN_CUH
@@ -203,17 +204,28 @@ static inline size_t memory_workspaces_(GPT2Config cfg, const Options* o) {
     return matmul_planned_bytes(settings) + (planned_products_beside(o) ? matmul_planned_bytes(beside) : 0);
 }
 
+// NCCL's memory. For a plan, which opens nothing: a GiB for a communicator, and 12 MiB for each of 32 channels to each other
+// process of a replica, as NCCL lists them in https://github.com/NVIDIA/nccl/issues/1685. There 8 H100s take 4.34 GB after
+// their first all-to-all; 6 GB with three communicators are seen in issues/864.
+static inline size_t planned_nccl_bytes(const Options* o) {
+    const size_t communicators = o->shards < o->processes ? 3 : 1;
+    return o->processes == 1 || options_only_evaluates(o) || !o->plan
+               ? o->nccl_bytes
+               : (communicators << 30) + (size_t)(o->shards - 1) * 32 * ((size_t)12 << 20);
+}
+
 // Products, generation, and what all runs have on the host.
 static inline void memory_add_common_(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, const Options* o) {
     const PlanMemory staging = {"staging", memory_staging_(cfg, o), PLAN_HOST, 0, 0};
+    plan_add(plan, "NCCL", planned_nccl_bytes(o));
     plan_add(plan, "cuBLASLt workspace", memory_workspaces_(cfg, o));
     plan_add(plan, "expanded matrix", linear_planned_bytes(cfg, o->quantize));
     plan_add(plan, "texts", text_model_planned_bytes(plan_texts(o), o->seq_len));
     plan_add_at(plan, staging);
 }
 
-// Sets the list of all that gpt2_open allocates, to the byte, and the copy of the first save; it ends with a name of
-// NULL. Only cuDNN's workspace, where it is used, is an upper bound.
+// Sets the list of all that gpt2_open allocates, to the byte, the copy of the first save, and what NCCL has; it ends with a
+// name of NULL. Only cuDNN's workspace, where it is used, is an upper bound.
 static inline void memory_plan(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, const Options* o) {
     TensorRow parameters[GPT2_PARAMETER_ROWS], activations[GPT2_ACTIVATION_ROWS];
     const ZeroPlan zero = planned_zero(cfg, o);
@@ -266,6 +278,28 @@ static inline size_t memory_free_(int device) {
     return free_bytes;
 }
 
+// What a plan may take, which has NCCL in it, of the memory of a GPU: all but the fiftieth part, for kernels and whatever
+// else CUDA loads during the run, and 64 MiB, since the driver hands out memory in units of 2 MiB.
+static inline size_t memory_usable_(const Options* o) {
+    const size_t found = memory_free_(o->device) + o->nccl_bytes, room = found / 50 + ((size_t)64 << 20);
+    return found > room ? found - room : 0;
+}
+
+// Connects the GPUs of several processes for the run that follows, and prints what NCCL takes of this one. Collective.
+static inline void memory_connect(GPT2Config cfg, Options* o, Comm* comm) {
+    const ZeroPlan zero = planned_zero(cfg, o);
+    Gpu gpu;
+    gpu_open(&gpu, o->device);
+    const size_t before = memory_free_(o->device);
+    zero_connect(&zero, planned_gradient_dtype(o), comm, &gpu);
+    const size_t after = memory_free_(o->device);
+    o->nccl_bytes = before > after ? before - after : 0;
+    gpu_close(&gpu);
+    const GroupGpu* all = &((const ZeroGroups*)comm->gpus)->all;
+    gpu_library_takes(all->communicator, o->nccl_bytes);
+    printf("%s: %.1f MiB of GPU memory\n", all->library, (double)o->nccl_bytes / (1 << 20));
+}
+
 // The least that --logits-chunk auto chooses: smaller chunks save little memory.
 static inline int memory_least_chunk_(GPT2Config cfg, const Options* o) {
     return (int)gpt2_classifier_chunk(cfg, (size_t)o->batch * (size_t)o->seq_len);
@@ -278,7 +312,7 @@ static inline int memory_least_recompute_(const Options* o) {
 // Ends the program if the run does not fit into the memory of the GPU. The error names the largest micro-batch
 // that fits, with the lowest level of recomputation that it needs.
 static inline void memory_require(GPT2Config cfg, const Options* options) {
-    const size_t free_bytes = memory_free_(options->device), wanted = memory_bytes_(cfg, options);
+    const size_t free_bytes = memory_usable_(options), wanted = memory_bytes_(cfg, options);
     if (wanted <= free_bytes) {
         return;
     }
@@ -305,8 +339,7 @@ static inline void memory_require(GPT2Config cfg, const Options* options) {
           (double)wanted / (1 << 20), (double)free_bytes / (1 << 20));
 }
 
-// What a plan may take, for options that are chosen by it: of free memory all but the fiftieth part, which is room for
-// kernels and whatever else CUDA loads during the run; without such a GPU there is no limit. --fit may lower it.
+// What a plan may take, for options that are chosen by it; without such a GPU there is no limit. --fit may lower it.
 static inline size_t memory_limit_(const Options* o) {
     const size_t wanted = o->fit > 0 ? (size_t)(o->fit * (float)(1 << 30)) : SIZE_MAX;
     int count = 0;
@@ -314,7 +347,7 @@ static inline size_t memory_limit_(const Options* o) {
         cudaGetLastError(); // clears the error: a plan needs no GPU
         return wanted;
     }
-    const size_t found = memory_free_(o->device), usable = found - found / 50;
+    const size_t usable = memory_usable_(o);
     return wanted < usable ? wanted : usable;
 }
 
@@ -362,7 +395,7 @@ static inline void memory_plan_least_(PlanMemory plan[PLAN_KINDS], GPT2Config cf
 // --fit: decides --batch, --recompute and --offload-optimizer.
 static inline void memory_fit_(GPT2Config cfg, Options* options, Comm* comm, const SpeedDevice* speed,
                                size_t limit) {
-    const FitDevice device = {memory_plan_least_, fit_least_of_all(comm, limit),
+    const FitDevice device = {memory_plan_least_, limit,
                               fit_least_of_all(comm, limits_free_bytes(comm->local_size, "")), 1, *speed};
     if (limit == SIZE_MAX) {
         die_usage("--fit auto: no GPU to ask for its free memory; wanted --fit GIB");
@@ -373,7 +406,7 @@ static inline void memory_fit_(GPT2Config cfg, Options* options, Comm* comm, con
 // Decides what is open because it depends on the GPU's memory: recomputation first, since it costs more than
 // chunks do.
 static inline void memory_choose(GPT2Config cfg, Options* options, Comm* comm, const SpeedDevice* speed) {
-    const size_t limit = memory_limit_(options);
+    const size_t limit = fit_least_of_all(comm, memory_limit_(options)); // all processes choose the same
     if (options->fit != 0) {
         memory_fit_(cfg, options, comm, speed, limit);
     }

@@ -128,6 +128,7 @@ struct Options {
     int generates;               // texts, instead of training
     int process, processes;      // which of how many this is, as launch.h found out
     int shards;                  // processes of a replica (zero.h), as launch.h found out
+    size_t nccl_bytes;           // of GPU memory that NCCL was found to take (memory_plan.cuh)
     char given[OPTION_ROWS_MAX]; // by row: was it on the command line, or in the file of --config?
     char* config_text;           // of that file, which values point into; NULL: none
 };

@@ -437,6 +437,8 @@ typedef struct {
 } Allocation;
 Allocation* allocation_of(const void* pointer); // that it points into; NULL: none, pageable host memory
 size_t device_memory_bytes();
+bool device_memory_take(size_t bytes); // for an allocation, or a library; false if there is not so much
+void device_memory_give(size_t bytes);
 void device_memory_open(); // CUSIM_PROTECT: around work that may touch device memory
 void device_memory_close();
 

@@ -20,17 +20,27 @@ static size_t whole_bytes = 0, shared_bytes = 0; // of units with one allocation
 
 static size_t in_units(size_t bytes) { return (bytes + UNIT_BYTES - 1) / UNIT_BYTES * UNIT_BYTES; }
 static size_t device_bytes_used() { return whole_bytes + in_units(shared_bytes); }
-static void device_bytes_add(size_t bytes) {
-    const bool shares = bytes < UNIT_BYTES / 2;
-    (shares ? shared_bytes : whole_bytes) += shares ? bytes : in_units(bytes);
-}
-static void device_bytes_remove(size_t bytes) {
+
+// Read at every call, so that a test can change it.
+size_t device_memory_bytes() { return environment_number("CUSIM_MEMORY_MIB", 4096, 0, 1ul << 30) << 20; }
+
+void device_memory_give(size_t bytes) {
     const bool shares = bytes < UNIT_BYTES / 2;
     (shares ? shared_bytes : whole_bytes) -= shares ? bytes : in_units(bytes);
 }
 
-// Read at every call, so that a test can change it.
-size_t device_memory_bytes() { return environment_number("CUSIM_MEMORY_MIB", 4096, 0, 1ul << 30) << 20; }
+bool device_memory_take(size_t bytes) {
+    const bool shares = bytes < UNIT_BYTES / 2;
+    if (bytes > device_memory_bytes()) {
+        return false;
+    }
+    (shares ? shared_bytes : whole_bytes) += shares ? bytes : in_units(bytes);
+    if (device_bytes_used() > device_memory_bytes()) {
+        device_memory_give(bytes);
+        return false;
+    }
+    return true;
+}
 
 // The largest block that can be pinned.
 static size_t pinned_memory_bytes() {
@@ -63,7 +73,7 @@ static bool allocation_remove(void* pointer, MemoryKind kind) {
         return false;
     }
     if (kind == MEMORY_DEVICE) {
-        device_bytes_remove(found->bytes);
+        device_memory_give(found->bytes);
     }
     allocations().erase(allocations().begin() + (found - allocations().data()));
     return true;
@@ -188,14 +198,12 @@ cudaError_t CUDARTAPI cudaMalloc(void** out, size_t bytes) {
     if (error != cudaSuccess) {
         return error;
     }
-    const size_t total = device_memory_bytes();
-    if (bytes > total) {
+    if (!device_memory_take(bytes)) {
         return failed(cudaErrorMemoryAllocation);
     }
-    device_bytes_add(bytes);
-    char* data = device_bytes_used() > total ? nullptr : device_alloc(bytes);
+    char* data = device_alloc(bytes);
     if (!data) {
-        device_bytes_remove(bytes);
+        device_memory_give(bytes);
         return failed(cudaErrorMemoryAllocation);
     }
     allocation_add(data, bytes, MEMORY_DEVICE);

@@ -79,6 +79,7 @@ struct ncclComm {
     unsigned long issued, done;     // operations of this rank
     std::deque<CUstream_st*> order; // their streams, from number done + 1 on
     unsigned splits;
+    size_t taken_bytes[2]; // of device memory: for collectives; for sends and receives
     bool is_blocking;
     ncclResult_t error;
     char name[128];
@@ -667,6 +668,17 @@ void check_buffers(const Pending& p) {
     }
 }
 
+// Buffers, as NCCL allocates them at the first use of a kind of operation.
+bool take_memory(ncclComm* comm, Kind kind) {
+    size_t* taken = &comm->taken_bytes[kind >= SEND];
+    const size_t bytes = environment_number("CUSIM_NCCL_MIB", 32, 0, 1ul << 20) << 20;
+    if (*taken == 0 && !device_memory_take(bytes)) {
+        return false;
+    }
+    *taken = bytes;
+    return true;
+}
+
 ncclResult_t enqueue(ncclComm* comm, const void* send, void* receive, Call call, cudaStream_t stream) {
     if (call.root < 0 || call.root >= comm->ranks) {
         return ncclInvalidArgument;
@@ -677,7 +689,7 @@ ncclResult_t enqueue(ncclComm* comm, const void* send, void* receive, Call call,
     if (call.count == 0) {
         return ncclSuccess;
     }
-    if (stream_accepts(stream) != cudaSuccess) {
+    if (stream_accepts(stream) != cudaSuccess || !take_memory(comm, call.kind)) {
         return ncclUnhandledCudaError;
     }
     call.is_captured = is_captured(stream);
@@ -817,6 +829,8 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm) {
     cudaDeviceSynchronize();
     flags.erase(std::find(flags.begin(), flags.end(), &comm->shared->waits[comm->rank]));
     munmap(comm->shared, comm->shared_bytes);
+    device_memory_give(comm->taken_bytes[0]);
+    device_memory_give(comm->taken_bytes[1]);
     delete comm;
     return ncclSuccess;
 }
