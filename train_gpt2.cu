@@ -260,7 +260,7 @@ static void gpt2_open(GPT2* model, GPT2Config cfg, const Options* o, Comm* comm)
     model->freeze = freeze_of(cfg.L, o->freeze);
     model->chunk = planned_chunk(o);
     model->autotune = o->autotune;
-    model->use_graph = o->graph;
+    model->use_graph = gpu_setup_graph(o);
     model->grad_dtype = planned_gradient_dtype(o);
     model->comm = comm;
     gpu_open(&model->gpu, o->device);

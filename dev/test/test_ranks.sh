@@ -660,6 +660,14 @@ test_gpu_levels() {
             "$(case $zero-$trainer in 3-* | *FP32*) echo 1e-5 ;; *) echo 2e-3 ;; esac)"
         streams=random
     done
+    check "no graphs: $(grep '^graph' stdout)" grep -q '^graph: off, with replicas of the model; --graph on tries it$' stdout
+    CUSIM_STREAMS=random trains 4 levels_graph "${gpu_run[@]}" --zero 3 --graph on
+    same_model levels_3/step_00000006 levels_graph/step_00000006 "two levels, in graphs"
+    for streams in lazy random; do # as on a GPU that does one operation of NCCL at a time
+        CUSIM_NCCL_SERIAL=1 CUSIM_NCCL_TIMEOUT=10 CUSIM_STREAMS=$streams trains 4 levels_serial "${gpu_run[@]}" --zero 3
+        same_model levels_3/step_00000006 levels_serial/step_00000006 "two levels, one operation at a time, $streams streams"
+        rm -r levels_serial
+    done
     CUSIM_STREAMS=random trains 4 levels_adafactor "${gpu_run[@]}" --zero 3 --optimizer adafactor --adafactor-beta1 0.9 --adafactor-scale on
     near "--optimizer adafactor, two levels" "$(val_6 one_adafactor)" "$(val_6 levels_adafactor)" 1e-5
     check "the first line: $(head -n 1 stdout)" \

@@ -2,7 +2,7 @@
 gpu_setup.cuh -- what options mean on a GPU, beside what they take of its memory (memory_plan.cuh): which GPU it is, how
 products are done, and which combinations it cannot do.
 
-defines: gpu_setup, gpu_setup_products
+defines: gpu_setup, gpu_setup_graph, gpu_setup_products
 */
 #ifndef LLMC_GPU_SETUP_CUH
 #define LLMC_GPU_SETUP_CUH
@@ -31,10 +31,19 @@ static inline void gpu_setup_check_(const Options* o) {
     }
 }
 
+// Whether micro-steps are graphs. With replicas a graph has operations of two communicators, and others run outside of it:
+// NCCL's manual has seen that to block for ever (NCCL_GRAPH_MIXING_SUPPORT).
+static inline int gpu_setup_graph(const Options* o) {
+    return o->graph == OPTION_AUTO ? o->shards == o->processes : o->graph;
+}
+
 // Decides --device auto, and --autotune where processes only evaluate: they have nothing in common, so each would choose
 // products of its own.
 static inline void gpu_setup(Options* o, const Comm* comm) {
     gpu_setup_check_(o);
+    if (!gpu_setup_graph(o) && o->graph == OPTION_AUTO) {
+        printf("graph: off, with replicas of the model; --graph on tries it\n");
+    }
     if (comm->size > 1 && o->device != OPTION_AUTO) {
         die_usage("--device %d is for one process; %d take one GPU each", o->device, comm->size);
     }

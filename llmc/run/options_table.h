@@ -424,8 +424,9 @@ const OptionRow OPTION_TABLE[] = {
         "off|on", "with --gelu-fusion 2: fuse the gradient of the bias before GELU into that product, where cuBLASLt can"},
     {"memory, speed", "autotune",   "",   SWITCH_(autotune),       0,        0, GPU_,             "on",
         "off|on", "time cuBLASLt's algorithms once per product, and keep the fastest"},
-    {"memory, speed", "graph",      "",   SWITCH_(graph),          0,        0, GPU_ | BOTH_,     "on",
-        "off|on", "replay a micro-step as one CUDA graph; off with --update-in-backward"},
+    {"memory, speed", "graph",      "",   SWITCH_(graph),          0,        0, AUTO_ | GPU_ | BOTH_, "auto",
+        "off|on", "replay a micro-step as one CUDA graph; off with --update-in-backward; auto: on, but for replicas of a model "
+        "(--shard-ranks), with which no GPU has tried it"},
     {"memory, speed", "device",     "",   INT_(device),            0,     1023, AUTO_ | GPU_ | ONCE_ | BOTH_ | EACH_, "auto",
         "", "index of the GPU; auto: one for each process of a machine"},
     {"memory, speed", "gpu-report", "lg", INT_(gpu_report),        0,    MANY_, GPU_ | ONCE_ | EACH_, "0",

@@ -193,8 +193,10 @@ static int option_set_word_(int* field, const char* words, const char* text) {
     return 0;
 }
 
-// Whether a choice is a switch with more words.
-static int option_is_switch_(const OptionRow* row) { return strncmp(row->unit, "off|on|", 7) == 0; }
+// Also a choice that is a switch with more words.
+static int option_is_switch_(const OptionRow* row) {
+    return row->type == OPTION_SWITCH || strncmp(row->unit, "off|on|", 7) == 0;
+}
 
 // Appends to a list. The default, "", is the empty list.
 static void option_add_(OptionList* list, const OptionRow* row, const char* text) {
@@ -217,7 +219,6 @@ int option_set(void* options, const OptionRow* row, const char* text) {
     case OPTION_SEED:
         return option_set_seed_((uint64_t*)field, text);
     case OPTION_SWITCH:
-        return option_set_word_((int*)field, row->unit, text) || option_set_word_((int*)field, "0|1", text);
     case OPTION_CHOICE:
     case OPTION_FLAG:
         if (option_is_auto_(row, text)) {

@@ -110,7 +110,7 @@ void setup_check_in_backward(const Options* o) {
     if (o->offload_optimizer) {
         die_usage("--update-in-backward on, --offload-optimizer: wanted only one of them");
     }
-    if (o->graph && options_given(o, "graph")) {
+    if (o->graph == 1) {
         die_usage("--update-in-backward on, --graph on; wanted --graph off");
     }
 }

@@ -336,10 +336,26 @@ void exit_because_late(const Work* work) {
     _exit(3);
 }
 
+// With CUSIM_NCCL_SERIAL=1 no two operations of a process run at a time, as on a GPU that has room for one: ranks that begin
+// those of two communicators in different orders wait for each other for ever.
+bool is_serial() {
+    static const bool serial = environment_number("CUSIM_NCCL_SERIAL", 0, 0, 1);
+    return serial;
+}
+const Work* running = nullptr; // has begun and is not done
+
+// The stream of what comes before this one; NULL: nothing does.
+CUstream_st* stream_before(const Work* work) {
+    const ncclComm* comm = work->comm;
+    return comm->done + 1 < work->number                          ? comm->order.front()
+           : is_serial() && running && running != work ? running->stream
+                                                       : nullptr;
+}
+
 Step step(Work* work) {
     ncclComm* comm = work->comm;
-    if (comm->done + 1 < work->number) {
-        CUstream_st* first = comm->order.front();
+    CUstream_st* first = stream_before(work);
+    if (first) {
         return first == work->stream ? STEP_STUCK
                                      : stream_advance(first); // the same one: another node of the graph
     }
@@ -347,12 +363,14 @@ Step step(Work* work) {
     device_memory_open();
     const bool is_first = !work->has_begun;
     work->has_begun = true;
+    running = work;
     const bool moved = config.dry || (is_first && fault(comm, work->number)) || work->move();
     const bool is_done = config.dry || comm->error || work->is_done();
     device_memory_close();
     if (is_done) {
         comm->done++;
         comm->order.pop_front();
+        running = nullptr;
     }
     if (moved || is_done) {
         process_waits(false);

@@ -331,6 +331,21 @@ static void split_on_one_rank(const Rank* r) {
     }
 }
 
+// Two communicators on two streams, in another order on rank 1: both run where there is room for two operations at a time.
+static void communicators_in_two_orders(const Rank* r) {
+    Gpu other = *r->gpu;
+    CUDA_CHECK(cudaStreamCreateWithFlags(&other.stream, cudaStreamNonBlocking));
+    ncclComm_t comms[2] = {r->comm, NULL};
+    NCCL_OK(ncclCommSplit(r->comm, 0, r->rank, &comms[1], NULL));
+    setenv("CUSIM_NCCL_SERIAL", "1", 1);
+    for (int i = 0; i < 2; i++) {
+        const int k = i ^ r->rank;
+        NCCL_OK(ncclAllReduce(r->small + 128 * k, r->large + 128 * k, 128, ncclFloat32, ncclSum, comms[k],
+                              k ? other.stream : r->gpu->stream));
+    }
+    wait_for_all(&other);
+}
+
 // Of the host, which a kernel can read.
 static void pinned_memory(const Rank* r) {
     float* pinned = (float*)gpu_alloc_pinned(512, sizeof(float), "pinned");
@@ -373,6 +388,7 @@ static const struct {
     {"all_to_all_in_place", "up", all_to_all_in_place},
     {"gather_overlaps", "up", gather_overlaps},
     {"pinned_memory", "up", pinned_memory},
+    {"communicators_in_two_orders", "up", communicators_in_two_orders},
     {"captured_on_one_rank", "up", captured_on_one_rank},
     {"split_on_one_rank", "up", split_on_one_rank},
     {"fault_die", "up", fault_die},
