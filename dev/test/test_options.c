@@ -113,7 +113,8 @@ static void test_defaults_and_bounds(void) {
         EXPECT(strcmp(text, row->fallback) == 0, "--%s: %s printed as %s", row->name, row->fallback, text);
         EXPECT(!options_given(&options, row->name), "--%s", row->name);
         if (!is_number(row)) {
-            const int of_numbers = MINUS_1_ | ABOVE_ | BELOW_ | (row->type == OPTION_CHOICE ? 0 : AUTO_);
+            const int of_numbers = MINUS_1_ | ABOVE_ | BELOW_ |
+                                   (row->type == OPTION_CHOICE || row->type == OPTION_SWITCH ? 0 : AUTO_);
             EXPECT(row->min == 0 && row->max == 0 && !(row->flags & of_numbers), "--%s is no number",
                    row->name);
             continue;

@@ -11,7 +11,7 @@ Each planned_... is one fact that the model is opened with.
 
 defines: planned_saved_dtype, planned_chunk, planned_activations, planned_master, planned_state, planned_gradient_dtype,
          planned_zero, planned_residual_bytes, planned_micro_batches, planned_losses,
-         planned_products_beside, memory_plan,
+         planned_products_beside, planned_nccl_bytes, memory_plan,
          memory_connect, memory_choose, memory_require
 */
 #ifndef LLMC_MEMORY_PLAN_CUH
