@@ -6,7 +6,7 @@ processor.h -- a program that was built for a newer processor says so, instead o
 
 On other architectures nothing is looked for.
 
-defines: PROCESSOR_FEATURES, PROCESSOR_COUNT, ProcessorNeeds, processor_needs, processor_check, processor_judge, PROCESSOR_CHECK
+defines: PROCESSOR_FEATURES, PROCESSOR_COUNT, ProcessorNeeds, processor_check, processor_judge, PROCESSOR_CHECK
 */
 #ifndef LLMC_PROCESSOR_H
 #define LLMC_PROCESSOR_H
@@ -57,8 +57,9 @@ enum { PROCESSOR_COUNT = 0 PROCESSOR_FEATURES(PROCESSOR_ONE_) };
 
 // What a program needs: "1" for each feature that its compiler was allowed to use. Data only: no instruction comes from where
 // it is written.
+typedef void ProcessorCheck_(void);
 typedef struct {
-    void (*check)(void); // brings the code that looks into the program
+    ProcessorCheck_* check; // brings the code that looks into the program
     const char* used[PROCESSOR_COUNT];
 } ProcessorNeeds;
 
@@ -90,9 +91,8 @@ int processor_judge(const ProcessorNeeds* needs, const uint32_t words[PROCESSOR_
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
-#ifdef __x86_64__
-#include <cpuid.h>
-#endif
+
+#include "llmc/base/intrinsics.h"
 
 typedef struct {
     const char* name;
