@@ -96,6 +96,25 @@ static void test_strings(void) {
     EXPECT(!json_string(&r, &value), "a C string with a zero");
     r = read_text("\"\\ud83d\"");
     EXPECT(!json_string(&r, &value), "a C string with half of a pair");
+    r = read_text("\"\\udcff\"");
+    EXPECT(!json_string(&r, &value), "a C string with a byte that is no character");
+    r = read_text("\"\\udc41\"");
+    EXPECT(!json_bytes(&r, &value), "a character is not written as a byte");
+}
+
+// Any bytes come back, in a text that is JSON.
+static void test_bytes(void) {
+    const char name[] = "a\xff/b\xc3\xa9\xed\xb3\xbf\xf0\"\\\n.txt";
+    char *text = NULL, error_text[ERROR_BYTES];
+    const char* value = "";
+    size_t bytes = 0;
+    FILE* file = open_memstream(&text, &bytes);
+    json_print_bytes(file, name, strlen(name));
+    fclose(file);
+    EXPECT(strstr(text, "a\\udcff/b\xc3\xa9\\udced\\udcb3\\udcbf\\udcf0"), "%s", text);
+    JsonReader r = json_reader("text", text, bytes, error_text);
+    EXPECT(json_bytes(&r, &value) && json_end(&r) && strcmp(value, name) == 0, "%s", value);
+    free(text);
 }
 
 static void test_scalars(void) {
@@ -145,6 +164,7 @@ static void test_skip(void) {
 int main(void) {
     test_containers();
     test_strings();
+    test_bytes();
     test_scalars();
     test_skip();
     return test_done("json");

@@ -315,6 +315,32 @@ test_other_data() {
 }
 
 # A model's tokens are those of its directory; others are refused.
+# A run that is made longer, or continued with other data.
+test_longer() {
+    local run=("${model[@]}" --sample-every 0 --eval-every 0 --shuffle off)
+    good "a run" "${run[@]}" "${text[@]}" --steps 20 --save-every 10 --out longer
+    good "which is done" --out longer --resume on
+    check "is told how to train more" grep -qx 'resume: nothing is left to do; for more: --steps 40' stdout
+    good "more steps" --out longer --resume on --steps 24
+    check "continue" [ "$(values train step longer/log.jsonl | tail -n 1)" = 24 ]
+    check "with a rate that leaps: $(grep 'lr' stdout | head -n 1)" grep -qE '^resume: lr [0-9.e-]+ at step 20 -> [0-9.e-]+ at step 21: the schedule has changed$' stdout
+    bad 2 "--steps 10: longer/step_00000024 has done 24 already" --out longer --resume on --steps 10 --override
+    bad 2 "--steps is 15, was 20|--override" --out longer --resume 10 --steps 15
+    printf 'a%.0s' {1..2000} >other.txt && printf 'b%.0s' {1..2000} >>other.txt
+    good "other data" --out longer --resume on --train-data other.txt --val-data text.txt --steps 26 --override
+    check "are said to start" grep -q '^resume: the training data are other sequences than before: they are read from their start' stdout
+    good "from their start" --model longer/step_00000024 --train-data other.txt --val-data text.txt "${run[@]}" --steps 1 --out elsewhere
+    check "are the same first batch" [ "$(values train loss longer/log.jsonl | sed -n 25p)" = "$(values train loss elsewhere/log.jsonl)" ]
+    good "longer sequences" --resume longer/step_00000020 --out longer_2 --seq-len 8 --steps 21 --override
+    check "continue at the same token" grep -q '^resume: the data continue at sequence 80 of 8 tokens, after 40 of 16' stdout
+    cp text.txt $'bad\xff.txt'
+    good "a name that is not UTF-8" "${run[@]}" --train-data $'bad\xff.txt' --steps 2 --out $'u\xfe'
+    good "can be resumed" --out $'u\xfe' --resume on --steps 3
+    good "by the same command" "${run[@]}" --train-data $'bad\xff.txt' --steps 3 --out $'u\xfe' --resume auto
+    check "the log names it" grep -q '"train-data":"bad\\udcff.txt"' $'u\xfe/log.jsonl'
+    check "and its checkpoint" grep -q '"path":"u\\udcfe/step_00000003"' $'u\xfe/log.jsonl'
+}
+
 test_vocabularies() {
     good "a model" "${brief[@]}" "${text[@]}" --tokenizer merges.txt --steps 2 --out bpe
     local own=bpe/step_00000002
@@ -371,7 +397,7 @@ test_share() {
 test_first_steps() {
     good "-h" -h
     check "is --help" grep -q '^usage: train_gpt2' stdout
-    check "with examples" grep -q -- '--resume on --steps 9000 --override' stdout
+    check "with examples" grep -q -- '--resume on --steps 9000  ' stdout
     good "llm.c's switches" "${brief[@]}" -x 1 -h 0 -z 1 -pn 1 -pr 0
     bad 1 "--hellaswag on|data/hellaswag/hellaswag_val.jsonl|scripts/get_data.sh hellaswag" "${brief[@]}" -x 1 -h 1
     bad 2 "--zero 4: wanted 0 to 3" -z 4
@@ -425,6 +451,7 @@ test_pipe
 test_signals
 test_divergence
 test_other_data
+test_longer
 test_vocabularies
 test_look
 test_share

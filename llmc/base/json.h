@@ -3,7 +3,8 @@ json.h -- JSON (RFC 8259): writes strings, and reads any text strictly.
 
 Writing: JSON text must be UTF-8, but our strings may not be: a file name can have any bytes, and a model may
 stop in the middle of a character. A byte that belongs to no valid character is printed as U+FFFD, the
-replacement character, so the result always parses.
+replacement character, so the result always parses. Where the bytes count, as in the name of a file, byte 0xNN is printed as
+\udcNN and comes back from json_bytes. Python reads it as its os.fsencode expects ("surrogateescape", PEP 383).
 
 Reading: a JsonReader steps through a text from value to value. The caller asks for the value that it expects
 next, so nothing is allocated. If the text has something else, a function returns 0 and `error` says where,
@@ -17,8 +18,8 @@ and what was wanted. Strings are decoded in place, in the caller's copy of the t
     }
     ok = more == 0 && json_end(&r);
 
-defines: json_print_string, JsonReader, json_reader, json_unexpected, json_peek, json_take, json_end,
-         json_string, json_text, json_name, json_member, json_text_member, json_element, json_natural,
+defines: json_print_string, json_print_bytes, JsonReader, json_reader, json_unexpected, json_peek, json_take, json_end,
+         json_string, json_bytes, json_text, json_name, json_member, json_text_member, json_element, json_natural,
          json_naturals, json_number, json_bool, json_skip, JsonPlace, JSON_FIRST, JSON_NEXT, JSON_MAX_NAME,
          JSON_MAX_DEPTH, json_utf8_length
 */
@@ -46,6 +47,9 @@ size_t json_utf8_length(const unsigned char* text, size_t left);
 // Prints text[0 .. length) as a JSON string with its quotes. Zero bytes are characters like any other.
 void json_print_string(FILE* file, const char* text, size_t length);
 
+// The same without a loss: each byte that belongs to no character is half of a surrogate pair.
+void json_print_bytes(FILE* file, const char* text, size_t length);
+
 // ---- reading ----
 
 typedef struct {
@@ -69,6 +73,9 @@ int json_take(JsonReader* text, char c);
 
 // Sets *string to a string in `text`, terminated, that contains no zero.
 int json_string(JsonReader* text, const char** string);
+
+// The same with any bytes, as json_print_bytes printed them.
+int json_bytes(JsonReader* text, const char** string);
 
 // The same for any string, which may contain zeros: for text that others wrote.
 int json_text(JsonReader* text, const char** string, size_t* length);
@@ -135,7 +142,8 @@ size_t json_utf8_length(const unsigned char* text, size_t left) {
     return character >= smallest[length] && character <= 0x10FFFF && !surrogate ? length : 0;
 }
 
-void json_print_string(FILE* file, const char* text, size_t length) {
+// `bad` prints a byte that belongs to no character.
+static void json_print_(FILE* file, const char* text, size_t length, const char* bad) {
     static const char special[] = "\"\\\b\f\n\r\t", letter[] = "\"\\bfnrt";
     fputc('"', file);
     for (size_t i = 0, used; i < length; i += used ? used : 1) {
@@ -147,12 +155,20 @@ void json_print_string(FILE* file, const char* text, size_t length) {
         } else if (c < 0x20) {
             fprintf(file, "\\u%04x", c);
         } else if (used == 0) {
-            fputs("\\ufffd", file);
+            fprintf(file, bad, c);
         } else {
             fwrite(text + i, 1, used, file);
         }
     }
     fputc('"', file);
+}
+
+void json_print_string(FILE* file, const char* text, size_t length) {
+    json_print_(file, text, length, "\\ufffd");
+}
+
+void json_print_bytes(FILE* file, const char* text, size_t length) {
+    json_print_(file, text, length, "\\udc%02x");
 }
 
 // ---- reading ----
@@ -219,7 +235,7 @@ static unsigned char* json_utf8_(unsigned char* out, uint32_t character) {
 }
 
 // What a string may hold besides characters that C strings can.
-typedef enum { JSON_C_STRING_, JSON_ANY_TEXT_ } JsonText_;
+typedef enum { JSON_C_STRING_, JSON_C_BYTES_, JSON_ANY_TEXT_ } JsonText_;
 
 // \uXXXX, or two of them for one character above U+FFFF. Half of a pair, which stands for no character, is
 // U+FFFD in any text.
@@ -230,7 +246,12 @@ static int json_unicode_(JsonReader* text, JsonText_ kind, unsigned char** out) 
     const int second = pair ? json_hex_(text, text->at + 8) : -1;
     const int is_pair = second >= 0xDC00 && second <= 0xDFFF, is_half = first >= 0xD800 && first <= 0xDFFF;
     const int is_hole = first == 0 || (is_half && !is_pair);
-    if (first < 0 || (kind == JSON_C_STRING_ && is_hole)) {
+    if (kind == JSON_C_BYTES_ && first >= 0xDC80 && first <= 0xDCFF) { // as json_print_bytes writes it
+        *(*out)++ = (unsigned char)(first & 0xFF);
+        text->at += 6;
+        return 1;
+    }
+    if (first < 0 || (kind != JSON_ANY_TEXT_ && is_hole)) {
         return json_unexpected(text, "\\u and four digits of a character that is not zero, or a pair");
     }
     *out =
@@ -320,6 +341,11 @@ static int json_text_(JsonReader* text, JsonText_ kind, const char** string, siz
 int json_string(JsonReader* text, const char** string) {
     size_t length;
     return json_text_(text, JSON_C_STRING_, string, &length);
+}
+
+int json_bytes(JsonReader* text, const char** string) {
+    size_t length;
+    return json_text_(text, JSON_C_BYTES_, string, &length);
 }
 
 int json_text(JsonReader* text, const char** string, size_t* length) {

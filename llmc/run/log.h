@@ -2,7 +2,8 @@
 log.h -- everything a run prints: to the screen, to log.jsonl and main.log in the directory of the run, and, when
 it is done, its loss curve to curve.svg there.
 
-log.jsonl, one object per line (a number that is not finite is null; losses have 9 significant digits):
+log.jsonl, one object per line (a number that is not finite is null; losses have 9 significant digits; a byte of a path or
+option that is not UTF-8 is \udcNN, json.h):
 
     {"kind":"config","run":"16 hexadecimal digits","options":{...},"program":...,"trainer":...,"host":...,"device":...,"floor":...,
      "mem_mb":{"parameters":...},"host_mem_mb":{...},"disk_mb":{...},"time":...}
@@ -540,6 +541,12 @@ static void log_gpu_number_(RunLog* log, const char* key, double* value) {
     *value = NAN;
 }
 
+// A name of a file may have any bytes.
+static void log_path_(RunLog* log, const char* path) {
+    fputs(",\"path\":", log->json.file);
+    json_print_bytes(log->json.file, path, strlen(path));
+}
+
 // A name becomes a part of the tags of the numbers that follow.
 static void log_string_(RunLog* log, const char* key, const char* text, size_t bytes) {
     fprintf(log->json.file, ",\"%s\":", key);
@@ -901,7 +908,7 @@ void log_save(RunLog* log, int64_t step, const char* path) {
     log_flush_screen_(log);
     if (!log_is_repeated_(log, LOG_SAVE_, step)) {
         log_begin_(log, "save", step);
-        log_string_(log, "path", path, strlen(path));
+        log_path_(log, path);
         log_end_(log);
     }
 }
@@ -916,7 +923,7 @@ void log_note(RunLog* log, const char* text) {
 void log_resumed(RunLog* log, const char* path) {
     if (!log_is_repeated_(log, LOG_SAVE_, log->start_step)) {
         log_begin_(log, "save", log->start_step);
-        log_string_(log, "path", path, strlen(path));
+        log_path_(log, path);
         log_end_(log);
     }
 }

@@ -148,7 +148,7 @@ void options_print_banner(FILE* file, const Options* options, const char* progra
 void options_print_config(FILE* file, const Options* options);
 
 // Prints every setting as one JSON object on one line, without a newline after it: numbers as numbers, an
-// unresolved "auto" as null, switches as true or false, the rest as strings.
+// unresolved "auto" as null, switches as true or false, the rest as strings (json_print_bytes: names of files).
 void options_print_json(FILE* file, const Options* options);
 
 // ---- the whole ----
@@ -650,7 +650,7 @@ void options_print_json(FILE* file, const Options* options) {
         if ((row->flags & AUTO_) && strcmp(value, "auto") == 0) {
             fputs("null", file);
         } else if (row->type == OPTION_STRING || option_is_word_(row, value)) {
-            json_print_string(file, value, strlen(value));
+            json_print_bytes(file, value, strlen(value));
         } else if (row->type == OPTION_SWITCH) {
             fputs(strcmp(value, "on") == 0 ? "true" : "false", file);
         } else {

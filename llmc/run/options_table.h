@@ -481,7 +481,7 @@ const OptionRow OPTION_TABLE[] = {
     "\nWithout options it trains a small model on built-in stories. To start with:\n"                        \
     "  --train-data 'books/*.txt' --tokenizer bpe:4096 --out out/books     your own text\n"                  \
     "  --out out/books --resume on                                         continue after an interruption\n" \
-    "  --out out/books --resume on --steps 9000 --override                 train for longer\n"               \
+    "  --out out/books --resume on --steps 9000                            train for longer\n"               \
     "  --model out/books --prompt 'It was'                                 generate text\n"                  \
     "  --model out/books --interactive                                     the same, line by line\n"         \
     "  --model DIR --train-data 'more/*.txt' --out out/more                finetune\n"                       \

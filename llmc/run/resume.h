@@ -9,7 +9,8 @@ resume.h -- finds the checkpoint that --resume names, and checks what the comman
 
 Options that are not given keep their saved values. Those that are given and differ are listed; --override is
 needed if one of them defines the run (OPTION_CHANGES_RUN in the table of options), or if the data or the
-trainer have changed.
+trainer have changed. --steps alone may grow without it. The run continues where it was in its data, but not in other data:
+these are read from their start.
 
 defines: Resume, resume_open, resume_is_here, resume_config, resume_check, resume_close
 */
@@ -34,8 +35,9 @@ typedef struct {
     int is_active;
     char path[PATH_MAX]; // of the checkpoint
     SavedState saved;
-    int lock;    // of --out, for checkpoints_open; -1: without --out, or nothing will be written there
-    int is_here; // the checkpoint is in --out: the logs there are those of the run
+    int lock;         // of --out, for checkpoints_open; -1: without --out, or nothing will be written there
+    int is_here;      // the checkpoint is in --out: the logs there are those of the run
+    int64_t sequence; // of the training data, that comes next; set by resume_check
 } Resume;
 
 // Rank 0 creates and locks --out, so that nothing changes there; then it finds the checkpoint and checks all of it. All
@@ -48,10 +50,10 @@ static inline int resume_is_here(const Resume* r) { return r->is_active && r->is
 // The model's configuration, with the padding of the vocabulary, which only the state knows.
 GPT2Config resume_config(const Resume* r, GPT2Config cfg);
 
-// Lists what differs from the run that was saved, on `file`, and ends the program if it would be another run;
-// after setup. train_data is a fingerprint of the data, 0: unknown.
-void resume_check(const Resume* r, const Options* options, FILE* file, const char* trainer,
-                  size_t train_tokens, uint64_t train_data);
+// Lists what differs from the run that was saved, on `file`, and what follows from it, and ends the program if it would be
+// another run; after setup. train_data is a fingerprint of the data, 0: unknown.
+void resume_check(Resume* r, const Options* options, FILE* file, const char* trainer, size_t train_tokens,
+                  uint64_t train_data);
 
 void resume_close(Resume* r);
 
@@ -68,6 +70,7 @@ void resume_close(Resume* r);
 
 #include "llmc/base/check.h"
 #include "llmc/base/file.h"
+#include "llmc/data/pack.h"
 #include "llmc/run/agree.h"
 #include "llmc/run/checkpoint_directory.h"
 #include "llmc/run/checkpoint_parts.h"
@@ -140,12 +143,17 @@ static int resume_holds_(const char* out, const char* path) {
     return stat(out, &a) == 0 && stat(parent, &b) == 0 && a.st_dev == b.st_dev && a.st_ino == b.st_ino;
 }
 
+// Whether a resumed run takes over the value of this option, and so may differ in it.
+static int resume_keeps_(const Options* options, const OptionRow* row) {
+    return option_applies(options, row) && !(row->flags & OPTION_NOT_SAVED);
+}
+
 // Sets options that are not given to their saved values.
 static void resume_inherit_(const Resume* r, Options* options) {
     for (int i = 0; i < OPTION_ROWS; i++) {
         const OptionRow* row = &OPTION_TABLE[i];
         const char* value = state_option(&r->saved, row->name);
-        if (value && option_applies(options, row) && !(row->flags & OPTION_NOT_SAVED) && !options->given[i]) {
+        if (value && resume_keeps_(options, row) && !options->given[i]) {
             CHECK(option_set(options, row, value), "%s/state.json: --%s is %s", r->path, row->name, value);
         }
     }
@@ -229,47 +237,144 @@ static void resume_check_share_(const Resume* r, const Options* options) {
     }
 }
 
-void resume_check(const Resume* r, const Options* options, FILE* file, const char* trainer,
-                  size_t train_tokens, uint64_t train_data) {
+// Whether another value of an option makes another run. A longer run is the same one.
+static int resume_is_other_(const OptionRow* row, const char* now, const char* before) {
+    const int is_longer =
+        strcmp(row->name, "steps") == 0 && strtoll(now, NULL, 10) > strtoll(before, NULL, 10);
+    return (row->flags & OPTION_CHANGES_RUN) && !is_longer;
+}
+
+static void resume_check_options_(const Resume* r, const Options* options, ResumeChanges_* c) {
+    char is[OPTION_TEXT_BYTES], name[OPTION_NAME_BYTES + 2];
+    for (int i = 0; i < OPTION_ROWS; i++) {
+        const OptionRow* row = &OPTION_TABLE[i];
+        const char* before = state_option(&r->saved, row->name);
+        const char* now = option_text(options, row, is);
+        if (before && resume_keeps_(options, row) && strcmp(before, now) != 0) {
+            snprintf(name, sizeof(name), "--%s", row->name);
+            resume_difference_(c, name, *now ? now : "''", *before ? before : "''",
+                               resume_is_other_(row, now, before));
+        }
+    }
+}
+
+// Whether an option has the value that was saved.
+static int resume_has_same_(const Resume* r, const Options* options, const char* name) {
+    char is[OPTION_TEXT_BYTES], dashed[OPTION_NAME_BYTES + 2];
+    const char* before = state_option(&r->saved, name);
+    snprintf(dashed, sizeof(dashed), "--%s", name);
+    return !before || strcmp(before, option_text(options, option_find(dashed, strlen(dashed)), is)) == 0;
+}
+
+// Returns whether the training data are others than those of the run that was saved, as far as both are known.
+static int resume_check_data_(const Resume* r, const Options* options, ResumeChanges_* c, size_t train_tokens,
+                              uint64_t train_data) {
+    char is[OPTION_TEXT_BYTES], was[OPTION_TEXT_BYTES];
+    const uint64_t saved = r->saved.train_data;
+    const int are_stories = !options->train_data[0] && resume_has_same_(r, options, "train-data");
+    if (are_stories && (int64_t)train_tokens > r->saved.train_tokens) {
+        return 0; // a longer run has more of the same stories
+    }
+    if ((int64_t)train_tokens != r->saved.train_tokens) {
+        snprintf(is, sizeof(is), "%zu", train_tokens);
+        snprintf(was, sizeof(was), "%lld", (long long)r->saved.train_tokens);
+        resume_difference_(c, "the number of training tokens", is, was, 1);
+        return 1;
+    }
+    if (!train_data || !saved) {
+        return !resume_has_same_(r, options, "train-data");
+    }
+    if (train_data != saved) {
+        snprintf(is, sizeof(is), "%016" PRIx64, train_data);
+        snprintf(was, sizeof(was), "%016" PRIx64, saved);
+        resume_difference_(c, "the checksum of the training data", is, was, 1);
+    }
+    return train_data != saved;
+}
+
+// The sequence that comes next: a position counts sequences of these data, packed in this way, of this length.
+static int64_t resume_sequence_(const Resume* r, const Options* options, FILE* file, int are_other_data) {
+    const char* seq_len = state_option(&r->saved, "seq-len");
+    const int64_t at = r->saved.run.sequence, was = seq_len ? strtoll(seq_len, NULL, 10) : 0;
+    const int are_same = !are_other_data && resume_has_same_(r, options, "pack");
+    if (at == 0 || (are_same && (was <= 0 || was == options->seq_len))) {
+        return at;
+    }
+    if (are_same && options->pack == PACK_STREAM) {
+        const int64_t next = (int64_t)((double)at * (double)was / options->seq_len);
+        fprintf(file, "resume: the data continue at sequence %lld of %d tokens, after %lld of %lld\n",
+                (long long)next, options->seq_len, (long long)at, (long long)was);
+        return next;
+    }
+    fprintf(file,
+            "resume: the training data are other sequences than before: they are read from their start\n");
+    return 0;
+}
+
+// The options of the run that was saved.
+static Options resume_options_(const Resume* r, const Options* options) {
+    Options before = *options;
+    for (int i = 0; i < OPTION_ROWS; i++) {
+        const char* value = state_option(&r->saved, OPTION_TABLE[i].name);
+        if (value && resume_keeps_(options, &OPTION_TABLE[i])) {
+            option_set(&before, &OPTION_TABLE[i], value);
+        }
+    }
+    return before;
+}
+
+static double resume_rate_(const Options* options, int64_t step) {
+    return (double)setup_update(options, step, 1, 0).adamw.lr;
+}
+
+// Says where the learning rate leaps, because --steps or another option has changed the schedule.
+static void resume_print_rate_(const Resume* r, const Options* options, FILE* file) {
+    const Options before = resume_options_(r, options);
+    const int64_t step = r->saved.run.step;
+    const double rate = resume_rate_(options, step);
+    if (step > 0 && step < options->steps && rate != resume_rate_(&before, step)) {
+        fprintf(file, "resume: lr %.3g at step %lld -> %.3g at step %lld: the schedule has changed\n",
+                resume_rate_(&before, step - 1), (long long)step, rate, (long long)step + 1);
+    }
+}
+
+// Says what is left to do. A run cannot be shorter than it is.
+static void resume_print_steps_(const Resume* r, const Options* options, FILE* file) {
+    const long long done = r->saved.run.step, steps = options->steps;
+    if (steps < done) {
+        die_usage(
+            "--steps %lld: %s has done %lld already; wanted more, or an earlier checkpoint: --resume STEP",
+            steps, r->path, done);
+    }
+    fprintf(file, "resume: from %s, %lld of %lld steps done\n", r->path, done, steps);
+    if (done == steps && done > 0 && r->saved.run.stage == STAGE_SAMPLED) {
+        fprintf(file, "resume: nothing is left to do; for more: --steps %lld\n", 2 * steps);
+    }
+}
+
+void resume_check(Resume* r, const Options* options, FILE* file, const char* trainer, size_t train_tokens,
+                  uint64_t train_data) {
     ResumeChanges_ c;
-    char is[OPTION_TEXT_BYTES], was[OPTION_TEXT_BYTES], name[OPTION_NAME_BYTES + 2];
     if (!r->is_active) {
         return;
     }
     resume_check_share_(r, options);
     memset(&c, 0, sizeof(c));
     c.file = file;
-    fprintf(file, "resume: from %s, %lld of %lld steps done\n", r->path, (long long)r->saved.run.step,
-            (long long)options->steps);
-    for (int i = 0; i < OPTION_ROWS; i++) {
-        const OptionRow* row = &OPTION_TABLE[i];
-        const char* before = state_option(&r->saved, row->name);
-        const char* now = option_text(options, row, is);
-        if (before && option_applies(options, row) && !(row->flags & OPTION_NOT_SAVED) &&
-            strcmp(before, now) != 0) {
-            snprintf(name, sizeof(name), "--%s", row->name);
-            resume_difference_(&c, name, *now ? now : "''", *before ? before : "''",
-                               row->flags & OPTION_CHANGES_RUN);
-        }
-    }
+    resume_print_steps_(r, options, file);
+    resume_check_options_(r, options, &c);
     if (strcmp(trainer, r->saved.trainer) != 0) {
         resume_difference_(&c, "the trainer", trainer, r->saved.trainer, 1);
     }
-    if ((int64_t)train_tokens != r->saved.train_tokens) {
-        snprintf(is, sizeof(is), "%zu", train_tokens);
-        snprintf(was, sizeof(was), "%lld", (long long)r->saved.train_tokens);
-        resume_difference_(&c, "the number of training tokens", is, was, 1);
-    } else if (train_data && r->saved.train_data && train_data != r->saved.train_data) {
-        snprintf(is, sizeof(is), "%016" PRIx64, train_data);
-        snprintf(was, sizeof(was), "%016" PRIx64, r->saved.train_data);
-        resume_difference_(&c, "the checksum of the training data", is, was, 1);
+    const int are_other_data = resume_check_data_(r, options, &c, train_tokens, train_data);
+    if (c.used && !options->override) {
+        die_usage("--resume %s: %s; --override resumes anyway", options->resume, c.changes);
     }
+    r->sequence = resume_sequence_(r, options, file, are_other_data);
+    resume_print_rate_(r, options, file);
     if (!checkpoint_state_fits(&r->saved, setup_optimizer(options))) {
         fprintf(file, "resume: the state of --optimizer %s starts as zeros\n",
                 optimizer_word((OptimizerName)options->optimizer));
-    }
-    if (c.used && !options->override) {
-        die_usage("--resume %s: %s; --override resumes anyway", options->resume, c.changes);
     }
 }
 

@@ -649,6 +649,9 @@ static void run_open_state_(Run_* run) {
         trainer->validates_first(o, gpt2_flops_per_token(run->cfg, o->seq_len), run->eval_sequences);
     if (run->resume.is_active) {
         run_restore_(run, run->resume.path, &run->resume.saved);
+        if (run->train) {
+            dataloader_seek(run->train, (uint64_t)run->resume.sequence);
+        }
     } else {
         trainer->first_weights(run->model, run->model_path, o->seed);
     }

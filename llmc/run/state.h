@@ -14,7 +14,7 @@ state.h -- where a run stands, besides its tensors, and its file in a checkpoint
 
 The last member is the checksum of all bytes before its value, so that any change of the file is noticed; with
 the checksums of the other files it vouches for the whole checkpoint. All numbers read back as the same bits.
-The values of options are those of options_print_json.
+The values of options are those of options_print_json; names of files may have any bytes.
 
     run            identity of the run: its log has the same one (log.h), so that a resume never mixes two runs of a
                    directory; missing in older files
@@ -403,7 +403,7 @@ static int state_option_value_(JsonReader* text, const char** value) {
     int truth;
     const int c = json_peek(text);
     if (c == '"') {
-        return json_string(text, value);
+        return json_bytes(text, value);
     }
     if (c == 't' || c == 'f') {
         *value = c == 't' ? "on" : "off";

@@ -82,3 +82,19 @@ defect_directory_is_read_only() {
     check "a read-only rank: exit status $status" [ $status = 1 ]
     check "says so: $(grep -m 1 '^error' stderr)" grep -q '^error: .*/ro: cannot save there: Read-only file system' stderr
 }
+
+# a, then b: a run that continued behind the beginning of its new data saw b alone.
+defect_other_data_are_skipped() {
+    local run=(--layers 1 --channels 16 --heads 1 --context 64 --batch 1 --shuffle off --val-data c.txt --eval-every 0 --samples 0)
+    for _ in {1..600}; do echo "cab bac "; done >c.txt
+    { head -c 5000 /dev/zero | tr '\0' a; head -c 5000 /dev/zero | tr '\0' b; } >ab.txt
+    good "a run" "${run[@]}" --train-data c.txt --steps 80 --out z
+    good "continued with other data" --out z --resume on --train-data ab.txt --steps 120 --override
+    printf 'a%.0s' {1..300} >a.txt
+    printf 'b%.0s' {1..300} >b.txt
+    for file in a b; do
+        good "the loss on $file" --model z/step_00000120 --steps 0 --perplexity $file.txt --out loss_$file
+    done
+    check "it has seen a: $(values task loss loss_a/log.jsonl) on a, $(values task loss loss_b/log.jsonl) on b" \
+        [ "$(echo "$(values task loss loss_a/log.jsonl) < $(values task loss loss_b/log.jsonl)" | tr -d ' ' | awk -F'<' '{print ($1 < $2)}')" = 1 ]
+}
