@@ -129,7 +129,7 @@ int processor_judge(const ProcessorNeeds* needs, const uint32_t words[PROCESSOR_
     return !*missing;
 }
 
-#ifdef __x86_64__
+#ifdef X86_INTRINSICS
 // Leaf 1 ecx; leaf 7 ebx, ecx, edx; leaf 7.1 eax; leaf 0x80000001 ecx.
 static void processor_read_(uint32_t words[PROCESSOR_WORDS_], uint64_t* registers) {
     uint32_t a, b, c, d, low = 0, high = 0;
