@@ -108,6 +108,41 @@ static void test_scale(void) {
     EXPECT(curve_x_(&plot, 0) == 0 && curve_x_(&plot, 100) == 99 && curve_x_(&plot, 50) == 50, "steps");
 }
 
+// The labels of an axis, from the top.
+static const char* labels_of(double high, double low) {
+    static char text[256];
+    double labels[17];
+    CurvePlot plot;
+    memset(&plot, 0, sizeof(plot));
+    plot.rows = 17;
+    plot.high = high;
+    plot.low = low;
+    plot.labels = labels;
+    curve_labels_(&plot);
+    size_t used = 0;
+    text[0] = '\0';
+    for (int row = 0; row < plot.rows; row++) {
+        used +=
+            isnan(labels[row]) ? 0 : (size_t)snprintf(text + used, sizeof(text) - used, "%.4g ", labels[row]);
+    }
+    return text;
+}
+
+// Round numbers that somebody would choose, at even distances.
+static void test_labels(void) {
+    static const struct {
+        double high, low;
+        const char* wanted;
+    } cases[] = {{7.1, 5.15, "7 6.5 6 5.5 "},  {10.9, 3.1, "10 8 7 6 5 4 "},
+                 {6.05, 0.9, "5 4 3 2 1 "},      {3.46, 3.26, "3.45 3.4 3.35 3.3 "},
+                 {250, 0.3, "200 100 50 20 "}, {1.1, 0.02, "1 0.5 0.3 0.2 0.1 0.05 0.02 "}};
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        const char* text = labels_of(cases[i].high, cases[i].low);
+        EXPECT(strncmp(text, cases[i].wanted, strlen(cases[i].wanted)) == 0, "from %g to %g: %s",
+               cases[i].high, cases[i].low, text);
+    }
+}
+
 // The dots of one cell as the character printed.
 static const char* cell(int dots) {
     static char text[8];
@@ -202,6 +237,7 @@ int main(void) {
     test_shape("C", 0);
     test_shape("C.UTF-8", 1);
     test_scale();
+    test_labels();
     test_braille();
     test_average();
     test_degenerate();
