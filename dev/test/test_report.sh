@@ -54,7 +54,10 @@ test_real_runs() {
     has stdout "$(printf -- '--lr')"
     has_not stdout "--out "
     has_not stdout "--seed"
-    check "the losses of both" grep -Eq "^Last training loss +$(printf '%.4f +%.4f' "$(values train loss first/log.jsonl | tail -n 1)" "$(values train loss second/log.jsonl | tail -n 1)")\$" stdout
+    local losses
+    losses=$(for run in $(sed -n '1s/^Run, the best first//p' stdout); do
+        printf ' +%.4f' "$(values train loss "$run/log.jsonl" | tail -n 1)"; done)
+    check "the losses of both" grep -Eq "^Last training loss$losses\$" stdout
     cp -r first copy
     head -c -30 first/log.jsonl >copy/log.jsonl # in the middle of a line
     good "a copy of a running one" --report copy/ --compare copy,second/log.jsonl --out-html copy.html
@@ -116,7 +119,7 @@ test_long_runs() {
     has one.html "GPU power"
     has one.html "riddles"
     has one.html "copies, on the host"
-    has one.html "together, on the host"
+    has one.html "total, on the host"
     has one.html "&lt;b&gt;&amp;"
     # what was done again counts once, even where the log has both
     mkdir once twice
@@ -125,6 +128,44 @@ test_long_runs() {
     good "once" --report once
     good "twice" --report twice
     check "the same page" cmp once/report.html <(sed 's/twice/once/g' twice/report.html)
+}
+
+# Runs of a sweep: a pattern, the best first; other tokens are compared by bits per byte, if these are known.
+test_sweep() {
+    local i
+    mkdir -p sweep/none
+    for i in 1 2 3; do make_log sweep/lr_$i $((2000 * (4 - i))); done
+    sed -i 's/"loss":3/"loss":2/' sweep/lr_2/log.jsonl
+    good "a pattern" --compare 'sweep/*'
+    check "the best first: $(head -n 1 stdout)" grep -Eq '^Run, the best first +lr_2 +lr_[13] +lr_[13]$' stdout
+    has stdout "(best of lr_2)"
+    has stdout "To val loss 2.0"
+    check "no column is cut" bash -c '! grep -qF ... stdout'
+    good "a page of a pattern" --report 'sweep/lr_[12]' --out-html sweep.html
+    page sweep.html sweep/lr_1 sweep/lr_2
+    check "each run's own half" [ "$(grep -c 'class="end c' <(sed -n '/id="plot-end"/,/<\/figure>/p' sweep.html))" -ge 2 ]
+    bad 1 "sweep/x*: No such file" --report 'sweep/x*'
+    bad 1 "--compare sweep/n*: no run among" --compare 'sweep/n*'
+    bad 2 "--compare sweep/lr_2* is one run" --compare 'sweep/lr_2*'
+    sed -i 's/"steps":/"vocab-size":512,"steps":/' sweep/lr_1/log.jsonl
+    good "other tokens" --compare sweep/lr_1,sweep/lr_2
+    has stdout "To 1.00"
+    has stdout "bits per byte (best of lr_1)"
+    has stdout "The runs have different tokenizers: bits per byte compare them, losses per token do not."
+    good "on a page" --report sweep/lr_1,sweep/lr_2 --out-html sweep.html
+    has sweep.html "The runs have different tokenizers"
+    sed -i 's/,"bpb":[0-9.]*//' sweep/lr_1/log.jsonl
+    good "without their bytes" --compare sweep/lr_1,sweep/lr_2
+    has stdout "The runs have different vocabularies: their losses per token are not comparable."
+    has_not stdout "best of"
+}
+
+# A run that never waits, with an axis from 0 % to 1 %, not to 1e-10 %.
+test_zero() {
+    make_log zero 400
+    sed -i 's/"data_ms":[0-9.]*/"data_ms":0/' zero/log.jsonl
+    good "a run that never waits" --report zero --out-html zero.html
+    check "the axis of waiting" [ "$(sed -n '/id="plot-data"/,/<\/figure>/p' zero.html | grep -o '>[0-9.e-]*%<' | tr -d '\n')" = ">0%<>0.5%<>1%<" ]
 }
 
 # A loss of power leaves zeros in the middle of a log, and a torn line: the rest is shown, and what is missing is said.
@@ -147,7 +188,7 @@ test_refused() {
     bad 2 "--report starts no training|--steps" --report long_1 --steps 3
     bad 2 "--compare starts no training|--batch" --compare long_1,long_2 --batch 3
     bad 2 "--out-html page.html|--report" --out-html page.html
-    bad 2 "--compare names one run, long_1|two" --compare long_1
+    bad 2 "--compare long_1 is one run|two" --compare long_1
     bad 2 "--report is 'long_1,,long_2'|comma" --report long_1,,long_2
     bad 2 "--compare is 'long_1,'" --compare long_1,
     bad 2 "--report names long_1 twice" --report long_1,long_1
@@ -196,6 +237,8 @@ END
 test_real_runs
 test_tensorboard
 test_long_runs
+test_sweep
+test_zero
 test_damaged
 test_refused
 test_browser

@@ -1,8 +1,8 @@
 /*
 compare.h -- --compare RUN,RUN,...: runs beside each other, on the terminal.
 
-    what each achieved (facts.h), a column per run
-    the loss of each run's best validation, and after how many tokens and how long the others had it
+    what each achieved (facts.h), a column per run, the best run first
+    each run's best validation, and after how many tokens and how long the others were as good
     the options that differ
 
 Reads the logs and nothing else.
@@ -18,7 +18,7 @@ defines: compare_runs
 extern "C" {
 #endif
 
-// Prints the comparison of "RUN,RUN,...", two runs or more. Ends the program if there is something wrong with one.
+// Prints the comparison of "RUN,RUN,...", two runs or more, patterns too (record_split). Ends the program if there is something wrong with one.
 void compare_runs(FILE* file, const char* runs);
 
 #ifdef __cplusplus
@@ -45,22 +45,44 @@ typedef struct {
 typedef struct {
     Record runs[RECORD_RUNS];
     int count;
+    RecordValue measure; // that compares them,
+    int are_comparable;  // if any does
+    char note[FACT_BYTES];
     CompareRow_ rows[COMPARE_ROWS_];
     int num_rows;
 } Compare_;
 
-// Sets a cell: what a terminal could take for an order is replaced, a long text loses its beginning.
-static void compare_set_(char cell[COMPARE_CELL_], const char* text) {
-    enum { LONGEST = 40 };
-    const size_t length = strlen(text);
-    size_t cut = length > LONGEST ? length - LONGEST + 3 : 0;
-    while (((unsigned char)text[cut] & 0xC0) == 0x80) { // in the middle of a character
-        cut++;
-    }
-    snprintf(cell, COMPARE_CELL_, "%s%s", cut ? "..." : "", text + cut);
+// Whether a byte continues a character.
+static int compare_continues_(char byte) { return ((unsigned char)byte & 0xC0) == 0x80; }
+
+// What a terminal could take for an order is replaced.
+static void compare_tame_(char cell[COMPARE_CELL_]) {
     for (char* c = cell; *c; c++) {
         *c = (unsigned char)*c < ' ' || *c == 127 ? '?' : *c;
     }
+}
+
+// Sets a cell to words: if they are too long, they lose their end.
+static void compare_set_(char cell[COMPARE_CELL_], const char* text) {
+    enum { LONGEST = 64 };
+    size_t kept = strlen(text) > LONGEST ? LONGEST - 3 : strlen(text);
+    while (text[kept] && compare_continues_(text[kept])) {
+        kept--;
+    }
+    snprintf(cell, COMPARE_CELL_, "%.*s%s", (int)kept, text, text[kept] ? "..." : "");
+    compare_tame_(cell);
+}
+
+// Sets a cell to the name of a run or the value of an option, maybe a path: it loses its beginning.
+static void compare_set_name_(char cell[COMPARE_CELL_], const char* text) {
+    enum { LONGEST = 40 };
+    const size_t length = strlen(text);
+    size_t cut = length > LONGEST ? length - LONGEST + 3 : 0;
+    while (compare_continues_(text[cut])) {
+        cut++;
+    }
+    snprintf(cell, COMPARE_CELL_, "%s%s", cut ? "..." : "", text + cut);
+    compare_tame_(cell);
 }
 
 static CompareRow_* compare_add_(Compare_* c, const char* name) {
@@ -84,17 +106,16 @@ static void compare_facts_(Compare_* c) {
 }
 
 static void compare_targets_(Compare_* c) {
-    for (int i = 0; i < c->count; i++) {
-        const RecordEvent* best = record_best(&c->runs[i]);
-        char name[COMPARE_CELL_];
+    for (int i = 0; i < c->count && c->are_comparable; i++) {
+        const RecordEvent* best = record_best(&c->runs[i], c->measure);
+        char text[FACT_BYTES];
         if (!best) {
             continue;
         }
-        snprintf(name, sizeof(name), "To %.4f", best->values[RECORD_VALUE_LOSS]);
-        CompareRow_* row = compare_add_(c, name);
+        facts_target_name(text, c->measure, best->values[c->measure], c->rows[0].cells[i]);
+        CompareRow_* row = compare_add_(c, text);
         for (int k = 0; k < c->count; k++) {
-            char text[FACT_BYTES];
-            facts_reach(text, &c->runs[k], best->values[RECORD_VALUE_LOSS]);
+            facts_reach(text, &c->runs[k], c->measure, best->values[c->measure]);
             compare_set_(row->cells[k], text[0] ? text : "-");
         }
     }
@@ -112,7 +133,7 @@ static void compare_options_(Compare_* c) {
         CompareRow_* row = compare_add_(c, name);
         for (int k = 0; k < c->count; k++) {
             const char* value = record_option(&c->runs[k], options.name[i]);
-            compare_set_(row->cells[k], !value ? "-" : *value ? value : "''");
+            compare_set_name_(row->cells[k], !value ? "-" : *value ? value : "''");
         }
     }
 }
@@ -121,7 +142,7 @@ static void compare_options_(Compare_* c) {
 static int compare_columns_(const char* text) {
     int columns = 0;
     for (; *text; text++) {
-        columns += (*text & 0xC0) != 0x80; // not the second or a later byte of a character
+        columns += !compare_continues_(*text);
     }
     return columns;
 }
@@ -150,22 +171,57 @@ static void compare_print_(FILE* file, const Compare_* c) {
     }
 }
 
+// ---- the runs ----
+
+static double compare_best_(const Record* run, RecordValue measure) {
+    const RecordEvent* best = record_best(run, measure);
+    return best ? best->values[measure] : INFINITY;
+}
+
+// The best run first; those that are equal stay in their order.
+static void compare_sort_(Compare_* c) {
+    Record run;
+    for (int i = 1; i < c->count; i++) {
+        for (int k = i;
+             k > 0 && compare_best_(&c->runs[k], c->measure) < compare_best_(&c->runs[k - 1], c->measure);
+             k--) {
+            run = c->runs[k];
+            c->runs[k] = c->runs[k - 1];
+            c->runs[k - 1] = run;
+        }
+    }
+}
+
+// The names of the runs, as titles of their columns.
+static void compare_titles_(Compare_* c) {
+    const size_t common = record_common_directories(c->runs, c->count);
+    CompareRow_* head = compare_add_(c, c->are_comparable ? "Run, the best first" : "Run");
+    for (int i = 0; i < c->count; i++) {
+        compare_set_name_(head->cells[i], c->runs[i].name + common);
+    }
+}
+
 void compare_runs(FILE* file, const char* runs) {
     char paths[RECORD_RUNS][PATH_MAX];
     Compare_* c = (Compare_*)check_alloc(1, sizeof(Compare_), "comparison");
     c->count = record_split(paths, runs, "compare");
     if (c->count < 2) {
-        die_usage("--compare names one run, %s; wanted at least two, with a comma between them", runs);
+        die_usage("--compare %s is one run; wanted at least two, with a comma between them, or a pattern",
+                  runs);
     }
-    CompareRow_* head = compare_add_(c, "");
     for (int i = 0; i < c->count; i++) {
         record_read(&c->runs[i], paths[i]);
-        compare_set_(head->cells[i], paths[i]);
     }
+    c->are_comparable = facts_measure(&c->measure, c->note, c->runs, c->count);
+    if (c->are_comparable) {
+        compare_sort_(c);
+    }
+    compare_titles_(c);
     compare_facts_(c);
     compare_targets_(c);
     compare_options_(c);
     compare_print_(file, c);
+    fprintf(file, c->note[0] ? "%s\n" : "%s", c->note);
     for (int i = 0; i < c->count; i++) {
         record_close(&c->runs[i]);
     }

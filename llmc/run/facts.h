@@ -1,7 +1,7 @@
 /*
 facts.h -- what a run achieved, in words: the rows of a report's table and of a comparison.
 
-defines: FACT_BYTES, Fact, FACTS, FACTS_COUNT, facts_are_told, facts_reach, FACTS_OPTIONS, FactsOptions, facts_options
+defines: FACT_BYTES, Fact, FACTS, FACTS_COUNT, facts_are_told, facts_measure, facts_target_name, facts_reach, FACTS_OPTIONS, FactsOptions, facts_options
 */
 #ifndef LLMC_FACTS_H
 #define LLMC_FACTS_H
@@ -25,8 +25,15 @@ extern const int FACTS_COUNT;
 // Whether any of the runs tells this.
 int facts_are_told(const Fact* fact, const Record* runs, int count);
 
+// By which number of a validation runs can be compared: by the loss per token if their tokens are the same, else by the bits
+// per byte if all have them. Sets `note` to why it is not the loss, or to "". Returns 0 if there is none.
+int facts_measure(RecordValue* measure, char note[FACT_BYTES], const Record* runs, int count);
+
+// "To val loss 3.2801 (A)": what a row about the best validation of a run is called; `who` names the run.
+void facts_target_name(char name[FACT_BYTES], RecordValue measure, double value, const char* who);
+
 // Sets text to what it took the run to the first validation that is at least as good: "1.2B tokens, 3h05m"; "": none is.
-void facts_reach(char text[FACT_BYTES], const Record* run, double loss);
+void facts_reach(char text[FACT_BYTES], const Record* run, RecordValue measure, double value);
 
 // The names of all options of the runs, in their order; those that differ are marked.
 typedef struct {
@@ -100,7 +107,7 @@ static void fact_val_(char text[FACT_BYTES], const RecordEvent* val, RecordValue
 }
 
 static void fact_best_(char text[FACT_BYTES], const Record* run) {
-    fact_val_(text, record_best(run), RECORD_VALUE_LOSS);
+    fact_val_(text, record_best(run, RECORD_VALUE_LOSS), RECORD_VALUE_LOSS);
 }
 
 static void fact_last_(char text[FACT_BYTES], const Record* run) {
@@ -108,7 +115,7 @@ static void fact_last_(char text[FACT_BYTES], const Record* run) {
 }
 
 static void fact_best_bpb_(char text[FACT_BYTES], const Record* run) {
-    fact_val_(text, record_best(run), RECORD_BPB);
+    fact_val_(text, record_best(run, RECORD_BPB), RECORD_BPB);
 }
 
 static void fact_last_bpb_(char text[FACT_BYTES], const Record* run) {
@@ -162,9 +169,13 @@ static void fact_mib_(char text[FACT_BYTES], double value) {
 static void fact_planned_(char text[FACT_BYTES], const Record* run) { fact_mib_(text, run->planned_mib); }
 static void fact_peak_(char text[FACT_BYTES], const Record* run) { fact_mib_(text, run->peak_mib); }
 
-static void fact_samples_(char text[FACT_BYTES], const Record* run) {
-    if (isfinite(run->samples_per_s)) {
-        snprintf(text, FACT_BYTES, "%.4g samples/s", run->samples_per_s);
+// What the last validation covers.
+static void fact_covers_(char text[FACT_BYTES], const Record* run) {
+    char some[NUMBER_BYTES], all[NUMBER_BYTES];
+    const RecordEvent* val = record_last(run, RECORD_VAL);
+    if (val && isfinite(val->values[RECORD_SEQUENCES])) {
+        snprintf(text, FACT_BYTES, "%s of %s sequences", number_grouped(val->values[RECORD_SEQUENCES], some),
+                 number_grouped(val->values[RECORD_ALL_SEQUENCES], all));
     }
 }
 
@@ -194,7 +205,9 @@ static void fact_device_(char text[FACT_BYTES], const Record* run) {
     snprintf(text, FACT_BYTES, "%s", run->device);
 }
 static void fact_trainer_(char text[FACT_BYTES], const Record* run) {
-    snprintf(text, FACT_BYTES, "%s", run->trainer);
+    const char* blank = strchr(run->trainer, ' '); // "CPU FP32"
+    snprintf(text, FACT_BYTES, blank ? "%.*s, weights in %s" : "%.*s", (int)strcspn(run->trainer, " "),
+             run->trainer, blank ? blank + 1 : "");
 }
 static void fact_host_(char text[FACT_BYTES], const Record* run) {
     snprintf(text, FACT_BYTES, "%s", run->host);
@@ -205,13 +218,13 @@ const Fact FACTS[] = {
     {"Last validation loss", fact_last_},
     {"Bits per byte, best", fact_best_bpb_},
     {"Bits per byte, last", fact_last_bpb_},
+    {"Validated on", fact_covers_},
     {"Floor", fact_floor_},
     {"Last training loss", fact_train_loss_},
     {"Updates", fact_updates_},
     {"Tokens", fact_tokens_},
     {"Time", fact_time_},
     {"Speed", fact_speed_},
-    {"Samples", fact_samples_},
     {"MFU", fact_mfu_},
     {"Waiting for data", fact_data_},
     {"Planned memory", fact_planned_},
@@ -238,12 +251,54 @@ int facts_are_told(const Fact* fact, const Record* runs, int count) {
     return 0;
 }
 
-void facts_reach(char text[FACT_BYTES], const Record* run, double loss) {
+// Whether an option has the same value in all runs, or is told by none.
+static int facts_agree_(const char* name, const Record* runs, int count) {
+    int agree = 1;
+    for (int i = 1; i < count; i++) {
+        const char *first = record_option(&runs[0], name), *other = record_option(&runs[i], name);
+        agree &= strcmp(first ? first : "", other ? other : "") == 0;
+    }
+    return agree;
+}
+
+static int facts_have_bytes_(const Record* runs, int count) {
+    int have = 1;
+    for (int i = 0; i < count; i++) {
+        const RecordEvent* best = record_best(&runs[i], RECORD_VALUE_LOSS);
+        have &= !best || isfinite(best->values[RECORD_BPB]);
+    }
+    return have;
+}
+
+int facts_measure(RecordValue* measure, char note[FACT_BYTES], const Record* runs, int count) {
+    const int same_size = facts_agree_("vocab-size", runs, count),
+              same = same_size && facts_agree_("tokenizer", runs, count);
+    const int have_bytes = facts_have_bytes_(runs, count);
+    *measure = !same && have_bytes ? RECORD_BPB : RECORD_VALUE_LOSS;
+    note[0] = '\0';
+    if (!same && have_bytes) {
+        snprintf(note, FACT_BYTES,
+                 "The runs have different tokenizers: bits per byte compare them, losses per token do not.");
+    } else if (!same_size) {
+        snprintf(note, FACT_BYTES,
+                 "The runs have different vocabularies: their losses per token are not comparable.");
+    }
+    return same_size || have_bytes;
+}
+
+void facts_target_name(char name[FACT_BYTES], RecordValue measure, double value, const char* who) {
+    snprintf(name, FACT_BYTES,
+             measure == RECORD_BPB ? "To %.4f bits per byte (best of %.300s)"
+                                   : "To val loss %.4f (best of %.300s)",
+             value, who);
+}
+
+void facts_reach(char text[FACT_BYTES], const Record* run, RecordValue measure, double value) {
     char tokens[NUMBER_BYTES], duration[64];
     text[0] = '\0';
     for (size_t i = 0; i < run->num_events && !text[0]; i++) {
         const RecordEvent* event = &run->events[i];
-        if (event->kind == RECORD_VAL && event->values[RECORD_VALUE_LOSS] <= loss) {
+        if (event->kind == RECORD_VAL && event->values[measure] <= value) {
             number_short(record_place(run, RECORD_TOKENS, event->step), tokens);
             log_duration(record_place(run, RECORD_ELAPSED_S, event->step), duration);
             snprintf(text, FACT_BYTES, "%s tokens, %s", tokens, duration);

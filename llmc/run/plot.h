@@ -163,8 +163,12 @@ static void plot_include_(PlotRange_* range, const Plot* plot, const PlotCurve* 
     }
 }
 
-static void plot_settle_(PlotRange_* range, PlotScale scale) {
+static void plot_settle_(PlotRange_* range, const Plot* plot) {
+    const PlotScale scale = plot->scale;
     range->high = fmin(range->high, 1e300);
+    if (scale == PLOT_FROM_ZERO && (plot->is_percent ? range->high < 0.01 : range->high == 0)) {
+        range->high = plot->is_percent ? 0.01 : 1; // what is next to nothing looks so
+    }
     if (scale == PLOT_LOG) {
         range->low = fmax(range->low, range->high * 1e-9);
         const double margin = fmax(pow(range->high / range->low, 0.05), 1.005);
@@ -195,7 +199,7 @@ static int plot_range_(PlotRange_* range, const Plot* plot) {
         range->low = fmin(range->low, plot->level);
         range->high = fmax(range->high, plot->level);
     }
-    plot_settle_(range, plot->scale);
+    plot_settle_(range, plot);
     return 1;
 }
 
@@ -230,11 +234,11 @@ typedef struct {
     int count;
 } PlotTaken_;
 
-// The multiples of `unit` that are far enough from the labels so far.
-static void plot_multiples_(FILE* file, const Plot* plot, const PlotRange_* range, double unit,
+// The multiples of `unit` up to `most` that are far enough from the labels so far.
+static void plot_multiples_(FILE* file, const Plot* plot, const PlotRange_* range, double unit, double most,
                             PlotTaken_* taken) {
-    for (double k = ceil(range->low / unit - 1e-9); k * unit <= range->high && taken->count < PLOT_TICKS_;
-         k++) {
+    const double high = fmin(range->high, most);
+    for (double k = ceil(range->low / unit - 1e-9); k * unit <= high && taken->count < PLOT_TICKS_; k++) {
         const double y = plot_y_(plot, range, k * unit) * plot->height;
         int is_free = 1;
         for (int i = 0; i < taken->count; i++) {
@@ -247,14 +251,13 @@ static void plot_multiples_(FILE* file, const Plot* plot, const PlotRange_* rang
     }
 }
 
-// On a logarithmic axis round numbers come first: multiples of 5, 2 and 1 times each power of ten, downwards.
+// On a logarithmic axis numbers of one digit, downwards; multiples of 5, 2 and 1 first, so that they get the room.
 static void plot_log_ticks_(FILE* file, const Plot* plot, const PlotRange_* range) {
     PlotTaken_ taken = {{0}, 0};
-    const double finest = fmax((range->high - range->low) / 50, range->low / 10);
-    for (double power = pow(10, floor(log10(range->high))); power >= finest; power /= 10) {
-        plot_multiples_(file, plot, range, 5 * power, &taken);
-        plot_multiples_(file, plot, range, 2 * power, &taken);
-        plot_multiples_(file, plot, range, power, &taken);
+    for (double power = pow(10, floor(log10(range->high))); power > range->low / 10; power /= 10) {
+        plot_multiples_(file, plot, range, 5 * power, 10 * power, &taken);
+        plot_multiples_(file, plot, range, 2 * power, 10 * power, &taken);
+        plot_multiples_(file, plot, range, power, 10 * power, &taken);
     }
 }
 
@@ -271,7 +274,8 @@ static void plot_y_axis_(FILE* file, const Plot* plot, const PlotRange_* range) 
         plot_log_ticks_(file, plot, range);
     } else { // a logarithmic axis of a narrow range is nearly even
         PlotTaken_ taken = {{0}, 0};
-        plot_multiples_(file, plot, range, plot_unit_(range->high - range->low, plot->height / 45), &taken);
+        plot_multiples_(file, plot, range, plot_unit_(range->high - range->low, plot->height / 45),
+                        range->high, &taken);
     }
     fputs("</g>\n", file);
 }

@@ -10,7 +10,8 @@ later lines count.
 
 defines: RECORD_SERIES, RecordSeries, RecordStep, RECORD_VALUES, RecordValue, RECORD_KINDS, RecordKind, RecordEvent,
          RecordOption, RecordPlace, RecordMemory, RecordEnd, Record, record_read, record_close, record_split, record_first,
-         record_last, record_best, record_place, record_option, record_names_file, record_tok_per_s,
+         record_last, record_best, record_place, record_option, record_common_directories, record_names_file,
+         record_tok_per_s,
          RECORD_RUNS
 */
 #ifndef LLMC_RECORD_H
@@ -52,7 +53,9 @@ typedef enum { RECORD_SERIES(WORDS_VALUE) RECORD_NUM_SERIES_ } RecordSeries;
     X(RECORD_ACC,        "acc")       \
     X(RECORD_ACC_NORM,   "acc_norm")  \
     X(RECORD_ACC_BYTES,  "acc_bytes") \
-    X(RECORD_FROM,       "from")
+    X(RECORD_FROM,       "from")      \
+    X(RECORD_SEQUENCES,  "sequences") \
+    X(RECORD_ALL_SEQUENCES, "all_sequences")
 typedef enum { RECORD_VALUES(WORDS_VALUE) RECORD_NUM_VALUES_ } RecordValue;
 
 // The lines that are about a step, in the order of the words below.
@@ -102,15 +105,16 @@ typedef struct {
     RecordOption* options;               // of the last start, and what follows too
     RecordMemory* memory;
     size_t num_steps, num_events, num_options, num_memory;
-    char *program, *trainer, *host, *device;            // "": not told
-    double floor, peak_mib, planned_mib, samples_per_s; // NaN: not told
+    char *program, *trainer, *host, *device; // "": not told
+    double floor, peak_mib, planned_mib;     // NaN: not told
     double tok_per_s;   // of the last start that did something, without its first update; NaN: not told
     size_t num_damaged; // lines that were left out
     RecordEnd end;
 } Record;
 
-// Sets paths to the parts of "RUN,RUN"; \, is a comma in a name. Returns how many. A list that is empty, has an empty
-// part, names a run twice, or is too long, is refused as the value of `option`.
+// Sets paths to the parts of "RUN,RUN"; \, is a comma in a name. A part that names nothing may be a pattern, 'out/lr*': then it
+// stands for the runs that match it. Returns how many. A list that is empty, has an empty part, names a run twice, or is too
+// long, is refused as the value of `option`.
 int record_split(char paths[RECORD_RUNS][PATH_MAX], const char* list, const char* option);
 
 // Reads a run, and warns if lines are left out. Ends the program if there is no log, or no update in it.
@@ -118,13 +122,16 @@ void record_read(Record* record, const char* run);
 
 void record_close(Record* record);
 
+// Bytes at the start of the names of several runs: the directories that they have in common.
+size_t record_common_directories(const Record* runs, int count);
+
 // Whether a run's name is that of a log, not of a directory.
 int record_names_file(const char* run);
 
 // The first, last and lowest validation; NULL: none.
 const RecordEvent* record_first(const Record* record, RecordKind kind);
 const RecordEvent* record_last(const Record* record, RecordKind kind);
-const RecordEvent* record_best(const Record* record);
+const RecordEvent* record_best(const Record* record, RecordValue measure); // RECORD_VALUE_LOSS or RECORD_BPB
 
 // A number of the run when it had done `step` updates, RECORD_TOKENS for example; 0 before the first. NaN: not told.
 double record_place(const Record* record, RecordSeries series, double step);
@@ -142,6 +149,7 @@ double record_tok_per_s(const Record* record);
 #ifdef RECORD_IMPLEMENTATION
 
 #include <errno.h>
+#include <glob.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -420,13 +428,13 @@ static int record_config_(Record* r, JsonReader* json) {
 }
 
 static int record_summary_(Record* r, JsonReader* json) {
-    static const char* const names[] = {"floor", "tok_per_s", "peak_mb", "planned_mb", "samples_per_s"};
-    double values[5];
+    static const char* const names[] = {"floor", "tok_per_s", "peak_mb", "planned_mb"};
+    double values[4];
     const char* key;
     int more;
-    record_clear_(values, 5);
+    record_clear_(values, 4);
     while ((more = json_member(json, JSON_NEXT, &key)) > 0) {
-        if (!record_take_(json, key, names, 5, values)) {
+        if (!record_take_(json, key, names, 4, values)) {
             return 0;
         }
     }
@@ -438,7 +446,6 @@ static int record_summary_(Record* r, JsonReader* json) {
     r->planned_mib = values[3];
     if (values[1] > 0) { // else it was resumed when it was finished already; older logs say 0 then
         r->tok_per_s = values[1];
-        r->samples_per_s = values[4];
     }
     r->end = RECORD_FINISHED;
     return 1;
@@ -524,7 +531,7 @@ void record_read(Record* record, const char* run) {
     char error[ERROR_BYTES], first[RECORD_FAULT_] = "";
     record_empty_start_(record);
     record_find_log_(record, run);
-    record->peak_mib = record->planned_mib = record->tok_per_s = record->samples_per_s = NAN;
+    record->peak_mib = record->planned_mib = record->tok_per_s = NAN;
     const int fd = file_open_regular(record->path, error);
     CHECK(fd >= 0, "%s", error);
     FILE* file = fdopen(fd, "r");
@@ -566,29 +573,81 @@ static const char* record_part_(char path[PATH_MAX], const char* list, const cha
     return list;
 }
 
+// The runs of a list so far.
+typedef struct {
+    char (*paths)[PATH_MAX];
+    int count;
+    const char *list, *option;
+} RecordList_;
+
+static void record_list_add_(RecordList_* l, const char* path) {
+    if (!path[0]) {
+        die_usage("--%s is '%s'; wanted runs, with a comma between two", l->option, l->list);
+    }
+    if (l->count == RECORD_RUNS) {
+        die_usage("--%s has more than %d runs; wanted 1 to %d", l->option, RECORD_RUNS, RECORD_RUNS);
+    }
+    for (int i = 0; i < l->count; i++) {
+        if (strcmp(l->paths[i], path) == 0) {
+            die_usage("--%s names %s twice", l->option, path);
+        }
+    }
+    snprintf(l->paths[l->count++], PATH_MAX, "%s", path);
+}
+
+// Whether this is a log, or a directory with one: a pattern matches other files, too.
+static int record_is_run_(const char* path) {
+    char log[PATH_MAX];
+    if (record_names_file(path)) {
+        return file_ends_in(path, ".jsonl");
+    }
+    file_join(log, path, "log.jsonl");
+    return access(log, F_OK) == 0;
+}
+
+static void record_list_add_part_(RecordList_* l, const char* part) {
+    glob_t found;
+    int runs = 0;
+    if (access(part, F_OK) == 0 || !strpbrk(part, "*?[") || glob(part, 0, NULL, &found) != 0) {
+        record_list_add_(l, part);
+        return;
+    }
+    for (size_t i = 0; i < found.gl_pathc; i++) {
+        if (record_is_run_(found.gl_pathv[i])) {
+            record_list_add_(l, found.gl_pathv[i]);
+            runs++;
+        }
+    }
+    globfree(&found);
+    CHECK(runs > 0, "--%s %s: no run among what it matches; wanted directories with a log.jsonl", l->option,
+          part);
+}
+
 int record_split(char paths[RECORD_RUNS][PATH_MAX], const char* list, const char* option) {
-    int count = 0;
+    RecordList_ l = {paths, 0, list, option};
+    char part[PATH_MAX];
     for (const char* at = list;; at++) {
-        if (count == RECORD_RUNS) {
-            die_usage("--%s has more than %d runs; wanted 1 to %d", option, RECORD_RUNS, RECORD_RUNS);
-        }
-        at = record_part_(paths[count], at, option);
-        if (!paths[count][0]) {
-            die_usage("--%s is '%s'; wanted runs, with a comma between two", option, list);
-        }
-        for (int i = 0; i < count; i++) {
-            if (strcmp(paths[i], paths[count]) == 0) {
-                die_usage("--%s names %s twice", option, paths[i]);
-            }
-        }
-        count++;
+        at = record_part_(part, at, option);
+        record_list_add_part_(&l, part);
         if (!*at) {
-            return count;
+            return l.count;
         }
     }
 }
 
 // ---- questions ----
+
+size_t record_common_directories(const Record* runs, int count) {
+    size_t common = 0;
+    for (size_t at = 0; count > 1 && runs[0].name[at]; at++) {
+        int is_same = 1;
+        for (int i = 1; i < count; i++) {
+            is_same &= strncmp(runs[i].name, runs[0].name, at + 1) == 0;
+        }
+        common = is_same && runs[0].name[at] == '/' ? at + 1 : common;
+    }
+    return common;
+}
 
 const RecordEvent* record_first(const Record* record, RecordKind kind) {
     for (size_t i = 0; i < record->num_events; i++) {
@@ -608,12 +667,12 @@ const RecordEvent* record_last(const Record* record, RecordKind kind) {
     return NULL;
 }
 
-const RecordEvent* record_best(const Record* record) {
+const RecordEvent* record_best(const Record* record, RecordValue measure) {
     const RecordEvent* best = NULL;
     for (size_t i = 0; i < record->num_events; i++) {
         const RecordEvent* event = &record->events[i];
-        if (event->kind == RECORD_VAL && isfinite(event->values[RECORD_VALUE_LOSS]) &&
-            (!best || event->values[RECORD_VALUE_LOSS] < best->values[RECORD_VALUE_LOSS])) {
+        if (event->kind == RECORD_VAL && isfinite(event->values[measure]) &&
+            (!best || event->values[measure] < best->values[measure])) {
             best = event;
         }
     }

@@ -174,20 +174,25 @@ static void report_facts_of_one_(FILE* file, const Record* run) {
     fputs("</dl>\n", file);
 }
 
-// How many tokens and how much time each run took to a loss.
-static void report_target_(FILE* file, const ReportRuns* r, double loss) {
-    char name[64];
-    snprintf(name, sizeof(name), "To validation loss %.4f", loss);
+// How many tokens and how much time each run took to the best validation of run number `which`.
+static void report_target_(FILE* file, const ReportRuns* r, RecordValue measure, int which) {
+    const RecordEvent* best = record_best(&r->runs[which], measure);
+    char name[FACT_BYTES], text[FACT_BYTES];
+    if (!best) {
+        return;
+    }
+    facts_target_name(name, measure, best->values[measure], report_letter(which));
     report_row_head_(file, name);
     for (int i = 0; i < r->count; i++) {
-        char text[FACT_BYTES] = "";
-        facts_reach(text, &r->runs[i], loss);
+        facts_reach(text, &r->runs[i], measure, best->values[measure]);
         report_cell_(file, text);
     }
     fputs("</tr>\n", file);
 }
 
 static void report_facts_of_many_(FILE* file, const ReportRuns* r) {
+    RecordValue measure;
+    char note[FACT_BYTES];
     report_open_table_(file, r, "wrap", "What the runs achieved");
     for (int i = 0; i < FACTS_COUNT; i++) {
         if (!facts_are_told(&FACTS[i], r->runs, r->count)) {
@@ -201,13 +206,14 @@ static void report_facts_of_many_(FILE* file, const ReportRuns* r) {
         }
         fputs("</tr>\n", file);
     }
-    for (int i = 0; i < r->count; i++) {
-        const RecordEvent* best = record_best(&r->runs[i]);
-        if (best) {
-            report_target_(file, r, best->values[RECORD_VALUE_LOSS]);
-        }
+    const int are_comparable = facts_measure(&measure, note, r->runs, r->count);
+    for (int i = 0; i < r->count && are_comparable; i++) {
+        report_target_(file, r, measure, i);
     }
     report_close_table_(file);
+    if (note[0]) {
+        fprintf(file, "<p class=\"note\">%s</p>\n", note);
+    }
 }
 
 // ---- memory ----
@@ -263,14 +269,14 @@ static int report_is_new_kind_(const ReportRuns* r, int run, size_t kind) {
 }
 
 static void report_total_(FILE* file, const ReportRuns* r, RecordPlace place, double most) {
-    fprintf(file, "<tr class=\"total\"><th scope=\"row\">together%s</th>", report_places_[place]);
+    fprintf(file, "<tr class=\"total\"><th scope=\"row\">total%s</th>", report_places_[place]);
     for (int i = 0; i < r->count; i++) {
         report_mib_cell_(file, report_total_mib_(&r->runs[i], place), most, i);
     }
     fputs("</tr>\n", file);
 }
 
-// The kinds of memory at a place, and what they are together; bars are parts of `most`.
+// The kinds of memory at a place, and their total; bars are parts of `most`.
 static void report_place_(FILE* file, const ReportRuns* r, RecordPlace place, double most) {
     for (int i = 0; i < r->count; i++) {
         for (size_t k = 0; k < r->runs[i].num_memory; k++) {

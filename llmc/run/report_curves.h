@@ -63,16 +63,8 @@ enum {
 
 static const RecordStep* report_end_(const Record* run) { return &run->steps[run->num_steps - 1]; }
 
-// Of several runs, leaves out the directories that they have in common.
 static void report_names_(ReportRuns* runs) {
-    size_t common = 0;
-    for (size_t at = 0; runs->count > 1 && runs->runs[0].name[at]; at++) {
-        int is_same = 1;
-        for (int i = 1; i < runs->count; i++) {
-            is_same &= strncmp(runs->runs[i].name, runs->runs[0].name, at + 1) == 0;
-        }
-        common = is_same && runs->runs[0].name[at] == '/' ? at + 1 : common;
-    }
+    const size_t common = record_common_directories(runs->runs, runs->count);
     for (int i = 0; i < runs->count; i++) {
         runs->names[i] = runs->runs[i].name + common;
     }
@@ -138,7 +130,7 @@ typedef struct {
 static const ReportRow_ REPORT_LOSS_ =
     {"loss",  "Loss",              "nats per token, logarithmic",  RECORD_LOSS,      -1,        PLOT_LOG,       0, REPORT_RAW_AND_TREND_, 0};
 static const ReportRow_ REPORT_END_ =
-    {"end",   "Loss, second half", "nats per token, logarithmic",  RECORD_LOSS,      -1,        PLOT_LOG,       0, REPORT_TREND_,         0};
+    {"end",   "Loss, second half", "of each run, logarithmic",     RECORD_LOSS,      -1,        PLOT_LOG,       0, REPORT_TREND_,         0};
 static const ReportRow_ REPORT_ROWS_[] = {
     {"norm",  "Gradient norm",     "before clipping, logarithmic", RECORD_NORM,      -1,        PLOT_LOG,       0, REPORT_RAW_AND_TREND_, 0},
     {"lr",    "Learning rate",     "",                             RECORD_LR,        -1,        PLOT_FROM_ZERO, 0, REPORT_RAW_,           0},
@@ -368,13 +360,38 @@ static void report_loss_legend_(FILE* file, const ReportRuns* runs, const Report
     fputs("</ul>\n", file);
 }
 
-// Training and validation loss with the marks, from a part of the run on.
+// Leaves out the points before a part of the run.
+static void report_cut_(PlotCurve* curve, const Record* run, double begin) {
+    size_t kept = 0;
+    for (size_t i = 0; i < curve->count; i++) {
+        if (curve->points[i].x[0] >= begin * report_end_(run)->step) {
+            curve->points[kept++] = curve->points[i];
+        }
+    }
+    curve->count = kept;
+}
+
+// Leaves out what is before a part of each run, and of the axes what is before all of these.
+static void report_begin_(Plot* plot, const ReportRuns* runs, double begin) {
+    double first = 1;
+    for (int i = 0; i < plot->count; i++) {
+        PlotCurve* curve = &plot->curves[i];
+        report_cut_(curve, &runs->runs[runs->count > 1 ? curve->color : 0], begin);
+        for (int axis = 0; axis < PLOT_AXES && curve->count; axis++) {
+            if (plot->axes[axis].last > 0) { // fmin passes NaN over
+                first = fmin(first, curve->points[0].x[axis] / plot->axes[axis].last);
+            }
+        }
+    }
+    plot->begin = first < 1 ? first : 0;
+}
+
+// Training and validation loss with the marks, from a part of each run on.
 static void report_loss_(FILE* file, const ReportRuns* runs, const ReportRow_* row, double begin) {
     char description[REPORT_TEXT_];
     TextBuffer legend;
     Plot plot = report_plot_(runs, row, 1, description);
     const int val_color = runs->count == 1; // of a single run the next color, else each run has its own
-    plot.begin = begin;
     plot.level = begin > 0 ? NAN : report_floor_(runs); // it would squeeze the second half
     for (int i = 0; i < runs->count; i++) {
         report_add_marks_(&plot, runs, i, RECORD_SKIP, "skip");
@@ -387,6 +404,9 @@ static void report_loss_(FILE* file, const ReportRuns* runs, const ReportRow_* r
         report_describe_(description, runs, &val, "validation loss");
         val.color += val_color;
         plot_add(&plot, val);
+    }
+    if (begin > 0) {
+        report_begin_(&plot, runs, begin);
     }
     text_buffer_open(&legend, "a legend");
     report_loss_legend_(legend.file, runs, row, val_color, plot.level);

@@ -13,10 +13,10 @@ defines: REPORT_STYLE
 // clang-format off
 #define REPORT_STYLE \
 ":root{color-scheme:light dark;--page:#f4f5f7;--card:#fff;--ink:#1b1f24;--soft:#59636e;--line:#d9dee4;--grid:#e6e9ed;--head:#eef1f4;" \
-"--c0:#0072b2;--c1:#d55e00;--c2:#00805e;--c3:#b0437f;--c4:#8f6c00;--c5:#3c86b8;--c6:#6f42c1;--c7:#4d4d4d;--floor:#00805e;--warn:#b0437f}\n" \
+"--c0:#0072b2;--c1:#d55e00;--c2:#00805e;--c3:#b0437f;--c4:#8f6c00;--c5:#3c86b8;--c6:#6f42c1;--c7:#4d4d4d;--floor:#00805e;--warn:#b0437f;--more:#0003}\n" \
 "@media (prefers-color-scheme:dark){:root{--page:#0d1117;--card:#161b22;--ink:#e6edf3;--soft:#9aa5b1;--line:#30363d;--grid:#262c34;" \
 "--head:#1f262e;--c0:#4aa8ea;--c1:#ff8a3d;--c2:#2cc393;--c3:#e68fc0;--c4:#f0d13c;--c5:#a9d8f5;--c6:#b79bf5;--c7:#c8ccd0;" \
-"--floor:#2cc393;--warn:#e68fc0}}\n" \
+"--floor:#2cc393;--warn:#e68fc0;--more:#fff4}}\n" \
 "*{box-sizing:border-box}\n" \
 "body{margin:0;background:var(--page);color:var(--ink);font:15px/1.5 system-ui,-apple-system,'Segoe UI',Roboto,'DejaVu Sans',sans-serif;" \
 "-webkit-text-size-adjust:100%}\n" \
@@ -60,7 +60,12 @@ defines: REPORT_STYLE
 ".many .legend li{--c:var(--soft)}.legend{color:var(--soft)}.key{width:26px;height:12px;margin-right:7px;vertical-align:-1px}\n" \
 ".runs{font-size:14px;min-width:0}.runs li,.run{overflow-wrap:anywhere}th.run{min-width:150px}.runs b,.run b{display:inline-block;min-width:21px;" \
 "border-radius:5px;background:var(--c);color:var(--card);text-align:center;margin-right:7px;font-size:13px}\n" \
-".scroll{overflow-x:auto;border:1px solid var(--line);border-radius:10px;background:var(--card)}\n" \
+/* a shadow at each side where there is more of the table */ \
+".scroll{overflow-x:auto;border:1px solid var(--line);border-radius:10px;background:" \
+"linear-gradient(to right,var(--card) 40%,transparent) 0 0/60px 100% no-repeat local," \
+"linear-gradient(to left,var(--card) 40%,transparent) 100% 0/60px 100% no-repeat local," \
+"linear-gradient(to right,var(--more),transparent) 0 0/22px 100% no-repeat scroll," \
+"linear-gradient(to left,var(--more),transparent) 100% 0/22px 100% no-repeat scroll,var(--card)}\n" \
 "table{border-collapse:collapse;width:100%;font-size:14px;font-variant-numeric:tabular-nums}\n" \
 "th,td{padding:6px 14px;text-align:left;border-top:1px solid var(--grid);vertical-align:top}" \
 "thead th{border-top:0;background:var(--head);vertical-align:bottom}tbody th{font-weight:400;color:var(--soft);white-space:nowrap}\n" \
@@ -72,7 +77,7 @@ defines: REPORT_STYLE
 "details{margin:0 0 8px}summary{cursor:pointer;padding:6px 0}summary:focus-visible{outline:3px solid var(--c0)}\n" \
 ".sample{background:var(--card);border:1px solid var(--line);border-radius:10px;padding:10px 16px;margin:0 0 8px}\n" \
 ".sample p{margin:0;white-space:pre-wrap;overflow-wrap:anywhere}.sample h4{margin:0 0 4px;font-size:13px;font-weight:400;color:var(--soft)}\n" \
-".events{margin:0;padding-left:20px}.soft,.none{color:var(--soft)}\n" \
+".note{color:var(--soft);margin:8px 0 0}.events{margin:0;padding-left:20px}.soft,.none{color:var(--soft)}\n" \
 "@media (max-width:760px){.page{padding:18px 12px 48px}.plots{grid-template-columns:minmax(0,1fr)}h1{font-size:21px}" \
 ".card{padding:12px 10px 8px}svg.plot{width:calc(100% - 64px);margin:12px 20px 38px 44px}.facts{grid-template-columns:repeat(2,minmax(0,1fr))}" \
 ".facts dd{font-size:15px}.bar{position:static}th,td{padding:6px 10px}}\n" \
