@@ -73,6 +73,20 @@ def worker(request):
                       "made": 1e3 * sums["predicted_n"] / sums["predicted_ms"]}))
 
 
+# Instructions that make products of 8 bits faster: as Linux names them, and as llama.cpp names what it was built for.
+INSTRUCTIONS = {"avx2": "AVX2", "avx512f": "AVX512", "avx512_vnni": "AVX512_VNNI", "avx_vnni": "AVX_VNNI", "amx_int8": "AMX_INT8"}
+
+
+def print_lacking(system_info):
+    """A wheel is built for old processors: says what this one has and llama.cpp does not use."""
+    cpuinfo = Path("/proc/cpuinfo")
+    flags = set(re.findall(r"\w+", cpuinfo.read_text())) if cpuinfo.exists() else set()
+    lacking = [name for flag, name in INSTRUCTIONS.items() if flag in flags and f"{name} = 1" not in system_info]
+    if lacking:
+        print(f"warning: this llama.cpp was built without {', '.join(lacking)}, which this processor has and train_gpt2 may use:"
+              " compare with one that was built here")
+
+
 def spread(samples):
     return f"{statistics.median(samples):8.1f}  ({min(samples):.1f} - {max(samples):.1f})"
 
@@ -119,6 +133,7 @@ def main():
     version = run([args.program, "--version"]).stdout.splitlines()[0]
     print(f"{version}; llama.cpp of xllamacpp {xllamacpp.__version__}; {platform.machine()}, {os.cpu_count()} cores")
     print(f"llama.cpp: {xllamacpp.get_system_info()}")
+    print_lacking(xllamacpp.get_system_info())
     with tempfile.TemporaryDirectory() as name:
         work = Path(name)
         run([args.program, "--model", args.model, "--steps", 0, "--eval-every", 0, "--samples", 0, "--export-gguf",

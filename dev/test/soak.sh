@@ -2,7 +2,7 @@
 # soak.sh -- the long tests: does the trainer learn what can be learned? does it survive being killed? do the readers of
 # files withstand any file? are vectors right on another processor? do the tests of the GPU code notice a forgotten wait?
 #
-#     make soak                          all parts, two or three hours on two cores
+#     make soak                          all parts, some hours on two cores
 #     dev/test/soak.sh [PART...]         some of them
 #
 #     rest       what `make test` leaves out to be short: another compiler, more precisions and architectures (run.sh rest)
