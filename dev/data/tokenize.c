@@ -317,8 +317,6 @@ static void progress_load(Run* run) {
 
 // ---- files that exist already ----
 
-static int has_file(const char* path) { return access(path, F_OK) == 0; }
-
 // A run is continued only if all its shards are as it left them.
 static void check_shards(const Run* run) {
     for (uint64_t i = 0; i < run->shards.number; i++) {
@@ -388,7 +386,7 @@ static void resume(Run* run) {
         remove_shards(run->options.out, ALL_SHARDS);
         unlink(run->progress_path);
     }
-    if (has_file(run->progress_path)) {
+    if (file_exists(run->progress_path)) {
         progress_load(run);
         refuse_streams(run);
         check_shards(run);
@@ -396,7 +394,7 @@ static void resume(Run* run) {
     }
     char path[PATH_MAX];
     shard_writer_path(&run->shards, 0, path);
-    CHECK(!has_file(path), "%s: exists, but no %s; --restart overwrites it", path, run->progress_path);
+    CHECK(!file_exists(path), "%s: exists, but no %s; --restart overwrites it", path, run->progress_path);
     progress_save(run, run->start, 0, 0); // what cannot be written shows before any work
 }
 
@@ -499,7 +497,7 @@ static void add_vocabulary_outputs(Outputs* outputs, const Options* options) {
     for (int i = 0; i < 5; i++) {
         char path[PATH_MAX];
         file_path(path, "%s%s", options->out, vocabulary_endings[i]);
-        CHECK(options->restart || !has_file(path), "%s: exists; --restart replaces the vocabulary", path);
+        CHECK(options->restart || !file_exists(path), "%s: exists; --restart replaces the vocabulary", path);
         outputs_add(outputs, "out", path);
     }
 }

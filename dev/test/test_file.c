@@ -1,5 +1,6 @@
 // test_file.c -- file.h: unfinished files have names of their own, special files are refused, checksums of
 // contents, locks, standard descriptors.
+#include <errno.h>
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <sys/types.h>
@@ -10,6 +11,18 @@
 #include <sys/wait.h>
 
 #include "dev/test/test.h"
+
+// The call of fstat that fails, from 1; 0: none. The program's fstat comes before libc's.
+static int fstat_fails_at;
+int fstat(int fd, struct stat* info) {
+    if (fstat_fails_at > 0 && --fstat_fails_at == 0) {
+        errno = EIO;
+        return -1;
+    }
+    return fstatat(fd, "", info, AT_EMPTY_PATH);
+}
+
+static void ask_for(const void* path) { file_exists((const char*)path); }
 
 static int count_parts(const char* directory) {
     int count = 0;
@@ -149,12 +162,32 @@ static void test_standard_descriptors(void) {
     EXPECT(status == 0, "status %d", status);
 }
 
+// A size that cannot be asked for is an error, not an empty file.
+static void test_no_size(void) {
+    char error[ERROR_BYTES];
+    uint64_t value;
+    const char* path = test_write("sized", "abc", 3);
+    EXPECT(file_fingerprint(path, &value, error), "%s", error);
+    fstat_fails_at = 2; // the first one asks whether it is a regular file
+    EXPECT(!file_fingerprint(path, &value, error) &&
+               strstr(error, "sized: cannot read its size: Input/output error"),
+           "%s", error);
+    fstat_fails_at = 1;
+    EXPECT(!file_fingerprint(path, &value, error) && strstr(error, "sized: cannot read: "), "%s", error);
+    EXPECT(file_exists(path) && !file_exists(test_path("not there")) && !file_exists(test_path("sized/x")),
+           "");
+    const char* loop = test_path("loop");
+    EXPECT(symlink("loop", loop) == 0, "");
+    EXPECT(test_dies(ask_for, loop, EXIT_FAILURE, "loop: cannot look at it: Too many levels"), "");
+}
+
 int main(void) {
     test_two_writers();
     test_left_over();
     test_end();
     test_special_files();
     test_fingerprint();
+    test_no_size();
     test_lock();
     test_standard_descriptors();
     return test_done("file");

@@ -62,6 +62,9 @@ void file_seek(FileWriter* writer, size_t at);
 void file_directory_of(char directory[PATH_MAX], const char* path);
 const char* file_name_in(const char* path);
 
+// Whether there is anything of this name. If that cannot be found out, the program ends: it is no answer.
+int file_exists(const char* path);
+
 // Whether there is a directory of this name.
 int file_is_directory(const char* path);
 
@@ -275,6 +278,15 @@ const char* file_name_in(const char* path) {
     return slash ? slash + 1 : path;
 }
 
+int file_exists(const char* path) {
+    struct stat info;
+    if (stat(path, &info) == 0) {
+        return 1;
+    }
+    CHECK(errno == ENOENT || errno == ENOTDIR, "%s: cannot look at it: %s", path, strerror(errno));
+    return 0;
+}
+
 int file_is_directory(const char* path) {
     struct stat info;
     return stat(path, &info) == 0 && S_ISDIR(info.st_mode);
@@ -463,7 +475,12 @@ int file_fingerprint(const char* path, uint64_t* value, char* error) {
     if (fd < 0) {
         return 0;
     }
-    const int64_t bytes = fstat(fd, &info) == 0 ? (int64_t)info.st_size : 0;
+    if (fstat(fd, &info) != 0) {
+        error_set(error, path, "cannot read its size: %s", strerror(errno));
+        close(fd);
+        return 0;
+    }
+    const int64_t bytes = (int64_t)info.st_size;
     const int64_t last = bytes - FILE_SAMPLE_BYTES_, all = (int64_t)FILE_SAMPLES_ * FILE_SAMPLE_BYTES_;
     const int64_t blocks =
         bytes > all ? (int64_t)FILE_SAMPLES_ : (bytes + FILE_SAMPLE_BYTES_ - 1) / FILE_SAMPLE_BYTES_;

@@ -512,7 +512,9 @@ static void bestfit_add_rows_(Bestfit_* fit, Rows* rows) {
         positions_add_(&fit->order,
                        piece_start_(fit->sorted.at[fit->first[row]]) * BESTFIT_WINDOW + (uint64_t)row);
     }
-    qsort(fit->order.at, fit->order.count, sizeof(uint64_t), bestfit_compare_);
+    if (fit->order.count > 0) { // else there is no array, which qsort does not take
+        qsort(fit->order.at, fit->order.count, sizeof(uint64_t), bestfit_compare_);
+    }
     for (size_t i = 0; i <= fit->order.count; i++) {
         const uint64_t key = i < fit->order.count ? fit->order.at[i] : UINT64_MAX;
         for (; whole < fit->whole.count && piece_start_(fit->whole.at[whole]) < key / BESTFIT_WINDOW;

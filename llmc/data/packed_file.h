@@ -305,7 +305,11 @@ int packed_open(PackedFile* file, const char* path, char* error) {
     file->kind = packed_kind(path);
     file->fd = is_stdin ? STDIN_FILENO : open(path, O_RDONLY | O_CLOEXEC);
     if (file->fd < 0 || fstat(file->fd, &info) != 0) {
-        return error_set(error, path, "cannot open: %s", strerror(errno));
+        error_set(error, path, "cannot open: %s", strerror(errno));
+        if (file->fd > STDIN_FILENO) {
+            close(file->fd);
+        }
+        return 0;
     }
     const int ok = S_ISDIR(info.st_mode)       ? error_set(error, path, "a directory, wanted a file")
                    : file->kind == PACKED_GZIP ? packed_open_gzip_(file)

@@ -118,6 +118,7 @@ int text_data_verify(FILE* out, const char* list, TokensFormat format, int vocab
 #include "llmc/tokenizer/bpe_train.h"
 
 #define TEXT_DATA_SHARD_TOKENS_ 100000000
+#define TEXT_DATA_MAX_KEPT_ ((size_t)64 << 20) // bytes of the .json of a source's shards
 
 // What the sinks know of a source that is being read.
 typedef struct {
@@ -324,16 +325,18 @@ static int text_data_read_shards_(JsonReader* reader, TextKept_* kept) {
     return ok && more == 0;
 }
 
-// Reads such a file; 0 if it does not exist or is not ours. text_data_free_kept_ frees it.
+// Reads such a file; 0 if it does not exist or is not ours. One that cannot be read is an error: its shards may be good.
+// text_data_free_kept_ frees it.
 static int text_data_read_kept_(TextKept_* kept, const char* path) {
     char *text, error[ERROR_BYTES];
     const char *key, *source;
     size_t bytes;
     int more = 0;
     memset(kept, 0, sizeof(*kept));
-    if (!file_try_read(path, (size_t)64 << 20, &text, &bytes, error)) {
+    if (!file_exists(path)) {
         return 0;
     }
+    CHECK(file_try_read(path, TEXT_DATA_MAX_KEPT_, &text, &bytes, error), "%s", error);
     JsonReader reader = json_reader(path, text, bytes, error);
     int ok = json_take(&reader, '{');
     for (int n = 0; ok && (more = json_member(&reader, n ? JSON_NEXT : JSON_FIRST, &key)) > 0; n++) {
@@ -449,7 +452,8 @@ static void text_data_finish_(TextReading_* reading, const char* json) {
         struct stat info;
         uint64_t sum = 0;
         shard_writer_path(shards, i, path);
-        if (!file_checksum(path, &sum, error) || stat(path, &info) != 0) { // from the cache, as a rule
+        if (!file_checksum(path, &sum, error) || // from the cache, as a rule
+            (stat(path, &info) != 0 && !error_set(error, path, "cannot look at it: %s", strerror(errno)))) {
             file_discard(&file);
             CHECK(0, "%s", error);
         }

@@ -224,6 +224,22 @@ static void tokens_unescape_(char* text) {
     *out = '\0';
 }
 
+// A directory that a pattern leads through: only one that is not there has no files.
+static int tokens_glob_error_(const char* directory, int reason) {
+    (void)directory;
+    return reason != ENOENT && reason != ENOTDIR;
+}
+
+// Adds the files of a pattern. Returns whether there are any.
+static int tokens_glob_(glob_t* files, const char* pattern, int flags) {
+    const int append = files->gl_pathc > 0 ? GLOB_APPEND : 0;
+    errno = 0;
+    const int result = glob(pattern, flags | append, tokens_glob_error_, files);
+    CHECK(result == 0 || result == GLOB_NOMATCH, "%s: cannot list the files: %s", pattern,
+          errno ? strerror(errno) : "no memory");
+    return result == 0;
+}
+
 // The text files of a directory: those whose names say that they are text.
 static void tokens_list_directory_(glob_t* files, const char* directory) {
     static const char* const endings[] = {".txt", ".md", ".html", ".tex", ".jsonl", ".ndjson", ".parquet"};
@@ -233,7 +249,7 @@ static void tokens_list_directory_(glob_t* files, const char* directory) {
     for (size_t i = 0; i < sizeof(endings) / sizeof(endings[0]); i++) {
         for (size_t k = 0; k < sizeof(packed) / sizeof(packed[0]); k++) {
             file_path(pattern, "%s/*%s%s", escaped, endings[i], packed[k]);
-            glob(pattern, files->gl_pathc > 0 ? GLOB_APPEND : 0, NULL, files);
+            tokens_glob_(files, pattern, 0);
         }
     }
     CHECK(files->gl_pathc > before,
@@ -251,8 +267,7 @@ static void tokens_list_item_(glob_t* files, char* item) {
     if (file_is_directory(name)) {
         tokens_list_directory_(files, name);
     } else {
-        const int append = files->gl_pathc > 0 ? GLOB_APPEND : 0;
-        CHECK(glob(item, GLOB_NOCHECK | append, NULL, files) == 0, "%s: cannot list the files", item);
+        tokens_glob_(files, item, GLOB_NOCHECK);
     }
     free(name);
 }
@@ -467,7 +482,7 @@ static int megatron_check_body_(const TokenSpan* span, const char* path, char* e
 static int megatron_path_(char idx[PATH_MAX], const char* path) {
     const size_t stem = strlen(path) - strlen(".bin");
     snprintf(idx, PATH_MAX, "%.*s.idx", (int)stem, path);
-    return stem + strlen(".idx") < PATH_MAX && access(idx, F_OK) == 0;
+    return stem + strlen(".idx") < PATH_MAX && file_exists(idx);
 }
 
 static int tokens_read_megatron_(TokenSpan* span, const char* path, const char* idx, char* error) {
@@ -665,8 +680,10 @@ static int tokens_open_file_(TokenSpan* span, const char* path, TokensFormat for
     if (result != MAPPED_READ) {
         return tokens_describe_span_(span, result, where, error);
     }
-    if (opening.ok && stat(path, &info) == 0 &&
-        (size_t)info.st_size < span->map_bytes) { // to zeros, it seems
+    if (opening.ok && stat(path, &info) != 0) {
+        return error_set(error, path, "cannot look at it: %s", strerror(errno));
+    }
+    if (opening.ok && (size_t)info.st_size < span->map_bytes) { // to zeros, it seems
         return tokens_describe_span_(span, MAPPED_GONE, NULL, error);
     }
     return opening.ok;

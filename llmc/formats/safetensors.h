@@ -761,12 +761,11 @@ static int safetensors_has_pickle_(const char* directory) {
     char one[PATH_MAX], index[PATH_MAX];
     file_join(one, directory, "pytorch_model.bin");
     file_join(index, directory, "pytorch_model.bin.index.json");
-    return access(one, F_OK) == 0 || access(index, F_OK) == 0;
+    return file_exists(one) || file_exists(index);
 }
 
 int safetensors_set_try_open(SafeTensorsSet* set, const char* path) {
     char one[PATH_MAX], index[PATH_MAX];
-    struct stat info;
     memset(set, 0, sizeof(*set));
     set->path = safetensors_copy_(path);
     int ok = 1;
@@ -776,9 +775,9 @@ int safetensors_set_try_open(SafeTensorsSet* set, const char* path) {
                snprintf(index, sizeof(index), "%s/model.safetensors.index.json", path) >=
                    (int)sizeof(index)) {
         ok = error_set(set->error, path, "the name is too long");
-    } else if (stat(one, &info) == 0) {
+    } else if (file_exists(one)) {
         ok = safetensors_set_add_(set, one);
-    } else if (stat(index, &info) == 0) {
+    } else if (file_exists(index)) {
         ok = safetensors_set_index_(set, index);
     } else {
         ok = error_set(set->error, path,

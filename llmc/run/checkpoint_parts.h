@@ -374,7 +374,7 @@ static void checkpoint_read_elements_(const CheckpointParts* parts, int slot, si
 static void checkpoint_check_slices_(CheckpointParts* parts, const char* directory) {
     size_t at = 0;
     CheckpointSlices_* s = &parts->space;
-    qsort(s->slices, s->count, sizeof(CheckpointSlice_), checkpoint_by_begin_);
+    safetensors_sort(s->slices, s->count, sizeof(CheckpointSlice_), checkpoint_by_begin_);
     for (size_t i = 0; i < s->count; i++) {
         CHECK(s->slices[i].begin == at,
               "%s: elements from %zu on, wanted those from %zu: the parts do not fit",
@@ -384,8 +384,8 @@ static void checkpoint_check_slices_(CheckpointParts* parts, const char* directo
     CHECK(at == parts->own.total, "%s: optimizer state of %zu elements, wanted %zu", directory, at,
           parts->own.total);
     for (int slot = 0; slot < STATE_SLOTS; slot++) {
-        qsort(parts->slots[slot].slices, parts->slots[slot].count, sizeof(CheckpointSlice_),
-              checkpoint_by_begin_);
+        safetensors_sort(parts->slots[slot].slices, parts->slots[slot].count, sizeof(CheckpointSlice_),
+                         checkpoint_by_begin_);
     }
 }
 

@@ -176,7 +176,7 @@ static int run_data_own_vocabulary_(RunData* data, const Options* options, char*
                   options->tokenizer);
     }
     file_join(path, options->out, "tokenizer.json");
-    const int is_kept = access(path, F_OK) == 0;
+    const int is_kept = file_exists(path);
     if (!is_kept && options_only_look(options)) {
         path[0] = '\0';
         return (int)V;

@@ -84,6 +84,9 @@ static void text_stream_cut_(TextStream* stream, size_t from) {
 
 void text_stream_add(TextStream* stream, const char* bytes, size_t count) {
     const size_t from = stream->count;
+    if (count == 0) { // bytes may be NULL then
+        return;
+    }
     stream->bytes = (char*)check_reserve(stream->bytes, &stream->capacity, from + count, 1, "text");
     memcpy(stream->bytes + from, bytes, count);
     stream->count += count;

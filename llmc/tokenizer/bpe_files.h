@@ -1089,7 +1089,7 @@ static int bpe_open_data_(Bpe* bpe, BpeFile_* file, char* error) {
 
 int bpe_path(char path[PATH_MAX], const char* directory, const char* name) {
     file_join(path, directory, name);
-    return access(path, F_OK) == 0;
+    return file_exists(path);
 }
 
 int bpe_is_bin(const char* path) {

@@ -27,7 +27,7 @@ defect_added_token() {
     for i in {1..200}; do echo "$i bottles of beer on the wall"; done >text.txt
     good "a model" "${tiny[@]}" --train-data text.txt --tokenizer bpe:300 --out base
     sed -i 's/"special": true}\],$/"special": true}, {"id": 300, "content": "[PAD]", "special": true}],/' base/step_*/tokenizer.json
-    good "a model whose tokenizer has a padding token" --model base --train-data text.txt --steps 2 --eval-every 0 --samples 0 --out padded
+    good "a model whose tokenizer has a padding token" --model base/step_00000002 --train-data text.txt --steps 2 --eval-every 0 --samples 0 --out padded
     check "the token is saved" grep -qF '[PAD]' padded/step_00000002/tokenizer.json
     good "more rows" "${tiny[@]}" --train-data text.txt --tokenizer padded/step_00000002/tokenizer.json --vocab-size 301 --out resized
     good "text" --model resized --train-data text.txt --steps 1 --eval-every 0 --samples 0
@@ -94,4 +94,22 @@ END
     check "it is said" grep -q 'note: text.txt: its file system cannot map files (mmap: No such device)' stderr
     check "the same losses" [ "$(values train loss mapped/log.jsonl)" = "$(values train loss read/log.jsonl)" ]
     LD_PRELOAD=./no_mmap.so runs "a model" --model mapped --train-data text.txt --steps 1 --eval-batches 2 --samples 0
+}
+
+# The size of a shard cannot be asked for when its checksum is taken: an error, not the checksum of an empty file.
+defect_size_of_a_shard() {
+    is_here strace || return
+    printf '#version: 0.2\nh i\n' >merges.txt
+    for i in {1..300}; do echo "$i bottles of beer on the wall"; done >text.txt
+    local run=("$tokenize" --tokenizer merges.txt --threads 1 --shard-tokens 3000 --val-tokens 0 --restart) n
+    "${run[@]}" --out whole text.txt >/dev/null
+    for n in 1 2 3 4 5 6; do
+        strace -f -o trace -P x_train_000001.bin -e trace=newfstatat,fstat -e inject=newfstatat,fstat:error=EIO:when=$n \
+            "${run[@]}" --out x text.txt >stdout 2>stderr
+        status=$?
+        sed -i '/^strace: /d' stderr
+        [ $status != 0 ] || check "no wrong checksum where call $n fails" \
+            cmp <(grep -o '"checksum":"[^"]*"' whole.progress.json) <(grep -o '"checksum":"[^"]*"' x.progress.json)
+        [ $status = 0 ] || check_error "call $n" 1 "x_train_000001.bin"
+    done
 }
