@@ -186,6 +186,48 @@ test_documents() {
     bad 2 "--epochs 1 and --steps 2" "${tiny[@]}" --train-data text.txt --epochs 1
 }
 
+# ---- bytes
+
+# Bytes are the default for text of every kind: packed, and in fields.
+test_bytes() {
+    local kind
+    printf '{"text":"%s"}\n' "bottles of beer" "on the wall, which is long enough for a sequence of bytes and for validation" >lines.jsonl
+    for kind in {1..9}; do cat lines.jsonl; done >many.jsonl
+    runs "bytes of JSON lines" "${tiny[@]}" --train-data many.jsonl --out bytes_jsonl
+    check "are 257 tokens" grep -q '"vocab_size": 257' bytes_jsonl/step_00000002/config.json
+    runs "their perplexity" --model bytes_jsonl --steps 0 --perplexity many.jsonl
+    gzip -c text.txt >packed.txt.gz
+    if "$trainer" --verify-data --train-data packed.txt.gz 2>&1 | grep -q 'built without zlib'; then
+        echo "skipped: bytes of packed text: built without zlib"
+    else
+        runs "bytes of packed text" "${tiny[@]}" --train-data packed.txt.gz --out bytes_packed
+        runs "bytes of text" "${tiny[@]}" --train-data text.txt --out bytes_text
+        check "are the same" same_losses bytes_packed bytes_text
+    fi
+    mkdir -p no_suffix
+    cp text.txt no_suffix/GPL
+    bad 1 "no_suffix: a directory without text files|'no_suffix/*' for all as text" "${tiny[@]}" --train-data no_suffix
+    runs "a pattern of all its files" "${tiny[@]}" --train-data 'no_suffix/*'
+    bad 2 "--tokenizer bpe:300: add --out DIR: the vocabulary is kept there" "${tiny[@]}" --train-data text.txt --tokenizer bpe:300
+}
+
+# Bare tokens below 65 with the vocabulary of GPT-2, which is the default, and with a number that is enough.
+test_small_tokens() {
+    local i
+    for i in {1..400}; do printf '\x01\x00\x07\x00\x40\x00'; done >small.bin
+    runs "small tokens" "${tiny[@]}" --data-format nanogpt --train-data small.bin
+    says "a warning" "warning: the vocabulary is GPT-2's, of 50257 tokens, but the largest token of small.bin is 64; --vocab-size 65"
+    runs "as it says" "${tiny[@]}" --data-format nanogpt --train-data small.bin --vocab-size 65
+    check "no warning" [ "$(grep -c warning stdout)" = 0 ]
+}
+
+# Rows of a model that no token has are never drawn.
+test_unused_ids() {
+    runs "a model with more rows than tokens" "${tiny[@]}" "${words[@]}" --vocab-size 320 --train-data text.txt --out rows
+    runs "text" --model rows --prompt bottles --tokens 200 --temperature 5
+    check "has no numbers of tokens: $(tail -c 100 stdout)" [ "$(grep -oE '(^| )[0-9]{3,4} ' stdout | wc -l)" = 0 ]
+}
+
 # ---- special tokens
 
 # A tokenizer with a special token more than its text makes: a model with and without a row for it trains, says where it is
@@ -279,6 +321,9 @@ test_dry
 test_left
 test_names
 test_documents
+test_bytes
+test_small_tokens
+test_unused_ids
 test_added_tokens
 test_byte_order_marks
 test_verify

@@ -89,6 +89,23 @@ test_prompts() {
     check "the same texts with one thread" cmp texts stdout
 }
 
+# End-of-text before a prompt and before a text that is evaluated, or not.
+test_start_token() {
+    local off=(--start-token off) with without
+    good_text "a prompt" --model bytes --prompt 'Gr' --tokens 4
+    check "starts with end-of-text" grep -q '^prompt: 3 tokens' stderr
+    good_text "a prompt alone" --model bytes --prompt 'Gr' --tokens 4 "${off[@]}"
+    check "does not: $(grep '^prompt' stderr)" grep -q '^prompt: 2 tokens' stderr
+    good_text "prompts of a file alone" --model run --prompts prompts.jsonl --tokens 4 "${off[@]}"
+    check "the empty one has a text, too" [ "$(wc -l <stdout)" = 5 ]
+    runs "a text" --model bytes --steps 0 --perplexity text.txt
+    with=$(grep '^step.*perplexity' stdout | grep -o '[0-9]* tokens$')
+    runs "a text alone" --model bytes --steps 0 --perplexity text.txt "${off[@]}"
+    without=$(grep '^step.*perplexity' stdout | grep -o '[0-9]* tokens$')
+    check "its first byte is scored: ${with% tokens}" [ "${with% tokens}" = "$(wc -c <text.txt)" ]
+    check "without end-of-text it is not: ${without% tokens}" [ "${without% tokens}" = $(($(wc -c <text.txt) - 1)) ]
+}
+
 # Prompts from Windows: the byte-order mark is no text.
 test_byte_order_marks() {
     { printf '\xEF\xBB\xBF' && cat prompts.jsonl; } >marked.jsonl
@@ -216,6 +233,7 @@ make_files
 test_prompt
 test_interactive
 test_prompts
+test_start_token
 test_byte_order_marks
 test_misuse
 test_quantized

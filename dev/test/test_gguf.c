@@ -57,10 +57,10 @@ static void expect_string(Reader* r, const char* key, const char* wanted) {
     EXPECT(strcmp(value, wanted) == 0, "%s is %s", key, value);
 }
 
-static void expect_false(Reader* r, const char* key) {
+static void expect_bool(Reader* r, const char* key, int wanted) {
     const char* found = take_string(r);
     EXPECT(strcmp(found, key) == 0 && take_u32(r) == 7, "%s, wanted %s", found, key);
-    EXPECT(*(const char*)take(r, 1) == 0, "%s", key);
+    EXPECT(*(const char*)take(r, 1) == wanted, "%s", key);
 }
 
 // An array, its elements not yet taken.
@@ -70,7 +70,7 @@ static void expect_array(Reader* r, const char* key, uint32_t type, uint64_t cou
     EXPECT(take_u64(r) == count, "elements of %s", key);
 }
 
-static void expect_tokenizer(Reader* r, const Bpe* bpe, int V) {
+static void expect_tokenizer(Reader* r, const Bpe* bpe, GgufStart start, int V) {
     if (!bpe) {
         expect_string(r, "tokenizer.ggml.model", "no_vocab");
         expect_u32(r, "gpt2.vocab_size", (uint32_t)V);
@@ -99,11 +99,11 @@ static void expect_tokenizer(Reader* r, const Bpe* bpe, int V) {
     expect_u32(r, "tokenizer.ggml.bos_token_id", 258);
     expect_u32(r, "tokenizer.ggml.eos_token_id", 258);
     expect_u32(r, "tokenizer.ggml.unknown_token_id", 258);
-    expect_false(r, "tokenizer.ggml.add_bos_token");
-    expect_false(r, "tokenizer.ggml.add_eos_token");
+    expect_bool(r, "tokenizer.ggml.add_bos_token", start == GGUF_START_TOKEN);
+    expect_bool(r, "tokenizer.ggml.add_eos_token", 0);
 }
 
-static void expect_pairs(Reader* r, GPT2Config cfg, int file_type, const Bpe* bpe) {
+static void expect_pairs(Reader* r, GPT2Config cfg, int file_type, const Bpe* bpe, GgufStart start) {
     expect_string(r, "general.architecture", "gpt2");
     expect_string(r, "general.type", "model");
     expect_string(r, "general.name", "my run");
@@ -120,7 +120,7 @@ static void expect_pairs(Reader* r, GPT2Config cfg, int file_type, const Bpe* bp
     EXPECT(strcmp(take_string(r), "gpt2.attention.layer_norm_epsilon") == 0 && take_u32(r) == 6, "epsilon");
     memcpy(&epsilon, take(r, 4), 4);
     EXPECT(epsilon == 1e-5f, "%g", (double)epsilon);
-    expect_tokenizer(r, bpe, cfg.V);
+    expect_tokenizer(r, bpe, start, cfg.V);
 }
 
 // Number i of a tensor's data.
@@ -183,7 +183,7 @@ static size_t data_begin(Reader r, size_t tensors) {
     return (r.at + 31) / 32 * 32;
 }
 
-static void test_file(GPT2Config cfg, GgufDtype dtype, const Bpe* bpe) {
+static void test_file(GPT2Config cfg, GgufDtype dtype, const Bpe* bpe, GgufStart start) {
     static const int file_types[4] = {0, 1, 32, 7};
     static const uint32_t types[4] = {0, 1, 30, 8};
     char error[ERROR_BYTES];
@@ -194,7 +194,7 @@ static void test_file(GPT2Config cfg, GgufDtype dtype, const Bpe* bpe) {
     }
     const char* path = test_path("model.gguf");
     GgufWriter writer;
-    gguf_create(&writer, path, "out/my run/", cfg, dtype, bpe);
+    gguf_create(&writer, path, "out/my run/", cfg, dtype, bpe, start);
     for (int g = gpt2_groups(cfg) - 1; g >= 0; g--) { // in any order
         gguf_put(&writer, rows, g, (const char*)memory + gpt2_group_offset_bytes(rows, g));
     }
@@ -204,7 +204,7 @@ static void test_file(GPT2Config cfg, GgufDtype dtype, const Bpe* bpe) {
     const size_t tensors = 12 * (size_t)cfg.L + 4;
     EXPECT(memcmp(take(&r, 4), "GGUF", 4) == 0 && take_u32(&r) == 3 && take_u64(&r) == tensors, "header");
     EXPECT(take_u64(&r) == (bpe ? 23u : 15u), "number of pairs");
-    expect_pairs(&r, cfg, file_types[dtype], bpe);
+    expect_pairs(&r, cfg, file_types[dtype], bpe, start);
     const size_t begin = data_begin(r, tensors);
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
         const int is_matrix = rows[i].form != FILE_VECTOR && strcmp(rows[i].name, "wpe") != 0;
@@ -244,8 +244,8 @@ int main(void) {
     Bpe bpe;
     bpe_open_merges(&bpe, pairs, 2, "test");
     for (int dtype = GGUF_F32; dtype <= GGUF_Q8_0; dtype++) {
-        test_file(CFG, (GgufDtype)dtype, &bpe);
-        test_file(NARROW, (GgufDtype)dtype, NULL);
+        test_file(CFG, (GgufDtype)dtype, &bpe, dtype == GGUF_F16 ? GGUF_NO_START_TOKEN : GGUF_START_TOKEN);
+        test_file(NARROW, (GgufDtype)dtype, NULL, GGUF_START_TOKEN);
     }
     bpe_close(&bpe);
     return test_done("gguf");

@@ -259,7 +259,8 @@ static void test_stories(void) {
     EXPECT(run_data_eot(&run.data, run.cfg.V) == run.data.stories->eot, "end of text");
     run_close(&run);
     run = run_open("--steps 0 --batch 2 --seq-len 16 --eval-batches 0"); // only validation
-    EXPECT(run.data.train.tokens == 33 && run.data.val.tokens == RUN_DATA_EVAL_CPU + 1, "at least a batch, and a validation");
+    EXPECT(run.data.train.tokens == 33 && run.data.val.tokens == RUN_DATA_EVAL_CPU + 1,
+           "at least a batch, and a validation");
     run_close(&run);
 }
 
@@ -666,6 +667,14 @@ static void test_prompt(void) {
     EXPECT(run_data_prompt(ids, 16, &run.data, &run.options, run.cfg.V) == 5, "end of text and four bytes");
     EXPECT(ids[0] == 256 && ids[1] == 'O' && ids[4] == 'e', "%d %d %d", ids[0], ids[1], ids[4]);
     EXPECT(run_data_prompt(ids, 5, &run.data, &run.options, run.cfg.V) == 5, "it just fits");
+    run_close(&run);
+    run = run_open(TEXT "--seq-len 16 --prompt Once --start-token off");
+    EXPECT(run_data_prompt(ids, 4, &run.data, &run.options, run.cfg.V) == 4 && ids[0] == 'O',
+           "four bytes, which fit");
+    run_close(&run);
+    run = run_open(TEXT "--seq-len 16 --start-token off");
+    EXPECT(run_data_prompt(ids, 16, &run.data, &run.options, run.cfg.V) == 1 && ids[0] == 256,
+           "no text needs a start");
     run_close(&run);
     run = run_open(SHARDS "--seq-len 16");
     EXPECT(run_data_prompt(ids, 16, &run.data, &run.options, run.cfg.V) == 1 && ids[0] == 50256, "none");

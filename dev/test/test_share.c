@@ -225,7 +225,7 @@ static Model model_unshared(const Model* from) {
 
 static void write_gguf(const char* path, const Model* model) {
     GgufWriter writer;
-    gguf_create(&writer, path, "model", model->cfg, GGUF_Q8_0, NULL);
+    gguf_create(&writer, path, "model", model->cfg, GGUF_Q8_0, NULL, GGUF_START_TOKEN);
     for (int g = 0; g < gpt2_groups(model->cfg); g++) {
         gguf_put(&writer, model->rows, g, (char*)model->memory + gpt2_group_offset_bytes(model->rows, g));
     }

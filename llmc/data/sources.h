@@ -13,7 +13,7 @@ Discrete Mathematics 32, 1980).
 
 defines: DataSource, DataSources, SourceList, sources_read_list, sources_kind, sources_open_files,
          sources_open_memory, sources_rename, sources_split_tail, sources_pack, sources_find, sources_epoch,
-         sources_print, sources_close
+         sources_largest_token, sources_print, sources_close
 */
 #ifndef LLMC_SOURCES_H
 #define LLMC_SOURCES_H
@@ -95,6 +95,9 @@ int sources_find(const DataSources* sources, uint64_t p, uint64_t* j);
 // Sequences until the first source has given all of its rows: an epoch of one, and of a mixture all that is
 // new.
 uint64_t sources_epoch(const DataSources* sources);
+
+// The largest token of all sources.
+int sources_largest_token(const DataSources* sources);
 
 // A line for each source if there are several, or if they are packed. `sequences` are those of the run.
 void sources_print(FILE* file, const DataSources* sources, uint64_t sequences);
@@ -377,6 +380,15 @@ static uint64_t sources_given_(const DataSources* sources, int s, uint64_t n) {
         given += sources->turn[at] == s;
     }
     return given;
+}
+
+int sources_largest_token(const DataSources* sources) {
+    uint32_t largest = 0;
+    for (int s = 0; s < sources->count; s++) {
+        const uint32_t token = sources->source[s].stream.largest;
+        largest = token > largest ? token : largest;
+    }
+    return (int)largest;
 }
 
 uint64_t sources_epoch(const DataSources* sources) {

@@ -16,7 +16,7 @@ anyway to check their tokens.
 Without a directory of the run's own, the shards are in a temporary one. It is removed as soon as they are
 mapped, and by whatever ends the program before, but for a signal that kills at once.
 
-defines: TextData, TextDataMode, text_data_shards, text_data_train, text_data_require_plain, text_data_warn,
+defines: TextData, TextDataMode, text_data_shards, text_data_train, text_data_is_plain, text_data_warn,
          text_data_verify, text_data_make_temporary, text_data_remove_temporary
 */
 #ifndef LLMC_TEXT_DATA_H
@@ -75,9 +75,9 @@ void text_data_train(Bpe* bpe, const TextData* text, const char* list, int vocab
 
 // ---- bytes ----
 
-// Ends the program if the list names text that has to be taken out of its file first: bytes are read as they
-// are.
-void text_data_require_plain(const char* list);
+// Whether all files of the list are text as they are, and can be mapped as bytes: none has to be unpacked, or be taken out of
+// fields.
+int text_data_is_plain(const char* list);
 
 // ---- verifying ----
 
@@ -587,20 +587,19 @@ void text_data_train(Bpe* bpe, const TextData* text, const char* list, int vocab
 
 // ---- bytes ----
 
-void text_data_require_plain(const char* list) {
+int text_data_is_plain(const char* list) {
     SourceList sources;
+    int is_plain = 1;
     sources_read_list(&sources, list);
     for (int i = 0; i < sources.count; i++) {
         glob_t files = tokens_list(sources.names[i]);
         for (size_t k = 0; k < files.gl_pathc; k++) {
-            if (!text_source_is_plain(files.gl_pathv[k])) {
-                die_usage("%s: needs a vocabulary: --tokenizer FILE, or --tokenizer bpe:8192 to train one",
-                          files.gl_pathv[k]);
-            }
+            is_plain = is_plain && text_source_is_plain(files.gl_pathv[k]);
         }
         globfree(&files);
     }
     free(sources.text);
+    return is_plain;
 }
 
 // ---- verifying ----

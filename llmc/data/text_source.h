@@ -632,7 +632,7 @@ int text_source_next(TextSource* source, TextBlock* block) {
 
 // ---- the whole ----
 
-// How most names of text in a directory end, for a hint.
+// How most names of text in a directory end, for a hint; "" if none does as we know it.
 static const char* text_usual_ending_(const char* directory) {
     static const char* const endings[] = {".txt",    ".md",        ".html",    ".tex",
                                           ".jsonl",  ".ndjson",    ".parquet", ".jsonl.gz",
@@ -650,7 +650,7 @@ static const char* text_usual_ending_(const char* directory) {
     if (entries) {
         closedir(entries);
     }
-    return endings[best];
+    return counts[best] ? endings[best] : "";
 }
 
 // Sets the size of a file: it must be there before any work.

@@ -60,6 +60,7 @@ typedef struct {
     size_t num_spans;
     size_t begin, count;  // the stream is the tokens [begin, begin + count) of the spans
     int V;                // all of them are below
+    uint32_t largest;     // of them
     uint64_t fingerprint; // of the contents of the files, whatever their names; 0 of memory
     int is_view;          // the spans belong to another stream
     int has_mark;         // a text among the files has a byte-order mark, which is no token
@@ -254,8 +255,8 @@ static void tokens_list_directory_(glob_t* files, const char* directory) {
     }
     CHECK(files->gl_pathc > before,
           "%s: a directory without text files (.txt, .md, .html, .tex, .jsonl, .parquet), wanted some or a "
-          "pattern of files, '%s/*.bin' for shards",
-          directory, escaped);
+          "pattern of files: '%s/*' for all as text, '%s/*.bin' for shards",
+          directory, escaped, escaped);
     free(escaped);
 }
 
@@ -528,12 +529,13 @@ static void tokens_max_block_(void* block_) {
     block->max = tokens_max_(block->span, block->start, block->n);
 }
 
-// The first token of [start, end) that is not below V or no longer readable; `end` if all are good.
-static size_t tokens_find_bad_(const TokenSpan* span, size_t start, size_t end, int V) {
+// The first token of [start, end) that is not below V or no longer readable; `end` if all are good. Raises *largest.
+static size_t tokens_find_bad_(const TokenSpan* span, size_t start, size_t end, int V, uint32_t* largest) {
     const size_t block = (size_t)1 << 20, num_blocks = (end - start + block - 1) / block;
     size_t bad = num_blocks; // the first block with a bad token
+    uint32_t most = *largest;
 #ifdef _OPENMP
-#pragma omp parallel for reduction(min : bad) if (num_blocks > 1)
+#pragma omp parallel for reduction(min : bad) reduction(max : most) if (num_blocks > 1)
 #endif
     for (size_t i = 0; i < num_blocks; i++) {
         const size_t at = start + i * block, n = end - at < block ? end - at : block;
@@ -543,7 +545,9 @@ static size_t tokens_find_bad_(const TokenSpan* span, size_t start, size_t end, 
         if (result != MAPPED_READ || tokens.max >= (uint32_t)V) {
             bad = i < bad ? i : bad;
         }
+        most = tokens.max > most ? tokens.max : most;
     }
+    *largest = most;
     size_t at = bad < num_blocks ? start + bad * block : end;
     while (at < end && tokens_max_(span, at, 1) < (uint32_t)V) {
         at++;
@@ -583,8 +587,8 @@ static int tokens_check_text_(const TokenSpan* span, const char* name, char* err
            error_set(error, name, "not text: byte %zu is zero", (size_t)(zero - (const char*)span->tokens));
 }
 
-static int tokens_check_(const TokenSpan* span, int V, const char* name, TokensProgress* progress,
-                         char* error) {
+static int tokens_check_(const TokenSpan* span, int V, uint32_t* largest, const char* name,
+                         TokensProgress* progress, char* error) {
     const size_t piece = (size_t)1 << 28; // tokens between two words about it
     if (span->width == 1) {
         return tokens_check_text_(span, name, error);
@@ -592,7 +596,7 @@ static int tokens_check_(const TokenSpan* span, int V, const char* name, TokensP
     for (size_t start = 0; start < span->count; start += piece) {
         const size_t end = span->count - start < piece ? span->count : start + piece;
         tokens_progress(progress, 0, name);
-        const size_t bad = tokens_find_bad_(span, start, end, V);
+        const size_t bad = tokens_find_bad_(span, start, end, V, largest);
         tokens_progress(progress, (end - start) * (size_t)span->width, name);
         if (bad < end) {
             return error_set(error, name, "token %zu has id %u, wanted below the vocabulary size %d", bad,
@@ -658,6 +662,7 @@ typedef struct {
     const char* path;
     TokensFormat format;
     int V;
+    uint32_t* largest;
     TokensProgress* progress;
     char* error;
     int ok;
@@ -666,13 +671,13 @@ typedef struct {
 static void tokens_read_file_(void* opening_) {
     TokensOpening_* o = (TokensOpening_*)opening_;
     o->ok = tokens_open_span_(o->span, o->path, o->format, o->error) &&
-            tokens_check_(o->span, o->V, o->path, o->progress, o->error);
+            tokens_check_(o->span, o->V, o->largest, o->path, o->progress, o->error);
 }
 
 // Opens a file, and checks all of it.
-static int tokens_open_file_(TokenSpan* span, const char* path, TokensFormat format, int V,
+static int tokens_open_file_(TokenSpan* span, const char* path, TokensFormat format, int V, uint32_t* largest,
                              TokensProgress* progress, char* error) {
-    TokensOpening_ opening = {span, path, format, V, progress, error, 0};
+    TokensOpening_ opening = {span, path, format, V, largest, progress, error, 0};
     const void* where;
     struct stat info;
     mapped_open();
@@ -708,7 +713,7 @@ static int tokens_append_file_(TokenStream* stream, const char* path, TokensForm
         }
         tokens_append_(stream, tokens_separator_());
     }
-    const int ok = tokens_open_file_(&span, path, format, V, progress, error);
+    const int ok = tokens_open_file_(&span, path, format, V, &stream->largest, progress, error);
     if (ok) {
         tokens_append_(stream, span);
         tokens_say_mark_(stream, &span);
@@ -756,8 +761,8 @@ void tokens_open_memory(TokenStream* stream, const uint16_t* tokens, size_t coun
     span.tokens = tokens;
     span.width = sizeof(*tokens);
     span.count = count;
-    CHECK(tokens_check_(&span, vocab_size, name, &progress, error), "%s", error);
     memset(stream, 0, sizeof(*stream));
+    CHECK(tokens_check_(&span, vocab_size, &stream->largest, name, &progress, error), "%s", error);
     stream->name = name;
     stream->V = vocab_size;
     stream->spans = (TokenSpan*)check_alloc(1, sizeof(TokenSpan), "token spans");

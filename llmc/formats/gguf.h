@@ -13,7 +13,7 @@ want them. Q8_0 is quantized.h's blocks; matrices whose rows are no whole blocks
 Tokens that are bytes are a BPE without merges there. A model without a BPE tokenizer says so ("no_vocab"):
 its tokens are only numbers there, and llama.cpp cannot read or print text with them.
 
-defines: GGUF_DTYPE_WORDS, GgufDtype, GgufWriter, gguf_create, gguf_put, gguf_commit
+defines: GGUF_DTYPE_WORDS, GgufDtype, GgufStart, GgufWriter, gguf_create, gguf_put, gguf_commit
 */
 #ifndef LLMC_GGUF_H
 #define LLMC_GGUF_H
@@ -31,6 +31,9 @@ extern "C" {
 #define GGUF_DTYPE_WORDS(X) X(GGUF_F32, "f32") X(GGUF_F16, "f16") X(GGUF_BF16, "bf16") X(GGUF_Q8_0, "q8_0")
 typedef enum { GGUF_DTYPE_WORDS(WORDS_VALUE) } GgufDtype;
 
+// Whether readers are to put end-of-text before a text, as training had it before each document.
+typedef enum { GGUF_NO_START_TOKEN, GGUF_START_TOKEN } GgufStart;
+
 // ---- tensors ----
 
 // A file that is written a group of parameters at a time, in any order; whole or not at all.
@@ -45,7 +48,7 @@ typedef struct {
 
 // The model is called as the last part of `name`, a path. `bpe` is the tokenizer; NULL: none that such files know.
 void gguf_create(GgufWriter* w, const char* path, const char* name, GPT2Config cfg, GgufDtype dtype,
-                 const Bpe* bpe);
+                 const Bpe* bpe, GgufStart start);
 
 // Writes the tensors of group g (gpt2.h) from fp32 memory that has only this group, laid out by `rows`.
 void gguf_put(GgufWriter* w, const TensorRow* rows, int g, const void* group);
@@ -125,10 +128,10 @@ static void gguf_pair_float_(GgufWriter* w, const char* key, float value) {
     gguf_put_bytes_(w, &value, sizeof(value));
 }
 
-static void gguf_pair_false_(GgufWriter* w, const char* key) {
-    const char no = 0;
+static void gguf_pair_bool_(GgufWriter* w, const char* key, int value) {
+    const char byte = value != 0;
     gguf_key_(w, key, GGUF_BOOL_);
-    gguf_put_bytes_(w, &no, 1);
+    gguf_put_bytes_(w, &byte, 1);
 }
 
 // An array of the lines of a text.
@@ -171,7 +174,7 @@ static void gguf_pair_tokenizer_(GgufWriter* w, GgufLines_ which, const Bpe* bpe
     free(text);
 }
 
-static void gguf_put_tokenizer_(GgufWriter* w, const Bpe* bpe, int V) {
+static void gguf_put_tokenizer_(GgufWriter* w, const Bpe* bpe, GgufStart start, int V) {
     const uint32_t normal = 1, control = 3, unused = 5;
     if (!bpe) {
         gguf_pair_string_(w, "tokenizer.ggml.model", "no_vocab");
@@ -191,8 +194,8 @@ static void gguf_put_tokenizer_(GgufWriter* w, const Bpe* bpe, int V) {
     gguf_pair_u32_(w, "tokenizer.ggml.bos_token_id", bpe->eot);
     gguf_pair_u32_(w, "tokenizer.ggml.eos_token_id", bpe->eot);
     gguf_pair_u32_(w, "tokenizer.ggml.unknown_token_id", bpe->eot);
-    gguf_pair_false_(w, "tokenizer.ggml.add_bos_token");
-    gguf_pair_false_(w, "tokenizer.ggml.add_eos_token");
+    gguf_pair_bool_(w, "tokenizer.ggml.add_bos_token", start == GGUF_START_TOKEN);
+    gguf_pair_bool_(w, "tokenizer.ggml.add_eos_token", 0);
 }
 
 // A model's name in words, and its size.
@@ -233,8 +236,8 @@ static GgufText_ gguf_size_label_(double parameters) {
     return label;
 }
 
-static void gguf_put_pairs_(GgufWriter* w, const char* name, GPT2Config cfg, GgufDtype dtype,
-                            const Bpe* bpe) {
+static void gguf_put_pairs_(GgufWriter* w, const char* name, GPT2Config cfg, GgufDtype dtype, const Bpe* bpe,
+                            GgufStart start) {
     static const int file_types[4] = {0, 1, 32, 7};
     gguf_pair_string_(w, "general.architecture", "gpt2");
     gguf_pair_string_(w, "general.type", "model");
@@ -249,7 +252,7 @@ static void gguf_put_pairs_(GgufWriter* w, const char* name, GPT2Config cfg, Ggu
     gguf_pair_u32_(w, "gpt2.feed_forward_length", gpt2_hidden(cfg));
     gguf_pair_u32_(w, "gpt2.attention.head_count", cfg.NH);
     gguf_pair_float_(w, "gpt2.attention.layer_norm_epsilon", 1e-5f);
-    gguf_put_tokenizer_(w, bpe, cfg.V);
+    gguf_put_tokenizer_(w, bpe, start, cfg.V);
 }
 
 // ---- tensors ----
@@ -337,7 +340,7 @@ static void gguf_put_layer_(GgufWriter* w, const TensorRow* row, const float* x)
 static uint64_t gguf_count_pairs_(const Bpe* bpe) { return bpe ? 13 + 10 : 13 + 2; }
 
 void gguf_create(GgufWriter* w, const char* path, const char* name, GPT2Config cfg, GgufDtype dtype,
-                 const Bpe* bpe) {
+                 const Bpe* bpe, GgufStart start) {
     TensorRow rows[GPT2_PARAMETER_ROWS];
     uint64_t tensors = 0;
     memset(w, 0, sizeof(*w));
@@ -352,7 +355,7 @@ void gguf_create(GgufWriter* w, const char* path, const char* name, GPT2Config c
     gguf_put_u32_(w, 3);
     gguf_put_u64_(w, tensors);
     gguf_put_u64_(w, gguf_count_pairs_(bpe));
-    gguf_put_pairs_(w, name, cfg, dtype, bpe);
+    gguf_put_pairs_(w, name, cfg, dtype, bpe, start);
     assert(w->pairs == gguf_count_pairs_(bpe));
     gguf_put_infos_(w, rows);
     gguf_pad_(w);

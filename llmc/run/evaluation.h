@@ -109,9 +109,9 @@ static void evaluation_add_files_(Evaluation* e, const char* list, TaskSettings 
     free(items);
 }
 
-// The windows of a text.
+// The windows of a text, with the end-of-text token at its start unless --start-token is off.
 static void evaluation_add_text_(Evaluation* e, const RunData* data, const Options* options,
-                                 const Tokenizer* tokenizer) {
+                                 const Tokenizer* tokenizer, int eot) {
     const int stride = options->stride == OPTION_AUTO ? options->seq_len : options->stride;
     DataSources sources;
     Task* task = evaluation_add_(e);
@@ -122,8 +122,10 @@ static void evaluation_add_text_(Evaluation* e, const RunData* data, const Optio
     task_open(task, options->perplexity, TASK_TEXT, options->seq_len);
     for (int s = 0; s < sources.count; s++) {
         const TokenStream* stream = &sources.source[s].stream;
-        tokens_fill(stream, 0, stream->count, task_begin(task, stream->count));
-        task_windows(task, stream->count, stride, tokenizer);
+        const size_t start = !options->start_token && tokens_at(stream, 0) == eot ? 1 : 0;
+        const size_t count = stream->count - start;
+        tokens_fill(stream, start, count, task_begin(task, count));
+        task_windows(task, count, stride, tokenizer);
     }
     CHECK(task->num_documents > 0, "%s: %zu tokens, wanted at least 2", options->perplexity, sources.tokens);
     sources_close(&sources);
@@ -149,7 +151,7 @@ void evaluation_open(Evaluation* e, const RunData* data, const Options* options,
         evaluation_add_files_(e, options->tasks, settings);
     }
     if (options->perplexity[0]) {
-        evaluation_add_text_(e, data, options, tokenizer);
+        evaluation_add_text_(e, data, options, tokenizer, settings.eot);
     }
 }
 

@@ -181,8 +181,8 @@ static void generate_one_(Generate_* g) {
 static void generate_answer_(Generate_* g, const char* line, size_t bytes) {
     const GenerateSpeed_ none = {0, 0, 0, 0};
     char error[ERROR_BYTES];
-    if (!run_data_try_prompt(g->ids, &g->count, g->options->seq_len, &g->data, g->cfg.V, line, bytes,
-                             error)) {
+    if (!run_data_try_prompt(g->ids, &g->count, g->options->seq_len, &g->data, g->options, g->cfg.V, line,
+                             bytes, error)) {
         fprintf(stderr, "error: %s\n", error);
         return;
     }
@@ -238,8 +238,8 @@ static void generate_add_(Generate_* g, char* line, size_t bytes, int number) {
     memset(p, 0, sizeof(*p));
     snprintf(place, sizeof(place), "%s:%d", g->options->prompts, number);
     CHECK(generate_try_parse_(p, line, bytes, place, error), "%s", error);
-    CHECK(run_data_try_prompt(g->ids, &p->count, g->options->seq_len, &g->data, g->cfg.V, p->text, p->bytes,
-                              error),
+    CHECK(run_data_try_prompt(g->ids, &p->count, g->options->seq_len, &g->data, g->options, g->cfg.V, p->text,
+                              p->bytes, error),
           "%s: %s", place, error);
     p->ids = (int*)check_alloc((size_t)p->count, sizeof(int), "prompt");
     memcpy(p->ids, g->ids, (size_t)p->count * sizeof(int));

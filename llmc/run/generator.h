@@ -77,9 +77,10 @@ typedef struct {
     const Options* options;
     Sampler sampler;
     int eot;
-    GeneratorText* texts;       // (slots)
-    int *ids, *positions;       // (slots) of the next tokens
-    Rand rng;                   // of samples
+    int known_ids;        // the ids below have a token: no other is drawn. A model may have more, as padding
+    GeneratorText* texts; // (slots)
+    int *ids, *positions; // (slots) of the next tokens
+    Rand rng;             // of samples
     int *prompt, prompt_tokens; // (T + 1) of samples
 } Generator;
 
@@ -88,8 +89,8 @@ void generator_open(Generator* g, GeneratorModel model, const RunData* data, con
 
 void generator_close(Generator* g);
 
-// Starts a text in a free slot: reads the prompt, `count` <= T tokens, the first of them end-of-text, and draws the
-// first token. `rng` must stay until the text has ended.
+// Starts a text in a free slot: reads the prompt, 1 <= `count` <= T tokens, and draws the first token. `rng` must stay
+// until the text has ended.
 void generator_begin(Generator* g, int slot, const int* prompt, int count, int limit, Rand* rng);
 
 // Appends a token to each text that goes on.
@@ -121,6 +122,8 @@ void generator_open(Generator* g, GeneratorModel model, const RunData* data, con
     g->options = options;
     sampler_open(&g->sampler, model.V);
     g->eot = run_data_eot(data, model.V);
+    g->known_ids =
+        data->has_tokenizer && data->tokenizer.vocab_size < model.V ? data->tokenizer.vocab_size : model.V;
     g->texts = (GeneratorText*)check_alloc(slots, sizeof(GeneratorText), "texts");
     g->ids = (int*)check_alloc(slots, sizeof(int), "texts");
     g->positions = (int*)check_alloc(slots, sizeof(int), "texts");
@@ -147,7 +150,7 @@ void generator_close(Generator* g) {
     sampler_close(&g->sampler);
 }
 
-// Adds a token to the text; its number if there is no tokenizer, or it does not know the token.
+// Adds a token to the text; its number if there is no tokenizer.
 static void generator_write_(const Generator* g, TextStream* stream, int id) {
     char number[GENERATOR_NUMBER_BYTES];
     int length = snprintf(number, sizeof(number), "%d ", id);
@@ -161,11 +164,11 @@ static void generator_write_(const Generator* g, TextStream* stream, int id) {
 // Draws the token that follows a text, and appends it.
 static void generator_draw_(Generator* g, GeneratorText* text, const float* logits) {
     const Options* o = g->options;
-    if (!sampler_can_draw(logits, g->model.V)) {
+    if (!sampler_can_draw(logits, g->known_ids)) {
         text->end = GENERATOR_DIVERGED;
         return;
     }
-    const int next = sampler_next(logits, g->model.V, o->temperature, o->top_k, o->top_p,
+    const int next = sampler_next(logits, g->known_ids, o->temperature, o->top_k, o->top_p,
                                   (float)rand_uniform(text->rng), &g->sampler);
     if (next == g->eot) {
         text->end = GENERATOR_EOT;
@@ -238,7 +241,8 @@ void generator_advance(Generator* g) {
 static int generator_sample_(Generator* g, GeneratorStop stop, void* run) {
     GeneratorText* text = &g->texts[0];
     text_stream_begin(&text->stream);
-    for (int i = 1; i < g->prompt_tokens; i++) {
+    for (int i = g->prompt[0] == g->eot; i < g->prompt_tokens;
+         i++) { // end-of-text before the prompt is not shown
         generator_write_(g, &text->stream, g->prompt[i]);
     }
     if (stop(run)) {

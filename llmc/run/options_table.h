@@ -81,6 +81,7 @@ struct Options {
     float temperature;
     int top_k;
     float top_p;
+    int start_token;
 
     const char* tasks;
     int hellaswag;
@@ -320,6 +321,9 @@ const OptionRow OPTION_TABLE[] = {
         "tokens", "sample from the k most likely; 0: from all"},
     {"evaluation", "top-p",         "",   FLOAT_(top_p),           0,        1, ABOVE_ | BOTH_,   "1",
         "", "sample from the most likely tokens whose probabilities add up to this"},
+    {"evaluation", "start-token",   "",   SWITCH_(start_token),    0,        0, BOTH_,            "on",
+        "off|on", "put end-of-text, which starts every document, before prompts and before the text of --perplexity; "
+        "--export-gguf says the same to llama.cpp"},
 
     {"tasks",      "tasks",         "",   STRING_(tasks),          0,        0, FILES_,           "",
         "FILES", "choices and continuations to evaluate the model on: HellaSwag's .jsonl, llm.c's .bin, DCLM's .jsonl; "

@@ -3,7 +3,7 @@ run_data.h -- the data of a run: which files, which tokens, and what reads them.
 
     data                        tokens                                   V of a new model
     none named                  words of the built-in stories            their number
-    text files                  bytes                                    257
+    text of any kind            bytes                                    257
     text, --tokenizer           those of the tokenizer (text_data.h)     the tokenizer's
     .bin shards                 GPT-2's, or those of --tokenizer         50257, or the tokenizer's
     none, --steps 0, --model    those of the model's own tokenizer       the model's
@@ -76,14 +76,14 @@ int run_data_eot(const RunData* data, int V);
 // The tokenizer that goes with the saved model, or NULL if the data are only token ids.
 const Tokenizer* run_data_saved_tokenizer(const RunData* data);
 
-// The tokens that samples start with: end-of-text, then --prompt. `ids` has room for max + 1; returns their
-// number.
+// The tokens that samples start with: end-of-text, unless --start-token is off, then --prompt. An empty prompt is
+// end-of-text in any case. `ids` has room for max + 1; returns their number.
 int run_data_prompt(int* ids, int max, const RunData* data, const Options* options, int V);
 
 // The same for any text of `bytes`. Returns 0 with the reason in `error` if it cannot be encoded or is too long; else sets
 // *count.
-int run_data_try_prompt(int* ids, int* count, int max, const RunData* data, int V, const char* text,
-                        size_t bytes, char* error);
+int run_data_try_prompt(int* ids, int* count, int max, const RunData* data, const Options* options, int V,
+                        const char* text, size_t bytes, char* error);
 
 // Bytes of text that these targets stand for: those of end-of-text, and of -1, are 0. 0 without a tokenizer.
 double run_data_target_bytes(const RunData* data, const int* targets, size_t count);
@@ -139,6 +139,7 @@ void run_data_close(RunData* data);
 #include "llmc/tokenizer/bpe.h"
 #include "llmc/tokenizer/bpe_encode.h"
 #include "llmc/tokenizer/bpe_files.h"
+#include "llmc/gpt2.h"
 
 // ---- tokens ----
 
@@ -171,9 +172,12 @@ static int run_data_own_vocabulary_(RunData* data, const Options* options, char*
         die_usage("--tokenizer %s: wanted bpe:N with N tokens, from 257 to %d", options->tokenizer,
                   BPE_MAX_VOCAB);
     }
-    if (!options->out[0] || sources_kind(options->train_data) != TOKENS_TEXT) {
-        die_usage("--tokenizer %s needs text as --train-data, and --out to keep the vocabulary",
-                  options->tokenizer);
+    if (sources_kind(options->train_data) != TOKENS_TEXT) {
+        die_usage("--tokenizer %s trains a vocabulary on text; --train-data %s is already tokens",
+                  options->tokenizer, options->train_data);
+    }
+    if (!options->out[0]) {
+        die_usage("--tokenizer %s: add --out DIR: the vocabulary is kept there", options->tokenizer);
     }
     file_join(path, options->out, "tokenizer.json");
     const int is_kept = file_exists(path);
@@ -272,7 +276,6 @@ void run_data_open_tokenizer(RunData* data, Options* options, const char* model_
     if (!options->train_data[0]) {
         run_data_no_files_(data, options);
     } else if (is_text && !options->tokenizer[0]) {
-        text_data_require_plain(options->train_data);
         data->kind = DATA_TEXT;
         tokenizer_open_bytes(&data->tokenizer);
         data->has_tokenizer = 1;
@@ -311,19 +314,20 @@ const Tokenizer* run_data_saved_tokenizer(const RunData* data) {
     return data->has_tokenizer ? &data->tokenizer : NULL;
 }
 
-int run_data_try_prompt(int* ids, int* count, int max, const RunData* data, int V, const char* text,
-                        size_t bytes, char* error) {
+int run_data_try_prompt(int* ids, int* count, int max, const RunData* data, const Options* options, int V,
+                        const char* text, size_t bytes, char* error) {
+    const size_t start = options->start_token || bytes == 0 ? 1 : 0; // tokens before the text
     size_t tokens;
     int* encoded = (int*)check_alloc(bytes, sizeof(int), "prompt");
     int ok = tokenizer_try_encode(&data->tokenizer, text, bytes, encoded, &tokens, error);
-    if (ok && tokens + 1 > (size_t)max) {
-        ok = error_set(error, "prompt", "%zu tokens; wanted at most %d, one less than the sequence length",
-                       tokens, max - 1);
+    if (ok && tokens + start > (size_t)max) {
+        ok = error_set(error, "prompt", "%zu tokens; wanted at most %d, %s", tokens, max - (int)start,
+                       start ? "one less than the sequence length" : "the sequence length");
     }
     if (ok) {
         ids[0] = run_data_eot(data, V);
-        memcpy(ids + 1, encoded, tokens * sizeof(int));
-        *count = (int)tokens + 1;
+        memcpy(ids + start, encoded, tokens * sizeof(int));
+        *count = (int)(tokens + start);
     }
     free(encoded);
     return ok;
@@ -337,7 +341,8 @@ int run_data_prompt(int* ids, int max, const RunData* data, const Options* optio
     if (text[0] && !data->has_tokenizer) {
         die_usage("--prompt needs --tokenizer: this data is only token ids");
     }
-    const int ok = !text[0] || run_data_try_prompt(ids, &count, max, data, V, text, strlen(text), error);
+    const int ok =
+        !text[0] || run_data_try_prompt(ids, &count, max, data, options, V, text, strlen(text), error);
     CHECK(ok || !data->tokenizer.decode_only, "--%s", error); // the file is to blame, not the command line
     if (!ok) {
         die_usage("--%s", error);
@@ -468,8 +473,11 @@ static int run_data_files_(RunData* data, const Options* options) {
     run_data_check_files_(data, options);
     const size_t files =
         run_data_count_files_(options->train_data) + run_data_count_files_(options->val_data);
-    if (data->kind == DATA_TEXT) { // bytes, with a separator, or of more files than can be mapped
-        data->is_encoded = options->separator[0] || files > RUN_DATA_MAPPED_FILES;
+    if (data->kind ==
+        DATA_TEXT) { // bytes that cannot be mapped: divided, of too many files, packed or in fields
+        data->is_encoded = options->separator[0] || files > RUN_DATA_MAPPED_FILES ||
+                           !text_data_is_plain(options->train_data) ||
+                           (options->val_data[0] && !text_data_is_plain(options->val_data));
     }
     if (data->is_unknown || (data->is_encoded && !run_data_encoded_directory_(options, directory)) ||
         !run_data_sources_(&data->train, data, options, options->train_data, directory)) {
@@ -532,6 +540,20 @@ static void run_data_epochs_(const RunData* data, Options* options) {
     }
 }
 
+// Shards do not say their vocabulary. Says it if GPT-2's, which they get by default, seems far too large.
+static void run_data_check_vocabulary_(const RunData* data, const Options* options) {
+    const int is_default = data->kind == DATA_SHARDS && !data->has_tokenizer &&
+                           options->vocab_size == GPT2_VOCAB && !options_given(options, "vocab-size") &&
+                           (!options->model[0] || gpt2_model_by_name(options->model));
+    const int largest = sources_largest_token(&data->train);
+    if (is_default && largest < GPT2_VOCAB / 2) {
+        printf("warning: the vocabulary is GPT-2's, of %d tokens, but the largest token of %s is %d; "
+               "--vocab-size %d is "
+               "enough for these data, and faster\n",
+               GPT2_VOCAB, options->train_data, largest, largest + 1);
+    }
+}
+
 void run_data_open(RunData* data, Options* options) {
     if (!run_data_has_tokens(data)) {
         return;
@@ -550,6 +572,7 @@ void run_data_open(RunData* data, Options* options) {
         data->is_unknown = !run_data_files_(data, options);
     }
     if (!data->is_unknown) {
+        run_data_check_vocabulary_(data, options);
         run_data_rows_(data, options);
         run_data_epochs_(data, options);
     }
@@ -563,11 +586,8 @@ void run_data_open_text(DataSources* sources, const RunData* data, const Options
     CHECK(!is_text || is_bytes || (data->has_tokenizer && data->tokenizer.encoder),
           "%s: text, wanted a --tokenizer that encodes any text", list);
     text.kind = is_bytes ? DATA_TEXT : DATA_SHARDS;
-    text.is_encoded = is_text && (!is_bytes || options->separator[0]);
+    text.is_encoded = is_text && (!is_bytes || options->separator[0] || !text_data_is_plain(list));
     run_data_count_files_(list);
-    if (is_text && is_bytes) {
-        text_data_require_plain(list);
-    }
     if (text.is_encoded) {
         run_data_encoded_directory_(options, directory);
     }

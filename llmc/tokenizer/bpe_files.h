@@ -1233,7 +1233,7 @@ void bpe_write_hf_config(const char* directory, const char* tokenizer_class, int
     file_open(&writer, path);
     fprintf(writer.file,
             "{\n  \"tokenizer_class\": \"%s\",\n  \"model_max_length\": %d,\n"
-            "  \"add_prefix_space\": false,\n  \"add_bos_token\": false,\n"
+            "  \"add_prefix_space\": false,\n  \"add_bos_token\": true,\n"
             "  \"clean_up_tokenization_spaces\": false,\n  \"errors\": \"replace\",\n  "
             "\"added_tokens_decoder\": {",
             tokenizer_class, max_T);

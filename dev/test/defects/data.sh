@@ -113,3 +113,15 @@ defect_size_of_a_shard() {
         [ $status = 0 ] || check_error "call $n" 1 "x_train_000001.bin"
     done
 }
+
+# End-of-text before prompts and texts is an option, and said to llama.cpp.
+defect_start_token() {
+    local tiny=(--layers 1 --channels 16 --heads 2 --seq-len 16 --batch 2 --steps 2 --eval-every 0 --samples 0)
+    for i in {1..200}; do echo "$i bottles of beer on the wall"; done >text.txt
+    good "a model" "${tiny[@]}" --train-data text.txt --tokenizer bpe:300 --out base --export-gguf with.gguf
+    good "the same without a start token" --model base/step_00000002 --train-data text.txt --steps 0 --samples 0 --eval-every 0 \
+        --start-token off --export-gguf without.gguf
+    check "true" cmp <(grep -aoP 'add_bos_token\x07\x00\x00\x00\K.' with.gguf) <(printf '\x01\n')
+    check "false" [ "$(grep -aoP 'add_bos_token\x07\x00\x00\x00\K[\x00]' without.gguf | wc -c)" -ge 1 ]
+    runs "a prompt" --model base --prompt '12' --tokens 2 --start-token off
+}
