@@ -5,6 +5,8 @@ freeze.h -- --freeze: the parameters that training leaves as they are.
     ITEM     NAME or WORD            in all blocks
              NAME[2] or WORD[0-5]    in these only
     NAME     of a parameter in gpt2.h's table; * stands for any letters, ? for any one: wte, '*b', ln1?
+             or of a tensor in Hugging Face's files, or of a module there: wte.weight, transformer.h.0.attn.c_attn,
+             'h.*.mlp'; attn.c_attn is that of all blocks
     WORD     embeddings, blocks, attention, mlp or norms (freeze_words_)
 
 A frozen parameter has no gradient, no optimizer state and no update. A parameter that is frozen in all blocks takes no memory
@@ -118,6 +120,24 @@ static inline int freeze_names_(const FreezeItem_* item, const char* name) {
     return fnmatch(item->name, name, 0) == 0;
 }
 
+// Whether `name` is the tensor of this name, or a tensor of the module of this name.
+static inline int freeze_is_in_module_(const char* module, const char* name) {
+    const size_t length = strlen(module);
+    return fnmatch(module, name, 0) == 0 || (strncmp(module, name, length) == 0 && name[length] == '.');
+}
+
+// The same for the name of block l's parameter in Hugging Face's files, with and without its block.
+static inline int freeze_names_tensor_(const FreezeItem_* item, const char* hf_name, int l) {
+    static const char model[] = "transformer.", block[] = "h.%d.";
+    const size_t prefix = strncmp(item->name, model, strlen(model)) == 0 ? strlen(model) : 0;
+    const int is_block = strncmp(hf_name, block, strlen(block)) == 0;
+    const char* in_block = hf_name + (is_block ? strlen(block) : 0);
+    char name[FREEZE_ITEM_BYTES_];
+    snprintf(name, sizeof(name), "h.%d.%s", l, in_block);
+    return freeze_is_in_module_(item->name + prefix, is_block ? name : hf_name) ||
+           (is_block && !prefix && freeze_is_in_module_(item->name, in_block));
+}
+
 // Appends the names of all parameters and all words.
 static inline void freeze_list_names_(const TensorRow* rows, char* text, size_t room) {
     int count;
@@ -143,21 +163,25 @@ static inline int freeze_unknown_(const FreezeItem_* item, const TensorRow* rows
                          item->text, item->name);
     }
     freeze_list_names_(rows, names, sizeof(names));
-    return error_set(error, "--freeze", "no parameter is called '%s'; wanted %s, or a pattern of these",
-                     item->text, names);
+    return error_set(
+        error, "--freeze",
+        "no parameter is called '%s'; wanted %s, a pattern of these, or a name of Hugging Face's "
+        "such as h.0.attn.c_attn",
+        item->text, names);
 }
 
 static inline int freeze_add_(Freeze* freeze, const FreezeItem_* item, const TensorRow* rows, char* error) {
     int found = 0, is_outside = 0;
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
-        const int is_meant = freeze_names_(item, rows[i].name);
-        if (is_meant && item->has_blocks && rows[i].place != PLACE_BLOCK) {
-            is_outside = 1;
-        } else if (is_meant) {
-            for (int l = item->first; l <= item->last; l++) {
+        for (int l = item->first; l <= item->last; l++) {
+            const int is_meant =
+                freeze_names_(item, rows[i].name) || freeze_names_tensor_(item, rows[i].hf_name, l);
+            if (is_meant && item->has_blocks && rows[i].place != PLACE_BLOCK) {
+                is_outside = 1;
+            } else if (is_meant) {
                 freeze->in_block[l] |= (uint16_t)(1u << i);
+                found = 1;
             }
-            found = 1;
         }
     }
     return found || freeze_unknown_(item, rows, is_outside, error);
