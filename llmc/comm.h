@@ -142,6 +142,7 @@ void comm_set_engine(Comm* c, const CommEngine* engine);
 #include "llmc/base/check.h"
 #include "llmc/base/int.h"
 #include "llmc/base/printable.h"
+#include "llmc/base/words.h"
 #include "llmc/comm_mpi.h"
 #include "llmc/comm_tcp.h"
 
@@ -561,10 +562,9 @@ static void comm_print_opinion_(FILE* file, const CommOpinion_* all, int size, i
     }
     if (*all[first].words) {
         char words[COMM_WORDS_];
-        fprintf(file, "%s on rank%s", printable_copy(words, sizeof(words), all[first].words),
-                ranks > 1 ? "s" : "");
+        fprintf(file, "%s on rank%s", printable_copy(words, sizeof(words), all[first].words), words_s(ranks));
     } else {
-        fprintf(file, "%016llx on rank%s", (unsigned long long)all[first].hash, ranks > 1 ? "s" : "");
+        fprintf(file, "%016llx on rank%s", (unsigned long long)all[first].hash, words_s(ranks));
     }
     for (int r = first, named = 0; r < size && named <= COMM_LIST_; r++) {
         if (all[r].hash == all[first].hash) {

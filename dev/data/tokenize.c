@@ -44,6 +44,7 @@
 #include "llmc/base/limits.h"
 #include "llmc/base/processor.h"
 #include "llmc/base/signals.h"
+#include "llmc/base/words.h"
 #include "llmc/data/text_pipeline.h"
 
 #include <dirent.h>
@@ -460,7 +461,7 @@ static void print_summary(const Run* run) {
     const uint64_t n = run->shards.number;
     shard_writer_path(&run->shards, 0, first);
     shard_writer_path(&run->shards, n - 1, last);
-    printf("%" PRIu64 " tokens in %" PRIu64 " shard%s, %s%s%s\n", run->shards.tokens, n, n > 1 ? "s" : "",
+    printf("%" PRIu64 " tokens in %" PRIu64 " shard%s, %s%s%s\n", run->shards.tokens, n, words_s((double)n),
            first, n > 1 ? " to " : "", n > 1 ? last : "");
     printf("%" PRIu64
            " documents, %.1f MB of text, %.2f bytes per token, %.1f s, %.1f MB/s, %.2f M tokens/s\n",

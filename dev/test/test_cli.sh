@@ -163,7 +163,7 @@ test_bad_data() {
     bad 1 "bare_2.bin|--data-format nanogpt" "${tiny[@]}" --train-data bare_2.bin --vocab-size 100
     bad 1 "no token 99 (end of text)|--pack stream" "${tiny[@]}" "${shards[@]}" --pack aligned
     mkdir empty
-    bad 1 "empty: a directory without text files" "${tiny[@]}" --train-data empty
+    bad 1 "empty: contains no text files" "${tiny[@]}" --train-data empty
     bad 1 "none.bin|tokenizer" "${tiny[@]}" "${shards[@]}" --tokenizer none.bin
     bad 1 "train_0.bin|magic 20240520|20240328" "${tiny[@]}" "${shards[@]}" --tokenizer train_0.bin
 }
@@ -505,8 +505,9 @@ test_freeze() {
     read -r maxT _ _ _ C Vp <<<"$(od -A n -t d4 -w24 -j 8 -N 24 model.bin)"
     bytes=$((1024 + 4 * C * (Vp + maxT))) # llm.c's format: a header, wte, wpe
     good "frozen embeddings" "${tune[@]}" --steps 3 --freeze embeddings --export-llmc tuned.bin
+    check "it says where the weights are from" grep -q '^weights: read from ' stdout
     check "say so: $(grep ^freeze stdout)" grep -q \
-        '^freeze: .*M of .*M parameters stay as they are, with the classifier, whose weight is wte$' stdout
+        '^freeze: .*M of .*M parameters are frozen, including the output layer (tied to wte)$' stdout
     check "have the same bytes" cmp -n $bytes model.bin tuned.bin
     check "and nothing else has" [ "$(cmp -l -i $bytes model.bin tuned.bin | wc -l)" -gt $(((bytes - 1024) / 2)) ]
     good "frozen blocks" "${tune[@]}" --steps 4 --save-every 2 --freeze 'embeddings,blocks[0]' --out frozen

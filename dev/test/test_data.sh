@@ -50,7 +50,7 @@ test_kept() {
     cp -r first kept
     touch -d 2020-01-01 text.txt
     runs "a text that was touched" "${tiny[@]}" "${words[@]}" --train-data text.txt --out kept
-    says "the tokens are taken" "text.txt: tokens of an earlier run"
+    says "the tokens are taken" "text.txt: reusing tokens from an earlier run"
     check "no second copy" count_is kept/tokens 2
 
     shard=$(echo kept/tokens/*.bin)
@@ -152,7 +152,7 @@ test_names() {
     runs "its files" "${tiny[@]}" --train-data 'books/*.txt' --out files
     check "are the same" same_losses directory files
     mkdir bare
-    bad 1 "bare: a directory without text files|'bare/*.bin'" "${tiny[@]}" --train-data bare
+    bad 1 "bare: contains no text files|'bare/*.bin'" "${tiny[@]}" --train-data bare
 }
 
 # ---- documents
@@ -175,7 +175,7 @@ test_documents() {
     runs "a separator of bytes" "${tiny[@]}" --train-data marked.txt --separator '<|endoftext|>' --pack pad
     check "makes documents" grep -q 'source marked.txt: .*; 19[0-9] documents' stdout
     runs "another separator" "${tiny[@]}" "${words[@]}" --train-data marked.txt --separator bottles --out marked
-    check "makes other tokens" [ "$(grep -c 'tokens of an earlier run' stdout)" = 0 ]
+    check "makes other tokens" [ "$(grep -c 'reusing tokens from an earlier run' stdout)" = 0 ]
     runs "a vocabulary and a separator" "${tiny[@]}" --tokenizer bpe:300 --train-data marked.txt \
         --separator '<|endoftext|>' --out own
     check "the vocabulary has no parts of it" [ "$(grep -c '"<|"' own/tokenizer.json)" = 0 ]

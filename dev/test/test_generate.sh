@@ -36,7 +36,7 @@ make_files() {
 }
 
 test_prompt() {
-    check "the last line: $(cat last_line)" grep -q '^talk to it: .* --model run --prompt "One day"$' last_line
+    check "the last line: $(cat last_line)" grep -q '^generate text: .* --model run --prompt "One day"$' last_line
     good_text "a prompt" --model run --prompt 'One day' --tokens 12
     check "the text starts with the prompt" grep -q '^One day' stdout
     check "speed goes to standard error" grep -q 'text: [0-9]* tokens, [0-9.]* tok/s' stderr

@@ -143,7 +143,7 @@ test_without_launcher() {
     RANK=1 WORLD_SIZE=2 MASTER_ADDR=localhost MASTER_PORT=29400 "$trainer" >stdout 2>stderr
     status=$?
     check "torchrun on CPUs: exit status $status, $(cat stderr)" \
-        [ $status = 2 -a "$(grep -c '^error: 2 processes of torchrun; those on CPUs meet through MPI' stderr)" = 1 ]
+        [ $status = 2 -a "$(grep -c '^error: 2 processes of torchrun: CPU runs with several processes need MPI' stderr)" = 1 ]
 }
 
 # ---- training ----

@@ -239,7 +239,7 @@ static void test_data(void) {
     run_close(&run);
 
     expect_refused(TEXT "--tokenizer %/tokenizer.bin", 1, "tokenizer.bin|encode");
-    expect_refused("--tokenizer %/tokenizer.bin --steps 1", 2, "--tokenizer|its own tokens");
+    expect_refused("--tokenizer %/tokenizer.bin --steps 1", 2, "--tokenizer|its own tokenizer");
     expect_refused(SHARDS "--tokenizer %/none.bin", 1, "none.bin|tokenizer");
     expect_refused("--val-data %/val.bin --steps 1", 2, "--val-data|--train-data");
     expect_refused(TEXT "--val-data %/val.bin", 2, "--val-data|--train-data|both");

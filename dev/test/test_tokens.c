@@ -287,7 +287,7 @@ static void test_file_errors(void) {
     EXPECT(open_dies("", "no file name"), "");
     EXPECT(open_dies(",,", "\",,\": no file name"), "");
     mkdir(test_path("dir"), 0777);
-    EXPECT(open_dies(test_path("dir"), "/dir: a directory without text files|'/tmp/|/*.bin' for shards"), "");
+    EXPECT(open_dies(test_path("dir"), "/dir: contains no text files|'/tmp/|/*.bin' for shards"), "");
     EXPECT(open_dies(test_path("d?r"), "/dir: a directory, wanted a file"), "");
     EXPECT(open_dies("/dev/null", "/dev/null: not a regular file"), "");
     EXPECT(open_dies(test_write("empty.txt", "", 0), "empty.txt: empty file"), "");

@@ -24,6 +24,7 @@ defines: threads_max, thread_index, threads_set, threads_open, threads_describe,
 #endif
 
 #include "llmc/base/clock.h"
+#include "llmc/base/words.h"
 
 // Undoes OMP_PROC_BIND for the thread that starts a program. OpenMP has bound it to its first place by now, and a program
 // inherits the cores that it may use: only these.
@@ -112,7 +113,7 @@ static inline void threads_open(int threads, int processes, const char* launcher
 
 // "2 threads"
 static inline void threads_describe(char* text, size_t room) {
-    snprintf(text, room, "%d thread%s", threads_max(), threads_max() == 1 ? "" : "s");
+    snprintf(text, room, "%d thread%s", threads_max(), words_s(threads_max()));
 }
 
 // The system may start two threads on one core and leave them there for tens of milliseconds. Returns when each has run on a

@@ -1,5 +1,5 @@
 /*
-words.h -- a choice of the user: an enum and its words, from one list.
+words.h -- words of messages: choices of the user, each an enum and its words from one list; singular and plural.
 
     #define PACKING_WORDS(X) X(PACK_STREAM, "stream") X(PACK_PAD, "pad")
 
@@ -7,8 +7,10 @@ words.h -- a choice of the user: an enum and its words, from one list.
     static const char* const names[] = {PACKING_WORDS(WORDS_NAME)};    indexed by the enum
     WORDS_CHOICE(PACKING_WORDS)                                        "stream|pad", for a table of options
 
+    printf("%d thread%s", n, words_s(n))                               "1 thread", "2 threads"
+
 needs:   nothing
-defines: WORDS_VALUE, WORDS_NAME, WORDS_CHOICE
+defines: WORDS_VALUE, WORDS_NAME, WORDS_CHOICE, words_s
 */
 #ifndef LLMC_WORDS_H
 #define LLMC_WORDS_H
@@ -17,5 +19,8 @@ defines: WORDS_VALUE, WORDS_NAME, WORDS_CHOICE
 #define WORDS_NAME(value, word) word,
 #define WORDS_BAR_(value, word) "|" word
 #define WORDS_CHOICE(words) (&(words(WORDS_BAR_))[1]) // without the first bar
+
+// How a word ends behind this number.
+static inline const char* words_s(double number) { return number == 1 ? "" : "s"; }
 
 #endif

@@ -114,6 +114,7 @@ void sources_print(FILE* file, const DataSources* sources, uint64_t sequences);
 
 #include "llmc/base/check.h"
 #include "llmc/base/mapped.h"
+#include "llmc/base/words.h"
 #include "llmc/base/xxh64.h"
 
 #define SOURCES_CYCLE_MAX_ ((uint64_t)1 << 20)
@@ -409,9 +410,9 @@ uint64_t sources_epoch(const DataSources* sources) {
 static void sources_print_rows_(FILE* file, const Rows* rows) {
     static const char* const pack_name[] = {PACKING_WORDS(WORDS_NAME)};
     const double tokens = (double)rows->tokens, room = (double)rows->count * rows->T;
-    fprintf(file, "; %zu documents, packed (%s) into %llu rows, %.2f %% discarded", rows->documents.count,
-            pack_name[rows->pack], (unsigned long long)rows->count,
-            100 * (1 - tokens / (double)rows->stream->count));
+    fprintf(file, "; %zu document%s, packed (%s) into %llu row%s, %.2f %% discarded", rows->documents.count,
+            words_s((double)rows->documents.count), pack_name[rows->pack], (unsigned long long)rows->count,
+            words_s((double)rows->count), 100 * (1 - tokens / (double)rows->stream->count));
     if (rows->pack == PACK_BESTFIT || rows->pack == PACK_PAD) {
         fprintf(file, ", %.2f %% padding", 100 * (1 - tokens / room));
     }

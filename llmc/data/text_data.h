@@ -109,6 +109,7 @@ int text_data_verify(FILE* out, const char* list, TokensFormat format, int vocab
 #include "llmc/base/mapped.h"
 #include "llmc/base/signals.h"
 #include "llmc/base/text_buffer.h"
+#include "llmc/base/words.h"
 #include "llmc/base/xxh64.h"
 #include "llmc/data/packed_file.h"
 #include "llmc/data/shard_writer.h"
@@ -500,7 +501,7 @@ static int text_data_encode_(const TextData* text, const char* name, char* prefi
     shard_writer_open(&reading.shards, prefix, text->bpe->vocab_size, TEXT_DATA_SHARD_TOKENS_, 0);
     const int is_kept = text_data_is_kept_(text, name, json, &reading.shards);
     if (is_kept) {
-        fprintf(text->screen, "%s: tokens of an earlier run, %s_train_*.bin\n", name, prefix);
+        fprintf(text->screen, "%s: reusing tokens from an earlier run, %s_train_*.bin\n", name, prefix);
     } else if (text->mode == TEXT_DATA_ENCODE) {
         CHECK(text_source_check(&reading.source), "%s", reading.source.error);
         text_data_write_(&reading, json);
@@ -579,8 +580,8 @@ void text_data_train(Bpe* bpe, const TextData* text, const char* list, int vocab
     }
     bpe_trainer_run(&trainer, vocab_size, text_data_merge_, &merging, bpe);
     bpe_trainer_close(&trainer);
-    fprintf(text->screen, "%s: a vocabulary of %d tokens from %.1f MB of text in %.1f s\n", list, vocab_size,
-            1e-6 * (double)bytes, time_now_s() - start_s);
+    fprintf(text->screen, "%s: trained a vocabulary of %d tokens on %.1f MB of text in %.1f s\n", list,
+            vocab_size, 1e-6 * (double)bytes, time_now_s() - start_s);
     fflush(text->screen);
     free(sources.text);
 }
@@ -640,8 +641,8 @@ static int text_data_verify_file_(FILE* out, const char* path, const TextOptions
         fprintf(out, "BAD  %s\n", error);
         return 0;
     }
-    fprintf(out, "ok   %s: %zu document%s, %zu bytes of text, %s\n", path, documents,
-            documents == 1 ? "" : "s", bytes, checksum);
+    fprintf(out, "ok   %s: %zu document%s, %zu bytes of text, %s\n", path, documents, words_s(documents),
+            bytes, checksum);
     return 1;
 }
 

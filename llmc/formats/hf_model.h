@@ -19,7 +19,7 @@ where a model is read its layers must be equal.
     rows    of the parameters in memory, in one part or more (gpt2_sharded_rows_of), with elements of the type of the
             file that is written; fp32 where a model is read
 
-defines: hf_config_read, hf_config_write, HfModel, hf_model_open, hf_model_read, hf_model_close, HfModelFile,
+defines: hf_config_read, hf_config_dropout, hf_config_write, HfModel, hf_model_open, hf_model_read, hf_model_close, HfModelFile,
          hf_model_files, hf_model_file_name, hf_model_write, hf_model_write_index, hf_model_bytes
 */
 #ifndef LLMC_HF_MODEL_H
@@ -38,6 +38,9 @@ extern "C" {
 
 // The sizes of the model in a directory.
 GPT2Config hf_config_read(const char* directory);
+
+// The largest dropout that its configuration has.
+double hf_config_dropout(const char* directory);
 
 // Writes config.json and generation_config.json. `dtype` is the dtype of the weights, eot the token that
 // starts and ends documents.
@@ -271,7 +274,7 @@ static int hf_config_parse_(JsonReader* text, HfConfig_* config) {
     return gpt2_check_config(*cfg, text->path, text->error);
 }
 
-GPT2Config hf_config_read(const char* directory) {
+static HfConfig_ hf_config_load_(const char* directory) {
     char path[PATH_MAX], error[ERROR_BYTES];
     char* copy;
     size_t bytes;
@@ -281,14 +284,14 @@ GPT2Config hf_config_read(const char* directory) {
     CHECK(file_try_read(path, HF_MAX_CONFIG_, &copy, &bytes, error), "%s", error);
     JsonReader text = json_reader(path, copy, bytes, error);
     CHECK(hf_config_parse_(&text, &config), "%s", error);
-    if (config.dropout > 0) {
-        fprintf(stderr, "note: %s: it was trained with dropout (%g), which is not used here\n", path,
-                config.dropout);
-    }
     free(config.keys);
     free(copy);
-    return config.cfg;
+    return config;
 }
+
+GPT2Config hf_config_read(const char* directory) { return hf_config_load_(directory).cfg; }
+
+double hf_config_dropout(const char* directory) { return hf_config_load_(directory).dropout; }
 
 static void hf_write_text_(const char* directory, const char* name, const char* text) {
     char path[PATH_MAX];

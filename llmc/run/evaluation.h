@@ -82,6 +82,7 @@ void evaluation_close(Evaluation* e);
 #include "llmc/base/check.h"
 #include "llmc/base/file.h"
 #include "llmc/base/text_buffer.h"
+#include "llmc/base/words.h"
 #include "llmc/data/sources.h"
 #include "llmc/data/task_files.h"
 #include "llmc/data/tokens.h"
@@ -167,10 +168,12 @@ void evaluation_agree(const Evaluation* e, Comm* comm) {
 static void evaluation_print_(FILE* screen, const Task* task) {
     fprintf(screen, "task %s: ", task->name);
     if (task->kind == TASK_TEXT) {
-        fprintf(screen, "%zu tokens in %zu windows", task->num_tokens, task->num_documents);
+        fprintf(screen, "%zu tokens in %zu window%s", task->num_tokens, task->num_documents,
+                words_s((double)task->num_documents));
     } else {
-        fprintf(screen, "%zu examples, %zu endings in %zu rows", task->num_examples, task->num_documents,
-                task->num_rows);
+        fprintf(screen, "%zu example%s, %zu ending%s in %zu row%s", task->num_examples,
+                words_s((double)task->num_examples), task->num_documents,
+                words_s((double)task->num_documents), task->num_rows, words_s((double)task->num_rows));
     }
     fprintf(screen, " of %d tokens", task->T);
     if (task->num_cut > 0) {

@@ -129,8 +129,8 @@ static inline void fit_choose(FILE* file, GPT2Config cfg, Options* options, cons
     FitTry_* tries = (FitTry_*)check_alloc(room, sizeof(FitTry_), "ways to fit");
     const int count = fit_add_all_(tries, cfg, options, device);
     qsort(tries, (size_t)count, sizeof(FitTry_), fit_compare_);
-    fprintf(file, "fit: into %.1f MiB; the time of an update is %s\n", (double)device->limit / (1 << 20),
-            device->speed.rates.basis);
+    fprintf(file, "fit: into %.1f MiB; the time of an update is computed from rates %s\n",
+            (double)device->limit / (1 << 20), device->speed.rates.basis);
     int i = 0;
     while (i < count && !fit_takes_(file, &tries[i], cfg, device)) {
         i++;

@@ -235,7 +235,7 @@ static void launch_check_init_(const Launch* launch, const LaunchSource_* source
                   size);
     }
     if (launch->init != LAUNCH_MPI && options->program.trainer == OPTION_CPU) {
-        die_usage("%d processes%s%s; those on CPUs meet through MPI, --init tcp and fs are for GPUs; wanted "
+        die_usage("%d processes%s%s: CPU runs with several processes need MPI; start them with "
                   "mpirun -n %d ...%s, or --num-processes 1 for a run of this process alone",
                   size, source ? " of " : "", source ? source->launcher : "", size,
                   is_srun ? ", srun --mpi=pmix" : "");

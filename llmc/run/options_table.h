@@ -242,8 +242,8 @@ const OptionRow OPTION_TABLE[] = {
         "epochs", "length of the run in epochs; 0: use --steps"},
 
     {"optimizer",  "freeze",        "",   STRING_(freeze),         0,        0, RUN_,             "",
-        "LIST", "parameters to leave as they are: names as wte, wpe, '*b', ln1?, or embeddings, blocks, attention, mlp, "
-        "norms; with [2] or [0-5] in these blocks only; empty: none"},
+        "LIST", "parameters that training leaves unchanged: names such as wte, '*b', ln1? or Hugging Face's h.0.attn.c_attn, or embeddings, "
+        "blocks, attention, mlp, norms; with [2] or [0-5] only in these blocks; without it: none"},
     {"optimizer",  "optimizer",     "",   CHOICE_(optimizer),      0,        0, RUN_,             "adamw",
         WORDS_CHOICE(OPTIMIZER_WORDS), "update rule: adamw; adamw8bit: its state in 8 bits; adafactor: hardly any "
         "state; muon: for matrices, adamw for the rest; lion: half the state; sgd: the gradient itself; "

@@ -108,6 +108,7 @@ void plan_print(FILE* file, GPT2Config cfg, const Options* options, const Traine
 #include <stdlib.h>
 
 #include "llmc/base/text_buffer.h"
+#include "llmc/base/words.h"
 #include "llmc/run/setup.h"
 #include "llmc/run/text_wrap.h"
 #include "llmc/zero.h"
@@ -195,10 +196,10 @@ static void plan_print_freeze_(FILE* file, GPT2Config cfg, const char* list) {
     if (list[0] == '\0') {
         return;
     }
-    fprintf(file, "freeze: %.2fM of %.2fM parameters stay as they are", freeze_count(&freeze, cfg) / 1e6,
+    fprintf(file, "freeze: %.2fM of %.2fM parameters are frozen", freeze_count(&freeze, cfg) / 1e6,
             gpt2_count_stored(cfg) / 1e6);
     if (freeze_has_classifier(&freeze)) {
-        fprintf(file, ", with the classifier, whose weight is wte");
+        fprintf(file, ", including the output layer (tied to wte)");
     }
     if (freeze.first_block > 0) {
         fprintf(file, "; the backward pass ends %s %d",
@@ -211,9 +212,10 @@ static void plan_print_freeze_(FILE* file, GPT2Config cfg, const char* list) {
 static void plan_describe_(FILE* file, GPT2Config cfg, const Options* options, const PlanMemory* memory) {
     const char* each = options->program.trainer == OPTION_GPU ? " per GPU" : " per process";
     fprintf(file,
-            "model: %d layers, %d channels, %d heads, context %d, vocabulary %d (padded to %d): %.2fM "
+            "model: %d layer%s, %d channel%s, %d head%s, context %d, vocabulary %d (padded to %d): %.2fM "
             "parameters",
-            cfg.L, cfg.C, cfg.NH, cfg.max_T, cfg.V, cfg.Vp, gpt2_count_parameters(cfg) / 1e6);
+            cfg.L, words_s(cfg.L), cfg.C, words_s(cfg.C), cfg.NH, words_s(cfg.NH), cfg.max_T, cfg.V, cfg.Vp,
+            gpt2_count_parameters(cfg) / 1e6);
     if (cfg.share != SHARE_OFF) {
         fprintf(file, ", %.2fM in memory (--share-layers %s)", gpt2_count_stored(cfg) / 1e6,
                 options->share_layers);
@@ -318,7 +320,7 @@ static void plan_print_disk_(FILE* file, GPT2Config cfg, const Options* o) {
         const double saves = ceil((double)o->steps / o->save_every);
         const double major = o->keep && o->keep_major ? floor((double)o->steps / o->keep_major) : 0;
         const double kept = o->keep && o->keep < saves ? fmin(saves, o->keep + major) : saves;
-        fprintf(file, "disk: %.0f checkpoint%s of at most %.1f MiB = %.1f MiB\n", kept, kept == 1 ? "" : "s",
+        fprintf(file, "disk: %.0f checkpoint%s of at most %.1f MiB = %.1f MiB\n", kept, words_s(kept),
                 bytes / (1 << 20), kept * bytes / (1 << 20));
     }
 }
@@ -364,9 +366,9 @@ static void plan_print_work_(FILE* file, GPT2Config cfg, const Options* o, const
         const double seen = validations * (double)plan->eval_sequences * o->seq_len, all = tokens + seen / 3;
         fprintf(
             file,
-            "work: %.4g tokens x %.4g FLOP = %.4g FLOP; plus %.0f validations on %.4g tokens in total, at a "
+            "work: %.4g tokens x %.4g FLOP = %.4g FLOP; plus %.0f validation%s on %.4g tokens in total, at a "
             "third of the cost per token\n",
-            tokens, flops, tokens * flops, validations, seen);
+            tokens, flops, tokens * flops, validations, words_s(validations), seen);
         fprintf(file, "time: %.2f hours planned; %.2f at the peak of %.0f GFLOP/s (%s%s)\n",
                 all / update * speed_total_s(&speed) / 3600, all * flops / plan->peak / o->processes / 3600,
                 plan->peak * 1e-9, plan->device, o->processes > 1 ? ", each" : "");

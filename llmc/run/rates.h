@@ -26,6 +26,7 @@ defines: rates_measure, rates_device
 #include "llmc/base/check.h"
 #include "llmc/base/clock.h"
 #include "llmc/base/threads.h"
+#include "llmc/base/words.h"
 #include "llmc/run/options.h"
 #include "llmc/run/speed.h"
 
@@ -225,7 +226,8 @@ static inline void rates_measure(SpeedRates* rates, GPT2Config cfg, const Option
     rates->per_s[SPEED_MEMORY] = rates_of_memory_(&r);
     rates->per_s[SPEED_UPDATE] = rates_of_update_(&r);
     rates->launch_s = rates_time_s_(rates_launch_, &r, LANES);
-    snprintf(rates->basis, sizeof(rates->basis), "measured on %d threads", threads_max());
+    snprintf(rates->basis, sizeof(rates->basis), "measured on %d thread%s", threads_max(),
+             words_s(threads_max()));
     for (int i = 0; i < 4; i++) {
         free(*arrays[i]);
     }

@@ -543,7 +543,7 @@ void record_read(Record* record, const char* run) {
     record_level_mfu_(record);
     if (record->num_damaged > 0) {
         fprintf(stderr, "warning: %s; left out: %zu damaged line%s\n", first, record->num_damaged,
-                record->num_damaged > 1 ? "s" : "");
+                words_s(record->num_damaged));
     }
 }
 

@@ -39,6 +39,7 @@ void report_write(FILE* screen, const char* runs, const char* path);
 #include "llmc/base/numbers.h"
 #include "llmc/base/outputs.h"
 #include "llmc/base/text_buffer.h"
+#include "llmc/base/words.h"
 #include "llmc/run/facts.h"
 #include "llmc/run/log.h"
 #include "llmc/run/plot.h"
@@ -408,7 +409,7 @@ static void report_shown_text_(char* text, int n, int most, const char* what) {
         shown += report_is_shown_(i, n, most);
     }
     const int used = shown < n ? snprintf(text, 128, "%d of ", shown) : 0;
-    snprintf(text + used, 128 - (size_t)used, "%d %s%s", n, what, n > 1 ? "s" : "");
+    snprintf(text + used, 128 - (size_t)used, "%d %s%s", n, what, words_s(n));
 }
 
 static void report_number_cell_(FILE* file, double value, const char* format) {

@@ -55,8 +55,10 @@ int run_main(int argc, char** argv, const Trainer* trainer);
 #include "llmc/base/text_buffer.h"
 #include "llmc/base/threads.h"
 #include "llmc/base/wide_sum.h"
+#include "llmc/base/words.h"
 #include "llmc/base/xxh64.h"
 #include "llmc/data/dataloader.h"
+#include "llmc/formats/hf_model.h"
 #include "llmc/run/agree.h"
 #include "llmc/run/checkpoint.h"
 #include "llmc/run/compare.h"
@@ -622,8 +624,27 @@ static void run_open_session_(Run_* run) {
     session_open(&run->session, &run->options, &run->resume, saved, run->start_s);
 }
 
-// The facts of the run: data, device, and the loss that can be reached.
+// Where the first weights are from. Of a model that was trained with dropout, that this run has none.
+static void run_print_weights_(const Run_* run) {
+    const char* path = run->model_path;
+    if (run->resume.is_active) {
+        return; // said by resume_check
+    }
+    if (!path) {
+        printf("weights: random, from --seed %llu\n", (unsigned long long)run->options.seed);
+        return;
+    }
+    printf("weights: read from %s\n", path);
+    const double dropout = file_is_directory(path) ? hf_config_dropout(path) : 0;
+    if (dropout > 0 && run->options.steps != 0) {
+        printf("note: %s/config.json sets dropout to %g; this program trains without dropout\n", path,
+               dropout);
+    }
+}
+
+// The facts of the run: weights, data, device, and the loss that can be reached.
 static void run_print_facts_(const Run_* run) {
+    run_print_weights_(run);
     run_data_print(stdout, &run->data);
     run->trainer->print_device(run->model, run->plan.peak);
     if (isfinite(run->floor)) {
@@ -690,7 +711,7 @@ static void run_print_use_(const Run_* run, const char* program) {
     if (run->session.can_save && run_is_first_(run) && tokenizer && !tokenizer->decode_only) {
         checkpoint_path(path, run->options.out, run->state.step, "");
         if (access(path, F_OK) == 0) {
-            printf("talk to it: %s --model %s --prompt \"%s\"\n", program, run->options.out,
+            printf("generate text: %s --model %s --prompt \"%s\"\n", program, run->options.out,
                    run->data.kind == DATA_STORIES ? "One day" : "Once upon a time");
         }
     }
@@ -785,7 +806,7 @@ static void run_print_processes_(const Run_* run, const char* launcher) {
     const Options* o = &run->options;
     if (c->size > 1) {
         printf("processes: %d on %d machine%s (%s, %s), rank 0 on %s; zero %d, shards of %d", c->size,
-               c->nodes, c->nodes > 1 ? "s" : "", launcher, c->library, c->host, o->zero, o->shards);
+               c->nodes, words_s(c->nodes), launcher, c->library, c->host, o->zero, o->shards);
         c->size > o->shards ? printf(", %d replicas\n", c->size / o->shards) : printf("\n");
     }
 }
@@ -867,8 +888,8 @@ static int run_reports_(const Options* o) {
     }
     for (int i = 0; i < OPTION_ROWS && (report || compare); i++) {
         if (o->given[i] && strcmp(OPTION_TABLE[i].group, "reports") != 0) {
-            die_usage("--%s starts no training, so --%s has no place beside it",
-                      report ? "report" : "compare", OPTION_TABLE[i].name);
+            die_usage("--%s cannot be combined with --%s: it does not train", report ? "report" : "compare",
+                      OPTION_TABLE[i].name);
         }
     }
     if (compare) {

@@ -133,6 +133,7 @@ void run_data_close(RunData* data);
 
 #include "llmc/base/check.h"
 #include "llmc/base/file.h"
+#include "llmc/base/words.h"
 #include "llmc/data/pack.h"
 #include "llmc/data/text_data.h"
 #include "llmc/data/tokens.h"
@@ -261,7 +262,7 @@ static void run_data_no_files_(RunData* data, const Options* options) {
     free(stories.stories);
     if (options->steps != 0 || !options->model[0]) {
         die_usage(
-            "%s %s has its own tokens, but the built-in stories are made of words; wanted --train-data%s",
+            "%s %s uses its own tokenizer, so it cannot train on the built-in stories; wanted --train-data%s",
             options_given(options, "tokenizer") ? "--tokenizer" : "--model", options->tokenizer,
             options->model[0] ? ", or --steps 0 to sample from the model" : "");
     }
@@ -671,7 +672,7 @@ int run_data_verify(const Options* options) {
     if (options->val_data[0]) {
         bad += text_data_verify(stdout, options->val_data, format, options->vocab_size, &text);
     }
-    printf("%d bad file%s\n", bad, bad == 1 ? "" : "s");
+    printf("%d bad file%s\n", bad, words_s(bad));
     return bad ? EXIT_FAILURE : EXIT_SUCCESS;
 }
 

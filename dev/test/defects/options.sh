@@ -54,3 +54,21 @@ defect_prompt_without_a_model_trains() {
     bad 2 "--prompt needs a trained model" --prompt "One day"
     bad 2 "gpt2 is a size, not a trained model|scripts/get_data.sh gpt2" --model gpt2 --prompt hello
 }
+
+# Nothing said whether weights were random or read, and a size hid the directory of its name.
+defect_weights_from_nowhere() {
+    local model=(--layers 1 --channels 16 --heads 2 --seq-len 16 --batch 2)
+    good "a run" "${model[@]}" --steps 2 --out d6
+    check "random weights are called so" grep -q '^weights: random, from --seed 42$' stdout
+    good "a model whose name is also a size" --model d6 --steps 1 --batch 2
+    check "is the directory" grep -q '^weights: read from d6/step_00000002$' stdout
+    good "the run's own directory" --model d6 --vocab-size 383 --seq-len 16 --batch 1 --plan --out d6
+    check "is not what a run starts from" grep -q '^model: 6 layers' stdout
+}
+
+# Tensors could not be frozen by the names that they have in the files.
+defect_freeze_by_the_names_in_files() {
+    local model=(--layers 2 --channels 16 --heads 2 --seq-len 16 --batch 2 --steps 1)
+    good "names of Hugging Face" "${model[@]}" --freeze transformer.wte.weight,h.0.attn.c_attn
+    check "freeze" grep -q '^freeze: 0.01M of .* parameters are frozen, including the output layer (tied to wte)$' stdout
+}
