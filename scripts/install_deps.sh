@@ -20,7 +20,7 @@ usage: scripts/install_deps.sh [--test] [--python] [--mpi] [--report] [--headers
                simulated GPU needs no more of a toolkit
     --cudnn    also the headers of cudnn-frontend, from PyPI with pip, into build/cudnn-frontend: for `make
                USE_CUDNN=1`; cuDNN itself is cudnn9-cuda-12 or cudnn9-cuda-13 in NVIDIA's package repository
-    --soak     also what `make soak` can use besides: a compiler for aarch64 and qemu, debootstrap, strace
+    --soak     also what `make soak` can use besides: a compiler for aarch64, qemu, debootstrap, strace
     --dry-run  only say what would be installed
 END
 }
@@ -46,7 +46,7 @@ for option in "$@"; do
     --report) add_report ;;
     --headers) add_headers ;;
     --cudnn) cudnn=on packages+=(python3 python3-pip) ;;
-    --soak) packages+=(gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user-static debootstrap strace) ;;
+    --soak) packages+=(gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user qemu-user-static debootstrap strace) ;;
     --dry-run) dry_run=on ;;
     --help) usage && exit 0 ;;
     *) echo "error: unknown option $option" >&2 && usage >&2 && exit 2 ;;

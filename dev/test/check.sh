@@ -32,7 +32,7 @@ check_error() {
 
 is_here() {
     command -v "$1" >/dev/null && return
-    echo "skipped: ${2:-$name}: $1 is missing (scripts/install_deps.sh --test)"
+    echo "skipped: ${2:-$name}: $1 is missing (scripts/install_deps.sh --test --soak)"
     return 1
 }
 
