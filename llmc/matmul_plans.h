@@ -391,14 +391,17 @@ static inline int matmul_cache_try_write(const MatmulChoices* choices, const cha
                                          char* error) {
     char directory[PATH_MAX];
     const int fd = matmul_cache_directory_(directory, path);
-    if (fd < 0 || !file_try_lock(fd, 2)) {
+    const FileLock lock = fd >= 0 ? file_try_lock(fd, 2) : FILE_LOCK_HELD;
+    if (lock == FILE_LOCK_HELD) {
         error_set(error, directory, "cannot %s: %s", fd < 0 ? "open" : "lock", strerror(errno));
         if (fd >= 0) {
             close(fd);
         }
         return 0;
     }
-    file_remove_parts(directory, "products-"); // of killed programs: the lock is ours
+    if (lock == FILE_LOCK_TAKEN) {
+        file_remove_parts(directory, "products-"); // of killed programs: the lock is ours
+    } // without locks two programs may lose each other's choices, and measure them again
     const int ok = matmul_cache_merge_(choices, machine, path, error);
     close(fd);
     return ok;

@@ -31,6 +31,7 @@
 #include "llmc/base/clock.h"
 #include "llmc/base/file.h"
 #include "llmc/base/json.h"
+#include "llmc/base/lock.h"
 #include "llmc/base/outputs.h"
 #include "llmc/data/text_source.h"
 #include "llmc/run/options.h"
@@ -401,26 +402,12 @@ static void resume(Run* run) {
 
 // ---- one run at a time ----
 
-static char lock_path[PATH_MAX]; // for unlock, as exit() passes no arguments
-
-// The lock is still held, so that nobody has the file who is not about to look whether it is there.
-static void unlock(void) { unlink(lock_path); }
-
 // Takes the lock, or ends the program. It is held until the process ends.
 static void lock(const char* out) {
-    struct stat mine, there;
-    file_path(lock_path, "%s.lock", out);
-    for (;;) {
-        const int fd = open(lock_path, O_RDWR | O_CREAT | O_CLOEXEC | O_NONBLOCK, 0666);
-        CHECK(fd >= 0 && fstat(fd, &mine) == 0, "%s: cannot write: %s", lock_path, strerror(errno));
-        CHECK(S_ISREG(mine.st_mode), "%s: not a regular file, wanted a lock file", lock_path);
-        CHECK(file_try_lock(fd, LOCK_WAIT_S), "%s: another ./tokenize is writing here", lock_path);
-        if (stat(lock_path, &there) == 0 && there.st_dev == mine.st_dev && there.st_ino == mine.st_ino) {
-            atexit(unlock);
-            return;
-        }
-        close(fd); // the one before has removed it when it ended
-    }
+    char path[PATH_MAX];
+    const LockPlace place = {path, path, "./tokenize", LOCK_WAIT_S};
+    file_path(path, "%s.lock", out);
+    lock_take(&place);
 }
 
 // ---- shards ----

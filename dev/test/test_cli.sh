@@ -202,13 +202,16 @@ test_bad_output() {
     bad 1 "taken/step_00000003.part|cannot make" "${tiny[@]}" --out taken
 }
 
+# The library fault.so, whose calls fail when they are told to (fault.c).
+make_fault() { [ -e fault.so ] || "${CC:-cc}" -shared -fPIC "$root/dev/test/fault.c" -o fault.so -ldl; }
+
 # /dev/full is a disk without room; a limit on the size of files is one that fills up.
 test_full_disk() {
-    local name
-    for name in log.jsonl main.log; do
-        mkdir "full_$name"
-        ln -s /dev/full "full_$name/$name"
-        bad 1 "full_$name/$name|No space left" "${tiny[@]}" --out "full_$name"
+    local file
+    make_fault
+    for file in log.jsonl main.log; do
+        LD_PRELOAD=$PWD/fault.so ASAN_OPTIONS=verify_asan_link_order=0 FAULT_PATH=/$file FAULT_AT=2 \
+            bad 1 "full_$file/$file|No space left" "${tiny[@]}" --out "full_$file"
     done
     "$trainer" "${tiny[@]}" >/dev/full 2>stderr
     status=$?
@@ -832,7 +835,7 @@ test_divergence() {
     # NaN in updates 31 to 33, as after a fault of the machine. Each has 160 logarithms: of 32 losses, and of the sums of
     # probabilities of 32 tokens in 2 layers with 2 heads.
     local faulty=("${model[@]}" "${batch[@]}" --steps 60 "${quiet[@]:0:4}" --save-every 10 --max-skips 3 --on-divergence rollback)
-    cc -shared -fPIC "$root/dev/test/fault.c" -o fault.so -ldl
+    make_fault
     LD_PRELOAD=$PWD/fault.so ASAN_OPTIONS=verify_asan_link_order=0 FAULT_NAN_FROM=$((30 * 160 + 1)) FAULT_NAN_TO=$((33 * 160)) \
         good "NaN for a while" "${faulty[@]}" --threads 1 --out nan
     check "it went back to what was saved" \

@@ -140,10 +140,13 @@ static void test_fingerprint(void) {
 static void test_lock(void) {
     test_write("lock", "", 0);
     const int one = open(test_path("lock"), O_RDWR), two = open(test_path("lock"), O_RDWR);
-    EXPECT(file_try_lock(one, 0), "free");
-    EXPECT(!file_try_lock(two, 0.1), "taken");
+    EXPECT(file_try_lock(one, 0) == FILE_LOCK_TAKEN, "free");
+    EXPECT(file_try_lock(two, 0.1) == FILE_LOCK_HELD, "taken");
     close(one);
-    EXPECT(file_try_lock(two, 0), "free again");
+    EXPECT(file_try_lock(two, 0) == FILE_LOCK_TAKEN, "free again");
+    const int unknown = open("/proc/self/status", O_RDONLY | O_PATH);
+    EXPECT(file_try_lock(unknown, 0) == FILE_LOCK_UNKNOWN, "no lock is not a free one");
+    close(unknown);
     close(two);
 }
 

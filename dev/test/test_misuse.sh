@@ -40,7 +40,7 @@ test_two_starts() {
     good "alone" "${brief[@]}" --steps 3 --train-data big.txt --tokenizer merges.txt --out alone
     check "the tokens are the same" cmp two/tokens/*_train_000000.bin alone/tokens/*_train_000000.bin
     check "the losses are the same" [ "$(numbers two | head -n 6)" = "$(numbers alone | head -n 6)" ]
-    exec 9<two
+    exec 9<>two/run.lock
     flock -n 9
     bad 1 "two: another run is writing here" "${brief[@]}" --steps 3 --out two
     exec 9<&-

@@ -13,7 +13,7 @@ do anything.
 defines: file_join, FileWriter, file_open, file_put, file_seek, file_commit, file_discard, file_directory_of, file_name_in,
          file_exists, file_is_directory,
          file_sync_directory, file_make_directory, file_write_text, file_try_write_text, file_open_regular,
-         file_try_read, file_read_line, file_try_lock, file_checksum, file_fingerprint, file_remove_parts, file_open_standard,
+         file_try_read, file_read_line, FileLock, file_try_lock, file_remove_at_exit, file_checksum, file_fingerprint, file_remove_parts, file_open_standard,
          FILE_PART, file_path, file_ends_in, file_fail, file_is_part
 */
 #ifndef LLMC_FILE_H
@@ -55,6 +55,9 @@ void file_fail(FileWriter* writer, const char* doing);
 void file_open(FileWriter* writer, const char* path);
 
 void file_put(FileWriter* writer, const void* data, size_t bytes);
+
+// Removes a file that somebody else writes when the program ends, or with file_discard.
+void file_remove_at_exit(FileWriter* writer, const char* path);
 
 // What is put next goes to byte `at` of the file. What is never put is zero.
 void file_seek(FileWriter* writer, size_t at);
@@ -109,10 +112,15 @@ int file_fingerprint(const char* path, uint64_t* value, char* error);
 
 // ---- one writer at a time ----
 
-// Locks the open file fd until it is closed. A killed process keeps its locks until
-// the system has taken its memory back, so somebody else's is waited for up to `wait_s`. Returns 0 if it is
-// not to be had; a file system without locks does without.
-int file_try_lock(int fd, double wait_s);
+typedef enum {
+    FILE_LOCK_HELD,    // by somebody else
+    FILE_LOCK_TAKEN,   // by this process, until the file is closed
+    FILE_LOCK_UNKNOWN, // the file system has no locks; errno says why
+} FileLock;
+
+// Locks the open file fd. A killed process keeps its locks until the system has taken its memory back, so somebody else's is
+// waited for up to `wait_s`. For what must not be written by two, see lock.h.
+FileLock file_try_lock(int fd, double wait_s);
 
 // Whether a name ends as file_create_part_ ends it: .PID.part or .PID-N.part.
 int file_is_part(const char* name);
@@ -206,6 +214,13 @@ static void file_is_finished_(FileWriter* writer) {
         *at = writer->next;
     }
     pthread_mutex_unlock(&file_unfinished_lock_);
+}
+
+void file_remove_at_exit(FileWriter* writer, const char* path) {
+    writer->file = NULL;
+    file_path(writer->path, "%s", path);
+    file_path(writer->temporary, "%s", path);
+    file_is_unfinished_(writer);
 }
 
 void file_discard(FileWriter* writer) {
@@ -504,16 +519,18 @@ int file_fingerprint(const char* path, uint64_t* value, char* error) {
 
 // ---- one writer at a time ----
 
-int file_try_lock(int fd, double wait_s) {
+FileLock file_try_lock(int fd, double wait_s) {
     const struct timespec pause = {0, 50000000}; // 50 ms
-    int taken;
-    for (double waited_s = 0;; waited_s += 0.05) {
-        taken = flock(fd, LOCK_EX | LOCK_NB) == 0 || (errno != EWOULDBLOCK && errno != EINTR);
-        if (taken || waited_s >= wait_s) {
-            return taken;
+    for (double waited_s = 0; flock(fd, LOCK_EX | LOCK_NB) != 0; waited_s += 0.05) {
+        if (errno != EWOULDBLOCK && errno != EINTR) {
+            return FILE_LOCK_UNKNOWN;
+        }
+        if (waited_s >= wait_s) {
+            return FILE_LOCK_HELD;
         }
         nanosleep(&pause, NULL);
     }
+    return FILE_LOCK_TAKEN;
 }
 
 int file_is_part(const char* name) {

@@ -27,6 +27,7 @@ defines: Checkpoints, CheckpointModel, CheckpointRun, checkpoints_bytes, checkpo
 #include <stddef.h>
 #include <stdint.h>
 
+#include "llmc/base/lock.h"
 #include "llmc/formats/hf_model.h"
 #include "llmc/formats/safetensors.h"
 #include "llmc/run/checkpoint_parts.h"
@@ -77,7 +78,7 @@ typedef struct {
     CheckpointPart part;      // of the optimizer's state
     void *params, *optimizer; // the copy, on the host: the groups of parameters; the part
     size_t params_bytes, optimizer_bytes;
-    int lock; // checkpoint_lock
+    Lock* lock; // checkpoint_lock; NULL: another rank has it
 
     SavedState state;        // of the save under way
     int is_running;          // a save is under way: the same on all ranks,
@@ -104,10 +105,10 @@ size_t checkpoints_bytes(GPT2Config cfg, Optimizer optimizer, const ZeroPlan* ze
 // What follows is collective: all processes of the run call it in the same order.
 
 // Prepares to save into --out, which exists. The options and what `run` points to must stay. `lock` is that of
-// checkpoint_lock, or -1 to take it now; rank 0 has it, no other rank; checkpoints_close releases it. `after` updates are done. There
+// checkpoint_lock, or NULL to take it now; rank 0 has it, no other rank; checkpoints_close releases it. `after` updates are done. There
 // must be room on the disk for at least one checkpoint. Before each save the caller points params and optimizer
 // to what is to be saved, and leaves that as it is until the save has ended.
-void checkpoints_open(Checkpoints* c, const Options* options, CheckpointRun run, int lock, int64_t after);
+void checkpoints_open(Checkpoints* c, const Options* options, CheckpointRun run, Lock* lock, int64_t after);
 
 // Points params and optimizer into `memory`, of checkpoints_bytes.
 void checkpoint_copy_at(Checkpoints* c, void* memory);
@@ -394,7 +395,7 @@ void checkpoint_copy_at(Checkpoints* c, void* memory) {
     c->optimizer = (char*)memory + c->params_bytes;
 }
 
-void checkpoints_open(Checkpoints* c, const Options* options, CheckpointRun run, int lock, int64_t after) {
+void checkpoints_open(Checkpoints* c, const Options* options, CheckpointRun run, Lock* lock, int64_t after) {
     memset(c, 0, sizeof(*c));
     CHECK(snprintf(c->out, sizeof(c->out), "%s", options->out) < (int)sizeof(c->out) - 64,
           "%s: the name is too long", options->out);
@@ -419,7 +420,7 @@ void checkpoints_open(Checkpoints* c, const Options* options, CheckpointRun run,
         checkpoint_require_writable(c->out);
     }
     if (run.zero.rank == 0) {
-        c->lock = lock >= 0 ? lock : checkpoint_lock(c->out);
+        c->lock = lock ? lock : checkpoint_lock(c->out);
         checkpoint_require_room_(c, c->out);
         checkpoint_require_places_(c, after);
         c->state.serial = checkpoint_last_serial(c->out);
@@ -534,9 +535,7 @@ void checkpoints_close(Checkpoints* c) {
     checkpoint_part_close(&c->part);
     checkpoint_model_close_(&c->model);
     free(c->state.files);
-    if (c->lock >= 0) {
-        close(c->lock);
-    }
+    lock_release(c->lock);
     memset(c, 0, sizeof(*c));
 }
 

@@ -4,6 +4,7 @@ write, and what is removed.
 
     OUT/step_00001000/         a checkpoint, whole
     OUT/step_00001000.part/    one that is being written or removed
+    OUT/lock                   names the run that is writing there
     OUT/step_00001000.old/     one whose place another takes, where the two cannot change places at once
 
 A checkpoint is written as .part and renamed; one that goes is renamed first. So no name of a checkpoint ever holds
@@ -20,6 +21,7 @@ defines: CHECKPOINT_PART, checkpoint_path, checkpoint_steps, checkpoint_lock, ch
 #include <limits.h>
 #include <stdint.h>
 
+#include "llmc/base/lock.h"
 #include "llmc/run/state.h"
 #include "llmc/comm.h"
 
@@ -39,9 +41,9 @@ int checkpoint_steps(const char* out, const char* ending, int64_t** steps);
 
 // ---- writing ----
 
-// Only one run at a time may write into a directory. Returns a descriptor, which has the lock until it is
-// closed. Removes what a killed run left.
-int checkpoint_lock(const char* out);
+// Only one run at a time may write into a directory. Returns the lock, for lock_release. Removes what a
+// killed run left.
+Lock* checkpoint_lock(const char* out);
 
 // Ends the program if this process cannot make a directory in `out`: before the work that a save would lose.
 void checkpoint_require_writable(const char* out);
@@ -113,6 +115,7 @@ void checkpoint_share(SavedState* s, char path[PATH_MAX], int* is_found, Comm* c
 #include "llmc/base/file.h"
 
 #define CHECKPOINT_OLD_ ".old"
+#define CHECKPOINT_LOCK_ "run.lock"
 
 // ---- names ----
 
@@ -233,12 +236,13 @@ static void checkpoint_recover_(const char* out) {
 #ifndef CHECKPOINT_LOCK_WAIT_S
 #define CHECKPOINT_LOCK_WAIT_S 10
 #endif
-int checkpoint_lock(const char* out) {
-    const int fd = open(out, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    CHECK(fd >= 0, "%s: cannot open: %s", out, strerror(errno));
-    CHECK(file_try_lock(fd, CHECKPOINT_LOCK_WAIT_S), "%s: another run is writing here", out);
+Lock* checkpoint_lock(const char* out) {
+    char path[PATH_MAX];
+    const LockPlace place = {path, out, "run", CHECKPOINT_LOCK_WAIT_S};
+    file_join(path, out, CHECKPOINT_LOCK_);
+    Lock* lock = lock_take(&place);
     checkpoint_recover_(out);
-    return fd;
+    return lock;
 }
 
 // Its name is new, so that processes do not meet.

@@ -22,6 +22,7 @@ defines: Resume, resume_open, resume_is_here, resume_config, resume_check, resum
 #include <stdint.h>
 #include <stdio.h>
 
+#include "llmc/base/lock.h"
 #include "llmc/run/options.h"
 #include "llmc/run/state.h"
 #include "llmc/comm.h"
@@ -35,7 +36,7 @@ typedef struct {
     int is_active;
     char path[PATH_MAX]; // of the checkpoint
     SavedState saved;
-    int lock;         // of --out, for checkpoints_open; -1: without --out, or nothing will be written there
+    Lock* lock;       // of --out, for checkpoints_open; NULL: without --out, or nothing will be written there
     int is_here;      // the checkpoint is in --out: the logs there are those of the run
     int64_t sequence; // of the training data, that comes next; set by resume_check
 } Resume;
@@ -168,8 +169,8 @@ static void resume_find_(Resume* r, const Options* options) {
     const int may_be_new = is_auto || is_off || strcmp(how, "on") != 0;
     if (options->out[0] && !options_only_look(options) && (may_be_new || stat(options->out, &info) == 0)) {
         file_make_directory(options->out);
-        r->lock = checkpoint_lock(options->out);
         checkpoint_require_writable(options->out);
+        r->lock = checkpoint_lock(options->out);
     }
     if (is_off) {
         return;
@@ -183,7 +184,6 @@ static void resume_find_(Resume* r, const Options* options) {
 
 void resume_open(Resume* r, Options* options, Comm* comm) {
     memset(r, 0, sizeof(*r));
-    r->lock = -1;
     if (comm->rank == 0) {
         resume_find_(r, options);
     }
@@ -194,7 +194,7 @@ void resume_open(Resume* r, Options* options, Comm* comm) {
     if (r->is_active) {
         resume_inherit_(r, options);
         r->is_here = options->out[0] && resume_holds_(options->out, r->path);
-        if (r->is_here && r->lock >= 0 && log_files_run(options->out) == r->saved.identity) {
+        if (r->is_here && r->lock && log_files_run(options->out) == r->saved.identity) {
             log_files_require_writable(options->out);
         }
     }

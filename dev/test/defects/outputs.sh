@@ -132,3 +132,26 @@ defect_no_memory_for_a_moment() {
         [ $status = 0 ] || check "allocation $i of $n has an error" grep -qE '^error: |[Oo]ut of memory' stderr
     done
 }
+
+# A file system without locks: two runs in a directory overwrote each other's checkpoints, and nobody said anything.
+defect_two_runs_where_nothing_can_be_locked() {
+    local error first
+    is_here "${CC:-cc}" || return
+    echo 'int flock(int fd, int op) { extern int* __errno_location(void); extern char* getenv(const char*); extern int atoi(const char*);
+        (void)fd, (void)op; *__errno_location() = atoi(getenv("FLOCK_ERRNO")); return -1; }' >flock.c
+    "${CC:-cc}" -shared -fPIC flock.c -o flock.so 2>compiler
+    for error in 37 38 9 95; do
+        rm -rf z
+        LD_PRELOAD=$PWD/flock.so FLOCK_ERRNO=$error "$trainer" "${outputs_model[@]}" --steps 1000000 --out z >first 2>&1 </dev/null &
+        first=$!
+        for _ in {1..200}; do grep -qs '"kind":"train"' z/log.jsonl && break; sleep 0.05; done
+        LD_PRELOAD=$PWD/flock.so FLOCK_ERRNO=$error bad 1 "z: another run is writing here (|, pid $first); if it is over, remove z/run.lock" \
+            "${outputs_model[@]}" --steps 2 --seed 7 --out z
+        check "says at once that it waits" grep -q "^z: another run is writing here (.*, pid $first): waiting 10 s" stdout
+        check "the log of the first is its own" [ ! -e z/log.jsonl.1 ]
+        kill -KILL $first
+        wait $first 2>/dev/null
+        LD_PRELOAD=$PWD/flock.so FLOCK_ERRNO=$error runs "after its end" "${outputs_model[@]}" --steps 2 --out z
+        check "with a note" grep -q "^note: z: the file system has no locks" stderr
+    done
+}

@@ -1,0 +1,190 @@
+/*
+lock.h -- one writer at a time, and who it is: a lock file, which says "host, pid 123" while somebody has it.
+
+The lock is flock's, which a killed process loses. Some file systems do not have it, and "I cannot ask" does not mean "free":
+there, whoever creates the file has the lock. If the process that it names is of this host and over, the file is nobody's; of
+other hosts that cannot be known, so the error says what to remove.
+
+defines: Lock, LockPlace, lock_take, lock_release
+*/
+#ifndef LLMC_LOCK_H
+#define LLMC_LOCK_H
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct {
+    const char* path;  // of the lock file; it is removed when the lock is released or the program ends
+    const char* place; // what it is for, in messages,
+    const char* who;   // and who writes there: "run"
+    double wait_s;     // for a killed one, which keeps its lock until the system has its memory back
+} LockPlace;
+
+typedef struct Lock Lock;
+
+// Takes the lock, or ends the program if somebody else keeps it.
+Lock* lock_take(const LockPlace* place);
+
+// NULL is none.
+void lock_release(Lock* lock);
+
+#ifdef __cplusplus
+}
+#endif
+
+#ifdef LOCK_IMPLEMENTATION
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/types.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "llmc/base/check.h"
+#include "llmc/base/file.h"
+#include "llmc/base/printable.h"
+
+#define LOCK_TURN_S_ 0.05
+#define LOCK_PID_ ", pid "
+enum {
+    LOCK_NAME_BYTES_ = 128,
+    LOCK_EMPTY_TURNS_ = 20 // after which a file without a name is nobody's
+};
+
+struct Lock {
+    int fd;
+    FileWriter file; // known to file.h, which removes it when the program ends
+};
+
+// "host, pid 123"; "": nobody.
+typedef struct {
+    char text[LOCK_NAME_BYTES_];
+} LockName_;
+
+static LockName_ lock_myself_(void) {
+    LockName_ me;
+    char host[64] = "";
+    gethostname(host, sizeof(host) - 1);
+    snprintf(me.text, sizeof(me.text), "%s" LOCK_PID_ "%lld", host, (long long)getpid());
+    return me;
+}
+
+// Who is named in an open lock file.
+static LockName_ lock_holder_(int fd) {
+    LockName_ holder;
+    char text[LOCK_NAME_BYTES_];
+    const ssize_t length = pread(fd, text, sizeof(text) - 1, 0);
+    text[length > 0 ? length : 0] = '\0';
+    text[strcspn(text, "\n")] = '\0';
+    printable_copy(holder.text, sizeof(holder.text), text);
+    return holder;
+}
+
+// Whether it is a process of this host that is over, or this one.
+static int lock_is_over_(const LockName_* holder) {
+    const LockName_ me = lock_myself_();
+    const char* pid = strstr(holder->text, LOCK_PID_);
+    const size_t same = pid ? (size_t)(pid - holder->text) + strlen(LOCK_PID_) : 0;
+    if (!pid || strncmp(holder->text, me.text, same) != 0) {
+        return 0;
+    }
+    const long long other = atoll(holder->text + same);
+    return other == getpid() || (other > 0 && kill((pid_t)other, 0) != 0 && errno == ESRCH);
+}
+
+// Opens the lock file. Sets *is_new to whether it was not there.
+static int lock_open_(const LockPlace* place, int* is_new) {
+    const int flags = O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC;
+    struct stat info;
+    int fd = open(place->path, flags | O_CREAT | O_EXCL, 0666);
+    *is_new = fd >= 0;
+    for (int tries = 0; fd < 0 && errno == EEXIST && tries < 2; tries++) { // it may be removed just now
+        fd = open(place->path, tries ? flags | O_CREAT : flags, 0666);
+    }
+    CHECK(fd >= 0 && fstat(fd, &info) == 0, "%s: cannot write: %s", place->path, strerror(errno));
+    CHECK(S_ISREG(info.st_mode), "%s: not a regular file, wanted a lock file", place->path);
+    const LockName_ holder = lock_holder_(fd);
+    CHECK(!info.st_size || strstr(holder.text, LOCK_PID_),
+          "%s: no lock file, but it has the name of one; move it away", place->path);
+    return fd;
+}
+
+// Whether the open file is still the one of this name: the one before may have removed it when it ended.
+static int lock_is_there_(int fd, const char* path) {
+    struct stat mine, there;
+    return fstat(fd, &mine) == 0 && stat(path, &there) == 0 && mine.st_dev == there.st_dev &&
+           mine.st_ino == there.st_ino;
+}
+
+static Lock* lock_have_(int fd, const LockPlace* place) {
+    const LockName_ me = lock_myself_();
+    Lock* lock = (Lock*)check_alloc(1, sizeof(Lock), place->path);
+    lock->fd = fd;
+    file_remove_at_exit(&lock->file, place->path);
+    const int is_written = ftruncate(fd, 0) == 0 && dprintf(fd, "%s\n", me.text) > 0;
+    CHECK(is_written, "%s: cannot write: %s", place->path, strerror(errno));
+    return lock;
+}
+
+// One try. Returns NULL if somebody else has it, and sets *holder; *is_asked to whether the system could be asked.
+static Lock* lock_try_(const LockPlace* place, int turn, LockName_* holder, int* is_asked) {
+    int is_new;
+    const int fd = lock_open_(place, &is_new);
+    const FileLock got = file_try_lock(fd, 0);
+    *is_asked = got != FILE_LOCK_UNKNOWN;
+    *holder = lock_holder_(fd);
+    if ((got == FILE_LOCK_TAKEN && lock_is_there_(fd, place->path)) || (!*is_asked && is_new)) {
+        return lock_have_(fd, place);
+    }
+    const int is_nobodys = holder->text[0] ? lock_is_over_(holder) : turn >= LOCK_EMPTY_TURNS_;
+    if (!*is_asked && is_nobodys && lock_is_there_(fd, place->path)) {
+        unlink(place->path);
+    }
+    close(fd);
+    return NULL;
+}
+
+Lock* lock_take(const LockPlace* place) {
+    const struct timespec pause = {0, (long)(1e9 * LOCK_TURN_S_)};
+    LockName_ holder;
+    Lock* lock;
+    int is_asked;
+    for (int turn = 0; !(lock = lock_try_(place, turn, &holder, &is_asked)); turn++) {
+        char name[LOCK_NAME_BYTES_ + 4] = "";
+        if (holder.text[0]) {
+            snprintf(name, sizeof(name), " (%s)", holder.text);
+        }
+        CHECK(turn * LOCK_TURN_S_ < place->wait_s, "%s: another %s is writing here%s%s%s", place->place,
+              place->who, name, is_asked ? "" : "; if it is over, remove ", is_asked ? "" : place->path);
+        if (turn == 1) {
+            printf("%s: another %s is writing here%s: waiting %g s for its end\n", place->place, place->who,
+                   name, place->wait_s);
+            fflush(stdout);
+        }
+        nanosleep(&pause, NULL);
+    }
+    if (!is_asked) {
+        fprintf(stderr, "note: %s: the file system has no locks, so whoever creates %s has it\n",
+                place->place, place->path);
+    }
+    return lock;
+}
+
+void lock_release(Lock* lock) {
+    if (lock) {
+        file_discard(&lock->file); // before the lock is free
+        close(lock->fd);
+        free(lock);
+    }
+}
+
+#endif // LOCK_IMPLEMENTATION
+
+#endif
