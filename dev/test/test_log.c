@@ -699,8 +699,8 @@ static void test_summary(void) {
     screen = slurp(test_path("summary.screen"));
     const char* summary = strstr(screen, "\n5000 steps | "); // then the time, which is the machine's
     EXPECT(summary &&
-               strstr(summary, "s | val loss 1.2345 | floor 1.1000 | 2048000 tok/s | 6.4e+04 samples/s | "
-                               "planned memory 250 MiB, peak 300 MiB\n"),
+               strstr(summary, "s | val loss 1.2345 | floor 1.1000 | 2048000 tok/s | 64000 sequences/s | "
+                               "peak memory 300 MiB, 250 of them planned\n"),
            "%s", screen);
 }
 

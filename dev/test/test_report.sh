@@ -179,6 +179,11 @@ test_damaged() {
     runs "a comparison of two" --compare damaged,torn
     check "one warning each" [ "$(grep -c '^warning: ' stderr)" = 2 ]
     check "in the comparison" grep -Eq '^Damaged lines of the log +1 +1$' stdout
+    cp -r second hurt
+    sed -i '3s/^/\x00\x00\x00/' hurt/log.jsonl
+    runs "a run whose log is damaged continues" --out hurt --resume on --steps 7
+    check "with a warning: $(cat stderr)" grep -qF "hurt/log.jsonl: 1 damaged line, the first is line 3;" stderr
+    check "and keeps the rest" grep -q '"kind":"train","step":7,' hurt/log.jsonl
     printf '{"kind":"train","step":2,"loss":"high"}\n' >broken.jsonl
     bad 1 "broken.jsonl: byte 32|found '\"'|line 1" --report broken.jsonl
 }

@@ -375,6 +375,14 @@ static int64_t log_reread_line_(RunLog* log, const char* line) {
     return strcmp(kind, "stop") == 0 ? -1 : step;
 }
 
+// Whether a line is none that was written here: neither JSON nor one of main.log. A loss of power leaves zeros, or half a line.
+static int log_is_damaged_(char* line, size_t length) {
+    char error[ERROR_BYTES];
+    JsonReader json = json_reader("", line, length, error);
+    return strncmp(line, "s:", 2) == 0 ? memchr(line, '\0', length) != NULL
+                                       : !(json_skip(&json) && json_end(&json));
+}
+
 // Opens an older log to read it; NULL if there is none. That it cannot be read does not mean that it is empty.
 static FILE* log_reopen_(const char* path) {
     char error[ERROR_BYTES];
@@ -394,19 +402,27 @@ static FILE* log_reopen_(const char* path) {
 static off_t log_reread_(RunLog* log, const char* path) {
     FILE* file = log_reopen_(path);
     char* line = NULL;
-    size_t room = 0;
+    size_t room = 0, length, damaged = 0, number = 0, first = 0;
     off_t read = 0, keep = 0;
-    ssize_t length = 0;
-    while (file && (length = getline(&line, &room, file)) > 0 && line[length - 1] == '\n') {
+    while (file && (length = file_read_line(file, path, &line, &room)) > 0 && line[length - 1] == '\n') {
         const int64_t step = log_reread_line_(log, line);
         if (step > log->start_step) {
             break;
         }
-        read += length;
+        number++;
+        if (log_is_damaged_(line, length) && damaged++ == 0) {
+            first = number;
+        }
+        read += (off_t)length;
         keep = step >= 0 ? read : keep;
     }
-    CHECK(!file || length > 0 || (feof(file) && !ferror(file)), "%s: cannot read: %s", path, strerror(errno));
     free(line);
+    if (damaged > 0) {
+        fprintf(stderr,
+                "warning: %s: %zu damaged line%s, the first is line %zu; the run continues without what it "
+                "said\n",
+                path, damaged, damaged > 1 ? "s" : "", first);
+    }
     if (file) {
         fclose(file);
     }
@@ -1013,29 +1029,50 @@ static void log_draw_curve_(RunLog* log, double floor) {
     }
 }
 
-void log_summary(RunLog* log, LogSummary end) {
-    const double elapsed_s = log->elapsed_s + time_now_s() - log->open_s;
-    const double samples_per_s = log_tok_per_s(log) / end.seq_len;
+// A part of the line of the summary.
+__attribute__((format(printf, 3, 4))) static void log_part_(FILE* screen, int* parts, const char* format,
+                                                            ...) {
+    va_list args;
+    fputs((*parts)++ ? " | " : "", screen);
+    va_start(args, format);
+    vfprintf(screen, format, args);
+    va_end(args);
+}
+
+// What the run did, and how fast; a run of no steps only looked at a model.
+static void log_say_summary_(RunLog* log, const LogSummary* end, double elapsed_s) {
     FILE* screen = log->screen.file;
-    char duration[64];
-    log_end_line_(log);
-    log_draw_curve_(log, end.floor);
-    fprintf(screen, "%lld steps | %s", (long long)end.steps, log_duration(elapsed_s, duration));
-    if (isfinite(end.val_loss)) {
-        fprintf(screen, " | val loss %.4f", end.val_loss);
-    }
-    if (isfinite(end.floor)) {
-        fprintf(screen, " | floor %.4f", end.floor);
-    }
     const double data_share = log->total_ms > 0 ? 1e3 * log->data_wait_s / log->total_ms : 0;
+    char text[64];
+    int parts = 0;
+    if (end->steps > 0) {
+        log_part_(screen, &parts, "%lld step%s", (long long)end->steps, end->steps == 1 ? "" : "s");
+        log_part_(screen, &parts, "%s", log_duration(elapsed_s, text));
+    }
+    if (isfinite(end->val_loss)) {
+        log_part_(screen, &parts, "val loss %.4f", end->val_loss);
+    }
+    if (isfinite(end->floor)) {
+        log_part_(screen, &parts, "floor %.4f", end->floor);
+    }
     if (data_share > 0.01) {
-        fprintf(screen, " | %.1f%% waiting for data", 100 * data_share);
+        log_part_(screen, &parts, "%.1f%% waiting for data", 100 * data_share);
     }
     if (log->timed > 0) {
-        fprintf(screen, " | %.0f tok/s | %.4g samples/s", log_tok_per_s(log), samples_per_s);
+        const double per_s = log_tok_per_s(log) / end->seq_len;
+        log_part_(screen, &parts, "%.0f tok/s", log_tok_per_s(log));
+        log_part_(screen, &parts, per_s < 10 ? "%.2f sequences/s" : "%.0f sequences/s", per_s);
     }
-    fprintf(screen, " | planned memory %.0f MiB, peak %.0f MiB\n", end.planned_mib, end.peak_mib);
+    log_part_(screen, &parts, "peak memory %.0f MiB, %.0f of them planned\n", end->peak_mib,
+              end->planned_mib);
     log_flush_screen_(log);
+}
+
+void log_summary(RunLog* log, LogSummary end) {
+    const double elapsed_s = log->elapsed_s + time_now_s() - log->open_s;
+    log_end_line_(log);
+    log_draw_curve_(log, end.floor);
+    log_say_summary_(log, &end, elapsed_s);
 
     fprintf(log->json.file, "{\"kind\":\"summary\",\"steps\":%lld", (long long)end.steps);
     log_number_(log, "val_loss", end.val_loss);
@@ -1045,7 +1082,7 @@ void log_summary(RunLog* log, LogSummary end) {
     log_number_(log, "elapsed_s", elapsed_s);
     if (log->timed > 0) {
         log_number_(log, "tok_per_s", log_tok_per_s(log));
-        log_number_(log, "samples_per_s", samples_per_s);
+        log_number_(log, "samples_per_s", log_tok_per_s(log) / end.seq_len);
     }
     log_number_(log, "data_s", log->data_wait_s);
     log_number_(log, "planned_mb", end.planned_mib);

@@ -726,7 +726,8 @@ static void run_print_memory_(Run_* run) {
         fprintf(note.file, "; beside it on the GPU, by CUDA and its libraries: %.1f MiB",
                 run->trainer->beside_mib(run->model));
     }
-    fprintf(note.file, "; this process: %.1f MiB", log_peak_mib());
+    fprintf(note.file, "; this process: %.1f MiB, with its program, libraries, data and vocabulary",
+            log_peak_mib());
     char* text = text_buffer_close(&note);
     log_note(&run->log, text);
     free(text);
