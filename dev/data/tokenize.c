@@ -46,6 +46,7 @@
 #include "llmc/base/processor.h"
 #include "llmc/base/signals.h"
 #include "llmc/base/words.h"
+#include "llmc/base/terminal.h"
 #include "llmc/data/text_pipeline.h"
 
 #include <dirent.h>
@@ -85,7 +86,7 @@ static void screen_open(Screen* screen, uint64_t start_bytes) {
     memset(screen, 0, sizeof(*screen));
     screen->start_s = screen->shown_s = time_now_s();
     screen->start_bytes = start_bytes;
-    screen->is_terminal = isatty(STDERR_FILENO);
+    screen->is_terminal = terminal_rewrites(STDERR_FILENO);
 }
 
 // One line, now and then: on a terminal always the same.

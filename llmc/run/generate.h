@@ -49,6 +49,7 @@ int generate_texts(const Trainer* trainer, Options* options, Comm* comm);
 #include "llmc/base/json.h"
 #include "llmc/base/rand.h"
 #include "llmc/base/signals.h"
+#include "llmc/base/terminal.h"
 #include "llmc/run/generator.h"
 #include "llmc/run/plan.h"
 #include "llmc/run/run_data.h"
@@ -300,7 +301,7 @@ static void generate_take_(GeneratePrompt_* prompt, GeneratorText* text) {
 
 // How far it is, at most every fifth of a second on a terminal, else every half minute.
 static void generate_progress_(int done, int count, double* last_s) {
-    const int is_terminal = isatty(STDERR_FILENO);
+    const int is_terminal = terminal_rewrites(STDERR_FILENO);
     const double now_s = time_now_s();
     if (now_s - *last_s > (is_terminal ? 0.2 : 30)) {
         fprintf(stderr, "%s%d of %d texts%s", is_terminal ? "\r" : "", done, count, is_terminal ? "" : "\n");
@@ -347,7 +348,7 @@ static void generate_all_(Generate_* g) {
             generate_advance_(g);
         }
     } while (busy);
-    fputs(isatty(STDERR_FILENO) ? "\r" : "", stderr);
+    fputs(terminal_rewrites(STDERR_FILENO) ? "\r" : "", stderr);
     generate_print_speed_(g);
     if (g->texts.file) {
         file_commit(&g->texts);

@@ -270,6 +270,7 @@ void log_summary(RunLog* log, LogSummary end);
 #include "llmc/base/clock.h"
 #include "llmc/base/file.h"
 #include "llmc/base/json.h"
+#include "llmc/base/terminal.h"
 #include "llmc/base/text_buffer.h"
 #include "llmc/run/curve.h"
 #include "llmc/run/curve_svg.h"
@@ -485,7 +486,7 @@ void log_open(RunLog* log, const LogSettings* o) {
         log_file_open_none(&log->nothing);
     }
     log->every = o->every;
-    log->is_terminal = o->screen && !o->is_quiet && isatty(fileno(o->screen));
+    log->is_terminal = o->screen && !o->is_quiet && terminal_rewrites(fileno(o->screen));
 }
 
 // Columns of the terminal; 0: unknown.

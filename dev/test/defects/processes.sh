@@ -98,3 +98,11 @@ defect_newer_processors_program_dies_by_an_illegal_instruction() {
         check_error "${program##*/} on a processor of 2008" 1 "was built for a newer processor, with avx|make MARCH=-march=x86-64-v2"
     done
 }
+
+defect_terminal_escapes_in_the_log_of_mpirun() {
+    has_mpi || return
+    ranks --bind-to none -n 2 "$trainer" --layers 1 --channels 16 --heads 2 --seq-len 16 --batch 2 --steps 300 --samples 0
+    check "exit status $status" [ $status = 0 ]
+    check "steps are there" grep -qa '^step *300/300' stdout
+    check "escapes in the log" [ "$(grep -ca "$(printf '\033')" stdout)" = 0 ]
+}
