@@ -21,7 +21,7 @@ case $size in
     *) echo "error: size $size: wanted 124M, 350M, 774M or 1558M" >&2; exit 2 ;;
 esac
 data=${DATA:-data/fineweb10B}
-read -ra launcher <<<"${LAUNCHER:-scripts/run_until_done.sh}"
+mapfile -t launcher < <(xargs printf '%s\n' <<<"${LAUNCHER:-scripts/run_until_done.sh}") # words, maybe quoted
 [ "${GPUS:-1}" = 1 ] || launcher+=(mpirun -n "$GPUS")
 exec "${launcher[@]}" "${TRAINER:-./train_gpt2cu}" \
     --train-data "$data/fineweb_train_*.bin" --val-data "$data/fineweb_val_*.bin" \

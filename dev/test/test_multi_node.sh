@@ -40,10 +40,41 @@ check "mpirun, and again: $(cat calls)" \
 calls 2 env HOSTFILE=none scripts/multi_node/mpirun.sh 124M
 check "no hosts: $(cat stderr)" grep -q '^error: none: no such file; wanted lines like: node1 slots=8$' stderr
 
-calls 0 env SLURM_JOB_ID=4711 bash scripts/multi_node/slurm.sbatch 124M --seed 7
-check "srun: $(head -n 1 calls)" grep -q "^srun --kill-on-bad-exit=0 $run\$" <(head -n 1 calls)
-check "and it is queued again: $(tail -n 1 calls)" [ "$(tail -n 1 calls)" = "scontrol requeue 4711" ]
-check "twice" [ "$(wc -l <calls)" = 2 ]
+mkdir "two words" && cp hosts "two words/hosts"
+calls 0 env HOSTFILE="two words/hosts" scripts/multi_node/mpirun.sh 124M --seed 7
+check "a path with a blank: $(head -n 1 calls)" grep -q "^mpirun --hostfile $dir/two words/hosts --bind-to none" calls
+
+# Slurm. srun: the time is up after a moment (LATE), or somebody else has it stop.
+rm bin/srun
+cat >bin/srun <<'END'
+#!/usr/bin/env bash
+echo "srun $*" >>calls
+trap 'exit 75' TERM
+[ -z "${LATE:-}" ] || kill -USR1 $PPID
+[ -n "${LATE:-}" ] || exit 75
+for i in {1..100}; do sleep 0.1; done
+END
+chmod +x bin/srun
+ln -s launcher bin/sbatch
+for job in slurm "cpu --layers 3"; do
+    read -r kind options <<<"$job"
+    [ $kind = cpu ] && wanted="srun --mpi=pmix --kill-on-bad-exit=0 ./trainer --threads 16 --train-data books/\* .* --resume auto --layers 3" ||
+        wanted="srun --kill-on-bad-exit=0 $run" options="124M --seed 7"
+    export SLURM_JOB_ID=4711 SLURM_CPUS_PER_TASK=16 DATA=$([ $kind = cpu ] && echo 'books/*')
+    [ -n "$DATA" ] || unset DATA
+    calls 75 bash scripts/multi_node/$kind.sbatch $options
+    check "$kind.sbatch: $(head -n 1 calls)" grep -q "^$wanted\$" <(head -n 1 calls)
+    check "$kind.sbatch: who was asked to stop is not queued again: $(tail -n 1 calls)" [ "$(wc -l <calls)" = 1 ]
+    calls 0 env LATE=1 bash scripts/multi_node/$kind.sbatch $options
+    check "$kind.sbatch: it is queued again: $(tail -n 1 calls)" [ "$(tail -n 1 calls)" = "scontrol requeue 4711" ]
+    check "$kind.sbatch: once" [ "$(wc -l <calls)" = 2 ]
+    printf '#!/bin/sh\nexit 1\n' >scontrol && chmod +x scontrol && mv bin/scontrol may && mv scontrol bin
+    calls 0 env LATE=1 bash scripts/multi_node/$kind.sbatch $options
+    check "$kind.sbatch: or submitted anew: $(tail -n 1 calls)" \
+        [ "$(tail -n 1 calls)" = "sbatch scripts/multi_node/$kind.sbatch $options" ]
+    mv may bin/scontrol
+    unset DATA
+done
 
 calls 75 env FIRST=node1 NODES=2 GPUS=4 scripts/multi_node/torchrun.sh 124M --seed 7
 check "torchrun: $(cat calls)" \

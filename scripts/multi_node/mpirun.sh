@@ -13,7 +13,7 @@
 set -eu
 hosts=${HOSTFILE:-hosts}
 [ -r "$hosts" ] || { echo "error: $hosts: no such file; wanted lines like: node1 slots=8" >&2 && exit 2; }
-options="--hostfile $(realpath "$hosts") --bind-to none -x PATH ${MPI_OPTIONS:-}"
+options="--hostfile $(printf %q "$(realpath "$hosts")") --bind-to none -x PATH ${MPI_OPTIONS:-}"
 for name in LD_LIBRARY_PATH NCCL_SOCKET_IFNAME NCCL_IB_HCA NCCL_DEBUG; do
     [ -z "${!name:-}" ] || options+=" -x $name"
 done
