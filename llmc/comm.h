@@ -11,7 +11,7 @@ longer than it should is ended by its watchdog, a thread that only looks at what
 Only rank 0 prints: stdout of the others is /dev/null after comm_open. stderr stays.
 
 defines: Comm, CommPlace, CommMeeting, CommPhase, comm_expect, comm_open, comm_close, comm_barrier, comm_broadcast,
-         comm_all_gather, comm_any, comm_agree, comm_progress, comm_alive, comm_fail, CommEnded, CommEngine,
+         comm_all_gather, comm_any, comm_agree, comm_progress, comm_alive, comm_saved, comm_fail, CommEnded, CommEngine,
          comm_set_engine
 */
 #ifndef LLMC_COMM_H
@@ -100,6 +100,9 @@ void comm_progress(Comm* c, CommPhase phase, int64_t step, const char* what);
 // For the watchdog: this rank gets on with what it is at. Cheap.
 void comm_alive(Comm* c);
 
+// For messages about an end: a checkpoint of this step is complete in this directory. The name stays where it is.
+void comm_saved(Comm* c, int64_t step, const char* directory);
+
 // Ends all ranks with this status. The message, whole lines, is printed once, with the rank. In any thread.
 __attribute__((noreturn)) void comm_fail(Comm* c, int status, const char* message);
 
@@ -170,6 +173,8 @@ typedef struct {
     int has_told; // its error
     int closing;  // the others may end, too
     CommNow_ now;
+    int64_t saved_step; // of the last checkpoint; -1: there is none
+    const char* saved_in;
     double timeout_s;
     int watch_end; // closed: the watchdog returns
     int watch_begin;
@@ -312,12 +317,23 @@ static void comm_where_(char* text, size_t room, const CommState_* s) {
     }
 }
 
+// "; out/books has a checkpoint of step 12: --resume on continues", or nothing.
+static void comm_where_saved_(char* text, size_t room, const CommState_* s) {
+    const int64_t step = COMM_LOAD_(s->saved_step);
+    *text = '\0';
+    if (step >= 0) {
+        snprintf(text, room, "; %.300s has a checkpoint of step %lld: --resume on continues",
+                 COMM_LOAD_(s->saved_in), (long long)step);
+    }
+}
+
 // Leaves the others time to say the same: a rank that says nothing is the one that is stuck.
 __attribute__((noreturn)) static void comm_stuck_(const Comm* c, double waited_s) {
-    char name[128], where[192], text[512];
+    char name[128], where[192], saved[512], text[1024];
     comm_name_(name, sizeof(name), c);
     comm_where_(where, sizeof(where), comm_state_(c));
-    snprintf(text, sizeof(text), "error: %s has waited %.0f s in %s\n", name, waited_s, where);
+    comm_where_saved_(saved, sizeof(saved), comm_state_(c));
+    snprintf(text, sizeof(text), "error: %s has waited %.0f s in %s%s\n", name, waited_s, where, saved);
     comm_tell_(text);
     sleep(COMM_HOLD_S_);
     comm_abort_(c, EXIT_FAILURE);
@@ -340,13 +356,14 @@ static void comm_note_waiting_(const Comm* c, const CommWatch_* watch) {
 // Ends as another rank has, which has said why; of one that was killed, who notices it says so. No rank ends in the middle of
 // a run with status 0, and this one does not, whatever it is told.
 __attribute__((noreturn)) static void comm_follow_(const Comm* c, const CommEnded* who) {
-    char where[192], text[512];
+    char where[192], saved[512], text[1024];
     if (who->status > 0) {
         comm_abort_(c, who->status);
     }
     comm_where_(where, sizeof(where), comm_state_(c));
-    snprintf(text, sizeof(text), "error: rank %d of %d (%s, pid %d) has ended; rank %d was in %s\n",
-             who->rank, c->size, who->host, who->pid, c->rank, where);
+    comm_where_saved_(saved, sizeof(saved), comm_state_(c));
+    snprintf(text, sizeof(text), "error: rank %d of %d (%s, pid %d) has ended; rank %d was in %s%s\n",
+             who->rank, c->size, who->host, who->pid, c->rank, where, saved);
     comm_tell_(text);
     comm_abort_(c, EXIT_FAILURE);
 }
@@ -422,6 +439,14 @@ void comm_alive(Comm* c) {
     }
 }
 
+void comm_saved(Comm* c, int64_t step, const char* directory) {
+    CommState_* s = comm_state_(c);
+    if (s) {
+        COMM_STORE_(s->saved_in, directory);
+        __atomic_store_n(&s->saved_step, step, __ATOMIC_RELEASE);
+    }
+}
+
 // ---- who is where ----
 
 // LLMC_NODES=n pretends that there are n machines: the ranks are dealt to them in blocks. 0: not given.
@@ -485,7 +510,7 @@ void comm_expect(Comm* c, CommPlace place) {
         CommState_* s = (CommState_*)check_alloc(1, sizeof(CommState_), "processes");
         s->pid = getpid();
         s->now.phase = COMM_SETUP;
-        s->now.step = -1;
+        s->now.step = s->saved_step = -1;
         s->now.what = "joining the others";
         c->state = s;
         check_end = together;

@@ -483,6 +483,11 @@ static void body_exit(Comm* c) {
     comm_barrier(c);
 }
 
+static void body_kill_after_save(Comm* c) {
+    comm_saved(c, 10, "out/books");
+    body_kill(c);
+}
+
 // The others wait for something else than a message.
 static void body_fail(Comm* c) {
     if (c->rank == c->size - 1) {
@@ -525,6 +530,12 @@ static void test_kill(void) {
     test_end(body_kill, (const int[3]){1, 1, 128 + SIGKILL}, (const char* const[3]){GONE, "", ""});
 }
 
+static void test_kill_after_save(void) {
+    const char* words = ", reduce of block 7; out/books has a checkpoint of step 10: --resume on continues\n";
+    test_end(body_kill_after_save, (const int[3]){1, 1, 128 + SIGKILL},
+             (const char* const[3]){words, "", ""});
+}
+
 static void test_kill_first(void) {
     test_end(body_kill_first, (const int[3]){128 + SIGKILL, 1, 1},
              (const char* const[3]){"", "error: rank 0 of 3 (", ") has ended; rank 2 was in step 12"});
@@ -553,11 +564,13 @@ static void test_mixed_up(void) {
 // ---- all at the same time: they wait more than they work ----
 
 static void (*const TESTS[])(void) = {
-    test_messages_tcp,   test_messages_fs, test_wrong_size,       test_twice,      test_other_job,
-    test_missing,        test_port_in_use, test_stale_files,      test_wrong_key,  test_strangers,
-    test_fuzzed_hellos,  test_kill,        test_silent_strangers, test_slow_hello, test_hello_again,
-    test_end_before_all, test_impostor,    test_escapes,          test_address,    test_kill_first,
-    test_exit,           test_fail,        test_all_fail,         test_mixed_up,
+    test_messages_tcp,     test_messages_fs, test_wrong_size,    test_twice,
+    test_other_job,        test_missing,     test_port_in_use,   test_stale_files,
+    test_wrong_key,        test_strangers,   test_fuzzed_hellos, test_kill,
+    test_silent_strangers, test_slow_hello,  test_hello_again,   test_end_before_all,
+    test_impostor,         test_escapes,     test_address,       test_kill_first,
+    test_kill_after_save,  test_exit,        test_fail,          test_all_fail,
+    test_mixed_up,
 };
 enum { NUM_TESTS = sizeof(TESTS) / sizeof(TESTS[0]) };
 

@@ -787,7 +787,7 @@ test_kill_without_mpi() {
     kill -KILL "$(pgrep -P "${pids[1]}")"
     all_end
     check "kill -9 of one rank: exit status $status" [ "$status" = "1 137" ]
-    check "kill -9 of one rank: $(cat stderr.0)" grep -q "^error: rank 1 of 2 (.*) has ended; rank 0 was in step [0-9]*, " stderr.0
+    check "kill -9 of one rank: $(cat stderr.0)" grep -q "^error: rank 1 of 2 (.*) has ended; rank 0 was in step [0-9]*, .*; tcp_killed has a checkpoint of step [0-9]*: --resume on continues\$" stderr.0
     check "kill -9 of one rank: processes are left" [ -z "$(pgrep -f "^$trainer")" ]
 }
 

@@ -142,6 +142,7 @@ void session_open(Session* s, const Options* options, const Resume* resume, Chec
         c->state.identity = resume->saved.identity;
         c->state.first_serial = resume->saved.first_serial;
         c->saved_step = resume->saved.run.step;
+        comm_saved(run.comm, c->saved_step, options->out);
     }
 }
 
@@ -225,17 +226,23 @@ int session_next(Session* s, const RunState* run, double step_s) {
     return (save ? SESSION_SAVE : 0) | (stop ? SESSION_STOP : 0);
 }
 
+static void session_saved_(Session* s, RunLog* log, const char* path) {
+    const int64_t step = s->checkpoints.state.run.step;
+    log_save(log, step, path);
+    comm_saved(s->checkpoints.run.comm, step, s->options->out);
+}
+
 void session_report(Session* s, RunLog* log) {
     char path[PATH_MAX];
     if (s->can_save && checkpoint_finished(&s->checkpoints, path)) {
-        log_save(log, s->checkpoints.state.run.step, path);
+        session_saved_(s, log, path);
     }
 }
 
 void session_wait(Session* s, RunLog* log) {
     char path[PATH_MAX];
     if (s->can_save && checkpoint_wait(&s->checkpoints, path)) {
-        log_save(log, s->checkpoints.state.run.step, path);
+        session_saved_(s, log, path);
     }
 }
 
