@@ -101,6 +101,11 @@ test_command_line() {
     good "a plan" --plan "${tiny[@]}" --out never
     check "a plan makes no files" [ ! -e never ]
     check "a plan speaks of memory" grep -q '^memory: ' stdout
+    check "and not of tensors" [ "$(grep -c '^  wte ' stdout)" = 0 ]
+    check "it ends with the summary: $(tail -n 1 stdout)" grep -q '^rates: ' <(tail -n 1 stdout)
+    good "a plan of tensors" --plan-tensors "${tiny[@]}" --out never
+    check "it has them" [ "$(grep -c '^  wte ' stdout)" = 1 ]
+    check "and the summary last: $(tail -n 1 stdout)" grep -q '^rates: ' <(tail -n 1 stdout)
 
     bad 2 "--bacth|--batch" --bacth 4
     bad 2 "--qqqqqqqqqq|--help" --qqqqqqqqqq 4

@@ -255,6 +255,7 @@ static void test_zero(void) {
     EXPECT(refused("--zero 3", "", "--zero 3|wanted 0, 1 or 2"));
     options = options_of("-z 3", OPTION_GPU);
     EXPECT(launch_zero(&options, 1) == 3 && launch_zero(&options, 4) == 3);
+    EXPECT(refused("--zero 3 --plan", "", "--zero 3|make sim, and build/sim/BF16/train_gpt2cu"));
     EXPECT(refused("--zero 4", "", "--zero 4: wanted 0 to 3"));
 }
 

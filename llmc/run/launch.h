@@ -388,7 +388,10 @@ int launch_zero(const Options* options, int size) {
         return size > 1 ? 2 : 0;
     }
     if (is_cpu && options->zero == 3) {
-        die_usage("--zero 3 is for GPUs, whose memory the parameters have to fit; wanted 0, 1 or 2");
+        die_usage("--zero 3 is for GPUs, whose memory the parameters have to fit; wanted 0, 1 or 2%s",
+                  options->plan
+                      ? "; to plan it for GPUs without one: make sim, and build/sim/BF16/train_gpt2cu"
+                      : "");
     }
     return options->zero;
 }

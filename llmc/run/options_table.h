@@ -121,7 +121,7 @@ struct Options {
     const char *report, *out_html, *compare;
 
     const char* config;
-    int plan, verify_data, print_config;
+    int plan, plan_tensors, verify_data, print_config;
     const char* help; // a group or an option; whether it is asked for at all, options_given says
     int version;
 
@@ -468,6 +468,8 @@ const OptionRow OPTION_TABLE[] = {
         "comment; the command line wins"},
     {"other",      "plan",          "",   FLAG_(plan),             0,        0, ONCE_,            "off",
         "off|on", "estimate memory, speed and time, and exit"},
+    {"other",      "plan-tensors",  "",   FLAG_(plan_tensors),     0,        0, ONCE_,            "off",
+        "off|on", "the same, after a list of every tensor and its memory"},
     {"other",      "verify-data",   "",   FLAG_(verify_data),      0,        0, ONCE_,            "off",
         "off|on", "check every token of every file, and the checksum if FILE.xxh64 exists, and exit"},
     {"other",      "print-config",  "",   FLAG_(print_config),     0,        0, ONCE_,            "off",
@@ -514,7 +516,7 @@ static int option_may_be_empty_(const Options* options, const OptionRow* row) {
 // Whether one of the options is given that every training run could be started with.
 static int options_start_a_run_(const Options* options) {
     static const char* const runs[] = {"train-data",  "out",         "steps",      "epochs",
-                                       "resume",      "overfit",     "plan",       "print-config",
+                                       "resume",      "overfit",     "plan",       "plan-tensors", "print-config",
                                        "verify-data", "export-gguf", "export-llmc"};
     int is_run = 0;
     for (size_t i = 0; i < sizeof(runs) / sizeof(runs[0]); i++) {
@@ -546,6 +548,7 @@ static int options_generate_(const Options* options) {
 static void options_decide_(Options* options) {
     options->processes = options->shards = 1; // until launch.h has asked
     options->generates = options_generate_(options);
+    options->plan |= options->plan_tensors;
     for (int i = 0; i < OPTION_ROWS; i++) {
         const OptionRow* row = &OPTION_TABLE[i];
         if (options->given[i] && !option_counts(options, row)) {

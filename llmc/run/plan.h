@@ -94,7 +94,7 @@ void plan_print_traffic(FILE* file, GPT2Config cfg, const Options* options, size
 // The memory as members of a JSON object, in MiB, each with a comma before it; `memory` is a list.
 void plan_print_json(FILE* file, const void* memory);
 
-// All of it, for --plan.
+// All of it, for --plan: the tensors first, if they are asked for, and the summary last.
 void plan_print(FILE* file, GPT2Config cfg, const Options* options, const TrainerPlan* plan);
 
 #ifdef __cplusplus
@@ -377,7 +377,20 @@ static void plan_print_work_(FILE* file, GPT2Config cfg, const Options* o, const
     plan_print_rates_(file, &plan->speed.rates);
 }
 
+static void plan_print_tensors_(FILE* file, const Options* options, const TrainerPlan* plan) {
+    fprintf(file, "\nparameters   layers x rows x columns (%s)\n",
+            options->quantize ? "of matrices: blocks of 32" : "the same for gradients and optimizer state");
+    plan_print_rows_(file, plan->parameters, GPT2_PARAMETER_ROWS);
+    fprintf(file,
+            "\nactivations   layers x tokens x columns (b: only used inside a block; shares memory with c, "
+            "the classifier's)\n");
+    plan_print_rows_(file, plan->activations, GPT2_ACTIVATION_ROWS);
+}
+
 void plan_print(FILE* file, GPT2Config cfg, const Options* options, const TrainerPlan* plan) {
+    if (options->plan_tensors) {
+        plan_print_tensors_(file, options, plan);
+    }
     fputc('\n', file);
     plan_print_memory(file, cfg, options, plan->memory);
     plan_print_moves_(file, plan->memory, PLAN_HOST);
@@ -386,13 +399,6 @@ void plan_print(FILE* file, GPT2Config cfg, const Options* options, const Traine
     if (!options_only_evaluates(options)) {
         plan_print_work_(file, cfg, options, plan);
     }
-    fprintf(file, "\nparameters   layers x rows x columns (%s)\n",
-            options->quantize ? "of matrices: blocks of 32" : "the same for gradients and optimizer state");
-    plan_print_rows_(file, plan->parameters, GPT2_PARAMETER_ROWS);
-    fprintf(file,
-            "\nactivations   layers x tokens x columns (b: only used inside a block; shares memory with c, "
-            "the classifier's)\n");
-    plan_print_rows_(file, plan->activations, GPT2_ACTIVATION_ROWS);
 }
 
 // The kinds of one place, if there are any.
