@@ -60,8 +60,8 @@ static const Optimizer adamw = {OPTIMIZER_ADAMW, 0, MASTER_NONE, 0, {1, 1, 1}, 0
 
 static CheckpointRun run_of(GPT2Config cfg, SafeTensorsDtype dtype) {
     static Comm alone = {.size = 1};
-    const CheckpointRun run = {"test", cfg,  adamw, zero_plan(cfg, 0, 0, 1), &alone, dtype,
-                               4,      NULL, 1000,  0xABCDEF0123456789,      NULL,   NULL};
+    const CheckpointRun run = {"test", cfg,  adamw, zero_plan(cfg, 0, 0, 1), &alone, dtype, 4,
+                               NULL,   NULL, 1000,  0xABCDEF0123456789,      NULL,   NULL};
     return run;
 }
 

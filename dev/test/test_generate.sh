@@ -147,6 +147,10 @@ test_misuse() {
     bad 1 "gone.jsonl|No such file" --model run --prompts gone.jsonl
     bad 1 "no/texts|cannot write" --model run --prompts prompts.jsonl --out-texts no/texts
     bad 1 "gone/run|No such file" --model gone/run --prompt x
+    cp -r run/step_00000030 relu && rm relu/state.json && sed -i 's/gelu_new/relu/' relu/config.json
+    echo '{}' >relu/tokenizer.json
+    bad 1 "relu/config.json: activation_function is relu, wanted gelu_new" --model relu --prompt x
+    bad 1 "relu/config.json: activation_function is relu, wanted gelu_new" --model relu --train-data text.txt --steps 1
     mkdir nothing
     bad 1 "nothing/config.json" --model nothing --prompt x --tokenizer run/step_00000030
 }

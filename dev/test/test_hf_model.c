@@ -52,7 +52,7 @@ static const char* directory_of(const char* name) {
 static void write_model(const Model* model, const char* directory, SafeTensorsDtype dtype) {
     uint64_t checksum = 0;
     char file[PATH_MAX], error[ERROR_BYTES];
-    hf_config_write(directory, model->cfg, dtype, model->cfg.V - 1);
+    hf_config_write(directory, model->cfg, dtype, model->cfg.V - 1, NULL);
     const uint64_t said = whole_model_write(directory, model->cfg, model->rows, model->memory, dtype);
     snprintf(file, sizeof(file), "%s/model.safetensors", directory);
     EXPECT(file_checksum(file, &checksum, error) && checksum == said, "the checksum of %s", file);
@@ -186,7 +186,7 @@ static void test_several_files(void) {
     const char *one = directory_of("one"), *two = directory_of("two");
     Model model = model_random(CFG, SAFETENSORS_F32);
     write_model(&model, one, SAFETENSORS_F32);
-    hf_config_write(two, CFG, SAFETENSORS_F32, 4);
+    hf_config_write(two, CFG, SAFETENSORS_F32, 4, NULL);
     SafeTensors from;
     safetensors_open(&from, test_path("one/model.safetensors"));
     char index[8192] = "{\"metadata\": {\"total_size\": 1}, \"weight_map\": {";
@@ -265,7 +265,7 @@ static void write_cut(const Model* model, const char* directory) {
         free(group);
     }
     hf_model_write_index(directory, files, count, CFG, SAFETENSORS_F32);
-    hf_config_write(directory, CFG, SAFETENSORS_F32, 4);
+    hf_config_write(directory, CFG, SAFETENSORS_F32, 4, NULL);
     free(padded);
 }
 
@@ -309,7 +309,7 @@ static void expect_refused(const char* directory, const char* words) {
 static void change_config(const char* directory, const char* from, const char* to) {
     char *text, *at, error[ERROR_BYTES], changed[4096], path[PATH_MAX];
     size_t bytes;
-    hf_config_write(directory, CFG, SAFETENSORS_F32, 4);
+    hf_config_write(directory, CFG, SAFETENSORS_F32, 4, NULL);
     snprintf(path, sizeof(path), "%s/config.json", directory);
     CHECK(file_try_read(path, sizeof(changed), &text, &bytes, error), "%s", error);
     at = strstr(text, from);
@@ -376,11 +376,11 @@ static void test_bad_weights(void) {
     expect_refused(directory, "wte.weight|element 6|inf");
     ((float*)model.memory)[6] = 0;
     write_model(&model, directory, SAFETENSORS_F32);
-    hf_config_write(directory, longer, SAFETENSORS_F32, 4);
+    hf_config_write(directory, longer, SAFETENSORS_F32, 4, NULL);
     SafeTensors from;
     safetensors_open(&from, test_path("bad/model.safetensors"));
     free(model.memory);
-    hf_config_write(directory, CFG, SAFETENSORS_F32, 4);
+    hf_config_write(directory, CFG, SAFETENSORS_F32, 4, NULL);
     copy_part(&from, test_path("bad/x"), 0, 2, NULL); // every other tensor is missing
     rename(test_path("bad/x"), test_path("bad/model.safetensors"));
     expect_refused(directory, "no tensor");
@@ -428,6 +428,34 @@ static void test_other_tensors(void) {
     }
     safetensors_close(&from);
     free(model.memory);
+}
+
+// What others read in config.json, and we do not, is kept; the rest is ours. Types are named for transformers 4 and 5.
+static void test_kept_config(void) {
+    static const char extra[] =
+        "\"initializer_range\": 0.05, \"task_specific_params\": {\"a\": [\"\\u00e9 }\", null]},\n"
+        "\"auto_map\": {}, \"torch_dtype\"";
+    const char* directory = directory_of("kept");
+    char *text, error[ERROR_BYTES];
+    size_t bytes;
+    hf_config_write(directory, CFG, SAFETENSORS_BF16, 4, NULL);
+    EXPECT(file_try_read(test_path("kept/config.json"), 1 << 16, &text, &bytes, error), "%s", error);
+    char* at = strstr(text, "\"torch_dtype\"");
+    EXPECT(at && strstr(text, "\"dtype\": \"bfloat16\"") && strstr(at, "\"bfloat16\""), "both names");
+    char longer[4096];
+    const int length = snprintf(longer, sizeof(longer), "%.*s%s%.*s", (int)(at - text), text, extra,
+                                (int)(text + bytes - at) - 13, at + 13);
+    test_write("kept/config.json", longer, (size_t)length);
+    free(text);
+    char* kept = hf_config_kept(directory);
+    hf_config_write(directory, CFG, SAFETENSORS_F32, 4, kept);
+    free(kept);
+    EXPECT(file_try_read(test_path("kept/config.json"), 1 << 16, &text, &bytes, error), "%s", error);
+    EXPECT(strstr(text, "\"initializer_range\": 0.05") && strstr(text, "{\"a\": [\"\\u00e9 }\", null]}") &&
+               !strstr(text, "auto_map") && !strstr(text, "bfloat16"),
+           "%.*s", (int)bytes, text);
+    free(text);
+    EXPECT(hf_config_read(directory).C == CFG.C, "is read");
 }
 
 // lm_head.weight is here a copy of another tensor: a classifier of its own.
@@ -490,6 +518,7 @@ int main(void) {
     test_other_configs();
     test_bad_weights();
     test_other_tensors();
+    test_kept_config();
     test_own_classifier();
     test_only_classifier();
     return test_done("hf_model");

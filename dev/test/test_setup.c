@@ -43,8 +43,9 @@ static Run run_open(const char* line) {
     run.options = parse(line);
     static char newest[PATH_MAX];
     run.model_path = setup_model_path(&run.options, newest);
+    const GPT2Config found = setup_read_model(run.model_path);
     run_data_open_tokenizer(&run.data, &run.options, run.model_path);
-    run.cfg = setup_model(&run.options, &run.data, run.model_path);
+    run.cfg = setup_model(&run.options, &run.data, run.model_path, found);
     setup_batch(&run.options);
     run_data_open(&run.data, &run.options);
     setup_training(&run.options, run.model_path != NULL);
@@ -95,7 +96,7 @@ static void write_hf_model(const char* name) {
     TensorRow rows[GPT2_PARAMETER_ROWS];
     void* memory = check_alloc(gpt2_parameter_rows(rows, cfg), 1, "model");
     EXPECT(mkdir(test_path(name), 0777) == 0, "directory");
-    hf_config_write(test_path(name), cfg, SAFETENSORS_F32, 399);
+    hf_config_write(test_path(name), cfg, SAFETENSORS_F32, 399, NULL);
     whole_model_write(test_path(name), cfg, rows, memory, SAFETENSORS_F32);
     free(memory);
 }

@@ -19,8 +19,9 @@ where a model is read its layers must be equal.
     rows    of the parameters in memory, in one part or more (gpt2_sharded_rows_of), with elements of the type of the
             file that is written; fp32 where a model is read
 
-defines: hf_config_read, hf_config_dropout, hf_config_write, HfModel, hf_model_open, hf_model_read, hf_model_close, HfModelFile,
-         hf_model_files, hf_model_file_name, hf_model_write, hf_model_write_index, hf_model_bytes
+defines: hf_config_read, hf_config_dropout, hf_config_kept, hf_config_write, HfModel, hf_model_open, hf_model_read,
+         hf_model_close, HfModelFile, hf_model_files, hf_model_file_name, hf_model_write, hf_model_write_index,
+         hf_model_bytes
 */
 #ifndef LLMC_HF_MODEL_H
 #define LLMC_HF_MODEL_H
@@ -42,9 +43,14 @@ GPT2Config hf_config_read(const char* directory);
 // The largest dropout that its configuration has.
 double hf_config_dropout(const char* directory);
 
-// Writes config.json and generation_config.json. `dtype` is the dtype of the weights, eot the token that
-// starts and ends documents.
-void hf_config_write(const char* directory, GPT2Config cfg, SafeTensorsDtype dtype, int eot);
+// The fields of the config.json in a directory that change nothing here, as text for hf_config_write: a model that is
+// trained further keeps them. The caller frees it.
+char* hf_config_kept(const char* directory);
+
+// Writes config.json and generation_config.json. `dtype` is the dtype of the weights, under its names in transformers 4
+// and 5; eot the token that starts and ends documents; kept as above, NULL of a new model.
+void hf_config_write(const char* directory, GPT2Config cfg, SafeTensorsDtype dtype, int eot,
+                     const char* kept);
 
 // ---- writing the weights ----
 
@@ -106,6 +112,7 @@ void hf_model_close(HfModel* model);
 #include "llmc/base/check.h"
 #include "llmc/base/file.h"
 #include "llmc/base/json.h"
+#include "llmc/base/text_buffer.h"
 
 #define HF_NORM_EPSILON_ 1e-5
 #define HF_CLASSIFIER_ "lm_head.weight"
@@ -293,34 +300,75 @@ GPT2Config hf_config_read(const char* directory) { return hf_config_load_(direct
 
 double hf_config_dropout(const char* directory) { return hf_config_load_(directory).dropout; }
 
-static void hf_write_text_(const char* directory, const char* name, const char* text) {
-    char path[PATH_MAX];
-    file_join(path, directory, name);
-    file_write_text(path, text, strlen(text));
+// Fields that change nothing that we compute, and are kept for those who read them.
+static int hf_config_is_kept_(const char* key) {
+    static const char* const keys[] = {
+        "initializer_range",     "pad_token_id",        "use_cache",          "reorder_and_upcast_attn",
+        "summary_type",          "summary_use_proj",    "summary_activation", "summary_proj_to_labels",
+        "summary_first_dropout", "task_specific_params"};
+    size_t i = 0;
+    while (i < sizeof(keys) / sizeof(keys[0]) && strcmp(key, keys[i]) != 0) {
+        i++;
+    }
+    return i < sizeof(keys) / sizeof(keys[0]);
 }
 
-void hf_config_write(const char* directory, GPT2Config cfg, SafeTensorsDtype dtype, int eot) {
-    char text[2048];
+char* hf_config_kept(const char* directory) {
+    char path[PATH_MAX], error[ERROR_BYTES], *text;
+    const char* key;
+    size_t bytes;
+    TextBuffer kept;
+    file_join(path, directory, "config.json");
+    CHECK(file_try_read(path, HF_MAX_CONFIG_, &text, &bytes, error), "%s", error);
+    char* copy = (char*)check_alloc(bytes + 1, 1, path); // a reader decodes strings in place
+    memcpy(copy, text, bytes);
+    JsonReader reader = json_reader(path, copy, bytes, error);
+    text_buffer_open(&kept, path);
+    int more = json_take(&reader, '{') ? 1 : -1;
+    for (JsonPlace place = JSON_FIRST; more > 0; place = JSON_NEXT) {
+        if ((more = json_member(&reader, place, &key)) <= 0) {
+            break;
+        }
+        json_peek(&reader);
+        const size_t begin = reader.at;
+        const int is_kept = hf_config_is_kept_(key);
+        more = json_skip(&reader) ? 1 : -1;
+        if (is_kept) {
+            fprintf(kept.file, "  \"%s\": %.*s,\n", key, (int)(reader.at - begin), text + begin);
+        }
+    }
+    CHECK(more == 0, "%s", error);
+    free(copy);
+    free(text);
+    return text_buffer_close(&kept);
+}
+
+void hf_config_write(const char* directory, GPT2Config cfg, SafeTensorsDtype dtype, int eot,
+                     const char* kept) {
+    char path[PATH_MAX];
+    FileWriter writer;
     const char* type = dtype == SAFETENSORS_BF16  ? "bfloat16"
                        : dtype == SAFETENSORS_F16 ? "float16"
                                                   : "float32";
-    const int length =
-        snprintf(text, sizeof(text),
-                 "{\n"
-                 "  \"architectures\": [\"GPT2LMHeadModel\"],\n"
-                 "  \"model_type\": \"gpt2\",\n"
-                 "  \"vocab_size\": %d,\n  \"n_positions\": %d,\n  \"n_ctx\": %d,\n"
-                 "  \"n_embd\": %d,\n  \"n_layer\": %d,\n  \"n_head\": %d,\n  \"n_inner\": null,\n"
-                 "  \"activation_function\": \"gelu_new\",\n  \"layer_norm_epsilon\": %g,\n"
-                 "  \"resid_pdrop\": 0.0,\n  \"embd_pdrop\": 0.0,\n  \"attn_pdrop\": 0.0,\n"
-                 "  \"bos_token_id\": %d,\n  \"eos_token_id\": %d,\n"
-                 "  \"tie_word_embeddings\": true,\n  \"torch_dtype\": \"%s\"\n}\n",
-                 cfg.V, cfg.max_T, cfg.max_T, cfg.C, cfg.L, cfg.NH, HF_NORM_EPSILON_, eot, eot, type);
-    assert(length < (int)sizeof(text));
-    (void)length;
-    hf_write_text_(directory, "config.json", text);
-    snprintf(text, sizeof(text), "{\n  \"bos_token_id\": %d,\n  \"eos_token_id\": %d\n}\n", eot, eot);
-    hf_write_text_(directory, "generation_config.json", text);
+    file_join(path, directory, "config.json");
+    file_open(&writer, path);
+    fprintf(writer.file,
+            "{\n"
+            "  \"architectures\": [\"GPT2LMHeadModel\"],\n"
+            "  \"model_type\": \"gpt2\",\n"
+            "  \"vocab_size\": %d,\n  \"n_positions\": %d,\n  \"n_ctx\": %d,\n"
+            "  \"n_embd\": %d,\n  \"n_layer\": %d,\n  \"n_head\": %d,\n  \"n_inner\": null,\n"
+            "  \"activation_function\": \"gelu_new\",\n  \"layer_norm_epsilon\": %g,\n"
+            "  \"resid_pdrop\": 0.0,\n  \"embd_pdrop\": 0.0,\n  \"attn_pdrop\": 0.0,\n"
+            "  \"bos_token_id\": %d,\n  \"eos_token_id\": %d,\n%s"
+            "  \"tie_word_embeddings\": true,\n  \"dtype\": \"%s\",\n  \"torch_dtype\": \"%s\"\n}\n",
+            cfg.V, cfg.max_T, cfg.max_T, cfg.C, cfg.L, cfg.NH, HF_NORM_EPSILON_, eot, eot, kept ? kept : "",
+            type, type);
+    file_commit(&writer);
+    file_join(path, directory, "generation_config.json");
+    file_open(&writer, path);
+    fprintf(writer.file, "{\n  \"bos_token_id\": %d,\n  \"eos_token_id\": %d\n}\n", eot, eot);
+    file_commit(&writer);
 }
 
 // ---- the weights ----

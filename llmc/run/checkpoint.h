@@ -53,6 +53,7 @@ typedef struct {
     SafeTensorsDtype dtype;     // of the parameters in the copy
     int eot;                    // the token that ends documents
     const Tokenizer* tokenizer; // NULL: none that is known
+    const char* config;         // fields of config.json that are kept (hf_config_kept); NULL: a new model
     size_t train_tokens;
     uint64_t train_data; // fingerprint of their contents, 0: unknown
     // Writes further small files into the directory, in the thread that saves; NULL: there are none.
@@ -268,7 +269,7 @@ static int checkpoint_is_finite_(const Checkpoints* c, const char* path, char* e
 
 // The small files, of rank 0 alone: all but state.json.
 static void checkpoint_write_small_files_(Checkpoints* c, const char* directory) {
-    hf_config_write(directory, c->run.cfg, c->run.dtype, c->run.eot);
+    hf_config_write(directory, c->run.cfg, c->run.dtype, c->run.eot, c->run.config);
     if (c->model.count > 1) {
         hf_model_write_index(directory, c->model.files, c->model.count, c->run.cfg, c->run.dtype);
     }

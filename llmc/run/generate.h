@@ -391,8 +391,9 @@ static void generate_check_options_(const Options* o, const Comm* comm) {
 // Everything that can be refused. Returns the path of the model.
 static const char* generate_setup_(Generate_* g, Options* o) {
     const char* path = setup_model_path(o, g->newest);
+    const GPT2Config found = setup_read_model(path);
     run_data_open_text_tokenizer(&g->data, o, path);
-    g->cfg = setup_model(o, &g->data, path);
+    g->cfg = setup_model(o, &g->data, path, found);
     setup_check_quantize(o, g->cfg);
     setup_products(o);
     setup_texts(o);

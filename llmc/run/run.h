@@ -97,6 +97,7 @@ typedef struct {
     Options options;
     RunData data;
     Resume resume;
+    char* kept_config;      // of its config.json, for the checkpoints; NULL: nothing
     const char* model_path; // of the first weights, or the checkpoint to continue from; NULL: random
     char newest[PATH_MAX];  // checkpoint of the run that --model names
     GPT2Config cfg;
@@ -617,6 +618,7 @@ static void run_open_session_(Run_* run) {
     saved.dtype = trainer->saved_dtype(&run->options);
     saved.eot = run->generator.eot;
     saved.tokenizer = run_data_saved_tokenizer(&run->data);
+    saved.config = run->kept_config;
     saved.train_tokens = run->data.train.tokens;
     saved.train_data = run->data.train.fingerprint;
     saved.extra = trainer->save_extra;
@@ -931,12 +933,15 @@ static int run_start_(Run_* run, const char* program) {
     }
     run_turn_begins_(run);
     run->model_path = run->resume.is_active ? run->resume.path : setup_model_path(options, run->newest);
+    const GPT2Config found = setup_read_model(run->model_path);
+    run->kept_config = setup_kept_config(run->model_path);
     run_data_open_tokenizer(&run->data, options, run->resume.is_active ? NULL : run->model_path);
-    run->cfg = resume_config(&run->resume, setup_model(options, &run->data, run->model_path));
+    run->cfg = resume_config(&run->resume, setup_model(options, &run->data, run->model_path, found));
     const int status = run_dispatch_(run, program);
     run_data_close(&run->data);
     resume_close(&run->resume);
     comm_close(&run->comm);
+    free(run->kept_config);
     return status;
 }
 

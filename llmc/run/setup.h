@@ -6,7 +6,7 @@ a size on the command line replaces the one that a name stands for, but must agr
 with vocabularies of different sizes are refused, as they do not mean the same tokens. Everything is checked here and in setup_checks.h, before any memory for the
 model is taken.
 
-defines: setup_model_path, setup_model, setup_batch, setup_training, setup_texts, setup_products, setup_optimizer,
+defines: setup_model_path, setup_read_model, setup_kept_config, setup_model, setup_batch, setup_training, setup_texts, setup_products, setup_optimizer,
          setup_zero, setup_update, setup_validates_first, setup_asks_for_samples
 */
 #ifndef LLMC_SETUP_H
@@ -44,8 +44,15 @@ enum {
 // newest checkpoint, whose name is put into `path`.
 const char* setup_model_path(const Options* options, char path[PATH_MAX]);
 
-// Decides the model. `path` is the model file, or NULL for random weights.
-GPT2Config setup_model(Options* options, const RunData* data, const char* path);
+// The sizes of this model; zeros without one. A model that is not GPT-2 ends the program, before anything is said about its
+// tokens.
+GPT2Config setup_read_model(const char* path);
+
+// What its config.json has for others, to be saved with it (hf_config_kept); NULL: nothing. The caller frees it.
+char* setup_kept_config(const char* path);
+
+// Decides the model. `path` is the model file, whose sizes are `found`, or NULL for random weights.
+GPT2Config setup_model(Options* options, const RunData* data, const char* path, GPT2Config found);
 
 // ---- the run ----
 
@@ -146,11 +153,6 @@ const char* setup_model_path(const Options* options, char path[PATH_MAX]) {
     return setup_is_run_(path, options->model) ? path : options->model;
 }
 
-// The sizes of the model that setup_model_path found.
-static GPT2Config setup_read_config_(const char* path) {
-    return file_is_directory(path) ? hf_config_read(path) : llmc_bin_read_config(path);
-}
-
 // Puts the model's size where the option is "auto"; with a model file the two must agree.
 static void setup_size_(int* option, int model, const char* name, const char* path) {
     if (*option == OPTION_AUTO) {
@@ -174,7 +176,16 @@ static int setup_share_layers_(const Options* options) {
     return share;
 }
 
-GPT2Config setup_model(Options* options, const RunData* data, const char* path) {
+GPT2Config setup_read_model(const char* path) {
+    const GPT2Config none = {0, 0, 0, 0, 0, 0, SHARE_OFF};
+    return !path ? none : file_is_directory(path) ? hf_config_read(path) : llmc_bin_read_config(path);
+}
+
+char* setup_kept_config(const char* path) {
+    return path && file_is_directory(path) ? hf_config_kept(path) : NULL;
+}
+
+GPT2Config setup_model(Options* options, const RunData* data, const char* path, GPT2Config found) {
     const int insists = options->vocab_size != OPTION_AUTO; // or is a run that resumes
     const GPT2NamedModel unnamed = {"", SETUP_LAYERS, SETUP_CHANNELS, SETUP_HEADS,
                                     options->seq_len > 0 ? options->seq_len : SETUP_CONTEXT};
@@ -183,7 +194,7 @@ GPT2Config setup_model(Options* options, const RunData* data, const char* path) 
     const int V = data->has_tokenizer ? data->tokenizer.vocab_size : GPT2_VOCAB;
     GPT2Config cfg = {named->max_T, V, 0, named->L, named->NH, named->C, SHARE_OFF};
     if (path) {
-        cfg = setup_read_config_(path);
+        cfg = found;
     }
     setup_size_(&options->layers, cfg.L, "layers", path);
     setup_size_(&options->channels, cfg.C, "channels", path);

@@ -125,3 +125,17 @@ defect_start_token() {
     check "false" [ "$(grep -aoP 'add_bos_token\x07\x00\x00\x00\K[\x00]' without.gguf | wc -c)" -ge 1 ]
     runs "a prompt" --model base --prompt '12' --tokens 2 --start-token off
 }
+
+# A model that is not GPT-2 is refused as such, whatever its tokenizer; one that is keeps what others read in its config.json.
+defect_config_of_others() {
+    local tiny=(--layers 1 --channels 16 --heads 2 --seq-len 16 --batch 2 --steps 1 --eval-every 0 --samples 0)
+    for i in {1..200}; do echo "$i bottles of beer on the wall"; done >text.txt
+    good "a model" "${tiny[@]}" --train-data text.txt --out base
+    cp -r base/step_00000001 relu && rm relu/state.json
+    sed -i 's/gelu_new/relu/' relu/config.json
+    bad 1 "relu/config.json: activation_function is relu" --model relu --train-data text.txt --tokenizer relu/none.json --steps 1
+    sed -i 's/"model_type"/"initializer_range": 0.07,\n  "model_type"/; s/relu/gelu_new/' relu/config.json
+    good "a model with a field for others" --model relu --train-data text.txt --steps 1 --eval-every 0 --samples 0 --out kept
+    check "is saved with it" grep -q '"initializer_range": 0.07' kept/step_00000001/config.json
+    check "and its type has both names" [ "$(grep -cE '"(torch_)?dtype": "float32"' kept/step_00000001/config.json)" = 2 ]
+}
