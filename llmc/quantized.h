@@ -19,7 +19,7 @@ with VNNI (AVX-512 or AVX), AVX2, NEON's dot products, or plain C. With AMX, inp
 quantized_tile.h instead.
 
 defines: QuantizedBlock, QuantizedRows, QuantizedProduct, QuantizedKernel, QuantizedScratch,
-         quantized_fits, quantized_encode, quantized_decode, quantized_rows_bytes, quantized_rows_bind,
+         quantized_fits, QUANTIZED_OVERFLOW, quantized_encode, quantized_decode, quantized_rows_bytes, quantized_rows_bind,
          quantized_rows, quantized_kernels, quantized_kernel, quantized_scratch_bytes, quantized_open, quantized_close,
          quantized_matmul_cpu, quantized_bytes
 */
@@ -100,6 +100,8 @@ static inline void quantized_round_(int8_t q[QUANTIZED_BLOCK], const float x[QUA
         q[i] = (int8_t)(whole + (rest >= 0.5f) - (rest <= -0.5f));
     }
 }
+
+#define QUANTIZED_OVERFLOW (127 * FP16_OVERFLOW) // the least number whose block has an infinite scale
 
 // Encodes a row of `cols` numbers.
 static inline void quantized_encode(QuantizedBlock* out, const float* x, size_t cols) {

@@ -21,6 +21,8 @@ defines: QUANTIZE_WORDS, Quantize, quantized_is_matrix, quantized_parameter_rows
 #include <stddef.h>
 #include <string.h>
 
+#include "llmc/base/check.h"
+#include "llmc/base/float16.h"
 #include "llmc/base/words.h"
 #include "llmc/encoder.h"
 #include "llmc/gpt2.h"
@@ -70,6 +72,14 @@ typedef struct {
     QuantizedSet set_blocks, set_floats;
 } QuantizedParameters;
 
+// Ends the program if a weight of a matrix is finite, and would not be in 8 bits.
+static inline void quantized_check_(const TensorRow* row, int g, const float* from, size_t elements) {
+    const size_t bad = float16_find_beyond(from, elements, QUANTIZED_OVERFLOW);
+    CHECK(bad == elements,
+          "--quantize q8_0: element %zu of %s, copy %d, is %g, wanted less than %g; --quantize off works",
+          bad, row->name, gpt2_group_copy(g), (double)from[bad], (double)QUANTIZED_OVERFLOW);
+}
+
 // Sets group g from fp32 values in memory that has only this group, laid out by `rows`.
 static inline void quantized_set_group(QuantizedParameters to, int g, const TensorRow* rows,
                                        const float* group) {
@@ -77,6 +87,9 @@ static inline void quantized_set_group(QuantizedParameters to, int g, const Tens
         if (tensor_is_in_group(&rows[i], g)) {
             const QuantizedSet set = quantized_is_matrix(&rows[i]) ? to.set_blocks : to.set_floats;
             const float* from = (const float*)tensor_in_group(&rows[i], group);
+            if (set == to.set_blocks) {
+                quantized_check_(&rows[i], g, from, tensor_layer_elements(&rows[i]));
+            }
             set(to.model, tensor_at_layer(&to.rows[i], to.memory, gpt2_group_copy(g)), from,
                 tensor_layer_elements(&rows[i]));
         }

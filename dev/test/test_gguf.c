@@ -218,6 +218,55 @@ static void test_file(GPT2Config cfg, GgufDtype dtype, const Bpe* bpe, GgufStart
     free(memory);
 }
 
+// A model whose element 5 of the MLP's first matrix in block 1 has a value, in a file.
+typedef struct {
+    GgufDtype dtype;
+    float value;
+} Large;
+
+static void write_large(const void* context) {
+    const Large* large = (const Large*)context;
+    const GPT2Config cfg = {16, 64, 128, 2, 2, 32, SHARE_OFF};
+    TensorRow rows[GPT2_PARAMETER_ROWS];
+    GgufWriter writer;
+    float* memory = (float*)check_alloc(gpt2_parameter_rows(rows, cfg), 1, "model");
+    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+        if (strcmp(rows[i].name, "fcw") == 0) {
+            ((float*)tensor_at_layer(&rows[i], memory, 1))[5] = large->value;
+        }
+    }
+    gguf_create(&writer, test_path("large.gguf"), "large", cfg, large->dtype, NULL, GGUF_NO_START_TOKEN);
+    for (int g = 0; g < gpt2_groups(cfg); g++) {
+        gguf_put(&writer, rows, g, (const char*)memory + gpt2_group_offset_bytes(rows, g));
+    }
+    gguf_commit(&writer);
+    free(memory);
+}
+
+// A number is in the file as one, or an error by name.
+static void test_large(void) {
+    static const struct {
+        Large large;
+        const char* error; // NULL: it fits
+    } cases[] = {
+        {{GGUF_F16, 65519}, NULL},           {{GGUF_F16, 65520}, "65520, wanted|bf16 works"},
+        {{GGUF_F16, -7e4f}, "-70000"},       {{GGUF_BF16, 3e38f}, NULL},
+        {{GGUF_BF16, 3.4e38f}, "f32 works"}, {{GGUF_F32, 3.4e38f}, NULL},
+        {{GGUF_Q8_0, 8321039.5f}, NULL},     {{GGUF_Q8_0, 8321040}, "bf16 works"},
+        {{GGUF_Q8_0, 3e38f}, "bf16 works"},
+    };
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        char words[256];
+        snprintf(words, sizeof(words), "large.gguf: tensor blk.1.ffn_up.weight, element 5 is |%s",
+                 cases[i].error ? cases[i].error : "");
+        unlink(test_path("large.gguf"));
+        EXPECT(cases[i].error ? test_dies(write_large, &cases[i].large, EXIT_FAILURE, words)
+                              : test_dies(write_large, &cases[i].large, 0, ""),
+               "%g", (double)cases[i].large.value);
+        EXPECT((access(test_path("large.gguf"), F_OK) == 0) == !cases[i].error, "a file");
+    }
+}
+
 static void test_names(void) {
     static const char* const names[][2] = {
         {"out/124M", "124M"},           {"x.gguf", "x"}, {"/a/b.c.gguf", "b.c"},
@@ -239,6 +288,7 @@ static void test_names(void) {
 }
 
 int main(void) {
+    test_large();
     test_names();
     static const int pairs[2][2] = {{83, 71}, {256, 68}}; // t h, th e
     Bpe bpe;

@@ -325,14 +325,24 @@ static void expect_weight_refused(ModelDtype dtype, int tensor, size_t k, float 
     free(model.memory);
 }
 
+// A weight that is finite, and would not be in bf16, is not written.
+static void write_too_large(const void* path) {
+    const Model model = model_random(TINY);
+    *element(&model, 0, 31) = float_of(0x7F7FFFFF);
+    whole_model_write_bin((const char*)path, TINY, model.rows, model.memory, MODEL_BF16);
+}
+
 static void test_bad_weights(void) {
+    EXPECT(test_dies(write_too_large, test_path("large.bin"), EXIT_FAILURE,
+                     "large.bin: tensor wte, element 31 is 3.40282e+38|--export-dtype fp32 works"),
+           "");
+    EXPECT(access(test_path("large.bin"), F_OK) != 0, "no file");
     const char* in_qkvw = "tensor qkvw, layer 1, row 2, column 3|nan";
     expect_weight_refused(MODEL_FP32, 4, 48 + 2 * 4 + 3, NAN, in_qkvw); // (2, 12, 4)
     expect_weight_refused(MODEL_BF16, 4, 48 + 2 * 4 + 3, NAN, in_qkvw);
     expect_weight_refused(MODEL_FP32, 0, 0, INFINITY, "tensor wte, layer 0, row 0, column 0|inf");
     expect_weight_refused(MODEL_FP32, 15, 3, -INFINITY, "tensor lnfb, layer 0, row 0, column 3|-inf");
-    expect_weight_refused(MODEL_BF16, 0, 31, float_of(0x7F7FFFFF),
-                          "tensor wte, layer 0, row 7, column 3|inf");
+    expect_weight_refused(MODEL_BF16, 0, 31, INFINITY, "tensor wte, layer 0, row 7, column 3|inf");
 }
 
 // ---- failing writes ----

@@ -5,11 +5,14 @@ IEEE half precision, fp16 (5 and 10).
 Widening is exact. Narrowing rounds to nearest, ties to even; values that are too large become infinity, NaN
 stays a NaN.
 
-defines: float_bits, float_of_bits, bf16_from_float, bf16_to_float, fp16_from_float, fp16_to_float
+defines: float_bits, float_of_bits, bf16_from_float, bf16_to_float, fp16_from_float, fp16_to_float,
+         FP16_OVERFLOW, BF16_OVERFLOW, float16_find_beyond
 */
 #ifndef LLMC_FLOAT16_H
 #define LLMC_FLOAT16_H
 
+#include <math.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -55,6 +58,20 @@ static inline uint16_t fp16_from_float(float value) {
                                : rest < 0x38800000 ? small // below 2^-14
                                                    : large;
     return (uint16_t)(sign | magnitude);
+}
+
+// The least numbers that become infinite there.
+#define FP16_OVERFLOW 65520.0f
+#define BF16_OVERFLOW float_of_bits(0x7F7F8000)
+
+// The first of `count` values that is finite, but at or beyond this limit; `count`: none.
+static inline size_t float16_find_beyond(const float* values, size_t count, float limit) {
+    for (size_t i = 0; i < count; i++) {
+        if (!(fabsf(values[i]) < limit) && isfinite(values[i])) {
+            return i;
+        }
+    }
+    return count;
 }
 
 #endif

@@ -8,7 +8,7 @@ gguf.h -- a model as one GGUF file (version 3), which llama.cpp and its relative
                       of the vocabulary
 
 Little endian. Matrices have the type asked for; vectors and position embeddings stay fp32, as their readers
-want them. Q8_0 is quantized.h's blocks; matrices whose rows are no whole blocks are fp16 instead.
+want them. A number that is finite here and would not be there is an error. Q8_0 is quantized.h's blocks; matrices whose rows are no whole blocks are fp16 instead.
 
 Tokens that are bytes are a BPE without merges there. A model without a BPE tokenizer says so ("no_vocab"):
 its tokens are only numbers there, and llama.cpp cannot read or print text with them.
@@ -321,9 +321,28 @@ static void gguf_convert_(unsigned char* out, const float* x, size_t cols, uint3
     }
 }
 
-// A layer of a tensor, and zeros up to the next one.
-static void gguf_put_layer_(GgufWriter* w, const TensorRow* row, const float* x) {
+// Ends the program if a number of layer l is finite, and would not be in the file.
+static void gguf_check_(GgufWriter* w, const TensorRow* row, int l, const float* x, uint32_t type) {
+    const size_t count = gpt2_rows_in_files(row, w->cfg) * row->cols;
+    const float limit = type == GGUF_TYPE_F16_    ? FP16_OVERFLOW
+                        : type == GGUF_TYPE_BF16_ ? BF16_OVERFLOW
+                        : type == GGUF_TYPE_Q8_0_ ? QUANTIZED_OVERFLOW
+                                                  : INFINITY;
+    const size_t bad = float16_find_beyond(x, count, limit);
+    if (bad < count) {
+        char name[128];
+        snprintf(name, sizeof(name), row->gguf_name, l);
+        file_discard(&w->file);
+        CHECK(0, "%s: tensor %s, element %zu is %g, wanted less than %g; --export-gguf-dtype %s works",
+              w->file.path, name, bad, (double)x[bad], (double)limit,
+              fabsf(x[bad]) < BF16_OVERFLOW ? "bf16" : "f32");
+    }
+}
+
+// Layer l of a tensor, and zeros up to the next one.
+static void gguf_put_layer_(GgufWriter* w, const TensorRow* row, int l, const float* x) {
     const uint32_t type = gguf_type_(row, w->dtype);
+    gguf_check_(w, row, l, x, type);
     const size_t bytes = gguf_row_bytes_(type, row->cols);
     unsigned char* buffer = (unsigned char*)check_alloc(row->cols, sizeof(float), w->file.path);
     for (size_t r = 0; r < gpt2_rows_in_files(row, w->cfg); r++) {
@@ -371,7 +390,7 @@ void gguf_put(GgufWriter* w, const TensorRow* rows, int g, const void* group) {
             if (tensor_group(row, l) == g) {
                 w->at = begin;
                 file_seek(&w->file, w->at);
-                gguf_put_layer_(w, row, (const float*)tensor_in_group(row, group));
+                gguf_put_layer_(w, row, l, (const float*)tensor_in_group(row, group));
             }
         }
     }

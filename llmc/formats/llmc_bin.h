@@ -214,8 +214,15 @@ void llmc_bin_read(LlmcBin* bin, const TensorRow* rows, int g, void* group) {
 
 void llmc_bin_close(LlmcBin* bin) { fclose(bin->file); }
 
-static void llmc_bin_put_layer_(LlmcBinWriter* writer, const float* tensor, size_t count) {
+static void llmc_bin_put_layer_(LlmcBinWriter* writer, const TensorRow* row, const float* tensor,
+                                size_t count) {
     const ModelDtype dtype = writer->dtype;
+    const size_t bad = dtype == MODEL_BF16 ? float16_find_beyond(tensor, count, BF16_OVERFLOW) : count;
+    if (bad < count) {
+        file_discard(&writer->file);
+        CHECK(0, "%s: tensor %s, element %zu is %g, wanted less than %g; --export-dtype fp32 works",
+              writer->file.path, row->name, bad, (double)tensor[bad], (double)BF16_OVERFLOW);
+    }
     uint16_t chunk[LLMC_BIN_CHUNK_];
     for (size_t at = 0; at < count; at += LLMC_BIN_CHUNK_) {
         const size_t n = count - at < LLMC_BIN_CHUNK_ ? count - at : LLMC_BIN_CHUNK_;
@@ -242,7 +249,7 @@ void llmc_bin_put(LlmcBinWriter* writer, const TensorRow* rows, int g, const voi
         for (int l = 0; l < rows[i].uses; l++) {
             if (tensor_group(&rows[i], l) == g) {
                 file_seek(&writer->file, llmc_bin_at_(rows, i, l, writer->dtype));
-                llmc_bin_put_layer_(writer, (const float*)tensor_in_group(&rows[i], group),
+                llmc_bin_put_layer_(writer, &rows[i], (const float*)tensor_in_group(&rows[i], group),
                                     tensor_layer_elements(&rows[i]));
             }
         }
