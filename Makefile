@@ -118,8 +118,8 @@ help:       ## this list
 
 # The GPU trainer where there is a GPU and nvcc.
 RUN_TRAINER = train_gpt2$(if $(and $(shell command -v $(NVCC) 2>/dev/null),$(shell nvidia-smi -L 2>/dev/null)),cu)
-run: $(RUN_TRAINER)  ## train on the built-in stories for a minute or two, without a download; results in out/quickstart
-	./$(RUN_TRAINER)$(if $(filter train_gpt2,$(RUN_TRAINER)), --products auto) --out $(call quoted,$(OUT))
+run: $(RUN_TRAINER)  ## train on the built-in stories for a minute or two, without a download, or continue; results in out/quickstart
+	./$(RUN_TRAINER)$(if $(filter train_gpt2,$(RUN_TRAINER)), --products auto) --out $(call quoted,$(OUT)) --resume auto
 
 check:      ## a quick test: the plain build and its tests; TEST=json: only that one
 	@dev/test/run.sh check $(TEST)

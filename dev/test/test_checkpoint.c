@@ -40,6 +40,7 @@ static Options options_of(const Run* run) {
     Options options;
     options_parse(&options, 3, (char**)line, options_program(OPTION_CPU));
     options.out = run->out;
+    options.save_every = 10;
     options.keep = run->keep;
     options.keep_major = run->major;
     options.model_file_gb = run->model_file_gb;
@@ -656,6 +657,29 @@ static void test_keep_major(void) {
     expect_list(&only_major, "2 4 6 8 10 12 14 16 18 20 22 24 26 28 30 32"); // --keep 0: all
 }
 
+static void made_by_clock(Checkpoints* c) { c->state.by_clock = 1; }
+static void of_another_run(Checkpoints* c) { c->state.identity = 7; }
+
+// --keep auto: of those that the clock made, two stay, and all others.
+static void test_keep_auto(void) {
+    const Run run = run_open("auto", CHECKPOINT_KEEP_AUTO, 4);
+    char path[PATH_MAX];
+    for (int step = 1; step <= 11; step++) {
+        save_spoiled(path, &run, step, 1, SAFETENSORS_F32, step % 3 ? made_by_clock : NULL);
+    }
+    expect_list(&run, "3 4 6 8 9 10 11"); // 4 and 8 are multiples of --keep-major
+}
+
+// --keep counts the checkpoints of its own run.
+static void test_keep_own(void) {
+    const Run run = run_open("own", 1, 0);
+    char path[PATH_MAX];
+    save(&run, 1);
+    save_spoiled(path, &run, 2, 1, SAFETENSORS_F32, of_another_run);
+    save_spoiled(path, &run, 3, 1, SAFETENSORS_F32, of_another_run);
+    expect_list(&run, "1 3");
+}
+
 // Checkpoints of an earlier, longer run in the same place stay, and do not push out the new ones.
 static void test_earlier_run(void) {
     const Run run = run_open("earlier", 1, 0);
@@ -827,10 +851,10 @@ static void test_unreadable(void) {
 
 // One that could not be read when the list was made, and now can, takes its place in the order of writing.
 static void test_read_at_second_try(void) {
-    CheckpointEntry_ entries[3] = {{1, CHECKPOINT_UNKNOWN_, 0}, {3, 9, 0}, {2, 5, 0}};
+    CheckpointEntry_ entries[3] = {{1, CHECKPOINT_UNKNOWN_, 0, 0}, {3, 9, 0, 0}, {2, 5, 0, 0}};
     EXPECT(!checkpoint_is_first_(entries, 3, 7) && entries[0].step == 3 && entries[1].step == 1,
            "not the newest");
-    CheckpointEntry_ newest[2] = {{4, CHECKPOINT_UNKNOWN_, 0}, {3, 9, 0}};
+    CheckpointEntry_ newest[2] = {{4, CHECKPOINT_UNKNOWN_, 0, 0}, {3, 9, 0, 0}};
     EXPECT(checkpoint_is_first_(newest, 2, 10) && newest[0].step == 4, "the newest");
 }
 
@@ -1014,6 +1038,8 @@ int main(int argc, char** argv) {
     test_two_saves();
     test_keep();
     test_keep_major();
+    test_keep_auto();
+    test_keep_own();
     test_earlier_run();
     test_other_entries();
     test_cannot_remove();

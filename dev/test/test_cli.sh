@@ -766,7 +766,7 @@ test_signals() {
         wait $process
         status=$?
         check "SIG$signal: exit status $status" [ $status = 75 ]
-        check "SIG$signal is said" grep -q "^stopped by SIG$signal after step [0-9]*; --resume on continues" stdout
+        check "SIG$signal is said" grep -q "^stopped by SIG$signal after step [0-9]*; continue: [^ ]*train_gpt2[a-z]* --out signal_$signal --resume on$" stdout
         check "SIG$signal: standard error: $(head -n 1 stderr)" [ ! -s stderr ]
         check "SIG$signal: a checkpoint" [ "$(echo signal_$signal/step_*/state.json | wc -w)" = 1 ]
         check "SIG$signal: no summary" [ "$(grep -c summary signal_$signal/log.jsonl)" = 0 ]

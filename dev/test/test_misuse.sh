@@ -341,6 +341,35 @@ test_longer() {
     check "and its checkpoint" grep -q '"path":"u\\udcfe/step_00000003"' $'u\xfe/log.jsonl'
 }
 
+# Saves that the clock makes change nothing of a run, and two of them stay.
+test_clock() {
+    local run=("${brief[@]}" --steps 40 --eval-every 10 --sample-every 20 --samples 1)
+    good "a run that saves at its end" "${run[@]}" --save-minutes 0 --out unclocked
+    good "one that saves all the time" "${run[@]}" --save-minutes 1e-9 --out clocked
+    check "has the same losses" [ "$(numbers clocked)" = "$(numbers unclocked)" ]
+    check "and samples" cmp <(grep '"sample"' clocked/log.jsonl) <(grep '"sample"' unclocked/log.jsonl)
+    check "and weights" cmp {clocked,unclocked}/step_00000040/model.safetensors
+    check "and state" cmp {clocked,unclocked}/step_00000040/optimizer.1of1.safetensors
+    check "saves without end: $(values save step clocked/log.jsonl | wc -l)" [ "$(values save step clocked/log.jsonl | wc -l)" -gt 20 ]
+    check "keeps two of them, and the last: $(cd clocked && echo step_*)" [ "$(cd clocked && echo step_*)" = "step_00000038 step_00000039 step_00000040" ]
+    check "which the clock has not made" grep -q '"by_clock":0' clocked/step_00000040/state.json
+    good "a run that is killed would continue" --out clocked --resume 38
+    check "with the same losses" [ "$(numbers clocked)" = "$(numbers unclocked)" ]
+}
+
+# A disk that is too small for all checkpoints.
+test_small_disk() {
+    local run=(--layers 2 --channels 64 --heads 2 --seq-len 16 --batch 2 --sample-every 0 --eval-every 0 "${text[@]}" --steps 40 --save-every 5 --out disk/run)
+    [ "$(id -u)" = 0 ] && mkdir disk && mount -t tmpfs -o size=8m none disk 2>check.out || { echo "skipped: a small disk: mount is not allowed"; return; }
+    train "${run[@]}"
+    check_error "a disk that fills" 1 "step_0000|a checkpoint takes|the disk has|is whole: --resume on --keep 2 continues"
+    check "was foreseen" grep -q '^note: up to 8 checkpoints of .* MiB, .* MiB, the disk has .* MiB free' stdout
+    check "nothing unfinished is left" [ -z "$(compgen -G 'disk/run/*.part')" ]
+    good "as it says" --resume on --keep 2 --out disk/run
+    check "the run is done, and has two" [ "$(cd disk/run && echo step_*)" = "step_00000035 step_00000040" ]
+    umount disk
+}
+
 test_vocabularies() {
     good "a model" "${brief[@]}" "${text[@]}" --tokenizer merges.txt --steps 2 --out bpe
     local own=bpe/step_00000002
@@ -452,6 +481,8 @@ test_signals
 test_divergence
 test_other_data
 test_longer
+test_clock
+test_small_disk
 test_vocabularies
 test_look
 test_share

@@ -438,7 +438,7 @@ test_signals() {
     begins term 3 "$trainer" "${long[@]}"
     kill -TERM "$(rank_pid 2)"
     ended "SIGTERM to one rank" 75
-    check "SIGTERM to one rank: $(tail -n 1 stdout)" grep -q 'SIGTERM.*--resume on continues' stdout
+    check "SIGTERM to one rank: $(tail -n 1 stdout)" grep -q 'SIGTERM.*; the same command with --resume on continues' stdout
     continues term
     begins usr2 2 "$trainer" "${long[@]}"
     kill -USR2 "$(pgrep -P $process mpirun || echo $process)"

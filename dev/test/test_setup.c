@@ -580,7 +580,7 @@ static void test_steps(void) {
 static void test_times(void) {
     Run run = run_open(TEXT "--seq-len 16 --steps 100 --out %/out");
     const Options* o = &run.options;
-    EXPECT(o->save_every == 100, "a checkpoint at the end");
+    EXPECT(o->save_every == OPTION_AUTO, "a checkpoint at the end");
     EXPECT(o->warmup == 5 && o->eval_every == 10 && o->sample_every == 100 && o->sample_tokens == 16, "%d %d",
            o->warmup, o->eval_every);
     run_close(&run);
@@ -591,7 +591,7 @@ static void test_times(void) {
            "%d %d", o->warmup, o->eval_every);
     run_close(&run);
     run = run_open(TEXT "--seq-len 16 --steps 0 --out %/out");
-    EXPECT(o->save_every == 1 && o->warmup == 0 && o->eval_every == 1 && o->sample_every == 1, "no steps");
+    EXPECT(o->save_every == OPTION_AUTO && o->warmup == 0 && o->eval_every == 1 && o->sample_every == 1, "no steps");
     run_close(&run);
     run = run_open(TEXT "--seq-len 16 --steps 100 --warmup 3 --eval-every 0 --sample-every 0 "
                         "--sample-tokens 7 --save-every 0 --lr 0.5 --out %/out");

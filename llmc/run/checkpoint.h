@@ -16,7 +16,8 @@ save waits for the first. The disk is checked for room before. --keep removes ol
 in its place, sparing multiples of --keep-major. Any failure is one error that names the file, and leaves the
 existing checkpoints alone. Weights that are not finite are such a failure: they are never saved.
 
-defines: Checkpoints, CheckpointModel, CheckpointRun, checkpoints_bytes, checkpoints_disk_bytes, checkpoints_open,
+defines: Checkpoints, CheckpointModel, CheckpointRun, checkpoints_bytes, checkpoints_disk_bytes, checkpoints_kept,
+         checkpoints_open,
          checkpoint_copy_at, checkpoints_close, checkpoint_start, checkpoint_finished, checkpoint_wait
 */
 #ifndef LLMC_CHECKPOINT_H
@@ -71,7 +72,7 @@ typedef struct {
 
 typedef struct {
     char out[PATH_MAX];
-    int keep, keep_major; // keep 0 keeps all
+    int keep, keep_major; // keep 0 keeps all, CHECKPOINT_KEEP_AUTO as the option says
     const Options* options;
     CheckpointRun run;
     TensorRow rows[GPT2_PARAMETER_ROWS]; // of the parameters: full arrays
@@ -88,6 +89,7 @@ typedef struct {
     uint64_t* written;       // checksums of the files of this process: of the weights (most), of its part
     pthread_t thread;
     int64_t saved_step; // the last one that was saved or resumed, -1: none
+    int64_t whole_step; // the last one whose save has ended, or that was resumed
     double write_s;     // what the thread took; not to be read while it runs
     double save_s;      // the longest of those that ended
 } Checkpoints;
@@ -96,6 +98,9 @@ typedef struct {
 
 // Bytes of a checkpoint, at most about.
 double checkpoints_disk_bytes(const Checkpoints* c);
+
+// How many checkpoints steps `after` + 1 to --steps leave, at most.
+double checkpoints_kept(const Options* options, int64_t after);
 
 // ---- saving during a run ----
 
@@ -134,6 +139,7 @@ void checkpoints_close(Checkpoints* c);
 #include <assert.h>
 #include <dirent.h>
 #include <errno.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -218,14 +224,48 @@ double checkpoints_disk_bytes(const Checkpoints* c) {
            (1 << 20);
 }
 
-// Ends the program if the file system of OUT has no room for a checkpoint.
-static void checkpoint_require_room_(const Checkpoints* c, const char* name) {
+// What the file system of OUT has free. Where it cannot be asked, the write itself will tell.
+static double checkpoint_free_bytes_(const Checkpoints* c) {
     struct statvfs info;
-    if (statvfs(c->out, &info) == 0) { // where it cannot be asked, the write itself will tell
-        const double free_bytes = (double)info.f_bavail * (double)info.f_frsize;
-        CHECK(free_bytes >= checkpoints_disk_bytes(c),
-              "%s: a checkpoint takes %.1f MiB, the disk has %.1f MiB free", name,
-              checkpoints_disk_bytes(c) / (1 << 20), free_bytes / (1 << 20));
+    return statvfs(c->out, &info) == 0 ? (double)info.f_bavail * (double)info.f_frsize : INFINITY;
+}
+
+// Ends the program if there is no room for a checkpoint. Says from which one the run continues with fewer beside it.
+static void checkpoint_require_room_(const Checkpoints* c, const char* name) {
+    const double free_bytes = checkpoint_free_bytes_(c), mib = 1 << 20;
+    char whole[PATH_MAX];
+    if (free_bytes >= checkpoints_disk_bytes(c)) {
+        return;
+    }
+    checkpoint_path(whole, c->out, c->whole_step, "");
+    CHECK(c->whole_step >= 0, "%s: a checkpoint takes %.1f MiB, the disk has %.1f MiB free", name,
+          checkpoints_disk_bytes(c) / mib, free_bytes / mib);
+    CHECK(0,
+          "%s: a checkpoint takes %.1f MiB, the disk has %.1f MiB free; %s is whole: --resume on --keep 2 "
+          "continues "
+          "from it and keeps fewer",
+          name, checkpoints_disk_bytes(c) / mib, free_bytes / mib, whole);
+}
+
+double checkpoints_kept(const Options* o, int64_t after) {
+    const int is_by_clock = o->save_every == OPTION_AUTO && o->save_minutes > 0;
+    const double left = (double)(o->steps > after ? o->steps - after : 0),
+                 saves = o->save_every > 0 ? ceil(left / o->save_every)
+                         : o->save_every   ? 1 + is_by_clock * CHECKPOINT_KEPT_BY_CLOCK
+                                           : 0,
+                 major = o->keep > 0 && o->keep_major ? floor(left / o->keep_major) : 0;
+    return o->keep > 0 ? fmin(saves, o->keep + major) : saves;
+}
+
+// Says so where not all that will be kept fits. There is one more while it is written.
+static void checkpoint_warn_of_room_(const Checkpoints* c, int64_t after) {
+    const double kept = checkpoints_kept(c->options, after), mib = 1 << 20,
+                 free_bytes = checkpoint_free_bytes_(c);
+    if (kept > 1 && kept * checkpoints_disk_bytes(c) > free_bytes) {
+        printf("note: up to %.0f checkpoints of %.1f MiB, %.1f MiB, the disk has %.1f MiB free; --keep 1 "
+               "keeps one\n",
+               kept, checkpoints_disk_bytes(c) / mib, kept * checkpoints_disk_bytes(c) / mib,
+               free_bytes / mib);
     }
 }
 
@@ -334,7 +374,7 @@ static void checkpoint_complete_(Checkpoints* c, const char* part, const char* p
     checkpoint_put(part, path, c->out, s->run.step);
     file_sync_directory(path);
     if (c->keep) {
-        checkpoint_thin(c->out, s->run.step, c->keep, c->keep_major);
+        checkpoint_thin(c->out, s, c->keep, c->keep_major);
     }
 }
 
@@ -404,7 +444,7 @@ void checkpoints_open(Checkpoints* c, const Options* options, CheckpointRun run,
     c->keep_major = options->keep_major;
     c->options = options;
     c->run = run;
-    c->saved_step = -1;
+    c->saved_step = c->whole_step = -1;
     zero_parameter_rows(c->rows, &run.zero, run.cfg, safetensors_dtype_bytes(run.dtype));
     checkpoint_part_open(&c->part, run.optimizer, run.cfg, &run.zero);
     checkpoint_model_open_(&c->model, run.cfg, &run.zero, run.dtype, options->model_file_gb);
@@ -423,6 +463,7 @@ void checkpoints_open(Checkpoints* c, const Options* options, CheckpointRun run,
     if (run.zero.rank == 0) {
         c->lock = lock ? lock : checkpoint_lock(c->out);
         checkpoint_require_room_(c, c->out);
+        checkpoint_warn_of_room_(c, after);
         checkpoint_require_places_(c, after);
         c->state.serial = checkpoint_last_serial(c->out);
     }
@@ -451,8 +492,8 @@ static void checkpoint_make_part_(Checkpoints* c) {
     char part[PATH_MAX];
     checkpoint_path(part, c->out, c->state.run.step, CHECKPOINT_PART);
     checkpoint_clear(part);
-    CHECK(mkdir(part, 0777) == 0, "%s: cannot make the directory: %s", part, strerror(errno));
     checkpoint_require_room_(c, part);
+    CHECK(mkdir(part, 0777) == 0, "%s: cannot make the directory: %s", part, strerror(errno));
 }
 
 void checkpoint_start(Checkpoints* c, const RunState* run) {
@@ -495,6 +536,7 @@ static void checkpoint_finish_writing_(Checkpoints* c) {
 static int checkpoint_end_(Checkpoints* c, char path[PATH_MAX]) {
     checkpoint_join_(c);
     c->is_running = 0;
+    c->whole_step = c->state.run.step;
     c->save_s = c->write_s > c->save_s ? c->write_s : c->save_s;
     checkpoint_path(path, c->out, c->state.run.step, "");
     return 1;

@@ -12,7 +12,7 @@ half of one, and the next run in the same directory clears what a killed run lef
 symbolic link, the link is removed, never its target. Two runs at a time are refused.
 
 defines: CHECKPOINT_PART, checkpoint_path, checkpoint_steps, checkpoint_lock, checkpoint_require_writable, checkpoint_clear, checkpoint_put,
-         checkpoint_thin, checkpoint_remove_after, checkpoint_last_serial, checkpoint_try_check, CheckpointFilter,
+         checkpoint_thin, CHECKPOINT_KEEP_AUTO, CHECKPOINT_KEPT_BY_CLOCK, checkpoint_remove_after, checkpoint_last_serial, checkpoint_try_check, CheckpointFilter,
          CheckpointsFound, checkpoint_newest, checkpoint_share
 */
 #ifndef LLMC_CHECKPOINT_DIRECTORY_H
@@ -54,10 +54,11 @@ void checkpoint_clear(const char* directory);
 // Puts the finished directory `part` in its place, `path`; what was there goes.
 void checkpoint_put(const char* part, const char* path, const char* out, int64_t step);
 
-// Removes the oldest checkpoints but `keep` (1 or more), not counting multiples of `major` (0: none), which
-// stay, nor steps after `newest`: those are of an earlier run in the same place, and not ours to remove. What
-// cannot be removed is no reason to end the run.
-void checkpoint_thin(const char* out, int64_t newest, int keep, int major);
+// Removes the oldest checkpoints of the run of `last`, up to that one, but `keep` (1 or more), not counting multiples of
+// `major` (0: none), which stay. CHECKPOINT_KEEP_AUTO: counts only those that the clock made, and keeps two. Steps after
+// `last` are of an earlier life of the run. What cannot be removed is no reason to end the run.
+enum { CHECKPOINT_KEEP_AUTO = -1, CHECKPOINT_KEPT_BY_CLOCK = 2 };
+void checkpoint_thin(const char* out, const SavedState* last, int keep, int major);
 
 // Removes the checkpoints of a run that were written after this one: after a rollback the run must not be resumed from
 // them. One whose state cannot be read stays, with a warning.
@@ -188,26 +189,6 @@ static int checkpoint_remove_(const char* out, int64_t step) {
     return 1;
 }
 
-void checkpoint_thin(const char* out, int64_t newest, int keep, int major) {
-    int64_t* steps;
-    const int all = checkpoint_steps(out, "", &steps);
-    int count = 0;
-    for (int i = 0; i < all; i++) {
-        if (steps[i] <= newest && (major == 0 || steps[i] % major != 0)) {
-            steps[count++] = steps[i];
-        }
-    }
-    for (; count > keep; count--) {
-        int oldest = 0;
-        for (int i = 1; i < count; i++) {
-            oldest = steps[i] < steps[oldest] ? i : oldest;
-        }
-        checkpoint_remove_(out, steps[oldest]);
-        steps[oldest] = steps[count - 1];
-    }
-    free(steps);
-}
-
 // Clears what a killed run left: halves, and a checkpoint that was about to make room for another.
 static void checkpoint_recover_(const char* out) {
     char path[PATH_MAX], other[PATH_MAX];
@@ -316,7 +297,8 @@ int checkpoint_try_check(SavedState* s, const char* directory, char* error) {
 // one, so it comes before all others.
 typedef struct {
     int64_t step, serial;
-    uint64_t run; // its identity
+    uint64_t run;     // its identity
+    int64_t by_clock; //
 } CheckpointEntry_;
 #define CHECKPOINT_UNKNOWN_ INT64_MAX // as a serial number
 
@@ -336,11 +318,12 @@ static int checkpoint_list_(const char* out, CheckpointEntry_** entries) {
         SavedState state;
         checkpoint_path(path, out, steps[i], "");
         file_join(file, path, "state.json");
-        const CheckpointEntry_ unknown = {steps[i], CHECKPOINT_UNKNOWN_, 0};
+        const CheckpointEntry_ unknown = {steps[i], CHECKPOINT_UNKNOWN_, 0, 0};
         (*entries)[i] = unknown;
         if (state_try_read(&state, file, error)) {
             (*entries)[i].serial = state.serial;
             (*entries)[i].run = state.identity;
+            (*entries)[i].by_clock = state.by_clock;
             state_close(&state);
         }
     }
@@ -394,6 +377,33 @@ void checkpoint_share(SavedState* s, char path[PATH_MAX], int* is_found, Comm* c
         file_join(file, path, "state.json");
         CHECK(state_try_read(s, file, error), "%s", error);
     }
+}
+
+// Whether --keep counts a checkpoint.
+static int checkpoint_counts_(const CheckpointEntry_* entry, const SavedState* last, int keep, int major) {
+    const int is_own = entry->serial != CHECKPOINT_UNKNOWN_ && entry->run == last->identity;
+    return is_own && entry->step <= last->run.step && (major == 0 || entry->step % major != 0) &&
+           (keep != CHECKPOINT_KEEP_AUTO || entry->by_clock);
+}
+
+static int checkpoint_by_step_(const void* a, const void* b) {
+    const CheckpointEntry_ *x = (const CheckpointEntry_*)a, *y = (const CheckpointEntry_*)b;
+    return (x->step < y->step) - (x->step > y->step);
+}
+
+void checkpoint_thin(const char* out, const SavedState* last, int keep, int major) {
+    CheckpointEntry_* entries;
+    const int count = checkpoint_list_(out, &entries),
+              most = keep == CHECKPOINT_KEEP_AUTO ? CHECKPOINT_KEPT_BY_CLOCK : keep;
+    int counted = 0;
+    qsort(entries, (size_t)count, sizeof(CheckpointEntry_), checkpoint_by_step_);
+    for (int i = 0; i < count; i++) {
+        counted += checkpoint_counts_(&entries[i], last, keep, major);
+        if (counted > most && checkpoint_counts_(&entries[i], last, keep, major)) {
+            checkpoint_remove_(out, entries[i].step);
+        }
+    }
+    free(entries);
 }
 
 void checkpoint_remove_after(const char* out, const SavedState* last) {

@@ -18,7 +18,7 @@ An option whose value may be "auto" holds OPTION_AUTO until the trainer has put 
 
 defines: Options, OPTION_AUTO, OPTION_UNLIMITED, LLMC_VERSION, options_parse, options_parse_arguments, options_close,
          options_given, options_changed, options_version, options_print_help, options_print_help_on, options_print_banner,
-         options_print_config, options_print_json, OptionType, OptionList, OptionRow, option_applies, option_counts, option_find, OptionsProgram,
+         options_print_program, options_print_setting, options_print_config, options_print_json, OptionType, OptionList, OptionRow, option_applies, option_counts, option_find, OptionsProgram,
          options_program
 */
 #ifndef LLMC_OPTIONS_H
@@ -143,6 +143,10 @@ void options_print_help_on(FILE* file, const Options* options, const char* topic
 // Prints a command line that repeats this run and can be pasted back: the program and every option that is
 // not at its default, also one that was "auto" and has been resolved.
 void options_print_banner(FILE* file, const Options* options, const char* program);
+
+// Prints a part of a command that can be pasted: the program as the shell reads it, or an option by name.
+void options_print_program(FILE* file, const char* program);
+void options_print_setting(FILE* file, const Options* options, const char* name);
 
 // Prints every setting, one `name = value` on a line, in groups; --config reads it back.
 void options_print_config(FILE* file, const Options* options);
@@ -475,6 +479,15 @@ static void option_print_setting_(FILE* file, const OptionRow* row, const char* 
         fputc(option_is_name_(value) ? '=' : ' ', file);
         option_print_quoted_(file, value);
     }
+}
+
+void options_print_program(FILE* file, const char* program) { option_print_quoted_(file, program); }
+
+void options_print_setting(FILE* file, const Options* options, const char* name) {
+    char dashed[OPTION_NAME_BYTES + 2], buffer[OPTION_TEXT_BYTES];
+    snprintf(dashed, sizeof(dashed), "--%s", name);
+    const OptionRow* row = option_find(dashed, strlen(dashed));
+    option_print_setting_(file, row, option_text(options, row, buffer));
 }
 
 static const char* options_program_name_(const char* program) {

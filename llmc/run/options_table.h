@@ -95,7 +95,9 @@ struct Options {
     int quantize;
 
     const char* out;
-    int save_every, keep, keep_major;
+    int save_every;
+    float save_minutes;
+    int keep, keep_major;
     float model_file_gb;
     const char* resume;
     int override;
@@ -358,9 +360,12 @@ const OptionRow OPTION_TABLE[] = {
     {"output",     "out",           "o",  STRING_(out),            0,        0, ONCE_ | EACH_,    "",
         "DIR", "directory for logs, checkpoints and the loss curve (curve.svg); empty: no files"},
     {"output",     "save-every",    "n",  INT_(save_every),        0,    MANY_, AUTO_,            "auto",
-        "steps", "between checkpoints; the last step is saved, too; auto: only the last, if --out is given; 0: none"},
-    {"output",     "keep",          "nk", INT_(keep),              0,    MANY_, 0,                "0",
-        "checkpoints", "keep only the n newest; 0: all"},
+        "steps", "between checkpoints; the last step is saved, too; auto: the last, and every --save-minutes, if --out "
+        "is given; 0: none"},
+    {"output",     "save-minutes",  "",   FLOAT_(save_minutes),    0,    MANY_, 0,                "15",
+        "minutes", "between the checkpoints of --save-every auto; 0: only the last step"},
+    {"output",     "keep",          "nk", INT_(keep),              0,    MANY_, AUTO_,            "auto",
+        "checkpoints", "keep only the n newest of the run; 0: all; auto: all, but only the 2 newest of --save-minutes"},
     {"output",     "keep-major",    "nm", INT_(keep_major),        0,    MANY_, 0,                "0",
         "steps", "never delete those at multiples of this; 0: none"},
     {"output",     "model-file-gb", "",   FLOAT_(model_file_gb),   0,    MANY_, ABOVE_,           "5",

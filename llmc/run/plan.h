@@ -109,6 +109,7 @@ void plan_print(FILE* file, GPT2Config cfg, const Options* options, const Traine
 
 #include "llmc/base/text_buffer.h"
 #include "llmc/base/words.h"
+#include "llmc/run/checkpoint.h"
 #include "llmc/run/setup.h"
 #include "llmc/run/text_wrap.h"
 #include "llmc/zero.h"
@@ -316,10 +317,8 @@ static void plan_print_moves_(FILE* file, const PlanMemory* memory, PlanPlace pl
 static void plan_print_disk_(FILE* file, GPT2Config cfg, const Options* o) {
     const double bytes =
         4.0 * gpt2_count_parameters(cfg) + optimizer_saved_bytes(setup_optimizer(o), cfg); // fp32 weights
-    if (o->save_every > 0 && o->steps > 0) {
-        const double saves = ceil((double)o->steps / o->save_every);
-        const double major = o->keep && o->keep_major ? floor((double)o->steps / o->keep_major) : 0;
-        const double kept = o->keep && o->keep < saves ? fmin(saves, o->keep + major) : saves;
+    const double kept = checkpoints_kept(o, 0);
+    if (kept > 0 && o->steps > 0) {
         fprintf(file, "disk: %.0f checkpoint%s of at most %.1f MiB = %.1f MiB\n", kept, words_s(kept),
                 bytes / (1 << 20), kept * bytes / (1 << 20));
     }

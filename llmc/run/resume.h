@@ -300,7 +300,7 @@ static int64_t resume_sequence_(const Resume* r, const Options* options, FILE* f
     if (at == 0 || (are_same && (was <= 0 || was == options->seq_len))) {
         return at;
     }
-    if (are_same && options->pack == PACK_STREAM) {
+    if (are_same && (Packing)options->pack == PACK_STREAM) {
         const int64_t next = (int64_t)((double)at * (double)was / options->seq_len);
         fprintf(file, "resume: the data continue at sequence %lld of %d tokens, after %lld of %lld\n",
                 (long long)next, options->seq_len, (long long)at, (long long)was);

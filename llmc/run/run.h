@@ -134,6 +134,7 @@ static int run_is_first_(const Run_* run) { return run->comm.rank == 0; }
 enum {
     RUN_SAVE_ = SESSION_SAVE,
     RUN_STOP_ = SESSION_STOP,
+    RUN_SAVE_BY_CLOCK_ = SESSION_SAVE_BY_CLOCK,
     RUN_BAD_DATA_ = 4 // end: a file of the data has changed
 };
 
@@ -312,9 +313,10 @@ static void run_agree_on_parameters_(Run_* run) {
 // ---- saving and rolling back ----
 
 // Copies all that makes up the run, and starts to save the copy; or saves the model itself and waits.
-static void run_save_(Run_* run) {
+static void run_save_(Run_* run, int reasons) {
     comm_progress(&run->comm, COMM_SAVE, run->state.step, "a save");
     session_wait(&run->session, &run->log);
+    session_saves(&run->session, reasons);
     run_agree_on_parameters_(run);
     const int is_copy = run->trainer->copy_out(run->model, &run->session.checkpoints);
     run->state.sequence = run->train ? (int64_t)run->train->next : 0;
@@ -358,7 +360,7 @@ static void run_check_data_(Run_* run, const Dataloader* loader, uint64_t next) 
     const char* error = dataloader_error(loader);
     dataloader_seek(run->train, next);
     if (session_is_unsaved(&run->session, &run->state)) {
-        run_save_(run);
+        run_save_(run, RUN_SAVE_);
     }
     session_wait(&run->session, &run->log);
     CHECK(!error, "%s", error);
@@ -559,8 +561,8 @@ static int run_loop_(Run_* run) {
         run_evaluate_and_sample_(run);
         const int due = run_agree_(run, session_next(&run->session, &run->state, run->step_s));
         session_report(&run->session, &run->log);
-        if (due & RUN_SAVE_) {
-            run_save_(run);
+        if (due & (RUN_SAVE_ | RUN_SAVE_BY_CLOCK_)) {
+            run_save_(run, due);
         }
         if (due & RUN_STOP_ || run->state.step >= run->options.steps) {
             comm_progress(&run->comm, COMM_SAVE, run->state.step, "the last save");
@@ -775,7 +777,7 @@ static int run_train_(Run_* run, const char* program) {
         run_summarize_(run);
         run_print_use_(run, program);
     } else {
-        session_stopped(&run->session, &run->log, &run->state, signal);
+        session_stopped(&run->session, &run->log, &run->state, signal, program);
     }
     run_close_(run);
     if (is_done || is_saved) {

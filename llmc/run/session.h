@@ -5,7 +5,7 @@ save, when to stop, and where to roll back to.
     due      validation every --eval-every steps, tasks every --tasks-every and samples every --sample-every, each
              also at the last step;
              a resumed run does not repeat what was done at its step
-    saves    every --save-every steps and at the last; on SIGUSR1; before it stops
+    saves    every --save-every steps and at the last, or every --save-minutes and at the last; on SIGUSR1; before it stops
     stops    when a signal asked for it: between two steps, batches of a validation or tokens of a sample;
              before --max-hours are over, leaving time to save
     returns  to an earlier step when the run has diverged and --on-divergence is rollback: to the newest
@@ -14,7 +14,7 @@ save, when to stop, and where to roll back to.
 
 Without --out nothing is saved; the signal ends the program, after a line that says how far it came.
 
-defines: Session, SESSION_SAVE, SESSION_STOP, session_open, session_begin, session_close,
+defines: Session, SESSION_SAVE, SESSION_STOP, SESSION_SAVE_BY_CLOCK, session_saves, session_open, session_begin, session_close,
          session_validation_is_due, session_tasks_are_due, session_samples_are_due, session_next, session_report, session_is_unsaved,
          session_wait, session_stopped, session_diverged, session_roll_back
 */
@@ -36,7 +36,7 @@ defines: Session, SESSION_SAVE, SESSION_STOP, session_open, session_begin, sessi
 extern "C" {
 #endif
 
-enum { SESSION_SAVE = 1, SESSION_STOP = 2, SESSION_TRIES_ = 3 };
+enum { SESSION_SAVE = 1, SESSION_STOP = 2, SESSION_SAVE_BY_CLOCK = 8, SESSION_TRIES_ = 3 };
 
 typedef struct {
     const Options* options;
@@ -44,6 +44,7 @@ typedef struct {
     Checkpoints checkpoints;
     double end_s;          // when --max-hours are over; INFINITY: no limit
     double longest_step_s; //
+    double saved_s;        // when the last save began, or the session
     int64_t rollback_step; // the last step rolled back to,
     int tries;             // and how often
 } Session;
@@ -68,9 +69,12 @@ int session_tasks_are_due(const Session* s, const RunState* run);
 
 int session_samples_are_due(const Session* s, const RunState* run);
 
-// What to do after a step, or before the first one: a sum of SESSION_SAVE and SESSION_STOP. `step_s` is the
-// time of the step.
+// What to do after a step, or before the first one: a sum of SESSION_SAVE, SESSION_SAVE_BY_CLOCK and SESSION_STOP. `step_s` is
+// the time of the step.
 int session_next(Session* s, const RunState* run, double step_s);
+
+// Before a save for these reasons, a sum as of session_next on which all processes agree; the save before has ended.
+void session_saves(Session* s, int reasons);
 
 // Logs a save that has ended meanwhile.
 void session_report(Session* s, RunLog* log);
@@ -81,8 +85,8 @@ void session_wait(Session* s, RunLog* log);
 // Whether the run could be saved and its current state is not.
 int session_is_unsaved(const Session* s, const RunState* run);
 
-// Logs why the run ends early: `signal` stopped it, of whichever process, or 0: the time.
-void session_stopped(const Session* s, RunLog* log, const RunState* run, int signal);
+// Logs why the run ends early, and how it continues: `signal` stopped it, of whichever process, or 0: the time.
+void session_stopped(const Session* s, RunLog* log, const RunState* run, int signal, const char* program);
 
 // After an update that was skipped or made: whether to roll back, and the reason. Ends the program if the run
 // has diverged and must not roll back, after the save under way.
@@ -98,12 +102,14 @@ void session_roll_back(Session* s, const char* reason, char path[PATH_MAX], Save
 #ifdef SESSION_IMPLEMENTATION
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "llmc/base/check.h"
 #include "llmc/base/clock.h"
 #include "llmc/base/signals.h"
+#include "llmc/base/text_buffer.h"
 #include "llmc/base/xxh64.h"
 #include "llmc/run/guard.h"
 #include "llmc/run/schedule.h"
@@ -125,23 +131,32 @@ static uint64_t session_new_identity_(void) {
     return identity ? identity : 1;
 }
 
+// A smaller --keep than before counts at once: maybe the disk is full.
+static void session_thin_(const Options* o, const Resume* resume) {
+    if (resume_is_here(resume) && o->keep && o->process == 0) {
+        checkpoint_thin(o->out, &resume->saved, o->keep, o->keep_major);
+    }
+}
+
 void session_open(Session* s, const Options* options, const Resume* resume, CheckpointRun run,
                   double start_s) {
     memset(s, 0, sizeof(*s));
     s->options = options;
+    s->saved_s = time_now_s();
     s->end_s = options->max_hours > 0 ? start_s + 3600.0 * options->max_hours : INFINITY;
     s->can_save = options->out[0] && !options_only_evaluates(options);
     if (!s->can_save) {
         return;
     }
     Checkpoints* c = &s->checkpoints;
+    session_thin_(options, resume);
     checkpoints_open(c, options, run, resume->lock, resume->saved.run.step);
     c->state.first_serial = c->state.serial + 1;
     c->state.identity = session_new_identity_();
     if (resume_is_here(resume)) {
         c->state.identity = resume->saved.identity;
         c->state.first_serial = resume->saved.first_serial;
-        c->saved_step = resume->saved.run.step;
+        c->saved_step = c->whole_step = resume->saved.run.step;
         comm_saved(run.comm, c->saved_step, options->out);
     }
 }
@@ -216,14 +231,27 @@ static int session_is_late_(const Session* s) {
     return s->longest_step_s > 0 && time_now_s() + 2 * (s->longest_step_s + session_save_s_(s)) > s->end_s;
 }
 
+static int session_clock_is_due_(const Session* s) {
+    const Options* o = s->options;
+    return o->save_every == OPTION_AUTO && o->save_minutes > 0 &&
+           time_now_s() - s->saved_s >= 60.0 * o->save_minutes;
+}
+
 int session_next(Session* s, const RunState* run, double step_s) {
     const Options* o = s->options;
     const int is_end = run->step >= o->steps && run->stage == STAGE_SAMPLED, asked = signals_take_save();
     s->longest_step_s = step_s > s->longest_step_s ? step_s : s->longest_step_s;
     const int stop = !is_end && (signals_stop() || (isfinite(s->end_s) && session_is_late_(s)));
     const int due = (run->step > 0 || o->steps == 0) && schedule_due(o->save_every, run->step, o->steps);
-    const int save = s->can_save && (due || asked || stop) && run->step != s->checkpoints.saved_step;
-    return (save ? SESSION_SAVE : 0) | (stop ? SESSION_STOP : 0);
+    const int is_new = s->can_save && run->step != s->checkpoints.saved_step;
+    return (is_new && (due || asked || stop) ? SESSION_SAVE : 0) |
+           (is_new && run->step > 0 && session_clock_is_due_(s) ? SESSION_SAVE_BY_CLOCK : 0) |
+           (stop ? SESSION_STOP : 0);
+}
+
+void session_saves(Session* s, int reasons) {
+    s->saved_s = time_now_s();
+    s->checkpoints.state.by_clock = !(reasons & SESSION_SAVE);
 }
 
 static void session_saved_(Session* s, RunLog* log, const char* path) {
@@ -250,12 +278,28 @@ int session_is_unsaved(const Session* s, const RunState* run) {
     return s->can_save && run->step != s->checkpoints.saved_step;
 }
 
-void session_stopped(const Session* s, RunLog* log, const RunState* run, int signal) {
-    const char* why = signal ? signals_name(signal) : "--max-hours";
-    log_stop(log, run->step, why,
-             s->can_save                          ? "; --resume on continues"
-             : options_only_evaluates(s->options) ? ""
-                                                  : "; nothing was saved: saving needs --out");
+// How the run is continued, behind the line that says where it stopped. A launcher's part of the command is not known.
+static void session_print_advice_(FILE* file, const Session* s, const char* program) {
+    if (!s->can_save) {
+        fputs(options_only_evaluates(s->options) ? "" : "; nothing was saved: saving needs --out", file);
+    } else if (s->options->processes > 1) {
+        fputs("; the same command with --resume on continues", file);
+    } else {
+        fputs("; continue: ", file);
+        options_print_program(file, program);
+        fputc(' ', file);
+        options_print_setting(file, s->options, "out");
+        fputs(" --resume on", file);
+    }
+}
+
+void session_stopped(const Session* s, RunLog* log, const RunState* run, int signal, const char* program) {
+    TextBuffer advice;
+    text_buffer_open(&advice, "how the run continues");
+    session_print_advice_(advice.file, s, program);
+    char* text = text_buffer_close(&advice);
+    log_stop(log, run->step, signal ? signals_name(signal) : "--max-hours", text);
+    free(text);
 }
 
 int session_diverged(Session* s, RunLog* log, const RunState* run, char reason[256]) {

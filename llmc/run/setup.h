@@ -316,8 +316,8 @@ static float setup_beta2_(int64_t total_batch) {
 
 // The intervals: after the number of steps is known.
 static void setup_times_(Options* options) {
-    if (options->save_every == OPTION_AUTO) {
-        options->save_every = options->out[0] ? (int)setup_only_at_end_(options->steps) : 0;
+    if (options->save_every == OPTION_AUTO && !options->out[0]) {
+        options->save_every = 0;
     }
     if (options->warmup == OPTION_AUTO) {
         options->warmup = (int)(options->steps / 20 < 2000 ? options->steps / 20 : 2000);

@@ -4,7 +4,7 @@ state.h -- where a run stands, besides its tensors, and its file in a checkpoint
     {"format":"pretrain.c run","version":1,"run":"16 hexadecimal digits","serial":7,"first_serial":1,"step":1000,
      "updates":1000,
      "tokens":...,"sequence":...,"samples_at":...,"train_tokens":...,"padded_vocab":...,"stage":2,
-     "train_data":"16 hexadecimal digits","val_loss":...,"trainer":"CPU FP32",
+     "by_clock":0,     "train_data":"16 hexadecimal digits","val_loss":...,"trainer":"CPU FP32",
      "loss_scale":{"scale":1,"good_steps":0},
      "guard":{"consecutive":0,"best":...,"losses":{"count":...,"values":[...]},"norms":{...}},
      "clip":{"updates":...,"shares":[...]},
@@ -27,6 +27,7 @@ The values of options are those of options_print_json; names of files may have a
                    unknown; missing in older files
     clip           how --update-in-backward divides the limit of the gradient's norm (in_backward.h); missing in
                    other runs
+    by_clock       1: saved because time had passed (--save-minutes); missing in older files
     stage          which work between two updates was done at this step (RunStage); missing in older files:
                    all of it
 
@@ -81,6 +82,7 @@ typedef struct {
     RunState run;
     uint64_t identity; // of the run; 0: unknown
     int64_t serial, first_serial, train_tokens, padded_vocab;
+    int64_t by_clock; // whether --save-minutes made it, and nothing else
     uint64_t train_data;
     const char* trainer;
     SavedFile* files; // (STATE_MAX_FILES)
@@ -168,7 +170,7 @@ typedef struct {
     const char* key;
     int64_t* value;
 } StateNumber_;
-enum { STATE_NUMBERS_ = 10 };
+enum { STATE_NUMBERS_ = 11 };
 
 static void state_numbers_(SavedState* s, StateNumber_ numbers[STATE_NUMBERS_]) {
     const StateNumber_ all[STATE_NUMBERS_] = {{"serial", &s->serial},
@@ -180,7 +182,8 @@ static void state_numbers_(SavedState* s, StateNumber_ numbers[STATE_NUMBERS_]) 
                                               {"samples_at", &s->run.samples_at},
                                               {"train_tokens", &s->train_tokens},
                                               {"padded_vocab", &s->padded_vocab},
-                                              {"stage", &s->run.stage}};
+                                              {"stage", &s->run.stage},
+                                              {"by_clock", &s->by_clock}};
     memcpy(numbers, all, sizeof(all));
 }
 
@@ -504,11 +507,11 @@ void state_close(SavedState* s) {
 }
 
 int state_try_parse(SavedState* s, const char* path, char* text, size_t bytes, char* error) {
-    static const char* const keys[] = {"format",       "version",  "serial",   "first_serial", "step",
-                                       "updates",      "tokens",   "sequence", "samples_at",   "train_tokens",
-                                       "padded_vocab", "val_loss", "trainer",  "loss_scale",   "guard",
-                                       "options",      "files",    "?stage",   "?train_data",  "?clip",
-                                       "xxh64",        "?run",     NULL};
+    static const char* const keys[] = {
+        "format",      "version",    "serial",     "first_serial", "step",         "updates",
+        "tokens",      "sequence",   "samples_at", "train_tokens", "padded_vocab", "val_loss",
+        "trainer",     "loss_scale", "guard",      "options",      "files",        "?stage",
+        "?train_data", "?clip",      "xxh64",      "?run",         "?by_clock",    NULL};
     JsonReader reader = json_reader(path, text, bytes, error);
     memset(s, 0, sizeof(*s));
     s->text = text;

@@ -98,3 +98,13 @@ defect_other_data_are_skipped() {
     check "it has seen a: $(values task loss loss_a/log.jsonl) on a, $(values task loss loss_b/log.jsonl) on b" \
         [ "$(echo "$(values task loss loss_a/log.jsonl) < $(values task loss loss_b/log.jsonl)" | tr -d ' ' | awk -F'<' '{print ($1 < $2)}')" = 1 ]
 }
+
+# A power cut, an hour into a run without --save-every, lost all of it.
+defect_no_checkpoint_before_the_end() {
+    in_background "${small[@]}" --steps 30000000 --save-minutes 0.02 --out night
+    for _ in {1..600}; do compgen -G 'night/step_*/state.json' >check.out && break; sleep 0.1; done
+    kill -KILL $process
+    wait $process 2>/dev/null
+    train --out night --resume on --max-hours 1e-9
+    check "it continues: $(grep '^resume: from' stdout), exit status $status" grep -q '^resume: from night/step_' stdout
+}
