@@ -2,6 +2,7 @@
 
 # ---- settings: make NAME=value ----
 NVCC   ?= nvcc              # of CUDA 12 or 13
+NVCCFLAGS ?=                # more of its flags: NVCCFLAGS='-ccbin g++-12' chooses the compiler of the host's code
 ARCH   ?=                   # GPU architecture, sm_90a for example; empty: that of this machine's GPU
 PRECISION ?= BF16           # BF16, FP16 or FP32: of the GPU trainer's weights and activations
 USE_CUDNN ?=                # 1: attention by cuDNN 9; wants its headers, those of cudnn-frontend, and NVRTC
@@ -19,12 +20,12 @@ endif
 GPU_ARCH := $(strip $(or $(strip $(ARCH)),$(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | \
     head -n 1 | sed -n 's/^\([0-9]*\)\.\([0-9]*\)$$/sm_\1\2/p' | sed 's/^sm_90$$/sm_90a/'),sm_90a))
 GPU_BUILD = build/cuda/$(GPU_ARCH)-$(PRECISION)
-NVCCFLAGS += -std=c++17 -O3 -arch=$(GPU_ARCH) -DPRECISION_$(PRECISION) -D_GNU_SOURCE -MMD -MP \
+override NVCCFLAGS += -std=c++17 -O3 -arch=$(GPU_ARCH) -DPRECISION_$(PRECISION) -D_GNU_SOURCE -MMD -MP \
     -diag-suppress 1675 -Xcompiler "$(MARCH) $(strip $(OPENMP)) -pthread -ffp-contract=fast -Wall -Wno-unknown-pragmas" \
     $(if $(strip $(WERROR)),-Werror all-warnings)
 NVCC_HOME := $(patsubst %/bin/,%,$(dir $(realpath $(shell command -v $(NVCC)))))
 HAVE_NCCL := $(if $(and $(strip $(NCCL)),$(NVCC_HOME)),$(shell printf '#include <nccl.h>\n' | $(CC) -I$(NVCC_HOME)/include -E - >/dev/null 2>&1 && echo 1))
-NVCCFLAGS += $(if $(HAVE_NCCL),-DHAVE_NCCL)
+override NVCCFLAGS += $(if $(HAVE_NCCL),-DHAVE_NCCL)
 GPU_LIBS = -lcublasLt $(if $(HAVE_NCCL),-L$(NVCC_HOME)/lib $(strip $(NCCL))) $(PACKED_LIBS) $(patsubst -Wl$(comma)%,-Xlinker %,$(MPI_LIBS))
 ifeq ($(strip $(USE_CUDNN)),1)
 ifeq ($(wildcard $(CUDNN_FRONTEND)/cudnn_frontend.h),)
@@ -34,7 +35,7 @@ ifneq ($(shell echo '\#include <cudnn.h>' | $(NVCC) -E -x cu - >/dev/null 2>&1 |
 $(error USE_CUDNN: nvcc finds no cudnn.h: install cudnn9-cuda-12 or cudnn9-cuda-13 from NVIDIA's package repository)
 endif
 GPU_BUILD := $(GPU_BUILD)-cudnn
-NVCCFLAGS += -DUSE_CUDNN -isystem $(CUDNN_FRONTEND)
+override NVCCFLAGS += -DUSE_CUDNN -isystem $(CUDNN_FRONTEND)
 GPU_LIBS += -lcudnn -lnvrtc
 endif
 GPU_MODULES = $(basename $(notdir $(wildcard dev/test/test_*.cu)))

@@ -27,10 +27,19 @@ defines: CUDA_CHECK, DType, dtype_bytes, dtype_name, DTYPE_OF, Gradient, GRADIEN
 
 // ---- errors, types ----
 
+// What to say of an error that stays: no call but one that is not waited for, a kernel mostly, leaves the GPU in one.
+static inline const char* gpu_error_note_(cudaError_t error) {
+    cudaGetLastError(); // clears an error that does not stay
+    return cudaDeviceSynchronize() == error
+               ? ", maybe of earlier work: CUDA_LAUNCH_BLOCKING=1 and --graph off name it"
+               : "";
+}
+
 #define CUDA_CHECK(call)                                                                                     \
     do {                                                                                                     \
         const cudaError_t error_ = (call);                                                                   \
-        CHECK_CALL(error_ == cudaSuccess, "CUDA: %s: %s", #call, cudaGetErrorString(error_));                \
+        CHECK_CALL(error_ == cudaSuccess, "CUDA: %s: %s%s", #call, cudaGetErrorString(error_),               \
+                   gpu_error_note_(error_));                                                                 \
     } while (0)
 
 typedef __nv_bfloat16 bf16;

@@ -228,6 +228,15 @@ static inline void zero_free_shard_(const ZeroGpu* z, void* shard) {
     }
 }
 
+// What moves between processes comes first where multiprocessors get free: behind all blocks of a product, all ranks would
+// wait for the slowest one. Updates during the backward pass, of one process, come last.
+static inline void zero_open_stream_(ZeroGpu* z) {
+    int least, greatest;
+    CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&least, &greatest));
+    CUDA_CHECK(cudaStreamCreateWithPriority(&z->comm.stream, cudaStreamNonBlocking,
+                                            z->plan.size > 1 ? greatest : least));
+}
+
 // `params`, of type `dtype`, and `grads` are the trainer's, zero-filled. Collective.
 static inline void zero_open(ZeroGpu* z, ZeroPlan plan, ZeroShards place, void* params, DType dtype,
                              Gradient grads, Comm* comm, const Gpu* gpu) {
@@ -238,7 +247,7 @@ static inline void zero_open(ZeroGpu* z, ZeroPlan plan, ZeroShards place, void* 
     z->dtype = dtype;
     z->grads = grads;
     z->main = z->comm = *gpu;
-    CUDA_CHECK(cudaStreamCreateWithFlags(&z->comm.stream, cudaStreamNonBlocking));
+    zero_open_stream_(z);
     zero_open_events_(z);
     zero_forget_(z);
     if (plan.stage >= 3) {

@@ -22,7 +22,7 @@ case $size in
 esac
 data=${DATA:-data/fineweb10B}
 mapfile -t launcher < <(xargs printf '%s\n' <<<"${LAUNCHER:-scripts/run_until_done.sh}") # words, maybe quoted
-[ "${GPUS:-1}" = 1 ] || launcher+=(mpirun -n "$GPUS")
+[ "${GPUS:-1}" = 1 ] || launcher+=(mpirun -n "$GPUS" --bind-to none)
 exec "${launcher[@]}" "${TRAINER:-./train_gpt2cu}" \
     --train-data "$data/fineweb_train_*.bin" --val-data "$data/fineweb_val_*.bin" \
     --model "$1" --seq-len 1024 --batch "${BATCH:-$2}" --total-batch "$3" --steps "$4" \

@@ -1,8 +1,8 @@
 /*
 bench_group.cu -- what moves between the GPUs of a run (comm_nccl.cuh): time and bandwidth by size.
 
-    mpirun -n 8 build/cuda/<arch>-BF16/bench_group                           from 4 KiB to 256 MiB
-    mpirun -n 8 build/cuda/<arch>-BF16/bench_group 1048576 1048576           of one size, in bytes
+    mpirun -n 8 --bind-to none build/cuda/<arch>-BF16/bench_group                  from 4 KiB to 256 MiB
+    mpirun -n 8 --bind-to none build/cuda/<arch>-BF16/bench_group 1048576 1048576  of one size, in bytes
 
 A size is that of an array on each GPU: an all-gather receives it, the other two send it. Each line of the table is the
 median of the rounds, on the slowest GPU; a round is many calls, one after the other, between two events. GB/s are what a

@@ -66,6 +66,16 @@ test_flags() {
     check "asking builds nothing" [ "$(wc -l <calls)" = "$(build -n train_gpt2 >/dev/null && wc -l <calls)" ]
 }
 
+# Flags of nvcc come beside the Makefile's own, from the command line and from the environment.
+test_nvcc_flags() {
+    local calls
+    touch train_gpt2.cu
+    calls=$(build -n train_gpt2cu NVCC=./compiler ARCH=sm_90a NVCCFLAGS='-ccbin g++-12' 2>&1)
+    check "flags of nvcc: $(grep -c ccbin <<<"$calls")" grep -q '\./compiler -ccbin g++-12 -std=c++17 .* -arch=sm_90a -DPRECISION_BF16 ' <<<"$calls"
+    calls=$(NVCCFLAGS='-ccbin g++-12' build -n train_gpt2cu NVCC=./compiler ARCH=sm_90a 2>&1)
+    check "from the environment: $(grep -c ccbin <<<"$calls")" grep -q '\./compiler -ccbin g++-12 -std=c++17 .* -arch=sm_90a ' <<<"$calls"
+}
+
 test_commit() {
     command -v git >/dev/null || { echo "skipped: $name: git is missing"; return; }
     commit() { git -c user.name=x -c user.email=x@x.org commit -q --allow-empty -m "$1"; }
@@ -114,6 +124,7 @@ test_help() {
 }
 
 test_flags
+test_nvcc_flags
 test_commit
 test_install
 test_run

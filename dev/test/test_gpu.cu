@@ -86,6 +86,13 @@ static void test_peak(void) {
     EXPECT(gpu_memory_()->now_bytes == 0, "%zu bytes are still counted", gpu_memory_()->now_bytes);
 }
 
+// An error that stays in the GPU may be of any work before the call that finds it; one of the call itself does not stay.
+static void test_error_note(void) {
+    EXPECT(strstr(gpu_error_note_(cudaSuccess), "maybe of earlier work"), "what every call finds: no note");
+    EXPECT(gpu_error_note_(cudaErrorInvalidValue)[0] == '\0', "of this call: %s",
+           gpu_error_note_(cudaErrorInvalidValue));
+}
+
 // A copy is over when gpu_copy returns: the source may be written over, the result be read.
 static void test_copy(const Gpu* gpu) {
     float host[64], got[64] = {0};
@@ -107,6 +114,7 @@ int main(void) {
     gpu_open(&gpu, 0);
     test_peak();
     test_alloc(&gpu);
+    test_error_note();
     test_copy(&gpu);
     test_reductions(&gpu, 32, 31);
     test_reductions(&gpu, 96, 96);

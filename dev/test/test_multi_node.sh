@@ -81,7 +81,7 @@ check "torchrun: $(cat calls)" \
     grep -q "^torchrun --nnodes 2 --nproc-per-node 4 .* --rdzv-endpoint node1:29400 .* --no-python $run\$" calls
 
 calls 0 env GPUS=4 scripts/run_gpt2.sh 124M --seed 7
-check "GPUS: $(cat calls)" [ "$(grep -c "^mpirun -n 4 $run\$" calls)" = 2 ]
+check "GPUS: $(cat calls)" [ "$(grep -c "^mpirun -n 4 --bind-to none $run\$" calls)" = 2 ]
 
 # The job of Kubernetes: it is YAML, and its numbers belong together.
 job=scripts/multi_node/mpijob.yaml
