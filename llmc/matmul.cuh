@@ -27,7 +27,8 @@ The same plan gives the same bits on the same kind of GPU. The heuristic always 
 measurements may not. So measured choices are kept in files (matmul_plans.h) and looked up before anything is
 measured: first those of this run, which matmul_gpu_load_plans reads from its checkpoint and
 matmul_gpu_save_plans writes, then those in the machine's cache. A product has separate plans with and without
-`autotune`, so the order of products does not matter. If a sum is split, its parts are added in fp32 in a
+`autotune`, so the order of products does not matter. With GELU_RACE not only algorithms race: the ways of an
+operation do, in one product or in steps, and their bits differ, too, so the files also keep which one was taken. If a sum is split, its parts are added in fp32 in a
 separate step, never in place or in 16 bits.
 
 With several processes rank 0 chooses for all (matmul_gpu_share_plans): other algorithms would be other bits, and the
@@ -40,7 +41,8 @@ defines: CUBLAS_CHECK, GeluFusion, MatmulSettings, MatmulGpu, matmul_planned_byt
          matmul_gpu_close, matmul_gpu_open_cache, matmul_gpu_keep_cache, matmul_gpu_share_plans,
          matmul_gpu_load_plans, matmul_gpu_save_plans, matmul_gpu_report, matmul_forward, matmul_forward_residual,
          matmul_forward_gelu, matmul_backward_input, matmul_backward_input_gelu, matmul_backward_weight,
-         matmul_backward_bias, MatmulBatch, matmul_batch, matmul_workspace_bytes, matmul_add_bias_kernel
+         matmul_backward_bias, MatmulBatch, matmul_batch, matmul_gelu_pays, matmul_workspace_bytes,
+         matmul_add_bias_kernel
 */
 #ifndef LLMC_MATMUL_CUH
 #define LLMC_MATMUL_CUH
@@ -59,24 +61,31 @@ defines: CUBLAS_CHECK, GeluFusion, MatmulSettings, MatmulGpu, matmul_planned_byt
 #define MATMUL_PLANS 256 // a model needs about 20, and as many again for each batch size that generation uses
 #define MATMUL_CANDIDATES 16  // algorithms that autotune measures
 #define MATMUL_ROUNDS 4       // of measurements, after one that loads the kernels; the shortest time counts
+#define MATMUL_DECISIONS 64   // on the ways of operations: a model has two for each batch size
 #define MATMUL_HOPELESS 1.25f // times the best time so far: too slow to measure again
 #define MATMUL_ALIGNMENT 16   // bytes: no algorithm needs more
 // An algorithm replaces the heuristic's choice if it takes less than this fraction of its time.
 #define MATMUL_WORTHWHILE 0.98f
 
-// Which GELUs cublasLt applies while it stores the product. Whether that is faster depends on GPU and type:
-// measure.
+// Which GELUs cublasLt applies while it stores the product: a sum. Whether that is faster depends on GPU and type; where it
+// races, autotune measures each way of doing the operation, and the others are only what is done without autotune.
 typedef enum {
     GELU_SEPARATE = 0,
     GELU_FUSED_FORWARD = 1,
     GELU_FUSED_BACKWARD = 2,
-    GELU_FUSED = GELU_FUSED_FORWARD | GELU_FUSED_BACKWARD
+    GELU_FUSED = GELU_FUSED_FORWARD | GELU_FUSED_BACKWARD,
+    GELU_RACE_FORWARD = 4,
+    GELU_RACE_BACKWARD = 8,
+    GELU_RACE = GELU_RACE_FORWARD | GELU_RACE_BACKWARD
 } GeluFusion;
+
+// How much of an operation with GELU one product does.
+typedef enum { GELU_WITH_BIAS_GRADIENT_, GELU_IN_PRODUCT_, GELU_IN_STEPS_, GELU_WAYS_ } GeluWay_;
 
 typedef struct {
     int tf32; // fp32 products on tensor cores, with factors rounded to 10 bits
     GeluFusion gelu_fusion;
-    int bias_fusion; // with GELU_FUSED_BACKWARD: the product also sums up the gradient of the bias
+    int bias_fusion; // where GELU is fused backward: the product may also sum up the gradient of the bias
                      // before GELU
     int autotune;
     size_t workspace_bytes; // of cublasLt (matmul_workspace_bytes); 0: the most that helps any model
@@ -103,6 +112,13 @@ typedef struct {
     uint64_t last_use;
 } MatmulPlan_;
 
+// The way of an operation that has raced, and the times of all.
+typedef struct {
+    MatmulKey key; // of the product that does most of it, without an alignment
+    int way;
+    float ms[GELU_WAYS_]; // 0: not measured in this run
+} MatmulDecision_;
+
 typedef struct {
     const Gpu* gpu;
     MatmulSettings settings;
@@ -120,6 +136,8 @@ typedef struct {
     int plans_count;
     uint64_t uses; // of all plans
     MatmulPlan_ plans[MATMUL_PLANS];
+    int decisions_count;
+    MatmulDecision_ decisions[MATMUL_DECISIONS];
 } MatmulGpu;
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -184,6 +202,13 @@ static inline int matmul_major_(int device) {
         major = 9;
     }
     return major;
+}
+
+// Whether cublasLt's epilogues with GELU are faster than kernels of their own, as far as others have measured: they are on
+// Hopper and on Blackwell's data center cards, and slower on RTX 4090 and 5090 (llm.c's pull request 591, sglang's issue 34350).
+static inline int matmul_gelu_pays(int device) {
+    const int major = matmul_major_(device);
+    return major == 9 || major == 10;
 }
 
 // The size of cublasLt's workspace for micro-batches of N tokens and a model of C channels. It holds sums of the parts that a
@@ -312,8 +337,24 @@ static inline void matmul_gpu_close(MatmulGpu* ctx) {
     gpu_free(ctx->workspace);
 }
 
-// A line for each plan.
+// The ways of an operation on a line, and which is taken.
+static inline void matmul_report_decision_(FILE* file, const MatmulDecision_* d) {
+    static const char* const words[] = {"with the gradient of the bias in the product", "in the product",
+                                        "in separate steps"};
+    fprintf(file, "matmul %s: done %s", matmul_name_(&d->key).text, words[d->way]);
+    for (int way = 0; way < GELU_WAYS_; way++) {
+        if (d->ms[way] > 0) {
+            fprintf(file, ", %s %.3f ms", words[way], d->ms[way]);
+        }
+    }
+    fprintf(file, "\n");
+}
+
+// A line for each plan, and for each operation whose ways have raced.
 static inline void matmul_gpu_report(FILE* file, const MatmulGpu* ctx) {
+    for (int i = 0; i < ctx->decisions_count; i++) {
+        matmul_report_decision_(file, &ctx->decisions[i]);
+    }
     for (int i = 0; i < ctx->plans_count; i++) {
         const MatmulPlan_* plan = &ctx->plans[i];
         fprintf(file, "matmul %s: ", matmul_name_(&plan->key).text);
@@ -707,6 +748,113 @@ static inline void matmul_product_(MatmulKey key, MatmulOperands_ x, MatmulGpu* 
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
+// Races between the ways of an operation
+//
+// The caller does the operation in the way that the race says, again and again until it is over; the last time is in the
+// way that has won, so what it leaves is the result. With one process or several the same operations come in the same order.
+
+typedef struct {
+    MatmulKey key;
+    int first, standard; // the ways are first ... GELU_IN_STEPS_; the one that is left only for a faster one
+    int way;             // to take now
+    int round, at; // -1: there is no race; the way that is measured, before them one that hides launches
+    float ms[GELU_WAYS_];
+} MatmulRace_;
+
+static inline MatmulDecision_* matmul_decision_(const MatmulKey* key, MatmulGpu* ctx) {
+    for (int i = 0; i < ctx->decisions_count; i++) {
+        if (memcmp(&ctx->decisions[i].key, key, sizeof(*key)) == 0) {
+            return &ctx->decisions[i];
+        }
+    }
+    return NULL;
+}
+
+// What an earlier run has found, or -1: as rank 0 has it.
+static inline int matmul_kept_way_(const MatmulRace_* race, MatmulGpu* ctx) {
+    const MatmulChoice* choice = matmul_choices_find(&ctx->chosen, &race->key);
+    choice = choice ? choice : matmul_choices_find(&ctx->cached, &race->key);
+    int way = choice && choice->chosen >= race->first && choice->chosen < GELU_WAYS_ ? choice->chosen : -1;
+    if (ctx->comm) {
+        comm_broadcast(ctx->comm, &way, sizeof(way));
+    }
+    return way;
+}
+
+// The way is decided, for this run and for others.
+static inline void matmul_decide_(MatmulRace_* race, int way, MatmulGpu* ctx) {
+    MatmulDecision_ decision = {race->key, way, {0}};
+    MatmulChoice choice = {race->key, way, GELU_WAYS_ - race->first, race->ms[way], {0}};
+    memcpy(decision.ms, race->ms, sizeof(decision.ms));
+    CHECK(ctx->decisions_count < MATMUL_DECISIONS, "matmul %s: already %d decisions, which is the maximum",
+          matmul_name_(&race->key).text, MATMUL_DECISIONS);
+    ctx->decisions[ctx->decisions_count++] = decision;
+    matmul_choices_add(&ctx->chosen, &choice);
+    ctx->cache_is_old |= matmul_choices_add(&ctx->cached, &choice);
+    race->way = way;
+    race->round = -1;
+}
+
+// Starts a race if `may_race`, unless it is decided. `key` is that of the product of the first way.
+static inline MatmulRace_ matmul_race_(MatmulKey key, int first, int standard, int may_race, MatmulGpu* ctx) {
+    MatmulRace_ race = {key, first, standard, standard, -1, first - 1, {0}};
+    if (!may_race || !ctx->settings.autotune) {
+        return race;
+    }
+    const MatmulDecision_* decision = matmul_decision_(&key, ctx);
+    const int kept = decision ? decision->way : matmul_kept_way_(&race, ctx);
+    if (decision) {
+        race.way = kept;
+    } else if (kept >= 0) {
+        matmul_decide_(&race, kept, ctx);
+    } else {
+        race.round = 0;
+    }
+    return race;
+}
+
+// The fastest way; the standard one unless another is clearly faster. Rank 0 says so for all.
+static inline int matmul_fastest_way_(const MatmulRace_* race, MatmulGpu* ctx) {
+    int best = race->standard;
+    for (int way = race->first; way < GELU_WAYS_; way++) {
+        best = race->ms[way] < race->ms[best] ? way : best;
+    }
+    best = race->ms[best] < MATMUL_WORTHWHILE * race->ms[race->standard] ? best : race->standard;
+    if (ctx->comm) {
+        comm_broadcast(ctx->comm, &best, sizeof(best));
+    }
+    return best;
+}
+
+// After all ways of a round: keeps the shortest times. The first round has made plans and loaded kernels.
+static inline void matmul_end_round_(MatmulRace_* race, MatmulGpu* ctx) {
+    CUDA_CHECK(cudaEventSynchronize(ctx->events[GELU_WAYS_]));
+    for (int way = race->first; way < GELU_WAYS_; way++) {
+        float ms;
+        CUDA_CHECK(cudaEventElapsedTime(&ms, ctx->events[way], ctx->events[way + 1]));
+        race->ms[way] = race->round <= 1 || ms < race->ms[way] ? ms : race->ms[way];
+    }
+    race->round++;
+    race->at = race->first - 1;
+}
+
+// After the operation was done: whether it is to be done again, in the way that the race says now.
+static inline int matmul_race_continues_(MatmulRace_* race, MatmulGpu* ctx) {
+    if (race->round < 0) {
+        return 0;
+    }
+    CUDA_CHECK(cudaEventRecord(ctx->events[++race->at], ctx->gpu->stream));
+    if (race->at == GELU_WAYS_) {
+        matmul_end_round_(race, ctx);
+    }
+    race->way = race->at < race->first ? race->standard : race->at;
+    if (race->round > MATMUL_ROUNDS) {
+        matmul_decide_(race, matmul_fastest_way_(race, ctx), ctx);
+    }
+    return 1;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
 // Kernels: the bias, where cublasLt does not add it
 
 // WIDTH adjacent elements, one or a pack.
@@ -801,8 +949,8 @@ static inline void matmul_forward_residual(T* out, const T* residual, const T* i
     matmul_linear_(out, residual, inp, weight, bias, N, C, OC, ctx);
 }
 
-// Whether to ask cublasLt to apply GELU. It wants rows of `pre` to be multiples of 8 elements. Not in fp32:
-// its tanh may be an approximation that is too coarse for that type.
+// Whether cublasLt may be asked to apply GELU, or to race for it. It wants rows of `pre` to be multiples of 8 elements. Not
+// in fp32: its tanh may be an approximation that is too coarse for that type.
 template <class T> static inline int matmul_fuses_(GeluFusion which, int cols, const MatmulGpu* ctx) {
     return (ctx->settings.gelu_fusion & which) && cols % 8 == 0 && DTYPE_OF(T) != DTYPE_FP32;
 }
@@ -813,11 +961,16 @@ static inline void matmul_forward_gelu(T* out, T* pre, const T* inp, const T* we
     const int epilogue = bias ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_AUX;
     const MatmulKey key = {N, OC, C, 0, 1, DTYPE_OF(T), DTYPE_OF(T), epilogue, 0, 0, 1};
     const MatmulOperands_ x = {out, NULL, inp, weight, bias, pre, NULL};
+    const int standard = matmul_fuses_<T>(GELU_FUSED_FORWARD, OC, ctx) ? GELU_IN_PRODUCT_ : GELU_IN_STEPS_;
+    MatmulRace_ race =
+        matmul_race_(key, GELU_IN_PRODUCT_, standard, matmul_fuses_<T>(GELU_RACE_FORWARD, OC, ctx), ctx);
     assert(out != pre);
-    if (!matmul_fuses_<T>(GELU_FUSED_FORWARD, OC, ctx) || !matmul_try_(key, x, ctx)) {
-        matmul_forward(pre, inp, weight, bias, N, C, OC, ctx);
-        gelu_forward(out, pre, (size_t)N * OC, ctx->gpu);
-    }
+    do {
+        if (race.way == GELU_IN_STEPS_ || !matmul_try_(key, x, ctx)) {
+            matmul_forward(pre, inp, weight, bias, N, C, OC, ctx);
+            gelu_forward(out, pre, (size_t)N * OC, ctx->gpu);
+        }
+    } while (matmul_race_continues_(&race, ctx));
 }
 
 template <class T>
@@ -843,12 +996,12 @@ static inline void matmul_backward_bias(Gradient dbias, const T* dout, int N, in
 // done nothing, if cublasLt refuses.
 template <class T>
 static inline int matmul_try_gelu_bias_(T* dinp, Gradient dbias, const T* dout, const T* weight, const T* pre,
-                                        int N, int C, int OC, GradientMode mode, MatmulGpu* ctx) {
+                                        MatmulKey key, GradientMode mode, MatmulGpu* ctx) {
     void* sums = mode == GRADIENT_ADD ? ctx->bias_sums : dbias.data;
-    const MatmulKey key = {N, C, OC, 0, 0, DTYPE_OF(T), DTYPE_OF(T), CUBLASLT_EPILOGUE_DGELU_BGRAD, 0, 0, 1};
+    const int C = key.cols;
     const MatmulOperands_ x = {dinp, NULL, dout, weight, sums, (void*)pre, NULL};
-    if (!ctx->settings.bias_fusion || dbias.dtype != DTYPE_OF(T) || C > COLUMN_SUMS_FLOATS ||
-        !matmul_fuses_<T>(GELU_FUSED_BACKWARD, C, ctx) || !matmul_try_(key, x, ctx)) {
+    key.epilogue = CUBLASLT_EPILOGUE_DGELU_BGRAD;
+    if (!matmul_try_(key, x, ctx)) {
         return 0;
     }
     if (mode == GRADIENT_ADD) {
@@ -857,23 +1010,44 @@ static inline int matmul_try_gelu_bias_(T* dinp, Gradient dbias, const T* dout, 
     return 1;
 }
 
+// matmul_backward_input_gelu in a certain way, or in the next one that cublasLt does not refuse.
 template <class T>
-static inline void matmul_backward_input_gelu(T* dinp, Gradient dbias, const T* dout, const T* weight,
-                                              const T* pre, int N, int C, int OC, GradientMode mode,
-                                              MatmulGpu* ctx) {
-    const MatmulKey key = {N, C, OC, 0, 0, DTYPE_OF(T), DTYPE_OF(T), CUBLASLT_EPILOGUE_DGELU, 0, 0, 1};
+static inline void matmul_backward_gelu_(int way, T* dinp, Gradient dbias, const T* dout, const T* weight,
+                                         const T* pre, MatmulKey key, GradientMode mode, MatmulGpu* ctx) {
     const MatmulOperands_ x = {dinp, NULL, dout, weight, NULL, (void*)pre, NULL};
-    assert(dinp != pre);
-    if (dbias.data && matmul_try_gelu_bias_(dinp, dbias, dout, weight, pre, N, C, OC, mode, ctx)) {
+    const int N = key.rows, C = key.cols;
+    if (way == GELU_WITH_BIAS_GRADIENT_ &&
+        matmul_try_gelu_bias_(dinp, dbias, dout, weight, pre, key, mode, ctx)) {
         return;
     }
-    if (!matmul_fuses_<T>(GELU_FUSED_BACKWARD, C, ctx) || !matmul_try_(key, x, ctx)) {
-        matmul_backward_input(dinp, dout, weight, N, C, OC, ctx);
+    if (way == GELU_IN_STEPS_ || !matmul_try_(key, x, ctx)) {
+        matmul_backward_input(dinp, dout, weight, N, C, key.depth, ctx);
         gelu_backward(dinp, dinp, pre, (size_t)N * C, ctx->gpu);
     }
     if (dbias.data) {
         matmul_backward_bias(dbias, (const T*)dinp, N, C, mode, ctx);
     }
+}
+
+// What is added to cannot be set again and again: its way is that of an earlier race, or the standard one.
+template <class T>
+static inline void matmul_backward_input_gelu(T* dinp, Gradient dbias, const T* dout, const T* weight,
+                                              const T* pre, int N, int C, int OC, GradientMode mode,
+                                              MatmulGpu* ctx) {
+    const MatmulKey key = {N, C, OC, 0, 0, DTYPE_OF(T), DTYPE_OF(T), CUBLASLT_EPILOGUE_DGELU, 0, 0, 1};
+    const int sums_bias =
+        dbias.data && ctx->settings.bias_fusion && dbias.dtype == DTYPE_OF(T) && C <= COLUMN_SUMS_FLOATS;
+    const int first = sums_bias ? GELU_WITH_BIAS_GRADIENT_ : GELU_IN_PRODUCT_;
+    MatmulKey asked = key;
+    asked.epilogue = sums_bias ? CUBLASLT_EPILOGUE_DGELU_BGRAD : CUBLASLT_EPILOGUE_DGELU;
+    const int may_race = matmul_fuses_<T>(GELU_RACE_BACKWARD, C, ctx) &&
+                         (mode == GRADIENT_SET || !dbias.data || matmul_decision_(&asked, ctx));
+    MatmulRace_ race = matmul_race_(
+        asked, first, matmul_fuses_<T>(GELU_FUSED_BACKWARD, C, ctx) ? first : GELU_IN_STEPS_, may_race, ctx);
+    assert(dinp != pre);
+    do {
+        matmul_backward_gelu_(race.way, dinp, dbias, dout, weight, pre, key, mode, ctx);
+    } while (matmul_race_continues_(&race, ctx));
 }
 
 template <class T>

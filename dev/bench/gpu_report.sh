@@ -4,7 +4,8 @@
 #     dev/bench/gpu_report.sh [--part A|B|C] [--only ITEM,...] [--minutes N] [--full] [--toy] [--kit] [--out DIR]
 #
 # A   first       the card, its libraries; tests of the instructions, the runtime and the products
-#     speed       124M in BF16 at --recompute 0 and 1: ms, tok/s, MFU, memory, the algorithms that cublasLt's products got
+#     speed       124M in BF16 at --recompute 0 and 1, and with GELU fused as --gelu-fusion and --bias-fusion say: ms, tok/s,
+#                 MFU, memory, the algorithms that cublasLt's products got, the ways of GELU that autotune found faster
 #     tests       attention and the whole model in BF16
 #     step        every kernel of one real step, by ncu
 #     bench       every kernel and product against the ceilings (bench_gpu)
@@ -317,11 +318,15 @@ item_first() {
 }
 
 item_speed() {
-    local level
+    local level fusion
     speed_head "Speed"
     set_ceiling "${speed[0]}"
     for level in 0 1; do
         our_speed "speed-${speed[0]}-recompute-$level" $main "${speed[@]}" --recompute $level
+    done
+    for fusion in "0" "1" "2" "2 --bias-fusion off"; do # by default autotune chooses among them
+        # shellcheck disable=SC2086
+        our_speed "speed-${speed[0]}-gelu-${fusion//[ -]/}" $main "${speed[@]}" --recompute 0 --gelu-fusion $fusion
     done
     our_speed "speed-${speed[0]}-again" $main "${speed[@]}" --recompute 0 # the noise
 }

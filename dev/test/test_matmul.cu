@@ -15,13 +15,13 @@ static const int simulated = 0;
 
 // ---- device arrays ----
 
-static void* device_arrays[32]; // all since the last case_close
+static void* device_arrays[64]; // all since the last case_close
 static int device_arrays_count = 0;
 
 // As upload, until case_close.
 template <class T> static T* device_upload(float* x, size_t n, size_t shift, const Gpu* gpu) {
     T* memory = upload<T>(x, n, shift, gpu);
-    CHECK(device_arrays_count < 32, "more than 32 device arrays at a time");
+    CHECK(device_arrays_count < 64, "more than 64 device arrays at a time");
     device_arrays[device_arrays_count++] = memory - shift;
     return memory;
 }
@@ -496,6 +496,69 @@ static void test_tuned_apart(const Gpu* gpu) {
     unsetenv("CUSIM_LT_FAST");
 }
 
+// All outputs of a GELU that races, or does not, while the epilogues of `slow` are; with a directory the plans are taken from it
+// before and put there after. Sets *ways to a digit for each way that was chosen.
+static float* gelu_outputs(const Linear<bf16>* l, GeluFusion fusion, const char* slow, const char* directory,
+                           int* ways, const Gpu* gpu) {
+    MatmulGpu ctx;
+    char error[ERROR_BYTES] = "";
+    const MatmulSettings settings = {0, fusion, 1, 1, 0};
+    setenv("CUSIM_LT_FAST", "1", 1);
+    setenv("CUSIM_LT_SLOW", slow, 1);
+    matmul_gpu_open(&ctx, gpu, settings);
+    if (directory) {
+        EXPECT(matmul_gpu_load_plans(&ctx, directory, error), "%s", error);
+    }
+    float* first = all_outputs(l, &ctx);
+    EXPECT(ops_same_bits(first, all_outputs(l, &ctx), 3 * l->noc + 2 * l->nc + l->occ + l->OC + l->C),
+           "slow %s: other bits in the second run", slow);
+    *ways = 0;
+    for (int i = 0; i < ctx.decisions_count; i++) {
+        *ways = 10 * *ways + ctx.decisions[i].way;
+    }
+    if (directory) {
+        matmul_gpu_save_plans(&ctx, directory);
+    }
+    matmul_gpu_close(&ctx);
+    unsetenv("CUSIM_LT_SLOW");
+    unsetenv("CUSIM_LT_FAST");
+    return first;
+}
+
+// The fastest way of an operation with GELU is taken, has the bits of that way where it does not race, and is kept.
+static void test_gelu_race(const Gpu* gpu) {
+    const struct {
+        const char* slow;
+        int ways;        // of forward and backward
+        GeluFusion same; // does so without a race
+    } cases[] = {{"", 10, GELU_FUSED},
+                 {"gelu_aux_bias", 20, GELU_FUSED_BACKWARD},
+                 {"dgelu_bgrad,dgelu", 12, GELU_FUSED_FORWARD},
+                 {"gelu_aux_bias,dgelu_bgrad,dgelu", 22, GELU_SEPARATE}};
+    const GeluFusion fused = (GeluFusion)(GELU_RACE | GELU_FUSED);
+    int ways;
+    for (int i = 0; i < 4 && simulated; i++) { // which way is the fastest is known here only
+        char directory[PATH_MAX];
+        snprintf(directory, sizeof(directory), "%s_%d", test_path("ways"), i);
+        file_make_directory(directory);
+        const Linear<bf16> l = linear_open<bf16>(24, 16, 32, 0, gpu);
+        const size_t n = 3 * l.noc + 2 * l.nc + l.occ + l.OC + l.C;
+        const float* got = gelu_outputs(&l, i % 2 ? GELU_RACE : fused, cases[i].slow, directory, &ways, gpu);
+        EXPECT(ways == cases[i].ways, "slow %s: ways %d, wanted %d", cases[i].slow, ways, cases[i].ways);
+        const float* want = gelu_outputs(&l, cases[i].same, "", NULL, &ways, gpu);
+        EXPECT(ways == 0 && ops_same_bits(got, want, n), "slow %s: other bits than without a race",
+               cases[i].slow);
+        const float* again = gelu_outputs(&l, fused, i == 0 ? "gelu_aux_bias" : "", directory, &ways, gpu);
+        EXPECT(ways == cases[i].ways && ops_same_bits(got, again, n), "slow %s: kept as ways %d",
+               cases[i].slow, ways);
+        case_close("race");
+    }
+    const Linear<bf16> l = linear_open<bf16>(24, 16, 32, 0, gpu);
+    gelu_outputs(&l, fused, "dgelu_bgrad", NULL, &ways, gpu);
+    EXPECT(!simulated || ways == 11, "GELU backward without the gradient of the bias: ways %d", ways);
+    case_close("race");
+}
+
 // A captured step, launched twice, adds its gradient twice; a product that was done before makes no new plan.
 static void test_capture(const Gpu* gpu) {
     enum { N = 12, C = 16, OC = 24 };
@@ -695,6 +758,7 @@ int main(void) {
     test_kept_plans(&gpu);
     test_stale_plans(&gpu);
     test_tuned_apart(&gpu);
+    test_gelu_race(&gpu);
     test_capture(&gpu);
     test_batches<float>(&gpu);
     test_batches<bf16>(&gpu);

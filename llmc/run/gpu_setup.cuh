@@ -59,12 +59,18 @@ static inline void gpu_setup(Options* o, const Comm* comm) {
 // GELU inside a forward product takes values before they are rounded; computed again, it takes rounded ones.
 // So the levels that compute GELU alone again keep it out of the forward products. Its derivative is always
 // taken at rounded values.
-static inline MatmulSettings gpu_setup_products(GPT2Config cfg, const Options* o) {
+static inline GeluFusion gpu_setup_gelu_(const Options* o) {
+    static const int fused[] = {GELU_SEPARATE, GELU_FUSED_FORWARD, GELU_FUSED};
     const int gelu_again = o->recompute == RECOMPUTE_GELU || o->recompute == RECOMPUTE_NORMS;
-    const int forward = o->gelu_fusion >= 1 && !gelu_again, backward = o->gelu_fusion >= 2;
+    const int fusion = o->gelu_fusion == OPTION_AUTO
+                           ? GELU_RACE | (matmul_gelu_pays(o->device) ? GELU_FUSED : GELU_SEPARATE)
+                           : fused[o->gelu_fusion];
+    return (GeluFusion)(gelu_again ? fusion & ~(GELU_FUSED_FORWARD | GELU_RACE_FORWARD) : fusion);
+}
+
+static inline MatmulSettings gpu_setup_products(GPT2Config cfg, const Options* o) {
     const MatmulSettings settings = {
-        o->tf32, (GeluFusion)((forward ? GELU_FUSED_FORWARD : 0) | (backward ? GELU_FUSED_BACKWARD : 0)),
-        o->bias_fusion, o->autotune,
+        o->tf32, gpu_setup_gelu_(o), o->bias_fusion, o->autotune,
         matmul_workspace_bytes(o->device, (size_t)o->batch * (size_t)o->seq_len, (size_t)cfg.C)};
     return settings;
 }

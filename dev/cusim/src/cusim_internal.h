@@ -458,6 +458,8 @@ struct Operation {
     std::function<Steps(CUstream_st*)>
         begin; // instead of `run`: called when the work, or its graph, is put on a stream
 };
+static const double OPERATION_S = 10e-6; // of the device's clock: a kernel, a copy; a product takes ten times as long
+void cusim_pass_time(double seconds);
 void operation_run(const Operation& operation);
 void enqueue_steps(cudaStream_t stream, std::function<Steps(CUstream_st*)> begin);
 Step stream_advance(CUstream_st* stream); // one step of what is first in its queue; never STEP_DONE

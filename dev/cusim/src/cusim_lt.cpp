@@ -12,6 +12,7 @@ Environment, read at every call, so that a test can change it:
     CUSIM_LT_REFUSE=gelu_aux_bias,dgelu   epilogues for which no algorithm is found
     CUSIM_LT_FAST=i                       all algorithms but number i take LT_SLOW_S longer, by the device's clock
     CUSIM_LT_BROKEN=i                     algorithm i is offered, but running it is refused
+    CUSIM_LT_SLOW=gelu_aux_bias,dgelu     products with these epilogues take LT_SLOW_S longer
 
 needs:   cusim.h cublasLt.h, and of the runtime cusim_enqueue, cusim_pass_time, cusim_check_kernel_pointer, trace_line
 */
@@ -29,6 +30,7 @@ bool cusim_is_dry();
 namespace {
 
 enum { LT_ALGORITHMS = 4, LT_SLOW_S = 1, LT_WORKSPACE_BYTES = 64 << 10 };
+const double LT_PRODUCT_S = 90e-6; // longer than any other operation
 
 // What the opaque handles point to.
 struct Layout {
@@ -142,10 +144,10 @@ const char* epilogue_name(uint32_t epilogue) {
     }
 }
 
-// Whether CUSIM_LT_REFUSE names the epilogue.
-bool refused_by_environment(uint32_t epilogue) {
+// Whether a variable of the environment names the epilogue.
+bool environment_names(const char* variable, uint32_t epilogue) {
     char list[256], name[64]; // both between commas, so that no name is found in a longer one
-    const char* text = getenv("CUSIM_LT_REFUSE");
+    const char* text = getenv(variable);
     snprintf(list, sizeof(list), ",%s,", text ? text : "");
     snprintf(name, sizeof(name), ",%s,", epilogue_name(epilogue));
     return strstr(list, name) != NULL;
@@ -334,7 +336,8 @@ void run(const Product& p, const void* a, const void* b, const void* c, void* d,
     if (cusim_is_dry()) {
         return;
     }
-    if (fast >= 0 && fast != algorithm.number) {
+    cusim_pass_time(LT_PRODUCT_S);
+    if ((fast >= 0 && fast != algorithm.number) || environment_names("CUSIM_LT_SLOW", p.op.epilogue)) {
         cusim_pass_time(LT_SLOW_S);
     }
     if (algorithm.workspace_bytes) {
@@ -513,7 +516,7 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDe
     if (status != CUBLAS_STATUS_SUCCESS || wanted < 1) {
         return status != CUBLAS_STATUS_SUCCESS ? status : CUBLAS_STATUS_INVALID_VALUE;
     }
-    if (refused_by_environment(product.op.epilogue)) {
+    if (environment_names("CUSIM_LT_REFUSE", product.op.epilogue)) {
         return CUBLAS_STATUS_NOT_SUPPORTED;
     }
     for (; *found < wanted && *found < LT_ALGORITHMS; ++*found) {
@@ -540,7 +543,7 @@ cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t, cublasLtMatmulDesc_t op
     }
     const bool is_ours = algorithm.number >= 0 && algorithm.number < LT_ALGORITHMS &&
                          (!algorithm.workspace_bytes || algorithm.workspace_bytes == LT_WORKSPACE_BYTES);
-    if (!is_ours || refused_by_environment(product.op.epilogue)) {
+    if (!is_ours || environment_names("CUSIM_LT_REFUSE", product.op.epilogue)) {
         return CUBLAS_STATUS_NOT_SUPPORTED;
     }
     memset((void*)result, 0, sizeof(*result));

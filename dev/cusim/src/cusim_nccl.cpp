@@ -368,6 +368,7 @@ Step step(Work* work) {
     const bool is_done = config.dry || comm->error || work->is_done();
     device_memory_close();
     if (is_done) {
+        cusim_pass_time(OPERATION_S);
         comm->done++;
         comm->order.pop_front();
         running = nullptr;
