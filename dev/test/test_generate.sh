@@ -67,7 +67,18 @@ test_interactive() {
     status=$?
     check "exit status $status" [ $status = 0 ]
     check "three answers" [ "$(wc -l <stdout)" = 3 ]
-    check "an unknown word is an error that ends nothing" grep -q '^error: prompt: no word .*xyzzy' stderr
+    check "an unknown word is said, and ends nothing" grep -q '^note: prompt: no word .*xyzzy' stderr
+    printf ':temperature 0\nMia\nMia\n:tokens 2\n:temperature hot\n:tempo 3\n:\nMia\nexit\nMia\n' |
+        "$trainer" --model run --interactive --tokens 6 >stdout 2>stderr
+    check "exit: exit status $?" [ $? = 0 ]
+    check "three answers before exit" [ "$(wc -l <stdout)" = 3 ]
+    check "at temperature 0 two texts are the same" [ "$(sed -n 1p stdout)" = "$(sed -n 2p stdout)" ]
+    check "shorter, the same start" grep -q "^$(sed -n 3p stdout)" <(sed -n 1p stdout)
+    check "and no more" [ "$(sed -n 3p stdout | wc -c)" -lt "$(sed -n 1p stdout | wc -c)" ]
+    check "a bad value is said" grep -q "^note: :temperature is 'hot'; wanted 0 to 100" stderr
+    check "the settings are shown" [ "$(grep -c '^:temperature 0  :top-k 0  :top-p 1  :tokens 2  exit$' stderr)" = 4 ]
+    printf 'quit' | "$trainer" --model run --interactive >stdout 2>stderr
+    check "quit: nothing on standard output" [ ! -s stdout ]
 }
 
 # Texts do not depend on each other.

@@ -2,7 +2,8 @@
 generate.h -- what the program does with a model instead of training it: it continues prompts.
 
     --prompt TEXT          one text, on standard output as it comes
-    --interactive          each line of standard input is a prompt of its own; its text comes on standard output
+    --interactive          each line of standard input is a prompt of its own; its text comes on standard output. The lines
+                           exit and quit end it; `:temperature 0.5` sets an option for the next texts, and : shows these
     --prompts FILE.jsonl   one prompt a line, {"prompt": "..."}; their texts, in the same order, become the lines of
                            --out-texts, which has its name when it is whole, or of standard output:
                            {"prompt", "text", "tokens", "stop"}
@@ -47,10 +48,12 @@ int generate_texts(const Trainer* trainer, Options* options, Comm* comm);
 #include "llmc/base/clock.h"
 #include "llmc/base/file.h"
 #include "llmc/base/json.h"
+#include "llmc/base/printable.h"
 #include "llmc/base/rand.h"
 #include "llmc/base/signals.h"
 #include "llmc/base/terminal.h"
 #include "llmc/run/generator.h"
+#include "llmc/run/options_values.h"
 #include "llmc/run/plan.h"
 #include "llmc/run/run_data.h"
 #include "llmc/run/run_outputs.h"
@@ -82,7 +85,7 @@ typedef struct {
 
 typedef struct {
     const Trainer* trainer;
-    const Options* options;
+    Options* options; // --interactive changes some
     char newest[PATH_MAX];
     RunData data;
     GPT2Config cfg;
@@ -184,7 +187,7 @@ static void generate_answer_(Generate_* g, const char* line, size_t bytes) {
     char error[ERROR_BYTES];
     if (!run_data_try_prompt(g->ids, &g->count, g->options->seq_len, &g->data, g->options, g->cfg.V, line,
                              bytes, error)) {
-        fprintf(stderr, "error: %s\n", error);
+        fprintf(stderr, "note: %s\n", error);
         return;
     }
     g->speed = none;
@@ -192,18 +195,64 @@ static void generate_answer_(Generate_* g, const char* line, size_t bytes) {
     generate_print_speed_(g);
 }
 
+// What a line of --interactive may set.
+static const char* const GENERATE_SETTINGS_[] = {"--temperature", "--top-k", "--top-p", "--tokens"};
+enum { GENERATE_NUM_SETTINGS_ = sizeof(GENERATE_SETTINGS_) / sizeof(GENERATE_SETTINGS_[0]) };
+
+static void generate_show_settings_(const Generate_* g) {
+    char value[OPTION_TEXT_BYTES];
+    for (int i = 0; i < GENERATE_NUM_SETTINGS_; i++) {
+        const OptionRow* row = option_find(GENERATE_SETTINGS_[i], strlen(GENERATE_SETTINGS_[i]));
+        fprintf(stderr, "%s:%s %s", i ? "  " : "", row->name, option_text(g->options, row, value));
+    }
+    fputs("  exit\n", stderr);
+}
+
+// ":temperature 0.5": `line` is what follows the colon.
+static void generate_set_(Generate_* g, const char* line) {
+    char name[OPTION_TEXT_BYTES], wanted[OPTION_TEXT_BYTES];
+    const int length = (int)strcspn(line, " =");
+    const char* value = line + length + strspn(line + length, " =");
+    snprintf(name, sizeof(name), "--%.*s", length < 64 ? length : 64, line);
+    for (int i = 0; i < GENERATE_NUM_SETTINGS_; i++) {
+        if (strcmp(name, GENERATE_SETTINGS_[i]) != 0) {
+            continue;
+        }
+        const OptionRow* row = option_find(name, strlen(name));
+        if (!option_set(g->options, row, value)) {
+            fprintf(stderr, "note: :%s is '%s'; wanted %s\n", row->name,
+                    printable_copy(name, sizeof(name), value), option_wanted(row, wanted));
+        }
+        break;
+    }
+    generate_show_settings_(g);
+}
+
+// A line that is no prompt: one that starts with a colon, exit or quit. Returns 0 if it is one.
+static int generate_obey_(Generate_* g, const char* line, int* is_end) {
+    *is_end = strcmp(line, "exit") == 0 || strcmp(line, "quit") == 0;
+    if (line[0] == ':') {
+        generate_set_(g, line + 1);
+    }
+    return *is_end || line[0] == ':';
+}
+
 static void generate_interactive_(Generate_* g) {
     const int is_terminal = isatty(STDIN_FILENO);
     char *line = NULL, error[ERROR_BYTES];
     size_t room = 0, mark = 0;
-    for (int is_first = 1;; is_first = 0, mark = 0) {
+    for (int is_first = 1, is_end = 0; !is_end; is_first = 0, mark = 0) {
         fputs(is_terminal ? "> " : "", stderr);
         const size_t length = file_read_line(stdin, "standard input", &line, &room);
         if (length == 0) {
             break;
         }
         CHECK(!is_first || byte_order_mark("standard input", line, length, &mark, error), "%s", error);
-        generate_answer_(g, line + mark, length - (line[length - 1] == '\n') - mark);
+        const size_t bytes = length - (line[length - 1] == '\n');
+        line[bytes] = '\0'; // in place of the line's end, or behind it
+        if (!generate_obey_(g, line + mark, &is_end)) {
+            generate_answer_(g, line + mark, bytes - mark);
+        }
     }
     fputs(is_terminal ? "\n" : "", stderr);
     free(line);
