@@ -9,6 +9,7 @@ trainers share is llmc/run/run.h.
 Comments give the shapes of tensors: B sequences of T tokens, N = B*T tokens, C channels, F hidden units of
 the MLP, QKV = 3C, Vp tokens of the padded vocabulary.
 */
+// the model and its operations (llmc), tools that know no model (base), then what runs it (data, run)
 #include "llmc/attention.h"
 #include "llmc/attention_bf16.h"
 #include "llmc/bf16_tile.h"
@@ -57,7 +58,7 @@ struct GPT2 {
     int B, T;                 // micro-batches up to B sequences of up to T tokens
     int chunk;                // tokens that have logits in memory
     RecomputeLevel recompute; // which activations the backward pass computes again
-    Freeze freeze;            // which parameters stay as they are
+    Freeze freeze;            // which parameters training leaves unchanged
     TensorRow parameter_rows[GPT2_PARAMETER_ROWS], activation_rows[GPT2_ACTIVATION_ROWS];
     TensorRow gradient_rows[GPT2_PARAMETER_ROWS]; // where a backward pass leaves gradients
     OptimizerState state;                         // where it lies in state_memory
@@ -70,23 +71,25 @@ struct GPT2 {
     TextModel texts; // generation: its activations are in the same memory
 
     Comm* comm;
-    Zero zero; // what of it this process updates, and what moves between processes
+    Zero zero; // ZeRO (zero.h): the part that this process updates, and what the processes exchange
     Linear linear;
     Attention attention;
     ClassifierBf16Scratch classifier; // if products are in bf16
-    InBackward* now;      // decides on the update that the backward pass makes; NULL: it makes none
+    InBackward*
+        in_backward; // --update-in-backward: the update that the backward pass makes; NULL: it makes none
     void* update_scratch; // of some rules
     double* norm_partial; // sums of squares of blocks of the gradient
-    int saves_copy;       // a checkpoint is written from a copy: else from the model
-    void* save_copy;      // NULL also where this process has nothing to save
+    int saves_copy;       // whether a checkpoint is written from a copy, and not from the model itself
+    void* save_copy;      // that copy; NULL also where this process has nothing to save
 };
 
-// The places of tensors in memory, and the bytes it takes.
+// Sets where each tensor lies in its allocation, and how many bytes each allocation has.
 static void place_tensors(GPT2* model, const ZeroPlan* zero, const Options* o) {
     model->parameter_bytes = planned_parameters_cpu(model->parameter_rows, model->cfg, zero, o);
     zero_gradient_rows(model->gradient_rows, zero, model->cfg, sizeof(float));
     for (int i = 0; i < GPT2_PARAMETER_ROWS && zero->takes_turns; i++) {
-        model->gradient_rows[i].layer_bytes = 0; // the blocks take turns
+        model->gradient_rows[i].layer_bytes =
+            0; // gradients of one block at a time: all blocks have the same place
     }
     model->gradient_bytes = planned_gradients_cpu(zero, o);
     optimizer_state_open(&model->state, setup_optimizer(o), zero, model->cfg);
@@ -94,7 +97,7 @@ static void place_tensors(GPT2* model, const ZeroPlan* zero, const Options* o) {
     model->activation_bytes = planned_activations_cpu(model->activation_rows, model->cfg, o);
 }
 
-// What training needs besides.
+// Allocates the memory that only training needs.
 static void open_training(GPT2* model, const ZeroPlan* zero, const Options* o) {
     const size_t copy_bytes = planned_copy_cpu(model->cfg, zero, o);
     model->grads_memory = check_alloc(model->gradient_bytes, 1, "gradients");
@@ -173,8 +176,8 @@ static void gpt2_close(GPT2* model) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Forward
 
-// The residual stream that enters block l, (N, C). The blocks that the backward pass does not come to keep none: all of them
-// leave it where they found it.
+// The residual stream that enters block l, (N, C). The backward pass does not reach blocks below first_block, so they keep no
+// copy of it: these blocks read and write it in one place, a.encoded.
 static float* residual_into(const GPT2* model, int l) {
     return l <= model->freeze.first_block
                ? model->acts.encoded
@@ -186,17 +189,31 @@ static SelfAttention block_attention(GPT2* model, int l, Batch batch) {
     const GPT2Parameters p = gpt2_parameters_at_layer(model->params, model->parameter_rows, l);
     const GPT2Activations a = gpt2_activations_at_layer(model->acts, model->activation_rows, l);
     const AttentionSizes sizes = {batch.B, batch.T, model->cfg.C, model->cfg.NH};
-    return (SelfAttention){sizes,  batch.starts, p.qkvw,         p.qkvb,           a.qkv,
-                           a.atty, a.att_lse,    &model->linear, &model->attention};
+    return (SelfAttention){.sizes = sizes,
+                           .starts = batch.starts,
+                           .qkvw = p.qkvw,
+                           .qkvb = p.qkvb,
+                           .qkv = a.qkv,
+                           .out = a.atty,
+                           .lse = a.att_lse,
+                           .linear = &model->linear,
+                           .attention = &model->attention};
 }
 
 // The MLP of block l: fcw (F, C), fcprojw (C, F), fch and fch_gelu (N, F).
 static Mlp block_mlp(GPT2* model, int l, Batch batch) {
     const GPT2Parameters p = gpt2_parameters_at_layer(model->params, model->parameter_rows, l);
     const GPT2Activations a = gpt2_activations_at_layer(model->acts, model->activation_rows, l);
-    return (Mlp){
-        batch.B * batch.T, model->cfg.C,  gpt2_hidden(model->cfg), p.fcw, p.fcb, p.fcprojw, p.fcprojb, a.fch,
-        a.fch_gelu,        &model->linear};
+    return (Mlp){.N = batch.B * batch.T,
+                 .C = model->cfg.C,
+                 .F = gpt2_hidden(model->cfg),
+                 .fcw = p.fcw,
+                 .fcb = p.fcb,
+                 .fcprojw = p.fcprojw,
+                 .fcprojb = p.fcprojb,
+                 .fch = a.fch,
+                 .gelu = a.fch_gelu,
+                 .linear = &model->linear};
 }
 
 // Block l up to the hidden layer of the MLP.
@@ -310,13 +327,15 @@ static GPT2Parameters gradients_at_layer(const GPT2* model, int l) {
     GPT2Parameters d = gpt2_parameters_at_copy(model->grads, rows, k > first ? k - first : 0);
     for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
         if (freeze_has(&model->freeze, i, l)) {
-            memset((char*)&d + rows[i].member, 0, sizeof(float*));
+            memset((char*)&d + rows[i].member, 0,
+                   sizeof(float*)); // the pointer of this row, d.qkvw for example
         }
     }
     return d;
 }
 
-// Where blocks take turns a block's gradients are left where those of another one were, of which this one may have frozen some.
+// Where all blocks have the same place for their gradients, it still has those of the block before. This block does not
+// set those of its frozen parameters, so they are cleared.
 static void clear_frozen_gradients(GPT2* model, int l) {
     const ZeroPlan* zero = &model->zero.plan;
     const int clears = zero->takes_turns && zero_has_gradient(zero, 1 + gpt2_copy(model->cfg, l));
@@ -343,21 +362,22 @@ static void block_backward(GPT2* model, int l, Batch batch, GradientMode mode) {
     const GPT2Parameters p = gpt2_parameters_at_layer(model->params, model->parameter_rows, l);
     const GPT2Parameters d = gradients_at_layer(model, l);
     const GPT2Activations a = gpt2_activations_at_layer(model->acts, model->activation_rows, l);
-    float *dln2 = a.branch, *datty = a.branch, *dln1 = a.branch; // (N, C) each, one after the other
-    float* dresidual = a.dresidual;                              // (N, C)
+    float *dln2 = a.branch, *datty = a.branch,
+          *dln1 = a.branch;         // (N, C) each: one buffer, which each uses in turn
+    float* dresidual = a.dresidual; // (N, C)
     const GradientMode mlp_mode = share_gradient_mode(model->cfg, PART_MLP, l, mode),
                        attention_mode = share_gradient_mode(model->cfg, PART_ATTENTION, l, mode);
     block_recompute(model, l, batch);
     clear_frozen_gradients(model, l);
 
-    // the MLP: dfch (N, F); dqkv is free until attention's turn
+    // the MLP: dfch (N, F); dqkv is only scratch here, attention sets it below
     const Mlp mlp = block_mlp(model, l, batch);
     const MlpGradients dmlp = {dln2, d.fcw, d.fcb, d.fcprojw, d.fcprojb, mlp_mode, a.dfch, a.dqkv};
     mlp_backward_cpu(&mlp, &dmlp, dresidual, a.ln2);
     layernorm_backward_cpu(dresidual, d.ln2w, d.ln2b, dln2, a.residual2, p.ln2w, a.ln2_mean, a.ln2_rstd, N, C,
                            GRADIENT_ADD, mlp_mode);
 
-    // attention: dqkv (N, QKV); dfch is free again
+    // attention: dqkv (N, QKV); dfch is only scratch here
     linear_backward(model, datty, d.attprojw, d.attprojb, dresidual, a.atty, p.attprojw, N, C, C,
                     attention_mode);
     const SelfAttention attention = block_attention(model, l, batch);
@@ -435,29 +455,31 @@ static void update_group(GPT2* model, int g, Update update) {
     }
 }
 
-// When the losses are there, and when the gradient of group g is: the update that the backward pass makes, if it does.
+// Called by the backward pass when the losses are known. With --update-in-backward they decide on the update.
 static void losses_done(GPT2* model, Batch batch) {
-    if (model->now) {
-        in_backward_losses(model->now, batch_loss(model, batch));
+    if (model->in_backward) {
+        in_backward_losses(model->in_backward, batch_loss(model, batch));
     }
 }
 
+// Called by the backward pass when the gradient of group g is complete: reduces it over the processes, and with
+// --update-in-backward updates the parameters of the group.
 static void group_done(GPT2* model, int g, ZeroStep step) {
     WideSum square_sum = {0, 0};
     Update update;
     zero_group_done_cpu(&model->zero, g, step);
-    if (!model->now || !zero_has_gradient(&model->zero.plan, g)) {
+    if (!model->in_backward || !zero_has_gradient(&model->zero.plan, g)) {
         return;
     }
     zero_group_square_sum_cpu(&model->zero, g, &square_sum, model->norm_partial);
-    if (in_backward_group(model->now, g, square_sum, &update)) {
+    if (in_backward_group(model->in_backward, g, square_sum, &update)) {
         update_group(model, g, update);
     }
 }
 
 // After gpt2_forward on the same batch: sets the losses and sets or adds to all gradients, as `mode` says.
 // dloss is the gradient of the loss of each token. Each group of gradients is reduced, or its parameters are updated, as
-// soon as it is there. The pass ends where everything below is frozen.
+// soon as it is complete. The pass ends where everything below is frozen.
 static void gpt2_backward(GPT2* model, Batch batch, float dloss, GradientMode mode, ZeroStep step) {
     const GPT2Config cfg = model->cfg;
     const int B = batch.B, T = batch.T, C = cfg.C, N = B * T;
@@ -495,7 +517,7 @@ static double gpt2_micro_step(GPT2* model, Batch batch, float dloss, ZeroStep st
     return batch_loss(model, batch);
 }
 
-// The gradient of an update, one micro-batch after another; as trainer.h says.
+// The trainer's `gradients` (trainer.h): the gradient of an update, one micro-batch after another.
 static BatchGradient gpt2_gradients(GPT2* model, Dataloader* train, int64_t total_batch, float loss_scale,
                                     double* losses) {
     const int64_t sequences = total_batch / train->T;
@@ -534,14 +556,14 @@ static void gpt2_update(GPT2* model, Update update) {
     pack_after_update(model);
 }
 
-// As trainer.h says.
+// The trainer's `update_in_backward` (trainer.h): one micro-batch, whose backward pass makes the update.
 static BatchGradient gpt2_update_in_backward(GPT2* model, Batch batch, InBackward* now) {
     const ZeroStep step = {0, 1, 1, 1};
     BatchGradient gradient = {{0, 0}, 0, 0, 0};
     double forward_s = 0;
-    model->now = now;
+    model->in_backward = now;
     gpt2_micro_step(model, batch, (float)(1 / now->total_batch), step, &forward_s);
-    model->now = NULL;
+    model->in_backward = NULL;
     pack_after_update(model);
     batch_gradient_add(&gradient, model->cfg, &model->freeze, batch);
     gradient.square_sum = now->square_sum;
@@ -575,7 +597,7 @@ static void gpt2_token_losses(void* model_, Batch batch, float* losses, int* is_
 // ---------------------------------------------------------------------------------------------------------------------
 // Generation
 
-// As generator.h says.
+// The trainer's `read_text` and `next_tokens` (generator.h).
 static const float* gpt2_read_text(GPT2* model, int text, const int* ids, int count) {
     return text_model_read_cpu(&model->texts, text, ids, count);
 }
@@ -643,7 +665,7 @@ static void describe_device(char* text, size_t room, int is_bf16) {
     }
 }
 
-// Of products in bf16 plain vectors stay below the peak that they have in fp32.
+// The peak of the products that the run uses. Without instructions for bf16, that of fp32 is higher.
 static double measure_peak(const Options* o) {
     const double peak = peak_flops_per_s();
     return o->products == PRODUCTS_BF16 ? fmax(peak, peak_bf16_flops_per_s(bf16_kernel())) : peak;
@@ -701,7 +723,8 @@ static const Trainer trainer = {
 PROCESSOR_CHECK
 
 int main(int argc, char** argv) {
-    threads_wait_briefly(argv);
+    threads_wait_briefly(
+        argv); // executes this program a second time, with OpenMP's waiting time in its environment
     vec_flush_denormals(); // before the first parallel region: its threads inherit it
     return run_main(argc, argv, &trainer);
 }

@@ -275,7 +275,7 @@ static inline void ref_residual_backward(Real* dleft, Real* dright, const Real* 
 // Classifier: softmax and cross-entropy (Goodfellow, Bengio and Courville, Deep Learning, 2016, section 6.2.2.3)
 //
 //     lse[n]  = log(sum_v exp(logits[n][v]))                  v < V: the padding has no probability
-//     loss[n] = lse[n] - logits[n][target[n]]                 0 if the target is NO_TARGET
+//     loss[n] = lse[n] - logits[n][target[n]]                 0 if the target is NO_TARGET (classifier.h)
 //     dlogits[n][v] = (exp(logits[n][v] - lse[n]) - [v = target[n]]) dloss
 //
 // logits (N, Vp)    target, loss, lse (N)    dloss: the weight of a token in the loss, 1 / (tokens that count)
@@ -314,6 +314,8 @@ static inline void ref_classifier_backward(Real* dlogits, const Real* logits, co
 //     g = clip grad                       m_hat = m / (1 - beta1^t)
 //     m = beta1 m + (1 - beta1) g         v_hat = v / (1 - beta2^t)
 //     v = beta2 v + (1 - beta2) g^2       param -= lr (m_hat / (sqrt(v_hat) + eps) + weight_decay param)
+//
+// With opt.decay == DECAY_CAUTIOUS only parameters decay that m moves toward zero (--cautious-decay): those of m's sign.
 //
 // param, grad, m, v (n)    clip is opt.grad_scale; t, the number of the update, counts from 1
 
@@ -391,6 +393,7 @@ typedef struct {
 static inline RefParameters ref_parameters_(const RefModel* m, Real* memory, int l) {
     RefParameters p;
     const TensorRow* row = m->rows;
+// for each row of the table: p.wte = its address, then the next row
 #define REF_TENSOR_(name, ...) p.name = (Real*)tensor_at_layer(row++, memory, l);
     GPT2_PARAMETERS(REF_TENSOR_)
 #undef REF_TENSOR_
@@ -402,6 +405,7 @@ static inline RefActivations ref_activations_(const RefModel* m, Real* memory, i
     const GPT2Config cfg = m->cfg;
     const size_t N = m->B * m->T;
     RefActivations a;
+// for each activation: a.encoded = its address at layer l; `memory` then points behind all its layers, to the next activation
 #define REF_TENSOR_(name, layers, cols)                                                                      \
     a.name = memory + ((layers) == 1 ? 0 : (size_t)l * N * (size_t)(cols));                                  \
     memory += (size_t)(layers)*N * (size_t)(cols);
