@@ -1,5 +1,5 @@
 /*
-comm.h -- who the processes of a run are, small messages between them, and one end for all.
+comm.h -- who the processes of a run are, small messages between them, and a common shutdown.
 
 Everything but comm_expect, comm_progress, comm_alive and comm_fail is collective: all ranks call it, in the same
 order. With one process everything returns at once: no MPI, no thread, no socket. Messages go by MPI where it has

@@ -29,7 +29,7 @@ const OptionRow OPTION_TABLE[] = {
     {"input",  "field",        "",  STRING_(field),       0,       0, 0,     "text",
         "NAME", "field of JSON lines, or column of Parquet, that holds the document"},
     {"input",  "separator",    "",  STRING_(separator),   0,       0, 0,     "",
-        "TEXT", "separates documents in a text file; empty: one document per file"},
+        "TEXT", "separates documents in a text file; without it: one document per file"},
 
     {"shards", "shard-tokens", "",  COUNT_(shard_tokens), 1, 2147483647, 0, "100000000",
         "tokens", "per shard"},

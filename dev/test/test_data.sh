@@ -206,7 +206,7 @@ test_bytes() {
     fi
     mkdir -p no_suffix
     cp text.txt no_suffix/GPL
-    bad 1 "no_suffix: a directory without text files|'no_suffix/*' for all as text" "${tiny[@]}" --train-data no_suffix
+    bad 1 "no_suffix: contains no text files|'no_suffix/*' for all as text" "${tiny[@]}" --train-data no_suffix
     runs "a pattern of all its files" "${tiny[@]}" --train-data 'no_suffix/*'
     bad 2 "--tokenizer bpe:300: add --out DIR: the vocabulary is kept there" "${tiny[@]}" --train-data text.txt --tokenizer bpe:300
 }

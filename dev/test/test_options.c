@@ -323,7 +323,7 @@ static void errand_body(const void* words) {
 
 // What `words` print to stdout before they end the program with status 0.
 static const char* printed(const char* words) {
-    static char text[32768];
+    static char text[1 << 16];
     test_tmpdir(); // here, so that the child uses it too
     EXPECT(test_dies(errand_body, words, EXIT_SUCCESS, ""), "%s", words);
     FILE* file = fopen(test_path("stdout"), "r");

@@ -217,7 +217,7 @@ static void test_changed_words(void) {
         {"\"<unk>\"", "\"b\"", "changed.json: byte"},
         {"\"normalizer\": {", "\"normalizer\": null, \"x\": {", "changed.json: byte"},
         {"\"id\": 8", "\"id\": 0", "changed.json: byte"},
-        {"\"WordLevel\"", "\"Unigram\"", "the normalizer Sequence"},
+        {"\"WordLevel\"", "\"Unigram\"", "normalization (Sequence)"},
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         EXPECT(test_dies(open_file, changed_words(cases[i][0], cases[i][1]), EXIT_FAILURE, cases[i][2]),

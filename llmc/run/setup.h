@@ -347,7 +347,8 @@ int setup_asks_for_samples(const Options* options) {
 // A run that only evaluates: no optimizer, no samples unless they are asked for, and nothing to save.
 static void setup_only_evaluate_(Options* options) {
     if (strcmp(options->resume, "off") != 0 && strcmp(options->resume, "0") != 0) {
-        die_usage("--resume %s and --steps 0 with tasks: wanted --model with the directory of the checkpoint",
+        die_usage("--resume %s with --steps 0 and tasks trains nothing; wanted --model with the directory of "
+                  "the checkpoint",
                   options->resume);
     }
     if (options->save_every > 0) {
@@ -402,7 +403,7 @@ void setup_training(Options* options, int has_weights) {
         die_usage("--on-divergence rollback needs checkpoints: --out and --save-every");
     }
     if (options->tensorboard && !options->out[0]) {
-        die_usage("--tensorboard on writes into the directory of the run: give --out, too");
+        die_usage("--tensorboard on writes into the directory of the run; add --out DIR");
     }
     if (options->recompute == OPTION_AUTO && options->program.trainer == OPTION_CPU) {
         options->recompute = RECOMPUTE_GELU; // the GPU trainer asks its GPU
@@ -419,8 +420,9 @@ void setup_products(Options* options) {
         options->products = best;
     }
     if (options->products == PRODUCTS_BF16 && options->quantize) {
-        die_usage("--products bf16 with --quantize q8_0, whose products are those of 8 bits; wanted one of "
-                  "the two");
+        die_usage(
+            "--products bf16 cannot be combined with --quantize q8_0, which computes in 8 bits; wanted one "
+            "of the two");
     }
 }
 

@@ -108,7 +108,8 @@ void setup_check_in_backward(const Options* o) {
                   (double)o->skip_grad_z);
     }
     if (o->offload_optimizer) {
-        die_usage("--update-in-backward on, --offload-optimizer: wanted only one of them");
+        die_usage(
+            "--update-in-backward on cannot be combined with --offload-optimizer; wanted only one of them");
     }
     if (o->graph == 1) {
         die_usage("--update-in-backward on, --graph on; wanted --graph off");
@@ -124,8 +125,8 @@ void setup_check_quantize(const Options* options, GPT2Config cfg) {
                   "--quantize off");
     }
     if (options->export_llmc[0] || options->export_gguf[0]) {
-        die_usage(
-            "--quantize q8_0 has no weights to export; wanted off (--export-gguf-dtype q8_0 exports 8 bits)");
+        die_usage("--quantize q8_0 keeps no weights to export; wanted off (--export-gguf-dtype q8_0 exports "
+                  "8 bits)");
     }
     if (!quantized_fits((size_t)cfg.C)) {
         die_usage("--quantize q8_0: the model has %d channels, wanted a multiple of %d; --quantize off works",
@@ -150,7 +151,7 @@ void setup_check_freeze(const Options* o, GPT2Config cfg) {
     const int in_lists = o->optimizer == OPTIMIZER_ADAFACTOR || o->optimizer == OPTIMIZER_MUON;
     const int first = o->zero == 3 ? 0 : freeze_first_copy(&freeze, cfg);
     if (o->program.trainer == OPTION_GPU && in_lists && !freeze_is_whole(&freeze, cfg, first)) {
-        die_usage("--freeze %s, --optimizer %s; on GPUs this one wants parameters frozen in all blocks%s; "
+        die_usage("--freeze %s, --optimizer %s; on a GPU it needs parameters frozen in all blocks%s; "
                   "--optimizer adamw freezes any",
                   o->freeze, optimizer_word((OptimizerName)o->optimizer),
                   o->zero == 3 ? "" : ", or all of the blocks from 0 on");
@@ -190,7 +191,7 @@ static void setup_check_rule_options_(const Options* o) {
                 {"muon-rows", OPTIMIZER_MUON}};
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
         if (options_changed(o, rows[i].option) && o->optimizer != (int)rows[i].of) {
-            die_usage("--%s is of --optimizer %s; this run has --optimizer %s", rows[i].option,
+            die_usage("--%s is an option of --optimizer %s; this run has --optimizer %s", rows[i].option,
                       optimizer_word(rows[i].of), optimizer_word((OptimizerName)o->optimizer));
         }
     }
@@ -200,9 +201,9 @@ void setup_check_optimizer(const Options* o, GPT2Config cfg) {
     const char* word = optimizer_word((OptimizerName)o->optimizer);
     setup_check_rule_options_(o);
     if (o->cautious_decay && (o->optimizer == OPTIMIZER_ADAFACTOR || o->optimizer == OPTIMIZER_SGD)) {
-        die_usage(
-            "--cautious-decay on is not of --optimizer %s; wanted adamw, adamw8bit, muon or lion, or off",
-            word);
+        die_usage("--cautious-decay on does not work with --optimizer %s; wanted adamw, adamw8bit, muon or "
+                  "lion, or off",
+                  word);
     }
     if (o->optimizer == OPTIMIZER_ADAMW8BIT && cfg.C % OPTIMIZER_BLOCK) {
         die_usage(

@@ -676,8 +676,13 @@ static int bpe_json_step_(BpeJson_* v, BpeJsonStep_* step) {
 
 static int bpe_json_normalizer_(BpeJson_* v) {
     BpeJsonStep_ step;
-    return bpe_json_step_(v, &step) &&
-           (strcmp(step.type, "null") == 0 || bpe_json_refuse_(v, "the normalizer", step.type, "none"));
+    if (!bpe_json_step_(v, &step)) {
+        return 0;
+    }
+    const BpeSpan_ type = {(unsigned char*)step.type, strlen(step.type)};
+    return strcmp(step.type, "null") == 0 ||
+           error_set(v->json.error, v->json.path, "normalization (%s) is not supported",
+                     bpe_excerpt_(type).text);
 }
 
 static int bpe_json_pre_tokenizer_(BpeJson_* v) {
