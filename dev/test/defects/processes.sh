@@ -106,3 +106,16 @@ defect_terminal_escapes_in_the_log_of_mpirun() {
     check "steps are there" grep -qa '^step *300/300' stdout
     check "escapes in the log" [ "$(grep -ca "$(printf '\033')" stdout)" = 0 ]
 }
+
+defect_number_of_threads_in_the_environment_is_not_that_of_encoders() {
+    is_here strace || return
+    local threads
+    seq 20000 >numbers.txt
+    printf '#version: 0.2\n1 2\n' >merges.txt
+    for threads in 1 3; do
+        OMP_NUM_THREADS=$threads strace -f -o calls -e trace=clone,clone3 \
+            "$tokenize" --tokenizer merges.txt --val-tokens 0 --out tokens --restart numbers.txt >stdout 2>stderr
+        check "$threads encoders and a reader: $(grep -c 'clone.*) = [0-9]' calls)" \
+            [ "$(grep -c 'clone.*) = [0-9]' calls)" = $((threads + 1)) ]
+    done
+}
