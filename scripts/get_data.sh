@@ -267,7 +267,9 @@ get_set() {
             [ $dry_run = no ] || echo "$to/$file: $bytes bytes from $(place "$url")"
         fi
     done
-    echo "$name: ${#files[@]} files, $count to fetch, $(human $missing)"
+    local noun=files
+    [ ${#files[@]} != 1 ] || noun=file
+    echo "$name: ${#files[@]} $noun, $count to fetch, $(human $missing)"
     [ $dry_run = no ] || return 0
     mkdir -p "$to" || return 1
     free=$(df -Pk "$to" | awk 'NR == 2 { printf "%.0f", $4 * 1024 }')
