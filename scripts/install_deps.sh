@@ -16,7 +16,7 @@ usage: scripts/install_deps.sh [--test] [--python] [--mpi] [--report] [--headers
     --mpi      also OpenMPI, for runs of several processes under mpirun
     --report   also a browser, and build/venv-report with TensorBoard (dev/ref/setup_report.sh): they test --report and
                --tensorboard
-    --headers  also CUDA's headers, from PyPI with pip (600 MB to download, 6 on disk), into build/cuda-headers: the
+    --headers  also CUDA's headers, from PyPI with pip (600 MB to download, 23 on disk), into build/cuda-headers: the
                simulated GPU needs no more of a toolkit
     --cudnn    also the headers of cudnn-frontend, from PyPI with pip, into build/cudnn-frontend: for `make
                USE_CUDNN=1`; cuDNN itself is cudnn9-cuda-12 or cudnn9-cuda-13 in NVIDIA's package repository
