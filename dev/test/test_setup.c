@@ -563,6 +563,11 @@ static void test_steps(void) {
         Run run = run_open(cases[i].line);
         EXPECT(run.options.steps == cases[i].steps, "%s: %lld", cases[i].line, (long long)run.options.steps);
         EXPECT(run.options.epochs == 0, "said by --steps from now on");
+        EXPECT(run.data.kind == DATA_STORIES
+                   ? run.data.epochs == 0
+                   : run.data.epochs * (double)sources_epoch(&run.data.train) * run.options.seq_len ==
+                         (double)run.options.steps * (double)run.options.total_batch,
+               "%s: %g epochs", cases[i].line, run.data.epochs);
         run_close(&run);
     }
     Options resumed =
@@ -591,7 +596,8 @@ static void test_times(void) {
            "%d %d", o->warmup, o->eval_every);
     run_close(&run);
     run = run_open(TEXT "--seq-len 16 --steps 0 --out %/out");
-    EXPECT(o->save_every == OPTION_AUTO && o->warmup == 0 && o->eval_every == 1 && o->sample_every == 1, "no steps");
+    EXPECT(o->save_every == OPTION_AUTO && o->warmup == 0 && o->eval_every == 1 && o->sample_every == 1,
+           "no steps");
     run_close(&run);
     run = run_open(TEXT "--seq-len 16 --steps 100 --warmup 3 --eval-every 0 --sample-every 0 "
                         "--sample-tokens 7 --save-every 0 --lr 0.5 --out %/out");

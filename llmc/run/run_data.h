@@ -56,6 +56,7 @@ typedef struct {
     Stories* stories; // the built-in corpus, NULL for other data:
     uint16_t *train_stories, *val_stories;
     float* val_nats; // entropy of each validation token, in nats
+    double epochs;   // of the training data that --steps read; 0: unknown, or of data without an end
 } RunData;
 
 // Whether there are data to train on or to validate with.
@@ -523,8 +524,8 @@ static void run_data_length_(const RunData* data, Options* options) {
     options->steps = OPTION_AUTO;
 }
 
-// The steps of an epoch, or of --epochs; from now on --steps has their number.
-static void run_data_epochs_(const RunData* data, Options* options) {
+// The steps of an epoch, or of --epochs, whose last update would not be whole; from now on --steps has their number.
+static void run_data_epochs_(RunData* data, Options* options) {
     const int64_t tokens = (int64_t)sources_epoch(&data->train) * options->seq_len;
     const int64_t steps = tokens > options->total_batch ? tokens / options->total_batch : 1;
     if (options->steps == OPTION_AUTO) {
@@ -539,6 +540,9 @@ static void run_data_epochs_(const RunData* data, Options* options) {
         options->steps = wanted > 1 ? (int64_t)wanted : 1;
         options->epochs = 0;
     }
+    data->epochs = data->kind == DATA_STORIES
+                       ? 0
+                       : (double)options->steps * (double)options->total_batch / (double)tokens;
 }
 
 // Shards do not say their vocabulary. Says it if GPT-2's, which they get by default, seems far too large.
@@ -655,6 +659,9 @@ void run_data_print(FILE* file, const RunData* data) {
     if (run_data_has_tokens(data)) {
         fprintf(file, "data: %zu training tokens, %zu for validation; ", data->train.tokens,
                 data->val.tokens);
+        if (data->epochs > 0) {
+            fprintf(file, "%.3g epochs; ", data->epochs);
+        }
     } else {
         fputs("data: none; ", file);
     }

@@ -108,3 +108,13 @@ defect_no_checkpoint_before_the_end() {
     train --out night --resume on --max-hours 1e-9
     check "it continues: $(grep '^resume: from' stdout), exit status $status" grep -q '^resume: from night/step_' stdout
 }
+
+# --epochs 1 reads 7680 of 8512 tokens, or 16384, and said neither.
+defect_epochs_are_not_told() {
+    head -c 8960 /dev/zero | tr '\0' a >text.txt
+    local run=(--layers 1 --channels 16 --heads 2 --seq-len 64 --train-data text.txt --epochs 1 --eval-every 0 --samples 0)
+    good "updates that leave a part out" "${run[@]}" --total-batch 960
+    check "are told: $(grep '^data:' stdout)" grep -qE '^data: .*; 0\.9[0-9]* epochs' stdout
+    good "an update that is more" "${run[@]}" --total-batch 16384
+    check "is told: $(grep '^data:' stdout)" grep -qE '^data: .*; 1\.9[0-9]* epochs' stdout
+}
