@@ -699,6 +699,6 @@ int main(int argc, char** argv) {
     free(run.shard_sums);
     free(run.inputs);
     options_close(&run.options);
-    CHECK(fflush(stdout) == 0, "standard output: cannot write: %s", strerror(errno));
+    file_flush_standard();
     return EXIT_SUCCESS;
 }

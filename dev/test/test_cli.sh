@@ -221,6 +221,15 @@ test_full_disk() {
     "$trainer" "${tiny[@]}" >/dev/full 2>stderr
     status=$?
     check_error "a full standard output" 1 "standard output|No space left"
+    good "two runs to compare" "${tiny[@]}" --out compare_1
+    good "and another" "${tiny[@]}" --out compare_2
+    local look
+    for look in --help --version --plan --print-config --verify-data '--compare compare_1,compare_2' '--report compare_1'; do
+        # shellcheck disable=SC2086
+        "$trainer" $look >/dev/full 2>stderr </dev/null
+        status=$?
+        check_error "$look on a full standard output" 1 "standard output: "
+    done
 
     good "a run before the disk is full" "${tiny[@]}" --out fills --export-llmc fills/export.bin
     mkdir before

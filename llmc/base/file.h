@@ -13,7 +13,7 @@ do anything.
 defines: file_join, FileWriter, file_open, file_put, file_seek, file_commit, file_discard, file_directory_of, file_name_in,
          file_exists, file_is_directory,
          file_sync_directory, file_make_directory, file_write_text, file_try_write_text, file_open_regular,
-         file_try_read, file_read_line, FileLock, file_try_lock, file_remove_at_exit, file_checksum, file_fingerprint, file_remove_parts, file_open_standard,
+         file_try_read, file_read_line, FileLock, file_try_lock, file_remove_at_exit, file_checksum, file_fingerprint, file_remove_parts, file_open_standard, file_flush_standard,
          FILE_PART, file_path, file_ends_in, file_fail, file_is_part
 */
 #ifndef LLMC_FILE_H
@@ -134,6 +134,9 @@ void file_remove_parts(const char* directory, const char* beginning);
 // First of all in main: where one of them is closed, the next file that is opened would become it, and get
 // the printed name.
 void file_open_standard(void);
+
+// All that was printed is on standard output, or the program ends: for what is printed to be read.
+void file_flush_standard(void);
 
 #ifdef __cplusplus
 }
@@ -566,6 +569,11 @@ void file_open_standard(void) {
             _exit(EXIT_FAILURE); // there is nowhere to say why
         }
     }
+}
+
+void file_flush_standard(void) {
+    CHECK(fflush(stdout) == 0, "standard output: cannot write: %s", strerror(errno));
+    CHECK(!ferror(stdout), "standard output: a part could not be written");
 }
 
 #endif // FILE_IMPLEMENTATION

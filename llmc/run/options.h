@@ -187,6 +187,7 @@ int options_changed(const Options* options, const char* name);
 #include <unistd.h>
 
 #include "llmc/base/check.h"
+#include "llmc/base/file.h"
 #include "llmc/base/json.h"
 #include "llmc/tokenizer/unicode_tables.h"
 #include "llmc/run/options_config.h"
@@ -675,6 +676,12 @@ void options_print_json(FILE* file, const Options* options) {
 
 // ---- the whole ----
 
+// After what was asked for, and nothing else, was printed.
+static void options_exit_(void) {
+    file_flush_standard();
+    exit(EXIT_SUCCESS);
+}
+
 int options_parse_arguments(Options* options, int argc, char** argv, OptionsProgram program,
                             const char** arguments) {
     int num_arguments = 0;
@@ -703,15 +710,15 @@ int options_parse_arguments(Options* options, int argc, char** argv, OptionsProg
     options_decide_(options);
     if (options->help[0]) {
         options_print_help_on(stdout, options, options->help);
-        exit(EXIT_SUCCESS);
+        options_exit_();
     }
     if (options_given(options, "help")) {
         options_print_help(stdout, options, options_program_name_(name));
-        exit(EXIT_SUCCESS);
+        options_exit_();
     }
     if (options->version) {
         options_print_version_(stdout, options, name);
-        exit(EXIT_SUCCESS);
+        options_exit_();
     }
     return num_arguments;
 }

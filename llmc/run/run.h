@@ -921,6 +921,7 @@ static void run_be_quiet_(Run_* run) {
 static int run_start_(Run_* run, const char* program) {
     Options* options = &run->options;
     if (run_reports_(options)) {
+        file_flush_standard();
         return EXIT_SUCCESS;
     }
     run_be_quiet_(run);
@@ -940,6 +941,9 @@ static int run_start_(Run_* run, const char* program) {
     run_data_open_tokenizer(&run->data, options, run->resume.is_active ? NULL : run->model_path);
     run->cfg = resume_config(&run->resume, setup_model(options, &run->data, run->model_path, found));
     const int status = run_dispatch_(run, program);
+    if (options_only_look(options)) {
+        file_flush_standard();
+    }
     run_data_close(&run->data);
     resume_close(&run->resume);
     comm_close(&run->comm);
