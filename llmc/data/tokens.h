@@ -254,8 +254,8 @@ static void tokens_list_directory_(glob_t* files, const char* directory) {
         }
     }
     CHECK(files->gl_pathc > before,
-          "%s: contains no text files (.txt, .md, .html, .tex, .jsonl, .parquet); try a pattern: '%s/*' for all "
-          "as text, '%s/*.bin' for shards",
+          "%s: contains no text files (.txt, .md, .html, .tex, .jsonl, .parquet); try a pattern: "
+          "'%s/*' for all as text, '%s/*.bin' for shards",
           directory, escaped, escaped);
     free(escaped);
 }

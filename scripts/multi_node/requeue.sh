@@ -16,4 +16,5 @@ status=$?
 [ $status = 75 ] && [ -n "$is_late" ] || exit $status
 scontrol requeue "$SLURM_JOB_ID" && exit
 echo "note: this site does not queue a job again: submitting $script" >&2
+# shellcheck disable=SC2086 # several arguments
 exec sbatch "$script" ${JOB_ARGUMENTS:-}
