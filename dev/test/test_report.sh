@@ -190,8 +190,8 @@ test_damaged() {
 
 test_refused() {
     printf '{"kind":"config","options":{}}\n' >empty.jsonl
-    bad 2 "--report starts no training|--steps" --report long_1 --steps 3
-    bad 2 "--compare starts no training|--batch" --compare long_1,long_2 --batch 3
+    bad 2 "--report cannot be combined with --steps" --report long_1 --steps 3
+    bad 2 "--compare cannot be combined with --batch" --compare long_1,long_2 --batch 3
     bad 2 "--out-html page.html|--report" --out-html page.html
     bad 2 "--compare long_1 is one run|two" --compare long_1
     bad 2 "--report is 'long_1,,long_2'|comma" --report long_1,,long_2

@@ -46,7 +46,7 @@ check "by name" grep -q 'threads is an option of the CPU trainer' err.txt
 CUSIM_MEMORY_MIB=90 "$gpu" --layers 2 --channels 64 --heads 2 --seq-len 32 --batch 64 >out.txt 2>err.txt
 check "what does not fit is refused" [ $? = 1 ]
 check "with what would" grep -q -e '--batch [0-9]* --recompute [0-9] fits' err.txt
-LLMC_NVML_LIBRARY=none.so "$gpu" --layers 1 --channels 16 --heads 2 --seq-len 16 --batch 2 --steps 1 -lg 1 >out.txt
+LLMC_NVML_LIBRARY=none.so "$gpu" --layers 1 --channels 16 --heads 2 --seq-len 16 --batch 2 --steps 1 --eval-batches 2 -lg 1 >out.txt
 check "without NVML a run continues" [ $? = 0 ]
 check "and says why there is no report" grep -q 'no GPU report: .*none.so' out.txt
 CUSIM_DEVICES=0 "$gpu" --plan --model d12 --out plan >plan.txt
