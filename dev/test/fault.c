@@ -8,10 +8,12 @@
 // Calls number FAULT_NAN_FROM to FAULT_NAN_TO of logf, in losses and in attention, give NaN; each takes FAULT_LOG_US. pow is wrong by 1 % for the
 // exponent FAULT_POW_AT, the update of that number, and cos from call number FAULT_COS_FROM on: learning rates.
 //
-// The last byte of a file whose path has FAULT_MAP in it is another one in memory.
+// The last byte of a file whose path has FAULT_MAP in it is another one in memory. The disk is full for one with FAULT_FULL in
+// its path, from fdopen on.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -61,6 +63,17 @@ __attribute__((destructor)) static void fault_report(void) {
 
 FILE* fopen(const char* path, const char* mode) {
     return mode[0] != 'r' && fault_is_ours(path) && fault_now() ? NULL : REAL(fopen)(path, mode);
+}
+
+FILE* fdopen(int fd, const char* mode) {
+    if (fault_names_fd("FAULT_FULL", fd)) {
+        const int full = open("/dev/full", O_WRONLY);
+        if (full < 0 || dup2(full, fd) < 0) {
+            abort();
+        }
+        close(full);
+    }
+    return REAL(fdopen)(fd, mode);
 }
 
 size_t fwrite(const void* data, size_t size, size_t count, FILE* file) {

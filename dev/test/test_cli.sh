@@ -215,7 +215,7 @@ test_full_disk() {
     local file
     make_fault
     for file in log.jsonl main.log; do
-        LD_PRELOAD=$PWD/fault.so ASAN_OPTIONS=verify_asan_link_order=0 FAULT_PATH=/$file FAULT_AT=2 \
+        LD_PRELOAD=$PWD/fault.so ASAN_OPTIONS=verify_asan_link_order=0 FAULT_FULL=/$file \
             bad 1 "full_$file/$file|No space left" "${tiny[@]}" --out "full_$file"
     done
     "$trainer" "${tiny[@]}" >/dev/full 2>stderr
