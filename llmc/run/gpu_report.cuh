@@ -24,25 +24,56 @@ defines: gpu_peak_flops_per_s, gpu_bandwidth_per_s, gpu_or_default, gpu_rates, g
 
 // Dense 16-bit TFLOP/s with fp32 sums, and TB/s of memory, from the makers' data sheets. TF32 is half of the first.
 typedef struct {
-    const char* name; // a word of the device's name
+    const char* name; // words of the device's name
     double tflops, tb_per_s;
 } GpuPublished_;
+
+// Whether these words are in the text, as a whole: an RTX A4000 is no A40.
+static inline int gpu_has_words_(const char* text, const char* words) {
+    const size_t length = strlen(words);
+    for (const char* at = text; (at = strstr(at, words)) != NULL; at++) {
+        if ((at == text || !isalnum((unsigned char)at[-1])) && !isalnum((unsigned char)at[length])) {
+            return 1;
+        }
+    }
+    return 0;
+}
 
 // Zeros if there is nothing.
 static inline GpuPublished_ gpu_published_(const char* device_name) {
     static const GpuPublished_ cards[] = {
-        {"H100 PCIe", 756, 2},       {"H100 NVL", 835.5, 3.9}, {"H100", 989.4, 3.35},
-        {"H200", 989.4, 4.8},        {"GH200", 989.4, 4},      {"H800", 989.4, 3.35},
-        {"A100", 312, 2.039},        {"A800", 312, 2.039},     {"A30", 165, 0.933},
-        {"A40", 149.7, 0.696},       {"L40S", 362, 0.864},     {"L40", 181, 0.864},
-        {"RTX 6000 Ada", 364, 0.96}, {"L4", 121, 0.3},         {"RTX 4090", 165.2, 1.008},
-        {"RTX 3090", 71, 0.936},     {"B200", 2250, 8},        {"GB200", 2500, 8},
+        {"H100 PCIe", 756, 2},
+        {"H100 NVL", 835.5, 3.9},
+        {"H100", 989.4, 3.35},
+        {"H200", 989.4, 4.8},
+        {"GH200", 989.4, 4},
+        {"H800", 989.4, 3.35},
+        {"A100", 312, 2.039},
+        {"A800", 312, 2.039},
+        {"A30", 165, 0.933},
+        {"A40", 149.7, 0.696},
+        {"L40S", 362, 0.864},
+        {"L40", 181, 0.864},
+        {"RTX 6000 Ada", 364, 0.96},
+        {"L4", 121, 0.3},
+        {"RTX 4090", 165.2, 1.008},
+        {"RTX 3090", 71, 0.936},
+        {"B200", 2250, 8},
+        {"GB200", 2500, 8},
+        {"RTX 5090", 209.5, 1.792},
+        {"H20", 148, 4},
+        {"H200 NVL", 835.5, 4.8},
+        {"A10", 125, 0.6},
+        {"A10G", 70, 0.6},
+        {"RTX A6000", 154.8, 0.768},
+        {"A100-SXM4-40GB", 312, 1.555},
+        {"A100-PCIE-40GB", 312, 1.555},
     };
-    GpuPublished_ found = {"", 0, 0}; // the longest name wins: "L40S" is also an "L40" and an "L4"
+    GpuPublished_ found = {"", 0, 0}; // the longest name wins: "H100 PCIe" is also an "H100"
     size_t longest = 0;
     for (size_t i = 0; i < sizeof(cards) / sizeof(cards[0]); i++) {
         const size_t length = strlen(cards[i].name);
-        if (length > longest && strstr(device_name, cards[i].name)) {
+        if (length > longest && gpu_has_words_(device_name, cards[i].name)) {
             longest = length;
             found = cards[i];
         }
@@ -51,15 +82,15 @@ static inline GpuPublished_ gpu_published_(const char* device_name) {
 }
 
 // 16-bit multiply-adds with fp32 sums, per clock and multiprocessor (CUDA C Programming Guide and the
-// architectures' white papers). TF32 is half of it.
-static inline double gpu_tensor_rate_(int major, int minor) {
-    if (major == 10) {
+// architectures' white papers). GeForce cards do half of what workstations' with the same chip do. TF32 is half of it.
+static inline double gpu_tensor_rate_(const Gpu* gpu) {
+    if (gpu->major == 10) {
         return 4096;
     }
-    if (major == 9) {
+    if (gpu->major == 9) {
         return 2048;
     }
-    return major == 8 && minor == 0 ? 1024 : major == 8 && minor == 6 ? 256 : 512;
+    return gpu->major == 8 && gpu->minor == 0 ? 1024 : strstr(gpu->name, "GeForce") ? 256 : 512;
 }
 
 static inline double gpu_cuda_core_rate_(int major, int minor) { // fp32 multiply-adds
@@ -83,7 +114,7 @@ static inline double gpu_peak_flops_per_s(const Gpu* gpu, DType dtype, int tf32)
         return clocks * gpu_cuda_core_rate_(gpu->major, gpu->minor);
     }
     const double published = gpu_published_(gpu->name).tflops * 1e12;
-    const double dense = published > 0 ? published : clocks * gpu_tensor_rate_(gpu->major, gpu->minor);
+    const double dense = published > 0 ? published : clocks * gpu_tensor_rate_(gpu);
     return dtype == DTYPE_FP32 ? dense / 2 : dense;
 }
 
