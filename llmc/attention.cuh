@@ -73,21 +73,29 @@ typedef struct {
     int packs; // rows of heads can be read and written 16 bytes at a time
 } AttentionSize_;
 
+// Whether a multiprocessor has 100 KiB of shared memory: RTX 3090, 4090 and 5090, A40, L40S.
+enum { ATTENTION_IS_SMALL_ = GPU_SM == 86 || GPU_SM == 89 || GPU_SM >= 120 };
+
 // Tile sizes of each kernel for heads of up to W, chosen with ptxas -v (CUDA 13). Nothing spills on sm_80 and
 // sm_90a, except key grads at W = 96 in 16 bits: 20 and 16 bytes. Two blocks fit on a multiprocessor of an
-// A100 (65,536 registers, 164 KiB; one block for fp32 at W = 128), and one block fits into 99 KiB. Other
-// sizes have not been timed.
+// A100 (65,536 registers, 164 KiB; one block for fp32 at W = 128), and one block fits into 99 KiB. Where a
+// multiprocessor has no more, tiles of 16 bits are smaller, so that two blocks fit there, too, but for the
+// backward pass at W = 128: a block alone has one warp for each scheduler. Other sizes have not been timed.
 //     M      16-row tiles of a warp                        COLS   rows of a tile of the stream
 //     STEP   columns of scores at a time, at most COLS     KEEP   see AttentionLeft_
 template <class X, int W> struct AttentionTiling_ {
     static constexpr bool HALF = sizeof(X) == 2;
     static constexpr int STRIDE =
         W + Pack<X>::SIZE; // an odd multiple of 16 bytes: no bank conflicts between rows
-    static constexpr int FORWARD_M = HALF || W <= 64 ? 2 : 1;
-    static constexpr int FORWARD_COLS = HALF && W <= 96 ? 64 : HALF || W <= 64 ? 32 : 16;
+    static constexpr bool SMALL = HALF && ATTENTION_IS_SMALL_ && W >= 64;
+    static constexpr int FORWARD_M = SMALL ? (W <= 80 ? 2 : 1) : HALF || W <= 64 ? 2 : 1;
+    static constexpr int FORWARD_COLS = SMALL             ? (W <= 96 ? 32 : 16)
+                                        : HALF && W <= 96 ? 64
+                                        : HALF || W <= 64 ? 32
+                                                          : 16;
     static constexpr int FORWARD_KEEP = HALF && W <= 64 ? W / 16 : 0;
-    static constexpr int BACKWARD_M = HALF && W <= 96 ? 2 : 1;
-    static constexpr int BACKWARD_COLS = HALF || W <= 64 ? 32 : 16;
+    static constexpr int BACKWARD_M = HALF && W <= 96 && !SMALL ? 2 : 1;
+    static constexpr int BACKWARD_COLS = SMALL && W == 96 ? 16 : HALF || W <= 64 ? 32 : 16;
     static constexpr int BACKWARD_STEP = HALF && W == 128 ? 32 : 16;
     static constexpr int KEYS_KEEP_K = !HALF || W == 80 || W == 96 ? 0 : W / 16;
     static constexpr int KEYS_KEEP_V = !HALF || W >= 64 ? 0 : W / 16;
@@ -97,6 +105,8 @@ template <class X, int W> struct AttentionTiling_ {
     static constexpr size_t BACKWARD_BYTES =
         (size_t)(2 * 16 * ATTENTION_WARPS * BACKWARD_M + 4 * BACKWARD_COLS) * STRIDE * sizeof(X);
     static_assert(FORWARD_BYTES <= 99 << 10 && BACKWARD_BYTES <= 99 << 10, "some GPUs have no more");
+    static_assert(!SMALL || (FORWARD_BYTES <= 49 << 10 && (W == 128 || BACKWARD_BYTES <= 49 << 10)),
+                  "two blocks fit, with the 1 KiB that each takes besides");
 };
 
 // Where the block's head starts in qkv (at its q; k and v come C and 2 C later), out, lse and starts.

@@ -23,6 +23,12 @@ defines: CUDA_CHECK, DType, dtype_bytes, dtype_name, DTYPE_OF, Gradient, GRADIEN
 
 #include "llmc/base/check.h"
 
+// The architecture that is compiled for, as the Makefile knows it. Host and kernels share sizes of tiles and blocks that depend
+// on it.
+#ifndef GPU_SM
+#define GPU_SM 90
+#endif
+
 #define GPU_BLOCKS 256 // of memory at a time: a model takes about 40
 
 // ---- errors, types ----
@@ -45,11 +51,9 @@ static inline const char* gpu_error_note_(cudaError_t error) {
 typedef __nv_bfloat16 bf16;
 typedef __half fp16;
 
-typedef enum { DTYPE_FP32, DTYPE_BF16, DTYPE_FP16, DTYPE_BYTE } DType; // bytes are only moved
+typedef enum { DTYPE_FP32, DTYPE_BF16, DTYPE_FP16 } DType;
 
-static inline size_t dtype_bytes(DType dtype) {
-    return dtype == DTYPE_FP32 ? 4 : dtype == DTYPE_BYTE ? 1 : 2;
-}
+static inline size_t dtype_bytes(DType dtype) { return dtype == DTYPE_FP32 ? 4 : 2; }
 static inline const char* dtype_name(DType dtype) {
     return dtype == DTYPE_FP32 ? "fp32" : dtype == DTYPE_BF16 ? "bf16" : "fp16";
 }

@@ -423,8 +423,11 @@ __device__ inline void layernorm_finish_rows_(T* dinp, LayernormSums_<WIDTH, THR
     }
 }
 
-// How many blocks must fit into the registers of a multiprocessor.
-constexpr int layernorm_backward_blocks_(int warps) { return warps == 0 ? 1 : LAYERNORM_WARPS / warps; }
+// How many blocks must fit into the registers of a multiprocessor. Since sm_100 ptxas takes more for rows of four warps: 40
+// bytes would spill with one block more.
+constexpr int layernorm_backward_blocks_(int warps) {
+    return warps == 0 ? 1 : LAYERNORM_WARPS / warps - (GPU_SM >= 100 && warps == 4);
+}
 
 // A block processes a group of rows, a few at a time. Thread i owns the columns i, i + blockDim.x, ... in
 // groups of WIDTH and sums them over the rows in registers. The next rows are loaded before the block waits

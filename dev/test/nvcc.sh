@@ -29,14 +29,14 @@ nccl=() # its calls are compiled, too, where its header is
 [ -z "$(make -s print-HAVE_NCCL)" ] || nccl=(-DHAVE_NCCL)
 
 # Kernels as ever; -O0 is for the host's code, which only the compiler of the host reads.
-compile() { # PRECISION ARCHITECTURE...
+compile() { # PRECISION ARCHITECTURE... (the first says what kernels are made for)
     local precision=$1 code=() kernels
     shift
     for arch in "$@"; do
         code+=(-gencode "arch=compute_${arch#sm_},code=$arch")
     done
     nvcc -std=c++17 -O0 --threads 2 "${code[@]}" "${nccl[@]}" -DPRECISION_"$precision" -D_GNU_SOURCE -diag-suppress 1675 \
-        -Xptxas -warn-spills -Xcompiler -fopenmp,-Wall,-Wno-unknown-pragmas -I. -c train_gpt2.cu -o /dev/null \
+        -DGPU_SM="$(tr -dc 0-9 <<<"$1")" -Xptxas -warn-spills -Xcompiler -fopenmp,-Wall,-Wno-unknown-pragmas -I. -c train_gpt2.cu -o /dev/null \
         >"$output" 2>&1 || fail "$precision for $*: $(grep -m 1 error "$output")"
     grep 'warning' "$output" | grep -q -v 'Registers are spilled' &&
         fail "$precision for $*: $(grep 'warning' "$output" | grep -m 1 -v 'Registers are spilled')"
@@ -72,7 +72,8 @@ if [ "${1:-}" = cudnn ]; then
 fi
 if [ "${1:-}" = all ]; then
     for_what="sm_80, sm_90a, sm_100, sm_120"
-    compile BF16 sm_90a sm_120
+    compile BF16 sm_90a
+    compile BF16 sm_120
     compile FP16 sm_80
     compile FP32 sm_100
 else
