@@ -190,6 +190,8 @@ static void open_transfer(GPT2* model) {
     transfer->zero = &model->zero;
     transfer->state = &model->state;
     transfer->state_memory = model->state_memory;
+    transfer->scratch = model->acts_memory;
+    transfer->scratch_bytes = model->activation_bytes;
     transfer->offload = &model->offload;
     transfer->gpu = &model->gpu;
     transfer_open(transfer);

@@ -163,7 +163,7 @@ static inline void group_gpu_check(const GroupGpu* g) {
 }
 
 static inline ncclDataType_t group_gpu_type_(DType type) {
-    static const ncclDataType_t types[] = {ncclFloat32, ncclBfloat16, ncclFloat16, ncclUint8};
+    static const ncclDataType_t types[] = {ncclFloat32, ncclBfloat16, ncclFloat16};
     return types[type];
 }
 

@@ -667,18 +667,6 @@ static inline void update_adafactor_rows_(const OptimizerUpdate<T>& u, UpdateGro
                      gpu);
 }
 
-// Copies weights to fp32, four elements a thread.
-// grid   count / 1024      block   256      shared   none
-// moves  the weights in, 4 bytes an element out. Bound by memory.
-// order  every element on its own
-template <class T>
-__global__ void __launch_bounds__(UPDATE_THREADS_)
-    update_widen_kernel_(float* to, T* params, void* master, MasterWeights kind) {
-    const Weights<T> weights = {params, master, kind};
-    const size_t i = 4 * ((size_t)blockIdx.x * UPDATE_THREADS_ + threadIdx.x);
-    elements_store(to + i, weights_load<4>(weights, i));
-}
-
 // Sets this process's part of the operands of group g for Adafactor: the gradient, and the weights if they are summed up.
 template <class T>
 static inline void update_adafactor_operands_(const OptimizerUpdate<T>& u, int g, const Gpu* gpu) {
@@ -688,8 +676,7 @@ static inline void update_adafactor_operands_(const OptimizerUpdate<T>& u, int g
                                piece.count * sizeof(float), cudaMemcpyDefault, gpu->stream));
     if (u.plan->weights) {
         const Weights<T> own = weights_from(update_weights_(u), piece.kept, piece.owned);
-        launch(update_widen_kernel_<T>, (unsigned)(piece.count / UPDATE_PIECE_), UPDATE_THREADS_, 0, gpu,
-               u.plan->weights + in_group, own.params, own.master, own.kind);
+        weights_widen(u.plan->weights + in_group, own, piece.count, gpu);
     }
 }
 

@@ -11,7 +11,7 @@ Transfer. On the GPU, or where --offload-optimizer keeps state, it is what this 
 After the upload of all groups, zero_gather_all_parameters sets what others own. Both wait for the GPU.
 
 needs:   between updates
-defines: Transfer, transfer_open, transfer_upload_group, transfer_upload_state, transfer_download_group,
+defines: Transfer, TRANSFER_SCRATCH_LEAST, transfer_open, transfer_upload_group, transfer_upload_state, transfer_download_group,
          transfer_download_groups, transfer_download_fp32, transfer_download_state
 */
 #ifndef LLMC_TRANSFER_CUH
@@ -33,6 +33,8 @@ defines: Transfer, transfer_open, transfer_upload_group, transfer_upload_state, 
 #include "llmc/zero.cuh"
 #include "llmc/zero.h"
 
+enum { TRANSFER_SCRATCH_LEAST = 2 * sizeof(float) * WEIGHTS_PIECE };
+
 typedef struct {
     // Of the caller, who sets them before transfer_open and keeps what they point to.
     GPT2Config cfg;
@@ -42,6 +44,8 @@ typedef struct {
     ZeroGpu* zero;
     const OptimizerState* state;
     void* state_memory; // NULL: state is offloaded, or there is none
+    void* scratch;      // memory of the GPU that nobody needs between updates
+    size_t scratch_bytes;
     Offload* offload;
     const Gpu* gpu;
 
@@ -160,32 +164,31 @@ static inline void transfer_upload_group(const Transfer* t, int g, const float* 
 
 // ---- weights to the host: collective; `group` is NULL in processes that do not want it ----
 
-// A part of group g of the master weights, of elements as large as `type`; `group` is the whole group.
-static inline void transfer_download_part_(const Transfer* t, int g, ZeroPart part, void* group, DType type) {
+// A part of group g of master weights in fp32; `group` is the whole group.
+static inline void transfer_download_part_(const Transfer* t, int g, ZeroPart part, float* group) {
     const ZeroPlan* zero = &t->zero->plan;
     const int slot = state_master_slot(t->master), is_divided = zero_is_divided(zero);
     const ZeroPiece piece = zero_piece(zero, g, part);
-    const size_t bytes = dtype_bytes(type),
-                 before = zero_part_begin(zero, g, part) - zero_group_begin(zero, g);
+    const size_t bytes = sizeof(float), before = zero_part_begin(zero, g, part) - zero_group_begin(zero, g);
     if (!t->offload->slots) {
         const char* array = (const char*)state_slot_array(t->state, slot, t->state_memory);
-        zero_collect(t->zero, group, g, part, array + piece.owned * bytes, type);
+        zero_collect(t->zero, group, g, part, array + piece.owned * bytes, DTYPE_FP32);
         return;
     }
     void* room = is_divided ? check_alloc(piece.count, bytes, "copy of master weights") : NULL;
-    void* mine = is_divided ? room : group ? (char*)group + before * bytes : NULL;
+    void* mine = is_divided ? room : group ? group + before : NULL;
     if (mine) {
         offload_read(t->offload, mine, slot, piece.owned * bytes, piece.count * bytes);
     }
     if (is_divided) {
-        zero_collect(t->zero, group, g, part, mine, type);
+        zero_collect(t->zero, group, g, part, mine, DTYPE_FP32);
     }
     free(room);
 }
 
-static inline void transfer_download_master_(const Transfer* t, int g, void* group, DType type) {
+static inline void transfer_download_master_(const Transfer* t, int g, float* group) {
     for (int part = 0; part < ZERO_PARTS; part++) {
-        transfer_download_part_(t, g, (ZeroPart)part, group, type);
+        transfer_download_part_(t, g, (ZeroPart)part, group);
     }
 }
 
@@ -202,21 +205,36 @@ static inline void transfer_download_narrow_(const Transfer* t, int g, void* gro
     }
 }
 
-// Both parts of split master weights, as fp32; the lower one is of type L, which is as large as `type`.
-template <class L>
-static inline void transfer_download_split_(const Transfer* t, int g, float* group, DType type) {
-    const size_t count = zero_group_elements(&t->zero->plan, g);
-    floatX* upper = (floatX*)check_alloc(count, sizeof(floatX), "copy of a group of parameters");
-    L* lower = (L*)check_alloc(count, sizeof(L), "copy of a group of parameters");
-    transfer_download_narrow_(t, g, group ? upper : NULL);
-    transfer_download_master_(t, g, group ? lower : NULL, type);
-    for (size_t i = 0; group && i < count; i++) {
-        bf16 half;
-        memcpy((void*)&half, upper + i, sizeof(half));
-        group[i] = split_join(half, lower[i]);
+// Sets t->scratch to some weights of this process as fp32, both parts of them joined, from element `first` of a piece on. The
+// lower parts come from where they are kept.
+static inline void transfer_join_(const Transfer* t, ZeroPiece piece, ZeroElements some) {
+    const int slot = state_master_slot(t->master);
+    const size_t bytes = master_bytes(t->master), at = (piece.owned + some.first) * bytes;
+    char* lower = (char*)t->scratch + some.count * sizeof(float);
+    if (t->offload->slots) {
+        void* room = check_alloc(some.count, bytes, "copy of master weights");
+        offload_read(t->offload, room, slot, at, some.count * bytes);
+        gpu_copy(lower, room, some.count * bytes, t->gpu);
+        free(room);
+    } else {
+        lower = (char*)state_slot_array(t->state, slot, t->state_memory) + at;
     }
-    free(lower);
-    free(upper);
+    floatX* upper = (floatX*)zero_update_parameters(t->zero) + piece.kept + some.first;
+    weights_widen((float*)t->scratch, Weights<floatX>{upper, lower, t->master}, some.count, t->gpu);
+}
+
+// Split master weights as fp32: joined on the GPU, as many as fit there at a time.
+static inline void transfer_download_split_(const Transfer* t, int g, float* group) {
+    const size_t room = t->scratch_bytes / (sizeof(float) + master_bytes(t->master)),
+                 most = room / WEIGHTS_PIECE * WEIGHTS_PIECE;
+    for (int part = 0; part < ZERO_PARTS && (group || zero_is_divided(&t->zero->plan)); part++) {
+        const ZeroPiece piece = zero_piece(&t->zero->plan, g, (ZeroPart)part);
+        for (size_t i = 0; i < piece.count; i += most) {
+            const ZeroElements some = {i, piece.count - i < most ? piece.count - i : most};
+            transfer_join_(t, piece, some);
+            zero_collect_some(t->zero, group, g, (ZeroPart)part, some, t->scratch, DTYPE_FP32);
+        }
+    }
 }
 
 // Copies the weights of group g that are saved: fp32 master weights if there are any, else floatX.
@@ -224,11 +242,9 @@ static inline void transfer_download_group(const Transfer* t, int g, void* group
     zero_wait_for_parameters(
         t->zero); // redundant: before a save, replicas are compared, which waits for them, too
     if (t->master == MASTER_FP32) {
-        transfer_download_master_(t, g, group, DTYPE_FP32);
-    } else if (t->master == MASTER_SPLIT) {
-        transfer_download_split_<uint16_t>(t, g, (float*)group, DTYPE_BF16);
-    } else if (t->master == MASTER_24) {
-        transfer_download_split_<int8_t>(t, g, (float*)group, DTYPE_BYTE);
+        transfer_download_master_(t, g, (float*)group);
+    } else if (t->master != MASTER_NONE) {
+        transfer_download_split_(t, g, (float*)group);
     } else {
         transfer_download_narrow_(t, g, group);
     }

@@ -23,11 +23,12 @@ the launch, the number of shards, and what is frozen.
 
 defines: UpdateScalars, UpdateRates, master_bytes, round_stochastic, SplitFloat, split_float, split_join,
          rand_block_gpu, Elements, elements_load, elements_store, elements_convert, RoundingWords, rounding_words,
-         Weights, weights_from, weights_load, weights_store, weights_bytes
+         Weights, weights_from, weights_load, weights_store, WEIGHTS_PIECE, weights_widen, weights_bytes
 */
 #ifndef LLMC_UPDATE_CUH
 #define LLMC_UPDATE_CUH
 
+#include <assert.h>
 #include <string.h>
 
 #include "llmc/base/float16.h"
@@ -299,6 +300,28 @@ typedef struct {
     float keep; // 1 - lr weight_decay
     float step; // lr; of AdamW lr / (1 - beta1^t)
 } UpdateRates;
+
+enum { WEIGHTS_THREADS_ = 256, WEIGHTS_PIECE = 4 * WEIGHTS_THREADS_ }; // elements of a block
+
+// Copies weights to fp32, four elements a thread.
+// grid   count / 1024      block   256      shared   none
+// moves  the weights in, 4 bytes an element out. Bound by memory.
+// order  every element on its own
+template <class T>
+__global__ void __launch_bounds__(WEIGHTS_THREADS_)
+    weights_widen_kernel_(float* to, T* params, void* master, MasterWeights kind) {
+    const Weights<T> weights = {params, master, kind};
+    const size_t i = 4 * ((size_t)blockIdx.x * WEIGHTS_THREADS_ + threadIdx.x);
+    elements_store(to + i, weights_load<4>(weights, i));
+}
+
+// The first `count` weights as fp32; count is a multiple of WEIGHTS_PIECE.
+template <class T>
+static inline void weights_widen(float* to, const Weights<T>& weights, size_t count, const Gpu* gpu) {
+    assert(count % WEIGHTS_PIECE == 0);
+    launch(weights_widen_kernel_<T>, (unsigned)(count / WEIGHTS_PIECE), WEIGHTS_THREADS_, 0, gpu, to,
+           weights.params, weights.master, weights.kind);
+}
 
 // An update reads and writes so much of n weights.
 static inline double weights_bytes(double n, DType params, MasterWeights master) {

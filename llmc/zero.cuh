@@ -37,7 +37,8 @@ defines: ZeroGroups, ZeroGpu, ZeroShards, ZERO_BLOCKS_IN_MEMORY, ZERO_VARIANTS, 
          zero_gradient_block, zero_wait_for_buffer, zero_group_done, zero_begin_update, zero_end_update, zero_join_updates,
          zero_group_gradient, zero_gradient_at_group, zero_variant, zero_begin, zero_join, zero_replayed,
          zero_idle_forward, zero_idle, zero_wait_for_gradient, zero_gradient, zero_update_gradient,
-         zero_update_parameters, zero_gather_operands, zero_check, zero_collect
+         zero_update_parameters, zero_gather_operands, zero_check, ZeroElements, zero_collect_some,
+         zero_collect
 */
 #ifndef LLMC_ZERO_CUH
 #define LLMC_ZERO_CUH
@@ -49,6 +50,7 @@ defines: ZeroGroups, ZeroGpu, ZeroShards, ZERO_BLOCKS_IN_MEMORY, ZERO_VARIANTS, 
 #include "llmc/comm_nccl.cuh"
 #include "llmc/gpt2.h"
 #include "llmc/gpu.cuh"
+#include "llmc/update.cuh"
 #include "llmc/zero.h"
 
 enum { ZERO_BLOCKS_IN_MEMORY = 2, ZERO_VARIANTS = 4, ZERO_THREADS_ = 256, ZERO_PER_THREAD_ = 4 };
@@ -477,21 +479,19 @@ template <class G>
 __global__ void __launch_bounds__(ZERO_THREADS_)
     zero_add_kernel_(float* shard, const G* pieces, size_t count, int active, int is_first) {
     const size_t i = ((size_t)blockIdx.x * ZERO_THREADS_ + threadIdx.x) * ZERO_PER_THREAD_;
-    float sum[ZERO_PER_THREAD_];
-#pragma unroll
-    for (int k = 0; k < ZERO_PER_THREAD_; k++) {
-        sum[k] = is_first ? 0.0f : shard[i + k];
+    Elements<float, ZERO_PER_THREAD_> sum = {};
+    if (!is_first) {
+        sum = elements_load<ZERO_PER_THREAD_>(shard + i);
     }
     for (int a = 0; a < active; a++) {
+        const Elements<G, ZERO_PER_THREAD_> piece =
+            elements_load<ZERO_PER_THREAD_>(pieces + (size_t)a * count + i);
 #pragma unroll
         for (int k = 0; k < ZERO_PER_THREAD_; k++) {
-            sum[k] += to_float(pieces[(size_t)a * count + i + k]);
+            sum[k] += to_float(piece[k]);
         }
     }
-#pragma unroll
-    for (int k = 0; k < ZERO_PER_THREAD_; k++) {
-        shard[i + k] = sum[k];
-    }
+    elements_store(shard + i, sum);
 }
 
 static inline dim3 zero_grid_(size_t count) {
@@ -563,10 +563,7 @@ static inline void zero_wait_for_buffer(ZeroGpu* z, int l) {
 template <class G>
 __global__ void __launch_bounds__(ZERO_THREADS_) zero_round_kernel_(G* to, const float* from) {
     const size_t i = ((size_t)blockIdx.x * ZERO_THREADS_ + threadIdx.x) * ZERO_PER_THREAD_;
-#pragma unroll
-    for (int k = 0; k < ZERO_PER_THREAD_; k++) {
-        to[i + k] = from_float<G>(from[i + k]);
-    }
+    elements_store(to + i, elements_convert<G>(elements_load<ZERO_PER_THREAD_>(from + i)));
 }
 
 // Sends the sums of stage 0 to all processes.
@@ -732,18 +729,22 @@ static inline void zero_check(const ZeroGpu* z) {
 
 // ---- copies of what is divided ----
 
+// Elements of a piece.
+typedef struct {
+    size_t first, count;
+} ZeroElements;
+
 // What each process has of `shard` elements, from element `at` on.
 typedef struct {
     size_t shard, at, count;
 } ZeroChunk_;
 
-// Collects a chunk of all processes in `all` on the host; NULL: not in this process.
+// Collects a chunk of all processes in `all` on the host; NULL: not in this process. `mine` is this process's.
 static inline void zero_collect_chunk_(ZeroGpu* z, void* all, const void* mine, DType type,
                                        ZeroChunk_ chunk) {
     const size_t bytes = chunk.count * dtype_bytes(type);
-    const void* from = (const char*)mine + chunk.at * dtype_bytes(type);
     void* own = zero_element_(z->pieces, type, (size_t)z->plan.rank * chunk.count);
-    zero_copy_(z, own, from, bytes);
+    zero_copy_(z, own, mine, bytes);
     group_all_gather(z->pieces, own, chunk.count, type, &z->groups.all, z->comm.stream); // (W, count)
     for (int r = 0; all && r < z->plan.size; r++) {
         const size_t to = (size_t)zero_shard_of(&z->plan, r).part * chunk.shard + chunk.at;
@@ -753,23 +754,31 @@ static inline void zero_collect_chunk_(ZeroGpu* z, void* all, const void* mine, 
 }
 
 // Collects a part of group g of an array of what each process owns in `group`, the whole group on the host; NULL: not in this
-// process. `mine` is this process's piece of it (zero_piece), on the GPU or on the host. Between updates: it passes through
-// the buffer of pieces, after all else that moves. Collective. Waits for the GPU.
-static inline void zero_collect(ZeroGpu* z, void* group, int g, ZeroPart part, const void* mine, DType type) {
+// process. `piece` says which elements of each process's piece (zero_piece): `mine` are this one's, on the GPU or on the host.
+// Between updates: it passes through the buffer of pieces, after all else that moves. Collective. Waits for the GPU.
+static inline void zero_collect_some(ZeroGpu* z, void* group, int g, ZeroPart part, ZeroElements piece,
+                                     const void* mine, DType type) {
     const size_t room = zero_pieces_bytes_(&z->plan, z->grads.dtype) / dtype_bytes(type);
     const size_t most = room / (size_t)z->plan.size / GPT2_SHARD_UNIT * GPT2_SHARD_UNIT;
-    const size_t count = zero_piece(&z->plan, g, part).count,
+    const size_t shard = zero_piece(&z->plan, g, part).count,
                  before = zero_part_begin(&z->plan, g, part) - zero_group_begin(&z->plan, g);
     void* all = group ? zero_element_(group, type, before) : NULL;
     zero_fork_(z);
     if (!zero_is_divided(&z->plan) && all) {
-        zero_copy_(z, all, mine, count * dtype_bytes(type));
+        zero_copy_(z, zero_element_(all, type, piece.first), mine, piece.count * dtype_bytes(type));
     }
-    for (size_t at = 0; zero_is_divided(&z->plan) && at < count; at += most) {
-        const ZeroChunk_ chunk = {count, at, count - at < most ? count - at : most};
-        zero_collect_chunk_(z, all, mine, type, chunk);
+    for (size_t i = 0; zero_is_divided(&z->plan) && i < piece.count; i += most) {
+        const size_t count = piece.count - i < most ? piece.count - i : most;
+        const ZeroChunk_ chunk = {shard, piece.first + i, count};
+        zero_collect_chunk_(z, all, (const char*)mine + i * dtype_bytes(type), type, chunk);
     }
     CUDA_CHECK(cudaStreamSynchronize(z->comm.stream));
+}
+
+// The same of all elements of the pieces.
+static inline void zero_collect(ZeroGpu* z, void* group, int g, ZeroPart part, const void* mine, DType type) {
+    const ZeroElements all = {0, zero_piece(&z->plan, g, part).count};
+    zero_collect_some(z, group, g, part, all, mine, type);
 }
 
 #endif

@@ -39,6 +39,7 @@ defines: planned_saved_dtype, planned_chunk, planned_activations, planned_master
 #include "llmc/step_result.cuh"
 #include "llmc/text_model.cuh"
 #include "llmc/text_rows.h"
+#include "llmc/transfer.cuh"
 #include "llmc/zero.cuh"
 #include "llmc/base/limits.h"
 #include "llmc/run/checkpoint.h"
@@ -60,7 +61,7 @@ static inline int planned_chunk(const Options* o) {
     return (int)(o->logits_chunk < N ? o->logits_chunk : N);
 }
 
-// Of training, or of generation. In a run that trains, both use the same memory, in turns.
+// Of training, or of generation. In a run that trains, both use the same memory, in turns, and so do saves.
 static inline size_t planned_activations(TensorRow* rows, GPT2Config cfg, const Options* o) {
     const Freeze freeze = freeze_of(cfg.L, o->freeze);
     TensorRow texts[GPT2_ACTIVATION_ROWS];
@@ -68,7 +69,8 @@ static inline size_t planned_activations(TensorRow* rows, GPT2Config cfg, const 
     const size_t text = text_activation_rows(texts, cfg, plan_texts(o), o->seq_len);
     const size_t trained = gpt2_activation_rows(rows, cfg, o->batch, o->seq_len, o->recompute, residuals,
                                                 freeze.first_block, (size_t)planned_chunk(o));
-    return o->recompute == RECOMPUTE_NEVER || text > trained ? text : trained;
+    const size_t least = TRANSFER_SCRATCH_LEAST, most = trained > least ? trained : least;
+    return o->recompute == RECOMPUTE_NEVER || text > most ? text : most;
 }
 
 // What is kept beside the weights.
