@@ -16,7 +16,7 @@ failed=0
 # in_root COMMAND: by a shell in the clone; what it mounts is gone at its end.
 in_root() {
     # shellcheck disable=SC2016 # $1 and $2 are the inner shell's
-    unshare --mount --pid --fork --kill-child bash -c 'mount -t proc proc "$1/proc" && mount --rbind /dev "$1/dev" &&
+    unshare --mount --pid --fork --kill-child bash -c 'mount -t proc proc "$1/proc" && mount --rbind /sys "$1/sys" && mount --rbind /dev "$1/dev" &&
         exec chroot "$1" env -i HOME=/root PATH=/usr/sbin:/usr/bin:/sbin:/bin LANG=C.UTF-8 bash -c "cd ~/clone && $2"' - "$top/root" "$1"
 }
 
