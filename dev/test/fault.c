@@ -79,7 +79,7 @@ FILE* fdopen(int fd, const char* mode) {
 size_t fwrite(const void* data, size_t size, size_t count, FILE* file) {
     if (fault_is_ours_fd(fileno(file)) && fault_now()) {
         REAL(fwrite)(data, size, count / 2, file);
-        file->_flags |= 0x20; // ferror is true from now on, as after a write that failed (glibc's _IO_ERR_SEEN)
+        file->_flags |= 0x20; // glibc's _IO_ERR_SEEN: ferror is true, as after any failed write
         errno = ENOSPC;
         return count / 2;
     }

@@ -134,7 +134,7 @@ static void test_labels(void) {
         double high, low;
         const char* wanted;
     } cases[] = {{7.1, 5.15, "7 6.5 6 5.5 "},  {10.9, 3.1, "10 8 7 6 5 4 "},
-                 {6.05, 0.9, "5 4 3 2 1 "},      {3.46, 3.26, "3.45 3.4 3.35 3.3 "},
+                 {6.05, 0.9, "5 4 3 2 1 "},    {3.46, 3.26, "3.45 3.4 3.35 3.3 "},
                  {250, 0.3, "200 100 50 20 "}, {1.1, 0.02, "1 0.5 0.3 0.2 0.1 0.05 0.02 "}};
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         const char* text = labels_of(cases[i].high, cases[i].low);

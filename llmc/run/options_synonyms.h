@@ -12,7 +12,7 @@ defines: OPTION_TRAINER_SYNONYMS
 #include "llmc/run/options_names.h"
 
 // clang-format off
-static const OptionSynonym OPTION_TRAINER_SYNONYMS[] = {
+__attribute__((unused)) static const OptionSynonym OPTION_TRAINER_SYNONYMS[] = {
     // data
     {"dataset data data-dir train-file train-files input-bin", "use --train-data, a file, a directory or a pattern"},
     {"dataset-name", "use --train-data with files; scripts/get_data.sh fetches some"},
