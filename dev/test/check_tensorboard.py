@@ -11,7 +11,7 @@ from collections import defaultdict
 
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-NOT_SCALARS = {"kind", "step", "name", "tokens", "elapsed_s", "time", "sequences", "all_sequences"}
+NOT_SCALARS = {"kind", "step", "name", "tokens", "elapsed_s", "time", "sequences", "all_sequences", "peak"}
 
 
 def wanted(run):
