@@ -191,6 +191,9 @@ static void toy_open(Toy<T>* toy, ZeroPlan plan, ZeroShards place, Comm* comm, c
     toy->batch = alloc<T>(toy->N);
     toy->batches = alloc<T>(UPDATES * MICRO_BATCHES * toy->N);
     toy->master = alloc<float>(zero_owned_elements(&plan));
+    if (plan.stage == 2) { // as a run does; else zero_open opens the groups by itself
+        zero_connect(&plan, type, comm, gpu);
+    }
     zero_open(&toy->zero, plan, place, toy->params, type, Gradient{toy->grads, type}, comm, gpu);
     toy_upload_batches(toy);
     toy_first_weights(toy);
