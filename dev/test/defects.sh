@@ -39,7 +39,7 @@ try_all() {
             tried=$((tried + 1))
             mkdir "$top/$function"
             (cd "$top/$function" && TRY_ONE=$function TRY_FILE=$file timeout -k 10 300 \
-                "$root/dev/test/defects.sh" "$trainer" "$tokenize" "$sim") >"$top/out" 2>&1
+                "$root/dev/test/defects.sh" "$trainer" "$tokenize" "$sim") </dev/null >"$top/out" 2>&1 # mpirun reads its input
             counts=$(tail -n 1 "$top/out" | sed -n "s/^$function: \([0-9]*\) checks, \([0-9]*\) failed\$/\1 \2/p")
             add_up "$function" "$counts"
             rm -rf "${top:?}/$function"

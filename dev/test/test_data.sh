@@ -103,7 +103,7 @@ stop() {
     process=$!
     for ((i = 0; i < 200; i++)); do
         sleep 0.02
-        [ -z "$(find tmp stopped -type f 2>/dev/null)" ] || break
+        [ -z "$(find tmp stopped/tokens -type f 2>/dev/null)" ] || break
         [ "$what" != "training a vocabulary" ] || [ ! -e stopped ] || break
     done
     kill -TERM $process
