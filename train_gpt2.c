@@ -93,7 +93,7 @@ static void place_tensors(GPT2* model, const ZeroPlan* zero, const Options* o) {
     }
     model->gradient_bytes = planned_gradients_cpu(zero, o);
     optimizer_state_open(&model->state, setup_optimizer(o), zero, model->cfg);
-    model->state_bytes = options_only_evaluates(o) ? 0 : model->state.bytes;
+    model->state_bytes = options_only_uses_model(o) ? 0 : model->state.bytes;
     model->activation_bytes = planned_activations_cpu(model->activation_rows, model->cfg, o);
 }
 

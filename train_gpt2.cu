@@ -123,7 +123,7 @@ static void place_tensors(GPT2* model, const ZeroPlan* zero, const Options* o) {
     model->gradient_bytes = zero_grads_elements(zero, ZERO_BLOCKS_IN_MEMORY) * element_bytes;
     planned_state(&model->state, model->cfg, zero, o);
     model->state_bytes = model->state.bytes;
-    if (options_only_evaluates(o)) {
+    if (options_only_uses_model(o)) {
         model->gradient_bytes = model->state_bytes = 0;
     }
     model->activation_bytes = planned_activations(model->activation_rows, model->cfg, o);

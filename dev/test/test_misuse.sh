@@ -387,6 +387,35 @@ test_vocabularies() {
     good "more stories" --model words/step_00000002 --batch 2 --steps 1
 }
 
+# The memory of the plan on standard output.
+planned_mib() { sed -n 's/^memory: \([0-9.]*\) MiB.*/\1/p' stdout; }
+
+# Neither a run directory nor anything to evaluate: only the files are written, without the memory of training.
+conversion_alone() {
+    local own=$1 training
+    mkdir alone beside
+    good "a plan of training" --model "$own" --steps 0 --plan
+    training=$(planned_mib)
+    good "a plan of a conversion" --model "$own" --steps 0 --export-gguf alone/x.gguf --plan
+    check "takes less: $(planned_mib) of $training MiB" awk "BEGIN { exit !($(planned_mib) < $training) }"
+    check "without gradients and moments: $(grep ^memory: stdout)" [ -z "$(grep -E '^memory: .*(gradients| m | v )' stdout)" ]
+    good "a conversion alone" --model "$own" --steps 0 --export-gguf alone/x.gguf --export-llmc alone/x.bin
+    check "says what it wrote" grep -qxE 'wrote alone/x.gguf \([0-9.]+ MiB\)' stdout
+    check "of both" grep -qxE 'wrote alone/x.bin \([0-9.]+ MiB\)' stdout
+    check "neither validates nor samples" [ -z "$(grep -E 'val loss [0-9]|sample:' stdout)" ]
+    good "a conversion of a run" --model "$own" --steps 0 --sample-every 0 --out beside/x --export-gguf beside/x.gguf --export-llmc beside/x.bin
+    check "the same file for llm.c" cmp alone/x.bin beside/x.bin
+    check "its tokenizer, too" cmp alone/x_tokenizer.bin beside/x_tokenizer.bin
+    check "the same for llama.cpp" cmp alone/x.gguf beside/x.gguf
+    good "with a validation and a sample" --model "$own" --steps 0 "${text[@]}" --batch 2 --eval-batches 2 --prompt "the" --export-llmc alone/y.bin
+    check "validates" grep -q 'val loss [0-9]' stdout
+    check "samples" grep -q 'sample:' stdout
+    good "beside an evaluation" --model "$own" --steps 0 --perplexity text.txt --export-llmc alone/z.bin
+    check "evaluates" grep -q 'perplexity' stdout
+    check "the same file, each time" cmp alone/x.bin alone/y.bin
+    check "and again" cmp alone/x.bin alone/z.bin
+}
+
 # --steps 0: look at a model, convert it.
 test_look() {
     local own=bpe/step_00000002
@@ -401,6 +430,7 @@ test_look() {
     check "of the same weights" cmp converted/step_00000000/model.safetensors bytes/step_00000002/model.safetensors
     good "a conversion without data" --model $own --steps 0 --sample-every 0 --out converted_2 --export-gguf x.gguf
     check "keeps the tokenizer" cmp $own/tokenizer.json converted_2/step_00000000/tokenizer.json
+    conversion_alone $own
 }
 
 # Layers that share parameters: what has no meaning, and what cannot be continued or combined.

@@ -2,7 +2,7 @@
 export.h -- the final model in other programs' formats: the files that --export-llmc and --export-gguf name, with the
 tokenizer.
 
-defines: export_tokenizer_path, export_print, export_is_wanted, ModelExport, export_open, export_group, export_close
+defines: export_tokenizer_path, export_print, ModelExport, export_open, export_group, export_close
 */
 #ifndef LLMC_EXPORT_H
 #define LLMC_EXPORT_H
@@ -27,8 +27,6 @@ int export_tokenizer_path(char path[PATH_MAX], const Options* options);
 // Says which files will be written, if any.
 void export_print(FILE* screen, const Options* options, const RunData* data);
 
-int export_is_wanted(const Options* options); // whether there is such a file
-
 // A model on its way into these files, a group of parameters (gpt2.h) at a time.
 typedef struct {
     const Options* options;
@@ -42,7 +40,7 @@ void export_open(ModelExport* files, GPT2Config cfg, const Options* options, con
 // Writes group g, fp32 in memory that has only this group, laid out by `rows`.
 void export_group(ModelExport* files, const TensorRow* rows, int g, const void* group);
 
-// After all groups.
+// After all groups. Says of each file that it is written.
 void export_close(ModelExport* files);
 
 #ifdef __cplusplus
@@ -51,7 +49,9 @@ void export_close(ModelExport* files);
 
 #ifdef EXPORT_IMPLEMENTATION
 
+#include <errno.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "llmc/base/check.h"
@@ -100,8 +100,6 @@ void export_print(FILE* screen, const Options* options, const RunData* data) {
     }
 }
 
-int export_is_wanted(const Options* options) { return options->export_llmc[0] || options->export_gguf[0]; }
-
 // Writes the tokenizer of a model of llm.c's beside it.
 static void export_tokenizer_(const ModelExport* files) {
     char path[PATH_MAX];
@@ -137,13 +135,22 @@ void export_group(ModelExport* files, const TensorRow* rows, int g, const void* 
     }
 }
 
+static void export_print_written_(const char* path) {
+    struct stat info;
+    CHECK(stat(path, &info) == 0, "%s: cannot be read after it was written: %s", path, strerror(errno));
+    printf("wrote %s (%.1f MiB)\n", path, (double)info.st_size / (1 << 20));
+}
+
 static void export_close_gguf_(ModelExport* files) {
     const RunData* data = files->data;
     gguf_commit(&files->gguf);
+    export_print_written_(files->options->export_gguf);
     if (!export_bpe_(data)) {
         fprintf(stderr, "warning: %s has no tokenizer (%s): llama.cpp cannot read or print text with it\n",
                 files->options->export_gguf,
-                !data->has_tokenizer          ? "the data are only token ids"
+                !data->has_tokenizer && !run_data_has_tokens(data)
+                    ? "none is beside the model; --tokenizer names one"
+                : !data->has_tokenizer        ? "the data are only token ids"
                 : data->tokenizer.decode_only ? "no merges make these tokens"
                                               : "it knows no words");
     }
@@ -152,6 +159,7 @@ static void export_close_gguf_(ModelExport* files) {
 void export_close(ModelExport* files) {
     if (files->options->export_llmc[0]) {
         llmc_bin_commit(&files->llmc);
+        export_print_written_(files->options->export_llmc);
         if (export_has_tokenizer_(files->data)) {
             export_tokenizer_(files);
         }

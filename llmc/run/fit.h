@@ -87,7 +87,7 @@ static inline int fit_add_levels_(FitTry_* tries, GPT2Config cfg, Options o, con
 
 // Every micro-batch, at most `most` tries. Returns their number.
 static inline int fit_add_all_(FitTry_* tries, GPT2Config cfg, const Options* o, const FitDevice* device) {
-    const int can_offload = device->can_offload && !options_only_evaluates(o) && !o->offload_optimizer &&
+    const int can_offload = device->can_offload && !options_only_uses_model(o) && !o->offload_optimizer &&
                             !options_given(o, "offload-optimizer") && !o->update_in_backward;
     const int most_parts = o->update_in_backward ? 1 : o->batch; // then an update is one micro-batch
     int count = 0;

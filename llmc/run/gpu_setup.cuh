@@ -37,7 +37,7 @@ static inline int gpu_setup_graph(const Options* o) {
     return o->graph == OPTION_AUTO ? o->shards == o->processes : o->graph;
 }
 
-// Decides --device auto, and --autotune where processes only evaluate: they have nothing in common, so each would choose
+// Decides --device auto, and --autotune where processes only evaluate or convert: they have nothing in common, so each would choose
 // products of its own.
 static inline void gpu_setup(Options* o, const Comm* comm) {
     gpu_setup_check_(o);
@@ -47,8 +47,8 @@ static inline void gpu_setup(Options* o, const Comm* comm) {
     if (comm->size > 1 && o->device != OPTION_AUTO) {
         die_usage("--device %d is for one process; %d take one GPU each", o->device, comm->size);
     }
-    if (comm->size > 1 && o->autotune && options_only_evaluates(o)) {
-        printf("autotune: off, with several processes that only evaluate\n");
+    if (comm->size > 1 && o->autotune && options_only_uses_model(o)) {
+        printf("autotune: off, with several processes that do not train\n");
         o->autotune = 0;
     }
     if (o->device == OPTION_AUTO) {

@@ -93,9 +93,9 @@ static inline DType planned_gradient_dtype(const Options* o) {
     return o->gradients ? DTYPE_FP32 : DTYPE_OF(floatX);
 }
 
-// A run that only evaluates keeps the whole model in every process, and neither gradients nor state.
+// A run that only evaluates or converts keeps the whole model in every process, and neither gradients nor state.
 static inline ZeroPlan planned_zero(GPT2Config cfg, const Options* o) {
-    return options_only_evaluates(o) ? zero_plan(cfg, 0, 0, 1) : setup_zero(cfg, o, o->shards);
+    return options_only_uses_model(o) ? zero_plan(cfg, 0, 0, 1) : setup_zero(cfg, o, o->shards);
 }
 
 // What is between the chunks of the optimizer's state, and what they pass through.
@@ -211,7 +211,7 @@ static inline size_t memory_workspaces_(GPT2Config cfg, const Options* o) {
 // their first all-to-all; 6 GB with three communicators are seen in issues/864.
 static inline size_t planned_nccl_bytes(const Options* o) {
     const size_t communicators = o->shards < o->processes ? 3 : 1;
-    return o->processes == 1 || options_only_evaluates(o) || !o->plan
+    return o->processes == 1 || options_only_uses_model(o) || !o->plan
                ? o->nccl_bytes
                : (communicators << 30) + (size_t)(o->shards - 1) * 32 * ((size_t)12 << 20);
 }
@@ -231,7 +231,7 @@ static inline void memory_add_common_(PlanMemory plan[PLAN_KINDS], GPT2Config cf
 static inline void memory_plan(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, const Options* o) {
     TensorRow parameters[GPT2_PARAMETER_ROWS], activations[GPT2_ACTIVATION_ROWS];
     const ZeroPlan zero = planned_zero(cfg, o);
-    const int trains = !options_only_evaluates(o);
+    const int trains = !options_only_uses_model(o);
     plan->name = NULL;
     const int on_gpu = !o->offload_params; // the slices of both
     if (o->quantize) {

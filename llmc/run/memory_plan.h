@@ -80,9 +80,9 @@ static inline size_t planned_activations_cpu(TensorRow* rows, GPT2Config cfg, co
     return o->recompute == RECOMPUTE_NEVER || text > trained ? text : trained;
 }
 
-// A run that only evaluates keeps the whole model in every process.
+// A run that only evaluates or converts keeps the whole model in every process.
 static inline ZeroPlan planned_zero_cpu(GPT2Config cfg, const Options* o) {
-    return options_only_evaluates(o) ? zero_plan(cfg, 0, 0, 1) : setup_zero(cfg, o, o->processes);
+    return options_only_uses_model(o) ? zero_plan(cfg, 0, 0, 1) : setup_zero(cfg, o, o->processes);
 }
 
 static inline size_t planned_parameters_cpu(TensorRow rows[GPT2_PARAMETER_ROWS], GPT2Config cfg,
@@ -98,7 +98,7 @@ static inline size_t planned_tokens_cpu(const Options* o) {
 }
 
 static inline size_t planned_gradients_cpu(const ZeroPlan* zero, const Options* o) {
-    return options_only_evaluates(o) ? 0 : zero_grads_elements(zero, 1) * sizeof(float);
+    return options_only_uses_model(o) ? 0 : zero_grads_elements(zero, 1) * sizeof(float);
 }
 
 static inline size_t planned_copy_cpu(GPT2Config cfg, const ZeroPlan* zero, const Options* o) {
@@ -109,13 +109,13 @@ static inline size_t planned_copy_cpu(GPT2Config cfg, const ZeroPlan* zero, cons
 
 // Which copies of matrices there are for products in bf16: none, one, or also one for the backward pass.
 static inline int planned_packed_cpu(const Options* o) {
-    const int only_forward = o->recompute == RECOMPUTE_NEVER || options_only_evaluates(o);
+    const int only_forward = o->recompute == RECOMPUTE_NEVER || options_only_uses_model(o);
     return o->products != PRODUCTS_BF16 ? 0 : only_forward ? 1 : PACKED_KINDS;
 }
 
 // What rules of update need for themselves.
 static inline size_t planned_update_cpu(const OptimizerState* state, const Options* o) {
-    return options_only_evaluates(o) ? 0 : optimizer_scratch_bytes(state);
+    return options_only_uses_model(o) ? 0 : optimizer_scratch_bytes(state);
 }
 
 // Partial sums of the gradient's norm.
@@ -137,7 +137,7 @@ static inline size_t memory_scratch_cpu_(GPT2Config cfg, const Options* o) {
 static inline void memory_plan_cpu(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, const Options* o) {
     TensorRow parameters[GPT2_PARAMETER_ROWS], activations[GPT2_ACTIVATION_ROWS];
     const ZeroPlan zero = planned_zero_cpu(cfg, o);
-    const int only_evaluates = options_only_evaluates(o) && o->recompute != RECOMPUTE_NEVER;
+    const int only_evaluates = options_only_uses_model(o) && o->recompute != RECOMPUTE_NEVER;
     plan->name = NULL;
     plan_add(plan, o->quantize ? "parameters in 8 bits" : "parameters",
              planned_parameters_cpu(parameters, cfg, &zero, o));

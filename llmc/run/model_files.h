@@ -94,7 +94,7 @@ static inline void model_files_read_state_cpu(const OptimizerState* state, void*
 static inline void model_files_export_cpu(GPT2Config cfg, const TensorRow* rows, const void* memory,
                                           const Options* options, const RunData* data) {
     ModelExport files;
-    if (!export_is_wanted(options)) {
+    if (!options_exports(options)) {
         return;
     }
     export_open(&files, cfg, options, data);

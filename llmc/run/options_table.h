@@ -4,7 +4,7 @@ added by one field and one row, at the same place.
 
 defines: Options, option_counts, DIVERGENCE_WORDS, OnDivergence, OFFLOAD_WORDS, OffloadPlace, MASTER_WEIGHTS_WORDS,
          MasterWeightsChoice, TASKS_HELLASWAG, options_model_size, options_only_look, options_divide_batch,
-         options_has_tasks, options_only_evaluates
+         options_has_tasks, options_exports, options_only_uses_model
 */
 #ifndef LLMC_OPTIONS_TABLE_H
 #define LLMC_OPTIONS_TABLE_H
@@ -159,9 +159,16 @@ static inline int options_has_tasks(const Options* options) {
     return options->tasks[0] || options->hellaswag || options->perplexity[0];
 }
 
-// Whether that is all it does: it needs no training data, has no training state and saves nothing.
-static inline int options_only_evaluates(const Options* options) {
-    return options->steps == 0 && options_has_tasks(options);
+// Whether it writes its final model for other programs.
+static inline int options_exports(const Options* options) {
+    return options->export_llmc[0] || options->export_gguf[0];
+}
+
+// Whether that is all it does, with a model as it is: it needs no training data, has no training state and saves nothing.
+static inline int options_only_uses_model(const Options* options) {
+    const int converts =
+        options_exports(options) && options->model[0] && !options_model_size(options) && !options->out[0];
+    return options->steps == 0 && (options_has_tasks(options) || converts);
 }
 
 #endif
@@ -378,11 +385,12 @@ const OptionRow OPTION_TABLE[] = {
     {"output",     "max-hours",     "",   FLOAT_(max_hours),       0,    MANY_, ONCE_,            "0",
         "hours", "save and stop before this time is up; 0: no limit"},
     {"output",     "export-llmc",   "",   STRING_(export_llmc),    0,        0, ONCE_ | WRITES_,  "",
-        "FILE.bin", "write the final model in llm.c's format, and its tokenizer as FILE_tokenizer.bin"},
+        "FILE.bin", "write the final model in llm.c's format, and its tokenizer as FILE_tokenizer.bin; with --model, --steps 0 and "
+        "no --out the program only converts, and needs no data"},
     {"output",     "export-dtype",  "",   CHOICE_(export_dtype),   0,        0, ONCE_,            "fp32",
         WORDS_CHOICE(MODEL_DTYPE_WORDS), "precision of the weights in that file"},
     {"output",     "export-gguf",   "",   STRING_(export_gguf),    0,        0, ONCE_ | WRITES_,  "",
-        "FILE", "write the final model for llama.cpp"},
+        "FILE", "write the final model for llama.cpp; converts, as --export-llmc does"},
     {"output",     "export-gguf-dtype", "", CHOICE_(export_gguf_dtype), 0,   0, ONCE_,            "f16",
         WORDS_CHOICE(GGUF_DTYPE_WORDS), "precision of the matrices in that file"},
     {"output",     "tensorboard",   "",   SWITCH_(tensorboard),    0,        0, 0,                "off",

@@ -252,7 +252,7 @@ void plan_print_traffic(FILE* file, GPT2Config cfg, const Options* o, size_t gra
     const ZeroPlan zero = setup_zero(cfg, o, o->shards);
     const ZeroTraffic traffic = zero_traffic(&zero, o->total_batch / o->seq_len, o->batch, gradient_bytes,
                                              parameter_bytes, plan_operand_bytes_(cfg, o, &zero));
-    if (o->processes > 1 && !options_only_evaluates(o)) {
+    if (o->processes > 1 && !options_only_uses_model(o)) {
         fprintf(file, "each update: every %s sends %.1f MiB",
                 o->program.trainer == OPTION_GPU ? "GPU" : "process", traffic.within / (1 << 20));
         if (o->shards < o->processes) {
@@ -395,7 +395,7 @@ void plan_print(FILE* file, GPT2Config cfg, const Options* options, const Traine
     plan_print_moves_(file, plan->memory, PLAN_HOST);
     plan_print_moves_(file, plan->memory, PLAN_DISK);
     plan_print_disk_(file, cfg, options);
-    if (!options_only_evaluates(options)) {
+    if (!options_only_uses_model(options)) {
         plan_print_work_(file, cfg, options, plan);
     }
 }

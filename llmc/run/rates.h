@@ -236,7 +236,7 @@ static inline void rates_measure(SpeedRates* rates, GPT2Config cfg, const Option
 // This CPU, for planned times; its rates are measured only if the options want any.
 static inline SpeedDevice rates_device(GPT2Config cfg, const Options* o, int is_bf16) {
     SpeedDevice device = {{{0}, 0, ""}, sizeof(float), sizeof(float), MASTER_NONE};
-    if ((o->plan || o->fit != 0) && !options_only_evaluates(o)) {
+    if ((o->plan || o->fit != 0) && !options_only_uses_model(o)) {
         rates_measure(&device.rates, cfg, o, is_bf16);
     }
     return device;

@@ -8,10 +8,11 @@ run_data.h -- the data of a run: which files, which tokens, and what reads them.
     .bin shards                 GPT-2's, or those of --tokenizer         50257, or the tokenizer's
     none, --steps 0, --model    those of the model's own tokenizer       the model's
     none, --steps 0, --tasks    those of --tokenizer, or none            the model's
+    none, --steps 0, --export-  those of --tokenizer, or none            the model's
 
 A --model directory with a tokenizer's files supplies --tokenizer.
 
-defines: DataKind, RunData, run_data_has_tokens, run_data_open_tokenizer, run_data_open_text_tokenizer, run_data_eot,
+defines: DataKind, RunData, run_data_has_tokens, run_data_is_asked_for, run_data_open_tokenizer, run_data_open_text_tokenizer, run_data_eot,
          run_data_saved_tokenizer, run_data_prompt, run_data_try_prompt, run_data_target_bytes, run_data_open,
          run_data_open_text, run_data_eval_sequences, run_data_open_loaders, run_data_print, run_data_verify,
          run_data_floor, run_data_close
@@ -61,6 +62,11 @@ typedef struct {
 
 // Whether there are data to train on or to validate with.
 static inline int run_data_has_tokens(const RunData* data) { return data->kind != DATA_NONE; }
+
+// Whether the command line asks for validations: a run that does not train makes no others.
+static inline int run_data_is_asked_for(const Options* options) {
+    return options->train_data[0] || (options->eval_every > 0 && options_given(options, "eval-every"));
+}
 
 // ---- tokens ----
 
@@ -229,7 +235,7 @@ static void run_data_file_tokenizer_(RunData* data, const Options* options) {
     }
 }
 
-// A run that only evaluates: no data, and a tokenizer only if there is one.
+// A run that only evaluates or converts: no data, and a tokenizer only if there is one.
 static void run_data_no_data_(RunData* data, const Options* options) {
     data->kind = DATA_NONE;
     data->has_tokenizer = options->tokenizer[0] != '\0';
@@ -241,7 +247,7 @@ static void run_data_no_data_(RunData* data, const Options* options) {
 // Without --train-data: the built-in stories, or no data for a model with other tokens.
 static void run_data_no_files_(RunData* data, const Options* options) {
     RunData stories;
-    if (options_only_evaluates(options)) {
+    if (options_only_uses_model(options) && !run_data_is_asked_for(options)) {
         run_data_no_data_(data, options);
         return;
     }

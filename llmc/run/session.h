@@ -144,7 +144,7 @@ void session_open(Session* s, const Options* options, const Resume* resume, Chec
     s->options = options;
     s->saved_s = time_now_s();
     s->end_s = options->max_hours > 0 ? start_s + 3600.0 * options->max_hours : INFINITY;
-    s->can_save = options->out[0] && !options_only_evaluates(options);
+    s->can_save = options->out[0] && !options_only_uses_model(options);
     if (!s->can_save) {
         return;
     }
@@ -281,7 +281,7 @@ int session_is_unsaved(const Session* s, const RunState* run) {
 // How the run is continued, behind the line that says where it stopped. A launcher's part of the command is not known.
 static void session_print_advice_(FILE* file, const Session* s, const char* program) {
     if (!s->can_save) {
-        fputs(options_only_evaluates(s->options) ? "" : "; nothing was saved: saving needs --out", file);
+        fputs(options_only_uses_model(s->options) ? "" : "; nothing was saved: saving needs --out", file);
     } else if (s->options->processes > 1) {
         fputs("; the same command with --resume on continues", file);
     } else {

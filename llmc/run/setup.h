@@ -344,17 +344,22 @@ int setup_asks_for_samples(const Options* options) {
     return asks && options->samples > 0;
 }
 
-// A run that only evaluates: no optimizer, no samples unless they are asked for, and nothing to save.
-static void setup_only_evaluate_(Options* options) {
+// A run that only evaluates or converts: no optimizer, nothing to save, and no validations or samples that nobody asked for.
+static void setup_only_use_model_(Options* options) {
     if (strcmp(options->resume, "off") != 0 && strcmp(options->resume, "0") != 0) {
-        die_usage("--resume %s with --steps 0 and tasks trains nothing; wanted --model with the directory of "
-                  "the checkpoint",
-                  options->resume);
+        die_usage(
+            "--resume %s: with --steps 0, tasks and exports train nothing; wanted --model with the directory "
+            "of the checkpoint",
+            options->resume);
     }
     if (options->save_every > 0) {
-        die_usage("--save-every %d and --steps 0 with tasks: there is nothing to save", options->save_every);
+        die_usage("--save-every %d: with --steps 0, tasks and exports leave nothing to save; wanted 0",
+                  options->save_every);
     }
     options->save_every = 0;
+    if (options->eval_every == OPTION_AUTO && !run_data_is_asked_for(options)) {
+        options->eval_every = 0;
+    }
     options->master_weights = options->offload_optimizer = options->zero = 0;
     options->offload_params = options->offload_residuals = options->update_in_backward = 0;
     if (!setup_asks_for_samples(options)) {
@@ -383,8 +388,8 @@ static void setup_update_auto_(Options* options, int has_weights) {
 void setup_training(Options* options, int has_weights) {
     setup_check_tasks(options);
     setup_check_offload(options);
-    if (options_only_evaluates(options)) {
-        setup_only_evaluate_(options);
+    if (options_only_uses_model(options)) {
+        setup_only_use_model_(options);
     }
     setup_check_in_backward(options);
     if (options->update_in_backward) {
@@ -414,9 +419,16 @@ void setup_training(Options* options, int has_weights) {
     }
 }
 
+// Whether the run computes nothing: products in bf16 would only copy the weights.
+static int setup_only_converts_(const Options* options) {
+    return options_only_uses_model(options) && !options_has_tasks(options) &&
+           !run_data_is_asked_for(options) && !setup_asks_for_samples(options) && options->sample_every <= 0;
+}
+
 void setup_products(Options* options) {
     if (options->products == PRODUCTS_AUTO) {
-        const Products best = !options->quantize && peak_bf16_pays() ? PRODUCTS_BF16 : PRODUCTS_FP32;
+        const int pays = !options->quantize && !setup_only_converts_(options) && peak_bf16_pays();
+        const Products best = pays ? PRODUCTS_BF16 : PRODUCTS_FP32;
         options->products = best;
     }
     if (options->products == PRODUCTS_BF16 && options->quantize) {

@@ -120,11 +120,11 @@ void setup_check_quantize(const Options* options, GPT2Config cfg) {
     if (!options->quantize) {
         return;
     }
-    if (!options->generates && !options_only_evaluates(options)) {
+    if (!options->generates && !options_only_uses_model(options)) {
         die_usage("--quantize q8_0 is for generating text, and for tasks with --steps 0; training needs "
                   "--quantize off");
     }
-    if (options->export_llmc[0] || options->export_gguf[0]) {
+    if (options_exports(options)) {
         die_usage("--quantize q8_0 keeps no weights to export; wanted off (--export-gguf-dtype q8_0 exports "
                   "8 bits)");
     }
@@ -160,7 +160,7 @@ void setup_check_freeze(const Options* o, GPT2Config cfg) {
 
 // In a loop of several blocks the gradients of all are there at the end, and not one after the other.
 void setup_check_share(const Options* o, GPT2Config cfg) {
-    if (!share_is_loop(cfg) || options_only_evaluates(o)) {
+    if (!share_is_loop(cfg) || options_only_uses_model(o)) {
         return;
     }
     if (o->zero >= 2) {
