@@ -66,7 +66,11 @@ static inline void resume_expect_same_(const char* one, const char* other, const
     EXPECT(x->step == y->step && x->updates == y->updates && x->tokens == y->tokens &&
                x->sequence == y->sequence && x->samples_at == y->samples_at && x->samples_at > 0,
            "%s: where it stands", what);
-    EXPECT(x->val_loss == y->val_loss && memcmp(&x->guard, &y->guard, sizeof(x->guard)) == 0 &&
+    EXPECT(x->val_loss == y->val_loss && x->validations.best == y->validations.best &&
+               x->validations.best_step == y->validations.best_step &&
+               x->validations.since == y->validations.since,
+           "%s: validations", what);
+    EXPECT(memcmp(&x->guard, &y->guard, sizeof(x->guard)) == 0 &&
                memcmp(&x->loss_scale, &y->loss_scale, sizeof(x->loss_scale)) == 0,
            "%s: guard and loss scale", what);
     state_close(&a);

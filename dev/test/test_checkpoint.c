@@ -438,6 +438,9 @@ static void test_state(void) {
                     exp(rand_normal(1, 2, (uint64_t)i)));
     }
     s.run.guard.consecutive = 3;
+    s.run.validations.best = 0.1 + 0.7;
+    s.run.validations.best_step = 41;
+    s.run.validations.since = 2;
     s.serial = 9;
     s.train_tokens = 5;
     s.padded_vocab = 128;
@@ -455,6 +458,9 @@ static void test_state(void) {
         EXPECT(memcmp(&again.run.guard.norms, &s.run.guard.norms, sizeof(s.run.guard.norms)) == 0, "norms");
         EXPECT(again.run.guard.best_mean == s.run.guard.best_mean && again.run.guard.consecutive == 3,
                "guard");
+        EXPECT(isnan(again.run.validations.first) && again.run.validations.best == 0.1 + 0.7 &&
+                   again.run.validations.best_step == 41 && again.run.validations.since == 2,
+               "validations");
         EXPECT(again.run.step == s.run.step && again.run.updates == s.run.updates &&
                    again.run.tokens == s.run.tokens && again.run.sequence == 77 &&
                    again.run.samples_at == 123,
@@ -655,6 +661,27 @@ static void test_keep_major(void) {
     }
     expect_list(&run, "10 20 28 30 32");
     expect_list(&only_major, "2 4 6 8 10 12 14 16 18 20 22 24 26 28 30 32"); // --keep 0: all
+}
+
+// Beside --keep, step `best` stays.
+static void test_keep_best(void) {
+    const Run run = run_open("best", 2, 0);
+    SavedState last;
+    memset(&last, 0, sizeof(last));
+    const CheckpointsKept two = {2, 0, 4}, one = {1, 0, -1};
+    for (int64_t step = 2; step <= 4; step += 2) {
+        save(&run, step);
+    }
+    last.run.step = 9;
+    for (int64_t step = 6; step <= 8; step++) {
+        Run all = run;
+        all.keep = 0;
+        save(&all, step);
+    }
+    checkpoint_thin(run.out, &last, two);
+    expect_list(&run, "4 7 8");
+    checkpoint_thin(run.out, &last, one);
+    expect_list(&run, "8");
 }
 
 static void made_by_clock(Checkpoints* c) { c->state.by_clock = 1; }
@@ -1038,6 +1065,7 @@ int main(int argc, char** argv) {
     test_two_saves();
     test_keep();
     test_keep_major();
+    test_keep_best();
     test_keep_auto();
     test_keep_own();
     test_earlier_run();

@@ -260,7 +260,7 @@ test_log() {
     check_keys val $log '{"kind":V,"step":V,"loss":V,"bpb":V,"sequences":V,"all_sequences":V}'
     check_keys sample $log '{"kind":V,"step":V,"text":V}'
     check_keys save $log '{"kind":V,"step":V,"path":V}'
-    check_keys summary $log '{"kind":V,"steps":V,"val_loss":V,"floor":V,"elapsed_s":V,"tok_per_s":V,"samples_per_s":V,"data_s":V,"planned_mb":V,"peak_mb":V}'
+    check_keys summary $log '{"kind":V,"steps":V,"val_loss":V,"best_val_loss":V,"best_step":V,"floor":V,"elapsed_s":V,"tok_per_s":V,"samples_per_s":V,"data_s":V,"planned_mb":V,"peak_mb":V}'
     check "updates count from 1" [ "$(steps_of train $log)" = "1 2 3 " ]
     check "the first validation is step 0" [ "$(steps_of val $log)" = "0 1 2 3 " ]
     check "a checkpoint at the end" [ "$(values save path $log)" = '"run/step_00000003"' ]
@@ -280,7 +280,7 @@ test_log() {
     fi
     cp -r run finished
     good "a finished run again" --out finished --resume on
-    check_keys summary finished/log.jsonl '{"kind":V,"steps":V,"val_loss":V,"floor":V,"elapsed_s":V,"data_s":V,"planned_mb":V,"peak_mb":V}' # no speed
+    check_keys summary finished/log.jsonl '{"kind":V,"steps":V,"val_loss":V,"best_val_loss":V,"best_step":V,"floor":V,"elapsed_s":V,"data_s":V,"planned_mb":V,"peak_mb":V}' # no speed
 }
 
 test_intervals() {
@@ -318,7 +318,7 @@ test_quiet() {
 
 test_data() {
     good "text" "${tiny[@]}" "${text[@]}" --out text
-    check_keys summary text/log.jsonl '{"kind":V,"steps":V,"val_loss":V,"elapsed_s":V,"tok_per_s":V,"samples_per_s":V,"data_s":V,"planned_mb":V,"peak_mb":V}' # no floor
+    check_keys summary text/log.jsonl '{"kind":V,"steps":V,"val_loss":V,"best_val_loss":V,"best_step":V,"elapsed_s":V,"tok_per_s":V,"samples_per_s":V,"data_s":V,"planned_mb":V,"peak_mb":V}' # no floor
     check "the first loss is log 257" near "$(values val loss text/log.jsonl | head -n 1)" 5.549 0.03
     good "shards" "${tiny[@]}" "${shards[@]}" --out shards
     check "the first loss is log 100" near "$(values val loss shards/log.jsonl | head -n 1)" 4.605 0.03

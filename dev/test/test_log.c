@@ -181,7 +181,7 @@ static void test_board(void) {
 }
 
 static LogSummary summary_of(int64_t steps, double val_loss, double floor, double peak_mib) {
-    const LogSummary end = {steps, val_loss, floor, 32, 250, peak_mib};
+    const LogSummary end = {steps, val_loss, val_loss - 1, steps / 2, floor, 32, 250, peak_mib};
     return end;
 }
 
@@ -243,6 +243,8 @@ static void test_files(void) {
     const char* summary = line_of(jsonl, 7);
     EXPECT(number_of(summary, "steps") == 2 && number_of(summary, "peak_mb") == 345.5, "%s", summary);
     EXPECT_NEAR(number_of(summary, "val_loss"), 3.14159265, 1e-8, "summary");
+    EXPECT_NEAR(number_of(summary, "best_val_loss"), 2.14159265, 1e-8, "summary");
+    EXPECT(number_of(summary, "best_step") == 1, "summary");
     EXPECT_NEAR(number_of(summary, "floor"), 1.0833, 1e-9, "summary");
     EXPECT_NEAR(number_of(summary, "data_s"), 0.5, 1e-9, "all steps");
     EXPECT_NEAR(number_of(summary, "tok_per_s"), 2 * STEP_TOKENS / 1.6123, 1e-3, "all steps, their time");
@@ -540,7 +542,7 @@ static void test_every(void) {
 // A quiet run prints what it achieved and why it did not, and nothing else; its files have everything.
 static void test_quiet(void) {
     const TaskScore score = {TASK_CHOICE, {0.5, 0.1}, {NAN, NAN}, {NAN, NAN}, NAN, NAN, 12};
-    const LogSummary end = {10, 3, NAN, 8, 1, 2};
+    const LogSummary end = {10, 3, 2, 5, NAN, 8, 1, 2};
     FILE* screen = fopen(test_path("quiet.screen"), "w");
     const LogSettings settings = {test_path("quiet"), LOG_NEW, 0, 10, 1, 0, screen, 0, 0, 0, 1};
     RunLog log;
@@ -698,9 +700,9 @@ static void test_summary(void) {
            picture);
     screen = slurp(test_path("summary.screen"));
     const char* summary = strstr(screen, "\n5000 steps | "); // then the time, which is the machine's
-    EXPECT(summary &&
-               strstr(summary, "s | val loss 1.2345 | floor 1.1000 | 2048000 tok/s | 64000 sequences/s | "
-                               "peak memory 300 MiB, 250 of them planned\n"),
+    EXPECT(summary && strstr(summary, "s | val loss 1.2345 | best 0.2345 at step 2500 | floor 1.1000 | "
+                                      "2048000 tok/s | 64000 sequences/s | "
+                                      "peak memory 300 MiB, 250 of them planned\n"),
            "%s", screen);
 }
 

@@ -357,6 +357,42 @@ test_clock() {
     check "with the same losses" [ "$(numbers clocked)" = "$(numbers unclocked)" ]
 }
 
+# The validation loss falls and rises again: the best checkpoint stays, and the run ends when it has waited long enough.
+test_best() {
+    { head -c 800 /dev/zero | tr '\0' b; head -c 4000 /dev/zero | tr '\0' a; } >turn.txt
+    head -c 300 /dev/zero | tr '\0' b >turned.txt
+    local best run=("${brief[@]}" --train-data turn.txt --val-data turned.txt --shuffle off --lr 0.01 --steps 100 --eval-every 5)
+    good "a run to its end" "${run[@]}" --out whole
+    best=$(values summary best_step whole/log.jsonl)
+    check "the best is in the middle: step $best" [ "$best" -gt 5 -a "$best" -lt 60 ]
+    check "the summary names it" grep -qE "^100 steps .*val loss [0-9.]* \| best [0-9.]* at step $best \|" stdout
+    good "the same, keeping the best" "${run[@]}" --keep 1 --save-every 10 --keep-best on --out best
+    check "has the same losses" [ "$(numbers best)" = "$(numbers whole)" ]
+    check "and weights" cmp {best,whole}/step_00000100/model.safetensors
+    check "and state" cmp {best,whole}/step_00000100/optimizer.1of1.safetensors
+    check "and two checkpoints: $(cd best && echo step_*)" [ "$(cd best && echo step_*)" = "$(printf 'step_%08d step_00000100' "$best")" ]
+    check "it says where the best is" grep -qE "^best validation loss [0-9.]*: best/step_0*$best\$" stdout
+    good "saves of the last step, and of the best" "${run[@]}" --keep-best on --out auto
+    check "with two that were the best before: $(cd auto && echo step_*)" [ "$(cd auto && ls -d step_* | wc -l)" = 4 ]
+    good "patience" "${run[@]}" --patience 3 --save-every 1 --keep-best on --out early
+    check "ends early" [ "$(values summary steps early/log.jsonl)" = $((best + 15)) ]
+    check "says so" grep -qE "^stopped by --patience 3 after step $((best + 15)): the validation loss has not fallen for 3 validations; best [0-9.]* at step $best\$" stdout
+    check "with the same losses until then" [ "$(numbers early)" = "$(values train loss whole/log.jsonl | head -n $((best + 15)); values val loss whole/log.jsonl | head -n $((best / 5 + 4)))" ]
+    check "and its samples" [ "$(values sample step early/log.jsonl | tail -n 1)" = $((best + 15)) ]
+    cp -r early killed
+    good "a run that was killed" --out killed --resume $((best + 7))
+    check "ends there, too" [ "$(values summary steps killed/log.jsonl)" = $((best + 15)) ]
+    check "with the same losses" [ "$(numbers killed)" = "$(numbers early)" ]
+    check "and weights" cmp {early,killed}/step_"$(printf %08d $((best + 15)))"/model.safetensors
+    good "a run that has ended" --out early --resume on
+    check "says so" grep -qE "^resume: stopped early at step $((best + 15)): the validation loss has not fallen for 3 validations; best [0-9.]* at step $best; for more: --patience 6, or 0\$" stdout
+    good "continues with more patience" --out early --resume on --patience 4
+    check "by one validation" [ "$(values summary steps early/log.jsonl)" = $((best + 20)) ]
+    bad 2 "--patience needs validations; wanted --eval-every 1 or more" "${brief[@]}" --patience 3 --eval-every 0
+    bad 2 "--keep-best on needs validations" "${brief[@]}" --keep-best on --eval-every 0 --out nothing
+    bad 2 "--keep-best on keeps a checkpoint: add --out DIR" "${run[@]}" --keep-best on
+}
+
 # A disk that is too small for all checkpoints.
 test_small_disk() {
     local run=(--layers 2 --channels 64 --heads 2 --seq-len 16 --batch 2 --sample-every 0 --eval-every 0 "${text[@]}" --steps 40 --save-every 5 --out disk/run)
@@ -512,6 +548,7 @@ test_divergence
 test_other_data
 test_longer
 test_clock
+test_best
 test_small_disk
 test_vocabularies
 test_look

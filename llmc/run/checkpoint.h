@@ -13,11 +13,11 @@ several files of it, and an index (hf_model.h); the processes share them, so tha
 A save copies the tensors into memory allocated before the first step; a thread of each process writes them while the
 run continues, and when all have written, one of rank 0 completes the directory (checkpoint_directory.h). A second
 save waits for the first. The disk is checked for room before. --keep removes older checkpoints once a newer one is
-in its place, sparing multiples of --keep-major. Any failure is one error that names the file, and leaves the
+in its place, sparing multiples of --keep-major and the best of --keep-best. Any failure is one error that names the file, and leaves the
 existing checkpoints alone. Weights that are not finite are such a failure: they are never saved.
 
 defines: Checkpoints, CheckpointModel, CheckpointRun, checkpoints_bytes, checkpoints_disk_bytes, checkpoints_kept,
-         checkpoints_open,
+         checkpoints_thin, checkpoints_open,
          checkpoint_copy_at, checkpoints_close, checkpoint_start, checkpoint_finished, checkpoint_wait
 */
 #ifndef LLMC_CHECKPOINT_H
@@ -72,7 +72,6 @@ typedef struct {
 
 typedef struct {
     char out[PATH_MAX];
-    int keep, keep_major; // keep 0 keeps all, CHECKPOINT_KEEP_AUTO as the option says
     const Options* options;
     CheckpointRun run;
     TensorRow rows[GPT2_PARAMETER_ROWS]; // of the parameters: full arrays
@@ -101,6 +100,9 @@ double checkpoints_disk_bytes(const Checkpoints* c);
 
 // How many checkpoints steps `after` + 1 to --steps leave, at most.
 double checkpoints_kept(const Options* options, int64_t after);
+
+// Removes the checkpoints that --keep does not want beside that of `last`, the newest.
+void checkpoints_thin(const Options* options, const SavedState* last);
 
 // ---- saving during a run ----
 
@@ -248,13 +250,20 @@ static void checkpoint_require_room_(const Checkpoints* c, const char* name) {
 }
 
 double checkpoints_kept(const Options* o, int64_t after) {
-    const int is_by_clock = o->save_every == OPTION_AUTO && o->save_minutes > 0;
+    const int is_by_clock = (o->save_every == OPTION_AUTO && o->save_minutes > 0) || o->keep_best;
     const double left = (double)(o->steps > after ? o->steps - after : 0),
-                 saves = o->save_every > 0 ? ceil(left / o->save_every)
-                         : o->save_every   ? 1 + is_by_clock * CHECKPOINT_KEPT_BY_CLOCK
-                                           : 0,
+                 saves = o->save_every > 0 ? ceil(left / o->save_every) : !!o->save_every,
+                 others = is_by_clock * CHECKPOINT_KEPT_BY_CLOCK,
                  major = o->keep > 0 && o->keep_major ? floor(left / o->keep_major) : 0;
-    return o->keep > 0 ? fmin(saves, o->keep + major) : saves;
+    return (o->keep > 0 ? fmin(saves + others, o->keep + major) : saves + others) + o->keep_best;
+}
+
+void checkpoints_thin(const Options* o, const SavedState* last) {
+    const CheckpointsKept kept = {o->keep, o->keep_major,
+                                  o->keep_best ? last->run.validations.best_step : -1};
+    if (o->keep) {
+        checkpoint_thin(o->out, last, kept);
+    }
 }
 
 // Says so where not all that will be kept fits. There is one more while it is written.
@@ -373,9 +382,7 @@ static void checkpoint_complete_(Checkpoints* c, const char* part, const char* p
     }
     checkpoint_put(part, path, c->out, s->run.step);
     file_sync_directory(path);
-    if (c->keep) {
-        checkpoint_thin(c->out, s, c->keep, c->keep_major);
-    }
+    checkpoints_thin(c->options, s);
 }
 
 // The thread of a save. With one process it does all; with several, first each one's writes, then rank 0's completes.
@@ -440,8 +447,6 @@ void checkpoints_open(Checkpoints* c, const Options* options, CheckpointRun run,
     memset(c, 0, sizeof(*c));
     CHECK(snprintf(c->out, sizeof(c->out), "%s", options->out) < (int)sizeof(c->out) - 64,
           "%s: the name is too long", options->out);
-    c->keep = options->keep;
-    c->keep_major = options->keep_major;
     c->options = options;
     c->run = run;
     c->saved_step = c->whole_step = -1;

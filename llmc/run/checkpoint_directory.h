@@ -12,7 +12,7 @@ half of one, and the next run in the same directory clears what a killed run lef
 symbolic link, the link is removed, never its target. Two runs at a time are refused.
 
 defines: CHECKPOINT_PART, checkpoint_path, checkpoint_steps, checkpoint_lock, checkpoint_require_writable, checkpoint_clear, checkpoint_put,
-         checkpoint_thin, CHECKPOINT_KEEP_AUTO, CHECKPOINT_KEPT_BY_CLOCK, checkpoint_remove_after, checkpoint_last_serial, checkpoint_try_check, CheckpointFilter,
+         checkpoint_thin, CHECKPOINT_KEEP_AUTO, CHECKPOINT_KEPT_BY_CLOCK, CheckpointsKept, checkpoint_remove_after, checkpoint_last_serial, checkpoint_try_check, CheckpointFilter,
          CheckpointsFound, checkpoint_newest, checkpoint_share
 */
 #ifndef LLMC_CHECKPOINT_DIRECTORY_H
@@ -55,10 +55,15 @@ void checkpoint_clear(const char* directory);
 void checkpoint_put(const char* part, const char* path, const char* out, int64_t step);
 
 // Removes the oldest checkpoints of the run of `last`, up to that one, but `keep` (1 or more), not counting multiples of
-// `major` (0: none), which stay. CHECKPOINT_KEEP_AUTO: counts only those that the clock made, and keeps two. Steps after
-// `last` are of an earlier life of the run. What cannot be removed is no reason to end the run.
+// `major` (0: none) and step `best` (-1: none), which stay. CHECKPOINT_KEEP_AUTO: counts only those that the clock made or
+// --keep-best, and keeps two. Steps after `last` are of an earlier life of the run. A checkpoint that cannot be removed is no
+// reason to end the run.
 enum { CHECKPOINT_KEEP_AUTO = -1, CHECKPOINT_KEPT_BY_CLOCK = 2 };
-void checkpoint_thin(const char* out, const SavedState* last, int keep, int major);
+typedef struct {
+    int keep, major;
+    int64_t best;
+} CheckpointsKept;
+void checkpoint_thin(const char* out, const SavedState* last, CheckpointsKept kept);
 
 // Removes the checkpoints of a run that were written after this one: after a rollback the run must not be resumed from
 // them. One whose state cannot be read stays, with a warning.
@@ -380,10 +385,11 @@ void checkpoint_share(SavedState* s, char path[PATH_MAX], int* is_found, Comm* c
 }
 
 // Whether --keep counts a checkpoint.
-static int checkpoint_counts_(const CheckpointEntry_* entry, const SavedState* last, int keep, int major) {
+static int checkpoint_counts_(const CheckpointEntry_* entry, const SavedState* last, CheckpointsKept kept) {
     const int is_own = entry->serial != CHECKPOINT_UNKNOWN_ && entry->run == last->identity;
-    return is_own && entry->step <= last->run.step && (major == 0 || entry->step % major != 0) &&
-           (keep != CHECKPOINT_KEEP_AUTO || entry->by_clock);
+    return is_own && entry->step <= last->run.step && entry->step != kept.best &&
+           (kept.major == 0 || entry->step % kept.major != 0) &&
+           (kept.keep != CHECKPOINT_KEEP_AUTO || entry->by_clock);
 }
 
 static int checkpoint_by_step_(const void* a, const void* b) {
@@ -391,15 +397,16 @@ static int checkpoint_by_step_(const void* a, const void* b) {
     return (x->step < y->step) - (x->step > y->step);
 }
 
-void checkpoint_thin(const char* out, const SavedState* last, int keep, int major) {
+void checkpoint_thin(const char* out, const SavedState* last, CheckpointsKept kept) {
     CheckpointEntry_* entries;
     const int count = checkpoint_list_(out, &entries),
-              most = keep == CHECKPOINT_KEEP_AUTO ? CHECKPOINT_KEPT_BY_CLOCK : keep;
+              most = kept.keep == CHECKPOINT_KEEP_AUTO ? CHECKPOINT_KEPT_BY_CLOCK : kept.keep;
     int counted = 0;
     qsort(entries, (size_t)count, sizeof(CheckpointEntry_), checkpoint_by_step_);
     for (int i = 0; i < count; i++) {
-        counted += checkpoint_counts_(&entries[i], last, keep, major);
-        if (counted > most && checkpoint_counts_(&entries[i], last, keep, major)) {
+        const int counts = checkpoint_counts_(&entries[i], last, kept);
+        counted += counts;
+        if (counts && counted > most) {
             checkpoint_remove_(out, entries[i].step);
         }
     }

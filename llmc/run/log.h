@@ -18,7 +18,7 @@ option that is not UTF-8 is \udcNN, json.h):
     {"kind":"skip","step":...,"reason":"..."}
     {"kind":"rollback","step":...,"from":...,"reason":"..."}
     {"kind":"stop","step":...,"reason":"..."}
-    {"kind":"summary","steps":...,"val_loss":...,"floor":...,"elapsed_s":...,"tok_per_s":...,"samples_per_s":...,
+    {"kind":"summary","steps":...,"val_loss":...,"best_val_loss":...,"best_step":...,"floor":...,"elapsed_s":...,"tok_per_s":...,"samples_per_s":...,
      "data_s":...,"planned_mb":...,"peak_mb":...}  (memory in MiB; no speed without updates)
 
 mfu is a share of peak, in FLOP/s; tokens counts all updates so far; elapsed_s is the time of the run, including validations, summed over all
@@ -241,10 +241,11 @@ double log_peak_mib(void);
 // The end of a run.
 typedef struct {
     int64_t steps;
-    double val_loss;              // the last one; NAN: never evaluated
-    double floor;                 // the entropy of the text; NAN: unknown
-    int seq_len;                  // tokens of a sample
-    double planned_mib, peak_mib; // memory: log_peak_mib() or the GPU's
+    double val_loss, best_val_loss; // the last one and the lowest; NAN: never evaluated
+    int64_t best_step;              // of the lowest
+    double floor;                   // the entropy of the text; NAN: unknown
+    int seq_len;                    // tokens of a sample
+    double planned_mib, peak_mib;   // memory: log_peak_mib() or the GPU's
 } LogSummary;
 
 // Draws the loss curve and prints the summary.
@@ -1053,6 +1054,9 @@ static void log_say_summary_(RunLog* log, const LogSummary* end, double elapsed_
     if (isfinite(end->val_loss)) {
         log_part_(screen, &parts, "val loss %.4f", end->val_loss);
     }
+    if (end->best_val_loss < end->val_loss) {
+        log_part_(screen, &parts, "best %.4f at step %lld", end->best_val_loss, (long long)end->best_step);
+    }
     if (isfinite(end->floor)) {
         log_part_(screen, &parts, "floor %.4f", end->floor);
     }
@@ -1077,6 +1081,10 @@ void log_summary(RunLog* log, LogSummary end) {
 
     fprintf(log->json.file, "{\"kind\":\"summary\",\"steps\":%lld", (long long)end.steps);
     log_number_(log, "val_loss", end.val_loss);
+    if (isfinite(end.best_val_loss)) {
+        log_number_(log, "best_val_loss", end.best_val_loss);
+        fprintf(log->json.file, ",\"best_step\":%lld", (long long)end.best_step);
+    }
     if (isfinite(end.floor)) {
         log_number_(log, "floor", end.floor);
     }

@@ -76,7 +76,7 @@ struct Options {
     float max_loss_rise;
     int on_divergence;
 
-    int eval_every, eval_batches, sample_every, sample_tokens, samples;
+    int eval_every, eval_batches, patience, sample_every, sample_tokens, samples;
     const char* prompt;
     float temperature;
     int top_k;
@@ -97,7 +97,7 @@ struct Options {
     const char* out;
     int save_every;
     float save_minutes;
-    int keep, keep_major;
+    int keep, keep_major, keep_best;
     float model_file_gb;
     const char* resume;
     int override;
@@ -315,6 +315,9 @@ const OptionRow OPTION_TABLE[] = {
     {"evaluation", "eval-batches",  "m",  INT_(eval_batches),      0,    MANY_, AUTO_,            "auto",
         "micro-batches", "micro-batches per validation; 0: the whole validation set; auto: its first 20,480 tokens, on a GPU 1,048,576, "
         "whatever --batch is"},
+    {"evaluation", "patience",      "",   INT_(patience),          0,    MANY_, 0,                "0",
+        "validations", "end the run early, as at its last step, after this many validations in a row that were not below the best; "
+        "0: never"},
     {"evaluation", "sample-every",  "s",  INT_(sample_every),      0,    MANY_, AUTO_,            "auto",
         "steps", "steps between samples; 0: never; auto: only at the end"},
     {"evaluation", "sample-tokens", "g",  INT_(sample_tokens),     1,    MANY_, AUTO_,            "auto",
@@ -375,6 +378,8 @@ const OptionRow OPTION_TABLE[] = {
         "checkpoints", "keep only the n newest of the run; 0: all; auto: all, but only the 2 newest of --save-minutes"},
     {"output",     "keep-major",    "nm", INT_(keep_major),        0,    MANY_, 0,                "0",
         "steps", "never delete checkpoints at multiples of this; 0: no such exception"},
+    {"output",     "keep-best",     "",   SWITCH_(keep_best),      0,        0, 0,                "off",
+        "off|on", "save at each validation that is the best so far, and never delete the best checkpoint, whatever --keep says"},
     {"output",     "model-file-gb", "",   FLOAT_(model_file_gb),   0,    MANY_, ABOVE_,           "5",
         "GB", "largest file of weights in a checkpoint; a larger model is split into several, with Hugging Face's index"},
     {"output",     "resume",        "y",  STRING_(resume),         0,        0, ONCE_ | READS_,   "off",

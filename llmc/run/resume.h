@@ -347,7 +347,14 @@ static void resume_print_steps_(const Resume* r, const Options* options, FILE* f
             steps, r->path, done);
     }
     fprintf(file, "resume: from %s, %lld of %lld steps done\n", r->path, done, steps);
-    if (done == steps && done > 0 && r->saved.run.stage == STAGE_SAMPLED) {
+    if (r->saved.run.stage != STAGE_SAMPLED) {
+        return;
+    }
+    if (done < steps && validations_are_over(&r->saved.run.validations, options->patience)) {
+        fprintf(file, "resume: stopped early at step %lld: ", done);
+        validations_print_over(file, &r->saved.run.validations);
+        fprintf(file, "; for more: --patience %lld, or 0\n", 2 * (long long)r->saved.run.validations.since);
+    } else if (done == steps && done > 0) {
         fprintf(file, "resume: nothing is left to do; for more: --steps %lld\n", 2 * steps);
     }
 }

@@ -135,6 +135,7 @@ enum {
     RUN_SAVE_ = SESSION_SAVE,
     RUN_STOP_ = SESSION_STOP,
     RUN_SAVE_BY_CLOCK_ = SESSION_SAVE_BY_CLOCK,
+    RUN_SAVE_BEST_ = SESSION_SAVE_BEST,
     RUN_BAD_DATA_ = 4 // end: a file of the data has changed
 };
 
@@ -542,6 +543,7 @@ static void run_evaluate_and_sample_(Run_* run) {
             return;
         }
         state->val_loss = val.loss;
+        validations_add(&state->validations, state->step, val.loss);
         log_val(&run->log, state->step, &val);
     }
     if (session_tasks_are_due(&run->session, state) && !run_tasks_(run)) {
@@ -561,10 +563,10 @@ static int run_loop_(Run_* run) {
         run_evaluate_and_sample_(run);
         const int due = run_agree_(run, session_next(&run->session, &run->state, run->step_s));
         session_report(&run->session, &run->log);
-        if (due & (RUN_SAVE_ | RUN_SAVE_BY_CLOCK_)) {
+        if (due & (RUN_SAVE_ | RUN_SAVE_BY_CLOCK_ | RUN_SAVE_BEST_)) {
             run_save_(run, due);
         }
-        if (due & RUN_STOP_ || run->state.step >= run->options.steps) {
+        if (due & RUN_STOP_ || run->state.step >= session_last_step(&run->session, &run->state)) {
             comm_progress(&run->comm, COMM_SAVE, run->state.step, "the last save");
             session_wait(&run->session, &run->log);
             return !(due & RUN_STOP_);
@@ -737,14 +739,26 @@ static void run_print_memory_(Run_* run) {
     free(text);
 }
 
+// The checkpoint that --keep-best has kept.
+static void run_print_best_(const Run_* run) {
+    char path[PATH_MAX];
+    const Validations* v = &run->state.validations;
+    checkpoint_path(path, run->options.out, v->best_step, "");
+    if (run->session.can_save && run->options.keep_best && isfinite(v->best) && access(path, F_OK) == 0) {
+        printf("best validation loss %.4f: %s\n", v->best, path);
+    }
+}
+
 // After the last step.
 static void run_summarize_(Run_* run) {
     double peak_mib;
     comm_progress(&run->comm, COMM_SAVE, run->state.step, "the export");
     run->trainer->export_model(run->model, &run->options, &run->data);
     run_sum_(run, run->trainer->peak_mib(), &peak_mib);
-    const LogSummary end = {run->options.steps,
+    const LogSummary end = {run->state.step,
                             run->state.val_loss,
+                            run->state.validations.best,
+                            run->state.validations.best_step,
                             run->floor,
                             run->options.seq_len,
                             (double)plan_bytes(run->plan.memory) / (1 << 20),
@@ -774,7 +788,9 @@ static int run_train_(Run_* run, const char* program) {
     run_open_log_(run);
     const int is_done = run_loop_(run), is_saved = run->session.can_save, signal = run_stop_signal_(run);
     if (is_done) {
+        session_ended_early(&run->session, &run->log, &run->state);
         run_summarize_(run);
+        run_print_best_(run);
         run_print_use_(run, program);
     } else {
         session_stopped(&run->session, &run->log, &run->state, signal, program);

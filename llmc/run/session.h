@@ -3,9 +3,10 @@ session.h -- one start of the program; a long run may take many. What is due bet
 save, when to stop, and where to roll back to.
 
     due      validation every --eval-every steps, tasks every --tasks-every and samples every --sample-every, each
-             also at the last step;
+             also at the last step, which is number --steps or the one at which --patience is over;
              a resumed run does not repeat what was done at its step
-    saves    every --save-every steps and at the last, or every --save-minutes and at the last; on SIGUSR1; before it stops
+    saves    every --save-every steps and at the last, or every --save-minutes and at the last; after the best
+             validation so far with --keep-best; on SIGUSR1; before it stops
     stops    when a signal asked for it: between two steps, batches of a validation or tokens of a sample;
              before --max-hours are over, leaving time to save
     returns  to an earlier step when the run has diverged and --on-divergence is rollback: to the newest
@@ -14,9 +15,9 @@ save, when to stop, and where to roll back to.
 
 Without --out nothing is saved; the signal ends the program, after a line that says how far it came.
 
-defines: Session, SESSION_SAVE, SESSION_STOP, SESSION_SAVE_BY_CLOCK, session_saves, session_open, session_begin, session_close,
-         session_validation_is_due, session_tasks_are_due, session_samples_are_due, session_next, session_report, session_is_unsaved,
-         session_wait, session_stopped, session_diverged, session_roll_back
+defines: Session, SESSION_SAVE, SESSION_STOP, SESSION_SAVE_BY_CLOCK, SESSION_SAVE_BEST, session_saves, session_open, session_begin, session_close,
+         session_validation_is_due, session_tasks_are_due, session_samples_are_due, session_last_step, session_next, session_report, session_is_unsaved,
+         session_wait, session_stopped, session_ended_early, session_diverged, session_roll_back
 */
 #ifndef LLMC_SESSION_H
 #define LLMC_SESSION_H
@@ -36,7 +37,13 @@ defines: Session, SESSION_SAVE, SESSION_STOP, SESSION_SAVE_BY_CLOCK, session_sav
 extern "C" {
 #endif
 
-enum { SESSION_SAVE = 1, SESSION_STOP = 2, SESSION_SAVE_BY_CLOCK = 8, SESSION_TRIES_ = 3 };
+enum {
+    SESSION_SAVE = 1,
+    SESSION_STOP = 2,
+    SESSION_SAVE_BY_CLOCK = 8,
+    SESSION_SAVE_BEST = 16,
+    SESSION_TRIES_ = 3
+};
 
 typedef struct {
     const Options* options;
@@ -69,8 +76,11 @@ int session_tasks_are_due(const Session* s, const RunState* run);
 
 int session_samples_are_due(const Session* s, const RunState* run);
 
-// What to do after a step, or before the first one: a sum of SESSION_SAVE, SESSION_SAVE_BY_CLOCK and SESSION_STOP. `step_s` is
-// the time of the step.
+// The step at which the run ends: number --steps, or this one if --patience is over.
+int64_t session_last_step(const Session* s, const RunState* run);
+
+// What to do after a step, or before the first one: a sum of SESSION_SAVE, SESSION_SAVE_BY_CLOCK, SESSION_SAVE_BEST and
+// SESSION_STOP. `step_s` is the time of the step.
 int session_next(Session* s, const RunState* run, double step_s);
 
 // Before a save for these reasons, a sum as of session_next on which all processes agree; the save before has ended.
@@ -87,6 +97,9 @@ int session_is_unsaved(const Session* s, const RunState* run);
 
 // Logs why the run ends early, and how it continues: `signal` stopped it, of whichever process, or 0: the time.
 void session_stopped(const Session* s, RunLog* log, const RunState* run, int signal, const char* program);
+
+// At the last step: if it is not number --steps, logs why.
+void session_ended_early(const Session* s, RunLog* log, const RunState* run);
 
 // After an update that was skipped or made: whether to roll back, and the reason. Ends the program if the run
 // has diverged and must not roll back, after the save under way.
@@ -133,8 +146,8 @@ static uint64_t session_new_identity_(void) {
 
 // A smaller --keep than before counts at once: maybe the disk is full.
 static void session_thin_(const Options* o, const Resume* resume) {
-    if (resume_is_here(resume) && o->keep && o->process == 0) {
-        checkpoint_thin(o->out, &resume->saved, o->keep, o->keep_major);
+    if (resume_is_here(resume) && o->process == 0) {
+        checkpoints_thin(o, &resume->saved);
     }
 }
 
@@ -180,7 +193,7 @@ void session_begin(const Session* s, const Resume* resume, RunState* run, RunLog
                                   s->checkpoints.state.identity,
                                   o->log_every == OPTION_AUTO ? 0 : o->log_every,
                                   o->quiet};
-    if (run->step >= o->steps && run->stage == STAGE_SAMPLED && setup_asks_for_samples(o)) {
+    if (run->step >= session_last_step(s, run) && run->stage == STAGE_SAMPLED && setup_asks_for_samples(o)) {
         run->stage = STAGE_VALIDATED;
     }
     log_open(log, &settings);
@@ -198,6 +211,16 @@ void session_close(Session* s) {
     }
 }
 
+int64_t session_last_step(const Session* s, const RunState* run) {
+    const Options* o = s->options;
+    return validations_are_over(&run->validations, o->patience) ? run->step : o->steps;
+}
+
+// Whether something is due that is done every so many steps.
+static int session_is_due_(const Session* s, const RunState* run, int every) {
+    return schedule_due(every, run->step, session_last_step(s, run));
+}
+
 // Whether this starts a run that will train. A run of no steps only looks at the model.
 static int session_is_first_(const Session* s, const RunState* run) {
     return run->step == 0 && s->options->steps > 0;
@@ -205,17 +228,17 @@ static int session_is_first_(const Session* s, const RunState* run) {
 
 int session_validation_is_due(const Session* s, const RunState* run, int validates_first) {
     return run->stage == STAGE_UPDATED && (validates_first || !session_is_first_(s, run)) &&
-           schedule_due(s->options->eval_every, run->step, s->options->steps);
+           session_is_due_(s, run, s->options->eval_every);
 }
 
 int session_tasks_are_due(const Session* s, const RunState* run) {
     return run->stage == STAGE_UPDATED && !session_is_first_(s, run) &&
-           schedule_due(s->options->tasks_every, run->step, s->options->steps);
+           session_is_due_(s, run, s->options->tasks_every);
 }
 
 int session_samples_are_due(const Session* s, const RunState* run) {
     return run->stage == STAGE_VALIDATED && !session_is_first_(s, run) &&
-           schedule_due(s->options->sample_every, run->step, s->options->steps);
+           session_is_due_(s, run, s->options->sample_every);
 }
 
 // The time that a save takes, as far as that is known.
@@ -237,16 +260,22 @@ static int session_clock_is_due_(const Session* s) {
            time_now_s() - s->saved_s >= 60.0 * o->save_minutes;
 }
 
+// Whether the last validation is the best one so far, and of this step. That before the first update does not count.
+static int session_is_best_(const Session* s, const RunState* run) {
+    return s->options->keep_best && run->step > 0 && run->validations.best_step == run->step;
+}
+
 int session_next(Session* s, const RunState* run, double step_s) {
     const Options* o = s->options;
-    const int is_end = run->step >= o->steps && run->stage == STAGE_SAMPLED, asked = signals_take_save();
+    const int is_end = run->step >= session_last_step(s, run) && run->stage == STAGE_SAMPLED,
+              asked = signals_take_save();
     s->longest_step_s = step_s > s->longest_step_s ? step_s : s->longest_step_s;
     const int stop = !is_end && (signals_stop() || (isfinite(s->end_s) && session_is_late_(s)));
-    const int due = (run->step > 0 || o->steps == 0) && schedule_due(o->save_every, run->step, o->steps);
+    const int due = (run->step > 0 || o->steps == 0) && session_is_due_(s, run, o->save_every);
     const int is_new = s->can_save && run->step != s->checkpoints.saved_step;
     return (is_new && (due || asked || stop) ? SESSION_SAVE : 0) |
            (is_new && run->step > 0 && session_clock_is_due_(s) ? SESSION_SAVE_BY_CLOCK : 0) |
-           (stop ? SESSION_STOP : 0);
+           (is_new && session_is_best_(s, run) ? SESSION_SAVE_BEST : 0) | (stop ? SESSION_STOP : 0);
 }
 
 void session_saves(Session* s, int reasons) {
@@ -299,6 +328,21 @@ void session_stopped(const Session* s, RunLog* log, const RunState* run, int sig
     session_print_advice_(advice.file, s, program);
     char* text = text_buffer_close(&advice);
     log_stop(log, run->step, signal ? signals_name(signal) : "--max-hours", text);
+    free(text);
+}
+
+void session_ended_early(const Session* s, RunLog* log, const RunState* run) {
+    TextBuffer reason;
+    char option[32];
+    if (run->step >= s->options->steps) {
+        return;
+    }
+    text_buffer_open(&reason, "why the run ends early");
+    fputs(": ", reason.file);
+    validations_print_over(reason.file, &run->validations);
+    char* text = text_buffer_close(&reason);
+    snprintf(option, sizeof(option), "--patience %d", s->options->patience);
+    log_stop(log, run->step, option, text);
     free(text);
 }
 

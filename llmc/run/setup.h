@@ -404,6 +404,13 @@ void setup_training(Options* options, int has_weights) {
     if (options->max_hours > 0 && !options->out[0]) {
         die_usage("--max-hours %g saves before the time is up: give --out, too", (double)options->max_hours);
     }
+    if (options->keep_best && !options->out[0]) {
+        die_usage("--keep-best on keeps a checkpoint: add --out DIR");
+    }
+    if ((options->keep_best || options->patience > 0) && !options->eval_every) {
+        die_usage("--%s needs validations; wanted --eval-every 1 or more, or auto",
+                  options->patience > 0 ? "patience" : "keep-best on");
+    }
     if (options->on_divergence == DIVERGENCE_ROLLBACK && !options->save_every) {
         die_usage("--on-divergence rollback needs checkpoints: --out and --save-every");
     }

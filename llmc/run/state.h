@@ -7,6 +7,7 @@ state.h -- where a run stands, besides its tensors, and its file in a checkpoint
      "by_clock":0,     "train_data":"16 hexadecimal digits","val_loss":...,"trainer":"CPU FP32",
      "loss_scale":{"scale":1,"good_steps":0},
      "guard":{"consecutive":0,"best":...,"losses":{"count":...,"values":[...]},"norms":{...}},
+     "validations":{"first":...,"best":...,"best_step":...,"since":...},
      "clip":{"updates":...,"shares":[...]},
      "options":{"train-data":"...", ...},
      "files":{"model.safetensors":{"bytes":...,"xxh64":"16 hexadecimal digits"}, ...},
@@ -27,7 +28,9 @@ The values of options are those of options_print_json; names of files may have a
                    unknown; missing in older files
     clip           how --update-in-backward divides the limit of the gradient's norm (in_backward.h); missing in
                    other runs
-    by_clock       1: saved because time had passed (--save-minutes); missing in older files
+    by_clock       1: saved only because time had passed (--save-minutes) or for its validation loss (--keep-best); missing
+                   in older files
+    validations    the memory of --patience and --keep-best (validations.h); missing in older files
     stage          which work between two updates was done at this step (RunStage); missing in older files:
                    all of it
 
@@ -45,6 +48,7 @@ defines: RunStage, RunState, run_state_open, run_state_restore, SavedState, Save
 #include "llmc/run/in_backward.h"
 #include "llmc/run/loss_scale.h"
 #include "llmc/run/options.h"
+#include "llmc/run/validations.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -56,13 +60,14 @@ extern "C" {
 typedef enum { STAGE_UPDATED, STAGE_VALIDATED, STAGE_SAMPLED } RunStage;
 
 typedef struct {
-    int64_t step;         // done, made or skipped
-    int64_t stage;        // RunStage
-    int64_t updates;      // made
-    int64_t tokens;       // seen
-    int64_t sequence;     // that comes next
-    int64_t samples_at;   //
-    double val_loss;      // the last one; NAN: none yet
+    int64_t step;       // done, made or skipped
+    int64_t stage;      // RunStage
+    int64_t updates;    // made
+    int64_t tokens;     // seen
+    int64_t sequence;   // that comes next
+    int64_t samples_at; //
+    double val_loss;    // the last one; NAN: none yet
+    Validations validations;
     UpdateGuard guard;    //
     LossScale loss_scale; //
     ClipShares shares;    // no updates: none yet, or not in use
@@ -82,7 +87,7 @@ typedef struct {
     RunState run;
     uint64_t identity; // of the run; 0: unknown
     int64_t serial, first_serial, train_tokens, padded_vocab;
-    int64_t by_clock; // whether --save-minutes made it, and nothing else
+    int64_t by_clock; // whether only --save-minutes or --keep-best made it
     uint64_t train_data;
     const char* trainer;
     SavedFile* files; // (STATE_MAX_FILES)
@@ -147,6 +152,7 @@ RunState run_state_open(UpdateGuard guard, LossScale loss_scale) {
     RunState state;
     memset(&state, 0, sizeof(state));
     state.val_loss = NAN;
+    state.validations = validations_open();
     state.guard = guard;
     state.loss_scale = loss_scale;
     return state;
@@ -202,6 +208,14 @@ static void state_print_window_(FILE* file, const char* key, const Outlier* wind
     fputs("]}", file);
 }
 
+static void state_print_validations_(FILE* file, const Validations* v) {
+    fputs(",\n\"validations\":{", file);
+    state_print_number_(file, "first", v->first);
+    fputc(',', file);
+    state_print_number_(file, "best", v->best);
+    fprintf(file, ",\"best_step\":%lld,\"since\":%lld}", (long long)v->best_step, (long long)v->since);
+}
+
 static void state_print_shares_(FILE* file, const ClipShares* shares) {
     fprintf(file, ",\n\"clip\":{\"updates\":%lld,\"shares\":[", (long long)shares->updates);
     for (int g = 0; g < shares->groups; g++) {
@@ -243,6 +257,7 @@ static void state_print_(FILE* file, SavedState* s, const Options* options) {
     state_print_window_(file, "losses", &s->run.guard.losses);
     state_print_window_(file, "norms", &s->run.guard.norms);
     fputc('}', file);
+    state_print_validations_(file, &s->run.validations);
     if (s->run.shares.updates > 0) {
         state_print_shares_(file, &s->run.shares);
     }
@@ -378,6 +393,14 @@ static int state_guard_member_(JsonReader* text, const char* key, void* to) {
                                     : state_window_(text, key[0] == 'l' ? &guard->losses : &guard->norms);
 }
 
+static int state_validations_member_(JsonReader* text, const char* key, void* to) {
+    Validations* v = (Validations*)to;
+    return strcmp(key, "first") == 0       ? state_number_(text, &v->first)
+           : strcmp(key, "best") == 0      ? state_number_(text, &v->best)
+           : strcmp(key, "best_step") == 0 ? state_natural_(text, &v->best_step)
+                                           : state_natural_(text, &v->since);
+}
+
 static int state_shares_member_(JsonReader* text, const char* key, void* to) {
     ClipShares* shares = (ClipShares*)to;
     return strcmp(key, "updates") == 0 ? state_natural_(text, &shares->updates)
@@ -475,6 +498,7 @@ static int state_member_(JsonReader* text, const char* key, void* to) {
     static const char* const guard[] = {"consecutive", "best", "losses", "norms", NULL};
     static const char* const scale[] = {"scale", "good_steps", NULL};
     static const char* const clip[] = {"updates", "shares", NULL};
+    static const char* const validations[] = {"first", "best", "best_step", "since", NULL};
     SavedState* s = (SavedState*)to;
     StateNumber_ numbers[STATE_NUMBERS_];
     uint64_t checked_before;
@@ -490,8 +514,10 @@ static int state_member_(JsonReader* text, const char* key, void* to) {
            : strcmp(key, "trainer") == 0  ? json_name(text, &s->trainer)
            : strcmp(key, "loss_scale") == 0
                ? state_object_(text, scale, state_scale_member_, &s->run.loss_scale)
-           : strcmp(key, "guard") == 0      ? state_object_(text, guard, state_guard_member_, &s->run.guard)
-           : strcmp(key, "clip") == 0       ? state_object_(text, clip, state_shares_member_, &s->run.shares)
+           : strcmp(key, "guard") == 0 ? state_object_(text, guard, state_guard_member_, &s->run.guard)
+           : strcmp(key, "clip") == 0  ? state_object_(text, clip, state_shares_member_, &s->run.shares)
+           : strcmp(key, "validations") == 0
+               ? state_object_(text, validations, state_validations_member_, &s->run.validations)
            : strcmp(key, "options") == 0    ? state_object_(text, NULL, state_options_member_, s)
            : strcmp(key, "files") == 0      ? state_object_(text, NULL, state_files_member_, s)
            : strcmp(key, "run") == 0        ? state_hex_(text, &s->identity)
@@ -508,15 +534,17 @@ void state_close(SavedState* s) {
 
 int state_try_parse(SavedState* s, const char* path, char* text, size_t bytes, char* error) {
     static const char* const keys[] = {
-        "format",      "version",    "serial",     "first_serial", "step",         "updates",
-        "tokens",      "sequence",   "samples_at", "train_tokens", "padded_vocab", "val_loss",
-        "trainer",     "loss_scale", "guard",      "options",      "files",        "?stage",
-        "?train_data", "?clip",      "xxh64",      "?run",         "?by_clock",    NULL};
+        "format",       "version",  "serial",    "first_serial", "step",
+        "updates",      "tokens",   "sequence",  "samples_at",   "train_tokens",
+        "padded_vocab", "val_loss", "trainer",   "loss_scale",   "guard",
+        "options",      "files",    "?stage",    "?train_data",  "?clip",
+        "xxh64",        "?run",     "?by_clock", "?validations", NULL};
     JsonReader reader = json_reader(path, text, bytes, error);
     memset(s, 0, sizeof(*s));
     s->text = text;
     s->run.loss_scale = loss_scale_open();
     s->run.stage = STAGE_SAMPLED;
+    s->run.validations = validations_open();
     s->files = (SavedFile*)check_alloc(STATE_MAX_FILES, sizeof(SavedFile), path);
     s->options = (SavedOption*)check_alloc(STATE_MAX_OPTIONS_, sizeof(SavedOption), path);
     const int ok = state_object_(&reader, keys, state_member_, s) && json_end(&reader);
