@@ -1027,6 +1027,10 @@ static void test_faults(void) {
                    "call %d of %d: status %d, %s", at, calls, status, said);
             free(said);
             failed += status == 1;
+            int64_t* parts;
+            EXPECT(checkpoint_steps(run.out, CHECKPOINT_PART, &parts) == 0, "call %d leaves %s", at,
+                   list_of(run.out));
+            free(parts);
             checkpoint_recover_(run.out);
             const int64_t newest = newest_in(run.out);
             EXPECT(newest == 1 || newest == 2, "call %d: newest %lld", at, (long long)newest);

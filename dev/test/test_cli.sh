@@ -237,6 +237,7 @@ test_full_disk() {
     (ulimit -f 8 && train "${tiny[@]}" --seed 7 --out fills && exit "$status")
     status=$?
     check_error "a checkpoint on a full disk" 1 "fills/step_00000003|File too large"
+    check "nothing unfinished is left" [ -z "$(compgen -G 'fills/*.part*')" ]
     check "the older checkpoint is untouched" cmp fills/step_00000003/model.safetensors before/model.safetensors
     (ulimit -f 8 && train "${tiny[@]}" --seed 7 --export-llmc fills/export.bin && exit "$status")
     status=$?

@@ -14,7 +14,7 @@ Where a run has several processes, the failure of one ends all of them: check_en
 
 defines: CHECK, CHECK_CALL, CHECK_HUGE_PAGE, error_set, ERROR_BYTES, check_alloc, check_alloc_unset, array_bytes, check_stack,
          EXIT_USAGE, EXIT_INTERRUPTED, check_is_main_thread, check_grow, check_reserve,
-         die_usage, CheckEndFunction, CheckEnd, check_end, CheckAllocated, check_allocated
+         die_usage, check_on_failure, check_clean_up, CheckEndFunction, CheckEnd, check_end, CheckAllocated, check_allocated
 */
 #ifndef LLMC_CHECK_H
 #define LLMC_CHECK_H
@@ -57,6 +57,12 @@ typedef struct {
 } CheckEnd;
 extern CheckEnd check_end;
 
+// Before a failure in the calling thread ends the program, function(context) cleans up. NULL: nothing.
+void check_on_failure(void (*function)(void* context), void* context);
+
+// Calls it.
+void check_clean_up(void);
+
 // Told of every block that check_alloc returns. NULL, except in the tests that compare planned memory with it.
 typedef void (*CheckAllocated)(const char* what, size_t bytes);
 extern CheckAllocated check_allocated;
@@ -83,6 +89,7 @@ check_end_all_(int status, const char* place, const char* format, va_list args) 
 __attribute__((format(printf, 3, 0), noreturn, cold, unused)) static void
 check_die_(int status, const char* place, const char* format, va_list args) {
     fflush(stdout);
+    check_clean_up();
     if (check_end.function) {
         check_end_all_(status, place, format, args);
     }
@@ -209,6 +216,24 @@ static inline void* check_reserve(void* items, size_t* room, size_t wanted, size
 
 CheckEnd check_end = {NULL, NULL};
 CheckAllocated check_allocated = NULL;
+
+static __thread struct {
+    void (*function)(void* context);
+    void* context;
+} check_on_failure_;
+
+void check_on_failure(void (*function)(void* context), void* context) {
+    check_on_failure_.function = function;
+    check_on_failure_.context = context;
+}
+
+void check_clean_up(void) {
+    void (*const function)(void*) = check_on_failure_.function;
+    check_on_failure_.function = NULL; // it may fail itself
+    if (function) {
+        function(check_on_failure_.context);
+    }
+}
 
 #endif // CHECK_IMPLEMENTATION
 

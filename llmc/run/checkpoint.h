@@ -13,12 +13,12 @@ several files of it, and an index (hf_model.h); the processes share them, so tha
 A save copies the tensors into memory allocated before the first step; a thread of each process writes them while the
 run continues, and when all have written, one of rank 0 completes the directory (checkpoint_directory.h). A second
 save waits for the first. The disk is checked for room before. --keep removes older checkpoints once a newer one is
-in its place, sparing multiples of --keep-major and the best of --keep-best. Any failure is one error that names the file, and leaves the
-existing checkpoints alone. Weights that are not finite are such a failure: they are never saved.
+in its place, sparing multiples of --keep-major and the best of --keep-best. Any failure is one error that names the
+file, and leaves the existing checkpoints alone; the half that was written is removed, unless other processes still
+write there. Weights that are not finite are such a failure: they are never saved.
 
 defines: Checkpoints, CheckpointModel, CheckpointRun, checkpoints_bytes, checkpoints_disk_bytes, checkpoints_kept,
-         checkpoints_thin, checkpoints_open,
-         checkpoint_copy_at, checkpoints_close, checkpoint_start, checkpoint_finished, checkpoint_wait
+         checkpoints_thin, checkpoints_open, checkpoint_copy_at, checkpoints_close, checkpoint_start, checkpoint_finished, checkpoint_wait
 */
 #ifndef LLMC_CHECKPOINT_H
 #define LLMC_CHECKPOINT_H
@@ -336,12 +336,7 @@ static void checkpoint_write_files_(Checkpoints* c, const char* directory, const
     const CheckpointModel* m = &c->model;
     const int writers = checkpoint_part_writers(&c->run.zero);
     char path[PATH_MAX], name[64], error[ERROR_BYTES];
-    if (!checkpoint_is_finite_(c, checkpoint, error)) {
-        if (c->run.zero.size == 1) { // others still write there
-            checkpoint_clear(directory);
-        }
-        CHECK(0, "%s", error);
-    }
+    CHECK(checkpoint_is_finite_(c, checkpoint, error), "%s", error);
     if (c->run.zero.rank == 0) {
         checkpoint_write_small_files_(c, directory);
     }
@@ -385,6 +380,14 @@ static void checkpoint_complete_(Checkpoints* c, const char* part, const char* p
     checkpoints_thin(c->options, s);
 }
 
+// Removes the half of a checkpoint whose save has failed.
+static void checkpoint_abandon_(void* checkpoints) {
+    const Checkpoints* c = (const Checkpoints*)checkpoints;
+    char part[PATH_MAX];
+    checkpoint_path(part, c->out, c->state.run.step, CHECKPOINT_PART);
+    checkpoint_clear(part);
+}
+
 // The thread of a save. With one process it does all; with several, first each one's writes, then rank 0's completes.
 static void* checkpoint_work_(void* checkpoints) {
     Checkpoints* c = (Checkpoints*)checkpoints;
@@ -392,6 +395,9 @@ static void* checkpoint_work_(void* checkpoints) {
     char path[PATH_MAX], part[PATH_MAX];
     checkpoint_path(path, c->out, c->state.run.step, "");
     checkpoint_path(part, c->out, c->state.run.step, CHECKPOINT_PART);
+    if (c->completes) { // else other processes still write there
+        check_on_failure(checkpoint_abandon_, c);
+    }
     if (c->writes) {
         checkpoint_write_files_(c, part, path);
     }
