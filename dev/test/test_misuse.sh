@@ -291,6 +291,20 @@ test_signals() {
 
 # ---- nothing is wrong in silence ----
 
+# A model that knows less than nothing is told, once, and --on-divergence stop ends its run.
+test_validation_diverges() {
+    local run=("${brief[@]}" --lr 9 --steps 30 --eval-every 5)
+    good "a learning rate that is far too high" "${run[@]}" --quiet on --out high
+    check "is told: $(grep -a warning stdout)" grep -qE '^warning: step [0-9]*: the run has diverged: the validation loss is [0-9.]*, that of a model' stdout
+    check "once" [ "$(grep -c '^warning' stdout)" = 1 ]
+    check "and in the log" grep -qE '^{"kind":"warning","step":[0-9]*,"text":"the run has diverged: [^"]*; try a lower --lr, or --on-divergence rollback --max-loss-rise 1"}' high/log.jsonl
+    bad 1 "the run has diverged: the validation loss is|that of a model that knows nothing ln(|try a lower --lr" "${run[@]}" --on-divergence stop --save-every 5 --out stopped
+    check "the checkpoints before are whole" [ -s stopped/step_00000005/state.json -o ! -e stopped/step_00000005 ]
+    check "none is half" [ -z "$(compgen -G 'stopped/*.part')" ]
+    good "a healthy run" "${brief[@]}" --steps 30 --eval-every 5 --on-divergence stop
+    check "is not" [ "$(grep -c '^warning' stdout)" = 0 ]
+}
+
 # A sample while the logits are NaN is left out, and the run goes back as it should.
 test_divergence() {
     local wild=(--steps 60 --lr 10 --weight-decay 10 --grad-clip 0 --warmup 0 --schedule constant --beta1 0 --beta2 0)
@@ -544,6 +558,7 @@ test_out_html
 test_closed
 test_pipe
 test_signals
+test_validation_diverges
 test_divergence
 test_other_data
 test_longer

@@ -312,6 +312,22 @@ test_elastic() {
     trains 3 old --resume "$root/dev/ref/fixtures/checkpoint_1of1"
 }
 
+# All ranks end early at the same step, as one process does, and keep the same checkpoint.
+test_early() {
+    local n
+    { head -c 800 /dev/zero | tr '\0' b; head -c 4000 /dev/zero | tr '\0' a; } >turn.txt
+    head -c 300 /dev/zero | tr '\0' b >turned.txt
+    for n in 1 2; do
+        trains $n early_$n --layers 1 --channels 16 --heads 2 --seq-len 16 --batch 1 --total-batch 32 --samples 0 --zero 2 --shuffle off \
+            --train-data turn.txt --val-data turned.txt --lr 0.01 --steps 100 --eval-every 5 --patience 3 --keep-best on --keep 1
+    done
+    check "ended early: $(grep '^stopped' stdout)" grep -q '^stopped by --patience 3 after step [1-9][05]: ' stdout
+    same_log early_1 early_2 "--patience"
+    check "the same checkpoints: $(cd early_1 && echo step_*), $(cd early_2 && echo step_*)" \
+        [ "$(cd early_1 && echo step_*)" = "$(cd early_2 && echo step_*)" ]
+    check "two" [ "$(cd early_2 && ls -d step_* | wc -l)" = 2 ]
+}
+
 # A rank that differs from the others, or another run in the same directory.
 test_disagreement() {
     local only run=("${run[@]}" --out other)
@@ -827,6 +843,7 @@ test_freeze
 test_share
 test_tasks
 test_elastic
+test_early
 test_disagreement
 test_drift
 test_other_weights

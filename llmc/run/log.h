@@ -16,6 +16,7 @@ option that is not UTF-8 is \udcNN, json.h):
     {"kind":"sample","step":...,"text":"..."}
     {"kind":"save","step":...,"path":"..."}
     {"kind":"skip","step":...,"reason":"..."}
+    {"kind":"warning","step":...,"text":"..."}
     {"kind":"rollback","step":...,"from":...,"reason":"..."}
     {"kind":"stop","step":...,"reason":"..."}
     {"kind":"summary","steps":...,"val_loss":...,"best_val_loss":...,"best_step":...,"floor":...,"elapsed_s":...,"tok_per_s":...,"samples_per_s":...,
@@ -45,10 +46,10 @@ more leaves them all. Elsewhere, a step is printed at each hundredth of the run,
 the last one printed, and after half a minute without one; those of 10 s or more all are. With --log-every N the multiples
 of N are printed, everywhere and in main.log, and no others. The first and the last step always are. If the screen goes
 away (| head), a run with files continues without it. A quiet run prints only results: of tasks, updates that were not
-made, why it stopped, and the summary.
+made, warnings, why it stopped, and the summary.
 
 defines: RunLog, LogStart, LogSettings, LogPrint, LogIdentity, log_open, log_close, log_config, log_data_wait,
-         log_peak, log_sensors, log_train, log_progress, LogVal, log_val, log_task, log_sample, log_save, log_note, log_resumed, log_skip,
+         log_peak, log_sensors, log_train, log_progress, LogVal, log_val, log_task, log_sample, log_save, log_note, log_warning, log_resumed, log_skip,
          log_rollback, log_stop, LogSummary, log_summary, log_sync, log_tok_per_s, log_peak_mib, LogBin,
          log_duration
 */
@@ -97,6 +98,7 @@ typedef enum {
     LOG_TASK_,
     LOG_SAMPLE_,
     LOG_SAVE_,
+    LOG_WARNING_,
     LOG_KINDS_
 } LogKind_; // of lines between two updates
 
@@ -217,6 +219,9 @@ void log_save(RunLog* log, int64_t step, const char* path);
 // Prints a note on the screen only.
 void log_note(RunLog* log, const char* text);
 
+// Something is wrong with the run after update number `step`.
+void log_warning(RunLog* log, int64_t step, const char* text);
+
 // The run continues from this checkpoint of its own. Logs it again if its line was cut off, because it came
 // after the next update.
 void log_resumed(RunLog* log, const char* path);
@@ -333,7 +338,7 @@ static int log_recall_(const LogBin* bins, CurvePoint* points) {
 
 // The kind of a line between two updates, or LOG_KINDS_.
 static LogKind_ log_kind_(const char* kind) {
-    static const char* const kinds[LOG_KINDS_] = {"val", "task", "sample", "save"};
+    static const char* const kinds[LOG_KINDS_] = {"val", "task", "sample", "save", "warning"};
     int i = 0;
     while (i < LOG_KINDS_ && strcmp(kind, kinds[i]) != 0) {
         i++;
@@ -936,6 +941,19 @@ void log_note(RunLog* log, const char* text) {
     text_wrap_lines(log_details_(log), text);
     fputc('\n', log_details_(log));
     log_flush_screen_(log);
+}
+
+void log_warning(RunLog* log, int64_t step, const char* text) {
+    log_end_line_(log);
+    fprintf(log->screen.file, "warning: step %lld: ", (long long)step);
+    text_wrap_lines(log->screen.file, text);
+    fputc('\n', log->screen.file);
+    log_flush_screen_(log);
+    if (!log_is_repeated_(log, LOG_WARNING_, step)) {
+        log_begin_(log, "warning", step);
+        log_string_(log, "text", text, strlen(text));
+        log_end_(log);
+    }
 }
 
 void log_resumed(RunLog* log, const char* path) {

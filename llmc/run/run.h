@@ -545,6 +545,7 @@ static void run_evaluate_and_sample_(Run_* run) {
         state->val_loss = val.loss;
         validations_add(&state->validations, state->step, val.loss);
         log_val(&run->log, state->step, &val);
+        session_judge_validation(&run->session, &run->log, state, run->cfg.V);
     }
     if (session_tasks_are_due(&run->session, state) && !run_tasks_(run)) {
         return;

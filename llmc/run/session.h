@@ -17,7 +17,7 @@ Without --out nothing is saved; the signal ends the program, after a line that s
 
 defines: Session, SESSION_SAVE, SESSION_STOP, SESSION_SAVE_BY_CLOCK, SESSION_SAVE_BEST, session_saves, session_open, session_begin, session_close,
          session_validation_is_due, session_tasks_are_due, session_samples_are_due, session_last_step, session_next, session_report, session_is_unsaved,
-         session_wait, session_stopped, session_ended_early, session_diverged, session_roll_back
+         session_wait, session_stopped, session_ended_early, session_judge_validation, session_diverged, session_roll_back
 */
 #ifndef LLMC_SESSION_H
 #define LLMC_SESSION_H
@@ -54,6 +54,7 @@ typedef struct {
     double saved_s;        // when the last save began, or the session
     int64_t rollback_step; // the last step rolled back to,
     int tries;             // and how often
+    int has_warned;        // that the run has diverged by its validation loss
 } Session;
 
 // `start_s` is when the program started (CLOCK_MONOTONIC). The rest is as for checkpoints_open. Does not change
@@ -100,6 +101,10 @@ void session_stopped(const Session* s, RunLog* log, const RunState* run, int sig
 
 // At the last step: if it is not number --steps, logs why.
 void session_ended_early(const Session* s, RunLog* log, const RunState* run);
+
+// After a validation: if the run has diverged by it, warns once in a session, or ends the program with --on-divergence stop
+// after the save under way. V is the size of the vocabulary.
+void session_judge_validation(Session* s, RunLog* log, const RunState* run, int V);
 
 // After an update that was skipped or made: whether to roll back, and the reason. Ends the program if the run
 // has diverged and must not roll back, after the save under way.
@@ -344,6 +349,23 @@ void session_ended_early(const Session* s, RunLog* log, const RunState* run) {
     snprintf(option, sizeof(option), "--patience %d", s->options->patience);
     log_stop(log, run->step, option, text);
     free(text);
+}
+
+void session_judge_validation(Session* s, RunLog* log, const RunState* run, int V) {
+    const char* advice = "try a lower --lr, or --on-divergence rollback --max-loss-rise 1";
+    char reason[256], text[512];
+    if (!validations_diverged(&run->validations, run->val_loss, V, reason)) {
+        return;
+    }
+    if (s->options->on_divergence == DIVERGENCE_STOP) {
+        session_wait(s, log);
+        CHECK(0, "step %lld: the run has diverged: %s; %s", (long long)run->step, reason, advice);
+    }
+    if (!s->has_warned) {
+        snprintf(text, sizeof(text), "the run has diverged: %s; %s", reason, advice);
+        log_warning(log, run->step, text);
+    }
+    s->has_warned = 1;
 }
 
 int session_diverged(Session* s, RunLog* log, const RunState* run, char reason[256]) {

@@ -118,3 +118,32 @@ defect_epochs_are_not_told() {
     good "an update that is more" "${run[@]}" --total-batch 16384
     check "is told: $(grep '^data:' stdout)" grep -qE '^data: .*; 1\.9[0-9]* epochs' stdout
 }
+
+# --lr 9 ended with a validation loss of 212, status 0, and not a word.
+defect_divergence_of_validation_is_silent() {
+    local run=(--layers 1 --channels 16 --heads 2 --seq-len 16 --batch 2 --lr 9 --steps 30 --eval-every 5 --samples 0)
+    good "a learning rate that is far too high" "${run[@]}"
+    check "is told" grep -q '^warning: step [0-9]*: the run has diverged: the validation loss is' stdout
+    bad 1 "the run has diverged: the validation loss is" "${run[@]}" --on-divergence stop
+}
+
+# The model that overfits was the only one that stayed.
+defect_best_checkpoint_is_deleted() {
+    { head -c 800 /dev/zero | tr '\0' b; head -c 4000 /dev/zero | tr '\0' a; } >turn.txt
+    head -c 300 /dev/zero | tr '\0' b >turned.txt
+    good "a run whose validation loss rises" --layers 1 --channels 16 --heads 2 --seq-len 16 --batch 2 --samples 0 --train-data turn.txt \
+        --val-data turned.txt --shuffle off --lr 0.01 --steps 1000 --eval-every 5 --patience 3 --keep 1 --keep-best on --out o
+    local best
+    best=$(printf 'o/step_%08d' "$(values summary best_step o/log.jsonl)")
+    check "ended early: $(values summary steps o/log.jsonl)" [ "$(values summary steps o/log.jsonl)" -lt 200 ]
+    good "its best checkpoint, $best," --model "$best" --steps 0 --train-data turn.txt --val-data turned.txt
+}
+
+# A full disk kept the half of a checkpoint.
+defect_half_a_checkpoint_is_left() {
+    good "a run" "${small[@]}" --steps 2 --out fills
+    (ulimit -f 8 && train "${small[@]}" --steps 4 --out fills --resume on && exit "$status")
+    status=$?
+    check_error "a disk that fills" 1 "fills/step_00000004|File too large"
+    check "nothing unfinished is left: $(cd fills && echo *)" [ -z "$(compgen -G 'fills/*.part')" ]
+}
