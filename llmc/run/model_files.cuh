@@ -117,7 +117,7 @@ static inline void model_files_export(const Transfer* t, int rank, const Options
     const ZeroPlan* zero = &t->zero->plan;
     const int is_first = rank == 0;
     ModelExport files;
-    if (!export_is_wanted(options)) {
+    if (!options_exports(options)) {
         return;
     }
     float* group = is_first
