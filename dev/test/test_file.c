@@ -105,6 +105,26 @@ static void test_special_files(void) {
     EXPECT(file_open_regular(test_path("nowhere"), error) < 0 && strstr(error, "No such file"), "%s", error);
 }
 
+// Whatever git-lfs has not fetched is named as such, and a text about git-lfs is a text.
+static void test_pointers(void) {
+    static const char pointer[] =
+        "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 548118077\n";
+    char error[ERROR_BYTES];
+    const char* path = test_path("model.safetensors");
+    file_write_text(path, pointer, strlen(pointer));
+    EXPECT(file_open_regular(path, error) < 0 && strstr(error, "a pointer of git-lfs") &&
+               strstr(error, "git lfs pull") && strstr(error, "model.safetensors: "),
+           "%s", error);
+    file_write_text(path, pointer + 1, strlen(pointer + 1));
+    int fd = file_open_regular(path, error);
+    EXPECT(fd >= 0 && close(fd) == 0, "%s", error);
+    char longer[2048];
+    snprintf(longer, sizeof(longer), "%s%1900s", pointer, "");
+    file_write_text(path, longer, strlen(longer));
+    fd = file_open_regular(path, error);
+    EXPECT(fd >= 0 && close(fd) == 0, "%s", error);
+}
+
 // Any byte of a small file counts, also at its end; of a large one those at both ends. The name does not.
 static void test_fingerprint(void) {
     enum { SMALL = 700001 };
@@ -189,6 +209,7 @@ int main(void) {
     test_left_over();
     test_end();
     test_special_files();
+    test_pointers();
     test_fingerprint();
     test_no_size();
     test_lock();

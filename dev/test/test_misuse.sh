@@ -25,6 +25,36 @@ for i in {1..400}; do echo "$i bottles of beer on the wall, $i bottles of beer."
 lines() { wc -l <"$1"; }
 numbers() { values train loss "$1/log.jsonl" && values val loss "$1/log.jsonl"; }
 
+# ---- files that git-lfs has not fetched ----
+
+pointer() { printf 'version https://git-lfs.github.com/spec/v1\noid sha256:%064d\nsize 548118077\n' 7 >"$1"; }
+
+test_pointers() {
+    local file words="a pointer of git-lfs, wanted the file itself; \`git lfs pull\` fetches it"
+    for file in p.txt p.jsonl p.txt.gz p.bin p.parquet; do
+        pointer "$file"
+        bad 1 "$file: $words" "${brief[@]}" --steps 1 --train-data "$file"
+    done
+    bad 1 "p.txt: $words" "${brief[@]}" --steps 1 --train-data text.txt --val-data p.txt
+    for file in tokenizer.json merges.txt gpt2.tiktoken p.bin; do
+        mkdir -p lfs
+        pointer "lfs/$file"
+        bad 1 "lfs/$file: $words" "${brief[@]}" "${text[@]}" --steps 1 --tokenizer "lfs/$file"
+    done
+    bad 1 "p.bin: $words" --model p.bin --steps 1
+    good "a model" "${brief[@]}" "${text[@]}" --tokenizer merges.txt --steps 1 --out fetched
+    for file in model.safetensors config.json; do
+        cp -r fetched/step_00000001 "lfs_$file"
+        pointer "lfs_$file/$file"
+        bad 1 "lfs_$file/$file: $words" "${text[@]}" --model "lfs_$file" --steps 1
+    done
+    pointer choices.jsonl
+    bad 1 "choices.jsonl: $words" --model fetched --steps 0 --tasks choices.jsonl
+    bad 1 "p.txt: $words" --model fetched --steps 0 --perplexity p.txt
+    pointer prompts.jsonl
+    bad 1 "prompts.jsonl: $words" --model fetched --prompts prompts.jsonl
+}
+
 # ---- two at a time ----
 
 # Two starts with the same new directory: the second is refused before it writes anything.
@@ -546,6 +576,7 @@ test_fifos() {
     check_error "log.jsonl" 1 "log.jsonl: not a regular file"
 }
 
+test_pointers
 test_two_starts
 test_links
 test_logs

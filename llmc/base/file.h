@@ -12,7 +12,7 @@ do anything.
 
 defines: file_join, FileWriter, file_open, file_put, file_seek, file_commit, file_discard, file_directory_of, file_name_in,
          file_exists, file_is_directory,
-         file_sync_directory, file_make_directory, file_write_text, file_try_write_text, file_open_regular,
+         file_sync_directory, file_make_directory, file_write_text, file_try_write_text, file_is_fetched, file_open_regular,
          file_try_read, file_read_line, FileLock, file_try_lock, file_remove_at_exit, file_checksum, file_fingerprint, file_remove_parts, file_open_standard, file_flush_standard,
          FILE_PART, file_path, file_ends_in, file_fail, file_is_part
 */
@@ -88,7 +88,11 @@ void file_write_text(const char* path, const char* text, size_t bytes);
 // written.
 int file_try_write_text(const char* path, const char* text, size_t bytes, char* error);
 
-// Opens a regular file to read it. Returns a descriptor, or -1 with the reason in `error`.
+// Whether an open file is itself, and not the pointer of a few lines that git leaves in its place until git-lfs fetches it.
+// Returns 0 with the reason in `error` if it is only the pointer.
+int file_is_fetched(int fd, const char* path, char* error);
+
+// Opens a regular file that is fetched to read it. Returns a descriptor, or -1 with the reason in `error`.
 int file_open_regular(const char* path, char* error);
 
 // Sets *text to what the file holds and a zero, *bytes to its length; the caller frees it. Returns 0 with the
@@ -390,6 +394,16 @@ int file_try_write_text(const char* path, const char* text, size_t bytes, char* 
     return 1;
 }
 
+// The format: https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md
+int file_is_fetched(int fd, const char* path, char* error) {
+    static const char first[] = "version https://git-lfs.github.com/spec/";
+    char start[1024]; // more than a pointer has
+    const ssize_t bytes = pread(fd, start, sizeof(start), 0);
+    return bytes < (ssize_t)strlen(first) || bytes == (ssize_t)sizeof(start) ||
+           memcmp(start, first, strlen(first)) != 0 ||
+           error_set(error, path, "a pointer of git-lfs, wanted the file itself; `git lfs pull` fetches it");
+}
+
 int file_open_regular(const char* path, char* error) {
     struct stat info;
     const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); // or opening a FIFO waits for its writer
@@ -397,7 +411,7 @@ int file_open_regular(const char* path, char* error) {
         error_set(error, path, "cannot read: %s", strerror(errno));
     } else if (!S_ISREG(info.st_mode)) {
         error_set(error, path, S_ISDIR(info.st_mode) ? "a directory, wanted a file" : "not a regular file");
-    } else {
+    } else if (file_is_fetched(fd, path, error)) {
         return fd;
     }
     if (fd >= 0) {

@@ -311,10 +311,11 @@ int packed_open(PackedFile* file, const char* path, char* error) {
         }
         return 0;
     }
-    const int ok = S_ISDIR(info.st_mode)       ? error_set(error, path, "a directory, wanted a file")
-                   : file->kind == PACKED_GZIP ? packed_open_gzip_(file)
-                   : file->kind == PACKED_ZSTD ? packed_open_zstd_(file)
-                                               : 1;
+    const int ok = S_ISDIR(info.st_mode) ? error_set(error, path, "a directory, wanted a file")
+                   : !file_is_fetched(file->fd, path, error) ? 0
+                   : file->kind == PACKED_GZIP               ? packed_open_gzip_(file)
+                   : file->kind == PACKED_ZSTD               ? packed_open_zstd_(file)
+                                                             : 1;
     if (!ok) {
         close(file->fd);
     } else if (file->kind != PACKED_NOT) {

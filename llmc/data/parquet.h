@@ -160,6 +160,8 @@ int parquet_next(Parquet* p, const char** text, size_t* bytes);
 #include <sys/types.h>
 #include <unistd.h>
 
+#include "llmc/base/file.h"
+
 #ifdef HAVE_ZLIB
 #include <zlib.h>
 #endif
@@ -700,7 +702,7 @@ static int parquet_open_file_(Parquet* p) {
         return error_set(p->error, p->path, "not a regular file");
     }
     p->bytes = (uint64_t)info.st_size;
-    return 1;
+    return file_is_fetched(p->fd, p->path, p->error);
 }
 
 static int parquet_parse_(Parquet* p) {

@@ -319,7 +319,7 @@ static int tokens_map_(void** map, size_t* bytes, const char* path, char* error)
     if (fd < 0) {
         return error_set(error, path, "cannot open the data: %s", strerror(errno));
     }
-    *map = mapped_file(fd, (size_t)info.st_size, path, error);
+    *map = file_is_fetched(fd, path, error) ? mapped_file(fd, (size_t)info.st_size, path, error) : NULL;
     *bytes = (size_t)info.st_size;
     close(fd); // the mapping stays
     return *map != NULL;

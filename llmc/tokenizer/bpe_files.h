@@ -126,6 +126,7 @@ typedef struct {
 } BpeFile_;
 
 static BpeFile_ bpe_read_(const char* path) {
+    char error[ERROR_BYTES];
     struct stat info;
     const char* name = strrchr(path, '/') ? strrchr(path, '/') + 1 : path;
     const char* hint = strncmp(name, "gpt2", 4) == 0
@@ -138,6 +139,7 @@ static BpeFile_ bpe_read_(const char* path) {
           (long long)info.st_size, INT_MAX);
     FILE* stream = fopen(path, "rb");
     CHECK(stream, "%s: cannot open the tokenizer: %s", path, strerror(errno));
+    CHECK(file_is_fetched(fileno(stream), path, error), "%s", error);
     const BpeFile_ file = {path, (unsigned char*)check_alloc((size_t)info.st_size, 1, path),
                            (size_t)info.st_size};
     const size_t got = fread(file.data, 1, file.bytes, stream);
