@@ -316,9 +316,6 @@ static float setup_beta2_(int64_t total_batch) {
 
 // The intervals: after the number of steps is known.
 static void setup_times_(Options* options) {
-    if (options->save_every == OPTION_AUTO && !options->out[0]) {
-        options->save_every = 0;
-    }
     if (options->warmup == OPTION_AUTO) {
         options->warmup = (int)(options->steps / 20 < 2000 ? options->steps / 20 : 2000);
     }
@@ -411,7 +408,7 @@ void setup_training(Options* options, int has_weights) {
         die_usage("--%s needs validations; wanted --eval-every 1 or more, or auto",
                   options->patience > 0 ? "patience" : "keep-best on");
     }
-    if (options->on_divergence == DIVERGENCE_ROLLBACK && !options->save_every) {
+    if (options->on_divergence == DIVERGENCE_ROLLBACK && (!options->out[0] || !options->save_every)) {
         die_usage("--on-divergence rollback needs checkpoints: --out and --save-every");
     }
     if (options->tensorboard && !options->out[0]) {
