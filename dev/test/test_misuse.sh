@@ -55,6 +55,26 @@ test_pointers() {
     bad 1 "prompts.jsonl: $words" --model fetched --prompts prompts.jsonl
 }
 
+# ---- names of others ----
+
+# Whatever ends a line or moves on a terminal is a question mark there; the command that is repeated can be pasted.
+test_names() {
+    local escape=$'x\e[31m'
+    cp text.txt "$escape.txt"
+    good "data with an escape in its name" "${brief[@]}" --train-data "$escape.txt" --tokenizer merges.txt --steps 1 --out names
+    check "none on the screen" [ "$(grep -c $'\e' stdout)" = 0 ]
+    check "a command to paste" grep -qF -- "--train-data \$'x\033[31m.txt'" stdout
+    good "resumed" --out names --resume on --steps 2
+    check "none of state.json" [ "$(grep -c $'\e' stdout)" = 0 ]
+    good "a task" --model names --steps 0 --perplexity "$escape.txt"
+    check "has its name" grep -qF '| x?[31m.txt | loss' stdout
+    check "without the escape" [ "$(grep -c $'\e' stdout)" = 0 ]
+    bad 1 "x?[31m.jsonl: " "${brief[@]}" --steps 1 --train-data "$escape.jsonl"
+    check "an error has none" [ "$(grep -c $'\e' stderr)" = 0 ]
+    good "verified" --train-data "$escape.txt" --verify-data
+    check "none in the list" [ "$(grep -c $'\e' stdout)" = 0 ]
+}
+
 # ---- two at a time ----
 
 # Two starts with the same new directory: the second is refused before it writes anything.
@@ -577,6 +597,7 @@ test_fifos() {
 }
 
 test_pointers
+test_names
 test_two_starts
 test_links
 test_logs

@@ -382,7 +382,7 @@ static void shell_args(Args* args, const char* command) {
     CHECK(script, "no script");
     fprintf(script, "%s%s\n", text, command);
     fclose(script);
-    snprintf(line, sizeof(line), "sh %s", test_path("script"));
+    snprintf(line, sizeof(line), "bash %s", test_path("script")); // knows $'..'
     FILE* shell = popen(line, "r");
     CHECK(shell, "no shell");
     const size_t used = fread(args->text, 1, sizeof(args->text) - 1, shell);
@@ -442,7 +442,7 @@ static Options shell_parsed(const char* command) {
 // A random legal value for a row, as text; strings are made of one letter that a shell might stumble on and
 // of harmless ones.
 static void random_value(Rand* rng, const OptionRow* row, char text[OPTION_TEXT_BYTES]) {
-    static const char alphabet[] = " -='\"\\$`*?#~!&;|<>(){}[]%^@:,./\t\xC3\xA9\x80";
+    static const char alphabet[] = " -='\"\\$`*?#~!&;|<>(){}[]%^@:,./\t\033\xC3\xA9\x80";
     const double u = rand_uniform(rng), value = row->min + (row->max - row->min) * u * u * u * u * u * u;
     const char letter = alphabet[rand_below(rng, sizeof(alphabet) - 1)];
     size_t length = 1 + rand_below(rng, 7); // nothing is no path
@@ -512,6 +512,10 @@ static void test_banner(void) {
                   "'./a b' --tokenizer=-x --batch 8 --lr 0.0006 --warmup 700 --prompt 'it'\\''s\nhere'\n") ==
                0,
            "%s", banner);
+    free(banner);
+    options = parsed("--text-field|it's\033[31m\\");
+    banner = banner_of(&options, "prog");
+    EXPECT(strcmp(banner, "prog --text-field $'it\\'s\\033[31m\\\\'\n") == 0, "%s", banner);
     free(banner);
     options = parsed("");
     banner = banner_of(&options, "prog");

@@ -1,6 +1,8 @@
 // test_printable.c -- what reaches a screen of names and words that others chose.
 #include "llmc/base/printable.h"
 
+#include "llmc/base/check.h"
+
 #include "dev/test/test.h"
 
 static void expect(const char* text, const char* wanted) {
@@ -12,7 +14,22 @@ static void expect(const char* text, const char* wanted) {
            small);
 }
 
+// A line of a screen, and what a reader says of a file.
+static void test_lines(void) {
+    char* text = NULL;
+    char error[ERROR_BYTES];
+    size_t bytes;
+    FILE* file = open_memstream(&text, &bytes);
+    printable_line(file, "%s: %d", "a\x1b[31m\nb", 7);
+    fclose(file);
+    EXPECT(strcmp(text, "a?[31m?b: 7\n") == 0, "%s", text);
+    free(text);
+    error_set(error, "x\x1b.bin", "tensor %s", "\x9b");
+    EXPECT(strcmp(error, "x?.bin: tensor ?") == 0, "%s", error);
+}
+
 int main(void) {
+    test_lines();
     expect("", "");
     expect("node-07.example, pid 12", "node-07.example, pid 12");
     expect("Zürich 東京 🚀", "Zürich 東京 🚀");

@@ -15,6 +15,7 @@ defines: BYTE_ORDER_MARK_BYTES, byte_order_mark, byte_order_mark_note
 #include <string.h>
 
 #include "llmc/base/check.h"
+#include "llmc/base/printable.h"
 
 enum { BYTE_ORDER_MARK_BYTES = 4 }; // first bytes of a text that tell, at most
 
@@ -42,7 +43,7 @@ static inline int byte_order_mark(const char* path, const char* text, size_t byt
 }
 
 static inline void byte_order_mark_note(const char* path) {
-    fprintf(stderr, "note: %s starts with a byte-order mark, which is skipped\n", path);
+    printable_line(stderr, "note: %s starts with a byte-order mark, which is skipped", path);
 }
 
 #endif

@@ -30,6 +30,8 @@ defines: CHECK, CHECK_CALL, CHECK_HUGE_PAGE, error_set, ERROR_BYTES, check_alloc
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "llmc/base/printable.h"
+
 #define EXIT_USAGE 2
 #define EXIT_INTERRUPTED 75
 
@@ -79,6 +81,7 @@ check_end_all_(int status, const char* place, const char* format, va_list args) 
     char message[ROOM + PLACE] = "error: ";
     const int begin = (int)strlen(message);
     vsnprintf(message + begin, (size_t)(ROOM - begin), format, args);
+    printable(message + begin);
     const size_t end = strlen(message);
     snprintf(message + end, PLACE, "%s%.400s\n", place ? "\n    at " : "", place ? place : "");
     check_end.function(check_end.context, status, message);
@@ -94,7 +97,7 @@ check_die_(int status, const char* place, const char* format, va_list args) {
         check_end_all_(status, place, format, args);
     }
     fputs("error: ", stderr);
-    vfprintf(stderr, format, args);
+    printable_vprint(stderr, format, args);
     fprintf(stderr, "%s%s\n", place ? "\n    at " : "", place ? place : "");
     if (!check_is_main_thread()) {
         fflush(NULL);
@@ -130,7 +133,7 @@ CHECK_DIES_(1) static void die_usage(const char* format, ...) {
     } while (0)
 
 // For readers that return 0 and leave the message to the caller, who may be able to continue: sets `error`,
-// of ERROR_BYTES, to "path: message" and returns 0.
+// of ERROR_BYTES, to "path: message", which a screen can show, and returns 0.
 #define ERROR_BYTES (PATH_MAX + 2048)
 __attribute__((format(printf, 3, 4), unused)) static int error_set(char* error, const char* path,
                                                                    const char* format, ...) {
@@ -139,6 +142,7 @@ __attribute__((format(printf, 3, 4), unused)) static int error_set(char* error, 
     va_start(args, format);
     vsnprintf(error + n, ERROR_BYTES - (size_t)n, format, args);
     va_end(args);
+    printable(error);
     return 0;
 }
 

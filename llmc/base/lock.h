@@ -171,8 +171,8 @@ Lock* lock_take(const LockPlace* place) {
         nanosleep(&pause, NULL);
     }
     if (!is_asked) {
-        fprintf(stderr, "note: %s: the file system has no locks, so whoever creates %s has it\n",
-                place->place, place->path);
+        printable_line(stderr, "note: %s: the file system has no locks, so whoever creates %s has it",
+                       place->place, place->path);
     }
     return lock;
 }

@@ -59,6 +59,7 @@ void mapped_refuse(const void* where);
 #include <unistd.h>
 
 #include "llmc/base/check.h"
+#include "llmc/base/printable.h"
 
 // Fills memory from a file. Returns 0 with the error if the file has fewer bytes.
 static int mapped_fill_(char* memory, int fd, size_t bytes, const char* path, char* error) {
@@ -86,8 +87,9 @@ static void* mapped_copy_(int fd, size_t bytes, const char* path, char* error) {
                   reason, bytes);
         return NULL;
     }
-    fprintf(stderr, "note: %s: its file system cannot map files (mmap: %s): read into memory, %.0f MiB\n",
-            path, reason, (double)bytes / (1 << 20));
+    printable_line(stderr,
+                   "note: %s: its file system cannot map files (mmap: %s): read into memory, %.0f MiB", path,
+                   reason, (double)bytes / (1 << 20));
     if (!mapped_fill_((char*)memory, fd, bytes, path, error)) {
         munmap(memory, bytes);
         return NULL;

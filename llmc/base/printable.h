@@ -4,12 +4,14 @@ printable.h -- names and words of others on a screen, without what could reprogr
 Not printable are bytes that are no UTF-8, which some terminals take for themselves, and control characters: those of ASCII,
 and U+0080 to U+009F, one of which is ESC [ to a terminal.
 
-defines: printable_length, printable, printable_copy
+defines: printable_length, printable, printable_copy, printable_vprint, printable_line
 */
 #ifndef LLMC_PRINTABLE_H
 #define LLMC_PRINTABLE_H
 
+#include <stdarg.h>
 #include <stddef.h>
+#include <stdio.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -25,13 +27,19 @@ char* printable(char* text);
 // The same for a copy, which is cut where its room of at least one byte ends. Returns the copy.
 char* printable_copy(char* copy, size_t room, const char* text);
 
+// Prints as vfprintf would, without what is not printable.
+void printable_vprint(FILE* file, const char* format, va_list args) __attribute__((format(printf, 2, 0)));
+
+// The same, and ends the line.
+void printable_line(FILE* file, const char* format, ...) __attribute__((format(printf, 2, 3)));
+
 #ifdef __cplusplus
 }
 #endif
 
 #ifdef PRINTABLE_IMPLEMENTATION
 
-#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "llmc/base/json.h"
@@ -60,6 +68,28 @@ char* printable(char* text) {
 char* printable_copy(char* copy, size_t room, const char* text) {
     snprintf(copy, room, "%s", text);
     return printable(copy);
+}
+
+void printable_vprint(FILE* file, const char* format, va_list args) {
+    char cut[256]; // where there is no memory for more
+    char* text = NULL;
+    va_list again;
+    va_copy(again, args);
+    if (vasprintf(&text, format, args) < 0) {
+        text = NULL;
+        vsnprintf(cut, sizeof(cut), format, again);
+    }
+    va_end(again);
+    fputs(printable(text ? text : cut), file);
+    free(text);
+}
+
+void printable_line(FILE* file, const char* format, ...) {
+    va_list args;
+    va_start(args, format);
+    printable_vprint(file, format, args);
+    va_end(args);
+    fputc('\n', file);
 }
 
 #endif // PRINTABLE_IMPLEMENTATION

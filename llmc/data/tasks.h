@@ -87,7 +87,7 @@ typedef struct {
 
 // ---- making a task: documents are added, then examples made of them, then rows ----
 
-// A task without documents, for rows of T places. The name is copied.
+// A task without documents, for rows of T places. The name is copied as a screen can show it.
 void task_open(Task* task, const char* name, TaskKind kind, int T);
 
 void task_close(Task* task);
@@ -142,6 +142,7 @@ uint64_t task_fingerprint(const Task* task);
 
 #include "llmc/base/check.h"
 #include "llmc/base/json.h"
+#include "llmc/base/printable.h"
 #include "llmc/base/xxh64.h"
 
 // ---- making a task ----
@@ -150,6 +151,7 @@ void task_open(Task* task, const char* name, TaskKind kind, int T) {
     memset(task, 0, sizeof(*task));
     task->name = strdup(name);
     CHECK(task->name, "%s: no memory", name);
+    printable(task->name);
     task->kind = kind;
     task->T = T;
 }

@@ -107,6 +107,7 @@ int text_data_verify(FILE* out, const char* list, TokensFormat format, int vocab
 #include "llmc/base/json.h"
 #include "llmc/base/limits.h"
 #include "llmc/base/mapped.h"
+#include "llmc/base/printable.h"
 #include "llmc/base/signals.h"
 #include "llmc/base/text_buffer.h"
 #include "llmc/base/words.h"
@@ -161,10 +162,10 @@ void text_data_make_temporary(char path[PATH_MAX]) {
 // ---- separators ----
 
 static void text_data_say_mark_(FILE* screen, const char* path) {
-    fprintf(screen,
-            "warning: %s contains " BPE_EOT_TEXT
-            ", read as plain text; if they separate documents, use --separator '" BPE_EOT_TEXT "'\n",
-            path);
+    printable_line(screen,
+                   "warning: %s contains " BPE_EOT_TEXT
+                   ", read as plain text; if they separate documents, use --separator '" BPE_EOT_TEXT "'",
+                   path);
     fflush(screen);
 }
 
@@ -234,9 +235,9 @@ static void text_data_print_progress_(TextReading_* reading, const TokenBlock* b
     }
     if (now_s - reading->shown_s >= 5) {
         reading->shown_s = now_s;
-        fprintf(reading->text->screen, "%s: %.0f of %.0f MB read, %.1f MB/s of text\n", reading->name,
-                1e-6 * (double)text->read_bytes, 1e-6 * (double)reading->source.total_bytes,
-                1e-6 * (double)reading->text_bytes / (now_s - reading->start_s));
+        printable_line(reading->text->screen, "%s: %.0f of %.0f MB read, %.1f MB/s of text", reading->name,
+                       1e-6 * (double)text->read_bytes, 1e-6 * (double)reading->source.total_bytes,
+                       1e-6 * (double)reading->text_bytes / (now_s - reading->start_s));
         fflush(reading->text->screen);
     }
 }
@@ -382,7 +383,7 @@ static int text_data_is_kept_(const TextData* text, const char* name, const char
         tokens_progress(&progress, kept.shards[i].bytes, path);
         ok = text_data_check_shard_(path, kept.shards[i].bytes, kept.shards[i].sum, error);
         if (!ok) {
-            fprintf(text->screen, "%s; %s is encoded again\n", error, name);
+            printable_line(text->screen, "%s; %s is encoded again", error, name);
         }
     }
     text_data_free_kept_(&kept);
@@ -464,9 +465,9 @@ static void text_data_finish_(TextReading_* reading, const char* json) {
     fputs("]}\n", file.file);
     file_commit(&file);
     const double spent_s = time_now_s() - reading->start_s;
-    fprintf(screen, "%s: %llu tokens of %.1f MB of text in %.1f s (%.1f MB/s)\n", reading->name,
-            (unsigned long long)shards->tokens, 1e-6 * (double)reading->text_bytes, spent_s,
-            1e-6 * (double)reading->text_bytes / spent_s);
+    printable_line(screen, "%s: %llu tokens of %.1f MB of text in %.1f s (%.1f MB/s)", reading->name,
+                   (unsigned long long)shards->tokens, 1e-6 * (double)reading->text_bytes, spent_s,
+                   1e-6 * (double)reading->text_bytes / spent_s);
     fflush(screen);
 }
 
@@ -501,7 +502,7 @@ static int text_data_encode_(const TextData* text, const char* name, char* prefi
     shard_writer_open(&reading.shards, prefix, text->bpe->vocab_size, TEXT_DATA_SHARD_TOKENS_, 0);
     const int is_kept = text_data_is_kept_(text, name, json, &reading.shards);
     if (is_kept) {
-        fprintf(text->screen, "%s: reusing tokens from an earlier run, %s_train_*.bin\n", name, prefix);
+        printable_line(text->screen, "%s: reusing tokens from an earlier run, %s_train_*.bin", name, prefix);
     } else if (text->mode == TEXT_DATA_ENCODE) {
         CHECK(text_source_check(&reading.source), "%s", reading.source.error);
         text_data_write_(&reading, json);
@@ -580,8 +581,8 @@ void text_data_train(Bpe* bpe, const TextData* text, const char* list, int vocab
     }
     bpe_trainer_run(&trainer, vocab_size, text_data_merge_, &merging, bpe);
     bpe_trainer_close(&trainer);
-    fprintf(text->screen, "%s: trained a vocabulary of %d tokens on %.1f MB of text in %.1f s\n", list,
-            vocab_size, 1e-6 * (double)bytes, time_now_s() - start_s);
+    printable_line(text->screen, "%s: trained a vocabulary of %d tokens on %.1f MB of text in %.1f s", list,
+                   vocab_size, 1e-6 * (double)bytes, time_now_s() - start_s);
     fflush(text->screen);
     free(sources.text);
 }
@@ -641,8 +642,8 @@ static int text_data_verify_file_(FILE* out, const char* path, const TextOptions
         fprintf(out, "BAD  %s\n", error);
         return 0;
     }
-    fprintf(out, "ok   %s: %zu document%s, %zu bytes of text, %s\n", path, documents, words_s(documents),
-            bytes, checksum);
+    printable_line(out, "ok   %s: %zu document%s, %zu bytes of text, %s", path, documents, words_s(documents),
+                   bytes, checksum);
     return 1;
 }
 

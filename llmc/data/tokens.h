@@ -179,6 +179,7 @@ int tokens_verify_file(FILE* out, const char* path, TokensFormat format, int voc
 #include "llmc/base/check.h"
 #include "llmc/base/clock.h"
 #include "llmc/base/file.h"
+#include "llmc/base/printable.h"
 #include "llmc/base/signals.h"
 #include "llmc/base/xxh64.h"
 #include "llmc/tokenizer/tokenizer.h"
@@ -563,7 +564,7 @@ void tokens_progress(TokensProgress* progress, size_t bytes, const char* name) {
         progress->shown_s = now_s;
     } else if (now_s - progress->shown_s > 2) {
         progress->shown_s = now_s;
-        printf("checking the data: %.1f GB, now %s\n", progress->gigabytes, name);
+        printable_line(stdout, "checking the data: %.1f GB, now %s", progress->gigabytes, name);
         fflush(stdout);
     }
 }
@@ -913,11 +914,11 @@ int tokens_verify_file(FILE* out, const char* path, TokensFormat format, int voc
                    tokens_verify_checksum(path, &checksum, error);
     if (ok) {
         const TokenSpan* span = &spans[stream.num_spans - 1];
-        fprintf(out, "ok   %s: %zu %s%s, %s\n", path, span->count,
-                span->width == 1   ? "bytes of text"
-                : span->width == 2 ? "tokens, uint16"
-                                   : "tokens, uint32",
-                span->index ? ", with their index" : "", checksum);
+        printable_line(out, "ok   %s: %zu %s%s, %s", path, span->count,
+                       span->width == 1   ? "bytes of text"
+                       : span->width == 2 ? "tokens, uint16"
+                                          : "tokens, uint32",
+                       span->index ? ", with their index" : "", checksum);
     } else {
         fprintf(out, "BAD  %s\n", error);
     }

@@ -112,6 +112,7 @@ void hf_model_close(HfModel* model);
 #include "llmc/base/check.h"
 #include "llmc/base/file.h"
 #include "llmc/base/json.h"
+#include "llmc/base/printable.h"
 #include "llmc/base/text_buffer.h"
 
 #define HF_NORM_EPSILON_ 1e-5
@@ -665,7 +666,7 @@ static void hf_check_others_(const SafeTensorsSet* set, GPT2Config cfg, const Sa
     CHECK(!unexpected.count, "%s: unexpected tensors: %s (%d; config.json says %d layers)", set->path,
           unexpected.text, unexpected.count, cfg.L);
     if (heads.count) {
-        fprintf(stderr, "note: %s: ignored heads for other tasks: %s\n", set->path, heads.text);
+        printable_line(stderr, "note: %s: ignored heads for other tasks: %s", set->path, heads.text);
     }
 }
 

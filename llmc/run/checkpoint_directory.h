@@ -119,6 +119,7 @@ void checkpoint_share(SavedState* s, char path[PATH_MAX], int* is_found, Comm* c
 #include "llmc/base/check.h"
 #include "llmc/base/clock.h"
 #include "llmc/base/file.h"
+#include "llmc/base/printable.h"
 
 #define CHECKPOINT_OLD_ ".old"
 #define CHECKPOINT_LOCK_ "run.lock"
@@ -420,7 +421,7 @@ void checkpoint_remove_after(const char* out, const SavedState* last) {
         char path[PATH_MAX];
         checkpoint_path(path, out, entries[i].step, "");
         if (entries[i].serial == CHECKPOINT_UNKNOWN_) {
-            fprintf(stderr, "warning: %s: its state.json cannot be read, so it is not removed\n", path);
+            printable_line(stderr, "warning: %s: its state.json cannot be read, so it is not removed", path);
         } else if (entries[i].serial > last->serial && entries[i].run == last->identity) {
             checkpoint_remove_(out, entries[i].step);
         }

@@ -56,6 +56,7 @@ void export_close(ModelExport* files);
 
 #include "llmc/base/check.h"
 #include "llmc/base/file.h"
+#include "llmc/base/printable.h"
 #include "llmc/tokenizer/bpe.h"
 #include "llmc/tokenizer/bpe_files.h"
 #include "llmc/tokenizer/tokenizer.h"
@@ -91,12 +92,12 @@ void export_print(FILE* screen, const Options* options, const RunData* data) {
     char tokenizer[PATH_MAX];
     if (llmc[0] && export_has_tokenizer_(data)) {
         export_tokenizer_name_(tokenizer, llmc);
-        fprintf(screen, "export: %s and %s\n", llmc, tokenizer);
+        printable_line(screen, "export: %s and %s", llmc, tokenizer);
     } else if (llmc[0]) {
-        fprintf(screen, "export: %s\n", llmc);
+        printable_line(screen, "export: %s", llmc);
     }
     if (gguf[0]) {
-        fprintf(screen, "export: %s\n", gguf);
+        printable_line(screen, "export: %s", gguf);
     }
 }
 
@@ -105,7 +106,7 @@ static void export_tokenizer_(const ModelExport* files) {
     char path[PATH_MAX];
     export_tokenizer_name_(path, files->options->export_llmc);
     bpe_write(tokenizer_bpe(&files->data->tokenizer), path);
-    printf("%s: the tokenizer; llm.c's programs expect it as gpt2_tokenizer.bin\n", path);
+    printable_line(stdout, "%s: the tokenizer; llm.c's programs expect it as gpt2_tokenizer.bin", path);
 }
 
 // The tokenizer that a GGUF file can have; NULL: none.
@@ -138,7 +139,7 @@ void export_group(ModelExport* files, const TensorRow* rows, int g, const void* 
 static void export_print_written_(const char* path) {
     struct stat info;
     CHECK(stat(path, &info) == 0, "%s: cannot be read after it was written: %s", path, strerror(errno));
-    printf("wrote %s (%.1f MiB)\n", path, (double)info.st_size / (1 << 20));
+    printable_line(stdout, "wrote %s (%.1f MiB)", path, (double)info.st_size / (1 << 20));
 }
 
 static void export_close_gguf_(ModelExport* files) {
@@ -146,13 +147,14 @@ static void export_close_gguf_(ModelExport* files) {
     gguf_commit(&files->gguf);
     export_print_written_(files->options->export_gguf);
     if (!export_bpe_(data)) {
-        fprintf(stderr, "warning: %s has no tokenizer (%s): llama.cpp cannot read or print text with it\n",
-                files->options->export_gguf,
-                !data->has_tokenizer && !run_data_has_tokens(data)
-                    ? "none is beside the model; --tokenizer names one"
-                : !data->has_tokenizer        ? "the data are only token ids"
-                : data->tokenizer.decode_only ? "no merges make these tokens"
-                                              : "it knows no words");
+        printable_line(stderr,
+                       "warning: %s has no tokenizer (%s): llama.cpp cannot read or print text with it",
+                       files->options->export_gguf,
+                       !data->has_tokenizer && !run_data_has_tokens(data)
+                           ? "none is beside the model; --tokenizer names one"
+                       : !data->has_tokenizer        ? "the data are only token ids"
+                       : data->tokenizer.decode_only ? "no merges make these tokens"
+                                                     : "it knows no words");
     }
 }
 

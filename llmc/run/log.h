@@ -276,6 +276,7 @@ void log_summary(RunLog* log, LogSummary end);
 #include "llmc/base/clock.h"
 #include "llmc/base/file.h"
 #include "llmc/base/json.h"
+#include "llmc/base/printable.h"
 #include "llmc/base/terminal.h"
 #include "llmc/base/text_buffer.h"
 #include "llmc/run/curve.h"
@@ -290,8 +291,8 @@ static void log_flush_screen_(RunLog* log) {
         return;
     }
     CHECK(!log_file_is_none(&log->json), "%s: cannot write: %s", log->screen.path, strerror(errno));
-    fprintf(stderr, "warning: %s: cannot write: %s; the run continues, see %s\n", log->screen.path,
-            strerror(errno), log->json.path);
+    printable_line(stderr, "warning: %s: cannot write: %s; the run continues, see %s", log->screen.path,
+                   strerror(errno), log->json.path);
     log_file_open_none(&log->screen);
     log->is_terminal = 0;
 }
@@ -425,10 +426,11 @@ static off_t log_reread_(RunLog* log, const char* path) {
     }
     free(line);
     if (damaged > 0) {
-        fprintf(stderr,
-                "warning: %s: %zu damaged line%s, the first is line %zu; the run continues without what it "
-                "said\n",
-                path, damaged, damaged > 1 ? "s" : "", first);
+        printable_line(
+            stderr,
+            "warning: %s: %zu damaged line%s, the first is line %zu; the run continues without what it "
+            "said",
+            path, damaged, damaged > 1 ? "s" : "", first);
     }
     if (file) {
         fclose(file);

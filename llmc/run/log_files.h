@@ -78,6 +78,7 @@ void log_file_sync(LogFile* log);
 
 #include "llmc/base/check.h"
 #include "llmc/base/file.h"
+#include "llmc/base/printable.h"
 
 #define LOG_NO_FILE_ "/dev/null"
 
@@ -101,8 +102,8 @@ static void log_file_own_(const char* path, off_t keep) {
     CHECK(file_try_read(path, SIZE_MAX / 2, &text, &bytes, error), "%s", error);
     file_write_text(path, text, (size_t)keep < bytes ? (size_t)keep : bytes);
     free(text);
-    fprintf(stderr, "note: %s was a symbolic link and is a file now; where it led to, nothing has changed\n",
-            path);
+    printable_line(
+        stderr, "note: %s was a symbolic link and is a file now; where it led to, nothing has changed", path);
 }
 
 void log_file_open(LogFile* log, off_t keep) {

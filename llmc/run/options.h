@@ -189,6 +189,7 @@ int options_changed(const Options* options, const char* name);
 #include "llmc/base/check.h"
 #include "llmc/base/file.h"
 #include "llmc/base/json.h"
+#include "llmc/base/printable.h"
 #include "llmc/tokenizer/unicode_tables.h"
 #include "llmc/run/options_config.h"
 #include "llmc/run/options_values.h"
@@ -455,11 +456,39 @@ static void options_read_config_(Options* options) {
 
 // ---- printing ----
 
-// Prints a word as the shell reads it: as it is, or in single quotes.
+// Whether a screen may get all of the text; tabs and ends of lines do no harm, and any shell reads them in quotes.
+static int option_is_printable_(const char* text) {
+    size_t left = strlen(text), length = 1;
+    for (; left > 0 && length > 0; text += length, left -= length) {
+        length = *text == '\t' || *text == '\n' ? 1 : printable_length(text, left);
+    }
+    return length > 0;
+}
+
+// Prints a word with bytes that a screen must not get, as bash, zsh and ksh read it: $'a\033b'.
+static void option_print_escaped_(FILE* file, const char* text) {
+    fputs("$'", file);
+    for (size_t left = strlen(text), length; left > 0; text += length, left -= length) {
+        length = printable_length(text, left);
+        if (length == 0) {
+            fprintf(file, "\\%03o", (unsigned char)*text);
+            length = 1;
+        } else {
+            fprintf(file, "%s%.*s", *text == '\'' || *text == '\\' ? "\\" : "", (int)length, text);
+        }
+    }
+    fputc('\'', file);
+}
+
+// Prints a word as the shell reads it: as it is, in single quotes, or escaped.
 static void option_print_quoted_(FILE* file, const char* text) {
     const char* plain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-./,:+@";
     if (*text && strspn(text, plain) == strlen(text)) {
         fputs(text, file);
+        return;
+    }
+    if (!option_is_printable_(text)) {
+        option_print_escaped_(file, text);
         return;
     }
     fputc('\'', file);

@@ -71,6 +71,7 @@ void resume_close(Resume* r);
 
 #include "llmc/base/check.h"
 #include "llmc/base/file.h"
+#include "llmc/base/printable.h"
 #include "llmc/data/pack.h"
 #include "llmc/run/agree.h"
 #include "llmc/run/checkpoint_directory.h"
@@ -219,7 +220,7 @@ typedef struct {
 // Reports a difference, and remembers it if it makes another run.
 static void resume_difference_(ResumeChanges_* c, const char* name, const char* is, const char* was,
                                int is_other_run) {
-    fprintf(c->file, "resume: %s is %s, was %s\n", name, is, was);
+    printable_line(c->file, "resume: %s is %s, was %s", name, is, was);
     if (is_other_run && c->used < sizeof(c->changes)) {
         c->used += (size_t)snprintf(c->changes + c->used, sizeof(c->changes) - c->used, "%s%s is %s, was %s",
                                     c->used ? "; " : "", name, is, was);
@@ -346,7 +347,7 @@ static void resume_print_steps_(const Resume* r, const Options* options, FILE* f
             "--steps %lld: %s has done %lld already; wanted more, or an earlier checkpoint: --resume STEP",
             steps, r->path, done);
     }
-    fprintf(file, "resume: from %s, %lld of %lld steps done\n", r->path, done, steps);
+    printable_line(file, "resume: from %s, %lld of %lld steps done", r->path, done, steps);
     if (r->saved.run.stage != STAGE_SAMPLED) {
         return;
     }

@@ -50,6 +50,7 @@ int run_main(int argc, char** argv, const Trainer* trainer);
 #include "llmc/base/check.h"
 #include "llmc/base/clock.h"
 #include "llmc/base/file.h"
+#include "llmc/base/printable.h"
 #include "llmc/base/rand.h"
 #include "llmc/base/signals.h"
 #include "llmc/base/text_buffer.h"
@@ -641,11 +642,11 @@ static void run_print_weights_(const Run_* run) {
         printf("weights: random, from --seed %llu\n", (unsigned long long)run->options.seed);
         return;
     }
-    printf("weights: read from %s\n", path);
+    printable_line(stdout, "weights: read from %s", path);
     const double dropout = file_is_directory(path) ? hf_config_dropout(path) : 0;
     if (dropout > 0 && run->options.steps != 0) {
-        printf("note: %s/config.json sets dropout to %g; this program trains without dropout\n", path,
-               dropout);
+        printable_line(stdout, "note: %s/config.json sets dropout to %g; this program trains without dropout",
+                       path, dropout);
     }
 }
 
@@ -746,7 +747,7 @@ static void run_print_best_(const Run_* run) {
     const Validations* v = &run->state.validations;
     checkpoint_path(path, run->options.out, v->best_step, "");
     if (run->session.can_save && run->options.keep_best && isfinite(v->best) && access(path, F_OK) == 0) {
-        printf("best validation loss %.4f: %s\n", v->best, path);
+        printable_line(stdout, "best validation loss %.4f: %s", v->best, path);
     }
 }
 

@@ -140,6 +140,7 @@ void run_data_close(RunData* data);
 
 #include "llmc/base/check.h"
 #include "llmc/base/file.h"
+#include "llmc/base/printable.h"
 #include "llmc/base/words.h"
 #include "llmc/data/pack.h"
 #include "llmc/data/text_data.h"
@@ -558,10 +559,11 @@ static void run_data_check_vocabulary_(const RunData* data, const Options* optio
                            (!options->model[0] || gpt2_model_by_name(options->model));
     const int largest = sources_largest_token(&data->train);
     if (is_default && largest < GPT2_VOCAB / 2) {
-        printf("warning: the vocabulary is GPT-2's, of %d tokens, but the largest token of %s is %d; "
-               "--vocab-size %d is "
-               "enough for these data, and faster\n",
-               GPT2_VOCAB, options->train_data, largest, largest + 1);
+        printable_line(stdout,
+                       "warning: the vocabulary is GPT-2's, of %d tokens, but the largest token of %s is %d; "
+                       "--vocab-size %d is "
+                       "enough for these data, and faster",
+                       GPT2_VOCAB, options->train_data, largest, largest + 1);
     }
 }
 

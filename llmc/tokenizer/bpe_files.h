@@ -110,6 +110,7 @@ void bpe_print_merges(const Bpe* bpe, FILE* file);
 #include "llmc/base/check.h"
 #include "llmc/base/file.h"
 #include "llmc/base/json.h"
+#include "llmc/base/printable.h"
 #include "llmc/base/xxh64.h"
 
 #define BPE_BIN_MAGIC_ 20240328
@@ -956,10 +957,10 @@ static void bpe_open_json_(Bpe* bpe, const BpeFile_* file) {
     CHECK(bpe_finish_(bpe, file->path, error), "%s", error);
     bpe_check_json_merges_(bpe, &v, file->path);
     if (v.start && strcmp(v.start, BPE_EOT_TEXT) != 0) {
-        fprintf(stderr,
-                "note: %s: its post_processor puts %s beside each text; here only " BPE_EOT_TEXT
-                " stands before it\n",
-                file->path, v.start);
+        printable_line(stderr,
+                       "note: %s: its post_processor puts %s beside each text; here only " BPE_EOT_TEXT
+                       " stands before it",
+                       file->path, v.start);
     }
     if (v.has_model) {
         bpe_find_pad_(bpe, file->path);
