@@ -493,7 +493,7 @@ planned_mib() { sed -n 's/^memory: \([0-9.]*\) MiB.*/\1/p' stdout; }
 # Neither a run directory nor anything to evaluate: only the files are written, without the memory of training.
 conversion_alone() {
     local own=$1 training
-    mkdir alone beside
+    mkdir -p alone beside
     good "a plan of training" --model "$own" --steps 0 --plan
     training=$(planned_mib)
     good "a plan of a conversion" --model "$own" --steps 0 --export-gguf alone/x.gguf --plan
