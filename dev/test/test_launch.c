@@ -213,12 +213,11 @@ static void test_refused(void) {
     EXPECT(refused("--num-processes 4", "", "--num-processes 4 without --rank"));
     EXPECT(refused("--rank 2", "", "--rank 2 without --num-processes"));
     EXPECT(refused("-pn 4 -pr 4", "", "--rank 4, --num-processes 4; wanted a rank from 0 to 3"));
-    EXPECT(refused("-pn 4 -pr 3", "", "4 processes|wanted mpirun -n 4"));
-    EXPECT(
-        refused("-pn 4 -pr 3", TORCH, "4 processes of torchrun|--init tcp and fs are for GPUs|mpirun -n 4"));
-    EXPECT(refused("", TORCH, "2 processes of torchrun|--init tcp and fs are for GPUs|mpirun -n 2"));
-    EXPECT(refused("--init tcp", OMPI, "8 processes of mpirun|--init tcp and fs are for GPUs"));
-    EXPECT(refused("--init fs", OMPI, "8 processes of mpirun|--init tcp and fs are for GPUs"));
+    EXPECT(refused("-pn 4 -pr 3", "", "4 processes: CPU runs|start them with mpirun -n 4"));
+    EXPECT(refused("-pn 4 -pr 3", TORCH, "4 processes of torchrun: CPU runs|need MPI|mpirun -n 4"));
+    EXPECT(refused("", TORCH, "2 processes of torchrun: CPU runs|need MPI|mpirun -n 2"));
+    EXPECT(refused("--init tcp", OMPI, "8 processes of mpirun: CPU runs|need MPI"));
+    EXPECT(refused("--init fs", OMPI, "8 processes of mpirun: CPU runs|need MPI"));
     EXPECT(refused("--init mpi", TORCH, "2 processes|wanted mpirun -n 2"));
     EXPECT(refused("", "OMPI_COMM_WORLD_RANK=5",
                    "mpirun|OMPI_COMM_WORLD_RANK=5|OMPI_COMM_WORLD_SIZE is not set"));

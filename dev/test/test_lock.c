@@ -112,7 +112,9 @@ static void test_wait(const char* path) {
 static void test_files_of_others(void) {
     const char* path = test_write("mine.lock", "a text\n", 7);
     EXPECT(test_dies(take, path, EXIT_FAILURE, "mine.lock: no lock file"), "a text");
-    EXPECT(test_read(path).bytes == 7, "it is there");
+    const TestFile whole = test_read(path);
+    EXPECT(whole.bytes == 7, "it is there");
+    free(whole.data);
     mkfifo(test_path("fifo.lock"), 0600);
     EXPECT(test_dies(take, test_path("fifo.lock"), EXIT_FAILURE, "fifo.lock: not a regular file"), "a FIFO");
     symlink("mine.lock", test_path("link.lock"));
