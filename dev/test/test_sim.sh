@@ -72,7 +72,7 @@ refused() {
 refused 'needs a directory: --offload-path$' --offload-optimizer disk
 refused 'without --offload-optimizer disk; wanted both$' --offload-path nowhere
 refused '--recompute 2; wanted --recompute 3, which keeps nothing else of a block$' --offload-residuals on --recompute 2
-refused 'offload-optimizer: wanted only one of them$' --update-in-backward on --offload-optimizer host
+refused 'offload-optimizer; wanted only one of them$' --update-in-backward on --offload-optimizer host
 refused 'wanted --graph off$' --update-in-backward on --graph on
 refused '--master-weights 24 with PRECISION=FP32; wanted PRECISION=BF16, or on$' --master-weights 24
 refused '--zero 2; wanted --zero 3, which divides the parameters$' --offload-params on --zero 2
