@@ -7,7 +7,7 @@
 
 #include "test.h"
 
-enum { WORDS_MAX = 16 };
+enum { WORDS_MAX = 32 };
 
 // Words separated by blanks, ended by NULL. Lives until the next call but three.
 static char** words_of(const char* text) {
@@ -19,6 +19,7 @@ static char** words_of(const char* text) {
     snprintf(at, sizeof(texts[0]), "%s", text);
     int count = 0;
     for (char *save = NULL, *word = strtok_r(at, " ", &save); word; word = strtok_r(NULL, " ", &save)) {
+        CHECK(count < WORDS_MAX, "more than %d words: %s", WORDS_MAX, text);
         list[count++] = word;
     }
     list[count] = NULL;

@@ -166,9 +166,12 @@ static inline int options_exports(const Options* options) {
 
 // Whether that is all it does, with a model as it is: it needs no training data, has no training state and saves nothing.
 static inline int options_only_uses_model(const Options* options) {
+    if (options->steps != 0) {
+        return 0;
+    }
     const int converts =
         options_exports(options) && options->model[0] && !options_model_size(options) && !options->out[0];
-    return options->steps == 0 && (options_has_tasks(options) || converts);
+    return options_has_tasks(options) || converts;
 }
 
 #endif
