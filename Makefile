@@ -3,8 +3,9 @@
 # ---- settings: make NAME=value ----
 PLATFORM := $(shell uname -s)-$(shell uname -m)
 CC     ?= cc
-# Instruction set: native, x86-64-v3, or options of the compiler. The vectors' width follows it (llmc/base/vec.h). Apple's
-# clang has no such name for its own processors, and takes their vectors anyway.
+# Instruction set: native, x86-64-v3, or options of the compiler. The vectors' width follows it
+# (llmc/base/vec.h). Apple's clang has no such name for its own processors, and takes their vectors
+# anyway.
 MARCH  ?= $(if $(filter Darwin-arm64,$(PLATFORM)),,native)
 override MARCH := $(foreach word,$(MARCH),$(if $(filter -%,$(word)),,-march=)$(word))
 OPT    ?= -O3

@@ -9,7 +9,8 @@ trainers share is llmc/run/run.h.
 Comments give the shapes of tensors: B sequences of T tokens, N = B*T tokens, C channels, F hidden units of
 the MLP, QKV = 3C, Vp tokens of the padded vocabulary.
 */
-// the model and its operations (llmc), tools that know no model (base), then what runs it (data, run)
+// the model and its operations (llmc), tools that know no model (base), then what runs it (data,
+// run)
 #include "llmc/attention.h"
 #include "llmc/attention_bf16.h"
 #include "llmc/bf16_tile.h"
@@ -176,8 +177,8 @@ static void gpt2_close(GPT2* model) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Forward
 
-// The residual stream that enters block l, (N, C). The backward pass does not reach blocks below first_block, so they keep no
-// copy of it: these blocks read and write it in one place, a.encoded.
+// The residual stream that enters block l, (N, C). The backward pass does not reach blocks below
+// first_block, so they keep no copy of it: these blocks read and write it in one place, a.encoded.
 static float* residual_into(const GPT2* model, int l) {
     return l <= model->freeze.first_block
                ? model->acts.encoded
@@ -334,8 +335,8 @@ static GPT2Parameters gradients_at_layer(const GPT2* model, int l) {
     return d;
 }
 
-// Where all blocks have the same place for their gradients, it still has those of the block before. This block does not
-// set those of its frozen parameters, so they are cleared.
+// Where all blocks have the same place for their gradients, it still has those of the block before.
+// This block does not set those of its frozen parameters, so they are cleared.
 static void clear_frozen_gradients(GPT2* model, int l) {
     const ZeroPlan* zero = &model->zero.plan;
     const int clears = zero->takes_turns && zero_has_gradient(zero, 1 + gpt2_copy(model->cfg, l));
@@ -455,15 +456,16 @@ static void update_group(GPT2* model, int g, Update update) {
     }
 }
 
-// Called by the backward pass when the losses are known. With --update-in-backward they decide on the update.
+// Called by the backward pass when the losses are known. With --update-in-backward they decide on
+// the update.
 static void losses_done(GPT2* model, Batch batch) {
     if (model->in_backward) {
         in_backward_losses(model->in_backward, batch_loss(model, batch));
     }
 }
 
-// Called by the backward pass when the gradient of group g is complete: reduces it over the processes, and with
-// --update-in-backward updates the parameters of the group.
+// Called by the backward pass when the gradient of group g is complete: reduces it over the
+// processes, and with --update-in-backward updates the parameters of the group.
 static void group_done(GPT2* model, int g, ZeroStep step) {
     WideSum square_sum = {0, 0};
     Update update;
@@ -556,7 +558,8 @@ static void gpt2_update(GPT2* model, Update update) {
     pack_after_update(model);
 }
 
-// The trainer's `update_in_backward` (trainer.h): one micro-batch, whose backward pass makes the update.
+// The trainer's `update_in_backward` (trainer.h): one micro-batch, whose backward pass makes the
+// update.
 static BatchGradient gpt2_update_in_backward(GPT2* model, Batch batch, InBackward* now) {
     const ZeroStep step = {0, 1, 1, 1};
     BatchGradient gradient = {{0, 0}, 0, 0, 0};
@@ -665,7 +668,8 @@ static void describe_device(char* text, size_t room, int is_bf16) {
     }
 }
 
-// The peak of the products that the run uses. Without instructions for bf16, that of fp32 is higher.
+// The peak of the products that the run uses. Without instructions for bf16, that of fp32 is
+// higher.
 static double measure_peak(const Options* o) {
     const double peak = peak_flops_per_s();
     return o->products == PRODUCTS_BF16 ? fmax(peak, peak_bf16_flops_per_s(bf16_kernel())) : peak;

@@ -30,8 +30,8 @@ typedef struct {
 // What tiles hold, as a bit of cpuid.
 typedef enum { AMX_BF16 = 1 << 22, AMX_INT8 = 1 << 25 } AmxFeature;
 
-// The processor has the tiles, the system saves them (XCR0), and permits this process to use them: a kernel before
-// 5.16 does not know the request, and a virtual machine may say no.
+// The processor has the tiles, the system saves them (XCR0), and permits this process to use them:
+// a kernel before 5.16 does not know the request, and a virtual machine may say no.
 static inline int amx_runs(AmxFeature feature) {
     enum { ARCH_REQUEST_PERMISSION = 0x1023, TILE_DATA = 18, TILE_STATE = 3 << 17, OSXSAVE = 1 << 27 };
     const unsigned wanted = 1u << 24 | (unsigned)feature;

@@ -38,9 +38,9 @@ Generation has a kernel of its own for one query of each text, a block for each 
 that a step can be one CUDA graph.
 
 defines: AttentionGpu, AttentionFlash, attention_gpu_open, attention_gpu_close, attention_note,
-         attention_planned_bytes, attention_forward, attention_backward, AttentionCacheGpu, attention_cache_store, attention_cached,
-         attention_cache_store_kernel, attention_cached_kernel,
-         attention_flash_bytes
+         attention_planned_bytes, attention_forward, attention_backward, AttentionCacheGpu,
+         attention_cache_store, attention_cached, attention_cache_store_kernel,
+         attention_cached_kernel, attention_flash_bytes
 */
 #ifndef LLMC_ATTENTION_CUH
 #define LLMC_ATTENTION_CUH
@@ -78,9 +78,10 @@ enum { ATTENTION_IS_SMALL_ = GPU_SM == 86 || GPU_SM == 89 || GPU_SM >= 120 };
 
 // Tile sizes of each kernel for heads of up to W, chosen with ptxas -v (CUDA 13). Nothing spills on sm_80 and
 // sm_90a, except key grads at W = 96 in 16 bits: 20 and 16 bytes. Two blocks fit on a multiprocessor of an
-// A100 (65,536 registers, 164 KiB; one block for fp32 at W = 128), and one block fits into 99 KiB. Where a
-// multiprocessor has no more, tiles of 16 bits are smaller, so that two blocks fit there, too, but for the
-// backward pass at W = 128: a block alone has one warp for each scheduler. Other sizes have not been timed.
+// A100 (65,536 registers, 164 KiB; one block for fp32 at W = 128), and one block fits into 99 KiB.
+// Where a multiprocessor has no more, tiles of 16 bits are smaller, so that two blocks fit there,
+// too, but for the backward pass at W = 128: a block alone has one warp for each scheduler. Other
+// sizes have not been timed.
 //     M      16-row tiles of a warp                        COLS   rows of a tile of the stream
 //     STEP   columns of scores at a time, at most COLS     KEEP   see AttentionLeft_
 template <class X, int W> struct AttentionTiling_ {

@@ -10,9 +10,9 @@ longer than it should is ended by its watchdog, a thread that only looks at what
 
 Only rank 0 prints: stdout of the others is /dev/null after comm_open. stderr stays.
 
-defines: Comm, CommPlace, CommMeeting, CommPhase, comm_expect, comm_open, comm_close, comm_barrier, comm_broadcast,
-         comm_all_gather, comm_any, comm_agree, comm_progress, comm_alive, comm_saved, comm_fail, CommEnded, CommEngine,
-         comm_set_engine
+defines: Comm, CommPlace, CommMeeting, CommPhase, comm_expect, comm_open, comm_close, comm_barrier,
+         comm_broadcast, comm_all_gather, comm_any, comm_agree, comm_progress, comm_alive,
+         comm_saved, comm_fail, CommEnded, CommEngine, comm_set_engine
 */
 #ifndef LLMC_COMM_H
 #define LLMC_COMM_H
@@ -100,7 +100,8 @@ void comm_progress(Comm* c, CommPhase phase, int64_t step, const char* what);
 // For the watchdog: this rank gets on with what it is at. Cheap.
 void comm_alive(Comm* c);
 
-// For messages about an end: a checkpoint of this step is complete in this directory. The name stays where it is.
+// For messages about an end: a checkpoint of this step is complete in this directory. The name
+// stays where it is.
 void comm_saved(Comm* c, int64_t step, const char* directory);
 
 // Ends all ranks with this status. The message, whole lines, is printed once, with the rank. In any thread.
@@ -339,7 +340,8 @@ __attribute__((noreturn)) static void comm_stuck_(const Comm* c, double waited_s
     comm_abort_(c, EXIT_FAILURE);
 }
 
-// Says early that others have not joined: one that has ended with status 0, after --version for example, never does.
+// Says early that others have not joined: one that has ended with status 0, after --version for
+// example, never does.
 static void comm_note_waiting_(const Comm* c, const CommWatch_* watch) {
     const double tick_s = COMM_TICK_MS_ / 1e3;
     const int is_now = watch->waited_s >= COMM_NOTE_S_ && watch->waited_s < COMM_NOTE_S_ + tick_s;
@@ -353,8 +355,8 @@ static void comm_note_waiting_(const Comm* c, const CommWatch_* watch) {
     }
 }
 
-// Ends as another rank has, which has said why; of one that was killed, who notices it says so. No rank ends in the middle of
-// a run with status 0, and this one does not, whatever it is told.
+// Ends as another rank has, which has said why; of one that was killed, who notices it says so. No
+// rank ends in the middle of a run with status 0, and this one does not, whatever it is told.
 __attribute__((noreturn)) static void comm_follow_(const Comm* c, const CommEnded* who) {
     char where[192], saved[512], text[1024];
     if (who->status > 0) {

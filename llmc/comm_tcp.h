@@ -9,8 +9,9 @@ machine within 30 seconds, although nobody has to read or write.
 
 Where rank 0 listens is known to all (--init tcp), or stands in a file that it writes (--init fs), with a key that the
 others have to show, so that nobody joins by a file that an earlier run left. Who is of another job, has another
-number of processes, or a rank that is there already is refused by name. Strangers are sent away, and nobody waits for
-them: rank 0 hears all connections at once, and a whole hello has to come within two seconds.
+number of processes, or a rank that is there already is refused by name. Strangers are sent away,
+and nobody waits for them: rank 0 hears all connections at once, and a whole hello has to come
+within two seconds.
 
 Why not by NCCL: messages are exchanged before the GPU is known, and while rank 0 works for hours and the others wait;
 they would wait in the order of the GPU's work; and NCCL does not say who has died. A star costs rank 0 size^2 times
@@ -284,7 +285,8 @@ __attribute__((noreturn)) static void comm_tcp_cannot_listen_(int port) {
     abort();
 }
 
-// Listens at a port of all addresses of this machine, of IPv6 and IPv4 where there are both; sets the port if it is 0.
+// Listens at a port of all addresses of this machine, of IPv6 and IPv4 where there are both; sets
+// the port if it is 0.
 static void comm_tcp_listen_everywhere_(CommTcpDoor_* door, int* port) {
     struct sockaddr_storage found;
     struct sockaddr_in6 six;
@@ -310,7 +312,8 @@ static int comm_tcp_is_loopback_(const struct sockaddr* address) {
                : ntohl(((const struct sockaddr_in*)address)->sin_addr.s_addr) >> 24 == 127;
 }
 
-// Whether this machine alone takes the name for itself, as Debian's /etc/hosts does: the others know another address.
+// Whether this machine alone takes the name for itself, as Debian's /etc/hosts does: the others
+// know another address.
 static int comm_tcp_is_own_name_(const struct addrinfo* found, const char* host) {
     struct in_addr four;
     struct in6_addr six;
@@ -318,8 +321,8 @@ static int comm_tcp_is_own_name_(const struct addrinfo* found, const char* host)
     return is_name && strcmp(host, "localhost") != 0 && comm_tcp_is_loopback_(found->ai_addr);
 }
 
-// Listens at the addresses of a host, and at all of this machine where none of those is its own: that of a service, or in
-// front of a NAT.
+// Listens at the addresses of a host, and at all of this machine where none of those is its own:
+// that of a service, or in front of a NAT.
 static void comm_tcp_listen_(CommTcpDoor_* door, CommMeeting* m) {
     struct addrinfo wanted, *found = NULL;
     char service[16];
@@ -485,7 +488,8 @@ static void comm_tcp_let_in_(CommTcp_* t, int fd, const CommTcpHello* hello) {
     memcpy(peer->host, hello->host, sizeof(peer->host));
 }
 
-// Answers a whole hello. Other jobs are sent away; a mistake of this job ends it. Who has closed the line says hello again.
+// Answers a whole hello. Other jobs are sent away; a mistake of this job ends it. Who has closed
+// the line says hello again.
 static void comm_tcp_admit_(Comm* c, CommTcpCaller_* caller, const CommMeeting* m, uint64_t key) {
     CommTcpHello* hello = &caller->hello;
     char words[COMM_TCP_WORDS_];
@@ -538,7 +542,8 @@ static void comm_tcp_accept_(CommTcpDoor_* door) {
     }
 }
 
-// Reads as much of a hello as has come. Returns 1 if it is whole, 0 if bytes are missing, -1 if it is none or late.
+// Reads as much of a hello as has come. Returns 1 if it is whole, 0 if bytes are missing, -1 if it
+// is none or late.
 static int comm_tcp_hear_(CommTcpCaller_* caller) {
     const size_t magic = sizeof(caller->hello.magic);
     const ssize_t n = recv(caller->fd, (char*)&caller->hello + caller->bytes,
@@ -576,7 +581,8 @@ static void comm_tcp_hear_all_(Comm* c, CommTcpDoor_* door, const CommMeeting* m
     }
 }
 
-// A rank that has joined closes no line while it lives. One that gave up waiting for an answer comes again at once.
+// A rank that has joined closes no line while it lives. One that gave up waiting for an answer
+// comes again at once.
 static void comm_tcp_look_for_closed_(const Comm* c) {
     const double now_s = time_now_s();
     for (int r = 1; r < c->size; r++) {

@@ -7,11 +7,11 @@ kernels are launched only through launch(), shared memory is declared only with 
 inline PTX stands only in ptx.cuh, kernels have no __CUDA_ARCH__ branches, and every pointer into device
 memory is an argument of its kernel.
 
-defines: CUDA_CHECK, DType, dtype_bytes, dtype_name, DTYPE_OF, Gradient, GRADIENT_DISPATCH, Gpu, gpu_open,
-         gpu_close, gpu_alloc, gpu_alloc_pinned, gpu_free, gpu_free_pinned, gpu_copy, gpu_library_takes,
-         gpu_library_gives, gpu_now_bytes, gpu_peak_mib, launch, ceil_div, Pack, load_pack, load_pack_once,
-         store_pack, unpack, to_float, from_float, warp_sum, warp_max, block_sum, block_max,
-         SMEM_ARRAY, SMEM_DYNAMIC, bf16, fp16, DTypeOf
+defines: CUDA_CHECK, DType, dtype_bytes, dtype_name, DTYPE_OF, Gradient, GRADIENT_DISPATCH, Gpu,
+         gpu_open, gpu_close, gpu_alloc, gpu_alloc_pinned, gpu_free, gpu_free_pinned, gpu_copy,
+         gpu_library_takes, gpu_library_gives, gpu_now_bytes, gpu_peak_mib, launch, ceil_div, Pack,
+         load_pack, load_pack_once, store_pack, unpack, to_float, from_float, warp_sum, warp_max,
+         block_sum, block_max, SMEM_ARRAY, SMEM_DYNAMIC, bf16, fp16, DTypeOf
 */
 #ifndef LLMC_GPU_CUH
 #define LLMC_GPU_CUH
@@ -23,8 +23,8 @@ defines: CUDA_CHECK, DType, dtype_bytes, dtype_name, DTYPE_OF, Gradient, GRADIEN
 
 #include "llmc/base/check.h"
 
-// The architecture that is compiled for, as the Makefile knows it. Host and kernels share sizes of tiles and blocks that depend
-// on it.
+// The architecture that is compiled for, as the Makefile knows it. Host and kernels share sizes of
+// tiles and blocks that depend on it.
 #ifndef GPU_SM
 #define GPU_SM 90
 #endif
@@ -33,7 +33,8 @@ defines: CUDA_CHECK, DType, dtype_bytes, dtype_name, DTYPE_OF, Gradient, GRADIEN
 
 // ---- errors, types ----
 
-// What to say of an error that stays: no call but one that is not waited for, a kernel mostly, leaves the GPU in one.
+// What to say of an error that stays: no call but one that is not waited for, a kernel mostly,
+// leaves the GPU in one.
 static inline const char* gpu_error_note_(cudaError_t error) {
     cudaGetLastError(); // clears an error that does not stay
     return cudaDeviceSynchronize() == error
@@ -207,12 +208,13 @@ static inline void gpu_copy(void* to, const void* from, size_t bytes, const Gpu*
     T* name = reinterpret_cast<T*>(smem_dynamic_)
 #endif
 
-// Dynamic shared memory that a block gets without asking: 48 KiB less 2 for its static arrays, which count, too.
+// Dynamic shared memory that a block gets without asking: 48 KiB less 2 for its static arrays,
+// which count, too.
 enum { GPU_SHARED_UNASKED_ = 46 << 10 };
 
 // kernel<<<grid, block, shared_bytes, stream>>>(args...), with errors checked and, where a block needs more
-// shared memory than every block gets, permission asked for, and the largest share of the L1 cache, so that
-// several blocks fit.
+// shared memory than every block gets, permission asked for, and the largest share of the L1 cache,
+// so that several blocks fit.
 template <typename... P, typename... A>
 static inline void launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared_bytes, const Gpu* gpu,
                           A&&... args) {

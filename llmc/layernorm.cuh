@@ -423,8 +423,8 @@ __device__ inline void layernorm_finish_rows_(T* dinp, LayernormSums_<WIDTH, THR
     }
 }
 
-// How many blocks must fit into the registers of a multiprocessor. Since sm_100 ptxas takes more for rows of four warps: 40
-// bytes would spill with one block more.
+// How many blocks must fit into the registers of a multiprocessor. Since sm_100 ptxas takes more
+// for rows of four warps: 40 bytes would spill with one block more.
 constexpr int layernorm_backward_blocks_(int warps) {
     return warps == 0 ? 1 : LAYERNORM_WARPS / warps - (GPU_SM >= 100 && warps == 4);
 }

@@ -27,9 +27,10 @@ The same plan gives the same bits on the same kind of GPU. The heuristic always 
 measurements may not. So measured choices are kept in files (matmul_plans.h) and looked up before anything is
 measured: first those of this run, which matmul_gpu_load_plans reads from its checkpoint and
 matmul_gpu_save_plans writes, then those in the machine's cache. A product has separate plans with and without
-`autotune`, so the order of products does not matter. With GELU_RACE not only algorithms race: the ways of an
-operation do, in one product or in steps, and their bits differ, too, so the files also keep which one was taken. If a sum is split, its parts are added in fp32 in a
-separate step, never in place or in 16 bits.
+`autotune`, so the order of products does not matter. With GELU_RACE not only algorithms race: the
+ways of an operation do, in one product or in steps, and their bits differ, too, so the files also
+keep which one was taken. If a sum is split, its parts are added in fp32 in a separate step, never
+in place or in 16 bits.
 
 With several processes rank 0 chooses for all (matmul_gpu_share_plans): other algorithms would be other bits, and the
 others would wait for the slowest. A product that is tuned for the first time is then a collective call: all ranks
@@ -39,10 +40,10 @@ MatmulGpu has one workspace: its products must be on one stream.
 
 defines: CUBLAS_CHECK, GeluFusion, MatmulSettings, MatmulGpu, matmul_planned_bytes, matmul_gpu_open,
          matmul_gpu_close, matmul_gpu_open_cache, matmul_gpu_keep_cache, matmul_gpu_share_plans,
-         matmul_gpu_load_plans, matmul_gpu_save_plans, matmul_gpu_report, matmul_forward, matmul_forward_residual,
-         matmul_forward_gelu, matmul_backward_input, matmul_backward_input_gelu, matmul_backward_weight,
-         matmul_backward_bias, MatmulBatch, matmul_batch, matmul_gelu_pays, matmul_workspace_bytes,
-         matmul_add_bias_kernel
+         matmul_gpu_load_plans, matmul_gpu_save_plans, matmul_gpu_report, matmul_forward,
+         matmul_forward_residual, matmul_forward_gelu, matmul_backward_input,
+         matmul_backward_input_gelu, matmul_backward_weight, matmul_backward_bias, MatmulBatch,
+         matmul_batch, matmul_gelu_pays, matmul_workspace_bytes, matmul_add_bias_kernel
 */
 #ifndef LLMC_MATMUL_CUH
 #define LLMC_MATMUL_CUH
@@ -67,8 +68,9 @@ defines: CUBLAS_CHECK, GeluFusion, MatmulSettings, MatmulGpu, matmul_planned_byt
 // An algorithm replaces the heuristic's choice if it takes less than this fraction of its time.
 #define MATMUL_WORTHWHILE 0.98f
 
-// Which GELUs cublasLt applies while it stores the product: a sum. Whether that is faster depends on GPU and type; where it
-// races, autotune measures each way of doing the operation, and the others are only what is done without autotune.
+// Which GELUs cublasLt applies while it stores the product: a sum. Whether that is faster depends
+// on GPU and type; where it races, autotune measures each way of doing the operation, and the
+// others are only what is done without autotune.
 typedef enum {
     GELU_SEPARATE = 0,
     GELU_FUSED_FORWARD = 1,
@@ -204,8 +206,9 @@ static inline int matmul_major_(int device) {
     return major;
 }
 
-// Whether cublasLt's epilogues with GELU are faster than kernels of their own, as far as others have measured: they are on
-// Hopper and on Blackwell's data center cards, and slower on RTX 4090 and 5090 (llm.c's pull request 591, sglang's issue 34350).
+// Whether cublasLt's epilogues with GELU are faster than kernels of their own, as far as others
+// have measured: they are on Hopper and on Blackwell's data center cards, and slower on RTX 4090
+// and 5090 (llm.c's pull request 591, sglang's issue 34350).
 static inline int matmul_gelu_pays(int device) {
     const int major = matmul_major_(device);
     return major == 9 || major == 10;
@@ -750,8 +753,9 @@ static inline void matmul_product_(MatmulKey key, MatmulOperands_ x, MatmulGpu* 
 // ---------------------------------------------------------------------------------------------------------------------
 // Races between the ways of an operation
 //
-// The caller does the operation in the way that the race says, again and again until it is over; the last time is in the
-// way that has won, so what it leaves is the result. With one process or several the same operations come in the same order.
+// The caller does the operation in the way that the race says, again and again until it is over;
+// the last time is in the way that has won, so what it leaves is the result. With one process or
+// several the same operations come in the same order.
 
 typedef struct {
     MatmulKey key;
@@ -826,7 +830,8 @@ static inline int matmul_fastest_way_(const MatmulRace_* race, MatmulGpu* ctx) {
     return best;
 }
 
-// After all ways of a round: keeps the shortest times. The first round has made plans and loaded kernels.
+// After all ways of a round: keeps the shortest times. The first round has made plans and loaded
+// kernels.
 static inline void matmul_end_round_(MatmulRace_* race, MatmulGpu* ctx) {
     CUDA_CHECK(cudaEventSynchronize(ctx->events[GELU_WAYS_]));
     for (int way = race->first; way < GELU_WAYS_; way++) {
@@ -949,8 +954,9 @@ static inline void matmul_forward_residual(T* out, const T* residual, const T* i
     matmul_linear_(out, residual, inp, weight, bias, N, C, OC, ctx);
 }
 
-// Whether cublasLt may be asked to apply GELU, or to race for it. It wants rows of `pre` to be multiples of 8 elements. Not
-// in fp32: its tanh may be an approximation that is too coarse for that type.
+// Whether cublasLt may be asked to apply GELU, or to race for it. It wants rows of `pre` to be
+// multiples of 8 elements. Not in fp32: its tanh may be an approximation that is too coarse for
+// that type.
 template <class T> static inline int matmul_fuses_(GeluFusion which, int cols, const MatmulGpu* ctx) {
     return (ctx->settings.gelu_fusion & which) && cols % 8 == 0 && DTYPE_OF(T) != DTYPE_FP32;
 }
@@ -1029,7 +1035,8 @@ static inline void matmul_backward_gelu_(int way, T* dinp, Gradient dbias, const
     }
 }
 
-// What is added to cannot be set again and again: its way is that of an earlier race, or the standard one.
+// What is added to cannot be set again and again: its way is that of an earlier race, or the
+// standard one.
 template <class T>
 static inline void matmul_backward_input_gelu(T* dinp, Gradient dbias, const T* dout, const T* weight,
                                               const T* pre, int N, int C, int OC, GradientMode mode,

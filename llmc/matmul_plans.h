@@ -12,9 +12,10 @@ choice gives other bits. A run that must have the bits of an earlier one takes o
     "xxh64":"16 hexadecimal digits"}
 
 `machine` says in words what an algorithm depends on besides the product: the card, the library, its settings.
-A file of another machine is of no use. The eleventh number of a key is its `batch`, where that is not 1. A key without an
-alignment is not about an algorithm: `chosen` then says in which way an operation is done whose first way is that product.
-xxh64 is the checksum of all bytes before its value.
+A file of another machine is of no use. The eleventh number of a key is its `batch`, where that is
+not 1. A key without an alignment is not about an algorithm: `chosen` then says in which way an
+operation is done whose first way is that product. xxh64 is the checksum of all bytes before its
+value.
 
 The cache is a convenience: it needs a home directory, and failing to read or write it is no error. Programs
 that write it at the same time take turns; existing entries never change.

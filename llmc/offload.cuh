@@ -19,9 +19,10 @@ take two buffers in turn. What block l adds up goes out beside block l + 1, and 
 block l + 2: it is needed in that of block l + 1. The last two stay. In a micro-step the main stream waits for every copy,
 so that it can be one CUDA graph.
 
-defines: OffloadLayout, offload_layout_open, offload_layout_close, Offload, OFFLOAD_CHUNK, offload_planned_bytes,
-         offload_places_bytes, offload_open, offload_close, offload_update, offload_read, offload_write, offload_wait,
-         OffloadResiduals, OFFLOAD_RESIDUALS, offload_residual_layers, offload_residuals_open, offload_residuals_close,
+defines: OffloadLayout, offload_layout_open, offload_layout_close, Offload, OFFLOAD_CHUNK,
+         offload_planned_bytes, offload_places_bytes, offload_open, offload_close, offload_update,
+         offload_read, offload_write, offload_wait, OffloadResiduals, OFFLOAD_RESIDUALS,
+         offload_residual_layers, offload_residuals_open, offload_residuals_close,
          offload_residual_out, offload_residual_in, offload_residual_wait
 */
 #ifndef LLMC_OFFLOAD_CUH
@@ -143,7 +144,8 @@ static inline void offload_layout_close(OffloadLayout* l) {
     free(l->first);
 }
 
-// On the GPU; and pinned memory between it and a disk, which begins anywhere (CUDA promises a multiple of 256 bytes).
+// On the GPU; and pinned memory between it and a disk, which begins anywhere (CUDA promises a
+// multiple of 256 bytes).
 static inline size_t offload_planned_bytes(const OffloadLayout* l) {
     return OFFLOAD_SLOTS_ * l->room[STATE_SLOTS];
 }

@@ -19,8 +19,9 @@ with VNNI (AVX-512 or AVX), AVX2, NEON's dot products, or plain C. With AMX, inp
 quantized_tile.h instead.
 
 defines: QuantizedBlock, QuantizedRows, QuantizedProduct, QuantizedKernel, QuantizedScratch,
-         quantized_fits, QUANTIZED_OVERFLOW, quantized_encode, quantized_decode, quantized_rows_bytes, quantized_rows_bind,
-         quantized_rows, quantized_kernels, quantized_kernel, quantized_scratch_bytes, quantized_open, quantized_close,
+         quantized_fits, QUANTIZED_OVERFLOW, quantized_encode, quantized_decode,
+         quantized_rows_bytes, quantized_rows_bind, quantized_rows, quantized_kernels,
+         quantized_kernel, quantized_scratch_bytes, quantized_open, quantized_close,
          quantized_matmul_cpu, quantized_bytes
 */
 #ifndef LLMC_QUANTIZED_H

@@ -21,9 +21,9 @@ GPT-2: Radford et al., "Language models are unsupervised multitask learners", 20
 defines: Real, RefParameters, RefActivations, RefModel, ref_encoder_forward, ref_encoder_backward,
          ref_layernorm_forward, ref_layernorm_backward, ref_linear_forward, ref_linear_backward,
          ref_attention_forward, ref_attention_backward, ref_gelu_forward, ref_gelu_backward,
-         ref_residual_forward, ref_residual_backward, ref_classifier_forward, ref_classifier_backward,
-         ref_gradient_norm, ref_clip, ref_adamw, ref_gpt2_open, ref_gpt2_close, ref_gpt2_forward,
-         ref_gpt2_backward
+         ref_residual_forward, ref_residual_backward, ref_classifier_forward,
+         ref_classifier_backward, ref_gradient_norm, ref_clip, ref_adamw, ref_gpt2_open,
+         ref_gpt2_close, ref_gpt2_forward, ref_gpt2_backward
 */
 #ifndef LLMC_REFERENCE_H
 #define LLMC_REFERENCE_H
@@ -315,7 +315,8 @@ static inline void ref_classifier_backward(Real* dlogits, const Real* logits, co
 //     m = beta1 m + (1 - beta1) g         v_hat = v / (1 - beta2^t)
 //     v = beta2 v + (1 - beta2) g^2       param -= lr (m_hat / (sqrt(v_hat) + eps) + weight_decay param)
 //
-// With opt.decay == DECAY_CAUTIOUS only parameters decay that m moves toward zero (--cautious-decay): those of m's sign.
+// With opt.decay == DECAY_CAUTIOUS only parameters decay that m moves toward zero
+// (--cautious-decay): those of m's sign.
 //
 // param, grad, m, v (n)    clip is opt.grad_scale; t, the number of the update, counts from 1
 
@@ -405,7 +406,8 @@ static inline RefActivations ref_activations_(const RefModel* m, Real* memory, i
     const GPT2Config cfg = m->cfg;
     const size_t N = m->B * m->T;
     RefActivations a;
-// for each activation: a.encoded = its address at layer l; `memory` then points behind all its layers, to the next activation
+// for each activation: a.encoded = its address at layer l; `memory` then points behind all its
+// layers, to the next activation
 #define REF_TENSOR_(name, layers, cols)                                                                      \
     a.name = memory + ((layers) == 1 ? 0 : (size_t)l * N * (size_t)(cols));                                  \
     memory += (size_t)(layers)*N * (size_t)(cols);

@@ -11,8 +11,9 @@ Transfer. On the GPU, or where --offload-optimizer keeps state, it is what this 
 After the upload of all groups, zero_gather_all_parameters sets what others own. Both wait for the GPU.
 
 needs:   between updates
-defines: Transfer, TRANSFER_SCRATCH_LEAST, transfer_open, transfer_upload_group, transfer_upload_state, transfer_download_group,
-         transfer_download_groups, transfer_download_fp32, transfer_download_state
+defines: Transfer, TRANSFER_SCRATCH_LEAST, transfer_open, transfer_upload_group,
+         transfer_upload_state, transfer_download_group, transfer_download_groups,
+         transfer_download_fp32, transfer_download_state
 */
 #ifndef LLMC_TRANSFER_CUH
 #define LLMC_TRANSFER_CUH
@@ -205,8 +206,8 @@ static inline void transfer_download_narrow_(const Transfer* t, int g, void* gro
     }
 }
 
-// Sets t->scratch to some weights of this process as fp32, both parts of them joined, from element `first` of a piece on. The
-// lower parts come from where they are kept.
+// Sets t->scratch to some weights of this process as fp32, both parts of them joined, from element
+// `first` of a piece on. The lower parts come from where they are kept.
 static inline void transfer_join_(const Transfer* t, ZeroPiece piece, ZeroElements some) {
     const int slot = state_master_slot(t->master);
     const size_t bytes = master_bytes(t->master), at = (piece.owned + some.first) * bytes;

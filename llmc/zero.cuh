@@ -24,21 +24,23 @@ and what it starts it joins.
              stage 3: group 0, then two blocks        T
     params_slices  stage 3: (sliced)                  T      what the update writes
 
-In stage 3 the slices of parameters and sums can be in pinned memory of the host (ZERO_SHARDS_ON_HOST). What other processes
-are sent of them is copied to the GPU before: NCCL registers memory while a graph is captured, which not all memory allows.
-What else reads and writes slices reaches across the bus: the kernels that add to gradients, sum their squares and update.
+In stage 3 the slices of parameters and sums can be in pinned memory of the host
+(ZERO_SHARDS_ON_HOST). What other processes are sent of them is copied to the GPU before: NCCL
+registers memory while a graph is captured, which not all memory allows. What else reads and writes
+slices reaches across the bus: the kernels that add to gradients, sum their squares and update.
 
 With one process in stages 0 and 1 nothing moves, and sums and shard are not there.
 
-defines: ZeroGroups, ZeroGpu, ZeroShards, ZERO_BLOCKS_IN_MEMORY, ZERO_VARIANTS, zero_connect, zero_open, zero_close, zero_parameter_bytes,
-         zero_gradient_bytes, zero_parameter_slice_bytes, zero_gradient_slice_bytes, zero_parameter_block,
-         zero_begin_forward, zero_forward_waits, zero_parameters, zero_wait_for_parameters, zero_gather_parameters,
-         zero_gather_all_parameters,
-         zero_gradient_block, zero_wait_for_buffer, zero_group_done, zero_begin_update, zero_end_update, zero_join_updates,
-         zero_group_gradient, zero_gradient_at_group, zero_variant, zero_begin, zero_join, zero_replayed,
-         zero_idle_forward, zero_idle, zero_wait_for_gradient, zero_gradient, zero_update_gradient,
-         zero_update_parameters, zero_gather_operands, zero_check, ZeroElements, zero_collect_some,
-         zero_collect
+defines: ZeroGroups, ZeroGpu, ZeroShards, ZERO_BLOCKS_IN_MEMORY, ZERO_VARIANTS, zero_connect,
+         zero_open, zero_close, zero_parameter_bytes, zero_gradient_bytes,
+         zero_parameter_slice_bytes, zero_gradient_slice_bytes, zero_parameter_block,
+         zero_begin_forward, zero_forward_waits, zero_parameters, zero_wait_for_parameters,
+         zero_gather_parameters, zero_gather_all_parameters, zero_gradient_block,
+         zero_wait_for_buffer, zero_group_done, zero_begin_update, zero_end_update,
+         zero_join_updates, zero_group_gradient, zero_gradient_at_group, zero_variant, zero_begin,
+         zero_join, zero_replayed, zero_idle_forward, zero_idle, zero_wait_for_gradient,
+         zero_gradient, zero_update_gradient, zero_update_parameters, zero_gather_operands,
+         zero_check, ZeroElements, zero_collect_some, zero_collect
 */
 #ifndef LLMC_ZERO_CUH
 #define LLMC_ZERO_CUH
@@ -90,8 +92,8 @@ static inline int zero_has_levels_(const ZeroPlan* plan) { return zero_replicas(
 
 static inline size_t zero_most_(size_t a, size_t b) { return a > b ? a : b; }
 
-// Room for the pieces of the largest group's gradients, for the sums that replicas send to each other, and for a unit of
-// fp32 of each process.
+// Room for the pieces of the largest group's gradients, for the sums that replicas send to each
+// other, and for a unit of fp32 of each process.
 static inline size_t zero_pieces_bytes_(const ZeroPlan* plan, DType grads) {
     const size_t largest = zero_largest_gradient(plan),
                  sums = zero_has_levels_(plan) ? largest / (size_t)plan->shards * sizeof(float) : 0,
@@ -190,9 +192,9 @@ static inline void zero_connect_groups_(const ZeroGroups* groups, const ZeroPlan
     }
 }
 
-// Opens the groups of processes for the next zero_open, and connects their GPUs, so that the memory which that takes is known
-// before the rest is planned: NCCL takes gigabytes at the first use of each operation, other ones for large and small
-// messages. Collective.
+// Opens the groups of processes for the next zero_open, and connects their GPUs, so that the memory
+// which that takes is known before the rest is planned: NCCL takes gigabytes at the first use of
+// each operation, other ones for large and small messages. Collective.
 static inline void zero_connect(const ZeroPlan* plan, DType grads, Comm* comm, const Gpu* gpu) {
     const size_t pieces = zero_pieces_bytes_(plan, grads), most = (size_t)64 << 20,
                  large = pieces < most ? pieces : most, small = (size_t)plan->size * GPT2_SHARD_UNIT;
@@ -230,8 +232,9 @@ static inline void zero_free_shard_(const ZeroGpu* z, void* shard) {
     }
 }
 
-// What moves between processes comes first where multiprocessors get free: behind all blocks of a product, all ranks would
-// wait for the slowest one. Updates during the backward pass, of one process, come last.
+// What moves between processes comes first where multiprocessors get free: behind all blocks of a
+// product, all ranks would wait for the slowest one. Updates during the backward pass, of one
+// process, come last.
 static inline void zero_open_stream_(ZeroGpu* z) {
     int least, greatest;
     CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&least, &greatest));
@@ -326,8 +329,8 @@ static inline void zero_gather_slices_(ZeroGpu* z, void* all, const void* slice,
     group_all_gather(all, slice, elements, type, &z->groups.group, z->comm.stream);
 }
 
-// Sends the shards within a slice of `count` elements to the processes with the same slice. On the host, the slice passes
-// through `on_gpu`.
+// Sends the shards within a slice of `count` elements to the processes with the same slice. On the
+// host, the slice passes through `on_gpu`.
 static inline void zero_gather_shards_(ZeroGpu* z, void* slice, void* on_gpu, DType type, size_t count) {
     const size_t shard = count / (size_t)z->groups.replicas.size,
                  before = (size_t)z->groups.replicas.rank * shard;
@@ -739,7 +742,8 @@ typedef struct {
     size_t shard, at, count;
 } ZeroChunk_;
 
-// Collects a chunk of all processes in `all` on the host; NULL: not in this process. `mine` is this process's.
+// Collects a chunk of all processes in `all` on the host; NULL: not in this process. `mine` is this
+// process's.
 static inline void zero_collect_chunk_(ZeroGpu* z, void* all, const void* mine, DType type,
                                        ZeroChunk_ chunk) {
     const size_t bytes = chunk.count * dtype_bytes(type);
@@ -754,8 +758,9 @@ static inline void zero_collect_chunk_(ZeroGpu* z, void* all, const void* mine, 
 }
 
 // Collects a part of group g of an array of what each process owns in `group`, the whole group on the host; NULL: not in this
-// process. `piece` says which elements of each process's piece (zero_piece): `mine` are this one's, on the GPU or on the host.
-// Between updates: it passes through the buffer of pieces, after all else that moves. Collective. Waits for the GPU.
+// process. `piece` says which elements of each process's piece (zero_piece): `mine` are this one's,
+// on the GPU or on the host. Between updates: it passes through the buffer of pieces, after all
+// else that moves. Collective. Waits for the GPU.
 static inline void zero_collect_some(ZeroGpu* z, void* group, int g, ZeroPart part, ZeroElements piece,
                                      const void* mine, DType type) {
     const size_t room = zero_pieces_bytes_(&z->plan, z->grads.dtype) / dtype_bytes(type);

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs, on Debian and Ubuntu, what the tests and benchmarks want. The CPU trainer itself needs only a C
-# compiler and make. As root or with sudo; asks nothing; says what it does; a second run does nothing. What comes from PyPI
-# is pinned by version and checksum (dev/ref/requirements_*.txt).
+# compiler and make. As root or with sudo; asks nothing; says what it does; a second run does
+# nothing. What comes from PyPI is pinned by version and checksum (dev/ref/requirements_*.txt).
 set -euo pipefail
 top=$(cd "$(dirname "$0")/.." && pwd)
 source "$top/dev/cusim/cuda_home.sh"
@@ -74,8 +74,9 @@ find_missing() {
     done
 }
 
-# get_headers DIRECTORY REQUIREMENTS: DIRECTORY/include, of the wheels that a file of requirements names by version and checksum.
-# None of their Python is used, so any Python's wheel will do, and any processor's.
+# get_headers DIRECTORY REQUIREMENTS: DIRECTORY/include, of the wheels that a file of requirements
+# names by version and checksum. None of their Python is used, so any Python's wheel will do, and
+# any processor's.
 get_headers() {
     local to=$top/build/$1 want=$top/dev/ref/$2
     local have=$to/installed-requirements.txt # written last, so an interrupted installation starts again

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # run_until_done.sh COMMAND...: runs it, and again as long as it ends with status 75: stopped after saving, resume me.
-# A signal that stops (TERM, INT, HUP, XCPU, USR2) stops the command, which saves, and then this script, with the status of the
-# command; it arrives as TERM, because a shell lets what it starts in the background ignore INT. mpirun gets USR2, which it
-# forwards to all processes of the run; after TERM it would kill them within two seconds. USR1, to save, is passed on.
+# A signal that stops (TERM, INT, HUP, XCPU, USR2) stops the command, which saves, and then this
+# script, with the status of the command; it arrives as TERM, because a shell lets what it starts in
+# the background ignore INT. mpirun gets USR2, which it forwards to all processes of the run; after
+# TERM it would kill them within two seconds. USR1, to save, is passed on.
 set -u
 [ $# -gt 0 ] || { sed -n '2s/^# //p' "$0" >&2 && exit 2; }
 asked=

@@ -5,8 +5,9 @@
 # tsan without their instrumentation (see cusim_internal.h), as are the C sources, to which results are compared: they
 # have their own tests. SANITIZED is defined for asan, tsan and msan: a test then leaves out what differs in values only.
 # Environment: CUSIM_FLAGS are more flags of the compiler (-g for a debugger; -fsanitize-memory-track-origins for msan to
-# say where memory came from), CUDA_HOME says where CUDA's headers are (cuda_home.sh). SIM_LIBS are libraries to link, from a make
-# that has built the modules of llmc/; without it this script asks make for both.
+# say where memory came from), CUDA_HOME says where CUDA's headers are (cuda_home.sh). SIM_LIBS are
+# libraries to link, from a make that has built the modules of llmc/; without it this script asks
+# make for both.
 set -e
 here=$(cd "$(dirname "$0")" && pwd)
 cd "$here/../.."

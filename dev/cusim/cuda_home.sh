@@ -1,5 +1,5 @@
-# cuda_home.sh -- for `source`: sets CUDA_HOME, unless it is set, to where CUDA's headers are: a toolkit, or build/cuda-headers, which
-# scripts/install_deps.sh --headers has filled.
+# cuda_home.sh -- for `source`: sets CUDA_HOME, unless it is set, to where CUDA's headers are: a
+# toolkit, or build/cuda-headers, which scripts/install_deps.sh --headers has filled.
 # shellcheck shell=bash
 if [ -z "${CUDA_HOME:-}" ]; then
     CUDA_HOME=/usr/local/cuda

@@ -491,7 +491,8 @@ static void add_vocabulary_outputs(Outputs* outputs, const Options* options) {
     }
 }
 
-// Ends the program if one of its files would take the place of one that it reads, or cannot be written.
+// Ends the program if one of its files would take the place of one that it reads, or cannot be
+// written.
 static void check_outputs(const Run* run) {
     static const char* const endings[] = {".lock", PROGRESS_ENDING};
     Outputs outputs;

@@ -8,8 +8,8 @@
 // Calls number FAULT_NAN_FROM to FAULT_NAN_TO of logf, in losses and in attention, give NaN; each takes FAULT_LOG_US. pow is wrong by 1 % for the
 // exponent FAULT_POW_AT, the update of that number, and cos from call number FAULT_COS_FROM on: learning rates.
 //
-// The last byte of a file whose path has FAULT_MAP in it is another one in memory. The disk is full for one with FAULT_FULL in
-// its path, from fdopen on.
+// The last byte of a file whose path has FAULT_MAP in it is another one in memory. The disk is full
+// for one with FAULT_FULL in its path, from fdopen on.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>

@@ -63,8 +63,9 @@ lint_cuda_headers() {
     done
 }
 
-# nvcc's front end must not see the processor's intrinsics (llmc/base/intrinsics.h). Read as it reads them, CUDA sources
-# include none, for the newest processors of both kinds. Needs no CUDA: headers that are missing count as empty (-MG).
+# nvcc's front end must not see the processor's intrinsics (llmc/base/intrinsics.h). Read as it
+# reads them, CUDA sources include none, for the newest processors of both kinds. Needs no CUDA:
+# headers that are missing count as empty (-MG).
 includes_no_intrinsics() { # SOURCE FLAGS...
     local found
     found=$(g++ -std=gnu++17 -x c++ -M -MG -D__CUDACC__ -DPRECISION_BF16 -DHAVE_NCCL -DUSE_CUDNN -D_GNU_SOURCE -I. "${@:2}" "$1") || return

@@ -410,7 +410,8 @@ static void test_write_errors(void) {
     bpe_close(&bpe);
 }
 
-// Special tokens that were added behind the vocabulary and inside of it, with names that bytes are not spelled with.
+// Special tokens that were added behind the vocabulary and inside of it, with names that bytes are
+// not spelled with.
 static void test_added_tokens(void) {
     static const char behind[] = "}, {\"id\": 264, \"content\": \"[PAD]\", \"special\": true}, {\"id\": 265, "
                                  "\"content\": \"<\xEF\xBD\x9C \\\" \xEF\xBD\x9C>\", \"special\": true}],\n";

@@ -850,8 +850,8 @@ static void test_damage(void) {
     EXPECT(newest_in(test_path("nowhere")) == 0, "no directory");
 }
 
-// A checkpoint whose state cannot be read may be the newest: it is not passed over in silence, nor removed, and new ones
-// come after it.
+// A checkpoint whose state cannot be read may be the newest: it is not passed over in silence, nor
+// removed, and new ones come after it.
 static void test_unreadable(void) {
     const Run run = run_open("unreadable", 0, 0);
     char path[PATH_MAX], state_path[PATH_MAX], away[PATH_MAX];
@@ -876,7 +876,8 @@ static void test_unreadable(void) {
     EXPECT(newest_in(run.out) == 3, "read again");
 }
 
-// One that could not be read when the list was made, and now can, takes its place in the order of writing.
+// One that could not be read when the list was made, and now can, takes its place in the order of
+// writing.
 static void test_read_at_second_try(void) {
     CheckpointEntry_ entries[3] = {{1, CHECKPOINT_UNKNOWN_, 0, 0}, {3, 9, 0, 0}, {2, 5, 0, 0}};
     EXPECT(!checkpoint_is_first_(entries, 3, 7) && entries[0].step == 3 && entries[1].step == 1,

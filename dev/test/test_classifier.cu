@@ -212,8 +212,8 @@ template <class T> static void test_type(const Gpu* gpu) {
 int main(void) {
     Gpu gpu;
     gpu_open(&gpu, 0);
-    // Rows of 48 KiB, all that a block gets without asking: with the kernel's static arrays it is too much. Before longer rows,
-    // for which the kernel asks.
+    // Rows of 48 KiB, all that a block gets without asking: with the kernel's static arrays it is
+    // too much. Before longer rows, for which the kernel asks.
     test_size<float>(1, 12170, 12288, 0, &gpu);
     test_size<bf16>(1, 24570, 24576, 0, &gpu);
     test_type<float>(&gpu);

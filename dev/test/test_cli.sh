@@ -358,7 +358,8 @@ test_verify() {
     good "the built-in stories" --verify-data
 }
 
-# A validation covers the same sequences whatever the micro-batch, and says which part of the data they are.
+# A validation covers the same sequences whatever the micro-batch, and says which part of the data
+# they are.
 test_validation() {
     local look=("${model[@]}" --seq-len 16 "${text[@]}" --steps 0 --samples 0) batch losses=()
     for batch in 1 4 64; do

@@ -305,7 +305,8 @@ static int say_hello(int port, const char* host, int line) {
     return fd;
 }
 
-// More connections that say nothing than rank 0 could hear one after the other before a rank gives up.
+// More connections that say nothing than rank 0 could hear one after the other before a rank gives
+// up.
 static void test_silent_strangers(void) {
     enum { SILENT = 40 };
     const CommMeeting m = meeting_of("");
@@ -339,7 +340,8 @@ static void test_slow_hello(void) {
     EXPECT(ends(start(1, 2, &m, 5, body_nothing), 0, "") && ends(zero, 0, ""));
 }
 
-// Rank 0 is paused while a rank says hello, gives up and says it again; and a line is closed after rank 0 has taken it.
+// Rank 0 is paused while a rank says hello, gives up and says it again; and a line is closed after
+// rank 0 has taken it.
 static void test_hello_again(void) {
     for (int is_paused = 0; is_paused < 2; is_paused++) {
         const CommMeeting m = meeting_of("");
@@ -361,7 +363,8 @@ static void test_hello_again(void) {
     }
 }
 
-// A rank that ends when it has joined and others have not: the others need not wait until their time is up.
+// A rank that ends when it has joined and others have not: the others need not wait until their
+// time is up.
 static void test_end_before_all(void) {
     const CommMeeting m = meeting_of("");
     const Rank zero = start(0, 3, &m, 50, body_nothing), one = start(1, 3, &m, 50, body_nothing);
@@ -414,7 +417,8 @@ static int can_connect(const char* host, int port) {
     return can;
 }
 
-// Rank 0 listens at the address of --server alone; at all of them only if that is none of this machine's.
+// Rank 0 listens at the address of --server alone; at all of them only if that is none of this
+// machine's.
 static void test_address(void) {
     const CommMeeting m = meeting_of("");
     CommMeeting elsewhere = meeting_of("");

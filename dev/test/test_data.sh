@@ -211,7 +211,8 @@ test_bytes() {
     bad 2 "--tokenizer bpe:300: add --out DIR: the vocabulary is kept there" "${tiny[@]}" --train-data text.txt --tokenizer bpe:300
 }
 
-# Bare tokens below 65 with the vocabulary of GPT-2, which is the default, and with a number that is enough.
+# Bare tokens below 65 with the vocabulary of GPT-2, which is the default, and with a number that is
+# enough.
 test_small_tokens() {
     local i
     for i in {1..400}; do printf '\x01\x00\x07\x00\x40\x00'; done >small.bin
@@ -230,8 +231,8 @@ test_unused_ids() {
 
 # ---- special tokens
 
-# A tokenizer with a special token more than its text makes: a model with and without a row for it trains, says where it is
-# from, is saved and exported with it.
+# A tokenizer with a special token more than its text makes: a model with and without a row for it
+# trains, says where it is from, is saved and exported with it.
 test_added_tokens() {
     local model=(--layers 1 --channels 16 --heads 2 --seq-len 16 --batch 2 --steps 2 --eval-batches 2 --sample-every 0)
     runs "a vocabulary" "${model[@]}" --train-data text.txt --tokenizer bpe:300 --out base

@@ -86,7 +86,8 @@ static void test_peak(void) {
     EXPECT(gpu_memory_()->now_bytes == 0, "%zu bytes are still counted", gpu_memory_()->now_bytes);
 }
 
-// An error that stays in the GPU may be of any work before the call that finds it; one of the call itself does not stay.
+// An error that stays in the GPU may be of any work before the call that finds it; one of the call
+// itself does not stay.
 static void test_error_note(void) {
     EXPECT(strstr(gpu_error_note_(cudaSuccess), "maybe of earlier work"), "what every call finds: no note");
     EXPECT(gpu_error_note_(cudaErrorInvalidValue)[0] == '\0', "of this call: %s",

@@ -1,4 +1,5 @@
-// test_gpu_report.cu -- gpu_report.cuh: the peak and the bandwidth of cards, by their names and else by their architecture.
+// test_gpu_report.cu -- gpu_report.cuh: the peak and the bandwidth of cards, by their names and
+// else by their architecture.
 #include "llmc/run/gpu_report.cuh"
 #include "test.h"
 
@@ -18,7 +19,8 @@ static void expect_peak(const char* name, int major, int minor, double tflops) {
     EXPECT(fabs(got - tflops) < 1e-3 * tflops, "%s: %.1f TFLOP/s, wanted %.1f", name, got, tflops);
 }
 
-// The longest name whose words are in that of the card counts: an H200 is no H20, and an A100 no A10.
+// The longest name whose words are in that of the card counts: an H200 is no H20, and an A100 no
+// A10.
 static void test_names(void) {
     expect_peak("NVIDIA H200", 9, 0, 989.4);
     expect_peak("NVIDIA H200 NVL", 9, 0, 835.5);

@@ -1,4 +1,5 @@
-// test_lock.c -- lock.h: one at a time, where the file system has locks and where it has none; and who is named.
+// test_lock.c -- lock.h: one at a time, where the file system has locks and where it has none; and
+// who is named.
 #include <errno.h>
 #include <signal.h>
 #include <sys/stat.h>
@@ -130,7 +131,8 @@ int main(void) {
     no_locks = 1;
     test_one_at_a_time(test_path("no_locks"));
     test_wait(test_path("no_locks"));
-    // of another host nobody knows whether it is over; a file without a name is nobody's after a second
+    // of another host nobody knows whether it is over; a file without a name is nobody's after a
+    // second
     EXPECT(test_dies(take, test_write("far", "elsewhere, pid 1\n", 17), EXIT_FAILURE,
                      "(elsewhere, pid 1); if it is over, remove "),
            "of another host");

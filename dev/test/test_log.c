@@ -498,8 +498,8 @@ static void train_fast(RunLog* log, int64_t steps) {
     }
 }
 
-// Into a file: the first and the last of many fast steps, and between them each hundredth of the run, but at most two a
-// second, and one after half a minute.
+// Into a file: the first and the last of many fast steps, and between them each hundredth of the
+// run, but at most two a second, and one after half a minute.
 static void test_rate(void) {
     RunLog log = open_log("rate", 0, 2000);
     const double start = time_now_s();
@@ -522,7 +522,8 @@ static void test_rate(void) {
     EXPECT(count_of(slurp(test_path("rate/log.jsonl")), "\n") == 2003, "the files have every step");
 }
 
-// --log-every N: its multiples, the first and the last step, on the screen, also a terminal, and in main.log.
+// --log-every N: its multiples, the first and the last step, on the screen, also a terminal, and in
+// main.log.
 static void test_every(void) {
     for (int is_terminal = 0; is_terminal < 2; is_terminal++) {
         RunLog log = open_log("every", 0, 200);
@@ -539,7 +540,8 @@ static void test_every(void) {
     }
 }
 
-// A quiet run prints what it achieved and why it did not, and nothing else; its files have everything.
+// A quiet run prints what it achieved and why it did not, and nothing else; its files have
+// everything.
 static void test_quiet(void) {
     const TaskScore score = {TASK_CHOICE, {0.5, 0.1}, {NAN, NAN}, {NAN, NAN}, NAN, NAN, 12};
     const LogSummary end = {10, 3, 2, 5, NAN, 8, 1, 2};
@@ -820,7 +822,8 @@ static int is_link(const char* name) {
     return lstat(test_path(name), &info) == 0 && S_ISLNK(info.st_mode);
 }
 
-// Nothing is cut where a link leads to: a new run puts the link aside, one that continues gets a file of its own.
+// Nothing is cut where a link leads to: a new run puts the link aside, one that continues gets a
+// file of its own.
 static void test_links(void) {
     RunLog log;
     make_linked_log("linked");
@@ -852,8 +855,8 @@ static void continue_without_descriptors(const void* name) {
     continue_in(name);
 }
 
-// A log that cannot be read is an error, and none is cut: neither this one nor the other. A link to what is no log of the
-// run is refused.
+// A log that cannot be read is an error, and none is cut: neither this one nor the other. A link to
+// what is no log of the run is refused.
 static void test_unreadable(void) {
     RunLog log;
     test_write("victim", "precious\n", 9);

@@ -1,4 +1,5 @@
-// Tests of llmc/base/mapped.h: files of a file system that maps none. That a mapped file may shrink is for test_tokens.c.
+// Tests of llmc/base/mapped.h: files of a file system that maps none. That a mapped file may shrink
+// is for test_tokens.c.
 #define MAPPED_IMPLEMENTATION
 #include <errno.h>
 #include <fcntl.h>

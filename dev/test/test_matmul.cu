@@ -496,8 +496,9 @@ static void test_tuned_apart(const Gpu* gpu) {
     unsetenv("CUSIM_LT_FAST");
 }
 
-// All outputs of a GELU that races, or does not, while the epilogues of `slow` are; with a directory the plans are taken from it
-// before and put there after. Sets *ways to a digit for each way that was chosen.
+// All outputs of a GELU that races, or does not, while the epilogues of `slow` are; with a
+// directory the plans are taken from it before and put there after. Sets *ways to a digit for each
+// way that was chosen.
 static float* gelu_outputs(const Linear<bf16>* l, GeluFusion fusion, const char* slow, const char* directory,
                            int* ways, const Gpu* gpu) {
     MatmulGpu ctx;
@@ -525,7 +526,8 @@ static float* gelu_outputs(const Linear<bf16>* l, GeluFusion fusion, const char*
     return first;
 }
 
-// The fastest way of an operation with GELU is taken, has the bits of that way where it does not race, and is kept.
+// The fastest way of an operation with GELU is taken, has the bits of that way where it does not
+// race, and is kept.
 static void test_gelu_race(const Gpu* gpu) {
     const struct {
         const char* slow;

@@ -1,4 +1,5 @@
-// test_mfu.c -- a peak that was measured on a busy machine is corrected, at the right moments and no more often.
+// test_mfu.c -- a peak that was measured on a busy machine is corrected, at the right moments and
+// no more often.
 #define MFU_IMPLEMENTATION
 
 #include "llmc/run/mfu.h"
@@ -54,7 +55,8 @@ static void test_repeated(void) {
     expect(&mfu, 10e9, 260, 0.1, 6, "peak 100 GFLOP/s");
 }
 
-// The peak of four processes rises by as much as that of the one that measures. A GPU's never changes.
+// The peak of four processes rises by as much as that of the one that measures. A GPU's never
+// changes.
 static void test_processes(void) {
     Mfu mfu;
     measured = 0;

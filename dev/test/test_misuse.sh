@@ -57,7 +57,8 @@ test_pointers() {
 
 # ---- names of others ----
 
-# Whatever ends a line or moves on a terminal is a question mark there; the command that is repeated can be pasted.
+# Whatever ends a line or moves on a terminal is a question mark there; the command that is repeated
+# can be pasted.
 test_names() {
     local escape=$'x\e[31m'
     cp text.txt "$escape.txt"
@@ -133,7 +134,8 @@ test_logs() {
     check "of the start" grep -q '"program":"train_gpt2[^"]*","trainer":"CPU FP32","host":"[^"]*","device":"' logs_2/log.jsonl
 }
 
-# A run that was killed before its first save, in the directory of an earlier one: neither is taken for the other.
+# A run that was killed before its first save, in the directory of an earlier one: neither is taken
+# for the other.
 test_two_runs() {
     local newest
     good "a run" "${brief[@]}" --steps 3 --out runs
@@ -179,7 +181,8 @@ test_unreadable() {
     runs "it is back" --model unreadable --prompt a --tokens 2
 }
 
-# Whether a run can be saved is known before its first step. Root may write anywhere, so root tries as another user.
+# Whether a run can be saved is known before its first step. Root may write anywhere, so root tries
+# as another user.
 test_read_only() {
     local as_nobody=() trainer_path=$trainer
     if [ "$(id -u)" = 0 ]; then
@@ -421,7 +424,8 @@ test_clock() {
     check "with the same losses" [ "$(numbers clocked)" = "$(numbers unclocked)" ]
 }
 
-# The validation loss falls and rises again: the best checkpoint stays, and the run ends when it has waited long enough.
+# The validation loss falls and rises again: the best checkpoint stays, and the run ends when it has
+# waited long enough.
 test_best() {
     { head -c 800 /dev/zero | tr '\0' b; head -c 4000 /dev/zero | tr '\0' a; } >turn.txt
     head -c 300 /dev/zero | tr '\0' b >turned.txt
@@ -490,7 +494,8 @@ test_vocabularies() {
 # The memory of the plan on standard output.
 planned_mib() { sed -n 's/^memory: \([0-9.]*\) MiB.*/\1/p' stdout; }
 
-# Neither a run directory nor anything to evaluate: only the files are written, without the memory of training.
+# Neither a run directory nor anything to evaluate: only the files are written, without the memory
+# of training.
 conversion_alone() {
     local own=$1 training
     mkdir -p alone beside

@@ -6,7 +6,8 @@
 
 #include "dev/test/test.h"
 
-// One command line: what the run reads and writes itself, another output, and the one that is looked at.
+// One command line: what the run reads and writes itself, another output, and the one that is
+// looked at.
 typedef struct {
     const char *reads, *keeps, *other, *output;
 } Case;

@@ -18,7 +18,8 @@ PROCESSOR_CHECK // this program runs here
     return needs;
 }
 
-// On a processor without the bits of one word, or with only some registers saved. Returns whether the line has the words.
+// On a processor without the bits of one word, or with only some registers saved. Returns whether
+// the line has the words.
 static int says(int level, int word, uint32_t without, uint64_t registers, const char* words) {
     uint32_t has[6];
     char line[1024];

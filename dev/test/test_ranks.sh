@@ -547,7 +547,8 @@ test_gpu_same_bits() {
     check "without files: exit status $status, $(head -n 1 stderr)" [ $status = 0 ]
 }
 
-# NCCL takes 64 MiB here, at its first operations: a plan that leaves it out fills the GPU, and the run ends in an allocation.
+# NCCL takes 64 MiB here, at its first operations: a plan that leaves it out fills the GPU, and the
+# run ends in an allocation.
 test_gpu_memory() {
     local mib=155 full=(--layers 4 --channels 64 --heads 2 --seq-len 64 --batch 16 --steps 1 --samples 0 --eval-every 0 --autotune off)
     case $built in */BF16/*) mib=149 ;; esac

@@ -65,7 +65,8 @@ static void test_starts(void) {
 #define PEAK(step, mfu, peak)                                                                                \
     "{\"kind\":\"train\",\"step\":" #step ",\"loss\":1,\"mfu\":" #mfu ",\"peak\":" #peak "}\n"
 
-// Shares of a peak that turned out too low become those of the right one, but not across starts: that may be another machine.
+// Shares of a peak that turned out too low become those of the right one, but not across starts:
+// that may be another machine.
 static void test_peaks(void) {
     static const double wanted[] = {0.25, 0.5, 0.3, 0.2, 0.4, 0.8};
     Record r = read_text("{\"kind\":\"config\"}\n" PEAK(1, 1, 2e9) VAL(1, 2) PEAK(2, 1, 4e9) PEAK(3, 0.3, 8e9)

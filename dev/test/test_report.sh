@@ -130,7 +130,8 @@ test_long_runs() {
     check "the same page" cmp once/report.html <(sed 's/twice/once/g' twice/report.html)
 }
 
-# Runs of a sweep: a pattern, the best first; other tokens are compared by bits per byte, if these are known.
+# Runs of a sweep: a pattern, the best first; other tokens are compared by bits per byte, if these
+# are known.
 test_sweep() {
     local i
     mkdir -p sweep/none
@@ -168,7 +169,8 @@ test_zero() {
     check "the axis of waiting" [ "$(sed -n '/id="plot-data"/,/<\/figure>/p' zero.html | grep -o '>[0-9.e-]*%<' | tr -d '\n')" = ">0%<>0.5%<>1%<" ]
 }
 
-# A loss of power leaves zeros in the middle of a log, and a torn line: the rest is shown, and what is missing is said.
+# A loss of power leaves zeros in the middle of a log, and a torn line: the rest is shown, and what
+# is missing is said.
 test_damaged() {
     mkdir damaged torn
     { head -n 8 long_2/log.jsonl && head -c 300 /dev/zero && tail -n +9 long_2/log.jsonl; } >damaged/log.jsonl

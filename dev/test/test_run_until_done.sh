@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# test_run_until_done.sh -- scripts/run_until_done.sh with commands that only say what happened to them.
+# test_run_until_done.sh -- scripts/run_until_done.sh with commands that only say what happened to
+# them.
 #
 # One line for each check that fails; the last line counts them.
 set -u
@@ -11,7 +12,8 @@ work=$(mktemp -d /tmp/llmc_until_XXXXXX)
 trap 'rm -rf "$work"' EXIT
 cd "$work" || exit 1
 
-# A trainer: ends with the status that the next word of `statuses` says, after what a signal asks of it. `mpirun` is the same.
+# A trainer: ends with the status that the next word of `statuses` says, after what a signal asks of
+# it. `mpirun` is the same.
 cat >trainer <<'END_OF_TRAINER'
 #!/usr/bin/env bash
 echo start >>calls
@@ -34,7 +36,8 @@ runs() {
     status=$?
 }
 
-# stops COMMAND SIGNALS: sends each signal when the one before has shown in `calls`; signals are not ignored as in a script.
+# stops COMMAND SIGNALS: sends each signal when the one before has shown in `calls`; signals are not
+# ignored as in a script.
 stops() {
     local signal lines=1
     echo "wait 0" >statuses

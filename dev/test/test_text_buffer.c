@@ -1,4 +1,5 @@
-// test_text_buffer.c -- a text printed into memory is as it was printed, and memory that is too short for it is an error.
+// test_text_buffer.c -- a text printed into memory is as it was printed, and memory that is too
+// short for it is an error.
 #define TEXT_BUFFER_IMPLEMENTATION
 
 #include <sys/resource.h>

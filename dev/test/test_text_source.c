@@ -154,7 +154,8 @@ static void test_jsonl(void) {
     expect_documents(write_text("b.jsonl", "{}\n"), options, "{}\n");
 }
 
-// A byte-order mark at the start of a file, packed or not, is no text; elsewhere it is. Documents are found again behind it.
+// A byte-order mark at the start of a file, packed or not, is no text; elsewhere it is. Documents
+// are found again behind it.
 static void test_byte_order_marks(void) {
     const int screen = dup(STDERR_FILENO); // the notes are for test_tokenize.sh
     EXPECT(freopen("/dev/null", "w", stderr) != NULL, "");
@@ -424,7 +425,8 @@ static void test_last_frame(void) {
 #endif
 
 #ifdef HAVE_ZSTD
-// A raw block of four bytes in a frame that asks for a window of 2^log bytes: more than 2 GiB is no damage.
+// A raw block of four bytes in a frame that asks for a window of 2^log bytes: more than 2 GiB is no
+// damage.
 static void test_windows(void) {
     char frame[] = "\x28\xB5\x2F\xFD\0_\x21\0\0a b\n";
     frame[5] = (20 - 10) << 3;

@@ -1,4 +1,5 @@
-// Words stay whole, lines fit, the text comes out piece by piece as it does at once, and nothing reprograms a terminal.
+// Words stay whole, lines fit, the text comes out piece by piece as it does at once, and nothing
+// reprograms a terminal.
 #define TEXT_WRAP_IMPLEMENTATION
 
 #include "llmc/base/rand.h"
@@ -44,7 +45,8 @@ static void test_words(void) {
     expect_wrapped("", 10, "  ", "");
 }
 
-// Random texts: no line is wider than the screen unless it is one word, and only ends of lines differ.
+// Random texts: no line is wider than the screen unless it is one word, and only ends of lines
+// differ.
 static void test_random(void) {
     Rand rng = rand_open(3, 0);
     for (int trial = 0; trial < 200; trial++) {

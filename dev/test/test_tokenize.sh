@@ -243,7 +243,8 @@ test_little_memory() {
     fi
 }
 
-# Text from Windows has the same tokens as without its byte-order mark, which is said once, however many files have one.
+# Text from Windows has the same tokens as without its byte-order mark, which is said once, however
+# many files have one.
 test_byte_order_marks() {
     local run=("${vocab[@]}" --val-tokens 0)
     mkdir marked plain

@@ -1,4 +1,5 @@
-// test_validations.c -- the lowest validation loss, when a run has waited long enough, and when it has diverged.
+// test_validations.c -- the lowest validation loss, when a run has waited long enough, and when it
+// has diverged.
 #include <string.h>
 
 #include "llmc/run/validations.h"

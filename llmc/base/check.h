@@ -12,9 +12,10 @@ stopped by a signal after saving.
 
 Where a run has several processes, the failure of one ends all of them: check_end (llmc/comm.h).
 
-defines: CHECK, CHECK_CALL, CHECK_HUGE_PAGE, error_set, ERROR_BYTES, check_alloc, check_alloc_unset, array_bytes, check_stack,
-         EXIT_USAGE, EXIT_INTERRUPTED, check_is_main_thread, check_grow, check_reserve,
-         die_usage, check_on_failure, check_clean_up, CheckEndFunction, CheckEnd, check_end, CheckAllocated, check_allocated
+defines: CHECK, CHECK_CALL, CHECK_HUGE_PAGE, error_set, ERROR_BYTES, check_alloc, check_alloc_unset,
+         array_bytes, check_stack, EXIT_USAGE, EXIT_INTERRUPTED, check_is_main_thread, check_grow,
+         check_reserve, die_usage, check_on_failure, check_clean_up, CheckEndFunction, CheckEnd,
+         check_end, CheckAllocated, check_allocated
 */
 #ifndef LLMC_CHECK_H
 #define LLMC_CHECK_H
@@ -59,7 +60,8 @@ typedef struct {
 } CheckEnd;
 extern CheckEnd check_end;
 
-// Before a failure in the calling thread ends the program, function(context) cleans up. NULL: nothing.
+// Before a failure in the calling thread ends the program, function(context) cleans up. NULL:
+// nothing.
 void check_on_failure(void (*function)(void* context), void* context);
 
 // Calls it.

@@ -2,19 +2,22 @@
 file.h -- files that are whole or not there: written beside their place, flushed to the disk, then renamed
 into it.
 
-A full disk, a missing directory or any other failure removes the unfinished files and ends the program with
-one error that names the file; what stood under the name before is untouched. So does any other end of the program, but
-for a signal that kills it. The unfinished file is called NAME.<process id>.part and is opened exclusively: two programs
-never write into the same one, and nobody's own file is overwritten.
+A full disk, a missing directory or any other failure removes the unfinished files and ends the
+program with one error that names the file; what stood under the name before is untouched. So does
+any other end of the program, but for a signal that kills it. The unfinished file is called
+NAME.<process id>.part and is opened exclusively: two programs never write into the same one, and
+nobody's own file is overwritten.
 
 Small files are read as a whole. Only regular files are opened for reading: a FIFO would hang, a device could
 do anything.
 
-defines: file_join, FileWriter, file_open, file_put, file_seek, file_commit, file_discard, file_directory_of, file_name_in,
-         file_exists, file_is_directory,
-         file_sync_directory, file_make_directory, file_write_text, file_try_write_text, file_is_fetched, file_open_regular,
-         file_try_read, file_read_line, FileLock, file_try_lock, file_remove_at_exit, file_checksum, file_fingerprint, file_remove_parts, file_open_standard, file_flush_standard,
-         FILE_PART, file_path, file_ends_in, file_fail, file_is_part
+defines: file_join, FileWriter, file_open, file_put, file_seek, file_commit, file_discard,
+         file_directory_of, file_name_in, file_exists, file_is_directory, file_sync_directory,
+         file_make_directory, file_write_text, file_try_write_text, file_is_fetched,
+         file_open_regular, file_try_read, file_read_line, FileLock, file_try_lock,
+         file_remove_at_exit, file_checksum, file_fingerprint, file_remove_parts,
+         file_open_standard, file_flush_standard, FILE_PART, file_path, file_ends_in, file_fail,
+         file_is_part
 */
 #ifndef LLMC_FILE_H
 #define LLMC_FILE_H
@@ -66,7 +69,8 @@ void file_seek(FileWriter* writer, size_t at);
 void file_directory_of(char directory[PATH_MAX], const char* path);
 const char* file_name_in(const char* path);
 
-// Whether there is anything of this name. If that cannot be found out, the program ends: it is no answer.
+// Whether there is anything of this name. If that cannot be found out, the program ends: it is no
+// answer.
 int file_exists(const char* path);
 
 // Whether there is a directory of this name.
@@ -88,19 +92,21 @@ void file_write_text(const char* path, const char* text, size_t bytes);
 // written.
 int file_try_write_text(const char* path, const char* text, size_t bytes, char* error);
 
-// Whether an open file is itself, and not the pointer of a few lines that git leaves in its place until git-lfs fetches it.
-// Returns 0 with the reason in `error` if it is only the pointer.
+// Whether an open file is itself, and not the pointer of a few lines that git leaves in its place
+// until git-lfs fetches it. Returns 0 with the reason in `error` if it is only the pointer.
 int file_is_fetched(int fd, const char* path, char* error);
 
-// Opens a regular file that is fetched to read it. Returns a descriptor, or -1 with the reason in `error`.
+// Opens a regular file that is fetched to read it. Returns a descriptor, or -1 with the reason in
+// `error`.
 int file_open_regular(const char* path, char* error);
 
 // Sets *text to what the file holds and a zero, *bytes to its length; the caller frees it. Returns 0 with the
 // reason in `error` if it cannot be read, or is longer than `max`.
 int file_try_read(const char* path, size_t max, char** text, size_t* bytes, char* error);
 
-// Reads the next line with its end into *line, which has `room` bytes and grows; the caller frees it. Returns its length, 0 at
-// the end of the file. If the file `name` cannot be read, or memory is too short for a line, the program ends.
+// Reads the next line with its end into *line, which has `room` bytes and grows; the caller frees
+// it. Returns its length, 0 at the end of the file. If the file `name` cannot be read, or memory is
+// too short for a line, the program ends.
 size_t file_read_line(FILE* file, const char* name, char** line, size_t* room);
 
 // ---- contents ----
@@ -122,8 +128,9 @@ typedef enum {
     FILE_LOCK_UNKNOWN, // the file system has no locks; errno says why
 } FileLock;
 
-// Locks the open file fd. A killed process keeps its locks until the system has taken its memory back, so somebody else's is
-// waited for up to `wait_s`. For what must not be written by two, see lock.h.
+// Locks the open file fd. A killed process keeps its locks until the system has taken its memory
+// back, so somebody else's is waited for up to `wait_s`. For what must not be written by two, see
+// lock.h.
 FileLock file_try_lock(int fd, double wait_s);
 
 // Whether a name ends as file_create_part_ ends it: .PID.part or .PID-N.part.

@@ -1,9 +1,10 @@
 /*
-intrinsics.h -- the processor's instructions as functions of C: the only file that includes their headers.
+intrinsics.h -- the processor's instructions as functions of C: the only file that includes their
+headers.
 
-nvcc's front end reads host code, too, and knows the builtins of its own time only: that of CUDA 12 ends with an error in
-the immintrin.h of a current gcc, or in arm_neon.h. So it sees neither, and takes the plain C beside every use. What is
-compiled once into libllmc.a keeps its instructions.
+nvcc's front end reads host code, too, and knows the builtins of its own time only: that of CUDA 12
+ends with an error in the immintrin.h of a current gcc, or in arm_neon.h. So it sees neither, and
+takes the plain C beside every use. What is compiled once into libllmc.a keeps its instructions.
 
 needs:   nothing
 defines: X86_INTRINSICS, ARM_INTRINSICS

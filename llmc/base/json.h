@@ -3,8 +3,9 @@ json.h -- JSON (RFC 8259): writes strings, and reads any text strictly.
 
 Writing: JSON text must be UTF-8, but our strings may not be: a file name can have any bytes, and a model may
 stop in the middle of a character. A byte that belongs to no valid character is printed as U+FFFD, the
-replacement character, so the result always parses. Where the bytes count, as in the name of a file, byte 0xNN is printed as
-\udcNN and comes back from json_bytes. Python reads it as its os.fsencode expects ("surrogateescape", PEP 383).
+replacement character, so the result always parses. Where the bytes count, as in the name of a file,
+byte 0xNN is printed as \udcNN and comes back from json_bytes. Python reads it as its os.fsencode
+expects ("surrogateescape", PEP 383).
 
 Reading: a JsonReader steps through a text from value to value. The caller asks for the value that it expects
 next, so nothing is allocated. If the text has something else, a function returns 0 and `error` says where,
@@ -18,10 +19,11 @@ and what was wanted. Strings are decoded in place, in the caller's copy of the t
     }
     ok = more == 0 && json_end(&r);
 
-defines: json_print_string, json_print_bytes, JsonReader, json_reader, json_unexpected, json_peek, json_take, json_end,
-         json_string, json_bytes, json_text, json_name, json_member, json_text_member, json_element, json_natural,
-         json_naturals, json_number, json_bool, json_skip, JsonPlace, JSON_FIRST, JSON_NEXT, JSON_MAX_NAME,
-         JSON_MAX_DEPTH, json_utf8_length
+defines: json_print_string, json_print_bytes, JsonReader, json_reader, json_unexpected, json_peek,
+         json_take, json_end, json_string, json_bytes, json_text, json_name, json_member,
+         json_text_member, json_element, json_natural, json_naturals, json_number, json_bool,
+         json_skip, JsonPlace, JSON_FIRST, JSON_NEXT, JSON_MAX_NAME, JSON_MAX_DEPTH,
+         json_utf8_length
 */
 #ifndef LLMC_JSON_H
 #define LLMC_JSON_H

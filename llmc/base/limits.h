@@ -1,15 +1,17 @@
 /*
-limits.h -- what this job may use of its machine: cores and memory, as containers, batch systems and shells limit them.
+limits.h -- what this job may use of its machine: cores and memory, as containers, batch systems and
+shells limit them.
 
-A quota of a control group (cgroup v1 or v2) holds for all its processes, so the quotas of all groups from that of this process
-up to the root hold. A container may see only its own group, as the root. The last argument of functions that read the system's
-files is a directory to put before their paths: "" but in tests.
+A quota of a control group (cgroup v1 or v2) holds for all its processes, so the quotas of all
+groups from that of this process up to the root hold. A container may see only its own group, as the
+root. The last argument of functions that read the system's files is a directory to put before their
+paths: "" but in tests.
 
     cpu.max, or cpu.cfs_quota_us and cpu.cfs_period_us                 time of all cores in a period
     memory.max and memory.high, or memory.limit_in_bytes               bytes, of which files in memory can be taken back
 
-defines: LIMITS_MAX_THREADS, limits_quota, limits_threads, limits_omp_threads, limits_group_bytes, limits_own_bytes,
-         limits_free_bytes
+defines: LIMITS_MAX_THREADS, limits_quota, limits_threads, limits_omp_threads, limits_group_bytes,
+         limits_own_bytes, limits_free_bytes
 */
 #ifndef LLMC_LIMITS_H
 #define LLMC_LIMITS_H
@@ -28,18 +30,19 @@ double limits_quota(const char* root);
 // OMP_NUM_THREADS, or 0 if it is not set. A value that is none ends the program.
 int limits_omp_threads(void);
 
-// Threads for this process alone: OMP_NUM_THREADS, else the cores that it may run on, if no quota makes more than some of
-// them wait.
+// Threads for this process alone: OMP_NUM_THREADS, else the cores that it may run on, if no quota
+// makes more than some of them wait.
 int limits_threads(const char* root);
 
-// Memory that the groups of this process have left, for all of their processes; SIZE_MAX: they have no limit.
+// Memory that the groups of this process have left, for all of their processes; SIZE_MAX: they have
+// no limit.
 size_t limits_group_bytes(const char* root);
 
 // Memory that this process alone has left (ulimit -v, ulimit -d); SIZE_MAX: no limit.
 size_t limits_own_bytes(void);
 
-// Memory for each of `processes` on this machine, without swapping: the least that the machine, groups and the process have
-// left; SIZE_MAX: nobody says.
+// Memory for each of `processes` on this machine, without swapping: the least that the machine,
+// groups and the process have left; SIZE_MAX: nobody says.
 size_t limits_free_bytes(int processes, const char* root);
 
 #ifdef __cplusplus
@@ -62,7 +65,8 @@ size_t limits_free_bytes(int processes, const char* root);
 
 // ---- the groups of this process ----
 
-// Directories of groups, from this process's own up to the root. The path is cut to the next one above.
+// Directories of groups, from this process's own up to the root. The path is cut to the next one
+// above.
 typedef struct {
     char path[PATH_MAX];
     size_t top; // bytes of the root's
@@ -86,8 +90,9 @@ static FILE* limits_open_(const char* root, const char* path) {
     return length < PATH_MAX ? fopen(whole, "r") : NULL;
 }
 
-// The group of this process in the hierarchy of a controller: a line "4:memory:/job/step", and "0::/job/step" for version 2,
-// which has the controllers that no hierarchy of version 1 has. Returns whether it is known.
+// The group of this process in the hierarchy of a controller: a line "4:memory:/job/step", and
+// "0::/job/step" for version 2, which has the controllers that no hierarchy of version 1 has.
+// Returns whether it is known.
 static int limits_read_own_(const char* root, const char* controller, char own[PATH_MAX], int* is_v2) {
     char line[PATH_MAX + 256];
     int found = 0;
@@ -116,8 +121,9 @@ static int limits_read_own_(const char* root, const char* controller, char own[P
     return found;
 }
 
-// Where a hierarchy is mounted, and which of its groups is the root there: a line "33 31 0:30 /docker/4711 /sys/fs/cgroup/cpu
-// rw,relatime - cgroup cgroup rw,cpu". Returns whether it is mounted.
+// Where a hierarchy is mounted, and which of its groups is the root there: a line "33 31 0:30
+// /docker/4711 /sys/fs/cgroup/cpu rw,relatime - cgroup cgroup rw,cpu". Returns whether it is
+// mounted.
 static int limits_read_mount_(const char* root, const char* controller, int is_v2, char top[PATH_MAX],
                               char mount[PATH_MAX]) {
     char line[2 * PATH_MAX + 512], type[64], super[512];
@@ -136,7 +142,8 @@ static int limits_read_mount_(const char* root, const char* controller, int is_v
     return found;
 }
 
-// Finds this process's group. A path that is not below the mounted root is that of a host, of which only the root is seen.
+// Finds this process's group. A path that is not below the mounted root is that of a host, of which
+// only the root is seen.
 static int limits_find_(LimitsGroup_* g, const char* root, const char* controller) {
     char own[PATH_MAX], top[PATH_MAX], mount[PATH_MAX];
     if (!limits_read_own_(root, controller, own, &g->is_v2) ||
@@ -161,8 +168,8 @@ static int limits_rise_(LimitsGroup_* g) {
     return rises;
 }
 
-// Reads the numbers at the start of a file of the group into values (count). Returns how many there are: none if there is no
-// such file, or it says "max" or -1.
+// Reads the numbers at the start of a file of the group into values (count). Returns how many there
+// are: none if there is no such file, or it says "max" or -1.
 static int limits_read_(const LimitsGroup_* g, const char* name, double* values, int count) {
     int n = 0;
     FILE* file = NULL;

@@ -1,9 +1,11 @@
 /*
-lock.h -- one writer at a time, and who it is: a lock file, which says "host, pid 123" while somebody has it.
+lock.h -- one writer at a time, and who it is: a lock file, which says "host, pid 123" while
+somebody has it.
 
-The lock is flock's, which a killed process loses. Some file systems do not have it, and "I cannot ask" does not mean "free":
-there, whoever creates the file has the lock. If the process that it names is of this host and over, the file is nobody's; of
-other hosts that cannot be known, so the error says what to remove.
+The lock is flock's, which a killed process loses. Some file systems do not have it, and "I cannot
+ask" does not mean "free": there, whoever creates the file has the lock. If the process that it
+names is of this host and over, the file is nobody's; of other hosts that cannot be known, so the
+error says what to remove.
 
 defines: Lock, LockPlace, lock_take, lock_release
 */
@@ -116,7 +118,8 @@ static int lock_open_(const LockPlace* place, int* is_new) {
     return fd;
 }
 
-// Whether the open file is still the one of this name: the one before may have removed it when it ended.
+// Whether the open file is still the one of this name: the one before may have removed it when it
+// ended.
 static int lock_is_there_(int fd, const char* path) {
     struct stat mine, there;
     return fstat(fd, &mine) == 0 && stat(path, &there) == 0 && mine.st_dev == there.st_dev &&
@@ -133,7 +136,8 @@ static Lock* lock_have_(int fd, const LockPlace* place) {
     return lock;
 }
 
-// One try. Returns NULL if somebody else has it, and sets *holder; *is_asked to whether the system could be asked.
+// One try. Returns NULL if somebody else has it, and sets *holder; *is_asked to whether the system
+// could be asked.
 static Lock* lock_try_(const LockPlace* place, int turn, LockName_* holder, int* is_asked) {
     int is_new;
     const int fd = lock_open_(place, &is_new);

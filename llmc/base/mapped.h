@@ -12,7 +12,8 @@ rule.
 
 A handler cannot be given the guard as an argument, so it is a variable of the thread.
 
-Some file systems map no files: FUSE with direct_io, 9p without a cache. Their files are read into memory instead.
+Some file systems map no files: FUSE with direct_io, 9p without a cache. Their files are read into
+memory instead.
 
 defines: MappedResult, mapped_file, mapped_open, mapped_try, mapped_refuse
 */
@@ -25,8 +26,8 @@ defines: MappedResult, mapped_file, mapped_open, mapped_try, mapped_refuse
 extern "C" {
 #endif
 
-// The first `bytes` > 0 of a file, which is open as fd, to be read. NULL, with the error, if they cannot be. munmap frees
-// them. MADV_DONTNEED is safe.
+// The first `bytes` > 0 of a file, which is open as fd, to be read. NULL, with the error, if they
+// cannot be. munmap frees them. MADV_DONTNEED is safe.
 void* mapped_file(int fd, size_t bytes, const char* path, char* error);
 
 typedef enum {

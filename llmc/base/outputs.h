@@ -1,15 +1,17 @@
 /*
-outputs.h -- the files that a command line asks for, checked before any work: nothing is opened for writing before all
-of them can be written and none of them would destroy something.
+outputs.h -- the files that a command line asks for, checked before any work: nothing is opened for
+writing before all of them can be written and none of them would destroy something.
 
-An output is a new file, or takes the place of a regular one. It is refused if it is a link, a directory, a device or a
-FIFO, if its directory cannot be written, if another output has the same name, and if the run reads it: a file, or any file
-in a directory (a model's or a run's) or in the directories there. In such a directory an earlier output may be replaced:
-files whose names end in .gguf, .html or .jsonl, but for the logs of runs.
+An output is a new file, or takes the place of a regular one. It is refused if it is a link, a
+directory, a device or a FIFO, if its directory cannot be written, if another output has the same
+name, and if the run reads it: a file, or any file in a directory (a model's or a run's) or in the
+directories there. In such a directory an earlier output may be replaced: files whose names end in
+.gguf, .html or .jsonl, but for the logs of runs.
 
 What passes is written by file.h, as .part beside its place.
 
-defines: Outputs, outputs_open, outputs_read, outputs_keep, outputs_add, outputs_check, outputs_close
+defines: Outputs, outputs_open, outputs_read, outputs_keep, outputs_add, outputs_check,
+         outputs_close
 */
 #ifndef LLMC_OUTPUTS_H
 #define LLMC_OUTPUTS_H

@@ -1,8 +1,8 @@
 /*
 printable.h -- names and words of others on a screen, without what could reprogram the terminal.
 
-Not printable are bytes that are no UTF-8, which some terminals take for themselves, and control characters: those of ASCII,
-and U+0080 to U+009F, one of which is ESC [ to a terminal.
+Not printable are bytes that are no UTF-8, which some terminals take for themselves, and control
+characters: those of ASCII, and U+0080 to U+009F, one of which is ESC [ to a terminal.
 
 defines: printable_length, printable, printable_copy, printable_vprint, printable_line
 */
@@ -17,8 +17,8 @@ defines: printable_length, printable, printable_copy, printable_vprint, printabl
 extern "C" {
 #endif
 
-// Bytes of the character at the start of text[0 .. left), or 0 if it is not printable. Blanks are; tabs and the ends of lines
-// are not.
+// Bytes of the character at the start of text[0 .. left), or 0 if it is not printable. Blanks are;
+// tabs and the ends of lines are not.
 size_t printable_length(const char* text, size_t left);
 
 // Each byte that is not printable becomes a question mark. Returns the text.

@@ -1,12 +1,14 @@
 /*
-processor.h -- a program that was built for a newer processor says so, instead of dying by an illegal instruction.
+processor.h -- a program that was built for a newer processor says so, instead of dying by an
+illegal instruction.
 
     PROCESSOR_CHECK    in the file with main: notes which instructions the compiler may use there. They are looked for before
                        main, by code that is compiled for every x86-64 (Makefile)
 
 On other architectures nothing is looked for.
 
-defines: PROCESSOR_FEATURES, PROCESSOR_COUNT, ProcessorNeeds, processor_check, processor_judge, PROCESSOR_CHECK
+defines: PROCESSOR_FEATURES, PROCESSOR_COUNT, ProcessorNeeds, processor_check, processor_judge,
+         PROCESSOR_CHECK
 */
 #ifndef LLMC_PROCESSOR_H
 #define LLMC_PROCESSOR_H
@@ -18,8 +20,9 @@ defines: PROCESSOR_FEATURES, PROCESSOR_COUNT, ProcessorNeeds, processor_check, p
 extern "C" {
 #endif
 
-// Instructions that compilers choose by themselves. The compiler's macro, which is 1 where it may use them; the name; the word of cpuid (processor_read_) and the bit that
-// has them; the registers that the system must save (XCR0); and the first of the levels x86-64-v2, v3, v4 with them.
+// Instructions that compilers choose by themselves. The compiler's macro, which is 1 where it may
+// use them; the name; the word of cpuid (processor_read_) and the bit that has them; the registers
+// that the system must save (XCR0); and the first of the levels x86-64-v2, v3, v4 with them.
 // clang-format off
 #define PROCESSOR_FEATURES(X) \
     X(__SSE3__,       "sse3",       0,  0, 0,    2) \
@@ -55,8 +58,8 @@ enum { PROCESSOR_WORDS_ = 6 };
 #define PROCESSOR_ONE_(macro, name, word, bit, registers, level) +1
 enum { PROCESSOR_COUNT = 0 PROCESSOR_FEATURES(PROCESSOR_ONE_) };
 
-// What a program needs: "1" for each feature that its compiler was allowed to use. Data only: no instruction comes from where
-// it is written.
+// What a program needs: "1" for each feature that its compiler was allowed to use. Data only: no
+// instruction comes from where it is written.
 typedef void ProcessorCheck_(void);
 typedef struct {
     ProcessorCheck_* check; // brings the code that looks into the program
@@ -68,8 +71,8 @@ extern const ProcessorNeeds processor_needs;
 // Ends the program with a line if the processor lacks what it needs. Runs before main.
 void processor_check(void);
 
-// Whether a processor that answers cpuid with these words, on a system that saves these registers, has all that is needed;
-// else 0 with a line about it.
+// Whether a processor that answers cpuid with these words, on a system that saves these registers,
+// has all that is needed; else 0 with a line about it.
 int processor_judge(const ProcessorNeeds* needs, const uint32_t words[PROCESSOR_WORDS_], uint64_t registers,
                     char* line, size_t room);
 

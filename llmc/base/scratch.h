@@ -8,8 +8,8 @@ the data do not pass through the page cache, which would take the memory that th
 Places, sizes and addresses are multiples of SCRATCH_UNIT bytes. A failure in a thread ends the program with one error
 that names the directory.
 
-defines: Scratch, ScratchWork, SCRATCH_UNIT, scratch_open, scratch_close, scratch_is_direct, scratch_read,
-         scratch_write, scratch_wait
+defines: Scratch, ScratchWork, SCRATCH_UNIT, scratch_open, scratch_close, scratch_is_direct,
+         scratch_read, scratch_write, scratch_wait
 */
 #ifndef LLMC_SCRATCH_H
 #define LLMC_SCRATCH_H
@@ -30,8 +30,8 @@ typedef struct {
 } ScratchWork;
 
 // A file of zeros, `bytes` long, in a directory, which is made if it is missing. `what` says in errors what the file
-// is for. Direct I/O is tried with the first SCRATCH_UNIT bytes at `memory`, which become zeros: a driver may refuse some
-// kinds of memory, a device's for example.
+// is for. Direct I/O is tried with the first SCRATCH_UNIT bytes at `memory`, which become zeros: a
+// driver may refuse some kinds of memory, a device's for example.
 Scratch* scratch_open(const char* directory, size_t bytes, const char* what, void* memory);
 
 // After scratch_wait for all work.
@@ -203,8 +203,8 @@ static void scratch_reserve_(const Scratch* s, size_t bytes) {
           (double)bytes / (1 << 20), s->what, free_bytes / (1 << 20), strerror(error));
 }
 
-// Turns direct I/O on if it works with this memory, in both directions: some file systems take the flag, and then refuse
-// to read. The file keeps its zeros.
+// Turns direct I/O on if it works with this memory, in both directions: some file systems take the
+// flag, and then refuse to read. The file keeps its zeros.
 static void scratch_try_direct_(Scratch* s, void* memory) {
 #ifdef O_DIRECT
     const int flags = fcntl(s->fd, F_GETFL);

@@ -1,15 +1,16 @@
 /*
 text_buffer.h -- a text that is printed into memory, and is whole or an error.
 
-open_memstream is not enough: in glibc a text that memory is too short for loses its end, and neither ferror nor fclose
-tells.
+open_memstream is not enough: in glibc a text that memory is too short for loses its end, and
+neither ferror nor fclose tells.
 
     TextBuffer buffer;
     text_buffer_open(&buffer, "the summary");
     fprintf(buffer.file, ...);
     char* text = text_buffer_close(&buffer); // buffer.bytes of it and a zero; the caller frees it
 
-defines: TextBuffer, text_buffer_open, text_buffer_close, text_buffer_try_open, text_buffer_try_close
+defines: TextBuffer, text_buffer_open, text_buffer_close, text_buffer_try_open,
+         text_buffer_try_close
 */
 #ifndef LLMC_TEXT_BUFFER_H
 #define LLMC_TEXT_BUFFER_H

@@ -82,15 +82,16 @@ static inline int threads_cores_(void) {
     return cores > omp_get_num_procs() ? cores : omp_get_num_procs();
 }
 
-// Threads of one of `processes` that share these cores, of which it may run on `bound`, and a quota.
+// Threads of one of `processes` that share these cores, of which it may run on `bound`, and a
+// quota.
 static inline int threads_share_(int cores, int bound, double quota, int processes) {
     const int most = ceil(quota) < cores ? (int)ceil(quota) : cores, share = most / processes;
     return share < 1 ? 1 : share < bound ? share : bound;
 }
 
-// --threads of one of `processes` on this machine. 0: those of OMP_NUM_THREADS, else its share of the cores, as far as a quota
-// and the launcher ("": none has started it) let it use them. A note says if a quota or mpirun leaves less: whoever calls srun
-// has chosen a number of cores.
+// --threads of one of `processes` on this machine. 0: those of OMP_NUM_THREADS, else its share of
+// the cores, as far as a quota and the launcher ("": none has started it) let it use them. A note
+// says if a quota or mpirun leaves less: whoever calls srun has chosen a number of cores.
 static inline void threads_open(int threads, int processes, const char* launcher) {
     const int is_given = limits_omp_threads() > 0, bound = omp_get_num_procs();
     if (threads || is_given) {

@@ -1,5 +1,6 @@
 /*
-words.h -- words of messages: choices of the user, each an enum and its words from one list; singular and plural.
+words.h -- words of messages: choices of the user, each an enum and its words from one list;
+singular and plural.
 
     #define PACKING_WORDS(X) X(PACK_STREAM, "stream") X(PACK_PAD, "pad")
 

@@ -24,8 +24,8 @@ the end-of-text token, with target -1. A piece without any target (one last toke
 
 Row k of R is found in O(1), by a table of the pieces (8 bytes each) that is made when the rows are opened.
 
-defines: PACKING_WORDS, Packing, DocumentMask, Rows, rows_open, rows_length, rows_fill, rows_sum_targets,
-         rows_close
+defines: PACKING_WORDS, Packing, DocumentMask, Rows, rows_open, rows_length, rows_fill,
+         rows_sum_targets, rows_close
 */
 #ifndef LLMC_PACK_H
 #define LLMC_PACK_H

@@ -21,9 +21,9 @@ The caller fills rows, has the model compute the losses of their targets, and ha
     for each row: task_fill; the model; task_collect
     task_score
 
-defines: Task, TaskKind, TaskDocument, TaskExample, TaskResult, TaskShare, TaskScore, task_open, task_close, task_begin,
-         task_add, task_example, task_windows, task_pack, task_fill, task_collect, task_score, task_print,
-         task_fingerprint
+defines: Task, TaskKind, TaskDocument, TaskExample, TaskResult, TaskShare, TaskScore, task_open,
+         task_close, task_begin, task_add, task_example, task_windows, task_pack, task_fill,
+         task_collect, task_score, task_print, task_fingerprint
 */
 #ifndef LLMC_TASKS_H
 #define LLMC_TASKS_H
@@ -122,8 +122,8 @@ void task_collect(const Task* task, size_t row, const float* losses, const int* 
 
 TaskScore task_score(const Task* task, const TaskResult* results);
 
-// Prints a line of JSON for each example, for each window of a text: what the model chose, what is right, and the loss of each
-// ending (sum of nats, tokens, bytes).
+// Prints a line of JSON for each example, for each window of a text: what the model chose, what is
+// right, and the loss of each ending (sum of nats, tokens, bytes).
 void task_print(FILE* file, const Task* task, const TaskResult* results, int64_t step);
 
 // Of all that the score depends on, but the model.
@@ -288,7 +288,8 @@ static double task_divisor_(const TaskDocument* document, TaskNorm_ norm) {
     return norm == TASK_SUM_ ? 1 : norm == TASK_PER_TOKEN_ ? document->scored : document->bytes;
 }
 
-// The ending with the least loss, the first one of equal ones. One that is not a number is never least; -1: none is one.
+// The ending with the least loss, the first one of equal ones. One that is not a number is never
+// least; -1: none is one.
 static int task_choice_(const Task* task, const TaskExample* example, const TaskResult* results,
                         TaskNorm_ norm) {
     double least = INFINITY;

@@ -16,8 +16,8 @@ anyway to check their tokens.
 Without a directory of the run's own, the shards are in a temporary one. It is removed as soon as they are
 mapped, and by whatever ends the program before, but for a signal that kills at once.
 
-defines: TextData, TextDataMode, text_data_shards, text_data_train, text_data_is_plain, text_data_warn,
-         text_data_verify, text_data_make_temporary, text_data_remove_temporary
+defines: TextData, TextDataMode, text_data_shards, text_data_train, text_data_is_plain,
+         text_data_warn, text_data_verify, text_data_make_temporary, text_data_remove_temporary
 */
 #ifndef LLMC_TEXT_DATA_H
 #define LLMC_TEXT_DATA_H
@@ -75,8 +75,8 @@ void text_data_train(Bpe* bpe, const TextData* text, const char* list, int vocab
 
 // ---- bytes ----
 
-// Whether all files of the list are text as they are, and can be mapped as bytes: none has to be unpacked, or be taken out of
-// fields.
+// Whether all files of the list are text as they are, and can be mapped as bytes: none has to be
+// unpacked, or be taken out of fields.
 int text_data_is_plain(const char* list);
 
 // ---- verifying ----
@@ -327,8 +327,8 @@ static int text_data_read_shards_(JsonReader* reader, TextKept_* kept) {
     return ok && more == 0;
 }
 
-// Reads such a file; 0 if it does not exist or is not ours. One that cannot be read is an error: its shards may be good.
-// text_data_free_kept_ frees it.
+// Reads such a file; 0 if it does not exist or is not ours. One that cannot be read is an error:
+// its shards may be good. text_data_free_kept_ frees it.
 static int text_data_read_kept_(TextKept_* kept, const char* path) {
     char *text, error[ERROR_BYTES];
     const char *key, *source;

@@ -15,8 +15,8 @@ The name of a file decides its format, unless options.format sets one for all:
 text and JSON also compressed, with .gz or .zst appended (packed_file.h); "-" is standard input. Documents
 without text are left out, as are empty lines and fields that are null. With TEXT_BY_NAME, names of tables,
 archives and the like are refused, and so is a plain file with a zero byte in its first 64 KiB: text has none.
-The byte-order mark of UTF-8 at the start of a file is skipped, and the first one is said; a file that is
-UTF-16 by its mark is refused, except with TEXT_PLAIN.
+The byte-order mark of UTF-8 at the start of a file is skipped, and the first one is said; a file
+that is UTF-16 by its mark is refused, except with TEXT_PLAIN.
 
 A block has about options.block_bytes of text, or, if there is no place to divide it, at most a few times
 BPE_MAX_PIECE. `documents` are the offsets at which documents start, ascending; without one at 0, the block
@@ -28,9 +28,10 @@ perhaps in blocks of other lengths, but with the same tokens.
 
 Memory: two blocks, and with jsonl and separators the longest document (of 1 GiB at most).
 
-defines: TEXT_FORMAT_WORDS, TextFormat, TextOptions, TextPosition, TextBlock, text_block_close, TextSource,
-         text_source_open, text_source_check, text_source_seek, text_source_next, text_source_read_bytes,
-         text_source_close, text_source_is_plain, text_source_is_text, TEXT_BLOCK_BYTES
+defines: TEXT_FORMAT_WORDS, TextFormat, TextOptions, TextPosition, TextBlock, text_block_close,
+         TextSource, text_source_open, text_source_check, text_source_seek, text_source_next,
+         text_source_read_bytes, text_source_close, text_source_is_plain, text_source_is_text,
+         TEXT_BLOCK_BYTES
 */
 #ifndef LLMC_TEXT_SOURCE_H
 #define LLMC_TEXT_SOURCE_H

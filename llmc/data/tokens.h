@@ -22,10 +22,11 @@ tokens_describe says what happened. Without one, the program ends.
 Names of files are separated by commas; each is a pattern of glob(3), or a directory: then all of its text
 files. A backslash before one of , : * ? [ \ makes it a part of the name.
 
-defines: TokenStream, TokensKind, TOKENS_FORMAT_WORDS, TokensFormat, tokens_next_item, tokens_escape,
-         tokens_list, tokens_kind, tokens_open_files, tokens_open_memory, tokens_split_tail, tokens_fill,
-         tokens_at, tokens_describe, tokens_verify_file, tokens_verify_checksum, tokens_close, TokenSpan,
-         tokens_is_shard, MegatronIndex, megatron_i64, megatron_index, TokensProgress, tokens_progress
+defines: TokenStream, TokensKind, TOKENS_FORMAT_WORDS, TokensFormat, tokens_next_item,
+         tokens_escape, tokens_list, tokens_kind, tokens_open_files, tokens_open_memory,
+         tokens_split_tail, tokens_fill, tokens_at, tokens_describe, tokens_verify_file,
+         tokens_verify_checksum, tokens_close, TokenSpan, tokens_is_shard, MegatronIndex,
+         megatron_i64, megatron_index, TokensProgress, tokens_progress
 */
 #ifndef LLMC_TOKENS_H
 #define LLMC_TOKENS_H
@@ -530,7 +531,8 @@ static void tokens_max_block_(void* block_) {
     block->max = tokens_max_(block->span, block->start, block->n);
 }
 
-// The first token of [start, end) that is not below V or no longer readable; `end` if all are good. Raises *largest.
+// The first token of [start, end) that is not below V or no longer readable; `end` if all are good.
+// Raises *largest.
 static size_t tokens_find_bad_(const TokenSpan* span, size_t start, size_t end, int V, uint32_t* largest) {
     const size_t block = (size_t)1 << 20, num_blocks = (end - start + block - 1) / block;
     size_t bad = num_blocks; // the first block with a bad token

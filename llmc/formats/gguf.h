@@ -8,7 +8,8 @@ gguf.h -- a model as one GGUF file (version 3), which llama.cpp and its relative
                       of the vocabulary
 
 Little endian. Matrices have the type asked for; vectors and position embeddings stay fp32, as their readers
-want them. A number that is finite here and would not be there is an error. Q8_0 is quantized.h's blocks; matrices whose rows are no whole blocks are fp16 instead.
+want them. A number that is finite here and would not be there is an error. Q8_0 is quantized.h's
+blocks; matrices whose rows are no whole blocks are fp16 instead.
 
 Tokens that are bytes are a BPE without merges there. A model without a BPE tokenizer says so ("no_vocab"):
 its tokens are only numbers there, and llama.cpp cannot read or print text with them.

@@ -19,9 +19,9 @@ where a model is read its layers must be equal.
     rows    of the parameters in memory, in one part or more (gpt2_sharded_rows_of), with elements of the type of the
             file that is written; fp32 where a model is read
 
-defines: hf_config_read, hf_config_dropout, hf_config_kept, hf_config_write, HfModel, hf_model_open, hf_model_read,
-         hf_model_close, HfModelFile, hf_model_files, hf_model_file_name, hf_model_write, hf_model_write_index,
-         hf_model_bytes
+defines: hf_config_read, hf_config_dropout, hf_config_kept, hf_config_write, HfModel, hf_model_open,
+         hf_model_read, hf_model_close, HfModelFile, hf_model_files, hf_model_file_name,
+         hf_model_write, hf_model_write_index, hf_model_bytes
 */
 #ifndef LLMC_HF_MODEL_H
 #define LLMC_HF_MODEL_H
@@ -43,12 +43,13 @@ GPT2Config hf_config_read(const char* directory);
 // The largest dropout that its configuration has.
 double hf_config_dropout(const char* directory);
 
-// The fields of the config.json in a directory that change nothing here, as text for hf_config_write: a model that is
-// trained further keeps them. The caller frees it.
+// The fields of the config.json in a directory that change nothing here, as text for
+// hf_config_write: a model that is trained further keeps them. The caller frees it.
 char* hf_config_kept(const char* directory);
 
-// Writes config.json and generation_config.json. `dtype` is the dtype of the weights, under its names in transformers 4
-// and 5; eot the token that starts and ends documents; kept as above, NULL of a new model.
+// Writes config.json and generation_config.json. `dtype` is the dtype of the weights, under its
+// names in transformers 4 and 5; eot the token that starts and ends documents; kept as above, NULL
+// of a new model.
 void hf_config_write(const char* directory, GPT2Config cfg, SafeTensorsDtype dtype, int eot,
                      const char* kept);
 
@@ -670,7 +671,8 @@ static void hf_check_others_(const SafeTensorsSet* set, GPT2Config cfg, const Sa
     }
 }
 
-// The tensor of a layer. The classifier stands for the token embedding where only it was saved: they are tied.
+// The tensor of a layer. The classifier stands for the token embedding where only it was saved:
+// they are tied.
 static const SafeTensorsView* hf_find_(const HfModel* model, const TensorRow* row, int l) {
     const SafeTensorsSet* set = &model->set;
     const HfTensor_ tensor = hf_tensor_(row, model->cfg, l);

@@ -21,11 +21,12 @@ extern "C" {
 // The file that runs, and the results of the mathematics library.
 void agree_on_program(Comm* comm);
 
-// All options but those that each process may have for itself, as they were given: they decide which messages follow.
+// All options but those that each process may have for itself, as they were given: they decide
+// which messages follow.
 void agree_on_command(Comm* comm, const Options* options);
 
-// The same after setup, which decides some; the checkpoint to continue from (NULL: none), the model, the files of its weights
-// (NULL: none), and the data.
+// The same after setup, which decides some; the checkpoint to continue from (NULL: none), the
+// model, the files of its weights (NULL: none), and the data.
 void agree_on_run(Comm* comm, const Options* options, const char* checkpoint, const char* weights,
                   GPT2Config cfg, const RunData* data);
 
@@ -158,8 +159,8 @@ static uint64_t agree_tensors_(const char* directory) {
     return sum;
 }
 
-// A directory on a local disk may hold an older copy in one machine. With --zero 3 no process has all parameters, so that
-// their checksum would not show it.
+// A directory on a local disk may hold an older copy in one machine. With --zero 3 no process has
+// all parameters, so that their checksum would not show it.
 static void agree_on_weights_(Comm* comm, const char* weights) {
     char error[ERROR_BYTES];
     uint64_t checksum = 0;

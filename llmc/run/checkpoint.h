@@ -13,12 +13,14 @@ several files of it, and an index (hf_model.h); the processes share them, so tha
 A save copies the tensors into memory allocated before the first step; a thread of each process writes them while the
 run continues, and when all have written, one of rank 0 completes the directory (checkpoint_directory.h). A second
 save waits for the first. The disk is checked for room before. --keep removes older checkpoints once a newer one is
-in its place, sparing multiples of --keep-major and the best of --keep-best. Any failure is one error that names the
-file, and leaves the existing checkpoints alone; the half that was written is removed, unless other processes still
-write there. Weights that are not finite are such a failure: they are never saved.
+in its place, sparing multiples of --keep-major and the best of --keep-best. Any failure is one
+error that names the file, and leaves the existing checkpoints alone; the half that was written is
+removed, unless other processes still write there. Weights that are not finite are such a failure:
+they are never saved.
 
-defines: Checkpoints, CheckpointModel, CheckpointRun, checkpoints_bytes, checkpoints_disk_bytes, checkpoints_kept,
-         checkpoints_thin, checkpoints_open, checkpoint_copy_at, checkpoints_close, checkpoint_start, checkpoint_finished, checkpoint_wait
+defines: Checkpoints, CheckpointModel, CheckpointRun, checkpoints_bytes, checkpoints_disk_bytes,
+         checkpoints_kept, checkpoints_thin, checkpoints_open, checkpoint_copy_at,
+         checkpoints_close, checkpoint_start, checkpoint_finished, checkpoint_wait
 */
 #ifndef LLMC_CHECKPOINT_H
 #define LLMC_CHECKPOINT_H
@@ -113,9 +115,10 @@ size_t checkpoints_bytes(GPT2Config cfg, Optimizer optimizer, const ZeroPlan* ze
 // What follows is collective: all processes of the run call it in the same order.
 
 // Prepares to save into --out, which exists. The options and what `run` points to must stay. `lock` is that of
-// checkpoint_lock, or NULL to take it now; rank 0 has it, no other rank; checkpoints_close releases it. `after` updates are done. There
-// must be room on the disk for at least one checkpoint. Before each save the caller points params and optimizer
-// to what is to be saved, and leaves that as it is until the save has ended.
+// checkpoint_lock, or NULL to take it now; rank 0 has it, no other rank; checkpoints_close releases
+// it. `after` updates are done. There must be room on the disk for at least one checkpoint. Before
+// each save the caller points params and optimizer to what is to be saved, and leaves that as it is
+// until the save has ended.
 void checkpoints_open(Checkpoints* c, const Options* options, CheckpointRun run, Lock* lock, int64_t after);
 
 // Points params and optimizer into `memory`, of checkpoints_bytes.
@@ -232,7 +235,8 @@ static double checkpoint_free_bytes_(const Checkpoints* c) {
     return statvfs(c->out, &info) == 0 ? (double)info.f_bavail * (double)info.f_frsize : INFINITY;
 }
 
-// Ends the program if there is no room for a checkpoint. Says from which one the run continues with fewer beside it.
+// Ends the program if there is no room for a checkpoint. Says from which one the run continues with
+// fewer beside it.
 static void checkpoint_require_room_(const Checkpoints* c, const char* name) {
     const double free_bytes = checkpoint_free_bytes_(c), mib = 1 << 20;
     char whole[PATH_MAX];

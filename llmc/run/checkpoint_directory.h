@@ -11,9 +11,11 @@ A checkpoint is written as .part and renamed; one that goes is renamed first. So
 half of one, and the next run in the same directory clears what a killed run left. If one of these names is a
 symbolic link, the link is removed, never its target. Two runs at a time are refused.
 
-defines: CHECKPOINT_PART, checkpoint_path, checkpoint_steps, checkpoint_lock, checkpoint_require_writable, checkpoint_clear, checkpoint_put,
-         checkpoint_thin, CHECKPOINT_KEEP_AUTO, CHECKPOINT_KEPT_BY_CLOCK, CheckpointsKept, checkpoint_remove_after, checkpoint_last_serial, checkpoint_try_check, CheckpointFilter,
-         CheckpointsFound, checkpoint_newest, checkpoint_share
+defines: CHECKPOINT_PART, checkpoint_path, checkpoint_steps, checkpoint_lock,
+         checkpoint_require_writable, checkpoint_clear, checkpoint_put, checkpoint_thin,
+         CHECKPOINT_KEEP_AUTO, CHECKPOINT_KEPT_BY_CLOCK, CheckpointsKept, checkpoint_remove_after,
+         checkpoint_last_serial, checkpoint_try_check, CheckpointFilter, CheckpointsFound,
+         checkpoint_newest, checkpoint_share
 */
 #ifndef LLMC_CHECKPOINT_DIRECTORY_H
 #define LLMC_CHECKPOINT_DIRECTORY_H
@@ -41,11 +43,12 @@ int checkpoint_steps(const char* out, const char* ending, int64_t** steps);
 
 // ---- writing ----
 
-// Only one run at a time may write into a directory. Returns the lock, for lock_release. Removes what a
-// killed run left.
+// Only one run at a time may write into a directory. Returns the lock, for lock_release. Removes
+// what a killed run left.
 Lock* checkpoint_lock(const char* out);
 
-// Ends the program if this process cannot make a directory in `out`: before the work that a save would lose.
+// Ends the program if this process cannot make a directory in `out`: before the work that a save
+// would lose.
 void checkpoint_require_writable(const char* out);
 
 // Removes a directory of files, or a link to one, if it is there.
@@ -54,10 +57,11 @@ void checkpoint_clear(const char* directory);
 // Puts the finished directory `part` in its place, `path`; what was there goes.
 void checkpoint_put(const char* part, const char* path, const char* out, int64_t step);
 
-// Removes the oldest checkpoints of the run of `last`, up to that one, but `keep` (1 or more), not counting multiples of
-// `major` (0: none) and step `best` (-1: none), which stay. CHECKPOINT_KEEP_AUTO: counts only those that the clock made or
-// --keep-best, and keeps two. Steps after `last` are of an earlier life of the run. A checkpoint that cannot be removed is no
-// reason to end the run.
+// Removes the oldest checkpoints of the run of `last`, up to that one, but `keep` (1 or more), not
+// counting multiples of `major` (0: none) and step `best` (-1: none), which stay.
+// CHECKPOINT_KEEP_AUTO: counts only those that the clock made or --keep-best, and keeps two. Steps
+// after `last` are of an earlier life of the run. A checkpoint that cannot be removed is no reason
+// to end the run.
 enum { CHECKPOINT_KEEP_AUTO = -1, CHECKPOINT_KEPT_BY_CLOCK = 2 };
 typedef struct {
     int keep, major;
@@ -65,12 +69,12 @@ typedef struct {
 } CheckpointsKept;
 void checkpoint_thin(const char* out, const SavedState* last, CheckpointsKept kept);
 
-// Removes the checkpoints of a run that were written after this one: after a rollback the run must not be resumed from
-// them. One whose state cannot be read stays, with a warning.
+// Removes the checkpoints of a run that were written after this one: after a rollback the run must
+// not be resumed from them. One whose state cannot be read stays, with a warning.
 void checkpoint_remove_after(const char* out, const SavedState* last);
 
-// A serial number that no checkpoint of the directory is above; 0 without one. One that cannot be read may be as many
-// above the others as there are of its kind.
+// A serial number that no checkpoint of the directory is above; 0 without one. One that cannot be
+// read may be as many above the others as there are of its kind.
 int64_t checkpoint_last_serial(const char* out);
 
 // ---- finding ----
@@ -90,8 +94,8 @@ typedef enum {
     CHECKPOINTS_OLDER
 } CheckpointsFound;
 
-// Finds the checkpoint that was written last, of those that are valid and that `filter` (NULL: all) accepts, and sets
-// *path and *s to it. Damaged ones are reported on stderr.
+// Finds the checkpoint that was written last, of those that are valid and that `filter` (NULL: all)
+// accepts, and sets *path and *s to it. Damaged ones are reported on stderr.
 CheckpointsFound checkpoint_newest(char path[PATH_MAX], SavedState* s, const char* out,
                                    CheckpointFilter filter, const void* context);
 
@@ -299,8 +303,8 @@ int checkpoint_try_check(SavedState* s, const char* directory, char* error) {
     return ok;
 }
 
-// A checkpoint of a list, in the order of writing: the last one first. One without a readable state may be the last
-// one, so it comes before all others.
+// A checkpoint of a list, in the order of writing: the last one first. One without a readable state
+// may be the last one, so it comes before all others.
 typedef struct {
     int64_t step, serial;
     uint64_t run;     // its identity
@@ -338,7 +342,8 @@ static int checkpoint_list_(const char* out, CheckpointEntry_** entries) {
     return count;
 }
 
-// Whether the first of `count` entries stays the first now that its serial number is read; if not, all are sorted again.
+// Whether the first of `count` entries stays the first now that its serial number is read; if not,
+// all are sorted again.
 static int checkpoint_is_first_(CheckpointEntry_* entries, int count, int64_t serial) {
     const int64_t step = entries[0].step;
     entries[0].serial = serial;

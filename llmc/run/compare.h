@@ -18,7 +18,8 @@ defines: compare_runs
 extern "C" {
 #endif
 
-// Prints the comparison of "RUN,RUN,...", two runs or more, patterns too (record_split). Ends the program if there is something wrong with one.
+// Prints the comparison of "RUN,RUN,...", two runs or more, patterns too (record_split). Ends the
+// program if there is something wrong with one.
 void compare_runs(FILE* file, const char* runs);
 
 #ifdef __cplusplus

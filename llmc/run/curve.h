@@ -152,7 +152,8 @@ static void curve_floor_(CurvePlot* plot) {
     }
 }
 
-// Labels the multiples of `unit` up to `most`, wherever no label is in the same or a neighboring row yet.
+// Labels the multiples of `unit` up to `most`, wherever no label is in the same or a neighboring
+// row yet.
 static void curve_label_multiples_(CurvePlot* plot, double unit, double most) {
     for (double k = ceil(plot->low / unit - 1e-9); k * unit <= fmin(plot->high, most) * (1 + 1e-9); k++) {
         const int row = curve_y_(plot, k * unit) / 4;
@@ -166,15 +167,16 @@ static void curve_label_multiples_(CurvePlot* plot, double unit, double most) {
     }
 }
 
-// The smallest of 1, 2 and 5 times a power of ten whose multiples are two rows apart at the top, where they are closest.
+// The smallest of 1, 2 and 5 times a power of ten whose multiples are two rows apart at the top,
+// where they are closest.
 static double curve_unit_(const CurvePlot* plot) {
     const double gap = plot->high * (1 - pow(plot->low / plot->high, 2.0 / plot->rows));
     const double power = pow(10, floor(log10(gap)));
     return power * (gap <= power ? 1 : gap <= 2 * power ? 2 : gap <= 5 * power ? 5 : 10);
 }
 
-// On a narrow axis, which is nearly even, the multiples of one unit. On a wide one numbers of one digit, those of 5, 2 and 1
-// first, so that they get the room.
+// On a narrow axis, which is nearly even, the multiples of one unit. On a wide one numbers of one
+// digit, those of 5, 2 and 1 first, so that they get the room.
 static void curve_labels_(CurvePlot* plot) {
     for (int row = 0; row < plot->rows; row++) {
         plot->labels[row] = NAN;

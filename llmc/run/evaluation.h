@@ -5,8 +5,8 @@ processes of the run together.
 Micro-batch k of a task's rows is that of process k mod n in step k div n. Rows hold whole documents, so each document
 has its loss in one process; all processes get all losses and the same scores.
 
-defines: TokenLosses, EvaluationStop, EvaluationRun, Evaluation, evaluation_open, evaluation_agree, evaluation_start,
-         evaluation_log, evaluation_close
+defines: TokenLosses, EvaluationStop, EvaluationRun, Evaluation, evaluation_open, evaluation_agree,
+         evaluation_start, evaluation_log, evaluation_close
 */
 #ifndef LLMC_EVALUATION_H
 #define LLMC_EVALUATION_H
@@ -64,7 +64,8 @@ void evaluation_agree(const Evaluation* e, Comm* comm);
 // Takes the memory to evaluate in, and says what will be evaluated.
 void evaluation_start(Evaluation* e, FILE* screen, int processes);
 
-// Evaluates all tasks, each to the log, and example by example to --out-scores. Returns 0 if the run is to stop.
+// Evaluates all tasks, each to the log, and example by example to --out-scores. Returns 0 if the
+// run is to stop.
 int evaluation_log(Evaluation* e, const EvaluationRun* run, int64_t step);
 
 void evaluation_close(Evaluation* e);
@@ -277,7 +278,8 @@ static void evaluation_write_(const Evaluation* e, FileWriter* scores, const Tas
     free(text);
 }
 
-// Evaluates all tasks, each to the log and to `scores`, unless NULL. Returns 0 if the run is to stop.
+// Evaluates all tasks, each to the log and to `scores`, unless NULL. Returns 0 if the run is to
+// stop.
 static int evaluation_run_all_(Evaluation* e, const EvaluationRun* run, int64_t step, FileWriter* scores) {
     for (int i = 0; i < e->count; i++) {
         const Task* task = &e->tasks[i];

@@ -20,8 +20,9 @@ defines: export_tokenizer_path, export_print, ModelExport, export_open, export_g
 extern "C" {
 #endif
 
-// The file for the tokenizer that goes with --export-llmc FILE.bin: FILE_tokenizer.bin. Returns 0 without that option. Nobody
-// has asked for it by its name, so the program ends if there is a file that is no such tokenizer.
+// The file for the tokenizer that goes with --export-llmc FILE.bin: FILE_tokenizer.bin. Returns 0
+// without that option. Nobody has asked for it by its name, so the program ends if there is a file
+// that is no such tokenizer.
 int export_tokenizer_path(char path[PATH_MAX], const Options* options);
 
 // Says which files will be written, if any.

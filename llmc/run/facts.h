@@ -1,7 +1,8 @@
 /*
 facts.h -- what a run achieved, in words: the rows of a report's table and of a comparison.
 
-defines: FACT_BYTES, Fact, FACTS, FACTS_COUNT, facts_are_told, facts_measure, facts_target_name, facts_reach, FACTS_OPTIONS, FactsOptions, facts_options
+defines: FACT_BYTES, Fact, FACTS, FACTS_COUNT, facts_are_told, facts_measure, facts_target_name,
+         facts_reach, FACTS_OPTIONS, FactsOptions, facts_options
 */
 #ifndef LLMC_FACTS_H
 #define LLMC_FACTS_H
@@ -25,11 +26,13 @@ extern const int FACTS_COUNT;
 // Whether any of the runs tells this.
 int facts_are_told(const Fact* fact, const Record* runs, int count);
 
-// By which number of a validation runs can be compared: by the loss per token if their tokens are the same, else by the bits
-// per byte if all have them. Sets `note` to why it is not the loss, or to "". Returns 0 if there is none.
+// By which number of a validation runs can be compared: by the loss per token if their tokens are
+// the same, else by the bits per byte if all have them. Sets `note` to why it is not the loss, or
+// to "". Returns 0 if there is none.
 int facts_measure(RecordValue* measure, char note[FACT_BYTES], const Record* runs, int count);
 
-// "To val loss 3.2801 (A)": what a row about the best validation of a run is called; `who` names the run.
+// "To val loss 3.2801 (A)": what a row about the best validation of a run is called; `who` names
+// the run.
 void facts_target_name(char name[FACT_BYTES], RecordValue measure, double value, const char* who);
 
 // Sets text to what it took the run to the first validation that is at least as good: "1.2B tokens, 3h05m"; "": none is.

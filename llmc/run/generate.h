@@ -154,8 +154,8 @@ static void generate_flush_(FILE* file, const char* name) {
     CHECK(fflush(file) == 0 && !ferror(file), "%s: cannot write: %s", name, strerror(errno));
 }
 
-// Prints what is shown of a prompt, and the text that follows it, while it comes: in lines of words on a terminal, elsewhere
-// as it is.
+// Prints what is shown of a prompt, and the text that follows it, while it comes: in lines of words
+// on a terminal, elsewhere as it is.
 static void generate_print_(Generate_* g, const char* shown, const int* ids, int count, int64_t prompt) {
     const size_t columns = text_wrap_columns(stdout), unknown = isatty(STDOUT_FILENO) ? 80 : 0;
     GeneratorText* text = &g->generator.texts[0];

@@ -12,8 +12,9 @@ The model is two functions. Both return logits in fp32 on the host, Vp for each 
 
 A slot without a text gets token 0 at position 0.
 
-defines: GPT2, ReadText, NextTokens, GeneratorModel, GeneratorStop, GeneratorEnd, GeneratorText, Generator,
-         generator_open, generator_close, generator_begin, generator_advance, generator_log
+defines: GPT2, ReadText, NextTokens, GeneratorModel, GeneratorStop, GeneratorEnd, GeneratorText,
+         Generator, generator_open, generator_close, generator_begin, generator_advance,
+         generator_log
 */
 #ifndef LLMC_GENERATOR_H
 #define LLMC_GENERATOR_H
@@ -89,8 +90,8 @@ void generator_open(Generator* g, GeneratorModel model, const RunData* data, con
 
 void generator_close(Generator* g);
 
-// Starts a text in a free slot: reads the prompt, 1 <= `count` <= T tokens, and draws the first token. `rng` must stay
-// until the text has ended.
+// Starts a text in a free slot: reads the prompt, 1 <= `count` <= T tokens, and draws the first
+// token. `rng` must stay until the text has ended.
 void generator_begin(Generator* g, int slot, const int* prompt, int count, int limit, Rand* rng);
 
 // Appends a token to each text that goes on.

@@ -9,8 +9,8 @@ it is computed from the card's own clock and number of multiprocessors:
 
 The bandwidth of its memory is the published one, or computed from its clock and width.
 
-defines: gpu_peak_flops_per_s, gpu_bandwidth_per_s, gpu_or_default, gpu_rates, gpu_beside_mib, GpuReport,
-         gpu_report_open, gpu_report_close, gpu_report_print
+defines: gpu_peak_flops_per_s, gpu_bandwidth_per_s, gpu_or_default, gpu_rates, gpu_beside_mib,
+         GpuReport, gpu_report_open, gpu_report_close, gpu_report_print
 */
 #ifndef LLMC_GPU_REPORT_CUH
 #define LLMC_GPU_REPORT_CUH
@@ -82,7 +82,8 @@ static inline GpuPublished_ gpu_published_(const char* device_name) {
 }
 
 // 16-bit multiply-adds with fp32 sums, per clock and multiprocessor (CUDA C Programming Guide and the
-// architectures' white papers). GeForce cards do half of what workstations' with the same chip do. TF32 is half of it.
+// architectures' white papers). GeForce cards do half of what workstations' with the same chip do.
+// TF32 is half of it.
 static inline double gpu_tensor_rate_(const Gpu* gpu) {
     if (gpu->major == 10) {
         return 4096;

@@ -31,14 +31,15 @@ static inline void gpu_setup_check_(const Options* o) {
     }
 }
 
-// Whether micro-steps are graphs. With replicas a graph has operations of two communicators, and others run outside of it:
-// NCCL's manual has seen that to block for ever (NCCL_GRAPH_MIXING_SUPPORT).
+// Whether micro-steps are graphs. With replicas a graph has operations of two communicators, and
+// others run outside of it: NCCL's manual has seen that to block for ever
+// (NCCL_GRAPH_MIXING_SUPPORT).
 static inline int gpu_setup_graph(const Options* o) {
     return o->graph == OPTION_AUTO ? o->shards == o->processes : o->graph;
 }
 
-// Decides --device auto, and --autotune where processes only evaluate or convert: they have nothing in common, so each would choose
-// products of its own.
+// Decides --device auto, and --autotune where processes only evaluate or convert: they have nothing
+// in common, so each would choose products of its own.
 static inline void gpu_setup(Options* o, const Comm* comm) {
     gpu_setup_check_(o);
     if (!gpu_setup_graph(o) && o->graph == OPTION_AUTO) {

@@ -22,7 +22,8 @@ How the processes meet, --init; auto, and where rank 0 waits (CommMeeting):
 
 tcp and fs are for GPUs, whose data move by NCCL. Processes on CPUs need MPI for theirs.
 
-defines: LAUNCH_INIT_WORDS, LaunchInit, Launch, launch_find, launch_find_in, launch_forgets_srun, launch_expect, launch_zero, launch_shards
+defines: LAUNCH_INIT_WORDS, LaunchInit, Launch, launch_find, launch_find_in, launch_forgets_srun,
+         launch_expect, launch_zero, launch_shards
 */
 #ifndef LLMC_LAUNCH_H
 #define LLMC_LAUNCH_H
@@ -58,7 +59,8 @@ Launch launch_find(const Options* options);
 // The same in an environment of "NAME=value", ended by NULL.
 Launch launch_find_in(const Options* options, const char* const* environment);
 
-// Whether this is the script of a Slurm job of several tasks, which run under srun: only they share a run.
+// Whether this is the script of a Slurm job of several tasks, which run under srun: only they share
+// a run.
 int launch_forgets_srun(const char* const* environment);
 
 // The place that the environment alone tells, for comm_expect; 0 of 1 where it makes no sense, which launch_find
@@ -122,8 +124,9 @@ static const char* launch_variable_(const char* const* environment, const char* 
     return NULL;
 }
 
-// Does the source count? torchrun may be started by one of the others, and is the one that started this process. Slurm sets
-// the variables of the whole job in its scripts, too; only a task of a step has those of a step.
+// Does the source count? torchrun may be started by one of the others, and is the one that started
+// this process. Slurm sets the variables of the whole job in its scripts, too; only a task of a
+// step has those of a step.
 static int launch_is_there_(const LaunchSource_* source, const char* const* environment) {
     const char* size = launch_variable_(environment, source->names[1]);
     if (launch_variable_(environment, "TORCHELASTIC_RUN_ID") && strcmp(source->launcher, "torchrun") != 0) {

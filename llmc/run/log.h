@@ -2,8 +2,8 @@
 log.h -- everything a run prints: to the screen, to log.jsonl and main.log in the directory of the run, and, when
 it is done, its loss curve to curve.svg there.
 
-log.jsonl, one object per line (a number that is not finite is null; losses have 9 significant digits; a byte of a path or
-option that is not UTF-8 is \udcNN, json.h):
+log.jsonl, one object per line (a number that is not finite is null; losses have 9 significant
+digits; a byte of a path or option that is not UTF-8 is \udcNN, json.h):
 
     {"kind":"config","run":"16 hexadecimal digits","options":{...},"program":...,"trainer":...,"host":...,"device":...,"floor":...,
      "mem_mb":{"parameters":...},"host_mem_mb":{...},"disk_mb":{...},"time":...}
@@ -22,10 +22,11 @@ option that is not UTF-8 is \udcNN, json.h):
     {"kind":"summary","steps":...,"val_loss":...,"best_val_loss":...,"best_step":...,"floor":...,"elapsed_s":...,"tok_per_s":...,"samples_per_s":...,
      "data_s":...,"planned_mb":...,"peak_mb":...}  (memory in MiB; no speed without updates)
 
-mfu is a share of peak, in FLOP/s; tokens counts all updates so far; elapsed_s is the time of the run, including validations, summed over all
-starts of the program; time is Unix time in seconds. power_w and clock_mhz are those of a GPU, once a second; floor
-is there where it is known; host_mem_mb where a run on another device has large allocations here. Readers ignore kinds
-and keys that they do not know.
+mfu is a share of peak, in FLOP/s; tokens counts all updates so far; elapsed_s is the time of the
+run, including validations, summed over all starts of the program; time is Unix time in seconds.
+power_w and clock_mhz are those of a GPU, once a second; floor is there where it is known;
+host_mem_mb where a run on another device has large allocations here. Readers ignore kinds and keys
+that they do not know.
 
 With --tensorboard on, all numbers of the lines of training, validations and tasks also go to tensorboard.h's file, each
 under the tag KIND/KEY (task/NAME/KEY, gpu/power_w, gpu/clock_mhz), and samples as texts.
@@ -42,16 +43,17 @@ rollback does the same: it cuts off the lines after the checkpoint and adds one 
 
 On a terminal the line of a step is rewritten by the next one and is cut to its width, the less important
 numbers first; what takes 100 ms or more leaves a line at each hundredth of the run, and what takes 10 s or
-more leaves them all. Elsewhere, a step is printed at each hundredth of the run, if it comes half a second or more after
-the last one printed, and after half a minute without one; those of 10 s or more all are. With --log-every N the multiples
-of N are printed, everywhere and in main.log, and no others. The first and the last step always are. If the screen goes
-away (| head), a run with files continues without it. A quiet run prints only results: of tasks, updates that were not
-made, warnings, why it stopped, and the summary.
+more leaves them all. Elsewhere, a step is printed at each hundredth of the run, if it comes half a
+second or more after the last one printed, and after half a minute without one; those of 10 s or
+more all are. With --log-every N the multiples of N are printed, everywhere and in main.log, and no
+others. The first and the last step always are. If the screen goes away (| head), a run with files
+continues without it. A quiet run prints only results: of tasks, updates that were not made,
+warnings, why it stopped, and the summary.
 
-defines: RunLog, LogStart, LogSettings, LogPrint, LogIdentity, log_open, log_close, log_config, log_data_wait,
-         log_peak, log_sensors, log_train, log_progress, LogVal, log_val, log_task, log_sample, log_save, log_note, log_warning, log_resumed, log_skip,
-         log_rollback, log_stop, LogSummary, log_summary, log_sync, log_tok_per_s, log_peak_mib, LogBin,
-         log_duration
+defines: RunLog, LogStart, LogSettings, LogPrint, LogIdentity, log_open, log_close, log_config,
+         log_data_wait, log_peak, log_sensors, log_train, log_progress, LogVal, log_val, log_task,
+         log_sample, log_save, log_note, log_warning, log_resumed, log_skip, log_rollback, log_stop,
+         LogSummary, log_summary, log_sync, log_tok_per_s, log_peak_mib, LogBin, log_duration
 */
 #ifndef LLMC_LOG_H
 #define LLMC_LOG_H
@@ -383,7 +385,8 @@ static int64_t log_reread_line_(RunLog* log, const char* line) {
     return strcmp(kind, "stop") == 0 ? -1 : step;
 }
 
-// Whether a line is none that was written here: neither JSON nor one of main.log. A loss of power leaves zeros, or half a line.
+// Whether a line is none that was written here: neither JSON nor one of main.log. A loss of power
+// leaves zeros, or half a line.
 static int log_is_damaged_(char* line, size_t length) {
     char error[ERROR_BYTES];
     JsonReader json = json_reader("", line, length, error);
@@ -391,7 +394,8 @@ static int log_is_damaged_(char* line, size_t length) {
                                        : !(json_skip(&json) && json_end(&json));
 }
 
-// Opens an older log to read it; NULL if there is none. That it cannot be read does not mean that it is empty.
+// Opens an older log to read it; NULL if there is none. That it cannot be read does not mean that
+// it is empty.
 static FILE* log_reopen_(const char* path) {
     char error[ERROR_BYTES];
     struct stat info;
@@ -405,8 +409,8 @@ static FILE* log_reopen_(const char* path) {
     return file;
 }
 
-// The bytes of an older log up to its last line about a step before the resumed run starts. Ends the program if it cannot
-// be read that far: a log is cut only where that is known.
+// The bytes of an older log up to its last line about a step before the resumed run starts. Ends
+// the program if it cannot be read that far: a log is cut only where that is known.
 static off_t log_reread_(RunLog* log, const char* path) {
     FILE* file = log_reopen_(path);
     char* line = NULL;
@@ -438,7 +442,8 @@ static off_t log_reread_(RunLog* log, const char* path) {
     return keep;
 }
 
-// Opens the files again, cut to what was done before start_step. None is cut before both have been read.
+// Opens the files again, cut to what was done before start_step. None is cut before both have been
+// read.
 static void log_cut_(RunLog* log) {
     const off_t json = log_reread_(log, log->json.path), text = log_reread_(log, log->text.path);
     log_file_open(&log->json, json);
@@ -715,7 +720,8 @@ static int log_is_due_(const RunLog* log, int64_t step) {
     return step == log->start_step + 1 || step == log->steps || (log->every && step % log->every == 0);
 }
 
-// Whether a step has a line of its own on the screen, `pause_s` after the last one: see the head of this file.
+// Whether a step has a line of its own on the screen, `pause_s` after the last one: see the head of
+// this file.
 static int log_keeps_line_(RunLog* log, int64_t step, double pause_s) {
     const int is_hundredth = 100 * (step - log->kept_step) >= log->steps;
     const int is_slow = log->is_terminal ? log->smooth_ms >= 100 : pause_s >= 0.5;

@@ -2,8 +2,9 @@
 log_files.h -- the files of a run's log: what they are called, how those of an earlier run are put aside, and lines that are
 in their file, or on the disk, or end the program with the name of the file.
 
-defines: LogFile, LOG_JSON, LOG_TEXT, LOG_CURVE, LOG_BOARD, log_file_path, log_files_put_aside, log_files_run, log_files_take, log_files_require_writable,
-         log_file_open, log_file_open_none, log_file_is_none, log_file_try_flush, log_file_flush, log_file_sync
+defines: LogFile, LOG_JSON, LOG_TEXT, LOG_CURVE, LOG_BOARD, log_file_path, log_files_put_aside,
+         log_files_run, log_files_take, log_files_require_writable, log_file_open,
+         log_file_open_none, log_file_is_none, log_file_try_flush, log_file_flush, log_file_sync
 */
 #ifndef LLMC_LOG_FILES_H
 #define LLMC_LOG_FILES_H
@@ -34,18 +35,20 @@ void log_file_path(char path[PATH_MAX], const char* out_dir, const char* name, i
 // Gives the logs of an earlier run in this directory other names, with the same number.
 void log_files_put_aside(const char* out_dir);
 
-// The identity of the run that the logs in this directory tell of, from the first line of log.jsonl; 0: no log, or one
-// that does not say. A log that cannot be read ends the program.
+// The identity of the run that the logs in this directory tell of, from the first line of
+// log.jsonl; 0: no log, or one that does not say. A log that cannot be read ends the program.
 uint64_t log_files_run(const char* out_dir);
 
-// Makes the logs of this run the current ones: those of another run are put aside, and its own come back if they were.
+// Makes the logs of this run the current ones: those of another run are put aside, and its own come
+// back if they were.
 void log_files_take(const char* out_dir, uint64_t run);
 
-// Ends the program if a log that is there cannot be continued. A link gives way to a file, so it can.
+// Ends the program if a log that is there cannot be continued. A link gives way to a file, so it
+// can.
 void log_files_require_writable(const char* out_dir);
 
-// Opens log->path, cut to its first `keep` bytes. If it is a link, the run gets a file of its own with these bytes: nothing is
-// cut or written at the other end.
+// Opens log->path, cut to its first `keep` bytes. If it is a link, the run gets a file of its own
+// with these bytes: nothing is cut or written at the other end.
 void log_file_open(LogFile* log, off_t keep);
 
 // Instead: all lines go nowhere.
@@ -142,7 +145,8 @@ void log_file_path(char path[PATH_MAX], const char* out_dir, const char* name, i
     file_path(path, "%s/%s%s", out_dir, name, ending);
 }
 
-// Whether there is something that must not be lost. Links are put aside, too, as what they lead to is not ours to change.
+// Whether there is something that must not be lost. Links are put aside, too, as what they lead to
+// is not ours to change.
 static int log_file_is_there_(const char* out_dir, const char* name, int number) {
     char path[PATH_MAX];
     struct stat info;

@@ -9,10 +9,10 @@ what the options leave open because it depends on memory, and whether the run fi
 
 Each planned_... is one fact that the model is opened with.
 
-defines: planned_saved_dtype, planned_chunk, planned_activations, planned_master, planned_state, planned_gradient_dtype,
-         planned_zero, planned_residual_bytes, planned_micro_batches, planned_losses,
-         planned_products_beside, planned_nccl_bytes, memory_plan,
-         memory_connect, memory_choose, memory_require
+defines: planned_saved_dtype, planned_chunk, planned_activations, planned_master, planned_state,
+         planned_gradient_dtype, planned_zero, planned_residual_bytes, planned_micro_batches,
+         planned_losses, planned_products_beside, planned_nccl_bytes, memory_plan, memory_connect,
+         memory_choose, memory_require
 */
 #ifndef LLMC_MEMORY_PLAN_CUH
 #define LLMC_MEMORY_PLAN_CUH
@@ -61,7 +61,8 @@ static inline int planned_chunk(const Options* o) {
     return (int)(o->logits_chunk < N ? o->logits_chunk : N);
 }
 
-// Of training, or of generation. In a run that trains, both use the same memory, in turns, and so do saves.
+// Of training, or of generation. In a run that trains, both use the same memory, in turns, and so
+// do saves.
 static inline size_t planned_activations(TensorRow* rows, GPT2Config cfg, const Options* o) {
     const Freeze freeze = freeze_of(cfg.L, o->freeze);
     TensorRow texts[GPT2_ACTIVATION_ROWS];
@@ -93,7 +94,8 @@ static inline DType planned_gradient_dtype(const Options* o) {
     return o->gradients ? DTYPE_FP32 : DTYPE_OF(floatX);
 }
 
-// A run that only evaluates or converts keeps the whole model in every process, and neither gradients nor state.
+// A run that only evaluates or converts keeps the whole model in every process, and neither
+// gradients nor state.
 static inline ZeroPlan planned_zero(GPT2Config cfg, const Options* o) {
     return options_only_uses_model(o) ? zero_plan(cfg, 0, 0, 1) : setup_zero(cfg, o, o->shards);
 }
@@ -206,9 +208,10 @@ static inline size_t memory_workspaces_(GPT2Config cfg, const Options* o) {
     return matmul_planned_bytes(settings) + (planned_products_beside(o) ? matmul_planned_bytes(beside) : 0);
 }
 
-// NCCL's memory. For a plan, which opens nothing: a GiB for a communicator, and 12 MiB for each of 32 channels to each other
-// process of a replica, as NCCL lists them in https://github.com/NVIDIA/nccl/issues/1685. There 8 H100s take 4.34 GB after
-// their first all-to-all; 6 GB with three communicators are seen in issues/864.
+// NCCL's memory. For a plan, which opens nothing: a GiB for a communicator, and 12 MiB for each of
+// 32 channels to each other process of a replica, as NCCL lists them in
+// https://github.com/NVIDIA/nccl/issues/1685. There 8 H100s take 4.34 GB after their first
+// all-to-all; 6 GB with three communicators are seen in issues/864.
 static inline size_t planned_nccl_bytes(const Options* o) {
     const size_t communicators = o->shards < o->processes ? 3 : 1;
     return o->processes == 1 || options_only_uses_model(o) || !o->plan
@@ -226,8 +229,9 @@ static inline void memory_add_common_(PlanMemory plan[PLAN_KINDS], GPT2Config cf
     plan_add_at(plan, staging);
 }
 
-// Sets the list of all that gpt2_open allocates, to the byte, the copy of the first save, and what NCCL has; it ends with a
-// name of NULL. Only cuDNN's workspace, where it is used, is an upper bound.
+// Sets the list of all that gpt2_open allocates, to the byte, the copy of the first save, and what
+// NCCL has; it ends with a name of NULL. Only cuDNN's workspace, where it is used, is an upper
+// bound.
 static inline void memory_plan(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, const Options* o) {
     TensorRow parameters[GPT2_PARAMETER_ROWS], activations[GPT2_ACTIVATION_ROWS];
     const ZeroPlan zero = planned_zero(cfg, o);
@@ -280,14 +284,16 @@ static inline size_t memory_free_(int device) {
     return free_bytes;
 }
 
-// What a plan may take, which has NCCL in it, of the memory of a GPU: all but the fiftieth part, for kernels and whatever
-// else CUDA loads during the run, and 64 MiB, since the driver hands out memory in units of 2 MiB.
+// What a plan may take, which has NCCL in it, of the memory of a GPU: all but the fiftieth part,
+// for kernels and whatever else CUDA loads during the run, and 64 MiB, since the driver hands out
+// memory in units of 2 MiB.
 static inline size_t memory_usable_(const Options* o) {
     const size_t found = memory_free_(o->device) + o->nccl_bytes, room = found / 50 + ((size_t)64 << 20);
     return found > room ? found - room : 0;
 }
 
-// Connects the GPUs of several processes for the run that follows, and prints what NCCL takes of this one. Collective.
+// Connects the GPUs of several processes for the run that follows, and prints what NCCL takes of
+// this one. Collective.
 static inline void memory_connect(GPT2Config cfg, Options* o, Comm* comm) {
     const ZeroPlan zero = planned_zero(cfg, o);
     Gpu gpu;
@@ -341,7 +347,8 @@ static inline void memory_require(GPT2Config cfg, const Options* options) {
           (double)wanted / (1 << 20), (double)free_bytes / (1 << 20));
 }
 
-// What a plan may take, for options that are chosen by it; without such a GPU there is no limit. --fit may lower it.
+// What a plan may take, for options that are chosen by it; without such a GPU there is no limit.
+// --fit may lower it.
 static inline size_t memory_limit_(const Options* o) {
     const size_t wanted = o->fit > 0 ? (size_t)(o->fit * (float)(1 << 30)) : SIZE_MAX;
     int count = 0;

@@ -8,8 +8,9 @@ memory_plan.cuh.
 
 Each planned_... is one fact that the model is opened with.
 
-defines: planned_background_cpu, planned_classifier_cpu, planned_logits_cpu, planned_recompute_cpu, planned_activations_cpu,
-         planned_zero_cpu, planned_parameters_cpu, planned_tokens_cpu, planned_gradients_cpu, planned_copy_cpu, planned_packed_cpu, planned_update_cpu,
+defines: planned_background_cpu, planned_classifier_cpu, planned_logits_cpu, planned_recompute_cpu,
+         planned_activations_cpu, planned_zero_cpu, planned_parameters_cpu, planned_tokens_cpu,
+         planned_gradients_cpu, planned_copy_cpu, planned_packed_cpu, planned_update_cpu,
          planned_norm_cpu, memory_plan_cpu, memory_choose_cpu, memory_check_cpu
 */
 #ifndef LLMC_MEMORY_PLAN_H
@@ -176,8 +177,8 @@ static inline void memory_choose_cpu(GPT2Config cfg, Options* o, Comm* comm, con
     fit_choose(stdout, cfg, o, &device);
 }
 
-// Ends the program if a limit of this job leaves less than the list takes: the system would kill the run without a word. What
-// the machine has free is no limit: there may be swap.
+// Ends the program if a limit of this job leaves less than the list takes: the system would kill
+// the run without a word. What the machine has free is no limit: there may be swap.
 static inline void memory_check_cpu(const PlanMemory plan[PLAN_KINDS], const Comm* comm) {
     const size_t group = limits_group_bytes(""), own = limits_own_bytes(),
                  share = group / (size_t)comm->local_size,

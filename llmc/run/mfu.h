@@ -1,9 +1,10 @@
 /*
 mfu.h -- model flops utilization: the operations of an update as a share of the device's peak.
 
-A GPU's peak is published. A CPU's is measured, maybe while other programs use its cores, and then it is too low. So it is
-measured again after 5 seconds, after 10, 20, 40 and so on, and when an update beats it. The largest one counts. After a new
-one, an update that still beats it is the peak itself.
+A GPU's peak is published. A CPU's is measured, maybe while other programs use its cores, and then
+it is too low. So it is measured again after 5 seconds, after 10, 20, 40 and so on, and when an
+update beats it. The largest one counts. After a new one, an update that still beats it is the peak
+itself.
 
 defines: MFU_NOTE_BYTES, MfuMeasure, Mfu, mfu_open, mfu_of
 */
@@ -34,7 +35,8 @@ typedef struct {
 // `peak` of all processes, `own` of this one.
 void mfu_open(Mfu* mfu, double peak, double own, MfuMeasure measure, const Options* options, double now_s);
 
-// The utilization of an update that took `seconds` up to now. Sets `note` to what to say of a new peak, or to "".
+// The utilization of an update that took `seconds` up to now. Sets `note` to what to say of a new
+// peak, or to "".
 double mfu_of(Mfu* mfu, double flops, double seconds, double now_s, char note[MFU_NOTE_BYTES]);
 
 #ifdef __cplusplus

@@ -3,23 +3,27 @@ options.h -- the command line: one table of rows, and every use of it a loop ove
 
 The parser, --help, the start-up banner, --print-config and the JSON of the log header all come from
 OPTION_TABLE (options_table.h), so an option is added by one field of Options and one row. Options are written `--name
-value` or `--name=value`, or by alias, `-b value` (llm.c's letters, so that its run scripts work). Where any text is a
-value, the next word is the value, also one that starts with a dash, but for the name of an option; elsewhere a value that
-starts like an option needs the equals sign. Everything is strict: an option that is unknown, malformed, out of range,
-missing its value or given twice ends the program with status 2 before any work. A path that is empty, as "$UNSET" is in
-a shell, is a mistake, too.
+value` or `--name=value`, or by alias, `-b value` (llm.c's letters, so that its run scripts work).
+Where any text is a value, the next word is the value, also one that starts with a dash, but for the
+name of an option; elsewhere a value that starts like an option needs the equals sign. Everything is
+strict: an option that is unknown, malformed, out of range, missing its value or given twice ends
+the program with status 2 before any work. A path that is empty, as "$UNSET" is in a shell, is a
+mistake, too.
 
---config names a file of more settings (options_config.h), which count as given; the command line wins.
+--config names a file of more settings (options_config.h), which count as given; the command line
+wins.
 
 A program with its own options defines OPTION_TABLE_FILE, a file like options_table.h, and OPTION_ARGUMENTS, the help text
-for other arguments, before it includes this file (dev/data/tokenize.c). Its table has the rows `config` and `help`.
+for other arguments, before it includes this file (dev/data/tokenize.c). Its table has the rows
+`config` and `help`.
 
 An option whose value may be "auto" holds OPTION_AUTO until the trainer has put the resolved value there.
 
-defines: Options, OPTION_AUTO, OPTION_UNLIMITED, LLMC_VERSION, options_parse, options_parse_arguments, options_close,
-         options_given, options_changed, options_version, options_print_help, options_print_help_on, options_print_banner,
-         options_print_program, options_print_setting, options_print_config, options_print_json, OptionType, OptionList, OptionRow, option_applies, option_counts, option_find, OptionsProgram,
-         options_program
+defines: Options, OPTION_AUTO, OPTION_UNLIMITED, LLMC_VERSION, options_parse,
+         options_parse_arguments, options_close, options_given, options_changed, options_version,
+         options_print_help, options_print_help_on, options_print_banner, options_print_program,
+         options_print_setting, options_print_config, options_print_json, OptionType, OptionList,
+         OptionRow, option_applies, option_counts, option_find, OptionsProgram, options_program
 */
 #ifndef LLMC_OPTIONS_H
 #define LLMC_OPTIONS_H
@@ -137,14 +141,16 @@ enum { OPTION_WANTED_WIDTH = 30, OPTION_HELP_COLUMN = 65, OPTION_HELP_WIDTH = 45
 
 void options_print_help(FILE* file, const Options* options, const char* program);
 
-// The part of it about a group of options, or about one; ends the program if there is none of this name.
+// The part of it about a group of options, or about one; ends the program if there is none of this
+// name.
 void options_print_help_on(FILE* file, const Options* options, const char* topic);
 
 // Prints a command line that repeats this run and can be pasted back: the program and every option that is
 // not at its default, also one that was "auto" and has been resolved.
 void options_print_banner(FILE* file, const Options* options, const char* program);
 
-// Prints a part of a command that can be pasted: the program as the shell reads it, or an option by name.
+// Prints a part of a command that can be pasted: the program as the shell reads it, or an option by
+// name.
 void options_print_program(FILE* file, const char* program);
 void options_print_setting(FILE* file, const Options* options, const char* name);
 
@@ -152,14 +158,16 @@ void options_print_setting(FILE* file, const Options* options, const char* name)
 void options_print_config(FILE* file, const Options* options);
 
 // Prints every setting as one JSON object on one line, without a newline after it: numbers as numbers, an
-// unresolved "auto" as null, switches as true or false, the rest as strings (json_print_bytes: names of files).
+// unresolved "auto" as null, switches as true or false, the rest as strings (json_print_bytes:
+// names of files).
 void options_print_json(FILE* file, const Options* options);
 
 // ---- the whole ----
 
-// Sets every option to its default, then to its value in the file of --config, then to that on the command line. --help and
-// --version print and end the program. The strings point into argv and the file's text, which options_close frees. Sets `arguments` (argc) to the arguments that are not options, or
-// that follow --, and returns their number; NULL: none are allowed.
+// Sets every option to its default, then to its value in the file of --config, then to that on the
+// command line. --help and --version print and end the program. The strings point into argv and the
+// file's text, which options_close frees. Sets `arguments` (argc) to the arguments that are not
+// options, or that follow --, and returns their number; NULL: none are allowed.
 int options_parse_arguments(Options* options, int argc, char** argv, OptionsProgram program,
                             const char** arguments);
 
@@ -167,7 +175,8 @@ void options_parse(Options* options, int argc, char** argv, OptionsProgram progr
 
 void options_close(Options* options);
 
-// Was this option on the command line, or in the file of --config? `name` is the long name, without dashes.
+// Was this option on the command line, or in the file of --config? `name` is the long name, without
+// dashes.
 int options_given(const Options* options, const char* name);
 
 // Whether it has another value than its default.
@@ -288,8 +297,8 @@ static int option_is_text_(const OptionRow* row) { return strcmp(row->unit, "TEX
 
 static int option_is_topic_(const OptionRow* row) { return row->offset == offsetof(Options, help); }
 
-// The nearest name to one without its dashes, if it is near enough to be what was meant: at most a third of its letters is
-// wrong, or it is the start of one name only.
+// The nearest name to one without its dashes, if it is near enough to be what was meant: at most a
+// third of its letters is wrong, or it is the start of one name only.
 static const char* option_nearest_(const Options* options, const char* name, size_t length) {
     const char *nearest = NULL, *start = NULL;
     int starts = 0;
@@ -310,8 +319,8 @@ static const char* option_nearest_(const Options* options, const char* name, siz
     return nearest ? nearest : starts == 1 ? start : NULL;
 }
 
-// Ends the program; says what is meant, if that is known: by another program's name, --no-shuffle, or a name like it.
-// `place` stands in front: "" or "FILE:LINE: ".
+// Ends the program; says what is meant, if that is known: by another program's name, --no-shuffle,
+// or a name like it. `place` stands in front: "" or "FILE:LINE: ".
 __attribute__((noreturn)) static void option_unknown_(const Options* options, const char* place,
                                                       const char* arg, size_t length) {
     const size_t dashes = arg[1] == '-' ? 2 : 1, bytes = length - dashes;
@@ -384,8 +393,8 @@ __attribute__((noreturn)) static void option_stray_(const char* arg) {
                                      : "");
 }
 
-// Takes the option `arg` and its value, which may be the next of the `left` arguments. Returns how many of these it used:
-// 0 or 1.
+// Takes the option `arg` and its value, which may be the next of the `left` arguments. Returns how
+// many of these it used: 0 or 1.
 static int option_take_(Options* options, const char* arg, char** next, int left) {
     if (!option_is_name_(arg)) {
         option_stray_(arg);
@@ -456,7 +465,8 @@ static void options_read_config_(Options* options) {
 
 // ---- printing ----
 
-// Whether a screen may get all of the text; tabs and ends of lines do no harm, and any shell reads them in quotes.
+// Whether a screen may get all of the text; tabs and ends of lines do no harm, and any shell reads
+// them in quotes.
 static int option_is_printable_(const char* text) {
     size_t left = strlen(text), length = 1;
     for (; left > 0 && length > 0; text += length, left -= length) {
@@ -604,8 +614,8 @@ void options_print_help(FILE* file, const Options* options, const char* program)
     }
 }
 
-// Whether a row belongs to what --help was asked about: its group ("memory, speed": each word of it), or the option itself,
-// with or without its dashes.
+// Whether a row belongs to what --help was asked about: its group ("memory, speed": each word of
+// it), or the option itself, with or without its dashes.
 static int option_is_about_(const Options* options, const OptionRow* row, const char* topic) {
     const char* name = topic + strspn(topic, "-");
     const size_t length = strlen(topic);

@@ -6,7 +6,8 @@ options_config.h -- a file of settings, for --config, in the form that --print-c
     train-data = books
     prompt = "Once upon a time, "      in quotes: blanks at an end, a #, and \" \\ \n \r \t
 
-A value without quotes reaches from its first to its last character that is no blank, or up to a # behind a blank.
+A value without quotes reaches from its first to its last character that is no blank, or up to a #
+behind a blank.
 
 defines: ConfigFile, config_open, config_next, config_print
 */

@@ -1,5 +1,6 @@
 /*
-options_names.h -- which option an unknown name means: the names of other programs, and the nearest name.
+options_names.h -- which option an unknown name means: the names of other programs, and the nearest
+name.
 
     --block_size    a name of nanoGPT's: option_synonym knows what to type here
     --bacth         option_distance: one swap of letters away from --batch
@@ -19,12 +20,14 @@ extern "C" {
 
 #define OPTION_NAME_BYTES 32 // the longest name, including the zero
 
-// A name of another program, and what to do here; names with the same advice stand in one row, with blanks between.
+// A name of another program, and what to do here; names with the same advice stand in one row, with
+// blanks between.
 typedef struct {
     const char *names, *advice; // "n-positions n-ctx", "use --context"
 } OptionSynonym;
 
-// The advice for a name of `length` bytes, without dashes in front; NULL: unknown. The table ends with a row of NULL.
+// The advice for a name of `length` bytes, without dashes in front; NULL: unknown. The table ends
+// with a row of NULL.
 const char* option_synonym(const OptionSynonym* table, const char* name, size_t length);
 
 // How many insertions, deletions, changes and swaps of neighboring letters turn `text` into `name`.
@@ -65,7 +68,8 @@ const char* option_synonym(const OptionSynonym* table, const char* name, size_t 
 
 static int option_least_(int a, int b) { return a < b ? a : b; }
 
-// Row i of the table has the distances from text[0 .. i) to each beginning of the name; a swap needs the row before the last.
+// Row i of the table has the distances from text[0 .. i) to each beginning of the name; a swap
+// needs the row before the last.
 int option_distance(const char* text, size_t length, const char* name) {
     int rows[3][OPTION_NAME_BYTES];
     const int name_length = (int)strlen(name);

@@ -2,9 +2,10 @@
 options_table.h -- the options of the trainers: their struct and, in the implementation of options.h, their table. An option is
 added by one field and one row, at the same place.
 
-defines: Options, option_counts, DIVERGENCE_WORDS, OnDivergence, OFFLOAD_WORDS, OffloadPlace, MASTER_WEIGHTS_WORDS,
-         MasterWeightsChoice, TASKS_HELLASWAG, options_model_size, options_only_look, options_divide_batch,
-         options_has_tasks, options_exports, options_only_uses_model
+defines: Options, option_counts, DIVERGENCE_WORDS, OnDivergence, OFFLOAD_WORDS, OffloadPlace,
+         MASTER_WEIGHTS_WORDS, MasterWeightsChoice, TASKS_HELLASWAG, options_model_size,
+         options_only_look, options_divide_batch, options_has_tasks, options_exports,
+         options_only_uses_model
 */
 #ifndef LLMC_OPTIONS_TABLE_H
 #define LLMC_OPTIONS_TABLE_H
@@ -136,8 +137,9 @@ struct Options {
     char* config_text;           // of that file, which values point into; NULL: none
 };
 
-// The size that --model names; NULL: none, or also a model in a file or directory, which then is meant. But a run's own
-// --out is not the model it starts from: the same command means the same when it is repeated.
+// The size that --model names; NULL: none, or also a model in a file or directory, which then is
+// meant. But a run's own --out is not the model it starts from: the same command means the same
+// when it is repeated.
 const GPT2NamedModel* options_model_size(const Options* options);
 
 // Whether the program only describes a run, and writes nothing.
@@ -164,7 +166,8 @@ static inline int options_exports(const Options* options) {
     return options->export_llmc[0] || options->export_gguf[0];
 }
 
-// Whether that is all it does, with a model as it is: it needs no training data, has no training state and saves nothing.
+// Whether that is all it does, with a model as it is: it needs no training data, has no training
+// state and saves nothing.
 static inline int options_only_uses_model(const Options* options) {
     if (options->steps != 0) {
         return 0;
@@ -556,9 +559,9 @@ static int options_are_of_training_(const Options* options) {
     return is_training;
 }
 
-// Whether the program generates texts: --interactive and --prompts say so; --prompt does with the weights of a
-// model, unless the options start a run, whose samples it then begins. Without weights a prompt alone is a mistake, which
-// generate.h names: it must not start to train.
+// Whether the program generates texts: --interactive and --prompts say so; --prompt does with the
+// weights of a model, unless the options start a run, whose samples it then begins. Without weights
+// a prompt alone is a mistake, which generate.h names: it must not start to train.
 static int options_generate_(const Options* options) {
     const int has_weights = options->model[0] && !options_model_size(options);
     const int is_run = has_weights ? options_start_a_run_(options) : options_are_of_training_(options);

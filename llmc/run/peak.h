@@ -25,7 +25,8 @@ enum {
     PEAK_BF16_STEPS = 16, // 32 KiB, both factors in one
 };
 
-// Whether to measure again, after `repeats` times: waits until every thread has a core of its own, but not for ever.
+// Whether to measure again, after `repeats` times: waits until every thread has a core of its own,
+// but not for ever.
 static inline int peak_repeats_(int repeats, int most, double begin_s) {
     const int has_time = time_now_s() - begin_s < PEAK_MOST_S;
     if (has_time && repeats < most) {
@@ -56,8 +57,8 @@ static inline float peak_work_(int rounds) {
 
 // Operations per second of all threads together. Takes about 20 ms: before each repeat threads_spread waits 2 ms until every
 // thread has a core of its own. When that was done only once, all repeats could fall into a moment in which two threads
-// shared a core, and a run showed twice its MFU. Stops after PEAK_MOST_S and PEAK_LEAST repeats, as on a busy machine or
-// without optimization.
+// shared a core, and a run showed twice its MFU. Stops after PEAK_MOST_S and PEAK_LEAST repeats, as
+// on a busy machine or without optimization.
 static inline double peak_flops_per_s(void) {
     enum { ROUNDS = 200000, REPEATS = 8 };
     const double begin_s = time_now_s();

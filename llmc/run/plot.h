@@ -7,8 +7,8 @@ their size. A curve of any number of points becomes at most two points per colum
 The x axis is drawn once for each of PLOT_AXES, in groups of the classes x0, x1, ...; the page's style shows one of
 them. All y values are finite or NaN; NaN leaves a gap. What lies outside of the range is drawn at its edge.
 
-defines: PLOT_AXES, PLOT_CURVES, PlotPoint, PlotStyle, PlotCurve, PlotScale, PlotAxis, Plot, plot_print, plot_text,
-         plot_add
+defines: PLOT_AXES, PLOT_CURVES, PlotPoint, PlotStyle, PlotCurve, PlotScale, PlotAxis, Plot,
+         plot_print, plot_text, plot_add
 */
 #ifndef LLMC_PLOT_H
 #define LLMC_PLOT_H
@@ -251,7 +251,8 @@ static void plot_multiples_(FILE* file, const Plot* plot, const PlotRange_* rang
     }
 }
 
-// On a logarithmic axis numbers of one digit, downwards; multiples of 5, 2 and 1 first, so that they get the room.
+// On a logarithmic axis numbers of one digit, downwards; multiples of 5, 2 and 1 first, so that
+// they get the room.
 static void plot_log_ticks_(FILE* file, const Plot* plot, const PlotRange_* range) {
     PlotTaken_ taken = {{0}, 0};
     for (double power = pow(10, floor(log10(range->high))); power > range->low / 10; power /= 10) {

@@ -2,17 +2,17 @@
 record.h -- a run as its log.jsonl tells it (log.h has the format), for reports and comparisons.
 
 A run is named by its directory, or by its log. It may be finished, running, stopped or a copy: only the log is
-read. A last line that is not complete yet is left out, and so are unknown kinds of lines and unknown keys. A line that is
-damaged, by a loss of power for example, is left out with a warning.
+read. A last line that is not complete yet is left out, and so are unknown kinds of lines and
+unknown keys. A line that is damaged, by a loss of power for example, is left out with a warning.
 
 Each step is there once. The log itself drops what a resumed or rolled-back run does again; where it did not, the
 later lines count.
 
-defines: RECORD_SERIES, RecordSeries, RecordStep, RECORD_VALUES, RecordValue, RECORD_KINDS, RecordKind, RecordEvent,
-         RecordOption, RecordPlace, RecordMemory, RecordEnd, Record, record_read, record_close, record_split, record_first,
-         record_last, record_best, record_place, record_option, record_common_directories, record_names_file,
-         record_tok_per_s,
-         RECORD_RUNS
+defines: RECORD_SERIES, RecordSeries, RecordStep, RECORD_VALUES, RecordValue, RECORD_KINDS,
+         RecordKind, RecordEvent, RecordOption, RecordPlace, RecordMemory, RecordEnd, Record,
+         record_read, record_close, record_split, record_first, record_last, record_best,
+         record_place, record_option, record_common_directories, record_names_file,
+         record_tok_per_s, RECORD_RUNS
 */
 #ifndef LLMC_RECORD_H
 #define LLMC_RECORD_H
@@ -112,12 +112,13 @@ typedef struct {
     RecordEnd end;
 } Record;
 
-// Sets paths to the parts of "RUN,RUN"; \, is a comma in a name. A part that names nothing may be a pattern, 'out/lr*': then it
-// stands for the runs that match it. Returns how many. A list that is empty, has an empty part, names a run twice, or is too
-// long, is refused as the value of `option`.
+// Sets paths to the parts of "RUN,RUN"; \, is a comma in a name. A part that names nothing may be a
+// pattern, 'out/lr*': then it stands for the runs that match it. Returns how many. A list that is
+// empty, has an empty part, names a run twice, or is too long, is refused as the value of `option`.
 int record_split(char paths[RECORD_RUNS][PATH_MAX], const char* list, const char* option);
 
-// Reads a run, and warns if lines are left out. Ends the program if there is no log, or no update in it.
+// Reads a run, and warns if lines are left out. Ends the program if there is no log, or no update
+// in it.
 void record_read(Record* record, const char* run);
 
 void record_close(Record* record);
@@ -513,7 +514,8 @@ static void record_read_lines_(Record* r, FILE* file, char first[RECORD_FAULT_])
     free(line);
 }
 
-// A peak that was measured on a busy machine rises during a run: all shares become those of the largest one of their start.
+// A peak that was measured on a busy machine rises during a run: all shares become those of the
+// largest one of their start.
 static void record_level_mfu_(Record* r) {
     double peak = NAN;
     size_t event = r->num_events;

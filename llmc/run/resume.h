@@ -9,8 +9,8 @@ resume.h -- finds the checkpoint that --resume names, and checks what the comman
 
 Options that are not given keep their saved values. Those that are given and differ are listed; --override is
 needed if one of them defines the run (OPTION_CHANGES_RUN in the table of options), or if the data or the
-trainer have changed. --steps alone may grow without it. The run continues where it was in its data, but not in other data:
-these are read from their start.
+trainer have changed. --steps alone may grow without it. The run continues where it was in its data,
+but not in other data: these are read from their start.
 
 defines: Resume, resume_open, resume_is_here, resume_config, resume_check, resume_close
 */
@@ -51,8 +51,9 @@ static inline int resume_is_here(const Resume* r) { return r->is_active && r->is
 // The model's configuration, with the padding of the vocabulary, which only the state knows.
 GPT2Config resume_config(const Resume* r, GPT2Config cfg);
 
-// Lists what differs from the run that was saved, on `file`, and what follows from it, and ends the program if it would be
-// another run; after setup. train_data is a fingerprint of the data, 0: unknown.
+// Lists what differs from the run that was saved, on `file`, and what follows from it, and ends the
+// program if it would be another run; after setup. train_data is a fingerprint of the data, 0:
+// unknown.
 void resume_check(Resume* r, const Options* options, FILE* file, const char* trainer, size_t train_tokens,
                   uint64_t train_data);
 
@@ -88,8 +89,9 @@ static const char* resume_out_(const Options* options) {
     return options->out;
 }
 
-// Whether the checkpoint that was found is one of the run whose log is in --out, as far as they say. If not, that run
-// was stopped before its first save: nothing of it can be continued, and another run is continued only by name.
+// Whether the checkpoint that was found is one of the run whose log is in --out, as far as they
+// say. If not, that run was stopped before its first save: nothing of it can be continued, and
+// another run is continued only by name.
 static int resume_is_of_newest_run_(const Resume* r, const char* out, CheckpointsFound found, int must) {
     const uint64_t run = log_files_run(out);
     const long long step = (long long)r->saved.run.step;
@@ -267,7 +269,8 @@ static int resume_has_same_(const Resume* r, const Options* options, const char*
     return !before || strcmp(before, option_text(options, option_find(dashed, strlen(dashed)), is)) == 0;
 }
 
-// Returns whether the training data are others than those of the run that was saved, as far as both are known.
+// Returns whether the training data are others than those of the run that was saved, as far as both
+// are known.
 static int resume_check_data_(const Resume* r, const Options* options, ResumeChanges_* c, size_t train_tokens,
                               uint64_t train_data) {
     char is[OPTION_TEXT_BYTES], was[OPTION_TEXT_BYTES];
@@ -293,7 +296,8 @@ static int resume_check_data_(const Resume* r, const Options* options, ResumeCha
     return train_data != saved;
 }
 
-// The sequence that comes next: a position counts sequences of these data, packed in this way, of this length.
+// The sequence that comes next: a position counts sequences of these data, packed in this way, of
+// this length.
 static int64_t resume_sequence_(const Resume* r, const Options* options, FILE* file, int are_other_data) {
     const char* seq_len = state_option(&r->saved, "seq-len");
     const int64_t at = r->saved.run.sequence, was = seq_len ? strtoll(seq_len, NULL, 10) : 0;

@@ -300,8 +300,9 @@ static int run_stops_(void* run) {
     return run_agree_((Run_*)run, signals_stop() ? RUN_STOP_ : 0) != 0;
 }
 
-// Before all else that the model does, each validation and each save: ends the run if a process has other parameters than
-// the others. Of another file on its disk, an error in a GPU's memory, or a process that does not compute as the others do.
+// Before all else that the model does, each validation and each save: ends the run if a process has
+// other parameters than the others. Of another file on its disk, an error in a GPU's memory, or a
+// process that does not compute as the others do.
 static void run_agree_on_parameters_(Run_* run) {
     char what[80], words[32];
     if (run->comm.size > 1) {
@@ -498,7 +499,8 @@ static void run_step_(Run_* run) {
 
 // ---- between two steps ----
 
-// Sets the mean over the first sequences of the validation data, in order. Returns 0 if a signal stopped it.
+// Sets the mean over the first sequences of the validation data, in order. Returns 0 if a signal
+// stopped it.
 static int run_evaluate_(Run_* run, LogVal* val) {
     const int64_t micro_steps = run_micro_steps_(run, run->val->settings.sequences);
     memset(run->part, 0, RUN_LOSSES_ * sizeof(double));
@@ -632,7 +634,8 @@ static void run_open_session_(Run_* run) {
     session_open(&run->session, &run->options, &run->resume, saved, run->start_s);
 }
 
-// Where the first weights are from. Of a model that was trained with dropout, that this run has none.
+// Where the first weights are from. Of a model that was trained with dropout, that this run has
+// none.
 static void run_print_weights_(const Run_* run) {
     const char* path = run->model_path;
     if (run->resume.is_active) {

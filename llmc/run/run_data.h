@@ -12,9 +12,10 @@ run_data.h -- the data of a run: which files, which tokens, and what reads them.
 
 A --model directory with a tokenizer's files supplies --tokenizer.
 
-defines: DataKind, RunData, run_data_has_tokens, run_data_is_asked_for, run_data_open_tokenizer, run_data_open_text_tokenizer, run_data_eot,
-         run_data_saved_tokenizer, run_data_prompt, run_data_try_prompt, run_data_target_bytes, run_data_open,
-         run_data_open_text, run_data_eval_sequences, run_data_open_loaders, run_data_print, run_data_verify,
+defines: DataKind, RunData, run_data_has_tokens, run_data_is_asked_for, run_data_open_tokenizer,
+         run_data_open_text_tokenizer, run_data_eot, run_data_saved_tokenizer, run_data_prompt,
+         run_data_try_prompt, run_data_target_bytes, run_data_open, run_data_open_text,
+         run_data_eval_sequences, run_data_open_loaders, run_data_print, run_data_verify,
          run_data_floor, run_data_close
 */
 #ifndef LLMC_RUN_DATA_H
@@ -83,8 +84,8 @@ int run_data_eot(const RunData* data, int V);
 // The tokenizer that goes with the saved model, or NULL if the data are only token ids.
 const Tokenizer* run_data_saved_tokenizer(const RunData* data);
 
-// The tokens that samples start with: end-of-text, unless --start-token is off, then --prompt. An empty prompt is
-// end-of-text in any case. `ids` has room for max + 1; returns their number.
+// The tokens that samples start with: end-of-text, unless --start-token is off, then --prompt. An
+// empty prompt is end-of-text in any case. `ids` has room for max + 1; returns their number.
 int run_data_prompt(int* ids, int max, const RunData* data, const Options* options, int V);
 
 // The same for any text of `bytes`. Returns 0 with the reason in `error` if it cannot be encoded or is too long; else sets
@@ -104,8 +105,8 @@ void run_data_open(RunData* data, Options* options);
 // Opens files as tokens of the run, which may be text or shards; after run_data_open. `data` and `list` stay.
 void run_data_open_text(DataSources* sources, const RunData* data, const Options* options, const char* list);
 
-// Sequences of a validation, of all processes, at most `epoch`, which is all of the data: those of --eval-batches
-// micro-batches, or as many whatever the batch.
+// Sequences of a validation, of all processes, at most `epoch`, which is all of the data: those of
+// --eval-batches micro-batches, or as many whatever the batch.
 int64_t run_data_eval_sequences(const Options* options, uint64_t epoch);
 
 // Opens the loaders of training and validation data, and says what they will read; after run_data_open. `data`
@@ -531,7 +532,8 @@ static void run_data_length_(const RunData* data, Options* options) {
     options->steps = OPTION_AUTO;
 }
 
-// The steps of an epoch, or of --epochs, whose last update would not be whole; from now on --steps has their number.
+// The steps of an epoch, or of --epochs, whose last update would not be whole; from now on --steps
+// has their number.
 static void run_data_epochs_(RunData* data, Options* options) {
     const int64_t tokens = (int64_t)sources_epoch(&data->train) * options->seq_len;
     const int64_t steps = tokens > options->total_batch ? tokens / options->total_batch : 1;
@@ -552,7 +554,8 @@ static void run_data_epochs_(RunData* data, Options* options) {
                        : (double)options->steps * (double)options->total_batch / (double)tokens;
 }
 
-// Shards do not say their vocabulary. Says it if GPT-2's, which they get by default, seems far too large.
+// Shards do not say their vocabulary. Says it if GPT-2's, which they get by default, seems far too
+// large.
 static void run_data_check_vocabulary_(const RunData* data, const Options* options) {
     const int is_default = data->kind == DATA_SHARDS && !data->has_tokenizer &&
                            options->vocab_size == GPT2_VOCAB && !options_given(options, "vocab-size") &&

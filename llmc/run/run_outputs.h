@@ -1,6 +1,6 @@
 /*
-run_outputs.h -- the files that the options of a run name, checked before any work (outputs.h): those that are read
-(OPTION_READS, OPTION_READS_LIST) and those that are written (OPTION_WRITES).
+run_outputs.h -- the files that the options of a run name, checked before any work (outputs.h):
+those that are read (OPTION_READS, OPTION_READS_LIST) and those that are written (OPTION_WRITES).
 
 defines: run_outputs_check
 */
@@ -13,8 +13,8 @@ defines: run_outputs_check
 extern "C" {
 #endif
 
-// Ends the program if a file that it is asked to write must not be written, or could not be. After resume_open: a resumed
-// run reads what the first one was told.
+// Ends the program if a file that it is asked to write must not be written, or could not be. After
+// resume_open: a resumed run reads what the first one was told.
 void run_outputs_check(const Options* options);
 
 #ifdef __cplusplus

@@ -68,8 +68,8 @@ static inline float schedule_lr(Schedule schedule, int64_t step, int64_t steps, 
     return (float)(lr * (final_frac + (1 - final_frac) * schedule_shape_(schedule, t)));
 }
 
-// Is an action that is done every n steps (0: never; below: only at the end), and at the end, due before update number
-// `step`?
+// Is an action that is done every n steps (0: never; below: only at the end), and at the end, due
+// before update number `step`?
 static inline int schedule_due(int every, int64_t step, int64_t steps) {
     return every && (step == steps || (every > 0 && step % every == 0));
 }

@@ -15,9 +15,11 @@ save, when to stop, and where to roll back to.
 
 Without --out nothing is saved; the signal ends the program, after a line that says how far it came.
 
-defines: Session, SESSION_SAVE, SESSION_STOP, SESSION_SAVE_BY_CLOCK, SESSION_SAVE_BEST, session_saves, session_open, session_begin, session_close,
-         session_validation_is_due, session_tasks_are_due, session_samples_are_due, session_last_step, session_next, session_report, session_is_unsaved,
-         session_wait, session_stopped, session_ended_early, session_judge_validation, session_diverged, session_roll_back
+defines: Session, SESSION_SAVE, SESSION_STOP, SESSION_SAVE_BY_CLOCK, SESSION_SAVE_BEST,
+         session_saves, session_open, session_begin, session_close, session_validation_is_due,
+         session_tasks_are_due, session_samples_are_due, session_last_step, session_next,
+         session_report, session_is_unsaved, session_wait, session_stopped, session_ended_early,
+         session_judge_validation, session_diverged, session_roll_back
 */
 #ifndef LLMC_SESSION_H
 #define LLMC_SESSION_H
@@ -80,11 +82,12 @@ int session_samples_are_due(const Session* s, const RunState* run);
 // The step at which the run ends: number --steps, or this one if --patience is over.
 int64_t session_last_step(const Session* s, const RunState* run);
 
-// What to do after a step, or before the first one: a sum of SESSION_SAVE, SESSION_SAVE_BY_CLOCK, SESSION_SAVE_BEST and
-// SESSION_STOP. `step_s` is the time of the step.
+// What to do after a step, or before the first one: a sum of SESSION_SAVE, SESSION_SAVE_BY_CLOCK,
+// SESSION_SAVE_BEST and SESSION_STOP. `step_s` is the time of the step.
 int session_next(Session* s, const RunState* run, double step_s);
 
-// Before a save for these reasons, a sum as of session_next on which all processes agree; the save before has ended.
+// Before a save for these reasons, a sum as of session_next on which all processes agree; the save
+// before has ended.
 void session_saves(Session* s, int reasons);
 
 // Logs a save that has ended meanwhile.
@@ -96,14 +99,15 @@ void session_wait(Session* s, RunLog* log);
 // Whether the run could be saved and its current state is not.
 int session_is_unsaved(const Session* s, const RunState* run);
 
-// Logs why the run ends early, and how it continues: `signal` stopped it, of whichever process, or 0: the time.
+// Logs why the run ends early, and how it continues: `signal` stopped it, of whichever process, or
+// 0: the time.
 void session_stopped(const Session* s, RunLog* log, const RunState* run, int signal, const char* program);
 
 // At the last step: if it is not number --steps, logs why.
 void session_ended_early(const Session* s, RunLog* log, const RunState* run);
 
-// After a validation: if the run has diverged by it, warns once in a session, or ends the program with --on-divergence stop
-// after the save under way. V is the size of the vocabulary.
+// After a validation: if the run has diverged by it, warns once in a session, or ends the program
+// with --on-divergence stop after the save under way. V is the size of the vocabulary.
 void session_judge_validation(Session* s, RunLog* log, const RunState* run, int V);
 
 // After an update that was skipped or made: whether to roll back, and the reason. Ends the program if the run
@@ -265,7 +269,8 @@ static int session_clock_is_due_(const Session* s) {
            time_now_s() - s->saved_s >= 60.0 * o->save_minutes;
 }
 
-// Whether the last validation is the best one so far, and of this step. That before the first update does not count.
+// Whether the last validation is the best one so far, and of this step. That before the first
+// update does not count.
 static int session_is_best_(const Session* s, const RunState* run) {
     return s->options->keep_best && run->step > 0 && run->validations.best_step == run->step;
 }
@@ -312,7 +317,8 @@ int session_is_unsaved(const Session* s, const RunState* run) {
     return s->can_save && run->step != s->checkpoints.saved_step;
 }
 
-// How the run is continued, behind the line that says where it stopped. A launcher's part of the command is not known.
+// How the run is continued, behind the line that says where it stopped. A launcher's part of the
+// command is not known.
 static void session_print_advice_(FILE* file, const Session* s, const char* program) {
     if (!s->can_save) {
         fputs(options_only_uses_model(s->options) ? "" : "; nothing was saved: saving needs --out", file);

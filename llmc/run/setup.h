@@ -6,8 +6,9 @@ a size on the command line replaces the one that a name stands for, but must agr
 with vocabularies of different sizes are refused, as they do not mean the same tokens. Everything is checked here and in setup_checks.h, before any memory for the
 model is taken.
 
-defines: setup_model_path, setup_read_model, setup_kept_config, setup_model, setup_batch, setup_training, setup_texts, setup_products, setup_optimizer,
-         setup_zero, setup_update, setup_validates_first, setup_asks_for_samples
+defines: setup_model_path, setup_read_model, setup_kept_config, setup_model, setup_batch,
+         setup_training, setup_texts, setup_products, setup_optimizer, setup_zero, setup_update,
+         setup_validates_first, setup_asks_for_samples
 */
 #ifndef LLMC_SETUP_H
 #define LLMC_SETUP_H
@@ -44,11 +45,12 @@ enum {
 // newest checkpoint, whose name is put into `path`.
 const char* setup_model_path(const Options* options, char path[PATH_MAX]);
 
-// The sizes of this model; zeros without one. A model that is not GPT-2 ends the program, before anything is said about its
-// tokens.
+// The sizes of this model; zeros without one. A model that is not GPT-2 ends the program, before
+// anything is said about its tokens.
 GPT2Config setup_read_model(const char* path);
 
-// What its config.json has for others, to be saved with it (hf_config_kept); NULL: nothing. The caller frees it.
+// What its config.json has for others, to be saved with it (hf_config_kept); NULL: nothing. The
+// caller frees it.
 char* setup_kept_config(const char* path);
 
 // Decides the model. `path` is the model file, whose sizes are `found`, or NULL for random weights.
@@ -341,7 +343,8 @@ int setup_asks_for_samples(const Options* options) {
     return asks && options->samples > 0;
 }
 
-// A run that only evaluates or converts: no optimizer, nothing to save, and no validations or samples that nobody asked for.
+// A run that only evaluates or converts: no optimizer, nothing to save, and no validations or
+// samples that nobody asked for.
 static void setup_only_use_model_(Options* options) {
     if (strcmp(options->resume, "off") != 0 && strcmp(options->resume, "0") != 0) {
         die_usage(

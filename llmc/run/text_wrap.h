@@ -1,7 +1,9 @@
 /*
-text_wrap.h -- text on the screen: lines of words that are no wider than it, and nothing that could reprogram a terminal.
+text_wrap.h -- text on the screen: lines of words that are no wider than it, and nothing that could
+reprogram a terminal.
 
-defines: TextWrap, text_wrap_columns, text_wrap_begin, text_wrap_put, text_wrap_end, text_wrap_print, text_wrap_lines
+defines: TextWrap, text_wrap_columns, text_wrap_begin, text_wrap_put, text_wrap_end,
+         text_wrap_print, text_wrap_lines
 */
 #ifndef LLMC_TEXT_WRAP_H
 #define LLMC_TEXT_WRAP_H
@@ -29,8 +31,8 @@ size_t text_wrap_columns(FILE* file);
 // Starts a text where the screen is at its left edge. The indent must stay.
 void text_wrap_begin(TextWrap* wrap, FILE* file, size_t columns, const char* indent);
 
-// Prints whole characters, and breaks lines between words. Each byte that is no UTF-8, and each control character, becomes a
-// question mark.
+// Prints whole characters, and breaks lines between words. Each byte that is no UTF-8, and each
+// control character, becomes a question mark.
 void text_wrap_put(TextWrap* wrap, const char* text, size_t bytes);
 
 // Prints the last word.
@@ -72,7 +74,8 @@ static void text_wrap_break_(TextWrap* wrap) {
     wrap->column = strlen(wrap->indent);
 }
 
-// Prints the waiting word, on a new line instead of its first blank where it is too wide for this one.
+// Prints the waiting word, on a new line instead of its first blank where it is too wide for this
+// one.
 static void text_wrap_flush_(TextWrap* wrap) {
     const int is_break = wrap->blanks > 0 && wrap->column + wrap->width > wrap->columns;
     if (is_break) {

@@ -1,15 +1,17 @@
 /*
-validations.h -- a run's memory of its validation losses: the lowest one, how many came after it, and whether the run has
-diverged by them.
+validations.h -- a run's memory of its validation losses: the lowest one, how many came after it,
+and whether the run has diverged by them.
 
     stop early    when --patience validations in a row were not below the lowest before them
     diverged      when a loss is above 1.5 ln V, and above that before the first update
 
-A model that gives each of the V tokens the same probability has the loss ln V. A loss that is not a number is above all.
+A model that gives each of the V tokens the same probability has the loss ln V. A loss that is not a
+number is above all.
 
 A checkpoint stores it as it is, so a run that continues decides as one that never stopped.
 
-defines: Validations, validations_open, validations_add, validations_are_over, validations_print_over, validations_diverged
+defines: Validations, validations_open, validations_add, validations_are_over,
+         validations_print_over, validations_diverged
 */
 #ifndef LLMC_VALIDATIONS_H
 #define LLMC_VALIDATIONS_H
@@ -40,7 +42,8 @@ int validations_are_over(const Validations* v, int patience);
 // "the validation loss has not fallen for 3 validations; best 3.2801 at step 400"
 void validations_print_over(FILE* file, const Validations* v);
 
-// Whether this loss says that the run has diverged; if so, the reason in words. V is the size of the vocabulary.
+// Whether this loss says that the run has diverged; if so, the reason in words. V is the size of
+// the vocabulary.
 int validations_diverged(const Validations* v, double loss, int V, char reason[256]);
 
 #ifdef __cplusplus

@@ -11,11 +11,11 @@ In every vocabulary each token longer than a byte must be what two tokens of low
 where training by merges has made it. In the order of GPT-2, which files of merges imply, ids 0 to 255 are the
 single bytes, then comes one id per merge, and end-of-text is the last.
 
-Besides, a vocabulary may have names: end-of-text, and tokens that were added to it, like <pad>. They have ids, and can be
-decoded, but no text makes them, not even the characters of the name.
+Besides, a vocabulary may have names: end-of-text, and tokens that were added to it, like <pad>.
+They have ids, and can be decoded, but no text makes them, not even the characters of the name.
 
-defines: Bpe, BPE_MAX_VOCAB, BPE_EOT_TEXT, bpe_open_merges, bpe_open_bytes, bpe_close, bpe_token, bpe_is_name,
-         bpe_least_vocab, bpe_find
+defines: Bpe, BPE_MAX_VOCAB, BPE_EOT_TEXT, bpe_open_merges, bpe_open_bytes, bpe_close, bpe_token,
+         bpe_is_name, bpe_least_vocab, bpe_find
 */
 #ifndef LLMC_BPE_H
 #define LLMC_BPE_H
@@ -631,7 +631,8 @@ static inline const char* bpe_token(const Bpe* bpe, int id, int* length) {
 // Whether text never makes this token: bpe_token gives its name.
 static inline int bpe_is_name(const Bpe* bpe, int id) { return (int)bpe->tokens[id].is_name; }
 
-// The ids that a model needs, whatever the text: up to the last token that text makes, and end-of-text.
+// The ids that a model needs, whatever the text: up to the last token that text makes, and
+// end-of-text.
 static inline int bpe_least_vocab(const Bpe* bpe) {
     int V = bpe->vocab_size;
     while (V - 1 > bpe->eot && bpe_is_name(bpe, V - 1)) {

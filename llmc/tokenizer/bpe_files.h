@@ -87,8 +87,8 @@ void bpe_write_hf(const Bpe* bpe, const char* directory, int max_T);
 // A checksum of all tokens: a vocabulary has the same whatever file it was read from.
 uint64_t bpe_checksum(const Bpe* bpe);
 
-// For other formats: the tokens below V in the order of their ids, one a line, in the characters that stand for
-// bytes.
+// For other formats: the tokens below V in the order of their ids, one a line, in the characters
+// that stand for bytes.
 void bpe_print_tokens(const Bpe* bpe, int V, FILE* file);
 
 // The merges in the order of their ranks, "A B", one a line.
@@ -754,7 +754,8 @@ static int bpe_json_processors_(BpeJson_* v) {
     return more == 0;
 }
 
-// A post_processor, or one of a sequence of them: finds out what it puts beside a text. "cls" is that of RoBERTa.
+// A post_processor, or one of a sequence of them: finds out what it puts beside a text. "cls" is
+// that of RoBERTa.
 static int bpe_json_processor_(BpeJson_* v) {
     const char* key;
     int more = json_take(&v->json, '{') ? 1 : -1;
@@ -920,8 +921,8 @@ static const char* bpe_config_pad_(JsonReader* json) {
     return more == 0 ? pad : NULL;
 }
 
-// Finds the token that pads by the file beside tokenizer.json. A file that is missing or odd says nothing: it is
-// transformers'.
+// Finds the token that pads by the file beside tokenizer.json. A file that is missing or odd says
+// nothing: it is transformers'.
 static void bpe_find_pad_(Bpe* bpe, const char* tokenizer) {
     char directory[PATH_MAX], path[PATH_MAX], error[ERROR_BYTES], *text;
     size_t bytes;
@@ -983,7 +984,8 @@ static void bpe_put_token_json_(const Bpe* bpe, const BpeSpelling_* spelling, in
     fputc('"', file);
 }
 
-// {"token": id, ...}, end-of-text among them, but not the added tokens behind all others, as transformers has it.
+// {"token": id, ...}, end-of-text among them, but not the added tokens behind all others, as
+// transformers has it.
 static void bpe_put_vocab_(const Bpe* bpe, FILE* file) {
     const BpeSpelling_ spelling = bpe_spelling_();
     const int V = bpe_least_vocab(bpe);

@@ -13,9 +13,10 @@ never makes it out of text, not even out of the characters "<|endoftext|>". The 
 Bytes are a vocabulary of GPT-2's kind without merges, and are written as one: read from a file again, their
 kind is gpt2, with the same ids. Words have a tokenizer.json of their own (word_files.h).
 
-defines: Tokenizer, TOKENIZER_BYTES_EOT, tokenizer_open_bytes, tokenizer_open_words, tokenizer_open_file,
-         tokenizer_is_in, tokenizer_is_same, tokenizer_least_vocab, tokenizer_bpe, tokenizer_write_hf, tokenizer_decode,
-         tokenizer_bytes, tokenizer_longest, tokenizer_try_encode, tokenizer_encode, tokenizer_close, TokenizerExcerpt
+defines: Tokenizer, TOKENIZER_BYTES_EOT, tokenizer_open_bytes, tokenizer_open_words,
+         tokenizer_open_file, tokenizer_is_in, tokenizer_is_same, tokenizer_least_vocab,
+         tokenizer_bpe, tokenizer_write_hf, tokenizer_decode, tokenizer_bytes, tokenizer_longest,
+         tokenizer_try_encode, tokenizer_encode, tokenizer_close, TokenizerExcerpt
 */
 #ifndef LLMC_TOKENIZER_H
 #define LLMC_TOKENIZER_H
@@ -77,11 +78,12 @@ int tokenizer_is_in(const char* path);
 // The bytes of one token; they are not terminated, and stay valid until the tokenizer is closed.
 const char* tokenizer_decode(const Tokenizer* tokenizer, int id, int* length);
 
-// Bytes of text that a token stands for. 0 of end-of-text and other names, and of an id that the tokenizer does not know: a
-// model may have more.
+// Bytes of text that a token stands for. 0 of end-of-text and other names, and of an id that the
+// tokenizer does not know: a model may have more.
 int tokenizer_bytes(const Tokenizer* tokenizer, int id);
 
-// The ids that a model of these tokens must have: all but special tokens that were added behind the others.
+// The ids that a model of these tokens must have: all but special tokens that were added behind the
+// others.
 int tokenizer_least_vocab(const Tokenizer* tokenizer);
 
 // Whether two tokenizers have the same tokens under the same ids.
@@ -244,7 +246,8 @@ const char* tokenizer_decode(const Tokenizer* tokenizer, int id, int* length) {
     return token.text;
 }
 
-// Whether it was added to the vocabulary as a special token. The stand-in for a vocabulary has fewer tokens than it says.
+// Whether it was added to the vocabulary as a special token. The stand-in for a vocabulary has
+// fewer tokens than it says.
 static int tokenizer_is_name_(const Tokenizer* tokenizer, int id) {
     return tokenizer->bpe && id < tokenizer->bpe->vocab_size && bpe_is_name(tokenizer->bpe, id);
 }

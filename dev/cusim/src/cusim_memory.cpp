@@ -14,7 +14,8 @@ static std::vector<Allocation>& allocations() {
     return *list;
 }
 
-// As a driver hands out device memory: in units of 2 MiB; allocations of less than half a unit share some.
+// As a driver hands out device memory: in units of 2 MiB; allocations of less than half a unit
+// share some.
 static const size_t UNIT_BYTES = (size_t)2 << 20;
 static size_t whole_bytes = 0, shared_bytes = 0; // of units with one allocation; of those that share units
 
@@ -165,7 +166,8 @@ static char* address_space(size_t bytes) {
     return data == MAP_FAILED ? nullptr : (char*)data;
 }
 
-// Memory at a multiple of 256 bytes, and of no more: nothing else is promised. Its end is that of the allocation.
+// Memory at a multiple of 256 bytes, and of no more: nothing else is promised. Its end is that of
+// the allocation.
 static char* barely_aligned(size_t bytes) {
     void* data = nullptr;
     return posix_memalign(&data, 2 * ALIGNED_BYTES, ALIGNED_BYTES + bytes) ? nullptr

@@ -336,8 +336,9 @@ void exit_because_late(const Work* work) {
     _exit(3);
 }
 
-// With CUSIM_NCCL_SERIAL=1 no two operations of a process run at a time, as on a GPU that has room for one: ranks that begin
-// those of two communicators in different orders wait for each other for ever.
+// With CUSIM_NCCL_SERIAL=1 no two operations of a process run at a time, as on a GPU that has room
+// for one: ranks that begin those of two communicators in different orders wait for each other for
+// ever.
 bool is_serial() {
     static const bool serial = environment_number("CUSIM_NCCL_SERIAL", 0, 0, 1);
     return serial;
@@ -576,7 +577,8 @@ bool is_captured(cudaStream_t stream) {
     return status == cudaStreamCaptureStatusActive;
 }
 
-// That [pointer, pointer + bytes) is device memory: no more is promised, although kernels can read what is pinned.
+// That [pointer, pointer + bytes) is device memory: no more is promised, although kernels can read
+// what is pinned.
 void check_range(const void* pointer, size_t bytes, const char* what) {
     const Allocation* allocation = pointer ? allocation_of(pointer) : nullptr;
     if (!allocation || allocation->kind != MEMORY_DEVICE) {

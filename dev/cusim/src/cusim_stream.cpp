@@ -268,7 +268,8 @@ cudaError_t CUDARTAPI cudaDeviceGetStreamPriorityRange(int* least, int* greatest
 
 // ---- events ----
 
-// The device's clock only counts what work is said to take: what is timed does not depend on how busy this machine is.
+// The device's clock only counts what work is said to take: what is timed does not depend on how
+// busy this machine is.
 static double passed_s = 0;
 void cusim_pass_time(double seconds) { passed_s += seconds; }
 

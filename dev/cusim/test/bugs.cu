@@ -98,7 +98,8 @@ template <bool FIXED> static bool too_much_static_shared(const Gpu* gpu) {
     return is(weighted_sum(gpu, x, 32), weights(32));
 }
 
-// Each kind alone fits into the 48 KiB that a block gets without asking; launch() asks for dynamic memory alone.
+// Each kind alone fits into the 48 KiB that a block gets without asking; launch() asks for dynamic
+// memory alone.
 template <bool FIXED> __global__ void static_beside_dynamic_kernel(float* x) {
     SMEM_ARRAY(float, s, [FIXED ? 256 : 1024]);
     SMEM_DYNAMIC(float, d);

@@ -331,7 +331,8 @@ static void split_on_one_rank(const Rank* r) {
     }
 }
 
-// Two communicators on two streams, in another order on rank 1: both run where there is room for two operations at a time.
+// Two communicators on two streams, in another order on rank 1: both run where there is room for
+// two operations at a time.
 static void communicators_in_two_orders(const Rank* r) {
     Gpu other = *r->gpu;
     CUDA_CHECK(cudaStreamCreateWithFlags(&other.stream, cudaStreamNonBlocking));

@@ -1,7 +1,9 @@
-# data.sh -- for dev/test/defects.sh: text, tokenizers, models of others, and what is made of them, end to end.
+# data.sh -- for dev/test/defects.sh: text, tokenizers, models of others, and what is made of them,
+# end to end.
 # shellcheck shell=bash disable=SC2154
 
-# The mark of Windows in front of a text: packed, from standard input, to train, to tokenize and to evaluate.
+# The mark of Windows in front of a text: packed, from standard input, to train, to tokenize and to
+# evaluate.
 defect_byte_order_mark() {
     printf '#version: 0.2\nh i\n' >merges.txt
     printf 'hi there\n' >plain.txt
@@ -21,7 +23,8 @@ defect_byte_order_mark() {
     check "its tokens" cmp plain_train_000000.bin tokens_train_000000.bin
 }
 
-# What transformers writes after a padding token was added, with and without a row for it in the embedding.
+# What transformers writes after a padding token was added, with and without a row for it in the
+# embedding.
 defect_added_token() {
     local tiny=(--layers 1 --channels 16 --heads 2 --seq-len 16 --batch 2 --steps 2 --eval-every 0 --samples 0)
     for i in {1..200}; do echo "$i bottles of beer on the wall"; done >text.txt
@@ -96,7 +99,8 @@ END
     LD_PRELOAD=./no_mmap.so runs "a model" --model mapped --train-data text.txt --steps 1 --eval-batches 2 --samples 0
 }
 
-# The size of a shard cannot be asked for when its checksum is taken: an error, not the checksum of an empty file.
+# The size of a shard cannot be asked for when its checksum is taken: an error, not the checksum of
+# an empty file.
 defect_size_of_a_shard() {
     is_here strace || return
     printf '#version: 0.2\nh i\n' >merges.txt
@@ -126,7 +130,8 @@ defect_start_token() {
     runs "a prompt" --model base --prompt '12' --tokens 2 --start-token off
 }
 
-# A model that is not GPT-2 is refused as such, whatever its tokenizer; one that is keeps what others read in its config.json.
+# A model that is not GPT-2 is refused as such, whatever its tokenizer; one that is keeps what
+# others read in its config.json.
 defect_config_of_others() {
     local tiny=(--layers 1 --channels 16 --heads 2 --seq-len 16 --batch 2 --steps 1 --eval-every 0 --samples 0)
     for i in {1..200}; do echo "$i bottles of beer on the wall"; done >text.txt

@@ -61,7 +61,8 @@ END_OF_PYTHON
     check "nothing is installed" [ ! -e top/build/cudnn-frontend/include ]
 }
 
-# A directory of a run that was killed, and then resumed: its steps were sent twice, and the curve went back.
+# A directory of a run that was killed, and then resumed: its steps were sent twice, and the curve
+# went back.
 defect_wandb_steps_are_sent_once() {
     is_here python3 || return 0
     local run=("${model[@]}" --steps 9 --save-every 3 --samples 0 --eval-every 0 --out r)

@@ -1,4 +1,5 @@
-# gpu.sh -- for dev/test/defects.sh: what a GPU would refuse, tried on the simulated one, which is as strict.
+# gpu.sh -- for dev/test/defects.sh: what a GPU would refuse, tried on the simulated one, which is
+# as strict.
 # shellcheck shell=bash disable=SC2154
 
 gpu_run=(--layers 1 --channels 16 --heads 2 --seq-len 8 --batch 1 --steps 2 --samples 0 --eval-every 0 --autotune off)
@@ -6,7 +7,8 @@ gpu_run=(--layers 1 --channels 16 --heads 2 --seq-len 8 --batch 1 --steps 2 --sa
 # Whether there is a simulated GPU.
 has_sim() { [ -n "$sim" ] || { echo "skipped: $name: no simulated GPU (make sim PRECISION=FP32)"; return 1; }; }
 
-# A row of logits takes exactly the shared memory that a block gets without asking, and static arrays come on top.
+# A row of logits takes exactly the shared memory that a block gets without asking, and static
+# arrays come on top.
 defect_row_of_logits_as_large_as_shared_memory() {
     has_sim || return 0
     check "a vocabulary of 12,170 tokens" "$sim" "${gpu_run[@]}" --vocab-size 12170
@@ -20,7 +22,8 @@ defect_pinned_memory_that_is_no_page() {
     check "the same bits" cmp disk/step_00000002/model.safetensors gpu/step_00000002/model.safetensors
 }
 
-# NCCL takes memory at its first operations, after the plan gave all away: the run ended in an allocation.
+# NCCL takes memory at its first operations, after the plan gave all away: the run ended in an
+# allocation.
 defect_memory_of_nccl_in_no_plan() {
     has_sim || return 0
     is_here mpirun || return 0

@@ -1,4 +1,5 @@
-# options.sh -- the command line as careless hands and other programs' users write it; for defects.sh.
+# options.sh -- the command line as careless hands and other programs' users write it; for
+# defects.sh.
 # shellcheck shell=bash disable=SC2154
 
 options_text() { for i in {1..200}; do echo "$i bottles of beer on the wall --- $i bottles of beer."; done >text.txt; }

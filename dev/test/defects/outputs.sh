@@ -10,7 +10,8 @@ outputs_run() {
     good "a run" "${outputs_model[@]}" --train-data s.txt --steps "$steps" --save-every $((steps / 2)) --out "$1"
 }
 
-# outputs_strace STRACE_OPTIONS... -- OPTIONS...: the trainer, with failing calls; only what it says itself is in stderr.
+# outputs_strace STRACE_OPTIONS... -- OPTIONS...: the trainer, with failing calls; only what it says
+# itself is in stderr.
 outputs_strace() {
     local faults=()
     while [ "$1" != -- ]; do
@@ -112,7 +113,8 @@ C
     "${CC:-cc}" -shared -fPIC memory.c -o memory.so 2>compiler
 }
 
-# Memory that is missing for a moment ends a run with an error, or costs it nothing; it never crashes.
+# Memory that is missing for a moment ends a run with an error, or costs it nothing; it never
+# crashes.
 defect_no_memory_for_a_moment() {
     local i n
     local run=("${outputs_model[@]}" --train-data s.txt --steps 4 --save-every 2 --tokenizer bpe:280 --tensorboard on --resume auto --out w)
@@ -133,7 +135,8 @@ defect_no_memory_for_a_moment() {
     done
 }
 
-# A file system without locks: two runs in a directory overwrote each other's checkpoints, and nobody said anything.
+# A file system without locks: two runs in a directory overwrote each other's checkpoints, and
+# nobody said anything.
 defect_two_runs_where_nothing_can_be_locked() {
     local error first
     is_here "${CC:-cc}" || return
@@ -156,7 +159,8 @@ defect_two_runs_where_nothing_can_be_locked() {
     done
 }
 
-# A weight that is finite, but not in f16 or q8_0: files had infinities, texts were empty, and the exit status was 0.
+# A weight that is finite, but not in f16 or q8_0: files had infinities, texts were empty, and the
+# exit status was 0.
 defect_weights_that_overflow_in_narrow_types() {
     outputs_run w
     good "an export" --model w --steps 0 --samples 0 --export-llmc x.bin

@@ -1,4 +1,5 @@
-# processes.sh -- launchers, containers, processes that start or end unlike the others; for dev/test/defects.sh.
+# processes.sh -- launchers, containers, processes that start or end unlike the others; for
+# dev/test/defects.sh.
 # shellcheck shell=bash disable=SC2154
 tiny=(--layers 1 --channels 16 --heads 2 --seq-len 16 --batch 2 --steps 2 --samples 0 --eval-every 0)
 
@@ -15,7 +16,8 @@ ranks() {
     status=$?
 }
 
-# in_group CONTROLLER FILE VALUE [FILE VALUE] -- COMMAND...: in a new control group of version 1; fails where none can be made.
+# in_group CONTROLLER FILE VALUE [FILE VALUE] -- COMMAND...: in a new control group of version 1;
+# fails where none can be made.
 in_group() {
     local group=/sys/fs/cgroup/$1/pretrain_test_$$
     shift
