@@ -73,7 +73,7 @@ typedef struct {
     int packs; // rows of heads can be read and written 16 bytes at a time
 } AttentionSize_;
 
-// Whether a multiprocessor has 100 KiB of shared memory: RTX 3090, 4090 and 5090, A40, L40S.
+// True if a multiprocessor has 100 KiB of shared memory: RTX 3090, 4090 and 5090, A40, L40S.
 enum { ATTENTION_IS_SMALL_ = GPU_SM == 86 || GPU_SM == 89 || GPU_SM >= 120 };
 
 // Tile sizes of each kernel for heads of up to W, chosen with ptxas -v (CUDA 13). Nothing spills on sm_80 and

@@ -159,7 +159,7 @@ static int comm_tcp_read_(int fd, void* data, size_t bytes) {
     return 1;
 }
 
-// The same, within limit_s for all of them; else errno is ETIMEDOUT.
+// Reads all bytes within limit_s; else errno is ETIMEDOUT.
 static int comm_tcp_read_within_(int fd, void* data, size_t bytes, double limit_s) {
     const double end_s = time_now_s() + limit_s;
     for (size_t done = 0; done < bytes;) {
@@ -179,7 +179,7 @@ static int comm_tcp_read_within_(int fd, void* data, size_t bytes, double limit_
     return 1;
 }
 
-// Whether the other end has closed it. There may be bytes that nobody has read.
+// True if the other end has closed it. There may be bytes that nobody has read.
 static int comm_tcp_is_closed_(int fd) {
     char byte;
     const ssize_t n = recv(fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
@@ -312,7 +312,7 @@ static int comm_tcp_is_loopback_(const struct sockaddr* address) {
                : ntohl(((const struct sockaddr_in*)address)->sin_addr.s_addr) >> 24 == 127;
 }
 
-// Whether this machine alone takes the name for itself, as Debian's /etc/hosts does: the others
+// True if this machine alone takes the name for itself, as Debian's /etc/hosts does: the others
 // know another address.
 static int comm_tcp_is_own_name_(const struct addrinfo* found, const char* host) {
     struct in_addr four;

@@ -120,13 +120,13 @@ static inline int freeze_names_(const FreezeItem_* item, const char* name) {
     return fnmatch(item->name, name, 0) == 0;
 }
 
-// Whether `name` is the tensor of this name, or a tensor of the module of this name.
+// True if `name` is the tensor of this name, or a tensor of the module of this name.
 static inline int freeze_is_in_module_(const char* module, const char* name) {
     const size_t length = strlen(module);
     return fnmatch(module, name, 0) == 0 || (strncmp(module, name, length) == 0 && name[length] == '.');
 }
 
-// The same for the name of block l's parameter in Hugging Face's files, with and without its block.
+// True if the item names block l's parameter as Hugging Face's files do, with or without the block.
 static inline int freeze_names_tensor_(const FreezeItem_* item, const char* hf_name, int l) {
     static const char model[] = "transformer.", block[] = "h.%d.";
     const size_t prefix = strncmp(item->name, model, strlen(model)) == 0 ? strlen(model) : 0;

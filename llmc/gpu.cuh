@@ -33,8 +33,8 @@ defines: CUDA_CHECK, DType, dtype_bytes, dtype_name, DTYPE_OF, Gradient, GRADIEN
 
 // ---- errors, types ----
 
-// What to say of an error that stays: no call but one that is not waited for, a kernel mostly,
-// leaves the GPU in one.
+// Returns a note for a sticky error, which only an asynchronous call, mostly a kernel, leaves behind;
+// "" for any other.
 static inline const char* gpu_error_note_(cudaError_t error) {
     cudaGetLastError(); // clears an error that does not stay
     return cudaDeviceSynchronize() == error
@@ -149,7 +149,7 @@ static inline int gpu_count_(const void* before, void* after, size_t bytes) {
 static inline void gpu_library_takes(void* owner, size_t bytes) { gpu_count_(NULL, owner, bytes); }
 static inline void gpu_library_gives(const void* owner) { gpu_count_(owner, NULL, 0); }
 
-// What gpu_alloc has handed out now, and libraries take, and the most at once, in MiB.
+// Memory held now by gpu_alloc and libraries, bytes; and the most ever held at once, MiB.
 static inline size_t gpu_now_bytes(void) { return gpu_memory_()->now_bytes; }
 static inline double gpu_peak_mib(void) { return (double)gpu_memory_()->peak_bytes / (1 << 20); }
 

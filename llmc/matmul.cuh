@@ -206,7 +206,7 @@ static inline int matmul_major_(int device) {
     return major;
 }
 
-// Whether cublasLt's epilogues with GELU are faster than kernels of their own, as far as others
+// True if cublasLt's epilogues with GELU are faster than kernels of their own, as far as others
 // have measured: they are on Hopper and on Blackwell's data center cards, and slower on RTX 4090
 // and 5090 (llm.c's pull request 591, sglang's issue 34350).
 static inline int matmul_gelu_pays(int device) {
@@ -774,7 +774,7 @@ static inline MatmulDecision_* matmul_decision_(const MatmulKey* key, MatmulGpu*
     return NULL;
 }
 
-// What an earlier run has found, or -1: as rank 0 has it.
+// Returns the way that an earlier run of rank 0 has found fastest, or -1.
 static inline int matmul_kept_way_(const MatmulRace_* race, MatmulGpu* ctx) {
     const MatmulChoice* choice = matmul_choices_find(&ctx->chosen, &race->key);
     choice = choice ? choice : matmul_choices_find(&ctx->cached, &race->key);
@@ -799,7 +799,8 @@ static inline void matmul_decide_(MatmulRace_* race, int way, MatmulGpu* ctx) {
     race->round = -1;
 }
 
-// Starts a race if `may_race`, unless it is decided. `key` is that of the product of the first way.
+// Starts a race between the ways of an operation, if `may_race` and none has decided it. `key` names
+// the product of the first way.
 static inline MatmulRace_ matmul_race_(MatmulKey key, int first, int standard, int may_race, MatmulGpu* ctx) {
     MatmulRace_ race = {key, first, standard, standard, -1, first - 1, {0}};
     if (!may_race || !ctx->settings.autotune) {
@@ -954,7 +955,7 @@ static inline void matmul_forward_residual(T* out, const T* residual, const T* i
     matmul_linear_(out, residual, inp, weight, bias, N, C, OC, ctx);
 }
 
-// Whether cublasLt may be asked to apply GELU, or to race for it. It wants rows of `pre` to be
+// True if cublasLt may be asked to apply GELU, or to race for it. It wants rows of `pre` to be
 // multiples of 8 elements. Not in fp32: its tanh may be an approximation that is too coarse for
 // that type.
 template <class T> static inline int matmul_fuses_(GeluFusion which, int cols, const MatmulGpu* ctx) {
@@ -1035,8 +1036,8 @@ static inline void matmul_backward_gelu_(int way, T* dinp, Gradient dbias, const
     }
 }
 
-// What is added to cannot be set again and again: its way is that of an earlier race, or the
-// standard one.
+// A gradient that is added to cannot be computed repeatedly: it takes the way of an earlier race, or
+// the standard one.
 template <class T>
 static inline void matmul_backward_input_gelu(T* dinp, Gradient dbias, const T* dout, const T* weight,
                                               const T* pre, int N, int C, int OC, GradientMode mode,

@@ -232,9 +232,8 @@ static inline void zero_free_shard_(const ZeroGpu* z, void* shard) {
     }
 }
 
-// What moves between processes comes first where multiprocessors get free: behind all blocks of a
-// product, all ranks would wait for the slowest one. Updates during the backward pass, of one
-// process, come last.
+// Communication has the highest priority: waiting behind all blocks of a matmul, every rank would
+// wait for the slowest one. Updates during the backward pass, of a single process, have the lowest.
 static inline void zero_open_stream_(ZeroGpu* z) {
     int least, greatest;
     CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&least, &greatest));
@@ -780,7 +779,7 @@ static inline void zero_collect_some(ZeroGpu* z, void* group, int g, ZeroPart pa
     CUDA_CHECK(cudaStreamSynchronize(z->comm.stream));
 }
 
-// The same of all elements of the pieces.
+// Collects all elements of the pieces.
 static inline void zero_collect(ZeroGpu* z, void* group, int g, ZeroPart part, const void* mine, DType type) {
     const ZeroElements all = {0, zero_piece(&z->plan, g, part).count};
     zero_collect_some(z, group, g, part, all, mine, type);

@@ -430,8 +430,8 @@ static void test_other_tensors(void) {
     free(model.memory);
 }
 
-// What others read in config.json, and we do not, is kept; the rest is ours. Types are named for
-// transformers 4 and 5.
+// Fields of config.json that only others read are kept. The type has the names of transformers 4
+// and 5.
 static void test_kept_config(void) {
     static const char extra[] =
         "\"initializer_range\": 0.05, \"task_specific_params\": {\"a\": [\"\\u00e9 }\", null]},\n"

@@ -55,7 +55,7 @@ static void test_repeated(void) {
     expect(&mfu, 10e9, 260, 0.1, 6, "peak 100 GFLOP/s");
 }
 
-// The peak of four processes rises by as much as that of the one that measures. A GPU's never
+// With four processes, the peak of all rises by the increase that one of them measures. A GPU's never
 // changes.
 static void test_processes(void) {
     Mfu mfu;

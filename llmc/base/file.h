@@ -69,7 +69,7 @@ void file_seek(FileWriter* writer, size_t at);
 void file_directory_of(char directory[PATH_MAX], const char* path);
 const char* file_name_in(const char* path);
 
-// Whether there is anything of this name. If that cannot be found out, the program ends: it is no
+// True if the name exists, as anything. If that cannot be found out, the program ends: it is no
 // answer.
 int file_exists(const char* path);
 
@@ -92,7 +92,7 @@ void file_write_text(const char* path, const char* text, size_t bytes);
 // written.
 int file_try_write_text(const char* path, const char* text, size_t bytes, char* error);
 
-// Whether an open file is itself, and not the pointer of a few lines that git leaves in its place
+// Checks that an open file is not the pointer of a few lines that git leaves in its place
 // until git-lfs fetches it. Returns 0 with the reason in `error` if it is only the pointer.
 int file_is_fetched(int fd, const char* path, char* error);
 

@@ -49,7 +49,7 @@ size_t json_utf8_length(const unsigned char* text, size_t left);
 // Prints text[0 .. length) as a JSON string with its quotes. Zero bytes are characters like any other.
 void json_print_string(FILE* file, const char* text, size_t length);
 
-// The same without a loss: each byte that belongs to no character is half of a surrogate pair.
+// Prints text of any bytes without a loss: a byte that is not UTF-8 becomes half a surrogate pair.
 void json_print_bytes(FILE* file, const char* text, size_t length);
 
 // ---- reading ----
@@ -76,7 +76,7 @@ int json_take(JsonReader* text, char c);
 // Sets *string to a string in `text`, terminated, that contains no zero.
 int json_string(JsonReader* text, const char** string);
 
-// The same with any bytes, as json_print_bytes printed them.
+// Reads a string that json_print_bytes has printed, with its bytes as they were.
 int json_bytes(JsonReader* text, const char** string);
 
 // The same for any string, which may contain zeros: for text that others wrote.

@@ -8,7 +8,7 @@ root. The last argument of functions that read the system's files is a directory
 paths: "" but in tests.
 
     cpu.max, or cpu.cfs_quota_us and cpu.cfs_period_us                 time of all cores in a period
-    memory.max and memory.high, or memory.limit_in_bytes               bytes, of which files in memory can be taken back
+    memory.max and memory.high, or memory.limit_in_bytes               bytes, reclaimable cache included
 
 defines: LIMITS_MAX_THREADS, limits_quota, limits_threads, limits_omp_threads, limits_group_bytes,
          limits_own_bytes, limits_free_bytes
@@ -73,7 +73,7 @@ typedef struct {
     int is_v2;
 } LimitsGroup_;
 
-// Whether a list with commas has the word.
+// True if a list with commas has the word.
 static int limits_lists_(const char* list, const char* word) {
     const size_t length = strlen(word);
     for (; *list; list += strcspn(list, ","), list += *list == ',') {
@@ -187,7 +187,7 @@ static int limits_read_(const LimitsGroup_* g, const char* name, double* values,
 
 // ---- cores ----
 
-// Of one group.
+// Returns the quota of one group, in cores; INFINITY: none.
 static double limits_quota_of_(const LimitsGroup_* g) {
     double v[2] = {0, 0};
     const int n = g->is_v2 ? limits_read_(g, "cpu.max", v, 2)
@@ -239,7 +239,7 @@ int limits_threads(const char* root) {
 
 // ---- memory ----
 
-// Of memory.stat: the sum of two values.
+// Adds up the two values of memory.stat that count pages of files.
 static double limits_cache_(const LimitsGroup_* g) {
     char path[PATH_MAX + 64], name[64];
     double value, cache = 0;
@@ -255,7 +255,7 @@ static double limits_cache_(const LimitsGroup_* g) {
     return cache;
 }
 
-// Of one group. Version 1 says 2^63 - 4096 for no limit.
+// Returns the bytes that one group has left. Version 1 says 2^63 - 4096 for no limit.
 static double limits_bytes_of_(const LimitsGroup_* g) {
     double limit = INFINITY, high, used;
     if (!limits_read_(g, g->is_v2 ? "memory.max" : "memory.limit_in_bytes", &limit, 1)) {
@@ -283,7 +283,7 @@ size_t limits_group_bytes(const char* root) {
     return limits_size_(bytes);
 }
 
-// What is left of a limit.
+// Returns the part of a limit that is not used.
 static double limits_left_(int resource, double used) {
     struct rlimit limit;
     return getrlimit(resource, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY

@@ -89,7 +89,7 @@ static LockName_ lock_holder_(int fd) {
     return holder;
 }
 
-// Whether it is a process of this host that is over, or this one.
+// True if it is a process of this host that is over, or this one.
 static int lock_is_over_(const LockName_* holder) {
     const LockName_ me = lock_myself_();
     const char* pid = strstr(holder->text, LOCK_PID_);
@@ -118,7 +118,7 @@ static int lock_open_(const LockPlace* place, int* is_new) {
     return fd;
 }
 
-// Whether the open file is still the one of this name: the one before may have removed it when it
+// True if the open file is still the one of this name: the one before may have removed it when it
 // ended.
 static int lock_is_there_(int fd, const char* path) {
     struct stat mine, there;

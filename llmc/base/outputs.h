@@ -112,7 +112,7 @@ static int outputs_is_same_(const struct stat* a, const struct stat* b) {
     return a->st_dev == b->st_dev && a->st_ino == b->st_ino;
 }
 
-// Whether `path` is this file, or a directory that holds it, at most `depth` directories below.
+// True if `path` is this file, or a directory that holds it, at most `depth` directories below.
 static int outputs_holds_(const char* path, const struct stat* file, int depth) {
     char inside[PATH_MAX];
     struct stat there;
@@ -137,7 +137,7 @@ static int outputs_holds_(const char* path, const struct stat* file, int depth) 
     return found;
 }
 
-// Whether a file in the directory of a model or a run is one that somebody asked for.
+// True if a file in the directory of a model or a run is one that somebody asked for.
 static int outputs_is_output_(const char* path) {
     return file_ends_in(path, ".gguf") || file_ends_in(path, ".html") ||
            (file_ends_in(path, ".jsonl") && strncmp(file_name_in(path), "log.", 4) != 0);
@@ -159,7 +159,7 @@ static void outputs_check_reads_(const Outputs* o, const OutputFile_* file, cons
     }
 }
 
-// Whether the files, which need not exist, have the same place.
+// True if the files, which need not exist, have the same place.
 static int outputs_is_same_place_(const char* a, const char* b) {
     char directory[PATH_MAX];
     struct stat x, y;

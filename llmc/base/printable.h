@@ -24,13 +24,13 @@ size_t printable_length(const char* text, size_t left);
 // Each byte that is not printable becomes a question mark. Returns the text.
 char* printable(char* text);
 
-// The same for a copy, which is cut where its room of at least one byte ends. Returns the copy.
+// Sets `copy` to the printable text, cut to its room of at least one byte. Returns it.
 char* printable_copy(char* copy, size_t room, const char* text);
 
 // Prints as vfprintf would, without what is not printable.
 void printable_vprint(FILE* file, const char* format, va_list args) __attribute__((format(printf, 2, 0)));
 
-// The same, and ends the line.
+// Prints a line in this way, with its end.
 void printable_line(FILE* file, const char* format, ...) __attribute__((format(printf, 2, 3)));
 
 #ifdef __cplusplus

@@ -58,8 +58,8 @@ enum { PROCESSOR_WORDS_ = 6 };
 #define PROCESSOR_ONE_(macro, name, word, bit, registers, level) +1
 enum { PROCESSOR_COUNT = 0 PROCESSOR_FEATURES(PROCESSOR_ONE_) };
 
-// What a program needs: "1" for each feature that its compiler was allowed to use. Data only: no
-// instruction comes from where it is written.
+// Needs of a program: "1" for each feature that its compiler was allowed to use. It is only data, so
+// that no instruction of the wide build runs before the check.
 typedef void ProcessorCheck_(void);
 typedef struct {
     ProcessorCheck_* check; // brings the code that looks into the program
@@ -71,7 +71,7 @@ extern const ProcessorNeeds processor_needs;
 // Ends the program with a line if the processor lacks what it needs. Runs before main.
 void processor_check(void);
 
-// Whether a processor that answers cpuid with these words, on a system that saves these registers,
+// True if a processor that answers cpuid with these words, on a system that saves these registers,
 // has all that is needed; else 0 with a line about it.
 int processor_judge(const ProcessorNeeds* needs, const uint32_t words[PROCESSOR_WORDS_], uint64_t registers,
                     char* line, size_t room);

@@ -12,7 +12,7 @@ defines: terminal_rewrites
 extern "C" {
 #endif
 
-// Whether somebody sits at a terminal behind this file descriptor that knows how to go back in a
+// True if somebody sits at a terminal behind this file descriptor that knows how to go back in a
 // line.
 int terminal_rewrites(int fd);
 

@@ -319,7 +319,7 @@ static TaskShare task_choices_(const Task* task, const TaskResult* results, Task
     return task_share_(right, (double)task->num_examples);
 }
 
-// Whether every token of a continuation is the most likely one.
+// True if every token of a continuation is the most likely one.
 static int task_is_continued_(const TaskResult* result) { return result->missed == 0; }
 
 static TaskShare task_continuations_(const Task* task, const TaskResult* results) {

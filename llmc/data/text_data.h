@@ -75,7 +75,7 @@ void text_data_train(Bpe* bpe, const TextData* text, const char* list, int vocab
 
 // ---- bytes ----
 
-// Whether all files of the list are text as they are, and can be mapped as bytes: none has to be
+// True if all files of the list are text as they are, and can be mapped as bytes: none has to be
 // unpacked, or be taken out of fields.
 int text_data_is_plain(const char* list);
 

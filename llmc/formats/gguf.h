@@ -32,7 +32,7 @@ extern "C" {
 #define GGUF_DTYPE_WORDS(X) X(GGUF_F32, "f32") X(GGUF_F16, "f16") X(GGUF_BF16, "bf16") X(GGUF_Q8_0, "q8_0")
 typedef enum { GGUF_DTYPE_WORDS(WORDS_VALUE) } GgufDtype;
 
-// Whether readers are to put end-of-text before a text, as training had it before each document.
+// True if readers are to put end-of-text before a text, as training had it before each document.
 typedef enum { GGUF_NO_START_TOKEN, GGUF_START_TOKEN } GgufStart;
 
 // ---- tensors ----

@@ -25,8 +25,8 @@ void agree_on_program(Comm* comm);
 // which messages follow.
 void agree_on_command(Comm* comm, const Options* options);
 
-// The same after setup, which decides some; the checkpoint to continue from (NULL: none), the
-// model, the files of its weights (NULL: none), and the data.
+// After setup, compares the options that it has decided, the checkpoint to continue from (NULL:
+// none), the model, the files of its weights (NULL: none), and the data.
 void agree_on_run(Comm* comm, const Options* options, const char* checkpoint, const char* weights,
                   GPT2Config cfg, const RunData* data);
 
@@ -91,7 +91,7 @@ void agree_on_program(Comm* comm) {
     agree_on_checksum_(comm, "results of the mathematics library (checksum)", agree_mathematics_());
 }
 
-// Whether all processes have the same hash.
+// True if all processes have the same hash.
 static int agree_is_same_(Comm* comm, uint64_t hash) {
     uint64_t* all = (uint64_t*)check_alloc((size_t)comm->size, sizeof(hash), "hashes");
     int is_same = 1;
@@ -140,7 +140,8 @@ static void agree_on_checkpoint_(Comm* comm, const char* checkpoint) {
     agree_on_checksum_(comm, "state.json of the checkpoint (checksum)", checksum);
 }
 
-// Of the files of tensors in a directory, in any order. Each counts with its name.
+// Returns a checksum of the files of tensors in a directory, in any order. Each counts with its
+// name.
 static uint64_t agree_tensors_(const char* directory) {
     char path[PATH_MAX], error[ERROR_BYTES];
     struct dirent* entry;

@@ -229,7 +229,7 @@ double checkpoints_disk_bytes(const Checkpoints* c) {
            (1 << 20);
 }
 
-// What the file system of OUT has free. Where it cannot be asked, the write itself will tell.
+// Returns the free bytes of OUT's file system; INFINITY if it cannot be asked: then the write fails.
 static double checkpoint_free_bytes_(const Checkpoints* c) {
     struct statvfs info;
     return statvfs(c->out, &info) == 0 ? (double)info.f_bavail * (double)info.f_frsize : INFINITY;
@@ -443,7 +443,7 @@ static void checkpoint_require_places_(const Checkpoints* c, int64_t after) {
     free(steps);
 }
 
-// Whether this process writes files of a checkpoint.
+// True if this process writes files of a checkpoint.
 static int checkpoint_has_files_(const Checkpoints* c) {
     return c->model.first < c->model.end || c->run.zero.rank < checkpoint_part_writers(&c->run.zero);
 }

@@ -342,7 +342,7 @@ static int checkpoint_list_(const char* out, CheckpointEntry_** entries) {
     return count;
 }
 
-// Whether the first of `count` entries stays the first now that its serial number is read; if not,
+// True if the first of `count` entries stays the first now that its serial number is read; if not,
 // all are sorted again.
 static int checkpoint_is_first_(CheckpointEntry_* entries, int count, int64_t serial) {
     const int64_t step = entries[0].step;
@@ -390,7 +390,7 @@ void checkpoint_share(SavedState* s, char path[PATH_MAX], int* is_found, Comm* c
     }
 }
 
-// Whether --keep counts a checkpoint.
+// True if --keep counts a checkpoint.
 static int checkpoint_counts_(const CheckpointEntry_* entry, const SavedState* last, CheckpointsKept kept) {
     const int is_own = entry->serial != CHECKPOINT_UNKNOWN_ && entry->run == last->identity;
     return is_own && entry->step <= last->run.step && entry->step != kept.best &&

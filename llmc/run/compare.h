@@ -53,10 +53,10 @@ typedef struct {
     int num_rows;
 } Compare_;
 
-// Whether a byte continues a character.
+// True if a byte continues a character.
 static int compare_continues_(char byte) { return ((unsigned char)byte & 0xC0) == 0x80; }
 
-// What a terminal could take for an order is replaced.
+// Replaces characters that a terminal could take for an order.
 static void compare_tame_(char cell[COMPARE_CELL_]) {
     for (char* c = cell; *c; c++) {
         *c = (unsigned char)*c < ' ' || *c == 127 ? '?' : *c;

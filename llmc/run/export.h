@@ -81,7 +81,7 @@ int export_tokenizer_path(char path[PATH_MAX], const Options* options) {
     return 1;
 }
 
-// Whether the tokenizer goes with a model of llm.c's: whether that format can express it.
+// True if llm.c's format can express the tokenizer, which then goes with the model.
 static int export_has_tokenizer_(const RunData* data) {
     enum { MAX_BYTES = 255 }; // of a token, in that format
     return data->has_tokenizer && tokenizer_bpe(&data->tokenizer) &&

@@ -172,7 +172,7 @@ static void fact_mib_(char text[FACT_BYTES], double value) {
 static void fact_planned_(char text[FACT_BYTES], const Record* run) { fact_mib_(text, run->planned_mib); }
 static void fact_peak_(char text[FACT_BYTES], const Record* run) { fact_mib_(text, run->peak_mib); }
 
-// What the last validation covers.
+// Sets the text to the sequences that the last validation covers.
 static void fact_covers_(char text[FACT_BYTES], const Record* run) {
     char some[NUMBER_BYTES], all[NUMBER_BYTES];
     const RecordEvent* val = record_last(run, RECORD_VAL);
@@ -254,7 +254,7 @@ int facts_are_told(const Fact* fact, const Record* runs, int count) {
     return 0;
 }
 
-// Whether an option has the same value in all runs, or is told by none.
+// True if an option has the same value in all runs, or is told by none.
 static int facts_agree_(const char* name, const Record* runs, int count) {
     int agree = 1;
     for (int i = 1; i < count; i++) {

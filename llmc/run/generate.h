@@ -195,7 +195,7 @@ static void generate_answer_(Generate_* g, const char* line, size_t bytes) {
     generate_print_speed_(g);
 }
 
-// What a line of --interactive may set.
+// Options that a line of --interactive may set.
 static const char* const GENERATE_SETTINGS_[] = {"--temperature", "--top-k", "--top-p", "--tokens"};
 enum { GENERATE_NUM_SETTINGS_ = sizeof(GENERATE_SETTINGS_) / sizeof(GENERATE_SETTINGS_[0]) };
 

@@ -28,7 +28,7 @@ typedef struct {
     double tflops, tb_per_s;
 } GpuPublished_;
 
-// Whether these words are in the text, as a whole: an RTX A4000 is no A40.
+// True if these words are in the text, as a whole: an RTX A4000 is no A40.
 static inline int gpu_has_words_(const char* text, const char* words) {
     const size_t length = strlen(words);
     for (const char* at = text; (at = strstr(at, words)) != NULL; at++) {

@@ -31,7 +31,7 @@ static inline void gpu_setup_check_(const Options* o) {
     }
 }
 
-// Whether micro-steps are graphs. With replicas a graph has operations of two communicators, and
+// True if micro-steps are graphs. With replicas a graph has operations of two communicators, and
 // others run outside of it: NCCL's manual has seen that to block for ever
 // (NCCL_GRAPH_MIXING_SUPPORT).
 static inline int gpu_setup_graph(const Options* o) {

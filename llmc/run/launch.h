@@ -59,7 +59,7 @@ Launch launch_find(const Options* options);
 // The same in an environment of "NAME=value", ended by NULL.
 Launch launch_find_in(const Options* options, const char* const* environment);
 
-// Whether this is the script of a Slurm job of several tasks, which run under srun: only they share
+// True if this is the script of a Slurm job of several tasks, which run under srun: only they share
 // a run.
 int launch_forgets_srun(const char* const* environment);
 

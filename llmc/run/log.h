@@ -385,7 +385,7 @@ static int64_t log_reread_line_(RunLog* log, const char* line) {
     return strcmp(kind, "stop") == 0 ? -1 : step;
 }
 
-// Whether a line is none that was written here: neither JSON nor one of main.log. A loss of power
+// True if a line is none that was written here: neither JSON nor one of main.log. A loss of power
 // leaves zeros, or half a line.
 static int log_is_damaged_(char* line, size_t length) {
     char error[ERROR_BYTES];
@@ -715,12 +715,12 @@ static void log_format_step_(RunLog* log, int64_t step, double loss, double loss
     log_join_(log, f);
 }
 
-// Whether a step is one that --log-every names: the first and the last one are, too.
+// True if a step is one that --log-every names: the first and the last one are, too.
 static int log_is_due_(const RunLog* log, int64_t step) {
     return step == log->start_step + 1 || step == log->steps || (log->every && step % log->every == 0);
 }
 
-// Whether a step has a line of its own on the screen, `pause_s` after the last one: see the head of
+// True if a step has a line of its own on the screen, `pause_s` after the last one: see the head of
 // this file.
 static int log_keeps_line_(RunLog* log, int64_t step, double pause_s) {
     const int is_hundredth = 100 * (step - log->kept_step) >= log->steps;
@@ -1067,7 +1067,7 @@ __attribute__((format(printf, 3, 4))) static void log_part_(FILE* screen, int* p
     va_end(args);
 }
 
-// What the run did, and how fast; a run of no steps only looked at a model.
+// Prints the result and speed of the run; without steps it has no speed.
 static void log_say_summary_(RunLog* log, const LogSummary* end, double elapsed_s) {
     FILE* screen = log->screen.file;
     const double data_share = log->total_ms > 0 ? 1e3 * log->data_wait_s / log->total_ms : 0;

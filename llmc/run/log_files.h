@@ -145,7 +145,7 @@ void log_file_path(char path[PATH_MAX], const char* out_dir, const char* name, i
     file_path(path, "%s/%s%s", out_dir, name, ending);
 }
 
-// Whether there is something that must not be lost. Links are put aside, too, as what they lead to
+// True if there is something that must not be lost. Links are put aside, too, as what they lead to
 // is not ours to change.
 static int log_file_is_there_(const char* out_dir, const char* name, int number) {
     char path[PATH_MAX];
@@ -188,7 +188,7 @@ void log_files_put_aside(const char* out_dir) {
     log_files_rename_(out_dir, 0, number);
 }
 
-// The same of a log that was put aside, or of the current one (0).
+// Returns the identity in a log that was put aside, or in the current one (0); 0: unknown.
 static uint64_t log_files_run_of_(const char* out_dir, int number) {
     char path[PATH_MAX], line[128] = "";
     uint64_t run = 0;

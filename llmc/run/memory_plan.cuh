@@ -61,8 +61,8 @@ static inline int planned_chunk(const Options* o) {
     return (int)(o->logits_chunk < N ? o->logits_chunk : N);
 }
 
-// Of training, or of generation. In a run that trains, both use the same memory, in turns, and so
-// do saves.
+// Returns the bytes of activations, for training or generation. A run that trains uses the same
+// memory for both, in turns, and for saves.
 static inline size_t planned_activations(TensorRow* rows, GPT2Config cfg, const Options* o) {
     const Freeze freeze = freeze_of(cfg.L, o->freeze);
     TensorRow texts[GPT2_ACTIVATION_ROWS];
@@ -284,9 +284,8 @@ static inline size_t memory_free_(int device) {
     return free_bytes;
 }
 
-// What a plan may take, which has NCCL in it, of the memory of a GPU: all but the fiftieth part,
-// for kernels and whatever else CUDA loads during the run, and 64 MiB, since the driver hands out
-// memory in units of 2 MiB.
+// Returns the GPU memory that a plan, NCCL included, may use. It leaves 2 % to kernels and all else
+// that CUDA loads during the run, and 64 MiB, since the driver hands out units of 2 MiB.
 static inline size_t memory_usable_(const Options* o) {
     const size_t found = memory_free_(o->device) + o->nccl_bytes, room = found / 50 + ((size_t)64 << 20);
     return found > room ? found - room : 0;
@@ -347,8 +346,8 @@ static inline void memory_require(GPT2Config cfg, const Options* options) {
           (double)wanted / (1 << 20), (double)free_bytes / (1 << 20));
 }
 
-// What a plan may take, for options that are chosen by it; without such a GPU there is no limit.
-// --fit may lower it.
+// Returns the limit for options that are chosen by the plan; without such a GPU, SIZE_MAX. --fit may
+// lower it.
 static inline size_t memory_limit_(const Options* o) {
     const size_t wanted = o->fit > 0 ? (size_t)(o->fit * (float)(1 << 30)) : SIZE_MAX;
     int count = 0;

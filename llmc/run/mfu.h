@@ -50,7 +50,7 @@ double mfu_of(Mfu* mfu, double flops, double seconds, double now_s, char note[MF
 
 #define MFU_FIRST_S_ 5 // when the first measurement is repeated
 #define MFU_PAUSE_S_ 1 // between two that updates ask for
-#define MFU_NEWS_ 1.1  // a peak that is so many times larger is worth a line
+#define MFU_NEWS_ 1.1  // print a corrected peak that is at least this many times larger
 
 void mfu_open(Mfu* mfu, double peak, double own, MfuMeasure measure, const Options* options, double now_s) {
     const Mfu open = {peak, peak, measure, options, own / peak, now_s + MFU_FIRST_S_, MFU_FIRST_S_, now_s};

@@ -292,7 +292,7 @@ const OptionRow* option_find(const char* arg, size_t length) {
     return option_named_(arg + dashes, length - dashes, dashes == 1);
 }
 
-// Whether any text is a value of the option: also one that is empty, or starts with a dash.
+// True if any text is a value of the option: also one that is empty, or starts with a dash.
 static int option_is_text_(const OptionRow* row) { return strcmp(row->unit, "TEXT") == 0; }
 
 static int option_is_topic_(const OptionRow* row) { return row->offset == offsetof(Options, help); }
@@ -379,7 +379,7 @@ __attribute__((noreturn)) static void option_lacks_value_(const OptionRow* row, 
               row->flags & AUTO_ ? ", or auto" : "");
 }
 
-// Whether the argument `next` is the value of the option before it; `is_last`: no other follows.
+// True if the argument `next` is the value of the option before it; `is_last`: no other follows.
 static int option_is_value_(const OptionRow* row, const char* next, int is_last) {
     const int is_option = next[0] == '-' && next[1] == '-' && option_find(next, strcspn(next, "=")) != NULL;
     return option_is_text_(row)    ? !is_option
@@ -465,7 +465,7 @@ static void options_read_config_(Options* options) {
 
 // ---- printing ----
 
-// Whether a screen may get all of the text; tabs and ends of lines do no harm, and any shell reads
+// True if a screen may get all of the text; tabs and ends of lines do no harm, and any shell reads
 // them in quotes.
 static int option_is_printable_(const char* text) {
     size_t left = strlen(text), length = 1;
@@ -614,7 +614,7 @@ void options_print_help(FILE* file, const Options* options, const char* program)
     }
 }
 
-// Whether a row belongs to what --help was asked about: its group ("memory, speed": each word of
+// True if a row belongs to what --help was asked about: its group ("memory, speed": each word of
 // it), or the option itself, with or without its dashes.
 static int option_is_about_(const Options* options, const OptionRow* row, const char* topic) {
     const char* name = topic + strspn(topic, "-");
@@ -648,7 +648,7 @@ void options_print_help_on(FILE* file, const Options* options, const char* topic
     }
 }
 
-// Whether a command or a file that repeats the run has the option.
+// True if a command or a file that repeats the run has the option.
 static int option_repeats_(const Options* options, const OptionRow* row) {
     return option_applies(options, row) && option_counts(options, row) && !(row->flags & OPTION_LINE);
 }

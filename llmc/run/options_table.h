@@ -161,12 +161,12 @@ static inline int options_has_tasks(const Options* options) {
     return options->tasks[0] || options->hellaswag || options->perplexity[0];
 }
 
-// Whether it writes its final model for other programs.
+// True if it writes its final model for other programs.
 static inline int options_exports(const Options* options) {
     return options->export_llmc[0] || options->export_gguf[0];
 }
 
-// Whether that is all it does, with a model as it is: it needs no training data, has no training
+// True if that is all it does, with a model as it is: it needs no training data, has no training
 // state and saves nothing.
 static inline int options_only_uses_model(const Options* options) {
     if (options->steps != 0) {
@@ -538,7 +538,7 @@ static int option_may_be_empty_(const Options* options, const OptionRow* row) {
     return !(row->flags & OPTION_NOT_SAVED) && options_given(options, "resume");
 }
 
-// Whether one of the options is given that every training run could be started with.
+// True if one of the options is given that every training run could be started with.
 static int options_start_a_run_(const Options* options) {
     static const char* const runs[] = {"train-data",   "out",         "steps",       "epochs",
                                        "resume",       "overfit",     "plan",        "plan-tensors",
@@ -550,7 +550,7 @@ static int options_start_a_run_(const Options* options) {
     return is_run;
 }
 
-// Whether an option is given that only counts in training.
+// True if an option is given that only counts in training.
 static int options_are_of_training_(const Options* options) {
     int is_training = 0;
     for (int i = 0; i < OPTION_ROWS; i++) {
@@ -559,7 +559,7 @@ static int options_are_of_training_(const Options* options) {
     return is_training;
 }
 
-// Whether the program generates texts: --interactive and --prompts say so; --prompt does with the
+// True if the program generates texts: --interactive and --prompts say so; --prompt does with the
 // weights of a model, unless the options start a run, whose samples it then begins. Without weights
 // a prompt alone is a mistake, which generate.h names: it must not start to train.
 static int options_generate_(const Options* options) {

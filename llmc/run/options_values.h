@@ -26,7 +26,7 @@ const char* option_wanted(const OptionRow* row, char buffer[OPTION_TEXT_BYTES]);
 // The same for --help, which leaves out limits that nobody reaches: "any", ">= 0 steps".
 const char* option_wanted_briefly(const OptionRow* row, char buffer[OPTION_TEXT_BYTES]);
 
-// Whether the option is a whole number, and whether this text is one.
+// True if the option is a whole number and the text is not one.
 int option_is_whole(const OptionRow* row);
 int option_is_digits(const char* text);
 

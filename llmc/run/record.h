@@ -597,7 +597,7 @@ static void record_list_add_(RecordList_* l, const char* path) {
     snprintf(l->paths[l->count++], PATH_MAX, "%s", path);
 }
 
-// Whether this is a log, or a directory with one: a pattern matches other files, too.
+// True if this is a log, or a directory with one: a pattern matches other files, too.
 static int record_is_run_(const char* path) {
     char log[PATH_MAX];
     if (record_names_file(path)) {

@@ -89,7 +89,7 @@ static const char* resume_out_(const Options* options) {
     return options->out;
 }
 
-// Whether the checkpoint that was found is one of the run whose log is in --out, as far as they
+// True if the checkpoint that was found is one of the run whose log is in --out, as far as they
 // say. If not, that run was stopped before its first save: nothing of it can be continued, and
 // another run is continued only by name.
 static int resume_is_of_newest_run_(const Resume* r, const char* out, CheckpointsFound found, int must) {
@@ -147,7 +147,7 @@ static int resume_holds_(const char* out, const char* path) {
     return stat(out, &a) == 0 && stat(parent, &b) == 0 && a.st_dev == b.st_dev && a.st_ino == b.st_ino;
 }
 
-// Whether a resumed run takes over the value of this option, and so may differ in it.
+// True if a resumed run takes over the value of this option, and so may differ in it.
 static int resume_keeps_(const Options* options, const OptionRow* row) {
     return option_applies(options, row) && !(row->flags & OPTION_NOT_SAVED);
 }
@@ -240,7 +240,7 @@ static void resume_check_share_(const Resume* r, const Options* options) {
     }
 }
 
-// Whether another value of an option makes another run. A longer run is the same one.
+// True if another value of an option makes another run. A longer run is the same one.
 static int resume_is_other_(const OptionRow* row, const char* now, const char* before) {
     const int is_longer =
         strcmp(row->name, "steps") == 0 && strtoll(now, NULL, 10) > strtoll(before, NULL, 10);
@@ -261,7 +261,7 @@ static void resume_check_options_(const Resume* r, const Options* options, Resum
     }
 }
 
-// Whether an option has the value that was saved.
+// True if an option has the value that was saved.
 static int resume_has_same_(const Resume* r, const Options* options, const char* name) {
     char is[OPTION_TEXT_BYTES], dashed[OPTION_NAME_BYTES + 2];
     const char* before = state_option(&r->saved, name);

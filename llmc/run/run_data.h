@@ -64,7 +64,7 @@ typedef struct {
 // Whether there are data to train on or to validate with.
 static inline int run_data_has_tokens(const RunData* data) { return data->kind != DATA_NONE; }
 
-// Whether the command line asks for validations: a run that does not train makes no others.
+// True if the command line asks for validations: a run that does not train makes no others.
 static inline int run_data_is_asked_for(const Options* options) {
     return options->train_data[0] || (options->eval_every > 0 && options_given(options, "eval-every"));
 }

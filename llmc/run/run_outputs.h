@@ -73,7 +73,7 @@ static void run_outputs_read_list_(Outputs* o, const char* list) {
     free(sources.text);
 }
 
-// What the run itself keeps in --out.
+// Adds the files that the run itself keeps in --out.
 static void run_outputs_add_out_(Outputs* o, const char* out) {
     static const char* const files[] = {LOG_JSON, LOG_TEXT, LOG_CURVE, "tokenizer.json"};
     static const char* const directories[] = {LOG_BOARD, "tokens"};
@@ -94,7 +94,7 @@ static void run_outputs_add_out_(Outputs* o, const char* out) {
     free(steps);
 }
 
-// What a row of the table of options has to say.
+// Adds the files that an option reads or writes, by its row in the table.
 static void run_outputs_add_(Outputs* o, const Options* options, const OptionRow* row) {
     char buffer[OPTION_TEXT_BYTES];
     const char* path = option_text(options, row, buffer);

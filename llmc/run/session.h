@@ -82,8 +82,8 @@ int session_samples_are_due(const Session* s, const RunState* run);
 // The step at which the run ends: number --steps, or this one if --patience is over.
 int64_t session_last_step(const Session* s, const RunState* run);
 
-// What to do after a step, or before the first one: a sum of SESSION_SAVE, SESSION_SAVE_BY_CLOCK,
-// SESSION_SAVE_BEST and SESSION_STOP. `step_s` is the time of the step.
+// Returns the actions due after a step, or before the first one: a sum of SESSION_SAVE,
+// SESSION_SAVE_BY_CLOCK, SESSION_SAVE_BEST and SESSION_STOP. `step_s` is the time of the step.
 int session_next(Session* s, const RunState* run, double step_s);
 
 // Before a save for these reasons, a sum as of session_next on which all processes agree; the save
@@ -225,7 +225,7 @@ int64_t session_last_step(const Session* s, const RunState* run) {
     return validations_are_over(&run->validations, o->patience) ? run->step : o->steps;
 }
 
-// Whether something is due that is done every so many steps.
+// True if work with an interval in steps is due.
 static int session_is_due_(const Session* s, const RunState* run, int every) {
     return schedule_due(every, run->step, session_last_step(s, run));
 }
@@ -257,7 +257,7 @@ static double session_save_s_(const Session* s) {
     return !s->can_save ? 0 : c->save_s > 0 ? c->save_s : checkpoints_disk_bytes(c) / slow_disk;
 }
 
-// Whether --max-hours leave no time for another step and a save. Each start makes a step before: so
+// True if --max-hours leave no time for another step and a save. Each start makes a step before: so
 // a run whose steps take longer than its hours comes to its end, if it is resumed often enough.
 static int session_is_late_(const Session* s) {
     return s->longest_step_s > 0 && time_now_s() + 2 * (s->longest_step_s + session_save_s_(s)) > s->end_s;
@@ -269,7 +269,7 @@ static int session_clock_is_due_(const Session* s) {
            time_now_s() - s->saved_s >= 60.0 * o->save_minutes;
 }
 
-// Whether the last validation is the best one so far, and of this step. That before the first
+// True if the last validation is the best one so far, and of this step. That before the first
 // update does not count.
 static int session_is_best_(const Session* s, const RunState* run) {
     return s->options->keep_best && run->step > 0 && run->validations.best_step == run->step;

@@ -49,8 +49,8 @@ const char* setup_model_path(const Options* options, char path[PATH_MAX]);
 // anything is said about its tokens.
 GPT2Config setup_read_model(const char* path);
 
-// What its config.json has for others, to be saved with it (hf_config_kept); NULL: nothing. The
-// caller frees it.
+// Returns the fields of its config.json that only others read, to be saved with it (hf_config_kept);
+// NULL: none. The caller frees them.
 char* setup_kept_config(const char* path);
 
 // Decides the model. `path` is the model file, whose sizes are `found`, or NULL for random weights.
@@ -426,7 +426,7 @@ void setup_training(Options* options, int has_weights) {
     }
 }
 
-// Whether the run computes nothing: products in bf16 would only copy the weights.
+// True if the run computes nothing: products in bf16 would only copy the weights.
 static int setup_only_converts_(const Options* options) {
     return options_only_uses_model(options) && !options_has_tasks(options) &&
            !run_data_is_asked_for(options) && !setup_asks_for_samples(options) && options->sample_every <= 0;

@@ -30,19 +30,19 @@ typedef struct {
     int64_t since;     // validations in a row, up to the last one, that were not below it
 } Validations;
 
-// Of a new run.
+// Returns the memory of a new run.
 Validations validations_open(void);
 
 // After the validation at a step.
 void validations_add(Validations* v, int64_t step, double loss);
 
-// Whether the run has had enough of them: `patience` since the best one; 0: never.
+// True if the run has had enough of them: `patience` since the best one; 0: never.
 int validations_are_over(const Validations* v, int patience);
 
 // "the validation loss has not fallen for 3 validations; best 3.2801 at step 400"
 void validations_print_over(FILE* file, const Validations* v);
 
-// Whether this loss says that the run has diverged; if so, the reason in words. V is the size of
+// True if this loss says that the run has diverged; if so, the reason in words. V is the size of
 // the vocabulary.
 int validations_diverged(const Validations* v, double loss, int V, char reason[256]);
 

@@ -628,7 +628,7 @@ static inline const char* bpe_token(const Bpe* bpe, int id, int* length) {
     return (const char*)bpe->tokens[id].text;
 }
 
-// Whether text never makes this token: bpe_token gives its name.
+// True if text never makes this token: bpe_token gives its name.
 static inline int bpe_is_name(const Bpe* bpe, int id) { return (int)bpe->tokens[id].is_name; }
 
 // The ids that a model needs, whatever the text: up to the last token that text makes, and

@@ -50,7 +50,7 @@ extern "C" {
 // dir/name; returns whether there is such a file.
 int bpe_path(char path[PATH_MAX], const char* directory, const char* name);
 
-// Whether a file begins as one of llm.c's tokenizers.
+// True if a file begins as one of llm.c's tokenizers.
 int bpe_is_bin(const char* path);
 
 // The run reads the tokenizer in this file or directory: none of its files may become an output.
@@ -844,7 +844,7 @@ static void bpe_name_json_tokens_(Bpe* bpe, const BpeJson_* v, const char* path)
     }
 }
 
-// Whether a token of the vocabulary is an added one.
+// True if a token of the vocabulary is an added one.
 static int bpe_is_added_(const Bpe* bpe, BpeNamed_ token) {
     const BpeToken_ name = bpe->tokens[token.id];
     return name.is_name && name.length == token.text.length &&
@@ -1054,7 +1054,7 @@ static void bpe_put_tokenizer_json_(const Bpe* bpe, FILE* file) {
     fputs("]}\n}\n", file);
 }
 
-// What special tokens are for; `bpe` may be NULL.
+// Writes the purpose of each special token; `bpe` may be NULL.
 static void bpe_put_special_tokens_(const Bpe* bpe, FILE* file) {
     static const char* const uses[] = {"bos", "eos", "unk"};
     for (int i = 0; i < 3; i++) {

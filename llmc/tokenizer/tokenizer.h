@@ -246,7 +246,7 @@ const char* tokenizer_decode(const Tokenizer* tokenizer, int id, int* length) {
     return token.text;
 }
 
-// Whether it was added to the vocabulary as a special token. The stand-in for a vocabulary has
+// True if it was added to the vocabulary as a special token. The stand-in for a vocabulary has
 // fewer tokens than it says.
 static int tokenizer_is_name_(const Tokenizer* tokenizer, int id) {
     return tokenizer->bpe && id < tokenizer->bpe->vocab_size && bpe_is_name(tokenizer->bpe, id);

@@ -76,18 +76,18 @@ static DynamicLimit* dynamic_limit_of(const void* kernel) {
     return nullptr;
 }
 
-// What cudaFuncSetAttribute allowed, or the 48 KiB that need no permission.
+// Returns the bytes that cudaFuncSetAttribute allowed, or the 48 KiB that need no permission.
 size_t kernel_dynamic_limit(const void* kernel) {
     const DynamicLimit* limit = dynamic_limit_of(kernel);
     return limit ? limit->bytes : SHARED_DEFAULT_BYTES;
 }
 
-// The same for static and dynamic memory together.
+// Returns the limit of static and dynamic memory together.
 static size_t shared_limit(const void* kernel) {
     return dynamic_limit_of(kernel) ? SHARED_OPTIN_BYTES : SHARED_DEFAULT_BYTES;
 }
 
-// Whether a block may have this much static memory beside its dynamic memory.
+// True if a block may have this much static memory beside its dynamic memory.
 static void check_static_bytes(const Block* block, size_t bytes) {
     const size_t total = bytes + block->dynamic_bytes, most = shared_limit(engine.kernel);
     if (bytes > SHARED_DEFAULT_BYTES) {

@@ -144,7 +144,7 @@ const char* epilogue_name(uint32_t epilogue) {
     }
 }
 
-// Whether a variable of the environment names the epilogue.
+// True if a variable of the environment names the epilogue.
 bool environment_names(const char* variable, uint32_t epilogue) {
     char list[256], name[64]; // both between commas, so that no name is found in a longer one
     const char* text = getenv(variable);

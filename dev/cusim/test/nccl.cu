@@ -347,7 +347,7 @@ static void communicators_in_two_orders(const Rank* r) {
     wait_for_all(&other);
 }
 
-// Of the host, which a kernel can read.
+// Bug: NCCL is given pinned memory of the host, which only kernels can read.
 static void pinned_memory(const Rank* r) {
     float* pinned = (float*)gpu_alloc_pinned(512, sizeof(float), "pinned");
     NCCL_OK(ncclAllGather(r->small, pinned, 256, ncclFloat32, r->comm, r->gpu->stream));

@@ -96,7 +96,7 @@ defect_tasks_without_their_examples() {
     check "a line each" [ "$(grep -cE '^\{"step":0,"task":"choices","index":[0-9]+,"label":[0-3],"prediction":[0-3],' s.jsonl)" = 20 ]
 }
 
-# A sweep is named by a pattern, and the best run comes first.
+# A pattern selects the runs of a sweep. The best run is listed first.
 defect_sweeps_that_cannot_be_compared() {
     local lr
     reports_text
