@@ -6,7 +6,8 @@
 #     dev/test/fresh.sh        as root, with debootstrap and the network; an hour
 #
 # One line for each command; the exit status is 1 if one failed. Environment: MIRROR and SUITE of
-# Debian; KEEP=1 keeps the root.
+# Debian; KEEP=1 keeps the new system; CERTIFICATES is a file of certificate authorities for pip, in a
+# network that has its own. debootstrap hands on how names are resolved.
 set -eu
 cd "$(dirname "$0")/../.."
 mirror=${MIRROR:-http://deb.debian.org/debian}
@@ -19,7 +20,7 @@ failed=0
 in_root() {
     # shellcheck disable=SC2016 # $1 and $2 are the inner shell's
     unshare --mount --pid --fork --kill-child bash -c 'mount -t proc proc "$1/proc" && mount --rbind /sys "$1/sys" && mount --rbind /dev "$1/dev" &&
-        exec chroot "$1" env -i HOME=/root PATH=/usr/sbin:/usr/bin:/sbin:/bin LANG=C.UTF-8 bash -c "cd ~/clone && $2"' - "$top/root" "$1"
+        exec chroot "$1" env -i HOME=/tmp ${CERTIFICATES:+PIP_CERT=/certificates.pem} PATH=/usr/sbin:/usr/bin:/sbin:/bin LANG=C.UTF-8 bash -c "cd /clone && $2"' - "$top/debian" "$1"
 }
 
 # try COMMAND [WORDS...]: it must succeed, and its last line must have the words.
@@ -34,13 +35,12 @@ try() {
     echo "fresh: $1: $((SECONDS - begin)) s: $(tail -n 1 "$top/log" | tr -d '\r' | cut -c1-100)"
 }
 
-debootstrap --variant=minbase --include=gcc,libc6-dev,make,git "$suite" "$top/root" "$mirror" >"$top/log" 2>&1 || {
+debootstrap --variant=minbase --include=gcc,libc6-dev,make,git "$suite" "$top/debian" "$mirror" >"$top/log" 2>&1 || {
     tail "$top/log"
     exit 1
 }
-cp /etc/resolv.conf "$top/root/etc/"
-[ ! -d /usr/local/share/ca-certificates ] || cp -r /usr/local/share/ca-certificates "$top/root/usr/local/share/" # of a network that has its own
-git clone --quiet . "$top/root/root/clone"
+[ -z "${CERTIFICATES:-}" ] || cp "$CERTIFICATES" "$top/debian/certificates.pem"
+git clone --quiet . "$top/debian/clone"
 
 try "make run"
 try "make test" ' passed, 0 failed, '

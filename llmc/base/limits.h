@@ -185,6 +185,19 @@ static int limits_read_(const LimitsGroup_* g, const char* name, double* values,
     return n;
 }
 
+// Returns the least that the groups leave, from this process's own up to the root; INFINITY without
+// limits.
+static double limits_least_(const char* root, const char* controller, double (*of)(const LimitsGroup_* g)) {
+    double least = INFINITY;
+    LimitsGroup_ g;
+    if (limits_find_(&g, root, controller)) {
+        do {
+            least = fmin(least, of(&g));
+        } while (limits_rise_(&g));
+    }
+    return least;
+}
+
 // ---- cores ----
 
 // Returns the quota of one group, in cores; INFINITY: none.
@@ -196,16 +209,7 @@ static double limits_quota_of_(const LimitsGroup_* g) {
     return n == 2 && v[0] > 0 && v[1] > 0 ? v[0] / v[1] : INFINITY;
 }
 
-double limits_quota(const char* root) {
-    double quota = INFINITY;
-    LimitsGroup_ g;
-    if (limits_find_(&g, root, "cpu")) {
-        do {
-            quota = fmin(quota, limits_quota_of_(&g));
-        } while (limits_rise_(&g));
-    }
-    return quota;
-}
+double limits_quota(const char* root) { return limits_least_(root, "cpu", limits_quota_of_); }
 
 int limits_omp_threads(void) {
     const char* text = getenv("OMP_NUM_THREADS");
@@ -273,14 +277,7 @@ static double limits_bytes_of_(const LimitsGroup_* g) {
 static size_t limits_size_(double bytes) { return bytes < 0x1p62 ? (size_t)bytes : SIZE_MAX; }
 
 size_t limits_group_bytes(const char* root) {
-    double bytes = INFINITY;
-    LimitsGroup_ g;
-    if (limits_find_(&g, root, "memory")) {
-        do {
-            bytes = fmin(bytes, limits_bytes_of_(&g));
-        } while (limits_rise_(&g));
-    }
-    return limits_size_(bytes);
+    return limits_size_(limits_least_(root, "memory", limits_bytes_of_));
 }
 
 // Returns the part of a limit that is not used.

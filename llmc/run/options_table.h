@@ -166,8 +166,8 @@ static inline int options_exports(const Options* options) {
     return options->export_llmc[0] || options->export_gguf[0];
 }
 
-// True if that is all it does, with a model as it is: it needs no training data, has no training
-// state and saves nothing.
+// True if the run only evaluates or exports a model as it is: it needs no training data, has no
+// training state and saves nothing.
 static inline int options_only_uses_model(const Options* options) {
     if (options->steps != 0) {
         return 0;

@@ -26,8 +26,10 @@ const char* option_wanted(const OptionRow* row, char buffer[OPTION_TEXT_BYTES]);
 // The same for --help, which leaves out limits that nobody reaches: "any", ">= 0 steps".
 const char* option_wanted_briefly(const OptionRow* row, char buffer[OPTION_TEXT_BYTES]);
 
-// True if the option is a whole number and the text is not one.
+// True if the option's value is a whole number.
 int option_is_whole(const OptionRow* row);
+
+// True if the text is a whole number.
 int option_is_digits(const char* text);
 
 #ifdef __cplusplus

@@ -25,8 +25,8 @@ enum {
     PEAK_BF16_STEPS = 16, // 32 KiB, both factors in one
 };
 
-// True if the peak is to be measured again, after `repeats` times: waits until every thread has a core of its own,
-// but not for ever.
+// True if the peak is to be measured again, after `repeats` times. Waits until every thread has a
+// core of its own, but not for ever.
 static inline int peak_repeats_(int repeats, int most, double begin_s) {
     const int has_time = time_now_s() - begin_s < PEAK_MOST_S;
     if (has_time && repeats < most) {
