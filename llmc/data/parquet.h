@@ -482,9 +482,6 @@ static void parquet_column_(const Parquet* p, ParquetSchema_* schema, const Parq
         snprintf(schema->texts + used, sizeof(schema->texts) - used, "%s%.*s", used ? ", " : "",
                  (int)(bytes < 64 ? bytes : 64), name);
     }
-    for (char* c = schema->texts + used; *c; c++) { // it is printed
-        *c = *c == 0x7F || (unsigned char)*c < ' ' ? '?' : *c;
-    }
 }
 
 // The elements come depth first, each with the number of its children; the first is the root.

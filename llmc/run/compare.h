@@ -34,6 +34,7 @@ void compare_runs(FILE* file, const char* runs);
 #include <string.h>
 
 #include "llmc/base/check.h"
+#include "llmc/base/printable.h"
 #include "llmc/run/facts.h"
 #include "llmc/run/record.h"
 
@@ -56,13 +57,6 @@ typedef struct {
 // True if a byte continues a character.
 static int compare_continues_(char byte) { return ((unsigned char)byte & 0xC0) == 0x80; }
 
-// Replaces characters that a terminal could take for an order.
-static void compare_tame_(char cell[COMPARE_CELL_]) {
-    for (char* c = cell; *c; c++) {
-        *c = (unsigned char)*c < ' ' || *c == 127 ? '?' : *c;
-    }
-}
-
 // Sets a cell to words: if they are too long, they lose their end.
 static void compare_set_(char cell[COMPARE_CELL_], const char* text) {
     enum { LONGEST = 64 };
@@ -71,7 +65,7 @@ static void compare_set_(char cell[COMPARE_CELL_], const char* text) {
         kept--;
     }
     snprintf(cell, COMPARE_CELL_, "%.*s%s", (int)kept, text, text[kept] ? "..." : "");
-    compare_tame_(cell);
+    printable(cell);
 }
 
 // Sets a cell to the name of a run or the value of an option, maybe a path: it loses its beginning.
@@ -83,7 +77,7 @@ static void compare_set_name_(char cell[COMPARE_CELL_], const char* text) {
         cut++;
     }
     snprintf(cell, COMPARE_CELL_, "%s%s", cut ? "..." : "", text + cut);
-    compare_tame_(cell);
+    printable(cell);
 }
 
 static CompareRow_* compare_add_(Compare_* c, const char* name) {

@@ -638,11 +638,12 @@ static int bpe_json_added_token_(BpeJson_* v) {
     return more == 0 && bpe_json_add_(v, content, id, is_special);
 }
 
-static int bpe_json_added_tokens_(BpeJson_* v) {
+// Reads an array, each element by `read`.
+static int bpe_json_each_(BpeJson_* v, int (*read)(BpeJson_* v)) {
     int more = json_take(&v->json, '[') ? 1 : -1;
     for (JsonPlace place = JSON_FIRST; more > 0; place = JSON_NEXT) {
         more = json_element(&v->json, place);
-        if (more > 0 && !bpe_json_added_token_(v)) {
+        if (more > 0 && !read(v)) {
             return 0;
         }
     }
@@ -741,19 +742,6 @@ static int bpe_json_template_(BpeJson_* v) {
     return more == 0;
 }
 
-static int bpe_json_processor_(BpeJson_* v);
-
-static int bpe_json_processors_(BpeJson_* v) {
-    int more = json_take(&v->json, '[') ? 1 : -1;
-    for (JsonPlace place = JSON_FIRST; more > 0; place = JSON_NEXT) {
-        more = json_element(&v->json, place);
-        if (more > 0 && !bpe_json_processor_(v)) {
-            return 0;
-        }
-    }
-    return more == 0;
-}
-
 // A post_processor, or one of a sequence of them: finds out what it puts beside a text. "cls" is
 // that of RoBERTa.
 static int bpe_json_processor_(BpeJson_* v) {
@@ -767,7 +755,7 @@ static int bpe_json_processor_(BpeJson_* v) {
             v->start = "its own token";
         }
         if (!(strcmp(key, "single") == 0       ? bpe_json_template_(v)
-              : strcmp(key, "processors") == 0 ? bpe_json_processors_(v)
+              : strcmp(key, "processors") == 0 ? bpe_json_each_(v, bpe_json_processor_)
                                                : json_skip(&v->json))) {
             return 0;
         }
@@ -791,7 +779,7 @@ static int bpe_json_file_(BpeJson_* v) {
         const int c = json_peek(&v->json);
         if (!('0' <= c && c <= '9'                 ? bpe_json_token_(v, key, length)
               : strcmp(key, "model") == 0          ? bpe_json_model_(v)
-              : strcmp(key, "added_tokens") == 0   ? bpe_json_added_tokens_(v)
+              : strcmp(key, "added_tokens") == 0   ? bpe_json_each_(v, bpe_json_added_token_)
               : strcmp(key, "normalizer") == 0     ? bpe_json_normalizer_(v)
               : strcmp(key, "pre_tokenizer") == 0  ? bpe_json_pre_tokenizer_(v)
               : strcmp(key, "post_processor") == 0 ? bpe_json_post_processor_(v)
