@@ -80,8 +80,9 @@ struct GPT2 {
         in_backward; // --update-in-backward: the update that the backward pass makes; NULL: it makes none
     void* update_scratch; // of some rules
     double* norm_partial; // sums of squares of blocks of the gradient
-    int saves_copy;       // whether a checkpoint is written from a copy, and not from the model itself
-    void* save_copy;      // that copy; NULL also where this process has nothing to save
+    // whether a checkpoint is written from a copy, and not from the model itself
+    int saves_copy;
+    void* save_copy; // that copy; NULL also where this process has nothing to save
 };
 
 // Sets where each tensor lies in its allocation, and how many bytes each allocation has.

@@ -5,8 +5,8 @@ freeze.h -- --freeze: the parameters that training leaves as they are.
     ITEM     NAME or WORD            in all blocks
              NAME[2] or WORD[0-5]    in these only
     NAME     of a parameter in gpt2.h's table; * stands for any letters, ? for any one: wte, '*b', ln1?
-             or of a tensor in Hugging Face's files, or of a module there: wte.weight, transformer.h.0.attn.c_attn,
-             'h.*.mlp'; attn.c_attn is that of all blocks
+             or of a tensor in Hugging Face's files, or of a module there: wte.weight,
+             transformer.h.0.attn.c_attn, 'h.*.mlp'; attn.c_attn is that of all blocks
     WORD     embeddings, blocks, attention, mlp or norms (freeze_words_)
 
 A frozen parameter has no gradient, no optimizer state and no update. A parameter that is frozen in all blocks takes no memory

@@ -87,8 +87,8 @@ typedef enum { GELU_WITH_BIAS_GRADIENT_, GELU_IN_PRODUCT_, GELU_IN_STEPS_, GELU_
 typedef struct {
     int tf32; // fp32 products on tensor cores, with factors rounded to 10 bits
     GeluFusion gelu_fusion;
-    int bias_fusion; // where GELU is fused backward: the product may also sum up the gradient of the bias
-                     // before GELU
+    // where GELU is fused backward: the product may also sum up the gradient of the bias before GELU
+    int bias_fusion;
     int autotune;
     size_t workspace_bytes; // of cublasLt (matmul_workspace_bytes); 0: the most that helps any model
 } MatmulSettings;
@@ -759,8 +759,9 @@ static inline void matmul_product_(MatmulKey key, MatmulOperands_ x, MatmulGpu* 
 
 typedef struct {
     MatmulKey key;
-    int first, standard; // the ways are first ... GELU_IN_STEPS_; the one that is left only for a faster one
-    int way;             // to take now
+    // the ways are first ... GELU_IN_STEPS_; the one that is left only for a faster one
+    int first, standard;
+    int way;       // to take now
     int round, at; // -1: there is no race; the way that is measured, before them one that hides launches
     float ms[GELU_WAYS_];
 } MatmulRace_;

@@ -102,7 +102,8 @@ static inline void quantized_round_(int8_t q[QUANTIZED_BLOCK], const float x[QUA
     }
 }
 
-#define QUANTIZED_OVERFLOW (127 * FP16_OVERFLOW) // the least number whose block has an infinite scale
+// the least number whose block has an infinite scale
+#define QUANTIZED_OVERFLOW (127 * FP16_OVERFLOW)
 
 // Encodes a row of `cols` numbers.
 static inline void quantized_encode(QuantizedBlock* out, const float* x, size_t cols) {

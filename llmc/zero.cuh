@@ -748,7 +748,8 @@ static inline void zero_collect_chunk_(ZeroGpu* z, void* all, const void* mine, 
     const size_t bytes = chunk.count * dtype_bytes(type);
     void* own = zero_element_(z->pieces, type, (size_t)z->plan.rank * chunk.count);
     zero_copy_(z, own, mine, bytes);
-    group_all_gather(z->pieces, own, chunk.count, type, &z->groups.all, z->comm.stream); // (W, count)
+    // (W, count)
+    group_all_gather(z->pieces, own, chunk.count, type, &z->groups.all, z->comm.stream);
     for (int r = 0; all && r < z->plan.size; r++) {
         const size_t to = (size_t)zero_shard_of(&z->plan, r).part * chunk.shard + chunk.at;
         zero_copy_(z, zero_element_(all, type, to), zero_element_(z->pieces, type, (size_t)r * chunk.count),

@@ -599,7 +599,8 @@ static void body_save(const void* run) {
 }
 
 static void body_save_silently(const void* run) {
-    CHECK(freopen("/dev/null", "w", stdout), "/dev/null: cannot be opened"); // it says that it waits
+    // it says that it waits
+    CHECK(freopen("/dev/null", "w", stdout), "/dev/null: cannot be opened");
     body_save(run);
 }
 

@@ -474,7 +474,8 @@ int file_try_read(const char* path, size_t max, char** text, size_t* bytes, char
 size_t file_read_line(FILE* file, const char* name, char** line, size_t* room) {
     errno = 0;
     const ssize_t length = getline(line, room, file);
-    const int is_whole = !ferror(file) && (length > 0 || feof(file)); // without memory it is neither
+    // without memory it is neither
+    const int is_whole = !ferror(file) && (length > 0 || feof(file));
     CHECK(is_whole, "%s: cannot read: %s", name, strerror(errno));
     return length > 0 ? (size_t)length : 0;
 }

@@ -248,7 +248,8 @@ static int json_unicode_(JsonReader* text, JsonText_ kind, unsigned char** out) 
     const int second = pair ? json_hex_(text, text->at + 8) : -1;
     const int is_pair = second >= 0xDC00 && second <= 0xDFFF, is_half = first >= 0xD800 && first <= 0xDFFF;
     const int is_hole = first == 0 || (is_half && !is_pair);
-    if (kind == JSON_C_BYTES_ && first >= 0xDC80 && first <= 0xDCFF) { // as json_print_bytes writes it
+    // as json_print_bytes writes it
+    if (kind == JSON_C_BYTES_ && first >= 0xDC80 && first <= 0xDCFF) {
         *(*out)++ = (unsigned char)(first & 0xFF);
         text->at += 6;
         return 1;

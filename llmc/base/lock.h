@@ -17,7 +17,8 @@ extern "C" {
 #endif
 
 typedef struct {
-    const char* path;  // of the lock file; it is removed when the lock is released or the program ends
+    // of the lock file; it is removed when the lock is released or the program ends
+    const char* path;
     const char* place; // what it is for, in messages,
     const char* who;   // and who writes there: "run"
     double wait_s;     // for a killed one, which keeps its lock until the system has its memory back
@@ -107,7 +108,8 @@ static int lock_open_(const LockPlace* place, int* is_new) {
     struct stat info;
     int fd = open(place->path, flags | O_CREAT | O_EXCL, 0666);
     *is_new = fd >= 0;
-    for (int tries = 0; fd < 0 && errno == EEXIST && tries < 2; tries++) { // it may be removed just now
+    // it may be removed just now
+    for (int tries = 0; fd < 0 && errno == EEXIST && tries < 2; tries++) {
         fd = open(place->path, tries ? flags | O_CREAT : flags, 0666);
     }
     CHECK(fd >= 0 && fstat(fd, &info) == 0, "%s: cannot write: %s", place->path, strerror(errno));

@@ -2,8 +2,8 @@
 processor.h -- a program that was built for a newer processor says so, instead of dying by an
 illegal instruction.
 
-    PROCESSOR_CHECK    in the file with main: notes which instructions the compiler may use there. They are looked for before
-                       main, by code that is compiled for every x86-64 (Makefile)
+    PROCESSOR_CHECK    in the file with main: notes which instructions the compiler may use there.
+                       Code that is compiled for every x86-64 (Makefile) looks for them before main
 
 On other architectures nothing is looked for.
 
@@ -149,7 +149,8 @@ static void processor_read_(uint32_t words[PROCESSOR_WORDS_], uint64_t* register
     if (__get_cpuid(0x80000001, &a, &b, &c, &d)) {
         words[5] = c;
     }
-    if (words[0] >> 27 & 1) {                                                        // there is XGETBV
+    // there is XGETBV
+    if (words[0] >> 27 & 1) {
         __asm__ volatile(".byte 0x0f, 0x01, 0xd0" : "=a"(low), "=d"(high) : "c"(0)); // of XCR0
     }
     *registers = (uint64_t)high << 32 | low;

@@ -87,7 +87,8 @@ static FILE* text_buffer_file_(TextBuffer* buffer) {
 }
 #else
 static ssize_t text_buffer_write_(void* buffer, const char* bytes, size_t count) {
-    return text_buffer_add_((TextBuffer*)buffer, bytes, count) ? (ssize_t)count : 0; // 0 is an error here
+    // 0 is an error here
+    return text_buffer_add_((TextBuffer*)buffer, bytes, count) ? (ssize_t)count : 0;
 }
 
 static FILE* text_buffer_file_(TextBuffer* buffer) {
@@ -107,7 +108,8 @@ int text_buffer_try_open(TextBuffer* buffer) {
         free(buffer->text);
         return 0;
     }
-    setvbuf(buffer->file, buffer->block, _IOFBF, sizeof(buffer->block)); // cannot fail with memory of ours
+    // cannot fail with memory of ours
+    setvbuf(buffer->file, buffer->block, _IOFBF, sizeof(buffer->block));
     return 1;
 }
 

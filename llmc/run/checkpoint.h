@@ -56,7 +56,8 @@ typedef struct {
     SafeTensorsDtype dtype;     // of the parameters in the copy
     int eot;                    // the token that ends documents
     const Tokenizer* tokenizer; // NULL: none that is known
-    const char* config;         // fields of config.json that are kept (hf_config_kept); NULL: a new model
+    // fields of config.json that are kept (hf_config_kept); NULL: a new model
+    const char* config;
     size_t train_tokens;
     uint64_t train_data; // fingerprint of their contents, 0: unknown
     // Writes further small files into the directory, in the thread that saves; NULL: there are none.

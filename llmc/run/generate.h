@@ -2,8 +2,9 @@
 generate.h -- what the program does with a model instead of training it: it continues prompts.
 
     --prompt TEXT          one text, on standard output as it comes
-    --interactive          each line of standard input is a prompt of its own; its text comes on standard output. The lines
-                           exit and quit end it; `:temperature 0.5` sets an option for the next texts, and : shows these
+    --interactive          each line of standard input is a prompt of its own; its text comes on
+                           standard output. The lines exit and quit end it; `:temperature 0.5` sets an
+                           option for the next texts, and : shows these
     --prompts FILE.jsonl   one prompt a line, {"prompt": "..."}; their texts, in the same order, become the lines of
                            --out-texts, which has its name when it is whole, or of standard output:
                            {"prompt", "text", "tokens", "stop"}

@@ -78,10 +78,11 @@ typedef struct {
     const Options* options;
     Sampler sampler;
     int eot;
-    int known_ids;        // the ids below have a token: no other is drawn. A model may have more, as padding
-    GeneratorText* texts; // (slots)
-    int *ids, *positions; // (slots) of the next tokens
-    Rand rng;             // of samples
+    // the ids below have a token: no other is drawn. A model may have more, as padding
+    int known_ids;
+    GeneratorText* texts;       // (slots)
+    int *ids, *positions;       // (slots) of the next tokens
+    Rand rng;                   // of samples
     int *prompt, prompt_tokens; // (T + 1) of samples
 } Generator;
 

@@ -7,7 +7,7 @@ The first of these that is there:
     options      --rank, --num-processes; local: --rank mod --gpus-per-node
     mpirun       OMPI_COMM_WORLD_RANK _SIZE _LOCAL_RANK _LOCAL_SIZE              Open MPI, Kubernetes' MPIJob
     mpiexec      PMI_RANK PMI_SIZE MPI_LOCALRANKID MPI_LOCALNRANKS               MPICH, Intel MPI
-    srun         SLURM_PROCID SLURM_STEP_NUM_TASKS SLURM_LOCALID                 in a step of more than one task
+    srun         SLURM_PROCID SLURM_STEP_NUM_TASKS SLURM_LOCALID                 in a step of tasks
     torchrun     RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE
     none         0 of 1
 

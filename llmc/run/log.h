@@ -5,12 +5,12 @@ it is done, its loss curve to curve.svg there.
 log.jsonl, one object per line (a number that is not finite is null; losses have 9 significant
 digits; a byte of a path or option that is not UTF-8 is \udcNN, json.h):
 
-    {"kind":"config","run":"16 hexadecimal digits","options":{...},"program":...,"trainer":...,"host":...,"device":...,"floor":...,
-     "mem_mb":{"parameters":...},"host_mem_mb":{...},"disk_mb":{...},"time":...}
+    {"kind":"config","run":"16 hexadecimal digits","options":{...},"program":...,"trainer":...,
+     "host":...,"device":...,"floor":...,"mem_mb":{"parameters":...},"host_mem_mb":{...},"disk_mb":{...},"time":...}
     {"kind":"train","step":1,"loss":...,"norm":...,"lr":...,"ms":...,"data_ms":...,"tok_per_s":...,"mfu":...,
      "peak":...,"power_w":...,"clock_mhz":...,"tokens":...,"elapsed_s":...,"time":...}
-    {"kind":"val","step":0,"loss":...,"bpb":...,"sequences":...,"all_sequences":...}  (bits per byte, if the bytes of the
-     tokens are known; sequences of the validation, and of all validation data)
+    {"kind":"val","step":0,"loss":...,"bpb":...,"sequences":...,"all_sequences":...}  (bits per
+     byte, if the bytes of the tokens are known; sequences of the validation, and of all its data)
     {"kind":"task","step":...,"name":...,"acc":...,"acc_err":...,"acc_norm":...,"acc_norm_err":...,"acc_bytes":...,
      "acc_bytes_err":...,"loss":...,"ppl":...,"bpb":...,"tokens":...}  (tasks.h; only what the task has)
     {"kind":"sample","step":...,"text":"..."}
@@ -19,8 +19,8 @@ digits; a byte of a path or option that is not UTF-8 is \udcNN, json.h):
     {"kind":"warning","step":...,"text":"..."}
     {"kind":"rollback","step":...,"from":...,"reason":"..."}
     {"kind":"stop","step":...,"reason":"..."}
-    {"kind":"summary","steps":...,"val_loss":...,"best_val_loss":...,"best_step":...,"floor":...,"elapsed_s":...,"tok_per_s":...,"samples_per_s":...,
-     "data_s":...,"planned_mb":...,"peak_mb":...}  (memory in MiB; no speed without updates)
+    {"kind":"summary","steps":...,"val_loss":...,"best_val_loss":...,"best_step":...,"floor":...,
+     "elapsed_s":...,"tok_per_s":...,"samples_per_s":...,"data_s":...,"planned_mb":...,"peak_mb":...}  (memory in MiB; no speed without updates)
 
 mfu is a share of peak, in FLOP/s; tokens counts all updates so far; elapsed_s is the time of the
 run, including validations, summed over all starts of the program; time is Unix time in seconds.

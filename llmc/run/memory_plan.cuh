@@ -414,7 +414,8 @@ static inline void memory_fit_(GPT2Config cfg, Options* options, Comm* comm, con
 // Decides what is open because it depends on the GPU's memory: recomputation first, since it costs more than
 // chunks do.
 static inline void memory_choose(GPT2Config cfg, Options* options, Comm* comm, const SpeedDevice* speed) {
-    const size_t limit = fit_least_of_all(comm, memory_limit_(options)); // all processes choose the same
+    // all processes choose the same
+    const size_t limit = fit_least_of_all(comm, memory_limit_(options));
     if (options->fit != 0) {
         memory_fit_(cfg, options, comm, speed, limit);
     }

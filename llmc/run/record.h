@@ -132,7 +132,8 @@ int record_names_file(const char* run);
 // The first, last and lowest validation; NULL: none.
 const RecordEvent* record_first(const Record* record, RecordKind kind);
 const RecordEvent* record_last(const Record* record, RecordKind kind);
-const RecordEvent* record_best(const Record* record, RecordValue measure); // RECORD_VALUE_LOSS or RECORD_BPB
+// RECORD_VALUE_LOSS or RECORD_BPB
+const RecordEvent* record_best(const Record* record, RecordValue measure);
 
 // A number of the run when it had done `step` updates, RECORD_TOKENS for example; 0 before the first. NaN: not told.
 double record_place(const Record* record, RecordSeries series, double step);
@@ -522,7 +523,8 @@ static void record_level_mfu_(Record* r) {
     for (size_t i = r->num_steps; i > 0; i--) {
         double* values = r->steps[i - 1].values;
         for (; event > 0 && r->events[event - 1].step >= r->steps[i - 1].step; event--) {
-            peak = r->events[event - 1].kind == RECORD_START ? NAN : peak; // the step is of an earlier start
+            // the step is of an earlier start
+            peak = r->events[event - 1].kind == RECORD_START ? NAN : peak;
         }
         peak = fmax(peak, values[RECORD_PEAK]);
         values[RECORD_MFU] *= isfinite(values[RECORD_PEAK]) ? values[RECORD_PEAK] / peak : 1;

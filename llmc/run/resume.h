@@ -36,7 +36,8 @@ typedef struct {
     int is_active;
     char path[PATH_MAX]; // of the checkpoint
     SavedState saved;
-    Lock* lock;       // of --out, for checkpoints_open; NULL: without --out, or nothing will be written there
+    // of --out, for checkpoints_open; NULL: without --out, or nothing will be written there
+    Lock* lock;
     int is_here;      // the checkpoint is in --out: the logs there are those of the run
     int64_t sequence; // of the training data, that comes next; set by resume_check
 } Resume;

@@ -58,7 +58,8 @@ typedef struct {
     Stories* stories; // the built-in corpus, NULL for other data:
     uint16_t *train_stories, *val_stories;
     float* val_nats; // entropy of each validation token, in nats
-    double epochs;   // of the training data that --steps read; 0: unknown, or of data without an end
+    // of the training data that --steps read; 0: unknown, or of data without an end
+    double epochs;
 } RunData;
 
 // Whether there are data to train on or to validate with.

@@ -5,8 +5,8 @@ save, when to stop, and where to roll back to.
     due      validation every --eval-every steps, tasks every --tasks-every and samples every --sample-every, each
              also at the last step, which is number --steps or the one at which --patience is over;
              a resumed run does not repeat what was done at its step
-    saves    every --save-every steps and at the last, or every --save-minutes and at the last; after the best
-             validation so far with --keep-best; on SIGUSR1; before it stops
+    saves    every --save-every steps and at the last, or every --save-minutes and at the last; after
+             the best validation so far with --keep-best; on SIGUSR1; before it stops
     stops    when a signal asked for it: between two steps, batches of a validation or tokens of a sample;
              before --max-hours are over, leaving time to save
     returns  to an earlier step when the run has diverged and --on-divergence is rollback: to the newest

@@ -291,7 +291,8 @@ static inline SpeedUpdate speed_update(GPT2Config cfg, const Options* o, const S
     w.freeze = freeze_of(cfg.L, o->freeze);
     gpt2_parameter_rows(w.rows, cfg);
     w.times = ceil((double)o->total_batch / o->seq_len / o->batch / o->processes);
-    w.N = fmax((double)o->total_batch / o->processes / w.times, o->seq_len); // of one that has anything to do
+    // of one that has anything to do
+    w.N = fmax((double)o->total_batch / o->processes / w.times, o->seq_len);
     w.size = (double)device->element_bytes;
     w.sum = &sum;
     speed_forward_(&w);

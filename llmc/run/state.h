@@ -1,10 +1,9 @@
 /*
 state.h -- where a run stands, besides its tensors, and its file in a checkpoint: state.json.
 
-    {"format":"pretrain.c run","version":1,"run":"16 hexadecimal digits","serial":7,"first_serial":1,"step":1000,
-     "updates":1000,
-     "tokens":...,"sequence":...,"samples_at":...,"train_tokens":...,"padded_vocab":...,"stage":2,
-     "by_clock":0,     "train_data":"16 hexadecimal digits","val_loss":...,"trainer":"CPU FP32",
+    {"format":"pretrain.c run","version":1,"run":"16 hexadecimal digits","serial":7,"first_serial":1,
+     "step":1000,"updates":1000,"tokens":...,"sequence":...,"samples_at":...,"train_tokens":...,"padded_vocab":...,"stage":2,
+     "by_clock":0,"train_data":"16 hexadecimal digits","val_loss":...,"trainer":"CPU FP32",
      "loss_scale":{"scale":1,"good_steps":0},
      "guard":{"consecutive":0,"best":...,"losses":{"count":...,"values":[...]},"norms":{...}},
      "validations":{"first":...,"best":...,"best_step":...,"since":...},
@@ -17,8 +16,8 @@ The last member is the checksum of all bytes before its value, so that any chang
 the checksums of the other files it vouches for the whole checkpoint. All numbers read back as the same bits.
 The values of options are those of options_print_json; names of files may have any bytes.
 
-    run            identity of the run: its log has the same one (log.h), so that a resume never mixes two runs of a
-                   directory; missing in older files
+    run            identity of the run: its log has the same one (log.h), so that a resume never mixes
+                   two runs of a directory; missing in older files
     serial         numbers the checkpoints of a directory in the order of writing, whatever their steps
     first_serial   serial of the first checkpoint of this run
     sequence       the next sequence of the training data (dataloader.h)
@@ -28,8 +27,8 @@ The values of options are those of options_print_json; names of files may have a
                    unknown; missing in older files
     clip           how --update-in-backward divides the limit of the gradient's norm (in_backward.h); missing in
                    other runs
-    by_clock       1: saved only because time had passed (--save-minutes) or for its validation loss (--keep-best); missing
-                   in older files
+    by_clock       1: saved only because time had passed (--save-minutes) or for its validation loss
+                   (--keep-best); missing in older files
     validations    the memory of --patience and --keep-best (validations.h); missing in older files
     stage          which work between two updates was done at this step (RunStage); missing in older files:
                    all of it

@@ -467,7 +467,8 @@ typedef struct {
     size_t num_tokens, num_added, num_merges;
     size_t eot;               // SIZE_MAX: not found yet
     int has_model, cuts_text; // these parts were there, and as they must be
-    const char* start;        // the token that its post_processor puts before or behind a text; NULL: none
+    // the token that its post_processor puts before or behind a text; NULL: none
+    const char* start;
 } BpeJson_;
 
 static int bpe_json_refuse_(BpeJson_* v, const char* found, const char* what, const char* wanted) {
@@ -1270,7 +1271,8 @@ uint64_t bpe_checksum(const Bpe* bpe) {
         const char* token = bpe_token(bpe, id, &length);
         xxh64_add(&hash, &length, sizeof(length));
         xxh64_add(&hash, token, (size_t)length);
-        if (bpe_is_name(bpe, id) && id != bpe->eot) { // the same text is another token where it is encoded
+        // the same text is another token where it is encoded
+        if (bpe_is_name(bpe, id) && id != bpe->eot) {
             xxh64_add(&hash, &id, sizeof(id));
         }
     }

@@ -437,7 +437,8 @@ typedef struct {
 } Allocation;
 Allocation* allocation_of(const void* pointer); // that it points into; NULL: none, pageable host memory
 size_t device_memory_bytes();
-bool device_memory_take(size_t bytes); // for an allocation, or a library; false if there is not so much
+// for an allocation, or a library; false if there is not so much
+bool device_memory_take(size_t bytes);
 void device_memory_give(size_t bytes);
 void device_memory_open(); // CUSIM_PROTECT: around work that may touch device memory
 void device_memory_close();
@@ -458,7 +459,8 @@ struct Operation {
     std::function<Steps(CUstream_st*)>
         begin; // instead of `run`: called when the work, or its graph, is put on a stream
 };
-static const double OPERATION_S = 10e-6; // of the device's clock: a kernel, a copy; a product takes ten times as long
+// of the device's clock: a kernel, a copy; a product takes ten times as long
+static const double OPERATION_S = 10e-6;
 void cusim_pass_time(double seconds);
 void operation_run(const Operation& operation);
 void enqueue_steps(cudaStream_t stream, std::function<Steps(CUstream_st*)> begin);
