@@ -31,13 +31,13 @@ static void test_beaten(void) {
     mfu_open(&mfu, 3e9, 3e9, measure, NULL, 100);
     machine_does = 120e9;
     expect(&mfu, 2e9, 101, 2.0 / 3, 0, "");
-    expect(&mfu, 60e9, 102, 0.5, 1, "peak 120 GFLOP/s, measured again; it was 3,");
+    expect(&mfu, 60e9, 102, 0.5, 1, "the peak is 120 GFLOP/s, measured again; 3 was too low");
     expect(&mfu, 90e9, 103, 0.75, 1, "");
     // the machine is busy again: an update that beats the peak is the peak
     machine_does = 10e9;
     expect(&mfu, 126e9, 104, 1, 2, "");
     expect(&mfu, 63e9, 104.5, 0.5, 2, "");
-    expect(&mfu, 252e9, 104.6, 1, 2, "peak 252"); // too soon to measure
+    expect(&mfu, 252e9, 104.6, 1, 2, "peak is 252"); // too soon to measure
 }
 
 // Nobody beats it, but it is measured again after 5, 10, 20 ... seconds.
@@ -52,7 +52,7 @@ static void test_repeated(void) {
         expect(&mfu, 10e9, s, 0.2, next, "");
     }
     machine_does = 100e9;
-    expect(&mfu, 10e9, 260, 0.1, 6, "peak 100 GFLOP/s");
+    expect(&mfu, 10e9, 260, 0.1, 6, "peak is 100 GFLOP/s");
 }
 
 // With four processes, the peak of all rises by the increase that one of them measures. A GPU's never
@@ -62,7 +62,7 @@ static void test_processes(void) {
     measured = 0;
     machine_does = 20e9;
     mfu_open(&mfu, 40e9, 10e9, measure, NULL, 0);
-    expect(&mfu, 60e9, 1, 0.75, 1, "peak 80 GFLOP/s");
+    expect(&mfu, 60e9, 1, 0.75, 1, "peak is 80 GFLOP/s");
     measured = 0;
     mfu_open(&mfu, 40e9, 10e9, NULL, NULL, 0);
     expect(&mfu, 10e9, 1000, 0.25, 0, "");

@@ -248,9 +248,8 @@ static void checkpoint_require_room_(const Checkpoints* c, const char* name) {
     CHECK(c->whole_step >= 0, "%s: a checkpoint takes %.1f MiB, the disk has %.1f MiB free", name,
           checkpoints_disk_bytes(c) / mib, free_bytes / mib);
     CHECK(0,
-          "%s: a checkpoint takes %.1f MiB, the disk has %.1f MiB free; %s is whole: --resume on --keep 2 "
-          "continues "
-          "from it and keeps fewer",
+          "%s: a checkpoint takes %.1f MiB, the disk has %.1f MiB free; %s is whole: "
+          "--resume on --keep 2 continues from it and keeps fewer",
           name, checkpoints_disk_bytes(c) / mib, free_bytes / mib, whole);
 }
 

@@ -281,6 +281,7 @@ void log_summary(RunLog* log, LogSummary end);
 #include "llmc/base/printable.h"
 #include "llmc/base/terminal.h"
 #include "llmc/base/text_buffer.h"
+#include "llmc/base/words.h"
 #include "llmc/run/curve.h"
 #include "llmc/run/curve_svg.h"
 #include "llmc/run/text_wrap.h"
@@ -434,7 +435,7 @@ static off_t log_reread_(RunLog* log, const char* path) {
             stderr,
             "warning: %s: %zu damaged line%s, the first is line %zu; the run continues without what it "
             "said",
-            path, damaged, damaged > 1 ? "s" : "", first);
+            path, damaged, words_s((double)damaged), first);
     }
     if (file) {
         fclose(file);
@@ -1074,7 +1075,7 @@ static void log_say_summary_(RunLog* log, const LogSummary* end, double elapsed_
     char text[64];
     int parts = 0;
     if (end->steps > 0) {
-        log_part_(screen, &parts, "%lld step%s", (long long)end->steps, end->steps == 1 ? "" : "s");
+        log_part_(screen, &parts, "%lld step%s", (long long)end->steps, words_s((double)end->steps));
         log_part_(screen, &parts, "%s", log_duration(elapsed_s, text));
     }
     if (isfinite(end->val_loss)) {

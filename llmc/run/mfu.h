@@ -77,7 +77,7 @@ double mfu_of(Mfu* mfu, double flops, double seconds, double now_s, char note[MF
     }
     if (mfu->peak > MFU_NEWS_ * mfu->told) {
         snprintf(note, MFU_NOTE_BYTES,
-                 "note: peak %.0f GFLOP/s, measured again; it was %.0f, and MFU was too high",
+                 "note: the peak is %.0f GFLOP/s, measured again; %.0f was too low, and MFU before too high",
                  mfu->peak * 1e-9, mfu->told * 1e-9);
         mfu->told = mfu->peak;
     }

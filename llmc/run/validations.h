@@ -54,6 +54,7 @@ int validations_diverged(const Validations* v, double loss, int V, char reason[2
 
 #include <math.h>
 
+#include "llmc/base/words.h"
 Validations validations_open(void) {
     const Validations none = {NAN, NAN, 0, 0};
     return none;
@@ -71,7 +72,7 @@ int validations_are_over(const Validations* v, int patience) { return patience >
 
 void validations_print_over(FILE* file, const Validations* v) {
     fprintf(file, "the validation loss has not fallen for %lld validation%s", (long long)v->since,
-            v->since == 1 ? "" : "s");
+            words_s((double)v->since));
     if (isfinite(v->best)) {
         fprintf(file, "; best %.4f at step %lld", v->best, (long long)v->best_step);
     }
