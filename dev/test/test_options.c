@@ -310,6 +310,8 @@ static void test_config(void) {
     EXPECT(config_refused("prompt = \"x", "conf:1: a value without its closing quote"));
     EXPECT(config_refused("prompt = \"x\" y", "conf:1: y stands behind the closing quote"));
     EXPECT(config_refused("prompt = \"\\q\"", "conf:1: \\q in a value"));
+    EXPECT(config_refused("prompt = \"\\x1\"", "conf:1: \\x in a value"), "one digit");
+    EXPECT(config_refused("prompt = \"\\x00\"", "conf:1: \\x in a value"), "the end of a text");
     EXPECT(config_refused("lr = 100", "conf:1: --lr 100: wanted above 0 to 10, or auto"),
            "also where the command line wins");
     EXPECT(test_dies(parse_body, "--config|/nowhere/conf", EXIT_FAILURE,
@@ -480,6 +482,16 @@ static void test_switch_with_words(void) {
     EXPECT(refused("--master-weights|2", "wanted off|on|24"), "2 is no word");
 }
 
+// Bytes that a terminal could take for an order are printed as digits, and read back.
+static void test_config_escapes(void) {
+    Options o = config_parsed("", "text-field = \"\\x1b[31m\\xC3\\xa9\"\n");
+    EXPECT(strcmp(o.text_field, "\033[31m\xC3\xA9") == 0, "'%s'", o.text_field);
+    char* config = config_of(&o);
+    EXPECT(strstr(config, "text-field = \"\\x1b[31m\xC3\xA9\"\n"), "%s", config);
+    free(config);
+    options_close(&o);
+}
+
 static void test_round_trip(void) {
     static char values[OPTION_ROWS_MAX][OPTION_TEXT_BYTES];
     Rand rng = rand_open(1, 0);
@@ -636,6 +648,7 @@ int main(void) {
     test_help_on();
     test_banner();
     test_switch_with_words();
+    test_config_escapes();
     test_round_trip();
     test_json_string();
     test_json();

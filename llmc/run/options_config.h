@@ -4,7 +4,7 @@ options_config.h -- a file of settings, for --config, in the form that --print-c
     # a comment
     batch = 8                          # also here
     train-data = books
-    prompt = "Once upon a time, "      in quotes: blanks at an end, a #, and \" \\ \n \r \t
+    prompt = "Once upon a time, "      in quotes: blanks at an end, a #, and \" \\ \n \r \t \x1b
 
 A value without quotes reaches from its first to its last character that is no blank, or up to a #
 behind a blank.
@@ -46,10 +46,13 @@ void config_print(FILE* file, const char* name, const char* value);
 #ifdef OPTIONS_CONFIG_IMPLEMENTATION
 
 #include <stddef.h>
+#include <stdlib.h>
 #include <string.h>
 
+#include "llmc/base/byte_order_mark.h"
 #include "llmc/base/check.h"
 #include "llmc/base/file.h"
+#include "llmc/base/printable.h"
 
 #define CONFIG_MAX_BYTES_ ((size_t)1 << 20)
 #define CONFIG_BLANKS_ " \t\r"
@@ -58,13 +61,15 @@ void config_print(FILE* file, const char* name, const char* value);
 
 void config_open(ConfigFile* config, const char* path) {
     char error[ERROR_BYTES];
-    size_t bytes;
+    size_t bytes, mark;
     memset(config, 0, sizeof(*config));
     config->path = path;
-    CHECK(file_try_read(path, CONFIG_MAX_BYTES_, &config->text, &bytes, error), "%s", error);
+    CHECK(file_try_read(path, CONFIG_MAX_BYTES_, &config->text, &bytes, error) &&
+              byte_order_mark(path, config->text, bytes, &mark, error),
+          "%s", error);
     CHECK(strlen(config->text) == bytes, "%s: a zero byte at byte %zu; wanted text, lines of name = value",
           path, strlen(config->text));
-    config->next = config->text + (strncmp(config->text, "\xEF\xBB\xBF", 3) == 0 ? 3 : 0);
+    config->next = config->text + mark;
 }
 
 // Cuts blanks off the end of text[0 .. length).
@@ -84,17 +89,35 @@ static void config_end_plain_(char* value) {
     config_trim_(value, end);
 }
 
+// Sets *byte to the one that the text at a backslash stands for. Returns the length of that text.
+static size_t config_unescape_(const ConfigFile* config, const char* text, char* byte) {
+    const char* letter = text[1] ? strchr(CONFIG_ESCAPES_, text[1]) : NULL;
+    char digits[3] = "";
+    if (letter) {
+        *byte = CONFIG_ESCAPED_[letter - CONFIG_ESCAPES_];
+        return 2;
+    }
+    snprintf(digits, sizeof(digits), "%s", text[1] == 'x' ? text + 2 : "");
+    *byte = (char)strtol(digits, NULL, 16);
+    if (strspn(digits, "0123456789abcdefABCDEF") < 2 || !*byte) {
+        die_usage("%s\\%.1s in a value; wanted \\\" \\\\ \\n \\r \\t, or \\x01 to \\xff", config->place,
+                  text + 1);
+    }
+    return 4;
+}
+
 // Replaces a value in quotes, behind the first one, by what it stands for.
 static void config_unquote_(const ConfigFile* config, char* value) {
     char* to = value;
     const char* from = value;
-    for (; *from && *from != '"'; from++) {
-        const char* escape = *from == '\\' && from[1] ? strchr(CONFIG_ESCAPES_, from[1]) : NULL;
-        if (*from == '\\' && !escape) {
-            die_usage("%s\\%.1s in a value; wanted \\\" \\\\ \\n \\r \\t", config->place, from + 1);
+    while (*from && *from != '"') {
+        size_t length = 1;
+        *to = *from;
+        if (*from == '\\') {
+            length = config_unescape_(config, from, to);
         }
-        *to++ = escape ? CONFIG_ESCAPED_[escape - CONFIG_ESCAPES_] : *from;
-        from += escape != NULL;
+        from += length;
+        to++;
     }
     if (*from != '"') {
         die_usage("%sa value without its closing quote", config->place);
@@ -141,21 +164,44 @@ int config_next(ConfigFile* config) {
     return 0;
 }
 
-void config_print(FILE* file, const char* name, const char* value) {
-    const size_t length = strlen(value);
-    const int is_plain =
-        length > 0 && !strpbrk(value, CONFIG_ESCAPED_ "#") && value[0] != ' ' && value[length - 1] != ' ';
-    fprintf(file, "%s = ", name);
-    if (is_plain) {
-        fprintf(file, "%s\n", value);
-        return;
+// True if each character has a place on a screen, and none would need quotes.
+static int config_is_plain_(const char* value) {
+    const size_t bytes = strlen(value);
+    size_t at = 0, length = 1;
+    while (at < bytes && (length = printable_length(value + at, bytes - at)) > 0) {
+        at += length;
+    }
+    return bytes > 0 && length > 0 && !strpbrk(value, CONFIG_ESCAPED_ "#") && value[0] != ' ' &&
+           value[bytes - 1] != ' ';
+}
+
+// Prints a value in quotes. A byte that a terminal could take for an order is \xNN.
+static void config_print_quoted_(FILE* file, const char* value) {
+    const size_t bytes = strlen(value);
+    fputc('"', file);
+    for (size_t at = 0; at < bytes;) {
+        const char* escaped = strchr(CONFIG_ESCAPED_, value[at]);
+        const size_t length = printable_length(value + at, bytes - at);
+        if (escaped) {
+            fprintf(file, "\\%c", CONFIG_ESCAPES_[escaped - CONFIG_ESCAPED_]);
+        } else if (length) {
+            fwrite(value + at, 1, length, file);
+        } else {
+            fprintf(file, "\\x%02x", (unsigned char)value[at]);
+        }
+        at += escaped || !length ? 1 : length;
     }
     fputc('"', file);
-    for (; *value; value++) {
-        const char* escaped = strchr(CONFIG_ESCAPED_, *value);
-        escaped ? fprintf(file, "\\%c", CONFIG_ESCAPES_[escaped - CONFIG_ESCAPED_]) : fputc(*value, file);
+}
+
+void config_print(FILE* file, const char* name, const char* value) {
+    fprintf(file, "%s = ", name);
+    if (config_is_plain_(value)) {
+        fputs(value, file);
+    } else {
+        config_print_quoted_(file, value);
     }
-    fputs("\"\n", file);
+    fputc('\n', file);
 }
 
 #endif // OPTIONS_CONFIG_IMPLEMENTATION
