@@ -18,8 +18,6 @@ the whole tensor in between, so the gradient is read three times. The vectors ta
 block has a tile: a band of up to ADAFACTOR_BAND rows of a matrix.
 
 needs:   tensors start at multiples of four elements in every array
-defines: AdafactorTensor, AdafactorCount, adafactor_count, AdafactorPlan, adafactor_planned_bytes, adafactor_open, adafactor_close, AdafactorUpdate,
-         adafactor_update, adafactor_bytes
 */
 #ifndef LLMC_ADAFACTOR_CUH
 #define LLMC_ADAFACTOR_CUH

@@ -26,8 +26,6 @@ All state starts as zero. Shazeer and Stern, "Adafactor: Adaptive Learning Rates
 made of the sums of bands of rows, whatever the number of threads.
 
 needs:   nothing
-defines: AdafactorRate, Adafactor, AdafactorMatrix, adafactor_bytes, adafactor_scratch_bytes, adafactor_beta2,
-         adafactor_rate, adafactor_update_cpu, adafactor_vector_cpu
 */
 #ifndef LLMC_ADAFACTOR_H
 #define LLMC_ADAFACTOR_H

@@ -5,9 +5,6 @@ sum of losses.
     x       4   fp32   in registers, set
     g       4   T or fp32
     m, v    4   fp32   updated, at multiples of 16 bytes
-
-defines: adamw_element_gpu, adamw_four, GradientNorm, gradient_norm_open, gradient_norm_close, gradient_norm_planned_bytes,
-         gradient_square_sum, gradient_square_sum_of, gradient_square_sum_bytes, sum_losses, sum_losses_bytes
 */
 #ifndef LLMC_ADAMW_CUH
 #define LLMC_ADAMW_CUH

@@ -11,9 +11,6 @@ DECAY_CAUTIOUS: only elements that the rest of the update moves towards zero dec
 
 Loshchilov and Hutter, "Decoupled weight decay regularization", ICLR 2019. 28 bytes move per parameter: memory
 bound.
-
-defines: Decay, decay_keep, AdamW, AdamWStep, adamw_step, adamw_element, adamw_update_cpu, adamw_bytes,
-         gradient_square_sum_cpu
 */
 #ifndef LLMC_ADAMW_H
 #define LLMC_ADAMW_H

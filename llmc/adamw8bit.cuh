@@ -11,8 +11,6 @@ Codes are decoded by a table in shared memory, which a kernel copies from Code8T
 
 needs:   arrays start at multiples of 128 elements of a tensor, and have room up to the next one: a warp's. What is
          behind the tensor is zero, and stays zero but for its codes
-defines: Code8Pair, Code8Table, code8_table_bytes, code8_table_open, code8_table_close, code8_table_load, AdamW8bitFour, adamw8bit_load,
-         adamw8bit_store, AdamW8bitUpdate, adamw8bit_update, adamw8bit_bytes
 */
 #ifndef LLMC_ADAMW8BIT_CUH
 #define LLMC_ADAMW8BIT_CUH

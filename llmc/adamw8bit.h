@@ -27,8 +27,6 @@ The codes in order of their values:
 With blocks of 64, 16.25 bytes move per parameter.
 
 needs:   nothing
-defines: Code8, code8_value, code8_inverse, code8_encode, ADAMW8BIT_BLOCK, AdamW8bitState, adamw8bit_update_cpu,
-         adamw8bit_bytes
 */
 #ifndef LLMC_ADAMW8BIT_H
 #define LLMC_ADAMW8BIT_H

@@ -2,8 +2,6 @@
 amx.h -- the tiles of Intel's processors (AMX): their shapes, and whether this process may use them.
 
 A tile has up to 16 rows of 64 bytes. A thread gives its eight tiles their shapes before it uses them.
-
-defines: AMX_COMPILES, AmxShapes, AmxFeature, amx_runs
 */
 #ifndef LLMC_AMX_H
 #define LLMC_AMX_H

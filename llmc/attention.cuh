@@ -36,11 +36,6 @@ With USE_CUDNN, attention_cudnn.cuh replaces these kernels where it can.
 
 Generation has a kernel of its own for one query of each text, a block for each head. Positions are read on the GPU, so
 that a step can be one CUDA graph.
-
-defines: AttentionGpu, AttentionFlash, attention_gpu_open, attention_gpu_close, attention_note,
-         attention_planned_bytes, attention_forward, attention_backward, AttentionCacheGpu,
-         attention_cache_store, attention_cached, attention_cache_store_kernel,
-         attention_cached_kernel, attention_flash_bytes
 */
 #ifndef LLMC_ATTENTION_CUH
 #define LLMC_ATTENTION_CUH

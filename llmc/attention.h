@@ -30,11 +30,6 @@ Generation keeps the keys and values of each text, and then computes one token o
 
 attention_cache_store sets those of some tokens of one text from rows of qkv; attention_cached sets out (R, C) for
 the queries in qkv (R, 3, NH, HS), row r being token positions[r] of text r, whose keys and values are stored.
-
-defines: AttentionSizes, AttentionScratch, attention_open, attention_close, attention_forward_cpu,
-         attention_backward_cpu, attention_flops, attention_backward_flops,
-         attention_forward_bytes, attention_backward_bytes, AttentionCache, attention_cache_store_cpu, attention_cached_cpu,
-         attention_scratch_bytes
 */
 #ifndef LLMC_ATTENTION_H
 #define LLMC_ATTENTION_H

@@ -21,12 +21,6 @@ sides can leave and take them so, in the memory of as many floats (qkv_bf16.h):
 
     packed qkv      (B, NH, 6, T, HS)     attention_bf16_pack_qkv says what the six are
     packed dqkv     left factors (B*T, 3C) and (3C, B*T): by tokens and by channels
-
-defines: AttentionBf16Scratch, attention_bf16_open, attention_bf16_close, attention_bf16_scratch_bytes,
-         attention_bf16_forward_cpu, attention_bf16_backward_cpu, attention_bf16_fits, attention_bf16_pack_qkv,
-         attention_bf16_packed_forward_cpu, AttentionBf16Gradient, attention_bf16_packed_backward_cpu, Attention,
-         attention_either_bytes, attention_either_open, attention_either_close, attention_either_forward_cpu,
-         attention_either_backward_cpu
 */
 #ifndef LLMC_ATTENTION_BF16_H
 #define LLMC_ATTENTION_BF16_H

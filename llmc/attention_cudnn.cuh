@@ -14,10 +14,6 @@ probabilities in its workspace, 2 B NH T T bytes: 1.5 GiB for GPT-2 124M at B = 
 counts as much for any version.
 
 Compiled and linked with cuDNN 9.19 and cudnn-frontend 1.32. Never run on hardware.
-
-defines: CUDNN_CHECK, CUDNN_FRONTEND_CHECK, AttentionCudnn, attention_gpu_open, attention_gpu_close,
-         attention_note, attention_planned_bytes, attention_forward, attention_backward, CudnnGraph,
-         CudnnTensor
 */
 #ifndef LLMC_ATTENTION_CUDNN_CUH
 #define LLMC_ATTENTION_CUDNN_CUH

@@ -7,9 +7,6 @@ while the GPU works on earlier ones.
                                             last push had none
 
 The host only waits in batch_queue_push, and there only for the batch BATCH_SLOTS pushes ago.
-
-defines: BatchQueue, batch_queue_open, batch_queue_close, batch_queue_push,
-         batch_queue_pinned_bytes, batch_queue_planned_bytes
 */
 #ifndef LLMC_BATCH_QUEUE_CUH
 #define LLMC_BATCH_QUEUE_CUH

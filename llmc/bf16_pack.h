@@ -9,11 +9,6 @@ the operand of every bf16 instruction. A step is 32 values of k:
 
 What lies past the matrix is zero. bf16_vec_pack runs everywhere; bf16_avx512_pack, on processors that have AVX-512 with
 BF16, packs the same bits but for denormals, which it makes zero; the trainer's products take them for zero anyway.
-
-defines: BF16_TILE, BF16_STEP, BF16_STEP_PAIRS, BF16_LINE_PAIRS, bf16_steps, bf16_round_row,
-         Bf16Part, Bf16Pack, Bf16TilePacked, Bf16PackTile, bf16_vec_pack, bf16_vec_pack_tile,
-         bf16_avx512_pack, bf16_avx512_pack_away, bf16_avx512_pack_tile, BF16_AVX512,
-         bf16_has_avx512, bf16_pack_left, bf16_pack_right
 */
 #ifndef LLMC_BF16_PACK_H
 #define LLMC_BF16_PACK_H

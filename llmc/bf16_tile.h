@@ -10,9 +10,6 @@ instructions, whatever the program is built for, and chosen when the program run
 their sums; one kernel always gives the same bits.
 
 needs:   packed data at multiples of 64 bytes: a row of a tile that straddles two cache lines is several times slower
-defines: Bf16Finish, Bf16Ahead, bf16_nothing_ahead, Bf16Product, Bf16Kernel, BF16_KERNELS,
-         bf16_kernels, bf16_kernel, Bf16Out, bf16_copy_rows, bf16_tile, BF16_LANES_KERNEL,
-         BF16_TILES_KERNEL
 */
 #ifndef LLMC_BF16_TILE_H
 #define LLMC_BF16_TILE_H

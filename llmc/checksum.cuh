@@ -2,7 +2,6 @@
 checksum.cuh -- checksum.h on a GPU: the same number.
 
 needs:   words aligned to 8 bytes
-defines: checksum_words
 */
 #ifndef LLMC_CHECKSUM_CUH
 #define LLMC_CHECKSUM_CUH

@@ -8,8 +8,6 @@ mix is a bijection in which each bit of a word changes about half of the bits of
 have changed places, show. It finds accidents, not attacks. It is the mixer of LXM: Steele and Vigna, OOPSLA 2021.
 
     words   (count)   8 bytes each, whatever they hold
-
-defines: checksum_word, checksum_words_cpu
 */
 #ifndef LLMC_CHECKSUM_H
 #define LLMC_CHECKSUM_H

@@ -12,9 +12,6 @@ of the row were off by half a unit in the last place of the largest one; they ar
 than that.
 
 NaN or +infinity among the logits gives a loss of NaN, unless the row does not count.
-
-defines: classifier_loss, classifier_top, classifier_backward,
-         classifier_loss_kernel, classifier_top_kernel, classifier_backward_kernel
 */
 #ifndef LLMC_CLASSIFIER_CUH
 #define LLMC_CLASSIFIER_CUH

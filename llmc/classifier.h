@@ -17,9 +17,6 @@ the whole update).
 A row whose target is NO_TARGET, a padded position, does not count: its loss is 0 and so is its gradient,
 whatever the logits are, NaN too. What is computed with `scale` = 1 / (all tokens) is the loss of the counted
 ones times counted / all; targets_factor undoes that.
-
-defines: NO_TARGET, targets_count, targets_factor, classifier_backward_cpu, classifier_loss_cpu, classifier_top_cpu,
-         classifier_loss_bytes, classifier_backward_bytes
 */
 #ifndef LLMC_CLASSIFIER_H
 #define LLMC_CLASSIFIER_H

@@ -22,9 +22,6 @@ Until all sums are there, e waits: some hundred tokens of it in memory that the 
 are few tokens, all of it in the memory of dwte, as a word's gradient takes more bytes than its exponentials.
 
 Words are entries of the vocabulary. Results do not depend on the number of threads.
-
-defines: ClassifierBf16Scratch, classifier_bf16_rows, classifier_bf16_tokens, classifier_bf16_scratch_bytes,
-         classifier_bf16_open, classifier_bf16_close, ClassifierBf16, classifier_bf16_losses_cpu, classifier_bf16_gradients_cpu
 */
 #ifndef LLMC_CLASSIFIER_BF16_H
 #define LLMC_CLASSIFIER_BF16_H

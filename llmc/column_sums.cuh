@@ -9,9 +9,6 @@ column_sums.cuh -- sums of a matrix over its rows: the gradients of biases, and 
 
 column_sums reads the rows. Kernels that make the rows can leave partial sums of their own, and
 column_sums_finish adds them up. All orders are fixed: they follow from the sizes alone.
-
-defines: COLUMN_SUMS_FLOATS, column_sums_groups, column_sums, column_sums_finish, column_sums_bytes,
-         column_sums_groups_kernel, column_sums_finish_kernel
 */
 #ifndef LLMC_COLUMN_SUMS_CUH
 #define LLMC_COLUMN_SUMS_CUH

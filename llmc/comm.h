@@ -9,10 +9,6 @@ An error in any rank ends all of them: from comm_expect on, CHECK and die_usage 
 longer than it should is ended by its watchdog, a thread that only looks at what comm_progress stored.
 
 Only rank 0 prints: stdout of the others is /dev/null after comm_open. stderr stays.
-
-defines: Comm, CommPlace, CommMeeting, CommPhase, comm_expect, comm_open, comm_close, comm_barrier,
-         comm_broadcast, comm_all_gather, comm_any, comm_agree, comm_progress, comm_alive,
-         comm_saved, comm_fail, CommEnded, CommEngine, comm_set_engine
 */
 #ifndef LLMC_COMM_H
 #define LLMC_COMM_H

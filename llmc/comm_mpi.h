@@ -7,7 +7,6 @@ returns at once. MPI is used where the program was built with it (HAVE_MPI).
 Elements are fp32; there may be more of them than an int can count.
 
 needs:   MPI, for more than one process; this is the only file that knows it
-defines: comm_mpi_open, Group, group_open, group_close, group_all_to_all_cpu, group_all_gather_cpu
 */
 #ifndef LLMC_COMM_MPI_H
 #define LLMC_COMM_MPI_H

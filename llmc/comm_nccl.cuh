@@ -14,8 +14,6 @@ With one process there is no communicator and NCCL is not initialized: data is c
 where the program was built with it (HAVE_NCCL); without it there is one process.
 
 needs:   NCCL 2.18, for more than one process
-defines: NCCL_CHECK, gpu_device_of_rank, GroupGpu, group_gpu_open, group_gpu_split, group_gpu_close,
-         group_gpu_check, group_all_to_all, group_all_gather, group_reduce_scatter
 */
 #ifndef LLMC_COMM_NCCL_CUH
 #define LLMC_COMM_NCCL_CUH

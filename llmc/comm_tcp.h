@@ -16,8 +16,6 @@ within two seconds.
 Why not by NCCL: messages are exchanged before the GPU is known, and while rank 0 works for hours and the others wait;
 they would wait in the order of the GPU's work; and NCCL does not say who has died. A star costs rank 0 size^2 times
 the bytes of a message: 64 ranks, 500 bytes, 2 MB an update. Several hundred ranks are better started by MPI.
-
-defines: comm_tcp_open, CommTcpHello, COMM_TCP_MAGIC
 */
 #ifndef LLMC_COMM_TCP_H
 #define LLMC_COMM_TCP_H

@@ -9,11 +9,6 @@ the sorted list is cut into chunks of ENCODER_CHUNK positions; the rows of one t
 which a warp sums in order of the positions. A token with a single piece is added to dwte at once. Otherwise,
 if the token continues in another chunk, the sums wait in scratch memory, and a second kernel adds them in
 order: a token that fills half of the batch is summed by many blocks.
-
-defines: EncoderGpu, encoder_open, encoder_close, encoder_forward, encoder_backward,
-         encoder_forward_kernel, encoder_positions_kernel, encoder_count_kernel,
-         encoder_scan_kernel, encoder_scatter_kernel, encoder_pieces_kernel, encoder_partials_kernel,
-         encoder_planned_bytes
 */
 #ifndef LLMC_ENCODER_CUH
 #define LLMC_ENCODER_CUH

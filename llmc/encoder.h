@@ -14,9 +14,6 @@ neither is there, and the position is t.
 The forward pass sets out. The backward pass (positions t) ADDS to dwte, which already holds the classifier's
 gradient of the shared weight; it sets or adds to dwpe as `mode` says, and setting zeroes the rows of
 positions not in use. Each of the two may be NULL.
-
-defines: EncoderPositions, encoder_position, encoder_forward_cpu, encoder_backward_cpu,
-         encoder_forward_bytes, encoder_backward_bytes
 */
 #ifndef LLMC_ENCODER_H
 #define LLMC_ENCODER_H

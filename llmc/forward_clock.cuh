@@ -1,7 +1,5 @@
 /*
 forward_clock.cuh -- the time that the last forward pass of an update took on the GPU: how fast this process is.
-
-defines: ForwardClock, forward_clock_open, forward_clock_close, forward_clock_begin, forward_clock_end, forward_clock_pace_s
 */
 #ifndef LLMC_FORWARD_CLOCK_CUH
 #define LLMC_FORWARD_CLOCK_CUH

@@ -15,8 +15,6 @@ the backward pass ends at block k, and the blocks below keep no activations for 
 so freezing it freezes the classifier, too.
 
 needs:   nothing
-defines: Freeze, freeze_parse, freeze_of, freeze_has, freeze_is_whole, freeze_has_classifier,
-         freeze_check_shared, freeze_first_copy, freeze_count, freeze_flops_per_token
 */
 #ifndef LLMC_FREEZE_H
 #define LLMC_FREEZE_H

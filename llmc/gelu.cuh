@@ -1,8 +1,5 @@
 /*
 gelu.cuh -- gelu.h on the GPU: the same functions on T = float, bf16 or fp16, computed in fp32.
-
-defines: gelu_forward, gelu_backward, gelu_forward_kernel,
-         gelu_backward_kernel
 */
 #ifndef LLMC_GELU_CUH
 #define LLMC_GELU_CUH

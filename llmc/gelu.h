@@ -8,8 +8,6 @@ gelu.h -- the GELU activation in its tanh form (Hendrycks and Gimpel, 2016): the
     out, inp, dinp, dout    (n)    any shape
 
 Both passes set their output. dinp may be dout.
-
-defines: GeluVec, gelu_vec, gelu_forward_cpu, gelu_backward_cpu, gelu_forward_bytes, gelu_backward_bytes
 */
 #ifndef LLMC_GELU_H
 #define LLMC_GELU_H

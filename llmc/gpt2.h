@@ -16,17 +16,6 @@ all layers lie outside of the blocks.
 
 GPT-2: Radford et al., "Language models are unsupervised multitask learners", 2019; pre-norm blocks, learned
 positions, GELU in tanh form, the token embedding shared with the classifier.
-
-defines: ShareLayers, GPT2Config, gpt2_copies, gpt2_copy_repeats, gpt2_copy, gpt2_hidden, gpt2_qkv_size,
-         gpt2_head_size, GPT2Parameters, GPT2Activations, TensorRow, TensorKind, TensorInFiles, tensor_elements,
-         tensor_rows_layout, tensor_rows_bind, gpt2_sharded_rows_of, gpt2_parameter_rows, gpt2_parameter_rows_of,
-         TensorPart, TensorPlace, gpt2_place, tensor_at_layer, tensor_copy, tensor_lowest_layer, tensor_group,
-         gpt2_activation_rows, gpt2_recompute_word, gpt2_classifier_chunk, gpt2_parameters_at_layer,
-         gpt2_activations_at_layer, gpt2_parameters_at_copy, gpt2_model_by_name, gpt2_padded_vocab, gpt2_check_config,
-         gpt2_count_parameters, gpt2_count_stored, gpt2_flops_per_token, gpt2_initial_value, gpt2_rows_in_files,
-         gpt2_random_group, gpt2_groups, gpt2_group_offset_bytes, gpt2_group_copy, gpt2_group_layer,
-         tensor_is_in_group, tensor_offset_in_group, tensor_in_group, RecomputeLevel, TensorInit, TensorLife, tensor_layer_elements,
-         GPT2NamedModel, gpt2_named_models, GPT2_MAX_LAYERS
 */
 #ifndef LLMC_GPT2_H
 #define LLMC_GPT2_H

@@ -6,12 +6,6 @@ The same sources are compiled by nvcc, and by g++ or clang++ against dev/cusim, 
 kernels are launched only through launch(), shared memory is declared only with SMEM_ARRAY and SMEM_DYNAMIC,
 inline PTX stands only in ptx.cuh, kernels have no __CUDA_ARCH__ branches, and every pointer into device
 memory is an argument of its kernel.
-
-defines: CUDA_CHECK, DType, dtype_bytes, dtype_name, DTYPE_OF, Gradient, GRADIENT_DISPATCH, Gpu,
-         gpu_open, gpu_close, gpu_alloc, gpu_alloc_pinned, gpu_free, gpu_free_pinned, gpu_copy,
-         gpu_library_takes, gpu_library_gives, gpu_now_bytes, gpu_peak_mib, launch, ceil_div, Pack,
-         load_pack, load_pack_once, store_pack, unpack, to_float, from_float, warp_sum, warp_max,
-         block_sum, block_max, SMEM_ARRAY, SMEM_DYNAMIC, bf16, fp16, DTypeOf
 */
 #ifndef LLMC_GPU_CUH
 #define LLMC_GPU_CUH

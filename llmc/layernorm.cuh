@@ -12,11 +12,6 @@ This is the bias gradient of the linear layer whose output was added to inp last
 data.
 
 There is no residual sum here: the product before a norm adds the residual (matmul_forward_residual).
-
-defines: LayernormGpu, layernorm_open, layernorm_close, layernorm_forward, layernorm_backward,
-         layernorm_groups, layernorm_forward_kernel,
-         layernorm_forward_long_kernel, layernorm_backward_long_kernel,
-         layernorm_planned_bytes
 */
 #ifndef LLMC_LAYERNORM_CUH
 #define LLMC_LAYERNORM_CUH

@@ -14,9 +14,6 @@ be NULL.
 
     dinp_c (+)= rstd (g_c - sum g / C - norm_c sum(g norm) / C)
                 with g = dout weight, norm = (inp - mean) rstd
-
-defines: layernorm_forward_cpu, residual_forward_cpu, residual_layernorm_forward_cpu, layernorm_backward_cpu,
-         layernorm_forward_bytes, layernorm_backward_bytes
 */
 #ifndef LLMC_LAYERNORM_H
 #define LLMC_LAYERNORM_H

@@ -10,9 +10,6 @@ linear.cuh -- linear.h on the GPU: the layers that read a model's matrices, floa
 Arguments are those of matmul.cuh and encoder.cuh. Pointers to matrices in 8 bits are those of GPT2Parameters. Few rows of
 input read blocks as they are; for more, a matrix is expanded to floatX before the usual product. The backward pass is that
 of matmul.cuh.
-
-defines: LinearGpu, linear_planned_bytes, linear_gpu_open, linear_gpu_close, linear_forward, linear_forward_residual,
-         linear_forward_gelu, linear_logits, linear_encoder
 */
 #ifndef LLMC_LINEAR_CUH
 #define LLMC_LINEAR_CUH

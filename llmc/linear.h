@@ -11,9 +11,6 @@ linear.h -- the layers that read a model's matrices, on the CPU: floats, or with
 They set their output. Pointers to matrices in 8 bits are those of GPT2Parameters (quantized_model.h). A matrix with a
 copy is named by its place in fp32; after a change linear_pack makes the copies anew. linear_few_cpu is linear_forward_cpu
 for the few rows of a step of generation. The backward pass is that of matmul.h.
-
-defines: PRODUCTS_WORDS, Products, Linear, linear_scratch_bytes, linear_open, linear_open_bf16, linear_pack,
-         linear_packs, linear_packed, linear_close, linear_forward_cpu, linear_few_cpu, linear_backward_input_cpu, linear_backward_weight_cpu, linear_encoder_cpu
 */
 #ifndef LLMC_LINEAR_H
 #define LLMC_LINEAR_H

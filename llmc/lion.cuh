@@ -4,8 +4,6 @@ lion.cuh -- lion.h on the GPU: four elements of it, for the kernel of all rules 
     x     4   fp32   in registers, set
     g     4   T or fp32
     m     4   fp32   updated, at a multiple of 16 bytes
-
-defines: lion_four
 */
 #ifndef LLMC_LION_CUH
 #define LLMC_LION_CUH

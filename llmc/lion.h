@@ -9,8 +9,6 @@ lion.h -- the Lion update: the contract, and the CPU version.
 
 Every step has the size lr, whatever the gradient. Chen et al., "Symbolic Discovery of Optimization Algorithms",
 arXiv 2302.06675. 20 bytes move per parameter: memory bound.
-
-defines: Lion, lion_update_cpu, lion_bytes
 */
 #ifndef LLMC_LION_H
 #define LLMC_LION_H

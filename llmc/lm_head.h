@@ -8,8 +8,6 @@ last hidden state to losses and gradients.
 
 Only a chunk of tokens has its logits in memory at a time. With products in bf16 no logits are stored (classifier_bf16.h), except
 to find the most likely token.
-
-defines: LmHead, lm_head_logits_cpu, lm_head_losses_cpu, lm_head_gradients_cpu
 */
 #ifndef LLMC_LM_HEAD_H
 #define LLMC_LM_HEAD_H

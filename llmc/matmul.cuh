@@ -37,13 +37,6 @@ others would wait for the slowest. A product that is tuned for the first time is
 have it, in the same order.
 
 MatmulGpu has one workspace: its products must be on one stream.
-
-defines: CUBLAS_CHECK, GeluFusion, MatmulSettings, MatmulGpu, matmul_planned_bytes, matmul_gpu_open,
-         matmul_gpu_close, matmul_gpu_open_cache, matmul_gpu_keep_cache, matmul_gpu_share_plans,
-         matmul_gpu_load_plans, matmul_gpu_save_plans, matmul_gpu_report, matmul_forward,
-         matmul_forward_residual, matmul_forward_gelu, matmul_backward_input,
-         matmul_backward_input_gelu, matmul_backward_weight, matmul_backward_bias, MatmulBatch,
-         matmul_batch, matmul_gelu_pays, matmul_workspace_bytes, matmul_add_bias_kernel
 */
 #ifndef LLMC_MATMUL_CUH
 #define LLMC_MATMUL_CUH

@@ -22,11 +22,6 @@ the panels; a panel stays in the L1 cache, or close to it, while these tiles mee
 fetches what comes next. The right matrix is packed again only if the left one has more rows than the scratch, or if there
 are too few panels for all threads.
 Every result is one sum over k in the same order whatever the number of threads, so the bits do not depend on it.
-
-defines: Matrix, MatmulScratch, matmul_open, matmul_close, matmul_product_cpu, matmul_forward_cpu,
-         matmul_backward_input_cpu, matmul_backward_weight_cpu, matmul_backward_bias_cpu, matmul_flops,
-         matmul_pack_panel, matmul_rows,
-         matmul_rows_transposed, matmul_scratch_bytes
 */
 #ifndef LLMC_MATMUL_H
 #define LLMC_MATMUL_H

@@ -18,12 +18,6 @@ written past the caches, or collected to whole rows where they are added to.
 
 A caller may take the tiles of results itself, while they are in a cache: MatmulBf16.finish. One thread finishes the tiles of a row
 in their order, MATMUL_BF16_PART_PANELS at a time.
-
-defines: MatmulBf16Scratch, matmul_bf16_scratch_bytes, matmul_bf16_open, matmul_bf16_close, matmul_bf16_pairs,
-         matmul_bf16_pack, matmul_bf16_pack_left, MatmulBf16Factor, matmul_bf16_matrix, matmul_bf16_packed, MatmulBf16Tile,
-         matmul_bf16_tile_at, MatmulBf16, matmul_bf16_of, matmul_bf16_product_cpu, matmul_bf16_forward_weight,
-         matmul_bf16_backward_weight, matmul_bf16_forward_cpu, matmul_bf16_backward_input_cpu,
-         matmul_bf16_backward_weight_cpu
 */
 #ifndef LLMC_MATMUL_BF16_H
 #define LLMC_MATMUL_BF16_H

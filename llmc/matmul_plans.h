@@ -19,11 +19,6 @@ value.
 
 The cache is a convenience: it needs a home directory, and failing to read or write it is no error. Programs
 that write it at the same time take turns; existing entries never change.
-
-defines: MatmulKey, MatmulChoice, MatmulChoices, MATMUL_PLANS_FILE, MATMUL_ALGORITHM_BYTES,
-         matmul_choices_open, matmul_choices_close, matmul_choices_count, matmul_choices_find,
-         matmul_choices_add, matmul_choices_write, matmul_choices_try_read, matmul_cache_path,
-         matmul_cache_try_write
 */
 #ifndef LLMC_MATMUL_PLANS_H
 #define LLMC_MATMUL_PLANS_H

@@ -15,8 +15,6 @@ time. Each result is one sum in a fixed order, so its bits depend neither on the
 
 matvec_bf16_forward_cpu is the same with inp and weight rounded to bf16: it reads half the bytes, from the copy of the
 weight that matmul_bf16.h packs for its forward pass. Its runs are of panels, 32 columns each.
-
-defines: matvec_forward_cpu, matvec_bytes, matvec_bf16_forward_cpu, matvec_bf16_bytes
 */
 #ifndef LLMC_MATVEC_H
 #define LLMC_MATVEC_H

@@ -4,8 +4,6 @@ mlp.h -- the MLP of a block on the CPU, with whatever products the model's linea
     fch (N, F) = inp fcw^T + fcb        gelu (N, F) = GELU(fch)        out (N, C) = gelu fcprojw^T + fcprojb
 
 With products in bf16, and N and F that are multiples of 32, its hidden layer is kept as mlp_bf16.h does it.
-
-defines: Mlp, mlp_hidden_cpu, mlp_forward_cpu, mlp_gelu_cpu, mlp_backward_cpu
 */
 #ifndef LLMC_MLP_H
 #define LLMC_MLP_H

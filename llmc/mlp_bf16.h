@@ -10,8 +10,6 @@ GELU and its derivative work on a tile of a product while it is in a cache. Neit
 is, a tile after the other (matmul_bf16_tile_at). The backward pass computes gelu again from it.
 
 N and F are multiples of 32. What is packed takes half the memory of fp32, so an array of N F floats holds two of them.
-
-defines: mlp_bf16_fits, MlpBf16, mlp_bf16_hidden_cpu, mlp_bf16_forward_cpu, MlpGradients, mlp_bf16_backward_cpu
 */
 #ifndef LLMC_MLP_BF16_H
 #define LLMC_MLP_BF16_H

@@ -21,8 +21,6 @@ gather u, layer by layer; then muon_update does all the rest on whole matrices, 
 the bits that the momentum and the gradient would give.
 
 needs:   tensors start at multiples of four elements in every array
-defines: MuonPlace, MuonTensor, MuonGpu, muon_planned_bytes, muon_open, muon_close, muon_choose_products,
-         MuonUpdate, muon_operand, muon_update, muon_bytes
 */
 #ifndef LLMC_MUON_CUH
 #define LLMC_MUON_CUH

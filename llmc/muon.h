@@ -25,8 +25,6 @@ X comes from five steps of a Newton-Schulz iteration, which only needs products.
 Jordan et al., "Muon: An optimizer for hidden layers in neural networks", 2024; MUON_RMS: Liu et al., arXiv 2502.16982; NorMuon: Li et al., arXiv 2510.05491.
 
 needs:   nothing
-defines: MUON_SCALE_WORDS, MuonScale, Muon, MuonMatrix, MuonScratch, muon_momentum, muon_factor, muon_scratch_bytes,
-         muon_flops, muon_operand_cpu, muon_update_cpu
 */
 #ifndef LLMC_MUON_H
 #define LLMC_MUON_H

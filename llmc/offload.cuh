@@ -18,12 +18,6 @@ Where the residual stream is all that is kept of a block (RECOMPUTE_BLOCK), it c
 take two buffers in turn. What block l adds up goes out beside block l + 1, and comes back beside the backward pass of
 block l + 2: it is needed in that of block l + 1. The last two stay. In a micro-step the main stream waits for every copy,
 so that it can be one CUDA graph.
-
-defines: OffloadLayout, offload_layout_open, offload_layout_close, Offload, OFFLOAD_CHUNK,
-         offload_planned_bytes, offload_places_bytes, offload_open, offload_close, offload_update,
-         offload_read, offload_write, offload_wait, OffloadResiduals, OFFLOAD_RESIDUALS,
-         offload_residual_layers, offload_residuals_open, offload_residuals_close,
-         offload_residual_out, offload_residual_in, offload_residual_wait
 */
 #ifndef LLMC_OFFLOAD_CUH
 #define LLMC_OFFLOAD_CUH

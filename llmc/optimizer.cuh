@@ -15,10 +15,6 @@ How weights are read and rounded: update.cuh.
 
 Where rules need whole tensors and each process has a part, the operands of a group (optimizer.h) are gathered in scratch
 memory in fp32, group after group. With a relative rate of Adafactor, so are the weights.
-
-defines: OptimizerPlan, optimizer_planned_bytes, optimizer_open, optimizer_freeze_bytes,
-         optimizer_freeze, optimizer_close, optimizer_choose_products, OptimizerUpdate,
-         optimizer_update, optimizer_update_part
 */
 #ifndef LLMC_OPTIMIZER_CUH
 #define LLMC_OPTIMIZER_CUH

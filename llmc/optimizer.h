@@ -15,16 +15,6 @@ operations in the same order, whatever the number of processes. Each of these pr
 and columns, and of a vector's v. In files the means belong to the last element of the tensor.
 
 State starts as zeros. The padding stays zero: an update of zeros leaves zeros.
-
-defines: OPTIMIZER_WORDS, OptimizerName, UpdateRule, MasterWeights, Optimizer, optimizer_of, optimizer_word, optimizer_rule,
-         SlotShape, OPTIMIZER_BLOCK, StateSlotId, StateSlot, StateSpan, OptimizerState, state_slot_has,
-         state_slot_elements, state_slot_is_whole, state_needs_tensors, state_master_slot, state_slot_room,
-         optimizer_state_open, optimizer_saved_bytes, state_moved_bytes, optimizer_bytes, state_group_begin, state_group_elements,
-         state_blocks_begin, state_begin,
-         state_position, state_slot_array, state_array, Update, update_adamw, update_adafactor, update_muon,
-         optimizer_parts, optimizer_scratch_bytes, optimizer_gathers, optimizer_gathered_elements,
-         optimizer_operand_cpu, optimizer_is_elementwise,
-         optimizer_update_elements_cpu, optimizer_update_cpu
 */
 #ifndef LLMC_OPTIMIZER_H
 #define LLMC_OPTIMIZER_H

@@ -5,9 +5,6 @@ packed_weights.h -- copies of a model's matrices as factors in bf16 (matmul_bf16
     backward    the right factor of dinp = dout weight; only for training
 
 The matrices themselves stay fp32. Whoever changes them packs them again; until then all passes read the copies.
-
-defines: PackedWeights, PackedFor, packed_weights_bytes, packed_weights_open, packed_weights_close, packed_weights_pack_rows, packed_weights_pack,
-         packed_weights_find
 */
 #ifndef LLMC_PACKED_WEIGHTS_H
 #define LLMC_PACKED_WEIGHTS_H

@@ -1,8 +1,6 @@
 /*
 precision.cuh -- floatX, the type of weights, activations and their gradients on the GPU, as PRECISION says;
 and how many logits the classifier makes at a time where memory is dear. Comes before gpt2.h.
-
-defines: floatX, PRECISION_NAME, GPT2_CHUNK_LOGITS
 */
 #ifndef LLMC_PRECISION_CUH
 #define LLMC_PRECISION_CUH

@@ -8,8 +8,6 @@ holds two 16-bit elements, the lower half first. Where an operand of mma_16816 i
     a[i]   (16, 16)   row g + 8 (i % 2),   columns 2t + 8 (i / 2) and the next
     b[i]   (16, 8)    rows 2t + 8 i and the next,   column g
     d[i]   (16, 8)    row g + 8 (i / 2),   column 2t + i % 2
-
-defines: cp_async_16, cp_async_wait_all, ldmatrix_x4, ldmatrix_x4_trans, mma_16816, exp2_approx
 */
 #ifndef LLMC_PTX_CUH
 #define LLMC_PTX_CUH

@@ -6,8 +6,6 @@ rounded and packed for attention (attention_bf16.h), and their gradient comes fr
     dqkvw = dqkv^T inp                     dqkvb = sum_n dqkv
 
 Neither qkv nor dqkv is written in fp32. N = B T; T and the size of a head are multiples of 32.
-
-defines: QkvBf16, qkv_bf16_forward_cpu, QkvBf16Gradients, qkv_bf16_backward_cpu
 */
 #ifndef LLMC_QKV_BF16_H
 #define LLMC_QKV_BF16_H

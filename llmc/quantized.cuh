@@ -13,10 +13,6 @@ quantized.cuh -- quantized.h on the GPU: weights in 8 bits, inputs and results o
 The blocks of a file are taken apart, so that a pack of numbers is one load. Up to QUANTIZED_ROWS rows of input are
 multiplied by a kernel that reads the weights once; the input stays as it is. For more rows quantized_expand
 makes a matrix of T for matmul_forward. quantized_encoder is encoder_forward with a matrix of 8 bits.
-
-defines: QUANTIZED_ROWS, QuantizedGpu, quantized_gpu_bytes, quantized_gpu_bind, quantized_upload,
-         quantized_matmul, quantized_expand, quantized_encoder, quantized_matmul_bytes, quantized_expand_bytes,
-         quantized_matmul_kernel, quantized_expand_kernel, quantized_encoder_kernel
 */
 #ifndef LLMC_QUANTIZED_CUH
 #define LLMC_QUANTIZED_CUH
@@ -56,13 +52,6 @@ static inline void quantized_upload(void* memory, void* staging, const Quantized
     }
     CUDA_CHECK(cudaMemcpyAsync(memory, staging, elements + count * sizeof(uint16_t), cudaMemcpyHostToDevice,
                                gpu->stream));
-}
-
-static inline double quantized_matmul_bytes(double N, double C, double OC, double element_bytes) {
-    return OC * C * (1 + 2.0 / QUANTIZED_BLOCK) + N * (C + OC) * element_bytes;
-}
-static inline double quantized_expand_bytes(double elements, double element_bytes) {
-    return elements * (1 + 2.0 / QUANTIZED_BLOCK + element_bytes);
 }
 
 // COUNT numbers of 8 bits, 4, 8 or 16, that lie at a multiple of as many bytes.

@@ -17,12 +17,6 @@ it, whatever other rows are there, and for any number of threads.
 A kernel does a row of weights times 1 or 4 rows of input. Which one serves is found when the program runs:
 with VNNI (AVX-512 or AVX), AVX2, NEON's dot products, or plain C. With AMX, inputs of more rows take the tiles of
 quantized_tile.h instead.
-
-defines: QuantizedBlock, QuantizedRows, QuantizedProduct, QuantizedKernel, QuantizedScratch,
-         quantized_fits, QUANTIZED_OVERFLOW, quantized_encode, quantized_decode,
-         quantized_rows_bytes, quantized_rows_bind, quantized_rows, quantized_kernels,
-         quantized_kernel, quantized_scratch_bytes, quantized_open, quantized_close,
-         quantized_matmul_cpu, quantized_bytes
 */
 #ifndef LLMC_QUANTIZED_H
 #define LLMC_QUANTIZED_H

@@ -10,10 +10,6 @@ matrix takes as many bytes, as quantized.cuh lays them out. C must be a multiple
     encoded[n] = wte[tokens[n]] + wpe[position of n]
 
     encoded (N, C)   tokens (N)   wte (Vp, C / 32) blocks   wpe (maxT, C)
-
-defines: QUANTIZE_WORDS, Quantize, quantized_is_matrix, quantized_parameter_rows,
-         quantized_encode_matrix, QuantizedSet, QuantizedParameters, quantized_set_group,
-         quantized_encoder_cpu
 */
 #ifndef LLMC_QUANTIZED_MODEL_H
 #define LLMC_QUANTIZED_MODEL_H

@@ -13,8 +13,6 @@ neighbours of a row are 32 bits, beside those of the other rows.
 
 needs:   q, panel and out at multiples of 64 bytes: a row of a tile that straddles two cache lines is several times
          slower
-defines: QUANTIZED_BLOCK, QUANTIZED_SUMS, QUANTIZED_SIDE, quantized_total, QuantizedPanelBlock, quantized_panel_set,
-         QuantizedTileProduct, QuantizedTileKernel, QUANTIZED_TILES_KERNEL, quantized_shapes, quantized_tile_kernel
 */
 #ifndef LLMC_QUANTIZED_TILE_H
 #define LLMC_QUANTIZED_TILE_H

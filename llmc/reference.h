@@ -17,13 +17,6 @@ as the residual stream and the token embedding are, gets a term from each use.
 Real is double, or the type that REFERENCE_REAL names.
 
 GPT-2: Radford et al., "Language models are unsupervised multitask learners", 2019.
-
-defines: Real, RefParameters, RefActivations, RefModel, ref_encoder_forward, ref_encoder_backward,
-         ref_layernorm_forward, ref_layernorm_backward, ref_linear_forward, ref_linear_backward,
-         ref_attention_forward, ref_attention_backward, ref_gelu_forward, ref_gelu_backward,
-         ref_residual_forward, ref_residual_backward, ref_classifier_forward,
-         ref_classifier_backward, ref_gradient_norm, ref_clip, ref_adamw, ref_gpt2_open,
-         ref_gpt2_close, ref_gpt2_forward, ref_gpt2_backward
 */
 #ifndef LLMC_REFERENCE_H
 #define LLMC_REFERENCE_H

@@ -5,8 +5,6 @@ self_attention.h -- attention of a block with the linear layer in front of it, o
     qkv (N, 3C) = inp qkvw^T + qkvb        out (N, C), lse (B, NH, T) = attention of qkv (attention.h)
 
 With products in bf16, and T and a head's size that are multiples of 32, qkv and its gradient are packed as qkv_bf16.h does it.
-
-defines: SelfAttention, self_attention_forward_cpu, SelfAttentionGradients, self_attention_backward_cpu
 */
 #ifndef LLMC_SELF_ATTENTION_H
 #define LLMC_SELF_ATTENTION_H

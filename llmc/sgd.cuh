@@ -4,8 +4,6 @@ sgd.cuh -- sgd.h on the GPU: four elements of it, for the kernel of all rules (o
     x     4   fp32   in registers, set
     g     4   T or fp32
     m     4   fp32   updated, at a multiple of 16 bytes; NULL: no momentum
-
-defines: sgd_four
 */
 #ifndef LLMC_SGD_CUH
 #define LLMC_SGD_CUH

@@ -12,7 +12,6 @@ This is torch.optim.SGD (dampening 0), except that the decay does not enter m. 2
 without momentum: memory bound.
 
 needs:   nothing
-defines: Sgd, sgd_update_cpu, sgd_bytes
 */
 #ifndef LLMC_SGD_H
 #define LLMC_SGD_H

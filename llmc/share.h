@@ -14,7 +14,6 @@ layers. Memory, optimizer state and traffic count each parameter once. Files of 
 Lan et al., "ALBERT", 2019: all, attention, mlp. Liu et al., "MobileLLM", 2024: pairs.
 
 needs:   nothing
-defines: share_parse, share_is_loop, share_gradient_mode
 */
 #ifndef LLMC_SHARE_H
 #define LLMC_SHARE_H

@@ -3,9 +3,6 @@ step_graph.cuh -- work that repeats as a CUDA graph: what a stream is given is c
 
 A micro-step is captured when it is done for the second time: the first time chooses algorithms and loads kernels. The graph
 fits as long as its arguments stay what they were.
-
-defines: graph_capture_begin, graph_capture_end, StepGraph, step_graph_is_due, step_graph_fits, step_graph_set,
-         step_graph_close
 */
 #ifndef LLMC_STEP_GRAPH_CUH
 #define LLMC_STEP_GRAPH_CUH

@@ -2,9 +2,6 @@
 step_result.cuh -- what the host reads back of an update or of batches of a validation, on the GPU and in pinned memory.
 
 Kernels append losses and set the rest; the host reads all of it at once, and waits.
-
-defines: StepResult, step_result_bytes, StepResults, step_results_open, step_results_close, step_results_clear,
-         step_results_read
 */
 #ifndef LLMC_STEP_RESULT_CUH
 #define LLMC_STEP_RESULT_CUH

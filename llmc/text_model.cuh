@@ -2,9 +2,6 @@
 text_model.cuh -- text_model.h on the GPU. Weights and activations are floatX, matrices also blocks of 8 bits.
 
 A step of all texts is always the same work: from the second one on, it is one CUDA graph.
-
-defines: TextModelGpu, TextQueue, text_model_open, text_model_close, text_model_read, text_model_next,
-         text_model_planned_bytes, text_model_host_bytes
 */
 #ifndef LLMC_TEXT_MODEL_CUH
 #define LLMC_TEXT_MODEL_CUH

@@ -6,8 +6,6 @@ text_model.h -- a model that generates: the forward pass over rows of several te
 
 Both return the logits that follow what they read, (1, Vp) or (texts, Vp) in fp32, valid until the next call. The
 logits of a text depend on its own tokens alone, bit for bit.
-
-defines: TextModel, text_model_open_cpu, text_model_read_cpu, text_model_next_cpu
 */
 #ifndef LLMC_TEXT_MODEL_H
 #define LLMC_TEXT_MODEL_H

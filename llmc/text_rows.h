@@ -3,8 +3,6 @@ text_rows.h -- what a model reads when it generates, and the activations that th
 
 A new text is read whole. Then one token of each text is read at a time, at its own position: attention sees the
 keys and values that were kept of the tokens before it.
-
-defines: TextRows, text_activation_rows
 */
 #ifndef LLMC_TEXT_ROWS_H
 #define LLMC_TEXT_ROWS_H

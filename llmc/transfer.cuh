@@ -11,9 +11,6 @@ Transfer. On the GPU, or where --offload-optimizer keeps state, it is what this 
 After the upload of all groups, zero_gather_all_parameters sets what others own. Both wait for the GPU.
 
 needs:   between updates
-defines: Transfer, TRANSFER_SCRATCH_LEAST, transfer_open, transfer_upload_group,
-         transfer_upload_state, transfer_download_group, transfer_download_groups,
-         transfer_download_fp32, transfer_download_state
 */
 #ifndef LLMC_TRANSFER_CUH
 #define LLMC_TRANSFER_CUH

@@ -20,11 +20,6 @@ Stochastic rounding goes up or down with the probabilities that make the result 
 smaller than half a unit in the last place are not lost for ever. In update t an element takes word g 2^40 + i of stream
 "adamw" + t of `seed` (rand.h), where i is its place in group g (gpt2.h) of a model without frozen parameters: the same whatever
 the launch, the number of shards, and what is frozen.
-
-defines: UpdateScalars, UpdateRates, master_bytes, round_stochastic, SplitFloat, split_float,
-         split_join, rand_block_gpu, Elements, elements_load, elements_store, elements_convert,
-         RoundingWords, rounding_words, Weights, weights_from, weights_load, weights_store,
-         WEIGHTS_PIECE, weights_widen, weights_bytes
 */
 #ifndef LLMC_UPDATE_CUH
 #define LLMC_UPDATE_CUH

@@ -30,17 +30,6 @@ registers memory while a graph is captured, which not all memory allows. What el
 slices reaches across the bus: the kernels that add to gradients, sum their squares and update.
 
 With one process in stages 0 and 1 nothing moves, and sums and shard are not there.
-
-defines: ZeroGroups, ZeroGpu, ZeroShards, ZERO_BLOCKS_IN_MEMORY, ZERO_VARIANTS, zero_connect,
-         zero_open, zero_close, zero_parameter_bytes, zero_gradient_bytes,
-         zero_parameter_slice_bytes, zero_gradient_slice_bytes, zero_parameter_block,
-         zero_begin_forward, zero_forward_waits, zero_parameters, zero_wait_for_parameters,
-         zero_gather_parameters, zero_gather_all_parameters, zero_gradient_block,
-         zero_wait_for_buffer, zero_group_done, zero_begin_update, zero_end_update,
-         zero_join_updates, zero_group_gradient, zero_gradient_at_group, zero_variant, zero_begin,
-         zero_join, zero_replayed, zero_idle_forward, zero_idle, zero_wait_for_gradient,
-         zero_gradient, zero_update_gradient, zero_update_parameters, zero_gather_operands,
-         zero_check, ZeroElements, zero_collect_some, zero_collect
 */
 #ifndef LLMC_ZERO_CUH
 #define LLMC_ZERO_CUH

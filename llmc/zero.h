@@ -34,18 +34,6 @@ so in stage 2 the order of additions is that of the micro-batches, whatever W is
 its own first, and they depend on the number of replicas.
 
 Rajbhandari et al., "ZeRO: memory optimizations toward training trillion parameter models", SC 2020.
-
-defines: ZeroPlan, zero_plan, zero_plan_two_levels, zero_plan_freeze, zero_parameter_rows, zero_has_row,
-         zero_gradient_rows, zero_replicas, ZeroCut, zero_shard_of, zero_owned_cut, zero_kept_cut, zero_owned_in_kept,
-         zero_group_begin, zero_group_elements, zero_largest_group, zero_trained_elements, zero_has_gradient,
-         zero_largest_gradient, zero_gradient_begin, zero_gradient_elements, zero_shard_begin, zero_shard_elements,
-         zero_slice_begin, zero_slice_elements, zero_params_elements, zero_full_elements, zero_sliced_elements,
-         zero_sharded_elements, zero_owned_elements, zero_updated_elements, zero_replicated_elements, ZeroPart,
-         zero_part_begin, zero_part_elements, ZeroPiece, zero_piece, ZeroRange, zero_max_ranges, zero_ranges,
-         zero_logical_elements, zero_is_divided, ZeroStep, zero_step, zero_reduces, ZeroTraffic,
-         zero_traffic, zero_add_pieces_cpu, Zero, zero_grads_elements, zero_bytes_cpu,
-         zero_open_cpu, zero_close_cpu, zero_group_done_cpu, zero_idle_cpu, zero_square_sum_cpu, zero_group_square_sum_cpu,
-         zero_range_gradient_cpu, zero_operands_cpu, zero_gather_operands_cpu, zero_gather_parameters_cpu
 */
 #ifndef LLMC_ZERO_H
 #define LLMC_ZERO_H

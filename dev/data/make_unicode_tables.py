@@ -24,9 +24,6 @@ unicode_tables.h -- letters, numbers and blanks of Unicode {version}: \\p{{L}}, 
 Made by dev/data/make_unicode_tables.py with tiktoken {tiktoken}; change the script, not this file. Each row is
 the first and the last character of a range; rows ascend and do not touch.
 {counts}.
-
-defines: UNICODE_VERSION, UNICODE_LETTERS, UNICODE_NUMBERS, UNICODE_BLANKS (numbers of rows), unicode_letters,
-unicode_numbers, unicode_blanks
 */
 #ifndef LLMC_UNICODE_TABLES_H
 #define LLMC_UNICODE_TABLES_H

@@ -1,8 +1,6 @@
 /*
 amx_model.h -- AMX's tiles in plain C, as Intel's manual describes them, so that kernels that use them are tested on any
 machine: the same source, compiled with these functions. What would be a fault is a failure.
-
-defines: amx_model_begin, amx_model_end, amx_model_tile, amx_model_zero, amx_model_load, amx_model_store, amx_model_check
 */
 #ifndef DEV_AMX_MODEL_H
 #define DEV_AMX_MODEL_H

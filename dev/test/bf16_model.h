@@ -6,8 +6,6 @@ bf16_tile.h that use them are tested on any machine: the same source, compiled w
     tdpbf16ps   even and odd products summed apart along the row, the two added, then the result tile
 
 Each multiplication and addition is fused and rounded to nearest; operands and results that are denormal count as zero.
-
-defines: model_kernels, MODEL_KERNELS
 */
 #ifndef DEV_BF16_MODEL_H
 #define DEV_BF16_MODEL_H

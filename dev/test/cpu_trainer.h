@@ -2,9 +2,6 @@
 cpu_trainer.h -- the CPU trainer as a library, for the test of the GPU trainer, which has the same names.
 
 Parameters and gradients are fp32 and lie as the parameter rows of gpt2.h say for elements of 4 bytes.
-
-defines: CpuTrainer, cpu_trainer_open, cpu_trainer_close, cpu_trainer_gradients, cpu_trainer_logits,
-         cpu_trainer_norm, cpu_trainer_update, cpu_trainer_grads, cpu_trainer_params
 */
 #ifndef DEV_TEST_CPU_TRAINER_H
 #define DEV_TEST_CPU_TRAINER_H

@@ -2,8 +2,6 @@
 fuzz.h -- for fuzz targets of code that ends the program on an error: the error comes back instead.
 
 Included before all else. What is allocated when an error strikes is lost: give the code nothing to allocate.
-
-defines: fuzz_survives; redefines exit
 */
 #ifndef DEV_TEST_FUZZ_H
 #define DEV_TEST_FUZZ_H

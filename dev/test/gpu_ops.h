@@ -1,8 +1,6 @@
 /*
 gpu_ops.h -- what the tests of GPU operations share beyond ops.h: arrays on the device, and the rounding of a
 type.
-
-defines: roundoff, upload, download, upload_ints, absolute
 */
 #ifndef DEV_GPU_OPS_H
 #define DEV_GPU_OPS_H

@@ -1,8 +1,6 @@
 /*
 in_backward_test.h -- updates during the backward pass, for both trainers: without clipping a run has the bits of one that
 updates after the pass; with clipping a resumed run has the same bits; and what is refused.
-
-defines: test_in_backward
 */
 #ifndef DEV_TEST_IN_BACKWARD_TEST_H
 #define DEV_TEST_IN_BACKWARD_TEST_H

@@ -97,7 +97,7 @@ lint_scripts() {
     done
 }
 
-# Includes point down, and each is used; private names stay at home; lists of names are true.
+# Includes point down, and each is used; private names stay at home.
 lint_rooms() {
     local problem
     is_here python3 "rooms" || return

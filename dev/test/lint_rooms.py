@@ -6,8 +6,7 @@
 
 Checked are: nobody includes a room above its own; of every header that is included, at least one name is used; only
 intrinsics.h includes the headers of the processor's instructions; names that end in `_` are used only in their file and
-its twin (x.h and x.cuh); the list behind `defines:` has the public functions and types of the file, all of them and no
-others; the README of each room names every file in it.
+its twin (x.h and x.cuh); the README of each room names every file in it.
 """
 import re
 import sys
@@ -84,13 +83,6 @@ class Header:
     def names(self):
         return (self.functions | self.types | self.others) - {"struct"}
 
-    def public(self):
-        return {name for name in self.functions | self.types if not name.endswith("_")}
-
-    def defines(self):
-        found = re.search(r"^defines:(.*?)(?:\*/|\n\n)", self.text, re.S | re.M)
-        return None if found is None else set(re.findall(r"\w+", found[1]))
-
     def twin(self, other):
         return self.path.with_suffix("") == other.path.with_suffix("") or \
             other.path.stem.startswith(self.path.stem + "_")
@@ -112,15 +104,6 @@ def lint(headers, users):
             if header is not user and not header.twin(user) and not user.twin(header):
                 for name in sorted(private & user.words):
                     yield f"{user.path}: {name} is private to {header.path}"
-    for header in headers.values():
-        listed, public = header.defines(), header.public()
-        if listed is None:
-            yield f"{header.path}: no list behind `defines:`"
-            continue
-        for name in sorted(public - listed):
-            yield f"{header.path}: `defines:` lacks {name}"
-        for name in sorted(listed - header.names()):
-            yield f"{header.path}: `defines:` lists {name}, which is not there"
 
 
 def lint_intrinsics(headers):

@@ -6,7 +6,6 @@ How an operation is tested: llmc/reference.h has both of its passes in double, a
 test_reference.c compares that backward pass with central differences of that forward pass; the other tests
 compare fp32 code with the two.
 
-defines: ops_floats, ops_doubles, ops_bytes, ops_normal, ops_below, ops_copy, ops_widen, ops_narrow, ops_absolute, ops_sum,
 ops_close, ops_error, ops_same_bits, ops_expect_gradient
 */
 #ifndef DEV_OPS_H

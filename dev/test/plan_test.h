@@ -3,8 +3,6 @@ plan_test.h -- random runs, whose memory the trainers' tests compare with the pl
 
     plan_test_run      sets the model and the options of run number k
     plan_test_count    from now on, counts what check_alloc returns; plan_test_counted returns the sum and stops
-
-defines: PLAN_TEST_RUNS, plan_test_run, plan_test_count, plan_test_counted, plan_test_print
 */
 #ifndef DEV_TEST_PLAN_TEST_H
 #define DEV_TEST_PLAN_TEST_H

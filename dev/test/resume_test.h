@@ -1,8 +1,6 @@
 /*
 resume_test.h -- a run that resumes from a checkpoint has the same bits as one that never stopped: for both
 trainers.
-
-defines: test_resume
 */
 #ifndef DEV_TEST_RESUME_TEST_H
 #define DEV_TEST_RESUME_TEST_H

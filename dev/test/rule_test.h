@@ -1,9 +1,6 @@
 /*
 rule_test.h -- what the tests of the optimizer's rules on the GPU share: weights of all kinds in device memory, and what
 they should be after an update.
-
-defines: rule_padded, rule_spread, rule_round, rule_last_kind, rule_is_exact, rule_prepare, RuleWeights, rule_weights_open, rule_weights_close,
-         rule_expect_near, rule_expect_rounded
 */
 #ifndef DEV_RULE_TEST_H
 #define DEV_RULE_TEST_H

@@ -1,7 +1,5 @@
 /*
 shards.h -- token files for the tests of what reads them.
-
-defines: MAGIC_U16, MAGIC_U32, token_at, write_tokens, write_shard, write_index
 */
 #ifndef DEV_TEST_SHARDS_H
 #define DEV_TEST_SHARDS_H

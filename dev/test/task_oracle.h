@@ -1,8 +1,6 @@
 /*
 task_oracle.h -- the losses of every ending of the tasks in dev/ref/fixtures/tasks, packed into rows, against those that
 transformers computed of each ending alone, in float64: for both trainers.
-
-defines: test_task_losses
 */
 #ifndef DEV_TEST_TASK_ORACLE_H
 #define DEV_TEST_TASK_ORACLE_H

@@ -1,8 +1,5 @@
 /*
 test.h -- the little that every test needs. A test is a program: exit status 0 is success, one line of output.
-
-defines: EXPECT, EXPECT_NEAR, UNSANITIZED, test_done, test_tmpdir, test_path, test_write, TestFile,
-         test_read, test_dies
 */
 #ifndef DEV_TEST_H
 #define DEV_TEST_H

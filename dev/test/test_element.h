@@ -1,7 +1,5 @@
 /*
 test_element.h -- the elements of a tensor, counted over its layers, wherever the layers lie.
-
-defines: test_element
 */
 #ifndef LLMC_TEST_ELEMENT_H
 #define LLMC_TEST_ELEMENT_H

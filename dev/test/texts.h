@@ -1,7 +1,5 @@
 /*
 texts.h -- texts that are hard to cut, and a vocabulary whose tokens show every cut, for tests.
-
-defines: random_below, random_text, open_pairs
 */
 #ifndef DEV_TEST_TEXTS_H
 #define DEV_TEST_TEXTS_H

@@ -1,7 +1,5 @@
 /*
 whole_model.h -- a model on the host, read and written at once: all its groups, one after the other as the rows say.
-
-defines: whole_model_read, whole_model_write, whole_model_write_bin
 */
 #ifndef TEST_WHOLE_MODEL_H
 #define TEST_WHOLE_MODEL_H

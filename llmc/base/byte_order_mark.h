@@ -4,8 +4,6 @@ text, and those of UTF-16 and UTF-32 say that it is not UTF-8.
 
     EF BB BF    UTF-8        FF FE 00 00, 00 00 FE FF    UTF-32
     FF FE, FE FF             UTF-16
-
-defines: BYTE_ORDER_MARK_BYTES, byte_order_mark, byte_order_mark_note
 */
 #ifndef LLMC_BYTE_ORDER_MARK_H
 #define LLMC_BYTE_ORDER_MARK_H

@@ -11,11 +11,6 @@ Exit statuses, for scripts: 0 done, EXIT_FAILURE (1), EXIT_USAGE (2) bad command
 stopped by a signal after saving.
 
 Where a run has several processes, the failure of one ends all of them: check_end (llmc/comm.h).
-
-defines: CHECK, CHECK_CALL, CHECK_HUGE_PAGE, error_set, ERROR_BYTES, check_alloc, check_alloc_unset,
-         array_bytes, check_stack, EXIT_USAGE, EXIT_INTERRUPTED, check_is_main_thread, check_grow,
-         check_reserve, die_usage, check_on_failure, check_clean_up, CheckEndFunction, CheckEnd,
-         check_end, CheckAllocated, check_allocated
 */
 #ifndef LLMC_CHECK_H
 #define LLMC_CHECK_H

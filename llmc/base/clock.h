@@ -1,7 +1,5 @@
 /*
 clock.h -- the time, for differences: seconds since some moment, never set back; and the time of day.
-
-defines: time_now_s, time_unix_s
 */
 #ifndef LLMC_CLOCK_H
 #define LLMC_CLOCK_H

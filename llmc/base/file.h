@@ -10,14 +10,6 @@ nobody's own file is overwritten.
 
 Small files are read as a whole. Only regular files are opened for reading: a FIFO would hang, a device could
 do anything.
-
-defines: file_join, FileWriter, file_open, file_put, file_seek, file_commit, file_discard,
-         file_directory_of, file_name_in, file_exists, file_is_directory, file_sync_directory,
-         file_make_directory, file_write_text, file_try_write_text, file_is_fetched,
-         file_open_regular, file_try_read, file_read_line, FileLock, file_try_lock,
-         file_remove_at_exit, file_checksum, file_fingerprint, file_remove_parts,
-         file_open_standard, file_flush_standard, FILE_PART, file_path, file_ends_in, file_fail,
-         file_is_part
 */
 #ifndef LLMC_FILE_H
 #define LLMC_FILE_H

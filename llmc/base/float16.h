@@ -4,9 +4,6 @@ IEEE half precision, fp16 (5 and 10).
 
 Widening is exact. Narrowing rounds to nearest, ties to even; values that are too large become infinity, NaN
 stays a NaN.
-
-defines: float_bits, float_of_bits, bf16_from_float, bf16_to_float, fp16_from_float, fp16_to_float,
-         FP16_OVERFLOW, BF16_OVERFLOW, float16_find_beyond
 */
 #ifndef LLMC_FLOAT16_H
 #define LLMC_FLOAT16_H

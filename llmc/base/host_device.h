@@ -2,7 +2,6 @@
 host_device.h -- functions that kernels call as well as the host: the word for them, and one of them.
 
 needs:   nothing
-defines: HOST_DEVICE, multiply_add
 */
 #ifndef LLMC_HOST_DEVICE_H
 #define LLMC_HOST_DEVICE_H

@@ -1,7 +1,5 @@
 /*
 int.h -- small arithmetic of sizes.
-
-defines: int_min, int_max, int_ceil_div, int_round_up
 */
 #ifndef LLMC_INT_H
 #define LLMC_INT_H

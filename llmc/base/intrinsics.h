@@ -7,7 +7,6 @@ ends with an error in the immintrin.h of a current gcc, or in arm_neon.h. So it 
 takes the plain C beside every use. What is compiled once into libllmc.a keeps its instructions.
 
 needs:   nothing
-defines: X86_INTRINSICS, ARM_INTRINSICS
 */
 #ifndef LLMC_INTRINSICS_H
 #define LLMC_INTRINSICS_H

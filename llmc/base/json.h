@@ -18,12 +18,6 @@ and what was wanted. Strings are decoded in place, in the caller's copy of the t
         json_skip(&r); // or json_natural(&r, ...) and so on, by key
     }
     ok = more == 0 && json_end(&r);
-
-defines: json_print_string, json_print_bytes, JsonReader, json_reader, json_unexpected, json_peek,
-         json_take, json_end, json_string, json_bytes, json_text, json_name, json_member,
-         json_text_member, json_element, json_natural, json_naturals, json_number, json_bool,
-         json_skip, JsonPlace, JSON_FIRST, JSON_NEXT, JSON_MAX_NAME, JSON_MAX_DEPTH,
-         json_utf8_length
 */
 #ifndef LLMC_JSON_H
 #define LLMC_JSON_H

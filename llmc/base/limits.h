@@ -9,9 +9,6 @@ paths: "" but in tests.
 
     cpu.max, or cpu.cfs_quota_us and cpu.cfs_period_us                 time of all cores in a period
     memory.max and memory.high, or memory.limit_in_bytes               bytes, reclaimable cache included
-
-defines: LIMITS_MAX_THREADS, limits_quota, limits_threads, limits_omp_threads, limits_group_bytes,
-         limits_own_bytes, limits_free_bytes
 */
 #ifndef LLMC_LIMITS_H
 #define LLMC_LIMITS_H

@@ -6,8 +6,6 @@ The lock is flock's, which a killed process loses. Some file systems do not have
 ask" does not mean "free": there, whoever creates the file has the lock. If the process that it
 names is of this host and over, the file is nobody's; of other hosts that cannot be known, so the
 error says what to remove.
-
-defines: Lock, LockPlace, lock_take, lock_release
 */
 #ifndef LLMC_LOCK_H
 #define LLMC_LOCK_H

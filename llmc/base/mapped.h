@@ -14,8 +14,6 @@ A handler cannot be given the guard as an argument, so it is a variable of the t
 
 Some file systems map no files: FUSE with direct_io, 9p without a cache. Their files are read into
 memory instead.
-
-defines: MappedResult, mapped_file, mapped_open, mapped_try, mapped_refuse
 */
 #ifndef LLMC_MAPPED_H
 #define LLMC_MAPPED_H

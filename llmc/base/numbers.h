@@ -1,7 +1,5 @@
 /*
 numbers.h -- numbers as people read them.
-
-defines: NUMBER_BYTES, number_grouped, number_short
 */
 #ifndef LLMC_NUMBERS_H
 #define LLMC_NUMBERS_H

@@ -9,9 +9,6 @@ directories there. In such a directory an earlier output may be replaced: files 
 .gguf, .html or .jsonl, but for the logs of runs.
 
 What passes is written by file.h, as .part beside its place.
-
-defines: Outputs, outputs_open, outputs_read, outputs_keep, outputs_add, outputs_check,
-         outputs_close
 */
 #ifndef LLMC_OUTPUTS_H
 #define LLMC_OUTPUTS_H

@@ -3,8 +3,6 @@ printable.h -- names and words of others on a screen, without what could reprogr
 
 Not printable are bytes that are no UTF-8, which some terminals take for themselves, and control
 characters: those of ASCII, and U+0080 to U+009F, one of which is ESC [ to a terminal.
-
-defines: printable_length, printable, printable_copy, printable_vprint, printable_line
 */
 #ifndef LLMC_PRINTABLE_H
 #define LLMC_PRINTABLE_H

@@ -6,9 +6,6 @@ illegal instruction.
                        Code that is compiled for every x86-64 (Makefile) looks for them before main
 
 On other architectures nothing is looked for.
-
-defines: PROCESSOR_FEATURES, PROCESSOR_COUNT, ProcessorNeeds, processor_check, processor_judge,
-         PROCESSOR_CHECK
 */
 #ifndef LLMC_PROCESSOR_H
 #define LLMC_PROCESSOR_H

@@ -8,9 +8,6 @@ reach any position at once and find the same bits there. `stream` keeps independ
 Floating-point results use only +, -, *, /, sqrt and fma, each correctly rounded by IEEE 754, so they carry
 the same bits with any compiler and libm; expressions that a compiler could contract into an fma are written
 as fma.
-
-defines: Rand, rand_block, rand_stream, rand_open, rand_seek, rand_u32, rand_below, rand_uniform, rand_normal,
-         rand_permute, RandBlock
 */
 #ifndef LLMC_RAND_H
 #define LLMC_RAND_H

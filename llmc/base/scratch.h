@@ -7,9 +7,6 @@ the data do not pass through the page cache, which would take the memory that th
 
 Places, sizes and addresses are multiples of SCRATCH_UNIT bytes. A failure in a thread ends the program with one error
 that names the directory.
-
-defines: Scratch, ScratchWork, SCRATCH_UNIT, scratch_open, scratch_close, scratch_is_direct,
-         scratch_read, scratch_write, scratch_wait
 */
 #ifndef LLMC_SCRATCH_H
 #define LLMC_SCRATCH_H

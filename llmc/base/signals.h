@@ -14,9 +14,6 @@ A handler may only set a flag, and the flag cannot be an argument, nor can what 
 three, a guard in mapped.h, a name in text_data.h, the list of unfinished files in file.h, and
 check_end and what a thread does on failure in check.h are the only variables of the program that
 are neither constant nor passed in.
-
-defines: signals_open, signals_stop, signals_take_save, signals_name, signals_end, signals_end_now,
-         signals_open_writes, signals_release
 */
 #ifndef LLMC_SIGNALS_H
 #define LLMC_SIGNALS_H

@@ -2,8 +2,6 @@
 terminal.h -- may a line on this screen be written over, or is it a log?
 
 mpirun and srun may give a process a pseudo-terminal and write what comes out of it into a file.
-
-defines: terminal_rewrites
 */
 #ifndef LLMC_TERMINAL_H
 #define LLMC_TERMINAL_H

@@ -8,9 +8,6 @@ neither ferror nor fclose tells.
     text_buffer_open(&buffer, "the summary");
     fprintf(buffer.file, ...);
     char* text = text_buffer_close(&buffer); // buffer.bytes of it and a zero; the caller frees it
-
-defines: TextBuffer, text_buffer_open, text_buffer_close, text_buffer_try_open,
-         text_buffer_try_close
 */
 #ifndef LLMC_TEXT_BUFFER_H
 #define LLMC_TEXT_BUFFER_H

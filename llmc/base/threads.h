@@ -1,8 +1,5 @@
 /*
 threads.h -- the few questions asked of OpenMP, answered for one thread when it is absent.
-
-defines: threads_max, thread_index, threads_set, threads_open, threads_describe, threads_spread,
-         threads_wait_briefly
 */
 #ifndef LLMC_THREADS_H
 #define LLMC_THREADS_H

@@ -4,12 +4,6 @@ vec.h -- vectors of floats as wide as the machine's registers, through the compi
 The same source becomes AVX-512, AVX2, SSE or NEON code: what differs between machines is only LANES, the
 number of floats in a vector (16, 8 or 4), and the number of registers. + - * / and comparisons work on
 vectors lane by lane; a comparison gives a VecMask of all ones or all zeros.
-
-defines: LANES, VEC_REGISTERS, VEC_ISA, vec_flush_denormals, vec_load, vec_store, vec_stream,
-         vec_all, VEC_UNROLL, vec_add_product, vec_select, vec_reciprocal, vec_first, vec_max,
-         vec_min, vec_hsum, vec_hmax, vec_dot, vec_exp, vec_exp2, LOG2_E, vec_transpose, vec_even,
-         vec_odd, vec_load_bits, vec_store_bits, vec_all_bits, VecTable, vec_table, vec_lookup,
-         vec_to_ints, vec_from_ints, ALWAYS_INLINE
 */
 #ifndef LLMC_VEC_H
 #define LLMC_VEC_H
@@ -106,10 +100,6 @@ ALWAYS_INLINE void vec_add_product(Vec* sum, Vec a, Vec b) {
 
 ALWAYS_INLINE VecBits vec_load_bits(const uint32_t* p) { return *(const VecBitsUnaligned_*)p; }
 ALWAYS_INLINE void vec_store_bits(uint32_t* p, VecBits v) { *(VecBitsUnaligned_*)p = v; }
-ALWAYS_INLINE VecBits vec_all_bits(uint32_t x) {
-    const VecBits zero = {0};
-    return x - zero;
-}
 ALWAYS_INLINE Vec vec_select(VecMask mask, Vec yes, Vec no) {
     return (Vec)(((VecMask)yes & mask) | ((VecMask)no & ~mask));
 }

@@ -6,8 +6,6 @@ The rounding error of each addition is known exactly (Knuth's TwoSum) and added 
 n^2 2^-106 of the sum of n terms of one sign. Neumaier, ZAMM 54, 1974.
 
 Also for kernels.
-
-defines: WideSum, wide_sum_add, wide_sum_merge, wide_sum_value
 */
 #ifndef LLMC_WIDE_SUM_H
 #define LLMC_WIDE_SUM_H

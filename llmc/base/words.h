@@ -11,7 +11,6 @@ singular and plural.
     printf("%d thread%s", n, words_s(n))                               "1 thread", "2 threads"
 
 needs:   nothing
-defines: WORDS_VALUE, WORDS_NAME, WORDS_CHOICE, words_s
 */
 #ifndef LLMC_WORDS_H
 #define LLMC_WORDS_H

@@ -9,8 +9,6 @@ common tool xxh64sum, which prints the same 16 digits as %016llx.
 
 Algorithm: Y. Collet, "xxHash fast digest algorithm", doc/xxhash_spec.md in the xxHash distribution; seed 0.
 Little-endian machines only.
-
-defines: Xxh64, xxh64_open, xxh64_add, xxh64_value, xxh64
 */
 #ifndef LLMC_XXH64_H
 #define LLMC_XXH64_H

@@ -21,9 +21,6 @@ A thread fills the next batches while the caller works on one. `wait_s` is the t
 
 If somebody writes to a file meanwhile, so that it becomes shorter or has a token that is not below V, the
 batch that found it and all later ones have zeros for tokens, and dataloader_error says why.
-
-defines: Batch, Shuffle, DataloaderSettings, Dataloader, DATALOADER_GROUP, dataloader_open, dataloader_next,
-         dataloader_error, dataloader_seek, dataloader_padding, dataloader_close
 */
 #ifndef LLMC_DATALOADER_H
 #define LLMC_DATALOADER_H

@@ -23,9 +23,6 @@ that follows it in the stream; if something else follows, there is no target. A 
 the end-of-text token, with target -1. A piece without any target (one last token) is left out.
 
 Row k of R is found in O(1), by a table of the pieces (8 bytes each) that is made when the rows are opened.
-
-defines: PACKING_WORDS, Packing, DocumentMask, Rows, rows_open, rows_length, rows_fill,
-         rows_sum_targets, rows_close
 */
 #ifndef LLMC_PACK_H
 #define LLMC_PACK_H

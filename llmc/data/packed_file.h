@@ -14,9 +14,6 @@ file, but for Zstandard's window, which the file chooses (2 GiB at most).
 
 Functions return 0 with the message in `error` (of ERROR_BYTES, the caller's, who keeps it as long as the
 file).
-
-defines: PackedFile, PackedKind, packed_kind, packed_name_bytes, packed_open, packed_read,
-         packed_skip, packed_close
 */
 #ifndef LLMC_PACKED_FILE_H
 #define LLMC_PACKED_FILE_H

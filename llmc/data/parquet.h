@@ -32,8 +32,6 @@ Little-endian machines only.
 
 Speed: one core of a Sapphire Rapids Xeon, 185 MB of English in texts of 3 kB: 1300 MB/s of text uncompressed,
 640 ZSTD, 300 SNAPPY, 140 GZIP, in 19 MiB of memory; pyarrow 26 on one thread 450, 630, 300 and 150.
-
-defines: Parquet, parquet_open, parquet_rows, parquet_next, parquet_close
 */
 #ifndef LLMC_PARQUET_H
 #define LLMC_PARQUET_H

@@ -6,9 +6,6 @@ all ids of the vocabulary fit, else uint32 (tokens.h reads both). The first val_
 validation data, cut into shards of their own; the others are for training. Each shard has shard_tokens
 tokens, except the last one of each kind; documents continue from one shard to the next. All shards share one
 sequence of numbers. Each file is complete or absent (file.h).
-
-defines: ShardWriter, shard_writer_open, shard_writer_path, shard_writer_bytes, shard_writer_resume,
-         shard_writer_add, shard_writer_close, shard_writer_discard
 */
 #ifndef LLMC_SHARD_WRITER_H
 #define LLMC_SHARD_WRITER_H

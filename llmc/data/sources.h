@@ -10,10 +10,6 @@ The order repeats after `cycle` sequences, the smallest number that gives every 
 so that this is exact for ever. Inside of a cycle the next turn goes to the source that must have one soonest,
 of those that it would not give too much: that always works (R. Tijdeman, "The chairman assignment problem",
 Discrete Mathematics 32, 1980).
-
-defines: DataSource, DataSources, SourceList, sources_read_list, sources_kind, sources_open_files,
-         sources_open_memory, sources_rename, sources_split_tail, sources_pack, sources_find,
-         sources_epoch, sources_largest_token, sources_print, sources_close
 */
 #ifndef LLMC_SOURCES_H
 #define LLMC_SOURCES_H

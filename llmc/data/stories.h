@@ -10,9 +10,6 @@ given all tokens before it.
 Tokens are words and punctuation marks; their strings, stories.token[id], have the leading blanks (" Tom",
 "."), so that one after the other they are the text. The last id, stories.eot, precedes every story; there are
 stories.eot + 1 tokens.
-
-defines: Stories, stories_open, stories_generate, StoriesPlace, StoriesBranch, STORIES_MAX_BRANCHES,
-         stories_start, stories_next, stories_follow
 */
 #ifndef LLMC_STORIES_H
 #define LLMC_STORIES_H

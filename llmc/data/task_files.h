@@ -15,8 +15,6 @@ belongs to the ending; HellaSwag's are taken as they are, a blank between them. 
 context is the end-of-text token.
 
 A file that is not as it should be ends the program, with its line, or the number of the example.
-
-defines: TaskSettings, task_files_open
 */
 #ifndef LLMC_TASK_FILES_H
 #define LLMC_TASK_FILES_H

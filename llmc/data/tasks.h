@@ -20,10 +20,6 @@ The caller fills rows, has the model compute the losses of their targets, and ha
 
     for each row: task_fill; the model; task_collect
     task_score
-
-defines: Task, TaskKind, TaskDocument, TaskExample, TaskResult, TaskShare, TaskScore, task_open,
-         task_close, task_begin, task_add, task_example, task_windows, task_pack, task_fill,
-         task_collect, task_score, task_print, task_fingerprint
 */
 #ifndef LLMC_TASKS_H
 #define LLMC_TASKS_H

@@ -15,9 +15,6 @@ anyway to check their tokens.
 
 Without a directory of the run's own, the shards are in a temporary one. It is removed as soon as they are
 mapped, and by whatever ends the program before, but for a signal that kills at once.
-
-defines: TextData, TextDataMode, text_data_shards, text_data_train, text_data_is_plain,
-         text_data_warn, text_data_verify, text_data_make_temporary, text_data_remove_temporary
 */
 #ifndef LLMC_TEXT_DATA_H
 #define LLMC_TEXT_DATA_H

@@ -12,8 +12,6 @@ pipeline_train counts pieces instead, to train a vocabulary: the same pipeline w
 and blocks without ids.
 
 A sink takes the blocks one after another in the order of the input. It returns 0 to end the run early.
-
-defines: TokenBlock, TokenSink, pipeline_run, pipeline_train
 */
 #ifndef LLMC_TEXT_PIPELINE_H
 #define LLMC_TEXT_PIPELINE_H

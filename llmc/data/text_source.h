@@ -27,11 +27,6 @@ The start of a block is a TextPosition. A newly opened source can continue from 
 perhaps in blocks of other lengths, but with the same tokens.
 
 Memory: two blocks, and with jsonl and separators the longest document (of 1 GiB at most).
-
-defines: TEXT_FORMAT_WORDS, TextFormat, TextOptions, TextPosition, TextBlock, text_block_close,
-         TextSource, text_source_open, text_source_check, text_source_seek, text_source_next,
-         text_source_read_bytes, text_source_close, text_source_is_plain, text_source_is_text,
-         TEXT_BLOCK_BYTES
 */
 #ifndef LLMC_TEXT_SOURCE_H
 #define LLMC_TEXT_SOURCE_H

@@ -18,9 +18,6 @@ as fields up to a zero. github.com/apache/thrift, doc/specs/thrift-compact-proto
 No function reads beyond the end, whatever the bytes are. The first thing that is wrong stays in `wrong`; from
 then on every number is 0, every list and string empty and every struct at its end, so that one look at the
 end is enough.
-
-defines: ThriftReader, thrift_reader, thrift_left, thrift_wrong, thrift_take, thrift_u8, thrift_varint,
-         thrift_zigzag, ThriftField, thrift_field, thrift_number, thrift_string, thrift_list, thrift_skip
 */
 #ifndef LLMC_THRIFT_H
 #define LLMC_THRIFT_H

@@ -21,12 +21,6 @@ tokens_describe says what happened. Without one, the program ends.
 
 Names of files are separated by commas; each is a pattern of glob(3), or a directory: then all of its text
 files. A backslash before one of , : * ? [ \ makes it a part of the name.
-
-defines: TokenStream, TokensKind, TOKENS_FORMAT_WORDS, TokensFormat, tokens_next_item,
-         tokens_escape, tokens_list, tokens_kind, tokens_open_files, tokens_open_memory,
-         tokens_split_tail, tokens_fill, tokens_at, tokens_describe, tokens_verify_file,
-         tokens_verify_checksum, tokens_close, TokenSpan, tokens_is_shard, MegatronIndex,
-         megatron_i64, megatron_index, TokensProgress, tokens_progress
 */
 #ifndef LLMC_TOKENS_H
 #define LLMC_TOKENS_H

@@ -13,8 +13,6 @@ blocks; matrices whose rows are no whole blocks are fp16 instead.
 
 Tokens that are bytes are a BPE without merges there. A model without a BPE tokenizer says so ("no_vocab"):
 its tokens are only numbers there, and llama.cpp cannot read or print text with them.
-
-defines: GGUF_DTYPE_WORDS, GgufDtype, GgufStart, GgufWriter, gguf_create, gguf_put, gguf_commit
 */
 #ifndef LLMC_GGUF_H
 #define LLMC_GGUF_H

@@ -18,10 +18,6 @@ where a model is read its layers must be equal.
 
     rows    of the parameters in memory, in one part or more (gpt2_sharded_rows_of), with elements of the type of the
             file that is written; fp32 where a model is read
-
-defines: hf_config_read, hf_config_dropout, hf_config_kept, hf_config_write, HfModel, hf_model_open,
-         hf_model_read, hf_model_close, HfModelFile, hf_model_files, hf_model_file_name,
-         hf_model_write, hf_model_write_index, hf_model_bytes
 */
 #ifndef LLMC_HF_MODEL_H
 #define LLMC_HF_MODEL_H

@@ -8,9 +8,6 @@ Little endian. Parameters are fp32 in memory here; bf16 files are widened on rea
 ties to even, on writing. What a file has in the padding rows of the vocabulary, which no token uses, becomes
 zero, as in a model made here. The header is not trusted: sizes are checked against each other and against the
 file's length before anything is allocated, and a weight that is not finite is an error that names its tensor.
-
-defines: MODEL_DTYPE_WORDS, ModelDtype, llmc_bin_read_config, LlmcBin, llmc_bin_open, llmc_bin_read,
-         llmc_bin_close, LlmcBinWriter, llmc_bin_create, llmc_bin_put, llmc_bin_commit
 */
 #ifndef LLMC_LLMC_BIN_H
 #define LLMC_LLMC_BIN_H

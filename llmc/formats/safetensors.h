@@ -17,15 +17,6 @@ which return 0 and leave the message in `error`; the others end the program with
 
 Names of GPT-2's tensors start with "transformer." or not, depending on who wrote the file:
 safetensors_find_gpt2 and the functions that require a tensor take either for the other.
-
-defines: SAFETENSORS_PREFIX, SafeTensorsDtype, safetensors_dtype_name, safetensors_dtype_bytes,
-         SafeTensors, SafeTensorsView, safetensors_try_open, safetensors_open, safetensors_close,
-         safetensors_find, safetensors_find_gpt2, safetensors_require, safetensors_metadata,
-         safetensors_read_f32, safetensors_read_f32_part, safetensors_release, SafeTensorsSet,
-         safetensors_set_try_open, safetensors_set_open, safetensors_set_close,
-         safetensors_set_find, safetensors_set_require, SafeTensorsWriter, safetensors_writer_open,
-         safetensors_writer_metadata, safetensors_writer_declare, safetensors_writer_begin,
-         safetensors_write_raw, safetensors_writer_commit, SafeTensorsPair, safetensors_sort
 */
 #ifndef LLMC_SAFETENSORS_H
 #define LLMC_SAFETENSORS_H

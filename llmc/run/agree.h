@@ -1,8 +1,6 @@
 /*
 agree.h -- what the processes of a run must have in common, compared before any work: the program, options, model and
 data. A run whose processes differ would train another model in each of them.
-
-defines: agree_on_program, agree_on_command, agree_on_run, agree_on_directory
 */
 #ifndef LLMC_AGREE_H
 #define LLMC_AGREE_H

@@ -17,10 +17,6 @@ in its place, sparing multiples of --keep-major and the best of --keep-best. Any
 error that names the file, and leaves the existing checkpoints alone; the half that was written is
 removed, unless other processes still write there. Weights that are not finite are such a failure:
 they are never saved.
-
-defines: Checkpoints, CheckpointModel, CheckpointRun, checkpoints_bytes, checkpoints_disk_bytes,
-         checkpoints_kept, checkpoints_thin, checkpoints_open, checkpoint_copy_at,
-         checkpoints_close, checkpoint_start, checkpoint_finished, checkpoint_wait
 */
 #ifndef LLMC_CHECKPOINT_H
 #define LLMC_CHECKPOINT_H

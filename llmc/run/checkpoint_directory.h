@@ -10,12 +10,6 @@ write, and what is removed.
 A checkpoint is written as .part and renamed; one that goes is renamed first. So no name of a checkpoint ever holds
 half of one, and the next run in the same directory clears what a killed run left. If one of these names is a
 symbolic link, the link is removed, never its target. Two runs at a time are refused.
-
-defines: CHECKPOINT_PART, checkpoint_path, checkpoint_steps, checkpoint_lock,
-         checkpoint_require_writable, checkpoint_clear, checkpoint_put, checkpoint_thin,
-         CHECKPOINT_KEEP_AUTO, CHECKPOINT_KEPT_BY_CLOCK, CheckpointsKept, checkpoint_remove_after,
-         checkpoint_last_serial, checkpoint_try_check, CheckpointFilter, CheckpointsFound,
-         checkpoint_newest, checkpoint_share
 */
 #ifndef LLMC_CHECKPOINT_DIRECTORY_H
 #define LLMC_CHECKPOINT_DIRECTORY_H

@@ -8,10 +8,6 @@ order; means of rows and columns go with the last element of their matrix. The r
 so a run can be continued by any number of processes.
 
 State of another optimizer than the run's is not read: then all starts as zeros.
-
-defines: CheckpointPart, checkpoint_part_open, checkpoint_part_close, checkpoint_part_writers,
-         checkpoint_part_bytes, checkpoint_part_name, checkpoint_part_write, CheckpointParts,
-         checkpoint_state_fits, checkpoint_parts_open, checkpoint_parts_read, checkpoint_parts_close
 */
 #ifndef LLMC_CHECKPOINT_PARTS_H
 #define LLMC_CHECKPOINT_PARTS_H

@@ -6,8 +6,6 @@ compare.h -- --compare RUN,RUN,...: runs beside each other, on the terminal.
     the options that differ
 
 Reads the logs and nothing else.
-
-defines: compare_runs
 */
 #ifndef LLMC_COMPARE_H
 #define LLMC_COMPARE_H

@@ -5,8 +5,6 @@ The losses are on a logarithmic axis: the last tenth above the floor stays visib
 would squeeze it on a linear one. The training loss is a line, each character cell holding 2 x 4 braille dots
 (three heights in plain ASCII, when the locale is not UTF-8), averaged over the steps that fall into one
 column of dots. Validation losses are marked o. The floor is a dashed line with its value.
-
-defines: CurvePoint, curve_draw, CurvePlot
 */
 #ifndef LLMC_CURVE_H
 #define LLMC_CURVE_H

@@ -3,8 +3,6 @@ curve_svg.h -- the loss curve of a run as a picture: SVG, readable on a light an
 
 As in curve.h, the losses are on a logarithmic axis. The training loss is a line through all of its points,
 each validation loss a dot, the floor a dashed line. Points that are not finite are left out.
-
-defines: curve_svg
 */
 #ifndef LLMC_CURVE_SVG_H
 #define LLMC_CURVE_SVG_H

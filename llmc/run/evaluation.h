@@ -4,9 +4,6 @@ processes of the run together.
 
 Micro-batch k of a task's rows is that of process k mod n in step k div n. Rows hold whole documents, so each document
 has its loss in one process; all processes get all losses and the same scores.
-
-defines: TokenLosses, EvaluationStop, EvaluationRun, Evaluation, evaluation_open, evaluation_agree,
-         evaluation_start, evaluation_log, evaluation_close
 */
 #ifndef LLMC_EVALUATION_H
 #define LLMC_EVALUATION_H

@@ -1,8 +1,6 @@
 /*
 export.h -- the final model in other programs' formats: the files that --export-llmc and --export-gguf name, with the
 tokenizer.
-
-defines: export_tokenizer_path, export_print, ModelExport, export_open, export_group, export_close
 */
 #ifndef LLMC_EXPORT_H
 #define LLMC_EXPORT_H

@@ -1,8 +1,5 @@
 /*
 facts.h -- what a run achieved, in words: the rows of a report's table and of a comparison.
-
-defines: FACT_BYTES, Fact, FACTS, FACTS_COUNT, facts_are_told, facts_measure, facts_target_name,
-         facts_reach, FACTS_OPTIONS, FactsOptions, facts_options
 */
 #ifndef LLMC_FACTS_H
 #define LLMC_FACTS_H

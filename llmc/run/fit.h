@@ -7,7 +7,6 @@ and a validation too: only the order of sums changes. What was given on the comm
 largest that is tried.
 
 needs:   the sizes of batches are decided
-defines: FitPlan, FitDevice, fit_update_s, fit_least_of_all, fit_choose
 */
 #ifndef LLMC_FIT_H
 #define LLMC_FIT_H

@@ -12,8 +12,6 @@ generate.h -- what the program does with a model instead of training it: it cont
 `stop` is "end" (of the document), "string" (one of --stop) or "tokens" (--tokens of them). Texts do not depend on each
 other: prompt number i has random numbers of its own. Standard output has nothing but text; what is said about it goes to
 standard error.
-
-defines: generate_texts
 */
 #ifndef LLMC_GENERATE_H
 #define LLMC_GENERATE_H

@@ -11,10 +11,6 @@ The model is two functions. Both return logits in fp32 on the host, Vp for each 
     next_tokens    one more token of each slot, ids[slot] at positions[slot]: the logits of what follows each
 
 A slot without a text gets token 0 at position 0.
-
-defines: GPT2, ReadText, NextTokens, GeneratorModel, GeneratorStop, GeneratorEnd, GeneratorText,
-         Generator, generator_open, generator_close, generator_begin, generator_advance,
-         generator_log
 */
 #ifndef LLMC_GENERATOR_H
 #define LLMC_GENERATOR_H

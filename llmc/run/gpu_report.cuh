@@ -8,9 +8,6 @@ it is computed from the card's own clock and number of multiprocessors:
     peak = multiprocessors * clock * 2 * multiply-adds per clock and multiprocessor
 
 The bandwidth of its memory is the published one, or computed from its clock and width.
-
-defines: gpu_peak_flops_per_s, gpu_bandwidth_per_s, gpu_or_default, gpu_rates, gpu_beside_mib,
-         GpuReport, gpu_report_open, gpu_report_close, gpu_report_print
 */
 #ifndef LLMC_GPU_REPORT_CUH
 #define LLMC_GPU_REPORT_CUH

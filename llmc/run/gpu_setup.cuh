@@ -1,8 +1,6 @@
 /*
 gpu_setup.cuh -- what options mean on a GPU, beside what they take of its memory (memory_plan.cuh): which GPU it is, how
 products are done, and which combinations it cannot do.
-
-defines: gpu_setup, gpu_setup_graph, gpu_setup_products
 */
 #ifndef LLMC_GPU_SETUP_CUH
 #define LLMC_GPU_SETUP_CUH

@@ -17,9 +17,6 @@ A run has diverged when too many updates in a row were not finite, or when the m
 far above its minimum.
 
 All state is plain numbers without pointers: a checkpoint may store it as it is.
-
-defines: OUTLIER_WINDOW, Outlier, outlier_z, outlier_add, UpdateGuard, UpdateVerdict, guard_open, guard_allows_loss, guard_check,
-         guard_shown_z, guard_reason, guard_rise, guard_divergence
 */
 #ifndef LLMC_GUARD_H
 #define LLMC_GUARD_H

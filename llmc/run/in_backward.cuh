@@ -6,7 +6,6 @@ host waits for that copy only when most of the backward pass of the next block i
 the group: the GPU has work meanwhile.
 
 needs:   one process, one micro-step an update
-defines: InBackwardGpu, in_backward_gpu_open, in_backward_gpu_close, in_backward_gpu_group_done, in_backward_gpu_rest
 */
 #ifndef LLMC_IN_BACKWARD_CUH
 #define LLMC_IN_BACKWARD_CUH

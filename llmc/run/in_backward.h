@@ -17,9 +17,6 @@ Nothing is updated if the loss forbids it (guard.h). A group whose gradient is n
 those after it, whose gradients come from the same numbers.
 
 ClipShares is plain numbers without pointers: a checkpoint may store it as it is.
-
-defines: CLIP_MAX_GROUPS, ClipShares, clip_shares_open, clip_shares_add, clip_shares_scale, InBackward, in_backward_open,
-         in_backward_batch, in_backward_losses, in_backward_group, in_backward_end
 */
 #ifndef LLMC_IN_BACKWARD_H
 #define LLMC_IN_BACKWARD_H

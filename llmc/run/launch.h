@@ -21,9 +21,6 @@ How the processes meet, --init; auto, and where rank 0 waits (CommMeeting):
     fs           else. Rank 0 says where it waits in the file meeting.txt in --fs-path, by default --out
 
 tcp and fs are for GPUs, whose data move by NCCL. Processes on CPUs need MPI for theirs.
-
-defines: LAUNCH_INIT_WORDS, LaunchInit, Launch, launch_find, launch_find_in, launch_forgets_srun,
-         launch_expect, launch_zero, launch_shards
 */
 #ifndef LLMC_LAUNCH_H
 #define LLMC_LAUNCH_H

@@ -49,11 +49,6 @@ more all are. With --log-every N the multiples of N are printed, everywhere and 
 others. The first and the last step always are. If the screen goes away (| head), a run with files
 continues without it. A quiet run prints only results: of tasks, updates that were not made,
 warnings, why it stopped, and the summary.
-
-defines: RunLog, LogStart, LogSettings, LogPrint, LogIdentity, log_open, log_close, log_config,
-         log_data_wait, log_peak, log_sensors, log_train, log_progress, LogVal, log_val, log_task,
-         log_sample, log_save, log_note, log_warning, log_resumed, log_skip, log_rollback, log_stop,
-         LogSummary, log_summary, log_sync, log_tok_per_s, log_peak_mib, LogBin, log_duration
 */
 #ifndef LLMC_LOG_H
 #define LLMC_LOG_H

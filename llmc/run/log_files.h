@@ -1,10 +1,6 @@
 /*
 log_files.h -- the files of a run's log: what they are called, how those of an earlier run are put aside, and lines that are
 in their file, or on the disk, or end the program with the name of the file.
-
-defines: LogFile, LOG_JSON, LOG_TEXT, LOG_CURVE, LOG_BOARD, log_file_path, log_files_put_aside,
-         log_files_run, log_files_take, log_files_require_writable, log_file_open,
-         log_file_open_none, log_file_is_none, log_file_try_flush, log_file_flush, log_file_sync
 */
 #ifndef LLMC_LOG_FILES_H
 #define LLMC_LOG_FILES_H

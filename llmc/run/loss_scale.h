@@ -15,8 +15,6 @@ powers of two, so scaling and unscaling round nothing (short of underflow).
 Whether an update with finite gradients is made after all (guard.h) does not concern the scale.
 
 All state is plain numbers without pointers: a checkpoint may store it as it is.
-
-defines: LossScale, loss_scale_open, loss_scale_off, loss_scale_update
 */
 #ifndef LLMC_LOSS_SCALE_H
 #define LLMC_LOSS_SCALE_H

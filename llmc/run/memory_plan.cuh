@@ -8,11 +8,6 @@ what the options leave open because it depends on memory, and whether the run fi
     memory_require    ends the program with what would fit
 
 Each planned_... is one fact that the model is opened with.
-
-defines: planned_saved_dtype, planned_chunk, planned_activations, planned_master, planned_state,
-         planned_gradient_dtype, planned_zero, planned_residual_bytes, planned_micro_batches,
-         planned_losses, planned_products_beside, planned_nccl_bytes, memory_plan, memory_connect,
-         memory_choose, memory_require
 */
 #ifndef LLMC_MEMORY_PLAN_CUH
 #define LLMC_MEMORY_PLAN_CUH

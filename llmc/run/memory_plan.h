@@ -7,11 +7,6 @@ memory_plan.cuh.
     memory_check_cpu     refuses a run that a limit would end
 
 Each planned_... is one fact that the model is opened with.
-
-defines: planned_background_cpu, planned_classifier_cpu, planned_logits_cpu, planned_recompute_cpu,
-         planned_activations_cpu, planned_zero_cpu, planned_parameters_cpu, planned_tokens_cpu,
-         planned_gradients_cpu, planned_copy_cpu, planned_packed_cpu, planned_update_cpu,
-         planned_norm_cpu, memory_plan_cpu, memory_choose_cpu, memory_check_cpu
 */
 #ifndef LLMC_MEMORY_PLAN_H
 #define LLMC_MEMORY_PLAN_H

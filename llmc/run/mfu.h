@@ -5,8 +5,6 @@ A GPU's peak is published. A CPU's is measured, maybe while other programs use i
 it is too low. So it is measured again after 5 seconds, after 10, 20, 40 and so on, and when an
 update beats it. The largest one counts. After a new one, an update that still beats it is the peak
 itself.
-
-defines: MFU_NOTE_BYTES, MfuMeasure, Mfu, mfu_open, mfu_of
 */
 #ifndef LLMC_MFU_H
 #define LLMC_MFU_H

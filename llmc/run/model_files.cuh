@@ -1,9 +1,6 @@
 /*
 model_files.cuh -- model_files.h for a model on a GPU, divided among processes as zero.h says; and the copy on the host that
 checkpoints are written from. All of it is collective. What moves is on the host a group of parameters at a time.
-
-defines: model_files_read_weights, model_files_read_state, SaveCopy, save_copy_take,
-         save_copy_close, model_files_export
 */
 #ifndef LLMC_MODEL_FILES_CUH
 #define LLMC_MODEL_FILES_CUH

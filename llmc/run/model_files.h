@@ -5,8 +5,6 @@ bits.
 
     parameters   laid out by `rows`; all of them in each process
     state        what this process updates, as OptimizerState lays it out
-
-defines: model_files_read_weights_cpu, model_files_read_state_cpu, model_files_export_cpu
 */
 #ifndef LLMC_MODEL_FILES_H
 #define LLMC_MODEL_FILES_H

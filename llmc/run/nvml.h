@@ -22,8 +22,6 @@ environment.
 
 The few types and constants are declared here as NVIDIA's NVML API Reference Guide gives them; the test holds
 them against the toolkit's own header where there is one.
-
-defines: Nvml, nvml_open, nvml_close, nvml_line, nvml_sensors
 */
 #ifndef LLMC_NVML_H
 #define LLMC_NVML_H

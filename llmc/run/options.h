@@ -18,12 +18,6 @@ for other arguments, before it includes this file (dev/data/tokenize.c). Its tab
 `config` and `help`.
 
 An option whose value may be "auto" holds OPTION_AUTO until the trainer has put the resolved value there.
-
-defines: Options, OPTION_AUTO, OPTION_UNLIMITED, LLMC_VERSION, options_parse,
-         options_parse_arguments, options_close, options_given, options_changed, options_version,
-         options_print_help, options_print_help_on, options_print_banner, options_print_program,
-         options_print_setting, options_print_config, options_print_json, OptionType, OptionList,
-         OptionRow, option_applies, option_counts, option_find, OptionsProgram, options_program
 */
 #ifndef LLMC_OPTIONS_H
 #define LLMC_OPTIONS_H

@@ -8,8 +8,6 @@ options_config.h -- a file of settings, for --config, in the form that --print-c
 
 A value without quotes reaches from its first to its last character that is no blank, or up to a #
 behind a blank.
-
-defines: ConfigFile, config_open, config_next, config_print
 */
 #ifndef LLMC_OPTIONS_CONFIG_H
 #define LLMC_OPTIONS_CONFIG_H

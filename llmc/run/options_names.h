@@ -6,8 +6,6 @@ name.
     --bacth         option_distance: one swap of letters away from --batch
 
 Names are compared without regard to capitals, and with - for _.
-
-defines: OptionSynonym, option_synonym, option_distance, OPTION_NAME_BYTES
 */
 #ifndef LLMC_OPTIONS_NAMES_H
 #define LLMC_OPTIONS_NAMES_H

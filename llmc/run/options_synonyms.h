@@ -1,8 +1,6 @@
 /*
 options_synonyms.h -- names that users of nanoGPT, llm.c and Hugging Face's Trainer type, and what
 to type here. They are not accepted as they are: few of them mean the same thing in the same unit.
-
-defines: OPTION_TRAINER_SYNONYMS
 */
 #ifndef LLMC_OPTIONS_SYNONYMS_H
 #define LLMC_OPTIONS_SYNONYMS_H

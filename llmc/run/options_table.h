@@ -1,11 +1,6 @@
 /*
 options_table.h -- the options of the trainers: their struct and, in the implementation of options.h, their table. An option is
 added by one field and one row, at the same place.
-
-defines: Options, option_counts, DIVERGENCE_WORDS, OnDivergence, OFFLOAD_WORDS, OffloadPlace,
-         MASTER_WEIGHTS_WORDS, MasterWeightsChoice, TASKS_HELLASWAG, options_model_size,
-         options_only_look, options_divide_batch, options_has_tasks, options_exports,
-         options_only_uses_model
 */
 #ifndef LLMC_OPTIONS_TABLE_H
 #define LLMC_OPTIONS_TABLE_H

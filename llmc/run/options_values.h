@@ -1,9 +1,6 @@
 /*
 options_values.h -- the value of an option: from text and back, and which ones are legal. `options` is the struct that the
 offset of a row is in.
-
-defines: option_text, option_set, option_wanted, option_wanted_briefly, option_is_whole,
-         option_is_digits
 */
 #ifndef LLMC_OPTIONS_VALUES_H
 #define LLMC_OPTIONS_VALUES_H

@@ -4,8 +4,6 @@ pace.h -- finds the process that is slower than the others: all of them wait for
 What is compared is each process's time for a token in forward passes, in which nobody waits for others. Slow is who
 takes 20 % longer than the median for 50 steps in a row. Each is named once. All processes see the same numbers, so all find
 the same.
-
-defines: Pace, pace_open, pace_close, pace_add
 */
 #ifndef LLMC_PACE_H
 #define LLMC_PACE_H

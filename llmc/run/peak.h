@@ -5,8 +5,6 @@ The ceiling that MFU and `make bench-cpu` are shares of, measured where they are
 milliseconds, the best of several runs. Two operations to a multiply-add.
 
 peak_bf16_flops_per_s is what a kernel of bf16_tile.h does with factors in the L1 cache.
-
-defines: peak_flops_per_s, peak_bf16_flops_per_s, peak_bf16_pays
 */
 #ifndef LLMC_PEAK_H
 #define LLMC_PEAK_H

@@ -1,10 +1,5 @@
 /*
 plan.h -- what a run takes: the tensors of the model with their sizes, memory by kind, work and time.
-
-defines: PlanPlace, PlanMemory, PLAN_BUS_BYTES_PER_S, PLAN_KINDS, TrainerPlan, plan_texts, plan_add,
-         plan_add_at, plan_add_state, plan_add_text, plan_bytes_at, plan_bytes, PlanMoves,
-         plan_moves, plan_update, plan_print_kinds, plan_print_memory, plan_print_traffic,
-         plan_print, plan_print_json
 */
 #ifndef LLMC_PLAN_H
 #define LLMC_PLAN_H

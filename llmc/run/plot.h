@@ -6,9 +6,6 @@ their size. A curve of any number of points becomes at most two points per colum
 
 The x axis is drawn once for each of PLOT_AXES, in groups of the classes x0, x1, ...; the page's style shows one of
 them. All y values are finite or NaN; NaN leaves a gap. What lies outside of the range is drawn at its edge.
-
-defines: PLOT_AXES, PLOT_CURVES, PlotPoint, PlotStyle, PlotCurve, PlotScale, PlotAxis, Plot,
-         plot_print, plot_text, plot_add
 */
 #ifndef LLMC_PLOT_H
 #define LLMC_PLOT_H

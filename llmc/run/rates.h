@@ -3,8 +3,6 @@ rates.h -- what the operations reach on this CPU, at the sizes of a run: for the
 
 Each operation runs for 0.05 s on arrays of its own, as the trainer calls it. Half a second in all; what else the machine
 does meanwhile counts, too.
-
-defines: rates_measure, rates_device
 */
 #ifndef LLMC_RATES_H
 #define LLMC_RATES_H

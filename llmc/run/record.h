@@ -7,12 +7,6 @@ unknown keys. A line that is damaged, by a loss of power for example, is left ou
 
 Each step is there once. The log itself drops what a resumed or rolled-back run does again; where it did not, the
 later lines count.
-
-defines: RECORD_SERIES, RecordSeries, RecordStep, RECORD_VALUES, RecordValue, RECORD_KINDS,
-         RecordKind, RecordEvent, RecordOption, RecordPlace, RecordMemory, RecordEnd, Record,
-         record_read, record_close, record_split, record_first, record_last, record_best,
-         record_place, record_option, record_common_directories, record_names_file,
-         record_tok_per_s, RECORD_RUNS
 */
 #ifndef LLMC_RECORD_H
 #define LLMC_RECORD_H

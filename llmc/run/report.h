@@ -5,8 +5,6 @@ The page is one file without scripts and without links to other files: it can be
 well-formed XML. Every number comes from the logs (record.h); nothing else is read, so finished, running and copied
 runs are all the same. A page of 5 runs of 100,000 updates is smaller than 500 KiB: curves are reduced (plot.h), and of
 many samples, validations and events only some are shown, which the page says.
-
-defines: report_write
 */
 #ifndef LLMC_REPORT_H
 #define LLMC_REPORT_H

@@ -3,8 +3,6 @@ report_curves.h -- the plots of a report: which numbers of the runs stand in whi
 
 Raw values come with their trend: the mean over a window of REPORT_WINDOW_PERCENT of the run, in the middle of which the
 point stands. A short run has no trend.
-
-defines: ReportRuns, report_runs_open, report_plots, report_letter, REPORT_WINDOW_PERCENT
 */
 #ifndef LLMC_REPORT_CURVES_H
 #define LLMC_REPORT_CURVES_H

@@ -11,8 +11,6 @@ Options that are not given keep their saved values. Those that are given and dif
 needed if one of them defines the run (OPTION_CHANGES_RUN in the table of options), or if the data or the
 trainer have changed. --steps alone may grow without it. The run continues where it was in its data,
 but not in other data: these are read from their start.
-
-defines: Resume, resume_open, resume_is_here, resume_config, resume_check, resume_close
 */
 #ifndef LLMC_RESUME_H
 #define LLMC_RESUME_H

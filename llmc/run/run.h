@@ -13,8 +13,6 @@ A trainer is a model and a table of functions that work on it (trainer.h). All t
     close      export, summary                                                              export_model, close
 
 The model is opaque here, and nothing depends on the type of its weights.
-
-defines: run_program, run_main
 */
 #ifndef LLMC_RUN_H
 #define LLMC_RUN_H

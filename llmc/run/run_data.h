@@ -11,12 +11,6 @@ run_data.h -- the data of a run: which files, which tokens, and what reads them.
     none, --steps 0, --export-  those of --tokenizer, or none            the model's
 
 A --model directory with a tokenizer's files supplies --tokenizer.
-
-defines: DataKind, RunData, run_data_has_tokens, run_data_is_asked_for, run_data_open_tokenizer,
-         run_data_open_text_tokenizer, run_data_eot, run_data_saved_tokenizer, run_data_prompt,
-         run_data_try_prompt, run_data_target_bytes, run_data_open, run_data_open_text,
-         run_data_eval_sequences, run_data_open_loaders, run_data_print, run_data_verify,
-         run_data_floor, run_data_close
 */
 #ifndef LLMC_RUN_DATA_H
 #define LLMC_RUN_DATA_H

@@ -1,8 +1,6 @@
 /*
 run_outputs.h -- the files that the options of a run name, checked before any work (outputs.h):
 those that are read (OPTION_READS, OPTION_READS_LIST) and those that are written (OPTION_WRITES).
-
-defines: run_outputs_check
 */
 #ifndef LLMC_RUN_OUTPUTS_H
 #define LLMC_RUN_OUTPUTS_H

@@ -10,8 +10,6 @@ sampler.h -- draws the next token from logits: temperature, then top-k, then top
 
 Temperature 0 takes the largest logit. Of equal logits the lower id comes first. A token of weight 0 is never
 drawn. The same logits, coin and libm give the same token.
-
-defines: Sampler, sampler_open, sampler_close, sampler_can_draw, sampler_next
 */
 #ifndef LLMC_SAMPLER_H
 #define LLMC_SAMPLER_H

@@ -13,8 +13,6 @@ WSD (warm-up, stable, decay; also called trapezoidal) is from MiniCPM (Hu et al.
 of its decay is the "1-sqrt" of Haegele et al. (arXiv:2405.18392), the best of those they compare.
 
 t reaches 1 at step == steps, one after the last update, so a final_frac of 0 wastes no update.
-
-defines: SCHEDULE_WORDS, Schedule, schedule_lr, schedule_due
 */
 #ifndef LLMC_SCHEDULE_H
 #define LLMC_SCHEDULE_H

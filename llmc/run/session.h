@@ -14,12 +14,6 @@ save, when to stop, and where to roll back to.
              removed
 
 Without --out nothing is saved; the signal ends the program, after a line that says how far it came.
-
-defines: Session, SESSION_SAVE, SESSION_STOP, SESSION_SAVE_BY_CLOCK, SESSION_SAVE_BEST,
-         session_saves, session_open, session_begin, session_close, session_validation_is_due,
-         session_tasks_are_due, session_samples_are_due, session_last_step, session_next,
-         session_report, session_is_unsaved, session_wait, session_stopped, session_ended_early,
-         session_judge_validation, session_diverged, session_roll_back
 */
 #ifndef LLMC_SESSION_H
 #define LLMC_SESSION_H

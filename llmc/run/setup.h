@@ -5,10 +5,6 @@ The model is a name, a file of llm.c's, a Hugging Face directory (a checkpoint i
 a size on the command line replaces the one that a name stands for, but must agree with a file. A model and a tokenizer
 with vocabularies of different sizes are refused, as they do not mean the same tokens. Everything is checked here and in setup_checks.h, before any memory for the
 model is taken.
-
-defines: setup_model_path, setup_read_model, setup_kept_config, setup_model, setup_batch,
-         setup_training, setup_texts, setup_products, setup_optimizer, setup_zero, setup_update,
-         setup_validates_first, setup_asks_for_samples
 */
 #ifndef LLMC_SETUP_H
 #define LLMC_SETUP_H

@@ -1,9 +1,6 @@
 /*
 setup_checks.h -- which combinations of options a run cannot have: each function ends the program with what was given and what
 would go. All are called before any memory for the model is taken; gpu_setup.cuh adds what GPUs cannot do.
-
-defines: setup_check_tasks, setup_check_offload, setup_check_in_backward, setup_check_quantize,
-         setup_check_freeze, setup_check_share, setup_check_optimizer
 */
 #ifndef LLMC_SETUP_CHECKS_H
 #define LLMC_SETUP_CHECKS_H

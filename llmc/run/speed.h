@@ -7,8 +7,6 @@ The operations are those of the trainers, at the sizes of a run; their FLOP and 
 passes between processes is left out, and so is what a GPU fuses: GELU is a pass of its own.
 
 needs:   the sizes of batches are decided; the run trains
-defines: SPEED_WORDS, SpeedKind, SPEED_RATES, SpeedRates, SpeedDevice, SpeedUpdate, speed_word,
-         speed_has_flops, speed_update, speed_total_s
 */
 #ifndef LLMC_SPEED_H
 #define LLMC_SPEED_H

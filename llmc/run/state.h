@@ -32,9 +32,6 @@ The values of options are those of options_print_json; names of files may have a
     validations    the memory of --patience and --keep-best (validations.h); missing in older files
     stage          which work between two updates was done at this step (RunStage); missing in older files:
                    all of it
-
-defines: RunStage, RunState, run_state_open, run_state_restore, SavedState, SavedFile, SavedOption,
-         STATE_MAX_FILES, state_write, state_try_read, state_try_parse, state_option, state_close
 */
 #ifndef LLMC_STATE_H
 #define LLMC_STATE_H

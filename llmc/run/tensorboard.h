@@ -11,9 +11,6 @@ A file is a row of records, each an Event in protobuf's wire format:
 
 When a run continues after step N, the file begins with a START at step N + 1: TensorBoard then drops the scalars that
 other files have from that step on, because they are logged again. (It keeps the texts.)
-
-defines: TensorBoard, tensorboard_open, tensorboard_close, tensorboard_restart, tensorboard_begin, tensorboard_scalar,
-         tensorboard_text, tensorboard_end, tensorboard_sync
 */
 #ifndef LLMC_TENSORBOARD_H
 #define LLMC_TENSORBOARD_H

@@ -3,9 +3,6 @@ text_stream.h -- the text that tokens make, handed out piece by piece: whole UTF
 
 A token may end inside a character or inside a stop string. What may still become one is held back until more is
 there, or the text has ended. Bytes that belong to no character come out as U+FFFD.
-
-defines: TextStream, text_stream_open, text_stream_close, text_stream_begin, text_stream_add,
-         text_stream_print, TextPlace
 */
 #ifndef LLMC_TEXT_STREAM_H
 #define LLMC_TEXT_STREAM_H

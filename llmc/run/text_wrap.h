@@ -1,9 +1,6 @@
 /*
 text_wrap.h -- text on the screen: lines of words that are no wider than it, and nothing that could
 reprogram a terminal.
-
-defines: TextWrap, text_wrap_columns, text_wrap_begin, text_wrap_put, text_wrap_end,
-         text_wrap_print, text_wrap_lines
 */
 #ifndef LLMC_TEXT_WRAP_H
 #define LLMC_TEXT_WRAP_H

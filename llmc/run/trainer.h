@@ -1,7 +1,5 @@
 /*
 trainer.h -- what a trainer is to a run (run.h): a model, which is opaque here, and a table of functions that work on it.
-
-defines: BatchGradient, batch_gradient_add, Trainer
 */
 #ifndef LLMC_TRAINER_H
 #define LLMC_TRAINER_H

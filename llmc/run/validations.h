@@ -9,9 +9,6 @@ A model that gives each of the V tokens the same probability has the loss ln V. 
 number is above all.
 
 A checkpoint stores it as it is, so a run that continues decides as one that never stopped.
-
-defines: Validations, validations_open, validations_add, validations_are_over,
-         validations_print_over, validations_diverged
 */
 #ifndef LLMC_VALIDATIONS_H
 #define LLMC_VALIDATIONS_H

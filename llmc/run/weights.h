@@ -1,8 +1,6 @@
 /*
 weights.h -- the weights that a model starts with, one group of parameters (gpt2.h) at a time, so that a process needs
 memory for one: random ones, or those of a Hugging Face directory (a checkpoint is one), or of a file of llm.c's.
-
-defines: FirstWeights, WeightsKind, weights_open, weights_read, weights_read_part, weights_close
 */
 #ifndef LLMC_WEIGHTS_H
 #define LLMC_WEIGHTS_H

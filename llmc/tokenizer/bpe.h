@@ -13,9 +13,6 @@ single bytes, then comes one id per merge, and end-of-text is the last.
 
 Besides, a vocabulary may have names: end-of-text, and tokens that were added to it, like <pad>.
 They have ids, and can be decoded, but no text makes them, not even the characters of the name.
-
-defines: Bpe, BPE_MAX_VOCAB, BPE_EOT_TEXT, bpe_open_merges, bpe_open_bytes, bpe_close, bpe_token,
-         bpe_is_name, bpe_least_vocab, bpe_find
 */
 #ifndef LLMC_BPE_H
 #define LLMC_BPE_H

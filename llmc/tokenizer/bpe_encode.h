@@ -11,8 +11,6 @@ they are needed, so that they come from memory together. New pieces leave a gap 
 16 at a time, step by step in turn, for the same reason. Merging is linear in the length of the piece
 (bpe_merge_long_), so no text is slow; and no piece has more than BPE_MAX_PIECE bytes (bpe_split.h), so no
 text takes much memory. dev/bench/results has what was measured (make bench-tokenizer).
-
-defines: BpeEncoder, bpe_encoder_open, bpe_encoder_close, bpe_encode
 */
 #ifndef LLMC_BPE_ENCODE_H
 #define LLMC_BPE_ENCODE_H

@@ -19,9 +19,6 @@ contains a blank or a line break.
 
 bpe_write_hf makes a directory a model's tokenizer for Hugging Face's transformers; bpe_write_hf_config is the
 part of it that every tokenizer.json needs beside it.
-
-defines: bpe_open, bpe_open_tokens, bpe_write, bpe_write_hf, bpe_write_hf_config, bpe_checksum,
-         bpe_print_tokens, bpe_print_merges, BPE_HF_EOT, bpe_path, bpe_is_bin, bpe_spare
 */
 #ifndef LLMC_BPE_FILES_H
 #define LLMC_BPE_FILES_H

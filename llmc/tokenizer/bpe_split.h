@@ -16,9 +16,6 @@ only matters for text such as a megabyte of one letter, or of zeros.
 
 Classes of characters come as bits, 64 bytes at a time, and the pattern's cuts from shifts of these bits
 (gigatoken does so).
-
-defines: BpeClasses, bpe_classes_open, bpe_classes_close, bpe_last_cut, BPE_MAX_PIECE, BpeSplitter,
-         bpe_split, bpe_splitter, bpe_cut_off
 */
 #ifndef LLMC_BPE_SPLIT_H
 #define LLMC_BPE_SPLIT_H

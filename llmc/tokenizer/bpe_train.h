@@ -28,8 +28,6 @@ Memory does not grow with the text but with the different pieces in it: for each
 each that it has seen, and the bytes of those longer than 15. The merging itself takes at most 20 for each
 byte of the different pieces, 28 for each of them, and 160 for each different pair. 789 MB of documentation
 and sources have 1.1 million different pieces; 50,257 ids then took 577 MB on 2 threads.
-
-defines: BpeTrainer, BpeTrainProgress, bpe_trainer_open, bpe_trainer_add, bpe_trainer_run, bpe_trainer_close
 */
 #ifndef LLMC_BPE_TRAIN_H
 #define LLMC_BPE_TRAIN_H

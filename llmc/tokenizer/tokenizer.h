@@ -12,11 +12,6 @@ never makes it out of text, not even out of the characters "<|endoftext|>". The 
 
 Bytes are a vocabulary of GPT-2's kind without merges, and are written as one: read from a file again, their
 kind is gpt2, with the same ids. Words have a tokenizer.json of their own (word_files.h).
-
-defines: Tokenizer, TOKENIZER_BYTES_EOT, tokenizer_open_bytes, tokenizer_open_words,
-         tokenizer_open_file, tokenizer_is_in, tokenizer_is_same, tokenizer_least_vocab,
-         tokenizer_bpe, tokenizer_write_hf, tokenizer_decode, tokenizer_bytes, tokenizer_longest,
-         tokenizer_try_encode, tokenizer_encode, tokenizer_close, TokenizerExcerpt
 */
 #ifndef LLMC_TOKENIZER_H
 #define LLMC_TOKENIZER_H

@@ -13,8 +13,6 @@ regular expression, "longest|...|shortest":
 
 Read is exactly that, with blanks and escapes of JSON as the writer likes: a file that says anything else
 would encode text in another way.
-
-defines: TokenText, WordList, word_list_read, word_list_close, word_list_write_hf
 */
 #ifndef LLMC_WORD_FILES_H
 #define LLMC_WORD_FILES_H

@@ -1,8 +1,6 @@
 /*
 cooperative_groups.h -- the little of cooperative groups that has no other spelling: a barrier over the whole
 grid, for kernels launched with cudaLaunchAttributeCooperative. The trainer's kernels do not use it.
-
-defines: cooperative_groups::grid_group, this_grid
 */
 #ifndef CUSIM_COOPERATIVE_GROUPS_H
 #define CUSIM_COOPERATIVE_GROUPS_H

@@ -4,13 +4,6 @@ cusim.h -- makes CUDA C++ compile with plain g++ or clang++ for the CPU device (
 Types and prototypes come from the toolkit's own headers. This file and those it includes add what the toolkit
 declares only under nvcc: built-in variables, shared memory, primitives of blocks and warps, intrinsics,
 launches.
-
-defines: CUSIM, threadIdx, blockIdx, blockDim, gridDim, warpSize, SMEM_ARRAY, SMEM_DYNAMIC, and by its parts:
-         cusim_runtime.h  what the runtime in dev/cusim/src offers to these headers and to llmc/ptx.cuh
-         cusim_warp.h     __syncthreads and its kin, shuffles, votes, warp reductions
-         cusim_memory.h   loads and stores with cache hints, atomics
-         cusim_math.h     intrinsics
-         cusim_launch.h   cudaLaunchKernelEx, cudaFuncSetAttribute, cudaFuncGetAttributes
 */
 #ifndef CUSIM_H
 #define CUSIM_H

@@ -1,9 +1,6 @@
 /*
 cusim_launch.h -- kernel launches with the signatures that the toolkit's header has under nvcc, but typed:
 arguments are copied at the launch, and pointers among them are checked.
-
-defines: cudaLaunchKernelEx, and for kernels cudaFuncSetAttribute, cudaFuncGetAttributes,
-         cudaOccupancyMaxActiveBlocksPerMultiprocessor
 */
 #ifndef CUSIM_LAUNCH_H
 #define CUSIM_LAUNCH_H

@@ -1,8 +1,6 @@
 /*
 cusim_math.h -- intrinsics that the toolkit declares only under nvcc. Fast approximations (__expf and others)
 are exact here: a test must not depend on their last bits.
-
-defines: the functions below
 */
 #ifndef CUSIM_MATH_H
 #define CUSIM_MATH_H

@@ -2,9 +2,6 @@
 cusim_memory.h -- loads and stores with cache hints, which hint nothing here, and atomics.
 
 Atomics are relaxed, as the device's are: they do not order other accesses, and ThreadSanitizer takes them so.
-
-defines: __ldg, __ldca, __ldcg, __ldcs, __ldcv, __ldlu, __stwb, __stcg, __stcs, __stwt, atomicAdd, atomicSub,
-         atomicExch, atomicMin, atomicMax, atomicAnd, atomicOr, atomicXor, atomicInc, atomicDec, atomicCAS
 */
 #ifndef CUSIM_MEMORY_H
 #define CUSIM_MEMORY_H

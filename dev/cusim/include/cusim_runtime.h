@@ -1,7 +1,5 @@
 /*
 cusim_runtime.h -- what the CPU device's runtime (dev/cusim/src) offers to cusim.h and to llmc/ptx.cuh.
-
-defines: CUSIM_LOC, CUSIM_L, the cusim_* entry points
 */
 #ifndef CUSIM_RUNTIME_H
 #define CUSIM_RUNTIME_H

@@ -2,7 +2,6 @@
 cusim_warp.h -- the primitives of blocks and warps. Those that take CUSIM_LOC tell the runtime where they
 stand, so that threads which meet at different places are reported.
 
-defines: __syncthreads, __syncthreads_count, _or, _and, __threadfence, __threadfence_block,
 __threadfence_system,
          __syncwarp, __activemask, __shfl_sync, __shfl_up_sync, __shfl_down_sync, __shfl_xor_sync,
 __ballot_sync,
