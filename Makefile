@@ -55,7 +55,7 @@ BUILD  ?= build/plain
 # their headers.
 COMPILED := $(shell grep -sl '_IMPLEMENTATION$$' llmc/*.h llmc/*/*.h)
 LIBRARY = $(BUILD)/libllmc.a
-HEADERS = $(wildcard llmc/*.h llmc/*.cuh llmc/*/*.h llmc/*/*.cuh)
+HEADERS = $(wildcard llmc/*.h llmc/*/*.h llmc/*/*.cuh)
 MODULES = $(basename $(notdir $(wildcard dev/test/test_*.c)))
 # What uses vectors (llmc/base/vec.h) is also tested for other processors than this one.
 VECTOR_TESTS = test_vec test_matmul test_matmul_bf16 test_matvec test_attention test_attention_bf16 test_encoder test_layernorm test_gelu test_classifier test_classifier_bf16 test_adamw test_optimizers test_bpe test_gpt2
@@ -85,8 +85,8 @@ $(filter-out $(VECTOR_TESTS:%=$(BUILD)/%),$(MODULES:%=$(BUILD)/%)): private OPT 
 BASE_CFLAGS = -std=gnu11 -O2 $(if $(findstring x86_64,$(shell $(CC) -dumpmachine)),-march=x86-64) -Wall -Wextra -D_GNU_SOURCE -MMD -MP
 
 define LIBRARY_RULES
-$(foreach room,base data formats run,$(1)/llmc/$(room)/%.o): private OPT = -O2
-$(1)/llmc/comm_mpi.o: private override CFLAGS += $(MPI_FLAGS)
+$(foreach room,base data formats report log setup checkpoint generate plan run,$(1)/llmc/$(room)/%.o): private OPT = -O2
+$(1)/llmc/comm/comm_mpi.o: private override CFLAGS += $(MPI_FLAGS)
 $(1)/llmc/base/processor.o: private override CFLAGS = $$(BASE_CFLAGS)
 $(1)/llmc/%.o: llmc/%.h Makefile $(1)/flags
 	@mkdir -p $$(@D)
@@ -154,7 +154,7 @@ CLANG_CUDA = clang++ -xcuda --cuda-host-only -std=c++17 -DPRECISION_$(PRECISION)
 compile_commands.json: FORCE  ## how each source is compiled, for clangd and other tools
 	@{ echo '['; printf '%s\n' $(foreach file,$(wildcard *.c dev/*/*.c),$(call COMMAND,$(CC) $(CFLAGS),$(file))) \
 	    $(foreach file,$(COMPILED),$(call COMMAND,$(CC) $(CFLAGS) -xc -D$(shell echo $(basename $(notdir $(file))) | tr a-z A-Z)_IMPLEMENTATION,$(file))) \
-	    $(foreach file,$(wildcard *.cu dev/*/*.cu llmc/*.cuh llmc/*/*.cuh),$(call COMMAND,$(CLANG_CUDA),$(file))) \
+	    $(foreach file,$(wildcard *.cu dev/*/*.cu llmc/*/*.cuh),$(call COMMAND,$(CLANG_CUDA),$(file))) \
 	    | sed '$$!s/$$/,/'; echo ']'; } >$@
 
 BIN = $(call quoted,$(DESTDIR)$(PREFIX)/bin)

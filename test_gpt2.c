@@ -8,7 +8,7 @@ documents in a row, padding and shorter batches.
 #define TRAIN_GPT2_NO_MAIN
 #define GPT2_CHUNK_LOGITS 3000 // the classifier takes a batch in several chunks, forward and backward
 #include "llmc/formats/llmc_bin.h"
-#include "llmc/run/schedule.h"
+#include "llmc/optim/schedule.h"
 #include "train_gpt2.c"
 
 #include "dev/test/in_backward_test.h"
@@ -18,7 +18,7 @@ documents in a row, padding and shorter batches.
 #include "dev/test/test.h"
 #include "dev/test/test_element.h"
 #include "llmc/reference.h"
-#include "llmc/share.h"
+#include "llmc/model/share_layers.h"
 
 #define FIXTURES "dev/ref/fixtures/"
 

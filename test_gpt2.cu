@@ -18,7 +18,7 @@ by nvcc and for the CPU device.
 #include "dev/test/task_oracle.h"
 #include "dev/test/test.h"
 #include "dev/test/test_element.h"
-#include "llmc/share.h"
+#include "llmc/model/share_layers.h"
 
 enum { B = 2, T = 13, N = B * T, BATCHES = 2, MICRO_STEPS = 5 }; // of an update at most
 

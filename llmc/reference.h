@@ -24,10 +24,10 @@ GPT-2: Radford et al., "Language models are unsupervised multitask learners", 20
 #include <math.h>
 #include <stddef.h>
 
-#include "llmc/adamw.h"
+#include "llmc/optim/adamw.h"
 #include "llmc/base/check.h"
-#include "llmc/classifier.h"
-#include "llmc/gpt2.h"
+#include "llmc/ops/cross_entropy.h"
+#include "llmc/model/model.h"
 
 #ifndef REFERENCE_REAL
 #define REFERENCE_REAL double
@@ -268,7 +268,7 @@ static inline void ref_residual_backward(Real* dleft, Real* dright, const Real* 
 // Classifier: softmax and cross-entropy (Goodfellow, Bengio and Courville, Deep Learning, 2016, section 6.2.2.3)
 //
 //     lse[n]  = log(sum_v exp(logits[n][v]))                  v < V: the padding has no probability
-//     loss[n] = lse[n] - logits[n][target[n]]                 0 if the target is NO_TARGET (classifier.h)
+//     loss[n] = lse[n] - logits[n][target[n]]                 0 if the target is NO_TARGET (cross_entropy.h)
 //     dlogits[n][v] = (exp(logits[n][v] - lse[n]) - [v = target[n]]) dloss
 //
 // logits (N, Vp)    target, loss, lse (N)    dloss: the weight of a token in the loss, 1 / (tokens that count)
@@ -338,7 +338,7 @@ static inline void ref_adamw(Real* param, const Real* grad, Real* m, Real* v, si
 // ---------------------------------------------------------------------------------------------------------------------
 // The model
 
-// Parameters are those of the table in gpt2.h. The struct points at the tensors of one layer.
+// Parameters are those of the table in model.h. The struct points at the tensors of one layer.
 #define REF_MEMBER_(name, ...) Real* name;
 typedef struct {
     GPT2_PARAMETERS(REF_MEMBER_)

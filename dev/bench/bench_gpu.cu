@@ -11,20 +11,20 @@ percentile), timed with events after a warm-up; bytes are those that an operatio
 functions), FLOP those of its formula. --seconds 0 does everything once, to see that it runs. All data is
 random: products of zeros draw less power and are faster.
 */
-#include "llmc/precision.cuh"
+#include "llmc/gpu/floatx.cuh"
 
-#include "llmc/adafactor.cuh"
-#include "llmc/adamw.cuh"
-#include "llmc/adamw8bit.cuh"
-#include "llmc/attention.cuh"
-#include "llmc/classifier.cuh"
-#include "llmc/encoder.cuh"
-#include "llmc/gelu.cuh"
-#include "llmc/gpt2.h"
-#include "llmc/layernorm.cuh"
-#include "llmc/matmul.cuh"
-#include "llmc/muon.cuh"
-#include "llmc/optimizer.cuh"
+#include "llmc/optim/adafactor.cuh"
+#include "llmc/optim/adamw.cuh"
+#include "llmc/optim/adamw8bit.cuh"
+#include "llmc/ops/attention.cuh"
+#include "llmc/ops/cross_entropy.cuh"
+#include "llmc/ops/embedding.cuh"
+#include "llmc/ops/activation.cuh"
+#include "llmc/model/model.h"
+#include "llmc/ops/norm.cuh"
+#include "llmc/ops/matmul.cuh"
+#include "llmc/optim/muon.cuh"
+#include "llmc/optim/optimizer.cuh"
 
 enum { SAMPLES_MOST = 201, SAMPLES_LEAST = 11, ARRAYS_MOST = 32 };
 

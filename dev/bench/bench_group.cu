@@ -8,12 +8,12 @@ A size is that of an array on each GPU: an all-gather receives it, the other two
 median of the rounds, on the slowest GPU; a round is many calls, one after the other, between two events. GB/s are what a
 GPU sends, and receives at the same time: (n-1)/n of the array.
 */
-#include "llmc/comm.h"
-#include "llmc/comm_mpi.h"
-#include "llmc/comm_nccl.cuh"
-#include "llmc/gpu.cuh"
-#include "llmc/run/launch.h"
-#include "llmc/run/options.h"
+#include "llmc/comm/comm.h"
+#include "llmc/comm/comm_mpi.h"
+#include "llmc/comm/comm_nccl.cuh"
+#include "llmc/gpu/gpu.cuh"
+#include "llmc/setup/launcher.h"
+#include "llmc/setup/options.h"
 
 enum { ROUNDS = 7, CALLS_MOST = 50 };
 static const size_t ROUND_BYTES = (size_t)1 << 30; // that a round moves at least, up to CALLS_MOST calls

@@ -17,7 +17,7 @@ Each line is a name and a value, for dev/bench/tokenizers.py.
 
 #include "llmc/base/rand.h"
 #include "llmc/base/threads.h"
-#include "llmc/run/peak.h"
+#include "llmc/bf16/machine_peak.h"
 #include "llmc/tokenizer/bpe_encode.h"
 #include "llmc/tokenizer/bpe_files.h"
 #include "llmc/tokenizer/bpe_train.h"

@@ -8,7 +8,7 @@ units of the last place of its type, and whether a second run gave the same bits
 simulated GPU gives the simulator's answers: where `no` and `yes` differ, dev/cusim/src/cusim_lt.cpp is wrong
 about this card (gpu_report.sh, item `answers`).
 */
-#include "llmc/matmul.cuh"
+#include "llmc/ops/matmul.cuh"
 #include "llmc/base/rand.h"
 
 typedef struct {

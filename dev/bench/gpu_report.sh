@@ -452,7 +452,7 @@ item_answers() {
     say "" && say "## What this card answers, and the simulator otherwise" && say ""
     modules 30 test_ptx
     ! grep -q '^ptx: ' "$out/test_ptx.log" 2>/dev/null ||
-        say "- instructions of llmc/ptx.cuh: $(grep -c FAILED: "$out/test_ptx.log") differences$(grep -m 3 FAILED: "$out/test_ptx.log" | sed 's/.*FAILED: /; /' | tr -d '\n')"
+        say "- instructions of llmc/gpu/ptx.cuh: $(grep -c FAILED: "$out/test_ptx.log") differences$(grep -m 3 FAILED: "$out/test_ptx.log" | sed 's/.*FAILED: /; /' | tr -d '\n')"
     trial answers 60 "$bin/gpu_answers"
     [ -f "$out/answers.log" ] || return
     answers_of "$out/answers.log" >"$mine"

@@ -44,7 +44,7 @@ def fail(message):
 
 
 def random_shard(path, tokens):
-    """A shard of random tokens (format: tokens.h)."""
+    """A shard of random tokens (format: token_files.h)."""
     ids = os.urandom(2 * tokens)
     with open(path, "wb") as file:
         file.write(struct.pack("<3i", 20240520, 1, tokens) + bytes(1012))

@@ -33,21 +33,21 @@
 #include "llmc/base/json.h"
 #include "llmc/base/lock.h"
 #include "llmc/base/outputs.h"
-#include "llmc/data/text_source.h"
-#include "llmc/run/options.h"
-#include "llmc/run/options_values.h"
+#include "llmc/data/documents.h"
+#include "llmc/setup/options.h"
+#include "llmc/setup/options_values.h"
 #include "llmc/tokenizer/bpe.h"
 #include "llmc/tokenizer/bpe_train.h"
 
 #include "llmc/tokenizer/bpe_files.h"
-#include "llmc/run/log.h"
+#include "llmc/log/log.h"
 #include "llmc/data/shard_writer.h"
 #include "llmc/base/limits.h"
 #include "llmc/base/processor.h"
 #include "llmc/base/signals.h"
-#include "llmc/base/words.h"
+#include "llmc/base/enum_words.h"
 #include "llmc/base/terminal.h"
-#include "llmc/data/text_pipeline.h"
+#include "llmc/data/encode_threads.h"
 
 #include <dirent.h>
 

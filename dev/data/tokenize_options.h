@@ -1,4 +1,4 @@
-// tokenize_options.h -- the options of ./tokenize, for llmc/run/options.h (OPTION_TABLE_FILE): their struct, and in
+// tokenize_options.h -- the options of ./tokenize, for llmc/setup/options.h (OPTION_TABLE_FILE): their struct, and in
 // the implementation their table.
 
 #ifndef OPTION_TABLE_ROWS_

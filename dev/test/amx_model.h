@@ -7,7 +7,7 @@ machine: the same source, compiled with these functions. What would be a fault i
 
 #include <string.h>
 
-#include "llmc/amx.h"
+#include "llmc/base/amx.h"
 #include "test.h"
 
 // The tiles of a thread: 16 rows of 16 times 4 bytes, of which the shapes may have less.

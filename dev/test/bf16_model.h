@@ -1,6 +1,6 @@
 /*
 bf16_model.h -- the bf16 instructions of x86 in plain C, as Intel's manual describes them, so that the kernels of
-bf16_tile.h that use them are tested on any machine: the same source, compiled with these functions.
+tile_kernels.h that use them are tested on any machine: the same source, compiled with these functions.
 
     vdpbf16ps   sum += a1 b1, then sum += a0 b0
     tdpbf16ps   even and odd products summed apart along the row, the two added, then the result tile
@@ -13,7 +13,7 @@ Each multiplication and addition is fused and rounded to nearest; operands and r
 #include <math.h>
 
 #include "llmc/base/float16.h"
-#include "llmc/bf16_tile.h"
+#include "llmc/bf16/tile_kernels.h"
 #include "amx_model.h"
 #include "test.h"
 

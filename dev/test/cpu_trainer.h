@@ -1,13 +1,13 @@
 /*
 cpu_trainer.h -- the CPU trainer as a library, for the test of the GPU trainer, which has the same names.
 
-Parameters and gradients are fp32 and lie as the parameter rows of gpt2.h say for elements of 4 bytes.
+Parameters and gradients are fp32 and lie as the parameter rows of model.h say for elements of 4 bytes.
 */
 #ifndef DEV_TEST_CPU_TRAINER_H
 #define DEV_TEST_CPU_TRAINER_H
 
-#include "llmc/optimizer.h"
-#include "llmc/gpt2.h"
+#include "llmc/optim/optimizer.h"
+#include "llmc/model/model.h"
 
 #ifdef __cplusplus
 extern "C" {

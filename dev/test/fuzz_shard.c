@@ -1,9 +1,9 @@
 // fuzz_shard.c -- random bytes as files of tokens: they are refused with an error that names them, or all of
 // their tokens can be read. The first bit of the input says whether the rest is a shard or Megatron's index
 // of a file whose size is the next byte. Run by dev/test/fuzz.sh.
-#define TOKENS_IMPLEMENTATION
+#define TOKEN_FILES_IMPLEMENTATION
 
-#include "llmc/data/tokens.h"
+#include "llmc/data/token_files.h"
 
 static char error[ERROR_BYTES];
 

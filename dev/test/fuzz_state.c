@@ -4,7 +4,7 @@
 
 #include "llmc/base/json.h"
 #include "llmc/formats/hf_model.h"
-#include "llmc/run/state.h"
+#include "llmc/checkpoint/run_state.h"
 
 static void fuzz_expect(int ok) {
     if (!ok) {

@@ -2,10 +2,10 @@
 // the same documents or the same error in blocks of any size (fuzz.sh). The first byte of the input says
 // which kind of file the rest is.
 #define PACKED_ZSTD_WINDOW 24 // 16 MiB: a file may choose its window
-#define PACKED_FILE_IMPLEMENTATION
+#define COMPRESSED_FILE_IMPLEMENTATION
 
-#include "llmc/data/packed_file.h"
-#include "llmc/data/text_source.h"
+#include "llmc/data/compressed_file.h"
+#include "llmc/data/documents.h"
 
 enum { MAX_BYTES = 1 << 20 }; // of text that are looked at: a small file may hold much
 

@@ -5,7 +5,7 @@ type.
 #ifndef DEV_GPU_OPS_H
 #define DEV_GPU_OPS_H
 
-#include "llmc/gpu.cuh"
+#include "llmc/gpu/gpu.cuh"
 #include "ops.h"
 
 // Half a unit in the last place of 1.

@@ -12,15 +12,22 @@ import re
 import sys
 from pathlib import Path
 
-# A room may include itself and these. `llmc` is the model and its GPU.
-BELOW = {
-    "base": [],
-    "tokenizer": ["base"],
-    "data": ["base", "tokenizer"],
-    "llmc": ["base"],
-    "formats": ["base", "tokenizer", "llmc"],
-    "run": ["base", "tokenizer", "data", "llmc", "formats"],
-}
+# The rooms of llmc/, from the ground up. A room may include itself and all rooms on the storeys before its own.
+STOREYS = [
+    ["base"],
+    ["gpu"],
+    ["comm", "tokenizer"],
+    ["ops", "data"],
+    ["bf16", "model", "log"],
+    ["parallel", "formats"],
+    ["layers", "optim", "report"],
+    ["setup"],
+    ["checkpoint", "generate"],
+    ["plan"],
+    ["run"],
+]
+STOREY = {room: number for number, storey in enumerate(STOREYS) for room in storey}
+ALONE = Path("llmc/reference.h")  # the page that explains the mathematics: no room includes it
 TRAINERS = ["train_gpt2.c", "train_gpt2.cu", "dev/data/tokenize.c"]
 NOT_NAMES = {"if", "for", "while", "switch", "return", "sizeof", "defined", "__attribute__", "__launch_bounds__",
              "alignas", "decltype", "static_assert", "_Static_assert", "__align__"}
@@ -88,6 +95,12 @@ class Header:
             other.path.stem.startswith(self.path.stem + "_")
 
 
+def may_include(user, header):
+    if ALONE in (user.path, header.path):
+        return user.path == ALONE
+    return header.room == user.room or STOREY[header.room] < STOREY[user.room]
+
+
 def lint(headers, users):
     for user in users:
         for include in user.includes:
@@ -95,7 +108,7 @@ def lint(headers, users):
             if header is None:
                 yield f"{user.path}: {include} is not in llmc"
                 continue
-            if user.path in headers and header.room != user.room and header.room not in BELOW[user.room]:
+            if user.path in headers and not may_include(user, header):
                 yield f"{user.path}: {include} is in {header.room}, which {user.room} may not include"
             if not header.names() & user.words and not header.twin(user):
                 yield f"{user.path}: nothing of {include} is used"
@@ -115,11 +128,9 @@ def lint_intrinsics(headers):
 
 
 def lint_readmes(headers):
-    """The model's files are named there with or without their ending: an operation is a pair."""
     for header in headers.values():
         readme = header.path.parent / "README.md"
-        names = [header.path.name] + ([header.path.stem] if header.room == "llmc" else [])
-        if not any(f"`{name}`" in readme.read_text() for name in names):
+        if f"`{header.path.name}`" not in readme.read_text():
             yield f"{readme}: lacks {header.path.name}"
 
 

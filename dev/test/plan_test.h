@@ -9,11 +9,11 @@ plan_test.h -- random runs, whose memory the trainers' tests compare with the pl
 
 #include "llmc/base/check.h"
 #include "llmc/base/rand.h"
-#include "llmc/freeze.h"
-#include "llmc/optimizer.h"
-#include "llmc/share.h"
-#include "llmc/run/options.h"
-#include "llmc/run/plan.h"
+#include "llmc/model/freeze.h"
+#include "llmc/optim/optimizer.h"
+#include "llmc/model/share_layers.h"
+#include "llmc/setup/options.h"
+#include "llmc/plan/plan.h"
 
 #ifdef SANITIZED
 enum { PLAN_TEST_RUNS = 6 };

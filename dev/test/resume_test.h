@@ -10,8 +10,8 @@ trainers.
 
 #include "llmc/base/check.h"
 #include "llmc/base/xxh64.h"
-#include "llmc/run/checkpoint_directory.h"
-#include "llmc/run/state.h"
+#include "llmc/checkpoint/directory.h"
+#include "llmc/checkpoint/run_state.h"
 #include "llmc/run/run.h"
 #include "test.h"
 

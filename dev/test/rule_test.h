@@ -5,7 +5,7 @@ they should be after an update.
 #ifndef DEV_RULE_TEST_H
 #define DEV_RULE_TEST_H
 
-#include "llmc/update.cuh"
+#include "llmc/optim/master_weights.cuh"
 #include "gpu_ops.h"
 
 // Tensors start at multiples of this, and what is between them is theirs.

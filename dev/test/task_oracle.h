@@ -6,10 +6,10 @@ transformers computed of each ending alone, in float64: for both trainers.
 #define DEV_TEST_TASK_ORACLE_H
 
 #include "llmc/base/check.h"
-#include "llmc/data/task_files.h"
-#include "llmc/data/tasks.h"
+#include "llmc/data/eval_task_files.h"
+#include "llmc/data/eval_tasks.h"
 #include "llmc/formats/llmc_bin.h"
-#include "llmc/run/options.h"
+#include "llmc/setup/options.h"
 #include "llmc/run/run.h"
 #include "llmc/tokenizer/tokenizer.h"
 #include "test.h"

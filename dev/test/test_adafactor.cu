@@ -1,6 +1,6 @@
 // test_adafactor.cu -- Adafactor on the GPU against adafactor.h: matrices of odd and even sizes and vectors in one model,
 // all kinds of master weights, with and without momentum and relative steps.
-#include "llmc/adafactor.cuh"
+#include "llmc/optim/adafactor.cuh"
 #include "gpu_ops.h"
 #include "rule_test.h"
 

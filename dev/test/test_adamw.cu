@@ -1,5 +1,5 @@
 // test_adamw.cu -- the gradient's norm, and sums of losses. The update: test_optimizer.cu.
-#include "llmc/adamw.cuh"
+#include "llmc/optim/adamw.cuh"
 #include "ops.h"
 
 // ---- arrays on the device ----

@@ -1,5 +1,5 @@
 // test_adamw8bit.cu -- AdamW with 8-bit moments on the GPU against adamw8bit.h: the codes, the scales, the weights.
-#include "llmc/adamw8bit.cuh"
+#include "llmc/optim/adamw8bit.cuh"
 #include "gpu_ops.h"
 #include "rule_test.h"
 

@@ -1,6 +1,6 @@
 // test_attention.c -- causal attention: both passes at awkward sizes, documents, causality, generation, huge
 // scores.
-#include "llmc/attention.h"
+#include "llmc/ops/attention.h"
 #include "llmc/reference.h"
 #include "ops.h"
 

@@ -1,7 +1,7 @@
 // test_attention.cu -- flash attention on the GPU against the reference on the CPU: both passes and all types
 // at awkward sizes, gradients of the bias set and added, documents, generation, huge scores, causality, used
 // scratch memory, the same bits in every run.
-#include "llmc/attention.cuh"
+#include "llmc/ops/attention.cuh"
 #include "llmc/reference.h"
 #include "ops.h"
 

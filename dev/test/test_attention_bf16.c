@@ -1,6 +1,6 @@
 // test_attention_bf16.c -- attention with bf16 factors: every kernel against double precision, within what the rounding of
 // probabilities and of their gradients may do; documents; and with any number of threads the same bits.
-#include "llmc/attention_bf16.h"
+#include "llmc/bf16/attention_bf16.h"
 #include "llmc/reference.h"
 #include "bf16_model.h"
 #include "ops.h"

@@ -1,6 +1,6 @@
 // test_batch_queue.cu -- batch_queue.cuh: every batch is whole on the GPU for the work queued after it,
 // however late copies and kernels run, and though the host reuses its memory at once.
-#include "llmc/batch_queue.cuh"
+#include "llmc/gpu/batch_queue.cuh"
 #include "test.h"
 
 enum { CAPACITY = 37, PUSHES = 4 * BATCH_SLOTS + 1 };

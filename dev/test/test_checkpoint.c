@@ -4,15 +4,15 @@
 //
 //     build/plain/test_checkpoint --save DIR STEP VALUE     saves a model there; started with faults
 #define CHECKPOINT_LOCK_WAIT_S 0.2
-#define CHECKPOINT_DIRECTORY_IMPLEMENTATION
+#define DIRECTORY_IMPLEMENTATION
 
 #include <signal.h>
 #include <sys/resource.h>
 #include <sys/types.h>
 
 #include "llmc/base/float16.h"
-#include "llmc/run/checkpoint.h"
-#include "llmc/run/checkpoint_directory.h"
+#include "llmc/checkpoint/checkpoint.h"
+#include "llmc/checkpoint/directory.h"
 #include "test.h"
 #include "whole_model.h"
 

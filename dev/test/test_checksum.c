@@ -1,7 +1,7 @@
 // The checksum against its formula, one word after the other, and that it shows what may happen to an array.
 #include "llmc/base/check.h"
 #include "llmc/base/rand.h"
-#include "llmc/checksum.h"
+#include "llmc/ops/checksum.h"
 
 #include "test.h"
 

@@ -1,7 +1,7 @@
 // The GPU's checksum against the CPU's.
 #include "llmc/base/check.h"
 #include "llmc/base/rand.h"
-#include "llmc/checksum.cuh"
+#include "llmc/ops/checksum.cuh"
 
 #include "test.h"
 

@@ -1,6 +1,6 @@
 // test_classifier.c -- softmax and cross-entropy: sizes, padding, huge logits, NaN, rows that do
 // not count.
-#include "llmc/classifier.h"
+#include "llmc/ops/cross_entropy.h"
 #include "llmc/base/threads.h"
 #include "llmc/reference.h"
 #include "ops.h"

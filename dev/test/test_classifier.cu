@@ -1,6 +1,6 @@
 // test_classifier.cu -- softmax and cross-entropy on the GPU against reference.h: every type, both ways of
 // reading the row, padding, extremes, rows that do not count.
-#include "llmc/classifier.cuh"
+#include "llmc/ops/cross_entropy.cuh"
 #include "llmc/reference.h"
 #include "gpu_ops.h"
 

@@ -1,7 +1,7 @@
 // test_column_sums.cu -- sums over the rows of a matrix on the GPU, against sums in double: every type, sizes
 // and addresses that are no packs, many groups of rows, sums set and added, of both types, partial sums of
 // several vectors.
-#include "llmc/column_sums.cuh"
+#include "llmc/ops/column_sums.cuh"
 #include "gpu_ops.h"
 
 // Sums of `rows` (N, C) over N, and of their absolute values, on top of `onto`.

@@ -8,10 +8,10 @@
 #include "llmc/base/check.h"
 #include "llmc/base/signals.h"
 #include "llmc/base/threads.h"
-#include "llmc/comm.h"
-#include "llmc/comm_mpi.h"
-#include "llmc/run/launch.h"
-#include "llmc/run/options.h"
+#include "llmc/comm/comm.h"
+#include "llmc/comm/comm_mpi.h"
+#include "llmc/setup/launcher.h"
+#include "llmc/setup/options.h"
 
 #include "test.h"
 

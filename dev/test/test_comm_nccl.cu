@@ -5,11 +5,11 @@
 //         check    group_gpu_check, if NCCL has noticed an error
 //         wait     the watchdog: the others do not call the all-gather that rank 0 waits for
 #include "llmc/base/check.h"
-#include "llmc/comm.h"
-#include "llmc/comm_nccl.cuh"
-#include "llmc/gpu.cuh"
-#include "llmc/run/launch.h"
-#include "llmc/run/options.h"
+#include "llmc/comm/comm.h"
+#include "llmc/comm/comm_nccl.cuh"
+#include "llmc/gpu/gpu.cuh"
+#include "llmc/setup/launcher.h"
+#include "llmc/setup/options.h"
 
 #include "test.h"
 

@@ -9,8 +9,8 @@
 #include "llmc/base/clock.h"
 #include "llmc/base/file.h"
 #include "llmc/base/rand.h"
-#include "llmc/comm.h"
-#include "llmc/comm_tcp.h"
+#include "llmc/comm/comm.h"
+#include "llmc/comm/comm_tcp.h"
 
 #include "test.h"
 

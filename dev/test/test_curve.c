@@ -1,7 +1,7 @@
 // test_curve.c -- the drawing's size, axes, line, marks and floor, in UTF-8 and ASCII, and degenerate curves.
-#define CURVE_IMPLEMENTATION
+#define CURVE_TERMINAL_IMPLEMENTATION
 
-#include "llmc/run/curve.h"
+#include "llmc/log/curve_terminal.h"
 #include "test.h"
 
 enum { COLUMNS = 79, ROWS = 20, STEPS = 1000 };

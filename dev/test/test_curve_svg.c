@@ -2,7 +2,7 @@
 // of one point, of equal losses, of NaN and infinity are drawn without a number that is not finite.
 #define CURVE_SVG_IMPLEMENTATION
 
-#include "llmc/run/curve_svg.h"
+#include "llmc/log/curve_svg.h"
 #include "test.h"
 
 enum { POINTS = 512, VALS = 16 };

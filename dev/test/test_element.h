@@ -6,7 +6,7 @@ test_element.h -- the elements of a tensor, counted over its layers, wherever th
 
 #include <stddef.h>
 
-#include "llmc/gpt2.h"
+#include "llmc/model/model.h"
 
 // Element k of a tensor in `memory`.
 static inline void* test_element(const TensorRow* row, const void* memory, size_t k) {

@@ -3,7 +3,7 @@
 #include <stddef.h>
 
 #include "llmc/base/threads.h"
-#include "llmc/encoder.h"
+#include "llmc/ops/embedding.h"
 #include "llmc/reference.h"
 #include "ops.h"
 

@@ -1,6 +1,6 @@
 // test_encoder.cu -- token and position embeddings on the GPU against reference.h: every type, rare and frequent
 // tokens, the sort, gradients set and added, the same bits again.
-#include "llmc/encoder.cuh"
+#include "llmc/ops/embedding.cuh"
 #include "llmc/reference.h"
 #include "gpu_ops.h"
 

@@ -1,5 +1,5 @@
 // test_fit.c -- --fit: which way to train it takes, that an update stays what it was, and what it refuses.
-#include "llmc/run/fit.h"
+#include "llmc/plan/fit.h"
 
 #include "dev/test/test.h"
 

@@ -1,6 +1,6 @@
 // test_freeze.c -- the lists of --freeze: names, words and blocks; what is refused; where the backward pass ends, and
 // the work that is left.
-#include "llmc/freeze.h"
+#include "llmc/model/freeze.h"
 #include "test.h"
 
 static const GPT2Config CFG = {.max_T = 40, .V = 157, .Vp = 256, .L = 3, .NH = 3, .C = 36};

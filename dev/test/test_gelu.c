@@ -1,5 +1,5 @@
 // test_gelu.c -- GELU and its derivative against the reference, from the origin to the tails.
-#include "llmc/gelu.h"
+#include "llmc/ops/activation.h"
 #include "llmc/base/threads.h"
 #include "llmc/reference.h"
 #include "ops.h"

@@ -1,5 +1,5 @@
 // test_gelu.cu -- GELU on the GPU against reference.h: every type, odd sizes, addresses, extremes, in place.
-#include "llmc/gelu.cuh"
+#include "llmc/ops/activation.cuh"
 #include "llmc/reference.h"
 #include "gpu_ops.h"
 

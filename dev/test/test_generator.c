@@ -1,6 +1,6 @@
 // test_generator.c -- texts of a model that knows only what it was shown: several at a time are what each is alone,
 // contexts that are full, and how texts end.
-#include "llmc/run/generator.h"
+#include "llmc/generate/generator.h"
 #include "test.h"
 
 enum { V = 31, VP = 32, T = 8, SLOTS = 3, EOT = 256 };

@@ -1,6 +1,6 @@
-// test_gpt2_description.c -- the tables of gpt2.h: published sizes, a layout without overlaps, pointers, what
+// test_gpt2_description.c -- the tables of model.h: published sizes, a layout without overlaps, pointers, what
 // recomputation shares, names, and the random weights of a new model.
-#include "llmc/gpt2.h"
+#include "llmc/model/model.h"
 #include "test.h"
 
 static const GPT2Config TINY = {.max_T = 40, .V = 157, .Vp = 256, .L = 3, .NH = 3, .C = 36};

@@ -1,5 +1,5 @@
 // test_gpu.cu -- memory, and the sums, conversions and 16-byte loads of gpu.cuh.
-#include "llmc/gpu.cuh"
+#include "llmc/gpu/gpu.cuh"
 #include "test.h"
 
 // One block; x (n), n at most the number of threads. Each thread writes the sum and the maximum of x, each

@@ -1,6 +1,6 @@
 // test_gpu_report.cu -- gpu_report.cuh: the peak and the bandwidth of cards, by their names and
 // else by their architecture.
-#include "llmc/run/gpu_report.cuh"
+#include "llmc/plan/gpu_report.cuh"
 #include "test.h"
 
 static Gpu card(const char* name, int major, int minor) {

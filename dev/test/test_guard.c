@@ -1,5 +1,5 @@
 // test_guard.c -- z-scores against their definition, NaN, constant windows, spikes and changes of regime.
-#include "llmc/run/guard.h"
+#include "llmc/optim/outliers.h"
 #include "llmc/base/rand.h"
 #include "test.h"
 
@@ -95,7 +95,7 @@ static void test_guard_nonfinite(void) {
     EXPECT(guard_check(&guard, 6, 1) == UPDATE_SKIP_OUTLIER, "a NaN does not blind the window");
 }
 
-// A lasting change of level is skipped as often as the head of guard.h says, not for ever.
+// A lasting change of level is skipped as often as the head of outliers.h says, not for ever.
 static void test_regime(double limit, int max) {
     UpdateGuard guard = guard_warm(limit, limit);
     int skipped = 0;

@@ -1,8 +1,8 @@
 /*
-test_in_backward.c -- in_backward.h: shares, the clipping by them, and what is left alone where a gradient or the loss is not
+test_in_backward.c -- update_in_backward.h: shares, the clipping by them, and what is left alone where a gradient or the loss is not
 finite.
 */
-#include "llmc/run/in_backward.h"
+#include "llmc/optim/update_in_backward.h"
 
 #include "test.h"
 

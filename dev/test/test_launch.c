@@ -1,9 +1,9 @@
-// Which process this is: every row of the table in launch.h, from environments made here, and what is refused.
-#define LAUNCH_IMPLEMENTATION
+// Which process this is: every row of the table in launcher.h, from environments made here, and what is refused.
+#define LAUNCHER_IMPLEMENTATION
 
 #include "llmc/base/check.h"
-#include "llmc/run/launch.h"
-#include "llmc/run/options.h"
+#include "llmc/setup/launcher.h"
+#include "llmc/setup/options.h"
 
 #include "test.h"
 

@@ -3,7 +3,7 @@
 #include <stddef.h>
 
 #include "llmc/base/threads.h"
-#include "llmc/layernorm.h"
+#include "llmc/ops/norm.h"
 #include "llmc/reference.h"
 #include "ops.h"
 

@@ -1,6 +1,6 @@
 // test_layernorm.cu -- layer normalization on the GPU against the CPU: every type, every way through the
 // launchers, gradients set and added, of both types, with and without the sum of dinp, the same bits again.
-#include "llmc/layernorm.cuh"
+#include "llmc/ops/norm.cuh"
 #include "gpu_ops.h"
 #include "llmc/reference.h"
 

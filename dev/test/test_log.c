@@ -6,7 +6,7 @@
 #include <sys/ioctl.h>
 #include <sys/stat.h>
 
-#include "llmc/run/log.h"
+#include "llmc/log/log.h"
 #include "test.h"
 
 enum { STEP_TOKENS = 4096 };

@@ -1,5 +1,5 @@
 // test_loss_scale.c -- when the scale falls, grows, and stays; that every scale is a power of two.
-#include "llmc/run/loss_scale.h"
+#include "llmc/optim/loss_scale.h"
 #include "test.h"
 
 static void good(LossScale* s, int steps) {

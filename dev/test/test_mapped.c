@@ -1,6 +1,6 @@
-// Tests of llmc/base/mapped.h: files of a file system that maps none. That a mapped file may shrink
+// Tests of llmc/base/mapped_file.h: files of a file system that maps none. That a mapped file may shrink
 // is for test_tokens.c.
-#define MAPPED_IMPLEMENTATION
+#define MAPPED_FILE_IMPLEMENTATION
 #include <errno.h>
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -17,7 +17,7 @@ static void* mmap_or_not(void* at, size_t bytes, int protection, int flags, int 
     return mmap(at, bytes, protection, flags, fd, offset);
 }
 #define mmap mmap_or_not
-#include "llmc/base/mapped.h"
+#include "llmc/base/mapped_file.h"
 #undef mmap
 
 int main(void) {

@@ -1,6 +1,6 @@
 // test_matmul.c -- the linear layer: all three products and the bias at every edge of tiles and blocks.
-#include "llmc/attention.h"
-#include "llmc/matmul.h"
+#include "llmc/ops/attention.h"
+#include "llmc/ops/matmul.h"
 #include "llmc/reference.h"
 #include "ops.h"
 

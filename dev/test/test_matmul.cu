@@ -1,7 +1,7 @@
 // test_matmul.cu -- the linear layer on the GPU against the CPU: every function, type, mode and setting; what
 // happens when cublasLt refuses; autotune; plans. What is set through CUSIM_LT_* has no effect on a real GPU,
 // and what only it can cause is expected only where `simulated`.
-#include "llmc/matmul.cuh"
+#include "llmc/ops/matmul.cuh"
 #include "gpu_ops.h"
 
 #define REFERENCE_REAL float // sums in fp32, like those of the GPU

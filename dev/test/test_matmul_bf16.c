@@ -1,6 +1,6 @@
 // test_matmul_bf16.c -- products of bf16 factors: what is packed, bit for bit; every kernel against sums of the rounded
 // factors in double precision; and with any number of threads the same bits.
-#include "llmc/matmul_bf16.h"
+#include "llmc/bf16/matmul_bf16.h"
 #include "llmc/reference.h"
 #include "bf16_model.h"
 #include "ops.h"

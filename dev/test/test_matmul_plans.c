@@ -1,6 +1,6 @@
 // test_matmul_plans.c -- the algorithms of products in files: written ones are read back, damaged ones,
 // foreign or of another machine is not; the cache, and several programs that write it at the same time.
-#include "llmc/matmul_plans.h"
+#include "llmc/ops/matmul_algorithms.h"
 #include "test.h"
 
 #define MACHINE "a card \"X\", sm_90, library 1"

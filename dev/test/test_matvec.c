@@ -2,8 +2,8 @@
 // number of rows and threads; in fp32, and with factors in bf16.
 #include "llmc/base/float16.h"
 #include "llmc/base/threads.h"
-#include "llmc/matmul_bf16.h"
-#include "llmc/matvec.h"
+#include "llmc/bf16/matmul_bf16.h"
+#include "llmc/bf16/matvec.h"
 #include "ops.h"
 
 typedef void (*Matvec)(float* out, const float* inp, const float* weight, const float* bias, int N, int C,

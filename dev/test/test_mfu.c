@@ -2,7 +2,7 @@
 // no more often.
 #define MFU_IMPLEMENTATION
 
-#include "llmc/run/mfu.h"
+#include "llmc/plan/mfu.h"
 #include "test.h"
 
 static double machine_does; // what a measurement finds

@@ -1,6 +1,6 @@
 // test_muon.cu -- Muon on the GPU against muon.h: wide, tall and odd matrices of several layers, q, k and v apart, all
 // kinds of master weights, cautious decay and balanced rows; scratch memory.
-#include "llmc/muon.cuh"
+#include "llmc/optim/muon.cuh"
 #include "gpu_ops.h"
 #include "rule_test.h"
 

@@ -1,7 +1,7 @@
 // test_nvml.c -- the GPU's line from a library that stands for NVML (fake_nvml.c): the right card, its
 // values, what it does not report, and libraries that are missing or lack functions. With a toolkit's nvml.h
 // on this machine, our declarations are held against it by the compiler.
-#include "llmc/run/nvml.h"
+#include "llmc/gpu/nvml.h"
 #include "test.h"
 
 #ifdef __has_include

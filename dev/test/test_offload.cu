@@ -1,7 +1,7 @@
 // test_offload.cu -- an update with its state on the host, or on a disk, has the bits of one without, chunk by chunk; and a
 // residual stream that goes out and comes back is the same as before.
 #define OFFLOAD_CHUNK ((size_t)3072) // many chunks, and a smaller one at the end
-#include "llmc/offload.cuh"
+#include "llmc/optim/offload.cuh"
 #include "gpu_ops.h"
 
 enum { UPDATES = 3 };

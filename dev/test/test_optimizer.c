@@ -1,8 +1,8 @@
 // test_optimizer.c -- where the optimizer's state lies: what every process has of every slot, and what it saves and reads.
 #include <stdlib.h>
 
-#include "llmc/optimizer.h"
-#include "llmc/run/checkpoint_parts.h"
+#include "llmc/optim/optimizer.h"
+#include "llmc/checkpoint/optimizer_parts.h"
 #include "test.h"
 
 static const GPT2Config ODD = {7, 131, 201, 3, 3, 33, SHARE_OFF},

@@ -1,6 +1,6 @@
 // test_optimizer.cu -- the update by every rule against the CPU's, with and without master weights, in one part and in
 // shards; stochastic rounding.
-#include "llmc/optimizer.cuh"
+#include "llmc/optim/optimizer.cuh"
 #include "llmc/reference.h"
 #include "ops.h"
 

@@ -1,11 +1,11 @@
 // test_optimizers.c -- the rules of update against other libraries (dev/ref/make_optimizer_fixtures.py); the 8-bit code;
 // the same bits for any number of threads.
-#include "llmc/adafactor.h"
-#include "llmc/adamw8bit.h"
+#include "llmc/optim/adafactor.h"
+#include "llmc/optim/adamw8bit.h"
 #include "llmc/base/threads.h"
-#include "llmc/lion.h"
-#include "llmc/muon.h"
-#include "llmc/sgd.h"
+#include "llmc/optim/lion.h"
+#include "llmc/optim/muon.h"
+#include "llmc/optim/sgd.h"
 #include "ops.h"
 
 #define FIXTURE "dev/ref/fixtures/optimizers/updates.bin"

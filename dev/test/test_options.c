@@ -4,9 +4,9 @@
 #include <inttypes.h>
 
 #include "llmc/base/rand.h"
-#include "llmc/run/options.h"
-#include "llmc/run/options_values.h"
-#include "llmc/run/schedule.h"
+#include "llmc/setup/options.h"
+#include "llmc/setup/options_values.h"
+#include "llmc/optim/schedule.h"
 
 #include "test.h"
 

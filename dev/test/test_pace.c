@@ -1,5 +1,5 @@
 // Which process is slow, and when it is named.
-#include "llmc/run/pace.h"
+#include "llmc/comm/stragglers.h"
 
 #include "test.h"
 

@@ -1,9 +1,9 @@
-// Tests of llmc/data/pack.h: the promises about rows, on streams of random documents.
+// Tests of llmc/data/packing.h: the promises about rows, on streams of random documents.
 #include "shards.h"
-#define PACK_IMPLEMENTATION
+#define PACKING_IMPLEMENTATION
 
 #include "llmc/base/rand.h"
-#include "llmc/data/pack.h"
+#include "llmc/data/packing.h"
 
 enum { EOT = 9999, V = 10000, MOST = 200000 };
 

@@ -1,7 +1,7 @@
 // test_ptx.cu -- each instruction of ptx.cuh: where every element goes, and what stays as it was.
 #include <float.h>
 
-#include "llmc/ptx.cuh"
+#include "llmc/gpu/ptx.cuh"
 #include "test.h"
 
 // Thread i copies bytes[i] of the i-th 16 bytes, over what was there.

@@ -1,7 +1,7 @@
 // test_quantized.c -- weights in 8 bits: what a block holds; every kernel that runs here against exact sums, and with the
 // same bits as plain C; tiles also by a model of AMX.
-#include "llmc/quantized.h"
-#include "llmc/quantized_model.h"
+#include "llmc/ops/q8.h"
+#include "llmc/layers/q8_weights.h"
 #include "llmc/base/threads.h"
 #include "amx_model.h"
 #include "ops.h"

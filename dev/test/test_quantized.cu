@@ -1,5 +1,5 @@
 // test_quantized.cu -- weights in 8 bits on the GPU against exact sums of the numbers that blocks stand for.
-#include "llmc/quantized.cuh"
+#include "llmc/ops/q8.cuh"
 #include "gpu_ops.h"
 
 typedef struct {

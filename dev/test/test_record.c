@@ -1,8 +1,8 @@
 // test_record.c -- a run is read back as it was logged: each step once, unknown lines left out, the last line only when it
 // is whole; and damaged lines are left out with a warning that tells the place of the first.
-#define RECORD_IMPLEMENTATION
+#define LOG_READER_IMPLEMENTATION
 
-#include "llmc/run/record.h"
+#include "llmc/report/log_reader.h"
 #include "test.h"
 
 #define TRAIN(step, loss)                                                                                    \

@@ -1,6 +1,6 @@
 // test_sampler.c -- frequencies against the softmax (chi-square), top-k and top-p sets, ties and extremes.
 #include "llmc/base/rand.h"
-#include "llmc/run/sampler.h"
+#include "llmc/generate/sampler.h"
 #include "test.h"
 
 enum { V = 40, DRAWS = 100000, GPT2_V = 50257 };

@@ -1,5 +1,5 @@
 // test_schedule.c -- end points, shapes, continuity, and lengths that could divide by zero.
-#include "llmc/run/schedule.h"
+#include "llmc/optim/schedule.h"
 #include "test.h"
 
 enum { STEPS = 1000, WARMUP = 100 };

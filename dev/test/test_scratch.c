@@ -1,11 +1,11 @@
-// test_scratch.c -- scratch.h: what was written is read again, nothing is left in the directory, and each failure is one
+// test_scratch.c -- scratch_file.h: what was written is read again, nothing is left in the directory, and each failure is one
 // error.
 #include <errno.h>
 #include <signal.h>
 #include <sys/stat.h>
 
 #include "llmc/base/check.h"
-#include "llmc/base/scratch.h"
+#include "llmc/base/scratch_file.h"
 
 #include "dev/test/test.h"
 

@@ -1,12 +1,12 @@
 // test_setup.c -- what every "auto" becomes, what the command line overrides, and which combinations are
 // refused, for built-in stories, text, shards and model files.
-#define PACK_IMPLEMENTATION
+#define PACKING_IMPLEMENTATION
 #define RUN_DATA_IMPLEMENTATION
-#define SETUP_IMPLEMENTATION
-#define TEXT_DATA_IMPLEMENTATION
+#define RESOLVE_IMPLEMENTATION
+#define ENCODED_TEXT_IMPLEMENTATION
 
-#include "llmc/run/run_data.h"
-#include "llmc/run/setup.h"
+#include "llmc/setup/run_data.h"
+#include "llmc/setup/resolve.h"
 #include "test.h"
 #include "whole_model.h"
 

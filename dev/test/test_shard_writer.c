@@ -1,6 +1,6 @@
 // Tests of llmc/data/shard_writer.h: what it writes is what dataloader.h reads, cut where it should be.
 #include "llmc/data/shard_writer.h"
-#include "llmc/data/tokens.h"
+#include "llmc/data/token_files.h"
 #include "test.h"
 
 enum { TOKENS = 100000 };

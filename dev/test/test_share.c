@@ -3,10 +3,10 @@
 #include "llmc/formats/gguf.h"
 #include "llmc/formats/hf_model.h"
 #include "llmc/formats/llmc_bin.h"
-#include "llmc/freeze.h"
-#include "llmc/gpt2.h"
-#include "llmc/share.h"
-#include "llmc/zero.h"
+#include "llmc/model/freeze.h"
+#include "llmc/model/model.h"
+#include "llmc/model/share_layers.h"
+#include "llmc/parallel/zero.h"
 #include <sys/stat.h>
 
 #include "test.h"

@@ -1,8 +1,8 @@
-// Tests of llmc/data/sources.h: lists with weights, and the order in which sources take turns.
+// Tests of llmc/data/mixture.h: lists with weights, and the order in which sources take turns.
 #include "shards.h"
-#define SOURCES_IMPLEMENTATION
+#define MIXTURE_IMPLEMENTATION
 
-#include "llmc/data/sources.h"
+#include "llmc/data/mixture.h"
 
 enum { V = 50257 };
 

@@ -1,9 +1,9 @@
 // test_speed.c -- the planned time of an update: its FLOP are those of the formulas, and it grows as the work does.
-#include "llmc/run/speed.h"
+#include "llmc/plan/cost.h"
 
 #include "dev/test/test.h"
-#include "llmc/run/plan.h"
-#include "llmc/run/rates.h"
+#include "llmc/plan/plan.h"
+#include "llmc/plan/cost_measured.h"
 
 static const GPT2Config CFG = {256, 1000, 1024, 4, 4, 256, SHARE_OFF};
 

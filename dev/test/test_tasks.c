@@ -1,8 +1,8 @@
 // test_tasks.c -- tasks: reading every form, what is refused and where, rows, windows, and scores by hand.
 #include "llmc/base/check.h"
 #include "llmc/base/rand.h"
-#include "llmc/data/task_files.h"
-#include "llmc/data/tasks.h"
+#include "llmc/data/eval_task_files.h"
+#include "llmc/data/eval_tasks.h"
 #include "test.h"
 
 #define FIXTURES "dev/ref/fixtures/tasks/"

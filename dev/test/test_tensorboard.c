@@ -2,7 +2,7 @@
 // TensorBoard's Event. (test_report.sh asks TensorBoard itself, where it is installed.)
 #define TENSORBOARD_IMPLEMENTATION
 
-#include "llmc/run/tensorboard.h"
+#include "llmc/log/tensorboard.h"
 #include "test.h"
 
 // The checksum of the Castagnoli polynomial's usual example, masked.

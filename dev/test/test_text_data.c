@@ -5,7 +5,7 @@
 #include <sys/types.h>
 
 #include "llmc/base/file.h"
-#include "llmc/data/text_data.h"
+#include "llmc/data/encoded_text.h"
 #include "shards.h"
 #include "test.h"
 

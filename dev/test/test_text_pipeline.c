@@ -1,11 +1,11 @@
-// Tests of llmc/data/text_pipeline.h: the ids of a pipeline are those of its documents, encoded whole, for any number
+// Tests of llmc/data/encode_threads.h: the ids of a pipeline are those of its documents, encoded whole, for any number
 // of threads and any size of blocks; stopping and errors; the same vocabulary from any number of threads.
 #define BPE_MAX_PIECE 5000 // some documents have longer ones
 #define BPE_ENCODE_IMPLEMENTATION
 #define BPE_TRAIN_IMPLEMENTATION
-#define TEXT_PIPELINE_IMPLEMENTATION
-#define TEXT_SOURCE_IMPLEMENTATION
-#include "llmc/data/text_pipeline.h"
+#define ENCODE_THREADS_IMPLEMENTATION
+#define DOCUMENTS_IMPLEMENTATION
+#include "llmc/data/encode_threads.h"
 #include "texts.h"
 
 enum { NUM_DOCUMENTS = 60, MAX_BYTES = 12000 };

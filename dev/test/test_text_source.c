@@ -1,11 +1,11 @@
-// Tests of llmc/data/text_source.h and llmc/data/packed_file.h: what the documents of each kind of file are,
+// Tests of llmc/data/documents.h and llmc/data/compressed_file.h: what the documents of each kind of file are,
 // that blocks have them whole, without growing (test_text_pipeline.c looks at the tokens), continuing from
 // the start of any block, and errors.
 #define BPE_MAX_PIECE 5000
-#define TEXT_SOURCE_IMPLEMENTATION
+#define DOCUMENTS_IMPLEMENTATION
 #include <sys/stat.h>
 
-#include "llmc/data/text_source.h"
+#include "llmc/data/documents.h"
 #include "texts.h"
 
 enum { MAX_DOCUMENTS = 4096 };

@@ -1,5 +1,5 @@
 // test_text_stream.c -- whole characters, stop strings across tokens, and what is held back.
-#include "llmc/run/text_stream.h"
+#include "llmc/generate/text_stream.h"
 #include "test.h"
 
 static TextStream stream;

@@ -3,7 +3,7 @@
 #define TEXT_WRAP_IMPLEMENTATION
 
 #include "llmc/base/rand.h"
-#include "llmc/run/text_wrap.h"
+#include "llmc/log/text_wrap.h"
 
 #include "test.h"
 

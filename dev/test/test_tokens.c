@@ -1,11 +1,11 @@
-// Tests of llmc/data/tokens.h.
+// Tests of llmc/data/token_files.h.
 #include "shards.h"
-#define TOKENS_IMPLEMENTATION
+#define TOKEN_FILES_IMPLEMENTATION
 
 #include <signal.h>
 #include <sys/types.h>
 
-#include "llmc/data/tokens.h"
+#include "llmc/data/token_files.h"
 
 enum { V = 50257 };
 

@@ -1,6 +1,6 @@
 // test_update.cu -- weights as updates read and write them: split master weights, elements one at a time and four.
 // test_adamw.cu has stochastic rounding.
-#include "llmc/update.cuh"
+#include "llmc/optim/master_weights.cuh"
 #include "gpu_ops.h"
 #include "rule_test.h"
 
@@ -132,5 +132,5 @@ int main(void) {
                master_bytes(MASTER_SPLIT) == 2 && master_bytes(MASTER_FP32) == 4,
            "bytes");
     gpu_close(&gpu);
-    return test_done("update.cuh");
+    return test_done("master_weights.cuh");
 }

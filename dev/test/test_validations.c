@@ -2,7 +2,7 @@
 // has diverged.
 #include <string.h>
 
-#include "llmc/run/validations.h"
+#include "llmc/optim/validations.h"
 #include "test.h"
 
 static Validations after(const double* losses, int n) {

@@ -1,8 +1,8 @@
 // test_zero.c -- who has what: every element once, for any number of processes; the order of a reduction.
 #include <stdlib.h>
 
-#include "llmc/freeze.h"
-#include "llmc/zero.h"
+#include "llmc/model/freeze.h"
+#include "llmc/parallel/zero.h"
 #include "test.h"
 
 // By where it begins.

@@ -3,8 +3,8 @@
 //
 // The toy computes with whole numbers below 16, so that sums are exact in every type and order. Its passes call what those of
 // train_gpt2.cu call, in the same order. All of it is trained, or a part of each group and the upper blocks.
-#include "llmc/comm.h"
-#include "llmc/zero.cuh"
+#include "llmc/comm/comm.h"
+#include "llmc/parallel/zero.cuh"
 #include "test.h"
 
 enum {

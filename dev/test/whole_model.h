@@ -5,7 +5,7 @@ whole_model.h -- a model on the host, read and written at once: all its groups, 
 #define TEST_WHOLE_MODEL_H
 
 #include "llmc/formats/llmc_bin.h"
-#include "llmc/run/weights.h"
+#include "llmc/checkpoint/initial_weights.h"
 
 // The weights in a directory or a file, fp32.
 static inline void whole_model_read(const char* path, GPT2Config cfg, const TensorRow* rows, void* memory) {

@@ -10,7 +10,7 @@ action. CHECK_CALL is for calls of libraries, whose failures may be bugs of ours
 Exit statuses, for scripts: 0 done, EXIT_FAILURE (1), EXIT_USAGE (2) bad command line, EXIT_INTERRUPTED (75)
 stopped by a signal after saving.
 
-Where a run has several processes, the failure of one ends all of them: check_end (llmc/comm.h).
+Where a run has several processes, the failure of one ends all of them: check_end (llmc/comm/comm.h).
 */
 #ifndef LLMC_CHECK_H
 #define LLMC_CHECK_H

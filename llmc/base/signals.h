@@ -11,7 +11,7 @@ acts on them where it is safe: between two steps, batches, or blocks of text.
 SIGINT and SIGHUP that whoever started the program had ignored (nohup, & in a script) stay ignored.
 
 A handler may only set a flag, and the flag cannot be an argument, nor can what exit() calls take one: these
-three, a guard in mapped.h, a name in text_data.h, the list of unfinished files in file.h, and
+three, a guard in mapped_file.h, a name in encoded_text.h, the list of unfinished files in file.h, and
 check_end and what a thread does on failure in check.h are the only variables of the program that
 are neither constant nor passed in.
 */

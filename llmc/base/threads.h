@@ -21,7 +21,7 @@ threads.h -- the few questions asked of OpenMP, answered for one thread when it 
 #endif
 
 #include "llmc/base/clock.h"
-#include "llmc/base/words.h"
+#include "llmc/base/enum_words.h"
 
 // Undoes OMP_PROC_BIND for the thread that starts a program. OpenMP has bound it to its first place by now, and a program
 // inherits the cores that it may use: only these.

@@ -1,7 +1,7 @@
 /*
 dataloader.h -- the order in which a run reads its rows, and the batches made of them, ahead of time.
 
-The sequences of a run are p = 0, 1, 2, ... Sequence p is row number j of a source (sources.h), counted over
+The sequences of a run are p = 0, 1, 2, ... Sequence p is row number j of a source (mixture.h), counted over
 the source's epochs of S rows; with e = j / S and i = j mod S it is
 
     row i                              in order
@@ -29,7 +29,7 @@ batch that found it and all later ones have zeros for tokens, and dataloader_err
 #include <stdint.h>
 
 #include "llmc/base/check.h"
-#include "llmc/data/sources.h"
+#include "llmc/data/mixture.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -124,10 +124,10 @@ void dataloader_close(Dataloader* loader);
 #include <string.h>
 
 #include "llmc/base/clock.h"
-#include "llmc/base/mapped.h"
+#include "llmc/base/mapped_file.h"
 #include "llmc/base/rand.h"
-#include "llmc/data/pack.h"
-#include "llmc/data/tokens.h"
+#include "llmc/data/packing.h"
+#include "llmc/data/token_files.h"
 
 // ---- the order ----
 

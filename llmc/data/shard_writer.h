@@ -2,7 +2,7 @@
 shard_writer.h -- tokens into llm.c's shards: PREFIX_val_000000.bin, PREFIX_train_000001.bin, ...
 
 A shard is a header of 256 int32 (magic, version, number of tokens; the rest 0) and its tokens: uint16 where
-all ids of the vocabulary fit, else uint32 (tokens.h reads both). The first val_tokens tokens are the
+all ids of the vocabulary fit, else uint32 (token_files.h reads both). The first val_tokens tokens are the
 validation data, cut into shards of their own; the others are for training. Each shard has shard_tokens
 tokens, except the last one of each kind; documents continue from one shard to the next. All shards share one
 sequence of numbers. Each file is complete or absent (file.h).
@@ -62,7 +62,7 @@ void shard_writer_discard(ShardWriter* writer);
 #include <limits.h>
 #include <string.h>
 
-#include "llmc/data/tokens.h"
+#include "llmc/data/token_files.h"
 
 enum {
     SHARD_HEADER_WORDS_ = 256,

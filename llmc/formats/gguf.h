@@ -8,7 +8,7 @@ gguf.h -- a model as one GGUF file (version 3), which llama.cpp and its relative
                       of the vocabulary
 
 Little endian. Matrices have the type asked for; vectors and position embeddings stay fp32, as their readers
-want them. A number that is finite here and would not be there is an error. Q8_0 is quantized.h's
+want them. A number that is finite here and would not be there is an error. Q8_0 is q8.h's
 blocks; matrices whose rows are no whole blocks are fp16 instead.
 
 Tokens that are bytes are a BPE without merges there. A model without a BPE tokenizer says so ("no_vocab"):
@@ -18,9 +18,9 @@ its tokens are only numbers there, and llama.cpp cannot read or print text with 
 #define LLMC_GGUF_H
 
 #include "llmc/base/file.h"
-#include "llmc/base/words.h"
+#include "llmc/base/enum_words.h"
 #include "llmc/tokenizer/bpe.h"
-#include "llmc/gpt2.h"
+#include "llmc/model/model.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -49,7 +49,7 @@ typedef struct {
 void gguf_create(GgufWriter* w, const char* path, const char* name, GPT2Config cfg, GgufDtype dtype,
                  const Bpe* bpe, GgufStart start);
 
-// Writes the tensors of group g (gpt2.h) from fp32 memory that has only this group, laid out by `rows`.
+// Writes the tensors of group g (model.h) from fp32 memory that has only this group, laid out by `rows`.
 void gguf_put(GgufWriter* w, const TensorRow* rows, int g, const void* group);
 
 // After all groups.
@@ -73,7 +73,7 @@ void gguf_commit(GgufWriter* w);
 #include "llmc/base/float16.h"
 #include "llmc/base/json.h"
 #include "llmc/base/text_buffer.h"
-#include "llmc/quantized.h"
+#include "llmc/ops/q8.h"
 #include "llmc/tokenizer/bpe_files.h"
 
 enum { GGUF_ALIGN_ = 32 };

@@ -2,7 +2,7 @@
 hf_model.h -- GPT-2 as Hugging Face stores it: a directory with config.json and model.safetensors.
 
     config.json          sizes under GPT-2's names: n_layer, n_head, n_embd, n_positions, vocab_size
-    model.safetensors    tensors "transformer." + the names in the table of gpt2.h, one for each layer
+    model.safetensors    tensors "transformer." + the names in the table of model.h, one for each layer
     model-00001-of-00002.safetensors, ..., model.safetensors.index.json    the same in several files
 
 Matrices inside the blocks are (in, out) there, the transpose of ours. The vocabulary has no padding there: it
@@ -12,8 +12,8 @@ compute is refused by name, and so is a tensor that config.json does not account
 to training, and heads for other tasks are left out with a note on stderr.
 
 Read are models in fp32, fp16 or bf16, with and without "transformer."; into fp32, exactly. A weight that is not
-finite is an error that names its tensor. Groups of parameters (gpt2.h) are read one at a time, and a file is written
-from memory that has only its groups. What layers share (gpt2.h) is written once for each of them, so files have every layer;
+finite is an error that names its tensor. Groups of parameters (model.h) are read one at a time, and a file is written
+from memory that has only its groups. What layers share (model.h) is written once for each of them, so files have every layer;
 where a model is read its layers must be equal.
 
     rows    of the parameters in memory, in one part or more (gpt2_sharded_rows_of), with elements of the type of the
@@ -25,7 +25,7 @@ where a model is read its layers must be equal.
 #include <stdint.h>
 
 #include "llmc/formats/safetensors.h"
-#include "llmc/gpt2.h"
+#include "llmc/model/model.h"
 
 #ifdef __cplusplus
 extern "C" {

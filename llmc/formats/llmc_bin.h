@@ -1,6 +1,6 @@
 /*
 llmc_bin.h -- llm.c's model .bin: 256 int32 of header, then every parameter in the order of the table in
-gpt2.h.
+model.h.
 
     header [0] 20240326   [1] 3: fp32, 5: bf16   [2] max_T   [3] V   [4] L   [5] NH   [6] C   [7] Vp   rest 0
 
@@ -15,8 +15,8 @@ file's length before anything is allocated, and a weight that is not finite is a
 #include <stdio.h>
 
 #include "llmc/base/file.h"
-#include "llmc/base/words.h"
-#include "llmc/gpt2.h"
+#include "llmc/base/enum_words.h"
+#include "llmc/model/model.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -39,7 +39,7 @@ typedef struct {
 
 void llmc_bin_open(LlmcBin* bin, const char* path);
 
-// Sets the tensors of group g (gpt2.h), in memory that has only this group, laid out by `rows` for the file's own
+// Sets the tensors of group g (model.h), in memory that has only this group, laid out by `rows` for the file's own
 // configuration. Layers that share a tensor there must have equal ones in the file, which has every layer.
 void llmc_bin_read(LlmcBin* bin, const TensorRow* rows, int g, void* group);
 

@@ -213,7 +213,7 @@ uint64_t safetensors_writer_commit(SafeTensorsWriter* writer);
 
 #include "llmc/base/float16.h"
 #include "llmc/base/json.h"
-#include "llmc/base/mapped.h"
+#include "llmc/base/mapped_file.h"
 #include "llmc/base/text_buffer.h"
 
 #define SAFETENSORS_MAX_HEADER_ ((size_t)100000000) // bytes, as in the reference implementation

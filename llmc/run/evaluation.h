@@ -12,11 +12,11 @@ has its loss in one process; all processes get all losses and the same scores.
 #include <stdio.h>
 
 #include "llmc/data/dataloader.h"
-#include "llmc/data/tasks.h"
-#include "llmc/run/log.h"
-#include "llmc/run/options.h"
-#include "llmc/run/run_data.h"
-#include "llmc/comm.h"
+#include "llmc/data/eval_tasks.h"
+#include "llmc/log/log.h"
+#include "llmc/setup/options.h"
+#include "llmc/setup/run_data.h"
+#include "llmc/comm/comm.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -80,10 +80,10 @@ void evaluation_close(Evaluation* e);
 #include "llmc/base/check.h"
 #include "llmc/base/file.h"
 #include "llmc/base/text_buffer.h"
-#include "llmc/base/words.h"
-#include "llmc/data/sources.h"
-#include "llmc/data/task_files.h"
-#include "llmc/data/tokens.h"
+#include "llmc/base/enum_words.h"
+#include "llmc/data/mixture.h"
+#include "llmc/data/eval_task_files.h"
+#include "llmc/data/token_files.h"
 
 enum { EVALUATION_GATHERED_ = 4096 }; // documents whose results are exchanged at a time
 

@@ -16,9 +16,9 @@ standard error.
 #ifndef LLMC_GENERATE_H
 #define LLMC_GENERATE_H
 
-#include "llmc/run/options.h"
+#include "llmc/setup/options.h"
 #include "llmc/run/trainer.h"
-#include "llmc/comm.h"
+#include "llmc/comm/comm.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -51,16 +51,16 @@ int generate_texts(const Trainer* trainer, Options* options, Comm* comm);
 #include "llmc/base/rand.h"
 #include "llmc/base/signals.h"
 #include "llmc/base/terminal.h"
-#include "llmc/run/generator.h"
-#include "llmc/run/options_values.h"
-#include "llmc/run/plan.h"
-#include "llmc/run/run_data.h"
-#include "llmc/run/run_outputs.h"
-#include "llmc/run/setup.h"
-#include "llmc/run/setup_checks.h"
-#include "llmc/run/text_stream.h"
-#include "llmc/run/text_wrap.h"
-#include "llmc/gpt2.h"
+#include "llmc/generate/generator.h"
+#include "llmc/setup/options_values.h"
+#include "llmc/plan/plan.h"
+#include "llmc/setup/run_data.h"
+#include "llmc/setup/run_outputs.h"
+#include "llmc/setup/resolve.h"
+#include "llmc/setup/conflicts.h"
+#include "llmc/generate/text_stream.h"
+#include "llmc/log/text_wrap.h"
+#include "llmc/model/model.h"
 
 #define GENERATE_MAX_FILE_ ((size_t)1 << 32) // bytes of prompts
 

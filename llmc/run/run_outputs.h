@@ -5,7 +5,7 @@ those that are read (OPTION_READS, OPTION_READS_LIST) and those that are written
 #ifndef LLMC_RUN_OUTPUTS_H
 #define LLMC_RUN_OUTPUTS_H
 
-#include "llmc/run/options.h"
+#include "llmc/setup/options.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -30,12 +30,12 @@ void run_outputs_check(const Options* options);
 #include "llmc/base/check.h"
 #include "llmc/base/file.h"
 #include "llmc/base/outputs.h"
-#include "llmc/data/sources.h"
-#include "llmc/data/tokens.h"
-#include "llmc/run/checkpoint_directory.h"
-#include "llmc/run/export.h"
-#include "llmc/run/log_files.h"
-#include "llmc/run/options_values.h"
+#include "llmc/data/mixture.h"
+#include "llmc/data/token_files.h"
+#include "llmc/checkpoint/directory.h"
+#include "llmc/checkpoint/export.h"
+#include "llmc/log/log_files.h"
+#include "llmc/setup/options_values.h"
 #include "llmc/tokenizer/bpe_files.h"
 
 // A file of data, and what belongs to it: Megatron's index.

@@ -22,12 +22,12 @@ Without --out nothing is saved; the signal ends the program, after a line that s
 #include <math.h>
 #include <stdint.h>
 
-#include "llmc/run/checkpoint.h"
-#include "llmc/run/checkpoint_directory.h"
-#include "llmc/run/log.h"
-#include "llmc/run/options.h"
-#include "llmc/run/resume.h"
-#include "llmc/run/state.h"
+#include "llmc/checkpoint/checkpoint.h"
+#include "llmc/checkpoint/directory.h"
+#include "llmc/log/log.h"
+#include "llmc/setup/options.h"
+#include "llmc/checkpoint/resume.h"
+#include "llmc/checkpoint/run_state.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -127,9 +127,9 @@ void session_roll_back(Session* s, const char* reason, char path[PATH_MAX], Save
 #include "llmc/base/signals.h"
 #include "llmc/base/text_buffer.h"
 #include "llmc/base/xxh64.h"
-#include "llmc/run/guard.h"
-#include "llmc/run/schedule.h"
-#include "llmc/run/setup.h"
+#include "llmc/optim/outliers.h"
+#include "llmc/optim/schedule.h"
+#include "llmc/setup/resolve.h"
 
 // Another one for each run that ever starts. Only rank 0 uses its own.
 static uint64_t session_new_identity_(void) {

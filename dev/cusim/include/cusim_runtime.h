@@ -1,5 +1,5 @@
 /*
-cusim_runtime.h -- what the CPU device's runtime (dev/cusim/src) offers to cusim.h and to llmc/ptx.cuh.
+cusim_runtime.h -- what the CPU device's runtime (dev/cusim/src) offers to cusim.h and to llmc/gpu/ptx.cuh.
 */
 #ifndef CUSIM_RUNTIME_H
 #define CUSIM_RUNTIME_H

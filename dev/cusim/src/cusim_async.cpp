@@ -1,6 +1,6 @@
 // cusim_async.cpp -- what the hardware does on its own and kernels wait for later: cp.async, wgmma, mbarriers
 // and cp.async.bulk. All of it happens as late as the program allows, when a thread waits for it, so that a
-// forgotten wait reads garbage. llmc/ptx.cuh wraps the instructions and calls these.
+// forgotten wait reads garbage. llmc/gpu/ptx.cuh wraps the instructions and calls these.
 #include "cusim_internal.h"
 
 // ---- cp.async ----

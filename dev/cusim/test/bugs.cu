@@ -8,7 +8,7 @@ bugs.cu -- planted bugs, to see that the CPU device and the sanitizers notice th
 Every program is a template on FIXED, so that the difference between the bug and its absence is one
 expression.
 */
-#include "llmc/gpu.cuh"
+#include "llmc/gpu/gpu.cuh"
 #include <cooperative_groups.h>
 #include <cublasLt.h>
 

@@ -4,9 +4,9 @@
 # `make test` does, until something is noticed.
 #
 #     dev/cusim/test/mutate.sh                                all files that have waits
-#     dev/cusim/test/mutate.sh llmc/attention.cuh             with dev/test/test_attention.cu; test_gpt2.cu for those without
-#     dev/cusim/test/mutate.sh llmc/encoder.cuh:296,304       only the waits of these lines
-#     dev/cusim/test/mutate.sh llmc/gpu.cuh=test_gpt2.cu      with another test
+#     dev/cusim/test/mutate.sh llmc/ops/attention.cuh             with dev/test/test_attention.cu; test_gpt2.cu for those without
+#     dev/cusim/test/mutate.sh llmc/ops/embedding.cuh:296,304       only the waits of these lines
+#     dev/cusim/test/mutate.sh llmc/gpu/gpu.cuh=test_gpt2.cu      with another test
 #     dev/cusim/test/mutate.sh --list                         the waits
 #
 # A line for each mutant: where, what was left out, and who noticed (wrong: the test failed; cusim: the device
@@ -164,13 +164,13 @@ mutate() {
     cp -a "$1" "$copy/$1"
 }
 
-[ $# -gt 0 ] || set -- llmc/*.cuh llmc/*/*.cuh train_*.cu
+[ $# -gt 0 ] || set -- llmc/*/*.cuh train_*.cu
 if [ "$1" = --help ]; then
     sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//p;}' "$0"
     exit 0
 fi
 if [ "$1" = --list ]; then
-    for file in llmc/*.cuh llmc/*/*.cuh train_*.cu; do
+    for file in llmc/*/*.cuh train_*.cu; do
         scan "$file" 1 | while read -r line text; do echo "$file:$line: $text"; done
     done
     exit 0

@@ -5,7 +5,7 @@ nccl.cu -- the NCCL twin between processes.
     nccl list       planted bugs
     nccl NAME       a program of two ranks with this bug: exit status 0 if nothing was noticed
 */
-#include "llmc/gpu.cuh"
+#include "llmc/gpu/gpu.cuh"
 #include "dev/test/test.h"
 #include <nccl.h>
 

@@ -1,6 +1,6 @@
 // primitives.cu -- built-in variables, primitives of blocks and warps, atomics, intrinsics and asynchronous
 // copies do what the CUDA documentation says they do.
-#include "llmc/gpu.cuh"
+#include "llmc/gpu/gpu.cuh"
 #include "dev/test/test.h"
 #include <cooperative_groups.h>
 

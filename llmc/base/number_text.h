@@ -1,0 +1,50 @@
+/*
+number_text.h -- numbers as people read them.
+*/
+#ifndef LLMC_NUMBER_TEXT_H
+#define LLMC_NUMBER_TEXT_H
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { NUMBER_BYTES = 48 }; // of a text; with its zero
+
+// "1,234,567", rounded to a whole number; from 1e15 on "1.23e+15". Returns text.
+static inline char* number_grouped(double value, char text[NUMBER_BYTES]) {
+    char digits[NUMBER_BYTES];
+    if (!(fabs(value) < 1e15)) {
+        snprintf(text, NUMBER_BYTES, "%.3g", value);
+        return text;
+    }
+    const int length = snprintf(digits, sizeof(digits), "%.0f", fabs(value));
+    int used = value < -0.5 ? 1 : 0;
+    text[0] = '-';
+    for (int i = 0; i < length; i++) {
+        if (i > 0 && (length - i) % 3 == 0) {
+            text[used++] = ',';
+        }
+        text[used++] = digits[i];
+    }
+    text[used] = '\0';
+    return text;
+}
+
+// Four digits at most, and a letter from 10,000 on: "9600", "12.5k", "1.5M", "2.4B", "3T". Returns text.
+static inline char* number_short(double value, char text[NUMBER_BYTES]) {
+    static const char letters[] = " kMBT";
+    int thousands = 0;
+    if (fabs(value) >= 1e4) {
+        for (; fabs(value) >= 999.95 && letters[thousands + 1]; thousands++) {
+            value /= 1000;
+        }
+    }
+    const int length = snprintf(text, NUMBER_BYTES, "%.4g", value);
+    if (thousands && length > 0 && length + 1 < NUMBER_BYTES) {
+        text[length] = letters[thousands];
+        text[length + 1] = '\0';
+    }
+    return text;
+}
+
+#endif

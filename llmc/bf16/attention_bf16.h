@@ -1,0 +1,800 @@
+/*
+attention_bf16.h -- attention of attention.h with the factors of its products rounded to bf16, on the CPU: the same arguments and
+results. Scores, softmax and sums stay fp32.
+
+A thread takes a whole head. Scores and probabilities exist in fp32 for one tile of 32 queries and 32 keys. While the machine
+multiplies the next tile, vectors make exponentials of this one and pack them, rounded, as a factor of the next product.
+
+    e[t][u] = 2^(c s[t][u] - shift[t])      c = log2(e) / sqrt(HS)      s = q k^T
+    out[t]  = sum_u e[t][u] v[u] / sum_u e[t][u]
+
+The shift is the score of the token with itself, so that the sum is at least 1 and one pass suffices. Where that is too far below
+the largest score for fp32, it is the largest one, and the queries are computed again.
+
+The backward pass takes ATTENTION_BF16_ROWS queries and as many keys at a time. No tile is transposed there: p and ds are right
+factors, whose pairs are rows next to each other, and what comes out is dv and dk with exchanged rows and columns:
+
+    dv^T = dout^T p        dk^T = q^T ds        dq = ds k        ds = p (dp - delta); 1 / sqrt(HS) is multiplied at last
+
+q, k and v are packed six times, head by head. If tokens and dimensions of a head are whole tiles, the linear layers on both
+sides can leave and take them so, in the memory of as many floats (qkv_bf16.h):
+
+    packed qkv      (B, NH, 6, T, HS)     attention_bf16_pack_qkv says what the six are
+    packed dqkv     left factors (B*T, 3C) and (3C, B*T): by tokens and by channels
+*/
+#ifndef LLMC_ATTENTION_BF16_H
+#define LLMC_ATTENTION_BF16_H
+
+#include <assert.h>
+#include <math.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "llmc/ops/attention.h"
+#include "llmc/base/check.h"
+#include "llmc/base/sizes.h"
+#include "llmc/base/threads.h"
+#include "llmc/base/vec.h"
+#include "llmc/bf16/tile_kernels.h"
+#include "llmc/bf16/matmul_bf16.h"
+
+enum {
+    ATTENTION_BF16_TILES = 4, // of queries in a block of the backward pass, and of keys
+    ATTENTION_BF16_ROWS = ATTENTION_BF16_TILES * BF16_TILE,
+    ATTENTION_BF16_SQUARE_ = BF16_TILE * BF16_TILE, // floats of a tile
+    ATTENTION_BF16_FACTORS_ = 6                     // of a head
+};
+
+// One thread's working memory. Tp and HSp are T and HS rounded up to 32; a step has BF16_STEP_PAIRS.
+typedef struct {
+    float *p, *ds;                // two tiles each: one that is multiplied, and the one before
+    float* sums;                  // (32, LANES): of e
+    float* dq;                    // (ATTENTION_BF16_TILES, HSp / 32) tiles; forward the first of them is out
+    float *dk, *dv;               // (Tp / 32, HSp / 32) tiles each, of dimensions over keys
+    uint32_t* factors;            // of a head that does not come packed
+    uint32_t* row;                // forward: left, e of a tile of queries over the keys: (Tp / 32 steps)
+    uint32_t *dout, *dout_by_dim; // left, a block of queries over dimensions, and the other way round
+    uint32_t* ds_by_query;        // left, queries over keys: (ATTENTION_BF16_TILES tiles, as many steps)
+    uint32_t *p_by_key, *ds_by_key; // right, keys over queries: (ATTENTION_BF16_TILES panels, as many steps)
+} AttentionBf16Scratch_;
+
+typedef struct {
+    Bf16Kernel kernel;
+    AttentionBf16Scratch_* of_thread;
+    uint32_t* memory;
+    int T, HS;
+} AttentionBf16Scratch;
+
+// ---- memory ----
+
+// Takes the next `n` words of memory.
+static inline uint32_t* attention_bf16_take_(uint32_t** at, size_t n) {
+    uint32_t* taken = *at;
+    *at += n;
+    return taken;
+}
+
+// Sets the places in `memory`; returns the words of all: whole cache lines.
+static inline size_t attention_bf16_place_(AttentionBf16Scratch_* s, uint32_t* memory, int T, int HS) {
+    enum { TILES = ATTENTION_BF16_TILES, STEP = BF16_STEP_PAIRS, SQUARE = ATTENTION_BF16_SQUARE_ };
+    const size_t keys = (size_t)bf16_steps(T), dims = (size_t)bf16_steps(HS);
+    const size_t block = TILES * dims * STEP, square = TILES * TILES * STEP;
+    float** const floats[] = {&s->p, &s->ds, &s->sums, &s->dq, &s->dk, &s->dv};
+    const size_t float_sizes[] = {2 * SQUARE,           2 * SQUARE,
+                                  BF16_TILE * LANES,    TILES * dims * SQUARE,
+                                  keys * dims * SQUARE, keys * dims * SQUARE};
+    uint32_t** const pairs[] = {&s->factors,     &s->row,      &s->dout,     &s->dout_by_dim,
+                                &s->ds_by_query, &s->p_by_key, &s->ds_by_key};
+    const size_t pair_sizes[] = {
+        ATTENTION_BF16_FACTORS_ * keys * dims * STEP, keys * STEP, block, block, square, square, square};
+    uint32_t* at = memory;
+    for (size_t i = 0; i < sizeof(floats) / sizeof(floats[0]); i++) {
+        *floats[i] = (float*)(void*)attention_bf16_take_(&at, float_sizes[i]);
+    }
+    for (size_t i = 0; i < sizeof(pairs) / sizeof(pairs[0]); i++) {
+        *pairs[i] = attention_bf16_take_(&at, pair_sizes[i]);
+    }
+    return (size_t)(at - memory);
+}
+
+static inline size_t attention_bf16_words_(int T, int HS) {
+    AttentionBf16Scratch_ s;
+    uint32_t* somewhere = (uint32_t*)(void*)&s;
+    return attention_bf16_place_(&s, somewhere, T, HS);
+}
+
+// What attention_bf16_open allocates.
+static inline size_t attention_bf16_scratch_bytes(int T, int HS) {
+    return (size_t)threads_max() *
+           (attention_bf16_words_(T, HS) * sizeof(uint32_t) + sizeof(AttentionBf16Scratch_));
+}
+
+// Scratch for sequences up to T and heads of size HS.
+static inline void attention_bf16_open(AttentionBf16Scratch* scratch, Bf16Kernel kernel, int T, int HS) {
+    const size_t words = attention_bf16_words_(T, HS);
+    const int threads = threads_max();
+    scratch->kernel = kernel;
+    scratch->T = T;
+    scratch->HS = HS;
+    scratch->memory = (uint32_t*)check_alloc(words * threads, sizeof(uint32_t), "attention: scratch");
+    scratch->of_thread =
+        (AttentionBf16Scratch_*)check_alloc(threads, sizeof(AttentionBf16Scratch_), "attention: scratch");
+    for (int i = 0; i < threads; i++) {
+        attention_bf16_place_(&scratch->of_thread[i], scratch->memory + i * words, T, HS);
+    }
+}
+
+static inline void attention_bf16_close(AttentionBf16Scratch* scratch) {
+    free(scratch->of_thread);
+    free(scratch->memory);
+}
+
+// ---- a head ----
+
+// What a pass over all heads reads and sets, as in attention.h: q, k and v in fp32 or packed, as are their gradients.
+typedef struct {
+    AttentionSizes sizes;
+    const int* starts;
+    const float *qkv, *dout;
+    const uint32_t* packed; // or NULL
+    float *out, *lse, *dqkv;
+    uint32_t* packed_gradient;
+    float* sums; // (B, 3C): of it over the tokens
+} AttentionBf16Pass_;
+
+// Factors, each (T, HS): left ones of q, right ones of k and v. Tiles of 32 tokens over the dimensions, and of 32 dimensions over
+// the tokens.
+typedef struct {
+    uint32_t *q_by_query, *q_by_dim, *k_by_key, *k_by_dim, *v_by_key, *v_by_dim;
+    int tiles, dims; // of tokens, and steps of dimensions
+} AttentionBf16Factors_;
+
+static inline AttentionBf16Factors_ attention_bf16_factors_(const uint32_t* from, int T, int HS) {
+    const int tiles = bf16_steps(T), dims = bf16_steps(HS);
+    const size_t n = (size_t)tiles * dims * BF16_STEP_PAIRS;
+    uint32_t* at = (uint32_t*)from; // packed by another, or to be packed
+    return (AttentionBf16Factors_){at, at + n, at + 2 * n, at + 3 * n, at + 4 * n, at + 5 * n, tiles, dims};
+}
+
+// Where tile t of tokens and d of dimensions is in a factor over dimensions, and in one over tokens.
+static inline size_t attention_bf16_over_dims_(const AttentionBf16Factors_* f, int t, int d) {
+    return ((size_t)t * f->dims + d) * BF16_STEP_PAIRS;
+}
+static inline size_t attention_bf16_over_tokens_(const AttentionBf16Factors_* f, int t, int d) {
+    return ((size_t)d * f->tiles + t) * BF16_STEP_PAIRS;
+}
+
+// Head h of sequence b, and what its thread works with.
+typedef struct {
+    const AttentionBf16Pass_* pass;
+    const Bf16Kernel* kernel;
+    AttentionBf16Scratch_ s;
+    AttentionBf16Factors_ f;
+    int b, h, T, C, HS;
+    const int* starts;
+    float *out, *lse;
+    const float* dout;
+    float scale, c; // 1 / sqrt(HS); c as above
+} AttentionBf16Head_;
+
+static inline AttentionBf16Head_ attention_bf16_head_(const AttentionBf16Pass_* pass, int index,
+                                                      const AttentionBf16Scratch* scratch) {
+    const int T = pass->sizes.T, C = pass->sizes.C, NH = pass->sizes.NH, HS = C / NH;
+    const size_t first = (size_t)(index / NH) * T, at = first * C + (size_t)(index % NH) * HS;
+    const float scale = 1.0f / sqrtf((float)HS);
+    const AttentionBf16Scratch_* s = &scratch->of_thread[thread_index()];
+    const uint32_t* packed =
+        pass->packed ? pass->packed + (size_t)index * ATTENTION_BF16_FACTORS_ * T * HS / 2 : s->factors;
+    const AttentionBf16Head_ head = {pass,
+                                     &scratch->kernel,
+                                     *s,
+                                     attention_bf16_factors_(packed, T, HS),
+                                     index / NH,
+                                     index % NH,
+                                     T,
+                                     C,
+                                     HS,
+                                     pass->starts ? pass->starts + first : NULL,
+                                     pass->out + at,
+                                     pass->lse + (size_t)index * T,
+                                     pass->dout ? pass->dout + at : NULL,
+                                     scale,
+                                     scale * LOG2_E};
+    return head;
+}
+
+// Packs the factors of a head that comes in fp32; those of one pass only.
+static inline void attention_bf16_pack_head_(const AttentionBf16Head_* head) {
+    const AttentionBf16Factors_* f = &head->f;
+    const Bf16Pack pack = head->kernel->pack;
+    const size_t stride = 3 * (size_t)head->C, over_dims = attention_bf16_over_dims_(f, 1, 0),
+                 over_tokens = attention_bf16_over_tokens_(f, 0, 1);
+    const float *q = head->pass->qkv + (size_t)head->b * head->T * stride + (size_t)head->h * head->HS,
+                *k = q + head->C, *v = k + head->C;
+    const Matrix queries = {q, stride, 1}, queries_across = {q, 1, stride}, keys = {k, stride, 1},
+                 keys_across = {k, 1, stride}, values = {v, stride, 1}, values_across = {v, 1, stride};
+    const int T = head->T, HS = head->HS, is_backward = head->dout != NULL;
+    bf16_pack_left(pack, f->q_by_query, over_dims, queries, 0, 0, T, HS);
+    bf16_pack_right(pack, f->k_by_key, over_dims, keys_across, 0, 0, HS, T);
+    if (is_backward) {
+        bf16_pack_left(pack, f->q_by_dim, over_tokens, queries_across, 0, 0, HS, T);
+        bf16_pack_right(pack, f->k_by_dim, over_tokens, keys, 0, 0, T, HS);
+        bf16_pack_right(pack, f->v_by_key, over_dims, values_across, 0, 0, HS, T);
+    } else {
+        bf16_pack_right(pack, f->v_by_dim, over_tokens, values, 0, 0, T, HS);
+    }
+}
+
+// From which key on anything is computed for the queries from t0 on: the first of a tile.
+static inline int attention_bf16_from_(const int* starts, int t0) {
+    return attention_start_(starts, t0) / BF16_TILE * BF16_TILE;
+}
+
+// ---- tiles of scores ----
+
+// Queries t0 ... t0+rows-1 and the keys from u0 on. Rows past these queries are zero, as are their factors.
+typedef struct {
+    const AttentionBf16Head_* head;
+    int t0, rows, u0;
+    float *p, *ds;              // scores, then e or p; dout . v, then ds
+    const float *shift, *delta; // of the queries
+    uint32_t *p_by_key, *ds_by_key, *by_query;
+} AttentionBf16Tile_;
+
+// Turns row i of a tile of scores into e, zero where a key is not seen. Returns its sum, lane by lane.
+ALWAYS_INLINE Vec attention_bf16_exp_row_(const AttentionBf16Tile_* tile, int i) {
+    float* row = tile->p + i * BF16_TILE;
+    const int t = tile->t0 + i, start = attention_start_(tile->head->starts, t);
+    const int is_whole = start <= tile->u0 && tile->u0 + BF16_TILE <= t + 1;
+    const Vec c = vec_all(tile->head->c), shift = vec_all(tile->shift[i]);
+    Vec sum = vec_all(0.0f);
+    for (int j = 0; j < BF16_TILE; j += LANES) {
+        const Vec e = vec_exp2(vec_load(row + j) * c - shift);
+        const Vec kept = is_whole ? e : attention_seen_(e, vec_all(0.0f), tile->u0 + j, start, t + 1);
+        vec_store(row + j, kept);
+        sum += kept;
+    }
+    return sum;
+}
+
+// square (32, 32) = left . right over the dimensions. `finish` takes `before` meanwhile.
+static inline void attention_bf16_scores_(const AttentionBf16Head_* head, float* square, const uint32_t* left,
+                                          const uint32_t* right, Bf16Finish finish,
+                                          const AttentionBf16Tile_* before) {
+    const Bf16Ahead ahead = {NULL, 0, int_ceil_div(BF16_TILE, head->f.dims), NULL, 0, finish, before};
+    head->kernel->product(square, BF16_TILE, NULL, 0, left, right, head->f.dims, &ahead);
+}
+
+// ---- forward ----
+
+// A Bf16Finish: e, its sums, and e packed.
+static inline void attention_bf16_forward_finish_(const void* of, int begin, int end) {
+    const AttentionBf16Tile_* tile = (const AttentionBf16Tile_*)of;
+    float* sums = tile->head->s.sums;
+    for (int i = begin; i < int_min(end, tile->rows); i++) {
+        vec_store(sums + i * LANES, vec_load(sums + i * LANES) + attention_bf16_exp_row_(tile, i));
+    }
+    if (end == BF16_TILE) {
+        const Bf16TilePacked to = {tile->by_query, NULL, NULL, NULL};
+        tile->head->kernel->pack_tile(&to, tile->p);
+    }
+}
+
+// Another: the largest scores, lane by lane, in place of the sums.
+static inline void attention_bf16_max_finish_(const void* of, int begin, int end) {
+    const AttentionBf16Tile_* tile = (const AttentionBf16Tile_*)of;
+    for (int i = begin; i < int_min(end, tile->rows); i++) {
+        const int t = tile->t0 + i, start = attention_start_(tile->head->starts, t);
+        float* sums = tile->head->s.sums + i * LANES;
+        Vec max = vec_load(sums);
+        for (int j = 0; j < BF16_TILE; j += LANES) {
+            const Vec score = vec_load(tile->p + i * BF16_TILE + j);
+            max = vec_max(attention_seen_(score, max, tile->u0 + j, start, t + 1), max);
+        }
+        vec_store(sums, max);
+    }
+}
+
+// The scores of queries t0 ... t0+rows-1 and the keys from u on; `finish` takes `before` meanwhile, which is in the same place:
+// kernels store after that.
+static inline AttentionBf16Tile_ attention_bf16_next_(const AttentionBf16Head_* head, int t0, int rows, int u,
+                                                      int from, const float* shift, Bf16Finish finish,
+                                                      const AttentionBf16Tile_* before) {
+    const AttentionBf16Scratch_* s = &head->s;
+    uint32_t* by_query = s->row + (size_t)((u - from) / BF16_TILE) * BF16_STEP_PAIRS;
+    attention_bf16_scores_(
+        head, s->p, head->f.q_by_query + attention_bf16_over_dims_(&head->f, t0 / BF16_TILE, 0),
+        head->f.k_by_key + attention_bf16_over_dims_(&head->f, u / BF16_TILE, 0), finish, before);
+    return (AttentionBf16Tile_){head, t0, rows, u, s->p, NULL, shift, NULL, NULL, NULL, by_query};
+}
+
+// Gives the scores of queries t0 ... t0+rows-1 to `finish`, a tile after the other, those with their own keys first. `shift`
+// becomes the score of each query with itself, if that is asked for.
+static inline void attention_bf16_keys_(const AttentionBf16Head_* head, int t0, int rows, int from,
+                                        float* shift, int sets_shift, float initial, Bf16Finish finish) {
+    AttentionBf16Tile_ before = attention_bf16_next_(head, t0, rows, t0, from, shift, NULL, NULL);
+    for (int i = 0; i < rows && sets_shift; i++) {
+        shift[i] = before.p[i * BF16_TILE + i] * head->c;
+    }
+    for (int i = 0; i < rows * LANES; i++) {
+        head->s.sums[i] = initial;
+    }
+    for (int u = from; u < t0; u += BF16_TILE) {
+        before = attention_bf16_next_(head, t0, rows, u, from, shift, finish, &before);
+    }
+    finish(&before, 0, BF16_TILE);
+}
+
+// Sets the sums of e, and packs it, with the shifts as above.
+static inline void attention_bf16_exponentials_(const AttentionBf16Head_* head, int t0, int rows, int from,
+                                                float* shift, float* sum) {
+    const float most = 1e30f;
+    int is_small = 1;
+    attention_bf16_keys_(head, t0, rows, from, shift, 1, 0, attention_bf16_forward_finish_);
+    for (int i = 0; i < rows; i++) {
+        sum[i] = vec_hsum(vec_load(head->s.sums + i * LANES));
+        is_small &= sum[i] < most;
+    }
+    if (is_small) {
+        return;
+    }
+    attention_bf16_keys_(head, t0, rows, from, shift, 0, -INFINITY, attention_bf16_max_finish_);
+    for (int i = 0; i < rows;
+         i++) { // the other rows keep theirs: their bits do not depend on what comes later
+        shift[i] = sum[i] < most ? shift[i] : vec_hmax(vec_load(head->s.sums + i * LANES)) * head->c;
+    }
+    attention_bf16_keys_(head, t0, rows, from, shift, 0, 0, attention_bf16_forward_finish_);
+    for (int i = 0; i < rows; i++) {
+        sum[i] = vec_hsum(vec_load(head->s.sums + i * LANES));
+    }
+}
+
+// out of queries t0 ... t0+rows-1, dimensions from d on: a tile of sums divided by those of e.
+static inline void attention_bf16_divide_(const AttentionBf16Head_* head, const float* square, int t0,
+                                          int rows, int d, const float* sum) {
+    const int cols = int_min(BF16_TILE, head->HS - d);
+    for (int i = 0; i < rows; i++) {
+        const float* from = square + i * BF16_TILE;
+        float* out = head->out + (size_t)(t0 + i) * head->C + d;
+        const float inverse = 1.0f / sum[i];
+        for (int j = 0; j < cols; j++) {
+            out[j] = from[j] * inverse;
+        }
+    }
+}
+
+// Queries t0 ... t0+rows-1: scores, softmax, out.
+static inline void attention_bf16_forward_tile_(const AttentionBf16Head_* head, int t0, int rows) {
+    const int from = attention_bf16_from_(head->starts, t0);
+    float shift[BF16_TILE], sum[BF16_TILE];
+    attention_bf16_exponentials_(head, t0, rows, from, shift, sum);
+    for (int i = 0; i < rows; i++) {
+        head->lse[t0 + i] = shift[i] / LOG2_E + logf(sum[i]);
+    }
+    for (int d = 0; d < head->f.dims; d++) {
+        const uint32_t* v = head->f.v_by_dim + attention_bf16_over_tokens_(&head->f, from / BF16_TILE, d);
+        float* square = head->s.dq + d * ATTENTION_BF16_SQUARE_;
+        head->kernel->product(square, BF16_TILE, NULL, 0, head->s.row, v, bf16_steps(t0 + rows - from),
+                              &bf16_nothing_ahead);
+        attention_bf16_divide_(head, square, t0, rows, d * BF16_TILE, sum);
+    }
+}
+
+static inline void attention_bf16_forward_(const AttentionBf16Pass_* pass, AttentionBf16Scratch* scratch) {
+    const AttentionSizes sizes = pass->sizes;
+    assert(sizes.T <= scratch->T && sizes.C / sizes.NH == scratch->HS);
+#pragma omp parallel
+    {
+        scratch->kernel.begin();
+#pragma omp for schedule(dynamic)
+        for (int h = 0; h < sizes.B * sizes.NH; h++) {
+            const AttentionBf16Head_ head = attention_bf16_head_(pass, h, scratch);
+            if (!pass->packed) {
+                attention_bf16_pack_head_(&head);
+            }
+            for (int t = 0; t < sizes.T; t += BF16_TILE) {
+                attention_bf16_forward_tile_(&head, t, int_min(BF16_TILE, sizes.T - t));
+            }
+        }
+        scratch->kernel.end();
+    }
+}
+
+static inline void attention_bf16_forward_cpu(float* out, float* lse, const float* qkv, const int* starts,
+                                              AttentionSizes sizes, AttentionBf16Scratch* scratch) {
+    const AttentionBf16Pass_ pass = {sizes, starts, qkv, NULL, NULL, out, lse, NULL, NULL, NULL};
+    attention_bf16_forward_(&pass, scratch);
+}
+
+// ---- backward ----
+
+// A block of queries: t0 ... t0+rows-1.
+typedef struct {
+    int t0, rows;
+    float shift[ATTENTION_BF16_ROWS], delta[ATTENTION_BF16_ROWS];
+} AttentionBf16Block_;
+
+// A Bf16Finish: scores become p.
+static inline void attention_bf16_p_finish_(const void* of, int begin, int end) {
+    const AttentionBf16Tile_* tile = (const AttentionBf16Tile_*)of;
+    for (int i = begin; i < int_min(end, tile->rows); i++) {
+        attention_bf16_exp_row_(tile, i);
+    }
+}
+
+// Another, afterwards: ds, and both packed.
+static inline void attention_bf16_ds_finish_(const void* of, int begin, int end) {
+    const AttentionBf16Tile_* tile = (const AttentionBf16Tile_*)of;
+    for (int i = begin; i < int_min(end, tile->rows); i++) {
+        const float* p = tile->p + i * BF16_TILE;
+        float* ds = tile->ds + i * BF16_TILE;
+        const Vec delta = vec_all(tile->delta[i]);
+        for (int j = 0; j < BF16_TILE; j += LANES) {
+            vec_store(ds + j, vec_load(p + j) * (vec_load(ds + j) - delta));
+        }
+    }
+    if (end == BF16_TILE) {
+        const Bf16TilePacked p = {NULL, NULL, tile->p_by_key, NULL},
+                             ds = {tile->by_query, NULL, tile->ds_by_key, NULL};
+        tile->head->kernel->pack_tile(&p, tile->p);
+        tile->head->kernel->pack_tile(&ds, tile->ds);
+    }
+}
+
+// Tile i of a block of queries, and tile j of a chunk of keys that begins at u0.
+static inline AttentionBf16Tile_ attention_bf16_tile_(const AttentionBf16Head_* head,
+                                                      const AttentionBf16Block_* block, int i, int u0, int j,
+                                                      int n) {
+    enum { TILES = ATTENTION_BF16_TILES, STEP = BF16_STEP_PAIRS };
+    const AttentionBf16Scratch_* s = &head->s;
+    const int row = i * BF16_TILE;
+    return (AttentionBf16Tile_){head,
+                                block->t0 + row,
+                                int_min(BF16_TILE, block->rows - row),
+                                u0 + j * BF16_TILE,
+                                s->p + n % 2 * ATTENTION_BF16_SQUARE_,
+                                s->ds + n % 2 * ATTENTION_BF16_SQUARE_,
+                                block->shift + row,
+                                block->delta + row,
+                                s->p_by_key + (size_t)(j * TILES + i) * STEP,
+                                s->ds_by_key + (size_t)(j * TILES + i) * STEP,
+                                s->ds_by_query + (size_t)(i * TILES + j) * STEP};
+}
+
+// The first tile of keys that a block sees in the chunk from u0 on, and the end of those that tile i of it sees.
+static inline int attention_bf16_first_(const AttentionBf16Head_* head, const AttentionBf16Block_* block,
+                                        int u0) {
+    return int_max(0, attention_bf16_from_(head->starts, block->t0) - u0) / BF16_TILE;
+}
+static inline int attention_bf16_end_(const AttentionBf16Block_* block, int i, int u0) {
+    return int_min(ATTENTION_BF16_TILES, (block->t0 - u0) / BF16_TILE + i + 1);
+}
+
+// p and ds of a block and a chunk of keys, packed.
+static inline void attention_bf16_probabilities_(const AttentionBf16Head_* head,
+                                                 const AttentionBf16Block_* block, int u0) {
+    const AttentionBf16Factors_* f = &head->f;
+    AttentionBf16Tile_ before;
+    int n = 0;
+    for (int i = 0; i < bf16_steps(block->rows); i++) {
+        for (int j = attention_bf16_first_(head, block, u0); j < attention_bf16_end_(block, i, u0);
+             j++, n++) {
+            const AttentionBf16Tile_ tile = attention_bf16_tile_(head, block, i, u0, j, n);
+            const size_t query = attention_bf16_over_dims_(f, block->t0 / BF16_TILE + i, 0),
+                         key = attention_bf16_over_dims_(f, u0 / BF16_TILE + j, 0);
+            attention_bf16_scores_(head, tile.p, f->q_by_query + query, f->k_by_key + key,
+                                   n > 0 ? attention_bf16_p_finish_ : NULL, &before);
+            attention_bf16_scores_(head, tile.ds, head->s.dout + attention_bf16_over_dims_(f, i, 0),
+                                   f->v_by_key + key, n > 0 ? attention_bf16_ds_finish_ : NULL, &before);
+            before = tile;
+        }
+    }
+    attention_bf16_p_finish_(&before, 0, BF16_TILE);
+    attention_bf16_ds_finish_(&before, 0, BF16_TILE);
+}
+
+// Sets or adds to a square: left . right over `steps` steps.
+static inline void attention_bf16_add_(const AttentionBf16Head_* head, float* square, int is_added,
+                                       const uint32_t* left, const uint32_t* right, int steps) {
+    head->kernel->product(square, BF16_TILE, is_added ? square : NULL, BF16_TILE, left, right, steps,
+                          &bf16_nothing_ahead);
+}
+
+// Adds what a chunk of keys has of dq, and the block of queries of dk and dv. The first chunk sets dq; the block to which the
+// keys belong sets dk and dv. So blocks follow each other in a fixed order. Queries see no tiles of keys behind their own.
+static inline void attention_bf16_chunk_(const AttentionBf16Head_* head, const AttentionBf16Block_* block,
+                                         int u0, int is_first) {
+    enum { TILES = ATTENTION_BF16_TILES, STEP = BF16_STEP_PAIRS, SQUARE = ATTENTION_BF16_SQUARE_ };
+    const AttentionBf16Scratch_* s = &head->s;
+    const AttentionBf16Factors_* f = &head->f;
+    const int first = attention_bf16_first_(head, block, u0), tiles = bf16_steps(block->rows);
+    const int is_own = u0 == block->t0, end = attention_bf16_end_(block, tiles - 1, u0);
+    attention_bf16_probabilities_(head, block, u0);
+    for (int d = 0; d < f->dims; d++) {
+        const uint32_t* k = f->k_by_dim + attention_bf16_over_tokens_(f, u0 / BF16_TILE + first, d);
+        for (int i = 0; i < tiles; i++) {
+            attention_bf16_add_(head, s->dq + (i * f->dims + d) * SQUARE, !is_first,
+                                s->ds_by_query + (size_t)(i * TILES + first) * STEP, k,
+                                attention_bf16_end_(block, i, u0) - first);
+        }
+        for (int j = first; j < end; j++) {
+            const int i = is_own ? j : 0; // the first tile of queries that sees the keys
+            const size_t square = (size_t)((u0 / BF16_TILE + j) * f->dims + d) * SQUARE,
+                         right = (size_t)(j * TILES + i) * STEP;
+            attention_bf16_add_(head, s->dk + square, !is_own,
+                                f->q_by_dim + attention_bf16_over_tokens_(f, block->t0 / BF16_TILE + i, d),
+                                s->ds_by_key + right, tiles - i);
+            attention_bf16_add_(head, s->dv + square, !is_own,
+                                s->dout_by_dim + (size_t)(d * TILES + i) * STEP, s->p_by_key + right,
+                                tiles - i);
+        }
+    }
+}
+
+// Packs dout of a block of queries, over dimensions and over queries.
+static inline void attention_bf16_pack_dout_(const AttentionBf16Head_* head, int t0, int rows) {
+    const size_t C = (size_t)head->C;
+    const float* dout = head->dout + t0 * C;
+    const Matrix by_query = {dout, C, 1}, by_dim = {dout, 1, C};
+    bf16_pack_left(head->kernel->pack, head->s.dout, attention_bf16_over_dims_(&head->f, 1, 0), by_query, 0,
+                   0, rows, head->HS);
+    bf16_pack_left(head->kernel->pack, head->s.dout_by_dim, (size_t)ATTENTION_BF16_TILES * BF16_STEP_PAIRS,
+                   by_dim, 0, 0, head->HS, rows);
+}
+
+// ---- what the backward pass sets ----
+
+// A square of the gradient of q, k or v (part 0, 1, 2): tile t of the tokens and d of the dimensions. `turned`: dimensions over
+// tokens, as dk and dv come out.
+typedef struct {
+    int part, t, d, turned;
+    float scale; // what it is to be multiplied by
+} AttentionBf16Square_;
+
+// to (32, 32), rows `stride` apart, = the square or its transpose.
+static inline void attention_bf16_turn_(float* to, size_t stride, const float* square, int turned) {
+    for (int i = 0; i < BF16_TILE; i += LANES) {
+        for (int j = 0; j < BF16_TILE; j += LANES) {
+            Vec row[LANES];
+            for (int r = 0; r < LANES; r++) {
+                row[r] = vec_load(square + (i + r) * BF16_TILE + j);
+            }
+            if (turned) {
+                vec_transpose(row);
+            }
+            for (int r = 0; r < LANES; r++) {
+                vec_store(to + (turned ? (j + r) * stride + i : (i + r) * stride + j), row[r]);
+            }
+        }
+    }
+}
+
+// Sets its part of dqkv in fp32.
+static inline void attention_bf16_set_rows_(const AttentionBf16Head_* head, const float* square,
+                                            AttentionBf16Square_ of) {
+    const int t = of.t * BF16_TILE, d = of.d * BF16_TILE;
+    const int rows = int_min(BF16_TILE, head->T - t), cols = int_min(BF16_TILE, head->HS - d);
+    const size_t stride = 3 * (size_t)head->C, token = (size_t)head->b * head->T + t;
+    float* to = head->pass->dqkv + token * stride + of.part * head->C + head->h * head->HS + d;
+    if (rows == BF16_TILE && cols == BF16_TILE) {
+        attention_bf16_turn_(to, stride, square, of.turned);
+    } else {
+        float tile[ATTENTION_BF16_SQUARE_];
+        attention_bf16_turn_(tile, BF16_TILE, square, of.turned);
+        bf16_copy_rows(to, stride, tile, BF16_TILE, rows, cols);
+    }
+}
+
+// Sets its part of dqkv packed, by tokens and by channels.
+static inline void attention_bf16_set_packed_(const AttentionBf16Head_* head, const float* square,
+                                              AttentionBf16Square_ of) {
+    const int tokens = head->pass->sizes.B * head->T, channels = 3 * head->C;
+    const int row = head->b * head->T / BF16_TILE + of.t,
+              col = (of.part * head->C + head->h * head->HS) / BF16_TILE + of.d;
+    uint32_t *by_token = head->pass->packed_gradient + row * matmul_bf16_pairs(1, channels) +
+                         (size_t)col * BF16_STEP_PAIRS,
+             *by_channel = head->pass->packed_gradient + matmul_bf16_pairs(tokens, channels) +
+                           col * matmul_bf16_pairs(1, tokens) + (size_t)row * BF16_STEP_PAIRS;
+    const Bf16TilePacked to = {of.turned ? by_channel : by_token, of.turned ? by_token : by_channel, NULL,
+                               NULL};
+    head->kernel->pack_tile(&to, square);
+}
+
+// Sets its part of dqkv; the square changes.
+static inline void attention_bf16_set_(const AttentionBf16Head_* head, float* square,
+                                       AttentionBf16Square_ of) {
+    for (int i = 0; i < ATTENTION_BF16_SQUARE_; i += LANES) {
+        vec_store(square + i, vec_load(square + i) * of.scale);
+    }
+    if (head->pass->packed_gradient) {
+        attention_bf16_set_packed_(head, square, of);
+    } else {
+        attention_bf16_set_rows_(head, square, of);
+    }
+}
+
+// The sums of dqkv over the tokens of a sequence: those of dimensions from 32 d on.
+static inline float* attention_bf16_sums_(const AttentionBf16Head_* head, int part, int d) {
+    return head->pass->sums + ((size_t)head->b * 3 + part) * head->C + head->h * head->HS + d * BF16_TILE;
+}
+
+// dq of tile t of the tokens. `is_first`: sets its sums, else adds to them.
+static inline void attention_bf16_set_queries_(const AttentionBf16Head_* head, float* squares, int t) {
+    for (int d = 0; d < head->f.dims; d++) {
+        float* square = squares + d * ATTENTION_BF16_SQUARE_;
+        const AttentionBf16Square_ of = {0, t, d, 0, head->scale};
+        attention_bf16_set_(head, square, of);
+        for (int j = 0; j < BF16_TILE && head->pass->packed_gradient; j += LANES) {
+            float* sums = attention_bf16_sums_(head, 0, d) + j;
+            Vec sum = t == 0 ? vec_all(0.0f) : vec_load(sums);
+            for (int i = 0; i < BF16_TILE; i++) {
+                sum += vec_load(square + i * BF16_TILE + j);
+            }
+            vec_store(sums, sum);
+        }
+    }
+}
+
+// dk or dv of all T keys: squares in scratch, dimensions over keys.
+static inline void attention_bf16_set_keys_(const AttentionBf16Head_* head, int part, float* squares,
+                                            float scale) {
+    for (int d = 0; d < head->f.dims; d++) {
+        Vec sums[BF16_TILE];
+        memset(sums, 0, sizeof(sums));
+        for (int t = 0; t < head->f.tiles; t++) {
+            float* square = squares + (size_t)(t * head->f.dims + d) * ATTENTION_BF16_SQUARE_;
+            const AttentionBf16Square_ of = {part, t, d, 1, scale};
+            attention_bf16_set_(head, square, of);
+            for (int i = 0; i < BF16_TILE; i++) {
+                for (int j = 0; j < BF16_TILE; j += LANES) {
+                    sums[i] += vec_load(square + i * BF16_TILE + j);
+                }
+            }
+        }
+        for (int i = 0; i < BF16_TILE && head->pass->packed_gradient; i++) {
+            attention_bf16_sums_(head, part, d)[i] = vec_hsum(sums[i]);
+        }
+    }
+}
+
+// Queries t0 ... t0+rows-1: dq, and what they have of dk and dv.
+static inline void attention_bf16_backward_block_(const AttentionBf16Head_* head, int t0, int rows) {
+    const int from = attention_bf16_from_(head->starts, t0) / ATTENTION_BF16_ROWS * ATTENTION_BF16_ROWS;
+    AttentionBf16Block_ block = {t0, rows, {0}, {0}};
+    for (int i = 0; i < rows; i++) {
+        const size_t row = (size_t)(t0 + i) * head->C;
+        block.shift[i] = head->lse[t0 + i] * LOG2_E;
+        block.delta[i] = vec_dot(head->out + row, head->dout + row, head->HS);
+    }
+    attention_bf16_pack_dout_(head, t0, rows);
+    for (int u = from; u < t0 + rows; u += ATTENTION_BF16_ROWS) {
+        attention_bf16_chunk_(head, &block, u, u == from);
+    }
+    for (int i = 0; i < bf16_steps(rows); i++) {
+        attention_bf16_set_queries_(head, head->s.dq + i * head->f.dims * ATTENTION_BF16_SQUARE_,
+                                    t0 / BF16_TILE + i);
+    }
+}
+
+static inline void attention_bf16_backward_(const AttentionBf16Pass_* pass, AttentionBf16Scratch* scratch) {
+    const AttentionSizes sizes = pass->sizes;
+    assert(sizes.T <= scratch->T && sizes.C / sizes.NH == scratch->HS);
+#pragma omp parallel
+    {
+        scratch->kernel.begin();
+#pragma omp for schedule(dynamic)
+        for (int h = 0; h < sizes.B * sizes.NH; h++) {
+            const AttentionBf16Head_ head = attention_bf16_head_(pass, h, scratch);
+            if (!pass->packed) {
+                attention_bf16_pack_head_(&head);
+            }
+            for (int t = 0; t < sizes.T; t += ATTENTION_BF16_ROWS) {
+                attention_bf16_backward_block_(&head, t, int_min(ATTENTION_BF16_ROWS, sizes.T - t));
+            }
+            attention_bf16_set_keys_(&head, 1, head.s.dk, head.scale);
+            attention_bf16_set_keys_(&head, 2, head.s.dv, 1.0f);
+        }
+        scratch->kernel.end();
+    }
+}
+
+static inline void attention_bf16_backward_cpu(float* dqkv, const float* dout, const float* qkv,
+                                               const float* out, const float* lse, const int* starts,
+                                               AttentionSizes sizes, AttentionBf16Scratch* scratch) {
+    const AttentionBf16Pass_ pass = {sizes,       starts,      qkv,  dout,
+                                     NULL,        (float*)out, // only read, as is lse
+                                     (float*)lse, dqkv,        NULL, NULL};
+    attention_bf16_backward_(&pass, scratch);
+}
+
+// ---- packed by others ----
+
+// Whether sequences and heads are whole tiles, as what follows wants.
+static inline int attention_bf16_fits(int T, int HS) { return T % BF16_TILE == 0 && HS % BF16_TILE == 0; }
+
+// Packs a tile (32, 32) of qkv (B*T, 3C), rows `row` ... and columns `col` ..., for both passes.
+static inline void attention_bf16_pack_qkv(const Bf16Kernel* kernel, uint32_t* qkv, const float* tile,
+                                           int row, int col, AttentionSizes sizes) {
+    const int T = sizes.T, HS = sizes.C / sizes.NH, part = col / sizes.C, head = col % sizes.C / HS;
+    const size_t index = (size_t)(row / T) * sizes.NH + head;
+    const AttentionBf16Factors_ f =
+        attention_bf16_factors_(qkv + index * ATTENTION_BF16_FACTORS_ * T * HS / 2, T, HS);
+    const size_t over_dims = attention_bf16_over_dims_(&f, row % T / BF16_TILE, col % HS / BF16_TILE),
+                 over_tokens = attention_bf16_over_tokens_(&f, row % T / BF16_TILE, col % HS / BF16_TILE);
+    const Bf16TilePacked q = {f.q_by_query + over_dims, f.q_by_dim + over_tokens, NULL, NULL},
+                         k = {NULL, NULL, f.k_by_dim + over_tokens, f.k_by_key + over_dims},
+                         v = {NULL, NULL, f.v_by_dim + over_tokens, f.v_by_key + over_dims};
+    kernel->pack_tile(part == 0 ? &q : part == 1 ? &k : &v, tile);
+}
+
+static inline void attention_bf16_packed_forward_cpu(float* out, float* lse, const uint32_t* qkv,
+                                                     const int* starts, AttentionSizes sizes,
+                                                     AttentionBf16Scratch* scratch) {
+    const AttentionBf16Pass_ pass = {sizes, starts, NULL, NULL, qkv, out, lse, NULL, NULL, NULL};
+    attention_bf16_forward_(&pass, scratch);
+}
+
+// What the backward pass sets: dqkv, packed, and its sums over each sequence (B, 3C).
+typedef struct {
+    uint32_t* packed; // memory of (B*T, 3C) floats
+    float* sums;
+} AttentionBf16Gradient;
+
+static inline void attention_bf16_packed_backward_cpu(AttentionBf16Gradient dqkv, const float* dout,
+                                                      const uint32_t* qkv, const float* out, const float* lse,
+                                                      const int* starts, AttentionSizes sizes,
+                                                      AttentionBf16Scratch* scratch) {
+    const AttentionBf16Pass_ pass = {sizes,       starts,      NULL,        dout,
+                                     qkv,         (float*)out, // only read, as is lse
+                                     (float*)lse, NULL,        dqkv.packed, dqkv.sums};
+    attention_bf16_backward_(&pass, scratch);
+}
+
+// ---- either ----
+
+// Attention with factors in fp32 or in bf16. One token of each text at a time (attention_cached_cpu) is always fp32.
+typedef struct {
+    int is_bf16;
+    AttentionScratch fp32;
+    AttentionBf16Scratch bf16;
+} Attention;
+
+static inline size_t attention_either_bytes(int is_bf16, int T, int HS) {
+    return attention_scratch_bytes(T, HS) + (is_bf16 ? attention_bf16_scratch_bytes(T, HS) : 0);
+}
+
+static inline void attention_either_open(Attention* a, int is_bf16, int T, int HS) {
+    a->is_bf16 = is_bf16;
+    attention_open(&a->fp32, T, HS);
+    if (is_bf16) {
+        attention_bf16_open(&a->bf16, bf16_kernel(), T, HS);
+    }
+}
+
+static inline void attention_either_close(Attention* a) {
+    if (a->is_bf16) {
+        attention_bf16_close(&a->bf16);
+    }
+    attention_close(&a->fp32);
+}
+
+static inline void attention_either_forward_cpu(float* out, float* lse, const float* qkv, const int* starts,
+                                                AttentionSizes sizes, Attention* a) {
+    if (a->is_bf16) {
+        attention_bf16_forward_cpu(out, lse, qkv, starts, sizes, &a->bf16);
+    } else {
+        attention_forward_cpu(out, lse, qkv, starts, sizes, &a->fp32);
+    }
+}
+
+static inline void attention_either_backward_cpu(float* dqkv, const float* dout, const float* qkv,
+                                                 const float* out, const float* lse, const int* starts,
+                                                 AttentionSizes sizes, Attention* a) {
+    if (a->is_bf16) {
+        attention_bf16_backward_cpu(dqkv, dout, qkv, out, lse, starts, sizes, &a->bf16);
+    } else {
+        attention_backward_cpu(dqkv, dout, qkv, out, lse, starts, sizes, &a->fp32);
+    }
+}
+
+#endif

@@ -1,0 +1,88 @@
+/*
+qkv_bf16.h -- the linear layer in front of attention with products in bf16, on the CPU: queries, keys and values leave its product
+rounded and packed for attention (attention_bf16.h), and their gradient comes from there packed.
+
+    qkv (N, 3C) = inp qkvw^T + qkvb        dinp = dqkv qkvw
+    dqkvw = dqkv^T inp                     dqkvb = sum_n dqkv
+
+Neither qkv nor dqkv is written in fp32. N = B T; T and the size of a head are multiples of 32.
+*/
+#ifndef LLMC_QKV_BF16_H
+#define LLMC_QKV_BF16_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "llmc/bf16/attention_bf16.h"
+#include "llmc/base/vec.h"
+#include "llmc/ops/gradient.h"
+#include "llmc/bf16/matmul_bf16.h"
+
+// A layer. Weights are packed: for the forward pass, and for dinp.
+typedef struct {
+    AttentionSizes sizes;
+    const uint32_t *qkvw, *qkvw_backward;
+    const float* qkvb;
+} QkvBf16;
+
+typedef struct {
+    const QkvBf16* layer;
+    const Bf16Kernel* kernel;
+    uint32_t* qkv;
+} QkvBf16Forward_;
+
+// A Bf16Finish: the bias added, and the tile packed.
+static inline void qkv_bf16_tile_(const void* of, int begin, int end) {
+    const MatmulBf16Tile* tile = (const MatmulBf16Tile*)of;
+    const QkvBf16Forward_* forward = (const QkvBf16Forward_*)tile->context;
+    for (int i = begin * BF16_TILE; i < end * BF16_TILE; i += LANES) {
+        const Vec bias = vec_load(forward->layer->qkvb + tile->col + i % BF16_TILE);
+        vec_store(tile->sums + i, vec_load(tile->sums + i) + bias);
+    }
+    if (end == BF16_TILE) {
+        attention_bf16_pack_qkv(forward->kernel, forward->qkv, tile->sums, tile->row, tile->col,
+                                forward->layer->sizes);
+    }
+}
+
+// Sets qkv, memory of (N, 3C) floats, packed; inp (N, C).
+static inline void qkv_bf16_forward_cpu(uint32_t* qkv, const QkvBf16* layer, const float* inp,
+                                        MatmulBf16Scratch* scratch) {
+    const AttentionSizes sizes = layer->sizes;
+    const QkvBf16Forward_ forward = {layer, &scratch->kernel, qkv};
+    MatmulBf16 m =
+        matmul_bf16_of(NULL, matmul_bf16_matrix((Matrix){inp, (size_t)sizes.C, 1}),
+                       matmul_bf16_packed(layer->qkvw, sizes.C), sizes.B * sizes.T, 3 * sizes.C, sizes.C);
+    m.finish = qkv_bf16_tile_;
+    m.context = &forward;
+    matmul_bf16_product_cpu(m, scratch);
+}
+
+// What the backward pass sets, or adds to as `mode` says: gradients of parameters, or NULL, and dinp (N, C), which it sets.
+typedef struct {
+    float *dinp, *dqkvw, *dqkvb;
+    GradientMode mode;
+} QkvBf16Gradients;
+
+// dqkv from attention, inp (N, C).
+static inline void qkv_bf16_backward_cpu(const QkvBf16* layer, const QkvBf16Gradients* d,
+                                         AttentionBf16Gradient dqkv, const float* inp,
+                                         MatmulBf16Scratch* scratch) {
+    const int N = layer->sizes.B * layer->sizes.T, C = layer->sizes.C;
+    const MatmulBf16Factor by_token = matmul_bf16_packed(dqkv.packed, 3 * C),
+                           by_channel = matmul_bf16_packed(dqkv.packed + matmul_bf16_pairs(N, 3 * C), N);
+    if (d->dqkvw) {
+        MatmulBf16 m = matmul_bf16_of(d->dqkvw, by_channel, matmul_bf16_matrix((Matrix){inp, (size_t)C, 1}),
+                                      3 * C, C, N);
+        m.mode = d->mode;
+        matmul_bf16_product_cpu(m, scratch);
+    }
+    if (d->dqkvb) { // from a row of sums for each sequence
+        matmul_backward_bias_cpu(d->dqkvb, dqkv.sums, layer->sizes.B, 3 * C, d->mode);
+    }
+    matmul_bf16_product_cpu(
+        matmul_bf16_of(d->dinp, by_token, matmul_bf16_packed(layer->qkvw_backward, 3 * C), N, C, 3 * C),
+        scratch);
+}
+
+#endif

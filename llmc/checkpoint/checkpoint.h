@@ -1,0 +1,598 @@
+/*
+checkpoint.h -- the complete state of a run in a directory, OUT/step_00001000/, which is complete or absent.
+
+    config.json, generation_config.json, model.safetensors    a Hugging Face model (hf_model.h)
+    tokenizer.json, tokenizer_config.json, ...                its tokenizer, if the run has one
+    optimizer.1of1.safetensors                                the optimizer's state (optimizer_parts.h)
+    products.json                                             GPU trainer only: matmul_algorithms.h
+    state.json                                                the rest, and checksums of all files (run_state.h)
+
+model.safetensors has fp32 master weights, or 16-bit weights where there are none. Above --model-file-gb there are
+several files of it, and an index (hf_model.h); the processes share them, so that each copies and writes its own.
+
+A save copies the tensors into memory allocated before the first step; a thread of each process writes them while the
+run continues, and when all have written, one of rank 0 completes the directory (directory.h). A second
+save waits for the first. The disk is checked for room before. --keep removes older checkpoints once a newer one is
+in its place, sparing multiples of --keep-major and the best of --keep-best. Any failure is one
+error that names the file, and leaves the existing checkpoints alone; the half that was written is
+removed, unless other processes still write there. Weights that are not finite are such a failure:
+they are never saved.
+*/
+#ifndef LLMC_CHECKPOINT_H
+#define LLMC_CHECKPOINT_H
+
+#include <limits.h>
+#include <pthread.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "llmc/base/lock.h"
+#include "llmc/formats/hf_model.h"
+#include "llmc/formats/safetensors.h"
+#include "llmc/checkpoint/optimizer_parts.h"
+#include "llmc/setup/options.h"
+#include "llmc/checkpoint/run_state.h"
+#include "llmc/tokenizer/tokenizer.h"
+#include "llmc/comm/comm.h"
+#include "llmc/model/model.h"
+#include "llmc/optim/optimizer.h"
+#include "llmc/parallel/zero.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// What is the same in all checkpoints of a run.
+typedef struct {
+    const char* trainer; // in words: which program, with which precision
+    GPT2Config cfg;
+    Optimizer optimizer;
+    ZeroPlan zero; // what each process saves
+    Comm* comm;
+    SafeTensorsDtype dtype;     // of the parameters in the copy
+    int eot;                    // the token that ends documents
+    const Tokenizer* tokenizer; // NULL: none that is known
+    // fields of config.json that are kept (hf_config_kept); NULL: a new model
+    const char* config;
+    size_t train_tokens;
+    uint64_t train_data; // fingerprint of their contents, 0: unknown
+    // Writes further small files into the directory, in the thread that saves; NULL: there are none.
+    void (*extra)(const void* context, const char* directory);
+    const void* extra_context;
+} CheckpointRun;
+
+// The files of the weights, and those that this process writes.
+typedef struct {
+    HfModelFile* files;
+    int count, most;    // of all; of a process, at most
+    int first, end;     // its own are first ... end - 1,
+    HfModelFile groups; // and these groups of parameters
+} CheckpointModel;
+
+typedef struct {
+    char out[PATH_MAX];
+    const Options* options;
+    CheckpointRun run;
+    TensorRow rows[GPT2_PARAMETER_ROWS]; // of the parameters: full arrays
+    CheckpointModel model;
+    CheckpointPart part;      // of the optimizer's state
+    void *params, *optimizer; // the copy, on the host: the groups of parameters; the part
+    size_t params_bytes, optimizer_bytes;
+    Lock* lock; // checkpoint_lock; NULL: another rank has it
+
+    SavedState state;        // of the save under way
+    int is_running;          // a save is under way: the same on all ranks,
+    int writes, completes;   // and so is what threads do: write files; complete the directory
+    int has_thread, is_done; // this process has a thread; it has ended
+    uint64_t* written;       // checksums of the files of this process: of the weights (most), of its part
+    pthread_t thread;
+    int64_t saved_step; // the last one that was saved or resumed, -1: none
+    int64_t whole_step; // the last one whose save has ended, or that was resumed
+    double write_s;     // what the thread took; not to be read while it runs
+    double save_s;      // the longest of those that ended
+} Checkpoints;
+
+// ---- writing ----
+
+// Bytes of a checkpoint, at most about.
+double checkpoints_disk_bytes(const Checkpoints* c);
+
+// How many checkpoints steps `after` + 1 to --steps leave, at most.
+double checkpoints_kept(const Options* options, int64_t after);
+
+// Removes the checkpoints that --keep does not want beside that of `last`, the newest.
+void checkpoints_thin(const Options* options, const SavedState* last);
+
+// ---- saving during a run ----
+
+// Bytes of the copy that a save makes in this process; parameters of the given type, in files of at most max_gb.
+size_t checkpoints_bytes(GPT2Config cfg, Optimizer optimizer, const ZeroPlan* zero, SafeTensorsDtype dtype,
+                         double max_gb);
+
+// What follows is collective: all processes of the run call it in the same order.
+
+// Prepares to save into --out, which exists. The options and what `run` points to must stay. `lock` is that of
+// checkpoint_lock, or NULL to take it now; rank 0 has it, no other rank; checkpoints_close releases
+// it. `after` updates are done. There must be room on the disk for at least one checkpoint. Before
+// each save the caller points params and optimizer to what is to be saved, and leaves that as it is
+// until the save has ended.
+void checkpoints_open(Checkpoints* c, const Options* options, CheckpointRun run, Lock* lock, int64_t after);
+
+// Points params and optimizer into `memory`, of checkpoints_bytes.
+void checkpoint_copy_at(Checkpoints* c, void* memory);
+
+// Waits until the save under way is on the disk. Returns whether there was one; if so, sets its path.
+int checkpoint_wait(Checkpoints* c, char path[PATH_MAX]);
+
+// The same, but without waiting: only if it has ended.
+int checkpoint_finished(Checkpoints* c, char path[PATH_MAX]);
+
+// Starts to write what was copied to params and optimizer after the save before was waited for.
+void checkpoint_start(Checkpoints* c, const RunState* run);
+
+void checkpoints_close(Checkpoints* c);
+
+#ifdef __cplusplus
+}
+#endif
+
+#ifdef CHECKPOINT_IMPLEMENTATION
+
+#include <assert.h>
+#include <dirent.h>
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+
+#include "llmc/base/check.h"
+#include "llmc/base/clock.h"
+#include "llmc/base/file.h"
+#include "llmc/checkpoint/directory.h"
+#include "llmc/optim/schedule.h"
+
+// ---- writing ----
+
+// Deals the files to the processes, each some in a row.
+static void checkpoint_model_open_(CheckpointModel* m, GPT2Config cfg, const ZeroPlan* zero,
+                                   SafeTensorsDtype dtype, double max_gb) {
+    memset(m, 0, sizeof(*m));
+    m->files = (HfModelFile*)check_alloc((size_t)gpt2_groups(cfg), sizeof(HfModelFile), "files of a model");
+    m->count = hf_model_files(m->files, cfg, dtype, 1e9 * max_gb);
+    m->most = (m->count + zero->size - 1) / zero->size;
+    m->first = m->count < zero->rank * m->most ? m->count : zero->rank * m->most;
+    m->end = m->count < m->first + m->most ? m->count : m->first + m->most;
+    if (m->first < m->end) {
+        m->groups.first = m->files[m->first].first;
+        m->groups.end = m->files[m->end - 1].end;
+    }
+}
+
+static void checkpoint_model_close_(CheckpointModel* m) { free(m->files); }
+
+// Of this process's groups.
+static size_t checkpoint_params_bytes_(const CheckpointModel* m, const ZeroPlan* zero,
+                                       SafeTensorsDtype dtype) {
+    return (zero_group_begin(zero, m->groups.end) - zero_group_begin(zero, m->groups.first)) *
+           safetensors_dtype_bytes(dtype);
+}
+
+// Group g in the copy.
+static const void* checkpoint_group_(const Checkpoints* c, int g) {
+    return (const char*)c->params +
+           (gpt2_group_offset_bytes(c->rows, g) - gpt2_group_offset_bytes(c->rows, c->model.groups.first));
+}
+
+// Adds a file to the list in state.json; `checksum` was computed while writing, or is 0: read the file
+// again.
+static void checkpoint_list_file_(SavedState* s, const char* directory, const char* name, uint64_t checksum) {
+    char path[PATH_MAX];
+    struct stat info;
+    file_join(path, directory, name);
+    CHECK(s->num_files < STATE_MAX_FILES, "%s: more than %d files", directory, STATE_MAX_FILES);
+    CHECK(stat(path, &info) == 0, "%s: cannot read: %s", path, strerror(errno));
+    if (!checksum) {
+        char error[ERROR_BYTES];
+        CHECK(file_checksum(path, &checksum, error), "%s", error);
+    }
+    const SavedFile file = {strdup(name), info.st_size, checksum};
+    CHECK(file.name, "%s: no memory for a name", path);
+    s->files[s->num_files++] = file;
+}
+
+// Whether a file has tensors: such files are listed when all processes have written.
+static int checkpoint_has_tensors_(const char* name) {
+    return strstr(name, ".safetensors") && !file_ends_in(name, ".json");
+}
+
+// Lists the small files that are in a directory so far.
+static void checkpoint_list_small_files_(SavedState* s, const char* directory) {
+    struct dirent* entry;
+    DIR* dir = opendir(directory);
+    CHECK(dir, "%s: cannot read: %s", directory, strerror(errno));
+    while ((entry = readdir(dir))) {
+        if (entry->d_name[0] != '.' && !checkpoint_has_tensors_(entry->d_name)) {
+            checkpoint_list_file_(s, directory, entry->d_name, 0);
+        }
+    }
+    closedir(dir);
+}
+
+double checkpoints_disk_bytes(const Checkpoints* c) {
+    return hf_model_bytes(c->run.cfg, c->run.dtype) + optimizer_saved_bytes(c->run.optimizer, c->run.cfg) +
+           (1 << 20);
+}
+
+// Returns the free bytes of OUT's file system; INFINITY if it cannot be asked: then the write fails.
+static double checkpoint_free_bytes_(const Checkpoints* c) {
+    struct statvfs info;
+    return statvfs(c->out, &info) == 0 ? (double)info.f_bavail * (double)info.f_frsize : INFINITY;
+}
+
+// Ends the program if there is no room for a checkpoint. Says from which one the run continues with
+// fewer beside it.
+static void checkpoint_require_room_(const Checkpoints* c, const char* name) {
+    const double free_bytes = checkpoint_free_bytes_(c), mib = 1 << 20;
+    char whole[PATH_MAX];
+    if (free_bytes >= checkpoints_disk_bytes(c)) {
+        return;
+    }
+    checkpoint_path(whole, c->out, c->whole_step, "");
+    CHECK(c->whole_step >= 0, "%s: a checkpoint takes %.1f MiB, the disk has %.1f MiB free", name,
+          checkpoints_disk_bytes(c) / mib, free_bytes / mib);
+    CHECK(0,
+          "%s: a checkpoint takes %.1f MiB, the disk has %.1f MiB free; %s is whole: "
+          "--resume on --keep 2 continues from it and keeps fewer",
+          name, checkpoints_disk_bytes(c) / mib, free_bytes / mib, whole);
+}
+
+double checkpoints_kept(const Options* o, int64_t after) {
+    const int is_by_clock = (o->save_every == OPTION_AUTO && o->save_minutes > 0) || o->keep_best;
+    const double left = (double)(o->steps > after ? o->steps - after : 0),
+                 saves = o->save_every > 0 ? ceil(left / o->save_every) : !!o->save_every,
+                 others = is_by_clock * CHECKPOINT_KEPT_BY_CLOCK,
+                 major = o->keep > 0 && o->keep_major ? floor(left / o->keep_major) : 0;
+    return (o->keep > 0 ? fmin(saves + others, o->keep + major) : saves + others) + o->keep_best;
+}
+
+void checkpoints_thin(const Options* o, const SavedState* last) {
+    const CheckpointsKept kept = {o->keep, o->keep_major,
+                                  o->keep_best ? last->run.validations.best_step : -1};
+    if (o->keep) {
+        checkpoint_thin(o->out, last, kept);
+    }
+}
+
+// Says so where not all that will be kept fits. There is one more while it is written.
+static void checkpoint_warn_of_room_(const Checkpoints* c, int64_t after) {
+    const double kept = checkpoints_kept(c->options, after), mib = 1 << 20,
+                 free_bytes = checkpoint_free_bytes_(c);
+    if (kept > 1 && kept * checkpoints_disk_bytes(c) > free_bytes) {
+        printf("note: up to %.0f checkpoints of %.1f MiB, %.1f MiB, the disk has %.1f MiB free; --keep 1 "
+               "keeps one\n",
+               kept, checkpoints_disk_bytes(c) / mib, kept * checkpoints_disk_bytes(c) / mib,
+               free_bytes / mib);
+    }
+}
+
+// The first of `count` elements that is not finite; `count` if all are finite.
+static size_t checkpoint_find_infinite_(const void* elements, SafeTensorsDtype dtype, size_t count) {
+    const char* data = (const char*)elements;
+    const size_t bytes = safetensors_dtype_bytes(dtype);
+    const uint32_t exponent = dtype == SAFETENSORS_F32    ? 0x7F800000
+                              : dtype == SAFETENSORS_BF16 ? 0x7F80
+                                                          : 0x7C00;
+    for (size_t i = 0; i < count; i++) {
+        uint32_t bits = 0; // little-endian
+        memcpy(&bits, data + i * bytes, bytes == 2 ? 2 : 4);
+        if ((bits & exponent) == exponent) {
+            return i;
+        }
+    }
+    return count;
+}
+
+// Whether all weights of this process's files are finite; if not, the reason in `error`. Others could not be read
+// again, and would push a checkpoint that can be read out of --keep.
+static int checkpoint_is_finite_(const Checkpoints* c, const char* path, char* error) {
+    for (int g = c->model.groups.first; g < c->model.groups.end; g++) {
+        for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+            const TensorRow* row = &c->rows[i];
+            const size_t count = gpt2_rows_in_files(row, c->run.cfg) * row->cols;
+            const void* tensor = tensor_in_group(row, checkpoint_group_(c, g));
+            const size_t bad =
+                tensor_is_in_group(row, g) ? checkpoint_find_infinite_(tensor, c->run.dtype, count) : count;
+            if (bad < count) {
+                return error_set(
+                    error, path,
+                    "not saved: element %zu of %s, layer %d, is not finite: the run has diverged", bad,
+                    row->name, gpt2_group_layer(c->run.cfg, g));
+            }
+        }
+    }
+    return 1;
+}
+
+// The small files, of rank 0 alone: all but state.json.
+static void checkpoint_write_small_files_(Checkpoints* c, const char* directory) {
+    hf_config_write(directory, c->run.cfg, c->run.dtype, c->run.eot, c->run.config);
+    if (c->model.count > 1) {
+        hf_model_write_index(directory, c->model.files, c->model.count, c->run.cfg, c->run.dtype);
+    }
+    if (c->run.tokenizer) {
+        tokenizer_write_hf(c->run.tokenizer, directory, c->run.cfg.max_T);
+    }
+    if (c->run.extra) {
+        c->run.extra(c->run.extra_context, directory);
+    }
+    checkpoint_list_small_files_(&c->state, directory);
+}
+
+// Writes the files of this process. `checkpoint` is the name for errors.
+static void checkpoint_write_files_(Checkpoints* c, const char* directory, const char* checkpoint) {
+    const CheckpointModel* m = &c->model;
+    const int writers = checkpoint_part_writers(&c->run.zero);
+    char path[PATH_MAX], name[64], error[ERROR_BYTES];
+    CHECK(checkpoint_is_finite_(c, checkpoint, error), "%s", error);
+    if (c->run.zero.rank == 0) {
+        checkpoint_write_small_files_(c, directory);
+    }
+    for (int f = m->first; f < m->end; f++) {
+        hf_model_file_name(name, f, m->count);
+        c->written[f - m->first] = hf_model_write(directory, name, m->files[f], c->run.cfg, c->rows,
+                                                  checkpoint_group_(c, m->files[f].first), c->run.dtype);
+    }
+    if (c->run.zero.rank < writers) {
+        checkpoint_part_name(name, c->run.zero.rank, writers);
+        file_join(path, directory, name);
+        c->written[m->most] = checkpoint_part_write(&c->part, path, c->optimizer);
+    }
+}
+
+// Lists the files of weights and state, `written` by each process.
+static void checkpoint_list_written_(Checkpoints* c, const char* directory, const uint64_t* written) {
+    const int most = c->model.most, writers = checkpoint_part_writers(&c->run.zero);
+    char name[64];
+    for (int f = 0; f < c->model.count; f++) {
+        hf_model_file_name(name, f, c->model.count);
+        checkpoint_list_file_(&c->state, directory, name, written[f / most * (most + 1) + f % most]);
+    }
+    for (int i = 0; i < writers; i++) {
+        checkpoint_part_name(name, i, writers);
+        checkpoint_list_file_(&c->state, directory, name, written[i * (most + 1) + most]);
+    }
+}
+
+// After all have written: state.json, and the directory gets its name. In rank 0.
+static void checkpoint_complete_(Checkpoints* c, const char* part, const char* path) {
+    char file[PATH_MAX];
+    SavedState* s = &c->state;
+    file_join(file, part, "state.json");
+    state_write(file, s, c->options);
+    for (; s->num_files > 0; s->num_files--) {
+        free((char*)s->files[s->num_files - 1].name);
+    }
+    checkpoint_put(part, path, c->out, s->run.step);
+    file_sync_directory(path);
+    checkpoints_thin(c->options, s);
+}
+
+// Removes the half of a checkpoint whose save has failed.
+static void checkpoint_abandon_(void* checkpoints) {
+    const Checkpoints* c = (const Checkpoints*)checkpoints;
+    char part[PATH_MAX];
+    checkpoint_path(part, c->out, c->state.run.step, CHECKPOINT_PART);
+    checkpoint_clear(part);
+}
+
+// The thread of a save. With one process it does all; with several, first each one's writes, then rank 0's completes.
+static void* checkpoint_work_(void* checkpoints) {
+    Checkpoints* c = (Checkpoints*)checkpoints;
+    const double start_s = time_now_s();
+    char path[PATH_MAX], part[PATH_MAX];
+    checkpoint_path(path, c->out, c->state.run.step, "");
+    checkpoint_path(part, c->out, c->state.run.step, CHECKPOINT_PART);
+    if (c->completes) { // else other processes still write there
+        check_on_failure(checkpoint_abandon_, c);
+    }
+    if (c->writes) {
+        checkpoint_write_files_(c, part, path);
+    }
+    if (c->writes && c->completes) {
+        checkpoint_list_written_(c, part, c->written);
+    }
+    if (c->completes) {
+        checkpoint_complete_(c, part, path);
+    }
+    c->write_s += time_now_s() - start_s;
+    __atomic_store_n(&c->is_done, 1, __ATOMIC_RELEASE);
+    return NULL;
+}
+
+// ---- saving during a run ----
+
+size_t checkpoints_bytes(GPT2Config cfg, Optimizer optimizer, const ZeroPlan* zero, SafeTensorsDtype dtype,
+                         double max_gb) {
+    CheckpointModel model;
+    checkpoint_model_open_(&model, cfg, zero, dtype, max_gb);
+    const size_t params = checkpoint_params_bytes_(&model, zero, dtype);
+    checkpoint_model_close_(&model);
+    return params + checkpoint_part_bytes(optimizer, cfg, zero);
+}
+
+// Ends the program where a file stands under the name of a checkpoint that steps `after` + 1 to --steps will
+// save: before the work that would be lost.
+static void checkpoint_require_places_(const Checkpoints* c, int64_t after) {
+    const Options* o = c->options;
+    char path[PATH_MAX];
+    int64_t* steps;
+    for (int i = checkpoint_steps(c->out, "", &steps) - 1; i >= 0; i--) {
+        struct stat info;
+        const int due = steps[i] > after && schedule_due(o->save_every, steps[i], o->steps);
+        checkpoint_path(path, c->out, steps[i], "");
+        CHECK(!due || stat(path, &info) != 0 || S_ISDIR(info.st_mode),
+              "%s: a file, wanted nothing or a directory: a checkpoint will be saved there", path);
+    }
+    free(steps);
+}
+
+// True if this process writes files of a checkpoint.
+static int checkpoint_has_files_(const Checkpoints* c) {
+    return c->model.first < c->model.end || c->run.zero.rank < checkpoint_part_writers(&c->run.zero);
+}
+
+void checkpoint_copy_at(Checkpoints* c, void* memory) {
+    c->params = memory;
+    c->optimizer = (char*)memory + c->params_bytes;
+}
+
+void checkpoints_open(Checkpoints* c, const Options* options, CheckpointRun run, Lock* lock, int64_t after) {
+    memset(c, 0, sizeof(*c));
+    CHECK(snprintf(c->out, sizeof(c->out), "%s", options->out) < (int)sizeof(c->out) - 64,
+          "%s: the name is too long", options->out);
+    c->options = options;
+    c->run = run;
+    c->saved_step = c->whole_step = -1;
+    zero_parameter_rows(c->rows, &run.zero, run.cfg, safetensors_dtype_bytes(run.dtype));
+    checkpoint_part_open(&c->part, run.optimizer, run.cfg, &run.zero);
+    checkpoint_model_open_(&c->model, run.cfg, &run.zero, run.dtype, options->model_file_gb);
+    c->written = (uint64_t*)check_alloc((size_t)c->model.most + 1, sizeof(uint64_t), "checksums of files");
+    c->params_bytes = checkpoint_params_bytes_(&c->model, &run.zero, run.dtype);
+    c->optimizer_bytes = checkpoint_part_bytes(run.optimizer, run.cfg, &run.zero);
+    c->state.trainer = run.trainer;
+    c->state.train_tokens = (int64_t)run.train_tokens;
+    c->state.train_data = run.train_data;
+    c->state.padded_vocab = run.cfg.Vp;
+    c->state.files = (SavedFile*)check_alloc(STATE_MAX_FILES, sizeof(SavedFile), "files of a checkpoint");
+    c->lock = lock;
+    if (checkpoint_has_files_(c)) {
+        checkpoint_require_writable(c->out);
+    }
+    if (run.zero.rank == 0) {
+        c->lock = lock ? lock : checkpoint_lock(c->out);
+        checkpoint_require_room_(c, c->out);
+        checkpoint_warn_of_room_(c, after);
+        checkpoint_require_places_(c, after);
+        c->state.serial = checkpoint_last_serial(c->out);
+    }
+    comm_broadcast(run.comm, &c->state.serial, sizeof(c->state.serial));
+}
+
+// ---- a save, from its start to its end ----
+
+// Starts the thread of this process.
+static void checkpoint_start_thread_(Checkpoints* c) {
+    c->is_done = 0;
+    const int failed = pthread_create(&c->thread, NULL, checkpoint_work_, c);
+    CHECK(!failed, "%s: cannot start a thread to save: %s", c->out, strerror(failed));
+    c->has_thread = 1;
+}
+
+static void checkpoint_join_(Checkpoints* c) {
+    if (c->has_thread) {
+        pthread_join(c->thread, NULL);
+        c->has_thread = 0;
+    }
+}
+
+// Makes the directory for the files of all.
+static void checkpoint_make_part_(Checkpoints* c) {
+    char part[PATH_MAX];
+    checkpoint_path(part, c->out, c->state.run.step, CHECKPOINT_PART);
+    checkpoint_clear(part);
+    checkpoint_require_room_(c, part);
+    CHECK(mkdir(part, 0777) == 0, "%s: cannot make the directory: %s", part, strerror(errno));
+}
+
+void checkpoint_start(Checkpoints* c, const RunState* run) {
+    assert(!c->is_running);
+    c->state.run = *run;
+    c->state.serial++;
+    c->saved_step = run->step;
+    c->is_running = c->writes = 1;
+    c->completes = c->run.zero.size == 1;
+    c->write_s = 0;
+    if (c->run.zero.rank == 0) {
+        checkpoint_make_part_(c);
+    }
+    comm_barrier(c->run.comm);
+    if (checkpoint_has_files_(c)) {
+        checkpoint_start_thread_(c);
+    }
+}
+
+// All have written. Rank 0 hears what, and completes the checkpoint.
+static void checkpoint_finish_writing_(Checkpoints* c) {
+    const ZeroPlan* zero = &c->run.zero;
+    char part[PATH_MAX];
+    const size_t count = (size_t)c->model.most + 1;
+    uint64_t* all =
+        (uint64_t*)check_alloc((size_t)zero->size * count, sizeof(uint64_t), "checksums of files");
+    checkpoint_join_(c);
+    comm_all_gather(c->run.comm, all, c->written, count * sizeof(uint64_t));
+    c->writes = 0;
+    c->completes = 1;
+    if (zero->rank == 0) {
+        checkpoint_path(part, c->out, c->state.run.step, CHECKPOINT_PART);
+        checkpoint_list_written_(c, part, all);
+        checkpoint_start_thread_(c);
+    }
+    free(all);
+}
+
+// The save has ended on all ranks.
+static int checkpoint_end_(Checkpoints* c, char path[PATH_MAX]) {
+    checkpoint_join_(c);
+    c->is_running = 0;
+    c->whole_step = c->state.run.step;
+    c->save_s = c->write_s > c->save_s ? c->write_s : c->save_s;
+    checkpoint_path(path, c->out, c->state.run.step, "");
+    return 1;
+}
+
+int checkpoint_wait(Checkpoints* c, char path[PATH_MAX]) {
+    if (!c->is_running) {
+        return 0;
+    }
+    if (!c->completes) {
+        checkpoint_finish_writing_(c);
+    }
+    checkpoint_join_(c);
+    comm_barrier(c->run.comm);
+    return checkpoint_end_(c, path);
+}
+
+// Whether no process has a thread that still works.
+static int checkpoint_all_done_(Checkpoints* c) {
+    const int is_busy = c->has_thread && !__atomic_load_n(&c->is_done, __ATOMIC_ACQUIRE);
+    return !comm_any(c->run.comm, is_busy);
+}
+
+int checkpoint_finished(Checkpoints* c, char path[PATH_MAX]) {
+    if (!c->is_running || !checkpoint_all_done_(c)) {
+        return 0;
+    }
+    if (!c->completes) {
+        checkpoint_finish_writing_(c);
+        return 0;
+    }
+    return checkpoint_end_(c, path);
+}
+
+void checkpoints_close(Checkpoints* c) {
+    char path[PATH_MAX];
+    checkpoint_wait(c, path);
+    free(c->written);
+    checkpoint_part_close(&c->part);
+    checkpoint_model_close_(&c->model);
+    free(c->state.files);
+    lock_release(c->lock);
+    memset(c, 0, sizeof(*c));
+}
+
+#endif // CHECKPOINT_IMPLEMENTATION
+
+#endif

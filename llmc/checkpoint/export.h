@@ -1,0 +1,175 @@
+/*
+export.h -- the final model in other programs' formats: the files that --export-llmc and --export-gguf name, with the
+tokenizer.
+*/
+#ifndef LLMC_EXPORT_H
+#define LLMC_EXPORT_H
+
+#include <limits.h>
+#include <stdio.h>
+
+#include "llmc/formats/gguf.h"
+#include "llmc/formats/llmc_bin.h"
+#include "llmc/setup/options.h"
+#include "llmc/setup/run_data.h"
+#include "llmc/model/model.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// The file for the tokenizer that goes with --export-llmc FILE.bin: FILE_tokenizer.bin. Returns 0
+// without that option. Nobody has asked for it by its name, so the program ends if there is a file
+// that is no such tokenizer.
+int export_tokenizer_path(char path[PATH_MAX], const Options* options);
+
+// Says which files will be written, if any.
+void export_print(FILE* screen, const Options* options, const RunData* data);
+
+// A model on its way into these files, a group of parameters (model.h) at a time.
+typedef struct {
+    const Options* options;
+    const RunData* data;
+    LlmcBinWriter llmc;
+    GgufWriter gguf;
+} ModelExport;
+
+void export_open(ModelExport* files, GPT2Config cfg, const Options* options, const RunData* data);
+
+// Writes group g, fp32 in memory that has only this group, laid out by `rows`.
+void export_group(ModelExport* files, const TensorRow* rows, int g, const void* group);
+
+// After all groups. Says of each file that it is written.
+void export_close(ModelExport* files);
+
+#ifdef __cplusplus
+}
+#endif
+
+#ifdef EXPORT_IMPLEMENTATION
+
+#include <errno.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "llmc/base/check.h"
+#include "llmc/base/file.h"
+#include "llmc/base/printable.h"
+#include "llmc/tokenizer/bpe.h"
+#include "llmc/tokenizer/bpe_files.h"
+#include "llmc/tokenizer/tokenizer.h"
+
+static void export_tokenizer_name_(char path[PATH_MAX], const char* file) {
+    const size_t ending = file_ends_in(file, ".bin") ? strlen(".bin") : 0;
+    file_path(path, "%.*s_tokenizer.bin", (int)(strlen(file) - ending), file);
+}
+
+int export_tokenizer_path(char path[PATH_MAX], const Options* options) {
+    const char* file = options->export_llmc;
+    if (!file[0]) {
+        return 0;
+    }
+    export_tokenizer_name_(path, file);
+    if (access(path, F_OK) == 0 && !bpe_is_bin(path)) {
+        die_usage("--export-llmc %s: %s exists and is no tokenizer of llm.c's, so it is not replaced; wanted "
+                  "another name",
+                  file, path);
+    }
+    return 1;
+}
+
+// True if llm.c's format can express the tokenizer, which then goes with the model.
+static int export_has_tokenizer_(const RunData* data) {
+    enum { MAX_BYTES = 255 }; // of a token, in that format
+    return data->has_tokenizer && tokenizer_bpe(&data->tokenizer) &&
+           tokenizer_longest(&data->tokenizer) <= MAX_BYTES;
+}
+
+void export_print(FILE* screen, const Options* options, const RunData* data) {
+    const char *llmc = options->export_llmc, *gguf = options->export_gguf;
+    char tokenizer[PATH_MAX];
+    if (llmc[0] && export_has_tokenizer_(data)) {
+        export_tokenizer_name_(tokenizer, llmc);
+        printable_line(screen, "export: %s and %s", llmc, tokenizer);
+    } else if (llmc[0]) {
+        printable_line(screen, "export: %s", llmc);
+    }
+    if (gguf[0]) {
+        printable_line(screen, "export: %s", gguf);
+    }
+}
+
+// Writes the tokenizer of a model of llm.c's beside it.
+static void export_tokenizer_(const ModelExport* files) {
+    char path[PATH_MAX];
+    export_tokenizer_name_(path, files->options->export_llmc);
+    bpe_write(tokenizer_bpe(&files->data->tokenizer), path);
+    printable_line(stdout, "%s: the tokenizer; llm.c's programs expect it as gpt2_tokenizer.bin", path);
+}
+
+// The tokenizer that a GGUF file can have; NULL: none.
+static const Bpe* export_bpe_(const RunData* data) {
+    return data->has_tokenizer ? tokenizer_bpe(&data->tokenizer) : NULL;
+}
+
+void export_open(ModelExport* files, GPT2Config cfg, const Options* options, const RunData* data) {
+    files->options = options;
+    files->data = data;
+    if (options->export_llmc[0]) {
+        llmc_bin_create(&files->llmc, options->export_llmc, cfg, (ModelDtype)options->export_dtype);
+    }
+    if (options->export_gguf[0]) {
+        gguf_create(&files->gguf, options->export_gguf, options->out[0] ? options->out : options->export_gguf,
+                    cfg, (GgufDtype)options->export_gguf_dtype, export_bpe_(data),
+                    options->start_token ? GGUF_START_TOKEN : GGUF_NO_START_TOKEN);
+    }
+}
+
+void export_group(ModelExport* files, const TensorRow* rows, int g, const void* group) {
+    if (files->options->export_llmc[0]) {
+        llmc_bin_put(&files->llmc, rows, g, group);
+    }
+    if (files->options->export_gguf[0]) {
+        gguf_put(&files->gguf, rows, g, group);
+    }
+}
+
+static void export_print_written_(const char* path) {
+    struct stat info;
+    CHECK(stat(path, &info) == 0, "%s: cannot be read after it was written: %s", path, strerror(errno));
+    printable_line(stdout, "wrote %s (%.1f MiB)", path, (double)info.st_size / (1 << 20));
+}
+
+static void export_close_gguf_(ModelExport* files) {
+    const RunData* data = files->data;
+    gguf_commit(&files->gguf);
+    export_print_written_(files->options->export_gguf);
+    if (!export_bpe_(data)) {
+        printable_line(stderr,
+                       "warning: %s has no tokenizer (%s): llama.cpp cannot read or print text with it",
+                       files->options->export_gguf,
+                       !data->has_tokenizer && !run_data_has_tokens(data)
+                           ? "none is beside the model; --tokenizer names one"
+                       : !data->has_tokenizer        ? "the data are only token ids"
+                       : data->tokenizer.decode_only ? "no merges make these tokens"
+                                                     : "it knows no words");
+    }
+}
+
+void export_close(ModelExport* files) {
+    if (files->options->export_llmc[0]) {
+        llmc_bin_commit(&files->llmc);
+        export_print_written_(files->options->export_llmc);
+        if (export_has_tokenizer_(files->data)) {
+            export_tokenizer_(files);
+        }
+    }
+    if (files->options->export_gguf[0]) {
+        export_close_gguf_(files);
+    }
+}
+
+#endif // EXPORT_IMPLEMENTATION
+
+#endif

@@ -1,0 +1,86 @@
+/*
+initial_weights.h -- the weights that a model starts with, one group of parameters (model.h) at a time, so that a process needs
+memory for one: random ones, or those of a Hugging Face directory (a checkpoint is one), or of a file of llm.c's.
+*/
+#ifndef LLMC_INITIAL_WEIGHTS_H
+#define LLMC_INITIAL_WEIGHTS_H
+
+#include <stdint.h>
+
+#include "llmc/formats/hf_model.h"
+#include "llmc/formats/llmc_bin.h"
+#include "llmc/model/model.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum { WEIGHTS_RANDOM, WEIGHTS_DIRECTORY, WEIGHTS_FILE } WeightsKind;
+
+typedef struct {
+    WeightsKind kind;
+    GPT2Config cfg;
+    uint64_t seed;
+    HfModel model;
+    LlmcBin bin;
+} FirstWeights;
+
+// The weights in `path`, whose configuration `cfg` is; NULL: random ones, which depend on the seed alone.
+void weights_open(FirstWeights* w, GPT2Config cfg, const char* path, uint64_t seed);
+
+// Sets the tensors of group g, fp32 in memory that has only this group, laid out by `rows`. Not what is between them.
+void weights_read(FirstWeights* w, const TensorRow* rows, int g, void* group);
+
+// The same of elements [first, end) of the group, or more; for a process that needs only these.
+void weights_read_part(FirstWeights* w, const TensorRow* rows, int g, size_t first, size_t end, void* group);
+
+void weights_close(FirstWeights* w);
+
+#ifdef __cplusplus
+}
+#endif
+
+#ifdef INITIAL_WEIGHTS_IMPLEMENTATION
+
+#include "llmc/base/file.h"
+
+void weights_open(FirstWeights* w, GPT2Config cfg, const char* path, uint64_t seed) {
+    w->kind = !path ? WEIGHTS_RANDOM : file_is_directory(path) ? WEIGHTS_DIRECTORY : WEIGHTS_FILE;
+    w->cfg = cfg;
+    w->seed = seed;
+    if (w->kind == WEIGHTS_DIRECTORY) {
+        hf_model_open(&w->model, path, cfg);
+    } else if (w->kind == WEIGHTS_FILE) {
+        llmc_bin_open(&w->bin, path);
+    }
+}
+
+void weights_read_part(FirstWeights* w, const TensorRow* rows, int g, size_t first, size_t end, void* group) {
+    switch (w->kind) {
+    case WEIGHTS_RANDOM:
+        gpt2_random_group(rows, w->cfg, w->seed, g, group);
+        break;
+    case WEIGHTS_DIRECTORY:
+        hf_model_read(&w->model, rows, g, first, end, group);
+        break;
+    case WEIGHTS_FILE:
+        llmc_bin_read(&w->bin, rows, g, group);
+        break;
+    }
+}
+
+void weights_read(FirstWeights* w, const TensorRow* rows, int g, void* group) {
+    weights_read_part(w, rows, g, 0, SIZE_MAX, group);
+}
+
+void weights_close(FirstWeights* w) {
+    if (w->kind == WEIGHTS_DIRECTORY) {
+        hf_model_close(&w->model);
+    } else if (w->kind == WEIGHTS_FILE) {
+        llmc_bin_close(&w->bin);
+    }
+}
+
+#endif // INITIAL_WEIGHTS_IMPLEMENTATION
+
+#endif

@@ -1,0 +1,400 @@
+/*
+resume.h -- finds the checkpoint that --resume names, and checks what the command line changes.
+
+    off, 0       a new run
+    on           the newest valid checkpoint in --out, of the newest run there; there must be one
+    auto, 1      the same, or a new run if that run has no checkpoint
+    1000         step 1000 in --out
+    a directory  that checkpoint, wherever it is
+
+Options that are not given keep their saved values. Those that are given and differ are listed; --override is
+needed if one of them defines the run (OPTION_CHANGES_RUN in the table of options), or if the data or the
+trainer have changed. --steps alone may grow without it. The run continues where it was in its data,
+but not in other data: these are read from their start.
+*/
+#ifndef LLMC_RESUME_H
+#define LLMC_RESUME_H
+
+#include <limits.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+
+#include "llmc/base/lock.h"
+#include "llmc/setup/options.h"
+#include "llmc/checkpoint/run_state.h"
+#include "llmc/comm/comm.h"
+#include "llmc/model/model.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct {
+    int is_active;
+    char path[PATH_MAX]; // of the checkpoint
+    SavedState saved;
+    // of --out, for checkpoints_open; NULL: without --out, or nothing will be written there
+    Lock* lock;
+    int is_here;      // the checkpoint is in --out: the logs there are those of the run
+    int64_t sequence; // of the training data, that comes next; set by resume_check
+} Resume;
+
+// Rank 0 creates and locks --out, so that nothing changes there; then it finds the checkpoint and checks all of it. All
+// take options from it. Collective; call it before any other setup. The options point into its state, which must stay.
+void resume_open(Resume* r, Options* options, Comm* comm);
+
+// Whether the run continues one in --out: the same logs, and checkpoints in a row.
+static inline int resume_is_here(const Resume* r) { return r->is_active && r->is_here; }
+
+// The model's configuration, with the padding of the vocabulary, which only the state knows.
+GPT2Config resume_config(const Resume* r, GPT2Config cfg);
+
+// Lists what differs from the run that was saved, on `file`, and what follows from it, and ends the
+// program if it would be another run; after setup. train_data is a fingerprint of the data, 0:
+// unknown.
+void resume_check(Resume* r, const Options* options, FILE* file, const char* trainer, size_t train_tokens,
+                  uint64_t train_data);
+
+void resume_close(Resume* r);
+
+#ifdef __cplusplus
+}
+#endif
+
+#ifdef RESUME_IMPLEMENTATION
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "llmc/base/check.h"
+#include "llmc/base/file.h"
+#include "llmc/base/printable.h"
+#include "llmc/data/packing.h"
+#include "llmc/setup/ranks_agree.h"
+#include "llmc/checkpoint/directory.h"
+#include "llmc/checkpoint/optimizer_parts.h"
+#include "llmc/log/log_files.h"
+#include "llmc/setup/options_values.h"
+#include "llmc/setup/resolve.h"
+#include "llmc/optim/optimizer.h"
+
+static const char* resume_out_(const Options* options) {
+    if (!options->out[0]) {
+        die_usage("--resume %s needs the directory of the run: --out", options->resume);
+    }
+    return options->out;
+}
+
+// True if the checkpoint that was found is one of the run whose log is in --out, as far as they
+// say. If not, that run was stopped before its first save: nothing of it can be continued, and
+// another run is continued only by name.
+static int resume_is_of_newest_run_(const Resume* r, const char* out, CheckpointsFound found, int must) {
+    const uint64_t run = log_files_run(out);
+    const long long step = (long long)r->saved.run.step;
+    if (!run || run == r->saved.identity) {
+        return 1;
+    }
+    CHECK(found == CHECKPOINTS_NEWEST,
+          "%s: the newest run here has no checkpoint that is whole; %s belongs to an earlier run: --resume "
+          "%lld "
+          "continues that one",
+          out, r->path, step);
+    CHECK(!must,
+          "%s: the newest run here has no checkpoint; %s belongs to an earlier run: --resume %lld continues "
+          "that one, --resume auto starts a new run",
+          out, r->path, step);
+    return 0;
+}
+
+// The newest one; `must` is set if there must be one.
+static void resume_newest_(Resume* r, const Options* options, int must) {
+    const char* out = resume_out_(options);
+    const CheckpointsFound found = checkpoint_newest(r->path, &r->saved, out, NULL, NULL);
+    CHECK(found >= 0, "%s: every checkpoint is damaged; --resume off starts a new run", out);
+    CHECK(found > 0 || !must, "%s: no checkpoint to resume; --resume auto starts a new run", out);
+    r->is_active = found > 0 && resume_is_of_newest_run_(r, out, found, must);
+    if (found > 0 && !r->is_active) {
+        state_close(&r->saved);
+    }
+}
+
+// The one that --resume names: a step, a directory, or a name in --out.
+static void resume_named_(Resume* r, const Options* options) {
+    char error[ERROR_BYTES];
+    struct stat info;
+    const char* which = options->resume;
+    if (strspn(which, "0123456789") == strlen(which) && strlen(which) < 18) {
+        checkpoint_path(r->path, resume_out_(options), strtoll(which, NULL, 10), "");
+    } else {
+        file_path(r->path, "%s", which);
+        if (stat(which, &info) != 0 && options->out[0]) {
+            file_join(r->path, options->out, which);
+        }
+    }
+    CHECK(checkpoint_try_check(&r->saved, r->path, error), "%s", error);
+    r->is_active = 1;
+}
+
+// Whether the directory `out` holds `path`.
+static int resume_holds_(const char* out, const char* path) {
+    char parent[PATH_MAX];
+    struct stat a, b;
+    file_directory_of(parent, path);
+    return stat(out, &a) == 0 && stat(parent, &b) == 0 && a.st_dev == b.st_dev && a.st_ino == b.st_ino;
+}
+
+// True if a resumed run takes over the value of this option, and so may differ in it.
+static int resume_keeps_(const Options* options, const OptionRow* row) {
+    return option_applies(options, row) && !(row->flags & OPTION_NOT_SAVED);
+}
+
+// Sets options that are not given to their saved values.
+static void resume_inherit_(const Resume* r, Options* options) {
+    for (int i = 0; i < OPTION_ROWS; i++) {
+        const OptionRow* row = &OPTION_TABLE[i];
+        const char* value = state_option(&r->saved, row->name);
+        if (value && resume_keeps_(options, row) && !options->given[i]) {
+            CHECK(option_set(options, row, value), "%s/state.json: --%s is %s", r->path, row->name, value);
+        }
+    }
+}
+
+// Locks --out and finds the checkpoint: rank 0's part.
+static void resume_find_(Resume* r, const Options* options) {
+    const char* how = options->resume;
+    struct stat info;
+    const int is_auto = strcmp(how, "auto") == 0 || strcmp(how, "1") == 0;
+    const int is_off = strcmp(how, "off") == 0 || strcmp(how, "0") == 0;
+    const int may_be_new = is_auto || is_off || strcmp(how, "on") != 0;
+    if (options->out[0] && !options_only_look(options) && (may_be_new || stat(options->out, &info) == 0)) {
+        file_make_directory(options->out);
+        checkpoint_require_writable(options->out);
+        r->lock = checkpoint_lock(options->out);
+    }
+    if (is_off) {
+        return;
+    }
+    if (is_auto || strcmp(how, "on") == 0) {
+        resume_newest_(r, options, !is_auto);
+    } else {
+        resume_named_(r, options);
+    }
+}
+
+void resume_open(Resume* r, Options* options, Comm* comm) {
+    memset(r, 0, sizeof(*r));
+    if (comm->rank == 0) {
+        resume_find_(r, options);
+    }
+    if (options->out[0] && !options_only_look(options)) {
+        agree_on_directory(comm, "--out", options->out);
+    }
+    checkpoint_share(&r->saved, r->path, &r->is_active, comm);
+    if (r->is_active) {
+        resume_inherit_(r, options);
+        r->is_here = options->out[0] && resume_holds_(options->out, r->path);
+        if (r->is_here && r->lock && log_files_run(options->out) == r->saved.identity) {
+            log_files_require_writable(options->out);
+        }
+    }
+}
+
+GPT2Config resume_config(const Resume* r, GPT2Config cfg) {
+    if (r->is_active) {
+        char error[ERROR_BYTES];
+        cfg.Vp = r->saved.padded_vocab < INT_MAX ? (int)r->saved.padded_vocab : INT_MAX;
+        CHECK(gpt2_check_config(cfg, r->path, error), "%s", error);
+    }
+    return cfg;
+}
+
+// The differences, in words.
+typedef struct {
+    FILE* file; // to print to
+    char changes[2048];
+    size_t used;
+} ResumeChanges_;
+
+// Reports a difference, and remembers it if it makes another run.
+static void resume_difference_(ResumeChanges_* c, const char* name, const char* is, const char* was,
+                               int is_other_run) {
+    printable_line(c->file, "resume: %s is %s, was %s", name, is, was);
+    if (is_other_run && c->used < sizeof(c->changes)) {
+        c->used += (size_t)snprintf(c->changes + c->used, sizeof(c->changes) - c->used, "%s%s is %s, was %s",
+                                    c->used ? "; " : "", name, is, was);
+    }
+}
+
+// The optimizer's state is that of the parameters in memory: other ones have none to continue with.
+static void resume_check_share_(const Resume* r, const Options* options) {
+    const char *saved = state_option(&r->saved, "share-layers"), *was = saved ? saved : "off";
+    if (strcmp(options->share_layers, was) != 0) {
+        die_usage(
+            "--resume %s: --share-layers is %s, was %s; wanted the same, or a new run that starts from its "
+            "weights: --model %s",
+            options->resume, options->share_layers, was, r->path);
+    }
+}
+
+// True if another value of an option makes another run. A longer run is the same one.
+static int resume_is_other_(const OptionRow* row, const char* now, const char* before) {
+    const int is_longer =
+        strcmp(row->name, "steps") == 0 && strtoll(now, NULL, 10) > strtoll(before, NULL, 10);
+    return (row->flags & OPTION_CHANGES_RUN) && !is_longer;
+}
+
+static void resume_check_options_(const Resume* r, const Options* options, ResumeChanges_* c) {
+    char is[OPTION_TEXT_BYTES], name[OPTION_NAME_BYTES + 2];
+    for (int i = 0; i < OPTION_ROWS; i++) {
+        const OptionRow* row = &OPTION_TABLE[i];
+        const char* before = state_option(&r->saved, row->name);
+        const char* now = option_text(options, row, is);
+        if (before && resume_keeps_(options, row) && strcmp(before, now) != 0) {
+            snprintf(name, sizeof(name), "--%s", row->name);
+            resume_difference_(c, name, *now ? now : "''", *before ? before : "''",
+                               resume_is_other_(row, now, before));
+        }
+    }
+}
+
+// True if an option has the value that was saved.
+static int resume_has_same_(const Resume* r, const Options* options, const char* name) {
+    char is[OPTION_TEXT_BYTES], dashed[OPTION_NAME_BYTES + 2];
+    const char* before = state_option(&r->saved, name);
+    snprintf(dashed, sizeof(dashed), "--%s", name);
+    return !before || strcmp(before, option_text(options, option_find(dashed, strlen(dashed)), is)) == 0;
+}
+
+// Returns whether the training data are others than those of the run that was saved, as far as both
+// are known.
+static int resume_check_data_(const Resume* r, const Options* options, ResumeChanges_* c, size_t train_tokens,
+                              uint64_t train_data) {
+    char is[OPTION_TEXT_BYTES], was[OPTION_TEXT_BYTES];
+    const uint64_t saved = r->saved.train_data;
+    const int are_stories = !options->train_data[0] && resume_has_same_(r, options, "train-data");
+    if (are_stories && (int64_t)train_tokens > r->saved.train_tokens) {
+        return 0; // a longer run has more of the same stories
+    }
+    if ((int64_t)train_tokens != r->saved.train_tokens) {
+        snprintf(is, sizeof(is), "%zu", train_tokens);
+        snprintf(was, sizeof(was), "%lld", (long long)r->saved.train_tokens);
+        resume_difference_(c, "the number of training tokens", is, was, 1);
+        return 1;
+    }
+    if (!train_data || !saved) {
+        return !resume_has_same_(r, options, "train-data");
+    }
+    if (train_data != saved) {
+        snprintf(is, sizeof(is), "%016" PRIx64, train_data);
+        snprintf(was, sizeof(was), "%016" PRIx64, saved);
+        resume_difference_(c, "the checksum of the training data", is, was, 1);
+    }
+    return train_data != saved;
+}
+
+// The sequence that comes next: a position counts sequences of these data, packed in this way, of
+// this length.
+static int64_t resume_sequence_(const Resume* r, const Options* options, FILE* file, int are_other_data) {
+    const char* seq_len = state_option(&r->saved, "seq-len");
+    const int64_t at = r->saved.run.sequence, was = seq_len ? strtoll(seq_len, NULL, 10) : 0;
+    const int are_same = !are_other_data && resume_has_same_(r, options, "pack");
+    if (at == 0 || (are_same && (was <= 0 || was == options->seq_len))) {
+        return at;
+    }
+    if (are_same && (Packing)options->pack == PACK_STREAM) {
+        const int64_t next = (int64_t)((double)at * (double)was / options->seq_len);
+        fprintf(file, "resume: the data continue at sequence %lld of %d tokens, after %lld of %lld\n",
+                (long long)next, options->seq_len, (long long)at, (long long)was);
+        return next;
+    }
+    fprintf(file,
+            "resume: the training data are other sequences than before: they are read from their start\n");
+    return 0;
+}
+
+// The options of the run that was saved.
+static Options resume_options_(const Resume* r, const Options* options) {
+    Options before = *options;
+    for (int i = 0; i < OPTION_ROWS; i++) {
+        const char* value = state_option(&r->saved, OPTION_TABLE[i].name);
+        if (value && resume_keeps_(options, &OPTION_TABLE[i])) {
+            option_set(&before, &OPTION_TABLE[i], value);
+        }
+    }
+    return before;
+}
+
+static double resume_rate_(const Options* options, int64_t step) {
+    return (double)setup_update(options, step, 1, 0).adamw.lr;
+}
+
+// Says where the learning rate leaps, because --steps or another option has changed the schedule.
+static void resume_print_rate_(const Resume* r, const Options* options, FILE* file) {
+    const Options before = resume_options_(r, options);
+    const int64_t step = r->saved.run.step;
+    const double rate = resume_rate_(options, step);
+    if (step > 0 && step < options->steps && rate != resume_rate_(&before, step)) {
+        fprintf(file, "resume: lr %.3g at step %lld -> %.3g at step %lld: the schedule has changed\n",
+                resume_rate_(&before, step - 1), (long long)step, rate, (long long)step + 1);
+    }
+}
+
+// Says what is left to do. A run cannot be shorter than it is.
+static void resume_print_steps_(const Resume* r, const Options* options, FILE* file) {
+    const long long done = r->saved.run.step, steps = options->steps;
+    if (steps < done) {
+        die_usage(
+            "--steps %lld: %s has done %lld already; wanted more, or an earlier checkpoint: --resume STEP",
+            steps, r->path, done);
+    }
+    printable_line(file, "resume: from %s, %lld of %lld steps done", r->path, done, steps);
+    if (r->saved.run.stage != STAGE_SAMPLED) {
+        return;
+    }
+    if (done < steps && validations_are_over(&r->saved.run.validations, options->patience)) {
+        fprintf(file, "resume: stopped early at step %lld: ", done);
+        validations_print_over(file, &r->saved.run.validations);
+        fprintf(file, "; for more: --patience %lld, or 0\n", 2 * (long long)r->saved.run.validations.since);
+    } else if (done == steps && done > 0) {
+        fprintf(file, "resume: nothing is left to do; for more: --steps %lld\n", 2 * steps);
+    }
+}
+
+void resume_check(Resume* r, const Options* options, FILE* file, const char* trainer, size_t train_tokens,
+                  uint64_t train_data) {
+    ResumeChanges_ c;
+    if (!r->is_active) {
+        return;
+    }
+    resume_check_share_(r, options);
+    memset(&c, 0, sizeof(c));
+    c.file = file;
+    resume_print_steps_(r, options, file);
+    resume_check_options_(r, options, &c);
+    if (strcmp(trainer, r->saved.trainer) != 0) {
+        resume_difference_(&c, "the trainer", trainer, r->saved.trainer, 1);
+    }
+    const int are_other_data = resume_check_data_(r, options, &c, train_tokens, train_data);
+    if (c.used && !options->override) {
+        die_usage("--resume %s: %s; --override resumes anyway", options->resume, c.changes);
+    }
+    r->sequence = resume_sequence_(r, options, file, are_other_data);
+    resume_print_rate_(r, options, file);
+    if (!checkpoint_state_fits(&r->saved, setup_optimizer(options))) {
+        fprintf(file, "resume: the state of --optimizer %s starts as zeros\n",
+                optimizer_word((OptimizerName)options->optimizer));
+    }
+}
+
+void resume_close(Resume* r) {
+    if (r->is_active) {
+        state_close(&r->saved);
+    }
+}
+
+#endif // RESUME_IMPLEMENTATION
+
+#endif

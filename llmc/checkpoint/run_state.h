@@ -1,0 +1,590 @@
+/*
+run_state.h -- where a run stands, besides its tensors, and its file in a checkpoint: state.json.
+
+    {"format":"pretrain.c run","version":1,"run":"16 hexadecimal digits","serial":7,"first_serial":1,
+     "step":1000,"updates":1000,"tokens":...,"sequence":...,"samples_at":...,"train_tokens":...,"padded_vocab":...,"stage":2,
+     "by_clock":0,"train_data":"16 hexadecimal digits","val_loss":...,"trainer":"CPU FP32",
+     "loss_scale":{"scale":1,"good_steps":0},
+     "guard":{"consecutive":0,"best":...,"losses":{"count":...,"values":[...]},"norms":{...}},
+     "validations":{"first":...,"best":...,"best_step":...,"since":...},
+     "clip":{"updates":...,"shares":[...]},
+     "options":{"train-data":"...", ...},
+     "files":{"model.safetensors":{"bytes":...,"xxh64":"16 hexadecimal digits"}, ...},
+     "xxh64":"16 hexadecimal digits"}
+
+The last member is the checksum of all bytes before its value, so that any change of the file is noticed; with
+the checksums of the other files it vouches for the whole checkpoint. All numbers read back as the same bits.
+The values of options are those of options_print_json; names of files may have any bytes.
+
+    run            identity of the run: its log has the same one (log.h), so that a resume never mixes
+                   two runs of a directory; missing in older files
+    serial         numbers the checkpoints of a directory in the order of writing, whatever their steps
+    first_serial   serial of the first checkpoint of this run
+    sequence       the next sequence of the training data (dataloader.h)
+    samples_at     position in the random numbers of the samples
+    train_tokens   tokens of the training data
+    train_data     checksum of their contents (mixture.h), because other data have other sequences; 0 if
+                   unknown; missing in older files
+    clip           how --update-in-backward divides the limit of the gradient's norm (update_in_backward.h); missing in
+                   other runs
+    by_clock       1: saved only because time had passed (--save-minutes) or for its validation loss
+                   (--keep-best); missing in older files
+    validations    the memory of --patience and --keep-best (validations.h); missing in older files
+    stage          which work between two updates was done at this step (RunStage); missing in older files:
+                   all of it
+*/
+#ifndef LLMC_RUN_STATE_H
+#define LLMC_RUN_STATE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "llmc/base/xxh64.h"
+#include "llmc/optim/outliers.h"
+#include "llmc/optim/update_in_backward.h"
+#include "llmc/optim/loss_scale.h"
+#include "llmc/setup/options.h"
+#include "llmc/optim/validations.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define STATE_MAX_FILES 4096 // of a checkpoint
+
+// Which work that is due between two updates is done: a run may be stopped in the middle of it.
+typedef enum { STAGE_UPDATED, STAGE_VALIDATED, STAGE_SAMPLED } RunStage;
+
+typedef struct {
+    int64_t step;       // done, made or skipped
+    int64_t stage;      // RunStage
+    int64_t updates;    // made
+    int64_t tokens;     // seen
+    int64_t sequence;   // that comes next
+    int64_t samples_at; //
+    double val_loss;    // the last one; NAN: none yet
+    Validations validations;
+    UpdateGuard guard;    //
+    LossScale loss_scale; //
+    ClipShares shares;    // no updates: none yet, or not in use
+} RunState;
+
+typedef struct {
+    const char* name;
+    int64_t bytes;
+    uint64_t xxh64;
+} SavedFile;
+
+typedef struct {
+    const char *name, *value; // value: as on the command line
+} SavedOption;
+
+typedef struct {
+    RunState run;
+    uint64_t identity; // of the run; 0: unknown
+    int64_t serial, first_serial, train_tokens, padded_vocab;
+    int64_t by_clock; // whether only --save-minutes or --keep-best made it
+    uint64_t train_data;
+    const char* trainer;
+    SavedFile* files; // (STATE_MAX_FILES)
+    int num_files;
+    SavedOption* options; // (STATE_MAX_OPTIONS_)
+    int num_options;
+    char* text; // of the file, where the strings are
+} SavedState;
+
+// The state of a new run.
+RunState run_state_open(UpdateGuard guard, LossScale loss_scale);
+
+// Takes over a saved state, but for what the options say.
+void run_state_restore(RunState* state, const RunState* saved);
+
+// ---- writing ----
+
+// Writes the file, whole or not at all. Of `s`, options and text do not count.
+void state_write(const char* path, SavedState* s, const Options* options);
+
+// ---- reading ----
+
+void state_close(SavedState* s);
+
+// Sets *s from the text of a state.json, which it takes over, without looking at its checksum. Returns 0,
+// with nothing to close and the reason in `error`, if it is none.
+int state_try_parse(SavedState* s, const char* path, char* text, size_t bytes, char* error);
+
+// Reads and checks a file. Returns 0, with nothing to close and the reason in `error`, if it is damaged.
+int state_try_read(SavedState* s, const char* path, char* error);
+
+// The saved value of an option, or NULL.
+const char* state_option(const SavedState* s, const char* name);
+
+#ifdef __cplusplus
+}
+#endif
+
+#ifdef RUN_STATE_IMPLEMENTATION
+
+#include <float.h>
+#include <inttypes.h>
+#include <limits.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "llmc/base/check.h"
+#include "llmc/base/file.h"
+#include "llmc/base/json.h"
+#include "llmc/base/text_buffer.h"
+
+#define STATE_FORMAT_ "pretrain.c run"
+#define STATE_VERSION_ 1
+
+#define STATE_MAX_OPTIONS_ 256              // of the program that wrote it
+#define STATE_MAX_BYTES_ ((size_t)16 << 20) // of state.json
+
+RunState run_state_open(UpdateGuard guard, LossScale loss_scale) {
+    RunState state;
+    memset(&state, 0, sizeof(state));
+    state.val_loss = NAN;
+    state.validations = validations_open();
+    state.guard = guard;
+    state.loss_scale = loss_scale;
+    return state;
+}
+
+void run_state_restore(RunState* state, const RunState* saved) {
+    const double loss_z_limit = state->guard.loss_z_limit, norm_z_limit = state->guard.norm_z_limit;
+    const LossScale scale = state->loss_scale;
+    const ClipShares shares = state->shares;
+    *state = *saved;
+    state->shares = saved->shares.groups == shares.groups ? saved->shares : shares;
+    state->loss_scale = scale;
+    state->loss_scale.scale = saved->loss_scale.scale;
+    state->loss_scale.good_steps = saved->loss_scale.good_steps;
+    state->guard.loss_z_limit = loss_z_limit;
+    state->guard.norm_z_limit = norm_z_limit;
+}
+
+// The whole numbers of a state, each with its key.
+typedef struct {
+    const char* key;
+    int64_t* value;
+} StateNumber_;
+enum { STATE_NUMBERS_ = 11 };
+
+static void state_numbers_(SavedState* s, StateNumber_ numbers[STATE_NUMBERS_]) {
+    const StateNumber_ all[STATE_NUMBERS_] = {{"serial", &s->serial},
+                                              {"first_serial", &s->first_serial},
+                                              {"step", &s->run.step},
+                                              {"updates", &s->run.updates},
+                                              {"tokens", &s->run.tokens},
+                                              {"sequence", &s->run.sequence},
+                                              {"samples_at", &s->run.samples_at},
+                                              {"train_tokens", &s->train_tokens},
+                                              {"padded_vocab", &s->padded_vocab},
+                                              {"stage", &s->run.stage},
+                                              {"by_clock", &s->by_clock}};
+    memcpy(numbers, all, sizeof(all));
+}
+
+// ---- writing ----
+
+static void state_print_number_(FILE* file, const char* key, double value) {
+    fprintf(file, isfinite(value) ? "\"%s\":%.17g" : "\"%s\":null", key, value);
+}
+
+static void state_print_window_(FILE* file, const char* key, const Outlier* window) {
+    const int64_t held = window->count < OUTLIER_WINDOW ? window->count : OUTLIER_WINDOW;
+    fprintf(file, ",\n  \"%s\":{\"count\":%lld,\"values\":[", key, (long long)window->count);
+    for (int64_t i = 0; i < held; i++) {
+        fprintf(file, "%s%.17g", i ? "," : "", window->values[i]);
+    }
+    fputs("]}", file);
+}
+
+static void state_print_validations_(FILE* file, const Validations* v) {
+    fputs(",\n\"validations\":{", file);
+    state_print_number_(file, "first", v->first);
+    fputc(',', file);
+    state_print_number_(file, "best", v->best);
+    fprintf(file, ",\"best_step\":%lld,\"since\":%lld}", (long long)v->best_step, (long long)v->since);
+}
+
+static void state_print_shares_(FILE* file, const ClipShares* shares) {
+    fprintf(file, ",\n\"clip\":{\"updates\":%lld,\"shares\":[", (long long)shares->updates);
+    for (int g = 0; g < shares->groups; g++) {
+        fprintf(file, "%s%.17g", g ? "," : "", shares->share[g]);
+    }
+    fputs("]}", file);
+}
+
+static void state_print_files_(FILE* file, const SavedState* s) {
+    fputs(",\n\"files\":{", file);
+    for (int i = 0; i < s->num_files; i++) {
+        fputs(i ? ",\n  " : "\n  ", file);
+        json_print_string(file, s->files[i].name, strlen(s->files[i].name));
+        fprintf(file, ":{\"bytes\":%lld,\"xxh64\":\"%016" PRIx64 "\"}", (long long)s->files[i].bytes,
+                s->files[i].xxh64);
+    }
+    fputc('}', file);
+}
+
+// Everything but the checksum.
+static void state_print_(FILE* file, SavedState* s, const Options* options) {
+    StateNumber_ numbers[STATE_NUMBERS_];
+    state_numbers_(s, numbers);
+    fprintf(file, "{\"format\":\"%s\",\n\"version\":%d", STATE_FORMAT_, STATE_VERSION_);
+    if (s->identity) {
+        fprintf(file, ",\n\"run\":\"%016" PRIx64 "\"", s->identity);
+    }
+    for (int i = 0; i < STATE_NUMBERS_; i++) {
+        fprintf(file, ",\n\"%s\":%lld", numbers[i].key, (long long)*numbers[i].value);
+    }
+    fprintf(file, ",\n\"train_data\":\"%016" PRIx64 "\",\n", s->train_data);
+    state_print_number_(file, "val_loss", s->run.val_loss);
+    fputs(",\n\"trainer\":", file);
+    json_print_string(file, s->trainer, strlen(s->trainer));
+    fprintf(file, ",\n\"loss_scale\":{\"scale\":%.9g,\"good_steps\":%d}", (double)s->run.loss_scale.scale,
+            s->run.loss_scale.good_steps);
+    fprintf(file, ",\n\"guard\":{\"consecutive\":%d,", s->run.guard.consecutive);
+    state_print_number_(file, "best", s->run.guard.best_mean);
+    state_print_window_(file, "losses", &s->run.guard.losses);
+    state_print_window_(file, "norms", &s->run.guard.norms);
+    fputc('}', file);
+    state_print_validations_(file, &s->run.validations);
+    if (s->run.shares.updates > 0) {
+        state_print_shares_(file, &s->run.shares);
+    }
+    fputs(",\n\"options\":", file);
+    options_print_json(file, options);
+    state_print_files_(file, s);
+    fputs(",\n\"xxh64\":\"", file);
+}
+
+void state_write(const char* path, SavedState* s, const Options* options) {
+    TextBuffer buffer;
+    text_buffer_open(&buffer, path);
+    state_print_(buffer.file, s, options);
+    fflush(buffer.file);
+    fprintf(buffer.file, "%016" PRIx64 "\"}\n", xxh64(buffer.text, buffer.bytes));
+    char* text = text_buffer_close(&buffer);
+    file_write_text(path, text, buffer.bytes);
+    free(text);
+}
+
+// ---- reading ----
+
+static int state_natural_(JsonReader* text, int64_t* value) {
+    size_t number;
+    if (!json_natural(text, &number)) {
+        return 0;
+    }
+    *value = (int64_t)number;
+    return number <= INT64_MAX / 2 || json_unexpected(text, "a number below 2^62"); // room to count on
+}
+
+// A number, or null.
+static int state_number_(JsonReader* text, double* value) {
+    if (json_peek(text) == 'n') {
+        *value = NAN;
+        return json_skip(text);
+    }
+    return json_number(text, value);
+}
+
+static int state_hex_(JsonReader* text, uint64_t* value) {
+    const char* digits;
+    if (!json_name(text, &digits)) {
+        return 0;
+    }
+    *value = strtoull(digits, NULL, 16);
+    return (strlen(digits) == 16 && strspn(digits, "0123456789abcdef") == 16) ||
+           json_unexpected(text, "16 hexadecimal digits before");
+}
+
+// Reads the members of an object, its brace not yet taken, each by read(text, key, to): 1 read, 0 an error.
+// No key appears twice where `keys` (NULL: any) lists them, and all of them come but those listed with a "?"
+// in front.
+typedef int (*StateMember_)(JsonReader* text, const char* key, void* to);
+
+static int state_object_(JsonReader* text, const char* const* keys, StateMember_ read, void* to) {
+    const char* key;
+    int more, seen[24] = {0};
+    if (!json_take(text, '{')) {
+        return 0;
+    }
+    for (int n = 0; (more = json_member(text, n ? JSON_NEXT : JSON_FIRST, &key)) > 0; n++) {
+        int i = 0;
+        while (keys && keys[i] && strcmp(key, keys[i] + (keys[i][0] == '?')) != 0) {
+            i++;
+        }
+        if (keys && (!keys[i] || seen[i]++)) {
+            return error_set(text->error, text->path, "key %s %s", key,
+                             keys[i] ? "appears twice" : "is unknown");
+        }
+        if (!read(text, key, to)) {
+            return 0;
+        }
+    }
+    for (int i = 0; more == 0 && keys && keys[i]; i++) {
+        if (!seen[i] && keys[i][0] != '?') {
+            return error_set(text->error, text->path, "no key %s", keys[i]);
+        }
+    }
+    return more == 0;
+}
+
+// A list of at most `max` numbers.
+static int state_values_(JsonReader* text, double* values, int max, int* held) {
+    int more;
+    *held = 0;
+    if (!json_take(text, '[')) {
+        return 0;
+    }
+    for (; (more = json_element(text, *held ? JSON_NEXT : JSON_FIRST)) > 0; ++*held) {
+        if (*held == max) {
+            return json_unexpected(text, "the end of the list");
+        }
+        if (!json_number(text, &values[*held])) {
+            return 0;
+        }
+    }
+    return more == 0;
+}
+
+typedef struct {
+    Outlier* window;
+    int held;
+} StateWindow_;
+
+static int state_window_member_(JsonReader* text, const char* key, void* to) {
+    StateWindow_* w = (StateWindow_*)to;
+    return strcmp(key, "count") == 0 ? state_natural_(text, &w->window->count)
+                                     : state_values_(text, w->window->values, OUTLIER_WINDOW, &w->held);
+}
+
+static int state_window_(JsonReader* text, Outlier* window) {
+    static const char* const keys[] = {"count", "values", NULL};
+    StateWindow_ w = {window, 0};
+    if (!state_object_(text, keys, state_window_member_, &w)) {
+        return 0;
+    }
+    const int64_t wanted = window->count < OUTLIER_WINDOW ? window->count : OUTLIER_WINDOW;
+    return w.held == wanted ||
+           error_set(text->error, text->path, "a window of %d values, wanted %lld of %lld", w.held,
+                     (long long)wanted, (long long)window->count);
+}
+
+static int state_guard_member_(JsonReader* text, const char* key, void* to) {
+    UpdateGuard* guard = (UpdateGuard*)to;
+    int64_t number = 0;
+    if (strcmp(key, "consecutive") == 0) {
+        const int ok = state_natural_(text, &number);
+        guard->consecutive = number < INT_MAX ? (int)number : INT_MAX;
+        return ok;
+    }
+    return strcmp(key, "best") == 0 ? state_number_(text, &guard->best_mean)
+                                    : state_window_(text, key[0] == 'l' ? &guard->losses : &guard->norms);
+}
+
+static int state_validations_member_(JsonReader* text, const char* key, void* to) {
+    Validations* v = (Validations*)to;
+    return strcmp(key, "first") == 0       ? state_number_(text, &v->first)
+           : strcmp(key, "best") == 0      ? state_number_(text, &v->best)
+           : strcmp(key, "best_step") == 0 ? state_natural_(text, &v->best_step)
+                                           : state_natural_(text, &v->since);
+}
+
+static int state_shares_member_(JsonReader* text, const char* key, void* to) {
+    ClipShares* shares = (ClipShares*)to;
+    return strcmp(key, "updates") == 0 ? state_natural_(text, &shares->updates)
+                                       : state_values_(text, shares->share, CLIP_MAX_GROUPS, &shares->groups);
+}
+
+static int state_scale_member_(JsonReader* text, const char* key, void* to) {
+    LossScale* scale = (LossScale*)to;
+    double number = 0;
+    if (!json_number(text, &number)) {
+        return 0;
+    }
+    if (!(number >= 0 && number <= FLT_MAX)) {
+        return error_set(text->error, text->path, "%s is %g", key, number);
+    }
+    if (strcmp(key, "scale") == 0) {
+        scale->scale = (float)number;
+    } else {
+        scale->good_steps = number < INT_MAX ? (int)number : INT_MAX;
+    }
+    return 1;
+}
+
+// The value of an option, as text in place: of a string, its characters; of a switch, on or off.
+static int state_option_value_(JsonReader* text, const char** value) {
+    int truth;
+    const int c = json_peek(text);
+    if (c == '"') {
+        return json_bytes(text, value);
+    }
+    if (c == 't' || c == 'f') {
+        *value = c == 't' ? "on" : "off";
+        return json_bool(text, &truth);
+    }
+    if (c == 'n') {
+        *value = "auto";
+        return json_skip(text);
+    }
+    // A number: it is moved one byte to the front, over a colon or a blank, to make room for a zero.
+    const size_t begin = text->at;
+    if (c == '{' || c == '[' || begin == 0 || !json_skip(text)) {
+        return begin && c != '{' && c != '[' ? 0 : json_unexpected(text, "the value of an option");
+    }
+    memmove(text->text + begin - 1, text->text + begin, text->at - begin);
+    text->text[text->at - 1] = '\0';
+    *value = (const char*)text->text + begin - 1;
+    return 1;
+}
+
+static int state_options_member_(JsonReader* text, const char* key, void* to) {
+    SavedState* s = (SavedState*)to;
+    if (s->num_options == STATE_MAX_OPTIONS_) {
+        return error_set(text->error, text->path, "more than %d options", STATE_MAX_OPTIONS_);
+    }
+    SavedOption* option = &s->options[s->num_options];
+    option->name = key;
+    s->num_options++;
+    return state_option_value_(text, &option->value);
+}
+
+static int state_file_member_(JsonReader* text, const char* key, void* to) {
+    SavedFile* file = (SavedFile*)to;
+    return strcmp(key, "bytes") == 0 ? state_natural_(text, &file->bytes) : state_hex_(text, &file->xxh64);
+}
+
+static int state_files_member_(JsonReader* text, const char* key, void* to) {
+    static const char* const keys[] = {"bytes", "xxh64", NULL};
+    SavedState* s = (SavedState*)to;
+    if (s->num_files == STATE_MAX_FILES) {
+        return error_set(text->error, text->path, "more than %d files", STATE_MAX_FILES);
+    }
+    if (strchr(key, '/') || strcmp(key, ".") == 0 || strcmp(key, "..") == 0 || strlen(key) > NAME_MAX) {
+        return error_set(text->error, text->path, "a file called %.100s, wanted one beside it", key);
+    }
+    SavedFile* file = &s->files[s->num_files++];
+    file->name = key;
+    return state_object_(text, keys, state_file_member_, file);
+}
+
+static int state_format_(JsonReader* text) {
+    const char* format;
+    return json_name(text, &format) &&
+           (strcmp(format, STATE_FORMAT_) == 0 ||
+            error_set(text->error, text->path, "format %s, wanted %s", format, STATE_FORMAT_));
+}
+
+static int state_version_(JsonReader* text) {
+    int64_t version;
+    return state_natural_(text, &version) &&
+           (version == STATE_VERSION_ || error_set(text->error, text->path, "version %lld, wanted %d",
+                                                   (long long)version, STATE_VERSION_));
+}
+
+static int state_member_(JsonReader* text, const char* key, void* to) {
+    static const char* const guard[] = {"consecutive", "best", "losses", "norms", NULL};
+    static const char* const scale[] = {"scale", "good_steps", NULL};
+    static const char* const clip[] = {"updates", "shares", NULL};
+    static const char* const validations[] = {"first", "best", "best_step", "since", NULL};
+    SavedState* s = (SavedState*)to;
+    StateNumber_ numbers[STATE_NUMBERS_];
+    uint64_t checked_before;
+    state_numbers_(s, numbers);
+    for (int i = 0; i < STATE_NUMBERS_; i++) {
+        if (strcmp(key, numbers[i].key) == 0) {
+            return state_natural_(text, numbers[i].value);
+        }
+    }
+    return strcmp(key, "format") == 0     ? state_format_(text)
+           : strcmp(key, "version") == 0  ? state_version_(text)
+           : strcmp(key, "val_loss") == 0 ? state_number_(text, &s->run.val_loss)
+           : strcmp(key, "trainer") == 0  ? json_name(text, &s->trainer)
+           : strcmp(key, "loss_scale") == 0
+               ? state_object_(text, scale, state_scale_member_, &s->run.loss_scale)
+           : strcmp(key, "guard") == 0 ? state_object_(text, guard, state_guard_member_, &s->run.guard)
+           : strcmp(key, "clip") == 0  ? state_object_(text, clip, state_shares_member_, &s->run.shares)
+           : strcmp(key, "validations") == 0
+               ? state_object_(text, validations, state_validations_member_, &s->run.validations)
+           : strcmp(key, "options") == 0    ? state_object_(text, NULL, state_options_member_, s)
+           : strcmp(key, "files") == 0      ? state_object_(text, NULL, state_files_member_, s)
+           : strcmp(key, "run") == 0        ? state_hex_(text, &s->identity)
+           : strcmp(key, "train_data") == 0 ? state_hex_(text, &s->train_data)
+                                            : state_hex_(text, &checked_before);
+}
+
+void state_close(SavedState* s) {
+    free(s->files);
+    free(s->options);
+    free(s->text);
+    memset(s, 0, sizeof(*s));
+}
+
+int state_try_parse(SavedState* s, const char* path, char* text, size_t bytes, char* error) {
+    static const char* const keys[] = {
+        "format",       "version",  "serial",    "first_serial", "step",
+        "updates",      "tokens",   "sequence",  "samples_at",   "train_tokens",
+        "padded_vocab", "val_loss", "trainer",   "loss_scale",   "guard",
+        "options",      "files",    "?stage",    "?train_data",  "?clip",
+        "xxh64",        "?run",     "?by_clock", "?validations", NULL};
+    JsonReader reader = json_reader(path, text, bytes, error);
+    memset(s, 0, sizeof(*s));
+    s->text = text;
+    s->run.loss_scale = loss_scale_open();
+    s->run.stage = STAGE_SAMPLED;
+    s->run.validations = validations_open();
+    s->files = (SavedFile*)check_alloc(STATE_MAX_FILES, sizeof(SavedFile), path);
+    s->options = (SavedOption*)check_alloc(STATE_MAX_OPTIONS_, sizeof(SavedOption), path);
+    const int ok = state_object_(&reader, keys, state_member_, s) && json_end(&reader);
+    if (!ok) {
+        state_close(s);
+    }
+    return ok;
+}
+
+// Whether the end of the file vouches for the rest.
+static int state_check_sum_(const char* path, const char* text, size_t bytes, char* error) {
+    const size_t tail = 16 + strlen("\"}\n");
+    char wanted[32];
+    if (bytes < tail) {
+        return error_set(error, path, "%zu bytes, wanted the state of a run", bytes);
+    }
+    snprintf(wanted, sizeof(wanted), "%016" PRIx64 "\"}\n", xxh64(text, bytes - tail));
+    return memcmp(text + bytes - tail, wanted, tail) == 0 ||
+           error_set(error, path, "damaged: its checksum is %.16s, wanted %.16s", text + bytes - tail,
+                     wanted);
+}
+
+int state_try_read(SavedState* s, const char* path, char* error) {
+    char* text;
+    size_t bytes;
+    if (!file_try_read(path, STATE_MAX_BYTES_, &text, &bytes, error)) {
+        return 0;
+    }
+    if (!state_check_sum_(path, text, bytes, error)) {
+        free(text);
+        return 0;
+    }
+    return state_try_parse(s, path, text, bytes, error);
+}
+
+const char* state_option(const SavedState* s, const char* name) {
+    for (int i = 0; i < s->num_options; i++) {
+        if (strcmp(s->options[i].name, name) == 0) {
+            return s->options[i].value;
+        }
+    }
+    return NULL;
+}
+
+#endif // RUN_STATE_IMPLEMENTATION
+
+#endif

@@ -1,0 +1,278 @@
+/*
+transfer.cuh -- a model's weights and optimizer state on their way between the host and the GPU.
+
+They move a group of parameters (model.h) at a time. On the host a group is fp32, alone in memory, laid out by the rows of
+Transfer. On the GPU, or where --offload-optimizer keeps state, it is what this process has of it (zero.h):
+
+    upload      sets what this process owns: the weights as the passes read them, and the master weights (master_weights.cuh)
+    download    what is saved: master weights if there are any, else the weights as they are; whole groups, from all
+                processes that have a part of them
+
+After the upload of all groups, zero_gather_all_parameters sets what others own. Both wait for the GPU.
+
+needs:   between updates
+*/
+#ifndef LLMC_TRANSFER_CUH
+#define LLMC_TRANSFER_CUH
+
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "llmc/gpu/floatx.cuh"
+
+#include "llmc/model/model.h"
+#include "llmc/gpu/gpu.cuh"
+#include "llmc/optim/offload.cuh"
+#include "llmc/optim/optimizer.h"
+#include "llmc/ops/q8.cuh"
+#include "llmc/layers/q8_weights.h"
+#include "llmc/optim/master_weights.cuh"
+#include "llmc/parallel/zero.cuh"
+#include "llmc/parallel/zero.h"
+
+enum { TRANSFER_SCRATCH_LEAST = 2 * sizeof(float) * WEIGHTS_PIECE };
+
+typedef struct {
+    // Of the caller, who sets them before transfer_open and keeps what they point to.
+    GPT2Config cfg;
+    const TensorRow* parameter_rows; // of params_memory
+    void* params_memory;
+    int is_quantized; // matrices are in 8 bits
+    ZeroGpu* zero;
+    const OptimizerState* state;
+    void* state_memory; // NULL: state is offloaded, or there is none
+    void* scratch;      // memory of the GPU that nobody needs between updates
+    size_t scratch_bytes;
+    Offload* offload;
+    const Gpu* gpu;
+
+    TensorRow rows[GPT2_PARAMETER_ROWS]; // of a group on the host
+    MasterWeights master;                // MASTER_NONE also where there is no state
+} Transfer;
+
+// After the optimizer's state was opened.
+static inline void transfer_open(Transfer* t) {
+    zero_parameter_rows(t->rows, &t->zero->plan, t->cfg, sizeof(float));
+    t->master = t->state_memory || t->offload->slots ? t->state->optimizer.master : MASTER_NONE;
+}
+
+// ---- the optimizer's state ----
+
+// Sets `bytes` of the array of a slot from byte `at` on.
+static inline void transfer_upload_state(const Transfer* t, int slot, size_t at, const void* state,
+                                         size_t bytes) {
+    if (t->offload->slots) {
+        offload_write(t->offload, state, slot, at, bytes);
+    } else if (bytes > 0) {
+        gpu_copy((char*)state_slot_array(t->state, slot, t->state_memory) + at, state, bytes, t->gpu);
+    }
+}
+
+// The slots that are saved, laid out as OptimizerState says.
+static inline void transfer_download_state(const Transfer* t, char* state) {
+    for (int i = 0; i < STATE_SLOTS; i++) {
+        const StateSlot* slot = &t->state->slots[i];
+        if (slot->name && slot->bytes > 0 && t->offload->slots) {
+            offload_read(t->offload, state + slot->offset_bytes, i, 0, slot->bytes);
+        } else if (slot->name && slot->bytes > 0) {
+            gpu_copy(state + slot->offset_bytes, state_slot_array(t->state, i, t->state_memory), slot->bytes,
+                     t->gpu);
+        }
+    }
+}
+
+// ---- weights to the GPU ----
+
+// Sets weights from fp32 values on the host.
+static inline void transfer_upload_narrow_(const Transfer* t, floatX* to, const float* from, size_t count) {
+    floatX* narrow = (floatX*)check_alloc(count, sizeof(floatX), "copy of a group of parameters");
+    for (size_t i = 0; i < count; i++) {
+        narrow[i] = from_float<floatX>(from[i]);
+    }
+    gpu_copy(to, narrow, count * sizeof(floatX), t->gpu);
+    free(narrow);
+}
+
+// Sets a matrix that is in 8 bits.
+static inline void transfer_set_blocks_(const void* transfer, void* to, const float* from, size_t elements) {
+    const Gpu* gpu = ((const Transfer*)transfer)->gpu;
+    const size_t blocks = elements / QUANTIZED_BLOCK, bytes = quantized_gpu_bytes(elements);
+    QuantizedBlock* matrix = (QuantizedBlock*)check_alloc(blocks, sizeof(QuantizedBlock), "matrix in 8 bits");
+    void* staging = check_alloc(bytes, 1, "matrix in 8 bits");
+    quantized_encode_matrix(matrix, from, elements);
+    quantized_upload(to, staging, matrix, elements, gpu);
+    CUDA_CHECK(cudaStreamSynchronize(gpu->stream));
+    free(staging);
+    free(matrix);
+}
+
+static inline void transfer_set_floats_(const void* transfer, void* to, const float* from, size_t elements) {
+    transfer_upload_narrow_((const Transfer*)transfer, (floatX*)to, from, elements);
+}
+
+// Sets weights with split master weights, which begin with element `at` of this process's; their lower part is of type L.
+template <class L>
+static inline void transfer_upload_split_(const Transfer* t, floatX* to, size_t at, const float* from,
+                                          size_t count) {
+    uint16_t* upper = (uint16_t*)check_alloc(count, sizeof(uint16_t), "copy of a group of parameters");
+    L* lower = (L*)check_alloc(count, sizeof(L), "copy of a group of parameters");
+    for (size_t i = 0; i < count; i++) {
+        const SplitFloat<L> split = split_float<L>(from[i]);
+        memcpy(upper + i, &split.upper, sizeof(uint16_t));
+        lower[i] = split.lower;
+    }
+    gpu_copy(to, upper, count * sizeof(uint16_t), t->gpu);
+    transfer_upload_state(t, state_master_slot(t->master), at * sizeof(L), lower, count * sizeof(L));
+    free(lower);
+    free(upper);
+}
+
+// Sets what this process owns of a part of group g, and the master weights of it.
+static inline void transfer_upload_part_(const Transfer* t, int g, ZeroPart part, const float* group) {
+    const ZeroPlan* zero = &t->zero->plan;
+    const ZeroPiece piece = zero_piece(zero, g, part);
+    const float* from = group + (piece.full - zero_group_begin(zero, g));
+    floatX* to = (floatX*)zero_update_parameters(t->zero) + piece.kept;
+    if (t->master == MASTER_SPLIT) {
+        transfer_upload_split_<uint16_t>(t, to, piece.owned, from, piece.count);
+    } else if (t->master == MASTER_24) {
+        transfer_upload_split_<int8_t>(t, to, piece.owned, from, piece.count);
+    } else {
+        if (t->master == MASTER_FP32) {
+            transfer_upload_state(t, STATE_MASTER, piece.owned * sizeof(float), from,
+                                  piece.count * sizeof(float));
+        }
+        transfer_upload_narrow_(t, to, from, piece.count);
+    }
+}
+
+// The same of both parts; of `group` no more is read.
+static inline void transfer_upload_group(const Transfer* t, int g, const float* group) {
+    if (t->is_quantized) {
+        const QuantizedParameters all = {t, t->parameter_rows, t->params_memory, transfer_set_blocks_,
+                                         transfer_set_floats_};
+        quantized_set_group(all, g, t->rows, group);
+        return;
+    }
+    for (int part = 0; part < ZERO_PARTS; part++) {
+        transfer_upload_part_(t, g, (ZeroPart)part, group);
+    }
+}
+
+// ---- weights to the host: collective; `group` is NULL in processes that do not want it ----
+
+// A part of group g of master weights in fp32; `group` is the whole group.
+static inline void transfer_download_part_(const Transfer* t, int g, ZeroPart part, float* group) {
+    const ZeroPlan* zero = &t->zero->plan;
+    const int slot = state_master_slot(t->master), is_divided = zero_is_divided(zero);
+    const ZeroPiece piece = zero_piece(zero, g, part);
+    const size_t bytes = sizeof(float), before = zero_part_begin(zero, g, part) - zero_group_begin(zero, g);
+    if (!t->offload->slots) {
+        const char* array = (const char*)state_slot_array(t->state, slot, t->state_memory);
+        zero_collect(t->zero, group, g, part, array + piece.owned * bytes, DTYPE_FP32);
+        return;
+    }
+    void* room = is_divided ? check_alloc(piece.count, bytes, "copy of master weights") : NULL;
+    void* mine = is_divided ? room : group ? group + before : NULL;
+    if (mine) {
+        offload_read(t->offload, mine, slot, piece.owned * bytes, piece.count * bytes);
+    }
+    if (is_divided) {
+        zero_collect(t->zero, group, g, part, mine, DTYPE_FP32);
+    }
+    free(room);
+}
+
+static inline void transfer_download_master_(const Transfer* t, int g, float* group) {
+    for (int part = 0; part < ZERO_PARTS; part++) {
+        transfer_download_part_(t, g, (ZeroPart)part, group);
+    }
+}
+
+// The weights as the passes read them.
+static inline void transfer_download_narrow_(const Transfer* t, int g, void* group) {
+    const ZeroPlan* zero = &t->zero->plan;
+    if (t->zero->params_slices) { // groups have one part
+        zero_collect(t->zero, group, g, ZERO_TRAINED,
+                     (floatX*)t->zero->params_slices + zero_piece(zero, g, ZERO_TRAINED).kept,
+                     DTYPE_OF(floatX));
+    } else if (group) {
+        gpu_copy(group, (floatX*)t->params_memory + zero_group_begin(zero, g),
+                 zero_group_elements(zero, g) * sizeof(floatX), t->gpu);
+    }
+}
+
+// Sets t->scratch to some weights of this process as fp32, both parts of them joined, from element
+// `first` of a piece on. The lower parts come from where they are kept.
+static inline void transfer_join_(const Transfer* t, ZeroPiece piece, ZeroElements some) {
+    const int slot = state_master_slot(t->master);
+    const size_t bytes = master_bytes(t->master), at = (piece.owned + some.first) * bytes;
+    char* lower = (char*)t->scratch + some.count * sizeof(float);
+    if (t->offload->slots) {
+        void* room = check_alloc(some.count, bytes, "copy of master weights");
+        offload_read(t->offload, room, slot, at, some.count * bytes);
+        gpu_copy(lower, room, some.count * bytes, t->gpu);
+        free(room);
+    } else {
+        lower = (char*)state_slot_array(t->state, slot, t->state_memory) + at;
+    }
+    floatX* upper = (floatX*)zero_update_parameters(t->zero) + piece.kept + some.first;
+    weights_widen((float*)t->scratch, Weights<floatX>{upper, lower, t->master}, some.count, t->gpu);
+}
+
+// Split master weights as fp32: joined on the GPU, as many as fit there at a time.
+static inline void transfer_download_split_(const Transfer* t, int g, float* group) {
+    const size_t room = t->scratch_bytes / (sizeof(float) + master_bytes(t->master)),
+                 most = room / WEIGHTS_PIECE * WEIGHTS_PIECE;
+    for (int part = 0; part < ZERO_PARTS && (group || zero_is_divided(&t->zero->plan)); part++) {
+        const ZeroPiece piece = zero_piece(&t->zero->plan, g, (ZeroPart)part);
+        for (size_t i = 0; i < piece.count; i += most) {
+            const ZeroElements some = {i, piece.count - i < most ? piece.count - i : most};
+            transfer_join_(t, piece, some);
+            zero_collect_some(t->zero, group, g, (ZeroPart)part, some, t->scratch, DTYPE_FP32);
+        }
+    }
+}
+
+// Copies the weights of group g that are saved: fp32 master weights if there are any, else floatX.
+static inline void transfer_download_group(const Transfer* t, int g, void* group) {
+    zero_wait_for_parameters(
+        t->zero); // redundant: before a save, replicas are compared, which waits for them, too
+    if (t->master == MASTER_FP32) {
+        transfer_download_master_(t, g, (float*)group);
+    } else if (t->master != MASTER_NONE) {
+        transfer_download_split_(t, g, (float*)group);
+    } else {
+        transfer_download_narrow_(t, g, group);
+    }
+}
+
+// Of the groups first ... end - 1, one after the other; of none in this process if first = end.
+static inline void transfer_download_groups(const Transfer* t, void* groups, int first, int end) {
+    const ZeroPlan* zero = &t->zero->plan;
+    const size_t begin = zero_group_begin(zero, first),
+                 element_bytes = t->master != MASTER_NONE ? sizeof(float) : sizeof(floatX);
+    for (int g = 0; g < zero->groups; g++) {
+        const int is_wanted = first <= g && g < end;
+        char* group = is_wanted ? (char*)groups + (zero_group_begin(zero, g) - begin) * element_bytes : NULL;
+        transfer_download_group(t, g, group);
+    }
+}
+
+// The same of one group, as fp32 in any case.
+static inline void transfer_download_fp32(const Transfer* t, int g, float* group) {
+    if (t->master != MASTER_NONE) {
+        transfer_download_group(t, g, group);
+        return;
+    }
+    const size_t count = zero_group_elements(&t->zero->plan, g);
+    floatX* room = (floatX*)check_alloc(count, sizeof(floatX), "copy of a group of parameters");
+    transfer_download_group(t, g, group ? room : NULL);
+    for (size_t i = 0; group && i < count; i++) {
+        group[i] = to_float(room[i]);
+    }
+    free(room);
+}
+
+#endif

@@ -1,0 +1,641 @@
+/*
+comm.h -- who the processes of a run are, small messages between them, and a common shutdown.
+
+Everything but comm_expect, comm_progress, comm_alive and comm_fail is collective: all ranks call it, in the same
+order. With one process everything returns at once: no MPI, no thread, no socket. Messages go by MPI where it has
+started the processes (comm_mpi.h), else by TCP (comm_tcp.h).
+
+An error in any rank ends all of them: from comm_expect on, CHECK and die_usage end in comm_fail. A rank that waits
+longer than it should is ended by its watchdog, a thread that only looks at what comm_progress stored.
+
+Only rank 0 prints: stdout of the others is /dev/null after comm_open. stderr stays.
+*/
+#ifndef LLMC_COMM_H
+#define LLMC_COMM_H
+
+#include <limits.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// What the launcher says. -1: it does not say (local rank and size).
+typedef struct {
+    int rank, size, local_rank, local_size;
+} CommPlace;
+
+// Where rank 0 waits for the others. Neither host nor file: MPI joins them.
+typedef struct {
+    char host[256]; // as the others reach it, and
+    int port;
+    char file[PATH_MAX]; // in which rank 0 writes where it waits, on a file system that all see
+    char job[96]; // what the launcher calls the job; processes of another one are refused. "": it has no name
+} CommMeeting;
+
+typedef struct CommEngine CommEngine;
+
+typedef struct {
+    int rank, size, local_rank, local_size, node, nodes;
+    char host[64];            // this process's machine
+    char library[64];         // "Open MPI 4.1.4"; empty with one process
+    const CommEngine* engine; // private, like the next; NULL with one process
+    void *state, *communicator;
+    void* gpus; // groups of their GPUs that wait for the model (zero_connect); NULL: none
+} Comm;
+
+// What a rank is doing: it decides how long a rank may do that without progress. `timeout` or 5 times the longest
+// step, whichever is longer; ten times that in the first step, the setup and saves; COMM_FIRST has no limit: one rank
+// does what may take hours, like encoding text, and the others wait for it.
+typedef enum {
+    COMM_FIRST,
+    COMM_SETUP,
+    COMM_DATA,
+    COMM_FORWARD,
+    COMM_BACKWARD,
+    COMM_UPDATE,
+    COMM_EVALUATE,
+    COMM_SAVE
+} CommPhase;
+
+// Before anything can fail, from the environment alone: of an error that all ranks find, a wrong option for example,
+// rank 0 tells, and the others only if nothing has ended them soon after. Does nothing where size is 1. comm_open
+// follows with the same Comm.
+void comm_expect(Comm* c, CommPlace place);
+
+// Joins the others, and starts the watchdog.
+void comm_open(Comm* c, CommPlace place, const CommMeeting* meeting, double timeout_s);
+
+// Waits for all. After it, the program ends as one process does; without it, exit() ends all ranks.
+void comm_close(Comm* c);
+
+// ---- messages ----
+
+// Returns when all ranks have called it.
+void comm_barrier(Comm* c);
+
+// All ranks get rank 0's data.
+void comm_broadcast(Comm* c, void* data, size_t bytes);
+
+// all (size, bytes), mine (bytes). They do not overlap.
+void comm_all_gather(Comm* c, void* all, const void* mine, size_t bytes);
+
+// The bits that any rank has set in `mine`.
+int comm_any(Comm* c, int mine);
+
+// Ends all ranks unless they have the same hash: "the ranks disagree about `what`: `words` of rank 0 on ranks 0 2 3,
+// ...". Words longer than 95 bytes are cut; "": not printed.
+void comm_agree(Comm* c, const char* what, uint64_t hash, const char* words);
+
+// ---- the watchdog and the end ----
+
+// For the watchdog: this rank is at something else than before. Cheap. `what` is a constant, "reduce of block 7".
+void comm_progress(Comm* c, CommPhase phase, int64_t step, const char* what);
+
+// For the watchdog: this rank gets on with what it is at. Cheap.
+void comm_alive(Comm* c);
+
+// For messages about an end: a checkpoint of this step is complete in this directory. The name
+// stays where it is.
+void comm_saved(Comm* c, int64_t step, const char* directory);
+
+// Ends all ranks with this status. The message, whole lines, is printed once, with the rank. In any thread.
+__attribute__((noreturn)) void comm_fail(Comm* c, int status, const char* message);
+
+// ---- for comm_mpi.h and comm_tcp.h ----
+
+// A rank that has ended; status -1 (and 0, which no rank sends): without a word.
+typedef struct {
+    int rank, status, pid;
+    char host[64];
+} CommEnded;
+
+// What carries the messages of more than one process.
+struct CommEngine {
+    void (*broadcast)(Comm* c, void* data, size_t bytes);
+    void (*all_gather)(Comm* c, void* all, const void* mine, size_t bytes);
+    int (*any)(Comm* c, int mine);
+    int (*ended)(const Comm* c, CommEnded* who); // whether another rank has ended; in the watchdog. NULL: the
+                                                 // launcher sees to that
+    void (*abort)(const Comm* c, int status);    // tells all others to end; in any thread
+    void (*close)(Comm* c);                      // after a barrier
+};
+
+// The last thing that joining does.
+void comm_set_engine(Comm* c, const CommEngine* engine);
+
+#ifdef __cplusplus
+}
+#endif
+
+#ifdef COMM_IMPLEMENTATION
+
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "llmc/base/check.h"
+#include "llmc/base/sizes.h"
+#include "llmc/base/printable.h"
+#include "llmc/base/enum_words.h"
+#include "llmc/comm/comm_mpi.h"
+#include "llmc/comm/comm_tcp.h"
+
+enum {
+    COMM_PATIENCE_ = 10, // in the setup and the like, times the usual limit
+    COMM_HOLD_S_ = 2,    // a rank above 0 waits as long before it tells its error: rank 0 may have the same
+    COMM_END_S_ = 5,     // what exit() may take before the watchdog ends the process
+    COMM_NOTE_S_ = 10,   // after which ranks 0 and 1 say that they wait for others to join
+    COMM_TICK_MS_ = 250, // between two looks of the watchdog
+    COMM_WORDS_ = 96,    // of comm_agree, with the zero
+    COMM_LIST_ = 8       // ranks or values that a message names, at most
+};
+
+// What the main thread stores and the watchdog reads, each by itself: no two need to belong together.
+typedef struct {
+    int phase;
+    int64_t step; // -1: before the first
+    const char* what;
+    uint64_t count; // of comm_progress
+} CommNow_;
+
+typedef struct {
+    pid_t pid; // a forked child that calls exit() ends nobody
+    int failing, status;
+    int has_told; // its error
+    int closing;  // the others may end, too
+    CommNow_ now;
+    int64_t saved_step; // of the last checkpoint; -1: there is none
+    const char* saved_in;
+    double timeout_s;
+    int watch_end; // closed: the watchdog returns
+    int watch_begin;
+    pthread_t watchdog;
+} CommState_;
+
+static inline CommState_* comm_state_(const Comm* c) { return (CommState_*)c->state; }
+
+#define COMM_STORE_(to, value) __atomic_store_n(&(to), value, __ATOMIC_RELAXED)
+#define COMM_LOAD_(from) __atomic_load_n(&(from), __ATOMIC_RELAXED)
+
+// NULL: not joined yet. All that the engine needs is there when it is.
+static const CommEngine* comm_engine_(const Comm* c) { return __atomic_load_n(&c->engine, __ATOMIC_ACQUIRE); }
+
+void comm_set_engine(Comm* c, const CommEngine* engine) {
+    __atomic_store_n(&c->engine, engine, __ATOMIC_RELEASE);
+}
+
+// ---- the end ----
+
+// "rank 3 of 8 (node2, pid 4711)"
+static void comm_name_(char* text, size_t room, const Comm* c) {
+    snprintf(text, room, "rank %d of %d (%s, pid %d)", c->rank, c->size, c->host, (int)getpid());
+}
+
+// In one piece, so that lines of several ranks do not mix.
+static void comm_tell_(const char* text) {
+    const ssize_t written = write(STDERR_FILENO, text, strlen(text));
+    (void)written; // there is nowhere else to say it
+}
+
+// In any thread but the main one, whose exit() does it.
+__attribute__((noreturn)) static void comm_abort_(const Comm* c, int status) {
+    const CommEngine* engine = comm_engine_(c);
+    if (engine) {
+        engine->abort(c, status);
+    }
+    _exit(status);
+}
+
+// exit() calls this after what was registered since comm_open, which may be the removal of temporary files, and
+// before the handlers of MPI, which would wait for the others. MPI_Abort ends all ranks sooner than the exit of one
+// does, and with fewer words of the launcher. Without an error of ours it may be MPI that calls exit().
+static void comm_at_exit_(void) {
+    const Comm* c = (const Comm*)check_end.context;
+    const CommState_* s = c ? comm_state_(c) : NULL;
+    if (s && s->pid == getpid()) {
+        fflush(NULL);
+        if (s->failing && c->engine) {
+            c->engine->abort(c, s->status);
+        }
+        _exit(s->failing ? s->status : EXIT_FAILURE);
+    }
+}
+
+// Ends all ranks. Those that find the same error wait, and are ended by rank 0's end; SIGTERM is how the launcher
+// does it.
+__attribute__((noreturn)) static void comm_end_(Comm* c, int status, const char* message, const char* rank) {
+    CommState_* s = comm_state_(c);
+    if (__atomic_exchange_n(&s->failing, 1,
+                            __ATOMIC_SEQ_CST)) { // another thread is at it, or a handler of exit()
+        sleep(COMM_END_S_);
+        _exit(status);
+    }
+    COMM_STORE_(s->status, status);
+    if (c->rank > 0) {
+        signal(SIGTERM, SIG_DFL);
+        sleep(COMM_HOLD_S_);
+    }
+    const size_t room = strlen(message) + strlen(rank) + 1;
+    char* text = (char*)malloc(room);
+    if (text) {
+        snprintf(text, room, "%s%s", message, rank);
+    }
+    COMM_STORE_(s->has_told, 1);
+    comm_tell_(text ? text : message);
+    if (check_is_main_thread()) {
+        exit(status);
+    }
+    fflush(NULL);
+    comm_abort_(c, status);
+}
+
+void comm_fail(Comm* c, int status, const char* message) {
+    char name[128], rank[160] = "";
+    if (!c->state) {
+        fputs(message, stderr);
+        exit(status);
+    }
+    if (c->rank > 0 || comm_engine_(c)) { // before, rank 0's error is probably everybody's
+        comm_name_(name, sizeof(name), c);
+        snprintf(rank, sizeof(rank), "    on %s\n", name);
+    }
+    comm_end_(c, status, message, rank);
+}
+
+static void comm_check_failed_(void* context, int status, const char* message) {
+    comm_fail((Comm*)context, status, message);
+}
+
+// ---- the watchdog ----
+
+typedef struct {
+    uint64_t count;
+    int64_t step;
+    double waited_s, step_s, longest_s; // without progress; in this step; in the longest one
+} CommWatch_;
+
+// How long this rank may be without progress.
+static double comm_limit_s_(const CommState_* s, const CommWatch_* watch, int phase) {
+    const double usual = 5 * watch->longest_s > s->timeout_s ? 5 * watch->longest_s : s->timeout_s;
+    return phase == COMM_SETUP || phase == COMM_SAVE || watch->longest_s == 0 ? COMM_PATIENCE_ * usual
+                                                                              : usual;
+}
+
+// One look. Time is counted in looks: a process that was stopped as a whole has not waited.
+static void comm_look_(CommWatch_* watch, const CommState_* s) {
+    const double tick_s = COMM_TICK_MS_ / 1e3;
+    const int phase = COMM_LOAD_(s->now.phase);
+    const int64_t step = COMM_LOAD_(s->now.step);
+    const uint64_t count = COMM_LOAD_(s->now.count);
+    watch->waited_s = count == watch->count && phase != COMM_FIRST ? watch->waited_s + tick_s : 0;
+    watch->count = count;
+    if (step != watch->step) {
+        watch->longest_s = watch->step_s > watch->longest_s ? watch->step_s : watch->longest_s;
+        watch->step_s = 0;
+        watch->step = step;
+    }
+    watch->step_s += phase >= COMM_DATA && phase <= COMM_UPDATE ? tick_s : 0;
+}
+
+// "step 12, reduce of block 7"
+static void comm_where_(char* text, size_t room, const CommState_* s) {
+    const int64_t step = COMM_LOAD_(s->now.step);
+    const char* what = COMM_LOAD_(s->now.what);
+    if (step >= 0) {
+        snprintf(text, room, "step %lld, %s", (long long)step, what);
+    } else {
+        snprintf(text, room, "the setup, %s", what);
+    }
+}
+
+// "; out/books has a checkpoint of step 12: --resume on continues", or nothing.
+static void comm_where_saved_(char* text, size_t room, const CommState_* s) {
+    const int64_t step = COMM_LOAD_(s->saved_step);
+    *text = '\0';
+    if (step >= 0) {
+        snprintf(text, room, "; %.300s has a checkpoint of step %lld: --resume on continues",
+                 COMM_LOAD_(s->saved_in), (long long)step);
+    }
+}
+
+// Leaves the others time to say the same: a rank that says nothing is the one that is stuck.
+__attribute__((noreturn)) static void comm_stuck_(const Comm* c, double waited_s) {
+    char name[128], where[192], saved[512], text[1024];
+    comm_name_(name, sizeof(name), c);
+    comm_where_(where, sizeof(where), comm_state_(c));
+    comm_where_saved_(saved, sizeof(saved), comm_state_(c));
+    snprintf(text, sizeof(text), "error: %s has waited %.0f s in %s%s\n", name, waited_s, where, saved);
+    comm_tell_(text);
+    sleep(COMM_HOLD_S_);
+    comm_abort_(c, EXIT_FAILURE);
+}
+
+// Says early that others have not joined: one that has ended with status 0, after --version for
+// example, never does.
+static void comm_note_waiting_(const Comm* c, const CommWatch_* watch) {
+    const double tick_s = COMM_TICK_MS_ / 1e3;
+    const int is_now = watch->waited_s >= COMM_NOTE_S_ && watch->waited_s < COMM_NOTE_S_ + tick_s;
+    char name[128], text[256];
+    if (is_now && !comm_engine_(c) && c->rank <= 1) {
+        comm_name_(name, sizeof(name), c);
+        snprintf(text, sizeof(text),
+                 "note: %s has waited %d s for the others to join; did one end, or not start?\n", name,
+                 (int)COMM_NOTE_S_);
+        comm_tell_(text);
+    }
+}
+
+// Ends as another rank has, which has said why; of one that was killed, who notices it says so. No
+// rank ends in the middle of a run with status 0, and this one does not, whatever it is told.
+__attribute__((noreturn)) static void comm_follow_(const Comm* c, const CommEnded* who) {
+    char where[192], saved[512], text[1024];
+    if (who->status > 0) {
+        comm_abort_(c, who->status);
+    }
+    comm_where_(where, sizeof(where), comm_state_(c));
+    comm_where_saved_(saved, sizeof(saved), comm_state_(c));
+    snprintf(text, sizeof(text), "error: rank %d of %d (%s, pid %d) has ended; rank %d was in %s%s\n",
+             who->rank, c->size, who->host, who->pid, c->rank, where, saved);
+    comm_tell_(text);
+    comm_abort_(c, EXIT_FAILURE);
+}
+
+// Looks for ranks that have ended. One that has told its own error ends by itself.
+static void comm_look_for_ends_(const Comm* c) {
+    const CommEngine* engine = comm_engine_(c);
+    const CommState_* s = comm_state_(c);
+    CommEnded who;
+    if (engine && engine->ended && !COMM_LOAD_(s->has_told) && engine->ended(c, &who) &&
+        (who.status > 0 || !COMM_LOAD_(s->closing))) {
+        comm_follow_(c, &who);
+    }
+}
+
+static void* comm_watch_(void* context) {
+    const Comm* c = (const Comm*)context;
+    const CommState_* s = comm_state_(c);
+    CommWatch_ watch = {0, -1, 0, 0, 0};
+    struct pollfd end = {s->watch_end, POLLIN, 0};
+    double ending_s = 0;
+    while (poll(&end, 1, COMM_TICK_MS_) == 0) {
+        comm_look_(&watch, s);
+        comm_note_waiting_(c, &watch);
+        comm_look_for_ends_(c);
+        ending_s += COMM_LOAD_(s->failing) ? COMM_TICK_MS_ / 1e3 : 0;
+        if (ending_s > COMM_HOLD_S_ + COMM_END_S_) {
+            comm_abort_(c, COMM_LOAD_(s->status));
+        }
+        if (watch.waited_s > comm_limit_s_(s, &watch, COMM_LOAD_(s->now.phase)) && !COMM_LOAD_(s->failing)) {
+            comm_stuck_(c, watch.waited_s);
+        }
+    }
+    return NULL;
+}
+
+// Signals are main's.
+static void comm_watch_open_(Comm* c, double timeout_s) {
+    CommState_* s = comm_state_(c);
+    sigset_t all, before;
+    int ends[2];
+    CHECK(pipe(ends) == 0, "no pipe for the watchdog");
+    s->watch_end = ends[0];
+    s->watch_begin = ends[1];
+    s->timeout_s = timeout_s;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    CHECK(pthread_create(&s->watchdog, NULL, comm_watch_, c) == 0, "no thread for the watchdog");
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+}
+
+static void comm_watch_close_(Comm* c) {
+    CommState_* s = comm_state_(c);
+    close(s->watch_begin);
+    pthread_join(s->watchdog, NULL);
+    close(s->watch_end);
+}
+
+void comm_progress(Comm* c, CommPhase phase, int64_t step, const char* what) {
+    CommState_* s = comm_state_(c);
+    if (s) {
+        COMM_STORE_(s->now.what, what);
+        COMM_STORE_(s->now.step, step);
+        COMM_STORE_(s->now.phase, (int)phase);
+        comm_alive(c);
+    }
+}
+
+void comm_alive(Comm* c) {
+    CommState_* s = comm_state_(c);
+    if (s) {
+        COMM_STORE_(s->now.count, s->now.count + 1);
+    }
+}
+
+void comm_saved(Comm* c, int64_t step, const char* directory) {
+    CommState_* s = comm_state_(c);
+    if (s) {
+        COMM_STORE_(s->saved_in, directory);
+        __atomic_store_n(&s->saved_step, step, __ATOMIC_RELEASE);
+    }
+}
+
+// ---- who is where ----
+
+// LLMC_NODES=n pretends that there are n machines: the ranks are dealt to them in blocks. 0: not given.
+static int comm_pretended_nodes_(const Comm* c) {
+    const char* text = getenv("LLMC_NODES");
+    const int nodes = text ? atoi(text) : 0;
+    if (text && (nodes < 1 || nodes > c->size)) {
+        die_usage("LLMC_NODES=%s; wanted 1 to %d, the number of processes", text, c->size);
+    }
+    return nodes;
+}
+
+// Machines are numbered in the order of their first ranks. hosts (size, sizeof(c->host))
+static int comm_node_of_(const Comm* c, int rank, const char* hosts, int pretended) {
+    if (pretended) {
+        return rank / int_ceil_div(c->size, pretended);
+    }
+    int node = 0, first;
+    for (int r = 0; r <= rank; r++) { // machines up to this rank's
+        const char* host = hosts + (size_t)r * sizeof(c->host);
+        for (first = 0; strcmp(hosts + (size_t)first * sizeof(c->host), host) != 0; first++) {
+        }
+        if (strcmp(host, hosts + (size_t)rank * sizeof(c->host)) == 0) {
+            return node;
+        }
+        node += first == r;
+    }
+    return node;
+}
+
+// Sets node, nodes, and what the launcher has not said of the local rank and size.
+static void comm_find_nodes_(Comm* c, CommPlace place) {
+    const int pretended = comm_pretended_nodes_(c);
+    char* hosts = (char*)check_alloc((size_t)c->size, sizeof(c->host), "host names");
+    comm_all_gather(c, hosts, c->host, sizeof(c->host));
+    int local_rank = 0, local_size = 0;
+    c->node = comm_node_of_(c, c->rank, hosts, pretended);
+    c->nodes = 0;
+    for (int r = 0; r < c->size; r++) {
+        const int node = comm_node_of_(c, r, hosts, pretended);
+        c->nodes = node >= c->nodes ? node + 1 : c->nodes;
+        local_rank += node == c->node && r < c->rank;
+        local_size += node == c->node;
+    }
+    c->local_rank = pretended || place.local_rank < 0 ? local_rank : place.local_rank;
+    c->local_size = pretended || place.local_size < 0 ? local_size : place.local_size;
+    free(hosts);
+}
+
+// ---- opening and closing ----
+
+void comm_expect(Comm* c, CommPlace place) {
+    const CheckEnd alone = {NULL, NULL}, together = {comm_check_failed_, c};
+    memset(c, 0, sizeof(*c));
+    c->rank = place.rank;
+    c->size = place.size;
+    c->local_size = c->nodes = 1;
+    gethostname(c->host, sizeof(c->host) - 1);
+    check_end = alone;
+    if (c->size > 1) {
+        CommState_* s = (CommState_*)check_alloc(1, sizeof(CommState_), "processes");
+        s->pid = getpid();
+        s->now.phase = COMM_SETUP;
+        s->now.step = s->saved_step = -1;
+        s->now.what = "joining the others";
+        c->state = s;
+        check_end = together;
+    }
+}
+
+void comm_open(Comm* c, CommPlace place, const CommMeeting* meeting, double timeout_s) {
+    free(c->state); // of comm_expect
+    comm_expect(c, place);
+    if (c->size == 1) {
+        return;
+    }
+    comm_watch_open_(c, timeout_s); // MPI_Init may be what hangs
+    if (*meeting->host || *meeting->file) {
+        comm_progress(c, COMM_FIRST, -1, "joining the others"); // which ends in time by itself
+        comm_tcp_open(c, meeting, COMM_PATIENCE_ * timeout_s);
+        comm_progress(c, COMM_SETUP, -1, "joining the others");
+    } else {
+        comm_mpi_open(c);
+    }
+    atexit(comm_at_exit_);
+    comm_find_nodes_(c, place);
+    if (c->rank > 0) {
+        CHECK(freopen("/dev/null", "w", stdout), "/dev/null: cannot be opened");
+    }
+}
+
+void comm_close(Comm* c) {
+    const CheckEnd alone = {NULL, NULL};
+    if (c->state) {
+        COMM_STORE_(comm_state_(c)->closing, 1);
+        comm_barrier(c);
+        comm_watch_close_(c);
+        c->engine->close(c);
+        c->engine = NULL;
+        check_end = alone;
+        free(c->state);
+        c->state = NULL;
+    }
+}
+
+// ---- messages ----
+
+void comm_barrier(Comm* c) { comm_any(c, 0); }
+
+void comm_broadcast(Comm* c, void* data, size_t bytes) {
+    if (c->size > 1) {
+        c->engine->broadcast(c, data, bytes);
+    }
+}
+
+void comm_all_gather(Comm* c, void* all, const void* mine, size_t bytes) {
+    if (c->size > 1) {
+        c->engine->all_gather(c, all, mine, bytes);
+    } else {
+        memcpy(all, mine, bytes);
+    }
+}
+
+int comm_any(Comm* c, int mine) { return c->size > 1 ? c->engine->any(c, mine) : mine; }
+
+// ---- agreement ----
+
+typedef struct {
+    uint64_t hash;
+    char words[COMM_WORDS_];
+} CommOpinion_;
+
+// Appends "42 on ranks 0 2 3": all that are of the opinion of rank `first`.
+static void comm_print_opinion_(FILE* file, const CommOpinion_* all, int size, int first) {
+    int ranks = 0;
+    for (int r = first; r < size; r++) {
+        ranks += all[r].hash == all[first].hash;
+    }
+    if (*all[first].words) {
+        char words[COMM_WORDS_];
+        fprintf(file, "%s on rank%s", printable_copy(words, sizeof(words), all[first].words), words_s(ranks));
+    } else {
+        fprintf(file, "%016llx on rank%s", (unsigned long long)all[first].hash, words_s(ranks));
+    }
+    for (int r = first, named = 0; r < size && named <= COMM_LIST_; r++) {
+        if (all[r].hash == all[first].hash) {
+            named < COMM_LIST_ ? fprintf(file, " %d", r) : fprintf(file, " ...");
+            named++;
+        }
+    }
+}
+
+// Every rank ends with the same message, so it needs no rank.
+__attribute__((noreturn)) static void comm_disagree_(Comm* c, const char* what, const CommOpinion_* all) {
+    char text[4096] = "";
+    FILE* file = fmemopen(text, sizeof(text) - 1, "w");
+    CHECK(file, "the ranks disagree about %s", what);
+    fprintf(file, "error: the ranks disagree about %s: ", what);
+    for (int r = 0, values = 0; r < c->size && values < COMM_LIST_; r++) {
+        int first = 0;
+        while (all[first].hash != all[r].hash) {
+            first++;
+        }
+        if (first == r) {
+            fprintf(file, "%s", values++ ? ", " : "");
+            comm_print_opinion_(file, all, c->size, r);
+        }
+    }
+    fprintf(file, "\n");
+    fclose(file);
+    comm_end_(c, EXIT_FAILURE, text, "");
+}
+
+void comm_agree(Comm* c, const char* what, uint64_t hash, const char* words) {
+    if (c->size == 1) {
+        return;
+    }
+    CommOpinion_ mine;
+    memset(&mine, 0, sizeof(mine));
+    mine.hash = hash;
+    snprintf(mine.words, sizeof(mine.words), "%s", words);
+    CommOpinion_* all = (CommOpinion_*)check_alloc((size_t)c->size, sizeof(mine), "comm_agree");
+    comm_all_gather(c, all, &mine, sizeof(mine));
+    for (int r = 1; r < c->size; r++) {
+        if (all[r].hash != all[0].hash) {
+            comm_disagree_(c, what, all);
+        }
+    }
+    free(all);
+}
+
+#endif // COMM_IMPLEMENTATION
+
+#endif

@@ -1,0 +1,243 @@
+/*
+comm_nccl.cuh -- which GPU a process takes, and bulk data between the GPUs of a run, by NCCL.
+
+Everything but gpu_device_of_rank and group_gpu_check is collective: all ranks call it in the same order, in all streams
+together. What moves data is queued on `stream`, which may be captured: all ranks then replay it together. Counts are
+elements of `type` for each rank. recv and send do not overlap unless a comment says so.
+
+    group_all_to_all      piece j of send goes to rank j, piece i of recv is from rank i; both (size, count)
+    group_all_gather      recv (size, count), send (count). In place: send = recv + rank * count
+    group_reduce_scatter  recv (count), piece `rank` of the sum of all ranks' send (size, count), added in the library's
+                          order. In place: recv = send + rank * count
+
+With one process there is no communicator and NCCL is not initialized: data is copied where it has to be. NCCL is used
+where the program was built with it (HAVE_NCCL); without it there is one process.
+
+needs:   NCCL 2.18, for more than one process
+*/
+#ifndef LLMC_COMM_NCCL_CUH
+#define LLMC_COMM_NCCL_CUH
+
+#include "llmc/base/check.h"
+#include "llmc/base/xxh64.h"
+#include "llmc/comm/comm.h"
+#include "llmc/gpu/gpu.cuh"
+
+#ifdef HAVE_NCCL
+#include <nccl.h>
+
+#define NCCL_CHECK(call)                                                                                     \
+    do {                                                                                                     \
+        const ncclResult_t error_ = (call);                                                                  \
+        CHECK_CALL(error_ == ncclSuccess, "NCCL: %s: %s. %s", #call, ncclGetErrorString(error_),             \
+                   error_ == ncclSuccess ? "" : ncclGetLastError(NULL));                                     \
+    } while (0)
+#endif
+
+// An ordered set of ranks, each with its GPU.
+typedef struct {
+    int rank, size;
+    struct ncclComm* communicator; // NULL with one process
+    Comm* comm;
+    char library[32]; // "NCCL 2.28.9"; empty with one process
+} GroupGpu;
+
+// The device of this process. `wanted`; -1: its local rank, or the only one that it sees.
+static inline int gpu_device_of_rank(const Comm* c, int wanted) {
+    int devices = 0;
+    CUDA_CHECK(cudaGetDeviceCount(&devices));
+    if (wanted < 0 && devices > 1) {
+        CHECK(c->local_size <= devices,
+              "%d processes on %s, which has %d GPUs; wanted one GPU for each process", c->local_size,
+              c->host, devices);
+        wanted = c->local_rank;
+    }
+    return wanted < 0 ? 0 : wanted;
+}
+
+// What moving data means for a group of one.
+static inline void group_gpu_copy_(void* recv, const void* send, size_t count, DType type,
+                                   cudaStream_t stream) {
+    if (recv != send && count) {
+        CUDA_CHECK(cudaMemcpyAsync(recv, send, count * dtype_bytes(type), cudaMemcpyDeviceToDevice, stream));
+    }
+}
+
+#ifdef HAVE_NCCL
+
+// What tells GPUs apart. With LLMC_NODES the machines are pretended, and so are their GPUs.
+typedef struct {
+    int node;
+    char bus_id[20], host[64];
+} GpuPlace_;
+
+// NCCL would wait, or end with an error that names no rank. All ranks find the same.
+static inline void group_gpu_compare_places_(Comm* c) {
+    GpuPlace_ mine, *all = (GpuPlace_*)check_alloc((size_t)c->size, sizeof(mine), "places of GPUs");
+    int device;
+    memset(&mine, 0, sizeof(mine));
+    mine.node = c->node;
+    snprintf(mine.host, sizeof(mine.host), "%s", c->host);
+    CUDA_CHECK(cudaGetDevice(&device));
+    CUDA_CHECK(cudaDeviceGetPCIBusId(mine.bus_id, sizeof(mine.bus_id), device));
+    comm_all_gather(c, all, &mine, sizeof(mine));
+    for (int r = 1; r < c->size; r++) {
+        for (int other = 0; other < r; other++) {
+            CHECK(memcmp(&all[r], &all[other], sizeof(mine)) != 0,
+                  "ranks %d and %d have the same GPU, %s of %s; wanted one GPU for each process", other, r,
+                  all[r].bus_id, all[r].host);
+        }
+    }
+    free(all);
+}
+
+// Other GPUs round otherwise, and the slowest one sets the pace.
+static inline void group_gpu_compare_models_(Comm* c) {
+    struct cudaDeviceProp properties;
+    int device;
+    CUDA_CHECK(cudaGetDevice(&device));
+    CUDA_CHECK(cudaGetDeviceProperties(&properties, device));
+    comm_agree(c, "the model of the GPU", xxh64(properties.name, strlen(properties.name)), properties.name);
+}
+
+// All ranks must have loaded the same version.
+static inline void group_gpu_find_library_(GroupGpu* g) {
+    int version;
+    NCCL_CHECK(ncclGetVersion(&version));
+    snprintf(g->library, sizeof(g->library), "NCCL %d.%d.%d", version / 10000, version / 100 % 100,
+             version % 100);
+    comm_agree(g->comm, "the version of NCCL", (uint64_t)version, g->library);
+}
+
+// Collective over c, with the device of the rank current. The communicator is a blocking one: every group of calls to
+// one that is not takes a thread of its own, and a process that hangs in here is ended by its watchdog anyway.
+static inline void group_gpu_open(GroupGpu* g, Comm* c) {
+    const GroupGpu group = {c->rank, c->size, NULL, c, ""};
+    *g = group;
+    if (c->size > 1) {
+        ncclUniqueId id;
+        ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+        group_gpu_find_library_(g);
+        group_gpu_compare_models_(c);
+        group_gpu_compare_places_(c);
+        memset(&id, 0, sizeof(id));
+        if (c->rank == 0) {
+            NCCL_CHECK(ncclGetUniqueId(&id));
+        }
+        comm_broadcast(c, &id, sizeof(id));
+        comm_progress(c, COMM_SETUP, -1, "opening NCCL");
+        NCCL_CHECK(ncclCommInitRankConfig(&g->communicator, c->size, id, c->rank, &config));
+    }
+}
+
+// The ranks of `all` with the same color, in the order of their ranks. `all` stays open as long.
+static inline void group_gpu_split(GroupGpu* g, const GroupGpu* all, int color) {
+    *g = *all;
+    if (all->communicator) {
+        NCCL_CHECK(ncclCommSplit(all->communicator, color, all->rank, &g->communicator, NULL));
+        NCCL_CHECK(ncclCommUserRank(g->communicator, &g->rank));
+        NCCL_CHECK(ncclCommCount(g->communicator, &g->size));
+    }
+}
+
+// Waits for what is queued.
+static inline void group_gpu_close(GroupGpu* g) {
+    if (g->communicator) {
+        NCCL_CHECK(ncclCommFinalize(g->communicator));
+        NCCL_CHECK(ncclCommDestroy(g->communicator));
+        gpu_library_gives(g->communicator);
+        g->communicator = NULL;
+    }
+}
+
+// Ends all ranks if NCCL has noticed an error since: of the network or a peer. Cheap; not while a stream is captured.
+static inline void group_gpu_check(const GroupGpu* g) {
+    if (g->communicator) {
+        ncclResult_t error = ncclSuccess;
+        NCCL_CHECK(ncclCommGetAsyncError(g->communicator, &error));
+        CHECK(error == ncclSuccess, "NCCL: %s. %s", ncclGetErrorString(error),
+              ncclGetLastError(g->communicator));
+    }
+}
+
+static inline ncclDataType_t group_gpu_type_(DType type) {
+    static const ncclDataType_t types[] = {ncclFloat32, ncclBfloat16, ncclFloat16};
+    return types[type];
+}
+
+static inline void group_all_to_all(void* recv, const void* send, size_t count, DType type, const GroupGpu* g,
+                                    cudaStream_t stream) {
+    const size_t bytes = count * dtype_bytes(type);
+    if (!g->communicator) {
+        group_gpu_copy_(recv, send, count, type, stream);
+        return;
+    }
+    NCCL_CHECK(ncclGroupStart());
+    for (int r = 0; r < g->size; r++) {
+        const ncclDataType_t nccl_type = group_gpu_type_(type);
+        NCCL_CHECK(ncclSend((const char*)send + r * bytes, count, nccl_type, r, g->communicator, stream));
+        NCCL_CHECK(ncclRecv((char*)recv + r * bytes, count, nccl_type, r, g->communicator, stream));
+    }
+    NCCL_CHECK(ncclGroupEnd());
+}
+
+static inline void group_all_gather(void* recv, const void* send, size_t count, DType type, const GroupGpu* g,
+                                    cudaStream_t stream) {
+    if (!g->communicator) {
+        group_gpu_copy_(recv, send, count, type, stream);
+        return;
+    }
+    NCCL_CHECK(ncclAllGather(send, recv, count, group_gpu_type_(type), g->communicator, stream));
+}
+
+static inline void group_reduce_scatter(void* recv, const void* send, size_t count, DType type,
+                                        const GroupGpu* g, cudaStream_t stream) {
+    if (!g->communicator) {
+        group_gpu_copy_(recv, send, count, type, stream);
+        return;
+    }
+    NCCL_CHECK(ncclReduceScatter(send, recv, count, group_gpu_type_(type), ncclSum, g->communicator, stream));
+}
+
+#else // without NCCL there is one process
+
+static inline void group_gpu_open(GroupGpu* g, Comm* c) {
+    const GroupGpu group = {c->rank, c->size, NULL, c, ""};
+    *g = group;
+    if (c->size > 1) {
+        die_usage("%d processes, but this program was built without NCCL: install libnccl-dev from NVIDIA's "
+                  "package repository, and make again",
+                  c->size);
+    }
+}
+
+static inline void group_gpu_split(GroupGpu* g, const GroupGpu* all, int color) {
+    (void)color;
+    *g = *all;
+}
+
+static inline void group_gpu_close(GroupGpu* g) { (void)g; }
+
+static inline void group_gpu_check(const GroupGpu* g) { (void)g; }
+
+static inline void group_all_to_all(void* recv, const void* send, size_t count, DType type, const GroupGpu* g,
+                                    cudaStream_t stream) {
+    (void)g;
+    group_gpu_copy_(recv, send, count, type, stream);
+}
+
+static inline void group_all_gather(void* recv, const void* send, size_t count, DType type, const GroupGpu* g,
+                                    cudaStream_t stream) {
+    (void)g;
+    group_gpu_copy_(recv, send, count, type, stream);
+}
+
+static inline void group_reduce_scatter(void* recv, const void* send, size_t count, DType type,
+                                        const GroupGpu* g, cudaStream_t stream) {
+    (void)g;
+    group_gpu_copy_(recv, send, count, type, stream);
+}
+
+#endif
+
+#endif

@@ -1,0 +1,915 @@
+/*
+comm_tcp.h -- comm.h by TCP, for processes that no MPI has started: those of torchrun, of srun without PMI, or started
+by hand. Their bulk data move by NCCL.
+
+A star: rank 0 listens, and every other rank keeps two connections to it. One is for messages, a few hundred bytes an
+update. The other one is silent until an end: a rank that ends with an error sends its exit status there, which rank 0
+passes on; of a killed one the system closes it. So the death of a process is noticed within a second, and that of a
+machine within 30 seconds, although nobody has to read or write.
+
+Where rank 0 listens is known to all (--init tcp), or stands in a file that it writes (--init fs), with a key that the
+others have to show, so that nobody joins by a file that an earlier run left. Who is of another job, has another
+number of processes, or a rank that is there already is refused by name. Strangers are sent away,
+and nobody waits for them: rank 0 hears all connections at once, and a whole hello has to come
+within two seconds.
+
+Why not by NCCL: messages are exchanged before the GPU is known, and while rank 0 works for hours and the others wait;
+they would wait in the order of the GPU's work; and NCCL does not say who has died. A star costs rank 0 size^2 times
+the bytes of a message: 64 ranks, 500 bytes, 2 MB an update. Several hundred ranks are better started by MPI.
+*/
+#ifndef LLMC_COMM_TCP_H
+#define LLMC_COMM_TCP_H
+
+#include <stdint.h>
+
+#include "llmc/comm/comm.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define COMM_TCP_MAGIC UINT64_C(0x31304e4941525450) // "PTRAIN01"
+
+// What a rank sends first, on each of its connections.
+typedef struct {
+    uint64_t magic, key;
+    char job[96], host[64];
+    int32_t rank, size, pid;
+    int32_t line; // 0: messages, 1: the end
+} CommTcpHello;
+
+// Joins the ranks, within limit_s seconds. Sets engine, library and communicator.
+void comm_tcp_open(Comm* c, const CommMeeting* meeting, double limit_s);
+
+#ifdef __cplusplus
+}
+#endif
+
+#ifdef COMM_TCP_IMPLEMENTATION
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <ifaddrs.h>
+#include <inttypes.h>
+#include <math.h>
+#include <net/if.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "llmc/base/check.h"
+#include "llmc/base/clock.h"
+#include "llmc/base/file.h"
+#include "llmc/base/printable.h"
+
+#ifndef MSG_NOSIGNAL // then SIGPIPE is ignored by signals.h alone
+#define MSG_NOSIGNAL 0
+#endif
+
+enum {
+    COMM_TCP_LINES_ = 2,   // messages, the end
+    COMM_TCP_HOSTS_ = 8,   // of a file
+    COMM_TCP_WORDS_ = 512, // of a refusal or a reason
+    COMM_TCP_HELLO_S_ = 2, // for a connection, a whole hello, or the next try of a rank whose line was closed
+    COMM_TCP_ANSWER_S_ = 20, // for rank 0's answer; it may be paused
+    COMM_TCP_NOTE_S_ = 10,   // after which a rank says whom it waits for
+    COMM_TCP_CALLERS_ = 256, // whose hellos rank 0 waits for at a time; of more, the oldest is sent away
+    COMM_TCP_TRY_AGAIN_MS_ = 100,
+    COMM_TCP_BACKLOG_ = 1024
+};
+
+// Another rank: rank 0 has all of them, the others only rank 0.
+typedef struct {
+    int lines[COMM_TCP_LINES_]; // sockets; -1: not there
+    int pid;
+    char host[64];
+    double closed_s; // when a line was closed before all had joined; 0: it was not
+} CommTcpPeer_;
+
+// A connection whose hello rank 0 waits for.
+typedef struct {
+    int fd;
+    size_t bytes; // of the hello that have come
+    double end_s; // when the rest has to be there
+    CommTcpHello hello;
+} CommTcpCaller_;
+
+// What c->communicator points to.
+typedef struct {
+    CommTcpPeer_* peers; // (size) by rank
+    struct pollfd* ends; // (size) of the watchdog
+    uint32_t number;     // of messages so far
+} CommTcp_;
+
+// Rank 0's answer to a hello.
+typedef enum { COMM_TCP_WELCOME_, COMM_TCP_OTHER_JOB_, COMM_TCP_REFUSED_ } CommTcpVerdict_;
+typedef struct {
+    uint64_t magic;
+    int32_t verdict, pid;
+    char host[64], words[384];
+} CommTcpAnswer_;
+
+// Before the bytes of a message.
+typedef struct {
+    uint32_t number, kind;
+    uint64_t bytes;
+} CommTcpHead_;
+
+static inline CommTcp_* comm_tcp_(const Comm* c) { return (CommTcp_*)c->communicator; }
+
+// ---- sockets ----
+
+// Small messages at once; a machine that is gone is noticed within half a minute.
+static void comm_tcp_set_up_(int fd) {
+    const int on = 1;
+    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+    setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on));
+#ifdef TCP_USER_TIMEOUT
+    const int idle_s = 10, interval_s = 5, probes = 4, unread_ms = 30000;
+    setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle_s, sizeof(idle_s));
+    setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &interval_s, sizeof(interval_s));
+    setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &probes, sizeof(probes));
+    setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &unread_ms, sizeof(unread_ms));
+#endif
+    fcntl(fd, F_SETFD, FD_CLOEXEC);
+}
+
+// After a call that does not wait: errno says that there is nothing yet.
+static int comm_tcp_is_early_(void) { return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR; }
+
+// Returns whether all bytes came.
+static int comm_tcp_read_(int fd, void* data, size_t bytes) {
+    for (size_t done = 0; done < bytes;) {
+        const ssize_t n = recv(fd, (char*)data + done, bytes - done, 0);
+        if (n == 0 || (n < 0 && errno != EINTR)) {
+            errno = n == 0 ? ECONNRESET : errno;
+            return 0;
+        }
+        done += n > 0 ? (size_t)n : 0;
+    }
+    return 1;
+}
+
+// Reads all bytes within limit_s; else errno is ETIMEDOUT.
+static int comm_tcp_read_within_(int fd, void* data, size_t bytes, double limit_s) {
+    const double end_s = time_now_s() + limit_s;
+    for (size_t done = 0; done < bytes;) {
+        struct pollfd ready = {fd, POLLIN, 0};
+        const double left_s = fmax(0, end_s - time_now_s());
+        if (poll(&ready, 1, (int)ceil(1e3 * left_s)) == 0) {
+            errno = ETIMEDOUT;
+            return 0;
+        }
+        const ssize_t n = recv(fd, (char*)data + done, bytes - done, MSG_DONTWAIT);
+        if (n == 0 || (n < 0 && !comm_tcp_is_early_())) {
+            errno = n == 0 ? ECONNRESET : errno;
+            return 0;
+        }
+        done += n > 0 ? (size_t)n : 0;
+    }
+    return 1;
+}
+
+// True if the other end has closed it. There may be bytes that nobody has read.
+static int comm_tcp_is_closed_(int fd) {
+    char byte;
+    const ssize_t n = recv(fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+    return n == 0 || (n < 0 && !comm_tcp_is_early_());
+}
+
+static int comm_tcp_write_(int fd, const void* data, size_t bytes) {
+    for (size_t done = 0; done < bytes;) {
+        const ssize_t n = send(fd, (const char*)data + done, bytes - done, MSG_NOSIGNAL);
+        if (n < 0 && errno != EINTR) {
+            return 0;
+        }
+        done += n > 0 ? (size_t)n : 0;
+    }
+    return 1;
+}
+
+// Connects within COMM_TCP_HELLO_S_, or returns -1 with errno.
+static int comm_tcp_connect_to_(const struct addrinfo* address) {
+    int fd = socket(address->ai_family, SOCK_STREAM, 0), error = 0;
+    socklen_t size = sizeof(error);
+    struct pollfd ready = {fd, POLLOUT, 0};
+    if (fd < 0) {
+        return -1;
+    }
+    fcntl(fd, F_SETFL, O_NONBLOCK);
+    if (connect(fd, address->ai_addr, address->ai_addrlen) != 0 && errno != EINPROGRESS) {
+        error = errno;
+    } else if (poll(&ready, 1, 1000 * COMM_TCP_HELLO_S_) != 1) {
+        error = ETIMEDOUT;
+    } else {
+        getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size);
+    }
+    if (error) {
+        close(fd);
+        errno = error;
+        return -1;
+    }
+    fcntl(fd, F_SETFL, 0);
+    comm_tcp_set_up_(fd);
+    return fd;
+}
+
+// A connection, or -1 with the reason.
+static int comm_tcp_connect_(const char* host, int port, char reason[COMM_TCP_WORDS_]) {
+    struct addrinfo wanted, *found = NULL;
+    char service[16];
+    int fd = -1;
+    memset(&wanted, 0, sizeof(wanted));
+    wanted.ai_socktype = SOCK_STREAM;
+    snprintf(service, sizeof(service), "%d", port);
+    const int failed = getaddrinfo(host, service, &wanted, &found);
+    if (failed) {
+        snprintf(reason, COMM_TCP_WORDS_, "%s: %s", host, gai_strerror(failed));
+        return -1;
+    }
+    for (const struct addrinfo* at = found; at && fd < 0; at = at->ai_next) {
+        fd = comm_tcp_connect_to_(at);
+    }
+    if (fd < 0) {
+        snprintf(reason, COMM_TCP_WORDS_, "%s:%d: %s", host, port, strerror(errno));
+    }
+    freeaddrinfo(found);
+    return fd;
+}
+
+// Where rank 0 hears the others.
+typedef struct {
+    struct pollfd polled[COMM_TCP_HOSTS_ + COMM_TCP_CALLERS_]; // listeners, then callers
+    int num_listeners, num_callers;
+    CommTcpCaller_ callers[COMM_TCP_CALLERS_]; // the oldest first
+} CommTcpDoor_;
+
+// Listens at an address, or returns 0 with errno.
+static int comm_tcp_listen_at_(CommTcpDoor_* door, const struct sockaddr* address, socklen_t size) {
+    const int fd = socket(address->sa_family, SOCK_STREAM, 0), on = 1, off = 0;
+    const int is_any = address->sa_family == AF_INET6 &&
+                       IN6_IS_ADDR_UNSPECIFIED(&((const struct sockaddr_in6*)address)->sin6_addr);
+    if (fd < 0) {
+        return 0;
+    }
+    setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on,
+               sizeof(on)); // of connections that an earlier run has closed
+    if (address->sa_family == AF_INET6) {
+        setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, is_any ? &off : &on, sizeof(on));
+    }
+    if (bind(fd, address, size) != 0 || listen(fd, COMM_TCP_BACKLOG_) != 0) {
+        const int reason = errno;
+        close(fd);
+        errno = reason;
+        return 0;
+    }
+    fcntl(fd, F_SETFD, FD_CLOEXEC);
+    fcntl(fd, F_SETFL, O_NONBLOCK); // who asked may be gone when it is accepted
+    door->polled[door->num_listeners].fd = fd;
+    door->polled[door->num_listeners++].events = POLLIN;
+    return 1;
+}
+
+__attribute__((noreturn)) static void comm_tcp_cannot_listen_(int port) {
+    CHECK(0, "rank 0 cannot listen at port %d: %s; --server HOST:PORT names another one", port,
+          strerror(errno));
+    abort();
+}
+
+// Listens at a port of all addresses of this machine, of IPv6 and IPv4 where there are both; sets
+// the port if it is 0.
+static void comm_tcp_listen_everywhere_(CommTcpDoor_* door, int* port) {
+    struct sockaddr_storage found;
+    struct sockaddr_in6 six;
+    struct sockaddr_in four;
+    socklen_t size = sizeof(found);
+    memset(&six, 0, sizeof(six));
+    memset(&four, 0, sizeof(four));
+    six.sin6_family = AF_INET6;
+    four.sin_family = AF_INET;
+    six.sin6_port = four.sin_port = htons((uint16_t)*port);
+    if (!comm_tcp_listen_at_(door, (const struct sockaddr*)&six, sizeof(six)) &&
+        (errno == EADDRINUSE || !comm_tcp_listen_at_(door, (const struct sockaddr*)&four, sizeof(four)))) {
+        comm_tcp_cannot_listen_(*port);
+    }
+    getsockname(door->polled[0].fd, (struct sockaddr*)&found, &size);
+    *port = ntohs(found.ss_family == AF_INET6 ? ((struct sockaddr_in6*)&found)->sin6_port
+                                              : ((struct sockaddr_in*)&found)->sin_port);
+}
+
+static int comm_tcp_is_loopback_(const struct sockaddr* address) {
+    return address->sa_family == AF_INET6
+               ? IN6_IS_ADDR_LOOPBACK(&((const struct sockaddr_in6*)address)->sin6_addr)
+               : ntohl(((const struct sockaddr_in*)address)->sin_addr.s_addr) >> 24 == 127;
+}
+
+// True if this machine alone takes the name for itself, as Debian's /etc/hosts does: the others
+// know another address.
+static int comm_tcp_is_own_name_(const struct addrinfo* found, const char* host) {
+    struct in_addr four;
+    struct in6_addr six;
+    const int is_name = inet_pton(AF_INET, host, &four) != 1 && inet_pton(AF_INET6, host, &six) != 1;
+    return is_name && strcmp(host, "localhost") != 0 && comm_tcp_is_loopback_(found->ai_addr);
+}
+
+// Listens at the addresses of a host, and at all of this machine where none of those is its own:
+// that of a service, or in front of a NAT.
+static void comm_tcp_listen_(CommTcpDoor_* door, CommMeeting* m) {
+    struct addrinfo wanted, *found = NULL;
+    char service[16];
+    memset(&wanted, 0, sizeof(wanted));
+    wanted.ai_socktype = SOCK_STREAM;
+    snprintf(service, sizeof(service), "%d", m->port);
+    if (*m->host && getaddrinfo(m->host, service, &wanted, &found) != 0) {
+        found = NULL;
+    }
+    const int is_own_name = found && comm_tcp_is_own_name_(found, m->host);
+    for (const struct addrinfo* at = found; at && !is_own_name && door->num_listeners < COMM_TCP_HOSTS_;
+         at = at->ai_next) {
+        if (!comm_tcp_listen_at_(door, at->ai_addr, at->ai_addrlen) && errno == EADDRINUSE) {
+            comm_tcp_cannot_listen_(m->port);
+        }
+    }
+    if (found) {
+        freeaddrinfo(found);
+    }
+    if (door->num_listeners == 0) {
+        comm_tcp_listen_everywhere_(door, &m->port);
+    }
+}
+
+// ---- the file ----
+
+// What the file says.
+typedef struct {
+    char hosts[COMM_TCP_HOSTS_][256]; // one of them reaches rank 0
+    int num_hosts, port;
+    uint64_t key;
+} CommTcpPlace_;
+
+// This machine's name and addresses; last itself, for a machine without a network.
+static void comm_tcp_print_hosts_(FILE* file, const Comm* c) {
+    struct ifaddrs *all = NULL, *at;
+    char host[256];
+    int count = 2;
+    fprintf(file, "host %s\n", c->host);
+    getifaddrs(&all);
+    for (at = all; at && count < COMM_TCP_HOSTS_; at = at->ifa_next) {
+        const int family = at->ifa_addr ? at->ifa_addr->sa_family : AF_UNSPEC;
+        const socklen_t size = family == AF_INET6 ? sizeof(struct sockaddr_in6) : sizeof(struct sockaddr_in);
+        if ((family == AF_INET || family == AF_INET6) && !(at->ifa_flags & IFF_LOOPBACK) &&
+            at->ifa_flags & IFF_UP &&
+            getnameinfo(at->ifa_addr, size, host, sizeof(host), NULL, 0, NI_NUMERICHOST) == 0 &&
+            !strchr(host, '%')) { // an address of one link only
+            fprintf(file, "host %s\n", host);
+            count++;
+        }
+    }
+    fprintf(file, "host 127.0.0.1\n");
+    if (all) {
+        freeifaddrs(all);
+    }
+}
+
+// Rank 0 says where it listens.
+static void comm_tcp_write_file_(const Comm* c, const CommMeeting* m, CommTcpPlace_ place) {
+    char text[4096] = "", directory[PATH_MAX];
+    FILE* file = fmemopen(text, sizeof(text), "w");
+    CHECK(file, "%s: cannot be made", m->file);
+    fprintf(file, "pretrain.c waits\njob %s\nkey %016" PRIx64 "\nport %d\n", m->job, place.key, place.port);
+    comm_tcp_print_hosts_(file, c);
+    fclose(file);
+    file_directory_of(directory, m->file);
+    file_make_directory(directory);
+    file_write_text(m->file, text, strlen(text));
+}
+
+// Takes the line "NAME value" from *text; an empty value if it is another line.
+static void comm_tcp_line_(const char** text, const char* name, char* value, size_t room) {
+    const size_t length = strlen(name), line = strcspn(*text, "\n");
+    *value = '\0';
+    if (strncmp(*text, name, length) == 0 && line >= length) {
+        snprintf(value, room, "%.*s", (int)(line - length), *text + length);
+        *text += line + ((*text)[line] == '\n');
+    }
+}
+
+// Returns 0 with the reason if the file does not say it, yet.
+static int comm_tcp_read_file_(const CommMeeting* m, CommTcpPlace_* place, char reason[COMM_TCP_WORDS_]) {
+    char error[ERROR_BYTES], job[sizeof(m->job)], key[32], port[16], *text, end;
+    size_t bytes;
+    if (!file_try_read(m->file, 8192, &text, &bytes, error)) {
+        snprintf(reason, COMM_TCP_WORDS_, "%.300s", error);
+        return 0;
+    }
+    const char* at = text;
+    comm_tcp_line_(&at, "pretrain.c waits", key, sizeof(key));
+    comm_tcp_line_(&at, "job ", job, sizeof(job));
+    comm_tcp_line_(&at, "key ", key, sizeof(key));
+    comm_tcp_line_(&at, "port ", port, sizeof(port));
+    for (place->num_hosts = 0; place->num_hosts < COMM_TCP_HOSTS_; place->num_hosts++) {
+        comm_tcp_line_(&at, "host ", place->hosts[place->num_hosts], sizeof(place->hosts[0]));
+        if (!*place->hosts[place->num_hosts]) {
+            break;
+        }
+    }
+    free(text);
+    if (sscanf(key, "%" SCNx64 "%c", &place->key, &end) != 1 ||
+        sscanf(port, "%d%c", &place->port, &end) != 1 || place->port < 1 || place->port > 65535 ||
+        place->num_hosts == 0) {
+        snprintf(reason, COMM_TCP_WORDS_, "%.200s: does not say where rank 0 is", m->file);
+        return 0;
+    }
+    if (strcmp(job, m->job) != 0) {
+        snprintf(reason, COMM_TCP_WORDS_, "%.120s: of another job, '%.60s', wanted '%.60s'", m->file,
+                 printable(job), m->job);
+        return 0;
+    }
+    return 1;
+}
+
+// ---- joining: rank 0 ----
+
+static void comm_tcp_answer_(const Comm* c, int fd, CommTcpVerdict_ verdict, const char* words) {
+    CommTcpAnswer_ answer;
+    memset(&answer, 0, sizeof(answer));
+    answer.magic = COMM_TCP_MAGIC;
+    answer.verdict = verdict;
+    answer.pid = getpid();
+    snprintf(answer.host, sizeof(answer.host), "%s", c->host);
+    snprintf(answer.words, sizeof(answer.words), "%.383s", words);
+    comm_tcp_write_(fd, &answer, sizeof(answer));
+}
+
+// Whether the hello is right; else why not. Its texts end.
+static CommTcpVerdict_ comm_tcp_judge_(const Comm* c, const CommTcpHello* hello, const CommMeeting* m,
+                                       uint64_t key, char words[COMM_TCP_WORDS_]) {
+    *words = '\0';
+    if (strcmp(hello->job, m->job) != 0 || hello->key != key) {
+        snprintf(words, COMM_TCP_WORDS_, "rank 0 on %s waits for another job, '%s'; this one is '%s'%s",
+                 c->host, m->job, hello->job, hello->key != key ? ", with another key" : "");
+        return COMM_TCP_OTHER_JOB_;
+    }
+    if (hello->size != c->size || hello->rank < 1 || hello->rank >= c->size || hello->line < 0 ||
+        hello->line >= COMM_TCP_LINES_) {
+        snprintf(words, COMM_TCP_WORDS_, "rank %d of %d (%s, pid %d) came to rank 0 of %d (%s, pid %d)",
+                 hello->rank, hello->size, hello->host, hello->pid, c->size, c->host, (int)getpid());
+        return COMM_TCP_REFUSED_;
+    }
+    const CommTcpPeer_* peer = &comm_tcp_(c)->peers[hello->rank];
+    const int line = peer->lines[hello->line];
+    if (line >= 0 && !comm_tcp_is_closed_(line)) {
+        snprintf(words, COMM_TCP_WORDS_, "rank %d is there twice: %s, pid %d, and %s, pid %d", hello->rank,
+                 peer->host, peer->pid, hello->host, hello->pid);
+        return COMM_TCP_REFUSED_;
+    }
+    return COMM_TCP_WELCOME_;
+}
+
+// The line is that of a rank from now on, instead of one that it has closed.
+static void comm_tcp_let_in_(CommTcp_* t, int fd, const CommTcpHello* hello) {
+    CommTcpPeer_* peer = &t->peers[hello->rank];
+    if (peer->lines[hello->line] >= 0) {
+        close(peer->lines[hello->line]);
+    }
+    fcntl(fd, F_SETFL, 0);
+    peer->lines[hello->line] = fd;
+    peer->pid = hello->pid;
+    peer->closed_s = 0;
+    memcpy(peer->host, hello->host, sizeof(peer->host));
+}
+
+// Answers a whole hello. Other jobs are sent away; a mistake of this job ends it. Who has closed
+// the line says hello again.
+static void comm_tcp_admit_(Comm* c, CommTcpCaller_* caller, const CommMeeting* m, uint64_t key) {
+    CommTcpHello* hello = &caller->hello;
+    char words[COMM_TCP_WORDS_];
+    hello->job[sizeof(hello->job) - 1] = hello->host[sizeof(hello->host) - 1] = '\0';
+    printable(hello->job);
+    printable(hello->host);
+    if (comm_tcp_is_closed_(caller->fd)) {
+        close(caller->fd);
+        return;
+    }
+    const CommTcpVerdict_ verdict = comm_tcp_judge_(c, hello, m, key, words);
+    comm_tcp_answer_(c, caller->fd, verdict, words);
+    if (verdict == COMM_TCP_WELCOME_) {
+        comm_tcp_let_in_(comm_tcp_(c), caller->fd, hello);
+        return;
+    }
+    close(caller->fd);
+    CHECK(verdict != COMM_TCP_REFUSED_, "%s", words);
+}
+
+// Takes a caller off the list.
+static void comm_tcp_drop_(CommTcpDoor_* door, int i) {
+    door->num_callers--;
+    memmove(&door->callers[i], &door->callers[i + 1],
+            (size_t)(door->num_callers - i) * sizeof(door->callers[0]));
+}
+
+static void comm_tcp_send_away_(CommTcpDoor_* door, int i) {
+    close(door->callers[i].fd);
+    comm_tcp_drop_(door, i);
+}
+
+// Accepts all who have connected.
+static void comm_tcp_accept_(CommTcpDoor_* door) {
+    for (int i = 0; i < door->num_listeners; i++) {
+        int fd;
+        while ((fd = accept(door->polled[i].fd, NULL, NULL)) >= 0) {
+            if (door->num_callers == COMM_TCP_CALLERS_) {
+                comm_tcp_send_away_(door, 0);
+            }
+            CommTcpCaller_* caller = &door->callers[door->num_callers++];
+            comm_tcp_set_up_(fd);
+            caller->fd = fd;
+            caller->bytes = 0;
+            caller->end_s = time_now_s() + COMM_TCP_HELLO_S_;
+        }
+        if ((errno == EMFILE || errno == ENFILE) && door->num_callers > 0) {
+            comm_tcp_send_away_(door, 0);
+        }
+    }
+}
+
+// Reads as much of a hello as has come. Returns 1 if it is whole, 0 if bytes are missing, -1 if it
+// is none or late.
+static int comm_tcp_hear_(CommTcpCaller_* caller) {
+    const size_t magic = sizeof(caller->hello.magic);
+    const ssize_t n = recv(caller->fd, (char*)&caller->hello + caller->bytes,
+                           sizeof(caller->hello) - caller->bytes, MSG_DONTWAIT);
+    if (n == 0 || (n < 0 && !comm_tcp_is_early_())) {
+        return -1;
+    }
+    caller->bytes += n > 0 ? (size_t)n : 0;
+    if (caller->bytes >= magic && caller->hello.magic != COMM_TCP_MAGIC) {
+        return -1;
+    }
+    return caller->bytes == sizeof(caller->hello) ? 1 : time_now_s() > caller->end_s ? -1 : 0;
+}
+
+// Waits a moment for who connects or says something, and hears all of them.
+static void comm_tcp_hear_all_(Comm* c, CommTcpDoor_* door, const CommMeeting* m, uint64_t key) {
+    for (int i = 0; i < door->num_callers; i++) {
+        const struct pollfd caller = {door->callers[i].fd, POLLIN, 0};
+        door->polled[door->num_listeners + i] = caller;
+    }
+    poll(door->polled, (nfds_t)(door->num_listeners + door->num_callers), COMM_TCP_TRY_AGAIN_MS_);
+    comm_tcp_accept_(door);
+    for (int i = 0; i < door->num_callers;) {
+        CommTcpCaller_ caller;
+        const int heard = comm_tcp_hear_(&door->callers[i]);
+        if (heard > 0) {
+            caller = door->callers[i];
+            comm_tcp_drop_(door, i);
+            comm_tcp_admit_(c, &caller, m, key);
+        } else if (heard < 0) {
+            comm_tcp_send_away_(door, i);
+        } else {
+            i++;
+        }
+    }
+}
+
+// A rank that has joined closes no line while it lives. One that gave up waiting for an answer
+// comes again at once.
+static void comm_tcp_look_for_closed_(const Comm* c) {
+    const double now_s = time_now_s();
+    for (int r = 1; r < c->size; r++) {
+        CommTcpPeer_* peer = &comm_tcp_(c)->peers[r];
+        for (int line = 0; line < COMM_TCP_LINES_; line++) {
+            if (peer->lines[line] >= 0 && comm_tcp_is_closed_(peer->lines[line])) {
+                close(peer->lines[line]);
+                peer->lines[line] = -1;
+                peer->closed_s = now_s;
+            }
+        }
+        CHECK(peer->closed_s == 0 || now_s < peer->closed_s + COMM_TCP_HELLO_S_,
+              "rank %d of %d (%s, pid %d) has ended before all others had come to rank 0", r, c->size,
+              peer->host, peer->pid);
+    }
+}
+
+// " 2 3": the ranks that are missing. Returns whether there are any.
+static int comm_tcp_print_missing_(const Comm* c, char words[COMM_TCP_WORDS_]) {
+    int used = 0;
+    *words = '\0';
+    for (int r = 1; r < c->size && used < COMM_TCP_WORDS_ - 32; r++) {
+        const int* lines = comm_tcp_(c)->peers[r].lines;
+        if (lines[0] < 0 || lines[1] < 0) {
+            used += snprintf(words + used, (size_t)(COMM_TCP_WORDS_ - used), " %d", r);
+        }
+    }
+    return used > 0;
+}
+
+// Waits for all other ranks. Names those that are missing soon, and again when the time is up.
+static void comm_tcp_wait_(Comm* c, CommTcpDoor_* door, const CommMeeting* m, uint64_t key, double limit_s) {
+    const double begin_s = time_now_s();
+    char missing[COMM_TCP_WORDS_];
+    for (int is_told = 0; comm_tcp_print_missing_(c, missing);) {
+        const double waited_s = time_now_s() - begin_s;
+        CHECK(waited_s <= limit_s, "these ranks have not come to rank 0 of %d, %s port %d, within %.0f s:%s",
+              c->size, c->host, m->port, limit_s, missing);
+        if (waited_s > COMM_TCP_NOTE_S_ && !is_told) {
+            fprintf(stderr, "note: rank 0 of %d, %s port %d, waits for these ranks:%s\n", c->size, c->host,
+                    m->port, missing);
+            is_told = 1;
+        }
+        comm_tcp_hear_all_(c, door, m, key);
+        comm_tcp_look_for_closed_(c);
+    }
+}
+
+static uint64_t comm_tcp_random_(void) {
+    uint64_t key = 0;
+    FILE* file = fopen("/dev/urandom", "rb");
+    CHECK(file && fread(&key, sizeof(key), 1, file) == 1, "/dev/urandom: cannot be read");
+    fclose(file);
+    return key;
+}
+
+static void comm_tcp_gather_(Comm* c, const CommMeeting* meeting, double limit_s) {
+    CommMeeting m = *meeting;
+    CommTcpPlace_ place;
+    CommTcpDoor_* door = (CommTcpDoor_*)check_alloc(1, sizeof(CommTcpDoor_), "connections");
+    memset(&place, 0, sizeof(place));
+    comm_tcp_listen_(door, &m);
+    if (*m.file) {
+        place.port = m.port;
+        place.key = comm_tcp_random_();
+        comm_tcp_write_file_(c, &m, place);
+    }
+    comm_tcp_wait_(c, door, &m, place.key, limit_s);
+    if (*m.file) {
+        unlink(m.file);
+    }
+    while (door->num_callers > 0) {
+        comm_tcp_send_away_(door, 0);
+    }
+    for (int i = 0; i < door->num_listeners; i++) {
+        close(door->polled[i].fd);
+    }
+    free(door);
+}
+
+// ---- joining: the others ----
+
+static CommTcpHello comm_tcp_hello_(const Comm* c, const CommMeeting* m, uint64_t key, int line) {
+    CommTcpHello hello;
+    memset(&hello, 0, sizeof(hello));
+    hello.magic = COMM_TCP_MAGIC;
+    hello.key = key;
+    snprintf(hello.job, sizeof(hello.job), "%s", m->job);
+    snprintf(hello.host, sizeof(hello.host), "%s", c->host);
+    hello.rank = c->rank;
+    hello.size = c->size;
+    hello.pid = getpid();
+    hello.line = line;
+    return hello;
+}
+
+// Says hello to whoever listens. Returns whether that is rank 0 and lets this one in; else the reason. What another try
+// cannot mend ends the program.
+static int comm_tcp_greet_(int fd, const CommMeeting* m, const CommTcpHello* hello, CommTcpAnswer_* answer,
+                           double limit_s, char reason[COMM_TCP_WORDS_]) {
+    errno = 0;
+    if (!comm_tcp_write_(fd, hello, sizeof(*hello)) ||
+        !comm_tcp_read_within_(fd, answer, sizeof(*answer), limit_s) || answer->magic != COMM_TCP_MAGIC) {
+        snprintf(reason, COMM_TCP_WORDS_, "who listens there %s",
+                 errno == ETIMEDOUT ? "does not answer" : "is not rank 0");
+        return 0;
+    }
+    answer->words[sizeof(answer->words) - 1] = answer->host[sizeof(answer->host) - 1] = '\0';
+    printable(answer->host);
+    printable_copy(reason, COMM_TCP_WORDS_, answer->words);
+    CHECK(answer->verdict != COMM_TCP_REFUSED_, "%s", reason);
+    CHECK(answer->verdict == COMM_TCP_WELCOME_ || *m->file, // of whose hosts one may be another machine here
+          "%s", reason);
+    return answer->verdict == COMM_TCP_WELCOME_;
+}
+
+// Connects a line, or returns -1 with the reason.
+static int comm_tcp_try_(Comm* c, const CommMeeting* m, const CommTcpHello* hello, const char* host, int port,
+                         double left_s, char reason[COMM_TCP_WORDS_]) {
+    CommTcpPeer_* peer = comm_tcp_(c)->peers;
+    CommTcpAnswer_ answer;
+    char words[COMM_TCP_WORDS_];
+    const int fd = comm_tcp_connect_(host, port, reason);
+    if (fd < 0) {
+        return -1;
+    }
+    const double limit_s = fmax(0.1, fmin(left_s, COMM_TCP_ANSWER_S_));
+    if (!comm_tcp_greet_(fd, m, hello, &answer, limit_s, words)) {
+        snprintf(reason, COMM_TCP_WORDS_, "%.64s:%d: %.400s", host, port, words);
+        close(fd);
+        return -1;
+    }
+    peer->pid = answer.pid;
+    memcpy(peer->host, answer.host, sizeof(peer->host));
+    return fd;
+}
+
+// Where rank 0 may be: what the file says, or the command line. Returns 0 with the reason.
+static int comm_tcp_find_(const CommMeeting* m, CommTcpPlace_* place, char reason[COMM_TCP_WORDS_]) {
+    if (*m->file) {
+        return comm_tcp_read_file_(m, place, reason);
+    }
+    snprintf(place->hosts[0], sizeof(place->hosts[0]), "%s", m->host);
+    place->num_hosts = 1;
+    place->port = m->port;
+    place->key = 0;
+    return 1;
+}
+
+// Tries until a line is there, or the time is up.
+static int comm_tcp_join_line_(Comm* c, const CommMeeting* m, int line, double limit_s) {
+    const double begin_s = time_now_s(), end_s = begin_s + limit_s;
+    char reason[COMM_TCP_WORDS_];
+    CommTcpPlace_ place;
+    for (int is_told = c->rank > 1;;) { // one for all
+        const int hosts = comm_tcp_find_(m, &place, reason) ? place.num_hosts : 0;
+        for (int i = 0; i < hosts; i++) {
+            const CommTcpHello hello = comm_tcp_hello_(c, m, place.key, line);
+            const int fd =
+                comm_tcp_try_(c, m, &hello, place.hosts[i], place.port, end_s - time_now_s(), reason);
+            if (fd >= 0) {
+                return fd;
+            }
+        }
+        CHECK(time_now_s() < end_s, "rank %d has not found rank 0 within %.0f s: %s", c->rank, limit_s,
+              reason);
+        if (time_now_s() > begin_s + COMM_TCP_NOTE_S_ && !is_told) {
+            fprintf(stderr, "note: rank %d of %d waits for rank 0: %s\n", c->rank, c->size, reason);
+            is_told = 1;
+        }
+        usleep(1000 * COMM_TCP_TRY_AGAIN_MS_);
+    }
+}
+
+// ---- messages ----
+
+// The other rank is gone. The watchdog knows why, and ends the program; where it does not, this does.
+__attribute__((noreturn)) static void comm_tcp_lost_(const Comm* c, int rank) {
+    const int reason = errno;
+    const CommTcpPeer_* peer = &comm_tcp_(c)->peers[rank];
+    sleep(COMM_TCP_HELLO_S_);
+    CHECK(0, "the connection to rank %d of %d (%s, pid %d) is lost: %s", rank, c->size, peer->host, peer->pid,
+          strerror(reason));
+    abort();
+}
+
+typedef enum { COMM_TCP_BROADCAST_ = 1, COMM_TCP_ALL_GATHER_, COMM_TCP_ANY_ } CommTcpKind_;
+
+static void comm_tcp_send_(const Comm* c, int to, CommTcpKind_ kind, const void* data, size_t bytes) {
+    const int fd = comm_tcp_(c)->peers[to].lines[0];
+    const CommTcpHead_ head = {comm_tcp_(c)->number, kind, bytes};
+    if (!comm_tcp_write_(fd, &head, sizeof(head)) || !comm_tcp_write_(fd, data, bytes)) {
+        comm_tcp_lost_(c, to);
+    }
+}
+
+static void comm_tcp_receive_(const Comm* c, int from, CommTcpKind_ kind, void* data, size_t bytes) {
+    const int fd = comm_tcp_(c)->peers[from].lines[0];
+    const uint32_t number = comm_tcp_(c)->number;
+    CommTcpHead_ head;
+    if (!comm_tcp_read_(fd, &head, sizeof(head))) {
+        comm_tcp_lost_(c, from);
+    }
+    CHECK(head.number == number && head.kind == (uint32_t)kind && head.bytes == bytes,
+          "rank %d sends message %u of kind %u, %zu bytes, rank %d wants message %u of kind %d, %zu bytes",
+          from, head.number, head.kind, (size_t)head.bytes, c->rank, number, kind, bytes);
+    if (!comm_tcp_read_(fd, data, bytes)) {
+        comm_tcp_lost_(c, from);
+    }
+}
+
+// Rank 0's data to all.
+static void comm_tcp_spread_(Comm* c, CommTcpKind_ kind, void* data, size_t bytes) {
+    if (c->rank > 0) {
+        comm_tcp_receive_(c, 0, kind, data, bytes);
+    }
+    for (int r = 1; c->rank == 0 && r < c->size; r++) {
+        comm_tcp_send_(c, r, kind, data, bytes);
+    }
+}
+
+static void comm_tcp_broadcast_(Comm* c, void* data, size_t bytes) {
+    comm_tcp_(c)->number++;
+    comm_tcp_spread_(c, COMM_TCP_BROADCAST_, data, bytes);
+}
+
+static void comm_tcp_all_gather_(Comm* c, void* all, const void* mine, size_t bytes) {
+    comm_tcp_(c)->number++;
+    if (c->rank > 0) {
+        comm_tcp_send_(c, 0, COMM_TCP_ALL_GATHER_, mine, bytes);
+    } else {
+        memcpy(all, mine, bytes);
+    }
+    for (int r = 1; c->rank == 0 && r < c->size; r++) {
+        comm_tcp_receive_(c, r, COMM_TCP_ALL_GATHER_, (char*)all + (size_t)r * bytes, bytes);
+    }
+    comm_tcp_spread_(c, COMM_TCP_ALL_GATHER_, all, (size_t)c->size * bytes);
+}
+
+static int comm_tcp_any_(Comm* c, int mine) {
+    int any = mine, theirs;
+    comm_tcp_(c)->number++;
+    if (c->rank > 0) {
+        comm_tcp_send_(c, 0, COMM_TCP_ANY_, &mine, sizeof(mine));
+    }
+    for (int r = 1; c->rank == 0 && r < c->size; r++) {
+        comm_tcp_receive_(c, r, COMM_TCP_ANY_, &theirs, sizeof(theirs));
+        any |= theirs;
+    }
+    comm_tcp_spread_(c, COMM_TCP_ANY_, &any, sizeof(any));
+    return any;
+}
+
+// ---- the end ----
+
+// The first rank whose end is noticed.
+static int comm_tcp_ended_(const Comm* c, CommEnded* who) {
+    const CommTcp_* t = comm_tcp_(c);
+    unsigned char status;
+    if (poll(t->ends, (nfds_t)c->size, 0) <= 0) {
+        return 0;
+    }
+    for (int r = 0; r < c->size; r++) {
+        if (t->ends[r].fd >= 0 && t->ends[r].revents) {
+            const ssize_t n = recv(t->ends[r].fd, &status, 1, MSG_DONTWAIT);
+            const CommEnded ended = {r, n == 1 ? status : -1, t->peers[r].pid, ""};
+            *who = ended;
+            memcpy(who->host, t->peers[r].host, sizeof(who->host));
+            return 1;
+        }
+    }
+    return 0;
+}
+
+static void comm_tcp_abort_(const Comm* c, int status) {
+    const unsigned char byte = (unsigned char)status;
+    for (int r = 0; r < c->size; r++) {
+        const int fd = comm_tcp_(c)->peers[r].lines[1];
+        if (fd >= 0) {
+            send(fd, &byte, 1, MSG_NOSIGNAL | MSG_DONTWAIT);
+        }
+    }
+}
+
+static void comm_tcp_close_(Comm* c) {
+    CommTcp_* t = comm_tcp_(c);
+    for (int r = 0; r < c->size; r++) {
+        for (int line = 0; line < COMM_TCP_LINES_; line++) {
+            if (t->peers[r].lines[line] >= 0) {
+                close(t->peers[r].lines[line]);
+            }
+        }
+    }
+    free(t->peers);
+    free(t->ends);
+    free(t);
+}
+
+// ---- opening ----
+
+static CommTcp_* comm_tcp_alloc_(int size) {
+    CommTcp_* t = (CommTcp_*)check_alloc(1, sizeof(CommTcp_), "connections");
+    t->peers = (CommTcpPeer_*)check_alloc((size_t)size, sizeof(CommTcpPeer_), "connections");
+    t->ends = (struct pollfd*)check_alloc((size_t)size, sizeof(struct pollfd), "connections");
+    for (int r = 0; r < size; r++) {
+        t->peers[r].lines[0] = t->peers[r].lines[1] = -1;
+    }
+    return t;
+}
+
+void comm_tcp_open(Comm* c, const CommMeeting* meeting, double limit_s) {
+    static const CommEngine engine = {comm_tcp_broadcast_, comm_tcp_all_gather_, comm_tcp_any_,
+                                      comm_tcp_ended_,     comm_tcp_abort_,      comm_tcp_close_};
+    CommTcp_* t = comm_tcp_alloc_(c->size);
+    c->communicator = t;
+    if (c->rank == 0) {
+        comm_tcp_gather_(c, meeting, limit_s);
+    }
+    for (int line = 0; c->rank > 0 && line < COMM_TCP_LINES_; line++) {
+        t->peers[0].lines[line] = comm_tcp_join_line_(c, meeting, line, limit_s);
+    }
+    for (int r = 0; r < c->size; r++) {
+        t->ends[r].fd = t->peers[r].lines[1]; // poll leaves out what is negative
+        t->ends[r].events = POLLIN;
+    }
+    snprintf(c->library, sizeof(c->library), "TCP");
+    comm_set_engine(c, &engine);
+}
+
+#endif // COMM_TCP_IMPLEMENTATION
+
+#endif

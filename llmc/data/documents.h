@@ -1,0 +1,752 @@
+/*
+documents.h -- the documents of many files, as a stream of blocks of text.
+
+    TextSource source;
+    text_source_open(&source, &options, paths, n);
+    while ((more = text_source_next(&source, &block)) > 0) { ... }
+    CHECK(more == 0, "%s", source.error);
+
+The name of a file decides its format, unless options.format sets one for all:
+
+    plain      any other name         one document, or several between options.separator
+    jsonl      .jsonl .ndjson         one document a line: the string options.field of an object
+    parquet    .parquet               one document a row: the string column options.field
+
+text and JSON also compressed, with .gz or .zst appended (compressed_file.h); "-" is standard input. Documents
+without text are left out, as are empty lines and fields that are null. With TEXT_BY_NAME, names of tables,
+archives and the like are refused, and so is a plain file with a zero byte in its first 64 KiB: text has none.
+The byte-order mark of UTF-8 at the start of a file is skipped, and the first one is said; a file
+that is UTF-16 by its mark is refused, except with TEXT_PLAIN.
+
+A block has about options.block_bytes of text, or, if there is no place to divide it, at most a few times
+BPE_MAX_PIECE. `documents` are the offsets at which documents start, ascending; without one at 0, the block
+continues the last document of the block before. A document is divided only where its tokens are those of its
+parts (bpe_last_cut).
+
+The start of a block is a TextPosition. A newly opened source can continue from there (text_source_seek),
+perhaps in blocks of other lengths, but with the same tokens.
+
+Memory: two blocks, and with jsonl and separators the longest document (of 1 GiB at most).
+*/
+#ifndef LLMC_DOCUMENTS_H
+#define LLMC_DOCUMENTS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "llmc/base/byte_order_mark.h"
+#include "llmc/base/check.h"
+#include "llmc/base/enum_words.h"
+#include "llmc/data/compressed_file.h"
+#include "llmc/data/parquet.h"
+#include "llmc/tokenizer/bpe_split.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum {
+    TEXT_BLOCK_BYTES = 1 << 20,
+    TEXT_READ_BYTES_ = 1 << 18, // of a file, at a time
+    TEXT_MAX_RECORD_ = 1 << 30, // bytes of a line, or between two separators
+    TEXT_LOOKED_AT_ = 1 << 16,  // first bytes of a plain file in which no zero may be
+};
+
+// --format of ./tokenize
+// clang-format off
+#define TEXT_FORMAT_WORDS(X) \
+    X(TEXT_BY_NAME, "name") \
+    X(TEXT_PLAIN, "text") \
+    X(TEXT_JSONL, "jsonl") \
+    X(TEXT_PARQUET, "parquet")
+// clang-format on
+typedef enum { TEXT_FORMAT_WORDS(WORDS_VALUE) } TextFormat;
+
+typedef struct {
+    TextFormat format;     // of all files
+    const char* field;     // of JSON objects; column of Parquet files
+    const char* separator; // of documents in plain text; "": a file is one document
+    size_t block_bytes;    // usually TEXT_BLOCK_BYTES
+} TextOptions;
+
+typedef struct {
+    uint64_t file;     // index of the input
+    uint64_t document; // line, row or part of the file, from 0
+    uint64_t offset;   // bytes of this document before the position
+} TextPosition;
+
+typedef struct {
+    char* text; // (bytes) not terminated
+    size_t bytes;
+    size_t* documents; // (num_documents)
+    size_t num_documents;
+    TextPosition start;
+    uint64_t read_bytes; // of all files as they are on the disk, until the end of the block
+    size_t text_room, documents_room;
+} TextBlock;
+
+typedef struct {
+    TextOptions options;
+    const char* const* paths; // (num_files) borrowed, as are the strings of the options
+    uint64_t num_files;
+    uint64_t* file_bytes; // (num_files) on the disk; 0 of standard input
+    char* is_stream;      // (num_files) standard input and what else can be read only once
+    uint64_t total_bytes;
+    BpeClasses classes;
+
+    PackedFile file; // paths[at.file], if is_open and no Parquet file
+    Parquet parquet; // the same, if it is one
+    int is_open;
+    TextFormat format;                // of this file
+    uint64_t text_bytes;              // of this file, unpacked, read so far; not of Parquet
+    char head[BYTE_ORDER_MARK_BYTES]; // its first bytes, which were read to look at them: the last head_bytes
+    size_t head_bytes;                // are still to be taken
+    int has_mark;                     // a byte-order mark was met, in any file
+    TextPosition at;                  // of the next byte that goes into a block
+    uint64_t records;                 // of this file, taken so far
+    char* record;                     // the last one, of lines and parts
+    const char* document;             // the rest of it
+    size_t document_bytes;            // of it
+    uint64_t read_before;             // bytes of the files before this one
+    char* window;                     // records of this file are cut out of window[begin .. end)
+    size_t begin, end, window_room;
+    char* carry; // the beginning of the next block, behind the last cut
+    size_t carry_bytes, carry_room;
+    char error[ERROR_BYTES];
+} TextSource;
+
+// ---- memory ----
+
+void text_block_close(TextBlock* block);
+
+// ---- files ----
+
+// Whether a file is text of one of our formats, by its name; 0 with the error if not.
+int text_source_is_text(const char* path, char* error);
+
+// Whether a file is text from its first byte to its last, by its name.
+int text_source_is_plain(const char* path);
+
+// Bytes of all files that were read or stepped over, as they are on the disk; of a Parquet file, what its
+// rows are on average.
+uint64_t text_source_read_bytes(const TextSource* source);
+
+// ---- blocks ----
+
+// Sets the next block, which is empty memory at first and used again afterwards: 1, 0 if there is no more
+// text, -1 with source->error. text_block_close frees it.
+int text_source_next(TextSource* source, TextBlock* block);
+
+// ---- the whole ----
+
+// A missing file ends the program; later errors are returned.
+void text_source_open(TextSource* source, const TextOptions* options, const char* const* paths,
+                      uint64_t num_files);
+
+// Opens each file that can be read twice and looks at its beginning, so that what cannot be read, or is no
+// text, shows before any work. Returns 0 with source->error if there is one.
+int text_source_check(TextSource* source);
+
+// Goes to where a block of the same files began. Returns 0 with source->error if the file is shorter now.
+int text_source_seek(TextSource* source, TextPosition position);
+
+void text_source_close(TextSource* source);
+
+#ifdef __cplusplus
+}
+#endif
+
+#ifdef DOCUMENTS_IMPLEMENTATION
+
+#include <ctype.h>
+#include <dirent.h>
+#include <errno.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "llmc/base/file.h"
+#include "llmc/base/json.h"
+
+// ---- memory ----
+
+void text_block_close(TextBlock* block) {
+    free(block->text);
+    free(block->documents);
+    memset(block, 0, sizeof(*block));
+}
+
+// ---- files ----
+
+enum { TEXT_ENDING_BYTES_ = 16 };
+
+// Sets `ending` to " .txt " for "a/B.TXT.gz", and to " " if the name has none.
+static void text_ending_(const char* path, char ending[TEXT_ENDING_BYTES_]) {
+    const size_t length = packed_name_bytes(path);
+    size_t at = length;
+    while (at > 0 && path[at - 1] != '.' && path[at - 1] != '/') {
+        at--;
+    }
+    const int is_one = at > 0 && path[at - 1] == '.' && length - at < TEXT_ENDING_BYTES_ - 4;
+    snprintf(ending, TEXT_ENDING_BYTES_, is_one ? " .%.*s " : " ", (int)(length - at), path + at);
+    for (char* c = ending; *c; c++) {
+        *c = (char)tolower((unsigned char)*c);
+    }
+}
+
+// The format of a file by its name; TEXT_BY_NAME, and what to do about it, if it is none of ours.
+static TextFormat text_format_of_name_(const char* path, const char** advice) {
+    static const struct {
+        const char* endings;
+        TextFormat format;
+        const char* advice;
+    } known[] = {
+        {" .jsonl .ndjson ", TEXT_JSONL, NULL},
+        {" .parquet ", TEXT_PARQUET, NULL},
+        {" .json ", TEXT_BY_NAME,
+         "name it .jsonl if each line is an object; `jq -c '.[]'` makes such lines of an array"},
+        {" .csv .tsv .xls .xlsx .ods ", TEXT_BY_NAME, "a table; wanted .jsonl or .parquet, a document a row"},
+        {" .gz .zst ", TEXT_BY_NAME, "compressed twice; wanted once"},
+        {" .bz2 .xz .lz4 .br .zip .tar .tgz .7z .rar ", TEXT_BY_NAME, "an archive; unpack it first"},
+        {" .pdf .ps .doc .docx .odt .rtf .epub ", TEXT_BY_NAME,
+         "a document with layout; extract its text first (pdftotext, pandoc)"},
+        {" .bin .npy .npz .pt .pth .pkl .h5 .hdf5 .arrow .feather .avro .orc .safetensors .gguf ",
+         TEXT_BY_NAME, "binary data; wanted text, .jsonl or .parquet"},
+    };
+    char ending[TEXT_ENDING_BYTES_];
+    text_ending_(path, ending);
+    for (size_t i = 0; ending[1] && i < sizeof(known) / sizeof(known[0]); i++) {
+        if (strstr(known[i].endings, ending)) {
+            *advice = known[i].advice;
+            return known[i].format;
+        }
+    }
+    return TEXT_PLAIN;
+}
+
+int text_source_is_text(const char* path, char* error) {
+    const char* advice = "";
+    return text_format_of_name_(path, &advice) != TEXT_BY_NAME ||
+           error_set(error, path, "not text, by its name: %s", advice);
+}
+
+int text_source_is_plain(const char* path) {
+    const char* advice;
+    return packed_kind(path) == PACKED_NOT && text_format_of_name_(path, &advice) == TEXT_PLAIN;
+}
+
+// The format of a file; 0 with the error if its name is none of ours.
+static int text_format_(TextSource* source, const char* path, TextFormat* format) {
+    const char* advice = "";
+    *format =
+        source->options.format == TEXT_BY_NAME ? text_format_of_name_(path, &advice) : source->options.format;
+    return *format != TEXT_BY_NAME ||
+           error_set(source->error, path, "not text, by its name: %s (./tokenize --format text takes all)",
+                     advice);
+}
+
+// Reads the first bytes of a file that is not Parquet, to drop a byte-order mark.
+static int text_read_head_(TextSource* source) {
+    PackedFile* file = &source->file;
+    size_t got, mark = 0;
+    if (!packed_read(file, source->head, sizeof(source->head), &got)) {
+        return 0;
+    }
+    if (!byte_order_mark(file->path, source->head, got, &mark, source->error) &&
+        source->options.format != TEXT_PLAIN) {
+        return 0;
+    }
+    memmove(source->head + sizeof(source->head) - got, source->head, got);
+    source->head_bytes = got - mark;
+    source->text_bytes = mark;
+    if (mark && !source->has_mark) {
+        source->has_mark = 1;
+        byte_order_mark_note(file->path);
+    }
+    return 1;
+}
+
+// Opens one that is not Parquet.
+static int text_open_packed_(TextSource* source, const char* path) {
+    const int is_open = packed_open(&source->file, path, source->error);
+    source->is_open = is_open && text_read_head_(source);
+    if (is_open && !source->is_open) {
+        packed_close(&source->file);
+    }
+    return source->is_open;
+}
+
+static int text_open_file_(TextSource* source) {
+    const char* path = source->paths[source->at.file];
+    source->records = source->text_bytes = source->head_bytes = 0;
+    source->begin = source->end = 0;
+    if (!text_format_(source, path, &source->format)) {
+        return 0;
+    }
+    if (source->format != TEXT_PARQUET) {
+        text_open_packed_(source, path);
+    } else if (packed_kind(path) != PACKED_NOT) {
+        error_set(source->error, path, "Parquet is already compressed inside, wanted the file unpacked");
+    } else {
+        source->is_open = parquet_open(&source->parquet, path, source->options.field);
+        if (!source->is_open) {
+            memcpy(source->error, source->parquet.error, sizeof(source->error));
+        }
+    }
+    return source->is_open;
+}
+
+static void text_close_file_(TextSource* source) {
+    source->is_open = 0;
+    if (source->format == TEXT_PARQUET) {
+        parquet_close(&source->parquet);
+    } else {
+        packed_close(&source->file);
+    }
+}
+
+uint64_t text_source_read_bytes(const TextSource* source) {
+    if (source->is_open && source->format == TEXT_PARQUET) {
+        const double rows = (double)parquet_rows(&source->parquet);
+        const double share = rows > 0 ? (double)source->records / rows : 0;
+        return source->read_before + (uint64_t)(share * (double)source->file_bytes[source->at.file]);
+    }
+    return source->read_before + (source->is_open ? source->file.read_bytes : 0);
+}
+
+static void text_next_file_(TextSource* source) {
+    source->read_before +=
+        source->format == TEXT_PARQUET ? source->file_bytes[source->at.file] : source->file.read_bytes;
+    text_close_file_(source);
+    source->at.file++;
+    source->at.document = source->at.offset = 0;
+}
+
+// Takes bytes of the file that were read when it was opened.
+static size_t text_take_head_(TextSource* source, char* buffer, size_t bytes) {
+    const size_t n = bytes < source->head_bytes ? bytes : source->head_bytes;
+    memcpy(buffer, source->head + sizeof(source->head) - source->head_bytes, n);
+    source->head_bytes -= n;
+    return n;
+}
+
+// Reads from a file that is not Parquet. *got is 0 only at its end.
+static int text_read_(TextSource* source, char* buffer, size_t bytes, size_t* got) {
+    const size_t head = text_take_head_(source, buffer, bytes);
+    if (!packed_read(&source->file, buffer + head, bytes - head, got)) {
+        return 0;
+    }
+    *got += head;
+    const uint64_t before = source->text_bytes;
+    const size_t look = before + *got < TEXT_LOOKED_AT_ ? *got
+                        : before < TEXT_LOOKED_AT_      ? (size_t)(TEXT_LOOKED_AT_ - before)
+                                                        : 0;
+    const char* zero = look ? (const char*)memchr(buffer, 0, look) : NULL;
+    source->text_bytes += *got;
+    return !zero || source->format != TEXT_PLAIN || source->options.format != TEXT_BY_NAME ||
+           error_set(source->error, source->file.path,
+                     "not text: byte %llu is zero; wanted UTF-8 (./tokenize --format text takes all)",
+                     (unsigned long long)before + (unsigned long long)(zero - buffer));
+}
+
+// ---- records: lines, or what stands between separators ----
+
+static int text_has_records_(const TextSource* source) {
+    return source->format != TEXT_PLAIN || source->options.separator[0];
+}
+
+// Reads more of the file behind the window. Sets *got to 0 at its end.
+static int text_widen_(TextSource* source, size_t* got) {
+    if (source->begin > 0) {
+        memmove(source->window, source->window + source->begin, source->end - source->begin);
+        source->end -= source->begin;
+        source->begin = 0;
+    }
+    source->window =
+        (char*)check_reserve(source->window, &source->window_room, source->end + TEXT_READ_BYTES_, 1, "text");
+    const size_t room = source->window_room - source->end;
+    const int ok = text_read_(source, source->window + source->end, room, got);
+    source->end += ok ? *got : 0;
+    return ok;
+}
+
+// The next row of a Parquet file: 1, 0 at its end, -1 after an error.
+static int text_row_(TextSource* source, const char** row, size_t* bytes) {
+    const int more = parquet_next(&source->parquet, row, bytes);
+    if (more < 0) {
+        memcpy(source->error, source->parquet.error, sizeof(source->error));
+    }
+    source->records += more > 0 ? 1 : 0;
+    return more;
+}
+
+// Takes the next record off the window: 1, 0 at the end of the file, -1 after an error. The record is the
+// caller's to change, until the next one is taken.
+static int text_cut_record_(TextSource* source, char** record, size_t* bytes) {
+    const char* delimiter = source->format == TEXT_PLAIN ? source->options.separator : "\n";
+    const size_t delimiter_bytes = strlen(delimiter);
+    source->window = (char*)check_reserve(source->window, &source->window_room, TEXT_READ_BYTES_, 1,
+                                          "text"); // never NULL below
+    for (size_t searched = 0, got;;) {
+        const size_t there = source->end - source->begin, from = searched;
+        char *first = source->window + source->begin, *found = NULL;
+        if (there > from) {
+            found = (char*)memmem(first + from, there - from, delimiter, delimiter_bytes);
+        }
+        if (!found && there > TEXT_MAX_RECORD_) {
+            return error_set(source->error, source->file.path, "found no %s in %d bytes",
+                             source->format == TEXT_PLAIN ? "separator" : "end of a line", TEXT_MAX_RECORD_) -
+                   1;
+        }
+        searched = there < delimiter_bytes ? 0 : there - delimiter_bytes + 1;
+        if (!found && !text_widen_(source, &got)) {
+            return -1;
+        }
+        if (found || got == 0) {
+            *record = source->window + source->begin;
+            *bytes = found ? (size_t)(found - first) : there;
+            source->begin += *bytes + (found ? delimiter_bytes : 0);
+            source->records += found || there ? 1 : 0;
+            return found || there;
+        }
+    }
+}
+
+// ---- a line of JSON ----
+
+enum { TEXT_NAMES_BYTES_ = 160 };
+
+// Appends a key to a list of them, for an error, as far as there is room. Keys may be any strings.
+static void text_add_name_(char names[TEXT_NAMES_BYTES_], const char* key, size_t bytes) {
+    size_t used = strlen(names);
+    used += (size_t)snprintf(names + used, TEXT_NAMES_BYTES_ - used, "%s\"", used ? ", " : "");
+    for (size_t i = 0; i < bytes && used + 2 < TEXT_NAMES_BYTES_; i++, used++) {
+        names[used] = (unsigned char)key[i] < ' ' || key[i] == 0x7F ? '?' : key[i];
+    }
+    if (used + 2 <= TEXT_NAMES_BYTES_) {
+        memcpy(names + used, "\"", 2);
+    }
+}
+
+// Reads an object and sets *text to its string `field`; *text is NULL if the field is null.
+static int text_field_(JsonReader* reader, const char* field, const char** text, size_t* bytes) {
+    char names[TEXT_NAMES_BYTES_] = "";
+    const char* key;
+    const size_t field_bytes = strlen(field);
+    size_t n;
+    int found = 0, ok = json_take(reader, '{'), more = 0;
+    *text = NULL;
+    for (JsonPlace place = JSON_FIRST; ok && (more = json_text_member(reader, place, &key, &n)) > 0;
+         place = JSON_NEXT) {
+        if (n != field_bytes || memcmp(key, field, n) != 0) {
+            text_add_name_(names, key, n);
+            ok = json_skip(reader);
+        } else if (found++) {
+            ok = error_set(reader->error, reader->path, "the field \"%s\" appears twice", field);
+        } else {
+            ok = json_peek(reader) == 'n' ? json_skip(reader) : json_text(reader, text, bytes);
+        }
+    }
+    if (ok && more == 0 && !found) {
+        return error_set(reader->error, reader->path, "no field \"%s\", found %s", field,
+                         *names ? names : "none at all");
+    }
+    return ok && more == 0 && json_end(reader);
+}
+
+// The document of a line: 1, 0 if it has none, -1 after an error.
+static int text_json_document_(TextSource* source, char* line, size_t bytes) {
+    JsonReader reader = json_reader("", line, bytes, source->error);
+    const char* text;
+    if (json_peek(&reader) < 0) {
+        return 0; // an empty line
+    }
+    if (!text_field_(&reader, source->options.field, &text, &source->document_bytes)) {
+        char message[ERROR_BYTES];
+        snprintf(message, sizeof(message), "%s", source->error);
+        snprintf(source->error, sizeof(source->error), "%.*s:%llu%.1024s", PATH_MAX, source->file.path,
+                 (unsigned long long)source->records, message);
+        return -1;
+    }
+    source->document = text;
+    return text != NULL;
+}
+
+// ---- documents ----
+
+// The next record of the open file, whatever is in it: 1, 0 at the end of the file, -1 after an error.
+static int text_record_(TextSource* source) {
+    char* record = NULL;
+    if (source->format == TEXT_PARQUET) {
+        return text_row_(source, &source->document, &source->document_bytes);
+    }
+    const int more = text_cut_record_(source, &record, &source->document_bytes);
+    source->document = source->record = record;
+    return more;
+}
+
+// Takes the next document that has text: 1, 0 at the end of the file, -1 after an error.
+static int text_document_(TextSource* source) {
+    for (;;) {
+        int found = text_record_(source);
+        if (found <= 0) {
+            return found;
+        }
+        if (source->format == TEXT_JSONL) {
+            found = text_json_document_(source, source->record, source->document_bytes);
+        }
+        if (found < 0) {
+            return found;
+        }
+        if (found && source->document_bytes > 0) {
+            source->at.document = source->records - 1;
+            source->at.offset = 0;
+            return 1;
+        }
+    }
+}
+
+// Notes that text of the document at source->at follows.
+static void text_begin_(TextSource* source, TextBlock* block) {
+    if (source->at.offset == 0) {
+        block->documents = (size_t*)check_reserve(block->documents, &block->documents_room,
+                                                  block->num_documents + 1, sizeof(size_t), "text");
+        block->documents[block->num_documents++] = block->bytes;
+    }
+    if (block->bytes == 0) {
+        block->start = source->at;
+    }
+}
+
+// Appends up to `room` bytes of a file that is one document: 1, 0 at its end, -1 after an error.
+static int text_append_plain_(TextSource* source, TextBlock* block, size_t room) {
+    size_t got;
+    if (!text_read_(source, block->text + block->bytes, room, &got)) {
+        return -1;
+    }
+    if (got > 0) {
+        text_begin_(source, block);
+        block->bytes += got;
+        source->at.offset += got;
+    }
+    return got > 0;
+}
+
+// The same for a file of records.
+static int text_append_record_(TextSource* source, TextBlock* block, size_t room) {
+    const int more = source->document_bytes > 0 ? 1 : text_document_(source);
+    if (more <= 0) {
+        return more;
+    }
+    const size_t n = source->document_bytes < room ? source->document_bytes : room;
+    text_begin_(source, block);
+    memcpy(block->text + block->bytes, source->document, n);
+    block->bytes += n;
+    source->document += n;
+    source->document_bytes -= n;
+    source->at.offset += n;
+    return 1;
+}
+
+// Appends up to `room` bytes of the next document: 1, 0 at the end of the last file, -1 after an error.
+static int text_append_(TextSource* source, TextBlock* block, size_t room) {
+    block->text = (char*)check_reserve(block->text, &block->text_room, block->bytes + room, 1, "text");
+    for (;;) {
+        if (!source->is_open) {
+            if (source->at.file == source->num_files) {
+                return 0;
+            }
+            if (!text_open_file_(source)) {
+                return -1;
+            }
+        }
+        const int more = text_has_records_(source) ? text_append_record_(source, block, room)
+                                                   : text_append_plain_(source, block, room);
+        if (more != 0) {
+            return more;
+        }
+        text_next_file_(source);
+    }
+}
+
+// ---- blocks ----
+
+// Begins a block with what the last cut left over.
+static void text_begin_block_(TextSource* source, TextBlock* block) {
+    block->bytes = block->num_documents = 0;
+    if (source->carry_bytes > 0) {
+        block->text = (char*)check_reserve(block->text, &block->text_room, source->carry_bytes, 1, "text");
+        memcpy(block->text, source->carry, source->carry_bytes);
+        block->bytes = source->carry_bytes;
+        block->start = source->at;
+        block->start.offset -= source->carry_bytes;
+        source->carry_bytes = 0;
+    }
+}
+
+// Divides the last document of the block, if there is a place for it.
+static int text_cut_block_(TextSource* source, TextBlock* block) {
+    const size_t begin = block->num_documents ? block->documents[block->num_documents - 1] : 0;
+    const size_t n = bpe_last_cut(&source->classes, block->text + begin, block->bytes - begin);
+    if (n > 0) {
+        source->carry_bytes = block->bytes - (begin + n);
+        source->carry =
+            (char*)check_reserve(source->carry, &source->carry_room, source->carry_bytes, 1, "text");
+        memcpy(source->carry, block->text + begin + n, source->carry_bytes);
+        block->bytes = begin + n;
+    }
+    return n > 0;
+}
+
+// Whether the text that was appended last may continue.
+static int text_continues_(const TextSource* source) {
+    return source->is_open && (!text_has_records_(source) || source->document_bytes > 0);
+}
+
+int text_source_next(TextSource* source, TextBlock* block) {
+    text_begin_block_(source, block);
+    size_t wanted = source->options.block_bytes;
+    for (int more = 1;;) {
+        while (more > 0 && block->bytes < wanted) {
+            more = text_append_(source, block, wanted - block->bytes);
+        }
+        block->read_bytes = text_source_read_bytes(source);
+        if (more < 0) {
+            return -1;
+        }
+        if (more == 0) {
+            return block->bytes > 0;
+        }
+        if (!text_continues_(source) || text_cut_block_(source, block)) {
+            return 1;
+        }
+        wanted = 2 * block->bytes;
+    }
+}
+
+// ---- the whole ----
+
+// How most names of text in a directory end, for a hint; "" if none does as we know it.
+static const char* text_usual_ending_(const char* directory) {
+    static const char* const endings[] = {".txt",    ".md",        ".html",    ".tex",
+                                          ".jsonl",  ".ndjson",    ".parquet", ".jsonl.gz",
+                                          ".txt.gz", ".jsonl.zst", ".txt.zst"};
+    enum { ENDINGS = sizeof(endings) / sizeof(endings[0]) };
+    size_t counts[ENDINGS] = {0}, best = 0;
+    struct dirent* entry;
+    DIR* entries = opendir(directory);
+    while (entries && (entry = readdir(entries))) {
+        for (size_t i = 0; i < ENDINGS; i++) {
+            counts[i] += file_ends_in(entry->d_name, endings[i]) ? 1 : 0;
+            best = counts[i] > counts[best] ? i : best;
+        }
+    }
+    if (entries) {
+        closedir(entries);
+    }
+    return counts[best] ? endings[best] : "";
+}
+
+// Sets the size of a file: it must be there before any work.
+static void text_source_measure_(TextSource* source, uint64_t file) {
+    const char* path = source->paths[file];
+    struct stat info;
+    TextFormat format;
+    source->is_stream[file] = 1;
+    if (strcmp(path, "-") == 0) {
+        return;
+    }
+    CHECK(stat(path, &info) == 0, "%s: cannot open: %s", path, strerror(errno));
+    CHECK(!S_ISDIR(info.st_mode), "%s: a directory, wanted files: %s/*%s", path, path,
+          text_usual_ending_(path));
+    CHECK(text_format_(source, path, &format), "%s", source->error);
+    CHECK(S_ISREG(info.st_mode) || format != TEXT_PARQUET, "%s: not a regular file, as Parquet has to be",
+          path);
+    source->is_stream[file] = !S_ISREG(info.st_mode);
+    source->file_bytes[file] = S_ISREG(info.st_mode) ? (uint64_t)info.st_size : 0;
+    source->total_bytes += source->file_bytes[file];
+}
+
+void text_source_open(TextSource* source, const TextOptions* options, const char* const* paths,
+                      uint64_t num_files) {
+    memset(source, 0, sizeof(*source));
+    source->options = *options;
+    source->paths = paths;
+    source->num_files = num_files;
+    source->file_bytes = (uint64_t*)check_alloc(num_files, sizeof(uint64_t), "sizes of files");
+    source->is_stream = (char*)check_alloc(num_files, 1, "kinds of files");
+    bpe_classes_open(&source->classes);
+    for (uint64_t i = 0; i < num_files; i++) {
+        text_source_measure_(source, i);
+    }
+}
+
+int text_source_check(TextSource* source) {
+    int ok = 1;
+    for (uint64_t i = 0; ok && i < source->num_files; i++) {
+        source->at.file = i;
+        if (!source->is_stream[i] && (ok = text_open_file_(source))) {
+            char beginning[4096];
+            size_t got = 1;
+            while (ok && got > 0 && source->format == TEXT_PLAIN && source->text_bytes < TEXT_LOOKED_AT_) {
+                ok = text_read_(source, beginning, sizeof(beginning), &got);
+            }
+            text_close_file_(source);
+        }
+    }
+    source->at.file = 0;
+    return ok;
+}
+
+int text_source_seek(TextSource* source, TextPosition position) {
+    for (uint64_t i = 0; i < position.file && i < source->num_files; i++) {
+        source->read_before += source->file_bytes[i];
+    }
+    source->at = position;
+    if (position.file >= source->num_files) {
+        return 1;
+    }
+    if (!text_open_file_(source)) {
+        return 0;
+    }
+    if (!text_has_records_(source)) {
+        const size_t head =
+            (size_t)(position.offset < source->head_bytes ? position.offset : source->head_bytes);
+        source->head_bytes -= head;
+        source->text_bytes += position.offset;
+        return packed_skip(&source->file, position.offset - head);
+    }
+    int more = 1;
+    while (more > 0 && source->records < position.document) {
+        more = text_record_(source);
+    }
+    more = more > 0 ? text_document_(source) : more;
+    if (more == 0 || (more > 0 && source->document_bytes < position.offset)) {
+        return error_set(source->error, source->paths[position.file], "document %llu has disappeared",
+                         (unsigned long long)position.document);
+    }
+    if (more > 0) {
+        source->document += position.offset;
+        source->document_bytes -= position.offset;
+        source->at = position;
+    }
+    return more > 0;
+}
+
+void text_source_close(TextSource* source) {
+    if (source->is_open) {
+        text_close_file_(source);
+    }
+    bpe_classes_close(&source->classes);
+    free(source->file_bytes);
+    free(source->is_stream);
+    free(source->window);
+    free(source->carry);
+    memset(source, 0, sizeof(*source));
+}
+
+#endif // DOCUMENTS_IMPLEMENTATION
+
+#endif

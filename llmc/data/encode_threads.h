@@ -1,0 +1,274 @@
+/*
+encode_threads.h -- the tokens of many files: a pipeline of threads from a TextSource to a function of the
+caller.
+
+    reader thread  ->  blocks of text  ->  encoders, one a thread  ->  ids, in order  ->  sink, in the caller
+
+The ids are an end-of-text token before each document, and the document's own. They do not depend on the
+number of threads, nor on how the documents are divided into blocks (documents.h). What the pipeline holds
+at a time is 2 * threads + 2 blocks with their ids, whatever the files hold.
+
+pipeline_train counts pieces instead, to train a vocabulary: the same pipeline with a BpeTrainer's threads,
+and blocks without ids.
+
+A sink takes the blocks one after another in the order of the input. It returns 0 to end the run early.
+*/
+#ifndef LLMC_ENCODE_THREADS_H
+#define LLMC_ENCODE_THREADS_H
+
+#include <stddef.h>
+
+#include "llmc/data/documents.h"
+#include "llmc/tokenizer/bpe.h"
+#include "llmc/tokenizer/bpe_train.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// What the encoders made of a block of text. The sink may keep nothing of it.
+typedef struct {
+    const int* ids; // (count)
+    size_t count;
+    const TextBlock* text;
+} TokenBlock;
+
+typedef int (*TokenSink)(void* context, const TokenBlock* block);
+
+// ---- encoding ----
+
+// Runs the source to its end, or until the sink returns 0, with the given number of encoders. Returns 0 with
+// source->error after an error, when the sink has got all blocks before it.
+int pipeline_run(TextSource* source, const Bpe* bpe, int threads, TokenSink sink, void* context);
+
+// ---- training ----
+
+// The same, but adds the pieces of all documents to the trainer, on as many threads as it was opened for.
+int pipeline_train(TextSource* source, BpeTrainer* trainer, TokenSink sink, void* context);
+
+#ifdef __cplusplus
+}
+#endif
+
+#ifdef ENCODE_THREADS_IMPLEMENTATION
+
+#include <pthread.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "llmc/base/check.h"
+#include "llmc/tokenizer/bpe_encode.h"
+
+typedef struct {
+    TextBlock text;
+    int* ids;
+    size_t ids_room, count;
+    int is_worked;
+} PipelineSlot_;
+
+// What a thread does to a block; `tool` is its own.
+typedef void (*PipelineWork_)(PipelineSlot_* slot, void* tool);
+
+// Block number n is in slot n % num_slots. Blocks below `sunk` are done, those below `taken` with a worker
+// or done, those below `read` have text.
+typedef struct {
+    TextSource* source;
+    PipelineWork_ work;
+    PipelineSlot_* slots;
+    uint64_t num_slots;
+    pthread_mutex_t lock; // of all that follows
+    pthread_cond_t changed;
+    uint64_t sunk, taken, read;
+    int source_is_done; // no block follows those that were read
+    int failed;         // because of an error
+    int is_stopped;     // the sink wants no more
+} Pipeline_;
+
+// ---- the threads ----
+
+// The lock is held before and after; other threads run meanwhile.
+static void pipeline_wait_(Pipeline_* run) { pthread_cond_wait(&run->changed, &run->lock); }
+
+static void pipeline_tell_(Pipeline_* run) { pthread_cond_broadcast(&run->changed); }
+
+static void* pipeline_read_(void* argument) {
+    Pipeline_* run = (Pipeline_*)argument;
+    pthread_mutex_lock(&run->lock);
+    while (!run->source_is_done && !run->is_stopped) {
+        if (run->read - run->sunk == run->num_slots) {
+            pipeline_wait_(run);
+            continue;
+        }
+        PipelineSlot_* slot = &run->slots[run->read % run->num_slots];
+        pthread_mutex_unlock(&run->lock);
+        const int more = text_source_next(run->source, &slot->text);
+        pthread_mutex_lock(&run->lock);
+        slot->is_worked = 0;
+        run->read += more > 0 ? 1 : 0;
+        run->source_is_done = more <= 0;
+        run->failed = more < 0;
+        pipeline_tell_(run);
+    }
+    pthread_mutex_unlock(&run->lock);
+    return NULL;
+}
+
+typedef struct {
+    Pipeline_* run;
+    void* tool;
+} PipelineWorker_;
+
+static void* pipeline_work_(void* argument) {
+    const PipelineWorker_* worker = (const PipelineWorker_*)argument;
+    Pipeline_* run = worker->run;
+    pthread_mutex_lock(&run->lock);
+    while (!run->is_stopped && !(run->source_is_done && run->taken == run->read)) {
+        if (run->taken == run->read) {
+            pipeline_wait_(run);
+            continue;
+        }
+        PipelineSlot_* slot = &run->slots[run->taken++ % run->num_slots];
+        pthread_mutex_unlock(&run->lock);
+        run->work(slot, worker->tool);
+        pthread_mutex_lock(&run->lock);
+        slot->is_worked = 1;
+        pipeline_tell_(run);
+    }
+    pthread_mutex_unlock(&run->lock);
+    return NULL;
+}
+
+// Hands the blocks to the sink, in order, until there are no more or it wants no more.
+static void pipeline_sink_(Pipeline_* run, TokenSink sink, void* context) {
+    pthread_mutex_lock(&run->lock);
+    while (!run->is_stopped && !(run->source_is_done && run->sunk == run->read)) {
+        PipelineSlot_* slot = &run->slots[run->sunk % run->num_slots];
+        if (run->sunk == run->taken || !slot->is_worked) {
+            pipeline_wait_(run);
+            continue;
+        }
+        pthread_mutex_unlock(&run->lock);
+        const TokenBlock block = {slot->ids, slot->count, &slot->text};
+        const int goes_on = sink(context, &block);
+        pthread_mutex_lock(&run->lock);
+        run->sunk++;
+        run->is_stopped = !goes_on;
+        pipeline_tell_(run);
+    }
+    pthread_mutex_unlock(&run->lock);
+}
+
+// Starts the reader and one worker for each of the tools, and lets them run to the end.
+static void pipeline_threads_(Pipeline_* run, void** tools, size_t num_tools, TokenSink sink, void* context) {
+    pthread_t* threads = (pthread_t*)check_alloc(num_tools + 1, sizeof(pthread_t), "threads");
+    PipelineWorker_* workers = (PipelineWorker_*)check_alloc(num_tools, sizeof(PipelineWorker_), "threads");
+    int reason = pthread_create(&threads[num_tools], NULL, pipeline_read_, run);
+    for (size_t i = 0; reason == 0 && i < num_tools; i++) {
+        workers[i].run = run;
+        workers[i].tool = tools[i];
+        reason = pthread_create(&threads[i], NULL, pipeline_work_, &workers[i]);
+    }
+    CHECK(reason == 0, "cannot start %zu threads: %s", num_tools + 1, strerror(reason));
+    pipeline_sink_(run, sink, context);
+    for (size_t i = 0; i <= num_tools; i++) {
+        pthread_join(threads[i], NULL);
+    }
+    free(workers);
+    free(threads);
+}
+
+static int pipeline_with_(TextSource* source, PipelineWork_ work, void** tools, size_t num_tools,
+                          TokenSink sink, void* context) {
+    Pipeline_ run;
+    memset(&run, 0, sizeof(run));
+    run.source = source;
+    run.work = work;
+    run.num_slots = 2 * num_tools + 2;
+    run.slots = (PipelineSlot_*)check_alloc(run.num_slots, sizeof(PipelineSlot_), "blocks of text");
+    pthread_mutex_init(&run.lock, NULL);
+    pthread_cond_init(&run.changed, NULL);
+    pipeline_threads_(&run, tools, num_tools, sink, context);
+    pthread_cond_destroy(&run.changed);
+    pthread_mutex_destroy(&run.lock);
+    for (uint64_t i = 0; i < run.num_slots; i++) {
+        text_block_close(&run.slots[i].text);
+        free(run.slots[i].ids);
+    }
+    free(run.slots);
+    return !run.failed;
+}
+
+// ---- encoding ----
+
+// Encodes a block: its parts are what the beginnings of documents cut it into.
+static void pipeline_encode_(PipelineSlot_* slot, void* tool) {
+    BpeEncoder* encoder = (BpeEncoder*)tool;
+    const TextBlock* text = &slot->text;
+    slot->ids = (int*)check_reserve(slot->ids, &slot->ids_room, text->bytes + text->num_documents,
+                                    sizeof(int), "text");
+    size_t count = 0;
+    for (size_t i = 0, begin = 0; i <= text->num_documents; i++) {
+        const size_t end = i < text->num_documents ? text->documents[i] : text->bytes;
+        count += bpe_encode(encoder, text->text + begin, end - begin, slot->ids + count);
+        if (i < text->num_documents) {
+            slot->ids[count++] = encoder->bpe->eot;
+        }
+        begin = end;
+    }
+    slot->count = count;
+}
+
+int pipeline_run(TextSource* source, const Bpe* bpe, int threads, TokenSink sink, void* context) {
+    const size_t n = (size_t)threads;
+    BpeEncoder* encoders = (BpeEncoder*)check_alloc(n, sizeof(BpeEncoder), "encoders");
+    void** tools = (void**)check_alloc(n, sizeof(void*), "encoders");
+    for (size_t i = 0; i < n; i++) {
+        bpe_encoder_open(&encoders[i], bpe);
+        tools[i] = &encoders[i];
+    }
+    const int ok = pipeline_with_(source, pipeline_encode_, tools, n, sink, context);
+    for (size_t i = 0; i < n; i++) {
+        bpe_encoder_close(&encoders[i]);
+    }
+    free(tools);
+    free(encoders);
+    return ok;
+}
+
+// ---- training ----
+
+typedef struct {
+    BpeTrainer* trainer;
+    int thread;
+} PipelineCounter_;
+
+static void pipeline_count_(PipelineSlot_* slot, void* tool) {
+    const PipelineCounter_* counter = (const PipelineCounter_*)tool;
+    const TextBlock* text = &slot->text;
+    for (size_t i = 0, begin = 0; i <= text->num_documents; i++) {
+        const size_t end = i < text->num_documents ? text->documents[i] : text->bytes;
+        bpe_trainer_add(counter->trainer, counter->thread, text->text + begin, end - begin);
+        begin = end;
+    }
+}
+
+int pipeline_train(TextSource* source, BpeTrainer* trainer, TokenSink sink, void* context) {
+    const size_t n = (size_t)trainer->threads;
+    PipelineCounter_* counters = (PipelineCounter_*)check_alloc(n, sizeof(PipelineCounter_), "counters");
+    void** tools = (void**)check_alloc(n, sizeof(void*), "counters");
+    for (size_t i = 0; i < n; i++) {
+        counters[i].trainer = trainer;
+        counters[i].thread = (int)i;
+        tools[i] = &counters[i];
+    }
+    const int ok = pipeline_with_(source, pipeline_count_, tools, n, sink, context);
+    free(tools);
+    free(counters);
+    return ok;
+}
+
+#endif // ENCODE_THREADS_IMPLEMENTATION
+
+#endif

@@ -1,0 +1,507 @@
+/*
+eval_task_files.h -- tasks (eval_tasks.h) from files. The contents of a file decide its format:
+
+    llm.c's .bin      int32 magic, version, examples, ... (256 words); then for each example, all uint16: 65535, its
+                      bytes, its number, the right ending, 4, the tokens of the context, and of each of 4 endings, each
+                      with its number of tokens before it
+    JSON lines        one example on a line:
+      HellaSwag's     {"ctx": ..., "endings": [...], "label": 3}
+      choices         {"query": ..., "choices": [...], "gold": 3}
+      schema          {"context_options": [...], "continuation": ..., "gold": 1}    the contexts differ
+      continuations   {"context": ..., "continuation": ...}
+
+The last three are those of DCLM. Context and ending are encoded each for itself. One blank stands between them and
+belongs to the ending; HellaSwag's are taken as they are, a blank between them. No blank follows a line break. An empty
+context is the end-of-text token.
+
+A file that is not as it should be ends the program, with its line, or the number of the example.
+*/
+#ifndef LLMC_EVAL_TASK_FILES_H
+#define LLMC_EVAL_TASK_FILES_H
+
+#include <stddef.h>
+
+#include "llmc/data/eval_tasks.h"
+#include "llmc/tokenizer/tokenizer.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct {
+    const Tokenizer* tokenizer; // NULL: only token ids can be read
+    int V, eot;                 // of the model
+    int T;                      // places of a row
+    size_t max;                 // examples of a file; 0: all
+} TaskSettings;
+
+// The task of a file, with its rows. It has the name of the file, without directory and ending.
+void task_files_open(Task* task, const char* path, TaskSettings settings);
+
+#ifdef __cplusplus
+}
+#endif
+
+#ifdef EVAL_TASK_FILES_IMPLEMENTATION
+
+#include <limits.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "llmc/base/byte_order_mark.h"
+#include "llmc/base/check.h"
+#include "llmc/base/file.h"
+#include "llmc/base/json.h"
+
+enum {
+    TASK_MAGIC_ = 20240522,
+    TASK_VERSION_ = 1,
+    TASK_HEADER_BYTES_ = 1024,
+    TASK_ENDINGS_ = 4,    // of an example of a .bin
+    TASK_LIST_ = 128,     // texts in a list, at most
+    TASK_PLACE_ = 32,     // bytes for the line behind a path
+    TASK_EXAMPLE_ = 65535 // starts an example of a .bin
+};
+#define TASK_MAX_BYTES_ ((size_t)1 << 31) // of a file
+
+typedef struct {
+    Task* task;
+    TaskSettings settings;
+    char place[PATH_MAX + TASK_PLACE_]; // "file:line", for errors
+    char* error;
+    char* text; // an ending with its blank
+    size_t text_room;
+} TaskReader_;
+
+// The name of a file without directory and ending.
+static void task_name_(char name[PATH_MAX], const char* path) {
+    const char* slash = strrchr(path, '/');
+    file_path(name, "%s", slash ? slash + 1 : path);
+    char* dot = strrchr(name, '.');
+    if (dot && dot > name) {
+        *dot = '\0';
+    }
+}
+
+// The last document of which `scored` tokens count is there: adds it.
+static int task_add_ending_(TaskReader_* r, size_t context, size_t scored) {
+    if (scored > (size_t)r->task->T) {
+        return error_set(r->error, r->place, "an ending of %zu tokens, wanted at most --seq-len %d", scored,
+                         r->task->T);
+    }
+    task_add(r->task, context + scored, (int)scored, r->settings.tokenizer);
+    return 1;
+}
+
+// ---- JSON lines ----
+
+typedef struct {
+    const char* text;
+    size_t bytes;
+} TaskText_;
+
+// What a field holds.
+typedef enum { TASK_CONTEXT_, TASK_ENDING_, TASK_TEXTS_, TASK_GOLD_ } TaskFieldKind_;
+
+typedef struct {
+    const char* name;
+    TaskFieldKind_ kind;
+} TaskField_;
+
+enum {
+    TASK_CTX_,
+    TASK_ENDINGS_FIELD_,
+    TASK_LABEL_,
+    TASK_QUERY_,
+    TASK_CHOICES_,
+    TASK_GOLD_FIELD_,
+    TASK_OPTIONS_,
+    TASK_CONTINUATION_FIELD_,
+    TASK_CONTEXT_FIELD_,
+    TASK_FIELDS_
+};
+
+static const TaskField_ TASK_FIELDS_TABLE_[TASK_FIELDS_] = {
+    [TASK_CTX_] = {"ctx", TASK_CONTEXT_},
+    [TASK_ENDINGS_FIELD_] = {"endings", TASK_TEXTS_},
+    [TASK_LABEL_] = {"label", TASK_GOLD_},
+    [TASK_QUERY_] = {"query", TASK_CONTEXT_},
+    [TASK_CHOICES_] = {"choices", TASK_TEXTS_},
+    [TASK_GOLD_FIELD_] = {"gold", TASK_GOLD_},
+    [TASK_OPTIONS_] = {"context_options", TASK_TEXTS_},
+    [TASK_CONTINUATION_FIELD_] = {"continuation", TASK_ENDING_},
+    [TASK_CONTEXT_FIELD_] = {"context", TASK_CONTEXT_},
+};
+
+typedef enum { TASK_HELLASWAG_, TASK_QUERIES_, TASK_SCHEMA_, TASK_CONTINUATIONS_, TASK_FORMS_ } TaskForm_;
+
+// The fields that make a form.
+static const unsigned TASK_WANTED_[TASK_FORMS_] = {
+    [TASK_HELLASWAG_] = 1u << TASK_CTX_ | 1u << TASK_ENDINGS_FIELD_ | 1u << TASK_LABEL_,
+    [TASK_QUERIES_] = 1u << TASK_QUERY_ | 1u << TASK_CHOICES_ | 1u << TASK_GOLD_FIELD_,
+    [TASK_SCHEMA_] = 1u << TASK_OPTIONS_ | 1u << TASK_CONTINUATION_FIELD_ | 1u << TASK_GOLD_FIELD_,
+    [TASK_CONTINUATIONS_] = 1u << TASK_CONTEXT_FIELD_ | 1u << TASK_CONTINUATION_FIELD_,
+};
+
+// The fields of a line that are known; the texts are in the line.
+typedef struct {
+    unsigned found; // a bit for each
+    TaskText_ context, ending, texts[TASK_LIST_];
+    int count;
+    size_t gold;
+} TaskRecord_;
+
+static int task_read_texts_(JsonReader* json, TaskRecord_* record) {
+    int more;
+    record->count = 0;
+    if (!json_take(json, '[')) {
+        return 0;
+    }
+    while ((more = json_element(json, record->count ? JSON_NEXT : JSON_FIRST)) > 0) {
+        if (record->count == TASK_LIST_) {
+            return error_set(json->error, json->path, "more than %d texts in a list", TASK_LIST_);
+        }
+        TaskText_* text = &record->texts[record->count++];
+        if (!json_text(json, &text->text, &text->bytes)) {
+            return 0;
+        }
+    }
+    return more == 0;
+}
+
+// A number, or the same in quotes.
+static int task_read_gold_(JsonReader* json, size_t* gold) {
+    const char* text;
+    char* end;
+    if (json_peek(json) != '"') {
+        return json_natural(json, gold);
+    }
+    if (!json_string(json, &text)) {
+        return 0;
+    }
+    *gold = strtoul(text, &end, 10);
+    return (*text >= '0' && *text <= '9' && !*end) ||
+           error_set(json->error, json->path, "found \"%.20s\", wanted the number of the right ending", text);
+}
+
+static int task_read_field_(JsonReader* json, TaskRecord_* record, TaskFieldKind_ kind) {
+    switch (kind) {
+    case TASK_CONTEXT_:
+        return json_text(json, &record->context.text, &record->context.bytes);
+    case TASK_ENDING_:
+        return json_text(json, &record->ending.text, &record->ending.bytes);
+    case TASK_TEXTS_:
+        return task_read_texts_(json, record);
+    default:
+        return task_read_gold_(json, &record->gold);
+    }
+}
+
+// Which of the known fields has this name; TASK_FIELDS_: none.
+static int task_field_(const char* name, size_t length) {
+    int i = 0;
+    while (i < TASK_FIELDS_ && (strlen(TASK_FIELDS_TABLE_[i].name) != length ||
+                                memcmp(TASK_FIELDS_TABLE_[i].name, name, length) != 0)) {
+        i++;
+    }
+    return i;
+}
+
+// One line, whose strings are decoded in place.
+static int task_read_record_(TaskReader_* r, char* line, size_t bytes, TaskRecord_* record) {
+    JsonReader json = json_reader(r->place, line, bytes, r->error);
+    const char* key;
+    size_t length;
+    int more;
+    record->found = 0;
+    if (!json_take(&json, '{')) {
+        return 0;
+    }
+    for (int n = 0; (more = json_text_member(&json, n ? JSON_NEXT : JSON_FIRST, &key, &length)) > 0; n++) {
+        const int field = task_field_(key, length);
+        const int ok = field == TASK_FIELDS_
+                           ? json_skip(&json)
+                           : task_read_field_(&json, record, TASK_FIELDS_TABLE_[field].kind);
+        if (!ok) {
+            return 0;
+        }
+        record->found |= field < TASK_FIELDS_ ? 1u << field : 0;
+    }
+    return more == 0 && json_end(&json);
+}
+
+// Sets names to a list of these fields.
+static void task_name_fields_(char names[256], unsigned fields) {
+    size_t used = 0;
+    names[0] = '\0';
+    for (int i = 0; i < TASK_FIELDS_; i++) {
+        if (fields >> i & 1) {
+            used += (size_t)snprintf(names + used, 256 - used, "%s%s", used ? ", " : "",
+                                     TASK_FIELDS_TABLE_[i].name);
+        }
+    }
+}
+
+// Sets the form of a file by its first line.
+static int task_find_form_(TaskReader_* r, const TaskRecord_* record, TaskForm_* form) {
+    char found[256];
+    for (int f = 0; f < TASK_FORMS_; f++) {
+        if ((record->found & TASK_WANTED_[f]) == TASK_WANTED_[f]) {
+            *form = (TaskForm_)f;
+            return 1;
+        }
+    }
+    task_name_fields_(found, record->found);
+    return error_set(r->error, r->place,
+                     "found the fields {%s}, wanted ctx, endings, label; or query, choices, gold; or "
+                     "context_options, continuation, gold; or context, continuation",
+                     found);
+}
+
+static size_t task_encode_(TaskReader_* r, const char* text, size_t bytes, size_t at) {
+    int* ids = task_begin(r->task, at + bytes) + at;
+    return tokenizer_encode(r->settings.tokenizer, text, bytes, ids);
+}
+
+// The tokens of a context, and an ending behind it.
+static int task_add_pair_(TaskReader_* r, TaskText_ context, TaskText_ ending, TaskForm_ form) {
+    if (form != TASK_HELLASWAG_) {
+        for (; context.bytes > 0 && context.text[context.bytes - 1] == ' '; context.bytes--) {
+        }
+        for (; ending.bytes > 0 && ending.text[0] == ' '; ending.text++, ending.bytes--) {
+        }
+    }
+    if (ending.bytes == 0) {
+        return error_set(r->error, r->place, "an empty ending, wanted a text");
+    }
+    const int is_line = context.bytes > 0 && context.text[context.bytes - 1] == '\n';
+    const int has_blank = form == TASK_HELLASWAG_ || (context.bytes > 0 && !is_line);
+    r->text = (char*)check_reserve(r->text, &r->text_room, ending.bytes + 1, 1, "an ending");
+    memcpy(r->text + has_blank, ending.text, ending.bytes);
+    if (has_blank) {
+        r->text[0] = ' ';
+    }
+    size_t before = task_encode_(r, context.text, context.bytes, 0);
+    if (before == 0) {
+        *task_begin(r->task, 1) = r->settings.eot;
+        before = 1;
+    }
+    return task_add_ending_(r, before, task_encode_(r, r->text, ending.bytes + (size_t)has_blank, before));
+}
+
+static int task_add_record_(TaskReader_* r, const TaskRecord_* record, TaskForm_ form) {
+    if (form == TASK_CONTINUATIONS_) {
+        if (!task_add_pair_(r, record->context, record->ending, form)) {
+            return 0;
+        }
+        task_example(r->task, 1, 0);
+        return 1;
+    }
+    if (record->count < 2) {
+        return error_set(r->error, r->place, "%d to choose from, wanted at least 2", record->count);
+    }
+    if (record->gold >= (size_t)record->count) {
+        return error_set(r->error, r->place, "the right one is number %zu, wanted 0 to %d", record->gold,
+                         record->count - 1);
+    }
+    for (int i = 0; i < record->count; i++) {
+        const TaskText_ text = record->texts[i];
+        const int is_schema = form == TASK_SCHEMA_;
+        if (!task_add_pair_(r, is_schema ? text : record->context, is_schema ? record->ending : text, form)) {
+            return 0;
+        }
+    }
+    task_example(r->task, record->count, (int)record->gold);
+    return 1;
+}
+
+// Of a line that has the form of the first one.
+static int task_add_line_(TaskReader_* r, char* line, size_t bytes, TaskForm_* form) {
+    TaskRecord_ record;
+    char found[256], wanted[256];
+    if (!task_read_record_(r, line, bytes, &record)) {
+        return 0;
+    }
+    if (*form == TASK_FORMS_) {
+        if (!task_find_form_(r, &record, form)) {
+            return 0;
+        }
+        r->task->kind = *form == TASK_CONTINUATIONS_ ? TASK_CONTINUATION : TASK_CHOICE;
+    }
+    if ((record.found & TASK_WANTED_[*form]) != TASK_WANTED_[*form]) {
+        task_name_fields_(found, record.found);
+        task_name_fields_(wanted, TASK_WANTED_[*form]);
+        return error_set(r->error, r->place, "found the fields {%s}, wanted %s, as on the lines before",
+                         found, wanted);
+    }
+    return task_add_record_(r, &record, *form);
+}
+
+static int task_is_full_(const TaskReader_* r) {
+    return r->settings.max > 0 && r->task->num_examples == r->settings.max;
+}
+
+static int task_read_lines_(TaskReader_* r, const char* path, char* text, size_t bytes) {
+    const Tokenizer* tokenizer = r->settings.tokenizer;
+    TaskForm_ form = TASK_FORMS_;
+    if (!tokenizer || strcmp(tokenizer->kind, "words") == 0) {
+        return error_set(r->error, path, "text, wanted a --tokenizer that encodes any text%s",
+                         tokenizer ? ": the model's only knows the words of its list" : "");
+    }
+    for (size_t at = 0, number = 1; at < bytes && !task_is_full_(r); number++) {
+        char* line = text + at;
+        char* end = (char*)memchr(line, '\n', bytes - at);
+        const size_t length = end ? (size_t)(end - line) : bytes - at;
+        snprintf(r->place, sizeof(r->place), "%s:%zu", path, number);
+        if (strspn(line, " \t\r") < length && !task_add_line_(r, line, length, &form)) {
+            return 0;
+        }
+        at += length + 1;
+    }
+    return 1;
+}
+
+static int task_read_text_(TaskReader_* r, const char* path, char* text, size_t bytes) {
+    size_t mark;
+    if (!byte_order_mark(path, text, bytes, &mark, r->error)) {
+        return 0;
+    }
+    if (bytes > 0 && memchr(text, '\0', bytes < TASK_HEADER_BYTES_ ? bytes : TASK_HEADER_BYTES_)) {
+        return error_set(r->error, path, "neither JSON lines nor a .bin of llm.c's with the magic number %d",
+                         TASK_MAGIC_);
+    }
+    if (mark) {
+        byte_order_mark_note(path);
+    }
+    return task_read_lines_(r, path, text + mark, bytes - mark);
+}
+
+// ---- llm.c's .bin ----
+
+// The words of a .bin behind its header.
+typedef struct {
+    const uint16_t* words;
+    size_t count, at;
+} TaskWords_;
+
+// The next word, which must be within bounds.
+static int task_word_(TaskReader_* r, TaskWords_* w, const char* what, int least, int most, int* value) {
+    if (w->at >= w->count) {
+        return error_set(r->error, r->place, "the file ends, wanted %s", what);
+    }
+    *value = w->words[w->at++];
+    return (least <= *value && *value <= most) ||
+           error_set(r->error, r->place, "%s is %d, wanted %d to %d", what, *value, least, most);
+}
+
+// Sets ids to the next `count` words.
+static int task_ids_(TaskReader_* r, TaskWords_* w, int count, int* ids) {
+    for (int i = 0; i < count; i++) {
+        if (!task_word_(r, w, "a token", 0, r->settings.V - 1, &ids[i])) {
+            return 0;
+        }
+    }
+    return 1;
+}
+
+// The next ending, behind a context that lies at `context` among the words.
+static int task_read_ending_(TaskReader_* r, TaskWords_* w, size_t context, int context_length) {
+    TaskWords_ again = {w->words, w->count, context};
+    int length;
+    if (!task_word_(r, w, "the length of an ending", 1, TASK_EXAMPLE_, &length)) {
+        return 0;
+    }
+    int* ids = task_begin(r->task, (size_t)context_length + (size_t)length);
+    return task_ids_(r, &again, context_length, ids) && task_ids_(r, w, length, ids + context_length) &&
+           task_add_ending_(r, (size_t)context_length, (size_t)length);
+}
+
+static int task_read_bin_example_(TaskReader_* r, TaskWords_* w, int number) {
+    const size_t begin = w->at;
+    const int low = number & 65535; // the number has 16 bits
+    int value, bytes, gold, context_length;
+    if (!task_word_(r, w, "the start of an example", TASK_EXAMPLE_, TASK_EXAMPLE_, &value) ||
+        !task_word_(r, w, "its bytes", 1, TASK_EXAMPLE_, &bytes) ||
+        !task_word_(r, w, "its number", low, low, &value) ||
+        !task_word_(r, w, "the right ending", 0, TASK_ENDINGS_ - 1, &gold) ||
+        !task_word_(r, w, "the number of endings", TASK_ENDINGS_, TASK_ENDINGS_, &value) ||
+        !task_word_(r, w, "the length of the context", 1, TASK_EXAMPLE_, &context_length)) {
+        return 0;
+    }
+    const size_t context = w->at;
+    w->at += (size_t)context_length;
+    for (int i = 0; i < TASK_ENDINGS_; i++) {
+        if (!task_read_ending_(r, w, context, context_length)) {
+            return 0;
+        }
+    }
+    if (2 * (w->at - begin) != (size_t)bytes) {
+        return error_set(r->error, r->place, "%zu bytes, wanted the %d that it says", 2 * (w->at - begin),
+                         bytes);
+    }
+    task_example(r->task, TASK_ENDINGS_, gold);
+    return 1;
+}
+
+static int task_read_bin_(TaskReader_* r, const char* path, const char* text, size_t bytes) {
+    const int32_t* header = (const int32_t*)text;
+    const TaskWords_ words = {(const uint16_t*)(text + TASK_HEADER_BYTES_), (bytes - TASK_HEADER_BYTES_) / 2,
+                              0};
+    TaskWords_ w = words;
+    if (header[1] != TASK_VERSION_) {
+        return error_set(r->error, path, "version %d, wanted %d", header[1], TASK_VERSION_);
+    }
+    for (int i = 0; i < header[2] && !task_is_full_(r); i++) {
+        snprintf(r->place, sizeof(r->place), "%s: example %d", path, i);
+        if (!task_read_bin_example_(r, &w, i)) {
+            return 0;
+        }
+    }
+    return w.at == w.count || task_is_full_(r) ||
+           error_set(r->error, path, "%zu bytes behind the last of %d examples", 2 * (w.count - w.at),
+                     header[2]);
+}
+
+// ---- the whole ----
+
+static int task_is_bin_(const char* text, size_t bytes) {
+    int32_t magic;
+    if (bytes < TASK_HEADER_BYTES_) {
+        return 0;
+    }
+    memcpy(&magic, text, sizeof(magic));
+    return magic == TASK_MAGIC_;
+}
+
+// Reads all examples. Returns 0 with the reason in `error`.
+static int task_read_(TaskReader_* r, const char* path) {
+    char* text;
+    size_t bytes;
+    if (!file_try_read(path, TASK_MAX_BYTES_, &text, &bytes, r->error)) {
+        return 0;
+    }
+    const int ok = task_is_bin_(text, bytes) ? task_read_bin_(r, path, text, bytes)
+                                             : task_read_text_(r, path, text, bytes);
+    free(text);
+    return ok && (r->task->num_examples > 0 || error_set(r->error, path, "no examples"));
+}
+
+void task_files_open(Task* task, const char* path, TaskSettings settings) {
+    char name[PATH_MAX], error[ERROR_BYTES];
+    TaskReader_ reader;
+    memset(&reader, 0, sizeof(reader));
+    reader.task = task;
+    reader.settings = settings;
+    reader.error = error;
+    task_name_(name, path);
+    task_open(task, name, TASK_CHOICE, settings.T);
+    CHECK(task_read_(&reader, path), "%s", error);
+    free(reader.text);
+    task_pack(task);
+}
+
+#endif // EVAL_TASK_FILES_IMPLEMENTATION
+
+#endif

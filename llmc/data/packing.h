@@ -1,0 +1,706 @@
+/*
+packing.h -- how documents become the rows that a run reads.
+
+A stream of N tokens consists of documents: one starts at its first token, and one at each end-of-text token
+or, in files with an index, where the index says. If a stream is only a part of its files, as validation data
+are, then a part of a document counts as a document. A row is up to T tokens, each with a target, the token
+that follows it in the stream:
+
+    stream    row k is the tokens [k T, (k+1) T), across document boundaries.
+    aligned   T tokens from the start of a document, continuing into the following ones. If the row ends
+              inside a document of more than T tokens, the next row continues it; the rest of a shorter one is
+              left out.
+    bestfit   whole documents, packed by best-fit decreasing over windows of 65536 documents (Ding
+              et al., "Fewer truncations improve language modeling", 2024). A document longer than T is cut
+              into pieces of T and a rest, which is packed like a document. No token is left out.
+    pad       one document; if it is longer than T, pieces of T and a rest, in a row each. No token is left
+              out.
+    dynamic   the same rows, in batches as long as their longest row (dataloader.h).
+    uniform   the same rows sorted by length, for batches of rows of similar length.
+
+In the last four every token is in exactly one row. The target of a document's last token is the end of text
+that follows it in the stream; if something else follows, there is no target. A row shorter than T is padded:
+the end-of-text token, with target -1. A piece without any target (one last token) is left out.
+
+Row k of R is found in O(1), by a table of the pieces (8 bytes each) that is made when the rows are opened.
+*/
+#ifndef LLMC_PACKING_H
+#define LLMC_PACKING_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "llmc/base/enum_words.h"
+#include "llmc/data/token_files.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// --pack
+// clang-format off
+#define PACKING_WORDS(X) \
+    X(PACK_STREAM, "stream") \
+    X(PACK_ALIGNED, "aligned") \
+    X(PACK_BESTFIT, "bestfit") \
+    X(PACK_PAD, "pad") \
+    X(PACK_DYNAMIC, "dynamic") \
+    X(PACK_UNIFORM, "uniform")
+// clang-format on
+typedef enum { PACKING_WORDS(WORDS_VALUE) } Packing;
+typedef enum { DOCUMENT_MASK_OFF, DOCUMENT_MASK_ON } DocumentMask;
+
+// A growing list of positions.
+typedef struct {
+    uint64_t* at;
+    size_t count, room;
+} PositionList_;
+
+typedef struct {
+    const TokenStream* stream; // must stay
+    Packing pack;
+    int T, eot;
+    uint64_t count;          // R
+    PositionList_ documents; // where each starts, ascending, the first at 0; empty if not needed
+    PositionList_ pieces;    // piece_: of all rows, in order; empty for PACK_STREAM
+    PositionList_
+        row_pieces;  // (R + 1) PACK_BESTFIT: number of the first piece of each row; others: piece k is row k
+    uint64_t tokens; // in the rows, so N - tokens are left out and R T - tokens are padding
+} Rows;
+
+// ---- best fit ----
+
+enum { BESTFIT_WINDOW = 1 << 16 }; // documents
+
+// ---- rows ----
+
+// `stream` must stay as it is. `eot` is the end-of-text token, also used as padding. Documents are searched
+// for only if they are needed: for packing or for a mask.
+void rows_open(Rows* rows, const TokenStream* stream, Packing pack, int T, int eot, DocumentMask mask);
+
+void rows_close(Rows* rows);
+
+// Tokens of a row, without padding.
+int rows_length(const Rows* rows, uint64_t row);
+
+// Sets inputs, targets and, unless NULL, starts (T each, T at least the row's length) of a row. Returns the
+// number of targets. starts: where in the row the document of each token starts; padding is a document of its
+// own, token by token.
+int rows_fill(const Rows* rows, uint64_t row, int T, int* inputs, int* targets, int* starts);
+
+// The sum of a value of each target of a row; `values` are those of all tokens of the stream. Adds the number
+// of targets to *counted.
+double rows_sum_targets(const Rows* rows, uint64_t row, const float* values, uint64_t* counted);
+
+#ifdef __cplusplus
+}
+#endif
+
+#ifdef PACKING_IMPLEMENTATION
+
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "llmc/base/check.h"
+#include "llmc/base/mapped_file.h"
+
+// ---- lists ----
+
+static void positions_reserve_(PositionList_* list, size_t more) {
+    list->at =
+        (uint64_t*)check_reserve(list->at, &list->room, list->count + more, sizeof(uint64_t), "documents");
+}
+
+static void positions_add_(PositionList_* list, uint64_t position) {
+    positions_reserve_(list, 1);
+    list->at[list->count++] = position;
+}
+
+// How many of the list are at or before a position.
+static size_t positions_until_(const PositionList_* list, uint64_t position) {
+    size_t low = 0, high = list->count;
+    while (low < high) {
+        const size_t middle = low + (high - low) / 2;
+        if (list->at[middle] <= position) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    return low;
+}
+
+// ---- documents ----
+
+// In sums as wide as a token, which is what the compiler makes vectors of: at most 2^15 tokens.
+static size_t documents_count_u16_(const uint16_t* tokens, size_t n, uint16_t eot) {
+    uint16_t count = 0;
+    for (size_t i = 0; i < n; i++) {
+        count = (uint16_t)(count + (tokens[i] == eot));
+    }
+    return count;
+}
+
+static size_t documents_count_u32_(const uint32_t* tokens, size_t n, uint32_t eot) {
+    uint32_t count = 0;
+    for (size_t i = 0; i < n; i++) {
+        count += tokens[i] == eot;
+    }
+    return count;
+}
+
+// End-of-text tokens among n tokens of 2 or 4 bytes.
+static size_t documents_count_(const TokenSpan* span, size_t start, size_t n, int eot) {
+    const size_t step = 1 << 15;
+    size_t count = 0;
+    if (span->width == 2 && eot > UINT16_MAX) {
+        return 0;
+    }
+    for (size_t i = 0; i < n; i += step) {
+        const size_t take = n - i < step ? n - i : step;
+        count += span->width == 2
+                     ? documents_count_u16_((const uint16_t*)span->tokens + start + i, take, (uint16_t)eot)
+                     : documents_count_u32_((const uint32_t*)span->tokens + start + i, take, (uint32_t)eot);
+    }
+    return count;
+}
+
+// Writes where they are, plus `base`, to [out, out_end); looks closely only where there are any. Returns the
+// end of what was written.
+static uint64_t* documents_write_(const TokenSpan* span, size_t start, size_t n, int eot, uint64_t base,
+                                  uint64_t* out, const uint64_t* out_end) {
+    const size_t step = 64;
+    for (size_t i = 0; i < n; i += step) {
+        const size_t end = n - i < step ? n : i + step;
+        if (documents_count_(span, start + i, end - i, eot) == 0) {
+            continue;
+        }
+        for (size_t j = start + i; j < start + end; j++) {
+            const uint32_t token =
+                span->width == 2 ? ((const uint16_t*)span->tokens)[j] : ((const uint32_t*)span->tokens)[j];
+            if (token == (uint32_t)eot && out < out_end) {
+                *out++ = base + j;
+            }
+        }
+    }
+    return out;
+}
+
+// A part of a span, for mapped_try: counts its documents, or writes where they are.
+typedef struct {
+    const TokenSpan* span;
+    size_t start, n;
+    int eot;
+    uint64_t base;
+    size_t count;
+    uint64_t* out; // NULL: count
+} DocumentsBlock_;
+
+static void documents_read_block_(void* block_) {
+    DocumentsBlock_* b = (DocumentsBlock_*)block_;
+    if (!b->out) {
+        b->count = documents_count_(b->span, b->start, b->n, b->eot);
+        return;
+    }
+    const uint64_t* end = b->out + b->count;
+    CHECK(documents_write_(b->span, b->start, b->n, b->eot, b->base, b->out, end) == end,
+          "%s: changed while it was searched for documents; was it written to?", b->span->path);
+}
+
+// Counts (out NULL) or writes what the block holds; ends the program if the file is shorter than it was.
+static size_t documents_try_(DocumentsBlock_ block) {
+    const void* where;
+    CHECK(mapped_try(documents_read_block_, &block, &where) == MAPPED_READ,
+          "%s: became shorter while it was searched for documents; was it written to?", block.span->path);
+    return block.count;
+}
+
+// Adds the end-of-text tokens [start, end) of a span, in parallel: each round counts in some blocks and then
+// writes, while they are in the cache or at least in memory.
+static void documents_scan_(PositionList_* list, const TokenSpan* span, size_t start, size_t end, int eot,
+                            uint64_t base) {
+    enum { BLOCKS = 64 };
+    const size_t max = (size_t)1 << 18; // tokens of a block
+    size_t at[BLOCKS + 1], place[BLOCKS + 1];
+    for (; start < end; start = at[BLOCKS]) {
+        for (size_t i = 0; i <= BLOCKS; i++) {
+            at[i] = end - start < i * max ? end : start + i * max;
+        }
+        place[0] = list->count;
+#ifdef _OPENMP
+#pragma omp parallel for if (at[1] < end)
+#endif
+        for (int i = 0; i < BLOCKS; i++) {
+            const DocumentsBlock_ block = {span, at[i], at[i + 1] - at[i], eot, base, 0, NULL};
+            place[i + 1] = documents_try_(block);
+        }
+        for (int i = 0; i < BLOCKS; i++) {
+            place[i + 1] += place[i];
+        }
+        positions_reserve_(list, place[BLOCKS] - place[0]);
+        uint64_t* out = list->at;
+#ifdef _OPENMP
+#pragma omp parallel for if (at[1] < end)
+#endif
+        for (int i = 0; i < BLOCKS; i++) {
+            const DocumentsBlock_ block = {
+                span, at[i], at[i + 1] - at[i], eot, base, place[i + 1] - place[i], out + place[i]};
+            documents_try_(block);
+        }
+        list->count = place[BLOCKS];
+    }
+}
+
+// Adds the documents that start in [start, end) according to a Megatron index of its span.
+static void documents_read_index_(PositionList_* list, const TokenSpan* span, size_t start, size_t end,
+                                  uint64_t base) {
+    const MegatronIndex it = megatron_index(span->index);
+    for (uint64_t i = 0; i < it.marks; i++) {
+        const uint64_t sequence = (uint64_t)megatron_i64(it.documents, i);
+        if (sequence >= it.sequences) { // the end, or empty documents there
+            return;
+        }
+        const uint64_t at = (uint64_t)megatron_i64(it.offsets, sequence) / (uint64_t)it.width;
+        if (at >= start && at < end && list->at[list->count - 1] != base + at) { // not one of no tokens
+            positions_add_(list, base + at);
+        }
+    }
+}
+
+// Whether the files of the stream have a mark anywhere: a part of them may lie inside of one document.
+static int documents_are_marked_(const TokenStream* stream, int eot) {
+    const size_t step = (size_t)1 << 20;
+    for (size_t i = 0; i < stream->num_spans; i++) {
+        const TokenSpan* span = &stream->spans[i];
+        for (size_t start = 0; span->width > 1 && start < span->count; start += step) { // bytes have none
+            const size_t left = span->count - start;
+            if (span->index || documents_count_(span, start, left < step ? left : step, eot) > 0) {
+                return 1;
+            }
+        }
+    }
+    return 0;
+}
+
+// Finds the documents of the stream. What stands before the first mark is one, too.
+static void documents_find_(Rows* rows) {
+    const TokenStream* stream = rows->stream;
+    const size_t from = stream->begin, to = stream->begin + stream->count;
+    PositionList_* list = &rows->documents;
+    positions_add_(list, 0);
+    for (size_t i = 0; i < stream->num_spans; i++) {
+        const TokenSpan* span = &stream->spans[i];
+        const size_t first = span->first, last = span->first + span->count;
+        if (last <= from || first >= to || span->width == 1) { // bytes hold no end of text
+            continue;
+        }
+        const size_t start = first < from ? from - first : 0, end = last > to ? to - first : span->count;
+        const uint64_t base = (uint64_t)first - from; // modulo 2^64 if the span starts before the stream
+        if (span->index) {
+            documents_read_index_(list, span, start, end, base);
+        } else {
+            documents_scan_(list, span, start, end, rows->eot, base);
+        }
+    }
+    CHECK(list->count > 1 || documents_are_marked_(stream, rows->eot),
+          "%s: no token %d (end of text), wanted documents that begin with it: is the tokenizer another one, "
+          "or --pack stream?",
+          stream->name, rows->eot);
+    if (list->count > 1 && list->at[1] == 0) { // found again
+        memmove(list->at, list->at + 1, --list->count * sizeof(uint64_t));
+    }
+}
+
+// Where document d ends.
+static uint64_t document_end_(const Rows* rows, size_t d) {
+    return d + 1 < rows->documents.count ? rows->documents.at[d + 1] : rows->stream->count;
+}
+
+// ---- pieces: n tokens from a position ----
+
+enum { PIECE_LENGTH_BITS_ = 20 }; // --seq-len is at most 2^20
+#define PIECE_NONE_ UINT64_MAX
+
+static uint64_t piece_(uint64_t start, uint64_t length) { return start << PIECE_LENGTH_BITS_ | (length - 1); }
+
+static uint64_t piece_start_(uint64_t piece) { return piece >> PIECE_LENGTH_BITS_; }
+
+static int piece_length_(uint64_t piece) { return (int)(piece & ((1 << PIECE_LENGTH_BITS_) - 1)) + 1; }
+
+// The target of the token before position `next` where a piece ends there: -1 if it is in another document
+// that does not start with the end of text.
+static int rows_target_(const Rows* rows, uint64_t next) {
+    if (next == rows->stream->count) {
+        return -1;
+    }
+    const int token = tokens_at(rows->stream, (size_t)next);
+    const int is_first = rows->documents.at[positions_until_(&rows->documents, next) - 1] == next;
+    return token == rows->eot || !is_first ? token : -1;
+}
+
+// ---- making rows ----
+
+static void rows_align_(Rows* rows) {
+    const uint64_t T = (uint64_t)rows->T, N = rows->stream->count;
+    size_t d = 0; // the document that holds the token after the row
+    for (uint64_t start = 0; start + T < N;) {
+        const uint64_t next = start + T;
+        positions_add_(&rows->pieces, piece_(start, T));
+        while (document_end_(rows, d) <= next) {
+            d++;
+        }
+        const uint64_t begin = rows->documents.at[d], end = document_end_(rows, d);
+        start = begin == next || end - begin > T ? next : end;
+    }
+    rows->tokens = rows->pieces.count * T;
+}
+
+// The rest of document d after its pieces of T tokens, which are added to the list; PIECE_NONE_ if there is
+// none.
+static uint64_t rows_cut_(Rows* rows, size_t d, PositionList_* list) {
+    const uint64_t T = (uint64_t)rows->T, end = document_end_(rows, d);
+    uint64_t at = rows->documents.at[d];
+    for (; end - at >= T; at += T) {
+        if (T > 1 || at + T < end || rows_target_(rows, end) >= 0) {
+            positions_add_(list, piece_(at, T));
+            rows->tokens += T;
+        }
+    }
+    if (at == end || (end - at == 1 && rows_target_(rows, end) < 0)) {
+        return PIECE_NONE_;
+    }
+    rows->tokens += end - at;
+    return piece_(at, end - at);
+}
+
+static void rows_pad_(Rows* rows) {
+    for (size_t d = 0; d < rows->documents.count; d++) {
+        const uint64_t rest = rows_cut_(rows, d, &rows->pieces);
+        if (rest != PIECE_NONE_) {
+            positions_add_(&rows->pieces, rest);
+        }
+    }
+}
+
+// Sorts pieces by length; those of equal length stay in order.
+static void rows_sort_(const uint64_t* pieces, uint64_t* sorted, size_t count, int T) {
+    size_t* first = (size_t*)check_alloc((size_t)T + 2, sizeof(size_t), "lengths of documents");
+    for (size_t i = 0; i < count; i++) {
+        first[piece_length_(pieces[i]) + 1]++;
+    }
+    for (int length = 1; length <= T; length++) {
+        first[length + 1] += first[length];
+    }
+    for (size_t i = 0; i < count; i++) {
+        sorted[first[piece_length_(pieces[i])]++] = pieces[i];
+    }
+    free(first);
+}
+
+static void rows_make_uniform_(Rows* rows) {
+    rows_pad_(rows);
+    uint64_t* sorted = (uint64_t*)check_alloc(rows->pieces.count, sizeof(uint64_t), "sorted documents");
+    rows_sort_(rows->pieces.at, sorted, rows->pieces.count, rows->T);
+    free(rows->pieces.at);
+    rows->pieces.at = sorted;
+    rows->pieces.room = rows->pieces.count;
+}
+
+// ---- best fit ----
+
+// The rows of a window that are being filled.
+typedef struct {
+    int T;
+    PositionList_ pieces, sorted; // (BESTFIT_WINDOW) those of less than T tokens
+    PositionList_ whole, order;   // those of T; the rows, as they are added
+    int num_rows;
+    int *first, *last;  // (BESTFIT_WINDOW) by row: its pieces, by their numbers in `sorted`
+    int *space, *below; // (BESTFIT_WINDOW) by row: free tokens, and the next row with as many, or -1
+    int* next;          // (BESTFIT_WINDOW) by piece: the next one of its row, or -1
+    int* top;           // (T + 1) by space: the row that was made last, or -1
+    uint64_t* some;     // bits by space: is there a row?
+} Bestfit_;
+
+static void bestfit_open_(Bestfit_* fit, int T) {
+    int* memory = (int*)check_alloc(5 * (size_t)BESTFIT_WINDOW + (size_t)T + 1, sizeof(int), "packing");
+    memset(fit, 0, sizeof(*fit));
+    fit->T = T;
+    positions_reserve_(&fit->pieces, BESTFIT_WINDOW);
+    positions_reserve_(&fit->sorted, BESTFIT_WINDOW);
+    positions_reserve_(&fit->order, BESTFIT_WINDOW);
+    fit->first = memory;
+    fit->last = memory + BESTFIT_WINDOW;
+    fit->space = memory + 2 * BESTFIT_WINDOW;
+    fit->below = memory + 3 * BESTFIT_WINDOW;
+    fit->next = memory + 4 * BESTFIT_WINDOW;
+    fit->top = memory + 5 * BESTFIT_WINDOW;
+    fit->some = (uint64_t*)check_alloc((size_t)T / 64 + 1, sizeof(uint64_t), "packing");
+}
+
+static void bestfit_close_(Bestfit_* fit) {
+    free(fit->some);
+    free(fit->first);
+    free(fit->order.at);
+    free(fit->whole.at);
+    free(fit->sorted.at);
+    free(fit->pieces.at);
+}
+
+// The smallest free space of a row that is at least `length`; -1: no row has it.
+static int bestfit_find_(const Bestfit_* fit, int length) {
+    const int words = fit->T / 64 + 1;
+    uint64_t bits = fit->some[length / 64] & (UINT64_MAX << length % 64);
+    for (int word = length / 64;; bits = fit->some[word]) {
+        if (bits) {
+            return 64 * word + __builtin_ctzll(bits);
+        }
+        if (++word == words) {
+            return -1;
+        }
+    }
+}
+
+static void bestfit_push_(Bestfit_* fit, int row) {
+    const int space = fit->space[row];
+    fit->below[row] = fit->top[space];
+    fit->top[space] = row;
+    fit->some[space / 64] |= UINT64_C(1) << space % 64;
+}
+
+// Takes a row with this space out; there is one.
+static int bestfit_pop_(Bestfit_* fit, int space) {
+    const int row = fit->top[space];
+    fit->top[space] = fit->below[row];
+    if (fit->top[space] < 0) {
+        fit->some[space / 64] &= ~(UINT64_C(1) << space % 64);
+    }
+    return row;
+}
+
+static void bestfit_place_(Bestfit_* fit, int piece) {
+    const int length = piece_length_(fit->sorted.at[piece]), space = bestfit_find_(fit, length);
+    int row = fit->num_rows;
+    fit->next[piece] = -1;
+    if (space < 0) {
+        fit->num_rows++;
+        fit->space[row] = fit->T;
+        fit->first[row] = piece;
+    } else {
+        row = bestfit_pop_(fit, space);
+        fit->next[fit->last[row]] = piece;
+    }
+    fit->last[row] = piece;
+    fit->space[row] -= length;
+    bestfit_push_(fit, row);
+}
+
+static int bestfit_compare_(const void* a, const void* b) {
+    const uint64_t one = *(const uint64_t*)a, other = *(const uint64_t*)b;
+    return (one > other) - (one < other);
+}
+
+// Adds the rows of the window, also the whole pieces of T tokens, in the order of their first pieces in the
+// stream: the start of the data must not be a sample of long documents only.
+static void bestfit_add_rows_(Bestfit_* fit, Rows* rows) {
+    size_t whole = 0;
+    fit->order.count = 0;
+    for (int row = 0; row < fit->num_rows; row++) {
+        positions_add_(&fit->order,
+                       piece_start_(fit->sorted.at[fit->first[row]]) * BESTFIT_WINDOW + (uint64_t)row);
+    }
+    if (fit->order.count > 0) { // else there is no array, which qsort does not take
+        qsort(fit->order.at, fit->order.count, sizeof(uint64_t), bestfit_compare_);
+    }
+    for (size_t i = 0; i <= fit->order.count; i++) {
+        const uint64_t key = i < fit->order.count ? fit->order.at[i] : UINT64_MAX;
+        for (; whole < fit->whole.count && piece_start_(fit->whole.at[whole]) < key / BESTFIT_WINDOW;
+             whole++) {
+            positions_add_(&rows->row_pieces, rows->pieces.count);
+            positions_add_(&rows->pieces, fit->whole.at[whole]);
+        }
+        if (i == fit->order.count) {
+            return;
+        }
+        positions_add_(&rows->row_pieces, rows->pieces.count);
+        for (int piece = fit->first[key % BESTFIT_WINDOW]; piece >= 0; piece = fit->next[piece]) {
+            positions_add_(&rows->pieces, fit->sorted.at[piece]);
+        }
+    }
+}
+
+// Packs the pieces of a window, each shorter than T, the longest first, and adds the rows.
+static void bestfit_window_(Bestfit_* fit, Rows* rows) {
+    fit->num_rows = 0;
+    memset(fit->top, -1, ((size_t)fit->T + 1) * sizeof(int));
+    memset(fit->some, 0, ((size_t)fit->T / 64 + 1) * sizeof(uint64_t));
+    rows_sort_(fit->pieces.at, fit->sorted.at, fit->pieces.count, fit->T);
+    for (int piece = (int)fit->pieces.count - 1; piece >= 0; piece--) {
+        bestfit_place_(fit, piece);
+    }
+    bestfit_add_rows_(fit, rows);
+    fit->pieces.count = fit->whole.count = 0;
+}
+
+static void rows_bestfit_(Rows* rows) {
+    Bestfit_ fit;
+    bestfit_open_(&fit, rows->T);
+    for (size_t d = 0; d < rows->documents.count; d++) {
+        const uint64_t rest = rows_cut_(rows, d, &fit.whole);
+        if (rest != PIECE_NONE_) {
+            positions_add_(&fit.pieces, rest);
+        }
+        if ((d + 1) % BESTFIT_WINDOW == 0 || d + 1 == rows->documents.count) {
+            bestfit_window_(&fit, rows);
+        }
+    }
+    positions_add_(&rows->row_pieces, rows->pieces.count);
+    bestfit_close_(&fit);
+}
+
+// ---- rows ----
+
+void rows_open(Rows* rows, const TokenStream* stream, Packing pack, int T, int eot, DocumentMask mask) {
+    memset(rows, 0, sizeof(*rows));
+    rows->stream = stream;
+    rows->pack = pack;
+    rows->T = T;
+    rows->eot = eot;
+    assert(T > 0 && T <= 1 << PIECE_LENGTH_BITS_);
+    CHECK(stream->count > (size_t)T || pack > PACK_ALIGNED,
+          "%s: %zu tokens, wanted %zu for a sequence of %d and its next token", stream->name, stream->count,
+          (size_t)T + 1, T);
+    CHECK(stream->count >> (64 - PIECE_LENGTH_BITS_) == 0, "%s: %zu tokens, wanted less than 2^44",
+          stream->name, stream->count);
+    if (pack != PACK_STREAM || mask == DOCUMENT_MASK_ON) {
+        documents_find_(rows);
+    }
+    switch (pack) {
+    case PACK_STREAM:
+        rows->count = (stream->count - 1) / (size_t)T;
+        rows->tokens = rows->count * (uint64_t)T;
+        return;
+    case PACK_ALIGNED:
+        rows_align_(rows);
+        break;
+    case PACK_BESTFIT:
+        rows_bestfit_(rows);
+        break;
+    case PACK_UNIFORM:
+        rows_make_uniform_(rows);
+        break;
+    default:
+        rows_pad_(rows);
+        break;
+    }
+    rows->count = pack == PACK_BESTFIT ? rows->row_pieces.count - 1 : rows->pieces.count;
+    CHECK(rows->count > 0, "%s: no row of %d tokens can be made of its %zu", stream->name, T, stream->count);
+}
+
+void rows_close(Rows* rows) {
+    free(rows->row_pieces.at);
+    free(rows->pieces.at);
+    free(rows->documents.at);
+    memset(rows, 0, sizeof(*rows));
+}
+
+// The numbers [*first, *end) of the pieces of a row.
+static void rows_pieces_(const Rows* rows, uint64_t row, uint64_t* first, uint64_t* end) {
+    const int several = rows->pack == PACK_BESTFIT;
+    *first = several ? rows->row_pieces.at[row] : row;
+    *end = several ? rows->row_pieces.at[row + 1] : row + 1;
+}
+
+int rows_length(const Rows* rows, uint64_t row) {
+    uint64_t first, end;
+    int length = 0;
+    if (rows->pack == PACK_STREAM) {
+        return rows->T;
+    }
+    rows_pieces_(rows, row, &first, &end);
+    for (uint64_t piece = first; piece < end; piece++) {
+        length += piece_length_(rows->pieces.at[piece]);
+    }
+    return length;
+}
+
+// Sets starts (n) of tokens in a row, from position `at` of the stream: where the document of each starts;
+// one that started earlier starts with the row.
+static void rows_mark_(const Rows* rows, uint64_t at, int n, int* starts) {
+    size_t next = positions_until_(&rows->documents, at);
+    for (int t = 0, start = 0; t < n; t++) {
+        if (next < rows->documents.count && rows->documents.at[next] == at + (uint64_t)t) {
+            start = t;
+            next++;
+        }
+        starts[t] = start;
+    }
+}
+
+// A row of T tokens end to end.
+static int rows_fill_whole_(const Rows* rows, uint64_t at, int* inputs, int* targets, int* starts) {
+    const size_t T = (size_t)rows->T;
+    tokens_fill(rows->stream, (size_t)at, T, inputs);
+    memcpy(targets, inputs + 1, (T - 1) * sizeof(int));
+    targets[T - 1] = tokens_at(rows->stream, (size_t)at + T);
+    if (starts) {
+        rows_mark_(rows, at, rows->T, starts);
+    }
+    return rows->T;
+}
+
+int rows_fill(const Rows* rows, uint64_t row, int T, int* inputs, int* targets, int* starts) {
+    uint64_t piece, end;
+    int t = 0, counted = 0;
+    if (rows->pack == PACK_STREAM) {
+        return rows_fill_whole_(rows, row * (uint64_t)T, inputs, targets, starts);
+    }
+    rows_pieces_(rows, row, &piece, &end);
+    if (rows->pack == PACK_ALIGNED) {
+        return rows_fill_whole_(rows, piece_start_(rows->pieces.at[piece]), inputs, targets, starts);
+    }
+    for (; piece < end; piece++) {
+        const uint64_t at = piece_start_(rows->pieces.at[piece]);
+        const int n = piece_length_(rows->pieces.at[piece]), begin = t;
+        tokens_fill(rows->stream, (size_t)at, (size_t)n, inputs + t);
+        memcpy(targets + t, inputs + t + 1, ((size_t)n - 1) * sizeof(int));
+        targets[t + n - 1] = rows_target_(rows, at + (uint64_t)n);
+        counted += n - (targets[t + n - 1] < 0);
+        for (; t < begin + n; t++) {
+            if (starts) {
+                starts[t] = begin;
+            }
+        }
+    }
+    for (; t < T; t++) {
+        inputs[t] = rows->eot;
+        targets[t] = -1;
+        if (starts) {
+            starts[t] = t;
+        }
+    }
+    return counted;
+}
+
+double rows_sum_targets(const Rows* rows, uint64_t row, const float* values, uint64_t* counted) {
+    uint64_t first = 0, end = 1;
+    double sum = 0;
+    if (rows->pack != PACK_STREAM) {
+        rows_pieces_(rows, row, &first, &end);
+    }
+    for (uint64_t i = first; i < end; i++) {
+        const uint64_t piece = rows->pack == PACK_STREAM ? piece_(row * (uint64_t)rows->T, (uint64_t)rows->T)
+                                                         : rows->pieces.at[i];
+        const uint64_t next = piece_start_(piece) + (uint64_t)piece_length_(piece);
+        const int is_open = rows->pack <= PACK_ALIGNED || rows_target_(rows, next) >= 0; // has a last target
+        for (uint64_t at = piece_start_(piece) + 1; at < next + (uint64_t)is_open; at++) {
+            sum += values[at];
+            ++*counted;
+        }
+    }
+    return sum;
+}
+
+#endif // PACKING_IMPLEMENTATION
+
+#endif

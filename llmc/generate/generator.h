@@ -1,0 +1,276 @@
+/*
+generator.h -- texts sampled from a model: a prompt, then token after token until the document ends.
+
+Several texts are under way at a time, each in a slot of its own, at its own position and with its own random numbers.
+What becomes of one does not depend on the others. When the T tokens of its context are full, the older half is
+forgotten and the rest is read again, at its new positions.
+
+The model is two functions. Both return logits in fp32 on the host, Vp for each text, valid until the next call:
+
+    read_text      forgets the text in a slot and reads `count` <= T tokens of a new one: the logits of what follows
+    next_tokens    one more token of each slot, ids[slot] at positions[slot]: the logits of what follows each
+
+A slot without a text gets token 0 at position 0.
+*/
+#ifndef LLMC_GENERATOR_H
+#define LLMC_GENERATOR_H
+
+#include <math.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "llmc/base/rand.h"
+#include "llmc/log/log.h"
+#include "llmc/setup/options.h"
+#include "llmc/setup/run_data.h"
+#include "llmc/generate/sampler.h"
+#include "llmc/generate/text_stream.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct GPT2 GPT2; // each trainer has its own
+
+typedef const float* (*ReadText)(GPT2* model, int slot, const int* ids, int count);
+typedef const float* (*NextTokens)(GPT2* model, const int* ids, const int* positions, int slots);
+
+typedef struct {
+    GPT2* model;
+    ReadText read_text;
+    NextTokens next_tokens;
+    int V, Vp, T;
+    int slots;
+} GeneratorModel;
+
+// Whether the run is to stop; asked before each token.
+typedef int (*GeneratorStop)(void* run);
+
+enum { GENERATOR_NUMBER_BYTES = 16 }; // an id as text
+
+// How a text ended: with its document, at a stop string, at --tokens, or because no token could be drawn.
+typedef enum {
+    GENERATOR_GOES_ON,
+    GENERATOR_EOT,
+    GENERATOR_STRING,
+    GENERATOR_TOKENS,
+    GENERATOR_DIVERGED
+} GeneratorEnd;
+
+// A text under way, or one that has ended and is still to be looked at.
+typedef struct {
+    int is_used; // the slot
+    GeneratorEnd end;
+    int* ids;          // (T + 1) what the model sees; the model has read all but the last
+    int known;         // of them
+    int made, limit;   // tokens after the prompt; at most
+    Rand* rng;         // of the caller
+    TextStream stream; // what it wrote, with or without the prompt
+} GeneratorText;
+
+typedef struct {
+    GeneratorModel model;
+    const RunData* data;
+    const Options* options;
+    Sampler sampler;
+    int eot;
+    // the ids below have a token: no other is drawn. A model may have more, as padding
+    int known_ids;
+    GeneratorText* texts;       // (slots)
+    int *ids, *positions;       // (slots) of the next tokens
+    Rand rng;                   // of samples
+    int *prompt, prompt_tokens; // (T + 1) of samples
+} Generator;
+
+// `data` and `options` must stay. --prompt is only looked at for the samples of a run.
+void generator_open(Generator* g, GeneratorModel model, const RunData* data, const Options* options);
+
+void generator_close(Generator* g);
+
+// Starts a text in a free slot: reads the prompt, 1 <= `count` <= T tokens, and draws the first
+// token. `rng` must stay until the text has ended.
+void generator_begin(Generator* g, int slot, const int* prompt, int count, int limit, Rand* rng);
+
+// Appends a token to each text that goes on.
+void generator_advance(Generator* g);
+
+// As many texts as --samples says, each to the log. Returns 0 if the run is to stop: the random numbers are
+// then where they were before, and all texts are to be sampled again.
+int generator_log(Generator* g, RunLog* log, int64_t step, GeneratorStop stop, void* run);
+
+#ifdef __cplusplus
+}
+#endif
+
+#ifdef GENERATOR_IMPLEMENTATION
+
+#include <assert.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "llmc/base/check.h"
+#include "llmc/tokenizer/tokenizer.h"
+
+void generator_open(Generator* g, GeneratorModel model, const RunData* data, const Options* options) {
+    const size_t slots = (size_t)model.slots, room = (size_t)model.T + 1;
+    memset(g, 0, sizeof(*g));
+    g->model = model;
+    g->data = data;
+    g->options = options;
+    sampler_open(&g->sampler, model.V);
+    g->eot = run_data_eot(data, model.V);
+    g->known_ids =
+        data->has_tokenizer && data->tokenizer.vocab_size < model.V ? data->tokenizer.vocab_size : model.V;
+    g->texts = (GeneratorText*)check_alloc(slots, sizeof(GeneratorText), "texts");
+    g->ids = (int*)check_alloc(slots, sizeof(int), "texts");
+    g->positions = (int*)check_alloc(slots, sizeof(int), "texts");
+    for (int s = 0; s < model.slots; s++) {
+        g->texts[s].ids = (int*)check_alloc(room, sizeof(int), "texts");
+        text_stream_open(&g->texts[s].stream, &options->stop);
+    }
+    g->rng = rand_open(options->seed, rand_stream("samples"));
+    g->prompt = (int*)check_alloc(room, sizeof(int), "prompt");
+    if (!options->generates) {
+        g->prompt_tokens = run_data_prompt(g->prompt, model.T, data, options, model.V);
+    }
+}
+
+void generator_close(Generator* g) {
+    for (int s = 0; s < g->model.slots; s++) {
+        text_stream_close(&g->texts[s].stream);
+        free(g->texts[s].ids);
+    }
+    free(g->texts);
+    free(g->ids);
+    free(g->positions);
+    free(g->prompt);
+    sampler_close(&g->sampler);
+}
+
+// Adds a token to the text; its number if there is no tokenizer.
+static void generator_write_(const Generator* g, TextStream* stream, int id) {
+    char number[GENERATOR_NUMBER_BYTES];
+    int length = snprintf(number, sizeof(number), "%d ", id);
+    const char* token = number;
+    if (g->data->has_tokenizer && id < g->data->tokenizer.vocab_size) {
+        token = tokenizer_decode(&g->data->tokenizer, id, &length);
+    }
+    text_stream_add(stream, token, (size_t)length);
+}
+
+// Draws the token that follows a text, and appends it.
+static void generator_draw_(Generator* g, GeneratorText* text, const float* logits) {
+    const Options* o = g->options;
+    if (!sampler_can_draw(logits, g->known_ids)) {
+        text->end = GENERATOR_DIVERGED;
+        return;
+    }
+    const int next = sampler_next(logits, g->known_ids, o->temperature, o->top_k, o->top_p,
+                                  (float)rand_uniform(text->rng), &g->sampler);
+    if (next == g->eot) {
+        text->end = GENERATOR_EOT;
+        return;
+    }
+    text->ids[text->known++] = next;
+    text->made++;
+    generator_write_(g, &text->stream, next);
+    text->end = text->stream.is_stopped     ? GENERATOR_STRING
+                : text->made == text->limit ? GENERATOR_TOKENS
+                                            : GENERATOR_GOES_ON;
+}
+
+static void generator_read_(Generator* g, int slot) {
+    GeneratorText* text = &g->texts[slot];
+    generator_draw_(g, text, g->model.read_text(g->model.model, slot, text->ids, text->known));
+}
+
+void generator_begin(Generator* g, int slot, const int* prompt, int count, int limit, Rand* rng) {
+    GeneratorText* text = &g->texts[slot];
+    assert(!text->is_used && count <= g->model.T && limit > 0);
+    text->is_used = 1;
+    text->end = GENERATOR_GOES_ON;
+    text->known = count;
+    text->made = 0;
+    text->limit = limit;
+    text->rng = rng;
+    memcpy(text->ids, prompt, (size_t)count * sizeof(int));
+    generator_read_(g, slot);
+}
+
+// The context is full: forgets its older half.
+static void generator_forget_(Generator* g, int slot) {
+    GeneratorText* text = &g->texts[slot];
+    const int half = g->model.T / 2 + 1;
+    text->known -= half;
+    memmove(text->ids, text->ids + half, (size_t)text->known * sizeof(int));
+    generator_read_(g, slot);
+}
+
+static int generator_goes_on_(const GeneratorText* text) {
+    return text->is_used && text->end == GENERATOR_GOES_ON;
+}
+
+void generator_advance(Generator* g) {
+    const GeneratorModel* m = &g->model;
+    int steps = 0;
+    for (int s = 0; s < m->slots; s++) {
+        const GeneratorText* text = &g->texts[s];
+        const int is_one =
+            generator_goes_on_(text) && text->known <= m->T; // else nothing, or all is read again
+        g->ids[s] = is_one ? text->ids[text->known - 1] : 0;
+        g->positions[s] = is_one ? text->known - 1 : 0;
+        steps += is_one;
+    }
+    const float* logits = steps ? m->next_tokens(m->model, g->ids, g->positions, m->slots) : NULL;
+    for (int s = 0; s < m->slots && steps; s++) { // reading would overwrite the logits
+        if (g->positions[s] > 0) {
+            generator_draw_(g, &g->texts[s], logits + (size_t)s * (size_t)m->Vp);
+        }
+    }
+    for (int s = 0; s < m->slots; s++) {
+        if (g->positions[s] == 0 && generator_goes_on_(&g->texts[s])) {
+            generator_forget_(g, s);
+        }
+    }
+}
+
+// Sets the text in slot 0, with its prompt. Returns 0 if the run is to stop.
+static int generator_sample_(Generator* g, GeneratorStop stop, void* run) {
+    GeneratorText* text = &g->texts[0];
+    text_stream_begin(&text->stream);
+    for (int i = g->prompt[0] == g->eot; i < g->prompt_tokens;
+         i++) { // end-of-text before the prompt is not shown
+        generator_write_(g, &text->stream, g->prompt[i]);
+    }
+    if (stop(run)) {
+        return 0;
+    }
+    generator_begin(g, 0, g->prompt, g->prompt_tokens, g->options->sample_tokens, &g->rng);
+    while (text->end == GENERATOR_GOES_ON && !stop(run)) {
+        generator_advance(g);
+    }
+    text->is_used = 0;
+    return text->end != GENERATOR_GOES_ON;
+}
+
+int generator_log(Generator* g, RunLog* log, int64_t step, GeneratorStop stop, void* run) {
+    const uint64_t before = g->rng.at;
+    const GeneratorText* text = &g->texts[0];
+    for (int i = 0; i < g->options->samples; i++) {
+        if (!generator_sample_(g, stop, run)) {
+            rand_seek(&g->rng, before);
+            return 0;
+        }
+        if (text->end == GENERATOR_DIVERGED) { // which the next update will find out, too
+            log_note(log, "no sample: the model's logits are not finite");
+        } else {
+            log_sample(log, step, text->stream.bytes, text->stream.count);
+        }
+    }
+    return 1;
+}
+
+#endif // GENERATOR_IMPLEMENTATION
+
+#endif

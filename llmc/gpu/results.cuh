@@ -1,0 +1,60 @@
+/*
+results.cuh -- what the host reads back of an update or of batches of a validation, on the GPU and in pinned memory.
+
+Kernels append losses and set the rest; the host reads all of it at once, and waits.
+*/
+#ifndef LLMC_RESULTS_CUH
+#define LLMC_RESULTS_CUH
+
+#include <assert.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "llmc/base/wide_sum.h"
+#include "llmc/gpu/gpu.cuh"
+
+typedef struct {
+    WideSum square_sum;          // of the gradient
+    unsigned long long checksum; // of the parameters
+    int64_t count;               // of losses
+    double losses[];             // sum of each micro-step
+} StepResult;
+
+static inline size_t step_result_bytes(int64_t losses) {
+    return sizeof(StepResult) + (size_t)losses * sizeof(double);
+}
+
+typedef struct {
+    StepResult *on_gpu, *on_host;
+    int64_t max_losses; // that they have room for
+    const Gpu* gpu;
+} StepResults;
+
+// `gpu` stays.
+static inline void step_results_open(StepResults* r, int64_t max_losses, const Gpu* gpu) {
+    r->max_losses = max_losses;
+    r->gpu = gpu;
+    r->on_gpu = (StepResult*)gpu_alloc(1, step_result_bytes(max_losses), "results");
+    r->on_host = (StepResult*)gpu_alloc_pinned(1, step_result_bytes(max_losses), "results");
+}
+
+static inline void step_results_close(StepResults* r) {
+    gpu_free_pinned(r->on_host);
+    gpu_free(r->on_gpu);
+}
+
+// Before the first micro-step of an update, and before the first batch of a validation.
+static inline void step_results_clear(StepResults* r) {
+    CUDA_CHECK(cudaMemsetAsync(&r->on_gpu->count, 0, sizeof(r->on_gpu->count), r->gpu->stream));
+}
+
+// Copies the result and its first `losses` losses to the host, and waits for them.
+static inline const StepResult* step_results_read(StepResults* r, int64_t losses) {
+    assert(losses <= r->max_losses);
+    CUDA_CHECK(cudaMemcpyAsync(r->on_host, r->on_gpu, step_result_bytes(losses), cudaMemcpyDeviceToHost,
+                               r->gpu->stream));
+    CUDA_CHECK(cudaStreamSynchronize(r->gpu->stream));
+    return r->on_host;
+}
+
+#endif

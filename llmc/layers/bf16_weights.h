@@ -1,0 +1,115 @@
+/*
+bf16_weights.h -- copies of a model's matrices as factors in bf16 (matmul_bf16.h), for --products bf16 on the CPU.
+
+    forward     of (OC, C): the right factor of out = inp weight^T
+    backward    the right factor of dinp = dout weight; only for training
+
+The matrices themselves stay fp32. Whoever changes them packs them again; until then all passes read the copies.
+*/
+#ifndef LLMC_BF16_WEIGHTS_H
+#define LLMC_BF16_WEIGHTS_H
+
+#include <assert.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "llmc/base/check.h"
+#include "llmc/model/model.h"
+#include "llmc/bf16/matmul_bf16.h"
+#include "llmc/layers/q8_weights.h"
+
+typedef enum { PACKED_FORWARD, PACKED_BACKWARD, PACKED_KINDS } PackedFor;
+
+typedef struct {
+    const TensorRow* rows; // of the parameters in fp32,
+    void* params;          // which are there
+    int kinds;             // 1: only for the forward pass
+    Bf16Pack pack;
+    size_t at[GPT2_PARAMETER_ROWS][PACKED_KINDS]; // of layer 0, in `memory`
+    uint32_t* memory;
+} PackedWeights;
+
+// Of a layer of a matrix.
+static inline size_t packed_weights_pairs_(const TensorRow* row, int kind) {
+    const int OC = (int)row->rows, C = (int)row->cols;
+    return kind == PACKED_FORWARD ? matmul_bf16_pairs(OC, C) : matmul_bf16_pairs(C, OC);
+}
+
+// Sets the places of copies; returns the bytes of all.
+static inline size_t packed_weights_place_(PackedWeights* w) {
+    size_t at = 0;
+    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+        for (int kind = 0; kind < w->kinds && quantized_is_matrix(&w->rows[i]); kind++) {
+            w->at[i][kind] = at;
+            at += w->rows[i].layers * packed_weights_pairs_(&w->rows[i], kind);
+        }
+    }
+    return at * sizeof(uint32_t);
+}
+
+static inline size_t packed_weights_bytes(GPT2Config cfg, int kinds) {
+    TensorRow rows[GPT2_PARAMETER_ROWS];
+    PackedWeights w = {rows, NULL, kinds, NULL, {{0}}, NULL};
+    gpt2_parameter_rows(rows, cfg);
+    return packed_weights_place_(&w);
+}
+
+// For parameters in fp32 that are laid out by `rows`; both stay the caller's.
+static inline void packed_weights_open(PackedWeights* w, const TensorRow* rows, void* params, int kinds,
+                                       Bf16Pack pack) {
+    w->rows = rows;
+    w->params = params;
+    w->kinds = kinds;
+    w->pack = pack;
+    w->memory = (uint32_t*)check_alloc(packed_weights_place_(w), 1, "packed weights");
+}
+
+static inline void packed_weights_close(PackedWeights* w) { free(w->memory); }
+
+static inline uint32_t* packed_weights_at_(const PackedWeights* w, int row, int layer, int kind) {
+    return w->memory + w->at[row][kind] + layer * packed_weights_pairs_(&w->rows[row], kind);
+}
+
+// Packs `count` rows of a layer of a matrix from `first` on, a multiple of 32: by one thread. Others may pack other rows.
+static inline void packed_weights_pack_rows(PackedWeights* w, int row, int layer, int first, int count) {
+    const TensorRow* r = &w->rows[row];
+    const int OC = (int)r->rows, C = (int)r->cols;
+    const float* weight = (const float*)tensor_at_layer(r, w->params, layer);
+    bf16_pack_right(w->pack, packed_weights_at_(w, row, layer, PACKED_FORWARD) + matmul_bf16_pairs(first, C),
+                    matmul_bf16_pairs(1, C), matmul_bf16_forward_weight(weight, C), 0, first, C, count);
+    if (w->kinds > PACKED_BACKWARD) {
+        bf16_pack_right(w->pack,
+                        packed_weights_at_(w, row, layer, PACKED_BACKWARD) + matmul_bf16_pairs(1, first),
+                        matmul_bf16_pairs(1, OC), matmul_bf16_backward_weight(weight, C), first, 0, count, C);
+    }
+}
+
+// Packs all matrices, on all cores.
+static inline void packed_weights_pack(PackedWeights* w) {
+    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+        const TensorRow* row = &w->rows[i];
+        for (int l = 0; l < row->layers && quantized_is_matrix(row); l++) {
+#pragma omp parallel for schedule(static)
+            for (int o = 0; o < (int)row->rows; o += BF16_TILE) {
+                packed_weights_pack_rows(w, i, l, o, int_min(BF16_TILE, (int)row->rows - o));
+            }
+        }
+    }
+}
+
+// The copy of a matrix, which is known by its place.
+static inline const uint32_t* packed_weights_find(const PackedWeights* w, const float* weight,
+                                                  PackedFor kind) {
+    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+        for (int l = 0; l < w->rows[i].layers; l++) {
+            if (tensor_at_layer(&w->rows[i], w->params, l) == (const void*)weight) {
+                assert(quantized_is_matrix(&w->rows[i]) && (int)kind < w->kinds);
+                return packed_weights_at_(w, i, l, kind);
+            }
+        }
+    }
+    assert(!"a matrix of the model");
+    return NULL;
+}
+
+#endif

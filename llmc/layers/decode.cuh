@@ -1,0 +1,198 @@
+/*
+decode.cuh -- decode.h on the GPU. Weights and activations are floatX, matrices also blocks of 8 bits.
+
+A step of all texts is always the same work: from the second one on, it is one CUDA graph.
+*/
+#ifndef LLMC_DECODE_CUH
+#define LLMC_DECODE_CUH
+
+#include <assert.h>
+#include <string.h>
+
+#include "llmc/gpu/floatx.cuh"
+
+#include "llmc/ops/attention.cuh"
+#include "llmc/ops/embedding.h"
+#include "llmc/model/model.h"
+#include "llmc/ops/norm.cuh"
+#include "llmc/layers/linear.cuh"
+#include "llmc/gpu/graph.cuh"
+#include "llmc/layers/text_rows.h"
+#include "llmc/parallel/zero.cuh"
+
+// Tokens on their way to the GPU, and logits on their way back.
+typedef struct {
+    int capacity;          // tokens
+    int *pinned, *tokens;  // (2, capacity) tokens and their positions, on the host; on the GPU
+    floatX* logits_pinned; // (texts, Vp) as they are on the GPU,
+    float* logits;         // and as fp32
+    int steps; // so far: the first one is not captured, since it chooses algorithms and loads kernels
+    cudaGraphExec_t step; // of all texts
+} TextQueue;
+
+typedef struct {
+    // Of the caller, who sets them before text_model_open and keeps what they point to.
+    GPT2Config cfg;
+    int texts, T; // at a time; tokens of each at most
+    int use_graph;
+    GPT2Parameters params;
+    const TensorRow* parameter_rows;
+    ZeroGpu* zero;
+    LinearGpu* linear;
+    AttentionGpu* attention;
+    const Gpu* gpu;
+
+    TensorRow rows[GPT2_ACTIVATION_ROWS];
+    GPT2Activations acts;
+    TextQueue queue;
+} TextModelGpu;
+
+static inline size_t text_queue_tokens_(int texts, int T) { return 2 * (size_t)(T > texts ? T : texts); }
+
+// What text_model_open allocates on the GPU, and on the host.
+static inline size_t text_model_planned_bytes(int texts, int T) {
+    return text_queue_tokens_(texts, T) * sizeof(int);
+}
+static inline size_t text_model_host_bytes(GPT2Config cfg, int texts, int T) {
+    return text_queue_tokens_(texts, T) * sizeof(int) +
+           (size_t)texts * cfg.Vp * (sizeof(floatX) + sizeof(float));
+}
+
+static inline void text_queue_open_(TextQueue* queue, GPT2Config cfg, int texts, int T) {
+    const size_t logits = (size_t)texts * cfg.Vp;
+    queue->capacity = T > texts ? T : texts;
+    queue->tokens = (int*)gpu_alloc(2 * (size_t)queue->capacity, sizeof(int), "tokens of texts");
+    queue->pinned = (int*)gpu_alloc_pinned(2 * (size_t)queue->capacity, sizeof(int), "tokens of texts");
+    queue->logits_pinned = (floatX*)gpu_alloc_pinned(logits, sizeof(floatX), "logits of texts");
+    queue->logits = (float*)check_alloc(logits, sizeof(float), "logits of texts");
+    queue->steps = 0;
+    queue->step = NULL;
+}
+
+static inline void text_queue_close_(TextQueue* queue) {
+    if (queue->step) {
+        CUDA_CHECK(cudaGraphExecDestroy(queue->step));
+    }
+    free(queue->logits);
+    gpu_free_pinned(queue->logits_pinned);
+    gpu_free_pinned(queue->pinned);
+    gpu_free(queue->tokens);
+}
+
+// `memory`, on the GPU, has room for text_activation_rows. Between two steps training needs none of it.
+static inline void text_model_open(TextModelGpu* model, void* memory) {
+    text_activation_rows(model->rows, model->cfg, model->texts, model->T);
+    tensor_rows_bind(&model->acts, model->rows, GPT2_ACTIVATION_ROWS, memory);
+    text_queue_open_(&model->queue, model->cfg, model->texts, model->T);
+}
+
+static inline void text_model_close(TextModelGpu* model) { text_queue_close_(&model->queue); }
+
+// Stores the keys and values in qkv, and sets atty.
+static inline void text_attention_(TextModelGpu* model, TextRows rows, floatX* kv) {
+    const GPT2Activations a = model->acts;
+    const int C = model->cfg.C, NH = model->cfg.NH;
+    const AttentionCacheGpu<floatX> cache = {kv, model->T, C, NH};
+    attention_cache_store(cache, a.qkv, rows.positions, rows.text, rows.count, model->gpu);
+    if (rows.positions) {
+        attention_cached(a.atty, a.qkv, rows.positions, rows.count, cache, model->gpu);
+    } else {
+        attention_forward(a.atty, a.att_lse, a.qkv, (const int*)NULL, 1, rows.count, C, NH, model->attention,
+                          model->gpu);
+    }
+}
+
+// Block l: turns `residual` (N, C) into that after the block, residual3. They may be the same.
+static inline void text_block_(TextModelGpu* model, int l, TextRows rows, const floatX* residual) {
+    const Gpu* gpu = model->gpu;
+    LinearGpu* linear = model->linear;
+    const int N = rows.count, C = model->cfg.C, F = gpt2_hidden(model->cfg), QKV = gpt2_qkv_size(model->cfg);
+    const GPT2Parameters p =
+        gpt2_parameters_at_copy(model->params, model->parameter_rows,
+                                zero_parameter_block(&model->zero->plan, gpt2_copy(model->cfg, l)));
+    const GPT2Activations a = gpt2_activations_at_layer(model->acts, model->rows, l);
+    layernorm_forward(a.ln1, a.ln1_mean, a.ln1_rstd, residual, p.ln1w, p.ln1b, N, C, gpu);
+    linear_forward(a.qkv, a.ln1, p.qkvw, p.qkvb, N, C, QKV, linear);
+    text_attention_(model, rows, a.kv);
+    linear_forward_residual(a.residual2, residual, a.atty, p.attprojw, p.attprojb, N, C, C, linear);
+    layernorm_forward(a.ln2, a.ln2_mean, a.ln2_rstd, a.residual2, p.ln2w, p.ln2b, N, C, gpu);
+    linear_forward_gelu(a.fch_gelu, a.fch, a.ln2, p.fcw, p.fcb, N, C, F, linear);
+    linear_forward_residual(a.residual3, a.residual2, a.fch_gelu, p.fcprojw, p.fcprojb, N, F, C, linear);
+}
+
+// Sets the logits (count, Vp) that follow the last `count` rows.
+static inline void text_forward_(TextModelGpu* model, TextRows rows, int count) {
+    const GPT2Config cfg = model->cfg;
+    const GPT2Activations a = model->acts;
+    const EncoderPositions positions = {rows.positions, NULL};
+    model->linear->matmul->settings.autotune = 0; // so that the bits are the same in each run
+    zero_begin_forward(model->zero);
+    linear_encoder(a.encoded, rows.ids, model->params, 1, rows.count, positions, model->linear);
+    for (int l = 0; l < cfg.L; l++) {
+        zero_parameters(model->zero, gpt2_copy(cfg, l), 1);
+        text_block_(model, l, rows, l == 0 ? a.encoded : a.residual3);
+    }
+    layernorm_forward(a.lnf, a.lnf_mean, a.lnf_rstd, a.residual3, model->params.lnfw, model->params.lnfb,
+                      rows.count, cfg.C, model->gpu);
+    linear_logits(a.logits, a.lnf + (size_t)(rows.count - count) * cfg.C, model->params.wte, count,
+                  model->linear);
+}
+
+// All work of one call: the ints on the host to the GPU, and `count` rows of logits back.
+static inline void text_work_(TextModelGpu* model, TextRows rows, int count) {
+    TextQueue* queue = &model->queue;
+    const cudaStream_t stream = model->gpu->stream;
+    CUDA_CHECK(cudaMemcpyAsync(queue->tokens, queue->pinned, 2 * (size_t)queue->capacity * sizeof(int),
+                               cudaMemcpyHostToDevice, stream));
+    text_forward_(model, rows, count);
+    CUDA_CHECK(cudaMemcpyAsync(queue->logits_pinned, model->acts.logits,
+                               (size_t)count * model->cfg.Vp * sizeof(floatX), cudaMemcpyDeviceToHost,
+                               stream));
+}
+
+// The same as a graph.
+static inline void text_replay_(TextModelGpu* model, TextRows rows, int count) {
+    TextQueue* queue = &model->queue;
+    if (!queue->step) {
+        graph_capture_begin(model->gpu);
+        text_work_(model, rows, count);
+        queue->step = graph_capture_end(model->gpu);
+    }
+    CUDA_CHECK(cudaGraphLaunch(queue->step, model->gpu->stream));
+}
+
+// Waits for the GPU.
+static inline const float* text_logits_(TextModelGpu* model, int count) {
+    TextQueue* queue = &model->queue;
+    CUDA_CHECK(cudaStreamSynchronize(model->gpu->stream));
+    for (size_t i = 0; i < (size_t)count * model->cfg.Vp; i++) {
+        queue->logits[i] = to_float(queue->logits_pinned[i]);
+    }
+    return queue->logits;
+}
+
+static inline const float* text_model_read(TextModelGpu* model, int text, const int* ids, int count) {
+    TextQueue* queue = &model->queue;
+    const TextRows rows = {queue->tokens, count, text, NULL};
+    assert(count <= queue->capacity && text < model->texts);
+    memcpy(queue->pinned, ids, (size_t)count * sizeof(int));
+    text_work_(model, rows, 1);
+    return text_logits_(model, 1);
+}
+
+static inline const float* text_model_next(TextModelGpu* model, const int* ids, const int* positions,
+                                           int texts) {
+    TextQueue* queue = &model->queue;
+    const TextRows rows = {queue->tokens, texts, 0, queue->tokens + queue->capacity};
+    assert(texts == model->texts);
+    memcpy(queue->pinned, ids, (size_t)texts * sizeof(int));
+    memcpy(queue->pinned + queue->capacity, positions, (size_t)texts * sizeof(int));
+    if (!model->use_graph || queue->steps++ == 0) {
+        text_work_(model, rows, texts);
+    } else {
+        text_replay_(model, rows, texts);
+    }
+    return text_logits_(model, texts);
+}
+
+#endif

@@ -1,0 +1,111 @@
+/*
+q8_weights.h -- a model whose matrices are in 8 bits (q8.h), for --quantize. Inference only.
+
+    wte, qkvw, attprojw, fcw, fcprojw     blocks: a tensor of (rows, cols / 32) elements of 34 bytes
+    all others                            as they are without
+
+The rows of the parameters say so, and members of GPT2Parameters point to the blocks. On a GPU a layer of a
+matrix takes as many bytes, as q8.cuh lays them out. C must be a multiple of 32; then so are 3C and 4C.
+
+    encoded[n] = wte[tokens[n]] + wpe[position of n]
+
+    encoded (N, C)   tokens (N)   wte (Vp, C / 32) blocks   wpe (maxT, C)
+*/
+#ifndef LLMC_Q8_WEIGHTS_H
+#define LLMC_Q8_WEIGHTS_H
+
+#include <assert.h>
+#include <stddef.h>
+#include <string.h>
+
+#include "llmc/base/check.h"
+#include "llmc/base/float16.h"
+#include "llmc/base/enum_words.h"
+#include "llmc/ops/embedding.h"
+#include "llmc/model/model.h"
+#include "llmc/ops/q8.h"
+
+// --quantize
+// clang-format off
+#define QUANTIZE_WORDS(X) X(QUANTIZE_OFF, "off") X(QUANTIZE_Q8_0, "q8_0")
+// clang-format on
+typedef enum { QUANTIZE_WORDS(WORDS_VALUE) } Quantize;
+
+// The operands of products. wpe is only added.
+static inline int quantized_is_matrix(const TensorRow* row) {
+    return row->form == FILE_CONV1D || strcmp(row->name, "wte") == 0;
+}
+
+// The rows of the parameters, and their bytes; elements of what stays have `element_bytes`.
+static inline size_t quantized_parameter_rows(TensorRow rows[GPT2_PARAMETER_ROWS], GPT2Config cfg,
+                                              size_t element_bytes) {
+    assert(quantized_fits((size_t)cfg.C));
+    gpt2_parameter_rows_of(rows, cfg, element_bytes);
+    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+        if (quantized_is_matrix(&rows[i])) {
+            rows[i].cols /= QUANTIZED_BLOCK;
+            rows[i].element_bytes = sizeof(QuantizedBlock);
+        }
+    }
+    return tensor_rows_layout(rows, GPT2_PARAMETER_ROWS);
+}
+
+// Encodes a matrix of `elements` numbers, whose rows are multiples of a block.
+static inline void quantized_encode_matrix(QuantizedBlock* out, const float* x, size_t elements) {
+#pragma omp parallel for schedule(static)
+    for (size_t b = 0; b < elements / QUANTIZED_BLOCK; b++) {
+        quantized_encode(out + b, x + b * QUANTIZED_BLOCK, QUANTIZED_BLOCK);
+    }
+}
+
+// Sets a tensor of a model, or a layer of it, at its place `to`, from `elements` numbers.
+typedef void (*QuantizedSet)(const void* model, void* to, const float* from, size_t elements);
+
+// The parameters of a model, laid out by `rows`, and how they are set.
+typedef struct {
+    const void* model;
+    const TensorRow* rows;
+    void* memory;
+    QuantizedSet set_blocks, set_floats;
+} QuantizedParameters;
+
+// Ends the program if a weight of a matrix is finite, and would not be in 8 bits.
+static inline void quantized_check_(const TensorRow* row, int g, const float* from, size_t elements) {
+    const size_t bad = float16_find_beyond(from, elements, QUANTIZED_OVERFLOW);
+    CHECK(bad == elements,
+          "--quantize q8_0: element %zu of %s, copy %d, is %g, wanted less than %g; --quantize off works",
+          bad, row->name, gpt2_group_copy(g), (double)from[bad], (double)QUANTIZED_OVERFLOW);
+}
+
+// Sets group g from fp32 values in memory that has only this group, laid out by `rows`.
+static inline void quantized_set_group(QuantizedParameters to, int g, const TensorRow* rows,
+                                       const float* group) {
+    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+        if (tensor_is_in_group(&rows[i], g)) {
+            const QuantizedSet set = quantized_is_matrix(&rows[i]) ? to.set_blocks : to.set_floats;
+            const float* from = (const float*)tensor_in_group(&rows[i], group);
+            if (set == to.set_blocks) {
+                quantized_check_(&rows[i], g, from, tensor_layer_elements(&rows[i]));
+            }
+            set(to.model, tensor_at_layer(&to.rows[i], to.memory, gpt2_group_copy(g)), from,
+                tensor_layer_elements(&rows[i]));
+        }
+    }
+}
+
+// As encoder_forward_cpu, with blocks of wte.
+static inline void quantized_encoder_cpu(float* encoded, const int* tokens, const QuantizedBlock* wte,
+                                         const float* wpe, int B, int T, EncoderPositions positions, int C) {
+    const size_t cols = (size_t)C, blocks = cols / QUANTIZED_BLOCK;
+#pragma omp parallel for schedule(static)
+    for (int n = 0; n < B * T; n++) {
+        float* out = encoded + (size_t)n * cols;
+        const float* position = wpe + (size_t)encoder_position(positions, n, T) * cols;
+        quantized_decode(out, wte + (size_t)tokens[n] * blocks, cols);
+        for (size_t c = 0; c < cols; c++) {
+            out[c] += position[c];
+        }
+    }
+}
+
+#endif

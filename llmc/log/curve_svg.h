@@ -1,0 +1,225 @@
+/*
+curve_svg.h -- the loss curve of a run as a picture: SVG, readable on a light and on a dark background.
+
+As in curve_terminal.h, the losses are on a logarithmic axis. The training loss is a line through all of its points,
+each validation loss a dot, the floor a dashed line. Points that are not finite are left out.
+*/
+#ifndef LLMC_CURVE_SVG_H
+#define LLMC_CURVE_SVG_H
+
+#include <stdio.h>
+
+#include "llmc/log/curve_terminal.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// Writes the picture. train and val are in the order of steps; floor is NaN when there is none. Nothing is
+// written without a finite training loss.
+void curve_svg(FILE* file, const CurvePoint* train, int n_train, const CurvePoint* val, int n_val,
+               double floor);
+
+#ifdef __cplusplus
+}
+#endif
+
+#ifdef CURVE_SVG_IMPLEMENTATION
+
+#include <math.h>
+
+// Of the picture and of the plot in it, in pixels.
+enum {
+    SVG_WIDTH_ = 760,
+    SVG_HEIGHT_ = 400,
+    SVG_LEFT_ = 56,
+    SVG_RIGHT_ = 740,
+    SVG_TOP_ = 44,
+    SVG_BOTTOM_ = 356,
+    SVG_LABEL_GAP_ = 30, // the least distance of two labels of the loss axis
+    SVG_LABELS_ = 16     // at most
+};
+
+// Middle tones, so that each has contrast on white and on black.
+#define SVG_GRAY_ "#808890"
+#define SVG_TRAIN_ "#2f81f7"
+#define SVG_VAL_ "#dd6b20"
+#define SVG_FLOOR_ "#2f9e44"
+
+typedef struct {
+    double last_step; // at the right edge; the left one is step 0
+    double low, high; // losses at the bottom and at the top
+} SvgRange_;
+
+static int svg_is_drawn_(CurvePoint point) { return isfinite(point.step) && isfinite(point.loss); }
+
+// Returns how many points are finite, and makes room for them.
+static int svg_include_(SvgRange_* range, const CurvePoint* points, int n) {
+    int drawn = 0;
+    for (int i = 0; i < n; i++) {
+        if (svg_is_drawn_(points[i])) {
+            range->low = fmin(range->low, points[i].loss);
+            range->high = fmax(range->high, points[i].loss);
+            range->last_step = fmax(range->last_step, points[i].step);
+            drawn++;
+        }
+    }
+    return drawn;
+}
+
+// A logarithmic axis needs 0 < low < high. Losses below a thousandth of the highest are drawn at the bottom.
+// A margin of 4 % keeps the curve off the frame.
+static void svg_settle_(SvgRange_* range, double floor) {
+    if (isfinite(floor) && floor > 0) {
+        range->low = fmin(range->low, floor);
+        range->high = fmax(range->high, floor);
+    }
+    range->high = fmin(fmax(range->high, 1e-6), 1e300);
+    range->low = fmin(fmax(range->low, range->high / 1000), range->high);
+    const double margin = fmax(pow(range->high / range->low, 0.04), 1.01);
+    range->low /= margin;
+    range->high *= margin;
+}
+
+static double svg_x_(const SvgRange_* range, double step) {
+    return SVG_LEFT_ + (SVG_RIGHT_ - SVG_LEFT_) * step / range->last_step;
+}
+
+static double svg_y_(const SvgRange_* range, double loss) {
+    const double height = log(fmax(loss, range->low) / range->low) / log(range->high / range->low);
+    return SVG_BOTTOM_ - (SVG_BOTTOM_ - SVG_TOP_) * height;
+}
+
+// A line of the grid with its label, which stands left of the plot.
+static void svg_loss_label_(FILE* file, const SvgRange_* range, double loss) {
+    const double y = svg_y_(range, loss);
+    fprintf(file, "<path d=\"M%d %.1fH%d\" stroke=\"" SVG_GRAY_ "\" stroke-opacity=\".3\"/>\n", SVG_LEFT_, y,
+            SVG_RIGHT_);
+    fprintf(file, "<text x=\"%d\" y=\"%.1f\" text-anchor=\"end\">%.4g</text>\n", SVG_LEFT_ - 8, y + 4, loss);
+}
+
+// Labels the multiples of `unit` that are far enough from the n labels so far, whose places are in `taken`.
+// Returns the new n.
+static int svg_label_multiples_(FILE* file, const SvgRange_* range, double unit, double* taken, int n) {
+    for (double k = ceil(range->low / unit); k * unit <= range->high && n < SVG_LABELS_; k++) {
+        const double y = svg_y_(range, k * unit);
+        int is_free = 1;
+        for (int i = 0; i < n; i++) {
+            is_free &= fabs(y - taken[i]) >= SVG_LABEL_GAP_;
+        }
+        if (is_free) {
+            svg_loss_label_(file, range, k * unit);
+            taken[n++] = y;
+        }
+    }
+    return n;
+}
+
+// Round numbers first, so that they get the room: multiples of 5, 2 and 1 times each power of ten, downwards.
+static void svg_loss_axis_(FILE* file, const SvgRange_* range) {
+    double taken[SVG_LABELS_];
+    int n = 0;
+    const double finest = (range->high - range->low) / 50;
+    for (double power = pow(10, floor(log10(range->high))); power >= finest; power /= 10) {
+        n = svg_label_multiples_(file, range, 5 * power, taken, n);
+        n = svg_label_multiples_(file, range, 2 * power, taken, n);
+        n = svg_label_multiples_(file, range, power, taken, n);
+    }
+}
+
+// At most nine labels, at multiples of 1, 2 or 5 times a power of ten.
+static void svg_step_axis_(FILE* file, const SvgRange_* range) {
+    double unit = 1;
+    for (int i = 0; range->last_step / unit > 8; i++) {
+        unit = i % 3 == 1 ? unit / 2 * 5 : unit * 2; // 1 2 5 10 20 50 ...
+    }
+    for (double step = 0; step <= range->last_step; step += unit) {
+        const double x = svg_x_(range, step);
+        fprintf(file, "<path d=\"M%.1f %dv5\" stroke=\"" SVG_GRAY_ "\"/>\n", x, SVG_BOTTOM_);
+        fprintf(file, "<text x=\"%.1f\" y=\"%d\" text-anchor=\"middle\">%.0f</text>\n", x, SVG_BOTTOM_ + 20,
+                step);
+    }
+    fprintf(file, "<text x=\"%d\" y=\"%d\" text-anchor=\"middle\">step</text>\n",
+            (SVG_LEFT_ + SVG_RIGHT_) / 2, SVG_HEIGHT_ - 6);
+}
+
+// A line needs two ends: a single point is drawn to itself, as a dot.
+static void svg_train_(FILE* file, const SvgRange_* range, const CurvePoint* points, int n, int drawn) {
+    fputs("<polyline fill=\"none\" stroke=\"" SVG_TRAIN_ "\" stroke-width=\"2\" stroke-linejoin=\"round\" "
+          "stroke-linecap=\"round\" points=\"",
+          file);
+    for (int i = 0; i < n; i++) {
+        for (int ends = drawn == 1 ? 2 : 1; svg_is_drawn_(points[i]) && ends > 0; ends--) {
+            fprintf(file, "%.1f,%.1f ", svg_x_(range, points[i].step), svg_y_(range, points[i].loss));
+        }
+    }
+    fputs("\"/>\n", file);
+}
+
+static void svg_val_(FILE* file, const SvgRange_* range, const CurvePoint* points, int n) {
+    fputs("<g fill=\"" SVG_VAL_ "\">\n", file);
+    for (int i = 0; i < n; i++) {
+        if (svg_is_drawn_(points[i])) {
+            fprintf(file, "<circle cx=\"%.1f\" cy=\"%.1f\" r=\"3\"/>\n", svg_x_(range, points[i].step),
+                    svg_y_(range, points[i].loss));
+        }
+    }
+    fputs("</g>\n", file);
+}
+
+#define SVG_FLOOR_LINE_ "stroke=\"" SVG_FLOOR_ "\" stroke-width=\"2\" stroke-dasharray=\"7 5\""
+
+// Above the plot, where no curve comes in its way.
+static void svg_legend_(FILE* file, int has_val, double floor) {
+    const int y = SVG_TOP_ - 22;
+    int x = SVG_LEFT_;
+    fprintf(file, "<path d=\"M%d %dh24\" stroke=\"" SVG_TRAIN_ "\" stroke-width=\"2\"/>\n", x, y);
+    fprintf(file, "<text x=\"%d\" y=\"%d\">training loss</text>\n", x + 32, y + 4);
+    x += 150;
+    if (has_val) {
+        fprintf(file, "<circle cx=\"%d\" cy=\"%d\" r=\"3\" fill=\"" SVG_VAL_ "\"/>\n", x + 12, y);
+        fprintf(file, "<text x=\"%d\" y=\"%d\">validation loss</text>\n", x + 24, y + 4);
+        x += 150;
+    }
+    if (isfinite(floor)) {
+        fprintf(file, "<path d=\"M%d %dh24\" " SVG_FLOOR_LINE_ "/>\n", x, y);
+        fprintf(file, "<text x=\"%d\" y=\"%d\">floor %.4f: no model can do better</text>\n", x + 32, y + 4,
+                floor);
+    }
+}
+
+static void svg_open_(FILE* file) {
+    fprintf(file,
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %d %d\" width=\"%d\" height=\"%d\" "
+            "role=\"img\" font-family=\"system-ui, sans-serif\" font-size=\"13\" fill=\"" SVG_GRAY_ "\">\n",
+            SVG_WIDTH_, SVG_HEIGHT_, SVG_WIDTH_, SVG_HEIGHT_);
+    fputs("<title>Loss after each step</title>\n", file);
+}
+
+void curve_svg(FILE* file, const CurvePoint* train, int n_train, const CurvePoint* val, int n_val,
+               double floor) {
+    SvgRange_ range = {1, INFINITY, 0};
+    const int drawn = svg_include_(&range, train, n_train);
+    if (!drawn) {
+        return;
+    }
+    const int has_val = svg_include_(&range, val, n_val) > 0;
+    svg_settle_(&range, floor);
+    svg_open_(file);
+    svg_legend_(file, has_val, floor);
+    svg_loss_axis_(file, &range);
+    fprintf(file, "<path d=\"M%d %dV%dH%d\" fill=\"none\" stroke=\"" SVG_GRAY_ "\"/>\n", SVG_LEFT_, SVG_TOP_,
+            SVG_BOTTOM_, SVG_RIGHT_);
+    svg_step_axis_(file, &range);
+    if (isfinite(floor)) {
+        const double y = svg_y_(&range, floor);
+        fprintf(file, "<path d=\"M%d %.1fH%d\" " SVG_FLOOR_LINE_ "/>\n", SVG_LEFT_, y, SVG_RIGHT_);
+    }
+    svg_train_(file, &range, train, n_train, drawn);
+    svg_val_(file, &range, val, n_val);
+    fputs("</svg>\n", file);
+}
+
+#endif // CURVE_SVG_IMPLEMENTATION
+
+#endif

@@ -1,0 +1,292 @@
+/*
+curve_terminal.h -- the loss curve of a run, drawn with characters.
+
+The losses are on a logarithmic axis: the last tenth above the floor stays visible beside a steep start, which
+would squeeze it on a linear one. The training loss is a line, each character cell holding 2 x 4 braille dots
+(three heights in plain ASCII, when the locale is not UTF-8), averaged over the steps that fall into one
+column of dots. Validation losses are marked o. The floor is a dashed line with its value.
+*/
+#ifndef LLMC_CURVE_TERMINAL_H
+#define LLMC_CURVE_TERMINAL_H
+
+#include <math.h>
+#include <stdio.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct {
+    double step, loss;
+} CurvePoint;
+
+typedef struct {
+    int columns, rows;   // of the plotting area, in characters
+    int is_utf8;         // else ASCII
+    double last_step;    // at the right edge; the left one is step 0
+    double low, high;    // losses at the bottom and at the top
+    double floor;        // NaN: none
+    unsigned char* dots; // (rows, columns) bit 4*x + y is the dot in column x of 2 and row y of 4
+    char* marks;         // (rows, columns) what covers the dots: o or a letter; 0: nothing
+    double* labels;      // (rows) the loss written beside the row; NaN: none
+} CurvePlot;
+
+// Draws on `columns` x `rows` characters, labels included. train is (n_train) in the order of steps, val is
+// (n_val), their losses finite; floor is NaN if unknown. Nothing is drawn without training losses.
+void curve_draw(FILE* file, const CurvePoint* train, int n_train, const CurvePoint* val, int n_val,
+                double floor, int columns, int rows);
+
+#ifdef __cplusplus
+}
+#endif
+
+#ifdef CURVE_TERMINAL_IMPLEMENTATION
+
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+#include "llmc/base/check.h"
+
+// Left of the axis for the labels of the losses; right of the plot for the end of the last step's label.
+enum { CURVE_LABEL_COLUMNS_ = 8, CURVE_MARGIN_COLUMNS_ = 6 };
+
+// Does the terminal expect UTF-8? The first of these variables that is set decides, as in POSIX.
+static int curve_is_utf8_(void) {
+    const char* names[3] = {"LC_ALL", "LC_CTYPE", "LANG"};
+    for (int i = 0; i < 3; i++) {
+        const char* locale = getenv(names[i]);
+        if (locale && locale[0]) {
+            const char* dot = strchr(locale, '.');
+            return dot && (strncasecmp(dot, ".utf-8", 6) == 0 || strncasecmp(dot, ".utf8", 5) == 0);
+        }
+    }
+    return 0;
+}
+
+static int curve_clamp_(double value, int limit) {
+    return value < 0 ? 0 : value > limit - 1 ? limit - 1 : (int)(value + 0.5);
+}
+
+// The column of dots of a step, and the row of dots of a loss, from the top.
+static int curve_x_(const CurvePlot* plot, double step) {
+    const int width = 2 * plot->columns;
+    return curve_clamp_(step / plot->last_step * (width - 1), width);
+}
+
+static int curve_y_(const CurvePlot* plot, double loss) {
+    const int height = 4 * plot->rows;
+    const double depth = log(plot->high / fmax(loss, plot->low)) / log(plot->high / plot->low);
+    return curve_clamp_(depth * (height - 1), height);
+}
+
+// Makes room for more points in the ranges of the axes.
+static void curve_include_(CurvePlot* plot, const CurvePoint* points, int n) {
+    for (int i = 0; i < n; i++) {
+        plot->low = fmin(plot->low, points[i].loss);
+        plot->high = fmax(plot->high, points[i].loss);
+        plot->last_step = fmax(plot->last_step, points[i].step);
+    }
+}
+
+// A logarithmic axis needs 0 < low < high; a loss of 0 is drawn a thousandth of the highest.
+static void curve_choose_range_(CurvePlot* plot) {
+    if (plot->floor > 0) {
+        plot->low = fmin(plot->low, plot->floor);
+        plot->high = fmax(plot->high, plot->floor);
+    }
+    plot->high = fmax(plot->high, 1e-6);
+    plot->low = fmax(plot->low, plot->high / 1000);
+    if (plot->high < plot->low * 1.001) {
+        plot->high *= 1.01;
+        plot->low /= 1.01;
+    }
+}
+
+// A straight line of dots.
+static void curve_line_(CurvePlot* plot, int x0, int y0, int x1, int y1) {
+    const int dx = x1 - x0, dy = y1 - y0;
+    const int length = abs(dx) > abs(dy) ? abs(dx) : abs(dy);
+    for (int i = 0; i <= length; i++) {
+        const double t = length ? (double)i / length : 0;
+        const int x = x0 + (int)lround(t * dx), y = y0 + (int)lround(t * dy);
+        plot->dots[y / 4 * plot->columns + x / 2] |= (unsigned char)(1 << (4 * (x % 2) + y % 4));
+    }
+}
+
+// The line through the points (in the order of their steps), averaged over each column of dots.
+static void curve_train_(CurvePlot* plot, const CurvePoint* points, int n) {
+    int x_before = -1, y_before = 0;
+    for (int i = 0; i < n;) {
+        const int x = curve_x_(plot, points[i].step);
+        double sum = 0;
+        int count = 0;
+        for (; i < n && curve_x_(plot, points[i].step) == x; i++, count++) {
+            sum += points[i].loss;
+        }
+        const int y = curve_y_(plot, sum / count);
+        curve_line_(plot, x_before < 0 ? x : x_before, x_before < 0 ? y : y_before, x, y);
+        x_before = x;
+        y_before = y;
+    }
+}
+
+static void curve_val_(CurvePlot* plot, const CurvePoint* points, int n) {
+    for (int i = 0; i < n; i++) {
+        const int row = curve_y_(plot, points[i].loss) / 4, column = curve_x_(plot, points[i].step) / 2;
+        plot->marks[row * plot->columns + column] = 'o';
+    }
+}
+
+// Writes the floor's value on its line, at the left, where a loss that falls leaves room.
+static void curve_floor_(CurvePlot* plot) {
+    char text[32];
+    snprintf(text, sizeof(text), " floor %.4f ", plot->floor);
+    char* row = plot->marks + curve_y_(plot, plot->floor) / 4 * plot->columns;
+    for (int i = 0; text[i] && i + 2 < plot->columns; i++) {
+        row[i + 2] = text[i];
+    }
+}
+
+// Labels the multiples of `unit` up to `most`, wherever no label is in the same or a neighboring
+// row yet.
+static void curve_label_multiples_(CurvePlot* plot, double unit, double most) {
+    for (double k = ceil(plot->low / unit - 1e-9); k * unit <= fmin(plot->high, most) * (1 + 1e-9); k++) {
+        const int row = curve_y_(plot, k * unit) / 4;
+        int taken = 0;
+        for (int near = row - 1; near <= row + 1; near++) {
+            taken |= near >= 0 && near < plot->rows && !isnan(plot->labels[near]);
+        }
+        if (!taken) {
+            plot->labels[row] = k * unit;
+        }
+    }
+}
+
+// The smallest of 1, 2 and 5 times a power of ten whose multiples are two rows apart at the top,
+// where they are closest.
+static double curve_unit_(const CurvePlot* plot) {
+    const double gap = plot->high * (1 - pow(plot->low / plot->high, 2.0 / plot->rows));
+    const double power = pow(10, floor(log10(gap)));
+    return power * (gap <= power ? 1 : gap <= 2 * power ? 2 : gap <= 5 * power ? 5 : 10);
+}
+
+// On a narrow axis, which is nearly even, the multiples of one unit. On a wide one numbers of one
+// digit, those of 5, 2 and 1 first, so that they get the room.
+static void curve_labels_(CurvePlot* plot) {
+    for (int row = 0; row < plot->rows; row++) {
+        plot->labels[row] = NAN;
+    }
+    if (plot->high < 3 * plot->low) {
+        curve_label_multiples_(plot, curve_unit_(plot), plot->high);
+        return;
+    }
+    for (double power = pow(10, floor(log10(plot->high))); power > plot->low / 10; power /= 10) {
+        curve_label_multiples_(plot, 5 * power, 10 * power);
+        curve_label_multiples_(plot, 2 * power, 10 * power);
+        curve_label_multiples_(plot, power, 10 * power);
+    }
+}
+
+// One character cell: a mark, or dots with those of the floor's dashes.
+static void curve_print_cell_(FILE* file, const CurvePlot* plot, int row, int column) {
+    const int at = row * plot->columns + column, dots = plot->dots[at];
+    const int floor_y = plot->floor > 0 ? curve_y_(plot, plot->floor) : -1;
+    const int dash = floor_y >= 0 && floor_y / 4 == row && column % 2 ? 0x11 << floor_y % 4 : 0;
+    if (plot->marks[at]) {
+        fputc(plot->marks[at], file);
+    } else if (!plot->is_utf8) {
+        fputc(dots & 0x33 ? (dots & 0xCC ? ':' : '\'') : dots & 0xCC ? '.' : dash ? '-' : ' ', file);
+    } else if (dots | dash) { // U+2800 and the bits of the dots, in Unicode's order
+        static const int bit[8] = {0, 1, 2, 6, 3, 4, 5, 7};
+        int code = 0;
+        for (int i = 0; i < 8; i++) {
+            code |= ((dots | dash) >> i & 1) << bit[i];
+        }
+        fprintf(file, "\xE2%c%c", 0xA0 + (code >> 6), 0x80 + (code & 63));
+    } else {
+        fputc(' ', file);
+    }
+}
+
+// The steps per label of the lower axis: a round number that gives at most one label in 12 columns.
+static int64_t curve_step_unit_(const CurvePlot* plot) {
+    int64_t unit = 1;
+    for (int i = 0; plot->last_step / (double)unit > plot->columns / 12.0; i++) {
+        unit = i % 3 == 1 ? unit / 2 * 5 : unit * 2; // 1 2 5 10 20 50 ...
+    }
+    return unit;
+}
+
+// The axis below the plot, then its labels.
+static void curve_print_steps_(FILE* file, const CurvePlot* plot) {
+    const int64_t unit = curve_step_unit_(plot);
+    int64_t label = 0;
+    fprintf(file, "%*s%s", CURVE_LABEL_COLUMNS_, "", plot->is_utf8 ? "└" : "+");
+    for (int column = 0; column < plot->columns; column++) {
+        const int is_label = column == curve_x_(plot, (double)label) / 2 && (double)label <= plot->last_step;
+        label += is_label ? unit : 0;
+        fputs(!plot->is_utf8 ? (is_label ? "+" : "-") : is_label ? "┬" : "─", file);
+    }
+    fprintf(file, "\n%*s", CURVE_LABEL_COLUMNS_ + 1, "");
+    int used = 0;
+    for (label = 0; (double)label <= plot->last_step; label += unit) {
+        const int column = curve_x_(plot, (double)label) / 2;
+        used += fprintf(file, "%*s%lld", column - used, "", (long long)label);
+    }
+    fputc('\n', file);
+}
+
+static void curve_print_(FILE* file, const CurvePlot* plot) {
+    fprintf(file, "%*s after each step (line: training, o: validation)\n", CURVE_LABEL_COLUMNS_, "loss");
+    for (int row = 0; row < plot->rows; row++) {
+        if (isnan(plot->labels[row])) {
+            fprintf(file, "%*s%s", CURVE_LABEL_COLUMNS_, "", plot->is_utf8 ? "│" : "|");
+        } else {
+            fprintf(file, "%*.4g %s", CURVE_LABEL_COLUMNS_ - 1, plot->labels[row], plot->is_utf8 ? "┤" : "+");
+        }
+        for (int column = 0; column < plot->columns; column++) {
+            curve_print_cell_(file, plot, row, column);
+        }
+        fputc('\n', file);
+    }
+    curve_print_steps_(file, plot);
+}
+
+void curve_draw(FILE* file, const CurvePoint* train, int n_train, const CurvePoint* val, int n_val,
+                double floor, int columns, int rows) {
+    CurvePlot plot;
+    if (n_train < 1) {
+        return;
+    }
+    plot.columns = columns - CURVE_LABEL_COLUMNS_ - CURVE_MARGIN_COLUMNS_ - 1;
+    plot.columns = plot.columns < 12 ? 12 : plot.columns;
+    plot.rows = rows - 3 < 4 ? 4 : rows - 3;
+    plot.is_utf8 = curve_is_utf8_();
+    plot.floor = floor;
+    plot.last_step = 1;
+    plot.low = plot.high = train[0].loss;
+    curve_include_(&plot, train, n_train);
+    curve_include_(&plot, val, n_val);
+    curve_choose_range_(&plot);
+    const size_t cells = (size_t)plot.rows * (size_t)plot.columns;
+    plot.dots = (unsigned char*)check_alloc(cells, 1, "loss curve");
+    plot.marks = (char*)check_alloc(cells, 1, "loss curve");
+    plot.labels = (double*)check_alloc((size_t)plot.rows, sizeof(double), "loss curve");
+    curve_train_(&plot, train, n_train);
+    curve_labels_(&plot);
+    if (floor > 0) {
+        curve_floor_(&plot);
+    }
+    curve_val_(&plot, val, n_val);
+    curve_print_(file, &plot);
+    free(plot.dots);
+    free(plot.marks);
+    free(plot.labels);
+}
+
+#endif // CURVE_TERMINAL_IMPLEMENTATION
+
+#endif

@@ -1,0 +1,329 @@
+/*
+freeze.h -- --freeze: the parameters that training leaves as they are.
+
+    LIST     ITEM,ITEM,...
+    ITEM     NAME or WORD            in all blocks
+             NAME[2] or WORD[0-5]    in these only
+    NAME     of a parameter in model.h's table; * stands for any letters, ? for any one: wte, '*b', ln1?
+             or of a tensor in Hugging Face's files, or of a module there: wte.weight,
+             transformer.h.0.attn.c_attn, 'h.*.mlp'; attn.c_attn is that of all blocks
+    WORD     embeddings, blocks, attention, mlp or norms (freeze_words_)
+
+A frozen parameter has no gradient, no optimizer state and no update. A parameter that is frozen in all blocks takes no memory
+for them, and neither do blocks 0 ... k - 1 if all their parameters are frozen (zero.h). If the embeddings are frozen, too,
+the backward pass ends at block k, and the blocks below keep no activations for it. wte is also the weight of the classifier,
+so freezing it freezes the classifier, too.
+
+needs:   nothing
+*/
+#ifndef LLMC_FREEZE_H
+#define LLMC_FREEZE_H
+
+#include <ctype.h>
+#include <fnmatch.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "llmc/base/check.h"
+#include "llmc/model/model.h"
+
+typedef struct {
+    int first_block; // the lowest one that the backward pass comes to; L: none
+    unsigned rows;   // bit i: row i of the parameters is frozen in all blocks
+    // Of each block, the same for its rows; what is outside of the blocks is alike in all of them.
+    uint16_t in_block[GPT2_MAX_LAYERS];
+} Freeze;
+
+static inline int freeze_has(const Freeze* freeze, int row, int l) { return freeze->in_block[l] >> row & 1; }
+
+// Whether every parameter that is frozen in a block of parameters from `first` on (gpt2_copies) is so in all blocks.
+static inline int freeze_is_whole(const Freeze* freeze, GPT2Config cfg, int first) {
+    for (int k = first; k < gpt2_copies(cfg); k++) {
+        if (freeze->in_block[gpt2_group_layer(cfg, 1 + k)] & ~freeze->rows) {
+            return 0;
+        }
+    }
+    return 1;
+}
+
+// ---- the list ----
+
+// A word stands for the parameters of every line that it is in.
+typedef struct {
+    const char *word, *names;
+} FreezeWord_;
+
+static inline const FreezeWord_* freeze_words_(int* count) {
+    static const FreezeWord_ words[] = {
+        {"embeddings", "w?e"},     {"blocks", "ln[12]?"}, {"blocks", "qkv?"},
+        {"blocks", "attproj?"},    {"blocks", "fc*"},     {"attention", "qkv?"},
+        {"attention", "attproj?"}, {"mlp", "fc*"},        {"norms", "ln*"},
+    };
+    *count = (int)(sizeof(words) / sizeof(words[0]));
+    return words;
+}
+
+enum { FREEZE_ITEM_BYTES_ = 64 };
+typedef struct {
+    char text[FREEZE_ITEM_BYTES_], name[FREEZE_ITEM_BYTES_];
+    int has_blocks, first, last; // from [first-last]
+} FreezeItem_;
+
+// Reads a number of at most four digits; returns what follows, NULL if there is no such number.
+static inline const char* freeze_read_number_(const char* text, int* number) {
+    int digits = 0;
+    for (*number = 0; isdigit((unsigned char)text[digits]) && digits < 5; digits++) {
+        *number = 10 * *number + (text[digits] - '0');
+    }
+    return 0 < digits && digits < 5 ? text + digits : NULL;
+}
+
+// Reads "[2]" or "[0-5]"; 0 if it is neither.
+static inline int freeze_read_blocks_(FreezeItem_* item, const char* text) {
+    const char* end = freeze_read_number_(text + 1, &item->first);
+    item->has_blocks = 1;
+    item->last = item->first;
+    if (end && *end == '-') {
+        end = freeze_read_number_(end + 1, &item->last);
+    }
+    return end && strcmp(end, "]") == 0;
+}
+
+static inline int freeze_read_item_(FreezeItem_* item, const char* text, size_t length, int L, char* error) {
+    memset(item, 0, sizeof(*item));
+    item->last = L - 1;
+    snprintf(item->text, sizeof(item->text), "%.*s", (int)length, text);
+    const size_t name = strcspn(item->text, "[");
+    memcpy(item->name, item->text, name);
+    if (item->text[name] &&
+        (!freeze_read_blocks_(item, item->text + name) || item->last >= L || item->first > item->last)) {
+        return error_set(error, "--freeze",
+                         "%s is not NAME[BLOCK] or NAME[FIRST-LAST] with blocks of 0 to %d", item->text,
+                         L - 1);
+    }
+    return 1;
+}
+
+// Whether an item means a parameter of this name: by a pattern for it, or by a word.
+static inline int freeze_names_(const FreezeItem_* item, const char* name) {
+    int count;
+    const FreezeWord_* words = freeze_words_(&count);
+    for (int i = 0; i < count; i++) {
+        if (strcmp(item->name, words[i].word) == 0 && fnmatch(words[i].names, name, 0) == 0) {
+            return 1;
+        }
+    }
+    return fnmatch(item->name, name, 0) == 0;
+}
+
+// True if `name` is the tensor of this name, or a tensor of the module of this name.
+static inline int freeze_is_in_module_(const char* module, const char* name) {
+    const size_t length = strlen(module);
+    return fnmatch(module, name, 0) == 0 || (strncmp(module, name, length) == 0 && name[length] == '.');
+}
+
+// True if the item names block l's parameter as Hugging Face's files do, with or without the block.
+static inline int freeze_names_tensor_(const FreezeItem_* item, const char* hf_name, int l) {
+    static const char model[] = "transformer.", block[] = "h.%d.";
+    const size_t prefix = strncmp(item->name, model, strlen(model)) == 0 ? strlen(model) : 0;
+    const int is_block = strncmp(hf_name, block, strlen(block)) == 0;
+    const char* in_block = hf_name + (is_block ? strlen(block) : 0);
+    char name[FREEZE_ITEM_BYTES_];
+    snprintf(name, sizeof(name), "h.%d.%s", l, in_block);
+    return freeze_is_in_module_(item->name + prefix, is_block ? name : hf_name) ||
+           (is_block && !prefix && freeze_is_in_module_(item->name, in_block));
+}
+
+// Appends the names of all parameters and all words.
+static inline void freeze_list_names_(const TensorRow* rows, char* text, size_t room) {
+    int count;
+    const FreezeWord_* words = freeze_words_(&count);
+    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+        snprintf(text + strlen(text), room - strlen(text), "%s, ", rows[i].name);
+    }
+    for (int i = 0; i < count; i++) {
+        const int is_new = i == 0 || strcmp(words[i].word, words[i - 1].word) != 0;
+        snprintf(text + strlen(text), room - strlen(text), "%s%s",
+                 !is_new ? ""
+                 : i     ? ", "
+                         : "",
+                 is_new ? words[i].word : "");
+    }
+}
+
+static inline int freeze_unknown_(const FreezeItem_* item, const TensorRow* rows, int is_outside,
+                                  char* error) {
+    char names[512] = "";
+    if (is_outside) {
+        return error_set(error, "--freeze", "%s: %s is outside of the blocks; wanted it without [...]",
+                         item->text, item->name);
+    }
+    freeze_list_names_(rows, names, sizeof(names));
+    return error_set(
+        error, "--freeze",
+        "no parameter is called '%s'; wanted %s, a pattern of these, or a name of Hugging Face's "
+        "such as h.0.attn.c_attn",
+        item->text, names);
+}
+
+static inline int freeze_add_(Freeze* freeze, const FreezeItem_* item, const TensorRow* rows, char* error) {
+    int found = 0, is_outside = 0;
+    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+        for (int l = item->first; l <= item->last; l++) {
+            const int is_meant =
+                freeze_names_(item, rows[i].name) || freeze_names_tensor_(item, rows[i].hf_name, l);
+            if (is_meant && item->has_blocks && rows[i].place != PLACE_BLOCK) {
+                is_outside = 1;
+            } else if (is_meant) {
+                freeze->in_block[l] |= (uint16_t)(1u << i);
+                found = 1;
+            }
+        }
+    }
+    return found || freeze_unknown_(item, rows, is_outside, error);
+}
+
+// Whether everything in a place is frozen: in block l, or outside of the blocks.
+static inline int freeze_has_all_(const Freeze* freeze, const TensorRow* rows, TensorPlace place, int l) {
+    int all = 1;
+    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+        all &= rows[i].place != place || freeze_has(freeze, i, l);
+    }
+    return all;
+}
+
+// Whether the one tensor of this member is frozen.
+static inline int freeze_has_member_(const Freeze* freeze, const TensorRow* rows, size_t member) {
+    int i = 0;
+    while (rows[i].member != member) {
+        i++;
+    }
+    return freeze_has(freeze, i, 0);
+}
+
+// The lowest block that the backward pass comes to.
+static inline int freeze_first_block_(const Freeze* freeze, const TensorRow* rows, int L) {
+    int l = 0;
+    if (!freeze_has_member_(freeze, rows, offsetof(GPT2Parameters, wte)) ||
+        !freeze_has_member_(freeze, rows, offsetof(GPT2Parameters, wpe))) {
+        return 0;
+    }
+    while (l < L && freeze_has_all_(freeze, rows, PLACE_BLOCK, l)) {
+        l++;
+    }
+    return l;
+}
+
+// The names and places of the parameters, which are those of all models.
+static inline void freeze_table_(TensorRow rows[GPT2_PARAMETER_ROWS]) {
+    const GPT2Config any = {1, 1, 1, 1, 1, 1, SHARE_OFF};
+    gpt2_parameter_rows(rows, any);
+}
+
+// Sets `freeze` from a list for a model of L blocks; empty or NULL: nothing is frozen. Returns 0 and the reason in `error` if the list means
+// nothing, or leaves nothing to train.
+static inline int freeze_parse(Freeze* freeze, int L, const char* list, char* error) {
+    TensorRow rows[GPT2_PARAMETER_ROWS];
+    memset(freeze, 0, sizeof(*freeze));
+    freeze_table_(rows);
+    for (const char* text = list; text && *list; text = *text ? text + 1 : NULL) {
+        const size_t length = strcspn(text, ",");
+        FreezeItem_ item;
+        if (!freeze_read_item_(&item, text, length, L, error) || !freeze_add_(freeze, &item, rows, error)) {
+            return 0;
+        }
+        text += length;
+    }
+    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+        int is_whole = list && *list;
+        for (int l = 0; l < L; l++) {
+            is_whole = is_whole && freeze_has(freeze, i, l);
+        }
+        freeze->rows |= (unsigned)is_whole << i;
+    }
+    freeze->first_block = freeze_first_block_(freeze, rows, L);
+    if (freeze->first_block == L && freeze_has_all_(freeze, rows, PLACE_ONCE, 0)) {
+        return error_set(error, "--freeze", "%s leaves nothing to train", list);
+    }
+    return 1;
+}
+
+// The same for a list that was read before.
+static inline Freeze freeze_of(int L, const char* list) {
+    char error[ERROR_BYTES];
+    Freeze freeze;
+    CHECK(freeze_parse(&freeze, L, list, error), "%s", error);
+    return freeze;
+}
+
+// ---- what it means ----
+
+// Whether the weight of the classifier is frozen.
+static inline int freeze_has_classifier(const Freeze* freeze) {
+    TensorRow rows[GPT2_PARAMETER_ROWS];
+    freeze_table_(rows);
+    return freeze_has_member_(freeze, rows, offsetof(GPT2Parameters, wte));
+}
+
+// Whether layers that share a parameter have it all frozen, or none; if not, 0 and the reason in `error`.
+static inline int freeze_check_shared(const Freeze* freeze, GPT2Config cfg, char* error) {
+    TensorRow rows[GPT2_PARAMETER_ROWS];
+    gpt2_parameter_rows(rows, cfg);
+    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+        for (int l = 0; l < rows[i].uses; l++) {
+            const int lowest = tensor_lowest_layer(&rows[i], tensor_copy(&rows[i], l));
+            if (freeze_has(freeze, i, l) != freeze_has(freeze, i, lowest)) {
+                return error_set(error, "--freeze",
+                                 "%s of blocks %d and %d is the same one (--share-layers); wanted both "
+                                 "frozen, or none",
+                                 rows[i].name, lowest, l);
+            }
+        }
+    }
+    return 1;
+}
+
+// The lowest block of parameters (gpt2_copies) that is not all frozen; the number of all: none.
+static inline int freeze_first_copy(const Freeze* freeze, GPT2Config cfg) {
+    TensorRow rows[GPT2_PARAMETER_ROWS];
+    int k = 0;
+    gpt2_parameter_rows(rows, cfg);
+    while (k < gpt2_copies(cfg) && freeze_has_all_(freeze, rows, PLACE_BLOCK, gpt2_group_layer(cfg, 1 + k))) {
+        k++;
+    }
+    return k;
+}
+
+// How many elements in memory are frozen, without the padding of the vocabulary.
+static inline double freeze_count(const Freeze* freeze, GPT2Config cfg) {
+    TensorRow rows[GPT2_PARAMETER_ROWS];
+    double count = 0;
+    gpt2_parameter_rows(rows, cfg);
+    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+        for (int k = 0; k < rows[i].layers; k++) {
+            const double elements = (double)(gpt2_rows_in_files(&rows[i], cfg) * rows[i].cols);
+            count += freeze_has(freeze, i, tensor_lowest_layer(&rows[i], k)) ? elements : 0;
+        }
+    }
+    return count;
+}
+
+// As gpt2_flops_per_token, less what is not done: 2 for the gradient of each frozen weight, and the 2 for that of its
+// input where the backward pass does not come to, with two thirds of the attention there.
+static inline double freeze_flops_per_token(const Freeze* freeze, GPT2Config cfg, int T) {
+    TensorRow rows[GPT2_PARAMETER_ROWS];
+    double saved = 4.0 * freeze->first_block * cfg.C * T;
+    gpt2_parameter_rows(rows, cfg);
+    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+        const double elements = (double)tensor_layer_elements(&rows[i]);
+        for (int l = 0; l < rows[i].uses; l++) {
+            const int is_below = rows[i].part != PART_OUTSIDE && l < freeze->first_block;
+            saved += elements * (2 * freeze_has(freeze, i, l) + 2 * is_below);
+        }
+    }
+    return gpt2_flops_per_token(cfg, T) - saved;
+}
+
+#endif

@@ -1,0 +1,1237 @@
+/*
+attention.cuh -- causal multi-head self-attention on the GPU: flash attention, forward and backward.
+
+The method is FlashAttention-2 (Dao, 2023). A block of four warps keeps a tile of rows of one head in shared
+memory. It streams the rows that interact with them through shared memory, tile by tile, and loads the next
+tile while it computes. A warp owns 16 M rows of the block's tile. Scores and probabilities exist only in
+registers: 16 M x COLS in a warp.
+
+Tiles that lie entirely in earlier documents are skipped.
+
+    kernel      the block's rows    the stream     products
+    forward     queries             keys, values   s = q k^T, out += p v
+    query grad  q, dout             keys, values   s = q k^T, dp = dout v^T, dq += ds k
+    key grads   keys, values        q, dout        s^T = k q^T, dp^T = v dout^T, dv += p^T dout, dk += ds^T q
+
+The query grad kernel runs first. It owns the rows of dout, so it also computes delta = sum dout out. The
+backward pass computes s and dp twice (7 products instead of 5). In return every sum has one owner: no atomics,
+a fixed order, no fp32 copy of dq.
+
+All kernels are built from two products of tiles, attention_dot_ and attention_mix_. bf16 and fp16 use tensor
+cores; fp32 uses multiply-adds in the same layout, that of mma_16816's results: element e of part (m, n) in
+lane l = 4g + t is row 16m + g + 8(e / 2), column 8n + 2t + e % 2.
+
+X is the type of the elements: float, bf16 or fp16 (T is the length of the sequences).
+
+attention_backward also sets or adds to, as `mode` says,
+
+    dbias (3 C)    the sum over the tokens of dqkv, as dqkv is stored
+
+This is the bias gradient of the linear layer that computes qkv. It is skipped if it has no data.
+
+Heads have up to 128 elements. In shared memory they are padded with zeros to 16, 32, 64, 80, 96 or 128; with
+documents to 32, 64 or 128. If a row of a head is not a multiple of 16 bytes, it is copied element by element.
+
+With USE_CUDNN, attention_cudnn.cuh replaces these kernels where it can.
+
+Generation has a kernel of its own for one query of each text, a block for each head. Positions are read on the GPU, so
+that a step can be one CUDA graph.
+*/
+#ifndef LLMC_ATTENTION_CUH
+#define LLMC_ATTENTION_CUH
+
+#include <float.h>
+
+#include "llmc/ops/attention.h"
+#include "llmc/ops/column_sums.cuh"
+#include "llmc/gpu/gpu.cuh"
+#include "llmc/gpu/ptx.cuh"
+
+// The widest heads that kernels are compiled for, one of the widths above. What has only small heads compiles
+// faster with less.
+#ifndef ATTENTION_WIDEST
+#define ATTENTION_WIDEST 128
+#endif
+
+enum { ATTENTION_WARPS = 4, ATTENTION_THREADS = 32 * ATTENTION_WARPS };
+
+#define ATTENTION_LOG2_E 1.4426950408889634f // e^x = 2^(x ATTENTION_LOG2_E)
+
+// Which earlier keys a query sees: all, or only those of its document, as given by `starts`. Kernels are
+// compiled for each, because looking at documents takes registers.
+typedef enum { ATTENTION_CAUSAL, ATTENTION_DOCUMENTS } AttentionMask_;
+
+// Arguments of all kernels. A block's tile is its index modulo `tiles`, its head the quotient: blocks that
+// run at the same time share keys and values in the L2 cache.
+typedef struct {
+    int T, C, NH, HS, tiles;
+    int packs; // rows of heads can be read and written 16 bytes at a time
+} AttentionSize_;
+
+// True if a multiprocessor has 100 KiB of shared memory: RTX 3090, 4090 and 5090, A40, L40S.
+enum { ATTENTION_IS_SMALL_ = GPU_SM == 86 || GPU_SM == 89 || GPU_SM >= 120 };
+
+// Tile sizes of each kernel for heads of up to W, chosen with ptxas -v (CUDA 13). Nothing spills on sm_80 and
+// sm_90a, except key grads at W = 96 in 16 bits: 20 and 16 bytes. Two blocks fit on a multiprocessor of an
+// A100 (65,536 registers, 164 KiB; one block for fp32 at W = 128), and one block fits into 99 KiB.
+// Where a multiprocessor has no more, tiles of 16 bits are smaller, so that two blocks fit there,
+// too, but for the backward pass at W = 128: a block alone has one warp for each scheduler. Other
+// sizes have not been timed.
+//     M      16-row tiles of a warp                        COLS   rows of a tile of the stream
+//     STEP   columns of scores at a time, at most COLS     KEEP   see AttentionLeft_
+template <class X, int W> struct AttentionTiling_ {
+    static constexpr bool HALF = sizeof(X) == 2;
+    static constexpr int STRIDE =
+        W + Pack<X>::SIZE; // an odd multiple of 16 bytes: no bank conflicts between rows
+    static constexpr bool SMALL = HALF && ATTENTION_IS_SMALL_ && W >= 64;
+    static constexpr int FORWARD_M = SMALL ? (W <= 80 ? 2 : 1) : HALF || W <= 64 ? 2 : 1;
+    static constexpr int FORWARD_COLS = SMALL             ? (W <= 96 ? 32 : 16)
+                                        : HALF && W <= 96 ? 64
+                                        : HALF || W <= 64 ? 32
+                                                          : 16;
+    static constexpr int FORWARD_KEEP = HALF && W <= 64 ? W / 16 : 0;
+    static constexpr int BACKWARD_M = HALF && W <= 96 && !SMALL ? 2 : 1;
+    static constexpr int BACKWARD_COLS = SMALL && W == 96 ? 16 : HALF || W <= 64 ? 32 : 16;
+    static constexpr int BACKWARD_STEP = HALF && W == 128 ? 32 : 16;
+    static constexpr int KEYS_KEEP_K = !HALF || W == 80 || W == 96 ? 0 : W / 16;
+    static constexpr int KEYS_KEEP_V = !HALF || W >= 64 ? 0 : W / 16;
+    static constexpr int QUERIES_KEEP = !HALF ? 0 : W == 80 || W == 96 ? 3 : W / 16;
+    static constexpr size_t FORWARD_BYTES =
+        (size_t)(16 * ATTENTION_WARPS * FORWARD_M + 4 * FORWARD_COLS) * STRIDE * sizeof(X);
+    static constexpr size_t BACKWARD_BYTES =
+        (size_t)(2 * 16 * ATTENTION_WARPS * BACKWARD_M + 4 * BACKWARD_COLS) * STRIDE * sizeof(X);
+    static_assert(FORWARD_BYTES <= 99 << 10 && BACKWARD_BYTES <= 99 << 10, "some GPUs have no more");
+    static_assert(!SMALL || (FORWARD_BYTES <= 49 << 10 && (W == 128 || BACKWARD_BYTES <= 49 << 10)),
+                  "two blocks fit, with the 1 KiB that each takes besides");
+};
+
+// Where the block's head starts in qkv (at its q; k and v come C and 2 C later), out, lse and starts.
+typedef struct {
+    size_t in_qkv, in_out, in_lse, in_starts;
+} AttentionHead_;
+
+__device__ inline AttentionHead_ attention_head_(const AttentionSize_& size) {
+    const size_t head = blockIdx.x / size.tiles, b = head / size.NH, h = head % size.NH;
+    AttentionHead_ at;
+    at.in_qkv = b * size.T * 3 * size.C + h * size.HS;
+    at.in_out = b * size.T * size.C + h * size.HS;
+    at.in_lse = head * size.T;
+    at.in_starts = b * size.T;
+    return at;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Between global and shared memory
+
+// The first `count` elements (none if negative), then zeros.
+template <class X> __device__ inline Pack<X> attention_gather_(const X* from, int count) {
+    Pack<X> pack;
+#pragma unroll
+    for (int i = 0; i < Pack<X>::SIZE; i++) {
+        pack[i] = i < count ? from[i] : from_float<X>(0.0f);
+    }
+    return pack;
+}
+
+// The block starts to copy a tile of ROWS rows of the head. Rows from `count` on and columns from HS on
+// become 0. A thread stays in its column, so the address of its next row takes one addition.
+template <class X, int ROWS, int W>
+__device__ inline void attention_load_(X* tile, const X* rows, size_t stride, int count,
+                                       const AttentionSize_& size) {
+    constexpr int SIZE = Pack<X>::SIZE, PACKS = W / SIZE, STRIDE = W + SIZE;
+    constexpr int STEP = ATTENTION_THREADS / PACKS; // rows at a time
+    const int row = threadIdx.x / PACKS, d = threadIdx.x % PACKS * SIZE;
+    if (ATTENTION_THREADS % PACKS != 0 && row >= STEP) {
+        return;
+    }
+    if (size.packs) {
+        X* to = tile + row * STRIDE + d;
+        const X* from = rows + row * stride + d;
+        const int there = d < size.HS ? count - row : 0;
+#pragma unroll
+        for (int r = 0; r < ROWS; r += STEP) {
+            if (ROWS % STEP == 0 || row + r < ROWS) {
+                cp_async_16(to + r * STRIDE, from + r * stride, r < there ? 16 : 0);
+            }
+        }
+    } else {
+#pragma unroll 1
+        for (int r = row; r < ROWS; r += STEP) {
+            store_pack(tile + r * STRIDE + d,
+                       attention_gather_(rows + r * stride + d, r < count ? size.HS - d : 0));
+        }
+    }
+}
+
+// Two tiles, one after the other: k and v, or q and dout, starting at `row`.
+template <class X, int ROWS, int W>
+__device__ inline void attention_load_two_(X* tiles, const X* first, size_t first_stride, const X* second,
+                                           size_t second_stride, int row, const AttentionSize_& size) {
+    const int count = size.T - row;
+    attention_load_<X, ROWS, W>(tiles, first + row * first_stride, first_stride, count, size);
+    attention_load_<X, ROWS, W>(tiles + ROWS * (W + Pack<X>::SIZE), second + row * second_stride,
+                                second_stride, count, size);
+}
+
+// The stream has room for two pairs of tiles of ROWS rows. Returns the place of the pair that starts at
+// `row`, a multiple of ROWS.
+template <class X, int ROWS, int W> __device__ inline X* attention_stage_(X* stream, int row) {
+    return stream + row / ROWS % 2 * 2 * ROWS * (W + Pack<X>::SIZE);
+}
+
+template <class X, int ROWS, int W>
+__device__ inline void attention_stream_(X* stream, const X* first, size_t first_stride, const X* second,
+                                         size_t second_stride, int row, const AttentionSize_& size) {
+    attention_load_two_<X, ROWS, W>(attention_stage_<X, ROWS, W>(stream, row), first, first_stride, second,
+                                    second_stride, row, size);
+}
+
+// The first key that a query sees is stored after the elements of its row in shared memory.
+template <class X, int W> __device__ inline int& attention_first_key_(X* row) {
+    return *reinterpret_cast<int*>(row + W);
+}
+template <class X, int W> __device__ inline int attention_first_key_(const X* row) {
+    return *reinterpret_cast<const int*>(row + W);
+}
+
+// The block stores it for each of ROWS queries, starting at `row`. Queries past the last token see what that
+// one sees.
+template <class X, AttentionMask_ MASK, int ROWS, int W>
+__device__ inline void attention_load_starts_(X* tile, const int* starts, int row, int T) {
+    static_assert(ROWS <= ATTENTION_THREADS, "a thread for every row");
+    if (MASK == ATTENTION_DOCUMENTS && threadIdx.x < ROWS) {
+        attention_first_key_<X, W>(tile + threadIdx.x * (W + Pack<X>::SIZE)) =
+            starts[min(row + (int)threadIdx.x, T - 1)];
+    }
+}
+
+// Waits until all copies that the block started have arrived, and all its threads have finished reading the
+// tiles before.
+__device__ inline void attention_wait_(void) {
+    cp_async_wait_all();
+    __syncthreads();
+}
+
+template <class X> __device__ inline unsigned attention_pair_(float low, float high);
+template <> __device__ inline unsigned attention_pair_<bf16>(float low, float high) {
+    const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+    return *reinterpret_cast<const unsigned*>(&pair);
+}
+template <> __device__ inline unsigned attention_pair_<fp16>(float low, float high) {
+    const __half2 pair = __floats2half2_rn(low, high);
+    return *reinterpret_cast<const unsigned*>(&pair);
+}
+
+template <class X> __device__ inline void attention_store_pair_(X* to, float low, float high) {
+    *reinterpret_cast<unsigned*>(to) = attention_pair_<X>(low, high);
+}
+__device__ inline void attention_store_pair_(float* to, float low, float high) {
+    *reinterpret_cast<float2*>(to) = make_float2(low, high);
+}
+
+// A warp writes its first `count` rows through a tile in shared memory. Nobody may have read that tile since
+// the block's last barrier, and no other warp may use it any more.
+template <class X, int M, int W>
+__device__ inline void attention_store_(X* to, size_t stride, int count, const AttentionSize_& size, X* tile,
+                                        const float (&acc)[M][W / 8][4]) {
+    constexpr int SIZE = Pack<X>::SIZE, PACKS = W / SIZE;
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int i = 0; i < M * W / 4; i++) {
+        const int m = i / (W / 4), n = i / 2 % (W / 8), half = i % 2;
+        attention_store_pair_(tile + (16 * m + 8 * half + lane / 4) * (W + SIZE) + 8 * n + lane % 4 * 2,
+                              acc[m][n][2 * half], acc[m][n][2 * half + 1]);
+    }
+    __syncwarp();
+    for (int i = lane; i < 16 * M * PACKS; i += 32) {
+        const int row = i / PACKS, d = i % PACKS * SIZE;
+        const Pack<X> pack = load_pack(tile + row * (W + SIZE) + d);
+        if (row < count && d < size.HS && size.packs) {
+            store_pack(to + row * stride + d, pack);
+        }
+        for (int e = 0; e < SIZE && row < count && d + e < size.HS && !size.packs; e++) {
+            to[row * stride + d + e] = pack[e];
+        }
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Products of tiles, by one warp
+
+// A warp's 16 M rows, W wide, as the left operand of attention_dot_. The first KEEP groups of 16 columns stay
+// in registers; the others are read again at each use.
+template <class X, int M, int W, int KEEP> struct AttentionLeft_ {
+    const X* rows; // in shared memory
+    unsigned kept[M][KEEP > 0 ? KEEP : 1][4];
+};
+
+// The address that a lane passes to ldmatrix for 16 x 16 elements: matrix 0 above 1, to the right 2 above 3.
+template <class X, int W> __device__ inline const X* attention_16x16_(const X* corner) {
+    return corner + threadIdx.x % 16 * (W + Pack<X>::SIZE) + threadIdx.x % 32 / 16 * 8;
+}
+
+// The same for the right operand of attention_dot_: matrix 0 beside 1, below them 2 beside 3. mma_16816 takes
+// b in two adjacent registers; the other order would cost two moves per pair.
+template <class X, int W> __device__ inline const X* attention_right_16x16_(const X* corner) {
+    const int lane = threadIdx.x % 32;
+    return corner + (lane % 8 + lane / 16 * 8) * (W + Pack<X>::SIZE) + lane / 8 % 2 * 8;
+}
+
+template <class X, int M, int W, int KEEP>
+__device__ inline void attention_left_(AttentionLeft_<X, M, W, KEEP>& left, const X* rows) {
+    left.rows = rows;
+#pragma unroll
+    for (int i = 0; i < M * KEEP; i++) {
+        const int m = i % M, k = i / M;
+        ldmatrix_x4(left.kept[m][k], attention_16x16_<X, W>(rows + 16 * m * (W + Pack<X>::SIZE) + 16 * k));
+    }
+}
+
+// Columns 16k ... 16k+15 of rows 16m ... 16m+15; k is known at compile time.
+template <class X, int M, int W, int KEEP>
+__device__ inline void attention_left_operand_(unsigned (&a)[4], const AttentionLeft_<X, M, W, KEEP>& left,
+                                               int m, int k) {
+    if (k >= KEEP) {
+        ldmatrix_x4(a, attention_16x16_<X, W>(left.rows + 16 * m * (W + Pack<X>::SIZE) + 16 * k));
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        a[i] = left.kept[m][k][i];
+    }
+}
+
+// s (16 M, 8 N) = left . right^T, with right (8 N, W) in shared memory.
+template <class X, int M, int N, int W, int KEEP>
+__device__ inline void attention_dot_(float (&s)[M][N][4], const AttentionLeft_<X, M, W, KEEP>& left,
+                                      const X* right) {
+#pragma unroll
+    for (int i = 0; i < M * N * 4; i++) {
+        s[i / 4 / N][i / 4 % N][i % 4] = 0.0f;
+    }
+#pragma unroll
+    for (int k = 0; k < W / 16; k++) {
+        unsigned a[M][4], b[4];
+#pragma unroll
+        for (int m = 0; m < M; m++) {
+            attention_left_operand_(a[m], left, m, k);
+        }
+#pragma unroll
+        for (int n = 0; n < N; n += 2) {
+            ldmatrix_x4(b, attention_right_16x16_<X, W>(right + 8 * n * (W + Pack<X>::SIZE) + 16 * k));
+#pragma unroll
+            for (int m = 0; m < M; m++) {
+                mma_16816<X>(s[m][n], a[m], b[0], b[1]);
+                mma_16816<X>(s[m][n + 1], a[m], b[2], b[3]);
+            }
+        }
+    }
+}
+
+__device__ inline void attention_add_dot_(float& sum, const Pack<float>& x, const Pack<float>& y) {
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        sum += x[i] * y[i];
+    }
+}
+
+template <int M, int N, int W, int KEEP>
+__device__ inline void attention_dot_(float (&s)[M][N][4], const AttentionLeft_<float, M, W, KEEP>& left,
+                                      const float* right) {
+    const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+#pragma unroll
+    for (int i = 0; i < M * N * 4; i++) {
+        s[i / 4 / N][i / 4 % N][i % 4] = 0.0f;
+    }
+#pragma unroll 2
+    for (int d = 0; d < W; d += 4) {
+        Pack<float> x[2 * M];
+#pragma unroll
+        for (int i = 0; i < 2 * M; i++) {
+            x[i] = load_pack(left.rows + (8 * i + g) * (W + 4) + d);
+        }
+#pragma unroll
+        for (int j = 0; j < 2 * N; j++) {
+            const Pack<float> y = load_pack(right + (j / 2 * 8 + 2 * t + j % 2) * (W + 4) + d);
+#pragma unroll
+            for (int i = 0; i < 2 * M; i++) {
+                attention_add_dot_(s[i / 2][j / 2][i % 2 * 2 + j % 2], x[i], y);
+            }
+        }
+    }
+}
+
+// acc (16 M, 8 D) += p . right, with p (16 M, 8 N) in registers and rounded to X, right (8 N, 8 D) in shared
+// memory. The result of one product already has the layout of the next one's left operand.
+template <class X, int M, int N, int D>
+__device__ inline void attention_mix_(float (&acc)[M][D][4], const float (&p)[M][N][4], const X* right) {
+    constexpr int W = 8 * D;
+#pragma unroll
+    for (int n = 0; n < N; n += 2) {
+        unsigned a[M][4], b[4];
+#pragma unroll
+        for (int i = 0; i < 4 * M; i++) {
+            const float* two = &p[i / 4][n + i % 4 / 2][i % 2 * 2];
+            a[i / 4][i % 4] = attention_pair_<X>(two[0], two[1]);
+        }
+#pragma unroll
+        for (int d = 0; d < D; d += 2) {
+            ldmatrix_x4_trans(b, attention_16x16_<X, W>(right + 8 * n * (W + Pack<X>::SIZE) + 8 * d));
+#pragma unroll
+            for (int m = 0; m < M; m++) {
+                mma_16816<X>(acc[m][d], a[m], b[0], b[1]);
+                mma_16816<X>(acc[m][d + 1], a[m], b[2], b[3]);
+            }
+        }
+    }
+}
+
+// A row of p is spread over four lanes, which exchange its elements.
+template <int M, int N, int D>
+__device__ inline void attention_mix_(float (&acc)[M][D][4], const float (&p)[M][N][4], const float* right) {
+    constexpr int W = 8 * D;
+    const float* columns = right + threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int j = 0; j < 8 * N; j++) {
+        float x[2 * M];
+#pragma unroll
+        for (int i = 0; i < 2 * M; i++) {
+            x[i] = __shfl_sync(0xffffffffu, p[i / 2][j / 8][i % 2 * 2 + j % 2], j % 8 / 2, 4);
+        }
+#pragma unroll
+        for (int d = 0; d < D; d++) {
+            const float2 y = *reinterpret_cast<const float2*>(columns + j * (W + 4) + 8 * d);
+#pragma unroll
+            for (int i = 0; i < 2 * M; i++) {
+                acc[i / 2][d][i % 2 * 2] += x[i] * y.x;
+                acc[i / 2][d][i % 2 * 2 + 1] += x[i] * y.y;
+            }
+        }
+    }
+}
+
+template <int M, int N> __device__ inline void attention_scale_(float (&x)[M][N][4], float factor) {
+#pragma unroll
+    for (int i = 0; i < M * N * 4; i++) {
+        x[i / 4 / N][i / 4 % N][i % 4] *= factor;
+    }
+}
+
+// The sums of 16 columns over ROWS rows: lane t < 4 gets columns 8n + 2t + e in sums[n][e]. On tensor cores
+// it is a product with a matrix of ones.
+template <class X, int ROWS, int W>
+__device__ inline void attention_sum_16_columns_(float (&sums)[2][4], const X* corner) {
+    constexpr int STRIDE = W + Pack<X>::SIZE;
+    if constexpr (sizeof(X) == 2) {
+        const unsigned one = attention_pair_<X>(1.0f, 1.0f), ones[4] = {one, one, one, one};
+        unsigned b[4];
+#pragma unroll
+        for (int row = 0; row < ROWS; row += 16) {
+            ldmatrix_x4_trans(b, attention_16x16_<X, W>(corner + row * STRIDE));
+            mma_16816<X>(sums[0], ones, b[0], b[1]);
+            mma_16816<X>(sums[1], ones, b[2], b[3]);
+        }
+    } else {
+        const X* columns = corner + threadIdx.x % 4 * 2;
+#pragma unroll 4
+        for (int row = 0; row < ROWS; row++) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                sums[i / 2][i % 2] += columns[row * STRIDE + i / 2 * 8 + i % 2];
+            }
+        }
+    }
+}
+
+// The block sums the columns of a tile that all its warps have written: ROWS rows of part 0, 1 or 2 (q, k,
+// v), starting at `row`. Rows from T on are 0 in it. The destination is computed here: kept from the start of
+// the kernel, it would take registers.
+template <class X, int ROWS, int W>
+__device__ inline void attention_column_sums_(float* partial, const X* tile, int part, int row,
+                                              const AttentionSize_& size) {
+    const int lane = threadIdx.x % 32, head = blockIdx.x / size.tiles;
+    const size_t tiles = (size_t)(head / size.NH) * size.tiles + row / ROWS; // before this one
+    float* to = partial + (3 * tiles + part) * size.C + head % size.NH * size.HS;
+    for (int d = threadIdx.x / 32 * 16; d < W; d += 16 * ATTENTION_WARPS) {
+        float sums[2][4] = {};
+        attention_sum_16_columns_<X, ROWS, W>(sums, tile + d);
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const int column = d + i / 2 * 8 + 2 * lane + i % 2;
+            if (lane < 4 && column < size.HS) {
+                to[column] = sums[i / 2][i % 2];
+            }
+        }
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Forward
+
+// Of each row of a warp so far: about the largest score times `scale`, and the lane's share of the sum of the
+// probabilities 2^(s * scale - max).
+template <int M> struct AttentionSoftmax_ { float max[M][2], sum[M][2]; };
+
+template <int M> __device__ inline void attention_softmax_open_(AttentionSoftmax_<M>& softmax) {
+#pragma unroll
+    for (int i = 0; i < 2 * M; i++) {
+        softmax.max[i / 2][i % 2] = -FLT_MAX;
+        softmax.sum[i / 2][i % 2] = 0.0f;
+    }
+}
+
+// Scores with keys later than the query become -infinity. Queries start at row0, keys at u0.
+template <int M, int N> __device__ inline void attention_mask_later_(float (&s)[M][N][4], int row0, int u0) {
+    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+#pragma unroll
+    for (int i = 0; i < M * N * 4; i++) {
+        const int m = i / 4 / N, n = i / 4 % N, e = i % 4;
+        if (u0 + 8 * n + 2 * t + e % 2 > row0 + 16 * m + 8 * (e / 2) + g) {
+            s[m][n][e] = -INFINITY;
+        }
+    }
+}
+
+// Scores with keys of earlier documents become -infinity. `queries` are the rows in shared memory.
+template <class X, int W, int M, int N>
+__device__ inline void attention_mask_earlier_(float (&s)[M][N][4], const X* queries, int u0) {
+    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+#pragma unroll
+    for (int row = 0; row < 2 * M; row++) {
+        const int first = attention_first_key_<X, W>(queries + (8 * row + g) * (W + Pack<X>::SIZE));
+#pragma unroll
+        for (int i = 0; i < 2 * N; i++) {
+            if (u0 + 8 * (i / 2) + 2 * t + i % 2 < first) {
+                s[row / 2][i / 2][row % 2 * 2 + i % 2] = -INFINITY;
+            }
+        }
+    }
+}
+
+// Whether all, or some, of the queries see the key, as far as documents decide: it may still be later.
+template <class X, AttentionMask_ MASK, int ROWS, int W>
+__device__ inline bool attention_all_see_(const X* queries, int key) {
+    return MASK == ATTENTION_CAUSAL ||
+           attention_first_key_<X, W>(queries + (ROWS - 1) * (W + Pack<X>::SIZE)) <= key;
+}
+template <class X, AttentionMask_ MASK, int W>
+__device__ inline bool attention_some_see_(const X* queries, int key) {
+    return MASK == ATTENTION_CAUSAL || attention_first_key_<X, W>(queries) <= key;
+}
+
+// The maximum, or the sum, over the four lanes that share a row. All four get it.
+__device__ inline float attention_row_max_(float x) {
+    x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
+    return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
+}
+__device__ inline float attention_row_sum_(float x) {
+    x += __shfl_xor_sync(0xffffffffu, x, 1);
+    return x + __shfl_xor_sync(0xffffffffu, x, 2);
+}
+
+// `max` is raised only when the largest score exceeds it by more than this. Probabilities are then up to 2^8,
+// which fp16 holds as precisely as 1. Sums are rescaled in the first tile of a row and hardly ever again.
+#define ATTENTION_SLACK 8.0f
+
+// Rows with a score more than ATTENTION_SLACK above `max` get a new `max`, and their sums are rescaled to it.
+// `largest` has the largest score of each row in this tile.
+template <int M, int D>
+__device__ inline void attention_softmax_rescale_(float (&acc)[M][D][4], AttentionSoftmax_<M>& softmax,
+                                                  const float (&largest)[M][2]) {
+#pragma unroll
+    for (int i = 0; i < 2 * M; i++) {
+        const int m = i / 2, half = i % 2;
+        float& max = softmax.max[m][half];
+        const float next = largest[m][half] > max + ATTENTION_SLACK ? largest[m][half] : max;
+        const float factor = exp2_approx(max - next);
+        max = next;
+        softmax.sum[m][half] *= factor;
+#pragma unroll
+        for (int j = 0; j < 2 * D; j++) {
+            acc[m][j / 2][2 * half + j % 2] *= factor;
+        }
+    }
+}
+
+// Scores become probabilities relative to `max`. As `max` is always finite, keys that are not seen get
+// probability 0. The result of a row depends on no other row.
+template <int M, int N, int D>
+__device__ inline void attention_softmax_(float (&s)[M][N][4], float (&acc)[M][D][4],
+                                          AttentionSoftmax_<M>& softmax, float scale) {
+    float largest[M][2];
+    bool grew = false;
+#pragma unroll
+    for (int i = 0; i < 2 * M; i++) {
+        const int m = i / 2, half = i % 2;
+        float x = -INFINITY;
+#pragma unroll
+        for (int j = 0; j < 2 * N; j++) {
+            x = fmaxf(x, s[m][j / 2][2 * half + j % 2]);
+        }
+        largest[m][half] = attention_row_max_(x) * scale;
+        grew |= largest[m][half] > softmax.max[m][half] + ATTENTION_SLACK;
+    }
+    if (grew) {
+        attention_softmax_rescale_(acc, softmax, largest);
+    }
+#pragma unroll
+    for (int i = 0; i < M * N * 4; i++) {
+        const int m = i / 4 / N, e = i % 4;
+        float& p = s[m][i / 4 % N][e];
+        p = exp2_approx(fmaf(p, scale, -softmax.max[m][e / 2]));
+        softmax.sum[m][e / 2] += p;
+    }
+}
+
+// out = acc / sum, lse = log of the sum of e^s, for the warp's rows, which start at row0.
+template <int M, int D>
+__device__ inline void attention_finish_(float (&acc)[M][D][4], float* lse,
+                                         const AttentionSoftmax_<M>& softmax, int row0, int T) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int i = 0; i < 2 * M; i++) {
+        const int m = i / 2, half = i % 2, row = row0 + 8 * i + lane / 4;
+        const float sum = attention_row_sum_(softmax.sum[m][half]), inverse = 1.0f / sum;
+#pragma unroll
+        for (int j = 0; j < 2 * D; j++) {
+            acc[m][j / 2][2 * half + j % 2] *= inverse;
+        }
+        if (lane % 4 == 0 && row < T) {
+            lse[row] = softmax.max[m][half] / ATTENTION_LOG2_E + logf(sum);
+        }
+    }
+}
+
+// The warp's queries, which start at row0, attend to the keys u0 ... u0+8N-1. These are in shared memory,
+// followed by their values.
+template <class X, AttentionMask_ MASK, int M, int N, int W, int KEEP>
+__device__ inline void attention_forward_tile_(float (&acc)[M][W / 8][4], AttentionSoftmax_<M>& softmax,
+                                               const AttentionLeft_<X, M, W, KEEP>& left, const X* keys,
+                                               int row0, int u0, float scale) {
+    float s[M][N][4];
+    attention_dot_(s, left, keys);
+    if (u0 + 8 * N - 1 > row0) {
+        attention_mask_later_(s, row0, u0);
+    }
+    if (!attention_all_see_<X, MASK, 16 * M, W>(left.rows, u0)) {
+        attention_mask_earlier_<X, W>(s, left.rows, u0);
+    }
+    attention_softmax_(s, acc, softmax, scale);
+    attention_mix_(acc, s, keys + 8 * N * (W + Pack<X>::SIZE));
+}
+
+// A block owns ROWS queries of one head. The last queries go first, because they see the most keys.
+// grid   heads * ceil(T / ROWS)      block   128      shared   q, and 2 x (k, v)
+// moves  B*T*3C in, B*T*C out, B*NH*T fp32 out. Tiles of a head are read again from L2.
+//        Bound by tensor cores (fp32: by multiply-adds), then by shared memory.
+// order  fixed
+// needs  HS <= W
+// Spills 36 and 28 bytes on sm_120 at W = 80 and 128: tile sizes are chosen for sm_80 and sm_90a, where nothing
+// spills.
+template <class X, int W, AttentionMask_ MASK>
+__global__ void __launch_bounds__(ATTENTION_THREADS, sizeof(X) == 2 ? 1 : 2)
+    attention_forward_kernel_(X* out, float* lse, const X* qkv, const int* starts, AttentionSize_ size) {
+    typedef AttentionTiling_<X, W> Tiling;
+    constexpr int M = Tiling::FORWARD_M, COLS = Tiling::FORWARD_COLS, ROWS = 16 * ATTENTION_WARPS * M;
+    constexpr int STRIDE = Tiling::STRIDE;
+    SMEM_DYNAMIC(X, q_tile);
+    X* stream = q_tile + ROWS * STRIDE;
+    const AttentionHead_ at = attention_head_(size);
+    starts += MASK == ATTENTION_DOCUMENTS ? at.in_starts : 0;
+    const size_t stride = 3 * (size_t)size.C;
+    const X *q = qkv + at.in_qkv, *k = q + size.C, *v = k + size.C;
+    const int t0 = (size.tiles - 1 - (int)(blockIdx.x % size.tiles)) * ROWS;
+    const int mine = 16 * M * (threadIdx.x / 32), row0 = t0 + mine, keys = min(t0 + ROWS, size.T);
+    const int from = MASK == ATTENTION_DOCUMENTS ? starts[t0] / COLS * COLS : 0;
+    const float scale = ATTENTION_LOG2_E / sqrtf((float)size.HS);
+
+    attention_load_<X, ROWS, W>(q_tile, q + t0 * stride, stride, size.T - t0, size);
+    attention_load_starts_<X, MASK, ROWS, W>(q_tile, starts, t0, size.T);
+    attention_stream_<X, COLS, W>(stream, k, stride, v, stride, from, size);
+    attention_wait_();
+    AttentionLeft_<X, M, W, Tiling::FORWARD_KEEP> left;
+    attention_left_(left, q_tile + mine * STRIDE);
+    AttentionSoftmax_<M> softmax;
+    attention_softmax_open_(softmax);
+    float acc[M][W / 8][4] = {};
+    for (int u0 = from; u0 < keys; u0 += COLS) {
+        if (u0 + COLS < keys) {
+            attention_stream_<X, COLS, W>(stream, k, stride, v, stride, u0 + COLS, size);
+        }
+        // Otherwise the whole warp skips the tile: it is above the diagonal, or in earlier documents.
+        if (row0 < size.T && u0 < row0 + 16 * M &&
+            attention_some_see_<X, MASK, W>(left.rows, u0 + COLS - 1)) {
+            const X* tile = attention_stage_<X, COLS, W>(stream, u0);
+            attention_forward_tile_<X, MASK, M, COLS / 8, W>(acc, softmax, left, tile, row0, u0, scale);
+        }
+        attention_wait_();
+    }
+    attention_finish_(acc, lse + at.in_lse, softmax, row0, size.T);
+    attention_store_<X, M, W>(out + at.in_out + row0 * (size_t)size.C, size.C, size.T - row0, size,
+                              q_tile + mine * STRIDE, acc);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Backward
+
+// Scratch memory of the backward pass. `rows` has (lse * ATTENTION_LOG2_E, delta) of every row of every head;
+// Tp is T rounded up to ATTENTION_ROW_ALIGN, and rows from T on in the last tile are zeros. `sums` has the
+// column sums of every tile of dqkv.
+typedef struct {
+    float2* rows; // (B, NH, Tp)
+    float* sums;  // (B, tiles, 3, NH, HS)
+    size_t capacity, sums_capacity;
+} AttentionFlash;
+
+enum { ATTENTION_ROW_ALIGN = 128 }; // a multiple of the tiles' rows
+enum { ATTENTION_ROWS_LEAST = 64 }; // of a tile
+
+static inline int attention_padded_(int T) { return ceil_div(T, ATTENTION_ROW_ALIGN) * ATTENTION_ROW_ALIGN; }
+
+static inline size_t attention_sums_(int B, int T, int C) {
+    return (size_t)B * (attention_padded_(T) / ATTENTION_ROWS_LEAST) * 3 * C;
+}
+
+static inline size_t attention_rows_(int B, int T, int NH) { return (size_t)B * NH * attention_padded_(T); }
+
+// What attention_gpu_open allocates for these kernels.
+static inline size_t attention_flash_bytes(int B, int T, int C, int NH) {
+    return attention_rows_(B, T, NH) * sizeof(float2) + attention_sums_(B, T, C) * sizeof(float);
+}
+
+// For backward passes of up to B * NH heads with up to T tokens, and C channels in total. X only matters for
+// cuDNN's plans.
+template <class X>
+static inline void attention_gpu_open(AttentionFlash* scratch, int B, int T, int C, int NH) {
+    scratch->capacity = attention_rows_(B, T, NH);
+    scratch->sums_capacity = attention_sums_(B, T, C);
+    scratch->rows = (float2*)gpu_alloc(scratch->capacity, sizeof(float2), "attention: scratch");
+    scratch->sums = (float*)gpu_alloc(scratch->sums_capacity, sizeof(float), "attention: bias gradients");
+}
+
+static inline void attention_gpu_close(AttentionFlash* scratch) {
+    gpu_free(scratch->sums);
+    gpu_free(scratch->rows);
+}
+
+// A remark on attention for the start of a run. There is none.
+static inline const char* attention_note(const AttentionFlash*) { return ""; }
+
+// A lane's share of the warp's rows of out, rows 8i + lane / 4: the four lanes of a row take its packs in
+// turn.
+template <class X, int M, int W> struct AttentionOut_ {
+    static constexpr int SIZE = Pack<X>::SIZE, PACKS = ceil_div(W / SIZE, 4);
+    Pack<X> packs[2 * M][PACKS];
+};
+
+// Loads it from global memory. Rows from `count` on and columns from HS on become 0.
+template <class X, int M, int W>
+__device__ inline void attention_load_out_(AttentionOut_<X, M, W>& mine, const X* out, int count,
+                                           const AttentionSize_& size) {
+    typedef AttentionOut_<X, M, W> Out;
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int i = 0; i < 2 * M * Out::PACKS; i++) {
+        const int row = i / Out::PACKS * 8 + lane / 4, d = (i % Out::PACKS * 4 + lane % 4) * Out::SIZE;
+        const X* from = out + row * (size_t)size.C + d;
+        const int left = row < count ? size.HS - d : 0;
+        mine.packs[i / Out::PACKS][i % Out::PACKS] =
+            size.packs && left > 0 ? load_pack_once(from) : attention_gather_(from, left);
+    }
+}
+
+// (lse * ATTENTION_LOG2_E, delta) of rows 8i + lane / 4, and zeros from `count` on. dout is in shared memory.
+template <class X, int M, int W>
+__device__ inline void attention_delta_(float2 (&rows)[M][2], const AttentionOut_<X, M, W>& out,
+                                        const X* dout, const float* lse, int count) {
+    typedef AttentionOut_<X, M, W> Out;
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int i = 0; i < 2 * M; i++) {
+        const int row = 8 * i + lane / 4;
+        float delta = 0.0f;
+#pragma unroll
+        for (int j = 0; j < Out::PACKS; j++) {
+            const int d = (4 * j + lane % 4) * Out::SIZE;
+            if (d < W) {
+                const Pack<X> x = load_pack(dout + row * (W + Out::SIZE) + d);
+#pragma unroll
+                for (int e = 0; e < Out::SIZE; e++) {
+                    delta += to_float(x[e]) * to_float(out.packs[i][j][e]);
+                }
+            }
+        }
+        rows[i / 2][i % 2] =
+            make_float2(row < count ? lse[row] * ATTENTION_LOG2_E : 0.0f, attention_row_sum_(delta));
+    }
+}
+
+template <int M> __device__ inline void attention_store_rows_(float2* to, const float2 (&rows)[M][2]) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int i = 0; i < 2 * M; i++) {
+        if (lane % 4 == 0) {
+            to[8 * i + lane / 4] = rows[i / 2][i % 2];
+        }
+    }
+}
+
+// Turns s and dp of one score into p and ds. The factor 1 / sqrt(HS) of ds is applied to the sums at the end.
+// Where s is -infinity, both become 0.
+__device__ inline void attention_gradient_(float& s, float& dp, float shift, float delta, float scale) {
+    s = exp2_approx(s * scale - shift);
+    dp = s * (dp - delta);
+}
+
+// The warp's rows are keys, the columns are queries. `rows` has lse and delta of the queries.
+template <int M, int N>
+__device__ inline void attention_gradient_of_keys_(float (&s)[M][N][4], float (&dp)[M][N][4],
+                                                   const float2* rows, float scale) {
+    const int t = threadIdx.x % 4;
+#pragma unroll
+    for (int n = 0; n < N; n++) {
+        const float4 two =
+            *reinterpret_cast<const float4*>(rows + 8 * n + 2 * t); // queries 8n + 2t and the next
+#pragma unroll
+        for (int i = 0; i < 4 * M; i++) {
+            const int m = i / 4, e = i % 4;
+            attention_gradient_(s[m][n][e], dp[m][n][e], e % 2 ? two.z : two.x, e % 2 ? two.w : two.y, scale);
+        }
+    }
+}
+
+// Scores with queries earlier than the key become -infinity. The warp's keys start at u0, queries at t0.
+template <int M, int N>
+__device__ inline void attention_mask_earlier_queries_(float (&s)[M][N][4], int u0, int t0) {
+    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+#pragma unroll
+    for (int i = 0; i < M * N * 4; i++) {
+        const int m = i / 4 / N, n = i / 4 % N, e = i % 4;
+        if (u0 + 16 * m + 8 * (e / 2) + g > t0 + 8 * n + 2 * t + e % 2) {
+            s[m][n][e] = -INFINITY;
+        }
+    }
+}
+
+// [t] is the first key that query t sees. The row of `starts` is kept as an index: a pointer takes one more
+// register.
+struct AttentionStarts_ {
+    const int* starts;
+    int row;
+    __device__ int operator[](int t) const { return starts[row + t]; }
+};
+
+// Scores with queries of later documents become -infinity.
+template <int M, int N>
+__device__ inline void attention_mask_later_queries_(float (&s)[M][N][4], AttentionStarts_ first_key, int u0,
+                                                     int t0, int T) {
+    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+#pragma unroll
+    for (int i = 0; i < 2 * N; i++) {
+        const int n = i / 2, before = first_key[min(t0 + 8 * n + 2 * t + i % 2, T - 1)] - u0 - g;
+#pragma unroll
+        for (int row = 0; row < 2 * M; row++) {
+            if (8 * row < before) {
+                s[row / 2][n][row % 2 * 2 + i % 2] = -INFINITY;
+            }
+        }
+    }
+}
+
+// The warp's rows are queries, the columns are keys.
+template <int M, int N>
+__device__ inline void attention_gradient_of_queries_(float (&s)[M][N][4], float (&dp)[M][N][4],
+                                                      const float2 (&rows)[M][2], float scale) {
+#pragma unroll
+    for (int i = 0; i < M * N * 4; i++) {
+        const int m = i / 4 / N, n = i / 4 % N, e = i % 4;
+        attention_gradient_(s[m][n][e], dp[m][n][e], rows[m][e / 2].x, rows[m][e / 2].y, scale);
+    }
+}
+
+// The warp's queries, which start at row0, meet the keys u0 ... u0+8N-1: adds to dq. `rows` has lse and delta of
+// the queries.
+template <class X, AttentionMask_ MASK, int M, int N, int W, int KEEP>
+__device__ inline void
+attention_queries_step_(float (&dq)[M][W / 8][4], const AttentionLeft_<X, M, W, KEEP>& q,
+                        const AttentionLeft_<X, M, W, KEEP>& dout, const X* keys, const X* values,
+                        const float2 (&rows)[M][2], int row0, int u0, float scale) {
+    float s[M][N][4], ds[M][N][4];
+    attention_dot_(s, q, keys);
+    if (u0 + 8 * N - 1 > row0) {
+        attention_mask_later_(s, row0, u0);
+    }
+    if (!attention_all_see_<X, MASK, 16 * M, W>(q.rows, u0)) {
+        attention_mask_earlier_<X, W>(s, q.rows, u0);
+    }
+    attention_dot_(ds, dout, values);
+    attention_gradient_of_queries_(s, ds, rows, scale * ATTENTION_LOG2_E);
+    attention_mix_(dq, ds, keys);
+}
+
+// A block owns ROWS queries of one head. The last queries go first, because they see the most keys. Also sets
+// `rows` for the key grads kernel, and its part of `sums`.
+// grid   heads * ceil(T / ROWS)      block   128      shared   q, dout, and 2 x (k, v)
+// moves  B*T*5C in, B*T*C out, B*NH*T fp32 in, 2 * B*NH*T fp32 out, C fp32 out per tile of rows.
+//        Tiles of a head are read again from L2.
+//        Bound by tensor cores (fp32: by multiply-adds), then by shared memory.
+// order  fixed: keys in order
+// needs  HS <= W
+template <class X, int W, AttentionMask_ MASK>
+__global__ void __launch_bounds__(ATTENTION_THREADS, sizeof(X) == 2 ? 1 : 2)
+    attention_backward_queries_kernel_(X* dqkv, float2* rows, float* sums, const X* dout, const X* qkv,
+                                       const X* out, const float* lse, const int* starts, AttentionSize_ size,
+                                       int Tp) {
+    typedef AttentionTiling_<X, W> Tiling;
+    constexpr int M = Tiling::BACKWARD_M, COLS = Tiling::BACKWARD_COLS, ROWS = 16 * ATTENTION_WARPS * M;
+    constexpr int STRIDE = Tiling::STRIDE, STEP = Tiling::BACKWARD_STEP;
+    SMEM_DYNAMIC(X, q_tile);
+    X *d_tile = q_tile + ROWS * STRIDE, *stream = d_tile + ROWS * STRIDE;
+    const AttentionHead_ at = attention_head_(size);
+    starts += MASK == ATTENTION_DOCUMENTS ? at.in_starts : 0;
+    const size_t stride = 3 * (size_t)size.C;
+    const X *q = qkv + at.in_qkv, *k = q + size.C, *v = k + size.C, *d = dout + at.in_out;
+    const int t0 = (size.tiles - 1 - (int)(blockIdx.x % size.tiles)) * ROWS, keys = min(t0 + ROWS, size.T);
+    const int mine = 16 * M * (threadIdx.x / 32), row0 = t0 + mine;
+    const int from = MASK == ATTENTION_DOCUMENTS ? starts[t0] / COLS * COLS : 0;
+    const float scale = 1.0f / sqrtf((float)size.HS);
+
+    attention_load_two_<X, ROWS, W>(q_tile, q, stride, d, size.C, t0, size);
+    attention_load_starts_<X, MASK, ROWS, W>(q_tile, starts, t0, size.T);
+    attention_stream_<X, COLS, W>(stream, k, stride, v, stride, from, size);
+    AttentionOut_<X, M, W> mine_out; // loads while the tiles arrive
+    attention_load_out_(mine_out, out + at.in_out + row0 * (size_t)size.C, size.T - row0, size);
+    attention_wait_();
+    float2 mine_rows[M][2];
+    attention_delta_(mine_rows, mine_out, d_tile + mine * STRIDE, lse + at.in_lse + row0, size.T - row0);
+    attention_store_rows_(rows + blockIdx.x / size.tiles * (size_t)Tp + row0, mine_rows);
+    AttentionLeft_<X, M, W, Tiling::QUERIES_KEEP> left_q, left_d;
+    attention_left_(left_q, q_tile + mine * STRIDE);
+    attention_left_(left_d, d_tile + mine * STRIDE);
+    float dq[M][W / 8][4] = {};
+    for (int u0 = from; u0 < keys; u0 += COLS) {
+        if (u0 + COLS < keys) {
+            attention_stream_<X, COLS, W>(stream, k, stride, v, stride, u0 + COLS, size);
+        }
+#pragma unroll 1
+        for (int i = 0; i < COLS; i += STEP) {
+            if (row0 < size.T && u0 + i < row0 + 16 * M &&
+                attention_some_see_<X, MASK, W>(left_q.rows, u0 + i + STEP - 1)) { // some query sees some key
+                const X* k_step = attention_stage_<X, COLS, W>(stream, u0) + i * STRIDE;
+                attention_queries_step_<X, MASK, M, STEP / 8, W>(
+                    dq, left_q, left_d, k_step, k_step + COLS * STRIDE, mine_rows, row0, u0 + i, scale);
+            }
+        }
+        attention_wait_();
+    }
+    attention_scale_(dq, scale);
+    attention_store_<X, M, W>(dqkv + at.in_qkv + row0 * stride, stride, size.T - row0, size,
+                              q_tile + mine * STRIDE, dq);
+    __syncthreads();
+    attention_column_sums_<X, ROWS, W>(sums, q_tile, 0, t0, size);
+}
+
+// A block owns ROWS keys of one head and their values. The first keys go first, because the most queries see
+// them. Also sets its part of `sums`.
+// grid   heads * ceil(T / ROWS)      block   128      shared   k, v, and 2 x (q, dout)
+// moves  B*T*4C in, B*T*2C out, 2 * B*NH*T fp32 in, 2 C fp32 out per tile of rows.
+//        Tiles of a head are read again from L2.
+//        Bound by tensor cores (fp32: by multiply-adds), then by shared memory.
+// order  fixed: queries in order
+// needs  HS <= W
+// Spills 20 bytes on sm_80 and 16 on sm_90a at W = 96 in 16 bits: two kinds of addresses for ldmatrix save
+// moves, but take one register more than there are.
+template <class X, int W, AttentionMask_ MASK>
+__global__ void __launch_bounds__(ATTENTION_THREADS, sizeof(X) == 2 ? 1 : 2)
+    attention_backward_keys_kernel_(X* dqkv, float* sums, const X* dout, const X* qkv, const float2* rows,
+                                    const int* starts, AttentionSize_ size, int Tp) {
+    typedef AttentionTiling_<X, W> Tiling;
+    constexpr int M = Tiling::BACKWARD_M, COLS = Tiling::BACKWARD_COLS, ROWS = 16 * ATTENTION_WARPS * M;
+    constexpr int STRIDE = Tiling::STRIDE, STEP = Tiling::BACKWARD_STEP;
+    SMEM_DYNAMIC(X, k_tile);
+    X *v_tile = k_tile + ROWS * STRIDE, *stream = v_tile + ROWS * STRIDE;
+    const AttentionHead_ at = attention_head_(size);
+    const AttentionStarts_ first_key = {starts, (int)at.in_starts};
+    const size_t stride = 3 * (size_t)size.C;
+    const X *q = qkv + at.in_qkv, *k = q + size.C, *v = k + size.C, *d = dout + at.in_out;
+    const int u0 = (int)(blockIdx.x % size.tiles) * ROWS, mine = 16 * M * (threadIdx.x / 32),
+              row0 = u0 + mine;
+    const float scale = 1.0f / sqrtf((float)size.HS);
+    rows += blockIdx.x / size.tiles * (size_t)Tp;
+
+    attention_load_two_<X, ROWS, W>(k_tile, k, stride, v, stride, u0, size);
+    attention_stream_<X, COLS, W>(stream, q, stride, d, size.C, u0, size);
+    attention_wait_();
+    AttentionLeft_<X, M, W, Tiling::KEYS_KEEP_K> left_k;
+    AttentionLeft_<X, M, W, Tiling::KEYS_KEEP_V> left_v;
+    attention_left_(left_k, k_tile + mine * STRIDE);
+    attention_left_(left_v, v_tile + mine * STRIDE);
+    float dk[M][W / 8][4] = {}, dv[M][W / 8][4] = {};
+    for (int t0 = u0; t0 < size.T && (MASK == ATTENTION_CAUSAL || first_key[t0] < u0 + ROWS); t0 += COLS) {
+        if (t0 + COLS < size.T) {
+            attention_stream_<X, COLS, W>(stream, q, stride, d, size.C, t0 + COLS, size);
+        }
+#pragma unroll 1
+        for (int i = 0; i < COLS; i += STEP) {
+            if (row0 < size.T && t0 + i < size.T && t0 + i + STEP > row0 &&
+                (MASK == ATTENTION_CAUSAL || first_key[t0 + i] < row0 + 16 * M)) { // some query sees some key
+                const X *q_step = attention_stage_<X, COLS, W>(stream, t0) + i * STRIDE,
+                        *d_step = q_step + COLS * STRIDE;
+                float s[M][STEP / 8][4], ds[M][STEP / 8][4];
+                attention_dot_(s, left_k, q_step);
+                if (t0 + i < row0 + 16 * M - 1) {
+                    attention_mask_earlier_queries_(s, row0, t0 + i);
+                }
+                if (MASK == ATTENTION_DOCUMENTS && first_key[min(t0 + i + STEP, size.T) - 1] > row0) {
+                    attention_mask_later_queries_(s, first_key, row0, t0 + i, size.T);
+                }
+                attention_dot_(ds, left_v, d_step);
+                attention_gradient_of_keys_(s, ds, rows + t0 + i, scale * ATTENTION_LOG2_E);
+                attention_mix_(dv, s, d_step);
+                attention_mix_(dk, ds, q_step);
+            }
+        }
+        attention_wait_();
+    }
+    attention_scale_(dk, scale);
+    X* to = dqkv + at.in_qkv + size.C + row0 * stride;
+    attention_store_<X, M, W>(to, stride, size.T - row0, size, k_tile + mine * STRIDE, dk);
+    attention_store_<X, M, W>(to + size.C, stride, size.T - row0, size, v_tile + mine * STRIDE, dv);
+    __syncthreads();
+    attention_column_sums_<X, ROWS, W>(sums, k_tile, 1, u0, size);
+    attention_column_sums_<X, ROWS, W>(sums, v_tile, 2, u0, size);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Launchers
+
+static inline AttentionSize_ attention_size_(int T, int C, int NH) {
+    AttentionSize_ size = {};
+    size.T = T;
+    size.C = C;
+    size.NH = NH;
+    size.HS = C / NH;
+    return size;
+}
+
+// Runs the statement if heads of size HS are wider than `below`, and at most WIDTH: with W the width, or the
+// widest that is compiled.
+#define ATTENTION_CASE_(HS, below, WIDTH, ...)                                                               \
+    if ((HS) > below && (HS) <= WIDTH) {                                                                     \
+        constexpr int W = WIDTH < ATTENTION_WIDEST ? WIDTH : ATTENTION_WIDEST;                               \
+        __VA_ARGS__;                                                                                         \
+    }
+
+// Runs the statement with W the width in shared memory of heads of size HS.
+#define ATTENTION_DISPATCH_(HS, ...)                                                                         \
+    do {                                                                                                     \
+        CHECK((HS) <= ATTENTION_WIDEST, "attention: heads of size %d, wanted at most %d", (HS),              \
+              ATTENTION_WIDEST);                                                                             \
+        ATTENTION_CASE_(HS, 0, 16, __VA_ARGS__)                                                              \
+        ATTENTION_CASE_(HS, 16, 32, __VA_ARGS__)                                                             \
+        ATTENTION_CASE_(HS, 32, 64, __VA_ARGS__)                                                             \
+        ATTENTION_CASE_(HS, 64, 80, __VA_ARGS__)                                                             \
+        ATTENTION_CASE_(HS, 80, 96, __VA_ARGS__)                                                             \
+        ATTENTION_CASE_(HS, 96, 128, __VA_ARGS__)                                                            \
+    } while (0)
+
+// Kernels with documents exist only for these widths: each takes seconds to compile, and at W = 96 one would
+// spill.
+constexpr int attention_documents_width_(int W) { return W <= 32 ? 32 : W <= 64 ? 64 : 128; }
+
+// The number of blocks, one for each tile of `rows` rows of each of the `heads` heads. Sets size->tiles.
+static inline unsigned attention_grid_(AttentionSize_* size, size_t heads, int rows) {
+    size->tiles = ceil_div(size->T, rows);
+    CHECK(heads * size->tiles <= INT_MAX, "attention: %zu heads of %d tiles do not fit into a grid", heads,
+          size->tiles);
+    return (unsigned)(heads * size->tiles);
+}
+
+template <class X>
+static inline int attention_packs_(int HS, const X* a, const X* b, const X* c, const X* d) {
+    const uintptr_t addresses = (uintptr_t)a | (uintptr_t)b | (uintptr_t)c | (uintptr_t)d;
+    return HS % Pack<X>::SIZE == 0 && addresses % 16 == 0;
+}
+
+template <class X, int W, AttentionMask_ MASK>
+static inline void attention_forward_(X* out, float* lse, const X* qkv, const int* starts, size_t heads,
+                                      AttentionSize_ size, const Gpu* gpu) {
+    typedef AttentionTiling_<X, W> Tiling;
+    const unsigned grid = attention_grid_(&size, heads, 16 * ATTENTION_WARPS * Tiling::FORWARD_M);
+    launch(attention_forward_kernel_<X, W, MASK>, grid, ATTENTION_THREADS, Tiling::FORWARD_BYTES, gpu, out,
+           lse, qkv, starts, size);
+}
+
+template <class X>
+static inline void attention_forward(X* out, float* lse, const X* qkv, const int* starts, int B, int T, int C,
+                                     int NH, const AttentionFlash*, const Gpu* gpu) {
+    assert(C % NH == 0);
+    AttentionSize_ size = attention_size_(T, C, NH);
+    size.packs = attention_packs_<X>(size.HS, out, qkv, NULL, NULL);
+    ATTENTION_DISPATCH_(size.HS,
+                        const auto pass =
+                            starts ? attention_forward_<X, attention_documents_width_(W), ATTENTION_DOCUMENTS>
+                                   : attention_forward_<X, W, ATTENTION_CAUSAL>;
+                        pass(out, lse, qkv, starts, (size_t)B * NH, size, gpu));
+}
+
+// Returns the number of tiles of a sequence.
+template <class X, int W, AttentionMask_ MASK>
+static inline int attention_backward_(X* dqkv, AttentionFlash* scratch, const X* dout, const X* qkv,
+                                      const X* out, const float* lse, const int* starts, size_t heads,
+                                      AttentionSize_ size, const Gpu* gpu) {
+    typedef AttentionTiling_<X, W> Tiling;
+    constexpr int ROWS = 16 * ATTENTION_WARPS * Tiling::BACKWARD_M;
+    static_assert(ROWS >= ATTENTION_ROWS_LEAST && ATTENTION_ROW_ALIGN % ROWS == 0, "room for rows and sums");
+    const int Tp = attention_padded_(size.T);
+    const unsigned grid = attention_grid_(&size, heads, ROWS);
+    launch(attention_backward_queries_kernel_<X, W, MASK>, grid, ATTENTION_THREADS, Tiling::BACKWARD_BYTES,
+           gpu, dqkv, scratch->rows, scratch->sums, dout, qkv, out, lse, starts, size, Tp);
+    launch(attention_backward_keys_kernel_<X, W, MASK>, grid, ATTENTION_THREADS, Tiling::BACKWARD_BYTES, gpu,
+           dqkv, scratch->sums, dout, qkv, scratch->rows, starts, size, Tp);
+    return size.tiles;
+}
+
+// dbias may be fp32 or of X.
+template <class X>
+static inline void attention_backward(X* dqkv, Gradient dbias, const X* dout, const X* qkv, const X* out,
+                                      const float* lse, const int* starts, int B, int T, int C, int NH,
+                                      GradientMode mode, AttentionFlash* scratch, const Gpu* gpu) {
+    const size_t heads = (size_t)B * NH;
+    int tiles = 0;
+    assert(C % NH == 0 && heads * attention_padded_(T) <= scratch->capacity &&
+           attention_sums_(B, T, C) <= scratch->sums_capacity);
+    AttentionSize_ size = attention_size_(T, C, NH);
+    size.packs = attention_packs_(size.HS, dqkv, dout, qkv, out);
+    ATTENTION_DISPATCH_(
+        size.HS,
+        const auto pass = starts ? attention_backward_<X, attention_documents_width_(W), ATTENTION_DOCUMENTS>
+                                 : attention_backward_<X, W, ATTENTION_CAUSAL>;
+        tiles = pass(dqkv, scratch, dout, qkv, out, lse, starts, heads, size, gpu));
+    if (dbias.data) {
+        column_sums_finish<X>(&dbias, 1, (const float*)scratch->sums, B * tiles, 3 * C, 3 * C, mode, gpu);
+    }
+}
+
+// The one place where cuDNN is chosen.
+#ifdef USE_CUDNN
+#include "llmc/ops/attention_cudnn.cuh"
+typedef AttentionCudnn AttentionGpu;
+#else
+typedef AttentionFlash AttentionGpu;
+// What attention_gpu_open allocates.
+static inline size_t attention_planned_bytes(int B, int T, int C, int NH, DType) {
+    return attention_flash_bytes(B, T, C, NH);
+}
+#endif
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Generation
+
+enum { ATTENTION_CACHED_THREADS = 128, ATTENTION_CACHED_WIDEST = 128 };
+
+// As AttentionCache (attention.h), of X.
+template <class X> struct AttentionCacheGpu {
+    X* data; // (B, 2, NH, maxT, HS)
+    int maxT, C, NH;
+};
+
+// The keys of a head of text b; its values are C*maxT elements behind them.
+template <class X>
+__device__ inline X* attention_cache_head_(const AttentionCacheGpu<X>& cache, int b, int h) {
+    return cache.data + (size_t)cache.maxT * (2 * (size_t)b * cache.C + (size_t)h * (cache.C / cache.NH));
+}
+
+// A thread stores an element. Row r is token positions[r] of text r or, without positions, token r of text `text`.
+// grid   ceil(rows * 2C / 256)      block   256      shared   none
+// moves  rows*2C in and out. Bound by launching.
+// order  fixed: no sums.
+template <class X>
+__global__ void attention_cache_store_kernel(AttentionCacheGpu<X> cache, const X* qkv, const int* positions,
+                                             int text, int rows) {
+    const int C = cache.C, HS = C / cache.NH;
+    const size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+    const int r = (int)(i / (2 * C)), c = (int)(i % (2 * C)), h = c % C / HS;
+    if (r < rows) {
+        X* keys = attention_cache_head_(cache, positions ? r : text, h);
+        X* to = keys + (c < C ? 0 : (size_t)C * cache.maxT) + (size_t)(positions ? positions[r] : r) * HS;
+        to[c % HS] = qkv[(size_t)r * 3 * C + C + c];
+    }
+}
+
+template <class X>
+static inline void attention_cache_store(AttentionCacheGpu<X> cache, const X* qkv, const int* positions,
+                                         int text, int rows, const Gpu* gpu) {
+    const size_t elements = (size_t)rows * 2 * cache.C;
+    launch(attention_cache_store_kernel<X>, (unsigned)ceil_div(elements, (size_t)256), 256, 0, gpu, cache,
+           qkv, positions, text, rows);
+}
+
+// q . k of HS elements, q being fp32.
+template <class X> __device__ inline float attention_cached_dot_(const float* q, const X* k, int HS) {
+    constexpr int SIZE = Pack<X>::SIZE;
+    float sum = 0.0f, x[SIZE];
+    if (HS % SIZE == 0) { // so each key starts at a multiple of 16 bytes, as the cache does
+        for (int d = 0; d < HS; d += SIZE) {
+            unpack(x, load_pack(k + d));
+#pragma unroll
+            for (int i = 0; i < SIZE; i++) {
+                sum += q[d + i] * x[i];
+            }
+        }
+        return sum;
+    }
+    for (int d = 0; d < HS; d++) {
+        sum += q[d] * to_float(k[d]);
+    }
+    return sum;
+}
+
+// A block computes one head of row r, the query of token positions[r] of text r. For a tile of keys, one of each thread,
+// it finds the scores; then thread d adds up column d of the values.
+// grid   rows * NH      block   128      shared   1 KiB
+// moves  the keys and values of each text up to its position. Bound by memory, if there are texts enough to fill the GPU.
+// order  fixed, and the same for any number of texts
+// needs  HS <= 128
+template <class X>
+__global__ void attention_cached_kernel(X* out, const X* qkv, const int* positions,
+                                        AttentionCacheGpu<X> cache) {
+    SMEM_ARRAY(float, q, [ATTENTION_CACHED_WIDEST]);
+    SMEM_ARRAY(float, p, [ATTENTION_CACHED_THREADS]);
+    const int r = blockIdx.x / cache.NH, h = blockIdx.x % cache.NH, HS = cache.C / cache.NH;
+    const int keys = positions[r] + 1, tid = threadIdx.x;
+    const X *k = attention_cache_head_(cache, r, h), *v = k + (size_t)cache.C * cache.maxT;
+    float max = -INFINITY, sum = 0.0f, acc = 0.0f;
+    if (tid < HS) {
+        q[tid] =
+            to_float(qkv[(size_t)r * 3 * cache.C + h * HS + tid]) * (ATTENTION_LOG2_E / sqrtf((float)HS));
+    }
+    __syncthreads();
+    for (int u0 = 0; u0 < keys; u0 += ATTENTION_CACHED_THREADS) {
+        const int count = min(keys - u0, (int)ATTENTION_CACHED_THREADS);
+        const float s = tid < count ? attention_cached_dot_(q, k + (size_t)(u0 + tid) * HS, HS) : -INFINITY;
+        const float before = max;
+        max = fmaxf(max, block_max(s));
+        const float weight = exp2f(s - max), rescale = exp2f(before - max); // of what is not there: 0
+        p[tid] = weight;
+        sum = sum * rescale + block_sum(weight); // which also makes p visible
+        acc *= rescale;
+        for (int i = 0; i < count && tid < HS; i++) {
+            acc += p[i] * to_float(v[(size_t)(u0 + i) * HS + tid]);
+        }
+    } // nobody writes p again before block_max has seen all threads
+    if (tid < HS) {
+        out[(size_t)r * cache.C + h * HS + tid] = from_float<X>(acc / sum);
+    }
+}
+
+template <class X>
+static inline void attention_cached(X* out, const X* qkv, const int* positions, int rows,
+                                    AttentionCacheGpu<X> cache, const Gpu* gpu) {
+    CHECK(cache.C / cache.NH <= ATTENTION_CACHED_WIDEST, "attention: heads of size %d, wanted at most %d",
+          cache.C / cache.NH, (int)ATTENTION_CACHED_WIDEST);
+    launch(attention_cached_kernel<X>, (unsigned)(rows * cache.NH), ATTENTION_CACHED_THREADS, 0, gpu, out,
+           qkv, positions, cache);
+}
+
+#endif

@@ -1,0 +1,592 @@
+/*
+attention.h -- causal multi-head self-attention: the contract, and the CPU version.
+
+    q, k, v  = the three parts of a token's row of qkv, head h at columns h*HS ... of each
+    s[t][u]  = q[t] . k[u] / sqrt(HS)           starts[t] <= u <= t
+    p[t]     = softmax(s[t])                    lse[t] = log sum_u exp(s[t][u])
+    out[t]   = sum_u p[t][u] v[u]
+
+    dp[t][u] = dout[t] . v[u]                   delta[t] = dout[t] . out[t]
+    ds       = p (dp - delta) / sqrt(HS)
+    dq[t]    = sum_u ds[t][u] k[u]     dk[u] = sum_t ds[t][u] q[t]     dv[u] = sum_t p[t][u] dout[t]
+
+    qkv, dqkv     (B, T, 3, NH, HS)   packed as the linear layer writes it; C = NH*HS
+    out, dout     (B, T, C)
+    starts        (B, T)              int32, place in the row where the document of token t starts: never
+                                      above t, never falling along a row. A token sees its own document only.
+                                      NULL: the row is one document
+    lse           (B, NH, T)          fp32, kept for the backward pass
+
+Both passes set their outputs.
+
+As in flash attention (Dao et al., 2022), probabilities exist only for a few queries of one head at a time, and are computed
+again, from lse, in the backward pass. A forward pass has those of a tile of queries and all keys, a backward pass those of
+ATTENTION_SQUARE queries and as many keys. Keys are skipped if their document ended before the first of these queries. A
+thread takes a whole head; all products are tiles of matmul.h.
+
+Generation keeps the keys and values of each text, and then computes one token of each at a time:
+
+    cache         (B, 2, NH, maxT, HS)   keys, then values, of B texts of up to maxT tokens
+
+attention_cache_store sets those of some tokens of one text from rows of qkv; attention_cached sets out (R, C) for
+the queries in qkv (R, 3, NH, HS), row r being token positions[r] of text r, whose keys and values are stored.
+*/
+#ifndef LLMC_ATTENTION_H
+#define LLMC_ATTENTION_H
+
+#include <assert.h>
+#include <math.h>
+
+#include "llmc/base/check.h"
+#include "llmc/base/sizes.h"
+#include "llmc/base/vec.h"
+#include "llmc/ops/gradient.h"
+#include "llmc/ops/matmul.h"
+
+#define ATTENTION_KEYS 768  // forward: a row of probabilities is stored in blocks of this many
+#define ATTENTION_SQUARE 96 // backward: queries, and keys, at a time; p and ds take 36 KiB each
+#define ATTENTION_SKIP (3 * MATMUL_TILE_COLS) // keys of other documents are skipped in such steps
+static_assert(ATTENTION_SKIP % MATMUL_TILE_ROWS == 0 && ATTENTION_SQUARE % ATTENTION_SKIP == 0 &&
+                  ATTENTION_KEYS % ATTENTION_SQUARE == 0,
+              "whole tiles are skipped");
+
+typedef struct {
+    int B, T;  // sequences, and their tokens
+    int C, NH; // channels, in heads of HS = C/NH
+} AttentionSizes;
+
+// One thread's working memory. Tp is T rounded up to ATTENTION_KEYS, HSp is HS rounded up to MATMUL_TILE_COLS.
+typedef struct {
+    float *k_by_key,
+        *v_by_key; // (Tp / MATMUL_TILE_COLS, HS, MATMUL_TILE_COLS)   right matrices of q k^T and dout v^T
+    float *k_by_dim,
+        *v_by_dim; // (HSp / MATMUL_TILE_COLS, Tp, MATMUL_TILE_COLS)  right matrices of ds k and p v
+    float *q_block,
+        *dout_block; // (HSp / MATMUL_TILE_COLS, ATTENTION_SQUARE, MATMUL_TILE_COLS)   right matrices of ds^T q and p^T dout
+    float* row_p;  // (Tp / ATTENTION_KEYS, MATMUL_TILE_ROWS, ATTENTION_KEYS): the left matrix of p v
+    float *p, *ds; // (ATTENTION_SQUARE, ATTENTION_SQUARE): queries, keys
+} AttentionScratch_;
+
+typedef struct {
+    AttentionScratch_* of_thread;
+    float* memory;
+    int T, HS;
+} AttentionScratch;
+
+enum { ATTENTION_PARTS_ = 9 }; // of AttentionScratch_
+
+// Sets the floats of each part, in its order; returns those of all.
+static inline size_t attention_parts_(size_t sizes[ATTENTION_PARTS_], int T, int HS) {
+    const size_t Tp = int_round_up(T, ATTENTION_KEYS), HSp = int_round_up(HS, MATMUL_TILE_COLS);
+    const size_t panels = Tp * HSp, block = ATTENTION_SQUARE * HSp,
+                 square = ATTENTION_SQUARE * ATTENTION_SQUARE;
+    const size_t parts[ATTENTION_PARTS_] = {
+        panels, panels, panels, panels, block, block, MATMUL_TILE_ROWS * Tp, square, square};
+    size_t sum = 0;
+    for (int i = 0; i < ATTENTION_PARTS_; i++) {
+        sizes[i] = parts[i];
+        sum += parts[i];
+    }
+    return sum;
+}
+
+// Scratch for sequences up to T and heads of size HS, for as many threads as the next parallel region
+// would have.
+static inline size_t attention_scratch_bytes(int T, int HS) {
+    size_t sizes[ATTENTION_PARTS_];
+    return (size_t)threads_max() *
+           (attention_parts_(sizes, T, HS) * sizeof(float) + sizeof(AttentionScratch_));
+}
+
+static inline void attention_open(AttentionScratch* scratch, int T, int HS) {
+    size_t sizes[ATTENTION_PARTS_];
+    const size_t per_thread = attention_parts_(sizes, T, HS);
+    const int threads = threads_max();
+    scratch->T = T;
+    scratch->HS = HS;
+    scratch->memory = (float*)check_alloc(per_thread * threads, sizeof(float), "attention: scratch");
+    scratch->of_thread =
+        (AttentionScratch_*)check_alloc(threads, sizeof(AttentionScratch_), "attention: scratch");
+    float* at = scratch->memory;
+    for (int i = 0; i < threads; i++) {
+        AttentionScratch_* s = &scratch->of_thread[i];
+        float** const parts[ATTENTION_PARTS_] = {&s->k_by_key, &s->v_by_key, &s->k_by_dim,
+                                                 &s->v_by_dim, &s->q_block,  &s->dout_block,
+                                                 &s->row_p,    &s->p,        &s->ds};
+        for (int j = 0; j < ATTENTION_PARTS_; j++) {
+            *parts[j] = at;
+            at += sizes[j];
+        }
+    }
+}
+
+static inline void attention_close(AttentionScratch* scratch) {
+    free(scratch->memory);
+    free(scratch->of_thread);
+}
+
+// Multiply-adds of the causal half, times two: q k^T and p v; backward s again, dp, dv, dq and dk.
+static inline double attention_flops(double B, double T, double C) { return 2 * B * T * T * C; }
+static inline double attention_backward_flops(double B, double T, double C) { return 5 * B * T * T * C; }
+
+// The least that each pass moves, if tiles are read again from a cache. A GPU's backward pass does 7 / 5 of its FLOP, and
+// has two more numbers for each head.
+static inline double attention_forward_bytes(double B, double T, double C, double NH, double element_bytes) {
+    return B * T * (4 * C * element_bytes + 4 * NH);
+}
+static inline double attention_backward_bytes(double B, double T, double C, double NH, double element_bytes) {
+    return B * T * (12 * C * element_bytes + (4 + 2 * 8) * NH);
+}
+
+// Where key u of the first row is in row_p; rows are ATTENTION_KEYS apart.
+static inline size_t attention_at_(int u) {
+    return (size_t)(u / ATTENTION_KEYS) * MATMUL_TILE_ROWS * ATTENTION_KEYS + u % ATTENTION_KEYS;
+}
+
+// Where the block of key u ends.
+static inline int attention_block_end_(int u, int keys) {
+    return int_min((u / ATTENTION_KEYS + 1) * ATTENTION_KEYS, keys);
+}
+
+static inline int attention_start_(const int* starts, int t) { return starts ? starts[t] : 0; }
+
+// From which key on anything is computed for the queries from t0 on.
+static inline int attention_from_(const int* starts, int t0) {
+    return attention_start_(starts, t0) / ATTENTION_SKIP * ATTENTION_SKIP;
+}
+
+// Packs the T rows of one head (row stride 3C) for products over the head's dimensions (k_by_key, v_by_key).
+static inline void attention_pack_by_key_(float* to, const float* rows, size_t stride, int T, int HS) {
+    const Matrix m = {rows, 1, stride};
+    for (int u = 0; u < T; u += MATMUL_TILE_COLS) {
+        matmul_pack_panel(to + (size_t)u * HS, m, 0, u, HS, int_min(MATMUL_TILE_COLS, T - u));
+    }
+}
+
+// Packs `n` rows for products over the rows; panels of different dimensions are `capacity` rows apart.
+static inline void attention_pack_by_dim_(float* to, const float* rows, size_t stride, int n, int capacity,
+                                          int HS) {
+    const Matrix m = {rows, stride, 1};
+    for (int d = 0; d < HS; d += MATMUL_TILE_COLS) {
+        matmul_pack_panel(to + (size_t)capacity * d, m, 0, d, n, int_min(MATMUL_TILE_COLS, HS - d));
+    }
+}
+
+// scores(rows, keys) = left(rows, HS) right(keys, HS)^T, and the rest of the last panel; rows are `row` and `left_row` apart.
+static inline void attention_scores_(float* scores, size_t row, const float* left, size_t left_row,
+                                     const float* right_by_key, int rows, int keys, int HS) {
+    const Matrix m = {left, left_row, 1};
+    for (int u = 0; u < keys; u += MATMUL_TILE_COLS) {
+        matmul_rows(scores + u, row, rows, MATMUL_TILE_COLS, m, right_by_key + (size_t)u * HS, HS, NULL,
+                    GRADIENT_SET);
+    }
+}
+
+// out(rows, HS) = weights(rows, keys) right(keys, HS), set or added to; rows are `row` and `weights_row` apart. `right_by_dim` is
+// where the first key is in the first panel, panels are `capacity` keys apart.
+static inline void attention_mix_(float* out, size_t row, const float* weights, size_t weights_row,
+                                  const float* right_by_dim, int capacity, int rows, int keys, int HS,
+                                  GradientMode mode) {
+    const Matrix m = {weights, weights_row, 1};
+    for (int d = 0; d < HS; d += MATMUL_TILE_COLS) {
+        matmul_rows(out + d, row, rows, int_min(MATMUL_TILE_COLS, HS - d), m,
+                    right_by_dim + (size_t)capacity * d, keys, NULL, mode);
+    }
+}
+
+// out(keys, HS) = weights(queries, keys)^T right(queries, HS), set or added to, for a tile of keys of a square; rows of out are
+// `row` apart. Not inlined, as matmul_rows is not.
+static __attribute__((noinline)) void attention_scatter_(float* out, size_t row, const float* weights,
+                                                         const float* right, int keys, int queries, int HS,
+                                                         GradientMode mode) {
+    for (int d = 0; d < HS; d += MATMUL_TILE_COLS) {
+        matmul_rows_transposed(out + d, row, keys, int_min(MATMUL_TILE_COLS, HS - d), weights,
+                               ATTENTION_SQUARE, right + (size_t)ATTENTION_SQUARE * d, queries, mode);
+    }
+}
+
+// `x` for the keys `start` ... keys-1 of those from u on, `other` for the rest.
+ALWAYS_INLINE Vec attention_seen_(Vec x, Vec other, int u, int start, int keys) {
+    return u >= start && u + LANES <= keys
+               ? x
+               : vec_select(vec_first(keys - u) & ~vec_first(start - u), x, other);
+}
+
+// A row of scores becomes exp(scale s - shift), and 0 where a key is not seen: before `start`, from `keys`
+// on. From key `from` to `end`, multiples of LANES; returns the sum.
+ALWAYS_INLINE float attention_exp_row_(float* row, int start, int keys, int from, int end, float scale,
+                                       float shift) {
+    Vec sum = vec_all(0.0f);
+    for (int u0 = from; u0 < end; u0 = attention_block_end_(u0, end)) {
+        float* block = row + attention_at_(u0) - u0;
+        for (int u = u0; u < attention_block_end_(u0, end); u += LANES) {
+            const Vec e = vec_exp(vec_load(block + u) * scale - shift);
+            const Vec kept = attention_seen_(e, vec_all(0.0f), u, start, keys);
+            vec_store(block + u, kept);
+            sum += kept;
+        }
+    }
+    return vec_hsum(sum);
+}
+
+ALWAYS_INLINE float attention_max_row_(const float* row, int start, int keys) {
+    Vec max = vec_all(-INFINITY), others = max; // two, as one maximum waits for the one before
+    for (int u0 = start / LANES * LANES; u0 < keys; u0 = attention_block_end_(u0, keys)) {
+        const float* block = row + attention_at_(u0) - u0;
+        const int end = attention_block_end_(u0, keys);
+        int u = u0;
+        for (; u + LANES < end; u += 2 * LANES) {
+            max = vec_max(attention_seen_(vec_load(block + u), max, u, start, keys), max);
+            others =
+                vec_max(attention_seen_(vec_load(block + u + LANES), others, u + LANES, start, keys), others);
+        }
+        for (; u < end; u += LANES) {
+            max = vec_max(attention_seen_(vec_load(block + u), max, u, start, keys), max);
+        }
+    }
+    return vec_hmax(vec_max(max, others));
+}
+
+// What the probabilities of a query and their gradients are computed from. It sees the keys from `start` to its own place t.
+typedef struct {
+    int start, t;
+    float lse, delta;
+} AttentionQuery_;
+
+// A row of a square, keys u0 ... end-1, multiples of LANES: scores become p = exp(scale s - lse), and dp becomes
+// ds = p (dp - delta) scale; both become 0 where a key is not seen.
+ALWAYS_INLINE void attention_softmax_backward_row_(float* p, float* ds, AttentionQuery_ query, int u0,
+                                                   int end, float scale) {
+    for (int u = u0; u < end; u += LANES, p += LANES, ds += LANES) {
+        const Vec e = vec_exp(vec_load(p) * scale - query.lse);
+        const Vec kept = attention_seen_(e, vec_all(0.0f), u, query.start, query.t + 1);
+        vec_store(p, kept);
+        vec_store(ds, kept * ((vec_load(ds) - query.delta) * scale));
+    }
+}
+
+// One head of one sequence. Token t is row t of each tensor: those of qkv and dqkv are `stride` apart and have
+// the keys C and the values 2C behind the queries; those of out and dout are C apart.
+typedef struct {
+    const float *qkv, *dout;
+    float *out, *lse, *dqkv;
+    const int* starts; // (T), or NULL
+    int C, HS;
+    size_t stride;              // 3C
+    int capacity;               // rows of a panel by dimension: scratch->T, rounded up
+    AttentionScratch_* scratch; // of the thread
+} AttentionHeadCpu_;
+
+// Head `index` of B * NH, without scratch. Only the forward pass leaves dqkv and dout NULL.
+static inline AttentionHeadCpu_ attention_head_cpu_(int index, AttentionSizes sizes, const float* qkv,
+                                                    float* out, float* lse, float* dqkv, const float* dout,
+                                                    const int* starts) {
+    const int b = index / sizes.NH, HS = sizes.C / sizes.NH;
+    const size_t first = (size_t)b * sizes.T, column = (size_t)(index % sizes.NH) * HS; // first: its token
+    const size_t stride = 3 * (size_t)sizes.C, at = first * sizes.C + column;
+    AttentionHeadCpu_ head;
+    head.qkv = qkv + first * stride + column;
+    head.dqkv = dqkv ? dqkv + first * stride + column : NULL;
+    head.out = out + at;
+    head.dout = dout ? dout + at : NULL;
+    head.lse = lse + (size_t)index * sizes.T;
+    head.starts = starts ? starts + first : NULL;
+    head.C = sizes.C;
+    head.HS = HS;
+    head.stride = stride;
+    head.capacity = 0;
+    head.scratch = NULL;
+    return head;
+}
+
+// Gives it the scratch of the thread.
+static inline AttentionHeadCpu_ attention_head_with_(AttentionHeadCpu_ head, AttentionScratch* scratch) {
+    head.capacity = int_round_up(scratch->T, ATTENTION_KEYS);
+    head.scratch = &scratch->of_thread[thread_index()];
+    return head;
+}
+
+// delta of token t.
+static inline float attention_delta_(const AttentionHeadCpu_* head, int t) {
+    const float *out = head->out + (size_t)t * head->C, *dout = head->dout + (size_t)t * head->C;
+    return vec_dot(out, dout, head->HS);
+}
+
+// ---- forward ----
+
+// Queries t0 ... t0+rows-1, a tile: scores, softmax, out.
+static inline void attention_forward_tile_(const AttentionHeadCpu_* head, int t0, int rows) {
+    const AttentionScratch_* s = head->scratch;
+    const int C = head->C, HS = head->HS;
+    const float scale = 1.0f / sqrtf((float)HS);
+    const int keys = t0 + rows, from = attention_from_(head->starts, t0);
+    for (int u = from; u < keys; u = attention_block_end_(u, keys)) {
+        attention_scores_(s->row_p + attention_at_(u), ATTENTION_KEYS, head->qkv + t0 * head->stride,
+                          head->stride, s->k_by_key + (size_t)u * HS, rows, attention_block_end_(u, keys) - u,
+                          HS);
+    }
+    float inverse[MATMUL_TILE_ROWS];
+    for (int i = 0; i < rows; i++) {
+        float* row = s->row_p + i * ATTENTION_KEYS;
+        const int start = attention_start_(head->starts, t0 + i);
+        const float max = attention_max_row_(row, start, t0 + i + 1) * scale;
+        const float sum =
+            attention_exp_row_(row, start, t0 + i + 1, from, int_round_up(keys, LANES), scale, max);
+        head->lse[t0 + i] = max + logf(sum);
+        inverse[i] = 1.0f / sum;
+    }
+    float* out = head->out + (size_t)t0 * C;
+    for (int u = from; u < keys; u = attention_block_end_(u, keys)) {
+        attention_mix_(out, (size_t)C, s->row_p + attention_at_(u), ATTENTION_KEYS,
+                       s->v_by_dim + (size_t)u * MATMUL_TILE_COLS, head->capacity, rows,
+                       attention_block_end_(u, keys) - u, HS, u == from ? GRADIENT_SET : GRADIENT_ADD);
+    }
+    for (int i = 0; i < rows; i++) {
+        for (int d = 0; d < HS; d++) {
+            out[(size_t)i * C + d] *= inverse[i];
+        }
+    }
+}
+
+static inline void attention_forward_cpu(float* out, float* lse, const float* qkv, const int* starts,
+                                         AttentionSizes sizes, AttentionScratch* scratch) {
+    const int T = sizes.T, C = sizes.C, HS = C / sizes.NH;
+    assert(T <= scratch->T && HS == scratch->HS);
+#pragma omp parallel for schedule(dynamic)
+    for (int h = 0; h < sizes.B * sizes.NH; h++) {
+        const AttentionHeadCpu_ head =
+            attention_head_with_(attention_head_cpu_(h, sizes, qkv, out, lse, NULL, NULL, starts), scratch);
+        const AttentionScratch_* s = head.scratch;
+        attention_pack_by_key_(s->k_by_key, head.qkv + C, head.stride, T, HS);
+        attention_pack_by_dim_(s->v_by_dim, head.qkv + 2 * C, head.stride, T, head.capacity, HS);
+        for (int t = 0; t < T; t += MATMUL_TILE_ROWS) {
+            attention_forward_tile_(&head, t, int_min(MATMUL_TILE_ROWS, T - t));
+        }
+    }
+}
+
+// ---- backward ----
+
+// A square: the queries t0 ... t0+rows-1 and the keys u0 ... u1-1.
+typedef struct {
+    int t0, rows, u0, u1;
+} AttentionSquare_;
+
+// Rows of the tile of queries from t0+i on.
+static inline int attention_tile_rows_(const AttentionSquare_* x, int i) {
+    return int_min(MATMUL_TILE_ROWS, x->rows - i);
+}
+
+// How many keys of the square the tile of queries from t0+i sees; none if this is 0 or less.
+static inline int attention_tile_keys_(const AttentionSquare_* x, int i) {
+    return int_min(x->u1, x->t0 + i + attention_tile_rows_(x, i)) - x->u0;
+}
+
+// Sets p and ds of a square. All tiles of queries meet the keys, then the values, while they are in the L1 cache.
+static inline void attention_backward_scores_(const AttentionHeadCpu_* head, const AttentionSquare_* x,
+                                              const AttentionQuery_* queries) {
+    const AttentionScratch_* s = head->scratch;
+    const int C = head->C, HS = head->HS;
+    const size_t right = (size_t)x->u0 * HS;
+    const float scale = 1.0f / sqrtf((float)HS);
+    for (int i = 0; i < x->rows; i += MATMUL_TILE_ROWS) {
+        attention_scores_(s->p + (size_t)i * ATTENTION_SQUARE, ATTENTION_SQUARE,
+                          head->qkv + (x->t0 + i) * head->stride, head->stride, s->k_by_key + right,
+                          attention_tile_rows_(x, i), attention_tile_keys_(x, i), HS);
+    }
+    for (int i = 0; i < x->rows; i += MATMUL_TILE_ROWS) {
+        attention_scores_(s->ds + (size_t)i * ATTENTION_SQUARE, ATTENTION_SQUARE,
+                          head->dout + (size_t)(x->t0 + i) * C, (size_t)C, s->v_by_key + right,
+                          attention_tile_rows_(x, i), attention_tile_keys_(x, i), HS);
+    }
+    for (int i = 0; i < x->rows; i++) {
+        const int keys = attention_tile_keys_(x, i / MATMUL_TILE_ROWS * MATMUL_TILE_ROWS);
+        attention_softmax_backward_row_(s->p + (size_t)i * ATTENTION_SQUARE,
+                                        s->ds + (size_t)i * ATTENTION_SQUARE, queries[i], x->u0,
+                                        x->u0 + int_round_up(keys, LANES), scale);
+    }
+}
+
+// Adds the square's part of dq, or sets dq, as `mode` says.
+static inline void attention_backward_queries_(const AttentionHeadCpu_* head, const AttentionSquare_* x,
+                                               GradientMode mode) {
+    const AttentionScratch_* s = head->scratch;
+    for (int i = 0; i < x->rows; i += MATMUL_TILE_ROWS) {
+        const int rows = attention_tile_rows_(x, i), keys = attention_tile_keys_(x, i);
+        if (keys > 0) {
+            attention_mix_(head->dqkv + (x->t0 + i) * head->stride, head->stride,
+                           s->ds + (size_t)i * ATTENTION_SQUARE, ATTENTION_SQUARE,
+                           s->k_by_dim + (size_t)x->u0 * MATMUL_TILE_COLS, head->capacity, rows, keys,
+                           head->HS, mode);
+        }
+    }
+}
+
+// Adds the square's part of dk and dv, or sets them where its own queries are: no earlier square had these keys. Tiles of keys
+// end where tiles of queries do.
+static inline void attention_backward_keys_(const AttentionHeadCpu_* head, const AttentionSquare_* x) {
+    const AttentionScratch_* s = head->scratch;
+    const int HS = head->HS;
+    for (int u = x->u0; u < x->u1; u += MATMUL_TILE_ROWS) {
+        const int i =
+            int_max(0, u - x->t0) / MATMUL_TILE_ROWS * MATMUL_TILE_ROWS; // the first tile that sees u
+        const int keys = int_min(MATMUL_TILE_ROWS, x->u1 - u), queries = x->rows - i;
+        const size_t at = (size_t)i * ATTENTION_SQUARE + u - x->u0, right = (size_t)i * MATMUL_TILE_COLS;
+        const GradientMode mode = u >= x->t0 ? GRADIENT_SET : GRADIENT_ADD;
+        float *dk = head->dqkv + u * head->stride + head->C, *dv = dk + head->C;
+        attention_scatter_(dk, head->stride, s->ds + at, s->q_block + right, keys, queries, HS, mode);
+        attention_scatter_(dv, head->stride, s->p + at, s->dout_block + right, keys, queries, HS, mode);
+    }
+}
+
+// Queries t0 ... t0+rows-1, up to ATTENTION_SQUARE. Sets dq, dk and dv at their places, and adds to dk and dv of earlier ones: block
+// after block, in a fixed order.
+static inline void attention_backward_block_(const AttentionHeadCpu_* head, int t0, int rows) {
+    const AttentionScratch_* s = head->scratch;
+    const int C = head->C, HS = head->HS, from = attention_from_(head->starts, t0);
+    AttentionQuery_ queries[ATTENTION_SQUARE];
+    for (int i = 0; i < rows; i++) {
+        queries[i] = (AttentionQuery_){attention_start_(head->starts, t0 + i), t0 + i, head->lse[t0 + i],
+                                       attention_delta_(head, t0 + i)};
+    }
+    attention_pack_by_dim_(s->q_block, head->qkv + t0 * head->stride, head->stride, rows, ATTENTION_SQUARE,
+                           HS);
+    attention_pack_by_dim_(s->dout_block, head->dout + (size_t)t0 * C, (size_t)C, rows, ATTENTION_SQUARE, HS);
+    for (int u = from; u < t0 + rows; u += ATTENTION_SQUARE) {
+        const AttentionSquare_ x = {t0, rows, u, int_min(u + ATTENTION_SQUARE, t0 + rows)};
+        attention_backward_scores_(head, &x, queries);
+        attention_backward_queries_(head, &x, u == from ? GRADIENT_SET : GRADIENT_ADD);
+        attention_backward_keys_(head, &x);
+    }
+}
+
+static inline void attention_backward_cpu(float* dqkv, const float* dout, const float* qkv, const float* out,
+                                          const float* lse, const int* starts, AttentionSizes sizes,
+                                          AttentionScratch* scratch) {
+    const int T = sizes.T, C = sizes.C, HS = C / sizes.NH;
+    assert(T <= scratch->T && HS == scratch->HS);
+#pragma omp parallel for schedule(dynamic)
+    for (int h = 0; h < sizes.B * sizes.NH; h++) {
+        const AttentionHeadCpu_ head =
+            attention_head_with_(attention_head_cpu_(h, sizes, qkv, (float*)out, (float*)lse, dqkv, dout,
+                                                     starts), // only reads out and lse
+                                 scratch);
+        const AttentionScratch_* s = head.scratch;
+        attention_pack_by_key_(s->k_by_key, head.qkv + C, head.stride, T, HS);
+        attention_pack_by_key_(s->v_by_key, head.qkv + 2 * C, head.stride, T, HS);
+        attention_pack_by_dim_(s->k_by_dim, head.qkv + C, head.stride, T, head.capacity, HS);
+        for (int t = 0; t < T; t += ATTENTION_SQUARE) {
+            attention_backward_block_(&head, t, int_min(ATTENTION_SQUARE, T - t));
+        }
+    }
+}
+
+// ---- generation ----
+
+// What is cached, and how much room there is.
+typedef struct {
+    float* data; // (B, 2, NH, maxT, HS)
+    int maxT, C, NH;
+} AttentionCache;
+
+// The keys of a head of text b; its values are C*maxT elements behind them.
+static inline float* attention_cache_head_(AttentionCache cache, int b, int h) {
+    return cache.data + (size_t)cache.maxT * (2 * (size_t)b * cache.C + (size_t)h * (cache.C / cache.NH));
+}
+
+// The tokens first ... first+count-1 of text b, which are the rows of qkv (count, 3C).
+static inline void attention_cache_store_cpu(AttentionCache cache, const float* qkv, int b, int first,
+                                             int count) {
+    const int C = cache.C, HS = C / cache.NH;
+    for (int h = 0; h < cache.NH; h++) {
+        float* keys = attention_cache_head_(cache, b, h) + (size_t)first * HS;
+        float* values = keys + (size_t)C * cache.maxT;
+        for (int t = 0; t < count; t++) {
+            const float* row = qkv + (size_t)t * 3 * C + (size_t)h * HS;
+            memcpy(keys + (size_t)t * HS, row + C, (size_t)HS * sizeof(float));
+            memcpy(values + (size_t)t * HS, row + 2 * C, (size_t)HS * sizeof(float));
+        }
+    }
+}
+
+// scores[u ... u+LANES-1] = scale q . k of LANES keys; lanes from `last` on repeat the last key's.
+static inline void attention_cached_scores_(float* scores, const float* q, const float* keys, int u, int last,
+                                            int HS, float scale) {
+    Vec sum[LANES];
+    float rest[LANES] = {0}; // of the dimensions that fill no vector
+    for (int i = 0; i < LANES; i++) {
+        const float* k = keys + (size_t)int_min(u + i, last) * HS;
+        int d = 0;
+        sum[i] = vec_all(0.0f);
+        for (; d + LANES <= HS; d += LANES) {
+            sum[i] += vec_load(q + d) * vec_load(k + d);
+        }
+        for (; d < HS; d++) {
+            rest[i] += q[d] * k[d];
+        }
+    }
+    vec_transpose(sum);
+    Vec total = vec_load(rest);
+    for (int i = 0; i < LANES; i++) {
+        total += sum[i];
+    }
+    vec_store(scores + u, total * scale);
+}
+
+// Scores become exp(score - max), and 0 from `keys` on, up to the end of a vector. Returns their sum.
+static inline float attention_cached_softmax_(float* scores, int keys) {
+    Vec max = vec_all(-INFINITY), sum = vec_all(0.0f);
+    for (int u = 0; u < keys; u += LANES) {
+        max = vec_max(vec_load(scores + u), max); // those behind the last key are copies of its score
+    }
+    const float shift = vec_hmax(max);
+    for (int u = 0; u < keys; u += LANES) {
+        const Vec p = vec_select(vec_first(keys - u), vec_exp(vec_load(scores + u) - shift), vec_all(0.0f));
+        vec_store(scores + u, p);
+        sum += p;
+    }
+    return vec_hsum(sum);
+}
+
+// out (HS) = weights (keys) . values (keys, HS) / sum
+static inline void attention_cached_mix_(float* out, const float* weights, const float* values, int keys,
+                                         int HS, float sum) {
+    int d = 0;
+    for (; d + 2 * LANES <= HS; d += 2 * LANES) {
+        Vec low = vec_all(0.0f), high = vec_all(0.0f);
+        for (int u = 0; u < keys; u++) {
+            low += weights[u] * vec_load(values + (size_t)u * HS + d);
+            high += weights[u] * vec_load(values + (size_t)u * HS + d + LANES);
+        }
+        vec_store(out + d, low / sum);
+        vec_store(out + d + LANES, high / sum);
+    }
+    for (; d < HS; d++) {
+        float total = 0;
+        for (int u = 0; u < keys; u++) {
+            total += weights[u] * values[(size_t)u * HS + d];
+        }
+        out[d] = total / sum;
+    }
+}
+
+static inline void attention_cached_cpu(float* out, const float* qkv, const int* positions, int rows,
+                                        AttentionCache cache, AttentionScratch* scratch) {
+    const int C = cache.C, NH = cache.NH, HS = C / NH;
+    assert(cache.maxT <= scratch->T && HS == scratch->HS);
+#pragma omp parallel for schedule(static)
+    for (int i = 0; i < rows * NH; i++) {
+        const int r = i / NH, h = i % NH, keys = positions[r] + 1;
+        const float* q = qkv + (size_t)r * 3 * C + (size_t)h * HS;
+        const float* k = attention_cache_head_(cache, r, h);
+        float* scores = scratch->of_thread[thread_index()].row_p;
+        for (int u = 0; u < keys; u += LANES) {
+            attention_cached_scores_(scores, q, k, u, keys - 1, HS, 1.0f / sqrtf((float)HS));
+        }
+        const float sum = attention_cached_softmax_(scores, keys);
+        attention_cached_mix_(out + (size_t)r * C + (size_t)h * HS, scores, k + (size_t)C * cache.maxT, keys,
+                              HS, sum);
+    }
+}
+
+#endif

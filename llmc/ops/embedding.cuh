@@ -1,0 +1,480 @@
+/*
+embedding.cuh -- embedding.h on the GPU: the same functions on X = float, bf16 or fp16, computed in fp32 (T is the
+length of the sequences).
+
+The gradient of wte is a sum over all positions that hold the same token. To add in a fixed order without
+floating-point atomics, the positions are sorted by their token, stably (a radix sort: one pass for up to 1024
+tokens, or two);
+the sorted list is cut into chunks of ENCODER_CHUNK positions; the rows of one token in one chunk are a piece,
+which a warp sums in order of the positions. A token with a single piece is added to dwte at once. Otherwise,
+if the token continues in another chunk, the sums wait in scratch memory, and a second kernel adds them in
+order: a token that fills half of the batch is summed by many blocks.
+*/
+#ifndef LLMC_EMBEDDING_CUH
+#define LLMC_EMBEDDING_CUH
+
+#include <assert.h>
+
+#include "llmc/ops/embedding.h"
+#include "llmc/gpu/gpu.cuh"
+
+#define ENCODER_WARPS 8   // to a block of the kernels that give a warp a row
+#define ENCODER_BITS 10   // of a token, that one pass of the sort looks at, at most
+#define ENCODER_PASSES 2  // at most: tokens are below 2^20
+#define ENCODER_TILE 1024 // positions to a block of the sort; also 2^ENCODER_BITS: a thread for every digit
+#define ENCODER_CHUNK 128 // sorted positions per block: few enough to be quick, enough for few partial sums
+
+typedef struct {
+    int* order[2];  // (N) positions, sorted so far; at the end order[0]
+    int* counts;    // (digits, tiles) of a tile's positions, then where a tile's first goes among its digit's
+    int* totals;    // (digits) of all positions
+    float* partial; // (chunks, 2, C) the first piece of a chunk; its last piece
+    int N, C;
+    int passes, bits; // of the sort, and of a token in each pass: 2^bits digits
+} EncoderGpu;
+
+static inline size_t encoder_counts_(int N) { return (size_t)ENCODER_TILE * ceil_div(N, ENCODER_TILE); }
+static inline size_t encoder_partials_(int N, int C) { return 2 * (size_t)ceil_div(N, ENCODER_CHUNK) * C; }
+
+// What encoder_open allocates.
+static inline size_t encoder_planned_bytes(int N, int C) {
+    return (2 * (size_t)N + encoder_counts_(N) + ENCODER_TILE) * sizeof(int) +
+           encoder_partials_(N, C) * sizeof(float);
+}
+
+// For up to N positions, tokens below V, and C columns.
+static inline void encoder_open(EncoderGpu* scratch, int N, int V, int C) {
+    CHECK(V <= 1 << (ENCODER_BITS * ENCODER_PASSES), "vocabulary of %d tokens: at most %d on the GPU", V,
+          1 << (ENCODER_BITS * ENCODER_PASSES));
+    for (int i = 0; i < 2; i++) {
+        scratch->order[i] = (int*)gpu_alloc((size_t)N, sizeof(int), "encoder: sorted positions");
+    }
+    scratch->counts = (int*)gpu_alloc(encoder_counts_(N), sizeof(int), "encoder: counts");
+    scratch->totals = (int*)gpu_alloc(ENCODER_TILE, sizeof(int), "encoder: totals");
+    scratch->partial = (float*)gpu_alloc(encoder_partials_(N, C), sizeof(float), "encoder: partial sums");
+    scratch->N = N;
+    scratch->C = C;
+    int bits = 1;
+    while (V > 1 << bits) {
+        bits++;
+    }
+    scratch->passes = ceil_div(bits, ENCODER_BITS);
+    scratch->bits = ceil_div(bits, scratch->passes);
+}
+
+static inline void encoder_close(EncoderGpu* scratch) {
+    gpu_free(scratch->partial);
+    gpu_free(scratch->totals);
+    gpu_free(scratch->counts);
+    gpu_free(scratch->order[1]);
+    gpu_free(scratch->order[0]);
+}
+
+// ---- elements: WIDTH of them at a time, a pack of X or 1 ----
+
+template <int WIDTH, class X> __device__ inline void encoder_load_(float* to, const X* from) {
+    if constexpr (WIDTH == 1) {
+        to[0] = to_float(from[0]);
+    } else {
+        constexpr int SIZE = Pack<X>::SIZE; // WIDTH, or half of it if X is a gradient's fp32
+#pragma unroll
+        for (int first = 0; first < WIDTH; first += SIZE) {
+            const Pack<X> pack = load_pack(from + first);
+#pragma unroll
+            for (int i = 0; i < SIZE; i++) {
+                to[first + i] = to_float(pack[i]);
+            }
+        }
+    }
+}
+
+template <int WIDTH, class X> __device__ inline void encoder_store_(X* to, const float* from) {
+    if constexpr (WIDTH == 1) {
+        to[0] = from_float<X>(from[0]);
+    } else {
+        constexpr int SIZE = Pack<X>::SIZE;
+#pragma unroll
+        for (int first = 0; first < WIDTH; first += SIZE) {
+            Pack<X> pack;
+#pragma unroll
+            for (int i = 0; i < SIZE; i++) {
+                pack[i] = from_float<X>(from[first + i]);
+            }
+            store_pack(to + first, pack);
+        }
+    }
+}
+
+template <int WIDTH, class X> __device__ inline void encoder_add_(float* to, const X* from) {
+    float x[WIDTH];
+    encoder_load_<WIDTH>(x, from);
+#pragma unroll
+    for (int i = 0; i < WIDTH; i++) {
+        to[i] += x[i];
+    }
+}
+
+static inline int encoder_aligned_(const void* a, const void* b, const void* c) {
+    return ((uintptr_t)a | (uintptr_t)b | (uintptr_t)c) % 16 == 0;
+}
+
+// A warp has 32 WIDTH columns of a row: blocks in y go over the columns.
+static inline dim3 encoder_grid_(int rows, int rows_per_block, int C, int width) {
+    return dim3(ceil_div(rows, rows_per_block), ceil_div(C, 32 * width));
+}
+
+// ---- forward ----
+
+// A warp per position and 32 WIDTH columns.
+// grid   (ceil(B*T / 8), ceil(C / (32 WIDTH)))      block   (32, 8)      shared   none
+// moves  2 B*T*C in, half of it mostly from L2; B*T*C out. Bound by memory.
+// order  fixed
+// needs  C a multiple of WIDTH, and aligned addresses where that is a pack
+template <class X, int WIDTH>
+__global__ void encoder_forward_kernel(X* out, const int* tokens, const X* wte, const X* wpe, int N, int T,
+                                       EncoderPositions positions, int C) {
+    const int n = blockIdx.x * blockDim.y + threadIdx.y;
+    const int c = (blockIdx.y * 32 + threadIdx.x) * WIDTH;
+    if (n < N && c < C) {
+        float x[WIDTH];
+        encoder_load_<WIDTH>(x, wte + (size_t)tokens[n] * C + c);
+        encoder_add_<WIDTH>(x, wpe + (size_t)encoder_position(positions, n, T) * C + c);
+        encoder_store_<WIDTH>(out + (size_t)n * C + c, x);
+    }
+}
+
+template <class X, int WIDTH>
+static inline void encoder_launch_forward_(X* out, const int* tokens, const X* wte, const X* wpe, int N,
+                                           int T, EncoderPositions positions, int C, const Gpu* gpu) {
+    launch(encoder_forward_kernel<X, WIDTH>, encoder_grid_(N, ENCODER_WARPS, C, WIDTH),
+           dim3(32, ENCODER_WARPS), 0, gpu, out, tokens, wte, wpe, N, T, positions, C);
+}
+
+template <class X>
+static inline void encoder_forward(X* out, const int* tokens, const X* wte, const X* wpe, int B, int T,
+                                   EncoderPositions positions, int C, const Gpu* gpu) {
+    if (C % Pack<X>::SIZE == 0 && encoder_aligned_(out, wte, wpe)) {
+        encoder_launch_forward_<X, Pack<X>::SIZE>(out, tokens, wte, wpe, B * T, T, positions, C, gpu);
+    } else {
+        encoder_launch_forward_<X, 1>(out, tokens, wte, wpe, B * T, T, positions, C, gpu);
+    }
+}
+
+// ---- backward: positions ----
+
+// A warp per position t and 32 WIDTH columns sums over the batch. Rows from T on become zero if there are
+// blocks for them.
+// grid   (ceil(rows / 8), ceil(C / (32 WIDTH)))      block   (32, 8)      shared   none
+// moves  B*T*C in; T*C out. Bound by memory.
+// order  fixed: by batch
+// needs  C a multiple of WIDTH, and aligned addresses where that is a pack
+template <class X, class G, int WIDTH>
+__global__ void encoder_positions_kernel(G* dwpe, const X* dout, int B, int T, int rows, int C,
+                                         GradientMode mode) {
+    const int t = blockIdx.x * blockDim.y + threadIdx.y;
+    const int c = (blockIdx.y * 32 + threadIdx.x) * WIDTH;
+    if (t >= rows || c >= C) {
+        return;
+    }
+    float sum[WIDTH] = {};
+    G* to = dwpe + (size_t)t * C + c;
+    if (t < T) {
+#pragma unroll 4
+        for (int b = 0; b < B; b++) {
+            encoder_add_<WIDTH>(sum, dout + ((size_t)b * T + t) * C + c);
+        }
+    }
+    if (mode == GRADIENT_ADD) {
+        encoder_add_<WIDTH>(sum, to);
+    }
+    encoder_store_<WIDTH>(to, sum);
+}
+
+// ---- backward: sorting the positions by token ----
+
+// The digit of list entry i: `bits` bits of its token from bit `shift` on; and in `position` the entry. The first pass
+// reads no list: entry i is i.
+__device__ inline int encoder_digit_(const int* tokens, const int* list, int i, int shift, int bits,
+                                     int* position) {
+    *position = list ? list[i] : i;
+    return tokens[*position] >> shift & ((1 << bits) - 1);
+}
+
+// counts[digit][tile] = how many entries of the tile have the digit.
+// grid   tiles      block   1024: a thread per entry, then per digit      shared   1024 ints
+// moves  2N ints in, 2^bits out per tile
+// order  free, but the counts do not depend on it
+__global__ void encoder_count_kernel(int* counts, const int* tokens, const int* list, int N, int shift,
+                                     int bits) {
+    SMEM_ARRAY(int, count, [ENCODER_TILE]);
+    const int i = blockIdx.x * ENCODER_TILE + threadIdx.x;
+    count[threadIdx.x] = 0;
+    __syncthreads();
+    if (i < N) {
+        int position;
+        atomicAdd(&count[encoder_digit_(tokens, list, i, shift, bits, &position)], 1);
+    }
+    __syncthreads();
+    if (threadIdx.x < 1u << bits) {
+        counts[(size_t)threadIdx.x * gridDim.x + blockIdx.x] = count[threadIdx.x];
+    }
+}
+
+// The sum of x over this lane and those below.
+__device__ inline int encoder_warp_scan_(int x) {
+#pragma unroll
+    for (int distance = 1; distance < 32; distance *= 2) {
+        const int below = __shfl_up_sync(0xffffffffu, x, distance);
+        x += (int)threadIdx.x % 32 >= distance ? below : 0;
+    }
+    return x;
+}
+
+// A warp per digit replaces its counts by their sums over the tiles before, and stores the sum over all tiles
+// in totals.
+// grid   ceil(2^bits / 8)      block   256 = 8 digits      shared   none
+// moves  2^bits ints per tile in and out, in L2
+// order  fixed
+__global__ void encoder_scan_kernel(int* counts, int* totals, int tiles, int bits) {
+    const int digit = blockIdx.x * ENCODER_WARPS + threadIdx.x / 32, lane = threadIdx.x % 32;
+    if (digit >= 1 << bits) {
+        return;
+    }
+    int* row = counts + (size_t)digit * tiles;
+    int before = 0;
+    for (int first = 0; first < tiles; first += 32) {
+        const int count = first + lane < tiles ? row[first + lane] : 0;
+        const int scan = encoder_warp_scan_(count);
+        if (first + lane < tiles) {
+            row[first + lane] = before + scan - count;
+        }
+        before += __shfl_sync(0xffffffffu, scan, 31);
+    }
+    if (lane == 0) {
+        totals[digit] = before;
+    }
+}
+
+// The sum of x over the threads below, in a block of 1024.
+__device__ inline int encoder_block_scan_(int x) {
+    SMEM_ARRAY(int, of_warp, [32]);
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int scan = encoder_warp_scan_(x);
+    if (lane == 31) {
+        of_warp[warp] = scan;
+    }
+    __syncthreads();
+    const int warps = encoder_warp_scan_(of_warp[lane]);
+    const int below = __shfl_sync(0xffffffffu, warps, warp > 0 ? warp - 1 : 0);
+    return scan - x + (warp > 0 ? below : 0);
+}
+
+// The lanes with the same digit as this one, of those that take part; all lanes call it.
+__device__ inline unsigned encoder_peers_(int digit, int bits, int is_active) {
+    unsigned peers = __ballot_sync(0xffffffffu, is_active);
+    for (int bit = 0; bit < bits; bit++) {
+        const unsigned ones = __ballot_sync(0xffffffffu, digit >> bit & 1);
+        peers &= digit >> bit & 1 ? ones : ~ones;
+    }
+    return peers;
+}
+
+// Puts every entry after all entries with smaller digits and all earlier ones with its own digit. next[d] is
+// where the next entry of digit d goes; the warps of a block that have entries update it in turn, so equal digits keep
+// their order.
+// grid   tiles      block   1024: a thread per entry, and per digit      shared   1056 ints
+// moves  2N ints in, N out, scattered
+// order  fixed
+__global__ void __launch_bounds__(ENCODER_TILE)
+    encoder_scatter_kernel(int* sorted, const int* counts, const int* totals, const int* tokens,
+                           const int* list, int N, int shift, int bits) {
+    SMEM_ARRAY(int, next, [ENCODER_TILE]);
+    const int entries = min(ENCODER_TILE, N - (int)blockIdx.x * ENCODER_TILE);
+    const int i = blockIdx.x * ENCODER_TILE + threadIdx.x, is_active = i < N;
+    int position = 0;
+    const int digit = is_active ? encoder_digit_(tokens, list, i, shift, bits, &position) : 0;
+    const unsigned peers = encoder_peers_(digit, bits, is_active);
+    const unsigned below = peers & ((1u << threadIdx.x % 32) - 1);
+    const int is_digit = threadIdx.x < 1u << bits;
+    const int before = encoder_block_scan_(is_digit ? totals[threadIdx.x] : 0); // entries with smaller digits
+    if (is_digit) {
+        next[threadIdx.x] = before + counts[(size_t)threadIdx.x * gridDim.x + blockIdx.x];
+    }
+    __syncthreads();
+    for (int warp = 0; 32 * warp < entries; warp++) {
+        if ((int)threadIdx.x / 32 == warp) {
+            const int first = next[digit];
+            __syncwarp();
+            if (is_active) {
+                sorted[first + __popc(below)] = position;
+                if (below == 0) {
+                    next[digit] = first + __popc(peers);
+                }
+            }
+        }
+        __syncthreads();
+    }
+}
+
+static inline void encoder_sort_(EncoderGpu* scratch, const int* tokens, int N, const Gpu* gpu) {
+    const int tiles = ceil_div(N, ENCODER_TILE), bits = scratch->bits;
+    const int* list = NULL;
+    for (int pass = 0; pass < scratch->passes; pass++) {
+        const int shift = pass * bits;
+        int* sorted = scratch->order[(scratch->passes - 1 - pass) % 2];
+        launch(encoder_count_kernel, tiles, ENCODER_TILE, 0, gpu, scratch->counts, tokens, list, N, shift,
+               bits);
+        launch(encoder_scan_kernel, ceil_div(1 << bits, ENCODER_WARPS), 32 * ENCODER_WARPS, 0, gpu,
+               scratch->counts, scratch->totals, tiles, bits);
+        launch(encoder_scatter_kernel, tiles, ENCODER_TILE, 0, gpu, sorted, scratch->counts, scratch->totals,
+               tokens, list, N, shift, bits);
+        list = sorted;
+    }
+}
+
+// ---- backward: tokens ----
+
+// A chunk of the sorted list in shared memory, and where its pieces begin.
+typedef struct {
+    int position[ENCODER_CHUNK], token[ENCODER_CHUNK];
+    int begin[ENCODER_CHUNK + 1]; // of every piece; behind the last one, the end
+    int pieces, before, after;    // tokens around the chunk, -1 outside the list
+} EncoderChunk_;
+
+__device__ inline int encoder_token_(const int* tokens, const int* order, int i, int N) {
+    return i >= 0 && i < N ? tokens[order[i]] : -1;
+}
+
+// Fills `chunk` from list entries [first, first + count). The whole block calls it, 256 threads.
+__device__ inline void encoder_read_chunk_(EncoderChunk_* chunk, const int* tokens, const int* order,
+                                           int first, int count, int N) {
+    const int i = threadIdx.x, lane = i % 32;
+    if (i < count) {
+        chunk->position[i] = order[first + i];
+        chunk->token[i] = tokens[order[first + i]];
+    }
+    if (i == 0) {
+        chunk->before = encoder_token_(tokens, order, first - 1, N);
+        chunk->after = encoder_token_(tokens, order, first + count, N);
+    }
+    __syncthreads();
+    if (i < 32) { // the first warp lists the beginnings
+        int pieces = 0;
+        for (int j = lane; j - lane < count; j += 32) {
+            const int begins = j < count && (j == 0 || chunk->token[j] != chunk->token[j - 1]);
+            const unsigned lanes = __ballot_sync(0xffffffffu, begins);
+            if (begins) {
+                chunk->begin[pieces + __popc(lanes & ((1u << lane) - 1))] = j;
+            }
+            pieces += __popc(lanes);
+        }
+        if (lane == 0) {
+            chunk->begin[pieces] = count;
+            chunk->pieces = pieces;
+        }
+    }
+    __syncthreads();
+}
+
+// A block per chunk; its warps take turns with the pieces and, for each, 32 WIDTH columns at a time.
+// grid   chunks      block   256      shared   a chunk
+// moves  N*C in; the gradient of every token met, in and out; 2C fp32 out per chunk at most. Bound by memory.
+// order  fixed: by position
+// needs  C a multiple of WIDTH, and aligned addresses where that is a pack
+template <class X, class G, int WIDTH>
+__global__ void encoder_pieces_kernel(G* dwte, float* partial, const X* dout, const int* tokens,
+                                      const int* order, int N, int C) {
+    SMEM_ARRAY(EncoderChunk_, chunk, [1]);
+    const int first = blockIdx.x * ENCODER_CHUNK, count = min(ENCODER_CHUNK, N - first);
+    encoder_read_chunk_(chunk, tokens, order, first, count, N);
+    const int lane = threadIdx.x % 32, slices = ceil_div(C, 32 * WIDTH);
+    for (int job = threadIdx.x / 32; job < chunk->pieces * slices; job += ENCODER_WARPS) {
+        const int piece = job / slices, c = (job % slices * 32 + lane) * WIDTH;
+        const int begin = chunk->begin[piece], end = chunk->begin[piece + 1], token = chunk->token[begin];
+        if (c >= C) {
+            continue;
+        }
+        float sum[WIDTH] = {};
+#pragma unroll 4
+        for (int i = begin; i < end; i++) {
+            encoder_add_<WIDTH>(sum, dout + (size_t)chunk->position[i] * C + c);
+        }
+        if ((begin == 0 && chunk->before == token) || (end == count && chunk->after == token)) {
+            encoder_store_<WIDTH>(partial + (2 * (size_t)blockIdx.x + (begin > 0)) * C + c, sum);
+        } else {
+            encoder_add_<WIDTH>(sum, dwte + (size_t)token * C + c);
+            encoder_store_<WIDTH>(dwte + (size_t)token * C + c, sum);
+        }
+    }
+}
+
+// A block per chunk and 256 columns. If a token starts in the chunk and continues after it, its partial sums
+// are added: the one at the end of this chunk, then those at the start of the following chunks, as long as
+// they belong to this token.
+// grid   (chunks, ceil(C / 256))      block   256      shared   none
+// moves  at most 2C fp32 in per chunk; the gradients of few tokens in and out
+// order  fixed: by position
+template <class G>
+__global__ void encoder_partials_kernel(G* dwte, const float* partial, const int* tokens, const int* order,
+                                        int N, int C) {
+    const int c = blockIdx.y * blockDim.x + threadIdx.x, chunks = ceil_div(N, ENCODER_CHUNK);
+    const int first = blockIdx.x * ENCODER_CHUNK, behind = first + ENCODER_CHUNK;
+    if (c >= C || behind >= N) {
+        return;
+    }
+    const int token = tokens[order[behind - 1]];
+    const int from_the_start = tokens[order[first]] == token;
+    if (tokens[order[behind]] != token || encoder_token_(tokens, order, first - 1, N) == token) {
+        return;
+    }
+    float sum = partial[(2 * (size_t)blockIdx.x + !from_the_start) * C + c];
+    for (int j = blockIdx.x + 1; j < chunks && tokens[order[j * ENCODER_CHUNK]] == token; j++) {
+        sum += partial[2 * (size_t)j * C + c];
+    }
+    G* to = dwte + (size_t)token * C + c;
+    *to = from_float<G>(to_float(*to) + sum);
+}
+
+template <class X, class G, int WIDTH>
+static inline void encoder_launch_tokens_(G* dwte, const X* dout, const int* tokens, int N, int C,
+                                          EncoderGpu* scratch, const Gpu* gpu) {
+    const int chunks = ceil_div(N, ENCODER_CHUNK);
+    launch(encoder_pieces_kernel<X, G, WIDTH>, chunks, 32 * ENCODER_WARPS, 0, gpu, dwte, scratch->partial,
+           dout, tokens, scratch->order[0], N, C);
+    launch(encoder_partials_kernel<G>, dim3(chunks, ceil_div(C, 256)), 256, 0, gpu, dwte, scratch->partial,
+           tokens, scratch->order[0], N, C);
+}
+
+template <class X, int WIDTH>
+static inline void encoder_launch_backward_(Gradient dwte, Gradient dwpe, const X* dout, const int* tokens,
+                                            int B, int T, int maxT, int C, GradientMode mode,
+                                            EncoderGpu* scratch, const Gpu* gpu) {
+    const int rows = mode == GRADIENT_SET ? maxT : T;
+    if (dwpe.data) {
+        GRADIENT_DISPATCH(dwpe, X,
+                          launch(encoder_positions_kernel<X, G, WIDTH>,
+                                 encoder_grid_(rows, ENCODER_WARPS, C, WIDTH), dim3(32, ENCODER_WARPS), 0,
+                                 gpu, (G*)dwpe.data, dout, B, T, rows, C, mode));
+    }
+    if (dwte.data) {
+        encoder_sort_(scratch, tokens, B * T, gpu);
+        GRADIENT_DISPATCH(
+            dwte, X,
+            encoder_launch_tokens_<X, G, WIDTH>((G*)dwte.data, dout, tokens, B * T, C, scratch, gpu));
+    }
+}
+
+template <class X>
+static inline void encoder_backward(Gradient dwte, Gradient dwpe, const X* dout, const int* tokens, int B,
+                                    int T, int maxT, int C, GradientMode mode, EncoderGpu* scratch,
+                                    const Gpu* gpu) {
+    assert(B * T <= scratch->N && C <= scratch->C && T <= maxT);
+    if (C % Pack<X>::SIZE == 0 && encoder_aligned_(dwte.data, dwpe.data, dout)) {
+        encoder_launch_backward_<X, Pack<X>::SIZE>(dwte, dwpe, dout, tokens, B, T, maxT, C, mode, scratch,
+                                                   gpu);
+    } else {
+        encoder_launch_backward_<X, 1>(dwte, dwpe, dout, tokens, B, T, maxT, C, mode, scratch, gpu);
+    }
+}
+
+#endif

@@ -1,0 +1,1096 @@
+/*
+matmul.cuh -- the linear layer on the GPU: matrix products by cublasLt, with bias, residual and GELU.
+
+The functions of matmul.h, for T in {float, bf16, fp16}, three that do more in the same pass over memory:
+
+    matmul_forward_residual      out  = residual + inp weight^T + bias            out is not residual
+    matmul_forward_gelu          pre  = inp weight^T + bias,  out = gelu(pre)     pre, out (N, OC)
+    matmul_backward_input_gelu   dinp = (dout weight) * gelu'(pre)                pre (N, C), dinp is not pre
+                                 dbias_c (+)= sum_n dinp_nc                       of the layer before GELU
+
+and one for many small products (Muon):
+
+    matmul_batch                 out_i = scale left_i right_i + add_scale add_i       i < batch
+
+They set their outputs, except dbias: it is set or added to, as `mode` says, and may have no data. bias may be
+NULL. dweight and dbias are fp32 or T. Any size works, but products are slow unless C and OC are multiples of
+8. Sums are fp32 and rounded once, with two exceptions. If cublasLt cannot fuse bias or GELU into a product, a
+kernel applies it to the rounded result. And if cublasLt computes dbias, the sum of a micro-batch is rounded
+before it is added.
+
+Plans. The first product of a shape makes a plan: the descriptors and an algorithm, which is the first choice
+of cublasLt's heuristic or, with `autotune`, the fastest one measured. Later products reuse it. If there are
+too many plans, the least recently used untuned one is dropped. Tuning takes time, waits for the GPU and may
+allocate memory: run each product once before it is captured in a graph.
+
+The same plan gives the same bits on the same kind of GPU. The heuristic always picks the same plan;
+measurements may not. So measured choices are kept in files (matmul_algorithms.h) and looked up before anything is
+measured: first those of this run, which matmul_gpu_load_plans reads from its checkpoint and
+matmul_gpu_save_plans writes, then those in the machine's cache. A product has separate plans with and without
+`autotune`, so the order of products does not matter. With GELU_RACE not only algorithms race: the
+ways of an operation do, in one product or in steps, and their bits differ, too, so the files also
+keep which one was taken. If a sum is split, its parts are added in fp32 in a separate step, never
+in place or in 16 bits.
+
+With several processes rank 0 chooses for all (matmul_gpu_share_plans): other algorithms would be other bits, and the
+others would wait for the slowest. A product that is tuned for the first time is then a collective call: all ranks
+have it, in the same order.
+
+MatmulGpu has one workspace: its products must be on one stream.
+*/
+#ifndef LLMC_MATMUL_CUH
+#define LLMC_MATMUL_CUH
+
+#include <assert.h>
+#include <cublasLt.h>
+
+#include "llmc/base/xxh64.h"
+#include "llmc/ops/column_sums.cuh"
+#include "llmc/comm/comm.h"
+#include "llmc/ops/activation.cuh"
+#include "llmc/gpu/gpu.cuh"
+#include "llmc/ops/matmul.h"
+#include "llmc/ops/matmul_algorithms.h"
+
+#define MATMUL_PLANS 256 // a model needs about 20, and as many again for each batch size that generation uses
+#define MATMUL_CANDIDATES 16  // algorithms that autotune measures
+#define MATMUL_ROUNDS 4       // of measurements, after one that loads the kernels; the shortest time counts
+#define MATMUL_DECISIONS 64   // on the ways of operations: a model has two for each batch size
+#define MATMUL_HOPELESS 1.25f // times the best time so far: too slow to measure again
+#define MATMUL_ALIGNMENT 16   // bytes: no algorithm needs more
+// An algorithm replaces the heuristic's choice if it takes less than this fraction of its time.
+#define MATMUL_WORTHWHILE 0.98f
+
+// Which GELUs cublasLt applies while it stores the product: a sum. Whether that is faster depends
+// on GPU and type; where it races, autotune measures each way of doing the operation, and the
+// others are only what is done without autotune.
+typedef enum {
+    GELU_SEPARATE = 0,
+    GELU_FUSED_FORWARD = 1,
+    GELU_FUSED_BACKWARD = 2,
+    GELU_FUSED = GELU_FUSED_FORWARD | GELU_FUSED_BACKWARD,
+    GELU_RACE_FORWARD = 4,
+    GELU_RACE_BACKWARD = 8,
+    GELU_RACE = GELU_RACE_FORWARD | GELU_RACE_BACKWARD
+} GeluFusion;
+
+// How much of an operation with GELU one product does.
+typedef enum { GELU_WITH_BIAS_GRADIENT_, GELU_IN_PRODUCT_, GELU_IN_STEPS_, GELU_WAYS_ } GeluWay_;
+
+typedef struct {
+    int tf32; // fp32 products on tensor cores, with factors rounded to 10 bits
+    GeluFusion gelu_fusion;
+    // where GELU is fused backward: the product may also sum up the gradient of the bias before GELU
+    int bias_fusion;
+    int autotune;
+    size_t workspace_bytes; // of cublasLt (matmul_workspace_bytes); 0: the most that helps any model
+} MatmulSettings;
+
+typedef struct {
+    void* out;
+    const void *add, *left, *right;
+    const void* bias;    // input of BIAS, output of DGELU_BGRAD
+    void* aux;           // values before GELU: output of GELU_AUX, input of DGELU and DGELU_BGRAD
+    const float* scales; // of the product, and of what is added; NULL: both are 1
+} MatmulOperands_;
+
+typedef struct {
+    MatmulKey key;
+    int tuned;   // made with autotune
+    int refused; // cublasLt has no algorithm: what follows is not set
+    cublasLtMatmulDesc_t operation;
+    cublasLtMatrixLayout_t left, right, out;
+    cublasLtMatmulAlgo_t algorithm;
+    int chosen, candidates; // index and count in the order of the heuristic
+    float ms;               // measured by autotune, else 0
+    int kept;               // measured in an earlier run
+    uint64_t last_use;
+} MatmulPlan_;
+
+// The way of an operation that has raced, and the times of all.
+typedef struct {
+    MatmulKey key; // of the product that does most of it, without an alignment
+    int way;
+    float ms[GELU_WAYS_]; // 0: not measured in this run
+} MatmulDecision_;
+
+typedef struct {
+    const Gpu* gpu;
+    MatmulSettings settings;
+    cublasLtHandle_t handle;
+    cublasLtMatmulPreference_t preference;
+    void* workspace; // of cublasLt, and for the partial sums of bias gradients
+    size_t workspace_bytes;
+    float* bias_sums;                          // (COLUMN_SUMS_FLOATS) of DGELU_BGRAD, when they are added
+    cudaEvent_t events[MATMUL_CANDIDATES + 1]; // of autotune: before, between and after the candidates
+    char machine[512];                         // what an algorithm depends on besides the product, in words
+    MatmulChoices chosen, cached;              // what was chosen in this run; what the cache holds
+    char cache[PATH_MAX];                      // its file, empty: none
+    int cache_is_old;                          // `cached` has entries that the file lacks
+    Comm* comm;                                // whose rank 0 chooses for all; NULL: every process for itself
+    int plans_count;
+    uint64_t uses; // of all plans
+    MatmulPlan_ plans[MATMUL_PLANS];
+    int decisions_count;
+    MatmulDecision_ decisions[MATMUL_DECISIONS];
+} MatmulGpu;
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Errors
+
+// `what` is a string that names the product, or the step.
+#define CUBLAS_CHECK(call, what)                                                                             \
+    do {                                                                                                     \
+        const cublasStatus_t status_ = (call);                                                               \
+        CHECK_CALL(status_ == CUBLAS_STATUS_SUCCESS, "cublasLt: %s: %s: %s", what, #call,                    \
+                   cublasLtGetStatusString(status_));                                                        \
+    } while (0)
+
+static inline const char* matmul_epilogue_name_(int epilogue) {
+    switch (epilogue) {
+    case CUBLASLT_EPILOGUE_DEFAULT:
+        return "nothing";
+    case CUBLASLT_EPILOGUE_BIAS:
+        return "bias";
+    case CUBLASLT_EPILOGUE_GELU_AUX:
+        return "gelu";
+    case CUBLASLT_EPILOGUE_GELU_AUX_BIAS:
+        return "bias and gelu";
+    case CUBLASLT_EPILOGUE_DGELU_BGRAD:
+        return "gelu's derivative and gradient of the bias";
+    default:
+        return "gelu's derivative";
+    }
+}
+
+typedef struct {
+    char text[176];
+} MatmulName_;
+
+static inline MatmulName_ matmul_name_(const MatmulKey* key) {
+    MatmulName_ name;
+    snprintf(name.text, sizeof(name.text), "(%d, %d) %s (%d, %d)%s (%d, %d)%s, %s to %s, then %s", key->rows,
+             key->cols, key->adds ? "+=" : "=", key->left_transposed ? key->depth : key->rows,
+             key->left_transposed ? key->rows : key->depth, key->left_transposed ? "^T" : "",
+             key->right_transposed ? key->cols : key->depth, key->right_transposed ? key->depth : key->cols,
+             key->right_transposed ? "^T" : "", dtype_name((DType)key->type),
+             dtype_name((DType)key->out_type), matmul_epilogue_name_(key->epilogue));
+    if (key->batch > 1) {
+        const size_t length = strlen(name.text);
+        snprintf(name.text + length, sizeof(name.text) - length, ", %d times", key->batch);
+    }
+    return name;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Open and close
+
+// NVIDIA advises 32 MiB for Hopper, whose kernels split more. But the sums of one part of fc's weight gradient are 9 MiB
+// for GPT-2 124M, so 32 MiB would rule out splits by 4 and more.
+static inline size_t matmul_most_workspace_(int major) { return (size_t)(major >= 9 ? 128 : 8) << 20; }
+
+// Of a device; without one, of an H100.
+static inline int matmul_major_(int device) {
+    int major = 9;
+    if (cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) != cudaSuccess) {
+        cudaGetLastError(); // clears the error
+        major = 9;
+    }
+    return major;
+}
+
+// True if cublasLt's epilogues with GELU are faster than kernels of their own, as far as others
+// have measured: they are on Hopper and on Blackwell's data center cards, and slower on RTX 4090
+// and 5090 (llm.c's pull request 591, sglang's issue 34350).
+static inline int matmul_gelu_pays(int device) {
+    const int major = matmul_major_(device);
+    return major == 9 || major == 10;
+}
+
+// The size of cublasLt's workspace for micro-batches of N tokens and a model of C channels. It holds sums of the parts that a
+// product is split into, and parts of a depth below 256 are not worth their sums. Each of a block's largest products, of N,
+// C and 4 C, then has at most N C C / 64 sums. Rounded up to a power of two: choices of algorithms are kept for each size.
+static inline size_t matmul_workspace_bytes(int device, size_t N, size_t C) {
+    const size_t most = matmul_most_workspace_(matmul_major_(device)),
+                 wanted = N * C * C / 64 * sizeof(float);
+    size_t bytes = (size_t)8 << 20;
+    while (bytes < wanted && bytes < most) {
+        bytes *= 2;
+    }
+    return bytes;
+}
+
+static inline size_t matmul_sums_bytes_(int bias_fusion) {
+    return bias_fusion ? COLUMN_SUMS_FLOATS * sizeof(float) : 0;
+}
+
+// What matmul_gpu_open allocates, with a workspace of a given size.
+static inline size_t matmul_planned_bytes(MatmulSettings settings) {
+    return settings.workspace_bytes + matmul_sums_bytes_(settings.bias_fusion);
+}
+
+static inline void matmul_gpu_open(MatmulGpu* ctx, const Gpu* gpu, MatmulSettings settings) {
+    const uint32_t reductions = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+    memset((void*)ctx, 0, sizeof(*ctx));
+    ctx->gpu = gpu;
+    ctx->settings = settings;
+    ctx->workspace_bytes =
+        settings.workspace_bytes ? settings.workspace_bytes : matmul_most_workspace_(gpu->major);
+    ctx->workspace = gpu_alloc(ctx->workspace_bytes, 1, "matmul: workspace");
+    ctx->bias_sums =
+        settings.bias_fusion ? (float*)gpu_alloc(matmul_sums_bytes_(1), 1, "matmul: bias gradients") : NULL;
+    CUBLAS_CHECK(cublasLtCreate(&ctx->handle), "open");
+    CUBLAS_CHECK(cublasLtMatmulPreferenceCreate(&ctx->preference), "open");
+    CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(ctx->preference,
+                                                      CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+                                                      &ctx->workspace_bytes, sizeof(ctx->workspace_bytes)),
+                 "open");
+    CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(ctx->preference,
+                                                      CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reductions,
+                                                      sizeof(reductions)),
+                 "open");
+    for (int i = 0; i <= MATMUL_CANDIDATES; i++) {
+        CUDA_CHECK(cudaEventCreate(&ctx->events[i]));
+    }
+    snprintf(ctx->machine, sizeof(ctx->machine), "%s, sm_%d%d, cublasLt %zu, workspace %zu, tf32 %s",
+             gpu->name, gpu->major, gpu->minor, cublasLtGetVersion(), ctx->workspace_bytes,
+             settings.tf32 ? "on" : "off");
+    matmul_choices_open(&ctx->chosen);
+    matmul_choices_open(&ctx->cached);
+}
+
+static inline void matmul_plan_close_(MatmulPlan_* plan) {
+    if (plan->operation) {
+        CUBLAS_CHECK(cublasLtMatmulDescDestroy(plan->operation), "close");
+        CUBLAS_CHECK(cublasLtMatrixLayoutDestroy(plan->left), "close");
+        CUBLAS_CHECK(cublasLtMatrixLayoutDestroy(plan->right), "close");
+        CUBLAS_CHECK(cublasLtMatrixLayoutDestroy(plan->out), "close");
+        plan->operation = NULL;
+    }
+}
+
+// From now on, tuned products are looked up in this machine's cache before they are measured, and added to
+// it.
+static inline void matmul_gpu_open_cache(MatmulGpu* ctx) {
+    char error[ERROR_BYTES];
+    if (!matmul_cache_path(ctx->cache, ctx->machine)) {
+        ctx->cache[0] = '\0';
+    } else if (!matmul_choices_try_read(&ctx->cached, ctx->machine, ctx->cache, error)) {
+        fprintf(stderr, "warning: %s; timing the matrix products again\n", error);
+    }
+}
+
+// Writes the cache, if there is one and it has changed.
+static inline void matmul_gpu_keep_cache(MatmulGpu* ctx) {
+    char error[ERROR_BYTES];
+    if (ctx->cache[0] && ctx->cache_is_old &&
+        !matmul_cache_try_write(&ctx->cached, ctx->machine, ctx->cache, error)) {
+        fprintf(stderr, "warning: %s; the next run will time the matrix products again\n", error);
+        ctx->cache[0] = '\0';
+    }
+    ctx->cache_is_old = 0;
+}
+
+// From now on rank 0 chooses tuned algorithms for all ranks. Collective: they must have the same GPU and library.
+static inline void matmul_gpu_share_plans(MatmulGpu* ctx, Comm* comm) {
+    comm_agree(comm, "what algorithms of products depend on (--autotune off: each has its own)",
+               xxh64(ctx->machine, strlen(ctx->machine)), ctx->machine);
+    ctx->comm = comm;
+}
+
+// Takes over the choices of a checkpoint's run; call it before the first product. Returns 0 with the reason
+// in `error` if they do not apply here.
+static inline int matmul_gpu_load_plans(MatmulGpu* ctx, const char* directory, char* error) {
+    char path[PATH_MAX];
+    file_join(path, directory, MATMUL_PLANS_FILE);
+    return matmul_choices_try_read(&ctx->chosen, ctx->machine, path, error);
+}
+
+// Writes the choices of this run, if there are any, into a directory. Any thread may call it, while another
+// one computes products.
+static inline void matmul_gpu_save_plans(const void* matmul, const char* directory) {
+    const MatmulGpu* ctx = (const MatmulGpu*)matmul;
+    char path[PATH_MAX];
+    file_join(path, directory, MATMUL_PLANS_FILE);
+    if (matmul_choices_count(&ctx->chosen)) {
+        matmul_choices_write(&ctx->chosen, ctx->machine, path);
+    }
+}
+
+static inline void matmul_gpu_close(MatmulGpu* ctx) {
+    matmul_gpu_keep_cache(ctx);
+    matmul_choices_close(&ctx->cached);
+    matmul_choices_close(&ctx->chosen);
+    for (int i = 0; i < ctx->plans_count; i++) {
+        matmul_plan_close_(&ctx->plans[i]);
+    }
+    for (int i = 0; i <= MATMUL_CANDIDATES; i++) {
+        CUDA_CHECK(cudaEventDestroy(ctx->events[i]));
+    }
+    CUBLAS_CHECK(cublasLtMatmulPreferenceDestroy(ctx->preference), "close");
+    CUBLAS_CHECK(cublasLtDestroy(ctx->handle), "close");
+    gpu_free(ctx->bias_sums);
+    gpu_free(ctx->workspace);
+}
+
+// The ways of an operation on a line, and which is taken.
+static inline void matmul_report_decision_(FILE* file, const MatmulDecision_* d) {
+    static const char* const words[] = {"with the gradient of the bias in the product", "in the product",
+                                        "in separate steps"};
+    fprintf(file, "matmul %s: done %s", matmul_name_(&d->key).text, words[d->way]);
+    for (int way = 0; way < GELU_WAYS_; way++) {
+        if (d->ms[way] > 0) {
+            fprintf(file, ", %s %.3f ms", words[way], d->ms[way]);
+        }
+    }
+    fprintf(file, "\n");
+}
+
+// A line for each plan, and for each operation whose ways have raced.
+static inline void matmul_gpu_report(FILE* file, const MatmulGpu* ctx) {
+    for (int i = 0; i < ctx->decisions_count; i++) {
+        matmul_report_decision_(file, &ctx->decisions[i]);
+    }
+    for (int i = 0; i < ctx->plans_count; i++) {
+        const MatmulPlan_* plan = &ctx->plans[i];
+        fprintf(file, "matmul %s: ", matmul_name_(&plan->key).text);
+        if (plan->refused) {
+            fprintf(file, "not supported by cublasLt, done in separate steps\n");
+        } else if (plan->ms > 0) {
+            const double flops =
+                plan->key.batch * matmul_flops(plan->key.rows, plan->key.depth, plan->key.cols);
+            fprintf(file, "algorithm %d of %d, %.3f ms, %.1f TFLOP/s%s\n", plan->chosen + 1, plan->candidates,
+                    plan->ms, flops / plan->ms * 1e-9, plan->kept ? ", measured in an earlier run" : "");
+        } else {
+            fprintf(file, "algorithm %d of %d, not measured\n", plan->chosen + 1, plan->candidates);
+        }
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Plans
+//
+// cublasLt's matrices are column-major. Read that way, a row-major (r, c) matrix is its transpose, (c, r). So
+// we ask for out^T (cols, rows) = right^T (cols, depth) left^T (depth, rows): the right factor comes first,
+// and no matrix is transposed in memory. The bias has one number per column of out, that is per row of out^T,
+// as cublasLt's epilogues want it.
+
+static inline cudaDataType_t matmul_data_type_(int type) {
+    return type == DTYPE_FP32 ? CUDA_R_32F : type == DTYPE_BF16 ? CUDA_R_16BF : CUDA_R_16F;
+}
+
+static inline cublasLtMatrixLayout_t matmul_layout_(int type, int rows, int cols, int batch,
+                                                    const char* name) {
+    const int64_t stride = (int64_t)rows * cols;
+    const int32_t count = batch;
+    cublasLtMatrixLayout_t layout;
+    CUBLAS_CHECK(
+        cublasLtMatrixLayoutCreate(&layout, matmul_data_type_(type), (uint64_t)cols, (uint64_t)rows, cols),
+        name);
+    if (batch > 1) {
+        CUBLAS_CHECK(cublasLtMatrixLayoutSetAttribute(layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count,
+                                                      sizeof(count)),
+                     name);
+        CUBLAS_CHECK(cublasLtMatrixLayoutSetAttribute(layout, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET,
+                                                      &stride, sizeof(stride)),
+                     name);
+    }
+    return layout;
+}
+
+static inline void matmul_describe_(MatmulPlan_* plan, cublasLtMatmulDescAttributes_t attribute,
+                                    const void* value, size_t bytes) {
+    CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(plan->operation, attribute, value, bytes),
+                 matmul_name_(&plan->key).text);
+}
+
+// The part of the description that changes from product to product.
+static inline void matmul_point_(MatmulPlan_* plan, MatmulOperands_ x) {
+    if (x.bias) {
+        matmul_describe_(plan, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &x.bias, sizeof(x.bias));
+    }
+    if (x.aux) {
+        matmul_describe_(plan, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &x.aux, sizeof(x.aux));
+    }
+}
+
+// Makes the descriptors. The heuristic looks at the pointers' alignment, so they are set before it is asked.
+static inline void matmul_plan_open_(MatmulPlan_* plan, MatmulOperands_ x, const MatmulGpu* ctx) {
+    const MatmulKey* key = &plan->key;
+    const MatmulName_ name = matmul_name_(key);
+    const int32_t first_transposed = key->right_transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
+    const int32_t second_transposed = key->left_transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
+    // both of a bias and of its gradient
+    const int32_t bias_type = matmul_data_type_(key->out_type);
+    const uint32_t epilogue = (uint32_t)key->epilogue;
+    const int64_t aux_stride = key->cols;
+    const cublasComputeType_t compute =
+        key->type == DTYPE_FP32 && ctx->settings.tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
+
+    CUBLAS_CHECK(cublasLtMatmulDescCreate(&plan->operation, compute, CUDA_R_32F), name.text);
+    matmul_describe_(plan, CUBLASLT_MATMUL_DESC_TRANSA, &first_transposed, sizeof(first_transposed));
+    matmul_describe_(plan, CUBLASLT_MATMUL_DESC_TRANSB, &second_transposed, sizeof(second_transposed));
+    matmul_describe_(plan, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof(epilogue));
+    if (x.bias) {
+        matmul_describe_(plan, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &bias_type, sizeof(bias_type));
+    }
+    if (x.aux) {
+        matmul_describe_(plan, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &aux_stride, sizeof(aux_stride));
+    }
+    matmul_point_(plan, x);
+    plan->left = key->left_transposed
+                     ? matmul_layout_(key->type, key->depth, key->rows, key->batch, name.text)
+                     : matmul_layout_(key->type, key->rows, key->depth, key->batch, name.text);
+    plan->right = key->right_transposed
+                      ? matmul_layout_(key->type, key->cols, key->depth, key->batch, name.text)
+                      : matmul_layout_(key->type, key->depth, key->cols, key->batch, name.text);
+    plan->out = matmul_layout_(key->out_type, key->rows, key->cols, key->batch, name.text);
+}
+
+// Whether cublasLt does not support this epilogue. It supports every product without one.
+static inline int matmul_refusal_(const MatmulKey* key, cublasStatus_t status) {
+    return key->epilogue != CUBLASLT_EPILOGUE_DEFAULT &&
+           (status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE ||
+            status == CUBLAS_STATUS_ARCH_MISMATCH);
+}
+
+// Fills in up to `most` algorithms, best guess first, and returns how many; 0 if cublasLt refuses.
+static inline int matmul_candidates_(cublasLtMatmulHeuristicResult_t* results, int most,
+                                     const MatmulPlan_* plan, const MatmulGpu* ctx) {
+    const cublasLtMatmulPreferenceAttributes_t alignments[] = {
+        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
+    const MatmulName_ name = matmul_name_(&plan->key);
+    const uint32_t alignment = (uint32_t)plan->key.alignment;
+    int found = 0, usable = 0;
+    for (int i = 0; i < 4; i++) {
+        CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(ctx->preference, alignments[i], &alignment,
+                                                          sizeof(alignment)),
+                     name.text);
+    }
+    const cublasStatus_t status =
+        cublasLtMatmulAlgoGetHeuristic(ctx->handle, plan->operation, plan->right, plan->left, plan->out,
+                                       plan->out, ctx->preference, most, results, &found);
+    if (matmul_refusal_(&plan->key, status)) {
+        return 0;
+    }
+    CUBLAS_CHECK(status, name.text);
+    for (int i = 0; i < found; i++) {
+        if (results[i].state == CUBLAS_STATUS_SUCCESS) {
+            results[usable++] = results[i];
+        }
+    }
+    return usable;
+}
+
+static inline cublasStatus_t matmul_launch_(const MatmulPlan_* plan, const cublasLtMatmulAlgo_t* algorithm,
+                                            MatmulOperands_ x, const MatmulGpu* ctx) {
+    const float alpha = x.scales ? x.scales[0] : 1.0f;
+    const float beta = !plan->key.adds ? 0.0f : x.scales ? x.scales[1] : 1.0f;
+    return cublasLtMatmul(ctx->handle, plan->operation, &alpha, x.right, plan->right, x.left, plan->left,
+                          &beta, plan->key.adds ? x.add : x.out, plan->out, x.out, plan->out, algorithm,
+                          ctx->workspace, ctx->workspace_bytes, ctx->gpu->stream);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Autotune
+
+// A candidate's shortest time so far, and whether it is out of the race.
+typedef struct {
+    float ms;
+    int is_out;
+} MatmulRunner_;
+
+// Runs each candidate once, back to back: the GPU is never idle in between, so all run at the same clocks. An
+// extra run of the leader comes first; it only hides the time that launches take. A candidate that does not
+// run is out.
+static inline void matmul_round_(MatmulRunner_* runners, int leader, const MatmulPlan_* plan,
+                                 const cublasLtMatmulHeuristicResult_t* candidates, int count,
+                                 MatmulOperands_ x, const MatmulGpu* ctx) {
+    float ms;
+    matmul_launch_(plan, &candidates[leader].algo, x, ctx);
+    CUDA_CHECK(cudaEventRecord(ctx->events[0], ctx->gpu->stream));
+    for (int i = 0; i < count; i++) {
+        if (!runners[i].is_out) {
+            runners[i].is_out = matmul_launch_(plan, &candidates[i].algo, x, ctx) != CUBLAS_STATUS_SUCCESS;
+        }
+        CUDA_CHECK(cudaEventRecord(ctx->events[i + 1], ctx->gpu->stream));
+    }
+    CUDA_CHECK(cudaEventSynchronize(ctx->events[count]));
+    for (int i = 0; i < count; i++) {
+        CUDA_CHECK(cudaEventElapsedTime(&ms, ctx->events[i], ctx->events[i + 1]));
+        if (!runners[i].is_out && ms < runners[i].ms) {
+            runners[i].ms = ms;
+        }
+    }
+}
+
+// Measures all candidates and returns the fastest; -1 if none runs. The heuristic's first choice wins unless
+// another one is clearly faster.
+static inline int matmul_race_(MatmulPlan_* plan, const cublasLtMatmulHeuristicResult_t* candidates,
+                               int count, MatmulOperands_ x, const MatmulGpu* ctx) {
+    MatmulRunner_ runners[MATMUL_CANDIDATES];
+    int best = 0;
+    for (int i = 0; i < count; i++) {
+        const MatmulRunner_ runner = {INFINITY, 0};
+        runners[i] = runner;
+    }
+    for (int round = 0; round <= MATMUL_ROUNDS; round++) {
+        matmul_round_(runners, best, plan, candidates, count, x, ctx);
+        best = 0;
+        for (int i = 0; i < count; i++) {
+            runners[i].ms = round == 0 ? INFINITY : runners[i].ms; // the first one loaded the kernels
+            best = runners[i].ms < runners[best].ms ? i : best;
+        }
+        for (int i = 0; i < count; i++) {
+            runners[i].is_out |= round > 0 && runners[i].ms > MATMUL_HOPELESS * runners[best].ms;
+        }
+    }
+    best = runners[best].ms < MATMUL_WORTHWHILE * runners[0].ms ? best : 0;
+    plan->ms = runners[best].ms;
+    return isfinite(plan->ms) ? best : -1;
+}
+
+// The fastest candidate, or -1. Measurements write into the product's output, since the real product sets all
+// of it afterwards. If the output is also what is added to, they write elsewhere; if there is no memory for
+// that, the first candidate is taken without measuring.
+static inline int matmul_fastest_(MatmulPlan_* plan, const cublasLtMatmulHeuristicResult_t* candidates,
+                                  int count, MatmulOperands_ x, const MatmulGpu* ctx) {
+    const MatmulKey* key = &plan->key;
+    const size_t out_bytes = (size_t)key->batch * key->rows * key->cols * dtype_bytes((DType)key->out_type);
+    size_t free_bytes = 0, total_bytes = 0;
+    if (x.out != x.add) {
+        return matmul_race_(plan, candidates, count, x, ctx);
+    }
+    CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total_bytes));
+    if (out_bytes > free_bytes / 2) {
+        return 0;
+    }
+    x.out = gpu_alloc(out_bytes, 1, "matmul: output while tuning");
+    const int best = matmul_race_(plan, candidates, count, x, ctx);
+    gpu_free(x.out);
+    return best;
+}
+
+// Takes over an earlier choice, if cublasLt still accepts it.
+static inline int matmul_take_(MatmulPlan_* plan, const MatmulChoice* choice, const MatmulGpu* ctx) {
+    cublasLtMatmulHeuristicResult_t result;
+    static_assert(sizeof(plan->algorithm) == sizeof(choice->algorithm), "an algorithm is kept whole");
+    if (!choice) {
+        return 0;
+    }
+    memcpy((void*)&plan->algorithm, choice->algorithm, sizeof(plan->algorithm));
+    const cublasStatus_t status =
+        cublasLtMatmulAlgoCheck(ctx->handle, plan->operation, plan->right, plan->left, plan->out, plan->out,
+                                &plan->algorithm, &result);
+    if (status != CUBLAS_STATUS_SUCCESS || result.workspaceSize > ctx->workspace_bytes) {
+        return 0;
+    }
+    plan->chosen = choice->chosen;
+    plan->candidates = choice->candidates;
+    plan->ms = choice->ms;
+    plan->kept = 1;
+    return 1;
+}
+
+static inline MatmulChoice matmul_choice_of_(const MatmulPlan_* plan) {
+    MatmulChoice choice = {plan->key, plan->chosen, plan->candidates, plan->ms, {0}};
+    memcpy(choice.algorithm, (const void*)&plan->algorithm, sizeof(choice.algorithm));
+    return choice;
+}
+
+// Remembers the choice for a product, for this run and for others.
+static inline void matmul_remember_(const MatmulPlan_* plan, MatmulGpu* ctx) {
+    const MatmulChoice choice = matmul_choice_of_(plan);
+    matmul_choices_add(&ctx->chosen, &choice);
+    ctx->cache_is_old |= matmul_choices_add(&ctx->cached, &choice);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Products
+
+// Zero, or the distances of the matrices of a batch: a number that a power of two divides only if it divides all.
+static inline uintptr_t matmul_strides_(const MatmulKey* key) {
+    const size_t rows = (size_t)key->rows, cols = (size_t)key->cols, depth = (size_t)key->depth;
+    const size_t factors = (rows * depth | depth * cols) * dtype_bytes((DType)key->type);
+    return key->batch == 1 ? 0 : factors | rows * cols * dtype_bytes((DType)key->out_type);
+}
+
+// The largest power of two up to MATMUL_ALIGNMENT that divides all addresses.
+static inline int matmul_alignment_(const MatmulKey* key, MatmulOperands_ x) {
+    const uintptr_t all = (uintptr_t)x.out | (uintptr_t)x.add | (uintptr_t)x.left | (uintptr_t)x.right |
+                          (uintptr_t)x.bias | (uintptr_t)x.aux | matmul_strides_(key) | MATMUL_ALIGNMENT;
+    return (int)(all & (~all + 1));
+}
+
+// Asks cublasLt for an algorithm, or measures.
+static inline void matmul_plan_choose_(MatmulPlan_* plan, MatmulOperands_ x, const MatmulGpu* ctx) {
+    cublasLtMatmulHeuristicResult_t candidates[MATMUL_CANDIDATES];
+    plan->candidates = matmul_candidates_(candidates, MATMUL_CANDIDATES, plan, ctx);
+    plan->chosen = plan->candidates == 0 ? -1
+                   : plan->tuned         ? matmul_fastest_(plan, candidates, plan->candidates, x, ctx)
+                                         : 0;
+    plan->refused = plan->chosen < 0;
+    if (plan->refused) {
+        matmul_plan_close_(plan);
+    } else {
+        plan->algorithm = candidates[plan->chosen].algo;
+    }
+}
+
+// Takes over an earlier choice, or chooses.
+static inline void matmul_plan_find_(MatmulPlan_* plan, MatmulOperands_ x, const MatmulGpu* ctx) {
+    if (!matmul_take_(plan, matmul_choices_find(&ctx->chosen, &plan->key), ctx) &&
+        !matmul_take_(plan, matmul_choices_find(&ctx->cached, &plan->key), ctx)) {
+        matmul_plan_choose_(plan, x, ctx);
+    }
+}
+
+// Takes over rank 0's choice, in the other ranks.
+static inline void matmul_plan_follow_(MatmulPlan_* plan, const MatmulChoice* choice, const MatmulGpu* ctx) {
+    const MatmulName_ name = matmul_name_(&plan->key);
+    CHECK(memcmp(&choice->key, &plan->key, sizeof(plan->key)) == 0,
+          "matmul %s: rank 0 times %s; wanted the same product on all ranks", name.text,
+          matmul_name_(&choice->key).text);
+    plan->refused = choice->chosen < 0;
+    if (plan->refused) {
+        matmul_plan_close_(plan);
+    } else {
+        CHECK(matmul_take_(plan, choice, ctx), "matmul %s: cublasLt refuses rank 0's algorithm", name.text);
+    }
+}
+
+// The choice of rank 0, for all. Its GPU may wait for the others', so these finish first what they have begun.
+static inline void matmul_plan_share_(MatmulPlan_* plan, MatmulOperands_ x, const MatmulGpu* ctx) {
+    CUDA_CHECK(cudaDeviceSynchronize()); // redundant: its test has one process
+    if (ctx->comm->rank == 0) {
+        matmul_plan_find_(plan, x, ctx);
+    }
+    MatmulChoice choice = matmul_choice_of_(plan);
+    comm_broadcast(ctx->comm, &choice, sizeof(choice));
+    if (ctx->comm->rank > 0) {
+        matmul_plan_follow_(plan, &choice, ctx);
+    }
+}
+
+static inline void matmul_plan_make_(MatmulPlan_* plan, MatmulOperands_ x, MatmulGpu* ctx) {
+    matmul_plan_open_(plan, x, ctx);
+    if (!plan->tuned) {
+        matmul_plan_choose_(plan, x, ctx);
+        return;
+    }
+    (ctx->comm ? matmul_plan_share_ : matmul_plan_find_)(plan, x, ctx);
+    if (!plan->refused) {
+        matmul_remember_(plan, ctx);
+    }
+}
+
+// Makes room for a plan.
+static inline MatmulPlan_* matmul_plan_new_(const MatmulKey* key, MatmulGpu* ctx) {
+    if (ctx->plans_count < MATMUL_PLANS) {
+        return &ctx->plans[ctx->plans_count++];
+    }
+    MatmulPlan_* oldest = NULL;
+    for (int i = 0; i < MATMUL_PLANS; i++) {
+        MatmulPlan_* plan = &ctx->plans[i];
+        if (!plan->tuned && (!oldest || plan->last_use < oldest->last_use)) {
+            oldest = plan;
+        }
+    }
+    CHECK(oldest, "matmul %s: already %d tuned plans, which is the maximum", matmul_name_(key).text,
+          MATMUL_PLANS);
+    matmul_plan_close_(oldest);
+    memset((void*)oldest, 0, sizeof(*oldest));
+    return oldest;
+}
+
+// The plan for this product, made now if it is the first of its kind.
+static inline MatmulPlan_* matmul_plan_(const MatmulKey* key, MatmulOperands_ x, MatmulGpu* ctx) {
+    for (int i = 0; i < ctx->plans_count; i++) {
+        MatmulPlan_* plan = &ctx->plans[i];
+        if (plan->tuned == ctx->settings.autotune && memcmp(&plan->key, key, sizeof(*key)) == 0) {
+            plan->last_use = ++ctx->uses;
+            return plan;
+        }
+    }
+    MatmulPlan_* plan = matmul_plan_new_(key, ctx);
+    plan->key = *key;
+    plan->tuned = ctx->settings.autotune;
+    plan->last_use = ++ctx->uses;
+    matmul_plan_make_(plan, x, ctx);
+    return plan;
+}
+
+// Does the product, or returns 0 if cublasLt refuses.
+static inline int matmul_try_(MatmulKey key, MatmulOperands_ x, MatmulGpu* ctx) {
+    assert(key.rows > 0 && key.cols > 0 && key.depth > 0);
+    key.alignment = matmul_alignment_(&key, x);
+    MatmulPlan_* plan = matmul_plan_(&key, x, ctx);
+    if (plan->refused) {
+        return 0;
+    }
+    matmul_point_(plan, x);
+    const cublasStatus_t status = matmul_launch_(plan, &plan->algorithm, x, ctx);
+    if (matmul_refusal_(&key, status)) {
+        plan->refused = 1;
+        return 0;
+    }
+    CUBLAS_CHECK(status, matmul_name_(&key).text);
+    return 1;
+}
+
+static inline void matmul_product_(MatmulKey key, MatmulOperands_ x, MatmulGpu* ctx) {
+    CHECK(matmul_try_(key, x, ctx), "matmul %s: cublasLt has no algorithm", matmul_name_(&key).text);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Races between the ways of an operation
+//
+// The caller does the operation in the way that the race says, again and again until it is over;
+// the last time is in the way that has won, so what it leaves is the result. With one process or
+// several the same operations come in the same order.
+
+typedef struct {
+    MatmulKey key;
+    // the ways are first ... GELU_IN_STEPS_; the one that is left only for a faster one
+    int first, standard;
+    int way;       // to take now
+    int round, at; // -1: there is no race; the way that is measured, before them one that hides launches
+    float ms[GELU_WAYS_];
+} MatmulRace_;
+
+static inline MatmulDecision_* matmul_decision_(const MatmulKey* key, MatmulGpu* ctx) {
+    for (int i = 0; i < ctx->decisions_count; i++) {
+        if (memcmp(&ctx->decisions[i].key, key, sizeof(*key)) == 0) {
+            return &ctx->decisions[i];
+        }
+    }
+    return NULL;
+}
+
+// Returns the way that an earlier run of rank 0 has found fastest, or -1.
+static inline int matmul_kept_way_(const MatmulRace_* race, MatmulGpu* ctx) {
+    const MatmulChoice* choice = matmul_choices_find(&ctx->chosen, &race->key);
+    choice = choice ? choice : matmul_choices_find(&ctx->cached, &race->key);
+    int way = choice && choice->chosen >= race->first && choice->chosen < GELU_WAYS_ ? choice->chosen : -1;
+    if (ctx->comm) {
+        comm_broadcast(ctx->comm, &way, sizeof(way));
+    }
+    return way;
+}
+
+// The way is decided, for this run and for others.
+static inline void matmul_decide_(MatmulRace_* race, int way, MatmulGpu* ctx) {
+    MatmulDecision_ decision = {race->key, way, {0}};
+    MatmulChoice choice = {race->key, way, GELU_WAYS_ - race->first, race->ms[way], {0}};
+    memcpy(decision.ms, race->ms, sizeof(decision.ms));
+    CHECK(ctx->decisions_count < MATMUL_DECISIONS, "matmul %s: already %d decisions, which is the maximum",
+          matmul_name_(&race->key).text, MATMUL_DECISIONS);
+    ctx->decisions[ctx->decisions_count++] = decision;
+    matmul_choices_add(&ctx->chosen, &choice);
+    ctx->cache_is_old |= matmul_choices_add(&ctx->cached, &choice);
+    race->way = way;
+    race->round = -1;
+}
+
+// Starts a race between the ways of an operation, if `may_race` and none has decided it. `key` names
+// the product of the first way.
+static inline MatmulRace_ matmul_race_(MatmulKey key, int first, int standard, int may_race, MatmulGpu* ctx) {
+    MatmulRace_ race = {key, first, standard, standard, -1, first - 1, {0}};
+    if (!may_race || !ctx->settings.autotune) {
+        return race;
+    }
+    const MatmulDecision_* decision = matmul_decision_(&key, ctx);
+    const int kept = decision ? decision->way : matmul_kept_way_(&race, ctx);
+    if (decision) {
+        race.way = kept;
+    } else if (kept >= 0) {
+        matmul_decide_(&race, kept, ctx);
+    } else {
+        race.round = 0;
+    }
+    return race;
+}
+
+// The fastest way; the standard one unless another is clearly faster. Rank 0 says so for all.
+static inline int matmul_fastest_way_(const MatmulRace_* race, MatmulGpu* ctx) {
+    int best = race->standard;
+    for (int way = race->first; way < GELU_WAYS_; way++) {
+        best = race->ms[way] < race->ms[best] ? way : best;
+    }
+    best = race->ms[best] < MATMUL_WORTHWHILE * race->ms[race->standard] ? best : race->standard;
+    if (ctx->comm) {
+        comm_broadcast(ctx->comm, &best, sizeof(best));
+    }
+    return best;
+}
+
+// After all ways of a round: keeps the shortest times. The first round has made plans and loaded
+// kernels.
+static inline void matmul_end_round_(MatmulRace_* race, MatmulGpu* ctx) {
+    CUDA_CHECK(cudaEventSynchronize(ctx->events[GELU_WAYS_]));
+    for (int way = race->first; way < GELU_WAYS_; way++) {
+        float ms;
+        CUDA_CHECK(cudaEventElapsedTime(&ms, ctx->events[way], ctx->events[way + 1]));
+        race->ms[way] = race->round <= 1 || ms < race->ms[way] ? ms : race->ms[way];
+    }
+    race->round++;
+    race->at = race->first - 1;
+}
+
+// After the operation was done: whether it is to be done again, in the way that the race says now.
+static inline int matmul_race_continues_(MatmulRace_* race, MatmulGpu* ctx) {
+    if (race->round < 0) {
+        return 0;
+    }
+    CUDA_CHECK(cudaEventRecord(ctx->events[++race->at], ctx->gpu->stream));
+    if (race->at == GELU_WAYS_) {
+        matmul_end_round_(race, ctx);
+    }
+    race->way = race->at < race->first ? race->standard : race->at;
+    if (race->round > MATMUL_ROUNDS) {
+        matmul_decide_(race, matmul_fastest_way_(race, ctx), ctx);
+    }
+    return 1;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Kernels: the bias, where cublasLt does not add it
+
+// WIDTH adjacent elements, one or a pack.
+template <int WIDTH, class T> __device__ inline void matmul_load_(float* to, const T* from) {
+    if (WIDTH == 1) {
+        to[0] = to_float(from[0]);
+    } else {
+        const Pack<T> pack = load_pack(from);
+#pragma unroll
+        for (int i = 0; i < WIDTH; i++) {
+            to[i] = to_float(pack[i]);
+        }
+    }
+}
+
+// Whether rows of `cols` elements can be read in packs.
+template <class T> static inline int matmul_packs_(const T* rows, int cols) {
+    return cols % Pack<T>::SIZE == 0 && (uintptr_t)rows % sizeof(Pack<T>) == 0;
+}
+
+// A thread adds WIDTH numbers of the bias to their columns of rows y, y + gridDim.y, ...
+// grid   ceil(OC / (256 * WIDTH)), up to 1024 rows      block   256      shared   none
+// moves  N*OC in, N*OC out. Bound by memory.
+// order  fixed.
+// needs  WIDTH a pack: OC a multiple of it, out and bias aligned to 16 bytes.
+template <class T, int WIDTH>
+__global__ void __launch_bounds__(256) matmul_add_bias_kernel(T* out, const T* bias, int N, int OC) {
+    const int column = (int)(blockIdx.x * blockDim.x + threadIdx.x) * WIDTH;
+    if (column >= OC) {
+        return;
+    }
+    float add[WIDTH], x[WIDTH];
+    matmul_load_<WIDTH>(add, bias + column);
+    for (int row = (int)blockIdx.y; row < N; row += (int)gridDim.y) {
+        T* to = out + (size_t)row * OC + column;
+        matmul_load_<WIDTH>(x, to);
+        if (WIDTH == 1) {
+            to[0] = from_float<T>(x[0] + add[0]);
+        } else {
+            Pack<T> pack;
+#pragma unroll
+            for (int i = 0; i < WIDTH; i++) {
+                pack[i] = from_float<T>(x[i] + add[i]);
+            }
+            store_pack(to, pack);
+        }
+    }
+}
+
+template <class T> static inline void matmul_add_bias_(T* out, const T* bias, int N, int OC, const Gpu* gpu) {
+    const int SIZE = Pack<T>::SIZE;
+    const unsigned rows = (unsigned)int_min(N, 1024);
+    if (matmul_packs_(out, OC) && matmul_packs_(bias, OC)) {
+        launch(matmul_add_bias_kernel<T, Pack<T>::SIZE>, dim3((unsigned)ceil_div(OC, 256 * SIZE), rows), 256,
+               0, gpu, out, bias, N, OC);
+    } else {
+        launch(matmul_add_bias_kernel<T, 1>, dim3((unsigned)ceil_div(OC, 256), rows), 256, 0, gpu, out, bias,
+               N, OC);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// The layer
+
+// out = add + inp weight^T + bias; add and bias may be NULL.
+template <class T>
+static inline void matmul_linear_(T* out, const T* add, const T* inp, const T* weight, const T* bias, int N,
+                                  int C, int OC, MatmulGpu* ctx) {
+    MatmulKey key = {N, OC, C, 0, 1, DTYPE_OF(T), DTYPE_OF(T), CUBLASLT_EPILOGUE_BIAS, add != NULL, 0, 1};
+    MatmulOperands_ x = {out, add, inp, weight, bias, NULL, NULL};
+    if (bias && matmul_try_(key, x, ctx)) {
+        return;
+    }
+    key.epilogue = CUBLASLT_EPILOGUE_DEFAULT;
+    x.bias = NULL;
+    matmul_product_(key, x, ctx);
+    if (bias) {
+        matmul_add_bias_(out, bias, N, OC, ctx->gpu);
+    }
+}
+
+template <class T>
+static inline void matmul_forward(T* out, const T* inp, const T* weight, const T* bias, int N, int C, int OC,
+                                  MatmulGpu* ctx) {
+    matmul_linear_(out, (const T*)NULL, inp, weight, bias, N, C, OC, ctx);
+}
+
+template <class T>
+static inline void matmul_forward_residual(T* out, const T* residual, const T* inp, const T* weight,
+                                           const T* bias, int N, int C, int OC, MatmulGpu* ctx) {
+    assert(residual && out != residual);
+    matmul_linear_(out, residual, inp, weight, bias, N, C, OC, ctx);
+}
+
+// True if cublasLt may be asked to apply GELU, or to race for it. It wants rows of `pre` to be
+// multiples of 8 elements. Not in fp32: its tanh may be an approximation that is too coarse for
+// that type.
+template <class T> static inline int matmul_fuses_(GeluFusion which, int cols, const MatmulGpu* ctx) {
+    return (ctx->settings.gelu_fusion & which) && cols % 8 == 0 && DTYPE_OF(T) != DTYPE_FP32;
+}
+
+template <class T>
+static inline void matmul_forward_gelu(T* out, T* pre, const T* inp, const T* weight, const T* bias, int N,
+                                       int C, int OC, MatmulGpu* ctx) {
+    const int epilogue = bias ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_AUX;
+    const MatmulKey key = {N, OC, C, 0, 1, DTYPE_OF(T), DTYPE_OF(T), epilogue, 0, 0, 1};
+    const MatmulOperands_ x = {out, NULL, inp, weight, bias, pre, NULL};
+    const int standard = matmul_fuses_<T>(GELU_FUSED_FORWARD, OC, ctx) ? GELU_IN_PRODUCT_ : GELU_IN_STEPS_;
+    MatmulRace_ race =
+        matmul_race_(key, GELU_IN_PRODUCT_, standard, matmul_fuses_<T>(GELU_RACE_FORWARD, OC, ctx), ctx);
+    assert(out != pre);
+    do {
+        if (race.way == GELU_IN_STEPS_ || !matmul_try_(key, x, ctx)) {
+            matmul_forward(pre, inp, weight, bias, N, C, OC, ctx);
+            gelu_forward(out, pre, (size_t)N * OC, ctx->gpu);
+        }
+    } while (matmul_race_continues_(&race, ctx));
+}
+
+template <class T>
+static inline void matmul_backward_input(T* dinp, const T* dout, const T* weight, int N, int C, int OC,
+                                         MatmulGpu* ctx) {
+    const MatmulKey key = {N, C, OC, 0, 0, DTYPE_OF(T), DTYPE_OF(T), CUBLASLT_EPILOGUE_DEFAULT, 0, 0, 1};
+    const MatmulOperands_ x = {dinp, NULL, dout, weight, NULL, NULL, NULL};
+    matmul_product_(key, x, ctx);
+}
+
+template <class T>
+static inline void matmul_backward_bias(Gradient dbias, const T* dout, int N, int OC, GradientMode mode,
+                                        MatmulGpu* ctx) {
+    const size_t bytes = (size_t)column_sums_groups(N, OC) * OC * sizeof(float);
+    CHECK(bytes <= ctx->workspace_bytes,
+          "matmul: bias of %d: partial sums of %zu bytes need more than the workspace of %zu", OC, bytes,
+          ctx->workspace_bytes);
+    column_sums(dbias, (float*)ctx->workspace, dout, N, OC, mode, ctx->gpu);
+}
+
+// All of matmul_backward_input_gelu in one product: cublasLt's DGELU_BGRAD. It can only set the gradient of
+// the bias, in the type of the result; to add, it sets scratch memory, which is then added. Returns 0, having
+// done nothing, if cublasLt refuses.
+template <class T>
+static inline int matmul_try_gelu_bias_(T* dinp, Gradient dbias, const T* dout, const T* weight, const T* pre,
+                                        MatmulKey key, GradientMode mode, MatmulGpu* ctx) {
+    void* sums = mode == GRADIENT_ADD ? ctx->bias_sums : dbias.data;
+    const int C = key.cols;
+    const MatmulOperands_ x = {dinp, NULL, dout, weight, sums, (void*)pre, NULL};
+    key.epilogue = CUBLASLT_EPILOGUE_DGELU_BGRAD;
+    if (!matmul_try_(key, x, ctx)) {
+        return 0;
+    }
+    if (mode == GRADIENT_ADD) {
+        column_sums_finish<T>(&dbias, 1, (const T*)sums, 1, C, C, mode, ctx->gpu);
+    }
+    return 1;
+}
+
+// matmul_backward_input_gelu in a certain way, or in the next one that cublasLt does not refuse.
+template <class T>
+static inline void matmul_backward_gelu_(int way, T* dinp, Gradient dbias, const T* dout, const T* weight,
+                                         const T* pre, MatmulKey key, GradientMode mode, MatmulGpu* ctx) {
+    const MatmulOperands_ x = {dinp, NULL, dout, weight, NULL, (void*)pre, NULL};
+    const int N = key.rows, C = key.cols;
+    if (way == GELU_WITH_BIAS_GRADIENT_ &&
+        matmul_try_gelu_bias_(dinp, dbias, dout, weight, pre, key, mode, ctx)) {
+        return;
+    }
+    if (way == GELU_IN_STEPS_ || !matmul_try_(key, x, ctx)) {
+        matmul_backward_input(dinp, dout, weight, N, C, key.depth, ctx);
+        gelu_backward(dinp, dinp, pre, (size_t)N * C, ctx->gpu);
+    }
+    if (dbias.data) {
+        matmul_backward_bias(dbias, (const T*)dinp, N, C, mode, ctx);
+    }
+}
+
+// A gradient that is added to cannot be computed repeatedly: it takes the way of an earlier race, or
+// the standard one.
+template <class T>
+static inline void matmul_backward_input_gelu(T* dinp, Gradient dbias, const T* dout, const T* weight,
+                                              const T* pre, int N, int C, int OC, GradientMode mode,
+                                              MatmulGpu* ctx) {
+    const MatmulKey key = {N, C, OC, 0, 0, DTYPE_OF(T), DTYPE_OF(T), CUBLASLT_EPILOGUE_DGELU, 0, 0, 1};
+    const int sums_bias =
+        dbias.data && ctx->settings.bias_fusion && dbias.dtype == DTYPE_OF(T) && C <= COLUMN_SUMS_FLOATS;
+    const int first = sums_bias ? GELU_WITH_BIAS_GRADIENT_ : GELU_IN_PRODUCT_;
+    MatmulKey asked = key;
+    asked.epilogue = sums_bias ? CUBLASLT_EPILOGUE_DGELU_BGRAD : CUBLASLT_EPILOGUE_DGELU;
+    const int may_race = matmul_fuses_<T>(GELU_RACE_BACKWARD, C, ctx) &&
+                         (mode == GRADIENT_SET || !dbias.data || matmul_decision_(&asked, ctx));
+    MatmulRace_ race = matmul_race_(
+        asked, first, matmul_fuses_<T>(GELU_FUSED_BACKWARD, C, ctx) ? first : GELU_IN_STEPS_, may_race, ctx);
+    assert(dinp != pre);
+    do {
+        matmul_backward_gelu_(race.way, dinp, dbias, dout, weight, pre, key, mode, ctx);
+    } while (matmul_race_continues_(&race, ctx));
+}
+
+template <class T>
+static inline void matmul_backward_weight(Gradient dweight, const T* dout, const T* inp, int N, int C, int OC,
+                                          GradientMode mode, MatmulGpu* ctx) {
+    const int adds = mode == GRADIENT_ADD;
+    const MatmulKey key = {OC,   C, N, 1, 0, DTYPE_OF(T), (int)dweight.dtype, CUBLASLT_EPILOGUE_DEFAULT,
+                           adds, 0, 1};
+    const MatmulOperands_ x = {dweight.data, adds ? dweight.data : NULL, dout, inp, NULL, NULL, NULL};
+    assert(dweight.dtype == DTYPE_FP32 || dweight.dtype == DTYPE_OF(T));
+    matmul_product_(key, x, ctx);
+}
+
+// Products of one shape: out (rows, cols) = left (rows, depth) right (depth, cols). A transposed factor lies in memory as
+// (depth, rows) or (cols, depth). The `batch` matrices of each kind lie one after the other.
+typedef struct {
+    int rows, cols, depth;
+    int left_transposed, right_transposed;
+    int batch;
+    float scale, add_scale;
+} MatmulBatch;
+
+// add may be NULL. It and the factors are not out.
+template <class T>
+static inline void matmul_batch(T* out, const T* add, const T* left, const T* right, MatmulBatch b,
+                                MatmulGpu* ctx) {
+    const float scales[2] = {b.scale, b.add_scale};
+    const MatmulKey key = {b.rows,
+                           b.cols,
+                           b.depth,
+                           b.left_transposed,
+                           b.right_transposed,
+                           DTYPE_OF(T),
+                           DTYPE_OF(T),
+                           CUBLASLT_EPILOGUE_DEFAULT,
+                           add != NULL,
+                           0,
+                           b.batch};
+    const MatmulOperands_ x = {out, add, left, right, NULL, NULL, scales};
+    assert(out != add && out != left && out != right && b.batch > 0);
+    matmul_product_(key, x, ctx);
+}
+
+#endif

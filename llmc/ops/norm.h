@@ -1,0 +1,173 @@
+/*
+norm.h -- layer normalization, and the residual sum before it: the contract, and the CPU version.
+
+    mean = sum_c inp / C      rstd = 1 / sqrt(sum_c (inp - mean)^2 / C + 1e-5)
+    out  = (inp - mean) * rstd * weight + bias
+
+    out, inp, dout, dinp     (N, C)   one row per token
+    mean, rstd               (N)      fp32; kept for the backward pass
+    weight, bias             (C)      and dweight, dbias
+
+layernorm_forward sets its outputs; residual_layernorm_forward also sets inp = left + right (N, C) in the same
+pass. layernorm_backward sets or adds to dinp as `dinp_mode` says, to dweight and dbias as `mode` says; each of these may
+be NULL.
+
+    dinp_c (+)= rstd (g_c - sum g / C - norm_c sum(g norm) / C)
+                with g = dout weight, norm = (inp - mean) rstd
+*/
+#ifndef LLMC_NORM_H
+#define LLMC_NORM_H
+
+#include <math.h>
+
+#include "llmc/base/sizes.h"
+#include "llmc/base/vec.h"
+#include "llmc/ops/gradient.h"
+
+#define LAYERNORM_EPS 1e-5f
+
+// What the passes move; `groups` of rows have sums of their own that pass through memory.
+static inline double layernorm_forward_bytes(double N, double C, double element_bytes) {
+    return 2 * N * C * element_bytes + 8 * N;
+}
+static inline double layernorm_backward_bytes(double N, double C, double element_bytes, double groups) {
+    return 4 * N * C * element_bytes + 8 * N + 3 * 8 * C * groups;
+}
+
+// LANES partial sums keep the additions short and independent; their order is fixed.
+static inline float layernorm_sum_(const float* x, int C) {
+    Vec sum = vec_all(0.0f);
+    int c = 0;
+    for (; c + LANES <= C; c += LANES) {
+        sum += vec_load(x + c);
+    }
+    float total = vec_hsum(sum);
+    for (; c < C; c++) {
+        total += x[c];
+    }
+    return total;
+}
+
+static inline float layernorm_square_(const float* x, float mean, int C) { // sum of (x - mean)^2
+    Vec sum = vec_all(0.0f);
+    int c = 0;
+    for (; c + LANES <= C; c += LANES) {
+        const Vec d = vec_load(x + c) - mean;
+        sum += d * d;
+    }
+    float total = vec_hsum(sum);
+    for (; c < C; c++) {
+        total += (x[c] - mean) * (x[c] - mean);
+    }
+    return total;
+}
+
+static inline void layernorm_row_(float* out, float* mean, float* rstd, const float* inp, const float* weight,
+                                  const float* bias, int C) {
+    const float m = layernorm_sum_(inp, C) / C;
+    const float r = 1.0f / sqrtf(layernorm_square_(inp, m, C) / C + LAYERNORM_EPS);
+    for (int c = 0; c < C; c++) {
+        out[c] = (inp[c] - m) * r * weight[c] + bias[c];
+    }
+    *mean = m;
+    *rstd = r;
+}
+
+static inline void layernorm_forward_cpu(float* out, float* mean, float* rstd, const float* inp,
+                                         const float* weight, const float* bias, int N, int C) {
+#pragma omp parallel for schedule(static)
+    for (int n = 0; n < N; n++) {
+        layernorm_row_(out + (size_t)n * C, mean + n, rstd + n, inp + (size_t)n * C, weight, bias, C);
+    }
+}
+
+static inline void residual_layernorm_forward_cpu(float* inp, float* out, float* mean, float* rstd,
+                                                  const float* left, const float* right, const float* weight,
+                                                  const float* bias, int N, int C) {
+#pragma omp parallel for schedule(static)
+    for (int n = 0; n < N; n++) {
+        const size_t row = (size_t)n * C;
+        for (int c = 0; c < C; c++) {
+            inp[row + c] = left[row + c] + right[row + c];
+        }
+        layernorm_row_(out + row, mean + n, rstd + n, inp + row, weight, bias, C);
+    }
+}
+
+// out = left + right, `n` elements.
+static inline void residual_forward_cpu(float* out, const float* left, const float* right, size_t n) {
+#pragma omp parallel for simd schedule(static)
+    for (size_t i = 0; i < n; i++) {
+        out[i] = left[i] + right[i];
+    }
+}
+
+static inline void layernorm_backward_row_(float* dinp, const float* dout, const float* inp,
+                                           const float* weight, float mean, float rstd, int C,
+                                           GradientMode dinp_mode) {
+    Vec sums = vec_all(0.0f), dots = vec_all(0.0f);
+    int c = 0;
+    for (; c + LANES <= C; c += LANES) {
+        const Vec g = vec_load(dout + c) * vec_load(weight + c);
+        sums += g;
+        dots += g * (vec_load(inp + c) - mean);
+    }
+    float sum = vec_hsum(sums), dot = vec_hsum(dots);
+    for (; c < C; c++) {
+        sum += dout[c] * weight[c];
+        dot += dout[c] * weight[c] * (inp[c] - mean);
+    }
+    const float shift = sum / C, slope = dot * rstd * rstd / C;
+    for (c = 0; c < C; c++) {
+        const float change = rstd * (dout[c] * weight[c] - shift - (inp[c] - mean) * slope);
+        dinp[c] = (dinp_mode == GRADIENT_ADD ? dinp[c] : 0.0f) + change;
+    }
+}
+
+static inline void layernorm_finish_columns_(float* to, const float* sum, int c0, int cols,
+                                             GradientMode mode) {
+    for (int c = 0; to && c < cols; c++) {
+        to[c0 + c] = sum[c] + (mode == GRADIENT_ADD ? to[c0 + c] : 0.0f);
+    }
+}
+
+// The parameters' gradients are sums over rows: a thread owns a few columns, so that sums follow the order of
+// the rows.
+static inline void layernorm_backward_columns_(float* dweight, float* dbias, const float* dout,
+                                               const float* inp, const float* mean, const float* rstd, int N,
+                                               int C, int c0, int cols, GradientMode mode) {
+    float weight_sum[4 * LANES] = {0}, bias_sum[4 * LANES] = {0};
+    for (int n = 0; n < N; n++) {
+        const float *d = dout + (size_t)n * C + c0, *x = inp + (size_t)n * C + c0;
+        const float m = mean[n], r = rstd[n];
+        for (int c = 0; c < cols; c++) {
+            weight_sum[c] += d[c] * (x[c] - m) * r;
+            bias_sum[c] += d[c];
+        }
+    }
+    layernorm_finish_columns_(dweight, weight_sum, c0, cols, mode);
+    layernorm_finish_columns_(dbias, bias_sum, c0, cols, mode);
+}
+
+static inline void layernorm_backward_cpu(float* dinp, float* dweight, float* dbias, const float* dout,
+                                          const float* inp, const float* weight, const float* mean,
+                                          const float* rstd, int N, int C, GradientMode dinp_mode,
+                                          GradientMode mode) {
+    const int block = 4 * LANES;
+#pragma omp parallel
+    {
+#pragma omp for schedule(static)
+        for (int n = 0; n < N; n++) {
+            const size_t row = (size_t)n * C;
+            layernorm_backward_row_(dinp + row, dout + row, inp + row, weight, mean[n], rstd[n], C,
+                                    dinp_mode);
+        }
+#pragma omp for schedule(static)
+        for (int c0 = 0; c0 < (dweight || dbias ? C : 0); c0 += block) {
+            layernorm_backward_columns_(dweight, dbias, dout, inp, mean, rstd, N, C, c0,
+                                        int_min(block, C - c0), mode);
+        }
+    }
+}
+
+#endif

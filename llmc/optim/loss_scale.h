@@ -1,0 +1,60 @@
+/*
+loss_scale.h -- dynamic loss scaling: the factor that keeps fp16 gradients inside fp16's narrow range.
+
+The gradient of the loss is multiplied by `scale` before the backward pass, and all gradients are divided by
+it in the update (AdamW.grad_scale holds 1 / scale).
+
+    gradients not finite    the update is not made, scale = max(scale * backoff, min), counting starts again
+    finite                  the update is made; after growth_interval of them in a row scale = scale * growth
+
+So the scale climbs until it overflows fp16, falls back one step, and tries again 2000 updates later. The rule
+and its constants are those of Micikevicius et al., "Mixed precision training", ICLR 2018, as PyTorch's
+GradScaler has them; but this scale stops at 1: what overflows there is no matter of scaling. All scales are
+powers of two, so scaling and unscaling round nothing (short of underflow).
+
+Whether an update with finite gradients is made after all (outliers.h) does not concern the scale.
+
+All state is plain numbers without pointers: a checkpoint may store it as it is.
+*/
+#ifndef LLMC_LOSS_SCALE_H
+#define LLMC_LOSS_SCALE_H
+
+#include <math.h>
+
+typedef struct {
+    float scale;           // of this step
+    int good_steps;        // finite steps since the scale last changed
+    float growth, backoff; // factors
+    int growth_interval;   // finite steps in a row that make it grow
+    float min;
+} LossScale;
+
+static inline LossScale loss_scale_open(void) {
+    const LossScale s = {65536, 0, 2, 0.5f, 2000, 1};
+    return s;
+}
+
+// For types that need no scaling: 1 for ever.
+static inline LossScale loss_scale_off(void) {
+    const LossScale s = {1, 0, 1, 1, 2000, 1};
+    return s;
+}
+
+// Call it once a step, `finite` telling of the scaled gradients. Returns whether to make the update; the new
+// scale is for the next step.
+static inline int loss_scale_update(LossScale* s, int finite) {
+    if (!finite) {
+        s->scale = fmaxf(s->scale * s->backoff, s->min);
+        s->good_steps = 0;
+        return 0;
+    }
+    s->good_steps++;
+    if (s->good_steps >= s->growth_interval) {
+        const float grown = s->scale * s->growth;
+        s->scale = isinf(grown) ? s->scale : grown; // where all gradients are 0 nothing else stops it
+        s->good_steps = 0;
+    }
+    return 1;
+}
+
+#endif

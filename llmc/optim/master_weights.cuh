@@ -1,0 +1,328 @@
+/*
+master_weights.cuh -- what every rule of the optimizer needs on the GPU: elements W at a time, master weights, and stochastic
+rounding.
+
+An update reads a weight as fp32, computes, and writes it back:
+
+    master weights          read                 written
+    MASTER_FP32             the master weight    it, and the parameter: rounded to nearest
+    MASTER_SPLIT            both halves          both halves: the parameter is rounded to nearest
+    MASTER_24               the same, with 8 bits instead of the lower half
+    MASTER_NONE             the parameter        the parameter, rounded stochastically
+
+Split master weights are those of bf16, which is the upper half of an fp32 number: beside the parameter there are only the
+16 lower bits. All finite numbers are exact. A tie is rounded away from zero. Of MASTER_24 there is a number r from -127 to
+126 instead: the weight is the parameter and r / 127 of half the way to the next bf16 number, rounded to the nearest such
+(FlashOptim: arXiv 2602.23349). Where two of them are the same weight, it is that with the nearer parameter, so a weight
+that is stored as fp32 comes back with the same bits.
+
+Stochastic rounding goes up or down with the probabilities that make the result right on average, so that updates
+smaller than half a unit in the last place are not lost for ever. In update t an element takes word g 2^40 + i of stream
+"adamw" + t of `seed` (rand.h), where i is its place in group g (model.h) of a model without frozen parameters: the same whatever
+the launch, the number of shards, and what is frozen.
+*/
+#ifndef LLMC_MASTER_WEIGHTS_CUH
+#define LLMC_MASTER_WEIGHTS_CUH
+
+#include <assert.h>
+#include <string.h>
+
+#include "llmc/base/float16.h"
+#include "llmc/base/rand.h"
+#include "llmc/gpu/gpu.cuh"
+#include "llmc/optim/optimizer.h"
+
+// Of a parameter.
+__host__ __device__ inline size_t master_bytes(MasterWeights master) {
+    return master == MASTER_FP32    ? sizeof(float)
+           : master == MASTER_SPLIT ? sizeof(uint16_t)
+           : master == MASTER_24    ? sizeof(int8_t)
+                                    : 0;
+}
+
+// ---- stochastic rounding ----
+
+// x rounded to one of the two neighbors in T, with `random` uniform: on average exactly x, to 2^-32 of the
+// distance of the neighbors. What T has is kept, NaN and infinity too; a finite x stays finite.
+template <class T> __host__ __device__ inline T round_stochastic(float x, uint32_t random);
+
+template <> __host__ __device__ inline float round_stochastic<float>(float x, uint32_t random) {
+    (void)random;
+    return x;
+}
+
+// bf16 is the upper half of a float: a random lower half is added, carries or not, and is cut off.
+template <> __host__ __device__ inline bf16 round_stochastic<bf16>(float x, uint32_t random) {
+    const uint32_t sign = float_bits(x) & 0x80000000u, magnitude = float_bits(x) ^ sign,
+                   largest = 0x7F7F0000u;
+    const uint32_t sum = (magnitude + (random >> 16)) & 0xFFFF0000u, rounded = sum < largest ? sum : largest;
+    return from_float<bf16>(magnitude < 0x7F800000u ? float_of_bits(sign | rounded) : x);
+}
+
+// The neighbors of x in fp16 are multiples of `unit`: 2^-10 of the power of two below |x|, at least 2^-24.
+// All steps are exact: products with powers of two, and fewer than 2048 units.
+template <> __host__ __device__ inline fp16 round_stochastic<fp16>(float x, uint32_t random) {
+    const uint32_t exponent = float_bits(fabsf(x)) >> 23, e = exponent > 113 ? exponent : 113; // 113: 2^-14
+    if (exponent == 255) {
+        return from_float<fp16>(x);
+    }
+    const float unit = float_of_bits((e - 10) << 23), per_unit = float_of_bits((264 - e) << 23);
+    const float units = fabsf(x) * per_unit, whole = floorf(units);
+    const float up = random < (uint32_t)((units - whole) * 0x1p32f) ? 1.0f : 0.0f;
+    return from_float<fp16>(copysignf(fminf((whole + up) * unit, 65504.0f), x));
+}
+
+// rand_block of rand.h, on the device.
+__device__ inline RandBlock rand_block_gpu(uint64_t seed, uint64_t stream, uint64_t counter) {
+    uint32_t x0 = (uint32_t)counter, x1 = (uint32_t)(counter >> 32);
+    uint32_t x2 = (uint32_t)stream, x3 = (uint32_t)(stream >> 32);
+    uint32_t key0 = (uint32_t)seed, key1 = (uint32_t)(seed >> 32);
+#pragma unroll
+    for (int round = 0; round < 10; round++) {
+        const uint64_t even = (uint64_t)0xD2511F53u * x0, odd = (uint64_t)0xCD9E8D57u * x2;
+        x0 = (uint32_t)(odd >> 32) ^ x1 ^ key0;
+        x1 = (uint32_t)odd;
+        x2 = (uint32_t)(even >> 32) ^ x3 ^ key1;
+        x3 = (uint32_t)even;
+        key0 += 0x9E3779B9u;
+        key1 += 0xBB67AE85u;
+    }
+    const RandBlock block = {{x0, x1, x2, x3}};
+    return block;
+}
+
+// ---- split master weights ----
+
+__host__ __device__ inline bf16 bf16_of_bits_(uint32_t bits) {
+    const uint16_t half = (uint16_t)bits;
+    bf16 x;
+    memcpy((void*)&x, &half, sizeof(x));
+    return x;
+}
+
+// L is uint16_t for all lower bits, int8_t for MASTER_24.
+template <class L> struct SplitFloat {
+    bf16 upper;
+    L lower;
+};
+
+template <class L> __host__ __device__ inline SplitFloat<L> split_float(float x);
+
+// A NaN keeps no bits in the lower half: there it could round up to -0.
+template <> __host__ __device__ inline SplitFloat<uint16_t> split_float(float x) {
+    const uint32_t bits = x == x ? float_bits(x) : 0x7FC00000u;
+    const SplitFloat<uint16_t> split = {bf16_of_bits_((bits + 0x8000u) >> 16), (uint16_t)bits};
+    return split;
+}
+
+__host__ __device__ inline float split_join(bf16 upper, uint16_t lower) {
+    const uint32_t rounded_up = lower >> 15;
+    return float_of_bits(((float_bits(to_float(upper)) >> 16) - rounded_up) << 16 | lower);
+}
+
+// The lower half is the distance to the upper one, with a sign: 32768 are half the way to the next number. 127 would be
+// that half, which is nearer to the next number: it is -127 of that.
+template <> __host__ __device__ inline SplitFloat<int8_t> split_float(float x) {
+    const SplitFloat<uint16_t> exact = split_float<uint16_t>(x);
+    const int r = ((int16_t)exact.lower * 127 + 16384) >> 15;
+    const uint32_t upper = float_bits(to_float(exact.upper)) >> 16;
+    const SplitFloat<int8_t> split = {bf16_of_bits_(upper + (r == 127)), (int8_t)(r == 127 ? -127 : r)};
+    return split;
+}
+
+__host__ __device__ inline float split_join(bf16 upper, int8_t r) {
+    const int distance = (r * 65536 + (r < 0 ? -127 : 127)) / 254;
+    return float_of_bits(float_bits(to_float(upper)) + (uint32_t)distance);
+}
+
+// ---- elements, W at a time ----
+
+template <size_t BYTES> struct Word_;
+template <> struct Word_<1> { typedef unsigned char Type; };
+template <> struct Word_<2> { typedef unsigned short Type; };
+template <> struct Word_<4> { typedef int Type; };
+template <> struct Word_<8> { typedef int2 Type; };
+template <> struct Word_<16> { typedef int4 Type; };
+
+// In registers, and the type of one access to them.
+template <class X, int W> struct alignas(W * sizeof(X)) Elements {
+    X element[W];
+    typedef typename Word_<W * sizeof(X)>::Type Word;
+    __device__ X& operator[](int i) { return element[i]; }
+    __device__ const X& operator[](int i) const { return element[i]; }
+};
+
+// The address is a multiple of their size. The data passes once a step: it leaves the caches alone.
+template <int W, class X> __device__ inline Elements<X, W> elements_load(const X* from) {
+    typedef typename Elements<X, W>::Word Word;
+    Elements<X, W> elements;
+    *reinterpret_cast<Word*>(&elements) = __ldcs(reinterpret_cast<const Word*>(from));
+    return elements;
+}
+
+template <class X, int W> __device__ inline void elements_store(X* to, const Elements<X, W>& elements) {
+    typedef typename Elements<X, W>::Word Word;
+    __stcs(reinterpret_cast<Word*>(to), *reinterpret_cast<const Word*>(&elements));
+}
+
+template <class To, class From, int W>
+__device__ inline Elements<To, W> elements_convert(const Elements<From, W>& from) {
+    Elements<To, W> to;
+#pragma unroll
+    for (int k = 0; k < W; k++) {
+        to[k] = from_float<To>(to_float(from[k]));
+    }
+    return to;
+}
+
+// ---- weights ----
+
+// Element i takes word `first` + i, a multiple of 4.
+typedef struct {
+    uint64_t seed, stream, first;
+} RoundingWords;
+
+// Those of update t, for a tensor that starts with element `start` of a group; that is a multiple of 4.
+static inline RoundingWords rounding_words(uint64_t seed, int64_t t, int group, size_t start) {
+    const RoundingWords words = {seed, rand_stream("adamw") + (uint64_t)t, ((uint64_t)group << 40) + start};
+    return words;
+}
+
+// Without an index, which would put the words into memory.
+__device__ inline uint32_t rounding_word_(const RandBlock& random, int i) {
+    return i < 2 ? (i == 0 ? random.word[0] : random.word[1]) : (i == 2 ? random.word[2] : random.word[3]);
+}
+
+template <class T, int W>
+__device__ inline Elements<T, W> weights_round_(const Elements<float, W>& x, const RoundingWords& words,
+                                                size_t i) {
+    const RandBlock random = rand_block_gpu(words.seed, words.stream, (words.first + i) / 4);
+    Elements<T, W> rounded;
+#pragma unroll
+    for (int k = 0; k < W; k++) {
+        rounded[k] =
+            round_stochastic<T>(x[k], W == 4 ? random.word[k] : rounding_word_(random, (int)(i % 4)));
+    }
+    return rounded;
+}
+
+// A tensor in device memory.
+template <class T> struct Weights {
+    T* params;
+    void* master; // as many, of the type of `kind`; MASTER_NONE: not looked at
+    MasterWeights kind;
+};
+
+// A part of them: from these elements on, of the parameters and of what is beside them.
+template <class T>
+__host__ __device__ inline Weights<T> weights_from(const Weights<T>& w, size_t params, size_t master) {
+    const Weights<T> part = {w.params + params, (char*)w.master + master * master_bytes(w.kind), w.kind};
+    return part;
+}
+
+template <class L, int W, class T>
+__device__ inline Elements<float, W> weights_load_split_(const Weights<T>& w, size_t i) {
+    const Elements<T, W> upper = elements_load<W>(w.params + i);
+    const Elements<L, W> lower = elements_load<W>((const L*)w.master + i);
+    Elements<float, W> x;
+#pragma unroll
+    for (int k = 0; k < W; k++) {
+        x[k] = split_join(upper[k], lower[k]);
+    }
+    return x;
+}
+
+// Elements i ... i+W-1. W is 4, i a multiple of it and the tensor aligned to four elements, or W is 1.
+template <int W, class T> __device__ inline Elements<float, W> weights_load(const Weights<T>& w, size_t i) {
+    if (w.kind == MASTER_FP32) {
+        return elements_load<W>((const float*)w.master + i);
+    }
+    if constexpr (DTYPE_OF(T) == DTYPE_BF16) {
+        if (w.kind == MASTER_SPLIT) {
+            return weights_load_split_<uint16_t, W>(w, i);
+        }
+        if (w.kind == MASTER_24) {
+            return weights_load_split_<int8_t, W>(w, i);
+        }
+    }
+    return elements_convert<float>(elements_load<W>(w.params + i));
+}
+
+template <class L, class T, int W>
+__device__ inline void weights_store_split_(const Weights<T>& w, size_t i, const Elements<float, W>& x) {
+    Elements<T, W> upper;
+    Elements<L, W> lower;
+#pragma unroll
+    for (int k = 0; k < W; k++) {
+        const SplitFloat<L> split = split_float<L>(x[k]);
+        upper[k] = split.upper;
+        lower[k] = split.lower;
+    }
+    elements_store(w.params + i, upper);
+    elements_store((L*)w.master + i, lower);
+}
+
+template <class T, int W>
+__device__ inline void weights_store(const Weights<T>& w, size_t i, const Elements<float, W>& x,
+                                     const RoundingWords& words) {
+    if (w.kind == MASTER_NONE) { // for T = float the words have no use and are not computed
+        elements_store(w.params + i, weights_round_<T>(x, words, i));
+        return;
+    }
+    if constexpr (DTYPE_OF(T) == DTYPE_BF16) {
+        if (w.kind == MASTER_SPLIT) {
+            weights_store_split_<uint16_t>(w, i, x);
+            return;
+        }
+        if (w.kind == MASTER_24) {
+            weights_store_split_<int8_t>(w, i, x);
+            return;
+        }
+    }
+    elements_store((float*)w.master + i, x);
+    elements_store(w.params + i, elements_convert<T>(x));
+}
+
+// ---- numbers of an update ----
+
+// What the update of one element needs, of any rule. The rate and the decay are those of its tensor.
+typedef struct {
+    float beta1, beta2, eps, grad_scale;
+    float v_correction; // AdamW: 1 / (1 - beta2^t)
+    float momentum;     // SGD
+    Decay decay;        // of AdamW and Lion
+} UpdateScalars;
+typedef struct {
+    float keep; // 1 - lr weight_decay
+    float step; // lr; of AdamW lr / (1 - beta1^t)
+} UpdateRates;
+
+enum { WEIGHTS_THREADS_ = 256, WEIGHTS_PIECE = 4 * WEIGHTS_THREADS_ }; // elements of a block
+
+// Copies weights to fp32, four elements a thread.
+// grid   count / 1024      block   256      shared   none
+// moves  the weights in, 4 bytes an element out. Bound by memory.
+// order  every element on its own
+template <class T>
+__global__ void __launch_bounds__(WEIGHTS_THREADS_)
+    weights_widen_kernel_(float* to, T* params, void* master, MasterWeights kind) {
+    const Weights<T> weights = {params, master, kind};
+    const size_t i = 4 * ((size_t)blockIdx.x * WEIGHTS_THREADS_ + threadIdx.x);
+    elements_store(to + i, weights_load<4>(weights, i));
+}
+
+// The first `count` weights as fp32; count is a multiple of WEIGHTS_PIECE.
+template <class T>
+static inline void weights_widen(float* to, const Weights<T>& weights, size_t count, const Gpu* gpu) {
+    assert(count % WEIGHTS_PIECE == 0);
+    launch(weights_widen_kernel_<T>, (unsigned)(count / WEIGHTS_PIECE), WEIGHTS_THREADS_, 0, gpu, to,
+           weights.params, weights.master, weights.kind);
+}
+
+// An update reads and writes so much of n weights.
+static inline double weights_bytes(double n, DType params, MasterWeights master) {
+    const size_t p = dtype_bytes(params);
+    return n * (double)(master == MASTER_FP32 ? 2 * sizeof(float) + p : 2 * (p + master_bytes(master)));
+}
+
+#endif

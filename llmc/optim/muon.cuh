@@ -1,0 +1,484 @@
+/*
+muon.cuh -- muon.h on the GPU, for the layers of a tensor together.
+
+    params, master, grads    T, as in master_weights.cuh, T or fp32
+    b                        fp32   momentum, updated
+    row_squares              fp32   NULL: X stays as it is
+
+The products of all matrices of some layers are one call (matmul_batch), in bf16, for fp32 weights in fp32; the number of
+layers is chosen to fill a GPU. What is added to a product is added by cublasLt: no kernel comes between two products.
+
+    sums       of u's squares, and the new momentum
+    X          u / norm, packed: matrix after matrix
+    products   15
+    rows       of X: with row_squares, these and the sums of squares
+    weights
+
+The gram matrix A is that of the shorter side. X and A take turns with a second copy.
+
+Where processes update parts of a tensor, each first makes its elements of u, and of the new momentum, by muon_operand. They
+gather u, layer by layer; then muon_update does all the rest on whole matrices, and changes the weights of its part. u has
+the bits that the momentum and the gradient would give.
+
+needs:   tensors start at multiples of four elements in every array
+*/
+#ifndef LLMC_MUON_CUH
+#define LLMC_MUON_CUH
+
+#include <assert.h>
+
+#include "llmc/gpu/gpu.cuh"
+#include "llmc/ops/matmul.cuh"
+#include "llmc/optim/muon.h"
+#include "llmc/optim/master_weights.cuh"
+
+// Elements of X that are worth a group of layers: 4 of the MLP of GPT-2 124M.
+#define MUON_GROUP_ELEMENTS ((size_t)8 << 20)
+// Threads of a block; blocks that share a matrix, at most: enough for a GPU, and few enough to add their sums quickly.
+enum { MUON_THREADS_ = 256, MUON_BLOCKS_ = 64 };
+
+// Where the first layer is in an array, and how much further each next one; in elements.
+typedef struct {
+    size_t first, step;
+} MuonPlace;
+
+// The layers of a tensor. Of each, elements begin ... end-1 are updated here.
+typedef struct {
+    size_t begin, end;
+    MuonPlace params, master, grads, b; // of element `begin`
+    MuonPlace row_squares;              // of the whole tensor
+    int layers;                         //
+    int parts, rows, cols;              // a layer has `parts` matrices of rows x cols, below each other
+    int group;                          // of the first layer, and
+    size_t start;                       // where the tensor starts in it: in MuonUpdate.u,
+    size_t word;                        // and in RoundingWords
+    int decay;                          // whether weights decay
+    int by_layer;                       // each layer is updated on its own
+} MuonTensor;
+
+// X is fp32 for fp32 weights, bf16 for 16-bit weights.
+template <class T> struct MuonReal_ { typedef bf16 Type; };
+template <> struct MuonReal_<float> { typedef float Type; };
+
+// Scratch memory for the largest of some tensors.
+typedef struct {
+    void *x[2], *a[2];
+    float* sums;     // (matrices, MUON_BLOCKS_)
+    float* row_sums; // (matrices, rows)
+} MuonGpu;
+
+// ---- open and close ----
+
+// The layers that are updated together: in groups as equal as they can be.
+static inline int muon_group_layers_(const MuonTensor* t) {
+    if (t->by_layer) {
+        return 1;
+    }
+    const size_t layer = (size_t)t->parts * t->rows * t->cols, most = ceil_div(MUON_GROUP_ELEMENTS, layer);
+    const int groups = ceil_div(t->layers, (int)(most < (size_t)t->layers ? most : (size_t)t->layers));
+    return ceil_div(t->layers, groups);
+}
+
+// Elements of X and of A, matrices, and their rows.
+typedef struct {
+    size_t x, a, matrices, rows;
+} MuonSizes_;
+
+static inline size_t muon_max_(size_t a, size_t b) { return a > b ? a : b; }
+
+static inline MuonSizes_ muon_sizes_(const MuonTensor* tensors, int count) {
+    MuonSizes_ sizes = {0, 0, 0, 0};
+    for (int i = 0; i < count; i++) {
+        const MuonTensor* t = &tensors[i];
+        const size_t matrices = (size_t)muon_group_layers_(t) * t->parts, rows = matrices * t->rows;
+        const size_t side = (size_t)int_min(t->rows, t->cols);
+        sizes.x = muon_max_(sizes.x, rows * t->cols);
+        sizes.a = muon_max_(sizes.a, matrices * side * side);
+        sizes.matrices = muon_max_(sizes.matrices, matrices);
+        sizes.rows = muon_max_(sizes.rows, rows);
+    }
+    return sizes;
+}
+
+// Device memory for these tensors of T.
+template <class T> static inline size_t muon_planned_bytes(const MuonTensor* tensors, int count) {
+    const MuonSizes_ sizes = muon_sizes_(tensors, count);
+    return 2 * (sizes.x + sizes.a) * sizeof(typename MuonReal_<T>::Type) +
+           (sizes.matrices * MUON_BLOCKS_ + sizes.rows) * sizeof(float);
+}
+
+template <class T> static inline void muon_open(MuonGpu* muon, const MuonTensor* tensors, int count) {
+    const MuonSizes_ sizes = muon_sizes_(tensors, count);
+    const size_t bytes = sizeof(typename MuonReal_<T>::Type);
+    for (int i = 0; i < 2; i++) {
+        muon->x[i] = gpu_alloc(sizes.x, bytes, "muon: matrices");
+        muon->a[i] = gpu_alloc(sizes.a, bytes, "muon: their squares");
+    }
+    muon->sums = (float*)gpu_alloc(sizes.matrices * MUON_BLOCKS_, sizeof(float), "muon: sums of squares");
+    muon->row_sums = (float*)gpu_alloc(sizes.rows, sizeof(float), "muon: sums of rows");
+}
+
+static inline void muon_close(MuonGpu* muon) {
+    gpu_free(muon->row_sums);
+    gpu_free(muon->sums);
+    for (int i = 0; i < 2; i++) {
+        gpu_free(muon->a[i]);
+        gpu_free(muon->x[i]);
+    }
+}
+
+// ---- kernels ----
+
+// What all kernels of a group get.
+typedef struct {
+    MuonTensor tensor;
+    int first_layer;
+    Muon opt;
+    float rate, keep;   // of the weights
+    float* row_squares; // or NULL
+} MuonLaunch_;
+
+// The matrix of a block: its layer, where it starts in this, and the elements of it that the block has.
+typedef struct {
+    size_t layer, start, begin, end;
+} MuonMatrix_;
+
+// The elements of a matrix that a block has; the last one may have fewer.
+__host__ __device__ inline size_t muon_share_(const MuonTensor& t) {
+    const size_t unit = 4 * MUON_THREADS_;
+    return ceil_div((size_t)t.rows * t.cols, MUON_BLOCKS_ * unit) * unit;
+}
+
+__device__ inline MuonMatrix_ muon_matrix_(const MuonLaunch_& s) {
+    const MuonTensor& t = s.tensor;
+    const size_t n = (size_t)t.rows * t.cols, share = muon_share_(t), begin = blockIdx.x * share;
+    const MuonMatrix_ matrix = {(size_t)s.first_layer + blockIdx.y / t.parts, blockIdx.y % t.parts * n, begin,
+                                begin + share < n ? begin + share : n};
+    return matrix;
+}
+
+// Where a layer is in an array.
+__host__ __device__ inline size_t muon_at_(MuonPlace place, size_t layer) {
+    return place.first + layer * place.step;
+}
+
+// The running means of a matrix's rows.
+__device__ inline float* muon_row_squares_(const MuonMatrix_& matrix, const MuonLaunch_& s) {
+    return s.row_squares + muon_at_(s.tensor.row_squares, matrix.layer) + matrix.start / s.tensor.cols;
+}
+
+// b, or with the new b Nesterov's: momentum b + (1 - momentum) g.
+template <int W>
+__device__ inline Elements<float, W> muon_mix_(const Elements<float, W>& b, const Elements<float, W>& g,
+                                               const Muon& opt) {
+    Elements<float, W> mixed;
+#pragma unroll
+    for (int e = 0; e < W; e++) {
+        mixed[e] = fmaf(opt.momentum, b[e], (1.0f - opt.momentum) * (g[e] * opt.grad_scale));
+    }
+    return mixed;
+}
+
+// Where u comes from: the momentum and the gradient, which have all elements; or, if it is not NULL, an array of it.
+template <class G> struct MuonSource_ {
+    float* momentum;
+    const G* grads;
+    const float* u;
+};
+
+typedef enum { MUON_READ_, MUON_UPDATE_ } MuonMomentum_;
+
+// Elements i ... of a matrix of u, and on MUON_UPDATE_ their momentum; an array of u has it updated.
+template <MuonMomentum_ MOMENTUM, int W, class G>
+__device__ inline Elements<float, W> muon_u_(const MuonSource_<G>& from, const MuonMatrix_& matrix, size_t i,
+                                             const MuonLaunch_& s) {
+    if (from.u) {
+        return elements_load<W>(from.u + s.tensor.start + matrix.start + i);
+    }
+    const G* grads = from.grads + muon_at_(s.tensor.grads, matrix.layer) + matrix.start;
+    float* momentum = from.momentum + muon_at_(s.tensor.b, matrix.layer) + matrix.start;
+    const Elements<float, W> g = elements_convert<float>(elements_load<W>(grads + i));
+    Elements<float, W> b = elements_load<W>(momentum + i);
+    if (MOMENTUM == MUON_UPDATE_) {
+        b = muon_mix_(b, g, s.opt);
+        elements_store(momentum + i, b);
+    }
+    return muon_mix_(b, g, s.opt);
+}
+
+// A thread updates the momentum of W elements, and sets u: of those of a layer that are updated here.
+// grid   ceil(elements / 256 W)      block   256      shared   none
+// moves  the gradient in, the momentum in and out, u out. Bound by memory.
+// order  every element on its own
+template <class G, int W>
+__global__ void __launch_bounds__(MUON_THREADS_)
+    muon_operand_kernel_(float* u, const __grid_constant__ MuonSource_<G> from,
+                         const __grid_constant__ MuonLaunch_ s) {
+    const MuonTensor& t = s.tensor;
+    const size_t i = W * ((size_t)blockIdx.x * MUON_THREADS_ + threadIdx.x), layer = (size_t)s.first_layer;
+    if (i >= t.end - t.begin) {
+        return;
+    }
+    const Elements<float, W> g =
+        elements_convert<float>(elements_load<W>(from.grads + muon_at_(t.grads, layer) + i));
+    float* mean = from.momentum + muon_at_(t.b, layer) + i;
+    const Elements<float, W> b = muon_mix_(elements_load<W>(mean), g, s.opt);
+    elements_store(mean, b);
+    elements_store(u + t.start + t.begin + i, muon_mix_(b, g, s.opt));
+}
+
+// A block updates the momentum of its share of a matrix, and sums the squares of u.
+// grid   up to 64, matrices      block   256      shared   128 bytes
+// moves  the gradient in, the momentum in and out; or u in. Bound by memory.
+// order  fixed
+template <class G, int W>
+__global__ void __launch_bounds__(MUON_THREADS_)
+    muon_sums_kernel_(float* sums, const __grid_constant__ MuonSource_<G> from,
+                      const __grid_constant__ MuonLaunch_ s) {
+    const MuonMatrix_ matrix = muon_matrix_(s);
+    float sum = 0;
+    for (size_t i = matrix.begin + W * threadIdx.x; i < matrix.end; i += W * MUON_THREADS_) {
+        const Elements<float, W> u = muon_u_<MUON_UPDATE_, W>(from, matrix, i, s);
+#pragma unroll
+        for (int e = 0; e < W; e++) {
+            sum = fmaf(u[e], u[e], sum);
+        }
+    }
+    sum = block_sum(sum);
+    if (threadIdx.x == 0) {
+        sums[(size_t)blockIdx.y * MUON_BLOCKS_ + blockIdx.x] = sum;
+    }
+}
+
+// A block sets its share of a matrix X.
+// grid   up to 64, matrices      block   256      shared   128 bytes
+// moves  the gradient and the momentum in, or u; X out. Bound by memory.
+// order  fixed
+template <class X, class G, int W>
+__global__ void __launch_bounds__(MUON_THREADS_)
+    muon_start_kernel_(X* x, const float* sums, const __grid_constant__ MuonSource_<G> from,
+                       const __grid_constant__ MuonLaunch_ s) {
+    const MuonMatrix_ matrix = muon_matrix_(s);
+    const float* of_blocks = sums + (size_t)blockIdx.y * MUON_BLOCKS_;
+    const float norm = sqrtf(block_sum(threadIdx.x < gridDim.x ? of_blocks[threadIdx.x] : 0.0f));
+    const float factor = 1.0f / (norm + (float)MUON_EPS);
+    X* to = x + (size_t)blockIdx.y * s.tensor.rows * s.tensor.cols;
+    for (size_t i = matrix.begin + W * threadIdx.x; i < matrix.end; i += W * MUON_THREADS_) {
+        Elements<float, W> u = muon_u_<MUON_READ_, W>(from, matrix, i, s);
+#pragma unroll
+        for (int e = 0; e < W; e++) {
+            u[e] *= factor;
+        }
+        elements_store(to + i, elements_convert<X>(u));
+    }
+}
+
+// A warp updates the running mean of a row's squares.
+// grid   ceil(rows / 8), matrices      block   256      shared   none
+// moves  X in. Bound by memory.
+// order  fixed
+template <class X>
+__global__ void __launch_bounds__(MUON_THREADS_)
+    muon_rows_kernel_(float* row_sums, const X* x, const __grid_constant__ MuonLaunch_ s) {
+    const MuonTensor& t = s.tensor;
+    const int row = (int)(blockIdx.x * (MUON_THREADS_ / 32) + threadIdx.x / 32), lane = (int)threadIdx.x % 32;
+    const size_t of_all = (size_t)blockIdx.y * t.rows + row;
+    float sum = 0;
+    if (row >= t.rows) {
+        return; // the whole warp
+    }
+    for (int col = lane; col < t.cols; col += 32) {
+        const float element = to_float(x[of_all * t.cols + col]);
+        sum = fmaf(element, element, sum);
+    }
+    sum = warp_sum(sum);
+    if (lane == 0) {
+        float* mean = muon_row_squares_(muon_matrix_(s), s) + row;
+        *mean = fmaf(s.opt.rows_beta2, *mean, (1.0f - s.opt.rows_beta2) * (sum / (float)t.cols));
+        row_sums[of_all] = sum;
+    }
+}
+
+// 1 / the root of a row's mean, not yet times the factor that keeps the norm.
+__device__ inline float muon_row_factor_(float mean) { return 1.0f / sqrtf(fmaxf(mean, MUON_ROW_SQUARES)); }
+
+// The factor that keeps the norm of X, from all rows of a matrix; for every thread of a block.
+__device__ inline float muon_norm_factor_(const float* means, const float* sums, int rows) {
+    float before = 0, after = 0;
+    for (int row = (int)threadIdx.x; row < rows; row += MUON_THREADS_) {
+        const float factor = muon_row_factor_(means[row]);
+        before += sums[row];
+        after += sums[row] * factor * factor;
+    }
+    before = block_sum(before);
+    after = block_sum(after);
+    return after > 0 ? sqrtf(before / after) : 0.0f;
+}
+
+// A block updates the weights of its share of a matrix, those that are updated here; with row_squares it divides rows of
+// X first.
+// grid   up to 64, matrices      block   256      shared   128 bytes
+// moves  X in, the weights in and out. Bound by memory.
+// order  fixed
+template <class T, class X, int W>
+__global__ void __launch_bounds__(MUON_THREADS_)
+    muon_kernel_(const __grid_constant__ Weights<T> all, const X* x, const float* row_sums, uint64_t seed,
+                 uint64_t stream, const __grid_constant__ MuonLaunch_ s) {
+    const MuonTensor& t = s.tensor;
+    const MuonMatrix_ matrix = muon_matrix_(s);
+    const Weights<T> weights =
+        weights_from(all, muon_at_(t.params, matrix.layer), muon_at_(t.master, matrix.layer));
+    const RoundingWords words = {seed, stream, ((uint64_t)(t.group + matrix.layer) << 40) + t.word + t.begin};
+    const size_t rows = (size_t)t.rows, cols = (size_t)t.cols;
+    const X* from = x + blockIdx.y * rows * cols;
+    const float* means = s.row_squares ? muon_row_squares_(matrix, s) : NULL;
+    const float norm = means ? muon_norm_factor_(means, row_sums + blockIdx.y * rows, (int)rows) : 1.0f;
+    for (size_t i = matrix.begin + W * threadIdx.x; i < matrix.end; i += W * MUON_THREADS_) {
+        const size_t element = matrix.start + i, own = element - t.begin;
+        if (element < t.begin || element >= t.end) {
+            continue;
+        }
+        const Elements<float, W> u = elements_convert<float>(elements_load<W>(from + i));
+        const float factor = means ? norm * muon_row_factor_(means[(uint32_t)i / (uint32_t)cols]) : 1.0f;
+        Elements<float, W> p = weights_load<W>(weights, own);
+#pragma unroll
+        for (int e = 0; e < W; e++) {
+            p[e] = fmaf(decay_keep(s.keep, s.opt.decay, u[e], p[e]), p[e], -(s.rate * (u[e] * factor)));
+        }
+        weights_store(weights, own, p, words);
+    }
+}
+
+// ---- products ----
+
+// One of the steps that make all singular values of the X about 1; out is another array.
+template <class X>
+static inline void muon_step_(X* out, X* const a[2], const X* x, const MuonTensor* t, int matrices,
+                              MatmulGpu* matmul) {
+    const int tall = t->rows > t->cols, side = int_min(t->rows, t->cols), length = tall ? t->rows : t->cols;
+    const MatmulBatch gram = {side, side, length, tall, !tall, matrices, 1.0f, 0.0f},
+                      square = {side, side, side, 0, 0, matrices, MUON_AA, MUON_A},
+                      step = {t->rows, t->cols, side, 0, 0, matrices, 1.0f, MUON_X};
+    matmul_batch(a[0], (const X*)NULL, x, x, gram, matmul);
+    matmul_batch(a[1], (const X*)a[0], (const X*)a[0], (const X*)a[0], square, matmul);
+    matmul_batch(out, x, tall ? x : (const X*)a[1], tall ? (const X*)a[1] : x, step, matmul);
+}
+
+// Returns where the result is: x[0] or x[1].
+template <class X>
+static inline const X* muon_orthogonalize_(MuonGpu* muon, const MuonTensor* t, int matrices,
+                                           MatmulGpu* matmul) {
+    X *const x[2] = {(X*)muon->x[0], (X*)muon->x[1]}, *const a[2] = {(X*)muon->a[0], (X*)muon->a[1]};
+    for (int i = 0; i < MUON_ITERATIONS; i++) {
+        muon_step_(x[(i + 1) % 2], a, (const X*)x[i % 2], t, matrices, matmul);
+    }
+    return x[MUON_ITERATIONS % 2];
+}
+
+// Does the products of an update of some layers once, on what is in scratch memory: that chooses their algorithms.
+template <class T>
+static inline void muon_choose_products(MuonGpu* muon, const MuonTensor* t, MatmulGpu* matmul) {
+    muon_orthogonalize_<typename MuonReal_<T>::Type>(muon, t, muon_group_layers_(t) * t->parts, matmul);
+}
+
+// ---- the update ----
+
+// All that the update takes; as above.
+template <class T> struct MuonUpdate {
+    Weights<T> weights;
+    Gradient grads;
+    float *b, *row_squares;
+    MuonGpu* muon;
+    Muon opt;
+    int64_t t; // number of this update, from 1
+    uint64_t seed;
+    MatmulGpu* matmul;
+    float*
+        u; // of the group that is updated, from muon_operand of all processes; NULL: all of it is updated here
+};
+
+template <class T>
+static inline MuonLaunch_ muon_launch_(const MuonTensor* t, const MuonUpdate<T>& u, int layer) {
+    const float rate = u.opt.lr * muon_factor(u.opt, (size_t)t->rows, (size_t)t->cols);
+    const MuonLaunch_ s = {
+        *t, layer, u.opt, rate, t->decay ? 1.0f - u.opt.lr * u.opt.weight_decay : 1.0f, u.row_squares};
+    return s;
+}
+
+template <class T, class G>
+static inline void muon_operand_(const MuonTensor* t, const MuonUpdate<T>& u, int layer, const Gpu* gpu) {
+    const MuonLaunch_ s = muon_launch_(t, u, layer);
+    const int width = t->cols % 4 == 0 ? 4 : 1;
+    const unsigned blocks = (unsigned)ceil_div(t->end - t->begin, (size_t)width * MUON_THREADS_);
+    const MuonSource_<G> from = {u.b, (const G*)u.grads.data, NULL};
+    if (width == 4) {
+        launch(muon_operand_kernel_<G, 4>, blocks, MUON_THREADS_, 0, gpu, u.u, from, s);
+    } else {
+        launch(muon_operand_kernel_<G, 1>, blocks, MUON_THREADS_, 0, gpu, u.u, from, s);
+    }
+}
+
+// Sets u of a layer, the elements that are updated here, and updates their momentum.
+template <class T>
+static inline void muon_operand(const MuonTensor* t, const MuonUpdate<T>& u, int layer, const Gpu* gpu) {
+    if (t->begin < t->end) {
+        GRADIENT_DISPATCH(u.grads, T, muon_operand_<T, G>(t, u, layer, gpu));
+    }
+}
+
+template <class T, class G, int W>
+static inline void muon_update_group_(const MuonUpdate<T>& u, const MuonLaunch_& s, int layers,
+                                      const Gpu* gpu) {
+    typedef typename MuonReal_<T>::Type X;
+    const int matrices = layers * s.tensor.parts;
+    const dim3 grid((unsigned)ceil_div((size_t)s.tensor.rows * s.tensor.cols, muon_share_(s.tensor)),
+                    (unsigned)matrices);
+    const MuonSource_<G> from = {u.b, (const G*)u.grads.data, u.u};
+    launch(muon_sums_kernel_<G, W>, grid, MUON_THREADS_, 0, gpu, u.muon->sums, from, s);
+    launch(muon_start_kernel_<X, G, W>, grid, MUON_THREADS_, 0, gpu, (X*)u.muon->x[0], u.muon->sums, from, s);
+    const X* x = muon_orthogonalize_<X>(u.muon, &s.tensor, matrices, u.matmul);
+    if (u.row_squares) {
+        launch(muon_rows_kernel_<X>, dim3((unsigned)ceil_div(s.tensor.rows, MUON_THREADS_ / 32), grid.y),
+               MUON_THREADS_, 0, gpu, u.muon->row_sums, x, s);
+    }
+    launch(muon_kernel_<T, X, W>, grid, MUON_THREADS_, 0, gpu, u.weights, x, u.muon->row_sums, u.seed,
+           rounding_words(u.seed, u.t, 0, 0).stream, s);
+}
+
+template <class T, class G>
+static inline void muon_update_(const MuonTensor* t, const MuonUpdate<T>& u, int first, int end,
+                                const Gpu* gpu) {
+    const int most = muon_group_layers_(t);
+    for (int layer = first; layer < end; layer += most) {
+        const MuonLaunch_ s = muon_launch_(t, u, layer);
+        const int layers = int_min(most, end - layer);
+        if (t->cols % 4 == 0) {
+            muon_update_group_<T, G, 4>(u, s, layers, gpu);
+        } else {
+            muon_update_group_<T, G, 1>(u, s, layers, gpu);
+        }
+    }
+}
+
+// Updates layers first ... end-1 of a tensor, on the stream of `gpu`, which is matmul's.
+template <class T>
+static inline void muon_update(const MuonTensor* t, const MuonUpdate<T>& u, int first, int end,
+                               const Gpu* gpu) {
+    assert(t->parts > 0 && t->layers > 0 && (size_t)t->parts * t->rows * t->cols > 0);
+    assert((t->params.first | t->params.step | t->master.first | t->grads.first | t->grads.step) % 4 == 0);
+    assert((t->b.first | t->b.step | t->begin | t->start) % 4 == 0);
+    assert((size_t)t->rows * t->cols <= UINT32_MAX);
+    assert(u.u ? end - first <= 1 : t->begin == 0 && t->end == (size_t)t->parts * t->rows * t->cols);
+    if (t->begin < t->end) {
+        GRADIENT_DISPATCH(u.grads, T, muon_update_<T, G>(t, u, first, end, gpu));
+    }
+}
+
+// Of n elements: kernels only, products apart.
+template <class T> static inline double muon_bytes(double n, DType grads, MasterWeights master) {
+    const size_t x = sizeof(typename MuonReal_<T>::Type);
+    return n * (double)(2 * dtype_bytes(grads) + 3 * sizeof(float) + 2 * x) +
+           weights_bytes(n, DTYPE_OF(T), master);
+}
+
+#endif

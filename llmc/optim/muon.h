@@ -1,0 +1,262 @@
+/*
+muon.h -- the Muon update of a matrix: the contract, and the CPU version.
+
+    g = grad * grad_scale
+    b = momentum b + (1 - momentum) g
+    u = momentum b + (1 - momentum) g                        Nesterov's momentum
+    X = U V^T, nearly, where u = U S V^T
+    param -= lr f X + lr weight_decay param
+
+    f = sqrt(max(1, rows / cols))          MUON_SPECTRAL
+    f = 0.2 sqrt(max(rows, cols))          MUON_RMS: lr and weight_decay of AdamW serve
+
+X comes from five steps of a Newton-Schulz iteration, which only needs products. They bring singular values to about 1:
+
+    X = u / (|u| + 1e-7)                                     |u|: the root of the sum of squares
+    A = X X^T,  B = -4.7750 A + 2.0315 A A,  X = 3.4445 X + B X             rows <= cols
+    A = X^T X,  B = -4.7750 A + 2.0315 A A,  X = 3.4445 X + X B             else: A is the smaller one
+
+    param, grad, b    (parts * rows, cols)   fp32; b starts as zero. `parts` matrices lie one below the other, as those
+                                             of q, k and v do, and each is updated as if it were alone
+    row_squares       (parts * rows)         fp32, starts as zero; NULL: X stays as it is. Else (NorMuon)
+                                             row_squares_i = rows_beta2 row_squares_i + (1 - rows_beta2) mean_j(X_ij^2),
+                                             X_i is divided by its root, and X brought back to the norm it had
+
+Jordan et al., "Muon: An optimizer for hidden layers in neural networks", 2024; MUON_RMS: Liu et al., arXiv 2502.16982; NorMuon: Li et al., arXiv 2510.05491.
+
+needs:   nothing
+*/
+#ifndef LLMC_MUON_H
+#define LLMC_MUON_H
+
+#include <string.h>
+
+#include "llmc/optim/adamw.h"
+#include "llmc/base/host_device.h"
+#include "llmc/base/wide_sum.h"
+#include "llmc/base/enum_words.h"
+#include "llmc/ops/matmul.h"
+
+// --muon-scale
+// clang-format off
+#define MUON_SCALE_WORDS(X) X(MUON_SPECTRAL, "spectral") X(MUON_RMS, "rms")
+// clang-format on
+typedef enum { MUON_SCALE_WORDS(WORDS_VALUE) } MuonScale;
+
+typedef struct {
+    float lr, momentum, weight_decay;
+    float grad_scale; // clipping: the gradient is multiplied by this first
+    float rows_beta2; // only used with row_squares
+    MuonScale scale;
+    Decay decay;
+} Muon;
+
+typedef struct {
+    float* param;
+    const float* grad;
+    float *b, *row_squares; // row_squares may be NULL
+    size_t parts, rows, cols;
+    const float* u;    // of muon_operand_cpu, then grad and b are not looked at; NULL: it is made here
+    size_t begin, end; // the elements that are updated
+} MuonMatrix;
+
+typedef struct {
+    void* memory; // muon_scratch_bytes of the largest matrix
+    MatmulScratch* matmul;
+} MuonScratch;
+
+#define MUON_EPS 1e-7           // added to the norm
+#define MUON_ROW_SQUARES 1e-10f // the least that a row is divided by the root of
+#define MUON_ROWS_BETA2 0.95f   // of NorMuon's authors
+enum { MUON_ITERATIONS = 5 };
+#define MUON_X 3.4445f // Jordan's coefficients of X, A and A A
+#define MUON_A -4.7750f
+#define MUON_AA 2.0315f
+
+// The momentum of update t, from 1: 0.85, rising to 0.95 in 300 updates.
+static inline float muon_momentum(int64_t t) { return (float)(0.85 + 0.1 * fmin((double)(t - 1) / 300, 1)); }
+
+static inline float muon_factor(Muon opt, size_t rows, size_t cols) {
+    const double r = (double)rows, c = (double)cols;
+    return (float)(opt.scale == MUON_SPECTRAL ? sqrt(fmax(1, r / c)) : 0.2 * sqrt(fmax(r, c)));
+}
+
+static inline size_t muon_side_(size_t rows, size_t cols) { return rows < cols ? rows : cols; }
+
+// Of the products, for one part.
+static inline double muon_flops(double rows, double cols) {
+    const double s = fmin(rows, cols), l = fmax(rows, cols);
+    return MUON_ITERATIONS * (4 * s * s * l + 2 * s * s * s);
+}
+
+// Two matrices of a part's size, two Gram matrices, and room for sums.
+typedef struct {
+    double* sums; // of blocks of u or of rows of X
+    float *x, *next, *gram, *polynomial;
+} MuonWork_;
+
+static inline size_t muon_sums_(size_t rows, size_t cols) {
+    const size_t blocks = rows * cols / GRADIENT_BLOCK + 1;
+    return rows > blocks ? rows : blocks;
+}
+
+// For a part of rows x cols.
+static inline size_t muon_scratch_bytes(size_t rows, size_t cols) {
+    const size_t side = muon_side_(rows, cols);
+    return muon_sums_(rows, cols) * sizeof(double) + (2 * rows * cols + 2 * side * side) * sizeof(float);
+}
+
+static inline MuonWork_ muon_work_(MuonMatrix part, const MuonScratch* scratch) {
+    const size_t n = part.rows * part.cols, side = muon_side_(part.rows, part.cols);
+    MuonWork_ work;
+    work.sums = (double*)scratch->memory;
+    work.x = (float*)(work.sums + muon_sums_(part.rows, part.cols));
+    work.next = work.x + n;
+    work.gram = work.next + n;
+    work.polynomial = work.gram + side * side;
+    return work;
+}
+
+// Updates b (n) and sets u (n): any elements of a matrix.
+static inline void muon_operand_cpu(float* u, const float* grad, float* b, size_t n, Muon opt) {
+#pragma omp parallel for simd schedule(static)
+    for (size_t i = 0; i < n; i++) {
+        const float g = grad[i] * opt.grad_scale;
+        const float mixed = multiply_add(opt.momentum, b[i], (1.0f - opt.momentum) * g);
+        b[i] = mixed;
+        u[i] = multiply_add(opt.momentum, mixed, (1.0f - opt.momentum) * g);
+    }
+}
+
+// Sets x to u / (|u| + MUON_EPS).
+static inline void muon_direction_(MuonMatrix part, Muon opt, const MuonWork_* work) {
+    const size_t n = part.rows * part.cols;
+    float* x = work->x;
+    if (part.u) {
+        memcpy(x, part.u, n * sizeof(float));
+    } else {
+        muon_operand_cpu(x, part.grad, part.b, n, opt);
+    }
+    WideSum squares = {0, 0};
+    gradient_square_sum_cpu(&squares, x, n, work->sums);
+    const float scale = (float)(1 / (sqrt(wide_sum_value(squares)) + MUON_EPS));
+#pragma omp parallel for simd schedule(static)
+    for (size_t i = 0; i < n; i++) {
+        x[i] *= scale;
+    }
+}
+
+// polynomial = MUON_A gram + MUON_AA gram gram, side x side. The Gram matrix is its own transpose.
+static inline void muon_polynomial_(const MuonWork_* work, size_t side, MatmulScratch* matmul) {
+    const int s = (int)side;
+    matmul_forward_cpu(work->polynomial, work->gram, work->gram, NULL, s, s, s, matmul);
+#pragma omp parallel for simd schedule(static)
+    for (size_t i = 0; i < side * side; i++) {
+        work->polynomial[i] = multiply_add(MUON_A, work->gram[i], MUON_AA * work->polynomial[i]);
+    }
+}
+
+// One step of the iteration, from x to x.
+static inline void muon_iterate_(MuonWork_* work, size_t rows, size_t cols, MatmulScratch* matmul) {
+    const int r = (int)rows, c = (int)cols;
+    const float* x = work->x;
+    float* next = work->next;
+    if (r <= c) {
+        matmul_forward_cpu(work->gram, x, x, NULL, r, c, r, matmul);
+        muon_polynomial_(work, rows, matmul);
+        matmul_backward_input_cpu(next, work->polynomial, x, r, c, r, matmul);
+    } else {
+        matmul_backward_weight_cpu(work->gram, x, x, r, c, c, GRADIENT_SET, matmul);
+        muon_polynomial_(work, cols, matmul);
+        matmul_forward_cpu(next, x, work->polynomial, NULL, r, c, c, matmul);
+    }
+#pragma omp parallel for simd schedule(static)
+    for (size_t i = 0; i < rows * cols; i++) {
+        next[i] += MUON_X * x[i];
+    }
+    work->next = work->x;
+    work->x = next;
+}
+
+// Divides the rows of x by the root of the running mean of their squares, and keeps its norm.
+static inline void muon_balance_rows_(MuonMatrix part, Muon opt, const MuonWork_* work) {
+    float* mean = part.row_squares;
+#pragma omp parallel for schedule(static)
+    for (size_t i = 0; i < part.rows; i++) {
+        const float* x = work->x + i * part.cols;
+        double sum = 0;
+#pragma omp simd reduction(+ : sum)
+        for (size_t j = 0; j < part.cols; j++) {
+            sum += (double)x[j] * x[j];
+        }
+        work->sums[i] = sum;
+        mean[i] = opt.rows_beta2 * mean[i] + (1.0f - opt.rows_beta2) * (float)(sum / (double)part.cols);
+    }
+    double before = 0, after = 0;
+    for (size_t i = 0; i < part.rows; i++) {
+        before += work->sums[i];
+        after += work->sums[i] / fmaxf(mean[i], MUON_ROW_SQUARES);
+    }
+    const double norm = after > 0 ? sqrt(before / after) : 0;
+#pragma omp parallel for schedule(static)
+    for (size_t i = 0; i < part.rows; i++) {
+        const float factor = (float)(norm / sqrt(fmaxf(mean[i], MUON_ROW_SQUARES)));
+        for (size_t j = 0; j < part.cols; j++) {
+            work->x[i * part.cols + j] *= factor;
+        }
+    }
+}
+
+static inline void muon_move_(MuonMatrix part, Muon opt, const float* x) {
+    const float rate = opt.lr * muon_factor(opt, part.rows, part.cols),
+                keep = 1.0f - opt.lr * opt.weight_decay;
+    float* param = part.param;
+#pragma omp parallel for simd schedule(static)
+    for (size_t i = part.begin; i < part.end; i++) {
+        param[i] = multiply_add(decay_keep(keep, opt.decay, x[i], param[i]), param[i], -rate * x[i]);
+    }
+}
+
+static inline void muon_update_part_(MuonMatrix part, Muon opt, const MuonScratch* scratch) {
+    MuonWork_ work = muon_work_(part, scratch);
+    muon_direction_(part, opt, &work);
+    for (int k = 0; k < MUON_ITERATIONS; k++) {
+        muon_iterate_(&work, part.rows, part.cols, scratch->matmul);
+    }
+    if (part.row_squares) {
+        muon_balance_rows_(part, opt, &work);
+    }
+    muon_move_(part, opt, work.x);
+}
+
+// Turns an element of the whole tensor (`begin` or `end`) into one of the part of n elements that starts at `at`.
+static inline size_t muon_in_part_(size_t element, size_t at, size_t n) {
+    const size_t in_part = element > at ? element - at : 0;
+    return in_part < n ? in_part : n;
+}
+
+static inline void muon_update_cpu(MuonMatrix x, Muon opt, const MuonScratch* scratch) {
+    for (size_t k = 0; k < x.parts; k++) {
+        const size_t row = k * x.rows, at = row * x.cols, n = x.rows * x.cols;
+        MuonMatrix part = {x.param + at,
+                           NULL,
+                           NULL,
+                           NULL,
+                           1,
+                           x.rows,
+                           x.cols,
+                           NULL,
+                           muon_in_part_(x.begin, at, n),
+                           muon_in_part_(x.end, at, n)};
+        if (x.u) {
+            part.u = x.u + at;
+        } else {
+            part.grad = x.grad + at;
+            part.b = x.b + at;
+        }
+        part.row_squares = x.row_squares ? x.row_squares + row : NULL;
+        muon_update_part_(part, opt, scratch);
+    }
+}
+
+#endif

@@ -1,0 +1,436 @@
+/*
+offload.cuh -- what is on the host between its uses: the optimizer's state and the residual stream.
+
+The slots of the optimizer's state (optimizer.h), master weights among them, are in pinned memory or in a file: they pass
+through the GPU in chunks of OFFLOAD_CHUNK owned elements; a group whose update needs whole tensors is one chunk. What is
+frozen has chunks of its own, which no update moves. A chunk is an interval of every slot. The array of a slot is the same as
+on a GPU, but each chunk begins at a multiple of SCRATCH_UNIT bytes.
+
+A chunk is copied in, updated and copied out by three streams that wait for each other by events, so that the bus works
+in both directions while the GPU computes. It is the same kernel on the same elements as without: the same bits. An update
+of AdamW moves 12 bytes a parameter in and 12 out (8 without master weights).
+
+On a disk the arrays are a file of scratch_file.h. A chunk then has a place in pinned memory, too: threads read the next chunk
+and write the last ones while one is on the GPU. Chunk k always has the same place, so whoever waits for the place has
+waited for that part of the file.
+
+Where the residual stream is all that is kept of a block (RECOMPUTE_BLOCK), it can be in pinned memory, too. The blocks
+take two buffers in turn. What block l adds up goes out beside block l + 1, and comes back beside the backward pass of
+block l + 2: it is needed in that of block l + 1. The last two stay. In a micro-step the main stream waits for every copy,
+so that it can be one CUDA graph.
+*/
+#ifndef LLMC_OFFLOAD_CUH
+#define LLMC_OFFLOAD_CUH
+
+#include <assert.h>
+#include <string.h>
+
+#include "llmc/base/scratch_file.h"
+#include "llmc/gpu/gpu.cuh"
+#include "llmc/optim/optimizer.cuh"
+#include "llmc/parallel/zero.h"
+
+#ifndef OFFLOAD_CHUNK
+#define OFFLOAD_CHUNK ((size_t)4 << 20) // elements; a multiple of GPT2_SHARD_UNIT
+#endif
+// Chunks on the GPU at a time; places of chunks between it and a disk.
+enum { OFFLOAD_SLOTS_ = 3, OFFLOAD_PLACES_ = 4 };
+
+// Where chunk k of a slot begins: in the array as on a GPU, in elements; on the host or the disk, in bytes.
+typedef struct {
+    size_t position, at;
+} OffloadChunk_;
+
+typedef struct {
+    const OptimizerState* state;
+    size_t chunks, updated; // updates move the first ones; the others are master weights of frozen parts
+    size_t* first;          // (chunks + 1) owned elements before a chunk
+    OffloadChunk_* chunk;   // (chunks + 1, STATE_SLOTS); the last ones are ends
+    size_t bytes;           // of all slots on the host or the disk
+    size_t room[STATE_SLOTS + 1]; // where a slot begins in the memory of one chunk; the last one is the end
+} OffloadLayout;
+
+typedef struct {
+    OffloadLayout layout;
+    char* pinned;  // memory that `host` lies in
+    char* host;    // all slots; with a disk OFFLOAD_PLACES_ chunks, at a multiple of SCRATCH_UNIT
+    Scratch* disk; // all slots; NULL: there is none
+    ScratchWork work[OFFLOAD_PLACES_];
+    char* slots;          // OFFLOAD_SLOTS_ chunks on the GPU; NULL: nothing is offloaded
+    cudaStream_t in, out; // copies from and to the host
+    cudaEvent_t filled[OFFLOAD_SLOTS_], updated[OFFLOAD_SLOTS_], emptied[OFFLOAD_SLOTS_];
+} Offload;
+
+// ---- memory ----
+
+static inline size_t offload_round_up_(size_t bytes) {
+    return ceil_div(bytes, (size_t)SCRATCH_UNIT) * SCRATCH_UNIT;
+}
+
+static inline const OffloadChunk_* offload_chunk_(const OffloadLayout* l, size_t k, int slot) {
+    return &l->chunk[k * STATE_SLOTS + (size_t)slot];
+}
+
+// Bytes of a chunk of a slot.
+static inline size_t offload_bytes_(const OffloadLayout* l, size_t k, int slot) {
+    return (offload_chunk_(l, k + 1, slot)->position - offload_chunk_(l, k, slot)->position) *
+           l->state->slots[slot].element_bytes;
+}
+
+// Places the chunks of a slot from byte l->bytes on, and after the slots before it in the memory of one chunk.
+static inline void offload_place_slot_(OffloadLayout* l, const ZeroPlan* zero, int slot) {
+    size_t largest = 0;
+    for (size_t k = 0; k <= l->chunks; k++) {
+        OffloadChunk_* chunk = &l->chunk[k * STATE_SLOTS + (size_t)slot];
+        chunk->position = k < l->chunks ? state_position(l->state, slot, zero, l->first[k])
+                                        : l->state->slots[slot].bytes / l->state->slots[slot].element_bytes;
+        if (k > 0) {
+            const size_t bytes = offload_round_up_(offload_bytes_(l, k - 1, slot));
+            largest = k <= l->updated && bytes > largest ? bytes : largest;
+            l->bytes += bytes;
+        }
+        chunk->at = l->bytes;
+    }
+    l->room[slot + 1] = l->room[slot] + largest;
+}
+
+// Where the chunk ends that begins at element `first`; it ends before element `owned`, and cuts no group whose update needs
+// whole tensors.
+static inline size_t offload_chunk_end_(const OptimizerState* state, const ZeroPlan* zero, size_t first,
+                                        size_t owned) {
+    size_t end = first + OFFLOAD_CHUNK < owned ? first + OFFLOAD_CHUNK : owned;
+    for (int g = zero->groups - 1; g >= 0; g--) {
+        const ZeroPiece piece = zero_piece(zero, g, ZERO_TRAINED);
+        if (state_needs_tensors(state, g) && first < piece.owned + piece.count && piece.owned < end) {
+            end = first < piece.owned ? piece.owned : piece.owned + piece.count;
+        }
+    }
+    return end;
+}
+
+// Sets where the chunks begin.
+static inline void offload_cut_(OffloadLayout* l, const OptimizerState* state, const ZeroPlan* zero) {
+    const size_t owned = zero_owned_elements(zero), updated = zero_updated_elements(zero),
+                 most = ceil_div(owned, OFFLOAD_CHUNK) + 2 * (size_t)zero->groups + 1;
+    l->first = (size_t*)check_alloc(most + 1, sizeof(size_t), "chunks of the optimizer's state");
+    while (l->first[l->chunks] < owned) {
+        const size_t first = l->first[l->chunks++];
+        l->first[l->chunks] = offload_chunk_end_(state, zero, first, first < updated ? updated : owned);
+        l->updated += first < updated;
+    }
+    assert(l->chunks <= most);
+}
+
+// `state` is that of the plan, and stays.
+static inline void offload_layout_open(OffloadLayout* l, const OptimizerState* state, const ZeroPlan* zero) {
+    memset(l, 0, sizeof(*l));
+    l->state = state;
+    offload_cut_(l, state, zero);
+    l->chunk = (OffloadChunk_*)check_alloc((l->chunks + 1) * STATE_SLOTS, sizeof(OffloadChunk_),
+                                           "chunks of the optimizer's state");
+    for (int slot = 0; slot < STATE_SLOTS; slot++) {
+        offload_place_slot_(l, zero, slot);
+    }
+}
+
+static inline void offload_layout_close(OffloadLayout* l) {
+    free(l->chunk);
+    free(l->first);
+}
+
+// On the GPU; and pinned memory between it and a disk, which begins anywhere (CUDA promises a
+// multiple of 256 bytes).
+static inline size_t offload_planned_bytes(const OffloadLayout* l) {
+    return OFFLOAD_SLOTS_ * l->room[STATE_SLOTS];
+}
+static inline size_t offload_places_bytes(const OffloadLayout* l) {
+    return SCRATCH_UNIT + OFFLOAD_PLACES_ * l->room[STATE_SLOTS];
+}
+
+static inline void offload_open_streams_(Offload* o) {
+    CUDA_CHECK(cudaStreamCreateWithFlags(&o->in, cudaStreamNonBlocking));
+    CUDA_CHECK(cudaStreamCreateWithFlags(&o->out, cudaStreamNonBlocking));
+    for (int s = 0; s < OFFLOAD_SLOTS_; s++) {
+        CUDA_CHECK(cudaEventCreateWithFlags(&o->filled[s], cudaEventDisableTiming));
+        CUDA_CHECK(cudaEventCreateWithFlags(&o->updated[s], cudaEventDisableTiming));
+        CUDA_CHECK(cudaEventCreateWithFlags(&o->emptied[s], cudaEventDisableTiming));
+    }
+}
+
+// The slots of a state that has some, of zeros, on a disk in this directory, or in pinned memory if it is NULL.
+static inline void offload_open(Offload* o, const OptimizerState* state, const ZeroPlan* zero,
+                                const char* directory) {
+    const char* what = "the optimizer's state";
+    memset((void*)o, 0, sizeof(*o));
+    offload_layout_open(&o->layout, state, zero);
+    o->pinned = o->host =
+        (char*)gpu_alloc_pinned(directory ? offload_places_bytes(&o->layout) : o->layout.bytes, 1, what);
+    if (directory) {
+        o->host = (char*)offload_round_up_((uintptr_t)o->pinned);
+        o->disk = scratch_open(directory, o->layout.bytes, what, o->host);
+    }
+    o->slots = (char*)gpu_alloc(offload_planned_bytes(&o->layout), 1, "chunks of the optimizer's state");
+    offload_open_streams_(o);
+}
+
+// Until what the last update wrote is on the host, or on the disk.
+static inline void offload_wait(Offload* o) {
+    CUDA_CHECK(cudaStreamSynchronize(o->out));
+    for (int p = 0; o->disk && p < OFFLOAD_PLACES_; p++) {
+        scratch_wait(o->disk, &o->work[p]);
+    }
+}
+
+static inline void offload_close(Offload* o) {
+    offload_wait(o);
+    for (int s = 0; s < OFFLOAD_SLOTS_; s++) {
+        CUDA_CHECK(cudaEventDestroy(o->emptied[s]));
+        CUDA_CHECK(cudaEventDestroy(o->updated[s]));
+        CUDA_CHECK(cudaEventDestroy(o->filled[s]));
+    }
+    CUDA_CHECK(cudaStreamDestroy(o->out));
+    CUDA_CHECK(cudaStreamDestroy(o->in));
+    gpu_free(o->slots);
+    gpu_free_pinned(o->pinned);
+    if (o->disk) {
+        scratch_close(o->disk);
+    }
+    offload_layout_close(&o->layout);
+}
+
+// ---- an update ----
+
+// A slot of chunk k: on the GPU, and in pinned memory.
+static inline char* offload_slot_(const Offload* o, size_t k, int slot) {
+    return o->slots + k % OFFLOAD_SLOTS_ * o->layout.room[STATE_SLOTS] + o->layout.room[slot];
+}
+static inline char* offload_place_(const Offload* o, size_t k, int slot) {
+    return o->disk ? o->host + k % OFFLOAD_PLACES_ * o->layout.room[STATE_SLOTS] + o->layout.room[slot]
+                   : o->host + offload_chunk_(&o->layout, k, slot)->at;
+}
+
+static inline void offload_copy_(const Offload* o, size_t k, cudaMemcpyKind kind) {
+    for (int slot = 0; slot < STATE_SLOTS; slot++) {
+        const size_t bytes = offload_bytes_(&o->layout, k, slot);
+        char *on_gpu = offload_slot_(o, k, slot), *on_host = offload_place_(o, k, slot);
+        if (bytes > 0 && kind == cudaMemcpyHostToDevice) {
+            CUDA_CHECK(cudaMemcpyAsync(on_gpu, on_host, bytes, kind, o->in));
+        } else if (bytes > 0) {
+            CUDA_CHECK(cudaMemcpyAsync(on_host, on_gpu, bytes, kind, o->out));
+        }
+    }
+}
+
+// The pointer to a whole array on the GPU, of which only chunk k is there; NULL if nothing has the slot.
+static inline void* offload_array_(const Offload* o, size_t k, int slot) {
+    const StateSlot* s = &o->layout.state->slots[slot];
+    const uintptr_t before = (uintptr_t)(offload_chunk_(&o->layout, k, slot)->position * s->element_bytes);
+    return s->bytes ? (void*)((uintptr_t)offload_slot_(o, k, slot) - before) : NULL;
+}
+
+// Queues the update of chunk k, which is in pinned memory.
+template <class T>
+static inline void offload_update_chunk_(Offload* o, OptimizerUpdate<T> u, size_t k, const Gpu* gpu) {
+    const size_t buffer = k % OFFLOAD_SLOTS_, first = o->layout.first[k];
+    // What was in the buffer: three chunks before, or in the last update.
+    CUDA_CHECK(cudaStreamWaitEvent(o->in, o->emptied[buffer], 0));
+    offload_copy_(o, k, cudaMemcpyHostToDevice);
+    CUDA_CHECK(cudaEventRecord(o->filled[buffer], o->in));
+    CUDA_CHECK(cudaStreamWaitEvent(gpu->stream, o->filled[buffer], 0));
+    for (int slot = 0; slot < STATE_SLOTS; slot++) {
+        u.slots[slot] = offload_array_(o, k, slot);
+    }
+    optimizer_update_part(u, first, o->layout.first[k + 1] - first, gpu);
+    CUDA_CHECK(cudaEventRecord(o->updated[buffer], gpu->stream));
+    CUDA_CHECK(cudaStreamWaitEvent(o->out, o->updated[buffer], 0));
+    offload_copy_(o, k, cudaMemcpyDeviceToHost);
+    CUDA_CHECK(cudaEventRecord(o->emptied[buffer], o->out));
+}
+
+// Starts to read chunk k from the disk, when what was in its place has been written.
+static inline void offload_start_read_(Offload* o, size_t k) {
+    ScratchWork* work = &o->work[k % OFFLOAD_PLACES_];
+    scratch_wait(o->disk, work);
+    for (int slot = 0; slot < STATE_SLOTS; slot++) {
+        const size_t bytes = offload_round_up_(offload_bytes_(&o->layout, k, slot));
+        if (bytes > 0) {
+            scratch_read(o->disk, offload_place_(o, k, slot), offload_chunk_(&o->layout, k, slot)->at, bytes,
+                         work);
+        }
+    }
+}
+
+// Starts to write chunk k, when the GPU is done with it.
+static inline void offload_start_write_(Offload* o, size_t k) {
+    ScratchWork* work = &o->work[k % OFFLOAD_PLACES_];
+    CUDA_CHECK(cudaEventSynchronize(o->emptied[k % OFFLOAD_SLOTS_]));
+    for (int slot = 0; slot < STATE_SLOTS; slot++) {
+        const size_t bytes = offload_round_up_(offload_bytes_(&o->layout, k, slot));
+        if (bytes > 0) {
+            scratch_write(o->disk, offload_place_(o, k, slot), offload_chunk_(&o->layout, k, slot)->at, bytes,
+                          work);
+        }
+    }
+}
+
+// As optimizer_update, with the slots on the host: those of `u` are not looked at. Queues all of it; with a disk it waits
+// for most.
+template <class T>
+static inline void offload_update(Offload* o, const OptimizerUpdate<T>& u, const Gpu* gpu) {
+    const size_t chunks = o->layout.updated;
+    for (size_t k = 0; !o->disk && k < chunks; k++) {
+        offload_update_chunk_(o, u, k, gpu);
+    }
+    for (size_t k = 0; o->disk && k < chunks + 2;
+         k++) { // reads chunk k, updates the one before, writes that before it
+        if (k < chunks) {
+            offload_start_read_(o, k);
+        }
+        if (1 <= k && k <= chunks) {
+            scratch_wait(o->disk, &o->work[(k - 1) % OFFLOAD_PLACES_]);
+            offload_update_chunk_(o, u, k - 1, gpu);
+        }
+        if (2 <= k) {
+            offload_start_write_(o, k - 2);
+        }
+    }
+}
+
+// ---- between updates ----
+
+typedef enum { OFFLOAD_READ_, OFFLOAD_WRITE_ } OffloadMove_;
+
+// Copies bytes at ... at + bytes - 1 of the file by way of the places, which are one buffer: whole units of the disk.
+static inline void offload_move_on_disk_(Offload* o, char* memory, size_t at, size_t bytes,
+                                         OffloadMove_ move) {
+    const size_t room = offload_places_bytes(&o->layout);
+    for (size_t i = 0, count; i < bytes; i += count) {
+        const size_t begin = (at + i) / SCRATCH_UNIT * SCRATCH_UNIT, left = bytes - i,
+                     in_room = begin + room - (at + i);
+        count = left < in_room ? left : in_room;
+        const size_t units = offload_round_up_(at + i + count) - begin;
+        scratch_read(o->disk, o->host, begin, units, &o->work[0]);
+        scratch_wait(o->disk, &o->work[0]);
+        if (move == OFFLOAD_READ_) {
+            memcpy(memory + i, o->host + (at + i - begin), count);
+            continue;
+        }
+        memcpy(o->host + (at + i - begin), memory + i, count);
+        scratch_write(o->disk, o->host, begin, units, &o->work[0]);
+        scratch_wait(o->disk, &o->work[0]);
+    }
+}
+
+// Copies bytes at ... at + bytes - 1 of the array of a slot, chunk by chunk.
+static inline void offload_move_(Offload* o, char* memory, int slot, size_t at, size_t bytes,
+                                 OffloadMove_ move) {
+    const size_t element = o->layout.state->slots[slot].element_bytes, end = at + bytes;
+    offload_wait(o);
+    for (size_t k = 0; k < o->layout.chunks; k++) {
+        const OffloadChunk_* chunk = offload_chunk_(&o->layout, k, slot);
+        const size_t begin = chunk->position * element,
+                     chunk_end = begin + offload_bytes_(&o->layout, k, slot);
+        const size_t from = at > begin ? at : begin, to = end < chunk_end ? end : chunk_end;
+        if (from >= to) {
+            continue;
+        }
+        char* here = memory + (from - at);
+        const size_t there = chunk->at + (from - begin);
+        if (o->disk) {
+            offload_move_on_disk_(o, here, there, to - from, move);
+        } else if (move == OFFLOAD_READ_) {
+            memcpy(here, o->host + there, to - from);
+        } else {
+            memcpy(o->host + there, here, to - from);
+        }
+    }
+}
+
+// Copy bytes at ... at + bytes - 1 of the array of a slot, and wait.
+static inline void offload_read(Offload* o, void* to, int slot, size_t at, size_t bytes) {
+    offload_move_(o, (char*)to, slot, at, bytes, OFFLOAD_READ_);
+}
+static inline void offload_write(Offload* o, const void* from, int slot, size_t at, size_t bytes) {
+    offload_move_(o, (char*)from, slot, at, bytes, OFFLOAD_WRITE_);
+}
+
+// ---- the residual stream ----
+
+enum { OFFLOAD_RESIDUALS = 2 }; // buffers on the GPU
+
+typedef struct {
+    int layers;                                  // that are moved; 0: nothing is offloaded
+    size_t layer_bytes;                          // room for one
+    char* host;                                  // (layers, layer_bytes) pinned
+    cudaStream_t stream;                         // of all copies
+    cudaEvent_t ready, moved[OFFLOAD_RESIDUALS]; // a buffer may be copied; the copy is done
+} OffloadResiduals;
+
+// Of L blocks, those whose part of the stream is moved.
+static inline int offload_residual_layers(int L) { return L > OFFLOAD_RESIDUALS ? L - OFFLOAD_RESIDUALS : 0; }
+
+// For L blocks; the stream after one takes `layer_bytes` at most.
+static inline void offload_residuals_open(OffloadResiduals* r, int L, size_t layer_bytes) {
+    memset((void*)r, 0, sizeof(*r));
+    r->layers = offload_residual_layers(L);
+    r->layer_bytes = layer_bytes;
+    if (r->layers > 0) {
+        r->host = (char*)gpu_alloc_pinned((size_t)r->layers, layer_bytes, "the residual stream");
+        CUDA_CHECK(cudaStreamCreateWithFlags(&r->stream, cudaStreamNonBlocking));
+        CUDA_CHECK(cudaEventCreateWithFlags(&r->ready, cudaEventDisableTiming));
+        for (int b = 0; b < OFFLOAD_RESIDUALS; b++) {
+            CUDA_CHECK(cudaEventCreateWithFlags(&r->moved[b], cudaEventDisableTiming));
+        }
+    }
+}
+
+// After all work.
+static inline void offload_residuals_close(OffloadResiduals* r) {
+    if (r->layers > 0) {
+        for (int b = 0; b < OFFLOAD_RESIDUALS; b++) {
+            CUDA_CHECK(cudaEventDestroy(r->moved[b]));
+        }
+        CUDA_CHECK(cudaEventDestroy(r->ready));
+        CUDA_CHECK(cudaStreamDestroy(r->stream));
+        gpu_free_pinned(r->host);
+    }
+}
+
+static inline int offload_residual_moves_(const OffloadResiduals* r, int l) {
+    return 0 <= l && l < r->layers;
+}
+
+// Copies a buffer, after all that is queued so far on the main stream.
+static inline void offload_residual_copy_(OffloadResiduals* r, int l, void* to, const void* from,
+                                          size_t bytes, const Gpu* gpu) {
+    assert(bytes <= r->layer_bytes);
+    CUDA_CHECK(cudaEventRecord(r->ready, gpu->stream));
+    CUDA_CHECK(cudaStreamWaitEvent(r->stream, r->ready, 0));
+    CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, r->stream));
+    CUDA_CHECK(cudaEventRecord(r->moved[l % OFFLOAD_RESIDUALS], r->stream));
+}
+
+// After block l has computed `residual`, its part of the stream: starts to copy it out.
+static inline void offload_residual_out(OffloadResiduals* r, int l, const void* residual, size_t bytes,
+                                        const Gpu* gpu) {
+    if (offload_residual_moves_(r, l)) {
+        offload_residual_copy_(r, l, r->host + (size_t)l * r->layer_bytes, residual, bytes, gpu);
+    }
+}
+
+// When its buffer is not used any more: starts to copy that part of the stream back.
+static inline void offload_residual_in(OffloadResiduals* r, int l, void* residual, size_t bytes,
+                                       const Gpu* gpu) {
+    if (offload_residual_moves_(r, l)) {
+        offload_residual_copy_(r, l, residual, r->host + (size_t)l * r->layer_bytes, bytes, gpu);
+    }
+}
+
+// Before its buffer is used again after offload_residual_out, or its contents after offload_residual_in.
+static inline void offload_residual_wait(const OffloadResiduals* r, int l, const Gpu* gpu) {
+    if (offload_residual_moves_(r, l)) {
+        CUDA_CHECK(cudaStreamWaitEvent(gpu->stream, r->moved[l % OFFLOAD_RESIDUALS], 0));
+    }
+}
+
+#endif

@@ -1,0 +1,787 @@
+/*
+optimizer.cuh -- the update of optimizer.h on the GPU: all parameters whose rule works element by element in one launch;
+Adafactor and Muon by their own (adafactor.cuh, muon.cuh).
+
+Parameters are a full array, laid out by zero_parameter_rows; in stage 3 they are what is kept of it: zero_kept_cut.
+Gradients have what this process updates of each group (zero.h), group after group: the first owned elements, which is all of
+them with one process if nothing is frozen. The slots lie as optimizer.h says. Updates cover the padding.
+Arrays start at multiples of 16 bytes.
+
+    params    (full)      T      set; read where there are no master weights, or only their lower halves
+    grads     (updated)   T or fp32
+    slots                 updated
+
+How weights are read and rounded: master_weights.cuh.
+
+Where rules need whole tensors and each process has a part, the operands of a group (optimizer.h) are gathered in scratch
+memory in fp32, group after group. With a relative rate of Adafactor, so are the weights.
+*/
+#ifndef LLMC_OPTIMIZER_CUH
+#define LLMC_OPTIMIZER_CUH
+
+#include <assert.h>
+#include <limits.h>
+
+#include "llmc/optim/adafactor.cuh"
+#include "llmc/optim/adamw.cuh"
+#include "llmc/optim/adamw8bit.cuh"
+#include "llmc/model/freeze.h"
+#include "llmc/model/model.h"
+#include "llmc/gpu/gpu.cuh"
+#include "llmc/optim/lion.cuh"
+#include "llmc/ops/matmul.cuh"
+#include "llmc/optim/muon.cuh"
+#include "llmc/optim/optimizer.h"
+#include "llmc/optim/sgd.cuh"
+#include "llmc/optim/master_weights.cuh"
+#include "llmc/parallel/zero.cuh"
+
+// ---- places ----
+
+// A thread block updates a piece: four elements a thread. Parts of groups and their shards are whole pieces.
+enum { UPDATE_PIECE_ = GPT2_SHARD_UNIT, UPDATE_THREADS_ = UPDATE_PIECE_ / 4 };
+
+// Numbers of pieces.
+typedef struct {
+    uint32_t once,
+        block; // that this process updates of group 0, of each other group: part `rank` of `shards`
+    uint32_t rank, shards;              // equal parts
+    uint32_t count;                     // that it updates in all
+    uint32_t first;                     // blocks that have no gradients
+    uint32_t params_once, params_block; // that are kept of the parameters of group 0, of each other group,
+    uint32_t params_rank;               // and part of their trained part that is updated
+} UpdatePieces_;
+
+// What belongs to a layout of parameters: where pieces lie, and which tensor an element is of; what the optimizer's own
+// kernels need.
+typedef struct {
+    const OptimizerState* state;
+    ZeroPlan zero;
+    UpdatePieces_ pieces;
+    int takes_turns; // only one group is updated at a time
+    // On the GPU: the row of each TENSOR_ALIGN elements of group 0's trained part, and then of that of any one block.
+    uint8_t* rows;
+    uint32_t* frozen;        // (groups) on the GPU: bit i, row i is not updated there; NULL: all are
+    Code8Table codes;        // of adamw8bit
+    AdafactorPlan adafactor; //
+    AdafactorCount adafactor_once, adafactor_block; // its tensors in group 0, and in each other group
+    MuonTensor muon[GPT2_PARAMETER_ROWS];           //
+    int muon_tensors;                               //
+    MuonGpu muon_memory;                            //
+    float* operands;                                // of the group that is updated; NULL: none is gathered
+    float* weights;                                 // the same
+} OptimizerPlan;
+
+enum { UPDATE_ROWS_ = UPDATE_PIECE_ / TENSOR_ALIGN }; // of a piece: one for each warp
+
+static inline size_t update_rows_bytes_(const ZeroPlan* zero) {
+    return (zero->trained_once + zero->trained_block) / TENSOR_ALIGN;
+}
+
+// Padding is part of the tensor before it. If there is none, in front of a part, that of a frozen one, which is not updated.
+static inline void update_set_rows_(uint8_t* rows, const ZeroPlan* zero, GPT2Config cfg) {
+    TensorRow gradients[GPT2_PARAMETER_ROWS];
+    zero_gradient_rows(gradients, zero, cfg, 1);
+    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+        if (!zero_has_row(zero, i)) {
+            memset(rows, i, update_rows_bytes_(zero));
+        }
+    }
+    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) { // a later tensor of the same group takes its part from it
+        const size_t begin = gradients[i].offset_bytes / TENSOR_ALIGN;
+        const size_t end =
+            gradients[i].place == PLACE_ONCE ? zero->trained_once / TENSOR_ALIGN : update_rows_bytes_(zero);
+        assert(gradients[i].offset_bytes % TENSOR_ALIGN == 0);
+        if (zero_has_row(zero, i)) {
+            memset(rows + begin, i, end - begin);
+        }
+    }
+}
+
+static inline UpdatePieces_ update_pieces_(const ZeroPlan* zero) {
+    const ZeroCut own = zero_owned_cut(zero), in_kept = zero_owned_in_kept(zero);
+    const size_t part = (size_t)own.parts * UPDATE_PIECE_,
+                 kept = (size_t)zero_kept_cut(zero).parts * UPDATE_PIECE_,
+                 count = zero_updated_elements(zero) / UPDATE_PIECE_;
+    CHECK(count <= INT_MAX, "%zu pieces of parameters are too many for a launch", count);
+    const UpdatePieces_ pieces = {(uint32_t)(zero->trained_once / part),
+                                  (uint32_t)(zero->trained_block / part),
+                                  (uint32_t)own.part,
+                                  (uint32_t)own.parts,
+                                  (uint32_t)count,
+                                  (uint32_t)zero->first_block,
+                                  (uint32_t)(zero->once / kept),
+                                  (uint32_t)(zero->block / kept),
+                                  (uint32_t)in_kept.part};
+    return pieces;
+}
+
+// A row in group g: where it starts in the group; which of its elements this process updates, and the first one's place in the
+// parameters that are kept, and in owned arrays, the gradient among them.
+typedef struct {
+    size_t start, begin, end, kept, owned;
+} UpdateTensorPlace_;
+
+static inline UpdateTensorPlace_ update_tensor_place_(const OptimizerState* s, const ZeroPlan* zero, int i,
+                                                      int g) {
+    const TensorRow* row = &s->rows[i];
+    const ZeroPiece piece = zero_piece(zero, g, ZERO_TRAINED);
+    const size_t at = row->offset_bytes + (size_t)gpt2_group_copy(g) * row->layer_bytes,
+                 elements = gpt2_rows_in_files(row, s->cfg) * row->cols, in_piece = s->span[i].begin;
+    const size_t begin = piece.full + in_piece > at ? piece.full + in_piece - at : 0,
+                 end = begin + s->span[i].count;
+    const UpdateTensorPlace_ place = {at - zero_group_begin(zero, g), begin < elements ? begin : elements,
+                                      end < elements ? end : elements, piece.kept + in_piece,
+                                      piece.owned + in_piece};
+    return place;
+}
+
+// The same in a slot.
+static inline size_t update_slot_place_(const OptimizerState* s, int slot, int i, int g) {
+    return state_group_begin(&s->slots[slot], g) + s->slots[slot].begin[i];
+}
+
+static inline AdafactorTensor update_adafactor_tensor_(const OptimizerState* s, const ZeroPlan* zero, int i,
+                                                       int g) {
+    const TensorRow* row = &s->rows[i];
+    const UpdateTensorPlace_ place = update_tensor_place_(s, zero, i, g);
+    const AdafactorTensor tensor = {place.begin,
+                                    place.end,
+                                    place.kept,
+                                    place.owned,
+                                    update_slot_place_(s, STATE_M, i, g),
+                                    zero_is_divided(zero) ? place.start : place.owned,
+                                    update_slot_place_(s, STATE_ROWS, i, g),
+                                    update_slot_place_(s, STATE_COLS, i, g),
+                                    update_slot_place_(s, STATE_V, i, g),
+                                    ((uint64_t)g << 40) + s->word[i],
+                                    (int)gpt2_rows_in_files(row, s->cfg),
+                                    (int)row->cols,
+                                    s->optimizer.lr_scale[row->kind],
+                                    row->decay,
+                                    0};
+    return tensor;
+}
+
+// Gradients of blocks take turns from stage 2 on, and before that only with --update-in-backward.
+static inline int update_is_in_backward_(const ZeroPlan* zero) {
+    return zero->takes_turns && zero->stage < 2;
+}
+
+// Whether Adafactor updates a row in group g: any part of it here.
+static inline int update_has_adafactor_(const OptimizerState* s, const ZeroPlan* zero, int i, int g) {
+    return tensor_is_in_group(&s->rows[i], g) && s->rule[i] != RULE_NONE && s->span[i].count > 0 &&
+           zero_has_gradient(zero, g);
+}
+
+// All tensors, group after group; returns their number. The caller frees them. Groups that are
+// updated in the backward pass are updated one after the other.
+static inline int update_adafactor_tensors_(AdafactorTensor** tensors, const OptimizerState* s,
+                                            const ZeroPlan* zero) {
+    int count = 0;
+    *tensors = (AdafactorTensor*)check_alloc((size_t)zero_max_ranges(s->cfg), sizeof(AdafactorTensor),
+                                             "tensors of an update");
+    for (int g = 0; g < gpt2_groups(s->cfg); g++) {
+        const int begin = count;
+        for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+            if (update_has_adafactor_(s, zero, i, g)) {
+                (*tensors)[count] = update_adafactor_tensor_(s, zero, i, g);
+                (*tensors)[count].is_apart = update_is_in_backward_(zero) && count == begin;
+                count++;
+            }
+        }
+    }
+    return count;
+}
+
+// Where the first layer of a row is in a slot, as if it had it; the next ones are a block further each.
+static inline size_t update_slot_first_(const OptimizerState* s, int slot, int i) {
+    const StateSlot* of = &s->slots[slot];
+    return (s->rows[i].place == PLACE_BLOCK ? state_blocks_begin(of) : 0) + of->begin[i];
+}
+
+// A row that Muon updates, with all layers.
+static inline MuonTensor update_muon_tensor_(const OptimizerState* s, const ZeroPlan* zero, int i) {
+    const TensorRow* row = &s->rows[i];
+    const int parts = (int)optimizer_parts(row), is_block = row->place == PLACE_BLOCK,
+              frozen = is_block ? zero->first_block : 0; // layers
+    const UpdateTensorPlace_ place = update_tensor_place_(s, zero, i, is_block + frozen);
+    const size_t kept = zero->block / (size_t)zero_kept_cut(zero).parts,
+                 owned = zero->trained_block / (size_t)zero_owned_cut(zero).parts;
+    const MuonPlace of_owned = {place.owned - (size_t)frozen * owned, owned}; // layer 0 as if it had one
+    const MuonTensor tensor = {place.begin,
+                               place.end,
+                               {place.kept - (size_t)frozen * kept, kept},
+                               of_owned,
+                               of_owned,
+                               {update_slot_first_(s, STATE_M, i), s->slots[STATE_M].block},
+                               {update_slot_first_(s, STATE_ROWS, i), s->slots[STATE_ROWS].block},
+                               row->layers,
+                               parts,
+                               (int)row->rows / parts,
+                               (int)row->cols,
+                               is_block,
+                               place.start,
+                               s->word[i],
+                               row->decay,
+                               s->optimizer.by_block || zero_is_divided(zero)};
+    return tensor;
+}
+
+// All of them; returns their number.
+static inline int update_muon_tensors_(MuonTensor tensors[GPT2_PARAMETER_ROWS], const OptimizerState* s,
+                                       const ZeroPlan* zero) {
+    int count = 0;
+    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+        if (s->rule[i] == RULE_MUON) {
+            tensors[count++] = update_muon_tensor_(s, zero, i);
+        }
+    }
+    return count;
+}
+
+// Room for the operands of any one group, or for the weights of it.
+static inline size_t update_operand_elements_(const OptimizerState* state, const ZeroPlan* zero) {
+    size_t most = 0;
+    for (int g = 0; g < zero->groups; g++) {
+        const size_t elements = optimizer_gathers(state, zero, g) ? zero_trained_elements(zero, g) : 0;
+        most = elements > most ? elements : most;
+    }
+    return most;
+}
+
+// What optimizer_open allocates on the device.
+template <class T>
+static inline size_t optimizer_planned_bytes(const OptimizerState* state, const ZeroPlan* zero) {
+    MuonTensor muon[GPT2_PARAMETER_ROWS];
+    AdafactorTensor* adafactor;
+    size_t bytes = update_rows_bytes_(zero) + update_operand_elements_(state, zero) *
+                                                  (size_t)(1 + state->optimizer.sums_weights) * sizeof(float);
+    if (state->optimizer.name == OPTIMIZER_ADAMW8BIT) {
+        bytes += code8_table_bytes();
+    } else if (state->optimizer.name == OPTIMIZER_MUON) {
+        bytes += muon_planned_bytes<T>(muon, update_muon_tensors_(muon, state, zero));
+    } else if (state->optimizer.name == OPTIMIZER_ADAFACTOR) {
+        const int count = update_adafactor_tensors_(&adafactor, state, zero);
+        bytes += adafactor_planned_bytes(adafactor, count);
+        free(adafactor);
+    }
+    return bytes;
+}
+
+template <class T> static inline void update_open_rules_(OptimizerPlan* plan, const ZeroPlan* zero) {
+    const OptimizerName name = plan->state->optimizer.name;
+    AdafactorTensor* tensors;
+    if (name == OPTIMIZER_ADAMW8BIT) {
+        code8_table_open(&plan->codes);
+    } else if (name == OPTIMIZER_MUON) {
+        plan->muon_tensors = update_muon_tensors_(plan->muon, plan->state, zero);
+        muon_open<T>(&plan->muon_memory, plan->muon, plan->muon_tensors);
+    } else if (name == OPTIMIZER_ADAFACTOR) {
+        const int count = update_adafactor_tensors_(&tensors, plan->state, zero),
+                  blocks = zero->groups - 1 - zero->first_block;
+        int once = 0; // how many are in group 0
+        for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+            once += update_has_adafactor_(plan->state, zero, i, 0);
+        }
+        plan->adafactor_once = adafactor_count(tensors, once);
+        plan->adafactor_block = adafactor_count(tensors + once, blocks > 0 ? (count - once) / blocks : 0);
+        adafactor_open(&plan->adafactor, tensors, count);
+        free(tensors);
+    }
+}
+
+static inline void update_open_operands_(OptimizerPlan* plan) {
+    const size_t elements = update_operand_elements_(plan->state, &plan->zero);
+    if (elements > 0) {
+        plan->operands = (float*)gpu_alloc(elements, sizeof(float), "operands of an update");
+    }
+    if (elements > 0 && plan->state->optimizer.sums_weights) {
+        plan->weights = (float*)gpu_alloc(elements, sizeof(float), "weights of an update");
+    }
+}
+
+// For parameters of T. `state` is that of the same shards, and stays.
+template <class T>
+static inline void optimizer_open(OptimizerPlan* plan, const ZeroPlan* zero, const OptimizerState* state) {
+    const size_t bytes = update_rows_bytes_(zero);
+    memset((void*)plan, 0, sizeof(*plan));
+    plan->state = state;
+    plan->zero = *zero;
+    plan->pieces = update_pieces_(zero);
+    plan->takes_turns = update_is_in_backward_(zero);
+    plan->rows = (uint8_t*)gpu_alloc(bytes, 1, "tensors of an update");
+    uint8_t* rows = (uint8_t*)check_alloc(bytes, 1, "tensors of an update");
+    update_set_rows_(rows, zero, state->cfg);
+    CUDA_CHECK(cudaMemcpy(plan->rows, rows, bytes, cudaMemcpyHostToDevice));
+    free(rows);
+    update_open_operands_(plan);
+    update_open_rules_<T>(plan, zero);
+}
+
+// What optimizer_freeze allocates.
+static inline size_t optimizer_freeze_bytes(int groups) { return (size_t)groups * sizeof(uint32_t); }
+
+// After optimizer_open: updates leave frozen parameters as they are.
+static inline void optimizer_freeze(OptimizerPlan* plan, const Freeze* freeze) {
+    const GPT2Config cfg = plan->state->cfg;
+    const size_t bytes = optimizer_freeze_bytes(gpt2_groups(cfg));
+    uint32_t* frozen = (uint32_t*)check_alloc(bytes, 1, "frozen parameters");
+    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+        for (int l = 0; l < cfg.L; l++) {
+            frozen[tensor_group(&plan->state->rows[i], l)] |= (uint32_t)freeze_has(freeze, i, l) << i;
+        }
+    }
+    plan->frozen = (uint32_t*)gpu_alloc(bytes, 1, "frozen parameters");
+    CUDA_CHECK(cudaMemcpy(plan->frozen, frozen, bytes, cudaMemcpyHostToDevice));
+    free(frozen);
+}
+
+static inline void optimizer_close(OptimizerPlan* plan) {
+    gpu_free(plan->frozen);
+    gpu_free(plan->weights);
+    gpu_free(plan->operands);
+    if (plan->codes.values) {
+        code8_table_close(&plan->codes);
+    }
+    if (plan->adafactor.places) {
+        adafactor_close(&plan->adafactor);
+    }
+    if (plan->muon_tensors) {
+        muon_close(&plan->muon_memory);
+    }
+    gpu_free(plan->rows);
+}
+
+// Before the first update: chooses the algorithms of its products. Several processes choose together, but update other
+// tensors.
+template <class T> static inline void optimizer_choose_products(OptimizerPlan* plan, MatmulGpu* matmul) {
+    for (int i = 0; i < plan->muon_tensors; i++) {
+        muon_choose_products<T>(&plan->muon_memory, &plan->muon[i], matmul);
+    }
+}
+
+// Where a piece of the owned arrays lies.
+typedef struct {
+    uint32_t full;   // the piece of the parameters
+    uint32_t group;  //
+    uint32_t own;    // pieces of this process before it in its group
+    uint32_t offset; // all pieces before it in its group
+    uint32_t rows;   // pieces before it in OptimizerPlan.rows
+} UpdatePlace_;
+
+__device__ inline UpdatePlace_ update_place_(const UpdatePieces_& p, uint32_t piece) {
+    const uint32_t block = piece < p.once ? 0 : (piece - p.once) / p.block; // of those that have gradients
+    const uint32_t group = piece < p.once ? 0 : 1 + p.first + block;
+    const uint32_t own = group == 0 ? piece : piece - p.once - block * p.block;
+    const uint32_t offset = p.rank * (group == 0 ? p.once : p.block) + own;
+    const uint32_t kept = group == 0 ? 0 : p.params_once + (group - 1) * p.params_block;
+    const UpdatePlace_ place = {kept + p.params_rank * (group == 0 ? p.once : p.block) + own, group, own,
+                                offset, (group == 0 ? 0 : p.once * p.shards) + offset};
+    return place;
+}
+
+// Where the elements of a row are in a slot, counted from the begin of this process's part of a group: the place of
+// element 0 there, as if the row had it, in group 0 or 1; and how much further it is in each next group. It may be below 0:
+// then it wraps around, and the sum with an element is right again.
+typedef struct {
+    size_t first, step;
+} UpdateShift_;
+
+// In which slots a rule keeps its moments. ADAMW8's scales lie as its codes do, divided by the size of a block.
+static inline int update_slot_of_m_(UpdateRule rule) { return rule == RULE_ADAMW8 ? STATE_M8 : STATE_M; }
+static inline int update_slot_of_v_(UpdateRule rule) { return rule == RULE_ADAMW8 ? STATE_V8 : STATE_V; }
+
+static inline UpdateShift_ update_shift_(const OptimizerState* s, int row, int slot) {
+    const UpdateShift_ shift = {update_slot_first_(s, slot, row) - s->span[row].begin, s->slots[slot].block};
+    return shift;
+}
+
+// ---- the kernel ----
+
+// All arrays, or four elements of them.
+template <class T, class G> struct UpdateArrays_ {
+    Weights<T> weights;
+    const G* grads;
+    float *m, *v;        // NULL: no rule has them
+    AdamW8bitState in_8; // the same
+};
+
+// The numbers of an update, those of tensors by row.
+typedef struct {
+    UpdateScalars scalars;
+    UpdateRates rates[GPT2_PARAMETER_ROWS];
+} UpdateNumbers_;
+
+// Rules of rows, and where they have their moments.
+typedef struct {
+    uint8_t rule[GPT2_PARAMETER_ROWS];
+    UpdateShift_ m[GPT2_PARAMETER_ROWS], v[GPT2_PARAMETER_ROWS];
+    size_t words[GPT2_PARAMETER_ROWS]; // how much further random words are than the elements of a group
+} UpdateSlots_;
+
+static inline UpdateNumbers_ update_numbers_(const OptimizerState* state, Update update) {
+    const AdamW a = update.adamw;
+    UpdateNumbers_ n;
+    n.scalars.beta1 = a.beta1, n.scalars.beta2 = a.beta2, n.scalars.eps = a.eps;
+    n.scalars.grad_scale = a.grad_scale, n.scalars.momentum = update.momentum;
+    n.scalars.decay = a.decay;
+    n.scalars.v_correction = (float)(1 / (1 - pow(a.beta2, (double)a.t)));
+    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+        const AdamW of_row = update_adamw(update, state, i);
+        const int is_adamw = state->rule[i] == RULE_ADAMW || state->rule[i] == RULE_ADAMW8;
+        const double corrected = is_adamw ? 1 - pow(a.beta1, (double)a.t) : 1;
+        n.rates[i].keep = (float)(1 - (double)of_row.lr * of_row.weight_decay);
+        n.rates[i].step = (float)(of_row.lr / corrected);
+    }
+    return n;
+}
+
+static inline UpdateSlots_ update_slots_(const OptimizerState* state) {
+    UpdateSlots_ slots;
+    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+        slots.rule[i] = (uint8_t)state->rule[i];
+        slots.m[i] = update_shift_(state, i, update_slot_of_m_(state->rule[i]));
+        slots.v[i] = update_shift_(state, i, update_slot_of_v_(state->rule[i]));
+        slots.words[i] = state->word[i] - tensor_offset_in_group(&state->rows[i]);
+    }
+    return slots;
+}
+
+// The four elements of a thread: their weights and gradients. The kind of master weights is known to the compiler: the
+// others take no registers.
+template <class T, class G, MasterWeights MASTER>
+__device__ inline UpdateArrays_<T, G> update_four_of_(const UpdateArrays_<T, G>& a, const UpdatePlace_& place,
+                                                      size_t owned) {
+    const size_t full = (size_t)place.full * UPDATE_PIECE_ + 4 * threadIdx.x;
+    UpdateArrays_<T, G> four = a;
+    four.weights.kind = MASTER;
+    four.weights.params += full;
+    four.weights.master = (char*)a.weights.master + owned * master_bytes(MASTER);
+    four.grads += owned;
+    return four;
+}
+
+// Words for the stochastic rounding of four elements, `shift` further than these.
+__device__ inline RoundingWords update_words_(const UpdatePlace_& place, size_t shift, uint64_t seed,
+                                              uint64_t stream) {
+    const RoundingWords words = {seed, stream,
+                                 ((uint64_t)place.group << 40) + (uint64_t)place.offset * UPDATE_PIECE_ +
+                                     4 * threadIdx.x + shift};
+    return words;
+}
+
+// Updates four parameters x whose moments are in 8 bits.
+template <class G>
+__device__ inline void adamw8bit_four_(Elements<float, 4>* x, const Elements<G, 4>& g,
+                                       const AdamW8bitState& state, size_t at, const Code8Pair* codes,
+                                       UpdateRates rates, const UpdateScalars& s) {
+    AdamW8bitFour four = adamw8bit_load(state, at, codes);
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        (*x)[k] = adamw_element_gpu((*x)[k], to_float(g[k]), &four.m[k], &four.v[k], rates, s);
+    }
+    adamw8bit_store(state, at, four);
+}
+
+// A thread updates four elements, a block of threads a piece: 16-byte accesses to fp32 data, 8-byte to 16-bit
+// data, coalesced. A warp's elements are of one tensor: they are TENSOR_ALIGN. All is loaded before anything is computed.
+// Rows with a rule that is not one of RULES are left alone: others update them, or they are frozen.
+// grid   pieces, from piece `first` on      block   256      shared   2 KiB with moments in 8 bits
+// moves  optimizer_bytes, less what it leaves alone. Bound by memory: Philox takes some 30 instructions an element, the rest
+//        some 50, together less than half of what an H100 can issue in the time. In 8 bits encoding takes some 40 more, an
+//        element and moment.
+// order  every element, or block of 64 in 8 bits, on its own
+template <class T, class G, unsigned RULES, MasterWeights MASTER>
+__global__ void __launch_bounds__(UPDATE_THREADS_)
+    update_kernel_(const __grid_constant__ UpdateArrays_<T, G> a, const uint8_t* rows, const uint32_t* frozen,
+                   const __grid_constant__ UpdatePieces_ pieces, uint32_t first,
+                   const __grid_constant__ UpdateNumbers_ numbers, const __grid_constant__ UpdateSlots_ slots,
+                   const Code8Pair* table, uint64_t seed, uint64_t stream) {
+    constexpr bool IN_8 = (RULES & RULE_BIT_(ADAMW8)) != 0;
+    SMEM_ARRAY(Code8Pair, codes, [IN_8 ? 256 : 1]);
+    const uint32_t piece = first + blockIdx.x;
+    const UpdatePlace_ place = update_place_(pieces, piece);
+    const size_t in_piece = 4 * threadIdx.x, owned = (size_t)piece * UPDATE_PIECE_ + in_piece,
+                 own = (size_t)place.own * UPDATE_PIECE_ + in_piece;
+    const int row = rows[(size_t)place.rows * UPDATE_ROWS_ + threadIdx.x / 32], rule = slots.rule[row];
+    const size_t groups = place.group > 0 ? place.group - 1 : 0;
+    if (IN_8) {
+        code8_table_load(codes, table);
+    }
+    if (!(RULES >> rule & 1) || (frozen && frozen[place.group] >> row & 1)) {
+        return; // the whole warp
+    }
+    const UpdateRates rates = numbers.rates[row];
+    const UpdateArrays_<T, G> four = update_four_of_<T, G, MASTER>(a, place, owned);
+    const size_t m = slots.m[row].first + groups * slots.m[row].step + own,
+                 v = slots.v[row].first + groups * slots.v[row].step + own;
+    const Elements<G, 4> g = elements_load<4>(four.grads);
+    Elements<float, 4> x = weights_load<4>(four.weights, 0);
+    if ((RULES & RULE_BIT_(ADAMW)) && rule == RULE_ADAMW) {
+        adamw_four(&x, g, a.m + m, a.v + v, rates, numbers.scalars);
+    } else if (IN_8) {
+        adamw8bit_four_(&x, g, a.in_8, m, codes, rates, numbers.scalars);
+    } else if (RULES & RULE_BIT_(LION)) {
+        lion_four(&x, g, a.m + m, rates, numbers.scalars);
+    } else if (RULES & RULE_BIT_(SGD)) {
+        sgd_four(&x, g, a.m ? a.m + m : NULL, rates, numbers.scalars);
+    }
+    weights_store(four.weights, 0, x, update_words_(place, slots.words[row], seed, stream));
+}
+
+// ---- the update ----
+
+static inline int update_is_aligned_(const void* array) { return (uintptr_t)array % 16 == 0; }
+
+// All that an update takes; as above.
+template <class T> struct OptimizerUpdate {
+    T* params;
+    Gradient grads;
+    void* slots[STATE_SLOTS]; // NULL: nothing has it
+    const OptimizerPlan* plan;
+    Update update;
+    uint64_t seed;
+    MatmulGpu* matmul; // for Muon
+    ZeroGpu* zero;     // for operands
+};
+
+template <class T> static inline Weights<T> update_weights_(const OptimizerUpdate<T>& u) {
+    const MasterWeights master = u.plan->state->optimizer.master;
+    const int slot = state_master_slot(master);
+    const Weights<T> weights = {u.params, slot < STATE_SLOTS ? u.slots[slot] : NULL, master};
+    return weights;
+}
+
+template <class T, class G> static inline UpdateArrays_<T, G> update_arrays_(const OptimizerUpdate<T>& u) {
+    const UpdateArrays_<T, G> arrays = {update_weights_(u),
+                                        (const G*)u.grads.data,
+                                        (float*)u.slots[STATE_M],
+                                        (float*)u.slots[STATE_V],
+                                        {(uint8_t*)u.slots[STATE_M8], (uint8_t*)u.slots[STATE_V8],
+                                         (float*)u.slots[STATE_M_SCALE], (float*)u.slots[STATE_V_SCALE]}};
+    return arrays;
+}
+
+// The stream of random words of an update.
+template <class T> static inline uint64_t update_stream_(const OptimizerUpdate<T>& u) {
+    return rounding_words(u.seed, u.update.adamw.t, 0, 0).stream;
+}
+
+template <class T, class G, unsigned RULES, MasterWeights MASTER>
+static inline void update_launch_(const OptimizerUpdate<T>& u, uint32_t first, unsigned count,
+                                  const Gpu* gpu) {
+    launch(update_kernel_<T, G, RULES, MASTER>, count, UPDATE_THREADS_, 0, gpu, update_arrays_<T, G>(u),
+           u.plan->rows, u.plan->frozen, u.plan->pieces, first, update_numbers_(u.plan->state, u.update),
+           update_slots_(u.plan->state), u.plan->codes.values, u.seed, update_stream_(u));
+}
+
+// ---- rules that need whole tensors
+
+// Groups first ... end-1.
+typedef struct {
+    int first, end;
+} UpdateGroups_;
+
+// Those that are within owned elements `first` ... first + count - 1. Frozen blocks may be among them.
+static inline UpdateGroups_ update_groups_(const OptimizerPlan* plan, size_t first, size_t count) {
+    UpdateGroups_ groups = {0, 0};
+    for (int g = 0; g < plan->zero.groups; g++) {
+        const ZeroPiece piece = zero_piece(&plan->zero, g, ZERO_TRAINED);
+        if (piece.count > 0 && first <= piece.owned && piece.owned + piece.count <= first + count) {
+            groups.first = groups.end == 0 ? g : groups.first;
+            groups.end = g + 1;
+        }
+    }
+    return groups;
+}
+
+template <class T> static inline MuonUpdate<T> update_muon_of_(const OptimizerUpdate<T>& u) {
+    const MuonUpdate<T> muon = {update_weights_(u),
+                                u.grads,
+                                (float*)u.slots[STATE_M],
+                                (float*)u.slots[STATE_ROWS],
+                                (MuonGpu*)&u.plan->muon_memory,
+                                update_muon(u.update),
+                                u.update.adamw.t,
+                                u.seed,
+                                u.matmul,
+                                u.plan->operands};
+    return muon;
+}
+
+// The layers of a row of Muon's that are in some groups and trained: first < end if there are any.
+static inline UpdateGroups_ update_muon_layers_(const OptimizerPlan* plan, const MuonTensor* t,
+                                                UpdateGroups_ groups) {
+    const int trained = t->group > 0 ? plan->zero.first_block : 0;
+    const UpdateGroups_ layers = {int_max(groups.first - t->group, trained),
+                                  int_min(groups.end - t->group, t->layers)};
+    return layers;
+}
+
+template <class T>
+static inline void update_muon_rows_(const OptimizerUpdate<T>& u, UpdateGroups_ groups, const Gpu* gpu) {
+    for (int i = 0; i < u.plan->muon_tensors; i++) {
+        const UpdateGroups_ layers = update_muon_layers_(u.plan, &u.plan->muon[i], groups);
+        if (layers.first < layers.end) {
+            muon_update(&u.plan->muon[i], update_muon_of_(u), layers.first, layers.end, gpu);
+        }
+    }
+}
+
+template <class T>
+static inline void update_muon_operands_(const OptimizerUpdate<T>& u, int g, const Gpu* gpu) {
+    for (int i = 0; i < u.plan->muon_tensors; i++) {
+        const UpdateGroups_ group = {g, g + 1}, layers = update_muon_layers_(u.plan, &u.plan->muon[i], group);
+        if (layers.first < layers.end) {
+            muon_operand(&u.plan->muon[i], update_muon_of_(u), layers.first, gpu);
+        }
+    }
+}
+
+// The tensors of Adafactor before group g.
+static inline AdafactorCount update_adafactor_before_(const OptimizerPlan* plan, int g) {
+    const AdafactorCount once = plan->adafactor_once, block = plan->adafactor_block, none = {0, 0, 0};
+    const int blocks = int_max(g - 1 - plan->zero.first_block, 0);
+    const AdafactorCount before = {once.matrices + blocks * block.matrices,
+                                   once.vectors + blocks * block.vectors, once.tiles + blocks * block.tiles};
+    return g == 0 ? none : before;
+}
+
+template <class T>
+static inline void update_adafactor_rows_(const OptimizerUpdate<T>& u, UpdateGroups_ groups, const Gpu* gpu) {
+    const AdafactorCount begin = update_adafactor_before_(u.plan, groups.first),
+                         end = update_adafactor_before_(u.plan, groups.end);
+    const AdafactorCount these = {end.matrices - begin.matrices, end.vectors - begin.vectors,
+                                  end.tiles - begin.tiles};
+    assert(!u.plan->takes_turns || groups.end - groups.first == 1);
+    const Gradient operands = {u.plan->operands, DTYPE_FP32};
+    adafactor_update(AdafactorUpdate<T>{update_weights_(u), u.plan->operands ? operands : u.grads,
+                                        (float*)u.slots[STATE_ROWS], (float*)u.slots[STATE_COLS],
+                                        (float*)u.slots[STATE_V], (float*)u.slots[STATE_M],
+                                        &u.plan->adafactor, update_adafactor(u.update, u.update.adamw),
+                                        u.seed, begin, these, u.plan->weights},
+                     gpu);
+}
+
+// Sets this process's part of the operands of group g for Adafactor: the gradient, and the weights if they are summed up.
+template <class T>
+static inline void update_adafactor_operands_(const OptimizerUpdate<T>& u, int g, const Gpu* gpu) {
+    const ZeroPiece piece = zero_piece(&u.plan->zero, g, ZERO_TRAINED);
+    const size_t in_group = piece.full - zero_group_begin(&u.plan->zero, g);
+    CUDA_CHECK(cudaMemcpyAsync(u.plan->operands + in_group, (const float*)u.grads.data + piece.owned,
+                               piece.count * sizeof(float), cudaMemcpyDefault, gpu->stream));
+    if (u.plan->weights) {
+        const Weights<T> own = weights_from(update_weights_(u), piece.kept, piece.owned);
+        weights_widen(u.plan->weights + in_group, own, piece.count, gpu);
+    }
+}
+
+// Collects the operands of group g from all processes.
+template <class T> static inline void update_gather_(const OptimizerUpdate<T>& u, int g, const Gpu* gpu) {
+    assert(u.grads.dtype == DTYPE_FP32 && gpu->stream == u.zero->main.stream);
+    if (u.plan->state->optimizer.name == OPTIMIZER_MUON) {
+        update_muon_operands_(u, g, gpu);
+    } else {
+        update_adafactor_operands_(u, g, gpu);
+    }
+    zero_gather_operands(u.zero, u.plan->operands, g);
+    if (u.plan->weights) {
+        zero_gather_operands(u.zero, u.plan->weights, g);
+    }
+}
+
+template <class T>
+static inline void update_groups_rows_(const OptimizerUpdate<T>& u, UpdateGroups_ groups, const Gpu* gpu) {
+    if (u.plan->state->optimizer.name == OPTIMIZER_MUON) {
+        update_muon_rows_(u, groups, gpu);
+    } else {
+        update_adafactor_rows_(u, groups, gpu);
+    }
+}
+
+// Updates all rows of these groups whose rule needs whole tensors: together, or where operands are gathered one group after
+// the other.
+template <class T>
+static inline void update_tensors_(const OptimizerUpdate<T>& u, UpdateGroups_ groups, const Gpu* gpu) {
+    if (!u.plan->operands) {
+        update_groups_rows_(u, groups, gpu);
+        return;
+    }
+    for (int g = groups.first; g < groups.end; g++) {
+        const UpdateGroups_ group = {g, g + 1};
+        if (optimizer_gathers(u.plan->state, &u.plan->zero, g)) {
+            update_gather_(u, g, gpu);
+            update_groups_rows_(u, group, gpu);
+        }
+    }
+}
+
+// ---- all rules
+
+template <class T, class G, MasterWeights MASTER>
+static inline void update_launch_rules_(const OptimizerUpdate<T>& u, uint32_t first, unsigned count,
+                                        const Gpu* gpu) {
+    switch (u.plan->state->optimizer.name) {
+    case OPTIMIZER_ADAMW:
+        update_launch_<T, G, RULE_BIT_(ADAMW), MASTER>(u, first, count, gpu);
+        break;
+    case OPTIMIZER_LION:
+        update_launch_<T, G, RULE_BIT_(LION), MASTER>(u, first, count, gpu);
+        break;
+    case OPTIMIZER_SGD:
+        update_launch_<T, G, RULE_BIT_(SGD), MASTER>(u, first, count, gpu);
+        break;
+    case OPTIMIZER_ADAMW8BIT:
+        update_launch_<T, G, RULE_BIT_(ADAMW) | RULE_BIT_(ADAMW8), MASTER>(u, first, count, gpu);
+        break;
+    case OPTIMIZER_MUON:
+        update_launch_<T, G, RULE_BIT_(ADAMW), MASTER>(u, first, count, gpu);
+        break;
+    case OPTIMIZER_ADAFACTOR: // no rule works on elements
+        break;
+    }
+}
+
+template <class T, class G>
+static inline void update_launch_master_(const OptimizerUpdate<T>& u, uint32_t first, unsigned count,
+                                         const Gpu* gpu) {
+    const MasterWeights master = u.plan->state->optimizer.master;
+    if (master == MASTER_NONE) {
+        update_launch_rules_<T, G, MASTER_NONE>(u, first, count, gpu);
+    } else if (master == MASTER_FP32) {
+        update_launch_rules_<T, G, MASTER_FP32>(u, first, count, gpu);
+    } else if constexpr (DTYPE_OF(T) == DTYPE_BF16) {
+        if (master == MASTER_SPLIT) {
+            update_launch_rules_<T, G, MASTER_SPLIT>(u, first, count, gpu);
+        } else {
+            update_launch_rules_<T, G, MASTER_24>(u, first, count, gpu);
+        }
+    }
+}
+
+// The update of `count` elements from `first` on, both multiples of GPT2_SHARD_UNIT, of those that this process updates. Of the
+// slots only what belongs to these need be there; the pointers are those to the whole arrays. They are whole groups where the
+// update needs whole tensors (state_needs_tensors).
+template <class T>
+static inline void optimizer_update_part(const OptimizerUpdate<T>& u, size_t first, size_t count,
+                                         const Gpu* gpu) {
+    assert(update_is_aligned_(u.params) && update_is_aligned_(u.grads.data) && first % UPDATE_PIECE_ == 0 &&
+           count % UPDATE_PIECE_ == 0 && update_is_aligned_(u.slots[STATE_M]) &&
+           update_is_aligned_(u.slots[STATE_V]) && update_is_aligned_(update_weights_(u).master));
+    assert(DTYPE_OF(T) == DTYPE_BF16 || u.plan->state->optimizer.master <= MASTER_FP32);
+    GRADIENT_DISPATCH(u.grads, T,
+                      (update_launch_master_<T, G>(u, (uint32_t)(first / UPDATE_PIECE_),
+                                                   (unsigned)(count / UPDATE_PIECE_), gpu)));
+    if (u.plan->state->optimizer.name == OPTIMIZER_MUON ||
+        u.plan->state->optimizer.name == OPTIMIZER_ADAFACTOR) {
+        update_tensors_(u, update_groups_(u.plan, first, count), gpu);
+    }
+}
+
+// Of all of them.
+template <class T> static inline void optimizer_update(const OptimizerUpdate<T>& u, const Gpu* gpu) {
+    optimizer_update_part(u, 0, (size_t)u.plan->pieces.count * UPDATE_PIECE_, gpu);
+}
+
+#endif

@@ -1,0 +1,612 @@
+/*
+optimizer.h -- the optimizers as tables: which rule updates a parameter, which state each rule has, and where that lies in
+memory; and the update on the CPU.
+
+An optimizer has a rule for each kind of parameter (model.h). A rule has some of the slots below for every parameter that it
+updates. The array of a slot is compact: group after group, and in each the tensors in the order of memory, it has what
+this process updates (zero.h) of the parameters whose rule has the slot, and nothing of the others. A tensor takes with it
+the padding behind it, up to the next one. Master weights, which frozen parameters have, too, lie as owned elements do. What
+belongs to owned elements a ... b-1 is one interval of every slot.
+
+Some rules sum up whole tensors, or multiply them, and the parts of a tensor can belong to several processes. Before such an
+update the processes gather the operand of a group (optimizer_gathers): the reduced gradient, of Muon its direction before it
+is made orthogonal. Each then computes the whole update of every tensor that it has a part of, and changes its part: the same
+operations in the same order, whatever the number of processes. Each of these processes has all of a tensor's means of rows
+and columns, and of a vector's v. In files the means belong to the last element of the tensor.
+
+State starts as zeros. The padding stays zero: an update of zeros leaves zeros.
+*/
+#ifndef LLMC_OPTIMIZER_H
+#define LLMC_OPTIMIZER_H
+
+#include <assert.h>
+#include <math.h>
+#include <stddef.h>
+#include <string.h>
+
+#include "llmc/base/enum_words.h"
+#include "llmc/optim/adafactor.h"
+#include "llmc/optim/adamw.h"
+#include "llmc/optim/adamw8bit.h"
+#include "llmc/model/model.h"
+#include "llmc/optim/lion.h"
+#include "llmc/optim/muon.h"
+#include "llmc/optim/sgd.h"
+#include "llmc/parallel/zero.h"
+
+// ---- rules ----
+
+// --optimizer
+// clang-format off
+#define OPTIMIZER_WORDS(X) \
+    X(OPTIMIZER_ADAMW, "adamw") \
+    X(OPTIMIZER_ADAMW8BIT, "adamw8bit") \
+    X(OPTIMIZER_ADAFACTOR, "adafactor") \
+    X(OPTIMIZER_MUON, "muon") \
+    X(OPTIMIZER_LION, "lion") \
+    X(OPTIMIZER_SGD, "sgd")
+// clang-format on
+typedef enum { OPTIMIZER_WORDS(WORDS_VALUE) } OptimizerName;
+
+// How an update changes a parameter.
+typedef enum {
+    RULE_ADAMW,    // adamw.h
+    RULE_ADAMW8,   // adamw8bit.h
+    RULE_FACTORED, // adafactor.h: a matrix,
+    RULE_FULL,     // and a vector
+    RULE_MUON,     // muon.h
+    RULE_LION,     // lion.h
+    RULE_SGD,      // sgd.h
+    RULE_NONE      // of frozen parameters (freeze.h)
+} UpdateRule;
+
+// What a GPU keeps beside 16-bit weights (master_weights.cuh).
+typedef enum { MASTER_NONE, MASTER_FP32, MASTER_SPLIT, MASTER_24 } MasterWeights;
+
+typedef struct {
+    OptimizerName name;
+    int has_optional; // state that options add: momentum of SGD and Adafactor, means of rows of Muon
+    MasterWeights master;
+    unsigned frozen;              // bit i: row i of the parameters is not updated in any block
+    float lr_scale[TENSOR_KINDS]; // factors of the learning rate
+    int sums_weights;             // Adafactor: the rate follows the size of a tensor's weights
+    int by_block; // blocks are updated one after the other: a GPU does not join products of several
+} Optimizer;
+
+static inline Optimizer optimizer_of(OptimizerName name, int has_optional, MasterWeights master) {
+    const Optimizer optimizer = {name, has_optional, master, 0, {1, 1, 1}, 0, 0};
+    return optimizer;
+}
+
+static inline const char* optimizer_word(OptimizerName name) {
+    static const char* const words[] = {OPTIMIZER_WORDS(WORDS_NAME)};
+    return words[name];
+}
+
+static inline UpdateRule optimizer_rule(Optimizer optimizer, TensorKind kind) {
+    static const UpdateRule rules[][TENSOR_KINDS] = {
+        // matrices, embeddings, vectors
+        {RULE_ADAMW, RULE_ADAMW, RULE_ADAMW},      // OPTIMIZER_ADAMW
+        {RULE_ADAMW8, RULE_ADAMW8, RULE_ADAMW},    // OPTIMIZER_ADAMW8BIT
+        {RULE_FACTORED, RULE_FACTORED, RULE_FULL}, // OPTIMIZER_ADAFACTOR
+        {RULE_MUON, RULE_ADAMW, RULE_ADAMW},       // OPTIMIZER_MUON
+        {RULE_LION, RULE_LION, RULE_LION},         // OPTIMIZER_LION
+        {RULE_SGD, RULE_SGD, RULE_SGD},            // OPTIMIZER_SGD
+    };
+    return rules[optimizer.name][kind];
+}
+
+// ---- slots ----
+
+// What a tensor of rows x cols has in a slot.
+typedef enum {
+    SLOT_ELEMENTS, // as many elements
+    SLOT_BLOCKS,   // one for OPTIMIZER_BLOCK elements; cols are a multiple of it
+    SLOT_ROWS,     // one a row,
+    SLOT_COLS      // or a column, of a whole matrix
+} SlotShape;
+
+enum { OPTIMIZER_BLOCK = ADAMW8BIT_BLOCK };
+
+#define RULE_BIT_(rule) (1u << RULE_##rule)
+#define ALL_RULES_ (~0u)
+
+// clang-format off
+// Each slot: its name in checkpoints, the type and the number of its elements, the rules that have it, and those that have it
+// only with an option; no value is ever below `least`; its name in the memory report comes last. Checkpoints have all but
+// those of the weights, which are the last ones.
+//  slot              name        type      shape          rules                                     with an option                                      least      label
+#define STATE_TABLE_(X) \
+  X(STATE_M,          "m",        float,    SLOT_ELEMENTS, RULE_BIT_(ADAMW) | RULE_BIT_(LION) | RULE_BIT_(MUON), RULE_BIT_(SGD) | RULE_BIT_(FACTORED) | RULE_BIT_(FULL), -INFINITY, "m")  /* mean of the gradient */ \
+  X(STATE_V,          "v",        float,    SLOT_ELEMENTS, RULE_BIT_(ADAMW) | RULE_BIT_(FULL),       0,                                                  0,         "v")  /* mean of its square */ \
+  X(STATE_M8,         "m8",       uint8_t,  SLOT_ELEMENTS, RULE_BIT_(ADAMW8),                        0,                                                  -INFINITY, "m in 8 bits") \
+  X(STATE_V8,         "v8",       uint8_t,  SLOT_ELEMENTS, RULE_BIT_(ADAMW8),                        0,                                                  -INFINITY, "v in 8 bits") \
+  X(STATE_M_SCALE,    "m_scale",  float,    SLOT_BLOCKS,   RULE_BIT_(ADAMW8),                        0,                                                  0,         "scales of m") \
+  X(STATE_V_SCALE,    "v_scale",  float,    SLOT_BLOCKS,   RULE_BIT_(ADAMW8),                        0,                                                  0,         "scales of v") \
+  X(STATE_ROWS,       "row_v",    float,    SLOT_ROWS,     RULE_BIT_(FACTORED),                      RULE_BIT_(MUON),                                    0,         "v of rows") \
+  X(STATE_COLS,       "col_v",    float,    SLOT_COLS,     RULE_BIT_(FACTORED),                      0,                                                  0,         "v of columns") \
+  X(STATE_MASTER,     NULL,       float,    SLOT_ELEMENTS, ALL_RULES_,                               0,                                                  -INFINITY, "master weights") \
+  X(STATE_LOWER,      NULL,       uint16_t, SLOT_ELEMENTS, ALL_RULES_,                               0,                                                  -INFINITY, "lower halves of weights")  /* split master weights, */ \
+  X(STATE_LOWER_8,    NULL,       int8_t,   SLOT_ELEMENTS, ALL_RULES_,                               0,                                                  -INFINITY, "lower 8 bits of weights")  /* and those of 24 bits */
+// clang-format on
+
+#define STATE_ID_(id, ...) id,
+typedef enum { STATE_TABLE_(STATE_ID_) STATE_SLOTS } StateSlotId;
+#undef STATE_ID_
+
+typedef struct {
+    const char *name, *label; // in checkpoints, NULL: not there; in the memory report
+    SlotShape shape;
+    size_t element_bytes;
+    float least;                // no value is below it
+    unsigned rules;             // that have it
+    size_t offset_bytes, bytes; // of its array in the allocation of all state; no bytes: nothing has it
+    size_t frozen;              // of master weights: elements of frozen parts, the last ones in the array
+    // Of the others: elements of group 0 in the array, and of each other group; the first block that has any
+    // (ZeroPlan.first_block); where a row begins, from the begin of its group on.
+    size_t once, block;
+    int first;
+    size_t begin[GPT2_PARAMETER_ROWS];
+} StateSlot;
+
+// What a process updates of a row, from the begin of its piece of the group on, with the padding behind it. The same in all
+// blocks that are trained.
+typedef struct {
+    size_t begin, count;
+} StateSpan;
+
+typedef struct {
+    Optimizer optimizer;
+    GPT2Config cfg;
+    UpdateRule rule[GPT2_PARAMETER_ROWS];
+    TensorRow rows[GPT2_PARAMETER_ROWS]; // bytes are elements of full arrays
+    StateSpan span[GPT2_PARAMETER_ROWS];
+    size_t room[GPT2_PARAMETER_ROWS]; // of a layer, with the padding behind it
+    size_t word[GPT2_PARAMETER_ROWS]; // RoundingWords: where a row begins in its group if nothing is frozen
+    StateSlot slots[STATE_SLOTS];
+    size_t bytes, saved_bytes; // of all slots, and of those that checkpoints have: the first ones
+} OptimizerState;
+
+// Whether the rule of a row has a slot.
+static inline int state_slot_has(const OptimizerState* s, int slot, int row) {
+    return (s->slots[slot].rules >> s->rule[row]) & 1;
+}
+
+// What `elements` of a row, or of its layer, are in a slot. Rows and columns belong to whole layers.
+static inline size_t state_slot_elements(const OptimizerState* s, int slot, int row, size_t elements) {
+    const TensorRow* r = &s->rows[row];
+    const int is_whole = elements >= gpt2_rows_in_files(r, s->cfg) * r->cols;
+    if (!state_slot_has(s, slot, row)) {
+        return 0;
+    }
+    switch (s->slots[slot].shape) {
+    case SLOT_BLOCKS:
+        return elements / OPTIMIZER_BLOCK;
+    case SLOT_ROWS:
+        return is_whole ? r->rows : 0;
+    case SLOT_COLS:
+        return is_whole ? r->cols : 0;
+    default:
+        return elements;
+    }
+}
+
+// Whether a process that updates any part of a tensor has all that the tensor has in a slot.
+static inline int state_slot_is_whole(const OptimizerState* s, int slot, int row) {
+    const SlotShape shape = s->slots[slot].shape;
+    return shape == SLOT_ROWS || shape == SLOT_COLS || (slot == STATE_V && s->rule[row] == RULE_FULL);
+}
+
+// What this process has of a row in a slot: of group 0, or of one block.
+static inline size_t state_kept_elements_(const OptimizerState* s, int slot, int row) {
+    const size_t own = s->span[row].count;
+    return state_slot_elements(s, slot, row,
+                               own > 0 && state_slot_is_whole(s, slot, row) ? s->room[row] : own);
+}
+
+// Whether the update of group g needs whole tensors.
+static inline int state_needs_tensors(const OptimizerState* s, int g) {
+    int needs = 0;
+    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+        const UpdateRule rule = s->rule[i];
+        needs |= tensor_is_in_group(&s->rows[i], g) &&
+                 (rule == RULE_FACTORED || rule == RULE_FULL || rule == RULE_MUON);
+    }
+    return needs;
+}
+
+// Where master weights are; STATE_SLOTS: nowhere.
+static inline int state_master_slot(MasterWeights master) {
+    static const int slots[] = {STATE_SLOTS, STATE_MASTER, STATE_LOWER, STATE_LOWER_8};
+    return slots[master];
+}
+
+// Master weights are the optimizer's choice, not its rules'.
+static inline unsigned state_rules_(Optimizer optimizer, int slot, unsigned always, unsigned optional) {
+    if (slot >= STATE_MASTER) {
+        return slot == state_master_slot(optimizer.master) ? always : 0;
+    }
+    return always | (optimizer.has_optional ? optional : 0);
+}
+
+static inline void state_set_slots_(OptimizerState* s) {
+#define STATE_SLOT_(id, name_, type_, shape_, rules_, optional_, least_, label_)                             \
+    s->slots[id].name = name_;                                                                               \
+    s->slots[id].label = label_;                                                                             \
+    s->slots[id].shape = shape_;                                                                             \
+    s->slots[id].element_bytes = sizeof(type_);                                                              \
+    s->slots[id].least = least_;                                                                             \
+    s->slots[id].rules = state_rules_(s->optimizer, id, rules_, optional_);
+    STATE_TABLE_(STATE_SLOT_)
+#undef STATE_SLOT_
+}
+
+// The trained part of a group that a row is in: of group 0, or of block 0, as if that had gradients.
+static inline size_t state_part_elements_(const OptimizerState* s, const ZeroPlan* zero, int row) {
+    return s->rows[row].place == PLACE_BLOCK ? zero->trained_block : zero->trained_once;
+}
+
+// Where a row, or its first layer, ends with its padding: from the begin of its group on.
+static inline size_t state_row_end_(const OptimizerState* s, const ZeroPlan* zero, int row) {
+    size_t end = state_part_elements_(s, zero, row);
+    for (int i = GPT2_PARAMETER_ROWS - 1; i > row; i--) {
+        const int is_behind = s->rows[i].place == s->rows[row].place && zero_has_row(zero, i);
+        end = is_behind ? tensor_offset_in_group(&s->rows[i]) : end;
+    }
+    return end;
+}
+
+// The part of a row, padding included, that lies in this process's piece of its group.
+static inline StateSpan state_span_(const OptimizerState* s, const ZeroPlan* zero, int row) {
+    const ZeroCut own = zero_owned_cut(zero);
+    const size_t count = state_part_elements_(s, zero, row) / (size_t)own.parts,
+                 piece = (size_t)own.part * count;
+    size_t begin = tensor_offset_in_group(&s->rows[row]), end = state_row_end_(s, zero, row);
+    begin = begin > piece ? begin : piece;
+    end = end < piece + count ? end : piece + count;
+    const StateSpan span = {begin < end ? begin - piece : 0, begin < end ? end - begin : 0}, none = {0, 0};
+    return zero_has_row(zero, row) ? span : none;
+}
+
+// Group g in the array of a slot, in elements, without its frozen part; frozen blocks have none.
+static inline size_t state_group_begin(const StateSlot* slot, int g) {
+    return g == 0 ? 0 : slot->once + (size_t)(g > slot->first ? g - 1 - slot->first : 0) * slot->block;
+}
+static inline size_t state_group_elements(const StateSlot* slot, int g) {
+    return g == 0 ? slot->once : g > slot->first ? slot->block : 0;
+}
+
+// Where block 0 would begin if none were frozen: may be below 0, and then wraps around.
+static inline size_t state_blocks_begin(const StateSlot* slot) {
+    return slot->once - (size_t)slot->first * slot->block;
+}
+
+// What an array takes in one allocation of all state: the next one starts aligned.
+static inline size_t state_slot_room(const StateSlot* slot) {
+    const size_t align = TENSOR_ALIGN * sizeof(float);
+    return (slot->bytes + align - 1) / align * align;
+}
+
+// Places the rows in the array of a slot of moments; returns its elements.
+static inline size_t state_place_rows_(OptimizerState* s, int slot, const ZeroPlan* zero) {
+    StateSlot* to = &s->slots[slot];
+    to->first = zero->first_block;
+    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+        size_t* of_group = s->rows[i].place == PLACE_ONCE ? &to->once : &to->block;
+        to->begin[i] = *of_group;
+        *of_group += state_kept_elements_(s, slot, i);
+    }
+    return state_group_begin(to, zero->groups);
+}
+
+// Places the array of a slot at `at`; returns its end.
+static inline size_t state_place_slot_(OptimizerState* s, int slot, const ZeroPlan* zero, size_t at) {
+    StateSlot* to = &s->slots[slot];
+    size_t elements = 0;
+    if (slot < STATE_MASTER) {
+        elements = state_place_rows_(s, slot, zero);
+    } else if (to->rules) {
+        elements = zero_owned_elements(zero);
+        to->frozen = elements - zero_updated_elements(zero);
+    }
+    to->offset_bytes = at;
+    to->bytes = array_bytes(elements, to->element_bytes);
+    return at + state_slot_room(to);
+}
+
+// Places all of it; the bytes of one allocation that holds it are s->bytes.
+static inline void optimizer_state_open(OptimizerState* s, Optimizer optimizer, const ZeroPlan* zero,
+                                        GPT2Config cfg) {
+    memset(s, 0, sizeof(*s));
+    s->optimizer = optimizer;
+    s->cfg = cfg;
+    TensorRow plain[GPT2_PARAMETER_ROWS];
+    gpt2_parameter_rows_of(plain, cfg, 1);
+    zero_parameter_rows(s->rows, zero, cfg, 1);
+    assert((zero->frozen & ~optimizer.frozen) == 0);
+    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+        s->rule[i] = optimizer.frozen >> i & 1 ? RULE_NONE : optimizer_rule(optimizer, s->rows[i].kind);
+        s->span[i] = state_span_(s, zero, i);
+        s->room[i] = state_row_end_(s, zero, i) - tensor_offset_in_group(&s->rows[i]);
+        s->word[i] = tensor_offset_in_group(&plain[i]);
+    }
+    state_set_slots_(s);
+    for (int slot = 0; slot < STATE_SLOTS; slot++) {
+        s->bytes = state_place_slot_(s, slot, zero, s->bytes);
+        s->saved_bytes = s->slots[slot].name ? s->bytes : s->saved_bytes;
+    }
+}
+
+// Bytes of the state in files.
+static inline double optimizer_saved_bytes(Optimizer optimizer, GPT2Config cfg) {
+    OptimizerState s;
+    const ZeroPlan whole = zero_plan(cfg, 0, 0, 1);
+    double bytes = 0;
+    optimizer_state_open(&s, optimizer, &whole, cfg);
+    for (int slot = 0; slot < STATE_SLOTS; slot++) {
+        for (int i = 0; i < GPT2_PARAMETER_ROWS && s.slots[slot].name; i++) {
+            const size_t layer = gpt2_rows_in_files(&s.rows[i], cfg) * s.rows[i].cols;
+            bytes += (double)s.rows[i].layers * (double)state_slot_elements(&s, slot, i, layer) *
+                     (double)s.slots[slot].element_bytes;
+        }
+    }
+    return bytes;
+}
+
+// Of the array of a slot, what an update reads and writes: all but the master weights of frozen parts.
+static inline double state_moved_bytes(const StateSlot* slot) {
+    return (double)slot->bytes - (double)slot->frozen * (double)slot->element_bytes;
+}
+
+// What an update moves that reads everything once: it reads gradients, slots, and parameters that have no
+// master; it writes slots and parameters. The last two are bytes of an element.
+static inline double optimizer_bytes(const OptimizerState* s, const ZeroPlan* zero, size_t param_bytes,
+                                     size_t gradient_bytes) {
+    const size_t read = s->optimizer.master == MASTER_FP32 ? 0 : param_bytes;
+    double bytes = (double)zero_updated_elements(zero) * (double)(gradient_bytes + read + param_bytes);
+    for (int slot = 0; slot < STATE_SLOTS; slot++) {
+        bytes += 2 * state_moved_bytes(&s->slots[slot]);
+    }
+    return bytes;
+}
+
+// ---- places ----
+
+// Where a range begins in the array of a slot that it has, in elements; in one of rows or columns, those of its tensor.
+static inline size_t state_begin(const OptimizerState* s, int slot, const ZeroRange* range) {
+    const int is_inside = s->slots[slot].shape == SLOT_ELEMENTS && state_slot_is_whole(s, slot, range->row);
+    if (slot >= STATE_MASTER) {
+        return range->owned;
+    }
+    return state_group_begin(&s->slots[slot], range->group) + s->slots[slot].begin[range->row] +
+           (is_inside ? range->before : 0);
+}
+
+// How much of the array of a slot belongs to the owned elements before `owned`.
+static inline size_t state_position(const OptimizerState* s, int slot, const ZeroPlan* zero, size_t owned) {
+    int g = zero->groups - 1;
+    if (slot >= STATE_MASTER) {
+        return s->slots[slot].bytes > 0 ? owned : 0;
+    }
+    while (g > 0 && zero_piece(zero, g, ZERO_TRAINED).owned > owned) {
+        g--;
+    }
+    const size_t offset =
+        owned - zero_piece(zero, g, ZERO_TRAINED).owned; // more than a group in frozen parts
+    size_t position = state_group_begin(&s->slots[slot], g);
+    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+        if (state_group_elements(&s->slots[slot], g) > 0 && tensor_is_in_group(&s->rows[i], g) &&
+            s->span[i].begin < offset) {
+            const size_t before = offset - s->span[i].begin;
+            const int is_all = before >= s->span[i].count, is_whole = state_slot_is_whole(s, slot, i);
+            position += is_all     ? state_kept_elements_(s, slot, i)
+                        : is_whole ? 0
+                                   : state_slot_elements(s, slot, i, before);
+        }
+    }
+    return position;
+}
+
+// The array of a slot in the allocation of all state; NULL if nothing has it, or if there is no allocation.
+static inline void* state_slot_array(const OptimizerState* s, int slot, void* memory) {
+    const StateSlot* of = &s->slots[slot];
+    return of->bytes && memory ? (char*)memory + of->offset_bytes : NULL;
+}
+
+// What a range has of a slot, in the allocation of all state; NULL if it has nothing.
+static inline void* state_array(const OptimizerState* s, int slot, const ZeroRange* range, void* memory) {
+    const StateSlot* from = &s->slots[slot];
+    const int has_group = slot >= STATE_MASTER || state_group_elements(from, range->group) > 0;
+    return state_slot_has(s, slot, range->row) && has_group
+               ? (char*)memory + from->offset_bytes + state_begin(s, slot, range) * from->element_bytes
+               : NULL;
+}
+
+// ---- the update ----
+
+// The settings of one update. Scale of the gradient and number are those of all rules, rate and decay those of all but
+// Muon's.
+typedef struct {
+    AdamW adamw;
+    float momentum; // of SGD; beta1 of Adafactor, 0: none
+    AdafactorRate adafactor_rate;
+    float muon_lr, muon_weight_decay;
+    MuonScale muon_scale;
+} Update;
+
+// Of one row: only some rows decay, and kinds of rows have rates of their own.
+static inline AdamW update_adamw(Update u, const OptimizerState* s, int row) {
+    AdamW opt = u.adamw;
+    opt.weight_decay = s->rows[row].decay ? opt.weight_decay : 0.0f;
+    opt.lr *= s->optimizer.lr_scale[s->rows[row].kind];
+    return opt;
+}
+
+static inline Adafactor update_adafactor(Update u, AdamW of_row) {
+    const Adafactor opt = {of_row.lr,         u.momentum,       1.0f,    1.0f, of_row.weight_decay,
+                           of_row.grad_scale, u.adafactor_rate, of_row.t};
+    return opt;
+}
+
+static inline Muon update_muon(Update u) {
+    const Muon opt = {u.muon_lr,          muon_momentum(u.adamw.t), u.muon_weight_decay,
+                      u.adamw.grad_scale, MUON_ROWS_BETA2,          u.muon_scale,
+                      u.adamw.decay};
+    return opt;
+}
+
+// Matrices that lie one below the other in a row and are updated apart: those of queries, keys and values.
+static inline size_t optimizer_parts(const TensorRow* row) {
+    return row->member == offsetof(GPT2Parameters, qkvw) ? 3 : 1;
+}
+
+// Scratch memory of the update on the CPU.
+static inline size_t optimizer_scratch_bytes(const OptimizerState* s) {
+    size_t most = 0;
+    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+        const size_t rows = s->rows[i].rows, cols = s->rows[i].cols, parts = optimizer_parts(&s->rows[i]);
+        const size_t bytes = s->rule[i] == RULE_FACTORED ? adafactor_scratch_bytes(rows, cols)
+                             : s->rule[i] == RULE_MUON   ? muon_scratch_bytes(rows / parts, cols)
+                                                         : 0;
+        most = bytes > most ? bytes : most;
+    }
+    return most;
+}
+
+static inline void optimizer_adamw8bit_cpu_(const OptimizerState* s, const ZeroRange* range, float* param,
+                                            const float* grad, void* memory, AdamW opt) {
+    const AdamW8bitState state = {(uint8_t*)state_array(s, STATE_M8, range, memory),
+                                  (uint8_t*)state_array(s, STATE_V8, range, memory),
+                                  (float*)state_array(s, STATE_M_SCALE, range, memory),
+                                  (float*)state_array(s, STATE_V_SCALE, range, memory)};
+    adamw8bit_update_cpu(param, grad, state, range->count, OPTIMIZER_BLOCK, opt);
+}
+
+// Whether processes gather the operand of group g before its update.
+static inline int optimizer_gathers(const OptimizerState* s, const ZeroPlan* zero, int g) {
+    return zero_is_divided(zero) && state_needs_tensors(s, g) && zero_has_gradient(zero, g);
+}
+
+static inline size_t optimizer_gathered_elements(const OptimizerState* s, const ZeroPlan* zero) {
+    size_t elements = 0;
+    for (int g = 0; g < zero->groups; g++) {
+        elements += optimizer_gathers(s, zero, g) ? zero_trained_elements(zero, g) : 0;
+    }
+    return elements;
+}
+
+// Sets what a range is of the operand of its group (range->count), if its rule needs whole tensors; for Muon, with the state
+// in `memory`.
+static inline void optimizer_operand_cpu(const OptimizerState* s, const ZeroRange* range, float* operand,
+                                         const float* grad, void* memory, Update u) {
+    const UpdateRule rule = s->rule[range->row];
+    if (rule == RULE_MUON) {
+        muon_operand_cpu(operand, grad, (float*)state_array(s, STATE_M, range, memory), range->count,
+                         update_muon(u));
+    } else if (rule == RULE_FACTORED || rule == RULE_FULL) {
+        memcpy(operand, grad, range->count * sizeof(float));
+    }
+}
+
+// The tensor that a range is a part of: its parameters and its operand, which may be its gradient.
+typedef struct {
+    float* param;
+    const float* operand;
+} UpdateTensor_;
+
+// The layer of a row, but for the padding of the vocabulary.
+static inline void optimizer_adafactor_cpu_(const OptimizerState* s, const ZeroRange* range, UpdateTensor_ t,
+                                            void* memory, Adafactor opt, void* scratch) {
+    const TensorRow* row = &s->rows[range->row];
+    const size_t begin = range->before, end = begin + range->count;
+    float *m = (float*)state_array(s, STATE_M, range, memory),
+          *v = (float*)state_array(s, STATE_V, range, memory);
+    if (s->rule[range->row] == RULE_FULL) {
+        adafactor_vector_cpu(t.param, t.operand, v - begin, m, row->cols, begin, end, opt);
+        return;
+    }
+    const AdafactorMatrix x = {t.param,
+                               t.operand,
+                               (float*)state_array(s, STATE_ROWS, range, memory),
+                               (float*)state_array(s, STATE_COLS, range, memory),
+                               m,
+                               gpt2_rows_in_files(row, s->cfg),
+                               row->cols,
+                               begin,
+                               end};
+    adafactor_update_cpu(x, opt, scratch);
+}
+
+// A range that is not the whole tensor has the direction of the update as its operand.
+static inline void optimizer_muon_cpu_(const OptimizerState* s, const ZeroRange* range, UpdateTensor_ t,
+                                       int is_gathered, void* memory, Muon opt, const MuonScratch* scratch) {
+    const TensorRow* row = &s->rows[range->row];
+    const size_t parts = optimizer_parts(row);
+    const MuonMatrix x = {t.param,
+                          is_gathered ? NULL : t.operand,
+                          (float*)state_array(s, STATE_M, range, memory),
+                          (float*)state_array(s, STATE_ROWS, range, memory),
+                          parts,
+                          row->rows / parts,
+                          row->cols,
+                          is_gathered ? t.operand : NULL,
+                          range->before,
+                          range->before + range->count};
+    muon_update_cpu(x, opt, scratch);
+}
+
+// Whether the rule of a parameter updates each element by itself, so that a range may be updated in parts.
+static inline int optimizer_is_elementwise(const OptimizerState* s, int row) {
+    const UpdateRule rule = s->rule[row];
+    return rule == RULE_ADAMW || rule == RULE_LION || rule == RULE_SGD;
+}
+
+// Updates elements [from, from + count) of a range by such a rule; param and grad point to the first of them.
+static inline void optimizer_update_elements_cpu(const OptimizerState* s, const ZeroRange* range, size_t from,
+                                                 size_t count, float* param, const float* grad, void* memory,
+                                                 Update u) {
+    const AdamW a = update_adamw(u, s, range->row);
+    float* m = (float*)state_array(s, STATE_M, range, memory);
+    m = m ? m + from : NULL; // SGD may have none
+    if (s->rule[range->row] == RULE_ADAMW) {
+        adamw_update_cpu(param, grad, m, (float*)state_array(s, STATE_V, range, memory) + from, count, a);
+    } else if (s->rule[range->row] == RULE_LION) {
+        const Lion opt = {a.lr, a.beta1, a.beta2, a.weight_decay, a.grad_scale, a.decay};
+        lion_update_cpu(param, grad, m, count, opt);
+    } else {
+        const Sgd opt = {a.lr, u.momentum, a.weight_decay, a.grad_scale};
+        assert(s->rule[range->row] == RULE_SGD);
+        sgd_update_cpu(param, grad, m, count, opt);
+    }
+}
+
+// Updates a range, whose parameters and gradients are param and grad (range->count); `memory` holds all state. `operand` is the
+// gathered operand of the whole tensor; param then points to the range's place in that tensor. `operand` may be NULL if the
+// rule needs none or the range is a whole tensor. `scratch` has optimizer_scratch_bytes.
+static inline void optimizer_update_cpu(const OptimizerState* s, const ZeroRange* range, float* param,
+                                        const float* grad, const float* operand, void* memory, Update u,
+                                        const MuonScratch* scratch) {
+    const AdamW a = update_adamw(u, s, range->row);
+    const UpdateTensor_ tensor = {param - range->before, operand ? operand : grad};
+    switch (s->rule[range->row]) {
+    case RULE_ADAMW:
+    case RULE_LION:
+    case RULE_SGD:
+        optimizer_update_elements_cpu(s, range, 0, range->count, param, grad, memory, u);
+        break;
+    case RULE_ADAMW8:
+        optimizer_adamw8bit_cpu_(s, range, param, grad, memory, a);
+        break;
+    case RULE_FACTORED:
+    case RULE_FULL:
+        optimizer_adafactor_cpu_(s, range, tensor, memory, update_adafactor(u, a), scratch->memory);
+        break;
+    case RULE_MUON:
+        optimizer_muon_cpu_(s, range, tensor, operand != NULL, memory, update_muon(u), scratch);
+        break;
+    case RULE_NONE:
+        break;
+    }
+}
+
+#endif

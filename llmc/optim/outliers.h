@@ -1,0 +1,195 @@
+/*
+outliers.h -- is this step's loss or gradient norm unlike the last 128, and may the update be made at all?
+
+    z = (value - mean) / sd      mean and sd of the window: the last 128 finite values before this one
+
+z is 0 until the window is full, and 0 while sd is 0 (128 equal values give no scale to measure by). z of a
+value that is not finite is NaN, and such a value never enters the window: one NaN would blind it for 128
+steps.
+
+Outliers do enter the window, unclipped. So a spike makes the guard less strict for 128 steps, but a lasting
+change of level is accepted soon: with k new values far away among n = 128, the next one has
+z = sqrt((n - k) / k), so at most n / (1 + limit^2) + 1 updates in a row are skipped (13 at a limit of 3).
+
+A guard watches loss and norm. An update that is not finite is always skipped, whatever the limits.
+
+A run has diverged when too many updates in a row were not finite, or when the mean loss of the window is too
+far above its minimum.
+
+All state is plain numbers without pointers: a checkpoint may store it as it is.
+*/
+#ifndef LLMC_OUTLIERS_H
+#define LLMC_OUTLIERS_H
+
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define OUTLIER_WINDOW 128
+
+// All zero is an empty window.
+typedef struct {
+    double values[OUTLIER_WINDOW]; // value number i is in slot i % OUTLIER_WINDOW
+    int64_t count;                 // values added so far
+} Outlier;
+
+// Two passes over the window, relative to one of its values, so that equal values give an sd of exactly 0.
+double outlier_z(const Outlier* window, double value);
+
+void outlier_add(Outlier* window, double value);
+
+typedef enum { UPDATE_DO, UPDATE_SKIP_OUTLIER, UPDATE_SKIP_NONFINITE } UpdateVerdict;
+
+typedef struct {
+    double loss_z_limit, norm_z_limit; // skip above this; 0 = off
+    Outlier losses, norms;
+    double loss_z, norm_z; // of the step checked last, for the log
+    int consecutive;       // updates in a row, up to the last one, that were not finite
+    double best_mean;      // the lowest mean loss of a full window; NAN: no window was full
+} UpdateGuard;
+
+UpdateGuard guard_open(double loss_z_limit, double norm_z_limit);
+
+// How far the mean loss of the last 128 updates is above the lowest that it was, in nats; 0 if unknown.
+double guard_rise(const UpdateGuard* guard);
+
+// Whether the loss alone allows the update: it is finite, and no outlier. Changes nothing.
+int guard_allows_loss(const UpdateGuard* guard, double loss);
+
+// Whether to make the update with this loss and this gradient norm (before clipping). Call it once a step.
+// Low values are not outliers: only high ones are skipped.
+UpdateVerdict guard_check(UpdateGuard* guard, double loss, double norm);
+
+// A score for the log: NAN until the window is full.
+double guard_shown_z(const UpdateGuard* guard, double z);
+
+// For the log: why the update was skipped.
+const char* guard_reason(UpdateVerdict verdict);
+
+// Whether the run has diverged: max_skips updates in a row that were not finite, or a loss that rose by more
+// than max_rise nats (0: any rise is fine). If so, 1 and the reason in words.
+int guard_divergence(const UpdateGuard* guard, int max_skips, double max_rise, char reason[256]);
+
+#ifdef __cplusplus
+}
+#endif
+
+#ifdef OUTLIERS_IMPLEMENTATION
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#if defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__
+#error "-ffast-math removes isfinite(): NaN would pass the guard; add -fno-finite-math-only"
+#endif
+
+double outlier_z(const Outlier* window, double value) {
+    if (!isfinite(value)) {
+        return NAN;
+    }
+    if (window->count < OUTLIER_WINDOW) {
+        return 0;
+    }
+    const double origin = window->values[0];
+    double mean = 0, variance = 0;
+    for (int i = 0; i < OUTLIER_WINDOW; i++) {
+        mean += (window->values[i] - origin) / OUTLIER_WINDOW;
+    }
+    for (int i = 0; i < OUTLIER_WINDOW; i++) {
+        const double deviation = window->values[i] - origin - mean;
+        variance += deviation * deviation / OUTLIER_WINDOW;
+    }
+    return variance > 0 ? (value - origin - mean) / sqrt(variance) : 0;
+}
+
+void outlier_add(Outlier* window, double value) {
+    if (isfinite(value)) {
+        window->values[window->count++ % OUTLIER_WINDOW] = value;
+    }
+}
+
+UpdateGuard guard_open(double loss_z_limit, double norm_z_limit) {
+    UpdateGuard guard;
+    memset(&guard, 0, sizeof(guard));
+    guard.loss_z_limit = loss_z_limit;
+    guard.norm_z_limit = norm_z_limit;
+    guard.best_mean = NAN;
+    return guard;
+}
+
+// The mean of the window, NAN until it is full.
+static double outlier_mean_(const Outlier* window) {
+    double mean = 0;
+    for (int i = 0; i < OUTLIER_WINDOW; i++) {
+        mean += window->values[i] / OUTLIER_WINDOW;
+    }
+    return window->count < OUTLIER_WINDOW ? NAN : mean;
+}
+
+double guard_rise(const UpdateGuard* guard) {
+    const double mean = outlier_mean_(&guard->losses);
+    return mean > guard->best_mean ? mean - guard->best_mean : 0;
+}
+
+static int guard_is_high_(double z, double limit) { return limit > 0 && z > limit; }
+
+int guard_allows_loss(const UpdateGuard* guard, double loss) {
+    return isfinite(loss) && !guard_is_high_(outlier_z(&guard->losses, loss), guard->loss_z_limit);
+}
+
+UpdateVerdict guard_check(UpdateGuard* guard, double loss, double norm) {
+    guard->loss_z = outlier_z(&guard->losses, loss);
+    guard->norm_z = outlier_z(&guard->norms, norm);
+    if (!isfinite(loss) || !isfinite(norm)) {
+        guard->consecutive++;
+        return UPDATE_SKIP_NONFINITE;
+    }
+    guard->consecutive = 0;
+    outlier_add(&guard->losses, loss);
+    outlier_add(&guard->norms, norm);
+    guard->best_mean =
+        fmin(guard->best_mean, outlier_mean_(&guard->losses)); // not NAN if one of them is none
+    return guard_is_high_(guard->loss_z, guard->loss_z_limit) ||
+                   guard_is_high_(guard->norm_z, guard->norm_z_limit)
+               ? UPDATE_SKIP_OUTLIER
+               : UPDATE_DO;
+}
+
+double guard_shown_z(const UpdateGuard* guard, double z) {
+    return guard->losses.count > OUTLIER_WINDOW ? z : NAN;
+}
+
+const char* guard_reason(UpdateVerdict verdict) {
+    switch (verdict) {
+    case UPDATE_SKIP_OUTLIER:
+        return "loss or gradient norm is an outlier";
+    case UPDATE_SKIP_NONFINITE:
+        return "loss or gradient norm is not finite";
+    case UPDATE_DO:
+        break;
+    }
+    return "";
+}
+
+int guard_divergence(const UpdateGuard* guard, int max_skips, double max_rise, char reason[256]) {
+    if (guard->consecutive >= max_skips) {
+        snprintf(reason, 256,
+                 "the loss or the norm of the gradient was not finite %d times in a row (--max-skips)",
+                 guard->consecutive);
+        return 1;
+    }
+    if (max_rise > 0 && guard_rise(guard) > max_rise) {
+        snprintf(reason, 256,
+                 "the mean loss of the last %d updates is %.3f above its minimum (--max-loss-rise)",
+                 OUTLIER_WINDOW, guard_rise(guard));
+        return 1;
+    }
+    return 0;
+}
+
+#endif // OUTLIERS_IMPLEMENTATION
+
+#endif

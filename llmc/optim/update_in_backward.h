@@ -1,0 +1,140 @@
+/*
+update_in_backward.h -- the update during the backward pass (--update-in-backward): what is decided on each group of parameters
+(model.h) before the gradient of the others is there.
+
+A group is updated as soon as its gradient is complete, and then the gradient is forgotten. The groups come in the order of
+the backward pass: the last block first, and group 0 at the end.
+
+Clipping: the norm of the whole gradient is not known in time, so each group is clipped to its share of the limit c,
+
+    |gradient of group g| <= c sqrt(share_g)
+
+where share_g is the part of the squared norm that the group usually has: the mean over the earlier updates, an exponential
+one (0.99) once there are 100. In the first update it is the group's part of all parameters. As long as the shares stay what
+they are this clips as the whole norm would; a spike is clipped in the group where it happens, and there alone.
+
+Nothing is updated if the loss forbids it (outliers.h). A group whose gradient is not finite is not updated, and neither are
+those after it, whose gradients come from the same numbers.
+
+ClipShares is plain numbers without pointers: a checkpoint may store it as it is.
+*/
+#ifndef LLMC_UPDATE_IN_BACKWARD_H
+#define LLMC_UPDATE_IN_BACKWARD_H
+
+#include <assert.h>
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "llmc/optim/outliers.h"
+#include "llmc/base/wide_sum.h"
+#include "llmc/ops/cross_entropy.h"
+#include "llmc/model/model.h"
+#include "llmc/optim/optimizer.h"
+#include "llmc/parallel/zero.h"
+
+// ---- shares ----
+
+enum { CLIP_MAX_GROUPS = GPT2_MAX_LAYERS + 1 };
+
+typedef struct {
+    int64_t updates; // that the shares are the mean of
+    int groups;
+    double share[CLIP_MAX_GROUPS];
+} ClipShares;
+
+static inline ClipShares clip_shares_open(const ZeroPlan* plan) {
+    ClipShares shares;
+    memset(&shares, 0, sizeof(shares));
+    shares.groups = plan->groups;
+    for (int g = 0; g < plan->groups; g++) {
+        shares.share[g] = (double)zero_group_elements(plan, g) / (double)zero_full_elements(plan);
+    }
+    return shares;
+}
+
+// Takes the square sums of an update's groups into the mean, if they say anything.
+static inline void clip_shares_add(ClipShares* shares, const double* squares) {
+    double all = 0;
+    for (int g = 0; g < shares->groups; g++) {
+        all += squares[g];
+    }
+    if (!(all > 0 && isfinite(all))) {
+        return;
+    }
+    shares->updates++;
+    const double weight = fmax(1.0 / (double)shares->updates, 0.01);
+    for (int g = 0; g < shares->groups; g++) {
+        shares->share[g] += weight * (squares[g] / all - shares->share[g]);
+    }
+}
+
+// The factor that clips the gradient of group g, which has this norm; `limit` is that of the whole, 0: none.
+static inline float clip_shares_scale(const ClipShares* shares, int g, double norm, float limit) {
+    const double of_group = limit * sqrt(shares->share[g]);
+    return limit > 0 && norm > of_group ? (float)(of_group / norm) : 1.0f;
+}
+
+// ---- an update ----
+
+typedef struct {
+    const ClipShares* shares;
+    const UpdateGuard* guard;
+    Update update;      // before clipping
+    float grad_clip;    // --grad-clip
+    double total_batch; // tokens
+    double factor;      // of loss and gradient, which count 1 / total_batch for each token
+    double losses;      // their sum
+    int may_update;     // the groups that come
+    int updated;        // groups
+    int stopped_at;     // the first group whose gradient was not finite, -1: none
+    WideSum square_sum; // of the groups so far
+    double squares[CLIP_MAX_GROUPS];
+} InBackward;
+
+static inline void in_backward_open(InBackward* u, const ClipShares* shares, const UpdateGuard* guard,
+                                    Update update, float grad_clip, double total_batch) {
+    memset(u, 0, sizeof(*u));
+    u->shares = shares;
+    u->guard = guard;
+    u->update = update;
+    u->grad_clip = grad_clip;
+    u->total_batch = total_batch;
+    u->stopped_at = -1;
+}
+
+// Before the pass: so many targets of the batch count.
+static inline void in_backward_batch(InBackward* u, double counted) {
+    u->factor = targets_factor(u->total_batch, counted);
+}
+
+// When the sum of the losses is known, before the first group.
+static inline void in_backward_losses(InBackward* u, double losses) {
+    u->losses = losses;
+    u->may_update = guard_allows_loss(u->guard, losses / u->total_batch * u->factor);
+}
+
+// When the gradient of group g is there, whose squares have this sum: sets *update, and returns whether to make it.
+static inline int in_backward_group(InBackward* u, int g, WideSum square_sum, Update* update) {
+    const double square = wide_sum_value(square_sum);
+    wide_sum_merge(&u->square_sum, square_sum);
+    u->squares[g] = square;
+    if (u->may_update && !isfinite(square)) {
+        u->may_update = 0;
+        u->stopped_at = g;
+    }
+    u->updated += u->may_update;
+    *update = u->update;
+    update->adamw.grad_scale =
+        clip_shares_scale(u->shares, g, sqrt(square) * u->factor, u->grad_clip) * (float)u->factor;
+    return u->may_update;
+}
+
+// After the pass: the next update clips by what this one saw.
+static inline void in_backward_end(const InBackward* u, ClipShares* shares) {
+    if (u->may_update) {
+        clip_shares_add(shares, u->squares);
+    }
+}
+
+#endif

@@ -1,0 +1,778 @@
+/*
+zero.cuh -- zero.h on GPUs: what moves between processes, and when.
+
+What moves has a stream of its own:
+
+    a block's gradients are reduced beside the backward pass of the blocks before it. In stages 2 and 3 a block leaves
+        them in one of two buffers, and the next block fills the other one;
+    those of group 0, the last that are there, beside the next micro-step, up to its classifier;
+    the trained parameters after an update are collected group by group, beside what the next forward pass does with those
+        that have come already; what else reads them waits for all of them;
+    in stage 3 a pass collects the parameters of the next block beside the one that it computes, in two buffers. The two
+        blocks with which a backward pass ends are where the next forward pass begins;
+    with two levels, the sums of the replicas are added up beside the last micro-step, after the replica's own.
+
+A micro-step without the reduction of group 0 can be one CUDA graph: what it waits for from outside is recorded outside,
+and what it starts it joins.
+
+    grads    stage 0, 1: full arrays                  G   written by the backward pass
+             stage 2: group 0, then two blocks        G   so also with updates during the backward pass
+    sums     (sliced)                                 fp32   the sum of the replica's micro-batches
+    shard    (sharded)                                fp32   the sum of all; with one level that is `sums`
+    pieces   (shards, slice of a group's gradients)   G   what the processes send to this one
+    params   stage 0 to 2: full arrays                T      read by the passes
+             stage 3: group 0, then two blocks        T
+    params_slices  stage 3: (sliced)                  T      what the update writes
+
+In stage 3 the slices of parameters and sums can be in pinned memory of the host
+(ZERO_SHARDS_ON_HOST). What other processes are sent of them is copied to the GPU before: NCCL
+registers memory while a graph is captured, which not all memory allows. What else reads and writes
+slices reaches across the bus: the kernels that add to gradients, sum their squares and update.
+
+With one process in stages 0 and 1 nothing moves, and sums and shard are not there.
+*/
+#ifndef LLMC_ZERO_CUH
+#define LLMC_ZERO_CUH
+
+#include <assert.h>
+#include <string.h>
+
+#include "llmc/comm/comm.h"
+#include "llmc/comm/comm_nccl.cuh"
+#include "llmc/model/model.h"
+#include "llmc/gpu/gpu.cuh"
+#include "llmc/optim/master_weights.cuh"
+#include "llmc/parallel/zero.h"
+
+enum { ZERO_BLOCKS_IN_MEMORY = 2, ZERO_VARIANTS = 4, ZERO_THREADS_ = 256, ZERO_PER_THREAD_ = 4 };
+
+typedef enum { ZERO_SHARDS_ON_GPU, ZERO_SHARDS_ON_HOST } ZeroShards;
+
+typedef struct {
+    GroupGpu all;             // processes;
+    GroupGpu group, replicas; // those of this replica; those with the same slice
+} ZeroGroups;
+
+typedef struct {
+    ZeroPlan plan;
+    ZeroShards place;
+    ZeroGroups groups;
+    Gpu main, comm; // the GPU with the main stream, and with that of what moves
+    void* params;   // of the trainer, of type `dtype`
+    Gradient grads; // of the trainer
+    DType dtype;
+    void* params_slices; // stage 3
+    float *sums, *shard; // NULL: the gradient stays in grads
+    void* pieces;        // NULL with one process
+    // Stage 3: the block whose parameters a buffer has or gets, -1: none; whether the main stream has to wait for them.
+    int held[ZERO_BLOCKS_IN_MEMORY], is_coming[ZERO_BLOCKS_IN_MEMORY];
+    int is_updated;            // since the last forward pass, which has waited for all parameters
+    cudaEvent_t ready, joined; // what the main stream has done so far; what the other one has
+    cudaEvent_t reduced;       // group 0, and with it all groups of the micro-step
+    cudaEvent_t sent[ZERO_BLOCKS_IN_MEMORY];    // a buffer of gradients may be overwritten
+    cudaEvent_t arrived[ZERO_BLOCKS_IN_MEMORY]; // a buffer has its parameters
+    cudaEvent_t* gathered;                      // (groups) a group has the parameters of the last update
+} ZeroGpu;
+
+// ---- memory ----
+
+static inline int zero_has_shard_(const ZeroPlan* plan) { return plan->size > 1 || plan->stage >= 2; }
+static inline int zero_has_levels_(const ZeroPlan* plan) { return zero_replicas(plan) > 1; }
+
+static inline size_t zero_most_(size_t a, size_t b) { return a > b ? a : b; }
+
+// Room for the pieces of the largest group's gradients, for the sums that replicas send to each
+// other, and for a unit of fp32 of each process.
+static inline size_t zero_pieces_bytes_(const ZeroPlan* plan, DType grads) {
+    const size_t largest = zero_largest_gradient(plan),
+                 sums = zero_has_levels_(plan) ? largest / (size_t)plan->shards * sizeof(float) : 0,
+                 least = (size_t)plan->size * GPT2_SHARD_UNIT * sizeof(float);
+    return plan->size == 1 ? 0 : zero_most_(largest * dtype_bytes(grads), zero_most_(sums, least));
+}
+
+// Bytes of the slices of parameters, of the given type, and of gradients with their shard.
+static inline size_t zero_parameter_slice_bytes(const ZeroPlan* plan, DType type) {
+    return plan->stage >= 3 ? zero_sliced_elements(plan) * dtype_bytes(type) : 0;
+}
+static inline size_t zero_gradient_slice_bytes(const ZeroPlan* plan) {
+    const size_t sums = zero_has_shard_(plan) ? zero_sliced_elements(plan) : 0,
+                 shard = zero_has_levels_(plan) ? zero_sharded_elements(plan) : 0;
+    return (sums + shard) * sizeof(float);
+}
+
+// And of all other memory of parameters, and of gradients.
+static inline size_t zero_parameter_bytes(const ZeroPlan* plan, DType type) {
+    return zero_params_elements(plan, ZERO_BLOCKS_IN_MEMORY) * dtype_bytes(type);
+}
+static inline size_t zero_gradient_bytes(const ZeroPlan* plan, DType type) {
+    return zero_grads_elements(plan, ZERO_BLOCKS_IN_MEMORY) * dtype_bytes(type) +
+           zero_pieces_bytes_(plan, type);
+}
+
+static inline void zero_open_event_(cudaEvent_t* event) {
+    CUDA_CHECK(cudaEventCreateWithFlags(event, cudaEventDisableTiming));
+}
+
+static inline void zero_open_events_(ZeroGpu* z) {
+    zero_open_event_(&z->ready);
+    zero_open_event_(&z->joined);
+    zero_open_event_(&z->reduced);
+    for (int b = 0; b < ZERO_BLOCKS_IN_MEMORY; b++) {
+        zero_open_event_(&z->sent[b]);
+        zero_open_event_(&z->arrived[b]);
+    }
+    z->gathered = (cudaEvent_t*)check_alloc((size_t)z->plan.groups, sizeof(cudaEvent_t), "events");
+    for (int g = 0; g < z->plan.groups; g++) {
+        zero_open_event_(&z->gathered[g]);
+    }
+}
+
+static inline void zero_close_events_(ZeroGpu* z) {
+    for (int g = 0; g < z->plan.groups; g++) {
+        CUDA_CHECK(cudaEventDestroy(z->gathered[g]));
+    }
+    free(z->gathered);
+    for (int b = 0; b < ZERO_BLOCKS_IN_MEMORY; b++) {
+        CUDA_CHECK(cudaEventDestroy(z->arrived[b]));
+        CUDA_CHECK(cudaEventDestroy(z->sent[b]));
+    }
+    CUDA_CHECK(cudaEventDestroy(z->reduced));
+    CUDA_CHECK(cudaEventDestroy(z->joined));
+    CUDA_CHECK(cudaEventDestroy(z->ready));
+}
+
+// In stage 3: no buffer has the parameters of any block.
+static inline void zero_forget_(ZeroGpu* z) {
+    for (int b = 0; b < ZERO_BLOCKS_IN_MEMORY; b++) {
+        z->held[b] = -1;
+    }
+}
+
+static inline ZeroGroups zero_open_groups_(const ZeroPlan* plan, Comm* comm) {
+    ZeroGroups groups;
+    memset((void*)&groups, 0, sizeof(groups));
+    group_gpu_open(&groups.all, comm);
+    groups.group = groups.all;
+    if (zero_has_levels_(plan)) {
+        group_gpu_split(&groups.group, &groups.all, plan->rank / plan->shards);
+        group_gpu_split(&groups.replicas, &groups.all, plan->rank % plan->shards);
+    }
+    return groups;
+}
+
+static inline void zero_close_groups_(ZeroGpu* z) {
+    if (zero_has_levels_(&z->plan)) {
+        group_gpu_close(&z->groups.replicas);
+        group_gpu_close(&z->groups.group);
+    }
+    group_gpu_close(&z->groups.all);
+}
+
+// Moves `bytes` bytes in each way that a run will: what a library needs for it, it allocates now.
+static inline void zero_connect_groups_(const ZeroGroups* groups, const ZeroPlan* plan, void* to,
+                                        const void* from, size_t bytes, cudaStream_t stream) {
+    const size_t count = bytes / (size_t)plan->size / sizeof(float);
+    group_all_gather(to, from, count, DTYPE_FP32, &groups->all, stream);
+    group_all_to_all(to, from, count, DTYPE_FP32, &groups->group, stream);
+    group_all_gather(to, from, count, DTYPE_FP32, &groups->group, stream);
+    if (zero_has_levels_(plan)) {
+        group_all_gather(to, from, count, DTYPE_FP32, &groups->replicas, stream);
+        group_reduce_scatter(to, from, count, DTYPE_FP32, &groups->replicas, stream);
+    }
+}
+
+// Opens the groups of processes for the next zero_open, and connects their GPUs, so that the memory
+// which that takes is known before the rest is planned: NCCL takes gigabytes at the first use of
+// each operation, other ones for large and small messages. Collective.
+static inline void zero_connect(const ZeroPlan* plan, DType grads, Comm* comm, const Gpu* gpu) {
+    const size_t pieces = zero_pieces_bytes_(plan, grads), most = (size_t)64 << 20,
+                 large = pieces < most ? pieces : most, small = (size_t)plan->size * GPT2_SHARD_UNIT;
+    ZeroGroups* groups = (ZeroGroups*)check_alloc(1, sizeof(ZeroGroups), "groups of GPUs");
+    *groups = zero_open_groups_(plan, comm);
+    comm->gpus = groups;
+    if (plan->size == 1) {
+        return; // each process has a whole model
+    }
+    void *to = gpu_alloc(large, 1, "what connects GPUs"), *from = gpu_alloc(large, 1, "what connects GPUs");
+    comm_progress(comm, COMM_SETUP, -1, "connecting GPUs");
+    zero_connect_groups_(groups, plan, to, from, large, gpu->stream);
+    zero_connect_groups_(groups, plan, to, from, small, gpu->stream);
+    CUDA_CHECK(cudaStreamSynchronize(gpu->stream));
+    gpu_free(from);
+    gpu_free(to);
+}
+
+// Takes over the groups of zero_connect, or opens some.
+static inline void zero_take_groups_(ZeroGpu* z, Comm* comm) {
+    z->groups = comm->gpus ? *(ZeroGroups*)comm->gpus : zero_open_groups_(&z->plan, comm);
+    free(comm->gpus);
+    comm->gpus = NULL;
+}
+
+static inline void* zero_alloc_shard_(const ZeroGpu* z, size_t bytes, const char* what) {
+    return z->place == ZERO_SHARDS_ON_HOST ? gpu_alloc_pinned(bytes, 1, what) : gpu_alloc(bytes, 1, what);
+}
+
+static inline void zero_free_shard_(const ZeroGpu* z, void* shard) {
+    if (z->place == ZERO_SHARDS_ON_HOST) {
+        gpu_free_pinned(shard);
+    } else {
+        gpu_free(shard);
+    }
+}
+
+// Communication has the highest priority: waiting behind all blocks of a matmul, every rank would
+// wait for the slowest one. Updates during the backward pass, of a single process, have the lowest.
+static inline void zero_open_stream_(ZeroGpu* z) {
+    int least, greatest;
+    CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&least, &greatest));
+    CUDA_CHECK(cudaStreamCreateWithPriority(&z->comm.stream, cudaStreamNonBlocking,
+                                            z->plan.size > 1 ? greatest : least));
+}
+
+// `params`, of type `dtype`, and `grads` are the trainer's, zero-filled. Collective.
+static inline void zero_open(ZeroGpu* z, ZeroPlan plan, ZeroShards place, void* params, DType dtype,
+                             Gradient grads, Comm* comm, const Gpu* gpu) {
+    memset((void*)z, 0, sizeof(*z));
+    z->plan = plan;
+    z->place = place;
+    z->params = params;
+    z->dtype = dtype;
+    z->grads = grads;
+    z->main = z->comm = *gpu;
+    zero_open_stream_(z);
+    zero_open_events_(z);
+    zero_forget_(z);
+    if (plan.stage >= 3) {
+        z->params_slices =
+            zero_alloc_shard_(z, zero_parameter_slice_bytes(&plan, dtype), "the slices of the parameters");
+    }
+    if (zero_has_shard_(&plan)) {
+        z->sums = z->shard = (float*)zero_alloc_shard_(z, zero_sliced_elements(&plan) * sizeof(float),
+                                                       "the slices of the gradient");
+    }
+    if (zero_has_levels_(&plan)) {
+        z->shard = (float*)zero_alloc_shard_(z, zero_sharded_elements(&plan) * sizeof(float),
+                                             "the shard of the gradient");
+    }
+    if (plan.size > 1) {
+        z->pieces = gpu_alloc(zero_pieces_bytes_(&plan, grads.dtype), 1, "pieces of the gradient");
+    }
+    zero_take_groups_(z, comm);
+}
+
+// After all work on both streams.
+static inline void zero_close(ZeroGpu* z) {
+    zero_close_groups_(z);
+    gpu_free(z->pieces);
+    if (z->shard != z->sums) {
+        zero_free_shard_(z, z->shard);
+    }
+    zero_free_shard_(z, z->sums);
+    zero_free_shard_(z, z->params_slices);
+    zero_close_events_(z);
+    CUDA_CHECK(cudaStreamDestroy(z->comm.stream));
+}
+
+static inline char* zero_element_(void* array, DType dtype, size_t i) {
+    return (char*)array + i * dtype_bytes(dtype);
+}
+
+// ---- the two streams ----
+
+// What is queued on the other stream next comes after all that the main stream has been given so far.
+static inline void zero_fork_(ZeroGpu* z) {
+    CUDA_CHECK(cudaEventRecord(z->ready, z->main.stream));
+    CUDA_CHECK(cudaStreamWaitEvent(z->comm.stream, z->ready, 0));
+}
+
+// Waits for an event that is never recorded in a graph, but may be waited for in one.
+static inline void zero_wait_(cudaStream_t stream, cudaEvent_t event) {
+    cudaStreamCaptureStatus status;
+    CUDA_CHECK(cudaStreamIsCapturing(stream, &status));
+    const int is_captured = status == cudaStreamCaptureStatusActive;
+    CUDA_CHECK(cudaStreamWaitEvent(stream, event, is_captured ? cudaEventWaitExternal : 0));
+}
+
+// Where the slice of this process lies in `count` elements of all.
+static inline void* zero_slice_in_(const ZeroGpu* z, void* all, DType type, size_t count) {
+    return zero_element_(all, type, (size_t)z->groups.group.rank * (count / (size_t)z->plan.shards));
+}
+
+// Between the host and the GPU, beside what is sent; nothing if both are the same.
+static inline void zero_copy_(ZeroGpu* z, void* to, const void* from, size_t bytes) {
+    if (to != from) {
+        CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, z->comm.stream));
+    }
+}
+
+// Sends the slices of `count` elements to all processes of the replica: to `all`. That of this process lies at `slice`.
+static inline void zero_gather_slices_(ZeroGpu* z, void* all, const void* slice, DType type, size_t count) {
+    const size_t elements = count / (size_t)z->plan.shards;
+    if (z->place == ZERO_SHARDS_ON_HOST) {
+        void* own = zero_slice_in_(z, all, type, count);
+        zero_copy_(z, own, slice, elements * dtype_bytes(type));
+        slice = own;
+    }
+    group_all_gather(all, slice, elements, type, &z->groups.group, z->comm.stream);
+}
+
+// Sends the shards within a slice of `count` elements to the processes with the same slice. On the
+// host, the slice passes through `on_gpu`.
+static inline void zero_gather_shards_(ZeroGpu* z, void* slice, void* on_gpu, DType type, size_t count) {
+    const size_t shard = count / (size_t)z->groups.replicas.size,
+                 before = (size_t)z->groups.replicas.rank * shard;
+    void *there = z->place == ZERO_SHARDS_ON_HOST ? on_gpu : slice, *own = zero_element_(there, type, before);
+    zero_copy_(z, own, zero_element_(slice, type, before), shard * dtype_bytes(type));
+    group_all_gather(there, own, shard, type, &z->groups.replicas, z->comm.stream);
+    zero_copy_(z, slice, there, count * dtype_bytes(type));
+}
+
+// Sends the shards of `count` elements to all processes: within the slice of this process first, which lies at `slice`,
+// then all slices, to `all`; NULL: only within the slice.
+static inline void zero_gather_(ZeroGpu* z, void* all, void* slice, DType type, size_t count) {
+    if (zero_has_levels_(&z->plan)) {
+        void* on_gpu = all ? zero_slice_in_(z, all, type, count) : z->pieces;
+        zero_gather_shards_(z, slice, on_gpu, type, count / (size_t)z->plan.shards);
+    }
+    if (all) {
+        zero_gather_slices_(z, all, slice, type, count);
+    }
+}
+
+// ---- parameters ----
+
+// Groups that are collected after an update: those of which this process updates a part and keeps more.
+static inline int zero_gathered_groups_(const ZeroPlan* plan) {
+    const int is_alone = plan->stage == 0 || plan->size == 1;
+    return plan->stage >= 3 ? (zero_has_levels_(plan) ? plan->groups : 1) : is_alone ? 0 : plan->groups;
+}
+
+// Sends each process's shards of a part of the parameters to all that keep them.
+static inline void zero_gather_part_(ZeroGpu* z, ZeroPart part) {
+    const int groups = zero_gathered_groups_(&z->plan);
+    if (groups == 0) {
+        return;
+    }
+    zero_fork_(z);
+    for (int g = 0; g < groups; g++) {
+        const size_t count = zero_part_elements(&z->plan, g, part);
+        void *all = NULL, *slice;
+        if (z->plan.stage < 3 || g == 0) {
+            all = zero_element_(z->params, z->dtype, zero_part_begin(&z->plan, g, part));
+        }
+        slice = z->params_slices ? zero_element_(z->params_slices, z->dtype, zero_slice_begin(&z->plan, g))
+                                 : zero_slice_in_(z, all, z->dtype, count);
+        if (count > 0) {
+            zero_gather_(z, all, slice, z->dtype, count);
+        }
+        CUDA_CHECK(cudaEventRecord(z->gathered[g], z->comm.stream));
+    }
+    zero_forget_(z);
+    z->is_updated = 1;
+}
+
+// After an update, and after all shards were set.
+static inline void zero_gather_parameters(ZeroGpu* z) { zero_gather_part_(z, ZERO_TRAINED); }
+static inline void zero_gather_all_parameters(ZeroGpu* z) {
+    zero_gather_part_(z, ZERO_FROZEN);
+    zero_gather_part_(z, ZERO_TRAINED);
+}
+
+// Before anything but a pass reads parameters: none are on their way. Setting shards needs no wait: a process never
+// receives its own, and what is still on its way is overwritten by the next zero_gather_all_parameters.
+static inline void zero_wait_for_parameters(ZeroGpu* z) {
+    const int groups = zero_gathered_groups_(&z->plan);
+    if (groups > 0) {
+        zero_wait_(z->main.stream,
+                   z->gathered[groups - 1]); // test_ranks.sh: before checksums, and before all is freed
+    }
+}
+
+// Where the parameters of block l lie in `params`, among the blocks there.
+static inline int zero_parameter_block(const ZeroPlan* plan, int l) {
+    return plan->stage < 3 ? l : l % ZERO_BLOCKS_IN_MEMORY;
+}
+
+// Waits for what was collected of a group after the last update, unless a forward pass has done so since.
+static inline void zero_wait_for_group_(ZeroGpu* z, int g, cudaStream_t stream) {
+    if (z->is_updated && g < zero_gathered_groups_(&z->plan)) {
+        zero_wait_(stream, z->gathered[g]);
+    }
+}
+
+// Stage 3: collects the parameters of block l from the replica, after all that is queued so far, unless they are
+// there.
+static inline void zero_fetch_block_(ZeroGpu* z, int l) {
+    const int b = l % ZERO_BLOCKS_IN_MEMORY;
+    if (z->held[b] == l) {
+        return;
+    }
+    void* block = zero_element_(z->params, z->dtype, z->plan.once + (size_t)b * z->plan.block);
+    const void* slice = zero_element_(z->params_slices, z->dtype, zero_slice_begin(&z->plan, 1 + l));
+    zero_fork_(z);
+    zero_wait_for_group_(z, 1 + l, z->comm.stream); // test_ranks.sh: only graphs with replicas need it
+    zero_gather_slices_(z, block, slice, z->dtype, z->plan.block);
+    CUDA_CHECK(cudaEventRecord(z->arrived[b], z->comm.stream));
+    z->held[b] = l;
+    z->is_coming[b] = 1;
+}
+
+// Waits for the parameters of block l, and starts to collect those of block `next`, if there is one.
+static inline void zero_fetch_(ZeroGpu* z, int l, int next) {
+    const int b = l % ZERO_BLOCKS_IN_MEMORY;
+    zero_fetch_block_(z, l);
+    if (z->is_coming[b]) {
+        CUDA_CHECK(cudaStreamWaitEvent(z->main.stream, z->arrived[b], 0));
+        z->is_coming[b] = 0;
+    }
+    if (0 <= next && next < z->plan.groups - 1) {
+        zero_fetch_block_(z, next);
+    }
+}
+
+// Before a forward pass: waits for the parameters outside of blocks.
+static inline void zero_begin_forward(ZeroGpu* z) { zero_wait_for_group_(z, 0, z->main.stream); }
+
+// Whether the forward pass of a micro-step waits for other processes.
+static inline int zero_forward_waits(const ZeroPlan* plan, ZeroStep step) {
+    return plan->stage >= 3 || (step.micro_step == 0 && zero_gathered_groups_(plan) > 0);
+}
+
+// Before block l, in a forward pass (direction 1) or a backward pass (-1): waits for its parameters.
+static inline void zero_parameters(ZeroGpu* z, int l, int direction) {
+    if (z->plan.stage >= 3) {
+        zero_fetch_(z, l, l + direction);
+    } else {
+        zero_wait_for_group_(z, 1 + l, z->main.stream);
+    }
+    z->is_updated = z->is_updated && l < z->plan.groups - 2;
+}
+
+// ---- a micro-step ----
+
+// Where the gradients of block l lie in `grads`, among the blocks there.
+static inline int zero_gradient_block(const ZeroPlan* plan, int l) {
+    return plan->takes_turns ? l % ZERO_BLOCKS_IN_MEMORY : l - plan->first_block;
+}
+
+// Gradients of group g, as the backward pass left them.
+static inline void* zero_group_grads_(const ZeroGpu* z, int g) {
+    const size_t block = (size_t)(g == 0 ? 0 : zero_gradient_block(&z->plan, g - 1)) * z->plan.trained_block;
+    return zero_element_(z->grads.data, z->grads.dtype, g == 0 ? 0 : z->plan.trained_once + block);
+}
+
+// Adds to shard (count), or sets it if `is_first`, the first `active` of the pieces (W, count), in order, in fp32.
+// grid   count / 1024      block   256      shared   none
+// moves  reads active G and writes 4 bytes an element, and reads 4 if not `is_first`. Bound by memory.
+// order  fixed: that of the pieces
+template <class G>
+__global__ void __launch_bounds__(ZERO_THREADS_)
+    zero_add_kernel_(float* shard, const G* pieces, size_t count, int active, int is_first) {
+    const size_t i = ((size_t)blockIdx.x * ZERO_THREADS_ + threadIdx.x) * ZERO_PER_THREAD_;
+    Elements<float, ZERO_PER_THREAD_> sum = {};
+    if (!is_first) {
+        sum = elements_load<ZERO_PER_THREAD_>(shard + i);
+    }
+    for (int a = 0; a < active; a++) {
+        const Elements<G, ZERO_PER_THREAD_> piece =
+            elements_load<ZERO_PER_THREAD_>(pieces + (size_t)a * count + i);
+#pragma unroll
+        for (int k = 0; k < ZERO_PER_THREAD_; k++) {
+            sum[k] += to_float(piece[k]);
+        }
+    }
+    elements_store(shard + i, sum);
+}
+
+static inline dim3 zero_grid_(size_t count) {
+    assert(count % (ZERO_THREADS_ * ZERO_PER_THREAD_) == 0);
+    return dim3((unsigned)(count / (ZERO_THREADS_ * ZERO_PER_THREAD_)));
+}
+
+// Adds the first `active` of the pieces of group g to the sums.
+template <class T> static inline void zero_add_(ZeroGpu* z, int g, const void* pieces, ZeroStep step) {
+    const size_t count = zero_slice_elements(&z->plan, g);
+    float* sums = z->sums + zero_slice_begin(&z->plan, g);
+    GRADIENT_DISPATCH(z->grads, T,
+                      launch(zero_add_kernel_<G>, zero_grid_(count), ZERO_THREADS_, 0, &z->comm, sums,
+                             (const G*)pieces, count, zero_adds_(&z->plan, step),
+                             zero_is_first_(&z->plan, step)));
+}
+
+// Records that the buffer of group g may be overwritten.
+static inline void zero_sent_(ZeroGpu* z, int g) {
+    if (g > 0) {
+        CUDA_CHECK(cudaEventRecord(z->sent[(g - 1) % ZERO_BLOCKS_IN_MEMORY], z->comm.stream));
+    }
+}
+
+// Reduces group g within the replica.
+template <class T> static inline void zero_reduce_slices_(ZeroGpu* z, int g, ZeroStep step) {
+    void* grads = zero_group_grads_(z, g);
+    if (z->plan.shards == 1) {
+        zero_add_<T>(z, g, grads, step);
+        zero_sent_(z, g);
+        return;
+    }
+    group_all_to_all(z->pieces, grads, zero_slice_elements(&z->plan, g), z->grads.dtype, &z->groups.group,
+                     z->comm.stream);
+    zero_sent_(z, g);
+    zero_add_<T>(z, g, z->pieces, step);
+}
+
+// Adds up the sums of group g of all replicas. On the host, they pass through the buffer of pieces.
+static inline void zero_reduce_replicas_(ZeroGpu* z, int g) {
+    const size_t count = zero_shard_elements(&z->plan, g);
+    float *sums = z->sums + zero_slice_begin(&z->plan, g), *shard = z->shard + zero_shard_begin(&z->plan, g);
+    float* pieces = (float*)z->pieces;
+    const int on_host = z->place == ZERO_SHARDS_ON_HOST;
+    float *from = on_host ? pieces : sums,
+          *to = on_host ? pieces + (size_t)z->groups.replicas.rank * count : shard;
+    zero_copy_(z, from, sums, zero_slice_elements(&z->plan, g) * sizeof(float));
+    group_reduce_scatter(to, from, count, DTYPE_FP32, &z->groups.replicas, z->comm.stream);
+    zero_copy_(z, shard, to, count * sizeof(float));
+}
+
+// Before a kernel that is the first to write to the gradients of block l in a micro-step, or to those outside of blocks
+// (-1): what lay there must have been sent.
+static inline void zero_wait_for_buffer(ZeroGpu* z, int l) {
+    if (!z->plan.takes_turns) {
+        return;
+    }
+    if (l < 0) {
+        zero_wait_(z->main.stream, z->reduced);
+    } else if (l + ZERO_BLOCKS_IN_MEMORY < z->plan.groups - 1) {
+        CUDA_CHECK(cudaStreamWaitEvent(z->main.stream, z->sent[l % ZERO_BLOCKS_IN_MEMORY], 0));
+    }
+}
+
+// Rounds (count) to the type of the gradients.
+// grid   count / 1024      block   256      shared   none
+// moves  reads 4 bytes an element, writes G. Bound by memory.
+// order  every element on its own
+template <class G>
+__global__ void __launch_bounds__(ZERO_THREADS_) zero_round_kernel_(G* to, const float* from) {
+    const size_t i = ((size_t)blockIdx.x * ZERO_THREADS_ + threadIdx.x) * ZERO_PER_THREAD_;
+    elements_store(to + i, elements_convert<G>(elements_load<ZERO_PER_THREAD_>(from + i)));
+}
+
+// Sends the sums of stage 0 to all processes.
+template <class T> static inline void zero_share_group_(ZeroGpu* z, int g) {
+    const DType type = z->grads.dtype;
+    const size_t count = zero_shard_elements(&z->plan, g);
+    const size_t trained = zero_trained_elements(&z->plan, g);
+    void *group = zero_group_grads_(z, g), *slice = zero_slice_in_(z, group, type, trained);
+    void* own = zero_element_(group, type, (size_t)zero_shard_of(&z->plan, z->plan.rank).part * count);
+    GRADIENT_DISPATCH(z->grads, T,
+                      launch(zero_round_kernel_<G>, zero_grid_(count), ZERO_THREADS_, 0, &z->comm, (G*)own,
+                             z->shard + zero_shard_begin(&z->plan, g)));
+    zero_gather_(z, group, slice, type, trained);
+}
+
+// Reduces group g, as this stage does it.
+template <class T> static inline void zero_reduce_group_(ZeroGpu* z, int g, ZeroStep step) {
+    zero_reduce_slices_<T>(z, g, step);
+    if (zero_has_levels_(&z->plan) && step.is_last) {
+        zero_reduce_replicas_(z, g);
+    }
+    if (z->plan.stage == 0) {
+        zero_share_group_<T>(z, g);
+    }
+}
+
+// After a backward pass has left the gradients of group g, if it has any: their reduction, if this micro-step has one, beside
+// what follows. The groups come in the order of the backward pass, group 0 last; in a graph it does not come.
+template <class T> static inline void zero_group_done(ZeroGpu* z, int g, ZeroStep step) {
+    const int has_gradient = zero_has_gradient(&z->plan, g);
+    if (!zero_reduces(&z->plan, step) || (g > 0 && !has_gradient)) {
+        return; // without a fork, which a graph would have to join
+    }
+    zero_fork_(z);
+    if (has_gradient) {
+        zero_reduce_group_<T>(z, g, step);
+    }
+    if (g == 0) {
+        CUDA_CHECK(cudaEventRecord(z->reduced, z->comm.stream));
+    }
+}
+
+// Which kind of micro-step it is: those of one kind move the same, so that they can share a graph.
+static inline int zero_variant(const ZeroPlan* plan, ZeroStep step) {
+    const int differs = plan->size > 1 && (plan->stage < 2 || zero_has_levels_(plan)); // the last one
+    return (step.micro_step > 0) + 2 * (differs && step.is_last);
+}
+
+// With updates during the backward pass, which take the place of reductions: the stream for those of group g, beside what
+// follows; it has waited for the gradient.
+static inline const Gpu* zero_begin_update(ZeroGpu* z) {
+    zero_fork_(z);
+    return &z->comm;
+}
+
+// After the update of group g: its gradient may be overwritten.
+static inline void zero_end_update(ZeroGpu* z, int g) { zero_sent_(z, g); }
+
+static inline void zero_join_(ZeroGpu* z) {
+    CUDA_CHECK(cudaEventRecord(z->joined, z->comm.stream));
+    CUDA_CHECK(cudaStreamWaitEvent(z->main.stream, z->joined, 0));
+}
+
+// After all of them: what follows on the main stream comes after them.
+static inline void zero_join_updates(ZeroGpu* z) { zero_join_(z); }
+
+// Where the gradient of group g lies,
+static inline Gradient zero_group_gradient(const ZeroGpu* z, int g) {
+    const Gradient group = {zero_group_grads_(z, g), z->grads.dtype};
+    return group;
+}
+
+// and an array of all gradients that has this group there; of the others nothing is there. For one process.
+static inline Gradient zero_gradient_at_group(const ZeroGpu* z, int g) {
+    const size_t before = zero_gradient_begin(&z->plan, g) * dtype_bytes(z->grads.dtype);
+    const Gradient all = {(void*)((uintptr_t)zero_group_grads_(z, g) - before), z->grads.dtype};
+    return all;
+}
+
+// The start of a micro-step. The first one of an update does the same whether a forward pass came before it or not.
+static inline void zero_begin(ZeroGpu* z, ZeroStep step) {
+    if (step.micro_step == 0) {
+        zero_forget_(z);
+        z->is_updated = 1;
+    }
+}
+
+// The end of a micro-step, but for group 0: what follows on the main stream comes after the reductions of the blocks, if
+// there are any. In a graph there is nothing else to join.
+static inline void zero_join(ZeroGpu* z, ZeroStep step) {
+    if (zero_reduces(&z->plan, step) && z->plan.first_block < z->plan.groups - 1) {
+        zero_join_(z);
+    }
+}
+
+// After a graph has done a micro-step: what this leaves behind.
+static inline void zero_replayed(ZeroGpu* z) {
+    for (int b = 0; b < ZERO_BLOCKS_IN_MEMORY; b++) {
+        z->held[b] = b < z->plan.groups - 1 ? b : -1;
+    }
+    z->is_updated = 0;
+}
+
+// The part of a process that has no micro-batch: in a forward pass,
+static inline void zero_idle_forward(ZeroGpu* z) {
+    zero_begin_forward(z);
+    for (int l = 0; l < z->plan.groups - 1; l++) {
+        zero_parameters(z, l, 1);
+    }
+}
+
+// and in a whole micro-step, but for group 0. It is the last one of its update, so what follows waits for its reductions by
+// zero_wait_for_gradient.
+template <class T> static inline void zero_idle(ZeroGpu* z, ZeroStep step) {
+    zero_begin(z, step);
+    zero_idle_forward(z);
+    for (int l = z->plan.groups - 2; l >= z->plan.first_block; l--) {
+        zero_parameters(z, l, -1);
+        zero_group_done<T>(z, 1 + l, step);
+    }
+}
+
+// ---- an update ----
+
+// After the last micro-step: waits for the reduced gradient.
+static inline void zero_wait_for_gradient(ZeroGpu* z) {
+    if (zero_has_shard_(&z->plan)) {
+        zero_wait_(z->main.stream, z->reduced);
+    }
+}
+
+// The reduced gradient of which this process sums the squares: of its shards.
+static inline Gradient zero_gradient(const ZeroGpu* z) {
+    const Gradient shard = {z->shard, DTYPE_FP32};
+    return z->shard ? shard : z->grads;
+}
+
+// And that of what it updates.
+static inline Gradient zero_update_gradient(const ZeroGpu* z) {
+    return z->plan.stage == 0 ? z->grads : zero_gradient(z);
+}
+
+// The parameters that are kept (zero_kept_cut): where the update writes.
+static inline void* zero_update_parameters(const ZeroGpu* z) {
+    return z->params_slices ? z->params_slices : z->params;
+}
+
+// During an update: collects the trained part of group g of an fp32 array in `group`, where each process has set its shard. What
+// the main stream does next has it.
+static inline void zero_gather_operands(ZeroGpu* z, float* group, int g) {
+    zero_fork_(z);
+    const size_t count = zero_trained_elements(&z->plan, g);
+    zero_gather_(z, group, zero_slice_in_(z, group, DTYPE_FP32, count), DTYPE_FP32, count);
+    zero_join_(z);
+}
+
+// Ends all processes if NCCL has noticed an error since.
+static inline void zero_check(const ZeroGpu* z) {
+    group_gpu_check(&z->groups.all);
+    group_gpu_check(&z->groups.group);
+    group_gpu_check(&z->groups.replicas);
+}
+
+// ---- copies of what is divided ----
+
+// Elements of a piece.
+typedef struct {
+    size_t first, count;
+} ZeroElements;
+
+// What each process has of `shard` elements, from element `at` on.
+typedef struct {
+    size_t shard, at, count;
+} ZeroChunk_;
+
+// Collects a chunk of all processes in `all` on the host; NULL: not in this process. `mine` is this
+// process's.
+static inline void zero_collect_chunk_(ZeroGpu* z, void* all, const void* mine, DType type,
+                                       ZeroChunk_ chunk) {
+    const size_t bytes = chunk.count * dtype_bytes(type);
+    void* own = zero_element_(z->pieces, type, (size_t)z->plan.rank * chunk.count);
+    zero_copy_(z, own, mine, bytes);
+    // (W, count)
+    group_all_gather(z->pieces, own, chunk.count, type, &z->groups.all, z->comm.stream);
+    for (int r = 0; all && r < z->plan.size; r++) {
+        const size_t to = (size_t)zero_shard_of(&z->plan, r).part * chunk.shard + chunk.at;
+        zero_copy_(z, zero_element_(all, type, to), zero_element_(z->pieces, type, (size_t)r * chunk.count),
+                   bytes);
+    }
+}
+
+// Collects a part of group g of an array of what each process owns in `group`, the whole group on the host; NULL: not in this
+// process. `piece` says which elements of each process's piece (zero_piece): `mine` are this one's,
+// on the GPU or on the host. Between updates: it passes through the buffer of pieces, after all
+// else that moves. Collective. Waits for the GPU.
+static inline void zero_collect_some(ZeroGpu* z, void* group, int g, ZeroPart part, ZeroElements piece,
+                                     const void* mine, DType type) {
+    const size_t room = zero_pieces_bytes_(&z->plan, z->grads.dtype) / dtype_bytes(type);
+    const size_t most = room / (size_t)z->plan.size / GPT2_SHARD_UNIT * GPT2_SHARD_UNIT;
+    const size_t shard = zero_piece(&z->plan, g, part).count,
+                 before = zero_part_begin(&z->plan, g, part) - zero_group_begin(&z->plan, g);
+    void* all = group ? zero_element_(group, type, before) : NULL;
+    zero_fork_(z);
+    if (!zero_is_divided(&z->plan) && all) {
+        zero_copy_(z, zero_element_(all, type, piece.first), mine, piece.count * dtype_bytes(type));
+    }
+    for (size_t i = 0; zero_is_divided(&z->plan) && i < piece.count; i += most) {
+        const size_t count = piece.count - i < most ? piece.count - i : most;
+        const ZeroChunk_ chunk = {shard, piece.first + i, count};
+        zero_collect_chunk_(z, all, (const char*)mine + i * dtype_bytes(type), type, chunk);
+    }
+    CUDA_CHECK(cudaStreamSynchronize(z->comm.stream));
+}
+
+// Collects all elements of the pieces.
+static inline void zero_collect(ZeroGpu* z, void* group, int g, ZeroPart part, const void* mine, DType type) {
+    const ZeroElements all = {0, zero_piece(&z->plan, g, part).count};
+    zero_collect_some(z, group, g, part, all, mine, type);
+}
+
+#endif

@@ -1,0 +1,553 @@
+/*
+zero.h -- parameters, gradients and optimizer state cut among W processes (ZeRO): who has what, and the CPU's
+version of what moves.
+
+    stage   parameters   gradients              optimizer state   a gradient is reduced
+      0     all          all                    all               in the last micro-step, and sent to all
+      1     all          all                    1/W               in the last micro-step
+      2     all          two groups, and 1/W    1/W               in every micro-step
+      3     two groups,  two groups, and 1/W    1/W               in every micro-step; on GPUs
+            and 1/W
+
+The parameters lie in groups (model.h): what is outside of the blocks, then block 0, 1, ... Blocks, here and below, are those
+of parameters: several layers can have the same one (gpt2_copies). Each group is cut into W equal shards; each process has one
+of every group. Shard arrays (gradient, optimizer state) hold the shards of one process, group after group. With one process a
+shard is the whole group, and shard arrays look like full ones.
+
+What is frozen (freeze.h) has no gradient: arrays of gradients hold the trained parts of groups (model.h), and nothing of the
+lowest blocks if these are frozen. The rest of a group is its frozen part, and has shards of its own; no update changes it, so
+it is gathered once. A process owns its shards of the trained parts, in the order of its gradient, and behind them those of the
+frozen parts, which have no state but the bits that master weights add. In stage 3 a group is one part, frozen or not.
+
+Two levels: W processes are `replicas` of `shards` processes each, those of a machine, say. A group is cut into `shards`
+slices, and a slice into a shard for each replica. What moves in every micro-step, slices, stays within a replica, and
+"1/W" means 1/shards for what is kept of parameters and gradients; once an update the sums of the replicas are
+added up, shard by shard, between the processes that have the same slice. With one level a slice is a shard.
+
+Micro-batch k of an update is that of process k mod W in micro-step k div W. A reduction sends piece r of each
+process's gradient to process r, which adds the pieces to its shard in fp32,
+
+    shard[i] = ((shard[i] + piece_0[i]) + piece_1[i]) + ...        shard[i] = 0 before the first micro-step
+
+so in stage 2 the order of additions is that of the micro-batches, whatever W is: the same bits. In stages 0 and
+1 each process adds up its own micro-batches first, and the last bits depend on W. With two levels each replica adds up
+its own first, and they depend on the number of replicas.
+
+Rajbhandari et al., "ZeRO: memory optimizations toward training trillion parameter models", SC 2020.
+*/
+#ifndef LLMC_ZERO_H
+#define LLMC_ZERO_H
+
+#include <assert.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "llmc/base/check.h"
+#include "llmc/base/wide_sum.h"
+#include "llmc/optim/adamw.h"
+#include "llmc/comm/comm.h"
+#include "llmc/comm/comm_mpi.h"
+#include "llmc/model/model.h"
+
+// Counts are elements.
+typedef struct {
+    int stage;
+    int rank, size;     // of this process; processes, W
+    int shards;         // processes of a replica: W with one level
+    int groups;         // gpt2_groups
+    int first_block;    // the lowest one that has gradients (freeze.h); 0 in stage 3
+    unsigned frozen;    // bit i: row i of the parameters is in the frozen parts; 0 in stage 3
+    size_t once, block; // of group 0, and of each other group, with padding: multiples of W * GPT2_SHARD_UNIT
+    size_t trained_once, trained_block; // of their trained parts, which come first: multiples of the same
+    int takes_turns; // blocks leave their gradients in the same memory, one after the other: from stage 2 on, and with
+                     // updates during the backward pass, which the caller sets
+} ZeroPlan;
+
+// The rows of the parameters in full arrays, for elements of a given size; returns the bytes of one.
+static inline size_t zero_parameter_rows(TensorRow rows[GPT2_PARAMETER_ROWS], const ZeroPlan* plan,
+                                         GPT2Config cfg, size_t element_bytes) {
+    return gpt2_sharded_rows_of(rows, cfg, element_bytes, plan->size, plan->frozen);
+}
+
+// Whether row i of the parameters has gradients, in blocks that have some.
+static inline int zero_has_row(const ZeroPlan* plan, int i) { return !(plan->frozen >> i & 1); }
+
+// The rows of the gradients; without zero_has_row they mean nothing.
+static inline void zero_gradient_rows(TensorRow rows[GPT2_PARAMETER_ROWS], const ZeroPlan* plan,
+                                      GPT2Config cfg, size_t element_bytes) {
+    zero_parameter_rows(rows, plan, cfg, element_bytes);
+    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+        if (rows[i].place == PLACE_BLOCK) {
+            rows[i].offset_bytes -= (plan->once - plan->trained_once) * element_bytes;
+            rows[i].group_bytes = plan->trained_once * element_bytes;
+            rows[i].layer_bytes = rows[i].layers > 1 ? plan->trained_block * element_bytes : 0;
+        }
+    }
+}
+
+// Leaves out of all gradients these rows (bits), and blocks below `first_block`.
+static inline void zero_plan_freeze(ZeroPlan* plan, GPT2Config cfg, unsigned frozen, int first_block) {
+    TensorRow rows[GPT2_PARAMETER_ROWS];
+    plan->frozen = frozen;
+    plan->first_block = first_block;
+    const size_t all = zero_parameter_rows(rows, plan, cfg, 1);
+    plan->once = plan->trained_once = gpt2_group_offset_bytes(rows, 1);
+    plan->block = plan->trained_block = (all - plan->once) / (size_t)gpt2_copies(cfg);
+    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) { // up to the first frozen one in memory
+        size_t* trained = rows[i].place == PLACE_ONCE ? &plan->trained_once : &plan->trained_block;
+        const size_t before = tensor_offset_in_group(&rows[i]);
+        *trained = !zero_has_row(plan, i) && before < *trained ? before : *trained;
+    }
+}
+
+// `shards` divides `size`; ranks 0 ... shards - 1 are the first replica. Nothing is frozen.
+static inline ZeroPlan zero_plan_two_levels(GPT2Config cfg, int stage, int rank, int size, int shards) {
+    ZeroPlan plan = {stage, rank, size, shards, gpt2_groups(cfg), 0, 0, 0, 0, 0, 0, stage >= 2};
+    assert(0 <= rank && rank < size && size % shards == 0);
+    zero_plan_freeze(&plan, cfg, 0, 0);
+    return plan;
+}
+
+static inline ZeroPlan zero_plan(GPT2Config cfg, int stage, int rank, int size) {
+    return zero_plan_two_levels(cfg, stage, rank, size, size);
+}
+
+static inline int zero_replicas(const ZeroPlan* plan) { return plan->size / plan->shards; }
+
+// One of equal parts of every group.
+typedef struct {
+    int parts, part;
+} ZeroCut;
+
+// What a process of this rank has the gradient of, once it is reduced.
+static inline ZeroCut zero_shard_of(const ZeroPlan* plan, int rank) {
+    const int slice = rank % plan->shards, replica = rank / plan->shards;
+    const ZeroCut cut = {plan->size, slice * zero_replicas(plan) + replica};
+    return cut;
+}
+
+// What this process updates, and what it keeps of the parameters.
+static inline ZeroCut zero_owned_cut(const ZeroPlan* plan) {
+    const ZeroCut whole = {1, 0};
+    return plan->stage == 0 ? whole : zero_shard_of(plan, plan->rank);
+}
+static inline ZeroCut zero_kept_cut(const ZeroPlan* plan) {
+    const ZeroCut whole = {1, 0}, slice = {plan->shards, plan->rank % plan->shards};
+    return plan->stage < 3 ? whole : slice;
+}
+
+// And what it updates, as a part of what it keeps.
+static inline ZeroCut zero_owned_in_kept(const ZeroPlan* plan) {
+    const ZeroCut own = zero_owned_cut(plan), kept = zero_kept_cut(plan);
+    const ZeroCut in_kept = {own.parts / kept.parts, own.part - kept.part * (own.parts / kept.parts)};
+    return in_kept;
+}
+
+// Group g in full arrays.
+static inline size_t zero_group_begin(const ZeroPlan* plan, int g) {
+    return g == 0 ? 0 : plan->once + (size_t)(g - 1) * plan->block;
+}
+static inline size_t zero_group_elements(const ZeroPlan* plan, int g) {
+    return g == 0 ? plan->once : plan->block;
+}
+
+static inline size_t zero_largest_group(const ZeroPlan* plan) {
+    return plan->once > plan->block ? plan->once : plan->block;
+}
+
+// What of group g has gradients: its first elements.
+static inline size_t zero_trained_elements(const ZeroPlan* plan, int g) {
+    return g == 0 ? plan->trained_once : g > plan->first_block ? plan->trained_block : 0;
+}
+static inline int zero_has_gradient(const ZeroPlan* plan, int g) {
+    return zero_trained_elements(plan, g) > 0;
+}
+
+// The gradients of the largest group: of the first one or the last one.
+static inline size_t zero_largest_gradient(const ZeroPlan* plan) {
+    const size_t once = zero_trained_elements(plan, 0), block = zero_trained_elements(plan, plan->groups - 1);
+    return once > block ? once : block;
+}
+
+// Group g in full arrays of gradients, and their elements.
+static inline size_t zero_gradient_begin(const ZeroPlan* plan, int g) {
+    const int blocks = g - 1 - plan->first_block; // before it
+    return g == 0 ? 0 : plan->trained_once + (size_t)(blocks > 0 ? blocks : 0) * plan->trained_block;
+}
+static inline size_t zero_gradient_elements(const ZeroPlan* plan) {
+    return zero_gradient_begin(plan, plan->groups);
+}
+
+// The shard of group g: in shard arrays of gradients, and its size.
+static inline size_t zero_shard_begin(const ZeroPlan* plan, int g) {
+    return zero_gradient_begin(plan, g) / (size_t)plan->size;
+}
+static inline size_t zero_shard_elements(const ZeroPlan* plan, int g) {
+    return zero_trained_elements(plan, g) / (size_t)plan->size;
+}
+
+// The slice of group g, in arrays of slices, of gradients or of parameters: only stage 3 has slices of parameters.
+static inline size_t zero_slice_begin(const ZeroPlan* plan, int g) {
+    return zero_gradient_begin(plan, g) / (size_t)plan->shards;
+}
+static inline size_t zero_slice_elements(const ZeroPlan* plan, int g) {
+    return zero_trained_elements(plan, g) / (size_t)plan->shards;
+}
+
+// Of the parameters in memory that a forward pass reads; in stage 3 of `blocks` blocks at a time.
+static inline size_t zero_params_elements(const ZeroPlan* plan, int blocks) {
+    return plan->stage < 3 ? zero_group_begin(plan, plan->groups) : plan->once + (size_t)blocks * plan->block;
+}
+
+// Of a full array, of an array of slices, of a shard array of gradients, and of what this process owns; the first of these it
+// updates.
+static inline size_t zero_full_elements(const ZeroPlan* plan) { return zero_group_begin(plan, plan->groups); }
+static inline size_t zero_sliced_elements(const ZeroPlan* plan) {
+    return zero_gradient_elements(plan) / (size_t)plan->shards;
+}
+static inline size_t zero_sharded_elements(const ZeroPlan* plan) {
+    return zero_gradient_elements(plan) / (size_t)plan->size;
+}
+static inline size_t zero_owned_elements(const ZeroPlan* plan) {
+    return zero_full_elements(plan) / (size_t)zero_owned_cut(plan).parts;
+}
+static inline size_t zero_updated_elements(const ZeroPlan* plan) {
+    return zero_gradient_elements(plan) / (size_t)zero_owned_cut(plan).parts;
+}
+
+// Of the parameters that all processes have: the first ones in memory.
+static inline size_t zero_replicated_elements(const ZeroPlan* plan) {
+    return plan->stage < 3 ? zero_full_elements(plan) : plan->once;
+}
+
+// ---- what a process owns ----
+
+// The parts of a group: what has gradients, and the rest.
+typedef enum { ZERO_TRAINED, ZERO_FROZEN, ZERO_PARTS } ZeroPart;
+
+// Of group g, in full arrays.
+static inline size_t zero_part_begin(const ZeroPlan* plan, int g, ZeroPart part) {
+    return zero_group_begin(plan, g) + (part == ZERO_FROZEN ? zero_trained_elements(plan, g) : 0);
+}
+static inline size_t zero_part_elements(const ZeroPlan* plan, int g, ZeroPart part) {
+    const size_t trained = zero_trained_elements(plan, g);
+    return part == ZERO_TRAINED ? trained : zero_group_elements(plan, g) - trained;
+}
+
+// Where it begins in full arrays, in owned ones (those of the optimizer's state), and in the parameters that are kept. In the
+// gradient of the update a trained part begins where it does in owned arrays.
+typedef struct {
+    size_t full, owned, kept, count;
+} ZeroPiece;
+
+// What this process has of a part of group g.
+static inline ZeroPiece zero_piece(const ZeroPlan* plan, int g, ZeroPart part) {
+    const ZeroCut own = zero_owned_cut(plan), in_kept = zero_owned_in_kept(plan);
+    const size_t begin = zero_part_begin(plan, g, part),
+                 count = zero_part_elements(plan, g, part) / (size_t)own.parts,
+                 trained = zero_gradient_begin(plan, g), frozen = zero_group_begin(plan, g) - trained,
+                 before = part == ZERO_TRAINED ? trained : zero_gradient_elements(plan) + frozen;
+    const ZeroPiece piece = {begin + (size_t)own.part * count, before / (size_t)own.parts,
+                             begin / (size_t)zero_kept_cut(plan).parts + (size_t)in_kept.part * count, count};
+    return piece;
+}
+
+// Whether each process updates a part of each group, and not all of it.
+static inline int zero_is_divided(const ZeroPlan* plan) { return plan->stage > 0 && plan->size > 1; }
+
+// What this process owns of a layer of a parameter, or of a copy that several layers have. Files of state number all elements
+// of the parameters, in the order of their table, without padding: `logical` is the first one's number.
+typedef struct {
+    size_t full;    // in full arrays,
+    size_t owned;   // in owned ones
+    size_t logical; //
+    size_t before;  // elements of the layer before it
+    size_t count;
+    int row, group; // of the table of parameters
+} ZeroRange;
+
+// The elements of a layer of a parameter that files have.
+static inline size_t zero_layer_in_files_(const TensorRow* row, GPT2Config cfg) {
+    return gpt2_rows_in_files(row, cfg) * row->cols;
+}
+
+// Of all parameters, as files number them.
+static inline size_t zero_logical_elements(const TensorRow* rows, GPT2Config cfg) {
+    size_t total = 0;
+    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+        total += (size_t)rows[i].layers * zero_layer_in_files_(&rows[i], cfg);
+    }
+    return total;
+}
+
+// The part of `tensor`, which is a layer of a parameter in full arrays, that this process has; its count may be 0.
+static inline ZeroRange zero_cut_(const ZeroPlan* plan, ZeroRange tensor) {
+    const int is_frozen = tensor.full >= zero_part_begin(plan, tensor.group, ZERO_FROZEN);
+    const ZeroPiece piece = zero_piece(plan, tensor.group, is_frozen ? ZERO_FROZEN : ZERO_TRAINED);
+    const size_t end = piece.full + piece.count;
+    const size_t from = tensor.full > piece.full ? tensor.full : piece.full;
+    const size_t to = tensor.full + tensor.count < end ? tensor.full + tensor.count : end;
+    const ZeroRange range = {from,
+                             piece.owned + (from - piece.full),
+                             tensor.logical + (from - tensor.full),
+                             from - tensor.full,
+                             from < to ? to - from : 0,
+                             tensor.row,
+                             tensor.group};
+    return range;
+}
+
+// At most as many ranges as layers of parameters.
+static inline int zero_max_ranges(GPT2Config cfg) { return GPT2_PARAMETER_ROWS * cfg.L; }
+
+// Sets the ranges that this process owns, in the order of files, and returns their number, at most
+// zero_max_ranges. `rows` are of full arrays, of any type.
+static inline int zero_ranges(const ZeroPlan* plan, const TensorRow* rows, GPT2Config cfg,
+                              ZeroRange* ranges) {
+    int count = 0;
+    size_t logical = 0;
+    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+        const size_t elements = zero_layer_in_files_(&rows[i], cfg);
+        for (int k = 0; k < rows[i].layers; k++, logical += elements) {
+            const size_t full =
+                (rows[i].offset_bytes + (size_t)k * rows[i].layer_bytes) / rows[i].element_bytes;
+            const ZeroRange tensor = {
+                full, full, logical, 0, elements, i, rows[i].place == PLACE_BLOCK ? 1 + k : 0};
+            ranges[count] = zero_cut_(plan, tensor);
+            count += ranges[count].count > 0;
+        }
+    }
+    return count;
+}
+
+// ---- micro-batches ----
+
+// A micro-step of an update: its number, and how many processes have a micro-batch, the first ones: in this micro-step,
+// and in the whole update.
+typedef struct {
+    int64_t micro_step;
+    int active, of_update;
+    int is_last;
+} ZeroStep;
+
+// How many of `size` processes get one of `batches`.
+static inline int zero_busy_(int64_t batches, int size) {
+    return batches < size ? (int)(batches > 0 ? batches : 0) : size;
+}
+
+// Micro-step m of an update of `sequences` in micro-batches of B; nobody is active after the last one.
+static inline ZeroStep zero_step(int64_t sequences, int B, int size, int64_t m) {
+    const int64_t batches = (sequences + B - 1) / B, left = batches - m * size;
+    const ZeroStep step = {m, zero_busy_(left, size), zero_busy_(batches, size), left <= size};
+    return step;
+}
+
+// Whether the gradients of a micro-step are reduced: in stages 0 and 1 those of the last one, which are the sum of all.
+static inline int zero_reduces(const ZeroPlan* plan, ZeroStep step) {
+    return plan->stage >= 2 || (plan->size > 1 && step.is_last);
+}
+
+// How many processes of this replica have something to add, and whether it is the first of its update.
+static inline int zero_adds_(const ZeroPlan* plan, ZeroStep step) {
+    const int before = plan->rank / plan->shards * plan->shards; // ranks of earlier replicas
+    return zero_busy_((plan->stage >= 2 ? step.active : step.of_update) - before, plan->shards);
+}
+static inline int zero_is_first_(const ZeroPlan* plan, ZeroStep step) {
+    return plan->stage < 2 || step.micro_step == 0;
+}
+
+// ---- traffic ----
+
+// What a process sends in an update, and receives, in bytes: to those of its replica, and to those of others.
+typedef struct {
+    double within, between;
+} ZeroTraffic;
+
+// Elements of blocks that stage 3 collects in an update: all in its first forward pass, and in every other pass all but
+// those two with which the pass before it has ended.
+static inline double zero_collected_elements_(const ZeroPlan* plan, int64_t micro_steps) {
+    const int L = plan->groups - 1, later = L > 2 ? L - 2 : 0;
+    return (double)plan->block * (L + (2.0 * (double)micro_steps - 1) * later);
+}
+
+// Of an update of `sequences` in micro-batches of B. Gradients and parameters have elements of these sizes; all processes
+// gather `operand_bytes` of operands (optimizer.h).
+static inline ZeroTraffic zero_traffic(const ZeroPlan* plan, int64_t sequences, int B, size_t gradient_bytes,
+                                       size_t parameter_bytes, double operand_bytes) {
+    const int64_t batches = (sequences + B - 1) / B, micro_steps = (batches + plan->size - 1) / plan->size;
+    const double trained = (double)zero_gradient_elements(plan);
+    const double reductions = plan->stage < 2 ? 1 : (double)micro_steps;
+    const size_t shared_bytes = plan->stage == 0 ? gradient_bytes : parameter_bytes; // sent to all after it
+    const double shared =
+        plan->stage < 3 ? trained : (double)plan->once + zero_collected_elements_(plan, micro_steps);
+    const double others = 1 - 1.0 / plan->shards, replicas = 1 - 1.0 / zero_replicas(plan);
+    const ZeroTraffic traffic = {
+        others *
+            (reductions * trained * (double)gradient_bytes + shared * (double)shared_bytes + operand_bytes),
+        replicas / plan->shards * (trained * (double)(sizeof(float) + shared_bytes) + operand_bytes)};
+    return traffic;
+}
+
+// ---- the sum ----
+
+// Adds to shard (count), or sets it if `is_first`, the first `active` of the pieces (W, count).
+static inline void zero_add_pieces_cpu(float* shard, const float* pieces, size_t count, int active,
+                                       int is_first) {
+#pragma omp parallel for schedule(static)
+    for (size_t i = 0; i < count; i++) {
+        float sum = is_first ? 0.0f : shard[i];
+        for (int a = 0; a < active; a++) {
+            sum += pieces[(size_t)a * count + i];
+        }
+        shard[i] = sum;
+    }
+}
+
+// ---- the CPU ----
+
+// What one process of a run on CPUs has, beside the model. All arrays are fp32. There is one level.
+typedef struct {
+    ZeroPlan plan;
+    Group group;
+    ZeroRange* ranges; // that it owns
+    int num_ranges;
+    float* params; // full arrays, of the model;
+    float* grads;  // if blocks take turns only of group 0, and after it of one block at a time
+    float* shard;  // gradient of the update, its shards; with one process in stages 0 and 1: grads
+    float* pieces; // of all processes, of one group's gradient; NULL with one process
+} Zero;
+
+static inline int zero_is_alone_(const Zero* z) { return z->plan.size == 1; }
+
+// Elements of the gradients that a backward pass writes to; if blocks take turns, of `blocks` of them at a time.
+static inline size_t zero_grads_elements(const ZeroPlan* plan, int blocks) {
+    const size_t once = zero_trained_elements(plan, 0), block = zero_trained_elements(plan, plan->groups - 1);
+    return plan->takes_turns ? once + (size_t)blocks * block : zero_gradient_elements(plan);
+}
+
+// Elements of the shard and of the pieces that are received, where these have memory of their own.
+static inline size_t zero_shard_elements_cpu_(const ZeroPlan* plan) {
+    return plan->size > 1 || plan->stage == 2 ? zero_sharded_elements(plan) : 0;
+}
+static inline size_t zero_piece_elements_cpu_(const ZeroPlan* plan) {
+    return plan->size > 1 ? zero_largest_gradient(plan) : 0;
+}
+
+// What zero_open_cpu allocates.
+static inline size_t zero_bytes_cpu(const ZeroPlan* plan, GPT2Config cfg) {
+    return (zero_shard_elements_cpu_(plan) + zero_piece_elements_cpu_(plan)) * sizeof(float) +
+           (size_t)zero_max_ranges(cfg) * sizeof(ZeroRange);
+}
+
+// `rows` are of the full arrays; params and grads are the trainer's, zero-filled. Collective.
+static inline void zero_open_cpu(Zero* z, ZeroPlan plan, GPT2Config cfg, const TensorRow* rows, float* params,
+                                 float* grads, Comm* comm) {
+    memset(z, 0, sizeof(*z));
+    z->plan = plan;
+    z->params = params;
+    z->grads = z->shard = grads;
+    z->ranges =
+        (ZeroRange*)check_alloc((size_t)zero_max_ranges(cfg), sizeof(ZeroRange), "ranges of parameters");
+    z->num_ranges = zero_ranges(&plan, rows, cfg, z->ranges);
+    group_open(&z->group, comm, 0, plan.rank);
+    const size_t shard = zero_shard_elements_cpu_(&plan), pieces = zero_piece_elements_cpu_(&plan);
+    if (shard > 0) {
+        z->shard = (float*)check_alloc(shard, sizeof(float), "shard of the gradient");
+    }
+    if (pieces > 0) {
+        z->pieces = (float*)check_alloc(pieces, sizeof(float), "pieces of the gradient");
+    }
+}
+
+static inline void zero_close_cpu(Zero* z) {
+    group_close(&z->group);
+    free(z->pieces);
+    if (z->shard != z->grads) {
+        free(z->shard);
+    }
+    free(z->ranges);
+}
+
+// Gradients of group g, as the backward pass left them.
+static inline float* zero_group_grads_(const Zero* z, int g) {
+    return z->grads +
+           (z->plan.takes_turns && g > 0 ? z->plan.trained_once : zero_gradient_begin(&z->plan, g));
+}
+
+// Adds all processes' gradients of group g to the shard.
+static inline void zero_reduce_group_cpu_(Zero* z, int g, ZeroStep step) {
+    const size_t count = zero_shard_elements(&z->plan, g);
+    const float* pieces = zero_group_grads_(z, g);
+    if (!zero_is_alone_(z)) {
+        group_all_to_all_cpu(z->pieces, pieces, count, &z->group);
+        pieces = z->pieces;
+    }
+    zero_add_pieces_cpu(z->shard + zero_shard_begin(&z->plan, g), pieces, count, zero_adds_(&z->plan, step),
+                        zero_is_first_(&z->plan, step));
+}
+
+// After a backward pass has left the gradients of group g, if it has any: their reduction, if this micro-step has one. The
+// groups come in the order of the backward pass: the blocks from the last one on, and group 0.
+static inline void zero_group_done_cpu(Zero* z, int g, ZeroStep step) {
+    if (!zero_reduces(&z->plan, step) || !zero_has_gradient(&z->plan, g)) {
+        return;
+    }
+    zero_reduce_group_cpu_(z, g, step);
+    if (z->plan.stage == 0) {
+        group_all_gather_cpu(zero_group_grads_(z, g), z->shard + zero_shard_begin(&z->plan, g),
+                             zero_shard_elements(&z->plan, g), &z->group);
+    }
+}
+
+// The part of a process that has no micro-batch in a micro-step.
+static inline void zero_idle_cpu(Zero* z, ZeroStep step) {
+    for (int k = z->plan.groups - 2; k >= z->plan.first_block; k--) {
+        zero_group_done_cpu(z, 1 + k, step);
+    }
+    zero_group_done_cpu(z, 0, step);
+}
+
+// Adds the squares of the reduced gradient's shard. `partial` has room for as many doubles as gradient_square_sum_cpu
+// says for a shard array.
+static inline void zero_square_sum_cpu(const Zero* z, WideSum* sum, double* partial) {
+    gradient_square_sum_cpu(sum, z->shard, zero_sharded_elements(&z->plan), partial);
+}
+
+// The same of one group that a backward pass has just left, of one process.
+static inline void zero_group_square_sum_cpu(const Zero* z, int g, WideSum* sum, double* partial) {
+    gradient_square_sum_cpu(sum, zero_group_grads_(z, g), zero_trained_elements(&z->plan, g), partial);
+}
+
+// The reduced gradient of a range that has one; if blocks take turns, while its block has them.
+static inline const float* zero_range_gradient_cpu(const Zero* z, const ZeroRange* range) {
+    const size_t before = zero_gradient_begin(&z->plan, range->group); // elements of its group
+    return z->plan.stage == 0 ? zero_group_grads_(z, range->group) + (range->owned - before)
+                              : z->shard + range->owned;
+}
+
+// Sends each process's shard of group g to all: to the same place in `group`.
+static inline void zero_gather_group_cpu_(Zero* z, float* group, int g) {
+    const size_t count = zero_shard_elements(&z->plan, g);
+    group_all_gather_cpu(group, group + (size_t)z->plan.rank * count, count, &z->group);
+}
+
+// Room for what the update of group g gathers: the gradients that this process has added to the reduced one.
+static inline float* zero_operands_cpu(const Zero* z, int g) { return zero_group_grads_(z, g); }
+
+// Collects group g there, where each process has set its shard.
+static inline void zero_gather_operands_cpu(Zero* z, int g) {
+    zero_gather_group_cpu_(z, zero_operands_cpu(z, g), g);
+}
+
+// After the update: sends each process's shards of the trained parameters to all.
+static inline void zero_gather_parameters_cpu(Zero* z) {
+    for (int g = 0; g < z->plan.groups && zero_is_divided(&z->plan); g++) {
+        if (zero_has_gradient(&z->plan, g)) {
+            zero_gather_group_cpu_(z, z->params + zero_group_begin(&z->plan, g), g);
+        }
+    }
+}
+
+#endif

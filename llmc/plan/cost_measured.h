@@ -1,0 +1,243 @@
+/*
+cost_measured.h -- what the operations reach on this CPU, at the sizes of a run: for the planned time of an update (cost.h).
+
+Each operation runs for 0.05 s on arrays of its own, as the trainer calls it. Half a second in all; what else the machine
+does meanwhile counts, too.
+*/
+#ifndef LLMC_COST_MEASURED_H
+#define LLMC_COST_MEASURED_H
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "llmc/optim/adamw.h"
+#include "llmc/ops/attention.h"
+#include "llmc/bf16/attention_bf16.h"
+#include "llmc/bf16/tile_kernels.h"
+#include "llmc/ops/cross_entropy.h"
+#include "llmc/ops/activation.h"
+#include "llmc/model/model.h"
+#include "llmc/ops/gradient.h"
+#include "llmc/ops/norm.h"
+#include "llmc/ops/matmul.h"
+#include "llmc/bf16/matmul_bf16.h"
+#include "llmc/base/check.h"
+#include "llmc/base/clock.h"
+#include "llmc/base/threads.h"
+#include "llmc/base/enum_words.h"
+#include "llmc/setup/options.h"
+#include "llmc/plan/cost.h"
+
+enum { RATES_ELEMENTS_ = 1 << 22 };
+
+// The sizes of a run, and of an operation.
+typedef struct {
+    int C, HS, T, Vp, is_bf16;
+    size_t N, params;
+    float *a, *b, *c, *d; // RATES_ELEMENTS_ each, of which an operation uses the first n
+    size_t n;
+    int rows, cols;
+    MatmulScratch matmul;
+    MatmulBf16Scratch bf16;
+    uint32_t *forward, *backward; // a weight, packed
+    Attention attention;
+} Rates_;
+
+typedef void (*RatesRun_)(Rates_* r);
+
+// The mean of the seconds that it takes, of at least three runs, on arrays of n elements, which are small numbers.
+static inline double rates_time_s_(RatesRun_ run, Rates_* r, size_t n) {
+    int count = 0;
+    double s = 0;
+    r->n = n < RATES_ELEMENTS_ ? n : (size_t)RATES_ELEMENTS_;
+#pragma omp parallel for schedule(static)
+    for (size_t i = 0; i < r->n; i++) {
+        r->a[i] = r->b[i] = r->c[i] = r->d[i] = 1e-4f;
+    }
+    run(r);
+    const double begin_s = time_now_s();
+    while (count < 3 || s < 0.05) {
+        run(r);
+        count++;
+        s = time_now_s() - begin_s;
+    }
+    return s / count;
+}
+
+// Takes N rows of `cols` elements, or as many as fit into an array; their number of elements.
+static inline size_t rates_set_rows_(Rates_* r, size_t N, int cols) {
+    const size_t room = RATES_ELEMENTS_ / (size_t)cols;
+    r->rows = (int)(N < room ? N : room);
+    r->cols = cols;
+    return (size_t)r->rows * (size_t)cols;
+}
+
+// ---- operations, by the bytes or FLOP of a run ----
+
+// The three products of a linear layer of rows inputs, from C to cols.
+static inline void rates_products_(Rates_* r) {
+    const int N = r->rows, C = r->C, OC = r->cols;
+    if (r->is_bf16) {
+        matmul_bf16_forward_cpu(r->a, r->b, r->forward, NULL, N, C, OC, &r->bf16);
+        matmul_bf16_backward_input_cpu(r->b, r->a, r->backward, N, C, OC, &r->bf16);
+        matmul_bf16_backward_weight_cpu(r->d, NULL, r->a, r->b, N, C, OC, GRADIENT_SET, &r->bf16);
+    } else {
+        matmul_forward_cpu(r->a, r->b, r->c, NULL, N, C, OC, &r->matmul);
+        matmul_backward_input_cpu(r->b, r->a, r->c, N, C, OC, &r->matmul);
+        matmul_backward_weight_cpu(r->d, r->a, r->b, N, C, OC, GRADIENT_SET, &r->matmul);
+    }
+}
+
+static inline uint32_t* rates_packed_(Matrix weight, int K, int N) {
+    uint32_t* packed =
+        (uint32_t*)check_alloc(matmul_bf16_pairs(N, K), sizeof(uint32_t), "rates: packed weight");
+    matmul_bf16_pack(bf16_kernel().pack, packed, weight, K, N);
+    return packed;
+}
+
+static inline double rates_of_products_(Rates_* r) {
+    const int C = r->C;
+    double flops;
+    rates_set_rows_(r, r->N < 256 ? r->N : 256, C);
+    r->cols = C < 1024 ? 4 * C : RATES_ELEMENTS_ / C;
+    matmul_open(&r->matmul);
+    if (r->is_bf16) {
+        matmul_bf16_open(&r->bf16, bf16_kernel());
+        r->forward = rates_packed_(matmul_bf16_forward_weight(r->c, C), C, r->cols);
+        r->backward = rates_packed_(matmul_bf16_backward_weight(r->c, C), r->cols, C);
+    }
+    flops = 3 * matmul_flops(r->rows, C, r->cols) / rates_time_s_(rates_products_, r, RATES_ELEMENTS_);
+    if (r->is_bf16) {
+        free(r->forward);
+        free(r->backward);
+        matmul_bf16_close(&r->bf16);
+    }
+    matmul_close(&r->matmul);
+    return flops;
+}
+
+// A head for each thread.
+static inline AttentionSizes rates_attention_sizes_(const Rates_* r) {
+    const int room = (int)(RATES_ELEMENTS_ / (3 * (size_t)r->rows * (size_t)r->HS));
+    const int heads = threads_max() < r->C / r->HS ? threads_max() : r->C / r->HS;
+    const int NH = heads < room ? heads : room;
+    const AttentionSizes sizes = {1, r->rows, NH * r->HS, NH};
+    return sizes;
+}
+
+static inline void rates_attention_(Rates_* r) {
+    const AttentionSizes sizes = rates_attention_sizes_(r);
+    attention_either_forward_cpu(r->d, r->c, r->a, NULL, sizes, &r->attention);
+    attention_either_backward_cpu(r->b, r->d, r->a, r->d, r->c, NULL, sizes, &r->attention);
+}
+
+static inline double rates_of_attention_(Rates_* r) {
+    enum { MOST = 4096 };
+    rates_set_rows_(r, (size_t)(r->T < MOST ? r->T : MOST), 3 * r->HS);
+    const AttentionSizes sizes = rates_attention_sizes_(r);
+    attention_either_open(&r->attention, r->is_bf16, r->rows, r->HS);
+    const double s = rates_time_s_(rates_attention_, r, RATES_ELEMENTS_);
+    attention_either_close(&r->attention);
+    return (attention_flops(1, sizes.T, sizes.C) + attention_backward_flops(1, sizes.T, sizes.C)) / s;
+}
+
+static inline void rates_norms_(Rates_* r) {
+    const int N = r->rows, C = r->C;
+    float *mean = r->c, *rstd = mean + N, *weight = r->d, *bias = weight + C;
+    layernorm_forward_cpu(r->b, mean, rstd, r->a, weight, bias, N, C);
+    layernorm_backward_cpu(r->b, weight, bias, r->a, r->a, weight, mean, rstd, N, C, GRADIENT_ADD,
+                           GRADIENT_SET);
+}
+
+static inline double rates_of_norms_(Rates_* r) {
+    const size_t n = rates_set_rows_(r, r->N, r->C);
+    const double N = r->rows, C = r->C, size = sizeof(float);
+    return (layernorm_forward_bytes(N, C, size) + layernorm_backward_bytes(N, C, size, 0)) /
+           rates_time_s_(rates_norms_, r, n);
+}
+
+static inline void rates_gelu_(Rates_* r) {
+    gelu_forward_cpu(r->b, r->a, r->n);
+    gelu_backward_cpu(r->c, r->b, r->a, r->n);
+}
+
+static inline double rates_of_gelu_(Rates_* r) {
+    const size_t n = rates_set_rows_(r, r->N, 4 * r->C);
+    const double elements = (double)n, size = sizeof(float);
+    return (gelu_forward_bytes(elements, size) + gelu_backward_bytes(elements, size)) /
+           rates_time_s_(rates_gelu_, r, n);
+}
+
+static inline void rates_classifier_(Rates_* r) {
+    const int* targets = (const int*)(const void*)r->d; // 0
+    memset(r->d, 0, (size_t)r->rows * sizeof(int));
+    classifier_backward_cpu(r->b, r->a, targets, 1, r->rows, r->cols, r->cols);
+}
+
+static inline double rates_of_classifier_(Rates_* r) {
+    const size_t n = rates_set_rows_(r, r->N, r->Vp);
+    const double bytes = classifier_backward_bytes(r->rows, r->Vp, sizeof(float));
+    return bytes / rates_time_s_(rates_classifier_, r, n);
+}
+
+static inline void rates_memory_(Rates_* r) { residual_forward_cpu(r->a, r->b, r->c, r->n); }
+
+static inline double rates_of_memory_(Rates_* r) {
+    const double s = rates_time_s_(rates_memory_, r, r->N * (size_t)r->C);
+    return 3.0 * sizeof(float) * (double)r->n / s;
+}
+
+static inline void rates_update_(Rates_* r) {
+    const AdamW opt = {1e-3f, 0.9f, 0.95f, 1e-8f, 0.1f, 1, 1, DECAY_ALL};
+    adamw_update_cpu(r->a, r->b, r->c, r->d, r->n, opt);
+}
+
+static inline double rates_of_update_(Rates_* r) {
+    const double s = rates_time_s_(rates_update_, r, r->params);
+    return adamw_bytes((double)r->n) / s;
+}
+
+static inline void rates_launch_(Rates_* r) { residual_forward_cpu(r->a, r->b, r->c, LANES); }
+
+// ---- all ----
+
+// Micro-batches of N tokens.
+static inline void rates_measure(SpeedRates* rates, GPT2Config cfg, const Options* o, int is_bf16) {
+    Rates_ r;
+    memset(&r, 0, sizeof(r));
+    r.C = cfg.C;
+    r.HS = gpt2_head_size(cfg);
+    r.T = o->seq_len;
+    r.Vp = cfg.Vp;
+    r.is_bf16 = is_bf16;
+    r.N = (size_t)o->batch * (size_t)o->seq_len;
+    r.params = (size_t)gpt2_count_stored(cfg);
+    float** const arrays[] = {&r.a, &r.b, &r.c, &r.d};
+    for (int i = 0; i < 4; i++) {
+        *arrays[i] = (float*)check_alloc_unset(RATES_ELEMENTS_, sizeof(float), "rates");
+    }
+    rates->per_s[SPEED_PRODUCTS] = rates_of_products_(&r);
+    rates->per_s[SPEED_ATTENTION] = rates_of_attention_(&r);
+    rates->per_s[SPEED_NORMS] = rates_of_norms_(&r);
+    rates->per_s[SPEED_GELU] = rates_of_gelu_(&r);
+    rates->per_s[SPEED_CLASSIFIER] = rates_of_classifier_(&r);
+    rates->per_s[SPEED_MEMORY] = rates_of_memory_(&r);
+    rates->per_s[SPEED_UPDATE] = rates_of_update_(&r);
+    rates->launch_s = rates_time_s_(rates_launch_, &r, LANES);
+    snprintf(rates->basis, sizeof(rates->basis), "measured on %d thread%s", threads_max(),
+             words_s(threads_max()));
+    for (int i = 0; i < 4; i++) {
+        free(*arrays[i]);
+    }
+}
+
+// This CPU, for planned times; its rates are measured only if the options want any.
+static inline SpeedDevice rates_device(GPT2Config cfg, const Options* o, int is_bf16) {
+    SpeedDevice device = {{{0}, 0, ""}, sizeof(float), sizeof(float), MASTER_NONE};
+    if ((o->plan || o->fit != 0) && !options_only_uses_model(o)) {
+        rates_measure(&device.rates, cfg, o, is_bf16);
+    }
+    return device;
+}
+
+#endif

@@ -1,0 +1,210 @@
+/*
+gpu_report.cuh -- what the GPU can do at most, what operations are assumed to reach, what it has, and how it is.
+
+The peak is the dense matrix-product rate of the tensor cores (CUDA cores for fp32 without TF32). For cards
+with a published figure that figure is taken, so that shares compare with what others report; for any other,
+it is computed from the card's own clock and number of multiprocessors:
+
+    peak = multiprocessors * clock * 2 * multiply-adds per clock and multiprocessor
+
+The bandwidth of its memory is the published one, or computed from its clock and width.
+*/
+#ifndef LLMC_GPU_REPORT_CUH
+#define LLMC_GPU_REPORT_CUH
+
+#include <ctype.h>
+
+#include "llmc/gpu/gpu.cuh"
+#include "llmc/ops/matmul.cuh"
+#include "llmc/gpu/nvml.h"
+#include "llmc/plan/cost.h"
+
+// Dense 16-bit TFLOP/s with fp32 sums, and TB/s of memory, from the makers' data sheets. TF32 is half of the first.
+typedef struct {
+    const char* name; // words of the device's name
+    double tflops, tb_per_s;
+} GpuPublished_;
+
+// True if these words are in the text, as a whole: an RTX A4000 is no A40.
+static inline int gpu_has_words_(const char* text, const char* words) {
+    const size_t length = strlen(words);
+    for (const char* at = text; (at = strstr(at, words)) != NULL; at++) {
+        if ((at == text || !isalnum((unsigned char)at[-1])) && !isalnum((unsigned char)at[length])) {
+            return 1;
+        }
+    }
+    return 0;
+}
+
+// Zeros if there is nothing.
+static inline GpuPublished_ gpu_published_(const char* device_name) {
+    static const GpuPublished_ cards[] = {
+        {"H100 PCIe", 756, 2},
+        {"H100 NVL", 835.5, 3.9},
+        {"H100", 989.4, 3.35},
+        {"H200", 989.4, 4.8},
+        {"GH200", 989.4, 4},
+        {"H800", 989.4, 3.35},
+        {"A100", 312, 2.039},
+        {"A800", 312, 2.039},
+        {"A30", 165, 0.933},
+        {"A40", 149.7, 0.696},
+        {"L40S", 362, 0.864},
+        {"L40", 181, 0.864},
+        {"RTX 6000 Ada", 364, 0.96},
+        {"L4", 121, 0.3},
+        {"RTX 4090", 165.2, 1.008},
+        {"RTX 3090", 71, 0.936},
+        {"B200", 2250, 8},
+        {"GB200", 2500, 8},
+        {"RTX 5090", 209.5, 1.792},
+        {"H20", 148, 4},
+        {"H200 NVL", 835.5, 4.8},
+        {"A10", 125, 0.6},
+        {"A10G", 70, 0.6},
+        {"RTX A6000", 154.8, 0.768},
+        {"A100-SXM4-40GB", 312, 1.555},
+        {"A100-PCIE-40GB", 312, 1.555},
+    };
+    GpuPublished_ found = {"", 0, 0}; // the longest name wins: "H100 PCIe" is also an "H100"
+    size_t longest = 0;
+    for (size_t i = 0; i < sizeof(cards) / sizeof(cards[0]); i++) {
+        const size_t length = strlen(cards[i].name);
+        if (length > longest && gpu_has_words_(device_name, cards[i].name)) {
+            longest = length;
+            found = cards[i];
+        }
+    }
+    return found;
+}
+
+// 16-bit multiply-adds with fp32 sums, per clock and multiprocessor (CUDA C Programming Guide and the
+// architectures' white papers). GeForce cards do half of what workstations' with the same chip do.
+// TF32 is half of it.
+static inline double gpu_tensor_rate_(const Gpu* gpu) {
+    if (gpu->major == 10) {
+        return 4096;
+    }
+    if (gpu->major == 9) {
+        return 2048;
+    }
+    return gpu->major == 8 && gpu->minor == 0 ? 1024 : strstr(gpu->name, "GeForce") ? 256 : 512;
+}
+
+static inline double gpu_cuda_core_rate_(int major, int minor) { // fp32 multiply-adds
+    return major == 8 && minor == 0 ? 64 : 128;
+}
+
+// 0 if the device does not say it.
+static inline double gpu_attribute_(const Gpu* gpu, cudaDeviceAttr which) {
+    int value = 0;
+    if (cudaDeviceGetAttribute(&value, which, gpu->device) != cudaSuccess) {
+        value = 0;
+        cudaGetLastError(); // clears the error: the figure is only for display
+    }
+    return value;
+}
+
+// FLOP/s for factors of this type; 0 if the device does not say its clock.
+static inline double gpu_peak_flops_per_s(const Gpu* gpu, DType dtype, int tf32) {
+    const double clocks = 2e3 * gpu_attribute_(gpu, cudaDevAttrClockRate) * gpu->multiprocessors;
+    if (dtype == DTYPE_FP32 && !tf32 && clocks > 0) {
+        return clocks * gpu_cuda_core_rate_(gpu->major, gpu->minor);
+    }
+    const double published = gpu_published_(gpu->name).tflops * 1e12;
+    const double dense = published > 0 ? published : clocks * gpu_tensor_rate_(gpu);
+    return dtype == DTYPE_FP32 ? dense / 2 : dense;
+}
+
+// Bytes/s of its memory, which works twice a clock.
+static inline double gpu_bandwidth_per_s(const Gpu* gpu) {
+    const double published = gpu_published_(gpu->name).tb_per_s * 1e12;
+    return published > 0 ? published
+                         : 2e3 * gpu_attribute_(gpu, cudaDevAttrMemoryClockRate) *
+                               gpu_attribute_(gpu, cudaDevAttrGlobalMemoryBusWidth) / 8;
+}
+
+// Device number `device`, or an H100 if this machine has no such GPU; `words` becomes what it is. The result has only what
+// the functions of this file need.
+static inline Gpu gpu_or_default(char* words, size_t words_bytes, int device) {
+    int count = 0;
+    cudaDeviceProp properties;
+    Gpu gpu;
+    memset(&gpu, 0, sizeof(gpu));
+    if (cudaGetDeviceCount(&count) != cudaSuccess || device >= count) {
+        cudaGetLastError();
+        snprintf(words, words_bytes, "an H100 SXM (no GPU found)");
+        snprintf(gpu.name, sizeof(gpu.name), "H100");
+        gpu.major = 9;
+        return gpu;
+    }
+    CUDA_CHECK(cudaGetDeviceProperties(&properties, device));
+    snprintf(gpu.name, sizeof(gpu.name), "%s", properties.name);
+    snprintf(words, words_bytes, "%s", properties.name);
+    gpu.device = device;
+    gpu.major = properties.major;
+    gpu.minor = properties.minor;
+    gpu.multiprocessors = properties.multiProcessorCount;
+    return gpu;
+}
+
+// For the planned time of an update. The shares of the peaks and the time of a launch are assumptions, which nobody has
+// measured with this program.
+static inline SpeedRates gpu_rates(const Gpu* gpu, double peak) {
+    const double products = 0.65, attention = 0.35, memory = 0.8, bandwidth = gpu_bandwidth_per_s(gpu);
+    SpeedRates rates;
+    for (int kind = 0; kind < SPEED_RATES; kind++) {
+        rates.per_s[kind] = kind == SPEED_PRODUCTS    ? products * peak
+                            : kind == SPEED_ATTENTION ? attention * peak
+                                                      : memory * bandwidth;
+    }
+    rates.launch_s = 2e-6;
+    snprintf(rates.basis, sizeof(rates.basis),
+             "computed, not measured: %.0f and %.0f %% of the peak, %.0f %% of %.3g TB/s", 100 * products,
+             100 * attention, 100 * memory, bandwidth * 1e-12);
+    return rates;
+}
+
+// What this process and others have taken of the GPU beside gpu_alloc: CUDA's context, kernels, cublasLt.
+static inline double gpu_beside_mib(void) {
+    size_t free_bytes = 0, total_bytes = 0;
+    CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total_bytes));
+    return ((double)total_bytes - (double)free_bytes - (double)gpu_now_bytes()) / (1 << 20);
+}
+
+// ---- --gpu-report ----
+
+typedef struct {
+    Nvml nvml; // also for the log
+    int has_nvml, has_listed_products;
+} GpuReport;
+
+// Opens the management library for this GPU, if it is there; where a report is wanted, says why it is not.
+static inline void gpu_report_open(GpuReport* r, int device, int is_wanted) {
+    char bus_id[32];
+    CUDA_CHECK(cudaDeviceGetPCIBusId(bus_id, sizeof(bus_id), device));
+    r->has_nvml = nvml_open(&r->nvml, bus_id);
+    if (!r->has_nvml && is_wanted) {
+        printf("no GPU report: %s\n", r->nvml.reason);
+    }
+}
+
+static inline void gpu_report_close(GpuReport* r) {
+    if (r->has_nvml) {
+        nvml_close(&r->nvml);
+    }
+}
+
+// The algorithms of the products, the first time, and a line on the GPU.
+static inline void gpu_report_print(GpuReport* r, const MatmulGpu* matmul) {
+    char line[256];
+    if (!r->has_listed_products) {
+        r->has_listed_products = 1;
+        matmul_gpu_report(stdout, matmul);
+    }
+    if (r->has_nvml && nvml_line(&r->nvml, line, sizeof(line))) {
+        printf("%s\n", line);
+    }
+}
+
+#endif

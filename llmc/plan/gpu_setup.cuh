@@ -1,0 +1,77 @@
+/*
+gpu_setup.cuh -- what options mean on a GPU, beside what they take of its memory (memory_limit.cuh): which GPU it is, how
+products are done, and which combinations it cannot do.
+*/
+#ifndef LLMC_GPU_SETUP_CUH
+#define LLMC_GPU_SETUP_CUH
+
+#include <stdio.h>
+
+#include "llmc/gpu/floatx.cuh"
+
+#include "llmc/base/check.h"
+#include "llmc/comm/comm.h"
+#include "llmc/comm/comm_nccl.cuh"
+#include "llmc/model/model.h"
+#include "llmc/gpu/gpu.cuh"
+#include "llmc/ops/matmul.cuh"
+#include "llmc/setup/options.h"
+
+// Ends the program if the options ask for what only a CPU does, or another precision.
+static inline void gpu_setup_check_(const Options* o) {
+    if (o->update_in_backward && DTYPE_OF(floatX) == DTYPE_FP16) {
+        die_usage(
+            "--update-in-backward on with PRECISION=FP16, whose loss scale needs the whole gradient first; "
+            "wanted PRECISION=BF16 or FP32, or off");
+    }
+    if (o->master_weights == MASTER_WEIGHTS_24 && DTYPE_OF(floatX) != DTYPE_BF16) {
+        die_usage("--master-weights 24 with PRECISION=" PRECISION_NAME "; wanted PRECISION=BF16, or on");
+    }
+}
+
+// True if micro-steps are graphs. With replicas a graph has operations of two communicators, and
+// others run outside of it: NCCL's manual has seen that to block for ever
+// (NCCL_GRAPH_MIXING_SUPPORT).
+static inline int gpu_setup_graph(const Options* o) {
+    return o->graph == OPTION_AUTO ? o->shards == o->processes : o->graph;
+}
+
+// Decides --device auto, and --autotune where processes only evaluate or convert: they have nothing
+// in common, so each would choose products of its own.
+static inline void gpu_setup(Options* o, const Comm* comm) {
+    gpu_setup_check_(o);
+    if (!gpu_setup_graph(o) && o->graph == OPTION_AUTO) {
+        printf("graph: off, with replicas of the model; --graph on tries it\n");
+    }
+    if (comm->size > 1 && o->device != OPTION_AUTO) {
+        die_usage("--device %d is for one process; %d take one GPU each", o->device, comm->size);
+    }
+    if (comm->size > 1 && o->autotune && options_only_uses_model(o)) {
+        printf("autotune: off, with several processes that do not train\n");
+        o->autotune = 0;
+    }
+    if (o->device == OPTION_AUTO) {
+        o->device = comm->size > 1 ? gpu_device_of_rank(comm, OPTION_AUTO) : 0;
+    }
+}
+
+// GELU inside a forward product takes values before they are rounded; computed again, it takes rounded ones.
+// So the levels that compute GELU alone again keep it out of the forward products. Its derivative is always
+// taken at rounded values.
+static inline GeluFusion gpu_setup_gelu_(const Options* o) {
+    static const int fused[] = {GELU_SEPARATE, GELU_FUSED_FORWARD, GELU_FUSED};
+    const int gelu_again = o->recompute == RECOMPUTE_GELU || o->recompute == RECOMPUTE_NORMS;
+    const int fusion = o->gelu_fusion == OPTION_AUTO
+                           ? GELU_RACE | (matmul_gelu_pays(o->device) ? GELU_FUSED : GELU_SEPARATE)
+                           : fused[o->gelu_fusion];
+    return (GeluFusion)(gelu_again ? fusion & ~(GELU_FUSED_FORWARD | GELU_RACE_FORWARD) : fusion);
+}
+
+static inline MatmulSettings gpu_setup_products(GPT2Config cfg, const Options* o) {
+    const MatmulSettings settings = {
+        o->tf32, gpu_setup_gelu_(o), o->bias_fusion, o->autotune,
+        matmul_workspace_bytes(o->device, (size_t)o->batch * (size_t)o->seq_len, (size_t)cfg.C)};
+    return settings;
+}
+
+#endif

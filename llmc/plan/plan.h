@@ -1,0 +1,421 @@
+/*
+plan.h -- what a run takes: the tensors of the model with their sizes, memory by kind, work and time.
+*/
+#ifndef LLMC_PLAN_H
+#define LLMC_PLAN_H
+
+#include <stddef.h>
+#include <stdio.h>
+
+#include "llmc/setup/options.h"
+#include "llmc/plan/cost.h"
+#include "llmc/model/freeze.h"
+#include "llmc/model/model.h"
+#include "llmc/optim/optimizer.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// The device that the run is on; beside it the host, and a disk of the host.
+typedef enum { PLAN_DEVICE, PLAN_HOST, PLAN_DISK } PlanPlace;
+
+// Between the GPU and the host, each way: PCIe 5 x16. dev/bench/scaling.py assumes the same.
+#define PLAN_BUS_BYTES_PER_S 50e9
+// Of a drive: dev/bench/scaling.py assumes the same.
+#define PLAN_DRIVE_BYTES_PER_S 6e9
+
+// One allocation, by name. A list ends with a name of NULL.
+typedef struct {
+    const char* name;
+    size_t bytes;
+    PlanPlace place;
+    double in, out; // how often an update moves it to the device, and back
+} PlanMemory;
+
+enum { PLAN_KINDS = 22 + STATE_SLOTS }; // room for a list
+
+// What a run takes, and what the device can do.
+typedef struct {
+    TensorRow parameters[GPT2_PARAMETER_ROWS], activations[GPT2_ACTIVATION_ROWS];
+    PlanMemory memory[PLAN_KINDS]; // the large allocations; the list ends with a name of NULL
+    char device[256];              // in words
+    double peak;                   // of the device, FLOP/s
+    SpeedDevice speed;             // rates only for --plan and --fit
+    int64_t eval_sequences;        // of a validation; only for --plan
+} TrainerPlan;
+
+// Texts that a model generates at a time: a run that trains also samples, one by one.
+static inline int plan_texts(const Options* o) { return o->recompute == RECOMPUTE_NEVER ? o->batch : 1; }
+
+// Adds an allocation on the device to the end of a list, which is empty if its first name is NULL.
+void plan_add(PlanMemory plan[PLAN_KINDS], const char* name, size_t bytes);
+// Adds any.
+void plan_add_at(PlanMemory plan[PLAN_KINDS], PlanMemory kind);
+
+// Adds the optimizer's state that one process has, a kind for each slot. An update moves what is not on the device to it
+// and back.
+void plan_add_state(PlanMemory plan[PLAN_KINDS], const OptimizerState* state, PlanPlace place);
+
+// Adds the activations of generation, `bytes` that are laid out by `rows`.
+void plan_add_text(PlanMemory plan[PLAN_KINDS], const TensorRow rows[GPT2_ACTIVATION_ROWS], size_t bytes);
+
+// The memory at a place, and of the device that the run is on.
+size_t plan_bytes_at(const PlanMemory* memory, PlanPlace place);
+size_t plan_bytes(const PlanMemory* memory);
+
+// What an update moves between a place and the device, and the time that takes if nothing hides it: over the bus in both
+// directions at once, on a disk one after the other.
+typedef struct {
+    double bytes, in, out; // of what moves at all; to the device, and back
+    double s;
+} PlanMoves;
+PlanMoves plan_moves(const PlanMemory* memory, PlanPlace place);
+
+// The planned time of an update of one process, with these moves.
+SpeedUpdate plan_update(GPT2Config cfg, const Options* options, const SpeedDevice* device,
+                        const PlanMemory* memory);
+
+// "planned: " and the kinds at each place, without the end of the line.
+void plan_print_kinds(FILE* file, const PlanMemory* memory);
+
+// Two lines: the model, and its memory; between them one on what is frozen, if anything is.
+void plan_print_memory(FILE* file, GPT2Config cfg, const Options* options, const PlanMemory* memory);
+
+// With several processes, a line: what each of them sends in an update. The last two are the bytes of an element of a
+// gradient and of a parameter.
+void plan_print_traffic(FILE* file, GPT2Config cfg, const Options* options, size_t gradient_bytes,
+                        size_t parameter_bytes);
+
+// The memory as members of a JSON object, in MiB, each with a comma before it; `memory` is a list.
+void plan_print_json(FILE* file, const void* memory);
+
+// All of it, for --plan: the tensors first, if they are asked for, and the summary last.
+void plan_print(FILE* file, GPT2Config cfg, const Options* options, const TrainerPlan* plan);
+
+#ifdef __cplusplus
+}
+#endif
+
+#ifdef PLAN_IMPLEMENTATION
+
+#include <assert.h>
+#include <math.h>
+#include <stdlib.h>
+
+#include "llmc/base/text_buffer.h"
+#include "llmc/base/enum_words.h"
+#include "llmc/checkpoint/checkpoint.h"
+#include "llmc/setup/resolve.h"
+#include "llmc/log/text_wrap.h"
+#include "llmc/parallel/zero.h"
+
+void plan_add_at(PlanMemory plan[PLAN_KINDS], PlanMemory kind) {
+    const PlanMemory end = {NULL, 0, PLAN_DEVICE, 0, 0};
+    int count = 0;
+    while (plan[count].name) {
+        count++;
+    }
+    assert(count + 1 < PLAN_KINDS);
+    plan[count] = kind;
+    plan[count + 1] = end;
+}
+
+void plan_add(PlanMemory plan[PLAN_KINDS], const char* name, size_t bytes) {
+    const PlanMemory kind = {name, bytes, PLAN_DEVICE, 0, 0};
+    plan_add_at(plan, kind);
+}
+
+void plan_add_state(PlanMemory plan[PLAN_KINDS], const OptimizerState* state, PlanPlace place) {
+    for (int slot = 0; slot < STATE_SLOTS; slot++) {
+        const StateSlot* s = &state->slots[slot];
+        const double moves =
+            place != PLAN_DEVICE && s->bytes > 0 ? state_moved_bytes(s) / (double)s->bytes : 0;
+        const size_t bytes =
+            place == PLAN_DEVICE ? state_slot_room(s) : s->bytes; // one allocation, or one each
+        const PlanMemory kind = {s->label, bytes, place, moves, moves};
+        plan_add_at(plan, kind);
+    }
+}
+
+void plan_add_text(PlanMemory plan[PLAN_KINDS], const TensorRow rows[GPT2_ACTIVATION_ROWS], size_t bytes) {
+    size_t kv = 0;
+    for (int i = 0; i < GPT2_ACTIVATION_ROWS; i++) {
+        kv += rows[i].member == offsetof(GPT2Activations, kv)
+                  ? tensor_elements(&rows[i]) * rows[i].element_bytes
+                  : 0;
+    }
+    plan_add(plan, "keys and values", kv);
+    plan_add(plan, "activations", bytes - kv);
+}
+
+size_t plan_bytes_at(const PlanMemory* memory, PlanPlace place) {
+    size_t total = 0;
+    for (const PlanMemory* kind = memory; kind->name; kind++) {
+        total += kind->place == place ? kind->bytes : 0;
+    }
+    return total;
+}
+
+size_t plan_bytes(const PlanMemory* memory) { return plan_bytes_at(memory, PLAN_DEVICE); }
+
+static double plan_mib_(size_t bytes) { return (double)bytes / (1 << 20); }
+
+// What is at a place, in words; nothing if there is nothing.
+static void plan_print_place_(FILE* file, const PlanMemory* memory, PlanPlace place, const char* words) {
+    const size_t total = plan_bytes_at(memory, place);
+    const char* joint = " = ";
+    if (total) {
+        fprintf(file, "%s%.1f MiB", words, plan_mib_(total));
+    }
+    for (const PlanMemory* kind = memory; kind->name; kind++) {
+        if (kind->place == place && kind->bytes) {
+            fprintf(file, "%s%s %.1f", joint, kind->name, plan_mib_(kind->bytes));
+            joint = " + ";
+        }
+    }
+}
+
+static void plan_print_places_(FILE* file, const PlanMemory* memory) {
+    plan_print_place_(file, memory, PLAN_DEVICE, "");
+    plan_print_place_(file, memory, PLAN_HOST, "; on the host: ");
+    plan_print_place_(file, memory, PLAN_DISK, "; on disk: ");
+}
+
+void plan_print_kinds(FILE* file, const PlanMemory* memory) {
+    fprintf(file, "planned: ");
+    plan_print_places_(file, memory);
+}
+
+// What is frozen, and what follows from it.
+static void plan_print_freeze_(FILE* file, GPT2Config cfg, const char* list) {
+    const Freeze freeze = freeze_of(cfg.L, list);
+    if (list[0] == '\0') {
+        return;
+    }
+    fprintf(file, "freeze: %.2fM of %.2fM parameters are frozen", freeze_count(&freeze, cfg) / 1e6,
+            gpt2_count_stored(cfg) / 1e6);
+    if (freeze_has_classifier(&freeze)) {
+        fprintf(file, ", including the output layer (tied to wte)");
+    }
+    if (freeze.first_block > 0) {
+        fprintf(file, "; the backward pass ends %s %d",
+                freeze.first_block < cfg.L ? "at block" : "above block",
+                freeze.first_block < cfg.L ? freeze.first_block : cfg.L - 1);
+    }
+    fputc('\n', file);
+}
+
+static void plan_describe_(FILE* file, GPT2Config cfg, const Options* options, const PlanMemory* memory) {
+    const char* each = options->program.trainer == OPTION_GPU ? " per GPU" : " per process";
+    fprintf(file,
+            "model: %d layer%s, %d channel%s, %d head%s, context %d, vocabulary %d (padded to %d): %.2fM "
+            "parameters",
+            cfg.L, words_s(cfg.L), cfg.C, words_s(cfg.C), cfg.NH, words_s(cfg.NH), cfg.max_T, cfg.V, cfg.Vp,
+            gpt2_count_parameters(cfg) / 1e6);
+    if (cfg.share != SHARE_OFF) {
+        fprintf(file, ", %.2fM in memory (--share-layers %s)", gpt2_count_stored(cfg) / 1e6,
+                options->share_layers);
+    }
+    fputc('\n', file);
+    plan_print_freeze_(file, cfg, options->freeze);
+    fprintf(file, "memory%s: ", options->processes > 1 ? each : "");
+    plan_print_places_(file, memory);
+    fputc('\n', file);
+}
+
+void plan_print_memory(FILE* file, GPT2Config cfg, const Options* options, const PlanMemory* memory) {
+    TextBuffer lines;
+    text_buffer_open(&lines, "the plan");
+    plan_describe_(lines.file, cfg, options, memory);
+    char* text = text_buffer_close(&lines);
+    text_wrap_lines(file, text);
+    free(text);
+}
+
+// What all processes gather of operands in an update. A GPU has no whole fp32 weights, which are gathered, too, if they are
+// summed up.
+static double plan_operand_bytes_(GPT2Config cfg, const Options* o, const ZeroPlan* zero) {
+    const Optimizer optimizer = setup_optimizer(o);
+    const int arrays = 1 + (o->program.trainer == OPTION_GPU && optimizer.sums_weights);
+    OptimizerState state;
+    optimizer_state_open(&state, optimizer, zero, cfg);
+    return (double)optimizer_gathered_elements(&state, zero) * arrays * sizeof(float);
+}
+
+void plan_print_traffic(FILE* file, GPT2Config cfg, const Options* o, size_t gradient_bytes,
+                        size_t parameter_bytes) {
+    const ZeroPlan zero = setup_zero(cfg, o, o->shards);
+    const ZeroTraffic traffic = zero_traffic(&zero, o->total_batch / o->seq_len, o->batch, gradient_bytes,
+                                             parameter_bytes, plan_operand_bytes_(cfg, o, &zero));
+    if (o->processes > 1 && !options_only_uses_model(o)) {
+        fprintf(file, "each update: every %s sends %.1f MiB",
+                o->program.trainer == OPTION_GPU ? "GPU" : "process", traffic.within / (1 << 20));
+        if (o->shards < o->processes) {
+            fprintf(file, " within its %d, and %.1f MiB to the other replicas", o->shards,
+                    traffic.between / (1 << 20));
+        }
+        fputc('\n', file);
+    }
+}
+
+static void plan_print_rows_(FILE* file, const TensorRow* rows, int count) {
+    static const char* const life_mark[] = {"", "  b", "  c"}; // of TensorLife
+    for (int i = 0; i < count; i++) {
+        const TensorRow* row = &rows[i];
+        if (tensor_elements(row) > 0) {
+            fprintf(file, "  %-11s %4d x %8zu x %-6zu %10.2f MiB%s\n", row->name, row->layers, row->rows,
+                    row->cols, plan_mib_(tensor_elements(row) * row->element_bytes), life_mark[row->life]);
+        }
+    }
+}
+
+PlanMoves plan_moves(const PlanMemory* memory, PlanPlace place) {
+    PlanMoves moves = {0, 0, 0, 0};
+    for (const PlanMemory* kind = memory; kind->name; kind++) {
+        if (kind->place == place) {
+            moves.bytes += kind->in > 0 ? (double)kind->bytes : 0;
+            moves.in += kind->in * (double)kind->bytes;
+            moves.out += kind->out * (double)kind->bytes;
+        }
+    }
+    moves.s = place == PLAN_DISK ? (moves.in + moves.out) / PLAN_DRIVE_BYTES_PER_S
+                                 : fmax(moves.in, moves.out) / PLAN_BUS_BYTES_PER_S;
+    return moves;
+}
+
+SpeedUpdate plan_update(GPT2Config cfg, const Options* options, const SpeedDevice* device,
+                        const PlanMemory* memory) {
+    SpeedUpdate update = speed_update(cfg, options, device);
+    update.s[SPEED_MOVES] = plan_moves(memory, PLAN_HOST).s + plan_moves(memory, PLAN_DISK).s;
+    return update;
+}
+
+static void plan_print_moves_(FILE* file, const PlanMemory* memory, PlanPlace place) {
+    const PlanMoves moves = plan_moves(memory, place);
+    const double gib = 1 << 30;
+    if (moves.in > 0 && place == PLAN_HOST) {
+        fprintf(
+            file,
+            "offload: %.1f GiB on the host; an update moves %.1f GiB to the GPU and %.1f GiB back: %.3g s at "
+            "%.0f GB/s each way (PCIe 5 x16), less what the GPU's work hides\n",
+            moves.bytes / gib, moves.in / gib, moves.out / gib, moves.s, PLAN_BUS_BYTES_PER_S * 1e-9);
+    } else if (moves.in > 0) {
+        fprintf(
+            file,
+            "offload: %.1f GiB on disk; an update reads %.1f GiB and writes %.1f GiB: %.3g s at %.0f GB/s, "
+            "if no other process uses the drive\n",
+            moves.bytes / gib, moves.in / gib, moves.out / gib, moves.s, PLAN_DRIVE_BYTES_PER_S * 1e-9);
+    }
+}
+
+// Disk space of checkpoints.
+static void plan_print_disk_(FILE* file, GPT2Config cfg, const Options* o) {
+    const double bytes =
+        4.0 * gpt2_count_parameters(cfg) + optimizer_saved_bytes(setup_optimizer(o), cfg); // fp32 weights
+    const double kept = checkpoints_kept(o, 0);
+    if (kept > 0 && o->steps > 0) {
+        fprintf(file, "disk: %.0f checkpoint%s of at most %.1f MiB = %.1f MiB\n", kept, words_s(kept),
+                bytes / (1 << 20), kept * bytes / (1 << 20));
+    }
+}
+
+// The planned time of an update, and where it goes: what takes a hundredth of it or more, in percent.
+static void plan_print_update_(FILE* file, const SpeedUpdate* update, double tokens) {
+    const double total = speed_total_s(update);
+    const char* joint = ": ";
+    fprintf(file, "speed: %.0f tok/s planned, %.3g s an update", tokens / total, total);
+    for (int kind = 0; kind < SPEED_KINDS; kind++) {
+        if (update->s[kind] >= 0.01 * total) {
+            fprintf(file, "%s%s %.0f %%", joint, speed_word((SpeedKind)kind), 100 * update->s[kind] / total);
+            joint = ", ";
+        }
+    }
+    fputc('\n', file);
+}
+
+// What the planned time is computed from; a kind that has the rate of all passes over memory is not named.
+static void plan_print_rates_(FILE* file, const SpeedRates* rates) {
+    fprintf(file, "rates: %s:", rates->basis);
+    for (int kind = 0; kind < SPEED_RATES; kind++) {
+        const double giga = rates->per_s[kind] * 1e-9;
+        if (kind == SPEED_MEMORY || rates->per_s[kind] != rates->per_s[SPEED_MEMORY]) {
+            fprintf(file, "%s %s %.*f %s", kind ? "," : "", speed_word((SpeedKind)kind), giga < 100, giga,
+                    speed_has_flops((SpeedKind)kind) ? "GFLOP/s" : "GB/s");
+        }
+    }
+    fprintf(file, "; %.2g us a launch\n", rates->launch_s * 1e6);
+}
+
+// The work of training and validation, and the time it takes.
+static void plan_print_work_(FILE* file, GPT2Config cfg, const Options* o, const TrainerPlan* plan) {
+    const Freeze freeze = freeze_of(cfg.L, o->freeze);
+    const double flops = freeze_flops_per_token(&freeze, cfg, o->seq_len), update = (double)o->total_batch;
+    const SpeedUpdate speed = plan_update(cfg, o, &plan->speed, plan->memory);
+    if (o->steps == OPTION_AUTO) {
+        fprintf(file, "work: %.4g FLOP per token; how many tokens is known once the text is encoded\n",
+                flops);
+    } else {
+        const double tokens = update * (double)o->steps;
+        const double validations = o->eval_every > 0 ? 1 + floor((double)o->steps / o->eval_every) : 0;
+        const double seen = validations * (double)plan->eval_sequences * o->seq_len, all = tokens + seen / 3;
+        fprintf(
+            file,
+            "work: %.4g tokens x %.4g FLOP = %.4g FLOP; plus %.0f validation%s on %.4g tokens in total, at a "
+            "third of the cost per token\n",
+            tokens, flops, tokens * flops, validations, words_s(validations), seen);
+        fprintf(file, "time: %.2f hours planned; %.2f at the peak of %.0f GFLOP/s (%s%s)\n",
+                all / update * speed_total_s(&speed) / 3600, all * flops / plan->peak / o->processes / 3600,
+                plan->peak * 1e-9, plan->device, o->processes > 1 ? ", each" : "");
+    }
+    plan_print_update_(file, &speed, update);
+    plan_print_rates_(file, &plan->speed.rates);
+}
+
+static void plan_print_tensors_(FILE* file, const Options* options, const TrainerPlan* plan) {
+    fprintf(file, "\nparameters   layers x rows x columns (%s)\n",
+            options->quantize ? "of matrices: blocks of 32" : "the same for gradients and optimizer state");
+    plan_print_rows_(file, plan->parameters, GPT2_PARAMETER_ROWS);
+    fprintf(file,
+            "\nactivations   layers x tokens x columns (b: only used inside a block; shares memory with c, "
+            "the classifier's)\n");
+    plan_print_rows_(file, plan->activations, GPT2_ACTIVATION_ROWS);
+}
+
+void plan_print(FILE* file, GPT2Config cfg, const Options* options, const TrainerPlan* plan) {
+    if (options->plan_tensors) {
+        plan_print_tensors_(file, options, plan);
+    }
+    fputc('\n', file);
+    plan_print_memory(file, cfg, options, plan->memory);
+    plan_print_moves_(file, plan->memory, PLAN_HOST);
+    plan_print_moves_(file, plan->memory, PLAN_DISK);
+    plan_print_disk_(file, cfg, options);
+    if (!options_only_uses_model(options)) {
+        plan_print_work_(file, cfg, options, plan);
+    }
+}
+
+// The kinds of one place, if there are any.
+static void plan_print_json_of_(FILE* file, const PlanMemory* kinds, const char* key, PlanPlace place) {
+    int count = 0;
+    for (; kinds->name; kinds++) {
+        if (kinds->place == place && kinds->bytes > 0) {
+            if (count == 0) {
+                fprintf(file, ",\"%s\":{", key);
+            }
+            fprintf(file, "%s\"%s\":%.9g", count++ ? "," : "", kinds->name, (double)kinds->bytes / (1 << 20));
+        }
+    }
+    fputs(count ? "}" : "", file);
+}
+
+void plan_print_json(FILE* file, const void* memory) {
+    plan_print_json_of_(file, (const PlanMemory*)memory, "mem_mb", PLAN_DEVICE);
+    plan_print_json_of_(file, (const PlanMemory*)memory, "host_mem_mb", PLAN_HOST);
+    plan_print_json_of_(file, (const PlanMemory*)memory, "disk_mb", PLAN_DISK);
+}
+
+#endif // PLAN_IMPLEMENTATION
+
+#endif

@@ -1,0 +1,726 @@
+/*
+log_reader.h -- a run as its log.jsonl tells it (log.h has the format), for reports and comparisons.
+
+A run is named by its directory, or by its log. It may be finished, running, stopped or a copy: only the log is
+read. A last line that is not complete yet is left out, and so are unknown kinds of lines and
+unknown keys. A line that is damaged, by a loss of power for example, is left out with a warning.
+
+Each step is there once. The log itself drops what a resumed or rolled-back run does again; where it did not, the
+later lines count.
+*/
+#ifndef LLMC_LOG_READER_H
+#define LLMC_LOG_READER_H
+
+#include <limits.h>
+#include <stddef.h>
+
+#include "llmc/base/enum_words.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum { RECORD_RUNS = 8 }; // read together at most
+
+// The numbers of an update, by their keys.
+// clang-format off
+#define RECORD_SERIES(X) \
+    X(RECORD_LOSS,       "loss")      \
+    X(RECORD_NORM,       "norm")      \
+    X(RECORD_LR,         "lr")        \
+    X(RECORD_MS,         "ms")        \
+    X(RECORD_DATA_MS,    "data_ms")   \
+    X(RECORD_TOK_PER_S,  "tok_per_s") \
+    X(RECORD_MFU,        "mfu")       /* of the largest peak since the start */ \
+    X(RECORD_PEAK,       "peak")      \
+    X(RECORD_POWER_W,    "power_w")   \
+    X(RECORD_CLOCK_MHZ,  "clock_mhz") \
+    X(RECORD_TOKENS,     "tokens")    \
+    X(RECORD_ELAPSED_S,  "elapsed_s") \
+    X(RECORD_TIME,       "time")
+typedef enum { RECORD_SERIES(WORDS_VALUE) RECORD_NUM_SERIES_ } RecordSeries;
+
+// The numbers of the other lines.
+#define RECORD_VALUES(X) \
+    X(RECORD_VALUE_LOSS, "loss")      \
+    X(RECORD_BPB,        "bpb")       \
+    X(RECORD_ACC,        "acc")       \
+    X(RECORD_ACC_NORM,   "acc_norm")  \
+    X(RECORD_ACC_BYTES,  "acc_bytes") \
+    X(RECORD_FROM,       "from")      \
+    X(RECORD_SEQUENCES,  "sequences") \
+    X(RECORD_ALL_SEQUENCES, "all_sequences")
+typedef enum { RECORD_VALUES(WORDS_VALUE) RECORD_NUM_VALUES_ } RecordValue;
+
+// The lines that are about a step, in the order of the words below.
+#define RECORD_KINDS(X) \
+    X(RECORD_VAL,      "val")      \
+    X(RECORD_TASK,     "task")     \
+    X(RECORD_SAMPLE,   "sample")   \
+    X(RECORD_SKIP,     "skip")     \
+    X(RECORD_ROLLBACK, "rollback") \
+    X(RECORD_STOP,     "stop")     \
+    X(RECORD_START,    "config")   /* a start of the program; its step is the one before */
+// clang-format on
+typedef enum { RECORD_KINDS(WORDS_VALUE) RECORD_NUM_KINDS_ } RecordKind;
+
+// What a line does not say is NaN.
+typedef struct {
+    double step, values[RECORD_NUM_SERIES_];
+} RecordStep;
+
+typedef struct {
+    RecordKind kind;
+    double step, values[RECORD_NUM_VALUES_];
+    char* text; // sample, reason, or the task's name; "" if there is none
+    size_t bytes;
+} RecordEvent;
+
+typedef struct {
+    char *name, *value; // the value as on a command line
+    int is_text;
+} RecordOption;
+
+// Where memory is: where the model is computed, beside it, or in files.
+typedef enum { RECORD_ON_DEVICE, RECORD_ON_HOST, RECORD_ON_DISK, RECORD_PLACES } RecordPlace;
+
+typedef struct {
+    char* name;
+    double mib;
+    RecordPlace place;
+} RecordMemory;
+
+typedef enum { RECORD_UNFINISHED, RECORD_STOPPED, RECORD_FINISHED } RecordEnd;
+
+typedef struct {
+    char name[PATH_MAX], path[PATH_MAX]; // as given, and of its log
+    RecordStep* steps;                   // in order
+    RecordEvent* events;                 // in order
+    RecordOption* options;               // of the last start, and what follows too
+    RecordMemory* memory;
+    size_t num_steps, num_events, num_options, num_memory;
+    char *program, *trainer, *host, *device; // "": not told
+    double floor, peak_mib, planned_mib;     // NaN: not told
+    double tok_per_s;   // of the last start that did something, without its first update; NaN: not told
+    size_t num_damaged; // lines that were left out
+    RecordEnd end;
+} Record;
+
+// Sets paths to the parts of "RUN,RUN"; \, is a comma in a name. A part that names nothing may be a
+// pattern, 'out/lr*': then it stands for the runs that match it. Returns how many. A list that is
+// empty, has an empty part, names a run twice, or is too long, is refused as the value of `option`.
+int record_split(char paths[RECORD_RUNS][PATH_MAX], const char* list, const char* option);
+
+// Reads a run, and warns if lines are left out. Ends the program if there is no log, or no update
+// in it.
+void record_read(Record* record, const char* run);
+
+void record_close(Record* record);
+
+// Bytes at the start of the names of several runs: the directories that they have in common.
+size_t record_common_directories(const Record* runs, int count);
+
+// Whether a run's name is that of a log, not of a directory.
+int record_names_file(const char* run);
+
+// The first, last and lowest validation; NULL: none.
+const RecordEvent* record_first(const Record* record, RecordKind kind);
+const RecordEvent* record_last(const Record* record, RecordKind kind);
+// RECORD_VALUE_LOSS or RECORD_BPB
+const RecordEvent* record_best(const Record* record, RecordValue measure);
+
+// A number of the run when it had done `step` updates, RECORD_TOKENS for example; 0 before the first. NaN: not told.
+double record_place(const Record* record, RecordSeries series, double step);
+
+// The value of an option, NULL: not told.
+const char* record_option(const Record* record, const char* name);
+
+// Training speed: what the summary says, else the median of the last 1,000 updates.
+double record_tok_per_s(const Record* record);
+
+#ifdef __cplusplus
+}
+#endif
+
+#ifdef LOG_READER_IMPLEMENTATION
+
+#include <errno.h>
+#include <glob.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/types.h>
+#include <unistd.h>
+
+#include "llmc/base/check.h"
+#include "llmc/base/file.h"
+#include "llmc/base/json.h"
+
+enum { RECORD_FAULT_ = ERROR_BYTES + 64 }; // of a message about a line
+
+static const char* const record_series_[] = {RECORD_SERIES(WORDS_NAME)};
+static const char* const record_values_[] = {RECORD_VALUES(WORDS_NAME)};
+static const char* const record_kinds_[] = {RECORD_KINDS(WORDS_NAME)};
+
+// The place of a word in a list, `count` if it is not there.
+static int record_find_(const char* const* words, int count, const char* word) {
+    int i = 0;
+    while (i < count && strcmp(words[i], word) != 0) {
+        i++;
+    }
+    return i;
+}
+
+static char* record_copy_(const char* text, size_t bytes) {
+    char* copy = (char*)check_alloc_unset(bytes + 1, 1, "log");
+    memcpy(copy, text, bytes);
+    copy[bytes] = '\0';
+    return copy;
+}
+
+static void record_set_(char** text, const char* value, size_t bytes) {
+    free(*text);
+    *text = record_copy_(value, bytes);
+}
+
+// ---- one line ----
+
+// A number, or null.
+static int record_number_(JsonReader* json, double* value) {
+    *value = NAN;
+    return json_peek(json) == 'n' ? json_skip(json) : json_number(json, value);
+}
+
+// Takes the value of `key` if it is one of `words`, else steps over it.
+static int record_take_(JsonReader* json, const char* key, const char* const* words, int count,
+                        double* values) {
+    const int which = record_find_(words, count, key);
+    return which < count ? record_number_(json, &values[which]) : json_skip(json);
+}
+
+static void record_clear_(double* values, int count) {
+    for (int i = 0; i < count; i++) {
+        values[i] = NAN;
+    }
+}
+
+// After an error of JSON or at the end of the line's object.
+static int record_line_ends_(JsonReader* json, int more) { return more == 0 && json_end(json); }
+
+// Drops what is told of steps after `step`: it was done again.
+static void record_drop_after_(Record* r, double step) {
+    while (r->num_steps && r->steps[r->num_steps - 1].step > step) {
+        r->num_steps--;
+    }
+    size_t kept = 0;
+    for (size_t i = 0; i < r->num_events; i++) {
+        if (r->events[i].step > step) {
+            free(r->events[i].text);
+        } else {
+            r->events[kept++] = r->events[i];
+        }
+    }
+    r->num_events = kept;
+}
+
+static double record_now_(const Record* r) { return r->num_steps ? r->steps[r->num_steps - 1].step : 0; }
+
+static int record_train_(Record* r, JsonReader* json) {
+    RecordStep step;
+    const char* key;
+    int more;
+    step.step = NAN;
+    record_clear_(step.values, RECORD_NUM_SERIES_);
+    while ((more = json_member(json, JSON_NEXT, &key)) > 0) {
+        if (!(strcmp(key, "step") == 0
+                  ? record_number_(json, &step.step)
+                  : record_take_(json, key, record_series_, RECORD_NUM_SERIES_, step.values))) {
+            return 0;
+        }
+    }
+    if (!record_line_ends_(json, more)) {
+        return 0;
+    }
+    if (!(step.step >= 1)) {
+        return json_unexpected(json, "a step from 1");
+    }
+    if (step.step <= record_now_(r)) {
+        record_drop_after_(r, step.step - 1);
+    }
+    r->steps = (RecordStep*)check_grow(r->steps, r->num_steps, sizeof(step), r->path);
+    r->steps[r->num_steps++] = step;
+    r->end = RECORD_UNFINISHED;
+    return 1;
+}
+
+static void record_add_event_(Record* r, RecordEvent event) {
+    r->events = (RecordEvent*)check_grow(r->events, r->num_events, sizeof(event), r->path);
+    r->events[r->num_events++] = event;
+}
+
+static int record_event_(Record* r, RecordKind kind, JsonReader* json) {
+    static const char* const texts[] = {"text", "reason", "name"};
+    RecordEvent event = {kind, NAN, {0}, NULL, 0};
+    const char *key, *text = "";
+    int more, ok = 1;
+    record_clear_(event.values, RECORD_NUM_VALUES_);
+    while (ok && (more = json_member(json, JSON_NEXT, &key)) > 0) {
+        ok = strcmp(key, "step") == 0 ? record_number_(json, &event.step)
+             : record_find_(texts, 3, key) < 3
+                 ? json_text(json, &text, &event.bytes)
+                 : record_take_(json, key, record_values_, RECORD_NUM_VALUES_, event.values);
+    }
+    if (!ok || !record_line_ends_(json, more)) {
+        return 0;
+    }
+    if (!(event.step >= 0)) {
+        return json_unexpected(json, "a step from 0");
+    }
+    if (kind == RECORD_ROLLBACK) {
+        record_drop_after_(r, event.step);
+    }
+    event.text = record_copy_(text, event.bytes);
+    record_add_event_(r, event);
+    r->end = kind == RECORD_STOP ? RECORD_STOPPED : r->end;
+    return 1;
+}
+
+static void record_forget_start_(Record* r) {
+    for (size_t i = 0; i < r->num_options; i++) {
+        free(r->options[i].name);
+        free(r->options[i].value);
+    }
+    for (size_t i = 0; i < r->num_memory; i++) {
+        free(r->memory[i].name);
+    }
+    free(r->options);
+    free(r->memory);
+    free(r->program);
+    free(r->trainer);
+    free(r->host);
+    free(r->device);
+}
+
+// The value of an option: text, a number as it stands there, on, off or auto.
+static int record_option_value_(JsonReader* json, RecordOption* option) {
+    const int c = json_peek(json);
+    const size_t begin = json->at;
+    const char* text = NULL;
+    size_t bytes = 0;
+    option->is_text = c == '"';
+    if (!(c == '"' ? json_text(json, &text, &bytes) : json_skip(json))) {
+        return 0;
+    }
+    const char* word = c == 't' ? "on" : c == 'f' ? "off" : c == 'n' ? "auto" : NULL;
+    if (c != '"') {
+        text = word ? word : (const char*)json->text + begin;
+        bytes = word ? strlen(word) : json->at - begin;
+    }
+    option->value = record_copy_(text, bytes);
+    return 1;
+}
+
+static int record_options_(Record* r, JsonReader* json) {
+    const char* key;
+    int more;
+    if (!json_take(json, '{')) {
+        return 0;
+    }
+    while ((more = json_member(json, r->num_options ? JSON_NEXT : JSON_FIRST, &key)) > 0) {
+        RecordOption option = {record_copy_(key, strlen(key)), NULL, 0};
+        if (!record_option_value_(json, &option)) {
+            free(option.name);
+            return 0;
+        }
+        r->options = (RecordOption*)check_grow(r->options, r->num_options, sizeof(option), r->path);
+        r->options[r->num_options++] = option;
+    }
+    return more == 0;
+}
+
+static int record_memory_(Record* r, JsonReader* json, RecordPlace place) {
+    const char* key;
+    int more, n = 0;
+    if (!json_take(json, '{')) {
+        return 0;
+    }
+    for (; (more = json_member(json, n ? JSON_NEXT : JSON_FIRST, &key)) > 0; n++) {
+        RecordMemory kind = {NULL, 0, place};
+        char* name = record_copy_(key, strlen(key));
+        if (!record_number_(json, &kind.mib)) {
+            free(name);
+            return 0;
+        }
+        kind.name = name;
+        r->memory = (RecordMemory*)check_grow(r->memory, r->num_memory, sizeof(kind), r->path);
+        r->memory[r->num_memory++] = kind;
+    }
+    return more == 0;
+}
+
+// A member of the line of a start.
+static int record_start_member_(Record* start, JsonReader* json, const char* key) {
+    static const char* const texts[] = {"program", "trainer", "host", "device"};
+    static const char* const places[RECORD_PLACES] = {"mem_mb", "host_mem_mb", "disk_mb"};
+    char** const members[] = {&start->program, &start->trainer, &start->host, &start->device};
+    const int which = record_find_(texts, 4, key), place = record_find_(places, RECORD_PLACES, key);
+    const char* text;
+    size_t bytes;
+    if (which < 4) {
+        if (!json_text(json, &text, &bytes)) {
+            return 0;
+        }
+        record_set_(members[which], text, bytes);
+        return 1;
+    }
+    return place < RECORD_PLACES         ? record_memory_(start, json, (RecordPlace)place)
+           : strcmp(key, "options") == 0 ? record_options_(start, json)
+           : strcmp(key, "floor") == 0   ? record_number_(json, &start->floor)
+                                         : json_skip(json);
+}
+
+// The members that the line of a start sets.
+static void record_take_start_(Record* r, const Record* start) {
+    record_forget_start_(r);
+    r->options = start->options;
+    r->num_options = start->num_options;
+    r->memory = start->memory;
+    r->num_memory = start->num_memory;
+    r->program = start->program;
+    r->trainer = start->trainer;
+    r->host = start->host;
+    r->device = start->device;
+    r->floor = start->floor;
+}
+
+static void record_empty_start_(Record* r) {
+    memset(r, 0, sizeof(*r));
+    r->floor = NAN;
+    char** const members[] = {&r->program, &r->trainer, &r->host, &r->device};
+    for (int i = 0; i < 4; i++) {
+        *members[i] = record_copy_("", 0);
+    }
+}
+
+// A start of the program: it tells everything again.
+static int record_config_(Record* r, JsonReader* json) {
+    Record start;
+    const char* key;
+    int more, ok = 1;
+    record_empty_start_(&start);
+    while (ok && (more = json_member(json, JSON_NEXT, &key)) > 0) {
+        ok = record_start_member_(&start, json, key);
+    }
+    if (!ok || !record_line_ends_(json, more)) {
+        record_forget_start_(&start);
+        return 0;
+    }
+    const RecordEvent event = {RECORD_START, record_now_(r), {0}, record_copy_("", 0), 0};
+    record_add_event_(r, event);
+    record_take_start_(r, &start);
+    return 1;
+}
+
+static int record_summary_(Record* r, JsonReader* json) {
+    static const char* const names[] = {"floor", "tok_per_s", "peak_mb", "planned_mb"};
+    double values[4];
+    const char* key;
+    int more;
+    record_clear_(values, 4);
+    while ((more = json_member(json, JSON_NEXT, &key)) > 0) {
+        if (!record_take_(json, key, names, 4, values)) {
+            return 0;
+        }
+    }
+    if (!record_line_ends_(json, more)) {
+        return 0;
+    }
+    r->floor = isfinite(values[0]) ? values[0] : r->floor;
+    r->peak_mib = fmax(r->peak_mib, values[2]); // of all starts; of NaN and a number fmax takes the number
+    r->planned_mib = values[3];
+    if (values[1] > 0) { // else it was resumed when it was finished already; older logs say 0 then
+        r->tok_per_s = values[1];
+    }
+    r->end = RECORD_FINISHED;
+    return 1;
+}
+
+// Takes in one line. Returns 0 with json->error, and changes nothing, if it is none of a log.
+static int record_line_(Record* r, JsonReader* json) {
+    const char *key, *kind;
+    if (!json_take(json, '{')) {
+        return 0;
+    }
+    const int more = json_member(json, JSON_FIRST, &key);
+    if (more == 0 || (more > 0 && strcmp(key, "kind") != 0)) {
+        return json_unexpected(json, "a line that starts with its kind");
+    }
+    if (more < 0) {
+        return 0;
+    }
+    if (!json_string(json, &kind)) {
+        return 0;
+    }
+    const int which = record_find_(record_kinds_, RECORD_NUM_KINDS_, kind);
+    return strcmp(kind, "train") == 0     ? record_train_(r, json)
+           : strcmp(kind, "summary") == 0 ? record_summary_(r, json)
+           : which == RECORD_START        ? record_config_(r, json)
+           : which < RECORD_NUM_KINDS_    ? record_event_(r, (RecordKind)which, json)
+                                          : 1;
+}
+
+// ---- the whole log ----
+
+int record_names_file(const char* run) {
+    struct stat info;
+    return stat(run, &info) == 0 && !S_ISDIR(info.st_mode);
+}
+
+static void record_find_log_(Record* r, const char* run) {
+    file_path(r->name, "%s", run);
+    for (size_t end = strlen(r->name); end > 1 && r->name[end - 1] == '/'; end--) {
+        r->name[end - 1] = '\0';
+    }
+    if (record_names_file(run)) {
+        file_path(r->path, "%s", run);
+    } else {
+        file_join(r->path, r->name, "log.jsonl");
+        CHECK(access(run, F_OK) == 0, "%s: %s; wanted the directory of a run, or its log.jsonl", run,
+              strerror(errno));
+    }
+}
+
+// Sets `first` to what is wrong with the first line that is left out.
+static void record_read_lines_(Record* r, FILE* file, char first[RECORD_FAULT_]) {
+    char error[ERROR_BYTES], *line = NULL;
+    size_t room = 0, at = 0, length;
+    long number = 0;
+    while ((length = file_read_line(file, r->path, &line, &room)) > 0 && line[length - 1] == '\n') {
+        JsonReader json = json_reader(r->path, line, length, error);
+        json.first = at;
+        number++;
+        if (!record_line_(r, &json) && r->num_damaged++ == 0) {
+            snprintf(first, RECORD_FAULT_, "%s (line %ld of the log)", error, number);
+        }
+        at += length;
+    }
+    free(line);
+}
+
+// A peak that was measured on a busy machine rises during a run: all shares become those of the
+// largest one of their start.
+static void record_level_mfu_(Record* r) {
+    double peak = NAN;
+    size_t event = r->num_events;
+    for (size_t i = r->num_steps; i > 0; i--) {
+        double* values = r->steps[i - 1].values;
+        for (; event > 0 && r->events[event - 1].step >= r->steps[i - 1].step; event--) {
+            // the step is of an earlier start
+            peak = r->events[event - 1].kind == RECORD_START ? NAN : peak;
+        }
+        peak = fmax(peak, values[RECORD_PEAK]);
+        values[RECORD_MFU] *= isfinite(values[RECORD_PEAK]) ? values[RECORD_PEAK] / peak : 1;
+    }
+}
+
+void record_read(Record* record, const char* run) {
+    char error[ERROR_BYTES], first[RECORD_FAULT_] = "";
+    record_empty_start_(record);
+    record_find_log_(record, run);
+    record->peak_mib = record->planned_mib = record->tok_per_s = NAN;
+    const int fd = file_open_regular(record->path, error);
+    CHECK(fd >= 0, "%s", error);
+    FILE* file = fdopen(fd, "r");
+    CHECK(file, "%s: cannot read: %s", record->path, strerror(errno));
+    record_read_lines_(record, file, first);
+    fclose(file);
+    CHECK(record->num_steps > 0 || record->num_damaged == 0, "%s", first);
+    CHECK(record->num_steps > 0, "%s: no update is logged yet", record->path);
+    record_level_mfu_(record);
+    if (record->num_damaged > 0) {
+        fprintf(stderr, "warning: %s; left out: %zu damaged line%s\n", first, record->num_damaged,
+                words_s(record->num_damaged));
+    }
+}
+
+void record_close(Record* record) {
+    for (size_t i = 0; i < record->num_events; i++) {
+        free(record->events[i].text);
+    }
+    free(record->steps);
+    free(record->events);
+    record_forget_start_(record);
+    memset(record, 0, sizeof(*record));
+}
+
+// ---- lists of runs ----
+
+// Copies up to the next comma that has no backslash. Returns where it stands, or the end.
+static const char* record_part_(char path[PATH_MAX], const char* list, const char* option) {
+    size_t used = 0;
+    for (; *list && *list != ','; list++) {
+        list += list[0] == '\\' && list[1] == ',';
+        if (used + 1 >= PATH_MAX) {
+            die_usage("--%s: the name of a run is too long", option);
+        }
+        path[used++] = *list;
+    }
+    path[used] = '\0';
+    return list;
+}
+
+// The runs of a list so far.
+typedef struct {
+    char (*paths)[PATH_MAX];
+    int count;
+    const char *list, *option;
+} RecordList_;
+
+static void record_list_add_(RecordList_* l, const char* path) {
+    if (!path[0]) {
+        die_usage("--%s is '%s'; wanted runs, with a comma between two", l->option, l->list);
+    }
+    if (l->count == RECORD_RUNS) {
+        die_usage("--%s has more than %d runs; wanted 1 to %d", l->option, RECORD_RUNS, RECORD_RUNS);
+    }
+    for (int i = 0; i < l->count; i++) {
+        if (strcmp(l->paths[i], path) == 0) {
+            die_usage("--%s names %s twice", l->option, path);
+        }
+    }
+    snprintf(l->paths[l->count++], PATH_MAX, "%s", path);
+}
+
+// True if this is a log, or a directory with one: a pattern matches other files, too.
+static int record_is_run_(const char* path) {
+    char log[PATH_MAX];
+    if (record_names_file(path)) {
+        return file_ends_in(path, ".jsonl");
+    }
+    file_join(log, path, "log.jsonl");
+    return access(log, F_OK) == 0;
+}
+
+static void record_list_add_part_(RecordList_* l, const char* part) {
+    glob_t found;
+    int runs = 0;
+    if (access(part, F_OK) == 0 || !strpbrk(part, "*?[") || glob(part, 0, NULL, &found) != 0) {
+        record_list_add_(l, part);
+        return;
+    }
+    for (size_t i = 0; i < found.gl_pathc; i++) {
+        if (record_is_run_(found.gl_pathv[i])) {
+            record_list_add_(l, found.gl_pathv[i]);
+            runs++;
+        }
+    }
+    globfree(&found);
+    CHECK(runs > 0, "--%s %s: no run among what it matches; wanted directories with a log.jsonl", l->option,
+          part);
+}
+
+int record_split(char paths[RECORD_RUNS][PATH_MAX], const char* list, const char* option) {
+    RecordList_ l = {paths, 0, list, option};
+    char part[PATH_MAX];
+    for (const char* at = list;; at++) {
+        at = record_part_(part, at, option);
+        record_list_add_part_(&l, part);
+        if (!*at) {
+            return l.count;
+        }
+    }
+}
+
+// ---- questions ----
+
+size_t record_common_directories(const Record* runs, int count) {
+    size_t common = 0;
+    for (size_t at = 0; count > 1 && runs[0].name[at]; at++) {
+        int is_same = 1;
+        for (int i = 1; i < count; i++) {
+            is_same &= strncmp(runs[i].name, runs[0].name, at + 1) == 0;
+        }
+        common = is_same && runs[0].name[at] == '/' ? at + 1 : common;
+    }
+    return common;
+}
+
+const RecordEvent* record_first(const Record* record, RecordKind kind) {
+    for (size_t i = 0; i < record->num_events; i++) {
+        if (record->events[i].kind == kind) {
+            return &record->events[i];
+        }
+    }
+    return NULL;
+}
+
+const RecordEvent* record_last(const Record* record, RecordKind kind) {
+    for (size_t i = record->num_events; i > 0; i--) {
+        if (record->events[i - 1].kind == kind) {
+            return &record->events[i - 1];
+        }
+    }
+    return NULL;
+}
+
+const RecordEvent* record_best(const Record* record, RecordValue measure) {
+    const RecordEvent* best = NULL;
+    for (size_t i = 0; i < record->num_events; i++) {
+        const RecordEvent* event = &record->events[i];
+        if (event->kind == RECORD_VAL && isfinite(event->values[measure]) &&
+            (!best || event->values[measure] < best->values[measure])) {
+            best = event;
+        }
+    }
+    return best;
+}
+
+double record_place(const Record* record, RecordSeries series, double step) {
+    size_t low = 0, high = record->num_steps; // of the first update after `step`
+    while (low < high) {
+        const size_t middle = low + (high - low) / 2;
+        if (record->steps[middle].step <= step) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    return low ? record->steps[low - 1].values[series] : 0;
+}
+
+const char* record_option(const Record* record, const char* name) {
+    for (size_t i = 0; i < record->num_options; i++) {
+        if (strcmp(record->options[i].name, name) == 0) {
+            return record->options[i].value;
+        }
+    }
+    return NULL;
+}
+
+static int record_compare_(const void* a, const void* b) {
+    const double x = *(const double*)a, y = *(const double*)b;
+    return (x > y) - (x < y);
+}
+
+double record_tok_per_s(const Record* record) {
+    enum { RECENT = 1000 };
+    double speeds[RECENT];
+    int count = 0;
+    if (isfinite(record->tok_per_s)) {
+        return record->tok_per_s;
+    }
+    for (size_t i = record->num_steps; i > 0 && count < RECENT; i--) {
+        const double speed = record->steps[i - 1].values[RECORD_TOK_PER_S];
+        if (isfinite(speed)) {
+            speeds[count++] = speed;
+        }
+    }
+    qsort(speeds, (size_t)count, sizeof(double), record_compare_);
+    return count ? speeds[count / 2] : NAN;
+}
+
+#endif // LOG_READER_IMPLEMENTATION
+
+#endif

@@ -1,0 +1,426 @@
+/*
+launcher.h -- which of how many processes this is: what the command line or the launcher says.
+
+The first of these that is there:
+
+    source       rank, size, local rank, local size
+    options      --rank, --num-processes; local: --rank mod --gpus-per-node
+    mpirun       OMPI_COMM_WORLD_RANK _SIZE _LOCAL_RANK _LOCAL_SIZE              Open MPI, Kubernetes' MPIJob
+    mpiexec      PMI_RANK PMI_SIZE MPI_LOCALRANKID MPI_LOCALNRANKS               MPICH, Intel MPI
+    srun         SLURM_PROCID SLURM_STEP_NUM_TASKS SLURM_LOCALID                 in a step of tasks
+    torchrun     RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE
+    none         0 of 1
+
+A source that is incomplete, or whose numbers make no sense, is refused with its names and values.
+
+How the processes meet, --init; auto, and where rank 0 waits (CommMeeting):
+
+    mpi          MPI has started them: mpirun, mpiexec, and srun where it speaks PMI, which its --mpi= decides
+    tcp          else, for srun and torchrun, or with --server. At --server HOST[:PORT], port 29500; srun: the first
+                 machine of the step, a port that follows from the job; torchrun: MASTER_ADDR, MASTER_PORT + 1
+    fs           else. Rank 0 says where it waits in the file meeting.txt in --fs-path, by default --out
+
+tcp and fs are for GPUs, whose data move by NCCL. Processes on CPUs need MPI for theirs.
+*/
+#ifndef LLMC_LAUNCHER_H
+#define LLMC_LAUNCHER_H
+
+#include "llmc/base/enum_words.h"
+#include "llmc/comm/comm.h"
+#include "llmc/setup/options.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// --init: how the processes meet.
+// clang-format off
+#define LAUNCH_INIT_WORDS(X) \
+    X(LAUNCH_AUTO, "auto") \
+    X(LAUNCH_MPI, "mpi") \
+    X(LAUNCH_TCP, "tcp") \
+    X(LAUNCH_FS, "fs")
+// clang-format on
+typedef enum { LAUNCH_INIT_WORDS(WORDS_VALUE) } LaunchInit;
+
+typedef struct {
+    CommPlace place;
+    LaunchInit init;      // never LAUNCH_AUTO where there is more than one process
+    const char* launcher; // "mpirun"; "": none has started this process
+    CommMeeting meeting;  // empty for MPI
+} Launch;
+
+// From the options and the environment. Ends the program where they make no sense.
+Launch launch_find(const Options* options);
+
+// The same in an environment of "NAME=value", ended by NULL.
+Launch launch_find_in(const Options* options, const char* const* environment);
+
+// True if this is the script of a Slurm job of several tasks, which run under srun: only they share
+// a run.
+int launch_forgets_srun(const char* const* environment);
+
+// The place that the environment alone tells, for comm_expect; 0 of 1 where it makes no sense, which launch_find
+// says later.
+CommPlace launch_expect(void);
+
+// --zero, or what auto means: 2 for more than one process.
+int launch_zero(const Options* options, int size);
+
+// --shard-ranks, or what auto means: the processes of a machine, if all machines have equally many, rank after rank;
+// else all. Collective, with options->processes set; a mere plan (comm->size 1) goes by --gpus-per-node.
+int launch_shards(const Options* options, Comm* comm);
+
+#ifdef __cplusplus
+}
+#endif
+
+#ifdef LAUNCHER_IMPLEMENTATION
+
+#include <errno.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "llmc/base/check.h"
+#include "llmc/base/file.h"
+#include "llmc/base/xxh64.h"
+
+extern char** environ;
+
+enum { LAUNCH_PORT_ = 29500, LAUNCH_SRUN_PORT_ = 20000, LAUNCH_SRUN_PORTS_ = 10000 };
+
+typedef struct {
+    const char *launcher, *names[4]; // of rank, size, local rank, local size
+    LaunchInit init;
+    const char* job[2]; // what tells jobs of this launcher apart
+} LaunchSource_;
+
+// clang-format off
+static const LaunchSource_ LAUNCH_SOURCES_[] = {
+    {"mpirun",   {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
+                  "OMPI_COMM_WORLD_LOCAL_SIZE"},                              LAUNCH_MPI, {"", ""}},
+    {"mpiexec",  {"PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"}, LAUNCH_MPI, {"", ""}},
+    {"srun",     {"SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", ""}, LAUNCH_TCP,
+                 {"SLURM_JOB_ID", "SLURM_STEP_ID"}},
+    {"torchrun", {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"},    LAUNCH_TCP,
+                 {"TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"}},
+};
+// clang-format on
+enum { LAUNCH_SOURCES_COUNT_ = sizeof(LAUNCH_SOURCES_) / sizeof(LAUNCH_SOURCES_[0]) };
+
+// The value of a variable; NULL if it is not there.
+static const char* launch_variable_(const char* const* environment, const char* name) {
+    const size_t length = strlen(name);
+    for (; length && *environment; environment++) {
+        if (strncmp(*environment, name, length) == 0 && (*environment)[length] == '=') {
+            return *environment + length + 1;
+        }
+    }
+    return NULL;
+}
+
+// Does the source count? torchrun may be started by one of the others, and is the one that started
+// this process. Slurm sets the variables of the whole job in its scripts, too; only a task of a
+// step has those of a step.
+static int launch_is_there_(const LaunchSource_* source, const char* const* environment) {
+    const char* size = launch_variable_(environment, source->names[1]);
+    if (launch_variable_(environment, "TORCHELASTIC_RUN_ID") && strcmp(source->launcher, "torchrun") != 0) {
+        return 0;
+    }
+    if (strcmp(source->launcher, "srun") == 0) {
+        return launch_variable_(environment, "SLURM_STEP_ID") && size && strcmp(size, "1") != 0;
+    }
+    return size || launch_variable_(environment, source->names[0]);
+}
+
+// A number from 0 on; -1 for what is none.
+static int launch_number_(const char* text) {
+    errno = 0;
+    const long number =
+        text && *text && strspn(text, "0123456789") == strlen(text) ? strtol(text, NULL, 10) : -1;
+    return errno == 0 && number <= INT_MAX ? (int)number : -1;
+}
+
+static int launch_makes_sense_(CommPlace place) {
+    return place.rank >= 0 && place.rank < place.size && place.local_rank < place.size &&
+           (place.local_size < 0 || (place.local_size > place.local_rank && place.local_size <= place.size));
+}
+
+// Ends the program: "wanted ...: OMPI_COMM_WORLD_RANK=4 OMPI_COMM_WORLD_SIZE=4 ...".
+__attribute__((noreturn)) static void launch_refuse_(const LaunchSource_* source,
+                                                     const char* const* environment) {
+    char found[512] = "";
+    size_t used = 0;
+    for (int i = 0; i < 4 && used < sizeof(found); i++) {
+        const char* value = launch_variable_(environment, source->names[i]);
+        if (*source->names[i]) {
+            used += (size_t)snprintf(found + used, sizeof(found) - used, " %s%s%s", source->names[i],
+                                     value ? "=" : "", value ? value : " is not set,");
+        }
+    }
+    die_usage("%s says which process this is:%s; wanted a rank below the size, and a local rank below the "
+              "local size, or --num-processes 1 for a run of this process alone",
+              source->launcher, found);
+}
+
+// What the first source that is there says. Returns it; NULL if there is none. The place may make no sense.
+static const LaunchSource_* launch_read_(const char* const* environment, CommPlace* place) {
+    for (int i = 0; i < LAUNCH_SOURCES_COUNT_; i++) {
+        const LaunchSource_* source = &LAUNCH_SOURCES_[i];
+        int values[4], is_legal = 1;
+        if (!launch_is_there_(source, environment)) {
+            continue;
+        }
+        for (int k = 0; k < 4; k++) {
+            const char* text = launch_variable_(environment, source->names[k]);
+            values[k] = launch_number_(text);
+            is_legal = is_legal && (!text || values[k] >= 0);
+        }
+        const CommPlace read = {is_legal ? values[0] : -1, values[1], values[2], values[3]};
+        *place = read;
+        return source;
+    }
+    return NULL;
+}
+
+// --rank and --num-processes. Returns whether they are given.
+static int launch_read_options_(const Options* options, CommPlace* place) {
+    const int rank = options->rank, size = options->num_processes;
+    if (rank == OPTION_AUTO && size == OPTION_AUTO) {
+        return 0;
+    }
+    if (size == OPTION_AUTO || (rank == OPTION_AUTO && size > 1)) {
+        die_usage("--%s %d without --%s; wanted both, or a launcher that tells: mpirun -n 4 ...",
+                  size == OPTION_AUTO ? "rank" : "num-processes", size == OPTION_AUTO ? rank : size,
+                  size == OPTION_AUTO ? "num-processes" : "rank");
+    }
+    if (rank >= size) {
+        die_usage("--rank %d, --num-processes %d; wanted a rank from 0 to %d", rank, size, size - 1);
+    }
+    const CommPlace read = {rank == OPTION_AUTO ? 0 : rank, size, -1, -1};
+    *place = read;
+    return 1;
+}
+
+// --gpus-per-node, where the launcher does not say what is local. The last machine may have fewer.
+static void launch_set_local_(const Options* options, CommPlace* place) {
+    const int each = options->gpus_per_node;
+    if (each != OPTION_AUTO && place->local_rank < 0) {
+        const int first = place->rank / each * each;
+        place->local_rank = place->rank - first;
+        place->local_size = place->size - first < each ? place->size - first : each;
+    }
+}
+
+// ---- how they meet ----
+
+// --init auto. srun speaks PMI where it has set PMI's variables.
+static LaunchInit launch_auto_init_(const Options* options, const LaunchSource_* source,
+                                    const char* const* environment) {
+    if (!source) {
+        return *options->server ? LAUNCH_TCP : LAUNCH_FS;
+    }
+    return launch_variable_(environment, "PMIX_RANK") || launch_variable_(environment, "PMI_FD")
+               ? LAUNCH_MPI
+               : source->init;
+}
+
+// MPI has to have started processes that meet through it, and those on CPUs have to.
+static void launch_check_init_(const Launch* launch, const LaunchSource_* source, const Options* options) {
+    const int size = launch->place.size, is_srun = source && strcmp(source->launcher, "srun") == 0;
+    if (launch->init == LAUNCH_MPI && !is_srun && (!source || source->init != LAUNCH_MPI)) {
+        die_usage("%d processes, but no launcher of MPI has started this one; wanted mpirun -n %d ...", size,
+                  size);
+    }
+    if (launch->init != LAUNCH_MPI && options->program.trainer == OPTION_CPU) {
+        die_usage("%d processes%s%s: CPU runs with several processes need MPI; start them with "
+                  "mpirun -n %d ...%s, or --num-processes 1 for a run of this process alone",
+                  size, source ? " of " : "", source ? source->launcher : "", size,
+                  is_srun ? ", srun --mpi=pmix" : "");
+    }
+}
+
+// The first machine of "node[07-12,20],other": "node07".
+static void launch_first_host_(char* host, size_t room, const char* list) {
+    size_t used = 0;
+    for (const char* at = list; *at && *at != ',' && used + 1 < room; at++) {
+        if (*at == '[') {
+            const size_t first = strcspn(at + 1, "-,]");
+            used += (size_t)snprintf(host + used, room - used, "%.*s", (int)first, at + 1);
+            at += strcspn(at, "]");
+            used = used < room ? used : room - 1;
+            at -= !*at; // no bracket at the end
+        } else {
+            host[used++] = *at;
+        }
+    }
+    host[used] = '\0';
+}
+
+// --server: "node1", "node1:29501", "[fe80::1]:29501"; an address of IPv6 without a port needs no brackets.
+static void launch_read_server_(CommMeeting* m, const char* server) {
+    const int is_bracketed = *server == '[';
+    const char *host = server + is_bracketed, *colon = strchr(host, ':');
+    size_t length = is_bracketed ? strcspn(host, "]") : strcspn(host, ":");
+    const char* rest = host + length + (is_bracketed && host[length]); // ":29501"
+    if (!is_bracketed && colon && strchr(colon + 1, ':')) {
+        length = strlen(host);
+        rest = "";
+    }
+    m->port = *rest == ':' ? launch_number_(rest + 1) : *rest ? -1 : LAUNCH_PORT_;
+    snprintf(m->host, sizeof(m->host), "%.*s", (int)length, host);
+    if (!*m->host || m->port < 1 || m->port > 65535) {
+        die_usage("--server %s; wanted HOST or HOST:PORT, a port from 1 to 65535", server);
+    }
+}
+
+// torchrun's agent listens at MASTER_PORT itself.
+static void launch_read_master_(CommMeeting* m, const char* const* environment) {
+    const char *address = launch_variable_(environment, "MASTER_ADDR"),
+               *port = launch_variable_(environment, "MASTER_PORT");
+    m->port = launch_number_(port) + 1;
+    snprintf(m->host, sizeof(m->host), "%s", address ? address : "");
+    if (!*m->host || m->port < 2 || m->port > 65535) {
+        die_usage(
+            "torchrun says where rank 0 is: MASTER_ADDR=%s MASTER_PORT=%s; wanted a host and a port below "
+            "65535, or --server HOST:PORT",
+            address ? address : "", port ? port : "");
+    }
+}
+
+// Slurm names no port: one that jobs at the same time do not share.
+static void launch_read_step_(CommMeeting* m, const char* const* environment) {
+    const char* list = launch_variable_(environment, "SLURM_STEP_NODELIST");
+    launch_first_host_(m->host, sizeof(m->host), list ? list : "");
+    m->port = LAUNCH_SRUN_PORT_ + (int)(xxh64(m->job, strlen(m->job)) % LAUNCH_SRUN_PORTS_);
+    if (!*m->host) {
+        die_usage(
+            "srun does not say where rank 0 is: SLURM_STEP_NODELIST is not set; wanted --server HOST:PORT");
+    }
+}
+
+static void launch_read_job_(CommMeeting* m, const LaunchSource_* source, const char* const* environment) {
+    const char* values[2];
+    for (int i = 0; i < 2; i++) {
+        values[i] = source ? launch_variable_(environment, source->job[i]) : NULL;
+    }
+    if (values[0]) {
+        snprintf(m->job, sizeof(m->job), "%s %s.%s", source->launcher, values[0],
+                 values[1] ? values[1] : "0");
+    }
+}
+
+// Where rank 0 waits.
+static void launch_find_meeting_(Launch* launch, const LaunchSource_* source, const Options* options,
+                                 const char* const* environment) {
+    CommMeeting* m = &launch->meeting;
+    launch_read_job_(m, source, environment);
+    if (launch->init == LAUNCH_FS) {
+        const char* directory = *options->fs_path ? options->fs_path : options->out;
+        if (!*directory) {
+            die_usage("--init fs wants --fs-path DIR, or --out: a directory that all machines share");
+        }
+        file_join(m->file, directory, "meeting.txt");
+    } else if (*options->server) {
+        launch_read_server_(m, options->server);
+    } else if (source && strcmp(source->launcher, "torchrun") == 0) {
+        launch_read_master_(m, environment);
+    } else if (source && strcmp(source->launcher, "srun") == 0) {
+        launch_read_step_(m, environment);
+    } else {
+        die_usage("--init tcp wants --server HOST[:PORT], where the others reach rank 0");
+    }
+}
+
+Launch launch_find_in(const Options* options, const char* const* environment) {
+    Launch launch;
+    CommPlace place = {0, 1, 0, 1};
+    memset(&launch, 0, sizeof(launch));
+    launch.place = place;
+    const LaunchSource_* source = launch_read_(environment, &place);
+    launch.launcher = source ? source->launcher : "";
+    const int has_options = launch_read_options_(options, &place);
+    if (!has_options && source && !launch_makes_sense_(place)) {
+        launch_refuse_(source, environment);
+    }
+    if (place.size > 1) {
+        launch_set_local_(options, &place);
+        launch.place = place;
+        launch.launcher = source ? source->launcher : "--rank";
+        launch.init = options->init != LAUNCH_AUTO ? (LaunchInit)options->init
+                                                   : launch_auto_init_(options, source, environment);
+        launch_check_init_(&launch, source, options);
+        if (launch.init != LAUNCH_MPI) {
+            launch_find_meeting_(&launch, source, options, environment);
+        }
+    }
+    return launch;
+}
+
+int launch_forgets_srun(const char* const* environment) {
+    CommPlace place;
+    return launch_number_(launch_variable_(environment, "SLURM_NTASKS")) > 1 &&
+           !launch_variable_(environment, "SLURM_STEP_NUM_TASKS") && !launch_read_(environment, &place);
+}
+
+Launch launch_find(const Options* options) {
+    const char* const* environment = (const char* const*)environ;
+    if (launch_forgets_srun(environment) && options->num_processes == OPTION_AUTO && !options->generates) {
+        printf("note: this Slurm job has %s tasks, but srun has not started this process: it runs alone; "
+               "srun --mpi=pmix, or --num-processes 1\n",
+               getenv("SLURM_NTASKS"));
+    }
+    return launch_find_in(options, environment);
+}
+
+CommPlace launch_expect(void) {
+    const CommPlace alone = {0, 1, 0, 1};
+    CommPlace place = alone;
+    launch_read_((const char* const*)environ, &place);
+    return launch_makes_sense_(place) ? place : alone;
+}
+
+int launch_zero(const Options* options, int size) {
+    const int is_cpu = options->program.trainer == OPTION_CPU;
+    if (options->zero == OPTION_AUTO) {
+        return size > 1 ? 2 : 0;
+    }
+    if (is_cpu && options->zero == 3) {
+        die_usage("--zero 3 is for GPUs, whose memory the parameters have to fit; wanted 0, 1 or 2%s",
+                  options->plan
+                      ? "; to plan it for GPUs without one: make sim, and build/sim/BF16/train_gpt2cu"
+                      : "");
+    }
+    return options->zero;
+}
+
+// The processes of a machine, if all have equally many, rank after rank; else all.
+static int launch_on_a_machine_(const Options* options, Comm* comm) {
+    const int size = options->processes, is_only_plan = comm->size < size;
+    int each = is_only_plan ? options->gpus_per_node : comm->local_size;
+    each = each == OPTION_AUTO ? size : each;
+    const int is_regular =
+        size % each == 0 && (is_only_plan || (comm->nodes == size / each && comm->node == comm->rank / each));
+    return comm_any(comm, !is_regular) ? size : each;
+}
+
+int launch_shards(const Options* options, Comm* comm) {
+    const int size = options->processes, each = launch_on_a_machine_(options, comm);
+    if (options->program.trainer == OPTION_CPU) {
+        return size; // one level
+    }
+    if (options->shard_ranks == OPTION_AUTO) {
+        return each;
+    }
+    if (size % options->shard_ranks != 0) {
+        die_usage("--shard-ranks %d, %d processes; wanted a number that divides these", options->shard_ranks,
+                  size);
+    }
+    return options->shard_ranks;
+}
+
+#endif // LAUNCHER_IMPLEMENTATION
+
+#endif

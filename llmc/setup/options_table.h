@@ -1,0 +1,585 @@
+/*
+options_table.h -- the options of the trainers: their struct and, in the implementation of options.h, their table. An option is
+added by one field and one row, at the same place.
+*/
+#ifndef LLMC_OPTIONS_TABLE_H
+#define LLMC_OPTIONS_TABLE_H
+
+#include <limits.h>
+#include <stdint.h>
+
+#include "llmc/base/enum_words.h"
+#include "llmc/setup/options.h"
+#include "llmc/model/model.h"
+
+#define TASKS_HELLASWAG "data/hellaswag/hellaswag_val.jsonl" // --hellaswag on
+
+// --on-divergence
+// clang-format off
+#define DIVERGENCE_WORDS(X) \
+    X(DIVERGENCE_SKIP, "skip") \
+    X(DIVERGENCE_STOP, "stop") \
+    X(DIVERGENCE_ROLLBACK, "rollback")
+// clang-format on
+typedef enum { DIVERGENCE_WORDS(WORDS_VALUE) } OnDivergence;
+
+// --offload-optimizer
+// clang-format off
+#define OFFLOAD_WORDS(X) \
+    X(OFFLOAD_OFF, "off") \
+    X(OFFLOAD_HOST, "host") \
+    X(OFFLOAD_DISK, "disk")
+// clang-format on
+typedef enum { OFFLOAD_WORDS(WORDS_VALUE) } OffloadPlace;
+
+// --master-weights
+// clang-format off
+#define MASTER_WEIGHTS_WORDS(X) \
+    X(MASTER_WEIGHTS_OFF, "off") \
+    X(MASTER_WEIGHTS_ON, "on") \
+    X(MASTER_WEIGHTS_24, "24")
+// clang-format on
+typedef enum { MASTER_WEIGHTS_WORDS(WORDS_VALUE) } MasterWeightsChoice;
+
+// In the order of the table, which explains them.
+struct Options {
+    const char *train_data, *val_data, *tokenizer, *text_field, *separator;
+    int data_format, pack, doc_mask, shuffle;
+    uint64_t seed;
+
+    const char* model;
+    int layers, channels, heads, context, vocab_size;
+    const char* share_layers;
+
+    int batch, seq_len;
+    int64_t total_batch, steps;
+    float epochs;
+
+    const char* freeze;
+    int optimizer;
+    float lr;
+    int warmup;
+    float final_lr_frac;
+    int schedule;
+    float weight_decay;
+    int cautious_decay;
+    float beta1, beta2, eps, embedding_lr_scale, vector_lr_scale, sgd_momentum, adafactor_beta1;
+    int adafactor_scale;
+    float matrix_lr, matrix_weight_decay;
+    int muon_scale, muon_rows;
+    float grad_clip, skip_loss_z, skip_grad_z;
+    int max_skips;
+    float max_loss_rise;
+    int on_divergence;
+
+    int eval_every, eval_batches, patience, sample_every, sample_tokens, samples;
+    const char* prompt;
+    float temperature;
+    int top_k;
+    float top_p;
+    int start_token;
+
+    const char* tasks;
+    int hellaswag;
+    const char* perplexity;
+    int stride, tasks_every, tasks_max;
+    const char* out_scores;
+    int interactive;
+    const char *prompts, *out_texts;
+    int tokens;
+    OptionList stop;
+    int quantize;
+
+    const char* out;
+    int save_every;
+    float save_minutes;
+    int keep, keep_major, keep_best;
+    float model_file_gb;
+    const char* resume;
+    int override;
+    float max_hours;
+    const char* export_llmc;
+    int export_dtype;
+    const char* export_gguf;
+    int export_gguf_dtype, tensorboard, log_every, quiet, overfit;
+
+    int recompute;
+    float fit;
+    int threads, products, logits_chunk;
+    int offload_optimizer;
+    const char* offload_path;
+    int offload_residuals, offload_params;
+    int update_in_backward, gradients, master_weights, tf32, gelu_fusion, bias_fusion, autotune, graph,
+        device, gpu_report;
+
+    int num_processes, rank, gpus_per_node, init;
+    const char *server, *fs_path;
+    int zero, shard_ranks, timeout;
+
+    const char *report, *out_html, *compare;
+
+    const char* config;
+    int plan, plan_tensors, verify_data, print_config;
+    const char* help; // a group or an option; whether it is asked for at all, options_given says
+    int version;
+
+    OptionsProgram program;
+    int generates;               // texts, instead of training
+    int process, processes;      // which of how many this is, as launcher.h found out
+    int shards;                  // processes of a replica (zero.h), as launcher.h found out
+    size_t nccl_bytes;           // of GPU memory that NCCL was found to take (memory_limit.cuh)
+    char given[OPTION_ROWS_MAX]; // by row: was it on the command line, or in the file of --config?
+    char* config_text;           // of that file, which values point into; NULL: none
+};
+
+// The size that --model names; NULL: none, or also a model in a file or directory, which then is
+// meant. But a run's own --out is not the model it starts from: the same command means the same
+// when it is repeated.
+const GPT2NamedModel* options_model_size(const Options* options);
+
+// Whether the program only describes a run, and writes nothing.
+static inline int options_only_look(const Options* options) {
+    return options->plan || options->print_config || options->verify_data;
+}
+
+// Makes a micro-batch `parts` times smaller. A validation keeps its sequences.
+static inline void options_divide_batch(Options* options, int parts) {
+    options->batch /= parts;
+    if (options->eval_batches > 0) {
+        options->eval_batches =
+            options->eval_batches <= INT_MAX / parts ? options->eval_batches * parts : INT_MAX;
+    }
+}
+
+// Whether the run is given something to evaluate the model on, besides its validation data.
+static inline int options_has_tasks(const Options* options) {
+    return options->tasks[0] || options->hellaswag || options->perplexity[0];
+}
+
+// True if it writes its final model for other programs.
+static inline int options_exports(const Options* options) {
+    return options->export_llmc[0] || options->export_gguf[0];
+}
+
+// True if the run only evaluates or exports a model as it is: it needs no training data, has no
+// training state and saves nothing.
+static inline int options_only_uses_model(const Options* options) {
+    if (options->steps != 0) {
+        return 0;
+    }
+    const int converts =
+        options_exports(options) && options->model[0] && !options_model_size(options) && !options->out[0];
+    return options_has_tasks(options) || converts;
+}
+
+#endif
+
+#ifdef OPTION_TABLE_ROWS_
+
+#include "llmc/base/limits.h"
+#include "llmc/data/packing.h"
+#include "llmc/data/token_files.h"
+#include "llmc/formats/gguf.h"
+#include "llmc/formats/llmc_bin.h"
+#include "llmc/setup/launcher.h"
+#include "llmc/setup/options_synonyms.h"
+#include "llmc/optim/schedule.h"
+#include "llmc/model/model.h"
+#include "llmc/layers/linear.h"
+#include "llmc/optim/optimizer.h"
+#include "llmc/layers/q8_weights.h"
+
+// clang-format off
+const OptionRow OPTION_TABLE[] = {
+    // group, name, alias, type and field, min, max, flags, default
+    //     unit or words, help
+    {"data",       "train-data",    "i",  STRING_(train_data),     0,        0, RUN_ | FILES_,    "",
+        "FILES", "training data, a pattern in quotes: token shards (.bin), text (.txt, .jsonl, .parquet, also .gz and "
+        ".zst), or a directory of text; A:0.7,B:0.3 mixes sources by weight; escape , : * ? [ in a name with a "
+        "backslash; without it: the built-in stories"},
+    {"data",       "val-data",      "j",  STRING_(val_data),       0,        0, FILES_,           "",
+        "FILES", "validation data, in the same forms; without it: the last shard, or the last 5 % of the text"},
+    {"data",       "tokenizer",     "",   STRING_(tokenizer),      0,        0, RUN_ | BOTH_,     "",
+        "FILE", "encodes text, and decodes samples: tokenizer.json, merges.txt, .tiktoken, .bin, or their directory; "
+        "bpe:8192 trains one of 8192 tokens on the text and keeps it in --out; without it: the tokenizer in "
+        "the --model directory, or plain bytes"},
+    {"data",       "text-field",    "",   STRING_(text_field),     0,        0, RUN_,             "text",
+        "NAME", "field of JSON lines, or column of Parquet, that holds the document"},
+    {"data",       "separator",     "",   STRING_(separator),      0,        0, RUN_,             "",
+        "TEXT", "text between two documents of a text file, for example '<|endoftext|>'; without it: one document per file"},
+    {"data",       "data-format",   "",   CHOICE_(data_format),    0,        0, RUN_,             "auto",
+        WORDS_CHOICE(TOKENS_FORMAT_WORDS), "format of .bin files; auto: llm.c's shards, or Megatron's with their .idx; nanogpt: bare "
+        "uint16"},
+    {"data",       "pack",          "",   CHOICE_(pack),           0,        0, RUN_,             "stream",
+        WORDS_CHOICE(PACKING_WORDS), "how documents become sequences; stream: cut anywhere; "
+        "aligned: a sequence starts with a document; bestfit: whole documents that fit together; pad: one document, "
+        "padded to --seq-len; dynamic: padded to the longest of the batch; uniform: the same, in batches of similar "
+        "length"},
+    {"data",       "doc-mask",      "",   SWITCH_(doc_mask),       0,        0, RUN_,             "off",
+        "off|on", "attend only within a document"},
+    {"data",       "shuffle",       "",   SWITCH_(shuffle),        0,        0, RUN_,             "on",
+        "off|on", "shuffle the training data; a new order in each epoch"},
+    {"data",       "seed",          "",   SEED_(seed),             0,        0, RUN_ | BOTH_,     "42",
+        "", "seed of the initial weights, the order of the data and the samples"},
+
+    {"model",      "model",         "e",  STRING_(model),          0,        0, RUN_ | BOTH_ | READS_, "",
+        "SIZE|PATH", "a size (d12, gpt3:c768), or weights to start from: a Hugging Face directory, the --out of a run "
+        "or an llm.c .bin"},
+    {"model",      "layers",        "",   INT_(layers),            1, GPT2_MAX_LAYERS, AUTO_ | RUN_,     "auto",
+        "blocks", "transformer blocks; auto, here and below: from --model"},
+    {"model",      "channels",      "",   INT_(channels),          1,    65536, AUTO_ | RUN_,     "auto",
+        "", "width of the residual stream"},
+    {"model",      "heads",         "",   INT_(heads),             1,     1024, AUTO_ | RUN_,     "auto",
+        "", "attention heads; must divide the channels"},
+    {"model",      "context",       "",   INT_(context),           1,  1048576, AUTO_ | RUN_,     "auto",
+        "tokens", "maximum sequence length of the model"},
+    {"model",      "vocab-size",    "",   INT_(vocab_size),        1, 10000000, AUTO_ | RUN_,     "auto",
+        "tokens", "size of the vocabulary"},
+    {"model",      "share-layers",  "",   STRING_(share_layers),   0,        0, RUN_,             "off",
+        "off|all|attention|mlp|pairs|loop:K", "layers that share parameters; all: all of them; attention, mlp: all share this part; pairs: "
+        "each two neighbors; loop:K: K blocks, repeated"},
+
+    {"batch",      "batch",         "b",  INT_(batch),             1,  1048576, AUTO_ | BOTH_,    "auto",
+        "sequences", "micro-batch: sequences per forward and backward pass; with --prompts: texts at a time, auto: 8 on a "
+        "CPU, 32 on a GPU"},
+    {"batch",      "seq-len",       "t",  INT_(seq_len),           1,  1048576, AUTO_ | RUN_ | BOTH_, "auto",
+        "tokens", "length of a training sequence, at most --context"},
+    {"batch",      "total-batch",   "d",  COUNT_(total_batch),     1,     1e12, AUTO_ | MINUS_1_ | RUN_,  "auto",
+        "tokens", "batch of one update, a multiple of seq-len; auto: batch x seq-len; more accumulates gradients"},
+    {"batch",      "steps",         "x",  COUNT_(steps),           0,     1e12, AUTO_ | MINUS_1_ | RUN_,  "auto",
+        "updates", "length of the run; auto or -1: one epoch; 0: only validate, sample and save"},
+    {"batch",      "epochs",        "",   FLOAT_(epochs),          0,    MANY_, RUN_,             "0",
+        "epochs", "length of the run in epochs; 0: use --steps"},
+
+    {"optimizer",  "freeze",        "",   STRING_(freeze),         0,        0, RUN_,             "",
+        "LIST", "parameters that training leaves unchanged: names such as wte, '*b', ln1? or Hugging Face's h.0.attn.c_attn, or embeddings, "
+        "blocks, attention, mlp, norms; with [2] or [0-5] only in these blocks; without it: none"},
+    {"optimizer",  "optimizer",     "",   CHOICE_(optimizer),      0,        0, RUN_,             "adamw",
+        WORDS_CHOICE(OPTIMIZER_WORDS), "update rule: adamw; adamw8bit: its state in 8 bits; adafactor: hardly any "
+        "state; muon: for matrices, adamw for the rest; lion: half the state; sgd: the gradient itself; "
+        "dev/doc/optimizers.md compares them"},
+    {"optimizer",  "lr",            "l",  FLOAT_(lr),              0,       10, AUTO_ | ABOVE_ | RUN_,  "auto",
+        "", "peak learning rate; auto: 6e-4 x 768 / channels at 524288 tokens per update, less for fewer; a tenth "
+        "of that when training starts from the weights of --model; sgd: 400 times as much"},
+    {"optimizer",  "warmup",        "u",  INT_(warmup),            0,    MANY_, AUTO_ | RUN_,     "auto",
+        "steps", "steps in which the learning rate rises to its peak"},
+    {"optimizer",  "final-lr-frac", "q",  FLOAT_(final_lr_frac),   0,        1, RUN_,             "0",
+        "", "final learning rate, as a fraction of the peak"},
+    {"optimizer",  "schedule",      "k",  CHOICE_(schedule),       0,        0, RUN_,             "cosine",
+        WORDS_CHOICE(SCHEDULE_WORDS), "shape of the learning rate after warmup"},
+    {"optimizer",  "weight-decay",  "c",  FLOAT_(weight_decay),    0,       10, AUTO_ | RUN_,     "auto",
+        "", "decoupled weight decay, on matrices only; auto: 0.1; sgd: 0"},
+    {"optimizer",  "cautious-decay", "",  SWITCH_(cautious_decay), 0,        0, RUN_,             "off",
+        "off|on", "for adamw, adamw8bit, muon, lion: decay only weights that the update moves toward zero"},
+    {"optimizer",  "beta1",         "",   FLOAT_(beta1),           0,        1, BELOW_ | RUN_,    "0.9",
+        "", "decay of the running mean of the gradient"},
+    {"optimizer",  "beta2",         "",   FLOAT_(beta2),           0,        1, AUTO_ | BELOW_ | RUN_,  "auto",
+        "", "decay of the running mean of its square; auto: 0.95 per 524288 tokens, at most 0.999 per update; "
+        "lion: 0.99"},
+    {"optimizer",  "eps",           "",   FLOAT_(eps),             0,        1, ABOVE_ | RUN_,    "1e-08",
+        "", "added to the square root of that mean"},
+    {"optimizer",  "embedding-lr-scale", "", FLOAT_(embedding_lr_scale), 0, MANY_, RUN_,          "1",
+        "", "factor of --lr for embeddings; the token embedding is also the output layer"},
+    {"optimizer",  "vector-lr-scale", "", FLOAT_(vector_lr_scale), 0,    MANY_, RUN_,             "1",
+        "", "factor of --lr for biases and norms"},
+    {"optimizer",  "sgd-momentum",  "",   FLOAT_(sgd_momentum),    0,        1, BELOW_ | RUN_,    "0.9",
+        "", "for sgd: share of the last update that is added to the next one; 0: no state at all"},
+    {"optimizer",  "adafactor-beta1", "", FLOAT_(adafactor_beta1), 0,        1, BELOW_ | RUN_,    "0",
+        "", "for adafactor: decay of a running mean of updates; 0: no mean, and no memory for it"},
+    {"optimizer",  "adafactor-scale", "", SWITCH_(adafactor_scale), 0,       0, RUN_,             "off",
+        "off|on", "for adafactor: updates relative to the size of a parameter, and a rate of at most 1 / sqrt(update)"},
+    {"optimizer",  "matrix-lr",     "",   FLOAT_(matrix_lr),       0,       10, ABOVE_ | RUN_,    "0.02",
+        "", "for muon: peak learning rate of the blocks' matrices; everything else uses --lr"},
+    {"optimizer",  "matrix-weight-decay", "", FLOAT_(matrix_weight_decay), 0, 10, RUN_,           "0.05",
+        "", "for muon: weight decay of the blocks' matrices"},
+    {"optimizer",  "muon-scale",    "",   CHOICE_(muon_scale),     0,        0, RUN_,             "spectral",
+        WORDS_CHOICE(MUON_SCALE_WORDS), "for muon: size of an update; spectral: by the shape of the matrix; rms: as large as AdamW's, "
+        "so that AdamW's rate and decay fit"},
+    {"optimizer",  "muon-rows",     "",   SWITCH_(muon_rows),      0,        0, RUN_,             "off",
+        "off|on", "for muon: give the rows of an update the same size, by a running mean of their squares (NorMuon)"},
+    {"optimizer",  "grad-clip",     "",   FLOAT_(grad_clip),       0,    MANY_, RUN_,             "1",
+        "", "maximum norm of the whole gradient; 0: no clipping"},
+    {"optimizer",  "skip-loss-z",   "sl", FLOAT_(skip_loss_z),     0,    MANY_, RUN_,             "0",
+        "sigma", "skip an update whose loss is this many standard deviations above its recent mean; 0: never"},
+    {"optimizer",  "skip-grad-z",   "sg", FLOAT_(skip_grad_z),     0,    MANY_, RUN_,             "0",
+        "sigma", "skip an update by its gradient norm in the same way; 0: never"},
+    {"optimizer",  "max-skips",     "",   INT_(max_skips),         1,  1000000, 0,                "10",
+        "updates", "the run has diverged after this many updates in a row with a NaN or an infinity"},
+    {"optimizer",  "max-loss-rise", "",   FLOAT_(max_loss_rise),   0,    MANY_, 0,                "0",
+        "nats", "the run has diverged when the mean loss of 128 updates is this far above its minimum; 0: never"},
+    {"optimizer",  "on-divergence", "",   CHOICE_(on_divergence),  0,        0, 0,                "skip",
+        WORDS_CHOICE(DIVERGENCE_WORDS), "skip: skip updates with a NaN, stop when the run has diverged; stop: stop at "
+        "a NaN; rollback: when diverged, restore a checkpoint and skip the data after it"},
+
+    {"evaluation", "eval-every",    "v",  INT_(eval_every),        0,    MANY_, AUTO_,            "auto",
+        "steps", "steps between validations; 0: never; auto: a tenth of the run, at most 1000"},
+    {"evaluation", "eval-batches",  "m",  INT_(eval_batches),      0,    MANY_, AUTO_,            "auto",
+        "micro-batches", "micro-batches per validation; 0: the whole validation set; auto: its first 20,480 tokens, on a GPU 1,048,576, "
+        "whatever --batch is"},
+    {"evaluation", "patience",      "",   INT_(patience),          0,    MANY_, 0,                "0",
+        "validations", "end the run early, as at its last step, after this many validations in a row that were not below the best; "
+        "0: never"},
+    {"evaluation", "sample-every",  "s",  INT_(sample_every),      0,    MANY_, AUTO_,            "auto",
+        "steps", "steps between samples; 0: never; auto: only at the end"},
+    {"evaluation", "sample-tokens", "g",  INT_(sample_tokens),     1,    MANY_, AUTO_,            "auto",
+        "tokens", "length of a sample; auto: --seq-len, at most 256"},
+    {"evaluation", "samples",       "",   INT_(samples),           0,      100, 0,                "2",
+        "texts", "texts that are sampled each time"},
+    {"evaluation", "prompt",        "",   STRING_(prompt),         0,        0, BOTH_,            "",
+        "TEXT", "start of the samples; with --model PATH and without --train-data, --steps or --out: generate the text that "
+        "follows"},
+    {"evaluation", "temperature",   "",   FLOAT_(temperature),     0,      100, BOTH_,            "1",
+        "", "sampling temperature; 0: always the most likely token"},
+    {"evaluation", "top-k",         "",   INT_(top_k),             0,    MANY_, BOTH_,            "0",
+        "tokens", "sample from the k most likely; 0: from all"},
+    {"evaluation", "top-p",         "",   FLOAT_(top_p),           0,        1, ABOVE_ | BOTH_,   "1",
+        "", "sample from the most likely tokens whose probabilities add up to this"},
+    {"evaluation", "start-token",   "",   SWITCH_(start_token),    0,        0, BOTH_,            "on",
+        "off|on", "put end-of-text, which starts every document, before prompts and before the text of --perplexity; "
+        "--export-gguf says the same to llama.cpp"},
+
+    {"tasks",      "tasks",         "",   STRING_(tasks),          0,        0, FILES_,           "",
+        "FILES", "choices and continuations to evaluate the model on: HellaSwag's .jsonl, llm.c's .bin, DCLM's .jsonl; "
+        "with --steps 0 the program only evaluates, and needs no training data"},
+    {"tasks",      "hellaswag",     "h",  SWITCH_(hellaswag),      0,        0, 0,                "off",
+        "off|on", "--tasks " TASKS_HELLASWAG " (scripts/get_data.sh hellaswag)"},
+    {"tasks",      "perplexity",    "",   STRING_(perplexity),     0,        0, FILES_,           "",
+        "FILES", "text or shards whose loss, perplexity and bits per byte are measured, over all of it"},
+    {"tasks",      "stride",        "",   INT_(stride),            1,  1048576, AUTO_,            "auto",
+        "tokens", "tokens scored per --perplexity window; the rest of --seq-len is context; auto: all of them"},
+    {"tasks",      "tasks-every",   "",   INT_(tasks_every),       0,    MANY_, AUTO_,            "auto",
+        "steps", "steps between these evaluations; 0: never; auto: only at the end"},
+    {"tasks",      "tasks-max",     "",   INT_(tasks_max),         0,    MANY_, 0,                "0",
+        "examples", "evaluate only the first n examples of each file; 0: all"},
+    {"tasks",      "out-scores",    "",   STRING_(out_scores),     0,        0, ONCE_ | WRITES_,  "",
+        "FILE", "a line of JSON for each example of the last evaluation: what was chosen, and the loss of each ending"},
+
+    {"texts",      "interactive",   "",   FLAG_(interactive),      0,        0, TEXTS_ | ONCE_,    "off",
+        "off|on", "read prompts from the terminal, one per line, and continue each; end with Ctrl-D"},
+    {"texts",      "prompts",       "",   STRING_(prompts),        0,        0, TEXTS_ | ONCE_ | READS_, "",
+        "FILE.jsonl", "read prompts from a file of JSON lines: {\"prompt\": \"...\"}"},
+    {"texts",      "out-texts",     "",   STRING_(out_texts),      0,        0, TEXTS_ | ONCE_ | WRITES_, "",
+        "FILE", "write the texts of --prompts to this file, as JSON lines with prompt, text, tokens and stop"},
+    {"texts",      "tokens",        "",   INT_(tokens),            1,    MANY_, TEXTS_ | ONCE_,    "256",
+        "tokens", "maximum length of a text; it ends earlier where its document ends"},
+    {"texts",      "stop",          "",   LIST_(stop),             0,        0, TEXTS_ | ONCE_,    "",
+        "TEXT", "end a text before this string; may be given several times"},
+    {"texts",      "quantize",      "",   CHOICE_(quantize),       0,        0, ONCE_ | BOTH_,    "off",
+        WORDS_CHOICE(QUANTIZE_WORDS), "q8_0: the model's matrices in 8 bits, as in GGUF; for generating text, and for tasks with "
+        "--steps 0"},
+
+    {"output",     "out",           "o",  STRING_(out),            0,        0, ONCE_ | EACH_,    "",
+        "DIR", "directory for logs, checkpoints and the loss curve (curve.svg); without it: no files"},
+    {"output",     "save-every",    "n",  INT_(save_every),        0,    MANY_, AUTO_,            "auto",
+        "steps", "steps between checkpoints; the last step is saved, too; auto: the last, and every --save-minutes, if --out "
+        "is given; 0: none"},
+    {"output",     "save-minutes",  "",   FLOAT_(save_minutes),    0,    MANY_, 0,                "15",
+        "minutes", "minutes between the checkpoints of --save-every auto; 0: only the last step"},
+    {"output",     "keep",          "nk", INT_(keep),              0,    MANY_, AUTO_,            "auto",
+        "checkpoints", "keep only the n newest of the run; 0: all; auto: all, but only the 2 newest of --save-minutes"},
+    {"output",     "keep-major",    "nm", INT_(keep_major),        0,    MANY_, 0,                "0",
+        "steps", "never delete checkpoints at multiples of this; 0: no such exception"},
+    {"output",     "keep-best",     "",   SWITCH_(keep_best),      0,        0, 0,                "off",
+        "off|on", "save at each validation that is the best so far, and never delete the best checkpoint, whatever --keep says"},
+    {"output",     "model-file-gb", "",   FLOAT_(model_file_gb),   0,    MANY_, ABOVE_,           "5",
+        "GB", "largest file of weights in a checkpoint; a larger model is split into several, with Hugging Face's index"},
+    {"output",     "resume",        "y",  STRING_(resume),         0,        0, ONCE_ | READS_,   "off",
+        "off|on|auto|STEP|DIR", "on: continue from the newest valid checkpoint in --out; auto: the same, or a new run "
+        "if there is none; STEP, DIR: continue from this checkpoint"},
+    {"output",     "override",      "",   FLAG_(override),         0,        0, ONCE_,            "off",
+        "off|on", "resume even if options that define the run have changed"},
+    {"output",     "max-hours",     "",   FLOAT_(max_hours),       0,    MANY_, ONCE_,            "0",
+        "hours", "save and stop before this time is up; 0: no limit"},
+    {"output",     "export-llmc",   "",   STRING_(export_llmc),    0,        0, ONCE_ | WRITES_,  "",
+        "FILE.bin", "write the final model in llm.c's format, and its tokenizer as FILE_tokenizer.bin; with --model, --steps 0 and "
+        "no --out the program only converts, and needs no data"},
+    {"output",     "export-dtype",  "",   CHOICE_(export_dtype),   0,        0, ONCE_,            "fp32",
+        WORDS_CHOICE(MODEL_DTYPE_WORDS), "precision of the weights in that file"},
+    {"output",     "export-gguf",   "",   STRING_(export_gguf),    0,        0, ONCE_ | WRITES_,  "",
+        "FILE", "write the final model for llama.cpp; converts, as --export-llmc does"},
+    {"output",     "export-gguf-dtype", "", CHOICE_(export_gguf_dtype), 0,   0, ONCE_,            "f16",
+        WORDS_CHOICE(GGUF_DTYPE_WORDS), "precision of the matrices in that file"},
+    {"output",     "tensorboard",   "",   SWITCH_(tensorboard),    0,        0, 0,                "off",
+        "off|on", "also log for TensorBoard, in the directory tensorboard in --out"},
+    {"output",     "log-every",     "",   INT_(log_every),         1,    MANY_, AUTO_,            "auto",
+        "steps", "print every n-th step on the screen and in main.log; auto: all in main.log, a hundred on the screen, "
+        "one more after half a minute of silence, and on a terminal always the last; log.jsonl has every step"},
+    {"output",     "quiet",         "",   SWITCH_(quiet),          0,        0, ONCE_,            "off",
+        "off|on", "print only errors, warnings, the results of tasks and the summary"},
+    {"output",     "overfit",       "a",  SWITCH_(overfit),        0,        0, RUN_,             "off",
+        "off|on", "train on the first batch only; the loss goes to 0"},
+
+    {"memory, speed", "recompute",  "r",  CHOICE_(recompute),      0,        0, AUTO_,            "auto",
+        WORDS_CHOICE(RECOMPUTE_WORDS), "activations to recompute instead of storing: 0 none, 1 GELU, 2 GELU and layernorm, "
+        "mlp also the product before GELU, 3 whole blocks; "
+        "auto: 1 on a CPU, the lowest that fits into memory on a GPU"},
+    {"memory, speed", "fit",        "",   FLOAT_(fit),             0,    MANY_, AUTO_ | ONCE_,    "0",
+        "GiB", "fit into this much memory: try --batch and its divisors, levels of --recompute, on a GPU also "
+        "--offload-optimizer host, the fastest first; updates are identical up to rounding; auto: what is free; 0: off"},
+    {"memory, speed", "threads",    "",   INT_(threads),           0, LIMITS_MAX_THREADS, CPU_ | ONCE_ | BOTH_ | EACH_, "0",
+        "threads", "CPU threads of a process; 0: OMP_NUM_THREADS, else its share of the cores that this job has"},
+    {"memory, speed", "products",   "",   CHOICE_(products),       0,        0, CPU_ | RUN_ | BOTH_, "fp32",
+        WORDS_CHOICE(PRODUCTS_WORDS), "factors of matrix products and of attention; bf16: rounded to bf16, with sums and all else "
+        "in fp32; auto: bf16 where this machine has fast instructions for it"},
+    {"memory, speed", "logits-chunk", "", INT_(logits_chunk),      1,    MANY_, AUTO_ | GPU_,     "auto",
+        "tokens", "tokens whose logits are in memory at a time; auto: a micro-batch, or the largest part of it that fits"},
+    {"memory, speed", "offload-optimizer", "", CHOICE_(offload_optimizer), 0, 0, GPU_,           "off",
+        WORDS_CHOICE(OFFLOAD_WORDS), "keep master weights, m and v in pinned memory of the host, or on a disk; same bits"},
+    {"memory, speed", "offload-path", "", STRING_(offload_path),   0,        0, GPU_,             "",
+        "DIR", "directory on a fast drive, for --offload-optimizer disk; its files are gone when the run ends"},
+    {"memory, speed", "offload-residuals", "", SWITCH_(offload_residuals), 0, 0, GPU_,            "off",
+        "off|on", "with --recompute 3: keep the residual stream between blocks in pinned memory of the host; same bits"},
+    {"memory, speed", "offload-params", "", SWITCH_(offload_params), 0,      0, GPU_,             "off",
+        "off|on", "with --zero 3: keep this process's part of parameters and gradients in pinned memory of the host; same bits"},
+    {"memory, speed", "update-in-backward", "", SWITCH_(update_in_backward), 0, 0, RUN_,          "off",
+        "off|on", "update each block as soon as its gradient is ready, then discard the gradient: memory for those of two blocks "
+        "instead of all; an update is one micro-batch, and is clipped block by block (dev/doc/memory.md)"},
+    {"memory, speed", "gradients",  "",   CHOICE_(gradients),      0,        0, GPU_ | RUN_,      "model",
+        "model|fp32", "dtype of the gradients: the weights' dtype, or fp32"},
+    {"memory, speed", "master-weights", "w", CHOICE_(master_weights), 0,     0, GPU_ | RUN_,      "on",
+        WORDS_CHOICE(MASTER_WEIGHTS_WORDS), "keep 16-bit weights as fp32 for the optimizer; 24: bf16 weights with 8 more "
+        "bits; off: stochastic rounding"},
+    {"memory, speed", "tf32",       "f",  SWITCH_(tf32),           0,        0, GPU_ | RUN_ | BOTH_, "on",
+        "off|on", "compute fp32 products on TF32 tensor cores, with 10-bit mantissas"},
+    {"memory, speed", "gelu-fusion", "ge", INT_(gelu_fusion),      0,        2, AUTO_ | GPU_ | BOTH_, "auto",
+        "", "fuse GELU into matrix products: 0 no, 1 forward, 2 forward and backward; auto: what --autotune finds faster, without "
+        "it 2 on cards of compute capability 9 and 10, else 0"},
+    {"memory, speed", "bias-fusion", "",  SWITCH_(bias_fusion),    0,        0, GPU_,             "on",
+        "off|on", "where GELU is fused backward: fuse the gradient of the bias before it, too, where cuBLASLt can"},
+    {"memory, speed", "autotune",   "",   SWITCH_(autotune),       0,        0, GPU_,             "on",
+        "off|on", "time cuBLASLt's algorithms once per product, and keep the fastest"},
+    {"memory, speed", "graph",      "",   SWITCH_(graph),          0,        0, AUTO_ | GPU_ | BOTH_, "auto",
+        "off|on", "replay a micro-step as one CUDA graph; off with --update-in-backward; auto: on, but for replicas of a model "
+        "(--shard-ranks), with which no GPU has tried it"},
+    {"memory, speed", "device",     "",   INT_(device),            0,     1023, AUTO_ | GPU_ | ONCE_ | BOTH_ | EACH_, "auto",
+        "", "index of the GPU; auto: one for each process of a machine"},
+    {"memory, speed", "gpu-report", "lg", INT_(gpu_report),        0,    MANY_, GPU_ | ONCE_ | EACH_, "0",
+        "steps", "steps between lines on the GPU's temperature, power, clocks and memory; 0: none"},
+
+    {"processes",  "num-processes", "pn", INT_(num_processes),     1,  1048576, AUTO_ | ONCE_,    "auto",
+        "", "how many processes share the run; auto, here and below: what mpirun, srun or torchrun says, else one"},
+    {"processes",  "rank",          "pr", INT_(rank),              0,  1048575, AUTO_ | ONCE_ | EACH_, "auto",
+        "", "number of this process, from 0"},
+    {"processes",  "gpus-per-node", "pg", INT_(gpus_per_node),     1,     1024, AUTO_ | ONCE_,    "auto",
+        "processes", "processes on each machine"},
+    {"processes",  "init",          "pi", CHOICE_(init),           0,        0, ONCE_ | EACH_,    "auto",
+        WORDS_CHOICE(LAUNCH_INIT_WORDS), "how processes find each other; auto: as the launcher provides (dev/doc/processes.md); tcp and fs are for GPUs"},
+    {"processes",  "server",        "ps", STRING_(server),         0,        0, ONCE_ | EACH_,    "",
+        "HOST[:PORT]", "address of rank 0, for --init tcp; the port is 29500 unless it is given"},
+    {"processes",  "fs-path",       "pf", STRING_(fs_path),        0,        0, ONCE_ | EACH_,    "",
+        "DIR", "directory on a file system that all machines share, for --init fs; without it: --out"},
+    {"processes",  "zero",          "z",  INT_(zero),              0,        3, AUTO_ | ONCE_,    "auto",
+        "", "what is divided among the processes: 0 nothing, 1 the optimizer's state, 2 also gradients, 3 also parameters; "
+        "auto: 2 for several processes"},
+    {"processes",  "shard-ranks",   "",   INT_(shard_ranks),       1,  1048576, AUTO_ | GPU_ | ONCE_, "auto",
+        "processes", "processes that share one copy of what --zero divides; auto: those of a machine, or all where machines differ"},
+    {"processes",  "timeout",       "",   INT_(timeout),           1,    MANY_, ONCE_ | EACH_,    "50",
+        "seconds", "abort a multi-process run after this long without progress; at least 5 times the longest step"},
+
+    {"reports",    "report",        "",   STRING_(report),         0,        0, ONCE_,            "",
+        "RUNS", "write a page about finished or running runs, and exit: their directories or logs, separated by commas"},
+    {"reports",    "out-html",      "",   STRING_(out_html),       0,        0, ONCE_ | WRITES_,  "",
+        "FILE", "file of the page of --report; without it: report.html in the first run's directory"},
+    {"reports",    "compare",       "",   STRING_(compare),        0,        0, ONCE_,            "",
+        "RUNS", "print the results of runs side by side, and exit"},
+
+    {"other",      "config",        "",   STRING_(config),         0,        0, ONCE_ | BOTH_ | READS_ | EACH_ | LINE_, "",
+        "FILE", "read more options from a file of lines `name = value`, as --print-config prints them; # starts a "
+        "comment; the command line wins"},
+    {"other",      "plan",          "",   FLAG_(plan),             0,        0, ONCE_,            "off",
+        "off|on", "estimate memory, speed and time, and exit"},
+    {"other",      "plan-tensors",  "",   FLAG_(plan_tensors),     0,        0, ONCE_,            "off",
+        "off|on", "the same, after a list of every tensor and its memory"},
+    {"other",      "verify-data",   "",   FLAG_(verify_data),      0,        0, ONCE_,            "off",
+        "off|on", "check every token of every file, and the checksum if FILE.xxh64 exists, and exit"},
+    {"other",      "print-config",  "",   FLAG_(print_config),     0,        0, ONCE_,            "off",
+        "off|on", "print every option with its value, as a file for --config, and exit"},
+    {"other",      "help",          "",   STRING_(help),           0,        0, ONCE_ | BOTH_ | LINE_, "",
+        "[GROUP|OPTION]", "print this help, or the part about a group or an option, and exit"},
+    {"other",      "version",       "",   FLAG_(version),          0,        0, ONCE_ | BOTH_ | LINE_, "off",
+        "off|on", "print the version, and exit"},
+};
+// clang-format on
+
+#define OPTION_SYNONYMS OPTION_TRAINER_SYNONYMS
+
+#define OPTION_EXAMPLES                                                                                      \
+    "\nWithout options it trains a small model on built-in stories. To start with:\n"                        \
+    "  --train-data 'books/*.txt' --tokenizer bpe:4096 --out out/books     your own text\n"                  \
+    "  --out out/books --resume on                                         continue after an interruption\n" \
+    "  --out out/books --resume on --steps 9000                            train for longer\n"               \
+    "  --model out/books --prompt 'It was'                                 generate text\n"                  \
+    "  --model out/books --interactive                                     the same, line by line\n"         \
+    "  --model DIR --train-data 'more/*.txt' --out out/more                finetune\n"                       \
+    "  --model DIR --steps 0 --export-gguf model.gguf                      convert\n"                        \
+    "  --report out/books                                                  a page of plots\n"                \
+    "Step lines show the mean loss of the update in nats per token, the gradient norm before clipping,\n"    \
+    "for both the distance from the mean of 128 updates in standard deviations (z), and MFU, the share\n"    \
+    "of this machine's peak FLOP/s that the model uses.\n"                                                   \
+    "SIGTERM and SIGINT save and stop; SIGUSR1 saves; SIGUSR2 saves and stops, for mpirun, which forwards\n" \
+    "it to all processes but kills them two seconds after SIGTERM.\n"
+
+const GPT2NamedModel* options_model_size(const Options* options) {
+    const int is_here = access(options->model, F_OK) == 0 && strcmp(options->model, options->out) != 0;
+    return is_here ? NULL : gpt2_model_by_name(options->model);
+}
+
+int option_counts(const Options* options, const OptionRow* row) {
+    return (row->flags & OPTION_BOTH) || !(row->flags & OPTION_TEXTS) == !options->generates;
+}
+
+// An option that a resumed run would inherit: an empty value takes it back.
+static int option_may_be_empty_(const Options* options, const OptionRow* row) {
+    return !(row->flags & OPTION_NOT_SAVED) && options_given(options, "resume");
+}
+
+// True if one of the options is given that every training run could be started with.
+static int options_start_a_run_(const Options* options) {
+    static const char* const runs[] = {"train-data",   "out",         "steps",       "epochs",
+                                       "resume",       "overfit",     "plan",        "plan-tensors",
+                                       "print-config", "verify-data", "export-gguf", "export-llmc"};
+    int is_run = 0;
+    for (size_t i = 0; i < sizeof(runs) / sizeof(runs[0]); i++) {
+        is_run |= options_given(options, runs[i]);
+    }
+    return is_run;
+}
+
+// True if an option is given that only counts in training.
+static int options_are_of_training_(const Options* options) {
+    int is_training = 0;
+    for (int i = 0; i < OPTION_ROWS; i++) {
+        is_training |= options->given[i] && !(OPTION_TABLE[i].flags & (OPTION_TEXTS | OPTION_BOTH));
+    }
+    return is_training;
+}
+
+// True if the program generates texts: --interactive and --prompts say so; --prompt does with the
+// weights of a model, unless the options start a run, whose samples it then begins. Without weights
+// a prompt alone is a mistake, which generate.h names: it must not start to train.
+static int options_generate_(const Options* options) {
+    const int has_weights = options->model[0] && !options_model_size(options);
+    const int is_run = has_weights ? options_start_a_run_(options) : options_are_of_training_(options);
+    return options->interactive || options_given(options, "prompts") ||
+           (options_given(options, "prompt") && !is_run);
+}
+
+// Decides what the program does, and refuses options that do not count there.
+static void options_decide_(Options* options) {
+    options->processes = options->shards = 1; // until launcher.h has asked
+    options->generates = options_generate_(options);
+    options->plan |= options->plan_tensors;
+    for (int i = 0; i < OPTION_ROWS; i++) {
+        const OptionRow* row = &OPTION_TABLE[i];
+        if (options->given[i] && !option_counts(options, row)) {
+            die_usage(options->generates
+                          ? "--%s is for training, and this command generates text (--help: texts)"
+                          : "--%s is for generating text: wanted --prompt TEXT, --interactive or --prompts "
+                            "FILE, with "
+                            "--model PATH and without --train-data, --steps or --out",
+                      row->name);
+        }
+    }
+}
+
+#endif // OPTION_TABLE_ROWS_

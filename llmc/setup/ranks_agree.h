@@ -1,0 +1,214 @@
+/*
+ranks_agree.h -- what the processes of a run must have in common, compared before any work: the program, options, model and
+data. A run whose processes differ would train another model in each of them.
+*/
+#ifndef LLMC_RANKS_AGREE_H
+#define LLMC_RANKS_AGREE_H
+
+#include "llmc/setup/options.h"
+#include "llmc/setup/run_data.h"
+#include "llmc/comm/comm.h"
+#include "llmc/model/model.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// Both are collective, and end all processes with the name of what differs, and the ranks that have each value.
+
+// The file that runs, and the results of the mathematics library.
+void agree_on_program(Comm* comm);
+
+// All options but those that each process may have for itself, as they were given: they decide
+// which messages follow.
+void agree_on_command(Comm* comm, const Options* options);
+
+// After setup, compares the options that it has decided, the checkpoint to continue from (NULL:
+// none), the model, the files of its weights (NULL: none), and the data.
+void agree_on_run(Comm* comm, const Options* options, const char* checkpoint, const char* weights,
+                  GPT2Config cfg, const RunData* data);
+
+// A directory in which rank 0 can write: all processes must see what it writes there.
+void agree_on_directory(Comm* comm, const char* option, const char* directory);
+
+#ifdef __cplusplus
+}
+#endif
+
+#ifdef RANKS_AGREE_IMPLEMENTATION
+
+#include <dirent.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "llmc/base/check.h"
+#include "llmc/base/clock.h"
+#include "llmc/base/file.h"
+#include "llmc/base/xxh64.h"
+#include "llmc/setup/options_values.h"
+
+static void agree_on_checksum_(Comm* comm, const char* what, uint64_t checksum) {
+    char words[32];
+    snprintf(words, sizeof(words), "%016llx", (unsigned long long)checksum);
+    comm_agree(comm, what, checksum, words);
+}
+
+static void agree_on_count_(Comm* comm, const char* what, size_t count) {
+    char words[32];
+    snprintf(words, sizeof(words), "%zu", count);
+    comm_agree(comm, what, count, words);
+}
+
+// Other versions of the mathematics library round otherwise.
+static uint64_t agree_mathematics_(void) {
+    double results[96];
+    for (int i = 0; i < 32; i++) {
+        volatile double x = 0.37 + 1.618 * i; // the compiler cannot know the result
+        results[3 * i] = pow(0.95, x);
+        results[3 * i + 1] = exp(-x);
+        results[3 * i + 2] = cos(x);
+    }
+    return xxh64(results, sizeof(results));
+}
+
+void agree_on_program(Comm* comm) {
+    uint64_t checksum = 0;
+    char error[ERROR_BYTES];
+    if (comm->size == 1) {
+        return;
+    }
+    if (!file_checksum("/proc/self/exe", &checksum, error)) {
+        checksum = 0; // where it cannot be read, nothing is compared
+    }
+    agree_on_checksum_(comm, "the program (checksum)", checksum);
+    agree_on_checksum_(comm, "results of the mathematics library (checksum)", agree_mathematics_());
+}
+
+// True if all processes have the same hash.
+static int agree_is_same_(Comm* comm, uint64_t hash) {
+    uint64_t* all = (uint64_t*)check_alloc((size_t)comm->size, sizeof(hash), "hashes");
+    int is_same = 1;
+    comm_all_gather(comm, all, &hash, sizeof(hash));
+    for (int r = 1; r < comm->size; r++) {
+        is_same = is_same && all[r] == all[0];
+    }
+    free(all);
+    return is_same;
+}
+
+static uint64_t agree_hash_of_(const char* value) { return xxh64(value, strlen(value)); }
+
+// One message where they agree; only a difference is looked for row by row.
+static void agree_on_options_(Comm* comm, const Options* options) {
+    char text[OPTION_TEXT_BYTES], name[OPTION_NAME_BYTES + 2];
+    uint64_t hashes[OPTION_ROWS_MAX] = {0};
+    for (int i = 0; i < OPTION_ROWS; i++) {
+        const OptionRow* row = &OPTION_TABLE[i];
+        const int is_compared = option_applies(options, row) && !(row->flags & OPTION_EACH);
+        hashes[i] = is_compared ? agree_hash_of_(option_text(options, row, text)) : 0;
+    }
+    if (agree_is_same_(comm, xxh64(hashes, sizeof(hashes)))) {
+        return;
+    }
+    for (int i = 0; i < OPTION_ROWS; i++) {
+        const char* value = option_text(options, &OPTION_TABLE[i], text);
+        snprintf(name, sizeof(name), "--%s", OPTION_TABLE[i].name);
+        comm_agree(comm, name, hashes[i], *value ? value : "''");
+    }
+}
+
+void agree_on_command(Comm* comm, const Options* options) {
+    if (comm->size > 1) {
+        agree_on_options_(comm, options);
+    }
+}
+
+static void agree_on_checkpoint_(Comm* comm, const char* checkpoint) {
+    char path[PATH_MAX], error[ERROR_BYTES];
+    uint64_t checksum = 0;
+    if (checkpoint) {
+        file_join(path, checkpoint, "state.json");
+        CHECK(file_checksum(path, &checksum, error), "%s", error);
+    }
+    agree_on_checksum_(comm, "state.json of the checkpoint (checksum)", checksum);
+}
+
+// Returns a checksum of the files of tensors in a directory, in any order. Each counts with its
+// name.
+static uint64_t agree_tensors_(const char* directory) {
+    char path[PATH_MAX], error[ERROR_BYTES];
+    struct dirent* entry;
+    uint64_t sum = 0;
+    DIR* dir = opendir(directory);
+    CHECK(dir, "%s: cannot read: %s", directory, strerror(errno));
+    while ((entry = readdir(dir))) {
+        if (file_ends_in(entry->d_name, ".safetensors")) {
+            uint64_t file[2] = {xxh64(entry->d_name, strlen(entry->d_name)), 0};
+            file_join(path, directory, entry->d_name);
+            CHECK(file_fingerprint(path, &file[1], error), "%s", error);
+            sum += xxh64(file, sizeof(file));
+        }
+    }
+    closedir(dir);
+    return sum;
+}
+
+// A directory on a local disk may hold an older copy in one machine. With --zero 3 no process has
+// all parameters, so that their checksum would not show it.
+static void agree_on_weights_(Comm* comm, const char* weights) {
+    char error[ERROR_BYTES];
+    uint64_t checksum = 0;
+    if (weights && file_is_directory(weights)) {
+        checksum = agree_tensors_(weights);
+    } else if (weights) {
+        CHECK(file_fingerprint(weights, &checksum, error), "%s", error);
+    }
+    agree_on_checksum_(comm, "the files of the weights to start from (checksum)", checksum);
+}
+
+void agree_on_run(Comm* comm, const Options* options, const char* checkpoint, const char* weights,
+                  GPT2Config cfg, const RunData* data) {
+    if (comm->size == 1) {
+        return;
+    }
+    agree_on_options_(comm, options);
+    agree_on_checkpoint_(comm, checkpoint);
+    agree_on_weights_(comm, weights);
+    agree_on_checksum_(comm, "the sizes of the model (checksum)", xxh64(&cfg, sizeof(cfg)));
+    agree_on_count_(comm, "the number of training tokens", data->train.tokens);
+    agree_on_checksum_(comm, "the training data (checksum)", data->train.fingerprint);
+    agree_on_count_(comm, "the number of validation tokens", data->val.tokens);
+    agree_on_checksum_(comm, "the validation data (checksum)", data->val.fingerprint);
+}
+
+// The name of the file is new, so that no file system remembers that there is none.
+void agree_on_directory(Comm* comm, const char* option, const char* directory) {
+    char path[PATH_MAX], what[96];
+    int64_t number = (int64_t)(1e6 * time_unix_s());
+    if (comm->size == 1) {
+        return;
+    }
+    comm_broadcast(comm, &number, sizeof(number));
+    file_path(path, "%s/.probe_%" PRId64, directory, number);
+    if (comm->rank == 0) {
+        file_write_text(path, "", 0);
+    }
+    comm_barrier(comm);
+    const int is_there = access(path, F_OK) == 0, is_missing = comm_any(comm, !is_there);
+    if (comm->rank == 0) {
+        unlink(path);
+    }
+    snprintf(what, sizeof(what), "%s, a directory that all machines have to share: a file of rank 0", option);
+    if (is_missing) {
+        comm_agree(comm, what, (uint64_t)is_there, is_there ? "is there" : "is missing");
+    }
+}
+
+#endif // RANKS_AGREE_IMPLEMENTATION
+
+#endif

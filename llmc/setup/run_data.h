@@ -1,0 +1,719 @@
+/*
+run_data.h -- the data of a run: which files, which tokens, and what reads them.
+
+    data                        tokens                                   V of a new model
+    none named                  words of the built-in stories            their number
+    text of any kind            bytes                                    257
+    text, --tokenizer           those of the tokenizer (encoded_text.h)     the tokenizer's
+    .bin shards                 GPT-2's, or those of --tokenizer         50257, or the tokenizer's
+    none, --steps 0, --model    those of the model's own tokenizer       the model's
+    none, --steps 0, --tasks    those of --tokenizer, or none            the model's
+    none, --steps 0, --export-  those of --tokenizer, or none            the model's
+
+A --model directory with a tokenizer's files supplies --tokenizer.
+*/
+#ifndef LLMC_RUN_DATA_H
+#define LLMC_RUN_DATA_H
+
+#include <stdint.h>
+#include <stdio.h>
+
+#include "llmc/data/dataloader.h"
+#include "llmc/data/mixture.h"
+#include "llmc/data/stories.h"
+#include "llmc/setup/options.h"
+#include "llmc/tokenizer/tokenizer.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum {
+    RUN_DATA_STORIES_STEPS = 3600,  // about a minute on two cores
+    RUN_DATA_STORIES_PAGE = 128,    // tokens: a story that crosses the end of a page is cut there
+    RUN_DATA_MAPPED_FILES = 10000,  // of text: Linux lets a program map 65530 (vm.max_map_count)
+    RUN_DATA_STORIES_SEED = 271828, // validation stories: the same whatever the seed of the run
+    RUN_DATA_EVAL_CPU = 20 * 1024,  // tokens of a validation: seconds of a small model on a CPU;
+    RUN_DATA_EVAL_GPU = 1 << 20,    // with fewer of them the losses of large models are too noisy to compare
+};
+#define RUN_DATA_MAX_STEPS 1e12                        // of --steps, too
+#define RUN_DATA_STORIES_MAX_TOKENS ((int64_t)1 << 27) // longer runs see the built-in text again
+
+typedef enum { DATA_STORIES, DATA_TEXT, DATA_SHARDS, DATA_NONE } DataKind;
+
+typedef struct {
+    DataKind kind;
+    int has_tokenizer; // without one, samples are printed as token ids
+    Tokenizer tokenizer;
+    int is_encoded; // text: its files are turned into shards first
+    int is_unknown; // must be encoded, but nothing may be written: no data is open, --steps may be auto
+    int is_warned;  // of what looks like a separator in the text
+    DataSources train, val;
+    Stories* stories; // the built-in corpus, NULL for other data:
+    uint16_t *train_stories, *val_stories;
+    float* val_nats; // entropy of each validation token, in nats
+    // of the training data that --steps read; 0: unknown, or of data without an end
+    double epochs;
+} RunData;
+
+// Whether there are data to train on or to validate with.
+static inline int run_data_has_tokens(const RunData* data) { return data->kind != DATA_NONE; }
+
+// True if the command line asks for validations: a run that does not train makes no others.
+static inline int run_data_is_asked_for(const Options* options) {
+    return options->train_data[0] || (options->eval_every > 0 && options_given(options, "eval-every"));
+}
+
+// ---- tokens ----
+
+// Opens the tokenizer that goes with the data; the data itself is opened by run_data_open, when V and T are
+// known. `model_path` is the path of the model's files, or NULL.
+void run_data_open_tokenizer(RunData* data, Options* options, const char* model_path);
+
+// The same for generating texts: there are no data.
+void run_data_open_text_tokenizer(RunData* data, Options* options, const char* model_path);
+
+// The id that separates documents: the last of every vocabulary.
+int run_data_eot(const RunData* data, int V);
+
+// The tokenizer that goes with the saved model, or NULL if the data are only token ids.
+const Tokenizer* run_data_saved_tokenizer(const RunData* data);
+
+// The tokens that samples start with: end-of-text, unless --start-token is off, then --prompt. An
+// empty prompt is end-of-text in any case. `ids` has room for max + 1; returns their number.
+int run_data_prompt(int* ids, int max, const RunData* data, const Options* options, int V);
+
+// The same for any text of `bytes`. Returns 0 with the reason in `error` if it cannot be encoded or is too long; else sets
+// *count.
+int run_data_try_prompt(int* ids, int* count, int max, const RunData* data, const Options* options, int V,
+                        const char* text, size_t bytes, char* error);
+
+// Bytes of text that these targets stand for: those of end-of-text, and of -1, are 0. 0 without a tokenizer.
+double run_data_target_bytes(const RunData* data, const int* targets, size_t count);
+
+// ---- files ----
+
+// Opens the data and decides --steps and --epochs; after setup_batch. Of --plan and --print-config the data may stay
+// unknown (data->is_unknown): then --steps stays as it is.
+void run_data_open(RunData* data, Options* options);
+
+// Opens files as tokens of the run, which may be text or shards; after run_data_open. `data` and `list` stay.
+void run_data_open_text(DataSources* sources, const RunData* data, const Options* options, const char* list);
+
+// Sequences of a validation, of all processes, at most `epoch`, which is all of the data: those of
+// --eval-batches micro-batches, or as many whatever the batch.
+int64_t run_data_eval_sequences(const Options* options, uint64_t epoch);
+
+// Opens the loaders of training and validation data, and says what they will read; after run_data_open. `data`
+// stays where it is until they are closed.
+void run_data_open_loaders(Dataloader* train, Dataloader* val, const RunData* data, const Options* options);
+
+// Prints the start of a line about the run's data.
+void run_data_print(FILE* file, const RunData* data);
+
+// --verify-data: checks all files and says so. Returns the exit status.
+int run_data_verify(const Options* options);
+
+// The entropy, in nats per token, of the targets that a validation of `sequences` looks at; NAN
+// if unknown.
+double run_data_floor(const RunData* data, int64_t sequences);
+
+void run_data_close(RunData* data);
+
+#ifdef __cplusplus
+}
+#endif
+
+#ifdef RUN_DATA_IMPLEMENTATION
+
+#include <errno.h>
+#include <glob.h>
+#include <limits.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "llmc/base/check.h"
+#include "llmc/base/file.h"
+#include "llmc/base/printable.h"
+#include "llmc/base/enum_words.h"
+#include "llmc/data/packing.h"
+#include "llmc/data/encoded_text.h"
+#include "llmc/data/token_files.h"
+#include "llmc/tokenizer/bpe.h"
+#include "llmc/tokenizer/bpe_encode.h"
+#include "llmc/tokenizer/bpe_files.h"
+#include "llmc/model/model.h"
+
+// ---- tokens ----
+
+static void run_data_stories_tokenizer_(RunData* data) {
+    data->stories = (Stories*)check_alloc(1, sizeof(Stories), "stories");
+    stories_open(data->stories);
+    const int words = data->stories->eot;
+    const char** word = (const char**)check_alloc((size_t)words, sizeof(*word), "vocabulary");
+    for (int i = 0; i < words; i++) {
+        word[i] = data->stories->token[i];
+    }
+    tokenizer_open_words(&data->tokenizer, word, words);
+    free(word);
+}
+
+// How text is read and encoded.
+static TextData run_data_text_(const Options* options, const Bpe* bpe, const char* directory) {
+    const TextDataMode mode = options_only_look(options) ? TEXT_DATA_FIND : TEXT_DATA_ENCODE;
+    const TextData text = {bpe, options->text_field, options->separator, directory, stdout, mode,
+                           1,   options->threads};
+    return text;
+}
+
+// --tokenizer bpe:N: sets path (PATH_MAX) to the vocabulary beside the run, which is trained on the text the
+// first time; unless nothing may be written: then path is "". Returns N.
+static int run_data_own_vocabulary_(RunData* data, const Options* options, char* path) {
+    char* end;
+    const long V = strtol(options->tokenizer + strlen("bpe:"), &end, 10);
+    if (*end || V < 257 || V > BPE_MAX_VOCAB) {
+        die_usage("--tokenizer %s: wanted bpe:N with N tokens, from 257 to %d", options->tokenizer,
+                  BPE_MAX_VOCAB);
+    }
+    if (sources_kind(options->train_data) != TOKENS_TEXT) {
+        die_usage("--tokenizer %s trains a vocabulary on text; --train-data %s is already tokens",
+                  options->tokenizer, options->train_data);
+    }
+    if (!options->out[0]) {
+        die_usage("--tokenizer %s: add --out DIR: the vocabulary is kept there", options->tokenizer);
+    }
+    file_join(path, options->out, "tokenizer.json");
+    const int is_kept = file_exists(path);
+    if (!is_kept && options_only_look(options)) {
+        path[0] = '\0';
+        return (int)V;
+    }
+    if (!is_kept) {
+        const TextData text = run_data_text_(options, NULL, NULL);
+        Bpe bpe;
+        file_make_directory(options->out);
+        text_data_train(&bpe, &text, options->train_data, (int)V);
+        bpe_write(&bpe, path);
+        bpe_close(&bpe);
+        data->is_warned = 1;
+    }
+    Bpe kept;
+    bpe_open(&kept, path);
+    CHECK(kept.vocab_size == V, "%s: %d tokens, wanted %ld; remove it to train another", path,
+          kept.vocab_size, V);
+    bpe_close(&kept);
+    return (int)V;
+}
+
+// A stand-in for a vocabulary of V tokens that is not trained yet: it has its size, and knows bytes.
+static void run_data_untrained_tokenizer_(Tokenizer* tokenizer, int V) {
+    memset(tokenizer, 0, sizeof(*tokenizer));
+    tokenizer->kind = "gpt2";
+    tokenizer->bpe = (Bpe*)check_alloc(1, sizeof(Bpe), "tokenizer");
+    bpe_open_bytes(tokenizer->bpe);
+    tokenizer->encoder = (BpeEncoder*)check_alloc(1, sizeof(BpeEncoder), "tokenizer");
+    bpe_encoder_open(tokenizer->encoder, tokenizer->bpe);
+    tokenizer->vocab_size = V;
+    tokenizer->eot = V - 1;
+}
+
+static void run_data_file_tokenizer_(RunData* data, const Options* options) {
+    char path[PATH_MAX];
+    const int is_own = strncmp(options->tokenizer, "bpe:", 4) == 0;
+    const int V = is_own ? run_data_own_vocabulary_(data, options, path) : 0;
+    data->is_unknown = is_own && !path[0];
+    data->has_tokenizer = 1;
+    if (data->is_unknown) {
+        run_data_untrained_tokenizer_(&data->tokenizer, V);
+    } else {
+        tokenizer_open_file(&data->tokenizer, is_own ? path : options->tokenizer);
+    }
+}
+
+// A run that only evaluates or converts: no data, and a tokenizer only if there is one.
+static void run_data_no_data_(RunData* data, const Options* options) {
+    data->kind = DATA_NONE;
+    data->has_tokenizer = options->tokenizer[0] != '\0';
+    if (data->has_tokenizer) {
+        tokenizer_open_file(&data->tokenizer, options->tokenizer);
+    }
+}
+
+// Without --train-data: the built-in stories, or no data for a model with other tokens.
+static void run_data_no_files_(RunData* data, const Options* options) {
+    RunData stories;
+    if (options_only_uses_model(options) && !run_data_is_asked_for(options)) {
+        run_data_no_data_(data, options);
+        return;
+    }
+    memset(&stories, 0, sizeof(stories));
+    run_data_stories_tokenizer_(&stories);
+    data->kind = DATA_STORIES;
+    data->has_tokenizer = 1;
+    if (options->tokenizer[0]) {
+        tokenizer_open_file(&data->tokenizer, options->tokenizer); // in its place: it points into itself
+        data->kind = tokenizer_is_same(&data->tokenizer, &stories.tokenizer) ? DATA_STORIES : DATA_NONE;
+    }
+    if (data->kind == DATA_STORIES) {
+        tokenizer_close(&data->tokenizer);
+        data->tokenizer = stories.tokenizer; // words do not
+        data->stories = stories.stories;
+        return;
+    }
+    tokenizer_close(&stories.tokenizer);
+    free(stories.stories);
+    if (options->steps != 0 || !options->model[0]) {
+        die_usage(
+            "%s %s uses its own tokenizer, so it cannot train on the built-in stories; wanted --train-data%s",
+            options_given(options, "tokenizer") ? "--tokenizer" : "--model", options->tokenizer,
+            options->model[0] ? ", or --steps 0 to sample from the model" : "");
+    }
+}
+
+void run_data_open_tokenizer(RunData* data, Options* options, const char* model_path) {
+    memset(data, 0, sizeof(*data));
+    if (!options->tokenizer[0] && model_path && tokenizer_is_in(model_path)) {
+        options->tokenizer = model_path;
+    }
+    const int is_text = options->train_data[0] && sources_kind(options->train_data) == TOKENS_TEXT;
+    if (!options->train_data[0]) {
+        run_data_no_files_(data, options);
+    } else if (is_text && !options->tokenizer[0]) {
+        data->kind = DATA_TEXT;
+        tokenizer_open_bytes(&data->tokenizer);
+        data->has_tokenizer = 1;
+    } else {
+        data->kind = DATA_SHARDS;
+        data->is_encoded = is_text;
+        if (options->tokenizer[0]) {
+            run_data_file_tokenizer_(data, options);
+        }
+        CHECK(!is_text || data->tokenizer.encoder, "text cannot be encoded%s%s",
+              data->tokenizer.decode_only ? ", only decoded: "
+                                          : ": the tokenizer only knows the words of its list",
+              data->tokenizer.decode_only ? data->tokenizer.decode_only : "");
+    }
+}
+
+void run_data_open_text_tokenizer(RunData* data, Options* options, const char* model_path) {
+    memset(data, 0, sizeof(*data));
+    data->kind = DATA_NONE;
+    if (!options->tokenizer[0] && tokenizer_is_in(model_path)) {
+        options->tokenizer = model_path;
+    }
+    if (!options->tokenizer[0]) {
+        die_usage("%s has no tokenizer; wanted --tokenizer FILE: the tokenizer.json, merges.txt or .tiktoken "
+                  "that goes with "
+                  "the model",
+                  model_path);
+    }
+    tokenizer_open_file(&data->tokenizer, options->tokenizer);
+    data->has_tokenizer = 1;
+}
+
+int run_data_eot(const RunData* data, int V) { return data->has_tokenizer ? data->tokenizer.eot : V - 1; }
+
+const Tokenizer* run_data_saved_tokenizer(const RunData* data) {
+    return data->has_tokenizer ? &data->tokenizer : NULL;
+}
+
+int run_data_try_prompt(int* ids, int* count, int max, const RunData* data, const Options* options, int V,
+                        const char* text, size_t bytes, char* error) {
+    const size_t start = options->start_token || bytes == 0 ? 1 : 0; // tokens before the text
+    size_t tokens;
+    int* encoded = (int*)check_alloc(bytes, sizeof(int), "prompt");
+    int ok = tokenizer_try_encode(&data->tokenizer, text, bytes, encoded, &tokens, error);
+    if (ok && tokens + start > (size_t)max) {
+        ok = error_set(error, "prompt", "%zu tokens; wanted at most %d, %s", tokens, max - (int)start,
+                       start ? "one less than the sequence length" : "the sequence length");
+    }
+    if (ok) {
+        ids[0] = run_data_eot(data, V);
+        memcpy(ids + start, encoded, tokens * sizeof(int));
+        *count = (int)(tokens + start);
+    }
+    free(encoded);
+    return ok;
+}
+
+int run_data_prompt(int* ids, int max, const RunData* data, const Options* options, int V) {
+    char error[ERROR_BYTES];
+    const char* text = options->prompt;
+    int count = 1;
+    ids[0] = run_data_eot(data, V);
+    if (text[0] && !data->has_tokenizer) {
+        die_usage("--prompt needs --tokenizer: this data is only token ids");
+    }
+    const int ok =
+        !text[0] || run_data_try_prompt(ids, &count, max, data, options, V, text, strlen(text), error);
+    CHECK(ok || !data->tokenizer.decode_only, "--%s", error); // the file is to blame, not the command line
+    if (!ok) {
+        die_usage("--%s", error);
+    }
+    return count;
+}
+
+double run_data_target_bytes(const RunData* data, const int* targets, size_t count) {
+    double bytes = 0;
+    for (size_t i = 0; data->has_tokenizer && i < count; i++) {
+        bytes += targets[i] < 0 ? 0 : tokenizer_bytes(&data->tokenizer, targets[i]);
+    }
+    return bytes;
+}
+
+// ---- files ----
+
+// Tokens of n batches (at least one), up to a limit, and one more as the last target. The product may be too
+// large for any integer, because users may ask for anything.
+static size_t run_data_stories_tokens_(int64_t parts, int64_t part_tokens) {
+    const int64_t max = RUN_DATA_STORIES_MAX_TOKENS;
+    parts = parts > 1 ? parts : 1;
+    return (size_t)(parts <= max / part_tokens ? parts * part_tokens : max) + 1;
+}
+
+// Sequences of all validation stories.
+static int64_t run_data_stories_validated_(const Options* options) {
+    return options->eval_batches > 0 ? (int64_t)options->eval_batches * options->batch
+                                     : RUN_DATA_EVAL_CPU / options->seq_len;
+}
+
+// Writes the built-in corpus: enough training text that nothing is read twice, up to a limit.
+static void run_data_stories_(RunData* data, Options* options) {
+    if (options->steps == OPTION_AUTO) {
+        options->steps = RUN_DATA_STORIES_STEPS;
+    }
+    const size_t train = run_data_stories_tokens_(options->steps, options->total_batch);
+    const size_t val = run_data_stories_tokens_(run_data_stories_validated_(options), options->seq_len);
+    data->train_stories = (uint16_t*)check_alloc(train, sizeof(uint16_t), "stories");
+    data->val_stories = (uint16_t*)check_alloc(val, sizeof(uint16_t), "stories");
+    data->val_nats = (float*)check_alloc(val, sizeof(float), "stories");
+    stories_generate(data->stories, data->train_stories, NULL, train, RUN_DATA_STORIES_PAGE, options->seed);
+    stories_generate(data->stories, data->val_stories, data->val_nats, val, RUN_DATA_STORIES_PAGE,
+                     RUN_DATA_STORIES_SEED);
+    sources_open_memory(&data->train, data->train_stories, train, options->vocab_size, "built-in stories");
+    sources_open_memory(&data->val, data->val_stories, val, options->vocab_size, "built-in stories");
+}
+
+// Opens a list of files, or the shards of text that is encoded first. Returns whether they are known.
+static int run_data_sources_(DataSources* sources, const RunData* data, const Options* options,
+                             const char* list, const char* directory) {
+    const int is_text = sources_kind(list) == TOKENS_TEXT;
+    if (!data->is_encoded || !is_text) {
+        sources_open_files(sources, list, (TokensFormat)options->data_format, options->vocab_size);
+        if (is_text) {
+            text_data_warn(stdout, sources);
+        }
+        return 1;
+    }
+    Bpe bytes;
+    bpe_open_bytes(&bytes);
+    const Bpe* bpe = data->kind == DATA_TEXT ? &bytes : data->tokenizer.bpe;
+    TextData text = run_data_text_(options, bpe, directory);
+    text.warns = !data->is_warned;
+    char* shards = text_data_shards(&text, list);
+    if (shards) {
+        sources_open_files(sources, shards, TOKENS_AUTO, options->vocab_size);
+        sources_rename(sources, list);
+    }
+    free(shards);
+    bpe_close(&bytes);
+    return shards != NULL;
+}
+
+// The number of files of a list, which must all exist: missing ones are reported before others are encoded.
+static size_t run_data_count_files_(const char* list) {
+    SourceList sources;
+    size_t count = 0;
+    sources_read_list(&sources, list);
+    for (int i = 0; i < sources.count && list[0]; i++) {
+        glob_t files = tokens_list(sources.names[i]);
+        count += files.gl_pathc;
+        for (size_t k = 0; k < files.gl_pathc; k++) {
+            CHECK(access(files.gl_pathv[k], R_OK) == 0, "%s: cannot open the data: %s", files.gl_pathv[k],
+                  strerror(errno));
+        }
+        globfree(&files);
+    }
+    free(sources.text);
+    return count;
+}
+
+// Where encoded text goes: beside the run or, without --out, into a directory that is removed as soon as it
+// is mapped. Sets path (PATH_MAX). Returns 0 if there is no such directory and none may be created.
+static int run_data_encoded_directory_(const Options* options, char* path) {
+    const int is_kept = options->out[0] != '\0';
+    if (is_kept) {
+        file_join(path, options->out, "tokens");
+    }
+    if (options_only_look(options)) {
+        return is_kept && file_is_directory(path);
+    }
+    if (is_kept) {
+        file_make_directory(path);
+    } else {
+        text_data_make_temporary(path);
+    }
+    return 1;
+}
+
+// Refuses options that do not go together.
+static void run_data_check_files_(const RunData* data, const Options* options) {
+    const int is_text = data->is_encoded || data->kind == DATA_TEXT;
+    if (options->separator[0] && !is_text) {
+        die_usage("--separator %s is only for text: --train-data %s is already split into documents",
+                  options->separator, options->train_data);
+    }
+    if (options->val_data[0] && !data->is_encoded &&
+        (sources_kind(options->val_data) == TOKENS_TEXT) != (data->kind == DATA_TEXT)) {
+        die_usage("--val-data %s and --train-data %s: wanted both shards or both text", options->val_data,
+                  options->train_data);
+    }
+}
+
+// Opens the files. Returns whether the data is known.
+static int run_data_files_(RunData* data, const Options* options) {
+    char directory[PATH_MAX] = "";
+    run_data_check_files_(data, options);
+    const size_t files =
+        run_data_count_files_(options->train_data) + run_data_count_files_(options->val_data);
+    if (data->kind ==
+        DATA_TEXT) { // bytes that cannot be mapped: divided, of too many files, packed or in fields
+        data->is_encoded = options->separator[0] || files > RUN_DATA_MAPPED_FILES ||
+                           !text_data_is_plain(options->train_data) ||
+                           (options->val_data[0] && !text_data_is_plain(options->val_data));
+    }
+    if (data->is_unknown || (data->is_encoded && !run_data_encoded_directory_(options, directory)) ||
+        !run_data_sources_(&data->train, data, options, options->train_data, directory)) {
+        return 0;
+    }
+    if (!options->val_data[0]) {
+        sources_split_tail(&data->train, &data->val, options->seq_len);
+    } else if (!run_data_sources_(&data->val, data, options, options->val_data, directory)) {
+        return 0;
+    }
+    text_data_remove_temporary();
+    return 1;
+}
+
+// ---- the whole ----
+
+// Makes the rows. Validation reads in order, and rows sorted by length would start with short documents only.
+static void run_data_rows_(RunData* data, const Options* options) {
+    const Packing pack = (Packing)options->pack, val_pack = pack == PACK_UNIFORM ? PACK_DYNAMIC : pack;
+    const int eot = run_data_eot(data, options->vocab_size);
+    if (pack == PACK_UNIFORM && data->train.count > 1) {
+        die_usage("--pack uniform needs one source; --train-data has %d sources", data->train.count);
+    }
+    sources_pack(&data->train, pack, options->seq_len, eot, (DocumentMask)options->doc_mask);
+    sources_pack(&data->val, val_pack, options->seq_len, eot, (DocumentMask)options->doc_mask);
+}
+
+// --epochs and --steps: how long the run is, before the data is known. --epochs replaces a number of steps
+// from a checkpoint.
+static void run_data_length_(const RunData* data, Options* options) {
+    if (options->epochs <= 0) {
+        return;
+    }
+    if (data->kind == DATA_STORIES) {
+        die_usage("--epochs %g needs --train-data: the built-in stories are endless",
+                  (double)options->epochs);
+    }
+    if (options_given(options, "steps") && options->steps != OPTION_AUTO) {
+        die_usage("--epochs %g and --steps %lld: wanted only one of them", (double)options->epochs,
+                  (long long)options->steps);
+    }
+    options->steps = OPTION_AUTO;
+}
+
+// The steps of an epoch, or of --epochs, whose last update would not be whole; from now on --steps
+// has their number.
+static void run_data_epochs_(RunData* data, Options* options) {
+    const int64_t tokens = (int64_t)sources_epoch(&data->train) * options->seq_len;
+    const int64_t steps = tokens > options->total_batch ? tokens / options->total_batch : 1;
+    if (options->steps == OPTION_AUTO) {
+        options->steps = steps;
+    }
+    if (options->epochs > 0) {
+        const double wanted = (double)options->epochs * (double)tokens / (double)options->total_batch;
+        if (wanted > RUN_DATA_MAX_STEPS) {
+            die_usage("--epochs %g is %.3g steps; wanted at most %.3g", (double)options->epochs, wanted,
+                      RUN_DATA_MAX_STEPS);
+        }
+        options->steps = wanted > 1 ? (int64_t)wanted : 1;
+        options->epochs = 0;
+    }
+    data->epochs = data->kind == DATA_STORIES
+                       ? 0
+                       : (double)options->steps * (double)options->total_batch / (double)tokens;
+}
+
+// Shards do not say their vocabulary. Says it if GPT-2's, which they get by default, seems far too
+// large.
+static void run_data_check_vocabulary_(const RunData* data, const Options* options) {
+    const int is_default = data->kind == DATA_SHARDS && !data->has_tokenizer &&
+                           options->vocab_size == GPT2_VOCAB && !options_given(options, "vocab-size") &&
+                           (!options->model[0] || gpt2_model_by_name(options->model));
+    const int largest = sources_largest_token(&data->train);
+    if (is_default && largest < GPT2_VOCAB / 2) {
+        printable_line(stdout,
+                       "warning: the vocabulary is GPT-2's, of %d tokens, but the largest token of %s is %d; "
+                       "--vocab-size %d is "
+                       "enough for these data, and faster",
+                       GPT2_VOCAB, options->train_data, largest, largest + 1);
+    }
+}
+
+void run_data_open(RunData* data, Options* options) {
+    if (!run_data_has_tokens(data)) {
+        return;
+    }
+    run_data_length_(data, options);
+    if (data->kind == DATA_STORIES && options->val_data[0]) {
+        die_usage("--val-data %s needs --train-data: the built-in stories bring their own",
+                  options->val_data);
+    }
+    if (data->kind == DATA_STORIES && options->separator[0]) {
+        die_usage("--separator %s needs --train-data: the built-in stories are tokens", options->separator);
+    }
+    if (data->kind == DATA_STORIES) {
+        run_data_stories_(data, options);
+    } else {
+        data->is_unknown = !run_data_files_(data, options);
+    }
+    if (!data->is_unknown) {
+        run_data_check_vocabulary_(data, options);
+        run_data_rows_(data, options);
+        run_data_epochs_(data, options);
+    }
+}
+
+void run_data_open_text(DataSources* sources, const RunData* data, const Options* options, const char* list) {
+    char directory[PATH_MAX] = "";
+    RunData text = *data;
+    const int is_text = sources_kind(list) == TOKENS_TEXT;
+    const int is_bytes = data->has_tokenizer && strcmp(data->tokenizer.kind, "bytes") == 0;
+    CHECK(!is_text || is_bytes || (data->has_tokenizer && data->tokenizer.encoder),
+          "%s: text, wanted a --tokenizer that encodes any text", list);
+    text.kind = is_bytes ? DATA_TEXT : DATA_SHARDS;
+    text.is_encoded = is_text && (!is_bytes || options->separator[0] || !text_data_is_plain(list));
+    run_data_count_files_(list);
+    if (text.is_encoded) {
+        run_data_encoded_directory_(options, directory);
+    }
+    run_data_sources_(sources, &text, options, list, directory);
+    text_data_remove_temporary();
+}
+
+// ---- reading ----
+
+// With --eval-batches auto.
+static int64_t run_data_usual_sequences_(const Options* options) {
+    const int tokens = options->program.trainer == OPTION_GPU ? RUN_DATA_EVAL_GPU : RUN_DATA_EVAL_CPU;
+    return tokens > options->seq_len ? tokens / options->seq_len : 1;
+}
+
+int64_t run_data_eval_sequences(const Options* options, uint64_t epoch) {
+    const int64_t wanted = options->eval_batches == OPTION_AUTO
+                               ? run_data_usual_sequences_(options)
+                               : (int64_t)options->eval_batches * options->batch;
+    return wanted > 0 && (uint64_t)wanted < epoch ? wanted : (int64_t)epoch;
+}
+
+// The loader of the validation data: a validation is one update.
+static void run_data_open_validation_(Dataloader* val, const RunData* data, const Options* options) {
+    DataloaderSettings in_order;
+    memset(&in_order, 0, sizeof(in_order));
+    in_order.B = options->batch;
+    in_order.sequences = run_data_eval_sequences(options, sources_epoch(&data->val));
+    in_order.shuffle = SHUFFLE_OFF;
+    in_order.rank = options->process;
+    in_order.num_processes = options->processes;
+    dataloader_open(val, &data->val, in_order);
+}
+
+// Says how much of the work of an update would be done by processes that have nothing to do.
+static void run_data_print_batches_(const Options* options, int64_t sequences) {
+    const int64_t micro_batches = (sequences + options->batch - 1) / options->batch, n = options->processes;
+    const int64_t rows = (micro_batches + n - 1) / n * n * options->batch;
+    if (rows > sequences) {
+        printf("batches: %lld sequences an update in %lld micro-batches, %.1f %% empty\n",
+               (long long)sequences, (long long)micro_batches,
+               100.0 * (double)(rows - sequences) / (double)rows);
+    }
+}
+
+void run_data_open_loaders(Dataloader* train, Dataloader* val, const RunData* data, const Options* options) {
+    const int64_t sequences = options->total_batch / options->seq_len; // of an update
+    const int group = sequences < DATALOADER_GROUP ? (int)sequences : DATALOADER_GROUP;
+    const DataloaderSettings settings = {options->batch,    sequences, (Shuffle)options->shuffle,
+                                         options->seed,     group,     options->process,
+                                         options->processes};
+    dataloader_open(train, &data->train, settings);
+    run_data_open_validation_(val, data, options);
+    run_data_print_batches_(options, sequences);
+    sources_print(stdout, &data->train, (uint64_t)options->steps * (uint64_t)sequences);
+    if (options->pack == PACK_DYNAMIC || options->pack == PACK_UNIFORM) {
+        const int batches = 1000;
+        printf("padding of the first %d micro-batches: %.2f %%\n", batches,
+               100 * dataloader_padding(train, batches));
+    }
+}
+
+void run_data_print(FILE* file, const RunData* data) {
+    if (run_data_has_tokens(data)) {
+        fprintf(file, "data: %zu training tokens, %zu for validation; ", data->train.tokens,
+                data->val.tokens);
+        if (data->epochs > 0) {
+            fprintf(file, "%.3g epochs; ", data->epochs);
+        }
+    } else {
+        fputs("data: none; ", file);
+    }
+}
+
+int run_data_verify(const Options* options) {
+    const TokensFormat format = (TokensFormat)options->data_format;
+    const TextData text = run_data_text_(options, NULL, NULL);
+    int bad = 0;
+    if (!options->train_data[0]) {
+        printf("ok   built-in stories: no files\n");
+        return EXIT_SUCCESS;
+    }
+    bad += text_data_verify(stdout, options->train_data, format, options->vocab_size, &text);
+    if (options->val_data[0]) {
+        bad += text_data_verify(stdout, options->val_data, format, options->vocab_size, &text);
+    }
+    printf("%d bad file%s\n", bad, words_s(bad));
+    return bad ? EXIT_FAILURE : EXIT_SUCCESS;
+}
+
+double run_data_floor(const RunData* data, int64_t sequences) {
+    if (!data->val_nats) {
+        return NAN;
+    }
+    const Rows* rows = &data->val.source[0].rows;
+    uint64_t targets = 0;
+    double sum = 0;
+    for (uint64_t row = 0; row < (uint64_t)sequences && row < rows->count; row++) {
+        sum += rows_sum_targets(rows, row, data->val_nats, &targets);
+    }
+    return sum / (double)targets;
+}
+
+void run_data_close(RunData* data) {
+    sources_close(&data->val);
+    sources_close(&data->train);
+    if (data->has_tokenizer) {
+        tokenizer_close(&data->tokenizer);
+    }
+    free(data->val_nats);
+    free(data->val_stories);
+    free(data->train_stories);
+    free(data->stories);
+}
+
+#endif // RUN_DATA_IMPLEMENTATION
+
+#endif
