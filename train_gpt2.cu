@@ -10,9 +10,9 @@ Weights, activations and their gradients are floatX: bf16, fp16 or fp32. Norms, 
 optimizer's state are fp32. Comments give the shapes of tensors: B sequences of T tokens, N = B*T tokens, C
 channels, F hidden units of the MLP, QKV = 3C, Vp tokens of the padded vocabulary.
 */
+#include "llmc/ops/gradient_norm.cuh"
 #include "llmc/gpu/floatx.cuh"
 
-#include "llmc/optim/adamw.cuh"
 #include "llmc/ops/attention.cuh"
 #include "llmc/gpu/batch_queue.cuh"
 #include "llmc/ops/checksum.cuh"

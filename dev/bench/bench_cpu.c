@@ -9,6 +9,7 @@ larger than the caches; and for what only reads, that of a sum of such an array.
 repetitions and their range (10th to 90th percentile); operations bound by memory are given in GB/s of the bytes they must
 move.
 */
+#include "llmc/ops/gradient_norm.h"
 #include "llmc/optim/adafactor.h"
 #include "llmc/optim/adamw.h"
 #include "llmc/optim/adamw8bit.h"

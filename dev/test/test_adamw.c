@@ -1,4 +1,5 @@
 // test_adamw.c -- ten updates against the reference; decay, clipping, bias correction; the norm.
+#include "llmc/ops/gradient_norm.h"
 #include "llmc/optim/adamw.h"
 #include "llmc/base/threads.h"
 #include "llmc/reference.h"

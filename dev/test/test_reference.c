@@ -1,5 +1,6 @@
 // test_reference.c -- llmc/reference.h against finite differences in double: each operation, then the whole model;
 // AdamW and GELU against closed forms.
+#include "llmc/ops/gradient_norm.h"
 #include "llmc/reference.h"
 #include "ops.h"
 

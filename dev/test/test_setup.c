@@ -5,6 +5,7 @@
 #define RESOLVE_IMPLEMENTATION
 #define ENCODED_TEXT_IMPLEMENTATION
 
+#include "llmc/checkpoint/model_path.h"
 #include "llmc/setup/run_data.h"
 #include "llmc/setup/resolve.h"
 #include "test.h"
@@ -42,7 +43,7 @@ static Run run_open(const char* line) {
     Run run;
     run.options = parse(line);
     static char newest[PATH_MAX];
-    run.model_path = setup_model_path(&run.options, newest);
+    run.model_path = model_path_find(&run.options, newest);
     const GPT2Config found = setup_read_model(run.model_path);
     run_data_open_tokenizer(&run.data, &run.options, run.model_path);
     run.cfg = setup_model(&run.options, &run.data, run.model_path, found);

@@ -16,7 +16,9 @@ NaN or +infinity among the logits gives a loss of NaN, unless the row does not c
 #ifndef LLMC_CROSS_ENTROPY_CUH
 #define LLMC_CROSS_ENTROPY_CUH
 
+#include <assert.h>
 #include <float.h>
+#include <stdint.h>
 
 #include "llmc/ops/cross_entropy.h"
 #include "llmc/gpu/gpu.cuh"
@@ -263,5 +265,50 @@ static inline void classifier_backward(float* loss, T* logits, const int* target
            classifier_threads_(Vp / width), keep ? row_bytes : 0, gpu, loss, logits, target, scale, V, Vp,
            keep);
 }
+
+// ---- the sum of losses ----
+
+enum { LOSSES_THREADS_ = 1024 };
+
+__device__ inline double warp_sum_double_(double x) {
+#pragma unroll
+    for (int distance = 16; distance > 0; distance /= 2) {
+        x += __shfl_xor_sync(0xffffffffu, x, distance);
+    }
+    return x;
+}
+
+// Appends the sum of N losses, in double, to a list of `count`. Thread t adds up losses t, t + 1024, ..., and a tree
+// the threads.
+// grid   1      block   1024      shared   32 doubles
+// moves  reads N fp32. Bound by latency.
+// order  fixed
+__global__ void __launch_bounds__(LOSSES_THREADS_)
+    sum_losses_kernel_(double* sums, int64_t* count, const float* losses, int N) {
+    SMEM_ARRAY(double, of_warp, [32]);
+    double sum = 0;
+#pragma unroll 8
+    for (int i = (int)threadIdx.x; i < N; i += LOSSES_THREADS_) {
+        sum += (double)losses[i];
+    }
+    sum = warp_sum_double_(sum);
+    if (threadIdx.x % 32 == 0) {
+        of_warp[threadIdx.x / 32] = sum;
+    }
+    __syncthreads();
+    sum = warp_sum_double_(of_warp[threadIdx.x % 32]);
+    if (threadIdx.x == 0) {
+        sums[(*count)++] = sum;
+    }
+}
+
+// Appends the sum of the losses (N): sums[(*count)++], both on the device. So one CUDA graph serves all
+// micro-steps. There must be room.
+static inline void sum_losses(double* sums, int64_t* count, const float* losses, int N, const Gpu* gpu) {
+    assert(N > 0);
+    launch(sum_losses_kernel_, 1, LOSSES_THREADS_, 0, gpu, sums, count, losses, N);
+}
+
+static inline double sum_losses_bytes(double N) { return 4 * N; }
 
 #endif

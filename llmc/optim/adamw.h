@@ -1,5 +1,5 @@
 /*
-adamw.h -- the AdamW update and the gradient's norm: the contract, and the CPU version.
+adamw.h -- the AdamW update: the contract, and the CPU version.
 
     g = grad * grad_scale
     m = beta1 m + (1 - beta1) g            v = beta2 v + (1 - beta2) g^2
@@ -20,8 +20,6 @@ bound.
 #include <stdint.h>
 
 #include "llmc/base/host_device.h"
-#include "llmc/base/vec.h"
-#include "llmc/base/wide_sum.h"
 
 // Which weights decay.
 typedef enum { DECAY_ALL, DECAY_CAUTIOUS } Decay;
@@ -53,8 +51,6 @@ static inline AdamWStep adamw_step(AdamW opt) {
     return step;
 }
 
-// Gradients are squared and added in fp32 in blocks of this many, which divides shards (GPT2_SHARD_UNIT).
-#define GRADIENT_BLOCK 1024
 // Elements of a cache line, and how far ahead lines are prefetched: 2 KiB. The processor's own prefetcher stops at the end of a
 // page (LOG.md).
 #define ADAMW_LINE 16
@@ -85,39 +81,6 @@ static inline void adamw_update_cpu(float* param, const float* grad, float* m, f
         for (size_t i = line; i < end; i++) {
             adamw_element(param + i, grad[i], m + i, v + i, step);
         }
-    }
-}
-
-static inline double gradient_block_square_sum_(const float* grad, size_t n) {
-    Vec sum[4]; // four, so that an addition need not wait for the one before
-    for (int j = 0; j < 4; j++) {
-        sum[j] = vec_all(0.0f);
-    }
-    size_t i = 0;
-    for (; i + 4 * LANES <= n; i += 4 * LANES) {
-        for (int j = 0; j < 4; j++) {
-            const Vec g = vec_load(grad + i + (size_t)j * LANES);
-            sum[j] += g * g;
-        }
-    }
-    double total = vec_hsum((sum[0] + sum[1]) + (sum[2] + sum[3]));
-    for (; i < n; i++) {
-        total += (double)grad[i] * grad[i];
-    }
-    return total;
-}
-
-// Adds the squares of n gradients, in blocks counted from the first one: the same bits for any number of threads, and
-// for arrays cut at multiples of GRADIENT_BLOCK. `partial` has room for n / GRADIENT_BLOCK + 1 doubles.
-static inline void gradient_square_sum_cpu(WideSum* sum, const float* grad, size_t n, double* partial) {
-    const size_t blocks = (n + GRADIENT_BLOCK - 1) / GRADIENT_BLOCK;
-#pragma omp parallel for schedule(static)
-    for (size_t b = 0; b < blocks; b++) {
-        const size_t start = b * GRADIENT_BLOCK, left = n - start;
-        partial[b] = gradient_block_square_sum_(grad + start, left < GRADIENT_BLOCK ? left : GRADIENT_BLOCK);
-    }
-    for (size_t b = 0; b < blocks; b++) {
-        wide_sum_add(sum, partial[b]);
     }
 }
 

@@ -34,6 +34,7 @@ needs:   nothing
 #include <assert.h>
 #include <float.h>
 
+#include "llmc/base/vec.h"
 #include "llmc/optim/adamw.h"
 
 // ---- the code ----

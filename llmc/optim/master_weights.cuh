@@ -1,6 +1,5 @@
 /*
-master_weights.cuh -- what every rule of the optimizer needs on the GPU: elements W at a time, master weights, and stochastic
-rounding.
+master_weights.cuh -- what every rule of the optimizer needs on the GPU: master weights and stochastic rounding.
 
 An update reads a weight as fp32, computes, and writes it back:
 
@@ -29,6 +28,7 @@ the launch, the number of shards, and what is frozen.
 
 #include "llmc/base/float16.h"
 #include "llmc/base/rand.h"
+#include "llmc/gpu/elements.cuh"
 #include "llmc/gpu/gpu.cuh"
 #include "llmc/optim/optimizer.h"
 
@@ -133,46 +133,6 @@ template <> __host__ __device__ inline SplitFloat<int8_t> split_float(float x) {
 __host__ __device__ inline float split_join(bf16 upper, int8_t r) {
     const int distance = (r * 65536 + (r < 0 ? -127 : 127)) / 254;
     return float_of_bits(float_bits(to_float(upper)) + (uint32_t)distance);
-}
-
-// ---- elements, W at a time ----
-
-template <size_t BYTES> struct Word_;
-template <> struct Word_<1> { typedef unsigned char Type; };
-template <> struct Word_<2> { typedef unsigned short Type; };
-template <> struct Word_<4> { typedef int Type; };
-template <> struct Word_<8> { typedef int2 Type; };
-template <> struct Word_<16> { typedef int4 Type; };
-
-// In registers, and the type of one access to them.
-template <class X, int W> struct alignas(W * sizeof(X)) Elements {
-    X element[W];
-    typedef typename Word_<W * sizeof(X)>::Type Word;
-    __device__ X& operator[](int i) { return element[i]; }
-    __device__ const X& operator[](int i) const { return element[i]; }
-};
-
-// The address is a multiple of their size. The data passes once a step: it leaves the caches alone.
-template <int W, class X> __device__ inline Elements<X, W> elements_load(const X* from) {
-    typedef typename Elements<X, W>::Word Word;
-    Elements<X, W> elements;
-    *reinterpret_cast<Word*>(&elements) = __ldcs(reinterpret_cast<const Word*>(from));
-    return elements;
-}
-
-template <class X, int W> __device__ inline void elements_store(X* to, const Elements<X, W>& elements) {
-    typedef typename Elements<X, W>::Word Word;
-    __stcs(reinterpret_cast<Word*>(to), *reinterpret_cast<const Word*>(&elements));
-}
-
-template <class To, class From, int W>
-__device__ inline Elements<To, W> elements_convert(const Elements<From, W>& from) {
-    Elements<To, W> to;
-#pragma unroll
-    for (int k = 0; k < W; k++) {
-        to[k] = from_float<To>(to_float(from[k]));
-    }
-    return to;
 }
 
 // ---- weights ----

@@ -31,6 +31,7 @@ needs:   nothing
 
 #include <string.h>
 
+#include "llmc/ops/gradient_norm.h"
 #include "llmc/optim/adamw.h"
 #include "llmc/base/host_device.h"
 #include "llmc/base/wide_sum.h"

@@ -10,9 +10,9 @@ needs:   one process, one micro-step an update
 #ifndef LLMC_UPDATE_IN_BACKWARD_CUH
 #define LLMC_UPDATE_IN_BACKWARD_CUH
 
+#include "llmc/ops/gradient_norm.cuh"
 #include "llmc/gpu/floatx.cuh"
 
-#include "llmc/optim/adamw.cuh"
 #include "llmc/gpu/gpu.cuh"
 #include "llmc/optim/optimizer.cuh"
 #include "llmc/optim/update_in_backward.h"

@@ -41,7 +41,7 @@ With one process in stages 0 and 1 nothing moves, and sums and shard are not the
 #include "llmc/comm/comm_nccl.cuh"
 #include "llmc/model/model.h"
 #include "llmc/gpu/gpu.cuh"
-#include "llmc/optim/master_weights.cuh"
+#include "llmc/gpu/elements.cuh"
 #include "llmc/parallel/zero.h"
 
 enum { ZERO_BLOCKS_IN_MEMORY = 2, ZERO_VARIANTS = 4, ZERO_THREADS_ = 256, ZERO_PER_THREAD_ = 4 };

@@ -46,7 +46,7 @@ Rajbhandari et al., "ZeRO: memory optimizations toward training trillion paramet
 
 #include "llmc/base/check.h"
 #include "llmc/base/wide_sum.h"
-#include "llmc/optim/adamw.h"
+#include "llmc/ops/gradient_norm.h"
 #include "llmc/comm/comm.h"
 #include "llmc/comm/comm_mpi.h"
 #include "llmc/model/model.h"

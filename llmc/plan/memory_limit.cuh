@@ -15,9 +15,9 @@ Each planned_... is one fact that the model is opened with.
 #include <limits.h>
 #include <math.h>
 
+#include "llmc/ops/gradient_norm.cuh"
 #include "llmc/gpu/floatx.cuh"
 
-#include "llmc/optim/adamw.cuh"
 #include "llmc/ops/attention.cuh"
 #include "llmc/gpu/batch_queue.cuh"
 #include "llmc/ops/embedding.cuh"

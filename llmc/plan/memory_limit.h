@@ -15,6 +15,7 @@ Each planned_... is one fact that the model is opened with.
 #include <stddef.h>
 #include <stdio.h>
 
+#include "llmc/ops/gradient_norm.h"
 #include "llmc/base/check.h"
 #include "llmc/bf16/attention_bf16.h"
 #include "llmc/bf16/cross_entropy_bf16.h"

@@ -16,6 +16,7 @@ standard error.
 #ifndef LLMC_GENERATE_H
 #define LLMC_GENERATE_H
 
+#include "llmc/checkpoint/model_path.h"
 #include "llmc/setup/options.h"
 #include "llmc/run/trainer.h"
 #include "llmc/comm/comm.h"
@@ -55,7 +56,7 @@ int generate_texts(const Trainer* trainer, Options* options, Comm* comm);
 #include "llmc/setup/options_values.h"
 #include "llmc/plan/plan.h"
 #include "llmc/setup/run_data.h"
-#include "llmc/setup/run_outputs.h"
+#include "llmc/run/run_outputs.h"
 #include "llmc/setup/resolve.h"
 #include "llmc/setup/conflicts.h"
 #include "llmc/generate/text_stream.h"
@@ -438,7 +439,7 @@ static void generate_check_options_(const Options* o, const Comm* comm) {
 
 // Everything that can be refused. Returns the path of the model.
 static const char* generate_setup_(Generate_* g, Options* o) {
-    const char* path = setup_model_path(o, g->newest);
+    const char* path = model_path_find(o, g->newest);
     const GPT2Config found = setup_read_model(path);
     run_data_open_text_tokenizer(&g->data, o, path);
     g->cfg = setup_model(o, &g->data, path, found);

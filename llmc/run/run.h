@@ -75,9 +75,10 @@ int run_main(int argc, char** argv, const Trainer* trainer);
 #include "llmc/comm/stragglers.h"
 #include "llmc/plan/plan.h"
 #include "llmc/report/page.h"
+#include "llmc/checkpoint/model_path.h"
 #include "llmc/checkpoint/resume.h"
 #include "llmc/setup/run_data.h"
-#include "llmc/setup/run_outputs.h"
+#include "llmc/run/run_outputs.h"
 #include "llmc/run/session.h"
 #include "llmc/setup/resolve.h"
 #include "llmc/setup/conflicts.h"
@@ -954,7 +955,7 @@ static int run_start_(Run_* run, const char* program) {
         run_outputs_check(options);
     }
     run_turn_begins_(run);
-    run->model_path = run->resume.is_active ? run->resume.path : setup_model_path(options, run->newest);
+    run->model_path = run->resume.is_active ? run->resume.path : model_path_find(options, run->newest);
     const GPT2Config found = setup_read_model(run->model_path);
     run->kept_config = setup_kept_config(run->model_path);
     run_data_open_tokenizer(&run->data, options, run->resume.is_active ? NULL : run->model_path);

@@ -37,10 +37,6 @@ enum {
 
 // ---- the model ----
 
-// The file or directory that --model names, or NULL when it names a size, or nothing. Of a run's directory it is the
-// newest checkpoint, whose name is put into `path`.
-const char* setup_model_path(const Options* options, char path[PATH_MAX]);
-
 // The sizes of this model; zeros without one. A model that is not GPT-2 ends the program, before
 // anything is said about its tokens.
 GPT2Config setup_read_model(const char* path);
@@ -99,57 +95,16 @@ int setup_asks_for_samples(const Options* options);
 
 #include "llmc/base/check.h"
 #include "llmc/base/file.h"
-#include "llmc/data/token_files.h"
 #include "llmc/formats/hf_model.h"
 #include "llmc/formats/llmc_bin.h"
-#include "llmc/checkpoint/directory.h"
 #include "llmc/bf16/machine_peak.h"
 #include "llmc/optim/schedule.h"
 #include "llmc/setup/conflicts.h"
-#include "llmc/checkpoint/run_state.h"
 #include "llmc/model/freeze.h"
 #include "llmc/layers/linear.h"
 #include "llmc/model/share_layers.h"
 
 // ---- the model ----
-
-// Whether `directory` is one of a run, and no model. Sets path to its newest checkpoint.
-static int setup_is_run_(char path[PATH_MAX], const char* directory) {
-    char config[PATH_MAX];
-    SavedState saved;
-    if (!file_is_directory(directory)) {
-        return 0;
-    }
-    file_join(config, directory, "config.json");
-    if (access(config, F_OK) == 0) {
-        return 0;
-    }
-    const CheckpointsFound found = checkpoint_newest(path, &saved, directory, NULL, NULL);
-    CHECK(found >= 0, "--model %s: every checkpoint is damaged", directory);
-    if (found) {
-        state_close(&saved);
-    }
-    CHECK(
-        found != CHECKPOINTS_OLDER,
-        "--model %s: a checkpoint that may be the newest cannot be read; --model %s takes the one before it",
-        directory, path);
-    return found == CHECKPOINTS_NEWEST;
-}
-
-const char* setup_model_path(const Options* options, char path[PATH_MAX]) {
-    struct stat info;
-    if (!options->model[0] || options_model_size(options)) {
-        return NULL;
-    }
-    const int found = stat(options->model, &info) == 0;
-    if (!found && !strchr(options->model, '/') && !tokens_is_shard(options->model)) {
-        die_usage("--model %s is neither a file nor a known size (d6 d12 d24 d36 d48 d60 d72 d84, gpt3:c384 "
-                  "... c12288)",
-                  options->model);
-    }
-    CHECK(found, "%s: cannot read the model: %s", options->model, strerror(errno));
-    return setup_is_run_(path, options->model) ? path : options->model;
-}
 
 // Puts the model's size where the option is "auto"; with a model file the two must agree.
 static void setup_size_(int* option, int model, const char* name, const char* path) {

@@ -1,0 +1,76 @@
+/*
+model_path.h -- which model --model names: a file, a directory, or the newest checkpoint of a run.
+*/
+#ifndef LLMC_MODEL_PATH_H
+#define LLMC_MODEL_PATH_H
+
+#include <limits.h>
+
+#include "llmc/setup/options.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// The file or directory that --model names, or NULL when it names a size, or nothing. Of a run's directory it is the
+// newest checkpoint, whose name is put into `path`.
+const char* model_path_find(const Options* options, char path[PATH_MAX]);
+
+#ifdef __cplusplus
+}
+#endif
+
+#ifdef MODEL_PATH_IMPLEMENTATION
+
+#include <errno.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "llmc/base/check.h"
+#include "llmc/base/file.h"
+#include "llmc/checkpoint/directory.h"
+#include "llmc/checkpoint/run_state.h"
+#include "llmc/data/token_files.h"
+
+// Whether `directory` is one of a run, and no model. Sets path to its newest checkpoint.
+static int model_path_is_run_(char path[PATH_MAX], const char* directory) {
+    char config[PATH_MAX];
+    SavedState saved;
+    if (!file_is_directory(directory)) {
+        return 0;
+    }
+    file_join(config, directory, "config.json");
+    if (access(config, F_OK) == 0) {
+        return 0;
+    }
+    const CheckpointsFound found = checkpoint_newest(path, &saved, directory, NULL, NULL);
+    CHECK(found >= 0, "--model %s: every checkpoint is damaged", directory);
+    if (found) {
+        state_close(&saved);
+    }
+    CHECK(
+        found != CHECKPOINTS_OLDER,
+        "--model %s: a checkpoint that may be the newest cannot be read; --model %s takes the one before it",
+        directory, path);
+    return found == CHECKPOINTS_NEWEST;
+}
+
+const char* model_path_find(const Options* options, char path[PATH_MAX]) {
+    struct stat info;
+    if (!options->model[0] || options_model_size(options)) {
+        return NULL;
+    }
+    const int found = stat(options->model, &info) == 0;
+    if (!found && !strchr(options->model, '/') && !tokens_is_shard(options->model)) {
+        die_usage("--model %s is neither a file nor a known size (d6 d12 d24 d36 d48 d60 d72 d84, gpt3:c384 "
+                  "... c12288)",
+                  options->model);
+    }
+    CHECK(found, "%s: cannot read the model: %s", options->model, strerror(errno));
+    return model_path_is_run_(path, options->model) ? path : options->model;
+}
+
+#endif // MODEL_PATH_IMPLEMENTATION
+
+#endif

@@ -1,0 +1,49 @@
+/*
+elements.cuh -- W elements of an array at a time, by one load or store.
+*/
+#ifndef LLMC_ELEMENTS_CUH
+#define LLMC_ELEMENTS_CUH
+
+#include <stddef.h>
+
+#include "llmc/gpu/gpu.cuh"
+
+template <size_t BYTES> struct Word_;
+template <> struct Word_<1> { typedef unsigned char Type; };
+template <> struct Word_<2> { typedef unsigned short Type; };
+template <> struct Word_<4> { typedef int Type; };
+template <> struct Word_<8> { typedef int2 Type; };
+template <> struct Word_<16> { typedef int4 Type; };
+
+// In registers, and the type of one access to them.
+template <class X, int W> struct alignas(W * sizeof(X)) Elements {
+    X element[W];
+    typedef typename Word_<W * sizeof(X)>::Type Word;
+    __device__ X& operator[](int i) { return element[i]; }
+    __device__ const X& operator[](int i) const { return element[i]; }
+};
+
+// The address is a multiple of their size. The data passes once a step: it leaves the caches alone.
+template <int W, class X> __device__ inline Elements<X, W> elements_load(const X* from) {
+    typedef typename Elements<X, W>::Word Word;
+    Elements<X, W> elements;
+    *reinterpret_cast<Word*>(&elements) = __ldcs(reinterpret_cast<const Word*>(from));
+    return elements;
+}
+
+template <class X, int W> __device__ inline void elements_store(X* to, const Elements<X, W>& elements) {
+    typedef typename Elements<X, W>::Word Word;
+    __stcs(reinterpret_cast<Word*>(to), *reinterpret_cast<const Word*>(&elements));
+}
+
+template <class To, class From, int W>
+__device__ inline Elements<To, W> elements_convert(const Elements<From, W>& from) {
+    Elements<To, W> to;
+#pragma unroll
+    for (int k = 0; k < W; k++) {
+        to[k] = from_float<To>(to_float(from[k]));
+    }
+    return to;
+}
+
+#endif
