@@ -34,7 +34,7 @@ enum { ADAMW_STEPS = 10, UPDATES = 3, GENERATED = T, HAS_ALL_BITS = DTYPE_OF(flo
 
 // Odd sizes: V is no multiple of 128, T is below the context, heads have 24 channels, rows are no whole
 // warps.
-static const GPT2Config ODD = {17, 51, 128, 3, 2, 48, SHARE_OFF};
+static const ModelConfig ODD = {17, 51, 128, 3, 2, 48, SHARE_OFF};
 
 // |got - want| / |want| of a tensor: each element goes through some tens of roundings, whose errors add up
 // like a random walk.
@@ -58,8 +58,8 @@ typedef struct {
 static const Settings USUAL = {"0", "2", "on", "off", "model", "on", "0", NULL, NULL, 0};
 
 // The sizes; if layers share parameters, of four of them.
-static GPT2Config config_of(Settings s) {
-    GPT2Config cfg = ODD;
+static ModelConfig config_of(Settings s) {
+    ModelConfig cfg = ODD;
     char error[ERROR_BYTES];
     if (s.share) {
         cfg.L = 4;
@@ -92,18 +92,18 @@ static Options options_of(Settings s, int batch) {
 }
 
 // Parameters on the host, fp32, as those of the trainers lie in memory.
-static size_t rows_on_host(TensorRow rows[GPT2_PARAMETER_ROWS], GPT2Config cfg) {
-    return gpt2_parameter_rows_of(rows, cfg, sizeof(float));
+static size_t rows_on_host(TensorRow rows[MODEL_PARAMETER_ROWS], ModelConfig cfg) {
+    return model_parameter_rows_of(rows, cfg, sizeof(float));
 }
 
 // First weights that floatX holds exactly. The vectors, too, are random.
-static float* first_weights(GPT2Config cfg) {
-    TensorRow rows[GPT2_PARAMETER_ROWS];
+static float* first_weights(ModelConfig cfg) {
+    TensorRow rows[MODEL_PARAMETER_ROWS];
     float* values = (float*)check_alloc(rows_on_host(rows, cfg), 1, "weights");
-    for (int g = 0; g < gpt2_groups(cfg); g++) {
-        gpt2_random_group(rows, cfg, 7, g, (char*)values + gpt2_group_offset_bytes(rows, g));
+    for (int g = 0; g < model_groups(cfg); g++) {
+        model_random_group(rows, cfg, 7, g, (char*)values + model_group_offset_bytes(rows, g));
     }
-    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         const int vector = rows[i].rows == 1;
         for (size_t j = 0; j < tensor_elements(&rows[i]); j++) {
             float* weight = (float*)test_element(&rows[i], values, j);
@@ -125,20 +125,20 @@ static void batch_tokens(int tokens[BATCHES * N], int targets[BATCHES * N]) {
 
 // Copies the tensors of group g from all parameters on the host to a group of Transfer; or, the other way, back.
 typedef enum { TO_GROUP, FROM_GROUP } GroupCopy;
-static void copy_group(const GPT2* model, int g, float* group, float* all, GroupCopy copy) {
-    TensorRow rows[GPT2_PARAMETER_ROWS];
+static void copy_group(const Model* model, int g, float* group, float* all, GroupCopy copy) {
+    TensorRow rows[MODEL_PARAMETER_ROWS];
     rows_on_host(rows, model->cfg);
-    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         if (tensor_is_in_group(&rows[i], g)) {
             void *inside = tensor_in_group(&model->transfer.rows[i], group),
-                 *outside = tensor_at_layer(&rows[i], all, gpt2_group_copy(g));
+                 *outside = tensor_at_layer(&rows[i], all, model_group_copy(g));
             memcpy(copy == TO_GROUP ? inside : outside, copy == TO_GROUP ? outside : inside,
                    tensor_layer_elements(&rows[i]) * sizeof(float));
         }
     }
 }
 
-static void upload_weights(GPT2* model, const float* weights) {
+static void upload_weights(Model* model, const float* weights) {
     for (int g = 0; g < model->zero.plan.groups; g++) {
         const size_t elements = zero_group_elements(&model->zero.plan, g);
         float* group = (float*)check_alloc(elements, sizeof(float), "weights");
@@ -150,18 +150,18 @@ static void upload_weights(GPT2* model, const float* weights) {
     zero_gather_all_parameters(&model->zero);
 }
 
-static GPT2* model_open(Settings settings, int batch, const float* weights) {
-    GPT2* model = (GPT2*)check_alloc(1, sizeof(GPT2), "model");
+static Model* test_open(Settings settings, int batch, const float* weights) {
+    Model* model = (Model*)check_alloc(1, sizeof(Model), "model");
     const Options options = options_of(settings, batch);
     static Comm alone;
     alone.size = 1;
-    gpt2_open(model, config_of(settings), &options, &alone);
+    model_open(model, config_of(settings), &options, &alone);
     upload_weights(model, weights);
     return model;
 }
 
-static void model_close(GPT2* model) {
-    gpt2_close(model);
+static void test_close(Model* model) {
+    model_close(model);
     free(model);
 }
 
@@ -169,9 +169,9 @@ static void model_close(GPT2* model) {
 static float loss_scale(void) { return first_loss_scale().scale; }
 
 // Ends an update of so many micro-steps: returns the sum of its losses.
-static double losses_of_update(GPT2* model, int micro_steps) {
+static double losses_of_update(Model* model, int micro_steps) {
     double sum = 0;
-    gpt2_square_sum(model);
+    model_square_sum(model);
     const StepResult* result = step_results_read(&model->results, micro_steps);
     for (int micro = 0; micro < micro_steps; micro++) {
         sum += result->losses[micro];
@@ -180,13 +180,13 @@ static double losses_of_update(GPT2* model, int micro_steps) {
 }
 
 // Of the whole gradient of the update, without the loss scale.
-static double norm_of(const GPT2* model) {
+static double norm_of(const Model* model) {
     return sqrt(wide_sum_value(model->results.on_host->square_sum)) / loss_scale();
 }
 
 // The gradients of both batches, of model->B sequences at a time, into grads_memory, times the loss scale;
 // returns the mean loss. `starts` may be NULL.
-static double document_gradients(GPT2* model, const int* tokens, const int* targets, const int* starts) {
+static double document_gradients(Model* model, const int* tokens, const int* targets, const int* starts) {
     const int count = model->B * T, micro_steps = BATCHES * N / count;
     const float dloss = loss_scale() / (BATCHES * N);
     step_results_clear(&model->results);
@@ -194,12 +194,12 @@ static double document_gradients(GPT2* model, const int* tokens, const int* targ
         const int at = micro * count;
         const Batch batch = {tokens + at, targets + at, starts ? starts + at : NULL, model->B, T, count};
         const ZeroStep step = {micro, 1, 1, micro == micro_steps - 1};
-        gpt2_micro_step(model, gpt2_push(model, batch), dloss, step, 1);
+        model_micro_step(model, model_push(model, batch), dloss, step, 1);
     }
     return losses_of_update(model, micro_steps) / (BATCHES * N);
 }
 
-static double model_gradients(GPT2* model, const int* tokens, const int* targets) {
+static double test_gradients(Model* model, const int* tokens, const int* targets) {
     return document_gradients(model, tokens, targets, NULL);
 }
 
@@ -219,7 +219,7 @@ static double cpu_both(CpuTrainer* reference, const int* tokens, const int* targ
 }
 
 // The gradients as fp32 on the host, without the loss scale. Free it.
-static float* gradients_on_host(const GPT2* model) {
+static float* gradients_on_host(const Model* model) {
     float* values = (float*)check_alloc(model->elements, sizeof(float), "gradients");
     void* raw = check_alloc(model->gradient_bytes, 1, "gradients");
     CUDA_CHECK(cudaMemcpy(raw, model->grads_memory, model->gradient_bytes, cudaMemcpyDeviceToHost));
@@ -232,7 +232,7 @@ static float* gradients_on_host(const GPT2* model) {
 }
 
 // All parameters. Free them.
-static float* parameters_on_host(GPT2* model) {
+static float* parameters_on_host(Model* model) {
     float* values = (float*)check_alloc(model->elements, sizeof(float), "parameters");
     for (int g = 0; g < model->zero.plan.groups; g++) {
         transfer_download_fp32(&model->transfer, g, values + zero_group_begin(&model->zero.plan, g));
@@ -241,7 +241,7 @@ static float* parameters_on_host(GPT2* model) {
 }
 
 // The same of a model that has some frozen, laid out by rows_on_host.
-static float* frozen_parameters_on_host(GPT2* model) {
+static float* frozen_parameters_on_host(Model* model) {
     float *all = (float*)check_alloc(model->elements, sizeof(float), "parameters"),
           *group = (float*)check_alloc(zero_largest_group(&model->zero.plan), sizeof(float), "parameters");
     for (int g = 0; g < model->zero.plan.groups; g++) {
@@ -254,18 +254,18 @@ static float* frozen_parameters_on_host(GPT2* model) {
 
 // A bias of keys adds the same to all scores of a query: its gradient is nothing but rounding, which AdamW
 // scales to steps of full size in directions of its own.
-static int is_key_bias(const GPT2* model, int row, size_t element) {
+static int is_key_bias(const Model* model, int row, size_t element) {
     const size_t C = (size_t)model->cfg.C;
     return strcmp(model->parameter_rows[row].name, "qkvb") == 0 && element % (3 * C) / C == 1;
 }
 
 // Nothing has written between the tensors. Returns how many elements that are.
-static size_t expect_padding(const char* what, GPT2Config cfg, const float* got) {
-    TensorRow rows[GPT2_PARAMETER_ROWS];
+static size_t expect_padding(const char* what, ModelConfig cfg, const float* got) {
+    TensorRow rows[MODEL_PARAMETER_ROWS];
     const size_t count = rows_on_host(rows, cfg) / sizeof(float);
     char* is_tensor = (char*)check_alloc(count, 1, "elements");
     size_t padding = 0;
-    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         for (size_t j = 0; j < tensor_elements(&rows[i]); j++) {
             is_tensor[(float*)test_element(&rows[i], got, j) - got] = 1;
         }
@@ -279,11 +279,11 @@ static size_t expect_padding(const char* what, GPT2Config cfg, const float* got)
 }
 
 // Each tensor by name, but for key biases; and padding.
-static void expect_tensors(const char* what, const GPT2* model, const float* got, const float* want,
+static void expect_tensors(const char* what, const Model* model, const float* got, const float* want,
                            double tolerance) {
-    TensorRow rows[GPT2_PARAMETER_ROWS];
+    TensorRow rows[MODEL_PARAMETER_ROWS];
     rows_on_host(rows, model->cfg);
-    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         double error = 0, size = 0;
         for (size_t j = 0; j < tensor_elements(&rows[i]); j++) {
             const double w = *(const float*)test_element(&rows[i], want, j),
@@ -301,9 +301,9 @@ static void expect_tensors(const char* what, const GPT2* model, const float* got
 static void test_against_cpu(Settings settings, const float* weights) {
     int tokens[BATCHES * N], targets[BATCHES * N];
     batch_tokens(tokens, targets);
-    GPT2* model = model_open(settings, B, weights);
+    Model* model = test_open(settings, B, weights);
     CpuTrainer* reference = cpu_trainer_open(model->cfg, B, T, weights);
-    const double loss = model_gradients(model, tokens, targets);
+    const double loss = test_gradients(model, tokens, targets);
     EXPECT_NEAR(loss, cpu_both(reference, tokens, targets), tolerance(), "loss");
     float* grads = gradients_on_host(model);
     expect_tensors("gradient", model, grads, cpu_trainer_grads(reference), tolerance());
@@ -315,7 +315,7 @@ static void test_against_cpu(Settings settings, const float* weights) {
     // one more token each time, with the keys and values of the earlier ones kept
     for (int t = 0; t < GENERATED; t++) {
         const float* got =
-            t == 0 ? gpt2_read_text(model, 0, tokens, 1) : gpt2_next_tokens(model, tokens + t, &t, 1);
+            t == 0 ? model_prefill(model, 0, tokens, 1) : model_decode(model, tokens + t, &t, 1);
         for (int v = 0; v < ODD.V; v++) {
             const double w = want[(size_t)t * ODD.Vp + v];
             error += (got[v] - w) * (got[v] - w);
@@ -324,17 +324,17 @@ static void test_against_cpu(Settings settings, const float* weights) {
     }
     EXPECT_NEAR(sqrt(error / size), 0, tolerance(), "logits, token by token");
     cpu_trainer_close(reference);
-    model_close(model);
+    test_close(model);
 }
 
 // Updates: losses and norms at every step, all parameters at the end.
 static void test_adamw_steps(Settings settings, const float* weights, double tolerance) {
     int tokens[BATCHES * N], targets[BATCHES * N];
     batch_tokens(tokens, targets);
-    GPT2* model = model_open(settings, B, weights);
+    Model* model = test_open(settings, B, weights);
     CpuTrainer* reference = cpu_trainer_open(model->cfg, B, T, weights);
     for (int t = 1; t <= ADAMW_STEPS; t++) {
-        const double loss = model_gradients(model, tokens, targets);
+        const double loss = test_gradients(model, tokens, targets);
         const double want = cpu_both(reference, tokens, targets), norm = cpu_trainer_norm(reference);
         Update update = {{1e-3f, 0.9f, 0.95f, 1e-8f, 0.1f, (float)(1 / norm), t, DECAY_ALL},
                          0,
@@ -346,13 +346,13 @@ static void test_adamw_steps(Settings settings, const float* weights, double tol
         EXPECT_NEAR(norm_of(model) / norm, 1, 4 * tolerance, "norm of step %d", t);
         cpu_trainer_update(reference, update);
         update.adamw.grad_scale /= loss_scale();
-        gpt2_update(model, update);
+        model_update(model, update);
     }
     float* params = parameters_on_host(model);
     expect_tensors("parameter", model, params, cpu_trainer_params(reference), 4 * tolerance);
     free(params);
     cpu_trainer_close(reference);
-    model_close(model);
+    test_close(model);
 }
 
 typedef struct {
@@ -364,18 +364,18 @@ typedef struct {
 static Bits bits_after_updates(Settings settings, const float* weights) {
     int tokens[BATCHES * N], targets[BATCHES * N];
     batch_tokens(tokens, targets);
-    GPT2* model = model_open(settings, B, weights);
+    Model* model = test_open(settings, B, weights);
     for (int t = 1; t <= UPDATES; t++) { // from the second time on as graphs, if at all
-        model_gradients(model, tokens, targets);
+        test_gradients(model, tokens, targets);
         const Update update = {{1e-3f, 0.9f, 0.95f, 1e-8f, 0.1f, 1 / loss_scale(), t, DECAY_ALL},
                                0,
                                ADAFACTOR_FIXED,
                                0,
                                0,
                                MUON_SPECTRAL};
-        gpt2_update(model, update);
+        model_update(model, update);
     }
-    model_gradients(model, tokens, targets);
+    test_gradients(model, tokens, targets);
     const Gradient gradient = zero_gradient(&model->zero);
     const int is_shard = gradient.data != model->grads_memory;
     const size_t bytes = is_shard ? model->elements * sizeof(float) : model->gradient_bytes;
@@ -383,7 +383,7 @@ static Bits bits_after_updates(Settings settings, const float* weights) {
     const Bits bits = {(char*)check_alloc(bytes + result, 1, "gradients"), bytes + result};
     CUDA_CHECK(cudaMemcpy(bits.data, gradient.data, bytes, cudaMemcpyDeviceToHost));
     memcpy(bits.data + bytes, model->results.on_host, result);
-    model_close(model);
+    test_close(model);
     return bits;
 }
 
@@ -419,7 +419,7 @@ static void test_same_bits(const float* weights) {
     other.gelu_fusion = "0";
     want = bits_after_updates(other, weights);
     for (int level = RECOMPUTE_GELU; level <= RECOMPUTE_BLOCK; level++) {
-        other.recompute = gpt2_recompute_word(level);
+        other.recompute = model_recompute_word(level);
         other.graph = level == RECOMPUTE_NORMS ? "on" : "off";
         expect_same_bits("--gelu-fusion 0 --recompute 1, 2, mlp, 3", want, other, weights);
     }
@@ -439,7 +439,7 @@ static void test_same_bits(const float* weights) {
 }
 
 // The gradient of this model's update, on the host, as fp32; zero where there is none.
-static float* gradient_on_host(GPT2* model) {
+static float* gradient_on_host(Model* model) {
     const ZeroPlan* zero = &model->zero.plan;
     const Gradient gradient = zero_update_gradient(&model->zero);
     const size_t bytes = zero_gradient_elements(zero) * dtype_bytes(gradient.dtype);
@@ -447,10 +447,10 @@ static float* gradient_on_host(GPT2* model) {
     float* values = (float*)check_alloc(model->elements, sizeof(float), "gradient");
     zero_wait_for_gradient(&model->zero);
     gpu_copy(raw, gradient.data, bytes, &model->gpu);
-    TensorRow rows[GPT2_PARAMETER_ROWS], from[GPT2_PARAMETER_ROWS];
+    TensorRow rows[MODEL_PARAMETER_ROWS], from[MODEL_PARAMETER_ROWS];
     rows_on_host(rows, model->cfg);
     zero_parameter_rows(from, zero, model->cfg, 1);
-    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         for (int k = 0; k < rows[i].layers; k++) {
             const int g = tensor_group(&rows[i], tensor_lowest_layer(&rows[i], k));
             const int has = zero_has_gradient(zero, g) && zero_has_row(zero, i);
@@ -470,11 +470,11 @@ static float* gradient_on_host(GPT2* model) {
 static void test_freeze(Settings settings, const char* list, const float* weights) {
     int tokens[BATCHES * N], targets[BATCHES * N];
     batch_tokens(tokens, targets);
-    GPT2* whole = model_open(settings, B, weights);
+    Model* whole = test_open(settings, B, weights);
     settings.freeze = list;
-    GPT2* model = model_open(settings, B, weights);
-    model_gradients(whole, tokens, targets);
-    model_gradients(model, tokens, targets);
+    Model* model = test_open(settings, B, weights);
+    test_gradients(whole, tokens, targets);
+    test_gradients(model, tokens, targets);
     float *want = gradient_on_host(whole), *got = gradient_on_host(model),
           *before = frozen_parameters_on_host(model);
     const Update update = {{1e-1f, 0.9f, 0.95f, 1e-8f, 0.1f, 1 / loss_scale(), 1, DECAY_ALL},
@@ -483,11 +483,11 @@ static void test_freeze(Settings settings, const char* list, const float* weight
                            0,
                            0,
                            MUON_SPECTRAL};
-    gpt2_update(model, update);
+    model_update(model, update);
     float* after = frozen_parameters_on_host(model);
-    TensorRow rows[GPT2_PARAMETER_ROWS];
+    TensorRow rows[MODEL_PARAMETER_ROWS];
     rows_on_host(rows, model->cfg);
-    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         for (int l = 0; l < rows[i].layers; l++) {
             const int is_frozen = freeze_has(&model->freeze, i, l);
             const size_t at = (rows[i].offset_bytes + (size_t)l * rows[i].layer_bytes) / sizeof(float),
@@ -507,11 +507,11 @@ static void test_freeze(Settings settings, const char* list, const float* weight
     free(before);
     free(got);
     free(want);
-    model_close(model);
-    model_close(whole);
+    test_close(model);
+    test_close(whole);
 }
 
-static int plans_with(const GPT2* model, int epilogue) {
+static int plans_with(const Model* model, int epilogue) {
     int count = 0;
     for (int i = 0; i < model->matmul.plans_count; i++) {
         count += model->matmul.plans[i].key.epilogue == epilogue && !model->matmul.plans[i].refused;
@@ -527,10 +527,10 @@ static void test_fusion(const float* weights) {
     batch_tokens(tokens, targets);
     for (int level = RECOMPUTE_GELU; level <= RECOMPUTE_BLOCK; level += RECOMPUTE_BLOCK - RECOMPUTE_GELU) {
         Settings settings = USUAL;
-        settings.recompute = gpt2_recompute_word(level);
+        settings.recompute = model_recompute_word(level);
         settings.gradients = level == RECOMPUTE_BLOCK ? "fp32" : "model";
-        GPT2* model = model_open(settings, B, weights);
-        model_gradients(model, tokens, targets);
+        Model* model = test_open(settings, B, weights);
+        test_gradients(model, tokens, targets);
         const int forward = plans_with(model, CUBLASLT_EPILOGUE_GELU_AUX_BIAS) > 0,
                   backward = plans_with(model, CUBLASLT_EPILOGUE_DGELU) > 0,
                   bias = plans_with(model, CUBLASLT_EPILOGUE_DGELU_BGRAD) > 0;
@@ -538,7 +538,7 @@ static void test_fusion(const float* weights) {
         EXPECT(forward == (fuses && again) && backward == (fuses && again) && bias == (fuses && !again),
                "--recompute %s: GELU in the product: %d, its derivative: %d, with the bias: %d",
                settings.recompute, forward, backward, bias);
-        model_close(model);
+        test_close(model);
     }
 }
 
@@ -553,7 +553,7 @@ static void test_levels(void) {
         snprintf(line, sizeof(line),
                  "--layers 1 --channels 16 --heads 2 --seq-len 16 --batch 2 --total-batch 64 --steps 2 "
                  "--eval-every 0 --samples 0 --recompute %s --out %s",
-                 gpt2_recompute_word(level), out);
+                 model_recompute_word(level), out);
         EXPECT(resume_run_(&trainer, line) == 0, "%s", line);
         snprintf(line, sizeof(line), "%s/step_00000002", out);
         SavedState state = resume_state_(line);
@@ -574,15 +574,15 @@ static void test_micro_batches(const float* weights) {
     batch_tokens(tokens, targets);
     Settings settings = USUAL;
     settings.gradients = "fp32";
-    GPT2 *one = model_open(settings, 1, weights), *two = model_open(settings, B, weights);
-    const double loss = model_gradients(one, tokens, targets);
-    EXPECT_NEAR(loss, model_gradients(two, tokens, targets), tolerance(), "loss");
+    Model *one = test_open(settings, 1, weights), *two = test_open(settings, B, weights);
+    const double loss = test_gradients(one, tokens, targets);
+    EXPECT_NEAR(loss, test_gradients(two, tokens, targets), tolerance(), "loss");
     float *grads = gradients_on_host(one), *want = gradients_on_host(two);
     expect_tensors("gradient, micro-batches of 1", one, grads, want, tolerance());
     free(want);
     free(grads);
-    model_close(two);
-    model_close(one);
+    test_close(two);
+    test_close(one);
 }
 
 // Layers that share parameters: against the CPU, and the bits of all stages.
@@ -617,7 +617,7 @@ static void document_batch(int tokens[BATCHES * N], int targets[BATCHES * N], in
     }
 }
 
-static void expect_like_reference(const char* what, const GPT2* model, CpuTrainer* reference) {
+static void expect_like_reference(const char* what, const Model* model, CpuTrainer* reference) {
     float* grads = gradients_on_host(model);
     expect_tensors(what, model, grads, cpu_trainer_grads(reference), tolerance());
     EXPECT_NEAR(norm_of(model) / cpu_trainer_norm(reference), 1, tolerance(), "%s: norm", what);
@@ -629,7 +629,7 @@ static void expect_like_reference(const char* what, const GPT2* model, CpuTraine
 static void test_documents(Settings settings, int passes, const float* weights) {
     int tokens[BATCHES * N], targets[BATCHES * N], starts[BATCHES * N];
     document_batch(tokens, targets, starts);
-    GPT2* model = model_open(settings, B, weights);
+    Model* model = test_open(settings, B, weights);
     CpuTrainer* reference = cpu_trainer_open(model->cfg, B, T, weights);
     for (int pass = 0; pass < passes; pass++) {
         const int* documents = pass == 2 ? NULL : starts;
@@ -638,7 +638,7 @@ static void test_documents(Settings settings, int passes, const float* weights) 
         expect_like_reference("gradient with documents", model, reference);
     }
     cpu_trainer_close(reference);
-    model_close(model);
+    test_close(model);
 }
 
 // Micro-steps of shorter or fewer sequences between full ones, which are graphs: the first one too.
@@ -647,15 +647,15 @@ static void test_smaller_batch(Settings settings, const float* weights) {
     const int loss_tokens = MICRO_STEPS * N;
     int tokens[BATCHES * N], targets[BATCHES * N], starts[BATCHES * N];
     document_batch(tokens, targets, starts);
-    GPT2* model = model_open(settings, B, weights);
+    Model* model = test_open(settings, B, weights);
     CpuTrainer* reference = cpu_trainer_open(model->cfg, B, T, weights);
     step_results_clear(&model->results);
     for (int micro = 0; micro < MICRO_STEPS; micro++) {
         const int length = lengths[micro];
         const ZeroStep step = {micro, 1, 1, micro == MICRO_STEPS - 1};
         const Batch batch = {tokens, targets, NULL, rows[micro], length, rows[micro] * length};
-        gpt2_micro_step(model, gpt2_push(model, batch), loss_scale() / loss_tokens, step,
-                        batch.B == model->B && batch.T == T);
+        model_micro_step(model, model_push(model, batch), loss_scale() / loss_tokens, step,
+                         batch.B == model->B && batch.T == T);
     }
     losses_of_update(model, MICRO_STEPS);
     for (int micro = 0; micro < MICRO_STEPS; micro++) {
@@ -667,7 +667,7 @@ static void test_smaller_batch(Settings settings, const float* weights) {
     }
     expect_like_reference("gradient of smaller batches", model, reference);
     cpu_trainer_close(reference);
-    model_close(model);
+    test_close(model);
 }
 
 // Forward alone, with some targets that do not count, and at the end a batch that is empty. There is room for `room` losses
@@ -675,20 +675,20 @@ static void test_smaller_batch(Settings settings, const float* weights) {
 static void test_evaluate(const float* weights, int room) {
     int tokens[BATCHES * N], targets[BATCHES * N], starts[BATCHES * N];
     document_batch(tokens, targets, starts);
-    GPT2* model = model_open(USUAL, B, weights);
+    Model* model = test_open(USUAL, B, weights);
     CpuTrainer* reference = cpu_trainer_open(model->cfg, B, T, weights);
     double losses[B + 1];
     model->results.max_losses = room;
     for (int time = 0; time < 2; time++) {
         for (int i = 0; i <= B; i++) {
             const Batch batch = {tokens, targets, starts, B - i, T, (B - i) * T};
-            gpt2_evaluate(model, batch, i, losses);
+            model_evaluate(model, batch, i, losses);
             if (time == 0 && i == 1) {
                 break; // stopped
             }
         }
     }
-    gpt2_validated(model, B + 1, losses);
+    model_validated(model, B + 1, losses);
     for (int i = 0; i < B; i++) {
         const double want =
             cpu_trainer_gradients(reference, tokens, targets, starts, B - i, T, N, GRADIENT_SET);
@@ -697,7 +697,7 @@ static void test_evaluate(const float* weights, int room) {
     }
     EXPECT(losses[B] == 0, "an empty batch has a loss of %g", losses[B]);
     cpu_trainer_close(reference);
-    model_close(model);
+    test_close(model);
 }
 
 // ---- texts
@@ -708,23 +708,23 @@ typedef struct {
     float of[TEXT_STEPS][TEXTS * TEXT_VP];
 } TextLogits;
 
-static GPT2* texts_open(GPT2Config cfg, int graph, Quantize quantize) {
-    GPT2* model = (GPT2*)check_alloc(1, sizeof(GPT2), "model");
+static Model* texts_open(ModelConfig cfg, int graph, Quantize quantize) {
+    Model* model = (Model*)check_alloc(1, sizeof(Model), "model");
     Options options = options_of(USUAL, TEXTS);
     static Comm alone;
     alone.size = 1;
     options.recompute = RECOMPUTE_NEVER;
     options.graph = graph;
     options.quantize = quantize;
-    gpt2_open(model, cfg, &options, &alone);
+    model_open(model, cfg, &options, &alone);
     EXPECT(!model->grads_memory && !model->state_memory, "generation has gradients");
     return model;
 }
 
 // Sets the logits of some steps after the prompts, all texts at their own positions.
-static void texts_logits(GPT2* model, const int* tokens, TextLogits* logits) {
+static void texts_logits(Model* model, const int* tokens, TextLogits* logits) {
     for (int b = 0; b < TEXTS; b++) {
-        gpt2_read_text(model, b, tokens + b * T, text_lengths[b]);
+        model_prefill(model, b, tokens + b * T, text_lengths[b]);
     }
     for (int step = 0; step < TEXT_STEPS; step++) {
         int ids[TEXTS], positions[TEXTS];
@@ -732,12 +732,12 @@ static void texts_logits(GPT2* model, const int* tokens, TextLogits* logits) {
             positions[b] = text_lengths[b] + step;
             ids[b] = tokens[b * T + positions[b]];
         }
-        memcpy(logits->of[step], gpt2_next_tokens(model, ids, positions, TEXTS), sizeof(logits->of[0]));
+        memcpy(logits->of[step], model_decode(model, ids, positions, TEXTS), sizeof(logits->of[0]));
     }
 }
 
-static void expect_reference_logits(const char* what, GPT2Config cfg, const float* weights, const int* tokens,
-                                    const TextLogits* logits) {
+static void expect_reference_logits(const char* what, ModelConfig cfg, const float* weights,
+                                    const int* tokens, const TextLogits* logits) {
     CpuTrainer* reference = cpu_trainer_open(cfg, TEXTS, T, weights);
     const float* want = cpu_trainer_logits(reference, tokens);
     double error = 0, size = 0;
@@ -758,21 +758,21 @@ static void test_texts(const float* weights) {
     int tokens[BATCHES * N], targets[BATCHES * N];
     batch_tokens(tokens, targets);
     for (int graph = 0; graph < 2; graph++) {
-        GPT2* model = texts_open(ODD, graph, QUANTIZE_OFF);
+        Model* model = texts_open(ODD, graph, QUANTIZE_OFF);
         upload_weights(model, weights);
         texts_logits(model, tokens, &logits[graph]);
         EXPECT(!model->texts.queue.step == !graph, "a graph");
-        model_close(model);
+        test_close(model);
     }
     EXPECT(memcmp(&logits[0], &logits[1], sizeof(logits[0])) == 0, "a graph has other bits");
     expect_reference_logits("logits of texts", ODD, weights, tokens, &logits[0]);
 }
 
 // Random weights, every 32 of them the numbers of a block.
-static float* quantized_weights(const TensorRow* rows, size_t bytes, GPT2Config cfg) {
+static float* quantized_weights(const TensorRow* rows, size_t bytes, ModelConfig cfg) {
     float* values = (float*)check_alloc(bytes, 1, "weights");
-    for (int g = 0; g < gpt2_groups(cfg); g++) {
-        gpt2_random_group(rows, cfg, 7, g, (char*)values + gpt2_group_offset_bytes(rows, g));
+    for (int g = 0; g < model_groups(cfg); g++) {
+        model_random_group(rows, cfg, 7, g, (char*)values + model_group_offset_bytes(rows, g));
     }
     for (size_t i = 0; i < bytes / sizeof(float); i += QUANTIZED_BLOCK) {
         QuantizedBlock block;
@@ -782,55 +782,55 @@ static float* quantized_weights(const TensorRow* rows, size_t bytes, GPT2Config 
     return values;
 }
 
-static void upload_quantized(GPT2* model, const TensorRow* rows, const float* weights) {
-    for (int g = 0; g < gpt2_groups(model->cfg); g++) {
-        const char* group = (const char*)weights + gpt2_group_offset_bytes(rows, g);
+static void upload_quantized(Model* model, const TensorRow* rows, const float* weights) {
+    for (int g = 0; g < model_groups(model->cfg); g++) {
+        const char* group = (const char*)weights + model_group_offset_bytes(rows, g);
         transfer_upload_group(&model->transfer, g, (const float*)(const void*)group);
     }
 }
 
 // The same with matrices in 8 bits: logits of the numbers that the blocks stand for. Prompts of more rows than
-// quantized_matmul takes are there, and of fewer.
+// q8_matmul takes are there, and of fewer.
 static void test_quantized_texts(void) {
-    const GPT2Config cfg = {17, 51, TEXT_VP, 2, 2, 64, SHARE_OFF};
+    const ModelConfig cfg = {17, 51, TEXT_VP, 2, 2, 64, SHARE_OFF};
     static TextLogits logits;
-    TensorRow rows[GPT2_PARAMETER_ROWS];
+    TensorRow rows[MODEL_PARAMETER_ROWS];
     int tokens[BATCHES * N], targets[BATCHES * N];
-    float* weights = quantized_weights(rows, gpt2_parameter_rows_of(rows, cfg, sizeof(float)), cfg);
-    GPT2* model = texts_open(cfg, 1, QUANTIZE_Q8_0);
+    float* weights = quantized_weights(rows, model_parameter_rows_of(rows, cfg, sizeof(float)), cfg);
+    Model* model = texts_open(cfg, 1, QUANTIZE_Q8_0);
     batch_tokens(tokens, targets);
     upload_quantized(model, rows, weights);
     texts_logits(model, tokens, &logits);
     expect_reference_logits("logits of texts in 8 bits", cfg, weights, tokens, &logits);
-    model_close(model);
+    test_close(model);
     free(weights);
 }
 
 // Losses of a model that only evaluates, with matrices in 8 bits: those of the numbers that the blocks stand for.
 static void test_quantized_evaluate(void) {
-    const GPT2Config cfg = {17, 51, TEXT_VP, 2, 2, 64, SHARE_OFF};
+    const ModelConfig cfg = {17, 51, TEXT_VP, 2, 2, 64, SHARE_OFF};
     static Comm alone;
     Options options = options_of(USUAL, B);
-    TensorRow rows[GPT2_PARAMETER_ROWS];
+    TensorRow rows[MODEL_PARAMETER_ROWS];
     int tokens[BATCHES * N], targets[BATCHES * N], starts[BATCHES * N];
-    float* weights = quantized_weights(rows, gpt2_parameter_rows_of(rows, cfg, sizeof(float)), cfg);
-    GPT2* model = (GPT2*)check_alloc(1, sizeof(GPT2), "model");
+    float* weights = quantized_weights(rows, model_parameter_rows_of(rows, cfg, sizeof(float)), cfg);
+    Model* model = (Model*)check_alloc(1, sizeof(Model), "model");
     alone.size = 1;
     options.steps = 0;
     options.tasks = "tasks.jsonl";
     options.quantize = QUANTIZE_Q8_0;
-    gpt2_open(model, cfg, &options, &alone);
+    model_open(model, cfg, &options, &alone);
     upload_quantized(model, rows, weights);
     CpuTrainer* reference = cpu_trainer_open(cfg, B, T, weights);
     document_batch(tokens, targets, starts);
     const Batch batch = {tokens, targets, starts, B, T, N};
     const double want = cpu_trainer_gradients(reference, tokens, targets, starts, B, T, N, GRADIENT_SET);
     double loss;
-    gpt2_evaluate(model, batch, 0, &loss);
-    gpt2_validated(model, 1, &loss);
+    model_evaluate(model, batch, 0, &loss);
+    model_validated(model, 1, &loss);
     EXPECT_NEAR(loss, want, N * tolerance(), "losses in 8 bits");
     cpu_trainer_close(reference);
-    model_close(model);
+    test_close(model);
     free(weights);
 }
 
@@ -853,16 +853,16 @@ static void test_plan(void) {
     for (int k = 0; k < PLAN_TEST_RUNS; k++) {
         PlanMemory plan[PLAN_KINDS];
         Comm comm = {};
-        GPT2Config cfg;
+        ModelConfig cfg;
         Options options;
-        GPT2 model;
+        Model model;
         plan_test_run(k, options_program(OPTION_GPU), &cfg, &options);
         memory_plan(plan, cfg, &options);
         comm.size = 1;
         plan_test_count();
-        gpt2_open(&model, cfg, &options, &comm);
+        model_open(&model, cfg, &options, &comm);
         const size_t device = gpu_now_bytes(), host = plan_test_counted();
-        gpt2_close(&model);
+        model_close(&model);
         if (device != plan_bytes(plan) || host != plan_bytes_at(plan, PLAN_HOST)) {
             plan_test_print(k, plan);
         }

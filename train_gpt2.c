@@ -54,28 +54,28 @@ the MLP, QKV = 3C, Vp tokens of the padded vocabulary.
 // ---------------------------------------------------------------------------------------------------------------------
 // The model
 
-struct GPT2 {
-    GPT2Config cfg;
+struct Model {
+    ModelConfig cfg;
     int B, T;                 // micro-batches up to B sequences of up to T tokens
     int chunk;                // tokens that have logits in memory
     RecomputeLevel recompute; // which activations the backward pass computes again
     Freeze freeze;            // which parameters training leaves unchanged
-    TensorRow parameter_rows[GPT2_PARAMETER_ROWS], activation_rows[GPT2_ACTIVATION_ROWS];
-    TensorRow gradient_rows[GPT2_PARAMETER_ROWS]; // where a backward pass leaves gradients
-    OptimizerState state;                         // where it lies in state_memory
+    TensorRow parameter_rows[MODEL_PARAMETER_ROWS], activation_rows[MODEL_ACTIVATION_ROWS];
+    TensorRow gradient_rows[MODEL_PARAMETER_ROWS]; // where a backward pass leaves gradients
+    OptimizerState state;                          // where it lies in state_memory
     size_t parameter_bytes, gradient_bytes, state_bytes, activation_bytes;
 
     // One allocation each, cut up by the rows.
     void *params_memory, *grads_memory, *state_memory, *acts_memory;
-    GPT2Parameters params, grads;
-    GPT2Activations acts;
-    TextModel texts; // generation: its activations are in the same memory
+    ModelParameters params, grads;
+    ModelActivations acts;
+    Decoder texts; // generation: its activations are in the same memory
 
     Comm* comm;
     Zero zero; // ZeRO (zero.h): the part that this process updates, and what the processes exchange
     Linear linear;
     Attention attention;
-    ClassifierBf16Scratch classifier; // if products are in bf16
+    CrossEntropyBf16Scratch classifier; // if products are in bf16
     InBackward*
         in_backward; // --update-in-backward: the update that the backward pass makes; NULL: it makes none
     void* update_scratch; // of some rules
@@ -86,10 +86,10 @@ struct GPT2 {
 };
 
 // Sets where each tensor lies in its allocation, and how many bytes each allocation has.
-static void place_tensors(GPT2* model, const ZeroPlan* zero, const Options* o) {
+static void place_tensors(Model* model, const ZeroPlan* zero, const Options* o) {
     model->parameter_bytes = planned_parameters_cpu(model->parameter_rows, model->cfg, zero, o);
     zero_gradient_rows(model->gradient_rows, zero, model->cfg, sizeof(float));
-    for (int i = 0; i < GPT2_PARAMETER_ROWS && zero->takes_turns; i++) {
+    for (int i = 0; i < MODEL_PARAMETER_ROWS && zero->shares_buffer; i++) {
         model->gradient_rows[i].layer_bytes =
             0; // gradients of one block at a time: all blocks have the same place
     }
@@ -100,16 +100,16 @@ static void place_tensors(GPT2* model, const ZeroPlan* zero, const Options* o) {
 }
 
 // Allocates the memory that only training needs.
-static void open_training(GPT2* model, const ZeroPlan* zero, const Options* o) {
+static void open_training(Model* model, const ZeroPlan* zero, const Options* o) {
     const size_t copy_bytes = planned_copy_cpu(model->cfg, zero, o);
     model->grads_memory = check_alloc(model->gradient_bytes, 1, "gradients");
     model->state_memory = check_alloc(model->state_bytes, 1, "optimizer state");
     model->update_scratch = check_alloc(planned_update_cpu(&model->state, o), 1, "scratch of the update");
-    tensor_rows_bind(&model->grads, model->gradient_rows, GPT2_PARAMETER_ROWS, model->grads_memory);
-    tensor_rows_bind(&model->acts, model->activation_rows, GPT2_ACTIVATION_ROWS, model->acts_memory);
+    tensor_rows_bind(&model->grads, model->gradient_rows, MODEL_PARAMETER_ROWS, model->grads_memory);
+    tensor_rows_bind(&model->acts, model->activation_rows, MODEL_ACTIVATION_ROWS, model->acts_memory);
     if (model->linear.is_bf16) {
-        classifier_bf16_open(&model->classifier, model->acts.logits, planned_classifier_cpu(model->cfg, o),
-                             model->B * model->T, model->cfg.C, model->cfg.Vp);
+        cross_entropy_bf16_open(&model->classifier, model->acts.logits, planned_classifier_cpu(model->cfg, o),
+                                model->B * model->T, model->cfg.C, model->cfg.Vp);
     }
     zero_open_cpu(&model->zero, *zero, model->cfg, model->parameter_rows, (float*)model->params_memory,
                   (float*)model->grads_memory, model->comm);
@@ -120,20 +120,20 @@ static void open_training(GPT2* model, const ZeroPlan* zero, const Options* o) {
     }
 }
 
-static void open_texts(GPT2* model, const Options* o) {
-    TextModel* texts = &model->texts;
+static void open_texts(Model* model, const Options* o) {
+    Decoder* texts = &model->texts;
     texts->cfg = model->cfg;
-    texts->texts = plan_texts(o);
+    texts->texts = plan_decode_batch(o);
     texts->T = model->T;
     texts->params = model->params;
     texts->parameter_rows = model->parameter_rows;
     texts->linear = &model->linear;
     texts->attention = &model->attention;
-    text_model_open_cpu(texts, model->acts_memory);
+    decoder_open_cpu(texts, model->acts_memory);
 }
 
 // Memory for the model; all parameters are zero. Nothing is allocated after this.
-static void gpt2_open(GPT2* model, GPT2Config cfg, const Options* o, Comm* comm) {
+static void model_open(Model* model, ModelConfig cfg, const Options* o, Comm* comm) {
     const ZeroPlan zero = planned_zero_cpu(cfg, o);
     memset(model, 0, sizeof(*model));
     model->cfg = cfg;
@@ -147,19 +147,19 @@ static void gpt2_open(GPT2* model, GPT2Config cfg, const Options* o, Comm* comm)
     model->params_memory = check_alloc(model->parameter_bytes, 1, "parameters");
     model->acts_memory =
         check_alloc_unset(model->activation_bytes, 1, "activations"); // a short text touches little
-    tensor_rows_bind(&model->params, model->parameter_rows, GPT2_PARAMETER_ROWS, model->params_memory);
-    linear_open(&model->linear, o->quantize, planned_tokens_cpu(o), (size_t)gpt2_hidden(cfg));
+    tensor_rows_bind(&model->params, model->parameter_rows, MODEL_PARAMETER_ROWS, model->params_memory);
+    linear_open(&model->linear, o->quantize, planned_tokens_cpu(o), (size_t)model_hidden(cfg));
     if (o->products == PRODUCTS_BF16) {
         linear_open_bf16(&model->linear, model->parameter_rows, model->params_memory, planned_packed_cpu(o));
     }
-    attention_either_open(&model->attention, o->products == PRODUCTS_BF16, model->T, gpt2_head_size(cfg));
+    attention_either_open(&model->attention, o->products == PRODUCTS_BF16, model->T, model_head_size(cfg));
     open_texts(model, o);
     if (model->recompute != RECOMPUTE_NEVER) {
         open_training(model, &zero, o);
     }
 }
 
-static void gpt2_close(GPT2* model) {
+static void model_close(Model* model) {
     free(model->save_copy);
     free(model->norm_partial);
     free(model->update_scratch);
@@ -167,7 +167,7 @@ static void gpt2_close(GPT2* model) {
     linear_close(&model->linear);
     if (model->recompute != RECOMPUTE_NEVER) {
         zero_close_cpu(&model->zero);
-        classifier_bf16_close(&model->classifier);
+        cross_entropy_bf16_close(&model->classifier);
     }
     free(model->acts_memory);
     free(model->state_memory);
@@ -180,16 +180,16 @@ static void gpt2_close(GPT2* model) {
 
 // The residual stream that enters block l, (N, C). The backward pass does not reach blocks below
 // first_block, so they keep no copy of it: these blocks read and write it in one place, a.encoded.
-static float* residual_into(const GPT2* model, int l) {
+static float* residual_into(const Model* model, int l) {
     return l <= model->freeze.first_block
                ? model->acts.encoded
-               : gpt2_activations_at_layer(model->acts, model->activation_rows, l - 1).residual3;
+               : model_activations_at_layer(model->acts, model->activation_rows, l - 1).residual3;
 }
 
 // Attention of block l: qkvw (QKV, C), qkv (N, QKV), atty (B, T, C), att_lse (B, NH, T).
-static SelfAttention block_attention(GPT2* model, int l, Batch batch) {
-    const GPT2Parameters p = gpt2_parameters_at_layer(model->params, model->parameter_rows, l);
-    const GPT2Activations a = gpt2_activations_at_layer(model->acts, model->activation_rows, l);
+static SelfAttention block_attention(Model* model, int l, Batch batch) {
+    const ModelParameters p = model_parameters_at_layer(model->params, model->parameter_rows, l);
+    const ModelActivations a = model_activations_at_layer(model->acts, model->activation_rows, l);
     const AttentionSizes sizes = {batch.B, batch.T, model->cfg.C, model->cfg.NH};
     return (SelfAttention){.sizes = sizes,
                            .starts = batch.starts,
@@ -203,12 +203,12 @@ static SelfAttention block_attention(GPT2* model, int l, Batch batch) {
 }
 
 // The MLP of block l: fcw (F, C), fcprojw (C, F), fch and fch_gelu (N, F).
-static Mlp block_mlp(GPT2* model, int l, Batch batch) {
-    const GPT2Parameters p = gpt2_parameters_at_layer(model->params, model->parameter_rows, l);
-    const GPT2Activations a = gpt2_activations_at_layer(model->acts, model->activation_rows, l);
+static Mlp block_mlp(Model* model, int l, Batch batch) {
+    const ModelParameters p = model_parameters_at_layer(model->params, model->parameter_rows, l);
+    const ModelActivations a = model_activations_at_layer(model->acts, model->activation_rows, l);
     return (Mlp){.N = batch.B * batch.T,
                  .C = model->cfg.C,
-                 .F = gpt2_hidden(model->cfg),
+                 .F = model_hidden(model->cfg),
                  .fcw = p.fcw,
                  .fcb = p.fcb,
                  .fcprojw = p.fcprojw,
@@ -219,10 +219,10 @@ static Mlp block_mlp(GPT2* model, int l, Batch batch) {
 }
 
 // Block l up to the hidden layer of the MLP.
-static void block_hidden(GPT2* model, int l, Batch batch) {
+static void block_hidden(Model* model, int l, Batch batch) {
     const int C = model->cfg.C, N = batch.B * batch.T;
-    const GPT2Parameters p = gpt2_parameters_at_layer(model->params, model->parameter_rows, l);
-    const GPT2Activations a = gpt2_activations_at_layer(model->acts, model->activation_rows, l);
+    const ModelParameters p = model_parameters_at_layer(model->params, model->parameter_rows, l);
+    const ModelActivations a = model_activations_at_layer(model->acts, model->activation_rows, l);
     const float* residual = residual_into(model, l); // (N, C)
     float* attproj = a.branch;                       // (N, C)
     // ln1 (N, C), its mean and rstd (N)
@@ -240,15 +240,15 @@ static void block_hidden(GPT2* model, int l, Batch batch) {
 }
 
 // Sets the last hidden state, lnf (N, C).
-static void forward_at(GPT2* model, Batch batch, EncoderPositions positions) {
-    const GPT2Config cfg = model->cfg;
+static void forward_at(Model* model, Batch batch, EmbeddingPositions positions) {
+    const ModelConfig cfg = model->cfg;
     const int B = batch.B, T = batch.T, C = cfg.C, N = B * T;
-    const GPT2Activations a = model->acts;
+    const ModelActivations a = model->acts;
     assert(B <= model->B && T <= model->T);
     // encoded (N, C)
-    linear_encoder_cpu(a.encoded, batch.inputs, model->params, B, T, positions, C, &model->linear);
+    linear_embedding_cpu(a.encoded, batch.inputs, model->params, B, T, positions, C, &model->linear);
     for (int l = 0; l < cfg.L; l++) {
-        const GPT2Activations layer = gpt2_activations_at_layer(a, model->activation_rows, l);
+        const ModelActivations layer = model_activations_at_layer(a, model->activation_rows, l);
         float* fcproj = a.branch; // (N, C)
         const Mlp mlp = block_mlp(model, l, batch);
         block_hidden(model, l, batch);
@@ -262,13 +262,13 @@ static void forward_at(GPT2* model, Batch batch, EncoderPositions positions) {
 }
 
 // The same; positions count from the start of each sequence.
-static void gpt2_forward(GPT2* model, Batch batch) {
-    const EncoderPositions positions = {NULL, NULL};
+static void model_forward(Model* model, Batch batch) {
+    const EmbeddingPositions positions = {NULL, NULL};
     forward_at(model, batch, positions);
 }
 
-// The head of the model on lnf (N, C), after gpt2_forward on the same batch.
-static LmHead lm_head(GPT2* model, Batch batch) {
+// The head of the model on lnf (N, C), after model_forward on the same batch.
+static LmHead lm_head(Model* model, Batch batch) {
     return (LmHead){.hidden = model->acts.lnf,
                     .wte = model->params.wte,
                     .targets = batch.targets,
@@ -283,13 +283,13 @@ static LmHead lm_head(GPT2* model, Batch batch) {
 }
 
 // Sets the losses (N), without gradients; and is_top (N), unless NULL: whether each target was the most likely token.
-static void gpt2_losses(GPT2* model, Batch batch, int* is_top) {
+static void model_losses(Model* model, Batch batch, int* is_top) {
     const LmHead head = lm_head(model, batch);
     lm_head_losses_cpu(model->acts.losses, is_top, &head);
 }
 
 // Returns the sum of the losses of a batch, in order.
-static double batch_loss(const GPT2* model, Batch batch) {
+static double batch_loss(const Model* model, Batch batch) {
     double sum = 0;
     for (int n = 0; n < batch.B * batch.T; n++) {
         sum += model->acts.losses[n];
@@ -302,10 +302,10 @@ static double batch_loss(const GPT2* model, Batch batch) {
 
 // Computes again what the forward pass did not keep of block l: the same operations on the same inputs give
 // the same bits.
-static void block_recompute(GPT2* model, int l, Batch batch) {
+static void block_recompute(Model* model, int l, Batch batch) {
     const int C = model->cfg.C, N = batch.B * batch.T;
-    const GPT2Parameters p = gpt2_parameters_at_layer(model->params, model->parameter_rows, l);
-    const GPT2Activations a = gpt2_activations_at_layer(model->acts, model->activation_rows, l);
+    const ModelParameters p = model_parameters_at_layer(model->params, model->parameter_rows, l);
+    const ModelActivations a = model_activations_at_layer(model->acts, model->activation_rows, l);
     const Mlp mlp = block_mlp(model, l, batch);
     if (model->recompute == RECOMPUTE_BLOCK) {
         block_hidden(model, l, batch);
@@ -323,11 +323,11 @@ static void block_recompute(GPT2* model, int l, Batch batch) {
 }
 
 // All gradients, seen from layer l: .qkvw is layer l's. Those of frozen parameters are NULL.
-static GPT2Parameters gradients_at_layer(const GPT2* model, int l) {
+static ModelParameters gradients_at_layer(const Model* model, int l) {
     const TensorRow* rows = model->gradient_rows;
-    const int k = gpt2_copy(model->cfg, l), first = model->zero.plan.first_block; // blocks below have none
-    GPT2Parameters d = gpt2_parameters_at_copy(model->grads, rows, k > first ? k - first : 0);
-    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+    const int k = model_copy(model->cfg, l), first = model->zero.plan.first_block; // blocks below have none
+    ModelParameters d = model_parameters_at_copy(model->grads, rows, k > first ? k - first : 0);
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         if (freeze_has(&model->freeze, i, l)) {
             memset((char*)&d + rows[i].member, 0,
                    sizeof(float*)); // the pointer of this row, d.qkvw for example
@@ -338,10 +338,10 @@ static GPT2Parameters gradients_at_layer(const GPT2* model, int l) {
 
 // Where all blocks have the same place for their gradients, it still has those of the block before.
 // This block does not set those of its frozen parameters, so they are cleared.
-static void clear_frozen_gradients(GPT2* model, int l) {
+static void clear_frozen_gradients(Model* model, int l) {
     const ZeroPlan* zero = &model->zero.plan;
-    const int clears = zero->takes_turns && zero_has_gradient(zero, 1 + gpt2_copy(model->cfg, l));
-    for (int i = 0; i < GPT2_PARAMETER_ROWS && clears; i++) {
+    const int clears = zero->shares_buffer && zero_has_gradient(zero, 1 + model_copy(model->cfg, l));
+    for (int i = 0; i < MODEL_PARAMETER_ROWS && clears; i++) {
         const TensorRow* row = &model->gradient_rows[i];
         if (row->place == PLACE_BLOCK && zero_has_row(zero, i) && freeze_has(&model->freeze, i, l)) {
             memset(tensor_at_layer(row, model->grads_memory, l), 0,
@@ -352,18 +352,18 @@ static void clear_frozen_gradients(GPT2* model, int l) {
 
 // A linear layer: dinp (N, C) is set; dweight (OC, C) and dbias (OC), each or NULL, are set or added to. dout is (N, OC),
 // inp (N, C), weight (OC, C).
-static void linear_backward(GPT2* model, float* dinp, float* dweight, float* dbias, const float* dout,
+static void linear_backward(Model* model, float* dinp, float* dweight, float* dbias, const float* dout,
                             const float* inp, const float* weight, int N, int C, int OC, GradientMode mode) {
     linear_backward_weight_cpu(dweight, dbias, dout, inp, N, C, OC, mode, &model->linear);
     linear_backward_input_cpu(dinp, dout, weight, N, C, OC, &model->linear);
 }
 
 // Turns dresidual (N, C), the gradient of the residual stream after block l, into that before it, in place.
-static void block_backward(GPT2* model, int l, Batch batch, GradientMode mode) {
+static void block_backward(Model* model, int l, Batch batch, GradientMode mode) {
     const int C = model->cfg.C, N = batch.B * batch.T;
-    const GPT2Parameters p = gpt2_parameters_at_layer(model->params, model->parameter_rows, l);
-    const GPT2Parameters d = gradients_at_layer(model, l);
-    const GPT2Activations a = gpt2_activations_at_layer(model->acts, model->activation_rows, l);
+    const ModelParameters p = model_parameters_at_layer(model->params, model->parameter_rows, l);
+    const ModelParameters d = gradients_at_layer(model, l);
+    const ModelActivations a = model_activations_at_layer(model->acts, model->activation_rows, l);
     float *dln2 = a.branch, *datty = a.branch,
           *dln1 = a.branch;         // (N, C) each: one buffer, which each uses in turn
     float* dresidual = a.dresidual; // (N, C)
@@ -390,12 +390,12 @@ static void block_backward(GPT2* model, int l, Batch batch, GradientMode mode) {
 }
 
 // Whether a range is of group g and not frozen.
-static int is_updated(const GPT2* model, const ZeroRange* range, int g) {
-    return range->group == g && !freeze_has(&model->freeze, range->row, gpt2_group_layer(model->cfg, g));
+static int is_updated(const Model* model, const ZeroRange* range, int g) {
+    return range->group == g && !freeze_has(&model->freeze, range->row, model_group_layer(model->cfg, g));
 }
 
 // The operand of group g, from all processes; NULL: its update needs no more than this one has.
-static const float* gather_operands(GPT2* model, int g, Update update) {
+static const float* gather_operands(Model* model, int g, Update update) {
     Zero* zero = &model->zero;
     if (!optimizer_gathers(&model->state, &zero->plan, g)) {
         return NULL;
@@ -415,7 +415,7 @@ static const float* gather_operands(GPT2* model, int g, Update update) {
 
 // Updates a whole matrix and packs it for products in bf16: where the rule allows it 32 rows at a time, while they are in the
 // cache. The parallel loops of a rule run on one thread in here. The padding of the vocabulary is packed, but not updated.
-static void update_packed(GPT2* model, const ZeroRange* range, const float* grad, Update update,
+static void update_packed(Model* model, const ZeroRange* range, const float* grad, Update update,
                           const MuonScratch* scratch) {
     const TensorRow* row = &model->parameter_rows[range->row];
     const size_t cols = row->cols, rows = range->count / cols;
@@ -431,13 +431,13 @@ static void update_packed(GPT2* model, const ZeroRange* range, const float* grad
             optimizer_update_elements_cpu(&model->state, range, at, count * cols, param + at, grad + at,
                                           model->state_memory, update);
         }
-        packed_weights_pack_rows(&model->linear.packed, range->row, gpt2_group_copy(range->group), (int)r,
-                                 int_min(BF16_TILE, (int)(row->rows - r)));
+        bf16_weights_pack_rows(&model->linear.packed, range->row, model_group_copy(range->group), (int)r,
+                               int_min(BF16_TILE, (int)(row->rows - r)));
     }
 }
 
 // Updates what this process updates of group g, each tensor by its rule.
-static void update_group(GPT2* model, int g, Update update) {
+static void update_group(Model* model, int g, Update update) {
     const MuonScratch scratch = {model->update_scratch, &model->linear.matmul};
     const float* operands = gather_operands(model, g, update);
     const size_t begin = zero_group_begin(&model->zero.plan, g);
@@ -459,7 +459,7 @@ static void update_group(GPT2* model, int g, Update update) {
 
 // Called by the backward pass when the losses are known. With --update-in-backward they decide on
 // the update.
-static void losses_done(GPT2* model, Batch batch) {
+static void losses_done(Model* model, Batch batch) {
     if (model->in_backward) {
         in_backward_losses(model->in_backward, batch_loss(model, batch));
     }
@@ -467,7 +467,7 @@ static void losses_done(GPT2* model, Batch batch) {
 
 // Called by the backward pass when the gradient of group g is complete: reduces it over the
 // processes, and with --update-in-backward updates the parameters of the group.
-static void group_done(GPT2* model, int g, ZeroStep step) {
+static void group_done(Model* model, int g, ZeroStep step) {
     WideSum square_sum = {0, 0};
     Update update;
     zero_group_done_cpu(&model->zero, g, step);
@@ -480,14 +480,14 @@ static void group_done(GPT2* model, int g, ZeroStep step) {
     }
 }
 
-// After gpt2_forward on the same batch: sets the losses and sets or adds to all gradients, as `mode` says.
+// After model_forward on the same batch: sets the losses and sets or adds to all gradients, as `mode` says.
 // dloss is the gradient of the loss of each token. Each group of gradients is reduced, or its parameters are updated, as
 // soon as it is complete. The pass ends where everything below is frozen.
-static void gpt2_backward(GPT2* model, Batch batch, float dloss, GradientMode mode, ZeroStep step) {
-    const GPT2Config cfg = model->cfg;
+static void model_backward(Model* model, Batch batch, float dloss, GradientMode mode, ZeroStep step) {
+    const ModelConfig cfg = model->cfg;
     const int B = batch.B, T = batch.T, C = cfg.C, N = B * T;
-    const GPT2Activations a = model->acts;
-    const GPT2Parameters p = model->params, d = gradients_at_layer(model, 0);
+    const ModelActivations a = model->acts;
+    const ModelParameters p = model->params, d = gradients_at_layer(model, 0);
     float* dlnf = a.branch; // (N, C)
     const LmHead head = lm_head(model, batch);
     lm_head_gradients_cpu(a.losses, dlnf, d.wte, &head, dloss, mode);
@@ -495,34 +495,34 @@ static void gpt2_backward(GPT2* model, Batch batch, float dloss, GradientMode mo
     layernorm_backward_cpu(a.dresidual, d.lnfw, d.lnfb, dlnf, residual_into(model, cfg.L), p.lnfw, a.lnf_mean,
                            a.lnf_rstd, N, C, GRADIENT_SET, mode);
     for (int l = cfg.L - 1; l >= model->freeze.first_block; l--) {
-        const int g = 1 + gpt2_copy(cfg, l);
+        const int g = 1 + model_copy(cfg, l);
         block_backward(model, l, batch, mode);
-        if (gpt2_group_layer(cfg, g) == l) { // no layer below adds to these gradients
+        if (model_group_layer(cfg, g) == l) { // no layer below adds to these gradients
             group_done(model, g, step);
         }
     }
-    encoder_backward_cpu(d.wte, d.wpe, a.dresidual, batch.inputs, B, T, cfg.max_T, C, mode);
+    embedding_backward_cpu(d.wte, d.wpe, a.dresidual, batch.inputs, B, T, cfg.max_T, C, mode);
     group_done(model, 0, step);
 }
 
 // Forward and backward on the batch of a micro-step, and the part of other processes: a process may have no batch.
 // Returns the sum of its losses; adds the time of its forward pass.
-static double gpt2_micro_step(GPT2* model, Batch batch, float dloss, ZeroStep step, double* forward_s) {
+static double model_micro_step(Model* model, Batch batch, float dloss, ZeroStep step, double* forward_s) {
     const double start_s = time_now_s();
     const int adds = step.micro_step > 0 && model->zero.plan.stage < 2;
     if (batch.B == 0) {
         zero_idle_cpu(&model->zero, step);
         return 0;
     }
-    gpt2_forward(model, batch);
+    model_forward(model, batch);
     *forward_s += time_now_s() - start_s;
-    gpt2_backward(model, batch, dloss, adds ? GRADIENT_ADD : GRADIENT_SET, step);
+    model_backward(model, batch, dloss, adds ? GRADIENT_ADD : GRADIENT_SET, step);
     return batch_loss(model, batch);
 }
 
 // The trainer's `gradients` (trainer.h): the gradient of an update, one micro-batch after another.
-static BatchGradient gpt2_gradients(GPT2* model, Dataloader* train, int64_t total_batch, float loss_scale,
-                                    double* losses) {
+static BatchGradient model_gradients(Model* model, Dataloader* train, int64_t total_batch, float loss_scale,
+                                     double* losses) {
     const int64_t sequences = total_batch / train->T;
     const float dloss = (float)(loss_scale / (double)total_batch);
     BatchGradient gradient = {{0, 0}, 0, 0, 0};
@@ -530,7 +530,7 @@ static BatchGradient gpt2_gradients(GPT2* model, Dataloader* train, int64_t tota
     for (ZeroStep step = zero_step(sequences, model->B, model->comm->size, 0); step.active > 0;
          step = zero_step(sequences, model->B, model->comm->size, step.micro_step + 1)) {
         const Batch batch = dataloader_next(train);
-        losses[step.micro_step] = gpt2_micro_step(model, batch, dloss, step, &forward_s);
+        losses[step.micro_step] = model_micro_step(model, batch, dloss, step, &forward_s);
         batch_gradient_add(&gradient, model->cfg, &model->freeze, batch);
         tokens += (double)batch.B * batch.T;
         comm_alive(model->comm);
@@ -544,14 +544,14 @@ static BatchGradient gpt2_gradients(GPT2* model, Dataloader* train, int64_t tota
 // Update
 
 // A single process has packed each matrix in update_packed; several have to wait until all parameters are gathered.
-static void pack_after_update(GPT2* model) {
+static void pack_after_update(Model* model) {
     if (model->comm->size > 1) {
         linear_pack(&model->linear);
     }
 }
 
 // One update of what this process updates.
-static void gpt2_update(GPT2* model, Update update) {
+static void model_update(Model* model, Update update) {
     for (int g = 0; g < model->zero.plan.groups; g++) {
         update_group(model, g, update);
     }
@@ -561,12 +561,12 @@ static void gpt2_update(GPT2* model, Update update) {
 
 // The trainer's `update_in_backward` (trainer.h): one micro-batch, whose backward pass makes the
 // update.
-static BatchGradient gpt2_update_in_backward(GPT2* model, Batch batch, InBackward* now) {
+static BatchGradient model_update_in_backward(Model* model, Batch batch, InBackward* now) {
     const ZeroStep step = {0, 1, 1, 1};
     BatchGradient gradient = {{0, 0}, 0, 0, 0};
     double forward_s = 0;
     model->in_backward = now;
-    gpt2_micro_step(model, batch, (float)(1 / now->total_batch), step, &forward_s);
+    model_micro_step(model, batch, (float)(1 / now->total_batch), step, &forward_s);
     model->in_backward = NULL;
     pack_after_update(model);
     batch_gradient_add(&gradient, model->cfg, &model->freeze, batch);
@@ -578,22 +578,22 @@ static BatchGradient gpt2_update_in_backward(GPT2* model, Batch batch, InBackwar
 // Evaluation
 
 // Forward: sets losses[i] to the sum of the losses; the batch may be empty.
-static void gpt2_evaluate(GPT2* model, Batch batch, int64_t i, double* losses) {
+static void model_evaluate(Model* model, Batch batch, int64_t i, double* losses) {
     losses[i] = 0;
     if (batch.B > 0) {
-        gpt2_forward(model, batch);
-        gpt2_losses(model, batch, NULL);
+        model_forward(model, batch);
+        model_losses(model, batch, NULL);
         losses[i] = batch_loss(model, batch);
     }
 }
 
 // Forward, for tasks: sets the loss of each token; positions count from the start of each document.
-static void gpt2_token_losses(void* model_, Batch batch, float* losses, int* is_top) {
-    GPT2* model = (GPT2*)model_;
-    const EncoderPositions positions = {NULL, batch.starts};
+static void model_token_losses(void* model_, Batch batch, float* losses, int* is_top) {
+    Model* model = (Model*)model_;
+    const EmbeddingPositions positions = {NULL, batch.starts};
     if (batch.B > 0) {
         forward_at(model, batch, positions);
-        gpt2_losses(model, batch, is_top);
+        model_losses(model, batch, is_top);
         memcpy(losses, model->acts.losses, (size_t)batch.B * (size_t)batch.T * sizeof(float));
     }
 }
@@ -602,26 +602,26 @@ static void gpt2_token_losses(void* model_, Batch batch, float* losses, int* is_
 // Generation
 
 // The trainer's `read_text` and `next_tokens` (generator.h).
-static const float* gpt2_read_text(GPT2* model, int text, const int* ids, int count) {
-    return text_model_read_cpu(&model->texts, text, ids, count);
+static const float* model_prefill(Model* model, int text, const int* ids, int count) {
+    return decoder_prefill_cpu(&model->texts, text, ids, count);
 }
 
-static const float* gpt2_next_tokens(GPT2* model, const int* ids, const int* positions, int texts) {
-    return text_model_next_cpu(&model->texts, ids, positions, texts);
+static const float* model_decode(Model* model, const int* ids, const int* positions, int texts) {
+    return decoder_step_cpu(&model->texts, ids, positions, texts);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Weights and checkpoints
 
-static void gpt2_first_weights(GPT2* model, const char* path, uint64_t seed) {
+static void model_first_weights(Model* model, const char* path, uint64_t seed) {
     model_files_read_weights_cpu(model->cfg, model->parameter_rows, model->params_memory,
                                  model->linear.is_quantized, path, seed);
     linear_pack(&model->linear);
 }
 
 // Sets weights and optimizer state from a checkpoint.
-static void gpt2_read_checkpoint(GPT2* model, const char* path, const SavedState* saved) {
-    gpt2_first_weights(model, path, 0);
+static void model_read_checkpoint(Model* model, const char* path, const SavedState* saved) {
+    model_first_weights(model, path, 0);
     model_files_read_state_cpu(&model->state, model->state_memory, &model->zero.plan, path, saved);
 }
 
@@ -631,9 +631,9 @@ static SafeTensorsDtype saved_dtype(const Options* options) {
 }
 
 // Copies weights and optimizer state, if there is memory for a copy; returns whether there is.
-static int gpt2_copy_out(GPT2* model, Checkpoints* copy) {
+static int model_copy_out(Model* model, Checkpoints* copy) {
     char* params = (char*)model->params_memory +
-                   gpt2_group_offset_bytes(model->parameter_rows, copy->model.groups.first);
+                   model_group_offset_bytes(model->parameter_rows, copy->model.groups.first);
     if (!model->saves_copy) {
         copy->params = params;
         copy->optimizer = model->state_memory;
@@ -647,11 +647,11 @@ static int gpt2_copy_out(GPT2* model, Checkpoints* copy) {
     return 1;
 }
 
-static uint64_t gpt2_checksum(GPT2* model) {
+static uint64_t model_checksum(Model* model) {
     return checksum_words_cpu(model->params_memory, model->parameter_bytes / sizeof(uint64_t));
 }
 
-static void gpt2_export(GPT2* model, const Options* options, const RunData* data) {
+static void model_export(Model* model, const Options* options, const RunData* data) {
     if (model->comm->rank == 0) {
         model_files_export_cpu(model->cfg, model->parameter_rows, model->params_memory, options, data);
     }
@@ -676,7 +676,7 @@ static double measure_peak(const Options* o) {
     return o->products == PRODUCTS_BF16 ? fmax(peak, peak_bf16_flops_per_s(bf16_kernel())) : peak;
 }
 
-static void make_plan(TrainerPlan* plan, GPT2Config cfg, Options* o, Comm* comm) {
+static void make_plan(TrainerPlan* plan, ModelConfig cfg, Options* o, Comm* comm) {
     plan->peak = measure_peak(o);
     plan->speed = rates_device(cfg, o, o->products == PRODUCTS_BF16);
     memory_choose_cpu(cfg, o, comm, &plan->speed);
@@ -690,7 +690,7 @@ static void make_plan(TrainerPlan* plan, GPT2Config cfg, Options* o, Comm* comm)
     describe_device(plan->device, sizeof(plan->device), o->products == PRODUCTS_BF16);
 }
 
-static void print_device(const GPT2* model, double peak) {
+static void print_device(const Model* model, double peak) {
     char device[64];
     describe_device(device, sizeof(device), model->linear.is_bf16);
     printf("%s, peak %.0f GFLOP/s\n", device, peak * 1e-9);
@@ -700,28 +700,28 @@ static const Trainer trainer = {
     .name = "CPU FP32",
     .program_name = "train_gpt2",
     .program = {OPTION_CPU, LLMC_VERSION},
-    .model_bytes = sizeof(GPT2),
+    .model_bytes = sizeof(Model),
     .measure_peak = measure_peak,
     .plan = make_plan,
-    .open = gpt2_open,
-    .close = gpt2_close,
+    .open = model_open,
+    .close = model_close,
     .print_device = print_device,
-    .export_model = gpt2_export,
+    .export_model = model_export,
     .peak_mib = log_peak_mib,
     .loss_scale = loss_scale_off,
-    .gradients = gpt2_gradients,
-    .update_in_backward = gpt2_update_in_backward,
-    .update = gpt2_update,
+    .gradients = model_gradients,
+    .update_in_backward = model_update_in_backward,
+    .update = model_update,
     .validates_first = setup_validates_first,
-    .evaluate = gpt2_evaluate,
-    .token_losses = gpt2_token_losses,
-    .read_text = gpt2_read_text,
-    .next_tokens = gpt2_next_tokens,
-    .first_weights = gpt2_first_weights,
-    .read_checkpoint = gpt2_read_checkpoint,
+    .evaluate = model_evaluate,
+    .token_losses = model_token_losses,
+    .read_text = model_prefill,
+    .next_tokens = model_decode,
+    .first_weights = model_first_weights,
+    .read_checkpoint = model_read_checkpoint,
     .saved_dtype = saved_dtype,
-    .copy_out = gpt2_copy_out,
-    .checksum = gpt2_checksum,
+    .copy_out = model_copy_out,
+    .checksum = model_checksum,
 };
 
 #ifndef TRAIN_GPT2_NO_MAIN

@@ -60,12 +60,12 @@ channels, F hidden units of the MLP, QKV = 3C, Vp tokens of the padded vocabular
 // The gradients of the parameters: the same members, all of one type.
 #define GRADIENT_MEMBER(name, ...) Gradient name;
 typedef struct {
-    GPT2_PARAMETERS(GRADIENT_MEMBER)
-} GPT2Gradients;
+    MODEL_PARAMETERS(GRADIENT_MEMBER)
+} ModelGradients;
 #undef GRADIENT_MEMBER
 
-struct GPT2 {
-    GPT2Config cfg;
+struct Model {
+    ModelConfig cfg;
     int B, T;                 // micro-batches up to B sequences of up to T tokens
     RecomputeLevel recompute; // which activations the backward pass computes again
     Freeze freeze;            // which parameters stay as they are
@@ -74,9 +74,9 @@ struct GPT2 {
     int use_graph;            // replay micro-steps
     DType grad_dtype;         // of the parameters' gradients
     Gpu gpu;
-    TensorRow parameter_rows[GPT2_PARAMETER_ROWS], activation_rows[GPT2_ACTIVATION_ROWS];
-    TensorRow gradient_rows[GPT2_PARAMETER_ROWS]; // where a backward pass leaves gradients, of grad_dtype
-    OptimizerState state;                         // where it lies in state_memory, or how it is offloaded
+    TensorRow parameter_rows[MODEL_PARAMETER_ROWS], activation_rows[MODEL_ACTIVATION_ROWS];
+    TensorRow gradient_rows[MODEL_PARAMETER_ROWS]; // where a backward pass leaves gradients, of grad_dtype
+    OptimizerState state;                          // where it lies in state_memory, or how it is offloaded
     size_t parameter_bytes, gradient_bytes, state_bytes, activation_bytes;
     size_t elements; // of all parameters, with padding
     Comm* comm;
@@ -86,9 +86,9 @@ struct GPT2 {
     void *params_memory, *grads_memory, *state_memory, *acts_memory;
     Offload offload;
     OffloadResiduals residuals;
-    GPT2Parameters params;
-    GPT2Activations acts;
-    TextModelGpu texts; // generation: its activations are in the same memory
+    ModelParameters params;
+    ModelActivations acts;
+    DecoderGpu texts; // generation: its activations are in the same memory
 
     BatchQueue batches;
     MatmulGpu matmul;
@@ -96,7 +96,7 @@ struct GPT2 {
     LinearGpu linear;        // with it
     AttentionGpu attention;
     LayernormGpu layernorm;
-    EncoderGpu encoder;
+    EmbeddingGpu encoder;
     OptimizerPlan optimizer;
     GradientNorm norm;
     OptimizerUpdate<floatX> update;  // all that an update takes but the gradient and its settings
@@ -109,11 +109,11 @@ struct GPT2 {
     Transfer transfer;  // weights and state between the host and the GPU
     SaveCopy save_copy; // what a checkpoint is written from
     GpuReport report;   // and the sensors for the log
-    int has_products;   // gpt2_choose_products is done
+    int has_products;   // model_choose_matmuls is done
 };
 
 // The places of tensors in memory, and the bytes it takes.
-static void place_tensors(GPT2* model, const ZeroPlan* zero, const Options* o) {
+static void place_tensors(Model* model, const ZeroPlan* zero, const Options* o) {
     const size_t element_bytes = dtype_bytes(model->grad_dtype);
     zero_parameter_rows(model->parameter_rows, zero, model->cfg, sizeof(floatX));
     model->parameter_bytes = o->quantize
@@ -131,7 +131,7 @@ static void place_tensors(GPT2* model, const ZeroPlan* zero, const Options* o) {
 }
 
 // The optimizer's state and master weights, all zero: on the GPU or offloaded.
-static void open_state(GPT2* model, const ZeroPlan* zero, const Options* o) {
+static void open_state(Model* model, const ZeroPlan* zero, const Options* o) {
     const char* directory = o->offload_optimizer == OFFLOAD_DISK ? o->offload_path : NULL;
     if (!o->offload_optimizer) {
         model->state_memory = gpu_alloc(model->state_bytes, 1, "optimizer state");
@@ -147,28 +147,28 @@ static void open_state(GPT2* model, const ZeroPlan* zero, const Options* o) {
 }
 
 // One allocation for each kind of tensor that generation needs.
-static void open_tensors(GPT2* model, const ZeroPlan* zero, const Options* o) {
+static void open_tensors(Model* model, const ZeroPlan* zero, const Options* o) {
     place_tensors(model, zero, o);
     model->params_memory = gpu_alloc(model->parameter_bytes, 1, "parameters");
     model->acts_memory = gpu_alloc(model->activation_bytes, 1, "activations");
-    tensor_rows_bind(&model->params, model->parameter_rows, GPT2_PARAMETER_ROWS, model->params_memory);
+    tensor_rows_bind(&model->params, model->parameter_rows, MODEL_PARAMETER_ROWS, model->params_memory);
 }
 
 // And for training.
-static void open_training_tensors(GPT2* model, const ZeroPlan* zero, const Options* o) {
+static void open_training_tensors(Model* model, const ZeroPlan* zero, const Options* o) {
     model->grads_memory = gpu_alloc(model->gradient_bytes, 1, "gradients");
     open_state(model, zero, o);
     if (o->offload_residuals) {
         offload_residuals_open(&model->residuals, model->cfg.L, planned_residual_bytes(model->cfg, o));
     }
-    tensor_rows_bind(&model->acts, model->activation_rows, GPT2_ACTIVATION_ROWS, model->acts_memory);
+    tensor_rows_bind(&model->acts, model->activation_rows, MODEL_ACTIVATION_ROWS, model->acts_memory);
 }
 
 // A run that trains samples too little for a graph.
-static void open_texts(GPT2* model, const Options* o) {
-    TextModelGpu* texts = &model->texts;
+static void open_texts(Model* model, const Options* o) {
+    DecoderGpu* texts = &model->texts;
     texts->cfg = model->cfg;
-    texts->texts = plan_texts(o);
+    texts->texts = plan_decode_batch(o);
     texts->T = model->T;
     texts->use_graph = model->use_graph && model->recompute == RECOMPUTE_NEVER;
     texts->params = model->params;
@@ -177,11 +177,11 @@ static void open_texts(GPT2* model, const Options* o) {
     texts->linear = &model->linear;
     texts->attention = &model->attention;
     texts->gpu = &model->gpu;
-    text_model_open(texts, model->acts_memory);
+    decoder_open(texts, model->acts_memory);
 }
 
 // What moves weights and state between the host and the GPU.
-static void open_transfer(GPT2* model) {
+static void open_transfer(Model* model) {
     Transfer* transfer = &model->transfer;
     transfer->cfg = model->cfg;
     transfer->parameter_rows = model->parameter_rows;
@@ -198,7 +198,7 @@ static void open_transfer(GPT2* model) {
 }
 
 // Products of updates beside the backward pass. They are not timed: the GPU does other work meanwhile.
-static MatmulGpu* open_update_products(GPT2* model, const Options* o) {
+static MatmulGpu* open_update_products(Model* model, const Options* o) {
     MatmulSettings settings = gpu_setup_products(model->cfg, o);
     settings.autotune = settings.bias_fusion = 0;
     matmul_gpu_open(&model->update_matmul, &model->zero.comm, settings);
@@ -206,7 +206,7 @@ static MatmulGpu* open_update_products(GPT2* model, const Options* o) {
 }
 
 // What updates have in common, after the backward pass or during it.
-static void open_update(GPT2* model, const Options* o) {
+static void open_update(Model* model, const Options* o) {
     OptimizerUpdate<floatX>* u = &model->update;
     u->params = (floatX*)zero_update_parameters(&model->zero);
     for (int slot = 0; slot < STATE_SLOTS; slot++) {
@@ -224,13 +224,13 @@ static void open_update(GPT2* model, const Options* o) {
 }
 
 // What training needs besides.
-static void open_training(GPT2* model, const ZeroPlan* zero, const Options* o) {
-    const GPT2Config cfg = model->cfg;
+static void open_training(Model* model, const ZeroPlan* zero, const Options* o) {
+    const ModelConfig cfg = model->cfg;
     const size_t N = (size_t)o->batch * o->seq_len;
     batch_queue_open(&model->batches, N, &model->gpu);
     attention_gpu_open<floatX>(&model->attention, model->B, model->T, cfg.C, cfg.NH);
     layernorm_open(&model->layernorm, (int)N, cfg.C);
-    encoder_open(&model->encoder, (int)N, cfg.Vp, cfg.C);
+    embedding_open(&model->encoder, (int)N, cfg.Vp, cfg.C);
     optimizer_open<floatX>(&model->optimizer, zero, &model->state);
     if (o->freeze && o->freeze[0]) {
         optimizer_freeze(&model->optimizer, &model->freeze);
@@ -251,7 +251,7 @@ static void open_training(GPT2* model, const ZeroPlan* zero, const Options* o) {
 
 // Memory for the model; all parameters are zero. After this only the first save and the timing of algorithms
 // allocate memory.
-static void gpt2_open(GPT2* model, GPT2Config cfg, const Options* o, Comm* comm) {
+static void model_open(Model* model, ModelConfig cfg, const Options* o, Comm* comm) {
     const ZeroPlan zero = planned_zero(cfg, o);
     memory_require(cfg, o);
     memset((void*)model, 0, sizeof(*model));
@@ -282,7 +282,7 @@ static void gpt2_open(GPT2* model, GPT2Config cfg, const Options* o, Comm* comm)
     }
 }
 
-static void close_training(GPT2* model) {
+static void close_training(Model* model) {
     for (int variant = 0; variant < ZERO_VARIANTS; variant++) {
         step_graph_close(&model->graphs[variant]);
     }
@@ -297,7 +297,7 @@ static void close_training(GPT2* model) {
     step_results_close(&model->results);
     gradient_norm_close(&model->norm);
     optimizer_close(&model->optimizer);
-    encoder_close(&model->encoder);
+    embedding_close(&model->encoder);
     layernorm_close(&model->layernorm);
     attention_gpu_close(&model->attention);
     batch_queue_close(&model->batches);
@@ -309,13 +309,13 @@ static void close_training(GPT2* model) {
     gpu_free(model->grads_memory);
 }
 
-static void gpt2_close(GPT2* model) {
+static void model_close(Model* model) {
     zero_wait_for_parameters(&model->zero);               // test_ranks.sh: one process gathers nothing
     CUDA_CHECK(cudaStreamSynchronize(model->gpu.stream)); // cudaFree waits, too, but undocumented
     if (model->recompute != RECOMPUTE_NEVER) {
         close_training(model);
     }
-    text_model_close(&model->texts);
+    decoder_close(&model->texts);
     linear_gpu_close(&model->linear);
     matmul_gpu_close(&model->matmul);
     zero_close(&model->zero);
@@ -325,29 +325,29 @@ static void gpt2_close(GPT2* model) {
 }
 
 // All parameters, seen from layer l: .qkvw is layer l's.
-static GPT2Parameters parameters_at_layer(const GPT2* model, int l) {
-    return gpt2_parameters_at_copy(model->params, model->parameter_rows,
-                                   zero_parameter_block(&model->zero.plan, gpt2_copy(model->cfg, l)));
+static ModelParameters parameters_at_layer(const Model* model, int l) {
+    return model_parameters_at_copy(model->params, model->parameter_rows,
+                                    zero_parameter_block(&model->zero.plan, model_copy(model->cfg, l)));
 }
 
 // Where the gradients of layer l lie.
-static int gradient_block(const GPT2* model, int l) {
-    return zero_gradient_block(&model->zero.plan, gpt2_copy(model->cfg, l));
+static int gradient_block(const Model* model, int l) {
+    return zero_gradient_block(&model->zero.plan, model_copy(model->cfg, l));
 }
 
 // The gradient of row i in layer l; no data if the parameter is frozen.
-static Gradient gradient_at_layer(const GPT2* model, int i, int l) {
+static Gradient gradient_at_layer(const Model* model, int i, int l) {
     const int is_frozen = freeze_has(&model->freeze, i, l), at = gradient_block(model, l);
     void* data = is_frozen ? NULL : tensor_at_layer(&model->gradient_rows[i], model->grads_memory, at);
     return Gradient{data, model->grad_dtype};
 }
 
 // All gradients, seen from layer l: .qkvw is layer l's.
-static GPT2Gradients gradients_at_layer(const GPT2* model, int l) {
-    GPT2Gradients grads;
+static ModelGradients gradients_at_layer(const Model* model, int l) {
+    ModelGradients grads;
     int row = 0;
 #define GRADIENT_SET_MEMBER(name, ...) grads.name = gradient_at_layer(model, row++, l);
-    GPT2_PARAMETERS(GRADIENT_SET_MEMBER)
+    MODEL_PARAMETERS(GRADIENT_SET_MEMBER)
 #undef GRADIENT_SET_MEMBER
     return grads;
 }
@@ -356,7 +356,7 @@ static GPT2Gradients gradients_at_layer(const GPT2* model, int l) {
 // Forward
 
 // The batch on its way to the GPU: the result points to memory there, valid until the next one.
-static Batch gpt2_push(GPT2* model, Batch batch) {
+static Batch model_push(Model* model, Batch batch) {
     batch_queue_push(&model->batches, batch.inputs, batch.targets, batch.starts, (size_t)batch.B * batch.T);
     batch.inputs = model->batches.tokens;
     batch.targets = model->batches.targets;
@@ -366,19 +366,19 @@ static Batch gpt2_push(GPT2* model, Batch batch) {
 
 // The residual stream that enters block l, (N, C). The blocks that the backward pass does not come to keep none: all of them
 // leave it where they found it.
-static floatX* residual_into(const GPT2* model, int l) {
+static floatX* residual_into(const Model* model, int l) {
     return l <= model->freeze.first_block
                ? model->acts.encoded
-               : gpt2_activations_at_layer(model->acts, model->activation_rows, l - 1).residual3;
+               : model_activations_at_layer(model->acts, model->activation_rows, l - 1).residual3;
 }
 
-// Block l up to the hidden layer of the MLP. The batch, here and below, is one of gpt2_push.
-static void block_hidden(GPT2* model, int l, Batch batch) {
+// Block l up to the hidden layer of the MLP. The batch, here and below, is one of model_push.
+static void block_hidden(Model* model, int l, Batch batch) {
     const Gpu* gpu = &model->gpu;
     const int B = batch.B, T = batch.T, C = model->cfg.C, N = B * T;
-    const int F = gpt2_hidden(model->cfg), QKV = gpt2_qkv_size(model->cfg);
-    const GPT2Parameters p = parameters_at_layer(model, l);
-    const GPT2Activations a = gpt2_activations_at_layer(model->acts, model->activation_rows, l);
+    const int F = model_hidden(model->cfg), QKV = model_qkv_size(model->cfg);
+    const ModelParameters p = parameters_at_layer(model, l);
+    const ModelActivations a = model_activations_at_layer(model->acts, model->activation_rows, l);
     const floatX* residual = residual_into(model, l); // (N, C)
     // ln1 (N, C), its mean and rstd (N)
     layernorm_forward(a.ln1, a.ln1_mean, a.ln1_rstd, residual, p.ln1w, p.ln1b, N, C, gpu);
@@ -395,20 +395,20 @@ static void block_hidden(GPT2* model, int l, Batch batch) {
 }
 
 // Sets the last hidden state, lnf (N, C).
-static void forward_at(GPT2* model, Batch batch, EncoderPositions positions) {
-    const GPT2Config cfg = model->cfg;
-    const int B = batch.B, T = batch.T, C = cfg.C, F = gpt2_hidden(cfg), N = B * T;
-    const GPT2Activations a = model->acts;
+static void forward_at(Model* model, Batch batch, EmbeddingPositions positions) {
+    const ModelConfig cfg = model->cfg;
+    const int B = batch.B, T = batch.T, C = cfg.C, F = model_hidden(cfg), N = B * T;
+    const ModelActivations a = model->acts;
     assert(B <= model->B && T <= model->T);
     // Only the products of full micro-batches are worth timing.
     model->matmul.settings.autotune = model->autotune && B == model->B && T == model->T;
     zero_begin_forward(&model->zero);
     // encoded (N, C)
-    linear_encoder(a.encoded, batch.inputs, model->params, B, T, positions, &model->linear);
+    linear_embedding(a.encoded, batch.inputs, model->params, B, T, positions, &model->linear);
     for (int l = 0; l < cfg.L; l++) {
-        zero_parameters(&model->zero, gpt2_copy(cfg, l), 1);
-        const GPT2Parameters p = parameters_at_layer(model, l);
-        const GPT2Activations layer = gpt2_activations_at_layer(a, model->activation_rows, l);
+        zero_parameters(&model->zero, model_copy(cfg, l), 1);
+        const ModelParameters p = parameters_at_layer(model, l);
+        const ModelActivations layer = model_activations_at_layer(a, model->activation_rows, l);
         floatX* residual = residual_into(model, l + 1);
         block_hidden(model, l, batch);
         // residual3 (N, C) = residual2 + fch_gelu fcprojw^T + fcprojb, with fcprojw (C, F)
@@ -423,36 +423,36 @@ static void forward_at(GPT2* model, Batch batch, EncoderPositions positions) {
 }
 
 // The same; positions count from the start of each sequence.
-static void gpt2_forward(GPT2* model, Batch batch) {
-    const EncoderPositions positions = {NULL, NULL};
+static void model_forward(Model* model, Batch batch) {
+    const EmbeddingPositions positions = {NULL, NULL};
     forward_at(model, batch, positions);
 }
 
 // Sets the logits (count, Vp) of `count` tokens, at most a chunk, from their hidden state: the tokens `first`,
 // first + 1, ... of the batch.
-static void gpt2_logits(GPT2* model, int first, int count) {
+static void model_logits(Model* model, int first, int count) {
     linear_logits(model->acts.logits, model->acts.lnf + (size_t)first * model->cfg.C, model->params.wte,
                   count, &model->linear);
 }
 
 // Sets the losses (N), chunk by chunk, without gradients; and is_top (N), unless NULL: whether each target was the most
-// likely token. After gpt2_forward on the same batch.
-static void classifier_losses(GPT2* model, Batch batch, int* is_top) {
+// likely token. After model_forward on the same batch.
+static void classifier_losses(Model* model, Batch batch, int* is_top) {
     const int N = batch.B * batch.T, chunk = model->chunk;
     for (int n = 0; n < N; n += chunk) {
         const int count = n + chunk < N ? chunk : N - n;
-        gpt2_logits(model, n, count);
-        classifier_loss(model->acts.losses + n, model->acts.logits, batch.targets + n, count, model->cfg.V,
-                        model->cfg.Vp, &model->gpu);
-        if (is_top) {
-            classifier_top(is_top + n, model->acts.logits, batch.targets + n, count, model->cfg.V,
+        model_logits(model, n, count);
+        cross_entropy_loss(model->acts.losses + n, model->acts.logits, batch.targets + n, count, model->cfg.V,
                            model->cfg.Vp, &model->gpu);
+        if (is_top) {
+            cross_entropy_top(is_top + n, model->acts.logits, batch.targets + n, count, model->cfg.V,
+                              model->cfg.Vp, &model->gpu);
         }
     }
 }
 
 // Appends the sum of the losses of a batch to the results, on the GPU.
-static void batch_loss(GPT2* model, Batch batch) {
+static void batch_loss(Model* model, Batch batch) {
     StepResult* result = model->results.on_gpu;
     sum_losses(result->losses, &result->count, model->acts.losses, batch.B * batch.T, &model->gpu);
 }
@@ -461,13 +461,13 @@ static void batch_loss(GPT2* model, Batch batch) {
 // Backward
 
 // Before the first kernel that writes to the gradients of block l.
-static void wait_for_buffer(GPT2* model, int l) {
+static void wait_for_buffer(Model* model, int l) {
     in_backward_gpu_rest(&model->now);
-    zero_wait_for_buffer(&model->zero, gpt2_copy(model->cfg, l));
+    zero_wait_for_buffer(&model->zero, model_copy(model->cfg, l));
 }
 
 // After the backward pass has left the gradients of group g: their reduction, or the update that the pass makes.
-static void group_done(GPT2* model, int g, ZeroStep step) {
+static void group_done(Model* model, int g, ZeroStep step) {
     if (!model->now.decides) {
         zero_group_done<floatX>(&model->zero, g, step);
     } else if (zero_has_gradient(&model->zero.plan, g)) {
@@ -477,11 +477,11 @@ static void group_done(GPT2* model, int g, ZeroStep step) {
 
 // Computes again what the forward pass did not keep of block l: the same operations on the same inputs give
 // the same bits.
-static void block_recompute(GPT2* model, int l, Batch batch) {
+static void block_recompute(Model* model, int l, Batch batch) {
     const Gpu* gpu = &model->gpu;
-    const int C = model->cfg.C, F = gpt2_hidden(model->cfg), N = batch.B * batch.T;
-    const GPT2Parameters p = parameters_at_layer(model, l);
-    const GPT2Activations a = gpt2_activations_at_layer(model->acts, model->activation_rows, l);
+    const int C = model->cfg.C, F = model_hidden(model->cfg), N = batch.B * batch.T;
+    const ModelParameters p = parameters_at_layer(model, l);
+    const ModelActivations a = model_activations_at_layer(model->acts, model->activation_rows, l);
     if (model->recompute == RECOMPUTE_BLOCK) {
         block_hidden(model, l, batch);
         return;
@@ -498,11 +498,11 @@ static void block_recompute(GPT2* model, int l, Batch batch) {
 }
 
 // Where blocks take turns a block's gradients are left where those of another one were, of which this one may have frozen some.
-static void clear_frozen_gradients(GPT2* model, int l) {
+static void clear_frozen_gradients(Model* model, int l) {
     const ZeroPlan* zero = &model->zero.plan;
     const int at = gradient_block(model, l),
-              clears = zero->takes_turns && zero_has_gradient(zero, 1 + gpt2_copy(model->cfg, l));
-    for (int i = 0; i < GPT2_PARAMETER_ROWS && clears; i++) {
+              clears = zero->shares_buffer && zero_has_gradient(zero, 1 + model_copy(model->cfg, l));
+    for (int i = 0; i < MODEL_PARAMETER_ROWS && clears; i++) {
         const TensorRow* row = &model->gradient_rows[i];
         if (row->place == PLACE_BLOCK && zero_has_row(zero, i) && freeze_has(&model->freeze, i, l)) {
             CUDA_CHECK(cudaMemsetAsync(tensor_at_layer(row, model->grads_memory, at), 0,
@@ -512,7 +512,7 @@ static void clear_frozen_gradients(GPT2* model, int l) {
 }
 
 // Sets or adds to dweight (OC, C), unless it has no data. dout is (N, OC), inp (N, C).
-static void weight_backward(GPT2* model, Gradient dweight, const floatX* dout, const floatX* inp, int N,
+static void weight_backward(Model* model, Gradient dweight, const floatX* dout, const floatX* inp, int N,
                             int C, int OC, GradientMode mode) {
     if (dweight.data) {
         matmul_backward_weight(dweight, dout, inp, N, C, OC, mode, &model->matmul);
@@ -521,7 +521,7 @@ static void weight_backward(GPT2* model, Gradient dweight, const floatX* dout, c
 
 // A linear layer without its bias: dinp (N, C) is set; dweight (OC, C) is set or added to. dout is (N, OC),
 // inp (N, C), weight (OC, C). The gradient of a bias is summed where dout is made.
-static void linear_backward(GPT2* model, floatX* dinp, Gradient dweight, const floatX* dout,
+static void linear_backward(Model* model, floatX* dinp, Gradient dweight, const floatX* dout,
                             const floatX* inp, const floatX* weight, int N, int C, int OC,
                             GradientMode mode) {
     weight_backward(model, dweight, dout, inp, N, C, OC, mode);
@@ -529,19 +529,19 @@ static void linear_backward(GPT2* model, floatX* dinp, Gradient dweight, const f
 }
 
 // The gradient of the bias of the projection into the stream that enters block l; none for the embedding.
-static Gradient bias_grad_into(const GPT2* model, int l) {
+static Gradient bias_grad_into(const Model* model, int l) {
     const Gradient none = {NULL, model->grad_dtype};
     return l == 0 ? none : gradients_at_layer(model, l - 1).fcprojb;
 }
 
 // Turns dresidual (N, C), the gradient of the residual stream after block l, into that before it, in place.
-static void block_backward(GPT2* model, int l, Batch batch, GradientMode mode) {
+static void block_backward(Model* model, int l, Batch batch, GradientMode mode) {
     const Gpu* gpu = &model->gpu;
     const int B = batch.B, T = batch.T, C = model->cfg.C, N = B * T;
-    const int F = gpt2_hidden(model->cfg), QKV = gpt2_qkv_size(model->cfg);
-    const GPT2Parameters p = parameters_at_layer(model, l);
-    const GPT2Gradients d = gradients_at_layer(model, l);
-    const GPT2Activations a = gpt2_activations_at_layer(model->acts, model->activation_rows, l);
+    const int F = model_hidden(model->cfg), QKV = model_qkv_size(model->cfg);
+    const ModelParameters p = parameters_at_layer(model, l);
+    const ModelGradients d = gradients_at_layer(model, l);
+    const ModelActivations a = model_activations_at_layer(model->acts, model->activation_rows, l);
     floatX *dln2 = a.branch, *datty = a.branch, *dln1 = a.branch; // (N, C) each, one after the other
     floatX* dresidual = a.dresidual;                              // (N, C)
     const GradientMode mlp = share_gradient_mode(model->cfg, PART_MLP, l, mode),
@@ -573,8 +573,8 @@ static void block_backward(GPT2* model, int l, Batch batch, GradientMode mode) {
 }
 
 // The classifier, chunk by chunk: sets the losses (N) and dlnf (N, C), and sets or adds to the gradient of wte.
-static void classifier_gradients(GPT2* model, floatX* dlnf, Batch batch, float dloss, GradientMode mode) {
-    const GPT2Activations a = model->acts;
+static void classifier_gradients(Model* model, floatX* dlnf, Batch batch, float dloss, GradientMode mode) {
+    const ModelActivations a = model->acts;
     const int C = model->cfg.C, V = model->cfg.V, Vp = model->cfg.Vp;
     const int N = batch.B * batch.T, chunk = model->chunk;
     const Gradient dwte = gradients_at_layer(model, 0).wte;
@@ -582,9 +582,9 @@ static void classifier_gradients(GPT2* model, floatX* dlnf, Batch batch, float d
     for (int n = 0; n < N; n += chunk) {
         const int count = n + chunk < N ? chunk : N - n;
         const size_t at = (size_t)n * C;
-        gpt2_logits(model, n, count);
+        model_logits(model, n, count);
         floatX* dlogits = a.logits; // (count, Vp), in place
-        classifier_backward(a.losses + n, dlogits, batch.targets + n, dloss, count, V, Vp, &model->gpu);
+        cross_entropy_backward(a.losses + n, dlogits, batch.targets + n, dloss, count, V, Vp, &model->gpu);
         linear_backward(model, dlnf + at, dwte, dlogits, a.lnf + at, model->params.wte, count, C, Vp,
                         n == 0 ? mode : GRADIENT_ADD);
     }
@@ -592,7 +592,7 @@ static void classifier_gradients(GPT2* model, floatX* dlnf, Batch batch, float d
 
 // When the backward pass has used the stream that enters block l: fetches what the block after the next one needs into the
 // same memory.
-static void fetch_residual(GPT2* model, int l, Batch batch) {
+static void fetch_residual(Model* model, int l, Batch batch) {
     const size_t bytes = (size_t)batch.B * batch.T * model->cfg.C * sizeof(floatX);
     if (l > OFFLOAD_RESIDUALS) {
         offload_residual_in(&model->residuals, l - 1 - OFFLOAD_RESIDUALS,
@@ -600,15 +600,15 @@ static void fetch_residual(GPT2* model, int l, Batch batch) {
     }
 }
 
-// After gpt2_forward on the same batch: sets the losses and sets or adds to all gradients, as `mode` says.
+// After model_forward on the same batch: sets the losses and sets or adds to all gradients, as `mode` says.
 // dloss is the gradient of the loss of each token. The gradients of a block are reduced, or its parameters are updated, as
 // soon as they are there; those of group 0 are left to the caller. The pass ends where everything below is frozen. Appends the sum of the losses to the results.
-static void gpt2_backward(GPT2* model, Batch batch, float dloss, GradientMode mode, ZeroStep step) {
-    const GPT2Config cfg = model->cfg;
+static void model_backward(Model* model, Batch batch, float dloss, GradientMode mode, ZeroStep step) {
+    const ModelConfig cfg = model->cfg;
     const int B = batch.B, T = batch.T, C = cfg.C, N = B * T;
-    const GPT2Activations a = model->acts;
-    const GPT2Parameters p = model->params;
-    const GPT2Gradients d = gradients_at_layer(model, 0);
+    const ModelActivations a = model->acts;
+    const ModelParameters p = model->params;
+    const ModelGradients d = gradients_at_layer(model, 0);
     floatX* dlnf = a.branch; // (N, C)
     classifier_gradients(model, dlnf, batch, dloss, mode);
     batch_loss(model, batch);
@@ -617,43 +617,43 @@ static void gpt2_backward(GPT2* model, Batch batch, float dloss, GradientMode mo
                        mode, &model->layernorm, &model->gpu);
     fetch_residual(model, cfg.L, batch);
     for (int l = cfg.L - 1; l >= model->freeze.first_block; l--) {
-        const int k = gpt2_copy(cfg, l);
+        const int k = model_copy(cfg, l);
         zero_parameters(&model->zero, k, -1);
         offload_residual_wait(&model->residuals, l - 1, &model->gpu);
         block_backward(model, l, batch, mode);
         fetch_residual(model, l, batch);
-        if (gpt2_group_layer(cfg, 1 + k) == l) { // no layer below adds to these gradients
+        if (model_group_layer(cfg, 1 + k) == l) { // no layer below adds to these gradients
             group_done(model, 1 + k, step);
         }
     }
-    encoder_backward(d.wte, d.wpe, a.dresidual, batch.inputs, B, T, cfg.max_T, C, mode, &model->encoder,
-                     &model->gpu);
+    embedding_backward(d.wte, d.wpe, a.dresidual, batch.inputs, B, T, cfg.max_T, C, mode, &model->encoder,
+                       &model->gpu);
 }
 
 // ---- a micro-step
 
 // Whether the time of its forward pass tells how fast this process is: it waits for no other one.
-static int micro_step_is_timed(const GPT2* model, ZeroStep step) {
+static int micro_step_is_timed(const Model* model, ZeroStep step) {
     return model->comm->size > 1 && !zero_forward_waits(&model->zero.plan, step);
 }
 
-static void micro_step_work(GPT2* model, Batch batch, float dloss, ZeroStep step, unsigned record) {
+static void micro_step_work(Model* model, Batch batch, float dloss, ZeroStep step, unsigned record) {
     const int adds = step.micro_step > 0 && model->zero.plan.stage < 2;
     const int is_timed = micro_step_is_timed(model, step);
     zero_begin(&model->zero, step);
     if (is_timed) {
         forward_clock_begin(&model->clock, record, &model->gpu);
     }
-    gpt2_forward(model, batch);
+    model_forward(model, batch);
     if (is_timed) {
         forward_clock_end(&model->clock, record, &model->gpu);
     }
-    gpt2_backward(model, batch, dloss, adds ? GRADIENT_ADD : GRADIENT_SET, step);
+    model_backward(model, batch, dloss, adds ? GRADIENT_ADD : GRADIENT_SET, step);
     zero_join(&model->zero, step);
 }
 
 // The same as a graph, captured now if there is none for this dloss, or for a batch like this.
-static void micro_step_replay(GPT2* model, Batch batch, float dloss, ZeroStep step) {
+static void micro_step_replay(Model* model, Batch batch, float dloss, ZeroStep step) {
     StepGraph* of = &model->graphs[zero_variant(&model->zero.plan, step)];
     if (!step_graph_fits(of, dloss, batch.starts)) {
         graph_capture_begin(&model->gpu);
@@ -667,7 +667,7 @@ static void micro_step_replay(GPT2* model, Batch batch, float dloss, ZeroStep st
 // Forward and backward on the batch of a micro-step, and the part of other processes: a process may have no batch.
 // Appends the sum of its losses to the results. Only what repeats has a graph: micro-steps of one variant with full
 // micro-batches in all processes (is_full).
-static void gpt2_micro_step(GPT2* model, Batch batch, float dloss, ZeroStep step, int is_full) {
+static void model_micro_step(Model* model, Batch batch, float dloss, ZeroStep step, int is_full) {
     StepGraph* graph = &model->graphs[zero_variant(&model->zero.plan, step)];
     if (batch.B == 0) {
         zero_idle<floatX>(&model->zero, step);
@@ -684,7 +684,7 @@ static void gpt2_micro_step(GPT2* model, Batch batch, float dloss, ZeroStep step
 
 // Chooses the algorithms of all products of a full micro-batch, with any tokens, and of an update. Several processes choose
 // together: later some have no full micro-batch, or none at all, when others have one.
-static void gpt2_choose_products(GPT2* model) {
+static void model_choose_matmuls(Model* model) {
     const int N = model->B * model->T, size = model->comm->size;
     const int micro_steps = model->zero.plan.stage < 2 ? 2 : 1; // the later ones add to the gradients
     if (!model->autotune || size == 1 || model->has_products) {
@@ -698,7 +698,7 @@ static void gpt2_choose_products(GPT2* model) {
     for (int micro = 0; micro < micro_steps; micro++) {
         const ZeroStep step = {micro, size, size, micro == micro_steps - 1};
         step_results_clear(&model->results);
-        gpt2_micro_step(model, gpt2_push(model, batch), 1.0f / (float)N, step, 0);
+        model_micro_step(model, model_push(model, batch), 1.0f / (float)N, step, 0);
     }
     optimizer_choose_products<floatX>(&model->optimizer, &model->matmul);
     zero_wait_for_gradient(&model->zero); // redundant: the first update waits by itself
@@ -711,15 +711,15 @@ static void gpt2_choose_products(GPT2* model) {
 // ---- the gradient of an update
 
 // Sets the square sum of this process's part of the gradient in the result, on the GPU.
-static void gpt2_square_sum(GPT2* model) {
+static void model_square_sum(Model* model) {
     zero_wait_for_gradient(&model->zero);
     gradient_square_sum<floatX>(&model->results.on_gpu->square_sum, zero_gradient(&model->zero), &model->norm,
                                 &model->gpu);
 }
 
 // The gradient of an update, one micro-batch after another; as trainer.h says.
-static BatchGradient gpt2_gradients(GPT2* model, Dataloader* train, int64_t total_batch, float loss_scale,
-                                    double* losses) {
+static BatchGradient model_gradients(Model* model, Dataloader* train, int64_t total_batch, float loss_scale,
+                                     double* losses) {
     const int64_t sequences = total_batch / train->T;
     const float dloss = (float)(loss_scale / (double)total_batch);
     BatchGradient gradient = {{0, 0}, 0, 0, 0};
@@ -728,14 +728,14 @@ static BatchGradient gpt2_gradients(GPT2* model, Dataloader* train, int64_t tota
     step_results_clear(&model->results);
     for (ZeroStep step = zero_step(sequences, model->B, model->comm->size, 0); step.active > 0;
          step = zero_step(sequences, model->B, model->comm->size, step.micro_step + 1)) {
-        const Batch next = dataloader_next(train), batch = next.B > 0 ? gpt2_push(model, next) : next;
+        const Batch next = dataloader_next(train), batch = next.B > 0 ? model_push(model, next) : next;
         losses[step.micro_step] = 0;
         batches += batch.B > 0;
-        gpt2_micro_step(model, batch, dloss, step, train->is_full);
+        model_micro_step(model, batch, dloss, step, train->is_full);
         batch_gradient_add(&gradient, model->cfg, &model->freeze, batch);
         comm_alive(model->comm);
     }
-    gpt2_square_sum(model);
+    model_square_sum(model);
     const StepResult* result = step_results_read(&model->results, batches); // waits for the GPU, once a step
     matmul_gpu_keep_cache(&model->matmul);
     zero_check(&model->zero);
@@ -749,7 +749,7 @@ static BatchGradient gpt2_gradients(GPT2* model, Dataloader* train, int64_t tota
 // Update
 
 // One update of what this process updates.
-static void gpt2_update(GPT2* model, Update update) {
+static void model_update(Model* model, Update update) {
     OptimizerUpdate<floatX> u = model->update;
     u.grads = zero_update_gradient(&model->zero);
     u.update = update;
@@ -762,9 +762,9 @@ static void gpt2_update(GPT2* model, Update update) {
 }
 
 // As trainer.h says.
-static BatchGradient gpt2_update_in_backward(GPT2* model, Batch next, InBackward* decides) {
+static BatchGradient model_update_in_backward(Model* model, Batch next, InBackward* decides) {
     const ZeroStep step = {0, 1, 1, 1};
-    const Batch batch = gpt2_push(model, next);
+    const Batch batch = model_push(model, next);
     BatchGradient gradient = {{0, 0}, 0, 0, 0};
     model->now.decides = decides;
     step_results_clear(&model->results);
@@ -783,7 +783,7 @@ static BatchGradient gpt2_update_in_backward(GPT2* model, Batch next, InBackward
 // Evaluation
 
 // Waits for the losses of the last batches before batch `end` that the host does not have yet.
-static void gpt2_validated(GPT2* model, int64_t end, double* losses) {
+static void model_validated(Model* model, int64_t end, double* losses) {
     const int64_t count = model->validating;
     if (count > 0) {
         memcpy(losses + end - count, step_results_read(&model->results, count)->losses,
@@ -795,39 +795,39 @@ static void gpt2_validated(GPT2* model, int64_t end, double* losses) {
 
 // Forward, as trainer.h says; of an empty batch only its part of what others do. One process lets the GPU run ahead until
 // there is no more room for losses. Several exchange a message before each batch, and wait: that message is MPI's.
-static void gpt2_evaluate(GPT2* model, Batch batch, int64_t i, double* losses) {
+static void model_evaluate(Model* model, Batch batch, int64_t i, double* losses) {
     if (i == 0) { // also after a validation that a signal has stopped
         step_results_clear(&model->results);
         model->validating = 0;
     }
     if (batch.B == 0) {
-        gpt2_validated(model, i, losses);
+        model_validated(model, i, losses);
         losses[i] = 0;
         zero_idle_forward(&model->zero);
         CUDA_CHECK(cudaStreamSynchronize(
             model->gpu.stream)); // redundant: but it keeps the others' wait for a message short (--timeout)
         return;
     }
-    batch = gpt2_push(model, batch);
-    gpt2_forward(model, batch);
+    batch = model_push(model, batch);
+    model_forward(model, batch);
     classifier_losses(model, batch, NULL);
     batch_loss(model, batch);
     model->validating++;
     if (model->comm->size > 1 || model->validating == model->results.max_losses) {
-        gpt2_validated(model, i + 1, losses);
+        model_validated(model, i + 1, losses);
     }
 }
 
 // Forward, for tasks: sets the loss of each token; positions count from the start of each document. Of an empty batch
 // only its part of what others do.
-static void gpt2_token_losses(void* model_, Batch batch, float* losses, int* is_top) {
-    GPT2* model = (GPT2*)model_;
+static void model_token_losses(void* model_, Batch batch, float* losses, int* is_top) {
+    Model* model = (Model*)model_;
     const size_t N = (size_t)batch.B * batch.T;
     if (N == 0) {
         zero_idle_forward(&model->zero);
     } else {
-        const Batch pushed = gpt2_push(model, batch);
-        const EncoderPositions positions = {NULL, pushed.starts};
+        const Batch pushed = model_push(model, batch);
+        const EmbeddingPositions positions = {NULL, pushed.starts};
         forward_at(model, pushed, positions);
         classifier_losses(model, pushed, is_top ? model->is_top : NULL);
         gpu_copy(losses, model->acts.losses, N * sizeof(float), &model->gpu);
@@ -843,40 +843,40 @@ static void gpt2_token_losses(void* model_, Batch batch, float* losses, int* is_
 // Generation
 
 // As generator.h says.
-static const float* gpt2_read_text(GPT2* model, int text, const int* ids, int count) {
-    return text_model_read(&model->texts, text, ids, count);
+static const float* model_prefill(Model* model, int text, const int* ids, int count) {
+    return decoder_prefill(&model->texts, text, ids, count);
 }
 
-static const float* gpt2_next_tokens(GPT2* model, const int* ids, const int* positions, int texts) {
-    return text_model_next(&model->texts, ids, positions, texts);
+static const float* model_decode(Model* model, const int* ids, const int* positions, int texts) {
+    return decoder_step(&model->texts, ids, positions, texts);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Weights and checkpoints
 
-static void gpt2_first_weights(GPT2* model, const char* path, uint64_t seed) {
+static void model_first_weights(Model* model, const char* path, uint64_t seed) {
     model_files_read_weights(&model->transfer, path, seed);
-    gpt2_choose_products(model);
+    model_choose_matmuls(model);
 }
 
 // Sets weights and optimizer state from a checkpoint.
-static void gpt2_read_checkpoint(GPT2* model, const char* path, const SavedState* saved) {
+static void model_read_checkpoint(Model* model, const char* path, const SavedState* saved) {
     char error[ERROR_BYTES];
     model_files_read_weights(&model->transfer, path, 0);
     model_files_read_state(&model->transfer, path, saved);
     if (model->autotune && !matmul_gpu_load_plans(&model->matmul, path, error)) {
         printf("note: %s; timing the matrix products again\n", error);
     }
-    gpt2_choose_products(model);
+    model_choose_matmuls(model);
 }
 
 // As trainer.h says.
-static int gpt2_copy_out(GPT2* model, Checkpoints* copy) {
+static int model_copy_out(Model* model, Checkpoints* copy) {
     save_copy_take(&model->save_copy, copy, &model->transfer);
     return 1;
 }
 
-static uint64_t gpt2_checksum(GPT2* model) {
+static uint64_t model_checksum(Model* model) {
     const size_t bytes = model->linear.is_quantized
                              ? model->parameter_bytes
                              : zero_replicated_elements(&model->zero.plan) * sizeof(floatX);
@@ -888,10 +888,10 @@ static uint64_t gpt2_checksum(GPT2* model) {
 
 // The algorithms of the products, so that a resumed run has the same ones.
 static void save_products(const void* model, const char* directory) {
-    matmul_gpu_save_plans(&((const GPT2*)model)->matmul, directory);
+    matmul_gpu_save_plans(&((const Model*)model)->matmul, directory);
 }
 
-static void gpt2_export(GPT2* model, const Options* options, const RunData* data) {
+static void model_export(Model* model, const Options* options, const RunData* data) {
     model_files_export(&model->transfer, model->comm->rank, options, data);
 }
 
@@ -903,12 +903,12 @@ static LossScale first_loss_scale(void) {
     return DTYPE_OF(floatX) == DTYPE_FP16 ? loss_scale_open() : loss_scale_off();
 }
 
-static void make_plan(TrainerPlan* plan, GPT2Config cfg, Options* o, Comm* comm) {
+static void make_plan(TrainerPlan* plan, ModelConfig cfg, Options* o, Comm* comm) {
     gpu_setup(o, comm);
     const Gpu gpu = gpu_or_default(plan->device, sizeof(plan->device), o->device);
     plan->peak = gpu_peak_flops_per_s(&gpu, DTYPE_OF(floatX), o->tf32);
-    plan->speed = SpeedDevice{gpu_rates(&gpu, plan->peak), sizeof(floatX),
-                              dtype_bytes(planned_gradient_dtype(o)), planned_master(o)};
+    plan->speed = CostDevice{gpu_rates(&gpu, plan->peak), sizeof(floatX),
+                             dtype_bytes(planned_gradient_dtype(o)), planned_master(o)};
     if (comm->size > 1 && !o->plan) {
         memory_connect(cfg, o, comm);
     }
@@ -916,13 +916,13 @@ static void make_plan(TrainerPlan* plan, GPT2Config cfg, Options* o, Comm* comm)
     if (o->quantize) {
         quantized_parameter_rows(plan->parameters, cfg, sizeof(floatX));
     } else {
-        gpt2_parameter_rows(plan->parameters, cfg);
+        model_parameter_rows(plan->parameters, cfg);
     }
     planned_activations(plan->activations, cfg, o);
     memory_plan(plan->memory, cfg, o);
 }
 
-static void print_device(const GPT2* model, double peak) {
+static void print_device(const Model* model, double peak) {
     const Gpu* gpu = &model->gpu;
     printf("%s (sm_%d%d), %s, peak %.0f TFLOP/s\n", gpu->name, gpu->major, gpu->minor,
            dtype_name(DTYPE_OF(floatX)), peak * 1e-12);
@@ -931,18 +931,18 @@ static void print_device(const GPT2* model, double peak) {
     }
 }
 
-static double beside_mib(const GPT2* model) {
+static double beside_mib(const Model* model) {
     (void)model;
     return gpu_beside_mib();
 }
 
-static void report_gpu(GPT2* model, const Options* options, int64_t step) {
+static void report_gpu(Model* model, const Options* options, int64_t step) {
     if (schedule_due(options->gpu_report, step, options->steps)) {
         gpu_report_print(&model->report, &model->matmul);
     }
 }
 
-static void read_sensors(const GPT2* model, double* power_w, double* clock_mhz) {
+static void read_sensors(const Model* model, double* power_w, double* clock_mhz) {
     nvml_sensors(&model->report.nvml, power_w, clock_mhz);
 }
 
@@ -951,32 +951,32 @@ static const Trainer trainer = {
     "GPU " PRECISION_NAME,      // name
     "train_gpt2cu",             // program_name
     {OPTION_GPU, LLMC_VERSION}, // program
-    sizeof(GPT2),               // model_bytes
+    sizeof(Model),              // model_bytes
     NULL,                       // measure_peak
     make_plan,                  // plan
-    gpt2_open,                  // open
-    gpt2_close,                 // close
+    model_open,                 // open
+    model_close,                // close
     print_device,               // print_device
-    gpt2_export,                // export_model
+    model_export,               // export_model
     gpu_peak_mib,               // peak_mib
     beside_mib,                 // beside_mib
     first_loss_scale,           // loss_scale
-    gpt2_gradients,             // gradients
-    gpt2_update_in_backward,    // update_in_backward
-    gpt2_update,                // update
+    model_gradients,            // gradients
+    model_update_in_backward,   // update_in_backward
+    model_update,               // update
     report_gpu,                 // report
     read_sensors,               // sensors
     NULL,                       // validates_first
-    gpt2_evaluate,              // evaluate
-    gpt2_validated,             // validated
-    gpt2_token_losses,          // token_losses
-    gpt2_read_text,             // read_text
-    gpt2_next_tokens,           // next_tokens
-    gpt2_first_weights,         // first_weights
-    gpt2_read_checkpoint,       // read_checkpoint
+    model_evaluate,             // evaluate
+    model_validated,            // validated
+    model_token_losses,         // token_losses
+    model_prefill,              // read_text
+    model_decode,               // next_tokens
+    model_first_weights,        // first_weights
+    model_read_checkpoint,      // read_checkpoint
     planned_saved_dtype,        // saved_dtype
-    gpt2_copy_out,              // copy_out
-    gpt2_checksum,              // checksum
+    model_copy_out,             // copy_out
+    model_checksum,             // checksum
     save_products,              // save_extra
 };
 

@@ -341,7 +341,7 @@ static inline void ref_adamw(Real* param, const Real* grad, Real* m, Real* v, si
 // Parameters are those of the table in model.h. The struct points at the tensors of one layer.
 #define REF_MEMBER_(name, ...) Real* name;
 typedef struct {
-    GPT2_PARAMETERS(REF_MEMBER_)
+    MODEL_PARAMETERS(REF_MEMBER_)
 } RefParameters;
 
 // clang-format off
@@ -376,9 +376,9 @@ typedef struct {
 #undef REF_MEMBER_
 
 typedef struct {
-    GPT2Config cfg;
+    ModelConfig cfg;
     size_t B, T;
-    TensorRow rows[GPT2_PARAMETER_ROWS]; // where the tensors of params and grads lie
+    TensorRow rows[MODEL_PARAMETER_ROWS]; // where the tensors of params and grads lie
     size_t parameter_bytes, activation_bytes;
     Real *params, *grads, *acts, *dacts;
 } RefModel;
@@ -389,14 +389,14 @@ static inline RefParameters ref_parameters_(const RefModel* m, Real* memory, int
     const TensorRow* row = m->rows;
 // for each row of the table: p.wte = its address, then the next row
 #define REF_TENSOR_(name, ...) p.name = (Real*)tensor_at_layer(row++, memory, l);
-    GPT2_PARAMETERS(REF_TENSOR_)
+    MODEL_PARAMETERS(REF_TENSOR_)
 #undef REF_TENSOR_
     return p;
 }
 
 // The same in acts or dacts.
 static inline RefActivations ref_activations_(const RefModel* m, Real* memory, int l) {
-    const GPT2Config cfg = m->cfg;
+    const ModelConfig cfg = m->cfg;
     const size_t N = m->B * m->T;
     RefActivations a;
 // for each activation: a.encoded = its address at layer l; `memory` then points behind all its
@@ -410,12 +410,12 @@ static inline RefActivations ref_activations_(const RefModel* m, Real* memory, i
 }
 
 // All parameters are zero.
-static inline void ref_gpt2_open(RefModel* m, GPT2Config cfg, size_t B, size_t T) {
+static inline void ref_gpt2_open(RefModel* m, ModelConfig cfg, size_t B, size_t T) {
 #define REF_COUNT_(name, layers, cols) +(size_t)(layers) * (size_t)(cols)
     m->cfg = cfg;
     m->B = B;
     m->T = T;
-    m->parameter_bytes = gpt2_parameter_rows_of(m->rows, cfg, sizeof(Real));
+    m->parameter_bytes = model_parameter_rows_of(m->rows, cfg, sizeof(Real));
     m->activation_bytes = B * T * (0 REF_ACTIVATIONS(REF_COUNT_)) * sizeof(Real);
     m->params = (Real*)check_alloc(m->parameter_bytes, 1, "reference: parameters");
     m->grads = (Real*)check_alloc(m->parameter_bytes, 1, "reference: gradients");

@@ -238,7 +238,7 @@ static void bench_quantized(Bench* bench, int N) {
     char name[64];
     snprintf(name, sizeof(name), "8 bits          %4d x %4d -> %d", N, C, MATRICES);
     BENCH(bench, name, quantized_bytes(C, MATRICES), bench->read_bandwidth, "GB/s   ",
-          quantized_matmul_cpu(out, inp, weight, NULL, N, C, MATRICES, &scratch));
+          q8_matmul_cpu(out, inp, weight, NULL, N, C, MATRICES, &scratch));
     quantized_close(&scratch);
     free(weight);
     free(row);
@@ -305,7 +305,7 @@ static void bench_classifier(Bench* bench, int N) {
     float *logits = random_floats((size_t)N * VP), *losses = random_floats(N);
     int* targets = check_alloc((size_t)N, sizeof(int), "targets");
     BENCH(bench, "classifier, loss and gradient in place", 8.0 * N * VP, bench->bandwidth, "GB/s   ",
-          classifier_backward_cpu(losses, logits, targets, 1.0f, N, V, VP));
+          cross_entropy_backward_cpu(losses, logits, targets, 1.0f, N, V, VP));
     free(logits);
     free(losses);
     free(targets);

@@ -31,7 +31,7 @@ enum { SAMPLES_MOST = 201, SAMPLES_LEAST = 11, ARRAYS_MOST = 32 };
 
 typedef struct {
     Gpu gpu;
-    GPT2Config cfg;
+    ModelConfig cfg;
     int B, T;
     int chunk;        // tokens whose logits are in memory at a time
     int ceiling_size; // of the square product
@@ -318,11 +318,11 @@ static void bench_rows(Bench* bench) {
 }
 
 static void bench_tokens(Bench* bench) {
-    const GPT2Config cfg = bench->cfg;
+    const ModelConfig cfg = bench->cfg;
     const int B = bench->B, T = bench->T, C = cfg.C, N = B * T, chunk = bench->chunk;
     const size_t size = sizeof(floatX);
     const Gpu* gpu = &bench->gpu;
-    EncoderGpu scratch_memory, *scratch = &scratch_memory;
+    EmbeddingGpu scratch_memory, *scratch = &scratch_memory;
     char shape[64];
     const int *tokens = random_ids(bench, N), *targets = random_ids(bench, N);
     floatX *wte = random_array<floatX>(bench, (size_t)cfg.Vp * C, 1),
@@ -332,18 +332,18 @@ static void bench_tokens(Bench* bench) {
     float* losses = random_array<float>(bench, N, 1);
     const Gradient dwte = {random_array<floatX>(bench, (size_t)cfg.Vp * C, 1), DTYPE_OF(floatX)};
     const Gradient dwpe = {random_array<floatX>(bench, (size_t)cfg.max_T * C, 1), DTYPE_OF(floatX)};
-    encoder_open(scratch, N, cfg.Vp, C);
+    embedding_open(scratch, N, cfg.Vp, C);
     snprintf(shape, sizeof(shape), "%d x %d", N, C);
-    measure(bench, "encoder forward", shape, Work{0, encoder_forward_bytes(N, C, size)},
-            [=] { encoder_forward(out, tokens, wte, wpe, B, T, EncoderPositions{}, C, gpu); });
-    measure(bench, "encoder backward", shape, Work{0, encoder_backward_bytes(N, C, cfg.V, size, size)}, [=] {
-        encoder_backward(dwte, dwpe, out, tokens, B, T, cfg.max_T, C, GRADIENT_SET, scratch, gpu);
-    });
+    measure(bench, "encoder forward", shape, Work{0, embedding_forward_bytes(N, C, size)},
+            [=] { embedding_forward(out, tokens, wte, wpe, B, T, EmbeddingPositions{}, C, gpu); });
+    measure(
+        bench, "encoder backward", shape, Work{0, embedding_backward_bytes(N, C, cfg.V, size, size)},
+        [=] { embedding_backward(dwte, dwpe, out, tokens, B, T, cfg.max_T, C, GRADIENT_SET, scratch, gpu); });
     snprintf(shape, sizeof(shape), "%d x %d", chunk, cfg.Vp);
-    measure(bench, "classifier loss", shape, Work{0, classifier_loss_bytes(chunk, cfg.V, size)},
-            [=] { classifier_loss(losses, logits, targets, chunk, cfg.V, cfg.Vp, gpu); });
-    measure(bench, "classifier backward", shape, Work{0, classifier_backward_bytes(chunk, cfg.Vp, size)},
-            [=] { classifier_backward(losses, logits, targets, 1e-3f, chunk, cfg.V, cfg.Vp, gpu); });
+    measure(bench, "classifier loss", shape, Work{0, cross_entropy_loss_bytes(chunk, cfg.V, size)},
+            [=] { cross_entropy_loss(losses, logits, targets, chunk, cfg.V, cfg.Vp, gpu); });
+    measure(bench, "classifier backward", shape, Work{0, cross_entropy_backward_bytes(chunk, cfg.Vp, size)},
+            [=] { cross_entropy_backward(losses, logits, targets, 1e-3f, chunk, cfg.V, cfg.Vp, gpu); });
     snprintf(shape, sizeof(shape), "%d", N);
     double* sums = (double*)array_of_bytes(bench, sizeof(double));
     int64_t* count = (int64_t*)array_of_bytes(bench, sizeof(int64_t));
@@ -351,7 +351,7 @@ static void bench_tokens(Bench* bench) {
         CUDA_CHECK(cudaMemsetAsync(count, 0, sizeof(*count), gpu->stream));
         sum_losses(sums, count, losses, N, gpu);
     });
-    encoder_close(scratch);
+    embedding_close(scratch);
     section_close(bench);
 }
 
@@ -414,13 +414,13 @@ typedef struct {
     Weights<floatX> weights;
     Gradient grads;
     size_t n;
-    TensorRow rows[GPT2_PARAMETER_ROWS]; // bytes are elements
-    size_t block;                        // where block 0 begins
-} Model;
+    TensorRow rows[MODEL_PARAMETER_ROWS]; // bytes are elements
+    size_t block;                         // where block 0 begins
+} BenchModel;
 
-static Model random_model(Bench* bench) {
+static BenchModel random_model(Bench* bench) {
     const ZeroPlan zero = zero_plan(bench->cfg, 0, 0, 1);
-    Model model;
+    BenchModel model;
     model.n = zero_full_elements(&zero);
     model.block = zero_group_begin(&zero, 1);
     zero_parameter_rows(model.rows, &zero, bench->cfg, 1);
@@ -431,7 +431,7 @@ static Model random_model(Bench* bench) {
 
 // All parameters as one tensor.
 static void bench_adamw8bit(Bench* bench) {
-    const Model model = random_model(bench);
+    const BenchModel model = random_model(bench);
     const size_t n = model.n, scales = n / ADAMW8BIT_BLOCK;
     const Gpu* gpu = &bench->gpu;
     Code8Table table_memory, *table = &table_memory;
@@ -455,10 +455,10 @@ static void bench_adamw8bit(Bench* bench) {
 }
 
 // Every layer of every tensor; their sums one after the other.
-static int adafactor_tensors(AdafactorTensor* tensors, const Model* model) {
+static int adafactor_tensors(AdafactorTensor* tensors, const BenchModel* model) {
     size_t row_sums = 0, col_sums = 0, v = 0;
     int count = 0;
-    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         const TensorRow* row = &model->rows[i];
         for (int l = 0; l < row->layers; l++) {
             const size_t at = row->offset_bytes + (size_t)l * row->layer_bytes;
@@ -486,11 +486,11 @@ static int adafactor_tensors(AdafactorTensor* tensors, const Model* model) {
 }
 
 static void bench_adafactor(Bench* bench) {
-    const Model model = random_model(bench);
+    const BenchModel model = random_model(bench);
     const Gpu* gpu = &bench->gpu;
     AdafactorPlan plan_memory, *plan = &plan_memory;
     char shape[64];
-    AdafactorTensor* tensors = (AdafactorTensor*)check_alloc((size_t)GPT2_PARAMETER_ROWS * bench->cfg.L,
+    AdafactorTensor* tensors = (AdafactorTensor*)check_alloc((size_t)MODEL_PARAMETER_ROWS * bench->cfg.L,
                                                              sizeof(*tensors), "tensors");
     adafactor_open(plan, tensors, adafactor_tensors(tensors, &model));
     free(tensors);
@@ -515,7 +515,8 @@ static void bench_adafactor(Bench* bench) {
 }
 
 // A tensor of all blocks.
-static void bench_muon_tensor(Bench* bench, MatmulGpu* matmul, const Model* model, const TensorRow* row) {
+static void bench_muon_tensor(Bench* bench, MatmulGpu* matmul, const BenchModel* model,
+                              const TensorRow* row) {
     const Gpu* gpu = &bench->gpu;
     const int parts = row->rows == 3 * row->cols ? 3 : 1, rows = (int)row->rows / parts,
               cols = (int)row->cols;
@@ -559,8 +560,8 @@ static void bench_muon_tensor(Bench* bench, MatmulGpu* matmul, const Model* mode
 }
 
 static void bench_muon(Bench* bench, MatmulGpu* matmul) {
-    const Model model = random_model(bench);
-    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+    const BenchModel model = random_model(bench);
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         if (model.rows[i].kind == KIND_MATRIX) {
             bench_muon_tensor(bench, matmul, &model, &model.rows[i]);
         }
@@ -615,7 +616,7 @@ static FILE* open_for_lines(const char* path) {
 
 int main(int argc, char** argv) {
     const Arguments a = parse(argc, argv);
-    const GPT2NamedModel* named = gpt2_model_by_name(a.model);
+    const ModelPreset* named = model_preset_by_name(a.model);
     if (!named) {
         die_usage("--model %s: wanted a size, d12 or gpt3:c768 for example", a.model);
     }
@@ -623,8 +624,8 @@ int main(int argc, char** argv) {
     MatmulGpu matmul;
     const MatmulSettings settings = {1, GELU_FUSED, 1, a.list[0] == '\0', 0};
     memset(&bench, 0, sizeof(bench));
-    bench.cfg = (GPT2Config){named->max_T, GPT2_VOCAB, gpt2_padded_vocab(GPT2_VOCAB), named->L, named->NH,
-                             named->C,     SHARE_OFF};
+    bench.cfg = (ModelConfig){named->max_T, GPT2_VOCAB, model_padded_vocab(GPT2_VOCAB), named->L, named->NH,
+                              named->C,     SHARE_OFF};
     bench.B = positive(a.batch, "--batch");
     bench.T = positive(a.seq_len, "--seq-len");
     bench.chunk = a.chunk[0] ? positive(a.chunk, "--logits-chunk") : bench.B * bench.T;

@@ -91,7 +91,7 @@ static void bench_operation(Bench* b, Operation operation, size_t bytes) {
 }
 
 static void bench_open(Bench* b, const Options* options, size_t most) {
-    const Launch launched = launch_find(options);
+    const Launcher launched = launcher_find(options);
     comm_open(&b->comm, launched.place, &launched.meeting, options->timeout);
     if (b->comm.size < 2) {
         die_usage("1 process; wanted several, each with a GPU: mpirun -n 8 bench_group");
@@ -128,7 +128,7 @@ int main(int argc, char** argv) {
     Bench bench;
     Options options;
     memset((void*)&bench, 0, sizeof(bench));
-    comm_expect(&bench.comm, launch_expect());
+    comm_expect(&bench.comm, launcher_expect());
     const size_t least = has_sizes ? bytes_of(argv[1]) : (size_t)4 << 10,
                  most = has_sizes ? bytes_of(argv[2]) : (size_t)256 << 20;
     const OptionsProgram program = {OPTION_GPU, LLMC_VERSION};

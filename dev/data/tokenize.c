@@ -67,7 +67,7 @@ typedef struct {
     const char** inputs;
     uint64_t num_inputs;
     int threads;
-    TextSource source;
+    Documents source;
     Bpe bpe;
     ShardWriter shards;
     char progress_path[PATH_MAX];
@@ -90,7 +90,7 @@ static void screen_open(Screen* screen, uint64_t start_bytes) {
 }
 
 // One line, now and then: on a terminal always the same.
-static void screen_show(Screen* screen, const TextSource* source, uint64_t read_bytes) {
+static void screen_show(Screen* screen, const Documents* source, uint64_t read_bytes) {
     const double now_s = time_now_s(), spent_s = now_s - screen->start_s;
     if (now_s - screen->shown_s < (screen->is_terminal ? 0.2 : 5)) {
         return;
@@ -108,7 +108,7 @@ static void screen_show(Screen* screen, const TextSource* source, uint64_t read_
             screen->is_terminal ? "\033[K" : "\n");
 }
 
-static void screen_add(Screen* screen, const TextSource* source, const TokenBlock* block) {
+static void screen_add(Screen* screen, const Documents* source, const TokenBlock* block) {
     screen->text_bytes += block->text->bytes;
     screen->documents += block->text->num_documents;
     screen->ids += block->count;
@@ -582,9 +582,9 @@ static void write_shards(Run* run) {
         printf("continuing after %" PRIu64 " tokens in %" PRIu64 " shards\n", run->shards.tokens,
                run->shards.number);
         fflush(stdout);
-        CHECK(text_source_seek(&run->source, run->start), "%s", run->source.error);
+        CHECK(documents_seek(&run->source, run->start), "%s", run->source.error);
     }
-    screen_open(&run->screen, text_source_read_bytes(&run->source));
+    screen_open(&run->screen, documents_read_bytes(&run->source));
     if (!pipeline_run(&run->source, &run->bpe, run->threads, sink_shards, run)) {
         shard_writer_discard(&run->shards);
         CHECK(0, "%s", run->source.error);
@@ -687,14 +687,14 @@ int main(int argc, char** argv) {
     file_path(run.progress_path, "%s" PROGRESS_ENDING, run.options.out);
     const TextOptions text = {(TextFormat)run.options.format, run.options.field, run.options.separator,
                               TEXT_BLOCK_BYTES};
-    text_source_open(&run.source, &text, run.inputs, run.num_inputs);
-    CHECK(text_source_check(&run.source), "%s", run.source.error);
+    documents_open(&run.source, &text, run.inputs, run.num_inputs);
+    CHECK(documents_check(&run.source), "%s", run.source.error);
     if (run.options.train_bpe) {
         train_vocabulary(&run);
     } else {
         write_shards(&run);
     }
-    text_source_close(&run.source);
+    documents_close(&run.source);
     bpe_close(&run.bpe);
     free(run.input_sums);
     free(run.shard_sums);

@@ -23,8 +23,8 @@ int LLVMFuzzerTestOneInput(const unsigned char* data, size_t bytes) {
     memset(&input, 0, sizeof(input));
     memcpy(input.header, data, bytes < sizeof(input.header) ? bytes : sizeof(input.header));
     char error[ERROR_BYTES];
-    const GPT2Config cfg = llmc_bin_config_(input.header);
-    const int is_model = gpt2_check_config(cfg, "fuzz", error);
+    const ModelConfig cfg = llmc_bin_config_(input.header);
+    const int is_model = model_check_config(cfg, "fuzz", error);
     const ModelDtype dtype = input.header[1] == 5 ? MODEL_BF16 : MODEL_FP32;
     input.file_bytes = is_model && bytes % 2 ? llmc_bin_bytes_(cfg, dtype) : (double)bytes;
     if (fuzz_survives(check_header, &input)) {

@@ -44,7 +44,7 @@ static void fuzz_config(const unsigned char* data, size_t bytes) {
     memset(&config, 0, sizeof(config));
     JsonReader reader = json_reader("fuzz", text, bytes, error);
     if (hf_config_parse_(&reader, &config)) {
-        const GPT2Config cfg = config.cfg;
+        const ModelConfig cfg = config.cfg;
         fuzz_expect(cfg.L > 0 && cfg.NH > 0 && cfg.C % cfg.NH == 0 && cfg.V <= cfg.Vp);
     } else {
         fuzz_expect(strncmp(error, "fuzz: ", 6) == 0);

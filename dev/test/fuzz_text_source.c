@@ -13,9 +13,9 @@ typedef struct {
     char* text; // each document, and an end
     size_t bytes;
     char error[ERROR_BYTES];
-} Documents;
+} ReadDocuments;
 
-static void append(Documents* all, const TextBlock* block) {
+static void append(ReadDocuments* all, const TextBlock* block) {
     all->text = (char*)realloc(all->text, all->bytes + block->bytes + block->num_documents + 1);
     for (size_t i = 0, begin = 0; i <= block->num_documents; i++) {
         const size_t end = i < block->num_documents ? block->documents[i] : block->bytes;
@@ -28,15 +28,15 @@ static void append(Documents* all, const TextBlock* block) {
     }
 }
 
-static void read_documents(const char* path, const char* separator, size_t block_bytes, Documents* all) {
-    static TextSource source;
+static void read_documents(const char* path, const char* separator, size_t block_bytes, ReadDocuments* all) {
+    static Documents source;
     const TextOptions options = {TEXT_BY_NAME, "text", separator, block_bytes};
     TextBlock block;
     memset(all, 0, sizeof(*all));
     memset(&block, 0, sizeof(block));
-    text_source_open(&source, &options, &path, 1);
+    documents_open(&source, &options, &path, 1);
     int more = 1;
-    while (all->bytes < MAX_BYTES && (more = text_source_next(&source, &block)) > 0) {
+    while (all->bytes < MAX_BYTES && (more = documents_next(&source, &block)) > 0) {
         if (block.bytes == 0 ||
             (block.num_documents && block.documents[block.num_documents - 1] >= block.bytes)) {
             abort();
@@ -45,11 +45,11 @@ static void read_documents(const char* path, const char* separator, size_t block
     }
     memcpy(all->error, more < 0 ? source.error : "", more < 0 ? sizeof(all->error) : 1);
     text_block_close(&block);
-    text_source_close(&source);
+    documents_close(&source);
 }
 
 // Of a damaged file that is no text either, how much is unpacked at a time decides which is met first.
-static int is_same_error(const Documents* a, const Documents* b) {
+static int is_same_error(const ReadDocuments* a, const ReadDocuments* b) {
     static const char no_text[] = "not text: byte ";
     return strcmp(a->error, b->error) == 0 ||
            (a->error[0] && b->error[0] && (strstr(a->error, no_text) || strstr(b->error, no_text)));
@@ -69,7 +69,7 @@ int LLVMFuzzerTestOneInput(const unsigned char* data, size_t bytes) {
         exit(EXIT_FAILURE);
     }
     const char* separator = data[0] & 64 ? "\n\n" : "";
-    Documents small, large;
+    ReadDocuments small, large;
     read_documents(path, separator, 16, &small);
     read_documents(path, separator, TEXT_BLOCK_BYTES, &large);
     unlink(path);

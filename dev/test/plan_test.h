@@ -73,11 +73,11 @@ static void plan_test_gpu_(Options* o, Rand* rng) {
 }
 
 // Layers with the same parameters, where that is not refused.
-static void plan_test_share_(GPT2Config* cfg, Options* o, Rand* rng) {
+static void plan_test_share_(ModelConfig* cfg, Options* o, Rand* rng) {
     static const char* const words[] = {"off", "all", "attention", "mlp", "pairs", "loop:2"};
     const char* word = words[plan_test_one_of_(rng, sizeof(words) / sizeof(words[0]))];
     const Freeze freeze = freeze_of(cfg->L, o->freeze);
-    GPT2Config shared = *cfg;
+    ModelConfig shared = *cfg;
     char error[ERROR_BYTES];
     if (share_parse(&shared.share, cfg->L, word, error) && freeze_check_shared(&freeze, shared, error) &&
         !(share_is_loop(shared) && (o->zero > 1 || o->update_in_backward))) {
@@ -87,14 +87,14 @@ static void plan_test_share_(GPT2Config* cfg, Options* o, Rand* rng) {
 }
 
 // Of the trainer that `program` names. The text of numbers only lives until the next call.
-static void plan_test_run(int k, OptionsProgram program, GPT2Config* cfg, Options* o) {
+static void plan_test_run(int k, OptionsProgram program, ModelConfig* cfg, Options* o) {
     static const char* const frozen[] = {"", "embeddings,attention", "wpe,ln1w,mlp,blocks[0]"};
     static const OptimizerName optimizers[] = {OPTIMIZER_WORDS(WORDS_VALUE)};
     static char number[3][16];
     Rand rng = rand_open(42, (uint64_t)k);
     const int batch = 1 + plan_test_one_of_(&rng, 5), T = 1 + plan_test_one_of_(&rng, 40);
     const int heads = 1 + plan_test_one_of_(&rng, 3);
-    const GPT2Config model = {40, 100, 128, 1 + plan_test_one_of_(&rng, 4), heads, 32 * heads, SHARE_OFF};
+    const ModelConfig model = {40, 100, 128, 1 + plan_test_one_of_(&rng, 4), heads, 32 * heads, SHARE_OFF};
     snprintf(number[0], sizeof(number[0]), "%d", batch);
     snprintf(number[1], sizeof(number[1]), "%d", T);
     snprintf(number[2], sizeof(number[2]), "%d", T * (1 + plan_test_one_of_(&rng, 20)));

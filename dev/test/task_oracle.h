@@ -26,7 +26,7 @@ enum { ORACLE_FILES_ = 6 };
 
 typedef struct {
     const Trainer* trainer;
-    GPT2* model;
+    Model* model;
     double tolerance; // of a loss, relative
 } Oracle_;
 
@@ -131,7 +131,7 @@ static inline void test_task_losses(const Trainer* trainer, const char* line, do
         argv[argc++] = word;
     }
     options_parse(&options, argc, argv, trainer->program);
-    Oracle_ o = {trainer, (GPT2*)check_alloc(1, trainer->model_bytes, "model"), tolerance};
+    Oracle_ o = {trainer, (Model*)check_alloc(1, trainer->model_bytes, "model"), tolerance};
     tokenizer_open_bytes(&tokenizer);
     trainer->open(o.model, llmc_bin_read_config(ORACLE_TASKS_ "model.bin"), &options, &alone);
     trainer->first_weights(o.model, ORACLE_TASKS_ "model.bin", 0);

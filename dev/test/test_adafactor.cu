@@ -13,10 +13,10 @@ typedef struct {
     AdafactorTensor tensors[MOST_TENSORS];
     int count;
     size_t n, row_sums, col_sums, v; // elements of the arrays
-} Model;
+} TestModel;
 
-static Model model_of(const int sizes[][2], int count) {
-    Model model = {};
+static TestModel test_model_of(const int sizes[][2], int count) {
+    TestModel model = {};
     model.count = count;
     for (int i = 0; i < count; i++) {
         AdafactorTensor* t = &model.tensors[i];
@@ -47,7 +47,7 @@ typedef struct {
     float *param, *row_sums, *col_sums, *v, *m;
 } State;
 
-static State state_random(const Model* model) {
+static State state_random(const TestModel* model) {
     const State s = {rule_spread(model->n, 1), rule_spread(model->row_sums, 1),
                      rule_spread(model->col_sums, 1), rule_spread(model->v, 1), rule_spread(model->n, 0.1f)};
     float* const positive[] = {s.row_sums, s.col_sums, s.v};
@@ -60,7 +60,7 @@ static State state_random(const Model* model) {
     return s;
 }
 
-static State state_copy(const Model* model, State s) {
+static State state_copy(const TestModel* model, State s) {
     const State copy = {ops_copy(s.param, model->n), ops_copy(s.row_sums, model->row_sums),
                         ops_copy(s.col_sums, model->col_sums), ops_copy(s.v, model->v),
                         ops_copy(s.m, model->n)};
@@ -68,7 +68,7 @@ static State state_copy(const Model* model, State s) {
 }
 
 // What the CPU makes of the state.
-static State expected(const Model* model, State s, const float* grad, Adafactor opt, int has_m) {
+static State expected(const TestModel* model, State s, const float* grad, Adafactor opt, int has_m) {
     State want = state_copy(model, s);
     double* scratch = ops_doubles(1 << 16);
     for (int i = 0; i < model->count; i++) {
@@ -96,7 +96,8 @@ static State expected(const Model* model, State s, const float* grad, Adafactor 
 }
 
 // In as many updates as there are parts that are apart.
-template <class T> static void update_parts(const Model* model, AdafactorUpdate<T> update, const Gpu* gpu) {
+template <class T>
+static void update_parts(const TestModel* model, AdafactorUpdate<T> update, const Gpu* gpu) {
     for (int begin = 0, end = 1; begin < model->count; begin = end++) {
         while (end < model->count && !model->tensors[end].is_apart) {
             end++;
@@ -108,7 +109,7 @@ template <class T> static void update_parts(const Model* model, AdafactorUpdate<
 }
 
 template <class T, class G>
-static State updated(const Model* model, State s, const float* grad, Adafactor opt, int has_m,
+static State updated(const TestModel* model, State s, const float* grad, Adafactor opt, int has_m,
                      MasterWeights kind, const Gpu* gpu) {
     AdafactorPlan plan;
     adafactor_open(&plan, model->tensors, model->count);
@@ -144,7 +145,7 @@ static State updated(const Model* model, State s, const float* grad, Adafactor o
 // Sums of some thousand positive terms in another order, roots and divisions: some units in the last place of the sums,
 // and of the step, which is at most some lr. Where one square is most of a row's sum, all additions after it round by half a
 // unit: of a row of 128, 16 and 3 in 8 lanes on the CPU, 4 and 5 here, and up to two units of the squares themselves.
-static void expect_state(const char* what, const Model* model, State got, State want,
+static void expect_state(const char* what, const TestModel* model, State got, State want,
                          const float* param_got) {
     rule_expect_near(what, "row sums", got.row_sums, want.row_sums, model->row_sums, 16, 0);
     rule_expect_near(what, "column sums", got.col_sums, want.col_sums, model->col_sums, 8, 0);
@@ -154,7 +155,7 @@ static void expect_state(const char* what, const Model* model, State got, State 
 }
 
 template <class T, class G>
-static void test_model(const Model* model, int has_m, AdafactorRate rate, MasterWeights kind,
+static void test_model(const TestModel* model, int has_m, AdafactorRate rate, MasterWeights kind,
                        const Gpu* gpu) {
     char what[100];
     State s = state_random(model);
@@ -180,7 +181,8 @@ static void test_model(const Model* model, int has_m, AdafactorRate rate, Master
 }
 
 template <class T, class G> static void test_types(const Gpu* gpu) {
-    const Model small = model_of(SMALL, 7), wide = model_of(WIDE, 5), vectors = model_of(VECTORS, 2);
+    const TestModel small = test_model_of(SMALL, 7), wide = test_model_of(WIDE, 5),
+                    vectors = test_model_of(VECTORS, 2);
     for (int kind = MASTER_NONE; kind <= rule_last_kind<T>(); kind++) {
         test_model<T, G>(&small, kind == MASTER_FP32, ADAFACTOR_FIXED, (MasterWeights)kind, gpu);
         test_model<T, G>(&wide, kind != MASTER_FP32, ADAFACTOR_FIXED, (MasterWeights)kind, gpu);
@@ -192,7 +194,7 @@ template <class T, class G> static void test_types(const Gpu* gpu) {
 
 // The first update forgets what was before; gradients that are all zero change nothing but by decay.
 static void test_edges(const Gpu* gpu) {
-    const Model model = model_of(WIDE, 5);
+    const TestModel model = test_model_of(WIDE, 5);
     const State s = state_random(&model);
     Adafactor first = defaults;
     first.t = 1;
@@ -217,7 +219,7 @@ static void test_edges(const Gpu* gpu) {
 
 // Tensors that are updated apart share the memory of partial sums, and have the bits of one update.
 static void test_apart(const Gpu* gpu) {
-    Model model = model_of(SMALL, 7);
+    TestModel model = test_model_of(SMALL, 7);
     const State s = state_random(&model);
     const float* grad = rule_spread(model.n, 1);
     const State together = updated<float, float>(&model, s, grad, defaults, 1, MASTER_NONE, gpu);

@@ -16,7 +16,7 @@
 #include "test.h"
 #include "whole_model.h"
 
-static const GPT2Config TINY = {.max_T = 6, .V = 5, .Vp = 128, .L = 2, .NH = 2, .C = 4};
+static const ModelConfig TINY = {.max_T = 6, .V = 5, .Vp = 128, .L = 2, .NH = 2, .C = 4};
 
 // One run's directory and options.
 typedef struct {
@@ -59,7 +59,7 @@ static void fill(void* memory, size_t n, SafeTensorsDtype dtype, float value) {
 
 static const Optimizer adamw = {OPTIMIZER_ADAMW, 0, MASTER_NONE, 0, {1, 1, 1}, 0, 0};
 
-static CheckpointRun run_of(GPT2Config cfg, SafeTensorsDtype dtype) {
+static CheckpointRun run_of(ModelConfig cfg, SafeTensorsDtype dtype) {
     static Comm alone = {.size = 1};
     const CheckpointRun run = {"test", cfg,  adamw, zero_plan(cfg, 0, 0, 1), &alone, dtype, 4,
                                NULL,   NULL, 1000,  0xABCDEF0123456789,      NULL,   NULL};
@@ -76,7 +76,7 @@ static size_t copy_bytes(SafeTensorsDtype dtype) {
 }
 
 static RunState state_of(int64_t step) {
-    RunState state = run_state_open(guard_open(0, 0), loss_scale_off());
+    RunState state = run_state_open(outliers_open(0, 0), loss_scale_off());
     state.step = state.updates = step;
     return state;
 }
@@ -153,8 +153,8 @@ static void read_optimizer(const SavedState* state, const char* directory, float
 
 // and the weights, too.
 static void read_checkpoint(const SavedState* state, const char* directory, float* params, float* memory) {
-    TensorRow rows[GPT2_PARAMETER_ROWS];
-    gpt2_parameter_rows_of(rows, TINY, sizeof(float));
+    TensorRow rows[MODEL_PARAMETER_ROWS];
+    model_parameter_rows_of(rows, TINY, sizeof(float));
     whole_model_read(directory, TINY, rows, params);
     read_optimizer(state, directory, memory);
 }
@@ -167,8 +167,8 @@ static float value_in(const char* out, const char* directory) {
     if (!checkpoint_try_check(&state, path, error)) {
         return NAN;
     }
-    TensorRow rows[GPT2_PARAMETER_ROWS];
-    const size_t bytes = gpt2_parameter_rows_of(rows, TINY, sizeof(float));
+    TensorRow rows[MODEL_PARAMETER_ROWS];
+    const size_t bytes = model_parameter_rows_of(rows, TINY, sizeof(float));
     float *params = (float*)check_alloc(bytes, 1, "params"),
           *memory = (float*)check_alloc(2 * state_elements(), sizeof(float), "optimizer");
     read_checkpoint(&state, path, params, memory);
@@ -276,8 +276,8 @@ static void test_tensors(SafeTensorsDtype dtype) {
     save_value(path, &run, 1, 1, dtype);
     SavedState state;
     EXPECT(checkpoint_try_check(&state, path, error), "%s", error);
-    TensorRow rows[GPT2_PARAMETER_ROWS];
-    const size_t bytes = gpt2_parameter_rows_of(rows, TINY, sizeof(float)), n = bytes / sizeof(float);
+    TensorRow rows[MODEL_PARAMETER_ROWS];
+    const size_t bytes = model_parameter_rows_of(rows, TINY, sizeof(float)), n = bytes / sizeof(float);
     float* got = (float*)check_alloc(3 * n, sizeof(float), "read");
     float* want = (float*)check_alloc(3 * n, sizeof(float), "wanted");
     read_checkpoint(&state, path, got, got + n);
@@ -286,8 +286,8 @@ static void test_tensors(SafeTensorsDtype dtype) {
     fill_squares(want + 2 * n, n, 3);
     uint16_t* bits = (uint16_t*)check_alloc(n, sizeof(uint16_t), "16-bit weights");
     fill(bits, dtype == SAFETENSORS_F32 ? 0 : n, dtype, 1);
-    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
-        const size_t used = gpt2_rows_in_files(&rows[i], TINY) * rows[i].cols;
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
+        const size_t used = model_rows_in_files(&rows[i], TINY) * rows[i].cols;
         for (size_t k = 0; k < tensor_elements(&rows[i]); k++) {
             const size_t in_layer = k % tensor_layer_elements(&rows[i]);
             const int l = (int)(k / tensor_layer_elements(&rows[i]));
@@ -370,16 +370,16 @@ static void body_read_slices(const void* slices) {
         files[state.num_files].name = names[i];
         state.num_files += i != s->missing;
     }
-    TensorRow rows[GPT2_PARAMETER_ROWS];
-    const size_t n = gpt2_parameter_rows_of(rows, TINY, sizeof(float)) / sizeof(float);
+    TensorRow rows[MODEL_PARAMETER_ROWS];
+    const size_t n = model_parameter_rows_of(rows, TINY, sizeof(float)) / sizeof(float);
     float* got = (float*)check_alloc(2 * n, sizeof(float), "read");
     float* want = (float*)check_alloc(n, sizeof(float), "wanted");
     read_optimizer(&state, s->directory, got);
     fill(want, n, SAFETENSORS_F32, 2);
-    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         for (int l = 0; l < rows[i].layers; l++) {
             EXPECT(memcmp(tensor_at_layer(&rows[i], got, l), tensor_at_layer(&rows[i], want, l),
-                          4 * gpt2_rows_in_files(&rows[i], TINY) * rows[i].cols) == 0,
+                          4 * model_rows_in_files(&rows[i], TINY) * rows[i].cols) == 0,
                    "m of %s, layer %d", rows[i].name, l);
         }
     }
@@ -423,7 +423,7 @@ static void test_state(void) {
     SavedState s, again;
     char error[ERROR_BYTES];
     memset(&s, 0, sizeof(s));
-    s.run = run_state_open(guard_open(3, 4), loss_scale_open());
+    s.run = run_state_open(outliers_open(3, 4), loss_scale_open());
     s.run.step = 1234567890123;
     s.run.updates = 1234567890000;
     s.run.tokens = INT64_MAX / 2;
@@ -434,8 +434,8 @@ static void test_state(void) {
     s.run.loss_scale.scale = 0x1p-3f;
     s.run.loss_scale.good_steps = 1999;
     for (int i = 0; i < 300; i++) {
-        guard_check(&s.run.guard, i % 50 ? rand_normal(1, 1, (uint64_t)i) : NAN,
-                    exp(rand_normal(1, 2, (uint64_t)i)));
+        outliers_check(&s.run.guard, i % 50 ? rand_normal(1, 1, (uint64_t)i) : NAN,
+                       exp(rand_normal(1, 2, (uint64_t)i)));
     }
     s.run.guard.consecutive = 3;
     s.run.validations.best = 0.1 + 0.7;
@@ -538,7 +538,7 @@ static void test_links(void) {
 
 static void spoil_weight(Checkpoints* c) { ((float*)c->params)[7] = -INFINITY; }
 static void spoil_block(Checkpoints* c) {
-    ((float*)c->params)[gpt2_group_offset_bytes(c->rows, 2) / 4] = NAN;
+    ((float*)c->params)[model_group_offset_bytes(c->rows, 2) / 4] = NAN;
 }
 static void spoil_half(Checkpoints* c) { ((uint16_t*)c->params)[7] = 0x7F80; } // bf16
 static void spoil_m(Checkpoints* c) { m_of(c)[0] = NAN; }
@@ -564,8 +564,8 @@ static void body_save_infinite_half(const void* run) {
 static void body_read(const void* path) {
     SavedState state;
     char error[ERROR_BYTES];
-    TensorRow rows[GPT2_PARAMETER_ROWS];
-    const size_t bytes = gpt2_parameter_rows_of(rows, TINY, sizeof(float));
+    TensorRow rows[MODEL_PARAMETER_ROWS];
+    const size_t bytes = model_parameter_rows_of(rows, TINY, sizeof(float));
     void *params = check_alloc(bytes, 1, "p"), *optimizer = check_alloc(2 * bytes, 1, "optimizer");
     CHECK(checkpoint_try_check(&state, (const char*)path, error), "%s", error);
     read_checkpoint(&state, (const char*)path, params, optimizer);
@@ -949,7 +949,7 @@ static void test_full_disk(void) {
 
 // A model that no disk has room for.
 static void body_open_large(const void* run) {
-    const GPT2Config large = {.max_T = 1 << 20, .V = 5, .Vp = 128, .L = 1000, .NH = 1, .C = 65536};
+    const ModelConfig large = {.max_T = 1 << 20, .V = 5, .Vp = 128, .L = 1000, .NH = 1, .C = 65536};
     const Options options = options_of((const Run*)run);
     Checkpoints c;
     checkpoints_open(&c, &options, run_of(large, SAFETENSORS_F32), NULL, 0);

@@ -66,14 +66,14 @@ static void test_size(int N, int V, int Vp, float spread) {
         logits[i] = i % Vp < (size_t)V ? logits[i] : padding[i % 5];
     }
     const float* unchanged = ops_copy(logits, nv);
-    classifier_loss_cpu(loss, logits, l.target, N, V, Vp);
+    cross_entropy_loss_cpu(loss, logits, l.target, N, V, Vp);
     EXPECT_NEAR(ops_error(loss, l.loss, l.loss_magnitude, N), 0, limit(V), "loss of %d x %d (%d)", N, V, Vp);
-    EXPECT(ops_same_bits(logits, unchanged, nv), "classifier_loss wrote to the logits, %d x %d (%d)", N, V,
+    EXPECT(ops_same_bits(logits, unchanged, nv), "cross_entropy_loss wrote to the logits, %d x %d (%d)", N, V,
            Vp);
 
     memcpy(dlogits, logits, nv * sizeof(float));
     float* loss_again = ops_floats(N);
-    classifier_backward_cpu(loss_again, dlogits, l.target, scale, N, V, Vp);
+    cross_entropy_backward_cpu(loss_again, dlogits, l.target, scale, N, V, Vp);
     EXPECT(ops_same_bits(loss, loss_again, N), "the two losses differ, %d x %d (%d)", N, V, Vp);
     EXPECT_NEAR(ops_error(dlogits, l.dlogits, l.dlogits_magnitude, nv), 0, limit(V),
                 "gradient of %d x %d (%d)", N, V, Vp);
@@ -104,7 +104,7 @@ static void test_huge(void) {
             logits[i] += sign * 1e4f;
         }
         const Classifier l = classifier_open(N, V, Vp, logits, 1);
-        classifier_backward_cpu(loss, logits, l.target, 1, N, V, Vp);
+        cross_entropy_backward_cpu(loss, logits, l.target, 1, N, V, Vp);
         EXPECT_NEAR(ops_error(loss, l.loss, l.loss_magnitude, N), 0, limit(V), "loss at logits of %de4",
                     sign);
         EXPECT_NEAR(ops_error(logits, l.dlogits, l.dlogits_magnitude, N * Vp), 0, limit(V),
@@ -121,8 +121,8 @@ static void test_nan(void) {
         const int* target = ops_below(N, V);
         const uint32_t nan = v % 2 ? 0xFFFFFFFF : 0x7FC00000; // unset memory, or the result of 0/0
         memcpy(logits + Vp + v, &nan, sizeof(nan));
-        classifier_loss_cpu(loss, logits, target, N, V, Vp);
-        classifier_backward_cpu(loss_again, logits, target, 1, N, V, Vp);
+        cross_entropy_loss_cpu(loss, logits, target, N, V, Vp);
+        cross_entropy_backward_cpu(loss_again, logits, target, 1, N, V, Vp);
         for (int n = 0; n < N; n++) {
             EXPECT(isnan(loss[n]) == (n == 1) && isnan(loss_again[n]) == (n == 1),
                    "NaN in row 1, column %d: losses %g and %g in row %d", v, loss[n], loss_again[n], n);
@@ -140,7 +140,7 @@ static void test_no_target(void) {
           *want = ops_copy(logits, N * Vp);
     float *loss = ops_floats(N), *loss_only = ops_floats(N), *want_loss = ops_floats(N);
     int* target = ops_below(N, V);
-    classifier_backward_cpu(want_loss, want, target, 0.25f, N, V, Vp);
+    cross_entropy_backward_cpu(want_loss, want, target, 0.25f, N, V, Vp);
     logits[2 * Vp + 1] = dlogits[2 * Vp + 1] = NAN;
     const int without[] = {0, 2, 3, 6};
     for (int i = 0; i < 4; i++) {
@@ -148,8 +148,8 @@ static void test_no_target(void) {
         want_loss[without[i]] = 0;
         memset(want + without[i] * Vp, 0, Vp * sizeof(float));
     }
-    classifier_loss_cpu(loss_only, logits, target, N, V, Vp);
-    classifier_backward_cpu(loss, dlogits, target, 0.25f, N, V, Vp);
+    cross_entropy_loss_cpu(loss_only, logits, target, N, V, Vp);
+    cross_entropy_backward_cpu(loss, dlogits, target, 0.25f, N, V, Vp);
     EXPECT(ops_same_bits(loss, want_loss, N) && ops_same_bits(loss_only, want_loss, N), "losses");
     EXPECT(ops_same_bits(dlogits, want, N * Vp), "gradient");
     EXPECT(targets_count(target, N) == 3, "%d targets count", targets_count(target, N));
@@ -164,8 +164,8 @@ static void test_threads(void) {
     for (int t = 1; t <= 3; t++) {
         threads_set(t);
         loss[t] = ops_floats(N), loss_only[t] = ops_floats(N), dlogits[t] = ops_copy(logits, N * Vp);
-        classifier_loss_cpu(loss_only[t], logits, target, N, V, Vp);
-        classifier_backward_cpu(loss[t], dlogits[t], target, 0.1f, N, V, Vp);
+        cross_entropy_loss_cpu(loss_only[t], logits, target, N, V, Vp);
+        cross_entropy_backward_cpu(loss[t], dlogits[t], target, 0.1f, N, V, Vp);
         EXPECT(ops_same_bits(loss_only[t], loss[1], N), "loss alone with %d threads", t);
         EXPECT(ops_same_bits(loss[t], loss[1], N), "loss with %d threads", t);
         EXPECT(ops_same_bits(dlogits[t], dlogits[1], N * Vp), "gradient with %d threads", t);
@@ -184,7 +184,7 @@ static void test_top(void) {
                                   -1, -2, -3, -4, -INFINITY, 0, 0, 7,   7, 7, 7, 7, 7, 7};
     const int target[N] = {2, 1, 1, 2, 2, 0, 0, NO_TARGET}, want[N] = {1, 0, 1, 0, 0, 0, 1, 0};
     int is_top[N];
-    classifier_top_cpu(is_top, logits, target, N, V, Vp);
+    cross_entropy_top_cpu(is_top, logits, target, N, V, Vp);
     for (int n = 0; n < N; n++) {
         EXPECT(is_top[n] == want[n], "row %d: %d", n, is_top[n]);
     }

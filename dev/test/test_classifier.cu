@@ -47,7 +47,7 @@ static void backward(float** loss, float** dlogits, const Case* k, float scale, 
     T* logits = upload<T>(k->logits, n, shift, gpu);
     int* target = upload_ints(k->target, k->N, gpu);
     float* losses = upload<float>(ops_floats(k->N), k->N, 0, gpu);
-    classifier_backward(losses, logits, target, scale, k->N, k->V, k->Vp, gpu);
+    cross_entropy_backward(losses, logits, target, scale, k->N, k->V, k->Vp, gpu);
     *loss = download(losses, k->N, gpu);
     *dlogits = download(logits, n, gpu);
     gpu_free(losses);
@@ -60,8 +60,8 @@ template <class T> static float* loss_only(const Case* k, size_t shift, const Gp
     T* logits = upload<T>(k->logits, n, shift, gpu);
     int* target = upload_ints(k->target, k->N, gpu);
     float* losses = upload<float>(ops_floats(k->N), k->N, 0, gpu);
-    classifier_loss(losses, logits, target, k->N, k->V, k->Vp, gpu);
-    EXPECT(ops_same_bits(download(logits, n, gpu), k->logits, n), "classifier_loss wrote to the logits");
+    cross_entropy_loss(losses, logits, target, k->N, k->V, k->Vp, gpu);
+    EXPECT(ops_same_bits(download(logits, n, gpu), k->logits, n), "cross_entropy_loss wrote to the logits");
     float* loss = download(losses, k->N, gpu);
     gpu_free(losses);
     gpu_free(target);
@@ -176,12 +176,12 @@ template <class T> static void test_top(int V, int Vp, const Gpu* gpu) {
     }
     k.logits[(size_t)4 * Vp + V / 2] = NAN;
     k.target[5] = NO_TARGET;
-    classifier_top_cpu(want, k.logits, k.target, N, V, Vp);
+    cross_entropy_top_cpu(want, k.logits, k.target, N, V, Vp);
     T* logits = upload<T>(k.logits, (size_t)N * Vp, 0, gpu);
     int* target = upload_ints(k.target, N, gpu);
     int* is_top = upload_ints(k.target, N, gpu);
     int got[N];
-    classifier_top(is_top, logits, target, N, V, Vp, gpu);
+    cross_entropy_top(is_top, logits, target, N, V, Vp, gpu);
     CUDA_CHECK(cudaMemcpyAsync(got, is_top, sizeof(got), cudaMemcpyDeviceToHost, gpu->stream));
     CUDA_CHECK(cudaStreamSynchronize(gpu->stream));
     for (int n = 0; n < N; n++) {

@@ -96,26 +96,26 @@ static Results results_of(const Bf16Kernel* kernel, const Case* p) {
     const size_t vc = (size_t)p->Vp * p->C;
     Results r = {ops_floats(p->N), ops_floats(p->N), ops_floats((size_t)p->N * p->C), NULL, ops_floats(vc)};
     MatmulBf16Scratch matmul;
-    ClassifierBf16Scratch scratch;
+    CrossEntropyBf16Scratch scratch;
     const size_t lent = matmul_bf16_pairs(p->Vp, p->tokens);
     float* memory = ops_floats(lent);
-    EXPECT(classifier_bf16_rows(p->tokens, p->Vp) * p->Vp >= lent, "too little memory for %d tokens",
+    EXPECT(cross_entropy_bf16_rows(p->tokens, p->Vp) * p->Vp >= lent, "too little memory for %d tokens",
            p->tokens);
     uint32_t* forward = (uint32_t*)(void*)ops_floats(matmul_bf16_pairs(p->Vp, p->C));
     uint32_t* backward = (uint32_t*)(void*)ops_floats(matmul_bf16_pairs(p->C, p->Vp));
     matmul_bf16_open(&matmul, *kernel);
-    classifier_bf16_open(&scratch, memory, p->tokens, p->N, p->C, p->Vp);
+    cross_entropy_bf16_open(&scratch, memory, p->tokens, p->N, p->C, p->Vp);
     matmul_bf16_pack(kernel->pack, forward, matmul_bf16_forward_weight(p->wte, p->C), p->C, p->Vp);
     matmul_bf16_pack(kernel->pack, backward, matmul_bf16_backward_weight(p->wte, p->C), p->Vp, p->C);
-    const ClassifierBf16 of = {p->inp, p->wte, forward, backward, p->target, p->N, p->C, p->V, p->Vp};
-    classifier_bf16_losses_cpu(r.only_loss, &of, &scratch, &matmul);
-    classifier_bf16_gradients_cpu(r.loss, r.dinp, NULL, &of, p->scale, GRADIENT_SET, &scratch, &matmul);
+    const CrossEntropyBf16 of = {p->inp, p->wte, forward, backward, p->target, p->N, p->C, p->V, p->Vp};
+    cross_entropy_bf16_losses_cpu(r.only_loss, &of, &scratch, &matmul);
+    cross_entropy_bf16_gradients_cpu(r.loss, r.dinp, NULL, &of, p->scale, GRADIENT_SET, &scratch, &matmul);
     const float* dinp = ops_copy(r.dinp, (size_t)p->N * p->C);
-    classifier_bf16_gradients_cpu(r.loss, r.dinp, r.dwte, &of, p->scale, GRADIENT_SET, &scratch, &matmul);
+    cross_entropy_bf16_gradients_cpu(r.loss, r.dinp, r.dwte, &of, p->scale, GRADIENT_SET, &scratch, &matmul);
     EXPECT(ops_same_bits(dinp, r.dinp, (size_t)p->N * p->C), "%s: dinp without dwte", kernel->name);
     r.set = ops_copy(r.dwte, vc);
-    classifier_bf16_gradients_cpu(r.loss, r.dinp, r.dwte, &of, p->scale, GRADIENT_ADD, &scratch, &matmul);
-    classifier_bf16_close(&scratch);
+    cross_entropy_bf16_gradients_cpu(r.loss, r.dinp, r.dwte, &of, p->scale, GRADIENT_ADD, &scratch, &matmul);
+    cross_entropy_bf16_close(&scratch);
     matmul_bf16_close(&matmul);
     return r;
 }

@@ -224,9 +224,9 @@ int main(int argc, char** argv) {
     Comm comm;
     Options options;
     signals_open();
-    comm_expect(&comm, launch_expect());
+    comm_expect(&comm, launcher_expect());
     options_parse(&options, argc - !!mode, argv + !!mode, options_program(OPTION_CPU));
-    const Launch launch = launch_find(&options);
+    const Launcher launch = launcher_find(&options);
     comm_open(&comm, launch.place, &launch.meeting, options.timeout);
     threads_open(options.threads, comm.local_size, launch.launcher);
     if (mode) {

@@ -271,9 +271,9 @@ int main(int argc, char** argv) {
     Gpu gpu;
     GroupGpu group;
     Options options;
-    comm_expect(&comm, launch_expect());
+    comm_expect(&comm, launcher_expect());
     options_parse(&options, argc - words, argv + words, options_program(OPTION_GPU));
-    const Launch launched = launch_find(&options);
+    const Launcher launched = launcher_find(&options);
     comm_open(&comm, launched.place, &launched.meeting, options.timeout);
     gpu_open(&gpu, gpu_device_of_rank(&comm, device));
     group_gpu_open(&group, &comm);

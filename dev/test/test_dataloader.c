@@ -99,15 +99,15 @@ static void test_orders(void) {
     DataSources sources, tail;
     write_shard("train_0.bin", MAGIC_U16, 0, 51);
     write_shard("train_1.bin", MAGIC_U32, 51, 49);
-    sources_open_files(&sources, test_path("train_*.bin"), TOKENS_AUTO, V);
-    sources_pack(&sources, PACK_STREAM, 4, EOT, DOCUMENT_MASK_OFF);
+    mixture_open_files(&sources, test_path("train_*.bin"), TOKENS_AUTO, V);
+    mixture_pack(&sources, PACK_STREAM, 4, EOT, DOCUMENT_MASK_OFF);
     test_order(&sources); // 100 tokens: 24 sequences, 3 tokens left over
     rows_close(&sources.source[0].rows);
-    sources_split_tail(&sources, &tail, 4);
-    sources_pack(&tail, PACK_STREAM, 4, EOT, DOCUMENT_MASK_OFF);
+    mixture_split_tail(&sources, &tail, 4);
+    mixture_pack(&tail, PACK_STREAM, 4, EOT, DOCUMENT_MASK_OFF);
     test_order(&tail); // 49 tokens: 12 sequences to the very last token
-    sources_close(&tail);
-    sources_close(&sources);
+    mixture_close(&tail);
+    mixture_close(&sources);
 }
 
 // B and T that exceed the data: the epoch repeats inside the batch.
@@ -115,8 +115,8 @@ static void test_one_sequence(void) {
     const uint16_t tokens[] = {5, 6, 7, 8};
     DataSources sources;
     Dataloader loader;
-    sources_open_memory(&sources, tokens, 4, 9, "memory");
-    sources_pack(&sources, PACK_STREAM, 3, 8, DOCUMENT_MASK_OFF);
+    mixture_open_memory(&sources, tokens, 4, 9, "memory");
+    mixture_pack(&sources, PACK_STREAM, 3, 8, DOCUMENT_MASK_OFF);
     dataloader_open(&loader, &sources, settings_of(3, SHUFFLE_ON, 1));
     dataloader_seek(&loader, UINT64_C(1) << 60);
     const Batch batch = dataloader_next(&loader);
@@ -125,7 +125,7 @@ static void test_one_sequence(void) {
         EXPECT(batch.inputs[i] == 5 + i % 3 && batch.targets[i] == 6 + i % 3, "%d", i);
     }
     dataloader_close(&loader);
-    sources_close(&sources);
+    mixture_close(&sources);
 }
 
 // ---- any packing, several sources, any partition ----
@@ -216,8 +216,8 @@ static void test_partitions(const char* list, Packing pack) {
     static Trace traces[9];
     DataSources sources;
     memset(traces, 0, sizeof(traces));
-    sources_open_files(&sources, list, TOKENS_AUTO, V);
-    sources_pack(&sources, pack, T, EOT, DOCUMENT_MASK_ON);
+    mixture_open_files(&sources, list, TOKENS_AUTO, V);
+    mixture_pack(&sources, pack, T, EOT, DOCUMENT_MASK_ON);
     for (int i = 0; i < 9; i++) {
         for (int rank = 0; rank < parts[i][1]; rank++) {
             trace_run(&traces[i], &sources, parts[i][0], parts[i][1], rank, 6);
@@ -226,15 +226,15 @@ static void test_partitions(const char* list, Packing pack) {
                pack, i);
         EXPECT(traces[0].counted == traces[i].counted, "pack %d, partition %d", pack, i);
     }
-    sources_close(&sources);
+    mixture_close(&sources);
 }
 
 // Each source's sequences are all of its rows once per epoch, in another order in each.
 static void test_mixture(const char* list) {
     DataSources sources;
     Dataloader loader;
-    sources_open_files(&sources, list, TOKENS_AUTO, V);
-    sources_pack(&sources, PACK_BESTFIT, T, EOT, DOCUMENT_MASK_OFF);
+    mixture_open_files(&sources, list, TOKENS_AUTO, V);
+    mixture_pack(&sources, PACK_BESTFIT, T, EOT, DOCUMENT_MASK_OFF);
     dataloader_open(&loader, &sources, settings_of(1, SHUFFLE_ON, 5));
     uint64_t *order[2][2], given[2] = {0};
     for (int s = 0; s < 2; s++) {
@@ -245,7 +245,7 @@ static void test_mixture(const char* list) {
     for (uint64_t p = 0; p < 1000; p++) {
         uint64_t row, j;
         const Rows* rows = dataloader_find_(&loader, p, &row);
-        const int s = sources_find(&sources, p, &j);
+        const int s = mixture_find(&sources, p, &j);
         EXPECT(rows == &sources.source[s].rows && row < rows->count && j == given[s]++, "p %d", (int)p);
         if (j < 2 * rows->count) {
             order[s][j / rows->count][row] += 1 + j % rows->count;
@@ -264,7 +264,7 @@ static void test_mixture(const char* list) {
         free(order[s][1]);
     }
     dataloader_close(&loader);
-    sources_close(&sources);
+    mixture_close(&sources);
 }
 
 // The same file twice: each source has an order of its own.
@@ -274,8 +274,8 @@ static void test_twice(void) {
     Dataloader loader;
     int same = 0;
     snprintf(list, sizeof(list), "%s:1,%s:1", test_path("d0.bin"), test_path("d0.bin"));
-    sources_open_files(&sources, list, TOKENS_AUTO, V);
-    sources_pack(&sources, PACK_STREAM, T, EOT, DOCUMENT_MASK_OFF);
+    mixture_open_files(&sources, list, TOKENS_AUTO, V);
+    mixture_pack(&sources, PACK_STREAM, T, EOT, DOCUMENT_MASK_OFF);
     dataloader_open(&loader, &sources, settings_of(1, SHUFFLE_ON, 5));
     const uint64_t S = sources.source[0].rows.count;
     for (uint64_t j = 0; j < S; j++) {
@@ -283,7 +283,7 @@ static void test_twice(void) {
     }
     EXPECT(same < (int)S / 4, "%d of %d rows at the same place", same, (int)S);
     dataloader_close(&loader);
-    sources_close(&sources);
+    mixture_close(&sources);
 }
 
 // A batch is as long as its longest row, up to the next multiple of 8, and of uniform ones little is padding.
@@ -295,8 +295,8 @@ static void test_widths(void) {
         DataloaderSettings settings = settings_of(4, SHUFFLE_ON, 3);
         int shorter = 0;
         settings.group = 4;
-        sources_open_files(&sources, test_path("d0.bin"), TOKENS_AUTO, V);
-        sources_pack(&sources, uniform ? PACK_UNIFORM : PACK_DYNAMIC, 39, EOT, DOCUMENT_MASK_OFF);
+        mixture_open_files(&sources, test_path("d0.bin"), TOKENS_AUTO, V);
+        mixture_pack(&sources, uniform ? PACK_UNIFORM : PACK_DYNAMIC, 39, EOT, DOCUMENT_MASK_OFF);
         dataloader_open(&loader, &sources, settings);
         const int batches = (int)(loader.num_sequences / 4);
         for (int i = 0; i < batches; i++) {
@@ -313,7 +313,7 @@ static void test_widths(void) {
         EXPECT(shorter > 0, "all batches are as long as can be");
         padding[uniform] = dataloader_padding(&loader, batches);
         dataloader_close(&loader);
-        sources_close(&sources);
+        mixture_close(&sources);
     }
     EXPECT(padding[1] < 0.2 && padding[0] > 1.5 * padding[1], "%g, uniform %g", padding[0], padding[1]);
 }
@@ -324,8 +324,8 @@ static void test_uniform_epoch(void) {
     Dataloader loader;
     DataloaderSettings settings = settings_of(1, SHUFFLE_ON, 3);
     settings.group = 8;
-    sources_open_files(&sources, test_path("d0.bin"), TOKENS_AUTO, V);
-    sources_pack(&sources, PACK_UNIFORM, T, EOT, DOCUMENT_MASK_OFF);
+    mixture_open_files(&sources, test_path("d0.bin"), TOKENS_AUTO, V);
+    mixture_pack(&sources, PACK_UNIFORM, T, EOT, DOCUMENT_MASK_OFF);
     dataloader_open(&loader, &sources, settings);
     const uint64_t S = loader.num_sequences;
     uint8_t* seen = (uint8_t*)check_alloc(S, 1, "rows");
@@ -337,7 +337,7 @@ static void test_uniform_epoch(void) {
     EXPECT(S % 8 != 0, "a short group is part of the test");
     free(seen);
     dataloader_close(&loader);
-    sources_close(&sources);
+    mixture_close(&sources);
 }
 
 // ---- the thread ----
@@ -348,8 +348,8 @@ static void test_seeking(const char* list) {
     DataSources sources;
     Dataloader loader, plain;
     Rand rng = rand_open(1, 2);
-    sources_open_files(&sources, list, TOKENS_AUTO, V);
-    sources_pack(&sources, PACK_PAD, T, EOT, DOCUMENT_MASK_ON);
+    mixture_open_files(&sources, list, TOKENS_AUTO, V);
+    mixture_pack(&sources, PACK_PAD, T, EOT, DOCUMENT_MASK_ON);
     dataloader_open(&plain, &sources, settings_of(2, SHUFFLE_ON, 5));
     uint64_t wanted[300];
     for (int i = 0; i < 150; i++) {
@@ -378,15 +378,15 @@ static void test_seeking(const char* list) {
         }
         dataloader_close(&loader);
     }
-    sources_close(&sources);
+    mixture_close(&sources);
 }
 
 // wait_s grows while the caller waits, and not while batches are ready.
 static void test_wait(const char* list) {
     DataSources sources;
     Dataloader loader;
-    sources_open_files(&sources, list, TOKENS_AUTO, V);
-    sources_pack(&sources, PACK_STREAM, T, EOT, DOCUMENT_MASK_OFF);
+    mixture_open_files(&sources, list, TOKENS_AUTO, V);
+    mixture_pack(&sources, PACK_STREAM, T, EOT, DOCUMENT_MASK_OFF);
     dataloader_open(&loader, &sources, settings_of(1000, SHUFFLE_ON, 5));
     dataloader_next(&loader);
     const double first_s = loader.wait_s;
@@ -409,7 +409,7 @@ static void test_wait(const char* list) {
     }
     EXPECT(loader.wait_s > first_s, "never waited for one that was not");
     dataloader_close(&loader);
-    sources_close(&sources);
+    mixture_close(&sources);
 }
 
 // ---- files that somebody writes to ----
@@ -448,8 +448,8 @@ static void test_written_to(Packing pack) {
         snprintf(path, sizeof(path), "%s", test_path("d1.bin"));
         char list[600];
         snprintf(list, sizeof(list), "%s:0.5,%s:0.5", test_path("d0.bin"), path);
-        sources_open_files(&sources, list, TOKENS_AUTO, V);
-        sources_pack(&sources, pack, T, EOT, DOCUMENT_MASK_ON);
+        mixture_open_files(&sources, list, TOKENS_AUTO, V);
+        mixture_pack(&sources, pack, T, EOT, DOCUMENT_MASK_ON);
         dataloader_open(&loader, &sources, settings_of(2, SHUFFLE_ON, 5));
         dataloader_next(&loader);
         EXPECT(!dataloader_error(&loader), "%s", dataloader_error(&loader));
@@ -464,7 +464,7 @@ static void test_written_to(Packing pack) {
                                         : "d1.bin: a token became larger than the vocabulary while it was "
                                           "read: at token 1000 of ");
         dataloader_close(&loader);
-        sources_close(&sources);
+        mixture_close(&sources);
     }
 }
 

@@ -21,8 +21,8 @@ static void test_forward(int B, int T, int C) {
         for (int n = 0; n < B * T; n++) {
             positions[n] = first + n % T;
         }
-        encoder_forward_cpu(out, tokens, wte, wpe, B, T, (EncoderPositions){first ? positions : NULL, NULL},
-                            C);
+        embedding_forward_cpu(out, tokens, wte, wpe, B, T,
+                              (EmbeddingPositions){first ? positions : NULL, NULL}, C);
         free(positions);
         ref_encoder_forward(want, tokens, wide_te, wide_pe + (size_t)first * C, B, T, C);
         for (size_t i = 0; i < nc; i++) {
@@ -43,7 +43,7 @@ static void test_documents(int B, int T, int C) {
     for (int n = 0; n < B * T; n++) {
         starts[n] = n % T / 3 * 3;
     }
-    encoder_forward_cpu(out, tokens, wte, wpe, B, T, (EncoderPositions){0, starts}, C);
+    embedding_forward_cpu(out, tokens, wte, wpe, B, T, (EmbeddingPositions){0, starts}, C);
     for (size_t i = 0; i < nc; i++) {
         const size_t n = i / (size_t)C, c = i % (size_t)C, position = n % (size_t)T - (size_t)starts[n];
         EXPECT(out[i] == wte[(size_t)tokens[n] * C + c] + wpe[position * C + c], "documents, element %zu", i);
@@ -65,14 +65,14 @@ static void test_backward(int B, int T, int C) {
            *size_te = ops_absolute(held_te, te); // sums and sums of absolute values
     double *want_pe = ops_doubles(pe), *size_pe = ops_doubles(pe);
 
-    encoder_backward_cpu(dwte, dwpe, dout, tokens, B, T, maxT, C, GRADIENT_SET);
+    embedding_backward_cpu(dwte, dwpe, dout, tokens, B, T, maxT, C, GRADIENT_SET);
     ref_encoder_backward(want_te, want_pe, wide, tokens, B, T, C);
     ref_encoder_backward(size_te, size_pe, absolute, tokens, B, T, C);
     EXPECT_NEAR(ops_error(dwte, want_te, size_te, te), 0, limit, "dwte added, %d x %d x %d", B, T, C);
     EXPECT_NEAR(ops_error(dwpe, want_pe, size_pe, pe), 0, limit, "dwpe of %d x %d x %d", B, T, C);
 
     want_pe = ops_widen(held_wpe, pe), size_pe = ops_absolute(want_pe, pe);
-    encoder_backward_cpu(dwte, held_wpe, dout, tokens, B, T, maxT, C, GRADIENT_ADD);
+    embedding_backward_cpu(dwte, held_wpe, dout, tokens, B, T, maxT, C, GRADIENT_ADD);
     ref_encoder_backward(want_te, want_pe, wide, tokens, B, T, C);
     ref_encoder_backward(size_te, size_pe, absolute, tokens, B, T, C);
     EXPECT_NEAR(ops_error(dwte, want_te, size_te, te), 0, limit, "dwte added twice, %d x %d x %d", B, T, C);
@@ -110,8 +110,8 @@ static void test_threads(void) {
     for (int t = 1; t <= 3; t++) {
         threads_set(t);
         out[t] = ops_floats(B * T * C), dwte[t] = ops_copy(held, Vp * C), dwpe[t] = ops_floats(MAX_T * C);
-        encoder_forward_cpu(out[t], tokens, wte, wpe, B, T, (EncoderPositions){NULL, NULL}, C);
-        encoder_backward_cpu(dwte[t], dwpe[t], dout, tokens, B, T, MAX_T, C, GRADIENT_SET);
+        embedding_forward_cpu(out[t], tokens, wte, wpe, B, T, (EmbeddingPositions){NULL, NULL}, C);
+        embedding_backward_cpu(dwte[t], dwpe[t], dout, tokens, B, T, MAX_T, C, GRADIENT_SET);
         EXPECT(ops_same_bits(out[t], out[1], B * T * C), "out with %d threads", t);
         EXPECT(ops_same_bits(dwte[t], dwte[1], Vp * C), "dwte with %d threads", t);
         EXPECT(ops_same_bits(dwpe[t], dwpe[1], MAX_T * C), "dwpe with %d threads", t);

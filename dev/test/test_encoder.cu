@@ -34,8 +34,8 @@ static void test_forward(const Size* s, const int* tokens, int first, size_t shi
         places[n] = first + (int)(n % s->T);
     }
     int* positions = upload_ints(places, N, gpu);
-    encoder_forward(out, ids, te, pe, s->B, s->T, EncoderPositions{first ? positions : NULL, NULL}, s->C,
-                    gpu);
+    embedding_forward(out, ids, te, pe, s->B, s->T, EmbeddingPositions{first ? positions : NULL, NULL}, s->C,
+                      gpu);
     free(places);
     ref_encoder_forward(want, tokens, ops_widen(wte, te_n), ops_widen(wpe, pe_n) + (size_t)first * s->C, s->B,
                         s->T, s->C);
@@ -52,7 +52,7 @@ static void test_forward(const Size* s, const int* tokens, int first, size_t shi
 }
 
 // Positions by token, those of a token in their order.
-static void check_order(const EncoderGpu* scratch, const int* tokens, int N, const Gpu* gpu) {
+static void check_order(const EmbeddingGpu* scratch, const int* tokens, int N, const Gpu* gpu) {
     int* order = (int*)check_alloc(N, sizeof(int), "order");
     char* seen = (char*)check_alloc(N, 1, "seen");
     CUDA_CHECK(cudaMemcpyAsync(order, scratch->order[0], (size_t)N * sizeof(int), cudaMemcpyDeviceToHost,
@@ -79,13 +79,13 @@ static void test_backward(const Size* s, const int* tokens, GradientMode mode, s
     float *te_got[2], *pe_got[2], *nothing = ops_floats(pe);
     X* d = upload<X>(dout, N * s->C, shift, gpu);
     int* ids = upload_ints(tokens, N, gpu);
-    EncoderGpu scratch;
-    encoder_open(&scratch, (int)N + 5, s->V, s->C); // more than needed: nothing may depend on it
+    EmbeddingGpu scratch;
+    embedding_open(&scratch, (int)N + 5, s->V, s->C); // more than needed: nothing may depend on it
     for (int run = 0; run < 2; run++) {
         G* to_te = upload<G>(dwte, te, 0, gpu);
         G* to_pe = upload<G>(mode == GRADIENT_ADD ? dwpe : nothing, pe, 0, gpu);
         const Gradient gradient_te = {to_te, DTYPE_OF(G)}, gradient_pe = {to_pe, DTYPE_OF(G)};
-        encoder_backward(gradient_te, gradient_pe, d, ids, s->B, s->T, s->maxT, s->C, mode, &scratch, gpu);
+        embedding_backward(gradient_te, gradient_pe, d, ids, s->B, s->T, s->maxT, s->C, mode, &scratch, gpu);
         te_got[run] = download(to_te, te, gpu);
         pe_got[run] = download(to_pe, pe, gpu);
         gpu_free(to_pe);
@@ -102,7 +102,7 @@ static void test_backward(const Size* s, const int* tokens, GradientMode mode, s
     ref_encoder_backward(te_size, pe_size, ops_absolute(wide, N * s->C), tokens, s->B, s->T, s->C);
     compare<G>(te_got[0], te_want, te_size, te, "dwte", s);
     compare<G>(pe_got[0], pe_want, pe_size, pe, mode == GRADIENT_ADD ? "dwpe added" : "dwpe", s);
-    encoder_close(&scratch);
+    embedding_close(&scratch);
     gpu_free(ids);
     gpu_free(d - shift);
 }
@@ -152,9 +152,9 @@ static void test_large(const Gpu* gpu) {
 }
 
 static void open_too_many(const void* arg) {
-    EncoderGpu scratch;
+    EmbeddingGpu scratch;
     (void)arg;
-    encoder_open(&scratch, 1, (1 << 20) + 1, 1);
+    embedding_open(&scratch, 1, (1 << 20) + 1, 1);
 }
 
 int main(void) {

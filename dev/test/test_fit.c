@@ -5,7 +5,7 @@
 
 // Memory by batch and level: 100 a sequence at level 0, less at each further one; 50 for the state, which may be on the
 // host, and then goes over the bus so often that it takes a second.
-static void fake_plan(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, const Options* o) {
+static void fake_plan(PlanMemory plan[PLAN_KINDS], ModelConfig cfg, const Options* o) {
     const int on_host = o->offload_optimizer == OFFLOAD_HOST;
     const PlanMemory state = {"state", 50, on_host ? PLAN_HOST : PLAN_DEVICE, 1e9 * on_host, 1e9 * on_host};
     (void)cfg;
@@ -14,7 +14,7 @@ static void fake_plan(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, const Options
     plan_add_at(plan, state);
 }
 
-static const GPT2Config CFG = {64, 100, 128, 2, 2, 64, SHARE_OFF};
+static const ModelConfig CFG = {64, 100, 128, 2, 2, 64, SHARE_OFF};
 
 static Options options_of(int trainer, const char* recompute) {
     const char* line[] = {"test",   "--batch",        "8", "--total-batch", "1024", "--seq-len",
@@ -28,7 +28,7 @@ static Options options_of(int trainer, const char* recompute) {
 }
 
 static FitDevice device_of(size_t limit, int can_offload) {
-    const SpeedRates rates = {{1e12, 1e12, 1e12, 1e12, 1e12, 1e12, 1e12}, 0, "made up"};
+    const CostRates rates = {{1e12, 1e12, 1e12, 1e12, 1e12, 1e12, 1e12}, 0, "made up"};
     const FitDevice device = {fake_plan, limit, SIZE_MAX, can_offload, {rates, 4, 4, MASTER_NONE}};
     return device;
 }

@@ -3,7 +3,7 @@
 #include "llmc/model/freeze.h"
 #include "test.h"
 
-static const GPT2Config CFG = {.max_T = 40, .V = 157, .Vp = 256, .L = 3, .NH = 3, .C = 36};
+static const ModelConfig CFG = {.max_T = 40, .V = 157, .Vp = 256, .L = 3, .NH = 3, .C = 36};
 
 static Freeze freeze_read(const char* list) {
     char error[ERROR_BYTES] = "";
@@ -15,11 +15,11 @@ static Freeze freeze_read(const char* list) {
 // Which parameters a list freezes in block l, by name and in order, with a blank after each.
 static const char* frozen_in(const char* list, int l) {
     static char names[256];
-    TensorRow rows[GPT2_PARAMETER_ROWS];
+    TensorRow rows[MODEL_PARAMETER_ROWS];
     const Freeze freeze = freeze_read(list);
-    gpt2_parameter_rows(rows, CFG);
+    model_parameter_rows(rows, CFG);
     names[0] = '\0';
-    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         if (freeze_has(&freeze, i, l)) {
             strcat(strcat(names, rows[i].name), " ");
         }
@@ -115,7 +115,7 @@ static void test_first_block(void) {
 
 // Layers that share parameters have fewer blocks of them, or some outside of the blocks.
 static void test_shared_copies(void) {
-    GPT2Config pairs = CFG, attention = CFG;
+    ModelConfig pairs = CFG, attention = CFG;
     pairs.L = attention.L = 4;
     pairs.share = SHARE_PAIRS;
     attention.share = SHARE_ATTENTION;
@@ -127,7 +127,7 @@ static void test_shared_copies(void) {
 // 6 FLOP for each weight: 2 forward, 2 for its gradient, 2 for that of its input; T = 40 tokens.
 static void test_work(void) {
     enum { T = 40 };
-    const double C = CFG.C, all = gpt2_flops_per_token(CFG, T);
+    const double C = CFG.C, all = model_flops_per_token(CFG, T);
     const double wte = CFG.Vp * C, wpe = CFG.max_T * C, block = 12 * C * C + 13 * C;
     const Freeze none = freeze_read(""), embeddings = freeze_read("embeddings"),
                  low = freeze_read("embeddings,blocks[0-1]"), mlp = freeze_read("mlp[1]");

@@ -6,13 +6,13 @@
 enum { V = 31, VP = 32, T = 8, SLOTS = 3, EOT = 256 };
 
 // The model remembers what each slot has read; its logits are a function of all of it, with positions.
-struct GPT2 {
+struct Model {
     int seen[SLOTS][T], known[SLOTS];
     float logits[SLOTS * VP];
     int reads, bans_eot;
 };
 
-static void logits_of(GPT2* model, int slot, float* logits) {
+static void logits_of(Model* model, int slot, float* logits) {
     uint64_t hash = 7;
     for (int t = 0; t < model->known[slot]; t++) {
         hash = (hash ^ (uint64_t)(model->seen[slot][t] + 1000 * t)) * 1099511628211u;
@@ -22,7 +22,7 @@ static void logits_of(GPT2* model, int slot, float* logits) {
     }
 }
 
-static const float* read_text(GPT2* model, int slot, const int* ids, int count) {
+static const float* read_text(Model* model, int slot, const int* ids, int count) {
     EXPECT(count >= 1 && count <= T, "%d tokens", count);
     memcpy(model->seen[slot], ids, (size_t)count * sizeof(int));
     model->known[slot] = count;
@@ -31,7 +31,7 @@ static const float* read_text(GPT2* model, int slot, const int* ids, int count) 
     return model->logits;
 }
 
-static const float* next_tokens(GPT2* model, const int* ids, const int* positions, int slots) {
+static const float* next_tokens(Model* model, const int* ids, const int* positions, int slots) {
     EXPECT(slots == SLOTS, "%d slots", slots);
     for (int s = 0; s < slots; s++) {
         EXPECT(positions[s] >= 0 && positions[s] < T, "position %d", positions[s]);
@@ -51,7 +51,7 @@ typedef struct {
 
 // Texts 0 ... count-1, each begun in the slot that is free first; alone: only one at a time.
 static void write_texts(Written* written, int count, int is_alone, int limit, const Options* options) {
-    static GPT2 model;
+    static Model model;
     static RunData data; // no tokenizer: texts are ids
     const GeneratorModel functions = {&model, read_text, next_tokens, V, VP, T, SLOTS};
     Generator g;
@@ -63,7 +63,7 @@ static void write_texts(Written* written, int count, int is_alone, int limit, co
         busy = 0;
         for (int s = 0; s < (is_alone ? 1 : SLOTS); s++) {
             GeneratorText* text = &g.texts[s];
-            while (text->is_used ? text->end != GENERATOR_GOES_ON : next < count) {
+            while (text->is_used ? text->end != STILL_GENERATING : next < count) {
                 if (text->is_used) {
                     Written* w = &written[of_slot[s]];
                     snprintf(w->text, sizeof(w->text), "%.*s", (int)text->stream.count, text->stream.bytes);

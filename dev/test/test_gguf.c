@@ -5,8 +5,8 @@
 #include "llmc/formats/gguf.h"
 #include "test.h"
 
-static const GPT2Config CFG = {.max_T = 6, .V = 261, .Vp = 384, .L = 2, .NH = 2, .C = 64};
-static const GPT2Config NARROW = {.max_T = 6, .V = 5, .Vp = 128, .L = 1, .NH = 2, .C = 4}; // no whole blocks
+static const ModelConfig CFG = {.max_T = 6, .V = 261, .Vp = 384, .L = 2, .NH = 2, .C = 64};
+static const ModelConfig NARROW = {.max_T = 6, .V = 5, .Vp = 128, .L = 1, .NH = 2, .C = 4}; // no whole blocks
 
 typedef struct {
     const char* path;
@@ -103,7 +103,7 @@ static void expect_tokenizer(Reader* r, const Bpe* bpe, GgufStart start, int V) 
     expect_bool(r, "tokenizer.ggml.add_eos_token", 0);
 }
 
-static void expect_pairs(Reader* r, GPT2Config cfg, int file_type, const Bpe* bpe, GgufStart start) {
+static void expect_pairs(Reader* r, ModelConfig cfg, int file_type, const Bpe* bpe, GgufStart start) {
     expect_string(r, "general.architecture", "gpt2");
     expect_string(r, "general.type", "model");
     expect_string(r, "general.name", "my run");
@@ -145,11 +145,11 @@ static double error_of(uint32_t type, float x, float largest) {
                        : fabs(x) * 0x1p-8;
 }
 
-static void expect_tensor(Reader* r, const TensorRow* row, GPT2Config cfg, int l, const float* x,
+static void expect_tensor(Reader* r, const TensorRow* row, ModelConfig cfg, int l, const float* x,
                           uint32_t type, size_t data_begin) {
     char name[128];
     const int is_vector = row->form == FILE_VECTOR;
-    const size_t rows = gpt2_rows_in_files(row, cfg);
+    const size_t rows = model_rows_in_files(row, cfg);
     snprintf(name, sizeof(name), row->gguf_name, l);
     const char* found = take_string(r);
     EXPECT(strcmp(found, name) == 0, "%s, wanted %s", found, name);
@@ -183,20 +183,20 @@ static size_t data_begin(Reader r, size_t tensors) {
     return (r.at + 31) / 32 * 32;
 }
 
-static void test_file(GPT2Config cfg, GgufDtype dtype, const Bpe* bpe, GgufStart start) {
+static void test_file(ModelConfig cfg, GgufDtype dtype, const Bpe* bpe, GgufStart start) {
     static const int file_types[4] = {0, 1, 32, 7};
     static const uint32_t types[4] = {0, 1, 30, 8};
     char error[ERROR_BYTES];
-    TensorRow rows[GPT2_PARAMETER_ROWS];
-    float* memory = (float*)check_alloc(gpt2_parameter_rows(rows, cfg), 1, "model");
-    for (int g = 0; g < gpt2_groups(cfg); g++) {
-        gpt2_random_group(rows, cfg, 3, g, (char*)memory + gpt2_group_offset_bytes(rows, g));
+    TensorRow rows[MODEL_PARAMETER_ROWS];
+    float* memory = (float*)check_alloc(model_parameter_rows(rows, cfg), 1, "model");
+    for (int g = 0; g < model_groups(cfg); g++) {
+        model_random_group(rows, cfg, 3, g, (char*)memory + model_group_offset_bytes(rows, g));
     }
     const char* path = test_path("model.gguf");
     GgufWriter writer;
     gguf_create(&writer, path, "out/my run/", cfg, dtype, bpe, start);
-    for (int g = gpt2_groups(cfg) - 1; g >= 0; g--) { // in any order
-        gguf_put(&writer, rows, g, (const char*)memory + gpt2_group_offset_bytes(rows, g));
+    for (int g = model_groups(cfg) - 1; g >= 0; g--) { // in any order
+        gguf_put(&writer, rows, g, (const char*)memory + model_group_offset_bytes(rows, g));
     }
     gguf_commit(&writer);
     Reader r = {path, NULL, 0, 0};
@@ -206,7 +206,7 @@ static void test_file(GPT2Config cfg, GgufDtype dtype, const Bpe* bpe, GgufStart
     EXPECT(take_u64(&r) == (bpe ? 23u : 15u), "number of pairs");
     expect_pairs(&r, cfg, file_types[dtype], bpe, start);
     const size_t begin = data_begin(r, tensors);
-    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         const int is_matrix = rows[i].form != FILE_VECTOR && strcmp(rows[i].name, "wpe") != 0;
         const uint32_t type = !is_matrix ? 0 : dtype == GGUF_Q8_0 && rows[i].cols % 32 ? 1 : types[dtype];
         for (int l = 0; l < rows[i].layers; l++) {
@@ -226,18 +226,18 @@ typedef struct {
 
 static void write_large(const void* context) {
     const Large* large = (const Large*)context;
-    const GPT2Config cfg = {16, 64, 128, 2, 2, 32, SHARE_OFF};
-    TensorRow rows[GPT2_PARAMETER_ROWS];
+    const ModelConfig cfg = {16, 64, 128, 2, 2, 32, SHARE_OFF};
+    TensorRow rows[MODEL_PARAMETER_ROWS];
     GgufWriter writer;
-    float* memory = (float*)check_alloc(gpt2_parameter_rows(rows, cfg), 1, "model");
-    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+    float* memory = (float*)check_alloc(model_parameter_rows(rows, cfg), 1, "model");
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         if (strcmp(rows[i].name, "fcw") == 0) {
             ((float*)tensor_at_layer(&rows[i], memory, 1))[5] = large->value;
         }
     }
     gguf_create(&writer, test_path("large.gguf"), "large", cfg, large->dtype, NULL, GGUF_NO_START_TOKEN);
-    for (int g = 0; g < gpt2_groups(cfg); g++) {
-        gguf_put(&writer, rows, g, (const char*)memory + gpt2_group_offset_bytes(rows, g));
+    for (int g = 0; g < model_groups(cfg); g++) {
+        gguf_put(&writer, rows, g, (const char*)memory + model_group_offset_bytes(rows, g));
     }
     gguf_commit(&writer);
     free(memory);

@@ -3,20 +3,20 @@
 #include "llmc/model/model.h"
 #include "test.h"
 
-static const GPT2Config TINY = {.max_T = 40, .V = 157, .Vp = 256, .L = 3, .NH = 3, .C = 36};
+static const ModelConfig TINY = {.max_T = 40, .V = 157, .Vp = 256, .L = 3, .NH = 3, .C = 36};
 enum { B = 2, T = 7 };
 
-static GPT2Config config_of(const GPT2NamedModel* model) {
-    const GPT2Config cfg = {model->max_T, GPT2_VOCAB, gpt2_padded_vocab(GPT2_VOCAB), model->L, model->NH,
-                            model->C,     SHARE_OFF};
+static ModelConfig config_of(const ModelPreset* model) {
+    const ModelConfig cfg = {model->max_T, GPT2_VOCAB, model_padded_vocab(GPT2_VOCAB), model->L, model->NH,
+                             model->C,     SHARE_OFF};
     return cfg;
 }
 
 // ---- sizes and names ----
 
 static void test_vocab(void) {
-    EXPECT(gpt2_padded_vocab(50257) == 50304, "GPT-2's");
-    EXPECT(gpt2_padded_vocab(50304) == 50304 && gpt2_padded_vocab(1) == 128,
+    EXPECT(model_padded_vocab(50257) == 50304, "GPT-2's");
+    EXPECT(model_padded_vocab(50304) == 50304 && model_padded_vocab(1) == 128,
            "multiples stay, small ones grow");
 }
 
@@ -30,16 +30,16 @@ static void test_published_sizes(void) {
         {"d48", 1557611200},     {"gpt3:c768", 125226240},
     };
     for (size_t i = 0; i < sizeof(published) / sizeof(published[0]); i++) {
-        const GPT2NamedModel* model = gpt2_model_by_name(published[i].name);
-        const double got = model ? gpt2_count_parameters(config_of(model)) : 0;
+        const ModelPreset* model = model_preset_by_name(published[i].name);
+        const double got = model ? model_count_parameters(config_of(model)) : 0;
         EXPECT(got == published[i].parameters, "%s has %.0f", published[i].name, got);
     }
-    const GPT2NamedModel* largest = gpt2_model_by_name("gpt3:c12288");
-    EXPECT_NEAR(largest ? gpt2_count_parameters(config_of(largest)) : 0, 175e9, 1e9, "beyond 32 bits");
+    const ModelPreset* largest = model_preset_by_name("gpt3:c12288");
+    EXPECT_NEAR(largest ? model_count_parameters(config_of(largest)) : 0, 175e9, 1e9, "beyond 32 bits");
 }
 
 // The sum over the tensors, by hand.
-static double count_by_formula(GPT2Config cfg, int V) {
+static double count_by_formula(ModelConfig cfg, int V) {
     const double C = cfg.C;
     return V * C + cfg.max_T * C + cfg.L * (12 * C * C + 13 * C) + 2 * C;
 }
@@ -64,31 +64,31 @@ static void test_names(void) {
     };
     const int wanted_count = sizeof(wanted) / sizeof(wanted[0]);
     int count;
-    gpt2_named_models(&count);
+    model_presets(&count);
     EXPECT(count == wanted_count, "%d models, wanted %d", count, wanted_count);
     for (int i = 0; i < wanted_count; i++) {
-        const GPT2NamedModel* m = gpt2_model_by_name(wanted[i].name);
+        const ModelPreset* m = model_preset_by_name(wanted[i].name);
         EXPECT(m && m->L == wanted[i].L && m->C == wanted[i].C && m->NH == wanted[i].NH &&
                    m->max_T == wanted[i].max_T,
                "%s", wanted[i].name);
         EXPECT(m && m->C % m->NH == 0, "%s: heads", wanted[i].name);
         const char* colon = strchr(wanted[i].name, ':');
-        EXPECT(!colon || gpt2_model_by_name(colon + 1) == (colon[1] == 'd' ? m : NULL),
+        EXPECT(!colon || model_preset_by_name(colon + 1) == (colon[1] == 'd' ? m : NULL),
                "%s without its prefix", wanted[i].name);
-        const GPT2Config cfg = m ? config_of(m) : TINY;
-        EXPECT(gpt2_count_parameters(cfg) == count_by_formula(cfg, cfg.V), "%s: sum", wanted[i].name);
+        const ModelConfig cfg = m ? config_of(m) : TINY;
+        EXPECT(model_count_parameters(cfg) == count_by_formula(cfg, cfg.V), "%s: sum", wanted[i].name);
     }
     static const char* const unknown[] = {"",          "d",     "d1",        "d7", "d121",
                                           "gpt2-tiny", "gpt2:", "gpt2:c768", "D12"};
     for (size_t i = 0; i < sizeof(unknown) / sizeof(unknown[0]); i++) {
-        EXPECT(!gpt2_model_by_name(unknown[i]), "\"%s\" is no name", unknown[i]);
+        EXPECT(!model_preset_by_name(unknown[i]), "\"%s\" is no name", unknown[i]);
     }
 }
 
 static void test_flops(void) {
-    const GPT2Config cfg = {1024, GPT2_VOCAB, 50304, 12, 12, 768, SHARE_OFF};
+    const ModelConfig cfg = {1024, GPT2_VOCAB, 50304, 12, 12, 768, SHARE_OFF};
     const double wanted = 6 * count_by_formula(cfg, 50304) + 6.0 * 12 * 768 * 1024;
-    EXPECT(gpt2_flops_per_token(cfg, 1024) == wanted, "%.0f", gpt2_flops_per_token(cfg, 1024));
+    EXPECT(model_flops_per_token(cfg, 1024) == wanted, "%.0f", model_flops_per_token(cfg, 1024));
 }
 
 // ---- the layout ----
@@ -175,11 +175,11 @@ static void test_parameter_rows(void) {
         {"lnfw", "ln_f.weight", 1, 1, 36, 0},
         {"lnfb", "ln_f.bias", 1, 1, 36, 0},
     };
-    TensorRow rows[GPT2_PARAMETER_ROWS];
-    const size_t bytes = gpt2_parameter_rows(rows, TINY);
-    expect_layout(rows, GPT2_PARAMETER_ROWS, bytes);
-    EXPECT(GPT2_PARAMETER_ROWS == 16, "%d tensors", GPT2_PARAMETER_ROWS);
-    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+    TensorRow rows[MODEL_PARAMETER_ROWS];
+    const size_t bytes = model_parameter_rows(rows, TINY);
+    expect_layout(rows, MODEL_PARAMETER_ROWS, bytes);
+    EXPECT(MODEL_PARAMETER_ROWS == 16, "%d tensors", MODEL_PARAMETER_ROWS);
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         const TensorRow* row = &rows[i];
         EXPECT(strcmp(row->name, wanted[i].name) == 0 && strcmp(row->hf_name, wanted[i].hf_name) == 0,
                "tensor %d is %s, %s", i, row->name, row->hf_name);
@@ -194,31 +194,31 @@ static void test_parameter_rows(void) {
 }
 
 static void test_activation_rows(void) {
-    TensorRow rows[GPT2_ACTIVATION_ROWS];
-    gpt2_activation_rows(rows, TINY, B, T, RECOMPUTE_GELU, TINY.L, 0, B * T);
-    EXPECT(may_share(row_called(rows, GPT2_ACTIVATION_ROWS, "logits"),
-                     row_called(rows, GPT2_ACTIVATION_ROWS, "fch_gelu")),
+    TensorRow rows[MODEL_ACTIVATION_ROWS];
+    model_activation_rows(rows, TINY, B, T, RECOMPUTE_GELU, TINY.L, 0, B * T);
+    EXPECT(may_share(row_called(rows, MODEL_ACTIVATION_ROWS, "logits"),
+                     row_called(rows, MODEL_ACTIVATION_ROWS, "fch_gelu")),
            "the logits have memory of their own");
     for (int recompute = RECOMPUTE_NONE; recompute <= RECOMPUTE_BLOCK; recompute++) {
-        const size_t bytes = gpt2_activation_rows(rows, TINY, B, T, recompute, TINY.L, 0, B * T);
-        expect_layout(rows, GPT2_ACTIVATION_ROWS, bytes);
-        expect_tight(rows, GPT2_ACTIVATION_ROWS, bytes);
+        const size_t bytes = model_activation_rows(rows, TINY, B, T, recompute, TINY.L, 0, B * T);
+        expect_layout(rows, MODEL_ACTIVATION_ROWS, bytes);
+        expect_tight(rows, MODEL_ACTIVATION_ROWS, bytes);
     }
-    for (int i = 0; i < GPT2_ACTIVATION_ROWS; i++) {
+    for (int i = 0; i < MODEL_ACTIVATION_ROWS; i++) {
         const size_t tokens = strcmp(rows[i].name, "kv") == 0 ? 0 : B * T;
         EXPECT(rows[i].rows == tokens, "%s has %zu rows", rows[i].name, rows[i].rows);
     }
-    gpt2_activation_rows(rows, TINY, B, T, RECOMPUTE_GELU, TINY.L, 0, 3);
-    for (int i = 0; i < GPT2_ACTIVATION_ROWS; i++) {
+    model_activation_rows(rows, TINY, B, T, RECOMPUTE_GELU, TINY.L, 0, 3);
+    for (int i = 0; i < MODEL_ACTIVATION_ROWS; i++) {
         EXPECT(rows[i].rows == (strcmp(rows[i].name, "logits") == 0 ? 3
                                 : strcmp(rows[i].name, "kv") == 0   ? 0
                                                                     : B * T),
                "%s has %zu rows with chunks of 3", rows[i].name, rows[i].rows);
     }
-    EXPECT(row_called(rows, GPT2_ACTIVATION_ROWS, "logits")->cols == 256, "logits are padded");
-    EXPECT(row_called(rows, GPT2_ACTIVATION_ROWS, "qkv")->cols == 108, "queries, keys and values");
-    EXPECT(row_called(rows, GPT2_ACTIVATION_ROWS, "att_lse")->cols == 3, "one a head");
-    EXPECT(row_called(rows, GPT2_ACTIVATION_ROWS, "dfch")->cols == 144, "four times as wide");
+    EXPECT(row_called(rows, MODEL_ACTIVATION_ROWS, "logits")->cols == 256, "logits are padded");
+    EXPECT(row_called(rows, MODEL_ACTIVATION_ROWS, "qkv")->cols == 108, "queries, keys and values");
+    EXPECT(row_called(rows, MODEL_ACTIVATION_ROWS, "att_lse")->cols == 3, "one a head");
+    EXPECT(row_called(rows, MODEL_ACTIVATION_ROWS, "dfch")->cols == 144, "four times as wide");
 }
 
 static int is_word_of(const char* list, const char* word) {
@@ -240,9 +240,9 @@ static void test_recompute(void) {
                                          "ln2_mean ln2_rstd fch residual3 kv ";
     size_t last_bytes = SIZE_MAX;
     for (int level = RECOMPUTE_NONE; level <= RECOMPUTE_BLOCK; level++) {
-        TensorRow rows[GPT2_ACTIVATION_ROWS];
-        const size_t bytes = gpt2_activation_rows(rows, TINY, B, T, level, TINY.L, 0, B * T);
-        for (int i = 0; i < GPT2_ACTIVATION_ROWS; i++) {
+        TensorRow rows[MODEL_ACTIVATION_ROWS];
+        const size_t bytes = model_activation_rows(rows, TINY, B, T, level, TINY.L, 0, B * T);
+        for (int i = 0; i < MODEL_ACTIVATION_ROWS; i++) {
             const int kept = is_word_of(per_block, rows[i].name) && !is_word_of(shared[level], rows[i].name);
             EXPECT(rows[i].layers == (kept ? TINY.L : 1), "level %d: %d copies of %s", level, rows[i].layers,
                    rows[i].name);
@@ -255,9 +255,9 @@ static void test_recompute(void) {
 // Generation keeps keys and values of all layers, and one block of the rest for as many tokens as it reads at once; it
 // has no room for what a backward pass needs.
 static void test_never(void) {
-    TensorRow rows[GPT2_ACTIVATION_ROWS];
-    gpt2_activation_rows(rows, TINY, B, T, RECOMPUTE_NEVER, TINY.L, 0, B);
-    for (int i = 0; i < GPT2_ACTIVATION_ROWS; i++) {
+    TensorRow rows[MODEL_ACTIVATION_ROWS];
+    model_activation_rows(rows, TINY, B, T, RECOMPUTE_NEVER, TINY.L, 0, B);
+    for (int i = 0; i < MODEL_ACTIVATION_ROWS; i++) {
         const char* name = rows[i].name;
         const int is_cache = strcmp(name, "kv") == 0;
         const int is_trained = is_word_of(" losses dresidual dqkv dfch ", name);
@@ -274,20 +274,20 @@ static void test_never(void) {
 
 // Blocks that the backward pass does not come to are not kept: they share the memory of the first one that is.
 static void test_first_block(void) {
-    TensorRow rows[GPT2_ACTIVATION_ROWS];
+    TensorRow rows[MODEL_ACTIVATION_ROWS];
     for (int first = 0; first <= TINY.L; first++) {
         for (int level = RECOMPUTE_NONE; level <= RECOMPUTE_BLOCK; level++) {
             const int kept = first < TINY.L ? TINY.L - first : 1;
-            const size_t bytes = gpt2_activation_rows(rows, TINY, B, T, level, TINY.L, first, B * T);
-            const TensorRow *stream = row_called(rows, GPT2_ACTIVATION_ROWS, "residual3"),
-                            *qkv = row_called(rows, GPT2_ACTIVATION_ROWS, "qkv");
-            GPT2Activations all = {0};
-            expect_layout(rows, GPT2_ACTIVATION_ROWS, bytes);
+            const size_t bytes = model_activation_rows(rows, TINY, B, T, level, TINY.L, first, B * T);
+            const TensorRow *stream = row_called(rows, MODEL_ACTIVATION_ROWS, "residual3"),
+                            *qkv = row_called(rows, MODEL_ACTIVATION_ROWS, "qkv");
+            ModelActivations all = {0};
+            expect_layout(rows, MODEL_ACTIVATION_ROWS, bytes);
             EXPECT(stream->layers == kept && qkv->layers == (level == RECOMPUTE_BLOCK ? 1 : kept),
                    "from block %d on, level %d: %d copies", first, level, stream->layers);
-            tensor_rows_bind(&all, rows, GPT2_ACTIVATION_ROWS, NULL);
+            tensor_rows_bind(&all, rows, MODEL_ACTIVATION_ROWS, NULL);
             for (int l = 0; l < TINY.L; l++) {
-                const GPT2Activations at = gpt2_activations_at_layer(all, rows, l);
+                const ModelActivations at = model_activations_at_layer(all, rows, l);
                 const size_t copy = l > first ? (size_t)(l - first) : 0;
                 EXPECT((size_t)at.residual3 == stream->offset_bytes + copy * stream->layer_bytes,
                        "block %d of those from %d on", l, first);
@@ -300,17 +300,17 @@ static void test_first_block(void) {
 
 // The rows name the members; a member is found by name here, to be independent of their offsets.
 static void test_parameter_pointers(void) {
-    TensorRow rows[GPT2_PARAMETER_ROWS];
-    char* memory = (char*)check_alloc(gpt2_parameter_rows(rows, TINY), 1, "parameters");
-    GPT2Parameters p;
-    tensor_rows_bind(&p, rows, GPT2_PARAMETER_ROWS, memory);
+    TensorRow rows[MODEL_PARAMETER_ROWS];
+    char* memory = (char*)check_alloc(model_parameter_rows(rows, TINY), 1, "parameters");
+    ModelParameters p;
+    tensor_rows_bind(&p, rows, MODEL_PARAMETER_ROWS, memory);
 #define SAME_(name_, ...)                                                                                    \
-    EXPECT((char*)p.name_ == memory + row_called(rows, GPT2_PARAMETER_ROWS, #name_)->offset_bytes, #name_);
-    GPT2_PARAMETERS(SAME_)
+    EXPECT((char*)p.name_ == memory + row_called(rows, MODEL_PARAMETER_ROWS, #name_)->offset_bytes, #name_);
+    MODEL_PARAMETERS(SAME_)
 #undef SAME_
     const ptrdiff_t block = (ptrdiff_t)(rows[2].layer_bytes / sizeof(floatX));
     for (int l = 0; l < TINY.L; l++) {
-        const GPT2Parameters at = gpt2_parameters_at_layer(p, rows, l);
+        const ModelParameters at = model_parameters_at_layer(p, rows, l);
         EXPECT(at.wte == p.wte && at.wpe == p.wpe && at.lnfw == p.lnfw && at.lnfb == p.lnfb, "one for all");
         const ptrdiff_t at_l = l * block;
         EXPECT(at.qkvw == p.qkvw + at_l && at.qkvb == p.qkvb + at_l, "layer %d: qkv", l);
@@ -321,17 +321,17 @@ static void test_parameter_pointers(void) {
 }
 
 static void test_activation_pointers(int recompute) {
-    TensorRow rows[GPT2_ACTIVATION_ROWS];
-    char* memory = (char*)check_alloc(gpt2_activation_rows(rows, TINY, B, T, recompute, TINY.L, 0, B * T), 1,
+    TensorRow rows[MODEL_ACTIVATION_ROWS];
+    char* memory = (char*)check_alloc(model_activation_rows(rows, TINY, B, T, recompute, TINY.L, 0, B * T), 1,
                                       "activations");
-    GPT2Activations a;
-    tensor_rows_bind(&a, rows, GPT2_ACTIVATION_ROWS, memory);
+    ModelActivations a;
+    tensor_rows_bind(&a, rows, MODEL_ACTIVATION_ROWS, memory);
 #define SAME_(name_, ...)                                                                                    \
-    EXPECT((char*)a.name_ == memory + row_called(rows, GPT2_ACTIVATION_ROWS, #name_)->offset_bytes, #name_);
-    GPT2_ACTIVATIONS(SAME_)
+    EXPECT((char*)a.name_ == memory + row_called(rows, MODEL_ACTIVATION_ROWS, #name_)->offset_bytes, #name_);
+    MODEL_ACTIVATIONS(SAME_)
 #undef SAME_
     for (int l = 0; l < TINY.L; l++) {
-        const GPT2Activations at = gpt2_activations_at_layer(a, rows, l);
+        const ModelActivations at = model_activations_at_layer(a, rows, l);
         const int gelu = recompute >= RECOMPUTE_GELU ? 0 : l, norm = recompute >= RECOMPUTE_NORMS ? 0 : l,
                   mlp = recompute >= RECOMPUTE_MLP ? 0 : l, block = recompute >= RECOMPUTE_BLOCK ? 0 : l;
         EXPECT(at.encoded == a.encoded && at.logits == a.logits && at.dqkv == a.dqkv, "one for all");
@@ -347,11 +347,11 @@ static void test_activation_pointers(int recompute) {
 
 // Equal parts, of at most 64 MiB of fp32 logits and a token.
 static void test_classifier_chunk(void) {
-    const GPT2Config large = {.Vp = 50304, .V = 50257};
-    EXPECT(gpt2_classifier_chunk(large, 256) == 256, "one chunk");
-    EXPECT(gpt2_classifier_chunk(large, 1024) == 256, "four equal chunks");
-    EXPECT(gpt2_classifier_chunk(large, 8192) == 1024, "no more than eight");
-    EXPECT(gpt2_classifier_chunk(TINY, 7) == 7, "one chunk");
+    const ModelConfig large = {.Vp = 50304, .V = 50257};
+    EXPECT(model_classifier_chunk(large, 256) == 256, "one chunk");
+    EXPECT(model_classifier_chunk(large, 1024) == 256, "four equal chunks");
+    EXPECT(model_classifier_chunk(large, 8192) == 1024, "no more than eight");
+    EXPECT(model_classifier_chunk(TINY, 7) == 7, "one chunk");
 }
 
 // ---- the weights of a new model ----
@@ -363,7 +363,7 @@ static void expect_normal(const TensorRow* row, int l, double std) {
     double sum = 0, squares = 0;
     for (size_t r = 0; r < rows; r++) {
         for (size_t c = 0; c < row->cols; c++) {
-            const double x = gpt2_initial_value(row, TINY, 42, l, r, c);
+            const double x = model_initial_value(row, TINY, 42, l, r, c);
             sum += x;
             squares += x * x;
         }
@@ -373,13 +373,13 @@ static void expect_normal(const TensorRow* row, int l, double std) {
 }
 
 static void test_initial_values(void) {
-    TensorRow rows[GPT2_PARAMETER_ROWS];
+    TensorRow rows[MODEL_PARAMETER_ROWS];
     const double std = 0.02 * sqrt(768.0 / 36); // of TINY's 36 channels
-    const GPT2Config published = {1024, GPT2_VOCAB, 50304, 12, 12, 768, SHARE_OFF},
-                     wide = {1024, GPT2_VOCAB, 50304, 48, 25, 1600, SHARE_OFF};
-    EXPECT(gpt2_initial_std_(published) == 0.02 && gpt2_initial_std_(wide) == 0.02, "GPT-2's own");
-    gpt2_parameter_rows(rows, TINY);
-    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+    const ModelConfig published = {1024, GPT2_VOCAB, 50304, 12, 12, 768, SHARE_OFF},
+                      wide = {1024, GPT2_VOCAB, 50304, 48, 25, 1600, SHARE_OFF};
+    EXPECT(model_initial_std_(published) == 0.02 && model_initial_std_(wide) == 0.02, "GPT-2's own");
+    model_parameter_rows(rows, TINY);
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         const TensorRow* row = &rows[i];
         const char last = row->name[strlen(row->name) - 1];
         const int is_norm = strncmp(row->name, "ln", 2) == 0, is_matrix = row->decay;
@@ -389,8 +389,9 @@ static void test_initial_values(void) {
                 expect_normal(row, l, is_projection ? std / sqrt(6) : std); // 2L = 6
             } else {
                 const float wanted = is_norm && last == 'w' ? 1 : 0, at = (float)row->cols - 1;
-                EXPECT(gpt2_initial_value(row, TINY, 42, l, 0, 0) == wanted, "%s", row->name);
-                EXPECT(gpt2_initial_value(row, TINY, 42, l, 0, (size_t)at) == wanted, "end of %s", row->name);
+                EXPECT(model_initial_value(row, TINY, 42, l, 0, 0) == wanted, "%s", row->name);
+                EXPECT(model_initial_value(row, TINY, 42, l, 0, (size_t)at) == wanted, "end of %s",
+                       row->name);
             }
         }
     }
@@ -398,16 +399,16 @@ static void test_initial_values(void) {
 
 // Padding rows of wte are zero; no other tensor loses rows, not even wpe with as many of them as wte.
 static void test_padding(void) {
-    GPT2Config cfg = TINY;
+    ModelConfig cfg = TINY;
     cfg.max_T = cfg.Vp;
-    TensorRow rows[GPT2_PARAMETER_ROWS];
-    gpt2_parameter_rows(rows, cfg);
+    TensorRow rows[MODEL_PARAMETER_ROWS];
+    model_parameter_rows(rows, cfg);
     int zero_wte = 0, zero_wpe = 0;
     for (size_t r = 0; r < (size_t)cfg.Vp; r++) {
-        const int is_zero = gpt2_initial_value(&rows[0], cfg, 42, 0, r, 5) == 0;
+        const int is_zero = model_initial_value(&rows[0], cfg, 42, 0, r, 5) == 0;
         EXPECT(is_zero == (r >= (size_t)cfg.V), "row %zu of wte", r);
         zero_wte += is_zero;
-        zero_wpe += gpt2_initial_value(&rows[1], cfg, 42, 0, r, 5) == 0;
+        zero_wpe += model_initial_value(&rows[1], cfg, 42, 0, r, 5) == 0;
     }
     EXPECT(zero_wte == cfg.Vp - cfg.V, "%d zero rows in wte", zero_wte);
     EXPECT(zero_wpe == 0, "%d zero rows in wpe", zero_wpe);
@@ -415,20 +416,20 @@ static void test_padding(void) {
 
 // The value is a function of the seed, the tensor and the place, and its bits never change.
 static void test_determinism(void) {
-    TensorRow rows[GPT2_PARAMETER_ROWS];
-    gpt2_parameter_rows(rows, TINY);
+    TensorRow rows[MODEL_PARAMETER_ROWS];
+    model_parameter_rows(rows, TINY);
     const TensorRow *wte = &rows[0], *wpe = &rows[1], *qkvw = &rows[4], *attprojw = &rows[6];
-    const float value = gpt2_initial_value(qkvw, TINY, 42, 1, 2, 3);
-    EXPECT(value == gpt2_initial_value(qkvw, TINY, 42, 1, 2, 3), "again");
-    EXPECT(value != gpt2_initial_value(qkvw, TINY, 43, 1, 2, 3), "another seed");
-    EXPECT(value != gpt2_initial_value(qkvw, TINY, 42, 0, 2, 3), "another layer");
-    EXPECT(value != gpt2_initial_value(qkvw, TINY, 42, 1, 3, 3), "another row");
-    EXPECT(value != gpt2_initial_value(qkvw, TINY, 42, 1, 2, 4), "another column");
-    EXPECT(gpt2_initial_value(wte, TINY, 42, 0, 2, 3) != gpt2_initial_value(wpe, TINY, 42, 0, 2, 3),
+    const float value = model_initial_value(qkvw, TINY, 42, 1, 2, 3);
+    EXPECT(value == model_initial_value(qkvw, TINY, 42, 1, 2, 3), "again");
+    EXPECT(value != model_initial_value(qkvw, TINY, 43, 1, 2, 3), "another seed");
+    EXPECT(value != model_initial_value(qkvw, TINY, 42, 0, 2, 3), "another layer");
+    EXPECT(value != model_initial_value(qkvw, TINY, 42, 1, 3, 3), "another row");
+    EXPECT(value != model_initial_value(qkvw, TINY, 42, 1, 2, 4), "another column");
+    EXPECT(model_initial_value(wte, TINY, 42, 0, 2, 3) != model_initial_value(wpe, TINY, 42, 0, 2, 3),
            "another tensor");
-    EXPECT(gpt2_initial_value(wte, TINY, 42, 0, 0, 0) == -0x1.49dd32p-7f, "pinned");
+    EXPECT(model_initial_value(wte, TINY, 42, 0, 0, 0) == -0x1.49dd32p-7f, "pinned");
     EXPECT(value == -0x1.500b2cp-7f, "pinned, in the middle");
-    EXPECT(gpt2_initial_value(attprojw, TINY, 42, 2, 35, 35) == 0x1.4138ap-7f, "pinned, scaled");
+    EXPECT(model_initial_value(attprojw, TINY, 42, 2, 35, 35) == 0x1.4138ap-7f, "pinned, scaled");
 }
 
 int main(void) {

@@ -8,32 +8,32 @@
 #include "whole_model.h"
 #include "test_element.h"
 
-static const GPT2Config CFG = {.max_T = 6, .V = 5, .Vp = 128, .L = 2, .NH = 2, .C = 4};
-static const GPT2Config LARGE = {
+static const ModelConfig CFG = {.max_T = 6, .V = 5, .Vp = 128, .L = 2, .NH = 2, .C = 4};
+static const ModelConfig LARGE = {
     .max_T = 3, .V = 200, .Vp = 256, .L = 1, .NH = 1, .C = 300}; // several pieces
 
 typedef struct {
-    GPT2Config cfg;
-    TensorRow rows[GPT2_PARAMETER_ROWS];
+    ModelConfig cfg;
+    TensorRow rows[MODEL_PARAMETER_ROWS];
     size_t bytes;
     void* memory;
-} Model;
+} TestModel;
 
-static Model model_open(GPT2Config cfg, size_t element_bytes) {
-    Model model;
+static TestModel test_model_open(ModelConfig cfg, size_t element_bytes) {
+    TestModel model;
     model.cfg = cfg;
-    model.bytes = gpt2_parameter_rows_of(model.rows, cfg, element_bytes);
+    model.bytes = model_parameter_rows_of(model.rows, cfg, element_bytes);
     model.memory = check_alloc(model.bytes, 1, "model");
     return model;
 }
 
 // Numbers that all differ, in the given type; the vocabulary's padding is zero.
-static Model model_random(GPT2Config cfg, SafeTensorsDtype dtype) {
-    const Model model = model_open(cfg, safetensors_dtype_bytes(dtype));
+static TestModel test_model_random(ModelConfig cfg, SafeTensorsDtype dtype) {
+    const TestModel model = test_model_open(cfg, safetensors_dtype_bytes(dtype));
     uint64_t index = 0;
-    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         const TensorRow* row = &model.rows[i];
-        for (size_t k = 0; k < row->layers * gpt2_rows_in_files(row, cfg) * row->cols; k++) {
+        for (size_t k = 0; k < row->layers * model_rows_in_files(row, cfg) * row->cols; k++) {
             const float x = rand_normal(1, 2, index++);
             const uint16_t narrow = dtype == SAFETENSORS_BF16 ? bf16_from_float(x) : fp16_from_float(x);
             memcpy(test_element(row, model.memory, k),
@@ -49,7 +49,7 @@ static const char* directory_of(const char* name) {
     return path;
 }
 
-static void write_model(const Model* model, const char* directory, SafeTensorsDtype dtype) {
+static void write_model(const TestModel* model, const char* directory, SafeTensorsDtype dtype) {
     uint64_t checksum = 0;
     char file[PATH_MAX], error[ERROR_BYTES];
     hf_config_write(directory, model->cfg, dtype, model->cfg.V - 1, NULL);
@@ -61,19 +61,20 @@ static void write_model(const Model* model, const char* directory, SafeTensorsDt
 }
 
 // The model in a directory, which must have the sizes of `cfg`.
-static Model read_model(const char* directory, GPT2Config cfg) {
-    const GPT2Config found = hf_config_read(directory);
+static TestModel read_model(const char* directory, ModelConfig cfg) {
+    const ModelConfig found = hf_config_read(directory);
     EXPECT(memcmp(&found, &cfg, sizeof(cfg)) == 0, "%d %d %d %d %d %d", found.max_T, found.V, found.Vp,
            found.L, found.NH, found.C);
-    Model model = model_open(cfg, sizeof(float));
+    TestModel model = test_model_open(cfg, sizeof(float));
     memset(model.memory, 0x55, model.bytes);
     whole_model_read(directory, cfg, model.rows, model.memory);
     return model;
 }
 
 // Every element of `got`, fp32, equals the one of `want`, which has the given type.
-static void expect_model(const Model* got, const Model* want, SafeTensorsDtype dtype, const char* what) {
-    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+static void expect_model(const TestModel* got, const TestModel* want, SafeTensorsDtype dtype,
+                         const char* what) {
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         const TensorRow* row = &want->rows[i];
         size_t wrong = 0;
         for (size_t k = 0; k < tensor_elements(row); k++) {
@@ -93,15 +94,15 @@ static void expect_model(const Model* got, const Model* want, SafeTensorsDtype d
 }
 
 // The same in parts: each of several processes reads its part of every group, and has that.
-static Model read_parts(const char* directory, GPT2Config cfg, size_t parts) {
-    const Model model = model_open(cfg, sizeof(float));
+static TestModel read_parts(const char* directory, ModelConfig cfg, size_t parts) {
+    const TestModel model = test_model_open(cfg, sizeof(float));
     float* group = (float*)check_alloc(model.bytes, 1, "a group");
     FirstWeights weights;
     weights_open(&weights, cfg, directory, 0);
-    for (int g = 0; g < gpt2_groups(cfg); g++) {
-        const size_t at = gpt2_group_offset_bytes(model.rows, g) / sizeof(float);
+    for (int g = 0; g < model_groups(cfg); g++) {
+        const size_t at = model_group_offset_bytes(model.rows, g) / sizeof(float);
         const size_t next =
-            g + 1 < gpt2_groups(cfg) ? gpt2_group_offset_bytes(model.rows, g + 1) : model.bytes;
+            g + 1 < model_groups(cfg) ? model_group_offset_bytes(model.rows, g + 1) : model.bytes;
         const size_t elements = next / sizeof(float) - at;
         for (size_t p = 0; p < parts; p++) {
             const size_t first = elements * p / parts, end = elements * (p + 1) / parts;
@@ -115,13 +116,13 @@ static Model read_parts(const char* directory, GPT2Config cfg, size_t parts) {
     return model;
 }
 
-static void test_round_trip(GPT2Config cfg, SafeTensorsDtype dtype) {
+static void test_round_trip(ModelConfig cfg, SafeTensorsDtype dtype) {
     char name[64];
     snprintf(name, sizeof(name), "round_%d_%s", cfg.C, safetensors_dtype_name(dtype));
     const char* directory = directory_of(name);
-    Model model = model_random(cfg, dtype);
+    TestModel model = test_model_random(cfg, dtype);
     write_model(&model, directory, dtype);
-    Model again = read_model(directory, cfg);
+    TestModel again = read_model(directory, cfg);
     expect_model(&again, &model, dtype, name);
     free(again.memory);
     for (size_t parts = 2; parts <= 7; parts += 5) {
@@ -135,7 +136,7 @@ static void test_round_trip(GPT2Config cfg, SafeTensorsDtype dtype) {
 // As transformers lays GPT-2 out: names, (in, out) matrices, no padding.
 static void test_layout(void) {
     const char* directory = directory_of("layout");
-    Model model = model_random(CFG, SAFETENSORS_F32);
+    TestModel model = test_model_random(CFG, SAFETENSORS_F32);
     write_model(&model, directory, SAFETENSORS_F32);
     SafeTensorsSet set;
     safetensors_set_open(&set, directory);
@@ -184,7 +185,7 @@ static void copy_part(const SafeTensors* from, const char* path, int part, int p
 
 static void test_several_files(void) {
     const char *one = directory_of("one"), *two = directory_of("two");
-    Model model = model_random(CFG, SAFETENSORS_F32);
+    TestModel model = test_model_random(CFG, SAFETENSORS_F32);
     write_model(&model, one, SAFETENSORS_F32);
     hf_config_write(two, CFG, SAFETENSORS_F32, 4, NULL);
     SafeTensors from;
@@ -198,7 +199,7 @@ static void test_several_files(void) {
     test_write("two/model.safetensors.index.json", index, strlen(index));
     copy_part(&from, test_path("two/a.safetensors"), 0, 2, NULL);
     copy_part(&from, test_path("two/b.safetensors"), 1, 2, NULL);
-    Model again = read_model(two, CFG);
+    TestModel again = read_model(two, CFG);
     expect_model(&again, &model, SAFETENSORS_F32, "two files");
     free(again.memory);
 
@@ -242,22 +243,22 @@ static void test_cuts(void) {
 }
 
 // Writes a model as three processes would: each has only its groups in memory, padded for them, with wte and qkvw last.
-static void write_cut(const Model* model, const char* directory) {
+static void write_cut(const TestModel* model, const char* directory) {
     HfModelFile files[3];
-    TensorRow rows[GPT2_PARAMETER_ROWS];
+    TensorRow rows[MODEL_PARAMETER_ROWS];
     char name[64];
-    const size_t bytes = gpt2_sharded_rows_of(rows, CFG, sizeof(float), 3, 1 << 0 | 1 << 4);
+    const size_t bytes = model_sharded_rows_of(rows, CFG, sizeof(float), 3, 1 << 0 | 1 << 4);
     const int count = hf_model_files(files, CFG, SAFETENSORS_F32, 0);
     char* padded = (char*)check_alloc(bytes, 1, "model");
-    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         for (int l = 0; l < rows[i].layers; l++) {
             memcpy(tensor_at_layer(&rows[i], padded, l), tensor_at_layer(&model->rows[i], model->memory, l),
                    tensor_layer_elements(&rows[i]) * sizeof(float));
         }
     }
     for (int f = 0; f < count; f++) {
-        const size_t begin = gpt2_group_offset_bytes(rows, f),
-                     end = f + 1 < count ? gpt2_group_offset_bytes(rows, f + 1) : bytes;
+        const size_t begin = model_group_offset_bytes(rows, f),
+                     end = f + 1 < count ? model_group_offset_bytes(rows, f + 1) : bytes;
         void* group = check_alloc(end - begin, 1, "group");
         memcpy(group, padded + begin, end - begin);
         hf_model_file_name(name, f, count);
@@ -274,9 +275,9 @@ static void expect_refused(const char* directory, const char* words);
 static void test_files_of_groups(void) {
     const char* directory = directory_of("cut");
     char command[PATH_MAX];
-    Model model = model_random(CFG, SAFETENSORS_F32);
+    TestModel model = test_model_random(CFG, SAFETENSORS_F32);
     write_cut(&model, directory);
-    Model again = read_model(directory, CFG);
+    TestModel again = read_model(directory, CFG);
     expect_model(&again, &model, SAFETENSORS_F32, "three files");
     EXPECT(truncate(test_path("cut/model-00002-of-00003.safetensors"), 2000) == 0, "truncate");
     expect_refused(directory,
@@ -295,7 +296,7 @@ static void test_files_of_groups(void) {
 // ---- refused models ----
 
 static void body_read(const void* directory) {
-    Model model = read_model((const char*)directory, CFG);
+    TestModel model = read_model((const char*)directory, CFG);
     free(model.memory);
 }
 
@@ -341,7 +342,7 @@ static void test_other_configs(void) {
         {"\"resid_pdrop\": 0.0", "\"resid_pdrop\": \"x\"", "config.json: byte"},
     };
     const char* directory = directory_of("configs");
-    Model model = model_random(CFG, SAFETENSORS_F32);
+    TestModel model = test_model_random(CFG, SAFETENSORS_F32);
     write_model(&model, directory, SAFETENSORS_F32);
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         change_config(directory, cases[i][0], cases[i][1]);
@@ -362,10 +363,10 @@ static void test_other_configs(void) {
 }
 
 static void test_bad_weights(void) {
-    static const GPT2Config other = {.max_T = 6, .V = 5, .Vp = 128, .L = 3, .NH = 2, .C = 4},
-                            longer = {.max_T = 7, .V = 5, .Vp = 128, .L = 2, .NH = 2, .C = 4};
+    static const ModelConfig other = {.max_T = 6, .V = 5, .Vp = 128, .L = 3, .NH = 2, .C = 4},
+                             longer = {.max_T = 7, .V = 5, .Vp = 128, .L = 2, .NH = 2, .C = 4};
     const char* directory = directory_of("bad");
-    Model model = model_random(CFG, SAFETENSORS_F32);
+    TestModel model = test_model_random(CFG, SAFETENSORS_F32);
     float* qkvw = (float*)tensor_at_layer(&model.rows[4], model.memory, 1);
     qkvw[7 * 4 + 3] = NAN; // layer 1, row 7, column 3
     write_model(&model, directory, SAFETENSORS_F32);
@@ -389,11 +390,11 @@ static void test_bad_weights(void) {
     safetensors_close(&from);
     body_read(directory);
 
-    model = model_random(other, SAFETENSORS_F32); // another model's weights beside this config
+    model = test_model_random(other, SAFETENSORS_F32); // another model's weights beside this config
     whole_model_write(directory, other, model.rows, model.memory, SAFETENSORS_F32);
     expect_refused(directory, "unexpected tensors: transformer.h.2.|, ... (12; config.json says 2 layers)");
     free(model.memory);
-    model = model_random(longer, SAFETENSORS_F32);
+    model = test_model_random(longer, SAFETENSORS_F32);
     whole_model_write(directory, longer, model.rows, model.memory, SAFETENSORS_F32);
     expect_refused(directory, "wpe.weight is (7, 4), wanted (6, 4)");
     free(model.memory);
@@ -417,7 +418,7 @@ static void test_other_tensors(void) {
         {"extra", "unexpected tensors: extra (1"},
     };
     const char* directory = directory_of("others");
-    Model model = model_random(CFG, SAFETENSORS_F32);
+    TestModel model = test_model_random(CFG, SAFETENSORS_F32);
     write_model(&model, directory, SAFETENSORS_F32);
     SafeTensors from;
     safetensors_open(&from, test_path("others/model.safetensors"));
@@ -462,7 +463,7 @@ static void test_kept_config(void) {
 // lm_head.weight is here a copy of another tensor: a classifier of its own.
 static void test_own_classifier(void) {
     const char* directory = directory_of("head");
-    Model model = model_random(CFG, SAFETENSORS_F32);
+    TestModel model = test_model_random(CFG, SAFETENSORS_F32);
     write_model(&model, directory, SAFETENSORS_F32);
     SafeTensors from;
     safetensors_open(&from, test_path("head/model.safetensors"));
@@ -486,7 +487,7 @@ static void test_own_classifier(void) {
 static void test_only_classifier(void) {
     static const char old[] = "\"transformer.wte.weight\"", name[] = "\"lm_head.weight\"        ";
     const char* directory = directory_of("only");
-    Model model = model_random(CFG, SAFETENSORS_F32);
+    TestModel model = test_model_random(CFG, SAFETENSORS_F32);
     write_model(&model, directory, SAFETENSORS_F32);
     char *text, error[ERROR_BYTES];
     size_t bytes;
@@ -496,7 +497,7 @@ static void test_only_classifier(void) {
     EXPECT(at && strlen(old) == strlen(name), "");
     memcpy(at, name, strlen(name));
     test_write("only/model.safetensors", text, bytes);
-    Model again = read_model(directory, CFG);
+    TestModel again = read_model(directory, CFG);
     expect_model(&again, &model, SAFETENSORS_F32, "lm_head.weight alone");
     free(again.memory);
     memcpy(at, "\"lm_read.weight\"", strlen("\"lm_read.weight\""));

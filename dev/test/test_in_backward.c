@@ -6,7 +6,7 @@ finite.
 
 #include "test.h"
 
-static const GPT2Config THREE = {8, 30, 128, 3, 2, 16, SHARE_OFF};
+static const ModelConfig THREE = {8, 30, 128, 3, 2, 16, SHARE_OFF};
 enum { GROUPS = 4 };
 
 static ClipShares new_shares(void) {
@@ -65,7 +65,7 @@ static int put(InBackward* u, int g, double square, Update* update) {
 static void test_clipping(void) {
     ClipShares shares = new_shares();
     const double squares[GROUPS] = {4, 3, 2, 1};
-    const UpdateGuard guard = guard_open(0, 0);
+    const UpdateGuard guard = outliers_open(0, 0);
     Update update;
     clip_shares_add(&shares, squares);
     InBackward u = started(&shares, &guard, 7);
@@ -90,7 +90,7 @@ static void test_clipping(void) {
 
 static void test_not_finite(void) {
     ClipShares shares = new_shares();
-    UpdateGuard guard = guard_open(3, 0);
+    UpdateGuard guard = outliers_open(3, 0);
     Update update;
     InBackward u = started(&shares, &guard, 7);
     EXPECT(put(&u, 3, 1, &update) && !put(&u, 2, INFINITY, &update) && !put(&u, 1, 1, &update) &&
@@ -103,7 +103,7 @@ static void test_not_finite(void) {
     u = started(&shares, &guard, NAN);
     EXPECT(!put(&u, 3, 1, &update) && u.updated == 0 && u.stopped_at < 0, "a loss that is not finite");
     for (int i = 0; i < OUTLIER_WINDOW; i++) {
-        guard_check(&guard, 1 + 0.01 * (i % 2), 1);
+        outliers_check(&guard, 1 + 0.01 * (i % 2), 1);
     }
     u = started(&shares, &guard, 5.0); // a mean of 1
     EXPECT(put(&u, 3, 1, &update), "a usual loss");

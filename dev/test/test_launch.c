@@ -44,16 +44,16 @@ static Options options_of(const char* command_line, int trainer) {
     return options;
 }
 
-static Launch find(const char* command_line, const char* environment) {
+static Launcher find(const char* command_line, const char* environment) {
     const Options options = options_of(command_line, OPTION_CPU);
-    return launch_find_in(&options, (const char* const*)words_of(environment));
+    return launcher_find_in(&options, (const char* const*)words_of(environment));
 }
 
 static void refused_body(const void* context) {
     const Start* start = (const Start*)context;
     const Options options = options_of(start->command_line, start->trainer);
-    launch_find_in(&options, (const char* const*)words_of(start->environment));
-    launch_zero(&options, 1);
+    launcher_find_in(&options, (const char* const*)words_of(start->environment));
+    launcher_zero(&options, 1);
 }
 
 static int refused(const char* command_line, const char* environment, const char* wanted) {
@@ -62,9 +62,9 @@ static int refused(const char* command_line, const char* environment, const char
 }
 
 // On a GPU, where processes need no MPI.
-static Launch find_gpu(const char* command_line, const char* environment) {
+static Launcher find_gpu(const char* command_line, const char* environment) {
     const Options options = options_of(command_line, OPTION_GPU);
-    return launch_find_in(&options, (const char* const*)words_of(environment));
+    return launcher_find_in(&options, (const char* const*)words_of(environment));
 }
 
 static int refused_gpu(const char* command_line, const char* environment, const char* wanted) {
@@ -73,7 +73,7 @@ static int refused_gpu(const char* command_line, const char* environment, const 
 }
 
 // How and where they meet.
-static int meets(Launch launch, LaunchInit init, const char* host, int port, const char* file,
+static int meets(Launcher launch, LaunchInit init, const char* host, int port, const char* file,
                  const char* job) {
     const CommMeeting* m = &launch.meeting;
     const int ok = launch.init == init && strcmp(m->host, host) == 0 && m->port == port &&
@@ -84,11 +84,11 @@ static int meets(Launch launch, LaunchInit init, const char* host, int port, con
     return ok;
 }
 
-static int is(Launch launch, const char* launcher, int rank, int size, int local_rank, int local_size) {
+static int is(Launcher launch, const char* launcher, int rank, int size, int local_rank, int local_size) {
     const CommPlace place = launch.place;
     const int ok = strcmp(launch.launcher, launcher) == 0 && place.rank == rank && place.size == size &&
                    place.local_rank == local_rank && place.local_size == local_size &&
-                   (launch.init == LAUNCH_AUTO) == (size == 1);
+                   (launch.init == LAUNCHER_AUTO) == (size == 1);
     if (!ok) {
         printf("'%s': rank %d of %d, local %d of %d, init %d\n", launch.launcher, place.rank, place.size,
                place.local_rank, place.local_size, (int)launch.init);
@@ -124,18 +124,18 @@ static void test_sources(void) {
            "mpirun -n 1");
     EXPECT(is(find("", "PMI_RANKS=2 XPMI_RANK=2"), "", 0, 1, 0, 1), "other names");
     const Options gpu = options_of("", OPTION_GPU);
-    EXPECT(is(launch_find_in(&gpu, (const char* const*)words_of(OMPI)), "mpirun", 5, 8, -1, -1));
+    EXPECT(is(launcher_find_in(&gpu, (const char* const*)words_of(OMPI)), "mpirun", 5, 8, -1, -1));
     EXPECT(is(find("", TORCH TASK "SLURM_STEP_ID=0 " PMI OMPI OMPI_LOCAL), "mpirun", 5, 8, 1, 4),
            "the first");
-    EXPECT(meets(find("", OMPI), LAUNCH_MPI, "", 0, "", ""));
-    EXPECT(meets(find("", STEP "PMI_FD=3"), LAUNCH_MPI, "", 0, "", ""));
-    EXPECT(meets(find_gpu("", STEP "PMIX_RANK=3"), LAUNCH_MPI, "", 0, "", ""));
+    EXPECT(meets(find("", OMPI), LAUNCHER_MPI, "", 0, "", ""));
+    EXPECT(meets(find("", STEP "PMI_FD=3"), LAUNCHER_MPI, "", 0, "", ""));
+    EXPECT(meets(find_gpu("", STEP "PMIX_RANK=3"), LAUNCHER_MPI, "", 0, "", ""));
     EXPECT(is(find("", TORCH TASK "SLURM_STEP_ID=0 " PMI), "mpiexec", 2, 3, -1, -1), "the second");
     EXPECT(is(find("--init mpi", TORCH TASK "SLURM_STEP_ID=0"), "srun", 3, 4, 1, -1), "the third");
 }
 
 static int forgets(const char* environment) {
-    return launch_forgets_srun((const char* const*)words_of(environment));
+    return launcher_forgets_srun((const char* const*)words_of(environment));
 }
 
 static void test_forgotten_srun(void) {
@@ -160,27 +160,27 @@ static void test_options(void) {
 }
 
 static void test_meetings(void) {
-    const Launch step = find_gpu("", STEP), next = find_gpu("", "SLURM_JOB_ID=4712 " STEP);
+    const Launcher step = find_gpu("", STEP), next = find_gpu("", "SLURM_JOB_ID=4712 " STEP);
     EXPECT(step.meeting.port >= 20000 && step.meeting.port < 30000, "%d", step.meeting.port);
-    EXPECT(meets(step, LAUNCH_TCP, "node07", step.meeting.port, "", "srun 4711.2"));
+    EXPECT(meets(step, LAUNCHER_TCP, "node07", step.meeting.port, "", "srun 4711.2"));
     EXPECT(next.meeting.port != step.meeting.port && strcmp(next.meeting.job, "srun 4712.2") == 0);
-    EXPECT(meets(find_gpu("", TORCH), LAUNCH_TCP, "node1", 29401, "", ""));
-    EXPECT(meets(find_gpu("", ELASTIC), LAUNCH_TCP, "node1", 29401, "", "torchrun books.3"));
-    EXPECT(meets(find_gpu("-ps h:7", ELASTIC), LAUNCH_TCP, "h", 7, "", "torchrun books.3"));
-    EXPECT(meets(find_gpu("-ps 10.0.0.1", TORCH), LAUNCH_TCP, "10.0.0.1", 29500, "", ""));
-    EXPECT(meets(find_gpu("-ps [fe80::1]:7", TORCH), LAUNCH_TCP, "fe80::1", 7, "", ""));
-    EXPECT(meets(find_gpu("-ps [fe80::1]", TORCH), LAUNCH_TCP, "fe80::1", 29500, "", ""));
-    EXPECT(meets(find_gpu("-ps fe80::1", TORCH), LAUNCH_TCP, "fe80::1", 29500, "", ""));
-    EXPECT(meets(find_gpu("-pi fs -o out/x", TORCH), LAUNCH_FS, "", 0, "out/x/meeting.txt", ""));
-    EXPECT(meets(find_gpu("-pi fs -pf /tmp", ELASTIC), LAUNCH_FS, "", 0, "/tmp/meeting.txt",
+    EXPECT(meets(find_gpu("", TORCH), LAUNCHER_TCP, "node1", 29401, "", ""));
+    EXPECT(meets(find_gpu("", ELASTIC), LAUNCHER_TCP, "node1", 29401, "", "torchrun books.3"));
+    EXPECT(meets(find_gpu("-ps h:7", ELASTIC), LAUNCHER_TCP, "h", 7, "", "torchrun books.3"));
+    EXPECT(meets(find_gpu("-ps 10.0.0.1", TORCH), LAUNCHER_TCP, "10.0.0.1", 29500, "", ""));
+    EXPECT(meets(find_gpu("-ps [fe80::1]:7", TORCH), LAUNCHER_TCP, "fe80::1", 7, "", ""));
+    EXPECT(meets(find_gpu("-ps [fe80::1]", TORCH), LAUNCHER_TCP, "fe80::1", 29500, "", ""));
+    EXPECT(meets(find_gpu("-ps fe80::1", TORCH), LAUNCHER_TCP, "fe80::1", 29500, "", ""));
+    EXPECT(meets(find_gpu("-pi fs -o out/x", TORCH), LAUNCHER_FS, "", 0, "out/x/meeting.txt", ""));
+    EXPECT(meets(find_gpu("-pi fs -pf /tmp", ELASTIC), LAUNCHER_FS, "", 0, "/tmp/meeting.txt",
                  "torchrun books.3"));
-    EXPECT(meets(find_gpu("-pn 8 -pr 6 -pg 4 -pi tcp -ps h:1", ""), LAUNCH_TCP, "h", 1, "", ""), "llm.c's");
+    EXPECT(meets(find_gpu("-pn 8 -pr 6 -pg 4 -pi tcp -ps h:1", ""), LAUNCHER_TCP, "h", 1, "", ""), "llm.c's");
     EXPECT(
-        meets(find_gpu("-pn 8 -pr 6 -pg 4 -pi fs -pf /tmp", ""), LAUNCH_FS, "", 0, "/tmp/meeting.txt", ""));
-    EXPECT(meets(find_gpu("-pn 8 -pr 6 -ps h:1", ""), LAUNCH_TCP, "h", 1, "", ""), "auto, with a server");
-    EXPECT(meets(find_gpu("-pn 8 -pr 6 -o out", ""), LAUNCH_FS, "", 0, "out/meeting.txt", ""),
+        meets(find_gpu("-pn 8 -pr 6 -pg 4 -pi fs -pf /tmp", ""), LAUNCHER_FS, "", 0, "/tmp/meeting.txt", ""));
+    EXPECT(meets(find_gpu("-pn 8 -pr 6 -ps h:1", ""), LAUNCHER_TCP, "h", 1, "", ""), "auto, with a server");
+    EXPECT(meets(find_gpu("-pn 8 -pr 6 -o out", ""), LAUNCHER_FS, "", 0, "out/meeting.txt", ""),
            "auto, without");
-    EXPECT(meets(find_gpu("-pi tcp -ps h:1", OMPI), LAUNCH_TCP, "h", 1, "", ""), "mpirun may start them");
+    EXPECT(meets(find_gpu("-pi tcp -ps h:1", OMPI), LAUNCHER_TCP, "h", 1, "", ""), "mpirun may start them");
     const char* lists[][2] = {{"a", "a"},         {"a,b", "a"},       {"n[3]", "n3"},
                               {"n[3-5]x", "n3x"}, {"n[01,3]", "n01"}, {"r[1-2]n[7-9]", "r1n7"},
                               {"n[7", "n7"},      {"n[", "n"}};
@@ -188,7 +188,7 @@ static void test_meetings(void) {
         char environment[256];
         snprintf(environment, sizeof(environment), TASK "SLURM_STEP_ID=0 SLURM_STEP_NODELIST=%s",
                  lists[i][0]);
-        const Launch launch = find_gpu("", environment);
+        const Launcher launch = find_gpu("", environment);
         EXPECT(strcmp(launch.meeting.host, lists[i][1]) == 0, "%s: %s", lists[i][0], launch.meeting.host);
     }
 }
@@ -240,21 +240,21 @@ static void test_refused(void) {
 static void test_expect(void) {
     unsetenv("OMPI_COMM_WORLD_RANK");
     unsetenv("OMPI_COMM_WORLD_SIZE");
-    EXPECT(launch_expect().size == 1);
+    EXPECT(launcher_expect().size == 1);
     setenv("OMPI_COMM_WORLD_SIZE", "8", 1);
-    EXPECT(launch_expect().size == 1, "half a source");
+    EXPECT(launcher_expect().size == 1, "half a source");
     setenv("OMPI_COMM_WORLD_RANK", "3", 1);
-    EXPECT(launch_expect().size == 8 && launch_expect().rank == 3);
+    EXPECT(launcher_expect().size == 8 && launcher_expect().rank == 3);
 }
 
 static void test_zero(void) {
     Options options = options_of("", OPTION_CPU);
-    EXPECT(launch_zero(&options, 1) == 0 && launch_zero(&options, 2) == 2);
+    EXPECT(launcher_zero(&options, 1) == 0 && launcher_zero(&options, 2) == 2);
     options = options_of("-z 1", OPTION_CPU);
-    EXPECT(launch_zero(&options, 1) == 1 && launch_zero(&options, 4) == 1);
+    EXPECT(launcher_zero(&options, 1) == 1 && launcher_zero(&options, 4) == 1);
     EXPECT(refused("--zero 3", "", "--zero 3|wanted 0, 1 or 2"));
     options = options_of("-z 3", OPTION_GPU);
-    EXPECT(launch_zero(&options, 1) == 3 && launch_zero(&options, 4) == 3);
+    EXPECT(launcher_zero(&options, 1) == 3 && launcher_zero(&options, 4) == 3);
     EXPECT(refused("--zero 3 --plan", "", "--zero 3|make sim, and build/sim/BF16/train_gpt2cu"));
     EXPECT(refused("--zero 4", "", "--zero 4: wanted 0 to 3"));
 }
@@ -266,7 +266,7 @@ static void expect_shards(const char* line, int trainer, int wanted) {
     memset(&alone, 0, sizeof(alone));
     alone.size = 1;
     options.processes = 16;
-    EXPECT(launch_shards(&options, &alone) == wanted, "%s: %d", line, launch_shards(&options, &alone));
+    EXPECT(launcher_shards(&options, &alone) == wanted, "%s: %d", line, launcher_shards(&options, &alone));
 }
 
 static void test_shards(void) {

@@ -12,42 +12,42 @@
 
 #define FIXTURES "dev/ref/fixtures/"
 
-static const GPT2Config TINY = {.max_T = 6, .V = 5, .Vp = 8, .L = 2, .NH = 2, .C = 4};
-static const GPT2Config LONG_TENSORS = {.max_T = 3, .V = 1000, .Vp = 1024, .L = 3, .NH = 1, .C = 130};
+static const ModelConfig TINY = {.max_T = 6, .V = 5, .Vp = 8, .L = 2, .NH = 2, .C = 4};
+static const ModelConfig LONG_TENSORS = {.max_T = 3, .V = 1000, .Vp = 1024, .L = 3, .NH = 1, .C = 130};
 
 typedef struct {
-    TensorRow rows[GPT2_PARAMETER_ROWS];
+    TensorRow rows[MODEL_PARAMETER_ROWS];
     size_t bytes, elements; // of the allocation; of the tensors
     void* memory;
-} Model;
+} TestModel;
 
-static Model model_open(GPT2Config cfg) {
-    Model model;
-    model.bytes = gpt2_parameter_rows(model.rows, cfg);
+static TestModel test_model_open(ModelConfig cfg) {
+    TestModel model;
+    model.bytes = model_parameter_rows(model.rows, cfg);
     model.memory = check_alloc(model.bytes, 1, "model");
     model.elements = 0;
-    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         model.elements += tensor_elements(&model.rows[i]);
     }
     return model;
 }
 
 // Element k of tensor i.
-static float* element(const Model* model, int i, size_t k) {
+static float* element(const TestModel* model, int i, size_t k) {
     return (float*)test_element(&model->rows[i], model->memory, k);
 }
 
-static void read_model(const char* path, const Model* model) {
+static void read_model(const char* path, const TestModel* model) {
     whole_model_read(path, llmc_bin_read_config(path), model->rows, model->memory);
 }
 
 // Fills every tensor with numbers that all differ and need all their bits, but for the vocabulary's padding.
-static Model model_random(GPT2Config cfg) {
-    const Model model = model_open(cfg);
+static TestModel test_model_random(ModelConfig cfg) {
+    const TestModel model = test_model_open(cfg);
     uint64_t index = 0;
-    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         const TensorRow* row = &model.rows[i];
-        for (size_t k = 0; k < row->layers * gpt2_rows_in_files(row, cfg) * row->cols; k++) {
+        for (size_t k = 0; k < row->layers * model_rows_in_files(row, cfg) * row->cols; k++) {
             *element(&model, i, k) = rand_normal(1, 2, index++);
         }
     }
@@ -92,7 +92,7 @@ static int entries_of(const char* directory) {
 
 // ---- round trips ----
 
-static void expect_config(GPT2Config got, GPT2Config wanted) {
+static void expect_config(ModelConfig got, ModelConfig wanted) {
     EXPECT(got.max_T == wanted.max_T && got.V == wanted.V && got.Vp == wanted.Vp && got.L == wanted.L &&
                got.NH == wanted.NH && got.C == wanted.C,
            "%d %d %d %d %d %d", got.max_T, got.V, got.Vp, got.L, got.NH, got.C);
@@ -100,7 +100,7 @@ static void expect_config(GPT2Config got, GPT2Config wanted) {
 
 // Rows of the vocabulary that have no token are zero, whatever the file says.
 static void test_padding(void) {
-    const Model model = model_random(TINY), again = model_open(TINY);
+    const TestModel model = test_model_random(TINY), again = test_model_open(TINY);
     *element(&model, 0, 5 * 4) = *element(&model, 0, 8 * 4 - 1) = 1;
     whole_model_write_bin(test_path("padding.bin"), TINY, model.rows, model.memory, MODEL_FP32);
     read_model(test_path("padding.bin"), &again);
@@ -114,7 +114,7 @@ static void test_padding(void) {
 
 // The file is laid out as llm.c's: header, then the tensors without gaps.
 static void test_layout(void) {
-    const Model model = model_random(TINY);
+    const TestModel model = test_model_random(TINY);
     const char* path = test_path("layout.bin");
     whole_model_write_bin(path, TINY, model.rows, model.memory, MODEL_FP32);
     const TestFile file = test_read(path);
@@ -125,7 +125,7 @@ static void test_layout(void) {
     }
     EXPECT(file.bytes == 1024 + 4 * model.elements, "%zu bytes", file.bytes);
     size_t at = 1024;
-    for (int i = 0; i < GPT2_PARAMETER_ROWS && at < file.bytes; i++) {
+    for (int i = 0; i < MODEL_PARAMETER_ROWS && at < file.bytes; i++) {
         const size_t bytes = 4 * tensor_layer_elements(&model.rows[i]);
         for (int l = 0; l < model.rows[i].layers; l++, at += bytes) {
             EXPECT(memcmp(file.data + at, tensor_at_layer(&model.rows[i], model.memory, l), bytes) == 0,
@@ -137,14 +137,14 @@ static void test_layout(void) {
 }
 
 // Also with tensors longer than one converted piece.
-static void test_round_trip(GPT2Config cfg, ModelDtype dtype) {
-    const Model model = model_random(cfg), back = model_open(cfg);
+static void test_round_trip(ModelConfig cfg, ModelDtype dtype) {
+    const TestModel model = test_model_random(cfg), back = test_model_open(cfg);
     const char* path = test_path("round_trip.bin");
     whole_model_write_bin(path, cfg, model.rows, model.memory, dtype);
     expect_config(llmc_bin_read_config(path), cfg);
     read_model(path, &back);
     size_t wrong = 0;
-    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         for (size_t k = 0; k < tensor_elements(&model.rows[i]); k++) {
             const float wanted = *element(&model, i, k), got = *element(&back, i, k);
             const float error = fabsf(got - wanted);
@@ -160,7 +160,7 @@ static void test_round_trip(GPT2Config cfg, ModelDtype dtype) {
 
 static void test_special_values(void) {
     static const uint32_t special[] = {0x80000000, 0x00000001, 0x007FFFFF, 0x7F7FFFFF, 0xFF7FFFFF};
-    const Model model = model_random(TINY), back = model_open(TINY);
+    const TestModel model = test_model_random(TINY), back = test_model_open(TINY);
     const char* path = test_path("special.bin");
     for (int i = 0; i < 5; i++) {
         *element(&model, 4, i) = float_of(special[i]); // negative zero, subnormal and largest numbers
@@ -231,13 +231,13 @@ static void test_bf16_exhaustive(void) {
 
 // Written by PyTorch: the one is the other, rounded.
 static void test_fixtures(void) {
-    const GPT2Config cfg = {.max_T = 40, .V = 157, .Vp = 256, .L = 2, .NH = 3, .C = 36};
-    const Model fp32 = model_open(cfg), bf16 = model_open(cfg);
+    const ModelConfig cfg = {.max_T = 40, .V = 157, .Vp = 256, .L = 2, .NH = 3, .C = 36};
+    const TestModel fp32 = test_model_open(cfg), bf16 = test_model_open(cfg);
     expect_config(llmc_bin_read_config(FIXTURES "gpt2_tiny.bin"), cfg);
     expect_config(llmc_bin_read_config(FIXTURES "gpt2_tiny_bf16.bin"), cfg);
     read_model(FIXTURES "gpt2_tiny.bin", &fp32);
     read_model(FIXTURES "gpt2_tiny_bf16.bin", &bf16);
-    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         size_t wrong = 0;
         for (size_t k = 0; k < tensor_elements(&fp32.rows[i]); k++) {
             const uint16_t wanted = bf16_from_float(*element(&fp32, i, k));
@@ -259,8 +259,8 @@ static void test_fixtures(void) {
 // ---- damage ----
 
 static void body_read(const void* path) {
-    const GPT2Config cfg = llmc_bin_read_config((const char*)path);
-    const Model model = model_open(cfg);
+    const ModelConfig cfg = llmc_bin_read_config((const char*)path);
+    const TestModel model = test_model_open(cfg);
     read_model((const char*)path, &model);
     free(model.memory);
 }
@@ -317,7 +317,7 @@ static void test_bad_lengths(TestFile good) {
 
 // The place of a weight that is not finite is named.
 static void expect_weight_refused(ModelDtype dtype, int tensor, size_t k, float value, const char* words) {
-    const Model model = model_random(TINY);
+    const TestModel model = test_model_random(TINY);
     const char* path = test_path("weight.bin");
     *element(&model, tensor, k) = value;
     whole_model_write_bin(path, TINY, model.rows, model.memory, dtype);
@@ -327,7 +327,7 @@ static void expect_weight_refused(ModelDtype dtype, int tensor, size_t k, float 
 
 // A weight that is finite, and would not be in bf16, is not written.
 static void write_too_large(const void* path) {
-    const Model model = model_random(TINY);
+    const TestModel model = test_model_random(TINY);
     *element(&model, 0, 31) = float_of(0x7F7FFFFF);
     whole_model_write_bin((const char*)path, TINY, model.rows, model.memory, MODEL_BF16);
 }
@@ -348,7 +348,7 @@ static void test_bad_weights(void) {
 // ---- failing writes ----
 
 static void body_write(const void* path) {
-    const Model model = model_random(LONG_TENSORS);
+    const TestModel model = test_model_random(LONG_TENSORS);
     whole_model_write_bin((const char*)path, LONG_TENSORS, model.rows, model.memory, MODEL_FP32);
     free(model.memory);
 }

@@ -5,7 +5,7 @@
 #include "gpu_ops.h"
 
 enum { UPDATES = 3 };
-static const GPT2Config SMALL = {5, 60, 64, 3, 2, 20, SHARE_OFF};
+static const ModelConfig SMALL = {5, 60, 64, 3, 2, 20, SHARE_OFF};
 
 // Parameters, and all slots as bytes.
 typedef struct {
@@ -141,7 +141,8 @@ static void expect_updated(const char* what, const OptimizerState* state, State 
 }
 
 template <class T>
-static void test_same_bits(const char* what, GPT2Config cfg, Optimizer optimizer, int stage, const Gpu* gpu) {
+static void test_same_bits(const char* what, ModelConfig cfg, Optimizer optimizer, int stage,
+                           const Gpu* gpu) {
     ZeroPlan zero = zero_plan(cfg, stage, 0, 1);
     zero_plan_freeze(&zero, cfg, optimizer.frozen, 0);
     const size_t n = zero_owned_elements(&zero);
@@ -168,7 +169,7 @@ static void test_same_bits(const char* what, GPT2Config cfg, Optimizer optimizer
 }
 
 static void test_optimizers(const Gpu* gpu) {
-    static const GPT2Config wide = {5, 60, 64, 1, 2, 64, SHARE_OFF}; // blocks of 64
+    static const ModelConfig wide = {5, 60, 64, 1, 2, 64, SHARE_OFF}; // blocks of 64
     const Optimizer adamw = optimizer_of(OPTIMIZER_ADAMW, 0, MASTER_NONE),
                     master = optimizer_of(OPTIMIZER_ADAMW, 0, MASTER_FP32),
                     split = optimizer_of(OPTIMIZER_ADAMW, 0, MASTER_SPLIT),

@@ -5,8 +5,8 @@
 #include "llmc/checkpoint/optimizer_parts.h"
 #include "test.h"
 
-static const GPT2Config ODD = {7, 131, 201, 3, 3, 33, SHARE_OFF},
-                        WIDE = {7, 131, 201, 3, 2, 64, SHARE_OFF}; // blocks of 64
+static const ModelConfig ODD = {7, 131, 201, 3, 3, 33, SHARE_OFF},
+                         WIDE = {7, 131, 201, 3, 2, 64, SHARE_OFF}; // blocks of 64
 
 static const char* const WORDS[] = {OPTIMIZER_WORDS(WORDS_NAME)};
 enum { OPTIMIZERS = sizeof(WORDS) / sizeof(WORDS[0]) };
@@ -31,7 +31,7 @@ static double bytes_wanted(Optimizer o, double n, double vectors, double rows_an
 
 static void test_slots(void) {
     const ZeroPlan whole = zero_plan(WIDE, 0, 0, 1);
-    const double n = gpt2_count_parameters(WIDE), C = WIDE.C, vectors = WIDE.L * 13 * C + 2 * C;
+    const double n = model_count_parameters(WIDE), C = WIDE.C, vectors = WIDE.L * 13 * C + 2 * C;
     const double rows_and_cols =
         WIDE.Vp + WIDE.max_T + 2 * C + WIDE.L * ((3 + 1 + 4 + 1) * C + (1 + 1 + 1 + 4) * C);
     for (int i = 0; i < 2 * OPTIMIZERS; i++) {
@@ -72,7 +72,7 @@ static void test_frozen(void) {
 }
 
 // One process of several, with frozen rows, which are in the frozen parts, and frozen blocks.
-static ZeroPlan frozen_plan(GPT2Config cfg, int stage, int rank, int size, unsigned frozen, int first) {
+static ZeroPlan frozen_plan(ModelConfig cfg, int stage, int rank, int size, unsigned frozen, int first) {
     ZeroPlan zero = zero_plan(cfg, stage, rank, size);
     zero_plan_freeze(&zero, cfg, frozen, first);
     return zero;
@@ -83,7 +83,7 @@ static size_t kept(const OptimizerState* state, int slot, const ZeroRange* range
     const TensorRow* row = &state->rows[range->row];
     const int has_rows = state->slots[slot].shape == SLOT_ROWS || state->slots[slot].shape == SLOT_COLS;
     return state_slot_elements(state, slot, range->row,
-                               has_rows ? gpt2_rows_in_files(row, state->cfg) * row->cols : range->count);
+                               has_rows ? model_rows_in_files(row, state->cfg) * row->cols : range->count);
 }
 
 // Marks what a range has of a slot; ends where it began elsewhere.
@@ -110,7 +110,7 @@ static int has_slot(const OptimizerState* state, int slot, const ZeroPlan* zero,
 
 // What a process has of each slot: its ranges in order of memory, none on another; and a range of owned elements is one of
 // every slot. The first blocks may be frozen.
-static void test_places(Optimizer optimizer, GPT2Config cfg, int stage, int size, int rank, int first) {
+static void test_places(Optimizer optimizer, ModelConfig cfg, int stage, int size, int rank, int first) {
     const ZeroPlan zero = frozen_plan(cfg, stage, rank, size, optimizer.frozen, first);
     OptimizerState state;
     optimizer_state_open(&state, optimizer, &zero, cfg);

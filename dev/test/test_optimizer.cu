@@ -43,15 +43,15 @@ template <class T> static float* rounded(float* x, size_t n) {
 // ---- layouts ----
 
 // Tensors of less than a row of decays and of several, padding behind most of them and behind the groups.
-static const GPT2Config SMALL = {5, 60, 64, 2, 2, 14, SHARE_OFF};
+static const ModelConfig SMALL = {5, 60, 64, 2, 2, 14, SHARE_OFF};
 
 // The parameters of SMALL, cut into `size` shards; in stage 0 each process updates all of them.
 typedef struct {
     Optimizer optimizer;
     int stage, size;
-    size_t n;                            // elements of full arrays
-    TensorRow rows[GPT2_PARAMETER_ROWS]; // bytes are elements
-    ZeroPlan zero;                       // of rank 0
+    size_t n;                             // elements of full arrays
+    TensorRow rows[MODEL_PARAMETER_ROWS]; // bytes are elements
+    ZeroPlan zero;                        // of rank 0
 } Layout;
 
 static Layout layout_of(OptimizerName name, int stage, int size) {
@@ -73,7 +73,7 @@ static int* parameters_of(const Layout* layout) {
     for (size_t i = 0; i < layout->n; i++) {
         of[i] = -1;
     }
-    for (int r = 0; r < GPT2_PARAMETER_ROWS; r++) {
+    for (int r = 0; r < MODEL_PARAMETER_ROWS; r++) {
         for (int l = 0; l < layout->rows[r].layers; l++) {
             for (size_t i = 0; i < tensor_layer_elements(&layout->rows[r]); i++) {
                 of[layout->rows[r].offset_bytes + (size_t)l * layout->rows[r].layer_bytes + i] = r;
@@ -318,7 +318,7 @@ template <class T, class G> static void test_without_master(const Gpu* gpu) {
 
 // ---- all rules, beside the CPU ----
 
-static const GPT2Config WIDE = {5, 60, 64, 2, 2, 64, SHARE_OFF}; // blocks of 64
+static const ModelConfig WIDE = {5, 60, 64, 2, 2, 64, SHARE_OFF}; // blocks of 64
 
 // A model's parameters and state on the host, laid out alike for both sides.
 typedef struct {
@@ -333,7 +333,7 @@ typedef struct {
 
 // The first blocks, as many as `first`, are frozen, and the rows that the optimizer says.
 static Both both_open(Optimizer optimizer, ShareLayers share, int first) {
-    GPT2Config cfg = WIDE;
+    ModelConfig cfg = WIDE;
     cfg.share = share;
     Both b;
     b.in_24 = 0;
@@ -342,7 +342,7 @@ static Both both_open(Optimizer optimizer, ShareLayers share, int first) {
     b.n = zero_full_elements(&b.zero);
     optimizer_state_open(&b.state, optimizer, &b.zero, cfg);
     memset(&b.freeze, 0, sizeof(b.freeze));
-    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         for (int l = 0; l < cfg.L; l++) {
             const int is_first = b.state.rows[i].place == PLACE_BLOCK && l < first;
             b.freeze.in_block[l] |= (uint16_t)((is_first || (optimizer.frozen >> i & 1)) << i);
@@ -362,7 +362,7 @@ static void both_on_cpu(Both* b, const float* grad, Update by) {
     matmul_open(&matmul);
     const MuonScratch scratch = {check_alloc(optimizer_scratch_bytes(&b->state) + 1, 1, "scratch"), &matmul};
     for (int i = 0; i < count; i++) {
-        if (!freeze_has(&b->freeze, ranges[i].row, gpt2_group_layer(b->state.cfg, ranges[i].group))) {
+        if (!freeze_has(&b->freeze, ranges[i].row, model_group_layer(b->state.cfg, ranges[i].group))) {
             optimizer_update_cpu(&b->state, &ranges[i], b->params + ranges[i].full, grad + ranges[i].full,
                                  NULL, b->memory, by, &scratch);
         }
@@ -474,11 +474,11 @@ static void test_like_cpu(OptimizerName name, int has_options, ShareLayers share
     for (by.adamw.t = 1; by.adamw.t <= UPDATES; by.adamw.t++) {
         both_on_cpu(&both, grads[by.adamw.t - 1], by);
     }
-    for (int r = 0; r < GPT2_PARAMETER_ROWS; r++) {
+    for (int r = 0; r < MODEL_PARAMETER_ROWS; r++) {
         const TensorRow* row = &both.state.rows[r];
         for (int l = 0; l < row->layers; l++) {
             const size_t at = row->offset_bytes + (size_t)l * row->layer_bytes;
-            const size_t end = at + gpt2_rows_in_files(row, WIDE) * row->cols;
+            const size_t end = at + model_rows_in_files(row, WIDE) * row->cols;
             double change = 0;
             int differ = 0;
             for (size_t i = at; i < end; i++) {
@@ -534,8 +534,8 @@ static void test_split(OptimizerName name, MasterWeights master, const Gpu* gpu)
 // Without master weights, each rule rounds what it makes of them with the words of the element's place in its group if nothing
 // were frozen.
 static void test_rounding(OptimizerName name, const Gpu* gpu) {
-    TensorRow plain[GPT2_PARAMETER_ROWS];
-    gpt2_parameter_rows_of(plain, WIDE, 1);
+    TensorRow plain[MODEL_PARAMETER_ROWS];
+    model_parameter_rows_of(plain, WIDE, 1);
     const Both none = both_open(frozen_optimizer(name, MASTER_NONE), SHARE_OFF, 1);
     Both master = both_open(frozen_optimizer(name, MASTER_FP32), SHARE_OFF, 1);
     float* const grad = ops_normal(none.n, 1);
@@ -544,7 +544,7 @@ static void test_rounding(OptimizerName name, const Gpu* gpu) {
     memcpy(master.params, rounded<bf16>(none.params, none.n), none.n * sizeof(float));
     const float *exact = both_on_gpu<bf16>(&master, &grad, 1, by, gpu),
                 *got = both_on_gpu<bf16>(&none, &grad, 1, by, gpu);
-    for (int r = 0; r < GPT2_PARAMETER_ROWS; r++) {
+    for (int r = 0; r < MODEL_PARAMETER_ROWS; r++) {
         const TensorRow* row = &none.state.rows[r];
         const size_t word = tensor_offset_in_group(&plain[r]);
         for (int l = 0; l < row->layers; l++) {

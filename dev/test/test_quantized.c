@@ -179,8 +179,8 @@ static void check_tiles(QuantizedTileKernel tile, int N, int C, int OC) {
     float *by_rows = ops_floats(n), *by_tiles = ops_floats(n);
     quantized_open_(&tiles, tile, (size_t)N, (size_t)C);
     tiles.product = NULL; // fails where it is used
-    quantized_matmul_cpu(by_rows, inp, weight, bias, N, C, OC, &rows);
-    quantized_matmul_cpu(by_tiles, inp, weight, bias, N, C, OC, &tiles);
+    q8_matmul_cpu(by_rows, inp, weight, bias, N, C, OC, &rows);
+    q8_matmul_cpu(by_tiles, inp, weight, bias, N, C, OC, &tiles);
     EXPECT(ops_same_bits(by_rows, by_tiles, n), "tiles: %d rows, C = %d, OC = %d", N, C, OC);
     quantized_close(&tiles);
     ops_close("tiles");
@@ -230,10 +230,10 @@ static void test_same_bits(void) {
     float *together = ops_floats(N * OC), *alone = ops_floats(OC);
     const QuantizedScratch scratch = scratch_of(N, C);
     threads_set(3);
-    quantized_matmul_cpu(together, inp, weight, bias, N, C, OC, &scratch);
+    q8_matmul_cpu(together, inp, weight, bias, N, C, OC, &scratch);
     threads_set(1);
     for (int n = 0; n < N; n++) {
-        quantized_matmul_cpu(alone, inp + n * C, weight, bias, 1, C, OC, &scratch);
+        q8_matmul_cpu(alone, inp + n * C, weight, bias, 1, C, OC, &scratch);
         EXPECT(ops_same_bits(alone, together + n * OC, OC), "row %d", n);
     }
     ops_close("same bits");
@@ -248,7 +248,7 @@ static void test_not_finite(void) {
         const QuantizedBlock* weight = encoded(ops_normal(OC * C, 1), OC, C);
         inp[C + 40] = bad[i];
         const QuantizedScratch scratch = scratch_of(N, C);
-        quantized_matmul_cpu(out, inp, weight, NULL, N, C, OC, &scratch);
+        q8_matmul_cpu(out, inp, weight, NULL, N, C, OC, &scratch);
         for (int j = 0; j < N * OC; j++) {
             EXPECT(isnan(out[j]) == (j / OC == 1), "%g in row 1: element %d is %g", (double)bad[i], j,
                    (double)out[j]);
@@ -260,12 +260,12 @@ static void test_not_finite(void) {
 // 34 bytes for 32 numbers of a matrix, 4 for each other, and less than a block of alignment for each tensor. A GPU
 // wants matrices at multiples of 16 bytes.
 static void test_model_memory(void) {
-    const GPT2Config cfg = {1024, 50257, 50304, 12, 12, 768, SHARE_OFF};
-    TensorRow rows[GPT2_PARAMETER_ROWS], plain[GPT2_PARAMETER_ROWS];
+    const ModelConfig cfg = {1024, 50257, 50304, 12, 12, 768, SHARE_OFF};
+    TensorRow rows[MODEL_PARAMETER_ROWS], plain[MODEL_PARAMETER_ROWS];
     const size_t bytes = quantized_parameter_rows(rows, cfg, sizeof(float));
     size_t exact = 0, end = 0, matrices = 0;
-    gpt2_parameter_rows_of(plain, cfg, sizeof(float));
-    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+    model_parameter_rows_of(plain, cfg, sizeof(float));
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         const size_t elements = tensor_elements(&plain[i]),
                      own = tensor_elements(&rows[i]) * rows[i].element_bytes;
         const int is_matrix = quantized_is_matrix(&rows[i]);
@@ -278,7 +278,7 @@ static void test_model_memory(void) {
         matrices += is_matrix ? elements : 0;
     }
     EXPECT(matrices == (size_t)cfg.Vp * 768 + 12 * (size_t)cfg.L * 768 * 768, "%zu in matrices", matrices);
-    EXPECT(bytes >= end && bytes < exact + (GPT2_PARAMETER_ROWS + 1) * TENSOR_ALIGN * sizeof(QuantizedBlock),
+    EXPECT(bytes >= end && bytes < exact + (MODEL_PARAMETER_ROWS + 1) * TENSOR_ALIGN * sizeof(QuantizedBlock),
            "%zu bytes for %zu", bytes, exact);
 }
 

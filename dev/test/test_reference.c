@@ -59,10 +59,10 @@ static const int tokens[N] = {3, 0, 3, 6, 1, 2, 2, 2, 5, 3}; // some more than o
 static const int targets[N] = {1, 6, NO_TARGET, 0, 0, 3, 5, NO_TARGET, 2, 4};
 static const int starts[N] = {0, 0, 2, 2, 2, 0, 1, 1, 1, 4}; // documents of one token and more
 
-static void encoder_forward(const Operation* op) {
+static void embedding_forward(const Operation* op) {
     ref_encoder_forward(op->out, tokens, op->x[0], op->x[1], B, T, C);
 }
-static void encoder_backward(const Operation* op) {
+static void embedding_backward(const Operation* op) {
     ref_encoder_backward(op->dx[0], op->dx[1], op->dout, tokens, B, T, C);
 }
 
@@ -107,21 +107,21 @@ static void classifier_forward(const Operation* op) {
         op->dout[n] = 0.25;
     }
 }
-static void classifier_backward(const Operation* op) {
+static void cross_entropy_backward(const Operation* op) {
     ref_classifier_backward(op->dx[0], op->x[0], op->kept, targets, 0.25, N, V, Vp);
 }
 
 static void test_operations(void) {
     // clang-format off
     const Operation operations[] = {
-        {"encoder",    encoder_forward,    encoder_backward,    .out_n = N * C,  .x_n = {Vp * C, (T + 1) * C}},
+        {"encoder",    embedding_forward,    embedding_backward,    .out_n = N * C,  .x_n = {Vp * C, (T + 1) * C}},
         {"layernorm",  layernorm_forward,  layernorm_backward,  .out_n = N * C,  .x_n = {N * C, C, C}},
         {"linear",     linear_forward,     linear_backward,     .out_n = N * OC, .x_n = {N * C, OC * C, OC}},
         {"attention",  attention_forward,  attention_backward,  .out_n = N * C,  .x_n = {N * 3 * C}},
         {"documents",  attention_forward,  attention_backward,  .out_n = N * C,  .x_n = {N * 3 * C}, .starts = starts},
         {"gelu",       gelu_forward,       gelu_backward,       .out_n = N * C,  .x_n = {N * C}},
         {"residual",   residual_forward,   residual_backward,   .out_n = N * C,  .x_n = {N * C, N * C}},
-        {"classifier", classifier_forward, classifier_backward, .out_n = N,      .x_n = {N * Vp}}};
+        {"classifier", classifier_forward, cross_entropy_backward, .out_n = N,      .x_n = {N * Vp}}};
     // clang-format on
     for (size_t i = 0; i < sizeof(operations) / sizeof(operations[0]); i++) {
         test_operation(operations[i]);
@@ -137,10 +137,10 @@ static double model_loss(const void* model) {
 
 // Two blocks, more positions than tokens, documents, targets that do not count. A second pass sets the same gradients.
 static void test_model(void) {
-    const GPT2Config cfg = {T + 2, V, Vp, 2, NH, C, SHARE_OFF};
+    const ModelConfig cfg = {T + 2, V, Vp, 2, NH, C, SHARE_OFF};
     RefModel model;
     ref_gpt2_open(&model, cfg, B, T);
-    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         const size_t n = tensor_layer_elements(&model.rows[i]);
         for (int l = 0; l < model.rows[i].layers; l++) {
             memcpy(tensor_at_layer(&model.rows[i], model.params, l), doubles(n), n * sizeof(Real));
@@ -150,7 +150,7 @@ static void test_model(void) {
         model_loss(&model);
         ref_gpt2_backward(&model, tokens, targets, starts);
     }
-    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         const TensorRow* row = &model.rows[i];
         for (int l = 0; l < row->layers; l++) {
             ops_expect_gradient(row->name, model_loss, &model, (Real*)tensor_at_layer(row, model.params, l),

@@ -15,7 +15,7 @@
 typedef struct {
     Options options;
     RunData data;
-    GPT2Config cfg;
+    ModelConfig cfg;
     const char* model_path; // NULL: random weights
 } Run;
 
@@ -44,7 +44,7 @@ static Run run_open(const char* line) {
     run.options = parse(line);
     static char newest[PATH_MAX];
     run.model_path = model_path_find(&run.options, newest);
-    const GPT2Config found = setup_read_model(run.model_path);
+    const ModelConfig found = setup_read_model(run.model_path);
     run_data_open_tokenizer(&run.data, &run.options, run.model_path);
     run.cfg = setup_model(&run.options, &run.data, run.model_path, found);
     setup_batch(&run.options);
@@ -84,18 +84,18 @@ static const char* write_shard(const char* name, int count, int first_token) {
 
 // A model of 2 layers, context 32, V = 400, not padded as we would.
 static void write_model(const char* name) {
-    const GPT2Config cfg = {.max_T = 32, .V = 400, .Vp = 416, .L = 2, .NH = 2, .C = 8};
-    TensorRow rows[GPT2_PARAMETER_ROWS];
-    void* memory = check_alloc(gpt2_parameter_rows(rows, cfg), 1, "model");
+    const ModelConfig cfg = {.max_T = 32, .V = 400, .Vp = 416, .L = 2, .NH = 2, .C = 8};
+    TensorRow rows[MODEL_PARAMETER_ROWS];
+    void* memory = check_alloc(model_parameter_rows(rows, cfg), 1, "model");
     whole_model_write_bin(test_path(name), cfg, rows, memory, MODEL_FP32);
     free(memory);
 }
 
 // A Hugging Face directory with the sizes of write_model.
 static void write_hf_model(const char* name) {
-    const GPT2Config cfg = {.max_T = 32, .V = 400, .Vp = 512, .L = 2, .NH = 2, .C = 8};
-    TensorRow rows[GPT2_PARAMETER_ROWS];
-    void* memory = check_alloc(gpt2_parameter_rows(rows, cfg), 1, "model");
+    const ModelConfig cfg = {.max_T = 32, .V = 400, .Vp = 512, .L = 2, .NH = 2, .C = 8};
+    TensorRow rows[MODEL_PARAMETER_ROWS];
+    void* memory = check_alloc(model_parameter_rows(rows, cfg), 1, "model");
     EXPECT(mkdir(test_path(name), 0777) == 0, "directory");
     hf_config_write(test_path(name), cfg, SAFETENSORS_F32, 399, NULL);
     whole_model_write(test_path(name), cfg, rows, memory, SAFETENSORS_F32);
@@ -130,9 +130,9 @@ static void write_files(void) {
 
 // ---- the model ----
 
-static void expect_model(const char* line, GPT2Config wanted) {
+static void expect_model(const char* line, ModelConfig wanted) {
     Run run = run_open(line);
-    const GPT2Config got = run.cfg;
+    const ModelConfig got = run.cfg;
     const Options* o = &run.options;
     EXPECT(got.max_T == wanted.max_T && got.V == wanted.V && got.L == wanted.L && got.NH == wanted.NH &&
                got.C == wanted.C && got.Vp == wanted.Vp,
@@ -148,28 +148,28 @@ static void expect_model(const char* line, GPT2Config wanted) {
 
 static void test_model(void) {
     const int V = GPT2_VOCAB, Vp = 50304;
-    expect_model(TEXT,
-                 (GPT2Config){SETUP_CONTEXT, 257, 384, SETUP_LAYERS, SETUP_HEADS, SETUP_CHANNELS, SHARE_OFF});
+    expect_model(
+        TEXT, (ModelConfig){SETUP_CONTEXT, 257, 384, SETUP_LAYERS, SETUP_HEADS, SETUP_CHANNELS, SHARE_OFF});
     expect_model(SHARDS,
-                 (GPT2Config){SETUP_CONTEXT, V, Vp, SETUP_LAYERS, SETUP_HEADS, SETUP_CHANNELS, SHARE_OFF});
+                 (ModelConfig){SETUP_CONTEXT, V, Vp, SETUP_LAYERS, SETUP_HEADS, SETUP_CHANNELS, SHARE_OFF});
     expect_model(TEXT "--seq-len 100",
-                 (GPT2Config){100, 257, 384, SETUP_LAYERS, SETUP_HEADS, SETUP_CHANNELS, SHARE_OFF});
+                 (ModelConfig){100, 257, 384, SETUP_LAYERS, SETUP_HEADS, SETUP_CHANNELS, SHARE_OFF});
     expect_model(TEXT "--seq-len 16 --context 20",
-                 (GPT2Config){20, 257, 384, SETUP_LAYERS, SETUP_HEADS, SETUP_CHANNELS, SHARE_OFF});
+                 (ModelConfig){20, 257, 384, SETUP_LAYERS, SETUP_HEADS, SETUP_CHANNELS, SHARE_OFF});
     expect_model(TEXT "--layers 1 --channels 12 --heads 3",
-                 (GPT2Config){SETUP_CONTEXT, 257, 384, 1, 3, 12, SHARE_OFF});
-    expect_model(TEXT "--vocab-size 300",
-                 (GPT2Config){SETUP_CONTEXT, 300, 384, SETUP_LAYERS, SETUP_HEADS, SETUP_CHANNELS, SHARE_OFF});
-    expect_model(SHARDS "--vocab-size 110",
-                 (GPT2Config){SETUP_CONTEXT, 110, 128, SETUP_LAYERS, SETUP_HEADS, SETUP_CHANNELS, SHARE_OFF});
-    expect_model(SHARDS "--tokenizer %/tokenizer.bin",
-                 (GPT2Config){SETUP_CONTEXT, 200, 256, SETUP_LAYERS, SETUP_HEADS, SETUP_CHANNELS, SHARE_OFF});
-    expect_model(SHARDS "--seq-len 64 --model d12", (GPT2Config){1024, V, Vp, 12, 12, 768, SHARE_OFF});
+                 (ModelConfig){SETUP_CONTEXT, 257, 384, 1, 3, 12, SHARE_OFF});
+    expect_model(TEXT "--vocab-size 300", (ModelConfig){SETUP_CONTEXT, 300, 384, SETUP_LAYERS, SETUP_HEADS,
+                                                        SETUP_CHANNELS, SHARE_OFF});
+    expect_model(SHARDS "--vocab-size 110", (ModelConfig){SETUP_CONTEXT, 110, 128, SETUP_LAYERS, SETUP_HEADS,
+                                                          SETUP_CHANNELS, SHARE_OFF});
+    expect_model(SHARDS "--tokenizer %/tokenizer.bin", (ModelConfig){SETUP_CONTEXT, 200, 256, SETUP_LAYERS,
+                                                                     SETUP_HEADS, SETUP_CHANNELS, SHARE_OFF});
+    expect_model(SHARDS "--seq-len 64 --model d12", (ModelConfig){1024, V, Vp, 12, 12, 768, SHARE_OFF});
     expect_model(SHARDS "--seq-len 64 --model gpt2:d12 --layers 3 --context 64",
-                 (GPT2Config){64, V, Vp, 3, 12, 768, SHARE_OFF});
+                 (ModelConfig){64, V, Vp, 3, 12, 768, SHARE_OFF});
     expect_model(SHARDS "--seq-len 64 --model gpt3:c5140",
-                 (GPT2Config){2048, V, Vp, 40, 40, 5120, SHARE_OFF});
-    expect_model(TEXT "--seq-len 64 -e d6", (GPT2Config){1024, 257, 384, 6, 6, 384, SHARE_OFF});
+                 (ModelConfig){2048, V, Vp, 40, 40, 5120, SHARE_OFF});
+    expect_model(TEXT "--seq-len 64 -e d6", (ModelConfig){1024, 257, 384, 6, 6, 384, SHARE_OFF});
 
     expect_refused(TEXT "--channels 130", 2, "--channels 130|--heads 4");
     expect_refused(TEXT "--vocab-size 256", 2, "256|257|bytes");
@@ -182,10 +182,10 @@ static void test_model(void) {
 // The files hold zeros; random weights are none.
 static void expect_weights(const char* options, int is_random) {
     char line[256];
-    TensorRow rows[GPT2_PARAMETER_ROWS];
+    TensorRow rows[MODEL_PARAMETER_ROWS];
     snprintf(line, sizeof(line), "%s%s", TEXT, options);
     Run run = run_open(line);
-    float* memory = (float*)check_alloc(gpt2_parameter_rows(rows, run.cfg), 1, "model");
+    float* memory = (float*)check_alloc(model_parameter_rows(rows, run.cfg), 1, "model");
     memory[0] = memory[7] = 1;
     whole_model_read(run.model_path, run.cfg, rows, memory);
     EXPECT((memory[7] != 0) == is_random && memory[0] != 1, "%s: %g", line, (double)memory[7]);
@@ -194,7 +194,7 @@ static void expect_weights(const char* options, int is_random) {
 }
 
 static void test_model_file(void) {
-    const GPT2Config cfg = {32, 400, 416, 2, 2, 8, SHARE_OFF}, padded = {32, 400, 512, 2, 2, 8, SHARE_OFF};
+    const ModelConfig cfg = {32, 400, 416, 2, 2, 8, SHARE_OFF}, padded = {32, 400, 512, 2, 2, 8, SHARE_OFF};
     expect_model(TEXT "--model %/model.bin --vocab-size 400", cfg);
     // that file does not say how much padding there was
     expect_model(TEXT "--model %/step_00000003 --vocab-size 400", padded);
@@ -430,7 +430,7 @@ static void test_many_files(void) {
     EXPECT(tokens_at(stream, 7) == 256 && tokens_at(stream, 8) == '0' && tokens_at(stream, 13) == '1',
            "bytes");
     run_close(&run);
-    EXPECT(text_data_temporary_[0] == '\0', "%s is left", text_data_temporary_);
+    EXPECT(encoded_text_temporary_[0] == '\0', "%s is left", encoded_text_temporary_);
 }
 
 // The loaders that both trainers open.
@@ -566,7 +566,7 @@ static void test_steps(void) {
         EXPECT(run.options.epochs == 0, "said by --steps from now on");
         EXPECT(run.data.kind == DATA_STORIES
                    ? run.data.epochs == 0
-                   : run.data.epochs * (double)sources_epoch(&run.data.train) * run.options.seq_len ==
+                   : run.data.epochs * (double)mixture_epoch(&run.data.train) * run.options.seq_len ==
                          (double)run.options.steps * (double)run.options.total_batch,
                "%s: %g epochs", cases[i].line, run.data.epochs);
         run_close(&run);

@@ -25,8 +25,8 @@ static const struct {
 };
 enum { NUM_CASES = sizeof(CASES) / sizeof(CASES[0]) };
 
-static GPT2Config config_of(const char* word) {
-    GPT2Config cfg = {.max_T = 6, .V = 5, .Vp = 8, .L = 6, .NH = 2, .C = 32};
+static ModelConfig config_of(const char* word) {
+    ModelConfig cfg = {.max_T = 6, .V = 5, .Vp = 8, .L = 6, .NH = 2, .C = 32};
     char error[ERROR_BYTES] = "";
     EXPECT(share_parse(&cfg.share, cfg.L, word, error), "%s", error);
     return cfg;
@@ -35,7 +35,7 @@ static GPT2Config config_of(const char* word) {
 static int layer_of_digit(const char* copies, int l) { return copies[l] - '0'; }
 
 // A backward pass, from the last layer on: the first visit of each copy.
-static void expect_visits(GPT2Config cfg, const char* word, TensorPart part, const char* copies) {
+static void expect_visits(ModelConfig cfg, const char* word, TensorPart part, const char* copies) {
     unsigned seen = 0;
     for (int l = cfg.L - 1; l >= 0; l--) {
         const unsigned copy = 1u << layer_of_digit(copies, l);
@@ -47,12 +47,12 @@ static void expect_visits(GPT2Config cfg, const char* word, TensorPart part, con
 
 static void test_layers(void) {
     for (int i = 0; i < NUM_CASES; i++) {
-        const GPT2Config cfg = config_of(CASES[i].word);
-        TensorRow rows[GPT2_PARAMETER_ROWS];
-        gpt2_parameter_rows(rows, cfg);
-        EXPECT(gpt2_copies(cfg) == CASES[i].blocks && gpt2_groups(cfg) == 1 + CASES[i].blocks,
-               "%s: %d blocks", CASES[i].word, gpt2_copies(cfg));
-        for (int r = 0; r < GPT2_PARAMETER_ROWS; r++) {
+        const ModelConfig cfg = config_of(CASES[i].word);
+        TensorRow rows[MODEL_PARAMETER_ROWS];
+        model_parameter_rows(rows, cfg);
+        EXPECT(model_copies(cfg) == CASES[i].blocks && model_groups(cfg) == 1 + CASES[i].blocks,
+               "%s: %d blocks", CASES[i].word, model_copies(cfg));
+        for (int r = 0; r < MODEL_PARAMETER_ROWS; r++) {
             const char* copies = rows[r].part == PART_OUTSIDE     ? "0"
                                  : rows[r].part == PART_ATTENTION ? CASES[i].attention
                                                                   : CASES[i].mlp;
@@ -65,8 +65,8 @@ static void test_layers(void) {
                        "%s: layer %d of %s has copy %d", CASES[i].word, l, rows[r].name,
                        tensor_copy(&rows[r], l));
                 EXPECT(rows[r].place == PLACE_ONCE ||
-                           (gpt2_copy(cfg, l) == copy &&
-                            gpt2_group_layer(cfg, tensor_group(&rows[r], l)) == lowest),
+                           (model_copy(cfg, l) == copy &&
+                            model_group_layer(cfg, tensor_group(&rows[r], l)) == lowest),
                        "%s: layer %d of %s", CASES[i].word, l, rows[r].name);
             }
         }
@@ -108,14 +108,14 @@ static void test_refusals(void) {
 // ---- counts ----
 
 static void test_counts(void) {
-    const GPT2Config off = config_of("off"), all = config_of("all"), mlp = config_of("mlp");
+    const ModelConfig off = config_of("off"), all = config_of("all"), mlp = config_of("mlp");
     const double C = off.C, one_mlp = 8 * C * C + 7 * C, block = 12 * C * C + 13 * C,
-                 parameters = gpt2_count_parameters(off);
-    EXPECT(gpt2_count_stored(off) == parameters, "not shared: %.0f", gpt2_count_stored(off));
-    EXPECT(gpt2_count_stored(all) == parameters - 5 * block, "all: %.0f", gpt2_count_stored(all));
-    EXPECT(gpt2_count_stored(mlp) == parameters - 5 * one_mlp, "mlp: %.0f", gpt2_count_stored(mlp));
-    EXPECT(gpt2_count_parameters(all) == parameters &&
-               gpt2_flops_per_token(all, 6) == gpt2_flops_per_token(off, 6),
+                 parameters = model_count_parameters(off);
+    EXPECT(model_count_stored(off) == parameters, "not shared: %.0f", model_count_stored(off));
+    EXPECT(model_count_stored(all) == parameters - 5 * block, "all: %.0f", model_count_stored(all));
+    EXPECT(model_count_stored(mlp) == parameters - 5 * one_mlp, "mlp: %.0f", model_count_stored(mlp));
+    EXPECT(model_count_parameters(all) == parameters &&
+               model_flops_per_token(all, 6) == model_flops_per_token(off, 6),
            "the model that is computed is the same");
 }
 
@@ -138,7 +138,7 @@ static void test_freeze(void) {
         {"all", "embeddings,blocks", 1, 1, -1},
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-        const GPT2Config cfg = config_of(cases[i].share);
+        const ModelConfig cfg = config_of(cases[i].share);
         const Freeze freeze = freeze_of(cfg.L, cases[i].list);
         char error[ERROR_BYTES] = "";
         EXPECT(freeze_check_shared(&freeze, cfg, error) == cases[i].is_good, "%s: %s: %s", cases[i].share,
@@ -158,8 +158,8 @@ static void test_freeze(void) {
 static void test_zero(void) {
     enum { SIZE = 3 };
     for (int i = 0; i < NUM_CASES; i++) {
-        const GPT2Config cfg = config_of(CASES[i].word);
-        TensorRow rows[GPT2_PARAMETER_ROWS];
+        const ModelConfig cfg = config_of(CASES[i].word);
+        TensorRow rows[MODEL_PARAMETER_ROWS];
         ZeroRange* ranges = check_alloc((size_t)zero_max_ranges(cfg), sizeof(ZeroRange), "ranges");
         size_t count = 0;
         for (int rank = 0; rank < SIZE; rank++) {
@@ -172,7 +172,7 @@ static void test_zero(void) {
                 count += ranges[r].count;
             }
         }
-        EXPECT((double)count == gpt2_count_stored(cfg), "%s: %zu elements", CASES[i].word, count);
+        EXPECT((double)count == model_count_stored(cfg), "%s: %zu elements", CASES[i].word, count);
         free(ranges);
     }
 }
@@ -180,27 +180,27 @@ static void test_zero(void) {
 // ---- files ----
 
 typedef struct {
-    GPT2Config cfg;
-    TensorRow rows[GPT2_PARAMETER_ROWS];
+    ModelConfig cfg;
+    TensorRow rows[MODEL_PARAMETER_ROWS];
     size_t bytes;
     void* memory;
-} Model;
+} TestModel;
 
-static Model model_open(GPT2Config cfg) {
-    Model model = {.cfg = cfg};
-    model.bytes = gpt2_parameter_rows(model.rows, cfg);
+static TestModel test_model_open(ModelConfig cfg) {
+    TestModel model = {.cfg = cfg};
+    model.bytes = model_parameter_rows(model.rows, cfg);
     model.memory = check_alloc(model.bytes, 1, "model");
     return model;
 }
 
 // Numbers that all differ, but for the vocabulary's padding.
-static Model model_random(GPT2Config cfg) {
-    const Model model = model_open(cfg);
+static TestModel test_model_random(ModelConfig cfg) {
+    const TestModel model = test_model_open(cfg);
     uint64_t index = 0;
-    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         for (int k = 0; k < model.rows[i].layers; k++) {
             float* tensor = tensor_at_layer(&model.rows[i], model.memory, k);
-            for (size_t j = 0; j < gpt2_rows_in_files(&model.rows[i], cfg) * model.rows[i].cols; j++) {
+            for (size_t j = 0; j < model_rows_in_files(&model.rows[i], cfg) * model.rows[i].cols; j++) {
                 tensor[j] = rand_normal(1, 2, index++);
             }
         }
@@ -209,11 +209,11 @@ static Model model_random(GPT2Config cfg) {
 }
 
 // The same model, with parameters of its own for each layer.
-static Model model_unshared(const Model* from) {
-    GPT2Config cfg = from->cfg;
+static TestModel model_unshared(const TestModel* from) {
+    ModelConfig cfg = from->cfg;
     cfg.share = SHARE_OFF;
-    const Model model = model_open(cfg);
-    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+    const TestModel model = test_model_open(cfg);
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         for (int l = 0; l < model.rows[i].layers; l++) {
             memcpy(tensor_at_layer(&model.rows[i], model.memory, l),
                    tensor_at_layer(&from->rows[i], from->memory, tensor_copy(&from->rows[i], l)),
@@ -223,17 +223,17 @@ static Model model_unshared(const Model* from) {
     return model;
 }
 
-static void write_gguf(const char* path, const Model* model) {
+static void write_gguf(const char* path, const TestModel* model) {
     GgufWriter writer;
     gguf_create(&writer, path, "model", model->cfg, GGUF_Q8_0, NULL, GGUF_START_TOKEN);
-    for (int g = 0; g < gpt2_groups(model->cfg); g++) {
-        gguf_put(&writer, model->rows, g, (char*)model->memory + gpt2_group_offset_bytes(model->rows, g));
+    for (int g = 0; g < model_groups(model->cfg); g++) {
+        gguf_put(&writer, model->rows, g, (char*)model->memory + model_group_offset_bytes(model->rows, g));
     }
     gguf_commit(&writer);
 }
 
 // In all formats, with "shared" or "whole" as the name.
-static void write_files(const Model* model, const char* name) {
+static void write_files(const TestModel* model, const char* name) {
     char file[64], *directory = strdup(test_path(name));
     CHECK(directory, "no memory");
     mkdir(directory, 0777);
@@ -256,15 +256,15 @@ static void expect_same_file(const char* word, const char* a, const char* b) {
 }
 
 // Reads with the layers shared.
-static void expect_reads(const Model* model, const char* name) {
-    const Model read = model_open(model->cfg);
+static void expect_reads(const TestModel* model, const char* name) {
+    const TestModel read = test_model_open(model->cfg);
     whole_model_read(test_path(name), read.cfg, read.rows, read.memory);
     EXPECT(memcmp(read.memory, model->memory, model->bytes) == 0, "%s", name);
     free(read.memory);
 }
 
 // Several files: each tensor is in one of them, and all are there.
-static void expect_several(const Model* model, const char* word) {
+static void expect_several(const TestModel* model, const char* word) {
     HfModelFile files[8];
     char name[64];
     const int count = hf_model_files(files, model->cfg, SAFETENSORS_F32, 60e3);
@@ -272,7 +272,7 @@ static void expect_several(const Model* model, const char* word) {
     CHECK(directory, "no memory");
     mkdir(directory, 0777);
     for (int f = 0; f < count; f++) {
-        const char* memory = (char*)model->memory + gpt2_group_offset_bytes(model->rows, files[f].first);
+        const char* memory = (char*)model->memory + model_group_offset_bytes(model->rows, files[f].first);
         hf_model_file_name(name, f, count);
         hf_model_write(directory, name, files[f], model->cfg, model->rows, memory, SAFETENSORS_F32);
     }
@@ -280,7 +280,7 @@ static void expect_several(const Model* model, const char* word) {
     hf_config_write(directory, model->cfg, SAFETENSORS_F32, 4, NULL);
     hf_model_write_index(directory, files, count, model->cfg, SAFETENSORS_F32);
     expect_reads(model, "several");
-    const Model whole = model_unshared(model);
+    const TestModel whole = model_unshared(model);
     expect_reads(&whole, "several");
     free(whole.memory);
     for (int f = 0; f < count; f++) {
@@ -294,7 +294,7 @@ static void expect_several(const Model* model, const char* word) {
 
 static void test_files(void) {
     for (int i = 0; i < NUM_CASES; i++) {
-        const Model model = model_random(config_of(CASES[i].word)), whole = model_unshared(&model);
+        const TestModel model = test_model_random(config_of(CASES[i].word)), whole = model_unshared(&model);
         write_files(&model, "shared");
         write_files(&whole, "whole");
         expect_same_file(CASES[i].word, "shared/model.safetensors", "whole/model.safetensors");
@@ -311,15 +311,15 @@ static void test_files(void) {
 }
 
 static void read_pairs(const void* path) {
-    const Model read = model_open(config_of("pairs"));
+    const TestModel read = test_model_open(config_of("pairs"));
     whole_model_read((const char*)path, read.cfg, read.rows, read.memory);
 }
 
 // One number of layer 3 differs.
 static void test_unequal(void) {
-    const Model model = model_random(config_of("pairs")), whole = model_unshared(&model);
-    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
-        if (whole.rows[i].member == offsetof(GPT2Parameters, fcb)) {
+    const TestModel model = test_model_random(config_of("pairs")), whole = model_unshared(&model);
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
+        if (whole.rows[i].member == offsetof(ModelParameters, fcb)) {
             ((float*)tensor_at_layer(&whole.rows[i], whole.memory, 3))[17] += 1;
         }
     }

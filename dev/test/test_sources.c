@@ -26,16 +26,16 @@ static const char* list_of(const char* text) {
 }
 
 static void open_list(DataSources* sources, const char* text, int T) {
-    sources_open_files(sources, list_of(text), TOKENS_AUTO, V);
-    sources_pack(sources, PACK_STREAM, T, V - 1, DOCUMENT_MASK_OFF);
+    mixture_open_files(sources, list_of(text), TOKENS_AUTO, V);
+    mixture_pack(sources, PACK_STREAM, T, V - 1, DOCUMENT_MASK_OFF);
 }
 
 static void test_lists(void) {
     DataSources sources;
     open_list(&sources, "%/a_*.bin,%/c.bin", 10);
     EXPECT(sources.count == 1 && sources.cycle == 1 && sources.tokens == 132, "one source");
-    EXPECT(sources_epoch(&sources) == 13, "an epoch of one source is its rows");
-    sources_close(&sources);
+    EXPECT(mixture_epoch(&sources) == 13, "an epoch of one source is its rows");
+    mixture_close(&sources);
     open_list(&sources, "%/a_*.bin:0.50,%/b.bin:.3,%/c.bin:00.200000", 10);
     EXPECT(sources.count == 3 && sources.cycle == 10 && sources.tokens == 101 + 401 + 31, "three");
     EXPECT(sources.source[0].share == 5 && sources.source[1].share == 3 && sources.source[2].share == 2,
@@ -43,13 +43,13 @@ static void test_lists(void) {
     EXPECT(strcmp(sources.source[2].stream.name, test_path("c.bin")) == 0, "%s",
            sources.source[2].stream.name);
     EXPECT(tokens_at(&sources.source[1].stream, 0) == token_at(1000), "its tokens");
-    sources_close(&sources);
+    mixture_close(&sources);
     open_list(&sources, "%/b.bin:6,%/c.bin:2", 10);
     EXPECT(sources.count == 2 && sources.cycle == 4 && sources.source[0].share == 3, "not normalized");
-    sources_close(&sources);
-    EXPECT(sources_kind(list_of("%/a_*.bin:0.5,%/b.bin:.5")) == TOKENS_SHARDS, "");
-    EXPECT(sources_kind(list_of("%/t.txt:1")) == TOKENS_TEXT, "");
-    EXPECT(sources_kind(list_of("%/t.txt")) == TOKENS_TEXT, "");
+    mixture_close(&sources);
+    EXPECT(mixture_kind(list_of("%/a_*.bin:0.5,%/b.bin:.5")) == TOKENS_SHARDS, "");
+    EXPECT(mixture_kind(list_of("%/t.txt:1")) == TOKENS_TEXT, "");
+    EXPECT(mixture_kind(list_of("%/t.txt")) == TOKENS_TEXT, "");
 }
 
 // Weights whose sources are all the same small file.
@@ -82,7 +82,7 @@ static void test_turns(void) {
         const double cycle = (double)sources.cycle;
         for (uint64_t p = 0; p < 2500; p++) {
             uint64_t j;
-            const int s = sources_find(&sources, p, &j);
+            const int s = mixture_find(&sources, p, &j);
             EXPECT(j == given[s]++, "case %d, sequence %d of source %d", (int)k, (int)p, s);
             for (int i = 0; i < count; i++) {
                 const double wanted = (double)(p + 1) * (double)sources.source[i].share / cycle;
@@ -91,9 +91,9 @@ static void test_turns(void) {
             }
         }
         for (int i = 0; i < count; i++) {
-            EXPECT(sources_given_(&sources, i, 2500) == given[i], "case %d: %d", (int)k, i);
+            EXPECT(mixture_given_(&sources, i, 2500) == given[i], "case %d: %d", (int)k, i);
         }
-        sources_close(&sources);
+        mixture_close(&sources);
     }
 }
 
@@ -105,36 +105,36 @@ static void test_far(void) {
     open_weights(&sources, weights, 3);
     EXPECT(sources.cycle == 1000000, "%d", (int)sources.cycle);
     const uint64_t p = UINT64_C(1000000000000000);
-    const int s = sources_find(&sources, p + 12345, &j);
+    const int s = mixture_find(&sources, p + 12345, &j);
     uint64_t near;
-    EXPECT(sources_find(&sources, 12345, &near) == s, "the order repeats");
+    EXPECT(mixture_find(&sources, 12345, &near) == s, "the order repeats");
     EXPECT(j == p / 1000000 * weights[s] + near, "the number continues");
-    sources_close(&sources);
+    mixture_close(&sources);
 }
 
 static void test_epoch(void) {
     DataSources sources;
     open_list(&sources, "%/b.bin:3,%/c.bin:1", 10); // 40 rows and 3
     uint64_t seen[2] = {0}, j;
-    const uint64_t epoch = sources_epoch(&sources);
+    const uint64_t epoch = mixture_epoch(&sources);
     for (uint64_t p = 0; p < epoch; p++) {
-        seen[sources_find(&sources, p, &j)]++;
+        seen[mixture_find(&sources, p, &j)]++;
     }
     EXPECT(seen[0] <= 40 && seen[1] == 3, "%d and %d", (int)seen[0], (int)seen[1]);
-    EXPECT(sources_find(&sources, epoch, &j) == 1 && j == 3, "the next would be a repetition");
-    sources_close(&sources);
+    EXPECT(mixture_find(&sources, epoch, &j) == 1 && j == 3, "the next would be a repetition");
+    mixture_close(&sources);
 }
 
 static void test_tail(void) {
     DataSources sources, tail;
-    sources_open_files(&sources, list_of("%/a_*.bin:3,%/b.bin:1"), TOKENS_AUTO, V);
-    sources_split_tail(&sources, &tail, 10);
+    mixture_open_files(&sources, list_of("%/a_*.bin:3,%/b.bin:1"), TOKENS_AUTO, V);
+    mixture_split_tail(&sources, &tail, 10);
     EXPECT(tail.count == 2 && tail.cycle == 4 && tail.source[0].share == 3, "the same weights");
     EXPECT(tail.source[0].stream.count == 51 && tail.source[1].stream.count == 20, "a shard, and 5 %%");
     EXPECT(sources.tokens == 50 + 381 && tail.tokens == 71, "%zu and %zu", sources.tokens, tail.tokens);
     EXPECT(tokens_at(&tail.source[1].stream, 0) == token_at(1381), "the end of b");
-    sources_close(&tail);
-    sources_close(&sources);
+    mixture_close(&tail);
+    mixture_close(&sources);
 }
 
 // ---- messages ----
@@ -145,12 +145,12 @@ static void test_print(void) {
     DataSources sources;
     FILE* file = tmpfile();
     open_list(&sources, "%/b.bin:3,%/c.bin:1", 10);
-    sources_print(file, &sources, 80);
-    sources_close(&sources);
-    sources_open_memory(&sources, tokens, 10, 10, "memory");
-    sources_pack(&sources, PACK_PAD, 4, 9, DOCUMENT_MASK_OFF);
-    sources_print(file, &sources, 2);
-    sources_close(&sources);
+    mixture_print(file, &sources, 80);
+    mixture_close(&sources);
+    mixture_open_memory(&sources, tokens, 10, 10, "memory");
+    mixture_pack(&sources, PACK_PAD, 4, 9, DOCUMENT_MASK_OFF);
+    mixture_print(file, &sources, 2);
+    mixture_close(&sources);
     rewind(file);
     EXPECT(fread(text, 1, sizeof(text) - 1, file) > 0, "");
     EXPECT(strstr(text, "b.bin: 401 tokens, weight 0.75, 1.5 epochs\n"), "%s", text);
@@ -170,20 +170,20 @@ static void test_names(void) {
     open_list(&sources, "%/x\\,y\\:5.bin:1,%/c.bin:1", 10);
     EXPECT(sources.count == 2 && sources.source[0].stream.count == 50, "%d sources", sources.count);
     EXPECT(strcmp(sources.source[0].name, list_of("%/x\\,y\\:5.bin")) == 0, "%s", sources.source[0].name);
-    sources_rename(&sources, "books/*.txt:1,other:1");
+    mixture_rename(&sources, "books/*.txt:1,other:1");
     EXPECT(strcmp(sources.source[0].stream.name, "books/*.txt") == 0, "%s", sources.source[0].stream.name);
     EXPECT(strcmp(sources.source[1].name, "other") == 0, "%s", sources.source[1].name);
-    sources_close(&sources);
+    mixture_close(&sources);
 }
 
 static uint64_t fingerprint_of(const char* list) {
     DataSources sources, tail;
-    sources_open_files(&sources, list_of(list), TOKENS_AUTO, V);
-    sources_split_tail(&sources, &tail, 10);
+    mixture_open_files(&sources, list_of(list), TOKENS_AUTO, V);
+    mixture_split_tail(&sources, &tail, 10);
     const uint64_t value = sources.fingerprint;
     EXPECT(value && tail.fingerprint == value, "%s", list);
-    sources_close(&tail);
-    sources_close(&sources);
+    mixture_close(&tail);
+    mixture_close(&sources);
     return value;
 }
 
@@ -195,9 +195,9 @@ static void test_fingerprint(void) {
     EXPECT(fingerprint_of("%/b.bin:1,%/c.bin:1") == fingerprint_of("%/moved.bin:1,%/c.bin:1"), "moved");
     EXPECT(fingerprint_of("%/b.bin:1,%/c.bin:1") != fingerprint_of("%/c.bin:1,%/b.bin:1"), "another order");
     EXPECT(fingerprint_of("%/a_*.bin") != fingerprint_of("%/b.bin"), "other data");
-    sources_open_memory(&memory, tokens, 20, V, "memory");
+    mixture_open_memory(&memory, tokens, 20, V, "memory");
     EXPECT(memory.fingerprint == 0, "memory has none");
-    sources_close(&memory);
+    mixture_close(&memory);
 }
 
 // ---- errors ----
@@ -211,9 +211,9 @@ static void open_it(const void* list) {
 static void pack_shorter(const void* unused) {
     DataSources sources;
     (void)unused;
-    sources_open_files(&sources, write_shard("shorter.bin", MAGIC_U16, 0, 10000), TOKENS_AUTO, V);
+    mixture_open_files(&sources, write_shard("shorter.bin", MAGIC_U16, 0, 10000), TOKENS_AUTO, V);
     EXPECT(truncate(test_path("shorter.bin"), 0) == 0, "truncate");
-    sources_pack(&sources, PACK_PAD, 10, V - 1, DOCUMENT_MASK_OFF);
+    mixture_pack(&sources, PACK_PAD, 10, V - 1, DOCUMENT_MASK_OFF);
 }
 
 static void test_errors(void) {
@@ -233,7 +233,7 @@ static void test_errors(void) {
            "no number: part of the name");
 }
 
-static void kind_of(const void* list) { sources_kind(list_of((const char*)list)); }
+static void kind_of(const void* list) { mixture_kind(list_of((const char*)list)); }
 
 int main(void) {
     write_files();

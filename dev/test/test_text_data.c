@@ -22,14 +22,14 @@ static const char* write_tale(const char* name, int times) {
 }
 
 static void train_vocabulary(Bpe* bpe, const char* list, int vocab_size, FILE* screen) {
-    const TextData text = {.field = "text", .separator = "", .screen = screen};
-    text_data_train(bpe, &text, list, vocab_size);
+    const EncodedText text = {.field = "text", .separator = "", .screen = screen};
+    encoded_text_train(bpe, &text, list, vocab_size);
     EXPECT(bpe->vocab_size == vocab_size, "%d tokens, wanted %d", bpe->vocab_size, vocab_size);
 }
 
 // Encodes into the directory `tokens` of the tests.
-static TextData encoding(const Bpe* bpe, FILE* screen) {
-    const TextData text = {bpe, "text", "", test_path("tokens"), screen, TEXT_DATA_ENCODE, 1, 0};
+static EncodedText encoding(const Bpe* bpe, FILE* screen) {
+    const EncodedText text = {bpe, "text", "", test_path("tokens"), screen, TEXT_DATA_ENCODE, 1, 0};
     file_make_directory(text.directory);
     return text;
 }
@@ -79,9 +79,9 @@ static int count_lines(FILE* screen, const char* word) {
 
 // The list of the shards of a text, which decode to `wanted`; `kept`: they were there before. The caller
 // frees it.
-static char* expect_shards(const TextData* data, const char* path, const char* wanted, int kept) {
+static char* expect_shards(const EncodedText* data, const char* path, const char* wanted, int kept) {
     const int before = count_lines(data->screen, "earlier run");
-    char* shards = text_data_shards(data, path);
+    char* shards = encoded_text_shards(data, path);
     EXPECT(count_lines(data->screen, "earlier run") - before == kept, "%s: %s", path,
            kept ? "not kept" : "kept");
     expect_text(shards, data->bpe, wanted);
@@ -98,7 +98,7 @@ static void test_shards(void) {
     for (int i = 0; i < 20; i++) {
         strcat(text, TALE);
     }
-    const TextData data = encoding(&bpe, screen), others = encoding(&other, screen);
+    const EncodedText data = encoding(&bpe, screen), others = encoding(&other, screen);
     char* first = expect_shards(&data, path, text, 0);
     write_tale("tale.txt", 20); // another time, the same contents
     char* again = expect_shards(&data, path, text, 1);
@@ -108,7 +108,7 @@ static void test_shards(void) {
            count_files(""));
 
     write_tale("other.txt", 3); // another source: its shards stay
-    free(text_data_shards(&data, test_path("other.txt")));
+    free(encoded_text_shards(&data, test_path("other.txt")));
     write_tale("tale.txt", 21);
     test_write("tokens/0123456789abcdef_train_000000.bin", "unfinished", 10);
     test_write("tokens/0123456789abcdef_train_000000.bin.99.part", "unfinished", 10);
@@ -144,18 +144,18 @@ static void test_damage(void) {
     for (int i = 0; i < 100; i++) {
         strcat(text, TALE);
     }
-    const TextData data = encoding(&bpe, screen);
+    const EncodedText data = encoding(&bpe, screen);
     free(expect_shards(&data, path, text, 0));
     for (int i = 0; i < 2; i++) {
-        TextData find = data;
+        EncodedText find = data;
         find.mode = TEXT_DATA_FIND;
-        char* shards = text_data_shards(&find, path);
+        char* shards = encoded_text_shards(&find, path);
         glob_t files = tokens_list(shards);
         const int fd = open(files.gl_pathv[0], O_WRONLY);
         EXPECT(cases[i].size ? ftruncate(fd, cases[i].size) == 0 : pwrite(fd, "\1\1", 2, 1500) == 2, "%s",
                shards);
         close(fd);
-        EXPECT(text_data_shards(&find, path) == NULL, "damaged shards are found");
+        EXPECT(encoded_text_shards(&find, path) == NULL, "damaged shards are found");
         EXPECT(count_lines(screen, cases[i].words) == 1, "what was found is not said");
         free(expect_shards(&data, path, text, 0));
         globfree(&files);
@@ -172,12 +172,12 @@ static void test_separator(void) {
     TokenStream stream;
     Bpe bytes;
     bpe_open_bytes(&bytes);
-    TextData data = encoding(&bytes, screen);
+    EncodedText data = encoding(&bytes, screen);
     const char* path = test_write("fish.txt", text, strlen(text));
     char* one = expect_shards(&data, path, text, 0);
     EXPECT(count_lines(screen, "--separator '<|endoftext|>'") == 1, "no warning");
     data.separator = "<|endoftext|>";
-    char* three = text_data_shards(&data, path);
+    char* three = encoded_text_shards(&data, path);
     EXPECT(count_lines(screen, "--separator") == 1, "a warning in spite of a separator");
     tokens_open_files(&stream, three, TOKENS_AUTO, 257);
     EXPECT(stream.count == 3 + 3 * 8 && tokens_at(&stream, 9) == 256 && tokens_at(&stream, 10) == 't',
@@ -185,10 +185,10 @@ static void test_separator(void) {
     tokens_close(&stream);
 
     DataSources sources; // the same text as bytes
-    sources_open_files(&sources, path, TOKENS_AUTO, 257);
-    text_data_warn(screen, &sources);
+    mixture_open_files(&sources, path, TOKENS_AUTO, 257);
+    encoded_text_warn(screen, &sources);
     EXPECT(count_lines(screen, "fish.txt contains <|endoftext|>") == 2, "no warning of bytes");
-    sources_close(&sources);
+    mixture_close(&sources);
     free(three), free(one);
     bpe_close(&bytes);
     fclose(screen);
@@ -203,23 +203,25 @@ static void test_weights(void) {
     test_write("two.jsonl", lines, strlen(lines));
     snprintf(list, sizeof(list), "%s:0.75,%s:0.25", one, test_path("two.jsonl"));
     train_vocabulary(&bpe, list, 280, screen);
-    const TextData data = encoding(&bpe, screen);
-    char* shards = text_data_shards(&data, list);
+    const EncodedText data = encoding(&bpe, screen);
+    char* shards = encoded_text_shards(&data, list);
     DataSources sources;
-    sources_open_files(&sources, shards, TOKENS_AUTO, bpe.vocab_size);
+    mixture_open_files(&sources, shards, TOKENS_AUTO, bpe.vocab_size);
     EXPECT(sources.count == 2 && sources.source[0].share == 3 && sources.source[1].share == 1,
            "%s: other weights", shards);
     EXPECT(tokens_at(&sources.source[1].stream, 0) == bpe.eot, "no end of text before a document");
-    sources_close(&sources);
+    mixture_close(&sources);
     free(shards);
     bpe_close(&bpe);
     fclose(screen);
 }
 
-static void encode(const void* data) { text_data_shards((const TextData*)data, test_path("empty.jsonl")); }
+static void encode(const void* data) {
+    encoded_text_shards((const EncodedText*)data, test_path("empty.jsonl"));
+}
 
 static void encode_zeros(const void* data) {
-    text_data_shards((const TextData*)data, test_path("zeros.txt"));
+    encoded_text_shards((const EncodedText*)data, test_path("zeros.txt"));
 }
 static void train_on_zeros(const void* screen) {
     Bpe bpe;
@@ -232,13 +234,13 @@ static void test_errors(void) {
     train_vocabulary(&bpe, write_tale("tale.txt", 3), 280, screen);
     fclose(screen);
     test_write("empty.jsonl", "\n\n", 2);
-    const TextData data = encoding(&bpe, stdout);
+    const EncodedText data = encoding(&bpe, stdout);
     EXPECT(test_dies(encode, &data, EXIT_FAILURE, "no text in it"), "an empty source");
     test_write("zeros.txt", "a\0b", 3);
     EXPECT(test_dies(encode_zeros, &data, EXIT_FAILURE, "zeros.txt: not text: byte 1 is zero"), "");
     EXPECT(test_dies(train_on_zeros, stdout, EXIT_FAILURE, "zeros.txt: not text: byte 1 is zero"), "");
-    EXPECT(!text_data_is_plain(test_path("empty.jsonl")), "bytes of JSON");
-    EXPECT(text_data_is_plain(test_path("tale.txt")), "");
+    EXPECT(!encoded_text_is_plain(test_path("empty.jsonl")), "bytes of JSON");
+    EXPECT(encoded_text_is_plain(test_path("tale.txt")), "");
     bpe_close(&bpe);
 }
 
@@ -247,7 +249,7 @@ static void test_directory(void) {
     FILE* screen = tmpfile();
     Bpe bytes;
     bpe_open_bytes(&bytes);
-    TextData data = encoding(&bytes, screen);
+    EncodedText data = encoding(&bytes, screen);
     data.directory = test_path("a*[b,c:5");
     file_make_directory(data.directory);
     free(expect_shards(&data, write_tale("tale.txt", 1), TALE, 0));
@@ -258,8 +260,8 @@ static void test_directory(void) {
 // ---- verifying ----
 
 static int verify(FILE* screen, const char* list) {
-    const TextData text = {.field = "text", .separator = ""};
-    return text_data_verify(screen, list, TOKENS_AUTO, 50257, &text);
+    const EncodedText text = {.field = "text", .separator = ""};
+    return encoded_text_verify(screen, list, TOKENS_AUTO, 50257, &text);
 }
 
 // Every bad file is named, and those behind it are looked at.

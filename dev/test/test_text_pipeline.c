@@ -76,13 +76,13 @@ static Sunk encode_whole(const Corpus* corpus, const Bpe* bpe) {
     return all;
 }
 
-static void open_source(TextSource* source, const char* const* names, uint64_t n, size_t block_bytes) {
+static void open_source(Documents* source, const char* const* names, uint64_t n, size_t block_bytes) {
     const TextOptions options = {TEXT_BY_NAME, "text", "", block_bytes};
-    text_source_open(source, &options, names, n);
+    documents_open(source, &options, names, n);
 }
 
 static void test_threads(const Corpus* corpus, const Bpe* bpe) {
-    static TextSource source;
+    static Documents source;
     Sunk want = encode_whole(corpus, bpe);
     static const size_t sizes[] = {1, 100, 5000, TEXT_BLOCK_BYTES};
     for (int threads = 1; threads <= 8; threads++) {
@@ -95,7 +95,7 @@ static void test_threads(const Corpus* corpus, const Bpe* bpe) {
                        memcmp(got.ids, want.ids, want.count * sizeof(int)) == 0,
                    "%d threads, blocks of %zu: %zu ids, wanted %zu", threads, sizes[i], got.count,
                    want.count);
-            text_source_close(&source);
+            documents_close(&source);
             free(got.ids);
         }
     }
@@ -103,21 +103,21 @@ static void test_threads(const Corpus* corpus, const Bpe* bpe) {
 }
 
 static void test_stops(const Corpus* corpus, const Bpe* bpe) {
-    static TextSource source;
+    static Documents source;
     for (size_t blocks = 1; blocks < 5; blocks++) {
         Sunk got;
         memset(&got, 0, sizeof(got));
         got.stop_after = blocks;
         open_source(&source, corpus->names, NUM_DOCUMENTS, 10);
         EXPECT(pipeline_run(&source, bpe, 3, sink, &got) && got.num_blocks == blocks, "%zu", got.num_blocks);
-        text_source_close(&source);
+        documents_close(&source);
         free(got.ids);
     }
 }
 
 // All that comes before the bad line arrives.
 static void test_error(const Bpe* bpe) {
-    static TextSource source;
+    static Documents source;
     char lines[4000] = "";
     for (int i = 0; i < 100; i++) {
         strcat(lines, "{\"text\":\"a 1!\"}\n");
@@ -130,23 +130,23 @@ static void test_error(const Bpe* bpe) {
     EXPECT(!pipeline_run(&source, bpe, 2, sink, &got) && strstr(source.error, "bad.jsonl:101: "), "%s",
            source.error);
     EXPECT(got.documents == 100, "%zu documents", got.documents);
-    text_source_close(&source);
+    documents_close(&source);
     free(got.ids);
 }
 
 static void test_nothing(const Bpe* bpe) {
-    static TextSource source;
+    static Documents source;
     const char* path = test_write("empty.txt", "", 0);
     Sunk got;
     memset(&got, 0, sizeof(got));
     open_source(&source, &path, 1, TEXT_BLOCK_BYTES);
     EXPECT(pipeline_run(&source, bpe, 2, sink, &got) && got.num_blocks == 0, "");
-    text_source_close(&source);
+    documents_close(&source);
 }
 
 static void test_train(const Corpus* corpus) {
     enum { V = 257 + 40 };
-    static TextSource source;
+    static Documents source;
     Bpe first;
     for (int threads = 1; threads <= 4; threads++) {
         BpeTrainer trainer;
@@ -159,7 +159,7 @@ static void test_train(const Corpus* corpus) {
             wanted += corpus->bytes[i];
         }
         EXPECT(bytes == wanted, "%zu bytes, wanted %zu", bytes, wanted);
-        text_source_close(&source);
+        documents_close(&source);
         bpe_trainer_run(&trainer, V, NULL, NULL, threads == 1 ? &first : &bpe);
         bpe_trainer_close(&trainer);
         for (int id = 0; threads > 1 && id < V; id++) {

@@ -17,14 +17,14 @@ typedef struct {
     TextPosition starts[MAX_DOCUMENTS];
     size_t at_start[MAX_DOCUMENTS]; // bytes before each block
     char error[ERROR_BYTES];        // "" for none
-} Documents;
+} ReadDocuments;
 
 static TextOptions options_of(size_t block_bytes) {
     const TextOptions options = {TEXT_BY_NAME, "text", "", block_bytes};
     return options;
 }
 
-static void append(Documents* all, const TextBlock* block, size_t block_bytes) {
+static void append(ReadDocuments* all, const TextBlock* block, size_t block_bytes) {
     EXPECT(block->bytes <= 2 * (block_bytes + BPE_MAX_PIECE + 8), "a block of %zu bytes", block->bytes);
     all->starts[all->num_blocks] = block->start;
     all->at_start[all->num_blocks++] = all->bytes;
@@ -40,14 +40,14 @@ static void append(Documents* all, const TextBlock* block, size_t block_bytes) {
 }
 
 // Reads from `from` to the end.
-static Documents* read_from(const char* const* paths, size_t n, TextOptions options, TextPosition from) {
-    Documents* all = (Documents*)calloc(1, sizeof(*all));
-    TextSource* source = (TextSource*)malloc(sizeof(*source));
+static ReadDocuments* read_from(const char* const* paths, size_t n, TextOptions options, TextPosition from) {
+    ReadDocuments* all = (ReadDocuments*)calloc(1, sizeof(*all));
+    Documents* source = (Documents*)malloc(sizeof(*source));
     TextBlock block;
     memset(&block, 0, sizeof(block));
-    text_source_open(source, &options, paths, n);
-    int more = from.file + from.document + from.offset == 0 || text_source_seek(source, from) ? 1 : -1;
-    while (more > 0 && (more = text_source_next(source, &block)) > 0) {
+    documents_open(source, &options, paths, n);
+    int more = from.file + from.document + from.offset == 0 || documents_seek(source, from) ? 1 : -1;
+    while (more > 0 && (more = documents_next(source, &block)) > 0) {
         EXPECT(block.bytes > 0 && block.read_bytes <= source->total_bytes, "");
         append(all, &block, options.block_bytes);
     }
@@ -55,22 +55,22 @@ static Documents* read_from(const char* const* paths, size_t n, TextOptions opti
            (unsigned long long)block.read_bytes, (unsigned long long)source->total_bytes);
     strcpy(all->error, more < 0 ? source->error : "");
     text_block_close(&block);
-    text_source_close(source);
+    documents_close(source);
     free(source);
     return all;
 }
 
-static Documents* read_all(const char* const* paths, size_t n, TextOptions options) {
+static ReadDocuments* read_all(const char* const* paths, size_t n, TextOptions options) {
     const TextPosition begin = {0, 0, 0};
     return read_from(paths, n, options, begin);
 }
 
-static void documents_close(Documents* all) {
+static void read_documents_end(ReadDocuments* all) {
     free(all->text);
     free(all);
 }
 
-static int is_document(const Documents* all, size_t i, const char* text, size_t bytes) {
+static int is_document(const ReadDocuments* all, size_t i, const char* text, size_t bytes) {
     const size_t end = i + 1 < all->count ? all->begins[i + 1] : all->bytes;
     return i < all->count && end - all->begins[i] == bytes &&
            memcmp(all->text + all->begins[i], text, bytes) == 0;
@@ -78,7 +78,7 @@ static int is_document(const Documents* all, size_t i, const char* text, size_t 
 
 // The documents of a file must be those in `wanted`, separated by '|'.
 static void expect_documents(const char* path, TextOptions options, const char* wanted) {
-    Documents* all = read_all(&path, 1, options);
+    ReadDocuments* all = read_all(&path, 1, options);
     EXPECT(!all->error[0], "%s", all->error);
     size_t count = 0;
     for (const char* at = wanted; *at; count++) {
@@ -87,17 +87,17 @@ static void expect_documents(const char* path, TextOptions options, const char* 
         at += bytes + (at[bytes] == '|');
     }
     EXPECT(all->count == count, "%s: %zu documents, wanted %zu", path, all->count, count);
-    documents_close(all);
+    read_documents_end(all);
 }
 
 static void expect_error(const char* path, TextOptions options, const char* wanted) {
-    Documents* all = read_all(&path, 1, options);
+    ReadDocuments* all = read_all(&path, 1, options);
     char words[256];
     snprintf(words, sizeof(words), "%s", wanted);
     for (char *save = NULL, *word = strtok_r(words, "|", &save); word; word = strtok_r(NULL, "|", &save)) {
         EXPECT(strstr(all->error, word), "\"%s\" is not in \"%s\"", word, all->error);
     }
-    documents_close(all);
+    read_documents_end(all);
 }
 
 static const char* write_text(const char* name, const char* text) {
@@ -122,11 +122,11 @@ static void test_plain(void) {
 static void test_several(void) {
     const char* paths[] = {write_text("1.txt", "one"), write_text("2.txt", ""), write_text("3.txt", " "),
                            write_text("4.jsonl", "{\"text\":\"four\"}\n{\"text\":\"five\"}")};
-    Documents* all = read_all(paths, 4, options_of(TEXT_BLOCK_BYTES));
+    ReadDocuments* all = read_all(paths, 4, options_of(TEXT_BLOCK_BYTES));
     EXPECT(all->count == 4 && all->num_blocks == 1 && !all->error[0], "%s", all->error);
     EXPECT(is_document(all, 0, "one", 3) && is_document(all, 1, " ", 1) && is_document(all, 3, "five", 4),
            "");
-    documents_close(all);
+    read_documents_end(all);
 }
 
 static void test_jsonl(void) {
@@ -178,17 +178,17 @@ static void test_byte_order_marks(void) {
     const char* paths[] = {write_text("1.txt", "\xEF\xBB\xBF"
                                                "a b c d e f"),
                            write_text("2.txt", "\xEF\xBB\xBFz")};
-    Documents* all = read_all(paths, 2, small);
+    ReadDocuments* all = read_all(paths, 2, small);
     EXPECT(all->count == 2 && is_document(all, 0, "a b c d e f", 11) && is_document(all, 1, "z", 1), "%s",
            all->error);
     for (size_t block = 1; block < all->num_blocks; block++) {
-        Documents* rest = read_from(paths, 2, small, all->starts[block]);
+        ReadDocuments* rest = read_from(paths, 2, small, all->starts[block]);
         EXPECT(rest->bytes == all->bytes - all->at_start[block] &&
                    memcmp(rest->text, all->text + all->at_start[block], rest->bytes) == 0,
                "from block %zu: %s", block, rest->error);
-        documents_close(rest);
+        read_documents_end(rest);
     }
-    documents_close(all);
+    read_documents_end(all);
     options.format = TEXT_PLAIN;
     expect_documents(write_text("wide.txt", "\xFF\xFE"), options, "\xFF\xFE");
     fflush(stderr);
@@ -204,7 +204,7 @@ static void test_parquet(void) {
     EXPECT(file, "run the tests from the top of the repository");
     static const size_t sizes[] = {50, TEXT_BLOCK_BYTES};
     for (int i = 0; file && i < 2; i++) {
-        Documents* all = read_all(&path, 1, options_of(sizes[i]));
+        ReadDocuments* all = read_all(&path, 1, options_of(sizes[i]));
         static char text[1 << 16];
         size_t count = 0;
         for (uint32_t bytes; fread(&bytes, sizeof(bytes), 1, file) == 1;) {
@@ -215,10 +215,10 @@ static void test_parquet(void) {
             }
         }
         EXPECT(all->count == count && count > 50, "%zu of %zu documents", all->count, count);
-        Documents* rest = read_from(&path, 1, options_of(10), all->starts[all->num_blocks / 2]);
+        ReadDocuments* rest = read_from(&path, 1, options_of(10), all->starts[all->num_blocks / 2]);
         EXPECT(rest->bytes == all->bytes - all->at_start[all->num_blocks / 2], "%s", rest->error);
-        documents_close(rest);
-        documents_close(all);
+        read_documents_end(rest);
+        read_documents_end(all);
         rewind(file);
     }
     if (file) {
@@ -263,8 +263,8 @@ typedef struct {
 static void open_one(const void* argument) {
     const OpenCase* open_case = (const OpenCase*)argument;
     const TextOptions options = options_of(TEXT_BLOCK_BYTES);
-    TextSource source;
-    text_source_open(&source, &options, &open_case->path, 1);
+    Documents source;
+    documents_open(&source, &options, &open_case->path, 1);
 }
 
 static void test_open_errors(void) {
@@ -288,15 +288,15 @@ static void test_open_errors(void) {
     expect_documents(write_text("dir.csv_a.md", "x"), options_of(10), "x");
 }
 
-// text_source_check on one file: its error, or "".
+// documents_check on one file: its error, or "".
 static const char* check_one(const char* path, TextFormat format) {
-    static TextSource source;
+    static Documents source;
     static char error[ERROR_BYTES];
     TextOptions options = options_of(100);
     options.format = format;
-    text_source_open(&source, &options, &path, 1);
-    strcpy(error, text_source_check(&source) ? "" : source.error);
-    text_source_close(&source);
+    documents_open(&source, &options, &path, 1);
+    strcpy(error, documents_check(&source) ? "" : source.error);
+    documents_close(&source);
     return error;
 }
 
@@ -323,9 +323,9 @@ static void test_no_text(void) {
     error = check_one(write_text("bad.txt.gz", "no gzip"), TEXT_BY_NAME);
     EXPECT(strstr(error, "bad.txt.gz: "), "%s", error);
     const TextPosition behind = {0, 0, 65500}; // where a run is continued is not looked at again
-    Documents* rest = read_from(&path, 1, options_of(100), behind);
+    ReadDocuments* rest = read_from(&path, 1, options_of(100), behind);
     EXPECT(rest->bytes == sizeof(text) - 65500, "%s", rest->error);
-    documents_close(rest);
+    read_documents_end(rest);
 }
 
 // ---- packed files ----
@@ -354,9 +354,9 @@ static void test_packed(const char* command, const char* ending, const char* wha
     const size_t first_bytes = (size_t)info.st_size;
     snprintf(append_to, sizeof(append_to), ">>%s", path);
     pack(command, test_write("second", text + half, bytes - half), append_to);
-    Documents* all = read_all(&path, 1, options);
+    ReadDocuments* all = read_all(&path, 1, options);
     EXPECT(all->count == 1 && is_document(all, 0, text, bytes), "%s", all->error);
-    documents_close(all);
+    read_documents_end(all);
 
     FILE* file = fopen(path, "rb");
     char* packed = (char*)malloc(BYTES);
@@ -370,7 +370,7 @@ static void test_packed(const char* command, const char* ending, const char* wha
     path = test_write(name, packed, first_bytes);
     all = read_all(&path, 1, options);
     EXPECT(is_document(all, 0, text, half), "%s", all->error);
-    documents_close(all);
+    read_documents_end(all);
     snprintf(name, sizeof(name), "longer%s", ending);
     packed[packed_bytes] = 'x';
     expect_error(test_write(name, packed, packed_bytes + 1), options, name);
@@ -382,7 +382,7 @@ static void test_packed(const char* command, const char* ending, const char* wha
         packed[at] ^= 0x41;
         all = read_all(&path, 1, options);
         EXPECT(strstr(all->error, name) || is_document(all, 0, text, bytes), "byte %zu", at);
-        documents_close(all);
+        read_documents_end(all);
     }
     free(packed);
     free(text);
@@ -418,9 +418,9 @@ static void test_last_frame(void) {
     const size_t bytes = random_text(&state, text, BYTES, 1);
     const char* path = test_path("last.txt.zst");
     pack("zstd -qc --no-check", test_write("last", text, bytes), path);
-    Documents* all = read_all(&path, 1, options_of(100));
+    ReadDocuments* all = read_all(&path, 1, options_of(100));
     EXPECT(is_document(all, 0, text, bytes), "%s", all->error);
-    documents_close(all);
+    read_documents_end(all);
 }
 #endif
 
@@ -483,7 +483,7 @@ static void test_blocks(void) {
         for (int with_separator = 0; with_separator < 2; with_separator++) {
             options.block_bytes = sizes[i];
             options.separator = with_separator ? "==" : "";
-            Documents* all = read_all(paths, 4, options);
+            ReadDocuments* all = read_all(paths, 4, options);
             EXPECT(all->count == (with_separator ? 8 : 6) && is_document(all, 0, "a b", 3) &&
                        is_document(all, 1, "short", 5) && is_document(all, 2, text, bytes) &&
                        is_document(all, all->count - 1, text, bytes),
@@ -491,14 +491,14 @@ static void test_blocks(void) {
             EXPECT(all->num_blocks >= all->bytes / (sizes[i] + 400), "%zu blocks of %zu", all->num_blocks,
                    sizes[i]);
             for (size_t block = 1; block < all->num_blocks; block += 1 + all->num_blocks / 50) {
-                Documents* rest = read_from(paths, 4, options, all->starts[block]);
+                ReadDocuments* rest = read_from(paths, 4, options, all->starts[block]);
                 const int same = rest->bytes == all->bytes - all->at_start[block] &&
                                  memcmp(rest->text, all->text + all->at_start[block], rest->bytes) == 0;
                 EXPECT(same && rest->count <= all->count, "from block %zu of %zu: %s", block, all->num_blocks,
                        rest->error);
-                documents_close(rest);
+                read_documents_end(rest);
             }
-            documents_close(all);
+            read_documents_end(all);
         }
     }
 }
@@ -509,28 +509,28 @@ static void test_long_piece(void) {
     static char text[BYTES];
     memset(text, 'a', BYTES);
     const char* path = test_write("long.txt", text, BYTES);
-    Documents* all = read_all(&path, 1, options_of(1000));
+    ReadDocuments* all = read_all(&path, 1, options_of(1000));
     EXPECT(all->count == 1 && is_document(all, 0, text, BYTES), "%s", all->error);
     EXPECT(all->num_blocks == BYTES / BPE_MAX_PIECE, "%zu blocks", all->num_blocks);
-    Documents* rest = read_from(&path, 1, options_of(10), all->starts[7]);
+    ReadDocuments* rest = read_from(&path, 1, options_of(10), all->starts[7]);
     EXPECT(rest->bytes == BYTES - 7 * BPE_MAX_PIECE, "%zu bytes", rest->bytes);
-    documents_close(rest);
-    documents_close(all);
+    read_documents_end(rest);
+    read_documents_end(all);
 }
 
 static void test_seek_errors(void) {
     const char *text = write_text("seek.txt", "a b"),
                *lines = write_text("seek.jsonl", "{\"text\":\"a b\"}\n");
     const TextPosition far = {0, 0, 4}, late = {0, 1, 0}, end = {1, 0, 0};
-    Documents* all = read_from(&text, 1, options_of(100), far);
+    ReadDocuments* all = read_from(&text, 1, options_of(100), far);
     EXPECT(strstr(all->error, "seek.txt: ends 1 bytes before"), "%s", all->error);
-    documents_close(all);
+    read_documents_end(all);
     all = read_from(&lines, 1, options_of(100), late);
     EXPECT(strstr(all->error, "seek.jsonl: document 1 has disappeared"), "%s", all->error);
-    documents_close(all);
+    read_documents_end(all);
     all = read_from(&lines, 1, options_of(100), end);
     EXPECT(!all->error[0] && all->bytes == 0, "%s", all->error);
-    documents_close(all);
+    read_documents_end(all);
 }
 
 int main(void) {

@@ -19,7 +19,7 @@ static void expect_pieces(const ZeroPlan* plan) {
                at);
         for (int g = 0; g < plan->groups; g++) {
             const ZeroPiece piece = zero_piece(plan, g, (ZeroPart)part);
-            EXPECT(piece.owned == at && piece.count % GPT2_SHARD_UNIT == 0, "part %d of group %d", part, g);
+            EXPECT(piece.owned == at && piece.count % MODEL_SHARD_UNIT == 0, "part %d of group %d", part, g);
             EXPECT(part == ZERO_FROZEN || plan->stage == 0 || at == zero_shard_begin(plan, g),
                    "group %d of the gradient", g);
             at += piece.count;
@@ -43,8 +43,8 @@ static void expect_places(const ZeroPlan* plan, const ZeroRange* ranges, int cou
 }
 
 // The ranges of all processes are all elements, each once, wherever they lie in memory.
-static void test_cover_frozen(GPT2Config cfg, int stage, int size, int shards, unsigned frozen, int first) {
-    TensorRow rows[GPT2_PARAMETER_ROWS];
+static void test_cover_frozen(ModelConfig cfg, int stage, int size, int shards, unsigned frozen, int first) {
+    TensorRow rows[MODEL_PARAMETER_ROWS];
     const size_t max = (size_t)zero_max_ranges(cfg);
     ZeroRange* all = (ZeroRange*)check_alloc((size_t)size * max, sizeof(ZeroRange), "ranges");
     size_t count = 0, at = 0;
@@ -67,26 +67,26 @@ static void test_cover_frozen(GPT2Config cfg, int stage, int size, int shards, u
     for (size_t i = 0; i < count && all[i].logical == at; i++) {
         at += all[i].count;
     }
-    EXPECT(at == zero_logical_elements(rows, cfg) && (double)at == gpt2_count_parameters(cfg),
+    EXPECT(at == zero_logical_elements(rows, cfg) && (double)at == model_count_parameters(cfg),
            "%d processes, stage %d, %d channels: %zu elements", size, stage, cfg.C, at);
     free(all);
 }
 
-static void test_cover(GPT2Config cfg, int stage, int size, int shards) {
+static void test_cover(ModelConfig cfg, int stage, int size, int shards) {
     test_cover_frozen(cfg, stage, size, shards, 0, 0);
 }
 
 // What is trained keeps its place in its unit and stays together with its neighbors there, so that norms have the same bits;
 // the gradient has little more than it.
-static void test_frozen_layout(GPT2Config cfg, const char* list) {
-    TensorRow plain[GPT2_PARAMETER_ROWS], rows[GPT2_PARAMETER_ROWS], grads[GPT2_PARAMETER_ROWS];
+static void test_frozen_layout(ModelConfig cfg, const char* list) {
+    TensorRow plain[MODEL_PARAMETER_ROWS], rows[MODEL_PARAMETER_ROWS], grads[MODEL_PARAMETER_ROWS];
     ZeroPlan plan = zero_plan(cfg, 0, 0, 1);
     size_t trained = 0, last[2] = {0, 0}, last_plain[2] = {0, 0}; // elements; ends in group 0, and in block 0
     zero_plan_freeze(&plan, cfg, freeze_of(cfg.L, list).rows, 0);
-    gpt2_parameter_rows_of(plain, cfg, 1);
+    model_parameter_rows_of(plain, cfg, 1);
     zero_parameter_rows(rows, &plan, cfg, 1);
     zero_gradient_rows(grads, &plan, cfg, 1);
-    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         const int b = rows[i].place == PLACE_BLOCK;
         const size_t at = tensor_offset_in_group(&rows[i]), was = tensor_offset_in_group(&plain[i]);
         if (zero_has_row(&plan, i)) {
@@ -109,7 +109,7 @@ static void test_frozen_layout(GPT2Config cfg, const char* list) {
 }
 
 // Two levels: each rank has a shard of its own, inside of its slice, and the replicas' parts of a slice are neighbors.
-static void test_levels(GPT2Config cfg, int size, int shards) {
+static void test_levels(ModelConfig cfg, int size, int shards) {
     char* is_taken = (char*)check_alloc((size_t)size, 1, "shards");
     const int replicas = size / shards;
     for (int rank = 0; rank < size; rank++) {
@@ -139,10 +139,10 @@ static void test_levels(GPT2Config cfg, int size, int shards) {
 }
 
 static void test_covers(void) {
-    static const GPT2Config odd = {7, 131, 201, 3, 3, 33, SHARE_OFF},
-                            one_layer = {8, 5, 128, 1, 1, 1, SHARE_OFF};
+    static const ModelConfig odd = {7, 131, 201, 3, 3, 33, SHARE_OFF},
+                             one_layer = {8, 5, 128, 1, 1, 1, SHARE_OFF};
     int count;
-    const GPT2NamedModel* models = gpt2_named_models(&count);
+    const ModelPreset* models = model_presets(&count);
     for (int size = 1; size <= 70; size++) {
         test_cover(odd, 2, size, size);
         test_cover(odd, 3, 2 * size, 2);
@@ -158,9 +158,9 @@ static void test_covers(void) {
         }
     }
     for (int i = 0; i < count; i++) {
-        const GPT2Config cfg = {models[i].max_T, GPT2_VOCAB,   gpt2_padded_vocab(GPT2_VOCAB),
-                                models[i].L,     models[i].NH, models[i].C,
-                                SHARE_OFF};
+        const ModelConfig cfg = {models[i].max_T, GPT2_VOCAB,   model_padded_vocab(GPT2_VOCAB),
+                                 models[i].L,     models[i].NH, models[i].C,
+                                 SHARE_OFF};
         test_cover(cfg, 0, 3, 3);
         test_cover(cfg, 1, 1, 1);
         test_cover(cfg, 2, 2 + 7 * i % 69, 2 + 7 * i % 69);
@@ -169,8 +169,8 @@ static void test_covers(void) {
 
 // The same element, in full arrays and in a shard: a tensor of a layer is at the place that its row says.
 static void test_full_places(void) {
-    static const GPT2Config cfg = {7, 131, 201, 3, 3, 33, SHARE_OFF};
-    TensorRow rows[GPT2_PARAMETER_ROWS];
+    static const ModelConfig cfg = {7, 131, 201, 3, 3, 33, SHARE_OFF};
+    TensorRow rows[MODEL_PARAMETER_ROWS];
     const ZeroPlan plan = zero_plan(cfg, 0, 0, 4);
     zero_parameter_rows(rows, &plan, cfg, sizeof(float));
     ZeroRange* ranges = (ZeroRange*)check_alloc((size_t)zero_max_ranges(cfg), sizeof(ZeroRange), "ranges");
@@ -189,7 +189,7 @@ static void test_full_places(void) {
 
 // Memory of stages 0, 1 and 2.
 static void test_memory(void) {
-    static const GPT2Config cfg = {1024, GPT2_VOCAB, 50304, 12, 12, 768, SHARE_OFF};
+    static const ModelConfig cfg = {1024, GPT2_VOCAB, 50304, 12, 12, 768, SHARE_OFF};
     const ZeroPlan all = zero_plan(cfg, 0, 1, 8), one = zero_plan(cfg, 1, 1, 8),
                    two = zero_plan(cfg, 2, 1, 8);
     const size_t full = zero_full_elements(&all);
@@ -199,10 +199,10 @@ static void test_memory(void) {
     EXPECT(zero_grads_elements(&all, 1) == full && zero_grads_elements(&one, 1) == full &&
                zero_grads_elements(&two, 1) == two.once + two.block,
            "gradients");
-    EXPECT((double)full < 1.002 * gpt2_count_parameters(cfg) + 47.0 * 768, "little padding: %zu", full);
+    EXPECT((double)full < 1.002 * model_count_parameters(cfg) + 47.0 * 768, "little padding: %zu", full);
     static const char* const frozen[] = {"",    "embeddings", "embeddings,lnf?",           "attproj?,qkv?",
                                          "fc*", "ln1w",       "wpe,ln1b,attprojb,fcb,lnfw"};
-    static const GPT2Config odd = {7, 131, 201, 3, 3, 33, SHARE_OFF};
+    static const ModelConfig odd = {7, 131, 201, 3, 3, 33, SHARE_OFF};
     for (size_t i = 0; i < sizeof(frozen) / sizeof(frozen[0]); i++) {
         test_frozen_layout(cfg, frozen[i]);
         test_frozen_layout(odd, frozen[i]);
@@ -211,7 +211,7 @@ static void test_memory(void) {
 
 // Of frozen rows and the first blocks nothing moves.
 static void test_frozen_traffic(void) {
-    static const GPT2Config cfg = {7, 131, 201, 5, 3, 33, SHARE_OFF};
+    static const ModelConfig cfg = {7, 131, 201, 5, 3, 33, SHARE_OFF};
     for (int stage = 0; stage <= 2; stage++) {
         ZeroPlan plan = zero_plan(cfg, stage, 0, 4);
         zero_plan_freeze(&plan, cfg, freeze_of(cfg.L, "wte,qkvw").rows, 2);
@@ -224,7 +224,7 @@ static void test_frozen_traffic(void) {
 
 // What an update moves: 16 sequences in micro-batches of 2.
 static void test_traffic(void) {
-    static const GPT2Config cfg = {7, 131, 201, 5, 3, 33, SHARE_OFF};
+    static const ModelConfig cfg = {7, 131, 201, 5, 3, 33, SHARE_OFF};
     for (int stage = 0; stage <= 3; stage++) {
         const ZeroPlan one = zero_plan(cfg, stage, 0, 4), two = zero_plan_two_levels(cfg, stage, 0, 4, 2);
         const double n = (double)zero_full_elements(&one), once = (double)one.once,

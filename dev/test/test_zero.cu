@@ -14,8 +14,8 @@ enum {
     THREADS = 64,
     PER_THREAD = 16
 };
-static const GPT2Config CFG = {4, 192, 192, BLOCKS, 2, 8, SHARE_OFF}; // its groups are all of one size,
-enum { MOST = 8192 };                                                 // elements at most
+static const ModelConfig CFG = {4, 192, 192, BLOCKS, 2, 8, SHARE_OFF}; // its groups are all of one size,
+enum { MOST = 8192 };                                                  // elements at most
 enum { FROZEN = 1 << 0 | 0x7FC }; // wte, and of a block all before fcb: the groups again have one size
 
 __host__ __device__ static inline float mix(float a, float b, float c) {
@@ -442,7 +442,7 @@ static void test_stages(int shards, Comm* comm, const Gpu* gpu) {
 static void test_in_backward(int waits_for_other, Comm* comm, const Gpu* gpu) {
     ZeroGpu z;
     ZeroPlan plan = zero_plan(CFG, 0, 0, 1);
-    plan.takes_turns = 1;
+    plan.shares_buffer = 1;
     const size_t N = plan.block;
     float *params = alloc<float>(zero_full_elements(&plan)), *seen = alloc<float>(BLOCKS * N);
     float *grads = alloc<float>(zero_grads_elements(&plan, ZERO_BLOCKS_IN_MEMORY)),

@@ -38,14 +38,14 @@ Words are entries of the vocabulary. Results do not depend on the number of thre
 #include "llmc/bf16/matmul_bf16.h"
 
 enum {
-    CLASSIFIER_BF16_WORDS = 2048,                                // in a chunk
-    CLASSIFIER_BF16_GROUP = MATMUL_BF16_PART_PANELS * BF16_TILE, // that one thread takes at a time
-    CLASSIFIER_BF16_GROUPS = CLASSIFIER_BF16_WORDS / CLASSIFIER_BF16_GROUP
+    CROSS_ENTROPY_BF16_WORDS = 2048,                                // in a chunk
+    CROSS_ENTROPY_BF16_GROUP = MATMUL_BF16_PART_PANELS * BF16_TILE, // that one thread takes at a time
+    CROSS_ENTROPY_BF16_GROUPS = CROSS_ENTROPY_BF16_WORDS / CROSS_ENTROPY_BF16_GROUP
 };
 
 typedef struct {
     int tokens, words;        // taken at a time, at most
-    int lent;                 // tokens that `memory` of classifier_bf16_open has room for
+    int lent;                 // tokens that `memory` of cross_entropy_bf16_open has room for
     uint32_t *inp, *e;        // left, tokens over channels, and over the words of a chunk
     uint32_t* inp_by_channel; // right, channels over tokens
     uint32_t* memory;
@@ -53,55 +53,56 @@ typedef struct {
     float* sums;  // (GROUPS, tokens, LANES): of e; group g of every chunk by itself, as threads share a chunk
     float* shift; // (tokens)
     float* target; // (tokens): the target's logit, then its dlogits
-} ClassifierBf16Scratch;
+} CrossEntropyBf16Scratch;
 
 // ---- memory ----
 
 // How many rows of logits (rows, Vp) in fp32 take the memory that the caller lends for `tokens` tokens at a time: about half
 // as many, as exponentials are bf16.
-static inline size_t classifier_bf16_rows(int tokens, int Vp) {
+static inline size_t cross_entropy_bf16_rows(int tokens, int Vp) {
     return (matmul_bf16_pairs(Vp, tokens) + (size_t)Vp - 1) / (size_t)Vp;
 }
 
 // Sets the places in `memory`; returns the floats and pairs of all.
-static inline size_t classifier_bf16_place_(ClassifierBf16Scratch* s, uint32_t* memory, int tokens, int C,
-                                            int Vp) {
+static inline size_t cross_entropy_bf16_place_(CrossEntropyBf16Scratch* s, uint32_t* memory, int tokens,
+                                               int C, int Vp) {
     const size_t all = (size_t)int_round_up(tokens, BF16_TILE);
     s->tokens = (int)all;
-    s->words = int_min(CLASSIFIER_BF16_WORDS, int_round_up(Vp, BF16_TILE));
+    s->words = int_min(CROSS_ENTROPY_BF16_WORDS, int_round_up(Vp, BF16_TILE));
     s->inp = memory;
     s->inp_by_channel = s->inp + matmul_bf16_pairs(s->tokens, C);
     s->e = s->inp_by_channel + matmul_bf16_pairs(C, s->tokens);
     s->sums = (float*)(void*)(s->e + matmul_bf16_pairs(s->tokens, s->words));
-    s->scaled = s->sums + all * CLASSIFIER_BF16_GROUPS * LANES;
+    s->scaled = s->sums + all * CROSS_ENTROPY_BF16_GROUPS * LANES;
     s->shift = s->scaled + all * C;
     s->target = s->shift + all;
     return (size_t)(s->target + all - (float*)(void*)memory);
 }
 
 // Tokens of a batch of N that are taken at a time, at most, if the caller lends memory for `lent` of them.
-static inline int classifier_bf16_tokens(int lent, int N, int C) {
+static inline int cross_entropy_bf16_tokens(int lent, int N, int C) {
     return N <= int_min(MATMUL_BF16_IN_OUT, 2 * C) ? int_max(N, lent) : lent;
 }
 
-// What classifier_bf16_open allocates.
-static inline size_t classifier_bf16_scratch_bytes(int lent, int N, int C, int Vp) {
-    ClassifierBf16Scratch s;
+// What cross_entropy_bf16_open allocates.
+static inline size_t cross_entropy_bf16_scratch_bytes(int lent, int N, int C, int Vp) {
+    CrossEntropyBf16Scratch s;
     uint32_t* somewhere = (uint32_t*)(void*)&s;
-    return classifier_bf16_place_(&s, somewhere, classifier_bf16_tokens(lent, N, C), C, Vp) * sizeof(float);
+    return cross_entropy_bf16_place_(&s, somewhere, cross_entropy_bf16_tokens(lent, N, C), C, Vp) *
+           sizeof(float);
 }
 
-// For batches of up to N tokens. `memory` (classifier_bf16_rows(lent), Vp) is the caller's, who may use it between passes.
-static inline void classifier_bf16_open(ClassifierBf16Scratch* s, void* memory, int lent, int N, int C,
-                                        int Vp) {
-    const size_t bytes = classifier_bf16_scratch_bytes(lent, N, C, Vp);
-    classifier_bf16_place_(s, (uint32_t*)check_alloc_unset(bytes, 1, "classifier: scratch"),
-                           classifier_bf16_tokens(lent, N, C), C, Vp);
+// For batches of up to N tokens. `memory` (cross_entropy_bf16_rows(lent), Vp) is the caller's, who may use it between passes.
+static inline void cross_entropy_bf16_open(CrossEntropyBf16Scratch* s, void* memory, int lent, int N, int C,
+                                           int Vp) {
+    const size_t bytes = cross_entropy_bf16_scratch_bytes(lent, N, C, Vp);
+    cross_entropy_bf16_place_(s, (uint32_t*)check_alloc_unset(bytes, 1, "classifier: scratch"),
+                              cross_entropy_bf16_tokens(lent, N, C), C, Vp);
     s->lent = lent;
     s->memory = (uint32_t*)memory;
 }
 
-static inline void classifier_bf16_close(ClassifierBf16Scratch* s) { free(s->inp); }
+static inline void cross_entropy_bf16_close(CrossEntropyBf16Scratch* s) { free(s->inp); }
 
 // ---- tiles of logits ----
 
@@ -111,36 +112,36 @@ typedef struct {
     const uint32_t *wte_forward, *wte_backward;
     const int* target; // (N)
     int N, C, V, Vp;
-} ClassifierBf16;
+} CrossEntropyBf16;
 
 // Some tokens of it, and a chunk of words.
 typedef struct {
-    const ClassifierBf16* of;
-    ClassifierBf16Scratch* s;
+    const CrossEntropyBf16* of;
+    CrossEntropyBf16Scratch* s;
     const float* inp; // of these tokens
     const int* target;
     int tokens, first, words; // the first word of the chunk, and how many
     Bf16PackTile pack;        // of e; NULL: only its sums are wanted
     uint32_t* e_by_word;      // left, all words over tokens, tiles of words `word_tile` pairs apart
     size_t word_tile;
-} ClassifierBf16Chunk_;
+} CrossEntropyBf16Chunk_;
 
 // Words of a tile that are not padding.
-static inline int classifier_bf16_words_(const ClassifierBf16Chunk_* chunk, const MatmulBf16Tile* tile) {
+static inline int cross_entropy_bf16_words_(const CrossEntropyBf16Chunk_* chunk, const MatmulBf16Tile* tile) {
     return int_max(0, int_min(tile->cols, chunk->of->V - chunk->first - tile->col));
 }
 
 // Of a token in a tile, (LANES).
-static inline float* classifier_bf16_sums_(const ClassifierBf16Chunk_* chunk, const MatmulBf16Tile* tile,
-                                           int i) {
-    const size_t group = (size_t)tile->col / CLASSIFIER_BF16_GROUP;
+static inline float* cross_entropy_bf16_sums_(const CrossEntropyBf16Chunk_* chunk, const MatmulBf16Tile* tile,
+                                              int i) {
+    const size_t group = (size_t)tile->col / CROSS_ENTROPY_BF16_GROUP;
     return chunk->s->sums + (group * chunk->s->tokens + tile->row + i) * LANES;
 }
 
 // Turns row i of a tile, of whose logits `words` count, into e, and adds them to its sums. The target's becomes zero.
-static inline void classifier_bf16_row_(const ClassifierBf16Chunk_* chunk, const MatmulBf16Tile* tile, int i,
-                                        int words) {
-    float *e = tile->sums + i * BF16_TILE, *sums = classifier_bf16_sums_(chunk, tile, i);
+static inline void cross_entropy_bf16_row_(const CrossEntropyBf16Chunk_* chunk, const MatmulBf16Tile* tile,
+                                           int i, int words) {
+    float *e = tile->sums + i * BF16_TILE, *sums = cross_entropy_bf16_sums_(chunk, tile, i);
     const int token = tile->row + i, target = chunk->target[token] - chunk->first - tile->col;
     const Vec shift = vec_all(chunk->s->shift[token]);
     Vec sum = vec_load(sums);
@@ -162,7 +163,7 @@ static inline void classifier_bf16_row_(const ClassifierBf16Chunk_* chunk, const
 }
 
 // Packs a tile of e for both products.
-static inline void classifier_bf16_pack_(const ClassifierBf16Chunk_* chunk, const MatmulBf16Tile* tile) {
+static inline void cross_entropy_bf16_pack_(const CrossEntropyBf16Chunk_* chunk, const MatmulBf16Tile* tile) {
     const size_t by_token = matmul_bf16_pairs(1, chunk->words);
     const int row = tile->row / BF16_TILE, col = tile->col / BF16_TILE, word = chunk->first / BF16_TILE + col;
     for (int i = tile->rows; i < BF16_TILE; i++) {
@@ -175,29 +176,29 @@ static inline void classifier_bf16_pack_(const ClassifierBf16Chunk_* chunk, cons
 }
 
 // A Bf16Finish: e, packed, and its sums. Those of tokens without a target are zero.
-static inline void classifier_bf16_exp_tile_(const void* of, int begin, int end) {
+static inline void cross_entropy_bf16_exp_tile_(const void* of, int begin, int end) {
     const MatmulBf16Tile* tile = (const MatmulBf16Tile*)of;
-    const ClassifierBf16Chunk_* chunk = (const ClassifierBf16Chunk_*)tile->context;
-    const int words = classifier_bf16_words_(chunk, tile);
+    const CrossEntropyBf16Chunk_* chunk = (const CrossEntropyBf16Chunk_*)tile->context;
+    const int words = cross_entropy_bf16_words_(chunk, tile);
     for (int i = begin; i < int_min(end, tile->rows); i++) {
         if (chunk->target[tile->row + i] == NO_TARGET) {
             memset(tile->sums + i * BF16_TILE, 0, BF16_TILE * sizeof(float));
         } else {
-            classifier_bf16_row_(chunk, tile, i, words);
+            cross_entropy_bf16_row_(chunk, tile, i, words);
         }
     }
     if (end == BF16_TILE && chunk->pack) {
-        classifier_bf16_pack_(chunk, tile);
+        cross_entropy_bf16_pack_(chunk, tile);
     }
 }
 
 // Another: the largest logits, lane by lane, in place of the sums.
-static inline void classifier_bf16_max_tile_(const void* of, int begin, int end) {
+static inline void cross_entropy_bf16_max_tile_(const void* of, int begin, int end) {
     const MatmulBf16Tile* tile = (const MatmulBf16Tile*)of;
-    const ClassifierBf16Chunk_* chunk = (const ClassifierBf16Chunk_*)tile->context;
-    const int words = classifier_bf16_words_(chunk, tile);
+    const CrossEntropyBf16Chunk_* chunk = (const CrossEntropyBf16Chunk_*)tile->context;
+    const int words = cross_entropy_bf16_words_(chunk, tile);
     for (int i = begin; i < int_min(end, tile->rows); i++) {
-        float* max = classifier_bf16_sums_(chunk, tile, i);
+        float* max = cross_entropy_bf16_sums_(chunk, tile, i);
         for (int j = 0; j < words; j++) {
             const float logit = tile->sums[i * BF16_TILE + j];
             max[j % LANES] = logit > max[j % LANES] ? logit : max[j % LANES];
@@ -208,8 +209,8 @@ static inline void classifier_bf16_max_tile_(const void* of, int begin, int end)
 // ---- some of the tokens ----
 
 // Gives the logits (tokens, words) of a chunk to `finish`.
-static inline void classifier_bf16_logits_(const ClassifierBf16Chunk_* chunk, Bf16Finish finish,
-                                           MatmulBf16Scratch* matmul) {
+static inline void cross_entropy_bf16_logits_(const CrossEntropyBf16Chunk_* chunk, Bf16Finish finish,
+                                              MatmulBf16Scratch* matmul) {
     const int C = chunk->of->C;
     const uint32_t* wte = chunk->of->wte_forward + matmul_bf16_pairs(chunk->first, C);
     MatmulBf16 m = matmul_bf16_of(NULL, matmul_bf16_packed(chunk->s->inp, C), matmul_bf16_packed(wte, C),
@@ -220,8 +221,8 @@ static inline void classifier_bf16_logits_(const ClassifierBf16Chunk_* chunk, Bf
 }
 
 // Sets dinp (tokens, C), or adds to it: e wte of the words of a chunk.
-static inline void classifier_bf16_input_(float* dinp, const ClassifierBf16Chunk_* chunk,
-                                          MatmulBf16Scratch* matmul) {
+static inline void cross_entropy_bf16_input_(float* dinp, const CrossEntropyBf16Chunk_* chunk,
+                                             MatmulBf16Scratch* matmul) {
     const int C = chunk->of->C;
     MatmulBf16Factor wte = matmul_bf16_packed(chunk->of->wte_backward, chunk->of->Vp);
     wte.packed += matmul_bf16_pairs(1, chunk->first); // the values of k from this word on
@@ -232,32 +233,32 @@ static inline void classifier_bf16_input_(float* dinp, const ClassifierBf16Chunk
 }
 
 // Gives all logits to `finish`, which sets or changes s->sums from what is `initial`. Sets dinp to e wte, unless it is NULL.
-static inline void classifier_bf16_pass_(float* dinp, ClassifierBf16Chunk_ chunk, Bf16Finish finish,
-                                         float initial, MatmulBf16Scratch* matmul) {
-    ClassifierBf16Scratch* s = chunk.s;
-    for (size_t i = 0; i < (size_t)CLASSIFIER_BF16_GROUPS * s->tokens * LANES; i++) {
+static inline void cross_entropy_bf16_pass_(float* dinp, CrossEntropyBf16Chunk_ chunk, Bf16Finish finish,
+                                            float initial, MatmulBf16Scratch* matmul) {
+    CrossEntropyBf16Scratch* s = chunk.s;
+    for (size_t i = 0; i < (size_t)CROSS_ENTROPY_BF16_GROUPS * s->tokens * LANES; i++) {
         s->sums[i] = initial;
     }
     for (chunk.first = 0; chunk.first < chunk.of->Vp; chunk.first += s->words) {
         chunk.words = int_min(s->words, chunk.of->Vp - chunk.first);
-        classifier_bf16_logits_(&chunk, finish, matmul);
+        cross_entropy_bf16_logits_(&chunk, finish, matmul);
         if (dinp) {
-            classifier_bf16_input_(dinp, &chunk, matmul);
+            cross_entropy_bf16_input_(dinp, &chunk, matmul);
         }
     }
 }
 
 // The sum of a token: groups in their order, lanes in theirs.
-static inline float classifier_bf16_total_(const ClassifierBf16Scratch* s, int t) {
+static inline float cross_entropy_bf16_total_(const CrossEntropyBf16Scratch* s, int t) {
     float sum = 0;
-    for (int g = 0; g < CLASSIFIER_BF16_GROUPS; g++) {
+    for (int g = 0; g < CROSS_ENTROPY_BF16_GROUPS; g++) {
         sum += vec_hsum(vec_load(s->sums + ((size_t)g * s->tokens + t) * LANES));
     }
     return sum;
 }
 
 // Packs inp, and sets the shift of each token to about its target's logit.
-static inline void classifier_bf16_begin_(const ClassifierBf16Chunk_* chunk, MatmulBf16Scratch* matmul) {
+static inline void cross_entropy_bf16_begin_(const CrossEntropyBf16Chunk_* chunk, MatmulBf16Scratch* matmul) {
     const int C = chunk->of->C;
     const Matrix inp = {chunk->inp, (size_t)C, 1};
     matmul_bf16_pack_left(matmul->kernel.pack, chunk->s->inp, inp, chunk->tokens, C);
@@ -270,25 +271,25 @@ static inline void classifier_bf16_begin_(const ClassifierBf16Chunk_* chunk, Mat
 }
 
 // After a pass: whether some token's exponentials are too large for fp32.
-static inline int classifier_bf16_overflows_(const ClassifierBf16Chunk_* chunk) {
+static inline int cross_entropy_bf16_overflows_(const CrossEntropyBf16Chunk_* chunk) {
     const float most = 1e30f;
     int count = 0;
 #pragma omp parallel for schedule(static) reduction(+ : count)
     for (int t = 0; t < chunk->tokens; t++) {
-        count += classifier_bf16_total_(chunk->s, t) > most;
+        count += cross_entropy_bf16_total_(chunk->s, t) > most;
     }
     return count > 0;
 }
 
 // Sets the shifts to the largest logits.
-static inline void classifier_bf16_shift_by_max_(const ClassifierBf16Chunk_* chunk,
-                                                 MatmulBf16Scratch* matmul) {
-    ClassifierBf16Scratch* s = chunk->s;
-    classifier_bf16_pass_(NULL, *chunk, classifier_bf16_max_tile_, -INFINITY, matmul);
+static inline void cross_entropy_bf16_shift_by_max_(const CrossEntropyBf16Chunk_* chunk,
+                                                    MatmulBf16Scratch* matmul) {
+    CrossEntropyBf16Scratch* s = chunk->s;
+    cross_entropy_bf16_pass_(NULL, *chunk, cross_entropy_bf16_max_tile_, -INFINITY, matmul);
 #pragma omp parallel for schedule(static)
     for (int t = 0; t < chunk->tokens; t++) {
         float max = -INFINITY;
-        for (int g = 0; g < CLASSIFIER_BF16_GROUPS; g++) {
+        for (int g = 0; g < CROSS_ENTROPY_BF16_GROUPS; g++) {
             max = fmaxf(max, vec_hmax(vec_load(s->sums + ((size_t)g * s->tokens + t) * LANES)));
         }
         s->shift[t] = max * LOG2_E;
@@ -296,32 +297,32 @@ static inline void classifier_bf16_shift_by_max_(const ClassifierBf16Chunk_* chu
 }
 
 // Sets loss (tokens), and dinp (tokens, C), unless NULL, to e wte: not yet multiplied by g.
-static inline void classifier_bf16_losses_(float* loss, float* dinp, const ClassifierBf16Chunk_* chunk,
-                                           MatmulBf16Scratch* matmul) {
-    const ClassifierBf16Scratch* s = chunk->s;
-    classifier_bf16_begin_(chunk, matmul);
-    classifier_bf16_pass_(dinp, *chunk, classifier_bf16_exp_tile_, 0, matmul);
-    if (classifier_bf16_overflows_(chunk)) {
-        classifier_bf16_shift_by_max_(chunk, matmul);
-        classifier_bf16_pass_(dinp, *chunk, classifier_bf16_exp_tile_, 0, matmul);
+static inline void cross_entropy_bf16_losses_(float* loss, float* dinp, const CrossEntropyBf16Chunk_* chunk,
+                                              MatmulBf16Scratch* matmul) {
+    const CrossEntropyBf16Scratch* s = chunk->s;
+    cross_entropy_bf16_begin_(chunk, matmul);
+    cross_entropy_bf16_pass_(dinp, *chunk, cross_entropy_bf16_exp_tile_, 0, matmul);
+    if (cross_entropy_bf16_overflows_(chunk)) {
+        cross_entropy_bf16_shift_by_max_(chunk, matmul);
+        cross_entropy_bf16_pass_(dinp, *chunk, cross_entropy_bf16_exp_tile_, 0, matmul);
     }
 #pragma omp parallel for schedule(static)
     for (int t = 0; t < chunk->tokens; t++) {
         loss[t] = chunk->target[t] == NO_TARGET
                       ? 0
-                      : logf(classifier_bf16_total_(s, t)) + (s->shift[t] / LOG2_E - s->target[t]);
+                      : logf(cross_entropy_bf16_total_(s, t)) + (s->shift[t] / LOG2_E - s->target[t]);
     }
 }
 
 // Turns dinp into the gradient, sets g inp, and leaves dlogits[target] in s->target.
-static inline void classifier_bf16_divide_(float* dinp, const ClassifierBf16Chunk_* chunk, float scale) {
-    const ClassifierBf16Scratch* s = chunk->s;
+static inline void cross_entropy_bf16_divide_(float* dinp, const CrossEntropyBf16Chunk_* chunk, float scale) {
+    const CrossEntropyBf16Scratch* s = chunk->s;
     const int C = chunk->of->C;
 #pragma omp parallel for schedule(static)
     for (int t = 0; t < chunk->tokens; t++) {
         const int target = chunk->target[t], counts = target != NO_TARGET;
         const float *x = chunk->inp + (size_t)t * C, *w = chunk->of->wte + (size_t)(counts ? target : 0) * C;
-        const float sum = classifier_bf16_total_(s, t), g = scale / sum;
+        const float sum = cross_entropy_bf16_total_(s, t), g = scale / sum;
         const float d = scale * (exp2f(s->target[t] * LOG2_E - s->shift[t]) / sum - 1);
         float *dx = dinp + (size_t)t * C, *gx = s->scaled + (size_t)t * C;
         for (int c = 0; c < C; c++) {
@@ -333,7 +334,7 @@ static inline void classifier_bf16_divide_(float* dinp, const ClassifierBf16Chun
 }
 
 // Adds to the rows of targets: each thread to some of the columns, tokens in their order.
-static inline void classifier_bf16_add_targets_(float* dwte, const ClassifierBf16Chunk_* chunk) {
+static inline void cross_entropy_bf16_add_targets_(float* dwte, const CrossEntropyBf16Chunk_* chunk) {
     enum { COLS = 64 };
     const int C = chunk->of->C;
 #pragma omp parallel for schedule(static)
@@ -348,9 +349,9 @@ static inline void classifier_bf16_add_targets_(float* dwte, const ClassifierBf1
     }
 }
 
-// Sets or adds to dwte, after classifier_bf16_divide_.
-static inline void classifier_bf16_weight_(float* dwte, const ClassifierBf16Chunk_* chunk, GradientMode mode,
-                                           MatmulBf16Scratch* matmul) {
+// Sets or adds to dwte, after cross_entropy_bf16_divide_.
+static inline void cross_entropy_bf16_weight_(float* dwte, const CrossEntropyBf16Chunk_* chunk,
+                                              GradientMode mode, MatmulBf16Scratch* matmul) {
     const int C = chunk->of->C, tokens = chunk->tokens;
     const Matrix scaled = {chunk->s->scaled, (size_t)C, 1};
     matmul_bf16_pack(matmul->kernel.pack, chunk->s->inp_by_channel, scaled, tokens, C);
@@ -360,53 +361,55 @@ static inline void classifier_bf16_weight_(float* dwte, const ClassifierBf16Chun
                                   chunk->of->Vp, C, tokens);
     m.mode = mode;
     matmul_bf16_product_cpu(m, matmul);
-    classifier_bf16_add_targets_(dwte, chunk);
+    cross_entropy_bf16_add_targets_(dwte, chunk);
 }
 
 // ---- the classifier ----
 
 // Tokens from n on: up to `most` at a time, in equal parts.
-static inline ClassifierBf16Chunk_ classifier_bf16_from_(const ClassifierBf16* of, ClassifierBf16Scratch* s,
-                                                         int n, int most) {
+static inline CrossEntropyBf16Chunk_ cross_entropy_bf16_from_(const CrossEntropyBf16* of,
+                                                              CrossEntropyBf16Scratch* s, int n, int most) {
     const int parts = int_ceil_div(of->N, most), step = int_round_up(int_ceil_div(of->N, parts), BF16_TILE);
     const int tokens = int_min(step, of->N - n);
-    return (ClassifierBf16Chunk_){of,   s,         of->inp + (size_t)n * of->C, of->target + n, tokens, 0, 0,
-                                  NULL, s->memory, matmul_bf16_pairs(1, tokens)};
+    return (CrossEntropyBf16Chunk_){
+        of,   s,         of->inp + (size_t)n * of->C, of->target + n, tokens, 0, 0,
+        NULL, s->memory, matmul_bf16_pairs(1, tokens)};
 }
 
 // Sets loss (N).
-static inline void classifier_bf16_losses_cpu(float* loss, const ClassifierBf16* of, ClassifierBf16Scratch* s,
-                                              MatmulBf16Scratch* matmul) {
+static inline void cross_entropy_bf16_losses_cpu(float* loss, const CrossEntropyBf16* of,
+                                                 CrossEntropyBf16Scratch* s, MatmulBf16Scratch* matmul) {
     for (int n = 0; n < of->N;) {
-        const ClassifierBf16Chunk_ chunk = classifier_bf16_from_(of, s, n, s->tokens);
-        classifier_bf16_losses_(loss + n, NULL, &chunk, matmul);
+        const CrossEntropyBf16Chunk_ chunk = cross_entropy_bf16_from_(of, s, n, s->tokens);
+        cross_entropy_bf16_losses_(loss + n, NULL, &chunk, matmul);
         n += chunk.tokens;
     }
 }
 
 // Whether all of e waits in the memory of dwte, which is to be set: it has room, and what is lent has not.
-static inline int classifier_bf16_waits_in_(const float* dwte, const ClassifierBf16* of, GradientMode mode,
-                                            const ClassifierBf16Scratch* s) {
+static inline int cross_entropy_bf16_waits_in_(const float* dwte, const CrossEntropyBf16* of,
+                                               GradientMode mode, const CrossEntropyBf16Scratch* s) {
     return dwte && mode == GRADIENT_SET && s->lent < of->N && of->N <= s->tokens && of->Vp % BF16_TILE == 0 &&
            matmul_bf16_pairs(1, of->N) <= (size_t)BF16_TILE * of->C && (uintptr_t)dwte % 64 == 0;
 }
 
 // Sets loss (N) and dinp (N, C), sets or adds to dwte (Vp, C), or NULL. `scale` as in cross_entropy.h.
-static inline void classifier_bf16_gradients_cpu(float* loss, float* dinp, float* dwte,
-                                                 const ClassifierBf16* of, float scale, GradientMode mode,
-                                                 ClassifierBf16Scratch* s, MatmulBf16Scratch* matmul) {
-    const int waits_in_dwte = classifier_bf16_waits_in_(dwte, of, mode, s);
+static inline void cross_entropy_bf16_gradients_cpu(float* loss, float* dinp, float* dwte,
+                                                    const CrossEntropyBf16* of, float scale,
+                                                    GradientMode mode, CrossEntropyBf16Scratch* s,
+                                                    MatmulBf16Scratch* matmul) {
+    const int waits_in_dwte = cross_entropy_bf16_waits_in_(dwte, of, mode, s);
     for (int n = 0; n < of->N;) {
-        ClassifierBf16Chunk_ chunk = classifier_bf16_from_(of, s, n, waits_in_dwte ? of->N : s->lent);
+        CrossEntropyBf16Chunk_ chunk = cross_entropy_bf16_from_(of, s, n, waits_in_dwte ? of->N : s->lent);
         chunk.pack = matmul->kernel.pack_tile;
         if (waits_in_dwte) {
             chunk.e_by_word = (uint32_t*)(void*)dwte;
             chunk.word_tile = (size_t)BF16_TILE * of->C;
         }
-        classifier_bf16_losses_(loss + n, dinp + (size_t)n * of->C, &chunk, matmul);
-        classifier_bf16_divide_(dinp + (size_t)n * of->C, &chunk, scale);
+        cross_entropy_bf16_losses_(loss + n, dinp + (size_t)n * of->C, &chunk, matmul);
+        cross_entropy_bf16_divide_(dinp + (size_t)n * of->C, &chunk, scale);
         if (dwte) {
-            classifier_bf16_weight_(dwte, &chunk, n == 0 ? mode : GRADIENT_ADD, matmul);
+            cross_entropy_bf16_weight_(dwte, &chunk, n == 0 ? mode : GRADIENT_ADD, matmul);
         }
         n += chunk.tokens;
     }

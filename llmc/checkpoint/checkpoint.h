@@ -45,7 +45,7 @@ extern "C" {
 // What is the same in all checkpoints of a run.
 typedef struct {
     const char* trainer; // in words: which program, with which precision
-    GPT2Config cfg;
+    ModelConfig cfg;
     Optimizer optimizer;
     ZeroPlan zero; // what each process saves
     Comm* comm;
@@ -73,7 +73,7 @@ typedef struct {
     char out[PATH_MAX];
     const Options* options;
     CheckpointRun run;
-    TensorRow rows[GPT2_PARAMETER_ROWS]; // of the parameters: full arrays
+    TensorRow rows[MODEL_PARAMETER_ROWS]; // of the parameters: full arrays
     CheckpointModel model;
     CheckpointPart part;      // of the optimizer's state
     void *params, *optimizer; // the copy, on the host: the groups of parameters; the part
@@ -106,7 +106,7 @@ void checkpoints_thin(const Options* options, const SavedState* last);
 // ---- saving during a run ----
 
 // Bytes of the copy that a save makes in this process; parameters of the given type, in files of at most max_gb.
-size_t checkpoints_bytes(GPT2Config cfg, Optimizer optimizer, const ZeroPlan* zero, SafeTensorsDtype dtype,
+size_t checkpoints_bytes(ModelConfig cfg, Optimizer optimizer, const ZeroPlan* zero, SafeTensorsDtype dtype,
                          double max_gb);
 
 // What follows is collective: all processes of the run call it in the same order.
@@ -157,10 +157,10 @@ void checkpoints_close(Checkpoints* c);
 // ---- writing ----
 
 // Deals the files to the processes, each some in a row.
-static void checkpoint_model_open_(CheckpointModel* m, GPT2Config cfg, const ZeroPlan* zero,
+static void checkpoint_model_open_(CheckpointModel* m, ModelConfig cfg, const ZeroPlan* zero,
                                    SafeTensorsDtype dtype, double max_gb) {
     memset(m, 0, sizeof(*m));
-    m->files = (HfModelFile*)check_alloc((size_t)gpt2_groups(cfg), sizeof(HfModelFile), "files of a model");
+    m->files = (HfModelFile*)check_alloc((size_t)model_groups(cfg), sizeof(HfModelFile), "files of a model");
     m->count = hf_model_files(m->files, cfg, dtype, 1e9 * max_gb);
     m->most = (m->count + zero->size - 1) / zero->size;
     m->first = m->count < zero->rank * m->most ? m->count : zero->rank * m->most;
@@ -183,7 +183,7 @@ static size_t checkpoint_params_bytes_(const CheckpointModel* m, const ZeroPlan*
 // Group g in the copy.
 static const void* checkpoint_group_(const Checkpoints* c, int g) {
     return (const char*)c->params +
-           (gpt2_group_offset_bytes(c->rows, g) - gpt2_group_offset_bytes(c->rows, c->model.groups.first));
+           (model_group_offset_bytes(c->rows, g) - model_group_offset_bytes(c->rows, c->model.groups.first));
 }
 
 // Adds a file to the list in state.json; `checksum` was computed while writing, or is 0: read the file
@@ -299,9 +299,9 @@ static size_t checkpoint_find_infinite_(const void* elements, SafeTensorsDtype d
 // again, and would push a checkpoint that can be read out of --keep.
 static int checkpoint_is_finite_(const Checkpoints* c, const char* path, char* error) {
     for (int g = c->model.groups.first; g < c->model.groups.end; g++) {
-        for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+        for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
             const TensorRow* row = &c->rows[i];
-            const size_t count = gpt2_rows_in_files(row, c->run.cfg) * row->cols;
+            const size_t count = model_rows_in_files(row, c->run.cfg) * row->cols;
             const void* tensor = tensor_in_group(row, checkpoint_group_(c, g));
             const size_t bad =
                 tensor_is_in_group(row, g) ? checkpoint_find_infinite_(tensor, c->run.dtype, count) : count;
@@ -309,7 +309,7 @@ static int checkpoint_is_finite_(const Checkpoints* c, const char* path, char* e
                 return error_set(
                     error, path,
                     "not saved: element %zu of %s, layer %d, is not finite: the run has diverged", bad,
-                    row->name, gpt2_group_layer(c->run.cfg, g));
+                    row->name, model_group_layer(c->run.cfg, g));
             }
         }
     }
@@ -414,7 +414,7 @@ static void* checkpoint_work_(void* checkpoints) {
 
 // ---- saving during a run ----
 
-size_t checkpoints_bytes(GPT2Config cfg, Optimizer optimizer, const ZeroPlan* zero, SafeTensorsDtype dtype,
+size_t checkpoints_bytes(ModelConfig cfg, Optimizer optimizer, const ZeroPlan* zero, SafeTensorsDtype dtype,
                          double max_gb) {
     CheckpointModel model;
     checkpoint_model_open_(&model, cfg, zero, dtype, max_gb);

@@ -34,7 +34,7 @@ typedef struct {
     GgufWriter gguf;
 } ModelExport;
 
-void export_open(ModelExport* files, GPT2Config cfg, const Options* options, const RunData* data);
+void export_open(ModelExport* files, ModelConfig cfg, const Options* options, const RunData* data);
 
 // Writes group g, fp32 in memory that has only this group, laid out by `rows`.
 void export_group(ModelExport* files, const TensorRow* rows, int g, const void* group);
@@ -113,7 +113,7 @@ static const Bpe* export_bpe_(const RunData* data) {
     return data->has_tokenizer ? tokenizer_bpe(&data->tokenizer) : NULL;
 }
 
-void export_open(ModelExport* files, GPT2Config cfg, const Options* options, const RunData* data) {
+void export_open(ModelExport* files, ModelConfig cfg, const Options* options, const RunData* data) {
     files->options = options;
     files->data = data;
     if (options->export_llmc[0]) {

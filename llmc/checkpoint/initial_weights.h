@@ -19,14 +19,14 @@ typedef enum { WEIGHTS_RANDOM, WEIGHTS_DIRECTORY, WEIGHTS_FILE } WeightsKind;
 
 typedef struct {
     WeightsKind kind;
-    GPT2Config cfg;
+    ModelConfig cfg;
     uint64_t seed;
     HfModel model;
     LlmcBin bin;
 } FirstWeights;
 
 // The weights in `path`, whose configuration `cfg` is; NULL: random ones, which depend on the seed alone.
-void weights_open(FirstWeights* w, GPT2Config cfg, const char* path, uint64_t seed);
+void weights_open(FirstWeights* w, ModelConfig cfg, const char* path, uint64_t seed);
 
 // Sets the tensors of group g, fp32 in memory that has only this group, laid out by `rows`. Not what is between them.
 void weights_read(FirstWeights* w, const TensorRow* rows, int g, void* group);
@@ -44,7 +44,7 @@ void weights_close(FirstWeights* w);
 
 #include "llmc/base/file.h"
 
-void weights_open(FirstWeights* w, GPT2Config cfg, const char* path, uint64_t seed) {
+void weights_open(FirstWeights* w, ModelConfig cfg, const char* path, uint64_t seed) {
     w->kind = !path ? WEIGHTS_RANDOM : file_is_directory(path) ? WEIGHTS_DIRECTORY : WEIGHTS_FILE;
     w->cfg = cfg;
     w->seed = seed;
@@ -58,7 +58,7 @@ void weights_open(FirstWeights* w, GPT2Config cfg, const char* path, uint64_t se
 void weights_read_part(FirstWeights* w, const TensorRow* rows, int g, size_t first, size_t end, void* group) {
     switch (w->kind) {
     case WEIGHTS_RANDOM:
-        gpt2_random_group(rows, w->cfg, w->seed, g, group);
+        model_random_group(rows, w->cfg, w->seed, g, group);
         break;
     case WEIGHTS_DIRECTORY:
         hf_model_read(&w->model, rows, g, first, end, group);

@@ -45,8 +45,8 @@ static inline void model_files_read_quantized_(FirstWeights* weights, const Tens
                                                int g) {
     const QuantizedParameters to = {NULL, rows, memory, model_files_set_blocks_, model_files_set_floats_};
     const ZeroPlan whole = zero_plan(weights->cfg, 0, 0, 1);
-    TensorRow of_group[GPT2_PARAMETER_ROWS];
-    gpt2_parameter_rows_of(of_group, weights->cfg, sizeof(float));
+    TensorRow of_group[MODEL_PARAMETER_ROWS];
+    model_parameter_rows_of(of_group, weights->cfg, sizeof(float));
     float* group =
         (float*)check_alloc(zero_group_elements(&whole, g), sizeof(float), "a group of parameters");
     weights_read(weights, of_group, g, group);
@@ -55,15 +55,15 @@ static inline void model_files_read_quantized_(FirstWeights* weights, const Tens
 }
 
 // Sets the parameters from a file or directory, or by the seed if `path` is NULL.
-static inline void model_files_read_weights_cpu(GPT2Config cfg, const TensorRow* rows, void* memory,
+static inline void model_files_read_weights_cpu(ModelConfig cfg, const TensorRow* rows, void* memory,
                                                 int is_quantized, const char* path, uint64_t seed) {
     FirstWeights weights;
     weights_open(&weights, cfg, path, seed);
-    for (int g = 0; g < gpt2_groups(cfg); g++) {
+    for (int g = 0; g < model_groups(cfg); g++) {
         if (is_quantized) {
             model_files_read_quantized_(&weights, rows, memory, g);
         } else {
-            weights_read(&weights, rows, g, (char*)memory + gpt2_group_offset_bytes(rows, g));
+            weights_read(&weights, rows, g, (char*)memory + model_group_offset_bytes(rows, g));
         }
     }
     weights_close(&weights);
@@ -89,15 +89,15 @@ static inline void model_files_read_state_cpu(const OptimizerState* state, void*
 // ---- exports ----
 
 // Writes the parameters into the files that the options name, if any. By one process.
-static inline void model_files_export_cpu(GPT2Config cfg, const TensorRow* rows, const void* memory,
+static inline void model_files_export_cpu(ModelConfig cfg, const TensorRow* rows, const void* memory,
                                           const Options* options, const RunData* data) {
     ModelExport files;
     if (!options_exports(options)) {
         return;
     }
     export_open(&files, cfg, options, data);
-    for (int g = 0; g < gpt2_groups(cfg); g++) {
-        export_group(&files, rows, g, (const char*)memory + gpt2_group_offset_bytes(rows, g));
+    for (int g = 0; g < model_groups(cfg); g++) {
+        export_group(&files, rows, g, (const char*)memory + model_group_offset_bytes(rows, g));
     }
     export_close(&files);
 }

@@ -29,13 +29,13 @@ extern "C" {
 // What a process updates.
 typedef struct {
     OptimizerState state; // where it lies in memory
-    GPT2Config cfg;
+    ModelConfig cfg;
     ZeroRange* ranges; // which elements it is, in the order of files
     int num_ranges;
     size_t total; // elements of the space
 } CheckpointPart;
 
-void checkpoint_part_open(CheckpointPart* part, Optimizer optimizer, GPT2Config cfg, const ZeroPlan* zero);
+void checkpoint_part_open(CheckpointPart* part, Optimizer optimizer, ModelConfig cfg, const ZeroPlan* zero);
 void checkpoint_part_close(CheckpointPart* part);
 
 // ---- writing ----
@@ -44,7 +44,7 @@ void checkpoint_part_close(CheckpointPart* part);
 static inline int checkpoint_part_writers(const ZeroPlan* zero) { return zero->stage == 0 ? 1 : zero->size; }
 
 // Bytes of what this process writes, in memory laid out by optimizer_state_open: the slots that are saved.
-size_t checkpoint_part_bytes(Optimizer optimizer, GPT2Config cfg, const ZeroPlan* zero);
+size_t checkpoint_part_bytes(Optimizer optimizer, ModelConfig cfg, const ZeroPlan* zero);
 
 void checkpoint_part_name(char name[64], int rank, int writers);
 
@@ -78,7 +78,7 @@ int checkpoint_state_fits(const SavedState* s, Optimizer optimizer);
 
 // Opens the files that `s` lists; ends the program unless they fill the space.
 void checkpoint_parts_open(CheckpointParts* parts, const SavedState* s, const char* directory,
-                           Optimizer optimizer, GPT2Config cfg, const ZeroPlan* zero);
+                           Optimizer optimizer, ModelConfig cfg, const ZeroPlan* zero);
 
 // Sets what this process updates of group g, of a slot: state_group_elements, with zeros as padding. Nothing of a slot that
 // is not saved.
@@ -100,7 +100,7 @@ void checkpoint_parts_close(CheckpointParts* parts);
 #include "llmc/base/check.h"
 #include "llmc/base/file.h"
 
-void checkpoint_part_open(CheckpointPart* part, Optimizer optimizer, GPT2Config cfg, const ZeroPlan* zero) {
+void checkpoint_part_open(CheckpointPart* part, Optimizer optimizer, ModelConfig cfg, const ZeroPlan* zero) {
     part->cfg = cfg;
     optimizer_state_open(&part->state, optimizer, zero, cfg);
     part->ranges =
@@ -119,9 +119,9 @@ static int checkpoint_has_slot_(const OptimizerState* state, int slot) {
 // Of the elements before `element` of the space, what they have of a slot.
 static size_t checkpoint_slot_place_(const CheckpointPart* part, int slot, size_t element) {
     size_t place = 0;
-    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         const TensorRow* row = &part->state.rows[i];
-        const size_t layer = gpt2_rows_in_files(row, part->cfg) * row->cols;
+        const size_t layer = model_rows_in_files(row, part->cfg) * row->cols;
         const size_t all = (size_t)row->layers * layer, before = element < all ? element : all;
         place += before / layer * state_slot_elements(&part->state, slot, i, layer) +
                  state_slot_elements(&part->state, slot, i, before % layer);
@@ -132,7 +132,7 @@ static size_t checkpoint_slot_place_(const CheckpointPart* part, int slot, size_
 
 // ---- writing ----
 
-size_t checkpoint_part_bytes(Optimizer optimizer, GPT2Config cfg, const ZeroPlan* zero) {
+size_t checkpoint_part_bytes(Optimizer optimizer, ModelConfig cfg, const ZeroPlan* zero) {
     OptimizerState state;
     optimizer_state_open(&state, optimizer, zero, cfg);
     return zero->rank < checkpoint_part_writers(zero) ? state.saved_bytes : 0;
@@ -432,7 +432,7 @@ int checkpoint_state_fits(const SavedState* s, Optimizer optimizer) {
 }
 
 void checkpoint_parts_open(CheckpointParts* parts, const SavedState* s, const char* directory,
-                           Optimizer optimizer, GPT2Config cfg, const ZeroPlan* zero) {
+                           Optimizer optimizer, ModelConfig cfg, const ZeroPlan* zero) {
     memset(parts, 0, sizeof(*parts));
     checkpoint_part_open(&parts->own, optimizer, cfg, zero);
     parts->is_new = !checkpoint_state_fits(s, optimizer);
@@ -447,7 +447,7 @@ static ZeroRange checkpoint_kept_range_(const CheckpointPart* part, int slot, co
     ZeroRange kept = *range;
     if (state_slot_is_whole(&part->state, slot, range->row)) {
         kept.logical -= range->before;
-        kept.count = gpt2_rows_in_files(row, part->cfg) * row->cols;
+        kept.count = model_rows_in_files(row, part->cfg) * row->cols;
     }
     return kept;
 }

@@ -48,7 +48,7 @@ void resume_open(Resume* r, Options* options, Comm* comm);
 static inline int resume_is_here(const Resume* r) { return r->is_active && r->is_here; }
 
 // The model's configuration, with the padding of the vocabulary, which only the state knows.
-GPT2Config resume_config(const Resume* r, GPT2Config cfg);
+ModelConfig resume_config(const Resume* r, ModelConfig cfg);
 
 // Lists what differs from the run that was saved, on `file`, and what follows from it, and ends the
 // program if it would be another run; after setup. train_data is a fingerprint of the data, 0:
@@ -190,7 +190,7 @@ void resume_open(Resume* r, Options* options, Comm* comm) {
         resume_find_(r, options);
     }
     if (options->out[0] && !options_only_look(options)) {
-        agree_on_directory(comm, "--out", options->out);
+        ranks_agree_on_directory(comm, "--out", options->out);
     }
     checkpoint_share(&r->saved, r->path, &r->is_active, comm);
     if (r->is_active) {
@@ -202,11 +202,11 @@ void resume_open(Resume* r, Options* options, Comm* comm) {
     }
 }
 
-GPT2Config resume_config(const Resume* r, GPT2Config cfg) {
+ModelConfig resume_config(const Resume* r, ModelConfig cfg) {
     if (r->is_active) {
         char error[ERROR_BYTES];
         cfg.Vp = r->saved.padded_vocab < INT_MAX ? (int)r->saved.padded_vocab : INT_MAX;
-        CHECK(gpt2_check_config(cfg, r->path, error), "%s", error);
+        CHECK(model_check_config(cfg, r->path, error), "%s", error);
     }
     return cfg;
 }

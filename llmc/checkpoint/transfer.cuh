@@ -35,7 +35,7 @@ enum { TRANSFER_SCRATCH_LEAST = 2 * sizeof(float) * WEIGHTS_PIECE };
 
 typedef struct {
     // Of the caller, who sets them before transfer_open and keeps what they point to.
-    GPT2Config cfg;
+    ModelConfig cfg;
     const TensorRow* parameter_rows; // of params_memory
     void* params_memory;
     int is_quantized; // matrices are in 8 bits
@@ -47,8 +47,8 @@ typedef struct {
     Offload* offload;
     const Gpu* gpu;
 
-    TensorRow rows[GPT2_PARAMETER_ROWS]; // of a group on the host
-    MasterWeights master;                // MASTER_NONE also where there is no state
+    TensorRow rows[MODEL_PARAMETER_ROWS]; // of a group on the host
+    MasterWeights master;                 // MASTER_NONE also where there is no state
 } Transfer;
 
 // After the optimizer's state was opened.

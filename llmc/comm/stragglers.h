@@ -16,15 +16,15 @@ typedef struct {
     int size;       // processes
     int* steps;     // (size) that each has been slow for; -1: it is named
     double* sorted; // (size)
-} Pace;
+} Stragglers;
 
-void pace_open(Pace* p, int size);
+void stragglers_open(Stragglers* p, int size);
 
-void pace_close(Pace* p);
+void stragglers_close(Stragglers* p);
 
 // Once a step: seconds (size), each process's time for a token; 0: unknown. Returns the process that is to be named now, or
 // -1; sets *ratio to its time as a multiple of the median.
-int pace_add(Pace* p, const double* seconds, double* ratio);
+int stragglers_add(Stragglers* p, const double* seconds, double* ratio);
 
 #ifdef __cplusplus
 }
@@ -39,36 +39,36 @@ int pace_add(Pace* p, const double* seconds, double* ratio);
 enum { PACE_STEPS_ = 50 };
 #define PACE_SLOW_ 1.2
 
-void pace_open(Pace* p, int size) {
+void stragglers_open(Stragglers* p, int size) {
     p->size = size;
     p->steps = (int*)check_alloc((size_t)size, sizeof(int), "paces of processes");
     p->sorted = (double*)check_alloc((size_t)size, sizeof(double), "paces of processes");
 }
 
-void pace_close(Pace* p) {
+void stragglers_close(Stragglers* p) {
     free(p->steps);
     free(p->sorted);
 }
 
-static int pace_compare_(const void* a, const void* b) {
+static int stragglers_compare_(const void* a, const void* b) {
     const double x = *(const double*)a, y = *(const double*)b;
     return (x > y) - (x < y);
 }
 
 // Of those that are known, the lower one of two; 0: of none.
-static double pace_median_(Pace* p, const double* seconds) {
+static double stragglers_median_(Stragglers* p, const double* seconds) {
     int known = 0;
     for (int r = 0; r < p->size; r++) {
         if (seconds[r] > 0) {
             p->sorted[known++] = seconds[r];
         }
     }
-    qsort(p->sorted, (size_t)known, sizeof(double), pace_compare_);
+    qsort(p->sorted, (size_t)known, sizeof(double), stragglers_compare_);
     return known ? p->sorted[(known - 1) / 2] : 0;
 }
 
-int pace_add(Pace* p, const double* seconds, double* ratio) {
-    const double median = pace_median_(p, seconds);
+int stragglers_add(Stragglers* p, const double* seconds, double* ratio) {
+    const double median = stragglers_median_(p, seconds);
     int named = -1;
     for (int r = 0; r < p->size; r++) {
         if (p->steps[r] >= 0) {

@@ -1,7 +1,7 @@
 /*
 compressed_file.h -- the bytes of a file, unpacked while they are read: gzip (.gz), Zstandard (.zst), or as it is.
 
-    PackedFile file;
+    CompressedFile file;
     int ok = packed_open(&file, "a.jsonl.gz", error);
     while (ok && (ok = packed_read(&file, buffer, sizeof(buffer), &got)) && got > 0) { ... }
     packed_close(&file);
@@ -41,7 +41,7 @@ typedef struct {
     int has_more;      // the last output was full: there may be more without further input
     double window_mib; // of a frame of Zstandard; 0: not known
     void* library;     // its decompressor: an isal inflate_state, a z_stream or a ZSTD_DStream
-} PackedFile;
+} CompressedFile;
 
 PackedKind packed_kind(const char* path);
 
@@ -51,15 +51,15 @@ size_t packed_name_bytes(const char* path);
 // ---- use ----
 
 // The caller closes it after success.
-int packed_open(PackedFile* file, const char* path, char* error);
+int packed_open(CompressedFile* file, const char* path, char* error);
 
-void packed_close(PackedFile* file);
+void packed_close(CompressedFile* file);
 
 // Sets the next bytes of the unpacked file and *got to their number: `bytes`, unless the file ends before.
-int packed_read(PackedFile* file, void* buffer, size_t bytes, size_t* got);
+int packed_read(CompressedFile* file, void* buffer, size_t bytes, size_t* got);
 
 // Steps over as many bytes of the unpacked file. It is an error if the file ends before.
-int packed_skip(PackedFile* file, uint64_t bytes);
+int packed_skip(CompressedFile* file, uint64_t bytes);
 
 #ifdef __cplusplus
 }
@@ -108,13 +108,13 @@ size_t packed_name_bytes(const char* path) {
 // ---- gzip ----
 
 #if defined(HAVE_ISAL)
-static void packed_begin_member_(PackedFile* file) {
+static void packed_begin_member_(CompressedFile* file) {
     struct inflate_state* stream = (struct inflate_state*)file->library;
     isal_inflate_reset(stream);
     stream->crc_flag = ISAL_GZIP; // header and checksum are its business
 }
 
-static int packed_open_gzip_(PackedFile* file) {
+static int packed_open_gzip_(CompressedFile* file) {
     file->library = check_alloc(1, sizeof(struct inflate_state), "unpacking gzip");
     isal_inflate_init((struct inflate_state*)file->library);
     packed_begin_member_(file);
@@ -130,7 +130,7 @@ static const char* packed_isal_error_(int result) {
 }
 
 // Unpacks what goes into out; sets *got to its bytes and moves file->at.
-static int packed_step_gzip_(PackedFile* file, void* out, size_t room, size_t* got) {
+static int packed_step_gzip_(CompressedFile* file, void* out, size_t room, size_t* got) {
     struct inflate_state* stream = (struct inflate_state*)file->library;
     const uint32_t max = (uint32_t)(room < UINT32_MAX ? room : UINT32_MAX);
     stream->next_in = file->packed + file->at;
@@ -153,9 +153,9 @@ static int packed_step_gzip_(PackedFile* file, void* out, size_t room, size_t* g
     return 1;
 }
 
-static void packed_close_gzip_(PackedFile* file) { free(file->library); }
+static void packed_close_gzip_(CompressedFile* file) { free(file->library); }
 #elif defined(HAVE_ZLIB)
-static int packed_open_gzip_(PackedFile* file) {
+static int packed_open_gzip_(CompressedFile* file) {
     const int gzip_only = 16; // no zlib or raw format, the largest window
     file->library = check_alloc(1, sizeof(z_stream), "unpacking gzip");
     CHECK(inflateInit2((z_stream*)file->library, MAX_WBITS + gzip_only) == Z_OK,
@@ -164,7 +164,7 @@ static int packed_open_gzip_(PackedFile* file) {
 }
 
 // Unpacks what goes into out; sets *got to its bytes and moves file->at.
-static int packed_step_gzip_(PackedFile* file, void* out, size_t room, size_t* got) {
+static int packed_step_gzip_(CompressedFile* file, void* out, size_t room, size_t* got) {
     z_stream* stream = (z_stream*)file->library;
     const uInt max = (uInt)(room < UINT_MAX ? room : UINT_MAX);
     stream->next_in = file->packed + file->at;
@@ -189,26 +189,26 @@ static int packed_step_gzip_(PackedFile* file, void* out, size_t room, size_t* g
     return 1;
 }
 
-static void packed_close_gzip_(PackedFile* file) {
+static void packed_close_gzip_(CompressedFile* file) {
     inflateEnd((z_stream*)file->library);
     free(file->library);
 }
 #else
-static int packed_open_gzip_(PackedFile* file) {
+static int packed_open_gzip_(CompressedFile* file) {
     return error_set(file->error, file->path,
                      "built without zlib: install zlib1g-dev or libisal-dev and rebuild");
 }
-static int packed_step_gzip_(PackedFile* file, void* out, size_t room, size_t* got) {
+static int packed_step_gzip_(CompressedFile* file, void* out, size_t room, size_t* got) {
     (void)out, (void)room, (void)got;
     return packed_open_gzip_(file);
 }
-static void packed_close_gzip_(PackedFile* file) { (void)file; }
+static void packed_close_gzip_(CompressedFile* file) { (void)file; }
 #endif
 
 // ---- Zstandard ----
 
 #ifdef HAVE_ZSTD
-static int packed_open_zstd_(PackedFile* file) {
+static int packed_open_zstd_(CompressedFile* file) {
     ZSTD_DStream* stream = ZSTD_createDStream();
     file->library = stream;
     CHECK(stream && !ZSTD_isError(ZSTD_DCtx_setParameter(stream, ZSTD_d_windowLogMax, PACKED_ZSTD_WINDOW)),
@@ -228,7 +228,7 @@ static double packed_zstd_window_mib_(const unsigned char* frame, size_t n) {
 }
 
 // An error of the library: damaged data, or more memory than it may have or can get.
-static int packed_zstd_error_(PackedFile* file, size_t result) {
+static int packed_zstd_error_(CompressedFile* file, size_t result) {
     const ZSTD_ErrorCode code = ZSTD_getErrorCode(result);
     char window[64] = "a large window";
     if (file->window_mib > 0) {
@@ -247,7 +247,7 @@ static int packed_zstd_error_(PackedFile* file, size_t result) {
                      (unsigned long long)file->read_bytes, ZSTD_getErrorName(result));
 }
 
-static int packed_step_zstd_(PackedFile* file, void* out, size_t room, size_t* got) {
+static int packed_step_zstd_(CompressedFile* file, void* out, size_t room, size_t* got) {
     ZSTD_inBuffer input = {file->packed + file->at, file->end - file->at, 0};
     ZSTD_outBuffer output = {out, room, 0};
     if (!file->is_inside) {
@@ -265,22 +265,22 @@ static int packed_step_zstd_(PackedFile* file, void* out, size_t room, size_t* g
     return 1;
 }
 
-static void packed_close_zstd_(PackedFile* file) { ZSTD_freeDStream((ZSTD_DStream*)file->library); }
+static void packed_close_zstd_(CompressedFile* file) { ZSTD_freeDStream((ZSTD_DStream*)file->library); }
 #else
-static int packed_open_zstd_(PackedFile* file) {
+static int packed_open_zstd_(CompressedFile* file) {
     return error_set(file->error, file->path, "built without zstd: install libzstd-dev and rebuild");
 }
-static int packed_step_zstd_(PackedFile* file, void* out, size_t room, size_t* got) {
+static int packed_step_zstd_(CompressedFile* file, void* out, size_t room, size_t* got) {
     (void)out, (void)room, (void)got;
     return packed_open_zstd_(file);
 }
-static void packed_close_zstd_(PackedFile* file) { (void)file; }
+static void packed_close_zstd_(CompressedFile* file) { (void)file; }
 #endif
 
 // ---- use ----
 
 // Reads bytes of the file itself.
-static int packed_fetch_(PackedFile* file, void* buffer, size_t room, size_t* got) {
+static int packed_fetch_(CompressedFile* file, void* buffer, size_t room, size_t* got) {
     ssize_t n;
     do {
         n = read(file->fd, buffer, room);
@@ -293,7 +293,7 @@ static int packed_fetch_(PackedFile* file, void* buffer, size_t room, size_t* go
     return 1;
 }
 
-int packed_open(PackedFile* file, const char* path, char* error) {
+int packed_open(CompressedFile* file, const char* path, char* error) {
     const int is_stdin = strcmp(path, "-") == 0;
     struct stat info;
     memset(file, 0, sizeof(*file));
@@ -321,7 +321,7 @@ int packed_open(PackedFile* file, const char* path, char* error) {
     return ok;
 }
 
-void packed_close(PackedFile* file) {
+void packed_close(CompressedFile* file) {
     if (file->kind == PACKED_GZIP) {
         packed_close_gzip_(file);
     } else if (file->kind == PACKED_ZSTD) {
@@ -335,7 +335,7 @@ void packed_close(PackedFile* file) {
 }
 
 // Steps over zeros behind a member of gzip: nothing else may follow them.
-static int packed_skip_zeros_(PackedFile* file) {
+static int packed_skip_zeros_(CompressedFile* file) {
     while (file->at < file->end && file->packed[file->at] == 0) {
         file->at++;
         file->is_padded = 1;
@@ -348,7 +348,7 @@ static int packed_skip_zeros_(PackedFile* file) {
 }
 
 // Unpacks some more. *got is 0 only at the end of the file.
-static int packed_unpack_(PackedFile* file, void* buffer, size_t room, size_t* got) {
+static int packed_unpack_(CompressedFile* file, void* buffer, size_t room, size_t* got) {
     for (*got = 0; *got == 0;) {
         if (file->at == file->end && !file->has_more) {
             file->at = 0;
@@ -379,7 +379,7 @@ static int packed_unpack_(PackedFile* file, void* buffer, size_t room, size_t* g
     return 1;
 }
 
-int packed_read(PackedFile* file, void* buffer, size_t bytes, size_t* got) {
+int packed_read(CompressedFile* file, void* buffer, size_t bytes, size_t* got) {
     size_t done = 0, n = 1;
     int ok = 1;
     while (ok && n > 0 && done < bytes) {
@@ -392,7 +392,7 @@ int packed_read(PackedFile* file, void* buffer, size_t bytes, size_t* got) {
 }
 
 // Steps over so much of a file that is not packed, if it can be done without reading it.
-static int packed_seek_(PackedFile* file, uint64_t bytes) {
+static int packed_seek_(CompressedFile* file, uint64_t bytes) {
     struct stat info;
     const off_t at = lseek(file->fd, 0, SEEK_CUR);
     if (file->kind != PACKED_NOT || at < 0 || fstat(file->fd, &info) != 0 || !S_ISREG(info.st_mode) ||
@@ -403,7 +403,7 @@ static int packed_seek_(PackedFile* file, uint64_t bytes) {
     return lseek(file->fd, (off_t)bytes, SEEK_CUR) >= 0;
 }
 
-int packed_skip(PackedFile* file, uint64_t bytes) {
+int packed_skip(CompressedFile* file, uint64_t bytes) {
     char waste[1 << 14];
     if (packed_seek_(file, bytes)) {
         return 1;

@@ -71,7 +71,7 @@ typedef struct {
     DataloaderSettings settings;
     int B, T;
     uint64_t
-        num_sequences; // an epoch (sources_epoch): a loop over the validation data is ceil(this / B) batches
+        num_sequences; // an epoch (mixture_epoch): a loop over the validation data is ceil(this / B) batches
     uint64_t next;     // p of the next micro-step, of all processes
     double wait_s;     // seconds that dataloader_next has waited so far
     int is_full;       // the last batch, of all processes: as many rows and as wide as can be
@@ -93,7 +93,7 @@ typedef struct {
 
 // ---- the interface ----
 
-// `sources` are packed (sources_pack) and closed after the loader; the loader stays where it is until it is
+// `sources` are packed (mixture_pack) and closed after the loader; the loader stays where it is until it is
 // closed.
 void dataloader_open(Dataloader* loader, const DataSources* sources, DataloaderSettings settings);
 
@@ -146,7 +146,7 @@ static uint64_t dataloader_row_(const Dataloader* loader, int s, uint64_t j) {
 // The rows that are sequence p, and its number in them.
 static const Rows* dataloader_find_(const Dataloader* loader, uint64_t p, uint64_t* row) {
     uint64_t j;
-    const int s = sources_find(loader->sources, p, &j);
+    const int s = mixture_find(loader->sources, p, &j);
     *row = dataloader_row_(loader, s, j);
     return &loader->sources->source[s].rows;
 }
@@ -318,7 +318,7 @@ void dataloader_open(Dataloader* loader, const DataSources* sources, DataloaderS
     loader->settings = settings;
     loader->B = B;
     loader->T = T;
-    loader->num_sequences = sources_epoch(sources);
+    loader->num_sequences = mixture_epoch(sources);
     const size_t tokens = array_bytes((size_t)B, (size_t)T);
     loader->memory =
         (int*)check_alloc(array_bytes(tokens, (size_t)arrays * DATALOADER_SLOTS_), sizeof(int), "batches");

@@ -1,9 +1,9 @@
 /*
 documents.h -- the documents of many files, as a stream of blocks of text.
 
-    TextSource source;
-    text_source_open(&source, &options, paths, n);
-    while ((more = text_source_next(&source, &block)) > 0) { ... }
+    Documents source;
+    documents_open(&source, &options, paths, n);
+    while ((more = documents_next(&source, &block)) > 0) { ... }
     CHECK(more == 0, "%s", source.error);
 
 The name of a file decides its format, unless options.format sets one for all:
@@ -23,7 +23,7 @@ BPE_MAX_PIECE. `documents` are the offsets at which documents start, ascending; 
 continues the last document of the block before. A document is divided only where its tokens are those of its
 parts (bpe_last_cut).
 
-The start of a block is a TextPosition. A newly opened source can continue from there (text_source_seek),
+The start of a block is a TextPosition. A newly opened source can continue from there (documents_seek),
 perhaps in blocks of other lengths, but with the same tokens.
 
 Memory: two blocks, and with jsonl and separators the longest document (of 1 GiB at most).
@@ -94,8 +94,8 @@ typedef struct {
     uint64_t total_bytes;
     BpeClasses classes;
 
-    PackedFile file; // paths[at.file], if is_open and no Parquet file
-    Parquet parquet; // the same, if it is one
+    CompressedFile file; // paths[at.file], if is_open and no Parquet file
+    Parquet parquet;     // the same, if it is one
     int is_open;
     TextFormat format;                // of this file
     uint64_t text_bytes;              // of this file, unpacked, read so far; not of Parquet
@@ -113,7 +113,7 @@ typedef struct {
     char* carry; // the beginning of the next block, behind the last cut
     size_t carry_bytes, carry_room;
     char error[ERROR_BYTES];
-} TextSource;
+} Documents;
 
 // ---- memory ----
 
@@ -122,35 +122,35 @@ void text_block_close(TextBlock* block);
 // ---- files ----
 
 // Whether a file is text of one of our formats, by its name; 0 with the error if not.
-int text_source_is_text(const char* path, char* error);
+int documents_is_text(const char* path, char* error);
 
 // Whether a file is text from its first byte to its last, by its name.
-int text_source_is_plain(const char* path);
+int documents_is_plain(const char* path);
 
 // Bytes of all files that were read or stepped over, as they are on the disk; of a Parquet file, what its
 // rows are on average.
-uint64_t text_source_read_bytes(const TextSource* source);
+uint64_t documents_read_bytes(const Documents* source);
 
 // ---- blocks ----
 
 // Sets the next block, which is empty memory at first and used again afterwards: 1, 0 if there is no more
 // text, -1 with source->error. text_block_close frees it.
-int text_source_next(TextSource* source, TextBlock* block);
+int documents_next(Documents* source, TextBlock* block);
 
 // ---- the whole ----
 
 // A missing file ends the program; later errors are returned.
-void text_source_open(TextSource* source, const TextOptions* options, const char* const* paths,
-                      uint64_t num_files);
+void documents_open(Documents* source, const TextOptions* options, const char* const* paths,
+                    uint64_t num_files);
 
 // Opens each file that can be read twice and looks at its beginning, so that what cannot be read, or is no
 // text, shows before any work. Returns 0 with source->error if there is one.
-int text_source_check(TextSource* source);
+int documents_check(Documents* source);
 
 // Goes to where a block of the same files began. Returns 0 with source->error if the file is shorter now.
-int text_source_seek(TextSource* source, TextPosition position);
+int documents_seek(Documents* source, TextPosition position);
 
-void text_source_close(TextSource* source);
+void documents_close(Documents* source);
 
 #ifdef __cplusplus
 }
@@ -226,19 +226,19 @@ static TextFormat text_format_of_name_(const char* path, const char** advice) {
     return TEXT_PLAIN;
 }
 
-int text_source_is_text(const char* path, char* error) {
+int documents_is_text(const char* path, char* error) {
     const char* advice = "";
     return text_format_of_name_(path, &advice) != TEXT_BY_NAME ||
            error_set(error, path, "not text, by its name: %s", advice);
 }
 
-int text_source_is_plain(const char* path) {
+int documents_is_plain(const char* path) {
     const char* advice;
     return packed_kind(path) == PACKED_NOT && text_format_of_name_(path, &advice) == TEXT_PLAIN;
 }
 
 // The format of a file; 0 with the error if its name is none of ours.
-static int text_format_(TextSource* source, const char* path, TextFormat* format) {
+static int text_format_(Documents* source, const char* path, TextFormat* format) {
     const char* advice = "";
     *format =
         source->options.format == TEXT_BY_NAME ? text_format_of_name_(path, &advice) : source->options.format;
@@ -248,8 +248,8 @@ static int text_format_(TextSource* source, const char* path, TextFormat* format
 }
 
 // Reads the first bytes of a file that is not Parquet, to drop a byte-order mark.
-static int text_read_head_(TextSource* source) {
-    PackedFile* file = &source->file;
+static int text_read_head_(Documents* source) {
+    CompressedFile* file = &source->file;
     size_t got, mark = 0;
     if (!packed_read(file, source->head, sizeof(source->head), &got)) {
         return 0;
@@ -269,7 +269,7 @@ static int text_read_head_(TextSource* source) {
 }
 
 // Opens one that is not Parquet.
-static int text_open_packed_(TextSource* source, const char* path) {
+static int text_open_packed_(Documents* source, const char* path) {
     const int is_open = packed_open(&source->file, path, source->error);
     source->is_open = is_open && text_read_head_(source);
     if (is_open && !source->is_open) {
@@ -278,7 +278,7 @@ static int text_open_packed_(TextSource* source, const char* path) {
     return source->is_open;
 }
 
-static int text_open_file_(TextSource* source) {
+static int text_open_file_(Documents* source) {
     const char* path = source->paths[source->at.file];
     source->records = source->text_bytes = source->head_bytes = 0;
     source->begin = source->end = 0;
@@ -298,7 +298,7 @@ static int text_open_file_(TextSource* source) {
     return source->is_open;
 }
 
-static void text_close_file_(TextSource* source) {
+static void text_close_file_(Documents* source) {
     source->is_open = 0;
     if (source->format == TEXT_PARQUET) {
         parquet_close(&source->parquet);
@@ -307,7 +307,7 @@ static void text_close_file_(TextSource* source) {
     }
 }
 
-uint64_t text_source_read_bytes(const TextSource* source) {
+uint64_t documents_read_bytes(const Documents* source) {
     if (source->is_open && source->format == TEXT_PARQUET) {
         const double rows = (double)parquet_rows(&source->parquet);
         const double share = rows > 0 ? (double)source->records / rows : 0;
@@ -316,7 +316,7 @@ uint64_t text_source_read_bytes(const TextSource* source) {
     return source->read_before + (source->is_open ? source->file.read_bytes : 0);
 }
 
-static void text_next_file_(TextSource* source) {
+static void text_next_file_(Documents* source) {
     source->read_before +=
         source->format == TEXT_PARQUET ? source->file_bytes[source->at.file] : source->file.read_bytes;
     text_close_file_(source);
@@ -325,7 +325,7 @@ static void text_next_file_(TextSource* source) {
 }
 
 // Takes bytes of the file that were read when it was opened.
-static size_t text_take_head_(TextSource* source, char* buffer, size_t bytes) {
+static size_t text_take_head_(Documents* source, char* buffer, size_t bytes) {
     const size_t n = bytes < source->head_bytes ? bytes : source->head_bytes;
     memcpy(buffer, source->head + sizeof(source->head) - source->head_bytes, n);
     source->head_bytes -= n;
@@ -333,7 +333,7 @@ static size_t text_take_head_(TextSource* source, char* buffer, size_t bytes) {
 }
 
 // Reads from a file that is not Parquet. *got is 0 only at its end.
-static int text_read_(TextSource* source, char* buffer, size_t bytes, size_t* got) {
+static int text_read_(Documents* source, char* buffer, size_t bytes, size_t* got) {
     const size_t head = text_take_head_(source, buffer, bytes);
     if (!packed_read(&source->file, buffer + head, bytes - head, got)) {
         return 0;
@@ -353,12 +353,12 @@ static int text_read_(TextSource* source, char* buffer, size_t bytes, size_t* go
 
 // ---- records: lines, or what stands between separators ----
 
-static int text_has_records_(const TextSource* source) {
+static int text_has_records_(const Documents* source) {
     return source->format != TEXT_PLAIN || source->options.separator[0];
 }
 
 // Reads more of the file behind the window. Sets *got to 0 at its end.
-static int text_widen_(TextSource* source, size_t* got) {
+static int text_widen_(Documents* source, size_t* got) {
     if (source->begin > 0) {
         memmove(source->window, source->window + source->begin, source->end - source->begin);
         source->end -= source->begin;
@@ -373,7 +373,7 @@ static int text_widen_(TextSource* source, size_t* got) {
 }
 
 // The next row of a Parquet file: 1, 0 at its end, -1 after an error.
-static int text_row_(TextSource* source, const char** row, size_t* bytes) {
+static int text_row_(Documents* source, const char** row, size_t* bytes) {
     const int more = parquet_next(&source->parquet, row, bytes);
     if (more < 0) {
         memcpy(source->error, source->parquet.error, sizeof(source->error));
@@ -384,7 +384,7 @@ static int text_row_(TextSource* source, const char** row, size_t* bytes) {
 
 // Takes the next record off the window: 1, 0 at the end of the file, -1 after an error. The record is the
 // caller's to change, until the next one is taken.
-static int text_cut_record_(TextSource* source, char** record, size_t* bytes) {
+static int text_cut_record_(Documents* source, char** record, size_t* bytes) {
     const char* delimiter = source->format == TEXT_PLAIN ? source->options.separator : "\n";
     const size_t delimiter_bytes = strlen(delimiter);
     source->window = (char*)check_reserve(source->window, &source->window_room, TEXT_READ_BYTES_, 1,
@@ -457,7 +457,7 @@ static int text_field_(JsonReader* reader, const char* field, const char** text,
 }
 
 // The document of a line: 1, 0 if it has none, -1 after an error.
-static int text_json_document_(TextSource* source, char* line, size_t bytes) {
+static int text_json_document_(Documents* source, char* line, size_t bytes) {
     JsonReader reader = json_reader("", line, bytes, source->error);
     const char* text;
     if (json_peek(&reader) < 0) {
@@ -477,7 +477,7 @@ static int text_json_document_(TextSource* source, char* line, size_t bytes) {
 // ---- documents ----
 
 // The next record of the open file, whatever is in it: 1, 0 at the end of the file, -1 after an error.
-static int text_record_(TextSource* source) {
+static int text_record_(Documents* source) {
     char* record = NULL;
     if (source->format == TEXT_PARQUET) {
         return text_row_(source, &source->document, &source->document_bytes);
@@ -488,7 +488,7 @@ static int text_record_(TextSource* source) {
 }
 
 // Takes the next document that has text: 1, 0 at the end of the file, -1 after an error.
-static int text_document_(TextSource* source) {
+static int text_document_(Documents* source) {
     for (;;) {
         int found = text_record_(source);
         if (found <= 0) {
@@ -509,7 +509,7 @@ static int text_document_(TextSource* source) {
 }
 
 // Notes that text of the document at source->at follows.
-static void text_begin_(TextSource* source, TextBlock* block) {
+static void text_begin_(Documents* source, TextBlock* block) {
     if (source->at.offset == 0) {
         block->documents = (size_t*)check_reserve(block->documents, &block->documents_room,
                                                   block->num_documents + 1, sizeof(size_t), "text");
@@ -521,7 +521,7 @@ static void text_begin_(TextSource* source, TextBlock* block) {
 }
 
 // Appends up to `room` bytes of a file that is one document: 1, 0 at its end, -1 after an error.
-static int text_append_plain_(TextSource* source, TextBlock* block, size_t room) {
+static int text_append_plain_(Documents* source, TextBlock* block, size_t room) {
     size_t got;
     if (!text_read_(source, block->text + block->bytes, room, &got)) {
         return -1;
@@ -535,7 +535,7 @@ static int text_append_plain_(TextSource* source, TextBlock* block, size_t room)
 }
 
 // The same for a file of records.
-static int text_append_record_(TextSource* source, TextBlock* block, size_t room) {
+static int text_append_record_(Documents* source, TextBlock* block, size_t room) {
     const int more = source->document_bytes > 0 ? 1 : text_document_(source);
     if (more <= 0) {
         return more;
@@ -551,7 +551,7 @@ static int text_append_record_(TextSource* source, TextBlock* block, size_t room
 }
 
 // Appends up to `room` bytes of the next document: 1, 0 at the end of the last file, -1 after an error.
-static int text_append_(TextSource* source, TextBlock* block, size_t room) {
+static int text_append_(Documents* source, TextBlock* block, size_t room) {
     block->text = (char*)check_reserve(block->text, &block->text_room, block->bytes + room, 1, "text");
     for (;;) {
         if (!source->is_open) {
@@ -574,7 +574,7 @@ static int text_append_(TextSource* source, TextBlock* block, size_t room) {
 // ---- blocks ----
 
 // Begins a block with what the last cut left over.
-static void text_begin_block_(TextSource* source, TextBlock* block) {
+static void text_begin_block_(Documents* source, TextBlock* block) {
     block->bytes = block->num_documents = 0;
     if (source->carry_bytes > 0) {
         block->text = (char*)check_reserve(block->text, &block->text_room, source->carry_bytes, 1, "text");
@@ -587,7 +587,7 @@ static void text_begin_block_(TextSource* source, TextBlock* block) {
 }
 
 // Divides the last document of the block, if there is a place for it.
-static int text_cut_block_(TextSource* source, TextBlock* block) {
+static int text_cut_block_(Documents* source, TextBlock* block) {
     const size_t begin = block->num_documents ? block->documents[block->num_documents - 1] : 0;
     const size_t n = bpe_last_cut(&source->classes, block->text + begin, block->bytes - begin);
     if (n > 0) {
@@ -601,18 +601,18 @@ static int text_cut_block_(TextSource* source, TextBlock* block) {
 }
 
 // Whether the text that was appended last may continue.
-static int text_continues_(const TextSource* source) {
+static int text_continues_(const Documents* source) {
     return source->is_open && (!text_has_records_(source) || source->document_bytes > 0);
 }
 
-int text_source_next(TextSource* source, TextBlock* block) {
+int documents_next(Documents* source, TextBlock* block) {
     text_begin_block_(source, block);
     size_t wanted = source->options.block_bytes;
     for (int more = 1;;) {
         while (more > 0 && block->bytes < wanted) {
             more = text_append_(source, block, wanted - block->bytes);
         }
-        block->read_bytes = text_source_read_bytes(source);
+        block->read_bytes = documents_read_bytes(source);
         if (more < 0) {
             return -1;
         }
@@ -650,7 +650,7 @@ static const char* text_usual_ending_(const char* directory) {
 }
 
 // Sets the size of a file: it must be there before any work.
-static void text_source_measure_(TextSource* source, uint64_t file) {
+static void documents_measure_(Documents* source, uint64_t file) {
     const char* path = source->paths[file];
     struct stat info;
     TextFormat format;
@@ -669,8 +669,8 @@ static void text_source_measure_(TextSource* source, uint64_t file) {
     source->total_bytes += source->file_bytes[file];
 }
 
-void text_source_open(TextSource* source, const TextOptions* options, const char* const* paths,
-                      uint64_t num_files) {
+void documents_open(Documents* source, const TextOptions* options, const char* const* paths,
+                    uint64_t num_files) {
     memset(source, 0, sizeof(*source));
     source->options = *options;
     source->paths = paths;
@@ -679,11 +679,11 @@ void text_source_open(TextSource* source, const TextOptions* options, const char
     source->is_stream = (char*)check_alloc(num_files, 1, "kinds of files");
     bpe_classes_open(&source->classes);
     for (uint64_t i = 0; i < num_files; i++) {
-        text_source_measure_(source, i);
+        documents_measure_(source, i);
     }
 }
 
-int text_source_check(TextSource* source) {
+int documents_check(Documents* source) {
     int ok = 1;
     for (uint64_t i = 0; ok && i < source->num_files; i++) {
         source->at.file = i;
@@ -700,7 +700,7 @@ int text_source_check(TextSource* source) {
     return ok;
 }
 
-int text_source_seek(TextSource* source, TextPosition position) {
+int documents_seek(Documents* source, TextPosition position) {
     for (uint64_t i = 0; i < position.file && i < source->num_files; i++) {
         source->read_before += source->file_bytes[i];
     }
@@ -735,7 +735,7 @@ int text_source_seek(TextSource* source, TextPosition position) {
     return more > 0;
 }
 
-void text_source_close(TextSource* source) {
+void documents_close(Documents* source) {
     if (source->is_open) {
         text_close_file_(source);
     }

@@ -1,5 +1,5 @@
 /*
-encode_threads.h -- the tokens of many files: a pipeline of threads from a TextSource to a function of the
+encode_threads.h -- the tokens of many files: a pipeline of threads from files to a function of the
 caller.
 
     reader thread  ->  blocks of text  ->  encoders, one a thread  ->  ids, in order  ->  sink, in the caller
@@ -39,12 +39,12 @@ typedef int (*TokenSink)(void* context, const TokenBlock* block);
 
 // Runs the source to its end, or until the sink returns 0, with the given number of encoders. Returns 0 with
 // source->error after an error, when the sink has got all blocks before it.
-int pipeline_run(TextSource* source, const Bpe* bpe, int threads, TokenSink sink, void* context);
+int pipeline_run(Documents* source, const Bpe* bpe, int threads, TokenSink sink, void* context);
 
 // ---- training ----
 
 // The same, but adds the pieces of all documents to the trainer, on as many threads as it was opened for.
-int pipeline_train(TextSource* source, BpeTrainer* trainer, TokenSink sink, void* context);
+int pipeline_train(Documents* source, BpeTrainer* trainer, TokenSink sink, void* context);
 
 #ifdef __cplusplus
 }
@@ -74,7 +74,7 @@ typedef void (*PipelineWork_)(PipelineSlot_* slot, void* tool);
 // Block number n is in slot n % num_slots. Blocks below `sunk` are done, those below `taken` with a worker
 // or done, those below `read` have text.
 typedef struct {
-    TextSource* source;
+    Documents* source;
     PipelineWork_ work;
     PipelineSlot_* slots;
     uint64_t num_slots;
@@ -103,7 +103,7 @@ static void* pipeline_read_(void* argument) {
         }
         PipelineSlot_* slot = &run->slots[run->read % run->num_slots];
         pthread_mutex_unlock(&run->lock);
-        const int more = text_source_next(run->source, &slot->text);
+        const int more = documents_next(run->source, &slot->text);
         pthread_mutex_lock(&run->lock);
         slot->is_worked = 0;
         run->read += more > 0 ? 1 : 0;
@@ -179,7 +179,7 @@ static void pipeline_threads_(Pipeline_* run, void** tools, size_t num_tools, To
     free(threads);
 }
 
-static int pipeline_with_(TextSource* source, PipelineWork_ work, void** tools, size_t num_tools,
+static int pipeline_with_(Documents* source, PipelineWork_ work, void** tools, size_t num_tools,
                           TokenSink sink, void* context) {
     Pipeline_ run;
     memset(&run, 0, sizeof(run));
@@ -220,7 +220,7 @@ static void pipeline_encode_(PipelineSlot_* slot, void* tool) {
     slot->count = count;
 }
 
-int pipeline_run(TextSource* source, const Bpe* bpe, int threads, TokenSink sink, void* context) {
+int pipeline_run(Documents* source, const Bpe* bpe, int threads, TokenSink sink, void* context) {
     const size_t n = (size_t)threads;
     BpeEncoder* encoders = (BpeEncoder*)check_alloc(n, sizeof(BpeEncoder), "encoders");
     void** tools = (void**)check_alloc(n, sizeof(void*), "encoders");
@@ -254,7 +254,7 @@ static void pipeline_count_(PipelineSlot_* slot, void* tool) {
     }
 }
 
-int pipeline_train(TextSource* source, BpeTrainer* trainer, TokenSink sink, void* context) {
+int pipeline_train(Documents* source, BpeTrainer* trainer, TokenSink sink, void* context) {
     const size_t n = (size_t)trainer->threads;
     PipelineCounter_* counters = (PipelineCounter_*)check_alloc(n, sizeof(PipelineCounter_), "counters");
     void** tools = (void**)check_alloc(n, sizeof(void*), "counters");

@@ -43,44 +43,45 @@ typedef struct {
     TextDataMode mode;
     int warns;   // of text that looks as if it had a separator
     int threads; // that encode; 0: as many as this process may use
-} TextData;
+} EncodedText;
 
 // ---- the temporary directory ----
 
 // Removes it, with the shards; existing mappings stay valid.
-void text_data_remove_temporary(void);
+void encoded_text_remove_temporary(void);
 
 // Creates it in TMPDIR or /tmp, to be removed at exit. Sets path.
-void text_data_make_temporary(char path[PATH_MAX]);
+void encoded_text_make_temporary(char path[PATH_MAX]);
 
 // ---- separators ----
 
 // Text that is read as bytes: says so, once for a source, if one of its files seems to have a separator.
-void text_data_warn(FILE* screen, const DataSources* sources);
+void encoded_text_warn(FILE* screen, const DataSources* sources);
 
 // ---- shards ----
 
 // The list of shards for a list of text, encoded now where they are not kept. The caller, who has the lock of
 // the directory, frees it. With TEXT_DATA_FIND, NULL if some are not kept.
-char* text_data_shards(const TextData* text, const char* list);
+char* encoded_text_shards(const EncodedText* text, const char* list);
 
 // ---- vocabularies ----
 
 // Trains a vocabulary of vocab_size ids on all sources of the list, whatever their weights. `text` needs no
 // vocabulary and no directory.
-void text_data_train(Bpe* bpe, const TextData* text, const char* list, int vocab_size);
+void encoded_text_train(Bpe* bpe, const EncodedText* text, const char* list, int vocab_size);
 
 // ---- bytes ----
 
 // True if all files of the list are text as they are, and can be mapped as bytes: none has to be
 // unpacked, or be taken out of fields.
-int text_data_is_plain(const char* list);
+int encoded_text_is_plain(const char* list);
 
 // ---- verifying ----
 
 // Checks every file of a list, a line each: shards by tokens_verify_file, text by reading it to its end.
 // Returns how many are bad. `text` needs no vocabulary and no directory.
-int text_data_verify(FILE* out, const char* list, TokensFormat format, int vocab_size, const TextData* text);
+int encoded_text_verify(FILE* out, const char* list, TokensFormat format, int vocab_size,
+                        const EncodedText* text);
 
 #ifdef __cplusplus
 }
@@ -122,8 +123,8 @@ int text_data_verify(FILE* out, const char* list, TokensFormat format, int vocab
 // What the sinks know of a source that is being read.
 typedef struct {
     const char* name;
-    const TextData* text;
-    TextSource source;
+    const EncodedText* text;
+    Documents source;
     ShardWriter shards;
     uint64_t text_bytes;
     double start_s, shown_s;
@@ -133,32 +134,32 @@ typedef struct {
 // ---- the temporary directory ----
 
 // Its name, or "". Global because functions called by exit() take no arguments.
-static char text_data_temporary_[PATH_MAX] = "";
+static char encoded_text_temporary_[PATH_MAX] = "";
 
-void text_data_remove_temporary(void) {
+void encoded_text_remove_temporary(void) {
     struct dirent* entry;
-    DIR* entries = text_data_temporary_[0] ? opendir(text_data_temporary_) : NULL;
+    DIR* entries = encoded_text_temporary_[0] ? opendir(encoded_text_temporary_) : NULL;
     while (entries && (entry = readdir(entries))) {
         unlinkat(dirfd(entries), entry->d_name, 0); // "." and ".." stay
     }
     if (entries) {
         closedir(entries);
-        rmdir(text_data_temporary_);
+        rmdir(encoded_text_temporary_);
     }
-    text_data_temporary_[0] = '\0';
+    encoded_text_temporary_[0] = '\0';
 }
 
-void text_data_make_temporary(char path[PATH_MAX]) {
+void encoded_text_make_temporary(char path[PATH_MAX]) {
     const char *set = getenv("TMPDIR"), *parent = set && *set ? set : "/tmp";
     file_path(path, "%s/tokens-XXXXXX", parent);
     CHECK(mkdtemp(path), "TMPDIR %s: cannot make a directory: %s", parent, strerror(errno));
-    strcpy(text_data_temporary_, path);
-    atexit(text_data_remove_temporary);
+    strcpy(encoded_text_temporary_, path);
+    atexit(encoded_text_remove_temporary);
 }
 
 // ---- separators ----
 
-static void text_data_say_mark_(FILE* screen, const char* path) {
+static void encoded_text_say_mark_(FILE* screen, const char* path) {
     printable_line(screen,
                    "warning: %s contains " BPE_EOT_TEXT
                    ", read as plain text; if they separate documents, use --separator '" BPE_EOT_TEXT "'",
@@ -167,13 +168,13 @@ static void text_data_say_mark_(FILE* screen, const char* path) {
 }
 
 // Whether a separator would divide the text of this file: packed or not, it has no fields.
-static int text_data_is_one_text_(const char* path) {
+static int encoded_text_is_one_text_(const char* path) {
     char name[PATH_MAX];
     snprintf(name, sizeof(name), "%.*s", (int)packed_name_bytes(path), path);
-    return text_source_is_plain(name);
+    return documents_is_plain(name);
 }
 
-static int text_data_has_mark_(const char* text, size_t bytes) {
+static int encoded_text_has_mark_(const char* text, size_t bytes) {
     return bytes && memmem(text, bytes, BPE_EOT_TEXT, strlen(BPE_EOT_TEXT)) != NULL;
 }
 
@@ -184,12 +185,12 @@ typedef struct {
     int found;
 } TextSearch_;
 
-static void text_data_search_(void* search_) {
+static void encoded_text_search_(void* search_) {
     TextSearch_* search = (TextSearch_*)search_;
-    search->found = text_data_has_mark_(search->text, search->bytes);
+    search->found = encoded_text_has_mark_(search->text, search->bytes);
 }
 
-void text_data_warn(FILE* screen, const DataSources* sources) {
+void encoded_text_warn(FILE* screen, const DataSources* sources) {
     const size_t max = (size_t)8 << 20; // of a file: that is many documents
     for (int s = 0; s < sources->count; s++) {
         const TokenStream* stream = &sources->source[s].stream;
@@ -199,9 +200,9 @@ void text_data_warn(FILE* screen, const DataSources* sources) {
             const void* where;
             search.text = (const char*)span->tokens;
             search.bytes = span->width > 1 ? 0 : span->count < max ? span->count : max;
-            mapped_try(text_data_search_, &search, &where); // a file that is gone is reported later
+            mapped_try(encoded_text_search_, &search, &where); // a file that is gone is reported later
             if (search.found) {
-                text_data_say_mark_(screen, span->path);
+                encoded_text_say_mark_(screen, span->path);
             }
         }
     }
@@ -209,26 +210,27 @@ void text_data_warn(FILE* screen, const DataSources* sources) {
 
 // ---- reading ----
 
-static void text_data_open_(TextReading_* reading, const char* name, const glob_t* files,
-                            const TextData* text) {
+static void encoded_text_open_(TextReading_* reading, const char* name, const glob_t* files,
+                               const EncodedText* text) {
     const TextOptions options = {TEXT_BY_NAME, text->field, text->separator, TEXT_BLOCK_BYTES};
     memset(reading, 0, sizeof(*reading));
     reading->name = name;
     reading->text = text;
     reading->start_s = reading->shown_s = time_now_s();
     reading->warns = text->warns && !text->separator[0];
-    text_source_open(&reading->source, &options, (const char* const*)files->gl_pathv, files->gl_pathc);
+    documents_open(&reading->source, &options, (const char* const*)files->gl_pathv, files->gl_pathc);
 }
 
 // A line every few seconds, and a warning where it is due.
-static void text_data_print_progress_(TextReading_* reading, const TokenBlock* block) {
+static void encoded_text_print_progress_(TextReading_* reading, const TokenBlock* block) {
     const TextBlock* text = block->text;
     const char* path = reading->source.paths[text->start.file];
     const double now_s = time_now_s();
     reading->text_bytes += text->bytes;
-    if (reading->warns && text_data_is_one_text_(path) && text_data_has_mark_(text->text, text->bytes)) {
+    if (reading->warns && encoded_text_is_one_text_(path) &&
+        encoded_text_has_mark_(text->text, text->bytes)) {
         reading->warns = 0;
-        text_data_say_mark_(reading->text->screen, path);
+        encoded_text_say_mark_(reading->text->screen, path);
     }
     if (now_s - reading->shown_s >= 5) {
         reading->shown_s = now_s;
@@ -240,7 +242,7 @@ static void text_data_print_progress_(TextReading_* reading, const TokenBlock* b
 }
 
 // Removes what was written so far: without its .json nobody would take it.
-static void text_data_abandon_(TextReading_* reading) {
+static void encoded_text_abandon_(TextReading_* reading) {
     char path[PATH_MAX];
     if (reading->shards.is_open) {
         file_discard(&reading->shards.file);
@@ -251,24 +253,24 @@ static void text_data_abandon_(TextReading_* reading) {
     }
 }
 
-static int text_data_store_(void* context, const TokenBlock* block) {
+static int encoded_text_store_(void* context, const TokenBlock* block) {
     TextReading_* reading = (TextReading_*)context;
     for (size_t at = 0; at < block->count;) {
         at += shard_writer_add(&reading->shards, block->ids + at, block->count - at);
     }
-    text_data_print_progress_(reading, block);
+    encoded_text_print_progress_(reading, block);
     return !signals_stop();
 }
 
-static int text_data_count_(void* context, const TokenBlock* block) {
-    text_data_print_progress_((TextReading_*)context, block);
+static int encoded_text_count_(void* context, const TokenBlock* block) {
+    encoded_text_print_progress_((TextReading_*)context, block);
     return !signals_stop();
 }
 
 // ---- kept shards ----
 
 // What the tokens depend on.
-static uint64_t text_data_key_(const TextData* text, const char* name, const glob_t* files) {
+static uint64_t encoded_text_key_(const EncodedText* text, const char* name, const glob_t* files) {
     Xxh64 hash;
     TokensProgress progress = {0, 0};
     const uint64_t vocabulary = bpe_checksum(text->bpe);
@@ -302,13 +304,13 @@ typedef struct {
     size_t count, tokens;
 } TextKept_;
 
-static void text_data_free_kept_(TextKept_* kept) {
+static void encoded_text_free_kept_(TextKept_* kept) {
     free(kept->source);
     free(kept->shards);
     memset(kept, 0, sizeof(*kept));
 }
 
-static int text_data_read_shards_(JsonReader* reader, TextKept_* kept) {
+static int encoded_text_read_shards_(JsonReader* reader, TextKept_* kept) {
     int more = 0, ok = json_take(reader, '[');
     while (ok && (more = json_element(reader, kept->count ? JSON_NEXT : JSON_FIRST)) > 0) {
         const char *key, *sum;
@@ -325,8 +327,8 @@ static int text_data_read_shards_(JsonReader* reader, TextKept_* kept) {
 }
 
 // Reads such a file; 0 if it does not exist or is not ours. One that cannot be read is an error:
-// its shards may be good. text_data_free_kept_ frees it.
-static int text_data_read_kept_(TextKept_* kept, const char* path) {
+// its shards may be good. encoded_text_free_kept_ frees it.
+static int encoded_text_read_kept_(TextKept_* kept, const char* path) {
     char *text, error[ERROR_BYTES];
     const char *key, *source;
     size_t bytes;
@@ -342,7 +344,7 @@ static int text_data_read_kept_(TextKept_* kept, const char* path) {
         if (strcmp(key, "source") == 0 && !kept->source) {
             ok = json_string(&reader, &source) && (kept->source = strdup(source)) != NULL;
         } else if (strcmp(key, "shards") == 0 && !kept->shards && json_peek(&reader) == '[') {
-            ok = text_data_read_shards_(&reader, kept);
+            ok = encoded_text_read_shards_(&reader, kept);
         } else {
             ok = strcmp(key, "tokens") == 0 ? json_natural(&reader, &kept->tokens) : json_skip(&reader);
         }
@@ -352,7 +354,7 @@ static int text_data_read_kept_(TextKept_* kept, const char* path) {
 }
 
 // Whether a shard is what was written.
-static int text_data_check_shard_(const char* path, size_t bytes, uint64_t wanted, char* error) {
+static int encoded_text_check_shard_(const char* path, size_t bytes, uint64_t wanted, char* error) {
     struct stat info;
     uint64_t sum = 0;
     if (stat(path, &info) != 0) {
@@ -369,28 +371,28 @@ static int text_data_check_shard_(const char* path, size_t bytes, uint64_t wante
 }
 
 // Whether the shards that the .json names are there and whole. Says which is not.
-static int text_data_is_kept_(const TextData* text, const char* name, const char* json,
-                              const ShardWriter* shards) {
+static int encoded_text_is_kept_(const EncodedText* text, const char* name, const char* json,
+                                 const ShardWriter* shards) {
     TokensProgress progress = {0, 0};
     TextKept_ kept;
     char path[PATH_MAX], error[ERROR_BYTES];
-    int ok = text_data_read_kept_(&kept, json) && kept.count > 0;
+    int ok = encoded_text_read_kept_(&kept, json) && kept.count > 0;
     for (size_t i = 0; ok && i < kept.count; i++) {
         shard_writer_path(shards, i, path);
         tokens_progress(&progress, kept.shards[i].bytes, path);
-        ok = text_data_check_shard_(path, kept.shards[i].bytes, kept.shards[i].sum, error);
+        ok = encoded_text_check_shard_(path, kept.shards[i].bytes, kept.shards[i].sum, error);
         if (!ok) {
             printable_line(text->screen, "%s; %s is encoded again", error, name);
         }
     }
-    text_data_free_kept_(&kept);
+    encoded_text_free_kept_(&kept);
     return ok;
 }
 
 enum { TEXT_DATA_KEY_DIGITS_ = 16 };
 
 // Whether a file of this name is a shard or a .json that we wrote; sets key to its key.
-static int text_data_is_ours_(const char* file, char key[TEXT_DATA_KEY_DIGITS_ + 1]) {
+static int encoded_text_is_ours_(const char* file, char key[TEXT_DATA_KEY_DIGITS_ + 1]) {
     const char* rest = file + TEXT_DATA_KEY_DIGITS_;
     unsigned long long number;
     int length = 0;
@@ -405,26 +407,26 @@ static int text_data_is_ours_(const char* file, char key[TEXT_DATA_KEY_DIGITS_ +
 
 // Whether nobody takes the files of this key any more: they were made of what the source was before, or never
 // finished.
-static int text_data_is_old_(const TextData* text, const char* key, const char* source) {
+static int encoded_text_is_old_(const EncodedText* text, const char* key, const char* source) {
     TextKept_ kept;
     char json[PATH_MAX], name[TEXT_DATA_KEY_DIGITS_ + 8];
     snprintf(name, sizeof(name), "%s.json", key);
     file_join(json, text->directory, name);
-    const int old = !text_data_read_kept_(&kept, json) || strcmp(kept.source, source) == 0;
-    text_data_free_kept_(&kept);
+    const int old = !encoded_text_read_kept_(&kept, json) || strcmp(kept.source, source) == 0;
+    encoded_text_free_kept_(&kept);
     return old;
 }
 
 // Removes all that is older than the shards of this key. A .json that is met before its shards makes them
 // unfinished ones.
-static void text_data_remove_old_(const TextData* text, const char* source, const char* key) {
+static void encoded_text_remove_old_(const EncodedText* text, const char* source, const char* key) {
     struct dirent** entries;
     const int count = scandir(text->directory, &entries, NULL, alphasort);
     for (int i = 0; i < count; i++) {
         char other[TEXT_DATA_KEY_DIGITS_ + 1], path[PATH_MAX];
         const char* file = entries[i]->d_name;
-        if (text_data_is_ours_(file, other) && strcmp(other, key) != 0 &&
-            text_data_is_old_(text, other, source)) {
+        if (encoded_text_is_ours_(file, other) && strcmp(other, key) != 0 &&
+            encoded_text_is_old_(text, other, source)) {
             file_join(path, text->directory, file);
             unlink(path);
         }
@@ -438,7 +440,7 @@ static void text_data_remove_old_(const TextData* text, const char* source, cons
 // ---- shards ----
 
 // Writes the .json of the shards, which are whole from now on.
-static void text_data_finish_(TextReading_* reading, const char* json) {
+static void encoded_text_finish_(TextReading_* reading, const char* json) {
     const ShardWriter* shards = &reading->shards;
     FILE* screen = reading->text->screen;
     FileWriter file;
@@ -468,49 +470,50 @@ static void text_data_finish_(TextReading_* reading, const char* json) {
     fflush(screen);
 }
 
-static int text_data_threads_(const TextData* text) {
+static int encoded_text_threads_(const EncodedText* text) {
     return text->threads ? text->threads : limits_threads("");
 }
 
 // Encodes a source into shards; if that fails, or is stopped by a signal, they are removed.
-static void text_data_write_(TextReading_* reading, const char* json) {
-    const TextData* text = reading->text;
+static void encoded_text_write_(TextReading_* reading, const char* json) {
+    const EncodedText* text = reading->text;
     const int ok =
-        pipeline_run(&reading->source, text->bpe, text_data_threads_(text), text_data_store_, reading);
+        pipeline_run(&reading->source, text->bpe, encoded_text_threads_(text), encoded_text_store_, reading);
     if (!ok || signals_stop()) {
-        text_data_abandon_(reading);
+        encoded_text_abandon_(reading);
         signals_end("encoding text");
         CHECK(ok, "%s", reading->source.error);
     }
     shard_writer_close(&reading->shards);
     CHECK(reading->shards.tokens > 0, "%s: no text in it", reading->name);
-    text_data_finish_(reading, json);
+    encoded_text_finish_(reading, json);
 }
 
 // Sets prefix (PATH_MAX) to the prefix of a source's shards, which are encoded if they are not kept. Returns
 // whether there are any.
-static int text_data_encode_(const TextData* text, const char* name, char* prefix) {
+static int encoded_text_encode_(const EncodedText* text, const char* name, char* prefix) {
     glob_t files = tokens_list(name);
     TextReading_ reading;
     char json[PATH_MAX];
-    file_path(prefix, "%s/%016llx", text->directory, (unsigned long long)text_data_key_(text, name, &files));
+    file_path(prefix, "%s/%016llx", text->directory,
+              (unsigned long long)encoded_text_key_(text, name, &files));
     file_path(json, "%s.json", prefix);
-    text_data_open_(&reading, name, &files, text);
+    encoded_text_open_(&reading, name, &files, text);
     shard_writer_open(&reading.shards, prefix, text->bpe->vocab_size, TEXT_DATA_SHARD_TOKENS_, 0);
-    const int is_kept = text_data_is_kept_(text, name, json, &reading.shards);
+    const int is_kept = encoded_text_is_kept_(text, name, json, &reading.shards);
     if (is_kept) {
         printable_line(text->screen, "%s: reusing tokens from an earlier run, %s_train_*.bin", name, prefix);
     } else if (text->mode == TEXT_DATA_ENCODE) {
-        CHECK(text_source_check(&reading.source), "%s", reading.source.error);
-        text_data_write_(&reading, json);
-        text_data_remove_old_(text, name, strrchr(prefix, '/') + 1);
+        CHECK(documents_check(&reading.source), "%s", reading.source.error);
+        encoded_text_write_(&reading, json);
+        encoded_text_remove_old_(text, name, strrchr(prefix, '/') + 1);
     }
-    text_source_close(&reading.source);
+    documents_close(&reading.source);
     globfree(&files);
     return is_kept || text->mode == TEXT_DATA_ENCODE;
 }
 
-char* text_data_shards(const TextData* text, const char* list) {
+char* encoded_text_shards(const EncodedText* text, const char* list) {
     SourceList sources;
     TextBuffer names;
     char prefix[PATH_MAX];
@@ -518,10 +521,10 @@ char* text_data_shards(const TextData* text, const char* list) {
     if (text->mode == TEXT_DATA_ENCODE) {
         file_remove_parts(text->directory, "");
     }
-    sources_read_list(&sources, list);
+    mixture_read_list(&sources, list);
     text_buffer_open(&names, "names of sources");
     for (int i = 0; i < sources.count && found; i++) {
-        found = text_data_encode_(text, sources.names[i], prefix);
+        found = encoded_text_encode_(text, sources.names[i], prefix);
         char* escaped = tokens_escape(prefix);
         fprintf(names.file, "%s%s_train_*.bin", i ? "," : "", escaped);
         free(escaped);
@@ -546,7 +549,7 @@ typedef struct {
     double shown_s;
 } TextMerging_;
 
-static void text_data_merge_(void* context, int merges, int wanted) {
+static void encoded_text_merge_(void* context, int merges, int wanted) {
     TextMerging_* merging = (TextMerging_*)context;
     signals_end("training a vocabulary");
     if (time_now_s() - merging->shown_s >= 5) {
@@ -556,27 +559,27 @@ static void text_data_merge_(void* context, int merges, int wanted) {
     }
 }
 
-void text_data_train(Bpe* bpe, const TextData* text, const char* list, int vocab_size) {
+void encoded_text_train(Bpe* bpe, const EncodedText* text, const char* list, int vocab_size) {
     SourceList sources;
     BpeTrainer trainer;
     uint64_t bytes = 0;
     const double start_s = time_now_s();
     TextMerging_ merging = {text->screen, start_s};
-    sources_read_list(&sources, list);
-    bpe_trainer_open(&trainer, text_data_threads_(text));
+    mixture_read_list(&sources, list);
+    bpe_trainer_open(&trainer, encoded_text_threads_(text));
     for (int i = 0; i < sources.count; i++) {
         TextReading_ reading;
         glob_t files = tokens_list(sources.names[i]);
-        text_data_open_(&reading, sources.names[i], &files, text);
-        CHECK(text_source_check(&reading.source), "%s", reading.source.error);
-        CHECK(pipeline_train(&reading.source, &trainer, text_data_count_, &reading), "%s",
+        encoded_text_open_(&reading, sources.names[i], &files, text);
+        CHECK(documents_check(&reading.source), "%s", reading.source.error);
+        CHECK(pipeline_train(&reading.source, &trainer, encoded_text_count_, &reading), "%s",
               reading.source.error);
         signals_end("training a vocabulary");
         bytes += reading.text_bytes;
-        text_source_close(&reading.source);
+        documents_close(&reading.source);
         globfree(&files);
     }
-    bpe_trainer_run(&trainer, vocab_size, text_data_merge_, &merging, bpe);
+    bpe_trainer_run(&trainer, vocab_size, encoded_text_merge_, &merging, bpe);
     bpe_trainer_close(&trainer);
     printable_line(text->screen, "%s: trained a vocabulary of %d tokens on %.1f MB of text in %.1f s", list,
                    vocab_size, 1e-6 * (double)bytes, time_now_s() - start_s);
@@ -586,14 +589,14 @@ void text_data_train(Bpe* bpe, const TextData* text, const char* list, int vocab
 
 // ---- bytes ----
 
-int text_data_is_plain(const char* list) {
+int encoded_text_is_plain(const char* list) {
     SourceList sources;
     int is_plain = 1;
-    sources_read_list(&sources, list);
+    mixture_read_list(&sources, list);
     for (int i = 0; i < sources.count; i++) {
         glob_t files = tokens_list(sources.names[i]);
         for (size_t k = 0; k < files.gl_pathc; k++) {
-            is_plain = is_plain && text_source_is_plain(files.gl_pathv[k]);
+            is_plain = is_plain && documents_is_plain(files.gl_pathv[k]);
         }
         globfree(&files);
     }
@@ -605,36 +608,36 @@ int text_data_is_plain(const char* list) {
 
 // Reads a text file to its end and counts its contents. Returns 0 with the reason in `error` if it is not
 // sound.
-static int text_data_read_through_(const char* path, const TextOptions* options, size_t* documents,
-                                   size_t* bytes, char* error) {
-    TextSource source;
+static int encoded_text_read_through_(const char* path, const TextOptions* options, size_t* documents,
+                                      size_t* bytes, char* error) {
+    Documents source;
     TextBlock block;
     TokensProgress progress = {0, 0};
     int more;
-    const int fd = file_open_regular(path, error); // text_source_open would end the program
-    if (fd < 0 || close(fd) != 0 || !text_source_is_text(path, error)) {
+    const int fd = file_open_regular(path, error); // documents_open would end the program
+    if (fd < 0 || close(fd) != 0 || !documents_is_text(path, error)) {
         return 0;
     }
     memset(&block, 0, sizeof(block));
-    text_source_open(&source, options, &path, 1);
-    more = text_source_check(&source) ? 1 : -1;
-    while (more > 0 && (more = text_source_next(&source, &block)) > 0) {
+    documents_open(&source, options, &path, 1);
+    more = documents_check(&source) ? 1 : -1;
+    while (more > 0 && (more = documents_next(&source, &block)) > 0) {
         *documents += block.num_documents;
         *bytes += block.bytes;
         tokens_progress(&progress, block.bytes, path);
     }
     memcpy(error, source.error, sizeof(source.error));
-    text_source_close(&source);
+    documents_close(&source);
     text_block_close(&block);
     return more == 0 && (*bytes > 0 || error_set(error, path, "no text in it"));
 }
 
 // Checks a text file, and says in a line what was found. Returns whether it is sound.
-static int text_data_verify_file_(FILE* out, const char* path, const TextOptions* options) {
+static int encoded_text_verify_file_(FILE* out, const char* path, const TextOptions* options) {
     char error[ERROR_BYTES];
     const char* checksum = "";
     size_t documents = 0, bytes = 0;
-    if (!text_data_read_through_(path, options, &documents, &bytes, error) ||
+    if (!encoded_text_read_through_(path, options, &documents, &bytes, error) ||
         !tokens_verify_checksum(path, &checksum, error)) {
         fprintf(out, "BAD  %s\n", error);
         return 0;
@@ -644,18 +647,19 @@ static int text_data_verify_file_(FILE* out, const char* path, const TextOptions
     return 1;
 }
 
-int text_data_verify(FILE* out, const char* list, TokensFormat format, int vocab_size, const TextData* text) {
+int encoded_text_verify(FILE* out, const char* list, TokensFormat format, int vocab_size,
+                        const EncodedText* text) {
     const TextOptions options = {TEXT_BY_NAME, text->field, text->separator, TEXT_BLOCK_BYTES};
     SourceList sources;
     int bad = 0;
-    sources_read_list(&sources, list);
+    mixture_read_list(&sources, list);
     for (int i = 0; i < sources.count; i++) {
         glob_t files = tokens_list(sources.names[i]);
         for (size_t k = 0; k < files.gl_pathc; k++) {
             const char* path = files.gl_pathv[k];
             signals_end("checking the data");
             bad += tokens_is_shard(path) ? !tokens_verify_file(out, path, format, vocab_size)
-                                         : !text_data_verify_file_(out, path, &options);
+                                         : !encoded_text_verify_file_(out, path, &options);
             fflush(out);
         }
         globfree(&files);

@@ -28,7 +28,7 @@ extern "C" {
 typedef struct {
     char* name; // its pattern of files, as the user gave it; owned
     TokenStream stream;
-    Rows rows;      // after sources_pack
+    Rows rows;      // after mixture_pack
     uint64_t share; // sequences of a cycle
 } DataSource;
 
@@ -37,7 +37,7 @@ typedef struct {
     int count;
     size_t tokens;        // of all
     uint64_t fingerprint; // of the contents of all files, in their order, whatever their names; 0 of memory
-    Packing pack;         // after sources_pack, as the next two
+    Packing pack;         // after mixture_pack, as the next two
     int T;
     DocumentMask mask;
     uint64_t cycle;
@@ -57,46 +57,46 @@ typedef struct {
 } SourceList;
 
 // Takes a list apart: the names, each with its weight in millionths. The caller frees list->text.
-void sources_read_list(SourceList* list, const char* text);
+void mixture_read_list(SourceList* list, const char* text);
 
 // Whether the list names tokens or text. Opens nothing.
-TokensKind sources_kind(const char* text);
+TokensKind mixture_kind(const char* text);
 
 // ---- opening ----
 
-void sources_open_files(DataSources* sources, const char* text, TokensFormat format, int vocab_size);
+void mixture_open_files(DataSources* sources, const char* text, TokensFormat format, int vocab_size);
 
 // Renames the sources by another list of the same length: the text that the tokens were
 // made of.
-void sources_rename(DataSources* sources, const char* text);
+void mixture_rename(DataSources* sources, const char* text);
 
 // One source of tokens of the caller, who keeps them.
-void sources_open_memory(DataSources* sources, const uint16_t* tokens, size_t count, int vocab_size,
+void mixture_open_memory(DataSources* sources, const uint16_t* tokens, size_t count, int vocab_size,
                          const char* name);
 
 // Takes the validation data from the end of each source, not yet packed (tokens_split_tail). `tail` is closed
 // first.
-void sources_split_tail(DataSources* sources, DataSources* tail, int T);
+void mixture_split_tail(DataSources* sources, DataSources* tail, int T);
 
 // Makes the rows of all sources (rows_open). `sources` stays where it is from now on.
-void sources_pack(DataSources* sources, Packing pack, int T, int eot, DocumentMask mask);
+void mixture_pack(DataSources* sources, Packing pack, int T, int eot, DocumentMask mask);
 
-void sources_close(DataSources* sources);
+void mixture_close(DataSources* sources);
 
 // ---- using ----
 
 // The source of sequence p, and how many of that source came before.
-int sources_find(const DataSources* sources, uint64_t p, uint64_t* j);
+int mixture_find(const DataSources* sources, uint64_t p, uint64_t* j);
 
 // Sequences until the first source has given all of its rows: an epoch of one, and of a mixture all that is
 // new.
-uint64_t sources_epoch(const DataSources* sources);
+uint64_t mixture_epoch(const DataSources* sources);
 
 // The largest token of all sources.
-int sources_largest_token(const DataSources* sources);
+int mixture_largest_token(const DataSources* sources);
 
 // A line for each source if there are several, or if they are packed. `sequences` are those of the run.
-void sources_print(FILE* file, const DataSources* sources, uint64_t sequences);
+void mixture_print(FILE* file, const DataSources* sources, uint64_t sequences);
 
 #ifdef __cplusplus
 }
@@ -120,7 +120,7 @@ void sources_print(FILE* file, const DataSources* sources, uint64_t sequences);
 
 // Reads "0.7": the weight in millionths; 0 if it is no positive decimal of at most six digits before and six
 // after the point.
-static uint64_t sources_read_weight_(const char* text) {
+static uint64_t mixture_read_weight_(const char* text) {
     const size_t whole = strspn(text, "0123456789");
     const char* fraction = text[whole] == '.' ? text + whole + 1 : "";
     const size_t after = strspn(fraction, "0123456789");
@@ -139,13 +139,13 @@ static uint64_t sources_read_weight_(const char* text) {
 }
 
 // Takes the weight off an item of the list; 0 if it has none. What is no number is part of the name.
-static uint64_t sources_take_weight_(char* item) {
+static uint64_t mixture_take_weight_(char* item) {
     char* colon = strrchr(item, ':');
     const int is_name = colon && colon > item && colon[-1] == '\\'; // A\:5 is a file
     if (!colon || is_name || !colon[1] || colon[1 + strspn(colon + 1, "+-.0123456789eE")]) {
         return 0;
     }
-    const uint64_t weight = sources_read_weight_(colon + 1);
+    const uint64_t weight = mixture_read_weight_(colon + 1);
     if (!weight) {
         die_usage("data %s: weight \"%s\"; wanted a positive decimal with at most six digits before and six "
                   "after the point",
@@ -157,12 +157,12 @@ static uint64_t sources_take_weight_(char* item) {
 
 // Cuts a list into names and weights, both of SOURCES_MAX_; the names point into `list`, which is changed.
 // Returns their number; a list without weights (`text`, the same) is one name, with weight 1.
-static int sources_cut_list_(char* list, const char* text, const char* names[SOURCES_MAX_],
+static int mixture_cut_list_(char* list, const char* text, const char* names[SOURCES_MAX_],
                              uint64_t weights[SOURCES_MAX_]) {
     char *next = list, *item;
     int items = 0, count = 0;
     for (; (item = tokens_next_item(&next)) != NULL; items++) {
-        const uint64_t weight = sources_take_weight_(item);
+        const uint64_t weight = mixture_take_weight_(item);
         if (weight && count == SOURCES_MAX_) {
             die_usage("data \"%s\": more than %d weighted sources", text, SOURCES_MAX_);
         }
@@ -182,15 +182,15 @@ static int sources_cut_list_(char* list, const char* text, const char* names[SOU
     return count ? count : 1;
 }
 
-void sources_read_list(SourceList* list, const char* text) {
+void mixture_read_list(SourceList* list, const char* text) {
     list->text = strdup(text);
     CHECK(list->text, "%s: no memory", text);
-    list->count = sources_cut_list_(list->text, text, list->names, list->weights);
+    list->count = mixture_cut_list_(list->text, text, list->names, list->weights);
 }
 
-TokensKind sources_kind(const char* text) {
+TokensKind mixture_kind(const char* text) {
     SourceList list;
-    sources_read_list(&list, text);
+    mixture_read_list(&list, text);
     const TokensKind kind = tokens_kind(list.names[0]);
     for (int i = 1; i < list.count; i++) {
         CHECK(tokens_kind(list.names[i]) == kind,
@@ -203,7 +203,7 @@ TokensKind sources_kind(const char* text) {
 // ---- the order ----
 
 // Makes the shares of the weights as small as they can be.
-static void sources_set_shares_(DataSources* sources, const uint64_t* weights) {
+static void mixture_set_shares_(DataSources* sources, const uint64_t* weights) {
     uint64_t divisor = 0;
     sources->cycle = 0;
     for (int i = 0; i < sources->count; i++) {
@@ -226,7 +226,7 @@ static void sources_set_shares_(DataSources* sources, const uint64_t* weights) {
 }
 
 // Gives every sequence of the cycle to a source.
-static void sources_take_turns_(DataSources* sources) {
+static void mixture_take_turns_(DataSources* sources) {
     const uint64_t cycle = sources->cycle;
     uint64_t given[SOURCES_MAX_] = {0};
     sources->turn = (uint8_t*)check_alloc(cycle, sizeof(uint8_t), "order of the sources");
@@ -251,7 +251,7 @@ static void sources_take_turns_(DataSources* sources) {
 // ---- opening ----
 
 // Room for `count` sources, of these names.
-static void sources_open_(DataSources* sources, const char* const* names, int count) {
+static void mixture_open_(DataSources* sources, const char* const* names, int count) {
     memset(sources, 0, sizeof(*sources));
     sources->count = count;
     sources->source = (DataSource*)check_alloc((size_t)count, sizeof(DataSource), "data");
@@ -261,12 +261,12 @@ static void sources_open_(DataSources* sources, const char* const* names, int co
     }
 }
 
-void sources_open_files(DataSources* sources, const char* text, TokensFormat format, int vocab_size) {
+void mixture_open_files(DataSources* sources, const char* text, TokensFormat format, int vocab_size) {
     SourceList list;
-    sources_read_list(&list, text);
-    sources_open_(sources, list.names, list.count);
-    sources_set_shares_(sources, list.weights);
-    sources_take_turns_(sources);
+    mixture_read_list(&list, text);
+    mixture_open_(sources, list.names, list.count);
+    mixture_set_shares_(sources, list.weights);
+    mixture_take_turns_(sources);
     for (int i = 0; i < list.count; i++) {
         DataSource* source = &sources->source[i];
         tokens_open_files(&source->stream, source->name, format, vocab_size);
@@ -277,9 +277,9 @@ void sources_open_files(DataSources* sources, const char* text, TokensFormat for
     free(list.text);
 }
 
-void sources_rename(DataSources* sources, const char* text) {
+void mixture_rename(DataSources* sources, const char* text) {
     SourceList list;
-    sources_read_list(&list, text);
+    mixture_read_list(&list, text);
     assert(list.count == sources->count);
     for (int i = 0; i < list.count; i++) {
         DataSource* source = &sources->source[i];
@@ -291,26 +291,26 @@ void sources_rename(DataSources* sources, const char* text) {
     free(list.text);
 }
 
-void sources_open_memory(DataSources* sources, const uint16_t* tokens, size_t count, int vocab_size,
+void mixture_open_memory(DataSources* sources, const uint16_t* tokens, size_t count, int vocab_size,
                          const char* name) {
     const uint64_t weight = 1;
-    sources_open_(sources, &name, 1);
-    sources_set_shares_(sources, &weight);
-    sources_take_turns_(sources);
+    mixture_open_(sources, &name, 1);
+    mixture_set_shares_(sources, &weight);
+    mixture_take_turns_(sources);
     tokens_open_memory(&sources->source[0].stream, tokens, count, vocab_size, sources->source[0].name);
     sources->tokens = count;
 }
 
-void sources_split_tail(DataSources* sources, DataSources* tail, int T) {
+void mixture_split_tail(DataSources* sources, DataSources* tail, int T) {
     const char* names[SOURCES_MAX_] = {NULL};
     uint64_t shares[SOURCES_MAX_] = {0};
     for (int i = 0; i < sources->count; i++) {
         names[i] = sources->source[i].name;
         shares[i] = sources->source[i].share;
     }
-    sources_open_(tail, names, sources->count);
-    sources_set_shares_(tail, shares);
-    sources_take_turns_(tail);
+    mixture_open_(tail, names, sources->count);
+    mixture_set_shares_(tail, shares);
+    mixture_take_turns_(tail);
     for (int i = 0; i < sources->count; i++) {
         tokens_split_tail(&sources->source[i].stream, &tail->source[i].stream, T);
         tail->tokens += tail->source[i].stream.count;
@@ -327,13 +327,13 @@ typedef struct {
     int eot;
 } SourcePacking_;
 
-static void sources_pack_one_(void* packing_) {
+static void mixture_pack_one_(void* packing_) {
     SourcePacking_* p = (SourcePacking_*)packing_;
     rows_open(&p->source->rows, &p->source->stream, p->sources->pack, p->sources->T, p->eot,
               p->sources->mask);
 }
 
-void sources_pack(DataSources* sources, Packing pack, int T, int eot, DocumentMask mask) {
+void mixture_pack(DataSources* sources, Packing pack, int T, int eot, DocumentMask mask) {
     sources->pack = pack;
     sources->T = T;
     sources->mask = mask;
@@ -341,7 +341,7 @@ void sources_pack(DataSources* sources, Packing pack, int T, int eot, DocumentMa
         SourcePacking_ packing = {sources, &sources->source[i], eot};
         char error[ERROR_BYTES];
         const void* where;
-        const MappedResult result = mapped_try(sources_pack_one_, &packing, &where);
+        const MappedResult result = mapped_try(mixture_pack_one_, &packing, &where);
         if (result != MAPPED_READ) {
             tokens_describe(&packing.source->stream, result, where, error);
             CHECK(0, "%s", error);
@@ -349,7 +349,7 @@ void sources_pack(DataSources* sources, Packing pack, int T, int eot, DocumentMa
     }
 }
 
-void sources_close(DataSources* sources) {
+void mixture_close(DataSources* sources) {
     for (int i = 0; i < sources->count; i++) {
         rows_close(&sources->source[i].rows);
         tokens_close(&sources->source[i].stream);
@@ -363,7 +363,7 @@ void sources_close(DataSources* sources) {
 
 // ---- using ----
 
-int sources_find(const DataSources* sources, uint64_t p, uint64_t* j) {
+int mixture_find(const DataSources* sources, uint64_t p, uint64_t* j) {
     const uint64_t at = p % sources->cycle;
     const int s = sources->turn[at];
     *j = p / sources->cycle * sources->source[s].share + sources->nth[at];
@@ -371,7 +371,7 @@ int sources_find(const DataSources* sources, uint64_t p, uint64_t* j) {
 }
 
 // How many of the first n sequences are of source s.
-static uint64_t sources_given_(const DataSources* sources, int s, uint64_t n) {
+static uint64_t mixture_given_(const DataSources* sources, int s, uint64_t n) {
     uint64_t given = n / sources->cycle * sources->source[s].share;
     for (uint64_t at = 0; at < n % sources->cycle; at++) {
         given += sources->turn[at] == s;
@@ -379,7 +379,7 @@ static uint64_t sources_given_(const DataSources* sources, int s, uint64_t n) {
     return given;
 }
 
-int sources_largest_token(const DataSources* sources) {
+int mixture_largest_token(const DataSources* sources) {
     uint32_t largest = 0;
     for (int s = 0; s < sources->count; s++) {
         const uint32_t token = sources->source[s].stream.largest;
@@ -388,7 +388,7 @@ int sources_largest_token(const DataSources* sources) {
     return (int)largest;
 }
 
-uint64_t sources_epoch(const DataSources* sources) {
+uint64_t mixture_epoch(const DataSources* sources) {
     uint64_t epoch = UINT64_MAX;
     for (int s = 0; s < sources->count; s++) {
         const uint64_t share = sources->source[s].share, rows = sources->source[s].rows.count;
@@ -403,7 +403,7 @@ uint64_t sources_epoch(const DataSources* sources) {
 }
 
 // How the rows of a source came out.
-static void sources_print_rows_(FILE* file, const Rows* rows) {
+static void mixture_print_rows_(FILE* file, const Rows* rows) {
     static const char* const pack_name[] = {PACKING_WORDS(WORDS_NAME)};
     const double tokens = (double)rows->tokens, room = (double)rows->count * rows->T;
     fprintf(file, "; %zu document%s, packed (%s) into %llu row%s, %.2f %% discarded", rows->documents.count,
@@ -414,14 +414,14 @@ static void sources_print_rows_(FILE* file, const Rows* rows) {
     }
 }
 
-void sources_print(FILE* file, const DataSources* sources, uint64_t sequences) {
+void mixture_print(FILE* file, const DataSources* sources, uint64_t sequences) {
     for (int s = 0; s < sources->count && (sources->count > 1 || sources->pack != PACK_STREAM); s++) {
         const DataSource* source = &sources->source[s];
         fprintf(file, "source %s: %zu tokens, weight %.6g, %.4g epochs", source->name, source->stream.count,
                 (double)source->share / (double)sources->cycle,
-                (double)sources_given_(sources, s, sequences) / (double)source->rows.count);
+                (double)mixture_given_(sources, s, sequences) / (double)source->rows.count);
         if (sources->pack != PACK_STREAM) {
-            sources_print_rows_(file, &source->rows);
+            mixture_print_rows_(file, &source->rows);
         }
         fputc('\n', file);
     }

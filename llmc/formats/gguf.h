@@ -38,7 +38,7 @@ typedef enum { GGUF_NO_START_TOKEN, GGUF_START_TOKEN } GgufStart;
 // A file that is written a group of parameters at a time, in any order; whole or not at all.
 typedef struct {
     FileWriter file;
-    GPT2Config cfg;
+    ModelConfig cfg;
     GgufDtype dtype;
     size_t at; // where the next byte goes
     uint64_t pairs;
@@ -46,7 +46,7 @@ typedef struct {
 } GgufWriter;
 
 // The model is called as the last part of `name`, a path. `bpe` is the tokenizer; NULL: none that such files know.
-void gguf_create(GgufWriter* w, const char* path, const char* name, GPT2Config cfg, GgufDtype dtype,
+void gguf_create(GgufWriter* w, const char* path, const char* name, ModelConfig cfg, GgufDtype dtype,
                  const Bpe* bpe, GgufStart start);
 
 // Writes the tensors of group g (model.h) from fp32 memory that has only this group, laid out by `rows`.
@@ -235,20 +235,20 @@ static GgufText_ gguf_size_label_(double parameters) {
     return label;
 }
 
-static void gguf_put_pairs_(GgufWriter* w, const char* name, GPT2Config cfg, GgufDtype dtype, const Bpe* bpe,
+static void gguf_put_pairs_(GgufWriter* w, const char* name, ModelConfig cfg, GgufDtype dtype, const Bpe* bpe,
                             GgufStart start) {
     static const int file_types[4] = {0, 1, 32, 7};
     gguf_pair_string_(w, "general.architecture", "gpt2");
     gguf_pair_string_(w, "general.type", "model");
     gguf_pair_string_(w, "general.name", gguf_title_(name).text);
-    gguf_pair_string_(w, "general.size_label", gguf_size_label_(gpt2_count_parameters(cfg)).text);
+    gguf_pair_string_(w, "general.size_label", gguf_size_label_(model_count_parameters(cfg)).text);
     gguf_pair_u32_(w, "general.alignment", GGUF_ALIGN_);
     gguf_pair_u32_(w, "general.file_type", file_types[dtype]);
     gguf_pair_u32_(w, "general.quantization_version", 2);
     gguf_pair_u32_(w, "gpt2.context_length", cfg.max_T);
     gguf_pair_u32_(w, "gpt2.embedding_length", cfg.C);
     gguf_pair_u32_(w, "gpt2.block_count", cfg.L);
-    gguf_pair_u32_(w, "gpt2.feed_forward_length", gpt2_hidden(cfg));
+    gguf_pair_u32_(w, "gpt2.feed_forward_length", model_hidden(cfg));
     gguf_pair_u32_(w, "gpt2.attention.head_count", cfg.NH);
     gguf_pair_float_(w, "gpt2.attention.layer_norm_epsilon", 1e-5f);
     gguf_put_tokenizer_(w, bpe, start, cfg.V);
@@ -276,7 +276,7 @@ static size_t gguf_row_bytes_(uint32_t type, size_t cols) {
                                      : 2 * cols;
 }
 
-static void gguf_put_info_(GgufWriter* w, const TensorRow* row, GPT2Config cfg, int l, uint32_t type,
+static void gguf_put_info_(GgufWriter* w, const TensorRow* row, ModelConfig cfg, int l, uint32_t type,
                            size_t offset) {
     char name[128];
     snprintf(name, sizeof(name), row->gguf_name, l);
@@ -285,7 +285,7 @@ static void gguf_put_info_(GgufWriter* w, const TensorRow* row, GPT2Config cfg, 
     gguf_put_u32_(w, (uint32_t)ndim);
     gguf_put_u64_(w, row->cols);
     if (ndim == 2) {
-        gguf_put_u64_(w, gpt2_rows_in_files(row, cfg));
+        gguf_put_u64_(w, model_rows_in_files(row, cfg));
     }
     gguf_put_u32_(w, type);
     gguf_put_u64_(w, offset);
@@ -294,13 +294,13 @@ static void gguf_put_info_(GgufWriter* w, const TensorRow* row, GPT2Config cfg, 
 // Bytes of a layer of a tensor, with what is between it and the next one.
 static size_t gguf_layer_bytes_(const GgufWriter* w, const TensorRow* row) {
     const size_t bytes =
-        gpt2_rows_in_files(row, w->cfg) * gguf_row_bytes_(gguf_type_(row, w->dtype), row->cols);
+        model_rows_in_files(row, w->cfg) * gguf_row_bytes_(gguf_type_(row, w->dtype), row->cols);
     return (bytes + GGUF_ALIGN_ - 1) / GGUF_ALIGN_ * GGUF_ALIGN_;
 }
 
 static void gguf_put_infos_(GgufWriter* w, const TensorRow* rows) {
     size_t offset = 0;
-    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         for (int l = 0; l < rows[i].uses; l++) {
             gguf_put_info_(w, &rows[i], w->cfg, l, gguf_type_(&rows[i], w->dtype), offset);
             offset += gguf_layer_bytes_(w, &rows[i]);
@@ -322,7 +322,7 @@ static void gguf_convert_(unsigned char* out, const float* x, size_t cols, uint3
 
 // Ends the program if a number of layer l is finite, and would not be in the file.
 static void gguf_check_(GgufWriter* w, const TensorRow* row, int l, const float* x, uint32_t type) {
-    const size_t count = gpt2_rows_in_files(row, w->cfg) * row->cols;
+    const size_t count = model_rows_in_files(row, w->cfg) * row->cols;
     const float limit = type == GGUF_TYPE_F16_    ? FP16_OVERFLOW
                         : type == GGUF_TYPE_BF16_ ? BF16_OVERFLOW
                         : type == GGUF_TYPE_Q8_0_ ? QUANTIZED_OVERFLOW
@@ -344,7 +344,7 @@ static void gguf_put_layer_(GgufWriter* w, const TensorRow* row, int l, const fl
     gguf_check_(w, row, l, x, type);
     const size_t bytes = gguf_row_bytes_(type, row->cols);
     unsigned char* buffer = (unsigned char*)check_alloc(row->cols, sizeof(float), w->file.path);
-    for (size_t r = 0; r < gpt2_rows_in_files(row, w->cfg); r++) {
+    for (size_t r = 0; r < model_rows_in_files(row, w->cfg); r++) {
         if (type != GGUF_TYPE_F32_) {
             gguf_convert_(buffer, x + r * row->cols, row->cols, type);
         }
@@ -357,15 +357,15 @@ static void gguf_put_layer_(GgufWriter* w, const TensorRow* row, int l, const fl
 // Counts the pairs, which the header needs before them.
 static uint64_t gguf_count_pairs_(const Bpe* bpe) { return bpe ? 13 + 10 : 13 + 2; }
 
-void gguf_create(GgufWriter* w, const char* path, const char* name, GPT2Config cfg, GgufDtype dtype,
+void gguf_create(GgufWriter* w, const char* path, const char* name, ModelConfig cfg, GgufDtype dtype,
                  const Bpe* bpe, GgufStart start) {
-    TensorRow rows[GPT2_PARAMETER_ROWS];
+    TensorRow rows[MODEL_PARAMETER_ROWS];
     uint64_t tensors = 0;
     memset(w, 0, sizeof(*w));
     w->cfg = cfg;
     w->dtype = dtype;
-    gpt2_parameter_rows_of(rows, cfg, sizeof(float));
-    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+    model_parameter_rows_of(rows, cfg, sizeof(float));
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         tensors += (uint64_t)rows[i].uses;
     }
     file_open(&w->file, path);
@@ -382,7 +382,7 @@ void gguf_create(GgufWriter* w, const char* path, const char* name, GPT2Config c
 
 void gguf_put(GgufWriter* w, const TensorRow* rows, int g, const void* group) {
     size_t begin = w->data; // of the layer of a parameter
-    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         const TensorRow* row = &rows[i];
         assert(row->element_bytes == sizeof(float));
         for (int l = 0; l < row->uses; l++, begin += gguf_layer_bytes_(w, row)) {

@@ -16,7 +16,7 @@ finite is an error that names its tensor. Groups of parameters (model.h) are rea
 from memory that has only its groups. What layers share (model.h) is written once for each of them, so files have every layer;
 where a model is read its layers must be equal.
 
-    rows    of the parameters in memory, in one part or more (gpt2_sharded_rows_of), with elements of the type of the
+    rows    of the parameters in memory, in one part or more (model_sharded_rows_of), with elements of the type of the
             file that is written; fp32 where a model is read
 */
 #ifndef LLMC_HF_MODEL_H
@@ -34,7 +34,7 @@ extern "C" {
 // ---- config.json ----
 
 // The sizes of the model in a directory.
-GPT2Config hf_config_read(const char* directory);
+ModelConfig hf_config_read(const char* directory);
 
 // The largest dropout that its configuration has.
 double hf_config_dropout(const char* directory);
@@ -46,7 +46,7 @@ char* hf_config_kept(const char* directory);
 // Writes config.json and generation_config.json. `dtype` is the dtype of the weights, under its
 // names in transformers 4 and 5; eot the token that starts and ends documents; kept as above, NULL
 // of a new model.
-void hf_config_write(const char* directory, GPT2Config cfg, SafeTensorsDtype dtype, int eot,
+void hf_config_write(const char* directory, ModelConfig cfg, SafeTensorsDtype dtype, int eot,
                      const char* kept);
 
 // ---- writing the weights ----
@@ -57,34 +57,34 @@ typedef struct {
 } HfModelFile;
 
 // Cuts a model into files of at most max_bytes of data, but at least one group, and returns their number. They do not
-// depend on who writes them. `files` has room for gpt2_groups.
-int hf_model_files(HfModelFile* files, GPT2Config cfg, SafeTensorsDtype dtype, double max_bytes);
+// depend on who writes them. `files` has room for model_groups.
+int hf_model_files(HfModelFile* files, ModelConfig cfg, SafeTensorsDtype dtype, double max_bytes);
 
 // model.safetensors, or the name of file `file` (from 0) of `count`.
 void hf_model_file_name(char name[64], int file, int count);
 
 // Writes the file directory/name, whole or not at all. `memory` begins with the file's first group; `dtype` is the
 // dtype in memory. Returns the file's checksum (xxh64).
-uint64_t hf_model_write(const char* directory, const char* name, HfModelFile file, GPT2Config cfg,
+uint64_t hf_model_write(const char* directory, const char* name, HfModelFile file, ModelConfig cfg,
                         const TensorRow* rows, const void* memory, SafeTensorsDtype dtype);
 
 // Writes model.safetensors.index.json, which says where each tensor is.
-void hf_model_write_index(const char* directory, const HfModelFile* files, int count, GPT2Config cfg,
+void hf_model_write_index(const char* directory, const HfModelFile* files, int count, ModelConfig cfg,
                           SafeTensorsDtype dtype);
 
 // About the bytes of these files: the data, and room for headers and index.
-double hf_model_bytes(GPT2Config cfg, SafeTensorsDtype dtype);
+double hf_model_bytes(ModelConfig cfg, SafeTensorsDtype dtype);
 
 // ---- reading the weights ----
 
 typedef struct {
     SafeTensorsSet set;
-    GPT2Config cfg;
+    ModelConfig cfg;
     float* chunk; // a piece of a matrix
 } HfModel;
 
 // Opens a directory's model, whose configuration `cfg` is. All tensors must be there, and no others.
-void hf_model_open(HfModel* model, const char* directory, GPT2Config cfg);
+void hf_model_open(HfModel* model, const char* directory, ModelConfig cfg);
 
 // Sets elements [first, end) of group g, as far as they are tensors, in memory that has only this group; maybe more of it.
 // Reads little else of the files.
@@ -120,7 +120,7 @@ void hf_model_close(HfModel* model);
 // ---- config.json ----
 
 typedef struct {
-    GPT2Config cfg;
+    ModelConfig cfg;
     size_t hidden; // of the MLP; 0: 4 C
     int is_gpt2;
     double dropout;    // the largest
@@ -264,19 +264,19 @@ static int hf_config_members_(JsonReader* text, HfConfig_* config) {
 
 // Reads the text of config.json; 0 with text->error set if it is not a model that we compute.
 static int hf_config_parse_(JsonReader* text, HfConfig_* config) {
-    GPT2Config* cfg = &config->cfg;
+    ModelConfig* cfg = &config->cfg;
     if (!hf_config_members_(text, config)) {
         return 0;
     }
     if (!config->is_gpt2) {
         return error_set(text->error, text->path, "no model_type, wanted gpt2");
     }
-    cfg->Vp = cfg->V < INT_MAX - GPT2_VOCAB_ALIGN ? gpt2_padded_vocab(cfg->V) : cfg->V;
+    cfg->Vp = cfg->V < INT_MAX - MODEL_VOCAB_ALIGN ? model_padded_vocab(cfg->V) : cfg->V;
     if (config->hidden && config->hidden != 4 * (size_t)cfg->C) {
         return error_set(text->error, text->path, "n_inner is %zu, wanted 4 x n_embd = %zu", config->hidden,
                          4 * (size_t)cfg->C);
     }
-    return gpt2_check_config(*cfg, text->path, text->error);
+    return model_check_config(*cfg, text->path, text->error);
 }
 
 static HfConfig_ hf_config_load_(const char* directory) {
@@ -294,7 +294,7 @@ static HfConfig_ hf_config_load_(const char* directory) {
     return config;
 }
 
-GPT2Config hf_config_read(const char* directory) { return hf_config_load_(directory).cfg; }
+ModelConfig hf_config_read(const char* directory) { return hf_config_load_(directory).cfg; }
 
 double hf_config_dropout(const char* directory) { return hf_config_load_(directory).dropout; }
 
@@ -341,7 +341,7 @@ char* hf_config_kept(const char* directory) {
     return text_buffer_close(&kept);
 }
 
-void hf_config_write(const char* directory, GPT2Config cfg, SafeTensorsDtype dtype, int eot,
+void hf_config_write(const char* directory, ModelConfig cfg, SafeTensorsDtype dtype, int eot,
                      const char* kept) {
     char path[PATH_MAX];
     FileWriter writer;
@@ -378,9 +378,9 @@ typedef struct {
     size_t shape[2];
 } HfTensor_;
 
-static HfTensor_ hf_tensor_(const TensorRow* row, GPT2Config cfg, int l) {
+static HfTensor_ hf_tensor_(const TensorRow* row, ModelConfig cfg, int l) {
     HfTensor_ tensor;
-    const size_t rows = gpt2_rows_in_files(row, cfg);
+    const size_t rows = model_rows_in_files(row, cfg);
     const int is_matrix = row->form != FILE_VECTOR, is_turned = row->form == FILE_CONV1D;
     char name[128];
     snprintf(name, sizeof(name), row->hf_name, l);
@@ -414,16 +414,16 @@ static size_t hf_chunk_columns_(const TensorRow* row) {
 // Room for hf_chunk_columns_ of any matrix, with elements of 4 bytes.
 static void* hf_chunk_open_(const TensorRow* rows) {
     size_t max = HF_CHUNK_;
-    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         max = rows[i].rows > max ? rows[i].rows : max;
     }
     return check_alloc(max, sizeof(float), "a piece of a matrix");
 }
 
-static void hf_write_layer_(SafeTensorsWriter* writer, const TensorRow* row, GPT2Config cfg,
+static void hf_write_layer_(SafeTensorsWriter* writer, const TensorRow* row, ModelConfig cfg,
                             const char* layer, void* chunk) {
     if (row->form != FILE_CONV1D) {
-        safetensors_write_raw(writer, layer, gpt2_rows_in_files(row, cfg) * row->cols * row->element_bytes);
+        safetensors_write_raw(writer, layer, model_rows_in_files(row, cfg) * row->cols * row->element_bytes);
         return;
     }
     const size_t columns = hf_chunk_columns_(row);
@@ -437,23 +437,23 @@ static void hf_write_layer_(SafeTensorsWriter* writer, const TensorRow* row, GPT
 // ---- writing the weights ----
 
 // Bytes of a group in files: of all layers that have it.
-static double hf_group_bytes_(const TensorRow* rows, GPT2Config cfg, int g) {
+static double hf_group_bytes_(const TensorRow* rows, ModelConfig cfg, int g) {
     double bytes = 0;
-    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         for (int l = 0; l < rows[i].uses; l++) {
-            const double elements = (double)(gpt2_rows_in_files(&rows[i], cfg) * rows[i].cols);
+            const double elements = (double)(model_rows_in_files(&rows[i], cfg) * rows[i].cols);
             bytes += tensor_group(&rows[i], l) == g ? elements * (double)rows[i].element_bytes : 0;
         }
     }
     return bytes;
 }
 
-int hf_model_files(HfModelFile* files, GPT2Config cfg, SafeTensorsDtype dtype, double max_bytes) {
-    TensorRow rows[GPT2_PARAMETER_ROWS];
+int hf_model_files(HfModelFile* files, ModelConfig cfg, SafeTensorsDtype dtype, double max_bytes) {
+    TensorRow rows[MODEL_PARAMETER_ROWS];
     int count = 0;
     double bytes = 0; // of the last file
-    gpt2_parameter_rows_of(rows, cfg, safetensors_dtype_bytes(dtype));
-    for (int g = 0; g < gpt2_groups(cfg); g++) {
+    model_parameter_rows_of(rows, cfg, safetensors_dtype_bytes(dtype));
+    for (int g = 0; g < model_groups(cfg); g++) {
         const double more = hf_group_bytes_(rows, cfg, g);
         if (count == 0 || bytes + more > max_bytes) {
             files[count++].first = g;
@@ -479,7 +479,7 @@ static int hf_group_in_file_(HfModelFile file, const TensorRow* row, int l) {
     return file.first <= g && g < file.end ? g : -1;
 }
 
-uint64_t hf_model_write(const char* directory, const char* name, HfModelFile file, GPT2Config cfg,
+uint64_t hf_model_write(const char* directory, const char* name, HfModelFile file, ModelConfig cfg,
                         const TensorRow* rows, const void* memory, SafeTensorsDtype dtype) {
     char path[PATH_MAX];
     SafeTensorsWriter writer;
@@ -487,7 +487,7 @@ uint64_t hf_model_write(const char* directory, const char* name, HfModelFile fil
     assert(rows[0].element_bytes == safetensors_dtype_bytes(dtype));
     file_join(path, directory, name);
     safetensors_writer_open(&writer, path);
-    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         for (int l = 0; l < rows[i].uses; l++) {
             const HfTensor_ tensor = hf_tensor_(&rows[i], cfg, l);
             if (hf_group_in_file_(file, &rows[i], l) >= 0) {
@@ -496,12 +496,12 @@ uint64_t hf_model_write(const char* directory, const char* name, HfModelFile fil
         }
     }
     safetensors_writer_begin(&writer);
-    const size_t first = gpt2_group_offset_bytes(rows, file.first);
-    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+    const size_t first = model_group_offset_bytes(rows, file.first);
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         for (int l = 0; l < rows[i].uses; l++) {
             const int g = hf_group_in_file_(file, &rows[i], l);
             if (g >= 0) {
-                const char* group = (const char*)memory + (gpt2_group_offset_bytes(rows, g) - first);
+                const char* group = (const char*)memory + (model_group_offset_bytes(rows, g) - first);
                 hf_write_layer_(&writer, &rows[i], cfg, (const char*)tensor_in_group(&rows[i], group), chunk);
             }
         }
@@ -510,24 +510,24 @@ uint64_t hf_model_write(const char* directory, const char* name, HfModelFile fil
     return safetensors_writer_commit(&writer);
 }
 
-static double hf_data_bytes_(GPT2Config cfg, SafeTensorsDtype dtype) {
-    return gpt2_count_parameters(cfg) * (double)safetensors_dtype_bytes(dtype);
+static double hf_data_bytes_(ModelConfig cfg, SafeTensorsDtype dtype) {
+    return model_count_parameters(cfg) * (double)safetensors_dtype_bytes(dtype);
 }
 
-void hf_model_write_index(const char* directory, const HfModelFile* files, int count, GPT2Config cfg,
+void hf_model_write_index(const char* directory, const HfModelFile* files, int count, ModelConfig cfg,
                           SafeTensorsDtype dtype) {
-    TensorRow rows[GPT2_PARAMETER_ROWS];
+    TensorRow rows[MODEL_PARAMETER_ROWS];
     char path[PATH_MAX], name[64];
     const char* separator = "";
     FileWriter writer;
-    gpt2_parameter_rows_of(rows, cfg, safetensors_dtype_bytes(dtype));
+    model_parameter_rows_of(rows, cfg, safetensors_dtype_bytes(dtype));
     file_join(path, directory, "model.safetensors.index.json");
     file_open(&writer, path);
     fprintf(writer.file, "{\n  \"metadata\": {\"total_size\": %.0f},\n  \"weight_map\": {\n",
             hf_data_bytes_(cfg, dtype));
     for (int f = 0; f < count; f++) {
         hf_model_file_name(name, f, count);
-        for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+        for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
             for (int l = 0; l < rows[i].uses; l++) {
                 if (hf_group_in_file_(files[f], &rows[i], l) >= 0) {
                     fprintf(writer.file, "%s    \"%s\": \"%s\"", separator, hf_tensor_(&rows[i], cfg, l).name,
@@ -541,8 +541,9 @@ void hf_model_write_index(const char* directory, const HfModelFile* files, int c
     file_commit(&writer);
 }
 
-double hf_model_bytes(GPT2Config cfg, SafeTensorsDtype dtype) {
-    const double names = (double)GPT2_PARAMETER_ROWS * cfg.L * (160 + 128) + 4096 * (double)gpt2_groups(cfg);
+double hf_model_bytes(ModelConfig cfg, SafeTensorsDtype dtype) {
+    const double names =
+        (double)MODEL_PARAMETER_ROWS * cfg.L * (160 + 128) + 4096 * (double)model_groups(cfg);
     return hf_data_bytes_(cfg, dtype) + names;
 }
 
@@ -644,7 +645,7 @@ static void hf_add_name_(HfNames_* names, const char* name) {
 }
 
 // No tensor may be left out in silence: `used` are those that were read.
-static void hf_check_others_(const SafeTensorsSet* set, GPT2Config cfg, const SafeTensorsView** used,
+static void hf_check_others_(const SafeTensorsSet* set, ModelConfig cfg, const SafeTensorsView** used,
                              size_t num_used) {
     HfNames_ unexpected = {0, ""}, heads = {0, ""};
     for (size_t f = 0; f < set->num_files; f++) {
@@ -678,16 +679,16 @@ static const SafeTensorsView* hf_find_(const HfModel* model, const TensorRow* ro
                                    tensor.shape);
 }
 
-void hf_model_open(HfModel* model, const char* directory, GPT2Config cfg) {
-    TensorRow rows[GPT2_PARAMETER_ROWS];
-    const SafeTensorsView** used = (const SafeTensorsView**)check_alloc(GPT2_PARAMETER_ROWS * (size_t)cfg.L,
+void hf_model_open(HfModel* model, const char* directory, ModelConfig cfg) {
+    TensorRow rows[MODEL_PARAMETER_ROWS];
+    const SafeTensorsView** used = (const SafeTensorsView**)check_alloc(MODEL_PARAMETER_ROWS * (size_t)cfg.L,
                                                                         sizeof(*used), "tensors of a model");
     size_t num_used = 0;
     model->cfg = cfg;
-    gpt2_parameter_rows_of(rows, cfg, sizeof(float));
+    model_parameter_rows_of(rows, cfg, sizeof(float));
     model->chunk = (float*)hf_chunk_open_(rows);
     safetensors_set_open(&model->set, directory);
-    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         for (int l = 0; l < rows[i].uses; l++) {
             used[num_used++] = hf_find_(model, &rows[i], l);
             if (rows[i].init == INIT_VOCAB) {
@@ -702,7 +703,7 @@ void hf_model_open(HfModel* model, const char* directory, GPT2Config cfg) {
 // The other layers of group g have the same bits as the lowest one.
 static void hf_check_equal_(const HfModel* model, const TensorRow* row, int g,
                             const SafeTensorsView* lowest) {
-    for (int l = gpt2_group_layer(model->cfg, g) + 1; l < row->uses; l++) {
+    for (int l = model_group_layer(model->cfg, g) + 1; l < row->uses; l++) {
         if (tensor_group(row, l) == g) {
             const SafeTensorsView* view = hf_find_(model, row, l);
             CHECK(view->dtype == lowest->dtype && memcmp(view->data, lowest->data, lowest->bytes) == 0,
@@ -714,14 +715,14 @@ static void hf_check_equal_(const HfModel* model, const TensorRow* row, int g,
 }
 
 void hf_model_read(HfModel* model, const TensorRow* rows, int g, size_t first, size_t end, void* group) {
-    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         assert(rows[i].element_bytes == sizeof(float));
         if (tensor_is_in_group(&rows[i], g)) {
             float* tensor = (float*)tensor_in_group(&rows[i], group);
             const size_t at = (size_t)(tensor - (float*)group), elements = tensor_layer_elements(&rows[i]);
             const size_t from = first > at ? first : at, to = end < at + elements ? end : at + elements;
             if (from < to) {
-                const SafeTensorsView* view = hf_find_(model, &rows[i], gpt2_group_layer(model->cfg, g));
+                const SafeTensorsView* view = hf_find_(model, &rows[i], model_group_layer(model->cfg, g));
                 hf_check_equal_(model, &rows[i], g, view);
                 hf_read_layer_(view, &rows[i], tensor, from - at, to - at, model->chunk);
                 safetensors_release(view, 0, view->elements);

@@ -27,13 +27,13 @@ extern "C" {
 typedef enum { MODEL_DTYPE_WORDS(WORDS_VALUE) } ModelDtype;
 
 // The sizes of the model in a file, checked against its length.
-GPT2Config llmc_bin_read_config(const char* path);
+ModelConfig llmc_bin_read_config(const char* path);
 
 // A file that is read a group of parameters at a time.
 typedef struct {
     const char* path; // the caller's
     FILE* file;
-    GPT2Config cfg;
+    ModelConfig cfg;
     ModelDtype dtype;
 } LlmcBin;
 
@@ -51,7 +51,7 @@ typedef struct {
     ModelDtype dtype;
 } LlmcBinWriter;
 
-void llmc_bin_create(LlmcBinWriter* writer, const char* path, GPT2Config cfg, ModelDtype dtype);
+void llmc_bin_create(LlmcBinWriter* writer, const char* path, ModelConfig cfg, ModelDtype dtype);
 
 // Writes the tensors of group g, as in llmc_bin_read.
 void llmc_bin_put(LlmcBinWriter* writer, const TensorRow* rows, int g, const void* group);
@@ -84,18 +84,18 @@ static int llmc_bin_version_(ModelDtype dtype) { return dtype == MODEL_BF16 ? 5 
 static size_t llmc_bin_element_bytes_(ModelDtype dtype) { return dtype == MODEL_BF16 ? 2 : 4; }
 
 // Bytes that a file of this model has.
-static double llmc_bin_bytes_(GPT2Config cfg, ModelDtype dtype) {
-    TensorRow rows[GPT2_PARAMETER_ROWS];
-    gpt2_parameter_rows(rows, cfg);
+static double llmc_bin_bytes_(ModelConfig cfg, ModelDtype dtype) {
+    TensorRow rows[MODEL_PARAMETER_ROWS];
+    model_parameter_rows(rows, cfg);
     double elements = 0;
-    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         elements += (double)rows[i].uses * (double)tensor_layer_elements(&rows[i]);
     }
     return 4.0 * LLMC_BIN_HEADER_ + elements * (double)llmc_bin_element_bytes_(dtype);
 }
 
-static GPT2Config llmc_bin_config_(const int32_t* header) {
-    const GPT2Config cfg = {header[2], header[3], header[7], header[4], header[5], header[6], SHARE_OFF};
+static ModelConfig llmc_bin_config_(const int32_t* header) {
+    const ModelConfig cfg = {header[2], header[3], header[7], header[4], header[5], header[6], SHARE_OFF};
     return cfg;
 }
 
@@ -103,9 +103,9 @@ static void llmc_bin_check_header_(const char* path, const int32_t* header, doub
     CHECK(header[0] == LLMC_BIN_MAGIC_, "%s: magic number %d, wanted %d for a model", path, header[0],
           LLMC_BIN_MAGIC_);
     CHECK(header[1] == 3 || header[1] == 5, "%s: version %d, wanted 3 (fp32) or 5 (bf16)", path, header[1]);
-    const GPT2Config cfg = llmc_bin_config_(header);
+    const ModelConfig cfg = llmc_bin_config_(header);
     char error[ERROR_BYTES];
-    CHECK(gpt2_check_config(cfg, path, error), "%s", error);
+    CHECK(model_check_config(cfg, path, error), "%s", error);
     const double wanted = llmc_bin_bytes_(cfg, header[1] == 5 ? MODEL_BF16 : MODEL_FP32);
     CHECK(file_bytes == wanted, "%s: %.0f bytes, wanted %.0f for its %d layers of %d channels", path,
           file_bytes, wanted, header[4], header[6]);
@@ -124,7 +124,7 @@ static FILE* llmc_bin_open_(const char* path, int32_t header[LLMC_BIN_HEADER_]) 
     return file;
 }
 
-GPT2Config llmc_bin_read_config(const char* path) {
+ModelConfig llmc_bin_read_config(const char* path) {
     int32_t header[LLMC_BIN_HEADER_];
     fclose(llmc_bin_open_(path, header));
     return llmc_bin_config_(header);
@@ -150,8 +150,8 @@ static void llmc_bin_read_layer_(const LlmcBin* bin, const TensorRow* row, int l
 }
 
 // Zeroes the rows of the vocabulary that have no token.
-static void llmc_bin_clear_padding_(const TensorRow* row, GPT2Config cfg, float* tensor) {
-    const size_t used = gpt2_rows_in_files(row, cfg);
+static void llmc_bin_clear_padding_(const TensorRow* row, ModelConfig cfg, float* tensor) {
+    const size_t used = model_rows_in_files(row, cfg);
     memset(tensor + used * row->cols, 0, (row->rows - used) * row->cols * sizeof(float));
 }
 
@@ -194,12 +194,12 @@ static void llmc_bin_check_equal_(const LlmcBin* bin, const TensorRow* rows, int
 }
 
 void llmc_bin_read(LlmcBin* bin, const TensorRow* rows, int g, void* group) {
-    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         if (!tensor_is_in_group(&rows[i], g)) {
             continue;
         }
         float* tensor = (float*)tensor_in_group(&rows[i], group);
-        const int lowest = tensor_lowest_layer(&rows[i], gpt2_group_copy(g));
+        const int lowest = tensor_lowest_layer(&rows[i], model_group_copy(g));
         llmc_bin_read_tensor_(bin, rows, i, lowest, tensor);
         for (int l = lowest + 1; l < rows[i].uses; l++) {
             if (tensor_group(&rows[i], l) == g) {
@@ -231,7 +231,7 @@ static void llmc_bin_put_layer_(LlmcBinWriter* writer, const TensorRow* row, con
     }
 }
 
-void llmc_bin_create(LlmcBinWriter* writer, const char* path, GPT2Config cfg, ModelDtype dtype) {
+void llmc_bin_create(LlmcBinWriter* writer, const char* path, ModelConfig cfg, ModelDtype dtype) {
     const int32_t sizes[8] = {
         LLMC_BIN_MAGIC_, llmc_bin_version_(dtype), cfg.max_T, cfg.V, cfg.L, cfg.NH, cfg.C, cfg.Vp};
     int32_t header[LLMC_BIN_HEADER_] = {0};
@@ -242,7 +242,7 @@ void llmc_bin_create(LlmcBinWriter* writer, const char* path, GPT2Config cfg, Mo
 }
 
 void llmc_bin_put(LlmcBinWriter* writer, const TensorRow* rows, int g, const void* group) {
-    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         for (int l = 0; l < rows[i].uses; l++) {
             if (tensor_group(&rows[i], l) == g) {
                 file_seek(&writer->file, llmc_bin_at_(rows, i, l, writer->dtype));

@@ -30,15 +30,15 @@ A slot without a text gets token 0 at position 0.
 extern "C" {
 #endif
 
-typedef struct GPT2 GPT2; // each trainer has its own
+typedef struct Model Model; // each trainer has its own
 
-typedef const float* (*ReadText)(GPT2* model, int slot, const int* ids, int count);
-typedef const float* (*NextTokens)(GPT2* model, const int* ids, const int* positions, int slots);
+typedef const float* (*PrefillSequence)(Model* model, int slot, const int* ids, int count);
+typedef const float* (*DecodeStep)(Model* model, const int* ids, const int* positions, int slots);
 
 typedef struct {
-    GPT2* model;
-    ReadText read_text;
-    NextTokens next_tokens;
+    Model* model;
+    PrefillSequence read_text;
+    DecodeStep next_tokens;
     int V, Vp, T;
     int slots;
 } GeneratorModel;
@@ -50,7 +50,7 @@ enum { GENERATOR_NUMBER_BYTES = 16 }; // an id as text
 
 // How a text ended: with its document, at a stop string, at --tokens, or because no token could be drawn.
 typedef enum {
-    GENERATOR_GOES_ON,
+    STILL_GENERATING,
     GENERATOR_EOT,
     GENERATOR_STRING,
     GENERATOR_TOKENS,
@@ -177,7 +177,7 @@ static void generator_draw_(Generator* g, GeneratorText* text, const float* logi
     generator_write_(g, &text->stream, next);
     text->end = text->stream.is_stopped     ? GENERATOR_STRING
                 : text->made == text->limit ? GENERATOR_TOKENS
-                                            : GENERATOR_GOES_ON;
+                                            : STILL_GENERATING;
 }
 
 static void generator_read_(Generator* g, int slot) {
@@ -189,7 +189,7 @@ void generator_begin(Generator* g, int slot, const int* prompt, int count, int l
     GeneratorText* text = &g->texts[slot];
     assert(!text->is_used && count <= g->model.T && limit > 0);
     text->is_used = 1;
-    text->end = GENERATOR_GOES_ON;
+    text->end = STILL_GENERATING;
     text->known = count;
     text->made = 0;
     text->limit = limit;
@@ -208,7 +208,7 @@ static void generator_forget_(Generator* g, int slot) {
 }
 
 static int generator_goes_on_(const GeneratorText* text) {
-    return text->is_used && text->end == GENERATOR_GOES_ON;
+    return text->is_used && text->end == STILL_GENERATING;
 }
 
 void generator_advance(Generator* g) {
@@ -247,11 +247,11 @@ static int generator_sample_(Generator* g, GeneratorStop stop, void* run) {
         return 0;
     }
     generator_begin(g, 0, g->prompt, g->prompt_tokens, g->options->sample_tokens, &g->rng);
-    while (text->end == GENERATOR_GOES_ON && !stop(run)) {
+    while (text->end == STILL_GENERATING && !stop(run)) {
         generator_advance(g);
     }
     text->is_used = 0;
-    return text->end != GENERATOR_GOES_ON;
+    return text->end != STILL_GENERATING;
 }
 
 int generator_log(Generator* g, RunLog* log, int64_t step, GeneratorStop stop, void* run) {

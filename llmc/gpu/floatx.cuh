@@ -20,8 +20,8 @@ and how many logits the classifier makes at a time where memory is dear. Comes b
 #error "no precision: wanted -DPRECISION_BF16, -DPRECISION_FP16 or -DPRECISION_FP32"
 #endif
 
-#ifndef GPT2_CHUNK_LOGITS
-#define GPT2_CHUNK_LOGITS ((size_t)1 << 30) // 2 GiB of 16-bit logits
+#ifndef MODEL_CHUNK_LOGITS
+#define MODEL_CHUNK_LOGITS ((size_t)1 << 30) // 2 GiB of 16-bit logits
 #endif
 
 #endif

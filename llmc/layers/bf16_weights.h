@@ -25,86 +25,85 @@ typedef struct {
     void* params;          // which are there
     int kinds;             // 1: only for the forward pass
     Bf16Pack pack;
-    size_t at[GPT2_PARAMETER_ROWS][PACKED_KINDS]; // of layer 0, in `memory`
+    size_t at[MODEL_PARAMETER_ROWS][PACKED_KINDS]; // of layer 0, in `memory`
     uint32_t* memory;
-} PackedWeights;
+} Bf16Weights;
 
 // Of a layer of a matrix.
-static inline size_t packed_weights_pairs_(const TensorRow* row, int kind) {
+static inline size_t bf16_weights_pairs_(const TensorRow* row, int kind) {
     const int OC = (int)row->rows, C = (int)row->cols;
     return kind == PACKED_FORWARD ? matmul_bf16_pairs(OC, C) : matmul_bf16_pairs(C, OC);
 }
 
 // Sets the places of copies; returns the bytes of all.
-static inline size_t packed_weights_place_(PackedWeights* w) {
+static inline size_t bf16_weights_place_(Bf16Weights* w) {
     size_t at = 0;
-    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         for (int kind = 0; kind < w->kinds && quantized_is_matrix(&w->rows[i]); kind++) {
             w->at[i][kind] = at;
-            at += w->rows[i].layers * packed_weights_pairs_(&w->rows[i], kind);
+            at += w->rows[i].layers * bf16_weights_pairs_(&w->rows[i], kind);
         }
     }
     return at * sizeof(uint32_t);
 }
 
-static inline size_t packed_weights_bytes(GPT2Config cfg, int kinds) {
-    TensorRow rows[GPT2_PARAMETER_ROWS];
-    PackedWeights w = {rows, NULL, kinds, NULL, {{0}}, NULL};
-    gpt2_parameter_rows(rows, cfg);
-    return packed_weights_place_(&w);
+static inline size_t bf16_weights_bytes(ModelConfig cfg, int kinds) {
+    TensorRow rows[MODEL_PARAMETER_ROWS];
+    Bf16Weights w = {rows, NULL, kinds, NULL, {{0}}, NULL};
+    model_parameter_rows(rows, cfg);
+    return bf16_weights_place_(&w);
 }
 
 // For parameters in fp32 that are laid out by `rows`; both stay the caller's.
-static inline void packed_weights_open(PackedWeights* w, const TensorRow* rows, void* params, int kinds,
-                                       Bf16Pack pack) {
+static inline void bf16_weights_open(Bf16Weights* w, const TensorRow* rows, void* params, int kinds,
+                                     Bf16Pack pack) {
     w->rows = rows;
     w->params = params;
     w->kinds = kinds;
     w->pack = pack;
-    w->memory = (uint32_t*)check_alloc(packed_weights_place_(w), 1, "packed weights");
+    w->memory = (uint32_t*)check_alloc(bf16_weights_place_(w), 1, "packed weights");
 }
 
-static inline void packed_weights_close(PackedWeights* w) { free(w->memory); }
+static inline void bf16_weights_close(Bf16Weights* w) { free(w->memory); }
 
-static inline uint32_t* packed_weights_at_(const PackedWeights* w, int row, int layer, int kind) {
-    return w->memory + w->at[row][kind] + layer * packed_weights_pairs_(&w->rows[row], kind);
+static inline uint32_t* bf16_weights_at_(const Bf16Weights* w, int row, int layer, int kind) {
+    return w->memory + w->at[row][kind] + layer * bf16_weights_pairs_(&w->rows[row], kind);
 }
 
 // Packs `count` rows of a layer of a matrix from `first` on, a multiple of 32: by one thread. Others may pack other rows.
-static inline void packed_weights_pack_rows(PackedWeights* w, int row, int layer, int first, int count) {
+static inline void bf16_weights_pack_rows(Bf16Weights* w, int row, int layer, int first, int count) {
     const TensorRow* r = &w->rows[row];
     const int OC = (int)r->rows, C = (int)r->cols;
     const float* weight = (const float*)tensor_at_layer(r, w->params, layer);
-    bf16_pack_right(w->pack, packed_weights_at_(w, row, layer, PACKED_FORWARD) + matmul_bf16_pairs(first, C),
+    bf16_pack_right(w->pack, bf16_weights_at_(w, row, layer, PACKED_FORWARD) + matmul_bf16_pairs(first, C),
                     matmul_bf16_pairs(1, C), matmul_bf16_forward_weight(weight, C), 0, first, C, count);
     if (w->kinds > PACKED_BACKWARD) {
         bf16_pack_right(w->pack,
-                        packed_weights_at_(w, row, layer, PACKED_BACKWARD) + matmul_bf16_pairs(1, first),
+                        bf16_weights_at_(w, row, layer, PACKED_BACKWARD) + matmul_bf16_pairs(1, first),
                         matmul_bf16_pairs(1, OC), matmul_bf16_backward_weight(weight, C), first, 0, count, C);
     }
 }
 
 // Packs all matrices, on all cores.
-static inline void packed_weights_pack(PackedWeights* w) {
-    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+static inline void bf16_weights_pack(Bf16Weights* w) {
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         const TensorRow* row = &w->rows[i];
         for (int l = 0; l < row->layers && quantized_is_matrix(row); l++) {
 #pragma omp parallel for schedule(static)
             for (int o = 0; o < (int)row->rows; o += BF16_TILE) {
-                packed_weights_pack_rows(w, i, l, o, int_min(BF16_TILE, (int)row->rows - o));
+                bf16_weights_pack_rows(w, i, l, o, int_min(BF16_TILE, (int)row->rows - o));
             }
         }
     }
 }
 
 // The copy of a matrix, which is known by its place.
-static inline const uint32_t* packed_weights_find(const PackedWeights* w, const float* weight,
-                                                  PackedFor kind) {
-    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+static inline const uint32_t* bf16_weights_find(const Bf16Weights* w, const float* weight, PackedFor kind) {
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         for (int l = 0; l < w->rows[i].layers; l++) {
             if (tensor_at_layer(&w->rows[i], w->params, l) == (const void*)weight) {
                 assert(quantized_is_matrix(&w->rows[i]) && (int)kind < w->kinds);
-                return packed_weights_at_(w, i, l, kind);
+                return bf16_weights_at_(w, i, l, kind);
             }
         }
     }

@@ -31,34 +31,34 @@ typedef struct {
 } TextQueue;
 
 typedef struct {
-    // Of the caller, who sets them before text_model_open and keeps what they point to.
-    GPT2Config cfg;
+    // Of the caller, who sets them before decoder_open and keeps what they point to.
+    ModelConfig cfg;
     int texts, T; // at a time; tokens of each at most
     int use_graph;
-    GPT2Parameters params;
+    ModelParameters params;
     const TensorRow* parameter_rows;
     ZeroGpu* zero;
     LinearGpu* linear;
     AttentionGpu* attention;
     const Gpu* gpu;
 
-    TensorRow rows[GPT2_ACTIVATION_ROWS];
-    GPT2Activations acts;
+    TensorRow rows[MODEL_ACTIVATION_ROWS];
+    ModelActivations acts;
     TextQueue queue;
-} TextModelGpu;
+} DecoderGpu;
 
 static inline size_t text_queue_tokens_(int texts, int T) { return 2 * (size_t)(T > texts ? T : texts); }
 
-// What text_model_open allocates on the GPU, and on the host.
-static inline size_t text_model_planned_bytes(int texts, int T) {
+// What decoder_open allocates on the GPU, and on the host.
+static inline size_t decoder_planned_bytes(int texts, int T) {
     return text_queue_tokens_(texts, T) * sizeof(int);
 }
-static inline size_t text_model_host_bytes(GPT2Config cfg, int texts, int T) {
+static inline size_t decoder_host_bytes(ModelConfig cfg, int texts, int T) {
     return text_queue_tokens_(texts, T) * sizeof(int) +
            (size_t)texts * cfg.Vp * (sizeof(floatX) + sizeof(float));
 }
 
-static inline void text_queue_open_(TextQueue* queue, GPT2Config cfg, int texts, int T) {
+static inline void text_queue_open_(TextQueue* queue, ModelConfig cfg, int texts, int T) {
     const size_t logits = (size_t)texts * cfg.Vp;
     queue->capacity = T > texts ? T : texts;
     queue->tokens = (int*)gpu_alloc(2 * (size_t)queue->capacity, sizeof(int), "tokens of texts");
@@ -80,17 +80,17 @@ static inline void text_queue_close_(TextQueue* queue) {
 }
 
 // `memory`, on the GPU, has room for text_activation_rows. Between two steps training needs none of it.
-static inline void text_model_open(TextModelGpu* model, void* memory) {
+static inline void decoder_open(DecoderGpu* model, void* memory) {
     text_activation_rows(model->rows, model->cfg, model->texts, model->T);
-    tensor_rows_bind(&model->acts, model->rows, GPT2_ACTIVATION_ROWS, memory);
+    tensor_rows_bind(&model->acts, model->rows, MODEL_ACTIVATION_ROWS, memory);
     text_queue_open_(&model->queue, model->cfg, model->texts, model->T);
 }
 
-static inline void text_model_close(TextModelGpu* model) { text_queue_close_(&model->queue); }
+static inline void decoder_close(DecoderGpu* model) { text_queue_close_(&model->queue); }
 
 // Stores the keys and values in qkv, and sets atty.
-static inline void text_attention_(TextModelGpu* model, TextRows rows, floatX* kv) {
-    const GPT2Activations a = model->acts;
+static inline void text_attention_(DecoderGpu* model, TextRows rows, floatX* kv) {
+    const ModelActivations a = model->acts;
     const int C = model->cfg.C, NH = model->cfg.NH;
     const AttentionCacheGpu<floatX> cache = {kv, model->T, C, NH};
     attention_cache_store(cache, a.qkv, rows.positions, rows.text, rows.count, model->gpu);
@@ -103,14 +103,15 @@ static inline void text_attention_(TextModelGpu* model, TextRows rows, floatX* k
 }
 
 // Block l: turns `residual` (N, C) into that after the block, residual3. They may be the same.
-static inline void text_block_(TextModelGpu* model, int l, TextRows rows, const floatX* residual) {
+static inline void text_block_(DecoderGpu* model, int l, TextRows rows, const floatX* residual) {
     const Gpu* gpu = model->gpu;
     LinearGpu* linear = model->linear;
-    const int N = rows.count, C = model->cfg.C, F = gpt2_hidden(model->cfg), QKV = gpt2_qkv_size(model->cfg);
-    const GPT2Parameters p =
-        gpt2_parameters_at_copy(model->params, model->parameter_rows,
-                                zero_parameter_block(&model->zero->plan, gpt2_copy(model->cfg, l)));
-    const GPT2Activations a = gpt2_activations_at_layer(model->acts, model->rows, l);
+    const int N = rows.count, C = model->cfg.C, F = model_hidden(model->cfg),
+              QKV = model_qkv_size(model->cfg);
+    const ModelParameters p =
+        model_parameters_at_copy(model->params, model->parameter_rows,
+                                 zero_parameter_block(&model->zero->plan, model_copy(model->cfg, l)));
+    const ModelActivations a = model_activations_at_layer(model->acts, model->rows, l);
     layernorm_forward(a.ln1, a.ln1_mean, a.ln1_rstd, residual, p.ln1w, p.ln1b, N, C, gpu);
     linear_forward(a.qkv, a.ln1, p.qkvw, p.qkvb, N, C, QKV, linear);
     text_attention_(model, rows, a.kv);
@@ -121,15 +122,15 @@ static inline void text_block_(TextModelGpu* model, int l, TextRows rows, const 
 }
 
 // Sets the logits (count, Vp) that follow the last `count` rows.
-static inline void text_forward_(TextModelGpu* model, TextRows rows, int count) {
-    const GPT2Config cfg = model->cfg;
-    const GPT2Activations a = model->acts;
-    const EncoderPositions positions = {rows.positions, NULL};
+static inline void text_forward_(DecoderGpu* model, TextRows rows, int count) {
+    const ModelConfig cfg = model->cfg;
+    const ModelActivations a = model->acts;
+    const EmbeddingPositions positions = {rows.positions, NULL};
     model->linear->matmul->settings.autotune = 0; // so that the bits are the same in each run
     zero_begin_forward(model->zero);
-    linear_encoder(a.encoded, rows.ids, model->params, 1, rows.count, positions, model->linear);
+    linear_embedding(a.encoded, rows.ids, model->params, 1, rows.count, positions, model->linear);
     for (int l = 0; l < cfg.L; l++) {
-        zero_parameters(model->zero, gpt2_copy(cfg, l), 1);
+        zero_parameters(model->zero, model_copy(cfg, l), 1);
         text_block_(model, l, rows, l == 0 ? a.encoded : a.residual3);
     }
     layernorm_forward(a.lnf, a.lnf_mean, a.lnf_rstd, a.residual3, model->params.lnfw, model->params.lnfb,
@@ -139,7 +140,7 @@ static inline void text_forward_(TextModelGpu* model, TextRows rows, int count) 
 }
 
 // All work of one call: the ints on the host to the GPU, and `count` rows of logits back.
-static inline void text_work_(TextModelGpu* model, TextRows rows, int count) {
+static inline void text_work_(DecoderGpu* model, TextRows rows, int count) {
     TextQueue* queue = &model->queue;
     const cudaStream_t stream = model->gpu->stream;
     CUDA_CHECK(cudaMemcpyAsync(queue->tokens, queue->pinned, 2 * (size_t)queue->capacity * sizeof(int),
@@ -151,7 +152,7 @@ static inline void text_work_(TextModelGpu* model, TextRows rows, int count) {
 }
 
 // The same as a graph.
-static inline void text_replay_(TextModelGpu* model, TextRows rows, int count) {
+static inline void text_replay_(DecoderGpu* model, TextRows rows, int count) {
     TextQueue* queue = &model->queue;
     if (!queue->step) {
         graph_capture_begin(model->gpu);
@@ -162,7 +163,7 @@ static inline void text_replay_(TextModelGpu* model, TextRows rows, int count) {
 }
 
 // Waits for the GPU.
-static inline const float* text_logits_(TextModelGpu* model, int count) {
+static inline const float* text_logits_(DecoderGpu* model, int count) {
     TextQueue* queue = &model->queue;
     CUDA_CHECK(cudaStreamSynchronize(model->gpu->stream));
     for (size_t i = 0; i < (size_t)count * model->cfg.Vp; i++) {
@@ -171,7 +172,7 @@ static inline const float* text_logits_(TextModelGpu* model, int count) {
     return queue->logits;
 }
 
-static inline const float* text_model_read(TextModelGpu* model, int text, const int* ids, int count) {
+static inline const float* decoder_prefill(DecoderGpu* model, int text, const int* ids, int count) {
     TextQueue* queue = &model->queue;
     const TextRows rows = {queue->tokens, count, text, NULL};
     assert(count <= queue->capacity && text < model->texts);
@@ -180,8 +181,7 @@ static inline const float* text_model_read(TextModelGpu* model, int text, const 
     return text_logits_(model, 1);
 }
 
-static inline const float* text_model_next(TextModelGpu* model, const int* ids, const int* positions,
-                                           int texts) {
+static inline const float* decoder_step(DecoderGpu* model, const int* ids, const int* positions, int texts) {
     TextQueue* queue = &model->queue;
     const TextRows rows = {queue->tokens, texts, 0, queue->tokens + queue->capacity};
     assert(texts == model->texts);

@@ -1,8 +1,8 @@
 /*
 decode.h -- a model that generates: the forward pass over rows of several texts, on the CPU.
 
-    text_model_read    forgets text number `text` and reads `count` <= T tokens of a new one
-    text_model_next    reads one more token of each text, ids[i] at positions[i]
+    decoder_prefill    forgets text number `text` and reads `count` <= T tokens of a new one
+    decoder_step    reads one more token of each text, ids[i] at positions[i]
 
 Both return the logits that follow what they read, (1, Vp) or (texts, Vp) in fp32, valid until the next call. The
 logits of a text depend on its own tokens alone, bit for bit.
@@ -20,34 +20,34 @@ logits of a text depend on its own tokens alone, bit for bit.
 #include "llmc/layers/text_rows.h"
 
 typedef struct {
-    // Of the caller, who sets them before text_model_open_cpu and keeps what they point to.
-    GPT2Config cfg;
+    // Of the caller, who sets them before decoder_open_cpu and keeps what they point to.
+    ModelConfig cfg;
     int texts, T; // at a time; tokens of each at most
-    GPT2Parameters params;
+    ModelParameters params;
     const TensorRow* parameter_rows;
     Linear* linear;
     Attention* attention;
 
-    TensorRow rows[GPT2_ACTIVATION_ROWS];
-    GPT2Activations acts;
-} TextModel;
+    TensorRow rows[MODEL_ACTIVATION_ROWS];
+    ModelActivations acts;
+} Decoder;
 
 // `memory` has room for text_activation_rows. Between two steps training needs none of it.
-static inline void text_model_open_cpu(TextModel* model, void* memory) {
+static inline void decoder_open_cpu(Decoder* model, void* memory) {
     text_activation_rows(model->rows, model->cfg, model->texts, model->T);
-    tensor_rows_bind(&model->acts, model->rows, GPT2_ACTIVATION_ROWS, memory);
+    tensor_rows_bind(&model->acts, model->rows, MODEL_ACTIVATION_ROWS, memory);
 }
 
 // All that reads the weights of a block.
-static inline void text_linear_(TextModel* model, TextRows rows, float* out, const float* inp,
+static inline void text_linear_(Decoder* model, TextRows rows, float* out, const float* inp,
                                 const float* weight, const float* bias, int C, int OC) {
     (rows.positions ? linear_few_cpu : linear_forward_cpu)(out, inp, weight, bias, rows.count, C, OC,
                                                            model->linear);
 }
 
 // Stores the keys and values in qkv, and sets atty.
-static inline void text_attention_(TextModel* model, TextRows rows, float* kv) {
-    const GPT2Activations a = model->acts;
+static inline void text_attention_(Decoder* model, TextRows rows, float* kv) {
+    const ModelActivations a = model->acts;
     const int C = model->cfg.C, NH = model->cfg.NH;
     const AttentionCache cache = {kv, model->T, C, NH};
     if (rows.positions) {
@@ -63,10 +63,11 @@ static inline void text_attention_(TextModel* model, TextRows rows, float* kv) {
 }
 
 // Block l: turns `residual` (N, C) into that after the block, residual3. They may be the same.
-static inline void text_block_(TextModel* model, int l, TextRows rows, const float* residual) {
-    const int N = rows.count, C = model->cfg.C, F = gpt2_hidden(model->cfg), QKV = gpt2_qkv_size(model->cfg);
-    const GPT2Parameters p = gpt2_parameters_at_layer(model->params, model->parameter_rows, l);
-    const GPT2Activations a = gpt2_activations_at_layer(model->acts, model->rows, l);
+static inline void text_block_(Decoder* model, int l, TextRows rows, const float* residual) {
+    const int N = rows.count, C = model->cfg.C, F = model_hidden(model->cfg),
+              QKV = model_qkv_size(model->cfg);
+    const ModelParameters p = model_parameters_at_layer(model->params, model->parameter_rows, l);
+    const ModelActivations a = model_activations_at_layer(model->acts, model->rows, l);
     layernorm_forward_cpu(a.ln1, a.ln1_mean, a.ln1_rstd, residual, p.ln1w, p.ln1b, N, C);
     text_linear_(model, rows, a.qkv, a.ln1, p.qkvw, p.qkvb, C, QKV);
     text_attention_(model, rows, a.kv);
@@ -80,11 +81,11 @@ static inline void text_block_(TextModel* model, int l, TextRows rows, const flo
 }
 
 // Sets lnf (N, C).
-static inline void text_forward_(TextModel* model, TextRows rows) {
-    const GPT2Activations a = model->acts;
-    const EncoderPositions positions = {rows.positions, NULL};
+static inline void text_forward_(Decoder* model, TextRows rows) {
+    const ModelActivations a = model->acts;
+    const EmbeddingPositions positions = {rows.positions, NULL};
     const int C = model->cfg.C;
-    linear_encoder_cpu(a.encoded, rows.ids, model->params, 1, rows.count, positions, C, model->linear);
+    linear_embedding_cpu(a.encoded, rows.ids, model->params, 1, rows.count, positions, C, model->linear);
     for (int l = 0; l < model->cfg.L; l++) {
         text_block_(model, l, rows, l == 0 ? a.encoded : a.residual3);
     }
@@ -93,21 +94,20 @@ static inline void text_forward_(TextModel* model, TextRows rows) {
 }
 
 // The logits (count, Vp) that follow `count` rows of lnf, the first of them `first`.
-static inline const float* text_logits_(TextModel* model, int first, int count) {
+static inline const float* text_logits_(Decoder* model, int first, int count) {
     const int C = model->cfg.C;
     linear_few_cpu(model->acts.logits, model->acts.lnf + (size_t)first * C, model->params.wte, NULL, count, C,
                    model->cfg.Vp, model->linear);
     return model->acts.logits;
 }
 
-static inline const float* text_model_read_cpu(TextModel* model, int text, const int* ids, int count) {
+static inline const float* decoder_prefill_cpu(Decoder* model, int text, const int* ids, int count) {
     const TextRows rows = {ids, count, text, NULL};
     text_forward_(model, rows);
     return text_logits_(model, count - 1, 1);
 }
 
-static inline const float* text_model_next_cpu(TextModel* model, const int* ids, const int* positions,
-                                               int texts) {
+static inline const float* decoder_step_cpu(Decoder* model, const int* ids, const int* positions, int texts) {
     const TextRows rows = {ids, texts, 0, positions};
     text_forward_(model, rows);
     return text_logits_(model, 0, texts);

@@ -5,9 +5,9 @@ linear.cuh -- linear.h on the GPU: the layers that read a model's matrices, floa
     linear_forward_residual      out  = residual + inp weight^T + bias            out is not residual
     linear_forward_gelu          pre  = inp weight^T + bias,  out = gelu(pre)
     linear_logits                out  = inp wte^T
-    linear_encoder               out  = wte[tokens[n]] + wpe[position of n]
+    linear_embedding               out  = wte[tokens[n]] + wpe[position of n]
 
-Arguments are those of matmul.cuh and embedding.cuh. Pointers to matrices in 8 bits are those of GPT2Parameters. Few rows of
+Arguments are those of matmul.cuh and embedding.cuh. Pointers to matrices in 8 bits are those of ModelParameters. Few rows of
 input read blocks as they are; for more, a matrix is expanded to floatX before the usual product. The backward pass is that
 of matmul.cuh.
 */
@@ -23,7 +23,7 @@ of matmul.cuh.
 #include "llmc/ops/q8.cuh"
 
 typedef struct {
-    GPT2Config cfg;
+    ModelConfig cfg;
     int is_quantized; // matrices are blocks
     floatX* expanded; // if they are: room for one
     MatmulGpu* matmul;
@@ -31,12 +31,12 @@ typedef struct {
 } LinearGpu;
 
 // What linear_gpu_open allocates: room for the largest matrix of a block.
-static inline size_t linear_planned_bytes(GPT2Config cfg, int is_quantized) {
-    return is_quantized ? (size_t)gpt2_hidden(cfg) * cfg.C * sizeof(floatX) : 0;
+static inline size_t linear_planned_bytes(ModelConfig cfg, int is_quantized) {
+    return is_quantized ? (size_t)model_hidden(cfg) * cfg.C * sizeof(floatX) : 0;
 }
 
 // `matmul` and `gpu` stay the caller's.
-static inline void linear_gpu_open(LinearGpu* linear, GPT2Config cfg, int is_quantized, MatmulGpu* matmul,
+static inline void linear_gpu_open(LinearGpu* linear, ModelConfig cfg, int is_quantized, MatmulGpu* matmul,
                                    const Gpu* gpu) {
     linear->cfg = cfg;
     linear->is_quantized = is_quantized;
@@ -68,8 +68,8 @@ static inline void linear_forward(floatX* out, const floatX* inp, const floatX* 
                                   int N, int C, int OC, LinearGpu* linear) {
     const size_t elements = (size_t)OC * C;
     if (linear_reads_blocks_(linear, N)) {
-        quantized_matmul(out, (const floatX*)NULL, inp, quantized_gpu_bind(weight, elements), bias, N, C, OC,
-                         linear->gpu);
+        q8_matmul(out, (const floatX*)NULL, inp, quantized_gpu_bind(weight, elements), bias, N, C, OC,
+                  linear->gpu);
     } else {
         matmul_forward(out, inp, linear_expanded_(weight, elements, linear), bias, N, C, OC, linear->matmul);
     }
@@ -80,8 +80,7 @@ static inline void linear_forward_residual(floatX* out, const floatX* residual, 
                                            LinearGpu* linear) {
     const size_t elements = (size_t)OC * C;
     if (linear_reads_blocks_(linear, N)) {
-        quantized_matmul(out, residual, inp, quantized_gpu_bind(weight, elements), bias, N, C, OC,
-                         linear->gpu);
+        q8_matmul(out, residual, inp, quantized_gpu_bind(weight, elements), bias, N, C, OC, linear->gpu);
     } else {
         matmul_forward_residual(out, residual, inp, linear_expanded_(weight, elements, linear), bias, N, C,
                                 OC, linear->matmul);
@@ -109,14 +108,14 @@ static inline void linear_logits(floatX* out, const floatX* inp, const floatX* w
 }
 
 // Sets out (B, T, C).
-static inline void linear_encoder(floatX* out, const int* tokens, GPT2Parameters params, int B, int T,
-                                  EncoderPositions positions, LinearGpu* linear) {
+static inline void linear_embedding(floatX* out, const int* tokens, ModelParameters params, int B, int T,
+                                    EmbeddingPositions positions, LinearGpu* linear) {
     const int C = linear->cfg.C;
     if (linear->is_quantized) {
         const QuantizedGpu wte = quantized_gpu_bind(params.wte, (size_t)linear->cfg.Vp * C);
-        quantized_encoder(out, tokens, wte, params.wpe, B, T, positions, C, linear->gpu);
+        q8_embedding(out, tokens, wte, params.wpe, B, T, positions, C, linear->gpu);
     } else {
-        encoder_forward(out, tokens, params.wte, params.wpe, B, T, positions, C, linear->gpu);
+        embedding_forward(out, tokens, params.wte, params.wpe, B, T, positions, C, linear->gpu);
     }
 }
 

@@ -8,7 +8,7 @@ linear.h -- the layers that read a model's matrices, on the CPU: floats, or with
     out      (N, OC)     inp      (N, C)     weight   (OC, C)     bias   (OC), may be NULL
     encoded  (B*T, C)    tokens   (B*T)      wte      (Vp, C)     wpe    (maxT, C)
 
-They set their output. Pointers to matrices in 8 bits are those of GPT2Parameters (q8_weights.h). A matrix with a
+They set their output. Pointers to matrices in 8 bits are those of ModelParameters (q8_weights.h). A matrix with a
 copy is named by its place in fp32; after a change linear_pack makes the copies anew. linear_few_cpu is linear_forward_cpu
 for the few rows of a step of generation. The backward pass is that of matmul.h.
 */
@@ -38,7 +38,7 @@ typedef struct {
     MatmulScratch matmul;
     QuantizedScratch quantized; // if they are
     MatmulBf16Scratch bf16;     // if they do
-    PackedWeights packed;
+    Bf16Weights packed;
 } Linear;
 
 // What linear_open allocates.
@@ -60,13 +60,13 @@ static inline void linear_open(Linear* linear, int is_quantized, size_t N, size_
 static inline void linear_open_bf16(Linear* linear, const TensorRow* rows, void* params, int kinds) {
     linear->is_bf16 = 1;
     matmul_bf16_open(&linear->bf16, bf16_kernel());
-    packed_weights_open(&linear->packed, rows, params, kinds, linear->bf16.kernel.pack_away);
+    bf16_weights_open(&linear->packed, rows, params, kinds, linear->bf16.kernel.pack_away);
 }
 
 // After every change of the matrices.
 static inline void linear_pack(Linear* linear) {
     if (linear->is_bf16) {
-        packed_weights_pack(&linear->packed);
+        bf16_weights_pack(&linear->packed);
     }
 }
 
@@ -77,12 +77,12 @@ static inline int linear_packs(const Linear* linear, int row) {
 
 // The copy of a matrix for products in bf16, or NULL.
 static inline const uint32_t* linear_packed(const Linear* linear, const float* weight, PackedFor kind) {
-    return (int)kind < linear->packed.kinds ? packed_weights_find(&linear->packed, weight, kind) : NULL;
+    return (int)kind < linear->packed.kinds ? bf16_weights_find(&linear->packed, weight, kind) : NULL;
 }
 
 static inline void linear_close(Linear* linear) {
     if (linear->is_bf16) {
-        packed_weights_close(&linear->packed);
+        bf16_weights_close(&linear->packed);
         matmul_bf16_close(&linear->bf16);
     }
     if (linear->is_quantized) {
@@ -95,7 +95,7 @@ static inline void linear_forward_cpu(float* out, const float* inp, const float*
                                       int N, int C, int OC, Linear* linear) {
     if (linear->is_quantized) {
         const QuantizedBlock* blocks = (const QuantizedBlock*)(const void*)weight;
-        quantized_matmul_cpu(out, inp, blocks, bias, N, C, OC, &linear->quantized);
+        q8_matmul_cpu(out, inp, blocks, bias, N, C, OC, &linear->quantized);
     } else if (linear->is_bf16) {
         const uint32_t* packed = linear_packed(linear, weight, PACKED_FORWARD);
         matmul_bf16_forward_cpu(out, inp, packed, bias, N, C, OC, &linear->bf16);
@@ -143,13 +143,13 @@ static inline void linear_backward_weight_cpu(float* dweight, float* dbias, cons
     }
 }
 
-static inline void linear_encoder_cpu(float* encoded, const int* tokens, GPT2Parameters params, int B, int T,
-                                      EncoderPositions positions, int C, const Linear* linear) {
+static inline void linear_embedding_cpu(float* encoded, const int* tokens, ModelParameters params, int B,
+                                        int T, EmbeddingPositions positions, int C, const Linear* linear) {
     if (linear->is_quantized) {
         const QuantizedBlock* blocks = (const QuantizedBlock*)(const void*)params.wte;
-        quantized_encoder_cpu(encoded, tokens, blocks, params.wpe, B, T, positions, C);
+        q8_embedding_cpu(encoded, tokens, blocks, params.wpe, B, T, positions, C);
     } else {
-        encoder_forward_cpu(encoded, tokens, params.wte, params.wpe, B, T, positions, C);
+        embedding_forward_cpu(encoded, tokens, params.wte, params.wpe, B, T, positions, C);
     }
 }
 

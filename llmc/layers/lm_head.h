@@ -25,7 +25,7 @@ typedef struct {
     int N, C, V, Vp; // tokens; sizes
     int chunk;       // tokens that have logits in memory
     Linear* linear;
-    ClassifierBf16Scratch* bf16; // with products in bf16
+    CrossEntropyBf16Scratch* bf16; // with products in bf16
 } LmHead;
 
 // Sets the logits (count, Vp) of the tokens `first`, first + 1, ...: at most a chunk.
@@ -34,31 +34,31 @@ static inline void lm_head_logits_cpu(const LmHead* head, int first, int count) 
                        head->Vp, head->linear);
 }
 
-static inline ClassifierBf16 lm_head_bf16_(const LmHead* head) {
-    return (ClassifierBf16){head->hidden,
-                            head->wte,
-                            linear_packed(head->linear, head->wte, PACKED_FORWARD),
-                            linear_packed(head->linear, head->wte, PACKED_BACKWARD),
-                            head->targets,
-                            head->N,
-                            head->C,
-                            head->V,
-                            head->Vp};
+static inline CrossEntropyBf16 lm_head_bf16_(const LmHead* head) {
+    return (CrossEntropyBf16){head->hidden,
+                              head->wte,
+                              linear_packed(head->linear, head->wte, PACKED_FORWARD),
+                              linear_packed(head->linear, head->wte, PACKED_BACKWARD),
+                              head->targets,
+                              head->N,
+                              head->C,
+                              head->V,
+                              head->Vp};
 }
 
 // Sets the losses, without gradients; and is_top, unless NULL: whether each target was the most likely token.
 static inline void lm_head_losses_cpu(float* losses, int* is_top, const LmHead* head) {
     if (head->linear->is_bf16 && !is_top) {
-        const ClassifierBf16 classifier = lm_head_bf16_(head);
-        classifier_bf16_losses_cpu(losses, &classifier, head->bf16, &head->linear->bf16);
+        const CrossEntropyBf16 classifier = lm_head_bf16_(head);
+        cross_entropy_bf16_losses_cpu(losses, &classifier, head->bf16, &head->linear->bf16);
         return;
     }
     for (int n = 0; n < head->N; n += head->chunk) {
         const int count = int_min(head->chunk, head->N - n);
         lm_head_logits_cpu(head, n, count);
-        classifier_loss_cpu(losses + n, head->logits, head->targets + n, count, head->V, head->Vp);
+        cross_entropy_loss_cpu(losses + n, head->logits, head->targets + n, count, head->V, head->Vp);
         if (is_top) {
-            classifier_top_cpu(is_top + n, head->logits, head->targets + n, count, head->V, head->Vp);
+            cross_entropy_top_cpu(is_top + n, head->logits, head->targets + n, count, head->V, head->Vp);
         }
     }
 }
@@ -69,9 +69,9 @@ static inline void lm_head_gradients_cpu(float* losses, float* dhidden, float* d
                                          float dloss, GradientMode mode) {
     const int C = head->C, V = head->V, Vp = head->Vp;
     if (head->linear->is_bf16) {
-        const ClassifierBf16 classifier = lm_head_bf16_(head);
-        classifier_bf16_gradients_cpu(losses, dhidden, dwte, &classifier, dloss, mode, head->bf16,
-                                      &head->linear->bf16);
+        const CrossEntropyBf16 classifier = lm_head_bf16_(head);
+        cross_entropy_bf16_gradients_cpu(losses, dhidden, dwte, &classifier, dloss, mode, head->bf16,
+                                         &head->linear->bf16);
         return;
     }
     for (int n = 0; n < head->N; n += head->chunk) {
@@ -79,7 +79,7 @@ static inline void lm_head_gradients_cpu(float* losses, float* dhidden, float* d
         const size_t at = (size_t)n * C;
         float* dlogits = head->logits; // (count, Vp), in place
         lm_head_logits_cpu(head, n, count);
-        classifier_backward_cpu(losses + n, dlogits, head->targets + n, dloss, count, V, Vp);
+        cross_entropy_backward_cpu(losses + n, dlogits, head->targets + n, dloss, count, V, Vp);
         linear_backward_weight_cpu(dwte, NULL, dlogits, head->hidden + at, count, C, Vp,
                                    n == 0 ? mode : GRADIENT_ADD, head->linear);
         linear_backward_input_cpu(dhidden + at, dlogits, head->wte, count, C, Vp, head->linear);

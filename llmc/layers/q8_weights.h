@@ -4,7 +4,7 @@ q8_weights.h -- a model whose matrices are in 8 bits (q8.h), for --quantize. Inf
     wte, qkvw, attprojw, fcw, fcprojw     blocks: a tensor of (rows, cols / 32) elements of 34 bytes
     all others                            as they are without
 
-The rows of the parameters say so, and members of GPT2Parameters point to the blocks. On a GPU a layer of a
+The rows of the parameters say so, and members of ModelParameters point to the blocks. On a GPU a layer of a
 matrix takes as many bytes, as q8.cuh lays them out. C must be a multiple of 32; then so are 3C and 4C.
 
     encoded[n] = wte[tokens[n]] + wpe[position of n]
@@ -37,17 +37,17 @@ static inline int quantized_is_matrix(const TensorRow* row) {
 }
 
 // The rows of the parameters, and their bytes; elements of what stays have `element_bytes`.
-static inline size_t quantized_parameter_rows(TensorRow rows[GPT2_PARAMETER_ROWS], GPT2Config cfg,
+static inline size_t quantized_parameter_rows(TensorRow rows[MODEL_PARAMETER_ROWS], ModelConfig cfg,
                                               size_t element_bytes) {
     assert(quantized_fits((size_t)cfg.C));
-    gpt2_parameter_rows_of(rows, cfg, element_bytes);
-    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+    model_parameter_rows_of(rows, cfg, element_bytes);
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         if (quantized_is_matrix(&rows[i])) {
             rows[i].cols /= QUANTIZED_BLOCK;
             rows[i].element_bytes = sizeof(QuantizedBlock);
         }
     }
-    return tensor_rows_layout(rows, GPT2_PARAMETER_ROWS);
+    return tensor_rows_layout(rows, MODEL_PARAMETER_ROWS);
 }
 
 // Encodes a matrix of `elements` numbers, whose rows are multiples of a block.
@@ -74,33 +74,33 @@ static inline void quantized_check_(const TensorRow* row, int g, const float* fr
     const size_t bad = float16_find_beyond(from, elements, QUANTIZED_OVERFLOW);
     CHECK(bad == elements,
           "--quantize q8_0: element %zu of %s, copy %d, is %g, wanted less than %g; --quantize off works",
-          bad, row->name, gpt2_group_copy(g), (double)from[bad], (double)QUANTIZED_OVERFLOW);
+          bad, row->name, model_group_copy(g), (double)from[bad], (double)QUANTIZED_OVERFLOW);
 }
 
 // Sets group g from fp32 values in memory that has only this group, laid out by `rows`.
 static inline void quantized_set_group(QuantizedParameters to, int g, const TensorRow* rows,
                                        const float* group) {
-    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         if (tensor_is_in_group(&rows[i], g)) {
             const QuantizedSet set = quantized_is_matrix(&rows[i]) ? to.set_blocks : to.set_floats;
             const float* from = (const float*)tensor_in_group(&rows[i], group);
             if (set == to.set_blocks) {
                 quantized_check_(&rows[i], g, from, tensor_layer_elements(&rows[i]));
             }
-            set(to.model, tensor_at_layer(&to.rows[i], to.memory, gpt2_group_copy(g)), from,
+            set(to.model, tensor_at_layer(&to.rows[i], to.memory, model_group_copy(g)), from,
                 tensor_layer_elements(&rows[i]));
         }
     }
 }
 
-// As encoder_forward_cpu, with blocks of wte.
-static inline void quantized_encoder_cpu(float* encoded, const int* tokens, const QuantizedBlock* wte,
-                                         const float* wpe, int B, int T, EncoderPositions positions, int C) {
+// As embedding_forward_cpu, with blocks of wte.
+static inline void q8_embedding_cpu(float* encoded, const int* tokens, const QuantizedBlock* wte,
+                                    const float* wpe, int B, int T, EmbeddingPositions positions, int C) {
     const size_t cols = (size_t)C, blocks = cols / QUANTIZED_BLOCK;
 #pragma omp parallel for schedule(static)
     for (int n = 0; n < B * T; n++) {
         float* out = encoded + (size_t)n * cols;
-        const float* position = wpe + (size_t)encoder_position(positions, n, T) * cols;
+        const float* position = wpe + (size_t)embedding_position(positions, n, T) * cols;
         quantized_decode(out, wte + (size_t)tokens[n] * blocks, cols);
         for (size_t c = 0; c < cols; c++) {
             out[c] += position[c];

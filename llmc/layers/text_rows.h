@@ -18,9 +18,9 @@ typedef struct {
 } TextRows;
 
 // The rows of the activations for `texts` of up to T tokens, and their bytes.
-static inline size_t text_activation_rows(TensorRow rows[GPT2_ACTIVATION_ROWS], GPT2Config cfg, int texts,
+static inline size_t text_activation_rows(TensorRow rows[MODEL_ACTIVATION_ROWS], ModelConfig cfg, int texts,
                                           int T) {
-    return gpt2_activation_rows(rows, cfg, texts, T, RECOMPUTE_NEVER, cfg.L, 0, (size_t)texts);
+    return model_activation_rows(rows, cfg, texts, T, RECOMPUTE_NEVER, cfg.L, 0, (size_t)texts);
 }
 
 #endif

@@ -33,15 +33,15 @@ typedef struct {
     int first_block; // the lowest one that the backward pass comes to; L: none
     unsigned rows;   // bit i: row i of the parameters is frozen in all blocks
     // Of each block, the same for its rows; what is outside of the blocks is alike in all of them.
-    uint16_t in_block[GPT2_MAX_LAYERS];
+    uint16_t in_block[MODEL_MAX_LAYERS];
 } Freeze;
 
 static inline int freeze_has(const Freeze* freeze, int row, int l) { return freeze->in_block[l] >> row & 1; }
 
-// Whether every parameter that is frozen in a block of parameters from `first` on (gpt2_copies) is so in all blocks.
-static inline int freeze_is_whole(const Freeze* freeze, GPT2Config cfg, int first) {
-    for (int k = first; k < gpt2_copies(cfg); k++) {
-        if (freeze->in_block[gpt2_group_layer(cfg, 1 + k)] & ~freeze->rows) {
+// Whether every parameter that is frozen in a block of parameters from `first` on (model_copies) is so in all blocks.
+static inline int freeze_is_whole(const Freeze* freeze, ModelConfig cfg, int first) {
+    for (int k = first; k < model_copies(cfg); k++) {
+        if (freeze->in_block[model_group_layer(cfg, 1 + k)] & ~freeze->rows) {
             return 0;
         }
     }
@@ -140,7 +140,7 @@ static inline int freeze_names_tensor_(const FreezeItem_* item, const char* hf_n
 static inline void freeze_list_names_(const TensorRow* rows, char* text, size_t room) {
     int count;
     const FreezeWord_* words = freeze_words_(&count);
-    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         snprintf(text + strlen(text), room - strlen(text), "%s, ", rows[i].name);
     }
     for (int i = 0; i < count; i++) {
@@ -170,7 +170,7 @@ static inline int freeze_unknown_(const FreezeItem_* item, const TensorRow* rows
 
 static inline int freeze_add_(Freeze* freeze, const FreezeItem_* item, const TensorRow* rows, char* error) {
     int found = 0, is_outside = 0;
-    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         for (int l = item->first; l <= item->last; l++) {
             const int is_meant =
                 freeze_names_(item, rows[i].name) || freeze_names_tensor_(item, rows[i].hf_name, l);
@@ -188,7 +188,7 @@ static inline int freeze_add_(Freeze* freeze, const FreezeItem_* item, const Ten
 // Whether everything in a place is frozen: in block l, or outside of the blocks.
 static inline int freeze_has_all_(const Freeze* freeze, const TensorRow* rows, TensorPlace place, int l) {
     int all = 1;
-    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         all &= rows[i].place != place || freeze_has(freeze, i, l);
     }
     return all;
@@ -206,8 +206,8 @@ static inline int freeze_has_member_(const Freeze* freeze, const TensorRow* rows
 // The lowest block that the backward pass comes to.
 static inline int freeze_first_block_(const Freeze* freeze, const TensorRow* rows, int L) {
     int l = 0;
-    if (!freeze_has_member_(freeze, rows, offsetof(GPT2Parameters, wte)) ||
-        !freeze_has_member_(freeze, rows, offsetof(GPT2Parameters, wpe))) {
+    if (!freeze_has_member_(freeze, rows, offsetof(ModelParameters, wte)) ||
+        !freeze_has_member_(freeze, rows, offsetof(ModelParameters, wpe))) {
         return 0;
     }
     while (l < L && freeze_has_all_(freeze, rows, PLACE_BLOCK, l)) {
@@ -217,15 +217,15 @@ static inline int freeze_first_block_(const Freeze* freeze, const TensorRow* row
 }
 
 // The names and places of the parameters, which are those of all models.
-static inline void freeze_table_(TensorRow rows[GPT2_PARAMETER_ROWS]) {
-    const GPT2Config any = {1, 1, 1, 1, 1, 1, SHARE_OFF};
-    gpt2_parameter_rows(rows, any);
+static inline void freeze_table_(TensorRow rows[MODEL_PARAMETER_ROWS]) {
+    const ModelConfig any = {1, 1, 1, 1, 1, 1, SHARE_OFF};
+    model_parameter_rows(rows, any);
 }
 
 // Sets `freeze` from a list for a model of L blocks; empty or NULL: nothing is frozen. Returns 0 and the reason in `error` if the list means
 // nothing, or leaves nothing to train.
 static inline int freeze_parse(Freeze* freeze, int L, const char* list, char* error) {
-    TensorRow rows[GPT2_PARAMETER_ROWS];
+    TensorRow rows[MODEL_PARAMETER_ROWS];
     memset(freeze, 0, sizeof(*freeze));
     freeze_table_(rows);
     for (const char* text = list; text && *list; text = *text ? text + 1 : NULL) {
@@ -236,7 +236,7 @@ static inline int freeze_parse(Freeze* freeze, int L, const char* list, char* er
         }
         text += length;
     }
-    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         int is_whole = list && *list;
         for (int l = 0; l < L; l++) {
             is_whole = is_whole && freeze_has(freeze, i, l);
@@ -262,16 +262,16 @@ static inline Freeze freeze_of(int L, const char* list) {
 
 // Whether the weight of the classifier is frozen.
 static inline int freeze_has_classifier(const Freeze* freeze) {
-    TensorRow rows[GPT2_PARAMETER_ROWS];
+    TensorRow rows[MODEL_PARAMETER_ROWS];
     freeze_table_(rows);
-    return freeze_has_member_(freeze, rows, offsetof(GPT2Parameters, wte));
+    return freeze_has_member_(freeze, rows, offsetof(ModelParameters, wte));
 }
 
 // Whether layers that share a parameter have it all frozen, or none; if not, 0 and the reason in `error`.
-static inline int freeze_check_shared(const Freeze* freeze, GPT2Config cfg, char* error) {
-    TensorRow rows[GPT2_PARAMETER_ROWS];
-    gpt2_parameter_rows(rows, cfg);
-    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+static inline int freeze_check_shared(const Freeze* freeze, ModelConfig cfg, char* error) {
+    TensorRow rows[MODEL_PARAMETER_ROWS];
+    model_parameter_rows(rows, cfg);
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         for (int l = 0; l < rows[i].uses; l++) {
             const int lowest = tensor_lowest_layer(&rows[i], tensor_copy(&rows[i], l));
             if (freeze_has(freeze, i, l) != freeze_has(freeze, i, lowest)) {
@@ -285,45 +285,46 @@ static inline int freeze_check_shared(const Freeze* freeze, GPT2Config cfg, char
     return 1;
 }
 
-// The lowest block of parameters (gpt2_copies) that is not all frozen; the number of all: none.
-static inline int freeze_first_copy(const Freeze* freeze, GPT2Config cfg) {
-    TensorRow rows[GPT2_PARAMETER_ROWS];
+// The lowest block of parameters (model_copies) that is not all frozen; the number of all: none.
+static inline int freeze_first_copy(const Freeze* freeze, ModelConfig cfg) {
+    TensorRow rows[MODEL_PARAMETER_ROWS];
     int k = 0;
-    gpt2_parameter_rows(rows, cfg);
-    while (k < gpt2_copies(cfg) && freeze_has_all_(freeze, rows, PLACE_BLOCK, gpt2_group_layer(cfg, 1 + k))) {
+    model_parameter_rows(rows, cfg);
+    while (k < model_copies(cfg) &&
+           freeze_has_all_(freeze, rows, PLACE_BLOCK, model_group_layer(cfg, 1 + k))) {
         k++;
     }
     return k;
 }
 
 // How many elements in memory are frozen, without the padding of the vocabulary.
-static inline double freeze_count(const Freeze* freeze, GPT2Config cfg) {
-    TensorRow rows[GPT2_PARAMETER_ROWS];
+static inline double freeze_count(const Freeze* freeze, ModelConfig cfg) {
+    TensorRow rows[MODEL_PARAMETER_ROWS];
     double count = 0;
-    gpt2_parameter_rows(rows, cfg);
-    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+    model_parameter_rows(rows, cfg);
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         for (int k = 0; k < rows[i].layers; k++) {
-            const double elements = (double)(gpt2_rows_in_files(&rows[i], cfg) * rows[i].cols);
+            const double elements = (double)(model_rows_in_files(&rows[i], cfg) * rows[i].cols);
             count += freeze_has(freeze, i, tensor_lowest_layer(&rows[i], k)) ? elements : 0;
         }
     }
     return count;
 }
 
-// As gpt2_flops_per_token, less what is not done: 2 for the gradient of each frozen weight, and the 2 for that of its
+// As model_flops_per_token, less what is not done: 2 for the gradient of each frozen weight, and the 2 for that of its
 // input where the backward pass does not come to, with two thirds of the attention there.
-static inline double freeze_flops_per_token(const Freeze* freeze, GPT2Config cfg, int T) {
-    TensorRow rows[GPT2_PARAMETER_ROWS];
+static inline double freeze_flops_per_token(const Freeze* freeze, ModelConfig cfg, int T) {
+    TensorRow rows[MODEL_PARAMETER_ROWS];
     double saved = 4.0 * freeze->first_block * cfg.C * T;
-    gpt2_parameter_rows(rows, cfg);
-    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+    model_parameter_rows(rows, cfg);
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         const double elements = (double)tensor_layer_elements(&rows[i]);
         for (int l = 0; l < rows[i].uses; l++) {
             const int is_below = rows[i].part != PART_OUTSIDE && l < freeze->first_block;
             saved += elements * (2 * freeze_has(freeze, i, l) + 2 * is_below);
         }
     }
-    return gpt2_flops_per_token(cfg, T) - saved;
+    return model_flops_per_token(cfg, T) - saved;
 }
 
 #endif

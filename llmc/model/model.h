@@ -41,27 +41,29 @@ typedef struct {
     int V, Vp;
     int L, NH, C;
     int share; // SHARE_...; of a loop SHARE_LOOP + its blocks
-} GPT2Config;
+} ModelConfig;
 
-enum { GPT2_MAX_LAYERS = 1000 };
+enum { MODEL_MAX_LAYERS = 1000 };
 
 // Blocks of parameters in memory, copy 0 and on; and layers in a row that have the same one.
-static inline int gpt2_copies(GPT2Config cfg) {
+static inline int model_copies(ModelConfig cfg) {
     return cfg.share == SHARE_PAIRS ? cfg.L / 2 : cfg.share >= SHARE_LOOP ? cfg.share - SHARE_LOOP : cfg.L;
 }
-static inline int gpt2_copy_repeats(GPT2Config cfg) { return cfg.share == SHARE_PAIRS ? 2 : 1; }
+static inline int model_copy_repeats(ModelConfig cfg) { return cfg.share == SHARE_PAIRS ? 2 : 1; }
 
 // The copy that layer l has.
-static inline int gpt2_copy(GPT2Config cfg, int l) { return l / gpt2_copy_repeats(cfg) % gpt2_copies(cfg); }
+static inline int model_copy(ModelConfig cfg, int l) {
+    return l / model_copy_repeats(cfg) % model_copies(cfg);
+}
 
-static inline int gpt2_hidden(GPT2Config cfg) { return 4 * cfg.C; }
-static inline int gpt2_qkv_size(GPT2Config cfg) { return 3 * cfg.C; }
-static inline int gpt2_head_size(GPT2Config cfg) { return cfg.C / cfg.NH; }
+static inline int model_hidden(ModelConfig cfg) { return 4 * cfg.C; }
+static inline int model_qkv_size(ModelConfig cfg) { return 3 * cfg.C; }
+static inline int model_head_size(ModelConfig cfg) { return cfg.C / cfg.NH; }
 
 typedef enum {
     INIT_ZERO,
     INIT_ONE,
-    INIT_NORMAL,       // N(0, std), std = 0.02, more in narrow models (gpt2_initial_std_)
+    INIT_NORMAL,       // N(0, std), std = 0.02, more in narrow models (model_initial_std_)
     INIT_VOCAB,        // the same for the V rows of the vocabulary, zero for its padding
     INIT_NORMAL_SCALED // N(0, std / sqrt(2L)): projections into the residual stream, which adds up 2L of them
 } TensorInit;
@@ -80,7 +82,7 @@ typedef enum { PART_OUTSIDE, PART_ATTENTION, PART_MLP } TensorPart;
 // Where memory has it: once, or in each block of parameters.
 typedef enum { PLACE_ONCE, PLACE_BLOCK } TensorPlace;
 
-static inline TensorPlace gpt2_place(GPT2Config cfg, TensorPart part) {
+static inline TensorPlace model_place(ModelConfig cfg, TensorPart part) {
     const int is_shared = (cfg.share == SHARE_ATTENTION && part == PART_ATTENTION) ||
                           (cfg.share == SHARE_MLP && part == PART_MLP);
     return part == PART_OUTSIDE || is_shared ? PLACE_ONCE : PLACE_BLOCK;
@@ -112,7 +114,7 @@ typedef enum {
 // how an update changes it, and `decay` whether weight decay does, too. `in files` says how Hugging Face stores a layer of it, and
 // under which name; GGUF's names come last.
 //  name        part       rows        cols      init                 decay  kind       in files      Hugging Face name             GGUF name
-#define GPT2_PARAMETERS(X) \
+#define MODEL_PARAMETERS(X) \
   X(wte,        OUTSIDE,   cfg.Vp,     cfg.C,    INIT_VOCAB,          1,     EMBEDDING, FILE_TABLE,   "wte.weight",                 "token_embd.weight")   /* token embedding = classifier weight */ \
   X(wpe,        OUTSIDE,   cfg.max_T,  cfg.C,    INIT_NORMAL,         1,     EMBEDDING, FILE_TABLE,   "wpe.weight",                 "position_embd.weight") /* position embedding */ \
   X(ln1w,       ATTENTION, 1,          cfg.C,    INIT_ONE,            0,     VECTOR,    FILE_VECTOR,  "h.%d.ln_1.weight",           "blk.%d.attn_norm.weight") /* norm before attention */ \
@@ -139,7 +141,7 @@ typedef enum {
 // `life`: what lives only inside a block, as such shared buffers do, takes the same memory as what lives only
 // in the classifier.
 //  name        layers  tokens  kept   cols                 dtype    life
-#define GPT2_ACTIVATIONS(X) \
+#define MODEL_ACTIVATIONS(X) \
   X(encoded,    1,      N,      BLOCK, cfg.C,               floatX,  LIVE_ALWAYS)  /* the residual stream that enters the first block */ \
   X(ln1,        blocks, N,      GELU,  cfg.C,               floatX,  LIVE_ALWAYS) \
   X(ln1_mean,   blocks, N,      MLP,   1,                   float,   LIVE_ALWAYS) \
@@ -166,24 +168,24 @@ typedef enum {
   X(dfch,       1,      trained, BLOCK, F,                   floatX,  LIVE_BLOCK)
 // clang-format on
 
-#define GPT2_MEMBER_(name, ...) floatX* name;
+#define MODEL_MEMBER_(name, ...) floatX* name;
 typedef struct {
-    GPT2_PARAMETERS(GPT2_MEMBER_)
-} GPT2Parameters;
-#undef GPT2_MEMBER_
+    MODEL_PARAMETERS(MODEL_MEMBER_)
+} ModelParameters;
+#undef MODEL_MEMBER_
 
-#define GPT2_MEMBER_(name, layers, tokens, kept, cols, dtype, life) dtype* name;
+#define MODEL_MEMBER_(name, layers, tokens, kept, cols, dtype, life) dtype* name;
 typedef struct {
-    GPT2_ACTIVATIONS(GPT2_MEMBER_)
-} GPT2Activations;
-#undef GPT2_MEMBER_
+    MODEL_ACTIVATIONS(MODEL_MEMBER_)
+} ModelActivations;
+#undef MODEL_MEMBER_
 
-#define GPT2_COUNT_(...) +1
+#define MODEL_COUNT_(...) +1
 enum {
-    GPT2_PARAMETER_ROWS = 0 GPT2_PARAMETERS(GPT2_COUNT_),
-    GPT2_ACTIVATION_ROWS = 0 GPT2_ACTIVATIONS(GPT2_COUNT_)
+    MODEL_PARAMETER_ROWS = 0 MODEL_PARAMETERS(MODEL_COUNT_),
+    MODEL_ACTIVATION_ROWS = 0 MODEL_ACTIVATIONS(MODEL_COUNT_)
 };
-#undef GPT2_COUNT_
+#undef MODEL_COUNT_
 
 // One row of a table, with the sizes filled in. Tensors start at multiples of TENSOR_ALIGN elements.
 #define TENSOR_ALIGN 128
@@ -238,26 +240,26 @@ static inline size_t tensor_rows_layout(TensorRow* rows, int count) {
     return (end + align - 1) / align * align;
 }
 
-enum { GPT2_SHARD_UNIT = 1024 }; // elements
+enum { MODEL_SHARD_UNIT = 1024 }; // elements
 
-static inline size_t gpt2_units_(size_t elements, size_t unit) { return (elements + unit - 1) / unit; }
+static inline size_t model_units_(size_t elements, size_t unit) { return (elements + unit - 1) / unit; }
 
 // What a tensor takes in memory, with the padding behind it.
-static inline size_t gpt2_tensor_room_(const TensorRow* row) {
-    return gpt2_units_(tensor_layer_elements(row), TENSOR_ALIGN) * TENSOR_ALIGN;
+static inline size_t model_tensor_room_(const TensorRow* row) {
+    return model_units_(tensor_layer_elements(row), TENSOR_ALIGN) * TENSOR_ALIGN;
 }
 
 // Places the trained tensors of one group (below) from element `at` on; returns the end of the last one. They lie as if
 // nothing were frozen, without the whole units between them: norms add up gradients unit by unit (adamw.h), and get the same bits.
-static inline size_t gpt2_place_trained_(TensorRow rows[GPT2_PARAMETER_ROWS], TensorPlace place,
-                                         unsigned frozen, size_t at) {
+static inline size_t model_place_trained_(TensorRow rows[MODEL_PARAMETER_ROWS], TensorPlace place,
+                                          unsigned frozen, size_t at) {
     size_t next = 0, end = 0; // as if none was frozen: of the next tensor, and of the last trained one
     size_t left_out = 0;
-    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
-        const size_t room = rows[i].place == place ? gpt2_tensor_room_(&rows[i]) : 0;
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
+        const size_t room = rows[i].place == place ? model_tensor_room_(&rows[i]) : 0;
         if (room > 0 && !(frozen >> i & 1)) {
-            const size_t from = gpt2_units_(end, GPT2_SHARD_UNIT), to = next / GPT2_SHARD_UNIT;
-            left_out += from < to ? (to - from) * GPT2_SHARD_UNIT : 0;
+            const size_t from = model_units_(end, MODEL_SHARD_UNIT), to = next / MODEL_SHARD_UNIT;
+            left_out += from < to ? (to - from) * MODEL_SHARD_UNIT : 0;
             rows[i].offset_bytes = array_bytes(at + next - left_out, rows[i].element_bytes);
             end = next + room;
         }
@@ -267,33 +269,33 @@ static inline size_t gpt2_place_trained_(TensorRow rows[GPT2_PARAMETER_ROWS], Te
 }
 
 // And the frozen ones, one after the other.
-static inline size_t gpt2_place_frozen_(TensorRow rows[GPT2_PARAMETER_ROWS], TensorPlace place,
-                                        unsigned frozen, size_t at) {
-    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+static inline size_t model_place_frozen_(TensorRow rows[MODEL_PARAMETER_ROWS], TensorPlace place,
+                                         unsigned frozen, size_t at) {
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         if (rows[i].place == place && frozen >> i & 1) {
             rows[i].offset_bytes = array_bytes(at, rows[i].element_bytes);
-            at += gpt2_tensor_room_(&rows[i]);
+            at += model_tensor_room_(&rows[i]);
         }
     }
     return at;
 }
 
 // Places a group; returns its end.
-static inline size_t gpt2_place_group_(TensorRow rows[GPT2_PARAMETER_ROWS], TensorPlace place,
-                                       unsigned frozen, size_t begin, int shards) {
-    const size_t unit = (size_t)shards * GPT2_SHARD_UNIT;
-    const size_t trained = gpt2_place_trained_(rows, place, frozen, begin) - begin,
-                 middle = begin + gpt2_units_(trained, unit) * unit;
-    return middle + gpt2_units_(gpt2_place_frozen_(rows, place, frozen, middle) - middle, unit) * unit;
+static inline size_t model_place_group_(TensorRow rows[MODEL_PARAMETER_ROWS], TensorPlace place,
+                                        unsigned frozen, size_t begin, int shards) {
+    const size_t unit = (size_t)shards * MODEL_SHARD_UNIT;
+    const size_t trained = model_place_trained_(rows, place, frozen, begin) - begin,
+                 middle = begin + model_units_(trained, unit) * unit;
+    return middle + model_units_(model_place_frozen_(rows, place, frozen, middle) - middle, unit) * unit;
 }
 
 // Places all groups, with so many blocks; returns the bytes of the allocation.
-static inline size_t gpt2_place_groups_(TensorRow rows[GPT2_PARAMETER_ROWS], int copies, unsigned frozen,
-                                        int shards) {
+static inline size_t model_place_groups_(TensorRow rows[MODEL_PARAMETER_ROWS], int copies, unsigned frozen,
+                                         int shards) {
     const size_t bytes = rows[0].element_bytes;
-    const size_t blocks = gpt2_place_group_(rows, PLACE_ONCE, frozen, 0, shards);
-    const size_t block = gpt2_place_group_(rows, PLACE_BLOCK, frozen, blocks, shards) - blocks;
-    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+    const size_t blocks = model_place_group_(rows, PLACE_ONCE, frozen, 0, shards);
+    const size_t block = model_place_group_(rows, PLACE_BLOCK, frozen, blocks, shards) - blocks;
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         rows[i].group_bytes = rows[i].place == PLACE_BLOCK ? blocks * bytes : 0;
         rows[i].layer_bytes = rows[i].layers > 1 ? block * bytes : 0;
     }
@@ -301,22 +303,22 @@ static inline size_t gpt2_place_groups_(TensorRow rows[GPT2_PARAMETER_ROWS], int
 }
 
 // The rows of the parameter table for a configuration, for elements of a given size; returns the bytes of one
-// allocation that holds them all. In it the parameters lie in groups: what is ONCE, then block 0, block 1, ... (gpt2_copies)
+// allocation that holds them all. In it the parameters lie in groups: what is ONCE, then block 0, block 1, ... (model_copies)
 // All blocks look alike. A group has two parts: its tensors that are trained, and those whose bit is set in `frozen`. Each
-// can be cut into `shards` equal parts, each a multiple of GPT2_SHARD_UNIT elements; what is added at its end is zero for ever.
-static inline size_t gpt2_sharded_rows_of(TensorRow rows[GPT2_PARAMETER_ROWS], GPT2Config cfg,
-                                          size_t element_bytes, int shards, unsigned frozen) {
-    const int F = gpt2_hidden(cfg), QKV = gpt2_qkv_size(cfg);
+// can be cut into `shards` equal parts, each a multiple of MODEL_SHARD_UNIT elements; what is added at its end is zero for ever.
+static inline size_t model_sharded_rows_of(TensorRow rows[MODEL_PARAMETER_ROWS], ModelConfig cfg,
+                                           size_t element_bytes, int shards, unsigned frozen) {
+    const int F = model_hidden(cfg), QKV = model_qkv_size(cfg);
     TensorRow* row = rows;
-#define GPT2_ROW_(name_, part_, rows_, cols_, init_, decay_, kind_, form_, hf_name_, gguf_name_)             \
+#define MODEL_ROW_(name_, part_, rows_, cols_, init_, decay_, kind_, form_, hf_name_, gguf_name_)            \
     row->name = #name_;                                                                                      \
     row->hf_name = hf_name_;                                                                                 \
     row->gguf_name = gguf_name_;                                                                             \
     row->form = form_;                                                                                       \
     row->part = PART_##part_;                                                                                \
-    row->place = gpt2_place(cfg, row->part);                                                                 \
-    row->layers = row->place == PLACE_BLOCK ? gpt2_copies(cfg) : 1;                                          \
-    row->repeats = gpt2_copy_repeats(cfg);                                                                   \
+    row->place = model_place(cfg, row->part);                                                                \
+    row->layers = row->place == PLACE_BLOCK ? model_copies(cfg) : 1;                                         \
+    row->repeats = model_copy_repeats(cfg);                                                                  \
     row->uses = row->part == PART_OUTSIDE ? 1 : cfg.L;                                                       \
     row->first_layer = 0;                                                                                    \
     row->rows = (size_t)(rows_);                                                                             \
@@ -327,25 +329,25 @@ static inline size_t gpt2_sharded_rows_of(TensorRow rows[GPT2_PARAMETER_ROWS], G
     row->decay = decay_;                                                                                     \
     row->kind = KIND_##kind_;                                                                                \
     row->life = LIVE_ALWAYS;                                                                                 \
-    row->member = offsetof(GPT2Parameters, name_);                                                           \
+    row->member = offsetof(ModelParameters, name_);                                                          \
     row++;
-    GPT2_PARAMETERS(GPT2_ROW_)
-#undef GPT2_ROW_
-    return gpt2_place_groups_(rows, gpt2_copies(cfg), frozen, shards);
+    MODEL_PARAMETERS(MODEL_ROW_)
+#undef MODEL_ROW_
+    return model_place_groups_(rows, model_copies(cfg), frozen, shards);
 }
 
 // The same in one part, as in copies on the host and in files.
-static inline size_t gpt2_parameter_rows_of(TensorRow rows[GPT2_PARAMETER_ROWS], GPT2Config cfg,
-                                            size_t element_bytes) {
-    return gpt2_sharded_rows_of(rows, cfg, element_bytes, 1, 0);
+static inline size_t model_parameter_rows_of(TensorRow rows[MODEL_PARAMETER_ROWS], ModelConfig cfg,
+                                             size_t element_bytes) {
+    return model_sharded_rows_of(rows, cfg, element_bytes, 1, 0);
 }
 
 // The same, for the parameters themselves.
-static inline size_t gpt2_parameter_rows(TensorRow rows[GPT2_PARAMETER_ROWS], GPT2Config cfg) {
-    return gpt2_parameter_rows_of(rows, cfg, sizeof(floatX));
+static inline size_t model_parameter_rows(TensorRow rows[MODEL_PARAMETER_ROWS], ModelConfig cfg) {
+    return model_parameter_rows_of(rows, cfg, sizeof(floatX));
 }
 
-static inline const char* gpt2_recompute_word(int level) {
+static inline const char* model_recompute_word(int level) {
     static const char* const words[] = {RECOMPUTE_WORDS(WORDS_NAME)};
     assert(0 <= level && level < RECOMPUTE_NEVER);
     return words[level];
@@ -353,11 +355,11 @@ static inline const char* gpt2_recompute_word(int level) {
 
 // Tokens that the classifier takes at a time, out of N: equal parts of about this many logits at most (64 MiB
 // of fp32), but at most eight parts, as each adds to the whole gradient of wte.
-#ifndef GPT2_CHUNK_LOGITS
-#define GPT2_CHUNK_LOGITS ((size_t)1 << 24)
+#ifndef MODEL_CHUNK_LOGITS
+#define MODEL_CHUNK_LOGITS ((size_t)1 << 24)
 #endif
-static inline size_t gpt2_classifier_chunk(GPT2Config cfg, size_t N) {
-    const size_t max = GPT2_CHUNK_LOGITS / (size_t)cfg.Vp + 1, wanted = (N + max - 1) / max;
+static inline size_t model_classifier_chunk(ModelConfig cfg, size_t N) {
+    const size_t max = MODEL_CHUNK_LOGITS / (size_t)cfg.Vp + 1, wanted = (N + max - 1) / max;
     const size_t parts = wanted < 8 ? wanted : 8;
     return (N + parts - 1) / parts;
 }
@@ -366,16 +368,17 @@ static inline size_t gpt2_classifier_chunk(GPT2Config cfg, size_t N) {
 // `residuals` copies of residual3, or fewer if fewer blocks are kept: those from `first_block` on. The classifier takes
 // `chunk` tokens at a time. At RECOMPUTE_NEVER: for B texts of up to T tokens, of which one is read at once, and then a
 // token of each at a time.
-static inline size_t gpt2_activation_rows(TensorRow rows[GPT2_ACTIVATION_ROWS], GPT2Config cfg, int B, int T,
-                                          int recompute, int residuals, int first_block, size_t chunk) {
+static inline size_t model_activation_rows(TensorRow rows[MODEL_ACTIVATION_ROWS], ModelConfig cfg, int B,
+                                           int T, int recompute, int residuals, int first_block,
+                                           size_t chunk) {
     const int is_trained = recompute != RECOMPUTE_NEVER;
     const int blocks = first_block < cfg.L ? cfg.L - first_block : 1;
     residuals = residuals < blocks ? residuals : blocks;
     const size_t BT = (size_t)B * (size_t)T, N = is_trained ? BT : (size_t)(B > T ? B : T);
     const size_t trained = is_trained ? N : 0, cached = is_trained ? 0 : BT;
-    const int F = gpt2_hidden(cfg), QKV = gpt2_qkv_size(cfg);
+    const int F = model_hidden(cfg), QKV = model_qkv_size(cfg);
     TensorRow* row = rows;
-#define GPT2_ROW_(name_, layers_, tokens_, kept_, cols_, dtype_, life_)                                      \
+#define MODEL_ROW_(name_, layers_, tokens_, kept_, cols_, dtype_, life_)                                     \
     row->name = #name_;                                                                                      \
     row->hf_name = row->gguf_name = NULL;                                                                    \
     row->form = FILE_TABLE;                                                                                  \
@@ -393,14 +396,14 @@ static inline size_t gpt2_activation_rows(TensorRow rows[GPT2_ACTIVATION_ROWS], 
     row->place = PLACE_BLOCK;                                                                                \
     row->group_bytes = 0;                                                                                    \
     row->life = recompute > RECOMPUTE_##kept_ ? LIVE_BLOCK : life_;                                          \
-    row->member = offsetof(GPT2Activations, name_);                                                          \
+    row->member = offsetof(ModelActivations, name_);                                                         \
     row++;
-    GPT2_ACTIVATIONS(GPT2_ROW_)
-#undef GPT2_ROW_
-    return tensor_rows_layout(rows, GPT2_ACTIVATION_ROWS);
+    MODEL_ACTIVATIONS(MODEL_ROW_)
+#undef MODEL_ROW_
+    return tensor_rows_layout(rows, MODEL_ACTIVATION_ROWS);
 }
 
-// Points every member of `pointers` (a GPT2Parameters or GPT2Activations) at its tensor in `memory`.
+// Points every member of `pointers` (a ModelParameters or ModelActivations) at its tensor in `memory`.
 static inline void tensor_rows_bind(void* pointers, const TensorRow* rows, int count, void* memory) {
     for (int i = 0; i < count; i++) {
         char* tensor = (char*)memory + rows[i].offset_bytes;
@@ -423,10 +426,10 @@ static inline int tensor_copy(const TensorRow* row, int l) {
 static inline int tensor_lowest_layer(const TensorRow* row, int k) { return k * row->repeats; }
 
 // Groups of parameters: 0 is what is ONCE, 1 + k is block k, copy k of what is in blocks. The lowest layer that has a group.
-static inline int gpt2_groups(GPT2Config cfg) { return 1 + gpt2_copies(cfg); }
-static inline int gpt2_group_copy(int g) { return g > 0 ? g - 1 : 0; }
-static inline int gpt2_group_layer(GPT2Config cfg, int g) {
-    return gpt2_group_copy(g) * gpt2_copy_repeats(cfg);
+static inline int model_groups(ModelConfig cfg) { return 1 + model_copies(cfg); }
+static inline int model_group_copy(int g) { return g > 0 ? g - 1 : 0; }
+static inline int model_group_layer(ModelConfig cfg, int g) {
+    return model_group_copy(g) * model_copy_repeats(cfg);
 }
 static inline int tensor_is_in_group(const TensorRow* row, int g) {
     return (row->place == PLACE_BLOCK) == (g > 0);
@@ -438,12 +441,12 @@ static inline int tensor_group(const TensorRow* row, int l) {
 }
 
 // Where group g begins in memory laid out by the rows of the parameters.
-static inline size_t gpt2_group_offset_bytes(const TensorRow rows[GPT2_PARAMETER_ROWS], int g) {
+static inline size_t model_group_offset_bytes(const TensorRow rows[MODEL_PARAMETER_ROWS], int g) {
     int i = 0;
     while (!tensor_is_in_group(&rows[i], g)) {
         i++;
     }
-    return rows[i].group_bytes + (size_t)gpt2_group_copy(g) * rows[i].layer_bytes;
+    return rows[i].group_bytes + (size_t)model_group_copy(g) * rows[i].layer_bytes;
 }
 
 // Where a parameter begins in its group; and the parameter, in memory that has only that group, or that of another layer.
@@ -463,22 +466,23 @@ static inline void tensor_advance_(void* pointers, const TensorRow* row, int k) 
 }
 
 // The same struct, seen from layer l: .qkvw is layer l's,
-static inline GPT2Parameters gpt2_parameters_at_layer(GPT2Parameters all, const TensorRow* rows, int l) {
-    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+static inline ModelParameters model_parameters_at_layer(ModelParameters all, const TensorRow* rows, int l) {
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         tensor_advance_(&all, &rows[i], tensor_copy(&rows[i], l));
     }
     return all;
 }
-static inline GPT2Activations gpt2_activations_at_layer(GPT2Activations all, const TensorRow* rows, int l) {
-    for (int i = 0; i < GPT2_ACTIVATION_ROWS; i++) {
+static inline ModelActivations model_activations_at_layer(ModelActivations all, const TensorRow* rows,
+                                                          int l) {
+    for (int i = 0; i < MODEL_ACTIVATION_ROWS; i++) {
         tensor_advance_(&all, &rows[i], tensor_copy(&rows[i], l));
     }
     return all;
 }
 
 // or from copy k of the blocks of parameters.
-static inline GPT2Parameters gpt2_parameters_at_copy(GPT2Parameters all, const TensorRow* rows, int k) {
-    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+static inline ModelParameters model_parameters_at_copy(ModelParameters all, const TensorRow* rows, int k) {
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         tensor_advance_(&all, &rows[i], k);
     }
     return all;
@@ -487,10 +491,10 @@ static inline GPT2Parameters gpt2_parameters_at_copy(GPT2Parameters all, const T
 // ---- sizes and names ----
 
 #define GPT2_VOCAB 50257
-#define GPT2_VOCAB_ALIGN 128
+#define MODEL_VOCAB_ALIGN 128
 
-static inline int gpt2_padded_vocab(int V) {
-    return (V + GPT2_VOCAB_ALIGN - 1) / GPT2_VOCAB_ALIGN * GPT2_VOCAB_ALIGN;
+static inline int model_padded_vocab(int V) {
+    return (V + MODEL_VOCAB_ALIGN - 1) / MODEL_VOCAB_ALIGN * MODEL_VOCAB_ALIGN;
 }
 
 // Models with a name. GPT-2's are called by their depth (gpt2:d12, or d12), GPT-3's by their width
@@ -498,11 +502,11 @@ static inline int gpt2_padded_vocab(int V) {
 typedef struct {
     const char* name;
     int L, C, NH, max_T;
-} GPT2NamedModel;
+} ModelPreset;
 
-static inline const GPT2NamedModel* gpt2_named_models(int* count) {
+static inline const ModelPreset* model_presets(int* count) {
     // clang-format off
-    static const GPT2NamedModel models[] = {
+    static const ModelPreset models[] = {
         {"gpt2:d6",      6,   384,  6, 1024}, {"gpt2:d12",    12,   768, 12, 1024}, // d12: GPT-2 124M
         {"gpt2:d24",    24,  1024, 16, 1024}, {"gpt2:d36",    36,  1280, 20, 1024}, // 350M, 774M
         {"gpt2:d48",    48,  1600, 25, 1024}, {"gpt2:d60",    60,  1920, 30, 1024}, // 1558M
@@ -522,9 +526,9 @@ static inline const GPT2NamedModel* gpt2_named_models(int* count) {
 }
 
 // The model called `name` (the prefix "gpt2:" may be left out), or NULL.
-static inline const GPT2NamedModel* gpt2_model_by_name(const char* name) {
+static inline const ModelPreset* model_preset_by_name(const char* name) {
     int count;
-    const GPT2NamedModel* models = gpt2_named_models(&count);
+    const ModelPreset* models = model_presets(&count);
     for (int i = 0; i < count; i++) {
         const int prefixed = strcmp(models[i].name, name) == 0;
         if (prefixed || (strncmp(models[i].name, "gpt2:", 5) == 0 && strcmp(models[i].name + 5, name) == 0)) {
@@ -535,10 +539,11 @@ static inline const GPT2NamedModel* gpt2_model_by_name(const char* name) {
 }
 
 // Whether sizes read from the file `path` can be those of a model; if not, 0 and the reason in `error`.
-static inline int gpt2_check_config(GPT2Config cfg, const char* path, char* error) {
+static inline int model_check_config(ModelConfig cfg, const char* path, char* error) {
     static const char* const names[6] = {"context", "vocabulary", "layers",
                                          "heads",   "channels",   "padded vocabulary"};
-    static const int max[6] = {1 << 20, 10000000, GPT2_MAX_LAYERS, 1024, 65536, 10000000 + GPT2_VOCAB_ALIGN};
+    static const int max[6] = {1 << 20, 10000000, MODEL_MAX_LAYERS,
+                               1024,    65536,    10000000 + MODEL_VOCAB_ALIGN};
     const int sizes[6] = {cfg.max_T, cfg.V, cfg.L, cfg.NH, cfg.C, cfg.Vp};
     for (int i = 0; i < 6; i++) {
         if (sizes[i] < 1 || sizes[i] > max[i]) {
@@ -555,27 +560,27 @@ static inline int gpt2_check_config(GPT2Config cfg, const char* path, char* erro
 }
 
 // Of all layers, those with the same parameters too.
-static inline double gpt2_count_elements_(GPT2Config cfg) {
-    TensorRow rows[GPT2_PARAMETER_ROWS];
-    gpt2_parameter_rows(rows, cfg);
+static inline double model_count_elements_(ModelConfig cfg) {
+    TensorRow rows[MODEL_PARAMETER_ROWS];
+    model_parameter_rows(rows, cfg);
     double count = 0;
-    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         count += (double)rows[i].uses * (double)tensor_layer_elements(&rows[i]);
     }
     return count;
 }
 
 // Parameters of the model that is computed, as its files have them: padding rows of the vocabulary are not counted.
-static inline double gpt2_count_parameters(GPT2Config cfg) {
-    return gpt2_count_elements_(cfg) - (double)(cfg.Vp - cfg.V) * cfg.C;
+static inline double model_count_parameters(ModelConfig cfg) {
+    return model_count_elements_(cfg) - (double)(cfg.Vp - cfg.V) * cfg.C;
 }
 
 // And of those in memory, which are trained: what layers share counts once.
-static inline double gpt2_count_stored(GPT2Config cfg) {
-    TensorRow rows[GPT2_PARAMETER_ROWS];
+static inline double model_count_stored(ModelConfig cfg) {
+    TensorRow rows[MODEL_PARAMETER_ROWS];
     double count = -(double)(cfg.Vp - cfg.V) * cfg.C;
-    gpt2_parameter_rows(rows, cfg);
-    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+    model_parameter_rows(rows, cfg);
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         count += (double)tensor_elements(&rows[i]);
     }
     return count;
@@ -583,41 +588,41 @@ static inline double gpt2_count_stored(GPT2Config cfg) {
 
 // Floating-point operations to train on one token, as the field counts them: 6 per weight of each layer (with the padded
 // vocabulary and the embeddings, as llm.c does), and 6 L C T for causal attention.
-static inline double gpt2_flops_per_token(GPT2Config cfg, int T) {
-    return 6 * gpt2_count_elements_(cfg) + 6.0 * cfg.L * cfg.C * T;
+static inline double model_flops_per_token(ModelConfig cfg, int T) {
+    return 6 * model_count_elements_(cfg) + 6.0 * cfg.L * cfg.C * T;
 }
 
 // ---- random weights ----
 
 // GPT-2's 0.02 fits its 768 channels and more; in narrower models the sums of a row would be too small for
 // attention to find its patterns soon, so they begin with as large sums.
-static inline double gpt2_initial_std_(GPT2Config cfg) {
+static inline double model_initial_std_(ModelConfig cfg) {
     return 0.02 * sqrt(cfg.C < 768 ? 768.0 / cfg.C : 1);
 }
 
 // Value of element (r, c) of layer l of a parameter in a new model: a function of the seed, the tensor's name
 // and the place alone, so the same on every platform, thread count and sharding. Padding rows of the
 // vocabulary are zero.
-static inline float gpt2_initial_value(const TensorRow* row, GPT2Config cfg, uint64_t seed, int l, size_t r,
-                                       size_t c) {
+static inline float model_initial_value(const TensorRow* row, ModelConfig cfg, uint64_t seed, int l, size_t r,
+                                        size_t c) {
     if (row->init == INIT_ZERO || row->init == INIT_ONE || (row->init == INIT_VOCAB && r >= (size_t)cfg.V)) {
         return row->init == INIT_ONE ? 1.0f : 0.0f;
     }
-    const double std = gpt2_initial_std_(cfg) / (row->init == INIT_NORMAL_SCALED ? sqrt(2.0 * cfg.L) : 1);
+    const double std = model_initial_std_(cfg) / (row->init == INIT_NORMAL_SCALED ? sqrt(2.0 * cfg.L) : 1);
     const uint64_t index = (l * row->rows + r) * row->cols + c;
     return (float)(rand_normal(seed, row->stream, index) * std);
 }
 
 // The rows of a parameter, or of its state, that files outside of llm.c hold: all, but not the vocabulary's
 // padding.
-static inline size_t gpt2_rows_in_files(const TensorRow* row, GPT2Config cfg) {
+static inline size_t model_rows_in_files(const TensorRow* row, ModelConfig cfg) {
     return row->init == INIT_VOCAB && row->rows > (size_t)cfg.V ? (size_t)cfg.V : row->rows;
 }
 
 // Sets the parameters of group g of a new model, fp32, that lie in `group` as the rows say.
-static inline void gpt2_random_group(const TensorRow rows[GPT2_PARAMETER_ROWS], GPT2Config cfg, uint64_t seed,
-                                     int g, void* group) {
-    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+static inline void model_random_group(const TensorRow rows[MODEL_PARAMETER_ROWS], ModelConfig cfg,
+                                      uint64_t seed, int g, void* group) {
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         const TensorRow* row = &rows[i];
         assert(row->element_bytes == sizeof(float));
         if (!tensor_is_in_group(row, g)) {
@@ -628,7 +633,7 @@ static inline void gpt2_random_group(const TensorRow rows[GPT2_PARAMETER_ROWS], 
         for (size_t r = 0; r < row->rows; r++) {
             for (size_t c = 0; c < row->cols; c++) {
                 tensor[r * row->cols + c] =
-                    gpt2_initial_value(row, cfg, seed, gpt2_group_layer(cfg, g), r, c);
+                    model_initial_value(row, cfg, seed, model_group_layer(cfg, g), r, c);
             }
         }
     }

@@ -35,7 +35,7 @@ static inline int share_loop_(const char* text) {
     return 0 < digits && digits < 5 && !number[digits] ? atoi(number) : 0;
 }
 
-// Sets GPT2Config's `share` from the option, for a model of L layers. Returns 0 and the reason in `error` if it means nothing
+// Sets ModelConfig's `share` from the option, for a model of L layers. Returns 0 and the reason in `error` if it means nothing
 // there.
 static inline int share_parse(int* share, int L, const char* text, char* error) {
     static const char* const words[] = {"off", "attention", "mlp", "pairs"}; // of SHARE_OFF, ...
@@ -60,20 +60,21 @@ static inline int share_parse(int* share, int L, const char* text, char* error) 
 // ---- the backward pass ----
 
 // Whether several blocks are repeated: between two layers with the same parameters there are others.
-static inline int share_is_loop(GPT2Config cfg) {
+static inline int share_is_loop(ModelConfig cfg) {
     return cfg.share > SHARE_LOOP + 1 && cfg.share < SHARE_LOOP + cfg.L;
 }
 
 // Whether the pass comes to layer l before all others with the same parameters of this part: it is the highest.
-static inline int share_is_highest_(GPT2Config cfg, TensorPart part, int l) {
-    const int repeats = gpt2_copy_repeats(cfg),
-              is_last_round = l / repeats + gpt2_copies(cfg) >= cfg.L / repeats;
-    return gpt2_place(cfg, part) == PLACE_ONCE ? l == cfg.L - 1 : l % repeats == repeats - 1 && is_last_round;
+static inline int share_is_highest_(ModelConfig cfg, TensorPart part, int l) {
+    const int repeats = model_copy_repeats(cfg),
+              is_last_round = l / repeats + model_copies(cfg) >= cfg.L / repeats;
+    return model_place(cfg, part) == PLACE_ONCE ? l == cfg.L - 1
+                                                : l % repeats == repeats - 1 && is_last_round;
 }
 
 // How the gradients of a part of layer l are left, where `mode` is that of the pass: they are added to those of the layers
 // above with the same parameters.
-static inline GradientMode share_gradient_mode(GPT2Config cfg, TensorPart part, int l, GradientMode mode) {
+static inline GradientMode share_gradient_mode(ModelConfig cfg, TensorPart part, int l, GradientMode mode) {
     return share_is_highest_(cfg, part, l) ? mode : GRADIENT_ADD;
 }
 

@@ -24,10 +24,10 @@ NaN or +infinity among the logits gives a loss of NaN, unless the row does not c
 #include "llmc/gpu/gpu.cuh"
 #include "llmc/gpu/ptx.cuh"
 
-#define CLASSIFIER_LOG2E 1.44269504f
-#define CLASSIFIER_LN2 0.69314718f
-#define CLASSIFIER_THREADS 1024
-#define CLASSIFIER_STATIC_BYTES                                                                              \
+#define CROSS_ENTROPY_LOG2E 1.44269504f
+#define CROSS_ENTROPY_LN2 0.69314718f
+#define CROSS_ENTROPY_THREADS 1024
+#define CROSS_ENTROPY_STATIC_BYTES                                                                           \
     (2 << 10) // bound for the shared memory of block_sum and block_max, and the system's
 
 // The largest element so far, shift = -max log2(e), and the sum of 2^(element log2(e) + shift).
@@ -36,27 +36,27 @@ typedef struct {
 } ClassifierSum_;
 
 // e^logit times 2^shift. Results below the smallest normal number become 0, which does not matter here.
-__device__ inline float classifier_exp_(float logit, float shift) {
-    return exp2_approx(fmaf(logit, CLASSIFIER_LOG2E, shift));
+__device__ inline float cross_entropy_exp_(float logit, float shift) {
+    return exp2_approx(fmaf(logit, CROSS_ENTROPY_LOG2E, shift));
 }
 
 // Adds WIDTH elements of a row. A NaN makes the sum NaN, but never max.
-template <int WIDTH> __device__ inline void classifier_take_(ClassifierSum_* s, const float* x) {
+template <int WIDTH> __device__ inline void cross_entropy_take_(ClassifierSum_* s, const float* x) {
     float sum = 0;
 #pragma unroll
     for (int i = 0; i < WIDTH; i++) {
         s->max = fmaxf(s->max, x[i]);
     }
-    const float shift = -CLASSIFIER_LOG2E * s->max;
+    const float shift = -CROSS_ENTROPY_LOG2E * s->max;
 #pragma unroll
     for (int i = 0; i < WIDTH; i++) {
-        sum += classifier_exp_(x[i], shift);
+        sum += cross_entropy_exp_(x[i], shift);
     }
     s->sum = fmaf(s->sum, exp2_approx(shift - s->shift), sum);
     s->shift = shift;
 }
 
-template <int WIDTH, class T> __device__ inline Pack<T> classifier_load_(const T* from) {
+template <int WIDTH, class T> __device__ inline Pack<T> cross_entropy_load_(const T* from) {
     if constexpr (WIDTH == 1) {
         Pack<T> x = {};
         x[0] = from[0];
@@ -68,14 +68,14 @@ template <int WIDTH, class T> __device__ inline Pack<T> classifier_load_(const T
 
 // Elements v ... v + WIDTH - 1 of a row, those from V on as -infinity.
 template <int WIDTH, class T>
-__device__ inline void classifier_load_tail_(float* x, const T* row, int v, int V) {
+__device__ inline void cross_entropy_load_tail_(float* x, const T* row, int v, int V) {
 #pragma unroll
     for (int i = 0; i < WIDTH; i++) {
         x[i] = v + i < V ? to_float(row[v + i]) : -INFINITY;
     }
 }
 
-template <int WIDTH, class T> __device__ inline void classifier_store_(T* to, const Pack<T>& x) {
+template <int WIDTH, class T> __device__ inline void cross_entropy_store_(T* to, const Pack<T>& x) {
     if constexpr (WIDTH == 1) {
         to[0] = x[0];
     } else {
@@ -85,75 +85,76 @@ template <int WIDTH, class T> __device__ inline void classifier_store_(T* to, co
 
 // Stores e^x times 2^shift, and 0 from element `count` on.
 template <int WIDTH, class T>
-__device__ inline void classifier_store_exp_(T* to, const float* x, float shift, int count) {
+__device__ inline void cross_entropy_store_exp_(T* to, const float* x, float shift, int count) {
     Pack<T> pack = {};
 #pragma unroll
     for (int i = 0; i < WIDTH; i++) {
-        pack[i] = from_float<T>(i < count ? classifier_exp_(x[i], shift) : 0.0f);
+        pack[i] = from_float<T>(i < count ? cross_entropy_exp_(x[i], shift) : 0.0f);
     }
-    classifier_store_<WIDTH>(to, pack);
+    cross_entropy_store_<WIDTH>(to, pack);
 }
 
 // Sums up a row with the whole block. Also copies it to `copy` unless that is NULL, except for the tail: the
 // pack that crosses V. The next pack is loaded while one is processed. The maximum starts finite, so that no
 // thread subtracts infinity from infinity.
-template <int WIDTH, class T> __device__ inline ClassifierSum_ classifier_row_(T* copy, const T* row, int V) {
+template <int WIDTH, class T>
+__device__ inline ClassifierSum_ cross_entropy_row_(T* copy, const T* row, int V) {
     const int full = V - V % WIDTH, stride = blockDim.x * WIDTH;
-    ClassifierSum_ mine = {-FLT_MAX / 2, CLASSIFIER_LOG2E * (FLT_MAX / 2), 0};
+    ClassifierSum_ mine = {-FLT_MAX / 2, CROSS_ENTROPY_LOG2E * (FLT_MAX / 2), 0};
     int v = threadIdx.x * WIDTH;
     Pack<T> next = {};
     float x[Pack<T>::SIZE];
     if (v < full) {
-        next = classifier_load_<WIDTH>(row + v);
+        next = cross_entropy_load_<WIDTH>(row + v);
     }
     while (v < full) {
         if (copy) {
-            classifier_store_<WIDTH>(copy + v, next);
+            cross_entropy_store_<WIDTH>(copy + v, next);
         }
         unpack(x, next);
         v += stride;
         if (v < full) {
-            next = classifier_load_<WIDTH>(row + v);
+            next = cross_entropy_load_<WIDTH>(row + v);
         }
-        classifier_take_<WIDTH>(&mine, x);
+        cross_entropy_take_<WIDTH>(&mine, x);
     }
     if (v < V) {
-        classifier_load_tail_<WIDTH>(x, row, v, V);
-        classifier_take_<WIDTH>(&mine, x);
+        cross_entropy_load_tail_<WIDTH>(x, row, v, V);
+        cross_entropy_take_<WIDTH>(&mine, x);
     }
-    const float max = block_max(mine.max), shift = -CLASSIFIER_LOG2E * max;
+    const float max = block_max(mine.max), shift = -CROSS_ENTROPY_LOG2E * max;
     const ClassifierSum_ all = {max, shift, block_sum(mine.sum * exp2_approx(shift - mine.shift))};
     return all;
 }
 
 // log(sum) - target. The shift, which is in both, cancels.
-__device__ inline float classifier_nats_(const ClassifierSum_* s, float target_logit) {
-    return CLASSIFIER_LN2 * (log2f(s->sum) - fmaf(target_logit, CLASSIFIER_LOG2E, s->shift));
+__device__ inline float cross_entropy_nats_(const ClassifierSum_* s, float target_logit) {
+    return CROSS_ENTROPY_LN2 * (log2f(s->sum) - fmaf(target_logit, CROSS_ENTROPY_LOG2E, s->shift));
 }
 
 // Replaces the logits of a row with e^logit times 2^shift, and with 0 from V on. A thread reads and writes
-// the elements that it read in classifier_row_. `again` is the row or its copy.
+// the elements that it read in cross_entropy_row_. `again` is the row or its copy.
 template <int WIDTH, class T>
-__device__ inline void classifier_probabilities_(T* row, const T* again, float shift, int V, int Vp) {
+__device__ inline void cross_entropy_probabilities_(T* row, const T* again, float shift, int V, int Vp) {
     const int full = V - V % WIDTH, stride = blockDim.x * WIDTH;
     int v = threadIdx.x * WIDTH;
     Pack<T> next = {};
     float x[Pack<T>::SIZE];
     if (v < full) {
-        next = classifier_load_<WIDTH>(again + v);
+        next = cross_entropy_load_<WIDTH>(again + v);
     }
     while (v < full) {
         const int here = v;
         unpack(x, next);
         v += stride;
         if (v < full) {
-            next = classifier_load_<WIDTH>(again + v);
+            next = cross_entropy_load_<WIDTH>(again + v);
         }
-        classifier_store_exp_<WIDTH>(row + here, x, shift, WIDTH);
+        cross_entropy_store_exp_<WIDTH>(row + here, x, shift, WIDTH);
     }
     for (; v < Vp; v += stride) { // the tail, and padding
-        classifier_load_tail_<WIDTH>(x, row, v, V);
-        classifier_store_exp_<WIDTH>(row + v, x, shift, V - v);
+        cross_entropy_load_tail_<WIDTH>(x, row, v, V);
+        cross_entropy_store_exp_<WIDTH>(row + v, x, shift, V - v);
     }
 }
 
@@ -163,8 +164,8 @@ __device__ inline void classifier_probabilities_(T* row, const T* again, float s
 // order  fixed: depends on V and T only
 // needs  Vp a multiple of WIDTH, and aligned addresses where that is a pack
 template <class T, int WIDTH>
-__global__ void __launch_bounds__(CLASSIFIER_THREADS)
-    classifier_loss_kernel(float* loss, const T* logits, const int* target, int V, int Vp) {
+__global__ void __launch_bounds__(CROSS_ENTROPY_THREADS)
+    cross_entropy_loss_kernel(float* loss, const T* logits, const int* target, int V, int Vp) {
     const T* row = logits + (size_t)blockIdx.x * Vp;
     const int hit = target[blockIdx.x];
     if (hit == NO_TARGET) {
@@ -173,9 +174,9 @@ __global__ void __launch_bounds__(CLASSIFIER_THREADS)
         }
         return;
     }
-    const ClassifierSum_ s = classifier_row_<WIDTH>((T*)NULL, row, V);
+    const ClassifierSum_ s = cross_entropy_row_<WIDTH>((T*)NULL, row, V);
     if (threadIdx.x == 0) {
-        loss[blockIdx.x] = classifier_nats_(&s, to_float(row[hit]));
+        loss[blockIdx.x] = cross_entropy_nats_(&s, to_float(row[hit]));
     }
 }
 
@@ -184,8 +185,8 @@ __global__ void __launch_bounds__(CLASSIFIER_THREADS)
 // moves  N*V in, N int32 out. Bound by memory.
 // order  fixed
 template <class T>
-__global__ void __launch_bounds__(CLASSIFIER_THREADS)
-    classifier_top_kernel(int* is_top, const T* logits, const int* target, int V, int Vp) {
+__global__ void __launch_bounds__(CROSS_ENTROPY_THREADS)
+    cross_entropy_top_kernel(int* is_top, const T* logits, const int* target, int V, int Vp) {
     const T* row = logits + (size_t)blockIdx.x * Vp;
     const int hit = target[blockIdx.x];
     int is_beaten = hit == NO_TARGET;
@@ -206,64 +207,64 @@ __global__ void __launch_bounds__(CLASSIFIER_THREADS)
 // grid   N      block   up to 1024      shared   those of block_sum and block_max; the row, if keep
 // moves  N*Vp in, once more from L2 unless keep; N*Vp out. Bound by memory.
 // order  fixed: depends on V and T only
-// needs  as classifier_loss_kernel; scale > 0
+// needs  as cross_entropy_loss_kernel; scale > 0
 template <class T, int WIDTH>
-__global__ void __launch_bounds__(CLASSIFIER_THREADS)
-    classifier_backward_kernel(float* loss, T* logits, const int* target, float scale, int V, int Vp,
-                               int keep) {
+__global__ void __launch_bounds__(CROSS_ENTROPY_THREADS)
+    cross_entropy_backward_kernel(float* loss, T* logits, const int* target, float scale, int V, int Vp,
+                                  int keep) {
     SMEM_DYNAMIC(T, copy);
     T* row = logits + (size_t)blockIdx.x * Vp;
     const int hit = target[blockIdx.x];
     V = hit == NO_TARGET ? 0 : V; // a row that does not count is all padding
     const float target_logit = V ? to_float(row[hit]) : 0.0f;
-    const ClassifierSum_ s = classifier_row_<WIDTH>(keep ? copy : (T*)NULL, row, V);
+    const ClassifierSum_ s = cross_entropy_row_<WIDTH>(keep ? copy : (T*)NULL, row, V);
     const float shift = s.shift + log2f(scale / s.sum);
     if (keep) {
-        classifier_probabilities_<WIDTH>(row, copy, shift, V, Vp);
+        cross_entropy_probabilities_<WIDTH>(row, copy, shift, V, Vp);
     } else {
-        classifier_probabilities_<WIDTH>(row, row, shift, V, Vp);
+        cross_entropy_probabilities_<WIDTH>(row, row, shift, V, Vp);
     }
     if (V && hit / WIDTH % blockDim.x == threadIdx.x) {
-        row[hit] = from_float<T>(classifier_exp_(target_logit, shift) - scale);
+        row[hit] = from_float<T>(cross_entropy_exp_(target_logit, shift) - scale);
     }
     if (threadIdx.x == 0) {
-        loss[blockIdx.x] = V ? classifier_nats_(&s, target_logit) : 0.0f;
+        loss[blockIdx.x] = V ? cross_entropy_nats_(&s, target_logit) : 0.0f;
     }
 }
 
 // About four elements or packs per thread in short rows.
-static inline int classifier_threads_(int items) {
+static inline int cross_entropy_threads_(int items) {
     const int threads = 32 * ceil_div(items, 4 * 32);
-    return threads < CLASSIFIER_THREADS ? threads : CLASSIFIER_THREADS;
+    return threads < CROSS_ENTROPY_THREADS ? threads : CROSS_ENTROPY_THREADS;
 }
 
-template <class T> static inline int classifier_width_(const T* logits, int Vp) {
+template <class T> static inline int cross_entropy_width_(const T* logits, int Vp) {
     return Vp % Pack<T>::SIZE == 0 && (uintptr_t)logits % 16 == 0 ? Pack<T>::SIZE : 1;
 }
 
 template <class T>
-static inline void classifier_loss(float* loss, const T* logits, const int* target, int N, int V, int Vp,
-                                   const Gpu* gpu) {
-    const int width = classifier_width_(logits, Vp);
-    launch(width == 1 ? classifier_loss_kernel<T, 1> : classifier_loss_kernel<T, Pack<T>::SIZE>, N,
-           classifier_threads_(Vp / width), 0, gpu, loss, logits, target, V, Vp);
+static inline void cross_entropy_loss(float* loss, const T* logits, const int* target, int N, int V, int Vp,
+                                      const Gpu* gpu) {
+    const int width = cross_entropy_width_(logits, Vp);
+    launch(width == 1 ? cross_entropy_loss_kernel<T, 1> : cross_entropy_loss_kernel<T, Pack<T>::SIZE>, N,
+           cross_entropy_threads_(Vp / width), 0, gpu, loss, logits, target, V, Vp);
 }
 
 template <class T>
-static inline void classifier_top(int* is_top, const T* logits, const int* target, int N, int V, int Vp,
-                                  const Gpu* gpu) {
-    launch(classifier_top_kernel<T>, N, classifier_threads_(Vp), 0, gpu, is_top, logits, target, V, Vp);
+static inline void cross_entropy_top(int* is_top, const T* logits, const int* target, int N, int V, int Vp,
+                                     const Gpu* gpu) {
+    launch(cross_entropy_top_kernel<T>, N, cross_entropy_threads_(Vp), 0, gpu, is_top, logits, target, V, Vp);
 }
 
 template <class T>
-static inline void classifier_backward(float* loss, T* logits, const int* target, float scale, int N, int V,
-                                       int Vp, const Gpu* gpu) {
-    const int width = classifier_width_(logits, Vp);
+static inline void cross_entropy_backward(float* loss, T* logits, const int* target, float scale, int N,
+                                          int V, int Vp, const Gpu* gpu) {
+    const int width = cross_entropy_width_(logits, Vp);
     const size_t row_bytes = (size_t)Vp * sizeof(T);
-    const int keep = row_bytes + CLASSIFIER_STATIC_BYTES <= gpu->shared_bytes;
-    launch(width == 1 ? classifier_backward_kernel<T, 1> : classifier_backward_kernel<T, Pack<T>::SIZE>, N,
-           classifier_threads_(Vp / width), keep ? row_bytes : 0, gpu, loss, logits, target, scale, V, Vp,
-           keep);
+    const int keep = row_bytes + CROSS_ENTROPY_STATIC_BYTES <= gpu->shared_bytes;
+    launch(width == 1 ? cross_entropy_backward_kernel<T, 1> : cross_entropy_backward_kernel<T, Pack<T>::SIZE>,
+           N, cross_entropy_threads_(Vp / width), keep ? row_bytes : 0, gpu, loss, logits, target, scale, V,
+           Vp, keep);
 }
 
 // ---- the sum of losses ----

@@ -10,8 +10,8 @@ cross_entropy.h -- softmax, cross-entropy and their gradient in one place: the c
     is_top     (N)       int32, whether the target has the largest logit; of equal ones the first counts. 0 without a
                          target
 
-classifier_backward sets loss and turns the logits into their gradient in place; probabilities are stored
-nowhere else. classifier_loss only sets loss (validation must not write gradients), classifier_top is_top. `scale` is 1 / (tokens of
+cross_entropy_backward sets loss and turns the logits into their gradient in place; probabilities are stored
+nowhere else. cross_entropy_loss only sets loss (validation must not write gradients), cross_entropy_top is_top. `scale` is 1 / (tokens of
 the whole update).
 
 A row whose target is NO_TARGET, a padded position, does not count: its loss is 0 and so is its gradient,
@@ -29,10 +29,10 @@ ones times counted / all; targets_factor undoes that.
 enum { NO_TARGET = -1 };
 
 // What the passes move: a second reading of a row comes from a cache.
-static inline double classifier_loss_bytes(double N, double V, double element_bytes) {
+static inline double cross_entropy_loss_bytes(double N, double V, double element_bytes) {
     return N * V * element_bytes + 8 * N;
 }
-static inline double classifier_backward_bytes(double N, double Vp, double element_bytes) {
+static inline double cross_entropy_backward_bytes(double N, double Vp, double element_bytes) {
     return 2 * N * Vp * element_bytes + 8 * N;
 }
 
@@ -51,7 +51,7 @@ static inline double targets_factor(double all, double counted) {
     return counted > 0 ? all / counted : (double)NAN;
 }
 
-static inline float classifier_max_(const float* x, int V) {
+static inline float cross_entropy_max_(const float* x, int V) {
     Vec max[4]; // four, so that a comparison need not wait for the one before
     int v = 0;
     for (int j = 0; j < 4; j++) {
@@ -70,7 +70,7 @@ static inline float classifier_max_(const float* x, int V) {
 }
 
 // sum_v exp(x[v] - max); the exponentials are also left in `keep` unless it is NULL. NaN in x gives NaN.
-ALWAYS_INLINE float classifier_exp_sum_(float* keep, const float* x, float max, int V) {
+ALWAYS_INLINE float cross_entropy_exp_sum_(float* keep, const float* x, float max, int V) {
     Vec sum = vec_all(0.0f);
     int v = 0;
     for (; v + LANES <= V; v += LANES) {
@@ -91,8 +91,8 @@ ALWAYS_INLINE float classifier_exp_sum_(float* keep, const float* x, float max, 
     return total;
 }
 
-static inline void classifier_loss_cpu(float* loss, const float* logits, const int* target, int N, int V,
-                                       int Vp) {
+static inline void cross_entropy_loss_cpu(float* loss, const float* logits, const int* target, int N, int V,
+                                          int Vp) {
 #pragma omp parallel for schedule(static)
     for (int n = 0; n < N; n++) {
         const float* row = logits + (size_t)n * Vp;
@@ -100,13 +100,13 @@ static inline void classifier_loss_cpu(float* loss, const float* logits, const i
             loss[n] = 0;
             continue;
         }
-        const float max = classifier_max_(row, V);
-        loss[n] = logf(classifier_exp_sum_(NULL, row, max, V)) + (max - row[target[n]]);
+        const float max = cross_entropy_max_(row, V);
+        loss[n] = logf(cross_entropy_exp_sum_(NULL, row, max, V)) + (max - row[target[n]]);
     }
 }
 
-static inline void classifier_top_cpu(int* is_top, const float* logits, const int* target, int N, int V,
-                                      int Vp) {
+static inline void cross_entropy_top_cpu(int* is_top, const float* logits, const int* target, int N, int V,
+                                         int Vp) {
 #pragma omp parallel for schedule(static)
     for (int n = 0; n < N; n++) {
         const float* row = logits + (size_t)n * Vp;
@@ -119,8 +119,8 @@ static inline void classifier_top_cpu(int* is_top, const float* logits, const in
     }
 }
 
-static inline void classifier_backward_cpu(float* loss, float* logits, const int* target, float scale, int N,
-                                           int V, int Vp) {
+static inline void cross_entropy_backward_cpu(float* loss, float* logits, const int* target, float scale,
+                                              int N, int V, int Vp) {
 #pragma omp parallel for schedule(static)
     for (int n = 0; n < N; n++) {
         float* row = logits + (size_t)n * Vp;
@@ -129,8 +129,8 @@ static inline void classifier_backward_cpu(float* loss, float* logits, const int
             memset(row, 0, (size_t)Vp * sizeof(float));
             continue;
         }
-        const float max = classifier_max_(row, V), target_logit = row[target[n]];
-        const float sum = classifier_exp_sum_(row, row, max, V);
+        const float max = cross_entropy_max_(row, V), target_logit = row[target[n]];
+        const float sum = cross_entropy_exp_sum_(row, row, max, V);
         const float factor = scale / sum;
         loss[n] = logf(sum) + (max - target_logit);
         for (int v = 0; v < V; v++) {

@@ -5,7 +5,7 @@ length of the sequences).
 The gradient of wte is a sum over all positions that hold the same token. To add in a fixed order without
 floating-point atomics, the positions are sorted by their token, stably (a radix sort: one pass for up to 1024
 tokens, or two);
-the sorted list is cut into chunks of ENCODER_CHUNK positions; the rows of one token in one chunk are a piece,
+the sorted list is cut into chunks of EMBEDDING_CHUNK positions; the rows of one token in one chunk are a piece,
 which a warp sums in order of the positions. A token with a single piece is added to dwte at once. Otherwise,
 if the token continues in another chunk, the sums wait in scratch memory, and a second kernel adds them in
 order: a token that fills half of the batch is summed by many blocks.
@@ -18,11 +18,12 @@ order: a token that fills half of the batch is summed by many blocks.
 #include "llmc/ops/embedding.h"
 #include "llmc/gpu/gpu.cuh"
 
-#define ENCODER_WARPS 8   // to a block of the kernels that give a warp a row
-#define ENCODER_BITS 10   // of a token, that one pass of the sort looks at, at most
-#define ENCODER_PASSES 2  // at most: tokens are below 2^20
-#define ENCODER_TILE 1024 // positions to a block of the sort; also 2^ENCODER_BITS: a thread for every digit
-#define ENCODER_CHUNK 128 // sorted positions per block: few enough to be quick, enough for few partial sums
+#define EMBEDDING_WARPS 8  // to a block of the kernels that give a warp a row
+#define EMBEDDING_BITS 10  // of a token, that one pass of the sort looks at, at most
+#define EMBEDDING_PASSES 2 // at most: tokens are below 2^20
+#define EMBEDDING_TILE                                                                                       \
+    1024 // positions to a block of the sort; also 2^EMBEDDING_BITS: a thread for every digit
+#define EMBEDDING_CHUNK 128 // sorted positions per block: few enough to be quick, enough for few partial sums
 
 typedef struct {
     int* order[2];  // (N) positions, sorted so far; at the end order[0]
@@ -31,38 +32,40 @@ typedef struct {
     float* partial; // (chunks, 2, C) the first piece of a chunk; its last piece
     int N, C;
     int passes, bits; // of the sort, and of a token in each pass: 2^bits digits
-} EncoderGpu;
+} EmbeddingGpu;
 
-static inline size_t encoder_counts_(int N) { return (size_t)ENCODER_TILE * ceil_div(N, ENCODER_TILE); }
-static inline size_t encoder_partials_(int N, int C) { return 2 * (size_t)ceil_div(N, ENCODER_CHUNK) * C; }
+static inline size_t embedding_counts_(int N) { return (size_t)EMBEDDING_TILE * ceil_div(N, EMBEDDING_TILE); }
+static inline size_t embedding_partials_(int N, int C) {
+    return 2 * (size_t)ceil_div(N, EMBEDDING_CHUNK) * C;
+}
 
-// What encoder_open allocates.
-static inline size_t encoder_planned_bytes(int N, int C) {
-    return (2 * (size_t)N + encoder_counts_(N) + ENCODER_TILE) * sizeof(int) +
-           encoder_partials_(N, C) * sizeof(float);
+// What embedding_open allocates.
+static inline size_t embedding_planned_bytes(int N, int C) {
+    return (2 * (size_t)N + embedding_counts_(N) + EMBEDDING_TILE) * sizeof(int) +
+           embedding_partials_(N, C) * sizeof(float);
 }
 
 // For up to N positions, tokens below V, and C columns.
-static inline void encoder_open(EncoderGpu* scratch, int N, int V, int C) {
-    CHECK(V <= 1 << (ENCODER_BITS * ENCODER_PASSES), "vocabulary of %d tokens: at most %d on the GPU", V,
-          1 << (ENCODER_BITS * ENCODER_PASSES));
+static inline void embedding_open(EmbeddingGpu* scratch, int N, int V, int C) {
+    CHECK(V <= 1 << (EMBEDDING_BITS * EMBEDDING_PASSES), "vocabulary of %d tokens: at most %d on the GPU", V,
+          1 << (EMBEDDING_BITS * EMBEDDING_PASSES));
     for (int i = 0; i < 2; i++) {
         scratch->order[i] = (int*)gpu_alloc((size_t)N, sizeof(int), "encoder: sorted positions");
     }
-    scratch->counts = (int*)gpu_alloc(encoder_counts_(N), sizeof(int), "encoder: counts");
-    scratch->totals = (int*)gpu_alloc(ENCODER_TILE, sizeof(int), "encoder: totals");
-    scratch->partial = (float*)gpu_alloc(encoder_partials_(N, C), sizeof(float), "encoder: partial sums");
+    scratch->counts = (int*)gpu_alloc(embedding_counts_(N), sizeof(int), "encoder: counts");
+    scratch->totals = (int*)gpu_alloc(EMBEDDING_TILE, sizeof(int), "encoder: totals");
+    scratch->partial = (float*)gpu_alloc(embedding_partials_(N, C), sizeof(float), "encoder: partial sums");
     scratch->N = N;
     scratch->C = C;
     int bits = 1;
     while (V > 1 << bits) {
         bits++;
     }
-    scratch->passes = ceil_div(bits, ENCODER_BITS);
+    scratch->passes = ceil_div(bits, EMBEDDING_BITS);
     scratch->bits = ceil_div(bits, scratch->passes);
 }
 
-static inline void encoder_close(EncoderGpu* scratch) {
+static inline void embedding_close(EmbeddingGpu* scratch) {
     gpu_free(scratch->partial);
     gpu_free(scratch->totals);
     gpu_free(scratch->counts);
@@ -72,7 +75,7 @@ static inline void encoder_close(EncoderGpu* scratch) {
 
 // ---- elements: WIDTH of them at a time, a pack of X or 1 ----
 
-template <int WIDTH, class X> __device__ inline void encoder_load_(float* to, const X* from) {
+template <int WIDTH, class X> __device__ inline void embedding_load_(float* to, const X* from) {
     if constexpr (WIDTH == 1) {
         to[0] = to_float(from[0]);
     } else {
@@ -88,7 +91,7 @@ template <int WIDTH, class X> __device__ inline void encoder_load_(float* to, co
     }
 }
 
-template <int WIDTH, class X> __device__ inline void encoder_store_(X* to, const float* from) {
+template <int WIDTH, class X> __device__ inline void embedding_store_(X* to, const float* from) {
     if constexpr (WIDTH == 1) {
         to[0] = from_float<X>(from[0]);
     } else {
@@ -105,21 +108,21 @@ template <int WIDTH, class X> __device__ inline void encoder_store_(X* to, const
     }
 }
 
-template <int WIDTH, class X> __device__ inline void encoder_add_(float* to, const X* from) {
+template <int WIDTH, class X> __device__ inline void embedding_add_(float* to, const X* from) {
     float x[WIDTH];
-    encoder_load_<WIDTH>(x, from);
+    embedding_load_<WIDTH>(x, from);
 #pragma unroll
     for (int i = 0; i < WIDTH; i++) {
         to[i] += x[i];
     }
 }
 
-static inline int encoder_aligned_(const void* a, const void* b, const void* c) {
+static inline int embedding_aligned_(const void* a, const void* b, const void* c) {
     return ((uintptr_t)a | (uintptr_t)b | (uintptr_t)c) % 16 == 0;
 }
 
 // A warp has 32 WIDTH columns of a row: blocks in y go over the columns.
-static inline dim3 encoder_grid_(int rows, int rows_per_block, int C, int width) {
+static inline dim3 embedding_grid_(int rows, int rows_per_block, int C, int width) {
     return dim3(ceil_div(rows, rows_per_block), ceil_div(C, 32 * width));
 }
 
@@ -131,32 +134,32 @@ static inline dim3 encoder_grid_(int rows, int rows_per_block, int C, int width)
 // order  fixed
 // needs  C a multiple of WIDTH, and aligned addresses where that is a pack
 template <class X, int WIDTH>
-__global__ void encoder_forward_kernel(X* out, const int* tokens, const X* wte, const X* wpe, int N, int T,
-                                       EncoderPositions positions, int C) {
+__global__ void embedding_forward_kernel(X* out, const int* tokens, const X* wte, const X* wpe, int N, int T,
+                                         EmbeddingPositions positions, int C) {
     const int n = blockIdx.x * blockDim.y + threadIdx.y;
     const int c = (blockIdx.y * 32 + threadIdx.x) * WIDTH;
     if (n < N && c < C) {
         float x[WIDTH];
-        encoder_load_<WIDTH>(x, wte + (size_t)tokens[n] * C + c);
-        encoder_add_<WIDTH>(x, wpe + (size_t)encoder_position(positions, n, T) * C + c);
-        encoder_store_<WIDTH>(out + (size_t)n * C + c, x);
+        embedding_load_<WIDTH>(x, wte + (size_t)tokens[n] * C + c);
+        embedding_add_<WIDTH>(x, wpe + (size_t)embedding_position(positions, n, T) * C + c);
+        embedding_store_<WIDTH>(out + (size_t)n * C + c, x);
     }
 }
 
 template <class X, int WIDTH>
-static inline void encoder_launch_forward_(X* out, const int* tokens, const X* wte, const X* wpe, int N,
-                                           int T, EncoderPositions positions, int C, const Gpu* gpu) {
-    launch(encoder_forward_kernel<X, WIDTH>, encoder_grid_(N, ENCODER_WARPS, C, WIDTH),
-           dim3(32, ENCODER_WARPS), 0, gpu, out, tokens, wte, wpe, N, T, positions, C);
+static inline void embedding_launch_forward_(X* out, const int* tokens, const X* wte, const X* wpe, int N,
+                                             int T, EmbeddingPositions positions, int C, const Gpu* gpu) {
+    launch(embedding_forward_kernel<X, WIDTH>, embedding_grid_(N, EMBEDDING_WARPS, C, WIDTH),
+           dim3(32, EMBEDDING_WARPS), 0, gpu, out, tokens, wte, wpe, N, T, positions, C);
 }
 
 template <class X>
-static inline void encoder_forward(X* out, const int* tokens, const X* wte, const X* wpe, int B, int T,
-                                   EncoderPositions positions, int C, const Gpu* gpu) {
-    if (C % Pack<X>::SIZE == 0 && encoder_aligned_(out, wte, wpe)) {
-        encoder_launch_forward_<X, Pack<X>::SIZE>(out, tokens, wte, wpe, B * T, T, positions, C, gpu);
+static inline void embedding_forward(X* out, const int* tokens, const X* wte, const X* wpe, int B, int T,
+                                     EmbeddingPositions positions, int C, const Gpu* gpu) {
+    if (C % Pack<X>::SIZE == 0 && embedding_aligned_(out, wte, wpe)) {
+        embedding_launch_forward_<X, Pack<X>::SIZE>(out, tokens, wte, wpe, B * T, T, positions, C, gpu);
     } else {
-        encoder_launch_forward_<X, 1>(out, tokens, wte, wpe, B * T, T, positions, C, gpu);
+        embedding_launch_forward_<X, 1>(out, tokens, wte, wpe, B * T, T, positions, C, gpu);
     }
 }
 
@@ -169,8 +172,8 @@ static inline void encoder_forward(X* out, const int* tokens, const X* wte, cons
 // order  fixed: by batch
 // needs  C a multiple of WIDTH, and aligned addresses where that is a pack
 template <class X, class G, int WIDTH>
-__global__ void encoder_positions_kernel(G* dwpe, const X* dout, int B, int T, int rows, int C,
-                                         GradientMode mode) {
+__global__ void embedding_positions_kernel(G* dwpe, const X* dout, int B, int T, int rows, int C,
+                                           GradientMode mode) {
     const int t = blockIdx.x * blockDim.y + threadIdx.y;
     const int c = (blockIdx.y * 32 + threadIdx.x) * WIDTH;
     if (t >= rows || c >= C) {
@@ -181,21 +184,21 @@ __global__ void encoder_positions_kernel(G* dwpe, const X* dout, int B, int T, i
     if (t < T) {
 #pragma unroll 4
         for (int b = 0; b < B; b++) {
-            encoder_add_<WIDTH>(sum, dout + ((size_t)b * T + t) * C + c);
+            embedding_add_<WIDTH>(sum, dout + ((size_t)b * T + t) * C + c);
         }
     }
     if (mode == GRADIENT_ADD) {
-        encoder_add_<WIDTH>(sum, to);
+        embedding_add_<WIDTH>(sum, to);
     }
-    encoder_store_<WIDTH>(to, sum);
+    embedding_store_<WIDTH>(to, sum);
 }
 
 // ---- backward: sorting the positions by token ----
 
 // The digit of list entry i: `bits` bits of its token from bit `shift` on; and in `position` the entry. The first pass
 // reads no list: entry i is i.
-__device__ inline int encoder_digit_(const int* tokens, const int* list, int i, int shift, int bits,
-                                     int* position) {
+__device__ inline int embedding_digit_(const int* tokens, const int* list, int i, int shift, int bits,
+                                       int* position) {
     *position = list ? list[i] : i;
     return tokens[*position] >> shift & ((1 << bits) - 1);
 }
@@ -204,15 +207,15 @@ __device__ inline int encoder_digit_(const int* tokens, const int* list, int i, 
 // grid   tiles      block   1024: a thread per entry, then per digit      shared   1024 ints
 // moves  2N ints in, 2^bits out per tile
 // order  free, but the counts do not depend on it
-__global__ void encoder_count_kernel(int* counts, const int* tokens, const int* list, int N, int shift,
-                                     int bits) {
-    SMEM_ARRAY(int, count, [ENCODER_TILE]);
-    const int i = blockIdx.x * ENCODER_TILE + threadIdx.x;
+__global__ void embedding_count_kernel(int* counts, const int* tokens, const int* list, int N, int shift,
+                                       int bits) {
+    SMEM_ARRAY(int, count, [EMBEDDING_TILE]);
+    const int i = blockIdx.x * EMBEDDING_TILE + threadIdx.x;
     count[threadIdx.x] = 0;
     __syncthreads();
     if (i < N) {
         int position;
-        atomicAdd(&count[encoder_digit_(tokens, list, i, shift, bits, &position)], 1);
+        atomicAdd(&count[embedding_digit_(tokens, list, i, shift, bits, &position)], 1);
     }
     __syncthreads();
     if (threadIdx.x < 1u << bits) {
@@ -221,7 +224,7 @@ __global__ void encoder_count_kernel(int* counts, const int* tokens, const int* 
 }
 
 // The sum of x over this lane and those below.
-__device__ inline int encoder_warp_scan_(int x) {
+__device__ inline int embedding_warp_scan_(int x) {
 #pragma unroll
     for (int distance = 1; distance < 32; distance *= 2) {
         const int below = __shfl_up_sync(0xffffffffu, x, distance);
@@ -235,8 +238,8 @@ __device__ inline int encoder_warp_scan_(int x) {
 // grid   ceil(2^bits / 8)      block   256 = 8 digits      shared   none
 // moves  2^bits ints per tile in and out, in L2
 // order  fixed
-__global__ void encoder_scan_kernel(int* counts, int* totals, int tiles, int bits) {
-    const int digit = blockIdx.x * ENCODER_WARPS + threadIdx.x / 32, lane = threadIdx.x % 32;
+__global__ void embedding_scan_kernel(int* counts, int* totals, int tiles, int bits) {
+    const int digit = blockIdx.x * EMBEDDING_WARPS + threadIdx.x / 32, lane = threadIdx.x % 32;
     if (digit >= 1 << bits) {
         return;
     }
@@ -244,7 +247,7 @@ __global__ void encoder_scan_kernel(int* counts, int* totals, int tiles, int bit
     int before = 0;
     for (int first = 0; first < tiles; first += 32) {
         const int count = first + lane < tiles ? row[first + lane] : 0;
-        const int scan = encoder_warp_scan_(count);
+        const int scan = embedding_warp_scan_(count);
         if (first + lane < tiles) {
             row[first + lane] = before + scan - count;
         }
@@ -256,21 +259,21 @@ __global__ void encoder_scan_kernel(int* counts, int* totals, int tiles, int bit
 }
 
 // The sum of x over the threads below, in a block of 1024.
-__device__ inline int encoder_block_scan_(int x) {
+__device__ inline int embedding_block_scan_(int x) {
     SMEM_ARRAY(int, of_warp, [32]);
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const int scan = encoder_warp_scan_(x);
+    const int scan = embedding_warp_scan_(x);
     if (lane == 31) {
         of_warp[warp] = scan;
     }
     __syncthreads();
-    const int warps = encoder_warp_scan_(of_warp[lane]);
+    const int warps = embedding_warp_scan_(of_warp[lane]);
     const int below = __shfl_sync(0xffffffffu, warps, warp > 0 ? warp - 1 : 0);
     return scan - x + (warp > 0 ? below : 0);
 }
 
 // The lanes with the same digit as this one, of those that take part; all lanes call it.
-__device__ inline unsigned encoder_peers_(int digit, int bits, int is_active) {
+__device__ inline unsigned embedding_peers_(int digit, int bits, int is_active) {
     unsigned peers = __ballot_sync(0xffffffffu, is_active);
     for (int bit = 0; bit < bits; bit++) {
         const unsigned ones = __ballot_sync(0xffffffffu, digit >> bit & 1);
@@ -285,18 +288,19 @@ __device__ inline unsigned encoder_peers_(int digit, int bits, int is_active) {
 // grid   tiles      block   1024: a thread per entry, and per digit      shared   1056 ints
 // moves  2N ints in, N out, scattered
 // order  fixed
-__global__ void __launch_bounds__(ENCODER_TILE)
-    encoder_scatter_kernel(int* sorted, const int* counts, const int* totals, const int* tokens,
-                           const int* list, int N, int shift, int bits) {
-    SMEM_ARRAY(int, next, [ENCODER_TILE]);
-    const int entries = min(ENCODER_TILE, N - (int)blockIdx.x * ENCODER_TILE);
-    const int i = blockIdx.x * ENCODER_TILE + threadIdx.x, is_active = i < N;
+__global__ void __launch_bounds__(EMBEDDING_TILE)
+    embedding_scatter_kernel(int* sorted, const int* counts, const int* totals, const int* tokens,
+                             const int* list, int N, int shift, int bits) {
+    SMEM_ARRAY(int, next, [EMBEDDING_TILE]);
+    const int entries = min(EMBEDDING_TILE, N - (int)blockIdx.x * EMBEDDING_TILE);
+    const int i = blockIdx.x * EMBEDDING_TILE + threadIdx.x, is_active = i < N;
     int position = 0;
-    const int digit = is_active ? encoder_digit_(tokens, list, i, shift, bits, &position) : 0;
-    const unsigned peers = encoder_peers_(digit, bits, is_active);
+    const int digit = is_active ? embedding_digit_(tokens, list, i, shift, bits, &position) : 0;
+    const unsigned peers = embedding_peers_(digit, bits, is_active);
     const unsigned below = peers & ((1u << threadIdx.x % 32) - 1);
     const int is_digit = threadIdx.x < 1u << bits;
-    const int before = encoder_block_scan_(is_digit ? totals[threadIdx.x] : 0); // entries with smaller digits
+    const int before =
+        embedding_block_scan_(is_digit ? totals[threadIdx.x] : 0); // entries with smaller digits
     if (is_digit) {
         next[threadIdx.x] = before + counts[(size_t)threadIdx.x * gridDim.x + blockIdx.x];
     }
@@ -316,18 +320,18 @@ __global__ void __launch_bounds__(ENCODER_TILE)
     }
 }
 
-static inline void encoder_sort_(EncoderGpu* scratch, const int* tokens, int N, const Gpu* gpu) {
-    const int tiles = ceil_div(N, ENCODER_TILE), bits = scratch->bits;
+static inline void embedding_sort_(EmbeddingGpu* scratch, const int* tokens, int N, const Gpu* gpu) {
+    const int tiles = ceil_div(N, EMBEDDING_TILE), bits = scratch->bits;
     const int* list = NULL;
     for (int pass = 0; pass < scratch->passes; pass++) {
         const int shift = pass * bits;
         int* sorted = scratch->order[(scratch->passes - 1 - pass) % 2];
-        launch(encoder_count_kernel, tiles, ENCODER_TILE, 0, gpu, scratch->counts, tokens, list, N, shift,
+        launch(embedding_count_kernel, tiles, EMBEDDING_TILE, 0, gpu, scratch->counts, tokens, list, N, shift,
                bits);
-        launch(encoder_scan_kernel, ceil_div(1 << bits, ENCODER_WARPS), 32 * ENCODER_WARPS, 0, gpu,
+        launch(embedding_scan_kernel, ceil_div(1 << bits, EMBEDDING_WARPS), 32 * EMBEDDING_WARPS, 0, gpu,
                scratch->counts, scratch->totals, tiles, bits);
-        launch(encoder_scatter_kernel, tiles, ENCODER_TILE, 0, gpu, sorted, scratch->counts, scratch->totals,
-               tokens, list, N, shift, bits);
+        launch(embedding_scatter_kernel, tiles, EMBEDDING_TILE, 0, gpu, sorted, scratch->counts,
+               scratch->totals, tokens, list, N, shift, bits);
         list = sorted;
     }
 }
@@ -336,26 +340,26 @@ static inline void encoder_sort_(EncoderGpu* scratch, const int* tokens, int N, 
 
 // A chunk of the sorted list in shared memory, and where its pieces begin.
 typedef struct {
-    int position[ENCODER_CHUNK], token[ENCODER_CHUNK];
-    int begin[ENCODER_CHUNK + 1]; // of every piece; behind the last one, the end
-    int pieces, before, after;    // tokens around the chunk, -1 outside the list
-} EncoderChunk_;
+    int position[EMBEDDING_CHUNK], token[EMBEDDING_CHUNK];
+    int begin[EMBEDDING_CHUNK + 1]; // of every piece; behind the last one, the end
+    int pieces, before, after;      // tokens around the chunk, -1 outside the list
+} EmbeddingChunk_;
 
-__device__ inline int encoder_token_(const int* tokens, const int* order, int i, int N) {
+__device__ inline int embedding_token_(const int* tokens, const int* order, int i, int N) {
     return i >= 0 && i < N ? tokens[order[i]] : -1;
 }
 
 // Fills `chunk` from list entries [first, first + count). The whole block calls it, 256 threads.
-__device__ inline void encoder_read_chunk_(EncoderChunk_* chunk, const int* tokens, const int* order,
-                                           int first, int count, int N) {
+__device__ inline void embedding_read_chunk_(EmbeddingChunk_* chunk, const int* tokens, const int* order,
+                                             int first, int count, int N) {
     const int i = threadIdx.x, lane = i % 32;
     if (i < count) {
         chunk->position[i] = order[first + i];
         chunk->token[i] = tokens[order[first + i]];
     }
     if (i == 0) {
-        chunk->before = encoder_token_(tokens, order, first - 1, N);
-        chunk->after = encoder_token_(tokens, order, first + count, N);
+        chunk->before = embedding_token_(tokens, order, first - 1, N);
+        chunk->after = embedding_token_(tokens, order, first + count, N);
     }
     __syncthreads();
     if (i < 32) { // the first warp lists the beginnings
@@ -382,13 +386,13 @@ __device__ inline void encoder_read_chunk_(EncoderChunk_* chunk, const int* toke
 // order  fixed: by position
 // needs  C a multiple of WIDTH, and aligned addresses where that is a pack
 template <class X, class G, int WIDTH>
-__global__ void encoder_pieces_kernel(G* dwte, float* partial, const X* dout, const int* tokens,
-                                      const int* order, int N, int C) {
-    SMEM_ARRAY(EncoderChunk_, chunk, [1]);
-    const int first = blockIdx.x * ENCODER_CHUNK, count = min(ENCODER_CHUNK, N - first);
-    encoder_read_chunk_(chunk, tokens, order, first, count, N);
+__global__ void embedding_pieces_kernel(G* dwte, float* partial, const X* dout, const int* tokens,
+                                        const int* order, int N, int C) {
+    SMEM_ARRAY(EmbeddingChunk_, chunk, [1]);
+    const int first = blockIdx.x * EMBEDDING_CHUNK, count = min(EMBEDDING_CHUNK, N - first);
+    embedding_read_chunk_(chunk, tokens, order, first, count, N);
     const int lane = threadIdx.x % 32, slices = ceil_div(C, 32 * WIDTH);
-    for (int job = threadIdx.x / 32; job < chunk->pieces * slices; job += ENCODER_WARPS) {
+    for (int job = threadIdx.x / 32; job < chunk->pieces * slices; job += EMBEDDING_WARPS) {
         const int piece = job / slices, c = (job % slices * 32 + lane) * WIDTH;
         const int begin = chunk->begin[piece], end = chunk->begin[piece + 1], token = chunk->token[begin];
         if (c >= C) {
@@ -397,13 +401,13 @@ __global__ void encoder_pieces_kernel(G* dwte, float* partial, const X* dout, co
         float sum[WIDTH] = {};
 #pragma unroll 4
         for (int i = begin; i < end; i++) {
-            encoder_add_<WIDTH>(sum, dout + (size_t)chunk->position[i] * C + c);
+            embedding_add_<WIDTH>(sum, dout + (size_t)chunk->position[i] * C + c);
         }
         if ((begin == 0 && chunk->before == token) || (end == count && chunk->after == token)) {
-            encoder_store_<WIDTH>(partial + (2 * (size_t)blockIdx.x + (begin > 0)) * C + c, sum);
+            embedding_store_<WIDTH>(partial + (2 * (size_t)blockIdx.x + (begin > 0)) * C + c, sum);
         } else {
-            encoder_add_<WIDTH>(sum, dwte + (size_t)token * C + c);
-            encoder_store_<WIDTH>(dwte + (size_t)token * C + c, sum);
+            embedding_add_<WIDTH>(sum, dwte + (size_t)token * C + c);
+            embedding_store_<WIDTH>(dwte + (size_t)token * C + c, sum);
         }
     }
 }
@@ -415,20 +419,20 @@ __global__ void encoder_pieces_kernel(G* dwte, float* partial, const X* dout, co
 // moves  at most 2C fp32 in per chunk; the gradients of few tokens in and out
 // order  fixed: by position
 template <class G>
-__global__ void encoder_partials_kernel(G* dwte, const float* partial, const int* tokens, const int* order,
-                                        int N, int C) {
-    const int c = blockIdx.y * blockDim.x + threadIdx.x, chunks = ceil_div(N, ENCODER_CHUNK);
-    const int first = blockIdx.x * ENCODER_CHUNK, behind = first + ENCODER_CHUNK;
+__global__ void embedding_partials_kernel(G* dwte, const float* partial, const int* tokens, const int* order,
+                                          int N, int C) {
+    const int c = blockIdx.y * blockDim.x + threadIdx.x, chunks = ceil_div(N, EMBEDDING_CHUNK);
+    const int first = blockIdx.x * EMBEDDING_CHUNK, behind = first + EMBEDDING_CHUNK;
     if (c >= C || behind >= N) {
         return;
     }
     const int token = tokens[order[behind - 1]];
     const int from_the_start = tokens[order[first]] == token;
-    if (tokens[order[behind]] != token || encoder_token_(tokens, order, first - 1, N) == token) {
+    if (tokens[order[behind]] != token || embedding_token_(tokens, order, first - 1, N) == token) {
         return;
     }
     float sum = partial[(2 * (size_t)blockIdx.x + !from_the_start) * C + c];
-    for (int j = blockIdx.x + 1; j < chunks && tokens[order[j * ENCODER_CHUNK]] == token; j++) {
+    for (int j = blockIdx.x + 1; j < chunks && tokens[order[j * EMBEDDING_CHUNK]] == token; j++) {
         sum += partial[2 * (size_t)j * C + c];
     }
     G* to = dwte + (size_t)token * C + c;
@@ -436,44 +440,44 @@ __global__ void encoder_partials_kernel(G* dwte, const float* partial, const int
 }
 
 template <class X, class G, int WIDTH>
-static inline void encoder_launch_tokens_(G* dwte, const X* dout, const int* tokens, int N, int C,
-                                          EncoderGpu* scratch, const Gpu* gpu) {
-    const int chunks = ceil_div(N, ENCODER_CHUNK);
-    launch(encoder_pieces_kernel<X, G, WIDTH>, chunks, 32 * ENCODER_WARPS, 0, gpu, dwte, scratch->partial,
+static inline void embedding_launch_tokens_(G* dwte, const X* dout, const int* tokens, int N, int C,
+                                            EmbeddingGpu* scratch, const Gpu* gpu) {
+    const int chunks = ceil_div(N, EMBEDDING_CHUNK);
+    launch(embedding_pieces_kernel<X, G, WIDTH>, chunks, 32 * EMBEDDING_WARPS, 0, gpu, dwte, scratch->partial,
            dout, tokens, scratch->order[0], N, C);
-    launch(encoder_partials_kernel<G>, dim3(chunks, ceil_div(C, 256)), 256, 0, gpu, dwte, scratch->partial,
+    launch(embedding_partials_kernel<G>, dim3(chunks, ceil_div(C, 256)), 256, 0, gpu, dwte, scratch->partial,
            tokens, scratch->order[0], N, C);
 }
 
 template <class X, int WIDTH>
-static inline void encoder_launch_backward_(Gradient dwte, Gradient dwpe, const X* dout, const int* tokens,
-                                            int B, int T, int maxT, int C, GradientMode mode,
-                                            EncoderGpu* scratch, const Gpu* gpu) {
+static inline void embedding_launch_backward_(Gradient dwte, Gradient dwpe, const X* dout, const int* tokens,
+                                              int B, int T, int maxT, int C, GradientMode mode,
+                                              EmbeddingGpu* scratch, const Gpu* gpu) {
     const int rows = mode == GRADIENT_SET ? maxT : T;
     if (dwpe.data) {
         GRADIENT_DISPATCH(dwpe, X,
-                          launch(encoder_positions_kernel<X, G, WIDTH>,
-                                 encoder_grid_(rows, ENCODER_WARPS, C, WIDTH), dim3(32, ENCODER_WARPS), 0,
-                                 gpu, (G*)dwpe.data, dout, B, T, rows, C, mode));
+                          launch(embedding_positions_kernel<X, G, WIDTH>,
+                                 embedding_grid_(rows, EMBEDDING_WARPS, C, WIDTH), dim3(32, EMBEDDING_WARPS),
+                                 0, gpu, (G*)dwpe.data, dout, B, T, rows, C, mode));
     }
     if (dwte.data) {
-        encoder_sort_(scratch, tokens, B * T, gpu);
+        embedding_sort_(scratch, tokens, B * T, gpu);
         GRADIENT_DISPATCH(
             dwte, X,
-            encoder_launch_tokens_<X, G, WIDTH>((G*)dwte.data, dout, tokens, B * T, C, scratch, gpu));
+            embedding_launch_tokens_<X, G, WIDTH>((G*)dwte.data, dout, tokens, B * T, C, scratch, gpu));
     }
 }
 
 template <class X>
-static inline void encoder_backward(Gradient dwte, Gradient dwpe, const X* dout, const int* tokens, int B,
-                                    int T, int maxT, int C, GradientMode mode, EncoderGpu* scratch,
-                                    const Gpu* gpu) {
+static inline void embedding_backward(Gradient dwte, Gradient dwpe, const X* dout, const int* tokens, int B,
+                                      int T, int maxT, int C, GradientMode mode, EmbeddingGpu* scratch,
+                                      const Gpu* gpu) {
     assert(B * T <= scratch->N && C <= scratch->C && T <= maxT);
-    if (C % Pack<X>::SIZE == 0 && encoder_aligned_(dwte.data, dwpe.data, dout)) {
-        encoder_launch_backward_<X, Pack<X>::SIZE>(dwte, dwpe, dout, tokens, B, T, maxT, C, mode, scratch,
-                                                   gpu);
+    if (C % Pack<X>::SIZE == 0 && embedding_aligned_(dwte.data, dwpe.data, dout)) {
+        embedding_launch_backward_<X, Pack<X>::SIZE>(dwte, dwpe, dout, tokens, B, T, maxT, C, mode, scratch,
+                                                     gpu);
     } else {
-        encoder_launch_backward_<X, 1>(dwte, dwpe, dout, tokens, B, T, maxT, C, mode, scratch, gpu);
+        embedding_launch_backward_<X, 1>(dwte, dwpe, dout, tokens, B, T, maxT, C, mode, scratch, gpu);
     }
 }
 

@@ -26,29 +26,29 @@ positions not in use. Each of the two may be NULL.
 // The positions of a batch: `given`, each below maxT, or counted from `starts`; (B, T), NULL without.
 typedef struct {
     const int *given, *starts;
-} EncoderPositions;
+} EmbeddingPositions;
 
-HOST_DEVICE int encoder_position(EncoderPositions positions, int n, int T) { // of row n of (B, T)
+HOST_DEVICE int embedding_position(EmbeddingPositions positions, int n, int T) { // of row n of (B, T)
     return positions.given ? positions.given[n] : n % T - (positions.starts ? positions.starts[n] : 0);
 }
 
 // What the passes move.
-static inline double encoder_forward_bytes(double N, double C, double element_bytes) {
+static inline double embedding_forward_bytes(double N, double C, double element_bytes) {
     return 2 * N * C * element_bytes + 4 * N; // positions' rows are in a cache
 }
 
 // dout is read once for either embedding; `ids` different tokens.
-static inline double encoder_backward_bytes(double N, double C, double ids, double element_bytes,
-                                            double gradient_bytes) {
+static inline double embedding_backward_bytes(double N, double C, double ids, double element_bytes,
+                                              double gradient_bytes) {
     return 2 * N * C * element_bytes + 2 * ids * C * gradient_bytes;
 }
 
-static inline void encoder_forward_cpu(float* out, const int* tokens, const float* wte, const float* wpe,
-                                       int B, int T, EncoderPositions positions, int C) {
+static inline void embedding_forward_cpu(float* out, const int* tokens, const float* wte, const float* wpe,
+                                         int B, int T, EmbeddingPositions positions, int C) {
 #pragma omp parallel for schedule(static)
     for (int n = 0; n < B * T; n++) {
         const float* token = wte + (size_t)tokens[n] * C;
-        const float* position = wpe + (size_t)encoder_position(positions, n, T) * C;
+        const float* position = wpe + (size_t)embedding_position(positions, n, T) * C;
         for (int c = 0; c < C; c++) {
             out[(size_t)n * C + c] = token[c] + position[c];
         }
@@ -56,7 +56,7 @@ static inline void encoder_forward_cpu(float* out, const int* tokens, const floa
 }
 
 // Adds the columns c0 ... end - 1 of a row of dout to the row of a gradient that begins at `row`.
-static inline void encoder_add_row_(float* grads, size_t row, const float* dout, int c0, int end) {
+static inline void embedding_add_row_(float* grads, size_t row, const float* dout, int c0, int end) {
     for (int c = c0; grads && c < end; c++) {
         grads[row + (size_t)c] += dout[c];
     }
@@ -64,8 +64,8 @@ static inline void encoder_add_row_(float* grads, size_t row, const float* dout,
 
 // A thread owns some columns of every row: two tokens with the same id never race, and sums follow the order
 // of the batch.
-static inline void encoder_backward_cpu(float* dwte, float* dwpe, const float* dout, const int* tokens, int B,
-                                        int T, int maxT, int C, GradientMode mode) {
+static inline void embedding_backward_cpu(float* dwte, float* dwpe, const float* dout, const int* tokens,
+                                          int B, int T, int maxT, int C, GradientMode mode) {
     const int block = 2 * LANES;
     if (dwpe && mode == GRADIENT_SET) {
         memset(dwpe, 0, (size_t)maxT * C * sizeof(float));
@@ -74,8 +74,8 @@ static inline void encoder_backward_cpu(float* dwte, float* dwpe, const float* d
     for (int c0 = 0; c0 < C; c0 += block) {
         const int end = int_min(c0 + block, C);
         for (int n = 0; n < B * T; n++) {
-            encoder_add_row_(dwte, (size_t)tokens[n] * C, dout + (size_t)n * C, c0, end);
-            encoder_add_row_(dwpe, (size_t)(n % T) * C, dout + (size_t)n * C, c0, end);
+            embedding_add_row_(dwte, (size_t)tokens[n] * C, dout + (size_t)n * C, c0, end);
+            embedding_add_row_(dwpe, (size_t)(n % T) * C, dout + (size_t)n * C, c0, end);
         }
     }
 }

@@ -12,7 +12,7 @@ q8.cuh -- q8.h on the GPU: weights in 8 bits, inputs and results of T = float, b
 
 The blocks of a file are taken apart, so that a pack of numbers is one load. Up to QUANTIZED_ROWS rows of input are
 multiplied by a kernel that reads the weights once; the input stays as it is. For more rows quantized_expand
-makes a matrix of T for matmul_forward. quantized_encoder is encoder_forward with a matrix of 8 bits.
+makes a matrix of T for matmul_forward. q8_embedding is embedding_forward with a matrix of 8 bits.
 */
 #ifndef LLMC_Q8_CUH
 #define LLMC_Q8_CUH
@@ -74,8 +74,8 @@ template <int COUNT> __device__ inline void quantized_load_(float to[COUNT], con
 // needs  N <= ROWS; inp and weight.q at multiples of 16 bytes
 template <class T, int ROWS>
 __global__ void __launch_bounds__(QUANTIZED_THREADS_)
-    quantized_matmul_kernel(T* out, const T* add, const T* inp, QuantizedGpu weight, const T* bias, int N,
-                            int C, int OC) {
+    q8_matmul_kernel(T* out, const T* add, const T* inp, QuantizedGpu weight, const T* bias, int N, int C,
+                     int OC) {
     const int lane = (int)threadIdx.x % 32, o = (int)(blockIdx.x * blockDim.x + threadIdx.x) / 32;
     if (o >= OC) {
         return;
@@ -110,12 +110,12 @@ __global__ void __launch_bounds__(QUANTIZED_THREADS_)
 
 // Sets out (N, OC) for N <= QUANTIZED_ROWS rows.
 template <class T>
-static inline void quantized_matmul(T* out, const T* add, const T* inp, QuantizedGpu weight, const T* bias,
-                                    int N, int C, int OC, const Gpu* gpu) {
+static inline void q8_matmul(T* out, const T* add, const T* inp, QuantizedGpu weight, const T* bias, int N,
+                             int C, int OC, const Gpu* gpu) {
     assert(N >= 1 && N <= QUANTIZED_ROWS && C % QUANTIZED_BLOCK == 0);
-    const auto kernel = N == 1   ? quantized_matmul_kernel<T, 1>
-                        : N <= 4 ? quantized_matmul_kernel<T, 4>
-                                 : quantized_matmul_kernel<T, QUANTIZED_ROWS>;
+    const auto kernel = N == 1   ? q8_matmul_kernel<T, 1>
+                        : N <= 4 ? q8_matmul_kernel<T, 4>
+                                 : q8_matmul_kernel<T, QUANTIZED_ROWS>;
     launch(kernel, (unsigned)ceil_div(OC, QUANTIZED_THREADS_ / 32), QUANTIZED_THREADS_, 0, gpu, out, add, inp,
            weight, bias, N, C, OC);
 }
@@ -157,24 +157,24 @@ static inline void quantized_expand(T* out, QuantizedGpu weight, size_t elements
 // moves  N*C of 8 bits and N*C of wpe in, N*C out. Small beside a product.
 // order  fixed: no sums.
 template <class X>
-__global__ void quantized_encoder_kernel(X* out, const int* tokens, QuantizedGpu wte, const X* wpe,
-                                         EncoderPositions positions, int N, int T, int C) {
+__global__ void q8_embedding_kernel(X* out, const int* tokens, QuantizedGpu wte, const X* wpe,
+                                    EmbeddingPositions positions, int N, int T, int C) {
     const size_t at = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     const int n = (int)(at / C), c = (int)(at % C);
     if (n < N) {
         const size_t from = (size_t)tokens[n] * C + c;
         const float token = to_float(wte.scales[from / QUANTIZED_BLOCK]) * (float)wte.q[from];
-        const float position = to_float(wpe[(size_t)encoder_position(positions, n, T) * C + c]);
+        const float position = to_float(wpe[(size_t)embedding_position(positions, n, T) * C + c]);
         out[at] = from_float<X>(token + position);
     }
 }
 
 // Sets out (B, T, C): row tokens[n] of wte + that of its position of wpe.
 template <class X>
-static inline void quantized_encoder(X* out, const int* tokens, QuantizedGpu wte, const X* wpe, int B, int T,
-                                     EncoderPositions positions, int C, const Gpu* gpu) {
+static inline void q8_embedding(X* out, const int* tokens, QuantizedGpu wte, const X* wpe, int B, int T,
+                                EmbeddingPositions positions, int C, const Gpu* gpu) {
     const size_t elements = (size_t)B * T * C;
-    launch(quantized_encoder_kernel<X>, (unsigned)ceil_div(elements, (size_t)QUANTIZED_THREADS_),
+    launch(q8_embedding_kernel<X>, (unsigned)ceil_div(elements, (size_t)QUANTIZED_THREADS_),
            QUANTIZED_THREADS_, 0, gpu, out, tokens, wte, wpe, positions, B * T, T, C);
 }
 

@@ -441,9 +441,8 @@ static inline double quantized_bytes(double C, double OC) {
 }
 
 // Sets out.
-static inline void quantized_matmul_cpu(float* out, const float* inp, const QuantizedBlock* weight,
-                                        const float* bias, int N, int C, int OC,
-                                        const QuantizedScratch* scratch) {
+static inline void q8_matmul_cpu(float* out, const float* inp, const QuantizedBlock* weight,
+                                 const float* bias, int N, int C, int OC, const QuantizedScratch* scratch) {
     const QuantizedRows rows = quantized_rows_bind(scratch->rows, (size_t)N, (size_t)C);
     const size_t blocks = (size_t)C / QUANTIZED_BLOCK;
     const QuantizedLayer_ layer = {out, rows, weight, bias, N, (int)blocks, OC};

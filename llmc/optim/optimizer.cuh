@@ -39,7 +39,7 @@ memory in fp32, group after group. With a relative rate of Adafactor, so are the
 // ---- places ----
 
 // A thread block updates a piece: four elements a thread. Parts of groups and their shards are whole pieces.
-enum { UPDATE_PIECE_ = GPT2_SHARD_UNIT, UPDATE_THREADS_ = UPDATE_PIECE_ / 4 };
+enum { UPDATE_PIECE_ = MODEL_SHARD_UNIT, UPDATE_THREADS_ = UPDATE_PIECE_ / 4 };
 
 // Numbers of pieces.
 typedef struct {
@@ -58,14 +58,14 @@ typedef struct {
     const OptimizerState* state;
     ZeroPlan zero;
     UpdatePieces_ pieces;
-    int takes_turns; // only one group is updated at a time
+    int shares_buffer; // only one group is updated at a time
     // On the GPU: the row of each TENSOR_ALIGN elements of group 0's trained part, and then of that of any one block.
     uint8_t* rows;
     uint32_t* frozen;        // (groups) on the GPU: bit i, row i is not updated there; NULL: all are
     Code8Table codes;        // of adamw8bit
     AdafactorPlan adafactor; //
     AdafactorCount adafactor_once, adafactor_block; // its tensors in group 0, and in each other group
-    MuonTensor muon[GPT2_PARAMETER_ROWS];           //
+    MuonTensor muon[MODEL_PARAMETER_ROWS];          //
     int muon_tensors;                               //
     MuonGpu muon_memory;                            //
     float* operands;                                // of the group that is updated; NULL: none is gathered
@@ -79,15 +79,16 @@ static inline size_t update_rows_bytes_(const ZeroPlan* zero) {
 }
 
 // Padding is part of the tensor before it. If there is none, in front of a part, that of a frozen one, which is not updated.
-static inline void update_set_rows_(uint8_t* rows, const ZeroPlan* zero, GPT2Config cfg) {
-    TensorRow gradients[GPT2_PARAMETER_ROWS];
+static inline void update_set_rows_(uint8_t* rows, const ZeroPlan* zero, ModelConfig cfg) {
+    TensorRow gradients[MODEL_PARAMETER_ROWS];
     zero_gradient_rows(gradients, zero, cfg, 1);
-    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         if (!zero_has_row(zero, i)) {
             memset(rows, i, update_rows_bytes_(zero));
         }
     }
-    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) { // a later tensor of the same group takes its part from it
+    for (int i = 0; i < MODEL_PARAMETER_ROWS;
+         i++) { // a later tensor of the same group takes its part from it
         const size_t begin = gradients[i].offset_bytes / TENSOR_ALIGN;
         const size_t end =
             gradients[i].place == PLACE_ONCE ? zero->trained_once / TENSOR_ALIGN : update_rows_bytes_(zero);
@@ -126,8 +127,8 @@ static inline UpdateTensorPlace_ update_tensor_place_(const OptimizerState* s, c
                                                       int g) {
     const TensorRow* row = &s->rows[i];
     const ZeroPiece piece = zero_piece(zero, g, ZERO_TRAINED);
-    const size_t at = row->offset_bytes + (size_t)gpt2_group_copy(g) * row->layer_bytes,
-                 elements = gpt2_rows_in_files(row, s->cfg) * row->cols, in_piece = s->span[i].begin;
+    const size_t at = row->offset_bytes + (size_t)model_group_copy(g) * row->layer_bytes,
+                 elements = model_rows_in_files(row, s->cfg) * row->cols, in_piece = s->span[i].begin;
     const size_t begin = piece.full + in_piece > at ? piece.full + in_piece - at : 0,
                  end = begin + s->span[i].count;
     const UpdateTensorPlace_ place = {at - zero_group_begin(zero, g), begin < elements ? begin : elements,
@@ -155,7 +156,7 @@ static inline AdafactorTensor update_adafactor_tensor_(const OptimizerState* s, 
                                     update_slot_place_(s, STATE_COLS, i, g),
                                     update_slot_place_(s, STATE_V, i, g),
                                     ((uint64_t)g << 40) + s->word[i],
-                                    (int)gpt2_rows_in_files(row, s->cfg),
+                                    (int)model_rows_in_files(row, s->cfg),
                                     (int)row->cols,
                                     s->optimizer.lr_scale[row->kind],
                                     row->decay,
@@ -165,7 +166,7 @@ static inline AdafactorTensor update_adafactor_tensor_(const OptimizerState* s, 
 
 // Gradients of blocks take turns from stage 2 on, and before that only with --update-in-backward.
 static inline int update_is_in_backward_(const ZeroPlan* zero) {
-    return zero->takes_turns && zero->stage < 2;
+    return zero->shares_buffer && zero->stage < 2;
 }
 
 // Whether Adafactor updates a row in group g: any part of it here.
@@ -181,9 +182,9 @@ static inline int update_adafactor_tensors_(AdafactorTensor** tensors, const Opt
     int count = 0;
     *tensors = (AdafactorTensor*)check_alloc((size_t)zero_max_ranges(s->cfg), sizeof(AdafactorTensor),
                                              "tensors of an update");
-    for (int g = 0; g < gpt2_groups(s->cfg); g++) {
+    for (int g = 0; g < model_groups(s->cfg); g++) {
         const int begin = count;
-        for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+        for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
             if (update_has_adafactor_(s, zero, i, g)) {
                 (*tensors)[count] = update_adafactor_tensor_(s, zero, i, g);
                 (*tensors)[count].is_apart = update_is_in_backward_(zero) && count == begin;
@@ -229,10 +230,10 @@ static inline MuonTensor update_muon_tensor_(const OptimizerState* s, const Zero
 }
 
 // All of them; returns their number.
-static inline int update_muon_tensors_(MuonTensor tensors[GPT2_PARAMETER_ROWS], const OptimizerState* s,
+static inline int update_muon_tensors_(MuonTensor tensors[MODEL_PARAMETER_ROWS], const OptimizerState* s,
                                        const ZeroPlan* zero) {
     int count = 0;
-    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         if (s->rule[i] == RULE_MUON) {
             tensors[count++] = update_muon_tensor_(s, zero, i);
         }
@@ -253,7 +254,7 @@ static inline size_t update_operand_elements_(const OptimizerState* state, const
 // What optimizer_open allocates on the device.
 template <class T>
 static inline size_t optimizer_planned_bytes(const OptimizerState* state, const ZeroPlan* zero) {
-    MuonTensor muon[GPT2_PARAMETER_ROWS];
+    MuonTensor muon[MODEL_PARAMETER_ROWS];
     AdafactorTensor* adafactor;
     size_t bytes = update_rows_bytes_(zero) + update_operand_elements_(state, zero) *
                                                   (size_t)(1 + state->optimizer.sums_weights) * sizeof(float);
@@ -281,7 +282,7 @@ template <class T> static inline void update_open_rules_(OptimizerPlan* plan, co
         const int count = update_adafactor_tensors_(&tensors, plan->state, zero),
                   blocks = zero->groups - 1 - zero->first_block;
         int once = 0; // how many are in group 0
-        for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+        for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
             once += update_has_adafactor_(plan->state, zero, i, 0);
         }
         plan->adafactor_once = adafactor_count(tensors, once);
@@ -309,7 +310,7 @@ static inline void optimizer_open(OptimizerPlan* plan, const ZeroPlan* zero, con
     plan->state = state;
     plan->zero = *zero;
     plan->pieces = update_pieces_(zero);
-    plan->takes_turns = update_is_in_backward_(zero);
+    plan->shares_buffer = update_is_in_backward_(zero);
     plan->rows = (uint8_t*)gpu_alloc(bytes, 1, "tensors of an update");
     uint8_t* rows = (uint8_t*)check_alloc(bytes, 1, "tensors of an update");
     update_set_rows_(rows, zero, state->cfg);
@@ -324,10 +325,10 @@ static inline size_t optimizer_freeze_bytes(int groups) { return (size_t)groups 
 
 // After optimizer_open: updates leave frozen parameters as they are.
 static inline void optimizer_freeze(OptimizerPlan* plan, const Freeze* freeze) {
-    const GPT2Config cfg = plan->state->cfg;
-    const size_t bytes = optimizer_freeze_bytes(gpt2_groups(cfg));
+    const ModelConfig cfg = plan->state->cfg;
+    const size_t bytes = optimizer_freeze_bytes(model_groups(cfg));
     uint32_t* frozen = (uint32_t*)check_alloc(bytes, 1, "frozen parameters");
-    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         for (int l = 0; l < cfg.L; l++) {
             frozen[tensor_group(&plan->state->rows[i], l)] |= (uint32_t)freeze_has(freeze, i, l) << i;
         }
@@ -410,14 +411,14 @@ template <class T, class G> struct UpdateArrays_ {
 // The numbers of an update, those of tensors by row.
 typedef struct {
     UpdateScalars scalars;
-    UpdateRates rates[GPT2_PARAMETER_ROWS];
+    UpdateRates rates[MODEL_PARAMETER_ROWS];
 } UpdateNumbers_;
 
 // Rules of rows, and where they have their moments.
 typedef struct {
-    uint8_t rule[GPT2_PARAMETER_ROWS];
-    UpdateShift_ m[GPT2_PARAMETER_ROWS], v[GPT2_PARAMETER_ROWS];
-    size_t words[GPT2_PARAMETER_ROWS]; // how much further random words are than the elements of a group
+    uint8_t rule[MODEL_PARAMETER_ROWS];
+    UpdateShift_ m[MODEL_PARAMETER_ROWS], v[MODEL_PARAMETER_ROWS];
+    size_t words[MODEL_PARAMETER_ROWS]; // how much further random words are than the elements of a group
 } UpdateSlots_;
 
 static inline UpdateNumbers_ update_numbers_(const OptimizerState* state, Update update) {
@@ -427,7 +428,7 @@ static inline UpdateNumbers_ update_numbers_(const OptimizerState* state, Update
     n.scalars.grad_scale = a.grad_scale, n.scalars.momentum = update.momentum;
     n.scalars.decay = a.decay;
     n.scalars.v_correction = (float)(1 / (1 - pow(a.beta2, (double)a.t)));
-    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         const AdamW of_row = update_adamw(update, state, i);
         const int is_adamw = state->rule[i] == RULE_ADAMW || state->rule[i] == RULE_ADAMW8;
         const double corrected = is_adamw ? 1 - pow(a.beta1, (double)a.t) : 1;
@@ -439,7 +440,7 @@ static inline UpdateNumbers_ update_numbers_(const OptimizerState* state, Update
 
 static inline UpdateSlots_ update_slots_(const OptimizerState* state) {
     UpdateSlots_ slots;
-    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         slots.rule[i] = (uint8_t)state->rule[i];
         slots.m[i] = update_shift_(state, i, update_slot_of_m_(state->rule[i]));
         slots.v[i] = update_shift_(state, i, update_slot_of_v_(state->rule[i]));
@@ -654,7 +655,7 @@ static inline void update_adafactor_rows_(const OptimizerUpdate<T>& u, UpdateGro
                          end = update_adafactor_before_(u.plan, groups.end);
     const AdafactorCount these = {end.matrices - begin.matrices, end.vectors - begin.vectors,
                                   end.tiles - begin.tiles};
-    assert(!u.plan->takes_turns || groups.end - groups.first == 1);
+    assert(!u.plan->shares_buffer || groups.end - groups.first == 1);
     const Gradient operands = {u.plan->operands, DTYPE_FP32};
     adafactor_update(AdafactorUpdate<T>{update_weights_(u), u.plan->operands ? operands : u.grads,
                                         (float*)u.slots[STATE_ROWS], (float*)u.slots[STATE_COLS],
@@ -760,7 +761,7 @@ static inline void update_launch_master_(const OptimizerUpdate<T>& u, uint32_t f
     }
 }
 
-// The update of `count` elements from `first` on, both multiples of GPT2_SHARD_UNIT, of those that this process updates. Of the
+// The update of `count` elements from `first` on, both multiples of MODEL_SHARD_UNIT, of those that this process updates. Of the
 // slots only what belongs to these need be there; the pointers are those to the whole arrays. They are whole groups where the
 // update needs whole tensors (state_needs_tensors).
 template <class T>

@@ -146,7 +146,7 @@ typedef struct {
     // (ZeroPlan.first_block); where a row begins, from the begin of its group on.
     size_t once, block;
     int first;
-    size_t begin[GPT2_PARAMETER_ROWS];
+    size_t begin[MODEL_PARAMETER_ROWS];
 } StateSlot;
 
 // What a process updates of a row, from the begin of its piece of the group on, with the padding behind it. The same in all
@@ -157,12 +157,12 @@ typedef struct {
 
 typedef struct {
     Optimizer optimizer;
-    GPT2Config cfg;
-    UpdateRule rule[GPT2_PARAMETER_ROWS];
-    TensorRow rows[GPT2_PARAMETER_ROWS]; // bytes are elements of full arrays
-    StateSpan span[GPT2_PARAMETER_ROWS];
-    size_t room[GPT2_PARAMETER_ROWS]; // of a layer, with the padding behind it
-    size_t word[GPT2_PARAMETER_ROWS]; // RoundingWords: where a row begins in its group if nothing is frozen
+    ModelConfig cfg;
+    UpdateRule rule[MODEL_PARAMETER_ROWS];
+    TensorRow rows[MODEL_PARAMETER_ROWS]; // bytes are elements of full arrays
+    StateSpan span[MODEL_PARAMETER_ROWS];
+    size_t room[MODEL_PARAMETER_ROWS]; // of a layer, with the padding behind it
+    size_t word[MODEL_PARAMETER_ROWS]; // RoundingWords: where a row begins in its group if nothing is frozen
     StateSlot slots[STATE_SLOTS];
     size_t bytes, saved_bytes; // of all slots, and of those that checkpoints have: the first ones
 } OptimizerState;
@@ -175,7 +175,7 @@ static inline int state_slot_has(const OptimizerState* s, int slot, int row) {
 // What `elements` of a row, or of its layer, are in a slot. Rows and columns belong to whole layers.
 static inline size_t state_slot_elements(const OptimizerState* s, int slot, int row, size_t elements) {
     const TensorRow* r = &s->rows[row];
-    const int is_whole = elements >= gpt2_rows_in_files(r, s->cfg) * r->cols;
+    const int is_whole = elements >= model_rows_in_files(r, s->cfg) * r->cols;
     if (!state_slot_has(s, slot, row)) {
         return 0;
     }
@@ -207,7 +207,7 @@ static inline size_t state_kept_elements_(const OptimizerState* s, int slot, int
 // Whether the update of group g needs whole tensors.
 static inline int state_needs_tensors(const OptimizerState* s, int g) {
     int needs = 0;
-    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         const UpdateRule rule = s->rule[i];
         needs |= tensor_is_in_group(&s->rows[i], g) &&
                  (rule == RULE_FACTORED || rule == RULE_FULL || rule == RULE_MUON);
@@ -249,7 +249,7 @@ static inline size_t state_part_elements_(const OptimizerState* s, const ZeroPla
 // Where a row, or its first layer, ends with its padding: from the begin of its group on.
 static inline size_t state_row_end_(const OptimizerState* s, const ZeroPlan* zero, int row) {
     size_t end = state_part_elements_(s, zero, row);
-    for (int i = GPT2_PARAMETER_ROWS - 1; i > row; i--) {
+    for (int i = MODEL_PARAMETER_ROWS - 1; i > row; i--) {
         const int is_behind = s->rows[i].place == s->rows[row].place && zero_has_row(zero, i);
         end = is_behind ? tensor_offset_in_group(&s->rows[i]) : end;
     }
@@ -291,7 +291,7 @@ static inline size_t state_slot_room(const StateSlot* slot) {
 static inline size_t state_place_rows_(OptimizerState* s, int slot, const ZeroPlan* zero) {
     StateSlot* to = &s->slots[slot];
     to->first = zero->first_block;
-    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         size_t* of_group = s->rows[i].place == PLACE_ONCE ? &to->once : &to->block;
         to->begin[i] = *of_group;
         *of_group += state_kept_elements_(s, slot, i);
@@ -316,15 +316,15 @@ static inline size_t state_place_slot_(OptimizerState* s, int slot, const ZeroPl
 
 // Places all of it; the bytes of one allocation that holds it are s->bytes.
 static inline void optimizer_state_open(OptimizerState* s, Optimizer optimizer, const ZeroPlan* zero,
-                                        GPT2Config cfg) {
+                                        ModelConfig cfg) {
     memset(s, 0, sizeof(*s));
     s->optimizer = optimizer;
     s->cfg = cfg;
-    TensorRow plain[GPT2_PARAMETER_ROWS];
-    gpt2_parameter_rows_of(plain, cfg, 1);
+    TensorRow plain[MODEL_PARAMETER_ROWS];
+    model_parameter_rows_of(plain, cfg, 1);
     zero_parameter_rows(s->rows, zero, cfg, 1);
     assert((zero->frozen & ~optimizer.frozen) == 0);
-    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         s->rule[i] = optimizer.frozen >> i & 1 ? RULE_NONE : optimizer_rule(optimizer, s->rows[i].kind);
         s->span[i] = state_span_(s, zero, i);
         s->room[i] = state_row_end_(s, zero, i) - tensor_offset_in_group(&s->rows[i]);
@@ -338,14 +338,14 @@ static inline void optimizer_state_open(OptimizerState* s, Optimizer optimizer, 
 }
 
 // Bytes of the state in files.
-static inline double optimizer_saved_bytes(Optimizer optimizer, GPT2Config cfg) {
+static inline double optimizer_saved_bytes(Optimizer optimizer, ModelConfig cfg) {
     OptimizerState s;
     const ZeroPlan whole = zero_plan(cfg, 0, 0, 1);
     double bytes = 0;
     optimizer_state_open(&s, optimizer, &whole, cfg);
     for (int slot = 0; slot < STATE_SLOTS; slot++) {
-        for (int i = 0; i < GPT2_PARAMETER_ROWS && s.slots[slot].name; i++) {
-            const size_t layer = gpt2_rows_in_files(&s.rows[i], cfg) * s.rows[i].cols;
+        for (int i = 0; i < MODEL_PARAMETER_ROWS && s.slots[slot].name; i++) {
+            const size_t layer = model_rows_in_files(&s.rows[i], cfg) * s.rows[i].cols;
             bytes += (double)s.rows[i].layers * (double)state_slot_elements(&s, slot, i, layer) *
                      (double)s.slots[slot].element_bytes;
         }
@@ -394,7 +394,7 @@ static inline size_t state_position(const OptimizerState* s, int slot, const Zer
     const size_t offset =
         owned - zero_piece(zero, g, ZERO_TRAINED).owned; // more than a group in frozen parts
     size_t position = state_group_begin(&s->slots[slot], g);
-    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         if (state_group_elements(&s->slots[slot], g) > 0 && tensor_is_in_group(&s->rows[i], g) &&
             s->span[i].begin < offset) {
             const size_t before = offset - s->span[i].begin;
@@ -457,13 +457,13 @@ static inline Muon update_muon(Update u) {
 
 // Matrices that lie one below the other in a row and are updated apart: those of queries, keys and values.
 static inline size_t optimizer_parts(const TensorRow* row) {
-    return row->member == offsetof(GPT2Parameters, qkvw) ? 3 : 1;
+    return row->member == offsetof(ModelParameters, qkvw) ? 3 : 1;
 }
 
 // Scratch memory of the update on the CPU.
 static inline size_t optimizer_scratch_bytes(const OptimizerState* s) {
     size_t most = 0;
-    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         const size_t rows = s->rows[i].rows, cols = s->rows[i].cols, parts = optimizer_parts(&s->rows[i]);
         const size_t bytes = s->rule[i] == RULE_FACTORED ? adafactor_scratch_bytes(rows, cols)
                              : s->rule[i] == RULE_MUON   ? muon_scratch_bytes(rows / parts, cols)
@@ -530,7 +530,7 @@ static inline void optimizer_adafactor_cpu_(const OptimizerState* s, const ZeroR
                                (float*)state_array(s, STATE_ROWS, range, memory),
                                (float*)state_array(s, STATE_COLS, range, memory),
                                m,
-                               gpt2_rows_in_files(row, s->cfg),
+                               model_rows_in_files(row, s->cfg),
                                row->cols,
                                begin,
                                end};

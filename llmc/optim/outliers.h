@@ -50,27 +50,27 @@ typedef struct {
     double best_mean;      // the lowest mean loss of a full window; NAN: no window was full
 } UpdateGuard;
 
-UpdateGuard guard_open(double loss_z_limit, double norm_z_limit);
+UpdateGuard outliers_open(double loss_z_limit, double norm_z_limit);
 
 // How far the mean loss of the last 128 updates is above the lowest that it was, in nats; 0 if unknown.
-double guard_rise(const UpdateGuard* guard);
+double outliers_rise(const UpdateGuard* guard);
 
 // Whether the loss alone allows the update: it is finite, and no outlier. Changes nothing.
-int guard_allows_loss(const UpdateGuard* guard, double loss);
+int outliers_allows_loss(const UpdateGuard* guard, double loss);
 
 // Whether to make the update with this loss and this gradient norm (before clipping). Call it once a step.
 // Low values are not outliers: only high ones are skipped.
-UpdateVerdict guard_check(UpdateGuard* guard, double loss, double norm);
+UpdateVerdict outliers_check(UpdateGuard* guard, double loss, double norm);
 
 // A score for the log: NAN until the window is full.
-double guard_shown_z(const UpdateGuard* guard, double z);
+double outliers_shown_z(const UpdateGuard* guard, double z);
 
 // For the log: why the update was skipped.
-const char* guard_reason(UpdateVerdict verdict);
+const char* outliers_reason(UpdateVerdict verdict);
 
 // Whether the run has diverged: max_skips updates in a row that were not finite, or a loss that rose by more
 // than max_rise nats (0: any rise is fine). If so, 1 and the reason in words.
-int guard_divergence(const UpdateGuard* guard, int max_skips, double max_rise, char reason[256]);
+int outliers_divergence(const UpdateGuard* guard, int max_skips, double max_rise, char reason[256]);
 
 #ifdef __cplusplus
 }
@@ -111,7 +111,7 @@ void outlier_add(Outlier* window, double value) {
     }
 }
 
-UpdateGuard guard_open(double loss_z_limit, double norm_z_limit) {
+UpdateGuard outliers_open(double loss_z_limit, double norm_z_limit) {
     UpdateGuard guard;
     memset(&guard, 0, sizeof(guard));
     guard.loss_z_limit = loss_z_limit;
@@ -129,18 +129,18 @@ static double outlier_mean_(const Outlier* window) {
     return window->count < OUTLIER_WINDOW ? NAN : mean;
 }
 
-double guard_rise(const UpdateGuard* guard) {
+double outliers_rise(const UpdateGuard* guard) {
     const double mean = outlier_mean_(&guard->losses);
     return mean > guard->best_mean ? mean - guard->best_mean : 0;
 }
 
-static int guard_is_high_(double z, double limit) { return limit > 0 && z > limit; }
+static int outliers_is_high_(double z, double limit) { return limit > 0 && z > limit; }
 
-int guard_allows_loss(const UpdateGuard* guard, double loss) {
-    return isfinite(loss) && !guard_is_high_(outlier_z(&guard->losses, loss), guard->loss_z_limit);
+int outliers_allows_loss(const UpdateGuard* guard, double loss) {
+    return isfinite(loss) && !outliers_is_high_(outlier_z(&guard->losses, loss), guard->loss_z_limit);
 }
 
-UpdateVerdict guard_check(UpdateGuard* guard, double loss, double norm) {
+UpdateVerdict outliers_check(UpdateGuard* guard, double loss, double norm) {
     guard->loss_z = outlier_z(&guard->losses, loss);
     guard->norm_z = outlier_z(&guard->norms, norm);
     if (!isfinite(loss) || !isfinite(norm)) {
@@ -152,17 +152,17 @@ UpdateVerdict guard_check(UpdateGuard* guard, double loss, double norm) {
     outlier_add(&guard->norms, norm);
     guard->best_mean =
         fmin(guard->best_mean, outlier_mean_(&guard->losses)); // not NAN if one of them is none
-    return guard_is_high_(guard->loss_z, guard->loss_z_limit) ||
-                   guard_is_high_(guard->norm_z, guard->norm_z_limit)
+    return outliers_is_high_(guard->loss_z, guard->loss_z_limit) ||
+                   outliers_is_high_(guard->norm_z, guard->norm_z_limit)
                ? UPDATE_SKIP_OUTLIER
                : UPDATE_DO;
 }
 
-double guard_shown_z(const UpdateGuard* guard, double z) {
+double outliers_shown_z(const UpdateGuard* guard, double z) {
     return guard->losses.count > OUTLIER_WINDOW ? z : NAN;
 }
 
-const char* guard_reason(UpdateVerdict verdict) {
+const char* outliers_reason(UpdateVerdict verdict) {
     switch (verdict) {
     case UPDATE_SKIP_OUTLIER:
         return "loss or gradient norm is an outlier";
@@ -174,17 +174,17 @@ const char* guard_reason(UpdateVerdict verdict) {
     return "";
 }
 
-int guard_divergence(const UpdateGuard* guard, int max_skips, double max_rise, char reason[256]) {
+int outliers_divergence(const UpdateGuard* guard, int max_skips, double max_rise, char reason[256]) {
     if (guard->consecutive >= max_skips) {
         snprintf(reason, 256,
                  "the loss or the norm of the gradient was not finite %d times in a row (--max-skips)",
                  guard->consecutive);
         return 1;
     }
-    if (max_rise > 0 && guard_rise(guard) > max_rise) {
+    if (max_rise > 0 && outliers_rise(guard) > max_rise) {
         snprintf(reason, 256,
                  "the mean loss of the last %d updates is %.3f above its minimum (--max-loss-rise)",
-                 OUTLIER_WINDOW, guard_rise(guard));
+                 OUTLIER_WINDOW, outliers_rise(guard));
         return 1;
     }
     return 0;

@@ -35,7 +35,7 @@ ClipShares is plain numbers without pointers: a checkpoint may store it as it is
 
 // ---- shares ----
 
-enum { CLIP_MAX_GROUPS = GPT2_MAX_LAYERS + 1 };
+enum { CLIP_MAX_GROUPS = MODEL_MAX_LAYERS + 1 };
 
 typedef struct {
     int64_t updates; // that the shares are the mean of
@@ -111,7 +111,7 @@ static inline void in_backward_batch(InBackward* u, double counted) {
 // When the sum of the losses is known, before the first group.
 static inline void in_backward_losses(InBackward* u, double losses) {
     u->losses = losses;
-    u->may_update = guard_allows_loss(u->guard, losses / u->total_batch * u->factor);
+    u->may_update = outliers_allows_loss(u->guard, losses / u->total_batch * u->factor);
 }
 
 // When the gradient of group g is there, whose squares have this sum: sets *update, and returns whether to make it.

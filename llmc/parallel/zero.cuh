@@ -65,7 +65,7 @@ typedef struct {
     float *sums, *shard; // NULL: the gradient stays in grads
     void* pieces;        // NULL with one process
     // Stage 3: the block whose parameters a buffer has or gets, -1: none; whether the main stream has to wait for them.
-    int held[ZERO_BLOCKS_IN_MEMORY], is_coming[ZERO_BLOCKS_IN_MEMORY];
+    int held[ZERO_BLOCKS_IN_MEMORY], in_flight[ZERO_BLOCKS_IN_MEMORY];
     int is_updated;            // since the last forward pass, which has waited for all parameters
     cudaEvent_t ready, joined; // what the main stream has done so far; what the other one has
     cudaEvent_t reduced;       // group 0, and with it all groups of the micro-step
@@ -86,7 +86,7 @@ static inline size_t zero_most_(size_t a, size_t b) { return a > b ? a : b; }
 static inline size_t zero_pieces_bytes_(const ZeroPlan* plan, DType grads) {
     const size_t largest = zero_largest_gradient(plan),
                  sums = zero_has_levels_(plan) ? largest / (size_t)plan->shards * sizeof(float) : 0,
-                 least = (size_t)plan->size * GPT2_SHARD_UNIT * sizeof(float);
+                 least = (size_t)plan->size * MODEL_SHARD_UNIT * sizeof(float);
     return plan->size == 1 ? 0 : zero_most_(largest * dtype_bytes(grads), zero_most_(sums, least));
 }
 
@@ -186,7 +186,7 @@ static inline void zero_connect_groups_(const ZeroGroups* groups, const ZeroPlan
 // each operation, other ones for large and small messages. Collective.
 static inline void zero_connect(const ZeroPlan* plan, DType grads, Comm* comm, const Gpu* gpu) {
     const size_t pieces = zero_pieces_bytes_(plan, grads), most = (size_t)64 << 20,
-                 large = pieces < most ? pieces : most, small = (size_t)plan->size * GPT2_SHARD_UNIT;
+                 large = pieces < most ? pieces : most, small = (size_t)plan->size * MODEL_SHARD_UNIT;
     ZeroGroups* groups = (ZeroGroups*)check_alloc(1, sizeof(ZeroGroups), "groups of GPUs");
     *groups = zero_open_groups_(plan, comm);
     comm->gpus = groups;
@@ -415,16 +415,16 @@ static inline void zero_fetch_block_(ZeroGpu* z, int l) {
     zero_gather_slices_(z, block, slice, z->dtype, z->plan.block);
     CUDA_CHECK(cudaEventRecord(z->arrived[b], z->comm.stream));
     z->held[b] = l;
-    z->is_coming[b] = 1;
+    z->in_flight[b] = 1;
 }
 
 // Waits for the parameters of block l, and starts to collect those of block `next`, if there is one.
 static inline void zero_fetch_(ZeroGpu* z, int l, int next) {
     const int b = l % ZERO_BLOCKS_IN_MEMORY;
     zero_fetch_block_(z, l);
-    if (z->is_coming[b]) {
+    if (z->in_flight[b]) {
         CUDA_CHECK(cudaStreamWaitEvent(z->main.stream, z->arrived[b], 0));
-        z->is_coming[b] = 0;
+        z->in_flight[b] = 0;
     }
     if (0 <= next && next < z->plan.groups - 1) {
         zero_fetch_block_(z, next);
@@ -453,7 +453,7 @@ static inline void zero_parameters(ZeroGpu* z, int l, int direction) {
 
 // Where the gradients of block l lie in `grads`, among the blocks there.
 static inline int zero_gradient_block(const ZeroPlan* plan, int l) {
-    return plan->takes_turns ? l % ZERO_BLOCKS_IN_MEMORY : l - plan->first_block;
+    return plan->shares_buffer ? l % ZERO_BLOCKS_IN_MEMORY : l - plan->first_block;
 }
 
 // Gradients of group g, as the backward pass left them.
@@ -537,7 +537,7 @@ static inline void zero_reduce_replicas_(ZeroGpu* z, int g) {
 // Before a kernel that is the first to write to the gradients of block l in a micro-step, or to those outside of blocks
 // (-1): what lay there must have been sent.
 static inline void zero_wait_for_buffer(ZeroGpu* z, int l) {
-    if (!z->plan.takes_turns) {
+    if (!z->plan.shares_buffer) {
         return;
     }
     if (l < 0) {
@@ -753,7 +753,7 @@ static inline void zero_collect_chunk_(ZeroGpu* z, void* all, const void* mine, 
 static inline void zero_collect_some(ZeroGpu* z, void* group, int g, ZeroPart part, ZeroElements piece,
                                      const void* mine, DType type) {
     const size_t room = zero_pieces_bytes_(&z->plan, z->grads.dtype) / dtype_bytes(type);
-    const size_t most = room / (size_t)z->plan.size / GPT2_SHARD_UNIT * GPT2_SHARD_UNIT;
+    const size_t most = room / (size_t)z->plan.size / MODEL_SHARD_UNIT * MODEL_SHARD_UNIT;
     const size_t shard = zero_piece(&z->plan, g, part).count,
                  before = zero_part_begin(&z->plan, g, part) - zero_group_begin(&z->plan, g);
     void* all = group ? zero_element_(group, type, before) : NULL;

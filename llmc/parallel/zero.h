@@ -10,7 +10,7 @@ version of what moves.
             and 1/W
 
 The parameters lie in groups (model.h): what is outside of the blocks, then block 0, 1, ... Blocks, here and below, are those
-of parameters: several layers can have the same one (gpt2_copies). Each group is cut into W equal shards; each process has one
+of parameters: several layers can have the same one (model_copies). Each group is cut into W equal shards; each process has one
 of every group. Shard arrays (gradient, optimizer state) hold the shards of one process, group after group. With one process a
 shard is the whole group, and shard arrays look like full ones.
 
@@ -54,31 +54,32 @@ Rajbhandari et al., "ZeRO: memory optimizations toward training trillion paramet
 // Counts are elements.
 typedef struct {
     int stage;
-    int rank, size;     // of this process; processes, W
-    int shards;         // processes of a replica: W with one level
-    int groups;         // gpt2_groups
-    int first_block;    // the lowest one that has gradients (freeze.h); 0 in stage 3
-    unsigned frozen;    // bit i: row i of the parameters is in the frozen parts; 0 in stage 3
-    size_t once, block; // of group 0, and of each other group, with padding: multiples of W * GPT2_SHARD_UNIT
+    int rank, size;  // of this process; processes, W
+    int shards;      // processes of a replica: W with one level
+    int groups;      // model_groups
+    int first_block; // the lowest one that has gradients (freeze.h); 0 in stage 3
+    unsigned frozen; // bit i: row i of the parameters is in the frozen parts; 0 in stage 3
+    size_t once,
+        block; // of group 0, and of each other group, with padding: multiples of W * MODEL_SHARD_UNIT
     size_t trained_once, trained_block; // of their trained parts, which come first: multiples of the same
-    int takes_turns; // blocks leave their gradients in the same memory, one after the other: from stage 2 on, and with
-                     // updates during the backward pass, which the caller sets
+    int shares_buffer; // blocks leave their gradients in the same memory, one after the other: from stage 2 on, and with
+                       // updates during the backward pass, which the caller sets
 } ZeroPlan;
 
 // The rows of the parameters in full arrays, for elements of a given size; returns the bytes of one.
-static inline size_t zero_parameter_rows(TensorRow rows[GPT2_PARAMETER_ROWS], const ZeroPlan* plan,
-                                         GPT2Config cfg, size_t element_bytes) {
-    return gpt2_sharded_rows_of(rows, cfg, element_bytes, plan->size, plan->frozen);
+static inline size_t zero_parameter_rows(TensorRow rows[MODEL_PARAMETER_ROWS], const ZeroPlan* plan,
+                                         ModelConfig cfg, size_t element_bytes) {
+    return model_sharded_rows_of(rows, cfg, element_bytes, plan->size, plan->frozen);
 }
 
 // Whether row i of the parameters has gradients, in blocks that have some.
 static inline int zero_has_row(const ZeroPlan* plan, int i) { return !(plan->frozen >> i & 1); }
 
 // The rows of the gradients; without zero_has_row they mean nothing.
-static inline void zero_gradient_rows(TensorRow rows[GPT2_PARAMETER_ROWS], const ZeroPlan* plan,
-                                      GPT2Config cfg, size_t element_bytes) {
+static inline void zero_gradient_rows(TensorRow rows[MODEL_PARAMETER_ROWS], const ZeroPlan* plan,
+                                      ModelConfig cfg, size_t element_bytes) {
     zero_parameter_rows(rows, plan, cfg, element_bytes);
-    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         if (rows[i].place == PLACE_BLOCK) {
             rows[i].offset_bytes -= (plan->once - plan->trained_once) * element_bytes;
             rows[i].group_bytes = plan->trained_once * element_bytes;
@@ -88,14 +89,14 @@ static inline void zero_gradient_rows(TensorRow rows[GPT2_PARAMETER_ROWS], const
 }
 
 // Leaves out of all gradients these rows (bits), and blocks below `first_block`.
-static inline void zero_plan_freeze(ZeroPlan* plan, GPT2Config cfg, unsigned frozen, int first_block) {
-    TensorRow rows[GPT2_PARAMETER_ROWS];
+static inline void zero_plan_freeze(ZeroPlan* plan, ModelConfig cfg, unsigned frozen, int first_block) {
+    TensorRow rows[MODEL_PARAMETER_ROWS];
     plan->frozen = frozen;
     plan->first_block = first_block;
     const size_t all = zero_parameter_rows(rows, plan, cfg, 1);
-    plan->once = plan->trained_once = gpt2_group_offset_bytes(rows, 1);
-    plan->block = plan->trained_block = (all - plan->once) / (size_t)gpt2_copies(cfg);
-    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) { // up to the first frozen one in memory
+    plan->once = plan->trained_once = model_group_offset_bytes(rows, 1);
+    plan->block = plan->trained_block = (all - plan->once) / (size_t)model_copies(cfg);
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) { // up to the first frozen one in memory
         size_t* trained = rows[i].place == PLACE_ONCE ? &plan->trained_once : &plan->trained_block;
         const size_t before = tensor_offset_in_group(&rows[i]);
         *trained = !zero_has_row(plan, i) && before < *trained ? before : *trained;
@@ -103,14 +104,14 @@ static inline void zero_plan_freeze(ZeroPlan* plan, GPT2Config cfg, unsigned fro
 }
 
 // `shards` divides `size`; ranks 0 ... shards - 1 are the first replica. Nothing is frozen.
-static inline ZeroPlan zero_plan_two_levels(GPT2Config cfg, int stage, int rank, int size, int shards) {
-    ZeroPlan plan = {stage, rank, size, shards, gpt2_groups(cfg), 0, 0, 0, 0, 0, 0, stage >= 2};
+static inline ZeroPlan zero_plan_two_levels(ModelConfig cfg, int stage, int rank, int size, int shards) {
+    ZeroPlan plan = {stage, rank, size, shards, model_groups(cfg), 0, 0, 0, 0, 0, 0, stage >= 2};
     assert(0 <= rank && rank < size && size % shards == 0);
     zero_plan_freeze(&plan, cfg, 0, 0);
     return plan;
 }
 
-static inline ZeroPlan zero_plan(GPT2Config cfg, int stage, int rank, int size) {
+static inline ZeroPlan zero_plan(ModelConfig cfg, int stage, int rank, int size) {
     return zero_plan_two_levels(cfg, stage, rank, size, size);
 }
 
@@ -269,14 +270,14 @@ typedef struct {
 } ZeroRange;
 
 // The elements of a layer of a parameter that files have.
-static inline size_t zero_layer_in_files_(const TensorRow* row, GPT2Config cfg) {
-    return gpt2_rows_in_files(row, cfg) * row->cols;
+static inline size_t zero_layer_in_files_(const TensorRow* row, ModelConfig cfg) {
+    return model_rows_in_files(row, cfg) * row->cols;
 }
 
 // Of all parameters, as files number them.
-static inline size_t zero_logical_elements(const TensorRow* rows, GPT2Config cfg) {
+static inline size_t zero_logical_elements(const TensorRow* rows, ModelConfig cfg) {
     size_t total = 0;
-    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         total += (size_t)rows[i].layers * zero_layer_in_files_(&rows[i], cfg);
     }
     return total;
@@ -300,15 +301,15 @@ static inline ZeroRange zero_cut_(const ZeroPlan* plan, ZeroRange tensor) {
 }
 
 // At most as many ranges as layers of parameters.
-static inline int zero_max_ranges(GPT2Config cfg) { return GPT2_PARAMETER_ROWS * cfg.L; }
+static inline int zero_max_ranges(ModelConfig cfg) { return MODEL_PARAMETER_ROWS * cfg.L; }
 
 // Sets the ranges that this process owns, in the order of files, and returns their number, at most
 // zero_max_ranges. `rows` are of full arrays, of any type.
-static inline int zero_ranges(const ZeroPlan* plan, const TensorRow* rows, GPT2Config cfg,
+static inline int zero_ranges(const ZeroPlan* plan, const TensorRow* rows, ModelConfig cfg,
                               ZeroRange* ranges) {
     int count = 0;
     size_t logical = 0;
-    for (int i = 0; i < GPT2_PARAMETER_ROWS; i++) {
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         const size_t elements = zero_layer_in_files_(&rows[i], cfg);
         for (int k = 0; k < rows[i].layers; k++, logical += elements) {
             const size_t full =
@@ -424,7 +425,7 @@ static inline int zero_is_alone_(const Zero* z) { return z->plan.size == 1; }
 // Elements of the gradients that a backward pass writes to; if blocks take turns, of `blocks` of them at a time.
 static inline size_t zero_grads_elements(const ZeroPlan* plan, int blocks) {
     const size_t once = zero_trained_elements(plan, 0), block = zero_trained_elements(plan, plan->groups - 1);
-    return plan->takes_turns ? once + (size_t)blocks * block : zero_gradient_elements(plan);
+    return plan->shares_buffer ? once + (size_t)blocks * block : zero_gradient_elements(plan);
 }
 
 // Elements of the shard and of the pieces that are received, where these have memory of their own.
@@ -436,14 +437,14 @@ static inline size_t zero_piece_elements_cpu_(const ZeroPlan* plan) {
 }
 
 // What zero_open_cpu allocates.
-static inline size_t zero_bytes_cpu(const ZeroPlan* plan, GPT2Config cfg) {
+static inline size_t zero_bytes_cpu(const ZeroPlan* plan, ModelConfig cfg) {
     return (zero_shard_elements_cpu_(plan) + zero_piece_elements_cpu_(plan)) * sizeof(float) +
            (size_t)zero_max_ranges(cfg) * sizeof(ZeroRange);
 }
 
 // `rows` are of the full arrays; params and grads are the trainer's, zero-filled. Collective.
-static inline void zero_open_cpu(Zero* z, ZeroPlan plan, GPT2Config cfg, const TensorRow* rows, float* params,
-                                 float* grads, Comm* comm) {
+static inline void zero_open_cpu(Zero* z, ZeroPlan plan, ModelConfig cfg, const TensorRow* rows,
+                                 float* params, float* grads, Comm* comm) {
     memset(z, 0, sizeof(*z));
     z->plan = plan;
     z->params = params;
@@ -473,7 +474,7 @@ static inline void zero_close_cpu(Zero* z) {
 // Gradients of group g, as the backward pass left them.
 static inline float* zero_group_grads_(const Zero* z, int g) {
     return z->grads +
-           (z->plan.takes_turns && g > 0 ? z->plan.trained_once : zero_gradient_begin(&z->plan, g));
+           (z->plan.shares_buffer && g > 0 ? z->plan.trained_once : zero_gradient_begin(&z->plan, g));
 }
 
 // Adds all processes' gradients of group g to the shard.

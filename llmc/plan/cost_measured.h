@@ -171,12 +171,12 @@ static inline double rates_of_gelu_(Rates_* r) {
 static inline void rates_classifier_(Rates_* r) {
     const int* targets = (const int*)(const void*)r->d; // 0
     memset(r->d, 0, (size_t)r->rows * sizeof(int));
-    classifier_backward_cpu(r->b, r->a, targets, 1, r->rows, r->cols, r->cols);
+    cross_entropy_backward_cpu(r->b, r->a, targets, 1, r->rows, r->cols, r->cols);
 }
 
 static inline double rates_of_classifier_(Rates_* r) {
     const size_t n = rates_set_rows_(r, r->N, r->Vp);
-    const double bytes = classifier_backward_bytes(r->rows, r->Vp, sizeof(float));
+    const double bytes = cross_entropy_backward_bytes(r->rows, r->Vp, sizeof(float));
     return bytes / rates_time_s_(rates_classifier_, r, n);
 }
 
@@ -202,27 +202,27 @@ static inline void rates_launch_(Rates_* r) { residual_forward_cpu(r->a, r->b, r
 // ---- all ----
 
 // Micro-batches of N tokens.
-static inline void rates_measure(SpeedRates* rates, GPT2Config cfg, const Options* o, int is_bf16) {
+static inline void rates_measure(CostRates* rates, ModelConfig cfg, const Options* o, int is_bf16) {
     Rates_ r;
     memset(&r, 0, sizeof(r));
     r.C = cfg.C;
-    r.HS = gpt2_head_size(cfg);
+    r.HS = model_head_size(cfg);
     r.T = o->seq_len;
     r.Vp = cfg.Vp;
     r.is_bf16 = is_bf16;
     r.N = (size_t)o->batch * (size_t)o->seq_len;
-    r.params = (size_t)gpt2_count_stored(cfg);
+    r.params = (size_t)model_count_stored(cfg);
     float** const arrays[] = {&r.a, &r.b, &r.c, &r.d};
     for (int i = 0; i < 4; i++) {
         *arrays[i] = (float*)check_alloc_unset(RATES_ELEMENTS_, sizeof(float), "rates");
     }
-    rates->per_s[SPEED_PRODUCTS] = rates_of_products_(&r);
-    rates->per_s[SPEED_ATTENTION] = rates_of_attention_(&r);
-    rates->per_s[SPEED_NORMS] = rates_of_norms_(&r);
-    rates->per_s[SPEED_GELU] = rates_of_gelu_(&r);
-    rates->per_s[SPEED_CLASSIFIER] = rates_of_classifier_(&r);
-    rates->per_s[SPEED_MEMORY] = rates_of_memory_(&r);
-    rates->per_s[SPEED_UPDATE] = rates_of_update_(&r);
+    rates->per_s[COST_PRODUCTS] = rates_of_products_(&r);
+    rates->per_s[COST_ATTENTION] = rates_of_attention_(&r);
+    rates->per_s[COST_NORMS] = rates_of_norms_(&r);
+    rates->per_s[COST_GELU] = rates_of_gelu_(&r);
+    rates->per_s[COST_CLASSIFIER] = rates_of_classifier_(&r);
+    rates->per_s[COST_MEMORY] = rates_of_memory_(&r);
+    rates->per_s[COST_UPDATE] = rates_of_update_(&r);
     rates->launch_s = rates_time_s_(rates_launch_, &r, LANES);
     snprintf(rates->basis, sizeof(rates->basis), "measured on %d thread%s", threads_max(),
              words_s(threads_max()));
@@ -232,8 +232,8 @@ static inline void rates_measure(SpeedRates* rates, GPT2Config cfg, const Option
 }
 
 // This CPU, for planned times; its rates are measured only if the options want any.
-static inline SpeedDevice rates_device(GPT2Config cfg, const Options* o, int is_bf16) {
-    SpeedDevice device = {{{0}, 0, ""}, sizeof(float), sizeof(float), MASTER_NONE};
+static inline CostDevice rates_device(ModelConfig cfg, const Options* o, int is_bf16) {
+    CostDevice device = {{{0}, 0, ""}, sizeof(float), sizeof(float), MASTER_NONE};
     if ((o->plan || o->fit != 0) && !options_only_uses_model(o)) {
         rates_measure(&device.rates, cfg, o, is_bf16);
     }

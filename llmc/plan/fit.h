@@ -22,13 +22,13 @@ needs:   the sizes of batches are decided
 #include "llmc/plan/plan.h"
 
 // Sets the list of what a run with these options allocates.
-typedef void (*FitPlan)(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, const Options* options);
+typedef void (*FitPlan)(PlanMemory plan[PLAN_KINDS], ModelConfig cfg, const Options* options);
 
 typedef struct {
     FitPlan plan;
     size_t limit, host_limit; // bytes; of what is kept on the host beside
     int can_offload;
-    SpeedDevice speed;
+    CostDevice speed;
 } FitDevice;
 
 typedef struct {
@@ -37,11 +37,11 @@ typedef struct {
 } FitTry_;
 
 // Of one process.
-static inline double fit_update_s(GPT2Config cfg, const Options* o, const FitDevice* device) {
+static inline double fit_update_s(ModelConfig cfg, const Options* o, const FitDevice* device) {
     PlanMemory plan[PLAN_KINDS];
     device->plan(plan, cfg, o);
-    const SpeedUpdate update = plan_update(cfg, o, &device->speed, plan);
-    return speed_total_s(&update);
+    const CostUpdate update = plan_update(cfg, o, &device->speed, plan);
+    return cost_total_s(&update);
 }
 
 // ---- memory ----
@@ -69,7 +69,7 @@ static inline int fit_compare_(const void* a_, const void* b_) {
 }
 
 // The levels of recomputation for one micro-batch and one place of the optimizer's state. Returns their number.
-static inline int fit_add_levels_(FitTry_* tries, GPT2Config cfg, Options o, const FitDevice* device) {
+static inline int fit_add_levels_(FitTry_* tries, ModelConfig cfg, Options o, const FitDevice* device) {
     const int is_given = options_given(&o, "recompute") || o.offload_residuals;
     int count = 0;
     for (int level = RECOMPUTE_NONE; level <= RECOMPUTE_BLOCK; level++) {
@@ -85,7 +85,7 @@ static inline int fit_add_levels_(FitTry_* tries, GPT2Config cfg, Options o, con
 }
 
 // Every micro-batch, at most `most` tries. Returns their number.
-static inline int fit_add_all_(FitTry_* tries, GPT2Config cfg, const Options* o, const FitDevice* device) {
+static inline int fit_add_all_(FitTry_* tries, ModelConfig cfg, const Options* o, const FitDevice* device) {
     const int can_offload = device->can_offload && !options_only_uses_model(o) && !o->offload_optimizer &&
                             !options_given(o, "offload-optimizer") && !o->update_in_backward;
     const int most_parts = o->update_in_backward ? 1 : o->batch; // then an update is one micro-batch
@@ -110,20 +110,20 @@ static inline int fit_divisors_(int n) {
 }
 
 // Prints a try; returns whether it fits.
-static inline int fit_takes_(FILE* file, const FitTry_* t, GPT2Config cfg, const FitDevice* device) {
+static inline int fit_takes_(FILE* file, const FitTry_* t, ModelConfig cfg, const FitDevice* device) {
     const Options* o = &t->options;
     PlanMemory plan[PLAN_KINDS];
     device->plan(plan, cfg, o);
     const int fits =
         plan_bytes(plan) <= device->limit && plan_bytes_at(plan, PLAN_HOST) <= device->host_limit;
     fprintf(file, "fit: --batch %d --recompute %s%s: %.1f MiB, %.3g s: %s\n", o->batch,
-            gpt2_recompute_word(o->recompute), o->offload_optimizer ? " --offload-optimizer host" : "",
+            model_recompute_word(o->recompute), o->offload_optimizer ? " --offload-optimizer host" : "",
             (double)plan_bytes(plan) / (1 << 20), t->update_s, fits ? "fits" : "too much");
     return fits;
 }
 
 // Sets --batch, --eval-batches, --recompute and --offload-optimizer, and prints why; ends the program if nothing fits.
-static inline void fit_choose(FILE* file, GPT2Config cfg, Options* options, const FitDevice* device) {
+static inline void fit_choose(FILE* file, ModelConfig cfg, Options* options, const FitDevice* device) {
     const size_t room = (size_t)(2 * (RECOMPUTE_BLOCK + 1) * fit_divisors_(options->batch));
     FitTry_* tries = (FitTry_*)check_alloc(room, sizeof(FitTry_), "ways to fit");
     const int count = fit_add_all_(tries, cfg, options, device);

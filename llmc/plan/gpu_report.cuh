@@ -150,13 +150,13 @@ static inline Gpu gpu_or_default(char* words, size_t words_bytes, int device) {
 
 // For the planned time of an update. The shares of the peaks and the time of a launch are assumptions, which nobody has
 // measured with this program.
-static inline SpeedRates gpu_rates(const Gpu* gpu, double peak) {
+static inline CostRates gpu_rates(const Gpu* gpu, double peak) {
     const double products = 0.65, attention = 0.35, memory = 0.8, bandwidth = gpu_bandwidth_per_s(gpu);
-    SpeedRates rates;
-    for (int kind = 0; kind < SPEED_RATES; kind++) {
-        rates.per_s[kind] = kind == SPEED_PRODUCTS    ? products * peak
-                            : kind == SPEED_ATTENTION ? attention * peak
-                                                      : memory * bandwidth;
+    CostRates rates;
+    for (int kind = 0; kind < COST_RATES; kind++) {
+        rates.per_s[kind] = kind == COST_PRODUCTS    ? products * peak
+                            : kind == COST_ATTENTION ? attention * peak
+                                                     : memory * bandwidth;
     }
     rates.launch_s = 2e-6;
     snprintf(rates.basis, sizeof(rates.basis),

@@ -67,7 +67,7 @@ static inline GeluFusion gpu_setup_gelu_(const Options* o) {
     return (GeluFusion)(gelu_again ? fusion & ~(GELU_FUSED_FORWARD | GELU_RACE_FORWARD) : fusion);
 }
 
-static inline MatmulSettings gpu_setup_products(GPT2Config cfg, const Options* o) {
+static inline MatmulSettings gpu_setup_products(ModelConfig cfg, const Options* o) {
     const MatmulSettings settings = {
         o->tf32, gpu_setup_gelu_(o), o->bias_fusion, o->autotune,
         matmul_workspace_bytes(o->device, (size_t)o->batch * (size_t)o->seq_len, (size_t)cfg.C)};

@@ -58,13 +58,13 @@ static inline int planned_chunk(const Options* o) {
 
 // Returns the bytes of activations, for training or generation. A run that trains uses the same
 // memory for both, in turns, and for saves.
-static inline size_t planned_activations(TensorRow* rows, GPT2Config cfg, const Options* o) {
+static inline size_t planned_activations(TensorRow* rows, ModelConfig cfg, const Options* o) {
     const Freeze freeze = freeze_of(cfg.L, o->freeze);
-    TensorRow texts[GPT2_ACTIVATION_ROWS];
+    TensorRow texts[MODEL_ACTIVATION_ROWS];
     const int residuals = cfg.L - (o->offload_residuals ? offload_residual_layers(cfg.L) : 0);
-    const size_t text = text_activation_rows(texts, cfg, plan_texts(o), o->seq_len);
-    const size_t trained = gpt2_activation_rows(rows, cfg, o->batch, o->seq_len, o->recompute, residuals,
-                                                freeze.first_block, (size_t)planned_chunk(o));
+    const size_t text = text_activation_rows(texts, cfg, plan_decode_batch(o), o->seq_len);
+    const size_t trained = model_activation_rows(rows, cfg, o->batch, o->seq_len, o->recompute, residuals,
+                                                 freeze.first_block, (size_t)planned_chunk(o));
     const size_t least = TRANSFER_SCRATCH_LEAST, most = trained > least ? trained : least;
     return o->recompute == RECOMPUTE_NEVER || text > most ? text : most;
 }
@@ -78,7 +78,7 @@ static inline MasterWeights planned_master(const Options* o) {
 }
 
 // The optimizer's state of a process, with the master weights.
-static inline void planned_state(OptimizerState* state, GPT2Config cfg, const ZeroPlan* zero,
+static inline void planned_state(OptimizerState* state, ModelConfig cfg, const ZeroPlan* zero,
                                  const Options* o) {
     Optimizer optimizer = setup_optimizer(o);
     optimizer.master = planned_master(o);
@@ -91,7 +91,7 @@ static inline DType planned_gradient_dtype(const Options* o) {
 
 // A run that only evaluates or converts keeps the whole model in every process, and neither
 // gradients nor state.
-static inline ZeroPlan planned_zero(GPT2Config cfg, const Options* o) {
+static inline ZeroPlan planned_zero(ModelConfig cfg, const Options* o) {
     return options_only_uses_model(o) ? zero_plan(cfg, 0, 0, 1) : setup_zero(cfg, o, o->shards);
 }
 
@@ -114,7 +114,7 @@ static inline void memory_add_chunks_(PlanMemory plan[PLAN_KINDS], const Optimiz
 }
 
 // The optimizer's state and master weights, where they are kept.
-static inline void memory_add_optimizer_(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, const ZeroPlan* zero,
+static inline void memory_add_optimizer_(PlanMemory plan[PLAN_KINDS], ModelConfig cfg, const ZeroPlan* zero,
                                          const Options* o) {
     const PlanPlace place = o->offload_optimizer == OFFLOAD_DISK   ? PLAN_DISK
                             : o->offload_optimizer == OFFLOAD_HOST ? PLAN_HOST
@@ -128,7 +128,7 @@ static inline void memory_add_optimizer_(PlanMemory plan[PLAN_KINDS], GPT2Config
 }
 
 // Of the residual stream after a block.
-static inline size_t planned_residual_bytes(GPT2Config cfg, const Options* o) {
+static inline size_t planned_residual_bytes(ModelConfig cfg, const Options* o) {
     return (size_t)o->batch * (size_t)o->seq_len * (size_t)cfg.C * sizeof(floatX);
 }
 
@@ -163,7 +163,7 @@ static inline void memory_add_slices_(PlanMemory plan[PLAN_KINDS], const ZeroPla
 }
 
 // What --offload-residuals keeps on the host.
-static inline void memory_add_residuals_(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, const Options* o) {
+static inline void memory_add_residuals_(PlanMemory plan[PLAN_KINDS], ModelConfig cfg, const Options* o) {
     const size_t layers = o->offload_residuals ? (size_t)offload_residual_layers(cfg.L) : 0;
     const PlanMemory kind = {"residual stream", layers * planned_residual_bytes(cfg, o), PLAN_HOST,
                              memory_micro_steps_(o), memory_micro_steps_(o)};
@@ -171,23 +171,23 @@ static inline void memory_add_residuals_(PlanMemory plan[PLAN_KINDS], GPT2Config
 }
 
 // What the operations of training need for themselves, and room for batches and results.
-static inline size_t memory_scratch_(GPT2Config cfg, const ZeroPlan* zero, const Options* o) {
+static inline size_t memory_scratch_(ModelConfig cfg, const ZeroPlan* zero, const Options* o) {
     const size_t N = (size_t)o->batch * o->seq_len;
     OptimizerState state;
     planned_state(&state, cfg, zero, o);
     return optimizer_planned_bytes<floatX>(&state, zero) +
            attention_planned_bytes(o->batch, o->seq_len, cfg.C, cfg.NH, DTYPE_OF(floatX)) +
-           layernorm_planned_bytes((int)N, cfg.C) + encoder_planned_bytes((int)N, cfg.C) +
+           layernorm_planned_bytes((int)N, cfg.C) + embedding_planned_bytes((int)N, cfg.C) +
            (o->freeze && o->freeze[0] ? optimizer_freeze_bytes(zero->groups) : 0) +
            gradient_norm_planned_bytes(zero_sharded_elements(zero)) + batch_queue_planned_bytes(N) +
            step_result_bytes(planned_losses(o)) + N * sizeof(int);
 }
 
 // What passes between the GPU and the host on its way.
-static inline size_t memory_staging_(GPT2Config cfg, const Options* o) {
+static inline size_t memory_staging_(ModelConfig cfg, const Options* o) {
     const size_t N = (size_t)o->batch * o->seq_len,
                  trained = batch_queue_pinned_bytes(N) + step_result_bytes(planned_losses(o));
-    return text_model_host_bytes(cfg, plan_texts(o), o->seq_len) +
+    return decoder_host_bytes(cfg, plan_decode_batch(o), o->seq_len) +
            (o->recompute == RECOMPUTE_NEVER ? 0 : trained);
 }
 
@@ -196,7 +196,7 @@ static inline int planned_products_beside(const Options* o) {
     return o->update_in_backward && o->optimizer == OPTIMIZER_MUON;
 }
 
-static inline size_t memory_workspaces_(GPT2Config cfg, const Options* o) {
+static inline size_t memory_workspaces_(ModelConfig cfg, const Options* o) {
     const MatmulSettings settings = gpu_setup_products(cfg, o);
     MatmulSettings beside = settings;
     beside.bias_fusion = 0;
@@ -215,20 +215,20 @@ static inline size_t planned_nccl_bytes(const Options* o) {
 }
 
 // Products, generation, and what all runs have on the host.
-static inline void memory_add_common_(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, const Options* o) {
+static inline void memory_add_common_(PlanMemory plan[PLAN_KINDS], ModelConfig cfg, const Options* o) {
     const PlanMemory staging = {"staging", memory_staging_(cfg, o), PLAN_HOST, 0, 0};
     plan_add(plan, "NCCL", planned_nccl_bytes(o));
     plan_add(plan, "cuBLASLt workspace", memory_workspaces_(cfg, o));
     plan_add(plan, "expanded matrix", linear_planned_bytes(cfg, o->quantize));
-    plan_add(plan, "texts", text_model_planned_bytes(plan_texts(o), o->seq_len));
+    plan_add(plan, "texts", decoder_planned_bytes(plan_decode_batch(o), o->seq_len));
     plan_add_at(plan, staging);
 }
 
-// Sets the list of all that gpt2_open allocates, to the byte, the copy of the first save, and what
+// Sets the list of all that model_open allocates, to the byte, the copy of the first save, and what
 // NCCL has; it ends with a name of NULL. Only cuDNN's workspace, where it is used, is an upper
 // bound.
-static inline void memory_plan(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, const Options* o) {
-    TensorRow parameters[GPT2_PARAMETER_ROWS], activations[GPT2_ACTIVATION_ROWS];
+static inline void memory_plan(PlanMemory plan[PLAN_KINDS], ModelConfig cfg, const Options* o) {
+    TensorRow parameters[MODEL_PARAMETER_ROWS], activations[MODEL_ACTIVATION_ROWS];
     const ZeroPlan zero = planned_zero(cfg, o);
     const int trains = !options_only_uses_model(o);
     plan->name = NULL;
@@ -241,7 +241,7 @@ static inline void memory_plan(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, cons
                      (on_gpu ? zero_parameter_slice_bytes(&zero, DTYPE_OF(floatX)) : 0));
     }
     if (o->recompute == RECOMPUTE_NEVER) {
-        const size_t bytes = text_activation_rows(activations, cfg, plan_texts(o), o->seq_len);
+        const size_t bytes = text_activation_rows(activations, cfg, plan_decode_batch(o), o->seq_len);
         plan_add_text(plan, activations, bytes);
         memory_add_common_(plan, cfg, o);
         return;
@@ -266,7 +266,7 @@ static inline void memory_plan(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, cons
 }
 
 // Of the GPU.
-static inline size_t memory_bytes_(GPT2Config cfg, const Options* options) {
+static inline size_t memory_bytes_(ModelConfig cfg, const Options* options) {
     PlanMemory memory[PLAN_KINDS];
     memory_plan(memory, cfg, options);
     return plan_bytes(memory);
@@ -288,7 +288,7 @@ static inline size_t memory_usable_(const Options* o) {
 
 // Connects the GPUs of several processes for the run that follows, and prints what NCCL takes of
 // this one. Collective.
-static inline void memory_connect(GPT2Config cfg, Options* o, Comm* comm) {
+static inline void memory_connect(ModelConfig cfg, Options* o, Comm* comm) {
     const ZeroPlan zero = planned_zero(cfg, o);
     Gpu gpu;
     gpu_open(&gpu, o->device);
@@ -303,8 +303,8 @@ static inline void memory_connect(GPT2Config cfg, Options* o, Comm* comm) {
 }
 
 // The least that --logits-chunk auto chooses: smaller chunks save little memory.
-static inline int memory_least_chunk_(GPT2Config cfg, const Options* o) {
-    return (int)gpt2_classifier_chunk(cfg, (size_t)o->batch * (size_t)o->seq_len);
+static inline int memory_least_chunk_(ModelConfig cfg, const Options* o) {
+    return (int)model_classifier_chunk(cfg, (size_t)o->batch * (size_t)o->seq_len);
 }
 
 static inline int memory_least_recompute_(const Options* o) {
@@ -313,7 +313,7 @@ static inline int memory_least_recompute_(const Options* o) {
 
 // Ends the program if the run does not fit into the memory of the GPU. The error names the largest micro-batch
 // that fits, with the lowest level of recomputation that it needs.
-static inline void memory_require(GPT2Config cfg, const Options* options) {
+static inline void memory_require(ModelConfig cfg, const Options* options) {
     const size_t free_bytes = memory_usable_(options), wanted = memory_bytes_(cfg, options);
     if (wanted <= free_bytes) {
         return;
@@ -333,7 +333,7 @@ static inline void memory_require(GPT2Config cfg, const Options* options) {
             CHECK(memory_bytes_(cfg, &smaller) > free_bytes,
                   "the run needs %.1f MiB of GPU memory, %.1f are free; --batch %d --recompute %s%s fits",
                   (double)wanted / (1 << 20), (double)free_bytes / (1 << 20), smaller.batch,
-                  gpt2_recompute_word(smaller.recompute), has_more ? " --logits-chunk auto" : "");
+                  model_recompute_word(smaller.recompute), has_more ? " --logits-chunk auto" : "");
         }
     }
     CHECK(0,
@@ -355,10 +355,10 @@ static inline size_t memory_limit_(const Options* o) {
 }
 
 // Decides --recompute auto and prints why: the lowest level that fits into the GPU's memory.
-static inline void memory_choose_recompute_(GPT2Config cfg, Options* options, size_t limit) {
+static inline void memory_choose_recompute_(ModelConfig cfg, Options* options, size_t limit) {
     options->recompute = memory_least_recompute_(options);
     if (options->recompute == RECOMPUTE_BLOCK) {
-        printf("recompute: level %s, for --offload-residuals\n", gpt2_recompute_word(options->recompute));
+        printf("recompute: level %s, for --offload-residuals\n", model_recompute_word(options->recompute));
         return;
     }
     while (options->recompute < RECOMPUTE_BLOCK && memory_bytes_(cfg, options) > limit) {
@@ -368,13 +368,13 @@ static inline void memory_choose_recompute_(GPT2Config cfg, Options* options, si
         printf("recompute: level 0, assuming that it fits: no GPU to check\n");
     } else {
         printf("recompute: level %s, the lowest that fits into %.1f MiB of free GPU memory\n",
-               gpt2_recompute_word(options->recompute), (double)limit / (1 << 20));
+               model_recompute_word(options->recompute), (double)limit / (1 << 20));
     }
 }
 
 // Decides --logits-chunk auto and prints it: all tokens of a micro-batch, half of them, a quarter ... With
 // fewer chunks, fewer products read and write the gradient of the embedding, and round it.
-static inline void memory_choose_chunk_(GPT2Config cfg, Options* options, size_t limit) {
+static inline void memory_choose_chunk_(ModelConfig cfg, Options* options, size_t limit) {
     const int least = memory_least_chunk_(cfg, options);
     options->logits_chunk = INT_MAX;
     const int N = planned_chunk(options);
@@ -388,7 +388,7 @@ static inline void memory_choose_chunk_(GPT2Config cfg, Options* options, size_t
 }
 
 // The plan of --fit, which leaves --logits-chunk auto for later.
-static inline void memory_plan_least_(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, const Options* options) {
+static inline void memory_plan_least_(PlanMemory plan[PLAN_KINDS], ModelConfig cfg, const Options* options) {
     Options least = *options;
     least.logits_chunk =
         options->logits_chunk == OPTION_AUTO ? memory_least_chunk_(cfg, options) : options->logits_chunk;
@@ -396,7 +396,7 @@ static inline void memory_plan_least_(PlanMemory plan[PLAN_KINDS], GPT2Config cf
 }
 
 // --fit: decides --batch, --recompute and --offload-optimizer.
-static inline void memory_fit_(GPT2Config cfg, Options* options, Comm* comm, const SpeedDevice* speed,
+static inline void memory_fit_(ModelConfig cfg, Options* options, Comm* comm, const CostDevice* speed,
                                size_t limit) {
     const FitDevice device = {memory_plan_least_, limit,
                               fit_least_of_all(comm, limits_free_bytes(comm->local_size, "")), 1, *speed};
@@ -408,7 +408,7 @@ static inline void memory_fit_(GPT2Config cfg, Options* options, Comm* comm, con
 
 // Decides what is open because it depends on the GPU's memory: recomputation first, since it costs more than
 // chunks do.
-static inline void memory_choose(GPT2Config cfg, Options* options, Comm* comm, const SpeedDevice* speed) {
+static inline void memory_choose(ModelConfig cfg, Options* options, Comm* comm, const CostDevice* speed) {
     // all processes choose the same
     const size_t limit = fit_least_of_all(comm, memory_limit_(options));
     if (options->fit != 0) {

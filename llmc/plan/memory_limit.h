@@ -47,42 +47,42 @@ static inline int planned_background_cpu(const Options* o) {
 
 // Tokens that the classifier takes at a time, if they wait in memory of their own. In bf16 exponentials take half the memory of
 // logits.
-static inline int planned_classifier_cpu(GPT2Config cfg, const Options* o) {
-    const size_t N = (size_t)o->batch * (size_t)o->seq_len, chunk = gpt2_classifier_chunk(cfg, N);
+static inline int planned_classifier_cpu(ModelConfig cfg, const Options* o) {
+    const size_t N = (size_t)o->batch * (size_t)o->seq_len, chunk = model_classifier_chunk(cfg, N);
     const size_t tokens = o->products == PRODUCTS_BF16 ? 2 * chunk : chunk;
     return (int)(tokens < N ? tokens : N);
 }
 
 // And rows of logits in memory.
-static inline size_t planned_logits_cpu(GPT2Config cfg, const Options* o) {
+static inline size_t planned_logits_cpu(ModelConfig cfg, const Options* o) {
     const int tokens = planned_classifier_cpu(cfg, o);
-    return o->products == PRODUCTS_BF16 ? classifier_bf16_rows(tokens, cfg.Vp) : (size_t)tokens;
+    return o->products == PRODUCTS_BF16 ? cross_entropy_bf16_rows(tokens, cfg.Vp) : (size_t)tokens;
 }
 
 // Which activations the backward pass computes again. With an MLP in bf16 GELU always is among them (mlp_bf16.h).
-static inline RecomputeLevel planned_recompute_cpu(GPT2Config cfg, const Options* o) {
+static inline RecomputeLevel planned_recompute_cpu(ModelConfig cfg, const Options* o) {
     const size_t N = (size_t)o->batch * (size_t)o->seq_len;
-    const int drops_gelu = o->products == PRODUCTS_BF16 && mlp_bf16_fits(N, (size_t)gpt2_hidden(cfg));
+    const int drops_gelu = o->products == PRODUCTS_BF16 && mlp_bf16_fits(N, (size_t)model_hidden(cfg));
     return o->recompute == RECOMPUTE_NONE && drops_gelu ? RECOMPUTE_GELU : (RecomputeLevel)o->recompute;
 }
 
 // Of training, or of generation. In a run that trains, both use the same memory, in turns.
-static inline size_t planned_activations_cpu(TensorRow* rows, GPT2Config cfg, const Options* o) {
+static inline size_t planned_activations_cpu(TensorRow* rows, ModelConfig cfg, const Options* o) {
     const Freeze freeze = freeze_of(cfg.L, o->freeze);
-    TensorRow texts[GPT2_ACTIVATION_ROWS];
+    TensorRow texts[MODEL_ACTIVATION_ROWS];
     const size_t chunk = planned_logits_cpu(cfg, o),
-                 text = text_activation_rows(texts, cfg, plan_texts(o), o->seq_len);
-    const size_t trained = gpt2_activation_rows(
+                 text = text_activation_rows(texts, cfg, plan_decode_batch(o), o->seq_len);
+    const size_t trained = model_activation_rows(
         rows, cfg, o->batch, o->seq_len, planned_recompute_cpu(cfg, o), cfg.L, freeze.first_block, chunk);
     return o->recompute == RECOMPUTE_NEVER || text > trained ? text : trained;
 }
 
 // A run that only evaluates or converts keeps the whole model in every process.
-static inline ZeroPlan planned_zero_cpu(GPT2Config cfg, const Options* o) {
+static inline ZeroPlan planned_zero_cpu(ModelConfig cfg, const Options* o) {
     return options_only_uses_model(o) ? zero_plan(cfg, 0, 0, 1) : setup_zero(cfg, o, o->processes);
 }
 
-static inline size_t planned_parameters_cpu(TensorRow rows[GPT2_PARAMETER_ROWS], GPT2Config cfg,
+static inline size_t planned_parameters_cpu(TensorRow rows[MODEL_PARAMETER_ROWS], ModelConfig cfg,
                                             const ZeroPlan* zero, const Options* o) {
     return o->quantize ? quantized_parameter_rows(rows, cfg, sizeof(float))
                        : zero_parameter_rows(rows, zero, cfg, sizeof(float));
@@ -98,7 +98,7 @@ static inline size_t planned_gradients_cpu(const ZeroPlan* zero, const Options* 
     return options_only_uses_model(o) ? 0 : zero_grads_elements(zero, 1) * sizeof(float);
 }
 
-static inline size_t planned_copy_cpu(GPT2Config cfg, const ZeroPlan* zero, const Options* o) {
+static inline size_t planned_copy_cpu(ModelConfig cfg, const ZeroPlan* zero, const Options* o) {
     return planned_background_cpu(o)
                ? checkpoints_bytes(cfg, setup_optimizer(o), zero, SAFETENSORS_F32, o->model_file_gb)
                : 0;
@@ -121,18 +121,18 @@ static inline size_t planned_norm_cpu(const ZeroPlan* zero) {
 }
 
 // What operations need for themselves.
-static inline size_t memory_scratch_cpu_(GPT2Config cfg, const Options* o) {
+static inline size_t memory_scratch_cpu_(ModelConfig cfg, const Options* o) {
     const int is_bf16 = o->products == PRODUCTS_BF16, trains = o->recompute != RECOMPUTE_NEVER;
     const int lent = planned_classifier_cpu(cfg, o), N = o->batch * o->seq_len;
-    return linear_scratch_bytes(o->quantize, planned_tokens_cpu(o), (size_t)gpt2_hidden(cfg)) +
+    return linear_scratch_bytes(o->quantize, planned_tokens_cpu(o), (size_t)model_hidden(cfg)) +
            (is_bf16 ? matmul_bf16_scratch_bytes() : 0) +
-           (is_bf16 && trains ? classifier_bf16_scratch_bytes(lent, N, cfg.C, cfg.Vp) : 0) +
-           attention_either_bytes(is_bf16, o->seq_len, gpt2_head_size(cfg));
+           (is_bf16 && trains ? cross_entropy_bf16_scratch_bytes(lent, N, cfg.C, cfg.Vp) : 0) +
+           attention_either_bytes(is_bf16, o->seq_len, model_head_size(cfg));
 }
 
-// Sets the list of all that gpt2_open allocates, to the byte; it ends with a name of NULL.
-static inline void memory_plan_cpu(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, const Options* o) {
-    TensorRow parameters[GPT2_PARAMETER_ROWS], activations[GPT2_ACTIVATION_ROWS];
+// Sets the list of all that model_open allocates, to the byte; it ends with a name of NULL.
+static inline void memory_plan_cpu(PlanMemory plan[PLAN_KINDS], ModelConfig cfg, const Options* o) {
+    TensorRow parameters[MODEL_PARAMETER_ROWS], activations[MODEL_ACTIVATION_ROWS];
     const ZeroPlan zero = planned_zero_cpu(cfg, o);
     const int only_evaluates = options_only_uses_model(o) && o->recompute != RECOMPUTE_NEVER;
     plan->name = NULL;
@@ -141,9 +141,9 @@ static inline void memory_plan_cpu(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, 
     plan_add(plan, "scratch",
              memory_scratch_cpu_(cfg, o) + (o->recompute == RECOMPUTE_NEVER ? 0 : planned_norm_cpu(&zero)) +
                  (only_evaluates ? zero_bytes_cpu(&zero, cfg) : 0));
-    plan_add(plan, "packed in bf16", packed_weights_bytes(cfg, planned_packed_cpu(o)));
+    plan_add(plan, "packed in bf16", bf16_weights_bytes(cfg, planned_packed_cpu(o)));
     if (o->recompute == RECOMPUTE_NEVER) {
-        const size_t bytes = text_activation_rows(activations, cfg, plan_texts(o), o->seq_len);
+        const size_t bytes = text_activation_rows(activations, cfg, plan_decode_batch(o), o->seq_len);
         plan_add_text(plan, activations, bytes);
         return;
     }
@@ -159,7 +159,7 @@ static inline void memory_plan_cpu(PlanMemory plan[PLAN_KINDS], GPT2Config cfg, 
 }
 
 // Decides --batch and --recompute if there is --fit.
-static inline void memory_choose_cpu(GPT2Config cfg, Options* o, Comm* comm, const SpeedDevice* speed) {
+static inline void memory_choose_cpu(ModelConfig cfg, Options* o, Comm* comm, const CostDevice* speed) {
     if (o->fit == 0) {
         return;
     }

@@ -37,16 +37,18 @@ enum { PLAN_KINDS = 22 + STATE_SLOTS }; // room for a list
 
 // What a run takes, and what the device can do.
 typedef struct {
-    TensorRow parameters[GPT2_PARAMETER_ROWS], activations[GPT2_ACTIVATION_ROWS];
+    TensorRow parameters[MODEL_PARAMETER_ROWS], activations[MODEL_ACTIVATION_ROWS];
     PlanMemory memory[PLAN_KINDS]; // the large allocations; the list ends with a name of NULL
     char device[256];              // in words
     double peak;                   // of the device, FLOP/s
-    SpeedDevice speed;             // rates only for --plan and --fit
+    CostDevice speed;              // rates only for --plan and --fit
     int64_t eval_sequences;        // of a validation; only for --plan
 } TrainerPlan;
 
 // Texts that a model generates at a time: a run that trains also samples, one by one.
-static inline int plan_texts(const Options* o) { return o->recompute == RECOMPUTE_NEVER ? o->batch : 1; }
+static inline int plan_decode_batch(const Options* o) {
+    return o->recompute == RECOMPUTE_NEVER ? o->batch : 1;
+}
 
 // Adds an allocation on the device to the end of a list, which is empty if its first name is NULL.
 void plan_add(PlanMemory plan[PLAN_KINDS], const char* name, size_t bytes);
@@ -58,7 +60,7 @@ void plan_add_at(PlanMemory plan[PLAN_KINDS], PlanMemory kind);
 void plan_add_state(PlanMemory plan[PLAN_KINDS], const OptimizerState* state, PlanPlace place);
 
 // Adds the activations of generation, `bytes` that are laid out by `rows`.
-void plan_add_text(PlanMemory plan[PLAN_KINDS], const TensorRow rows[GPT2_ACTIVATION_ROWS], size_t bytes);
+void plan_add_text(PlanMemory plan[PLAN_KINDS], const TensorRow rows[MODEL_ACTIVATION_ROWS], size_t bytes);
 
 // The memory at a place, and of the device that the run is on.
 size_t plan_bytes_at(const PlanMemory* memory, PlanPlace place);
@@ -73,25 +75,25 @@ typedef struct {
 PlanMoves plan_moves(const PlanMemory* memory, PlanPlace place);
 
 // The planned time of an update of one process, with these moves.
-SpeedUpdate plan_update(GPT2Config cfg, const Options* options, const SpeedDevice* device,
-                        const PlanMemory* memory);
+CostUpdate plan_update(ModelConfig cfg, const Options* options, const CostDevice* device,
+                       const PlanMemory* memory);
 
 // "planned: " and the kinds at each place, without the end of the line.
 void plan_print_kinds(FILE* file, const PlanMemory* memory);
 
 // Two lines: the model, and its memory; between them one on what is frozen, if anything is.
-void plan_print_memory(FILE* file, GPT2Config cfg, const Options* options, const PlanMemory* memory);
+void plan_print_memory(FILE* file, ModelConfig cfg, const Options* options, const PlanMemory* memory);
 
 // With several processes, a line: what each of them sends in an update. The last two are the bytes of an element of a
 // gradient and of a parameter.
-void plan_print_traffic(FILE* file, GPT2Config cfg, const Options* options, size_t gradient_bytes,
+void plan_print_traffic(FILE* file, ModelConfig cfg, const Options* options, size_t gradient_bytes,
                         size_t parameter_bytes);
 
 // The memory as members of a JSON object, in MiB, each with a comma before it; `memory` is a list.
 void plan_print_json(FILE* file, const void* memory);
 
 // All of it, for --plan: the tensors first, if they are asked for, and the summary last.
-void plan_print(FILE* file, GPT2Config cfg, const Options* options, const TrainerPlan* plan);
+void plan_print(FILE* file, ModelConfig cfg, const Options* options, const TrainerPlan* plan);
 
 #ifdef __cplusplus
 }
@@ -138,10 +140,10 @@ void plan_add_state(PlanMemory plan[PLAN_KINDS], const OptimizerState* state, Pl
     }
 }
 
-void plan_add_text(PlanMemory plan[PLAN_KINDS], const TensorRow rows[GPT2_ACTIVATION_ROWS], size_t bytes) {
+void plan_add_text(PlanMemory plan[PLAN_KINDS], const TensorRow rows[MODEL_ACTIVATION_ROWS], size_t bytes) {
     size_t kv = 0;
-    for (int i = 0; i < GPT2_ACTIVATION_ROWS; i++) {
-        kv += rows[i].member == offsetof(GPT2Activations, kv)
+    for (int i = 0; i < MODEL_ACTIVATION_ROWS; i++) {
+        kv += rows[i].member == offsetof(ModelActivations, kv)
                   ? tensor_elements(&rows[i]) * rows[i].element_bytes
                   : 0;
     }
@@ -188,13 +190,13 @@ void plan_print_kinds(FILE* file, const PlanMemory* memory) {
 }
 
 // What is frozen, and what follows from it.
-static void plan_print_freeze_(FILE* file, GPT2Config cfg, const char* list) {
+static void plan_print_freeze_(FILE* file, ModelConfig cfg, const char* list) {
     const Freeze freeze = freeze_of(cfg.L, list);
     if (list[0] == '\0') {
         return;
     }
     fprintf(file, "freeze: %.2fM of %.2fM parameters are frozen", freeze_count(&freeze, cfg) / 1e6,
-            gpt2_count_stored(cfg) / 1e6);
+            model_count_stored(cfg) / 1e6);
     if (freeze_has_classifier(&freeze)) {
         fprintf(file, ", including the output layer (tied to wte)");
     }
@@ -206,15 +208,15 @@ static void plan_print_freeze_(FILE* file, GPT2Config cfg, const char* list) {
     fputc('\n', file);
 }
 
-static void plan_describe_(FILE* file, GPT2Config cfg, const Options* options, const PlanMemory* memory) {
+static void plan_describe_(FILE* file, ModelConfig cfg, const Options* options, const PlanMemory* memory) {
     const char* each = options->program.trainer == OPTION_GPU ? " per GPU" : " per process";
     fprintf(file,
             "model: %d layer%s, %d channel%s, %d head%s, context %d, vocabulary %d (padded to %d): %.2fM "
             "parameters",
             cfg.L, words_s(cfg.L), cfg.C, words_s(cfg.C), cfg.NH, words_s(cfg.NH), cfg.max_T, cfg.V, cfg.Vp,
-            gpt2_count_parameters(cfg) / 1e6);
+            model_count_parameters(cfg) / 1e6);
     if (cfg.share != SHARE_OFF) {
-        fprintf(file, ", %.2fM in memory (--share-layers %s)", gpt2_count_stored(cfg) / 1e6,
+        fprintf(file, ", %.2fM in memory (--share-layers %s)", model_count_stored(cfg) / 1e6,
                 options->share_layers);
     }
     fputc('\n', file);
@@ -224,7 +226,7 @@ static void plan_describe_(FILE* file, GPT2Config cfg, const Options* options, c
     fputc('\n', file);
 }
 
-void plan_print_memory(FILE* file, GPT2Config cfg, const Options* options, const PlanMemory* memory) {
+void plan_print_memory(FILE* file, ModelConfig cfg, const Options* options, const PlanMemory* memory) {
     TextBuffer lines;
     text_buffer_open(&lines, "the plan");
     plan_describe_(lines.file, cfg, options, memory);
@@ -235,7 +237,7 @@ void plan_print_memory(FILE* file, GPT2Config cfg, const Options* options, const
 
 // What all processes gather of operands in an update. A GPU has no whole fp32 weights, which are gathered, too, if they are
 // summed up.
-static double plan_operand_bytes_(GPT2Config cfg, const Options* o, const ZeroPlan* zero) {
+static double plan_operand_bytes_(ModelConfig cfg, const Options* o, const ZeroPlan* zero) {
     const Optimizer optimizer = setup_optimizer(o);
     const int arrays = 1 + (o->program.trainer == OPTION_GPU && optimizer.sums_weights);
     OptimizerState state;
@@ -243,7 +245,7 @@ static double plan_operand_bytes_(GPT2Config cfg, const Options* o, const ZeroPl
     return (double)optimizer_gathered_elements(&state, zero) * arrays * sizeof(float);
 }
 
-void plan_print_traffic(FILE* file, GPT2Config cfg, const Options* o, size_t gradient_bytes,
+void plan_print_traffic(FILE* file, ModelConfig cfg, const Options* o, size_t gradient_bytes,
                         size_t parameter_bytes) {
     const ZeroPlan zero = setup_zero(cfg, o, o->shards);
     const ZeroTraffic traffic = zero_traffic(&zero, o->total_batch / o->seq_len, o->batch, gradient_bytes,
@@ -284,10 +286,10 @@ PlanMoves plan_moves(const PlanMemory* memory, PlanPlace place) {
     return moves;
 }
 
-SpeedUpdate plan_update(GPT2Config cfg, const Options* options, const SpeedDevice* device,
-                        const PlanMemory* memory) {
-    SpeedUpdate update = speed_update(cfg, options, device);
-    update.s[SPEED_MOVES] = plan_moves(memory, PLAN_HOST).s + plan_moves(memory, PLAN_DISK).s;
+CostUpdate plan_update(ModelConfig cfg, const Options* options, const CostDevice* device,
+                       const PlanMemory* memory) {
+    CostUpdate update = cost_update(cfg, options, device);
+    update.s[COST_MOVES] = plan_moves(memory, PLAN_HOST).s + plan_moves(memory, PLAN_DISK).s;
     return update;
 }
 
@@ -310,9 +312,9 @@ static void plan_print_moves_(FILE* file, const PlanMemory* memory, PlanPlace pl
 }
 
 // Disk space of checkpoints.
-static void plan_print_disk_(FILE* file, GPT2Config cfg, const Options* o) {
+static void plan_print_disk_(FILE* file, ModelConfig cfg, const Options* o) {
     const double bytes =
-        4.0 * gpt2_count_parameters(cfg) + optimizer_saved_bytes(setup_optimizer(o), cfg); // fp32 weights
+        4.0 * model_count_parameters(cfg) + optimizer_saved_bytes(setup_optimizer(o), cfg); // fp32 weights
     const double kept = checkpoints_kept(o, 0);
     if (kept > 0 && o->steps > 0) {
         fprintf(file, "disk: %.0f checkpoint%s of at most %.1f MiB = %.1f MiB\n", kept, words_s(kept),
@@ -321,13 +323,13 @@ static void plan_print_disk_(FILE* file, GPT2Config cfg, const Options* o) {
 }
 
 // The planned time of an update, and where it goes: what takes a hundredth of it or more, in percent.
-static void plan_print_update_(FILE* file, const SpeedUpdate* update, double tokens) {
-    const double total = speed_total_s(update);
+static void plan_print_update_(FILE* file, const CostUpdate* update, double tokens) {
+    const double total = cost_total_s(update);
     const char* joint = ": ";
     fprintf(file, "speed: %.0f tok/s planned, %.3g s an update", tokens / total, total);
-    for (int kind = 0; kind < SPEED_KINDS; kind++) {
+    for (int kind = 0; kind < COST_KINDS; kind++) {
         if (update->s[kind] >= 0.01 * total) {
-            fprintf(file, "%s%s %.0f %%", joint, speed_word((SpeedKind)kind), 100 * update->s[kind] / total);
+            fprintf(file, "%s%s %.0f %%", joint, cost_word((CostKind)kind), 100 * update->s[kind] / total);
             joint = ", ";
         }
     }
@@ -335,23 +337,23 @@ static void plan_print_update_(FILE* file, const SpeedUpdate* update, double tok
 }
 
 // What the planned time is computed from; a kind that has the rate of all passes over memory is not named.
-static void plan_print_rates_(FILE* file, const SpeedRates* rates) {
+static void plan_print_rates_(FILE* file, const CostRates* rates) {
     fprintf(file, "rates: %s:", rates->basis);
-    for (int kind = 0; kind < SPEED_RATES; kind++) {
+    for (int kind = 0; kind < COST_RATES; kind++) {
         const double giga = rates->per_s[kind] * 1e-9;
-        if (kind == SPEED_MEMORY || rates->per_s[kind] != rates->per_s[SPEED_MEMORY]) {
-            fprintf(file, "%s %s %.*f %s", kind ? "," : "", speed_word((SpeedKind)kind), giga < 100, giga,
-                    speed_has_flops((SpeedKind)kind) ? "GFLOP/s" : "GB/s");
+        if (kind == COST_MEMORY || rates->per_s[kind] != rates->per_s[COST_MEMORY]) {
+            fprintf(file, "%s %s %.*f %s", kind ? "," : "", cost_word((CostKind)kind), giga < 100, giga,
+                    cost_has_flops((CostKind)kind) ? "GFLOP/s" : "GB/s");
         }
     }
     fprintf(file, "; %.2g us a launch\n", rates->launch_s * 1e6);
 }
 
 // The work of training and validation, and the time it takes.
-static void plan_print_work_(FILE* file, GPT2Config cfg, const Options* o, const TrainerPlan* plan) {
+static void plan_print_work_(FILE* file, ModelConfig cfg, const Options* o, const TrainerPlan* plan) {
     const Freeze freeze = freeze_of(cfg.L, o->freeze);
     const double flops = freeze_flops_per_token(&freeze, cfg, o->seq_len), update = (double)o->total_batch;
-    const SpeedUpdate speed = plan_update(cfg, o, &plan->speed, plan->memory);
+    const CostUpdate speed = plan_update(cfg, o, &plan->speed, plan->memory);
     if (o->steps == OPTION_AUTO) {
         fprintf(file, "work: %.4g FLOP per token; how many tokens is known once the text is encoded\n",
                 flops);
@@ -365,7 +367,7 @@ static void plan_print_work_(FILE* file, GPT2Config cfg, const Options* o, const
             "third of the cost per token\n",
             tokens, flops, tokens * flops, validations, words_s(validations), seen);
         fprintf(file, "time: %.2f hours planned; %.2f at the peak of %.0f GFLOP/s (%s%s)\n",
-                all / update * speed_total_s(&speed) / 3600, all * flops / plan->peak / o->processes / 3600,
+                all / update * cost_total_s(&speed) / 3600, all * flops / plan->peak / o->processes / 3600,
                 plan->peak * 1e-9, plan->device, o->processes > 1 ? ", each" : "");
     }
     plan_print_update_(file, &speed, update);
@@ -375,14 +377,14 @@ static void plan_print_work_(FILE* file, GPT2Config cfg, const Options* o, const
 static void plan_print_tensors_(FILE* file, const Options* options, const TrainerPlan* plan) {
     fprintf(file, "\nparameters   layers x rows x columns (%s)\n",
             options->quantize ? "of matrices: blocks of 32" : "the same for gradients and optimizer state");
-    plan_print_rows_(file, plan->parameters, GPT2_PARAMETER_ROWS);
+    plan_print_rows_(file, plan->parameters, MODEL_PARAMETER_ROWS);
     fprintf(file,
             "\nactivations   layers x tokens x columns (b: only used inside a block; shares memory with c, "
             "the classifier's)\n");
-    plan_print_rows_(file, plan->activations, GPT2_ACTIVATION_ROWS);
+    plan_print_rows_(file, plan->activations, MODEL_ACTIVATION_ROWS);
 }
 
-void plan_print(FILE* file, GPT2Config cfg, const Options* options, const TrainerPlan* plan) {
+void plan_print(FILE* file, ModelConfig cfg, const Options* options, const TrainerPlan* plan) {
     if (options->plan_tensors) {
         plan_print_tensors_(file, options, plan);
     }

@@ -127,7 +127,7 @@ static void evaluation_add_text_(Evaluation* e, const RunData* data, const Optio
         task_windows(task, count, stride, tokenizer);
     }
     CHECK(task->num_documents > 0, "%s: %zu tokens, wanted at least 2", options->perplexity, sources.tokens);
-    sources_close(&sources);
+    mixture_close(&sources);
     task_pack(task);
 }
 

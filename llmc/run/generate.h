@@ -88,8 +88,8 @@ typedef struct {
     Options* options; // --interactive changes some
     char newest[PATH_MAX];
     RunData data;
-    GPT2Config cfg;
-    GPT2* model;
+    ModelConfig cfg;
+    Model* model;
     Generator generator;
     GenerateSpeed_ speed;
     int64_t lines;   // of --interactive so far
@@ -130,7 +130,7 @@ static void generate_advance_(Generate_* g) {
     Generator* generator = &g->generator;
     const double start_s = time_now_s();
     for (int s = 0; s < generator->model.slots; s++) {
-        g->speed.made += generator->texts[s].is_used && generator->texts[s].end == GENERATOR_GOES_ON;
+        g->speed.made += generator->texts[s].is_used && generator->texts[s].end == STILL_GENERATING;
     }
     generator_advance(generator);
     g->speed.made_s += time_now_s() - start_s;
@@ -164,7 +164,7 @@ static void generate_print_(Generate_* g, const char* shown, const int* ids, int
     text_wrap_put(&wrap, shown, strlen(shown));
     Rand rng = generate_random_(g, prompt);
     generate_begin_(g, 0, ids, count, &rng);
-    while (text->end == GENERATOR_GOES_ON) {
+    while (text->end == STILL_GENERATING) {
         text_stream_print(&text->stream, &wrap, TEXT_GOES_ON);
         generate_flush_(stdout, "standard output");
         generate_advance_(g);
@@ -364,7 +364,7 @@ static int generate_fill_(Generate_* g, int* next, int* of_slot) {
     for (int s = 0; s < g->generator.model.slots; s++) {
         GeneratorText* text = &g->generator.texts[s];
         for (;;) {
-            if (text->is_used && text->end != GENERATOR_GOES_ON) {
+            if (text->is_used && text->end != STILL_GENERATING) {
                 generate_take_(&g->prompts[of_slot[s]], text);
             }
             if (text->is_used || *next == g->num_prompts) {
@@ -440,7 +440,7 @@ static void generate_check_options_(const Options* o, const Comm* comm) {
 // Everything that can be refused. Returns the path of the model.
 static const char* generate_setup_(Generate_* g, Options* o) {
     const char* path = model_path_find(o, g->newest);
-    const GPT2Config found = setup_read_model(path);
+    const ModelConfig found = setup_read_model(path);
     run_data_open_text_tokenizer(&g->data, o, path);
     g->cfg = setup_model(o, &g->data, path, found);
     setup_check_quantize(o, g->cfg);
@@ -462,7 +462,7 @@ static void generate_open_(Generate_* g, Options* o, const char* path, Comm* com
     fprintf(stderr, "%s\n", path);
     plan_print_memory(stderr, g->cfg, o, plan->memory);
     free(plan);
-    g->model = (GPT2*)check_alloc(1, t->model_bytes, "model");
+    g->model = (Model*)check_alloc(1, t->model_bytes, "model");
     t->open(g->model, g->cfg, o, comm);
     t->first_weights(g->model, path, o->seed);
     const GeneratorModel model = {g->model,  t->read_text, t->next_tokens, g->cfg.V,

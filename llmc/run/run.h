@@ -100,19 +100,19 @@ typedef struct {
     char* kept_config;      // of its config.json, for the checkpoints; NULL: nothing
     const char* model_path; // of the first weights, or the checkpoint to continue from; NULL: random
     char newest[PATH_MAX];  // checkpoint of the run that --model names
-    GPT2Config cfg;
+    ModelConfig cfg;
     double start_s; // when the program started, as time_now_s counts
     FILE* results;  // where they are printed: standard output, which of a --quiet run is /dev/null
 
     TrainerPlan plan;
-    GPT2* model;
+    Model* model;
     Dataloader loaders[2];
     Dataloader *train, *val; // NULL without data
     int64_t eval_sequences;  // of a validation
     Comm comm;
     double *part, *parts; // what this process, and what all, tell of an update or validation (RUN_LOSSES_)
     Mfu mfu;
-    Pace pace;          // which process is slow,
+    Stragglers pace;    // which process is slow,
     double* paces;      // and how long each took
     double data_wait_s; // of the one that waited longest, in each step
     uint64_t agreement; // hash of the last verdict
@@ -235,7 +235,7 @@ static void run_watch_pace_(Run_* run, int64_t micro_steps) {
     for (int r = 0; r < c->size; r++) {
         run->paces[r] = run->parts[(size_t)r * (RUN_LOSSES_ + (size_t)micro_steps) + RUN_PACE_];
     }
-    const int slow = pace_add(&run->pace, run->paces, &ratio);
+    const int slow = stragglers_add(&run->pace, run->paces, &ratio);
     if (slow >= 0) {
         char* hosts = (char*)check_alloc((size_t)c->size, sizeof(c->host), "host names");
         comm_all_gather(c, hosts, c->host, sizeof(c->host));
@@ -392,12 +392,12 @@ static int run_overflowed_(LossScale* scale, double loss, double norm, char reas
 }
 
 // Of an update that was made in the backward pass: whether it was, at least in part.
-static void run_judge_in_backward_(GPT2Config cfg, const InBackward* made, RunVerdict_* verdict) {
+static void run_judge_in_backward_(ModelConfig cfg, const InBackward* made, RunVerdict_* verdict) {
     verdict->is_made = made->updated > 0;
     if (verdict->is_made && made->stopped_at > 0) {
         snprintf(verdict->reason, sizeof(verdict->reason),
                  "in block %d and all below it, whose gradient is not finite",
-                 gpt2_group_layer(cfg, made->stopped_at));
+                 model_group_layer(cfg, made->stopped_at));
     } else if (verdict->is_made && made->stopped_at == 0) {
         snprintf(verdict->reason, sizeof(verdict->reason),
                  "outside of the blocks, where the gradient is not finite");
@@ -419,9 +419,9 @@ static RunVerdict_ run_judge_(Run_* run, const RunUpdate_* update) {
     verdict.update.adamw.grad_scale *= (float)scale;
     int skip = run_overflowed_(&state->loss_scale, verdict.loss, verdict.norm, verdict.reason);
     if (!skip) {
-        const UpdateVerdict guard = guard_check(&state->guard, verdict.loss, verdict.norm);
+        const UpdateVerdict guard = outliers_check(&state->guard, verdict.loss, verdict.norm);
         skip = guard != UPDATE_DO;
-        snprintf(verdict.reason, sizeof(verdict.reason), "%s", guard_reason(guard));
+        snprintf(verdict.reason, sizeof(verdict.reason), "%s", outliers_reason(guard));
     }
     verdict.is_made = !skip;
     if (o->update_in_backward) {
@@ -455,8 +455,9 @@ static void run_log_step_(Run_* run, const RunVerdict_* verdict, double flops) {
     log_peak(&run->log, run->mfu.peak);
     log_data_wait(&run->log, run->data_wait_s);
     run_sense_(run);
-    log_train(&run->log, run->state.step, verdict->loss, guard_shown_z(guard, guard->loss_z), verdict->norm,
-              guard_shown_z(guard, guard->norm_z), verdict->update.adamw.lr, run->step_s * 1e3, mfu);
+    log_train(&run->log, run->state.step, verdict->loss, outliers_shown_z(guard, guard->loss_z),
+              verdict->norm, outliers_shown_z(guard, guard->norm_z), verdict->update.adamw.lr,
+              run->step_s * 1e3, mfu);
     if (verdict->reason[0]) {
         log_skip(&run->log, run->state.step, verdict->reason);
     }
@@ -593,13 +594,13 @@ static void run_open_data_(Run_* run) {
     run->part = (double*)check_alloc(count, sizeof(double), "losses");
     run->parts = (double*)check_alloc(array_bytes((size_t)run->comm.size, count), sizeof(double), "losses");
     run->paces = (double*)check_alloc((size_t)run->comm.size, sizeof(double), "paces of processes");
-    pace_open(&run->pace, run->comm.size);
+    stragglers_open(&run->pace, run->comm.size);
 }
 
 // The model, its data and the generator of samples.
 static void run_open_model_(Run_* run) {
     const Options* o = &run->options;
-    run->model = (GPT2*)check_alloc(1, run->trainer->model_bytes, "model");
+    run->model = (Model*)check_alloc(1, run->trainer->model_bytes, "model");
     run->trainer->open(run->model, run->cfg, o, &run->comm);
     if (run_data_has_tokens(&run->data)) {
         run_open_data_(run);
@@ -670,14 +671,14 @@ static void run_print_facts_(const Run_* run) {
 static void run_open_state_(Run_* run) {
     const Trainer* trainer = run->trainer;
     const Options* o = &run->options;
-    run->state = run_state_open(guard_open(o->skip_loss_z, o->skip_grad_z), trainer->loss_scale());
+    run->state = run_state_open(outliers_open(o->skip_loss_z, o->skip_grad_z), trainer->loss_scale());
     if (o->update_in_backward) {
         const ZeroPlan whole = zero_plan(run->cfg, 0, 0, 1);
         run->state.shares = clip_shares_open(&whole);
     }
     run->validates_first =
         !trainer->validates_first ||
-        trainer->validates_first(o, gpt2_flops_per_token(run->cfg, o->seq_len), run->eval_sequences);
+        trainer->validates_first(o, model_flops_per_token(run->cfg, o->seq_len), run->eval_sequences);
     if (run->resume.is_active) {
         run_restore_(run, run->resume.path, &run->resume.saved);
         if (run->train) {
@@ -709,7 +710,7 @@ static void run_close_(Run_* run) {
     free(run->part);
     free(run->parts);
     free(run->paces);
-    pace_close(&run->pace);
+    stragglers_close(&run->pace);
     free(run->model);
     log_close(&run->log);
 }
@@ -840,18 +841,18 @@ static void run_print_processes_(const Run_* run, const char* launcher) {
 static void run_join_(Run_* run) {
     Options* o = &run->options;
     const int is_only_plan = o->plan && o->num_processes > 1 && o->rank == OPTION_AUTO;
-    const Launch alone = {{0, 1, 0, 1}, LAUNCH_AUTO, "", {"", 0, "", ""}},
-                 launch = is_only_plan ? alone : launch_find(o);
+    const Launcher alone = {{0, 1, 0, 1}, LAUNCHER_AUTO, "", {"", 0, "", ""}},
+                   launch = is_only_plan ? alone : launcher_find(o);
     o->processes = launch.place.size;
     o->process = launch.place.rank;
     if (is_only_plan) {
         o->processes = o->num_processes;
     }
-    o->zero = launch_zero(o, o->processes);
+    o->zero = launcher_zero(o, o->processes);
     comm_open(&run->comm, launch.place, &launch.meeting, o->timeout);
-    agree_on_program(&run->comm);
-    agree_on_command(&run->comm, o);
-    o->shards = launch_shards(o, &run->comm);
+    ranks_agree_on_program(&run->comm);
+    ranks_agree_on_command(&run->comm, o);
+    o->shards = launcher_shards(o, &run->comm);
     run_print_processes_(run, launch.launcher);
     threads_open(o->threads, run->comm.local_size, launch.launcher);
 }
@@ -860,7 +861,7 @@ static void run_join_(Run_* run) {
 static void run_print_plan_(Run_* run) {
     const int is_open = run_data_has_tokens(&run->data) && !run->data.is_unknown;
     run->plan.eval_sequences =
-        is_open ? run_data_eval_sequences(&run->options, sources_epoch(&run->data.val)) : 0;
+        is_open ? run_data_eval_sequences(&run->options, mixture_epoch(&run->data.val)) : 0;
     plan_print(stdout, run->cfg, &run->options, &run->plan);
     run_print_traffic_(run);
 }
@@ -897,8 +898,8 @@ static int run_dispatch_(Run_* run, const char* program) {
     }
     resume_check(&run->resume, options, stdout, run->trainer->name, run->data.train.tokens,
                  run->data.train.fingerprint);
-    agree_on_run(&run->comm, options, run->resume.is_active ? run->resume.path : NULL, run->model_path,
-                 run->cfg, &run->data);
+    ranks_agree_on_run(&run->comm, options, run->resume.is_active ? run->resume.path : NULL, run->model_path,
+                       run->cfg, &run->data);
     evaluation_agree(&run->evaluation, &run->comm);
     signals_end("setting up the run");
     run->trainer->plan(&run->plan, run->cfg, options, &run->comm);
@@ -956,7 +957,7 @@ static int run_start_(Run_* run, const char* program) {
     }
     run_turn_begins_(run);
     run->model_path = run->resume.is_active ? run->resume.path : model_path_find(options, run->newest);
-    const GPT2Config found = setup_read_model(run->model_path);
+    const ModelConfig found = setup_read_model(run->model_path);
     run->kept_config = setup_kept_config(run->model_path);
     run_data_open_tokenizer(&run->data, options, run->resume.is_active ? NULL : run->model_path);
     run->cfg = resume_config(&run->resume, setup_model(options, &run->data, run->model_path, found));
@@ -976,7 +977,7 @@ int run_program(int argc, char** argv, const Trainer* trainer) {
     run->trainer = trainer;
     run->start_s = time_now_s();
     run->results = stdout;
-    comm_expect(&run->comm, launch_expect());
+    comm_expect(&run->comm, launcher_expect());
     options_parse(&run->options, argc, argv, trainer->program);
     const int status = run_start_(run, argv[0]);
     options_close(&run->options);

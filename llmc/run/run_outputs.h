@@ -59,7 +59,7 @@ static void run_outputs_read_item_(Outputs* o, const char* item) {
 // A list of names and patterns, with weights or without.
 static void run_outputs_read_list_(Outputs* o, const char* list) {
     SourceList sources;
-    sources_read_list(&sources, list);
+    mixture_read_list(&sources, list);
     for (int i = 0; i < sources.count; i++) {
         char *items = strdup(sources.names[i]), *next = items, *item;
         CHECK(items, "%s: no memory", list);

@@ -371,7 +371,7 @@ void session_judge_validation(Session* s, RunLog* log, const RunState* run, int 
 int session_diverged(Session* s, RunLog* log, const RunState* run, char reason[256]) {
     const Options* o = s->options;
     const int max = o->on_divergence == DIVERGENCE_STOP ? 1 : o->max_skips;
-    if (!guard_divergence(&run->guard, max, o->max_loss_rise, reason)) {
+    if (!outliers_divergence(&run->guard, max, o->max_loss_rise, reason)) {
         return 0;
     }
     session_wait(s, log);
@@ -387,7 +387,7 @@ static int session_is_healthy_(const SavedState* saved, const void* session) {
     const UpdateGuard* guard = &saved->run.guard;
     return saved->identity == own->identity && saved->serial >= own->first_serial &&
            guard->consecutive == 0 &&
-           (s->options->max_loss_rise == 0 || guard_rise(guard) <= 0.5 * s->options->max_loss_rise);
+           (s->options->max_loss_rise == 0 || outliers_rise(guard) <= 0.5 * s->options->max_loss_rise);
 }
 
 void session_roll_back(Session* s, const char* reason, char path[PATH_MAX], SavedState* saved) {

@@ -35,7 +35,7 @@ typedef struct {
 } BatchGradient;
 
 // Adds the work of a micro-batch.
-static inline void batch_gradient_add(BatchGradient* gradient, GPT2Config cfg, const Freeze* freeze,
+static inline void batch_gradient_add(BatchGradient* gradient, ModelConfig cfg, const Freeze* freeze,
                                       Batch batch) {
     gradient->flops += freeze_flops_per_token(freeze, cfg, batch.T) * batch.B * batch.T;
     gradient->counted += batch.counted;
@@ -53,18 +53,18 @@ typedef struct {
 
     // First, sets options that are still `auto` because they depend on the device, and prints why. Then sets
     // *plan. Allocates nothing; a plan for another machine needs no device. Collective, like all that follows.
-    void (*plan)(TrainerPlan* plan, GPT2Config cfg, Options* options, Comm* comm);
+    void (*plan)(TrainerPlan* plan, ModelConfig cfg, Options* options, Comm* comm);
     // Allocates everything that training needs; all parameters are zero. Ends the program if it does not fit.
     // `comm` stays. Collective, as all that follows up to copy_out.
-    void (*open)(GPT2* model, GPT2Config cfg, const Options* options, Comm* comm);
-    void (*close)(GPT2* model);
+    void (*open)(Model* model, ModelConfig cfg, const Options* options, Comm* comm);
+    void (*close)(Model* model);
     // Prints the end of the line on data and device; `peak` in FLOP/s.
-    void (*print_device)(const GPT2* model, double peak);
+    void (*print_device)(const Model* model, double peak);
     // Writes the files that --export-llmc and --export-gguf name, in rank 0. After the last step; collective.
-    void (*export_model)(GPT2* model, const Options* options, const RunData* data);
+    void (*export_model)(Model* model, const Options* options, const RunData* data);
     double (*peak_mib)(void); // the most memory that the device, or the process, ever held
 
-    double (*beside_mib)(const GPT2* model); // that nobody planned, on the GPU; NULL: there is none
+    double (*beside_mib)(const Model* model); // that nobody planned, on the GPU; NULL: there is none
 
     // ---- a step
 
@@ -73,17 +73,17 @@ typedef struct {
     // Forward and backward on the next total_batch tokens of `train`, one micro-batch after another: sets all
     // gradients, and losses[m] to the sum of the losses of this process's micro-batch in micro-step m, nats. The loss
     // of each token counts loss_scale / total_batch.
-    BatchGradient (*gradients)(GPT2* model, Dataloader* train, int64_t total_batch, float loss_scale,
+    BatchGradient (*gradients)(Model* model, Dataloader* train, int64_t total_batch, float loss_scale,
                                double* losses);
     // For --update-in-backward, in place of the two others: forward and backward on a batch that is an update, in which
     // `now` decides on each group of parameters as soon as its gradient is there.
-    BatchGradient (*update_in_backward)(GPT2* model, Batch batch, InBackward* now);
+    BatchGradient (*update_in_backward)(Model* model, Batch batch, InBackward* now);
     // One update of all parameters; its grad_scale applies to gradients as they are in memory.
-    void (*update)(GPT2* model, Update update);
+    void (*update)(Model* model, Update update);
     // Prints what --gpu-report asks for, after step number `step` (from 1). NULL: nothing.
-    void (*report)(GPT2* model, const Options* options, int64_t step);
+    void (*report)(Model* model, const Options* options, int64_t step);
     // Sets what the device says of itself at this moment; NAN: unknown. NULL: it says nothing.
-    void (*sensors)(const GPT2* model, double* power_w, double* clock_mhz);
+    void (*sensors)(const Model* model, double* power_w, double* clock_mhz);
 
     // ---- between two steps
 
@@ -91,26 +91,26 @@ typedef struct {
     int (*validates_first)(const Options* options, double flops_per_token, int64_t sequences);
     // Forward on batch i of a validation, from 0 on, which may be empty: losses[i] is the sum of its losses, nats, once
     // `validated` has returned. Collective.
-    void (*evaluate)(GPT2* model, Batch batch, int64_t i, double* losses);
+    void (*evaluate)(Model* model, Batch batch, int64_t i, double* losses);
     // After `batches` of them: waits for the device. NULL: evaluate does.
-    void (*validated)(GPT2* model, int64_t batches, double* losses);
-    TokenLosses token_losses; // evaluation.h
-    ReadText read_text;       // generator.h
-    NextTokens next_tokens;
+    void (*validated)(Model* model, int64_t batches, double* losses);
+    TokenLosses token_losses;  // evaluation.h
+    PrefillSequence read_text; // generator.h
+    DecodeStep next_tokens;
 
     // ---- weights and checkpoints
 
     // Weights of the model in `path`; random ones if it is NULL.
-    void (*first_weights)(GPT2* model, const char* path, uint64_t seed);
+    void (*first_weights)(Model* model, const char* path, uint64_t seed);
     // Sets weights and optimizer state from the checkpoint in `path`, whose state is `saved`.
-    void (*read_checkpoint)(GPT2* model, const char* path, const SavedState* saved);
+    void (*read_checkpoint)(Model* model, const char* path, const SavedState* saved);
     // The type of the weights in a checkpoint: of master weights if there are any.
     SafeTensorsDtype (*saved_dtype)(const Options* options);
     // Copies weights and optimizer state into memory of the trainer, and points params and optimizer of *copy
     // there. Returns 0 if these point to the model itself: then the save ends before the next step.
-    int (*copy_out)(GPT2* model, Checkpoints* copy);
+    int (*copy_out)(Model* model, Checkpoints* copy);
     // A checksum of the parameters that all processes have.
-    uint64_t (*checksum)(GPT2* model);
+    uint64_t (*checksum)(Model* model);
     // Writes further small files into a checkpoint, in the thread that saves. NULL: none.
     void (*save_extra)(const void* model, const char* directory);
 } Trainer;

@@ -22,16 +22,16 @@ void setup_check_offload(const Options* options);
 void setup_check_in_backward(const Options* options);
 
 // --quantize where the run cannot use it, and for a model whose rows are no whole blocks.
-void setup_check_quantize(const Options* options, GPT2Config cfg);
+void setup_check_quantize(const Options* options, ModelConfig cfg);
 
 // The same for --freeze, whose list needs the model; after the processes have met.
-void setup_check_freeze(const Options* options, GPT2Config cfg);
+void setup_check_freeze(const Options* options, ModelConfig cfg);
 
 // And for --share-layers with what takes the gradients of a block away before those of the next one are there.
-void setup_check_share(const Options* options, GPT2Config cfg);
+void setup_check_share(const Options* options, ModelConfig cfg);
 
 // --optimizer where the model or the run has no place for it.
-void setup_check_optimizer(const Options* options, GPT2Config cfg);
+void setup_check_optimizer(const Options* options, ModelConfig cfg);
 
 #ifdef __cplusplus
 }
@@ -76,7 +76,7 @@ void setup_check_offload(const Options* o) {
     if (o->offload_residuals && o->recompute != RECOMPUTE_BLOCK && o->recompute != OPTION_AUTO) {
         die_usage("--offload-residuals on, --recompute %s; wanted --recompute %s, which keeps nothing else "
                   "of a block",
-                  gpt2_recompute_word(o->recompute), gpt2_recompute_word(RECOMPUTE_BLOCK));
+                  model_recompute_word(o->recompute), model_recompute_word(RECOMPUTE_BLOCK));
     }
 }
 
@@ -113,7 +113,7 @@ void setup_check_in_backward(const Options* o) {
     }
 }
 
-void setup_check_quantize(const Options* options, GPT2Config cfg) {
+void setup_check_quantize(const Options* options, ModelConfig cfg) {
     if (!options->quantize) {
         return;
     }
@@ -131,7 +131,7 @@ void setup_check_quantize(const Options* options, GPT2Config cfg) {
     }
 }
 
-void setup_check_freeze(const Options* o, GPT2Config cfg) {
+void setup_check_freeze(const Options* o, ModelConfig cfg) {
     char error[ERROR_BYTES];
     Freeze freeze;
     if (!freeze_parse(&freeze, cfg.L, o->freeze, error) || !freeze_check_shared(&freeze, cfg, error)) {
@@ -156,7 +156,7 @@ void setup_check_freeze(const Options* o, GPT2Config cfg) {
 }
 
 // In a loop of several blocks the gradients of all are there at the end, and not one after the other.
-void setup_check_share(const Options* o, GPT2Config cfg) {
+void setup_check_share(const Options* o, ModelConfig cfg) {
     if (!share_is_loop(cfg) || options_only_uses_model(o)) {
         return;
     }
@@ -194,7 +194,7 @@ static void setup_check_rule_options_(const Options* o) {
     }
 }
 
-void setup_check_optimizer(const Options* o, GPT2Config cfg) {
+void setup_check_optimizer(const Options* o, ModelConfig cfg) {
     const char* word = optimizer_word((OptimizerName)o->optimizer);
     setup_check_rule_options_(o);
     if (o->cautious_decay && (o->optimizer == OPTIMIZER_ADAFACTOR || o->optimizer == OPTIMIZER_SGD)) {

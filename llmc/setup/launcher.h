@@ -35,41 +35,41 @@ extern "C" {
 
 // --init: how the processes meet.
 // clang-format off
-#define LAUNCH_INIT_WORDS(X) \
-    X(LAUNCH_AUTO, "auto") \
-    X(LAUNCH_MPI, "mpi") \
-    X(LAUNCH_TCP, "tcp") \
-    X(LAUNCH_FS, "fs")
+#define LAUNCHER_INIT_WORDS(X) \
+    X(LAUNCHER_AUTO, "auto") \
+    X(LAUNCHER_MPI, "mpi") \
+    X(LAUNCHER_TCP, "tcp") \
+    X(LAUNCHER_FS, "fs")
 // clang-format on
-typedef enum { LAUNCH_INIT_WORDS(WORDS_VALUE) } LaunchInit;
+typedef enum { LAUNCHER_INIT_WORDS(WORDS_VALUE) } LaunchInit;
 
 typedef struct {
     CommPlace place;
-    LaunchInit init;      // never LAUNCH_AUTO where there is more than one process
+    LaunchInit init;      // never LAUNCHER_AUTO where there is more than one process
     const char* launcher; // "mpirun"; "": none has started this process
     CommMeeting meeting;  // empty for MPI
-} Launch;
+} Launcher;
 
 // From the options and the environment. Ends the program where they make no sense.
-Launch launch_find(const Options* options);
+Launcher launcher_find(const Options* options);
 
 // The same in an environment of "NAME=value", ended by NULL.
-Launch launch_find_in(const Options* options, const char* const* environment);
+Launcher launcher_find_in(const Options* options, const char* const* environment);
 
 // True if this is the script of a Slurm job of several tasks, which run under srun: only they share
 // a run.
-int launch_forgets_srun(const char* const* environment);
+int launcher_forgets_srun(const char* const* environment);
 
-// The place that the environment alone tells, for comm_expect; 0 of 1 where it makes no sense, which launch_find
+// The place that the environment alone tells, for comm_expect; 0 of 1 where it makes no sense, which launcher_find
 // says later.
-CommPlace launch_expect(void);
+CommPlace launcher_expect(void);
 
 // --zero, or what auto means: 2 for more than one process.
-int launch_zero(const Options* options, int size);
+int launcher_zero(const Options* options, int size);
 
 // --shard-ranks, or what auto means: the processes of a machine, if all machines have equally many, rank after rank;
 // else all. Collective, with options->processes set; a mere plan (comm->size 1) goes by --gpus-per-node.
-int launch_shards(const Options* options, Comm* comm);
+int launcher_shards(const Options* options, Comm* comm);
 
 #ifdef __cplusplus
 }
@@ -89,7 +89,7 @@ int launch_shards(const Options* options, Comm* comm);
 
 extern char** environ;
 
-enum { LAUNCH_PORT_ = 29500, LAUNCH_SRUN_PORT_ = 20000, LAUNCH_SRUN_PORTS_ = 10000 };
+enum { LAUNCHER_PORT_ = 29500, LAUNCHER_SRUN_PORT_ = 20000, LAUNCHER_SRUN_PORTS_ = 10000 };
 
 typedef struct {
     const char *launcher, *names[4]; // of rank, size, local rank, local size
@@ -98,20 +98,20 @@ typedef struct {
 } LaunchSource_;
 
 // clang-format off
-static const LaunchSource_ LAUNCH_SOURCES_[] = {
+static const LaunchSource_ LAUNCHER_SOURCES_[] = {
     {"mpirun",   {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
-                  "OMPI_COMM_WORLD_LOCAL_SIZE"},                              LAUNCH_MPI, {"", ""}},
-    {"mpiexec",  {"PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"}, LAUNCH_MPI, {"", ""}},
-    {"srun",     {"SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", ""}, LAUNCH_TCP,
+                  "OMPI_COMM_WORLD_LOCAL_SIZE"},                              LAUNCHER_MPI, {"", ""}},
+    {"mpiexec",  {"PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"}, LAUNCHER_MPI, {"", ""}},
+    {"srun",     {"SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", ""}, LAUNCHER_TCP,
                  {"SLURM_JOB_ID", "SLURM_STEP_ID"}},
-    {"torchrun", {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"},    LAUNCH_TCP,
+    {"torchrun", {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"},    LAUNCHER_TCP,
                  {"TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"}},
 };
 // clang-format on
-enum { LAUNCH_SOURCES_COUNT_ = sizeof(LAUNCH_SOURCES_) / sizeof(LAUNCH_SOURCES_[0]) };
+enum { LAUNCHER_SOURCES_COUNT_ = sizeof(LAUNCHER_SOURCES_) / sizeof(LAUNCHER_SOURCES_[0]) };
 
 // The value of a variable; NULL if it is not there.
-static const char* launch_variable_(const char* const* environment, const char* name) {
+static const char* launcher_variable_(const char* const* environment, const char* name) {
     const size_t length = strlen(name);
     for (; length && *environment; environment++) {
         if (strncmp(*environment, name, length) == 0 && (*environment)[length] == '=') {
@@ -124,37 +124,37 @@ static const char* launch_variable_(const char* const* environment, const char* 
 // Does the source count? torchrun may be started by one of the others, and is the one that started
 // this process. Slurm sets the variables of the whole job in its scripts, too; only a task of a
 // step has those of a step.
-static int launch_is_there_(const LaunchSource_* source, const char* const* environment) {
-    const char* size = launch_variable_(environment, source->names[1]);
-    if (launch_variable_(environment, "TORCHELASTIC_RUN_ID") && strcmp(source->launcher, "torchrun") != 0) {
+static int launcher_is_there_(const LaunchSource_* source, const char* const* environment) {
+    const char* size = launcher_variable_(environment, source->names[1]);
+    if (launcher_variable_(environment, "TORCHELASTIC_RUN_ID") && strcmp(source->launcher, "torchrun") != 0) {
         return 0;
     }
     if (strcmp(source->launcher, "srun") == 0) {
-        return launch_variable_(environment, "SLURM_STEP_ID") && size && strcmp(size, "1") != 0;
+        return launcher_variable_(environment, "SLURM_STEP_ID") && size && strcmp(size, "1") != 0;
     }
-    return size || launch_variable_(environment, source->names[0]);
+    return size || launcher_variable_(environment, source->names[0]);
 }
 
 // A number from 0 on; -1 for what is none.
-static int launch_number_(const char* text) {
+static int launcher_number_(const char* text) {
     errno = 0;
     const long number =
         text && *text && strspn(text, "0123456789") == strlen(text) ? strtol(text, NULL, 10) : -1;
     return errno == 0 && number <= INT_MAX ? (int)number : -1;
 }
 
-static int launch_makes_sense_(CommPlace place) {
+static int launcher_makes_sense_(CommPlace place) {
     return place.rank >= 0 && place.rank < place.size && place.local_rank < place.size &&
            (place.local_size < 0 || (place.local_size > place.local_rank && place.local_size <= place.size));
 }
 
 // Ends the program: "wanted ...: OMPI_COMM_WORLD_RANK=4 OMPI_COMM_WORLD_SIZE=4 ...".
-__attribute__((noreturn)) static void launch_refuse_(const LaunchSource_* source,
-                                                     const char* const* environment) {
+__attribute__((noreturn)) static void launcher_refuse_(const LaunchSource_* source,
+                                                       const char* const* environment) {
     char found[512] = "";
     size_t used = 0;
     for (int i = 0; i < 4 && used < sizeof(found); i++) {
-        const char* value = launch_variable_(environment, source->names[i]);
+        const char* value = launcher_variable_(environment, source->names[i]);
         if (*source->names[i]) {
             used += (size_t)snprintf(found + used, sizeof(found) - used, " %s%s%s", source->names[i],
                                      value ? "=" : "", value ? value : " is not set,");
@@ -166,16 +166,16 @@ __attribute__((noreturn)) static void launch_refuse_(const LaunchSource_* source
 }
 
 // What the first source that is there says. Returns it; NULL if there is none. The place may make no sense.
-static const LaunchSource_* launch_read_(const char* const* environment, CommPlace* place) {
-    for (int i = 0; i < LAUNCH_SOURCES_COUNT_; i++) {
-        const LaunchSource_* source = &LAUNCH_SOURCES_[i];
+static const LaunchSource_* launcher_read_(const char* const* environment, CommPlace* place) {
+    for (int i = 0; i < LAUNCHER_SOURCES_COUNT_; i++) {
+        const LaunchSource_* source = &LAUNCHER_SOURCES_[i];
         int values[4], is_legal = 1;
-        if (!launch_is_there_(source, environment)) {
+        if (!launcher_is_there_(source, environment)) {
             continue;
         }
         for (int k = 0; k < 4; k++) {
-            const char* text = launch_variable_(environment, source->names[k]);
-            values[k] = launch_number_(text);
+            const char* text = launcher_variable_(environment, source->names[k]);
+            values[k] = launcher_number_(text);
             is_legal = is_legal && (!text || values[k] >= 0);
         }
         const CommPlace read = {is_legal ? values[0] : -1, values[1], values[2], values[3]};
@@ -186,7 +186,7 @@ static const LaunchSource_* launch_read_(const char* const* environment, CommPla
 }
 
 // --rank and --num-processes. Returns whether they are given.
-static int launch_read_options_(const Options* options, CommPlace* place) {
+static int launcher_read_options_(const Options* options, CommPlace* place) {
     const int rank = options->rank, size = options->num_processes;
     if (rank == OPTION_AUTO && size == OPTION_AUTO) {
         return 0;
@@ -205,7 +205,7 @@ static int launch_read_options_(const Options* options, CommPlace* place) {
 }
 
 // --gpus-per-node, where the launcher does not say what is local. The last machine may have fewer.
-static void launch_set_local_(const Options* options, CommPlace* place) {
+static void launcher_set_local_(const Options* options, CommPlace* place) {
     const int each = options->gpus_per_node;
     if (each != OPTION_AUTO && place->local_rank < 0) {
         const int first = place->rank / each * each;
@@ -217,24 +217,25 @@ static void launch_set_local_(const Options* options, CommPlace* place) {
 // ---- how they meet ----
 
 // --init auto. srun speaks PMI where it has set PMI's variables.
-static LaunchInit launch_auto_init_(const Options* options, const LaunchSource_* source,
-                                    const char* const* environment) {
+static LaunchInit launcher_auto_init_(const Options* options, const LaunchSource_* source,
+                                      const char* const* environment) {
     if (!source) {
-        return *options->server ? LAUNCH_TCP : LAUNCH_FS;
+        return *options->server ? LAUNCHER_TCP : LAUNCHER_FS;
     }
-    return launch_variable_(environment, "PMIX_RANK") || launch_variable_(environment, "PMI_FD")
-               ? LAUNCH_MPI
+    return launcher_variable_(environment, "PMIX_RANK") || launcher_variable_(environment, "PMI_FD")
+               ? LAUNCHER_MPI
                : source->init;
 }
 
 // MPI has to have started processes that meet through it, and those on CPUs have to.
-static void launch_check_init_(const Launch* launch, const LaunchSource_* source, const Options* options) {
+static void launcher_check_init_(const Launcher* launch, const LaunchSource_* source,
+                                 const Options* options) {
     const int size = launch->place.size, is_srun = source && strcmp(source->launcher, "srun") == 0;
-    if (launch->init == LAUNCH_MPI && !is_srun && (!source || source->init != LAUNCH_MPI)) {
+    if (launch->init == LAUNCHER_MPI && !is_srun && (!source || source->init != LAUNCHER_MPI)) {
         die_usage("%d processes, but no launcher of MPI has started this one; wanted mpirun -n %d ...", size,
                   size);
     }
-    if (launch->init != LAUNCH_MPI && options->program.trainer == OPTION_CPU) {
+    if (launch->init != LAUNCHER_MPI && options->program.trainer == OPTION_CPU) {
         die_usage("%d processes%s%s: CPU runs with several processes need MPI; start them with "
                   "mpirun -n %d ...%s, or --num-processes 1 for a run of this process alone",
                   size, source ? " of " : "", source ? source->launcher : "", size,
@@ -243,7 +244,7 @@ static void launch_check_init_(const Launch* launch, const LaunchSource_* source
 }
 
 // The first machine of "node[07-12,20],other": "node07".
-static void launch_first_host_(char* host, size_t room, const char* list) {
+static void launcher_first_host_(char* host, size_t room, const char* list) {
     size_t used = 0;
     for (const char* at = list; *at && *at != ',' && used + 1 < room; at++) {
         if (*at == '[') {
@@ -260,7 +261,7 @@ static void launch_first_host_(char* host, size_t room, const char* list) {
 }
 
 // --server: "node1", "node1:29501", "[fe80::1]:29501"; an address of IPv6 without a port needs no brackets.
-static void launch_read_server_(CommMeeting* m, const char* server) {
+static void launcher_read_server_(CommMeeting* m, const char* server) {
     const int is_bracketed = *server == '[';
     const char *host = server + is_bracketed, *colon = strchr(host, ':');
     size_t length = is_bracketed ? strcspn(host, "]") : strcspn(host, ":");
@@ -269,7 +270,7 @@ static void launch_read_server_(CommMeeting* m, const char* server) {
         length = strlen(host);
         rest = "";
     }
-    m->port = *rest == ':' ? launch_number_(rest + 1) : *rest ? -1 : LAUNCH_PORT_;
+    m->port = *rest == ':' ? launcher_number_(rest + 1) : *rest ? -1 : LAUNCHER_PORT_;
     snprintf(m->host, sizeof(m->host), "%.*s", (int)length, host);
     if (!*m->host || m->port < 1 || m->port > 65535) {
         die_usage("--server %s; wanted HOST or HOST:PORT, a port from 1 to 65535", server);
@@ -277,10 +278,10 @@ static void launch_read_server_(CommMeeting* m, const char* server) {
 }
 
 // torchrun's agent listens at MASTER_PORT itself.
-static void launch_read_master_(CommMeeting* m, const char* const* environment) {
-    const char *address = launch_variable_(environment, "MASTER_ADDR"),
-               *port = launch_variable_(environment, "MASTER_PORT");
-    m->port = launch_number_(port) + 1;
+static void launcher_read_master_(CommMeeting* m, const char* const* environment) {
+    const char *address = launcher_variable_(environment, "MASTER_ADDR"),
+               *port = launcher_variable_(environment, "MASTER_PORT");
+    m->port = launcher_number_(port) + 1;
     snprintf(m->host, sizeof(m->host), "%s", address ? address : "");
     if (!*m->host || m->port < 2 || m->port > 65535) {
         die_usage(
@@ -291,20 +292,20 @@ static void launch_read_master_(CommMeeting* m, const char* const* environment) 
 }
 
 // Slurm names no port: one that jobs at the same time do not share.
-static void launch_read_step_(CommMeeting* m, const char* const* environment) {
-    const char* list = launch_variable_(environment, "SLURM_STEP_NODELIST");
-    launch_first_host_(m->host, sizeof(m->host), list ? list : "");
-    m->port = LAUNCH_SRUN_PORT_ + (int)(xxh64(m->job, strlen(m->job)) % LAUNCH_SRUN_PORTS_);
+static void launcher_read_step_(CommMeeting* m, const char* const* environment) {
+    const char* list = launcher_variable_(environment, "SLURM_STEP_NODELIST");
+    launcher_first_host_(m->host, sizeof(m->host), list ? list : "");
+    m->port = LAUNCHER_SRUN_PORT_ + (int)(xxh64(m->job, strlen(m->job)) % LAUNCHER_SRUN_PORTS_);
     if (!*m->host) {
         die_usage(
             "srun does not say where rank 0 is: SLURM_STEP_NODELIST is not set; wanted --server HOST:PORT");
     }
 }
 
-static void launch_read_job_(CommMeeting* m, const LaunchSource_* source, const char* const* environment) {
+static void launcher_read_job_(CommMeeting* m, const LaunchSource_* source, const char* const* environment) {
     const char* values[2];
     for (int i = 0; i < 2; i++) {
-        values[i] = source ? launch_variable_(environment, source->job[i]) : NULL;
+        values[i] = source ? launcher_variable_(environment, source->job[i]) : NULL;
     }
     if (values[0]) {
         snprintf(m->job, sizeof(m->job), "%s %s.%s", source->launcher, values[0],
@@ -313,76 +314,76 @@ static void launch_read_job_(CommMeeting* m, const LaunchSource_* source, const 
 }
 
 // Where rank 0 waits.
-static void launch_find_meeting_(Launch* launch, const LaunchSource_* source, const Options* options,
-                                 const char* const* environment) {
+static void launcher_find_meeting_(Launcher* launch, const LaunchSource_* source, const Options* options,
+                                   const char* const* environment) {
     CommMeeting* m = &launch->meeting;
-    launch_read_job_(m, source, environment);
-    if (launch->init == LAUNCH_FS) {
+    launcher_read_job_(m, source, environment);
+    if (launch->init == LAUNCHER_FS) {
         const char* directory = *options->fs_path ? options->fs_path : options->out;
         if (!*directory) {
             die_usage("--init fs wants --fs-path DIR, or --out: a directory that all machines share");
         }
         file_join(m->file, directory, "meeting.txt");
     } else if (*options->server) {
-        launch_read_server_(m, options->server);
+        launcher_read_server_(m, options->server);
     } else if (source && strcmp(source->launcher, "torchrun") == 0) {
-        launch_read_master_(m, environment);
+        launcher_read_master_(m, environment);
     } else if (source && strcmp(source->launcher, "srun") == 0) {
-        launch_read_step_(m, environment);
+        launcher_read_step_(m, environment);
     } else {
         die_usage("--init tcp wants --server HOST[:PORT], where the others reach rank 0");
     }
 }
 
-Launch launch_find_in(const Options* options, const char* const* environment) {
-    Launch launch;
+Launcher launcher_find_in(const Options* options, const char* const* environment) {
+    Launcher launch;
     CommPlace place = {0, 1, 0, 1};
     memset(&launch, 0, sizeof(launch));
     launch.place = place;
-    const LaunchSource_* source = launch_read_(environment, &place);
+    const LaunchSource_* source = launcher_read_(environment, &place);
     launch.launcher = source ? source->launcher : "";
-    const int has_options = launch_read_options_(options, &place);
-    if (!has_options && source && !launch_makes_sense_(place)) {
-        launch_refuse_(source, environment);
+    const int has_options = launcher_read_options_(options, &place);
+    if (!has_options && source && !launcher_makes_sense_(place)) {
+        launcher_refuse_(source, environment);
     }
     if (place.size > 1) {
-        launch_set_local_(options, &place);
+        launcher_set_local_(options, &place);
         launch.place = place;
         launch.launcher = source ? source->launcher : "--rank";
-        launch.init = options->init != LAUNCH_AUTO ? (LaunchInit)options->init
-                                                   : launch_auto_init_(options, source, environment);
-        launch_check_init_(&launch, source, options);
-        if (launch.init != LAUNCH_MPI) {
-            launch_find_meeting_(&launch, source, options, environment);
+        launch.init = options->init != LAUNCHER_AUTO ? (LaunchInit)options->init
+                                                     : launcher_auto_init_(options, source, environment);
+        launcher_check_init_(&launch, source, options);
+        if (launch.init != LAUNCHER_MPI) {
+            launcher_find_meeting_(&launch, source, options, environment);
         }
     }
     return launch;
 }
 
-int launch_forgets_srun(const char* const* environment) {
+int launcher_forgets_srun(const char* const* environment) {
     CommPlace place;
-    return launch_number_(launch_variable_(environment, "SLURM_NTASKS")) > 1 &&
-           !launch_variable_(environment, "SLURM_STEP_NUM_TASKS") && !launch_read_(environment, &place);
+    return launcher_number_(launcher_variable_(environment, "SLURM_NTASKS")) > 1 &&
+           !launcher_variable_(environment, "SLURM_STEP_NUM_TASKS") && !launcher_read_(environment, &place);
 }
 
-Launch launch_find(const Options* options) {
+Launcher launcher_find(const Options* options) {
     const char* const* environment = (const char* const*)environ;
-    if (launch_forgets_srun(environment) && options->num_processes == OPTION_AUTO && !options->generates) {
+    if (launcher_forgets_srun(environment) && options->num_processes == OPTION_AUTO && !options->generates) {
         printf("note: this Slurm job has %s tasks, but srun has not started this process: it runs alone; "
                "srun --mpi=pmix, or --num-processes 1\n",
                getenv("SLURM_NTASKS"));
     }
-    return launch_find_in(options, environment);
+    return launcher_find_in(options, environment);
 }
 
-CommPlace launch_expect(void) {
+CommPlace launcher_expect(void) {
     const CommPlace alone = {0, 1, 0, 1};
     CommPlace place = alone;
-    launch_read_((const char* const*)environ, &place);
-    return launch_makes_sense_(place) ? place : alone;
+    launcher_read_((const char* const*)environ, &place);
+    return launcher_makes_sense_(place) ? place : alone;
 }
 
-int launch_zero(const Options* options, int size) {
+int launcher_zero(const Options* options, int size) {
     const int is_cpu = options->program.trainer == OPTION_CPU;
     if (options->zero == OPTION_AUTO) {
         return size > 1 ? 2 : 0;
@@ -397,7 +398,7 @@ int launch_zero(const Options* options, int size) {
 }
 
 // The processes of a machine, if all have equally many, rank after rank; else all.
-static int launch_on_a_machine_(const Options* options, Comm* comm) {
+static int launcher_on_a_machine_(const Options* options, Comm* comm) {
     const int size = options->processes, is_only_plan = comm->size < size;
     int each = is_only_plan ? options->gpus_per_node : comm->local_size;
     each = each == OPTION_AUTO ? size : each;
@@ -406,8 +407,8 @@ static int launch_on_a_machine_(const Options* options, Comm* comm) {
     return comm_any(comm, !is_regular) ? size : each;
 }
 
-int launch_shards(const Options* options, Comm* comm) {
-    const int size = options->processes, each = launch_on_a_machine_(options, comm);
+int launcher_shards(const Options* options, Comm* comm) {
+    const int size = options->processes, each = launcher_on_a_machine_(options, comm);
     if (options->program.trainer == OPTION_CPU) {
         return size; // one level
     }

@@ -135,7 +135,7 @@ struct Options {
 // The size that --model names; NULL: none, or also a model in a file or directory, which then is
 // meant. But a run's own --out is not the model it starts from: the same command means the same
 // when it is repeated.
-const GPT2NamedModel* options_model_size(const Options* options);
+const ModelPreset* options_model_size(const Options* options);
 
 // Whether the program only describes a run, and writes nothing.
 static inline int options_only_look(const Options* options) {
@@ -225,7 +225,7 @@ const OptionRow OPTION_TABLE[] = {
     {"model",      "model",         "e",  STRING_(model),          0,        0, RUN_ | BOTH_ | READS_, "",
         "SIZE|PATH", "a size (d12, gpt3:c768), or weights to start from: a Hugging Face directory, the --out of a run "
         "or an llm.c .bin"},
-    {"model",      "layers",        "",   INT_(layers),            1, GPT2_MAX_LAYERS, AUTO_ | RUN_,     "auto",
+    {"model",      "layers",        "",   INT_(layers),            1, MODEL_MAX_LAYERS, AUTO_ | RUN_,     "auto",
         "blocks", "transformer blocks; auto, here and below: from --model"},
     {"model",      "channels",      "",   INT_(channels),          1,    65536, AUTO_ | RUN_,     "auto",
         "", "width of the residual stream"},
@@ -463,7 +463,7 @@ const OptionRow OPTION_TABLE[] = {
     {"processes",  "gpus-per-node", "pg", INT_(gpus_per_node),     1,     1024, AUTO_ | ONCE_,    "auto",
         "processes", "processes on each machine"},
     {"processes",  "init",          "pi", CHOICE_(init),           0,        0, ONCE_ | EACH_,    "auto",
-        WORDS_CHOICE(LAUNCH_INIT_WORDS), "how processes find each other; auto: as the launcher provides (dev/doc/processes.md); tcp and fs are for GPUs"},
+        WORDS_CHOICE(LAUNCHER_INIT_WORDS), "how processes find each other; auto: as the launcher provides (dev/doc/processes.md); tcp and fs are for GPUs"},
     {"processes",  "server",        "ps", STRING_(server),         0,        0, ONCE_ | EACH_,    "",
         "HOST[:PORT]", "address of rank 0, for --init tcp; the port is 29500 unless it is given"},
     {"processes",  "fs-path",       "pf", STRING_(fs_path),        0,        0, ONCE_ | EACH_,    "",
@@ -519,9 +519,9 @@ const OptionRow OPTION_TABLE[] = {
     "SIGTERM and SIGINT save and stop; SIGUSR1 saves; SIGUSR2 saves and stops, for mpirun, which forwards\n" \
     "it to all processes but kills them two seconds after SIGTERM.\n"
 
-const GPT2NamedModel* options_model_size(const Options* options) {
+const ModelPreset* options_model_size(const Options* options) {
     const int is_here = access(options->model, F_OK) == 0 && strcmp(options->model, options->out) != 0;
-    return is_here ? NULL : gpt2_model_by_name(options->model);
+    return is_here ? NULL : model_preset_by_name(options->model);
 }
 
 int option_counts(const Options* options, const OptionRow* row) {

@@ -17,19 +17,19 @@ extern "C" {
 // Both are collective, and end all processes with the name of what differs, and the ranks that have each value.
 
 // The file that runs, and the results of the mathematics library.
-void agree_on_program(Comm* comm);
+void ranks_agree_on_program(Comm* comm);
 
 // All options but those that each process may have for itself, as they were given: they decide
 // which messages follow.
-void agree_on_command(Comm* comm, const Options* options);
+void ranks_agree_on_command(Comm* comm, const Options* options);
 
 // After setup, compares the options that it has decided, the checkpoint to continue from (NULL:
 // none), the model, the files of its weights (NULL: none), and the data.
-void agree_on_run(Comm* comm, const Options* options, const char* checkpoint, const char* weights,
-                  GPT2Config cfg, const RunData* data);
+void ranks_agree_on_run(Comm* comm, const Options* options, const char* checkpoint, const char* weights,
+                        ModelConfig cfg, const RunData* data);
 
 // A directory in which rank 0 can write: all processes must see what it writes there.
-void agree_on_directory(Comm* comm, const char* option, const char* directory);
+void ranks_agree_on_directory(Comm* comm, const char* option, const char* directory);
 
 #ifdef __cplusplus
 }
@@ -52,13 +52,13 @@ void agree_on_directory(Comm* comm, const char* option, const char* directory);
 #include "llmc/base/xxh64.h"
 #include "llmc/setup/options_values.h"
 
-static void agree_on_checksum_(Comm* comm, const char* what, uint64_t checksum) {
+static void ranks_agree_on_checksum_(Comm* comm, const char* what, uint64_t checksum) {
     char words[32];
     snprintf(words, sizeof(words), "%016llx", (unsigned long long)checksum);
     comm_agree(comm, what, checksum, words);
 }
 
-static void agree_on_count_(Comm* comm, const char* what, size_t count) {
+static void ranks_agree_on_count_(Comm* comm, const char* what, size_t count) {
     char words[32];
     snprintf(words, sizeof(words), "%zu", count);
     comm_agree(comm, what, count, words);
@@ -76,7 +76,7 @@ static uint64_t agree_mathematics_(void) {
     return xxh64(results, sizeof(results));
 }
 
-void agree_on_program(Comm* comm) {
+void ranks_agree_on_program(Comm* comm) {
     uint64_t checksum = 0;
     char error[ERROR_BYTES];
     if (comm->size == 1) {
@@ -85,8 +85,8 @@ void agree_on_program(Comm* comm) {
     if (!file_checksum("/proc/self/exe", &checksum, error)) {
         checksum = 0; // where it cannot be read, nothing is compared
     }
-    agree_on_checksum_(comm, "the program (checksum)", checksum);
-    agree_on_checksum_(comm, "results of the mathematics library (checksum)", agree_mathematics_());
+    ranks_agree_on_checksum_(comm, "the program (checksum)", checksum);
+    ranks_agree_on_checksum_(comm, "results of the mathematics library (checksum)", agree_mathematics_());
 }
 
 // True if all processes have the same hash.
@@ -104,7 +104,7 @@ static int agree_is_same_(Comm* comm, uint64_t hash) {
 static uint64_t agree_hash_of_(const char* value) { return xxh64(value, strlen(value)); }
 
 // One message where they agree; only a difference is looked for row by row.
-static void agree_on_options_(Comm* comm, const Options* options) {
+static void ranks_agree_on_options_(Comm* comm, const Options* options) {
     char text[OPTION_TEXT_BYTES], name[OPTION_NAME_BYTES + 2];
     uint64_t hashes[OPTION_ROWS_MAX] = {0};
     for (int i = 0; i < OPTION_ROWS; i++) {
@@ -122,20 +122,20 @@ static void agree_on_options_(Comm* comm, const Options* options) {
     }
 }
 
-void agree_on_command(Comm* comm, const Options* options) {
+void ranks_agree_on_command(Comm* comm, const Options* options) {
     if (comm->size > 1) {
-        agree_on_options_(comm, options);
+        ranks_agree_on_options_(comm, options);
     }
 }
 
-static void agree_on_checkpoint_(Comm* comm, const char* checkpoint) {
+static void ranks_agree_on_checkpoint_(Comm* comm, const char* checkpoint) {
     char path[PATH_MAX], error[ERROR_BYTES];
     uint64_t checksum = 0;
     if (checkpoint) {
         file_join(path, checkpoint, "state.json");
         CHECK(file_checksum(path, &checksum, error), "%s", error);
     }
-    agree_on_checksum_(comm, "state.json of the checkpoint (checksum)", checksum);
+    ranks_agree_on_checksum_(comm, "state.json of the checkpoint (checksum)", checksum);
 }
 
 // Returns a checksum of the files of tensors in a directory, in any order. Each counts with its
@@ -160,7 +160,7 @@ static uint64_t agree_tensors_(const char* directory) {
 
 // A directory on a local disk may hold an older copy in one machine. With --zero 3 no process has
 // all parameters, so that their checksum would not show it.
-static void agree_on_weights_(Comm* comm, const char* weights) {
+static void ranks_agree_on_weights_(Comm* comm, const char* weights) {
     char error[ERROR_BYTES];
     uint64_t checksum = 0;
     if (weights && file_is_directory(weights)) {
@@ -168,26 +168,26 @@ static void agree_on_weights_(Comm* comm, const char* weights) {
     } else if (weights) {
         CHECK(file_fingerprint(weights, &checksum, error), "%s", error);
     }
-    agree_on_checksum_(comm, "the files of the weights to start from (checksum)", checksum);
+    ranks_agree_on_checksum_(comm, "the files of the weights to start from (checksum)", checksum);
 }
 
-void agree_on_run(Comm* comm, const Options* options, const char* checkpoint, const char* weights,
-                  GPT2Config cfg, const RunData* data) {
+void ranks_agree_on_run(Comm* comm, const Options* options, const char* checkpoint, const char* weights,
+                        ModelConfig cfg, const RunData* data) {
     if (comm->size == 1) {
         return;
     }
-    agree_on_options_(comm, options);
-    agree_on_checkpoint_(comm, checkpoint);
-    agree_on_weights_(comm, weights);
-    agree_on_checksum_(comm, "the sizes of the model (checksum)", xxh64(&cfg, sizeof(cfg)));
-    agree_on_count_(comm, "the number of training tokens", data->train.tokens);
-    agree_on_checksum_(comm, "the training data (checksum)", data->train.fingerprint);
-    agree_on_count_(comm, "the number of validation tokens", data->val.tokens);
-    agree_on_checksum_(comm, "the validation data (checksum)", data->val.fingerprint);
+    ranks_agree_on_options_(comm, options);
+    ranks_agree_on_checkpoint_(comm, checkpoint);
+    ranks_agree_on_weights_(comm, weights);
+    ranks_agree_on_checksum_(comm, "the sizes of the model (checksum)", xxh64(&cfg, sizeof(cfg)));
+    ranks_agree_on_count_(comm, "the number of training tokens", data->train.tokens);
+    ranks_agree_on_checksum_(comm, "the training data (checksum)", data->train.fingerprint);
+    ranks_agree_on_count_(comm, "the number of validation tokens", data->val.tokens);
+    ranks_agree_on_checksum_(comm, "the validation data (checksum)", data->val.fingerprint);
 }
 
 // The name of the file is new, so that no file system remembers that there is none.
-void agree_on_directory(Comm* comm, const char* option, const char* directory) {
+void ranks_agree_on_directory(Comm* comm, const char* option, const char* directory) {
     char path[PATH_MAX], what[96];
     int64_t number = (int64_t)(1e6 * time_unix_s());
     if (comm->size == 1) {

@@ -39,14 +39,14 @@ enum {
 
 // The sizes of this model; zeros without one. A model that is not GPT-2 ends the program, before
 // anything is said about its tokens.
-GPT2Config setup_read_model(const char* path);
+ModelConfig setup_read_model(const char* path);
 
 // Returns the fields of its config.json that only others read, to be saved with it (hf_config_kept);
 // NULL: none. The caller frees them.
 char* setup_kept_config(const char* path);
 
 // Decides the model. `path` is the model file, whose sizes are `found`, or NULL for random weights.
-GPT2Config setup_model(Options* options, const RunData* data, const char* path, GPT2Config found);
+ModelConfig setup_model(Options* options, const RunData* data, const char* path, ModelConfig found);
 
 // ---- the run ----
 
@@ -68,7 +68,7 @@ void setup_products(Options* options);
 Optimizer setup_optimizer(const Options* options);
 
 // How training is cut among the processes, in replicas of `shards`.
-ZeroPlan setup_zero(GPT2Config cfg, const Options* options, int shards);
+ZeroPlan setup_zero(ModelConfig cfg, const Options* options, int shards);
 
 // Its settings for update number t (from 1) at `step`, for a gradient of this norm.
 Update setup_update(const Options* options, int64_t step, int64_t t, double norm);
@@ -117,7 +117,7 @@ static void setup_size_(int* option, int model, const char* name, const char* pa
 
 // Whether a model's vocabulary fits a tokenizer: the same size, or rounded up to a multiple of 64 or 128.
 static int setup_fits_(int model_V, int V) {
-    return model_V == V || model_V == (V + 63) / 64 * 64 || model_V == gpt2_padded_vocab(V);
+    return model_V == V || model_V == (V + 63) / 64 * 64 || model_V == model_padded_vocab(V);
 }
 
 static int setup_share_layers_(const Options* options) {
@@ -129,8 +129,8 @@ static int setup_share_layers_(const Options* options) {
     return share;
 }
 
-GPT2Config setup_read_model(const char* path) {
-    const GPT2Config none = {0, 0, 0, 0, 0, 0, SHARE_OFF};
+ModelConfig setup_read_model(const char* path) {
+    const ModelConfig none = {0, 0, 0, 0, 0, 0, SHARE_OFF};
     return !path ? none : file_is_directory(path) ? hf_config_read(path) : llmc_bin_read_config(path);
 }
 
@@ -138,14 +138,14 @@ char* setup_kept_config(const char* path) {
     return path && file_is_directory(path) ? hf_config_kept(path) : NULL;
 }
 
-GPT2Config setup_model(Options* options, const RunData* data, const char* path, GPT2Config found) {
+ModelConfig setup_model(Options* options, const RunData* data, const char* path, ModelConfig found) {
     const int insists = options->vocab_size != OPTION_AUTO; // or is a run that resumes
-    const GPT2NamedModel unnamed = {"", SETUP_LAYERS, SETUP_CHANNELS, SETUP_HEADS,
-                                    options->seq_len > 0 ? options->seq_len : SETUP_CONTEXT};
-    const GPT2NamedModel* named = path ? NULL : options_model_size(options);
+    const ModelPreset unnamed = {"", SETUP_LAYERS, SETUP_CHANNELS, SETUP_HEADS,
+                                 options->seq_len > 0 ? options->seq_len : SETUP_CONTEXT};
+    const ModelPreset* named = path ? NULL : options_model_size(options);
     named = named ? named : &unnamed;
     const int V = data->has_tokenizer ? data->tokenizer.vocab_size : GPT2_VOCAB;
-    GPT2Config cfg = {named->max_T, V, 0, named->L, named->NH, named->C, SHARE_OFF};
+    ModelConfig cfg = {named->max_T, V, 0, named->L, named->NH, named->C, SHARE_OFF};
     if (path) {
         cfg = found;
     }
@@ -154,13 +154,13 @@ GPT2Config setup_model(Options* options, const RunData* data, const char* path, 
     setup_size_(&options->heads, cfg.NH, "heads", path);
     setup_size_(&options->context, cfg.max_T, "context", path);
     setup_size_(&options->vocab_size, cfg.V, "vocab-size", path);
-    const GPT2Config chosen = {options->context,
-                               options->vocab_size,
-                               path ? cfg.Vp : gpt2_padded_vocab(options->vocab_size),
-                               options->layers,
-                               options->heads,
-                               options->channels,
-                               setup_share_layers_(options)};
+    const ModelConfig chosen = {options->context,
+                                options->vocab_size,
+                                path ? cfg.Vp : model_padded_vocab(options->vocab_size),
+                                options->layers,
+                                options->heads,
+                                options->channels,
+                                setup_share_layers_(options)};
     if (chosen.C % chosen.NH) {
         die_usage("--channels %d is not a multiple of --heads %d", chosen.C, chosen.NH);
     }
@@ -428,13 +428,13 @@ Optimizer setup_optimizer(const Options* options) {
     return optimizer;
 }
 
-ZeroPlan setup_zero(GPT2Config cfg, const Options* options, int shards) {
+ZeroPlan setup_zero(ModelConfig cfg, const Options* options, int shards) {
     const Freeze freeze = freeze_of(cfg.L, options->freeze);
     ZeroPlan plan = zero_plan_two_levels(cfg, options->zero, options->process, options->processes, shards);
     if (options->zero < 3) {
         zero_plan_freeze(&plan, cfg, freeze.rows, freeze_first_copy(&freeze, cfg));
     }
-    plan.takes_turns |= options->update_in_backward;
+    plan.shares_buffer |= options->update_in_backward;
     return plan;
 }
 

@@ -161,10 +161,10 @@ static void run_data_stories_tokenizer_(RunData* data) {
 }
 
 // How text is read and encoded.
-static TextData run_data_text_(const Options* options, const Bpe* bpe, const char* directory) {
+static EncodedText run_data_text_(const Options* options, const Bpe* bpe, const char* directory) {
     const TextDataMode mode = options_only_look(options) ? TEXT_DATA_FIND : TEXT_DATA_ENCODE;
-    const TextData text = {bpe, options->text_field, options->separator, directory, stdout, mode,
-                           1,   options->threads};
+    const EncodedText text = {bpe, options->text_field, options->separator, directory, stdout, mode,
+                              1,   options->threads};
     return text;
 }
 
@@ -177,7 +177,7 @@ static int run_data_own_vocabulary_(RunData* data, const Options* options, char*
         die_usage("--tokenizer %s: wanted bpe:N with N tokens, from 257 to %d", options->tokenizer,
                   BPE_MAX_VOCAB);
     }
-    if (sources_kind(options->train_data) != TOKENS_TEXT) {
+    if (mixture_kind(options->train_data) != TOKENS_TEXT) {
         die_usage("--tokenizer %s trains a vocabulary on text; --train-data %s is already tokens",
                   options->tokenizer, options->train_data);
     }
@@ -191,10 +191,10 @@ static int run_data_own_vocabulary_(RunData* data, const Options* options, char*
         return (int)V;
     }
     if (!is_kept) {
-        const TextData text = run_data_text_(options, NULL, NULL);
+        const EncodedText text = run_data_text_(options, NULL, NULL);
         Bpe bpe;
         file_make_directory(options->out);
-        text_data_train(&bpe, &text, options->train_data, (int)V);
+        encoded_text_train(&bpe, &text, options->train_data, (int)V);
         bpe_write(&bpe, path);
         bpe_close(&bpe);
         data->is_warned = 1;
@@ -277,7 +277,7 @@ void run_data_open_tokenizer(RunData* data, Options* options, const char* model_
     if (!options->tokenizer[0] && model_path && tokenizer_is_in(model_path)) {
         options->tokenizer = model_path;
     }
-    const int is_text = options->train_data[0] && sources_kind(options->train_data) == TOKENS_TEXT;
+    const int is_text = options->train_data[0] && mixture_kind(options->train_data) == TOKENS_TEXT;
     if (!options->train_data[0]) {
         run_data_no_files_(data, options);
     } else if (is_text && !options->tokenizer[0]) {
@@ -392,30 +392,30 @@ static void run_data_stories_(RunData* data, Options* options) {
     stories_generate(data->stories, data->train_stories, NULL, train, RUN_DATA_STORIES_PAGE, options->seed);
     stories_generate(data->stories, data->val_stories, data->val_nats, val, RUN_DATA_STORIES_PAGE,
                      RUN_DATA_STORIES_SEED);
-    sources_open_memory(&data->train, data->train_stories, train, options->vocab_size, "built-in stories");
-    sources_open_memory(&data->val, data->val_stories, val, options->vocab_size, "built-in stories");
+    mixture_open_memory(&data->train, data->train_stories, train, options->vocab_size, "built-in stories");
+    mixture_open_memory(&data->val, data->val_stories, val, options->vocab_size, "built-in stories");
 }
 
 // Opens a list of files, or the shards of text that is encoded first. Returns whether they are known.
 static int run_data_sources_(DataSources* sources, const RunData* data, const Options* options,
                              const char* list, const char* directory) {
-    const int is_text = sources_kind(list) == TOKENS_TEXT;
+    const int is_text = mixture_kind(list) == TOKENS_TEXT;
     if (!data->is_encoded || !is_text) {
-        sources_open_files(sources, list, (TokensFormat)options->data_format, options->vocab_size);
+        mixture_open_files(sources, list, (TokensFormat)options->data_format, options->vocab_size);
         if (is_text) {
-            text_data_warn(stdout, sources);
+            encoded_text_warn(stdout, sources);
         }
         return 1;
     }
     Bpe bytes;
     bpe_open_bytes(&bytes);
     const Bpe* bpe = data->kind == DATA_TEXT ? &bytes : data->tokenizer.bpe;
-    TextData text = run_data_text_(options, bpe, directory);
+    EncodedText text = run_data_text_(options, bpe, directory);
     text.warns = !data->is_warned;
-    char* shards = text_data_shards(&text, list);
+    char* shards = encoded_text_shards(&text, list);
     if (shards) {
-        sources_open_files(sources, shards, TOKENS_AUTO, options->vocab_size);
-        sources_rename(sources, list);
+        mixture_open_files(sources, shards, TOKENS_AUTO, options->vocab_size);
+        mixture_rename(sources, list);
     }
     free(shards);
     bpe_close(&bytes);
@@ -426,7 +426,7 @@ static int run_data_sources_(DataSources* sources, const RunData* data, const Op
 static size_t run_data_count_files_(const char* list) {
     SourceList sources;
     size_t count = 0;
-    sources_read_list(&sources, list);
+    mixture_read_list(&sources, list);
     for (int i = 0; i < sources.count && list[0]; i++) {
         glob_t files = tokens_list(sources.names[i]);
         count += files.gl_pathc;
@@ -453,7 +453,7 @@ static int run_data_encoded_directory_(const Options* options, char* path) {
     if (is_kept) {
         file_make_directory(path);
     } else {
-        text_data_make_temporary(path);
+        encoded_text_make_temporary(path);
     }
     return 1;
 }
@@ -466,7 +466,7 @@ static void run_data_check_files_(const RunData* data, const Options* options) {
                   options->separator, options->train_data);
     }
     if (options->val_data[0] && !data->is_encoded &&
-        (sources_kind(options->val_data) == TOKENS_TEXT) != (data->kind == DATA_TEXT)) {
+        (mixture_kind(options->val_data) == TOKENS_TEXT) != (data->kind == DATA_TEXT)) {
         die_usage("--val-data %s and --train-data %s: wanted both shards or both text", options->val_data,
                   options->train_data);
     }
@@ -481,19 +481,19 @@ static int run_data_files_(RunData* data, const Options* options) {
     if (data->kind ==
         DATA_TEXT) { // bytes that cannot be mapped: divided, of too many files, packed or in fields
         data->is_encoded = options->separator[0] || files > RUN_DATA_MAPPED_FILES ||
-                           !text_data_is_plain(options->train_data) ||
-                           (options->val_data[0] && !text_data_is_plain(options->val_data));
+                           !encoded_text_is_plain(options->train_data) ||
+                           (options->val_data[0] && !encoded_text_is_plain(options->val_data));
     }
     if (data->is_unknown || (data->is_encoded && !run_data_encoded_directory_(options, directory)) ||
         !run_data_sources_(&data->train, data, options, options->train_data, directory)) {
         return 0;
     }
     if (!options->val_data[0]) {
-        sources_split_tail(&data->train, &data->val, options->seq_len);
+        mixture_split_tail(&data->train, &data->val, options->seq_len);
     } else if (!run_data_sources_(&data->val, data, options, options->val_data, directory)) {
         return 0;
     }
-    text_data_remove_temporary();
+    encoded_text_remove_temporary();
     return 1;
 }
 
@@ -506,8 +506,8 @@ static void run_data_rows_(RunData* data, const Options* options) {
     if (pack == PACK_UNIFORM && data->train.count > 1) {
         die_usage("--pack uniform needs one source; --train-data has %d sources", data->train.count);
     }
-    sources_pack(&data->train, pack, options->seq_len, eot, (DocumentMask)options->doc_mask);
-    sources_pack(&data->val, val_pack, options->seq_len, eot, (DocumentMask)options->doc_mask);
+    mixture_pack(&data->train, pack, options->seq_len, eot, (DocumentMask)options->doc_mask);
+    mixture_pack(&data->val, val_pack, options->seq_len, eot, (DocumentMask)options->doc_mask);
 }
 
 // --epochs and --steps: how long the run is, before the data is known. --epochs replaces a number of steps
@@ -530,7 +530,7 @@ static void run_data_length_(const RunData* data, Options* options) {
 // The steps of an epoch, or of --epochs, whose last update would not be whole; from now on --steps
 // has their number.
 static void run_data_epochs_(RunData* data, Options* options) {
-    const int64_t tokens = (int64_t)sources_epoch(&data->train) * options->seq_len;
+    const int64_t tokens = (int64_t)mixture_epoch(&data->train) * options->seq_len;
     const int64_t steps = tokens > options->total_batch ? tokens / options->total_batch : 1;
     if (options->steps == OPTION_AUTO) {
         options->steps = steps;
@@ -554,8 +554,8 @@ static void run_data_epochs_(RunData* data, Options* options) {
 static void run_data_check_vocabulary_(const RunData* data, const Options* options) {
     const int is_default = data->kind == DATA_SHARDS && !data->has_tokenizer &&
                            options->vocab_size == GPT2_VOCAB && !options_given(options, "vocab-size") &&
-                           (!options->model[0] || gpt2_model_by_name(options->model));
-    const int largest = sources_largest_token(&data->train);
+                           (!options->model[0] || model_preset_by_name(options->model));
+    const int largest = mixture_largest_token(&data->train);
     if (is_default && largest < GPT2_VOCAB / 2) {
         printable_line(stdout,
                        "warning: the vocabulary is GPT-2's, of %d tokens, but the largest token of %s is %d; "
@@ -592,18 +592,18 @@ void run_data_open(RunData* data, Options* options) {
 void run_data_open_text(DataSources* sources, const RunData* data, const Options* options, const char* list) {
     char directory[PATH_MAX] = "";
     RunData text = *data;
-    const int is_text = sources_kind(list) == TOKENS_TEXT;
+    const int is_text = mixture_kind(list) == TOKENS_TEXT;
     const int is_bytes = data->has_tokenizer && strcmp(data->tokenizer.kind, "bytes") == 0;
     CHECK(!is_text || is_bytes || (data->has_tokenizer && data->tokenizer.encoder),
           "%s: text, wanted a --tokenizer that encodes any text", list);
     text.kind = is_bytes ? DATA_TEXT : DATA_SHARDS;
-    text.is_encoded = is_text && (!is_bytes || options->separator[0] || !text_data_is_plain(list));
+    text.is_encoded = is_text && (!is_bytes || options->separator[0] || !encoded_text_is_plain(list));
     run_data_count_files_(list);
     if (text.is_encoded) {
         run_data_encoded_directory_(options, directory);
     }
     run_data_sources_(sources, &text, options, list, directory);
-    text_data_remove_temporary();
+    encoded_text_remove_temporary();
 }
 
 // ---- reading ----
@@ -626,7 +626,7 @@ static void run_data_open_validation_(Dataloader* val, const RunData* data, cons
     DataloaderSettings in_order;
     memset(&in_order, 0, sizeof(in_order));
     in_order.B = options->batch;
-    in_order.sequences = run_data_eval_sequences(options, sources_epoch(&data->val));
+    in_order.sequences = run_data_eval_sequences(options, mixture_epoch(&data->val));
     in_order.shuffle = SHUFFLE_OFF;
     in_order.rank = options->process;
     in_order.num_processes = options->processes;
@@ -653,7 +653,7 @@ void run_data_open_loaders(Dataloader* train, Dataloader* val, const RunData* da
     dataloader_open(train, &data->train, settings);
     run_data_open_validation_(val, data, options);
     run_data_print_batches_(options, sequences);
-    sources_print(stdout, &data->train, (uint64_t)options->steps * (uint64_t)sequences);
+    mixture_print(stdout, &data->train, (uint64_t)options->steps * (uint64_t)sequences);
     if (options->pack == PACK_DYNAMIC || options->pack == PACK_UNIFORM) {
         const int batches = 1000;
         printf("padding of the first %d micro-batches: %.2f %%\n", batches,
@@ -675,15 +675,15 @@ void run_data_print(FILE* file, const RunData* data) {
 
 int run_data_verify(const Options* options) {
     const TokensFormat format = (TokensFormat)options->data_format;
-    const TextData text = run_data_text_(options, NULL, NULL);
+    const EncodedText text = run_data_text_(options, NULL, NULL);
     int bad = 0;
     if (!options->train_data[0]) {
         printf("ok   built-in stories: no files\n");
         return EXIT_SUCCESS;
     }
-    bad += text_data_verify(stdout, options->train_data, format, options->vocab_size, &text);
+    bad += encoded_text_verify(stdout, options->train_data, format, options->vocab_size, &text);
     if (options->val_data[0]) {
-        bad += text_data_verify(stdout, options->val_data, format, options->vocab_size, &text);
+        bad += encoded_text_verify(stdout, options->val_data, format, options->vocab_size, &text);
     }
     printf("%d bad file%s\n", bad, words_s(bad));
     return bad ? EXIT_FAILURE : EXIT_SUCCESS;
@@ -703,8 +703,8 @@ double run_data_floor(const RunData* data, int64_t sequences) {
 }
 
 void run_data_close(RunData* data) {
-    sources_close(&data->val);
-    sources_close(&data->train);
+    mixture_close(&data->val);
+    mixture_close(&data->train);
     if (data->has_tokenizer) {
         tokenizer_close(&data->tokenizer);
     }
