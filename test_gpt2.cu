@@ -101,7 +101,7 @@ static float* first_weights(ModelConfig cfg) {
     TensorRow rows[MODEL_PARAMETER_ROWS];
     float* values = (float*)check_alloc(rows_on_host(rows, cfg), 1, "weights");
     for (int g = 0; g < model_groups(cfg); g++) {
-        model_random_group(rows, cfg, 7, g, (char*)values + model_group_offset_bytes(rows, g));
+        model_random_group(rows, cfg, 7, g, (char*)values + tensor_group_offset_bytes(rows, g));
     }
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         const int vector = rows[i].rows == 1;
@@ -131,7 +131,7 @@ static void copy_group(const Model* model, int g, float* group, float* all, Grou
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         if (tensor_is_in_group(&rows[i], g)) {
             void *inside = tensor_in_group(&model->transfer.rows[i], group),
-                 *outside = tensor_at_layer(&rows[i], all, model_group_copy(g));
+                 *outside = tensor_at_layer(&rows[i], all, tensor_group_copy(g));
             memcpy(copy == TO_GROUP ? inside : outside, copy == TO_GROUP ? outside : inside,
                    tensor_layer_elements(&rows[i]) * sizeof(float));
         }
@@ -772,7 +772,7 @@ static void test_texts(const float* weights) {
 static float* quantized_weights(const TensorRow* rows, size_t bytes, ModelConfig cfg) {
     float* values = (float*)check_alloc(bytes, 1, "weights");
     for (int g = 0; g < model_groups(cfg); g++) {
-        model_random_group(rows, cfg, 7, g, (char*)values + model_group_offset_bytes(rows, g));
+        model_random_group(rows, cfg, 7, g, (char*)values + tensor_group_offset_bytes(rows, g));
     }
     for (size_t i = 0; i < bytes / sizeof(float); i += QUANTIZED_BLOCK) {
         QuantizedBlock block;
@@ -784,7 +784,7 @@ static float* quantized_weights(const TensorRow* rows, size_t bytes, ModelConfig
 
 static void upload_quantized(Model* model, const TensorRow* rows, const float* weights) {
     for (int g = 0; g < model_groups(model->cfg); g++) {
-        const char* group = (const char*)weights + model_group_offset_bytes(rows, g);
+        const char* group = (const char*)weights + tensor_group_offset_bytes(rows, g);
         transfer_upload_group(&model->transfer, g, (const float*)(const void*)group);
     }
 }

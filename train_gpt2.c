@@ -431,7 +431,7 @@ static void update_packed(Model* model, const ZeroRange* range, const float* gra
             optimizer_update_elements_cpu(&model->state, range, at, count * cols, param + at, grad + at,
                                           model->state_memory, update);
         }
-        bf16_weights_pack_rows(&model->linear.packed, range->row, model_group_copy(range->group), (int)r,
+        bf16_weights_pack_rows(&model->linear.packed, range->row, tensor_group_copy(range->group), (int)r,
                                int_min(BF16_TILE, (int)(row->rows - r)));
     }
 }
@@ -633,7 +633,7 @@ static SafeTensorsDtype saved_dtype(const Options* options) {
 // Copies weights and optimizer state, if there is memory for a copy; returns whether there is.
 static int model_copy_out(Model* model, Checkpoints* copy) {
     char* params = (char*)model->params_memory +
-                   model_group_offset_bytes(model->parameter_rows, copy->model.groups.first);
+                   tensor_group_offset_bytes(model->parameter_rows, copy->model.groups.first);
     if (!model->saves_copy) {
         copy->params = params;
         copy->optimizer = model->state_memory;

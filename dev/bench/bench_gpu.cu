@@ -11,6 +11,7 @@ percentile), timed with events after a warm-up; bytes are those that an operatio
 functions), FLOP those of its formula. --seconds 0 does everything once, to see that it runs. All data is
 random: products of zeros draw less power and are faster.
 */
+#include "llmc/model/presets.h"
 #include "llmc/ops/gradient_norm.cuh"
 #include "llmc/gpu/floatx.cuh"
 

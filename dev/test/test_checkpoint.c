@@ -538,7 +538,7 @@ static void test_links(void) {
 
 static void spoil_weight(Checkpoints* c) { ((float*)c->params)[7] = -INFINITY; }
 static void spoil_block(Checkpoints* c) {
-    ((float*)c->params)[model_group_offset_bytes(c->rows, 2) / 4] = NAN;
+    ((float*)c->params)[tensor_group_offset_bytes(c->rows, 2) / 4] = NAN;
 }
 static void spoil_half(Checkpoints* c) { ((uint16_t*)c->params)[7] = 0x7F80; } // bf16
 static void spoil_m(Checkpoints* c) { m_of(c)[0] = NAN; }

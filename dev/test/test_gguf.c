@@ -190,13 +190,13 @@ static void test_file(ModelConfig cfg, GgufDtype dtype, const Bpe* bpe, GgufStar
     TensorRow rows[MODEL_PARAMETER_ROWS];
     float* memory = (float*)check_alloc(model_parameter_rows(rows, cfg), 1, "model");
     for (int g = 0; g < model_groups(cfg); g++) {
-        model_random_group(rows, cfg, 3, g, (char*)memory + model_group_offset_bytes(rows, g));
+        model_random_group(rows, cfg, 3, g, (char*)memory + tensor_group_offset_bytes(rows, g));
     }
     const char* path = test_path("model.gguf");
     GgufWriter writer;
     gguf_create(&writer, path, "out/my run/", cfg, dtype, bpe, start);
     for (int g = model_groups(cfg) - 1; g >= 0; g--) { // in any order
-        gguf_put(&writer, rows, g, (const char*)memory + model_group_offset_bytes(rows, g));
+        gguf_put(&writer, rows, g, (const char*)memory + tensor_group_offset_bytes(rows, g));
     }
     gguf_commit(&writer);
     Reader r = {path, NULL, 0, 0};
@@ -237,7 +237,7 @@ static void write_large(const void* context) {
     }
     gguf_create(&writer, test_path("large.gguf"), "large", cfg, large->dtype, NULL, GGUF_NO_START_TOKEN);
     for (int g = 0; g < model_groups(cfg); g++) {
-        gguf_put(&writer, rows, g, (const char*)memory + model_group_offset_bytes(rows, g));
+        gguf_put(&writer, rows, g, (const char*)memory + tensor_group_offset_bytes(rows, g));
     }
     gguf_commit(&writer);
     free(memory);

@@ -1,5 +1,6 @@
 // test_gpt2_description.c -- the tables of model.h: published sizes, a layout without overlaps, pointers, what
 // recomputation shares, names, and the random weights of a new model.
+#include "llmc/model/presets.h"
 #include "llmc/model/model.h"
 #include "test.h"
 

@@ -100,9 +100,9 @@ static TestModel read_parts(const char* directory, ModelConfig cfg, size_t parts
     FirstWeights weights;
     weights_open(&weights, cfg, directory, 0);
     for (int g = 0; g < model_groups(cfg); g++) {
-        const size_t at = model_group_offset_bytes(model.rows, g) / sizeof(float);
+        const size_t at = tensor_group_offset_bytes(model.rows, g) / sizeof(float);
         const size_t next =
-            g + 1 < model_groups(cfg) ? model_group_offset_bytes(model.rows, g + 1) : model.bytes;
+            g + 1 < model_groups(cfg) ? tensor_group_offset_bytes(model.rows, g + 1) : model.bytes;
         const size_t elements = next / sizeof(float) - at;
         for (size_t p = 0; p < parts; p++) {
             const size_t first = elements * p / parts, end = elements * (p + 1) / parts;
@@ -257,8 +257,8 @@ static void write_cut(const TestModel* model, const char* directory) {
         }
     }
     for (int f = 0; f < count; f++) {
-        const size_t begin = model_group_offset_bytes(rows, f),
-                     end = f + 1 < count ? model_group_offset_bytes(rows, f + 1) : bytes;
+        const size_t begin = tensor_group_offset_bytes(rows, f),
+                     end = f + 1 < count ? tensor_group_offset_bytes(rows, f + 1) : bytes;
         void* group = check_alloc(end - begin, 1, "group");
         memcpy(group, padded + begin, end - begin);
         hf_model_file_name(name, f, count);

@@ -227,7 +227,7 @@ static void write_gguf(const char* path, const TestModel* model) {
     GgufWriter writer;
     gguf_create(&writer, path, "model", model->cfg, GGUF_Q8_0, NULL, GGUF_START_TOKEN);
     for (int g = 0; g < model_groups(model->cfg); g++) {
-        gguf_put(&writer, model->rows, g, (char*)model->memory + model_group_offset_bytes(model->rows, g));
+        gguf_put(&writer, model->rows, g, (char*)model->memory + tensor_group_offset_bytes(model->rows, g));
     }
     gguf_commit(&writer);
 }
@@ -272,7 +272,7 @@ static void expect_several(const TestModel* model, const char* word) {
     CHECK(directory, "no memory");
     mkdir(directory, 0777);
     for (int f = 0; f < count; f++) {
-        const char* memory = (char*)model->memory + model_group_offset_bytes(model->rows, files[f].first);
+        const char* memory = (char*)model->memory + tensor_group_offset_bytes(model->rows, files[f].first);
         hf_model_file_name(name, f, count);
         hf_model_write(directory, name, files[f], model->cfg, model->rows, memory, SAFETENSORS_F32);
     }

@@ -1,6 +1,7 @@
 // test_zero.c -- who has what: every element once, for any number of processes; the order of a reduction.
 #include <stdlib.h>
 
+#include "llmc/model/presets.h"
 #include "llmc/model/freeze.h"
 #include "llmc/parallel/zero.h"
 #include "test.h"
@@ -19,7 +20,7 @@ static void expect_pieces(const ZeroPlan* plan) {
                at);
         for (int g = 0; g < plan->groups; g++) {
             const ZeroPiece piece = zero_piece(plan, g, (ZeroPart)part);
-            EXPECT(piece.owned == at && piece.count % MODEL_SHARD_UNIT == 0, "part %d of group %d", part, g);
+            EXPECT(piece.owned == at && piece.count % TENSOR_SHARD_UNIT == 0, "part %d of group %d", part, g);
             EXPECT(part == ZERO_FROZEN || plan->stage == 0 || at == zero_shard_begin(plan, g),
                    "group %d of the gradient", g);
             at += piece.count;

@@ -12,7 +12,7 @@ static inline void whole_model_read(const char* path, ModelConfig cfg, const Ten
     FirstWeights weights;
     weights_open(&weights, cfg, path, 0);
     for (int g = 0; g < model_groups(cfg); g++) {
-        weights_read(&weights, rows, g, (char*)memory + model_group_offset_bytes(rows, g));
+        weights_read(&weights, rows, g, (char*)memory + tensor_group_offset_bytes(rows, g));
     }
     weights_close(&weights);
 }
@@ -30,7 +30,7 @@ static inline void whole_model_write_bin(const char* path, ModelConfig cfg, cons
     LlmcBinWriter writer;
     llmc_bin_create(&writer, path, cfg, dtype);
     for (int g = model_groups(cfg) - 1; g >= 0; g--) {
-        llmc_bin_put(&writer, rows, g, (const char*)memory + model_group_offset_bytes(rows, g));
+        llmc_bin_put(&writer, rows, g, (const char*)memory + tensor_group_offset_bytes(rows, g));
     }
     llmc_bin_commit(&writer);
 }

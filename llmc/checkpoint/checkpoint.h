@@ -182,8 +182,8 @@ static size_t checkpoint_params_bytes_(const CheckpointModel* m, const ZeroPlan*
 
 // Group g in the copy.
 static const void* checkpoint_group_(const Checkpoints* c, int g) {
-    return (const char*)c->params +
-           (model_group_offset_bytes(c->rows, g) - model_group_offset_bytes(c->rows, c->model.groups.first));
+    return (const char*)c->params + (tensor_group_offset_bytes(c->rows, g) -
+                                     tensor_group_offset_bytes(c->rows, c->model.groups.first));
 }
 
 // Adds a file to the list in state.json; `checksum` was computed while writing, or is 0: read the file

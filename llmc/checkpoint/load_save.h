@@ -63,7 +63,7 @@ static inline void model_files_read_weights_cpu(ModelConfig cfg, const TensorRow
         if (is_quantized) {
             model_files_read_quantized_(&weights, rows, memory, g);
         } else {
-            weights_read(&weights, rows, g, (char*)memory + model_group_offset_bytes(rows, g));
+            weights_read(&weights, rows, g, (char*)memory + tensor_group_offset_bytes(rows, g));
         }
     }
     weights_close(&weights);
@@ -97,7 +97,7 @@ static inline void model_files_export_cpu(ModelConfig cfg, const TensorRow* rows
     }
     export_open(&files, cfg, options, data);
     for (int g = 0; g < model_groups(cfg); g++) {
-        export_group(&files, rows, g, (const char*)memory + model_group_offset_bytes(rows, g));
+        export_group(&files, rows, g, (const char*)memory + tensor_group_offset_bytes(rows, g));
     }
     export_close(&files);
 }

@@ -496,12 +496,12 @@ uint64_t hf_model_write(const char* directory, const char* name, HfModelFile fil
         }
     }
     safetensors_writer_begin(&writer);
-    const size_t first = model_group_offset_bytes(rows, file.first);
+    const size_t first = tensor_group_offset_bytes(rows, file.first);
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         for (int l = 0; l < rows[i].uses; l++) {
             const int g = hf_group_in_file_(file, &rows[i], l);
             if (g >= 0) {
-                const char* group = (const char*)memory + (model_group_offset_bytes(rows, g) - first);
+                const char* group = (const char*)memory + (tensor_group_offset_bytes(rows, g) - first);
                 hf_write_layer_(&writer, &rows[i], cfg, (const char*)tensor_in_group(&rows[i], group), chunk);
             }
         }

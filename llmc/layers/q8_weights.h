@@ -74,7 +74,7 @@ static inline void quantized_check_(const TensorRow* row, int g, const float* fr
     const size_t bad = float16_find_beyond(from, elements, QUANTIZED_OVERFLOW);
     CHECK(bad == elements,
           "--quantize q8_0: element %zu of %s, copy %d, is %g, wanted less than %g; --quantize off works",
-          bad, row->name, model_group_copy(g), (double)from[bad], (double)QUANTIZED_OVERFLOW);
+          bad, row->name, tensor_group_copy(g), (double)from[bad], (double)QUANTIZED_OVERFLOW);
 }
 
 // Sets group g from fp32 values in memory that has only this group, laid out by `rows`.
@@ -87,7 +87,7 @@ static inline void quantized_set_group(QuantizedParameters to, int g, const Tens
             if (set == to.set_blocks) {
                 quantized_check_(&rows[i], g, from, tensor_layer_elements(&rows[i]));
             }
-            set(to.model, tensor_at_layer(&to.rows[i], to.memory, model_group_copy(g)), from,
+            set(to.model, tensor_at_layer(&to.rows[i], to.memory, tensor_group_copy(g)), from,
                 tensor_layer_elements(&rows[i]));
         }
     }

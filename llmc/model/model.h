@@ -26,6 +26,7 @@ positions, GELU in tanh form, the token embedding shared with the classifier.
 
 #include "llmc/base/check.h"
 #include "llmc/base/rand.h"
+#include "llmc/model/tensors.h"
 #include "llmc/base/enum_words.h"
 
 #ifndef floatX
@@ -60,41 +61,11 @@ static inline int model_hidden(ModelConfig cfg) { return 4 * cfg.C; }
 static inline int model_qkv_size(ModelConfig cfg) { return 3 * cfg.C; }
 static inline int model_head_size(ModelConfig cfg) { return cfg.C / cfg.NH; }
 
-typedef enum {
-    INIT_ZERO,
-    INIT_ONE,
-    INIT_NORMAL,       // N(0, std), std = 0.02, more in narrow models (model_initial_std_)
-    INIT_VOCAB,        // the same for the V rows of the vocabulary, zero for its padding
-    INIT_NORMAL_SCALED // N(0, std / sqrt(2L)): projections into the residual stream, which adds up 2L of them
-} TensorInit;
-
-// What a parameter is: optimizers have rules for each kind (optimizer.h).
-typedef enum {
-    KIND_MATRIX,    // of a product
-    KIND_EMBEDDING, // a table of rows; wte is the classifier's matrix, too
-    KIND_VECTOR,    // a bias, or of a norm
-    TENSOR_KINDS
-} TensorKind;
-
-// Where the model has a parameter: outside of the blocks, or in the attention or the MLP of each, with the norm before it.
-typedef enum { PART_OUTSIDE, PART_ATTENTION, PART_MLP } TensorPart;
-
-// Where memory has it: once, or in each block of parameters.
-typedef enum { PLACE_ONCE, PLACE_BLOCK } TensorPlace;
-
 static inline TensorPlace model_place(ModelConfig cfg, TensorPart part) {
     const int is_shared = (cfg.share == SHARE_ATTENTION && part == PART_ATTENTION) ||
                           (cfg.share == SHARE_MLP && part == PART_MLP);
     return part == PART_OUTSIDE || is_shared ? PLACE_ONCE : PLACE_BLOCK;
 }
-
-typedef enum { LIVE_ALWAYS, LIVE_BLOCK, LIVE_CLASSIFIER } TensorLife;
-
-typedef enum {
-    FILE_VECTOR, // (cols)
-    FILE_TABLE,  // (rows, cols); of the vocabulary, only the rows that have a token
-    FILE_CONV1D  // (cols, rows): GPT-2's code computes x W, ours x W^T
-} TensorInFiles;
 
 // clang-format off
 // Levels of --recompute and their words: what the backward pass computes again instead of keeping it, each with all before.
@@ -187,125 +158,10 @@ enum {
 };
 #undef MODEL_COUNT_
 
-// One row of a table, with the sizes filled in. Tensors start at multiples of TENSOR_ALIGN elements.
-#define TENSOR_ALIGN 128
-typedef struct {
-    const char* name;
-    const char *hf_name, *gguf_name; // parameters only
-    int layers;                      // copies in memory: 1 when all layers share one, 2 when they take turns
-    int repeats;                     // layers in a row that have the same copy
-    int uses;                        // parameters only: layers of the model that have one of the copies
-    int first_layer;                 // that has copy 0, with those below it: they are not kept
-    size_t rows, cols;               // of one layer
-    size_t element_bytes;            //
-    TensorInit init;                 // parameters only
-    int decay;                       // parameters only
-    TensorKind kind;                 // parameters only
-    TensorPart part;                 // parameters only
-    TensorPlace place;               // parameters only
-    TensorInFiles form;              // parameters only
-    TensorLife life;                 //
-    size_t offset_bytes;             // in the allocation: of layer 0
-    size_t group_bytes;              // parameters only: where the group of layer 0 begins
-    size_t layer_bytes;              // from a layer to the next; 0 if there is one
-    size_t member;                   // offset of the pointer in the struct
-    uint64_t stream;                 // parameters only: of their first values
-} TensorRow;
-
-static inline size_t tensor_layer_elements(const TensorRow* row) { return row->rows * row->cols; }
-static inline size_t tensor_elements(const TensorRow* row) {
-    return row->layers * tensor_layer_elements(row);
-}
-
-// Lays the rows of one life out from `at`; returns the end.
-static inline size_t tensor_rows_place_(TensorRow* rows, int count, TensorLife life, size_t at) {
-    for (int i = 0; i < count; i++) {
-        const size_t align = TENSOR_ALIGN * rows[i].element_bytes;
-        if (rows[i].life == life) {
-            rows[i].offset_bytes = (at + align - 1) / align * align;
-            rows[i].layer_bytes =
-                rows[i].layers > 1 ? tensor_layer_elements(&rows[i]) * rows[i].element_bytes : 0;
-            at = rows[i].offset_bytes + array_bytes(tensor_elements(&rows[i]), rows[i].element_bytes);
-        }
-    }
-    return at;
-}
-
-// Fills in the offsets; returns the bytes of the whole allocation.
-static inline size_t tensor_rows_layout(TensorRow* rows, int count) {
-    const size_t always = tensor_rows_place_(rows, count, LIVE_ALWAYS, 0);
-    const size_t block = tensor_rows_place_(rows, count, LIVE_BLOCK, always);
-    const size_t classifier = tensor_rows_place_(rows, count, LIVE_CLASSIFIER, always);
-    const size_t end = block > classifier ? block : classifier, align = TENSOR_ALIGN * sizeof(float);
-    return (end + align - 1) / align * align;
-}
-
-enum { MODEL_SHARD_UNIT = 1024 }; // elements
-
-static inline size_t model_units_(size_t elements, size_t unit) { return (elements + unit - 1) / unit; }
-
-// What a tensor takes in memory, with the padding behind it.
-static inline size_t model_tensor_room_(const TensorRow* row) {
-    return model_units_(tensor_layer_elements(row), TENSOR_ALIGN) * TENSOR_ALIGN;
-}
-
-// Places the trained tensors of one group (below) from element `at` on; returns the end of the last one. They lie as if
-// nothing were frozen, without the whole units between them: norms add up gradients unit by unit (adamw.h), and get the same bits.
-static inline size_t model_place_trained_(TensorRow rows[MODEL_PARAMETER_ROWS], TensorPlace place,
-                                          unsigned frozen, size_t at) {
-    size_t next = 0, end = 0; // as if none was frozen: of the next tensor, and of the last trained one
-    size_t left_out = 0;
-    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
-        const size_t room = rows[i].place == place ? model_tensor_room_(&rows[i]) : 0;
-        if (room > 0 && !(frozen >> i & 1)) {
-            const size_t from = model_units_(end, MODEL_SHARD_UNIT), to = next / MODEL_SHARD_UNIT;
-            left_out += from < to ? (to - from) * MODEL_SHARD_UNIT : 0;
-            rows[i].offset_bytes = array_bytes(at + next - left_out, rows[i].element_bytes);
-            end = next + room;
-        }
-        next += room;
-    }
-    return at + end - left_out;
-}
-
-// And the frozen ones, one after the other.
-static inline size_t model_place_frozen_(TensorRow rows[MODEL_PARAMETER_ROWS], TensorPlace place,
-                                         unsigned frozen, size_t at) {
-    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
-        if (rows[i].place == place && frozen >> i & 1) {
-            rows[i].offset_bytes = array_bytes(at, rows[i].element_bytes);
-            at += model_tensor_room_(&rows[i]);
-        }
-    }
-    return at;
-}
-
-// Places a group; returns its end.
-static inline size_t model_place_group_(TensorRow rows[MODEL_PARAMETER_ROWS], TensorPlace place,
-                                        unsigned frozen, size_t begin, int shards) {
-    const size_t unit = (size_t)shards * MODEL_SHARD_UNIT;
-    const size_t trained = model_place_trained_(rows, place, frozen, begin) - begin,
-                 middle = begin + model_units_(trained, unit) * unit;
-    return middle + model_units_(model_place_frozen_(rows, place, frozen, middle) - middle, unit) * unit;
-}
-
-// Places all groups, with so many blocks; returns the bytes of the allocation.
-static inline size_t model_place_groups_(TensorRow rows[MODEL_PARAMETER_ROWS], int copies, unsigned frozen,
-                                         int shards) {
-    const size_t bytes = rows[0].element_bytes;
-    const size_t blocks = model_place_group_(rows, PLACE_ONCE, frozen, 0, shards);
-    const size_t block = model_place_group_(rows, PLACE_BLOCK, frozen, blocks, shards) - blocks;
-    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
-        rows[i].group_bytes = rows[i].place == PLACE_BLOCK ? blocks * bytes : 0;
-        rows[i].layer_bytes = rows[i].layers > 1 ? block * bytes : 0;
-    }
-    return array_bytes(blocks + (size_t)copies * block, bytes);
-}
-
 // The rows of the parameter table for a configuration, for elements of a given size; returns the bytes of one
 // allocation that holds them all. In it the parameters lie in groups: what is ONCE, then block 0, block 1, ... (model_copies)
 // All blocks look alike. A group has two parts: its tensors that are trained, and those whose bit is set in `frozen`. Each
-// can be cut into `shards` equal parts, each a multiple of MODEL_SHARD_UNIT elements; what is added at its end is zero for ever.
+// can be cut into `shards` equal parts, each a multiple of TENSOR_SHARD_UNIT elements; what is added at its end is zero for ever.
 static inline size_t model_sharded_rows_of(TensorRow rows[MODEL_PARAMETER_ROWS], ModelConfig cfg,
                                            size_t element_bytes, int shards, unsigned frozen) {
     const int F = model_hidden(cfg), QKV = model_qkv_size(cfg);
@@ -333,7 +189,7 @@ static inline size_t model_sharded_rows_of(TensorRow rows[MODEL_PARAMETER_ROWS],
     row++;
     MODEL_PARAMETERS(MODEL_ROW_)
 #undef MODEL_ROW_
-    return model_place_groups_(rows, model_copies(cfg), frozen, shards);
+    return tensor_place_groups(rows, MODEL_PARAMETER_ROWS, model_copies(cfg), frozen, shards);
 }
 
 // The same in one part, as in copies on the host and in files.
@@ -403,79 +259,22 @@ static inline size_t model_activation_rows(TensorRow rows[MODEL_ACTIVATION_ROWS]
     return tensor_rows_layout(rows, MODEL_ACTIVATION_ROWS);
 }
 
-// Points every member of `pointers` (a ModelParameters or ModelActivations) at its tensor in `memory`.
-static inline void tensor_rows_bind(void* pointers, const TensorRow* rows, int count, void* memory) {
-    for (int i = 0; i < count; i++) {
-        char* tensor = (char*)memory + rows[i].offset_bytes;
-        memcpy((char*)pointers + rows[i].member, &tensor, sizeof(tensor));
-    }
-}
-
-// Copy k of a tensor in `memory`: layer k's if layers share none; the one copy if there is only one.
-static inline void* tensor_at_layer(const TensorRow* row, const void* memory, int k) {
-    return (char*)memory + row->offset_bytes + (size_t)k * row->layer_bytes;
-}
-
-// The copy of a tensor that layer l has, counted from first_layer.
-static inline int tensor_copy(const TensorRow* row, int l) {
-    const int kept = l > row->first_layer ? l - row->first_layer : 0;
-    return kept / row->repeats % row->layers;
-}
-
-// And the lowest layer that has copy k.
-static inline int tensor_lowest_layer(const TensorRow* row, int k) { return k * row->repeats; }
-
 // Groups of parameters: 0 is what is ONCE, 1 + k is block k, copy k of what is in blocks. The lowest layer that has a group.
 static inline int model_groups(ModelConfig cfg) { return 1 + model_copies(cfg); }
-static inline int model_group_copy(int g) { return g > 0 ? g - 1 : 0; }
 static inline int model_group_layer(ModelConfig cfg, int g) {
-    return model_group_copy(g) * model_copy_repeats(cfg);
+    return tensor_group_copy(g) * model_copy_repeats(cfg);
 }
-static inline int tensor_is_in_group(const TensorRow* row, int g) {
-    return (row->place == PLACE_BLOCK) == (g > 0);
-}
-
-// The group that has a parameter of layer l.
-static inline int tensor_group(const TensorRow* row, int l) {
-    return row->place == PLACE_BLOCK ? 1 + tensor_copy(row, l) : 0;
-}
-
-// Where group g begins in memory laid out by the rows of the parameters.
-static inline size_t model_group_offset_bytes(const TensorRow rows[MODEL_PARAMETER_ROWS], int g) {
-    int i = 0;
-    while (!tensor_is_in_group(&rows[i], g)) {
-        i++;
-    }
-    return rows[i].group_bytes + (size_t)model_group_copy(g) * rows[i].layer_bytes;
-}
-
-// Where a parameter begins in its group; and the parameter, in memory that has only that group, or that of another layer.
-static inline size_t tensor_offset_in_group(const TensorRow* row) {
-    return row->offset_bytes - row->group_bytes;
-}
-static inline void* tensor_in_group(const TensorRow* row, const void* group) {
-    return (char*)group + tensor_offset_in_group(row);
-}
-
-// Moves the pointer of a row in `pointers` from copy 0 to copy k.
-static inline void tensor_advance_(void* pointers, const TensorRow* row, int k) {
-    char* tensor;
-    memcpy(&tensor, (char*)pointers + row->member, sizeof(tensor));
-    tensor += (size_t)k * row->layer_bytes;
-    memcpy((char*)pointers + row->member, &tensor, sizeof(tensor));
-}
-
 // The same struct, seen from layer l: .qkvw is layer l's,
 static inline ModelParameters model_parameters_at_layer(ModelParameters all, const TensorRow* rows, int l) {
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
-        tensor_advance_(&all, &rows[i], tensor_copy(&rows[i], l));
+        tensor_advance(&all, &rows[i], tensor_copy(&rows[i], l));
     }
     return all;
 }
 static inline ModelActivations model_activations_at_layer(ModelActivations all, const TensorRow* rows,
                                                           int l) {
     for (int i = 0; i < MODEL_ACTIVATION_ROWS; i++) {
-        tensor_advance_(&all, &rows[i], tensor_copy(&rows[i], l));
+        tensor_advance(&all, &rows[i], tensor_copy(&rows[i], l));
     }
     return all;
 }
@@ -483,59 +282,17 @@ static inline ModelActivations model_activations_at_layer(ModelActivations all, 
 // or from copy k of the blocks of parameters.
 static inline ModelParameters model_parameters_at_copy(ModelParameters all, const TensorRow* rows, int k) {
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
-        tensor_advance_(&all, &rows[i], k);
+        tensor_advance(&all, &rows[i], k);
     }
     return all;
 }
 
 // ---- sizes and names ----
 
-#define GPT2_VOCAB 50257
 #define MODEL_VOCAB_ALIGN 128
 
 static inline int model_padded_vocab(int V) {
     return (V + MODEL_VOCAB_ALIGN - 1) / MODEL_VOCAB_ALIGN * MODEL_VOCAB_ALIGN;
-}
-
-// Models with a name. GPT-2's are called by their depth (gpt2:d12, or d12), GPT-3's by their width
-// (gpt3:c768); GPT-2's published ones also as Hugging Face calls them.
-typedef struct {
-    const char* name;
-    int L, C, NH, max_T;
-} ModelPreset;
-
-static inline const ModelPreset* model_presets(int* count) {
-    // clang-format off
-    static const ModelPreset models[] = {
-        {"gpt2:d6",      6,   384,  6, 1024}, {"gpt2:d12",    12,   768, 12, 1024}, // d12: GPT-2 124M
-        {"gpt2:d24",    24,  1024, 16, 1024}, {"gpt2:d36",    36,  1280, 20, 1024}, // 350M, 774M
-        {"gpt2:d48",    48,  1600, 25, 1024}, {"gpt2:d60",    60,  1920, 30, 1024}, // 1558M
-        {"gpt2:d72",    72,  2880, 30, 1024}, {"gpt2:d84",    84,  3456, 36, 1024},
-        {"gpt3:c384",    6,   384,  6, 2048}, {"gpt3:c768",   12,   768, 12, 2048}, // c768: GPT-3 125M
-        {"gpt3:c1024",  24,  1024, 16, 2048}, {"gpt3:c1536",  24,  1536, 16, 2048}, // 350M, 760M
-        {"gpt3:c2048",  24,  2048, 16, 2048}, {"gpt3:c2560",  32,  2560, 32, 2048}, // 1.3B, 2.7B
-        {"gpt3:c4096",  32,  4096, 32, 2048}, {"gpt3:c5120",  40,  5120, 40, 2048}, // 6.7B, 13B
-        {"gpt3:c5140",  40,  5120, 40, 2048},                                       // 13B as the paper misprints it
-        {"gpt3:c12288", 96, 12288, 96, 2048},                                       // 175B
-        {"gpt2",        12,   768, 12, 1024}, {"gpt2-medium", 24,  1024, 16, 1024},
-        {"gpt2-large",  36,  1280, 20, 1024}, {"gpt2-xl",     48,  1600, 25, 1024},
-    };
-    // clang-format on
-    *count = (int)(sizeof(models) / sizeof(models[0]));
-    return models;
-}
-
-// The model called `name` (the prefix "gpt2:" may be left out), or NULL.
-static inline const ModelPreset* model_preset_by_name(const char* name) {
-    int count;
-    const ModelPreset* models = model_presets(&count);
-    for (int i = 0; i < count; i++) {
-        const int prefixed = strcmp(models[i].name, name) == 0;
-        if (prefixed || (strncmp(models[i].name, "gpt2:", 5) == 0 && strcmp(models[i].name + 5, name) == 0)) {
-            return &models[i];
-        }
-    }
-    return NULL;
 }
 
 // Whether sizes read from the file `path` can be those of a model; if not, 0 and the reason in `error`.

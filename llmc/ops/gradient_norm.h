@@ -16,7 +16,7 @@ result has the same bits for any number of threads, and for a gradient that is c
 #include "llmc/base/vec.h"
 #include "llmc/base/wide_sum.h"
 
-// Elements of a block; divides the parts of a gradient that ranks own (MODEL_SHARD_UNIT).
+// Elements of a block; divides the parts of a gradient that ranks own (TENSOR_SHARD_UNIT).
 #define GRADIENT_BLOCK 1024
 
 static inline double gradient_block_square_sum_(const float* grad, size_t n) {

@@ -31,7 +31,7 @@ so that it can be one CUDA graph.
 #include "llmc/parallel/zero.h"
 
 #ifndef OFFLOAD_CHUNK
-#define OFFLOAD_CHUNK ((size_t)4 << 20) // elements; a multiple of MODEL_SHARD_UNIT
+#define OFFLOAD_CHUNK ((size_t)4 << 20) // elements; a multiple of TENSOR_SHARD_UNIT
 #endif
 // Chunks on the GPU at a time; places of chunks between it and a disk.
 enum { OFFLOAD_SLOTS_ = 3, OFFLOAD_PLACES_ = 4 };

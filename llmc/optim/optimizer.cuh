@@ -39,7 +39,7 @@ memory in fp32, group after group. With a relative rate of Adafactor, so are the
 // ---- places ----
 
 // A thread block updates a piece: four elements a thread. Parts of groups and their shards are whole pieces.
-enum { UPDATE_PIECE_ = MODEL_SHARD_UNIT, UPDATE_THREADS_ = UPDATE_PIECE_ / 4 };
+enum { UPDATE_PIECE_ = TENSOR_SHARD_UNIT, UPDATE_THREADS_ = UPDATE_PIECE_ / 4 };
 
 // Numbers of pieces.
 typedef struct {
@@ -127,7 +127,7 @@ static inline UpdateTensorPlace_ update_tensor_place_(const OptimizerState* s, c
                                                       int g) {
     const TensorRow* row = &s->rows[i];
     const ZeroPiece piece = zero_piece(zero, g, ZERO_TRAINED);
-    const size_t at = row->offset_bytes + (size_t)model_group_copy(g) * row->layer_bytes,
+    const size_t at = row->offset_bytes + (size_t)tensor_group_copy(g) * row->layer_bytes,
                  elements = model_rows_in_files(row, s->cfg) * row->cols, in_piece = s->span[i].begin;
     const size_t begin = piece.full + in_piece > at ? piece.full + in_piece - at : 0,
                  end = begin + s->span[i].count;
@@ -761,7 +761,7 @@ static inline void update_launch_master_(const OptimizerUpdate<T>& u, uint32_t f
     }
 }
 
-// The update of `count` elements from `first` on, both multiples of MODEL_SHARD_UNIT, of those that this process updates. Of the
+// The update of `count` elements from `first` on, both multiples of TENSOR_SHARD_UNIT, of those that this process updates. Of the
 // slots only what belongs to these need be there; the pointers are those to the whole arrays. They are whole groups where the
 // update needs whole tensors (state_needs_tensors).
 template <class T>

@@ -39,7 +39,7 @@ With one process in stages 0 and 1 nothing moves, and sums and shard are not the
 
 #include "llmc/comm/comm.h"
 #include "llmc/comm/comm_nccl.cuh"
-#include "llmc/model/model.h"
+#include "llmc/model/tensors.h"
 #include "llmc/gpu/gpu.cuh"
 #include "llmc/gpu/elements.cuh"
 #include "llmc/parallel/zero.h"
@@ -86,7 +86,7 @@ static inline size_t zero_most_(size_t a, size_t b) { return a > b ? a : b; }
 static inline size_t zero_pieces_bytes_(const ZeroPlan* plan, DType grads) {
     const size_t largest = zero_largest_gradient(plan),
                  sums = zero_has_levels_(plan) ? largest / (size_t)plan->shards * sizeof(float) : 0,
-                 least = (size_t)plan->size * MODEL_SHARD_UNIT * sizeof(float);
+                 least = (size_t)plan->size * TENSOR_SHARD_UNIT * sizeof(float);
     return plan->size == 1 ? 0 : zero_most_(largest * dtype_bytes(grads), zero_most_(sums, least));
 }
 
@@ -186,7 +186,7 @@ static inline void zero_connect_groups_(const ZeroGroups* groups, const ZeroPlan
 // each operation, other ones for large and small messages. Collective.
 static inline void zero_connect(const ZeroPlan* plan, DType grads, Comm* comm, const Gpu* gpu) {
     const size_t pieces = zero_pieces_bytes_(plan, grads), most = (size_t)64 << 20,
-                 large = pieces < most ? pieces : most, small = (size_t)plan->size * MODEL_SHARD_UNIT;
+                 large = pieces < most ? pieces : most, small = (size_t)plan->size * TENSOR_SHARD_UNIT;
     ZeroGroups* groups = (ZeroGroups*)check_alloc(1, sizeof(ZeroGroups), "groups of GPUs");
     *groups = zero_open_groups_(plan, comm);
     comm->gpus = groups;
@@ -753,7 +753,7 @@ static inline void zero_collect_chunk_(ZeroGpu* z, void* all, const void* mine, 
 static inline void zero_collect_some(ZeroGpu* z, void* group, int g, ZeroPart part, ZeroElements piece,
                                      const void* mine, DType type) {
     const size_t room = zero_pieces_bytes_(&z->plan, z->grads.dtype) / dtype_bytes(type);
-    const size_t most = room / (size_t)z->plan.size / MODEL_SHARD_UNIT * MODEL_SHARD_UNIT;
+    const size_t most = room / (size_t)z->plan.size / TENSOR_SHARD_UNIT * TENSOR_SHARD_UNIT;
     const size_t shard = zero_piece(&z->plan, g, part).count,
                  before = zero_part_begin(&z->plan, g, part) - zero_group_begin(&z->plan, g);
     void* all = group ? zero_element_(group, type, before) : NULL;

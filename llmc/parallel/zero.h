@@ -60,7 +60,7 @@ typedef struct {
     int first_block; // the lowest one that has gradients (freeze.h); 0 in stage 3
     unsigned frozen; // bit i: row i of the parameters is in the frozen parts; 0 in stage 3
     size_t once,
-        block; // of group 0, and of each other group, with padding: multiples of W * MODEL_SHARD_UNIT
+        block; // of group 0, and of each other group, with padding: multiples of W * TENSOR_SHARD_UNIT
     size_t trained_once, trained_block; // of their trained parts, which come first: multiples of the same
     int shares_buffer; // blocks leave their gradients in the same memory, one after the other: from stage 2 on, and with
                        // updates during the backward pass, which the caller sets
@@ -94,7 +94,7 @@ static inline void zero_plan_freeze(ZeroPlan* plan, ModelConfig cfg, unsigned fr
     plan->frozen = frozen;
     plan->first_block = first_block;
     const size_t all = zero_parameter_rows(rows, plan, cfg, 1);
-    plan->once = plan->trained_once = model_group_offset_bytes(rows, 1);
+    plan->once = plan->trained_once = tensor_group_offset_bytes(rows, 1);
     plan->block = plan->trained_block = (all - plan->once) / (size_t)model_copies(cfg);
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) { // up to the first frozen one in memory
         size_t* trained = rows[i].place == PLACE_ONCE ? &plan->trained_once : &plan->trained_block;

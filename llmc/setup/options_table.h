@@ -8,6 +8,7 @@ added by one field and one row, at the same place.
 #include <limits.h>
 #include <stdint.h>
 
+#include "llmc/model/presets.h"
 #include "llmc/base/enum_words.h"
 #include "llmc/setup/options.h"
 #include "llmc/model/model.h"

@@ -12,6 +12,7 @@ model is taken.
 #include <limits.h>
 #include <stdint.h>
 
+#include "llmc/model/presets.h"
 #include "llmc/setup/options.h"
 #include "llmc/setup/run_data.h"
 #include "llmc/model/model.h"

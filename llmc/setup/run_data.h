@@ -18,6 +18,7 @@ A --model directory with a tokenizer's files supplies --tokenizer.
 #include <stdint.h>
 #include <stdio.h>
 
+#include "llmc/model/presets.h"
 #include "llmc/data/dataloader.h"
 #include "llmc/data/mixture.h"
 #include "llmc/data/stories.h"
@@ -144,7 +145,6 @@ void run_data_close(RunData* data);
 #include "llmc/tokenizer/bpe.h"
 #include "llmc/tokenizer/bpe_encode.h"
 #include "llmc/tokenizer/bpe_files.h"
-#include "llmc/model/model.h"
 
 // ---- tokens ----
 
