@@ -45,7 +45,7 @@ the MLP, QKV = 3C, Vp tokens of the padded vocabulary.
 #include "llmc/bf16/machine_peak.h"
 #include "llmc/plan/plan.h"
 #include "llmc/plan/cost_measured.h"
-#include "llmc/run/run.h"
+#include "llmc/run/start.h"
 #include "llmc/setup/run_data.h"
 #include "llmc/setup/resolve.h"
 #include "llmc/checkpoint/run_state.h"

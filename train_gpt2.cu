@@ -48,7 +48,7 @@ channels, F hidden units of the MLP, QKV = 3C, Vp tokens of the padded vocabular
 #include "llmc/gpu/nvml.h"
 #include "llmc/setup/options.h"
 #include "llmc/plan/plan.h"
-#include "llmc/run/run.h"
+#include "llmc/run/start.h"
 #include "llmc/setup/run_data.h"
 #include "llmc/optim/schedule.h"
 #include "llmc/checkpoint/run_state.h"

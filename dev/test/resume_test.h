@@ -12,7 +12,7 @@ trainers.
 #include "llmc/base/xxh64.h"
 #include "llmc/checkpoint/directory.h"
 #include "llmc/checkpoint/run_state.h"
-#include "llmc/run/run.h"
+#include "llmc/run/start.h"
 #include "test.h"
 
 // Runs the trainer with a line of options; what it prints goes nowhere. Returns its exit status.

@@ -10,7 +10,7 @@ transformers computed of each ending alone, in float64: for both trainers.
 #include "llmc/data/eval_tasks.h"
 #include "llmc/formats/llmc_bin.h"
 #include "llmc/setup/options.h"
-#include "llmc/run/run.h"
+#include "llmc/run/trainer.h"
 #include "llmc/tokenizer/tokenizer.h"
 #include "test.h"
 

@@ -1,0 +1,496 @@
+/*
+start.h -- a run of the program from its command line to the loop (run.h), and from the loop to its exit status.
+
+    start      options, data, sizes of the model; --verify-data, --print-config, --plan
+    open       the model, loaders, generator, checkpoints; weights, or a checkpoint
+    loop       run.h
+    close      export, summary
+*/
+#ifndef LLMC_START_H
+#define LLMC_START_H
+
+#include "llmc/run/trainer.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// The program, but for what it does once in a process. Returns its exit status.
+int run_program(int argc, char** argv, const Trainer* trainer);
+
+// The program. Returns its exit status.
+int run_main(int argc, char** argv, const Trainer* trainer);
+
+#ifdef __cplusplus
+}
+#endif
+
+#ifdef START_IMPLEMENTATION
+
+#include <errno.h>
+#include <limits.h>
+#include <math.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "llmc/base/check.h"
+#include "llmc/base/clock.h"
+#include "llmc/base/enum_words.h"
+#include "llmc/base/file.h"
+#include "llmc/base/printable.h"
+#include "llmc/base/signals.h"
+#include "llmc/base/text_buffer.h"
+#include "llmc/base/threads.h"
+#include "llmc/checkpoint/checkpoint.h"
+#include "llmc/checkpoint/export.h"
+#include "llmc/checkpoint/model_path.h"
+#include "llmc/checkpoint/resume.h"
+#include "llmc/checkpoint/run_state.h"
+#include "llmc/comm/comm.h"
+#include "llmc/comm/stragglers.h"
+#include "llmc/data/dataloader.h"
+#include "llmc/formats/hf_model.h"
+#include "llmc/generate/generator.h"
+#include "llmc/log/log.h"
+#include "llmc/model/model.h"
+#include "llmc/optim/outliers.h"
+#include "llmc/optim/update_in_backward.h"
+#include "llmc/parallel/zero.h"
+#include "llmc/plan/mfu.h"
+#include "llmc/plan/plan.h"
+#include "llmc/report/compare.h"
+#include "llmc/report/page.h"
+#include "llmc/run/evaluation.h"
+#include "llmc/run/generate.h"
+#include "llmc/run/run.h"
+#include "llmc/run/run_outputs.h"
+#include "llmc/run/session.h"
+#include "llmc/setup/conflicts.h"
+#include "llmc/setup/launcher.h"
+#include "llmc/setup/options.h"
+#include "llmc/setup/ranks_agree.h"
+#include "llmc/setup/resolve.h"
+#include "llmc/setup/run_data.h"
+#include "llmc/tokenizer/tokenizer.h"
+
+// ---- opening and closing ----
+
+// The loaders, and room for the numbers of an update or a validation.
+static void start_open_data_(Run* run) {
+    const Options* o = &run->options;
+    run->train = &run->loaders[0];
+    run->val = &run->loaders[1];
+    run_data_open_loaders(run->train, run->val, &run->data, o);
+    run->eval_sequences = run->val->settings.sequences;
+    const int64_t update = run_micro_steps(run, o->total_batch / o->seq_len),
+                  validation = run_micro_steps(run, run->eval_sequences);
+    const size_t count = RUN_LOSSES + (size_t)(update > validation ? update : validation);
+    run->part = (double*)check_alloc(count, sizeof(double), "losses");
+    run->parts = (double*)check_alloc(array_bytes((size_t)run->comm.size, count), sizeof(double), "losses");
+    run->paces = (double*)check_alloc((size_t)run->comm.size, sizeof(double), "paces of processes");
+    stragglers_open(&run->pace, run->comm.size);
+}
+
+// The model, its data and the generator of samples.
+static void start_open_model_(Run* run) {
+    const Options* o = &run->options;
+    run->model = (Model*)check_alloc(1, run->trainer->model_bytes, "model");
+    run->trainer->open(run->model, run->cfg, o, &run->comm);
+    if (run_data_has_tokens(&run->data)) {
+        start_open_data_(run);
+    }
+    evaluation_start(&run->evaluation, stdout, run->comm.size);
+    run->floor = run_data_floor(&run->data, run->eval_sequences);
+    const Trainer* trainer = run->trainer;
+    const GeneratorModel model = {
+        run->model, trainer->read_text, trainer->next_tokens, run->cfg.V, run->cfg.Vp, o->seq_len, 1};
+    generator_open(&run->generator, model, &run->data, o);
+}
+
+// What it takes to save the run, to stop it and to continue it.
+static void start_open_session_(Run* run) {
+    const Trainer* trainer = run->trainer;
+    CheckpointRun saved;
+    memset(&saved, 0, sizeof(saved));
+    saved.trainer = trainer->name;
+    saved.cfg = run->cfg;
+    saved.optimizer = setup_optimizer(&run->options);
+    saved.zero = setup_zero(run->cfg, &run->options, run->options.shards);
+    saved.comm = &run->comm;
+    saved.dtype = trainer->saved_dtype(&run->options);
+    saved.eot = run->generator.eot;
+    saved.tokenizer = run_data_saved_tokenizer(&run->data);
+    saved.config = run->kept_config;
+    saved.train_tokens = run->data.train.tokens;
+    saved.train_data = run->data.train.fingerprint;
+    saved.extra = trainer->save_extra;
+    saved.extra_context = run->model;
+    session_open(&run->session, &run->options, &run->resume, saved, run->start_s);
+}
+
+// Where the first weights are from. Of a model that was trained with dropout, that this run has
+// none.
+static void start_print_weights_(const Run* run) {
+    const char* path = run->model_path;
+    if (run->resume.is_active) {
+        return; // said by resume_check
+    }
+    if (!path) {
+        printf("weights: random, from --seed %llu\n", (unsigned long long)run->options.seed);
+        return;
+    }
+    printable_line(stdout, "weights: read from %s", path);
+    const double dropout = file_is_directory(path) ? hf_config_dropout(path) : 0;
+    if (dropout > 0 && run->options.steps != 0) {
+        printable_line(stdout, "note: %s/config.json sets dropout to %g; this program trains without dropout",
+                       path, dropout);
+    }
+}
+
+// The facts of the run: weights, data, device, and the loss that can be reached.
+static void start_print_facts_(const Run* run) {
+    start_print_weights_(run);
+    run_data_print(stdout, &run->data);
+    run->trainer->print_device(run->model, run->plan.peak);
+    if (isfinite(run->floor)) {
+        printf(
+            "floor: the entropy of the validation stories is %.4f nats per token; no model can do better\n",
+            run->floor);
+    }
+    export_print(stdout, &run->options, &run->data);
+    fflush(stdout); // the first step may take long
+}
+
+// The state of a new run and its first weights, or all of it from a checkpoint.
+static void start_open_state_(Run* run) {
+    const Trainer* trainer = run->trainer;
+    const Options* o = &run->options;
+    run->state = run_state_open(outliers_open(o->skip_loss_z, o->skip_grad_z), trainer->loss_scale());
+    if (o->update_in_backward) {
+        const ZeroPlan whole = zero_plan(run->cfg, 0, 0, 1);
+        run->state.shares = clip_shares_open(&whole);
+    }
+    run->validates_first =
+        !trainer->validates_first ||
+        trainer->validates_first(o, model_flops_per_token(run->cfg, o->seq_len), run->eval_sequences);
+    if (run->resume.is_active) {
+        run_restore(run, run->resume.path, &run->resume.saved);
+        if (run->train) {
+            dataloader_seek(run->train, (uint64_t)run->resume.sequence);
+        }
+    } else {
+        trainer->first_weights(run->model, run->model_path, o->seed);
+    }
+    run_agree_on_parameters(run);
+}
+
+static void start_open_log_(Run* run) {
+    char program[128];
+    options_version(program, sizeof(program), &run->options, run->trainer->program_name);
+    const LogIdentity who = {program,    run->trainer->name, run->plan.device,
+                             run->floor, plan_print_json,    run->plan.memory};
+    session_begin(&run->session, &run->resume, &run->state, &run->log, run->results, who);
+}
+
+static void start_close_(Run* run) {
+    session_close(&run->session);
+    generator_close(&run->generator);
+    evaluation_close(&run->evaluation);
+    if (run->train) {
+        dataloader_close(run->val);
+        dataloader_close(run->train);
+    }
+    run->trainer->close(run->model);
+    free(run->part);
+    free(run->parts);
+    free(run->paces);
+    stragglers_close(&run->pace);
+    free(run->model);
+    log_close(&run->log);
+}
+
+// The command that uses what was trained, if it was saved with its tokenizer.
+static void start_print_use_(const Run* run, const char* program) {
+    char path[PATH_MAX];
+    const Tokenizer* tokenizer = run_data_saved_tokenizer(&run->data);
+    if (run->session.can_save && run_is_first(run) && tokenizer && !tokenizer->decode_only) {
+        checkpoint_path(path, run->options.out, run->state.step, "");
+        if (access(path, F_OK) == 0) {
+            printf("generate text: %s --model %s --prompt \"%s\"\n", program, run->options.out,
+                   run->data.kind == DATA_STORIES ? "One day" : "Once upon a time");
+        }
+    }
+}
+
+// What was planned, by kind, and what was taken beside it.
+static void start_print_memory_(Run* run) {
+    TextBuffer note;
+    text_buffer_open(&note, "the summary");
+    plan_print_kinds(note.file, run->plan.memory);
+    if (run->trainer->beside_mib) {
+        fprintf(note.file, "; beside it on the GPU, by CUDA and its libraries: %.1f MiB",
+                run->trainer->beside_mib(run->model));
+    }
+    fprintf(note.file, "; this process: %.1f MiB, with its program, libraries, data and vocabulary",
+            log_peak_mib());
+    char* text = text_buffer_close(&note);
+    log_note(&run->log, text);
+    free(text);
+}
+
+// The checkpoint that --keep-best has kept.
+static void start_print_best_(const Run* run) {
+    char path[PATH_MAX];
+    const Validations* v = &run->state.validations;
+    checkpoint_path(path, run->options.out, v->best_step, "");
+    if (run->session.can_save && run->options.keep_best && isfinite(v->best) && access(path, F_OK) == 0) {
+        printable_line(stdout, "best validation loss %.4f: %s", v->best, path);
+    }
+}
+
+// After the last step.
+static void start_summarize_(Run* run) {
+    double peak_mib;
+    comm_progress(&run->comm, COMM_SAVE, run->state.step, "the export");
+    run->trainer->export_model(run->model, &run->options, &run->data);
+    run_sum(run, run->trainer->peak_mib(), &peak_mib);
+    const LogSummary end = {run->state.step,
+                            run->state.val_loss,
+                            run->state.validations.best,
+                            run->state.validations.best_step,
+                            run->floor,
+                            run->options.seq_len,
+                            (double)plan_bytes(run->plan.memory) / (1 << 20),
+                            peak_mib};
+    log_summary(&run->log, end);
+    start_print_memory_(run);
+}
+
+static void start_print_traffic_(const Run* run) {
+    plan_print_traffic(stdout, run->cfg, &run->options, run->plan.speed.gradient_bytes,
+                       run->plan.speed.element_bytes);
+}
+
+// The run itself. Returns its exit status.
+static int start_train_(Run* run, const char* program) {
+    double largest;
+    const double peak = run_sum(run, run->plan.peak, &largest);
+    mfu_open(&run->mfu, peak, run->plan.peak, run_is_first(run) ? run->trainer->measure_peak : NULL,
+             &run->options, time_now_s());
+    plan_print_memory(stdout, run->cfg, &run->options, run->plan.memory);
+    start_print_traffic_(run);
+    fflush(stdout); // whatever the system does to a run that takes too much
+    start_open_model_(run);
+    start_open_session_(run);
+    start_print_facts_(run);
+    start_open_state_(run);
+    start_open_log_(run);
+    const int is_done = run_loop(run), is_saved = run->session.can_save, signal = run_stop_signal(run);
+    if (is_done) {
+        session_ended_early(&run->session, &run->log, &run->state);
+        start_summarize_(run);
+        start_print_best_(run);
+        start_print_use_(run, program);
+    } else {
+        session_stopped(&run->session, &run->log, &run->state, signal, program);
+    }
+    start_close_(run);
+    if (is_done || is_saved) {
+        return is_done ? EXIT_SUCCESS : EXIT_INTERRUPTED;
+    }
+    if (run->comm.size == 1) {
+        signals_end_now();
+    }
+    return 128 + signal; // a process that dies by a signal ends the others in the middle of their work
+}
+
+// ---- from the command line to the run ----
+
+// Rank 0 sets the run up before the others: it encodes text and trains vocabularies, which they then find.
+static void start_turn_begins_(Run* run) {
+    if (!run_is_first(run)) {
+        comm_barrier(&run->comm);
+    }
+}
+
+static void start_turn_ends_(Run* run) {
+    if (run_is_first(run)) {
+        comm_barrier(&run->comm);
+    }
+    comm_progress(&run->comm, COMM_SETUP, -1, "setting up the run");
+}
+
+// Who and where the processes are.
+static void start_print_processes_(const Run* run, const char* launcher) {
+    const Comm* c = &run->comm;
+    const Options* o = &run->options;
+    if (c->size > 1) {
+        printf("processes: %d on %d machine%s (%s, %s), rank 0 on %s; zero %d, shards of %d", c->size,
+               c->nodes, words_s(c->nodes), launcher, c->library, c->host, o->zero, o->shards);
+        c->size > o->shards ? printf(", %d replicas\n", c->size / o->shards) : printf("\n");
+    }
+}
+
+// Joins the other processes of the run, if there are any.
+static void start_join_(Run* run) {
+    Options* o = &run->options;
+    const int is_only_plan = o->plan && o->num_processes > 1 && o->rank == OPTION_AUTO;
+    const Launcher alone = {{0, 1, 0, 1}, LAUNCHER_AUTO, "", {"", 0, "", ""}},
+                   launch = is_only_plan ? alone : launcher_find(o);
+    o->processes = launch.place.size;
+    o->process = launch.place.rank;
+    if (is_only_plan) {
+        o->processes = o->num_processes;
+    }
+    o->zero = launcher_zero(o, o->processes);
+    comm_open(&run->comm, launch.place, &launch.meeting, o->timeout);
+    ranks_agree_on_program(&run->comm);
+    ranks_agree_on_command(&run->comm, o);
+    o->shards = launcher_shards(o, &run->comm);
+    start_print_processes_(run, launch.launcher);
+    threads_open(o->threads, run->comm.local_size, launch.launcher);
+}
+
+// --plan: what the run would take, without taking it.
+static void start_print_plan_(Run* run) {
+    const int is_open = run_data_has_tokens(&run->data) && !run->data.is_unknown;
+    run->plan.eval_sequences =
+        is_open ? run_data_eval_sequences(&run->options, mixture_epoch(&run->data.val)) : 0;
+    plan_print(stdout, run->cfg, &run->options, &run->plan);
+    start_print_traffic_(run);
+}
+
+// After the command line was read: --verify-data, --print-config, --plan, or the run. Returns the exit status.
+static int start_dispatch_(Run* run, const char* program) {
+    Options* options = &run->options;
+    if (options->verify_data) {
+        start_turn_ends_(run);
+        return run_is_first(run) ? run_data_verify(options) : EXIT_SUCCESS;
+    }
+    setup_check_quantize(options, run->cfg);
+    setup_check_freeze(options, run->cfg);
+    setup_check_share(options, run->cfg);
+    setup_products(options);
+    setup_batch(options);
+    run_data_open(&run->data, options);
+    setup_training(options, run->model_path != NULL);
+    setup_check_optimizer(options, run->cfg);
+    if (!options_only_look(options)) {
+        evaluation_open(&run->evaluation, &run->data, options, run->cfg.V);
+    }
+    start_turn_ends_(run);
+    if (options->print_config) {
+        options_print_config(stdout, options);
+        return EXIT_SUCCESS;
+    }
+    options_print_banner(stdout, options, program);
+    fflush(stdout); // the next steps may take long
+    if (options->plan) {
+        run->trainer->plan(&run->plan, run->cfg, options, &run->comm);
+        start_print_plan_(run);
+        return EXIT_SUCCESS;
+    }
+    resume_check(&run->resume, options, stdout, run->trainer->name, run->data.train.tokens,
+                 run->data.train.fingerprint);
+    ranks_agree_on_run(&run->comm, options, run->resume.is_active ? run->resume.path : NULL, run->model_path,
+                       run->cfg, &run->data);
+    evaluation_agree(&run->evaluation, &run->comm);
+    signals_end("setting up the run");
+    run->trainer->plan(&run->plan, run->cfg, options, &run->comm);
+    return start_train_(run, program);
+}
+
+// --report and --compare: about runs that exist, so any other option would do nothing. Returns whether one was given.
+static int start_reports_(const Options* o) {
+    const int report = o->report[0] != '\0', compare = o->compare[0] != '\0';
+    if (o->out_html[0] && !report) {
+        die_usage("--out-html %s needs the runs to report on: --report", o->out_html);
+    }
+    for (int i = 0; i < OPTION_ROWS && (report || compare); i++) {
+        if (o->given[i] && strcmp(OPTION_TABLE[i].group, "reports") != 0) {
+            die_usage("--%s cannot be combined with --%s: it does not train", report ? "report" : "compare",
+                      OPTION_TABLE[i].name);
+        }
+    }
+    if (compare) {
+        compare_runs(stdout, o->compare);
+    }
+    if (report) {
+        report_write(stdout, o->report, o->out_html);
+    }
+    return report || compare;
+}
+
+// --quiet: standard output keeps the results; everything else that is printed there goes nowhere.
+static void start_be_quiet_(Run* run) {
+    const Options* o = &run->options;
+    if (o->quiet && !options_only_look(o) && !o->generates) {
+        const int fd = dup(STDOUT_FILENO);
+        run->results = fd < 0 ? NULL : fdopen(fd, "w");
+        CHECK(run->results && freopen("/dev/null", "w", stdout),
+              "standard output: cannot be set aside for --quiet: %s", strerror(errno));
+    }
+}
+
+// After the command line was read. Returns the exit status.
+static int start_start_(Run* run, const char* program) {
+    Options* options = &run->options;
+    if (start_reports_(options)) {
+        file_flush_standard();
+        return EXIT_SUCCESS;
+    }
+    start_be_quiet_(run);
+    start_join_(run);
+    if (options->generates) {
+        return generate_texts(run->trainer, options, &run->comm);
+    }
+    comm_progress(&run->comm, COMM_FIRST, -1, "checkpoints and data");
+    resume_open(&run->resume, options, &run->comm);
+    if (run_is_first(run)) {
+        run_outputs_check(options);
+    }
+    start_turn_begins_(run);
+    run->model_path = run->resume.is_active ? run->resume.path : model_path_find(options, run->newest);
+    const ModelConfig found = setup_read_model(run->model_path);
+    run->kept_config = setup_kept_config(run->model_path);
+    run_data_open_tokenizer(&run->data, options, run->resume.is_active ? NULL : run->model_path);
+    run->cfg = resume_config(&run->resume, setup_model(options, &run->data, run->model_path, found));
+    const int status = start_dispatch_(run, program);
+    if (options_only_look(options)) {
+        file_flush_standard();
+    }
+    run_data_close(&run->data);
+    resume_close(&run->resume);
+    comm_close(&run->comm);
+    free(run->kept_config);
+    return status;
+}
+
+int run_program(int argc, char** argv, const Trainer* trainer) {
+    Run* run = (Run*)check_alloc(1, sizeof(*run), "the run"); // a third of the smallest stack
+    run->trainer = trainer;
+    run->start_s = time_now_s();
+    run->results = stdout;
+    comm_expect(&run->comm, launcher_expect());
+    options_parse(&run->options, argc, argv, trainer->program);
+    const int status = start_start_(run, argv[0]);
+    options_close(&run->options);
+    CHECK(run->results == stdout || fclose(run->results) == 0, "standard output: cannot write: %s",
+          strerror(errno));
+    free(run);
+    return status;
+}
+
+int run_main(int argc, char** argv, const Trainer* trainer) {
+    check_stack(); // before paths and messages, which take more than some limits
+    file_open_standard();
+    signals_open();
+    return run_program(argc, argv, trainer);
+}
+
+#endif // START_IMPLEMENTATION
+
+#endif
