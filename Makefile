@@ -56,10 +56,10 @@ BUILD  ?= build/plain
 COMPILED := $(shell grep -sl '_IMPLEMENTATION$$' llmc/*.h llmc/*/*.h)
 LIBRARY = $(BUILD)/libllmc.a
 HEADERS = $(wildcard llmc/*.h llmc/*/*.h llmc/*/*.cuh)
-MODULES = $(basename $(notdir $(wildcard dev/test/test_*.c)))
+MODULES = $(basename $(notdir $(wildcard dev/test/*/test_*.c)))
 # What uses vectors (llmc/base/vec.h) is also tested for other processors than this one.
-VECTOR_TESTS = test_vec test_matmul test_matmul_bf16 test_matvec test_attention test_attention_bf16 test_encoder test_layernorm test_gelu test_classifier test_classifier_bf16 test_adamw test_optimizers test_bpe test_gpt2
-TESTS   = $(MODULES:%=$(BUILD)/%) $(BUILD)/test_gpt2
+VECTOR_TESTS = test_vec test_matmul test_matmul_bf16 test_matvec test_attention test_attention_bf16 test_embedding test_norm test_activation test_cross_entropy test_cross_entropy_bf16 test_adamw test_optimizers test_bpe_encode test_gpt2
+TESTS   = $(MODULES:%=$(BUILD)/%)
 
 # What is built depends on the compiler and its flags, too: the file `flags` of a build has those it was made with, and
 # is out of date where they differ. So a library that was installed since, or another MARCH, takes effect. Warnings
@@ -93,7 +93,7 @@ $(1)/llmc/%.o: llmc/%.h Makefile $(1)/flags
 	$$(call said,$$(CC))$$(CC) $$(CFLAGS) $$(strip $$(MODULES_OPT)) -I. -x c -D$$(shell echo $$(notdir $$*) | tr a-z A-Z)_IMPLEMENTATION -c $$< -o $$@
 $(1)/libllmc.a: $(COMPILED:llmc/%.h=$(1)/llmc/%.o)
 	@rm -f $$@ && $$(AR) rc $$@ $$^
-$(1)/cpu_trainer.o: dev/test/cpu_trainer.c Makefile $(1)/flags
+$(1)/cpu_trainer.o: dev/test/lib/cpu_trainer.c Makefile $(1)/flags
 	@mkdir -p $$(@D)
 	$$(call said,$$(CC))$$(CC) $$(CFLAGS) -I. -c $$< -o $$@
 endef
@@ -137,7 +137,7 @@ lint:       ## headers alone as C and C++, includes between rooms, formatting
 	@dev/test/lint.sh
 
 format:     ## clang-format all sources in place
-	clang-format -i *.c *.cu $(HEADERS) dev/*/*.c dev/test/*.cu dev/bench/*.cu dev/test/*.h dev/data/*.h
+	clang-format -i *.c *.cu $(HEADERS) dev/test/*/*.[ch] dev/test/*/*.cu dev/bench/*.c dev/bench/*.cu dev/data/*.[ch]
 
 bench-cpu: $(BUILD)/bench_cpu  ## matrix products, attention and memory-bound operations against this machine's peak
 	$(BUILD)/bench_cpu
@@ -152,9 +152,9 @@ soak:       ## long tests: the rest of what needs no GPU, learning down to the f
 COMMAND = '{"directory": "$(CURDIR)", "file": "$(2)", "command": "$(1) -D_GNU_SOURCE -I. -c $(2)"}'
 CLANG_CUDA = clang++ -xcuda --cuda-host-only -std=c++17 -DPRECISION_$(PRECISION) -I$(or $(CUDA_HOME),$(firstword $(wildcard /usr/local/cuda build/cuda-headers)))/include
 compile_commands.json: FORCE  ## how each source is compiled, for clangd and other tools
-	@{ echo '['; printf '%s\n' $(foreach file,$(wildcard *.c dev/*/*.c),$(call COMMAND,$(CC) $(CFLAGS),$(file))) \
+	@{ echo '['; printf '%s\n' $(foreach file,$(wildcard *.c dev/*/*.c dev/test/*/*.c),$(call COMMAND,$(CC) $(CFLAGS),$(file))) \
 	    $(foreach file,$(COMPILED),$(call COMMAND,$(CC) $(CFLAGS) -xc -D$(shell echo $(basename $(notdir $(file))) | tr a-z A-Z)_IMPLEMENTATION,$(file))) \
-	    $(foreach file,$(wildcard *.cu dev/*/*.cu llmc/*/*.cuh),$(call COMMAND,$(CLANG_CUDA),$(file))) \
+	    $(foreach file,$(wildcard *.cu dev/*/*.cu dev/test/*/*.cu llmc/*/*.cuh),$(call COMMAND,$(CLANG_CUDA),$(file))) \
 	    | sed '$$!s/$$/,/'; echo ']'; } >$@
 
 BIN = $(call quoted,$(DESTDIR)$(PREFIX)/bin)
@@ -169,7 +169,7 @@ clean:      ## remove what was built
 	rm -rf build train_gpt2 train_gpt2cu tokenize
 
 # Every program is one source file and the headers it includes.
-vpath %.c . dev/test dev/bench dev/data
+vpath %.c . $(wildcard dev/test/*) dev/bench dev/data
 $(BUILD)/flags $(BUILD)/commit $(GPU_BUILD)/flags $(GPU_BUILD)/commit:
 	@mkdir -p $(@D)
 	@printf '%s\n' $(call quoted,$(TEXT)) >$@

@@ -11,13 +11,13 @@ by nvcc and for the CPU device.
 
 #include <malloc.h>
 
-#include "dev/test/cpu_trainer.h"
-#include "dev/test/in_backward_test.h"
-#include "dev/test/plan_test.h"
-#include "dev/test/resume_test.h"
-#include "dev/test/task_oracle.h"
-#include "dev/test/test.h"
-#include "dev/test/test_element.h"
+#include "dev/test/lib/cpu_trainer.h"
+#include "dev/test/lib/in_backward_test.h"
+#include "dev/test/lib/plan_test.h"
+#include "dev/test/lib/resume_test.h"
+#include "dev/test/lib/task_oracle.h"
+#include "dev/test/lib/test.h"
+#include "dev/test/lib/test_element.h"
 #include "llmc/model/share_layers.h"
 
 enum { B = 2, T = 13, N = B * T, BATCHES = 2, MICRO_STEPS = 5 }; // of an update at most

@@ -38,7 +38,7 @@ GPU_BUILD := $(GPU_BUILD)-cudnn
 override NVCCFLAGS += -DUSE_CUDNN -isystem $(CUDNN_FRONTEND)
 GPU_LIBS += -lcudnn -lnvrtc
 endif
-GPU_MODULES = $(basename $(notdir $(wildcard dev/test/test_*.cu)))
+GPU_MODULES = $(basename $(notdir $(wildcard dev/test/*/test_*.cu)))
 
 GPU_FLAGS := $(strip $(NVCC) $(filter-out -Werror all-warnings,$(NVCCFLAGS)) $(MPI_FLAGS) $(GPU_LIBS))
 $(GPU_BUILD)/train_gpt2: override NVCCFLAGS += $(if $(COMMIT),-DGIT_COMMIT='"$(COMMIT)"')
@@ -67,7 +67,7 @@ gpu-kit:    ## build/gpu_kit.tar.gz, to measure a GPU on a machine without a com
 # ---- rules ----
 
 $(eval $(call LIBRARY_RULES,$(GPU_BUILD)))
-vpath %.cu . dev/test dev/bench
+vpath %.cu . $(wildcard dev/test/*) dev/bench
 $(GPU_BUILD)/train_gpt2: $(GPU_BUILD)/commit
 $(GPU_BUILD)/test_gpt2: test_gpt2.cu $(GPU_BUILD)/cpu_trainer.o $(GPU_BUILD)/libllmc.a Makefile $(GPU_BUILD)/flags
 	$(call said,$(NVCC))$(NVCC) $(NVCCFLAGS) -I. $< $(GPU_BUILD)/cpu_trainer.o $(GPU_BUILD)/libllmc.a -o $@ $(GPU_LIBS)
@@ -77,16 +77,16 @@ $(GPU_BUILD)/%: %.cu $(GPU_BUILD)/libllmc.a Makefile $(GPU_BUILD)/flags
 
 # The simulated GPU (dev/cusim): CUDA sources compiled by the C++ compiler. build/sim/MODE/test_<module>, and the trainer
 # and its test by precision: build/sim/PRECISION/train_gpt2cu, build/sim/PRECISION-MODE/test_gpt2.
-SIM_SOURCES = $(HEADERS) $(wildcard *.cu train_gpt2.c dev/cusim/include/* dev/cusim/src/* dev/test/*.h) dev/cusim/build.sh
+SIM_SOURCES = $(HEADERS) $(wildcard *.cu train_gpt2.c dev/cusim/include/* dev/cusim/src/* dev/test/lib/*.h) dev/cusim/build.sh
 SIM_MODES = plain asan tsan msan
 SIM_BUILD = SIM_LIBS='$(PACKED_LIBS) $(MPI_LIBS)' dev/cusim/build.sh
 define SIM_RULES
 build/sim/$(1).done: $(SIM_SOURCES) $(if $(filter asan tsan,$(1)),build/sim/plain.done)  # what many link, built once
-	dev/cusim/build.sh dev/test/test_gpu.cu $(1) && touch $$@
-build/sim/$(1)/test_%: dev/test/test_%.cu build/sim/$(1).done
+	dev/cusim/build.sh dev/test/gpu/test_gpu.cu $(1) && touch $$@
+build/sim/$(1)/test_%: test_%.cu build/sim/$(1).done
 	$(SIM_BUILD) $$< $(1) $$@
-build/sim/%-$(1)/test_gpt2: build/sim/$(1).done dev/test/cpu_trainer.c
-	CUSIM_FLAGS=-DPRECISION_$$* $(SIM_BUILD) test_gpt2.cu $(1) $$@ dev/test/cpu_trainer.c
+build/sim/%-$(1)/test_gpt2: build/sim/$(1).done dev/test/lib/cpu_trainer.c
+	CUSIM_FLAGS=-DPRECISION_$$* $(SIM_BUILD) test_gpt2.cu $(1) $$@ dev/test/lib/cpu_trainer.c
 # sim-MODE: its tests; the whole model's in BF16, and plainly in FP32, too.
 sim-$(1): $(GPU_MODULES:%=build/sim/$(1)/%) $(patsubst %,build/sim/%-$(1)/test_gpt2,BF16 $(if $(filter plain,$(1)),FP32))
 endef

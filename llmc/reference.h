@@ -3,7 +3,7 @@ reference.h -- GPT-2 as plain loops from the formulas: the page to read first.
 
 Nothing here is fast: no threads, no vectors, no tiles. Each operation is the formula above it, forward and backward.
 The fast versions, llmc/<op>.h for the CPU and llmc/<op>.cuh for the GPU, are tested against these loops, and these
-against finite differences (dev/test/test_reference.c).
+against finite differences (dev/test/ops/test_reference.c).
 
     B  sequences        T   tokens of a sequence        N = B*T  tokens
     C  channels         NH  heads, of size HS = C/NH

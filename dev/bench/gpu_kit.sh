@@ -11,7 +11,7 @@ cd "$(dirname "$0")/../.." || exit 1
 unset MAKEFLAGS MFLAGS MAKELEVEL # the settings below are all that the builds get
 most_bytes=$((40 << 20))
 
-modules=(dev/test/test_*.cu)
+modules=(dev/test/*/test_*.cu)
 modules=("${modules[@]##*/}")
 read -r -a kit <<<"${KIT:-BF16 FP16 FP32 BF16-cudnn bench_gpu gpu_answers ${modules[*]%.cu}}"
 toy=${TOY:+_toy}

@@ -2,7 +2,7 @@
 
     dev/ref/setup.sh && build/venv/bin/python dev/ref/make_optimizer_fixtures.py
 
-Parameters and gradients are a formula that dev/test/test_optimizers.c has, too; they span six decades. Twenty updates
+Parameters and gradients are a formula that dev/test/optim/test_optimizers.c has, too; they span six decades. Twenty updates
 are done in float64 (bitsandbytes' Lion: in float32), and some of the final parameters kept.
 
 Little endian. 256 float32: the values of bitsandbytes' signed code; 256 of the unsigned one; int32: the number of cases.

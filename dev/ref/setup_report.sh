@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes build/venv-report, where TensorBoard's own reader checks what --tensorboard writes (dev/test/test_report.sh), from
+# Makes build/venv-report, where TensorBoard's own reader checks what --tensorboard writes (dev/test/cli/test_report.sh), from
 # the pinned versions in requirements_report.txt. Does nothing when it is up to date. PYTHON chooses the interpreter.
 set -euo pipefail
 cd "$(dirname "$0")/../.."

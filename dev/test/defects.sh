@@ -18,8 +18,8 @@ trainer=$(realpath "${1:-$root/train_gpt2}")
 tokenize=$(realpath "${2:-$root/tokenize}")
 sim=${3-$root/build/sim/FP32/train_gpt2cu}
 if [ -x "$sim" ]; then sim=$(realpath "$sim"); else sim=; fi
-source "$root/dev/test/check.sh"
-source "$root/dev/test/trainer.sh"
+source "$root/dev/test/lib/check.sh"
+source "$root/dev/test/lib/trainer.sh"
 
 # try_one FUNCTION FILE: in the current directory, by a process of its own.
 try_one() {

@@ -10,7 +10,7 @@ cd "$(dirname "$0")/../.." || exit 1
 
 warnings=(-I. -Wall -Wextra -Werror -Wno-unused-function -D_GNU_SOURCE -fsyntax-only)
 name=lint
-source dev/test/check.sh
+source dev/test/lib/check.sh
 source dev/cusim/cuda_home.sh
 
 # lint WHAT COMMAND...: counts; on failure says WHAT and the first line of the complaint that tells most.
@@ -47,7 +47,7 @@ lint_format() {
         echo "skipped: format: clang-format $version, wanted 14 or later"
         return
     fi
-    for source in ./*.c ./*.cu llmc/{,*/}*.h llmc/{,*/}*.cuh dev/test/*.[ch] dev/test/*.cu dev/bench/*.c dev/bench/*.cu dev/data/*.[ch]; do
+    for source in ./*.c ./*.cu llmc/{,*/}*.h llmc/{,*/}*.cuh dev/test/*/*.[ch] dev/test/*/*.cu dev/bench/*.c dev/bench/*.cu dev/data/*.[ch]; do
         lint "$source, make format" clang-format --dry-run -Werror "$source"
     done
 }
@@ -76,7 +76,7 @@ includes_no_intrinsics() { # SOURCE FLAGS...
 
 lint_intrinsics() {
     local source
-    for source in *.cu dev/test/*.cu dev/bench/*.cu; do
+    for source in *.cu dev/test/*/*.cu dev/bench/*.cu; do
         [ "$(uname -m)" != x86_64 ] || lint "$source for x86-64" includes_no_intrinsics "$source" -march=sapphirerapids
         lint "$source for ARM" includes_no_intrinsics "$source" -U__x86_64__ -D__aarch64__ -D__ARM_FEATURE_DOTPROD
     done
@@ -89,7 +89,7 @@ lint_scripts() {
     for script in scripts/multi_node/*.sh scripts/multi_node/*.sbatch; do
         [ $shellcheck = no ] || lint "$script, shellcheck" shellcheck "$script"
     done
-    for script in .ci/* scripts/* scripts/multi_node/* dev/*/*.sh; do
+    for script in .ci/* scripts/* scripts/multi_node/* dev/*/*.sh dev/*/*/*.sh; do
         case $(head -n 1 "$script" 2>/dev/null) in
         '#!'*bash) lint "$script" bash -n "$script" ;;
         '#!'*sh) lint "$script" sh -n "$script" ;;

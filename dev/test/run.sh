@@ -45,7 +45,7 @@ read -ra vector_tests <<<"$(make -s print-VECTOR_TESTS)"
 passed=0
 failed=0
 skipped=0
-tests=(dev/test/test_*.c test_gpt2.c)
+tests=(dev/test/*/test_*.c)
 tests=("${tests[@]##*/}")
 tests=("${tests[@]%.c}")
 tests_dir=$(mktemp -d)
@@ -216,28 +216,28 @@ test_cpu() {
     built plain
     build asan tests build/asan/train_gpt2 build/asan/tokenize OPT="$sanitizers"
     run lint dev/test/lint.sh
-    run plain dev/test/test_cli.sh build/plain/train_gpt2
-    run plain dev/test/test_generate.sh build/plain/train_gpt2
-    run plain dev/test/test_data.sh build/plain/train_gpt2
-    run_beside plain dev/test/test_misuse.sh build/plain/train_gpt2
-    run plain dev/test/test_kill.sh build/plain/train_gpt2
-    run plain dev/test/test_report.sh build/plain/train_gpt2
-    run plain dev/test/test_tokenize.sh build/plain/tokenize
-    run_beside plain dev/test/test_ranks.sh build/plain/train_gpt2
+    run plain dev/test/cli/test_cli.sh build/plain/train_gpt2
+    run plain dev/test/cli/test_generate.sh build/plain/train_gpt2
+    run plain dev/test/cli/test_data.sh build/plain/train_gpt2
+    run_beside plain dev/test/cli/test_misuse.sh build/plain/train_gpt2
+    run plain dev/test/cli/test_kill.sh build/plain/train_gpt2
+    run plain dev/test/cli/test_report.sh build/plain/train_gpt2
+    run plain dev/test/cli/test_tokenize.sh build/plain/tokenize
+    run_beside plain dev/test/cli/test_ranks.sh build/plain/train_gpt2
     run_tests plain
-    run get_data dev/test/test_get_data.sh
-    run scripts dev/test/test_multi_node.sh
-    run_beside scripts dev/test/test_run_until_done.sh
-    run_beside scripts dev/test/test_wandb.sh
-    run build dev/test/test_build.sh
+    run get_data dev/test/cli/test_get_data.sh
+    run scripts dev/test/cli/test_multi_node.sh
+    run_beside scripts dev/test/cli/test_run_until_done.sh
+    run_beside scripts dev/test/cli/test_wandb.sh
+    run build dev/test/cli/test_build.sh
 
     built asan
     build tsan build/tsan/test_dataloader build/tsan/test_comm_tcp OPENMP= OPT="-O1 -g1 -fsanitize=thread" $quick_modules
-    run asan dev/test/test_cli.sh build/asan/train_gpt2
-    run asan env LEARNER=build/plain/train_gpt2 dev/test/test_generate.sh build/asan/train_gpt2
-    run asan dev/test/test_data.sh build/asan/train_gpt2
-    run asan dev/test/test_report.sh build/asan/train_gpt2
-    run asan dev/test/test_tokenize.sh build/asan/tokenize
+    run asan dev/test/cli/test_cli.sh build/asan/train_gpt2
+    run asan env LEARNER=build/plain/train_gpt2 dev/test/cli/test_generate.sh build/asan/train_gpt2
+    run asan dev/test/cli/test_data.sh build/asan/train_gpt2
+    run asan dev/test/cli/test_report.sh build/asan/train_gpt2
+    run asan dev/test/cli/test_tokenize.sh build/asan/tokenize
     run_tests asan
 
     built tsan
@@ -311,9 +311,9 @@ test_gpu() {
     [ $sim ] || return
     built sim-plain
     build sim-msan build/sim/BF16-msan/test_gpt2
-    run sim dev/test/test_sim.sh
-    run sim dev/test/test_generate.sh build/plain/train_gpt2 build/sim/FP32/train_gpt2cu
-    run_beside sim dev/test/test_ranks.sh build/sim/BF16/train_gpt2cu
+    run sim dev/test/cli/test_sim.sh
+    run sim dev/test/cli/test_generate.sh build/plain/train_gpt2 build/sim/FP32/train_gpt2cu
+    run_beside sim dev/test/cli/test_ranks.sh build/sim/BF16/train_gpt2cu
     run_sims plain build/sim/*-plain/test_gpt2 build/sim/plain/test_*
     built sim-msan # now all that programs of the simulated GPU have in common is built
     build sim-asan sim-asan
@@ -351,11 +351,11 @@ test_rest() {
     built sim-plain
     build sim-msan sim-msan
     run_sims plain build/sim/FP16-plain/test_gpt2
-    run sim dev/test/test_kit.sh
-    run sim dev/test/test_multi_gpu.sh
+    run sim dev/test/cli/test_kit.sh
+    run sim dev/test/cli/test_multi_gpu.sh
     if command -v python3 >/dev/null; then
-        run sim dev/test/test_roofline.sh
-        run sim dev/test/test_scaling.sh build/sim/BF16/train_gpt2cu
+        run sim dev/test/cli/test_roofline.sh
+        run sim dev/test/cli/test_scaling.sh build/sim/BF16/train_gpt2cu
     else
         skip "roofline and scaling: python3 is missing"
     fi

@@ -51,8 +51,8 @@ part_fresh() {
 }
 
 part_kills() {
-    dev/test/test_kill.sh ./train_gpt2 200 || fail kills
-    ! command -v mpirun >/dev/null || dev/test/test_kill.sh ./train_gpt2 40 "$RANDOM" 4 || fail "kills of ranks"
+    dev/test/cli/test_kill.sh ./train_gpt2 200 || fail kills
+    ! command -v mpirun >/dev/null || dev/test/cli/test_kill.sh ./train_gpt2 40 "$RANDOM" 4 || fail "kills of ranks"
 }
 
 # number KEY FILE: of the last line that has it.
@@ -132,11 +132,11 @@ part_texts() {
     expect_ratio "loss in 8 bits and in 32" "$(loss_of "$model" "$pages" --quantize q8_0)" "$loss" 0.999 1.001
     quietly ./train_gpt2 --report "$model" --out-html "$work/report.html"
     [ "$(stat -c %s "$work/report.html")" -lt 512000 ] || fail "the report has $(stat -c %s "$work/report.html") bytes"
-    ! command -v python3 >/dev/null || quietly dev/test/check_report.py "$work/report.html" "$model"
-    [ ! -x build/venv-report/bin/python ] || quietly build/venv-report/bin/python dev/test/check_tensorboard.py "$model"
+    ! command -v python3 >/dev/null || quietly dev/test/lib/check_report.py "$work/report.html" "$model"
+    [ ! -x build/venv-report/bin/python ] || quietly build/venv-report/bin/python dev/test/lib/check_tensorboard.py "$model"
 }
 
-part_fuzz() { dev/test/fuzz.sh 60 || fail fuzz; }
+part_fuzz() { dev/test/fuzz/fuzz.sh 60 || fail fuzz; }
 
 # run_aarch64 PROGRAM...: shows its last line, or all of it if it failed.
 run_aarch64() {
@@ -172,10 +172,10 @@ part_defects() {
 
 part_ranks() {
     make -s build/plain/train_gpt2 build/plain/test_comm
-    dev/test/test_ranks.sh build/plain/train_gpt2 || fail ranks
+    dev/test/cli/test_ranks.sh build/plain/train_gpt2 || fail ranks
     has_sim ranks || return 0
     make -s build/sim/FP32/train_gpt2cu build/sim/plain/test_comm_nccl
-    dev/test/test_ranks.sh build/sim/FP32/train_gpt2cu || fail "ranks of GPUs"
+    dev/test/cli/test_ranks.sh build/sim/FP32/train_gpt2cu || fail "ranks of GPUs"
 }
 
 part_offload() {

@@ -1,7 +1,7 @@
 /*
 ptx.cuh -- one function per PTX instruction: inline assembly for nvcc, plain C++ for the CPU device.
 
-The twin of an instruction is our reading of the PTX ISA manual; dev/test/test_ptx.cu checks both against the
+The twin of an instruction is our reading of the PTX ISA manual; dev/test/gpu/test_ptx.cu checks both against the
 same tables, element by element. Lane l of a warp has g = l / 4 and t = l % 4; a register of type unsigned
 holds two 16-bit elements, the lower half first. Where an operand of mma_16816 is:
 

@@ -1,7 +1,7 @@
 // host_api.cu -- memory, copies, streams, events, graphs, queries and cublasLt of the CPU device, as the CUDA
 // documentation has them. Passes with every CUSIM_STREAMS.
 #include "llmc/gpu/gpu.cuh"
-#include "dev/test/test.h"
+#include "dev/test/lib/test.h"
 #include <cublasLt.h>
 
 #define EXPECT_ERROR(call, want)                                                                             \

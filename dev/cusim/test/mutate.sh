@@ -4,7 +4,7 @@
 # `make test` does, until something is noticed.
 #
 #     dev/cusim/test/mutate.sh                                all files that have waits
-#     dev/cusim/test/mutate.sh llmc/ops/attention.cuh             with dev/test/test_attention.cu; test_gpt2.cu for those without
+#     dev/cusim/test/mutate.sh llmc/ops/attention.cuh             with dev/test/ops/test_attention.cu; test_gpt2.cu for those without
 #     dev/cusim/test/mutate.sh llmc/ops/embedding.cuh:296,304       only the waits of these lines
 #     dev/cusim/test/mutate.sh llmc/gpu/gpu.cuh=test_gpt2.cu      with another test
 #     dev/cusim/test/mutate.sh --list                         the waits
@@ -53,7 +53,7 @@ scan() {
 # test_of FILE: prints the test that has its name, or else test_gpt2.cu.
 test_of() {
     local name=${1##*/}
-    ls "dev/test/test_${name%.*}.cu" test_gpt2.cu 2>/dev/null | head -n 1
+    ls dev/test/*/"test_${name%.*}.cu" test_gpt2.cu 2>/dev/null | head -n 1
 }
 
 environment_of() {
@@ -84,7 +84,7 @@ build() {
         flock 9
         [ -e "$copy/$1" ] && exit
         c_sources=()
-        grep -q '"dev/test/cpu_trainer.h"' "$test" && c_sources=(dev/test/cpu_trainer.c)
+        grep -q '"dev/test/lib/cpu_trainer.h"' "$test" && c_sources=(dev/test/lib/cpu_trainer.c)
         CUSIM_FLAGS="${CUSIM_FLAGS:--DPRECISION_BF16} -include mutant.h" \
             "$copy/dev/cusim/build.sh" "$test" "$1" "$1" "${c_sources[@]}" >"$copy/build.log" 2>&1
     ) 9>"$copy/lock"

@@ -6,7 +6,7 @@ nccl.cu -- the NCCL twin between processes.
     nccl NAME       a program of two ranks with this bug: exit status 0 if nothing was noticed
 */
 #include "llmc/gpu/gpu.cuh"
-#include "dev/test/test.h"
+#include "dev/test/lib/test.h"
 #include <nccl.h>
 
 enum { MORE_THAN_A_CHUNK = 300000 }; // elements of 4 bytes; the twin sends 1 MiB at a time

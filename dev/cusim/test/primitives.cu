@@ -1,7 +1,7 @@
 // primitives.cu -- built-in variables, primitives of blocks and warps, atomics, intrinsics and asynchronous
 // copies do what the CUDA documentation says they do.
 #include "llmc/gpu/gpu.cuh"
-#include "dev/test/test.h"
+#include "dev/test/lib/test.h"
 #include <cooperative_groups.h>
 
 // Runs the kernel with `out` (n ints, zeroed) and fetches them.

@@ -1,0 +1,19 @@
+// test_threads_absent.c -- a build without OpenMP has one thread, says so, and refuses more.
+#undef _OPENMP
+#include "llmc/base/threads.h"
+
+#include "dev/test/lib/test.h"
+
+static void open_body(const void* threads) { threads_open(*(const int*)threads, 1, ""); }
+
+int main(void) {
+    const int many = 4;
+    char text[64];
+    threads_open(0, 1, "");
+    threads_open(1, 1, "");
+    EXPECT(test_dies(open_body, &many, EXIT_USAGE,
+                     "--threads 4: this program was built without OpenMP|--threads 1"));
+    threads_describe(text, sizeof(text));
+    EXPECT(strcmp(text, "1 thread (built without OpenMP)") == 0, "%s", text);
+    return test_done("test_threads_absent");
+}

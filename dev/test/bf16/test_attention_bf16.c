@@ -1,0 +1,309 @@
+// test_attention_bf16.c -- attention with bf16 factors: every kernel against double precision, within what the rounding of
+// probabilities and of their gradients may do; documents; and with any number of threads the same bits.
+#include "llmc/bf16/attention_bf16.h"
+#include "llmc/reference.h"
+#include "dev/test/lib/bf16_model.h"
+#include "dev/test/lib/ops.h"
+
+typedef struct {
+    int B, T, NH, HS;
+    const int* starts;
+    float *qkv, *dout, *out, *lse, *dqkv;
+} Run;
+
+// Factors that are bf16 numbers already: then scores and dp are rounded by nothing but fp32 sums.
+static float* bf16_normal(size_t n) {
+    float* x = ops_normal(n, 1);
+    for (size_t i = 0; i < n; i++) {
+        x[i] = bf16_to_float(bf16_from_float(x[i]));
+    }
+    return x;
+}
+
+static Run run_of(const Bf16Kernel* kernel, AttentionSizes sizes, float* qkv, float* dout,
+                  const int* starts) {
+    const size_t n = (size_t)sizes.B * sizes.T * sizes.C;
+    const Run r = {.B = sizes.B,
+                   .T = sizes.T,
+                   .NH = sizes.NH,
+                   .HS = sizes.C / sizes.NH,
+                   .starts = starts,
+                   .qkv = qkv,
+                   .dout = dout,
+                   .out = ops_floats(n),
+                   .lse = ops_floats((size_t)sizes.B * sizes.NH * sizes.T),
+                   .dqkv = ops_floats(3 * n)};
+    AttentionBf16Scratch scratch;
+    attention_bf16_open(&scratch, *kernel, sizes.T, r.HS);
+    attention_bf16_forward_cpu(r.out, r.lse, qkv, starts, sizes, &scratch);
+    attention_bf16_backward_cpu(r.dqkv, dout, qkv, r.out, r.lse, starts, sizes, &scratch);
+    attention_bf16_close(&scratch);
+    return r;
+}
+
+// What one rounding of each p and ds to bf16, by up to 2^-8 of it, can change. With |x| for what is summed in absolute
+// values:
+//     out by sum_u p |v| = outs        delta by sum_d |dout| outs = deltas       dv by sum_t p |dout|
+//     dq by sum_u (|ds| + p deltas / sqrt(HS)) |k|                               dk the same over t with |q|
+// And the size of what fp32 rounds in lse = log(sum_u exp(score)): 1, for exponentials, which may be off by 3e-7, |lse|, and
+// the sums that are scores, sum_u p |q| |k| / sqrt(HS).
+typedef struct {
+    double *out, *dqkv; // in units of 2^-8
+    double* lse;        // to be multiplied by a few FLT_EPSILON
+} Bounds;
+
+// Query t of a head: adds to the bounds of its row and of the keys' rows. lse and bounds.lse begin with the head's token 0.
+static void bound_query(const Run* r, Bounds bounds, const double* lse, const double* out, size_t token,
+                        int h, int start, int t) {
+    const int C = r->NH * r->HS, HS = r->HS;
+    const size_t at = (token + t) * C + h * HS;
+    const float *q = r->qkv + (token + t) * 3 * C + h * HS, *dout = r->dout + at;
+    double deltas = 0, delta = 0;
+    for (int pass = 0; pass < 2; pass++) { // outs and delta, then what follows from them
+        for (int u = start; u <= t; u++) {
+            const size_t key = (token + u) * 3 * C + C + h * HS;
+            const float *k = r->qkv + key, *v = k + C;
+            double score = 0, scores = 0, dp = 0;
+            for (int d = 0; d < HS; d++) {
+                score += (double)q[d] * k[d];
+                scores += fabs((double)q[d] * k[d]);
+                dp += (double)dout[d] * v[d];
+            }
+            const double p = exp(score / sqrt(HS) - lse[t]);
+            const double ds = (fabs(p * (dp - delta)) + p * deltas) / sqrt(HS);
+            bounds.lse[t] += pass == 0 ? p * scores / sqrt(HS) : 0;
+            for (int d = 0; d < HS; d++) {
+                if (pass == 0) {
+                    bounds.out[at + d] += p * fabs(v[d]);
+                } else {
+                    bounds.dqkv[(token + t) * 3 * C + h * HS + d] += ds * fabs(k[d]);
+                    bounds.dqkv[key + d] += ds * fabs(q[d]);
+                    bounds.dqkv[key + C + d] += p * fabs(dout[d]);
+                }
+            }
+        }
+        for (int d = 0; d < HS && pass == 0; d++) {
+            delta += dout[d] * out[at + d];
+            deltas += fabs(dout[d]) * bounds.out[at + d];
+        }
+    }
+}
+
+// Also allowed: 1 % for the rounding of a ds whose delta is off already, and the errors of fp32, 1e-5 of the largest result.
+static void expect_within(const char* name, const float* got, const double* want, const double* bound,
+                          size_t n, const Run* r, const char* what) {
+    double largest = 0;
+    for (size_t i = 0; i < n; i++) {
+        largest = fmax(largest, fabs(want[i]));
+    }
+    for (size_t i = 0; i < n; i++) {
+        const double allowed = 1.01 * bound[i] * 0x1p-8 + 1e-5 * largest;
+        if (!(fabs(got[i] - want[i]) <= allowed)) {
+            EXPECT_NEAR(got[i], want[i], allowed, "%s: element %zu of %s, B %d T %d NH %d HS %d", name, i,
+                        what, r->B, r->T, r->NH, r->HS);
+            return;
+        }
+    }
+}
+
+// q and k are `sharp` times normal numbers.
+static void check_sharp(const Bf16Kernel* kernel, int B, int T, int NH, int HS, const int* starts,
+                        float sharp) {
+    const AttentionSizes sizes = {.B = B, .T = T, .C = NH * HS, .NH = NH};
+    const size_t n = (size_t)B * T * NH * HS, rows = (size_t)B * NH * T;
+    float* input = bf16_normal(3 * n);
+    for (size_t i = 0; i < 3 * n; i++) {
+        input[i] *= i / (size_t)(NH * HS) % 3 < 2 ? sharp : 1;
+    }
+    const Run r = run_of(kernel, sizes, input, bf16_normal(n), starts);
+    double *out = ops_doubles(n), *lse = ops_doubles(rows), *dqkv = ops_doubles(3 * n);
+    const double* qkv = ops_widen(r.qkv, 3 * n);
+    const Bounds bounds = {ops_doubles(n), ops_doubles(3 * n), ops_doubles(rows)};
+    ref_attention_forward(out, lse, qkv, starts, B, T, NH * HS, NH);
+    ref_attention_backward(dqkv, ops_widen(r.dout, n), qkv, out, lse, starts, B, T, NH * HS, NH);
+    for (int i = 0; i < B * NH * T; i++) {
+        const int t = i % T, h = i / T % NH, b = i / T / NH;
+        const size_t token = (size_t)b * T;
+        const Bounds of_head = {bounds.out, bounds.dqkv, bounds.lse + (size_t)(b * NH + h) * T};
+        bounds.lse[i] += 1 + fabs(lse[i]);
+        bound_query(&r, of_head, lse + (size_t)(b * NH + h) * T, out, token, h,
+                    starts ? starts[token + t] : 0, t);
+    }
+    expect_within(kernel->name, r.out, out, bounds.out, n, &r, "out");
+    expect_within(kernel->name, r.dqkv, dqkv, bounds.dqkv, 3 * n, &r, "dqkv");
+    EXPECT_NEAR(ops_error(r.lse, lse, bounds.lse, rows), 0, 4, "%s: lse of %d x %d x %d x %d", kernel->name,
+                B, T, NH, HS);
+    ops_close(kernel->name);
+}
+
+static void check(const Bf16Kernel* kernel, int B, int T, int NH, int HS, const int* starts) {
+    check_sharp(kernel, B, T, NH, HS, starts, 1);
+}
+
+// (1, T): documents of up to `longest` tokens.
+static int* documents(int T, int longest) {
+    int *starts = ops_below((size_t)T, longest), start = 0;
+    for (int t = 0; t < T; t++) {
+        start = starts[t] == 0 ? t : start;
+        starts[t] = start;
+    }
+    return starts;
+}
+
+// Every edge of a tile and of a block of queries, and of a tile of dimensions; documents that cross them.
+static void test_sizes(const Bf16Kernel* kernel) {
+    const int T[] = {1, 31, 32, 33, 129}, HS[] = {1, 12, 64, 33, 3};
+    for (int i = 0; i < 5; i++) {
+        check(kernel, 1 + i % 2, T[i], 1 + i % 3, HS[i], NULL);
+        check(kernel, 1, T[i], 2, 5, documents(T[i], 40));
+    }
+    check(kernel, 1, ATTENTION_BF16_ROWS + 70, 1, 16, documents(ATTENTION_BF16_ROWS + 70, 90));
+    check(kernel, 1, 2 * ATTENTION_BF16_ROWS + 1, 1, 4, NULL);
+}
+
+// A row longer than a block of keys of attention.h, and the size of a head of GPT-2.
+static void test_long(const Bf16Kernel* kernel) { check(kernel, 1, ATTENTION_KEYS + 33, 1, 64, NULL); }
+
+// Scores of some hundreds: the largest is out of the range of fp32's exponentials if that of the token with itself is 1.
+static void test_sharp(const Bf16Kernel* kernel) {
+    check_sharp(kernel, 1, 70, 2, 16, NULL, 16);
+    check_sharp(kernel, 1, 70, 1, 64, documents(70, 20), 16);
+}
+
+// A token sees itself and earlier ones: others do not change one bit of its results, though rounded together with them.
+static void test_causality(const Bf16Kernel* kernel) {
+    enum { T = 70, NH = 2, HS = 12, C = NH * HS };
+    const AttentionSizes sizes = {.B = 1, .T = T, .C = C, .NH = NH};
+    const int places[] = {0, 30, 31, 32, 63};
+    for (int i = 0; i < 5; i++) {
+        const int t = places[i];
+        float *qkv = ops_normal(T * 3 * C, 1), *changed = ops_normal(T * 3 * C, 30),
+              *dout = ops_normal(T * C, 0);
+        memcpy(changed, qkv, (size_t)(t + 1) * 3 * C * sizeof(float));
+        dout[t * C] = 1;
+        const Run a = run_of(kernel, sizes, qkv, dout, NULL), b = run_of(kernel, sizes, changed, dout, NULL);
+        EXPECT(ops_same_bits(a.out, b.out, (size_t)(t + 1) * C),
+               "%s: tokens after %d changed an output up to it", kernel->name, t);
+        for (int j = (t + 1) * 3 * C; j < T * 3 * C; j++) {
+            EXPECT(a.dqkv[j] == 0, "%s: a gradient at token %d reaches token %d", kernel->name, t,
+                   j / (3 * C));
+        }
+        ops_close("causality");
+    }
+}
+
+// With scratch for longer rows, full of NaN from others, too.
+static void test_scratch(const Bf16Kernel* kernel) {
+    enum { T = 40, LONG = 150, HS = 20 };
+    const AttentionSizes sizes = {.B = 1, .T = T, .C = HS, .NH = 1},
+                         large = {.B = 1, .T = LONG, .C = HS, .NH = 1};
+    float *qkv = ops_normal(3 * T * HS, 1), *dout = ops_normal(T * HS, 1);
+    const Run want = run_of(kernel, sizes, qkv, dout, NULL);
+    AttentionBf16Scratch scratch;
+    threads_set(1);
+    attention_bf16_open(&scratch, *kernel, LONG, HS);
+    float *out = ops_floats(LONG * HS), *lse = ops_floats(LONG), *dqkv = ops_floats(3 * LONG * HS);
+    float *nan = ops_floats(3 * LONG * HS), *nan_dout = ops_floats(LONG * HS);
+    attention_bf16_forward_cpu(out, lse, nan, NULL, large, &scratch);
+    attention_bf16_backward_cpu(dqkv, nan_dout, nan, out, lse, NULL, large, &scratch);
+    attention_bf16_forward_cpu(out, lse, qkv, NULL, sizes, &scratch);
+    attention_bf16_backward_cpu(dqkv, dout, qkv, out, lse, NULL, sizes, &scratch);
+    EXPECT(ops_same_bits(out, want.out, T * HS), "%s: out after NaN", kernel->name);
+    EXPECT(ops_same_bits(dqkv, want.dqkv, 3 * T * HS), "%s: dqkv after NaN", kernel->name);
+    attention_bf16_close(&scratch);
+    threads_set(2);
+    ops_close("scratch");
+}
+
+// Value (line, k) of a left factor, lines of K values.
+static float left_at(const uint32_t* packed, int line, int k, int K) {
+    const uint32_t* tile =
+        packed + line / BF16_TILE * matmul_bf16_pairs(1, K) + k / BF16_STEP * BF16_STEP_PAIRS;
+    return bf16_to_float(
+        (uint16_t)(tile[line % BF16_TILE * BF16_STEP / 2 + k % BF16_STEP / 2] >> k % 2 * 16));
+}
+
+// q, k and v that come packed give the same bits as in fp32, and dqkv is the same rounded, by tokens and by channels; its sums
+// are those of columns within the rounding of T additions.
+static void test_packed(const Bf16Kernel* kernel) {
+    enum { B = 2, T = ATTENTION_BF16_ROWS + 64, NH = 2, HS = 64, C = NH * HS, N = B * T };
+    const AttentionSizes sizes = {.B = B, .T = T, .C = C, .NH = NH};
+    int starts[N];
+    memcpy(starts, documents(T, 90), T * sizeof(int));
+    memcpy(starts + T, documents(T, 40), T * sizeof(int));
+    const Run want = run_of(kernel, sizes, bf16_normal(3 * N * C), bf16_normal(N * C), starts);
+    AttentionBf16Scratch scratch;
+    attention_bf16_open(&scratch, *kernel, T, HS);
+    float *out = ops_floats(N * C), *lse = ops_floats(N * NH), *sums = ops_floats(B * 3 * C);
+    uint32_t *qkv = (uint32_t*)check_alloc(3 * N * C, sizeof(float), "qkv"),
+             *dqkv = (uint32_t*)check_alloc(3 * N * C, sizeof(float), "dqkv");
+    for (int row = 0; row < N; row += BF16_TILE) {
+        for (int col = 0; col < 3 * C; col += BF16_TILE) {
+            float tile[BF16_TILE * BF16_TILE];
+            bf16_copy_rows(tile, BF16_TILE, want.qkv + row * 3 * C + col, 3 * C, BF16_TILE, BF16_TILE);
+            attention_bf16_pack_qkv(kernel, qkv, tile, row, col, sizes);
+        }
+    }
+    const AttentionBf16Gradient gradient = {dqkv, sums};
+    attention_bf16_packed_forward_cpu(out, lse, qkv, starts, sizes, &scratch);
+    attention_bf16_packed_backward_cpu(gradient, want.dout, qkv, out, lse, starts, sizes, &scratch);
+    EXPECT(ops_same_bits(out, want.out, N * C) && ops_same_bits(lse, want.lse, N * NH), "%s: packed qkv",
+           kernel->name);
+    for (int i = 0; i < N * 3 * C; i++) {
+        const int row = i / (3 * C), col = i % (3 * C);
+        const float rounded = bf16_to_float(bf16_from_float(want.dqkv[i]));
+        EXPECT(left_at(dqkv, row, col, 3 * C) == rounded, "%s: dqkv by tokens, %d %d", kernel->name, row,
+               col);
+        EXPECT(left_at(dqkv + matmul_bf16_pairs(N, 3 * C), col, row, N) == rounded,
+               "%s: dqkv by channels, %d %d", kernel->name, row, col);
+    }
+    for (int i = 0; i < B * 3 * C; i++) {
+        double sum = 0, size = 0;
+        for (int t = 0; t < T; t++) {
+            const float x = want.dqkv[(i / (3 * C) * T + t) * 3 * C + i % (3 * C)];
+            sum += x;
+            size += fabsf(x);
+        }
+        EXPECT_NEAR(sums[i], sum, T * size * FLT_EPSILON, "%s: sum %d of dqkv", kernel->name, i);
+    }
+    free(qkv);
+    free(dqkv);
+    attention_bf16_close(&scratch);
+    ops_close("packed");
+}
+
+static void test_threads(const Bf16Kernel* kernel) {
+    enum { B = 2, T = 100, NH = 5, HS = 16, C = NH * HS };
+    const AttentionSizes sizes = {.B = B, .T = T, .C = C, .NH = NH};
+    float *qkv = ops_normal(B * T * 3 * C, 1), *dout = ops_normal(B * T * C, 1);
+    const int threads[] = {1, 2, 5};
+    Run r[3];
+    for (int i = 0; i < 3; i++) {
+        threads_set(threads[i]);
+        r[i] = run_of(kernel, sizes, qkv, dout, NULL);
+        EXPECT(ops_same_bits(r[i].out, r[0].out, B * T * C) &&
+                   ops_same_bits(r[i].dqkv, r[0].dqkv, 3 * B * T * C),
+               "%s: %d threads", kernel->name, threads[i]);
+    }
+    threads_set(2);
+    ops_close("threads");
+}
+
+int main(int argc, char** argv) {
+    (void)argc;
+    threads_wait_briefly(argv);
+    vec_flush_denormals(); // as the trainer does
+    threads_set(2);
+    Bf16Kernel kernels[MODEL_KERNELS];
+    const int count = model_kernels(kernels);
+    for (int k = 0; k < count; k++) {
+        test_sizes(&kernels[k]);
+        test_causality(&kernels[k]);
+        test_scratch(&kernels[k]);
+        test_threads(&kernels[k]);
+        test_packed(&kernels[k]);
+    }
+    test_long(&kernels[0]);
+    test_sharp(&kernels[0]);
+    return test_done("attention_bf16");
+}

@@ -1,0 +1,332 @@
+#!/usr/bin/env bash
+# test_data.sh -- the trainer's data as its users see it: how files are named, what is kept of text and when it is made
+# again, what is left behind when a run ends early, and files that somebody writes to meanwhile.
+#
+#     dev/test/cli/test_data.sh build/plain/train_gpt2
+#
+# One line for each check that fails; the last line counts them.
+set -u
+export OMP_WAIT_POLICY=passive OMP_NUM_THREADS=1 LC_ALL=C # models so small are fastest on one thread
+
+trainer=$(realpath "${1:?usage: test_data.sh TRAINER}")
+name=test_data
+source dev/test/lib/check.sh
+source dev/test/lib/trainer.sh
+work=$(mktemp -d /tmp/llmc_data_XXXXXX)
+trap 'rm -rf "$work"' EXIT
+cd "$work" || exit 1
+mkdir tmp
+export TMPDIR=$work/tmp
+
+# A run that takes a few milliseconds.
+tiny=(--layers 1 --channels 16 --heads 2 --seq-len 16 --batch 2 --steps 2 --eval-batches 2 --sample-every 0)
+words=(--tokenizer merges.txt)
+
+# says WHAT WORDS: the last run has said so.
+says() { check "$1: \"$2\" is not said" grep -qF -- "$2" stdout; }
+losses() { sed -n 's/^{"kind":"\(train\|val\)".*"loss":\([^,}]*\).*/\2/p' "$1/log.jsonl"; }
+same_losses() { [ -n "$(losses "$1")" ] && [ "$(losses "$1")" = "$(losses "$2")" ]; }
+is_empty() { [ -z "$(ls -A "$1")" ]; }
+count_is() { [ "$(find "$1" -type f | wc -l)" = "$2" ]; }
+
+make_files() {
+    local i
+    for i in {1..200}; do
+        echo "$i bottles of beer on the wall, $i bottles of beer. Take $((i % 7)) down, pass them around."
+    done >text.txt
+    printf '#version: 0.2\nt h\nth e\n' >merges.txt
+    mkdir books
+    split -n 3 --additional-suffix .txt text.txt books/b
+    sed 's/$/<|endoftext|>/' text.txt | tr -d '\n' >marked.txt
+    for i in {1..4000}; do cat text.txt; done >long.txt
+}
+
+# ---- kept shards
+
+test_kept() {
+    local shard
+    runs "text" "${tiny[@]}" "${words[@]}" --train-data text.txt --out first
+    check "a shard and its record" count_is first/tokens 2
+    cp -r first kept
+    touch -d 2020-01-01 text.txt
+    runs "a text that was touched" "${tiny[@]}" "${words[@]}" --train-data text.txt --out kept
+    says "the tokens are taken" "text.txt: reusing tokens from an earlier run"
+    check "no second copy" count_is kept/tokens 2
+
+    shard=$(echo kept/tokens/*.bin)
+    printf '\1\1' | dd of="$shard" bs=1 seek=5000 conv=notrunc status=none
+    runs "a shard that was written to" "${tiny[@]}" "${words[@]}" --train-data text.txt --out kept
+    says "it is named" "$shard: checksum "
+    says "the text is encoded again" "text.txt is encoded again"
+    check "with the same losses" same_losses kept first
+    head -c 3000 "$shard" >short && cp short "$shard"
+    runs "a shard that is shorter" "${tiny[@]}" "${words[@]}" --train-data text.txt --out kept
+    says "it is named" "$shard: 3000 bytes, wanted "
+    check "with the same losses" same_losses kept first
+
+    cp text.txt text.bak
+    tr a-z b-za <text.bak >text.txt
+    touch -d 2020-01-01 text.txt
+    runs "another text of the same size and time" "${tiny[@]}" "${words[@]}" --train-data text.txt --out kept
+    says "it is encoded" "text.txt: "
+    check "has other losses" [ "$(losses kept)" != "$(losses first)" ]
+    check "what it was before is removed" count_is kept/tokens 2
+    cp text.bak text.txt
+    : >kept/tokens/0123456789abcdef_train_000000.bin.4711.part
+    runs "after a killed run" "${tiny[@]}" "${words[@]}" --train-data text.txt --out kept
+    check "its unfinished shard is removed" count_is kept/tokens 2
+}
+
+# --plan and --print-config write nothing.
+test_dry() {
+    local option
+    for option in --plan --print-config; do
+        runs "$option" "${tiny[@]}" --train-data text.txt --tokenizer bpe:300 --out never $option
+        check "$option makes no vocabulary" [ ! -e never ]
+        runs "$option" "${tiny[@]}" --train-data text.txt "${words[@]}" --out never $option
+        check "$option makes no tokens" [ ! -e never ]
+        runs "$option" "${tiny[@]}" --train-data text.txt "${words[@]}" $option
+        check "$option makes no temporary files" is_empty tmp
+    done
+    runs "--verify-data" --train-data text.txt --tokenizer bpe:300 --out never --verify-data
+    check "--verify-data makes no vocabulary" [ ! -e never ]
+}
+
+# ---- leftovers
+
+# stop WHAT OPTIONS...: a run that is stopped while it works on a text that takes some seconds.
+stop() {
+    local what=$1 process i list=long.txt
+    shift
+    for i in {1..30}; do list+=,long.txt; done
+    "$trainer" "${tiny[@]}" --train-data $list "$@" >stdout 2>stderr </dev/null &
+    process=$!
+    for ((i = 0; i < 200; i++)); do
+        sleep 0.02
+        [ -z "$(find tmp stopped/tokens -type f 2>/dev/null)" ] || break
+        [ "$what" != "training a vocabulary" ] || [ ! -e stopped ] || break
+    done
+    kill -TERM $process
+    wait $process
+    status=$?
+    check "SIGTERM while $what: exit status $status" [ $status = 143 ]
+    check "is said: $(cat stderr)" grep -qx "stopped by SIGTERM while $what" stderr
+    check "SIGTERM while $what: nothing is left in TMPDIR" is_empty tmp
+    check "SIGTERM while $what: nothing is left in --out" [ -z "$(find stopped -type f 2>/dev/null)" ]
+    rm -rf stopped
+}
+
+test_left() {
+    stop "encoding text" "${words[@]}"
+    stop "encoding text" "${words[@]}" --out stopped
+    stop "training a vocabulary" --tokenizer bpe:2000 --out stopped
+    printf '{"text":"one"}\n{"text":2}\n' >bad.jsonl
+    bad 1 "bad.jsonl:2" "${tiny[@]}" "${words[@]}" --train-data bad.jsonl
+    check "bad JSON leaves nothing" is_empty tmp
+    echo few >few.txt
+    bad 1 "few.txt: 5 tokens, wanted" "${tiny[@]}" "${words[@]}" --train-data few.txt
+    check "too little text leaves nothing" is_empty tmp
+    bad 1 "none.txt|No such file" "${tiny[@]}" "${words[@]}" --train-data text.txt --val-data none.txt
+    check "missing validation data leave nothing" is_empty tmp
+    check "they are missed before anything is encoded" [ "$(grep -c ' tokens of ' stdout)" = 0 ]
+    runs "a run" "${tiny[@]}" "${words[@]}" --train-data text.txt
+    check "a whole run leaves nothing" is_empty tmp
+}
+
+# ---- names
+
+test_names() {
+    mkdir 'odd [*,dir'
+    cp text.txt 'a,b:5'
+    cp text.txt 'odd [*,dir/w?[x.txt'
+    runs "a name with a comma and a weight" "${tiny[@]}" --train-data 'a\,b\:5'
+    runs "such names with weights" "${tiny[@]}" "${words[@]}" --train-data 'a\,b\:5:0.5,odd \[\*\,dir/w\?\[x.txt:0.5'
+    says "they are sources" 'source a\,b\:5: '
+    runs "an --out of such a name" "${tiny[@]}" "${words[@]}" --train-data text.txt --out 'odd [*,dir/out'
+    TMPDIR="$work/odd [*,dir" runs "a TMPDIR of such a name" "${tiny[@]}" "${words[@]}" --train-data text.txt
+    check "it is cleared" [ "$(find 'odd [*,dir' -name 'tokens-*')" = "" ]
+    TMPDIR='' runs "an empty TMPDIR" "${tiny[@]}" "${words[@]}" --train-data text.txt
+    TMPDIR=/nowhere bad 1 "TMPDIR /nowhere: cannot make a directory" "${tiny[@]}" "${words[@]}" --train-data text.txt
+
+    runs "a directory" "${tiny[@]}" --train-data books --out directory
+    runs "its files" "${tiny[@]}" --train-data 'books/*.txt' --out files
+    check "are the same" same_losses directory files
+    mkdir bare
+    bad 1 "bare: contains no text files|'bare/*.bin'" "${tiny[@]}" --train-data bare
+}
+
+# ---- documents
+
+test_documents() {
+    local pack
+    for pack in aligned bestfit pad dynamic uniform; do
+        runs "--pack $pack of one text" "${tiny[@]}" "${words[@]}" --train-data text.txt --pack $pack --doc-mask on
+        says "--pack $pack" "source text.txt: "
+        runs "--pack $pack of a few" "${tiny[@]}" --train-data 'books/*.txt' --pack $pack
+        says "--pack $pack" "3 documents, packed ($pack)"
+    done
+    runs "a mark in the text" "${tiny[@]}" "${words[@]}" --train-data marked.txt
+    says "it is noticed" "warning: marked.txt contains <|endoftext|>"
+    runs "a mark in bytes" "${tiny[@]}" --train-data marked.txt
+    check "it is noticed once" [ "$(grep -c "separator '<|endoftext|>'" stdout)" = 1 ]
+    runs "a separator" "${tiny[@]}" "${words[@]}" --train-data marked.txt --separator '<|endoftext|>' --pack pad --out marked
+    check "makes documents" grep -q 'source marked.txt: .*; 19[0-9] documents' stdout
+    check "and no warning" [ "$(grep -c warning stdout)" = 0 ]
+    runs "a separator of bytes" "${tiny[@]}" --train-data marked.txt --separator '<|endoftext|>' --pack pad
+    check "makes documents" grep -q 'source marked.txt: .*; 19[0-9] documents' stdout
+    runs "another separator" "${tiny[@]}" "${words[@]}" --train-data marked.txt --separator bottles --out marked
+    check "makes other tokens" [ "$(grep -c 'reusing tokens from an earlier run' stdout)" = 0 ]
+    runs "a vocabulary and a separator" "${tiny[@]}" --tokenizer bpe:300 --train-data marked.txt \
+        --separator '<|endoftext|>' --out own
+    check "the vocabulary has no parts of it" [ "$(grep -c '"<|"' own/tokenizer.json)" = 0 ]
+    bad 2 "--separator x needs --train-data" "${tiny[@]}" --separator x
+
+    runs "--epochs" "${tiny[@]:0:10}" --train-data text.txt --epochs 0.02 --out epochs
+    check "are steps" grep -q '"steps":[1-9][0-9]*,.*"epochs":0,' <(head -n 1 epochs/log.jsonl)
+    bad 2 "--epochs 1 and --steps 2" "${tiny[@]}" --train-data text.txt --epochs 1
+}
+
+# ---- bytes
+
+# Bytes are the default for text of every kind: packed, and in fields.
+test_bytes() {
+    local kind
+    printf '{"text":"%s"}\n' "bottles of beer" "on the wall, which is long enough for a sequence of bytes and for validation" >lines.jsonl
+    for kind in {1..9}; do cat lines.jsonl; done >many.jsonl
+    runs "bytes of JSON lines" "${tiny[@]}" --train-data many.jsonl --out bytes_jsonl
+    check "are 257 tokens" grep -q '"vocab_size": 257' bytes_jsonl/step_00000002/config.json
+    runs "their perplexity" --model bytes_jsonl --steps 0 --perplexity many.jsonl
+    gzip -c text.txt >packed.txt.gz
+    if "$trainer" --verify-data --train-data packed.txt.gz 2>&1 | grep -q 'built without zlib'; then
+        echo "skipped: bytes of packed text: built without zlib"
+    else
+        runs "bytes of packed text" "${tiny[@]}" --train-data packed.txt.gz --out bytes_packed
+        runs "bytes of text" "${tiny[@]}" --train-data text.txt --out bytes_text
+        check "are the same" same_losses bytes_packed bytes_text
+    fi
+    mkdir -p no_suffix
+    cp text.txt no_suffix/GPL
+    bad 1 "no_suffix: contains no text files|'no_suffix/*' for all as text" "${tiny[@]}" --train-data no_suffix
+    runs "a pattern of all its files" "${tiny[@]}" --train-data 'no_suffix/*'
+    bad 2 "--tokenizer bpe:300: add --out DIR: the vocabulary is kept there" "${tiny[@]}" --train-data text.txt --tokenizer bpe:300
+}
+
+# Bare tokens below 65 with the vocabulary of GPT-2, which is the default, and with a number that is
+# enough.
+test_small_tokens() {
+    local i
+    for i in {1..400}; do printf '\x01\x00\x07\x00\x40\x00'; done >small.bin
+    runs "small tokens" "${tiny[@]}" --data-format nanogpt --train-data small.bin
+    says "a warning" "warning: the vocabulary is GPT-2's, of 50257 tokens, but the largest token of small.bin is 64; --vocab-size 65"
+    runs "as it says" "${tiny[@]}" --data-format nanogpt --train-data small.bin --vocab-size 65
+    check "no warning" [ "$(grep -c warning stdout)" = 0 ]
+}
+
+# Rows of a model that no token has are never drawn.
+test_unused_ids() {
+    runs "a model with more rows than tokens" "${tiny[@]}" "${words[@]}" --vocab-size 320 --train-data text.txt --out rows
+    runs "text" --model rows --prompt bottles --tokens 200 --temperature 5
+    check "has no numbers of tokens: $(tail -c 100 stdout)" [ "$(grep -oE '(^| )[0-9]{3,4} ' stdout | wc -l)" = 0 ]
+}
+
+# ---- special tokens
+
+# A tokenizer with a special token more than its text makes: a model with and without a row for it
+# trains, says where it is from, is saved and exported with it.
+test_added_tokens() {
+    local model=(--layers 1 --channels 16 --heads 2 --seq-len 16 --batch 2 --steps 2 --eval-batches 2 --sample-every 0)
+    runs "a vocabulary" "${model[@]}" --train-data text.txt --tokenizer bpe:300 --out base
+    sed 's/"special": true}\],$/"special": true}, {"id": 300, "content": "[PAD]", "special": true}],/' base/tokenizer.json >padded.json
+    runs "a special token" "${model[@]}" --train-data text.txt --tokenizer padded.json --out padded --export-gguf padded.gguf
+    check "the model has it" grep -q '"vocab_size": 301' padded/step_00000002/config.json
+    check "the checkpoint's tokenizer has it" grep -qF '{"id": 300, "content": "[PAD]"' padded/step_00000002/tokenizer.json
+    check "the exported model has it" grep -qaF '[PAD]' padded.gguf
+    runs "a model with it" --model padded --train-data text.txt --steps 1 --eval-batches 2 --sample-every 0
+    runs "text of a model with it" --model padded --prompt bottles --tokens 4
+    cp padded.json base/step_00000002/tokenizer.json
+    runs "a model without a row for it" --model base/step_00000002 --train-data text.txt --steps 1 --eval-batches 2 --sample-every 0 \
+        --out unresized --export-gguf unresized.gguf
+    check "its tokenizer is kept" grep -qF '[PAD]' unresized/step_00000001/tokenizer.json
+    sed 's/"special": true}\],$/"special": true}, {"id": 300, "content": "beer", "special": false}],/' base/tokenizer.json >word.json
+    bad 1 "word.json: the added token beer is not special|--tokenizer FILE|--vocab-size" "${model[@]}" --train-data text.txt --tokenizer word.json
+    sed 's/"post_processor": {[^}]*}/"post_processor": {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]}/' \
+        base/tokenizer.json >start.json
+    runs "another start token" "${model[@]}" --train-data text.txt --tokenizer start.json
+    check "is said: $(head -n 1 stderr)" grep -qF 'note: start.json: its post_processor puts <s> beside each text' stderr
+}
+
+# ---- text from Windows
+
+# A byte-order mark is no text, whether it is read as bytes or as tokens, to train or to evaluate.
+test_byte_order_marks() {
+    mkdir windows unix
+    local vocabulary
+    for vocabulary in bytes words; do
+        local tokens=()
+        [ $vocabulary = bytes ] || tokens=("${words[@]}")
+        cp text.txt unix/text.txt
+        { printf '\xEF\xBB\xBF' && cat text.txt; } >windows/text.txt
+        runs "$vocabulary" "${tiny[@]}" "${tokens[@]}" --train-data unix --out unmarked
+        runs "$vocabulary behind a byte-order mark" "${tiny[@]}" "${tokens[@]}" --train-data windows --out marked_text
+        check "the mark is said once, $vocabulary" [ "$(grep -c '^note: windows/text.txt starts with a byte-order mark' stderr)" = 1 ]
+        check "the same losses, $vocabulary" same_losses unmarked marked_text
+        runs "the perplexity" --model unmarked --steps 0 --perplexity unix/text.txt
+        grep '^task' stdout | sed s/unix// >unmarked_loss
+        runs "the perplexity behind a byte-order mark" --model unmarked --steps 0 --perplexity windows/text.txt
+        check "the same, $vocabulary" cmp unmarked_loss <(grep '^task' stdout | sed s/windows//)
+        rm -r unmarked marked_text
+    done
+    printf '\xFF\xFEh\0' >windows/utf16.txt
+    bad 1 "windows/utf16.txt: UTF-16, by its byte-order mark" "${tiny[@]}" --train-data windows/utf16.txt
+    bad 1 "windows/utf16.txt: UTF-16, by its byte-order mark" "${tiny[@]}" "${words[@]}" --train-data windows/utf16.txt
+}
+
+# ---- bad files
+
+test_verify() {
+    gzip -c text.txt >whole.txt.gz
+    head -c 700 whole.txt.gz >cut.txt.gz
+    echo garbage >garbage.parquet
+    local sound=2 bad=3
+    train --verify-data --train-data whole.txt.gz "${words[@]}"
+    if grep -q '^BAD  whole.txt.gz: built without zlib: install ' stdout; then sound=1 bad=4; fi
+    train --verify-data --train-data cut.txt.gz,garbage.parquet,whole.txt.gz,none.txt,text.txt "${words[@]}"
+    check "verifying bad files: exit status $status" [ $status = 1 ]
+    check "each bad one is named" [ "$(grep -cE '^BAD  (cut.txt.gz|garbage.parquet|none.txt|whole.txt.gz): ' stdout)" = $bad ]
+    check "and each sound one" [ "$(grep -cE '^ok   (whole.txt.gz|text.txt): 1 document, [0-9]+ bytes' stdout)" = $sound ]
+    says "their number" "$bad bad files"
+}
+
+# A file that becomes shorter for good, or while it is written again, does not kill the run.
+test_written_to() {
+    local way i
+    for way in shorter again; do
+        cp text.txt changing.txt
+        in_background "${tiny[@]:0:10}" --steps 1000000 --eval-every 0 --sample-every 0 --train-data changing.txt --out "written_$way"
+        for ((i = 0; i < 200; i++)); do
+            sleep 0.02
+            ! grep -q '^step' stdout || break
+        done
+        check "a run goes" grep -q '^step' stdout
+        if [ $way = shorter ]; then : >changing.txt; else head -c 5000 /dev/urandom >changing.txt; fi
+        wait $process
+        status=$?
+        check_error "a file that changes ($way)" 1 "changing.txt|shorter"
+        check "what came before is saved" [ "$(echo written_$way/step_*/state.json | wc -w)" = 1 ]
+    done
+}
+
+make_files
+test_kept
+test_dry
+test_left
+test_names
+test_documents
+test_bytes
+test_small_tokens
+test_unused_ids
+test_added_tokens
+test_byte_order_marks
+test_verify
+test_written_to
+check_done

@@ -1,0 +1,857 @@
+#!/usr/bin/env bash
+# test_ranks.sh -- runs of several processes under mpirun: messages between them, and one end for all.
+#
+#     dev/test/cli/test_ranks.sh build/plain/train_gpt2
+#     dev/test/cli/test_ranks.sh build/sim/FP32/train_gpt2cu    # on the simulated GPU
+#
+# One line for each check that fails; the last line counts them. Uses test_comm and the library of the same build; of the
+# simulated GPU build/sim/plain/test_comm_nccl.
+set -u
+export OMP_WAIT_POLICY=passive LC_ALL=C
+export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+
+trainer=$(realpath "${1:?usage: test_ranks.sh TRAINER}")
+build=$(dirname "$trainer")
+test_comm=$build/test_comm
+name=ranks
+is_gpu=
+case $trainer in */train_gpt2cu)
+    is_gpu=1
+    test_comm=$PWD/build/sim/plain/test_comm_nccl
+    name="ranks of GPUs"
+    ;;
+esac
+source dev/test/lib/check.sh
+source dev/test/lib/trainer.sh
+root=$PWD
+work=$(mktemp -d /tmp/llmc_ranks_XXXXXX)
+trap 'rm -rf "$work"' EXIT
+cd "$work" || exit 1
+export TMPDIR=$work # mpirun's files, and those of tests
+
+if ! command -v mpirun >/dev/null || ! grep -q MPI_Init_thread "$test_comm"; then
+    echo "skipped: $name: mpirun is missing, or the build has no MPI (scripts/install_deps.sh --test)"
+    check_done
+    exit
+fi
+
+if [ $is_gpu ] && ! grep -q ncclCommInitRankConfig "$test_comm"; then
+    echo "skipped: $name: the build has no NCCL (libnccl-dev of NVIDIA's package repository)"
+    check_done
+    exit
+fi
+
+# Programs of its own: a process that is left cannot be one of another test.
+built=$trainer # its path has the precision of a simulated GPU
+mkdir programs && cp "$trainer" "$test_comm" programs || exit 1
+trainer=$work/programs/${trainer##*/}
+test_comm=$work/programs/${test_comm##*/}
+
+end_s=30 # in which a job ends: 60 are promised, and the machine may be busy
+
+# ranks N COMMAND...: sets `status`, the files stdout and stderr, and `seconds`.
+ranks() {
+    local begin=$SECONDS
+    timeout 120 mpirun --oversubscribe --bind-to none -n "$@" >stdout 2>stderr </dev/null
+    status=$?
+    seconds=$((SECONDS - begin))
+}
+
+# ends_all WHAT STATUS LINE ON COMMAND...: 3 ranks end soon, with one error, whose lines are LINE and "    on ON" (empty: no
+# such line).
+ends_all() {
+    local what=$1 wanted=$2 line=$3 on=$4
+    shift 4
+    ranks 3 "$@"
+    check "$what: exit status $status, wanted $wanted" [ $status = "$wanted" ]
+    check "$what: took $seconds s" [ $seconds -le $end_s ]
+    check "$what: said $(grep -c '^error: ' stderr) times" [ "$(grep -c '^error: ' stderr)" = 1 ]
+    check "$what: $(grep -m 1 '^error: ' stderr)" grep -q "^error: $line\$" stderr
+    if [ -n "$on" ]; then
+        check "$what: $(grep -m 1 '^    on ' stderr)" grep -q "^    on $on" stderr
+    else
+        check "$what: $(grep -m 1 '^    on ' stderr)" [ "$(grep -c '^    on ' stderr)" = 0 ]
+    fi
+    check "$what: processes are left" [ -z "$(pgrep -f "^$test_comm")" ]
+}
+
+test_messages() {
+    local n
+    for n in 1 2 3 4; do
+        ranks $n "$test_comm"
+        check "$n ranks: exit status $status, $(head -n 1 stderr)" [ $status = 0 ]
+        check "$n ranks: $(cat stdout)" [ "$(cat stdout)" = "test_comm: ok" ]
+    done
+    export LLMC_NODES=2
+    for n in 3 4; do
+        ranks $n "$test_comm"
+        check "$n ranks on two machines that are one: exit status $status, $(cat stdout)" [ $status = 0 ]
+    done
+    export LLMC_NODES=5
+    ends_all "too many machines" 2 "LLMC_NODES=5; wanted 1 to 3, the number of processes" "rank 0 of 3" "$test_comm"
+    unset LLMC_NODES
+}
+
+test_errors() {
+    ends_all "an error of one rank" 1 "disk full" "rank 2 of 3 ($(uname -n), pid [0-9]*)" "$test_comm" fail
+    ends_all "an error of rank 0" 1 "disk full" "rank 0 of 3" "$test_comm" first
+    ends_all "an error of all ranks" 1 "disk full" "rank 0 of 3" "$test_comm" all
+    ends_all "an error in a thread" 1 "disk full" "rank 2 of 3" "$test_comm" thread
+    ends_all "a wrong option" 2 "unknown option --bacth; did you mean --batch?.*" "" "$test_comm" fail --bacth 3
+    ends_all "ranks that disagree" 1 "the ranks disagree about --seed: 42 on ranks 0 2, 43 on rank 1" "" "$test_comm" agree
+    ends_all "the wrong number of processes" 2 "rank 0 of 4 by .*, rank 0 of 3 by MPI; wanted the mpirun of .*" "" \
+        bash -c 'exec "$0" fail -pn 4 -pr $OMPI_COMM_WORLD_RANK' "$test_comm"
+    ends_all "an error with files" 1 ".*llmc_test_.*: is lost" "rank 2 of 3" "$test_comm" files
+    check "which are removed" [ -z "$(compgen -G "$work/llmc_test_*")" ]
+    ranks 3 "$test_comm" exit
+    check "exit() of one rank: exit status $status" [ $status = 1 ]
+    ranks 3 "$test_comm" kill
+    check "kill -9 of one rank: exit status $status" [ $status = 137 ]
+}
+
+# Who waits says where; who is stopped says nothing.
+test_watchdog() {
+    local line="has waited [0-9]* s in step 12"
+    ranks 3 "$test_comm" stuck --timeout 2
+    check "a stopped rank: exit status $status, after $seconds s" [ $status = 1 -a $seconds -le $end_s ]
+    check "a stopped rank: the others" [ "$(grep -c "^error: rank [01] of 3 (.*) $line, reduce of block 7" stderr)" = 2 ]
+    check "a stopped rank: itself" [ "$(grep -c '^error: ' stderr)" = 2 ]
+    check "a stopped rank: processes are left" [ -z "$(pgrep -f "^$test_comm")" ]
+    ranks 3 "$test_comm" slow --timeout 2
+    check "a slow rank: exit status $status, after $seconds s" [ $status = 1 -a $seconds -le $end_s ]
+    check "a slow rank: itself" grep -q "^error: rank 2 of 3 (.*) $line, loading data" stderr
+    ranks 3 "$test_comm" alive --timeout 2
+    check "ranks that get on: exit status $status, $(head -n 1 stderr)" [ $status = 0 ]
+}
+
+test_signal() {
+    ranks 3 "$test_comm" signal
+    check "SIGUSR2 to mpirun: exit status $status" [ $status = 75 ]
+}
+
+# The same program without MPI: one process runs, several say what is missing.
+test_without_mpi() {
+    check "without MPI it compiles" "${CC:-cc}" -std=gnu11 -D_GNU_SOURCE -fopenmp -I"$root" -DCOMM_MPI_IMPLEMENTATION \
+        -include "$root/llmc/comm/comm_mpi.h" "$root/dev/test/comm/test_comm.c" "$build/libllmc.a" -o without_mpi -lm -lpthread
+    ranks 1 ./without_mpi
+    check "without MPI, one process: $(cat stdout)" [ "$(cat stdout)" = "test_comm: ok" ]
+    ends_all "without MPI" 2 "3 processes, but this program was built without MPI: scripts/install_deps.sh --mpi.*" "" \
+        ./without_mpi
+}
+
+# torchrun's environment, but MPI has not started them.
+test_without_launcher() {
+    RANK=1 WORLD_SIZE=2 MASTER_ADDR=localhost MASTER_PORT=29400 "$trainer" >stdout 2>stderr
+    status=$?
+    check "torchrun on CPUs: exit status $status, $(cat stderr)" \
+        [ $status = 2 -a "$(grep -c '^error: 2 processes of torchrun: CPU runs with several processes need MPI' stderr)" = 1 ]
+}
+
+# ---- training ----
+
+# 20 sequences an update: micro-batches of 3, the last one of 2.
+run=(--layers 2 --channels 32 --heads 2 --seq-len 16 --batch 3 --total-batch 320 --steps 9 --save-every 3 --eval-every 4
+    --eval-batches 5 --samples 1 --sample-tokens 4 --sample-every 9)
+
+# trains N OUT OPTIONS...: N ranks, which must succeed and have nothing to complain about.
+trains() {
+    local n=$1 out=$2
+    shift 2
+    ranks "$n" "$trainer" --out "$out" "$@"
+    check "$out: exit status $status, $(head -n 1 stderr)" [ $status = 0 ]
+    check "$out: standard error: $(head -n 1 stderr)" [ ! -s stderr ]
+}
+
+# The losses, norms and rates of all steps, as they were logged.
+logged() { sed -n 's/^{"kind":"\(train\|val\)","step":\([0-9]*\),"loss":\([^,}]*\)\(,"norm":[^,]*,"lr":[^,]*\)\?.*/\1 \2 \3 \4/p' "$1/log.jsonl"; }
+
+same_model() { check "$3: the same weights" cmp -s "$1/model.safetensors" "$2/model.safetensors"; }
+same_log() { check "$3: the same log" [ -n "$(logged "$1")" -a "$(logged "$1")" = "$(logged "$2")" ]; }
+
+# last_loss OUT
+last_loss() { logged "$1" | sed -n 's/^val 9 \([0-9.]*\) *$/\1/p'; }
+
+# near WHAT A B TOLERANCE: relative.
+near() { check "$1: $2 and $3" awk -v a="$2" -v b="$3" -v t="$4" 'BEGIN { d = a > b ? a - b : b - a; exit !(a > 0 && d <= t * a) }'; }
+
+test_same_bits() {
+    local n
+    trains 1 one "${run[@]}" --zero 2
+    cp stdout one.txt
+    check "empty rows are said: $(grep batches: stdout)" \
+        grep -q '^batches: 20 sequences an update in 7 micro-batches, 4.8 % empty$' stdout
+    for n in 2 3 4; do
+        trains $n of_$n "${run[@]}" --zero 2
+        same_model one/step_00000009 of_$n/step_00000009 "$n ranks"
+        same_log one of_$n "$n ranks"
+        check "$n ranks: $(head -n 1 stdout)" grep -q "^processes: $n on 1 machine (mpirun, .*), rank 0 on $(uname -n); zero 2, shards of $n$" stdout
+        check "$n ranks: the same sample" [ "$(grep -A 2 '^step 9: sample' stdout)" = "$(grep -A 2 '^step 9: sample' one.txt)" ]
+        check "$n ranks: $(ls of_$n/step_00000009/optimizer.* | wc -l) parts" [ "$(ls of_$n/step_00000009/optimizer.* | wc -l)" = $n ]
+    done
+}
+
+# Each optimizer's state is divided as its slots are. Blocks of 64 want as many channels. Rules of whole matrices gather what
+# the processes have of them.
+test_optimizers() {
+    local optimizer options wide=(--layers 2 --channels 64 "${run[@]:4}")
+    for optimizer in adamw8bit lion; do
+        trains 1 "one_$optimizer" "${wide[@]}" --optimizer "$optimizer" --zero 2
+        trains 3 "three_$optimizer" "${wide[@]}" --optimizer "$optimizer" --zero 2
+        same_model "one_$optimizer/step_00000009" "three_$optimizer/step_00000009" "--optimizer $optimizer, 3 ranks"
+        trains 2 "two_$optimizer" --resume "three_$optimizer/step_00000003" --zero 2
+        same_model "one_$optimizer/step_00000009" "two_$optimizer/step_00000009" "--optimizer $optimizer, 3 ranks, then 2"
+    done
+    while read -r optimizer options; do
+        trains 1 "one_$optimizer" "${run[@]}" --optimizer "$optimizer" $options --zero 2
+        trains 4 "four_$optimizer" "${run[@]}" --optimizer "$optimizer" $options --zero 2
+        same_log "one_$optimizer" "four_$optimizer" "--optimizer $optimizer, 4 ranks"
+        trains 2 "two_$optimizer" --resume "four_$optimizer/step_00000003" --zero 2
+        same_model "one_$optimizer/step_00000009" "two_$optimizer/step_00000009" "--optimizer $optimizer, 4 ranks, then 2"
+        trains 3 "three_$optimizer" --resume "two_$optimizer/step_00000006" --zero 2
+        same_model "one_$optimizer/step_00000009" "three_$optimizer/step_00000009" "--optimizer $optimizer, then 3"
+    done <<'END'
+muon --muon-rows on --cautious-decay on --grad-clip 0.5 --freeze embeddings,blocks[0],mlp[1]
+adafactor --adafactor-beta1 0.9 --adafactor-scale on
+END
+    trains 3 adafactor_0 "${run[@]}" --optimizer adafactor --zero 0
+    trains 3 adafactor_1 "${run[@]}" --optimizer adafactor --zero 1
+    same_model adafactor_0/step_00000009 adafactor_1/step_00000009 "--optimizer adafactor, stages 0 and 1"
+    check "they differ" [ -z "$(md5sum {one_*,adafactor_0}/step_00000009/model.safetensors | cut -d ' ' -f 1 | sort | uniq -d)" ]
+}
+
+test_stages() {
+    local n zero
+    for zero in 0 1; do
+        trains 1 one_$zero "${run[@]}" --zero $zero
+        trains 3 three_$zero "${run[@]}" --zero $zero
+        near "--zero $zero: the validation loss of 3 ranks" "$(last_loss one_$zero)" "$(last_loss three_$zero)" 1e-6
+        near "--zero $zero and 2" "$(last_loss one_$zero)" "$(last_loss one)" 1e-6
+    done
+    same_model one_0/step_00000009 one_1/step_00000009 "stages 0 and 1 of one process"
+    same_model three_0/step_00000009 three_1/step_00000009 "stages 0 and 1 of 3 ranks"
+    check "stage 0 has one part of the state" [ "$(ls three_0/step_00000009/optimizer.*)" = three_0/step_00000009/optimizer.1of1.safetensors ]
+}
+
+# Gradients of what is frozen in some blocks only, and of blocks that the backward pass does not come to.
+test_freeze() {
+    local frozen='embeddings,blocks[0],mlp[1]' n zero
+    trains 1 frozen_1 "${run[@]}" --zero 2 --freeze "$frozen"
+    for n in 2 3; do
+        trains $n frozen_$n "${run[@]}" --zero 2 --freeze "$frozen"
+        same_model frozen_1/step_00000009 frozen_$n/step_00000009 "frozen, $n ranks"
+        same_log frozen_1 frozen_$n "frozen, $n ranks"
+    done
+    trains 3 frozen_elastic --resume frozen_2/step_00000003
+    same_model frozen_1/step_00000009 frozen_elastic/step_00000009 "frozen, 2 ranks, then 3"
+    trains 3 frozen_1_of_3 "${run[@]}" --zero 1 --freeze "$frozen"
+    near "frozen, --zero 1 and 2" "$(last_loss frozen_1)" "$(last_loss frozen_1_of_3)" 1e-6
+    frozen='wte,attproj?,blocks[0]' # below block 0, which has no gradients, wpe is trained
+    trains 1 parts_1 "${run[@]}" --zero 2 --freeze "$frozen"
+    trains 3 parts_3 "${run[@]}" --zero 2 --freeze "$frozen"
+    same_model parts_1/step_00000009 parts_3/step_00000009 "frozen in all blocks, 3 ranks"
+    trains 2 parts_elastic --resume parts_3/step_00000003
+    same_model parts_1/step_00000009 parts_elastic/step_00000009 "frozen in all blocks, 3 ranks, then 2"
+    for zero in 0 1; do
+        trains 3 parts_zero_$zero "${run[@]}" --zero $zero --freeze "$frozen"
+    done
+    same_model parts_zero_0/step_00000009 parts_zero_1/step_00000009 "frozen in all blocks, stages 0 and 1 of 3 ranks"
+}
+
+# Layers that share parameters: their groups are complete at different times, and there are fewer of them.
+test_share() {
+    local share four=(--layers 4 "${run[@]:2}")
+    for share in pairs attention; do
+        trains 1 one_$share "${four[@]}" --zero 2 --share-layers $share
+        trains 2 two_$share "${four[@]}" --zero 2 --share-layers $share --model-file-gb 0.00006
+        trains 3 three_$share --resume two_$share/step_00000003 --model-file-gb 5
+        same_model one_$share/step_00000009 three_$share/step_00000009 "--share-layers $share, 2 ranks, then 3"
+        same_log one_$share two_$share "--share-layers $share, 2 ranks"
+    done
+    trains 1 one_loop "${four[@]}" --zero 1 --share-layers loop:2
+    trains 3 three_loop "${four[@]}" --zero 1 --share-layers loop:2
+    near "--share-layers loop:2, --zero 1" "$(last_loss one_loop)" "$(last_loss three_loop)" 1e-6
+}
+
+# in_files CHECKPOINT COUNT: its weights are in COUNT files, with an index.
+in_files() {
+    check "$1: $(ls "$1" | grep -c '^model')" [ "$(ls "$1" | grep '^model')" = \
+        "$(for f in $(seq "$2"); do printf 'model-%05d-of-%05d.safetensors\n' "$f" "$2"; done; echo model.safetensors.index.json)" ]
+}
+
+# Tasks and perplexity of any number of ranks, more than there are rows for, too.
+test_tasks() {
+    local n fixtures=$root/dev/ref/fixtures/tasks
+    printf '%b' "$(for n in {1..700}; do printf '\\x%02x\\x00' $((n * n % 251)); done)" >tokens.bin
+    for n in 1 2 3; do
+        trains $n tasks_$n --steps 0 --model "$fixtures/model.bin" --batch 4 --tasks "$fixtures/choices.bin" \
+            --perplexity tokens.bin --stride 40 --data-format nanogpt "$@"
+    done
+    for n in 2 3; do
+        check "$n ranks: the same scores: $(grep -c '"kind":"task"' tasks_$n/log.jsonl)" \
+            cmp <(grep '"kind":"task"' tasks_1/log.jsonl) <(grep '"kind":"task"' tasks_$n/log.jsonl)
+    done
+    check "there are some" [ "$(grep -c '"kind":"task"' tasks_1/log.jsonl)" = 2 ]
+    mkdir -p tasks_of_{0,1} && cp "$fixtures/choices.bin" tasks_of_0 && cp "$fixtures/choices.bin" tasks_of_1
+    printf '\003' | dd of=tasks_of_1/choices.bin bs=1 seek=1030 conv=notrunc status=none # another ending is right
+    ranks 2 bash -c 'cd tasks_of_$OMPI_COMM_WORLD_RANK && exec "$@"' _ "$trainer" --steps 0 --model "$fixtures/model.bin" \
+        --tasks choices.bin "$@"
+    check "other tasks: exit status $status, $(head -n 1 stderr)" [ $status = 1 ]
+    check "other tasks: $(head -n 1 stderr)" grep -q '^error: the ranks disagree about choices: ' stderr
+}
+
+# Saved by 4, continued by 2, which write three files of weights, then 3; by one process.
+test_elastic() {
+    trains 2 elastic_2 --resume of_4/step_00000003 --model-file-gb 0.00006
+    in_files elastic_2/step_00000006 3
+    trains 3 elastic_3 --resume elastic_2/step_00000006 --model-file-gb 5
+    same_model one/step_00000009 elastic_3/step_00000009 "4 ranks, then 2, then 3"
+    trains 1 elastic_1 --resume of_3/step_00000006 --zero 2
+    same_model one/step_00000009 elastic_1/step_00000009 "3 ranks, then 1"
+    trains 3 elastic_other --resume of_2/step_00000003 --zero 1 --batch 2
+    near "another stage and micro-batch" "$(logged one | grep '^train 9' | cut -d ' ' -f 3)" \
+        "$(logged elastic_other | grep '^train 9' | cut -d ' ' -f 3)" 1e-5
+    trains 3 old --resume "$root/dev/ref/fixtures/checkpoint_1of1"
+}
+
+# All ranks end early at the same step, as one process does, and keep the same checkpoint.
+test_early() {
+    local n
+    { head -c 800 /dev/zero | tr '\0' b; head -c 4000 /dev/zero | tr '\0' a; } >turn.txt
+    head -c 300 /dev/zero | tr '\0' b >turned.txt
+    for n in 1 2; do
+        trains $n early_$n --layers 1 --channels 16 --heads 2 --seq-len 16 --batch 1 --total-batch 32 --samples 0 --zero 2 --shuffle off \
+            --train-data turn.txt --val-data turned.txt --lr 0.01 --steps 100 --eval-every 5 --patience 3 --keep-best on --keep 1
+    done
+    check "ended early: $(grep '^stopped' stdout)" grep -q '^stopped by --patience 3 after step [1-9][05]: ' stdout
+    same_log early_1 early_2 "--patience"
+    check "the same checkpoints: $(cd early_1 && echo step_*), $(cd early_2 && echo step_*)" \
+        [ "$(cd early_1 && echo step_*)" = "$(cd early_2 && echo step_*)" ]
+    check "two" [ "$(cd early_2 && ls -d step_* | wc -l)" = 2 ]
+}
+
+# A rank that differs from the others, or another run in the same directory.
+test_disagreement() {
+    local only run=("${run[@]}" --out other)
+    ranks 1 "$trainer" "${run[@]}" --seed 7 : -n 2 "$trainer" "${run[@]}"
+    check "another seed: exit status $status" [ $status = 1 ]
+    check "another seed: $(head -n 1 stderr)" grep -q '^error: the ranks disagree about --seed: 7 on rank 0, 42 on ranks 1 2$' stderr
+    cp "$trainer" other_program && echo >>other_program
+    ranks 2 "$trainer" "${run[@]}" : -n 1 ./other_program "${run[@]}"
+    check "another program: exit status $status" [ $status = 1 ]
+    check "another program: $(head -n 1 stderr)" grep -q '^error: the ranks disagree about the program' stderr
+    ranks 2 "$trainer" "${run[@]}" : -n 1 "$trainer" "${run[@]}" --zero 1
+    check "another stage: $(head -n 1 stderr)" grep -q '^error: the ranks disagree about --zero: 2 on ranks 0 1, 1 on rank 2$' stderr
+    for only in "--plan on" "--fit 1" "--verify-data on"; do
+        ranks 2 "$trainer" "${run[@]}" : -n 1 "$trainer" "${run[@]}" ${only% on}
+        check "$only on one rank: exit status $status, after $seconds s" [ $status = 1 -a $seconds -le $end_s ]
+        check "$only on one rank: $(head -n 1 stderr)" \
+            grep -q "^error: the ranks disagree about ${only% *}: .* on ranks 0 1, ${only#* } on rank 2\$" stderr
+    done
+    ranks 2 "$trainer" "${run[@]}" : -n 1 "$trainer" "${run[@]/other/another}"
+    check "another directory: $(head -n 1 stderr)" \
+        grep -q '^error: the ranks disagree about --out, a directory .*: is there on ranks 0 1, is missing on rank 2$' stderr
+    check "and nothing is left there: $(ls -A other)" [ -z "$(compgen -G 'other/.probe*')" ]
+    ranks 2 "$trainer" "${run[@]}" --zero 3
+    check "--zero 3: exit status $status, $(head -n 1 stderr)" [ $status = 2 -a "$(grep -c '^error: --zero 3' stderr)" = 1 ]
+}
+
+# differs WHAT LINE VARIABLE OPTIONS...: the last of 3 ranks has a fault (fault.c), and all end with LINE.
+differs() {
+    local what=$1 line=$2 fault=$3
+    shift 3
+    ranks 2 "$trainer" "$@" : -n 1 env LD_PRELOAD="$PWD/fault.so" "$fault" "$trainer" "$@"
+    check "$what: exit status $status" [ $status = 1 ]
+    check "$what: $(grep -m 1 '^error' stderr)" grep -q "^error: $line" stderr
+}
+
+# A rank that starts like the others, and goes astray.
+test_drift() {
+    local run=(--layers 2 --channels 32 --heads 2 --seq-len 16 --batch 3 --total-batch 320 --steps 6 --zero 0 --out drift)
+    "${CC:-cc}" -shared -fPIC "$root/dev/test/lib/fault.c" -o fault.so -ldl
+    differs "other mathematics" "the ranks disagree about results of the mathematics library" FAULT_POW_AT=0.37 "${run[@]}" --eval-every 0
+    differs "other weights at a validation" \
+        "the ranks disagree about the parameters after step 4 (checksum): [0-9a-f]* on ranks 0 1, [0-9a-f]* on rank 2" \
+        FAULT_POW_AT=3 "${run[@]}" --eval-every 4 --eval-batches 1
+    differs "other weights at a save" "the ranks disagree about the parameters after step 6" FAULT_POW_AT=3 "${run[@]}" --eval-every 0
+    check "and it is not saved" [ ! -e drift/step_00000006 ]
+    differs "another learning rate" "step 5: rank 2 judged the step before otherwise than rank 0" FAULT_COS_FROM=36 "${run[@]}" --eval-every 0
+}
+
+# A rank that starts from other weights: in memory, or from another copy of the model on its disk.
+test_other_weights() {
+    local how rank
+    seq 1 400 >start.txt
+    for rank in 0 1; do
+        good "a model" --layers 1 --channels 16 --heads 2 --seq-len 16 --batch 2 --train-data start.txt --steps 2 --samples 0 --seed $rank --out start_$rank
+        mkdir disk_$rank && cp -r start_$rank/step_00000002 disk_$rank/m && rm disk_$rank/m/state.json
+    done
+    for how in "--train-data $work/start.txt --eval-every 0 --zero 2 --steps 3 --out $work/mixture" "--steps 0 --perplexity $work/start.txt"; do
+        # shellcheck disable=SC2086
+        differs "other weights in memory" "the ranks disagree about the parameters after step 0 (checksum)" FAULT_MAP=model.safetensors \
+            --model disk_0/m --samples 0 $how
+        ranks 2 bash -c "cd disk_\$OMPI_COMM_WORLD_RANK && exec '$trainer' --model m --samples 0 $how"
+        check "other files: exit status $status" [ $status = 1 ]
+        check "other files: $(grep -m 1 '^error' stderr)" grep -q '^error: the ranks disagree about the files of the weights' stderr
+    done
+    check "nothing is saved" [ ! -e mixture/step_00000003 ]
+}
+
+# A rank that cannot write into --out, but will have to.
+test_read_only() {
+    local run=(--layers 2 --channels 32 --heads 2 --seq-len 16 --batch 3 --total-batch 320 --steps 1000000 --samples 0 --eval-every 0 --out read_only)
+    ranks 2 "$trainer" "${run[@]}" : -n 1 env LD_PRELOAD="$PWD/fault.so" FAULT_PATH=.probe FAULT_AT=1 "$trainer" "${run[@]}"
+    check "a rank that cannot save: exit status $status" [ $status = 1 ]
+    check "it says so: $(grep -m 1 '^error' stderr)" grep -q '^error: read_only: cannot save there: No space left on device' stderr
+    check "before the first step" [ "$(grep -c '"train"' read_only/log.jsonl 2>/dev/null)" = "" ]
+}
+
+# A rank whose forward passes take long.
+test_slow_rank() {
+    local run=(--layers 1 --channels 32 --heads 2 --seq-len 16 --batch 1 --total-batch 48 --steps 60 --samples 0 --eval-every 0)
+    ranks 2 "$trainer" "${run[@]}" : -n 1 env LD_PRELOAD="$PWD/fault.so" FAULT_LOG_US=100 "$trainer" "${run[@]}"
+    check "a slow rank: exit status $status, $(cat stderr)" [ $status = 0 ]
+    check "a slow rank: $(grep note: stdout)" \
+        [ "$(grep -c "^note: rank 2 ($(uname -n)) computes [0-9]* % slower than the median, and all wait for it" stdout)" = 1 ]
+}
+
+# begins OUT N COMMAND...: in the background, until its first checkpoint is there; sets `process`, that of mpirun.
+begins() {
+    local out=$1 n=$2 i
+    shift 2
+    set -m
+    timeout 120 mpirun --oversubscribe --bind-to none -n "$n" "$@" --out "$out" >stdout 2>stderr </dev/null &
+    process=$!
+    set +m
+    for i in $(seq 300); do
+        [ -z "$(compgen -G "$out/step_*/state.json")" ] || return 0
+        sleep 0.1
+    done
+    check "$out: no checkpoint after 30 s" false
+}
+
+# ended WHAT STATUS: what `begins` has begun ends with this status, within end_s.
+ended() {
+    local begin=$SECONDS
+    wait $process
+    status=$?
+    check "$1: exit status $status, wanted $2" [ $status = "$2" ]
+    check "$1: took $((SECONDS - begin)) s" [ $((SECONDS - begin)) -le $end_s ]
+    check "$1: processes are left" [ -z "$(pgrep -f "^$trainer")" ]
+}
+
+rank_pid() { pgrep -f "^$trainer" | sed -n "$1p"; }
+
+long=(--layers 2 --channels 32 --heads 2 --seq-len 16 --batch 3 --total-batch 320 --steps 100000 --save-every 3 --keep 2
+    --eval-every 0 --samples 0)
+
+# continues OUT: the last checkpoint is complete, and a run with another number of ranks resumes from it.
+continues() {
+    ranks 2 "$trainer" --out "$1" --resume on --max-hours 0.0001
+    check "$1 continues: exit status $status, $(grep -m 1 '^error' stderr)" [ $status = 75 ]
+    check "$1 continues: $(grep '^resume: from' stdout)" grep -q "^resume: from $1/step_" stdout
+}
+
+test_signals() {
+    begins term 3 "$trainer" "${long[@]}"
+    kill -TERM "$(rank_pid 2)"
+    ended "SIGTERM to one rank" 75
+    check "SIGTERM to one rank: $(tail -n 1 stdout)" grep -q 'SIGTERM.*; the same command with --resume on continues' stdout
+    continues term
+    begins usr2 2 "$trainer" "${long[@]}"
+    kill -USR2 "$(pgrep -P $process mpirun || echo $process)"
+    ended "SIGUSR2 to mpirun" 75
+    check "SIGUSR2 to mpirun: $(tail -n 1 stdout)" grep -q 'SIGUSR2.*--resume on continues' stdout
+}
+
+test_failures() {
+    begins killed 3 "$trainer" "${long[@]}"
+    kill -KILL "$(rank_pid 3)"
+    ended "kill -9 of one rank" 137
+    continues killed
+    begins stopped 3 "$trainer" "${long[@]}" --timeout 1
+    kill -STOP "$(rank_pid 2)"
+    ended "kill -STOP of one rank" 1
+    check "kill -STOP of one rank: $(grep -m 1 '^error' stderr)" grep -q '^error: rank [02] of 3 .* has waited [0-9]* s in step' stderr
+    continues stopped
+    ranks 3 bash -c '[ $OMPI_COMM_WORLD_RANK != 1 ] || ulimit -f 12; exec "$0" "$@"' "$trainer" "${long[@]}" --out full
+    check "no room for one rank's file: exit status $status" [ $status = 1 ]
+    check "no room for one rank's file: $(grep -m 1 '^error' stderr)" grep -q '^error: full/step_00000003.part/optimizer.2of3.safetensors: .*File too large' stderr
+    check "and the rank is named: $(grep -m 1 '^    on' stderr)" grep -q '^    on rank 1 of 3' stderr
+    check "and no checkpoint is left" [ -z "$(compgen -G 'full/step_*/state.json')" ]
+}
+
+# ---- GPUs ----
+
+test_gpu_messages() {
+    local n streams
+    for streams in eager lazy random; do
+        for n in 2 3 4; do
+            CUSIM_STREAMS=$streams ranks $n "$test_comm"
+            check "$n GPUs, $streams: exit status $status, $(head -n 1 stderr)" [ $status = 0 ]
+            check "$n GPUs, $streams: $(cat stdout)" [ "$(cat stdout)" = "test_comm_nccl: ok" ]
+        done
+    done
+}
+
+test_gpu_errors() {
+    ends_all "one GPU for all" 1 "ranks 0 and 1 have the same GPU, 0000:03:00.0 of $(uname -n); wanted one GPU for each process" \
+        "rank 0 of 3" "$test_comm" device 2
+    CUSIM_DEVICES=2 ends_all "too few GPUs" 1 "3 processes on $(uname -n), which has 2 GPUs; wanted one GPU for each process" \
+        "rank 0 of 3" "$test_comm"
+    CUSIM_NCCL_FAULT=1:2:error ends_all "an error of NCCL" 1 "NCCL: remote process exited or there was a network error.*" \
+        "rank 1 of 3" "$test_comm" check
+    CUSIM_NCCL_FAULT=1:2:die ranks 3 "$test_comm" check
+    check "kill -9 in NCCL: exit status $status" [ $status = 137 ]
+}
+
+# stuck_gpus WHAT COMMAND...: all three ranks wait, and say for what.
+stuck_gpus() {
+    local what=$1
+    shift
+    ranks 3 "$@"
+    check "$what: exit status $status, after $seconds s" [ $status = 1 -a $seconds -le $end_s ]
+    check "$what: rank 0" grep -q "^error: rank 0 of 3 (.*) has waited [0-9]* s in step 12, the GPU's work" stderr
+    check "$what: processes are left" [ -z "$(pgrep -f "^$test_comm")" ]
+}
+
+test_gpu_watchdog() {
+    stuck_gpus "a collective that others do not call" "$test_comm" wait --timeout 2
+    check "the others: $(grep -c '^error: ' stderr)" \
+        [ "$(grep -c '^error: rank [12] of 3 (.*) has waited [0-9]* s in step 12, reduce of block 7' stderr)" = 2 ]
+    CUSIM_NCCL_FAULT=1:1:hang stuck_gpus "a GPU that hangs" "$test_comm" check --timeout 2
+}
+
+# 10 sequences an update, in 5 micro-batches: uneven for 2 and 4 GPUs. Runs with the same cache have the same algorithms of
+# products. Stages add in other orders: TF32 would round the last bits up to its own.
+gpu_run=(--layers 2 --channels 32 --heads 2 --seq-len 16 --batch 2 --total-batch 160 --steps 6 --samples 1 --sample-tokens 4
+    --sample-every 6 --eval-batches 3 --save-every 3 --eval-every 3 --tf32 off)
+
+test_gpu_same_bits() {
+    local n zero
+    trains 1 one "${gpu_run[@]}" --zero 2
+    for zero in 2 3; do
+        for n in 1 2 4; do
+            trains $n z${zero}_$n "${gpu_run[@]}" --zero $zero
+            same_model one/step_00000006 z${zero}_$n/step_00000006 "--zero $zero, $n GPUs"
+            same_log one z${zero}_$n "--zero $zero, $n GPUs"
+        done
+        CUSIM_STREAMS=lazy CUSIM_ORDER=random trains 2 lazy_$zero "${gpu_run[@]}" --zero $zero
+        same_model one/step_00000006 lazy_$zero/step_00000006 "--zero $zero, lazy streams"
+        CUSIM_STREAMS=random trains 3 random_$zero "${gpu_run[@]}" --zero $zero --graph off
+        same_model one/step_00000006 random_$zero/step_00000006 "--zero $zero, streams in any order, no graphs"
+    done
+    check "the first line: $(head -n 1 stdout)" \
+        grep -q "^processes: 3 on 1 machine (mpirun, .*), rank 0 on $(uname -n); zero 3, shards of 3$" stdout
+    CUSIM_STREAMS=lazy ranks 2 "$trainer" --layers 2 --channels 32 --heads 2 --seq-len 16 --batch 2 --total-batch 160 --steps 2 \
+        --samples 0 --eval-every 0 # the last update is still collected when the model is closed
+    check "without files: exit status $status, $(head -n 1 stderr)" [ $status = 0 ]
+}
+
+# NCCL takes 64 MiB here, at its first operations: a plan that leaves it out fills the GPU, and the
+# run ends in an allocation.
+test_gpu_memory() {
+    local mib=155 full=(--layers 4 --channels 64 --heads 2 --seq-len 64 --batch 16 --steps 1 --samples 0 --eval-every 0 --autotune off)
+    case $built in */BF16/*) mib=149 ;; esac
+    CUSIM_MEMORY_MIB=$mib ranks 2 "$trainer" "${full[@]}" --out memory
+    check "memory beside NCCL: exit status $status, $(head -n 1 stderr)" [ $status = 0 ]
+    check "NCCL's is said: $(grep NCCL stdout)" grep -q '^NCCL [0-9.]*: 64.0 MiB of GPU memory$' stdout
+    check "and planned: $(grep '^memory' stdout)" grep -q '^memory per GPU: .* + NCCL 64.0 + ' stdout
+    check "what fits is chosen: $(grep '^recompute' stdout)" grep -q '^recompute: level mlp, the lowest that fits into ' stdout
+    CUSIM_MEMORY_MIB=100 ranks 2 "$trainer" "${full[@]}" --out memory
+    check "what does not fit: exit status $status, $(grep -m 1 error stderr)" \
+        [ $status = 1 -a "$(grep -c '^error: the run needs .* MiB of GPU memory, .* are free' stderr)" = 1 ]
+    ranks 2 "$trainer" "${full[@]}" --plan
+    check "a plan estimates it: $(grep -o 'NCCL [0-9.]*' stdout)" grep -q '^memory per GPU: .* + NCCL 1408.0 + ' stdout
+}
+
+# Each process finds another algorithm fastest, and none has a cache: all take rank 0's.
+test_gpu_autotune() {
+    local fast=(env -u XDG_CACHE_HOME -u HOME CUSIM_LT_FAST=2 "$trainer" "${gpu_run[@]}")
+    local other=(env -u XDG_CACHE_HOME -u HOME CUSIM_LT_FAST=1 "$trainer" "${gpu_run[@]}")
+    ranks 1 "${fast[@]}" --zero 2 --out fast
+    ranks 1 "${fast[@]}" --zero 2 --out fast_3 : -n 2 "${other[@]}" --zero 2 --out fast_3
+    check "algorithms of rank 0: exit status $status, $(head -n 1 stderr)" [ $status = 0 ]
+    same_model fast/step_00000006 fast_3/step_00000006 "algorithms of rank 0"
+    ranks 1 "${other[@]}" --zero 2 --out other
+    check "other algorithms have other bits" [ "$(sha1sum <fast/step_00000006/model.safetensors)" != "$(sha1sum <other/step_00000006/model.safetensors)" ]
+}
+
+# What is on the host or on a disk between its uses, also from a checkpoint and to one. Of four blocks two parts of the
+# residual stream are moved.
+test_gpu_offload() {
+    local all=(--zero 3 --offload-params on --offload-residuals on --recompute 3
+        --offload-optimizer disk --offload-path nvme)
+    local four=(--layers 4 "${gpu_run[@]:2}")
+    local none=(--offload-params off --offload-residuals off --offload-optimizer off --offload-path '')
+    CUSIM_STREAMS=random trains 2 offload "${gpu_run[@]}" --zero 3 --offload-optimizer host
+    same_model one/step_00000006 offload/step_00000006 "--offload-optimizer host, 2 GPUs"
+    trains 1 offload_off --resume one/step_00000003 --zero 2 --offload-optimizer host
+    same_model one/step_00000006 offload_off/step_00000006 "saved without --offload-optimizer host, continued with it"
+    trains 1 four "${four[@]}" --zero 2
+    CUSIM_STREAMS=random CUSIM_ORDER=random trains 2 all "${four[@]}" "${all[@]}"
+    same_model four/step_00000006 all/step_00000006 "all is offloaded, 2 GPUs"
+    same_log four all "all is offloaded, 2 GPUs"
+    CUSIM_STREAMS=lazy trains 1 all_on --resume four/step_00000003 "${all[@]}"
+    same_model four/step_00000006 all_on/step_00000006 "continued with all offloaded"
+    trains 1 all_off --resume all/step_00000003 --zero 2 "${none[@]}"
+    same_model four/step_00000006 all_off/step_00000006 "saved with all offloaded, continued without"
+    check "nothing is left on the disk: $(ls nvme)" [ -z "$(ls nvme)" ]
+}
+
+# Rules of whole matrices gather what the processes have of them; saved with all on the host or a disk by three, continued
+# without by two.
+test_gpu_matrices() {
+    local optimizer options none=(--offload-params off --offload-optimizer off --offload-path '')
+    while read -r optimizer options; do
+        trains 1 "one_$optimizer" "${gpu_run[@]}" --optimizer "$optimizer" $options --zero 2
+        CUSIM_STREAMS=random trains 3 "three_$optimizer" "${gpu_run[@]}" --optimizer "$optimizer" $options --zero 3 \
+            --offload-params on --offload-optimizer disk --offload-path nvme
+        same_model "one_$optimizer/step_00000006" "three_$optimizer/step_00000006" "--optimizer $optimizer, 3 GPUs"
+        CUSIM_STREAMS=lazy CUSIM_ORDER=random trains 2 "two_$optimizer" --resume "three_$optimizer/step_00000003" --zero 2 "${none[@]}"
+        same_model "one_$optimizer/step_00000006" "two_$optimizer/step_00000006" "--optimizer $optimizer, 3 GPUs, then 2"
+    done <<'END'
+muon --muon-rows on --cautious-decay on --share-layers attention
+adafactor --adafactor-beta1 0.9 --adafactor-scale on
+END
+}
+
+# Frozen blocks, and what is frozen in all of them, have neither gradients nor state on GPUs, by rules of elements and of
+# matrices.
+test_gpu_freeze() {
+    local optimizer frozen=(--layers 3 "${gpu_run[@]:2}" --freeze 'embeddings,blocks[0-1]')
+    local parts=("${gpu_run[@]}" --freeze wte,attention)
+    for optimizer in adamw muon adafactor; do
+        trains 1 "frozen_$optimizer" "${frozen[@]}" --optimizer $optimizer --zero 2
+        CUSIM_STREAMS=random trains 3 "frozen_3_$optimizer" "${frozen[@]}" --optimizer $optimizer --zero 2 \
+            --offload-optimizer host
+        same_model "frozen_$optimizer/step_00000006" "frozen_3_$optimizer/step_00000006" "frozen, --optimizer $optimizer, 3 GPUs"
+        trains 2 "frozen_2_$optimizer" --resume "frozen_3_$optimizer/step_00000003" --offload-optimizer off
+        same_model "frozen_$optimizer/step_00000006" "frozen_2_$optimizer/step_00000006" "frozen, --optimizer $optimizer, 3 GPUs, then 2"
+        trains 1 "parts_$optimizer" "${parts[@]}" --optimizer $optimizer --zero 2
+        CUSIM_STREAMS=random trains 3 "parts_3_$optimizer" "${parts[@]}" --optimizer $optimizer --zero 2 \
+            --offload-optimizer host
+        same_model "parts_$optimizer/step_00000006" "parts_3_$optimizer/step_00000006" "frozen in all blocks, --optimizer $optimizer, 3 GPUs"
+    done
+    trains 2 parts_one "${parts[@]}" --optimizer muon --zero 3 # where groups have one part, frozen or not
+    same_model parts_muon/step_00000006 parts_one/step_00000006 "frozen in all blocks, --zero 2 and 3"
+}
+
+# val_6 OUT: the last validation loss.
+val_6() { logged "$1" | sed -n 's/^val 6 \([0-9.]*\) *$/\1/p'; }
+
+test_gpu_stages() {
+    trains 2 z0_2 "${gpu_run[@]}" --zero 0
+    trains 2 z1_2 "${gpu_run[@]}" --zero 1
+    case $built in */FP32/*) same_model z0_2/step_00000006 z1_2/step_00000006 "--zero 0 and 1" ;; esac
+    for zero in 0 1; do
+        near "--zero $zero and 2" "$(logged one | sed -n 's/^train 6 \([0-9.]*\).*/\1/p')" \
+            "$(logged z${zero}_2 | sed -n 's/^train 6 \([0-9.]*\).*/\1/p')" "$(case $built in */FP32/*) echo 1e-6 ;; *) echo 2e-3 ;; esac)"
+    done
+}
+
+# Layers that share parameters. In the last micro-step a GPU has no batch, and moves what the others move.
+test_gpu_share() {
+    local share four=(--layers 4 "${gpu_run[@]:2}")
+    for share in pairs attention; do
+        trains 1 one_$share "${four[@]}" --zero 2 --share-layers $share
+        CUSIM_STREAMS=random trains 2 two_$share "${four[@]}" --zero 3 --share-layers $share --offload-params on
+        same_model one_$share/step_00000006 two_$share/step_00000006 "--share-layers $share, --zero 3 on 2 GPUs"
+        same_log one_$share two_$share "--share-layers $share, --zero 3 on 2 GPUs"
+        CUSIM_STREAMS=lazy trains 3 three_$share --resume two_$share/step_00000003 --zero 2 --offload-params off
+        same_model one_$share/step_00000006 three_$share/step_00000006 "--share-layers $share, then --zero 2 on 3"
+    done
+    CUSIM_STREAMS=random trains 3 three_all "${four[@]}" --zero 3 --share-layers all
+    trains 1 one_all "${four[@]}" --zero 2 --share-layers all
+    same_model one_all/step_00000006 three_all/step_00000006 "--share-layers all, --zero 3 on 3 GPUs"
+    CUSIM_STREAMS=random trains 2 two_loop "${four[@]}" --zero 1 --share-layers loop:2
+    trains 1 one_loop "${four[@]}" --zero 1 --share-layers loop:2
+    near "--share-layers loop:2, --zero 1" "$(val_6 one_loop)" "$(val_6 two_loop)" \
+        "$(case $built in */FP32/*) echo 1e-6 ;; *) echo 2e-3 ;; esac)"
+}
+
+# Two machines with two GPUs each.
+test_gpu_levels() {
+    local zero streams=eager
+    export LLMC_NODES=2
+    for zero in 0 3; do
+        CUSIM_STREAMS=$streams trains 4 levels_$zero "${gpu_run[@]}" --zero $zero
+        near "--zero $zero, two levels" "$(val_6 "$([ $zero = 0 ] && echo z0_2 || echo one)")" "$(val_6 levels_$zero)" \
+            "$(case $zero-$built in 3-* | *FP32*) echo 1e-5 ;; *) echo 2e-3 ;; esac)"
+        streams=random
+    done
+    check "no graphs: $(grep '^graph' stdout)" grep -q '^graph: off, with replicas of the model; --graph on tries it$' stdout
+    CUSIM_STREAMS=random trains 4 levels_graph "${gpu_run[@]}" --zero 3 --graph on
+    same_model levels_3/step_00000006 levels_graph/step_00000006 "two levels, in graphs"
+    for streams in lazy random; do # as on a GPU that does one operation of NCCL at a time
+        CUSIM_NCCL_SERIAL=1 CUSIM_NCCL_TIMEOUT=10 CUSIM_STREAMS=$streams trains 4 levels_serial "${gpu_run[@]}" --zero 3
+        same_model levels_3/step_00000006 levels_serial/step_00000006 "two levels, one operation at a time, $streams streams"
+        rm -r levels_serial
+    done
+    CUSIM_STREAMS=random trains 4 levels_adafactor "${gpu_run[@]}" --zero 3 --optimizer adafactor --adafactor-beta1 0.9 --adafactor-scale on
+    near "--optimizer adafactor, two levels" "$(val_6 one_adafactor)" "$(val_6 levels_adafactor)" 1e-5
+    check "the first line: $(head -n 1 stdout)" \
+        grep -q "^processes: 4 on 2 machines (mpirun, .*), rank 0 on $(uname -n); zero 3, shards of 2, 2 replicas$" stdout
+    check "the traffic: $(grep '^each update' stdout)" \
+        grep -q '^each update: every GPU sends [0-9.]* MiB within its 2, and [0-9.]* MiB to the other replicas$' stdout
+    trains 4 levels_again --resume levels_3/step_00000003 --zero 2
+    same_model levels_3/step_00000006 levels_again/step_00000006 "two levels, from a checkpoint of another stage"
+    CUSIM_STREAMS=lazy trains 4 levels_off "${gpu_run[@]}" --zero 3 --offload-params on --offload-optimizer disk --offload-path nvme
+    same_model levels_3/step_00000006 levels_off/step_00000006 "two levels, offloaded"
+    trains 4 levels_4 "${gpu_run[@]}" --zero 3 --shard-ranks 4
+    same_model one/step_00000006 levels_4/step_00000006 "--shard-ranks 4"
+    ends_all "--shard-ranks 2 of 3" 2 "--shard-ranks 2, 3 processes; wanted a number that divides these" "rank 0 of 3" \
+        "$trainer" "${gpu_run[@]}" --shard-ranks 2 --out refused
+    unset LLMC_NODES
+    trains 2 levels_2 --resume levels_3/step_00000003 --zero 3
+    near "two levels, then one" "$(val_6 one)" "$(val_6 levels_2)" 1e-5
+}
+
+# Saved by 4 GPUs in stage 3, continued by 2 in stage 2; saved by one, continued by 3; saved by 2 in stage 3, continued by one.
+test_gpu_elastic() {
+    trains 2 then_2 --resume z3_4/step_00000003 --zero 2
+    same_model one/step_00000006 then_2/step_00000006 "4 GPUs in stage 3, then 2 in stage 2"
+    trains 3 then_3 --resume one/step_00000003 --zero 3
+    same_model one/step_00000006 then_3/step_00000006 "one GPU, then 3 in stage 3"
+    CUSIM_STREAMS=lazy trains 2 exported "${gpu_run[@]}" --zero 3 --export-llmc exported.bin --model-file-gb 0.00006
+    in_files exported/step_00000003 3
+    trains 1 then_1 --resume exported/step_00000003 --zero 2 --model-file-gb 5
+    same_model one/step_00000006 then_1/step_00000006 "2 GPUs in stage 3 and three files, then one in stage 2"
+    trains 1 export "${gpu_run[@]}" --zero 2 --export-llmc export.bin
+    check "exported by 2 GPUs and by one" cmp exported.bin export.bin
+}
+
+gpu_long=(--layers 2 --channels 32 --heads 2 --seq-len 16 --batch 2 --total-batch 160 --steps 100000 --save-every 2 --keep 2
+    --eval-every 0 --samples 0 --autotune off --zero 3)
+
+# Saved right after each update, when its parameters are still on their way.
+test_gpu_saves() {
+    local step kind kinds=off saves=(--layers 2 --channels 32 --heads 2 --seq-len 16 --batch 2 --total-batch 160 --steps 3 --samples 0
+        --eval-every 0 --save-every 1 --keep 0 --zero 2)
+    case $built in */BF16/*) kinds="off 24" ;; esac
+    for kind in $kinds; do
+        trains 1 saves_1 "${saves[@]}" --master-weights $kind
+        CUSIM_STREAMS=lazy trains 2 saves_2 "${saves[@]}" --master-weights $kind --export-llmc saves_2.bin
+        trains 1 saves_on --resume saves_1/step_00000002 --zero 2 --export-llmc saves_1.bin
+        for step in 1 2 3; do
+            same_model saves_1/step_0000000$step saves_2/step_0000000$step "saved after update $step, --master-weights $kind"
+        done
+        check "exported by 2 GPUs and by one, --master-weights $kind" cmp saves_1.bin saves_2.bin
+        rm -rf saves_*
+    done
+}
+
+test_gpu_end() {
+    begins term 2 "$trainer" "${gpu_long[@]}"
+    kill -TERM "$(rank_pid 2)"
+    ended "SIGTERM to one rank" 75
+    begins killed 2 "$trainer" "${gpu_long[@]}" --offload-optimizer disk --offload-path killed_nvme
+    check "the file has no name: $(ls killed_nvme)" [ -z "$(ls killed_nvme)" ]
+    kill -KILL "$(rank_pid 2)"
+    ended "kill -9 of one rank" 137
+    check "kill -9 leaves nothing on the disk: $(ls killed_nvme)" [ -z "$(ls killed_nvme)" ]
+    ranks 2 "$trainer" --device 1 "${gpu_long[@]}" --out device
+    check "--device with several processes: exit status $status, $(head -n 1 stderr)" \
+        [ $status = 2 -a "$(grep -c '^error: --device 1 is for one process' stderr)" = 1 ]
+}
+
+# ---- without MPI ----
+
+# starts N COMMAND...: in the background, as torchrun starts ranks; sets `pids`. They write to the files stdout.RANK and
+# stderr.RANK.
+starts() {
+    local n=$1 r
+    shift
+    pids=()
+    for ((r = 0; r < n; r++)); do
+        RANK=$r WORLD_SIZE=$n LOCAL_RANK=$r LOCAL_WORLD_SIZE=$n MASTER_ADDR=localhost MASTER_PORT=$port \
+            timeout 120 "$@" >stdout.$r 2>stderr.$r </dev/null &
+        pids+=($!)
+    done
+    port=$((port + 2))
+}
+port=$((20000 + $$ % 20000))
+
+# all_end: sets `status` of each rank, "0 0 1".
+all_end() {
+    local pid
+    status=
+    for pid in "${pids[@]}"; do
+        { wait "$pid"; } 2>/dev/null # without bash's line on a killed one
+        status+="${status:+ }$?"
+    done
+}
+
+test_without_mpi_gpu() {
+    starts 3 "$trainer" --out tcp "${gpu_run[@]}" --zero 3
+    all_end
+    check "by TCP: exit status $status, $(cat stderr.*)" [ "$status" = "0 0 0" -a ! -s stderr.0 -a ! -s stderr.2 ]
+    check "by TCP: $(head -n 1 stdout.0)" grep -q "^processes: 3 on 1 machine (torchrun, TCP), rank 0 on $(uname -n); zero 3" stdout.0
+    same_model one/step_00000006 tcp/step_00000006 "3 GPUs by TCP"
+    same_log one tcp "3 GPUs by TCP"
+    starts 2 bash -c 'unset WORLD_SIZE; exec "$0" -pn 2 -pr $RANK "$@"' "$trainer" --out fs "${gpu_run[@]}" --zero 2
+    all_end
+    check "by a file: exit status $status, $(cat stderr.*)" [ "$status" = "0 0" ]
+    same_model one/step_00000006 fs/step_00000006 "2 GPUs by a file"
+    check "the file is removed" [ ! -e fs/meeting.txt ]
+}
+
+# A rank is killed: all end by themselves.
+test_kill_without_mpi() {
+    local i
+    starts 2 "$trainer" --out tcp_killed "${gpu_long[@]}"
+    for ((i = 0; i < 300; i++)); do
+        [ "$(compgen -G 'tcp_killed/step_????????/state.json' | wc -l)" -lt 2 ] || break # the first one is known to rank 0
+        sleep 0.1
+    done
+    kill -KILL "$(pgrep -P "${pids[1]}")"
+    all_end
+    check "kill -9 of one rank: exit status $status" [ "$status" = "1 137" ]
+    check "kill -9 of one rank: $(cat stderr.0)" grep -q "^error: rank 1 of 2 (.*) has ended; rank 0 was in step [0-9]*, .*; tcp_killed has a checkpoint of step [0-9]*: --resume on continues\$" stderr.0
+    check "kill -9 of one rank: processes are left" [ -z "$(pgrep -f "^$trainer")" ]
+}
+
+if [ $is_gpu ]; then
+    export XDG_CACHE_HOME=$work/cache
+    test_gpu_same_bits
+    test_gpu_memory
+    test_gpu_autotune
+    test_without_mpi_gpu
+    test_kill_without_mpi
+    test_tasks --autotune off
+    test_gpu_offload
+    test_gpu_freeze
+    test_gpu_matrices
+    test_gpu_stages
+    test_gpu_share
+    test_gpu_levels
+    test_gpu_elastic
+    test_gpu_saves
+    test_gpu_end
+    test_gpu_messages
+    test_gpu_errors
+    test_gpu_watchdog
+    check_done
+    exit
+fi
+test_messages
+test_errors
+test_watchdog
+test_signal
+test_without_mpi
+test_without_launcher
+test_same_bits
+test_optimizers
+test_stages
+test_freeze
+test_share
+test_tasks
+test_elastic
+test_early
+test_disagreement
+test_drift
+test_other_weights
+test_read_only
+test_slow_rank
+test_signals
+test_failures
+check_done

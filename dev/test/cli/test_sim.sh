@@ -1,0 +1,189 @@
+#!/usr/bin/env bash
+# test_sim.sh -- the GPU trainer from the outside, on the simulated GPU: the loss curve of the CPU trainer, and its
+# command line. From the top of the repository, with build/sim/FP32/train_gpt2cu and build/plain/train_gpt2 built.
+set -u
+gpu=$PWD/build/sim/FP32/train_gpt2cu
+cpu=$PWD/build/plain/train_gpt2
+name=sim
+source dev/test/lib/check.sh
+dir=$(mktemp -d)
+trap 'rm -rf "$dir"' EXIT
+top=$PWD
+cd "$dir" || exit 1
+export XDG_CACHE_HOME=$dir/curve # where the algorithms of products are kept
+
+losses() { sed -n 's/^{"kind":"\(train\|val\)","step":\([0-9]*\),"loss":\([^,}]*\).*/\1 \2 \3/p' "$1/log.jsonl"; }
+
+# Are the losses of both runs, line by line, within 1e-4 of each other?
+same_curve() {
+    paste -d ' ' <(losses gpu) <(losses cpu) |
+        awk '{ d = $3 / $6 - 1; n++; if ($1 != $4 || $2 != $5 || d > 1e-4 || d < -1e-4) { print; bad = 1 } }
+             END { exit bad || n < 22 }'
+}
+
+# 4 sequences in micro-batches of 3
+run=(--layers 2 --channels 64 --heads 2 --seq-len 32 --batch 3 --total-batch 128 --steps 20 --eval-every 10
+    --eval-batches 4 --samples 1 --sample-tokens 40 --temperature 0)
+check "the CPU trainer runs" "$cpu" "${run[@]}" --out cpu
+check "the GPU trainer runs" "$gpu" "${run[@]}" --tf32 off --out gpu
+check "the same loss curve on the built-in stories" same_curve
+check "the same sample" diff <(grep '"sample"' cpu/log.jsonl) <(grep '"sample"' gpu/log.jsonl)
+check "the GPU trainer's model continues in the CPU trainer" \
+    "$cpu" --model gpu/step_00000020 --steps 0 --batch 3 --eval-batches 4 --samples 0 --out again
+check "with the loss it had" \
+    diff <(losses gpu | tail -n 1 | cut -d ' ' -f 3 | cut -c 1-6) <(losses again | tail -n 1 | cut -d ' ' -f 3 | cut -c 1-6)
+
+# Shares of 20 examples: the same, since the losses are nearly those of the CPU trainer (test_gpt2.cu).
+tasks=(--steps 0 --model "$top/dev/ref/fixtures/tasks/model.bin" --tasks "$top/dev/ref/fixtures/tasks/choices.bin")
+scores() { grep '^{"kind":"task"' "$1/log.jsonl"; }
+check "tasks on the CPU" "$cpu" "${tasks[@]}" --out cpu_tasks
+check "tasks on the GPU" "$gpu" "${tasks[@]}" --tf32 off --out gpu_tasks
+check "the same scores" [ -n "$(scores cpu_tasks)" -a "$(scores cpu_tasks)" = "$(scores gpu_tasks)" ]
+
+"$gpu" --threads 2 >out.txt 2>err.txt
+check "an option of the CPU trainer is refused" [ $? = 2 ]
+check "by name" grep -q 'threads is an option of the CPU trainer' err.txt
+CUSIM_MEMORY_MIB=90 "$gpu" --layers 2 --channels 64 --heads 2 --seq-len 32 --batch 64 >out.txt 2>err.txt
+check "what does not fit is refused" [ $? = 1 ]
+check "with what would" grep -q -e '--batch [0-9]* --recompute [0-9] fits' err.txt
+LLMC_NVML_LIBRARY=none.so "$gpu" --layers 1 --channels 16 --heads 2 --seq-len 16 --batch 2 --steps 1 --eval-batches 2 -lg 1 >out.txt
+check "without NVML a run continues" [ $? = 0 ]
+check "and says why there is no report" grep -q 'no GPU report: .*none.so' out.txt
+CUSIM_DEVICES=0 "$gpu" --plan --model d12 --out plan >plan.txt
+check "a plan needs no GPU" [ $? = 0 ]
+check "and chooses a level" grep -q '^recompute: level 0, assuming that it fits' plan.txt
+check "and speaks of memory" grep -q '^memory: .* = parameters .*; on the host: [0-9.]* MiB = staging .* + pinned copy to save [0-9]' plan.txt
+
+"$gpu" --plan --model d48 --vocab-size 50257 --recompute 0 --offload-optimizer host >plan.txt
+check "a plan adds up what is on the host" grep -q '; on the host: 11884.9 MiB = m 5942.2 + v 5942.2 + staging 0.4$' plan.txt
+check "and says what it costs" grep -q '^offload: 11.6 GiB on the host; an update moves 11.6 GiB to the GPU and 11.6 GiB back: 0.249 s at 50 GB/s' plan.txt
+"$gpu" --plan --model d48 --vocab-size 50257 --offload-optimizer disk --offload-path nowhere --offload-residuals on >plan.txt
+check "and on a disk" grep -q '; on disk: 11884.5 MiB = m 5942.2 + v 5942.2$' plan.txt
+check "which nobody touches" [ ! -e nowhere ]
+check "and chooses the level that --offload-residuals needs" grep -q '^recompute: level 3, for --offload-residuals$' plan.txt
+
+# refused WORDS OPTIONS...: with status 2, and one line that ends in these words.
+refused() {
+    local words=$1
+    shift
+    "$gpu" --layers 1 --channels 16 --heads 2 "$@" >out.txt 2>err.txt
+    check "refused: $*: status $?, $(cat err.txt)" [ "$(wc -l <err.txt) $(grep -c "^error: .*$words" err.txt)" = "1 1" ]
+}
+refused 'needs a directory: --offload-path$' --offload-optimizer disk
+refused 'without --offload-optimizer disk; wanted both$' --offload-path nowhere
+refused '--recompute 2; wanted --recompute 3, which keeps nothing else of a block$' --offload-residuals on --recompute 2
+refused 'offload-optimizer; wanted only one of them$' --update-in-backward on --offload-optimizer host
+refused 'wanted --graph off$' --update-in-backward on --graph on
+refused '--master-weights 24 with PRECISION=FP32; wanted PRECISION=BF16, or on$' --master-weights 24
+refused '--zero 2; wanted --zero 3, which divides the parameters$' --offload-params on --zero 2
+(ulimit -f 12 && "$gpu" --layers 1 --channels 16 --heads 2 --offload-optimizer disk --offload-path full) >out.txt 2>err.txt
+check "no room on the disk: status $?, $(cat err.txt)" \
+    [ "$(wc -l <err.txt) $(grep -c "^error: full: no room for .* of the optimizer's state, .* are free: File too large$" err.txt)" = "1 1" ]
+
+# ---- the same bits, whatever autotune measures: CUSIM_LT_FAST says which algorithm is the fastest
+
+small=(--layers 1 --heads 2 --seq-len 16 --batch 2 --total-batch 64 --eval-every 0 --samples 0 --steps 4)
+saved=("${small[@]}" --channels 32 --save-every 2)
+same_model() { cmp "$1/step_00000004/model.safetensors" "$2/step_00000004/model.safetensors"; }
+other_model() { ! same_model "$@"; }
+products() { grep -c '"key"' "$@"; } # in a file
+export XDG_CACHE_HOME=$dir/cache CUSIM_LT_FAST=1
+check "a run with default options" "$gpu" "${saved[@]}" --out one
+check "its checkpoint has its products" grep -q '"products.json"' one/step_00000002/state.json
+check "and so has the cache" cmp one/step_00000004/products.json cache/pretrain.c/products-*.json
+export CUSIM_LT_FAST=2
+check "a second run" "$gpu" "${saved[@]}" --out two
+check "has the same bits" same_model one two
+export XDG_CACHE_HOME=$dir/empty
+check "a run on a machine of its own" "$gpu" "${saved[@]}" --out apart
+check "may have other bits" other_model one apart
+check "resuming a run there" "$gpu" --resume one/step_00000002 --out three
+check "has the bits of the run" same_model one three
+"$gpu" --resume one/step_00000002 --out four --tf32 off --override >out.txt
+check "a resumed run that needs other products" [ $? = 0 ]
+check "says so in one line" [ "$(grep -c '^note: .*tf32 on; this is .*tf32 off; timing the matrix products again' out.txt)" = 1 ]
+check "a run on its own products again" "$gpu" --resume four/step_00000004 --steps 5 --override --out five
+check "a run with logits of 7 tokens at a time" "$gpu" "${saved[@]}" --logits-chunk 7 --out chunks
+check "has other bits" other_model chunks apart
+check "resumed" "$gpu" --resume chunks/step_00000002 --out chunks_again
+check "it has the same" same_model chunks chunks_again
+check "all tokens at a time is the default" grep -q '"logits-chunk":32' apart/step_00000002/state.json
+for level in 0 1 2 mlp 3; do
+    check "--recompute $level" "$gpu" "${saved[@]}" --recompute $level --out level_$level
+    check "--recompute $level has the same bits" same_model apart level_$level
+done
+
+export XDG_CACHE_HOME=$dir/shared
+"$gpu" "${small[@]}" --channels 32 >/dev/null & one=$!
+"$gpu" "${small[@]}" --channels 48 >/dev/null & other=$!
+wait $one
+check "one of two runs at a time" [ $? = 0 ]
+wait $other
+check "the other one" [ $? = 0 ]
+check "the cache has the products of both" \
+    [ "$(products shared/pretrain.c/products-*.json)" = $((2 * $(products one/step_00000004/products.json))) ]
+for file in shared/pretrain.c/products-*.json; do echo '{}' >"$file"; done
+"$gpu" "${saved[@]}" --out damaged >out.txt 2>err.txt
+check "a damaged cache does not stop a run" [ $? = 0 ]
+check "one line says so" [ "$(grep -c '^warning: .*timing the matrix products again$' err.txt) $(wc -l <err.txt)" = "1 1" ]
+check "it is written anew" cmp damaged/step_00000004/products.json shared/pretrain.c/products-*.json
+XDG_CACHE_HOME=/dev/null "$gpu" "${small[@]}" --channels 32 >out.txt 2>err.txt
+check "a cache that cannot be written does not stop a run" [ $? = 0 ]
+check "one line says so, too" [ "$(grep -c '^warning: /dev/null/pretrain.c: cannot open' err.txt) $(wc -l <err.txt)" = "1 1" ]
+env -u HOME -u XDG_CACHE_HOME "$gpu" "${small[@]}" --channels 32 --gpu-report 4 >out.txt 2>err.txt
+check "nor does it take a home" [ "$? $(wc -l <err.txt)" = "0 0" ]
+check "--gpu-report lists the products" [ "$(grep -c '^matmul (.*: algorithm 3 of 4, .* TFLOP/s$' out.txt)" -ge 10 ]
+check "a run without autotune" "$gpu" "${saved[@]}" --autotune off --out off
+check "keeps no products" [ ! -e off/step_00000004/products.json ]
+unset CUSIM_LT_FAST
+
+# ---- memory
+
+# What --plan chooses with this much memory, in MiB.
+level() {
+    CUSIM_MEMORY_MIB=$1 "$gpu" --plan --layers 4 --channels 64 --heads 2 --seq-len 64 --batch 16 |
+        sed -n "s/^recompute: level \(.\), the lowest that fits into [0-9.]* MiB .*/\1/p"
+}
+check "more memory, a lower level" [ "$(level 500)$(level 96)$(level 94)$(level 88)$(level 80)" = 01233 ]
+CUSIM_MEMORY_MIB=96 "$gpu" --plan --layers 4 --channels 64 --heads 2 --seq-len 64 --batch 16 --fit auto >plan.txt
+check "--fit says what does not fit" grep -q '^fit: --batch 16 --recompute 0: 31.7 MiB, .* s: too much$' plan.txt
+check "and takes what does" [ "$(tail -n +2 plan.txt | grep '^fit: .*: fits$' | sed 's/:.*MiB.*//' | sed 's/^.*--batch/--batch/' | wc -l)" = 1 ]
+CUSIM_DEVICES=0 "$gpu" --plan --fit auto >out.txt 2>err.txt
+check "without a GPU it needs a number" [ "$? $(grep -c '^error: --fit auto: no GPU .*wanted --fit GIB$' err.txt)" = "2 1" ]
+check "a run that chooses" env CUSIM_MEMORY_MIB=96 "$gpu" --layers 4 --channels 64 --heads 2 --seq-len 64 --batch 16 \
+    --steps 1 --eval-every 0 --samples 0 --out chosen
+check "keeps what it chose" grep -q '"recompute":1' chosen/step_00000001/state.json
+
+# How many tokens' logits --plan chooses for rows of as many tokens, with options. Built-in stories for such batches take
+# seconds to write.
+full_size=(--model d12 --vocab-size 50257 --batch 64 --train-data "$top/dev/doc/*.md")
+chunk() {
+    CUSIM_MEMORY_MIB=$1 "$gpu" --plan "${full_size[@]}" --seq-len "$2" "${@:3}" |
+        sed -n 's/^logits: \([0-9]*\) tokens at a time, .*/\1/p'
+}
+check "more memory, more logits at a time" [ "$(chunk 80000 1024) $(chunk 50000 1024) $(chunk 45000 1024)" = "65536 32768 16384" ]
+check "of a micro-batch that is no power of 2" [ "$(chunk 50000 1023)" = 32736 ]
+check "never fewer than that" [ "$(chunk 84 1024 --recompute 3)" = 16384 ]
+check "a lower level comes first" [ "$(chunk 45000 1024 --recompute 1)" = 65536 ]
+check "a number is taken as it is" [ -z "$(chunk 45000 1024 --logits-chunk 1000)" ]
+CUSIM_MEMORY_MIB=45000 "$gpu" "${full_size[@]}" --seq-len 1024 --recompute 0 --logits-chunk 65536 >out.txt 2>err.txt
+check "too many do not fit" [ $? = 1 ]
+check "and what does is said" grep -q -e '--batch 64 --recompute 0 --logits-chunk auto fits' err.txt
+
+CUSIM_PINNED_MIB=1 "$gpu" "${small[@]}" --channels 128 --save-every 0 --out unsaved >out.txt 2>&1
+check "a run that saves nothing pins nothing" [ "$? $(grep -c 'cannot pin' out.txt)" = "0 0" ]
+CUSIM_PINNED_MIB=1 "$gpu" "${small[@]}" --channels 128 --out pageable >out.txt 2>&1
+check "a copy that cannot be pinned is pageable" [ "$? $(grep -c '^note: cannot pin' out.txt)" = "0 1" ]
+check "with pinned memory" "$gpu" "${small[@]}" --channels 128 --out pinned
+check "the checkpoint is the same" same_model pageable pinned
+
+# ---- the precision is one that is known
+
+precision() { make -s -n -C "$top" train_gpt2cu PRECISION="$1" 2>&1; }
+check "the precision in small letters" grep -q -e '-DPRECISION_FP32 ' <(precision fp32)
+check "an unknown precision is refused" grep -q 'PRECISION=FP8: wanted BF16, FP16 or FP32' <(precision fp8)
+
+check "planned memory is what is allocated, in every row of the table" \
+    "$top/dev/bench/memory_table.sh" --on sim --model d6 --batch 4 --seq-len 64
+
+check_done

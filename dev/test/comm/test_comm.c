@@ -1,0 +1,241 @@
+// Processes, their messages and their end. Alone: everything returns at once. Under mpirun (test_ranks.sh):
+//
+//     test_comm                      what collectives move, by rank
+//     test_comm MODE [--option ...]  one rank does something wrong, and all have to end: see MODES
+#include <pthread.h>
+#include <signal.h>
+
+#include "llmc/base/check.h"
+#include "llmc/base/signals.h"
+#include "llmc/base/threads.h"
+#include "llmc/comm/comm.h"
+#include "llmc/comm/comm_mpi.h"
+#include "llmc/setup/launcher.h"
+#include "llmc/setup/options.h"
+
+#include "dev/test/lib/test.h"
+
+// More than one message each, and no multiple of it.
+enum { MANY = (4 << 20) + 1001 };
+
+static float value_of(int from, int to, size_t i) {
+    return (float)(from * 100 + to) + (float)(i % 997) / 1024;
+}
+
+static void test_small(Comm* c) {
+    int64_t word = c->rank == 0 ? 4711 : 0, all[64];
+    comm_barrier(c);
+    comm_broadcast(c, &word, sizeof(word));
+    EXPECT(word == 4711, "%lld on rank %d", (long long)word, c->rank);
+    word = 10 * c->rank + 1;
+    comm_all_gather(c, all, &word, sizeof(word));
+    for (int r = 0; r < c->size; r++) {
+        EXPECT(all[r] == 10 * r + 1, "%lld from rank %d", (long long)all[r], r);
+    }
+    comm_agree(c, "the weather", 7, "sun");
+    comm_progress(c, COMM_FORWARD, 1, "block 1");
+}
+
+static void test_all_to_all(Group* g, size_t count) {
+    const size_t all = g->size * count;
+    float* send = (float*)check_alloc(all, sizeof(float), "send");
+    float* recv = (float*)check_alloc(all, sizeof(float), "recv");
+    for (size_t i = 0; i < all; i++) {
+        send[i] = value_of(g->rank, (int)(i / count), i % count);
+    }
+    group_all_to_all_cpu(recv, send, count, g);
+    size_t wrong = 0;
+    for (size_t i = 0; i < all; i++) {
+        wrong += recv[i] != value_of((int)(i / count), g->rank, i % count);
+    }
+    EXPECT(wrong == 0, "%zu of %zu elements", wrong, all);
+    free(send);
+    free(recv);
+}
+
+static void test_all_gather(Group* g, size_t count, int in_place) {
+    const size_t all = g->size * count;
+    float* recv = (float*)check_alloc(all, sizeof(float), "recv");
+    float* send = in_place ? recv + g->rank * count : (float*)check_alloc(count, sizeof(float), "send");
+    for (size_t i = 0; i < count; i++) {
+        send[i] = value_of(g->rank, 0, i);
+    }
+    group_all_gather_cpu(recv, send, count, g);
+    size_t wrong = 0;
+    for (size_t i = 0; i < all; i++) {
+        wrong += recv[i] != value_of((int)(i / count), 0, i % count);
+    }
+    EXPECT(wrong == 0, "%zu of %zu elements", wrong, all);
+    if (!in_place) {
+        free(send);
+    }
+    free(recv);
+}
+
+static void test_bulk(Group* g) {
+    const size_t counts[] = {0, 1, 1023, MANY};
+    for (size_t i = 0; i < sizeof(counts) / sizeof(counts[0]); i++) {
+        test_all_to_all(g, counts[i]);
+        test_all_gather(g, counts[i], 0);
+        test_all_gather(g, counts[i], 1);
+    }
+}
+
+// Even and odd ranks, those in reverse order; rank 2 is in no group.
+static void test_split(Comm* c) {
+    Group half;
+    const int odd = c->rank % 2, none = c->rank == 2;
+    group_open(&half, c, none ? -1 : odd, odd ? -c->rank : c->rank);
+    const int in_half = odd ? c->size / 2 : (c->size + 1) / 2 - (c->size > 2);
+    EXPECT(half.size == (none ? 0 : in_half), "%d, rank %d of %d", half.size, c->rank, c->size);
+    if (!none) {
+        const int rank = odd ? c->size / 2 - 1 - c->rank / 2 : c->rank / 2 - (c->rank > 2);
+        EXPECT(half.rank == rank, "%d, rank %d of %d", half.rank, c->rank, c->size);
+        test_bulk(&half);
+    }
+    group_close(&half);
+}
+
+static void test_collectives(Comm* c) {
+    Group all;
+    test_small(c);
+    group_open(&all, c, 0, c->rank);
+    EXPECT(all.rank == c->rank && all.size == c->size, "%d of %d", all.rank, all.size);
+    test_bulk(&all);
+    group_close(&all);
+    test_split(c);
+}
+
+static void test_places(const Comm* c) {
+    const char* nodes = getenv("LLMC_NODES");
+    EXPECT(c->local_rank >= 0 && c->local_rank < c->local_size && c->local_size <= c->size, "%d of %d",
+           c->local_rank, c->local_size);
+    EXPECT(c->nodes == (nodes ? atoi(nodes) : 1), "%d", c->nodes);
+    EXPECT(c->node == (nodes ? c->rank / ((c->size + c->nodes - 1) / c->nodes) : 0), "%d", c->node);
+    EXPECT(*c->host && !*c->library == (c->size == 1), "%s, %s", c->host, c->library);
+}
+
+// ---- the ends ----
+
+// Only the last rank does `wrong`; the others wait for it.
+static void* fail_in_thread(void* unused) {
+    (void)unused;
+    CHECK(0, "disk full");
+    return NULL;
+}
+
+static void end_fail(Comm* c) { CHECK(c->rank != c->size - 1, "disk full"); }
+
+static void end_first(Comm* c) { CHECK(c->rank != 0, "disk full"); }
+
+static void end_all_fail(Comm* c) {
+    (void)c;
+    CHECK(0, "disk full");
+}
+
+static void end_thread(Comm* c) {
+    pthread_t thread;
+    if (c->rank == c->size - 1) {
+        pthread_create(&thread, NULL, fail_in_thread, NULL);
+        pthread_join(thread, NULL);
+    }
+}
+
+static void end_exit(Comm* c) {
+    if (c->rank == c->size - 1) {
+        exit(EXIT_SUCCESS); // without comm_close
+    }
+}
+
+static void end_kill(Comm* c) {
+    if (c->rank == c->size - 1) {
+        raise(SIGKILL);
+    }
+}
+
+static void end_stuck(Comm* c) {
+    if (c->rank == c->size - 1) {
+        comm_progress(c, COMM_DATA, 12, "loading data");
+        raise(SIGSTOP);
+    }
+}
+
+static void end_slow(Comm* c) {
+    if (c->rank == c->size - 1) {
+        comm_progress(c, COMM_DATA, 12, "loading data");
+        sleep(60);
+    }
+}
+
+// Longer than the watchdog waits, but all get on.
+static void end_alive(Comm* c) {
+    for (int i = 0; i < 12; i++) {
+        usleep(500000);
+        comm_alive(c);
+    }
+}
+
+static void end_agree(Comm* c) {
+    const char* words = c->rank == 1 ? "43" : "42";
+    comm_agree(c, "--seed", strtoul(words, NULL, 10), words);
+}
+
+// With something to clean up.
+static void end_files(Comm* c) { CHECK(c->rank != c->size - 1, "%s: is lost", test_write("x", "x", 1)); }
+
+static void end_signal(Comm* c) {
+    comm_progress(c, COMM_FIRST, 1, "waiting for SIGUSR2");
+    if (c->rank == 0) {
+        kill(getppid(), SIGUSR2);
+    }
+    for (int ms = 0; !signals_stop() && ms < 10000; ms++) {
+        usleep(1000);
+    }
+    comm_close(c);
+    exit(signals_stop() == SIGUSR2 ? EXIT_INTERRUPTED : EXIT_FAILURE);
+}
+
+static const struct {
+    const char* name;
+    void (*run)(Comm* c);
+} MODES[] = {
+    {"fail", end_fail},   {"first", end_first}, {"all", end_all_fail},  {"thread", end_thread},
+    {"exit", end_exit},   {"kill", end_kill},   {"stuck", end_stuck},   {"slow", end_slow},
+    {"agree", end_agree}, {"files", end_files}, {"signal", end_signal}, {"alive", end_alive},
+};
+
+static void run_mode(Comm* c, const char* name) {
+    comm_progress(c, COMM_FORWARD, 11, "block 1");
+    usleep(600000); // long enough for the watchdog to see a whole step
+    for (size_t i = 0; i < sizeof(MODES) / sizeof(MODES[0]); i++) {
+        if (strcmp(MODES[i].name, name) == 0) {
+            comm_progress(c, COMM_BACKWARD, 12, "reduce of block 7");
+            MODES[i].run(c);
+            comm_barrier(c);
+            return;
+        }
+    }
+    die_usage("unknown mode %s", name);
+}
+
+// As a program with processes starts and ends.
+int main(int argc, char** argv) {
+    const char* mode = argc > 1 && argv[1][0] != '-' ? argv[1] : NULL;
+    Comm comm;
+    Options options;
+    signals_open();
+    comm_expect(&comm, launcher_expect());
+    options_parse(&options, argc - !!mode, argv + !!mode, options_program(OPTION_CPU));
+    const Launcher launch = launcher_find(&options);
+    comm_open(&comm, launch.place, &launch.meeting, options.timeout);
+    threads_open(options.threads, comm.local_size, launch.launcher);
+    if (mode) {
+        run_mode(&comm, mode);
+    } else {
+        test_places(&comm);
+        test_collectives(&comm);
+        comm_agree(&comm, "the results of test_comm", test_failures_ > 0, test_failures_ ? "failures" : "ok");
+    }
+    comm_close(&comm);
+    return test_done("test_comm");
+}

@@ -1,0 +1,291 @@
+// Data between GPUs. Alone: a group of one, without and with NCCL's communicator. Under mpirun (test_ranks.sh):
+//
+//     test_comm_nccl [device N]                what moves, by rank; every rank takes device N
+//     test_comm_nccl MODE [--option ...]       what may end all of them
+//         check    group_gpu_check, if NCCL has noticed an error
+//         wait     the watchdog: the others do not call the all-gather that rank 0 waits for
+#include "llmc/base/check.h"
+#include "llmc/comm/comm.h"
+#include "llmc/comm/comm_nccl.cuh"
+#include "llmc/gpu/gpu.cuh"
+#include "llmc/setup/launcher.h"
+#include "llmc/setup/options.h"
+
+#include "dev/test/lib/test.h"
+
+// What element i of the piece from one rank to another is. Sums of it are exact in 16 bits.
+static float value_of(int from, int to, size_t i) { return (float)((from * 5 + to * 3 + i) % 13); }
+
+// Element i of a tensor as rank `from` fills it: pieces of `count` for ranks 0, 1, ...
+static float filled(int from, size_t count, size_t i) { return value_of(from, (int)(i / count), i % count); }
+
+template <class T, class F> static void fill(T* device, size_t count, const Gpu* gpu, F value) {
+    T* host = (T*)check_alloc(count, sizeof(T), "host");
+    for (size_t i = 0; i < count; i++) {
+        host[i] = from_float<T>(value(i));
+    }
+    CUDA_CHECK(cudaMemcpyAsync(device, host, count * sizeof(T), cudaMemcpyHostToDevice, gpu->stream));
+    CUDA_CHECK(cudaStreamSynchronize(gpu->stream));
+    free(host);
+}
+
+template <class T, class F>
+static void expect_all(const T* device, size_t count, const Gpu* gpu, const char* what, F value) {
+    T* host = (T*)check_alloc(count, sizeof(T), "host");
+    CUDA_CHECK(cudaMemcpyAsync(host, device, count * sizeof(T), cudaMemcpyDeviceToHost, gpu->stream));
+    CUDA_CHECK(cudaStreamSynchronize(gpu->stream));
+    size_t wrong = 0;
+    for (size_t i = 0; i < count; i++) {
+        wrong += !(to_float(host[i]) == value(i));
+    }
+    EXPECT(wrong == 0, "%s of %zu %s: %zu are wrong", what, count, dtype_name(DTYPE_OF(T)), wrong);
+    free(host);
+}
+
+static float sum_of(int size, int to, size_t i) {
+    float sum = 0;
+    for (int r = 0; r < size; r++) {
+        sum += value_of(r, to, i);
+    }
+    return sum;
+}
+
+// ---- each operation ----
+
+template <class T> static void test_operations(const GroupGpu* g, const Gpu* gpu, size_t count) {
+    const size_t all = g->size * count;
+    const int rank = g->rank, size = g->size;
+    const DType type = DTYPE_OF(T);
+    T* send = (T*)gpu_alloc(all, sizeof(T), "send");
+    T* recv = (T*)gpu_alloc(all, sizeof(T), "recv");
+    fill(send, all, gpu, [=](size_t i) { return filled(rank, count, i); });
+    group_all_to_all(recv, send, count, type, g, gpu->stream);
+    expect_all(recv, all, gpu, "all-to-all",
+               [=](size_t i) { return value_of((int)(i / count), rank, i % count); });
+    group_all_gather(recv, send, count, type, g, gpu->stream);
+    expect_all(recv, all, gpu, "all-gather",
+               [=](size_t i) { return value_of((int)(i / count), 0, i % count); });
+    group_reduce_scatter(recv, send, count, type, g, gpu->stream);
+    expect_all(recv, count, gpu, "reduce-scatter", [=](size_t i) { return sum_of(size, rank, i); });
+    expect_all(send, all, gpu, "what was sent", [=](size_t i) { return filled(rank, count, i); });
+    group_reduce_scatter(send + rank * count, send, count, type, g, gpu->stream);
+    group_all_gather(send, send + rank * count, count, type, g, gpu->stream);
+    expect_all(send, all, gpu, "in place",
+               [=](size_t i) { return sum_of(size, (int)(i / count), i % count); });
+    gpu_free(send);
+    gpu_free(recv);
+}
+
+static void test_sizes(const GroupGpu* g, const Gpu* gpu) {
+    const size_t counts[] = {0, 1, 31, 1024, 300001};
+    for (size_t count : counts) {
+        test_operations<float>(g, gpu, count);
+    }
+    test_operations<bf16>(g, gpu, 33);
+    test_operations<fp16>(g, gpu, 70001);
+}
+
+// Every second rank, and what these move among themselves.
+static void test_split(const GroupGpu* all, const Gpu* gpu) {
+    GroupGpu half;
+    group_gpu_split(&half, all, all->rank % 2);
+    EXPECT(half.size == (all->size + 1 - all->rank % 2) / 2 && half.rank == all->rank / 2, "rank %d of %d",
+           half.rank, half.size);
+    test_operations<float>(&half, gpu, 1000);
+    group_gpu_close(&half);
+}
+
+// ---- streams and graphs ----
+
+// Two streams, with work in between on a third.
+typedef struct {
+    const GroupGpu* g;
+    Gpu main, side;
+    cudaEvent_t fork, join;
+    float *a, *b, *c; // (size, COUNT)
+} Streams;
+
+enum { COUNT = 1000 };
+
+static void streams_open(Streams* s, const GroupGpu* g, const Gpu* gpu) {
+    s->g = g;
+    s->main = s->side = *gpu;
+    CUDA_CHECK(cudaStreamCreateWithFlags(&s->main.stream, cudaStreamNonBlocking));
+    CUDA_CHECK(cudaStreamCreateWithFlags(&s->side.stream, cudaStreamNonBlocking));
+    CUDA_CHECK(cudaEventCreateWithFlags(&s->fork, cudaEventDisableTiming));
+    CUDA_CHECK(cudaEventCreateWithFlags(&s->join, cudaEventDisableTiming));
+    s->a = (float*)gpu_alloc(g->size * COUNT, sizeof(float), "a");
+    s->b = (float*)gpu_alloc(g->size * COUNT, sizeof(float), "b");
+    s->c = (float*)gpu_alloc(g->size * COUNT, sizeof(float), "c");
+}
+
+static void streams_close(Streams* s) {
+    CUDA_CHECK(cudaStreamDestroy(s->main.stream));
+    CUDA_CHECK(cudaStreamDestroy(s->side.stream));
+    CUDA_CHECK(cudaEventDestroy(s->fork));
+    CUDA_CHECK(cudaEventDestroy(s->join));
+    gpu_free(s->a);
+    gpu_free(s->b);
+    gpu_free(s->c);
+}
+
+// b = pieces of a, c = sums of them in all ranks, on the side; a = the other way round, after that.
+static void streams_work(Streams* s) {
+    const int rank = s->g->rank;
+    CUDA_CHECK(cudaEventRecord(s->fork, s->main.stream));
+    CUDA_CHECK(cudaStreamWaitEvent(s->side.stream, s->fork, 0));
+    group_all_to_all(s->b, s->a, COUNT, DTYPE_FP32, s->g, s->side.stream);
+    group_reduce_scatter(s->c + rank * COUNT, s->a, COUNT, DTYPE_FP32, s->g, s->side.stream);
+    CUDA_CHECK(cudaEventRecord(s->join, s->side.stream));
+    CUDA_CHECK(cudaStreamWaitEvent(s->main.stream, s->join, 0));
+    group_all_to_all(s->a, s->b, COUNT, DTYPE_FP32, s->g, s->main.stream);
+    group_all_gather(s->c, s->c + rank * COUNT, COUNT, DTYPE_FP32, s->g, s->main.stream);
+}
+
+// What is in a is turned around twice, so it stays.
+static void streams_expect(Streams* s) {
+    const int rank = s->g->rank, size = s->g->size;
+    const size_t all = size * COUNT;
+    expect_all(s->a, all, &s->main, "a", [=](size_t i) { return filled(rank, COUNT, i); });
+    expect_all(s->b, all, &s->main, "b",
+               [=](size_t i) { return value_of((int)(i / COUNT), rank, i % COUNT); });
+    expect_all(s->c, all, &s->main, "c", [=](size_t i) { return sum_of(size, (int)(i / COUNT), i % COUNT); });
+}
+
+static void test_streams(const GroupGpu* g, const Gpu* gpu) {
+    Streams s;
+    cudaGraph_t graph;
+    cudaGraphExec_t executable;
+    const int rank = g->rank;
+    streams_open(&s, g, gpu);
+    fill(s.a, g->size * COUNT, gpu, [=](size_t i) { return filled(rank, COUNT, i); });
+    streams_work(&s);
+    streams_expect(&s);
+    CUDA_CHECK(cudaStreamBeginCapture(s.main.stream, cudaStreamCaptureModeThreadLocal));
+    streams_work(&s);
+    CUDA_CHECK(cudaStreamEndCapture(s.main.stream, &graph));
+    CUDA_CHECK(cudaGraphInstantiate(&executable, graph, 0));
+    for (int i = 0; i < 3; i++) {
+        CUDA_CHECK(cudaMemsetAsync(s.b, 0, g->size * COUNT * sizeof(float), s.main.stream));
+        CUDA_CHECK(cudaGraphLaunch(executable, s.main.stream));
+        streams_work(&s);
+    }
+    streams_expect(&s);
+    CUDA_CHECK(cudaGraphExecDestroy(executable));
+    CUDA_CHECK(cudaGraphDestroy(graph));
+    streams_close(&s);
+}
+
+static void test_group(const GroupGpu* g, const Gpu* gpu) {
+    test_sizes(g, gpu);
+    test_split(g, gpu);
+    test_streams(g, gpu);
+    group_gpu_check(g);
+}
+
+// One process needs no communicator, but NCCL has groups of one.
+static void test_group_of_one(const Comm* c, const Gpu* gpu) {
+#ifdef HAVE_NCCL
+    GroupGpu g = {0, 1, NULL, (Comm*)c, ""};
+    ncclUniqueId id;
+    NCCL_CHECK(ncclGetUniqueId(&id));
+    NCCL_CHECK(ncclCommInitRank(&g.communicator, 1, id, 0));
+    test_group(&g, gpu);
+    group_gpu_close(&g);
+    EXPECT(!g.communicator);
+#endif
+    (void)c, (void)gpu;
+}
+
+// ---- devices ----
+
+#ifdef CUSIM
+static void too_few_devices(const void* c) { gpu_device_of_rank((const Comm*)c, -1); }
+#endif
+
+static void test_devices(const Comm* c) {
+    Comm other = *c;
+    other.local_rank = 1;
+    other.local_size = 3;
+    EXPECT(gpu_device_of_rank(&other, 5) == 5);
+#ifdef CUSIM
+    setenv("CUSIM_DEVICES", "3", 1);
+    EXPECT(gpu_device_of_rank(&other, -1) == 1);
+    setenv("CUSIM_DEVICES", "1", 1);
+    EXPECT(gpu_device_of_rank(&other, -1) == 0, "the only one that it sees");
+    setenv("CUSIM_DEVICES", "2", 1);
+    EXPECT(test_dies(too_few_devices, &other, EXIT_FAILURE, "3 processes on|has 2 GPUs"));
+    unsetenv("CUSIM_DEVICES");
+#endif
+}
+
+// ---- the ends ----
+
+static void end_check(const GroupGpu* g, const Gpu* gpu) {
+    float* data = (float*)gpu_alloc(g->size, sizeof(float), "data");
+    comm_progress(g->comm, COMM_UPDATE, 12, "the GPU's work");
+    group_all_gather(data, data + g->rank, 1, DTYPE_FP32, g, gpu->stream);
+    group_all_gather(data, data + g->rank, 1, DTYPE_FP32, g, gpu->stream);
+    CUDA_CHECK(cudaStreamSynchronize(gpu->stream));
+    group_gpu_check(g);
+    comm_barrier(g->comm);
+    gpu_free(data);
+}
+
+static void end_wait(const GroupGpu* g, const Gpu* gpu) {
+    comm_progress(g->comm, COMM_BACKWARD, 12, "reduce of block 7");
+    if (g->rank == 0) {
+        end_check(g, gpu);
+    }
+    comm_barrier(g->comm);
+}
+
+static void run_mode(const char* mode, const GroupGpu* g, const Gpu* gpu) {
+    comm_progress(g->comm, COMM_FORWARD, 11, "block 1");
+    usleep(600000); // long enough for the watchdog to see a whole step
+    if (strcmp(mode, "check") == 0) {
+        end_check(g, gpu);
+    } else if (strcmp(mode, "wait") == 0) {
+        end_wait(g, gpu);
+    } else {
+        die_usage("unknown mode %s", mode);
+    }
+}
+
+static void run_tests(const GroupGpu* g, const Gpu* gpu) {
+    const Comm* c = g->comm;
+    EXPECT(g->rank == c->rank && g->size == c->size && !g->communicator == (c->size == 1));
+    EXPECT(!*g->library == (c->size == 1), "%s", g->library);
+    test_devices(c);
+    test_group(g, gpu);
+    if (c->size == 1) {
+        test_group_of_one(c, gpu);
+    }
+}
+
+int main(int argc, char** argv) {
+    const char* mode = argc > 1 && argv[1][0] != '-' ? argv[1] : NULL;
+    const int takes_device = mode && strcmp(mode, "device") == 0, words = !!mode + takes_device;
+    const int device = takes_device && argc > 2 ? atoi(argv[2]) : -1;
+    Comm comm;
+    Gpu gpu;
+    GroupGpu group;
+    Options options;
+    comm_expect(&comm, launcher_expect());
+    options_parse(&options, argc - words, argv + words, options_program(OPTION_GPU));
+    const Launcher launched = launcher_find(&options);
+    comm_open(&comm, launched.place, &launched.meeting, options.timeout);
+    gpu_open(&gpu, gpu_device_of_rank(&comm, device));
+    group_gpu_open(&group, &comm);
+    if (mode && !takes_device) {
+        run_mode(mode, &group, &gpu);
+    } else {
+        run_tests(&group, &gpu);
+    }
+    group_gpu_close(&group);
+    gpu_close(&gpu);
+    comm_agree(&comm, "the results of test_comm_nccl", test_failures_ > 0,
+               test_failures_ ? "failures" : "ok");
+    comm_close(&comm);
+    return test_done("test_comm_nccl");
+}

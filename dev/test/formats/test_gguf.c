@@ -1,0 +1,302 @@
+// test_gguf.c -- a GGUF file, read back by the letter of the format: header, pairs, tokenizer, and every
+// number of every tensor in each of the four types.
+#define GGUF_IMPLEMENTATION
+
+#include "llmc/formats/gguf.h"
+#include "dev/test/lib/test.h"
+
+static const ModelConfig CFG = {.max_T = 6, .V = 261, .Vp = 384, .L = 2, .NH = 2, .C = 64};
+static const ModelConfig NARROW = {.max_T = 6, .V = 5, .Vp = 128, .L = 1, .NH = 2, .C = 4}; // no whole blocks
+
+typedef struct {
+    const char* path;
+    char* data;
+    size_t bytes, at;
+} Reader;
+
+static const void* take(Reader* r, size_t bytes) {
+    CHECK(bytes <= r->bytes - r->at, "%s: ends at %zu", r->path, r->at);
+    r->at += bytes;
+    return r->data + r->at - bytes;
+}
+
+static uint32_t take_u32(Reader* r) {
+    uint32_t value;
+    memcpy(&value, take(r, 4), 4);
+    return value;
+}
+
+static uint64_t take_u64(Reader* r) {
+    uint64_t value;
+    memcpy(&value, take(r, 8), 8);
+    return value;
+}
+
+// A string, as text for comparisons.
+static const char* take_string(Reader* r) {
+    static char texts[4][128];
+    static int next = 0;
+    char* text = texts[next++ % 4];
+    const uint64_t length = take_u64(r);
+    const void* from = take(r, length);
+    snprintf(text, sizeof(texts[0]), "%.*s", (int)length, (const char*)from);
+    return text;
+}
+
+static void expect_u32(Reader* r, const char* key, uint32_t wanted) {
+    const char* found = take_string(r);
+    EXPECT(strcmp(found, key) == 0 && take_u32(r) == 4, "%s, wanted %s", found, key);
+    const uint32_t value = take_u32(r);
+    EXPECT(value == wanted, "%s is %u", key, value);
+}
+
+static void expect_string(Reader* r, const char* key, const char* wanted) {
+    const char* found = take_string(r);
+    EXPECT(strcmp(found, key) == 0 && take_u32(r) == 8, "%s, wanted %s", found, key);
+    const char* value = take_string(r);
+    EXPECT(strcmp(value, wanted) == 0, "%s is %s", key, value);
+}
+
+static void expect_bool(Reader* r, const char* key, int wanted) {
+    const char* found = take_string(r);
+    EXPECT(strcmp(found, key) == 0 && take_u32(r) == 7, "%s, wanted %s", found, key);
+    EXPECT(*(const char*)take(r, 1) == wanted, "%s", key);
+}
+
+// An array, its elements not yet taken.
+static void expect_array(Reader* r, const char* key, uint32_t type, uint64_t count) {
+    const char* found = take_string(r);
+    EXPECT(strcmp(found, key) == 0 && take_u32(r) == 9 && take_u32(r) == type, "%s, wanted %s", found, key);
+    EXPECT(take_u64(r) == count, "elements of %s", key);
+}
+
+static void expect_tokenizer(Reader* r, const Bpe* bpe, GgufStart start, int V) {
+    if (!bpe) {
+        expect_string(r, "tokenizer.ggml.model", "no_vocab");
+        expect_u32(r, "gpt2.vocab_size", (uint32_t)V);
+        return;
+    }
+    expect_string(r, "tokenizer.ggml.model", "gpt2");
+    expect_string(r, "tokenizer.ggml.pre", "gpt-2");
+    expect_array(r, "tokenizer.ggml.tokens", 8, (uint64_t)V);
+    for (int id = 0; id < V; id++) {
+        const char* token = take_string(r);
+        const char* wanted = id == 0     ? "!"
+                             : id == 220 ? "\xC4\xA0"
+                             : id == 256 ? "th"
+                             : id == 257 ? "the"
+                             : id == 258 ? "<|endoftext|>"
+                             : id >= 259 ? id == 259 ? "[PAD259]" : "[PAD260]"
+                                         : NULL;
+        EXPECT(!wanted || strcmp(token, wanted) == 0, "token %d is %s", id, token);
+    }
+    expect_array(r, "tokenizer.ggml.token_type", 5, (uint64_t)V);
+    for (int id = 0; id < V; id++) {
+        EXPECT(take_u32(r) == (id < 258 ? 1u : id == 258 ? 3u : 5u), "type of token %d", id);
+    }
+    expect_array(r, "tokenizer.ggml.merges", 8, 2);
+    EXPECT(strcmp(take_string(r), "t h") == 0 && strcmp(take_string(r), "th e") == 0, "merges");
+    expect_u32(r, "tokenizer.ggml.bos_token_id", 258);
+    expect_u32(r, "tokenizer.ggml.eos_token_id", 258);
+    expect_u32(r, "tokenizer.ggml.unknown_token_id", 258);
+    expect_bool(r, "tokenizer.ggml.add_bos_token", start == GGUF_START_TOKEN);
+    expect_bool(r, "tokenizer.ggml.add_eos_token", 0);
+}
+
+static void expect_pairs(Reader* r, ModelConfig cfg, int file_type, const Bpe* bpe, GgufStart start) {
+    expect_string(r, "general.architecture", "gpt2");
+    expect_string(r, "general.type", "model");
+    expect_string(r, "general.name", "my run");
+    expect_string(r, "general.size_label", cfg.L == 2 ? "117K" : "0.30K");
+    expect_u32(r, "general.alignment", 32);
+    expect_u32(r, "general.file_type", (uint32_t)file_type);
+    expect_u32(r, "general.quantization_version", 2);
+    expect_u32(r, "gpt2.context_length", (uint32_t)cfg.max_T);
+    expect_u32(r, "gpt2.embedding_length", (uint32_t)cfg.C);
+    expect_u32(r, "gpt2.block_count", (uint32_t)cfg.L);
+    expect_u32(r, "gpt2.feed_forward_length", (uint32_t)(4 * cfg.C));
+    expect_u32(r, "gpt2.attention.head_count", (uint32_t)cfg.NH);
+    float epsilon;
+    EXPECT(strcmp(take_string(r), "gpt2.attention.layer_norm_epsilon") == 0 && take_u32(r) == 6, "epsilon");
+    memcpy(&epsilon, take(r, 4), 4);
+    EXPECT(epsilon == 1e-5f, "%g", (double)epsilon);
+    expect_tokenizer(r, bpe, start, cfg.V);
+}
+
+// Number i of a tensor's data.
+static float value_of(const char* data, uint32_t type, size_t i) {
+    uint16_t bits;
+    float value;
+    if (type == 8) {
+        const char* block = data + i / 32 * 34;
+        memcpy(&bits, block, 2);
+        return fp16_to_float(bits) * (float)(signed char)block[2 + i % 32];
+    }
+    memcpy(&bits, data + 2 * i, 2);
+    memcpy(&value, data + (type == 0 ? 4 * i : 0), 4);
+    return type == 0 ? value : type == 1 ? fp16_to_float(bits) : bf16_to_float(bits);
+}
+
+// The largest error that rounding to a type may make of x, in a block whose largest number is `largest`.
+static double error_of(uint32_t type, float x, float largest) {
+    return type == 0   ? 0
+           : type == 1 ? fabs(x) * 0x1p-11 + 0x1p-25
+           : type == 8 ? largest / 127 * 0.5 + largest * 0x1p-10 // half a step, and the rounding of its scale
+                       : fabs(x) * 0x1p-8;
+}
+
+static void expect_tensor(Reader* r, const TensorRow* row, ModelConfig cfg, int l, const float* x,
+                          uint32_t type, size_t data_begin) {
+    char name[128];
+    const int is_vector = row->form == FILE_VECTOR;
+    const size_t rows = model_rows_in_files(row, cfg);
+    snprintf(name, sizeof(name), row->gguf_name, l);
+    const char* found = take_string(r);
+    EXPECT(strcmp(found, name) == 0, "%s, wanted %s", found, name);
+    EXPECT(take_u32(r) == (is_vector ? 1u : 2u) && take_u64(r) == row->cols, "%s: columns", name);
+    EXPECT(is_vector || take_u64(r) == rows, "%s: rows", name);
+    const uint32_t found_type = take_u32(r);
+    EXPECT(found_type == type, "%s: type %u, wanted %u", name, found_type, type);
+    const uint64_t offset = take_u64(r);
+    EXPECT(offset % 32 == 0 && data_begin % 32 == 0, "%s: alignment", name);
+    const char* data = r->data + data_begin + offset;
+    for (size_t i = 0; i < rows * row->cols; i++) {
+        float largest = 0;
+        for (size_t k = i / 32 * 32; k < i / 32 * 32 + 32 && k < rows * row->cols; k++) {
+            largest = fmaxf(largest, fabsf(x[k]));
+        }
+        const float got = value_of(data, found_type, i);
+        if (!(fabs((double)got - x[i]) <= error_of(found_type, x[i], largest))) {
+            EXPECT_NEAR(got, x[i], error_of(found_type, x[i], largest), "%s, element %zu", name, i);
+            return;
+        }
+    }
+}
+
+// Where the data starts: after the infos, which come twice through the reader.
+static size_t data_begin(Reader r, size_t tensors) {
+    for (size_t i = 0; i < tensors; i++) {
+        take_string(&r);
+        const uint32_t ndim = take_u32(&r);
+        take(&r, 8 * ndim + 4 + 8);
+    }
+    return (r.at + 31) / 32 * 32;
+}
+
+static void test_file(ModelConfig cfg, GgufDtype dtype, const Bpe* bpe, GgufStart start) {
+    static const int file_types[4] = {0, 1, 32, 7};
+    static const uint32_t types[4] = {0, 1, 30, 8};
+    char error[ERROR_BYTES];
+    TensorRow rows[MODEL_PARAMETER_ROWS];
+    float* memory = (float*)check_alloc(model_parameter_rows(rows, cfg), 1, "model");
+    for (int g = 0; g < model_groups(cfg); g++) {
+        model_random_group(rows, cfg, 3, g, (char*)memory + tensor_group_offset_bytes(rows, g));
+    }
+    const char* path = test_path("model.gguf");
+    GgufWriter writer;
+    gguf_create(&writer, path, "out/my run/", cfg, dtype, bpe, start);
+    for (int g = model_groups(cfg) - 1; g >= 0; g--) { // in any order
+        gguf_put(&writer, rows, g, (const char*)memory + tensor_group_offset_bytes(rows, g));
+    }
+    gguf_commit(&writer);
+    Reader r = {path, NULL, 0, 0};
+    CHECK(file_try_read(path, (size_t)1 << 28, &r.data, &r.bytes, error), "%s", error);
+    const size_t tensors = 12 * (size_t)cfg.L + 4;
+    EXPECT(memcmp(take(&r, 4), "GGUF", 4) == 0 && take_u32(&r) == 3 && take_u64(&r) == tensors, "header");
+    EXPECT(take_u64(&r) == (bpe ? 23u : 15u), "number of pairs");
+    expect_pairs(&r, cfg, file_types[dtype], bpe, start);
+    const size_t begin = data_begin(r, tensors);
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
+        const int is_matrix = rows[i].form != FILE_VECTOR && strcmp(rows[i].name, "wpe") != 0;
+        const uint32_t type = !is_matrix ? 0 : dtype == GGUF_Q8_0 && rows[i].cols % 32 ? 1 : types[dtype];
+        for (int l = 0; l < rows[i].layers; l++) {
+            expect_tensor(&r, &rows[i], cfg, l, (float*)tensor_at_layer(&rows[i], memory, l), type, begin);
+        }
+    }
+    EXPECT(r.bytes % 32 == 0, "%zu bytes", r.bytes);
+    free(r.data);
+    free(memory);
+}
+
+// A model whose element 5 of the MLP's first matrix in block 1 has a value, in a file.
+typedef struct {
+    GgufDtype dtype;
+    float value;
+} Large;
+
+static void write_large(const void* context) {
+    const Large* large = (const Large*)context;
+    const ModelConfig cfg = {16, 64, 128, 2, 2, 32, SHARE_OFF};
+    TensorRow rows[MODEL_PARAMETER_ROWS];
+    GgufWriter writer;
+    float* memory = (float*)check_alloc(model_parameter_rows(rows, cfg), 1, "model");
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
+        if (strcmp(rows[i].name, "fcw") == 0) {
+            ((float*)tensor_at_layer(&rows[i], memory, 1))[5] = large->value;
+        }
+    }
+    gguf_create(&writer, test_path("large.gguf"), "large", cfg, large->dtype, NULL, GGUF_NO_START_TOKEN);
+    for (int g = 0; g < model_groups(cfg); g++) {
+        gguf_put(&writer, rows, g, (const char*)memory + tensor_group_offset_bytes(rows, g));
+    }
+    gguf_commit(&writer);
+    free(memory);
+}
+
+// A number is in the file as one, or an error by name.
+static void test_large(void) {
+    static const struct {
+        Large large;
+        const char* error; // NULL: it fits
+    } cases[] = {
+        {{GGUF_F16, 65519}, NULL},           {{GGUF_F16, 65520}, "65520, wanted|bf16 works"},
+        {{GGUF_F16, -7e4f}, "-70000"},       {{GGUF_BF16, 3e38f}, NULL},
+        {{GGUF_BF16, 3.4e38f}, "f32 works"}, {{GGUF_F32, 3.4e38f}, NULL},
+        {{GGUF_Q8_0, 8321039.5f}, NULL},     {{GGUF_Q8_0, 8321040}, "bf16 works"},
+        {{GGUF_Q8_0, 3e38f}, "bf16 works"},
+    };
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        char words[256];
+        snprintf(words, sizeof(words), "large.gguf: tensor blk.1.ffn_up.weight, element 5 is |%s",
+                 cases[i].error ? cases[i].error : "");
+        unlink(test_path("large.gguf"));
+        EXPECT(cases[i].error ? test_dies(write_large, &cases[i].large, EXIT_FAILURE, words)
+                              : test_dies(write_large, &cases[i].large, 0, ""),
+               "%g", (double)cases[i].large.value);
+        EXPECT((access(test_path("large.gguf"), F_OK) == 0) == !cases[i].error, "a file");
+    }
+}
+
+static void test_names(void) {
+    static const char* const names[][2] = {
+        {"out/124M", "124M"},           {"x.gguf", "x"}, {"/a/b.c.gguf", "b.c"},
+        {"out/124M//", "124M"},         {"/", ""},       {".gguf", ".gguf"},
+        {"a\xFF\xC3\xA9", "a?\xC3\xA9"}};
+    // as model_weight_count_rounded_notation of gguf 0.19.0
+    static const struct {
+        double parameters;
+        const char* wanted;
+    } labels[] = {{124439808, "124M"}, {1557611200, "1.6B"}, {9949999, "10M"}, {9400000, "9.4M"},
+                  {1000, "1.0K"},      {292, "0.29K"},       {175e9, "175B"},  {2e12, "2.0T"}};
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+        EXPECT(strcmp(gguf_title_(names[i][0]).text, names[i][1]) == 0, "%s", gguf_title_(names[i][0]).text);
+    }
+    for (size_t i = 0; i < sizeof(labels) / sizeof(labels[0]); i++) {
+        const GgufText_ found = gguf_size_label_(labels[i].parameters);
+        EXPECT(strcmp(found.text, labels[i].wanted) == 0, "%s, wanted %s", found.text, labels[i].wanted);
+    }
+}
+
+int main(void) {
+    test_large();
+    test_names();
+    static const int pairs[2][2] = {{83, 71}, {256, 68}}; // t h, th e
+    Bpe bpe;
+    bpe_open_merges(&bpe, pairs, 2, "test");
+    for (int dtype = GGUF_F32; dtype <= GGUF_Q8_0; dtype++) {
+        test_file(CFG, (GgufDtype)dtype, &bpe, dtype == GGUF_F16 ? GGUF_NO_START_TOKEN : GGUF_START_TOKEN);
+        test_file(NARROW, (GgufDtype)dtype, NULL, GGUF_START_TOKEN);
+    }
+    bpe_close(&bpe);
+    return test_done("gguf");
+}

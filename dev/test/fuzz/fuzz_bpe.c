@@ -1,0 +1,150 @@
+// fuzz_bpe.c -- random files of vocabularies against their readers: no crash, no read out of bounds; what is
+// accepted is written in every format and read back as the same, and decodes what it encodes. Run by
+// dev/test/fuzz/fuzz.sh; more files to start from, of a vocabulary of few merges:
+// build/plain/test_bpe_files --write SMALL.bpe dev/test/fuzz/corpus/bpe
+//
+// A reader ends the program where a file is none. Here that goes back to the fuzzer instead, which frees what
+// was allocated meanwhile.
+#define BPE_FILES_IMPLEMENTATION
+
+#include <setjmp.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+static struct {
+    jmp_buf back;
+    void* pointers[4096];
+    size_t count;
+} fuzz;
+
+static void fuzz_keep(void* memory) {
+    if (fuzz.count == sizeof(fuzz.pointers) / sizeof(fuzz.pointers[0])) {
+        abort();
+    }
+    fuzz.pointers[fuzz.count++] = memory;
+}
+
+static void fuzz_free(void* memory) {
+    for (size_t i = 0; memory && i < fuzz.count; i++) {
+        if (fuzz.pointers[i] == memory) {
+            fuzz.pointers[i] = fuzz.pointers[--fuzz.count];
+            break;
+        }
+    }
+    free(memory);
+}
+
+static void* fuzz_malloc(size_t bytes) {
+    void* memory = malloc(bytes);
+    fuzz_keep(memory);
+    return memory;
+}
+
+static void* fuzz_realloc(void* old, size_t bytes) {
+    void* memory = fuzz_malloc(bytes);
+    if (old) { // the readers double their arrays
+        memcpy(memory, old, bytes / 2);
+        fuzz_free(old);
+    }
+    return memory;
+}
+
+static int fuzz_posix_memalign(void** memory, size_t alignment, size_t bytes) {
+    const int failed = posix_memalign(memory, alignment, bytes);
+    if (!failed) {
+        fuzz_keep(*memory);
+    }
+    return failed;
+}
+
+#define exit(status) longjmp(fuzz.back, 1)
+#define free fuzz_free
+#define malloc fuzz_malloc
+#define realloc fuzz_realloc
+#define posix_memalign fuzz_posix_memalign
+#include "llmc/tokenizer/bpe_files.h"
+#undef exit
+#undef free
+#undef malloc
+#undef realloc
+#undef posix_memalign
+
+// In exactly its bytes of memory, so that every step beyond them is seen.
+static int fuzz_open(Bpe* bpe, const char* name, const void* data, size_t bytes) {
+    char error[ERROR_BYTES] = "";
+    BpeFile_ file = {name, (unsigned char*)fuzz_malloc(bytes), bytes};
+    memcpy(file.data, data, bytes);
+    const int encodes = bpe_open_data_(bpe, &file, error);
+    if (!encodes != (strncmp(error, name, strlen(name)) == 0)) {
+        abort();
+    }
+    return encodes;
+}
+
+static void fuzz_expect(int ok) {
+    if (!ok) {
+        abort();
+    }
+}
+
+static void fuzz_formats(const Bpe* bpe) {
+    static void (*const put[])(const Bpe*, FILE*) = {bpe_put_tokenizer_json_, bpe_put_vocab_, bpe_put_bin_,
+                                                     bpe_put_tiktoken_, bpe_put_merges_};
+    int formats = bpe->eot == bpe->vocab_size - 1 ? 4 : 3;
+    for (int id = 0; id < bpe->vocab_size; id++) {
+        if (bpe->tokens[id].length > 255) {
+            return;
+        }
+    }
+    for (int i = 0; i < formats; i++) {
+        char* text = NULL;
+        size_t bytes;
+        Bpe again;
+        FILE* file = open_memstream(&text, &bytes);
+        put[i](bpe, file);
+        fclose(file);
+        fuzz_keep(text);
+        fuzz_expect(fuzz_open(&again, "again", text, bytes));
+        fuzz_expect(again.vocab_size == bpe->vocab_size && again.eot == bpe->eot &&
+                    memcmp(again.pairs.entries, bpe->pairs.entries, sizeof(uint64_t) << bpe->pairs.bits) ==
+                        0);
+        bpe_close(&again);
+        fuzz_free(text);
+    }
+}
+
+// The file itself is a text like any other.
+static void fuzz_encode(const Bpe* bpe, const unsigned char* text, size_t bytes) {
+    BpeMerger_ merger;
+    int* ids = (int*)fuzz_malloc(bytes * sizeof(int));
+    size_t at = 0;
+    bpe_merger_open_(&merger, bpe->vocab_size);
+    const size_t count = bpe_merge_(bpe, &merger, text, bytes, ids);
+    for (size_t i = 0; i < count; i++) {
+        int length;
+        const char* token = bpe_token(bpe, ids[i], &length);
+        fuzz_expect((size_t)length <= bytes - at && memcmp(token, text + at, (size_t)length) == 0);
+        at += (size_t)length;
+    }
+    fuzz_expect(at == bytes);
+    bpe_merger_close_(&merger);
+    fuzz_free(ids);
+}
+
+int LLVMFuzzerTestOneInput(const unsigned char* data, size_t bytes);
+int LLVMFuzzerTestOneInput(const unsigned char* data, size_t bytes) {
+    if (bytes > 0 && setjmp(fuzz.back) == 0) {
+        Bpe bpe;
+        if (fuzz_open(&bpe, "fuzz", data, bytes)) {
+            fuzz_encode(&bpe, data, bytes);
+            fuzz_formats(&bpe);
+        }
+        bpe_close(&bpe);
+        fuzz_expect(fuzz.count == 0); // nothing is lost
+    }
+    while (fuzz.count > 0) {
+        free(fuzz.pointers[--fuzz.count]);
+    }
+    return 0;
+}

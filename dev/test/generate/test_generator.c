@@ -1,0 +1,138 @@
+// test_generator.c -- texts of a model that knows only what it was shown: several at a time are what each is alone,
+// contexts that are full, and how texts end.
+#include "llmc/generate/generator.h"
+#include "dev/test/lib/test.h"
+
+enum { V = 31, VP = 32, T = 8, SLOTS = 3, EOT = 256 };
+
+// The model remembers what each slot has read; its logits are a function of all of it, with positions.
+struct Model {
+    int seen[SLOTS][T], known[SLOTS];
+    float logits[SLOTS * VP];
+    int reads, bans_eot;
+};
+
+static void logits_of(Model* model, int slot, float* logits) {
+    uint64_t hash = 7;
+    for (int t = 0; t < model->known[slot]; t++) {
+        hash = (hash ^ (uint64_t)(model->seen[slot][t] + 1000 * t)) * 1099511628211u;
+    }
+    for (int v = 0; v < VP; v++) {
+        logits[v] = 2 * rand_normal(hash, 1, (uint64_t)v);
+    }
+}
+
+static const float* read_text(Model* model, int slot, const int* ids, int count) {
+    EXPECT(count >= 1 && count <= T, "%d tokens", count);
+    memcpy(model->seen[slot], ids, (size_t)count * sizeof(int));
+    model->known[slot] = count;
+    model->reads++;
+    logits_of(model, slot, model->logits);
+    return model->logits;
+}
+
+static const float* next_tokens(Model* model, const int* ids, const int* positions, int slots) {
+    EXPECT(slots == SLOTS, "%d slots", slots);
+    for (int s = 0; s < slots; s++) {
+        EXPECT(positions[s] >= 0 && positions[s] < T, "position %d", positions[s]);
+        EXPECT(positions[s] == 0 || positions[s] == model->known[s], "slot %d jumps to %d", s, positions[s]);
+        model->seen[s][positions[s]] = ids[s];
+        model->known[s] = positions[s] + 1;
+        logits_of(model, s, model->logits + s * VP);
+    }
+    return model->logits;
+}
+
+typedef struct {
+    char text[512];
+    int made, reads;
+    GeneratorEnd end;
+} Written;
+
+// Texts 0 ... count-1, each begun in the slot that is free first; alone: only one at a time.
+static void write_texts(Written* written, int count, int is_alone, int limit, const Options* options) {
+    static Model model;
+    static RunData data; // no tokenizer: texts are ids
+    const GeneratorModel functions = {&model, read_text, next_tokens, V, VP, T, SLOTS};
+    Generator g;
+    Rand rng[16];
+    int of_slot[SLOTS], next = 0, busy;
+    memset(&model, 0, sizeof(model));
+    generator_open(&g, functions, &data, options);
+    do {
+        busy = 0;
+        for (int s = 0; s < (is_alone ? 1 : SLOTS); s++) {
+            GeneratorText* text = &g.texts[s];
+            while (text->is_used ? text->end != STILL_GENERATING : next < count) {
+                if (text->is_used) {
+                    Written* w = &written[of_slot[s]];
+                    snprintf(w->text, sizeof(w->text), "%.*s", (int)text->stream.count, text->stream.bytes);
+                    w->made = text->made;
+                    w->end = text->end;
+                    text->is_used = 0;
+                    continue;
+                }
+                const int prompt[4] = {V - 1, next % 5, 3, next % 3}, tokens = 1 + next % 4;
+                of_slot[s] = next;
+                rng[next] = rand_open(5, (uint64_t)next);
+                text_stream_begin(&text->stream);
+                generator_begin(&g, s, prompt, tokens, limit, &rng[next]);
+                next++;
+            }
+            busy |= text->is_used;
+        }
+        if (busy) {
+            generator_advance(&g);
+        }
+    } while (busy);
+    written->reads = model.reads;
+    generator_close(&g);
+}
+
+static Options options_of(float temperature) {
+    Options o;
+    memset(&o, 0, sizeof(o));
+    o.temperature = temperature;
+    o.generates = 1;
+    return o;
+}
+
+// What is beside a text, and how often, does not change it: also beyond the context.
+static void test_batch_is_single(float temperature) {
+    enum { COUNT = 11, LIMIT = 40 };
+    static Written alone[COUNT], together[COUNT];
+    const Options options = options_of(temperature);
+    int ends[5] = {0}, longest = 0;
+    write_texts(alone, COUNT, 1, LIMIT, &options);
+    write_texts(together, COUNT, 0, LIMIT, &options);
+    for (int i = 0; i < COUNT; i++) {
+        EXPECT(strcmp(alone[i].text, together[i].text) == 0 && alone[i].end == together[i].end,
+               "text %d: %s, alone %s", i, together[i].text, alone[i].text);
+        ends[alone[i].end]++;
+        longest = alone[i].made > longest ? alone[i].made : longest;
+    }
+    EXPECT(ends[GENERATOR_EOT] > 0 && ends[GENERATOR_TOKENS] > 0 && longest == LIMIT, "a test of nothing");
+    EXPECT(alone->reads > COUNT && alone->reads == together->reads, "full contexts are read again");
+}
+
+static void test_stop_string(void) {
+    Options options = options_of(1);
+    static Written whole[4], cut[4];
+    write_texts(whole, 4, 0, 12, &options);
+    char stop[8];
+    const char* second = strchr(whole[1].text, ' ') + 1;
+    snprintf(stop, sizeof(stop), " %.*s", (int)strcspn(second, " "), second);
+    options.stop.count = 1;
+    options.stop.text[0] = stop;
+    write_texts(cut, 4, 0, 12, &options);
+    EXPECT(cut[1].end == GENERATOR_STRING && cut[1].made == 2, "made %d", cut[1].made);
+    EXPECT(strncmp(whole[1].text, cut[1].text, strlen(cut[1].text)) == 0 && !strchr(cut[1].text, ' '),
+           "%s of %s", cut[1].text, whole[1].text);
+}
+
+int main(void) {
+    test_batch_is_single(1);
+    test_batch_is_single(0.7f);
+    test_stop_string();
+    return test_done("generator");
+}

@@ -1,0 +1,66 @@
+// cpu_trainer.c -- see cpu_trainer.h.
+#define TRAIN_GPT2_NO_MAIN
+#include "train_gpt2.c"
+
+#include "dev/test/lib/cpu_trainer.h"
+
+struct CpuTrainer {
+    Model model;
+    Comm comm;
+};
+
+CpuTrainer* cpu_trainer_open(ModelConfig cfg, int B, int T, const float* params) {
+    CpuTrainer* trainer = (CpuTrainer*)check_alloc(1, sizeof(CpuTrainer), "CPU trainer");
+    const Options options = {.batch = B,
+                             .seq_len = T,
+                             .steps = 1,
+                             .recompute = RECOMPUTE_NONE,
+                             .processes = 1,
+                             .embedding_lr_scale = 1,
+                             .vector_lr_scale = 1};
+    trainer->comm.size = 1;
+    model_open(&trainer->model, cfg, &options, &trainer->comm);
+    memcpy(trainer->model.params_memory, params, trainer->model.parameter_bytes);
+    return trainer;
+}
+
+void cpu_trainer_close(CpuTrainer* trainer) {
+    model_close(&trainer->model);
+    free(trainer);
+}
+
+double cpu_trainer_gradients(CpuTrainer* trainer, const int* tokens, const int* targets, const int* starts,
+                             int batch_B, int batch_T, double loss_tokens, GradientMode mode) {
+    Model* model = &trainer->model;
+    const Batch batch = {tokens,  targets, starts,
+                         batch_B, batch_T, targets_count(targets, batch_B * batch_T)};
+    const ZeroStep only = {0, 1, 1, 1};
+    model_forward(model, batch);
+    model_backward(model, batch, (float)(1 / loss_tokens), mode, only);
+    return batch_loss(model, batch);
+}
+
+const float* cpu_trainer_logits(CpuTrainer* trainer, const int* tokens) {
+    Model* model = &trainer->model;
+    const int N = model->B * model->T;
+    assert((int)model_classifier_chunk(model->cfg, (size_t)N) == N);
+    const Batch batch = {tokens, NULL, NULL, model->B, model->T, 0};
+    model_forward(model, batch);
+    const LmHead head = lm_head(model, batch);
+    lm_head_logits_cpu(&head, 0, N);
+    return model->acts.logits;
+}
+
+double cpu_trainer_norm(CpuTrainer* trainer) {
+    WideSum sum = {0, 0};
+    zero_square_sum_cpu(&trainer->model.zero, &sum, trainer->model.norm_partial);
+    return sqrt(wide_sum_value(sum));
+}
+
+void cpu_trainer_update(CpuTrainer* trainer, Update update) { model_update(&trainer->model, update); }
+const float* cpu_trainer_grads(const CpuTrainer* trainer) {
+    return (const float*)trainer->model.grads_memory;
+}
+const float* cpu_trainer_params(const CpuTrainer* trainer) {
+    return (const float*)trainer->model.params_memory;
+}

@@ -1,0 +1,56 @@
+/*
+gpu_ops.h -- what the tests of GPU operations share beyond ops.h: arrays on the device, and the rounding of a
+type.
+*/
+#ifndef DEV_GPU_OPS_H
+#define DEV_GPU_OPS_H
+
+#include "llmc/gpu/gpu.cuh"
+#include "dev/test/lib/ops.h"
+
+// Half a unit in the last place of 1.
+template <class T> static double roundoff(void) {
+    return DTYPE_OF(T) == DTYPE_FP32 ? 0x1p-24 : DTYPE_OF(T) == DTYPE_BF16 ? 0x1p-8 : 0x1p-11;
+}
+
+// Device memory `shift` elements past an aligned address, filled with x rounded to T; x is rounded too.
+template <class T> static T* upload(float* x, size_t n, size_t shift, const Gpu* gpu) {
+    T *host = (T*)check_alloc(n, sizeof(T), "host"), *memory = (T*)gpu_alloc(n + shift, sizeof(T), "test");
+    for (size_t i = 0; i < n; i++) {
+        host[i] = from_float<T>(x[i]);
+        x[i] = to_float(host[i]);
+    }
+    CUDA_CHECK(cudaMemcpyAsync(memory + shift, host, n * sizeof(T), cudaMemcpyHostToDevice, gpu->stream));
+    CUDA_CHECK(cudaStreamSynchronize(gpu->stream));
+    free(host);
+    return memory + shift;
+}
+
+template <class T> static float* download(const T* x, size_t n, const Gpu* gpu) {
+    T* host = (T*)check_alloc(n, sizeof(T), "host");
+    float* wide = ops_floats(n);
+    CUDA_CHECK(cudaMemcpyAsync(host, x, n * sizeof(T), cudaMemcpyDeviceToHost, gpu->stream));
+    CUDA_CHECK(cudaStreamSynchronize(gpu->stream));
+    for (size_t i = 0; i < n; i++) {
+        wide[i] = to_float(host[i]);
+    }
+    free(host);
+    return wide;
+}
+
+static inline float* absolute(const float* x, size_t n) {
+    float* result = ops_floats(n);
+    for (size_t i = 0; i < n; i++) {
+        result[i] = fabsf(x[i]);
+    }
+    return result;
+}
+
+static inline int* upload_ints(const int* x, size_t n, const Gpu* gpu) {
+    int* memory = (int*)gpu_alloc(n, sizeof(int), "test");
+    CUDA_CHECK(cudaMemcpyAsync(memory, x, n * sizeof(int), cudaMemcpyHostToDevice, gpu->stream));
+    CUDA_CHECK(cudaStreamSynchronize(gpu->stream));
+    return memory;
+}
+
+#endif

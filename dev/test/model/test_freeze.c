@@ -1,0 +1,152 @@
+// test_freeze.c -- the lists of --freeze: names, words and blocks; what is refused; where the backward pass ends, and
+// the work that is left.
+#include "llmc/model/freeze.h"
+#include "dev/test/lib/test.h"
+
+static const ModelConfig CFG = {.max_T = 40, .V = 157, .Vp = 256, .L = 3, .NH = 3, .C = 36};
+
+static Freeze freeze_read(const char* list) {
+    char error[ERROR_BYTES] = "";
+    Freeze freeze;
+    EXPECT(freeze_parse(&freeze, CFG.L, list, error), "%s", error);
+    return freeze;
+}
+
+// Which parameters a list freezes in block l, by name and in order, with a blank after each.
+static const char* frozen_in(const char* list, int l) {
+    static char names[256];
+    TensorRow rows[MODEL_PARAMETER_ROWS];
+    const Freeze freeze = freeze_read(list);
+    model_parameter_rows(rows, CFG);
+    names[0] = '\0';
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
+        if (freeze_has(&freeze, i, l)) {
+            strcat(strcat(names, rows[i].name), " ");
+        }
+    }
+    return names;
+}
+
+static void test_lists(void) {
+    static const struct {
+        const char *list, *in_first, *in_last;
+    } cases[] = {
+        {"", "", ""},
+        {"wte", "wte ", "wte "},
+        {"wpe,wte", "wte wpe ", "wte wpe "},
+        {"embeddings", "wte wpe ", "wte wpe "},
+        {"attention", "qkvw qkvb attprojw attprojb ", "qkvw qkvb attprojw attprojb "},
+        {"mlp[2]", "", "fcw fcb fcprojw fcprojb "},
+        {"norms", "ln1w ln1b ln2w ln2b lnfw lnfb ", "ln1w ln1b ln2w ln2b lnfw lnfb "},
+        {"ln?w[0-1]", "ln1w ln2w ", ""},
+        {"wte.weight", "wte ", "wte "},
+        {"transformer.wpe.weight", "wpe ", "wpe "},
+        {"transformer.h.0.attn.c_attn", "qkvw qkvb ", ""},
+        {"h.0.attn.c_attn.weight,h.2.mlp", "qkvw ", "fcw fcb fcprojw fcprojb "},
+        {"h.*.ln_1.bias,ln_f", "ln1b lnfw lnfb ", "ln1b lnfw lnfb "},
+        {"attn.c_proj", "attprojw attprojb ", "attprojw attprojb "},
+        {"mlp.c_fc.weight[0-1]", "fcw ", ""},
+        {"transformer.h.2", "", "ln1w ln1b qkvw qkvb attprojw attprojb ln2w ln2b fcw fcb fcprojw fcprojb "},
+        {"*b", "ln1b qkvb attprojb ln2b fcb fcprojb lnfb ", "ln1b qkvb attprojb ln2b fcb fcprojb lnfb "},
+        {"blocks[0-1],lnf*",
+         "ln1w ln1b qkvw qkvb attprojw attprojb ln2w ln2b fcw fcb fcprojw fcprojb lnfw lnfb ", "lnfw lnfb "},
+    };
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        EXPECT(strcmp(frozen_in(cases[i].list, 0), cases[i].in_first) == 0, "%s, block 0: %s", cases[i].list,
+               frozen_in(cases[i].list, 0));
+        EXPECT(strcmp(frozen_in(cases[i].list, 2), cases[i].in_last) == 0, "%s, block 2: %s", cases[i].list,
+               frozen_in(cases[i].list, 2));
+    }
+}
+
+static void test_refusals(void) {
+    static const char* const cases[][2] = {
+        {"wtf", "'wtf'; wanted wte, wpe, ln1w"},
+        {"wte,", "''"},
+        {"embeddings ", "'embeddings '"},
+        {"wte,head", "attention, mlp, norms, a pattern of these"},
+        {"h.3.attn", "'h.3.attn'; wanted wte, wpe"},
+        {"h.0.att", "'h.0.att'"},
+        {"transformer.attn.c_attn", "'transformer.attn.c_attn'"},
+        {"wte.weight[0]", "wte.weight is outside of the blocks"},
+        {"wte[0]", "wte is outside of the blocks"},
+        {"blocks[3]", "blocks[3] is not NAME[BLOCK] or NAME[FIRST-LAST] with blocks of 0 to 2"},
+        {"blocks[1-0]", "blocks[1-0] is not"},
+        {"blocks[]", "blocks[] is not"},
+        {"blocks[0", "blocks[0 is not"},
+        {"blocks[99999999999]", "is not"},
+        {"blocks[0]x", "is not"},
+        {"*", "* leaves nothing to train"},
+        {"embeddings,blocks,lnf?", "leaves nothing to train"},
+    };
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        char error[ERROR_BYTES] = "";
+        Freeze freeze;
+        EXPECT(!freeze_parse(&freeze, CFG.L, cases[i][0], error), "%s", cases[i][0]);
+        EXPECT(strstr(error, cases[i][1]), "%s: %s", cases[i][0], error);
+    }
+}
+
+// The pass ends at a block only if nothing below it is trained, the embeddings included; gradients begin at one in any case.
+// What is frozen behind it is so in all blocks, or not.
+static void test_first_block(void) {
+    static const struct {
+        const char* list;
+        int first, first_copy, is_whole;
+    } cases[] = {{"", 0, 0, 1},
+                 {"embeddings", 0, 0, 1},
+                 {"mlp,wpe", 0, 0, 1},
+                 {"mlp[1]", 0, 0, 0},
+                 {"blocks[0]", 0, 1, 1},
+                 {"wte,blocks", 0, 3, 1},
+                 {"embeddings,blocks[0]", 1, 1, 1},
+                 {"embeddings,blocks[0],blocks[2]", 1, 1, 0},
+                 {"embeddings,blocks[0-1],fcprojb", 2, 2, 1},
+                 {"embeddings,blocks", 3, 3, 1},
+                 {"embeddings,mlp,attention", 0, 0, 1}};
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        const Freeze freeze = freeze_read(cases[i].list);
+        const int first = freeze_first_copy(&freeze, CFG);
+        EXPECT(freeze.first_block == cases[i].first, "%s: %d", cases[i].list, freeze.first_block);
+        EXPECT(first == cases[i].first_copy, "%s: gradients from %d on", cases[i].list, first);
+        EXPECT(freeze_is_whole(&freeze, CFG, first) == cases[i].is_whole, "%s is whole", cases[i].list);
+    }
+}
+
+// Layers that share parameters have fewer blocks of them, or some outside of the blocks.
+static void test_shared_copies(void) {
+    ModelConfig pairs = CFG, attention = CFG;
+    pairs.L = attention.L = 4;
+    pairs.share = SHARE_PAIRS;
+    attention.share = SHARE_ATTENTION;
+    const Freeze two = freeze_of(4, "blocks[0-1]"), mlp = freeze_of(4, "mlp,ln2?");
+    EXPECT(freeze_first_copy(&two, pairs) == 1 && freeze_is_whole(&two, pairs, 1), "pairs");
+    EXPECT(freeze_first_copy(&mlp, attention) == 4 && freeze_first_copy(&mlp, pairs) == 0, "attention");
+}
+
+// 6 FLOP for each weight: 2 forward, 2 for its gradient, 2 for that of its input; T = 40 tokens.
+static void test_work(void) {
+    enum { T = 40 };
+    const double C = CFG.C, all = model_flops_per_token(CFG, T);
+    const double wte = CFG.Vp * C, wpe = CFG.max_T * C, block = 12 * C * C + 13 * C;
+    const Freeze none = freeze_read(""), embeddings = freeze_read("embeddings"),
+                 low = freeze_read("embeddings,blocks[0-1]"), mlp = freeze_read("mlp[1]");
+    EXPECT(freeze_flops_per_token(&none, CFG, T) == all, "all");
+    EXPECT(freeze_flops_per_token(&embeddings, CFG, T) == all - 2 * (wte + wpe), "without the embeddings");
+    EXPECT(freeze_flops_per_token(&low, CFG, T) == all - 2 * (wte + wpe) - 2 * (4 * block + 4 * C * T),
+           "up to block 2");
+    EXPECT(freeze_flops_per_token(&mlp, CFG, T) == all - 2 * (8 * C * C + 5 * C), "without one MLP");
+    EXPECT(freeze_count(&none, CFG) == 0, "none");
+    EXPECT(freeze_count(&low, CFG) == CFG.V * C + wpe + 2 * block, "%.0f frozen", freeze_count(&low, CFG));
+    EXPECT(none.rows == 0 && embeddings.rows == 3 && low.rows == 3 && mlp.rows == 0, "rows without state");
+    EXPECT(freeze_has_classifier(&low) && !freeze_has_classifier(&mlp), "classifier");
+}
+
+int main(void) {
+    test_lists();
+    test_refusals();
+    test_first_block();
+    test_shared_copies();
+    test_work();
+    return test_done("test_freeze");
+}

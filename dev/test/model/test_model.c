@@ -1,0 +1,455 @@
+// test_model.c -- the tables of model.h: published sizes, a layout without overlaps, pointers, what
+// recomputation shares, names, and the random weights of a new model.
+#include "llmc/model/presets.h"
+#include "llmc/model/model.h"
+#include "dev/test/lib/test.h"
+
+static const ModelConfig TINY = {.max_T = 40, .V = 157, .Vp = 256, .L = 3, .NH = 3, .C = 36};
+enum { B = 2, T = 7 };
+
+static ModelConfig config_of(const ModelPreset* model) {
+    const ModelConfig cfg = {model->max_T, GPT2_VOCAB, model_padded_vocab(GPT2_VOCAB), model->L, model->NH,
+                             model->C,     SHARE_OFF};
+    return cfg;
+}
+
+// ---- sizes and names ----
+
+static void test_vocab(void) {
+    EXPECT(model_padded_vocab(50257) == 50304, "GPT-2's");
+    EXPECT(model_padded_vocab(50304) == 50304 && model_padded_vocab(1) == 128,
+           "multiples stay, small ones grow");
+}
+
+// Parameters as published, and as OpenAI's and Hugging Face's checkpoints have them.
+static void test_published_sizes(void) {
+    static const struct {
+        const char* name;
+        double parameters;
+    } published[] = {
+        {"gpt2:d12", 124439808}, {"gpt2:d24", 354823168},  {"gpt2:d36", 774030080},
+        {"d48", 1557611200},     {"gpt3:c768", 125226240},
+    };
+    for (size_t i = 0; i < sizeof(published) / sizeof(published[0]); i++) {
+        const ModelPreset* model = model_preset_by_name(published[i].name);
+        const double got = model ? model_count_parameters(config_of(model)) : 0;
+        EXPECT(got == published[i].parameters, "%s has %.0f", published[i].name, got);
+    }
+    const ModelPreset* largest = model_preset_by_name("gpt3:c12288");
+    EXPECT_NEAR(largest ? model_count_parameters(config_of(largest)) : 0, 175e9, 1e9, "beyond 32 bits");
+}
+
+// The sum over the tensors, by hand.
+static double count_by_formula(ModelConfig cfg, int V) {
+    const double C = cfg.C;
+    return V * C + cfg.max_T * C + cfg.L * (12 * C * C + 13 * C) + 2 * C;
+}
+
+// FORMATS of the field: d6 ... d84 of GPT-2 and c384 ... c12288 of GPT-3.
+static void test_names(void) {
+    static const struct {
+        const char* name;
+        int L, C, NH, max_T;
+    } wanted[] = {
+        {"gpt2:d6", 6, 384, 6, 1024},       {"gpt2:d12", 12, 768, 12, 1024},
+        {"gpt2:d24", 24, 1024, 16, 1024},   {"gpt2:d36", 36, 1280, 20, 1024},
+        {"gpt2:d48", 48, 1600, 25, 1024},   {"gpt2:d60", 60, 1920, 30, 1024},
+        {"gpt2:d72", 72, 2880, 30, 1024},   {"gpt2:d84", 84, 3456, 36, 1024},
+        {"gpt3:c384", 6, 384, 6, 2048},     {"gpt3:c768", 12, 768, 12, 2048},
+        {"gpt3:c1024", 24, 1024, 16, 2048}, {"gpt3:c1536", 24, 1536, 16, 2048},
+        {"gpt3:c2048", 24, 2048, 16, 2048}, {"gpt3:c2560", 32, 2560, 32, 2048},
+        {"gpt3:c4096", 32, 4096, 32, 2048}, {"gpt3:c5140", 40, 5120, 40, 2048},
+        {"gpt3:c5120", 40, 5120, 40, 2048}, {"gpt3:c12288", 96, 12288, 96, 2048},
+        {"gpt2", 12, 768, 12, 1024},        {"gpt2-medium", 24, 1024, 16, 1024},
+        {"gpt2-large", 36, 1280, 20, 1024}, {"gpt2-xl", 48, 1600, 25, 1024},
+    };
+    const int wanted_count = sizeof(wanted) / sizeof(wanted[0]);
+    int count;
+    model_presets(&count);
+    EXPECT(count == wanted_count, "%d models, wanted %d", count, wanted_count);
+    for (int i = 0; i < wanted_count; i++) {
+        const ModelPreset* m = model_preset_by_name(wanted[i].name);
+        EXPECT(m && m->L == wanted[i].L && m->C == wanted[i].C && m->NH == wanted[i].NH &&
+                   m->max_T == wanted[i].max_T,
+               "%s", wanted[i].name);
+        EXPECT(m && m->C % m->NH == 0, "%s: heads", wanted[i].name);
+        const char* colon = strchr(wanted[i].name, ':');
+        EXPECT(!colon || model_preset_by_name(colon + 1) == (colon[1] == 'd' ? m : NULL),
+               "%s without its prefix", wanted[i].name);
+        const ModelConfig cfg = m ? config_of(m) : TINY;
+        EXPECT(model_count_parameters(cfg) == count_by_formula(cfg, cfg.V), "%s: sum", wanted[i].name);
+    }
+    static const char* const unknown[] = {"",          "d",     "d1",        "d7", "d121",
+                                          "gpt2-tiny", "gpt2:", "gpt2:c768", "D12"};
+    for (size_t i = 0; i < sizeof(unknown) / sizeof(unknown[0]); i++) {
+        EXPECT(!model_preset_by_name(unknown[i]), "\"%s\" is no name", unknown[i]);
+    }
+}
+
+static void test_flops(void) {
+    const ModelConfig cfg = {1024, GPT2_VOCAB, 50304, 12, 12, 768, SHARE_OFF};
+    const double wanted = 6 * count_by_formula(cfg, 50304) + 6.0 * 12 * 768 * 1024;
+    EXPECT(model_flops_per_token(cfg, 1024) == wanted, "%.0f", model_flops_per_token(cfg, 1024));
+}
+
+// ---- the layout ----
+
+static size_t row_bytes(const TensorRow* row) { return tensor_elements(row) * row->element_bytes; }
+
+// May the two lie on each other? Only what lives inside a block and what lives in the classifier.
+static int may_share(const TensorRow* a, const TensorRow* b) {
+    return a->life != b->life && a->life != LIVE_ALWAYS && b->life != LIVE_ALWAYS;
+}
+
+static size_t layer_bytes(const TensorRow* row) { return tensor_layer_elements(row) * row->element_bytes; }
+
+// Whether layer l of a tensor and layer k of another lie on each other.
+static int overlap(const TensorRow* a, int l, const TensorRow* b, int k) {
+    char* memory = NULL;
+    const char *x = (char*)tensor_at_layer(a, memory, l), *y = (char*)tensor_at_layer(b, memory, k);
+    return x < y + layer_bytes(b) && y < x + layer_bytes(a);
+}
+
+// One allocation: layers inside it, aligned, none on another that lives at the same time.
+static void expect_layout(const TensorRow* rows, int count, size_t bytes) {
+    for (int i = 0; i < count; i++) {
+        const TensorRow* row = &rows[i];
+        const size_t end =
+            row->offset_bytes + (size_t)(row->layers - 1) * row->layer_bytes + layer_bytes(row);
+        EXPECT((layer_bytes(row) > 0 || row->rows == 0) &&
+                   tensor_elements(row) == row->layers * row->rows * row->cols,
+               "%s", row->name);
+        EXPECT(row->offset_bytes % (TENSOR_ALIGN * row->element_bytes) == 0 && end <= bytes,
+               "%s is at %zu ... %zu of %zu", row->name, row->offset_bytes, end, bytes);
+        for (int j = 0; j < i; j++) {
+            for (int l = 0; l < row->layers * rows[j].layers; l++) {
+                EXPECT(may_share(row, &rows[j]) ||
+                           !overlap(row, l / rows[j].layers, &rows[j], l % rows[j].layers),
+                       "%s lies on %s", row->name, rows[j].name);
+            }
+        }
+    }
+}
+
+// No more memory than what lives at a time, and alignment.
+static void expect_tight(const TensorRow* rows, int count, size_t bytes) {
+    size_t of_life[3] = {0};
+    for (int i = 0; i < count; i++) {
+        of_life[rows[i].life] += (row_bytes(&rows[i]) + 511) / 512 * 512;
+    }
+    const size_t shared =
+        of_life[LIVE_BLOCK] > of_life[LIVE_CLASSIFIER] ? of_life[LIVE_BLOCK] : of_life[LIVE_CLASSIFIER];
+    EXPECT(bytes <= of_life[LIVE_ALWAYS] + shared + 512, "%zu bytes in all, wanted %zu", bytes,
+           of_life[LIVE_ALWAYS] + shared);
+}
+
+static const TensorRow* row_called(const TensorRow* rows, int count, const char* name) {
+    for (int i = 0; i < count; i++) {
+        if (strcmp(rows[i].name, name) == 0) {
+            return &rows[i];
+        }
+    }
+    EXPECT(0, "no tensor %s", name);
+    return rows;
+}
+
+// The shapes and names that files of the field rely on, in their order.
+static void test_parameter_rows(void) {
+    static const struct {
+        const char *name, *hf_name;
+        int layers, rows, cols, decay;
+    } wanted[] = {
+        {"wte", "wte.weight", 1, 256, 36, 1},
+        {"wpe", "wpe.weight", 1, 40, 36, 1},
+        {"ln1w", "h.%d.ln_1.weight", 3, 1, 36, 0},
+        {"ln1b", "h.%d.ln_1.bias", 3, 1, 36, 0},
+        {"qkvw", "h.%d.attn.c_attn.weight", 3, 108, 36, 1},
+        {"qkvb", "h.%d.attn.c_attn.bias", 3, 1, 108, 0},
+        {"attprojw", "h.%d.attn.c_proj.weight", 3, 36, 36, 1},
+        {"attprojb", "h.%d.attn.c_proj.bias", 3, 1, 36, 0},
+        {"ln2w", "h.%d.ln_2.weight", 3, 1, 36, 0},
+        {"ln2b", "h.%d.ln_2.bias", 3, 1, 36, 0},
+        {"fcw", "h.%d.mlp.c_fc.weight", 3, 144, 36, 1},
+        {"fcb", "h.%d.mlp.c_fc.bias", 3, 1, 144, 0},
+        {"fcprojw", "h.%d.mlp.c_proj.weight", 3, 36, 144, 1},
+        {"fcprojb", "h.%d.mlp.c_proj.bias", 3, 1, 36, 0},
+        {"lnfw", "ln_f.weight", 1, 1, 36, 0},
+        {"lnfb", "ln_f.bias", 1, 1, 36, 0},
+    };
+    TensorRow rows[MODEL_PARAMETER_ROWS];
+    const size_t bytes = model_parameter_rows(rows, TINY);
+    expect_layout(rows, MODEL_PARAMETER_ROWS, bytes);
+    EXPECT(MODEL_PARAMETER_ROWS == 16, "%d tensors", MODEL_PARAMETER_ROWS);
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
+        const TensorRow* row = &rows[i];
+        EXPECT(strcmp(row->name, wanted[i].name) == 0 && strcmp(row->hf_name, wanted[i].hf_name) == 0,
+               "tensor %d is %s, %s", i, row->name, row->hf_name);
+        const TensorKind kind = !row->decay           ? KIND_VECTOR
+                                : row->name[0] == 'w' ? KIND_EMBEDDING
+                                                      : KIND_MATRIX;
+        EXPECT(row->kind == kind, "%s is of kind %d", row->name, row->kind);
+        EXPECT(row->layers == wanted[i].layers && row->rows == (size_t)wanted[i].rows &&
+                   row->cols == (size_t)wanted[i].cols && row->decay == wanted[i].decay,
+               "%s is %d x %zu x %zu", row->name, row->layers, row->rows, row->cols);
+    }
+}
+
+static void test_activation_rows(void) {
+    TensorRow rows[MODEL_ACTIVATION_ROWS];
+    model_activation_rows(rows, TINY, B, T, RECOMPUTE_GELU, TINY.L, 0, B * T);
+    EXPECT(may_share(row_called(rows, MODEL_ACTIVATION_ROWS, "logits"),
+                     row_called(rows, MODEL_ACTIVATION_ROWS, "fch_gelu")),
+           "the logits have memory of their own");
+    for (int recompute = RECOMPUTE_NONE; recompute <= RECOMPUTE_BLOCK; recompute++) {
+        const size_t bytes = model_activation_rows(rows, TINY, B, T, recompute, TINY.L, 0, B * T);
+        expect_layout(rows, MODEL_ACTIVATION_ROWS, bytes);
+        expect_tight(rows, MODEL_ACTIVATION_ROWS, bytes);
+    }
+    for (int i = 0; i < MODEL_ACTIVATION_ROWS; i++) {
+        const size_t tokens = strcmp(rows[i].name, "kv") == 0 ? 0 : B * T;
+        EXPECT(rows[i].rows == tokens, "%s has %zu rows", rows[i].name, rows[i].rows);
+    }
+    model_activation_rows(rows, TINY, B, T, RECOMPUTE_GELU, TINY.L, 0, 3);
+    for (int i = 0; i < MODEL_ACTIVATION_ROWS; i++) {
+        EXPECT(rows[i].rows == (strcmp(rows[i].name, "logits") == 0 ? 3
+                                : strcmp(rows[i].name, "kv") == 0   ? 0
+                                                                    : B * T),
+               "%s has %zu rows with chunks of 3", rows[i].name, rows[i].rows);
+    }
+    EXPECT(row_called(rows, MODEL_ACTIVATION_ROWS, "logits")->cols == 256, "logits are padded");
+    EXPECT(row_called(rows, MODEL_ACTIVATION_ROWS, "qkv")->cols == 108, "queries, keys and values");
+    EXPECT(row_called(rows, MODEL_ACTIVATION_ROWS, "att_lse")->cols == 3, "one a head");
+    EXPECT(row_called(rows, MODEL_ACTIVATION_ROWS, "dfch")->cols == 144, "four times as wide");
+}
+
+static int is_word_of(const char* list, const char* word) {
+    char padded[64];
+    snprintf(padded, sizeof(padded), " %s ", word);
+    return strstr(list, padded) != NULL;
+}
+
+// Which tensors are one for all layers at each level, exactly; each level shares what the last one did.
+static void test_recompute(void) {
+    static const char* const shared[5] = {
+        " ",
+        " fch_gelu ",
+        " fch_gelu ln1 ln2 ",
+        " fch_gelu ln1 ln2 fch ",
+        " fch_gelu ln1 ln2 ln1_mean ln1_rstd qkv atty att_lse residual2 ln2_mean ln2_rstd fch ",
+    };
+    static const char* const per_block = " fch_gelu ln1 ln2 ln1_mean ln1_rstd qkv atty att_lse residual2 "
+                                         "ln2_mean ln2_rstd fch residual3 kv ";
+    size_t last_bytes = SIZE_MAX;
+    for (int level = RECOMPUTE_NONE; level <= RECOMPUTE_BLOCK; level++) {
+        TensorRow rows[MODEL_ACTIVATION_ROWS];
+        const size_t bytes = model_activation_rows(rows, TINY, B, T, level, TINY.L, 0, B * T);
+        for (int i = 0; i < MODEL_ACTIVATION_ROWS; i++) {
+            const int kept = is_word_of(per_block, rows[i].name) && !is_word_of(shared[level], rows[i].name);
+            EXPECT(rows[i].layers == (kept ? TINY.L : 1), "level %d: %d copies of %s", level, rows[i].layers,
+                   rows[i].name);
+        }
+        EXPECT(bytes < last_bytes, "level %d takes less memory than the one before", level);
+        last_bytes = bytes;
+    }
+}
+
+// Generation keeps keys and values of all layers, and one block of the rest for as many tokens as it reads at once; it
+// has no room for what a backward pass needs.
+static void test_never(void) {
+    TensorRow rows[MODEL_ACTIVATION_ROWS];
+    model_activation_rows(rows, TINY, B, T, RECOMPUTE_NEVER, TINY.L, 0, B);
+    for (int i = 0; i < MODEL_ACTIVATION_ROWS; i++) {
+        const char* name = rows[i].name;
+        const int is_cache = strcmp(name, "kv") == 0;
+        const int is_trained = is_word_of(" losses dresidual dqkv dfch ", name);
+        const size_t tokens = is_cache                      ? B * T
+                              : is_trained                  ? 0
+                              : strcmp(name, "logits") == 0 ? B
+                              : B > T                       ? B
+                                                            : T;
+        EXPECT(rows[i].rows == tokens && rows[i].layers == (is_cache ? TINY.L : 1),
+               "%s: %d layers of %zu tokens", name, rows[i].layers, rows[i].rows);
+        EXPECT(!is_cache || rows[i].cols == 2 * (size_t)TINY.C, "keys and values");
+    }
+}
+
+// Blocks that the backward pass does not come to are not kept: they share the memory of the first one that is.
+static void test_first_block(void) {
+    TensorRow rows[MODEL_ACTIVATION_ROWS];
+    for (int first = 0; first <= TINY.L; first++) {
+        for (int level = RECOMPUTE_NONE; level <= RECOMPUTE_BLOCK; level++) {
+            const int kept = first < TINY.L ? TINY.L - first : 1;
+            const size_t bytes = model_activation_rows(rows, TINY, B, T, level, TINY.L, first, B * T);
+            const TensorRow *stream = row_called(rows, MODEL_ACTIVATION_ROWS, "residual3"),
+                            *qkv = row_called(rows, MODEL_ACTIVATION_ROWS, "qkv");
+            ModelActivations all = {0};
+            expect_layout(rows, MODEL_ACTIVATION_ROWS, bytes);
+            EXPECT(stream->layers == kept && qkv->layers == (level == RECOMPUTE_BLOCK ? 1 : kept),
+                   "from block %d on, level %d: %d copies", first, level, stream->layers);
+            tensor_rows_bind(&all, rows, MODEL_ACTIVATION_ROWS, NULL);
+            for (int l = 0; l < TINY.L; l++) {
+                const ModelActivations at = model_activations_at_layer(all, rows, l);
+                const size_t copy = l > first ? (size_t)(l - first) : 0;
+                EXPECT((size_t)at.residual3 == stream->offset_bytes + copy * stream->layer_bytes,
+                       "block %d of those from %d on", l, first);
+            }
+        }
+    }
+}
+
+// ---- pointers ----
+
+// The rows name the members; a member is found by name here, to be independent of their offsets.
+static void test_parameter_pointers(void) {
+    TensorRow rows[MODEL_PARAMETER_ROWS];
+    char* memory = (char*)check_alloc(model_parameter_rows(rows, TINY), 1, "parameters");
+    ModelParameters p;
+    tensor_rows_bind(&p, rows, MODEL_PARAMETER_ROWS, memory);
+#define SAME_(name_, ...)                                                                                    \
+    EXPECT((char*)p.name_ == memory + row_called(rows, MODEL_PARAMETER_ROWS, #name_)->offset_bytes, #name_);
+    MODEL_PARAMETERS(SAME_)
+#undef SAME_
+    const ptrdiff_t block = (ptrdiff_t)(rows[2].layer_bytes / sizeof(floatX));
+    for (int l = 0; l < TINY.L; l++) {
+        const ModelParameters at = model_parameters_at_layer(p, rows, l);
+        EXPECT(at.wte == p.wte && at.wpe == p.wpe && at.lnfw == p.lnfw && at.lnfb == p.lnfb, "one for all");
+        const ptrdiff_t at_l = l * block;
+        EXPECT(at.qkvw == p.qkvw + at_l && at.qkvb == p.qkvb + at_l, "layer %d: qkv", l);
+        EXPECT(at.fcw == p.fcw + at_l && at.fcprojw == p.fcprojw + at_l, "layer %d: MLP", l);
+        EXPECT(at.ln1w == p.ln1w + at_l && at.fcprojb == p.fcprojb + at_l, "layer %d: vectors", l);
+    }
+    free(memory);
+}
+
+static void test_activation_pointers(int recompute) {
+    TensorRow rows[MODEL_ACTIVATION_ROWS];
+    char* memory = (char*)check_alloc(model_activation_rows(rows, TINY, B, T, recompute, TINY.L, 0, B * T), 1,
+                                      "activations");
+    ModelActivations a;
+    tensor_rows_bind(&a, rows, MODEL_ACTIVATION_ROWS, memory);
+#define SAME_(name_, ...)                                                                                    \
+    EXPECT((char*)a.name_ == memory + row_called(rows, MODEL_ACTIVATION_ROWS, #name_)->offset_bytes, #name_);
+    MODEL_ACTIVATIONS(SAME_)
+#undef SAME_
+    for (int l = 0; l < TINY.L; l++) {
+        const ModelActivations at = model_activations_at_layer(a, rows, l);
+        const int gelu = recompute >= RECOMPUTE_GELU ? 0 : l, norm = recompute >= RECOMPUTE_NORMS ? 0 : l,
+                  mlp = recompute >= RECOMPUTE_MLP ? 0 : l, block = recompute >= RECOMPUTE_BLOCK ? 0 : l;
+        EXPECT(at.encoded == a.encoded && at.logits == a.logits && at.dqkv == a.dqkv, "one for all");
+        EXPECT(at.fch_gelu == a.fch_gelu + gelu * B * T * 144, "level %d, layer %d: GELU", recompute, l);
+        EXPECT(at.ln1 == a.ln1 + norm * B * T * 36, "level %d, layer %d: norm", recompute, l);
+        EXPECT(at.fch == a.fch + mlp * B * T * 144, "level %d, layer %d: before GELU", recompute, l);
+        EXPECT(at.qkv == a.qkv + block * B * T * 108 && at.ln2_rstd == a.ln2_rstd + block * B * T,
+               "level %d, layer %d: attention and statistics", recompute, l);
+        EXPECT(at.residual3 == a.residual3 + l * B * T * 36, "level %d, layer %d: stream", recompute, l);
+    }
+    free(memory);
+}
+
+// Equal parts, of at most 64 MiB of fp32 logits and a token.
+static void test_classifier_chunk(void) {
+    const ModelConfig large = {.Vp = 50304, .V = 50257};
+    EXPECT(model_classifier_chunk(large, 256) == 256, "one chunk");
+    EXPECT(model_classifier_chunk(large, 1024) == 256, "four equal chunks");
+    EXPECT(model_classifier_chunk(large, 8192) == 1024, "no more than eight");
+    EXPECT(model_classifier_chunk(TINY, 7) == 7, "one chunk");
+}
+
+// ---- the weights of a new model ----
+
+// Mean and standard deviation of one layer of a random tensor.
+static void expect_normal(const TensorRow* row, int l, double std) {
+    const size_t rows = strcmp(row->name, "wte") == 0 ? (size_t)TINY.V : row->rows;
+    const double n = (double)(rows * row->cols);
+    double sum = 0, squares = 0;
+    for (size_t r = 0; r < rows; r++) {
+        for (size_t c = 0; c < row->cols; c++) {
+            const double x = model_initial_value(row, TINY, 42, l, r, c);
+            sum += x;
+            squares += x * x;
+        }
+    }
+    EXPECT_NEAR(sum / n, 0, 5 * std / sqrt(n), "mean of %s, layer %d", row->name, l);
+    EXPECT_NEAR(sqrt(squares / n), std, 5 * std / sqrt(2 * n), "deviation of %s, layer %d", row->name, l);
+}
+
+static void test_initial_values(void) {
+    TensorRow rows[MODEL_PARAMETER_ROWS];
+    const double std = 0.02 * sqrt(768.0 / 36); // of TINY's 36 channels
+    const ModelConfig published = {1024, GPT2_VOCAB, 50304, 12, 12, 768, SHARE_OFF},
+                      wide = {1024, GPT2_VOCAB, 50304, 48, 25, 1600, SHARE_OFF};
+    EXPECT(model_initial_std_(published) == 0.02 && model_initial_std_(wide) == 0.02, "GPT-2's own");
+    model_parameter_rows(rows, TINY);
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
+        const TensorRow* row = &rows[i];
+        const char last = row->name[strlen(row->name) - 1];
+        const int is_norm = strncmp(row->name, "ln", 2) == 0, is_matrix = row->decay;
+        const int is_projection = strstr(row->name, "proj") != NULL;
+        for (int l = 0; l < row->layers; l++) {
+            if (is_matrix) {
+                expect_normal(row, l, is_projection ? std / sqrt(6) : std); // 2L = 6
+            } else {
+                const float wanted = is_norm && last == 'w' ? 1 : 0, at = (float)row->cols - 1;
+                EXPECT(model_initial_value(row, TINY, 42, l, 0, 0) == wanted, "%s", row->name);
+                EXPECT(model_initial_value(row, TINY, 42, l, 0, (size_t)at) == wanted, "end of %s",
+                       row->name);
+            }
+        }
+    }
+}
+
+// Padding rows of wte are zero; no other tensor loses rows, not even wpe with as many of them as wte.
+static void test_padding(void) {
+    ModelConfig cfg = TINY;
+    cfg.max_T = cfg.Vp;
+    TensorRow rows[MODEL_PARAMETER_ROWS];
+    model_parameter_rows(rows, cfg);
+    int zero_wte = 0, zero_wpe = 0;
+    for (size_t r = 0; r < (size_t)cfg.Vp; r++) {
+        const int is_zero = model_initial_value(&rows[0], cfg, 42, 0, r, 5) == 0;
+        EXPECT(is_zero == (r >= (size_t)cfg.V), "row %zu of wte", r);
+        zero_wte += is_zero;
+        zero_wpe += model_initial_value(&rows[1], cfg, 42, 0, r, 5) == 0;
+    }
+    EXPECT(zero_wte == cfg.Vp - cfg.V, "%d zero rows in wte", zero_wte);
+    EXPECT(zero_wpe == 0, "%d zero rows in wpe", zero_wpe);
+}
+
+// The value is a function of the seed, the tensor and the place, and its bits never change.
+static void test_determinism(void) {
+    TensorRow rows[MODEL_PARAMETER_ROWS];
+    model_parameter_rows(rows, TINY);
+    const TensorRow *wte = &rows[0], *wpe = &rows[1], *qkvw = &rows[4], *attprojw = &rows[6];
+    const float value = model_initial_value(qkvw, TINY, 42, 1, 2, 3);
+    EXPECT(value == model_initial_value(qkvw, TINY, 42, 1, 2, 3), "again");
+    EXPECT(value != model_initial_value(qkvw, TINY, 43, 1, 2, 3), "another seed");
+    EXPECT(value != model_initial_value(qkvw, TINY, 42, 0, 2, 3), "another layer");
+    EXPECT(value != model_initial_value(qkvw, TINY, 42, 1, 3, 3), "another row");
+    EXPECT(value != model_initial_value(qkvw, TINY, 42, 1, 2, 4), "another column");
+    EXPECT(model_initial_value(wte, TINY, 42, 0, 2, 3) != model_initial_value(wpe, TINY, 42, 0, 2, 3),
+           "another tensor");
+    EXPECT(model_initial_value(wte, TINY, 42, 0, 0, 0) == -0x1.49dd32p-7f, "pinned");
+    EXPECT(value == -0x1.500b2cp-7f, "pinned, in the middle");
+    EXPECT(model_initial_value(attprojw, TINY, 42, 2, 35, 35) == 0x1.4138ap-7f, "pinned, scaled");
+}
+
+int main(void) {
+    test_vocab();
+    test_published_sizes();
+    test_names();
+    test_flops();
+    test_parameter_rows();
+    test_activation_rows();
+    test_recompute();
+    test_first_block();
+    test_never();
+    test_parameter_pointers();
+    for (int recompute = RECOMPUTE_NONE; recompute <= RECOMPUTE_BLOCK; recompute++) {
+        test_activation_pointers(recompute);
+    }
+    test_classifier_chunk();
+    test_initial_values();
+    test_padding();
+    test_determinism();
+    return test_done("gpt2_description");
+}

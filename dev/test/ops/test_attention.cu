@@ -1,0 +1,423 @@
+// test_attention.cu -- flash attention on the GPU against the reference on the CPU: both passes and all types
+// at awkward sizes, gradients of the bias set and added, documents, generation, huge scores, causality, used
+// scratch memory, the same bits in every run.
+#include "llmc/ops/attention.cuh"
+#include "llmc/reference.h"
+#include "dev/test/lib/ops.h"
+
+struct Shape {
+    int B, T, NH, HS;
+    const int* starts = NULL; // (B, T) on the host; NULL: one document a row
+};
+
+static size_t outs(const Shape* s) { return (size_t)s->B * s->T * s->NH * s->HS; }
+static size_t lses(const Shape* s) { return (size_t)s->B * s->NH * s->T; }
+
+// Unit roundoff: the largest relative error of rounding to X.
+template <class X> static double roundoff(void);
+template <> double roundoff<float>(void) { return 0x1p-24; }
+template <> double roundoff<bf16>(void) { return 0x1p-8; }
+template <> double roundoff<fp16>(void) { return 0x1p-11; }
+
+template <class X> static float* normal(size_t n, float scale) { // random numbers that X can hold
+    float* x = ops_normal(n, scale);
+    for (size_t i = 0; i < n; i++) {
+        x[i] = to_float(from_float<X>(x[i]));
+    }
+    return x;
+}
+
+// ---- arrays on the device ----
+
+template <class X> static X* upload(const float* x, size_t n, const Gpu* gpu) {
+    X* host = (X*)check_alloc(n, sizeof(X), "test");
+    X* device = (X*)gpu_alloc(n, sizeof(X), "test");
+    for (size_t i = 0; i < n; i++) {
+        host[i] = from_float<X>(x[i]);
+    }
+    CUDA_CHECK(cudaMemcpyAsync(device, host, n * sizeof(X), cudaMemcpyHostToDevice, gpu->stream));
+    CUDA_CHECK(cudaStreamSynchronize(gpu->stream));
+    free(host);
+    return device;
+}
+
+static int* upload_starts(const Shape* s, const Gpu* gpu) { // NULL if there are none
+    if (!s->starts) {
+        return NULL;
+    }
+    const size_t n = (size_t)s->B * s->T;
+    int* device = (int*)gpu_alloc(n, sizeof(int), "test");
+    CUDA_CHECK(cudaMemcpyAsync(device, s->starts, n * sizeof(int), cudaMemcpyHostToDevice, gpu->stream));
+    CUDA_CHECK(cudaStreamSynchronize(gpu->stream));
+    return device;
+}
+
+template <class X> static X* unset(size_t n, const Gpu* gpu) { // all NaN, so that unset elements show
+    X* device = (X*)gpu_alloc(n, sizeof(X), "test");
+    CUDA_CHECK(cudaMemsetAsync(device, 0xFF, n * sizeof(X), gpu->stream));
+    return device;
+}
+
+template <class X> static float* download(X* device, size_t n, const Gpu* gpu) { // and frees it
+    float* x = ops_floats(n);
+    X* host = (X*)check_alloc(n, sizeof(X), "test");
+    CUDA_CHECK(cudaMemcpyAsync(host, device, n * sizeof(X), cudaMemcpyDeviceToHost, gpu->stream));
+    CUDA_CHECK(cudaStreamSynchronize(gpu->stream));
+    for (size_t i = 0; i < n; i++) {
+        x[i] = to_float(host[i]);
+    }
+    free(host);
+    gpu_free(device);
+    return x;
+}
+
+// ---- what the code under test and the reference make of the same inputs ----
+
+typedef struct {
+    float *out, *lse, *dqkv;
+    float *dbias_set, *dbias_added; // fp32; of X, added to BIAS_ONTO
+} Results;
+
+static const float BIAS_ONTO = 3;
+
+// Without dout only the forward pass. The gradient of the bias is left out
+// once, set once and added once.
+template <class X>
+static Results run(const Shape* s, const float* qkv, const float* dout, AttentionGpu* scratch,
+                   const Gpu* gpu) {
+    const size_t n = outs(s);
+    const int C = s->NH * s->HS;
+    X *qkv_x = upload<X>(qkv, 3 * n, gpu), *out = unset<X>(n, gpu);
+    int* starts = upload_starts(s, gpu);
+    float* lse = unset<float>(lses(s), gpu);
+    Results r = {};
+    attention_forward(out, lse, qkv_x, starts, s->B, s->T, C, s->NH, scratch, gpu);
+    if (dout) {
+        float* onto = ops_floats(3 * C);
+        for (int c = 0; c < 3 * C; c++) {
+            onto[c] = BIAS_ONTO;
+        }
+        X *dout_x = upload<X>(dout, n, gpu), *dqkv = unset<X>(3 * n, gpu),
+          *added = upload<X>(onto, 3 * C, gpu);
+        float* set = unset<float>(3 * C, gpu);
+        const Gradient dbias[] = {{NULL, DTYPE_FP32}, {set, DTYPE_FP32}, {added, DTYPE_OF(X)}};
+        for (int i = 0; i < 3; i++) {
+            attention_backward(dqkv, dbias[i], dout_x, qkv_x, out, lse, starts, s->B, s->T, C, s->NH,
+                               i == 2 ? GRADIENT_ADD : GRADIENT_SET, scratch, gpu);
+        }
+        r.dqkv = download(dqkv, 3 * n, gpu);
+        r.dbias_set = download(set, 3 * C, gpu);
+        r.dbias_added = download(added, 3 * C, gpu);
+        gpu_free(dout_x);
+    }
+    r.out = download(out, n, gpu);
+    r.lse = download(lse, lses(s), gpu);
+    gpu_free(starts);
+    gpu_free(qkv_x);
+    return r;
+}
+
+template <class X>
+static Results run_alone(const Shape* s, const float* qkv, const float* dout, const Gpu* gpu) {
+    AttentionGpu scratch;
+    attention_gpu_open<X>(&scratch, s->B, s->T, s->NH * s->HS, s->NH);
+    const Results r = run<X>(s, qkv, dout, &scratch, gpu);
+    attention_gpu_close(&scratch);
+    return r;
+}
+
+static Results reference(const Shape* s, const float* qkv, const float* dout) {
+    const Results r = {ops_floats(outs(s)), ops_floats(lses(s)), ops_floats(3 * outs(s)), NULL, NULL};
+    const int C = s->NH * s->HS;
+    const double* wide = ops_widen(qkv, 3 * outs(s));
+    double *out = ops_doubles(outs(s)), *lse = ops_doubles(lses(s)), *dqkv = ops_doubles(3 * outs(s));
+    ref_attention_forward(out, lse, wide, s->starts, s->B, s->T, C, s->NH);
+    ref_attention_backward(dqkv, ops_widen(dout, outs(s)), wide, out, lse, s->starts, s->B, s->T, C, s->NH);
+    ops_narrow(r.out, out, outs(s));
+    ops_narrow(r.lse, lse, lses(s));
+    ops_narrow(r.dqkv, dqkv, 3 * outs(s));
+    return r;
+}
+
+// Every element within `tolerance`, in units of the largest wanted one; NaN fails.
+static void expect_near(const float* got, const float* want, size_t n, double tolerance, const char* what,
+                        const Shape* s, DType dtype) {
+    double largest = 0, worst = 0;
+    size_t at = 0;
+    for (size_t i = 0; i < n; i++) {
+        largest = fmax(largest, fabs((double)want[i]));
+    }
+    for (size_t i = 0; i < n; i++) {
+        const double error = fabs((double)got[i] - want[i]);
+        if (!(error <= worst)) {
+            worst = error;
+            at = i;
+        }
+        if (isnan(worst)) {
+            break;
+        }
+    }
+    EXPECT(worst <= tolerance * largest, "%s of %d x %d x %d x %d, %s: element %zu is %g, wanted %g +- %g",
+           what, s->B, s->T, s->NH, s->HS, dtype_name(dtype), at, got[at], want[at], tolerance * largest);
+}
+
+// The sums of dqkv as it was stored, in double. Sums in fp32 err by some epsilon of the sizes of their terms;
+// what is added to is rounded to X.
+template <class X> static void expect_bias(const Results* r, const Shape* s) {
+    const int C3 = 3 * s->NH * s->HS;
+    for (int c = 0; c < C3; c++) {
+        double sum = 0, magnitude = 0;
+        for (int t = 0; t < s->B * s->T; t++) {
+            sum += r->dqkv[(size_t)t * C3 + c];
+            magnitude += fabs(r->dqkv[(size_t)t * C3 + c]);
+        }
+        const double error = 8 * FLT_EPSILON * magnitude, added = sum + BIAS_ONTO;
+        EXPECT_NEAR(r->dbias_set[c], sum, error, "dbias of %d x %d x %d x %d, %s, column %d", s->B, s->T,
+                    s->NH, s->HS, dtype_name(DTYPE_OF(X)), c);
+        EXPECT_NEAR(r->dbias_added[c], added, error + roundoff<X>() * fabs(added) * 1.01,
+                    "dbias added of %d x %d x %d x %d, %s, column %d", s->B, s->T, s->NH, s->HS,
+                    dtype_name(DTYPE_OF(X)), c);
+    }
+}
+
+static void expect_same(const Results* a, const Results* b, const Shape* s, const char* what) {
+    EXPECT(ops_same_bits(a->out, b->out, outs(s)), "out: %s", what);
+    EXPECT(ops_same_bits(a->lse, b->lse, lses(s)), "lse: %s", what);
+    EXPECT(ops_same_bits(a->dqkv, b->dqkv, 3 * outs(s)), "dqkv: %s", what);
+    EXPECT(ops_same_bits(a->dbias_set, b->dbias_set, 3 * s->NH * s->HS), "dbias: %s", what);
+}
+
+// With u the unit roundoff of X, the GPU rounds p to X (out errs by u sum p |v|, at most u max |v|) and then
+// out (another u); ds (dq and dk err by u sum |ds| |k|), delta by what out was rounded by, and then the
+// gradients. Signs are random, so 2 u of the largest element are enough for out, and 3 u for the gradients.
+// Besides, sums are fp32: a score is a sum of HS terms of about 1 / sqrt(HS), and its rounding,
+// times `spread`, is the relative error of a probability; exp2 adds 2^-22.
+template <class X> static void check(Shape s, float spread, const Gpu* gpu) {
+    const int C = s.NH * s.HS;
+    const size_t n = outs(&s);
+    float *qkv = ops_normal(3 * n, 1), *dout = normal<X>(n, 1);
+    for (size_t i = 0; i < 3 * n; i++) {
+        qkv[i] = to_float(from_float<X>(qkv[i] * (i / C % 3 == 0 ? spread : 1)));
+    }
+    const double sums = (8 + 2 * sqrt(s.HS) * spread) * FLT_EPSILON, u = roundoff<X>();
+    const Results got = run_alone<X>(&s, qkv, dout, gpu), want = reference(&s, qkv, dout);
+    expect_near(got.out, want.out, n, 2 * u + sums, "out", &s, DTYPE_OF(X));
+    expect_near(got.lse, want.lse, lses(&s), (8 + 2 * sqrt(s.HS)) * FLT_EPSILON, "lse", &s, DTYPE_OF(X));
+    expect_near(got.dqkv, want.dqkv, 3 * n, 3 * u + sums, "dqkv", &s, DTYPE_OF(X));
+    expect_bias<X>(&got, &s);
+    ops_close("sizes");
+}
+
+// Both sides of every width and of every tile; heads that fill a width and that do not; with HS 12 the rows
+// of 16-bit heads are no multiple of 16 bytes, with 3 and 1 those of fp32 neither.
+template <class X> static void test_sizes(const Gpu* gpu) {
+    const Shape shapes[] = {{1, 1, 1, 64},  {2, 31, 2, 64},  {1, 33, 2, 80}, {1, 130, 1, 96}, {1, 65, 1, 128},
+                            {1, 70, 2, 16}, {1, 257, 1, 64}, {3, 2, 3, 8},   {1, 31, 2, 24},  {1, 64, 1, 32},
+                            {1, 17, 2, 40}, {2, 16, 1, 48},  {1, 63, 1, 72}, {1, 32, 1, 104}, {1, 97, 2, 12},
+                            {2, 34, 3, 3},  {1, 129, 1, 1},  {1, 15, 1, 100}};
+    for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++) {
+        check<X>(shapes[i], 1, gpu);
+    }
+}
+
+// (B, T) of documents of about `length` tokens, but a border at token `border` of each row, if that is > 0.
+static const int* documents(int B, int T, int length, int border) {
+    int *starts = ops_below((size_t)B * T, length), start = 0;
+    for (int n = 0; n < B * T; n++) {
+        const int t = n % T;
+        if (t == 0 || t == border || starts[n] == 0) {
+            start = t;
+        }
+        starts[n] = start;
+    }
+    return starts;
+}
+
+// Documents of a token, of a few, longer than a tile; borders at ends of tiles and beside them; every width.
+template <class X> static void test_documents(const Gpu* gpu) {
+    const int shapes[][6] = {{1, 1, 1, 64, 2, 0},      {2, 31, 2, 64, 9, 0},       {1, 33, 1, 80, 40, 32},
+                             {1, 130, 1, 96, 60, 64},  {2, 65, 1, 128, 1000, 64},  {1, 70, 2, 16, 1, 0},
+                             {1, 200, 1, 64, 90, 128}, {1, 150, 1, 64, 1000, 129}, {1, 180, 1, 16, 1000, 129},
+                             {3, 34, 3, 3, 20, 0},     {1, 140, 1, 32, 70, 63},    {1, 97, 1, 12, 1000, 31}};
+    for (const int* x : shapes) {
+        check<X>({x[0], x[1], x[2], x[3], documents(x[0], x[1], x[4], x[5])}, 1, gpu);
+    }
+}
+
+// A row of one document is what it is without starts; a document's results do not depend on the others.
+template <class X> static void test_documents_apart(const Gpu* gpu) {
+    const int T = 170, begin = 50, end = 131;
+    const Shape plain = {1, T, 1, 32, NULL}, whole = {1, T, 1, 32, ops_below((size_t)T, 1)};
+    int* starts = ops_below((size_t)T, 1);
+    for (int t = begin; t < T; t++) {
+        starts[t] = t < end ? begin : end;
+    }
+    const Shape three = {1, T, 1, 32, starts};
+    const size_t C = 32, count = (size_t)(end - begin);
+    float *qkv = normal<X>(3 * T * C, 1), *dout = normal<X>(T * C, 1);
+    const Results a = run_alone<X>(&plain, qkv, dout, gpu), b = run_alone<X>(&whole, qkv, dout, gpu);
+    expect_same(&a, &b, &plain, "starts all 0");
+    float *other = normal<X>(3 * T * C, 9), *other_dout = normal<X>(T * C, 9);
+    memcpy(other + 3 * begin * C, qkv + 3 * begin * C, 3 * count * C * sizeof(float));
+    memcpy(other_dout + begin * C, dout + begin * C, count * C * sizeof(float));
+    const Results c = run_alone<X>(&three, qkv, dout, gpu), d = run_alone<X>(&three, other, other_dout, gpu);
+    EXPECT(ops_same_bits(c.out + begin * C, d.out + begin * C, count * C), "out beside other documents");
+    EXPECT(ops_same_bits(c.dqkv + 3 * begin * C, d.dqkv + 3 * begin * C, 3 * count * C),
+           "dqkv beside other documents");
+    ops_close("documents apart");
+}
+
+// Of scores in the thousands, hardly more than one key in a row keeps a probability.
+template <class X> static void test_huge_scores(const Gpu* gpu) { check<X>({1, 40, 1, 64}, 1e3f, gpu); }
+
+// Keys of later tiles with larger scores: what was summed up before is scaled, in some rows and not in
+// others.
+template <class X> static void test_growing_scores(const Gpu* gpu) {
+    const Shape s = {1, 250, 1, 64};
+    const size_t n = outs(&s), C = s.HS;
+    const float spread = 13; // the largest factor below
+    float *qkv = ops_normal(3 * n, 1), *dout = normal<X>(n, 1);
+    for (size_t i = 0; i < 3 * n; i++) {
+        qkv[i] = to_float(from_float<X>(qkv[i] * (i / C % 3 == 1 ? 1 + 4 * (i / (3 * C) / 64) : 1)));
+    }
+    const double sums = (8 + 2 * sqrt(s.HS) * spread) * FLT_EPSILON, u = roundoff<X>();
+    const Results got = run_alone<X>(&s, qkv, NULL, gpu), want = reference(&s, qkv, dout);
+    expect_near(got.out, want.out, n, 2 * u + sums, "out of growing scores", &s, DTYPE_OF(X));
+    expect_near(got.lse, want.lse, lses(&s), (8 + 2 * sqrt(s.HS)) * FLT_EPSILON, "lse of growing scores", &s,
+                DTYPE_OF(X));
+    ops_close("growing scores");
+}
+
+// Texts of different lengths: a query over stored keys and values is the last row of the whole text's attention. Only
+// the text's own room is written, and the bits are those of a text alone.
+template <class X> static void test_cached(int HS, const Gpu* gpu) {
+    enum { TEXTS = 3, MAX_T = 150, NH = 2 };
+    const int lengths[TEXTS] = {1, 31, 150}, C = NH * HS;
+    const size_t room = (size_t)2 * C * MAX_T;
+    AttentionCacheGpu<X> cache = {unset<X>(TEXTS * room, gpu), MAX_T, C, NH};
+    float* last = ops_floats(TEXTS * 3 * C);
+    int positions[TEXTS];
+    Results want[TEXTS];
+    for (int b = 0; b < TEXTS; b++) {
+        const Shape s = {1, lengths[b], NH, HS};
+        float* qkv = normal<X>(3 * outs(&s), 1);
+        X* rows = upload<X>(qkv, 3 * outs(&s), gpu);
+        positions[b] = lengths[b] - 1;
+        attention_cache_store(cache, rows, (const int*)NULL, b, lengths[b] - 1 > 0 ? lengths[b] - 1 : 1, gpu);
+        memcpy(last + b * 3 * C, qkv + (size_t)positions[b] * 3 * C, (size_t)3 * C * sizeof(float));
+        want[b] = run_alone<X>(&s, qkv, NULL, gpu);
+    }
+    X *queries = upload<X>(last, TEXTS * 3 * C, gpu), *out = unset<X>(TEXTS * C, gpu);
+    int* places = (int*)gpu_alloc(TEXTS, sizeof(int), "positions");
+    CUDA_CHECK(cudaMemcpyAsync(places, positions, sizeof(positions), cudaMemcpyHostToDevice, gpu->stream));
+    CUDA_CHECK(cudaStreamSynchronize(gpu->stream));
+    attention_cache_store(cache, queries, places, 0, TEXTS, gpu);
+    attention_cached(out, queries, places, TEXTS, cache, gpu);
+    const float *got = download(out, TEXTS * C, gpu), *kept = download(cache.data, TEXTS * room, gpu);
+    for (int b = 0; b < TEXTS; b++) {
+        for (int c = 0; c < C; c++) {
+            const float w = want[b].out[(size_t)positions[b] * C + c];
+            EXPECT_NEAR(got[b * C + c], w, 4 * roundoff<X>() + 1e-6, "text %d, column %d, heads of %d, %s", b,
+                        c, HS, dtype_name(DTYPE_OF(X)));
+        }
+        for (size_t i = 0; i < room; i++) {
+            EXPECT(isnan(kept[b * room + i]) == ((int)(i / HS % MAX_T) >= lengths[b]), "text %d, element %zu",
+                   b, i);
+        }
+    }
+    gpu_free(places);
+    ops_close("cached");
+}
+
+// Later tokens do not change one bit of a result, and a gradient that enters at a token reaches nothing
+// later.
+template <class X> static void test_causality(const Gpu* gpu) {
+    const Shape s = {1, 70, 1, 16};
+    const int C = s.NH * s.HS;
+    for (int t = 0; t < s.T; t += 23) {
+        float *qkv = normal<X>(3 * outs(&s), 1), *changed = normal<X>(3 * outs(&s), 30),
+              *dout = normal<X>(outs(&s), 0);
+        memcpy(changed, qkv, (t + 1) * 3 * C * sizeof(float));
+        dout[t * C] = 1;
+        const Results a = run_alone<X>(&s, qkv, dout, gpu), b = run_alone<X>(&s, changed, dout, gpu);
+        EXPECT(ops_same_bits(a.out, b.out, (t + 1) * C), "tokens after %d changed an output up to it", t);
+        EXPECT(ops_same_bits(a.lse, b.lse, t + 1), "tokens after %d changed lse up to it", t);
+        for (int i = 0; i < s.T * 3 * C; i++) {
+            EXPECT(i < (t + 1) * 3 * C ? a.dqkv[i] == b.dqkv[i] : a.dqkv[i] == 0,
+                   "a gradient at token %d: element %d of dqkv is %g, and %g with other tokens later", t, i,
+                   a.dqkv[i], b.dqkv[i]);
+        }
+        ops_close("causality");
+    }
+}
+
+// Two runs give the same bits, also in scratch memory for longer sequences and more heads that others left
+// full of NaN.
+template <class X> static void test_scratch(const Gpu* gpu) {
+    const Shape s = {2, 45, 2, 40}, longer = {2, 150, 3, 32};
+    float *qkv = normal<X>(3 * outs(&s), 1), *dout = normal<X>(outs(&s), 1);
+    AttentionGpu scratch;
+    attention_gpu_open<X>(&scratch, longer.B, longer.T, longer.NH * longer.HS, longer.NH);
+    const Results alone = run_alone<X>(&s, qkv, dout, gpu), again = run_alone<X>(&s, qkv, dout, gpu);
+    const Results fresh = run<X>(&s, qkv, dout, &scratch, gpu);
+    run<X>(&longer, ops_floats(3 * outs(&longer)), ops_floats(outs(&longer)), &scratch, gpu);
+    const Results used = run<X>(&s, qkv, dout, &scratch, gpu);
+    expect_same(&alone, &again, &s, "a second run");
+    expect_same(&fresh, &used, &s, "in scratch memory full of NaN");
+    attention_gpu_close(&scratch);
+    ops_close("scratch");
+}
+
+// NaN in one query is seen in its output and its gradient.
+template <class X> static void test_nan(const Gpu* gpu) {
+    const Shape s = {1, 20, 1, 16};
+    float *qkv = normal<X>(3 * outs(&s), 1), *dout = normal<X>(outs(&s), 1);
+    qkv[7 * 3 * s.HS] = NAN;
+    const Results r = run_alone<X>(&s, qkv, dout, gpu);
+    EXPECT(isnan(r.out[7 * s.HS]) && isnan(r.lse[7]) && isnan(r.dqkv[7 * 3 * s.HS]), "%s: NaN got lost",
+           dtype_name(DTYPE_OF(X)));
+    EXPECT(!isnan(r.out[8 * s.HS]) && !isnan(r.lse[6]), "%s: NaN got to other tokens",
+           dtype_name(DTYPE_OF(X)));
+    ops_close("NaN");
+}
+
+// A forked child cannot use its parent's GPU.
+#ifdef CUSIM
+static const int simulated = 1;
+#else
+static const int simulated = 0;
+#endif
+
+static void forward_too_large(const void* gpu) {
+    AttentionGpu scratch;
+    attention_gpu_open<float>(&scratch, 1, 1, 129, 1);
+    attention_forward<float>(NULL, NULL, NULL, NULL, 1, 1, 129, 1, &scratch, (const Gpu*)gpu);
+}
+
+template <class X> static void test_type(const Gpu* gpu) {
+    test_sizes<X>(gpu);
+    test_huge_scores<X>(gpu);
+    const uint64_t others = ops_stream_ + 1; // the random arrays of the tests behind, whatever these two take
+    test_cached<X>(24, gpu);
+    test_cached<X>(5, gpu);
+    ops_stream_ = others;
+    test_causality<X>(gpu);
+    test_scratch<X>(gpu);
+    test_nan<X>(gpu);
+    test_documents<X>(gpu);
+    test_documents_apart<X>(gpu);
+    test_growing_scores<X>(gpu);
+}
+
+int main(void) {
+    Gpu gpu;
+    gpu_open(&gpu, 0);
+    test_type<float>(&gpu);
+    test_type<bf16>(&gpu);
+    UNSANITIZED(test_type<fp16>(&gpu));
+    EXPECT(!simulated || test_dies(forward_too_large, &gpu, EXIT_FAILURE,
+                                   "attention: heads of size 129|wanted at most 128"),
+           "large heads");
+    gpu_close(&gpu);
+    return test_done("attention");
+}

@@ -1,0 +1,203 @@
+// test_cross_entropy.c -- softmax and cross-entropy: sizes, padding, huge logits, NaN, rows that do
+// not count.
+#include "llmc/ops/cross_entropy.h"
+#include "llmc/base/threads.h"
+#include "llmc/reference.h"
+#include "dev/test/lib/ops.h"
+
+typedef struct {
+    int N, V, Vp;
+    double scale;
+    double* logits;
+    const int* target;
+    double *loss, *dlogits;
+    double *loss_magnitude, *dlogits_magnitude;
+} Classifier;
+
+// How far roundings of one epsilon can move loss and dlogits: log(sum) + max - logits[target] by its three terms
+// and by those of the sum, whose weights p are the smaller the farther a logit is from the maximum, so that
+// sum p (max - x) <= log V; a probability by its exponent x - max. e^x ends at FLT_MIN.
+static void magnitudes(const Classifier* l, const double* lse) {
+    for (int n = 0; n < l->N; n++) {
+        const double* x = l->logits + n * l->Vp;
+        double max = -INFINITY;
+        for (int v = 0; v < l->V; v++) {
+            max = fmax(max, x[v]);
+        }
+        l->loss_magnitude[n] = fabs(max) + fabs(x[l->target[n]]) + log(l->V) + 1;
+        for (int v = 0; v < l->V; v++) {
+            const double p = exp(x[v] - lse[n]), is_target = v == l->target[n];
+            l->dlogits_magnitude[n * l->Vp + v] =
+                (p * (1 + max - x[v]) + is_target + FLT_MIN / FLT_EPSILON) * l->scale;
+        }
+    }
+}
+
+// The last factor: a sum of V positive terms in LANES partial sums makes V / LANES roundings one after the
+// other, which add up like the square root.
+static double limit(int V) { return 4 + sqrt(V / LANES); }
+
+static Classifier classifier_open(int N, int V, int Vp, const float* logits, float scale) {
+    const size_t nv = (size_t)N * Vp;
+    const Classifier l = {N,
+                          V,
+                          Vp,
+                          scale,
+                          ops_widen(logits, nv),
+                          ops_below(N, V),
+                          ops_doubles(N),
+                          ops_doubles(nv),
+                          ops_doubles(N),
+                          ops_doubles(nv)};
+    double* lse = ops_doubles(N);
+    ref_classifier_forward(l.loss, lse, l.logits, l.target, N, V, Vp);
+    ref_classifier_backward(l.dlogits, l.logits, lse, l.target, scale, N, V, Vp);
+    magnitudes(&l, lse);
+    return l;
+}
+
+// Columns past V are not looked at, and their gradient is exactly 0.
+static void test_size(int N, int V, int Vp, float spread) {
+    const size_t nv = (size_t)N * Vp;
+    const float scale = 0.3f, padding[] = {0, -1e30f, 1e30f, INFINITY, NAN};
+    float *logits = ops_normal(nv, spread), *dlogits = ops_floats(nv), *loss = ops_floats(N);
+    const Classifier l = classifier_open(N, V, Vp, logits, scale);
+    for (size_t i = 0; i < nv; i++) {
+        logits[i] = i % Vp < (size_t)V ? logits[i] : padding[i % 5];
+    }
+    const float* unchanged = ops_copy(logits, nv);
+    cross_entropy_loss_cpu(loss, logits, l.target, N, V, Vp);
+    EXPECT_NEAR(ops_error(loss, l.loss, l.loss_magnitude, N), 0, limit(V), "loss of %d x %d (%d)", N, V, Vp);
+    EXPECT(ops_same_bits(logits, unchanged, nv), "cross_entropy_loss wrote to the logits, %d x %d (%d)", N, V,
+           Vp);
+
+    memcpy(dlogits, logits, nv * sizeof(float));
+    float* loss_again = ops_floats(N);
+    cross_entropy_backward_cpu(loss_again, dlogits, l.target, scale, N, V, Vp);
+    EXPECT(ops_same_bits(loss, loss_again, N), "the two losses differ, %d x %d (%d)", N, V, Vp);
+    EXPECT_NEAR(ops_error(dlogits, l.dlogits, l.dlogits_magnitude, nv), 0, limit(V),
+                "gradient of %d x %d (%d)", N, V, Vp);
+    for (size_t i = 0; i < nv; i++) {
+        EXPECT(i % Vp < (size_t)V || dlogits[i] == 0, "gradient %g in padded column %zu of %d x %d (%d)",
+               dlogits[i], i % Vp, N, V, Vp);
+    }
+    ops_close("sizes");
+}
+
+static void test_sizes(void) {
+    for (int V = 1; V <= 4 * LANES + 1; V++) {
+        test_size(1 + V % 3, V, V + V % 4, 1);
+    }
+    test_size(31, 31, 128, 1);
+    test_size(33, 33, 33, 1);
+    test_size(5, 769, 896, 3);
+    test_size(2, 50257, 50304, 1);
+}
+
+// Logits of thousands: exp() of any of them would overflow, or all would underflow.
+static void test_huge(void) {
+    enum { N = 4, V = 100, Vp = 128 };
+    test_size(N, V, Vp, 1e4f);
+    for (int sign = -1; sign <= 1; sign += 2) { // all near +10,000, all near -10,000
+        float *logits = ops_normal(N * Vp, 1), *loss = ops_floats(N);
+        for (int i = 0; i < N * Vp; i++) {
+            logits[i] += sign * 1e4f;
+        }
+        const Classifier l = classifier_open(N, V, Vp, logits, 1);
+        cross_entropy_backward_cpu(loss, logits, l.target, 1, N, V, Vp);
+        EXPECT_NEAR(ops_error(loss, l.loss, l.loss_magnitude, N), 0, limit(V), "loss at logits of %de4",
+                    sign);
+        EXPECT_NEAR(ops_error(logits, l.dlogits, l.dlogits_magnitude, N * Vp), 0, limit(V),
+                    "gradient at %de4", sign);
+        ops_close("huge logits");
+    }
+}
+
+// One NaN anywhere makes the loss and the gradient of its row NaN, and of no other row.
+static void test_nan(void) {
+    enum { N = 3, V = 2 * LANES + 3, Vp = V + 2 };
+    for (int v = 0; v < V; v++) {
+        float *logits = ops_normal(N * Vp, 1), *loss = ops_floats(N), *loss_again = ops_floats(N);
+        const int* target = ops_below(N, V);
+        const uint32_t nan = v % 2 ? 0xFFFFFFFF : 0x7FC00000; // unset memory, or the result of 0/0
+        memcpy(logits + Vp + v, &nan, sizeof(nan));
+        cross_entropy_loss_cpu(loss, logits, target, N, V, Vp);
+        cross_entropy_backward_cpu(loss_again, logits, target, 1, N, V, Vp);
+        for (int n = 0; n < N; n++) {
+            EXPECT(isnan(loss[n]) == (n == 1) && isnan(loss_again[n]) == (n == 1),
+                   "NaN in row 1, column %d: losses %g and %g in row %d", v, loss[n], loss_again[n], n);
+            EXPECT(isnan(logits[n * Vp + (v + 1) % V]) == (n == 1),
+                   "NaN in row 1, column %d: gradient in row %d", v, n);
+        }
+        ops_close("NaN");
+    }
+}
+
+// Rows without a target: nothing but zeros comes out of them, and the others do not notice.
+static void test_no_target(void) {
+    enum { N = 7, V = 2 * LANES + 3, Vp = V + 5 };
+    float *logits = ops_normal(N * Vp, 2), *dlogits = ops_copy(logits, N * Vp),
+          *want = ops_copy(logits, N * Vp);
+    float *loss = ops_floats(N), *loss_only = ops_floats(N), *want_loss = ops_floats(N);
+    int* target = ops_below(N, V);
+    cross_entropy_backward_cpu(want_loss, want, target, 0.25f, N, V, Vp);
+    logits[2 * Vp + 1] = dlogits[2 * Vp + 1] = NAN;
+    const int without[] = {0, 2, 3, 6};
+    for (int i = 0; i < 4; i++) {
+        target[without[i]] = NO_TARGET;
+        want_loss[without[i]] = 0;
+        memset(want + without[i] * Vp, 0, Vp * sizeof(float));
+    }
+    cross_entropy_loss_cpu(loss_only, logits, target, N, V, Vp);
+    cross_entropy_backward_cpu(loss, dlogits, target, 0.25f, N, V, Vp);
+    EXPECT(ops_same_bits(loss, want_loss, N) && ops_same_bits(loss_only, want_loss, N), "losses");
+    EXPECT(ops_same_bits(dlogits, want, N * Vp), "gradient");
+    EXPECT(targets_count(target, N) == 3, "%d targets count", targets_count(target, N));
+    EXPECT(targets_factor(7, 7) == 1 && targets_factor(9, 3) == 3 && isnan(targets_factor(1, 0)), "factors");
+    ops_close("no target");
+}
+
+static void test_threads(void) {
+    enum { N = 33, V = 1000, Vp = 1024 };
+    float *logits = ops_normal(N * Vp, 2), *loss[4], *loss_only[4], *dlogits[4];
+    const int* target = ops_below(N, V);
+    for (int t = 1; t <= 3; t++) {
+        threads_set(t);
+        loss[t] = ops_floats(N), loss_only[t] = ops_floats(N), dlogits[t] = ops_copy(logits, N * Vp);
+        cross_entropy_loss_cpu(loss_only[t], logits, target, N, V, Vp);
+        cross_entropy_backward_cpu(loss[t], dlogits[t], target, 0.1f, N, V, Vp);
+        EXPECT(ops_same_bits(loss_only[t], loss[1], N), "loss alone with %d threads", t);
+        EXPECT(ops_same_bits(loss[t], loss[1], N), "loss with %d threads", t);
+        EXPECT(ops_same_bits(dlogits[t], dlogits[1], N * Vp), "gradient with %d threads", t);
+    }
+    ops_close("threads");
+}
+
+// The target is the most likely token: among others, among equals, beside padding and NaN.
+static void test_top(void) {
+    enum { N = 8, V = 5, Vp = 7 };
+    const float logits[N * Vp] = {1,  2,  3,  2,  1,         9, 9, // 2 is
+                                  1,  2,  3,  2,  1,         9, 9, // 1 is not
+                                  1,  3,  3,  2,  1,         0, 0, // 1, the first of two
+                                  1,  3,  3,  2,  1,         0, 0, // 2, the second
+                                  1,  3,  4,  2,  NAN,       0, 0, NAN, 3, 4, 2, 1, 0, 0,
+                                  -1, -2, -3, -4, -INFINITY, 0, 0, 7,   7, 7, 7, 7, 7, 7};
+    const int target[N] = {2, 1, 1, 2, 2, 0, 0, NO_TARGET}, want[N] = {1, 0, 1, 0, 0, 0, 1, 0};
+    int is_top[N];
+    cross_entropy_top_cpu(is_top, logits, target, N, V, Vp);
+    for (int n = 0; n < N; n++) {
+        EXPECT(is_top[n] == want[n], "row %d: %d", n, is_top[n]);
+    }
+}
+
+int main(int argc, char** argv) {
+    (void)argc;
+    threads_wait_briefly(argv);
+    test_sizes();
+    test_huge();
+    test_nan();
+    test_no_target();
+    test_top();
+    test_threads();
+    return test_done("classifier");
+}

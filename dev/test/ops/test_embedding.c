@@ -1,0 +1,128 @@
+// test_embedding.c -- token and position embeddings: sums over repeated tokens, positions in use and not in
+// use.
+#include <stddef.h>
+
+#include "llmc/base/threads.h"
+#include "llmc/ops/embedding.h"
+#include "llmc/reference.h"
+#include "dev/test/lib/ops.h"
+
+enum { V = 5, Vp = 7, EXTRA = 3 }; // few tokens, so that they repeat; positions beyond those in use
+
+static void test_forward(int B, int T, int C) {
+    const size_t nc = (size_t)B * T * C, te = (size_t)Vp * C, pe = (size_t)(T + EXTRA) * C;
+    float *wte = ops_normal(te, 1), *wpe = ops_normal(pe, 1);
+    const double *wide_te = ops_widen(wte, te), *wide_pe = ops_widen(wpe, pe);
+    const int* tokens = ops_below((size_t)B * T, V);
+    for (int first = 0; first <= EXTRA; first++) {
+        float* out = ops_floats(nc);
+        double* want = ops_doubles(nc);
+        int* positions = check_alloc((size_t)B * T, sizeof(int), "positions");
+        for (int n = 0; n < B * T; n++) {
+            positions[n] = first + n % T;
+        }
+        embedding_forward_cpu(out, tokens, wte, wpe, B, T,
+                              (EmbeddingPositions){first ? positions : NULL, NULL}, C);
+        free(positions);
+        ref_encoder_forward(want, tokens, wide_te, wide_pe + (size_t)first * C, B, T, C);
+        for (size_t i = 0; i < nc; i++) {
+            EXPECT(out[i] == (float)want[i], "out of %d x %d x %d from position %d, element %zu", B, T, C,
+                   first, i);
+        }
+    }
+    ops_close("forward");
+}
+
+// Positions that count from the start of each document, of three tokens.
+static void test_documents(int B, int T, int C) {
+    const size_t nc = (size_t)B * T * C;
+    float *wte = ops_normal((size_t)Vp * C, 1), *wpe = ops_normal((size_t)(T + EXTRA) * C, 1),
+          *out = ops_floats(nc);
+    const int* tokens = ops_below((size_t)B * T, V);
+    int* starts = ops_below((size_t)B * T, 1);
+    for (int n = 0; n < B * T; n++) {
+        starts[n] = n % T / 3 * 3;
+    }
+    embedding_forward_cpu(out, tokens, wte, wpe, B, T, (EmbeddingPositions){0, starts}, C);
+    for (size_t i = 0; i < nc; i++) {
+        const size_t n = i / (size_t)C, c = i % (size_t)C, position = n % (size_t)T - (size_t)starts[n];
+        EXPECT(out[i] == wte[(size_t)tokens[n] * C + c] + wpe[position * C + c], "documents, element %zu", i);
+    }
+    ops_close("documents");
+}
+
+// A row receives at most B*T terms in turn, with a rounding of half an epsilon of the partial sum each.
+static void test_backward(int B, int T, int C) {
+    const size_t nc = (size_t)B * T * C, te = (size_t)Vp * C, pe = (size_t)(T + EXTRA) * C;
+    const int maxT = T + EXTRA;
+    const double limit = 4;
+    float *dout = ops_normal(nc, 1), *dwte = ops_normal(te, 1), *dwpe = ops_floats(pe),
+          *held_wpe = ops_normal(pe, 1);
+    const int* tokens = ops_below((size_t)B * T, V);
+    const double *wide = ops_widen(dout, nc), *absolute = ops_absolute(wide, nc);
+    const double *held_te = ops_widen(dwte, te), *held_pe = ops_widen(held_wpe, pe);
+    double *want_te = ops_widen(dwte, te),
+           *size_te = ops_absolute(held_te, te); // sums and sums of absolute values
+    double *want_pe = ops_doubles(pe), *size_pe = ops_doubles(pe);
+
+    embedding_backward_cpu(dwte, dwpe, dout, tokens, B, T, maxT, C, GRADIENT_SET);
+    ref_encoder_backward(want_te, want_pe, wide, tokens, B, T, C);
+    ref_encoder_backward(size_te, size_pe, absolute, tokens, B, T, C);
+    EXPECT_NEAR(ops_error(dwte, want_te, size_te, te), 0, limit, "dwte added, %d x %d x %d", B, T, C);
+    EXPECT_NEAR(ops_error(dwpe, want_pe, size_pe, pe), 0, limit, "dwpe of %d x %d x %d", B, T, C);
+
+    want_pe = ops_widen(held_wpe, pe), size_pe = ops_absolute(want_pe, pe);
+    embedding_backward_cpu(dwte, held_wpe, dout, tokens, B, T, maxT, C, GRADIENT_ADD);
+    ref_encoder_backward(want_te, want_pe, wide, tokens, B, T, C);
+    ref_encoder_backward(size_te, size_pe, absolute, tokens, B, T, C);
+    EXPECT_NEAR(ops_error(dwte, want_te, size_te, te), 0, limit, "dwte added twice, %d x %d x %d", B, T, C);
+    EXPECT_NEAR(ops_error(held_wpe, want_pe, size_pe, pe), 0, limit, "dwpe added, %d x %d x %d", B, T, C);
+    for (int i = V * C; i < Vp * C; i++) { // padding of the vocabulary: rows that no token has
+        EXPECT(dwte[i] == held_te[i], "dwte of row %d, which is not in the batch", i / C);
+    }
+    for (size_t i = (size_t)T * C; i < pe; i++) {
+        EXPECT(dwpe[i] == 0, "dwpe of position %zu, which is not in use, is %g", i / C, dwpe[i]);
+        EXPECT(held_wpe[i] == held_pe[i], "position %zu, which is not in use, was added to", i / C);
+    }
+    ops_close("backward");
+}
+
+static void test_sizes(void) {
+    const int sizes[] = {1, 31, 33};
+    for (int i = 0; i < 27; i++) {
+        const int B = sizes[i / 9] / 10 + 1, T = sizes[i / 3 % 3], C = sizes[i % 3];
+        test_forward(B, T, C);
+        test_documents(B, T, C);
+        test_backward(B, T, C);
+    }
+    for (int C = 2 * LANES - 1; C <= 4 * LANES + 1; C++) { // 2 LANES columns are one thread's share
+        test_backward(2, 3, C);
+    }
+    test_forward(2, 5, 768);
+    test_backward(2, 5, 768);
+}
+
+static void test_threads(void) {
+    enum { B = 3, T = 33, C = 769, MAX_T = T + EXTRA };
+    float *wte = ops_normal(Vp * C, 1), *wpe = ops_normal(MAX_T * C, 1), *dout = ops_normal(B * T * C, 1);
+    float *held = ops_normal(Vp * C, 1), *out[4], *dwte[4], *dwpe[4];
+    const int* tokens = ops_below(B * T, V);
+    for (int t = 1; t <= 3; t++) {
+        threads_set(t);
+        out[t] = ops_floats(B * T * C), dwte[t] = ops_copy(held, Vp * C), dwpe[t] = ops_floats(MAX_T * C);
+        embedding_forward_cpu(out[t], tokens, wte, wpe, B, T, (EmbeddingPositions){NULL, NULL}, C);
+        embedding_backward_cpu(dwte[t], dwpe[t], dout, tokens, B, T, MAX_T, C, GRADIENT_SET);
+        EXPECT(ops_same_bits(out[t], out[1], B * T * C), "out with %d threads", t);
+        EXPECT(ops_same_bits(dwte[t], dwte[1], Vp * C), "dwte with %d threads", t);
+        EXPECT(ops_same_bits(dwpe[t], dwpe[1], MAX_T * C), "dwpe with %d threads", t);
+    }
+    ops_close("threads");
+}
+
+int main(int argc, char** argv) {
+    (void)argc;
+    threads_wait_briefly(argv);
+    test_sizes();
+    test_threads();
+    return test_done("encoder");
+}

@@ -1,0 +1,170 @@
+// test_embedding.cu -- token and position embeddings on the GPU against reference.h: every type, rare and frequent
+// tokens, the sort, gradients set and added, the same bits again.
+#include "llmc/ops/embedding.cuh"
+#include "llmc/reference.h"
+#include "dev/test/lib/gpu_ops.h"
+
+typedef struct {
+    int B, T, maxT, V, C;
+} Size;
+
+// One rounding to X, and a few of FLT_EPSILON of the terms, in whatever order they meet.
+template <class X>
+static void compare(const float* got, const double* want, const double* magnitude, size_t n, const char* what,
+                    const Size* s) {
+    for (size_t i = 0; i < n; i++) {
+        const double tolerance =
+            roundoff<X>() * fabs(want[i]) + 8 * FLT_EPSILON * fabs(magnitude[i]) + 0x1p-25;
+        EXPECT_NEAR(got[i], want[i], tolerance, "%s, B %d T %d V %d C %d, element %zu, %s", what, s->B, s->T,
+                    s->V, s->C, i, dtype_name(DTYPE_OF(X)));
+    }
+}
+
+template <class X>
+static void test_forward(const Size* s, const int* tokens, int first, size_t shift, const Gpu* gpu) {
+    const size_t N = (size_t)s->B * s->T, nc = N * s->C;
+    const size_t te_n = (size_t)s->V * s->C, pe_n = (size_t)s->maxT * s->C;
+    float *wte = ops_normal(te_n, 1), *wpe = ops_normal(pe_n, 1);
+    double* want = ops_doubles(nc);
+    X *te = upload<X>(wte, te_n, shift, gpu), *pe = upload<X>(wpe, pe_n, shift, gpu);
+    X* out = upload<X>(ops_floats(nc), nc, shift, gpu);
+    int* ids = upload_ints(tokens, N, gpu);
+    int* places = (int*)check_alloc(N, sizeof(int), "positions");
+    for (size_t n = 0; n < N; n++) {
+        places[n] = first + (int)(n % s->T);
+    }
+    int* positions = upload_ints(places, N, gpu);
+    embedding_forward(out, ids, te, pe, s->B, s->T, EmbeddingPositions{first ? positions : NULL, NULL}, s->C,
+                      gpu);
+    free(places);
+    ref_encoder_forward(want, tokens, ops_widen(wte, te_n), ops_widen(wpe, pe_n) + (size_t)first * s->C, s->B,
+                        s->T, s->C);
+    const float* got = download(out, nc, gpu);
+    for (size_t i = 0; i < nc; i++) { // one sum, rounded once: exact
+        EXPECT(got[i] == to_float(from_float<X>((float)want[i])), "out %zu: %g, wanted %g, %s", i, got[i],
+               want[i], dtype_name(DTYPE_OF(X)));
+    }
+    gpu_free(positions);
+    gpu_free(ids);
+    gpu_free(out - shift);
+    gpu_free(pe - shift);
+    gpu_free(te - shift);
+}
+
+// Positions by token, those of a token in their order.
+static void check_order(const EmbeddingGpu* scratch, const int* tokens, int N, const Gpu* gpu) {
+    int* order = (int*)check_alloc(N, sizeof(int), "order");
+    char* seen = (char*)check_alloc(N, 1, "seen");
+    CUDA_CHECK(cudaMemcpyAsync(order, scratch->order[0], (size_t)N * sizeof(int), cudaMemcpyDeviceToHost,
+                               gpu->stream));
+    CUDA_CHECK(cudaStreamSynchronize(gpu->stream));
+    for (int i = 0; i < N; i++) {
+        EXPECT(order[i] >= 0 && order[i] < N && !seen[order[i]], "entry %d of %d is %d", i, N, order[i]);
+        seen[order[i]] = 1;
+        if (i > 0) {
+            const int a = order[i - 1], b = order[i];
+            EXPECT(tokens[a] < tokens[b] || (tokens[a] == tokens[b] && a < b), "entries %d and %d of %d",
+                   i - 1, i, N);
+        }
+    }
+    free(seen);
+    free(order);
+}
+
+// G is the type of the gradients.
+template <class X, class G>
+static void test_backward(const Size* s, const int* tokens, GradientMode mode, size_t shift, const Gpu* gpu) {
+    const size_t N = (size_t)s->B * s->T, te = (size_t)s->V * s->C, pe = (size_t)s->maxT * s->C;
+    float *dwte = ops_normal(te, 1), *dwpe = ops_normal(pe, 1), *dout = ops_normal(N * s->C, 1);
+    float *te_got[2], *pe_got[2], *nothing = ops_floats(pe);
+    X* d = upload<X>(dout, N * s->C, shift, gpu);
+    int* ids = upload_ints(tokens, N, gpu);
+    EmbeddingGpu scratch;
+    embedding_open(&scratch, (int)N + 5, s->V, s->C); // more than needed: nothing may depend on it
+    for (int run = 0; run < 2; run++) {
+        G* to_te = upload<G>(dwte, te, 0, gpu);
+        G* to_pe = upload<G>(mode == GRADIENT_ADD ? dwpe : nothing, pe, 0, gpu);
+        const Gradient gradient_te = {to_te, DTYPE_OF(G)}, gradient_pe = {to_pe, DTYPE_OF(G)};
+        embedding_backward(gradient_te, gradient_pe, d, ids, s->B, s->T, s->maxT, s->C, mode, &scratch, gpu);
+        te_got[run] = download(to_te, te, gpu);
+        pe_got[run] = download(to_pe, pe, gpu);
+        gpu_free(to_pe);
+        gpu_free(to_te);
+    }
+    check_order(&scratch, tokens, (int)N, gpu);
+    EXPECT(ops_same_bits(te_got[0], te_got[1], te), "dwte again, %zu positions", N);
+    EXPECT(ops_same_bits(pe_got[0], pe_got[1], pe), "dwpe again, %zu positions", N);
+    const double* wide = ops_widen(dout, N * s->C);
+    double *te_want = ops_widen(dwte, te), *te_size = ops_absolute(te_want, te);
+    double* pe_want = mode == GRADIENT_ADD ? ops_widen(dwpe, pe) : ops_doubles(pe);
+    double* pe_size = ops_absolute(pe_want, pe);
+    ref_encoder_backward(te_want, pe_want, wide, tokens, s->B, s->T, s->C);
+    ref_encoder_backward(te_size, pe_size, ops_absolute(wide, N * s->C), tokens, s->B, s->T, s->C);
+    compare<G>(te_got[0], te_want, te_size, te, "dwte", s);
+    compare<G>(pe_got[0], pe_want, pe_size, pe, mode == GRADIENT_ADD ? "dwpe added" : "dwpe", s);
+    embedding_close(&scratch);
+    gpu_free(ids);
+    gpu_free(d - shift);
+}
+
+// Half of the tokens are number V/2 in a batch that is `skewed`.
+template <class X> static void test_size(Size s, int skewed, size_t shift, const Gpu* gpu) {
+    int* tokens = ops_below((size_t)s.B * s.T, s.V);
+    for (int n = 0; n < s.B * s.T && skewed; n += 2) {
+        tokens[n] = s.V / 2;
+    }
+    test_forward<X>(&s, tokens, s.maxT - s.T, shift, gpu);
+    test_backward<X, float>(&s, tokens, GRADIENT_SET, shift, gpu);
+    test_backward<X, X>(&s, tokens, GRADIENT_ADD, shift, gpu);
+    ops_close("sizes");
+}
+
+template <class X> static void test_type(const Gpu* gpu) {
+    const Size sizes[] = {{1, 1, 1, 1, 8},     {3, 31, 33, 33, 31}, {2, 33, 40, 50, 33}, {2, 31, 31, 40, 768},
+                          {3, 700, 700, 5, 8}, // pieces of many chunks, three tiles of the sort
+                          {1, 128, 128, 1, 8}, {2, 64, 65, 2, 8},   {1, 129, 129, 1, 40}}; // chunks just full
+    for (const Size& size : sizes) {
+        test_size<X>(size, 0, 0, gpu);
+        if (size.B * size.T > 100) {
+            test_size<X>(size, 1, 0, gpu);
+        }
+    }
+    test_size<X>({2, 40, 64, 20, 64}, 0, 1, gpu); // no pack can be read here
+}
+
+// More than 32 tiles in the sort, and tokens up to its last digit.
+static void test_large(const Gpu* gpu) {
+    const Size many = {33, 1000, 1000, 3000, 1}, wide = {2, 700, 700, 1 << 20, 1};
+    int* tokens = ops_below((size_t)many.B * many.T, many.V);
+    test_backward<float, float>(&many, tokens, GRADIENT_SET, 0, gpu);
+    ops_close("many positions");
+    for (int V = 1 << 10; V <= (1 << 10) + 1; V++) { // the last that one pass sorts, the first that takes two
+        const Size edge = {1, 50, 50, V, 1};
+        tokens = ops_below((size_t)edge.T, V);
+        tokens[7] = V - 1;
+        test_backward<float, float>(&edge, tokens, GRADIENT_SET, 0, gpu);
+        ops_close("digits of 10 bits, and of 6");
+    }
+    tokens = ops_below((size_t)wide.B * wide.T, wide.V);
+    tokens[3] = wide.V - 1;
+    test_backward<bf16, float>(&wide, tokens, GRADIENT_ADD, 0, gpu);
+    ops_close("many tokens");
+}
+
+static void open_too_many(const void* arg) {
+    EmbeddingGpu scratch;
+    (void)arg;
+    embedding_open(&scratch, 1, (1 << 20) + 1, 1);
+}
+
+int main(void) {
+    Gpu gpu;
+    gpu_open(&gpu, 0);
+    test_type<float>(&gpu);
+    test_type<bf16>(&gpu);
+    UNSANITIZED(test_type<fp16>(&gpu));
+    test_large(&gpu);
+    EXPECT(test_dies(open_too_many, NULL, EXIT_FAILURE, "1048577|1048576"), "vocabulary");
+    gpu_close(&gpu);
+    return test_done("encoder on the GPU");
+}

@@ -1,0 +1,219 @@
+// test_norm.c -- layer normalization and the residual sum: both passes, set and added gradients,
+// to.
+#include <stddef.h>
+
+#include "llmc/base/threads.h"
+#include "llmc/ops/norm.h"
+#include "llmc/reference.h"
+#include "dev/test/lib/ops.h"
+
+typedef struct {
+    int N, C;
+    double *inp, *weight, *bias, *dout; // inputs
+    double *out, *mean, *rstd, *dinp, *dweight, *dbias;
+} Norm;
+
+static Norm norm_open(int N, int C, const float* inp, const float* weight, const float* bias,
+                      const float* dout) {
+    const size_t nc = (size_t)N * C;
+    const Norm l = {N,
+                    C,
+                    ops_widen(inp, nc),
+                    ops_widen(weight, C),
+                    ops_widen(bias, C),
+                    ops_widen(dout, nc),
+                    ops_doubles(nc),
+                    ops_doubles(N),
+                    ops_doubles(N),
+                    ops_doubles(nc),
+                    ops_doubles(C),
+                    ops_doubles(C)};
+    return l;
+}
+
+// How far roundings of one epsilon can move each result. x - mean is known to epsilon (|x| + |mean|), and
+// through its square this moves rstd; the rest are the absolute values of the terms.
+typedef struct {
+    double *mean, *rstd, *out, *dinp, *dweight, *dbias;
+} Magnitude;
+
+static void forward_magnitude(const Norm* l, const Magnitude* m) {
+    for (int n = 0; n < l->N; n++) {
+        const double *x = l->inp + n * l->C, mean = l->mean[n], rstd = l->rstd[n];
+        double size = 0, moved = 0;
+        for (int c = 0; c < l->C; c++) {
+            size += fabs(x[c]) / l->C;
+            moved += fabs(x[c] - mean) * (fabs(x[c]) + fabs(mean)) / l->C;
+        }
+        m->mean[n] = size;
+        m->rstd[n] = rstd * (1 + rstd * rstd * moved);
+        for (int c = 0; c < l->C; c++) {
+            const double centered = (fabs(x[c]) + size) * rstd +
+                                    fabs(x[c] - mean) * m->rstd[n]; // `size` bounds the error of the mean
+            m->out[n * l->C + c] = fabs(l->weight[c]) * centered + fabs(l->bias[c]);
+        }
+    }
+}
+
+static void backward_magnitude(const Norm* l, const Magnitude* m) {
+    for (int n = 0; n < l->N; n++) {
+        const double *x = l->inp + n * l->C, *d = l->dout + n * l->C, rstd = l->rstd[n];
+        double sum = 0, dot = 0;
+        for (int c = 0; c < l->C; c++) {
+            const double norm = (fabs(x[c]) + fabs(l->mean[n])) * rstd, g = fabs(d[c] * l->weight[c]);
+            sum += g / l->C;
+            dot += g * norm / l->C;
+            m->dweight[c] += fabs(d[c]) * norm;
+            m->dbias[c] += fabs(d[c]);
+        }
+        for (int c = 0; c < l->C; c++) {
+            const double norm = (fabs(x[c]) + fabs(l->mean[n])) * rstd, g = fabs(d[c] * l->weight[c]);
+            m->dinp[n * l->C + c] = rstd * (g + sum + norm * dot);
+        }
+    }
+}
+
+static Magnitude magnitude_open(const Norm* l) {
+    const Magnitude m = {ops_doubles(l->N),
+                         ops_doubles(l->N),
+                         ops_doubles((size_t)l->N * l->C),
+                         ops_doubles((size_t)l->N * l->C),
+                         ops_doubles(l->C),
+                         ops_doubles(l->C)};
+    return m;
+}
+
+// Roundings of half an epsilon each; the factor is for the few that meet in one result, and for the worst of
+// many results.
+static const double limit = 4;
+
+static void check_forward(const Norm* l, const Magnitude* m, const float* out, const float* mean,
+                          const float* rstd, const char* what) {
+    const int N = l->N, C = l->C;
+    EXPECT_NEAR(ops_error(mean, l->mean, m->mean, N), 0, limit, "mean of %d x %d, %s", N, C, what);
+    EXPECT_NEAR(ops_error(rstd, l->rstd, m->rstd, N), 0, limit, "rstd of %d x %d, %s", N, C, what);
+    EXPECT_NEAR(ops_error(out, l->out, m->out, (size_t)N * C), 0, limit, "out of %d x %d, %s", N, C, what);
+}
+
+// `offset` is the mean of the input: a variance computed as mean square minus squared mean would drown in it.
+static void test_size(int N, int C, float offset) {
+    const size_t nc = (size_t)N * C;
+    float *left = ops_normal(nc, 1), *right = ops_normal(nc, 1), *inp = ops_floats(nc),
+          *inp_again = ops_floats(nc);
+    float *weight = ops_normal(C, 1), *bias = ops_normal(C, 1), *dout = ops_normal(nc, 1);
+    float *out = ops_floats(nc), *mean = ops_floats(N), *rstd = ops_floats(N);
+    for (size_t i = 0; i < nc; i++) {
+        left[i] += offset;
+    }
+    residual_forward_cpu(inp, left, right, nc);
+    for (size_t i = 0; i < nc; i++) {
+        EXPECT(inp[i] == left[i] + right[i], "residual sum, element %zu of %zu", i, nc);
+    }
+    const Norm l = norm_open(N, C, inp, weight, bias, dout);
+    const Magnitude m = magnitude_open(&l);
+    ref_layernorm_forward(l.out, l.mean, l.rstd, l.inp, l.weight, l.bias, N, C);
+    forward_magnitude(&l, &m);
+    layernorm_forward_cpu(out, mean, rstd, inp, weight, bias, N, C);
+    check_forward(&l, &m, out, mean, rstd, "alone");
+
+    float *out_again = ops_floats(nc), *mean_again = ops_floats(N), *rstd_again = ops_floats(N);
+    residual_layernorm_forward_cpu(inp_again, out_again, mean_again, rstd_again, left, right, weight, bias, N,
+                                   C);
+    EXPECT(ops_same_bits(inp, inp_again, nc), "residual sum in one pass, %d x %d", N, C);
+    check_forward(&l, &m, out_again, mean_again, rstd_again, "after the residual sum");
+
+    for (int n = 0; n < N; n++) { // the backward pass is judged by the mean and rstd that it was given
+        l.mean[n] = mean[n];
+        l.rstd[n] = rstd[n];
+    }
+    ref_layernorm_backward(l.dinp, l.dweight, l.dbias, l.dout, l.inp, l.weight, l.mean, l.rstd, N, C);
+    backward_magnitude(&l, &m);
+    float *dinp = ops_normal(nc, 1), *dweight = ops_floats(C), *dbias = ops_floats(C);
+    const double* held = ops_widen(dinp, nc); // the gradient of the residual stream, to be added to
+    layernorm_backward_cpu(dinp, dweight, dbias, dout, inp, weight, mean, rstd, N, C, GRADIENT_ADD,
+                           GRADIENT_SET);
+    const double *want = ops_sum(held, l.dinp, nc), *size = ops_sum(ops_absolute(held, nc), m.dinp, nc);
+    EXPECT_NEAR(ops_error(dinp, want, size, nc), 0, limit, "dinp added, %d x %d", N, C);
+    EXPECT_NEAR(ops_error(dweight, l.dweight, m.dweight, C), 0, limit, "dweight of %d x %d", N, C);
+    EXPECT_NEAR(ops_error(dbias, l.dbias, m.dbias, C), 0, limit, "dbias of %d x %d", N, C);
+
+    float* dinp_set = ops_floats(nc);
+    for (size_t i = 0; i < nc; i++) {
+        dinp_set[i] = NAN; // must not be read
+    }
+    layernorm_backward_cpu(dinp_set, dweight, dbias, dout, inp, weight, mean, rstd, N, C, GRADIENT_SET,
+                           GRADIENT_SET);
+    EXPECT_NEAR(ops_error(dinp_set, l.dinp, m.dinp, nc), 0, limit, "dinp set, %d x %d", N, C);
+
+    layernorm_backward_cpu(dinp, weight, bias, dout, inp, ops_copy(weight, C), mean, rstd, N, C, GRADIENT_ADD,
+                           GRADIENT_ADD);
+    EXPECT_NEAR(ops_error(dinp, ops_sum(want, l.dinp, nc), ops_sum(size, m.dinp, nc), nc), 0, limit,
+                "dinp added twice, %d x %d", N, C);
+    EXPECT_NEAR(ops_error(weight, ops_sum(l.weight, l.dweight, C),
+                          ops_sum(ops_absolute(l.weight, C), m.dweight, C), C),
+                0, limit, "dweight added, %d x %d", N, C);
+    EXPECT_NEAR(ops_error(bias, ops_sum(l.bias, l.dbias, C), ops_sum(ops_absolute(l.bias, C), m.dbias, C), C),
+                0, limit, "dbias added, %d x %d", N, C);
+    ops_close("sizes");
+}
+
+static void test_sizes(void) {
+    for (int C = 1; C <= 4 * LANES + 1; C++) { // 4 LANES columns are one thread's share of dweight
+        test_size(1 + C % 5, C, 0);
+    }
+    const int N[] = {1, 31, 33}, C[] = {31, 33, 768, 1600};
+    for (int i = 0; i < 3; i++) {
+        for (int j = 0; j < 4; j++) {
+            test_size(N[i], C[j], 0);
+        }
+    }
+    test_size(3, 768, 1000);
+}
+
+// A row of equal numbers has variance 0: rstd = 1 / sqrt(1e-5), out = bias.
+static void test_constant_row(void) {
+    enum { C = 33 };
+    float *inp = ops_normal(C, 0), *weight = ops_normal(C, 1), *bias = ops_normal(C, 1);
+    float *out = ops_floats(C), *mean = ops_floats(1), *rstd = ops_floats(1);
+    for (int c = 0; c < C; c++) {
+        inp[c] = -3;
+    }
+    layernorm_forward_cpu(out, mean, rstd, inp, weight, bias, 1, C);
+    EXPECT(mean[0] == -3, "mean %g", mean[0]);
+    EXPECT_NEAR(rstd[0], 1 / sqrt(1e-5), 1e-6 * 317, "rstd");
+    EXPECT(ops_same_bits(out, bias, C), "out is not the bias");
+    ops_close("constant row");
+}
+
+static void test_threads(void) {
+    enum { N = 33, C = 769 };
+    float *left = ops_normal(N * C, 1), *right = ops_normal(N * C, 1), *dout = ops_normal(N * C, 1);
+    float *weight = ops_normal(C, 1), *bias = ops_normal(C, 1), *held = ops_normal(N * C, 1);
+    float *inp[4], *sum[4], *out[4], *dinp[4], *dweight[4], *dbias[4], *mean = ops_floats(N),
+                                                                       *rstd = ops_floats(N);
+    for (int t = 1; t <= 3; t++) {
+        threads_set(t);
+        inp[t] = ops_floats(N * C), sum[t] = ops_floats(N * C), out[t] = ops_floats(N * C);
+        dinp[t] = ops_copy(held, N * C), dweight[t] = ops_floats(C), dbias[t] = ops_floats(C);
+        residual_forward_cpu(sum[t], left, right, N * C);
+        residual_layernorm_forward_cpu(inp[t], out[t], mean, rstd, left, right, weight, bias, N, C);
+        layernorm_backward_cpu(dinp[t], dweight[t], dbias[t], dout, inp[t], weight, mean, rstd, N, C,
+                               GRADIENT_ADD, GRADIENT_SET);
+        EXPECT(ops_same_bits(sum[t], inp[1], N * C), "residual sum with %d threads", t);
+        EXPECT(ops_same_bits(inp[t], inp[1], N * C), "inp with %d threads", t);
+        EXPECT(ops_same_bits(out[t], out[1], N * C), "out with %d threads", t);
+        EXPECT(ops_same_bits(dinp[t], dinp[1], N * C), "dinp with %d threads", t);
+        EXPECT(ops_same_bits(dweight[t], dweight[1], C), "dweight with %d threads", t);
+        EXPECT(ops_same_bits(dbias[t], dbias[1], C), "dbias with %d threads", t);
+    }
+    ops_close("threads");
+}
+
+int main(int argc, char** argv) {
+    (void)argc;
+    threads_wait_briefly(argv);
+    test_sizes();
+    test_constant_row();
+    test_threads();
+    return test_done("layernorm");
+}

@@ -1,0 +1,287 @@
+// test_norm.cu -- layer normalization on the GPU against the CPU: every type, every way through the
+// launchers, gradients set and added, of both types, with and without the sum of dinp, the same bits again.
+#include "llmc/ops/norm.cuh"
+#include "dev/test/lib/gpu_ops.h"
+#include "llmc/reference.h"
+
+// One rounding to T, and `limit` units of FLT_EPSILON of the terms an element is made of, where the sums have
+// another order than on the CPU.
+static const double limit = 8;
+template <class T>
+static void compare(const float* got, const double* want, const double* magnitude, size_t n, const char* what,
+                    int N, int C) {
+    for (size_t i = 0; i < n; i++) {
+        const double tolerance = roundoff<T>() * fabs(want[i]) + limit * FLT_EPSILON * magnitude[i] + 0x1p-25;
+        EXPECT_NEAR(got[i], want[i], tolerance, "%s of %d x %d, element %zu, %s", what, N, C, i,
+                    dtype_name(DTYPE_OF(T)));
+    }
+}
+
+typedef struct {
+    int N, C;
+    float *inp, *weight, *bias, *dout, *held; // on the host, rounded to T
+    float *mean, *rstd;                       // on the host, as the GPU found them
+} Norm;
+
+// The arrays of one case on the GPU.
+template <class T> struct Device {
+    T *inp, *weight, *bias, *dout, *out;
+    float *mean, *rstd;
+};
+
+template <class T> static Device<T> device_open(const Norm* l, size_t shift, const Gpu* gpu) {
+    const size_t nc = (size_t)l->N * l->C;
+    const Device<T> d = {upload<T>(l->inp, nc, shift, gpu),
+                         upload<T>(l->weight, l->C, shift, gpu),
+                         upload<T>(l->bias, l->C, shift, gpu),
+                         upload<T>(l->dout, nc, shift, gpu),
+                         upload<T>(ops_floats(nc), nc, shift, gpu),
+                         upload<float>(ops_floats(l->N), l->N, 0, gpu),
+                         upload<float>(ops_floats(l->N), l->N, 0, gpu)};
+    return d;
+}
+
+template <class T> static void device_close(const Device<T>* d, size_t shift) {
+    T* const arrays[] = {d->inp, d->weight, d->bias, d->dout, d->out};
+    for (T* array : arrays) {
+        gpu_free(array - shift);
+    }
+    gpu_free(d->mean);
+    gpu_free(d->rstd);
+}
+
+// How far roundings of one epsilon can move each result: see test_norm.c.
+static void forward_magnitude(const Norm* l, double* mean_size, double* rstd_size, double* out_size) {
+    for (int n = 0; n < l->N; n++) {
+        const float *x = l->inp + (size_t)n * l->C, mean = l->mean[n], rstd = l->rstd[n];
+        double size = 0, moved = 0;
+        for (int c = 0; c < l->C; c++) {
+            size += fabs(x[c]) / l->C;
+            moved += fabs(x[c] - mean) * (fabs(x[c]) + fabs(mean)) / l->C;
+        }
+        mean_size[n] = size;
+        rstd_size[n] = rstd * (1 + (double)rstd * rstd * moved);
+        for (int c = 0; c < l->C; c++) {
+            const double centered = (fabs(x[c]) + fabs(mean)) * rstd + fabs(x[c] - mean) * rstd_size[n];
+            out_size[(size_t)n * l->C + c] = fabs(l->weight[c]) * centered + fabs(l->bias[c]);
+        }
+    }
+}
+
+static void backward_magnitude(const Norm* l, double* dinp_size, double* dweight_size, double* dbias_size) {
+    for (int n = 0; n < l->N; n++) {
+        const float *x = l->inp + (size_t)n * l->C, *d = l->dout + (size_t)n * l->C;
+        double sum = 0, dot = 0;
+        for (int pass = 0; pass < 2; pass++) {
+            for (int c = 0; c < l->C; c++) {
+                const double norm = (fabs(x[c]) + fabs(l->mean[n])) * l->rstd[n],
+                             g = fabs(d[c] * l->weight[c]);
+                if (pass == 0) {
+                    sum += g / l->C;
+                    dot += g * norm / l->C;
+                    dweight_size[c] += fabs(d[c]) * norm;
+                    dbias_size[c] += fabs(d[c]);
+                } else {
+                    dinp_size[(size_t)n * l->C + c] =
+                        l->rstd[n] * (g + sum + norm * dot) + fabs(l->held[(size_t)n * l->C + c]);
+                }
+            }
+        }
+    }
+}
+
+// Into memory full of NaN: all must be set.
+template <class T> static void forward(const Norm* l, const Device<T>* d, const Gpu* gpu) {
+    const int N = l->N, C = l->C;
+    CUDA_CHECK(cudaMemsetAsync(d->out, 0xFF, (size_t)N * C * sizeof(T), gpu->stream));
+    CUDA_CHECK(cudaMemsetAsync(d->mean, 0xFF, N * sizeof(float), gpu->stream));
+    CUDA_CHECK(cudaMemsetAsync(d->rstd, 0xFF, N * sizeof(float), gpu->stream));
+    layernorm_forward(d->out, d->mean, d->rstd, d->inp, d->weight, d->bias, N, C, gpu);
+}
+
+template <class T> static void test_forward(Norm* l, const Device<T>* d, const Gpu* gpu) {
+    const int N = l->N, C = l->C;
+    const size_t nc = (size_t)N * C;
+    double *out = ops_doubles(nc), *mean = ops_doubles(N), *rstd = ops_doubles(N);
+    ref_layernorm_forward(out, mean, rstd, ops_widen(l->inp, nc), ops_widen(l->weight, C),
+                          ops_widen(l->bias, C), N, C);
+    forward(l, d, gpu);
+    l->mean = download(d->mean, N, gpu);
+    l->rstd = download(d->rstd, N, gpu);
+    const float* first = download(d->out, nc, gpu);
+    double *mean_size = ops_doubles(N), *rstd_size = ops_doubles(N), *out_size = ops_doubles(nc);
+    forward_magnitude(l, mean_size, rstd_size, out_size);
+    compare<float>(l->mean, mean, mean_size, N, "mean", N, C);
+    compare<float>(l->rstd, rstd, rstd_size, N, "rstd", N, C);
+    compare<T>(first, out, out_size, nc, "out", N, C);
+
+    forward(l, d, gpu);
+    EXPECT(ops_same_bits(download(d->out, nc, gpu), first, nc), "out again, %d x %d", N, C);
+    EXPECT(ops_same_bits(download(d->mean, N, gpu), l->mean, N), "mean again, %d x %d", N, C);
+    EXPECT(ops_same_bits(download(d->rstd, N, gpu), l->rstd, N), "rstd again, %d x %d", N, C);
+}
+
+// The sum of the rows of dinp as it was stored, in double, over what it is added to.
+template <class G>
+static void expect_row_sums(const float* got, const float* dinp, const float* onto, int N, int C,
+                            GradientMode mode) {
+    for (int c = 0; c < C; c++) {
+        double sum = mode == GRADIENT_ADD ? onto[c] : 0, magnitude = fabs(sum);
+        for (int n = 0; n < N; n++) {
+            sum += dinp[(size_t)n * C + c];
+            magnitude += fabs(dinp[(size_t)n * C + c]);
+        }
+        EXPECT_NEAR(got[c], sum, roundoff<G>() * fabs(sum) + limit * FLT_EPSILON * magnitude + 0x1p-25,
+                    "sum of dinp%s of %d x %d, column %d", mode == GRADIENT_ADD ? " added" : "", N, C, c);
+    }
+}
+
+// G is the type of the gradients of the parameters.
+template <class T, class G>
+static void test_backward(const Norm* l, const Device<T>* d, GradientMode dinp_mode, GradientMode mode,
+                          GradientMode sum_mode, LayernormGpu* scratch, const Gpu* gpu) {
+    const int N = l->N, C = l->C;
+    const size_t nc = (size_t)N * C;
+    float *dweight = ops_normal(C, 1), *dbias = ops_normal(C, 1), *onto = ops_normal(C, 1);
+    float *nothing = ops_floats(C), *before = ops_copy(l->held, nc);
+    for (size_t i = 0; i < nc && dinp_mode == GRADIENT_SET; i++) {
+        before[i] = NAN; // must not be read
+    }
+    float* results[2][4];
+    for (int run = 0; run < 2; run++) {
+        T* dinp = upload<T>(before, nc, (uintptr_t)d->inp % 16 != 0, gpu);
+        G* dw = upload<G>(mode == GRADIENT_ADD ? dweight : nothing, C, 0, gpu);
+        G* db = upload<G>(mode == GRADIENT_ADD ? dbias : nothing, C, 0, gpu);
+        G* ds = upload<G>(sum_mode == GRADIENT_ADD ? onto : nothing, C, 0, gpu);
+        const Gradient to_weight = {dw, DTYPE_OF(G)}, to_bias = {db, DTYPE_OF(G)},
+                       to_sum = {run == 0 ? ds : NULL, DTYPE_OF(G)}; // the second run is the same without it
+        layernorm_backward(dinp, to_weight, to_bias, to_sum, d->dout, d->inp, d->weight, d->mean, d->rstd, N,
+                           C, dinp_mode, mode, sum_mode, scratch, gpu);
+        results[run][0] = download(dinp, nc, gpu);
+        results[run][1] = download(dw, C, gpu);
+        results[run][2] = download(db, C, gpu);
+        results[run][3] = download(ds, C, gpu);
+        gpu_free(dinp - ((uintptr_t)d->inp % 16 != 0));
+        gpu_free(dw);
+        gpu_free(db);
+        gpu_free(ds);
+    }
+    expect_row_sums<G>(results[0][3], results[0][0], onto, N, C, sum_mode);
+    EXPECT(ops_same_bits(results[0][0], results[1][0], nc), "dinp again, %d x %d", N, C);
+    EXPECT(ops_same_bits(results[0][1], results[1][1], C), "dweight again, %d x %d", N, C);
+    EXPECT(ops_same_bits(results[0][2], results[1][2], C), "dbias again, %d x %d", N, C);
+
+    double *dinp_size = ops_doubles(nc), *dweight_size = ops_doubles(C), *dbias_size = ops_doubles(C);
+    for (int c = 0; c < C && mode == GRADIENT_ADD; c++) {
+        dweight_size[c] = fabs(dweight[c]);
+        dbias_size[c] = fabs(dbias[c]);
+    }
+    backward_magnitude(l, dinp_size, dweight_size, dbias_size);
+    double* dinp_want = dinp_mode == GRADIENT_ADD ? ops_widen(before, nc) : ops_doubles(nc);
+    double* dweight_want = mode == GRADIENT_ADD ? ops_widen(dweight, C) : ops_doubles(C);
+    double* dbias_want = mode == GRADIENT_ADD ? ops_widen(dbias, C) : ops_doubles(C);
+    ref_layernorm_backward(dinp_want, dweight_want, dbias_want, ops_widen(l->dout, nc), ops_widen(l->inp, nc),
+                           ops_widen(l->weight, C), ops_widen(l->mean, N), ops_widen(l->rstd, N), N, C);
+    compare<T>(results[0][0], dinp_want, dinp_size, nc, dinp_mode == GRADIENT_ADD ? "dinp added" : "dinp", N,
+               C);
+    compare<G>(results[0][1], dweight_want, dweight_size, C,
+               mode == GRADIENT_ADD ? "dweight added" : "dweight", N, C);
+    compare<G>(results[0][2], dbias_want, dbias_size, C, mode == GRADIENT_ADD ? "dbias added" : "dbias", N,
+               C);
+}
+
+// `offset` is the mean of the input: a variance computed as mean square minus squared mean would drown in it.
+template <class T> static void test_size(int N, int C, float offset, size_t shift, const Gpu* gpu) {
+    const size_t nc = (size_t)N * C;
+    Norm l = {N,
+              C,
+              ops_normal(nc, 1),
+              ops_normal(C, 1),
+              ops_normal(C, 1),
+              ops_normal(nc, 1),
+              ops_normal(nc, 1),
+              NULL,
+              NULL};
+    for (size_t i = 0; i < nc; i++) {
+        l.inp[i] += offset;
+    }
+    LayernormGpu scratch;
+    layernorm_open(&scratch, N, C);
+    const Device<T> d = device_open<T>(&l, shift, gpu);
+    test_forward<T>(&l, &d, gpu);
+    const GradientMode sum_mode = N % 2 ? GRADIENT_SET : GRADIENT_ADD; // as the others have it, or not
+    test_backward<T, float>(&l, &d, GRADIENT_ADD, GRADIENT_SET, sum_mode, &scratch, gpu);
+    test_backward<T, T>(&l, &d, GRADIENT_SET, GRADIENT_ADD, sum_mode, &scratch, gpu);
+    device_close(&d, shift);
+    layernorm_close(&scratch);
+    ops_close("sizes");
+}
+
+// NaN in one row stays in that row, and reaches every column sum.
+template <class T> static void test_nan(const Gpu* gpu) {
+    enum { N = 9, C = 64 };
+    Norm l = {N,
+              C,
+              ops_normal(N * C, 1),
+              ops_normal(C, 1),
+              ops_normal(C, 1),
+              ops_normal(N * C, 1),
+              ops_normal(N * C, 1),
+              NULL,
+              NULL};
+    l.inp[2 * C + 5] = NAN;
+    LayernormGpu scratch;
+    layernorm_open(&scratch, N, C);
+    const Device<T> d = device_open<T>(&l, 0, gpu);
+    T* dinp = upload<T>(l.held, N * C, 0, gpu);
+    const Gradient dweight = {gpu_alloc(C, 4, "dweight"), DTYPE_FP32},
+                   dbias = {gpu_alloc(C, 4, "dbias"), DTYPE_FP32},
+                   dinp_sum = {gpu_alloc(C, 4, "dinp_sum"), DTYPE_FP32};
+    layernorm_forward(d.out, d.mean, d.rstd, d.inp, d.weight, d.bias, N, C, gpu);
+    layernorm_backward(dinp, dweight, dbias, dinp_sum, d.dout, d.inp, d.weight, d.mean, d.rstd, N, C,
+                       GRADIENT_ADD, GRADIENT_SET, GRADIENT_SET, &scratch, gpu);
+    const float *out = download(d.out, N * C, gpu), *dx = download(dinp, N * C, gpu);
+    const float *dw = download((float*)dweight.data, C, gpu), *ds = download((float*)dinp_sum.data, C, gpu);
+    for (int i = 0; i < N * C; i++) {
+        EXPECT(isnan(out[i]) == (i / C == 2) && isnan(dx[i]) == (i / C == 2), "element %d: %g %g", i, out[i],
+               dx[i]);
+        EXPECT(isnan(dw[i % C]) && isnan(ds[i % C]), "column %d: dweight %g, sum of dinp %g", i % C,
+               dw[i % C], ds[i % C]);
+    }
+    gpu_free(dinp_sum.data);
+    gpu_free(dbias.data);
+    gpu_free(dweight.data);
+    gpu_free(dinp);
+    device_close(&d, 0);
+    layernorm_close(&scratch);
+    ops_close("nan");
+}
+
+template <class T> static void test_type(const Gpu* gpu) {
+    const int sizes[][2] = {
+        {1, 1},     {31, 31},   {33, 33}, {33, 768},
+        {5, 1600},  {1, 8},     {3, 521}, {2, 1033}, // scalars: two columns to a thread, then from memory
+        {2, 4100},  {2, 4104},                       // blocks and long rows, by the type
+        {2, 1024},  {3, 1280},                       // as many warps as GPT-2s have
+        {2, 8320},  {15999, 8},                      // groups of more than 8 rows
+#ifndef SANITIZED
+        {16000, 8}, // the last of them full
+#endif
+    };
+    for (const int* size : sizes) {
+        test_size<T>(size[0], size[1], 0, 0, gpu);
+    }
+    test_size<T>(3, 768, 100, 0, gpu);
+    test_size<T>(9, 64, 0, 1, gpu); // no pack can be read here
+    test_nan<T>(gpu);
+}
+
+int main(void) {
+    Gpu gpu;
+    gpu_open(&gpu, 0);
+    test_type<float>(&gpu);
+    test_type<bf16>(&gpu);
+    UNSANITIZED(test_type<fp16>(&gpu));
+    gpu_close(&gpu);
+    return test_done("layernorm on the GPU");
+}

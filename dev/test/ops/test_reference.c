@@ -1,0 +1,200 @@
+// test_reference.c -- llmc/reference.h against finite differences in double: each operation, then the whole model;
+// AdamW and GELU against closed forms.
+#include "llmc/ops/gradient_norm.h"
+#include "llmc/reference.h"
+#include "dev/test/lib/ops.h"
+
+// An operation: `forward` sets out from x; `backward` adds to dx, given dout. The loss is sum(out dout).
+typedef struct Operation {
+    const char* name;
+    void (*forward)(const struct Operation* op);
+    void (*backward)(const struct Operation* op);
+    size_t out_n, x_n[3]; // elements; 0 ends the inputs
+    double *out, *dout, *x[3], *dx[3];
+    double *kept, *kept_too; // mean and rstd, lse
+    const int* starts;
+} Operation;
+
+static double* doubles(size_t n) { return ops_widen(ops_normal(n, 1), n); }
+
+static double loss(const void* arg) {
+    const Operation* op = arg;
+    double sum = 0;
+    op->forward(op);
+    for (size_t i = 0; i < op->out_n; i++) {
+        sum += op->out[i] * op->dout[i];
+    }
+    return sum;
+}
+
+// Every backward pass computes the gradient of the loss, and a second pass doubles it.
+static void test_operation(Operation op) {
+    op.out = ops_doubles(op.out_n), op.dout = doubles(op.out_n);
+    op.kept = ops_doubles(op.out_n), op.kept_too = ops_doubles(op.out_n);
+    for (int i = 0; i < 3 && op.x_n[i]; i++) {
+        op.x[i] = doubles(op.x_n[i]), op.dx[i] = ops_doubles(op.x_n[i]);
+    }
+    op.forward(&op);
+    op.backward(&op);
+    for (int i = 0; i < 3 && op.x_n[i]; i++) {
+        ops_expect_gradient(op.name, loss, &op, op.x[i], op.dx[i], op.x_n[i]);
+    }
+    op.forward(&op); // for `kept`
+    op.backward(&op);
+    for (int i = 0; i < 3 && op.x_n[i]; i++) {
+        for (size_t j = 0; j < op.x_n[i]; j++) {
+            op.dx[i][j] /= 2;
+        }
+        ops_expect_gradient(op.name, loss, &op, op.x[i], op.dx[i], op.x_n[i]);
+    }
+    ops_close(op.name);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Operations
+
+enum { B = 2, T = 5, N = B * T, NH = 2, HS = 3, C = NH * HS, OC = 4, V = 7, Vp = 9 };
+
+static const int tokens[N] = {3, 0, 3, 6, 1, 2, 2, 2, 5, 3}; // some more than once, some not at all
+static const int targets[N] = {1, 6, NO_TARGET, 0, 0, 3, 5, NO_TARGET, 2, 4};
+static const int starts[N] = {0, 0, 2, 2, 2, 0, 1, 1, 1, 4}; // documents of one token and more
+
+static void embedding_forward(const Operation* op) {
+    ref_encoder_forward(op->out, tokens, op->x[0], op->x[1], B, T, C);
+}
+static void embedding_backward(const Operation* op) {
+    ref_encoder_backward(op->dx[0], op->dx[1], op->dout, tokens, B, T, C);
+}
+
+static void layernorm_forward(const Operation* op) {
+    ref_layernorm_forward(op->out, op->kept, op->kept_too, op->x[0], op->x[1], op->x[2], N, C);
+}
+static void layernorm_backward(const Operation* op) {
+    ref_layernorm_backward(op->dx[0], op->dx[1], op->dx[2], op->dout, op->x[0], op->x[1], op->kept,
+                           op->kept_too, N, C);
+}
+
+static void linear_forward(const Operation* op) {
+    ref_linear_forward(op->out, op->x[0], op->x[1], op->x[2], N, C, OC);
+}
+static void linear_backward(const Operation* op) {
+    ref_linear_backward(op->dx[0], op->dx[1], op->dx[2], op->dout, op->x[0], op->x[1], N, C, OC);
+}
+
+static void attention_forward(const Operation* op) {
+    ref_attention_forward(op->out, op->kept, op->x[0], op->starts, B, T, C, NH);
+}
+static void attention_backward(const Operation* op) {
+    ref_attention_backward(op->dx[0], op->dout, op->x[0], op->out, op->kept, op->starts, B, T, C, NH);
+}
+
+static void gelu_forward(const Operation* op) { ref_gelu_forward(op->out, op->x[0], op->out_n); }
+static void gelu_backward(const Operation* op) {
+    ref_gelu_backward(op->dx[0], op->dout, op->x[0], op->out_n);
+}
+
+static void residual_forward(const Operation* op) {
+    ref_residual_forward(op->out, op->x[0], op->x[1], op->out_n);
+}
+static void residual_backward(const Operation* op) {
+    ref_residual_backward(op->dx[0], op->dx[1], op->dout, op->out_n);
+}
+
+// Of the losses of the tokens with equal weights, which is the only gradient that the operation takes.
+static void classifier_forward(const Operation* op) {
+    ref_classifier_forward(op->out, op->kept, op->x[0], targets, N, V, Vp);
+    for (int n = 0; n < N; n++) {
+        op->dout[n] = 0.25;
+    }
+}
+static void cross_entropy_backward(const Operation* op) {
+    ref_classifier_backward(op->dx[0], op->x[0], op->kept, targets, 0.25, N, V, Vp);
+}
+
+static void test_operations(void) {
+    // clang-format off
+    const Operation operations[] = {
+        {"encoder",    embedding_forward,    embedding_backward,    .out_n = N * C,  .x_n = {Vp * C, (T + 1) * C}},
+        {"layernorm",  layernorm_forward,  layernorm_backward,  .out_n = N * C,  .x_n = {N * C, C, C}},
+        {"linear",     linear_forward,     linear_backward,     .out_n = N * OC, .x_n = {N * C, OC * C, OC}},
+        {"attention",  attention_forward,  attention_backward,  .out_n = N * C,  .x_n = {N * 3 * C}},
+        {"documents",  attention_forward,  attention_backward,  .out_n = N * C,  .x_n = {N * 3 * C}, .starts = starts},
+        {"gelu",       gelu_forward,       gelu_backward,       .out_n = N * C,  .x_n = {N * C}},
+        {"residual",   residual_forward,   residual_backward,   .out_n = N * C,  .x_n = {N * C, N * C}},
+        {"classifier", classifier_forward, cross_entropy_backward, .out_n = N,      .x_n = {N * Vp}}};
+    // clang-format on
+    for (size_t i = 0; i < sizeof(operations) / sizeof(operations[0]); i++) {
+        test_operation(operations[i]);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// The model
+
+static double model_loss(const void* model) {
+    return ref_gpt2_forward((RefModel*)model, tokens, targets, starts);
+}
+
+// Two blocks, more positions than tokens, documents, targets that do not count. A second pass sets the same gradients.
+static void test_model(void) {
+    const ModelConfig cfg = {T + 2, V, Vp, 2, NH, C, SHARE_OFF};
+    RefModel model;
+    ref_gpt2_open(&model, cfg, B, T);
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
+        const size_t n = tensor_layer_elements(&model.rows[i]);
+        for (int l = 0; l < model.rows[i].layers; l++) {
+            memcpy(tensor_at_layer(&model.rows[i], model.params, l), doubles(n), n * sizeof(Real));
+        }
+    }
+    for (int pass = 0; pass < 2; pass++) {
+        model_loss(&model);
+        ref_gpt2_backward(&model, tokens, targets, starts);
+    }
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
+        const TensorRow* row = &model.rows[i];
+        for (int l = 0; l < row->layers; l++) {
+            ops_expect_gradient(row->name, model_loss, &model, (Real*)tensor_at_layer(row, model.params, l),
+                                (Real*)tensor_at_layer(row, model.grads, l), tensor_layer_elements(row));
+        }
+    }
+    ref_gpt2_close(&model);
+    ops_close("model");
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Closed forms
+
+static void test_gelu_is_the_tanh_form(void) {
+    for (double x = -7; x < 7; x += 0.37) {
+        double out;
+        ref_gelu_forward(&out, &x, 1);
+        EXPECT_NEAR(out, x / 2 * (1 + tanh(sqrt(2 / M_PI) * (x + 0.044715 * x * x * x))), 1e-14, "at %g", x);
+    }
+}
+
+// With a gradient that stays the same, m_hat is g and v_hat is g^2 after any number of updates.
+static void test_adamw(void) {
+    AdamW opt = {0.01f, 0.9f, 0.95f, 0.125f, 0.1f, 0.5f, 1, DECAY_ALL};
+    double param = 3, want = 3, m = 0, v = 0;
+    const double grad = -4, g = opt.grad_scale * grad;
+    for (; opt.t <= 5; opt.t++) {
+        ref_adamw(&param, &grad, &m, &v, 1, opt);
+        want -= opt.lr * (g / (fabs(g) + opt.eps) + opt.weight_decay * want);
+        EXPECT_NEAR(param, want, 1e-14, "update %d", (int)opt.t);
+    }
+}
+
+static void test_clipping(void) {
+    const double grad[2] = {3, -4};
+    EXPECT(ref_gradient_norm(grad, 2) == 5, "norm %g", ref_gradient_norm(grad, 2));
+    EXPECT(ref_clip(5, 1) == 0.2 && ref_clip(0.5, 1) == 1 && ref_clip(0, 1) == 1, "clipping");
+}
+
+int main(void) {
+    test_operations();
+    test_model();
+    test_gelu_is_the_tanh_form();
+    test_adamw();
+    test_clipping();
+    return test_done("reference");
+}

@@ -1,0 +1,305 @@
+// test_optimizer.c -- where the optimizer's state lies: what every process has of every slot, and what it saves and reads.
+#include <stdlib.h>
+
+#include "llmc/optim/optimizer.h"
+#include "llmc/checkpoint/optimizer_parts.h"
+#include "dev/test/lib/test.h"
+
+static const ModelConfig ODD = {7, 131, 201, 3, 3, 33, SHARE_OFF},
+                         WIDE = {7, 131, 201, 3, 2, 64, SHARE_OFF}; // blocks of 64
+
+static const char* const WORDS[] = {OPTIMIZER_WORDS(WORDS_NAME)};
+enum { OPTIMIZERS = sizeof(WORDS) / sizeof(WORDS[0]) };
+
+// State of a model in files, by its formula: of n parameters, `vectors` of which are biases and norms.
+static double bytes_wanted(Optimizer o, double n, double vectors, double rows_and_cols) {
+    const double matrices = n - vectors;
+    switch (o.name) {
+    case OPTIMIZER_ADAMW:
+        return 8 * n;
+    case OPTIMIZER_ADAMW8BIT:
+        return 2 * matrices * (1 + 4.0 / 64) + 8 * vectors;
+    case OPTIMIZER_ADAFACTOR:
+        return 4 * rows_and_cols + 4 * vectors + (o.has_optional ? 4 * n : 0);
+    case OPTIMIZER_MUON:
+        return 4 * n + 4 * (vectors + (double)(WIDE.V + WIDE.max_T) * WIDE.C) +
+               (o.has_optional ? 4 * 9.0 * WIDE.L * WIDE.C : 0);
+    default:
+        return o.name == OPTIMIZER_LION || o.has_optional ? 4 * n : 0;
+    }
+}
+
+static void test_slots(void) {
+    const ZeroPlan whole = zero_plan(WIDE, 0, 0, 1);
+    const double n = model_count_parameters(WIDE), C = WIDE.C, vectors = WIDE.L * 13 * C + 2 * C;
+    const double rows_and_cols =
+        WIDE.Vp + WIDE.max_T + 2 * C + WIDE.L * ((3 + 1 + 4 + 1) * C + (1 + 1 + 1 + 4) * C);
+    for (int i = 0; i < 2 * OPTIMIZERS; i++) {
+        const Optimizer optimizer = optimizer_of((OptimizerName)(i / 2), i % 2, MASTER_NONE);
+        const double wanted = bytes_wanted(optimizer, n, vectors, rows_and_cols);
+        OptimizerState state;
+        optimizer_state_open(&state, optimizer, &whole, WIDE);
+        EXPECT(optimizer_saved_bytes(optimizer, WIDE) == wanted, "%s: %.0f bytes in files, wanted %.0f",
+               optimizer_word(optimizer.name), optimizer_saved_bytes(optimizer, WIDE), wanted);
+        EXPECT(state.saved_bytes == state.bytes && (double)state.bytes >= wanted &&
+                   (double)state.bytes < wanted + 80000,
+               "%s: %zu bytes in memory", optimizer_word(optimizer.name), state.bytes);
+    }
+    for (int master = MASTER_FP32; master <= MASTER_24; master++) {
+        OptimizerState with;
+        optimizer_state_open(&with, optimizer_of(OPTIMIZER_ADAMW, 0, (MasterWeights)master), &whole, ODD);
+        const size_t bytes = master == MASTER_FP32 ? 4 : master == MASTER_SPLIT ? 2 : 1;
+        EXPECT(with.bytes > with.saved_bytes, "master weights are saved with the state");
+        EXPECT(with.slots[state_master_slot((MasterWeights)master)].bytes ==
+                   with.slots[STATE_M].bytes / sizeof(float) * bytes,
+               "%zu bytes of a master weight", bytes);
+    }
+}
+
+// Frozen parameters have no state, but master weights.
+static void test_frozen(void) {
+    const ZeroPlan whole = zero_plan(WIDE, 0, 0, 1);
+    const size_t padded = (WIDE.Vp * 64 + 127) / 128 * 128 + (WIDE.max_T * 64 + 127) / 128 * 128;
+    Optimizer optimizer = optimizer_of(OPTIMIZER_ADAMW, 0, MASTER_SPLIT);
+    OptimizerState all, some;
+    optimizer_state_open(&all, optimizer, &whole, WIDE);
+    optimizer.frozen = 3; // wte and wpe
+    optimizer_state_open(&some, optimizer, &whole, WIDE);
+    EXPECT(all.slots[STATE_M].bytes - some.slots[STATE_M].bytes == padded * sizeof(float),
+           "%zu bytes less of m, wanted those of %zu elements",
+           all.slots[STATE_M].bytes - some.slots[STATE_M].bytes, padded);
+    EXPECT(all.slots[STATE_LOWER].bytes == some.slots[STATE_LOWER].bytes, "frozen weights lose bits");
+}
+
+// One process of several, with frozen rows, which are in the frozen parts, and frozen blocks.
+static ZeroPlan frozen_plan(ModelConfig cfg, int stage, int rank, int size, unsigned frozen, int first) {
+    ZeroPlan zero = zero_plan(cfg, stage, rank, size);
+    zero_plan_freeze(&zero, cfg, frozen, first);
+    return zero;
+}
+
+// What memory has of a slot because of a range: where rows or columns are kept, those of its tensor.
+static size_t kept(const OptimizerState* state, int slot, const ZeroRange* range) {
+    const TensorRow* row = &state->rows[range->row];
+    const int has_rows = state->slots[slot].shape == SLOT_ROWS || state->slots[slot].shape == SLOT_COLS;
+    return state_slot_elements(state, slot, range->row,
+                               has_rows ? model_rows_in_files(row, state->cfg) * row->cols : range->count);
+}
+
+// Marks what a range has of a slot; ends where it began elsewhere.
+static void mark(char* taken, const OptimizerState* state, int slot, const ZeroRange* range) {
+    const size_t begin = state_begin(state, slot, range), count = kept(state, slot, range);
+    const StateSlot* s = &state->slots[slot];
+    EXPECT((begin + count) * s->element_bytes <= s->bytes, "slot %d ends before %zu", slot, begin + count);
+    EXPECT(slot >= STATE_MASTER ||
+               (begin >= state_group_begin(s, range->group) &&
+                begin + count <= state_group_begin(s, range->group) + state_group_elements(s, range->group)),
+           "slot %d: a range leaves its group", slot);
+    EXPECT(slot < STATE_MASTER || begin == range->owned, "master weights at %zu", begin);
+    for (size_t i = 0; i < count; i++) {
+        EXPECT(!taken[begin + i], "slot %d: element %zu belongs to two", slot, begin + i);
+        taken[begin + i] = 1;
+    }
+}
+
+// Whether this process has anything of a range in a slot: nothing of the moments of frozen blocks.
+static int has_slot(const OptimizerState* state, int slot, const ZeroPlan* zero, const ZeroRange* range) {
+    return state_slot_has(state, slot, range->row) &&
+           (slot >= STATE_MASTER || zero_has_gradient(zero, range->group));
+}
+
+// What a process has of each slot: its ranges in order of memory, none on another; and a range of owned elements is one of
+// every slot. The first blocks may be frozen.
+static void test_places(Optimizer optimizer, ModelConfig cfg, int stage, int size, int rank, int first) {
+    const ZeroPlan zero = frozen_plan(cfg, stage, rank, size, optimizer.frozen, first);
+    OptimizerState state;
+    optimizer_state_open(&state, optimizer, &zero, cfg);
+    ZeroRange* ranges = (ZeroRange*)check_alloc((size_t)zero_max_ranges(cfg), sizeof(ZeroRange), "ranges");
+    const int count = zero_ranges(&zero, state.rows, cfg, ranges);
+    for (int slot = 0; slot < STATE_SLOTS; slot++) {
+        const StateSlot* s = &state.slots[slot];
+        char* taken = (char*)check_alloc(s->bytes / s->element_bytes + 1, 1, "elements");
+        for (int i = 0; i < count; i++) {
+            const int has = has_slot(&state, slot, &zero, &ranges[i]);
+            EXPECT(!state_array(&state, slot, &ranges[i], taken) == !has, "slot %d of %s", slot,
+                   state.rows[ranges[i].row].name);
+            if (has) {
+                const int is_whole = state_slot_is_whole(&state, slot, ranges[i].row);
+                mark(taken, &state, slot, &ranges[i]);
+                EXPECT(state_position(&state, slot, &zero, ranges[i].owned) ==
+                           state_begin(&state, slot, &ranges[i]) -
+                               (is_whole && s->shape == SLOT_ELEMENTS ? ranges[i].before : 0),
+                       "%s, slot %d: where %s begins", WORDS[optimizer.name], slot,
+                       state.rows[ranges[i].row].name);
+            }
+        }
+        size_t last = 0;
+        const int is_cut = optimizer.name != OPTIMIZER_ADAFACTOR && // anywhere
+                           (s->shape == SLOT_ELEMENTS || s->shape == SLOT_BLOCKS);
+        for (size_t at = 0; is_cut && at < zero_owned_elements(&zero); at += 128) {
+            const size_t position = state_position(&state, slot, &zero, at);
+            EXPECT(position >= last && position <= last + 128, "slot %d jumps at %zu", slot, at);
+            last = position;
+        }
+        free(taken);
+    }
+    free(ranges);
+}
+
+// ---- what is saved ----
+
+// What tells the element of a slot: its number among those of the parameters, or of blocks, rows or columns.
+static float value_of(int slot, size_t number) {
+    return (float)(number % 251) + (slot < STATE_M8 || slot > STATE_V8 ? 0.125f * (float)slot : 0);
+}
+
+// The tensor of a range, where memory has it all because of it and files tell its elements apart; else the range.
+static ZeroRange whole_range(const OptimizerState* state, int slot, ZeroRange range) {
+    if (state->slots[slot].shape == SLOT_ELEMENTS && state_slot_is_whole(state, slot, range.row)) {
+        range.logical -= range.before;
+        range.count = state->rows[range.row].cols;
+        range.before = 0;
+    }
+    return range;
+}
+
+// Fills what the ranges have of all slots, or looks at what memory has because of them.
+static void visit(const OptimizerState* state, const ZeroRange* ranges, int count, void* memory,
+                  int is_check) {
+    for (int slot = 0; slot < STATE_SLOTS; slot++) {
+        for (int i = 0; i < count; i++) {
+            const ZeroRange range = is_check ? whole_range(state, slot, ranges[i]) : ranges[i], *r = &range;
+            char* array = (char*)state_array(state, slot, r, memory);
+            const size_t first = state->slots[slot].shape == SLOT_ELEMENTS ? r->logical
+                                 : state->slots[slot].shape == SLOT_BLOCKS ? r->logical / OPTIMIZER_BLOCK
+                                                                           : (size_t)(r->row + r->group);
+            for (size_t k = 0; k < kept(state, slot, r); k++) {
+                const float value = value_of(slot, first + k);
+                const int is_code = state->slots[slot].element_bytes == 1;
+                const float found = is_code ? ((uint8_t*)array)[k] : ((float*)array)[k];
+                if (is_check && found != value) {
+                    EXPECT(0, "element %zu of slot %d is %f, wanted %f", first + k, slot, found, value);
+                    return;
+                }
+                if (is_code) {
+                    ((uint8_t*)array)[k] = (uint8_t)value;
+                } else {
+                    ((float*)array)[k] = value;
+                }
+            }
+        }
+    }
+}
+
+typedef struct {
+    SavedFile files[8];
+    char names[8][64];
+    SavedOption options[6];
+    SavedState state;
+} Saved;
+
+enum { FROZEN_ROWS = 1 << 4 | 1 << 10 }; // qkvw and fcw
+
+// Writes the state as `size` processes save it. If anything is frozen, it is FROZEN_ROWS.
+static void save(Saved* saved, Optimizer optimizer, int stage, int size) {
+    memset(saved, 0, sizeof(*saved));
+    saved->state.files = saved->files;
+    saved->state.options = saved->options;
+    saved->state.num_options = optimizer.frozen ? 6 : 4;
+    saved->options[0] = (SavedOption){"optimizer", optimizer_word(optimizer.name)};
+    saved->options[1] = (SavedOption){"sgd-momentum", optimizer.has_optional ? "0.9" : "0"};
+    saved->options[2] = (SavedOption){"adafactor-beta1", optimizer.has_optional ? "0.9" : "0"};
+    saved->options[3] = (SavedOption){"muon-rows", optimizer.has_optional ? "on" : "off"};
+    saved->options[4] = (SavedOption){"layers", "3"};
+    saved->options[5] = (SavedOption){"freeze", "qkvw,fcw"};
+    for (int rank = 0; rank < size; rank++) {
+        const ZeroPlan zero = frozen_plan(WIDE, stage, rank, size, optimizer.frozen, 0);
+        CheckpointPart part;
+        checkpoint_part_open(&part, optimizer, WIDE, &zero);
+        void* memory = check_alloc(part.state.bytes + 1, 1, "state");
+        visit(&part.state, part.ranges, part.num_ranges, memory, 0);
+        if (rank < checkpoint_part_writers(&zero)) {
+            char* name = saved->names[saved->state.num_files];
+            checkpoint_part_name(name, rank, checkpoint_part_writers(&zero));
+            saved->files[saved->state.num_files++].name = name;
+            checkpoint_part_write(&part, test_path(name), memory);
+        }
+        checkpoint_part_close(&part);
+        free(memory);
+    }
+}
+
+// Reads the state into each of `size` processes; returns the sum of all it has read.
+static double load(Saved* saved, Optimizer optimizer, int stage, int size, int is_check) {
+    double sum = 0;
+    for (int rank = 0; rank < size; rank++) {
+        const ZeroPlan zero = frozen_plan(WIDE, stage, rank, size, optimizer.frozen, 0);
+        CheckpointParts parts;
+        checkpoint_parts_open(&parts, &saved->state, test_tmpdir(), optimizer, WIDE, &zero);
+        const OptimizerState* state = &parts.own.state;
+        char* memory = (char*)check_alloc(state->bytes + 1, 1, "state");
+        memset(memory, 0xFF, state->bytes); // NaN
+        for (int slot = 0; slot < STATE_SLOTS; slot++) {
+            const StateSlot* s = &state->slots[slot];
+            for (int g = 0; g < zero.groups; g++) {
+                checkpoint_parts_read(&parts, slot, g,
+                                      memory + s->offset_bytes + state_group_begin(s, g) * s->element_bytes);
+            }
+        }
+        for (size_t i = 0; i < state->slots[STATE_M].bytes / sizeof(float); i++) {
+            sum += ((float*)memory)[i];
+        }
+        if (is_check) {
+            visit(state, parts.own.ranges, parts.own.num_ranges, memory, 1);
+        }
+        checkpoint_parts_close(&parts);
+        free(memory);
+    }
+    return sum;
+}
+
+// Saved by some processes, read by others.
+static void test_elastic(Optimizer optimizer) {
+    Saved saved;
+    for (int writers = 1; writers <= 3; writers += 2) {
+        for (int readers = 1; readers <= 3; readers++) {
+            save(&saved, optimizer, 2, writers);
+            load(&saved, optimizer, readers == 2, readers, 1);
+        }
+    }
+}
+
+// Another optimizer, or another number of slots, starts with zeros.
+static void test_other(void) {
+    Saved saved;
+    save(&saved, optimizer_of(OPTIMIZER_ADAMW, 0, MASTER_NONE), 0, 1);
+    EXPECT(load(&saved, optimizer_of(OPTIMIZER_LION, 0, MASTER_NONE), 0, 1, 0) == 0, "lion has adamw's m");
+    EXPECT(load(&saved, optimizer_of(OPTIMIZER_ADAMW, 0, MASTER_NONE), 0, 1, 0) > 0, "adamw has not its own");
+    save(&saved, optimizer_of(OPTIMIZER_SGD, 0, MASTER_NONE), 0, 1);
+    EXPECT(load(&saved, optimizer_of(OPTIMIZER_SGD, 1, MASTER_NONE), 0, 1, 0) == 0, "momentum from nowhere");
+    save(&saved, optimizer_of(OPTIMIZER_MUON, 0, MASTER_NONE), 0, 1);
+    EXPECT(load(&saved, optimizer_of(OPTIMIZER_MUON, 1, MASTER_NONE), 0, 1, 0) == 0, "rows from nowhere");
+}
+
+int main(void) {
+    test_slots();
+    test_frozen();
+    for (int i = 0; i < OPTIMIZERS; i++) {
+        const OptimizerName name = (OptimizerName)i;
+        for (int size = 1; size <= 5; size++) {
+            Optimizer optimizer = optimizer_of(name, 1, MASTER_SPLIT);
+            test_places(optimizer, WIDE, 0, size, size - 1, 0);
+            optimizer.frozen = 1 | 1 << 2 | 1 << 5; // wte, ln1w, qkvb
+            test_places(optimizer, name == OPTIMIZER_ADAMW8BIT ? WIDE : ODD, 2, size, size / 2, size % 3);
+        }
+        Optimizer optimizer = optimizer_of(name, 0, MASTER_NONE);
+        test_elastic(optimizer);
+        optimizer.frozen = FROZEN_ROWS;
+        test_elastic(optimizer);
+    }
+    test_elastic(optimizer_of(OPTIMIZER_ADAFACTOR, 1, MASTER_NONE));
+    test_elastic(optimizer_of(OPTIMIZER_SGD, 1, MASTER_NONE));
+    test_elastic(optimizer_of(OPTIMIZER_MUON, 1, MASTER_NONE));
+    test_other();
+    return test_done("optimizer");
+}

@@ -1,0 +1,77 @@
+// test_schedule.c -- end points, shapes, continuity, and lengths that could divide by zero.
+#include "llmc/optim/schedule.h"
+#include "dev/test/lib/test.h"
+
+enum { STEPS = 1000, WARMUP = 100 };
+static const Schedule all[] = {SCHEDULE_COSINE, SCHEDULE_LINEAR, SCHEDULE_CONSTANT, SCHEDULE_WSD};
+static const float peak = 3e-4f, final_frac = 0.1f;
+
+static double at(Schedule schedule, int64_t step) {
+    return schedule_lr(schedule, step, STEPS, WARMUP, peak, final_frac) / (double)peak;
+}
+
+static void test_ends(Schedule schedule) {
+    EXPECT_NEAR(at(schedule, 0), 1.0 / WARMUP, 1e-6, "first step of schedule %d", schedule);
+    EXPECT_NEAR(at(schedule, WARMUP / 2 - 1), 0.5, 1e-6, "half of the warm-up of schedule %d", schedule);
+    EXPECT_NEAR(at(schedule, WARMUP - 1), 1, 1e-6, "last step of the warm-up of schedule %d", schedule);
+    EXPECT_NEAR(at(schedule, WARMUP), 1, 1e-6, "first step after the warm-up of schedule %d", schedule);
+    const double end = schedule == SCHEDULE_CONSTANT ? 1 : final_frac;
+    EXPECT_NEAR(at(schedule, STEPS), end, 1e-6, "end of schedule %d", schedule);
+    EXPECT_NEAR(at(schedule, 5 * STEPS), end, 1e-6, "after the end of schedule %d", schedule);
+}
+
+// Up by 1/WARMUP a step, then never up, and never far down. The decay of WSD falls fastest at its start:
+// sqrt(1/200) of the way in one step.
+static void test_continuity(Schedule schedule) {
+    const double fall = schedule == SCHEDULE_WSD ? 0.9 * sqrt(1.0 / 200) : 0.002;
+    for (int64_t step = 1; step <= STEPS; step++) {
+        const double change = at(schedule, step) - at(schedule, step - 1);
+        if (step < WARMUP) {
+            EXPECT_NEAR(change, 1.0 / WARMUP, 1e-6, "schedule %d, step %d", schedule, (int)step);
+        } else {
+            EXPECT(change <= 1e-7 && change >= -fall - 1e-6, "schedule %d, step %d: change %g", schedule,
+                   (int)step, change);
+        }
+    }
+}
+
+static void test_shapes(void) {
+    const int64_t quarter = WARMUP + (STEPS - WARMUP) / 4, middle = (STEPS + WARMUP) / 2;
+    EXPECT_NEAR(at(SCHEDULE_COSINE, middle), 0.1 + 0.9 * 0.5, 1e-6, "middle");
+    EXPECT_NEAR(at(SCHEDULE_COSINE, quarter), 0.1 + 0.9 * (0.5 + sqrt(0.125)), 1e-6, "quarter");
+    EXPECT_NEAR(at(SCHEDULE_LINEAR, middle), 0.1 + 0.9 * 0.5, 1e-6, "middle");
+    EXPECT_NEAR(at(SCHEDULE_LINEAR, quarter), 0.1 + 0.9 * 0.75, 1e-6, "quarter");
+    EXPECT_NEAR(at(SCHEDULE_CONSTANT, 999), 1, 1e-6, "constant");
+    EXPECT_NEAR(at(SCHEDULE_WSD, 799), 1, 1e-6, "last stable step");
+    EXPECT_NEAR(at(SCHEDULE_WSD, 850), 0.1 + 0.9 * 0.5, 1e-6, "a quarter of the decay");
+    EXPECT(at(SCHEDULE_WSD, 801) < 1, "the decay has begun");
+}
+
+// No length divides by zero, and the first step of a run always moves the weights.
+static void test_odd_lengths(Schedule schedule) {
+    for (int64_t steps = 0; steps <= 12; steps++) {
+        for (int64_t warmup = -1; warmup <= 14; warmup++) {
+            for (int64_t step = 0; step <= steps + 1; step++) {
+                const float lr = schedule_lr(schedule, step, steps, warmup, peak, 0);
+                EXPECT(lr >= 0 && lr <= peak, "schedule %d: step %d of %d, warm-up %d: %g", schedule,
+                       (int)step, (int)steps, (int)warmup, lr);
+                EXPECT(step >= steps || lr > 0, "schedule %d: step %d of %d, warm-up %d wastes an update",
+                       schedule, (int)step, (int)steps, (int)warmup);
+            }
+        }
+    }
+    EXPECT_NEAR(schedule_lr(schedule, 4, 5, 10, peak, 0), peak * 0.5, 1e-9, "the warm-up never ends");
+    EXPECT_NEAR(schedule_lr(schedule, 0, 1, 0, peak, 0), peak, 1e-12, "a run of one step");
+    const int64_t far = (int64_t)1 << 40;
+    EXPECT_NEAR(schedule_lr(schedule, far / 4 - 1, far, far / 2, peak, 0), peak * 0.5, 1e-9, "long runs");
+}
+
+int main(void) {
+    for (int i = 0; i < 4; i++) {
+        test_ends(all[i]);
+        test_continuity(all[i]);
+        test_odd_lengths(all[i]);
+    }
+    test_shapes();
+    return test_done("schedule");
+}

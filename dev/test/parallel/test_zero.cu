@@ -1,0 +1,552 @@
+// test_zero.cu -- what moves between GPUs, in every stage: after some updates, the parameters of a toy model are those of a loop on
+// the host. Each rank is a child of this process, with a GPU of its own; where there is one GPU there is one rank.
+//
+// The toy computes with whole numbers below 16, so that sums are exact in every type and order. Its passes call what those of
+// train_gpt2.cu call, in the same order. All of it is trained, or a part of each group and the upper blocks.
+#include "llmc/comm/comm.h"
+#include "llmc/parallel/zero.cuh"
+#include "dev/test/lib/test.h"
+
+enum {
+    BLOCKS = 5,
+    UPDATES = 4,
+    MICRO_BATCHES = 5, // of an update: with 2 or 4 ranks some have fewer
+    THREADS = 64,
+    PER_THREAD = 16
+};
+static const ModelConfig CFG = {4, 192, 192, BLOCKS, 2, 8, SHARE_OFF}; // its groups are all of one size,
+enum { MOST = 8192 };                                                  // elements at most
+enum { FROZEN = 1 << 0 | 0x7FC }; // wte, and of a block all before fcb: the groups again have one size
+
+__host__ __device__ static inline float mix(float a, float b, float c) {
+    return (float)(((int)a * 5 + (int)b * 3 + (int)c + 1) % 16);
+}
+
+// ---- the loop on the host ----
+
+typedef struct {
+    size_t N;              // elements of a group
+    ZeroPlan plan;         // says which of them are trained
+    float *params, *grads; // (1 + BLOCKS, N)
+    float acts[1 + BLOCKS][MOST],
+        rest[MOST]; // in front of each block and after the last one; in the backward pass
+} Loop;
+
+// Element i of what micro-batch k of the run consists of.
+static float batch_element(int k, size_t i) { return (float)((7 * (size_t)k + i) % 16); }
+
+static void loop_mix(const Loop* loop, float* out, const float* a, const float* b, const float* c) {
+    for (size_t i = 0; i < loop->N; i++) {
+        out[i] = mix(a[i], b[i], c[i]);
+    }
+}
+
+static void loop_add(Loop* loop, int g) {
+    for (size_t i = 0; i < loop->N; i++) {
+        loop->grads[g * loop->N + i] += loop->rest[i];
+    }
+}
+
+static void loop_forward(Loop* loop, int k) {
+    for (size_t i = 0; i < loop->N; i++) {
+        loop->acts[0][i] = mix(loop->params[i], batch_element(k, i), 0);
+    }
+    for (int l = 0; l < BLOCKS; l++) {
+        loop_mix(loop, loop->acts[l + 1], loop->acts[l], loop->params + (1 + l) * loop->N, loop->acts[0]);
+    }
+}
+
+static void loop_backward(Loop* loop) {
+    loop_mix(loop, loop->rest, loop->acts[BLOCKS], loop->params, loop->acts[0]);
+    loop_add(loop, 0);
+    for (int l = BLOCKS - 1; l >= 0; l--) {
+        loop_mix(loop, loop->rest, loop->rest, loop->params + (1 + l) * loop->N, loop->acts[l]);
+        loop_add(loop, 1 + l);
+    }
+    loop_add(loop, 0);
+}
+
+static void loop_update(Loop* loop) {
+    for (int g = 0; g < 1 + BLOCKS; g++) {
+        for (size_t i = g * loop->N; i < g * loop->N + zero_trained_elements(&loop->plan, g); i++) {
+            loop->params[i] = (float)((int)(loop->params[i] + loop->grads[i]) % 16);
+        }
+    }
+    memset(loop->grads, 0, (1 + BLOCKS) * loop->N * sizeof(float));
+}
+
+// The first weights.
+static float first_weight(size_t i) { return (float)(i % 13); }
+
+// After all updates, and the forward pass of micro-batch 0.
+static Loop* loop_run(const ZeroPlan* plan) {
+    const size_t N = plan->block;
+    Loop* loop = (Loop*)check_alloc(1, sizeof(Loop), "loop");
+    loop->N = N;
+    loop->plan = *plan;
+    loop->params = (float*)check_alloc((1 + BLOCKS) * N, sizeof(float), "parameters");
+    loop->grads = (float*)check_alloc((1 + BLOCKS) * N, sizeof(float), "gradients");
+    for (size_t i = 0; i < (1 + BLOCKS) * N; i++) {
+        loop->params[i] = first_weight(i);
+    }
+    for (int u = 0; u < UPDATES; u++) {
+        for (int k = 0; k < MICRO_BATCHES; k++) {
+            loop_forward(loop, u * MICRO_BATCHES + k);
+            loop_backward(loop);
+        }
+        loop_update(loop);
+    }
+    loop_forward(loop, 0);
+    return loop;
+}
+
+static void loop_close(Loop* loop) {
+    free(loop->grads);
+    free(loop->params);
+    free(loop);
+}
+
+// ---- the same on a GPU ----
+
+template <class T> struct Toy {
+    ZeroGpu zero;
+    Gpu gpu;
+    size_t N;
+    T *params, *grads;                     // as zero.cuh lays them out
+    T *acts, *rest;                        // (1 + BLOCKS, N); (N)
+    T *batch, *batches;                    // (N); those of the run, (UPDATES * MICRO_BATCHES, N)
+    float* master;                         // a second copy of the parameters that this rank updates
+    int times[ZERO_VARIANTS];              // that a micro-step was done,
+    cudaGraphExec_t graphs[ZERO_VARIANTS]; // and what replays it
+};
+
+// Each element on its own, as mix() says. No two arrays overlap, or they are the same.
+template <class T> __global__ void mix_kernel(T* out, const T* a, const T* b, const T* c) {
+    const size_t first = ((size_t)blockIdx.x * THREADS + threadIdx.x) * PER_THREAD;
+    for (size_t i = first; i < first + PER_THREAD; i++) {
+        out[i] = from_float<T>(mix(to_float(a[i]), to_float(b[i]), c ? to_float(c[i]) : 0.0f));
+    }
+}
+
+template <class T> __global__ void add_kernel(T* grads, const T* rest, int is_first) {
+    const size_t first = ((size_t)blockIdx.x * THREADS + threadIdx.x) * PER_THREAD;
+    for (size_t i = first; i < first + PER_THREAD; i++) {
+        grads[i] = from_float<T>((is_first ? 0.0f : to_float(grads[i])) + to_float(rest[i]));
+    }
+}
+
+template <class T, class G> __global__ void update_kernel(T* params, float* master, const G* grads) {
+    const size_t first = ((size_t)blockIdx.x * THREADS + threadIdx.x) * PER_THREAD;
+    for (size_t i = first; i < first + PER_THREAD; i++) {
+        master[i] = (float)((int)(master[i] + to_float(grads[i])) % 16);
+        params[i] = from_float<T>(master[i]);
+    }
+}
+
+static dim3 grid_of(size_t count) { return dim3((unsigned)(count / (THREADS * PER_THREAD))); }
+
+template <class T> static T* alloc(size_t count) { return (T*)gpu_alloc(count, sizeof(T), "test"); }
+
+template <class T> static void toy_upload_batches(Toy<T>* toy) {
+    const size_t count = UPDATES * MICRO_BATCHES * toy->N;
+    T* host = (T*)check_alloc(count, sizeof(T), "batches");
+    for (size_t i = 0; i < count; i++) {
+        host[i] = from_float<T>(batch_element((int)(i / toy->N), i % toy->N));
+    }
+    CUDA_CHECK(
+        cudaMemcpyAsync(toy->batches, host, count * sizeof(T), cudaMemcpyHostToDevice, toy->gpu.stream));
+    CUDA_CHECK(cudaStreamSynchronize(toy->gpu.stream));
+    free(host);
+}
+
+// Sets what this rank has of the first weights, on its GPU, and collects the others'.
+template <class T> static void toy_first_weights(Toy<T>* toy) {
+    T* const kept = (T*)zero_update_parameters(&toy->zero);
+    for (int k = 0; k < ZERO_PARTS * (1 + BLOCKS); k++) {
+        const ZeroPiece piece = zero_piece(&toy->zero.plan, k / ZERO_PARTS, (ZeroPart)(k % ZERO_PARTS));
+        T* weights = (T*)check_alloc(piece.count, sizeof(T), "weights");
+        float* master = (float*)check_alloc(piece.count, sizeof(float), "weights");
+        for (size_t i = 0; i < piece.count; i++) {
+            master[i] = first_weight(piece.full + i);
+            weights[i] = from_float<T>(master[i]);
+        }
+        gpu_copy(kept + piece.kept, weights, piece.count * sizeof(T), &toy->gpu);
+        gpu_copy(toy->master + piece.owned, master, piece.count * sizeof(float), &toy->gpu);
+        free(master);
+        free(weights);
+    }
+    zero_gather_all_parameters(&toy->zero);
+}
+
+template <class T>
+static void toy_open(Toy<T>* toy, ZeroPlan plan, ZeroShards place, Comm* comm, const Gpu* gpu) {
+    const DType type = DTYPE_OF(T);
+    memset((void*)toy, 0, sizeof(*toy));
+    toy->gpu = *gpu;
+    toy->N = plan.block;
+    toy->params = (T*)gpu_alloc(zero_parameter_bytes(&plan, type), 1, "test");
+    toy->grads = (T*)gpu_alloc(zero_gradient_bytes(&plan, type), 1, "test");
+    toy->acts = alloc<T>((1 + BLOCKS) * toy->N);
+    toy->rest = alloc<T>(toy->N);
+    toy->batch = alloc<T>(toy->N);
+    toy->batches = alloc<T>(UPDATES * MICRO_BATCHES * toy->N);
+    toy->master = alloc<float>(zero_owned_elements(&plan));
+    if (plan.stage == 2) { // as a run does; else zero_open opens the groups by itself
+        zero_connect(&plan, type, comm, gpu);
+    }
+    zero_open(&toy->zero, plan, place, toy->params, type, Gradient{toy->grads, type}, comm, gpu);
+    toy_upload_batches(toy);
+    toy_first_weights(toy);
+}
+
+template <class T> static void toy_close(Toy<T>* toy) {
+    for (cudaGraphExec_t graph : toy->graphs) {
+        if (graph) {
+            CUDA_CHECK(cudaGraphExecDestroy(graph));
+        }
+    }
+    zero_close(&toy->zero);
+    for (void* memory : {(void*)toy->master, (void*)toy->batches, (void*)toy->batch, (void*)toy->rest,
+                         (void*)toy->acts, (void*)toy->grads, (void*)toy->params}) {
+        gpu_free(memory);
+    }
+}
+
+template <class T> static void toy_mix(Toy<T>* toy, T* out, const T* a, const T* b, const T* c) {
+    launch(mix_kernel<T>, grid_of(toy->N), THREADS, 0, &toy->gpu, out, a, b, c);
+}
+
+// The gradient of group g, as train_gpt2.cu sees it.
+template <class T> static void toy_add(Toy<T>* toy, int g, int is_first) {
+    const ZeroPlan* plan = &toy->zero.plan;
+    const int block = g > 0 ? zero_gradient_block(plan, g - 1) : 0;
+    T* grads = toy->grads + (g > 0 ? plan->trained_once + (size_t)block * plan->trained_block : 0);
+    if (zero_has_gradient(plan, g)) {
+        launch(add_kernel<T>, grid_of(zero_trained_elements(plan, g)), THREADS, 0, &toy->gpu, grads,
+               toy->rest, is_first);
+    }
+}
+
+template <class T> static const T* toy_block(const Toy<T>* toy, int l) {
+    return toy->params + (size_t)(1 + zero_parameter_block(&toy->zero.plan, l)) * toy->N;
+}
+
+template <class T> static void toy_forward(Toy<T>* toy) {
+    zero_begin_forward(&toy->zero);
+    toy_mix<T>(toy, toy->acts, toy->params, toy->batch, NULL);
+    for (int l = 0; l < BLOCKS; l++) {
+        zero_parameters(&toy->zero, l, 1);
+        toy_mix<T>(toy, toy->acts + (1 + l) * toy->N, toy->acts + l * toy->N, toy_block(toy, l), toy->acts);
+    }
+}
+
+template <class T> static void toy_backward(Toy<T>* toy, ZeroStep step) {
+    const int is_first = toy->zero.plan.stage >= 2 || step.micro_step == 0;
+    zero_wait_for_buffer(&toy->zero, -1);
+    toy_mix<T>(toy, toy->rest, toy->acts + BLOCKS * toy->N, toy->params, toy->acts);
+    toy_add(toy, 0, is_first);
+    for (int l = BLOCKS - 1; l >= 0; l--) {
+        zero_parameters(&toy->zero, l, -1);
+        toy_mix<T>(toy, toy->rest, toy->rest, toy_block(toy, l), toy->acts + l * toy->N);
+        zero_wait_for_buffer(&toy->zero, l);
+        toy_add(toy, 1 + l, is_first);
+        zero_group_done<T>(&toy->zero, 1 + l, step);
+    }
+    toy_add(toy, 0, 0); // below the blocks that are frozen, too
+}
+
+template <class T> static void toy_work(Toy<T>* toy, ZeroStep step) {
+    zero_begin(&toy->zero, step);
+    toy_forward(toy);
+    toy_backward(toy, step);
+    zero_join(&toy->zero, step);
+}
+
+template <class T> static cudaGraphExec_t toy_capture(Toy<T>* toy, ZeroStep step) {
+    cudaGraph_t graph;
+    cudaGraphExec_t executable;
+    CUDA_CHECK(cudaStreamBeginCapture(toy->gpu.stream, cudaStreamCaptureModeThreadLocal));
+    toy_work(toy, step);
+    CUDA_CHECK(cudaStreamEndCapture(toy->gpu.stream, &graph));
+    CUDA_CHECK(cudaGraphInstantiate(&executable, graph, 0));
+    CUDA_CHECK(cudaGraphDestroy(graph));
+    return executable;
+}
+
+template <class T> static void toy_load(Toy<T>* toy, int k) {
+    CUDA_CHECK(cudaMemcpyAsync(toy->batch, toy->batches + (size_t)k * toy->N, toy->N * sizeof(T),
+                               cudaMemcpyDeviceToDevice, toy->gpu.stream));
+}
+
+// A micro-step of update u: plainly the first time, later as a graph where all ranks have a micro-batch.
+template <class T> static void toy_micro_step(Toy<T>* toy, int u, ZeroStep step) {
+    const ZeroPlan* plan = &toy->zero.plan;
+    const int variant = zero_variant(plan, step), k = plan->rank + plan->size * (int)step.micro_step;
+    if (plan->rank >= step.active) {
+        zero_idle<T>(&toy->zero, step);
+    } else {
+        toy_load(toy, u * MICRO_BATCHES + k);
+        if (step.active < plan->size || toy->times[variant]++ == 0) {
+            toy_work(toy, step);
+        } else {
+            toy->graphs[variant] = toy->graphs[variant] ? toy->graphs[variant] : toy_capture(toy, step);
+            CUDA_CHECK(cudaGraphLaunch(toy->graphs[variant], toy->gpu.stream));
+            zero_replayed(&toy->zero);
+        }
+    }
+    zero_group_done<T>(&toy->zero, 0, step);
+}
+
+// Each group's part of the parameters that this rank updates; then all collect them.
+template <class T> static void toy_update(Toy<T>* toy) {
+    const Gradient grads = zero_update_gradient(&toy->zero);
+    for (int g = 0; g < 1 + BLOCKS; g++) {
+        const ZeroPiece piece = zero_piece(&toy->zero.plan, g, ZERO_TRAINED);
+        if (piece.count == 0) {
+            continue;
+        }
+        GRADIENT_DISPATCH(grads, T,
+                          launch(update_kernel<T, G>, grid_of(piece.count), THREADS, 0, &toy->gpu,
+                                 (T*)zero_update_parameters(&toy->zero) + piece.kept,
+                                 toy->master + piece.owned, (const G*)grads.data + piece.owned));
+    }
+    zero_gather_parameters(&toy->zero);
+}
+
+// Every second update comes after a forward pass, as after a validation.
+template <class T> static void toy_run(Toy<T>* toy) {
+    const ZeroPlan* plan = &toy->zero.plan;
+    for (int u = 0; u < UPDATES; u++) {
+        if (u % 2) {
+            toy_forward(toy);
+        }
+        for (ZeroStep step = zero_step(MICRO_BATCHES, 1, plan->size, 0); step.active > 0;
+             step = zero_step(MICRO_BATCHES, 1, plan->size, step.micro_step + 1)) {
+            toy_micro_step(toy, u, step);
+        }
+        zero_wait_for_gradient(&toy->zero);
+        toy_update(toy);
+    }
+}
+
+// ---- the two compared ----
+
+template <class T>
+static void expect_values(const char* what, const T* got, const float* want, size_t count) {
+    size_t wrong = 0;
+    for (size_t i = 0; i < count; i++) {
+        wrong += !(to_float(got[i]) == want[i]);
+    }
+    EXPECT(wrong == 0, "%s: %zu of %zu are wrong", what, wrong, count);
+}
+
+template <class T>
+static void expect_on_gpu(const char* what, const Toy<T>* toy, const T* got, const float* want,
+                          size_t count) {
+    T* host = (T*)check_alloc(count, sizeof(T), "host");
+    CUDA_CHECK(cudaMemcpyAsync(host, got, count * sizeof(T), cudaMemcpyDeviceToHost, toy->gpu.stream));
+    CUDA_CHECK(cudaStreamSynchronize(toy->gpu.stream));
+    expect_values(what, host, want, count);
+    free(host);
+}
+
+// Each group of an array of what each rank updates is whole in the last rank.
+template <class T, class A>
+static void toy_expect_collected(const char* what, Toy<T>* toy, const A* owned, const float* want) {
+    const ZeroPlan* plan = &toy->zero.plan;
+    A* group = plan->rank == plan->size - 1 ? (A*)check_alloc(toy->N, sizeof(A), "collected") : NULL;
+    for (int g = 0; g < 1 + BLOCKS; g++) {
+        for (int part = 0; part < ZERO_PARTS; part++) {
+            const ZeroPiece piece = zero_piece(plan, g, (ZeroPart)part);
+            const size_t at = (const void*)owned == toy->zero.params_slices ? piece.kept : piece.owned;
+            zero_collect(&toy->zero, group, g, (ZeroPart)part, owned + at, DTYPE_OF(A));
+        }
+        expect_values(what, group, want + g * toy->N, group ? toy->N : 0);
+    }
+    free(group);
+}
+
+// The trained part of each group of them is whole in every rank where the ranks gather what each has set, in the same memory.
+template <class T> static void toy_expect_gathered(const char* what, Toy<T>* toy, const float* want) {
+    ZeroGpu* zero = &toy->zero;
+    const size_t bytes = toy->N * sizeof(float);
+    float *group = alloc<float>(toy->N), *host = (float*)check_alloc(toy->N, sizeof(float), "gathered");
+    for (int g = 0; g < 1 + BLOCKS && zero_is_divided(&zero->plan); g++) {
+        const ZeroPiece piece = zero_piece(&zero->plan, g, ZERO_TRAINED);
+        if (piece.count == 0) {
+            continue;
+        }
+        CUDA_CHECK(cudaMemsetAsync(group, 0, bytes, toy->gpu.stream));
+        CUDA_CHECK(cudaMemcpyAsync(group + (piece.full - zero_group_begin(&zero->plan, g)),
+                                   toy->master + piece.owned, piece.count * sizeof(float),
+                                   cudaMemcpyDeviceToDevice, toy->gpu.stream));
+        zero_gather_operands(zero, group, g);
+        CUDA_CHECK(cudaMemcpyAsync(host, group, bytes, cudaMemcpyDeviceToHost, toy->gpu.stream));
+        CUDA_CHECK(cudaStreamSynchronize(toy->gpu.stream));
+        expect_values(what, host, want + g * toy->N, zero_trained_elements(&zero->plan, g));
+    }
+    free(host);
+    gpu_free(group);
+}
+
+template <class T> static void toy_expect(const char* what, Toy<T>* toy, const Loop* want) {
+    ZeroGpu* zero = &toy->zero;
+    toy_expect_collected(what, toy, toy->master,
+                         want->params); // by way of memory in which parameters may come
+    zero_wait_for_parameters(zero);
+    toy_expect_gathered(what, toy, want->params);
+    expect_on_gpu<T>(what, toy, toy->params, want->params, zero_replicated_elements(&zero->plan));
+    if (zero->params_slices) {
+        toy_expect_collected(what, toy, (T*)zero->params_slices, want->params);
+    }
+    toy_load(toy, 0);
+    toy_forward(toy);
+    expect_on_gpu<T>(what, toy, toy->acts + BLOCKS * toy->N, want->acts[BLOCKS], toy->N);
+}
+
+template <class T> static void test_stage(ZeroPlan plan, ZeroShards place, Comm* comm, const Gpu* gpu) {
+    Toy<T> toy;
+    char what[128];
+    snprintf(what, sizeof(what), "%s, stage %d%s, rank %d of %d, shards of %d, %d rows frozen",
+             dtype_name(DTYPE_OF(T)), plan.stage, place == ZERO_SHARDS_ON_HOST ? " on the host" : "",
+             plan.rank, plan.size, plan.shards, plan.frozen != 0);
+    Loop* want = loop_run(&plan);
+    EXPECT(plan.once == plan.block && plan.block <= MOST, "%s: no toy", what);
+    toy_open(&toy, plan, place, comm, gpu);
+    toy_run(&toy);
+    toy_expect(what, &toy, want);
+    toy_close(&toy);
+    loop_close(want);
+}
+
+static void test_stages(int shards, Comm* comm, const Gpu* gpu) {
+    for (int stage = 0; stage <= 3; stage++) {
+        const ZeroPlan plan = zero_plan_two_levels(CFG, stage, comm->rank, comm->size, shards);
+        test_stage<bf16>(plan, ZERO_SHARDS_ON_GPU, comm, gpu);
+        if (stage <= 2) {
+            ZeroPlan frozen = plan;
+            zero_plan_freeze(&frozen, CFG, FROZEN, 2);
+            test_stage<bf16>(frozen, ZERO_SHARDS_ON_GPU, comm, gpu);
+        }
+        if (stage >= 2) {
+            test_stage<float>(plan, stage == 3 ? ZERO_SHARDS_ON_HOST : ZERO_SHARDS_ON_GPU, comm, gpu);
+        }
+    }
+}
+
+// ---- ranks ----
+
+// With updates during the backward pass, the other stream has a block's gradient after the kernel that wrote it and before
+// the one that overwrites it; and what follows the join comes after all of them. Where only one of the streams is waited for, it must be right, too:
+// the main one, or the other one.
+static void test_in_backward(int waits_for_other, Comm* comm, const Gpu* gpu) {
+    ZeroGpu z;
+    ZeroPlan plan = zero_plan(CFG, 0, 0, 1);
+    plan.shares_buffer = 1;
+    const size_t N = plan.block;
+    float *params = alloc<float>(zero_full_elements(&plan)), *seen = alloc<float>(BLOCKS * N);
+    float *grads = alloc<float>(zero_grads_elements(&plan, ZERO_BLOCKS_IN_MEMORY)),
+          *host = (float*)check_alloc(BLOCKS, sizeof(float), "values");
+    zero_open(&z, plan, ZERO_SHARDS_ON_GPU, params, DTYPE_FP32, Gradient{grads, DTYPE_FP32}, comm, gpu);
+    for (int l = BLOCKS - 1; l >= 0; l--) {
+        const Gradient group = zero_group_gradient(&z, 1 + l), all = zero_gradient_at_group(&z, 1 + l);
+        EXPECT((float*)all.data + zero_group_begin(&plan, 1 + l) == group.data, "block %d", l);
+        zero_wait_for_buffer(&z, l);
+        CUDA_CHECK(cudaMemsetAsync(group.data, 1 + l, N * sizeof(float), gpu->stream));
+        const Gpu* beside = zero_begin_update(&z);
+        CUDA_CHECK(cudaMemcpyAsync(seen + l * N, group.data, N * sizeof(float), cudaMemcpyDeviceToDevice,
+                                   beside->stream));
+        zero_end_update(&z, 1 + l);
+    }
+    if (waits_for_other) {
+        CUDA_CHECK(cudaStreamSynchronize(z.comm.stream));
+    }
+    zero_join_updates(&z);
+    for (int l = 0; l < BLOCKS; l++) {
+        CUDA_CHECK(cudaMemcpyAsync(&host[l], seen + l * N + N - 1, sizeof(float), cudaMemcpyDeviceToHost,
+                                   gpu->stream));
+    }
+    CUDA_CHECK(cudaStreamSynchronize(gpu->stream));
+    for (int l = 0; l < BLOCKS; l++) {
+        EXPECT(*(char*)&host[l] == 1 + l, "gradient of block %d: %g", l, host[l]);
+    }
+    CUDA_CHECK(cudaStreamSynchronize(z.comm.stream));
+    zero_close(&z);
+    free(host);
+    gpu_free(grads);
+    gpu_free(seen);
+    gpu_free(params);
+}
+
+static CommMeeting meeting_of(int size) {
+    CommMeeting meeting;
+    char name[32];
+    memset(&meeting, 0, sizeof(meeting));
+    snprintf(name, sizeof(name), "ranks_of_%d", size);
+    snprintf(meeting.file, sizeof(meeting.file), "%s", test_path(name));
+    return meeting;
+}
+
+__attribute__((noreturn)) static void rank_main(int rank, int size, const CommMeeting* meeting) {
+    const CommPlace place = {rank, size, -1, -1};
+    Comm comm;
+    Gpu gpu;
+    comm_expect(&comm, place);
+    comm_open(&comm, place, meeting, 60);
+    gpu_open(&gpu, gpu_device_of_rank(&comm, -1));
+    for (int shards = size == 4 ? 2 : 1; shards <= size; shards *= 2) {
+        test_stages(shards, &comm, &gpu);
+    }
+    if (size == 1) {
+        test_in_backward(0, &comm, &gpu);
+        test_in_backward(1, &comm, &gpu);
+    }
+    gpu_close(&gpu);
+    comm_close(&comm);
+    exit(test_failures_ > 0);
+}
+
+// The exit status of a child that calls this.
+static int status_of(pid_t child) {
+    int status = 0;
+    waitpid(child, &status, 0);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
+static void test_ranks(int size) {
+    const CommMeeting meeting = meeting_of(size);
+    pid_t ranks[4];
+    fflush(stdout);
+    for (int r = 0; r < size; r++) {
+        ranks[r] = fork();
+        if (ranks[r] == 0) {
+            rank_main(r, size, &meeting);
+        }
+    }
+    for (int r = 0; r < size; r++) {
+        const int status = status_of(ranks[r]);
+        EXPECT(status == 0, "rank %d of %d: exit status %d", r, size, status);
+    }
+}
+
+// Asked in a child: after a fork a process can use no GPU that its parent has used.
+static int count_gpus(void) {
+    const pid_t child = fork();
+    if (child == 0) {
+        int devices = 0;
+        _exit(cudaGetDeviceCount(&devices) == cudaSuccess ? devices : 0);
+    }
+    return status_of(child);
+}
+
+int main(void) {
+    const int gpus = count_gpus();
+    EXPECT(gpus > 0, "no GPU");
+    test_ranks(1);
+#ifdef HAVE_NCCL
+    for (int size = 2; size <= 4 && size <= gpus; size *= 2) {
+        test_ranks(size);
+    }
+#endif
+    return test_done("zero");
+}

@@ -1,0 +1,208 @@
+// test_cost.c -- the planned time of an update: its FLOP are those of the formulas, and it grows as the work does.
+#include "llmc/plan/cost.h"
+
+#include "dev/test/lib/test.h"
+#include "llmc/plan/plan.h"
+#include "llmc/plan/cost_measured.h"
+
+static const ModelConfig CFG = {256, 1000, 1024, 4, 4, 256, SHARE_OFF};
+
+static Options options_of(int trainer, const char* option, const char* value) {
+    const char* line[] = {"test", "--batch", "4", "--total-batch", "2048", "--seq-len", "256", option, value};
+    Options o;
+    options_parse(&o, option ? 9 : 7, (char**)line, options_program(trainer));
+    o.layers = CFG.L;
+    o.processes = o.shards = 1;
+    o.recompute = option && strcmp(option, "--recompute") == 0 ? o.recompute : RECOMPUTE_NONE;
+    return o;
+}
+
+// A device whose only limit is one kind of work, a second for each unit; all others take no time.
+static CostDevice device_of(CostKind kind) {
+    CostDevice device = {{{0}, 0, "made up"}, 4, 4, MASTER_NONE};
+    for (int i = 0; i < COST_RATES; i++) {
+        device.rates.per_s[i] = i == (int)kind ? 1 : INFINITY;
+    }
+    device.rates.launch_s = kind == COST_LAUNCHES;
+    return device;
+}
+
+static double seconds(ModelConfig cfg, const Options* o, CostKind kind) {
+    const CostDevice device = device_of(kind);
+    const CostUpdate update = cost_update(cfg, o, &device);
+    return cost_total_s(&update);
+}
+
+// More processes than there are sequences, or tokens: the work of one that has anything to do.
+static void test_many_processes(void) {
+    Options o = options_of(OPTION_CPU, NULL, NULL);
+    o.processes = 8; // a sequence each
+    const double least = seconds(CFG, &o, COST_PRODUCTS);
+    for (o.processes = 16; o.processes <= 1 << 20; o.processes *= 16) {
+        const double now = seconds(CFG, &o, COST_PRODUCTS);
+        EXPECT(now == least, "%d processes: %.0f of %.0f", o.processes, now, least);
+    }
+}
+
+static const double TOKENS = 2048, BLOCK = 12.0 * 256 * 256, HEAD = 1024.0 * 256;
+
+static void test_flops(void) {
+    const Options o = options_of(OPTION_CPU, NULL, NULL),
+                  muon = options_of(OPTION_CPU, "--optimizer", "muon");
+    const double products = 6 * TOKENS * (4 * BLOCK + HEAD), attention = 7.0 * TOKENS * 256 * 256 * 4;
+    EXPECT(seconds(CFG, &o, COST_PRODUCTS) == products, "products: %.0f of %.0f",
+           seconds(CFG, &o, COST_PRODUCTS), products);
+    EXPECT(seconds(CFG, &o, COST_ATTENTION) == attention, "attention: %.0f of %.0f",
+           seconds(CFG, &o, COST_ATTENTION), attention);
+    const double layer = 4 * muon_flops(256, 256) + 2 * muon_flops(256, 1024);
+    EXPECT(seconds(CFG, &muon, COST_PRODUCTS) == products + 4 * layer, "Muon's own products");
+    const double updated = seconds(CFG, &o, COST_UPDATE), n = model_count_stored(CFG);
+    EXPECT(updated >= adamw_bytes(n) && updated < 1.02 * adamw_bytes(n), "AdamW: %.0f bytes of %.0f", updated,
+           adamw_bytes(n));
+}
+
+// What a level computes again, forward, in FLOP of products.
+static void test_recompute(void) {
+    static const double again[] = {0, 0, 0, 4.0 / 12, 8.0 / 12};
+    static const char* const words[] = {"0", "1", "2", "mlp", "3"};
+    const Options none = options_of(OPTION_CPU, NULL, NULL);
+    for (int level = RECOMPUTE_NONE; level <= RECOMPUTE_BLOCK; level++) {
+        const Options o = options_of(OPTION_CPU, "--recompute", words[level]);
+        const double more = seconds(CFG, &o, COST_PRODUCTS) - seconds(CFG, &none, COST_PRODUCTS),
+                     wanted = again[level] * 2 * TOKENS * 4 * BLOCK;
+        EXPECT(fabs(more - wanted) <= 1e-9 * wanted, "--recompute %s: %.0f FLOP of %.0f", words[level], more,
+               wanted);
+        const double norms = seconds(CFG, &o, COST_NORMS) / seconds(CFG, &none, COST_NORMS),
+                     gelu = seconds(CFG, &o, COST_GELU) / seconds(CFG, &none, COST_GELU);
+        EXPECT(level < RECOMPUTE_NORMS ? norms == 1 : norms > 1.29 && norms < 1.34,
+               "--recompute %s: norms %g", words[level], norms);
+        EXPECT(level < RECOMPUTE_GELU ? gelu == 1 : fabs(gelu - 7.0 / 5) < 1e-9, "--recompute %s: GELU %g",
+               words[level], gelu);
+    }
+    const Options all = options_of(OPTION_CPU, "--recompute", "3");
+    EXPECT(seconds(CFG, &all, COST_ATTENTION) == seconds(CFG, &none, COST_ATTENTION) * 9 / 7,
+           "and attention");
+}
+
+static void test_growth(void) {
+    ModelConfig twice = CFG;
+    twice.L = 8;
+    for (int kind = 0; kind < COST_MOVES; kind++) {
+        Options o = options_of(OPTION_CPU, NULL, NULL);
+        const double one = seconds(CFG, &o, (CostKind)kind);
+        o.layers = twice.L;
+        const double two = seconds(twice, &o, (CostKind)kind);
+        const char* word = cost_word((CostKind)kind);
+        EXPECT(two <= 2 * one && (kind == COST_CLASSIFIER ? two == one : two > 1.6 * one),
+               "twice the layers, %s: %g s of %g s", word, two, one);
+        o.layers = CFG.L;
+        o.total_batch *= 2; // four micro-batches instead of two
+        const double more = seconds(CFG, &o, (CostKind)kind);
+        EXPECT(kind == COST_UPDATE ? more == one : more > 1.7 * one && more <= 2 * one,
+               "twice the tokens, %s: %g s of %g s", word, more, one);
+    }
+}
+
+static void test_options(void) {
+    const Options o = options_of(OPTION_CPU, NULL, NULL), gpu = options_of(OPTION_GPU, NULL, NULL);
+    const Options frozen = options_of(OPTION_CPU, "--freeze", "embeddings,blocks[0-1]");
+    // two blocks and the classifier: forward; gradient of the inputs of all but two blocks; two blocks' weights
+    const double products =
+        2 * TOKENS * (4 * BLOCK + HEAD) + 2 * TOKENS * (2 * BLOCK + HEAD) + 2 * TOKENS * 2 * BLOCK;
+    EXPECT(seconds(CFG, &frozen, COST_PRODUCTS) == products, "--freeze: %.0f of %.0f",
+           seconds(CFG, &frozen, COST_PRODUCTS), products);
+    EXPECT(seconds(CFG, &frozen, COST_UPDATE) < seconds(CFG, &o, COST_UPDATE), "frozen: less to update");
+    EXPECT(seconds(CFG, &gpu, COST_MEMORY) < seconds(CFG, &o, COST_MEMORY), "a GPU fuses residuals");
+    Options of_two = o;
+    of_two.processes = of_two.shards = 2;
+    of_two.zero = 1;
+    EXPECT(seconds(CFG, &of_two, COST_PRODUCTS) == seconds(CFG, &o, COST_PRODUCTS) / 2,
+           "two processes share the tokens");
+    const double share = seconds(CFG, &of_two, COST_UPDATE) / seconds(CFG, &o, COST_UPDATE);
+    EXPECT(0.5 <= share && share < 0.51, "and with --zero 1 the update: %g", share);
+    const Options fcw = options_of(OPTION_CPU, "--freeze", "fcw");
+    EXPECT(seconds(CFG, &o, COST_PRODUCTS) - seconds(CFG, &fcw, COST_PRODUCTS) == 2 * TOKENS * 4 * BLOCK / 3,
+           "--freeze fcw: its gradient's product is left out");
+    Options chunks = gpu, small = o;
+    chunks.logits_chunk = 256; // four of a micro-batch
+    EXPECT(seconds(CFG, &chunks, COST_PRODUCTS) == seconds(CFG, &gpu, COST_PRODUCTS) &&
+               seconds(CFG, &chunks, COST_LAUNCHES) == seconds(CFG, &gpu, COST_LAUNCHES) + 2 * 3 * 4,
+           "the classifier in chunks: the same work, more launches");
+    small.batch = 8;
+    const double less = seconds(CFG, &o, COST_MEMORY) - seconds(CFG, &small, COST_MEMORY);
+    EXPECT(less > 4 * (5 * 4 * BLOCK + 5 * HEAD),
+           "one micro-batch reads fewer weights, and adds to no gradients: %.0f", less);
+    small.batch = 1;
+    EXPECT(seconds(CFG, &small, COST_LAUNCHES) > 3 * seconds(CFG, &o, COST_LAUNCHES),
+           "small micro-batches: more launches");
+}
+
+// Bytes count where they take longer than FLOP.
+static void test_bound(void) {
+    const Options o = options_of(OPTION_CPU, NULL, NULL);
+    CostDevice device = device_of(COST_MEMORY);
+    const CostUpdate slow = cost_update(CFG, &o, &device);
+    device.rates.per_s[COST_PRODUCTS] = 1e-6;
+    const CostUpdate slower = cost_update(CFG, &o, &device);
+    EXPECT(slow.s[COST_PRODUCTS] > 0, "products read their matrices");
+    EXPECT(slower.s[COST_PRODUCTS] == 6e6 * TOKENS * (4 * BLOCK + HEAD), "the larger one, not the sum");
+}
+
+// On this machine, at sizes that are quick.
+static void test_rates(void) {
+    Options o = options_of(OPTION_CPU, NULL, NULL);
+    for (int is_bf16 = 0; is_bf16 < 2; is_bf16++) {
+        CostRates rates = {{0}, 0, ""};
+        rates_measure(&rates, CFG, &o, is_bf16);
+        for (int kind = 0; kind < COST_RATES; kind++) {
+            EXPECT(rates.per_s[kind] > 1e6 && rates.per_s[kind] < 1e15, "%s: %g per second",
+                   cost_word((CostKind)kind), rates.per_s[kind]);
+        }
+        EXPECT(rates.launch_s > 0 && rates.launch_s < 0.1, "a launch: %g s", rates.launch_s);
+    }
+}
+
+static void test_moves(void) {
+    const PlanMemory memory[] = {
+        {"state", 1000, PLAN_HOST, 2, 1}, {"file", 300, PLAN_DISK, 1, 1}, {NULL, 0, PLAN_DEVICE, 0, 0}};
+    const Options o = options_of(OPTION_CPU, NULL, NULL);
+    CostDevice device = device_of(COST_KINDS);
+    const CostUpdate update = plan_update(CFG, &o, &device, memory);
+    EXPECT(cost_total_s(&update) == 2000 / PLAN_BUS_BYTES_PER_S + 600 / PLAN_DRIVE_BYTES_PER_S,
+           "offloading: %g s", cost_total_s(&update));
+}
+
+// The widest models and heads: operations stay within their arrays, as the address sanitizer sees, and reach something.
+static void test_rates_of_wide_models(void) {
+    static const ModelConfig wide = {4096, 2000000, 2000000, 1, 85, 65280, SHARE_OFF};
+    for (int is_bf16 = 0; is_bf16 < 2; is_bf16++) {
+        CostRates rates;
+        Options o = options_of(OPTION_CPU, NULL, NULL);
+        o.seq_len = 32;
+        rates_measure(&rates, wide, &o, is_bf16);
+        for (int kind = 0; kind < COST_RATES; kind++) {
+            EXPECT(rates.per_s[kind] > 0 && isfinite(rates.per_s[kind]), "bf16 %d, %s: %g", is_bf16,
+                   cost_word((CostKind)kind), rates.per_s[kind]);
+        }
+    }
+    for (int HS = 1; HS <= 768; HS++) { // with many tokens: at least one head, and no more than fit
+        Rates_ r = {.C = 85 * HS, .HS = HS};
+        rates_set_rows_(&r, 4096, 3 * HS);
+        const AttentionSizes sizes = rates_attention_sizes_(&r);
+        EXPECT(sizes.NH >= 1 && sizes.C == sizes.NH * HS && 3 * (size_t)sizes.T * sizes.C <= RATES_ELEMENTS_,
+               "heads of size %d: %d of them, %d tokens", HS, sizes.NH, sizes.T);
+    }
+}
+
+int main(void) {
+    test_flops();
+    test_many_processes();
+    test_recompute();
+    test_growth();
+    test_options();
+    test_bound();
+    test_rates();
+    test_rates_of_wide_models();
+    test_moves();
+    return test_done("speed");
+}

@@ -1,0 +1,90 @@
+// test_fit.c -- --fit: which way to train it takes, that an update stays what it was, and what it refuses.
+#include "llmc/plan/fit.h"
+
+#include "dev/test/lib/test.h"
+
+// Memory by batch and level: 100 a sequence at level 0, less at each further one; 50 for the state, which may be on the
+// host, and then goes over the bus so often that it takes a second.
+static void fake_plan(PlanMemory plan[PLAN_KINDS], ModelConfig cfg, const Options* o) {
+    const int on_host = o->offload_optimizer == OFFLOAD_HOST;
+    const PlanMemory state = {"state", 50, on_host ? PLAN_HOST : PLAN_DEVICE, 1e9 * on_host, 1e9 * on_host};
+    (void)cfg;
+    plan->name = NULL;
+    plan_add(plan, "activations", (size_t)(o->batch * (100 - 20 * o->recompute)));
+    plan_add_at(plan, state);
+}
+
+static const ModelConfig CFG = {64, 100, 128, 2, 2, 64, SHARE_OFF};
+
+static Options options_of(int trainer, const char* recompute) {
+    const char* line[] = {"test",   "--batch",        "8", "--total-batch", "1024", "--seq-len",
+                          "64",     "--eval-batches", "3", "--steps",       "2",    "--recompute",
+                          recompute};
+    const int count = (int)(sizeof(line) / sizeof(line[0]));
+    Options o;
+    options_parse(&o, recompute ? count : count - 2, (char**)line, options_program(trainer));
+    o.processes = 1;
+    return o;
+}
+
+static FitDevice device_of(size_t limit, int can_offload) {
+    const CostRates rates = {{1e12, 1e12, 1e12, 1e12, 1e12, 1e12, 1e12}, 0, "made up"};
+    const FitDevice device = {fake_plan, limit, SIZE_MAX, can_offload, {rates, 4, 4, MASTER_NONE}};
+    return device;
+}
+
+static Options fit(Options o, FitDevice device) {
+    o.layers = CFG.L;
+    FILE* nowhere = fopen("/dev/null", "w");
+    fit_choose(nowhere, CFG, &o, &device);
+    fclose(nowhere);
+    return o;
+}
+
+static void no_room_body(const void* device) { fit(options_of(OPTION_GPU, NULL), *(const FitDevice*)device); }
+
+static void test_choice(void) {
+    const Options asked = options_of(OPTION_CPU, NULL);
+    Options o = fit(asked, device_of(850, 0));
+    EXPECT(o.batch == 8 && o.recompute == 0 && o.eval_batches == 3, "what was asked for fits: %d, %d",
+           o.batch, o.recompute);
+    o = fit(asked, device_of(75, 0));
+    EXPECT(o.batch == 1 && o.recompute == RECOMPUTE_BLOCK, "only the least: %d, %d", o.batch, o.recompute);
+    EXPECT(o.eval_batches == 24, "as many sequences are validated: %d x 1", o.eval_batches);
+    EXPECT(o.total_batch == 1024 && o.steps == 2, "an update stays");
+    for (size_t limit = 75; limit < 850; limit += 50) {
+        const FitDevice device = device_of(limit, 0);
+        const double chosen = fit_update_s(CFG, &o, &device);
+        o = fit(asked, device);
+        EXPECT(fit_update_s(CFG, &o, &device) <= chosen || limit == 75, "%zu: more memory, no slower", limit);
+        PlanMemory plan[PLAN_KINDS];
+        fake_plan(plan, CFG, &o);
+        EXPECT(plan_bytes(plan) <= limit, "%zu: %zu bytes", limit, plan_bytes(plan));
+        EXPECT(o.batch * o.eval_batches == 24, "%zu: %d x %d are validated", limit, o.batch, o.eval_batches);
+    }
+}
+
+static void test_given(void) {
+    const Options asked = options_of(OPTION_CPU, "2");
+    const Options o = fit(asked, device_of(300, 0));
+    EXPECT(o.recompute == 2 && o.batch == 4, "--recompute 2 stays: %d, %d", o.recompute, o.batch);
+}
+
+static void test_offload(void) {
+    const Options asked = options_of(OPTION_GPU, NULL);
+    Options o = fit(asked, device_of(45, 1));
+    EXPECT(o.offload_optimizer == OFFLOAD_HOST && o.batch == 1, "the state does not fit: %d",
+           o.offload_optimizer);
+    o = fit(asked, device_of(90, 1));
+    EXPECT(o.offload_optimizer == OFFLOAD_OFF, "what fits without the bus is faster");
+    FitDevice device = device_of(45, 1);
+    device.host_limit = 40;
+    EXPECT(test_dies(no_room_body, &device, 1, "none of 40 ways fits into 0.0 MiB"), "no room on the host");
+}
+
+int main(void) {
+    test_choice();
+    test_given();
+    test_offload();
+    return test_done("fit");
+}

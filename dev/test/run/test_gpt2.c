@@ -1,0 +1,1057 @@
+/*
+test_gpt2.c -- the whole model on the CPU: against PyTorch's numbers (dev/ref/fixtures, computed in float64),
+against llmc/reference.h, against finite differences, and against itself: recomputation, accumulation and threads;
+documents in a row, padding and shorter batches.
+
+    make test, or build/plain/test_gpt2 from the top of the repository
+*/
+#define TRAIN_GPT2_NO_MAIN
+#define MODEL_CHUNK_LOGITS 3000 // the classifier takes a batch in several chunks, forward and backward
+#include "llmc/formats/llmc_bin.h"
+#include "llmc/optim/schedule.h"
+#include "train_gpt2.c"
+
+#include "dev/test/lib/in_backward_test.h"
+#include "dev/test/lib/plan_test.h"
+#include "dev/test/lib/resume_test.h"
+#include "dev/test/lib/task_oracle.h"
+#include "dev/test/lib/test.h"
+#include "dev/test/lib/test_element.h"
+#include "llmc/reference.h"
+#include "llmc/model/share_layers.h"
+
+#define FIXTURES "dev/ref/fixtures/"
+
+enum { STATE_MAGIC = 20240327, ADAMW_STEPS = 10 };
+
+// PyTorch's numbers for one batch.
+typedef struct {
+    int B, T;
+    int *x, *y;    // (B, T)
+    float* logits; // (B, T, V)
+    float loss;
+    void* grads; // as the parameters are laid out
+} State;
+
+static float* element(const TensorRow* row, const void* memory, size_t j) {
+    return (float*)test_element(row, memory, j);
+}
+
+static void read_exactly(FILE* file, void* to, size_t bytes, const char* path) {
+    CHECK(fread(to, 1, bytes, file) == bytes, "%s: too short", path);
+}
+
+static State fixture_open(const char* path, const Model* model) {
+    State s;
+    int32_t header[256];
+    FILE* file = fopen(path, "rb");
+    CHECK(file, "%s: cannot read", path);
+    read_exactly(file, header, sizeof(header), path);
+    CHECK(header[0] == STATE_MAGIC, "%s: magic number %d, wanted %d", path, header[0], STATE_MAGIC);
+    s.B = header[2];
+    s.T = header[3];
+    const size_t N = (size_t)s.B * (size_t)s.T, V = (size_t)model->cfg.V;
+    s.x = check_alloc(N, sizeof(int), "x");
+    s.y = check_alloc(N, sizeof(int), "y");
+    s.logits = check_alloc(N * V, sizeof(float), "logits");
+    s.grads = check_alloc(model->parameter_bytes, 1, "gradients");
+    read_exactly(file, s.x, N * sizeof(int), path);
+    read_exactly(file, s.y, N * sizeof(int), path);
+    read_exactly(file, s.logits, N * V * sizeof(float), path);
+    read_exactly(file, &s.loss, sizeof(float), path);
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
+        const TensorRow* row = &model->parameter_rows[i];
+        for (int l = 0; l < row->layers; l++) {
+            read_exactly(file, tensor_at_layer(row, s.grads, l), tensor_layer_elements(row) * sizeof(float),
+                         path);
+        }
+    }
+    CHECK(fgetc(file) == EOF, "%s: too long", path);
+    fclose(file);
+    return s;
+}
+
+static void fixture_close(State* s) {
+    free(s->x);
+    free(s->y);
+    free(s->logits);
+    free(s->grads);
+}
+
+static Comm alone = {.size = 1};
+
+static void open_model_products(Model* model, ModelConfig cfg, int B, int T, int recompute,
+                                Products products) {
+    const Options options = {.batch = B,
+                             .seq_len = T,
+                             .steps = 1,
+                             .recompute = recompute,
+                             .processes = 1,
+                             .products = products,
+                             .embedding_lr_scale = 1,
+                             .vector_lr_scale = 1};
+    model_open(model, cfg, &options, &alone);
+}
+
+static void open_model(Model* model, ModelConfig cfg, int B, int T, int recompute) {
+    open_model_products(model, cfg, B, T, recompute, PRODUCTS_FP32);
+}
+
+static void open_fixture(Model* model, const char* path, int recompute) {
+    open_model(model, llmc_bin_read_config(path), 3, 31, recompute);
+    model_first_weights(model, path, 0);
+}
+
+// With products in bf16.
+static void open_bf16(Model* model, const char* path, int recompute) {
+    open_model_products(model, llmc_bin_read_config(path), 3, 31, recompute, PRODUCTS_BF16);
+    model_first_weights(model, path, 0);
+}
+
+static Batch batch_of(const State* s) { return (Batch){s->x, s->y, NULL, s->B, s->T, s->B * s->T}; }
+
+static const ZeroStep only = {0, 1, 1, 1}; // micro-step, of one process
+
+// Forward and backward on the whole batch; the gradients are set, the mean loss returned.
+static double pass(Model* model, const State* s) {
+    model_forward(model, batch_of(s));
+    model_backward(model, batch_of(s), 1.0f / (float)(s->B * s->T), GRADIENT_SET, only);
+    return batch_loss(model, batch_of(s)) / (s->B * s->T);
+}
+
+// After model_forward on the same batch: the sum of its losses, without gradients.
+static double losses_of(Model* model, Batch batch) {
+    model_losses(model, batch, NULL);
+    return batch_loss(model, batch);
+}
+
+// The mean, of the whole batch.
+static double loss_of(Model* model, const State* s) { return losses_of(model, batch_of(s)) / (s->B * s->T); }
+
+// Of the whole gradient.
+static double norm_of(Model* model) {
+    WideSum sum = {0, 0};
+    zero_square_sum_cpu(&model->zero, &sum, model->norm_partial);
+    return sqrt(wide_sum_value(sum));
+}
+
+// The first `count` tokens of the first sequence.
+static Batch beginning(const State* s, int count) { return (Batch){s->x, s->y, NULL, 1, count, count}; }
+
+// |a - b| / |b| in the 2-norm; NaN if either has one.
+static double relative_error(const float* a, const float* b, size_t n) {
+    double difference = 0, norm = 0;
+    for (size_t i = 0; i < n; i++) {
+        difference += ((double)a[i] - b[i]) * ((double)a[i] - b[i]);
+        norm += (double)b[i] * b[i];
+    }
+    return sqrt(difference / (norm > 0 ? norm : 1));
+}
+
+// The largest of a tensor's layers.
+static double tensor_error(const TensorRow* row, const void* a, const void* b) {
+    double largest = 0;
+    for (int l = 0; l < row->layers; l++) {
+        const double error = relative_error((float*)tensor_at_layer(row, a, l),
+                                            (float*)tensor_at_layer(row, b, l), tensor_layer_elements(row));
+        largest = error <= largest ? largest : error; // NaN, too
+    }
+    return largest;
+}
+
+// fp32 rounds each operation by 6e-8; a gradient passes through some hundred sums of up to a hundred terms.
+static void test_against_pytorch(void) {
+    Model model;
+    open_fixture(&model, FIXTURES "gpt2_tiny.bin", RECOMPUTE_NONE);
+    State s = fixture_open(FIXTURES "gpt2_tiny_state.bin", &model);
+    const int N = s.B * s.T, V = model.cfg.V;
+    EXPECT(model_classifier_chunk(model.cfg, (size_t)N) < (size_t)N / 2, "too few chunks for a test");
+    model_forward(&model, batch_of(&s));
+    const LmHead head = lm_head(&model, batch_of(&s));
+    for (int n = 0; n < N; n++) {
+        lm_head_logits_cpu(&head, n, 1);
+        EXPECT_NEAR(relative_error(model.acts.logits, s.logits + (size_t)n * V, V), 0, 2e-6,
+                    "logits of token %d", n);
+    }
+    EXPECT_NEAR(loss_of(&model, &s), s.loss, 1e-6 * s.loss, "loss without gradients");
+    EXPECT_NEAR(pass(&model, &s), s.loss, 1e-6 * s.loss, "loss");
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
+        const TensorRow* row = &model.parameter_rows[i];
+        EXPECT_NEAR(tensor_error(row, model.grads_memory, s.grads), 0, 5e-6, "gradient of %s", row->name);
+    }
+    fixture_close(&s);
+    model_close(&model);
+}
+
+// reference.h with the same sizes and parameters.
+static void reference_of(RefModel* reference, const Model* model, int B, int T) {
+    ref_gpt2_open(reference, model->cfg, (size_t)B, (size_t)T);
+    for (size_t i = 0; i < model->parameter_bytes / sizeof(float); i++) { // laid out alike
+        reference->params[i] = ((const float*)model->params_memory)[i];
+    }
+}
+
+// `grads` as the fp32 parameters are laid out; `what` they are.
+static void expect_reference_gradients(const RefModel* reference, const Model* model, void* grads,
+                                       double tolerance, const char* what) {
+    float* want = check_alloc(model->parameter_bytes, 1, "gradient");
+    for (size_t i = 0; i < model->parameter_bytes / sizeof(float); i++) {
+        want[i] = (float)reference->grads[i];
+    }
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
+        const TensorRow* row = &model->parameter_rows[i];
+        EXPECT_NEAR(tensor_error(row, grads, want), 0, tolerance, "gradient of %s, %s and the reference",
+                    row->name, what);
+    }
+    free(want);
+}
+
+// PyTorch computed in double and stored fp32: half an epsilon.
+static void test_pytorch_against_reference(void) {
+    Model model;
+    RefModel reference;
+    open_fixture(&model, FIXTURES "gpt2_tiny.bin", RECOMPUTE_NONE);
+    State s = fixture_open(FIXTURES "gpt2_tiny_state.bin", &model);
+    reference_of(&reference, &model, s.B, s.T);
+    const double loss = ref_gpt2_forward(&reference, s.x, s.y, NULL);
+    ref_gpt2_backward(&reference, s.x, s.y, NULL);
+    EXPECT_NEAR(s.loss, loss, 6e-8 * loss, "PyTorch's loss");
+    expect_reference_gradients(&reference, &model, s.grads, 6e-8, "PyTorch");
+    ref_gpt2_close(&reference);
+    fixture_close(&s);
+    model_close(&model);
+}
+
+// Sizes that divide by nothing, positions that are not in use, documents, targets that do not count.
+static void test_against_reference(void) {
+    enum { B = 2, T = 13, N = B * T };
+    const ModelConfig cfg = {17, 131, 201, 3, 3, 33, SHARE_OFF};
+    Model model;
+    RefModel reference;
+    open_model(&model, cfg, B, T, RECOMPUTE_NONE);
+    float* params = model.params_memory;
+    for (size_t i = 0; i < model.parameter_bytes / sizeof(float); i++) {
+        params[i] = 0.3f * rand_normal(1, 1, i);
+    }
+    reference_of(&reference, &model, B, T);
+    int tokens[N], targets[N], starts[N], counted = 0;
+    Rand rng = rand_open(1, 2);
+    for (int n = 0; n < N; n++) {
+        tokens[n] = (int)rand_below(&rng, (uint32_t)cfg.V);
+        targets[n] = n % 7 == 3 ? NO_TARGET : (int)rand_below(&rng, (uint32_t)cfg.V);
+        starts[n] = n < T ? n / 5 * 5 : 0; // documents of 5, 5, 3 and 13 tokens
+        counted += targets[n] != NO_TARGET;
+    }
+    const Batch batch = {tokens, targets, starts, B, T, counted};
+    model_forward(&model, batch);
+    model_backward(&model, batch, 1.0f / (float)counted, GRADIENT_SET, only);
+    const double loss = ref_gpt2_forward(&reference, tokens, targets, starts);
+    ref_gpt2_backward(&reference, tokens, targets, starts);
+    EXPECT_NEAR(batch_loss(&model, batch) / counted, loss, 1e-6 * loss, "loss and the reference's");
+    expect_reference_gradients(&reference, &model, model.grads_memory, 5e-6, "the trainer");
+    ref_gpt2_close(&reference);
+    model_close(&model);
+}
+
+// A bias of the keys shifts all scores of a query alike: its gradient is rounding noise, which AdamW turns
+// into whole steps.
+static int is_key_bias(const TensorRow* row, size_t i, int C) {
+    return strcmp(row->name, "qkvb") == 0 && i % (3 * (size_t)C) / (size_t)C == 1;
+}
+
+static void test_adamw_steps(void) {
+    Model model, after;
+    open_fixture(&model, FIXTURES "gpt2_tiny.bin", RECOMPUTE_NONE);
+    open_fixture(&after, FIXTURES "gpt2_tiny_adamw.bin", RECOMPUTE_NONE);
+    State s = fixture_open(FIXTURES "gpt2_tiny_state.bin", &model);
+    FILE* file = fopen(FIXTURES "gpt2_tiny_adamw.txt", "r");
+    CHECK(file, FIXTURES "gpt2_tiny_adamw.txt: cannot read");
+    char line[256];
+    int step, steps = 0;
+    double loss, norm;
+    const Options options = {.lr = 1e-3f,
+                             .beta1 = 0.9f,
+                             .beta2 = 0.95f,
+                             .eps = 1e-8f,
+                             .weight_decay = 0.1f,
+                             .grad_clip = 1.0f,
+                             .schedule = SCHEDULE_CONSTANT,
+                             .steps = ADAMW_STEPS};
+    while (fgets(line, sizeof(line), file)) {
+        if (sscanf(line, "%d %lf %lf", &step, &loss, &norm) != 3) {
+            continue; // the comment
+        }
+        EXPECT_NEAR(pass(&model, &s), loss, 2e-6 * loss, "loss at step %d", step);
+        const double our_norm = norm_of(&model);
+        EXPECT_NEAR(our_norm, norm, 1e-5 * norm, "norm at step %d", step);
+        model_update(&model, setup_update(&options, step - 1, step, our_norm));
+        steps++;
+    }
+    EXPECT(steps == ADAMW_STEPS, "%d steps", steps);
+    fclose(file);
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) { // parameters moved by up to 1e-2
+        const TensorRow* row = &model.parameter_rows[i];
+        for (size_t j = 0; j < tensor_elements(row); j++) {
+            const float ours = *element(row, model.params_memory, j),
+                        theirs = *element(row, after.params_memory, j);
+            if (!is_key_bias(row, j, model.cfg.C) && !(fabsf(ours - theirs) <= 3e-5f)) {
+                EXPECT_NEAR(ours, theirs, 3e-5, "%s[%zu] after %d steps", row->name, j, steps);
+                break;
+            }
+        }
+    }
+    fixture_close(&s);
+    model_close(&after);
+    model_close(&model);
+}
+
+// Along random directions of each tensor, the loss must change as the gradient says. fp32 losses carry 3e-7
+// of noise: with a step that changes the loss by about 1e-2, a difference is good to some 1e-4, and the third
+// derivative adds a little.
+static void test_finite_differences(void) {
+    Model model;
+    open_fixture(&model, FIXTURES "gpt2_tiny.bin", RECOMPUTE_NONE);
+    State s = fixture_open(FIXTURES "gpt2_tiny_state.bin", &model);
+    pass(&model, &s);
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
+        const TensorRow* row = &model.parameter_rows[i];
+        const size_t n = tensor_elements(row);
+        float* saved = check_alloc(model.parameter_bytes, 1, "saved");
+        memcpy(saved, model.params_memory, model.parameter_bytes);
+        double square = 0;
+        for (size_t j = 0; j < n; j++) {
+            square += pow(*element(row, model.grads_memory, j), 2);
+        }
+        const double h = 5e-3 / sqrt(square); // along the gradient: the slope is its norm
+        double loss[2];
+        for (int side = 0; side < 2; side++) {
+            for (size_t j = 0; j < n; j++) {
+                const float grad = *element(row, model.grads_memory, j);
+                *element(row, model.params_memory, j) =
+                    *element(row, saved, j) + (float)((side ? -h : h) * grad / sqrt(square));
+            }
+            model_forward(&model, batch_of(&s));
+            loss[side] = loss_of(&model, &s);
+        }
+        memcpy(model.params_memory, saved, model.parameter_bytes);
+        EXPECT_NEAR((loss[0] - loss[1]) / (2 * h) / sqrt(square), 1, 2e-3, "slope along the gradient of %s",
+                    row->name);
+        free(saved);
+    }
+    fixture_close(&s);
+    model_close(&model);
+}
+
+// All levels of recomputation, and any number of threads, give the same bits.
+static void test_same_bits(void (*open)(Model*, const char*, int)) {
+    Model model;
+    open(&model, FIXTURES "gpt2_tiny.bin", RECOMPUTE_NONE);
+    State s = fixture_open(FIXTURES "gpt2_tiny_state.bin", &model);
+    const double loss = pass(&model, &s);
+    for (int level = RECOMPUTE_GELU; level <= RECOMPUTE_BLOCK; level++) {
+        Model other;
+        open(&other, FIXTURES "gpt2_tiny.bin", level);
+        EXPECT(other.activation_bytes < model.activation_bytes, "level %d", level);
+        EXPECT(pass(&other, &s) == loss, "recompute level %d", level);
+        EXPECT(memcmp(other.grads_memory, model.grads_memory, model.parameter_bytes) == 0,
+               "recompute level %d", level);
+        model_close(&other);
+    }
+    for (int threads = 1; threads <= 3; threads++) {
+        Model other;
+        threads_set(threads);
+        open(&other, FIXTURES "gpt2_tiny.bin", RECOMPUTE_NONE);
+        EXPECT(pass(&other, &s) == loss, "%d threads", threads);
+        EXPECT(memcmp(other.grads_memory, model.grads_memory, model.parameter_bytes) == 0, "%d threads",
+               threads);
+        model_close(&other);
+    }
+    fixture_close(&s);
+    model_close(&model);
+}
+
+// Micro-batches of one sequence, added up, give the gradient of the batch; nothing of an earlier update is
+// left in it.
+static void test_accumulation(void) {
+    Model model, whole;
+    open_fixture(&model, FIXTURES "gpt2_tiny.bin", RECOMPUTE_NONE);
+    open_fixture(&whole, FIXTURES "gpt2_tiny.bin", RECOMPUTE_NONE);
+    State s = fixture_open(FIXTURES "gpt2_tiny_state.bin", &model);
+    const double loss = pass(&whole, &s);
+    for (int repeat = 0; repeat < 2; repeat++) {
+        double sum = 0;
+        for (int b = 0; b < s.B; b++) {
+            const Batch one = {s.x + b * s.T, s.y + b * s.T, NULL, 1, s.T, s.T};
+            model_forward(&model, one);
+            model_backward(&model, one, 1.0f / (float)(s.B * s.T), b == 0 ? GRADIENT_SET : GRADIENT_ADD,
+                           only);
+            sum += batch_loss(&model, one) / (s.B * s.T);
+        }
+        EXPECT_NEAR(sum, loss, 1e-6 * loss, "accumulated loss");
+        for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
+            const TensorRow* row = &model.parameter_rows[i];
+            EXPECT_NEAR(tensor_error(row, model.grads_memory, whole.grads_memory), 0, 2e-6,
+                        "accumulated gradient of %s", row->name);
+        }
+    }
+    fixture_close(&s);
+    model_close(&whole);
+    model_close(&model);
+}
+
+static int largest(const float* x, int n) {
+    int best = 0;
+    for (int i = 1; i < n; i++) {
+        best = x[i] > x[best] ? i : best;
+    }
+    return best;
+}
+
+// Texts of different lengths, one token at a time over the keys and values already there: the logits of the whole
+// sequence. Both in a model that trains and in one that has only weights, with the same bits for one text or several.
+static void test_texts(void (*open)(Model*, const char*, int), double tolerance) {
+    enum { TEXTS = 3, STEPS = 9 };
+    const int lengths[TEXTS] = {1, 5, 12};
+    Model whole, texts;
+    open(&whole, FIXTURES "gpt2_tiny.bin", RECOMPUTE_NORMS);
+    open(&texts, FIXTURES "gpt2_tiny.bin", RECOMPUTE_NEVER);
+    EXPECT(!texts.grads_memory && !texts.state_memory, "generation has gradients");
+    State s = fixture_open(FIXTURES "gpt2_tiny_state.bin", &whole);
+    const int V = whole.cfg.V, Vp = whole.cfg.Vp;
+    for (int b = 0; b < TEXTS; b++) {
+        model_prefill(&texts, b, s.x + b * s.T, lengths[b]);
+    }
+    for (int step = 0; step < STEPS; step++) {
+        int ids[TEXTS], positions[TEXTS];
+        for (int b = 0; b < TEXTS; b++) {
+            positions[b] = lengths[b] + step;
+            ids[b] = s.x[b * s.T + positions[b]];
+        }
+        const float* logits = model_decode(&texts, ids, positions, TEXTS);
+        for (int b = 0; b < TEXTS; b++) {
+            const float* want = s.logits + ((size_t)b * s.T + positions[b]) * V;
+            EXPECT_NEAR(relative_error(logits + (size_t)b * Vp, want, V), 0, tolerance, "text %d, step %d", b,
+                        step);
+            EXPECT(largest(logits + (size_t)b * Vp, V) == largest(want, V),
+                   "text %d, step %d: not PyTorch's token", b, step);
+        }
+        const float* same = step == 0 ? model_prefill(&whole, 0, s.x, lengths[0]) : NULL;
+        EXPECT(!same || relative_error(same, s.logits, V) < tolerance, "the prompt");
+        const float* alone = model_decode(&whole, ids, positions, 1);
+        EXPECT(memcmp(alone, logits, (size_t)V * sizeof(float)) == 0, "step %d: other bits alone", step);
+    }
+    fixture_close(&s);
+    model_close(&whole);
+    model_close(&texts);
+}
+
+static double cosine(const float* a, const float* b, size_t n) {
+    double product = 0, a_square = 0, b_square = 0;
+    for (size_t i = 0; i < n; i++) {
+        product += (double)a[i] * b[i];
+        a_square += (double)a[i] * a[i];
+        b_square += (double)b[i] * b[i];
+    }
+    return product / sqrt(a_square * b_square);
+}
+
+// bf16 rounds a factor by 2^-8 of it at most, by 0.4 2^-8 in the mean square: a product of two by 0.6 2^-8 = 0.0022, and
+// so a sum of such products with both signs. A logit comes through some ten products one after another, each with an error
+// of its own: 0.0022 sqrt(10) = 0.7 %; a gradient through twice as many: 1 %. Twice that is allowed.
+static void test_bf16_against_pytorch(void) {
+    Model model, exact;
+    open_bf16(&model, FIXTURES "gpt2_tiny.bin", RECOMPUTE_NONE);
+    open_fixture(&exact, FIXTURES "gpt2_tiny.bin", RECOMPUTE_NONE);
+    State s = fixture_open(FIXTURES "gpt2_tiny_state.bin", &model);
+    const int N = s.B * s.T, V = model.cfg.V;
+    model_forward(&model, batch_of(&s));
+    const LmHead head = lm_head(&model, batch_of(&s));
+    for (int n = 0; n < N; n++) {
+        lm_head_logits_cpu(&head, n, 1);
+        EXPECT_NEAR(relative_error(model.acts.logits, s.logits + (size_t)n * V, V), 0, 0.014,
+                    "bf16: logits of token %d", n);
+    }
+    EXPECT_NEAR(pass(&model, &s), s.loss, 1e-3 * s.loss, "bf16: loss");
+    pass(&exact, &s);
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
+        const TensorRow* row = &model.parameter_rows[i];
+        EXPECT_NEAR(tensor_error(row, model.grads_memory, s.grads), 0, 0.02, "bf16: gradient of %s",
+                    row->name);
+        for (int l = 0; l < row->layers; l++) {
+            const double same =
+                cosine((float*)tensor_at_layer(row, model.grads_memory, l),
+                       (float*)tensor_at_layer(row, exact.grads_memory, l), tensor_layer_elements(row));
+            EXPECT(same > 0.999, "bf16: gradient of %s, layer %d: cosine %.6f with fp32's", row->name, l,
+                   same);
+        }
+    }
+    fixture_close(&s);
+    model_close(&exact);
+    model_close(&model);
+}
+
+// A model whose hidden layer consists of whole tiles, which only exists packed (mlp_bf16.h).
+static void open_tiles(Model* model, int recompute, Products products) {
+    const ModelConfig cfg = {32, 50, 64, 2, 2, 64, 0};
+    open_model_products(model, cfg, 3, 32, recompute, products);
+    for (size_t i = 0; i < model->parameter_bytes / sizeof(float); i++) {
+        ((float*)model->params_memory)[i] = 0.15f * rand_normal(1, 2, i);
+    }
+    linear_pack(&model->linear);
+}
+
+// All gradients are as far from those of fp32 as rounded factors allow.
+static void expect_gradients(const Model* model, const Model* exact, const char* what) {
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
+        const TensorRow* row = &model->parameter_rows[i];
+        EXPECT_NEAR(tensor_error(row, model->grads_memory, exact->grads_memory), 0, 0.02,
+                    "%s: gradient of %s", what, row->name);
+    }
+}
+
+// The gradients of all its parameters, set and added to, near those of fp32; at all levels of recomputation and with any
+// number of threads the same bits.
+static void test_tiles_against(Model* model, Model* exact, const State* s) {
+    const double loss = pass(model, s);
+    EXPECT_NEAR(loss, pass(exact, s), 1e-3 * loss, "whole tiles: loss");
+    expect_gradients(model, exact, "whole tiles");
+    for (int level = RECOMPUTE_GELU; level <= RECOMPUTE_BLOCK; level++) {
+        Model other;
+        const int threads = threads_max();
+        threads_set(1 + level % 3);
+        open_tiles(&other, level, PRODUCTS_BF16);
+        EXPECT(pass(&other, s) == loss &&
+                   memcmp(other.grads_memory, model->grads_memory, model->gradient_bytes) == 0,
+               "whole tiles: recompute level %d, %d threads", level, threads_max());
+        threads_set(threads);
+        model_close(&other);
+    }
+    model_forward(model, batch_of(s));
+    model_backward(model, batch_of(s), 1.0f / (float)(s->B * s->T), GRADIENT_ADD, only);
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
+        const TensorRow* row = &model->parameter_rows[i];
+        for (size_t j = 0; j < tensor_elements(row); j++) {
+            *element(row, exact->grads_memory, j) *= 2;
+        }
+    }
+    expect_gradients(model, exact, "whole tiles, added");
+}
+
+// A shorter batch has no whole tiles, but no memory either for the GELU of all layers.
+static void test_tiles_cut(Model* model, Model* exact, State s) {
+    EXPECT(model->activation_bytes +
+                   array_bytes((size_t)(s.B * s.T * model_hidden(model->cfg)), sizeof(float)) <=
+               exact->activation_bytes,
+           "whole tiles: %zu bytes of activations, %zu in fp32", model->activation_bytes,
+           exact->activation_bytes);
+    s.T--;
+    const double loss = pass(model, &s);
+    EXPECT_NEAR(loss, pass(exact, &s), 1e-3 * loss, "cut tiles: loss");
+    expect_gradients(model, exact, "cut tiles");
+}
+
+static void test_tiles(void) {
+    enum { B = 3, T = 32 };
+    Model model, exact;
+    int x[B * T], y[B * T];
+    Rand rng = rand_open(1, 3);
+    for (int i = 0; i < B * T; i++) {
+        x[i] = (int)rand_below(&rng, 50);
+        y[i] = (int)rand_below(&rng, 50);
+    }
+    const State s = {B, T, x, y, NULL, 0, NULL};
+    open_tiles(&model, RECOMPUTE_NONE, PRODUCTS_BF16);
+    open_tiles(&exact, RECOMPUTE_NONE, PRODUCTS_FP32);
+    test_tiles_against(&model, &exact, &s);
+    test_tiles_cut(&model, &exact, s);
+    model_close(&exact);
+    model_close(&model);
+}
+
+// An update packs the weights again: what follows is what a new model makes of the same parameters, bit for bit.
+static void test_bf16_packs_again(void) {
+    Model model, fresh;
+    open_bf16(&model, FIXTURES "gpt2_tiny.bin", RECOMPUTE_NONE);
+    open_bf16(&fresh, FIXTURES "gpt2_tiny.bin", RECOMPUTE_NONE);
+    State s = fixture_open(FIXTURES "gpt2_tiny_state.bin", &model);
+    const Options options = {.lr = 1e-2f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .steps = 1};
+    const double before = pass(&model, &s);
+    model_update(&model, setup_update(&options, 0, 1, norm_of(&model)));
+    memcpy(fresh.params_memory, model.params_memory, model.parameter_bytes);
+    linear_pack(&fresh.linear);
+    const double after = pass(&model, &s);
+    EXPECT(after < 0.99 * before, "loss %g, then %g", before, after);
+    EXPECT(pass(&fresh, &s) == after, "loss with new copies");
+    EXPECT(memcmp(fresh.grads_memory, model.grads_memory, model.parameter_bytes) == 0,
+           "gradients with new copies");
+    fixture_close(&s);
+    model_close(&fresh);
+    model_close(&model);
+}
+
+// The sum of losses of a batch, and all gradients for 1 / loss_tokens of it.
+static double batch_gradients(Model* model, Batch batch, double loss_tokens, GradientMode mode) {
+    model_forward(model, batch);
+    model_backward(model, batch, (float)(1 / loss_tokens), mode, only);
+    return batch_loss(model, batch);
+}
+
+// Two documents in a row with padding behind them are what they are alone, in a model that does not look at
+// positions. Their lengths are shorter than what the models were opened for.
+static void test_documents(int recompute) {
+    enum { FIRST = 12, SECOND = 15, BOTH = FIRST + SECOND, PADDING = 3 };
+    Model row, single;
+    open_fixture(&row, FIXTURES "gpt2_tiny.bin", recompute);
+    open_fixture(&single, FIXTURES "gpt2_tiny.bin", RECOMPUTE_NONE);
+    State s = fixture_open(FIXTURES "gpt2_tiny_state.bin", &row);
+    const int C = row.cfg.C;
+    for (int t = 1; t < row.cfg.max_T; t++) {
+        memcpy(row.params.wpe + (size_t)t * C, row.params.wpe, (size_t)C * sizeof(float));
+    }
+    memcpy(single.params_memory, row.params_memory, row.parameter_bytes);
+    int starts[BOTH + PADDING], targets[BOTH + PADDING];
+    for (int t = 0; t < BOTH + PADDING; t++) {
+        starts[t] = t < FIRST ? 0 : t < BOTH ? FIRST : t;
+        targets[t] = t < BOTH ? s.y[t] : NO_TARGET;
+    }
+    const Batch packed = {s.x, targets, starts, 1, BOTH + PADDING, BOTH},
+                first = {s.x, s.y, NULL, 1, FIRST, FIRST},
+                second = {s.x + FIRST, s.y + FIRST, NULL, 1, SECOND, SECOND};
+    const double sum = batch_gradients(&row, packed, BOTH, GRADIENT_SET);
+    EXPECT_NEAR(sum, losses_of(&row, packed), 0, "loss without gradients");
+    double want = batch_gradients(&single, first, BOTH, GRADIENT_SET);
+    EXPECT_NEAR(relative_error(row.acts.losses, single.acts.losses, FIRST), 0, 2e-6, "first document");
+    want += batch_gradients(&single, second, BOTH, GRADIENT_ADD);
+    EXPECT_NEAR(relative_error(row.acts.losses + FIRST, single.acts.losses, SECOND), 0, 2e-6,
+                "second document");
+    EXPECT_NEAR(sum, want, 2e-6 * want, "sum of the losses");
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
+        const TensorRow* r = &row.parameter_rows[i];
+        if (strcmp(r->name, "wpe") != 0) { // the same gradient, but at other positions
+            EXPECT_NEAR(tensor_error(r, row.grads_memory, single.grads_memory), 0, 5e-6,
+                        "gradient of %s, recompute %d", r->name, recompute);
+        }
+    }
+    fixture_close(&s);
+    model_close(&single);
+    model_close(&row);
+}
+
+// A batch that is shorter than those the model was opened for, and whose own chunks would be longer.
+static void test_shorter_batch(void) {
+    Model model, exact;
+    const ModelConfig cfg = llmc_bin_read_config(FIXTURES "gpt2_tiny.bin");
+    const int max = MODEL_CHUNK_LOGITS / cfg.Vp + 1;
+    open_model(&model, cfg, 1, max + 1, RECOMPUTE_NONE);
+    open_model(&exact, cfg, 1, max, RECOMPUTE_NONE);
+    model_first_weights(&model, FIXTURES "gpt2_tiny.bin", 0);
+    memcpy(exact.params_memory, model.params_memory, model.parameter_bytes);
+    State s = fixture_open(FIXTURES "gpt2_tiny_state.bin", &model);
+    EXPECT(model.chunk < exact.chunk, "%d tokens", model.chunk);
+    const Batch batch = {s.x, s.y, NULL, 1, max, max};
+    const double want = batch_gradients(&exact, batch, max, GRADIENT_SET);
+    EXPECT_NEAR(batch_gradients(&model, batch, max, GRADIENT_SET), want, 2e-6 * want, "loss");
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
+        const TensorRow* row = &model.parameter_rows[i];
+        EXPECT_NEAR(tensor_error(row, model.grads_memory, exact.grads_memory), 0, 2e-6, "gradient of %s",
+                    row->name);
+    }
+    fixture_close(&s);
+    model_close(&exact);
+    model_close(&model);
+}
+
+// The range of the same tensor.
+static const ZeroRange* same_range(const Model* model, const ZeroRange* range) {
+    const ZeroRange* found = model->zero.ranges;
+    while (found->row != range->row || found->group != range->group) {
+        found++;
+    }
+    return found;
+}
+
+// The reduced gradient of a range has the bits of the whole model's, or is zero; what is frozen in all blocks, and frozen
+// blocks that come first, have none. Adds up its squares.
+static void expect_range(Model* model, const Model* whole, const ZeroRange* range, const char* list,
+                         double* square_sum) {
+    const int is_frozen = freeze_has(&model->freeze, range->row, model_group_layer(model->cfg, range->group));
+    if (!zero_has_gradient(&model->zero.plan, range->group) || !zero_has_row(&model->zero.plan, range->row)) {
+        EXPECT(is_frozen, "%s: no gradient of %s", list, model->parameter_rows[range->row].name);
+        return;
+    }
+    const float* got = zero_range_gradient_cpu(&model->zero, range);
+    const float* want = zero_range_gradient_cpu(&whole->zero, same_range(whole, range));
+    size_t different = 0;
+    for (size_t i = 0; i < range->count; i++) {
+        different += got[i] != (is_frozen ? 0 : want[i]);
+        *square_sum += (double)got[i] * got[i];
+    }
+    EXPECT(different == 0, "%s: %zu elements of %s, group %d", list, different,
+           model->parameter_rows[range->row].name, range->group);
+}
+
+// An update leaves frozen parameters as they are, and changes every other tensor.
+static void expect_update(Model* model, const Model* whole, const char* list) {
+    const AdamW adamw = {0.1f, 0.9f, 0.95f, 1e-8f, 0.1f, 1.0f, 1, DECAY_ALL};
+    const Update update = {adamw, 0.9f, ADAFACTOR_FIXED, 0, 0, MUON_SPECTRAL};
+    const float *now = model->params_memory, *before = whole->params_memory;
+    model_update(model, update);
+    for (int r = 0; r < model->zero.num_ranges; r++) {
+        const ZeroRange* range = &model->zero.ranges[r];
+        const int is_frozen =
+            freeze_has(&model->freeze, range->row, model_group_layer(model->cfg, range->group));
+        const int is_same = memcmp(now + range->full, before + same_range(whole, range)->full,
+                                   range->count * sizeof(float)) == 0;
+        EXPECT(is_same == is_frozen, "%s, %s: %s, group %d", list,
+               optimizer_word(model->state.optimizer.name), model->parameter_rows[range->row].name,
+               range->group);
+    }
+}
+
+static void open_frozen(Model* model, const char* list, Options options) {
+    const ModelConfig cfg = llmc_bin_read_config(FIXTURES "gpt2_tiny.bin");
+    options.batch = 3;
+    options.seq_len = 31;
+    options.steps = options.processes = 1;
+    options.layers = cfg.L;
+    options.freeze = list;
+    options.embedding_lr_scale = options.vector_lr_scale = 1;
+    options.sgd_momentum = 0.9f;
+    model_open(model, cfg, &options, &alone);
+    model_first_weights(model, FIXTURES "gpt2_tiny.bin", 0);
+}
+
+// Of two micro-batches.
+static void accumulate(Model* model, const State* s) {
+    for (int micro = 0; micro < 2; micro++) {
+        const ZeroStep step = {micro, 1, 1, micro == 1};
+        const int adds = micro > 0 && model->zero.plan.stage < 2;
+        model_forward(model, batch_of(s));
+        model_backward(model, batch_of(s), 0.01f, adds ? GRADIENT_ADD : GRADIENT_SET, step);
+    }
+}
+
+// Gradients of what is trained are those of the whole model; the norm sees no others.
+static void test_freeze(const char* list, Options options) {
+    Model model, whole;
+    open_frozen(&model, list, options);
+    open_frozen(&whole, "", options);
+    State s = fixture_open(FIXTURES "gpt2_tiny_state.bin", &whole);
+    double square_sum = 0;
+    accumulate(&model, &s);
+    accumulate(&whole, &s);
+    for (int r = 0; r < model.zero.num_ranges; r++) {
+        expect_range(&model, &whole, &model.zero.ranges[r], list, &square_sum);
+    }
+    EXPECT_NEAR(norm_of(&model), sqrt(square_sum), 1e-6 * sqrt(square_sum), "%s: norm", list);
+    expect_update(&model, &whole, list);
+    fixture_close(&s);
+    model_close(&model);
+    model_close(&whole);
+}
+
+// The backward pass does not come to a block below which all is frozen: a NaN there is not read.
+static void test_backward_ends(void) {
+    Model model;
+    open_frozen(&model, "embeddings,blocks[0]", (Options){.recompute = RECOMPUTE_NONE});
+    State s = fixture_open(FIXTURES "gpt2_tiny_state.bin", &model);
+    model_forward(&model, batch_of(&s));
+    model_parameters_at_layer(model.params, model.parameter_rows, 0).fcprojw[0] = NAN;
+    model_backward(&model, batch_of(&s), 1, GRADIENT_SET, only);
+    EXPECT(isfinite(model.acts.dresidual[0]), "the pass came to block 0");
+    fixture_close(&s);
+    model_close(&model);
+}
+
+// ---- layers that share parameters
+
+static const ModelConfig FOUR = {17, 131, 201, 4, 3, 33, SHARE_OFF};
+enum { FOUR_B = 2, FOUR_T = 13, FOUR_N = FOUR_B * FOUR_T };
+
+static void open_four(Model* model, const char* share, Options options) {
+    ModelConfig cfg = FOUR;
+    char error[ERROR_BYTES];
+    CHECK(share_parse(&cfg.share, cfg.L, share, error), "%s", error);
+    options.batch = FOUR_B;
+    options.seq_len = FOUR_T;
+    options.steps = options.processes = 1;
+    options.embedding_lr_scale = options.vector_lr_scale = 1;
+    model_open(model, cfg, &options, &alone);
+    float* params = model->params_memory;
+    for (size_t i = 0; i < model->parameter_bytes / sizeof(float); i++) {
+        params[i] = 0.3f * rand_normal(1, 1, i);
+    }
+    linear_pack(&model->linear);
+}
+
+// The same model with parameters of its own for each layer.
+static void open_unshared(Model* whole, const Model* model, Options options) {
+    open_four(whole, "off", options);
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
+        const TensorRow *to = &whole->parameter_rows[i], *from = &model->parameter_rows[i];
+        for (int l = 0; l < to->layers; l++) {
+            memcpy(tensor_at_layer(to, whole->params_memory, l),
+                   tensor_at_layer(from, model->params_memory, tensor_copy(from, l)),
+                   tensor_layer_elements(to) * sizeof(float));
+        }
+    }
+    linear_pack(&whole->linear);
+}
+
+// Two micro-batches, the second one shorter; returns the sum of the losses.
+static double gradients_of_four(Model* model) {
+    int tokens[FOUR_N + 1];
+    double sum = 0;
+    for (int n = 0; n <= FOUR_N; n++) {
+        tokens[n] = n * n % FOUR.V;
+    }
+    for (int micro = 0; micro < 2; micro++) {
+        const ZeroStep step = {micro, 1, 1, micro == 1};
+        const Batch batch = {tokens, tokens + 1, NULL, FOUR_B - micro, FOUR_T, FOUR_N};
+        const int adds = micro > 0 && model->zero.plan.stage < 2;
+        model_forward(model, batch);
+        model_backward(model, batch, 0.1f, adds ? GRADIENT_ADD : GRADIENT_SET, step);
+        sum += batch_loss(model, batch);
+    }
+    return sum;
+}
+
+// The gradient of a range is the sum of those of all layers that have it; only the order of additions may differ.
+static void expect_sum(const Model* model, const Model* whole, const ZeroRange* range, const char* share) {
+    const TensorRow *row = &model->parameter_rows[range->row], *of_layers = &whole->gradient_rows[range->row];
+    const float* got = zero_range_gradient_cpu(&model->zero, range);
+    double largest = 0, error = 0;
+    for (size_t i = 0; i < range->count; i++) {
+        double want = 0;
+        for (int l = 0; l < row->uses; l++) {
+            const float* layer = tensor_at_layer(of_layers, whole->grads_memory, l);
+            want += tensor_group(row, l) == range->group ? layer[i] : 0;
+        }
+        largest = fmax(largest, fabs(want));
+        error = fabs(got[i] - want) <= error ? error : fabs(got[i] - want); // NaN, too
+    }
+    EXPECT(error <= 1e-6 * largest && largest > 0, "%s: gradient of %s, group %d: %g of %g", share, row->name,
+           range->group, error, largest);
+}
+
+// Of the model whose layers have equal parameters: the bits of its losses and logits, and the sums of its gradients; the
+// same bits for any number of threads.
+static void test_share(const char* share, Options options) {
+    Model model, whole, again;
+    open_four(&model, share, options);
+    options.zero = 0;
+    open_unshared(&whole, &model, options);
+    const double loss = gradients_of_four(&model);
+    EXPECT(loss == gradients_of_four(&whole), "%s: loss", share);
+    for (int r = 0; r < model.zero.num_ranges; r++) {
+        expect_sum(&model, &whole, &model.zero.ranges[r], share);
+    }
+    const int ids[] = {5, 99, 130};
+    const size_t bytes = (size_t)FOUR.V * sizeof(float);
+    const float* logits = model_prefill(&model, 0, ids, 3);
+    EXPECT(memcmp(logits, model_prefill(&whole, 0, ids, 3), bytes) == 0, "%s: logits of a text", share);
+    options.zero = model.zero.plan.stage;
+    threads_set(1);
+    open_four(&again, share, options);
+    EXPECT(gradients_of_four(&again) == loss &&
+               memcmp(again.zero.shard, model.zero.shard,
+                      zero_sharded_elements(&model.zero.plan) * sizeof(float)) == 0,
+           "%s: one thread", share);
+    threads_set(3);
+    model_close(&again);
+    model_close(&whole);
+    model_close(&model);
+}
+
+static void test_all_shared(void) {
+    static const char* const shares[] = {"all", "attention", "mlp", "pairs", "loop:2"};
+    for (size_t i = 0; i < sizeof(shares) / sizeof(shares[0]); i++) {
+        const int is_loop = strncmp(shares[i], "loop", 4) == 0; // setup_check_share
+        test_share(shares[i], (Options){.recompute = RECOMPUTE_NONE});
+        test_share(shares[i], (Options){.recompute = RECOMPUTE_BLOCK, .zero = is_loop ? 1 : 2});
+        test_share(shares[i], (Options){.recompute = RECOMPUTE_MLP, .products = PRODUCTS_BF16});
+    }
+}
+
+// Matrices that are packed while they are updated: parameters, state and copies have the bits of an update without copies
+// and of packing after it.
+static void test_packed_update(OptimizerName name) {
+    Model packed, plain;
+    Options options = {.optimizer = name, .recompute = RECOMPUTE_NONE};
+    const AdamW adamw = {0.1f, 0.9f, 0.95f, 1e-8f, 0.1f, 1.0f, 1, DECAY_ALL};
+    const Update update = {adamw, 0.9f, ADAFACTOR_FIXED, 0.1f, 0.1f, MUON_SPECTRAL};
+    options.products = PRODUCTS_BF16;
+    open_four(&packed, "off", options);
+    options.products = PRODUCTS_FP32;
+    open_four(&plain, "off", options);
+    for (int t = 0; t < 2; t++) {
+        gradients_of_four(&plain);
+        memcpy(packed.grads_memory, plain.grads_memory, plain.gradient_bytes);
+        model_update(&packed, update);
+        model_update(&plain, update);
+    }
+    EXPECT(memcmp(packed.params_memory, plain.params_memory, plain.parameter_bytes) == 0, "%s: parameters",
+           optimizer_word(name));
+    EXPECT(memcmp(packed.state_memory, plain.state_memory, plain.state_bytes) == 0, "%s: state",
+           optimizer_word(name));
+    const size_t bytes = bf16_weights_bytes(packed.cfg, PACKED_KINDS);
+    void* copies = check_alloc(bytes, 1, "copies");
+    memcpy(copies, packed.linear.packed.memory, bytes);
+    linear_pack(&packed.linear);
+    EXPECT(memcmp(copies, packed.linear.packed.memory, bytes) == 0, "%s: copies", optimizer_word(name));
+    free(copies);
+    model_close(&packed);
+    model_close(&plain);
+}
+
+// If some targets of a batch do not count, the update follows the mean over the others.
+static void test_counted_mean(void) {
+    Model model, half;
+    open_fixture(&model, FIXTURES "gpt2_tiny.bin", RECOMPUTE_NONE);
+    State s = fixture_open(FIXTURES "gpt2_tiny_state.bin", &model);
+    half = model; // the same model
+    const int N = s.B * s.T, kept = 2 * s.T;
+    int* targets = (int*)check_alloc((size_t)N, sizeof(int), "targets");
+    for (int n = 0; n < N; n++) {
+        targets[n] = n < kept ? s.y[n] : NO_TARGET;
+    }
+    const Batch some = {s.x, targets, NULL, s.B, s.T, kept}, two_rows = {s.x, s.y, NULL, 2, s.T, kept};
+    const double factor = targets_factor(N, targets_count(targets, N));
+    const double sum = batch_gradients(&model, some, N, GRADIENT_SET);
+    const double norm = norm_of(&model) * factor;
+    const double want = batch_gradients(&half, two_rows, kept, GRADIENT_SET);
+    EXPECT_NEAR(sum / N * factor, want / kept, 1e-6 * want / kept, "mean loss");
+    EXPECT_NEAR(norm, norm_of(&half), 2e-6 * norm, "norm");
+    free(targets);
+    fixture_close(&s);
+    model_close(&model);
+}
+
+// What a model allocates is what was planned.
+static void test_plan(void) {
+    for (int k = 0; k < PLAN_TEST_RUNS; k++) {
+        PlanMemory plan[PLAN_KINDS];
+        Comm comm = {.size = 1};
+        ModelConfig cfg;
+        Options options;
+        Model model;
+        plan_test_run(k, options_program(OPTION_CPU), &cfg, &options);
+        options.products = k % 3 == 0 && !options.quantize ? PRODUCTS_BF16 : PRODUCTS_FP32;
+        memory_plan_cpu(plan, cfg, &options);
+        plan_test_count();
+        model_open(&model, cfg, &options, &comm);
+        const size_t counted = plan_test_counted();
+        model_close(&model);
+        if (counted != plan_bytes(plan)) {
+            plan_test_print(k, plan);
+        }
+        EXPECT(counted == plan_bytes(plan), "run %d: %zu bytes, planned %zu", k, counted, plan_bytes(plan));
+    }
+}
+
+// The gradient of block 0 overflows, and the loss does not notice: its GELU passes zeros on, through weights that are huge.
+static void test_update_in_part(void) {
+    static ClipShares shares;
+    static InBackward now;
+    Model model;
+    const ModelConfig cfg = llmc_bin_read_config(FIXTURES "gpt2_tiny.bin");
+    const Options options = {.batch = 3,
+                             .seq_len = 31,
+                             .steps = 1,
+                             .processes = 1,
+                             .update_in_backward = 1,
+                             .embedding_lr_scale = 1,
+                             .vector_lr_scale = 1};
+    model_open(&model, cfg, &options, &alone);
+    model_first_weights(&model, FIXTURES "gpt2_tiny.bin", 0);
+    State s = fixture_open(FIXTURES "gpt2_tiny_state.bin", &model);
+    const UpdateGuard guard = outliers_open(0, 0);
+    const size_t F = (size_t)model_hidden(cfg), C = (size_t)cfg.C;
+    memset(model.params.fcw, 0, F * C * sizeof(float));
+    memset(model.params.fcb, 0, F * sizeof(float));
+    for (size_t i = 0; i < F * C; i++) {
+        model.params.fcprojw[i] = 1e30f;
+    }
+    float* before = check_alloc(model.parameter_bytes, 1, "parameters");
+    memcpy(before, model.params_memory, model.parameter_bytes);
+    shares = clip_shares_open(&model.zero.plan);
+    in_backward_open(&now, &shares, &guard,
+                     (Update){.adamw = {1e-3f, 0.9f, 0.95f, 1e-8f, 0.1f, 1, 1, DECAY_ALL}}, 1, s.B * s.T);
+    in_backward_batch(&now, s.B * s.T);
+    const BatchGradient gradient = model_update_in_backward(&model, batch_of(&s), &now);
+    const size_t upper = zero_group_begin(&model.zero.plan, 2) * sizeof(float);
+    EXPECT(isfinite(now.losses) && !isfinite(wide_sum_value(gradient.square_sum)), "loss %g", now.losses);
+    EXPECT(now.stopped_at == 1 && now.updated == cfg.L - 1, "stopped at %d", now.stopped_at);
+    EXPECT(memcmp(model.params_memory, before, upper) == 0, "block 0 and the embeddings were updated");
+    EXPECT(memcmp((char*)model.params_memory + upper, (char*)before + upper, 1024) != 0, "block 1 was not");
+    free(before);
+    fixture_close(&s);
+    model_close(&model);
+}
+
+static const char* const optimizers[] = {"adamw", "adamw8bit", "adafactor", "muon", "lion", "sgd", NULL};
+
+int main(void) {
+    test_same_bits(open_fixture); // first: it sets the number of threads, and scratch memory is per thread
+    test_same_bits(open_bf16);
+    test_against_pytorch();
+    test_bf16_against_pytorch();
+    test_tiles();
+    test_bf16_packs_again();
+    test_pytorch_against_reference();
+    test_against_reference();
+    test_adamw_steps();
+    test_finite_differences();
+    test_accumulation();
+    test_texts(open_fixture, 1e-5);
+    test_texts(open_bf16, 0.014); // as test_bf16_against_pytorch allows
+    for (int recompute = RECOMPUTE_NONE; recompute <= RECOMPUTE_BLOCK; recompute++) {
+        test_documents(recompute);
+    }
+    static const char* const lists[] = {"embeddings",
+                                        "wpe,*b",
+                                        "blocks",
+                                        "embeddings,blocks[0]",
+                                        "attention[0],mlp[1],wte",
+                                        "embeddings,lnf?",
+                                        "embeddings,blocks",
+                                        "norms,wte",
+                                        "blocks[0],mlp[1]"};
+    for (size_t i = 0; i < sizeof(lists) / sizeof(lists[0]); i++) {
+        test_freeze(lists[i], (Options){.optimizer = OPTIMIZER_ADAMW, .recompute = RECOMPUTE_NONE});
+        test_freeze(lists[i], (Options){.optimizer = OPTIMIZER_LION, .recompute = RECOMPUTE_MLP});
+        test_freeze(lists[i], (Options){.optimizer = OPTIMIZER_SGD, .zero = 2, .recompute = RECOMPUTE_BLOCK});
+    }
+    test_backward_ends();
+    test_all_shared();
+    for (int name = OPTIMIZER_ADAMW; name <= OPTIMIZER_SGD; name++) {
+        test_packed_update((OptimizerName)name);
+    }
+    test_shorter_batch();
+    test_counted_mean();
+    test_plan();
+    vec_flush_denormals(); // as main does
+    test_task_losses(&trainer, "", 1e-5);
+    test_resume(&trainer, "");
+    test_resume(&trainer, "--products bf16");
+    test_resume(&trainer, "--optimizer lion");
+    test_resume(&trainer, "--optimizer adafactor --freeze embeddings,blocks[0]");
+    test_resume(&trainer, "--optimizer adafactor");
+    test_resume(&trainer, "--optimizer muon --muon-rows on --cautious-decay on");
+    test_resume(&trainer, "--optimizer sgd --lr 0.1");
+    test_resume(&trainer, "--optimizer sgd --lr 0.1 --sgd-momentum 0");
+    test_resume(&trainer, "--share-layers all");
+    test_resume(&trainer, "--share-layers attention --optimizer muon");
+    test_resume(&trainer, "--share-layers mlp --optimizer adafactor");
+    test_update_in_part();
+    test_in_backward(&trainer, optimizers, "");
+    in_backward_same_bits_(&trainer, 3, "--freeze wte,blocks[0-0],norms");
+    in_backward_same_bits_(&trainer, 3, "--freeze embeddings,blocks[0]");
+    in_backward_same_bits_(&trainer, 3, "--freeze blocks[0],attention --optimizer muon");
+    in_backward_same_bits_(&trainer, 3, "--freeze embeddings,lnf?,mlp[1] --optimizer adafactor");
+    in_backward_same_bits_(&trainer, 3, "--products bf16");
+    in_backward_same_bits_(&trainer, 3, "--share-layers all");
+    in_backward_same_bits_(&trainer, 3, "--share-layers attention");
+    in_backward_same_bits_(&trainer, 6, "--share-layers pairs");
+    return test_done("test_gpt2");
+}

@@ -1,0 +1,731 @@
+// test_resolve.c -- what every "auto" becomes, what the command line overrides, and which combinations are
+// refused, for built-in stories, text, shards and model files.
+#define PACKING_IMPLEMENTATION
+#define RUN_DATA_IMPLEMENTATION
+#define RESOLVE_IMPLEMENTATION
+#define ENCODED_TEXT_IMPLEMENTATION
+
+#include "llmc/model/presets.h"
+#include "llmc/checkpoint/model_path.h"
+#include "llmc/setup/run_data.h"
+#include "llmc/setup/resolve.h"
+#include "dev/test/lib/test.h"
+#include "dev/test/lib/whole_model.h"
+
+// A run as far as main takes it before it asks for memory.
+typedef struct {
+    Options options;
+    RunData data;
+    ModelConfig cfg;
+    const char* model_path; // NULL: random weights
+} Run;
+
+// Parses a command line; a % in it stands for the temporary directory. The words stay where they are for the
+// run's lifetime, in one of a few buffers.
+static Options parse(const char* line) {
+    static char buffers[4][4096];
+    static int next = 0;
+    char *buffer = buffers[next++ % 4], *end = buffer, *argv[64], *save = NULL;
+    int argc = 0;
+    for (const char* c = line; *c; c++) {
+        end += *c == '%' ? sprintf(end, "%s", test_tmpdir()) : sprintf(end, "%c", *c);
+    }
+    *end = '\0';
+    argv[argc++] = (char*)"train_gpt2";
+    for (char* word = strtok_r(buffer, " ", &save); word; word = strtok_r(NULL, " ", &save)) {
+        argv[argc++] = word;
+    }
+    Options options;
+    options_parse(&options, argc, argv, options_program(OPTION_CPU));
+    return options;
+}
+
+static Run run_open(const char* line) {
+    Run run;
+    run.options = parse(line);
+    static char newest[PATH_MAX];
+    run.model_path = model_path_find(&run.options, newest);
+    const ModelConfig found = setup_read_model(run.model_path);
+    run_data_open_tokenizer(&run.data, &run.options, run.model_path);
+    run.cfg = setup_model(&run.options, &run.data, run.model_path, found);
+    setup_batch(&run.options);
+    run_data_open(&run.data, &run.options);
+    setup_training(&run.options, run.model_path != NULL);
+    return run;
+}
+
+static void run_close(Run* run) { run_data_close(&run->data); }
+
+static void body_run(const void* line) {
+    Run run = run_open((const char*)line);
+    int ids[64];
+    const int T = run.options.seq_len < 63 ? run.options.seq_len : 63;
+    run_data_prompt(ids, T, &run.data, &run.options, run.cfg.V);
+    run_close(&run);
+}
+
+// 2: a bad command line, 1: a bad file. Our messages begin with what they are about.
+static void expect_refused(const char* line, int status, const char* words) {
+    char wanted[512];
+    snprintf(wanted, sizeof(wanted), "error: |%s", words);
+    EXPECT(test_dies(body_run, line, status, wanted), "%s", line);
+}
+
+static const char* write_shard(const char* name, int count, int first_token) {
+    enum { MOST = 4096 };
+    int32_t header[256] = {20240520, 1, count};
+    char bytes[sizeof(header) + 2 * MOST];
+    memcpy(bytes, header, sizeof(header));
+    for (int i = 0; i < count && i < MOST; i++) {
+        const uint16_t token = (uint16_t)(first_token + i % 10);
+        memcpy(bytes + sizeof(header) + 2 * i, &token, 2);
+    }
+    return test_write(name, bytes, sizeof(header) + 2 * (size_t)count);
+}
+
+// A model of 2 layers, context 32, V = 400, not padded as we would.
+static void write_model(const char* name) {
+    const ModelConfig cfg = {.max_T = 32, .V = 400, .Vp = 416, .L = 2, .NH = 2, .C = 8};
+    TensorRow rows[MODEL_PARAMETER_ROWS];
+    void* memory = check_alloc(model_parameter_rows(rows, cfg), 1, "model");
+    whole_model_write_bin(test_path(name), cfg, rows, memory, MODEL_FP32);
+    free(memory);
+}
+
+// A Hugging Face directory with the sizes of write_model.
+static void write_hf_model(const char* name) {
+    const ModelConfig cfg = {.max_T = 32, .V = 400, .Vp = 512, .L = 2, .NH = 2, .C = 8};
+    TensorRow rows[MODEL_PARAMETER_ROWS];
+    void* memory = check_alloc(model_parameter_rows(rows, cfg), 1, "model");
+    EXPECT(mkdir(test_path(name), 0777) == 0, "directory");
+    hf_config_write(test_path(name), cfg, SAFETENSORS_F32, 399, NULL);
+    whole_model_write(test_path(name), cfg, rows, memory, SAFETENSORS_F32);
+    free(memory);
+}
+
+// llm.c's, of `count` tokens that are all "x"; the last one is the end of text.
+static void write_tokenizer(const char* name, int count) {
+    char bytes[1024 + 2 * 256];
+    uint32_t header[256] = {20240328, 2, (uint32_t)count, (uint32_t)count - 1};
+    memcpy(bytes, header, sizeof(header));
+    for (int i = 0; i < count; i++) {
+        memcpy(bytes + 1024 + 2 * i, "\1x", 2);
+    }
+    test_write(name, bytes, 1024 + 2 * (size_t)count);
+}
+
+static void write_files(void) {
+    char text[2000];
+    memset(text, 'a', sizeof(text));
+    test_write("text.txt", text, sizeof(text));
+    test_write("val.txt", text, 500);
+    write_shard("train.bin", 1000, 100);
+    write_shard("val.bin", 200, 100);
+    write_shard("large.bin", 1000, 395); // up to 404
+    write_model("model.bin");
+    write_hf_model("step_00000003");
+    write_tokenizer("tokenizer.bin", 200);
+    const char merges[] = "#version: 0.2\nt h\nth e\n";
+    test_write("merges.txt", merges, strlen(merges));
+}
+
+// ---- the model ----
+
+static void expect_model(const char* line, ModelConfig wanted) {
+    Run run = run_open(line);
+    const ModelConfig got = run.cfg;
+    const Options* o = &run.options;
+    EXPECT(got.max_T == wanted.max_T && got.V == wanted.V && got.L == wanted.L && got.NH == wanted.NH &&
+               got.C == wanted.C && got.Vp == wanted.Vp,
+           "%s: T %d V %d Vp %d L %d NH %d C %d", line, got.max_T, got.V, got.Vp, got.L, got.NH, got.C);
+    EXPECT(o->layers == got.L && o->channels == got.C && o->heads == got.NH && o->context == got.max_T &&
+               o->vocab_size == got.V,
+           "%s: the options say what the model is", line);
+    run_close(&run);
+}
+
+#define TEXT "--train-data %/text.txt "
+#define SHARDS "--train-data %/train.bin "
+
+static void test_model(void) {
+    const int V = GPT2_VOCAB, Vp = 50304;
+    expect_model(
+        TEXT, (ModelConfig){SETUP_CONTEXT, 257, 384, SETUP_LAYERS, SETUP_HEADS, SETUP_CHANNELS, SHARE_OFF});
+    expect_model(SHARDS,
+                 (ModelConfig){SETUP_CONTEXT, V, Vp, SETUP_LAYERS, SETUP_HEADS, SETUP_CHANNELS, SHARE_OFF});
+    expect_model(TEXT "--seq-len 100",
+                 (ModelConfig){100, 257, 384, SETUP_LAYERS, SETUP_HEADS, SETUP_CHANNELS, SHARE_OFF});
+    expect_model(TEXT "--seq-len 16 --context 20",
+                 (ModelConfig){20, 257, 384, SETUP_LAYERS, SETUP_HEADS, SETUP_CHANNELS, SHARE_OFF});
+    expect_model(TEXT "--layers 1 --channels 12 --heads 3",
+                 (ModelConfig){SETUP_CONTEXT, 257, 384, 1, 3, 12, SHARE_OFF});
+    expect_model(TEXT "--vocab-size 300", (ModelConfig){SETUP_CONTEXT, 300, 384, SETUP_LAYERS, SETUP_HEADS,
+                                                        SETUP_CHANNELS, SHARE_OFF});
+    expect_model(SHARDS "--vocab-size 110", (ModelConfig){SETUP_CONTEXT, 110, 128, SETUP_LAYERS, SETUP_HEADS,
+                                                          SETUP_CHANNELS, SHARE_OFF});
+    expect_model(SHARDS "--tokenizer %/tokenizer.bin", (ModelConfig){SETUP_CONTEXT, 200, 256, SETUP_LAYERS,
+                                                                     SETUP_HEADS, SETUP_CHANNELS, SHARE_OFF});
+    expect_model(SHARDS "--seq-len 64 --model d12", (ModelConfig){1024, V, Vp, 12, 12, 768, SHARE_OFF});
+    expect_model(SHARDS "--seq-len 64 --model gpt2:d12 --layers 3 --context 64",
+                 (ModelConfig){64, V, Vp, 3, 12, 768, SHARE_OFF});
+    expect_model(SHARDS "--seq-len 64 --model gpt3:c5140",
+                 (ModelConfig){2048, V, Vp, 40, 40, 5120, SHARE_OFF});
+    expect_model(TEXT "--seq-len 64 -e d6", (ModelConfig){1024, 257, 384, 6, 6, 384, SHARE_OFF});
+
+    expect_refused(TEXT "--channels 130", 2, "--channels 130|--heads 4");
+    expect_refused(TEXT "--vocab-size 256", 2, "256|257|bytes");
+    expect_refused(SHARDS "--tokenizer %/tokenizer.bin --vocab-size 199", 2, "199|200|gpt2");
+    expect_refused(SHARDS "--vocab-size 109", 1, "train.bin|token 9|109"); // its tokens go up to 109
+    expect_refused(TEXT "--model d13", 2, "--model d13|neither a file nor a known size|d12");
+    expect_refused(TEXT "--model gpt4", 2, "--model gpt4");
+}
+
+// The files hold zeros; random weights are none.
+static void expect_weights(const char* options, int is_random) {
+    char line[256];
+    TensorRow rows[MODEL_PARAMETER_ROWS];
+    snprintf(line, sizeof(line), "%s%s", TEXT, options);
+    Run run = run_open(line);
+    float* memory = (float*)check_alloc(model_parameter_rows(rows, run.cfg), 1, "model");
+    memory[0] = memory[7] = 1;
+    whole_model_read(run.model_path, run.cfg, rows, memory);
+    EXPECT((memory[7] != 0) == is_random && memory[0] != 1, "%s: %g", line, (double)memory[7]);
+    free(memory);
+    run_close(&run);
+}
+
+static void test_model_file(void) {
+    const ModelConfig cfg = {32, 400, 416, 2, 2, 8, SHARE_OFF}, padded = {32, 400, 512, 2, 2, 8, SHARE_OFF};
+    expect_model(TEXT "--model %/model.bin --vocab-size 400", cfg);
+    // that file does not say how much padding there was
+    expect_model(TEXT "--model %/step_00000003 --vocab-size 400", padded);
+    expect_model(TEXT "--model %/step_00000003/ --vocab-size 400", padded);
+    expect_model(SHARDS "--model %/model.bin --layers 2 --channels 8 --heads 2 --context 32 --vocab-size 400",
+                 cfg);
+    expect_model("--model %/model.bin --steps 1 --train-data %/train.bin --seq-len 16", cfg);
+    expect_weights("--model %/step_00000003 --vocab-size 400", 0);
+    expect_weights("--model %/model.bin --vocab-size 400", 0);
+    expect_weights("--layers 2", 1);
+
+    expect_refused(TEXT "--model %/model.bin --layers 3", 2, "--layers is 3|model.bin has 2");
+    expect_refused(TEXT "--model %/model.bin --channels 16", 2, "--channels is 16|has 8");
+    expect_refused(TEXT "--model %/model.bin --heads 4", 2, "--heads is 4|has 2");
+    expect_refused(TEXT "--model %/model.bin --context 64", 2, "--context is 64|has 32");
+    expect_refused(TEXT "--model %/model.bin --vocab-size 257", 2, "--vocab-size is 257|has 400");
+    expect_refused(TEXT "--model %/model.bin --vocab-size 400 --seq-len 33", 2, "--seq-len is 33|32");
+    // text as bytes, and words of the stories, are other tokens than the model's
+    expect_refused(TEXT "--model %/model.bin", 2,
+                   "model.bin has a vocabulary of 400|257 tokens (bytes)|--tokenizer");
+    expect_refused("--model %/model.bin --seq-len 16 --steps 1", 2, "a vocabulary of 400|(words)");
+    expect_refused("--model %/model.bin --seq-len 16 --train-data %/train.bin --tokenizer %/merges.txt", 2,
+                   "a vocabulary of 400|259 tokens|merges.txt");
+    expect_refused("--train-data %/large.bin --model %/model.bin", 1, "large.bin|token 5|400");
+    expect_refused(TEXT "--model %/none.bin", 1, "none.bin|cannot read the model|No such file");
+    expect_refused(TEXT "--model %/none", 1, "/none|cannot read the model");
+    expect_refused(TEXT "--model none.bin", 1, "none.bin|cannot read the model");
+    mkdir(test_path("step_00000004"), 0777);
+    expect_refused(TEXT "--model %/step_00000004", 1, "step_00000004/config.json|No such file");
+    expect_refused(TEXT "--model %/text.txt", 1, "text.txt|magic number");
+}
+
+// ---- the data ----
+
+static void test_data(void) {
+    Run run = run_open(TEXT "--seq-len 16");
+    EXPECT(run.data.kind == DATA_TEXT && run.data.has_tokenizer, "text");
+    EXPECT(run.data.train.tokens + run.data.val.tokens == 2001, "a text and its end-of-text token");
+    EXPECT(run.data.val.tokens == 100, "%zu tokens to validate, wanted 5 %%", run.data.val.tokens);
+    run_close(&run);
+    run = run_open(SHARDS "--seq-len 16 --val-data %/val.bin");
+    EXPECT(run.data.kind == DATA_SHARDS && !run.data.has_tokenizer, "shards");
+    EXPECT(run.data.train.tokens == 1000 && run.data.val.tokens == 200, "their tokens");
+    run_close(&run);
+
+    expect_refused(TEXT "--tokenizer %/tokenizer.bin", 1, "tokenizer.bin|encode");
+    expect_refused("--tokenizer %/tokenizer.bin --steps 1", 2, "--tokenizer|its own tokenizer");
+    expect_refused(SHARDS "--tokenizer %/none.bin", 1, "none.bin|tokenizer");
+    expect_refused("--val-data %/val.bin --steps 1", 2, "--val-data|--train-data");
+    expect_refused(TEXT "--val-data %/val.bin", 2, "--val-data|--train-data|both");
+    expect_refused(SHARDS "--val-data %/val.txt", 2, "--val-data|--train-data|both");
+    expect_refused("--train-data %/none*.bin", 1, "none*.bin|No such file");
+    expect_refused("--train-data %/none.txt", 1, "none.txt|No such file");
+    expect_refused(SHARDS "--seq-len 600", 1, "train.bin|1000 tokens|wanted 1202");
+    expect_refused(SHARDS "--val-data %/none.bin", 1, "none.bin|No such file");
+}
+
+static void test_stories(void) {
+    Run run = run_open("--steps 3 --batch 2 --seq-len 16 --total-batch 64 --eval-batches 5");
+    EXPECT(run.data.kind == DATA_STORIES && run.data.has_tokenizer, "no data named");
+    EXPECT(run.data.train.tokens == 3 * 64 + 1, "%zu tokens, none read twice", run.data.train.tokens);
+    EXPECT(run.data.val.tokens == 5 * 32 + 1, "%zu tokens to validate", run.data.val.tokens);
+    EXPECT(run.cfg.V == run.data.tokenizer.vocab_size && run.cfg.V == run.data.stories->eot + 1, "words");
+    EXPECT(run_data_eot(&run.data, run.cfg.V) == run.data.stories->eot, "end of text");
+    run_close(&run);
+    run = run_open("--steps 0 --batch 2 --seq-len 16 --eval-batches 0"); // only validation
+    EXPECT(run.data.train.tokens == 33 && run.data.val.tokens == RUN_DATA_EVAL_CPU + 1,
+           "at least a batch, and a validation");
+    run_close(&run);
+}
+
+// ---- sources and documents ----
+
+// 40 documents of 25 tokens; the first of each is the end of text, 110.
+static void write_documents(const char* name) {
+    int32_t header[256] = {20240520, 1, 1000};
+    char bytes[sizeof(header) + 2000];
+    memcpy(bytes, header, sizeof(header));
+    for (int i = 0; i < 1000; i++) {
+        const uint16_t token = (uint16_t)(i % 25 ? i % 25 : 110);
+        memcpy(bytes + sizeof(header) + 2 * i, &token, 2);
+    }
+    test_write(name, bytes, sizeof(bytes));
+}
+
+#define DOCUMENTS                                                                                            \
+    "--train-data %/documents.bin --val-data %/documents.bin --vocab-size 111 --seq-len 16 --batch 2 "
+
+// The rows of each kind, and one epoch of them in steps; validation is never sorted.
+static void test_pack(void) {
+    static const struct {
+        const char* option;
+        Packing train, val;
+        uint64_t rows;
+    } cases[] = {{"--pack stream", PACK_STREAM, PACK_STREAM, 62},
+                 {"--pack aligned", PACK_ALIGNED, PACK_ALIGNED, 62},
+                 {"--pack bestfit", PACK_BESTFIT, PACK_BESTFIT, 80}, // 40 of 16 tokens, 40 of 9
+                 {"--pack pad", PACK_PAD, PACK_PAD, 80},
+                 {"--pack dynamic --doc-mask on", PACK_DYNAMIC, PACK_DYNAMIC, 80},
+                 {"--pack uniform", PACK_UNIFORM, PACK_DYNAMIC, 80}};
+    write_documents("documents.bin");
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        char line[256];
+        snprintf(line, sizeof(line), "%s%s", DOCUMENTS, cases[i].option);
+        Run run = run_open(line);
+        const DataSource *train = &run.data.train.source[0], *val = &run.data.val.source[0];
+        EXPECT(train->rows.pack == cases[i].train && val->rows.pack == cases[i].val, "%s", line);
+        EXPECT(train->rows.count == cases[i].rows, "%s: %d rows", line, (int)train->rows.count);
+        EXPECT(run.options.steps == (int64_t)cases[i].rows / 2, "%s: %d steps", line, (int)run.options.steps);
+        EXPECT(run.data.train.mask == (DocumentMask)run.options.doc_mask, "%s", line);
+        run_close(&run);
+    }
+    expect_refused("--train-data %/documents.bin:1,%/train.bin:2 --vocab-size 111 --pack uniform", 2,
+                   "--pack uniform|one source|has 2");
+    expect_refused(SHARDS "--pack pad", 1, "train.bin: no token 50256 (end of text)|--pack stream");
+}
+
+// The mean, in the order of the rows, of what each target costs.
+static void test_packed_floor(void) {
+    Run run = run_open("--steps 1 --batch 2 --seq-len 16 --eval-batches 20 --pack bestfit");
+    const Rows* rows = &run.data.val.source[0].rows;
+    double sum = 0;
+    int inputs[16], targets[16], count = 0;
+    for (uint64_t row = 0; row < 4; row++) {
+        uint64_t piece, end;
+        int t = 0;
+        rows_pieces_(rows, row, &piece, &end);
+        rows_fill(rows, row, 16, inputs, targets, NULL);
+        for (; piece < end; piece++) {
+            for (int i = 0; i < piece_length_(rows->pieces.at[piece]); i++, t++) {
+                sum += targets[t] < 0
+                           ? 0
+                           : run.data.val_nats[piece_start_(rows->pieces.at[piece]) + (size_t)i + 1];
+                count += targets[t] >= 0;
+            }
+        }
+    }
+    EXPECT_NEAR(run_data_floor(&run.data, 2 * run.options.batch), sum / count, 1e-12, "two batches");
+    run_close(&run);
+}
+
+static void test_sources(void) {
+    Run run = run_open("--train-data %/train.bin:3,%/large.bin:1 --seq-len 16 --batch 1");
+    EXPECT(run.data.train.count == 2 && run.data.train.cycle == 4 && run.data.val.count == 2, "two sources");
+    EXPECT(run.options.steps == 19 * 4 + 2, "%d: until the first source, of 59 rows, is at its end",
+           (int)run.options.steps);
+    EXPECT(run.data.train.tokens == 1900 && run.data.val.tokens == 100, "5 %% of each to validate");
+    run_close(&run);
+}
+
+static void body_verify(const void* line) {
+    Options options = parse((const char*)line);
+    options.vocab_size = 257;
+    dup2(STDERR_FILENO, STDOUT_FILENO);
+    const int status = run_data_verify(&options);
+    fflush(stdout);
+    _exit(status);
+}
+
+static void test_verify(void) {
+    EXPECT(test_dies(body_verify, TEXT "--val-data %/val.txt --verify-data", 0,
+                     "text.txt: 1 document, 2000|val.txt: 1 document, 500|0 bad"),
+           "");
+    EXPECT(test_dies(body_verify, SHARDS "--val-data %/large.bin,%/none.bin", 1,
+                     "ok   |train.bin: 1000|BAD  |large.bin: token 0 has id 395|none.bin|2 bad files"),
+           "");
+    EXPECT(test_dies(body_verify, "--verify-data", 0, "built-in stories"), "");
+}
+
+static int is_there(const char* name) { return access(test_path(name), F_OK) == 0; }
+
+// Bytes with a separator are documents; the end of one text is a document, too, in every packing.
+static void test_documents_of_text(void) {
+    static const char text[] =
+        "one fish.two fish.red fish.blue fish.and one more, which is longer than the others.";
+    test_write("fish.txt", text, strlen(text));
+    Run run = run_open("--train-data %/fish.txt --separator . --pack pad --seq-len 16 --out %/fish");
+    EXPECT(run.data.is_encoded && run.data.kind == DATA_TEXT && run.cfg.V == 257, "bytes, encoded");
+    EXPECT(run.data.train.source[0].rows.documents.count == 5, "%zu documents",
+           run.data.train.source[0].rows.documents.count);
+    EXPECT(strcmp(run.data.train.source[0].name, test_path("fish.txt")) == 0, "%s",
+           run.data.train.source[0].name);
+    EXPECT(is_there("fish/tokens"), "kept");
+    run_close(&run);
+    for (int pack = 1; pack < 6; pack++) {
+        static const char* const names[] = {"", "aligned", "bestfit", "pad", "dynamic", "uniform"};
+        char line[256];
+        snprintf(line, sizeof(line), "%s--pack %s", TEXT "--seq-len 16 --doc-mask on ", names[pack]);
+        run = run_open(line);
+        EXPECT(run.data.val.source[0].rows.documents.count == 1 && run.data.val.tokens == 100, "%s", line);
+        run_close(&run);
+    }
+    expect_refused(SHARDS "--separator x", 2, "--separator x|train.bin");
+    expect_refused("--separator x --steps 1", 2, "--separator x needs --train-data");
+}
+
+// --plan and --print-config write nothing: without kept shards the data is unknown.
+static void test_dry(void) {
+    static const char* const dry[] = {" --plan", " --print-config"};
+    char line[256];
+    for (int i = 0; i < 2; i++) {
+        snprintf(line, sizeof(line), "%s%s", TEXT "--seq-len 16 --tokenizer bpe:300 --out %/dry", dry[i]);
+        Run run = run_open(line);
+        EXPECT(run.data.is_unknown && run.cfg.V == 300 && run.options.steps == OPTION_AUTO, "%s", line);
+        run_close(&run);
+        snprintf(line, sizeof(line), "%s%s", TEXT "--seq-len 16 --tokenizer %/merges.txt --steps 7", dry[i]);
+        run = run_open(line);
+        EXPECT(run.data.is_unknown && run.cfg.V == 259 && run.options.steps == 7, "%s", line);
+        run_close(&run);
+    }
+    EXPECT(!is_there("dry"), "a directory");
+    Run run = run_open(TEXT "--seq-len 16 --tokenizer %/merges.txt --out %/dry");
+    const int64_t steps = run.options.steps;
+    run_close(&run);
+    run = run_open(TEXT "--seq-len 16 --tokenizer %/merges.txt --out %/dry --plan");
+    EXPECT(!run.data.is_unknown && run.options.steps == steps && run.data.train.tokens > 0, "kept tokens");
+    run_close(&run);
+}
+
+// More files than the system maps are made into shards, of the same tokens.
+static void test_many_files(void) {
+    char name[64];
+    mkdir(test_path("many"), 0777);
+    for (int i = 0; i <= RUN_DATA_MAPPED_FILES; i++) {
+        snprintf(name, sizeof(name), "many/%06d.txt", i);
+        test_write(name, name + 5, 6);
+    }
+    Run run = run_open("--train-data %/many --seq-len 16");
+    const TokenStream* stream = &run.data.train.source[0].stream;
+    EXPECT(run.data.is_encoded && stream->num_spans == 1, "%zu spans", stream->num_spans);
+    EXPECT(run.data.train.tokens + run.data.val.tokens == 7 * (RUN_DATA_MAPPED_FILES + 1),
+           "bytes, and ends of text");
+    EXPECT(tokens_at(stream, 7) == 256 && tokens_at(stream, 8) == '0' && tokens_at(stream, 13) == '1',
+           "bytes");
+    run_close(&run);
+    EXPECT(encoded_text_temporary_[0] == '\0', "%s is left", encoded_text_temporary_);
+}
+
+// The loaders that both trainers open.
+static void test_loaders(void) {
+    Run run = run_open(DOCUMENTS "--pack uniform --total-batch 128 --eval-batches 20");
+    Dataloader train, val;
+    fflush(stdout);
+    const int screen = dup(STDOUT_FILENO);
+    EXPECT(freopen(test_path("screen"), "w", stdout) != NULL, "");
+    run_data_open_loaders(&train, &val, &run.data, &run.options);
+    fflush(stdout);
+    dup2(screen, STDOUT_FILENO);
+    EXPECT(train.B == 2 && val.B == 2 && train.settings.group == 8, "groups no larger than an update");
+    EXPECT(train.settings.shuffle == SHUFFLE_ON && val.settings.shuffle == SHUFFLE_OFF,
+           "validation in order");
+    EXPECT(run_data_eval_sequences(&run.options, val.num_sequences) == 40 && val.num_sequences == 80, "");
+    const Batch batch = dataloader_next(&val);
+    EXPECT(batch.T == 16 && batch.counted == 16 + 9 && batch.inputs[0] == 110, "%d", batch.counted);
+    dataloader_close(&val);
+    dataloader_close(&train);
+    run_close(&run);
+}
+
+// Training text depends on the seed, validation text does not.
+static void test_stories_seed(void) {
+    Run one = run_open("--steps 5 --batch 8 --seq-len 32 --seed 1");
+    Run two = run_open("--steps 5 --batch 8 --seq-len 32 --seed 2");
+    EXPECT(memcmp(one.data.train_stories, two.data.train_stories, 2 * one.data.train.tokens) != 0,
+           "training");
+    EXPECT(memcmp(one.data.val_stories, two.data.val_stories, 2 * one.data.val.tokens) == 0, "validation");
+    run_close(&two);
+    run_close(&one);
+}
+
+// Sizes that people ask for must neither overflow nor fill the memory.
+static void test_stories_limit(void) {
+    const size_t max = ((size_t)1 << 27) + 1;
+    EXPECT(run_data_stories_tokens_(1000, 4096) == 4096001, "below the limit");
+    EXPECT(run_data_stories_tokens_(0, 4096) == 4097, "one batch at least");
+    EXPECT(run_data_stories_tokens_((int64_t)1 << 39, (int64_t)1 << 39) == max, "beyond 64 bits");
+    EXPECT(run_data_stories_tokens_(1, (int64_t)1 << 40) == max, "a batch beyond it");
+    EXPECT(run_data_stories_tokens_(1 << 15, 1 << 12) == max, "the limit itself");
+}
+
+static void test_floor(void) {
+    Run run = run_open("--steps 1 --batch 2 --seq-len 16 --eval-batches 4");
+    double sum = 0;
+    for (int i = 1; i <= 64; i++) { // targets of the first two batches
+        sum += run.data.val_nats[i];
+    }
+    EXPECT_NEAR(run_data_floor(&run.data, 2 * run.options.batch), sum / 64, 1e-12, "two batches");
+    const double all = run_data_floor(&run.data, 4 * run.options.batch);
+    EXPECT(all > 0.1 && all < 3, "%g nats per token", all);
+    EXPECT(run_data_floor(&run.data, 1000 * run.options.batch) == all, "no more than there is");
+    run_close(&run);
+    run = run_open(TEXT "--seq-len 16");
+    EXPECT(isnan(run_data_floor(&run.data, 1)), "unknown for other text");
+    run_close(&run);
+}
+
+// ---- batches ----
+
+static void expect_batch(const char* line, int batch, int seq_len, int64_t total) {
+    Run run = run_open(line);
+    const Options* o = &run.options;
+    EXPECT(o->batch == batch && o->seq_len == seq_len && o->total_batch == total,
+           "%s: %d x %d, %lld tokens, wanted %d x %d, %lld", line, o->batch, o->seq_len,
+           (long long)o->total_batch, batch, seq_len, (long long)total);
+    run_close(&run);
+}
+
+static void test_batch(void) {
+    const int usual = SETUP_BATCH_TOKENS; // about this many tokens, in whole sequences
+    expect_batch(TEXT, usual / SETUP_CONTEXT, SETUP_CONTEXT, usual);
+    expect_batch(TEXT "--seq-len 100", usual / 100, 100, usual / 100 * 100);
+    expect_batch(TEXT "--context 64", usual / 64, 64, usual);
+    expect_batch("--seq-len 5000 --steps 1 --eval-batches 1", 1, 5000, 5000);
+    expect_batch(TEXT "--batch 3 --seq-len 16", 3, 16, 48);
+    expect_batch(TEXT "--batch 3 --seq-len 16 --total-batch 96", 3, 16, 96);
+    expect_batch(TEXT "--seq-len 16 --total-batch -1", usual / 16, 16, usual);
+    expect_batch(TEXT "--seq-len 16 --total-batch 96", 6, 16, 96);       // less than the usual
+    expect_batch(TEXT "--seq-len 16 --total-batch 16288", 2, 16, 16288); // 2 x 509 sequences: 2 divides them
+    expect_refused(TEXT "--seq-len 16 --total-batch 100", 2, "--total-batch is 100|--seq-len 16");
+    expect_refused(TEXT "--batch 3 --seq-len 16 --total-batch 100", 2, "--total-batch is 100|--seq-len 16");
+    expect_batch(TEXT "--seq-len 16 --batch 4 --total-batch 32", 4, 16, 32);
+    expect_refused(TEXT "--seq-len 65 --context 64", 2, "--seq-len is 65|context of 64");
+    expect_refused("--seq-len 1025 --model d12 --steps 1", 2, "--seq-len is 1025|1024");
+}
+
+static void test_eval_batches(void) {
+    static const struct {
+        int eval_batches, B;
+        uint64_t sequences;
+        int64_t wanted;
+    } cases[] = {{20, 4, 1000, 80},
+                 {20, 4, 40, 40},
+                 {0, 4, 40, 40},
+                 {0, 4, 41, 41},
+                 {20, 4, 1, 1}, //
+                 {OPTION_AUTO, 1, 5000, 1280},
+                 {OPTION_AUTO, 64, 5000, 1280},
+                 {OPTION_AUTO, 4, 700, 700}};
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        Options options = parse("");
+        options.batch = cases[i].B;
+        options.seq_len = 16;
+        options.eval_batches = cases[i].eval_batches;
+        EXPECT(run_data_eval_sequences(&options, cases[i].sequences) == cases[i].wanted, "case %d", (int)i);
+    }
+}
+
+// ---- the run ----
+
+static void test_steps(void) {
+    static const struct {
+        const char* line;
+        int64_t steps;
+    } cases[] = {
+        {TEXT "--seq-len 16 --batch 4", 1888 / 64}, // one epoch of the 118 sequences of 1901 tokens
+        {TEXT "--seq-len 16 --batch 4 --steps -1", 1888 / 64},
+        {TEXT "--seq-len 100 --batch 1", 18}, // of 1900 tokens: 19 inputs, but the last has no target
+        {TEXT "--seq-len 16 --batch 512", 1}, // less than one batch
+        {TEXT "--seq-len 16 --steps 0", 0},
+        {TEXT "--seq-len 16 --batch 4 --epochs 1", 1888 / 64},
+        {TEXT "--seq-len 16 --batch 4 --epochs 2.5 --steps auto", (int)(2.5 * 1888 / 64)},
+        {TEXT "--seq-len 16 --batch 4 --epochs 0.001", 1},
+        {TEXT "--seq-len 16 --steps 77", 77},
+        {"--seq-len 1 --batch 1 --eval-batches 1", RUN_DATA_STORIES_STEPS},
+    };
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        Run run = run_open(cases[i].line);
+        EXPECT(run.options.steps == cases[i].steps, "%s: %lld", cases[i].line, (long long)run.options.steps);
+        EXPECT(run.options.epochs == 0, "said by --steps from now on");
+        EXPECT(run.data.kind == DATA_STORIES
+                   ? run.data.epochs == 0
+                   : run.data.epochs * (double)mixture_epoch(&run.data.train) * run.options.seq_len ==
+                         (double)run.options.steps * (double)run.options.total_batch,
+               "%s: %g epochs", cases[i].line, run.data.epochs);
+        run_close(&run);
+    }
+    Options resumed =
+        parse(TEXT "--epochs 2"); // steps come from the checkpoint, and are not on the command line
+    RunData text = {.kind = DATA_TEXT};
+    resumed.steps = 5;
+    run_data_length_(&text, &resumed);
+    EXPECT(resumed.steps == OPTION_AUTO, "%lld steps", (long long)resumed.steps);
+    expect_refused(TEXT "--epochs 2 --steps 7", 2, "--epochs 2 and --steps 7: wanted only one of them");
+    expect_refused("--epochs 2", 2, "--epochs 2 needs --train-data");
+    expect_refused(TEXT "--epochs 1e9 --seq-len 1 --batch 1", 2,
+                   "--epochs 1e+09 is 1.9e+12 steps; wanted at most");
+}
+
+static void test_times(void) {
+    Run run = run_open(TEXT "--seq-len 16 --steps 100 --out %/out");
+    const Options* o = &run.options;
+    EXPECT(o->save_every == OPTION_AUTO, "a checkpoint at the end");
+    EXPECT(o->warmup == 5 && o->eval_every == 10 && o->sample_every == 100 && o->sample_tokens == 16, "%d %d",
+           o->warmup, o->eval_every);
+    run_close(&run);
+    run = run_open(TEXT "--seq-len 256 --context 512 --steps 3000000000");
+    EXPECT(o->save_every == OPTION_AUTO, "for whoever adds a directory");
+    EXPECT(o->warmup == 2000 && o->eval_every == 1000 && o->sample_every == 1000000000 &&
+               o->sample_tokens == 256,
+           "%d %d", o->warmup, o->eval_every);
+    run_close(&run);
+    run = run_open(TEXT "--seq-len 16 --steps 0 --out %/out");
+    EXPECT(o->save_every == OPTION_AUTO && o->warmup == 0 && o->eval_every == 1 && o->sample_every == 1,
+           "no steps");
+    run_close(&run);
+    run = run_open(TEXT "--seq-len 16 --steps 100 --warmup 3 --eval-every 0 --sample-every 0 "
+                        "--sample-tokens 7 --save-every 0 --lr 0.5 --out %/out");
+    EXPECT(o->warmup == 3 && o->eval_every == 0 && o->sample_every == 0 && o->sample_tokens == 7 &&
+               o->save_every == 0 && o->lr == 0.5f,
+           "given options stay");
+    run_close(&run);
+    expect_refused(TEXT "--save-every 5", 2, "--save-every 5|--out");
+}
+
+static void test_learning_rate(void) {
+    static const struct {
+        const char* line;
+        float lr;
+    } cases[] = {{SHARDS "--seq-len 16 --model d12 --total-batch 524288", 6e-4f},
+                 {SHARDS "--seq-len 16 --model d12 --total-batch 1048576", 6e-4f},
+                 {SHARDS "--seq-len 16 --model d12 --total-batch 32768", 3e-4f}, // a sixteenth: half
+                 {SHARDS "--seq-len 16 --model d48 --total-batch 524288", 6e-4f * 768 / 1600},
+                 {SHARDS "--seq-len 16 --channels 8 --total-batch 524288", 4e-3f}};
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        Run run = run_open(cases[i].line);
+        EXPECT_NEAR(run.options.lr, cases[i].lr, 1e-9, "%s", cases[i].line);
+        run_close(&run);
+    }
+}
+
+// SGD's rate and decay, and Lion's beta2, but only where nothing is given.
+static void test_optimizers(void) {
+    static const struct {
+        const char* line;
+        float lr, decay, beta2;
+    } cases[] = {{"--optimizer sgd", 400, 0, 1},
+                 {"--optimizer sgd --weight-decay 0.01", 400, 0.01f, 1},
+                 {"--optimizer lion", 1, 0.1f, 0.99f},
+                 {"--optimizer lion --beta2 0.5", 1, 0.1f, 0.5f}};
+    char line[256];
+    snprintf(line, sizeof(line), "%s", SHARDS "--seq-len 16 --batch 1");
+    Run adamw = run_open(line);
+    EXPECT(adamw.options.weight_decay == 0.1f, "AdamW's decay");
+    for (int i = 0; i < 4; i++) {
+        snprintf(line, sizeof(line), "%s %s", SHARDS "--seq-len 16 --batch 1", cases[i].line);
+        Run run = run_open(line);
+        const float beta2 = cases[i].beta2 == 1 ? adamw.options.beta2 : cases[i].beta2;
+        EXPECT_NEAR(run.options.lr, cases[i].lr * adamw.options.lr, 1e-6 * run.options.lr, "%s: rate", line);
+        EXPECT(run.options.weight_decay == cases[i].decay && run.options.beta2 == beta2, "%s: %f, %f", line,
+               (double)run.options.weight_decay, (double)run.options.beta2);
+        run_close(&run);
+    }
+    run_close(&adamw);
+}
+
+// 0.95 for half a million tokens and more, and for less the same memory in tokens, up to a thousand updates.
+static void test_beta2(void) {
+    static const struct {
+        const char* line;
+        float beta2;
+    } cases[] = {{SHARDS "--seq-len 16 --batch 1 --total-batch 524288", 0.95f},
+                 {SHARDS "--seq-len 16 --batch 1 --total-batch 1048576", 0.95f},
+                 {SHARDS "--seq-len 16 --batch 1 --total-batch 262144", 0.974679f}, // the square root of 0.95
+                 {SHARDS "--seq-len 16 --batch 1", 0.999f},
+                 {SHARDS "--seq-len 16 --batch 1 --beta2 0.5", 0.5f}};
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        Run run = run_open(cases[i].line);
+        EXPECT_NEAR(run.options.beta2, cases[i].beta2, 1e-6, "%s", cases[i].line);
+        run_close(&run);
+    }
+}
+
+// ---- samples ----
+
+static void test_prompt(void) {
+    int ids[17];
+    Run run = run_open(TEXT "--seq-len 16 --prompt Once");
+    EXPECT(run_data_prompt(ids, 16, &run.data, &run.options, run.cfg.V) == 5, "end of text and four bytes");
+    EXPECT(ids[0] == 256 && ids[1] == 'O' && ids[4] == 'e', "%d %d %d", ids[0], ids[1], ids[4]);
+    EXPECT(run_data_prompt(ids, 5, &run.data, &run.options, run.cfg.V) == 5, "it just fits");
+    run_close(&run);
+    run = run_open(TEXT "--seq-len 16 --prompt Once --start-token off");
+    EXPECT(run_data_prompt(ids, 4, &run.data, &run.options, run.cfg.V) == 4 && ids[0] == 'O',
+           "four bytes, which fit");
+    run_close(&run);
+    run = run_open(TEXT "--seq-len 16 --start-token off");
+    EXPECT(run_data_prompt(ids, 16, &run.data, &run.options, run.cfg.V) == 1 && ids[0] == 256,
+           "no text needs a start");
+    run_close(&run);
+    run = run_open(SHARDS "--seq-len 16");
+    EXPECT(run_data_prompt(ids, 16, &run.data, &run.options, run.cfg.V) == 1 && ids[0] == 50256, "none");
+    run_close(&run);
+    run = run_open(SHARDS "--seq-len 16 --vocab-size 300 --tokenizer %/tokenizer.bin");
+    EXPECT(run_data_prompt(ids, 16, &run.data, &run.options, run.cfg.V) == 1 && ids[0] == 199, "tokenizer's");
+    run_close(&run);
+    run = run_open(SHARDS "--seq-len 16 --tokenizer %/merges.txt --prompt the");
+    EXPECT(run_data_prompt(ids, 16, &run.data, &run.options, run.cfg.V) == 2, "end of text and a token");
+    EXPECT(ids[0] == 258 && ids[1] == 257, "%d %d", ids[0], ids[1]);
+    run_close(&run);
+
+    expect_refused(TEXT "--seq-len 4 --prompt Once", 2, "--prompt|4 tokens|at most 3");
+    expect_refused(SHARDS "--seq-len 16 --prompt Once", 2, "--prompt|--tokenizer");
+    expect_refused(SHARDS "--seq-len 16 --tokenizer %/tokenizer.bin --prompt x", 1, "tokenizer.bin|encode");
+    expect_refused("--seq-len 16 --steps 1 --prompt qqq", 2, "qqq");
+}
+
+int main(void) {
+    write_files();
+    test_verify();
+    test_documents_of_text();
+    test_dry();
+    test_many_files();
+    test_model();
+    test_model_file();
+    test_data();
+    test_stories();
+    test_stories_seed();
+    test_stories_limit();
+    test_pack();
+    test_packed_floor();
+    test_sources();
+    test_loaders();
+    test_floor();
+    test_batch();
+    test_eval_batches();
+    test_steps();
+    test_times();
+    test_learning_rate();
+    test_beta2();
+    test_optimizers();
+    test_prompt();
+    return test_done("setup");
+}

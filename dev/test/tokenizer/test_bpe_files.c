@@ -1,0 +1,576 @@
+// Tests of llmc/tokenizer/bpe_files.h. With GPT2_VOCAB=.../gpt2.tiktoken also that GPT-2's public files come out.
+//
+//     test_bpe_files --write VOCABULARY DIRECTORY    all formats, for dev/ref/check_tokenizer_files.py and
+//     fuzz_bpe.c test_bpe_files --ids VOCABULARY < TEXT         the ids of a text
+#define BPE_FILES_IMPLEMENTATION
+
+#include "llmc/base/xxh64.h"
+#include "llmc/tokenizer/bpe_encode.h"
+#include "llmc/tokenizer/bpe_files.h"
+#include "dev/test/lib/test.h"
+
+static const char* const FORMATS[] = {"tokenizer.json", "vocab.json", "merges.txt",
+                                      "vocab.bpe",      "x.tiktoken", "tokenizer.bin"};
+enum { NUM_FORMATS = sizeof(FORMATS) / sizeof(FORMATS[0]) };
+
+static const char small_merges[] =
+    "#version: 0.2\na a\naa aa\nt h\nth e\n\xC4\xA0 the\n\xC3\x83 \xC2\xA9\n\" \\\n";
+
+static Bpe open_small(void) {
+    Bpe bpe;
+    bpe_open(&bpe, test_write("small.bpe", small_merges, strlen(small_merges)));
+    return bpe;
+}
+
+// What a writer of llmc/tokenizer/bpe_files.h writes; the caller frees it. Inlined, gcc 12 thinks it returns &text.
+__attribute__((noinline)) static char* text_of(const Bpe* bpe, void (*put)(const Bpe*, FILE*),
+                                               size_t* bytes) {
+    char* text = NULL;
+    FILE* file = open_memstream(&text, bytes);
+    put(bpe, file);
+    fclose(file);
+    return text;
+}
+
+// Two vocabularies in all that they say, up to the merges that encoding uses.
+static int same(const Bpe* a, const Bpe* b) {
+    int equal = a->vocab_size == b->vocab_size && a->eot == b->eot;
+    for (int id = 0; equal && id < a->vocab_size; id++) {
+        int a_length, b_length;
+        const char *a_text = bpe_token(a, id, &a_length), *b_text = bpe_token(b, id, &b_length);
+        equal = a_length == b_length && memcmp(a_text, b_text, (size_t)a_length) == 0;
+    }
+    return equal && memcmp(a->pairs.entries, b->pairs.entries, sizeof(uint64_t) << a->pairs.bits) == 0;
+}
+
+static int reads_back(const Bpe* bpe, const char* path) {
+    Bpe read;
+    bpe_open(&read, path);
+    const int ok = same(bpe, &read);
+    bpe_close(&read);
+    return ok;
+}
+
+// ---- files that are none ----
+
+static void open_path(const void* path) {
+    Bpe bpe;
+    bpe_open(&bpe, (const char*)path);
+}
+
+static int dies(const char* data, size_t bytes, const char* wanted) {
+    char words[256];
+    snprintf(words, sizeof(words), "error: |bad.vocab|%s", wanted);
+    return test_dies(open_path, test_write("bad.vocab", data, bytes), EXIT_FAILURE, words);
+}
+
+static void test_merges_errors(void) {
+    static const struct {
+        const char *lines, *wanted;
+    } cases[] = {
+        {"a b\na\n", "bad.vocab:3: wanted two tokens"},
+        {"a b\n\n", "bad.vocab:3: wanted two tokens"},
+        {"a b c\n", "bad.vocab:2: wanted two tokens"},
+        {"a b\r\n", "bad.vocab:2: wanted two tokens"},
+        {"a  b\n", "bad.vocab:2: wanted two tokens"},
+        {"a \xC5\x84\n", "bad.vocab:2: wanted two tokens"}, // U+0144 is no byte
+        {"a \xC4\n", "bad.vocab:2: wanted two tokens"},
+        {"a \xC2\xAD\n", "bad.vocab:2: wanted two tokens"}, // the soft hyphen is spelled U+0143
+        {"a b\nabc d\n", "bad.vocab:3: its left side"},
+        {"a b\nc bd\n", "bad.vocab:3: its right side"},
+        {"a b\na b\n", "bad.vocab:3: makes token 256 again"},
+        {"a b\nb c\na bc\n", "bad.vocab:4: the lines before never leave"}, // a b c is ab c
+        {"a b\nb c\nab bc\nab c\n", ""},
+    };
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        char text[256];
+        snprintf(text, sizeof(text), "#version: 0.2\n%s", cases[i].lines);
+        if (cases[i].wanted[0]) {
+            EXPECT(dies(text, strlen(text), cases[i].wanted), "case %zu", i);
+        } else {
+            Bpe bpe;
+            bpe_open(&bpe, test_write("good.bpe", text, strlen(text)));
+            bpe_close(&bpe);
+        }
+    }
+    Bpe bytes; // no newline, no merges
+    bpe_open(&bytes, test_write("bytes.bpe", "#version", 8));
+    EXPECT(bytes.vocab_size == 257, "");
+    bpe_close(&bytes);
+}
+
+static void open_and_close(const char* path, int vocab_size) {
+    Bpe bpe;
+    bpe_open(&bpe, path);
+    EXPECT(bpe.vocab_size == vocab_size, "%d ids", bpe.vocab_size);
+    bpe_close(&bpe);
+}
+
+// Writes the 256 bytes and "th" as a .tiktoken to `text`, with another line instead of line `at`, from 0, or
+// after the last. Returns its bytes.
+static size_t tiktoken_with(char text[8192], int at, const char* instead) {
+    static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    size_t length = 0;
+    for (int id = 0; id < 258; id++) {
+        if (id == at) {
+            length += (size_t)sprintf(text + length, "%s\n", instead);
+        } else if (id < 256) {
+            length +=
+                (size_t)sprintf(text + length, "%c%c== %d\n", digits[id >> 2], digits[(id & 3) << 4], id);
+        } else if (id == 256) {
+            length += (size_t)sprintf(text + length, "dGg= %d\n", id);
+        }
+    }
+    return length;
+}
+
+static void test_tiktoken_errors(void) {
+    static const struct {
+        int at;
+        const char *instead, *wanted;
+    } cases[] = {
+        {100, "*A== 100", "bad.vocab:101: wanted a token in base64"},
+        {100, "ZA= 100", "bad.vocab:101: wanted a token in base64"},
+        {100, "ZB== 100", "bad.vocab:101: wanted a token in base64"}, // bits beyond the byte
+        {100, "ZA==", "bad.vocab:101: wanted a token in base64"},
+        {100, "", "bad.vocab:101: wanted a token in base64"},
+        {100, " 100", "bad.vocab:101: wanted a token in base64"},
+        {100, "ZA== ", "bad.vocab:101: id \"\""},
+        {100, "ZA== 100\r", "bad.vocab:101: id \"100?\""},
+        {100, "ZA== -100", "bad.vocab:101: id \"-100\", wanted 0 to 256 in a file of 257 lines"},
+        {100, "ZA== 257", "bad.vocab:101: id \"257\""},
+        {100, "ZA== 99999999999999999999999999", "bad.vocab:101: id \"99999999999999999999999\""},
+        {100, "ZA== 99", "bad.vocab:101: id 99 appears twice"},
+        {257, "dGg= 257", "bad.vocab:258: token 257 is token 256 again"},
+        {100, "dGho 100", "no token is the byte 0x64"},
+        {257, "dGhlcmU= 257", "token 257 merges to 4 tokens"}, // th e r e
+        {0, "not a vocabulary", "wanted a tokenizer"},
+        {0, "{\"version\": \"1.0\",", "byte 19: found"},
+    };
+    char text[8192];
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        const size_t bytes = tiktoken_with(text, cases[i].at, cases[i].instead);
+        EXPECT(dies(text, bytes, cases[i].wanted), "case %zu", i);
+    }
+    size_t bytes = tiktoken_with(text, 100, "ZGQ= 100"); // "dd" before "d"
+    bytes += (size_t)sprintf(text + bytes, "ZA== 257\n");
+    EXPECT(dies(text, bytes, "token 100 merges to 2 tokens, wanted two of lower ids"), "");
+    bytes = tiktoken_with(text, 257, "dGhl 257");
+    open_and_close(test_write("good.tiktoken", text, bytes), 259);
+    open_and_close(test_write("good.tiktoken", text, bytes - 1), 259); // the last line without its newline
+}
+
+// ---- llm.c's .bin ----
+
+static void test_bin_errors(void) {
+    Bpe bpe = open_small();
+    size_t bytes;
+    char* bin = text_of(&bpe, bpe_put_bin_, &bytes);
+    const struct {
+        int field; // of the header
+        uint32_t value;
+        size_t bytes;
+        const char* wanted;
+    } cases[] = {
+        {1, 3, bytes, "version 3, wanted 1 or 2"},
+        {1, 1, bytes, "end-of-text id 50256, wanted one of the 264"},
+        {2, 0, bytes, "end-of-text id 263, wanted one of the 0"},
+        {2, 265, bytes, "ends before token 264"},
+        {2, UINT32_MAX, bytes, "4294967295 tokens cannot be in"},
+        {3, 264, bytes, "end-of-text id 264"},
+        {3, 262, bytes, "token 263 merges to 13 tokens"}, // "<|endoftext|>" as a token like others
+        {1, 2, bytes - 1, "token 263 of 13 bytes, wanted 1 to the 12 left"},
+        {1, 2, bytes - 14, "ends before token 263"},
+        {1, 2, bytes + 1, "1 bytes after the last of 264"},
+        {1, 2, 1023, "1023 bytes, wanted a header of 1024"},
+    };
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        char* bad = (char*)calloc(1, bytes + 1);
+        memcpy(bad, bin, bytes);
+        memcpy(bad + 4 * cases[i].field, &cases[i].value, 4);
+        EXPECT(dies(bad, cases[i].bytes, cases[i].wanted), "case %zu", i);
+        free(bad);
+    }
+    bin[1024 + 1] = '"'; // token 0 becomes token 1
+    EXPECT(dies(bin, bytes, "token 1 is token 0 again"), "");
+    bin[1024] = 0;
+    EXPECT(dies(bin, bytes, "token 0 of 0 bytes"), "");
+    free(bin);
+    bpe_close(&bpe);
+
+    EXPECT(dies("", 0, "empty file"), "");
+    EXPECT(dies("x", 1, "wanted a tokenizer"), "");
+    EXPECT(test_dies(open_path, test_path("none.bin"), EXIT_FAILURE, "none.bin|No such file"), "");
+    EXPECT(test_dies(open_path, "/dev/null", EXIT_FAILURE, "not a regular file"), "");
+    const uint32_t shard[256] = {20240520, 1};
+    EXPECT(test_dies(open_path, test_write("shard.bin", shard, sizeof(shard)), EXIT_FAILURE,
+                     "shard.bin: magic 20240520, wanted 20240328"),
+           "");
+}
+
+// Tokens that no merges make can be had, and the reason why they do not encode.
+static void test_tokens_only(void) {
+    char bin[1024 + 12] = {0}, error[ERROR_BYTES];
+    const uint32_t header[4] = {20240328, 2, 4, 3};
+    memcpy(bin, header, sizeof(header));
+    memcpy(bin + 1024, "\1a\3 b\xFF\1a\3end", 12);
+    Bpe bpe;
+    EXPECT(!bpe_open_tokens(&bpe, test_write("odd.bin", bin, sizeof(bin)), error), "");
+    EXPECT(strstr(error, "odd.bin: token 2 is token 0 again"), "%s", error);
+    int length;
+    EXPECT(bpe.vocab_size == 4 && memcmp(bpe_token(&bpe, 1, &length), " b\xFF", 3) == 0 && length == 3, "");
+    EXPECT(memcmp(bpe_token(&bpe, 2, &length), "a", 1) == 0 && length == 1, "");
+    EXPECT(memcmp(bpe_token(&bpe, 3, &length), "<|endoftext|>", 13) == 0 && length == 13, "");
+    bpe_close(&bpe);
+    bin[1024 + 7] = 'b';
+    EXPECT(!bpe_open_tokens(&bpe, test_write("odd.bin", bin, sizeof(bin)), error), "");
+    EXPECT(strstr(error, "odd.bin: no token is the byte 0x00"), "%s", error);
+    bpe_close(&bpe);
+}
+
+// ---- JSON ----
+
+// `text` with the first `from` replaced by `to`; the caller frees it.
+static char* replaced(const char* text, const char* from, const char* to) {
+    const char* at = strstr(text, from);
+    char* out = (char*)malloc(strlen(text) + strlen(to) + 1);
+    EXPECT(at, "%s", from);
+    sprintf(out, "%.*s%s%s", (int)(at ? at - text : 0), text, to, at ? at + strlen(from) : "");
+    return out;
+}
+
+static void test_json_variants(void) {
+    static const struct {
+        const char *from, *to, *wanted; // NULL: is read as the same
+    } cases[] = {
+        {"\"type\": \"BPE\", ", "", NULL},
+        {"\"dropout\": null, ", "", NULL},
+        {"\"continuing_subword_prefix\": null", "\"continuing_subword_prefix\": \"\"", NULL},
+        {"\"a a\", \"aa aa\"", "[\"a\",\"a\"], [\"aa\", \"aa\"]", NULL},
+        {"\"\\u0120 the\"", "\"\xC4\xA0 the\"", NULL},
+        {"\"truncation\": null", "\"truncation\": {\"a\": [1, {\"b\": \"\\\"\"}]}", NULL},
+        {", \"<|endoftext|>\": 263", "", NULL},
+        {"[{\"id\": 263, ", "[], \"x\": [{\"id\": 263, ", NULL},
+        {"\"use_regex\": true", "\"other\": 1", NULL},
+        {"\"aa\": 256, \"aaaa\": 257", "\"aaaa\": 257, \"aa\": 256", NULL},
+        {"{\n", " \n{\n", NULL},
+
+        {"\"type\": \"BPE\"", "\"type\": \"Unigram\"", "a model of type Unigram, wanted BPE"},
+        {"\"dropout\": null", "\"dropout\": 0.1", "the model has a dropout, wanted null"},
+        {"\"end_of_word_suffix\": null", "\"end_of_word_suffix\": \"</w>\"",
+         "the model has a end_of_word_suffix"},
+        {"\"normalizer\": null", "\"normalizer\": {\"type\": \"NFC\"}",
+         "normalization (NFC) is not supported"},
+        {"\"normalizer\": null", "\"normalizer\": {}", "normalization (without a type) is not supported"},
+        {"\"pre_tokenizer\": {\"type\": \"ByteLevel\"", "\"pre_tokenizer\": {\"type\": \"Whitespace\"",
+         "the pre_tokenizer Whitespace, wanted ByteLevel"},
+        {"\"pre_tokenizer\": {", "\"pre_tokenizer\": null, \"x\": {",
+         "the pre_tokenizer null, wanted ByteLevel"},
+        {"\"pre_tokenizer\": {", "\"x\": {", "no pre_tokenizer, wanted ByteLevel"},
+        {"\"add_prefix_space\": false", "\"add_prefix_space\": true",
+         "ByteLevel, wanted it with add_prefix_space false"},
+        {"\"add_prefix_space\": false, ", "", "add_prefix_space false"},
+        {"\"use_regex\": true", "\"use_regex\": false", "ByteLevel, wanted it with use_regex true"},
+        {"\"a a\", ", "", "6 merges for a vocabulary of 264, wanted 257 fewer"},
+        {"\"a a\", ", "\"a a\", \"a a\", ", "8 merges"},
+        {"\"a a\", \"aa aa\"", "\"aa aa\", \"a a\"", "merges[1] makes token 256 after token 257"},
+        {"\"aa aa\"", "\"a b\"", "merges[1] makes no token of 64 and 65"},
+        {"\"aa aa\"", "\"aa aaa\"", "the right side of merges[1] is no token"},
+        {"\"aa aa\"", "\"aaaa\"", "merges[1] is not two tokens"},
+        {"\"aa aa\"", "\"aa a a\"", "merges[1] is not two tokens"},
+        {"\"aa aa\"", "[\"aa\", \"aa\", \"aa\"]", "found ',', wanted ']'"},
+        {"\"aa\": 256", "\"aa\": 264", "token id 264, wanted 0 to 263"},
+        {"\"aa\": 256", "\"aa\": 257", "id 257 appears twice"},
+        {"\"aa\": 256", "\"aa\": 263", "id 263 appears twice"},
+        {"\"aa\": 256", "\"a\": 256", "token 256 is token 64 again"},
+        {"\"aa\": 256", "\"aab\": 256", "token 256 merges to 3 tokens"},
+        {"\"aa\": 256", "\"\xE2\x82\xAC\": 256", "token 256 is not in the spelling"},
+        {"\"aa\": 256", "\"\": 256", "token 256 is not in the spelling"},
+        {"\"aa\": 256", "\"aa\": -1", "found '-', wanted a whole number"},
+        {"\"!\": 0, ", "", "7 merges for a vocabulary of 263"},
+        {"\"!\": 0, ", "\"!!\": 0, ", "no token is the byte 0x21"},
+        {"[{\"id\": 263", "[{\"id\": 5", "<|endoftext|> is token 5, and token 263"},
+        {"\"<|endoftext|>\": 263", "\"<|endoftext|>\": 5", "<|endoftext|> is token 263, and token 5"},
+        {"\"content\": \"<|endoftext|>\"", "\"content\": \"<pad>\"", "id 263 appears twice"},
+        {"}],\n", "}, {\"id\": 264, \"content\": \"new\"}],\n", "the added token new is not special"},
+        {"}],\n", "}, {\"id\": 264, \"content\": \"a\\n\", \"special\": true}],\n",
+         "without control characters"},
+        {"}],\n", "}, {\"id\": 265, \"content\": \"<pad>\", \"special\": true}],\n",
+         "the added token <pad> has the id 265, wanted at most 264"},
+        {"}],\n", "}, {\"id\": 256, \"content\": \"<pad>\", \"special\": true}],\n",
+         "7 merges for a vocabulary of 264, wanted 258 fewer"},
+        {"]}\n}\n", "]}\n", "the end of the text"},
+        {"]}\n}\n", "]}\n}}", "nothing but blanks"},
+    };
+    Bpe bpe = open_small();
+    size_t bytes;
+    char* good = text_of(&bpe, bpe_put_tokenizer_json_, &bytes);
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        char* text = replaced(good, cases[i].from, cases[i].to);
+        if (cases[i].wanted) {
+            EXPECT(dies(text, strlen(text), cases[i].wanted), "case %zu", i);
+        } else {
+            EXPECT(reads_back(&bpe, test_write("x.json", text, strlen(text))), "case %zu: %s", i,
+                   cases[i].to);
+        }
+        free(text);
+    }
+    for (size_t i = 0; i < bytes; i += 37) { // cut anywhere
+        EXPECT(dies(good, i ? i : 1, ""), "the first %zu bytes", i);
+    }
+    free(good);
+    EXPECT(dies("{}", 2, "neither a model nor tokens"), "");
+    EXPECT(dies("{\"a\": 0}", 8, "no token <|endoftext|>"), "");
+    bpe_close(&bpe);
+}
+
+// ---- writing ----
+
+typedef struct {
+    const Bpe* bpe;
+    const char* path;
+} Writing;
+
+static void write_path(const void* writing) {
+    const Writing* w = (const Writing*)writing;
+    bpe_write(w->bpe, w->path);
+}
+
+static int write_dies(const Bpe* bpe, const char* name, const char* wanted) {
+    const Writing writing = {bpe, test_path(name)};
+    return test_dies(write_path, &writing, EXIT_FAILURE, wanted) && access(writing.path, F_OK) != 0;
+}
+
+// Ids in another order, as other programs train them: end-of-text first, then the bytes as they are.
+static Bpe open_reordered(void) {
+    Bpe small = open_small(), bpe;
+    const BpeSpelling_ spelling = bpe_spelling_();
+    const char* path = test_path("reordered.json");
+    FILE* file = fopen(path, "wb");
+    fputs("{\"<|endoftext|>\": 0", file);
+    for (int id = 1; id < small.vocab_size; id++) {
+        const unsigned char byte = (unsigned char)(id - 1);
+        const BpeToken_ token = {&byte, 1, 0};
+        fputs(", \"", file);
+        bpe_put_spelled_(&spelling, id <= 256 ? token : small.tokens[id - 1], BPE_JSON_, file);
+        fprintf(file, "\": %d", id);
+    }
+    fputs("}", file);
+    fclose(file);
+    bpe_close(&small);
+    bpe_open(&bpe, path);
+    EXPECT(bpe.eot == 0 && bpe.byte_ids['a'] == 1 + 'a', "");
+    return bpe;
+}
+
+// Opens a .bin that does not encode, and writes it.
+static void rewrite_odd(const void* path) {
+    char error[ERROR_BYTES];
+    Bpe bpe;
+    bpe_open_tokens(&bpe, (const char*)path, error);
+    bpe_write(&bpe, test_path("again.bin"));
+}
+
+static void test_round_trips(const Bpe* bpe) {
+    for (int i = 0; i < NUM_FORMATS; i++) {
+        bpe_write(bpe, test_path(FORMATS[i]));
+        EXPECT(reads_back(bpe, test_path(FORMATS[i])), "%s", FORMATS[i]);
+    }
+}
+
+static void test_write_errors(void) {
+    Bpe bpe = open_reordered();
+    const char* fine[] = {"y/tokenizer.json", "y/vocab.json", "y/x.bin"};
+    mkdir(test_path("y"), 0777);
+    for (int i = 0; i < 3; i++) {
+        bpe_write(&bpe, test_path(fine[i]));
+        EXPECT(reads_back(&bpe, test_path(fine[i])), "%s", fine[i]);
+    }
+    EXPECT(write_dies(&bpe, "new.tiktoken", "new.tiktoken: end-of-text is id 0 of 264"), "");
+    EXPECT(write_dies(&bpe, "new.bpe", "new.bpe: end-of-text is id 0"), "");
+    bpe_write_hf(&bpe, test_path("y"), 64); // whose merges.txt goes with vocab.json
+    EXPECT(reads_back(&bpe, test_path("y")), "");
+    bpe_close(&bpe);
+
+    bpe = open_small();
+    EXPECT(write_dies(&bpe, "none/new.bin", "none/new.bin: cannot write: No such file"), "");
+    EXPECT(write_dies(&bpe, "new.json", "new.json: wanted a name that ends in"), "");
+    bpe_close(&bpe);
+    EXPECT(test_dies(rewrite_odd, test_path("odd.bin"), EXIT_FAILURE, "again.bin: 0 merges for 4 tokens"),
+           "");
+
+    const int a = 'a' - '!', doubling[8][2] = {{a, a},     {256, 256}, {257, 257}, {258, 258},
+                                               {259, 259}, {260, 260}, {261, 261}, {262, 262}};
+    bpe_open_merges(&bpe, doubling, 8, "doubling");
+    EXPECT(
+        write_dies(&bpe, "new.bin", "new.bin: token 263 has 256 bytes, but this format allows at most 255"),
+        "");
+    bpe_write(&bpe, test_path("tokenizer.json")); // no limit there
+    EXPECT(reads_back(&bpe, test_path("tokenizer.json")), "");
+    bpe_close(&bpe);
+}
+
+// Special tokens that were added behind the vocabulary and inside of it, with names that bytes are
+// not spelled with.
+static void test_added_tokens(void) {
+    static const char behind[] = "}, {\"id\": 264, \"content\": \"[PAD]\", \"special\": true}, {\"id\": 265, "
+                                 "\"content\": \"<\xEF\xBD\x9C \\\" \xEF\xBD\x9C>\", \"special\": true}],\n";
+    static const char config[] = "{\"x\": [1], \"pad_token\": {\"content\": \"[PAD]\", \"special\": true}}";
+    Bpe small = open_small(), bpe, again;
+    BpeEncoder encoder;
+    size_t bytes;
+    int length, ids[16];
+    char* good = text_of(&small, bpe_put_tokenizer_json_, &bytes);
+    char* text = replaced(good, "}],\n", behind);
+    mkdir(test_path("added"), 0777);
+    test_write("added/tokenizer.json", text, strlen(text));
+    test_write("added/tokenizer_config.json", config, strlen(config));
+    bpe_open(&bpe, test_path("added"));
+    EXPECT(bpe.vocab_size == 266 && bpe.eot == 263 && bpe.pad == 264 && bpe_least_vocab(&bpe) == 264, "");
+    EXPECT(bpe_is_name(&bpe, 264) && bpe_is_name(&bpe, 263) && !bpe_is_name(&bpe, 262), "");
+    EXPECT(strncmp(bpe_token(&bpe, 264, &length), "[PAD]", 5) == 0 && length == 5, "");
+    bpe_encoder_open(&encoder, &bpe);
+    EXPECT(bpe_encode(&encoder, "[PAD]", 5, ids) == 5 && ids[0] == bpe.byte_ids['['], "its name is text");
+    bpe_encoder_close(&encoder);
+    EXPECT(bpe_checksum(&bpe) != bpe_checksum(&small), "");
+    mkdir(test_path("saved"), 0777);
+    bpe_write_hf(&bpe, test_path("saved"), 64);
+    EXPECT(reads_back(&bpe, test_path("saved")), "");
+    bpe_open(&again, test_path("saved"));
+    EXPECT(again.pad == 264 && bpe_is_name(&again, 265) && bpe_checksum(&again) == bpe_checksum(&bpe), "");
+    bpe_close(&again);
+    EXPECT(write_dies(&bpe, "new.tiktoken", "new.tiktoken: end-of-text is id 263 of 266|no added tokens"),
+           "");
+    bpe_close(&bpe);
+    free(text);
+
+    // as a trainer of tokenizers has it: in the vocabulary and among the added tokens
+    char* listed =
+        replaced(good, "}],\n", "}, {\"id\": 256, \"content\": \"\xEF\xBD\x9C\", \"special\": true}],\n");
+    char* named = replaced(listed, "\"aa\": 256", "\"\xEF\xBD\x9C\": 256");
+    char* shorter = replaced(named, "\"a a\", \"aa aa\", ", "");
+    text = replaced(shorter, "\"aaaa\": 257", "\"!!\": 257");
+    char* merges = replaced(text, "\"merges\": [", "\"merges\": [\"! !\", ");
+    bpe_open(&bpe, test_write("listed.json", merges, strlen(merges)));
+    EXPECT(bpe.vocab_size == 264 && bpe_is_name(&bpe, 256) && bpe_least_vocab(&bpe) == 264 && bpe.pad == -1,
+           "");
+    bpe_write(&bpe, test_path("saved/tokenizer.json"));
+    EXPECT(reads_back(&bpe, test_path("saved/tokenizer.json")), "");
+    bpe_close(&bpe);
+    free(merges);
+    free(text);
+    free(shorter);
+    free(named);
+    free(listed);
+    free(good);
+    bpe_close(&small);
+}
+
+static void test_directories(void) {
+    Bpe bpe = open_small(), other = open_reordered();
+    const char* directory = test_path("hf");
+    EXPECT(mkdir(directory, 0777) == 0, "");
+    EXPECT(test_dies(open_path, directory, EXIT_FAILURE, "hf: no tokenizer.json or merges.txt"), "");
+    bpe_write(&bpe, test_path("hf/merges.txt"));
+    EXPECT(reads_back(&bpe, directory), "merges.txt alone");
+    bpe_write(&bpe, test_path("hf/vocab.json"));
+    EXPECT(reads_back(&bpe, directory), "with vocab.json");
+    bpe_write(&other, test_path("hf/vocab.json"));
+    EXPECT(test_dies(open_path, directory, EXIT_FAILURE,
+                     "hf/vocab.json: end-of-text is 0 of 264 tokens|merges.txt"),
+           "");
+    bpe_write(&other, test_path("hf/tokenizer.json"));
+    EXPECT(reads_back(&other, directory), "tokenizer.json counts");
+    bpe_close(&other);
+    bpe_close(&bpe);
+}
+
+// ---- the vocabulary of GPT-2 ----
+
+// The files as published, whose SHA-256 dev/ref/check_tokenizer_files.py knows.
+static void test_gpt2(const char* vocabulary) {
+    static const struct {
+        const char* name;
+        uint64_t xxh64;
+    } published[] = {{"vocab.bpe", 0xF161FCE364073FBC}, {"vocab.json", 0x5D53372B6061C4C7}};
+    Bpe bpe;
+    bpe_open(&bpe, vocabulary);
+    test_round_trips(&bpe);
+    for (int i = 0; i < 2; i++) {
+        const BpeFile_ file = bpe_read_(test_path(published[i].name));
+        const uint64_t hash = xxh64(file.data, file.bytes);
+        EXPECT(hash == published[i].xxh64, "%s: 0x%016llX", published[i].name, (unsigned long long)hash);
+        free(file.data);
+    }
+    const BpeFile_ ours = bpe_read_(test_path("x.tiktoken")), theirs = bpe_read_(vocabulary);
+    EXPECT(ours.bytes == theirs.bytes && memcmp(ours.data, theirs.data, ours.bytes) == 0, "");
+    free(ours.data);
+    free(theirs.data);
+    bpe_close(&bpe);
+}
+
+// ---- for other programs ----
+
+static int write_all(const char* vocabulary, const char* directory) {
+    Bpe bpe;
+    char path[PATH_MAX];
+    bpe_open(&bpe, vocabulary);
+    for (int i = 0; i < NUM_FORMATS; i++) {
+        bpe_path(path, directory, FORMATS[i]);
+        bpe_write(&bpe, path);
+    }
+    bpe_write_hf(&bpe, directory, 1024);
+    bpe_close(&bpe);
+    return EXIT_SUCCESS;
+}
+
+static int print_ids(const char* vocabulary) {
+    Bpe bpe;
+    BpeEncoder encoder;
+    bpe_open(&bpe, vocabulary);
+    bpe_encoder_open(&encoder, &bpe);
+    char* text = NULL;
+    size_t bytes = 0;
+    FILE* all = open_memstream(&text, &bytes);
+    for (int c; (c = getchar()) != EOF;) {
+        fputc(c, all);
+    }
+    fclose(all);
+    int* ids = (int*)malloc((bytes + 1) * sizeof(int));
+    const size_t count = bpe_encode(&encoder, text, bytes, ids);
+    for (size_t i = 0; i < count; i++) {
+        printf("%d\n", ids[i]);
+    }
+    free(ids);
+    free(text);
+    bpe_encoder_close(&encoder);
+    bpe_close(&bpe);
+    return EXIT_SUCCESS;
+}
+
+int main(int argc, char** argv) {
+    if (argc == 4 && strcmp(argv[1], "--write") == 0) {
+        return write_all(argv[2], argv[3]);
+    }
+    if (argc == 3 && strcmp(argv[1], "--ids") == 0) {
+        return print_ids(argv[2]);
+    }
+    Bpe small = open_small();
+    test_round_trips(&small);
+    bpe_close(&small);
+    test_merges_errors();
+    test_tiktoken_errors();
+    test_bin_errors();
+    test_tokens_only();
+    test_json_variants();
+    test_write_errors();
+    test_added_tokens();
+    test_directories();
+    const char* vocabulary = getenv("GPT2_VOCAB");
+    if (vocabulary) {
+        test_gpt2(vocabulary);
+    } else {
+        printf("skipped: bpe_files with the vocabulary of GPT-2: GPT2_VOCAB is unset\n");
+    }
+    return test_done("bpe_files");
+}
