@@ -521,23 +521,22 @@ static double model_micro_step(Model* model, Batch batch, float dloss, ZeroStep 
 }
 
 // The trainer's `gradients` (trainer.h): the gradient of an update, one micro-batch after another.
-static BatchGradient model_gradients(Model* model, Dataloader* train, int64_t total_batch, float loss_scale,
-                                     double* losses) {
+static void model_gradients(Model* model, Dataloader* train, int64_t total_batch, float loss_scale,
+                            RankReport* report) {
+    double* losses = rank_report_losses(report);
     const int64_t sequences = total_batch / train->T;
     const float dloss = (float)(loss_scale / (double)total_batch);
-    BatchGradient gradient = {{0, 0}, 0, 0, 0};
     double forward_s = 0, tokens = 0;
     for (ZeroStep step = zero_step(sequences, model->B, model->comm->size, 0); step.active > 0;
          step = zero_step(sequences, model->B, model->comm->size, step.micro_step + 1)) {
         const Batch batch = dataloader_next(train);
         losses[step.micro_step] = model_micro_step(model, batch, dloss, step, &forward_s);
-        batch_gradient_add(&gradient, model->cfg, &model->freeze, batch);
+        rank_report_add(report, model->cfg, &model->freeze, batch);
         tokens += (double)batch.B * batch.T;
         comm_alive(model->comm);
     }
-    zero_square_sum_cpu(&model->zero, &gradient.square_sum, model->norm_partial);
-    gradient.pace_s = tokens > 0 ? forward_s / tokens : 0;
-    return gradient;
+    zero_square_sum_cpu(&model->zero, &report->square_sum, model->norm_partial);
+    report->pace_s = tokens > 0 ? forward_s / tokens : 0;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -561,17 +560,15 @@ static void model_update(Model* model, Update update) {
 
 // The trainer's `update_in_backward` (trainer.h): one micro-batch, whose backward pass makes the
 // update.
-static BatchGradient model_update_in_backward(Model* model, Batch batch, InBackward* now) {
+static void model_update_in_backward(Model* model, Batch batch, InBackward* now, RankReport* report) {
     const ZeroStep step = {0, 1, 1, 1};
-    BatchGradient gradient = {{0, 0}, 0, 0, 0};
     double forward_s = 0;
     model->in_backward = now;
     model_micro_step(model, batch, (float)(1 / now->total_batch), step, &forward_s);
     model->in_backward = NULL;
     pack_after_update(model);
-    batch_gradient_add(&gradient, model->cfg, &model->freeze, batch);
-    gradient.square_sum = now->square_sum;
-    return gradient;
+    rank_report_add(report, model->cfg, &model->freeze, batch);
+    report->square_sum = now->square_sum;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

@@ -718,11 +718,11 @@ static void model_square_sum(Model* model) {
 }
 
 // The gradient of an update, one micro-batch after another; as trainer.h says.
-static BatchGradient model_gradients(Model* model, Dataloader* train, int64_t total_batch, float loss_scale,
-                                     double* losses) {
+static void model_gradients(Model* model, Dataloader* train, int64_t total_batch, float loss_scale,
+                            RankReport* report) {
+    double* losses = rank_report_losses(report);
     const int64_t sequences = total_batch / train->T;
     const float dloss = (float)(loss_scale / (double)total_batch);
-    BatchGradient gradient = {{0, 0}, 0, 0, 0};
     int64_t batches = 0; // of this process
     model->clock.tokens = 0;
     step_results_clear(&model->results);
@@ -732,7 +732,7 @@ static BatchGradient model_gradients(Model* model, Dataloader* train, int64_t to
         losses[step.micro_step] = 0;
         batches += batch.B > 0;
         model_micro_step(model, batch, dloss, step, train->is_full);
-        batch_gradient_add(&gradient, model->cfg, &model->freeze, batch);
+        rank_report_add(report, model->cfg, &model->freeze, batch);
         comm_alive(model->comm);
     }
     model_square_sum(model);
@@ -740,9 +740,8 @@ static BatchGradient model_gradients(Model* model, Dataloader* train, int64_t to
     matmul_gpu_keep_cache(&model->matmul);
     zero_check(&model->zero);
     memcpy(losses, result->losses, (size_t)batches * sizeof(double));
-    gradient.square_sum = result->square_sum;
-    gradient.pace_s = forward_clock_pace_s(&model->clock);
-    return gradient;
+    report->square_sum = result->square_sum;
+    report->pace_s = forward_clock_pace_s(&model->clock);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -762,10 +761,9 @@ static void model_update(Model* model, Update update) {
 }
 
 // As trainer.h says.
-static BatchGradient model_update_in_backward(Model* model, Batch next, InBackward* decides) {
+static void model_update_in_backward(Model* model, Batch next, InBackward* decides, RankReport* report) {
     const ZeroStep step = {0, 1, 1, 1};
     const Batch batch = model_push(model, next);
-    BatchGradient gradient = {{0, 0}, 0, 0, 0};
     model->now.decides = decides;
     step_results_clear(&model->results);
     micro_step_work(model, batch, (float)(1 / decides->total_batch), step, cudaEventRecordDefault);
@@ -774,9 +772,8 @@ static BatchGradient model_update_in_backward(Model* model, Batch next, InBackwa
     zero_join_updates(&model->zero);
     model->now.decides = NULL;
     matmul_gpu_keep_cache(&model->matmul);
-    batch_gradient_add(&gradient, model->cfg, &model->freeze, batch);
-    gradient.square_sum = decides->square_sum;
-    return gradient;
+    rank_report_add(report, model->cfg, &model->freeze, batch);
+    report->square_sum = decides->square_sum;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

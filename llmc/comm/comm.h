@@ -84,6 +84,14 @@ void comm_all_gather(Comm* c, void* all, const void* mine, size_t bytes);
 // The bits that any rank has set in `mine`.
 int comm_any(Comm* c, int mine);
 
+// The sum over all ranks, in their order; the largest; the smallest.
+double comm_sum(Comm* c, double mine);
+double comm_max(Comm* c, double mine);
+size_t comm_min(Comm* c, size_t mine);
+
+// The number of the first rank that has one; 0: none has.
+int comm_first(Comm* c, int mine);
+
 // Ends all ranks unless they have the same hash: "the ranks disagree about `what`: `words` of rank 0 on ranks 0 2 3,
 // ...". Words longer than 95 bytes are cut; "": not printed.
 void comm_agree(Comm* c, const char* what, uint64_t hash, const char* words);
@@ -570,6 +578,49 @@ void comm_all_gather(Comm* c, void* all, const void* mine, size_t bytes) {
 
 int comm_any(Comm* c, int mine) { return c->size > 1 ? c->engine->any(c, mine) : mine; }
 
+// Returns `bytes` of each rank, (size, bytes); the caller frees them.
+static void* comm_gathered_(Comm* c, const void* mine, size_t bytes) {
+    void* all = check_alloc((size_t)c->size, bytes, "numbers of all ranks");
+    comm_all_gather(c, all, mine, bytes);
+    return all;
+}
+
+double comm_sum(Comm* c, double mine) {
+    double *all = (double*)comm_gathered_(c, &mine, sizeof(mine)), sum = 0;
+    for (int r = 0; r < c->size; r++) {
+        sum += all[r];
+    }
+    free(all);
+    return sum;
+}
+
+double comm_max(Comm* c, double mine) {
+    double* all = (double*)comm_gathered_(c, &mine, sizeof(mine));
+    for (int r = 0; r < c->size; r++) {
+        mine = all[r] > mine ? all[r] : mine;
+    }
+    free(all);
+    return mine;
+}
+
+size_t comm_min(Comm* c, size_t mine) {
+    size_t* all = (size_t*)comm_gathered_(c, &mine, sizeof(mine));
+    for (int r = 0; r < c->size; r++) {
+        mine = all[r] < mine ? all[r] : mine;
+    }
+    free(all);
+    return mine;
+}
+
+int comm_first(Comm* c, int mine) {
+    int *all = (int*)comm_gathered_(c, &mine, sizeof(mine)), first = 0;
+    for (int r = c->size - 1; r >= 0; r--) {
+        first = all[r] ? all[r] : first;
+    }
+    free(all);
+    return first;
+}
+
 // ---- agreement ----
 
 typedef struct {
@@ -626,8 +677,7 @@ void comm_agree(Comm* c, const char* what, uint64_t hash, const char* words) {
     memset(&mine, 0, sizeof(mine));
     mine.hash = hash;
     snprintf(mine.words, sizeof(mine.words), "%s", words);
-    CommOpinion_* all = (CommOpinion_*)check_alloc((size_t)c->size, sizeof(mine), "comm_agree");
-    comm_all_gather(c, all, &mine, sizeof(mine));
+    CommOpinion_* all = (CommOpinion_*)comm_gathered_(c, &mine, sizeof(mine));
     for (int r = 1; r < c->size; r++) {
         if (all[r].hash != all[0].hash) {
             comm_disagree_(c, what, all);

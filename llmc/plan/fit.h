@@ -13,10 +13,8 @@ needs:   the sizes of batches are decided
 
 #include <stdint.h>
 #include <stdio.h>
-#include <stdlib.h>
 
 #include "llmc/base/check.h"
-#include "llmc/comm/comm.h"
 #include "llmc/model/model.h"
 #include "llmc/setup/options.h"
 #include "llmc/plan/plan.h"
@@ -45,20 +43,6 @@ static inline double fit_update_s(ModelConfig cfg, const Options* o, const FitDe
 }
 
 // ---- memory ----
-
-// The least that any process has: they choose the same.
-static inline size_t fit_least_of_all(Comm* comm, size_t mine) {
-    size_t* all = (size_t*)check_alloc((size_t)comm->size, sizeof(size_t), "free memory of all processes");
-    all[0] = mine;
-    if (comm->size > 1) {
-        comm_all_gather(comm, all, &mine, sizeof(mine));
-    }
-    for (int r = 0; r < comm->size; r++) {
-        mine = all[r] < mine ? all[r] : mine;
-    }
-    free(all);
-    return mine;
-}
 
 // ---- the choice ----
 

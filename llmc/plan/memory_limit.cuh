@@ -399,7 +399,7 @@ static inline void memory_plan_least_(PlanMemory plan[PLAN_KINDS], ModelConfig c
 static inline void memory_fit_(ModelConfig cfg, Options* options, Comm* comm, const CostDevice* speed,
                                size_t limit) {
     const FitDevice device = {memory_plan_least_, limit,
-                              fit_least_of_all(comm, limits_free_bytes(comm->local_size, "")), 1, *speed};
+                              comm_min(comm, limits_free_bytes(comm->local_size, "")), 1, *speed};
     if (limit == SIZE_MAX) {
         die_usage("--fit auto: no GPU to ask for its free memory; wanted --fit GIB");
     }
@@ -410,7 +410,7 @@ static inline void memory_fit_(ModelConfig cfg, Options* options, Comm* comm, co
 // chunks do.
 static inline void memory_choose(ModelConfig cfg, Options* options, Comm* comm, const CostDevice* speed) {
     // all processes choose the same
-    const size_t limit = fit_least_of_all(comm, memory_limit_(options));
+    const size_t limit = comm_min(comm, memory_limit_(options));
     if (options->fit != 0) {
         memory_fit_(cfg, options, comm, speed, limit);
     }

@@ -168,7 +168,7 @@ static inline void memory_choose_cpu(ModelConfig cfg, Options* o, Comm* comm, co
     if (limit == SIZE_MAX) {
         die_usage("--fit auto: this system does not say how much memory is free; wanted --fit GIB");
     }
-    FitDevice device = {memory_plan_cpu, fit_least_of_all(comm, limit), SIZE_MAX, 0, *speed};
+    FitDevice device = {memory_plan_cpu, comm_min(comm, limit), SIZE_MAX, 0, *speed};
     comm_broadcast(comm, &device.speed.rates, sizeof(device.speed.rates)); // they choose the same
     fit_choose(stdout, cfg, o, &device);
 }

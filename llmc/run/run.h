@@ -51,7 +51,7 @@ typedef struct {
     Dataloader *train, *val; // NULL without data
     int64_t eval_sequences;  // of a validation
     Comm comm;
-    double *part, *parts; // what this process, and what all, tell of an update or validation (RUN_LOSSES)
+    RankReport *report, *reports; // of this rank, and of all ranks one after the other
     Mfu mfu;
     Stragglers pace;    // which process is slow,
     double* paces;      // and how long each took
@@ -69,29 +69,10 @@ typedef struct {
     double sensed_s;        // when the device was asked last
 } Run;
 
-// What a process tells of its part in an update, or in a validation.
-enum {
-    RUN_HIGH,      // square sum of its part of the gradient: WideSum
-    RUN_LOW,       //
-    RUN_COUNTED,   // targets that count
-    RUN_FLOPS,     //
-    RUN_WAIT,      // seconds waited for data
-    RUN_PACE,      // seconds for a token, 0: unknown
-    RUN_BYTES,     // of text that the targets stand for; of a validation
-    RUN_AGREEMENT, // upper half of the hash of the verdict before
-    RUN_LOSSES     // sums of losses, one for each micro-step
-};
-
 static inline int run_is_first(const Run* run) { return run->comm.rank == 0; }
 
 // The number of micro-steps for an update, or a validation, of `sequences`.
 int64_t run_micro_steps(const Run* run, int64_t sequences);
-
-// The sum over all processes, and the largest.
-double run_sum(Run* run, double mine, double* largest);
-
-// The signal that stops the run, of the first process that has one; 0: none.
-int run_stop_signal(Run* run);
 
 // Ends the run if a process has other parameters than the others.
 void run_agree_on_parameters(Run* run);
@@ -140,33 +121,6 @@ enum {
 // on an update need no agreement: all processes judge the same numbers.
 static int run_agree_(Run* run, int asks) { return comm_any(&run->comm, asks); }
 
-// The signal that stops the run, of the first process that has one; 0: none.
-int run_stop_signal(Run* run) {
-    const int mine = signals_stop(), size = run->comm.size;
-    int* all = (int*)check_alloc((size_t)size, sizeof(int), "signals");
-    int signal = 0;
-    comm_all_gather(&run->comm, all, &mine, sizeof(mine));
-    for (int r = size - 1; r >= 0; r--) {
-        signal = all[r] ? all[r] : signal;
-    }
-    free(all);
-    return signal;
-}
-
-// The sum over all processes, and the largest.
-double run_sum(Run* run, double mine, double* largest) {
-    double* all = (double*)check_alloc((size_t)run->comm.size, sizeof(double), "numbers of all processes");
-    double sum = 0;
-    *largest = mine;
-    comm_all_gather(&run->comm, all, &mine, sizeof(mine));
-    for (int r = 0; r < run->comm.size; r++) {
-        sum += all[r];
-        *largest = fmax(*largest, all[r]);
-    }
-    free(all);
-    return sum;
-}
-
 // ---- the numbers of an update ----
 
 // The same of all processes together.
@@ -182,28 +136,35 @@ int64_t run_micro_steps(const Run* run, int64_t sequences) {
     return (micro_batches + run->comm.size - 1) / run->comm.size;
 }
 
-// Adds up what all tell: losses in the order of the micro-batches, so that the sum has the same bits for any
-// number of processes. run->part is set.
+static size_t run_report_bytes_(int64_t micro_steps) {
+    return sizeof(RankReport) + (size_t)micro_steps * sizeof(double);
+}
+
+// The report of rank r, of those that were gathered.
+static RankReport* run_report_of_(const Run* run, int r, int64_t micro_steps) {
+    return (RankReport*)((char*)run->reports + (size_t)r * run_report_bytes_(micro_steps));
+}
+
+// Gathers the reports of all ranks and adds them up: losses in the order of the micro-batches, so that the sum has the same
+// bits for any number of ranks.
 static RunUpdate_ run_add_up_(Run* run, int64_t micro_steps) {
-    const size_t count = RUN_LOSSES + (size_t)micro_steps;
     RunUpdate_ sum = {0, 0, 0, 0, 0, 0};
     WideSum square_sum = {0, 0};
-    comm_all_gather(&run->comm, run->parts, run->part, count * sizeof(double));
+    comm_all_gather(&run->comm, run->reports, run->report, run_report_bytes_(micro_steps));
     for (int r = 0; r < run->comm.size; r++) {
-        const double* part = run->parts + (size_t)r * count;
-        const WideSum own = {part[RUN_HIGH], part[RUN_LOW]};
-        wide_sum_merge(&square_sum, own);
-        sum.counted += part[RUN_COUNTED];
-        sum.flops += part[RUN_FLOPS];
-        sum.bytes += part[RUN_BYTES];
-        sum.wait_s = fmax(sum.wait_s, part[RUN_WAIT]);
-        CHECK(part[RUN_AGREEMENT] == run->parts[RUN_AGREEMENT],
+        const RankReport* report = run_report_of_(run, r, micro_steps);
+        wide_sum_merge(&square_sum, report->square_sum);
+        sum.counted += report->counted;
+        sum.flops += report->flops;
+        sum.bytes += report->target_bytes;
+        sum.wait_s = fmax(sum.wait_s, report->wait_s);
+        CHECK(report->agreement == run->reports->agreement,
               "step %lld: rank %d judged the step before otherwise than rank 0", (long long)run->state.step,
               r);
     }
-    for (size_t i = RUN_LOSSES; i < count; i++) {
+    for (int64_t i = 0; i < micro_steps; i++) {
         for (int r = 0; r < run->comm.size; r++) {
-            sum.losses += run->parts[(size_t)r * count + i];
+            sum.losses += rank_report_losses(run_report_of_(run, r, micro_steps))[i];
         }
     }
     sum.square_sum = wide_sum_value(square_sum);
@@ -216,7 +177,7 @@ static void run_watch_pace_(Run* run, int64_t micro_steps) {
     char note[256];
     double ratio;
     for (int r = 0; r < c->size; r++) {
-        run->paces[r] = run->parts[(size_t)r * (RUN_LOSSES + (size_t)micro_steps) + RUN_PACE];
+        run->paces[r] = run_report_of_(run, r, micro_steps)->pace_s;
     }
     const int slow = stragglers_add(&run->pace, run->paces, &ratio);
     if (slow >= 0) {
@@ -230,47 +191,37 @@ static void run_watch_pace_(Run* run, int64_t micro_steps) {
     }
 }
 
-// Of --update-in-backward: the next update itself, unless the data of its batch have changed.
-static BatchGradient run_update_in_backward_(Run* run) {
+// --update-in-backward: makes the whole update, unless the data of its batch have changed.
+static void run_update_in_backward_(Run* run) {
     const Options* o = &run->options;
     const RunState* state = &run->state;
     const Batch batch = dataloader_next(run->train);
-    BatchGradient nothing = {{0, 0}, 0, 0, 0};
     in_backward_open(&run->in_backward, &state->shares, &state->guard,
                      setup_update(o, state->step, state->updates + 1, 0), o->grad_clip,
                      (double)o->total_batch);
     if (dataloader_error(run->train)) {
-        return nothing;
+        return;
     }
     in_backward_batch(&run->in_backward, batch.counted);
-    const BatchGradient own = run->trainer->update_in_backward(run->model, batch, &run->in_backward);
-    run->part[RUN_LOSSES] = run->in_backward.losses;
+    run->trainer->update_in_backward(run->model, batch, &run->in_backward, run->report);
+    rank_report_losses(run->report)[0] = run->in_backward.losses;
     in_backward_end(&run->in_backward, &run->state.shares);
-    return own;
 }
 
-// The gradient of this process for the next update.
-static BatchGradient run_own_gradient_(Run* run) {
-    return run->options.update_in_backward
-               ? run_update_in_backward_(run)
-               : run->trainer->gradients(run->model, run->train, run->options.total_batch,
-                                         run->state.loss_scale.scale, run->part + RUN_LOSSES);
-}
-
-// The gradient of the next update, from all processes.
+// The gradient of the next update, from all ranks.
 static RunUpdate_ run_gradients_(Run* run) {
     const Options* o = &run->options;
     const int64_t micro_steps = run_micro_steps(run, o->total_batch / o->seq_len);
     const double waited_s = run->train->wait_s;
-    const BatchGradient own = run_own_gradient_(run);
-    run->part[RUN_HIGH] = own.square_sum.high;
-    run->part[RUN_LOW] = own.square_sum.low;
-    run->part[RUN_COUNTED] = own.counted;
-    run->part[RUN_FLOPS] = own.flops;
-    run->part[RUN_BYTES] = 0;
-    run->part[RUN_WAIT] = run->train->wait_s - waited_s;
-    run->part[RUN_PACE] = own.pace_s;
-    run->part[RUN_AGREEMENT] = (double)(run->agreement >> 32);
+    memset(run->report, 0, run_report_bytes_(micro_steps));
+    run->report->agreement = run->agreement;
+    if (o->update_in_backward) {
+        run_update_in_backward_(run);
+    } else {
+        run->trainer->gradients(run->model, run->train, o->total_batch, run->state.loss_scale.scale,
+                                run->report);
+    }
+    run->report->wait_s = run->train->wait_s - waited_s;
     const RunUpdate_ update = run_add_up_(run, micro_steps);
     run_watch_pace_(run, micro_steps);
     return update;
@@ -486,7 +437,7 @@ static void run_step_(Run* run) {
 // stopped it.
 static int run_evaluate_(Run* run, LogVal* val) {
     const int64_t micro_steps = run_micro_steps(run, run->val->settings.sequences);
-    memset(run->part, 0, RUN_LOSSES * sizeof(double));
+    memset(run->report, 0, run_report_bytes_(micro_steps));
     run_agree_on_parameters(run);
     dataloader_seek(run->val, 0);
     for (int64_t i = 0; i < micro_steps; i++) {
@@ -496,13 +447,13 @@ static int run_evaluate_(Run* run, LogVal* val) {
         comm_progress(&run->comm, COMM_EVALUATE, run->state.step, "a validation");
         log_progress(&run->log, run->state.step, "validating", i, micro_steps);
         const Batch batch = dataloader_next(run->val);
-        run->trainer->evaluate(run->model, batch, i, run->part + RUN_LOSSES);
-        run->part[RUN_COUNTED] += batch.counted;
-        run->part[RUN_BYTES] +=
+        run->trainer->evaluate(run->model, batch, i, rank_report_losses(run->report));
+        run->report->counted += batch.counted;
+        run->report->target_bytes +=
             run_data_target_bytes(&run->data, batch.targets, (size_t)batch.B * (size_t)batch.T);
     }
     if (run->trainer->validated) {
-        run->trainer->validated(run->model, micro_steps, run->part + RUN_LOSSES);
+        run->trainer->validated(run->model, micro_steps, rank_report_losses(run->report));
     }
     run_check_data_(run, run->val, run->train->next);
     const RunUpdate_ all = run_add_up_(run, micro_steps);

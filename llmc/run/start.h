@@ -87,9 +87,10 @@ static void start_open_data_(Run* run) {
     run->eval_sequences = run->val->settings.sequences;
     const int64_t update = run_micro_steps(run, o->total_batch / o->seq_len),
                   validation = run_micro_steps(run, run->eval_sequences);
-    const size_t count = RUN_LOSSES + (size_t)(update > validation ? update : validation);
-    run->part = (double*)check_alloc(count, sizeof(double), "losses");
-    run->parts = (double*)check_alloc(array_bytes((size_t)run->comm.size, count), sizeof(double), "losses");
+    const size_t bytes =
+        sizeof(RankReport) + (size_t)(update > validation ? update : validation) * sizeof(double);
+    run->report = (RankReport*)check_alloc(bytes, 1, "losses");
+    run->reports = (RankReport*)check_alloc((size_t)run->comm.size, bytes, "losses");
     run->paces = (double*)check_alloc((size_t)run->comm.size, sizeof(double), "paces of processes");
     stragglers_open(&run->pace, run->comm.size);
 }
@@ -204,8 +205,8 @@ static void start_close_(Run* run) {
         dataloader_close(run->train);
     }
     run->trainer->close(run->model);
-    free(run->part);
-    free(run->parts);
+    free(run->report);
+    free(run->reports);
     free(run->paces);
     stragglers_close(&run->pace);
     free(run->model);
@@ -253,10 +254,8 @@ static void start_print_best_(const Run* run) {
 
 // After the last step.
 static void start_summarize_(Run* run) {
-    double peak_mib;
     comm_progress(&run->comm, COMM_SAVE, run->state.step, "the export");
     run->trainer->export_model(run->model, &run->options, &run->data);
-    run_sum(run, run->trainer->peak_mib(), &peak_mib);
     const LogSummary end = {run->state.step,
                             run->state.val_loss,
                             run->state.validations.best,
@@ -264,7 +263,7 @@ static void start_summarize_(Run* run) {
                             run->floor,
                             run->options.seq_len,
                             (double)plan_bytes(run->plan.memory) / (1 << 20),
-                            peak_mib};
+                            comm_max(&run->comm, run->trainer->peak_mib())};
     log_summary(&run->log, end);
     start_print_memory_(run);
 }
@@ -276,10 +275,8 @@ static void start_print_traffic_(const Run* run) {
 
 // The run itself. Returns its exit status.
 static int start_train_(Run* run, const char* program) {
-    double largest;
-    const double peak = run_sum(run, run->plan.peak, &largest);
-    mfu_open(&run->mfu, peak, run->plan.peak, run_is_first(run) ? run->trainer->measure_peak : NULL,
-             &run->options, time_now_s());
+    mfu_open(&run->mfu, comm_sum(&run->comm, run->plan.peak), run->plan.peak,
+             run_is_first(run) ? run->trainer->measure_peak : NULL, &run->options, time_now_s());
     plan_print_memory(stdout, run->cfg, &run->options, run->plan.memory);
     start_print_traffic_(run);
     fflush(stdout); // whatever the system does to a run that takes too much
@@ -288,7 +285,8 @@ static int start_train_(Run* run, const char* program) {
     start_print_facts_(run);
     start_open_state_(run);
     start_open_log_(run);
-    const int is_done = run_loop(run), is_saved = run->session.can_save, signal = run_stop_signal(run);
+    const int is_done = run_loop(run), is_saved = run->session.can_save,
+              signal = comm_first(&run->comm, signals_stop());
     if (is_done) {
         session_ended_early(&run->session, &run->log, &run->state);
         start_summarize_(run);

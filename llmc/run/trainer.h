@@ -25,20 +25,25 @@ trainer.h -- what a trainer is to a run (run.h): a model, which is opaque here, 
 #include "llmc/model/model.h"
 #include "llmc/optim/optimizer.h"
 
-// What a process did of an update.
+// The part of one rank in an update or a validation. Behind it lie the sums of its losses, one for each micro-step.
 typedef struct {
     WideSum
-        square_sum; // of the part of the gradient that this process has after the reduction, times the loss scale
+        square_sum; // of the part of the gradient that the rank has after the reduction, times the loss scale
     double counted; // targets that count
-    double flops;   // floating-point operations
-    double pace_s;  // time for a token in forward passes that wait for no other process; 0: unknown
-} BatchGradient;
+    double flops;   // operations of the update
+    double target_bytes; // text that the targets of a validation stand for
+    double wait_s;       // time for which the rank has waited for data
+    double pace_s;       // time for a token in forward passes that wait for no other rank; 0: unknown
+    uint64_t agreement;  // hash of the verdict on the update before
+} RankReport;
+
+// The losses of a report, nats.
+static inline double* rank_report_losses(RankReport* report) { return (double*)(report + 1); }
 
 // Adds the work of a micro-batch.
-static inline void batch_gradient_add(BatchGradient* gradient, ModelConfig cfg, const Freeze* freeze,
-                                      Batch batch) {
-    gradient->flops += freeze_flops_per_token(freeze, cfg, batch.T) * batch.B * batch.T;
-    gradient->counted += batch.counted;
+static inline void rank_report_add(RankReport* report, ModelConfig cfg, const Freeze* freeze, Batch batch) {
+    report->flops += freeze_flops_per_token(freeze, cfg, batch.T) * batch.B * batch.T;
+    report->counted += batch.counted;
 }
 
 // NULL is allowed only where a comment says so.
@@ -71,13 +76,13 @@ typedef struct {
     // The loss scale of a new run; loss_scale_off where gradients need none.
     LossScale (*loss_scale)(void);
     // Forward and backward on the next total_batch tokens of `train`, one micro-batch after another: sets all
-    // gradients, and losses[m] to the sum of the losses of this process's micro-batch in micro-step m, nats. The loss
-    // of each token counts loss_scale / total_batch.
-    BatchGradient (*gradients)(Model* model, Dataloader* train, int64_t total_batch, float loss_scale,
-                               double* losses);
+    // gradients, and of the report the losses (the sum of this rank's micro-batch in each micro-step), square_sum,
+    // counted, flops and pace_s. The loss of each token counts loss_scale / total_batch.
+    void (*gradients)(Model* model, Dataloader* train, int64_t total_batch, float loss_scale,
+                      RankReport* report);
     // For --update-in-backward, in place of the two others: forward and backward on a batch that is an update, in which
     // `now` decides on each group of parameters as soon as its gradient is there.
-    BatchGradient (*update_in_backward)(Model* model, Batch batch, InBackward* now);
+    void (*update_in_backward)(Model* model, Batch batch, InBackward* now, RankReport* report);
     // One update of all parameters; its grad_scale applies to gradients as they are in memory.
     void (*update)(Model* model, Update update);
     // Prints what --gpu-report asks for, after step number `step` (from 1). NULL: nothing.

@@ -129,6 +129,11 @@ static void body_messages(Comm* c) {
         EXPECT(comm_any(c, 1 << c->rank) == (1 << c->size) - 1);
         EXPECT(comm_any(c, 0) == 0);
     }
+    const int last = c->size - 1;
+    EXPECT(comm_sum(c, c->rank + 0.5) == last * c->size / 2.0 + 0.5 * c->size, "sum");
+    EXPECT(comm_max(c, c->rank) == last && comm_max(c, -c->rank) == 0, "largest");
+    EXPECT(comm_min(c, SIZE_MAX - (size_t)c->rank) == SIZE_MAX - (size_t)last, "smallest");
+    EXPECT(comm_first(c, c->rank > 0 ? 10 * c->rank : 0) == 10 && comm_first(c, 0) == 0, "first");
     memset(many, c->rank == 0 ? 7 : 0, MANY);
     comm_broadcast(c, many, MANY);
     EXPECT(many[0] == 7 && many[MANY - 1] == 7);

@@ -978,7 +978,8 @@ static void test_update_in_part(void) {
     in_backward_open(&now, &shares, &guard,
                      (Update){.adamw = {1e-3f, 0.9f, 0.95f, 1e-8f, 0.1f, 1, 1, DECAY_ALL}}, 1, s.B * s.T);
     in_backward_batch(&now, s.B * s.T);
-    const BatchGradient gradient = model_update_in_backward(&model, batch_of(&s), &now);
+    RankReport gradient = {{0, 0}, 0, 0, 0, 0, 0, 0};
+    model_update_in_backward(&model, batch_of(&s), &now, &gradient);
     const size_t upper = zero_group_begin(&model.zero.plan, 2) * sizeof(float);
     EXPECT(isfinite(now.losses) && !isfinite(wide_sum_value(gradient.square_sum)), "loss %g", now.losses);
     EXPECT(now.stopped_at == 1 && now.updated == cfg.L - 1, "stopped at %d", now.stopped_at);
