@@ -120,7 +120,7 @@ help:       ## this list
 # The GPU trainer where there is a GPU and nvcc.
 RUN_TRAINER = train_gpt2$(if $(and $(shell command -v $(NVCC) 2>/dev/null),$(shell nvidia-smi -L 2>/dev/null)),cu)
 run: $(RUN_TRAINER)  ## train on the built-in stories for a minute or two, without a download, or continue; results in out/quickstart
-	./$(RUN_TRAINER)$(if $(filter train_gpt2,$(RUN_TRAINER)), --products auto) --out $(call quoted,$(OUT)) --resume auto
+	./$(RUN_TRAINER)$(if $(filter train_gpt2,$(RUN_TRAINER)), --matmul auto) --out $(call quoted,$(OUT)) --resume auto
 
 check:      ## a quick test: the plain build and its tests; TEST=json: only that one
 	@dev/test/run.sh check $(TEST)
@@ -139,7 +139,7 @@ lint:       ## headers alone as C and C++, includes between rooms, formatting
 format:     ## clang-format all sources in place
 	clang-format -i *.c *.cu $(HEADERS) dev/test/*/*.[ch] dev/test/*/*.cu dev/bench/*.c dev/bench/*.cu dev/data/*.[ch]
 
-bench-cpu: $(BUILD)/bench_cpu  ## matrix products, attention and memory-bound operations against this machine's peak
+bench-cpu: $(BUILD)/bench_cpu  ## matmuls, attention and memory-bound operations against this machine's peak
 	$(BUILD)/bench_cpu
 
 bench-tokenizer: $(BUILD)/bench_tokenizer  ## text to tokens, and training a vocabulary; TEXT=FILE, GPT2_VOCAB=FILE

@@ -753,7 +753,7 @@ static void expect_reference_logits(const char* what, ModelConfig cfg, const flo
 }
 
 // In a model that has only weights: the reference's logits, and the same bits by a graph.
-static void test_texts(const float* weights) {
+static void test_decode(const float* weights) {
     static TextLogits logits[2];
     int tokens[BATCHES * N], targets[BATCHES * N];
     batch_tokens(tokens, targets);
@@ -761,7 +761,7 @@ static void test_texts(const float* weights) {
         Model* model = texts_open(ODD, graph, QUANTIZE_OFF);
         upload_weights(model, weights);
         texts_logits(model, tokens, &logits[graph]);
-        EXPECT(!model->texts.queue.step == !graph, "a graph");
+        EXPECT(!model->decoder.queue.step == !graph, "a graph");
         test_close(model);
     }
     EXPECT(memcmp(&logits[0], &logits[1], sizeof(logits[0])) == 0, "a graph has other bits");
@@ -791,7 +791,7 @@ static void upload_quantized(Model* model, const TensorRow* rows, const float* w
 
 // The same with matrices in 8 bits: logits of the numbers that the blocks stand for. Prompts of more rows than
 // q8_matmul takes are there, and of fewer.
-static void test_quantized_texts(void) {
+static void test_quantized_decode(void) {
     const ModelConfig cfg = {17, 51, TEXT_VP, 2, 2, 64, SHARE_OFF};
     static TextLogits logits;
     TensorRow rows[MODEL_PARAMETER_ROWS];
@@ -903,8 +903,8 @@ int main(void) {
     test_evaluate(weights, 1);
     test_evaluate(weights, B);
     test_evaluate(weights, 2 * B + 1);
-    test_texts(weights);
-    test_quantized_texts();
+    test_decode(weights);
+    test_quantized_decode();
     test_quantized_evaluate();
     test_adamw_steps(USUAL, weights, tolerance());
     if (sizeof(floatX) < sizeof(float)) { // stochastic rounding of every update: a random walk in the weights

@@ -1,5 +1,5 @@
 /*
-train_gpt2.c -- pretrains GPT-2 and GPT-3 class models on the CPU in fp32, if you like with products in bf16: usable by
+train_gpt2.c -- pretrains GPT-2 and GPT-3 class models on the CPU in fp32, if you like with matmuls in bf16: usable by
 itself, and the reference that the GPU trainer is checked against. Top to bottom: the model, forward, backward, update, evaluation,
 weights, the trainer. The operations are modules in llmc/; the training loop and everything else that both
 trainers share is llmc/run/run.h.
@@ -69,13 +69,13 @@ struct Model {
     void *params_memory, *grads_memory, *state_memory, *acts_memory;
     ModelParameters params, grads;
     ModelActivations acts;
-    Decoder texts; // generation: its activations are in the same memory
+    Decoder decoder; // generation: its activations are in the same memory
 
     Comm* comm;
     Zero zero; // ZeRO (zero.h): the part that this process updates, and what the processes exchange
     Linear linear;
     Attention attention;
-    CrossEntropyBf16Scratch classifier; // if products are in bf16
+    CrossEntropyBf16Scratch classifier; // if matmuls are in bf16
     InBackward*
         in_backward; // --update-in-backward: the update that the backward pass makes; NULL: it makes none
     void* update_scratch; // of some rules
@@ -120,16 +120,16 @@ static void open_training(Model* model, const ZeroPlan* zero, const Options* o) 
     }
 }
 
-static void open_texts(Model* model, const Options* o) {
-    Decoder* texts = &model->texts;
-    texts->cfg = model->cfg;
-    texts->texts = plan_decode_batch(o);
-    texts->T = model->T;
-    texts->params = model->params;
-    texts->parameter_rows = model->parameter_rows;
-    texts->linear = &model->linear;
-    texts->attention = &model->attention;
-    decoder_open_cpu(texts, model->acts_memory);
+static void open_decoder(Model* model, const Options* o) {
+    Decoder* decoder = &model->decoder;
+    decoder->cfg = model->cfg;
+    decoder->sequences = plan_decode_batch(o);
+    decoder->T = model->T;
+    decoder->params = model->params;
+    decoder->parameter_rows = model->parameter_rows;
+    decoder->linear = &model->linear;
+    decoder->attention = &model->attention;
+    decoder_open_cpu(decoder, model->acts_memory);
 }
 
 // Memory for the model; all parameters are zero. Nothing is allocated after this.
@@ -149,11 +149,11 @@ static void model_open(Model* model, ModelConfig cfg, const Options* o, Comm* co
         check_alloc_unset(model->activation_bytes, 1, "activations"); // a short text touches little
     tensor_rows_bind(&model->params, model->parameter_rows, MODEL_PARAMETER_ROWS, model->params_memory);
     linear_open(&model->linear, o->quantize, planned_tokens_cpu(o), (size_t)model_hidden(cfg));
-    if (o->products == PRODUCTS_BF16) {
+    if (o->matmul == MATMUL_BF16) {
         linear_open_bf16(&model->linear, model->parameter_rows, model->params_memory, planned_packed_cpu(o));
     }
-    attention_either_open(&model->attention, o->products == PRODUCTS_BF16, model->T, model_head_size(cfg));
-    open_texts(model, o);
+    attention_either_open(&model->attention, o->matmul == MATMUL_BF16, model->T, model_head_size(cfg));
+    open_decoder(model, o);
     if (model->recompute != RECOMPUTE_NEVER) {
         open_training(model, &zero, o);
     }
@@ -413,7 +413,7 @@ static const float* gather_operands(Model* model, int g, Update update) {
     return group;
 }
 
-// Updates a whole matrix and packs it for products in bf16: where the rule allows it 32 rows at a time, while they are in the
+// Updates a whole matrix and packs it for matmuls in bf16: where the rule allows it 32 rows at a time, while they are in the
 // cache. The parallel loops of a rule run on one thread in here. The padding of the vocabulary is packed, but not updated.
 static void update_packed(Model* model, const ZeroRange* range, const float* grad, Update update,
                           const MuonScratch* scratch) {
@@ -598,13 +598,13 @@ static void model_token_losses(void* model_, Batch batch, float* losses, int* is
 // ---------------------------------------------------------------------------------------------------------------------
 // Generation
 
-// The trainer's `read_text` and `next_tokens` (generator.h).
-static const float* model_prefill(Model* model, int text, const int* ids, int count) {
-    return decoder_prefill_cpu(&model->texts, text, ids, count);
+// The trainer's `prefill` and `decode` (generator.h).
+static const float* model_prefill(Model* model, int sequence, const int* ids, int count) {
+    return decoder_prefill_cpu(&model->decoder, sequence, ids, count);
 }
 
-static const float* model_decode(Model* model, const int* ids, const int* positions, int texts) {
-    return decoder_step_cpu(&model->texts, ids, positions, texts);
+static const float* model_decode(Model* model, const int* ids, const int* positions, int sequences) {
+    return decoder_step_cpu(&model->decoder, ids, positions, sequences);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -662,20 +662,20 @@ static void describe_device(char* text, size_t room, int is_bf16) {
     threads_describe(threads, sizeof(threads));
     const int used = snprintf(text, room, "%s, %s", threads, VEC_ISA);
     if (is_bf16) {
-        snprintf(text + used, room - (size_t)used, ", products in bf16 by %s", bf16_kernel().name);
+        snprintf(text + used, room - (size_t)used, ", matmuls in bf16 by %s", bf16_kernel().name);
     }
 }
 
-// The peak of the products that the run uses. Without instructions for bf16, that of fp32 is
+// The peak of the matmuls that the run uses. Without instructions for bf16, that of fp32 is
 // higher.
 static double measure_peak(const Options* o) {
     const double peak = peak_flops_per_s();
-    return o->products == PRODUCTS_BF16 ? fmax(peak, peak_bf16_flops_per_s(bf16_kernel())) : peak;
+    return o->matmul == MATMUL_BF16 ? fmax(peak, peak_bf16_flops_per_s(bf16_kernel())) : peak;
 }
 
 static void make_plan(TrainerPlan* plan, ModelConfig cfg, Options* o, Comm* comm) {
     plan->peak = measure_peak(o);
-    plan->speed = rates_device(cfg, o, o->products == PRODUCTS_BF16);
+    plan->speed = rates_device(cfg, o, o->matmul == MATMUL_BF16);
     memory_choose_cpu(cfg, o, comm, &plan->speed);
     const ZeroPlan whole = zero_plan(cfg, 0, 0, 1);
     planned_parameters_cpu(plan->parameters, cfg, &whole, o);
@@ -684,7 +684,7 @@ static void make_plan(TrainerPlan* plan, ModelConfig cfg, Options* o, Comm* comm
     if (!o->plan) {
         memory_check_cpu(plan->memory, comm);
     }
-    describe_device(plan->device, sizeof(plan->device), o->products == PRODUCTS_BF16);
+    describe_device(plan->device, sizeof(plan->device), o->matmul == MATMUL_BF16);
 }
 
 static void print_device(const Model* model, double peak) {
@@ -712,8 +712,8 @@ static const Trainer trainer = {
     .validates_first = setup_validates_first,
     .evaluate = model_evaluate,
     .token_losses = model_token_losses,
-    .read_text = model_prefill,
-    .next_tokens = model_decode,
+    .prefill = model_prefill,
+    .decode = model_decode,
     .first_weights = model_first_weights,
     .read_checkpoint = model_read_checkpoint,
     .saved_dtype = saved_dtype,

@@ -70,7 +70,7 @@ struct Model {
     RecomputeLevel recompute; // which activations the backward pass computes again
     Freeze freeze;            // which parameters stay as they are
     int chunk;                // tokens whose logits are in memory at a time, of a batch of any size
-    int autotune;             // time algorithms of products
+    int autotune;             // time algorithms of matmuls
     int use_graph;            // replay micro-steps
     DType grad_dtype;         // of the parameters' gradients
     Gpu gpu;
@@ -88,11 +88,11 @@ struct Model {
     OffloadResiduals residuals;
     ModelParameters params;
     ModelActivations acts;
-    DecoderGpu texts; // generation: its activations are in the same memory
+    DecoderGpu decoder; // generation: its activations are in the same memory
 
     BatchQueue batches;
     MatmulGpu matmul;
-    MatmulGpu update_matmul; // of updates beside the backward pass that have products
+    MatmulGpu update_matmul; // of updates beside the backward pass that have matmuls
     LinearGpu linear;        // with it
     AttentionGpu attention;
     LayernormGpu layernorm;
@@ -109,7 +109,7 @@ struct Model {
     Transfer transfer;  // weights and state between the host and the GPU
     SaveCopy save_copy; // what a checkpoint is written from
     GpuReport report;   // and the sensors for the log
-    int has_products;   // model_choose_matmuls is done
+    int has_matmuls;    // model_choose_matmuls is done
 };
 
 // The places of tensors in memory, and the bytes it takes.
@@ -165,19 +165,19 @@ static void open_training_tensors(Model* model, const ZeroPlan* zero, const Opti
 }
 
 // A run that trains samples too little for a graph.
-static void open_texts(Model* model, const Options* o) {
-    DecoderGpu* texts = &model->texts;
-    texts->cfg = model->cfg;
-    texts->texts = plan_decode_batch(o);
-    texts->T = model->T;
-    texts->use_graph = model->use_graph && model->recompute == RECOMPUTE_NEVER;
-    texts->params = model->params;
-    texts->parameter_rows = model->parameter_rows;
-    texts->zero = &model->zero;
-    texts->linear = &model->linear;
-    texts->attention = &model->attention;
-    texts->gpu = &model->gpu;
-    decoder_open(texts, model->acts_memory);
+static void open_decoder(Model* model, const Options* o) {
+    DecoderGpu* decoder = &model->decoder;
+    decoder->cfg = model->cfg;
+    decoder->sequences = plan_decode_batch(o);
+    decoder->T = model->T;
+    decoder->use_graph = model->use_graph && model->recompute == RECOMPUTE_NEVER;
+    decoder->params = model->params;
+    decoder->parameter_rows = model->parameter_rows;
+    decoder->zero = &model->zero;
+    decoder->linear = &model->linear;
+    decoder->attention = &model->attention;
+    decoder->gpu = &model->gpu;
+    decoder_open(decoder, model->acts_memory);
 }
 
 // What moves weights and state between the host and the GPU.
@@ -197,9 +197,9 @@ static void open_transfer(Model* model) {
     transfer_open(transfer);
 }
 
-// Products of updates beside the backward pass. They are not timed: the GPU does other work meanwhile.
-static MatmulGpu* open_update_products(Model* model, const Options* o) {
-    MatmulSettings settings = gpu_setup_products(model->cfg, o);
+// Matmuls of updates beside the backward pass. They are not timed: the GPU does other work meanwhile.
+static MatmulGpu* open_update_matmuls(Model* model, const Options* o) {
+    MatmulSettings settings = gpu_setup_matmul(model->cfg, o);
     settings.autotune = settings.bias_fusion = 0;
     matmul_gpu_open(&model->update_matmul, &model->zero.comm, settings);
     return &model->update_matmul;
@@ -214,7 +214,7 @@ static void open_update(Model* model, const Options* o) {
     }
     u->plan = &model->optimizer;
     u->seed = o->seed;
-    u->matmul = planned_products_beside(o) ? open_update_products(model, o) : &model->matmul;
+    u->matmul = planned_matmuls_beside(o) ? open_update_matmuls(model, o) : &model->matmul;
     u->zero = &model->zero;
     model->now.zero = &model->zero;
     model->now.norm = &model->norm;
@@ -273,10 +273,10 @@ static void model_open(Model* model, ModelConfig cfg, const Options* o, Comm* co
     const Gradient grads = {model->grads_memory, model->grad_dtype};
     zero_open(&model->zero, zero, o->offload_params ? ZERO_SHARDS_ON_HOST : ZERO_SHARDS_ON_GPU,
               model->params_memory, DTYPE_OF(floatX), grads, comm, &model->gpu);
-    matmul_gpu_open(&model->matmul, &model->gpu, gpu_setup_products(cfg, o));
+    matmul_gpu_open(&model->matmul, &model->gpu, gpu_setup_matmul(cfg, o));
     linear_gpu_open(&model->linear, cfg, o->quantize, &model->matmul, &model->gpu);
     open_transfer(model);
-    open_texts(model, o);
+    open_decoder(model, o);
     if (model->recompute != RECOMPUTE_NEVER) {
         open_training(model, &zero, o);
     }
@@ -315,7 +315,7 @@ static void model_close(Model* model) {
     if (model->recompute != RECOMPUTE_NEVER) {
         close_training(model);
     }
-    decoder_close(&model->texts);
+    decoder_close(&model->decoder);
     linear_gpu_close(&model->linear);
     matmul_gpu_close(&model->matmul);
     zero_close(&model->zero);
@@ -400,7 +400,7 @@ static void forward_at(Model* model, Batch batch, EmbeddingPositions positions) 
     const int B = batch.B, T = batch.T, C = cfg.C, F = model_hidden(cfg), N = B * T;
     const ModelActivations a = model->acts;
     assert(B <= model->B && T <= model->T);
-    // Only the products of full micro-batches are worth timing.
+    // Only the matmuls of full micro-batches are worth timing.
     model->matmul.settings.autotune = model->autotune && B == model->B && T == model->T;
     zero_begin_forward(&model->zero);
     // encoded (N, C)
@@ -682,12 +682,12 @@ static void model_micro_step(Model* model, Batch batch, float dloss, ZeroStep st
     zero_group_done<floatX>(&model->zero, 0, step);
 }
 
-// Chooses the algorithms of all products of a full micro-batch, with any tokens, and of an update. Several processes choose
+// Chooses the algorithms of all matmuls of a full micro-batch, with any tokens, and of an update. Several processes choose
 // together: later some have no full micro-batch, or none at all, when others have one.
 static void model_choose_matmuls(Model* model) {
     const int N = model->B * model->T, size = model->comm->size;
     const int micro_steps = model->zero.plan.stage < 2 ? 2 : 1; // the later ones add to the gradients
-    if (!model->autotune || size == 1 || model->has_products) {
+    if (!model->autotune || size == 1 || model->has_matmuls) {
         return;
     }
     int* tokens = (int*)check_alloc((size_t)N, sizeof(int), "tokens");
@@ -700,11 +700,11 @@ static void model_choose_matmuls(Model* model) {
         step_results_clear(&model->results);
         model_micro_step(model, model_push(model, batch), 1.0f / (float)N, step, 0);
     }
-    optimizer_choose_products<floatX>(&model->optimizer, &model->matmul);
+    optimizer_choose_matmuls<floatX>(&model->optimizer, &model->matmul);
     zero_wait_for_gradient(&model->zero); // redundant: the first update waits by itself
     CUDA_CHECK(cudaStreamSynchronize(
         model->gpu.stream)); // redundant: but it keeps the others' wait for a message short (--timeout)
-    model->has_products = 1;
+    model->has_matmuls = 1;
     free(tokens);
 }
 
@@ -840,12 +840,12 @@ static void model_token_losses(void* model_, Batch batch, float* losses, int* is
 // Generation
 
 // As generator.h says.
-static const float* model_prefill(Model* model, int text, const int* ids, int count) {
-    return decoder_prefill(&model->texts, text, ids, count);
+static const float* model_prefill(Model* model, int sequence, const int* ids, int count) {
+    return decoder_prefill(&model->decoder, sequence, ids, count);
 }
 
-static const float* model_decode(Model* model, const int* ids, const int* positions, int texts) {
-    return decoder_step(&model->texts, ids, positions, texts);
+static const float* model_decode(Model* model, const int* ids, const int* positions, int sequences) {
+    return decoder_step(&model->decoder, ids, positions, sequences);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -862,7 +862,7 @@ static void model_read_checkpoint(Model* model, const char* path, const SavedSta
     model_files_read_weights(&model->transfer, path, 0);
     model_files_read_state(&model->transfer, path, saved);
     if (model->autotune && !matmul_gpu_load_plans(&model->matmul, path, error)) {
-        printf("note: %s; timing the matrix products again\n", error);
+        printf("note: %s; timing the matmuls again\n", error);
     }
     model_choose_matmuls(model);
 }
@@ -883,8 +883,8 @@ static uint64_t model_checksum(Model* model) {
     return step_results_read(&model->results, 0)->checksum;
 }
 
-// The algorithms of the products, so that a resumed run has the same ones.
-static void save_products(const void* model, const char* directory) {
+// The algorithms of the matmuls, so that a resumed run has the same ones.
+static void save_matmuls(const void* model, const char* directory) {
     matmul_gpu_save_plans(&((const Model*)model)->matmul, directory);
 }
 
@@ -967,14 +967,14 @@ static const Trainer trainer = {
     model_evaluate,             // evaluate
     model_validated,            // validated
     model_token_losses,         // token_losses
-    model_prefill,              // read_text
-    model_decode,               // next_tokens
+    model_prefill,              // prefill
+    model_decode,               // decode
     model_first_weights,        // first_weights
     model_read_checkpoint,      // read_checkpoint
     planned_saved_dtype,        // saved_dtype
     model_copy_out,             // copy_out
     model_checksum,             // checksum
-    save_products,              // save_extra
+    save_matmuls,               // save_extra
 };
 
 #ifndef TRAIN_GPT2_NO_MAIN

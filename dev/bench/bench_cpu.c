@@ -3,7 +3,7 @@ bench_cpu.c -- every CPU operation at the shapes of GPT-2 124M, as a share of wh
 
     make bench-cpu
 
-The ceilings are measured in the same program: fp32 multiply-adds in registers on all threads; products of bf16 with
+The ceilings are measured in the same program: fp32 multiply-adds in registers on all threads; matmuls of bf16 with
 factors in the L1 cache by the kernel that runs here; memory bandwidth as the best of a copy and a triad over arrays far
 larger than the caches; and for what only reads, that of a sum of such an array. Each line gives the median of the
 repetitions and their range (10th to 90th percentile); operations bound by memory are given in GB/s of the bytes they must

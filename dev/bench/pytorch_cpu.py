@@ -1,11 +1,11 @@
 """One training step of GPT-2 124M on the CPU: this program beside PyTorch, same threads, same data; both in fp32, and both
-with matrix products in bf16 (--products bf16; PyTorch's autocast).
+with matmuls in bf16 (--matmul bf16; PyTorch's autocast).
 
     dev/ref/setup.sh && make train_gpt2 && build/venv/bin/python dev/bench/pytorch_cpu.py
 
 A step is everything from the batch to the updated parameters: forward, backward, clipping at norm 1, AdamW.
 Every system is a process of its own, which trains from random weights on a shard of random tokens. Those with
-the same products take turns: each does one step while the others are stopped by SIGSTOP, so a disturbance of
+the same matmuls take turns: each does one step while the others are stopped by SIGSTOP, so a disturbance of
 the machine meets all of them. They are all in memory at once; if it is too small for that, name fewer systems.
 The first steps of each process (page faults, compilation) are left out. Writes a table and all samples to
 dev/bench/results.
@@ -33,11 +33,11 @@ ROOT = Path(__file__).resolve().parents[2]
 C, L, NH, MAXT, V, VP = 768, 12, 12, 1024, 50257, 50304
 LR, BETAS, EPS, WEIGHT_DECAY, CLIP = 6e-4, (0.9, 0.95), 1e-8, 0.1, 1.0
 
-# What each system is called and, for PyTorch, the mode of torch.compile (None is eager). Those in BF16 have products in
+# What each system is called and, for PyTorch, the mode of torch.compile (None is eager). Those in BF16 have matmuls in
 # bf16, the others are fp32 throughout.
 TORCH_MODES = {"eager": None, "compile": "default", "max-autotune": "max-autotune-no-cudagraphs"}
 BF16 = " bf16"
-SYSTEMS = [name + products for products in ("", BF16) for name in ("ours", *TORCH_MODES)]
+SYSTEMS = [name + matmuls for matmuls in ("", BF16) for name in ("ours", *TORCH_MODES)]
 
 POLL_S = 0.005  # between two looks for the end of a step
 
@@ -76,7 +76,7 @@ def torch_worker(system, B, T, steps, threads, shard):
     is_bf16, mode = system.endswith(BF16), TORCH_MODES[system.removesuffix(BF16)]
     import_mib = peak_mib()
     torch.set_num_threads(threads)
-    torch.set_float32_matmul_precision("highest")  # fp32 as ours, no bf16 inside matrix products
+    torch.set_float32_matmul_precision("highest")  # fp32 as ours, no bf16 inside matmuls
     torch.manual_seed(0)
     model = GPT2(L, NH, C, MAXT, VP)
     optimizer = adamw(model, LR, BETAS, EPS, WEIGHT_DECAY)
@@ -166,7 +166,7 @@ def our_racer(args, system, B, T, steps, shard, out):
     command = [args.ours.resolve(), "--model", "d12", "--train-data", shard, "--batch", B, "--seq-len", T,
                "--steps", steps, "--eval-every", 0, "--sample-every", 0, "--eval-batches", 1,
                "--threads", args.threads, "--recompute", 2, "--out", out / "run",
-               "--products", "bf16" if system.endswith(BF16) else "fp32"]
+               "--matmul", "bf16" if system.endswith(BF16) else "fp32"]
     return Racer(command, os.environ, out, out / "run" / "log.jsonl")
 
 
@@ -220,8 +220,8 @@ def measure(args):
         shard = Path(tmp) / "random.bin"
         longest = max(B * T for B, T in args.shapes)
         write_shard(shard, max(1 << 20, (args.warmup + args.steps) * longest + 1))
-        for (B, T), turn, products in itertools.product(args.shapes, range(args.rounds), ("", BF16)):
-            systems = [system for system in args.systems if system.endswith(BF16) == bool(products)]
+        for (B, T), turn, matmuls in itertools.product(args.shapes, range(args.rounds), ("", BF16)):
+            systems = [system for system in args.systems if system.endswith(BF16) == bool(matmuls)]
             for system, result in race(args, systems, B, T, shard).items():
                 first_loss = result["losses"][0]
                 if not 10 < first_loss < 12:
@@ -267,7 +267,7 @@ def summarize(args, B, T, rounds):
 
 
 def table(args, results):
-    """Markdown; the last column is the time beside ours with the same products, where ours was measured."""
+    """Markdown; the last column is the time beside ours with the same matmuls, where ours was measured."""
     columns = ["shape", "system", "ms per step", "p10 to p90", "tok/s", "GFLOP/s", "of FMA peak",
                "peak RSS MiB", "time / ours"]
     lines = [f"| {' | '.join(columns)} |", "|---|---|" + "---:|" * 7]
@@ -286,15 +286,15 @@ def table(args, results):
 
 
 def best_lines(args, results):
-    """A line for each shape and kind of products: the fastest of PyTorch."""
+    """A line for each shape and kind of matmuls: the fastest of PyTorch."""
     lines = []
     for (B, T), systems in results.items():
-        for products in ("", BF16):
+        for matmuls in ("", BF16):
             ms = {system: summarize(args, B, T, rounds)["median_ms"] for system, rounds in systems.items()
-                  if not system.startswith("ours") and system.endswith(BF16) == bool(products)}
+                  if not system.startswith("ours") and system.endswith(BF16) == bool(matmuls)}
             if ms:
                 best = min(ms, key=ms.get)
-                lines.append(f"PyTorch's best at B={B} T={T} in {products.strip() or 'fp32'}: {best}, {ms[best]:.0f} ms.")
+                lines.append(f"PyTorch's best at B={B} T={T} in {matmuls.strip() or 'fp32'}: {best}, {ms[best]:.0f} ms.")
     return "\n".join(lines)
 
 

@@ -10,7 +10,7 @@
 #     kills      a run that is killed 200 times at random moments ends with the bits of one that is not; so does one of
 #                1 to 4 ranks, another number after each kill
 #     learning   the built-in stories have a known entropy: the default run ends within 15 % of it, ten times the steps
-#                within 3 %, and neither below it by more than the sampling error of 20,000 tokens; with products in
+#                within 3 %, and neither below it by more than the sampling error of 20,000 tokens; with matmuls in
 #                bf16 a run ends where fp32 does; each optimizer learns as much as it once did
 #     texts      what a trained model writes is about as likely to it as what it was trained on, in 8 bits, too; and the
 #                report on its run
@@ -69,7 +69,7 @@ expect_ratio() {
 expect_same_learning() {
     local kind
     for kind in fp32 bf16; do
-        quietly ./train_gpt2 --products $kind "$@" --samples 0 --out "$work/learning_$kind"
+        quietly ./train_gpt2 --matmul $kind "$@" --samples 0 --out "$work/learning_$kind"
     done
     expect_ratio "$*, validation loss in bf16 and in fp32" "$(number val_loss "$work/learning_bf16/log.jsonl")" \
         "$(number val_loss "$work/learning_fp32/log.jsonl")" 0.995 1.005
@@ -215,7 +215,7 @@ part_plan() {
     expect_planned 100
     expect_planned 100 --recompute 3 --optimizer adamw8bit
     expect_planned 10 --model d6 --vocab-size 50257 --batch 4 --seq-len 256 --total-batch 1024
-    expect_planned 10 --model d6 --vocab-size 50257 --batch 4 --seq-len 256 --total-batch 1024 --products bf16
+    expect_planned 10 --model d6 --vocab-size 50257 --batch 4 --seq-len 256 --total-batch 1024 --matmul bf16
     expect_planned 5 --model d12 --vocab-size 50257 --batch 4 --seq-len 64 --total-batch 256 --recompute 2
 }
 

@@ -1,5 +1,5 @@
 /*
-attention_bf16.h -- attention of attention.h with the factors of its products rounded to bf16, on the CPU: the same arguments and
+attention_bf16.h -- attention of attention.h with the factors of its matmuls rounded to bf16, on the CPU: the same arguments and
 results. Scores, softmax and sums stay fp32.
 
 A thread takes a whole head. Scores and probabilities exist in fp32 for one tile of 32 queries and 32 keys. While the machine

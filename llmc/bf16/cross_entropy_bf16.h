@@ -1,10 +1,10 @@
 /*
-cross_entropy_bf16.h -- the classifier of cross_entropy.h and its three products, with factors rounded to bf16, on the CPU: losses
+cross_entropy_bf16.h -- the classifier of cross_entropy.h and its three matmuls, with factors rounded to bf16, on the CPU: losses
 and gradients in one pass over the vocabulary, without logits in memory.
 
     logits (N, Vp) = inp wte^T       dinp (N, C) = dlogits wte       dwte (Vp, C) = dlogits^T inp
 
-A tile of logits becomes exponentials while it is in a cache, and these are the factors of the other products: what is common
+A tile of logits becomes exponentials while it is in a cache, and these are the factors of the other matmuls: what is common
 to a token, its sum of exponentials, is divided out in fp32 afterwards (as attention does it in FlashAttention, Dao et al. 2022).
 With e = 2^(log2(e) logit - shift), sum = sum_v e and g = scale / sum, of a token:
 
@@ -162,7 +162,7 @@ static inline void cross_entropy_bf16_row_(const CrossEntropyBf16Chunk_* chunk, 
     }
 }
 
-// Packs a tile of e for both products.
+// Packs a tile of e for both matmuls.
 static inline void cross_entropy_bf16_pack_(const CrossEntropyBf16Chunk_* chunk, const MatmulBf16Tile* tile) {
     const size_t by_token = matmul_bf16_pairs(1, chunk->words);
     const int row = tile->row / BF16_TILE, col = tile->col / BF16_TILE, word = chunk->first / BF16_TILE + col;

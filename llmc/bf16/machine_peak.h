@@ -111,7 +111,7 @@ static inline double peak_bf16_flops_per_s(Bf16Kernel kernel) {
     return best;
 }
 
-// Whether products in bf16 are faster here than in fp32. Having the instructions does not mean that: an Intel core did
+// Whether matmuls in bf16 are faster here than in fp32. Having the instructions does not mean that: an Intel core did
 // vdpbf16ps at half the rate of multiply-adds in fp32. A quarter more has to come out, as rounding and packing cost time, too;
 // processors are far from this limit (0.5 and 10 were measured), so all processes of a run decide alike.
 static inline int peak_bf16_pays(void) {

@@ -4,7 +4,7 @@ matmul_bf16.h -- the linear layer of matmul.h with factors rounded to bf16 and s
     out, dout     (N, OC)   fp32, as are inp, dinp, bias and dweight
     weight                  packed twice: for out = inp weight^T, and for dinp = dout weight
 
-A packed weight serves all products until the weight changes (bf16_weights.h); they read half the bytes of fp32, and
+A packed weight serves all matmuls until the weight changes (bf16_weights.h); they read half the bytes of fp32, and
 pack only their other factor. dweight packs both.
 
 The left factor is packed one slab at a time. A slab has a part for each thread: as many rows as fill half of an L2 cache.

@@ -1,5 +1,5 @@
 /*
-mlp_bf16.h -- the MLP of a block with products in bf16, on the CPU: its hidden layer leaves a product as it enters the next,
+mlp_bf16.h -- the MLP of a block with matmuls in bf16, on the CPU: its hidden layer leaves a product as it enters the next,
 rounded and packed.
 
     fch (N, F)  = inp fcw^T + fcb         gelu (N, F) = GELU(fch)        out (N, C) = gelu fcprojw^T + fcprojb
@@ -112,7 +112,7 @@ static inline void mlp_bf16_sum_tile_(float* sums, const float* tile) {
     }
 }
 
-// A Bf16Finish: dgelu becomes dfch, which is packed for both products, as is gelu.
+// A Bf16Finish: dgelu becomes dfch, which is packed for both matmuls, as is gelu.
 static inline void mlp_bf16_derive_tile_(const void* of, int begin, int end) {
     static __thread __attribute__((aligned(64))) float gelu[BF16_TILE * BF16_TILE]; // of the tile in hand
     const MatmulBf16Tile* tile = (const MatmulBf16Tile*)of;

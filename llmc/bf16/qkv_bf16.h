@@ -1,5 +1,5 @@
 /*
-qkv_bf16.h -- the linear layer in front of attention with products in bf16, on the CPU: queries, keys and values leave its product
+qkv_bf16.h -- the linear layer in front of attention with matmuls in bf16, on the CPU: queries, keys and values leave its product
 rounded and packed for attention (attention_bf16.h), and their gradient comes from there packed.
 
     qkv (N, 3C) = inp qkvw^T + qkvb        dinp = dqkv qkvw

@@ -4,7 +4,7 @@ checkpoint.h -- the complete state of a run in a directory, OUT/step_00001000/, 
     config.json, generation_config.json, model.safetensors    a Hugging Face model (hf_model.h)
     tokenizer.json, tokenizer_config.json, ...                its tokenizer, if the run has one
     optimizer.1of1.safetensors                                the optimizer's state (optimizer_parts.h)
-    products.json                                             GPU trainer only: matmul_algorithms.h
+    matmul.json                                             GPU trainer only: matmul_algorithms.h
     state.json                                                the rest, and checksums of all files (run_state.h)
 
 model.safetensors has fp32 master weights, or 16-bit weights where there are none. Above --model-file-gb there are

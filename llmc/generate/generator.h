@@ -7,8 +7,8 @@ forgotten and the rest is read again, at its new positions.
 
 The model is two functions. Both return logits in fp32 on the host, Vp for each text, valid until the next call:
 
-    read_text      forgets the text in a slot and reads `count` <= T tokens of a new one: the logits of what follows
-    next_tokens    one more token of each slot, ids[slot] at positions[slot]: the logits of what follows each
+    prefill      forgets the text in a slot and reads `count` <= T tokens of a new one: the logits of what follows
+    decode    one more token of each slot, ids[slot] at positions[slot]: the logits of what follows each
 
 A slot without a text gets token 0 at position 0.
 */
@@ -37,8 +37,8 @@ typedef const float* (*DecodeStep)(Model* model, const int* ids, const int* posi
 
 typedef struct {
     Model* model;
-    PrefillSequence read_text;
-    DecodeStep next_tokens;
+    PrefillSequence prefill;
+    DecodeStep decode;
     int V, Vp, T;
     int slots;
 } GeneratorModel;
@@ -59,14 +59,14 @@ typedef enum {
 
 // A text under way, or one that has ended and is still to be looked at.
 typedef struct {
-    int is_used; // the slot
+    int in_use; // the slot
     GeneratorEnd end;
-    int* ids;          // (T + 1) what the model sees; the model has read all but the last
-    int known;         // of them
-    int made, limit;   // tokens after the prompt; at most
-    Rand* rng;         // of the caller
-    TextStream stream; // what it wrote, with or without the prompt
-} GeneratorText;
+    int* ids;             // (T + 1) what the model sees; the model has read all but the last
+    int count;            // of them
+    int generated, limit; // tokens after the prompt; at most
+    Rand* rng;            // of the caller
+    TextStream stream;    // what it wrote, with or without the prompt
+} GeneratorSequence;
 
 typedef struct {
     GeneratorModel model;
@@ -76,10 +76,10 @@ typedef struct {
     int eot;
     // the ids below have a token: no other is drawn. A model may have more, as padding
     int known_ids;
-    GeneratorText* texts;       // (slots)
-    int *ids, *positions;       // (slots) of the next tokens
-    Rand rng;                   // of samples
-    int *prompt, prompt_tokens; // (T + 1) of samples
+    GeneratorSequence* sequences; // (slots)
+    int *ids, *positions;         // (slots) of the next tokens
+    Rand rng;                     // of samples
+    int *prompt, prompt_tokens;   // (T + 1) of samples
 } Generator;
 
 // `data` and `options` must stay. --prompt is only looked at for the samples of a run.
@@ -122,12 +122,12 @@ void generator_open(Generator* g, GeneratorModel model, const RunData* data, con
     g->eot = run_data_eot(data, model.V);
     g->known_ids =
         data->has_tokenizer && data->tokenizer.vocab_size < model.V ? data->tokenizer.vocab_size : model.V;
-    g->texts = (GeneratorText*)check_alloc(slots, sizeof(GeneratorText), "texts");
-    g->ids = (int*)check_alloc(slots, sizeof(int), "texts");
-    g->positions = (int*)check_alloc(slots, sizeof(int), "texts");
+    g->sequences = (GeneratorSequence*)check_alloc(slots, sizeof(GeneratorSequence), "sequences");
+    g->ids = (int*)check_alloc(slots, sizeof(int), "sequences");
+    g->positions = (int*)check_alloc(slots, sizeof(int), "sequences");
     for (int s = 0; s < model.slots; s++) {
-        g->texts[s].ids = (int*)check_alloc(room, sizeof(int), "texts");
-        text_stream_open(&g->texts[s].stream, &options->stop);
+        g->sequences[s].ids = (int*)check_alloc(room, sizeof(int), "sequences");
+        text_stream_open(&g->sequences[s].stream, &options->stop);
     }
     g->rng = rand_open(options->seed, rand_stream("samples"));
     g->prompt = (int*)check_alloc(room, sizeof(int), "prompt");
@@ -138,10 +138,10 @@ void generator_open(Generator* g, GeneratorModel model, const RunData* data, con
 
 void generator_close(Generator* g) {
     for (int s = 0; s < g->model.slots; s++) {
-        text_stream_close(&g->texts[s].stream);
-        free(g->texts[s].ids);
+        text_stream_close(&g->sequences[s].stream);
+        free(g->sequences[s].ids);
     }
-    free(g->texts);
+    free(g->sequences);
     free(g->ids);
     free(g->positions);
     free(g->prompt);
@@ -160,76 +160,76 @@ static void generator_write_(const Generator* g, TextStream* stream, int id) {
 }
 
 // Draws the token that follows a text, and appends it.
-static void generator_draw_(Generator* g, GeneratorText* text, const float* logits) {
+static void generator_draw_(Generator* g, GeneratorSequence* sequence, const float* logits) {
     const Options* o = g->options;
     if (!sampler_can_draw(logits, g->known_ids)) {
-        text->end = GENERATOR_DIVERGED;
+        sequence->end = GENERATOR_DIVERGED;
         return;
     }
     const int next = sampler_next(logits, g->known_ids, o->temperature, o->top_k, o->top_p,
-                                  (float)rand_uniform(text->rng), &g->sampler);
+                                  (float)rand_uniform(sequence->rng), &g->sampler);
     if (next == g->eot) {
-        text->end = GENERATOR_EOT;
+        sequence->end = GENERATOR_EOT;
         return;
     }
-    text->ids[text->known++] = next;
-    text->made++;
-    generator_write_(g, &text->stream, next);
-    text->end = text->stream.is_stopped     ? GENERATOR_STRING
-                : text->made == text->limit ? GENERATOR_TOKENS
-                                            : STILL_GENERATING;
+    sequence->ids[sequence->count++] = next;
+    sequence->generated++;
+    generator_write_(g, &sequence->stream, next);
+    sequence->end = sequence->stream.is_stopped              ? GENERATOR_STRING
+                    : sequence->generated == sequence->limit ? GENERATOR_TOKENS
+                                                             : STILL_GENERATING;
 }
 
 static void generator_read_(Generator* g, int slot) {
-    GeneratorText* text = &g->texts[slot];
-    generator_draw_(g, text, g->model.read_text(g->model.model, slot, text->ids, text->known));
+    GeneratorSequence* sequence = &g->sequences[slot];
+    generator_draw_(g, sequence, g->model.prefill(g->model.model, slot, sequence->ids, sequence->count));
 }
 
 void generator_begin(Generator* g, int slot, const int* prompt, int count, int limit, Rand* rng) {
-    GeneratorText* text = &g->texts[slot];
-    assert(!text->is_used && count <= g->model.T && limit > 0);
-    text->is_used = 1;
-    text->end = STILL_GENERATING;
-    text->known = count;
-    text->made = 0;
-    text->limit = limit;
-    text->rng = rng;
-    memcpy(text->ids, prompt, (size_t)count * sizeof(int));
+    GeneratorSequence* sequence = &g->sequences[slot];
+    assert(!sequence->in_use && count <= g->model.T && limit > 0);
+    sequence->in_use = 1;
+    sequence->end = STILL_GENERATING;
+    sequence->count = count;
+    sequence->generated = 0;
+    sequence->limit = limit;
+    sequence->rng = rng;
+    memcpy(sequence->ids, prompt, (size_t)count * sizeof(int));
     generator_read_(g, slot);
 }
 
 // The context is full: forgets its older half.
 static void generator_forget_(Generator* g, int slot) {
-    GeneratorText* text = &g->texts[slot];
+    GeneratorSequence* sequence = &g->sequences[slot];
     const int half = g->model.T / 2 + 1;
-    text->known -= half;
-    memmove(text->ids, text->ids + half, (size_t)text->known * sizeof(int));
+    sequence->count -= half;
+    memmove(sequence->ids, sequence->ids + half, (size_t)sequence->count * sizeof(int));
     generator_read_(g, slot);
 }
 
-static int generator_goes_on_(const GeneratorText* text) {
-    return text->is_used && text->end == STILL_GENERATING;
+static int generator_is_generating_(const GeneratorSequence* sequence) {
+    return sequence->in_use && sequence->end == STILL_GENERATING;
 }
 
 void generator_advance(Generator* g) {
     const GeneratorModel* m = &g->model;
     int steps = 0;
     for (int s = 0; s < m->slots; s++) {
-        const GeneratorText* text = &g->texts[s];
-        const int is_one =
-            generator_goes_on_(text) && text->known <= m->T; // else nothing, or all is read again
-        g->ids[s] = is_one ? text->ids[text->known - 1] : 0;
-        g->positions[s] = is_one ? text->known - 1 : 0;
+        const GeneratorSequence* sequence = &g->sequences[s];
+        const int is_one = generator_is_generating_(sequence) &&
+                           sequence->count <= m->T; // else nothing, or all is read again
+        g->ids[s] = is_one ? sequence->ids[sequence->count - 1] : 0;
+        g->positions[s] = is_one ? sequence->count - 1 : 0;
         steps += is_one;
     }
-    const float* logits = steps ? m->next_tokens(m->model, g->ids, g->positions, m->slots) : NULL;
+    const float* logits = steps ? m->decode(m->model, g->ids, g->positions, m->slots) : NULL;
     for (int s = 0; s < m->slots && steps; s++) { // reading would overwrite the logits
         if (g->positions[s] > 0) {
-            generator_draw_(g, &g->texts[s], logits + (size_t)s * (size_t)m->Vp);
+            generator_draw_(g, &g->sequences[s], logits + (size_t)s * (size_t)m->Vp);
         }
     }
     for (int s = 0; s < m->slots; s++) {
-        if (g->positions[s] == 0 && generator_goes_on_(&g->texts[s])) {
+        if (g->positions[s] == 0 && generator_is_generating_(&g->sequences[s])) {
             generator_forget_(g, s);
         }
     }
@@ -237,35 +237,35 @@ void generator_advance(Generator* g) {
 
 // Sets the text in slot 0, with its prompt. Returns 0 if the run is to stop.
 static int generator_sample_(Generator* g, GeneratorStop stop, void* run) {
-    GeneratorText* text = &g->texts[0];
-    text_stream_begin(&text->stream);
+    GeneratorSequence* sequence = &g->sequences[0];
+    text_stream_begin(&sequence->stream);
     for (int i = g->prompt[0] == g->eot; i < g->prompt_tokens;
          i++) { // end-of-text before the prompt is not shown
-        generator_write_(g, &text->stream, g->prompt[i]);
+        generator_write_(g, &sequence->stream, g->prompt[i]);
     }
     if (stop(run)) {
         return 0;
     }
     generator_begin(g, 0, g->prompt, g->prompt_tokens, g->options->sample_tokens, &g->rng);
-    while (text->end == STILL_GENERATING && !stop(run)) {
+    while (sequence->end == STILL_GENERATING && !stop(run)) {
         generator_advance(g);
     }
-    text->is_used = 0;
-    return text->end != STILL_GENERATING;
+    sequence->in_use = 0;
+    return sequence->end != STILL_GENERATING;
 }
 
 int generator_log(Generator* g, RunLog* log, int64_t step, GeneratorStop stop, void* run) {
     const uint64_t before = g->rng.at;
-    const GeneratorText* text = &g->texts[0];
+    const GeneratorSequence* sequence = &g->sequences[0];
     for (int i = 0; i < g->options->samples; i++) {
         if (!generator_sample_(g, stop, run)) {
             rand_seek(&g->rng, before);
             return 0;
         }
-        if (text->end == GENERATOR_DIVERGED) { // which the next update will find out, too
+        if (sequence->end == GENERATOR_DIVERGED) { // which the next update will find out, too
             log_note(log, "no sample: the model's logits are not finite");
         } else {
-            log_sample(log, step, text->stream.bytes, text->stream.count);
+            log_sample(log, step, sequence->stream.bytes, sequence->stream.count);
         }
     }
     return 1;

@@ -1,5 +1,5 @@
 /*
-bf16_weights.h -- copies of a model's matrices as factors in bf16 (matmul_bf16.h), for --products bf16 on the CPU.
+bf16_weights.h -- copies of a model's matrices as factors in bf16 (matmul_bf16.h), for --matmul bf16 on the CPU.
 
     forward     of (OC, C): the right factor of out = inp weight^T
     backward    the right factor of dinp = dout weight; only for training

@@ -1,6 +1,6 @@
 /*
 linear.h -- the layers that read a model's matrices, on the CPU: floats, or with --quantize blocks of 8 bits; with
---products bf16 the copies that bf16_weights.h keeps.
+--matmul bf16 the copies that bf16_weights.h keeps.
 
     out[n][o]  = sum_c inp[n][c] weight[o][c] + bias[o]
     encoded[n] = wte[tokens[n]] + wpe[position of n]
@@ -26,15 +26,15 @@ for the few rows of a step of generation. The backward pass is that of matmul.h.
 #include "llmc/ops/q8.h"
 #include "llmc/layers/q8_weights.h"
 
-// --products
+// --matmul
 // clang-format off
-#define PRODUCTS_WORDS(X) X(PRODUCTS_FP32, "fp32") X(PRODUCTS_BF16, "bf16") X(PRODUCTS_AUTO, "auto")
+#define MATMUL_WORDS(X) X(MATMUL_FP32, "fp32") X(MATMUL_BF16, "bf16") X(MATMUL_AUTO, "auto")
 // clang-format on
-typedef enum { PRODUCTS_WORDS(WORDS_VALUE) } Products;
+typedef enum { MATMUL_WORDS(WORDS_VALUE) } MatmulPrecision;
 
 typedef struct {
     int is_quantized; // matrices are blocks
-    int is_bf16;      // products read copies of matrices
+    int is_bf16;      // matmuls read copies of matrices
     MatmulScratch matmul;
     QuantizedScratch quantized; // if they are
     MatmulBf16Scratch bf16;     // if they do
@@ -56,7 +56,7 @@ static inline void linear_open(Linear* linear, int is_quantized, size_t N, size_
     }
 }
 
-// Products in bf16, of matrices in fp32 that are laid out by `rows`; `kinds` of copies as bf16_weights.h says.
+// Matmuls in bf16, of matrices in fp32 that are laid out by `rows`; `kinds` of copies as bf16_weights.h says.
 static inline void linear_open_bf16(Linear* linear, const TensorRow* rows, void* params, int kinds) {
     linear->is_bf16 = 1;
     matmul_bf16_open(&linear->bf16, bf16_kernel());
@@ -75,7 +75,7 @@ static inline int linear_packs(const Linear* linear, int row) {
     return linear->is_bf16 && quantized_is_matrix(&linear->packed.rows[row]);
 }
 
-// The copy of a matrix for products in bf16, or NULL.
+// The copy of a matrix for matmuls in bf16, or NULL.
 static inline const uint32_t* linear_packed(const Linear* linear, const float* weight, PackedFor kind) {
     return (int)kind < linear->packed.kinds ? bf16_weights_find(&linear->packed, weight, kind) : NULL;
 }

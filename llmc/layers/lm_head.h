@@ -1,12 +1,12 @@
 /*
-lm_head.h -- the language-modeling head on the CPU, with whatever products the model's linear layers have (linear.h): from the
+lm_head.h -- the language-modeling head on the CPU, with whatever matmuls the model's linear layers have (linear.h): from the
 last hidden state to losses and gradients.
 
     logits (N, Vp) = hidden wte^T          losses and dlogits as cross_entropy.h says
 
     hidden, dhidden   (N, C)      wte, dwte   (Vp, C)      targets, losses, is_top   (N)
 
-Only a chunk of tokens has its logits in memory at a time. With products in bf16 no logits are stored (cross_entropy_bf16.h), except
+Only a chunk of tokens has its logits in memory at a time. With matmuls in bf16 no logits are stored (cross_entropy_bf16.h), except
 to find the most likely token.
 */
 #ifndef LLMC_LM_HEAD_H
@@ -25,7 +25,7 @@ typedef struct {
     int N, C, V, Vp; // tokens; sizes
     int chunk;       // tokens that have logits in memory
     Linear* linear;
-    CrossEntropyBf16Scratch* bf16; // with products in bf16
+    CrossEntropyBf16Scratch* bf16; // with matmuls in bf16
 } LmHead;
 
 // Sets the logits (count, Vp) of the tokens `first`, first + 1, ...: at most a chunk.

@@ -1,9 +1,9 @@
 /*
-mlp.h -- the MLP of a block on the CPU, with whatever products the model's linear layers have (linear.h).
+mlp.h -- the MLP of a block on the CPU, with whatever matmuls the model's linear layers have (linear.h).
 
     fch (N, F) = inp fcw^T + fcb        gelu (N, F) = GELU(fch)        out (N, C) = gelu fcprojw^T + fcprojb
 
-With products in bf16, and N and F that are multiples of 32, its hidden layer is kept as mlp_bf16.h does it.
+With matmuls in bf16, and N and F that are multiples of 32, its hidden layer is kept as mlp_bf16.h does it.
 */
 #ifndef LLMC_MLP_H
 #define LLMC_MLP_H

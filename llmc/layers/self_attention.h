@@ -1,10 +1,10 @@
 /*
-self_attention.h -- attention of a block with the linear layer in front of it, on the CPU, with whatever products the model has
+self_attention.h -- attention of a block with the linear layer in front of it, on the CPU, with whatever matmuls the model has
 (linear.h).
 
     qkv (N, 3C) = inp qkvw^T + qkvb        out (N, C), lse (B, NH, T) = attention of qkv (attention.h)
 
-With products in bf16, and T and a head's size that are multiples of 32, qkv and its gradient are packed as qkv_bf16.h does it.
+With matmuls in bf16, and T and a head's size that are multiples of 32, qkv and its gradient are packed as qkv_bf16.h does it.
 */
 #ifndef LLMC_SELF_ATTENTION_H
 #define LLMC_SELF_ATTENTION_H

@@ -1,5 +1,5 @@
 /*
-matmul.cuh -- the linear layer on the GPU: matrix products by cublasLt, with bias, residual and GELU.
+matmul.cuh -- the linear layer on the GPU: matmuls by cublasLt, with bias, residual and GELU.
 
 The functions of matmul.h, for T in {float, bf16, fp16}, three that do more in the same pass over memory:
 
@@ -8,18 +8,18 @@ The functions of matmul.h, for T in {float, bf16, fp16}, three that do more in t
     matmul_backward_input_gelu   dinp = (dout weight) * gelu'(pre)                pre (N, C), dinp is not pre
                                  dbias_c (+)= sum_n dinp_nc                       of the layer before GELU
 
-and one for many small products (Muon):
+and one for many small matmuls (Muon):
 
     matmul_batch                 out_i = scale left_i right_i + add_scale add_i       i < batch
 
 They set their outputs, except dbias: it is set or added to, as `mode` says, and may have no data. bias may be
-NULL. dweight and dbias are fp32 or T. Any size works, but products are slow unless C and OC are multiples of
+NULL. dweight and dbias are fp32 or T. Any size works, but matmuls are slow unless C and OC are multiples of
 8. Sums are fp32 and rounded once, with two exceptions. If cublasLt cannot fuse bias or GELU into a product, a
 kernel applies it to the rounded result. And if cublasLt computes dbias, the sum of a micro-batch is rounded
 before it is added.
 
 Plans. The first product of a shape makes a plan: the descriptors and an algorithm, which is the first choice
-of cublasLt's heuristic or, with `autotune`, the fastest one measured. Later products reuse it. If there are
+of cublasLt's heuristic or, with `autotune`, the fastest one measured. Later matmuls reuse it. If there are
 too many plans, the least recently used untuned one is dropped. Tuning takes time, waits for the GPU and may
 allocate memory: run each product once before it is captured in a graph.
 
@@ -27,7 +27,7 @@ The same plan gives the same bits on the same kind of GPU. The heuristic always 
 measurements may not. So measured choices are kept in files (matmul_algorithms.h) and looked up before anything is
 measured: first those of this run, which matmul_gpu_load_plans reads from its checkpoint and
 matmul_gpu_save_plans writes, then those in the machine's cache. A product has separate plans with and without
-`autotune`, so the order of products does not matter. With GELU_RACE not only algorithms race: the
+`autotune`, so the order of matmuls does not matter. With GELU_RACE not only algorithms race: the
 ways of an operation do, in one product or in steps, and their bits differ, too, so the files also
 keep which one was taken. If a sum is split, its parts are added in fp32 in a separate step, never
 in place or in 16 bits.
@@ -36,7 +36,7 @@ With several processes rank 0 chooses for all (matmul_gpu_share_plans): other al
 others would wait for the slowest. A product that is tuned for the first time is then a collective call: all ranks
 have it, in the same order.
 
-MatmulGpu has one workspace: its products must be on one stream.
+MatmulGpu has one workspace: its matmuls must be on one stream.
 */
 #ifndef LLMC_MATMUL_CUH
 #define LLMC_MATMUL_CUH
@@ -75,10 +75,10 @@ typedef enum {
 } GeluFusion;
 
 // How much of an operation with GELU one product does.
-typedef enum { GELU_WITH_BIAS_GRADIENT_, GELU_IN_PRODUCT_, GELU_IN_STEPS_, GELU_WAYS_ } GeluWay_;
+typedef enum { GELU_WITH_BIAS_GRADIENT_, GELU_IN_MATMUL_, GELU_IN_STEPS_, GELU_WAYS_ } GeluWay_;
 
 typedef struct {
-    int tf32; // fp32 products on tensor cores, with factors rounded to 10 bits
+    int tf32; // fp32 matmuls on tensor cores, with factors rounded to 10 bits
     GeluFusion gelu_fusion;
     // where GELU is fused backward: the product may also sum up the gradient of the bias before GELU
     int bias_fusion;
@@ -208,7 +208,7 @@ static inline int matmul_gelu_pays(int device) {
 }
 
 // The size of cublasLt's workspace for micro-batches of N tokens and a model of C channels. It holds sums of the parts that a
-// product is split into, and parts of a depth below 256 are not worth their sums. Each of a block's largest products, of N,
+// product is split into, and parts of a depth below 256 are not worth their sums. Each of a block's largest matmuls, of N,
 // C and 4 C, then has at most N C C / 64 sums. Rounded up to a power of two: choices of algorithms are kept for each size.
 static inline size_t matmul_workspace_bytes(int device, size_t N, size_t C) {
     const size_t most = matmul_most_workspace_(matmul_major_(device)),
@@ -269,14 +269,14 @@ static inline void matmul_plan_close_(MatmulPlan_* plan) {
     }
 }
 
-// From now on, tuned products are looked up in this machine's cache before they are measured, and added to
+// From now on, tuned matmuls are looked up in this machine's cache before they are measured, and added to
 // it.
 static inline void matmul_gpu_open_cache(MatmulGpu* ctx) {
     char error[ERROR_BYTES];
     if (!matmul_cache_path(ctx->cache, ctx->machine)) {
         ctx->cache[0] = '\0';
     } else if (!matmul_choices_try_read(&ctx->cached, ctx->machine, ctx->cache, error)) {
-        fprintf(stderr, "warning: %s; timing the matrix products again\n", error);
+        fprintf(stderr, "warning: %s; timing the matmuls again\n", error);
     }
 }
 
@@ -285,7 +285,7 @@ static inline void matmul_gpu_keep_cache(MatmulGpu* ctx) {
     char error[ERROR_BYTES];
     if (ctx->cache[0] && ctx->cache_is_old &&
         !matmul_cache_try_write(&ctx->cached, ctx->machine, ctx->cache, error)) {
-        fprintf(stderr, "warning: %s; the next run will time the matrix products again\n", error);
+        fprintf(stderr, "warning: %s; the next run will time the matmuls again\n", error);
         ctx->cache[0] = '\0';
     }
     ctx->cache_is_old = 0;
@@ -293,7 +293,7 @@ static inline void matmul_gpu_keep_cache(MatmulGpu* ctx) {
 
 // From now on rank 0 chooses tuned algorithms for all ranks. Collective: they must have the same GPU and library.
 static inline void matmul_gpu_share_plans(MatmulGpu* ctx, Comm* comm) {
-    comm_agree(comm, "what algorithms of products depend on (--autotune off: each has its own)",
+    comm_agree(comm, "what algorithms of matmuls depend on (--autotune off: each has its own)",
                xxh64(ctx->machine, strlen(ctx->machine)), ctx->machine);
     ctx->comm = comm;
 }
@@ -307,7 +307,7 @@ static inline int matmul_gpu_load_plans(MatmulGpu* ctx, const char* directory, c
 }
 
 // Writes the choices of this run, if there are any, into a directory. Any thread may call it, while another
-// one computes products.
+// one computes matmuls.
 static inline void matmul_gpu_save_plans(const void* matmul, const char* directory) {
     const MatmulGpu* ctx = (const MatmulGpu*)matmul;
     char path[PATH_MAX];
@@ -607,7 +607,7 @@ static inline void matmul_remember_(const MatmulPlan_* plan, MatmulGpu* ctx) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Products
+// Matmuls
 
 // Zero, or the distances of the matrices of a batch: a number that a power of two divides only if it divides all.
 static inline uintptr_t matmul_strides_(const MatmulKey* key) {
@@ -962,9 +962,9 @@ static inline void matmul_forward_gelu(T* out, T* pre, const T* inp, const T* we
     const int epilogue = bias ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_AUX;
     const MatmulKey key = {N, OC, C, 0, 1, DTYPE_OF(T), DTYPE_OF(T), epilogue, 0, 0, 1};
     const MatmulOperands_ x = {out, NULL, inp, weight, bias, pre, NULL};
-    const int standard = matmul_fuses_<T>(GELU_FUSED_FORWARD, OC, ctx) ? GELU_IN_PRODUCT_ : GELU_IN_STEPS_;
+    const int standard = matmul_fuses_<T>(GELU_FUSED_FORWARD, OC, ctx) ? GELU_IN_MATMUL_ : GELU_IN_STEPS_;
     MatmulRace_ race =
-        matmul_race_(key, GELU_IN_PRODUCT_, standard, matmul_fuses_<T>(GELU_RACE_FORWARD, OC, ctx), ctx);
+        matmul_race_(key, GELU_IN_MATMUL_, standard, matmul_fuses_<T>(GELU_RACE_FORWARD, OC, ctx), ctx);
     assert(out != pre);
     do {
         if (race.way == GELU_IN_STEPS_ || !matmul_try_(key, x, ctx)) {
@@ -1039,7 +1039,7 @@ static inline void matmul_backward_input_gelu(T* dinp, Gradient dbias, const T* 
     const MatmulKey key = {N, C, OC, 0, 0, DTYPE_OF(T), DTYPE_OF(T), CUBLASLT_EPILOGUE_DGELU, 0, 0, 1};
     const int sums_bias =
         dbias.data && ctx->settings.bias_fusion && dbias.dtype == DTYPE_OF(T) && C <= COLUMN_SUMS_FLOATS;
-    const int first = sums_bias ? GELU_WITH_BIAS_GRADIENT_ : GELU_IN_PRODUCT_;
+    const int first = sums_bias ? GELU_WITH_BIAS_GRADIENT_ : GELU_IN_MATMUL_;
     MatmulKey asked = key;
     asked.epilogue = sums_bias ? CUBLASLT_EPILOGUE_DGELU_BGRAD : CUBLASLT_EPILOGUE_DGELU;
     const int may_race = matmul_fuses_<T>(GELU_RACE_BACKWARD, C, ctx) &&
@@ -1063,7 +1063,7 @@ static inline void matmul_backward_weight(Gradient dweight, const T* dout, const
     matmul_product_(key, x, ctx);
 }
 
-// Products of one shape: out (rows, cols) = left (rows, depth) right (depth, cols). A transposed factor lies in memory as
+// Matmuls of one shape: out (rows, cols) = left (rows, depth) right (depth, cols). A transposed factor lies in memory as
 // (depth, rows) or (cols, depth). The `batch` matrices of each kind lie one after the other.
 typedef struct {
     int rows, cols, depth;

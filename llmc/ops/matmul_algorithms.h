@@ -1,13 +1,13 @@
 /*
-matmul_algorithms.h -- the algorithms that were chosen for matrix products, and the files that keep them.
+matmul_algorithms.h -- the algorithms that were chosen for matmuls, and the files that keep them.
 
 They are chosen by time, and times differ from run to run; algorithms add in different orders, so another
 choice gives other bits. A run that must have the bits of an earlier one takes over its choices:
 
-    OUT/step_.../products.json     those of a run, in each of its checkpoints
-    ${XDG_CACHE_HOME:-$HOME/.cache}/pretrain.c/products-<hash of the machine>.json    those of all runs
+    OUT/step_.../matmul.json     those of a run, in each of its checkpoints
+    ${XDG_CACHE_HOME:-$HOME/.cache}/pretrain.c/matmul-<hash of the machine>.json    those of all runs
 
-    {"format":"pretrain.c products","version":1,"machine":"...","products":[
+    {"format":"pretrain.c matmuls","version":1,"machine":"...","matmuls":[
     {"key":[10 or 11 numbers],"algorithm":"128 hexadecimal digits","chosen":0,"candidates":8,"ms":0.25}, ...],
     "xxh64":"16 hexadecimal digits"}
 
@@ -41,8 +41,8 @@ that write it at the same time take turns; existing entries never change.
 #include "llmc/base/text_buffer.h"
 #include "llmc/base/xxh64.h"
 
-#define MATMUL_PLANS_FILE "products.json" // of a checkpoint
-#define MATMUL_PLANS_FORMAT_ "pretrain.c products"
+#define MATMUL_PLANS_FILE "matmul.json" // of a checkpoint
+#define MATMUL_PLANS_FORMAT_ "pretrain.c matmuls"
 
 enum {
     MATMUL_CHOICES = 4096, // in a list: a model of one batch size makes about 40
@@ -61,7 +61,7 @@ typedef struct {
     int epilogue;       // cublasLtEpilogue_t
     int adds;           // out = add + ...
     int alignment;      // in bytes, that all matrices have; 0: the choice is about the way of an operation
-    int batch;          // products of this shape, whose matrices lie one after the other
+    int batch;          // matmuls of this shape, whose matrices lie one after the other
 } MatmulKey;
 
 static_assert(sizeof(MatmulKey) == MATMUL_KEY_NUMBERS_ * sizeof(int), "a key is an array of its members");
@@ -81,7 +81,7 @@ typedef struct {
 
 static inline void matmul_choices_open(MatmulChoices* choices) {
     choices->list =
-        (MatmulChoice*)check_alloc_unset(MATMUL_CHOICES, sizeof(MatmulChoice), "algorithms of products");
+        (MatmulChoice*)check_alloc_unset(MATMUL_CHOICES, sizeof(MatmulChoice), "algorithms of matmuls");
     choices->count = 0;
 }
 
@@ -134,12 +134,12 @@ static inline void matmul_choice_print_(FILE* file, const MatmulChoice* choice) 
 static inline char* matmul_choices_text_(const MatmulChoices* choices, const char* machine, size_t* bytes) {
     const int count = matmul_choices_count(choices);
     TextBuffer buffer;
-    text_buffer_open(&buffer, "algorithms of products");
+    text_buffer_open(&buffer, "algorithms of matmuls");
     FILE* file = buffer.file;
     fprintf(file,
             "{\"format\":\"" MATMUL_PLANS_FORMAT_ "\",\"version\":%d,\"machine\":", MATMUL_PLANS_VERSION_);
     json_print_string(file, machine, strlen(machine));
-    fputs(",\"products\":[", file);
+    fputs(",\"matmuls\":[", file);
     for (int i = 0; i < count; i++) {
         fputs(i ? ",\n" : "\n", file);
         matmul_choice_print_(file, &choices->list[i]);
@@ -264,7 +264,7 @@ static inline int matmul_plans_member_(JsonReader* reader, const char* name, con
                                        MatmulChoices* choices) {
     const char* text;
     int version;
-    if (strcmp(name, "products") == 0) {
+    if (strcmp(name, "matmuls") == 0) {
         return matmul_choices_list_read_(reader, choices);
     }
     if (strcmp(name, "version") == 0) {
@@ -302,7 +302,7 @@ static inline int matmul_plans_check_sum_(const char* path, const char* text, si
     const size_t tail = 16 + strlen("\"}\n");
     snprintf(wanted, sizeof(wanted), "%016" PRIx64 "\"}\n", xxh64(text, bytes > tail ? bytes - tail : 0));
     return (bytes > tail && memcmp(text + bytes - tail, wanted, tail) == 0) ||
-           error_set(error, path, "damaged, or not a list of products: its checksum does not match");
+           error_set(error, path, "damaged, or not a list of matmuls: its checksum does not match");
 }
 
 // Adds the choices of a file to those of the list; without a file there are none. Returns 0, with nothing
@@ -340,7 +340,7 @@ static inline int matmul_cache_path(char path[PATH_MAX], const char* machine) {
         return 0;
     }
     const int length =
-        snprintf(path, PATH_MAX, "%s%s/pretrain.c/products-%016" PRIx64 ".json", has_cache ? cache : home,
+        snprintf(path, PATH_MAX, "%s%s/pretrain.c/matmul-%016" PRIx64 ".json", has_cache ? cache : home,
                  has_cache ? "" : "/.cache", xxh64(machine, strlen(machine)));
     return length < PATH_MAX;
 }
@@ -398,7 +398,7 @@ static inline int matmul_cache_try_write(const MatmulChoices* choices, const cha
         return 0;
     }
     if (lock == FILE_LOCK_TAKEN) {
-        file_remove_parts(directory, "products-"); // of killed programs: the lock is ours
+        file_remove_parts(directory, "matmul-"); // of killed programs: the lock is ours
     } // without locks two programs may lose each other's choices, and measure them again
     const int ok = matmul_cache_merge_(choices, machine, path, error);
     close(fd);

@@ -377,7 +377,7 @@ static inline const X* muon_orthogonalize_(MuonGpu* muon, const MuonTensor* t, i
 
 // Does the products of an update of some layers once, on what is in scratch memory: that chooses their algorithms.
 template <class T>
-static inline void muon_choose_products(MuonGpu* muon, const MuonTensor* t, MatmulGpu* matmul) {
+static inline void muon_choose_matmuls(MuonGpu* muon, const MuonTensor* t, MatmulGpu* matmul) {
     muon_orthogonalize_<typename MuonReal_<T>::Type>(muon, t, muon_group_layers_(t) * t->parts, matmul);
 }
 

@@ -10,7 +10,7 @@ muon.h -- the Muon update of a matrix: the contract, and the CPU version.
     f = sqrt(max(1, rows / cols))          MUON_SPECTRAL
     f = 0.2 sqrt(max(rows, cols))          MUON_RMS: lr and weight_decay of AdamW serve
 
-X comes from five steps of a Newton-Schulz iteration, which only needs products. They bring singular values to about 1:
+X comes from five steps of a Newton-Schulz iteration, which only needs matmuls. They bring singular values to about 1:
 
     X = u / (|u| + 1e-7)                                     |u|: the root of the sum of squares
     A = X X^T,  B = -4.7750 A + 2.0315 A A,  X = 3.4445 X + B X             rows <= cols
@@ -84,7 +84,7 @@ static inline float muon_factor(Muon opt, size_t rows, size_t cols) {
 
 static inline size_t muon_side_(size_t rows, size_t cols) { return rows < cols ? rows : cols; }
 
-// Of the products, for one part.
+// Of the matmuls, for one part.
 static inline double muon_flops(double rows, double cols) {
     const double s = fmin(rows, cols), l = fmax(rows, cols);
     return MUON_ITERATIONS * (4 * s * s * l + 2 * s * s * s);

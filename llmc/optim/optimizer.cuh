@@ -354,11 +354,11 @@ static inline void optimizer_close(OptimizerPlan* plan) {
     gpu_free(plan->rows);
 }
 
-// Before the first update: chooses the algorithms of its products. Several processes choose together, but update other
+// Before the first update: chooses the algorithms of its matmuls. Several processes choose together, but update other
 // tensors.
-template <class T> static inline void optimizer_choose_products(OptimizerPlan* plan, MatmulGpu* matmul) {
+template <class T> static inline void optimizer_choose_matmuls(OptimizerPlan* plan, MatmulGpu* matmul) {
     for (int i = 0; i < plan->muon_tensors; i++) {
-        muon_choose_products<T>(&plan->muon_memory, &plan->muon[i], matmul);
+        muon_choose_matmuls<T>(&plan->muon_memory, &plan->muon[i], matmul);
     }
 }
 

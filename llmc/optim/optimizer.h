@@ -70,7 +70,7 @@ typedef struct {
     unsigned frozen;              // bit i: row i of the parameters is not updated in any block
     float lr_scale[TENSOR_KINDS]; // factors of the learning rate
     int sums_weights;             // Adafactor: the rate follows the size of a tensor's weights
-    int by_block; // blocks are updated one after the other: a GPU does not join products of several
+    int by_block; // blocks are updated one after the other: a GPU does not join matmuls of several
 } Optimizer;
 
 static inline Optimizer optimizer_of(OptimizerName name, int has_optional, MasterWeights master) {

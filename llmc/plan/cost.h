@@ -33,7 +33,7 @@ needs:   the sizes of batches are decided; the run trains
 // Kinds of operations, with their names. The first two have FLOP, the others bytes only; a launch has neither, and
 // what offloading moves is added by plan.h.
 #define COST_WORDS(X) \
-    X(COST_PRODUCTS, "products") \
+    X(COST_MATMULS, "matmuls") \
     X(COST_ATTENTION, "attention") \
     X(COST_NORMS, "norms") \
     X(COST_GELU, "GELU") \
@@ -113,16 +113,16 @@ static inline const TensorRow* cost_row_(const CostWalk_* w, size_t member) {
 static inline int cost_is_cpu_(const CostWalk_* w) { return w->o->program.trainer == OPTION_CPU; }
 
 // out = inp weight^T, or the gradient of inp.
-static inline void cost_product_(const CostWalk_* w, const TensorRow* weight) {
+static inline void cost_matmul_(const CostWalk_* w, const TensorRow* weight) {
     const double in = (double)weight->cols, out = (double)weight->rows;
-    cost_add_(w, COST_PRODUCTS, matmul_flops(w->N, in, out), w->size * (w->N * (in + out) + in * out));
+    cost_add_(w, COST_MATMULS, matmul_flops(w->N, in, out), w->size * (w->N * (in + out) + in * out));
 }
 
 // The gradients of a weight and its bias; the second micro-batch adds to those of the first.
 static inline void cost_gradient_(const CostWalk_* w, const TensorRow* weight) {
     const double in = (double)weight->cols, out = (double)weight->rows;
     const double touched = (w->times > 1 ? 2 : 1) * in * out * (double)w->device->gradient_bytes;
-    cost_add_(w, COST_PRODUCTS, matmul_flops(w->N, in, out), w->size * w->N * (in + out) + touched);
+    cost_add_(w, COST_MATMULS, matmul_flops(w->N, in, out), w->size * w->N * (in + out) + touched);
     if (cost_is_cpu_(w) && weight->kind == KIND_MATRIX) {
         cost_add_(w, COST_MEMORY, 0, w->size * w->N * out);
     }
@@ -157,7 +157,7 @@ static inline void cost_hidden_(const CostWalk_* w) {
     cost_norm_(w);
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         if (w->rows[i].kind == KIND_MATRIX && &w->rows[i] != last) {
-            cost_product_(w, &w->rows[i]);
+            cost_matmul_(w, &w->rows[i]);
         }
     }
     cost_add_(w, COST_ATTENTION, attention_flops(B, T, cfg.C),
@@ -170,7 +170,7 @@ static inline void cost_forward_(const CostWalk_* w) {
     cost_add_(w, COST_MEMORY, 0, embedding_forward_bytes(w->N, w->cfg.C, w->size));
     for (int l = 0; l < w->cfg.L; l++) {
         cost_hidden_(w);
-        cost_product_(w, cost_row_(w, offsetof(ModelParameters, fcprojw)));
+        cost_matmul_(w, cost_row_(w, offsetof(ModelParameters, fcprojw)));
         cost_residual_(w);
     }
     cost_norm_(w);
@@ -184,7 +184,7 @@ static inline void cost_recompute_(const CostWalk_* w) {
         return;
     }
     if (level == RECOMPUTE_MLP) {
-        cost_product_(w, cost_row_(w, offsetof(ModelParameters, fcw)));
+        cost_matmul_(w, cost_row_(w, offsetof(ModelParameters, fcw)));
     }
     if (level >= RECOMPUTE_NORMS) {
         cost_norm_(w);
@@ -202,7 +202,7 @@ static inline void cost_block_backward_(const CostWalk_* w, int l) {
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         const TensorRow* row = &w->rows[i];
         if (row->kind == KIND_MATRIX) {
-            cost_product_(w, row);
+            cost_matmul_(w, row);
         }
         if (row->kind == KIND_MATRIX && !freeze_has(&w->freeze, i, l)) {
             cost_gradient_(w, row);
@@ -225,9 +225,9 @@ static inline void cost_classifier_(const CostWalk_* w) {
     const TensorRow* wte = cost_row_(w, offsetof(ModelParameters, wte));
     part.times = w->times * ceil(w->N / tokens);
     part.N = w->N * w->times / part.times;
-    cost_product_(&part, wte);
+    cost_matmul_(&part, wte);
     cost_add_(&part, COST_CLASSIFIER, 0, cross_entropy_backward_bytes(part.N, w->cfg.Vp, w->size));
-    cost_product_(&part, wte);
+    cost_matmul_(&part, wte);
     if (!freeze_has_classifier(&w->freeze)) {
         cost_gradient_(&part, wte);
     }
@@ -248,13 +248,13 @@ static inline void cost_backward_(const CostWalk_* w) {
 
 // ---- the update ----
 
-// Muon's products, of one process.
+// Muon's matmuls, of one process.
 static inline void cost_muon_(const CostWalk_* w, const OptimizerState* state) {
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         const TensorRow* row = &w->rows[i];
         const double parts = (double)optimizer_parts(row), rows = (double)row->rows / parts;
         for (int k = 0; k < row->layers && state->rule[i] == RULE_MUON; k++) {
-            cost_add_(w, COST_PRODUCTS, parts * muon_flops(rows, (double)row->cols), 0);
+            cost_add_(w, COST_MATMULS, parts * muon_flops(rows, (double)row->cols), 0);
         }
     }
 }

@@ -74,8 +74,8 @@ static inline size_t rates_set_rows_(Rates_* r, size_t N, int cols) {
 
 // ---- operations, by the bytes or FLOP of a run ----
 
-// The three products of a linear layer of rows inputs, from C to cols.
-static inline void rates_products_(Rates_* r) {
+// The three matmuls of a linear layer of rows inputs, from C to cols.
+static inline void rates_matmuls_(Rates_* r) {
     const int N = r->rows, C = r->C, OC = r->cols;
     if (r->is_bf16) {
         matmul_bf16_forward_cpu(r->a, r->b, r->forward, NULL, N, C, OC, &r->bf16);
@@ -95,7 +95,7 @@ static inline uint32_t* rates_packed_(Matrix weight, int K, int N) {
     return packed;
 }
 
-static inline double rates_of_products_(Rates_* r) {
+static inline double rates_of_matmuls_(Rates_* r) {
     const int C = r->C;
     double flops;
     rates_set_rows_(r, r->N < 256 ? r->N : 256, C);
@@ -106,7 +106,7 @@ static inline double rates_of_products_(Rates_* r) {
         r->forward = rates_packed_(matmul_bf16_forward_weight(r->c, C), C, r->cols);
         r->backward = rates_packed_(matmul_bf16_backward_weight(r->c, C), r->cols, C);
     }
-    flops = 3 * matmul_flops(r->rows, C, r->cols) / rates_time_s_(rates_products_, r, RATES_ELEMENTS_);
+    flops = 3 * matmul_flops(r->rows, C, r->cols) / rates_time_s_(rates_matmuls_, r, RATES_ELEMENTS_);
     if (r->is_bf16) {
         free(r->forward);
         free(r->backward);
@@ -216,7 +216,7 @@ static inline void rates_measure(CostRates* rates, ModelConfig cfg, const Option
     for (int i = 0; i < 4; i++) {
         *arrays[i] = (float*)check_alloc_unset(RATES_ELEMENTS_, sizeof(float), "rates");
     }
-    rates->per_s[COST_PRODUCTS] = rates_of_products_(&r);
+    rates->per_s[COST_MATMULS] = rates_of_matmuls_(&r);
     rates->per_s[COST_ATTENTION] = rates_of_attention_(&r);
     rates->per_s[COST_NORMS] = rates_of_norms_(&r);
     rates->per_s[COST_GELU] = rates_of_gelu_(&r);

@@ -151,16 +151,16 @@ static inline Gpu gpu_or_default(char* words, size_t words_bytes, int device) {
 // For the planned time of an update. The shares of the peaks and the time of a launch are assumptions, which nobody has
 // measured with this program.
 static inline CostRates gpu_rates(const Gpu* gpu, double peak) {
-    const double products = 0.65, attention = 0.35, memory = 0.8, bandwidth = gpu_bandwidth_per_s(gpu);
+    const double matmuls = 0.65, attention = 0.35, memory = 0.8, bandwidth = gpu_bandwidth_per_s(gpu);
     CostRates rates;
     for (int kind = 0; kind < COST_RATES; kind++) {
-        rates.per_s[kind] = kind == COST_PRODUCTS    ? products * peak
+        rates.per_s[kind] = kind == COST_MATMULS     ? matmuls * peak
                             : kind == COST_ATTENTION ? attention * peak
                                                      : memory * bandwidth;
     }
     rates.launch_s = 2e-6;
     snprintf(rates.basis, sizeof(rates.basis),
-             "computed, not measured: %.0f and %.0f %% of the peak, %.0f %% of %.3g TB/s", 100 * products,
+             "computed, not measured: %.0f and %.0f %% of the peak, %.0f %% of %.3g TB/s", 100 * matmuls,
              100 * attention, 100 * memory, bandwidth * 1e-12);
     return rates;
 }
@@ -176,7 +176,7 @@ static inline double gpu_beside_mib(void) {
 
 typedef struct {
     Nvml nvml; // also for the log
-    int has_nvml, has_listed_products;
+    int has_nvml, has_listed_matmuls;
 } GpuReport;
 
 // Opens the management library for this GPU, if it is there; where a report is wanted, says why it is not.
@@ -195,11 +195,11 @@ static inline void gpu_report_close(GpuReport* r) {
     }
 }
 
-// The algorithms of the products, the first time, and a line on the GPU.
+// The algorithms of the matmuls, the first time, and a line on the GPU.
 static inline void gpu_report_print(GpuReport* r, const MatmulGpu* matmul) {
     char line[256];
-    if (!r->has_listed_products) {
-        r->has_listed_products = 1;
+    if (!r->has_listed_matmuls) {
+        r->has_listed_matmuls = 1;
         matmul_gpu_report(stdout, matmul);
     }
     if (r->has_nvml && nvml_line(&r->nvml, line, sizeof(line))) {

@@ -1,6 +1,6 @@
 /*
 gpu_setup.cuh -- what options mean on a GPU, beside what they take of its memory (memory_limit.cuh): which GPU it is, how
-products are done, and which combinations it cannot do.
+matmuls are done, and which combinations it cannot do.
 */
 #ifndef LLMC_GPU_SETUP_CUH
 #define LLMC_GPU_SETUP_CUH
@@ -37,7 +37,7 @@ static inline int gpu_setup_graph(const Options* o) {
 }
 
 // Decides --device auto, and --autotune where processes only evaluate or convert: they have nothing
-// in common, so each would choose products of its own.
+// in common, so each would choose matmuls of its own.
 static inline void gpu_setup(Options* o, const Comm* comm) {
     gpu_setup_check_(o);
     if (!gpu_setup_graph(o) && o->graph == OPTION_AUTO) {
@@ -56,7 +56,7 @@ static inline void gpu_setup(Options* o, const Comm* comm) {
 }
 
 // GELU inside a forward product takes values before they are rounded; computed again, it takes rounded ones.
-// So the levels that compute GELU alone again keep it out of the forward products. Its derivative is always
+// So the levels that compute GELU alone again keep it out of the forward matmuls. Its derivative is always
 // taken at rounded values.
 static inline GeluFusion gpu_setup_gelu_(const Options* o) {
     static const int fused[] = {GELU_SEPARATE, GELU_FUSED_FORWARD, GELU_FUSED};
@@ -67,7 +67,7 @@ static inline GeluFusion gpu_setup_gelu_(const Options* o) {
     return (GeluFusion)(gelu_again ? fusion & ~(GELU_FUSED_FORWARD | GELU_RACE_FORWARD) : fusion);
 }
 
-static inline MatmulSettings gpu_setup_products(ModelConfig cfg, const Options* o) {
+static inline MatmulSettings gpu_setup_matmul(ModelConfig cfg, const Options* o) {
     const MatmulSettings settings = {
         o->tf32, gpu_setup_gelu_(o), o->bias_fusion, o->autotune,
         matmul_workspace_bytes(o->device, (size_t)o->batch * (size_t)o->seq_len, (size_t)cfg.C)};

@@ -62,7 +62,7 @@ static inline size_t planned_activations(TensorRow* rows, ModelConfig cfg, const
     const Freeze freeze = freeze_of(cfg.L, o->freeze);
     TensorRow texts[MODEL_ACTIVATION_ROWS];
     const int residuals = cfg.L - (o->offload_residuals ? offload_residual_layers(cfg.L) : 0);
-    const size_t text = text_activation_rows(texts, cfg, plan_decode_batch(o), o->seq_len);
+    const size_t text = decoder_activation_rows(texts, cfg, plan_decode_batch(o), o->seq_len);
     const size_t trained = model_activation_rows(rows, cfg, o->batch, o->seq_len, o->recompute, residuals,
                                                  freeze.first_block, (size_t)planned_chunk(o));
     const size_t least = TRANSFER_SCRATCH_LEAST, most = trained > least ? trained : least;
@@ -191,16 +191,16 @@ static inline size_t memory_staging_(ModelConfig cfg, const Options* o) {
            (o->recompute == RECOMPUTE_NEVER ? 0 : trained);
 }
 
-// Whether the update has products beside those of the backward pass, on another stream: with a workspace of their own.
-static inline int planned_products_beside(const Options* o) {
+// Whether the update has matmuls beside those of the backward pass, on another stream: with a workspace of their own.
+static inline int planned_matmuls_beside(const Options* o) {
     return o->update_in_backward && o->optimizer == OPTIMIZER_MUON;
 }
 
 static inline size_t memory_workspaces_(ModelConfig cfg, const Options* o) {
-    const MatmulSettings settings = gpu_setup_products(cfg, o);
+    const MatmulSettings settings = gpu_setup_matmul(cfg, o);
     MatmulSettings beside = settings;
     beside.bias_fusion = 0;
-    return matmul_planned_bytes(settings) + (planned_products_beside(o) ? matmul_planned_bytes(beside) : 0);
+    return matmul_planned_bytes(settings) + (planned_matmuls_beside(o) ? matmul_planned_bytes(beside) : 0);
 }
 
 // NCCL's memory. For a plan, which opens nothing: a GiB for a communicator, and 12 MiB for each of
@@ -214,7 +214,7 @@ static inline size_t planned_nccl_bytes(const Options* o) {
                : (communicators << 30) + (size_t)(o->shards - 1) * 32 * ((size_t)12 << 20);
 }
 
-// Products, generation, and what all runs have on the host.
+// Matmuls, generation, and what all runs have on the host.
 static inline void memory_add_common_(PlanMemory plan[PLAN_KINDS], ModelConfig cfg, const Options* o) {
     const PlanMemory staging = {"staging", memory_staging_(cfg, o), PLAN_HOST, 0, 0};
     plan_add(plan, "NCCL", planned_nccl_bytes(o));
@@ -241,7 +241,7 @@ static inline void memory_plan(PlanMemory plan[PLAN_KINDS], ModelConfig cfg, con
                      (on_gpu ? zero_parameter_slice_bytes(&zero, DTYPE_OF(floatX)) : 0));
     }
     if (o->recompute == RECOMPUTE_NEVER) {
-        const size_t bytes = text_activation_rows(activations, cfg, plan_decode_batch(o), o->seq_len);
+        const size_t bytes = decoder_activation_rows(activations, cfg, plan_decode_batch(o), o->seq_len);
         plan_add_text(plan, activations, bytes);
         memory_add_common_(plan, cfg, o);
         return;
@@ -373,7 +373,7 @@ static inline void memory_choose_recompute_(ModelConfig cfg, Options* options, s
 }
 
 // Decides --logits-chunk auto and prints it: all tokens of a micro-batch, half of them, a quarter ... With
-// fewer chunks, fewer products read and write the gradient of the embedding, and round it.
+// fewer chunks, fewer matmuls read and write the gradient of the embedding, and round it.
 static inline void memory_choose_chunk_(ModelConfig cfg, Options* options, size_t limit) {
     const int least = memory_least_chunk_(cfg, options);
     options->logits_chunk = INT_MAX;

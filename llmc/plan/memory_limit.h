@@ -49,20 +49,20 @@ static inline int planned_background_cpu(const Options* o) {
 // logits.
 static inline int planned_classifier_cpu(ModelConfig cfg, const Options* o) {
     const size_t N = (size_t)o->batch * (size_t)o->seq_len, chunk = model_classifier_chunk(cfg, N);
-    const size_t tokens = o->products == PRODUCTS_BF16 ? 2 * chunk : chunk;
+    const size_t tokens = o->matmul == MATMUL_BF16 ? 2 * chunk : chunk;
     return (int)(tokens < N ? tokens : N);
 }
 
 // And rows of logits in memory.
 static inline size_t planned_logits_cpu(ModelConfig cfg, const Options* o) {
     const int tokens = planned_classifier_cpu(cfg, o);
-    return o->products == PRODUCTS_BF16 ? cross_entropy_bf16_rows(tokens, cfg.Vp) : (size_t)tokens;
+    return o->matmul == MATMUL_BF16 ? cross_entropy_bf16_rows(tokens, cfg.Vp) : (size_t)tokens;
 }
 
 // Which activations the backward pass computes again. With an MLP in bf16 GELU always is among them (mlp_bf16.h).
 static inline RecomputeLevel planned_recompute_cpu(ModelConfig cfg, const Options* o) {
     const size_t N = (size_t)o->batch * (size_t)o->seq_len;
-    const int drops_gelu = o->products == PRODUCTS_BF16 && mlp_bf16_fits(N, (size_t)model_hidden(cfg));
+    const int drops_gelu = o->matmul == MATMUL_BF16 && mlp_bf16_fits(N, (size_t)model_hidden(cfg));
     return o->recompute == RECOMPUTE_NONE && drops_gelu ? RECOMPUTE_GELU : (RecomputeLevel)o->recompute;
 }
 
@@ -71,7 +71,7 @@ static inline size_t planned_activations_cpu(TensorRow* rows, ModelConfig cfg, c
     const Freeze freeze = freeze_of(cfg.L, o->freeze);
     TensorRow texts[MODEL_ACTIVATION_ROWS];
     const size_t chunk = planned_logits_cpu(cfg, o),
-                 text = text_activation_rows(texts, cfg, plan_decode_batch(o), o->seq_len);
+                 text = decoder_activation_rows(texts, cfg, plan_decode_batch(o), o->seq_len);
     const size_t trained = model_activation_rows(
         rows, cfg, o->batch, o->seq_len, planned_recompute_cpu(cfg, o), cfg.L, freeze.first_block, chunk);
     return o->recompute == RECOMPUTE_NEVER || text > trained ? text : trained;
@@ -104,10 +104,10 @@ static inline size_t planned_copy_cpu(ModelConfig cfg, const ZeroPlan* zero, con
                : 0;
 }
 
-// Which copies of matrices there are for products in bf16: none, one, or also one for the backward pass.
+// Which copies of matrices there are for matmuls in bf16: none, one, or also one for the backward pass.
 static inline int planned_packed_cpu(const Options* o) {
     const int only_forward = o->recompute == RECOMPUTE_NEVER || options_only_uses_model(o);
-    return o->products != PRODUCTS_BF16 ? 0 : only_forward ? 1 : PACKED_KINDS;
+    return o->matmul != MATMUL_BF16 ? 0 : only_forward ? 1 : PACKED_KINDS;
 }
 
 // What rules of update need for themselves.
@@ -122,7 +122,7 @@ static inline size_t planned_norm_cpu(const ZeroPlan* zero) {
 
 // What operations need for themselves.
 static inline size_t memory_scratch_cpu_(ModelConfig cfg, const Options* o) {
-    const int is_bf16 = o->products == PRODUCTS_BF16, trains = o->recompute != RECOMPUTE_NEVER;
+    const int is_bf16 = o->matmul == MATMUL_BF16, trains = o->recompute != RECOMPUTE_NEVER;
     const int lent = planned_classifier_cpu(cfg, o), N = o->batch * o->seq_len;
     return linear_scratch_bytes(o->quantize, planned_tokens_cpu(o), (size_t)model_hidden(cfg)) +
            (is_bf16 ? matmul_bf16_scratch_bytes() : 0) +
@@ -143,7 +143,7 @@ static inline void memory_plan_cpu(PlanMemory plan[PLAN_KINDS], ModelConfig cfg,
                  (only_evaluates ? zero_bytes_cpu(&zero, cfg) : 0));
     plan_add(plan, "packed in bf16", bf16_weights_bytes(cfg, planned_packed_cpu(o)));
     if (o->recompute == RECOMPUTE_NEVER) {
-        const size_t bytes = text_activation_rows(activations, cfg, plan_decode_batch(o), o->seq_len);
+        const size_t bytes = decoder_activation_rows(activations, cfg, plan_decode_batch(o), o->seq_len);
         plan_add_text(plan, activations, bytes);
         return;
     }

@@ -157,6 +157,7 @@ double record_tok_per_s(const Record* record);
 #include "llmc/base/check.h"
 #include "llmc/base/file.h"
 #include "llmc/base/json.h"
+#include "llmc/log/former_names.h"
 
 enum { RECORD_FAULT_ = ERROR_BYTES + 64 }; // of a message about a line
 
@@ -329,7 +330,8 @@ static int record_options_(Record* r, JsonReader* json) {
         return 0;
     }
     while ((more = json_member(json, r->num_options ? JSON_NEXT : JSON_FIRST, &key)) > 0) {
-        RecordOption option = {record_copy_(key, strlen(key)), NULL, 0};
+        const char *now = former_name(key, strlen(key)), *name = now ? now : key;
+        RecordOption option = {record_copy_(name, strlen(name)), NULL, 0};
         if (!record_option_value_(json, &option)) {
             free(option.name);
             return 0;

@@ -111,18 +111,18 @@ static Rand generate_random_(const Generate_* g, int64_t prompt) {
 }
 
 // The model is good for nothing.
-static void generate_check_(const Generate_* g, const GeneratorText* text) {
-    CHECK(text->end != GENERATOR_DIVERGED, "%s: the model's logits are not finite", g->options->model);
+static void generate_check_(const Generate_* g, const GeneratorSequence* sequence) {
+    CHECK(sequence->end != GENERATOR_DIVERGED, "%s: the model's logits are not finite", g->options->model);
 }
 
 static void generate_begin_(Generate_* g, int slot, const int* ids, int count, Rand* rng) {
-    GeneratorText* text = &g->generator.texts[slot];
+    GeneratorSequence* sequence = &g->generator.sequences[slot];
     const double start_s = time_now_s();
-    text_stream_begin(&text->stream);
+    text_stream_begin(&sequence->stream);
     generator_begin(&g->generator, slot, ids, count, g->options->tokens, rng);
     g->speed.read += count;
     g->speed.read_s += time_now_s() - start_s;
-    generate_check_(g, text);
+    generate_check_(g, sequence);
 }
 
 // A token for each unfinished text.
@@ -130,12 +130,12 @@ static void generate_advance_(Generate_* g) {
     Generator* generator = &g->generator;
     const double start_s = time_now_s();
     for (int s = 0; s < generator->model.slots; s++) {
-        g->speed.made += generator->texts[s].is_used && generator->texts[s].end == STILL_GENERATING;
+        g->speed.made += generator->sequences[s].in_use && generator->sequences[s].end == STILL_GENERATING;
     }
     generator_advance(generator);
     g->speed.made_s += time_now_s() - start_s;
     for (int s = 0; s < generator->model.slots; s++) {
-        generate_check_(g, &generator->texts[s]);
+        generate_check_(g, &generator->sequences[s]);
     }
 }
 
@@ -158,22 +158,22 @@ static void generate_flush_(FILE* file, const char* name) {
 // on a terminal, elsewhere as it is.
 static void generate_print_(Generate_* g, const char* shown, const int* ids, int count, int64_t prompt) {
     const size_t columns = text_wrap_columns(stdout), unknown = isatty(STDOUT_FILENO) ? 80 : 0;
-    GeneratorText* text = &g->generator.texts[0];
+    GeneratorSequence* sequence = &g->generator.sequences[0];
     TextWrap wrap;
     text_wrap_begin(&wrap, stdout, columns ? columns : unknown, "");
     text_wrap_put(&wrap, shown, strlen(shown));
     Rand rng = generate_random_(g, prompt);
     generate_begin_(g, 0, ids, count, &rng);
-    while (text->end == STILL_GENERATING) {
-        text_stream_print(&text->stream, &wrap, TEXT_GOES_ON);
+    while (sequence->end == STILL_GENERATING) {
+        text_stream_print(&sequence->stream, &wrap, TEXT_GOES_ON);
         generate_flush_(stdout, "standard output");
         generate_advance_(g);
     }
-    text_stream_print(&text->stream, &wrap, TEXT_ENDS);
+    text_stream_print(&sequence->stream, &wrap, TEXT_ENDS);
     text_wrap_end(&wrap);
     fputc('\n', stdout);
     generate_flush_(stdout, "standard output");
-    text->is_used = 0;
+    sequence->in_use = 0;
 }
 
 static void generate_one_(Generate_* g) {
@@ -340,12 +340,12 @@ static void generate_write_(FILE* file, const GeneratePrompt_* p) {
 }
 
 // Takes an ended text out of its slot.
-static void generate_take_(GeneratePrompt_* prompt, GeneratorText* text) {
+static void generate_take_(GeneratePrompt_* prompt, GeneratorSequence* sequence) {
     prompt->is_done = 1;
-    prompt->made = text->made;
-    prompt->end = text->end;
-    text_stream_add(&prompt->out, text->stream.bytes, text->stream.count);
-    text->is_used = 0;
+    prompt->made = sequence->generated;
+    prompt->end = sequence->end;
+    text_stream_add(&prompt->out, sequence->stream.bytes, sequence->stream.count);
+    sequence->in_use = 0;
 }
 
 // How far it is, at most every fifth of a second on a terminal, else every half minute.
@@ -362,19 +362,19 @@ static void generate_progress_(int done, int count, double* last_s) {
 static int generate_fill_(Generate_* g, int* next, int* of_slot) {
     int busy = 0;
     for (int s = 0; s < g->generator.model.slots; s++) {
-        GeneratorText* text = &g->generator.texts[s];
+        GeneratorSequence* sequence = &g->generator.sequences[s];
         for (;;) {
-            if (text->is_used && text->end != STILL_GENERATING) {
-                generate_take_(&g->prompts[of_slot[s]], text);
+            if (sequence->in_use && sequence->end != STILL_GENERATING) {
+                generate_take_(&g->prompts[of_slot[s]], sequence);
             }
-            if (text->is_used || *next == g->num_prompts) {
+            if (sequence->in_use || *next == g->num_prompts) {
                 break;
             }
             of_slot[s] = (*next)++;
             GeneratePrompt_* p = &g->prompts[of_slot[s]];
             generate_begin_(g, s, p->ids, p->count, &p->rng);
         }
-        busy |= text->is_used;
+        busy |= sequence->in_use;
     }
     return busy;
 }
@@ -444,8 +444,8 @@ static const char* generate_setup_(Generate_* g, Options* o) {
     run_data_open_text_tokenizer(&g->data, o, path);
     g->cfg = setup_model(o, &g->data, path, found);
     setup_check_quantize(o, g->cfg);
-    setup_products(o);
-    setup_texts(o);
+    setup_matmul(o);
+    setup_generation(o);
     g->ids = (int*)check_alloc((size_t)o->seq_len + 1, sizeof(int), "prompt");
     if (o->prompts[0]) {
         generate_read_(g);
@@ -465,8 +465,7 @@ static void generate_open_(Generate_* g, Options* o, const char* path, Comm* com
     g->model = (Model*)check_alloc(1, t->model_bytes, "model");
     t->open(g->model, g->cfg, o, comm);
     t->first_weights(g->model, path, o->seed);
-    const GeneratorModel model = {g->model,  t->read_text, t->next_tokens, g->cfg.V,
-                                  g->cfg.Vp, o->seq_len,   o->batch};
+    const GeneratorModel model = {g->model, t->prefill, t->decode, g->cfg.V, g->cfg.Vp, o->seq_len, o->batch};
     generator_open(&g->generator, model, &g->data, o);
 }
 

@@ -107,7 +107,7 @@ static void start_open_model_(Run* run) {
     run->floor = run_data_floor(&run->data, run->eval_sequences);
     const Trainer* trainer = run->trainer;
     const GeneratorModel model = {
-        run->model, trainer->read_text, trainer->next_tokens, run->cfg.V, run->cfg.Vp, o->seq_len, 1};
+        run->model, trainer->prefill, trainer->decode, run->cfg.V, run->cfg.Vp, o->seq_len, 1};
     generator_open(&run->generator, model, &run->data, o);
 }
 
@@ -371,7 +371,7 @@ static int start_dispatch_(Run* run, const char* program) {
     setup_check_quantize(options, run->cfg);
     setup_check_freeze(options, run->cfg);
     setup_check_share(options, run->cfg);
-    setup_products(options);
+    setup_matmul(options);
     setup_batch(options);
     run_data_open(&run->data, options);
     setup_training(options, run->model_path != NULL);

@@ -99,9 +99,9 @@ typedef struct {
     void (*evaluate)(Model* model, Batch batch, int64_t i, double* losses);
     // After `batches` of them: waits for the device. NULL: evaluate does.
     void (*validated)(Model* model, int64_t batches, double* losses);
-    TokenLosses token_losses;  // evaluation.h
-    PrefillSequence read_text; // generator.h
-    DecodeStep next_tokens;
+    TokenLosses token_losses; // evaluation.h
+    PrefillSequence prefill;  // generator.h
+    DecodeStep decode;
 
     // ---- weights and checkpoints
 

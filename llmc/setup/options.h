@@ -196,6 +196,7 @@ int options_changed(const Options* options, const char* name);
 #include "llmc/tokenizer/unicode_tables.h"
 #include "llmc/setup/options_config.h"
 #include "llmc/setup/options_values.h"
+#include "llmc/log/former_names.h"
 #include "llmc/log/text_wrap.h"
 
 // A row's type and offset. A field of another C type does not compile: the comparison is never evaluated.
@@ -270,8 +271,12 @@ static int option_is_name_(const char* arg) {
     return arg[0] == '-' && arg[1] && !isdigit((unsigned char)arg[1]) && arg[1] != '.';
 }
 
-// The row of a name, or alias, without dashes.
+// Returns the row of a name, today's or a former one, or of an alias; without dashes.
 static const OptionRow* option_named_(const char* name, size_t length, int is_alias) {
+    const char* now = is_alias ? NULL : former_name(name, length);
+    if (now) {
+        return option_named_(now, strlen(now), 0);
+    }
     for (int i = 0; i < OPTION_ROWS; i++) {
         const char* own = is_alias ? OPTION_TABLE[i].alias : OPTION_TABLE[i].name;
         if (*own && strlen(own) == length && memcmp(own, name, length) == 0) {
@@ -620,7 +625,8 @@ static int option_is_about_(const Options* options, const OptionRow* row, const 
         }
         word += bytes;
     }
-    return strcmp(name, row->name) == 0 || (*name && strcmp(name, row->alias) == 0);
+    const char* now = former_name(name, strlen(name));
+    return strcmp(now ? now : name, row->name) == 0 || (*name && strcmp(name, row->alias) == 0);
 }
 
 void options_print_help_on(FILE* file, const Options* options, const char* topic) {

@@ -75,7 +75,7 @@ __attribute__((unused)) static const OptionSynonym OPTION_TRAINER_SYNONYMS[] = {
     // memory, speed
     {"gradient-checkpointing activation-checkpointing", "use --recompute"},
     {"dtype precision mixed-precision bf16 fp16", "a GPU trainer has the precision that it is built with (make train_gpt2cu PRECISION=BF16); the CPU trainer has "
-        "--products bf16"},
+        "--matmul bf16"},
     {"compile torch-compile", "not needed: the program is compiled"},
     {"flash flash-attn attn-implementation", "attention is always computed without a matrix of scores; make USE_CUDNN=1 has cuDNN's"},
     {"num-workers dataloader-num-workers", "one thread reads the data; --threads is for computing"},

@@ -106,7 +106,7 @@ struct Options {
 
     int recompute;
     float fit;
-    int threads, products, logits_chunk;
+    int threads, matmul, logits_chunk;
     int offload_optimizer;
     const char* offload_path;
     int offload_residuals, offload_params;
@@ -419,8 +419,8 @@ const OptionRow OPTION_TABLE[] = {
         "--offload-optimizer host, the fastest first; updates are identical up to rounding; auto: what is free; 0: off"},
     {"memory, speed", "threads",    "",   INT_(threads),           0, LIMITS_MAX_THREADS, CPU_ | ONCE_ | BOTH_ | EACH_, "0",
         "threads", "CPU threads of a process; 0: OMP_NUM_THREADS, else its share of the cores that this job has"},
-    {"memory, speed", "products",   "",   CHOICE_(products),       0,        0, CPU_ | RUN_ | BOTH_, "fp32",
-        WORDS_CHOICE(PRODUCTS_WORDS), "factors of matrix products and of attention; bf16: rounded to bf16, with sums and all else "
+    {"memory, speed", "matmul",     "",   CHOICE_(matmul),         0,        0, CPU_ | RUN_ | BOTH_, "fp32",
+        WORDS_CHOICE(MATMUL_WORDS), "factors of matmuls and of attention; bf16: rounded to bf16, with sums and all else "
         "in fp32; auto: bf16 where this machine has fast instructions for it"},
     {"memory, speed", "logits-chunk", "", INT_(logits_chunk),      1,    MANY_, AUTO_ | GPU_,     "auto",
         "tokens", "tokens whose logits are in memory at a time; auto: a micro-batch, or the largest part of it that fits"},
@@ -441,9 +441,9 @@ const OptionRow OPTION_TABLE[] = {
         WORDS_CHOICE(MASTER_WEIGHTS_WORDS), "keep 16-bit weights as fp32 for the optimizer; 24: bf16 weights with 8 more "
         "bits; off: stochastic rounding"},
     {"memory, speed", "tf32",       "f",  SWITCH_(tf32),           0,        0, GPU_ | RUN_ | BOTH_, "on",
-        "off|on", "compute fp32 products on TF32 tensor cores, with 10-bit mantissas"},
+        "off|on", "compute fp32 matmuls on TF32 tensor cores, with 10-bit mantissas"},
     {"memory, speed", "gelu-fusion", "ge", INT_(gelu_fusion),      0,        2, AUTO_ | GPU_ | BOTH_, "auto",
-        "", "fuse GELU into matrix products: 0 no, 1 forward, 2 forward and backward; auto: what --autotune finds faster, without "
+        "", "fuse GELU into matmuls: 0 no, 1 forward, 2 forward and backward; auto: what --autotune finds faster, without "
         "it 2 on cards of compute capability 9 and 10, else 0"},
     {"memory, speed", "bias-fusion", "",  SWITCH_(bias_fusion),    0,        0, GPU_,             "on",
         "off|on", "where GELU is fused backward: fuse the gradient of the bias before it, too, where cuBLASLt can"},

@@ -60,10 +60,10 @@ void setup_batch(Options* options);
 void setup_training(Options* options, int has_weights);
 
 // Decides what is still "auto" about generating texts; after setup_model.
-void setup_texts(Options* options);
+void setup_generation(Options* options);
 
-// Decides --products auto, and refuses bf16 where matrices are in 8 bits.
-void setup_products(Options* options);
+// Decides --matmul auto, and refuses bf16 where matrices are in 8 bits.
+void setup_matmul(Options* options);
 
 // The optimizer of the run; a GPU's choice of master weights is not in it.
 Optimizer setup_optimizer(const Options* options);
@@ -235,7 +235,7 @@ void setup_batch(Options* options) {
     }
 }
 
-void setup_texts(Options* options) {
+void setup_generation(Options* options) {
     const int many = options->program.trainer == OPTION_GPU ? SETUP_TEXTS_GPU : SETUP_TEXTS_CPU;
     setup_seq_len_(options);
     if (options->batch == OPTION_AUTO) {
@@ -378,21 +378,21 @@ void setup_training(Options* options, int has_weights) {
     }
 }
 
-// True if the run computes nothing: products in bf16 would only copy the weights.
+// True if the run computes nothing: matmuls in bf16 would only copy the weights.
 static int setup_only_converts_(const Options* options) {
     return options_only_uses_model(options) && !options_has_tasks(options) &&
            !run_data_is_asked_for(options) && !setup_asks_for_samples(options) && options->sample_every <= 0;
 }
 
-void setup_products(Options* options) {
-    if (options->products == PRODUCTS_AUTO) {
+void setup_matmul(Options* options) {
+    if (options->matmul == MATMUL_AUTO) {
         const int pays = !options->quantize && !setup_only_converts_(options) && peak_bf16_pays();
-        const Products best = pays ? PRODUCTS_BF16 : PRODUCTS_FP32;
-        options->products = best;
+        const MatmulPrecision best = pays ? MATMUL_BF16 : MATMUL_FP32;
+        options->matmul = best;
     }
-    if (options->products == PRODUCTS_BF16 && options->quantize) {
+    if (options->matmul == MATMUL_BF16 && options->quantize) {
         die_usage(
-            "--products bf16 cannot be combined with --quantize q8_0, which computes in 8 bits; wanted one "
+            "--matmul bf16 cannot be combined with --quantize q8_0, which computes in 8 bits; wanted one "
             "of the two");
     }
 }

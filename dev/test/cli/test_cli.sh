@@ -694,7 +694,10 @@ test_resume() {
     check "and starts anew" same_story straight again
 
     bad 2 "--lr is 0.1, was|--seed is 7, was 42|--override" --out again --resume on --lr 0.1 --seed 7 --batch 1
-    bad 2 "--products is bf16, was fp32|--override" --out again --resume on --products bf16
+    bad 2 "--matmul is bf16, was fp32|--override" --out again --resume on --matmul bf16
+    sed 's/"matmul":"fp32"/"products":"bf16"/' -i again/step_00000004/state.json
+    bad 2 "--matmul is fp32, was bf16|--override" --out again --resume 4 --matmul fp32
+    sed 's/"products":"bf16"/"matmul":"fp32"/' -i again/step_00000004/state.json
     bad 2 "training tokens is 129, was 257|--steps is 4, was 8" --out again --resume 4 --steps 4
     good "the stories do not end" --resume again/step_00000004 --out more_stories --steps 12
     bad 2 "--layers is 3|has 2" --out again --resume on --layers 3
@@ -715,19 +718,19 @@ test_resume() {
 }
 
 # bf16 learns what fp32 does. `auto` takes one of the two, and continues with it.
-test_products() {
+test_matmul() {
     local run=("${model[@]}" "${batch[@]}" --steps 40 --eval-every 40 --eval-batches 20 --sample-every 0) kind
     for kind in fp32 bf16 auto; do
-        good "--products $kind" "${run[@]}" --products "$kind" --out "products_$kind"
-        values val loss "products_$kind/log.jsonl" | tail -n 1 >"loss_$kind"
+        good "--matmul $kind" "${run[@]}" --matmul "$kind" --out "matmul_$kind"
+        values val loss "matmul_$kind/log.jsonl" | tail -n 1 >"loss_$kind"
     done
     check "the losses differ" [ "$(cat loss_fp32)" != "$(cat loss_bf16)" ]
     check "by less than half a percent" all_near loss_bf16 loss_fp32 0.005
     check "auto is one of them" grep -qxF -e "$(cat loss_fp32)" -e "$(cat loss_bf16)" loss_auto
-    good "bf16 says by which instructions" "${run[@]}" --products bf16 --plan
-    check "in the plan" grep -q 'products in bf16 by ' stdout
+    good "bf16 says by which instructions" "${run[@]}" --matmul bf16 --plan
+    check "in the plan" grep -q 'matmuls in bf16 by ' stdout
     check "with the memory of packed matrices" grep -q '^memory: .* packed in bf16 [0-9]' stdout
-    bad 2 "--products bf17|fp32|auto" "${run[@]}" --products bf17
+    bad 2 "--matmul bf17|fp32|auto" "${run[@]}" --matmul bf17
 }
 
 # A damaged checkpoint is named, and the one before it taken; with none left the run does not start anew by itself.
@@ -921,7 +924,7 @@ test_tasks
 test_not_finite
 test_older_checkpoint
 test_resume
-test_products
+test_matmul
 test_update_in_backward
 test_damaged
 test_signals

@@ -177,7 +177,7 @@ test_gpu() {
     test_gpu_quantized
 }
 
-# The CPU rounds inputs of products, too, so a text may change where two tokens are almost as likely. 9 texts at a time
+# The CPU rounds inputs of matmuls, too, so a text may change where two tokens are almost as likely. 9 texts at a time
 # are more than a kernel of few rows takes.
 test_gpu_quantized() {
     local batch greedy=(--model run --prompts prompts.jsonl --tokens 12 --temperature 0 --quantize q8_0)
@@ -194,7 +194,7 @@ test_gpu_quantized() {
     same_loss "$(loss_of)"
 }
 
-# The GPU's loss in 8 bits: the CPU rounds inputs of products, too.
+# The GPU's loss in 8 bits: the CPU rounds inputs of matmuls, too.
 same_loss() {
     "$gpu_trainer" --model bytes --steps 0 --perplexity short.txt --quantize q8_0 >stdout 2>stderr
     check "tasks on a GPU in 8 bits: $(grep -m 1 error stderr)" grep -q 'parameters in 8 bits .* + expanded matrix' stdout
@@ -240,7 +240,7 @@ test_quantized_misuse() {
     bad 2 "training needs --quantize off" "${tiny[@]}" --steps 1 "${q[@]}"
     bad 2 "training needs --quantize off" --model run --steps 0 "${q[@]}"
     bad 2 "no weights to export" --model bytes --steps 0 --perplexity text.txt --export-llmc x.bin "${q[@]}"
-    bad 2 "--products bf16|--quantize q8_0|one of the two" --model run --prompt x --products bf16 "${q[@]}"
+    bad 2 "--matmul bf16|--quantize q8_0|one of the two" --model run --prompt x --matmul bf16 "${q[@]}"
     bad 2 "--quantize q4: wanted off" --model run --prompt x --quantize q4
 }
 

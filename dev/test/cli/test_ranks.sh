@@ -522,7 +522,7 @@ test_gpu_watchdog() {
 }
 
 # 10 sequences an update, in 5 micro-batches: uneven for 2 and 4 GPUs. Runs with the same cache have the same algorithms of
-# products. Stages add in other orders: TF32 would round the last bits up to its own.
+# matmuls. Stages add in other orders: TF32 would round the last bits up to its own.
 gpu_run=(--layers 2 --channels 32 --heads 2 --seq-len 16 --batch 2 --total-batch 160 --steps 6 --samples 1 --sample-tokens 4
     --sample-every 6 --eval-batches 3 --save-every 3 --eval-every 3 --tf32 off)
 

@@ -10,7 +10,7 @@ dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT
 top=$PWD
 cd "$dir" || exit 1
-export XDG_CACHE_HOME=$dir/curve # where the algorithms of products are kept
+export XDG_CACHE_HOME=$dir/curve # where the algorithms of matmuls are kept
 
 losses() { sed -n 's/^{"kind":"\(train\|val\)","step":\([0-9]*\),"loss":\([^,}]*\).*/\1 \2 \3/p' "$1/log.jsonl"; }
 
@@ -86,11 +86,11 @@ small=(--layers 1 --heads 2 --seq-len 16 --batch 2 --total-batch 64 --eval-every
 saved=("${small[@]}" --channels 32 --save-every 2)
 same_model() { cmp "$1/step_00000004/model.safetensors" "$2/step_00000004/model.safetensors"; }
 other_model() { ! same_model "$@"; }
-products() { grep -c '"key"' "$@"; } # in a file
+matmuls() { grep -c '"key"' "$@"; } # in a file
 export XDG_CACHE_HOME=$dir/cache CUSIM_LT_FAST=1
 check "a run with default options" "$gpu" "${saved[@]}" --out one
-check "its checkpoint has its products" grep -q '"products.json"' one/step_00000002/state.json
-check "and so has the cache" cmp one/step_00000004/products.json cache/pretrain.c/products-*.json
+check "its checkpoint has its algorithms" grep -q '"matmul.json"' one/step_00000002/state.json
+check "and so has the cache" cmp one/step_00000004/matmul.json cache/pretrain.c/matmul-*.json
 export CUSIM_LT_FAST=2
 check "a second run" "$gpu" "${saved[@]}" --out two
 check "has the same bits" same_model one two
@@ -100,9 +100,9 @@ check "may have other bits" other_model one apart
 check "resuming a run there" "$gpu" --resume one/step_00000002 --out three
 check "has the bits of the run" same_model one three
 "$gpu" --resume one/step_00000002 --out four --tf32 off --override >out.txt
-check "a resumed run that needs other products" [ $? = 0 ]
-check "says so in one line" [ "$(grep -c '^note: .*tf32 on; this is .*tf32 off; timing the matrix products again' out.txt)" = 1 ]
-check "a run on its own products again" "$gpu" --resume four/step_00000004 --steps 5 --override --out five
+check "a resumed run that needs other matmuls" [ $? = 0 ]
+check "says so in one line" [ "$(grep -c '^note: .*tf32 on; this is .*tf32 off; timing the matmuls again' out.txt)" = 1 ]
+check "a run on its own matmuls again" "$gpu" --resume four/step_00000004 --steps 5 --override --out five
 check "a run with logits of 7 tokens at a time" "$gpu" "${saved[@]}" --logits-chunk 7 --out chunks
 check "has other bits" other_model chunks apart
 check "resumed" "$gpu" --resume chunks/step_00000002 --out chunks_again
@@ -120,21 +120,21 @@ wait $one
 check "one of two runs at a time" [ $? = 0 ]
 wait $other
 check "the other one" [ $? = 0 ]
-check "the cache has the products of both" \
-    [ "$(products shared/pretrain.c/products-*.json)" = $((2 * $(products one/step_00000004/products.json))) ]
-for file in shared/pretrain.c/products-*.json; do echo '{}' >"$file"; done
+check "the cache has the matmuls of both" \
+    [ "$(matmuls shared/pretrain.c/matmul-*.json)" = $((2 * $(matmuls one/step_00000004/matmul.json))) ]
+for file in shared/pretrain.c/matmul-*.json; do echo '{}' >"$file"; done
 "$gpu" "${saved[@]}" --out damaged >out.txt 2>err.txt
 check "a damaged cache does not stop a run" [ $? = 0 ]
-check "one line says so" [ "$(grep -c '^warning: .*timing the matrix products again$' err.txt) $(wc -l <err.txt)" = "1 1" ]
-check "it is written anew" cmp damaged/step_00000004/products.json shared/pretrain.c/products-*.json
+check "one line says so" [ "$(grep -c '^warning: .*timing the matmuls again$' err.txt) $(wc -l <err.txt)" = "1 1" ]
+check "it is written again" cmp damaged/step_00000004/matmul.json shared/pretrain.c/matmul-*.json
 XDG_CACHE_HOME=/dev/null "$gpu" "${small[@]}" --channels 32 >out.txt 2>err.txt
 check "a cache that cannot be written does not stop a run" [ $? = 0 ]
 check "one line says so, too" [ "$(grep -c '^warning: /dev/null/pretrain.c: cannot open' err.txt) $(wc -l <err.txt)" = "1 1" ]
 env -u HOME -u XDG_CACHE_HOME "$gpu" "${small[@]}" --channels 32 --gpu-report 4 >out.txt 2>err.txt
 check "nor does it take a home" [ "$? $(wc -l <err.txt)" = "0 0" ]
-check "--gpu-report lists the products" [ "$(grep -c '^matmul (.*: algorithm 3 of 4, .* TFLOP/s$' out.txt)" -ge 10 ]
+check "--gpu-report lists the matmuls" [ "$(grep -c '^matmul (.*: algorithm 3 of 4, .* TFLOP/s$' out.txt)" -ge 10 ]
 check "a run without autotune" "$gpu" "${saved[@]}" --autotune off --out off
-check "keeps no products" [ ! -e off/step_00000004/products.json ]
+check "keeps no algorithms" [ ! -e off/step_00000004/matmul.json ]
 unset CUSIM_LT_FAST
 
 # ---- memory

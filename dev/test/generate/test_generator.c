@@ -22,7 +22,7 @@ static void logits_of(Model* model, int slot, float* logits) {
     }
 }
 
-static const float* read_text(Model* model, int slot, const int* ids, int count) {
+static const float* prefill(Model* model, int slot, const int* ids, int count) {
     EXPECT(count >= 1 && count <= T, "%d tokens", count);
     memcpy(model->seen[slot], ids, (size_t)count * sizeof(int));
     model->known[slot] = count;
@@ -31,7 +31,7 @@ static const float* read_text(Model* model, int slot, const int* ids, int count)
     return model->logits;
 }
 
-static const float* next_tokens(Model* model, const int* ids, const int* positions, int slots) {
+static const float* decode(Model* model, const int* ids, const int* positions, int slots) {
     EXPECT(slots == SLOTS, "%d slots", slots);
     for (int s = 0; s < slots; s++) {
         EXPECT(positions[s] >= 0 && positions[s] < T, "position %d", positions[s]);
@@ -53,7 +53,7 @@ typedef struct {
 static void write_texts(Written* written, int count, int is_alone, int limit, const Options* options) {
     static Model model;
     static RunData data; // no tokenizer: texts are ids
-    const GeneratorModel functions = {&model, read_text, next_tokens, V, VP, T, SLOTS};
+    const GeneratorModel functions = {&model, prefill, decode, V, VP, T, SLOTS};
     Generator g;
     Rand rng[16];
     int of_slot[SLOTS], next = 0, busy;
@@ -62,24 +62,25 @@ static void write_texts(Written* written, int count, int is_alone, int limit, co
     do {
         busy = 0;
         for (int s = 0; s < (is_alone ? 1 : SLOTS); s++) {
-            GeneratorText* text = &g.texts[s];
-            while (text->is_used ? text->end != STILL_GENERATING : next < count) {
-                if (text->is_used) {
+            GeneratorSequence* sequence = &g.sequences[s];
+            while (sequence->in_use ? sequence->end != STILL_GENERATING : next < count) {
+                if (sequence->in_use) {
                     Written* w = &written[of_slot[s]];
-                    snprintf(w->text, sizeof(w->text), "%.*s", (int)text->stream.count, text->stream.bytes);
-                    w->made = text->made;
-                    w->end = text->end;
-                    text->is_used = 0;
+                    snprintf(w->text, sizeof(w->text), "%.*s", (int)sequence->stream.count,
+                             sequence->stream.bytes);
+                    w->made = sequence->generated;
+                    w->end = sequence->end;
+                    sequence->in_use = 0;
                     continue;
                 }
                 const int prompt[4] = {V - 1, next % 5, 3, next % 3}, tokens = 1 + next % 4;
                 of_slot[s] = next;
                 rng[next] = rand_open(5, (uint64_t)next);
-                text_stream_begin(&text->stream);
+                text_stream_begin(&sequence->stream);
                 generator_begin(&g, s, prompt, tokens, limit, &rng[next]);
                 next++;
             }
-            busy |= text->is_used;
+            busy |= sequence->in_use;
         }
         if (busy) {
             generator_advance(&g);

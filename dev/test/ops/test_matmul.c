@@ -1,4 +1,4 @@
-// test_matmul.c -- the linear layer: all three products and the bias at every edge of tiles and blocks.
+// test_matmul.c -- the linear layer: all three matmuls and the bias at every edge of tiles and blocks.
 #include "llmc/ops/attention.h"
 #include "llmc/ops/matmul.h"
 #include "llmc/reference.h"

@@ -244,7 +244,7 @@ template <class T> static void test_sizes(MatmulSettings settings, const Gpu* gp
         test_size<T>(31, 33, 1, 0, BIAS_BY_CUBLAS, &ctx);
         test_size<T>(33, 8, 40, 0, BIAS_BY_CUBLAS, &ctx);
         test_size<T>(3, 16, 24, 1, BIAS_BY_CUBLAS, &ctx); // addresses as aligned as T
-        EXPECT(!again || ctx.plans_count == plans, "%d plans, %d after the same products again", plans,
+        EXPECT(!again || ctx.plans_count == plans, "%d plans, %d after the same matmuls again", plans,
                ctx.plans_count);
         plans = ctx.plans_count;
     }
@@ -388,11 +388,11 @@ static void test_autotune_keeps_first(const Gpu* gpu) {
     unsetenv("CUSIM_LT_FAST");
 }
 
-// Products with and without adding, tuned while algorithm `fast` (a digit) is the fastest; sets *chosen to
+// Matmuls with and without adding, tuned while algorithm `fast` (a digit) is the fastest; sets *chosen to
 // the algorithm that all tuned plans have, or -1. With a directory, plans are taken from it before and put
 // there after.
-static void tuned_products(const char* fast, const char* directory, int open_cache, int* chosen,
-                           const Gpu* gpu) {
+static void tuned_matmuls(const char* fast, const char* directory, int open_cache, int* chosen,
+                          const Gpu* gpu) {
     MatmulGpu ctx;
     char error[ERROR_BYTES] = "";
     const MatmulSettings settings = {0, GELU_FUSED, 0, 1, 0};
@@ -431,15 +431,15 @@ static void test_kept_plans(const Gpu* gpu) {
     setenv("XDG_CACHE_HOME", test_path("cache"), 1);
     file_make_directory(run);
     file_make_directory(other);
-    tuned_products("2", run, 0, &chosen, gpu);
+    tuned_matmuls("2", run, 0, &chosen, gpu);
     EXPECT(chosen == 2, "measured: algorithm %d", chosen);
-    tuned_products("3", NULL, 1, &chosen, gpu);
+    tuned_matmuls("3", NULL, 1, &chosen, gpu);
     EXPECT(chosen == 3, "measured, another cache: algorithm %d", chosen);
-    tuned_products("1", run, 1, &chosen, gpu);
+    tuned_matmuls("1", run, 1, &chosen, gpu);
     EXPECT(chosen == 2, "the run's before the cache's: algorithm %d", chosen);
-    tuned_products("1", other, 1, &chosen, gpu);
+    tuned_matmuls("1", other, 1, &chosen, gpu);
     EXPECT(chosen == 3, "the cache's: algorithm %d", chosen);
-    tuned_products("0", other, 0, &chosen, gpu);
+    tuned_matmuls("0", other, 0, &chosen, gpu);
     EXPECT(chosen == 3, "the run keeps what it took from the cache: algorithm %d", chosen);
     unsetenv("XDG_CACHE_HOME");
 }
@@ -596,7 +596,7 @@ static void test_capture(const Gpu* gpu) {
 
 // ---- what ends the program ----
 
-// Products of more shapes than there is room for plans, the first one again at the end.
+// Matmuls of more shapes than there is room for plans, the first one again at the end.
 static void test_many_plans(const Gpu* gpu) {
     MatmulGpu ctx;
     const MatmulSettings settings = {0, GELU_SEPARATE, 0, 0, 0};

@@ -1,4 +1,4 @@
-// test_matmul_algorithms.c -- the algorithms of products in files: written ones are read back, damaged ones,
+// test_matmul_algorithms.c -- the algorithms of matmuls in files: written ones are read back, damaged ones,
 // foreign or of another machine is not; the cache, and several programs that write it at the same time.
 #include "llmc/ops/matmul_algorithms.h"
 #include "dev/test/lib/test.h"
@@ -50,7 +50,7 @@ static void test_list(void) {
 static void test_file(void) {
     MatmulChoices written, read;
     char error[ERROR_BYTES] = "";
-    const char* path = test_path("products.json");
+    const char* path = test_path("matmul.json");
     matmul_choices_open(&written);
     matmul_choices_open(&read);
     EXPECT(matmul_choices_try_read(&read, MACHINE, path, error) && read.count == 0, "no file: %s", error);
@@ -62,7 +62,7 @@ static void test_file(void) {
     EXPECT(matmul_choices_try_read(&read, MACHINE, path, error) && read.count == 3, "a list: %s", error);
     EXPECT(has(&read, 0) && has(&read, 1) && has(&read, 2), "other choices");
     EXPECT(!matmul_choices_try_read(&read, "a card Y", path, error) &&
-               strstr(error, "products.json: of " MACHINE "; this is a card Y"),
+               strstr(error, "matmul.json: of " MACHINE "; this is a card Y"),
            "another machine: %s", error);
     matmul_choices_close(&read);
     matmul_choices_close(&written);
@@ -107,11 +107,11 @@ static void test_damage(void) {
     matmul_choices_close(&written);
 
     const char* head =
-        "{\"format\":\"pretrain.c products\",\"version\":1,\"machine\":\"a card \\\"X\\\", sm_90, "
+        "{\"format\":\"pretrain.c matmuls\",\"version\":1,\"machine\":\"a card \\\"X\\\", sm_90, "
         "library 1\"";
     char line[2048];
-    expect_foreign("{\"format\":\"another\"", "of another; this is pretrain.c products");
-    expect_foreign("{\"format\":\"pretrain.c products\",\"version\":2", "version 2, wanted 1");
+    expect_foreign("{\"format\":\"another\"", "of another; this is pretrain.c matmuls");
+    expect_foreign("{\"format\":\"pretrain.c matmuls\",\"version\":2", "version 2, wanted 1");
     expect_foreign(head, "five members");
     static const char* const lists[][2] = {
         {"7", "'['"},
@@ -123,7 +123,7 @@ static void test_damage(void) {
         {"[{\"other\":1}]", "a member of a product"},
     };
     for (size_t i = 0; i < sizeof(lists) / sizeof(lists[0]); i++) {
-        snprintf(line, sizeof(line), "%s,\"products\":%s", head, lists[i][0]);
+        snprintf(line, sizeof(line), "%s,\"matmuls\":%s", head, lists[i][0]);
         expect_foreign(line, lists[i][1]);
     }
 }
@@ -132,9 +132,9 @@ static void test_path_of_cache(void) {
     char path[PATH_MAX];
     setenv("XDG_CACHE_HOME", "/a/b", 1);
     setenv("HOME", "/home", 1);
-    EXPECT(matmul_cache_path(path, "x") && strncmp(path, "/a/b/pretrain.c/products-", 25) == 0, "%s", path);
+    EXPECT(matmul_cache_path(path, "x") && strncmp(path, "/a/b/pretrain.c/matmul-", 23) == 0, "%s", path);
     setenv("XDG_CACHE_HOME", "relative", 1);
-    EXPECT(matmul_cache_path(path, "x") && strncmp(path, "/home/.cache/pretrain.c/products-", 33) == 0, "%s",
+    EXPECT(matmul_cache_path(path, "x") && strncmp(path, "/home/.cache/pretrain.c/matmul-", 31) == 0, "%s",
            path);
     unsetenv("XDG_CACHE_HOME");
     unsetenv("HOME");

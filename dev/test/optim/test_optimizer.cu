@@ -451,7 +451,7 @@ static float* both_on_gpu(const Both* b, float* const* grads, int updates, Updat
 }
 
 // Every tensor is updated as on the CPU: by its rule, its rate and its part of the state. `tolerance` is a share of the
-// largest change: fp32 on both sides, but Muon's products amplify it, and a code of 8 bits may be the next one.
+// largest change: fp32 on both sides, but Muon's matmuls amplify it, and a code of 8 bits may be the next one.
 // `has_options`: with parameters and a block that are frozen, and with momentum, means of rows and cautious decay, where the rule has them. Then two elements of Muon's in
 // a layer may decay on one side only: rounding decides the sign of what is nearly 0.
 static void test_like_cpu(OptimizerName name, int has_options, ShareLayers share, double tolerance,

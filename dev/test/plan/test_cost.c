@@ -37,9 +37,9 @@ static double seconds(ModelConfig cfg, const Options* o, CostKind kind) {
 static void test_many_processes(void) {
     Options o = options_of(OPTION_CPU, NULL, NULL);
     o.processes = 8; // a sequence each
-    const double least = seconds(CFG, &o, COST_PRODUCTS);
+    const double least = seconds(CFG, &o, COST_MATMULS);
     for (o.processes = 16; o.processes <= 1 << 20; o.processes *= 16) {
-        const double now = seconds(CFG, &o, COST_PRODUCTS);
+        const double now = seconds(CFG, &o, COST_MATMULS);
         EXPECT(now == least, "%d processes: %.0f of %.0f", o.processes, now, least);
     }
 }
@@ -49,26 +49,26 @@ static const double TOKENS = 2048, BLOCK = 12.0 * 256 * 256, HEAD = 1024.0 * 256
 static void test_flops(void) {
     const Options o = options_of(OPTION_CPU, NULL, NULL),
                   muon = options_of(OPTION_CPU, "--optimizer", "muon");
-    const double products = 6 * TOKENS * (4 * BLOCK + HEAD), attention = 7.0 * TOKENS * 256 * 256 * 4;
-    EXPECT(seconds(CFG, &o, COST_PRODUCTS) == products, "products: %.0f of %.0f",
-           seconds(CFG, &o, COST_PRODUCTS), products);
+    const double matmuls = 6 * TOKENS * (4 * BLOCK + HEAD), attention = 7.0 * TOKENS * 256 * 256 * 4;
+    EXPECT(seconds(CFG, &o, COST_MATMULS) == matmuls, "matmuls: %.0f of %.0f", seconds(CFG, &o, COST_MATMULS),
+           matmuls);
     EXPECT(seconds(CFG, &o, COST_ATTENTION) == attention, "attention: %.0f of %.0f",
            seconds(CFG, &o, COST_ATTENTION), attention);
     const double layer = 4 * muon_flops(256, 256) + 2 * muon_flops(256, 1024);
-    EXPECT(seconds(CFG, &muon, COST_PRODUCTS) == products + 4 * layer, "Muon's own products");
+    EXPECT(seconds(CFG, &muon, COST_MATMULS) == matmuls + 4 * layer, "Muon's own matmuls");
     const double updated = seconds(CFG, &o, COST_UPDATE), n = model_count_stored(CFG);
     EXPECT(updated >= adamw_bytes(n) && updated < 1.02 * adamw_bytes(n), "AdamW: %.0f bytes of %.0f", updated,
            adamw_bytes(n));
 }
 
-// What a level computes again, forward, in FLOP of products.
+// What a level computes again, forward, in FLOP of matmuls.
 static void test_recompute(void) {
     static const double again[] = {0, 0, 0, 4.0 / 12, 8.0 / 12};
     static const char* const words[] = {"0", "1", "2", "mlp", "3"};
     const Options none = options_of(OPTION_CPU, NULL, NULL);
     for (int level = RECOMPUTE_NONE; level <= RECOMPUTE_BLOCK; level++) {
         const Options o = options_of(OPTION_CPU, "--recompute", words[level]);
-        const double more = seconds(CFG, &o, COST_PRODUCTS) - seconds(CFG, &none, COST_PRODUCTS),
+        const double more = seconds(CFG, &o, COST_MATMULS) - seconds(CFG, &none, COST_MATMULS),
                      wanted = again[level] * 2 * TOKENS * 4 * BLOCK;
         EXPECT(fabs(more - wanted) <= 1e-9 * wanted, "--recompute %s: %.0f FLOP of %.0f", words[level], more,
                wanted);
@@ -107,25 +107,25 @@ static void test_options(void) {
     const Options o = options_of(OPTION_CPU, NULL, NULL), gpu = options_of(OPTION_GPU, NULL, NULL);
     const Options frozen = options_of(OPTION_CPU, "--freeze", "embeddings,blocks[0-1]");
     // two blocks and the classifier: forward; gradient of the inputs of all but two blocks; two blocks' weights
-    const double products =
+    const double matmuls =
         2 * TOKENS * (4 * BLOCK + HEAD) + 2 * TOKENS * (2 * BLOCK + HEAD) + 2 * TOKENS * 2 * BLOCK;
-    EXPECT(seconds(CFG, &frozen, COST_PRODUCTS) == products, "--freeze: %.0f of %.0f",
-           seconds(CFG, &frozen, COST_PRODUCTS), products);
+    EXPECT(seconds(CFG, &frozen, COST_MATMULS) == matmuls, "--freeze: %.0f of %.0f",
+           seconds(CFG, &frozen, COST_MATMULS), matmuls);
     EXPECT(seconds(CFG, &frozen, COST_UPDATE) < seconds(CFG, &o, COST_UPDATE), "frozen: less to update");
     EXPECT(seconds(CFG, &gpu, COST_MEMORY) < seconds(CFG, &o, COST_MEMORY), "a GPU fuses residuals");
     Options of_two = o;
     of_two.processes = of_two.shards = 2;
     of_two.zero = 1;
-    EXPECT(seconds(CFG, &of_two, COST_PRODUCTS) == seconds(CFG, &o, COST_PRODUCTS) / 2,
+    EXPECT(seconds(CFG, &of_two, COST_MATMULS) == seconds(CFG, &o, COST_MATMULS) / 2,
            "two processes share the tokens");
     const double share = seconds(CFG, &of_two, COST_UPDATE) / seconds(CFG, &o, COST_UPDATE);
     EXPECT(0.5 <= share && share < 0.51, "and with --zero 1 the update: %g", share);
     const Options fcw = options_of(OPTION_CPU, "--freeze", "fcw");
-    EXPECT(seconds(CFG, &o, COST_PRODUCTS) - seconds(CFG, &fcw, COST_PRODUCTS) == 2 * TOKENS * 4 * BLOCK / 3,
+    EXPECT(seconds(CFG, &o, COST_MATMULS) - seconds(CFG, &fcw, COST_MATMULS) == 2 * TOKENS * 4 * BLOCK / 3,
            "--freeze fcw: its gradient's product is left out");
     Options chunks = gpu, small = o;
     chunks.logits_chunk = 256; // four of a micro-batch
-    EXPECT(seconds(CFG, &chunks, COST_PRODUCTS) == seconds(CFG, &gpu, COST_PRODUCTS) &&
+    EXPECT(seconds(CFG, &chunks, COST_MATMULS) == seconds(CFG, &gpu, COST_MATMULS) &&
                seconds(CFG, &chunks, COST_LAUNCHES) == seconds(CFG, &gpu, COST_LAUNCHES) + 2 * 3 * 4,
            "the classifier in chunks: the same work, more launches");
     small.batch = 8;
@@ -142,10 +142,10 @@ static void test_bound(void) {
     const Options o = options_of(OPTION_CPU, NULL, NULL);
     CostDevice device = device_of(COST_MEMORY);
     const CostUpdate slow = cost_update(CFG, &o, &device);
-    device.rates.per_s[COST_PRODUCTS] = 1e-6;
+    device.rates.per_s[COST_MATMULS] = 1e-6;
     const CostUpdate slower = cost_update(CFG, &o, &device);
-    EXPECT(slow.s[COST_PRODUCTS] > 0, "products read their matrices");
-    EXPECT(slower.s[COST_PRODUCTS] == 6e6 * TOKENS * (4 * BLOCK + HEAD), "the larger one, not the sum");
+    EXPECT(slow.s[COST_MATMULS] > 0, "matmuls read their matrices");
+    EXPECT(slower.s[COST_MATMULS] == 6e6 * TOKENS * (4 * BLOCK + HEAD), "the larger one, not the sum");
 }
 
 // On this machine, at sizes that are quick.

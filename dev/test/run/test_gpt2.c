@@ -80,21 +80,21 @@ static void fixture_close(State* s) {
 
 static Comm alone = {.size = 1};
 
-static void open_model_products(Model* model, ModelConfig cfg, int B, int T, int recompute,
-                                Products products) {
+static void open_model_matmul(Model* model, ModelConfig cfg, int B, int T, int recompute,
+                              MatmulPrecision matmul) {
     const Options options = {.batch = B,
                              .seq_len = T,
                              .steps = 1,
                              .recompute = recompute,
                              .processes = 1,
-                             .products = products,
+                             .matmul = matmul,
                              .embedding_lr_scale = 1,
                              .vector_lr_scale = 1};
     model_open(model, cfg, &options, &alone);
 }
 
 static void open_model(Model* model, ModelConfig cfg, int B, int T, int recompute) {
-    open_model_products(model, cfg, B, T, recompute, PRODUCTS_FP32);
+    open_model_matmul(model, cfg, B, T, recompute, MATMUL_FP32);
 }
 
 static void open_fixture(Model* model, const char* path, int recompute) {
@@ -102,9 +102,9 @@ static void open_fixture(Model* model, const char* path, int recompute) {
     model_first_weights(model, path, 0);
 }
 
-// With products in bf16.
+// With matmuls in bf16.
 static void open_bf16(Model* model, const char* path, int recompute) {
-    open_model_products(model, llmc_bin_read_config(path), 3, 31, recompute, PRODUCTS_BF16);
+    open_model_matmul(model, llmc_bin_read_config(path), 3, 31, recompute, MATMUL_BF16);
     model_first_weights(model, path, 0);
 }
 
@@ -409,7 +409,7 @@ static int largest(const float* x, int n) {
 
 // Texts of different lengths, one token at a time over the keys and values already there: the logits of the whole
 // sequence. Both in a model that trains and in one that has only weights, with the same bits for one text or several.
-static void test_texts(void (*open)(Model*, const char*, int), double tolerance) {
+static void test_decode(void (*open)(Model*, const char*, int), double tolerance) {
     enum { TEXTS = 3, STEPS = 9 };
     const int lengths[TEXTS] = {1, 5, 12};
     Model whole, texts;
@@ -456,7 +456,7 @@ static double cosine(const float* a, const float* b, size_t n) {
 }
 
 // bf16 rounds a factor by 2^-8 of it at most, by 0.4 2^-8 in the mean square: a product of two by 0.6 2^-8 = 0.0022, and
-// so a sum of such products with both signs. A logit comes through some ten products one after another, each with an error
+// so a sum of such products with both signs. A logit comes through some ten matmuls one after another, each with an error
 // of its own: 0.0022 sqrt(10) = 0.7 %; a gradient through twice as many: 1 %. Twice that is allowed.
 static void test_bf16_against_pytorch(void) {
     Model model, exact;
@@ -491,9 +491,9 @@ static void test_bf16_against_pytorch(void) {
 }
 
 // A model whose hidden layer consists of whole tiles, which only exists packed (mlp_bf16.h).
-static void open_tiles(Model* model, int recompute, Products products) {
+static void open_tiles(Model* model, int recompute, MatmulPrecision matmul) {
     const ModelConfig cfg = {32, 50, 64, 2, 2, 64, 0};
-    open_model_products(model, cfg, 3, 32, recompute, products);
+    open_model_matmul(model, cfg, 3, 32, recompute, matmul);
     for (size_t i = 0; i < model->parameter_bytes / sizeof(float); i++) {
         ((float*)model->params_memory)[i] = 0.15f * rand_normal(1, 2, i);
     }
@@ -519,7 +519,7 @@ static void test_tiles_against(Model* model, Model* exact, const State* s) {
         Model other;
         const int threads = threads_max();
         threads_set(1 + level % 3);
-        open_tiles(&other, level, PRODUCTS_BF16);
+        open_tiles(&other, level, MATMUL_BF16);
         EXPECT(pass(&other, s) == loss &&
                    memcmp(other.grads_memory, model->grads_memory, model->gradient_bytes) == 0,
                "whole tiles: recompute level %d, %d threads", level, threads_max());
@@ -560,8 +560,8 @@ static void test_tiles(void) {
         y[i] = (int)rand_below(&rng, 50);
     }
     const State s = {B, T, x, y, NULL, 0, NULL};
-    open_tiles(&model, RECOMPUTE_NONE, PRODUCTS_BF16);
-    open_tiles(&exact, RECOMPUTE_NONE, PRODUCTS_FP32);
+    open_tiles(&model, RECOMPUTE_NONE, MATMUL_BF16);
+    open_tiles(&exact, RECOMPUTE_NONE, MATMUL_FP32);
     test_tiles_against(&model, &exact, &s);
     test_tiles_cut(&model, &exact, s);
     model_close(&exact);
@@ -869,7 +869,7 @@ static void test_all_shared(void) {
         const int is_loop = strncmp(shares[i], "loop", 4) == 0; // setup_check_share
         test_share(shares[i], (Options){.recompute = RECOMPUTE_NONE});
         test_share(shares[i], (Options){.recompute = RECOMPUTE_BLOCK, .zero = is_loop ? 1 : 2});
-        test_share(shares[i], (Options){.recompute = RECOMPUTE_MLP, .products = PRODUCTS_BF16});
+        test_share(shares[i], (Options){.recompute = RECOMPUTE_MLP, .matmul = MATMUL_BF16});
     }
 }
 
@@ -880,9 +880,9 @@ static void test_packed_update(OptimizerName name) {
     Options options = {.optimizer = name, .recompute = RECOMPUTE_NONE};
     const AdamW adamw = {0.1f, 0.9f, 0.95f, 1e-8f, 0.1f, 1.0f, 1, DECAY_ALL};
     const Update update = {adamw, 0.9f, ADAFACTOR_FIXED, 0.1f, 0.1f, MUON_SPECTRAL};
-    options.products = PRODUCTS_BF16;
+    options.matmul = MATMUL_BF16;
     open_four(&packed, "off", options);
-    options.products = PRODUCTS_FP32;
+    options.matmul = MATMUL_FP32;
     open_four(&plain, "off", options);
     for (int t = 0; t < 2; t++) {
         gradients_of_four(&plain);
@@ -936,7 +936,7 @@ static void test_plan(void) {
         Options options;
         Model model;
         plan_test_run(k, options_program(OPTION_CPU), &cfg, &options);
-        options.products = k % 3 == 0 && !options.quantize ? PRODUCTS_BF16 : PRODUCTS_FP32;
+        options.matmul = k % 3 == 0 && !options.quantize ? MATMUL_BF16 : MATMUL_FP32;
         memory_plan_cpu(plan, cfg, &options);
         plan_test_count();
         model_open(&model, cfg, &options, &comm);
@@ -1004,8 +1004,8 @@ int main(void) {
     test_adamw_steps();
     test_finite_differences();
     test_accumulation();
-    test_texts(open_fixture, 1e-5);
-    test_texts(open_bf16, 0.014); // as test_bf16_against_pytorch allows
+    test_decode(open_fixture, 1e-5);
+    test_decode(open_bf16, 0.014); // as test_bf16_against_pytorch allows
     for (int recompute = RECOMPUTE_NONE; recompute <= RECOMPUTE_BLOCK; recompute++) {
         test_documents(recompute);
     }
@@ -1034,7 +1034,7 @@ int main(void) {
     vec_flush_denormals(); // as main does
     test_task_losses(&trainer, "", 1e-5);
     test_resume(&trainer, "");
-    test_resume(&trainer, "--products bf16");
+    test_resume(&trainer, "--matmul bf16");
     test_resume(&trainer, "--optimizer lion");
     test_resume(&trainer, "--optimizer adafactor --freeze embeddings,blocks[0]");
     test_resume(&trainer, "--optimizer adafactor");
@@ -1050,7 +1050,7 @@ int main(void) {
     in_backward_same_bits_(&trainer, 3, "--freeze embeddings,blocks[0]");
     in_backward_same_bits_(&trainer, 3, "--freeze blocks[0],attention --optimizer muon");
     in_backward_same_bits_(&trainer, 3, "--freeze embeddings,lnf?,mlp[1] --optimizer adafactor");
-    in_backward_same_bits_(&trainer, 3, "--products bf16");
+    in_backward_same_bits_(&trainer, 3, "--matmul bf16");
     in_backward_same_bits_(&trainer, 3, "--share-layers all");
     in_backward_same_bits_(&trainer, 3, "--share-layers attention");
     in_backward_same_bits_(&trainer, 6, "--share-layers pairs");

@@ -284,6 +284,18 @@ static int config_refused(const char* text, const char* wanted) {
     return test_dies(config_body, text, EXIT_USAGE, wanted);
 }
 
+// --matmul was called --products: command lines, files and questions about it still work.
+static void test_former_names(void) {
+    Options o = parsed("--products|bf16");
+    EXPECT(o.matmul == MATMUL_BF16 && options_given(&o, "matmul"), "on the command line");
+    options_close(&o);
+    o = config_parsed("", "products = bf16\n");
+    EXPECT(o.matmul == MATMUL_BF16, "in a file");
+    options_close(&o);
+    EXPECT(refused("--products|bf16|--matmul|fp32", "--matmul is given twice"));
+    EXPECT(refused("--products|bf17", "--matmul bf17: wanted fp32"));
+}
+
 static void test_config(void) {
     Options o = config_parsed("--lr|0.5|--steps=7",
                               "\xEF\xBB\xBF# a run\n\n batch = 8   # comment\r\nlr=1e-3\nout = a#b  c \n"
@@ -611,7 +623,7 @@ static void test_json(void) {
 }
 
 // What makes the program generate texts, and which options it refuses then, and else.
-static void test_texts(void) {
+static void test_decode(void) {
     EXPECT(parsed("--model|./dir|--prompt|x").generates && parsed("--interactive|--model|./dir").generates);
     EXPECT(parsed("--prompts|x.jsonl").generates, "the rest is refused later");
     EXPECT(parsed("--prompt|x").generates && parsed("--model|d12|--prompt|x|--top-k|3").generates,
@@ -632,7 +644,7 @@ static void test_texts(void) {
 }
 
 int main(void) {
-    test_texts();
+    test_decode();
     test_names();
     test_every_field_has_one_row();
     test_defaults_and_bounds();
@@ -643,6 +655,7 @@ int main(void) {
     test_dashes();
     test_synonyms();
     test_empty();
+    test_former_names();
     test_config();
     test_help_and_version();
     test_help_on();
