@@ -1,9 +1,9 @@
 /*
 reference.h -- GPT-2 as plain loops from the formulas: the page to read first.
 
-Nothing here is fast: no threads, no vectors, no tiles. Each operation is the formula above it, forward and backward.
-The fast versions, llmc/<op>.h for the CPU and llmc/<op>.cuh for the GPU, are tested against these loops, and these
-against finite differences (dev/test/ops/test_reference.c).
+Nothing here is fast: no threads, no vectors, no tiles. Each operation is the formula above it,
+forward and backward. The fast versions, llmc/<op>.h for the CPU and llmc/<op>.cuh for the GPU, are
+tested against these loops, and these against finite differences (dev/test/ops/test_reference.c).
 
     B  sequences        T   tokens of a sequence        N = B*T  tokens
     C  channels         NH  heads, of size HS = C/NH
@@ -11,8 +11,8 @@ against finite differences (dev/test/ops/test_reference.c).
 
     dx  the gradient of the loss with respect to x, of the shape of x
 
-A forward pass sets its outputs. A backward pass ADDS to its gradients, which start at zero: what is used twice,
-as the residual stream and the token embedding are, gets a term from each use.
+A forward pass sets its outputs. A backward pass ADDS to its gradients, which start at zero: what is
+used twice, as the residual stream and the token embedding are, gets a term from each use.
 
 Real is double, or the type that REFERENCE_REAL names.
 
@@ -344,30 +344,31 @@ typedef struct {
     MODEL_PARAMETERS(REF_MEMBER_)
 } RefParameters;
 
-// clang-format off
-// Activations: name, layers, columns for each of N = B*T tokens. The gradients of the activations are a second such set.
-#define REF_ACTIVATIONS(X) \
-  X(stream,      cfg.L + 1,  cfg.C)      /* (B, T, C)          the residual stream that enters block l, after the last one too */ \
-  X(ln1,         cfg.L,      cfg.C)      /* (B, T, C)          */ \
-  X(ln1_mean,    cfg.L,      1)          /* (B, T)             */ \
-  X(ln1_rstd,    cfg.L,      1)          /* (B, T)             */ \
-  X(qkv,         cfg.L,      3 * cfg.C)  /* (B, T, 3, NH, HS)  */ \
-  X(atty,        cfg.L,      cfg.C)      /* (B, T, NH, HS)     what the heads see */ \
-  X(att_lse,     cfg.L,      cfg.NH)     /* (B, NH, T)         */ \
-  X(attproj,     cfg.L,      cfg.C)      /* (B, T, C)          what attention adds to the stream */ \
-  X(residual2,   cfg.L,      cfg.C)      /* (B, T, C)          the stream after attention */ \
-  X(ln2,         cfg.L,      cfg.C)      /* (B, T, C)          */ \
-  X(ln2_mean,    cfg.L,      1)          /* (B, T)             */ \
-  X(ln2_rstd,    cfg.L,      1)          /* (B, T)             */ \
-  X(fch,         cfg.L,      4 * cfg.C)  /* (B, T, 4C)         the MLP's hidden layer */ \
-  X(fch_gelu,    cfg.L,      4 * cfg.C)  /* (B, T, 4C)         */ \
-  X(fcproj,      cfg.L,      cfg.C)      /* (B, T, C)          what the MLP adds to the stream */ \
-  X(lnf,         1,          cfg.C)      /* (B, T, C)          */ \
-  X(lnf_mean,    1,          1)          /* (B, T)             */ \
-  X(lnf_rstd,    1,          1)          /* (B, T)             */ \
-  X(logits,      1,          cfg.Vp)     /* (B, T, Vp)         */ \
-  X(logits_lse,  1,          1)          /* (B, T)             */ \
-  X(losses,      1,          1)          /* (B, T)             */
+// clang-format off Activations: name, layers, columns for each of N = B*T tokens. The gradients of
+// the activations are a second such set.
+#define REF_ACTIVATIONS(X)                                                                                   \
+    X(stream, cfg.L + 1,                                                                                     \
+      cfg.C) /* (B, T, C)          the residual stream that enters block l, after the last one too */        \
+    X(ln1, cfg.L, cfg.C)          /* (B, T, C)          */                                                   \
+    X(ln1_mean, cfg.L, 1)         /* (B, T)             */                                                   \
+    X(ln1_rstd, cfg.L, 1)         /* (B, T)             */                                                   \
+    X(qkv, cfg.L, 3 * cfg.C)      /* (B, T, 3, NH, HS)  */                                                   \
+    X(atty, cfg.L, cfg.C)         /* (B, T, NH, HS)     what the heads see */                                \
+    X(att_lse, cfg.L, cfg.NH)     /* (B, NH, T)         */                                                   \
+    X(attproj, cfg.L, cfg.C)      /* (B, T, C)          what attention adds to the stream */                 \
+    X(residual2, cfg.L, cfg.C)    /* (B, T, C)          the stream after attention */                        \
+    X(ln2, cfg.L, cfg.C)          /* (B, T, C)          */                                                   \
+    X(ln2_mean, cfg.L, 1)         /* (B, T)             */                                                   \
+    X(ln2_rstd, cfg.L, 1)         /* (B, T)             */                                                   \
+    X(fch, cfg.L, 4 * cfg.C)      /* (B, T, 4C)         the MLP's hidden layer */                            \
+    X(fch_gelu, cfg.L, 4 * cfg.C) /* (B, T, 4C)         */                                                   \
+    X(fcproj, cfg.L, cfg.C)       /* (B, T, C)          what the MLP adds to the stream */                   \
+    X(lnf, 1, cfg.C)              /* (B, T, C)          */                                                   \
+    X(lnf_mean, 1, 1)             /* (B, T)             */                                                   \
+    X(lnf_rstd, 1, 1)             /* (B, T)             */                                                   \
+    X(logits, 1, cfg.Vp)          /* (B, T, Vp)         */                                                   \
+    X(logits_lse, 1, 1)           /* (B, T)             */                                                   \
+    X(losses, 1, 1)               /* (B, T)             */
 // clang-format on
 
 typedef struct {
@@ -383,7 +384,8 @@ typedef struct {
     Real *params, *grads, *acts, *dacts;
 } RefModel;
 
-// The tensors of layer l in `memory`, which is params or grads; those of one layer are the same for every l.
+// The tensors of layer l in `memory`, which is params or grads; those of one layer are the same for
+// every l.
 static inline RefParameters ref_parameters_(const RefModel* m, Real* memory, int l) {
     RefParameters p;
     const TensorRow* row = m->rows;
@@ -473,7 +475,8 @@ static inline void ref_block_backward_(RefModel* m, int l, const int* starts) {
                            C);
 }
 
-// Returns the loss: the mean over the targets that count. tokens, targets, starts (B, T); starts may be NULL.
+// Returns the loss: the mean over the targets that count. tokens, targets, starts (B, T); starts
+// may be NULL.
 static inline Real ref_gpt2_forward(RefModel* m, const int* tokens, const int* targets, const int* starts) {
     const size_t N = m->B * m->T, C = (size_t)m->cfg.C, V = (size_t)m->cfg.V, Vp = (size_t)m->cfg.Vp;
     const RefParameters p = ref_parameters_(m, m->params, 0);

@@ -97,22 +97,23 @@ lint_scripts() {
     done
 }
 
-# Includes point down, and each is used; private names stay at home.
-lint_rooms() {
+# Includes point down, and each is used; private names stay at home. Comments are narrow, and whole sentences.
+lint_python() { # SCRIPT
     local problem
-    is_here python3 "rooms" || return
+    is_here python3 "$1" || return
     checks=$((checks + 1))
     while read -r problem; do
         failures=$((failures + 1))
         echo "lint: FAILED: $problem"
-    done < <(dev/test/lint_rooms.py 2>&1)
+    done < <("dev/test/$1" 2>&1)
 }
 
 gxx=no
 clang=no
 is_here g++ "headers as C++, g++" && gxx=yes
 is_here clang "headers, clang" && clang=yes
-lint_rooms
+lint_python lint_rooms.py
+lint_python lint_comments.py
 lint_headers
 [ $gxx = yes ] && lint_cuda_headers
 [ $gxx = yes ] && lint_intrinsics

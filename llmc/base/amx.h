@@ -1,7 +1,8 @@
 /*
 amx.h -- the tiles of Intel's processors (AMX): their shapes, and whether this process may use them.
 
-A tile has up to 16 rows of 64 bytes. A thread gives its eight tiles their shapes before it uses them.
+A tile has up to 16 rows of 64 bytes. A thread gives its eight tiles their shapes before it uses
+them.
 */
 #ifndef LLMC_AMX_H
 #define LLMC_AMX_H
@@ -17,7 +18,8 @@ A tile has up to 16 rows of 64 bytes. A thread gives its eight tiles their shape
 #include <unistd.h>
 #endif
 
-// The operand of ldtilecfg. A constant: gcc does not tell the optimizer that the instruction reads it.
+// The operand of ldtilecfg. A constant: gcc does not tell the optimizer that the instruction reads
+// it.
 typedef struct {
     uint8_t palette, start_row, zeros[14]; // palette 1
     uint16_t row_bytes[16];

@@ -3,14 +3,16 @@ check.h -- how the program fails: one family of checks, one form of message.
 
     error: what it is about: what was found, what was wanted
 
-CHECK is for input and for the machine (files, memory, numbers from outside); assert is for our own bugs. A
-message names the thing, what was found and what was wanted, in one line on stderr; a hint only if it is an
-action. CHECK_CALL is for calls of libraries, whose failures may be bugs of ours: it adds the place.
+CHECK is for input and for the machine (files, memory, numbers from outside); assert is for our own
+bugs. A message names the thing, what was found and what was wanted, in one line on stderr; a hint
+only if it is an action. CHECK_CALL is for calls of libraries, whose failures may be bugs of ours:
+it adds the place.
 
-Exit statuses, for scripts: 0 done, EXIT_FAILURE (1), EXIT_USAGE (2) bad command line, EXIT_INTERRUPTED (75)
-stopped by a signal after saving.
+Exit statuses, for scripts: 0 done, EXIT_FAILURE (1), EXIT_USAGE (2) bad command line,
+EXIT_INTERRUPTED (75) stopped by a signal after saving.
 
-Where a run has several processes, the failure of one ends all of them: check_end (llmc/comm/comm.h).
+Where a run has several processes, the failure of one ends all of them: check_end
+(llmc/comm/comm.h).
 */
 #ifndef LLMC_CHECK_H
 #define LLMC_CHECK_H
@@ -62,7 +64,8 @@ void check_on_failure(void (*function)(void* context), void* context);
 // Calls it.
 void check_clean_up(void);
 
-// Told of every block that check_alloc returns. NULL, except in the tests that compare planned memory with it.
+// Told of every block that check_alloc returns. NULL, except in the tests that compare planned
+// memory with it.
 typedef void (*CheckAllocated)(const char* what, size_t bytes);
 extern CheckAllocated check_allocated;
 
@@ -70,8 +73,8 @@ extern CheckAllocated check_allocated;
 }
 #endif
 
-// The same text as check_die_ prints, for check_end. Apart from it, for the sake of small stacks: a message that
-// is too long is cut.
+// The same text as check_die_ prints, for check_end. Apart from it, for the sake of small stacks: a
+// message that is too long is cut.
 __attribute__((format(printf, 3, 0), noinline, cold, unused)) static void
 check_end_all_(int status, const char* place, const char* format, va_list args) {
     enum { ROOM = 16 << 10, PLACE = 512 };
@@ -84,8 +87,9 @@ check_end_all_(int status, const char* place, const char* format, va_list args) 
     check_end.function(check_end.context, status, message);
 }
 
-// Prints "error: " and the message, then `place` if it is not NULL, and ends the program. In any thread: the
-// others are not in a state that handlers of exit() could clean up after, so only main's runs these.
+// Prints "error: " and the message, then `place` if it is not NULL, and ends the program. In any
+// thread: the others are not in a state that handlers of exit() could clean up after, so only
+// main's runs these.
 __attribute__((format(printf, 3, 0), noreturn, cold, unused)) static void
 check_die_(int status, const char* place, const char* format, va_list args) {
     fflush(stdout);
@@ -110,7 +114,8 @@ CHECK_DIES_(2) static void check_failed_(const char* place, const char* format, 
     check_die_(EXIT_FAILURE, place, format, args);
 }
 
-// Ends the program with status 2: the command line itself is wrong, so a place in the source would not help.
+// Ends the program with status 2: the command line itself is wrong, so a place in the source would
+// not help.
 CHECK_DIES_(1) static void die_usage(const char* format, ...) {
     va_list args;
     va_start(args, format);
@@ -129,8 +134,8 @@ CHECK_DIES_(1) static void die_usage(const char* format, ...) {
         }                                                                                                    \
     } while (0)
 
-// For readers that return 0 and leave the message to the caller, who may be able to continue: sets `error`,
-// of ERROR_BYTES, to "path: message", which a screen can show, and returns 0.
+// For readers that return 0 and leave the message to the caller, who may be able to continue: sets
+// `error`, of ERROR_BYTES, to "path: message", which a screen can show, and returns 0.
 #define ERROR_BYTES (PATH_MAX + 2048)
 __attribute__((format(printf, 3, 4), unused)) static int error_set(char* error, const char* path,
                                                                    const char* format, ...) {
@@ -143,8 +148,8 @@ __attribute__((format(printf, 3, 4), unused)) static int error_set(char* error, 
     return 0;
 }
 
-// First of all: the stack may be limited to less than paths and messages need, which would be a crash without
-// a word. Threads get as much as main.
+// First of all: the stack may be limited to less than paths and messages need, which would be a
+// crash without a word. Threads get as much as main.
 static inline void check_stack(void) {
     const rlim_t wanted = 512 << 10;
     struct rlimit limit;
@@ -154,17 +159,17 @@ static inline void check_stack(void) {
           (unsigned long long)wanted >> 10);
 }
 
-// Bytes of an array of `count` elements of `element_bytes`; an overflow of size_t is an error, not a
-// wrap-around.
+// Bytes of an array of `count` elements of `element_bytes`; an overflow of size_t is an error, not
+// a wrap-around.
 static inline size_t array_bytes(size_t count, size_t element_bytes) {
     CHECK(element_bytes == 0 || count <= SIZE_MAX / element_bytes,
           "an array of %zu x %zu bytes cannot be addressed", count, element_bytes);
     return count * element_bytes;
 }
 
-// Memory for `count` elements, not set to anything, aligned to 64 bytes (a cache line, the widest vector);
-// `what` names it in the error. Large arrays ask for huge pages: weights are read across rows, where 4 KiB
-// pages cost a TLB miss each. The caller frees it with free().
+// Memory for `count` elements, not set to anything, aligned to 64 bytes (a cache line, the widest
+// vector); `what` names it in the error. Large arrays ask for huge pages: weights are read across
+// rows, where 4 KiB pages cost a TLB miss each. The caller frees it with free().
 #define CHECK_HUGE_PAGE ((size_t)2 << 20) // bytes
 static inline void* check_alloc_unset(size_t count, size_t element_bytes, const char* what) {
     const size_t bytes = array_bytes(count, element_bytes);
@@ -190,8 +195,8 @@ static inline void* check_alloc(size_t count, size_t element_bytes, const char* 
     return memory;
 }
 
-// Room for one more item behind the `count` of an array from malloc, or NULL: it doubles at each power of
-// two.
+// Room for one more item behind the `count` of an array from malloc, or NULL: it doubles at each
+// power of two.
 static inline void* check_grow(void* items, size_t count, size_t item_bytes, const char* what) {
     if (count & (count - 1)) {
         return items;

@@ -1,5 +1,6 @@
 /*
-clock.h -- the time, for differences: seconds since some moment, never set back; and the time of day.
+clock.h -- the time, for differences: seconds since some moment, never set back; and the time of
+day.
 */
 #ifndef LLMC_CLOCK_H
 #define LLMC_CLOCK_H

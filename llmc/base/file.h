@@ -1,6 +1,6 @@
 /*
-file.h -- files that are whole or not there: written beside their place, flushed to the disk, then renamed
-into it.
+file.h -- files that are whole or not there: written beside their place, flushed to the disk, then
+renamed into it.
 
 A full disk, a missing directory or any other failure removes the unfinished files and ends the
 program with one error that names the file; what stood under the name before is untouched. So does
@@ -8,8 +8,8 @@ any other end of the program, but for a signal that kills it. The unfinished fil
 NAME.<process id>.part and is opened exclusively: two programs never write into the same one, and
 nobody's own file is overwritten.
 
-Small files are read as a whole. Only regular files are opened for reading: a FIFO would hang, a device could
-do anything.
+Small files are read as a whole. Only regular files are opened for reading: a FIFO would hang, a
+device could do anything.
 */
 #ifndef LLMC_FILE_H
 #define LLMC_FILE_H
@@ -80,8 +80,8 @@ void file_make_directory(const char* path);
 // A whole file of text.
 void file_write_text(const char* path, const char* text, size_t bytes);
 
-// The same for a file that the program can do without. Returns 0 with the reason in `error` if it cannot be
-// written.
+// The same for a file that the program can do without. Returns 0 with the reason in `error` if it
+// cannot be written.
 int file_try_write_text(const char* path, const char* text, size_t bytes, char* error);
 
 // Checks that an open file is not the pointer of a few lines that git leaves in its place
@@ -92,8 +92,8 @@ int file_is_fetched(int fd, const char* path, char* error);
 // `error`.
 int file_open_regular(const char* path, char* error);
 
-// Sets *text to what the file holds and a zero, *bytes to its length; the caller frees it. Returns 0 with the
-// reason in `error` if it cannot be read, or is longer than `max`.
+// Sets *text to what the file holds and a zero, *bytes to its length; the caller frees it. Returns
+// 0 with the reason in `error` if it cannot be read, or is longer than `max`.
 int file_try_read(const char* path, size_t max, char** text, size_t* bytes, char* error);
 
 // Reads the next line with its end into *line, which has `room` bytes and grows; the caller frees
@@ -103,13 +103,14 @@ size_t file_read_line(FILE* file, const char* name, char** line, size_t* room);
 
 // ---- contents ----
 
-// Sets *value to the checksum of a file (xxh64.h). Returns 0 with the reason in `error` if it cannot be read.
+// Sets *value to the checksum of a file (xxh64.h). Returns 0 with the reason in `error` if it
+// cannot be read.
 int file_checksum(const char* path, uint64_t* value, char* error);
 
-// Sets *value to a checksum of the size and the contents of a file: of all of it up to 64 MiB, else of 256
-// blocks of 256 KiB spread over it, so that a shard of any size takes a few hundredths of a second. A file
-// that was edited in place between the blocks, keeping its size, is taken for the same.
-// Returns 0 with the reason in `error` if it cannot be read.
+// Sets *value to a checksum of the size and the contents of a file: of all of it up to 64 MiB, else
+// of 256 blocks of 256 KiB spread over it, so that a shard of any size takes a few hundredths of a
+// second. A file that was edited in place between the blocks, keeping its size, is taken for the
+// same. Returns 0 with the reason in `error` if it cannot be read.
 int file_fingerprint(const char* path, uint64_t* value, char* error);
 
 // ---- one writer at a time ----
@@ -128,14 +129,14 @@ FileLock file_try_lock(int fd, double wait_s);
 // Whether a name ends as file_create_part_ ends it: .PID.part or .PID-N.part.
 int file_is_part(const char* name);
 
-// Removes the unfinished files in a directory that killed programs left, of those whose names have this
-// beginning. The caller has the lock of whatever they belong to.
+// Removes the unfinished files in a directory that killed programs left, of those whose names have
+// this beginning. The caller has the lock of whatever they belong to.
 void file_remove_parts(const char* directory, const char* beginning);
 
 // ---- standard input, output and error ----
 
-// First of all in main: where one of them is closed, the next file that is opened would become it, and get
-// the printed name.
+// First of all in main: where one of them is closed, the next file that is opened would become it,
+// and get the printed name.
 void file_open_standard(void);
 
 // All that was printed is on standard output, or the program ends: for what is printed to be read.
@@ -244,8 +245,8 @@ void file_fail(FileWriter* writer, const char* doing) {
     CHECK(0, "%s: cannot %s: %s", writer->path, doing, strerror(reason));
 }
 
-// Creates the file that will be renamed to writer->path, under a name that nobody has. Returns a descriptor,
-// or -1 with errno.
+// Creates the file that will be renamed to writer->path, under a name that nobody has. Returns a
+// descriptor, or -1 with errno.
 static int file_create_part_(FileWriter* writer) {
     enum { TRIES = 1000 }; // a killed program with our process id may have left some
     int fd = -1;
@@ -314,8 +315,8 @@ int file_is_directory(const char* path) {
     return stat(path, &info) == 0 && S_ISDIR(info.st_mode);
 }
 
-// What was written to fd reaches the disk, not only its cache, which is all that macOS's fsync asks for.
-// Returns 0, or -1 with errno.
+// What was written to fd reaches the disk, not only its cache, which is all that macOS's fsync asks
+// for. Returns 0, or -1 with errno.
 static int file_flush_(int fd) {
 #ifdef F_FULLFSYNC
     if (fcntl(fd, F_FULLFSYNC) == 0) { // some file systems cannot
@@ -419,8 +420,8 @@ int file_open_regular(const char* path, char* error) {
     return -1;
 }
 
-// Reads up to `bytes` from a place of the file, however many calls that takes. Returns how many there were,
-// or -1 with errno.
+// Reads up to `bytes` from a place of the file, however many calls that takes. Returns how many
+// there were, or -1 with errno.
 static ssize_t file_read_at_(int fd, void* buffer, size_t bytes, off_t at) {
     size_t got = 0;
     while (got < bytes) {

@@ -1,9 +1,9 @@
 /*
-float16.h -- the two 16-bit floating point formats on the host: bf16 (8 bits of exponent, 7 of mantissa) and
-IEEE half precision, fp16 (5 and 10).
+float16.h -- the two 16-bit floating point formats on the host: bf16 (8 bits of exponent, 7 of
+mantissa) and IEEE half precision, fp16 (5 and 10).
 
-Widening is exact. Narrowing rounds to nearest, ties to even; values that are too large become infinity, NaN
-stays a NaN.
+Widening is exact. Narrowing rounds to nearest, ties to even; values that are too large become
+infinity, NaN stays a NaN.
 */
 #ifndef LLMC_FLOAT16_H
 #define LLMC_FLOAT16_H

@@ -1,15 +1,16 @@
 /*
 json.h -- JSON (RFC 8259): writes strings, and reads any text strictly.
 
-Writing: JSON text must be UTF-8, but our strings may not be: a file name can have any bytes, and a model may
-stop in the middle of a character. A byte that belongs to no valid character is printed as U+FFFD, the
-replacement character, so the result always parses. Where the bytes count, as in the name of a file,
-byte 0xNN is printed as \udcNN and comes back from json_bytes. Python reads it as its os.fsencode
-expects ("surrogateescape", PEP 383).
+Writing: JSON text must be UTF-8, but our strings may not be: a file name can have any bytes, and a
+model may stop in the middle of a character. A byte that belongs to no valid character is printed as
+U+FFFD, the replacement character, so the result always parses. Where the bytes count, as in the
+name of a file, byte 0xNN is printed as \udcNN and comes back from json_bytes. Python reads it as
+its os.fsencode expects ("surrogateescape", PEP 383).
 
-Reading: a JsonReader steps through a text from value to value. The caller asks for the value that it expects
-next, so nothing is allocated. If the text has something else, a function returns 0 and `error` says where,
-and what was wanted. Strings are decoded in place, in the caller's copy of the text:
+Reading: a JsonReader steps through a text from value to value. The caller asks for the value that
+it expects next, so nothing is allocated. If the text has something else, a function returns 0 and
+`error` says where, and what was wanted. Strings are decoded in place, in the caller's copy of the
+text:
 
     JsonReader r = json_reader("config.json", text, bytes, error);
     int more, layers;
@@ -36,11 +37,12 @@ enum {
 
 // ---- writing ----
 
-// Bytes of the UTF-8 character at the start of text[0 .. left), 0 if it is not valid. RFC 3629: only the
-// shortest form of a character counts, surrogates and what lies above U+10FFFF do not.
+// Bytes of the UTF-8 character at the start of text[0 .. left), 0 if it is not valid. RFC 3629:
+// only the shortest form of a character counts, surrogates and what lies above U+10FFFF do not.
 size_t json_utf8_length(const unsigned char* text, size_t left);
 
-// Prints text[0 .. length) as a JSON string with its quotes. Zero bytes are characters like any other.
+// Prints text[0 .. length) as a JSON string with its quotes. Zero bytes are characters like any
+// other.
 void json_print_string(FILE* file, const char* text, size_t length);
 
 // Prints text of any bytes without a loss: a byte that is not UTF-8 becomes half a surrogate pair.
@@ -233,8 +235,8 @@ static unsigned char* json_utf8_(unsigned char* out, uint32_t character) {
 // What a string may hold besides characters that C strings can.
 typedef enum { JSON_C_STRING_, JSON_C_BYTES_, JSON_ANY_TEXT_ } JsonText_;
 
-// \uXXXX, or two of them for one character above U+FFFF. Half of a pair, which stands for no character, is
-// U+FFFD in any text.
+// \uXXXX, or two of them for one character above U+FFFF. Half of a pair, which stands for no
+// character, is U+FFFD in any text.
 static int json_unicode_(JsonReader* text, JsonText_ kind, unsigned char** out) {
     const int first = json_hex_(text, text->at + 2);
     const int pair = first >= 0xD800 && first <= 0xDBFF && text->at + 7 < text->bytes &&
@@ -289,9 +291,9 @@ static int json_character_(JsonReader* text, JsonText_ kind, unsigned char** out
     return 1;
 }
 
-// Bytes at `at` that stand for themselves: ASCII, neither control character, quote nor backslash. Eight at a
-// time, because corpora are read through here: a byte that is `c` is 0 after the XOR, and of bytes that have
-// their highest bit clear, only 0 gets it set by subtracting 1.
+// Bytes at `at` that stand for themselves: ASCII, neither control character, quote nor backslash.
+// Eight at a time, because corpora are read through here: a byte that is `c` is 0 after the XOR,
+// and of bytes that have their highest bit clear, only 0 gets it set by subtracting 1.
 static size_t json_plain_(const unsigned char* at, size_t left) {
     const uint64_t each = 0x0101010101010101, high = 0x80 * each;
     size_t n = 0;
@@ -369,8 +371,8 @@ int json_name(JsonReader* text, const char** name) {
     return 1;
 }
 
-// Inside an object or array, its bracket taken: 1 before the next member or element; 0 after the closing
-// bracket; -1 after an error.
+// Inside an object or array, its bracket taken: 1 before the next member or element; 0 after the
+// closing bracket; -1 after an error.
 static int json_next_(JsonReader* text, JsonPlace which, char closing) {
     const char wanted[] = {'\'', ',', '\'', ' ', 'o', 'r', ' ', '\'', closing, '\'', '\0'};
     const int c = json_peek(text);

@@ -1,14 +1,15 @@
 /*
-mapped_file.h -- reading files that are mapped into memory: one that somebody makes shorter meanwhile is an error
-of whoever reads it, not the end of the program.
+mapped_file.h -- reading files that are mapped into memory: one that somebody makes shorter
+meanwhile is an error of whoever reads it, not the end of the program.
 
-Reading behind the end of a mapped file raises SIGBUS. mapped_try calls a function that reads: a SIGBUS in it,
-in this thread, ends the function at once, and so does mapped_refuse, for what was read and cannot be used.
-The function is left where it stands, as by longjmp: it must not hold a lock, and memory that it took is lost.
-A guard inside of another one has its place; one in a parallel region of OpenMP must be inside of it.
+Reading behind the end of a mapped file raises SIGBUS. mapped_try calls a function that reads: a
+SIGBUS in it, in this thread, ends the function at once, and so does mapped_refuse, for what was
+read and cannot be used. The function is left where it stands, as by longjmp: it must not hold a
+lock, and memory that it took is lost. A guard inside of another one has its place; one in a
+parallel region of OpenMP must be inside of it.
 
-What is cut off inside of the file's last page reads as zeros, and nobody notices: at most 4095 bytes, as a
-rule.
+What is cut off inside of the file's last page reads as zeros, and nobody notices: at most 4095
+bytes, as a rule.
 
 A handler cannot be given the guard as an argument, so it is a variable of the thread.
 

@@ -30,7 +30,8 @@ static inline char* number_grouped(double value, char text[NUMBER_BYTES]) {
     return text;
 }
 
-// Four digits at most, and a letter from 10,000 on: "9600", "12.5k", "1.5M", "2.4B", "3T". Returns text.
+// Four digits at most, and a letter from 10,000 on: "9600", "12.5k", "1.5M", "2.4B", "3T". Returns
+// text.
 static inline char* number_short(double value, char text[NUMBER_BYTES]) {
     static const char letters[] = " kMBT";
     int thousands = 0;

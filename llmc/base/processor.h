@@ -55,8 +55,8 @@ enum { PROCESSOR_WORDS_ = 6 };
 #define PROCESSOR_ONE_(macro, name, word, bit, registers, level) +1
 enum { PROCESSOR_COUNT = 0 PROCESSOR_FEATURES(PROCESSOR_ONE_) };
 
-// Needs of a program: "1" for each feature that its compiler was allowed to use. It is only data, so
-// that no instruction of the wide build runs before the check.
+// Needs of a program: "1" for each feature that its compiler was allowed to use. It is only data,
+// so that no instruction of the wide build runs before the check.
 typedef void ProcessorCheck_(void);
 typedef struct {
     ProcessorCheck_* check; // brings the code that looks into the program

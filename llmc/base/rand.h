@@ -1,13 +1,15 @@
 /*
-rand.h -- random numbers that are a function of (seed, stream, position), the same on every platform.
+rand.h -- random numbers that are a function of (seed, stream, position), the same on every
+platform.
 
-Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011) turns a 128-bit counter
-and a 64-bit key into 128 random bits. Nothing has to be generated in order: threads, ranks and a resumed run
-reach any position at once and find the same bits there. `stream` keeps independent uses of one seed apart.
+Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011) turns a
+128-bit counter and a 64-bit key into 128 random bits. Nothing has to be generated in order:
+threads, ranks and a resumed run reach any position at once and find the same bits there. `stream`
+keeps independent uses of one seed apart.
 
-Floating-point results use only +, -, *, /, sqrt and fma, each correctly rounded by IEEE 754, so they carry
-the same bits with any compiler and libm; expressions that a compiler could contract into an fma are written
-as fma.
+Floating-point results use only +, -, *, /, sqrt and fma, each correctly rounded by IEEE 754, so
+they carry the same bits with any compiler and libm; expressions that a compiler could contract into
+an fma are written as fma.
 */
 #ifndef LLMC_RAND_H
 #define LLMC_RAND_H
@@ -20,8 +22,8 @@ typedef struct {
     uint32_t word[4];
 } RandBlock;
 
-// A sequence of numbers: position `at` (in 32-bit words) of stream `stream` of seed `seed`. Copy it to fork
-// it.
+// A sequence of numbers: position `at` (in 32-bit words) of stream `stream` of seed `seed`. Copy it
+// to fork it.
 typedef struct {
     uint64_t seed, stream, at;
     RandBlock block; // the four words around `at`
@@ -88,7 +90,8 @@ static inline uint32_t rand_below(Rand* rng, uint32_t n) {
 static inline double rand_uniform(Rand* rng) { return rand_u32(rng) * 0x1p-32; }
 
 // Natural logarithm of a normal positive double, to about 1e-15 relative, the same bits everywhere.
-// x = m 2^e with m in [sqrt(1/2), sqrt(2)); log m = 2 atanh(s), s = (m - 1) / (m + 1), by its series in s^2.
+// x = m 2^e with m in [sqrt(1/2), sqrt(2)); log m = 2 atanh(s), s = (m - 1) / (m + 1), by its
+// series in s^2.
 static inline double rand_log_(double x) {
     uint64_t bits;
     memcpy(&bits, &x, sizeof(bits));
@@ -108,8 +111,8 @@ static inline double rand_log_(double x) {
     return fma(e, 0.6931471805599453, 2 * (s * series));
 }
 
-// Standard normal number `index` of a stream: Marsaglia's polar method, a pair of indices to a pair of
-// numbers.
+// Standard normal number `index` of a stream: Marsaglia's polar method, a pair of indices to a pair
+// of numbers.
 static inline float rand_normal(uint64_t seed, uint64_t stream, uint64_t index) {
     for (uint64_t attempt = 0;; attempt++) {
         const RandBlock r = rand_block(seed, stream, (index / 2) + (attempt << 48));
@@ -126,10 +129,10 @@ static inline float rand_normal(uint64_t seed, uint64_t stream, uint64_t index) 
     }
 }
 
-// A keyed bijection of {0, ..., n-1}: where element i goes in the shuffled order of (seed, stream). O(1) for
-// any i, so a reader seeks without a table. A four-round Feistel network on the next even number of bits,
-// walked along its cycle until it falls below n (Black and Rogaway, "Ciphers with arbitrary finite domains",
-// 2002).
+// A keyed bijection of {0, ..., n-1}: where element i goes in the shuffled order of (seed, stream).
+// O(1) for any i, so a reader seeks without a table. A four-round Feistel network on the next even
+// number of bits, walked along its cycle until it falls below n (Black and Rogaway, "Ciphers with
+// arbitrary finite domains", 2002).
 static inline uint64_t rand_permute(uint64_t seed, uint64_t stream, uint64_t n, uint64_t i) {
     int half_bits = 1;
     while (half_bits < 32 && (n - 1) >> (2 * half_bits)) {

@@ -1,12 +1,14 @@
 /*
-scratch_file.h -- a file without a name, for what has no room in memory: threads read and write it beside the caller.
+scratch_file.h -- a file without a name, for what has no room in memory: threads read and write it
+beside the caller.
 
-The file has all its space from the start, so that a full disk shows before any work, and it is unlinked before
-anything is in it, so that nothing stays behind a killed process. Where the file system takes direct I/O (O_DIRECT),
-the data do not pass through the page cache, which would take the memory that the file is to save.
+The file has all its space from the start, so that a full disk shows before any work, and it is
+unlinked before anything is in it, so that nothing stays behind a killed process. Where the file
+system takes direct I/O (O_DIRECT), the data do not pass through the page cache, which would take
+the memory that the file is to save.
 
-Places, sizes and addresses are multiples of SCRATCH_UNIT bytes. A failure in a thread ends the program with one error
-that names the directory.
+Places, sizes and addresses are multiples of SCRATCH_UNIT bytes. A failure in a thread ends the
+program with one error that names the directory.
 */
 #ifndef LLMC_SCRATCH_FILE_H
 #define LLMC_SCRATCH_FILE_H
@@ -26,9 +28,9 @@ typedef struct {
     int parts; // that are not done
 } ScratchWork;
 
-// A file of zeros, `bytes` long, in a directory, which is made if it is missing. `what` says in errors what the file
-// is for. Direct I/O is tried with the first SCRATCH_UNIT bytes at `memory`, which become zeros: a
-// driver may refuse some kinds of memory, a device's for example.
+// A file of zeros, `bytes` long, in a directory, which is made if it is missing. `what` says in
+// errors what the file is for. Direct I/O is tried with the first SCRATCH_UNIT bytes at `memory`,
+// which become zeros: a driver may refuse some kinds of memory, a device's for example.
 Scratch* scratch_open(const char* directory, size_t bytes, const char* what, void* memory);
 
 // After scratch_wait for all work.
@@ -37,8 +39,8 @@ void scratch_close(Scratch* s);
 // Whether the file system takes direct I/O.
 int scratch_is_direct(const Scratch* s);
 
-// Start to read or write `bytes` at byte `at` of the file. Until scratch_wait(s, work) the memory, and that part of the
-// file, belong to the threads.
+// Start to read or write `bytes` at byte `at` of the file. Until scratch_wait(s, work) the memory,
+// and that part of the file, belong to the threads.
 void scratch_read(Scratch* s, void* memory, size_t at, size_t bytes, ScratchWork* work);
 void scratch_write(Scratch* s, const void* memory, size_t at, size_t bytes, ScratchWork* work);
 
@@ -109,7 +111,8 @@ static void scratch_move_(const Scratch* s, ScratchPart_ part) {
     }
 }
 
-// Takes the next part off the queue; waits for one. Returns 0 when there will be none. With the mutex.
+// Takes the next part off the queue; waits for one. Returns 0 when there will be none. With the
+// mutex.
 static int scratch_take_(Scratch* s, ScratchPart_* part) {
     while (s->count == 0 && !s->is_closing) {
         pthread_cond_wait(&s->has_parts, &s->mutex);

@@ -1,6 +1,6 @@
 /*
-signals.h -- signals that ask a run to save, or to save and stop. The program notices them from its start, and
-acts on them where it is safe: between two steps, batches, or blocks of text.
+signals.h -- signals that ask a run to save, or to save and stop. The program notices them from its
+start, and acts on them where it is safe: between two steps, batches, or blocks of text.
 
     SIGTERM, SIGINT, SIGHUP, SIGXCPU    save and stop; a second SIGINT stops at once
     SIGUSR1                             save and continue
@@ -10,10 +10,10 @@ acts on them where it is safe: between two steps, batches, or blocks of text.
 
 SIGINT and SIGHUP that whoever started the program had ignored (nohup, & in a script) stay ignored.
 
-A handler may only set a flag, and the flag cannot be an argument, nor can what exit() calls take one: these
-three, a guard in mapped_file.h, a name in encoded_text.h, the list of unfinished files in file.h, and
-check_end and what a thread does on failure in check.h are the only variables of the program that
-are neither constant nor passed in.
+A handler may only set a flag, and the flag cannot be an argument, nor can what exit() calls take
+one: these three, a guard in mapped_file.h, a name in encoded_text.h, the list of unfinished files
+in file.h, and check_end and what a thread does on failure in check.h are the only variables of the
+program that are neither constant nor passed in.
 */
 #ifndef LLMC_SIGNALS_H
 #define LLMC_SIGNALS_H
@@ -22,7 +22,8 @@ are neither constant nor passed in.
 extern "C" {
 #endif
 
-// What a program that only writes files needs: a write that meets a limit or a closed pipe fails and says so.
+// What a program that only writes files needs: a write that meets a limit or a closed pipe fails
+// and says so.
 void signals_open_writes(void);
 
 // From now on the signals above are noticed. Reads and writes that they interrupt are continued.
@@ -42,9 +43,9 @@ const char* signals_name(int signal);
 // Does what exit() does, and ends the program by the signal that asked to stop, if one did.
 void signals_end_now(void);
 
-// For what comes before the first step, where there is nothing to save: if a signal asked to stop, says so
-// (`doing` completes "stopped by SIGTERM while ..."), does what exit() does, and ends as the signal ends a
-// program that does not handle it.
+// For what comes before the first step, where there is nothing to save: if a signal asked to stop,
+// says so (`doing` completes "stopped by SIGTERM while ..."), does what exit() does, and ends as
+// the signal ends a program that does not handle it.
 void signals_end(const char* doing);
 
 #ifdef __cplusplus

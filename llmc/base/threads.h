@@ -23,8 +23,8 @@ threads.h -- the few questions asked of OpenMP, answered for one thread when it 
 #include "llmc/base/clock.h"
 #include "llmc/base/enum_words.h"
 
-// Undoes OMP_PROC_BIND for the thread that starts a program. OpenMP has bound it to its first place by now, and a program
-// inherits the cores that it may use: only these.
+// Undoes OMP_PROC_BIND for the thread that starts a program. OpenMP has bound it to its first place
+// by now, and a program inherits the cores that it may use: only these.
 static inline void threads_unbind_(void) {
 #ifdef __linux__
     cpu_set_t set;
@@ -46,10 +46,11 @@ static inline void threads_unbind_(void) {
 #endif
 }
 
-// Waiting threads burn their core for milliseconds by default, in the belief that all cores are ours. When
-// they are not (a laptop, a shared server), that keeps the very thread waited for from running: a step of
-// 0.13 s was seen to take 3.4 s beside one busy process. OpenMP reads its settings before main, so the
-// program sets a short wait and starts itself again, once; whoever has chosen a setting keeps it.
+// Waiting threads burn their core for milliseconds by default, in the belief that all cores are
+// ours. When they are not (a laptop, a shared server), that keeps the very thread waited for from
+// running: a step of 0.13 s was seen to take 3.4 s beside one busy process. OpenMP reads its
+// settings before main, so the program sets a short wait and starts itself again, once; whoever has
+// chosen a setting keeps it.
 static inline void threads_wait_briefly(char** argv) {
     if (!getenv("OMP_WAIT_POLICY") && !getenv("GOMP_SPINCOUNT") && !getenv("KMP_BLOCKTIME")) {
         setenv("GOMP_SPINCOUNT", "5000", 1); // gcc's runtime: about 50 us
@@ -68,8 +69,8 @@ static inline int threads_max(void) { return omp_get_max_threads(); }         //
 static inline int thread_index(void) { return omp_get_thread_num(); }         // 0 ... threads_max() - 1
 static inline void threads_set(int threads) { omp_set_num_threads(threads); } // for the rest of the run
 
-// The cores of this job on this machine: those that the parent may use, which is a launcher that has bound its
-// children, not itself.
+// The cores of this job on this machine: those that the parent may use, which is a launcher that
+// has bound its children, not itself.
 static inline int threads_cores_(void) {
     int cores = 0;
 #ifdef __linux__
@@ -114,8 +115,9 @@ static inline void threads_describe(char* text, size_t room) {
     snprintf(text, room, "%d thread%s", threads_max(), words_s(threads_max()));
 }
 
-// The system may start two threads on one core and leave them there for tens of milliseconds. Returns when each has run on a
-// core of its own for 2 ms, at the latest after 0.1 s; at once if there are more threads than cores.
+// The system may start two threads on one core and leave them there for tens of milliseconds.
+// Returns when each has run on a core of its own for 2 ms, at the latest after 0.1 s; at once if
+// there are more threads than cores.
 static inline void threads_spread(void) {
 #ifdef __linux__
     enum { ROUNDS = 4 }; // of 0.5 ms

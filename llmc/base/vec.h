@@ -1,9 +1,10 @@
 /*
-vec.h -- vectors of floats as wide as the machine's registers, through the compiler's vector extensions.
+vec.h -- vectors of floats as wide as the machine's registers, through the compiler's vector
+extensions.
 
-The same source becomes AVX-512, AVX2, SSE or NEON code: what differs between machines is only LANES, the
-number of floats in a vector (16, 8 or 4), and the number of registers. + - * / and comparisons work on
-vectors lane by lane; a comparison gives a VecMask of all ones or all zeros.
+The same source becomes AVX-512, AVX2, SSE or NEON code: what differs between machines is only
+LANES, the number of floats in a vector (16, 8 or 4), and the number of registers. + - * / and
+comparisons work on vectors lane by lane; a comparison gives a VecMask of all ones or all zeros.
 */
 #ifndef LLMC_VEC_H
 #define LLMC_VEC_H
@@ -39,9 +40,9 @@ typedef uint32_t VecBits __attribute__((vector_size(4 * LANES)));
 typedef float VecUnaligned_ __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef uint32_t VecBitsUnaligned_ __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 
-// From now on, in this thread and those it starts, results too small for a normal float become zero, and so
-// do such operands. They come up where attention is sharp, and each costs a hundred cycles: a run was seen to
-// slow down four times.
+// From now on, in this thread and those it starts, results too small for a normal float become
+// zero, and so do such operands. They come up where attention is sharp, and each costs a hundred
+// cycles: a run was seen to slow down four times.
 static inline void vec_flush_denormals(void) {
 #if defined(__SSE__)
     __builtin_ia32_ldmxcsr(__builtin_ia32_stmxcsr() | 0x8040u); // FTZ and DAZ
@@ -54,8 +55,8 @@ static inline void vec_flush_denormals(void) {
 
 ALWAYS_INLINE Vec vec_load(const float* p) { return *(const VecUnaligned_*)p; }
 ALWAYS_INLINE void vec_store(float* p, Vec v) { *(VecUnaligned_*)p = v; }
-// A store past the caches; p is a multiple of the vector's size. Other threads see it after the next barrier: on x86 the locked
-// instruction of a barrier waits for such stores.
+// A store past the caches; p is a multiple of the vector's size. Other threads see it after the
+// next barrier: on x86 the locked instruction of a barrier waits for such stores.
 ALWAYS_INLINE void vec_stream(float* p, Vec v) {
 #if defined(__clang__)
     __builtin_nontemporal_store(v, (Vec*)(void*)p);
@@ -74,17 +75,19 @@ ALWAYS_INLINE Vec vec_all(float x) { // x in every lane
     return x - zero;
 }
 
-// For the innermost loops of products, with gcc. VEC_UNROLL unrolls the loop that follows. clang ignores it: clang would unroll a
-// function's loop before it is inlined and its trip count known, and the sums would stay in memory.
+// For the innermost loops of products, with gcc. VEC_UNROLL unrolls the loop that follows. clang
+// ignores it: clang would unroll a function's loop before it is inlined and its trip count known,
+// and the sums would stay in memory.
 #if defined(__GNUC__) && !defined(__clang__) && !defined(__CUDACC__)
 #define VEC_PRAGMA_(text) _Pragma(#text)
 #define VEC_UNROLL(times) VEC_PRAGMA_(GCC unroll times)
 #else
 #define VEC_UNROLL(times)
 #endif
-// sum += a * b. One instruction, so that the sum stays in its register and the factors in theirs: from plain C, gcc 12 makes
-// loads of a factor for each use, or overwrites factors and spills sums, in one copy of a loop and not in the next; clang 14
-// spills factors. The memory sanitizer, which takes what such an instruction sets for defined, gets plain C.
+// sum += a * b. One instruction, so that the sum stays in its register and the factors in theirs:
+// from plain C, gcc 12 makes loads of a factor for each use, or overwrites factors and spills sums,
+// in one copy of a loop and not in the next; clang 14 spills factors. The memory sanitizer, which
+// takes what such an instruction sets for defined, gets plain C.
 #if defined(__has_feature) // of clang
 #define VEC_MEMORY_SANITIZER_ __has_feature(memory_sanitizer)
 #else
@@ -164,11 +167,12 @@ ALWAYS_INLINE float vec_dot(const float* a, const float* b, int n) {
     return vec_hsum(sum) + rest;
 }
 
-// e^x lane by lane, relative error below 2e-7; below -87.3 it stays at 1.2e-38, above 88.3 at 2.2e38, NaN
-// stays NaN. e^x = 2^n e^r with n = round(x / ln 2), |r| <= ln(2)/2, and a polynomial of degree 6 (Chebyshev
-// nodes) for e^r.
+// e^x lane by lane, relative error below 2e-7; below -87.3 it stays at 1.2e-38, above 88.3 at
+// 2.2e38, NaN stays NaN. e^x = 2^n e^r with n = round(x / ln 2), |r| <= ln(2)/2, and a polynomial
+// of degree 6 (Chebyshev nodes) for e^r.
 ALWAYS_INLINE Vec vec_exp(Vec x) {
-    // adding it rounds to an integer n and leaves n + 127, the exponent field of 2^n, in the low bits
+    // adding it rounds to an integer n and leaves n + 127, the exponent field of 2^n, in the low
+    // bits
     const float round_magic = 12582912.0f + 127; // 1.5 2^23
     x = vec_max(vec_all(-87.3f), vec_min(vec_all(88.3f), x));
     const Vec shifted = x * 1.44269504f + round_magic;
@@ -186,9 +190,9 @@ ALWAYS_INLINE Vec vec_exp(Vec x) {
 
 #define LOG2_E 1.44269504f // e^x = 2^(x LOG2_E)
 
-// 2^x lane by lane, with AVX-512 in half the instructions of vec_exp: relative error below 3e-7 from -126 to 127. Below it is
-// between 0 and 1.2e-38, above between 1.7e38 and infinity; NaN stays NaN. 2^x = 2^n 2^f, and for 2^f the polynomial of degree 5
-// with the least relative error.
+// 2^x lane by lane, with AVX-512 in half the instructions of vec_exp: relative error below 3e-7
+// from -126 to 127. Below it is between 0 and 1.2e-38, above between 1.7e38 and infinity; NaN stays
+// NaN. 2^x = 2^n 2^f, and for 2^f the polynomial of degree 5 with the least relative error.
 ALWAYS_INLINE Vec vec_exp2(Vec x) {
 #if defined(X86_INTRINSICS) && defined(__AVX512DQ__)
     const Vec f = (Vec)_mm512_reduce_ps((__m512)x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC); // 0 <= f < 1

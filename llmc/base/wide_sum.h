@@ -1,9 +1,9 @@
 /*
-wide_sum.h -- sums of doubles with twice their digits, so that the order of the terms, and how they are cut into parts,
-does not show in the double that comes out.
+wide_sum.h -- sums of doubles with twice their digits, so that the order of the terms, and how they
+are cut into parts, does not show in the double that comes out.
 
-The rounding error of each addition is known exactly (Knuth's TwoSum) and added up apart: the result is off by about
-n^2 2^-106 of the sum of n terms of one sign. Neumaier, ZAMM 54, 1974.
+The rounding error of each addition is known exactly (Knuth's TwoSum) and added up apart: the result
+is off by about n^2 2^-106 of the sum of n terms of one sign. Neumaier, ZAMM 54, 1974.
 
 Also for kernels.
 */

@@ -1,14 +1,14 @@
 /*
 xxh64.h -- XXH64, a checksum of 64 bits: has a file changed since it was written?
 
-Four sums run side by side over stripes of 32 bytes and are mixed at the end. It finds accidents (a torn
-write, a bad disk, a truncated copy), not attacks. Why this one: 5 to 7 GB/s on one core without special
-instructions, so that checking costs little beside the disk, where a table-driven CRC or SHA-256 would be what
-one waits for; 64 bits, so that two files do not agree by accident; and anyone can check a file with the
-common tool xxh64sum, which prints the same 16 digits as %016llx.
+Four sums run side by side over stripes of 32 bytes and are mixed at the end. It finds accidents (a
+torn write, a bad disk, a truncated copy), not attacks. Why this one: 5 to 7 GB/s on one core
+without special instructions, so that checking costs little beside the disk, where a table-driven
+CRC or SHA-256 would be what one waits for; 64 bits, so that two files do not agree by accident; and
+anyone can check a file with the common tool xxh64sum, which prints the same 16 digits as %016llx.
 
-Algorithm: Y. Collet, "xxHash fast digest algorithm", doc/xxhash_spec.md in the xxHash distribution; seed 0.
-Little-endian machines only.
+Algorithm: Y. Collet, "xxHash fast digest algorithm", doc/xxhash_spec.md in the xxHash distribution;
+seed 0. Little-endian machines only.
 */
 #ifndef LLMC_XXH64_H
 #define LLMC_XXH64_H

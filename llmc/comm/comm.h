@@ -1,12 +1,13 @@
 /*
 comm.h -- who the processes of a run are, small messages between them, and a common shutdown.
 
-Everything but comm_expect, comm_progress, comm_alive and comm_fail is collective: all ranks call it, in the same
-order. With one process everything returns at once: no MPI, no thread, no socket. Messages go by MPI where it has
-started the processes (comm_mpi.h), else by TCP (comm_tcp.h).
+Everything but comm_expect, comm_progress, comm_alive and comm_fail is collective: all ranks call
+it, in the same order. With one process everything returns at once: no MPI, no thread, no socket.
+Messages go by MPI where it has started the processes (comm_mpi.h), else by TCP (comm_tcp.h).
 
-An error in any rank ends all of them: from comm_expect on, CHECK and die_usage end in comm_fail. A rank that waits
-longer than it should is ended by its watchdog, a thread that only looks at what comm_progress stored.
+An error in any rank ends all of them: from comm_expect on, CHECK and die_usage end in comm_fail. A
+rank that waits longer than it should is ended by its watchdog, a thread that only looks at what
+comm_progress stored.
 
 Only rank 0 prints: stdout of the others is /dev/null after comm_open. stderr stays.
 */
@@ -45,9 +46,10 @@ typedef struct {
     void* gpus; // groups of their GPUs that wait for the model (zero_connect); NULL: none
 } Comm;
 
-// What a rank is doing: it decides how long a rank may do that without progress. `timeout` or 5 times the longest
-// step, whichever is longer; ten times that in the first step, the setup and saves; COMM_FIRST has no limit: one rank
-// does what may take hours, like encoding text, and the others wait for it.
+// What a rank is doing: it decides how long a rank may do that without progress. `timeout` or 5
+// times the longest step, whichever is longer; ten times that in the first step, the setup and
+// saves; COMM_FIRST has no limit: one rank does what may take hours, like encoding text, and the
+// others wait for it.
 typedef enum {
     COMM_FIRST,
     COMM_SETUP,
@@ -59,9 +61,9 @@ typedef enum {
     COMM_SAVE
 } CommPhase;
 
-// Before anything can fail, from the environment alone: of an error that all ranks find, a wrong option for example,
-// rank 0 tells, and the others only if nothing has ended them soon after. Does nothing where size is 1. comm_open
-// follows with the same Comm.
+// Before anything can fail, from the environment alone: of an error that all ranks find, a wrong
+// option for example, rank 0 tells, and the others only if nothing has ended them soon after. Does
+// nothing where size is 1. comm_open follows with the same Comm.
 void comm_expect(Comm* c, CommPlace place);
 
 // Joins the others, and starts the watchdog.
@@ -92,13 +94,14 @@ size_t comm_min(Comm* c, size_t mine);
 // The number of the first rank that has one; 0: none has.
 int comm_first(Comm* c, int mine);
 
-// Ends all ranks unless they have the same hash: "the ranks disagree about `what`: `words` of rank 0 on ranks 0 2 3,
-// ...". Words longer than 95 bytes are cut; "": not printed.
+// Ends all ranks unless they have the same hash: "the ranks disagree about `what`: `words` of rank
+// 0 on ranks 0 2 3, ...". Words longer than 95 bytes are cut; "": not printed.
 void comm_agree(Comm* c, const char* what, uint64_t hash, const char* words);
 
 // ---- the watchdog and the end ----
 
-// For the watchdog: this rank is at something else than before. Cheap. `what` is a constant, "reduce of block 7".
+// For the watchdog: this rank is at something else than before. Cheap. `what` is a constant,
+// "reduce of block 7".
 void comm_progress(Comm* c, CommPhase phase, int64_t step, const char* what);
 
 // For the watchdog: this rank gets on with what it is at. Cheap.
@@ -108,7 +111,8 @@ void comm_alive(Comm* c);
 // stays where it is.
 void comm_saved(Comm* c, int64_t step, const char* directory);
 
-// Ends all ranks with this status. The message, whole lines, is printed once, with the rank. In any thread.
+// Ends all ranks with this status. The message, whole lines, is printed once, with the rank. In any
+// thread.
 __attribute__((noreturn)) void comm_fail(Comm* c, int status, const char* message);
 
 // ---- for comm_mpi.h and comm_tcp.h ----
@@ -164,7 +168,8 @@ enum {
     COMM_LIST_ = 8       // ranks or values that a message names, at most
 };
 
-// What the main thread stores and the watchdog reads, each by itself: no two need to belong together.
+// What the main thread stores and the watchdog reads, each by itself: no two need to belong
+// together.
 typedef struct {
     int phase;
     int64_t step; // -1: before the first
@@ -220,9 +225,10 @@ __attribute__((noreturn)) static void comm_abort_(const Comm* c, int status) {
     _exit(status);
 }
 
-// exit() calls this after what was registered since comm_open, which may be the removal of temporary files, and
-// before the handlers of MPI, which would wait for the others. MPI_Abort ends all ranks sooner than the exit of one
-// does, and with fewer words of the launcher. Without an error of ours it may be MPI that calls exit().
+// exit() calls this after what was registered since comm_open, which may be the removal of
+// temporary files, and before the handlers of MPI, which would wait for the others. MPI_Abort ends
+// all ranks sooner than the exit of one does, and with fewer words of the launcher. Without an
+// error of ours it may be MPI that calls exit().
 static void comm_at_exit_(void) {
     const Comm* c = (const Comm*)check_end.context;
     const CommState_* s = c ? comm_state_(c) : NULL;
@@ -235,8 +241,8 @@ static void comm_at_exit_(void) {
     }
 }
 
-// Ends all ranks. Those that find the same error wait, and are ended by rank 0's end; SIGTERM is how the launcher
-// does it.
+// Ends all ranks. Those that find the same error wait, and are ended by rank 0's end; SIGTERM is
+// how the launcher does it.
 __attribute__((noreturn)) static void comm_end_(Comm* c, int status, const char* message, const char* rank) {
     CommState_* s = comm_state_(c);
     if (__atomic_exchange_n(&s->failing, 1,
@@ -455,7 +461,8 @@ void comm_saved(Comm* c, int64_t step, const char* directory) {
 
 // ---- who is where ----
 
-// LLMC_NODES=n pretends that there are n machines: the ranks are dealt to them in blocks. 0: not given.
+// LLMC_NODES=n pretends that there are n machines: the ranks are dealt to them in blocks. 0: not
+// given.
 static int comm_pretended_nodes_(const Comm* c) {
     const char* text = getenv("LLMC_NODES");
     const int nodes = text ? atoi(text) : 0;

@@ -1,8 +1,8 @@
 /*
 comm_mpi.h -- comm.h by MPI: its messages, and bulk data on the CPU.
 
-Everything is collective: all ranks, of the Comm or of the Group, call it in the same order. With one process it
-returns at once. MPI is used where the program was built with it (HAVE_MPI).
+Everything is collective: all ranks, of the Comm or of the Group, call it in the same order. With
+one process it returns at once. MPI is used where the program was built with it (HAVE_MPI).
 
 Elements are fp32; there may be more of them than an int can count.
 
@@ -19,7 +19,8 @@ needs:   MPI, for more than one process; this is the only file that knows it
 extern "C" {
 #endif
 
-// Joins the ranks; they must be those that the launcher says. Sets engine, library and communicator.
+// Joins the ranks; they must be those that the launcher says. Sets engine, library and
+// communicator.
 void comm_mpi_open(Comm* c);
 
 // ---- bulk data on the CPU ----
@@ -36,7 +37,8 @@ void group_open(Group* g, Comm* c, int color, int key);
 
 void group_close(Group* g);
 
-// Piece j of send goes to rank j; piece i of recv is from rank i. Both (size, count); they do not overlap.
+// Piece j of send goes to rank j; piece i of recv is from rank i. Both (size, count); they do not
+// overlap.
 void group_all_to_all_cpu(float* recv, const float* send, size_t count, Group* g);
 
 // recv (size, count), send (count). In place: send = recv + rank * count.
@@ -92,7 +94,8 @@ static void comm_mpi_library_(char* library, size_t room) {
     }
 }
 
-// In another thread than the main one MPI may not be called; there the launcher notices the end of the process.
+// In another thread than the main one MPI may not be called; there the launcher notices the end of
+// the process.
 static void comm_mpi_abort_(const Comm* c, int status) {
     if (check_is_main_thread()) {
         MPI_Abort(comm_mpi_all_(c), status);
@@ -177,8 +180,8 @@ void group_close(Group* g) {
 
 enum { GROUP_CHUNK_ = 4 << 20 }; // elements of one message
 
-// Sends and receives one chunk of each piece, starting at element `begin`: MPI counts in int. Each rank starts with a
-// different peer, so that no rank gets all messages at once.
+// Sends and receives one chunk of each piece, starting at element `begin`: MPI counts in int. Each
+// rank starts with a different peer, so that no rank gets all messages at once.
 static void group_exchange_chunk_(float* recv, const float* send, size_t send_stride, size_t begin,
                                   size_t count, Group* g, MPI_Request* requests) {
     const int part = (int)(count - begin < GROUP_CHUNK_ ? count - begin : GROUP_CHUNK_);

@@ -1,17 +1,19 @@
 /*
 comm_nccl.cuh -- which GPU a process takes, and bulk data between the GPUs of a run, by NCCL.
 
-Everything but gpu_device_of_rank and group_gpu_check is collective: all ranks call it in the same order, in all streams
-together. What moves data is queued on `stream`, which may be captured: all ranks then replay it together. Counts are
-elements of `type` for each rank. recv and send do not overlap unless a comment says so.
+Everything but gpu_device_of_rank and group_gpu_check is collective: all ranks call it in the same
+order, in all streams together. What moves data is queued on `stream`, which may be captured: all
+ranks then replay it together. Counts are elements of `type` for each rank. recv and send do not
+overlap unless a comment says so.
 
     group_all_to_all      piece j of send goes to rank j, piece i of recv is from rank i; both (size, count)
     group_all_gather      recv (size, count), send (count). In place: send = recv + rank * count
     group_reduce_scatter  recv (count), piece `rank` of the sum of all ranks' send (size, count), added in the library's
                           order. In place: recv = send + rank * count
 
-With one process there is no communicator and NCCL is not initialized: data is copied where it has to be. NCCL is used
-where the program was built with it (HAVE_NCCL); without it there is one process.
+With one process there is no communicator and NCCL is not initialized: data is copied where it has
+to be. NCCL is used where the program was built with it (HAVE_NCCL); without it there is one
+process.
 
 needs:   NCCL 2.18, for more than one process
 */
@@ -109,8 +111,9 @@ static inline void group_gpu_find_library_(GroupGpu* g) {
     comm_agree(g->comm, "the version of NCCL", (uint64_t)version, g->library);
 }
 
-// Collective over c, with the device of the rank current. The communicator is a blocking one: every group of calls to
-// one that is not takes a thread of its own, and a process that hangs in here is ended by its watchdog anyway.
+// Collective over c, with the device of the rank current. The communicator is a blocking one: every
+// group of calls to one that is not takes a thread of its own, and a process that hangs in here is
+// ended by its watchdog anyway.
 static inline void group_gpu_open(GroupGpu* g, Comm* c) {
     const GroupGpu group = {c->rank, c->size, NULL, c, ""};
     *g = group;
@@ -150,7 +153,8 @@ static inline void group_gpu_close(GroupGpu* g) {
     }
 }
 
-// Ends all ranks if NCCL has noticed an error since: of the network or a peer. Cheap; not while a stream is captured.
+// Ends all ranks if NCCL has noticed an error since: of the network or a peer. Cheap; not while a
+// stream is captured.
 static inline void group_gpu_check(const GroupGpu* g) {
     if (g->communicator) {
         ncclResult_t error = ncclSuccess;

@@ -1,21 +1,23 @@
 /*
-comm_tcp.h -- comm.h by TCP, for processes that no MPI has started: those of torchrun, of srun without PMI, or started
-by hand. Their bulk data move by NCCL.
+comm_tcp.h -- comm.h by TCP, for processes that no MPI has started: those of torchrun, of srun
+without PMI, or started by hand. Their bulk data move by NCCL.
 
-A star: rank 0 listens, and every other rank keeps two connections to it. One is for messages, a few hundred bytes an
-update. The other one is silent until an end: a rank that ends with an error sends its exit status there, which rank 0
-passes on; of a killed one the system closes it. So the death of a process is noticed within a second, and that of a
-machine within 30 seconds, although nobody has to read or write.
+A star: rank 0 listens, and every other rank keeps two connections to it. One is for messages, a few
+hundred bytes an update. The other one is silent until an end: a rank that ends with an error sends
+its exit status there, which rank 0 passes on; of a killed one the system closes it. So the death of
+a process is noticed within a second, and that of a machine within 30 seconds, although nobody has
+to read or write.
 
-Where rank 0 listens is known to all (--init tcp), or stands in a file that it writes (--init fs), with a key that the
-others have to show, so that nobody joins by a file that an earlier run left. Who is of another job, has another
-number of processes, or a rank that is there already is refused by name. Strangers are sent away,
-and nobody waits for them: rank 0 hears all connections at once, and a whole hello has to come
-within two seconds.
+Where rank 0 listens is known to all (--init tcp), or stands in a file that it writes (--init fs),
+with a key that the others have to show, so that nobody joins by a file that an earlier run left.
+Who is of another job, has another number of processes, or a rank that is there already is refused
+by name. Strangers are sent away, and nobody waits for them: rank 0 hears all connections at once,
+and a whole hello has to come within two seconds.
 
-Why not by NCCL: messages are exchanged before the GPU is known, and while rank 0 works for hours and the others wait;
-they would wait in the order of the GPU's work; and NCCL does not say who has died. A star costs rank 0 size^2 times
-the bytes of a message: 64 ranks, 500 bytes, 2 MB an update. Several hundred ranks are better started by MPI.
+Why not by NCCL: messages are exchanged before the GPU is known, and while rank 0 works for hours
+and the others wait; they would wait in the order of the GPU's work; and NCCL does not say who has
+died. A star costs rank 0 size^2 times the bytes of a message: 64 ranks, 500 bytes, 2 MB an update.
+Several hundred ranks are better started by MPI.
 */
 #ifndef LLMC_COMM_TCP_H
 #define LLMC_COMM_TCP_H
@@ -677,8 +679,8 @@ static CommTcpHello comm_tcp_hello_(const Comm* c, const CommMeeting* m, uint64_
     return hello;
 }
 
-// Says hello to whoever listens. Returns whether that is rank 0 and lets this one in; else the reason. What another try
-// cannot mend ends the program.
+// Says hello to whoever listens. Returns whether that is rank 0 and lets this one in; else the
+// reason. What another try cannot mend ends the program.
 static int comm_tcp_greet_(int fd, const CommMeeting* m, const CommTcpHello* hello, CommTcpAnswer_* answer,
                            double limit_s, char reason[COMM_TCP_WORDS_]) {
     errno = 0;
@@ -757,7 +759,8 @@ static int comm_tcp_join_line_(Comm* c, const CommMeeting* m, int line, double l
 
 // ---- messages ----
 
-// The other rank is gone. The watchdog knows why, and ends the program; where it does not, this does.
+// The other rank is gone. The watchdog knows why, and ends the program; where it does not, this
+// does.
 __attribute__((noreturn)) static void comm_tcp_lost_(const Comm* c, int rank) {
     const int reason = errno;
     const CommTcpPeer_* peer = &comm_tcp_(c)->peers[rank];

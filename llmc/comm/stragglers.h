@@ -1,9 +1,10 @@
 /*
-stragglers.h -- finds the process that is slower than the others: all of them wait for it in every step.
+stragglers.h -- finds the process that is slower than the others: all of them wait for it in every
+step.
 
-What is compared is each process's time for a token in forward passes, in which nobody waits for others. Slow is who
-takes 20 % longer than the median for 50 steps in a row. Each is named once. All processes see the same numbers, so all find
-the same.
+What is compared is each process's time for a token in forward passes, in which nobody waits for
+others. Slow is who takes 20 % longer than the median for 50 steps in a row. Each is named once. All
+processes see the same numbers, so all find the same.
 */
 #ifndef LLMC_STRAGGLERS_H
 #define LLMC_STRAGGLERS_H
@@ -22,8 +23,8 @@ void stragglers_open(Stragglers* p, int size);
 
 void stragglers_close(Stragglers* p);
 
-// Once a step: seconds (size), each process's time for a token; 0: unknown. Returns the process that is to be named now, or
-// -1; sets *ratio to its time as a multiple of the median.
+// Once a step: seconds (size), each process's time for a token; 0: unknown. Returns the process
+// that is to be named now, or -1; sets *ratio to its time as a multiple of the median.
 int stragglers_add(Stragglers* p, const double* seconds, double* ratio);
 
 #ifdef __cplusplus

@@ -1,19 +1,20 @@
 /*
-compressed_file.h -- the bytes of a file, unpacked while they are read: gzip (.gz), Zstandard (.zst), or as it is.
+compressed_file.h -- the bytes of a file, unpacked while they are read: gzip (.gz), Zstandard
+(.zst), or as it is.
 
     CompressedFile file;
     int ok = packed_open(&file, "a.jsonl.gz", error);
     while (ok && (ok = packed_read(&file, buffer, sizeof(buffer), &got)) && got > 0) { ... }
     packed_close(&file);
 
-What packs a file is told by the end of its name; "-" is standard input, as it is. Several members of gzip or
-frames of Zstandard behind each other are one file. A file that ends inside of one is truncated: an error, as
-are damaged data, a wrong checksum, and anything else behind the last member but zeros behind one of gzip,
-which tapes and disks are filled up with. Memory does not depend on the
-file, but for Zstandard's window, which the file chooses (2 GiB at most).
+What packs a file is told by the end of its name; "-" is standard input, as it is. Several members
+of gzip or frames of Zstandard behind each other are one file. A file that ends inside of one is
+truncated: an error, as are damaged data, a wrong checksum, and anything else behind the last member
+but zeros behind one of gzip, which tapes and disks are filled up with. Memory does not depend on
+the file, but for Zstandard's window, which the file chooses (2 GiB at most).
 
-Functions return 0 with the message in `error` (of ERROR_BYTES, the caller's, who keeps it as long as the
-file).
+Functions return 0 with the message in `error` (of ERROR_BYTES, the caller's, who keeps it as long
+as the file).
 */
 #ifndef LLMC_COMPRESSED_FILE_H
 #define LLMC_COMPRESSED_FILE_H
@@ -55,7 +56,8 @@ int packed_open(CompressedFile* file, const char* path, char* error);
 
 void packed_close(CompressedFile* file);
 
-// Sets the next bytes of the unpacked file and *got to their number: `bytes`, unless the file ends before.
+// Sets the next bytes of the unpacked file and *got to their number: `bytes`, unless the file ends
+// before.
 int packed_read(CompressedFile* file, void* buffer, size_t bytes, size_t* got);
 
 // Steps over as many bytes of the unpacked file. It is an error if the file ends before.

@@ -1,26 +1,28 @@
 /*
-dataloader.h -- the order in which a run reads its rows, and the batches made of them, ahead of time.
+dataloader.h -- the order in which a run reads its rows, and the batches made of them, ahead of
+time.
 
-The sequences of a run are p = 0, 1, 2, ... Sequence p is row number j of a source (mixture.h), counted over
-the source's epochs of S rows; with e = j / S and i = j mod S it is
+The sequences of a run are p = 0, 1, 2, ... Sequence p is row number j of a source (mixture.h),
+counted over the source's epochs of S rows; with e = j / S and i = j mod S it is
 
     row i                              in order
     row permute_e(i)                   shuffled, by a bijection for each epoch
     row permute_e(i / G) G + i mod G   shuffled, PACK_UNIFORM: groups of G rows of about the same length stay
                                        together; the rows of a last, short group end the epoch
 
-Any p is found in O(1), so a run can resume anywhere. An update takes the next S sequences, in micro-batches of B
-and a last one that may be smaller; micro-batch k is that of process k mod n in micro-step k div n. In the last
-micro-step some processes may have none: a batch of no sequences. So the sequences of an update depend on neither B
-nor n.
+Any p is found in O(1), so a run can resume anywhere. An update takes the next S sequences, in
+micro-batches of B and a last one that may be smaller; micro-batch k is that of process k mod n in
+micro-step k div n. In the last micro-step some processes may have none: a batch of no sequences. So
+the sequences of an update depend on neither B nor n.
 
-A batch is T tokens wide. With PACK_DYNAMIC and PACK_UNIFORM that is the length of its longest row, rounded up
-to a multiple of 8, with the others the T that the rows were made for.
+A batch is T tokens wide. With PACK_DYNAMIC and PACK_UNIFORM that is the length of its longest row,
+rounded up to a multiple of 8, with the others the T that the rows were made for.
 
-A thread fills the next batches while the caller works on one. `wait_s` is the time the caller waited for it.
+A thread fills the next batches while the caller works on one. `wait_s` is the time the caller
+waited for it.
 
-If somebody writes to a file meanwhile, so that it becomes shorter or has a token that is not below V, the
-batch that found it and all later ones have zeros for tokens, and dataloader_error says why.
+If somebody writes to a file meanwhile, so that it becomes shorter or has a token that is not below
+V, the batch that found it and all later ones have zeros for tokens, and dataloader_error says why.
 */
 #ifndef LLMC_DATALOADER_H
 #define LLMC_DATALOADER_H
@@ -93,14 +95,15 @@ typedef struct {
 
 // ---- the interface ----
 
-// `sources` are packed (mixture_pack) and closed after the loader; the loader stays where it is until it is
-// closed.
+// `sources` are packed (mixture_pack) and closed after the loader; the loader stays where it is
+// until it is closed.
 void dataloader_open(Dataloader* loader, const DataSources* sources, DataloaderSettings settings);
 
 // The next update starts at sequence p of the run, counted over epochs.
 void dataloader_seek(Dataloader* loader, uint64_t sequence);
 
-// The next micro-batch of this process: at most B sequences, maybe none; an epoch may end among them.
+// The next micro-batch of this process: at most B sequences, maybe none; an epoch may end among
+// them.
 Batch dataloader_next(Dataloader* loader);
 
 // NULL, or one line: why the last batch, or an earlier one, has zeros for tokens.
@@ -292,8 +295,8 @@ static void* dataloader_run_(void* loader_) {
     return NULL;
 }
 
-// Starts the thread with all signals blocked, because the main thread handles them; except the one that its
-// own reads may raise.
+// Starts the thread with all signals blocked, because the main thread handles them; except the one
+// that its own reads may raise.
 static void dataloader_start_(Dataloader* loader) {
     sigset_t all, before;
     sigfillset(&all);

@@ -12,19 +12,19 @@ The name of a file decides its format, unless options.format sets one for all:
     jsonl      .jsonl .ndjson         one document a line: the string options.field of an object
     parquet    .parquet               one document a row: the string column options.field
 
-text and JSON also compressed, with .gz or .zst appended (compressed_file.h); "-" is standard input. Documents
-without text are left out, as are empty lines and fields that are null. With TEXT_BY_NAME, names of tables,
-archives and the like are refused, and so is a plain file with a zero byte in its first 64 KiB: text has none.
-The byte-order mark of UTF-8 at the start of a file is skipped, and the first one is said; a file
-that is UTF-16 by its mark is refused, except with TEXT_PLAIN.
+text and JSON also compressed, with .gz or .zst appended (compressed_file.h); "-" is standard input.
+Documents without text are left out, as are empty lines and fields that are null. With TEXT_BY_NAME,
+names of tables, archives and the like are refused, and so is a plain file with a zero byte in its
+first 64 KiB: text has none. The byte-order mark of UTF-8 at the start of a file is skipped, and the
+first one is said; a file that is UTF-16 by its mark is refused, except with TEXT_PLAIN.
 
-A block has about options.block_bytes of text, or, if there is no place to divide it, at most a few times
-BPE_MAX_PIECE. `documents` are the offsets at which documents start, ascending; without one at 0, the block
-continues the last document of the block before. A document is divided only where its tokens are those of its
-parts (bpe_last_cut).
+A block has about options.block_bytes of text, or, if there is no place to divide it, at most a few
+times BPE_MAX_PIECE. `documents` are the offsets at which documents start, ascending; without one at
+0, the block continues the last document of the block before. A document is divided only where its
+tokens are those of its parts (bpe_last_cut).
 
-The start of a block is a TextPosition. A newly opened source can continue from there (documents_seek),
-perhaps in blocks of other lengths, but with the same tokens.
+The start of a block is a TextPosition. A newly opened source can continue from there
+(documents_seek), perhaps in blocks of other lengths, but with the same tokens.
 
 Memory: two blocks, and with jsonl and separators the longest document (of 1 GiB at most).
 */
@@ -127,14 +127,14 @@ int documents_is_text(const char* path, char* error);
 // Whether a file is text from its first byte to its last, by its name.
 int documents_is_plain(const char* path);
 
-// Bytes of all files that were read or stepped over, as they are on the disk; of a Parquet file, what its
-// rows are on average.
+// Bytes of all files that were read or stepped over, as they are on the disk; of a Parquet file,
+// what its rows are on average.
 uint64_t documents_read_bytes(const Documents* source);
 
 // ---- blocks ----
 
-// Sets the next block, which is empty memory at first and used again afterwards: 1, 0 if there is no more
-// text, -1 with source->error. text_block_close frees it.
+// Sets the next block, which is empty memory at first and used again afterwards: 1, 0 if there is
+// no more text, -1 with source->error. text_block_close frees it.
 int documents_next(Documents* source, TextBlock* block);
 
 // ---- the whole ----
@@ -143,11 +143,12 @@ int documents_next(Documents* source, TextBlock* block);
 void documents_open(Documents* source, const TextOptions* options, const char* const* paths,
                     uint64_t num_files);
 
-// Opens each file that can be read twice and looks at its beginning, so that what cannot be read, or is no
-// text, shows before any work. Returns 0 with source->error if there is one.
+// Opens each file that can be read twice and looks at its beginning, so that what cannot be read,
+// or is no text, shows before any work. Returns 0 with source->error if there is one.
 int documents_check(Documents* source);
 
-// Goes to where a block of the same files began. Returns 0 with source->error if the file is shorter now.
+// Goes to where a block of the same files began. Returns 0 with source->error if the file is
+// shorter now.
 int documents_seek(Documents* source, TextPosition position);
 
 void documents_close(Documents* source);
@@ -382,8 +383,8 @@ static int text_row_(Documents* source, const char** row, size_t* bytes) {
     return more;
 }
 
-// Takes the next record off the window: 1, 0 at the end of the file, -1 after an error. The record is the
-// caller's to change, until the next one is taken.
+// Takes the next record off the window: 1, 0 at the end of the file, -1 after an error. The record
+// is the caller's to change, until the next one is taken.
 static int text_cut_record_(Documents* source, char** record, size_t* bytes) {
     const char* delimiter = source->format == TEXT_PLAIN ? source->options.separator : "\n";
     const size_t delimiter_bytes = strlen(delimiter);
@@ -476,7 +477,8 @@ static int text_json_document_(Documents* source, char* line, size_t bytes) {
 
 // ---- documents ----
 
-// The next record of the open file, whatever is in it: 1, 0 at the end of the file, -1 after an error.
+// The next record of the open file, whatever is in it: 1, 0 at the end of the file, -1 after an
+// error.
 static int text_record_(Documents* source) {
     char* record = NULL;
     if (source->format == TEXT_PARQUET) {
@@ -550,7 +552,8 @@ static int text_append_record_(Documents* source, TextBlock* block, size_t room)
     return 1;
 }
 
-// Appends up to `room` bytes of the next document: 1, 0 at the end of the last file, -1 after an error.
+// Appends up to `room` bytes of the next document: 1, 0 at the end of the last file, -1 after an
+// error.
 static int text_append_(Documents* source, TextBlock* block, size_t room) {
     block->text = (char*)check_reserve(block->text, &block->text_room, block->bytes + room, 1, "text");
     for (;;) {

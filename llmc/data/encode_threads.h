@@ -4,14 +4,15 @@ caller.
 
     reader thread  ->  blocks of text  ->  encoders, one a thread  ->  ids, in order  ->  sink, in the caller
 
-The ids are an end-of-text token before each document, and the document's own. They do not depend on the
-number of threads, nor on how the documents are divided into blocks (documents.h). What the pipeline holds
-at a time is 2 * threads + 2 blocks with their ids, whatever the files hold.
+The ids are an end-of-text token before each document, and the document's own. They do not depend on
+the number of threads, nor on how the documents are divided into blocks (documents.h). What the
+pipeline holds at a time is 2 * threads + 2 blocks with their ids, whatever the files hold.
 
-pipeline_train counts pieces instead, to train a vocabulary: the same pipeline with a BpeTrainer's threads,
-and blocks without ids.
+pipeline_train counts pieces instead, to train a vocabulary: the same pipeline with a BpeTrainer's
+threads, and blocks without ids.
 
-A sink takes the blocks one after another in the order of the input. It returns 0 to end the run early.
+A sink takes the blocks one after another in the order of the input. It returns 0 to end the run
+early.
 */
 #ifndef LLMC_ENCODE_THREADS_H
 #define LLMC_ENCODE_THREADS_H
@@ -37,13 +38,14 @@ typedef int (*TokenSink)(void* context, const TokenBlock* block);
 
 // ---- encoding ----
 
-// Runs the source to its end, or until the sink returns 0, with the given number of encoders. Returns 0 with
-// source->error after an error, when the sink has got all blocks before it.
+// Runs the source to its end, or until the sink returns 0, with the given number of encoders.
+// Returns 0 with source->error after an error, when the sink has got all blocks before it.
 int pipeline_run(Documents* source, const Bpe* bpe, int threads, TokenSink sink, void* context);
 
 // ---- training ----
 
-// The same, but adds the pieces of all documents to the trainer, on as many threads as it was opened for.
+// The same, but adds the pieces of all documents to the trainer, on as many threads as it was
+// opened for.
 int pipeline_train(Documents* source, BpeTrainer* trainer, TokenSink sink, void* context);
 
 #ifdef __cplusplus
@@ -71,8 +73,8 @@ typedef struct {
 // What a thread does to a block; `tool` is its own.
 typedef void (*PipelineWork_)(PipelineSlot_* slot, void* tool);
 
-// Block number n is in slot n % num_slots. Blocks below `sunk` are done, those below `taken` with a worker
-// or done, those below `read` have text.
+// Block number n is in slot n % num_slots. Blocks below `sunk` are done, those below `taken` with a
+// worker or done, those below `read` have text.
 typedef struct {
     Documents* source;
     PipelineWork_ work;

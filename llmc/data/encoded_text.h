@@ -1,20 +1,20 @@
 /*
 encoded_text.h -- text as the data of a run: encoded once, by all cores, into shards that are kept.
 
-A list of sources (mixture.h) that names text becomes one that names shards, with the same weights. Those of
-a source are
+A list of sources (mixture.h) that names text becomes one that names shards, with the same weights.
+Those of a source are
 
     DIRECTORY/<key>_train_000000.bin, ...     its tokens, each document after an end-of-text token
     DIRECTORY/<key>.json                      their sizes and checksums, written last
 
-where the key is a checksum of all that the tokens depend on: the vocabulary, the separator, the names and
-the contents of the files (file_fingerprint). A run that finds its shards whole takes them. What has changed,
-on either side, is encoded again, and the shards of what the source was before are removed. All shards are
-read for their checksums at every start: at 5 GB/s that is not what the start waits for, which reads them
-anyway to check their tokens.
+where the key is a checksum of all that the tokens depend on: the vocabulary, the separator, the
+names and the contents of the files (file_fingerprint). A run that finds its shards whole takes
+them. What has changed, on either side, is encoded again, and the shards of what the source was
+before are removed. All shards are read for their checksums at every start: at 5 GB/s that is not
+what the start waits for, which reads them anyway to check their tokens.
 
-Without a directory of the run's own, the shards are in a temporary one. It is removed as soon as they are
-mapped, and by whatever ends the program before, but for a signal that kills at once.
+Without a directory of the run's own, the shards are in a temporary one. It is removed as soon as
+they are mapped, and by whatever ends the program before, but for a signal that kills at once.
 */
 #ifndef LLMC_ENCODED_TEXT_H
 #define LLMC_ENCODED_TEXT_H
@@ -55,19 +55,20 @@ void encoded_text_make_temporary(char path[PATH_MAX]);
 
 // ---- separators ----
 
-// Text that is read as bytes: says so, once for a source, if one of its files seems to have a separator.
+// Text that is read as bytes: says so, once for a source, if one of its files seems to have a
+// separator.
 void encoded_text_warn(FILE* screen, const DataSources* sources);
 
 // ---- shards ----
 
-// The list of shards for a list of text, encoded now where they are not kept. The caller, who has the lock of
-// the directory, frees it. With TEXT_DATA_FIND, NULL if some are not kept.
+// The list of shards for a list of text, encoded now where they are not kept. The caller, who has
+// the lock of the directory, frees it. With TEXT_DATA_FIND, NULL if some are not kept.
 char* encoded_text_shards(const EncodedText* text, const char* list);
 
 // ---- vocabularies ----
 
-// Trains a vocabulary of vocab_size ids on all sources of the list, whatever their weights. `text` needs no
-// vocabulary and no directory.
+// Trains a vocabulary of vocab_size ids on all sources of the list, whatever their weights. `text`
+// needs no vocabulary and no directory.
 void encoded_text_train(Bpe* bpe, const EncodedText* text, const char* list, int vocab_size);
 
 // ---- bytes ----
@@ -78,8 +79,8 @@ int encoded_text_is_plain(const char* list);
 
 // ---- verifying ----
 
-// Checks every file of a list, a line each: shards by tokens_verify_file, text by reading it to its end.
-// Returns how many are bad. `text` needs no vocabulary and no directory.
+// Checks every file of a list, a line each: shards by tokens_verify_file, text by reading it to its
+// end. Returns how many are bad. `text` needs no vocabulary and no directory.
 int encoded_text_verify(FILE* out, const char* list, TokensFormat format, int vocab_size,
                         const EncodedText* text);
 
@@ -405,8 +406,8 @@ static int encoded_text_is_ours_(const char* file, char key[TEXT_DATA_KEY_DIGITS
            (sscanf(rest, "_train_%6llu.bin%n", &number, &length) == 1 && length > 0 && !rest[length]);
 }
 
-// Whether nobody takes the files of this key any more: they were made of what the source was before, or never
-// finished.
+// Whether nobody takes the files of this key any more: they were made of what the source was
+// before, or never finished.
 static int encoded_text_is_old_(const EncodedText* text, const char* key, const char* source) {
     TextKept_ kept;
     char json[PATH_MAX], name[TEXT_DATA_KEY_DIGITS_ + 8];
@@ -417,8 +418,8 @@ static int encoded_text_is_old_(const EncodedText* text, const char* key, const 
     return old;
 }
 
-// Removes all that is older than the shards of this key. A .json that is met before its shards makes them
-// unfinished ones.
+// Removes all that is older than the shards of this key. A .json that is met before its shards
+// makes them unfinished ones.
 static void encoded_text_remove_old_(const EncodedText* text, const char* source, const char* key) {
     struct dirent** entries;
     const int count = scandir(text->directory, &entries, NULL, alphasort);
@@ -489,8 +490,8 @@ static void encoded_text_write_(TextReading_* reading, const char* json) {
     encoded_text_finish_(reading, json);
 }
 
-// Sets prefix (PATH_MAX) to the prefix of a source's shards, which are encoded if they are not kept. Returns
-// whether there are any.
+// Sets prefix (PATH_MAX) to the prefix of a source's shards, which are encoded if they are not
+// kept. Returns whether there are any.
 static int encoded_text_encode_(const EncodedText* text, const char* name, char* prefix) {
     glob_t files = tokens_list(name);
     TextReading_ reading;
@@ -606,8 +607,8 @@ int encoded_text_is_plain(const char* list) {
 
 // ---- verifying ----
 
-// Reads a text file to its end and counts its contents. Returns 0 with the reason in `error` if it is not
-// sound.
+// Reads a text file to its end and counts its contents. Returns 0 with the reason in `error` if it
+// is not sound.
 static int encoded_text_read_through_(const char* path, const TextOptions* options, size_t* documents,
                                       size_t* bytes, char* error) {
     Documents source;

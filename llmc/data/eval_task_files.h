@@ -10,9 +10,9 @@ eval_task_files.h -- tasks (eval_tasks.h) from files. The contents of a file dec
       schema          {"context_options": [...], "continuation": ..., "gold": 1}    the contexts differ
       continuations   {"context": ..., "continuation": ...}
 
-The last three are those of DCLM. Context and ending are encoded each for itself. One blank stands between them and
-belongs to the ending; HellaSwag's are taken as they are, a blank between them. No blank follows a line break. An empty
-context is the end-of-text token.
+The last three are those of DCLM. Context and ending are encoded each for itself. One blank stands
+between them and belongs to the ending; HellaSwag's are taken as they are, a blank between them. No
+blank follows a line break. An empty context is the end-of-text token.
 
 A file that is not as it should be ends the program, with its line, or the number of the example.
 */

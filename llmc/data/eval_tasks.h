@@ -1,16 +1,16 @@
 /*
-eval_tasks.h -- tasks that a model is evaluated on: documents whose last tokens are scored, packed into rows, and what
-their losses say.
+eval_tasks.h -- tasks that a model is evaluated on: documents whose last tokens are scored, packed
+into rows, and what their losses say.
 
     choice          an example is several documents, a context and an ending each: the model chooses the ending with
                     the least loss
     continuation    an example is one document: the model is right if each scored token is the most likely one
     text            windows of a long text, each scored where the windows before it ended: a loss per token
 
-A row holds whole documents, one behind the other, in the order of the file: attention stays within a document, and
-positions count from its start. So a document has the losses that it would have alone, and rows depend neither on the
-batch nor on the number of processes. A document of n tokens takes n - 1 places of a row: the last token is only a
-target.
+A row holds whole documents, one behind the other, in the order of the file: attention stays within
+a document, and positions count from its start. So a document has the losses that it would have
+alone, and rows depend neither on the batch nor on the number of processes. A document of n tokens
+takes n - 1 places of a row: the last token is only a target.
 
     acc         the sum of the losses of an ending decides      acc_norm    their mean per token
     acc_bytes   their mean per byte; a blank before the ending is not counted
@@ -63,7 +63,8 @@ typedef struct {
     size_t num_rows, row_room;
 } Task;
 
-// Of a document: the sum of the losses of its scored tokens, nats, and how many of them were not the most likely token.
+// Of a document: the sum of the losses of its scored tokens, nats, and how many of them were not
+// the most likely token.
 typedef struct {
     double nats, missed;
 } TaskResult;
@@ -91,16 +92,17 @@ void task_close(Task* task);
 // Room for `count` more tokens behind the last one: where they go.
 int* task_begin(Task* task, size_t count);
 
-// A document of the next `length` tokens, at least one more than `scored`, which is at most T. If it is too long for a
-// row, its first tokens are left out. `tokenizer` counts its bytes, unless NULL.
+// A document of the next `length` tokens, at least one more than `scored`, which is at most T. If
+// it is too long for a row, its first tokens are left out. `tokenizer` counts its bytes, unless
+// NULL.
 void task_add(Task* task, size_t length, int scored, const Tokenizer* tokenizer);
 
 // An example of the last `count` documents; `gold` is the number of the right one.
 void task_example(Task* task, int count, int gold);
 
-// The documents of a text, which is the next `count` tokens: windows of up to T tokens and their targets. Each scores
-// the `stride` targets behind those of the one before; the first scores all of its targets. The first token of the text
-// is no target.
+// The documents of a text, which is the next `count` tokens: windows of up to T tokens and their
+// targets. Each scores the `stride` targets behind those of the one before; the first scores all of
+// its targets. The first token of the text is no target.
 void task_windows(Task* task, size_t count, int stride, const Tokenizer* tokenizer);
 
 // Makes the rows; after the last document.
@@ -108,12 +110,13 @@ void task_pack(Task* task);
 
 // ---- evaluating ----
 
-// Sets inputs, targets and starts (T each) of a row. Targets that are not scored are -1; starts: the place of the first
-// token of each token's document. Padding is a document of its own, token by token.
+// Sets inputs, targets and starts (T each) of a row. Targets that are not scored are -1; starts:
+// the place of the first token of each token's document. Padding is a document of its own, token by
+// token.
 void task_fill(const Task* task, size_t row, int* inputs, int* targets, int* starts);
 
-// Sets the results of the documents of a row from the losses of its targets; is_top (T): whether each target was the
-// most likely token, NULL: unknown. `results` are those of all documents.
+// Sets the results of the documents of a row from the losses of its targets; is_top (T): whether
+// each target was the most likely token, NULL: unknown. `results` are those of all documents.
 void task_collect(const Task* task, size_t row, const float* losses, const int* is_top, TaskResult* results);
 
 TaskScore task_score(const Task* task, const TaskResult* results);
@@ -167,7 +170,8 @@ int* task_begin(Task* task, size_t count) {
     return task->tokens + task->num_tokens;
 }
 
-// Bytes of the scored tokens. The blank before an ending to choose only separates it from its context.
+// Bytes of the scored tokens. The blank before an ending to choose only separates it from its
+// context.
 static int task_bytes_(const Task* task, const TaskDocument* document, const Tokenizer* tokenizer) {
     const int* scored = task->tokens + document->first + document->length - document->scored;
     int bytes = 0, length;

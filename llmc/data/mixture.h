@@ -1,15 +1,16 @@
 /*
 mixture.h -- the data of a run: one source of rows, or several, mixed by weight.
 
-A list names files and patterns, separated by commas. Without weights they are one source. With weights
-(A*.bin:0.7,B*.bin:0.3; positive decimals, brought to a sum of 1) each item is a source of its own. Sequence p
-of the run is then row number j of source s, counted over that source's epochs; (s, j) is found at once for
-any p. After n sequences source s has given less than one more and less than one fewer than n w_s, for all n.
+A list names files and patterns, separated by commas. Without weights they are one source. With
+weights (A*.bin:0.7,B*.bin:0.3; positive decimals, brought to a sum of 1) each item is a source of
+its own. Sequence p of the run is then row number j of source s, counted over that source's epochs;
+(s, j) is found at once for any p. After n sequences source s has given less than one more and less
+than one fewer than n w_s, for all n.
 
-The order repeats after `cycle` sequences, the smallest number that gives every source a whole number of them,
-so that this is exact for ever. Inside of a cycle the next turn goes to the source that must have one soonest,
-of those that it would not give too much: that always works (R. Tijdeman, "The chairman assignment problem",
-Discrete Mathematics 32, 1980).
+The order repeats after `cycle` sequences, the smallest number that gives every source a whole
+number of them, so that this is exact for ever. Inside of a cycle the next turn goes to the source
+that must have one soonest, of those that it would not give too much: that always works (R.
+Tijdeman, "The chairman assignment problem", Discrete Mathematics 32, 1980).
 */
 #ifndef LLMC_MIXTURE_H
 #define LLMC_MIXTURE_H
@@ -74,8 +75,8 @@ void mixture_rename(DataSources* sources, const char* text);
 void mixture_open_memory(DataSources* sources, const uint16_t* tokens, size_t count, int vocab_size,
                          const char* name);
 
-// Takes the validation data from the end of each source, not yet packed (tokens_split_tail). `tail` is closed
-// first.
+// Takes the validation data from the end of each source, not yet packed (tokens_split_tail). `tail`
+// is closed first.
 void mixture_split_tail(DataSources* sources, DataSources* tail, int T);
 
 // Makes the rows of all sources (rows_open). `sources` stays where it is from now on.
@@ -88,14 +89,15 @@ void mixture_close(DataSources* sources);
 // The source of sequence p, and how many of that source came before.
 int mixture_find(const DataSources* sources, uint64_t p, uint64_t* j);
 
-// Sequences until the first source has given all of its rows: an epoch of one, and of a mixture all that is
-// new.
+// Sequences until the first source has given all of its rows: an epoch of one, and of a mixture all
+// that is new.
 uint64_t mixture_epoch(const DataSources* sources);
 
 // The largest token of all sources.
 int mixture_largest_token(const DataSources* sources);
 
-// A line for each source if there are several, or if they are packed. `sequences` are those of the run.
+// A line for each source if there are several, or if they are packed. `sequences` are those of the
+// run.
 void mixture_print(FILE* file, const DataSources* sources, uint64_t sequences);
 
 #ifdef __cplusplus
@@ -118,8 +120,8 @@ void mixture_print(FILE* file, const DataSources* sources, uint64_t sequences);
 
 // ---- the list ----
 
-// Reads "0.7": the weight in millionths; 0 if it is no positive decimal of at most six digits before and six
-// after the point.
+// Reads "0.7": the weight in millionths; 0 if it is no positive decimal of at most six digits
+// before and six after the point.
 static uint64_t mixture_read_weight_(const char* text) {
     const size_t whole = strspn(text, "0123456789");
     const char* fraction = text[whole] == '.' ? text + whole + 1 : "";
@@ -138,7 +140,8 @@ static uint64_t mixture_read_weight_(const char* text) {
     return value;
 }
 
-// Takes the weight off an item of the list; 0 if it has none. What is no number is part of the name.
+// Takes the weight off an item of the list; 0 if it has none. What is no number is part of the
+// name.
 static uint64_t mixture_take_weight_(char* item) {
     char* colon = strrchr(item, ':');
     const int is_name = colon && colon > item && colon[-1] == '\\'; // A\:5 is a file
@@ -155,8 +158,9 @@ static uint64_t mixture_take_weight_(char* item) {
     return weight;
 }
 
-// Cuts a list into names and weights, both of SOURCES_MAX_; the names point into `list`, which is changed.
-// Returns their number; a list without weights (`text`, the same) is one name, with weight 1.
+// Cuts a list into names and weights, both of SOURCES_MAX_; the names point into `list`, which is
+// changed. Returns their number; a list without weights (`text`, the same) is one name, with weight
+// 1.
 static int mixture_cut_list_(char* list, const char* text, const char* names[SOURCES_MAX_],
                              uint64_t weights[SOURCES_MAX_]) {
     char *next = list, *item;

@@ -1,10 +1,10 @@
 /*
 packing.h -- how documents become the rows that a run reads.
 
-A stream of N tokens consists of documents: one starts at its first token, and one at each end-of-text token
-or, in files with an index, where the index says. If a stream is only a part of its files, as validation data
-are, then a part of a document counts as a document. A row is up to T tokens, each with a target, the token
-that follows it in the stream:
+A stream of N tokens consists of documents: one starts at its first token, and one at each
+end-of-text token or, in files with an index, where the index says. If a stream is only a part of
+its files, as validation data are, then a part of a document counts as a document. A row is up to T
+tokens, each with a target, the token that follows it in the stream:
 
     stream    row k is the tokens [k T, (k+1) T), across document boundaries.
     aligned   T tokens from the start of a document, continuing into the following ones. If the row ends
@@ -18,11 +18,13 @@ that follows it in the stream:
     dynamic   the same rows, in batches as long as their longest row (dataloader.h).
     uniform   the same rows sorted by length, for batches of rows of similar length.
 
-In the last four every token is in exactly one row. The target of a document's last token is the end of text
-that follows it in the stream; if something else follows, there is no target. A row shorter than T is padded:
-the end-of-text token, with target -1. A piece without any target (one last token) is left out.
+In the last four every token is in exactly one row. The target of a document's last token is the end
+of text that follows it in the stream; if something else follows, there is no target. A row shorter
+than T is padded: the end-of-text token, with target -1. A piece without any target (one last token)
+is left out.
 
-Row k of R is found in O(1), by a table of the pieces (8 bytes each) that is made when the rows are opened.
+Row k of R is found in O(1), by a table of the pieces (8 bytes each) that is made when the rows are
+opened.
 */
 #ifndef LLMC_PACKING_H
 #define LLMC_PACKING_H
@@ -74,8 +76,8 @@ enum { BESTFIT_WINDOW = 1 << 16 }; // documents
 
 // ---- rows ----
 
-// `stream` must stay as it is. `eot` is the end-of-text token, also used as padding. Documents are searched
-// for only if they are needed: for packing or for a mask.
+// `stream` must stay as it is. `eot` is the end-of-text token, also used as padding. Documents are
+// searched for only if they are needed: for packing or for a mask.
 void rows_open(Rows* rows, const TokenStream* stream, Packing pack, int T, int eot, DocumentMask mask);
 
 void rows_close(Rows* rows);
@@ -83,13 +85,13 @@ void rows_close(Rows* rows);
 // Tokens of a row, without padding.
 int rows_length(const Rows* rows, uint64_t row);
 
-// Sets inputs, targets and, unless NULL, starts (T each, T at least the row's length) of a row. Returns the
-// number of targets. starts: where in the row the document of each token starts; padding is a document of its
-// own, token by token.
+// Sets inputs, targets and, unless NULL, starts (T each, T at least the row's length) of a row.
+// Returns the number of targets. starts: where in the row the document of each token starts;
+// padding is a document of its own, token by token.
 int rows_fill(const Rows* rows, uint64_t row, int T, int* inputs, int* targets, int* starts);
 
-// The sum of a value of each target of a row; `values` are those of all tokens of the stream. Adds the number
-// of targets to *counted.
+// The sum of a value of each target of a row; `values` are those of all tokens of the stream. Adds
+// the number of targets to *counted.
 double rows_sum_targets(const Rows* rows, uint64_t row, const float* values, uint64_t* counted);
 
 #ifdef __cplusplus
@@ -166,8 +168,8 @@ static size_t documents_count_(const TokenSpan* span, size_t start, size_t n, in
     return count;
 }
 
-// Writes where they are, plus `base`, to [out, out_end); looks closely only where there are any. Returns the
-// end of what was written.
+// Writes where they are, plus `base`, to [out, out_end); looks closely only where there are any.
+// Returns the end of what was written.
 static uint64_t* documents_write_(const TokenSpan* span, size_t start, size_t n, int eot, uint64_t base,
                                   uint64_t* out, const uint64_t* out_end) {
     const size_t step = 64;
@@ -208,7 +210,8 @@ static void documents_read_block_(void* block_) {
           "%s: changed while it was searched for documents; was it written to?", b->span->path);
 }
 
-// Counts (out NULL) or writes what the block holds; ends the program if the file is shorter than it was.
+// Counts (out NULL) or writes what the block holds; ends the program if the file is shorter than it
+// was.
 static size_t documents_try_(DocumentsBlock_ block) {
     const void* where;
     CHECK(mapped_try(documents_read_block_, &block, &where) == MAPPED_READ,
@@ -216,8 +219,8 @@ static size_t documents_try_(DocumentsBlock_ block) {
     return block.count;
 }
 
-// Adds the end-of-text tokens [start, end) of a span, in parallel: each round counts in some blocks and then
-// writes, while they are in the cache or at least in memory.
+// Adds the end-of-text tokens [start, end) of a span, in parallel: each round counts in some blocks
+// and then writes, while they are in the cache or at least in memory.
 static void documents_scan_(PositionList_* list, const TokenSpan* span, size_t start, size_t end, int eot,
                             uint64_t base) {
     enum { BLOCKS = 64 };
@@ -268,7 +271,8 @@ static void documents_read_index_(PositionList_* list, const TokenSpan* span, si
     }
 }
 
-// Whether the files of the stream have a mark anywhere: a part of them may lie inside of one document.
+// Whether the files of the stream have a mark anywhere: a part of them may lie inside of one
+// document.
 static int documents_are_marked_(const TokenStream* stream, int eot) {
     const size_t step = (size_t)1 << 20;
     for (size_t i = 0; i < stream->num_spans; i++) {
@@ -328,8 +332,8 @@ static uint64_t piece_start_(uint64_t piece) { return piece >> PIECE_LENGTH_BITS
 
 static int piece_length_(uint64_t piece) { return (int)(piece & ((1 << PIECE_LENGTH_BITS_) - 1)) + 1; }
 
-// The target of the token before position `next` where a piece ends there: -1 if it is in another document
-// that does not start with the end of text.
+// The target of the token before position `next` where a piece ends there: -1 if it is in another
+// document that does not start with the end of text.
 static int rows_target_(const Rows* rows, uint64_t next) {
     if (next == rows->stream->count) {
         return -1;
@@ -356,8 +360,8 @@ static void rows_align_(Rows* rows) {
     rows->tokens = rows->pieces.count * T;
 }
 
-// The rest of document d after its pieces of T tokens, which are added to the list; PIECE_NONE_ if there is
-// none.
+// The rest of document d after its pieces of T tokens, which are added to the list; PIECE_NONE_ if
+// there is none.
 static uint64_t rows_cut_(Rows* rows, size_t d, PositionList_* list) {
     const uint64_t T = (uint64_t)rows->T, end = document_end_(rows, d);
     uint64_t at = rows->documents.at[d];
@@ -500,8 +504,8 @@ static int bestfit_compare_(const void* a, const void* b) {
     return (one > other) - (one < other);
 }
 
-// Adds the rows of the window, also the whole pieces of T tokens, in the order of their first pieces in the
-// stream: the start of the data must not be a sample of long documents only.
+// Adds the rows of the window, also the whole pieces of T tokens, in the order of their first
+// pieces in the stream: the start of the data must not be a sample of long documents only.
 static void bestfit_add_rows_(Bestfit_* fit, Rows* rows) {
     size_t whole = 0;
     fit->order.count = 0;
@@ -624,8 +628,8 @@ int rows_length(const Rows* rows, uint64_t row) {
     return length;
 }
 
-// Sets starts (n) of tokens in a row, from position `at` of the stream: where the document of each starts;
-// one that started earlier starts with the row.
+// Sets starts (n) of tokens in a row, from position `at` of the stream: where the document of each
+// starts; one that started earlier starts with the row.
 static void rows_mark_(const Rows* rows, uint64_t at, int n, int* starts) {
     size_t next = positions_until_(&rows->documents, at);
     for (int t = 0, start = 0; t < n; t++) {

@@ -1,5 +1,6 @@
 /*
-parquet.h -- the texts of one column of a Parquet file, as pyarrow, polars, DuckDB and parquet-rs write them.
+parquet.h -- the texts of one column of a Parquet file, as pyarrow, polars, DuckDB and parquet-rs
+write them.
 
     Parquet file;
     const char* text;
@@ -9,10 +10,10 @@ parquet.h -- the texts of one column of a Parquet file, as pyarrow, polars, Duck
     }
     parquet_close(&file);
 
-The file: "PAR1", pages, footer, u32 bytes of the footer, "PAR1". The footer and the headers of the pages are
-structs in Thrift's compact protocol. The rows are cut into row groups; in each a column is one run of pages;
-the first may be a dictionary. A page is a header, the definition levels of a column that may be null (0:
-null, 1: a value), and the values:
+The file: "PAR1", pages, footer, u32 bytes of the footer, "PAR1". The footer and the headers of the
+pages are structs in Thrift's compact protocol. The rows are cut into row groups; in each a column
+is one run of pages; the first may be a dictionary. A page is a header, the definition levels of a
+column that may be null (0: null, 1: a value), and the values:
 
     PLAIN                      u32 bytes, then these bytes, for each value
     RLE_DICTIONARY             u8 width, then runs of indices into the dictionary, which is PLAIN
@@ -21,17 +22,19 @@ null, 1: a value), and the values:
 
 github.com/apache/parquet-format: README, Encodings, Compression, src/main/thrift/parquet.thrift.
 
-Supported are top-level columns of strings, required or optional; both versions of pages; pages as they are,
-or compressed by GZIP, ZSTD or SNAPPY where the program was built with HAVE_ZLIB, HAVE_ZSTD, HAVE_SNAPPY. One
-page and its dictionary are in memory at a time. A null is left out; an empty string is one.
+Supported are top-level columns of strings, required or optional; both versions of pages; pages as
+they are, or compressed by GZIP, ZSTD or SNAPPY where the program was built with HAVE_ZLIB,
+HAVE_ZSTD, HAVE_SNAPPY. One page and its dictionary are in memory at a time. A null is left out; an
+empty string is one.
 
-Nothing in the file is trusted: every number is checked before it is used, and a page must end with its last
-row. Checksums of pages, where the writer made them, are verified with HAVE_ZLIB. A reader that must survive a
-damaged file uses the _try_ functions, which leave the message in `error`; the others end the program with it.
-Little-endian machines only.
+Nothing in the file is trusted: every number is checked before it is used, and a page must end with
+its last row. Checksums of pages, where the writer made them, are verified with HAVE_ZLIB. A reader
+that must survive a damaged file uses the _try_ functions, which leave the message in `error`; the
+others end the program with it. Little-endian machines only.
 
-Speed: one core of a Sapphire Rapids Xeon, 185 MB of English in texts of 3 kB: 1300 MB/s of text uncompressed,
-640 ZSTD, 300 SNAPPY, 140 GZIP, in 19 MiB of memory; pyarrow 26 on one thread 450, 630, 300 and 150.
+Speed: one core of a Sapphire Rapids Xeon, 185 MB of English in texts of 3 kB: 1300 MB/s of text
+uncompressed, 640 ZSTD, 300 SNAPPY, 140 GZIP, in 19 MiB of memory; pyarrow 26 on one thread 450,
+630, 300 and 150.
 */
 #ifndef LLMC_PARQUET_H
 #define LLMC_PARQUET_H
@@ -48,7 +51,8 @@ extern "C" {
 
 // ---- runs of small numbers: definition levels, indices into the dictionary ----
 
-// Each run is a varint 2n and one number, n times, or a varint 2n + 1 and 8n numbers packed as bits.
+// Each run is a varint 2n and one number, n times, or a varint 2n + 1 and 8n numbers packed as
+// bits.
 typedef struct {
     ThriftReader bytes;
     int width; // bits of a number, up to 32
@@ -60,9 +64,10 @@ typedef struct {
 
 // ---- DELTA_BINARY_PACKED: lengths ----
 
-// Varints: numbers in a block, miniblocks in a block, numbers in all, the first number. Then blocks: the
-// smallest difference, the width of each miniblock as a byte, and the miniblocks: differences less the
-// smallest, packed. The last block has only the miniblocks that it needs. Sums wrap at 32 bits.
+// Varints: numbers in a block, miniblocks in a block, numbers in all, the first number. Then
+// blocks: the smallest difference, the width of each miniblock as a byte, and the miniblocks:
+// differences less the smallest, packed. The last block has only the miniblocks that it needs. Sums
+// wrap at 32 bits.
 typedef struct {
     ThriftReader bytes;
     uint64_t left;                            // numbers not read yet, with `next`
@@ -128,7 +133,8 @@ typedef struct {
 // Leaves the message in `error`.
 void parquet_close(Parquet* p);
 
-// Opens a file and checks its footer. Returns 1; or 0, with the reason in p->error and nothing to close.
+// Opens a file and checks its footer. Returns 1; or 0, with the reason in p->error and nothing to
+// close.
 int parquet_open(Parquet* p, const char* path, const char* column);
 
 // Rows of the file, with those that are null.
@@ -136,9 +142,9 @@ static inline uint64_t parquet_rows(const Parquet* p) { return p->rows; }
 
 // ---- values ----
 
-// The next row that is not null: 1, and its text, which has no terminating zero and stays until the next
-// call; 0 after the last; -1 with the reason in p->error where the file is damaged: then only parquet_close may
-// follow.
+// The next row that is not null: 1, and its text, which has no terminating zero and stays until the
+// next call; 0 after the last; -1 with the reason in p->error where the file is damaged: then only
+// parquet_close may follow.
 int parquet_next(Parquet* p, const char** text, size_t* bytes);
 
 #ifdef __cplusplus
@@ -348,7 +354,8 @@ static unsigned char* parquet_reserve_(const Parquet* p, ParquetBuffer_* buffer,
     return buffer->data;
 }
 
-// Reads a part of the file into `buffer`, which must lie in the file. The last argument of errors is where.
+// Reads a part of the file into `buffer`, which must lie in the file. The last argument of errors
+// is where.
 static int parquet_read_(Parquet* p, ParquetBuffer_* buffer, uint64_t at, size_t bytes) {
     unsigned char* data = parquet_reserve_(p, buffer, bytes);
     assert(at <= p->bytes && bytes <= p->bytes - at);
@@ -583,7 +590,8 @@ static void parquet_metas_(const Parquet* p, ThriftReader* in, ThriftField field
     }
 }
 
-// What the footer says of the column in a row group, where it holds together; `footer_at` ends the pages.
+// What the footer says of the column in a row group, where it holds together; `footer_at` ends the
+// pages.
 static int parquet_chunk_(Parquet* p, const ParquetMeta_* meta, uint64_t rows, uint64_t footer_at) {
     const size_t group = p->num_chunks;
     const uint64_t data_at = (uint64_t)meta->data_at, dictionary_at = (uint64_t)meta->dictionary_at;
@@ -806,8 +814,8 @@ static const char* parquet_decompress_(int codec, unsigned char* out, size_t out
     return "its data are compressed";
 }
 
-// The most bytes that a codec can make of one: a page that claims more is not given memory. SNAPPY copies 64
-// bytes by 3, DEFLATE 258 by 2 bits, ZSTD 128 KiB by 4 bytes.
+// The most bytes that a codec can make of one: a page that claims more is not given memory. SNAPPY
+// copies 64 bytes by 3, DEFLATE 258 by 2 bits, ZSTD 128 KiB by 4 bytes.
 static uint64_t parquet_most_(int codec) {
     return codec == PARQUET_SNAPPY_ ? 32 : codec == PARQUET_GZIP_ ? 1100 : codec == PARQUET_ZSTD_ ? 40000 : 1;
 }
@@ -880,8 +888,8 @@ static ParquetPage_ parquet_page_header_(ThriftReader* in) {
     return page;
 }
 
-// Reads the header at p->at and steps behind it. Its length is not known before: statistics in it may be as
-// long as texts.
+// Reads the header at p->at and steps behind it. Its length is not known before: statistics in it
+// may be as long as texts.
 static int parquet_read_header_(Parquet* p, uint64_t end, ParquetPage_* page) {
     for (size_t bytes = 256;; bytes *= 16) {
         const int all = bytes >= end - p->at;
@@ -1076,8 +1084,8 @@ static int parquet_page_(Parquet* p) {
            (page.type == PARQUET_PAGE_DICTIONARY_ ? parquet_dictionary_ : parquet_page_data_)(p, &page);
 }
 
-// What is left of a page whose rows are read is a sign of damage. The format knows no padding; fastparquet
-// writes 8 zeros all the same.
+// What is left of a page whose rows are read is a sign of damage. The format knows no padding;
+// fastparquet writes 8 zeros all the same.
 static int parquet_page_end_(Parquet* p) {
     static const unsigned char zeros[8] = {0};
     const int has_lengths = p->encoding == PARQUET_DELTA_LENGTH_ || p->encoding == PARQUET_DELTA_BYTES_;

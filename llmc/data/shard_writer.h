@@ -1,11 +1,12 @@
 /*
 shard_writer.h -- tokens into llm.c's shards: PREFIX_val_000000.bin, PREFIX_train_000001.bin, ...
 
-A shard is a header of 256 int32 (magic, version, number of tokens; the rest 0) and its tokens: uint16 where
-all ids of the vocabulary fit, else uint32 (token_files.h reads both). The first val_tokens tokens are the
-validation data, cut into shards of their own; the others are for training. Each shard has shard_tokens
-tokens, except the last one of each kind; documents continue from one shard to the next. All shards share one
-sequence of numbers. Each file is complete or absent (file.h).
+A shard is a header of 256 int32 (magic, version, number of tokens; the rest 0) and its tokens:
+uint16 where all ids of the vocabulary fit, else uint32 (token_files.h reads both). The first
+val_tokens tokens are the validation data, cut into shards of their own; the others are for
+training. Each shard has shard_tokens tokens, except the last one of each kind; documents continue
+from one shard to the next. All shards share one sequence of numbers. Each file is complete or
+absent (file.h).
 */
 #ifndef LLMC_SHARD_WRITER_H
 #define LLMC_SHARD_WRITER_H
@@ -42,8 +43,8 @@ uint64_t shard_writer_bytes(const ShardWriter* writer, uint64_t number, uint64_t
 // Continues after `shards` full shards that exist already.
 void shard_writer_resume(ShardWriter* writer, uint64_t shards);
 
-// Adds up to n tokens and returns how many: fewer, or as many, when the shard that they fill is finished and
-// on the disk (writer->number has gone up). The others are to be added again.
+// Adds up to n tokens and returns how many: fewer, or as many, when the shard that they fill is
+// finished and on the disk (writer->number has gone up). The others are to be added again.
 size_t shard_writer_add(ShardWriter* writer, const int* ids, size_t n);
 
 // Finishes the last shard.

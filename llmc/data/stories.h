@@ -1,15 +1,15 @@
 /*
 stories.h -- the built-in corpus: an endless stream of small stories whose entropy is known exactly.
 
-The stories come from a probabilistic grammar, the two tables below. At every step the grammar knows each
-token that may come next and its probability, and one of them is drawn. The mean of -log p of the drawn tokens
-is the floor that no language model can beat. It is exact because no two continuations start with the same
-token (stories_next checks this at every step): no choice stays hidden, so p is the probability of the token
-given all tokens before it.
+The stories come from a probabilistic grammar, the two tables below. At every step the grammar knows
+each token that may come next and its probability, and one of them is drawn. The mean of -log p of
+the drawn tokens is the floor that no language model can beat. It is exact because no two
+continuations start with the same token (stories_next checks this at every step): no choice stays
+hidden, so p is the probability of the token given all tokens before it.
 
-Tokens are words and punctuation marks; their strings, stories.token[id], have the leading blanks (" Tom",
-"."), so that one after the other they are the text. The last id, stories.eot, precedes every story; there are
-stories.eot + 1 tokens.
+Tokens are words and punctuation marks; their strings, stories.token[id], have the leading blanks ("
+Tom", "."), so that one after the other they are the text. The last id, stories.eot, precedes every
+story; there are stories.eot + 1 tokens.
 */
 #ifndef LLMC_STORIES_H
 #define LLMC_STORIES_H
@@ -23,9 +23,9 @@ extern "C" {
 
 // clang-format off
 
-// The words. Left, the variables that draw from a list, within one story without replacement; right, the
-// words, likelier ones first. Behind a slash stands a second word that belongs to the first: the pronoun of a
-// name, the plural of a fruit, the preposition of a place.
+// The words. Left, the variables that draw from a list, within one story without replacement;
+// right, the words, likelier ones first. Behind a slash stands a second word that belongs to the
+// first: the pronoun of a name, the plural of a fruit, the preposition of a place.
 static const char *const stories_lists_[][2] = {
     {"number", "one two three four five six seven eight nine ten eleven twelve"}, // stays first and in order
     {"many", "five six four seven"},
@@ -239,18 +239,19 @@ typedef struct {
 // The place behind an eot, before the first word of a story.
 void stories_start(StoriesPlace* place);
 
-// Sets branches (STORIES_MAX_BRANCHES) to all continuations and returns their number. Their probabilities add
-// up to 1, and no two say the same token.
+// Sets branches (STORIES_MAX_BRANCHES) to all continuations and returns their number. Their
+// probabilities add up to 1, and no two say the same token.
 int stories_next(const Stories* s, const StoriesPlace* place, StoriesBranch* branches);
 
 void stories_follow(const Stories* s, StoriesPlace* place, const StoriesBranch* branch);
 
-// Fills tokens (count) with eot, story, eot, story, ..., the last one cut off, and nats (count, may be NULL)
-// with -log p(token | all tokens before it). Story number k is made from stream k of the seed.
+// Fills tokens (count) with eot, story, eot, story, ..., the last one cut off, and nats (count, may
+// be NULL) with -log p(token | all tokens before it). Story number k is made from stream k of the
+// seed.
 //
-// If `window` is not 0, a story is also cut off at every multiple of `window` tokens and the next one starts
-// there; its eot costs 0, because its position tells it. A model that sees one window at a time then misses
-// no start of a story, so it can reach the floor.
+// If `window` is not 0, a story is also cut off at every multiple of `window` tokens and the next
+// one starts there; its eot costs 0, because its position tells it. A model that sees one window at
+// a time then misses no start of a story, so it can reach the floor.
 void stories_generate(const Stories* s, uint16_t* tokens, float* nats, size_t count, size_t window, uint64_t seed);
 
 #ifdef __cplusplus
@@ -419,7 +420,8 @@ static const char* stories_read_include_(Stories* s, const char* text) {
     return text + 1;
 }
 
-// A word or a mark ("'s" is one). A quotation mark opens if something follows it at once, else it closes.
+// A word or a mark ("'s" is one). A quotation mark opens if something follows it at once, else it
+// closes.
 static const char* stories_read_word_(Stories* s, const char* text) {
     StoriesName_ word;
     const int letter = isalpha((unsigned char)*text) != 0;
@@ -492,8 +494,9 @@ static int stories_said_(const Stories* s, const StoriesPlace* place, const Stor
     // clang-format on
 }
 
-// Appends to the n branches known so far all that a step may say, with probability p in all: one branch for
-// each entry that may be drawn, or a single one where nothing is left to draw. Returns their number.
+// Appends to the n branches known so far all that a step may say, with probability p in all: one
+// branch for each entry that may be drawn, or a single one where nothing is left to draw. Returns
+// their number.
 static int stories_words_(const Stories* s, const StoriesPlace* place, const StoriesStep_* step, double p,
                           StoriesBranch* branches, int n) {
     const int variable = step->kind >= STORIES_WORD_ ? step->a : -1;

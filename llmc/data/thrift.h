@@ -11,13 +11,14 @@ thrift.h -- structs in Thrift's compact protocol, read from memory that nobody h
     }
     if (in.wrong) { ... }
 
-A field is a byte of type and step to its number, then its value: numbers as varints (7 bits a byte, lowest
-first) with the sign in the lowest bit, strings with their length, lists with their length and type, structs
-as fields up to a zero. github.com/apache/thrift, doc/specs/thrift-compact-protocol.md.
+A field is a byte of type and step to its number, then its value: numbers as varints (7 bits a byte,
+lowest first) with the sign in the lowest bit, strings with their length, lists with their length
+and type, structs as fields up to a zero. github.com/apache/thrift,
+doc/specs/thrift-compact-protocol.md.
 
-No function reads beyond the end, whatever the bytes are. The first thing that is wrong stays in `wrong`; from
-then on every number is 0, every list and string empty and every struct at its end, so that one look at the
-end is enough.
+No function reads beyond the end, whatever the bytes are. The first thing that is wrong stays in
+`wrong`; from then on every number is 0, every list and string empty and every struct at its end, so
+that one look at the end is enough.
 */
 #ifndef LLMC_THRIFT_H
 #define LLMC_THRIFT_H
@@ -105,7 +106,8 @@ typedef struct {
     int id, type;
 } ThriftField;
 
-// Steps to the next field of a struct: 1, and its value follows; 0 at the end. Begins with an id of 0.
+// Steps to the next field of a struct: 1, and its value follows; 0 at the end. Begins with an id of
+// 0.
 static inline int thrift_field(ThriftReader* in, ThriftField* field) {
     const unsigned header = thrift_u8(in);
     field->type = header & 15;

@@ -1,8 +1,8 @@
 /*
 token_files.h -- a stream of tokens from files: the formats, and the checks of the files.
 
-A TokenStream lays tokens end to end without copying them; the files are memory-mapped. The name and the first
-bytes of a file decide its format:
+A TokenStream lays tokens end to end without copying them; the files are memory-mapped. The name and
+the first bytes of a file decide its format:
 
     NAME.bin, with a NAME.idx beside it   Megatron: bare uint16 or int32 tokens; the .idx knows the documents
     NAME.bin                              llm.c's shard: a header of 256 int32 (magic, version, number of
@@ -11,16 +11,16 @@ bytes of a file decide its format:
     any other name                        text: one document of one token per byte, after an end-of-text
                                           token (tokenizer.h, "bytes": V = 257)
 
-When a stream is opened, every token is checked once, in parallel: a bad one must not surface in the middle of
-a run. tokens_verify_file does the same without ending the program, and compares the file with the checksum in
-FILE.xxh64 (what `xxh64sum FILE` prints) if there is one.
+When a stream is opened, every token is checked once, in parallel: a bad one must not surface in the
+middle of a run. tokens_verify_file does the same without ending the program, and compares the file
+with the checksum in FILE.xxh64 (what `xxh64sum FILE` prints) if there is one.
 
-A file that somebody writes to afterwards is noticed when it is read, where it has become shorter and where a
-token is not below V any more: then tokens_fill leaves the mapped_try that it is called in (mapped_file.h), and
-tokens_describe says what happened. Without one, the program ends.
+A file that somebody writes to afterwards is noticed when it is read, where it has become shorter
+and where a token is not below V any more: then tokens_fill leaves the mapped_try that it is called
+in (mapped_file.h), and tokens_describe says what happened. Without one, the program ends.
 
-Names of files are separated by commas; each is a pattern of glob(3), or a directory: then all of its text
-files. A backslash before one of , : * ? [ \ makes it a part of the name.
+Names of files are separated by commas; each is a pattern of glob(3), or a directory: then all of
+its text files. A backslash before one of , : * ? [ \ makes it a part of the name.
 */
 #ifndef LLMC_TOKEN_FILES_H
 #define LLMC_TOKEN_FILES_H
@@ -80,22 +80,23 @@ char* tokens_next_item(char** next);
 // A name as it stands in a list. The caller frees it.
 char* tokens_escape(const char* name);
 
-// The files of a list, in name order (of bytes, in any locale); the caller calls globfree. What matches
-// nothing is kept as a name: opening it will say that there is no such file.
+// The files of a list, in name order (of bytes, in any locale); the caller calls globfree. What
+// matches nothing is kept as a name: opening it will say that there is no such file.
 glob_t tokens_list(const char* pattern);
 
 // Whether the files are tokens (name in .bin) or text (any other name). Opens none of them.
 TokensKind tokens_kind(const char* pattern);
 
-// ---- opening a file. These functions return 0 and set `error` when something is wrong with it ----
+// ---- opening a file. These functions return 0 and set `error` when something is wrong with it
+// ----
 
 enum { TOKENS_MAGIC_U16 = 20240520, TOKENS_MAGIC_U32 = 20240801, TOKENS_HEADER_BYTES_ = 1024 };
 
 // ---- Megatron's index ----
 
-// "MMIDIDX\0\0", u64 version 1, u8 dtype, u64 n sequences, u64 m marks of documents,
-// then i32 lengths[n], i64 offsets[n] in bytes, i64 documents[m]: the first sequence of each document, and n.
-// Nothing is aligned.
+// "MMIDIDX\0\0", u64 version 1, u8 dtype, u64 n sequences, u64 m marks of documents, then i32
+// lengths[n], i64 offsets[n] in bytes, i64 documents[m]: the first sequence of each document, and
+// n. Nothing is aligned.
 
 typedef struct {
     int width; // bytes of a token
@@ -120,8 +121,8 @@ void tokens_progress(TokensProgress* progress, size_t bytes, const char* name);
 
 // ---- opening a stream ----
 
-// Opens the files of a list (tokens_list): `pattern` must live as long as the stream. All of the files are
-// checked, to the last token.
+// Opens the files of a list (tokens_list): `pattern` must live as long as the stream. All of the
+// files are checked, to the last token.
 void tokens_open_files(TokenStream* stream, const char* pattern, TokensFormat format, int vocab_size);
 
 // Opens tokens of the caller, who keeps them as long as the stream lives; `name` is for errors.
@@ -130,9 +131,9 @@ void tokens_open_memory(TokenStream* stream, const uint16_t* tokens, size_t coun
 
 void tokens_close(TokenStream* stream);
 
-// Takes the validation data from the end of a freshly opened stream: its last shard if it has several, else
-// 5 % of its tokens, and never less than one sequence. `tail` becomes a view of the stream's spans, so the
-// stream is closed last.
+// Takes the validation data from the end of a freshly opened stream: its last shard if it has
+// several, else 5 % of its tokens, and never less than one sequence. `tail` becomes a view of the
+// stream's spans, so the stream is closed last.
 void tokens_split_tail(TokenStream* stream, TokenStream* tail, int T);
 
 // ---- reading ----
@@ -142,13 +143,14 @@ void tokens_fill(const TokenStream* stream, size_t start, size_t n, int* out);
 
 int tokens_at(const TokenStream* stream, size_t position);
 
-// Sets the error to what happened when mapped_try, with a function that reads the stream, did not come to its
-// end. Returns 0 if that was no file of this stream: then it only says so much.
+// Sets the error to what happened when mapped_try, with a function that reads the stream, did not
+// come to its end. Returns 0 if that was no file of this stream: then it only says so much.
 int tokens_describe(const TokenStream* stream, MappedResult result, const void* where, char* error);
 
 // ---- verifying files ----
 
-// Compares a file with the checksum in path.xxh64, if there is one: sets what was found, in a few words.
+// Compares a file with the checksum in path.xxh64, if there is one: sets what was found, in a few
+// words.
 int tokens_verify_checksum(const char* path, const char** found, char* error);
 
 // Checks one file as far as can be, and says so in a line. Returns whether it is sound.
@@ -295,7 +297,8 @@ TokensKind tokens_kind(const char* pattern) {
     return kind;
 }
 
-// ---- opening a file. These functions return 0 and set `error` when something is wrong with it ----
+// ---- opening a file. These functions return 0 and set `error` when something is wrong with it
+// ----
 
 // Maps a file that is not empty.
 static int tokens_map_(void** map, size_t* bytes, const char* path, char* error) {
@@ -390,9 +393,9 @@ static int tokens_read_bare_(TokenSpan* span, int width, const char* path, char*
 
 // ---- Megatron's index ----
 
-// "MMIDIDX\0\0", u64 version 1, u8 dtype, u64 n sequences, u64 m marks of documents,
-// then i32 lengths[n], i64 offsets[n] in bytes, i64 documents[m]: the first sequence of each document, and n.
-// Nothing is aligned.
+// "MMIDIDX\0\0", u64 version 1, u8 dtype, u64 n sequences, u64 m marks of documents, then i32
+// lengths[n], i64 offsets[n] in bytes, i64 documents[m]: the first sequence of each document, and
+// n. Nothing is aligned.
 
 enum { MEGATRON_HEAD_BYTES_ = 34, MEGATRON_INT32_ = 4, MEGATRON_UINT16_ = 8 };
 
@@ -794,7 +797,8 @@ void tokens_split_tail(TokenStream* stream, TokenStream* tail, int T) {
 
 // ---- reading ----
 
-// The span that holds a position of all spans laid end to end: the last one that starts at or before it.
+// The span that holds a position of all spans laid end to end: the last one that starts at or
+// before it.
 static const TokenSpan* tokens_find_(const TokenStream* stream, size_t position) {
     size_t low = 0, high = stream->num_spans;
     while (high - low > 1) {

@@ -1,5 +1,6 @@
 /*
-gguf.h -- a model as one GGUF file (version 3), which llama.cpp and its relatives run: written, not read.
+gguf.h -- a model as one GGUF file (version 3), which llama.cpp and its relatives run: written, not
+read.
 
     "GGUF", u32 3, u64 tensors, u64 pairs
     pairs             key, type, value: architecture "gpt2", its sizes, the tokenizer
@@ -7,12 +8,12 @@ gguf.h -- a model as one GGUF file (version 3), which llama.cpp and its relative
     data              each tensor at a multiple of 32 bytes; matrices (out, in), as ours; without the padding
                       of the vocabulary
 
-Little endian. Matrices have the type asked for; vectors and position embeddings stay fp32, as their readers
-want them. A number that is finite here and would not be there is an error. Q8_0 is q8.h's
+Little endian. Matrices have the type asked for; vectors and position embeddings stay fp32, as their
+readers want them. A number that is finite here and would not be there is an error. Q8_0 is q8.h's
 blocks; matrices whose rows are no whole blocks are fp16 instead.
 
-Tokens that are bytes are a BPE without merges there. A model without a BPE tokenizer says so ("no_vocab"):
-its tokens are only numbers there, and llama.cpp cannot read or print text with them.
+Tokens that are bytes are a BPE without merges there. A model without a BPE tokenizer says so
+("no_vocab"): its tokens are only numbers there, and llama.cpp cannot read or print text with them.
 */
 #ifndef LLMC_GGUF_H
 #define LLMC_GGUF_H
@@ -45,11 +46,13 @@ typedef struct {
     size_t data; // where the tensors begin
 } GgufWriter;
 
-// The model is called as the last part of `name`, a path. `bpe` is the tokenizer; NULL: none that such files know.
+// The model is called as the last part of `name`, a path. `bpe` is the tokenizer; NULL: none that
+// such files know.
 void gguf_create(GgufWriter* w, const char* path, const char* name, ModelConfig cfg, GgufDtype dtype,
                  const Bpe* bpe, GgufStart start);
 
-// Writes the tensors of group g (model.h) from fp32 memory that has only this group, laid out by `rows`.
+// Writes the tensors of group g (model.h) from fp32 memory that has only this group, laid out by
+// `rows`.
 void gguf_put(GgufWriter* w, const TensorRow* rows, int g, const void* group);
 
 // After all groups.

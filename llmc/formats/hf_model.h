@@ -5,16 +5,18 @@ hf_model.h -- GPT-2 as Hugging Face stores it: a directory with config.json and 
     model.safetensors    tensors "transformer." + the names in the table of model.h, one for each layer
     model-00001-of-00002.safetensors, ..., model.safetensors.index.json    the same in several files
 
-Matrices inside the blocks are (in, out) there, the transpose of ours. The vocabulary has no padding there: it
-is left out on writing, and zero after reading. The classifier is the token embedding, as here. A config.json
-may ask for more than GPT-2 has (other activations, scales by layer, a classifier of its own): what we do not
-compute is refused by name, and so is a tensor that config.json does not account for. Dropout, which belongs
-to training, and heads for other tasks are left out with a note on stderr.
+Matrices inside the blocks are (in, out) there, the transpose of ours. The vocabulary has no padding
+there: it is left out on writing, and zero after reading. The classifier is the token embedding, as
+here. A config.json may ask for more than GPT-2 has (other activations, scales by layer, a
+classifier of its own): what we do not compute is refused by name, and so is a tensor that
+config.json does not account for. Dropout, which belongs to training, and heads for other tasks are
+left out with a note on stderr.
 
-Read are models in fp32, fp16 or bf16, with and without "transformer."; into fp32, exactly. A weight that is not
-finite is an error that names its tensor. Groups of parameters (model.h) are read one at a time, and a file is written
-from memory that has only its groups. What layers share (model.h) is written once for each of them, so files have every layer;
-where a model is read its layers must be equal.
+Read are models in fp32, fp16 or bf16, with and without "transformer."; into fp32, exactly. A weight
+that is not finite is an error that names its tensor. Groups of parameters (model.h) are read one at
+a time, and a file is written from memory that has only its groups. What layers share (model.h) is
+written once for each of them, so files have every layer; where a model is read its layers must be
+equal.
 
     rows    of the parameters in memory, in one part or more (model_sharded_rows_of), with elements of the type of the
             file that is written; fp32 where a model is read
@@ -56,15 +58,15 @@ typedef struct {
     int first, end;
 } HfModelFile;
 
-// Cuts a model into files of at most max_bytes of data, but at least one group, and returns their number. They do not
-// depend on who writes them. `files` has room for model_groups.
+// Cuts a model into files of at most max_bytes of data, but at least one group, and returns their
+// number. They do not depend on who writes them. `files` has room for model_groups.
 int hf_model_files(HfModelFile* files, ModelConfig cfg, SafeTensorsDtype dtype, double max_bytes);
 
 // model.safetensors, or the name of file `file` (from 0) of `count`.
 void hf_model_file_name(char name[64], int file, int count);
 
-// Writes the file directory/name, whole or not at all. `memory` begins with the file's first group; `dtype` is the
-// dtype in memory. Returns the file's checksum (xxh64).
+// Writes the file directory/name, whole or not at all. `memory` begins with the file's first group;
+// `dtype` is the dtype in memory. Returns the file's checksum (xxh64).
 uint64_t hf_model_write(const char* directory, const char* name, HfModelFile file, ModelConfig cfg,
                         const TensorRow* rows, const void* memory, SafeTensorsDtype dtype);
 
@@ -83,11 +85,12 @@ typedef struct {
     float* chunk; // a piece of a matrix
 } HfModel;
 
-// Opens a directory's model, whose configuration `cfg` is. All tensors must be there, and no others.
+// Opens a directory's model, whose configuration `cfg` is. All tensors must be there, and no
+// others.
 void hf_model_open(HfModel* model, const char* directory, ModelConfig cfg);
 
-// Sets elements [first, end) of group g, as far as they are tensors, in memory that has only this group; maybe more of it.
-// Reads little else of the files.
+// Sets elements [first, end) of group g, as far as they are tensors, in memory that has only this
+// group; maybe more of it. Reads little else of the files.
 void hf_model_read(HfModel* model, const TensorRow* rows, int g, size_t first, size_t end, void* group);
 
 void hf_model_close(HfModel* model);
@@ -581,7 +584,8 @@ static void hf_read_turned_(const SafeTensorsView* view, const TensorRow* row, f
     }
 }
 
-// Sets elements [first, end) of a layer (rows, cols) from a tensor of the file; of a matrix the rows that they are in.
+// Sets elements [first, end) of a layer (rows, cols) from a tensor of the file; of a matrix the
+// rows that they are in.
 static void hf_read_layer_(const SafeTensorsView* view, const TensorRow* row, float* layer, size_t first,
                            size_t end, float* chunk) {
     memset(layer + first, 0, (end - first) * sizeof(float)); // padding of the vocabulary
@@ -604,7 +608,8 @@ static void hf_check_classifier_(const SafeTensorsSet* set, const SafeTensorsVie
 // What a tensor is that none of the rows asked for.
 typedef enum { HF_UNEXPECTED_, HF_KNOWN_, HF_HEAD_ } HfOther_;
 
-// The causal mask and its value, which old versions of transformers saved beside the weights: h.0.attn.bias.
+// The causal mask and its value, which old versions of transformers saved beside the weights:
+// h.0.attn.bias.
 static int hf_is_mask_(const char* name) {
     const size_t prefix = strlen(SAFETENSORS_PREFIX);
     int l;

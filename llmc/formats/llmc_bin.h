@@ -1,13 +1,14 @@
 /*
-llmc_bin.h -- llm.c's model .bin: 256 int32 of header, then every parameter in the order of the table in
-model.h.
+llmc_bin.h -- llm.c's model .bin: 256 int32 of header, then every parameter in the order of the
+table in model.h.
 
     header [0] 20240326   [1] 3: fp32, 5: bf16   [2] max_T   [3] V   [4] L   [5] NH   [6] C   [7] Vp   rest 0
 
-Little endian. Parameters are fp32 in memory here; bf16 files are widened on reading and rounded to nearest,
-ties to even, on writing. What a file has in the padding rows of the vocabulary, which no token uses, becomes
-zero, as in a model made here. The header is not trusted: sizes are checked against each other and against the
-file's length before anything is allocated, and a weight that is not finite is an error that names its tensor.
+Little endian. Parameters are fp32 in memory here; bf16 files are widened on reading and rounded to
+nearest, ties to even, on writing. What a file has in the padding rows of the vocabulary, which no
+token uses, becomes zero, as in a model made here. The header is not trusted: sizes are checked
+against each other and against the file's length before anything is allocated, and a weight that is
+not finite is an error that names its tensor.
 */
 #ifndef LLMC_LLMC_BIN_H
 #define LLMC_LLMC_BIN_H
@@ -39,8 +40,9 @@ typedef struct {
 
 void llmc_bin_open(LlmcBin* bin, const char* path);
 
-// Sets the tensors of group g (model.h), in memory that has only this group, laid out by `rows` for the file's own
-// configuration. Layers that share a tensor there must have equal ones in the file, which has every layer.
+// Sets the tensors of group g (model.h), in memory that has only this group, laid out by `rows` for
+// the file's own configuration. Layers that share a tensor there must have equal ones in the file,
+// which has every layer.
 void llmc_bin_read(LlmcBin* bin, const TensorRow* rows, int g, void* group);
 
 void llmc_bin_close(LlmcBin* bin);

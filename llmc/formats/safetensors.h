@@ -1,5 +1,6 @@
 /*
-safetensors.h -- tensors in files, in Hugging Face's format: reading, writing, and models in several files.
+safetensors.h -- tensors in files, in Hugging Face's format: reading, writing, and models in several
+files.
 
     u64 n     length of the header: a multiple of 8 in our files, so that the data is aligned to 64 bytes
     n bytes   JSON: {"__metadata__": {"format": "pt", ...},
@@ -7,13 +8,14 @@ safetensors.h -- tensors in files, in Hugging Face's format: reading, writing, a
               then blanks; offsets count from the end of the header
     data      little endian, last dimension fastest; the tensors fill it without holes or overlaps
 
-A file is mapped and checked as a whole before any of it is used; nothing in it is trusted: lengths, offsets,
-products of sizes, UTF-8, numbers, names that come twice. Beyond the format's own rules, names and keys must
-have 1 to 511 bytes and no control characters (they are printed in errors), no string contains a zero, a
-tensor has at most 8 dimensions and no unknown keys. The order of the names in the header is free.
+A file is mapped and checked as a whole before any of it is used; nothing in it is trusted: lengths,
+offsets, products of sizes, UTF-8, numbers, names that come twice. Beyond the format's own rules,
+names and keys must have 1 to 511 bytes and no control characters (they are printed in errors), no
+string contains a zero, a tensor has at most 8 dimensions and no unknown keys. The order of the
+names in the header is free.
 
-A reader that must survive a damaged file (to find the newest valid checkpoint) uses the _try_ functions,
-which return 0 and leave the message in `error`; the others end the program with it.
+A reader that must survive a damaged file (to find the newest valid checkpoint) uses the _try_
+functions, which return 0 and leave the message in `error`; the others end the program with it.
 
 Names of GPT-2's tensors start with "transformer." or not, depending on who wrote the file:
 safetensors_find_gpt2 and the functions that require a tensor take either for the other.
@@ -96,8 +98,8 @@ void safetensors_sort(void* items, size_t count, size_t item_bytes, int (*compar
 // Leaves the message in `error`.
 void safetensors_close(SafeTensors* st);
 
-// Maps the file and checks all of its header. Returns 1; or 0, with the reason in st->error and nothing to
-// close.
+// Maps the file and checks all of its header. Returns 1; or 0, with the reason in st->error and
+// nothing to close.
 int safetensors_try_open(SafeTensors* st, const char* path);
 
 // The file must not become shorter while it is open: the system kills who reads beyond its end.
@@ -109,7 +111,8 @@ const SafeTensorsView* safetensors_find(const SafeTensors* st, const char* name)
 // The tensor of this name, or of the name with or without "transformer.", or NULL.
 const SafeTensorsView* safetensors_find_gpt2(const SafeTensors* st, const char* name);
 
-// The tensor as safetensors_find_gpt2 finds it; ends the program if it is not there or has another shape.
+// The tensor as safetensors_find_gpt2 finds it; ends the program if it is not there or has another
+// shape.
 const SafeTensorsView* safetensors_require(const SafeTensors* st, const char* name, int ndim,
                                            const size_t* shape);
 
@@ -122,7 +125,8 @@ void safetensors_read_f32_part(const SafeTensorsView* view, size_t start, size_t
 // Sets out (elements of the view) to all of an F32, F16 or BF16 tensor.
 void safetensors_read_f32(const SafeTensorsView* view, float* out);
 
-// The elements [start, start + count) will not be read again: their pages need no longer be in this process's memory.
+// The elements [start, start + count) will not be read again: their pages need no longer be in this
+// process's memory.
 void safetensors_release(const SafeTensorsView* view, size_t start, size_t count);
 
 // ---- a model in one file or in several ----
@@ -149,8 +153,8 @@ void safetensors_set_close(SafeTensorsSet* set);
 // As safetensors_set_open, but returns 0 with the reason in set->error, and nothing to close.
 int safetensors_set_try_open(SafeTensorsSet* set, const char* path);
 
-// Opens a model: a file, a directory with model.safetensors, or one with model.safetensors.index.json and the
-// files that it names. All are checked.
+// Opens a model: a file, a directory with model.safetensors, or one with
+// model.safetensors.index.json and the files that it names. All are checked.
 void safetensors_set_open(SafeTensorsSet* set, const char* path);
 
 // The tensor of this name, or of the name with or without "transformer.", or NULL.
@@ -177,12 +181,12 @@ typedef struct {
 // Strings are copied. No key twice: the reader would refuse the file.
 void safetensors_writer_metadata(SafeTensorsWriter* writer, const char* key, const char* value);
 
-// Starts the file `path`, which is under this name when it is whole (file.h). Its metadata begin with
-// "format": "pt", without which transformers does not read it.
+// Starts the file `path`, which is under this name when it is whole (file.h). Its metadata begin
+// with "format": "pt", without which transformers does not read it.
 void safetensors_writer_open(SafeTensorsWriter* writer, const char* path);
 
-// The next tensor of the file. Its data must begin at a multiple of its element's size, which PyTorch needs:
-// where types are mixed, declare the wide ones first.
+// The next tensor of the file. Its data must begin at a multiple of its element's size, which
+// PyTorch needs: where types are mixed, declare the wide ones first.
 void safetensors_writer_declare(SafeTensorsWriter* writer, const char* name, SafeTensorsDtype dtype, int ndim,
                                 const size_t* shape);
 
@@ -252,7 +256,8 @@ static int safetensors_by_key_(const void* a, const void* b) {
     return strcmp(((const SafeTensorsPair*)a)->key, ((const SafeTensorsPair*)b)->key);
 }
 
-// In the order of the data; a tensor without elements comes before the one that starts in the same place.
+// In the order of the data; a tensor without elements comes before the one that starts in the same
+// place.
 static int safetensors_by_place_(const void* a, const void* b) {
     const SafeTensorsView *x = (const SafeTensorsView*)a, *y = (const SafeTensorsView*)b;
     return x->data != y->data ? (x->data < y->data ? -1 : 1) : (x->bytes > y->bytes) - (x->bytes < y->bytes);
@@ -577,7 +582,8 @@ const char* safetensors_metadata(const SafeTensors* st, const char* key) {
     return pair ? pair->value : NULL;
 }
 
-// Lets the system take back the pages of the mapped file that lie in what was read: it is hardly read twice.
+// Lets the system take back the pages of the mapped file that lie in what was read: it is hardly
+// read twice.
 static void safetensors_release_(const unsigned char* from, size_t bytes) {
     const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
     const uintptr_t begin = ((uintptr_t)from + page - 1) / page * page,
@@ -746,8 +752,8 @@ static int safetensors_set_index_(SafeTensorsSet* set, const char* path) {
     return ok;
 }
 
-// Whether a directory has a model as PyTorch saved it before there was safetensors, whose name is not too
-// long.
+// Whether a directory has a model as PyTorch saved it before there was safetensors, whose name is
+// not too long.
 static int safetensors_has_pickle_(const char* directory) {
     char one[PATH_MAX], index[PATH_MAX];
     file_join(one, directory, "pytorch_model.bin");

@@ -1,11 +1,12 @@
 /*
 generator.h -- texts sampled from a model: a prompt, then token after token until the document ends.
 
-Several texts are under way at a time, each in a slot of its own, at its own position and with its own random numbers.
-What becomes of one does not depend on the others. When the T tokens of its context are full, the older half is
-forgotten and the rest is read again, at its new positions.
+Several texts are under way at a time, each in a slot of its own, at its own position and with its
+own random numbers. What becomes of one does not depend on the others. When the T tokens of its
+context are full, the older half is forgotten and the rest is read again, at its new positions.
 
-The model is two functions. Both return logits in fp32 on the host, Vp for each text, valid until the next call:
+The model is two functions. Both return logits in fp32 on the host, Vp for each text, valid until
+the next call:
 
     prefill      forgets the text in a slot and reads `count` <= T tokens of a new one: the logits of what follows
     decode    one more token of each slot, ids[slot] at positions[slot]: the logits of what follows each
@@ -48,7 +49,8 @@ typedef int (*GeneratorStop)(void* run);
 
 enum { GENERATOR_NUMBER_BYTES = 16 }; // an id as text
 
-// How a text ended: with its document, at a stop string, at --tokens, or because no token could be drawn.
+// How a text ended: with its document, at a stop string, at --tokens, or because no token could be
+// drawn.
 typedef enum {
     STILL_GENERATING,
     GENERATOR_EOT,
@@ -94,8 +96,8 @@ void generator_begin(Generator* g, int slot, const int* prompt, int count, int l
 // Appends a token to each text that goes on.
 void generator_advance(Generator* g);
 
-// As many texts as --samples says, each to the log. Returns 0 if the run is to stop: the random numbers are
-// then where they were before, and all texts are to be sampled again.
+// As many texts as --samples says, each to the log. Returns 0 if the run is to stop: the random
+// numbers are then where they were before, and all texts are to be sampled again.
 int generator_log(Generator* g, RunLog* log, int64_t step, GeneratorStop stop, void* run);
 
 #ifdef __cplusplus

@@ -8,8 +8,8 @@ sampler.h -- draws the next token from logits: temperature, then top-k, then top
 
     logits   (V)   -inf forbids a token; NaN and +inf are errors
 
-Temperature 0 takes the largest logit. Of equal logits the lower id comes first. A token of weight 0 is never
-drawn. The same logits, coin and libm give the same token.
+Temperature 0 takes the largest logit. Of equal logits the lower id comes first. A token of weight 0
+is never drawn. The same logits, coin and libm give the same token.
 */
 #ifndef LLMC_SAMPLER_H
 #define LLMC_SAMPLER_H
@@ -106,8 +106,9 @@ static void sampler_sift_(int32_t* heap, int n, int i, const float* logits) {
     }
 }
 
-// Moves the first tokens in preference to the end of ids, the very first to ids[V-1]: at most `max` of them,
-// or fewer that have the weight `enough`. Adds up their weight and returns their number n. O(V + n log V).
+// Moves the first tokens in preference to the end of ids, the very first to ids[V-1]: at most `max`
+// of them, or fewer that have the weight `enough`. Adds up their weight and returns their number n.
+// O(V + n log V).
 static int sampler_select_(Sampler* sampler, const float* logits, int V, int max, double enough,
                            double* mass) {
     int32_t* heap = sampler->ids;
@@ -126,8 +127,8 @@ static int sampler_select_(Sampler* sampler, const float* logits, int V, int max
     return n;
 }
 
-// The token of ids (n) at which the running sum of the weights passes coin * mass. When rounding leaves the
-// sum short of that, it is the last one that has any weight.
+// The token of ids (n) at which the running sum of the weights passes coin * mass. When rounding
+// leaves the sum short of that, it is the last one that has any weight.
 static int sampler_draw_(const float* weights, const int32_t* ids, int n, double mass, float coin) {
     const double target = coin * mass;
     double sum = 0;

@@ -1,8 +1,9 @@
 /*
-text_stream.h -- the text that tokens make, handed out piece by piece: whole UTF-8 characters, up to a stop string.
+text_stream.h -- the text that tokens make, handed out piece by piece: whole UTF-8 characters, up to
+a stop string.
 
-A token may end inside a character or inside a stop string. What may still become one is held back until more is
-there, or the text has ended. Bytes that belong to no character come out as U+FFFD.
+A token may end inside a character or inside a stop string. What may still become one is held back
+until more is there, or the text has ended. Bytes that belong to no character come out as U+FFFD.
 */
 #ifndef LLMC_TEXT_STREAM_H
 #define LLMC_TEXT_STREAM_H
@@ -31,7 +32,8 @@ void text_stream_close(TextStream* stream);
 // Forgets the text: another one begins.
 void text_stream_begin(TextStream* stream);
 
-// Appends the bytes of a token. If they complete a stop string, cuts the text before it and sets is_stopped.
+// Appends the bytes of a token. If they complete a stop string, cuts the text before it and sets
+// is_stopped.
 void text_stream_add(TextStream* stream, const char* bytes, size_t count);
 
 typedef enum { TEXT_GOES_ON, TEXT_ENDS } TextPlace;

@@ -1,6 +1,6 @@
 /*
-batch_queue.cuh -- batches on their way to the GPU: copied through pinned memory on a stream of their own,
-while the GPU works on earlier ones.
+batch_queue.cuh -- batches on their way to the GPU: copied through pinned memory on a stream of
+their own, while the GPU works on earlier ones.
 
     tokens, targets, starts    (capacity)   int32, on the GPU, at fixed addresses: valid for the work put on
                                             gpu->stream between one push and the next; starts is NULL if the
@@ -64,8 +64,8 @@ static inline void batch_queue_close(BatchQueue* queue) {
     gpu_free(queue->tokens);
 }
 
-// Sets tokens, and targets and starts unless NULL is given for them, for the work that is put on gpu->stream
-// from now on. The arguments are on the host and may be reused at once.
+// Sets tokens, and targets and starts unless NULL is given for them, for the work that is put on
+// gpu->stream from now on. The arguments are on the host and may be reused at once.
 static inline void batch_queue_push(BatchQueue* queue, const int* tokens, const int* targets,
                                     const int* starts, size_t count) {
     const int slot = queue->next;

@@ -1,6 +1,6 @@
 /*
-floatx.cuh -- floatX, the type of weights, activations and their gradients on the GPU, as PRECISION says;
-and how many logits the classifier makes at a time where memory is dear. Comes before model.h.
+floatx.cuh -- floatX, the type of weights, activations and their gradients on the GPU, as PRECISION
+says; and how many logits the classifier makes at a time where memory is dear. Comes before model.h.
 */
 #ifndef LLMC_FLOATX_CUH
 #define LLMC_FLOATX_CUH

@@ -1,5 +1,6 @@
 /*
-forward_clock.cuh -- the time that the last forward pass of an update took on the GPU: how fast this process is.
+forward_clock.cuh -- the time that the last forward pass of an update took on the GPU: how fast this
+process is.
 */
 #ifndef LLMC_FORWARD_CLOCK_CUH
 #define LLMC_FORWARD_CLOCK_CUH
@@ -22,7 +23,8 @@ static inline void forward_clock_close(ForwardClock* clock) {
     CUDA_CHECK(cudaEventDestroy(clock->begin));
 }
 
-// Around a forward pass. `record` is cudaEventRecordExternal in a graph, which so sets the event each time it is launched.
+// Around a forward pass. `record` is cudaEventRecordExternal in a graph, which so sets the event
+// each time it is launched.
 static inline void forward_clock_begin(ForwardClock* clock, unsigned record, const Gpu* gpu) {
     CUDA_CHECK(cudaEventRecordWithFlags(clock->begin, gpu->stream, record));
 }

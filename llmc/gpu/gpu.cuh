@@ -1,11 +1,11 @@
 /*
-gpu.cuh -- what every GPU module stands on: the device, element types, 16-byte loads, sums over warps and
-blocks, shared memory, and launch().
+gpu.cuh -- what every GPU module stands on: the device, element types, 16-byte loads, sums over
+warps and blocks, shared memory, and launch().
 
-The same sources are compiled by nvcc, and by g++ or clang++ against dev/cusim, a CPU device for tests. So
-kernels are launched only through launch(), shared memory is declared only with SMEM_ARRAY and SMEM_DYNAMIC,
-inline PTX stands only in ptx.cuh, kernels have no __CUDA_ARCH__ branches, and every pointer into device
-memory is an argument of its kernel.
+The same sources are compiled by nvcc, and by g++ or clang++ against dev/cusim, a CPU device for
+tests. So kernels are launched only through launch(), shared memory is declared only with SMEM_ARRAY
+and SMEM_DYNAMIC, inline PTX stands only in ptx.cuh, kernels have no __CUDA_ARCH__ branches, and
+every pointer into device memory is an argument of its kernel.
 */
 #ifndef LLMC_GPU_CUH
 #define LLMC_GPU_CUH
@@ -27,8 +27,8 @@ memory is an argument of its kernel.
 
 // ---- errors, types ----
 
-// Returns a note for a sticky error, which only an asynchronous call, mostly a kernel, leaves behind;
-// "" for any other.
+// Returns a note for a sticky error, which only an asynchronous call, mostly a kernel, leaves
+// behind; "" for any other.
 static inline const char* gpu_error_note_(cudaError_t error) {
     cudaGetLastError(); // clears an error that does not stay
     return cudaDeviceSynchronize() == error
@@ -107,8 +107,8 @@ static inline void gpu_open(Gpu* gpu, int device) {
 
 static inline void gpu_close(Gpu* gpu) { CUDA_CHECK(cudaStreamDestroy(gpu->stream)); }
 
-// What gpu_alloc handed out. It belongs to the process, like the memory itself, and cudaFree is not told how
-// much it frees: the only variable that no caller holds.
+// What gpu_alloc handed out. It belongs to the process, like the memory itself, and cudaFree is not
+// told how much it frees: the only variable that no caller holds.
 typedef struct {
     struct {
         void* memory;
@@ -147,7 +147,8 @@ static inline void gpu_library_gives(const void* owner) { gpu_count_(owner, NULL
 static inline size_t gpu_now_bytes(void) { return gpu_memory_()->now_bytes; }
 static inline double gpu_peak_mib(void) { return (double)gpu_memory_()->peak_bytes / (1 << 20); }
 
-// Device memory, all zero when the call returns; `what` names it in the error message. By one thread.
+// Device memory, all zero when the call returns; `what` names it in the error message. By one
+// thread.
 static inline void* gpu_alloc(size_t count, size_t element_bytes, const char* what) {
     const size_t bytes = array_bytes(count, element_bytes);
     size_t free_bytes = 0, total_bytes = 0;
@@ -206,9 +207,9 @@ static inline void gpu_copy(void* to, const void* from, size_t bytes, const Gpu*
 // which count, too.
 enum { GPU_SHARED_UNASKED_ = 46 << 10 };
 
-// kernel<<<grid, block, shared_bytes, stream>>>(args...), with errors checked and, where a block needs more
-// shared memory than every block gets, permission asked for, and the largest share of the L1 cache,
-// so that several blocks fit.
+// kernel<<<grid, block, shared_bytes, stream>>>(args...), with errors checked and, where a block
+// needs more shared memory than every block gets, permission asked for, and the largest share of
+// the L1 cache, so that several blocks fit.
 template <typename... P, typename... A>
 static inline void launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared_bytes, const Gpu* gpu,
                           A&&... args) {
@@ -249,8 +250,8 @@ template <class T> struct alignas(16) Pack {
     __device__ const T& operator[](int i) const { return element[i]; }
 };
 
-// Addresses must be multiples of 16 bytes. load_pack_once is for data that will not be used again soon: it
-// leaves the caches to others.
+// Addresses must be multiples of 16 bytes. load_pack_once is for data that will not be used again
+// soon: it leaves the caches to others.
 template <class T> __device__ inline Pack<T> load_pack(const T* from) {
     Pack<T> pack;
     *reinterpret_cast<int4*>(&pack) = *reinterpret_cast<const int4*>(from);
@@ -311,8 +312,8 @@ __device__ inline float warp_max(float x) {
     return x;
 }
 
-// Over a block of one dimension, a multiple of 32 threads; all of them call it. The last barrier lets the
-// array be used again at once.
+// Over a block of one dimension, a multiple of 32 threads; all of them call it. The last barrier
+// lets the array be used again at once.
 __device__ inline float block_sum(float x) {
     SMEM_ARRAY(float, of_warp, [32]);
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;

@@ -1,8 +1,9 @@
 /*
-graph.cuh -- work that repeats as a CUDA graph: what a stream is given is captured once, then launched as a whole.
+graph.cuh -- work that repeats as a CUDA graph: what a stream is given is captured once, then
+launched as a whole.
 
-A micro-step is captured when it is done for the second time: the first time chooses algorithms and loads kernels. The graph
-fits as long as its arguments stay what they were.
+A micro-step is captured when it is done for the second time: the first time chooses algorithms and
+loads kernels. The graph fits as long as its arguments stay what they were.
 */
 #ifndef LLMC_GRAPH_CUH
 #define LLMC_GRAPH_CUH
@@ -11,7 +12,8 @@ fits as long as its arguments stay what they were.
 
 #include "llmc/gpu/gpu.cuh"
 
-// From here on the stream keeps what it is given, and does nothing; the end makes a graph of it, which the caller destroys.
+// From here on the stream keeps what it is given, and does nothing; the end makes a graph of it,
+// which the caller destroys.
 static inline void graph_capture_begin(const Gpu* gpu) {
     CUDA_CHECK(cudaStreamBeginCapture(gpu->stream, cudaStreamCaptureModeThreadLocal));
 }

@@ -1,27 +1,29 @@
 /*
-nvml.h -- the state of one GPU in one line, from NVIDIA's management library (NVML, part of the driver).
+nvml.h -- the state of one GPU in one line, from NVIDIA's management library (NVML, part of the
+driver).
 
     GPU: 67 C, 612 of 700 W, SM 1755 of 1980 MHz, memory clock 3201 MHz, 71342 of 143771 MiB,
     utilization 99 %, throttled: power
 
-What a card does not report is left out: many have no fan, laptops no power limit, shared cards (MIG) no
-utilization. Power is averaged by NVIDIA over the last second; utilization is the share of time with a kernel
-running; memory counts all processes and the driver. "throttled" lists all reasons that hold the clocks down.
+What a card does not report is left out: many have no fan, laptops no power limit, shared cards
+(MIG) no utilization. Power is averaged by NVIDIA over the last second; utilization is the share of
+time with a kernel running; memory counts all processes and the driver. "throttled" lists all
+reasons that hold the clocks down.
 
-The library is opened at run time and never linked, so the program also runs without it. Then nvml_open
-returns 0, `reason` holds one line that says why, for the caller to print once, and nvml_line returns 0.
-Nothing here ends the program or prints.
+The library is opened at run time and never linked, so the program also runs without it. Then
+nvml_open returns 0, `reason` holds one line that says why, for the caller to print once, and
+nvml_line returns 0. Nothing here ends the program or prints.
 
 The GPU is named by its PCI bus id, from cudaDeviceGetPCIBusId: CUDA's device numbers follow
 CUDA_VISIBLE_DEVICES and the cards' speed, NVML's do not.
 
     LLMC_NVML_LIBRARY   environment: the library's name or path, instead of libnvidia-ml.so.1
 
-dlopen is in libc, but before glibc 2.34 in libdl: nvcc links that by itself, make with LDLIBS=-ldl in the
-environment.
+dlopen is in libc, but before glibc 2.34 in libdl: nvcc links that by itself, make with LDLIBS=-ldl
+in the environment.
 
-The few types and constants are declared here as NVIDIA's NVML API Reference Guide gives them; the test holds
-them against the toolkit's own header where there is one.
+The few types and constants are declared here as NVIDIA's NVML API Reference Guide gives them; the
+test holds them against the toolkit's own header where there is one.
 */
 #ifndef LLMC_NVML_H
 #define LLMC_NVML_H
@@ -136,8 +138,8 @@ static inline void nvml_load_(Nvml* nvml) {
     }
 }
 
-// Finds the GPU with this bus id ("0000:17:00.0"). Returns whether nvml_line will work; if not, nvml->reason
-// says why and everything is closed.
+// Finds the GPU with this bus id ("0000:17:00.0"). Returns whether nvml_line will work; if not,
+// nvml->reason says why and everything is closed.
 static inline int nvml_open(Nvml* nvml, const char* pci_bus_id) {
     const char* chosen = getenv("LLMC_NVML_LIBRARY");
     const char* name = chosen && chosen[0] ? chosen : "libnvidia-ml.so.1";
@@ -240,8 +242,9 @@ static inline void nvml_put_throttle_(NvmlText_* line, const Nvml* nvml) {
     }
 }
 
-// Sets text[0 .. bytes) to the line, without a newline; a longer one is cut off, and 256 bytes are enough.
-// Returns whether there is something to print: 0 if `nvml` is closed or the GPU reports nothing.
+// Sets text[0 .. bytes) to the line, without a newline; a longer one is cut off, and 256 bytes are
+// enough. Returns whether there is something to print: 0 if `nvml` is closed or the GPU reports
+// nothing.
 static inline int nvml_line(const Nvml* nvml, char* text, size_t bytes) {
     NvmlText_ line = {text, bytes, 0};
     NvmlMemory_ memory = {0, 0, 0};
@@ -272,7 +275,8 @@ static inline int nvml_line(const Nvml* nvml, char* text, size_t bytes) {
     return line.used > 0;
 }
 
-// Sets the power and the clock of the multiprocessors at this moment; NAN: closed, or the GPU does not tell.
+// Sets the power and the clock of the multiprocessors at this moment; NAN: closed, or the GPU does
+// not tell.
 static inline void nvml_sensors(const Nvml* nvml, double* power_w, double* clock_mhz) {
     unsigned int power_mw = 0, mhz = 0;
     const int is_open = nvml->library != NULL;

@@ -1,9 +1,10 @@
 /*
 ptx.cuh -- one function per PTX instruction: inline assembly for nvcc, plain C++ for the CPU device.
 
-The twin of an instruction is our reading of the PTX ISA manual; dev/test/gpu/test_ptx.cu checks both against the
-same tables, element by element. Lane l of a warp has g = l / 4 and t = l % 4; a register of type unsigned
-holds two 16-bit elements, the lower half first. Where an operand of mma_16816 is:
+The twin of an instruction is our reading of the PTX ISA manual; dev/test/gpu/test_ptx.cu checks
+both against the same tables, element by element. Lane l of a warp has g = l / 4 and t = l % 4; a
+register of type unsigned holds two 16-bit elements, the lower half first. Where an operand of
+mma_16816 is:
 
     a[i]   (16, 16)   row g + 8 (i % 2),   columns 2t + 8 (i / 2) and the next
     b[i]   (16, 8)    rows 2t + 8 i and the next,   column g
@@ -22,9 +23,9 @@ __device__ inline unsigned ptx_shared_address_(const void* p) {
     return (unsigned)__cvta_generic_to_shared(p);
 }
 
-// Starts to copy `bytes` (0 ... 16) from global memory to shared memory, past the L1 cache and past the
-// registers; the rest of the 16 bytes at `to` become 0. Both addresses are multiples of 16. If bytes is 0,
-// `from` is not read and may point anywhere.
+// Starts to copy `bytes` (0 ... 16) from global memory to shared memory, past the L1 cache and past
+// the registers; the rest of the 16 bytes at `to` become 0. Both addresses are multiples of 16. If
+// bytes is 0, `from` is not read and may point anywhere.
 __device__ inline void cp_async_16(void* to, const void* from, int bytes) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(ptx_shared_address_(to)), "l"(from),
                  "r"(bytes)
@@ -34,8 +35,9 @@ __device__ inline void cp_async_16(void* to, const void* from, int bytes) {
 // Waits for the copies that this thread started; those of others are there after the next barrier.
 __device__ inline void cp_async_wait_all(void) { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
-// Four 8x8 matrices of 16-bit elements from shared memory: lane 8i+j gives the address of row j of matrix i,
-// a multiple of 16 bytes; r[i] of lane l becomes elements 2t and 2t+1 of row g of matrix i.
+// Four 8x8 matrices of 16-bit elements from shared memory: lane 8i+j gives the address of row j of
+// matrix i, a multiple of 16 bytes; r[i] of lane l becomes elements 2t and 2t+1 of row g of matrix
+// i.
 __device__ inline void ldmatrix_x4(unsigned (&r)[4], const void* row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
@@ -117,8 +119,8 @@ struct PtxMma_ {
 };
 typedef float PtxRow_ __attribute__((vector_size(32))); // of eight columns
 
-// The product of a whole warp, computed by one lane. It reads and writes the registers of the others, which wait: no
-// access of memory, so ThreadSanitizer does not look.
+// The product of a whole warp, computed by one lane. It reads and writes the registers of the
+// others, which wait: no access of memory, so ThreadSanitizer does not look.
 template <class T> __attribute__((no_sanitize("thread"))) void ptx_mma_(void* const lanes[32]) {
     float a[16][16], b[16][8], d[16][8];
     for (int lane = 0; lane < 32; lane++) {

@@ -1,5 +1,6 @@
 /*
-results.cuh -- what the host reads back of an update or of batches of a validation, on the GPU and in pinned memory.
+results.cuh -- what the host reads back of an update or of batches of a validation, on the GPU and
+in pinned memory.
 
 Kernels append losses and set the rest; the host reads all of it at once, and waits.
 */

@@ -1,8 +1,10 @@
 /*
-curve_svg.h -- the loss curve of a run as a picture: SVG, readable on a light and on a dark background.
+curve_svg.h -- the loss curve of a run as a picture: SVG, readable on a light and on a dark
+background.
 
-As in curve_terminal.h, the losses are on a logarithmic axis. The training loss is a line through all of its points,
-each validation loss a dot, the floor a dashed line. Points that are not finite are left out.
+As in curve_terminal.h, the losses are on a logarithmic axis. The training loss is a line through
+all of its points, each validation loss a dot, the floor a dashed line. Points that are not finite
+are left out.
 */
 #ifndef LLMC_CURVE_SVG_H
 #define LLMC_CURVE_SVG_H
@@ -15,8 +17,8 @@ each validation loss a dot, the floor a dashed line. Points that are not finite 
 extern "C" {
 #endif
 
-// Writes the picture. train and val are in the order of steps; floor is NaN when there is none. Nothing is
-// written without a finite training loss.
+// Writes the picture. train and val are in the order of steps; floor is NaN when there is none.
+// Nothing is written without a finite training loss.
 void curve_svg(FILE* file, const CurvePoint* train, int n_train, const CurvePoint* val, int n_val,
                double floor);
 
@@ -67,8 +69,8 @@ static int svg_include_(SvgRange_* range, const CurvePoint* points, int n) {
     return drawn;
 }
 
-// A logarithmic axis needs 0 < low < high. Losses below a thousandth of the highest are drawn at the bottom.
-// A margin of 4 % keeps the curve off the frame.
+// A logarithmic axis needs 0 < low < high. Losses below a thousandth of the highest are drawn at
+// the bottom. A margin of 4 % keeps the curve off the frame.
 static void svg_settle_(SvgRange_* range, double floor) {
     if (isfinite(floor) && floor > 0) {
         range->low = fmin(range->low, floor);
@@ -98,8 +100,8 @@ static void svg_loss_label_(FILE* file, const SvgRange_* range, double loss) {
     fprintf(file, "<text x=\"%d\" y=\"%.1f\" text-anchor=\"end\">%.4g</text>\n", SVG_LEFT_ - 8, y + 4, loss);
 }
 
-// Labels the multiples of `unit` that are far enough from the n labels so far, whose places are in `taken`.
-// Returns the new n.
+// Labels the multiples of `unit` that are far enough from the n labels so far, whose places are in
+// `taken`. Returns the new n.
 static int svg_label_multiples_(FILE* file, const SvgRange_* range, double unit, double* taken, int n) {
     for (double k = ceil(range->low / unit); k * unit <= range->high && n < SVG_LABELS_; k++) {
         const double y = svg_y_(range, k * unit);
@@ -115,7 +117,8 @@ static int svg_label_multiples_(FILE* file, const SvgRange_* range, double unit,
     return n;
 }
 
-// Round numbers first, so that they get the room: multiples of 5, 2 and 1 times each power of ten, downwards.
+// Round numbers first, so that they get the room: multiples of 5, 2 and 1 times each power of ten,
+// downwards.
 static void svg_loss_axis_(FILE* file, const SvgRange_* range) {
     double taken[SVG_LABELS_];
     int n = 0;

@@ -1,10 +1,11 @@
 /*
 curve_terminal.h -- the loss curve of a run, drawn with characters.
 
-The losses are on a logarithmic axis: the last tenth above the floor stays visible beside a steep start, which
-would squeeze it on a linear one. The training loss is a line, each character cell holding 2 x 4 braille dots
-(three heights in plain ASCII, when the locale is not UTF-8), averaged over the steps that fall into one
-column of dots. Validation losses are marked o. The floor is a dashed line with its value.
+The losses are on a logarithmic axis: the last tenth above the floor stays visible beside a steep
+start, which would squeeze it on a linear one. The training loss is a line, each character cell
+holding 2 x 4 braille dots (three heights in plain ASCII, when the locale is not UTF-8), averaged
+over the steps that fall into one column of dots. Validation losses are marked o. The floor is a
+dashed line with its value.
 */
 #ifndef LLMC_CURVE_TERMINAL_H
 #define LLMC_CURVE_TERMINAL_H
@@ -31,8 +32,9 @@ typedef struct {
     double* labels;      // (rows) the loss written beside the row; NaN: none
 } CurvePlot;
 
-// Draws on `columns` x `rows` characters, labels included. train is (n_train) in the order of steps, val is
-// (n_val), their losses finite; floor is NaN if unknown. Nothing is drawn without training losses.
+// Draws on `columns` x `rows` characters, labels included. train is (n_train) in the order of
+// steps, val is (n_val), their losses finite; floor is NaN if unknown. Nothing is drawn without
+// training losses.
 void curve_draw(FILE* file, const CurvePoint* train, int n_train, const CurvePoint* val, int n_val,
                 double floor, int columns, int rows);
 
@@ -50,7 +52,8 @@ void curve_draw(FILE* file, const CurvePoint* train, int n_train, const CurvePoi
 
 #include "llmc/base/check.h"
 
-// Left of the axis for the labels of the losses; right of the plot for the end of the last step's label.
+// Left of the axis for the labels of the losses; right of the plot for the end of the last step's
+// label.
 enum { CURVE_LABEL_COLUMNS_ = 8, CURVE_MARGIN_COLUMNS_ = 6 };
 
 // Does the terminal expect UTF-8? The first of these variables that is set decides, as in POSIX.

@@ -1,6 +1,6 @@
 /*
-log.h -- everything a run prints: to the screen, to log.jsonl and main.log in the directory of the run, and, when
-it is done, its loss curve to curve.svg there.
+log.h -- everything a run prints: to the screen, to log.jsonl and main.log in the directory of the
+run, and, when it is done, its loss curve to curve.svg there.
 
 log.jsonl, one object per line (a number that is not finite is null; losses have 9 significant
 digits; a byte of a path or option that is not UTF-8 is \udcNN, json.h):
@@ -28,27 +28,29 @@ power_w and clock_mhz are those of a GPU, once a second; floor is there where it
 host_mem_mb where a run on another device has large allocations here. Readers ignore kinds and keys
 that they do not know.
 
-With --tensorboard on, all numbers of the lines of training, validations and tasks also go to tensorboard.h's file, each
-under the tag KIND/KEY (task/NAME/KEY, gpu/power_w, gpu/clock_mhz), and samples as texts.
+With --tensorboard on, all numbers of the lines of training, validations and tasks also go to
+tensorboard.h's file, each under the tag KIND/KEY (task/NAME/KEY, gpu/power_w, gpu/clock_mhz), and
+samples as texts.
 
-main.log has the lines of llm.c, so that its plotting scripts work: s:<step> trl:<train loss> lr:<> norm:<>
-and s:<step> tel:<val loss>, and s:<step> eval:<acc_norm> of a task that has one.
+main.log has the lines of llm.c, so that its plotting scripts work: s:<step> trl:<train loss> lr:<>
+norm:<> and s:<step> tel:<val loss>, and s:<step> eval:<acc_norm> of a task that has one.
 
-Steps count from 1; step 0 is before the first update. Every line reaches its file before the next step, or
-the program ends with the name of the file. A new run leaves the logs of an earlier one in the same place as
-log.jsonl.1, main.log.1, curve.svg.1 and tensorboard.1, or the next free number. A run that resumes after N updates keeps the
-lines up to step N, cuts off the rest (and the line that says why it stopped), and does not repeat lines about
-step N: the log of an interrupted run equals that of an uninterrupted one, except for one more config line. A
-rollback does the same: it cuts off the lines after the checkpoint and adds one that says from which step it came.
+Steps count from 1; step 0 is before the first update. Every line reaches its file before the next
+step, or the program ends with the name of the file. A new run leaves the logs of an earlier one in
+the same place as log.jsonl.1, main.log.1, curve.svg.1 and tensorboard.1, or the next free number. A
+run that resumes after N updates keeps the lines up to step N, cuts off the rest (and the line that
+says why it stopped), and does not repeat lines about step N: the log of an interrupted run equals
+that of an uninterrupted one, except for one more config line. A rollback does the same: it cuts off
+the lines after the checkpoint and adds one that says from which step it came.
 
-On a terminal the line of a step is rewritten by the next one and is cut to its width, the less important
-numbers first; what takes 100 ms or more leaves a line at each hundredth of the run, and what takes 10 s or
-more leaves them all. Elsewhere, a step is printed at each hundredth of the run, if it comes half a
-second or more after the last one printed, and after half a minute without one; those of 10 s or
-more all are. With --log-every N the multiples of N are printed, everywhere and in main.log, and no
-others. The first and the last step always are. If the screen goes away (| head), a run with files
-continues without it. A quiet run prints only results: of tasks, updates that were not made,
-warnings, why it stopped, and the summary.
+On a terminal the line of a step is rewritten by the next one and is cut to its width, the less
+important numbers first; what takes 100 ms or more leaves a line at each hundredth of the run, and
+what takes 10 s or more leaves them all. Elsewhere, a step is printed at each hundredth of the run,
+if it comes half a second or more after the last one printed, and after half a minute without one;
+those of 10 s or more all are. With --log-every N the multiples of N are printed, everywhere and in
+main.log, and no others. The first and the last step always are. If the screen goes away (| head), a
+run with files continues without it. A quiet run prints only results: of tasks, updates that were
+not made, warnings, why it stopped, and the summary.
 */
 #ifndef LLMC_LOG_H
 #define LLMC_LOG_H
@@ -171,9 +173,9 @@ static inline void log_sensors(RunLog* log, double power_w, double clock_mhz) {
     log->clock_mhz = clock_mhz;
 }
 
-// After update number `step`: the mean loss of its batch, the norm of its gradient before clipping, both with
-// their z-scores, the learning rate, the time it took without evaluation and the like, and the model flops
-// utilization as a fraction. Of the scores and the utilization, NAN is unknown.
+// After update number `step`: the mean loss of its batch, the norm of its gradient before clipping,
+// both with their z-scores, the learning rate, the time it took without evaluation and the like,
+// and the model flops utilization as a fraction. Of the scores and the utilization, NAN is unknown.
 void log_train(RunLog* log, int64_t step, double loss, double loss_z, double norm, double norm_z, double lr,
                double ms, double mfu);
 
@@ -193,8 +195,8 @@ typedef struct {
 // The options of the run: print(file, what) prints them. The first thing to log.
 void log_config(RunLog* log, LogPrint print, const void* what, LogIdentity who);
 
-// Part number i of n of something that may take long, a validation for example, is about to begin; the first
-// is 0. Shown on a terminal, elsewhere every half minute.
+// Part number i of n of something that may take long, a validation for example, is about to begin;
+// the first is 0. Shown on a terminal, elsewhere every half minute.
 void log_progress(RunLog* log, int64_t step, const char* what, int64_t i, int64_t n);
 
 // A validation.
@@ -219,8 +221,8 @@ void log_note(RunLog* log, const char* text);
 // Something is wrong with the run after update number `step`.
 void log_warning(RunLog* log, int64_t step, const char* text);
 
-// The run continues from this checkpoint of its own. Logs it again if its line was cut off, because it came
-// after the next update.
+// The run continues from this checkpoint of its own. Logs it again if its line was cut off, because
+// it came after the next update.
 void log_resumed(RunLog* log, const char* path);
 
 // Update number `step` was skipped.
@@ -345,8 +347,8 @@ static LogKind_ log_kind_(const char* kind) {
     return (LogKind_)i;
 }
 
-// Whether the files of a resumed run already hold this line: the last step before the interruption is visited
-// again. Each line that they hold is passed over once.
+// Whether the files of a resumed run already hold this line: the last step before the interruption
+// is visited again. Each line that they hold is passed over once.
 static int log_is_repeated_(RunLog* log, LogKind_ kind, int64_t step) {
     return step == log->start_step && log->repeated[kind] > 0 && log->repeated[kind]--;
 }
@@ -358,7 +360,8 @@ static double log_number_in_(const char* line, const char* key) {
     return at && sscanf(at + strlen(key), "%lf", &value) == 1 ? value : NAN;
 }
 
-// Takes in one line of an older log: -1 if it is about no step, or tells why the run stopped, else its step.
+// Takes in one line of an older log: -1 if it is about no step, or tells why the run stopped, else
+// its step.
 static int64_t log_reread_line_(RunLog* log, const char* line) {
     char kind[16] = "";
     long long step = -1;
@@ -641,8 +644,9 @@ static int64_t log_validations_left_(const RunLog* log, int64_t step) {
     return every ? log->steps / every - step / every + (log->steps % every != 0 && step < log->steps) : 0;
 }
 
-// Seconds to go: the remaining steps at the present speed, each with its share of what came between the steps
-// so far (samples, checkpoints), and the remaining validations, each as long as the last one.
+// Seconds to go: the remaining steps at the present speed, each with its share of what came between
+// the steps so far (samples, checkpoints), and the remaining validations, each as long as the last
+// one.
 static double log_eta_s_(const RunLog* log, int64_t step) {
     double between_ms = 0;
     if (log->timed > 1) {
@@ -653,7 +657,8 @@ static double log_eta_s_(const RunLog* log, int64_t step) {
            (double)log_validations_left_(log, step) * log->val_s;
 }
 
-// A part of the line of a step, and when it gives way where the terminal is too narrow: the highest first.
+// A part of the line of a step, and when it gives way where the terminal is too narrow: the highest
+// first.
 typedef struct {
     int rank;
     char text[64];
@@ -736,7 +741,8 @@ static void log_show_step_(RunLog* log, int64_t step) {
         return;
     }
     fputs(log->open_line != LOG_LINE_NONE_ ? "\r\033[K" : "", log_details_(log));
-    // without automatic margins, in case the width is not known: a line that wraps cannot be rewritten
+    // without automatic margins, in case the width is not known: a line that wraps cannot be
+    // rewritten
     fprintf(log_details_(log), is_kept ? "%s\n" : "\033[?7l%s\033[?7h", log->line);
     log->open_line = is_kept ? LOG_LINE_NONE_ : LOG_LINE_STEP_;
     log->shown_s = now_s;
@@ -1024,7 +1030,8 @@ double log_peak_mib(void) {
 #endif
 }
 
-// Writes the curve into the directory of the run, beside log.jsonl. A run can do without the picture.
+// Writes the curve into the directory of the run, beside log.jsonl. A run can do without the
+// picture.
 static void log_write_curve_(const RunLog* log, const CurvePoint* train, int n_train, const CurvePoint* val,
                              int n_val, double floor) {
     char path[PATH_MAX], directory[PATH_MAX], error[ERROR_BYTES];

@@ -1,6 +1,7 @@
 /*
-log_files.h -- the files of a run's log: what they are called, how those of an earlier run are put aside, and lines that are
-in their file, or on the disk, or end the program with the name of the file.
+log_files.h -- the files of a run's log: what they are called, how those of an earlier run are put
+aside, and lines that are in their file, or on the disk, or end the program with the name of the
+file.
 */
 #ifndef LLMC_LOG_FILES_H
 #define LLMC_LOG_FILES_H

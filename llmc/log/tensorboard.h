@@ -1,6 +1,6 @@
 /*
-tensorboard.h -- writes what TensorBoard reads: OUT/tensorboard/events.out.tfevents.TIME.HOST.PROCESS, a file for each
-start of the program.
+tensorboard.h -- writes what TensorBoard reads:
+OUT/tensorboard/events.out.tfevents.TIME.HOST.PROCESS, a file for each start of the program.
 
 A file is a row of records, each an Event in protobuf's wire format:
 
@@ -9,8 +9,9 @@ A file is a row of records, each an Event in protobuf's wire format:
     Summary        1 value, repeated: 1 tag | 2 simple_value (float), or 8 tensor and 9 metadata for a text
     SessionLog     1 status; 1 is START
 
-When a run continues after step N, the file begins with a START at step N + 1: TensorBoard then drops the scalars that
-other files have from that step on, because they are logged again. (It keeps the texts.)
+When a run continues after step N, the file begins with a START at step N + 1: TensorBoard then
+drops the scalars that other files have from that step on, because they are logged again. (It keeps
+the texts.)
 */
 #ifndef LLMC_TENSORBOARD_H
 #define LLMC_TENSORBOARD_H
@@ -32,7 +33,8 @@ typedef struct {
     size_t summary; // where its summary begins; 0: it has none
 } TensorBoard;
 
-// Starts a file in the directory `path`, which is made. `done` is the number of updates before this start; 0: a new run.
+// Starts a file in the directory `path`, which is made. `done` is the number of updates before this
+// start; 0: a new run.
 void tensorboard_open(TensorBoard* board, const char* path, int64_t done);
 
 void tensorboard_close(TensorBoard* board);
@@ -40,7 +42,8 @@ void tensorboard_close(TensorBoard* board);
 // What is logged after `done` updates replaces what was logged there before.
 void tensorboard_restart(TensorBoard* board, int64_t done);
 
-// An event: begin, values, end. Without a value nothing is written; values outside of an event are ignored.
+// An event: begin, values, end. Without a value nothing is written; values outside of an event are
+// ignored.
 void tensorboard_begin(TensorBoard* board, int64_t step);
 void tensorboard_scalar(TensorBoard* board, const char* tag, double value);
 void tensorboard_text(TensorBoard* board, const char* tag, const char* text, size_t bytes);
@@ -100,7 +103,8 @@ static void proto_bytes_(TensorBoard* board, unsigned field, const void* data, s
     proto_put_(board, data, bytes);
 }
 
-// A message in the event: its length comes before it, so it is written behind the event and moved. Returns where.
+// A message in the event: its length comes before it, so it is written behind the event and moved.
+// Returns where.
 static size_t proto_open_(const TensorBoard* board) { return board->bytes; }
 
 static void proto_close_(TensorBoard* board, unsigned field, size_t begin) {
@@ -212,7 +216,8 @@ void tensorboard_scalar(TensorBoard* board, const char* tag, double value) {
     proto_close_(board, 1, begin);
 }
 
-// Text. TensorBoard wants UTF-8, so a byte that belongs to no character becomes U+FFFD, as in the log.
+// Text. TensorBoard wants UTF-8, so a byte that belongs to no character becomes U+FFFD, as in the
+// log.
 static void proto_text_(TensorBoard* board, int field, const char* text, size_t bytes) {
     const size_t begin = proto_open_(board);
     for (size_t i = 0, used; i < bytes; i += used ? used : 1) {

@@ -1,12 +1,13 @@
 /*
 log_reader.h -- a run as its log.jsonl tells it (log.h has the format), for reports and comparisons.
 
-A run is named by its directory, or by its log. It may be finished, running, stopped or a copy: only the log is
-read. A last line that is not complete yet is left out, and so are unknown kinds of lines and
-unknown keys. A line that is damaged, by a loss of power for example, is left out with a warning.
+A run is named by its directory, or by its log. It may be finished, running, stopped or a copy: only
+the log is read. A last line that is not complete yet is left out, and so are unknown kinds of lines
+and unknown keys. A line that is damaged, by a loss of power for example, is left out with a
+warning.
 
-Each step is there once. The log itself drops what a resumed or rolled-back run does again; where it did not, the
-later lines count.
+Each step is there once. The log itself drops what a resumed or rolled-back run does again; where it
+did not, the later lines count.
 */
 #ifndef LLMC_LOG_READER_H
 #define LLMC_LOG_READER_H
@@ -129,7 +130,8 @@ const RecordEvent* record_last(const Record* record, RecordKind kind);
 // RECORD_VALUE_LOSS or RECORD_BPB
 const RecordEvent* record_best(const Record* record, RecordValue measure);
 
-// A number of the run when it had done `step` updates, RECORD_TOKENS for example; 0 before the first. NaN: not told.
+// A number of the run when it had done `step` updates, RECORD_TOKENS for example; 0 before the
+// first. NaN: not told.
 double record_place(const Record* record, RecordSeries series, double step);
 
 // The value of an option, NULL: not told.

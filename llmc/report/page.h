@@ -1,10 +1,12 @@
 /*
-page.h -- --report RUN[,RUN,...]: one page of HTML about runs: plots, facts, memory, events, samples, options.
+page.h -- --report RUN[,RUN,...]: one page of HTML about runs: plots, facts, memory, events,
+samples, options.
 
-The page is one file without scripts and without links to other files: it can be mailed, printed and kept. It is also
-well-formed XML. Every number comes from the logs (log_reader.h); nothing else is read, so finished, running and copied
-runs are all the same. A page of 5 runs of 100,000 updates is smaller than 500 KiB: curves are reduced (plot.h), and of
-many samples, validations and events only some are shown, which the page says.
+The page is one file without scripts and without links to other files: it can be mailed, printed and
+kept. It is also well-formed XML. Every number comes from the logs (log_reader.h); nothing else is
+read, so finished, running and copied runs are all the same. A page of 5 runs of 100,000 updates is
+smaller than 500 KiB: curves are reduced (plot.h), and of many samples, validations and events only
+some are shown, which the page says.
 */
 #ifndef LLMC_PAGE_H
 #define LLMC_PAGE_H
@@ -15,8 +17,8 @@ many samples, validations and events only some are shown, which the page says.
 extern "C" {
 #endif
 
-// Writes the report on "RUN,RUN,..." to `path`; "" writes report.html into the directory of the first run. Says on
-// `screen` where. Ends the program if something is wrong with a run.
+// Writes the report on "RUN,RUN,..." to `path`; "" writes report.html into the directory of the
+// first run. Says on `screen` where. Ends the program if something is wrong with a run.
 void report_write(FILE* screen, const char* runs, const char* path);
 
 #ifdef __cplusplus

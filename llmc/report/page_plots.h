@@ -1,8 +1,8 @@
 /*
 page_plots.h -- the plots of a report: which numbers of the runs stand in which plot.
 
-Raw values come with their trend: the mean over a window of REPORT_WINDOW_PERCENT of the run, in the middle of which the
-point stands. A short run has no trend.
+Raw values come with their trend: the mean over a window of REPORT_WINDOW_PERCENT of the run, in the
+middle of which the point stands. A short run has no trend.
 */
 #ifndef LLMC_PAGE_PLOTS_H
 #define LLMC_PAGE_PLOTS_H

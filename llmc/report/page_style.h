@@ -1,9 +1,9 @@
 /*
 page_style.h -- how a report looks: its style sheet.
 
-Colors are Okabe and Ito's, which people of any color vision tell apart, darker on white and lighter on black so that
-each has a contrast of 3 to 1 at least; several runs also have letters. Curves are styled by one class each, without
-ancestors: a <use> of theirs is matched outside of the page.
+Colors are Okabe and Ito's, which people of any color vision tell apart, darker on white and lighter
+on black so that each has a contrast of 3 to 1 at least; several runs also have letters. Curves are
+styled by one class each, without ancestors: a <use> of theirs is matched outside of the page.
 */
 #ifndef LLMC_PAGE_STYLE_H
 #define LLMC_PAGE_STYLE_H

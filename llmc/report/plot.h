@@ -1,11 +1,14 @@
 /*
-plot.h -- one plot of a report: an SVG element that is as wide as its place, and readable at any width.
+plot.h -- one plot of a report: an SVG element that is as wide as its place, and readable at any
+width.
 
-Curves live in a nested SVG that stretches; text, dots and the lines of the grid are placed in percent, so they keep
-their size. A curve of any number of points becomes at most two points per column: the lowest and the highest there.
+Curves live in a nested SVG that stretches; text, dots and the lines of the grid are placed in
+percent, so they keep their size. A curve of any number of points becomes at most two points per
+column: the lowest and the highest there.
 
-The x axis is drawn once for each of PLOT_AXES, in groups of the classes x0, x1, ...; the page's style shows one of
-them. All y values are finite or NaN; NaN leaves a gap. What lies outside of the range is drawn at its edge.
+The x axis is drawn once for each of PLOT_AXES, in groups of the classes x0, x1, ...; the page's
+style shows one of them. All y values are finite or NaN; NaN leaves a gap. What lies outside of the
+range is drawn at its edge.
 */
 #ifndef LLMC_PLOT_H
 #define LLMC_PLOT_H
@@ -259,7 +262,8 @@ static void plot_log_ticks_(FILE* file, const Plot* plot, const PlotRange_* rang
     }
 }
 
-// The smallest of 1, 2, 5, 10, 20, ... times a power of ten that divides `span` into at most n parts.
+// The smallest of 1, 2, 5, 10, 20, ... times a power of ten that divides `span` into at most n
+// parts.
 static double plot_unit_(double span, int n) {
     const double power = pow(10, floor(log10(span / n)));
     const double part = span / n / power;
@@ -405,7 +409,8 @@ static void plot_marks_(FILE* file, const Plot* plot, const PlotCurve* curve, in
     }
 }
 
-// Whether a curve has the same places on this axis as on the first: tokens are updates times a number, mostly.
+// Whether a curve has the same places on this axis as on the first: tokens are updates times a
+// number, mostly.
 static int plot_is_as_first_(const Plot* plot, const PlotCurve* curve, int axis) {
     for (size_t i = 0; i < curve->count; i++) {
         const PlotPoint* point = &curve->points[i];

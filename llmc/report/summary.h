@@ -32,7 +32,8 @@ int facts_measure(RecordValue* measure, char note[FACT_BYTES], const Record* run
 // the run.
 void facts_target_name(char name[FACT_BYTES], RecordValue measure, double value, const char* who);
 
-// Sets text to what it took the run to the first validation that is at least as good: "1.2B tokens, 3h05m"; "": none is.
+// Sets text to what it took the run to the first validation that is at least as good: "1.2B tokens,
+// 3h05m"; "": none is.
 void facts_reach(char text[FACT_BYTES], const Record* run, RecordValue measure, double value);
 
 // The names of all options of the runs, in their order; those that differ are marked.

@@ -1,15 +1,15 @@
 /*
 bpe.h -- a vocabulary of GPT-2's kind, and byte-pair encoding by it.
 
-In each piece of a text (bpe_split.h), starting with its bytes, the two neighbors whose union has the lowest
-id become one token, leftmost first, until no two neighbors make a token.
+In each piece of a text (bpe_split.h), starting with its bytes, the two neighbors whose union has
+the lowest id become one token, leftmost first, until no two neighbors make a token.
 
     bpe_open            a vocabulary, out of a file (bpe_files.h); read-only afterwards: threads may share it
     bpe_open_merges     the same from merges in memory
 
-In every vocabulary each token longer than a byte must be what two tokens of lower ids merge to, as it is
-where training by merges has made it. In the order of GPT-2, which files of merges imply, ids 0 to 255 are the
-single bytes, then comes one id per merge, and end-of-text is the last.
+In every vocabulary each token longer than a byte must be what two tokens of lower ids merge to, as
+it is where training by merges has made it. In the order of GPT-2, which files of merges imply, ids
+0 to 255 are the single bytes, then comes one id per merge, and end-of-text is the last.
 
 Besides, a vocabulary may have names: end-of-text, and tokens that were added to it, like <pad>.
 They have ids, and can be decoded, but no text makes them, not even the characters of the name.
@@ -40,8 +40,8 @@ typedef struct {
         is_name; // text never makes it: end-of-text, and tokens that were added to the vocabulary, like <pad>
 } BpeToken_;
 
-// Open addressing, an empty entry is 0. Copied to where it is used in a loop: the compiler need not load it
-// again then.
+// Open addressing, an empty entry is 0. Copied to where it is used in a loop: the compiler need not
+// load it again then.
 typedef struct {
     uint64_t* entries; // (2^bits), aligned to a cache line; bpe_merge_of_ takes one apart
     int bits;
@@ -106,8 +106,8 @@ static inline int bpe_find(const Bpe* bpe, const char* bytes, size_t n) {
     return (int)(uint32_t)*bpe_entry_(bpe, (const unsigned char*)bytes, n, &tag) - 1;
 }
 
-// An entry of BpePairs_. The id is stored as its distance from BPE_NONE_: it comes out as BPE_NONE_ of no
-// entry.
+// An entry of BpePairs_. The id is stored as its distance from BPE_NONE_: it comes out as BPE_NONE_
+// of no entry.
 typedef struct {
     int left, right, id; // 21 bits each
 } BpeMerge_;
@@ -124,8 +124,8 @@ ALWAYS_INLINE uint64_t bpe_pair_bucket_(const BpePairs_* pairs, int left, int ri
     return pair * BPE_HASH_MULTIPLIER_ >> (64 - pairs->bits) & ~(uint64_t)(BPE_BUCKET_ - 1);
 }
 
-// The entry of a pair in its bucket, a cache line; 0 if it is not there. Nobody can predict where in the
-// bucket it is, so there is no branch.
+// The entry of a pair in its bucket, a cache line; 0 if it is not there. Nobody can predict where
+// in the bucket it is, so there is no branch.
 ALWAYS_INLINE uint64_t bpe_in_bucket_(const uint64_t* bucket, uint64_t pair) {
 #if defined(X86_INTRINSICS) && defined(__AVX512F__)
     const __m512i entries = _mm512_load_si512(bucket), wanted = _mm512_set1_epi64((long long)pair);
@@ -166,13 +166,14 @@ static inline void bpe_add_pair_(BpePairs_* pairs, int left, int right, int id) 
     pairs->entries[i] = pair << 21 | (uint64_t)(BPE_NONE_ - id);
 }
 
-// Sets the key of a piece of n < 8 * words bytes (8 * words bytes are readable), and returns its hash, whose
-// high bits depend on all of the key.
+// Sets the key of a piece of n < 8 * words bytes (8 * words bytes are readable), and returns its
+// hash, whose high bits depend on all of the key.
 ALWAYS_INLINE uint64_t bpe_key_(const unsigned char* piece, size_t n, int words, uint64_t* key) {
     // 32 - n bytes in, the first n bytes are 0xFF
     static const uint64_t window[8]
         __attribute__((aligned(64))) = {~(uint64_t)0, ~(uint64_t)0, ~(uint64_t)0, ~(uint64_t)0, 0, 0, 0, 0};
-    // odd, with bits in no order: different keys have the same sum as seldom as if the sums were random
+    // odd, with bits in no order: different keys have the same sum as seldom as if the sums were
+    // random
     static const uint64_t multipliers[4] = {0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9,
                                             0xD6E8FEB86659FD93};
     const unsigned char* masks = (const unsigned char*)window + 32 - n;
@@ -229,8 +230,9 @@ static inline void bpe_merger_close_(BpeMerger_* merger) {
     memset(merger, 0, sizeof(*merger));
 }
 
-// A piece of up to BPE_SHORT_ bytes while it is merged. The tokens are parts[1 .. count]; before and behind
-// them are entries that are no tokens, so that each has two neighbors. There is room to move 16 at a time.
+// A piece of up to BPE_SHORT_ bytes while it is merged. The tokens are parts[1 .. count]; before
+// and behind them are entries that are no tokens, so that each has two neighbors. There is room to
+// move 16 at a time.
 typedef struct {
     int parts[BPE_SHORT_ + 20];
     int ranks[BPE_SHORT_ + 20]; // ranks[i], i < count: id of the union of parts i and i + 1, or BPE_NONE_
@@ -273,8 +275,8 @@ ALWAYS_INLINE int bpe_lowest_(const int* ranks, int n) {
     return lowest;
 }
 
-// Moves row[from + 1 .. n], and whatever follows, one to the left, 16 at a time and at least once: mostly
-// that is all, which is predicted.
+// Moves row[from + 1 .. n], and whatever follows, one to the left, 16 at a time and at least once:
+// mostly that is all, which is predicted.
 ALWAYS_INLINE void bpe_close_gap_(int* row, int from, int n) {
     int i = from;
     do {
@@ -292,8 +294,9 @@ ALWAYS_INLINE void bpe_short_merge_rank_(const BpePairs_* pairs, BpeShortMerge_*
     merge->ranks[at] = bpe_pair_(pairs, parts[at], parts[at + 1]);
 }
 
-// Makes one token of the two whose union has the lowest id, leftmost first, and prefetches what comes next
-// to come from memory. Returns 0 if no two make a token: parts[1 .. count] are the result.
+// Makes one token of the two whose union has the lowest id, leftmost first, and prefetches what
+// comes next to come from memory. Returns 0 if no two make a token: parts[1 .. count] are the
+// result.
 ALWAYS_INLINE int bpe_short_merge_step_(const BpePairs_* pairs, BpeShortMerge_* merge) {
     int *parts = merge->parts, *ranks = merge->ranks;
     const int lowest = bpe_lowest_(ranks, merge->count), at = lowest & 63;
@@ -362,8 +365,9 @@ static inline void bpe_join_(BpeMerger_* merger, const Bpe* bpe, uint32_t place)
     }
 }
 
-// Makes the tokens `rank` of all pairs of this rank, leftmost first. Order matters only where the parts are
-// equal, as in a a a: from any pair of such a run we go back to its beginning and merge the run at once.
+// Makes the tokens `rank` of all pairs of this rank, leftmost first. Order matters only where the
+// parts are equal, as in a a a: from any pair of such a run we go back to its beginning and merge
+// the run at once.
 static inline void bpe_join_rank_(BpeMerger_* merger, const Bpe* bpe, int rank) {
     BpePart_* parts = merger->parts;
     for (uint32_t i = merger->first[rank]; i != BPE_NOWHERE_; i = merger->waiting[i].next) {
@@ -384,9 +388,10 @@ static inline void bpe_join_rank_(BpeMerger_* merger, const Bpe* bpe, int rank) 
     }
 }
 
-// Merges a piece of any length and returns the number of ids. The union has a higher id than its parts: while
-// the pairs of one rank are merged, new ones come up only at higher ranks. So the ranks are gone through
-// once, in ascending order, and the whole is linear in the length and the vocabulary's bits.
+// Merges a piece of any length and returns the number of ids. The union has a higher id than its
+// parts: while the pairs of one rank are merged, new ones come up only at higher ranks. So the
+// ranks are gone through once, in ascending order, and the whole is linear in the length and the
+// vocabulary's bits.
 static inline size_t bpe_merge_long_(const Bpe* bpe, BpeMerger_* merger, const unsigned char* piece, size_t n,
                                      int* ids) {
     CHECK(n < BPE_NOWHERE_ / 3, "a piece of text of %zu bytes without a cut, wanted fewer than %u", n,
@@ -438,7 +443,8 @@ static inline void bpe_name_token_(Bpe* bpe, int id, const unsigned char* name, 
     bpe->tokens[id] = token;
 }
 
-// Begins a vocabulary of V ids, which becomes the owner of the buffer. All tokens but end-of-text are empty.
+// Begins a vocabulary of V ids, which becomes the owner of the buffer. All tokens but end-of-text
+// are empty.
 static inline void bpe_open_ids_(Bpe* bpe, const char* name, unsigned char* buffer, size_t V, size_t eot) {
     CHECK(0 < V && V <= BPE_MAX_VOCAB, "%s: %zu tokens with end-of-text, wanted 1 to %d", name, V,
           BPE_MAX_VOCAB);
@@ -469,8 +475,8 @@ static inline int bpe_set_token_(Bpe* bpe, int id, const unsigned char* text, si
     return 1;
 }
 
-// The bytes in the order of their ids: first those that GPT-2's files spell as themselves (Latin-1 characters
-// that can be seen), then the others, spelled as the characters from U+0100.
+// The bytes in the order of their ids: first those that GPT-2's files spell as themselves (Latin-1
+// characters that can be seen), then the others, spelled as the characters from U+0100.
 static inline void bpe_spelled_bytes_(unsigned char order[256], uint16_t spelling[256]) {
     int n = 0;
     for (int seen = 1; seen >= 0; seen--) {
@@ -484,8 +490,8 @@ static inline void bpe_spelled_bytes_(unsigned char order[256], uint16_t spellin
     }
 }
 
-// Begins the vocabulary of n merges: the single bytes in the order of GPT-2, the unions to come, end-of-text.
-// The buffer is for the bytes of all tokens.
+// Begins the vocabulary of n merges: the single bytes in the order of GPT-2, the unions to come,
+// end-of-text. The buffer is for the bytes of all tokens.
 static inline void bpe_begin_merges_(Bpe* bpe, const char* name, unsigned char* buffer, size_t n) {
     uint16_t spelling[256];
     bpe_open_ids_(bpe, name, buffer, 256 + n + 1, 256 + n);
@@ -495,8 +501,8 @@ static inline void bpe_begin_merges_(Bpe* bpe, const char* name, unsigned char* 
     }
 }
 
-// Sets token `id`, the one after the last so far, to the union of two. Returns the token of these bytes,
-// which is another if there was one already.
+// Sets token `id`, the one after the last so far, to the union of two. Returns the token of these
+// bytes, which is another if there was one already.
 static inline int bpe_add_merge_(Bpe* bpe, int id, int left, int right) {
     const BpeToken_ before = bpe->tokens[id - 1], a = bpe->tokens[left], b = bpe->tokens[right];
     unsigned char* text = (unsigned char*)before.text + before.length; // in bpe->buffer
@@ -506,10 +512,10 @@ static inline int bpe_add_merge_(Bpe* bpe, int id, int left, int right) {
     return bpe_find(bpe, (const char*)text, a.length + b.length);
 }
 
-// The tokens are there: adds all else. Finds for each token the two whose union it is: what its bytes merge
-// to with the tokens before it. In any text it then arises from these two only: as long as no token crosses
-// its borders, the merges inside them are the same as if it stood alone. Returns 0, with the reason in
-// `error`, where merging cannot make the tokens.
+// The tokens are there: adds all else. Finds for each token the two whose union it is: what its
+// bytes merge to with the tokens before it. In any text it then arises from these two only: as long
+// as no token crosses its borders, the merges inside them are the same as if it stood alone.
+// Returns 0, with the reason in `error`, where merging cannot make the tokens.
 static inline int bpe_finish_(Bpe* bpe, const char* name, char* error) {
     bpe_classes_open(&bpe->classes);
     bpe->byte_pairs = (int*)check_alloc(256 * 256, sizeof(int), "vocabulary");
@@ -552,8 +558,8 @@ static inline int bpe_finish_(Bpe* bpe, const char* name, char* error) {
     return ok;
 }
 
-// The first merge whose parts are not those that bpe_finish_ found: no text ever has them side by side
-// when it is their turn. Returns -1 if no merge is left.
+// The first merge whose parts are not those that bpe_finish_ found: no text ever has them side by
+// side when it is their turn. Returns -1 if no merge is left.
 static inline int bpe_wrong_merge_(const Bpe* bpe, const int (*pairs)[2]) {
     for (int id = 256; id < bpe->eot; id++) {
         if (bpe_pair_(&bpe->pairs, pairs[id - 256][0], pairs[id - 256][1]) != id) {
@@ -563,8 +569,9 @@ static inline int bpe_wrong_merge_(const Bpe* bpe, const int (*pairs)[2]) {
     return -1;
 }
 
-// The vocabulary of merges in their order, pairs[i] = (left id, right id): ids 0 to 255 are the single bytes
-// in the order of GPT-2, 256 + i is the union of pairs[i], end-of-text is the last. `name` is for errors.
+// The vocabulary of merges in their order, pairs[i] = (left id, right id): ids 0 to 255 are the
+// single bytes in the order of GPT-2, 256 + i is the union of pairs[i], end-of-text is the last.
+// `name` is for errors.
 static inline void bpe_open_merges(Bpe* bpe, const int (*pairs)[2], int num_merges, const char* name) {
     assert(0 <= num_merges);
     size_t* ends = (size_t*)check_alloc(256 + (size_t)num_merges, sizeof(size_t), "merges"); // of the tokens
@@ -596,7 +603,8 @@ static inline void bpe_open_merges(Bpe* bpe, const int (*pairs)[2], int num_merg
     CHECK(wrong < 0, "%s: merge %d: the merges before never leave its two tokens side by side", name, wrong);
 }
 
-// The vocabulary of text as bytes (tokenizer.h): byte b is id b, end-of-text is 256, there are no merges.
+// The vocabulary of text as bytes (tokenizer.h): byte b is id b, end-of-text is 256, there are no
+// merges.
 static inline void bpe_open_bytes(Bpe* bpe) {
     char error[ERROR_BYTES];
     unsigned char* buffer = (unsigned char*)check_alloc(256, 1, "vocabulary");

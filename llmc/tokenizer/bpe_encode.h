@@ -1,16 +1,17 @@
 /*
 bpe_encode.h -- the tokens of a text: the same ids as tiktoken's encode_ordinary.
 
-No token is ever made from the characters of "<|endoftext|>": it is text like any other. Of bytes that are no
-valid UTF-8 each is a character of its own, so decoding gives them back.
+No token is ever made from the characters of "<|endoftext|>": it is text like any other. Of bytes
+that are no valid UTF-8 each is a character of its own, so decoding gives them back.
 
     bpe_encoder_open    what one thread needs to encode: a cache of pieces, and memory for merging
 
-Speed. Most pieces are found in a cache by their first 15 or 31 bytes. Slots are asked for long before
-they are needed, so that they come from memory together. New pieces leave a gap among the ids and are merged
-16 at a time, step by step in turn, for the same reason. Merging is linear in the length of the piece
-(bpe_merge_long_), so no text is slow; and no piece has more than BPE_MAX_PIECE bytes (bpe_split.h), so no
-text takes much memory. dev/bench/results has what was measured (make bench-tokenizer).
+Speed. Most pieces are found in a cache by their first 15 or 31 bytes. Slots are asked for long
+before they are needed, so that they come from memory together. New pieces leave a gap among the ids
+and are merged 16 at a time, step by step in turn, for the same reason. Merging is linear in the
+length of the piece (bpe_merge_long_), so no text is slow; and no piece has more than BPE_MAX_PIECE
+bytes (bpe_split.h), so no text takes much memory. dev/bench/results has what was measured (make
+bench-tokenizer).
 */
 #ifndef LLMC_BPE_ENCODE_H
 #define LLMC_BPE_ENCODE_H
@@ -27,8 +28,8 @@ extern "C" {
 
 // ---- the cache ----
 
-// A piece of up to 15 bytes (as its key, which is never 0) and its ids, if it has no more than 4; two slots
-// fill a cache line.
+// A piece of up to 15 bytes (as its key, which is never 0) and its ids, if it has no more than 4;
+// two slots fill a cache line.
 typedef struct {
     uint64_t key[2]; // with BPE_SEE_LONG_: the piece has more ids, they are in a long slot
     uint32_t ids[4]; // and in the highest byte of the first their number
@@ -83,8 +84,8 @@ void bpe_encoder_close(BpeEncoder* encoder);
 
 // ---- encoding ----
 
-// Sets ids, which has room for `bytes` of them, to the tokens of the text and returns their number. A text may
-// be encoded in parts that end where bpe_last_cut says.
+// Sets ids, which has room for `bytes` of them, to the tokens of the text and returns their number.
+// A text may be encoded in parts that end where bpe_last_cut says.
 size_t bpe_encode(BpeEncoder* encoder, const char* text, size_t bytes, int* ids);
 
 #ifdef __cplusplus
@@ -101,8 +102,9 @@ size_t bpe_encode(BpeEncoder* encoder, const char* text, size_t bytes, int* ids)
 
 // ---- the cache ----
 
-// 16 MiB and 4 MiB, from where check_alloc asks for huge pages. Half of the short ones is 1/5 slower on text
-// seen before (110 MB, 281,708 different pieces), twice of them is slower on new text.
+// 16 MiB and 4 MiB, from where check_alloc asks for huge pages. Half of the short ones is 1/5
+// slower on text seen before (110 MB, 281,708 different pieces), twice of them is slower on new
+// text.
 enum { BPE_SHORT_SLOTS_BITS_ = 19, BPE_LONG_SLOTS_BITS_ = 16, BPE_SHORT_IDS_ = 4, BPE_LONG_IDS_ = 7 };
 
 static const uint64_t BPE_SEE_LONG_ = (uint64_t)1 << 63;
@@ -132,8 +134,8 @@ void bpe_encoder_close(BpeEncoder* encoder) {
     memset(encoder, 0, sizeof(*encoder));
 }
 
-// Sets the key of a piece of n < 32 bytes, behind whose start `left` bytes can be read, and returns the first
-// of its two long slots.
+// Sets the key of a piece of n < 32 bytes, behind whose start `left` bytes can be read, and returns
+// the first of its two long slots.
 ALWAYS_INLINE BpeLongSlot_* bpe_long_slots_(const BpeEncoder* encoder, const unsigned char* piece, size_t n,
                                             size_t left, uint64_t key[4]) {
     unsigned char padded[32];
@@ -158,15 +160,16 @@ static int bpe_find_long_(BpeLongSlot_* slots, const uint64_t key[4]) {
     return 1;
 }
 
-// Sets up to 4 ids to those of a short slot, and others behind them to anything. Returns their number.
+// Sets up to 4 ids to those of a short slot, and others behind them to anything. Returns their
+// number.
 ALWAYS_INLINE size_t bpe_take_(const BpeShortSlot_* slot, int* ids) {
     memcpy(ids, slot->ids, sizeof(slot->ids));
     ids[0] &= BPE_NONE_;
     return slot->ids[0] >> 24;
 }
 
-// 0 if a short slot has the key of this piece, BPE_SEE_LONG_ if it has it and the ids are in a long slot,
-// anything else if not.
+// 0 if a short slot has the key of this piece, BPE_SEE_LONG_ if it has it and the ids are in a long
+// slot, anything else if not.
 ALWAYS_INLINE uint64_t bpe_differs_(const BpeShortSlot_* slot, const BpeLookup_* lookup) {
     return (slot->key[0] ^ lookup->key[0]) | (slot->key[1] ^ lookup->key[1]);
 }
@@ -230,9 +233,9 @@ static void bpe_look_up_(const BpeEncoder* encoder) {
     }
 }
 
-// Merges the new pieces in turn, step by step, so that each has its pairs coming from memory while the others
-// are at work. Puts them into the cache, and closes the gaps that were left for their ids among the first
-// `count`. Returns how many ids there are then.
+// Merges the new pieces in turn, step by step, so that each has its pairs coming from memory while
+// the others are at work. Puts them into the cache, and closes the gaps that were left for their
+// ids among the first `count`. Returns how many ids there are then.
 __attribute__((noinline, unused)) static size_t bpe_encode_new_(BpeEncoder* encoder, int* ids, size_t count) {
     BpeShortMerge_* active[BPE_NEW_];
     const BpePairs_ pairs = encoder->bpe->pairs;
@@ -264,8 +267,8 @@ __attribute__((noinline, unused)) static size_t bpe_encode_new_(BpeEncoder* enco
     return to;
 }
 
-// Appends the ids of piece i, which is not in the first of its short slots, to ids[0 .. count), or leaves a
-// gap for them if it is new. Returns the new count.
+// Appends the ids of piece i, which is not in the first of its short slots, to ids[0 .. count), or
+// leaves a gap for them if it is new. Returns the new count.
 __attribute__((noinline, unused)) static size_t bpe_encode_other_(BpeEncoder* encoder, size_t i, int* ids,
                                                                   size_t count) {
     const BpePieces_* pieces = encoder->pieces;
@@ -307,7 +310,8 @@ __attribute__((noinline, unused)) static size_t bpe_encode_other_(BpeEncoder* en
     return count + n;
 }
 
-// Appends the ids of all pieces, with gaps for those of new ones, to ids[0 .. count). Returns the new count.
+// Appends the ids of all pieces, with gaps for those of new ones, to ids[0 .. count). Returns the
+// new count.
 static size_t bpe_encode_pieces_(BpeEncoder* encoder, int* ids, size_t count) {
     const BpePieces_* pieces = encoder->pieces;
     const BpeShortSlot_* short_slots = encoder->short_slots;

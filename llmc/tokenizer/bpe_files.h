@@ -1,5 +1,6 @@
 /*
-bpe_files.h -- the files of a vocabulary of GPT-2's kind (bpe.h): bpe_open reads them, bpe_write writes them.
+bpe_files.h -- the files of a vocabulary of GPT-2's kind (bpe.h): bpe_open reads them, bpe_write
+writes them.
 
     tokenizer.json         of Hugging Face: a BPE with its vocabulary, merges, and how text is cut before
     vocab.json             {"token": id, ...}
@@ -7,18 +8,18 @@ bpe_files.h -- the files of a vocabulary of GPT-2's kind (bpe.h): bpe_open reads
     .tiktoken              lines "base64 id"; end-of-text is the id after the last
     llm.c tokenizer .bin   magic 20240328; every token with its bytes, in the order of the ids
 
-Reading: any of them, recognized by its content, or a directory, from which tokenizer.json is taken or,
-without one, merges.txt (a vocab.json beside it must agree). A file must be consistent: it is an error, which
-names the difference, if a tokenizer.json cuts text in another way, changes it first, or has tokens that its
-merges do not make. Special tokens that were added to it are names (bpe.h).
+Reading: any of them, recognized by its content, or a directory, from which tokenizer.json is taken
+or, without one, merges.txt (a vocab.json beside it must agree). A file must be consistent: it is an
+error, which names the difference, if a tokenizer.json cuts text in another way, changes it first,
+or has tokens that its merges do not make. Special tokens that were added to it are names (bpe.h).
 
-Writing: the ending of the name decides the format. One vocabulary gives the same bytes each time: those of
-the public gpt2.tiktoken, merges.txt and vocab.json for GPT-2's. In JSON and merges.txt the 256 bytes are
-spelled as 256 characters that can be seen, those of Latin-1 and, for the rest, U+0100 to U+0143; no token
-contains a blank or a line break.
+Writing: the ending of the name decides the format. One vocabulary gives the same bytes each time:
+those of the public gpt2.tiktoken, merges.txt and vocab.json for GPT-2's. In JSON and merges.txt the
+256 bytes are spelled as 256 characters that can be seen, those of Latin-1 and, for the rest, U+0100
+to U+0143; no token contains a blank or a line break.
 
-bpe_write_hf makes a directory a model's tokenizer for Hugging Face's transformers; bpe_write_hf_config is the
-part of it that every tokenizer.json needs beside it.
+bpe_write_hf makes a directory a model's tokenizer for Hugging Face's transformers;
+bpe_write_hf_config is the part of it that every tokenizer.json needs beside it.
 */
 #ifndef LLMC_BPE_FILES_H
 #define LLMC_BPE_FILES_H
@@ -53,8 +54,9 @@ int bpe_is_bin(const char* path);
 // The run reads the tokenizer in this file or directory: none of its files may become an output.
 void bpe_spare(Outputs* outputs, const char* path);
 
-// Opens a file or directory. Returns 0, with the reason in `error` (of ERROR_BYTES), where the tokens of a
-// .bin are none of a BPE: bpe_token gives them and bpe_close closes them, but they encode nothing.
+// Opens a file or directory. Returns 0, with the reason in `error` (of ERROR_BYTES), where the
+// tokens of a .bin are none of a BPE: bpe_token gives them and bpe_close closes them, but they
+// encode nothing.
 int bpe_open_tokens(Bpe* bpe, const char* path, char* error);
 
 // Opens a vocabulary that encodes.
@@ -72,13 +74,13 @@ typedef struct {
 // Writes a vocabulary that encodes, in the format that the name's ending says.
 void bpe_write(const Bpe* bpe, const char* path);
 
-// Writes what transformers reads beside a tokenizer.json: which of its classes it is for, the context max_T
-// of the model, and the use of end-of-text. `bpe` has further names; NULL: none.
+// Writes what transformers reads beside a tokenizer.json: which of its classes it is for, the
+// context max_T of the model, and the use of end-of-text. `bpe` has further names; NULL: none.
 void bpe_write_hf_config(const char* directory, const char* tokenizer_class, int eot, const Bpe* bpe,
                          int max_T);
 
-// Writes what transformers reads as the tokenizer of a model with a context of max_T into a directory.
-// merges.txt goes with vocab.json, which has the ids, whatever their order.
+// Writes what transformers reads as the tokenizer of a model with a context of max_T into a
+// directory. merges.txt goes with vocab.json, which has the ids, whatever their order.
 void bpe_write_hf(const Bpe* bpe, const char* directory, int max_T);
 
 // A checksum of all tokens: a vocabulary has the same whatever file it was read from.
@@ -1056,8 +1058,8 @@ static void bpe_put_special_tokens_(const Bpe* bpe, FILE* file) {
 
 // ---- any file ----
 
-// Makes a vocabulary of a file's bytes, which become its own. Returns 0, with the reason in `error`, where
-// the tokens of a .bin are none of a BPE.
+// Makes a vocabulary of a file's bytes, which become its own. Returns 0, with the reason in
+// `error`, where the tokens of a .bin are none of a BPE.
 static int bpe_open_data_(Bpe* bpe, BpeFile_* file, char* error) {
     const uint32_t bin_magic = BPE_BIN_MAGIC_;
     size_t blanks = 0;

@@ -3,19 +3,19 @@ bpe_split.h -- a text cut into pieces by GPT-2's pattern, leftmost first, altern
 
     '(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
 
-Any bytes are text: a byte that belongs to no valid UTF-8 character counts as one character that is neither
-letter, number nor blank.
+Any bytes are text: a byte that belongs to no valid UTF-8 character counts as one character that is
+neither letter, number nor blank.
 
-A piece has at most BPE_MAX_PIECE bytes. A longer match is cut off after its last whole character, and the
-pattern starts again there. So the memory for a piece is bounded, and text without blanks can be divided. It
-only matters for text such as a megabyte of one letter, or of zeros.
+A piece has at most BPE_MAX_PIECE bytes. A longer match is cut off after its last whole character,
+and the pattern starts again there. So the memory for a piece is bounded, and text without blanks
+can be divided. It only matters for text such as a megabyte of one letter, or of zeros.
 
     bpe_classes_open    which characters are letters, numbers and blanks (unicode_tables.h); read-only
                         afterwards: threads may share it
     bpe_last_cut        the last place where a text may be divided: its parts have the pieces of the whole
 
-Classes of characters come as bits, 64 bytes at a time, and the pattern's cuts from shifts of these bits
-(gigatoken does so).
+Classes of characters come as bits, 64 bytes at a time, and the pattern's cuts from shifts of these
+bits (gigatoken does so).
 */
 #ifndef LLMC_BPE_SPLIT_H
 #define LLMC_BPE_SPLIT_H
@@ -63,14 +63,15 @@ static inline void bpe_classes_close(BpeClasses* classes) {
     memset(classes, 0, sizeof(*classes));
 }
 
-// Bytes of the character that starts with `lead` >= 0x80, as far as the lead tells; 0 if no character does.
+// Bytes of the character that starts with `lead` >= 0x80, as far as the lead tells; 0 if no
+// character does.
 static inline int bpe_length_(unsigned lead) {
     return lead < 0xC2 ? 0 : lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : lead < 0xF5 ? 4 : 0;
 }
 
-// Bytes and class of the character at the start of text[0 .. left), which is not ASCII; one byte of no class
-// if it is not valid. Surrogates and what lies above U+10FFFF are no characters either, but that is the same:
-// none has a class.
+// Bytes and class of the character at the start of text[0 .. left), which is not ASCII; one byte of
+// no class if it is not valid. Surrogates and what lies above U+10FFFF are no characters either,
+// but that is the same: none has a class.
 static inline int bpe_character_(const BpeClasses* classes, const unsigned char* text, size_t left,
                                  int* class_) {
     static const uint32_t smallest[5] = {0, 0, 0x80, 0x800, 0x10000}; // by length in bytes
@@ -229,7 +230,8 @@ static inline int bpe_contraction_(const unsigned char* text, size_t left) {
                                                                                         : 0;
 }
 
-// A contraction takes letters away from the run that they would start: no cut before them, one after them.
+// A contraction takes letters away from the run that they would start: no cut before them, one
+// after them.
 static inline uint64_t bpe_cut_contractions_(BpeSplitter* splitter, uint64_t cuts) {
     for (uint64_t quotes = cuts & splitter->now.quote; quotes; quotes &= quotes - 1) {
         const int i = __builtin_ctzll(quotes);
@@ -271,8 +273,8 @@ ALWAYS_INLINE uint64_t bpe_cuts_(BpeSplitter* splitter) {
     return bpe_cut_contractions_(splitter, cuts);
 }
 
-// Appends the numbers of the bits, plus `base`, to places[count ..] and returns the new count. Writes up to 7
-// places more: a loop whose length rarely changes is predicted.
+// Appends the numbers of the bits, plus `base`, to places[count ..] and returns the new count.
+// Writes up to 7 places more: a loop whose length rarely changes is predicted.
 ALWAYS_INLINE size_t bpe_places_(uint64_t bits, uint32_t base, uint16_t* places, size_t count) {
     const int n = __builtin_popcountll(bits);
 #if defined(X86_INTRINSICS) && defined(__AVX512VBMI2__)
@@ -303,8 +305,8 @@ ALWAYS_INLINE size_t bpe_places_(uint64_t bits, uint32_t base, uint16_t* places,
 
 enum { BPE_BLOCKS_ = 64, BPE_CUTS = 64 * BPE_BLOCKS_ + 32 }; // blocks cut at a time, and room for their cuts
 
-// The cuts in the next blocks of the text, relative to the first of them; the first byte of the text is not
-// one of them.
+// The cuts in the next blocks of the text, relative to the first of them; the first byte of the
+// text is not one of them.
 static inline size_t bpe_split(BpeSplitter* splitter, uint16_t cuts[BPE_CUTS]) {
     size_t count = 0;
     for (uint32_t i = 0; i < BPE_BLOCKS_ && splitter->at < splitter->bytes; i++) {
@@ -315,8 +317,8 @@ static inline size_t bpe_split(BpeSplitter* splitter, uint16_t cuts[BPE_CUTS]) {
     return count;
 }
 
-// The end of a piece at the start of text[0 .. bytes) that is longer than BPE_MAX_PIECE: no character is
-// divided.
+// The end of a piece at the start of text[0 .. bytes) that is longer than BPE_MAX_PIECE: no
+// character is divided.
 static inline size_t bpe_piece_end_(const BpeClasses* classes, const unsigned char* text, size_t bytes) {
     for (size_t n = 1; n <= 3; n++) {
         int class_;
@@ -328,8 +330,8 @@ static inline size_t bpe_piece_end_(const BpeClasses* classes, const unsigned ch
     return BPE_MAX_PIECE;
 }
 
-// If the piece that starts at `begin` is too long, returns where it is cut off, and restarts the splitter
-// there; otherwise 0. `cuts` are those that the splitter has just found, from `base` on.
+// If the piece that starts at `begin` is too long, returns where it is cut off, and restarts the
+// splitter there; otherwise 0. `cuts` are those that the splitter has just found, from `base` on.
 static inline size_t bpe_cut_off(BpeSplitter* splitter, size_t begin, size_t base, const uint16_t* cuts,
                                  size_t count) {
     assert(BPE_MAX_PIECE > BPE_CUTS); // so the first cut is the only one that may be too far away
@@ -357,16 +359,17 @@ static inline int bpe_class_before_(const BpeClasses* classes, const unsigned ch
     return (size_t)bpe_character_(classes, text + at - n, n, &class_) == n ? class_ : BPE_OTHER_;
 }
 
-// Whether a cut before text[at], at > 0, leaves all pieces as they were. A blank after another character
-// always starts a piece, and only blanks depend on what follows them. Blanks that are no ASCII are passed by.
+// Whether a cut before text[at], at > 0, leaves all pieces as they were. A blank after another
+// character always starts a piece, and only blanks depend on what follows them. Blanks that are no
+// ASCII are passed by.
 static inline int bpe_may_cut_(const BpeClasses* classes, const char* text, size_t at) {
     const unsigned char* bytes = (const unsigned char*)text;
     const int blank = bytes[at] == ' ' || ('\t' <= bytes[at] && bytes[at] <= '\r');
     return blank && bpe_class_before_(classes, bytes, at) != BPE_BLANK_;
 }
 
-// Bytes at the end of a text that continues which may mean something else with what follows: the beginning of
-// a character, and of a contraction.
+// Bytes at the end of a text that continues which may mean something else with what follows: the
+// beginning of a character, and of a contraction.
 static inline size_t bpe_uncertain_(const unsigned char* text, size_t bytes) {
     for (size_t n = 1; n <= 3 && n <= bytes; n++) {
         if (text[bytes - n] >= 0xC0) {
@@ -377,8 +380,9 @@ static inline size_t bpe_uncertain_(const unsigned char* text, size_t bytes) {
     return end == 'l' || end == 'v' || end == 'r' ? 2 : 0;
 }
 
-// Whether a piece's beginning, text[at], is a place where the text may be divided. Of several blanks before
-// another character, the last is a piece of its own only as long as that character is seen.
+// Whether a piece's beginning, text[at], is a place where the text may be divided. Of several
+// blanks before another character, the last is a piece of its own only as long as that character is
+// seen.
 static inline int bpe_is_safe_(const BpeClasses* classes, const unsigned char* text, size_t bytes,
                                size_t at) {
     int class_ = classes->of[text[at] / 4] >> 2 * (text[at] % 4) & 3;
@@ -388,8 +392,9 @@ static inline int bpe_is_safe_(const BpeClasses* classes, const unsigned char* t
     return class_ == BPE_BLANK_ || bpe_class_before_(classes, text, at) != BPE_BLANK_;
 }
 
-// The last place, whatever follows the text, where it may be divided: the ids of its parts are then those of
-// the whole. 0 if there is no such place, which is possible in a text of fewer than BPE_MAX_PIECE + 8 bytes.
+// The last place, whatever follows the text, where it may be divided: the ids of its parts are then
+// those of the whole. 0 if there is no such place, which is possible in a text of fewer than
+// BPE_MAX_PIECE + 8 bytes.
 static inline size_t bpe_last_cut(const BpeClasses* classes, const char* text, size_t bytes) {
     const unsigned char* at = (const unsigned char*)text;
     for (size_t i = bytes; i-- > 1;) { // nearly all text has a blank close to its end

@@ -1,13 +1,13 @@
 /*
 bpe_train.h -- trains a byte-pair encoding vocabulary on text.
 
-The text is cut into pieces by GPT-2's pattern (bpe_split.h); at first each byte of a piece is a token. Again
-and again the most frequent pair of neighbors is merged into a new token everywhere, leftmost first, until the
-vocabulary is full: 256 bytes, the merges in their order, end-of-text. Among equally frequent pairs the one
-with the lowest left id is taken, then the lowest right id.
+The text is cut into pieces by GPT-2's pattern (bpe_split.h); at first each byte of a piece is a
+token. Again and again the most frequent pair of neighbors is merged into a new token everywhere,
+leftmost first, until the vocabulary is full: 256 bytes, the merges in their order, end-of-text.
+Among equally frequent pairs the one with the lowest left id is taken, then the lowest right id.
 
-The vocabulary depends on the counts of the pieces only: not on the order of the texts, on where they were
-divided, or on the number of threads.
+The vocabulary depends on the counts of the pieces only: not on the order of the texts, on where
+they were divided, or on the number of threads.
 
     bpe_trainer_open        for a number of threads
     bpe_trainer_add         counts the pieces of a document, or of a part of one between two of its cuts
@@ -17,17 +17,18 @@ divided, or on the number of threads.
                             and it may be run again. `progress`, if not NULL, is called after each merge
     bpe_trainer_close
 
-How it works. Each different piece is kept once, with its count, and all of them lie in one array of places, a
-place for each byte. A pair is listed with its places at the step that makes the younger of its tokens: all
-its places arise at that step, and later ones only take some away. So its count only falls, and a heap with
-counts that may be too high finds the best pair: if the count on top is outdated, it sinks to its place. The
-cost of a step is proportional to the places of its pair, and all steps together join no more often than the
-different pieces have bytes.
+How it works. Each different piece is kept once, with its count, and all of them lie in one array of
+places, a place for each byte. A pair is listed with its places at the step that makes the younger
+of its tokens: all its places arise at that step, and later ones only take some away. So its count
+only falls, and a heap with counts that may be too high finds the best pair: if the count on top is
+outdated, it sinks to its place. The cost of a step is proportional to the places of its pair, and
+all steps together join no more often than the different pieces have bytes.
 
-Memory does not grow with the text but with the different pieces in it: for each thread 64 to 128 bytes for
-each that it has seen, and the bytes of those longer than 15. The merging itself takes at most 20 for each
-byte of the different pieces, 28 for each of them, and 160 for each different pair. 789 MB of documentation
-and sources have 1.1 million different pieces; 50,257 ids then took 577 MB on 2 threads.
+Memory does not grow with the text but with the different pieces in it: for each thread 64 to 128
+bytes for each that it has seen, and the bytes of those longer than 15. The merging itself takes at
+most 20 for each byte of the different pieces, 28 for each of them, and 160 for each different pair.
+789 MB of documentation and sources have 1.1 million different pieces; 50,257 ids then took 577 MB
+on 2 threads.
 */
 #ifndef LLMC_BPE_TRAIN_H
 #define LLMC_BPE_TRAIN_H
@@ -44,8 +45,8 @@ extern "C" {
 
 // ---- counting pieces ----
 
-// A piece of up to 15 bytes is its key (bpe_key_); the key of a longer one is a hash, and its length with all
-// bits set where a short one's length is.
+// A piece of up to 15 bytes is its key (bpe_key_); the key of a longer one is a hash, and its
+// length with all bits set where a short one's length is.
 typedef struct {
     uint64_t key[2];
     uint64_t count; // 0: an empty entry
@@ -118,8 +119,8 @@ static const unsigned char* bpe_count_text_(const BpeCounts_* counts, const BpeC
     return entry->key[1] < BPE_LONG_KEY_ ? (const unsigned char*)entry->key : counts->text + entry->text;
 }
 
-// The entry of a piece, or the empty entry where it belongs. `text` is looked at if it is longer than its
-// key.
+// The entry of a piece, or the empty entry where it belongs. `text` is looked at if it is longer
+// than its key.
 ALWAYS_INLINE BpeCount_* bpe_count_entry_(const BpeCounts_* counts, const uint64_t key[2], uint64_t hash,
                                           const unsigned char* text) {
     const uint64_t mask = ((uint64_t)1 << counts->bits) - 1;
@@ -423,8 +424,8 @@ static void bpe_collect_bytes_(BpeTraining_* training, BpePass_ pass) {
     }
 }
 
-// The pairs that the token `made` is part of, at each of its places; group left, or V + right. Of two such
-// tokens side by side the left one brings the pair.
+// The pairs that the token `made` is part of, at each of its places; group left, or V + right. Of
+// two such tokens side by side the left one brings the pair.
 static void bpe_collect_made_(BpeTraining_* training, const uint32_t* made_places, size_t n, int made,
                               BpePass_ pass) {
     for (size_t i = 0; i < n; i++) {
@@ -472,8 +473,8 @@ static void bpe_lose_(BpeTraining_* training, int left, int right, uint64_t coun
     entry->count -= (int64_t)count;
 }
 
-// Joins the pair wherever it is, in its order, and takes from the counts of the pairs around. Leaves in its
-// list the places of the token made and returns their number.
+// Joins the pair wherever it is, in its order, and takes from the counts of the pairs around.
+// Leaves in its list the places of the token made and returns their number.
 static size_t bpe_join_places_(BpeTraining_* training, BpeNeighbors_ pair, int made) {
     const int a = (int)(pair.pair >> 21), b = (int)(pair.pair & BPE_NONE_);
     const uint32_t a_bytes = training->lengths[a], b_bytes = training->lengths[b];

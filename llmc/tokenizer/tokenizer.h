@@ -6,12 +6,13 @@ tokenizer.h -- between text and token ids.
     words    n + 1             0 .. n-1 the words of a list          the longest match first
     gpt2     from the file     those of the file (bpe_files.h)       byte-pair encoding (bpe_encode.h)
 
-The end-of-text token separates documents: it is the last id of bytes and words, 50256 of GPT-2. Encoding
-never makes it out of text, not even out of the characters "<|endoftext|>". The tokens of a llm.c tokenizer
-.bin that no merges make can only be decoded.
+The end-of-text token separates documents: it is the last id of bytes and words, 50256 of GPT-2.
+Encoding never makes it out of text, not even out of the characters "<|endoftext|>". The tokens of a
+llm.c tokenizer .bin that no merges make can only be decoded.
 
-Bytes are a vocabulary of GPT-2's kind without merges, and are written as one: read from a file again, their
-kind is gpt2, with the same ids. Words have a tokenizer.json of their own (word_files.h).
+Bytes are a vocabulary of GPT-2's kind without merges, and are written as one: read from a file
+again, their kind is gpt2, with the same ids. Words have a tokenizer.json of their own
+(word_files.h).
 */
 #ifndef LLMC_TOKENIZER_H
 #define LLMC_TOKENIZER_H
@@ -61,8 +62,8 @@ void tokenizer_open_file(Tokenizer* tokenizer, const char* path);
 // The vocabulary as one of GPT-2's kind; NULL: words, or tokens that can only be decoded.
 const Bpe* tokenizer_bpe(const Tokenizer* tokenizer);
 
-// Makes a directory the tokenizer of a model with a context of max_T, for Hugging Face's transformers. Tokens
-// that can only be decoded are none there: nothing is written.
+// Makes a directory the tokenizer of a model with a context of max_T, for Hugging Face's
+// transformers. Tokens that can only be decoded are none there: nothing is written.
 void tokenizer_write_hf(const Tokenizer* tokenizer, const char* directory, int max_T);
 
 // Whether a directory has files of a tokenizer.
@@ -87,12 +88,13 @@ int tokenizer_is_same(const Tokenizer* a, const Tokenizer* b);
 // Bytes of the longest token.
 int tokenizer_longest(const Tokenizer* tokenizer);
 
-// Sets ids (room for `bytes` of them) and *count. Returns 0 with the reason in `error` if the words cannot say the text,
-// or the tokens can only be decoded.
+// Sets ids (room for `bytes` of them) and *count. Returns 0 with the reason in `error` if the words
+// cannot say the text, or the tokens can only be decoded.
 int tokenizer_try_encode(const Tokenizer* tokenizer, const char* text, size_t bytes, int* ids, size_t* count,
                          char* error);
 
-// The same for a text on the command line, where what cannot be encoded is a usage error. Returns the count.
+// The same for a text on the command line, where what cannot be encoded is a usage error. Returns
+// the count.
 size_t tokenizer_encode(const Tokenizer* tokenizer, const char* text, size_t bytes, int* ids);
 
 #ifdef __cplusplus
@@ -280,8 +282,8 @@ int tokenizer_longest(const Tokenizer* tokenizer) {
     return longest;
 }
 
-// The longest word that is a prefix of `lead` followed by the text, and longer than `lead`; -1 for none.
-// Tries every word: texts are prompts, vocabularies hundreds of words.
+// The longest word that is a prefix of `lead` followed by the text, and longer than `lead`; -1 for
+// none. Tries every word: texts are prompts, vocabularies hundreds of words.
 static int tokenizer_longest_word_(const Tokenizer* tokenizer, const char* lead, const char* text,
                                    size_t bytes) {
     const int lead_length = (int)strlen(lead);

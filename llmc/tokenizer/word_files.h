@@ -1,18 +1,18 @@
 /*
-word_files.h -- the tokenizer.json of a vocabulary of words (tokenizer.h), as Hugging Face's tokenizers has
-it: written, and read back.
+word_files.h -- the tokenizer.json of a vocabulary of words (tokenizer.h), as Hugging Face's
+tokenizers has it: written, and read back.
 
-The longest word at each place of the text is the next token. Words carry the blank before them; the first of
-a text is also found without it. tokenizers does the same with this description, whose W is all words as one
-regular expression, "longest|...|shortest":
+The longest word at each place of the text is the next token. Words carry the blank before them; the
+first of a text is also found without it. tokenizers does the same with this description, whose W is
+all words as one regular expression, "longest|...|shortest":
 
     normalizer       a blank is put before the text, and removed again where the text starts with a word
     pre_tokenizer    Split: cuts out what W matches
     model            WordLevel: the words by their ids, <|endoftext|> last; all else is an error
     decoder          Fuse: the words one after the other
 
-Read is exactly that, with blanks and escapes of JSON as the writer likes: a file that says anything else
-would encode text in another way.
+Read is exactly that, with blanks and escapes of JSON as the writer likes: a file that says anything
+else would encode text in another way.
 */
 #ifndef LLMC_WORD_FILES_H
 #define LLMC_WORD_FILES_H
@@ -36,13 +36,14 @@ void word_list_close(WordList* list);
 
 // ---- writing ----
 
-// Writes what transformers reads as the tokenizer of a model with a context of max_T into a directory.
+// Writes what transformers reads as the tokenizer of a model with a context of max_T into a
+// directory.
 void word_list_write_hf(const TokenText* words, int count, const char* directory, int max_T);
 
 // ---- reading ----
 
-// Reads the words of a tokenizer.json. Returns 0 if the file is anything else than a list of words; one that
-// would encode text in another way than ours ends the program.
+// Reads the words of a tokenizer.json. Returns 0 if the file is anything else than a list of words;
+// one that would encode text in another way than ours ends the program.
 int word_list_read(WordList* list, const char* path);
 
 #ifdef __cplusplus
@@ -113,8 +114,8 @@ static void word_file_print_(const char* text, FILE* file) {
     }
 }
 
-// The whole file. Keys are in the order of tokenizers, which writes such a file in the same way; the
-// post_processor adds nothing, and is what transformers puts in when it saves the file again.
+// The whole file. Keys are in the order of tokenizers, which writes such a file in the same way;
+// the post_processor adds nothing, and is what transformers puts in when it saves the file again.
 static void word_file_put_(const TokenText* words, int count, FILE* file) {
     char* pattern = word_pattern_(words, count);
     const size_t length = strlen(pattern) + 16;
