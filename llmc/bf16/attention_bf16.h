@@ -25,18 +25,15 @@ sides can leave and take them so, in the memory of as many floats (qkv_bf16.h):
 #ifndef LLMC_ATTENTION_BF16_H
 #define LLMC_ATTENTION_BF16_H
 
-#include <assert.h>
-#include <math.h>
 #include <stddef.h>
 #include <stdint.h>
 
 #include "llmc/ops/attention.h"
-#include "llmc/base/check.h"
-#include "llmc/base/sizes.h"
-#include "llmc/base/threads.h"
-#include "llmc/base/vec.h"
 #include "llmc/bf16/tile_kernels.h"
-#include "llmc/bf16/matmul_bf16.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
 
 enum {
     ATTENTION_BF16_TILES = 4, // of queries in a block of the backward pass, and of keys
@@ -67,15 +64,100 @@ typedef struct {
 
 // ---- memory ----
 
+// What attention_bf16_open allocates.
+size_t attention_bf16_scratch_bytes(int T, int HS);
+
+// Scratch for sequences up to T and heads of size HS.
+void attention_bf16_open(AttentionBf16Scratch* scratch, Bf16Kernel kernel, int T, int HS);
+
+void attention_bf16_close(AttentionBf16Scratch* scratch);
+
+// ---- a head ----
+
+// ---- tiles of scores ----
+
+// ---- forward ----
+
+void attention_bf16_forward_cpu(float* out, float* lse, const float* qkv, const int* starts,
+                                AttentionSizes sizes, AttentionBf16Scratch* scratch);
+
+// ---- backward ----
+
+// ---- what the backward pass sets ----
+
+void attention_bf16_backward_cpu(float* dqkv, const float* dout, const float* qkv, const float* out,
+                                 const float* lse, const int* starts, AttentionSizes sizes,
+                                 AttentionBf16Scratch* scratch);
+
+// ---- packed by others ----
+
+// Whether sequences and heads are whole tiles, as what follows wants.
+static inline int attention_bf16_fits(int T, int HS) { return T % BF16_TILE == 0 && HS % BF16_TILE == 0; }
+
+// Packs a tile (32, 32) of qkv (B*T, 3C), rows `row` ... and columns `col` ..., for both passes.
+void attention_bf16_pack_qkv(const Bf16Kernel* kernel, uint32_t* qkv, const float* tile, int row, int col,
+                             AttentionSizes sizes);
+
+void attention_bf16_packed_forward_cpu(float* out, float* lse, const uint32_t* qkv, const int* starts,
+                                       AttentionSizes sizes, AttentionBf16Scratch* scratch);
+
+// What the backward pass sets: dqkv, packed, and its sums over each sequence (B, 3C).
+typedef struct {
+    uint32_t* packed; // memory of (B*T, 3C) floats
+    float* sums;
+} AttentionBf16Gradient;
+
+void attention_bf16_packed_backward_cpu(AttentionBf16Gradient dqkv, const float* dout, const uint32_t* qkv,
+                                        const float* out, const float* lse, const int* starts,
+                                        AttentionSizes sizes, AttentionBf16Scratch* scratch);
+
+// ---- either ----
+
+// Attention with factors in fp32 or in bf16. One token of each text at a time (attention_cached_cpu) is always fp32.
+typedef struct {
+    int is_bf16;
+    AttentionScratch fp32;
+    AttentionBf16Scratch bf16;
+} Attention;
+
+static inline size_t attention_either_bytes(int is_bf16, int T, int HS) {
+    return attention_scratch_bytes(T, HS) + (is_bf16 ? attention_bf16_scratch_bytes(T, HS) : 0);
+}
+
+void attention_either_open(Attention* a, int is_bf16, int T, int HS);
+
+void attention_either_close(Attention* a);
+
+void attention_either_forward_cpu(float* out, float* lse, const float* qkv, const int* starts,
+                                  AttentionSizes sizes, Attention* a);
+
+void attention_either_backward_cpu(float* dqkv, const float* dout, const float* qkv, const float* out,
+                                   const float* lse, const int* starts, AttentionSizes sizes, Attention* a);
+
+#ifdef __cplusplus
+}
+#endif
+
+#ifdef ATTENTION_BF16_IMPLEMENTATION
+
+#include <assert.h>
+#include <math.h>
+
+#include "llmc/base/check.h"
+#include "llmc/base/sizes.h"
+#include "llmc/base/threads.h"
+#include "llmc/base/vec.h"
+#include "llmc/bf16/matmul_bf16.h"
+
 // Takes the next `n` words of memory.
-static inline uint32_t* attention_bf16_take_(uint32_t** at, size_t n) {
+static uint32_t* attention_bf16_take_(uint32_t** at, size_t n) {
     uint32_t* taken = *at;
     *at += n;
     return taken;
 }
 
 // Sets the places in `memory`; returns the words of all: whole cache lines.
-static inline size_t attention_bf16_place_(AttentionBf16Scratch_* s, uint32_t* memory, int T, int HS) {
+static size_t attention_bf16_place_(AttentionBf16Scratch_* s, uint32_t* memory, int T, int HS) {
     enum { TILES = ATTENTION_BF16_TILES, STEP = BF16_STEP_PAIRS, SQUARE = ATTENTION_BF16_SQUARE_ };
     const size_t keys = (size_t)bf16_steps(T), dims = (size_t)bf16_steps(HS);
     const size_t block = TILES * dims * STEP, square = TILES * TILES * STEP;
@@ -97,20 +179,18 @@ static inline size_t attention_bf16_place_(AttentionBf16Scratch_* s, uint32_t* m
     return (size_t)(at - memory);
 }
 
-static inline size_t attention_bf16_words_(int T, int HS) {
+static size_t attention_bf16_words_(int T, int HS) {
     AttentionBf16Scratch_ s;
     uint32_t* somewhere = (uint32_t*)(void*)&s;
     return attention_bf16_place_(&s, somewhere, T, HS);
 }
 
-// What attention_bf16_open allocates.
-static inline size_t attention_bf16_scratch_bytes(int T, int HS) {
+size_t attention_bf16_scratch_bytes(int T, int HS) {
     return (size_t)threads_max() *
            (attention_bf16_words_(T, HS) * sizeof(uint32_t) + sizeof(AttentionBf16Scratch_));
 }
 
-// Scratch for sequences up to T and heads of size HS.
-static inline void attention_bf16_open(AttentionBf16Scratch* scratch, Bf16Kernel kernel, int T, int HS) {
+void attention_bf16_open(AttentionBf16Scratch* scratch, Bf16Kernel kernel, int T, int HS) {
     const size_t words = attention_bf16_words_(T, HS);
     const int threads = threads_max();
     scratch->kernel = kernel;
@@ -124,12 +204,10 @@ static inline void attention_bf16_open(AttentionBf16Scratch* scratch, Bf16Kernel
     }
 }
 
-static inline void attention_bf16_close(AttentionBf16Scratch* scratch) {
+void attention_bf16_close(AttentionBf16Scratch* scratch) {
     free(scratch->of_thread);
     free(scratch->memory);
 }
-
-// ---- a head ----
 
 // What a pass over all heads reads and sets, as in attention.h: q, k and v in fp32 or packed, as are their gradients.
 typedef struct {
@@ -149,7 +227,7 @@ typedef struct {
     int tiles, dims; // of tokens, and steps of dimensions
 } AttentionBf16Factors_;
 
-static inline AttentionBf16Factors_ attention_bf16_factors_(const uint32_t* from, int T, int HS) {
+static AttentionBf16Factors_ attention_bf16_factors_(const uint32_t* from, int T, int HS) {
     const int tiles = bf16_steps(T), dims = bf16_steps(HS);
     const size_t n = (size_t)tiles * dims * BF16_STEP_PAIRS;
     uint32_t* at = (uint32_t*)from; // packed by another, or to be packed
@@ -157,10 +235,11 @@ static inline AttentionBf16Factors_ attention_bf16_factors_(const uint32_t* from
 }
 
 // Where tile t of tokens and d of dimensions is in a factor over dimensions, and in one over tokens.
-static inline size_t attention_bf16_over_dims_(const AttentionBf16Factors_* f, int t, int d) {
+static size_t attention_bf16_over_dims_(const AttentionBf16Factors_* f, int t, int d) {
     return ((size_t)t * f->dims + d) * BF16_STEP_PAIRS;
 }
-static inline size_t attention_bf16_over_tokens_(const AttentionBf16Factors_* f, int t, int d) {
+
+static size_t attention_bf16_over_tokens_(const AttentionBf16Factors_* f, int t, int d) {
     return ((size_t)d * f->tiles + t) * BF16_STEP_PAIRS;
 }
 
@@ -177,8 +256,8 @@ typedef struct {
     float scale, c; // 1 / sqrt(HS); c as above
 } AttentionBf16Head_;
 
-static inline AttentionBf16Head_ attention_bf16_head_(const AttentionBf16Pass_* pass, int index,
-                                                      const AttentionBf16Scratch* scratch) {
+static AttentionBf16Head_ attention_bf16_head_(const AttentionBf16Pass_* pass, int index,
+                                               const AttentionBf16Scratch* scratch) {
     const int T = pass->sizes.T, C = pass->sizes.C, NH = pass->sizes.NH, HS = C / NH;
     const size_t first = (size_t)(index / NH) * T, at = first * C + (size_t)(index % NH) * HS;
     const float scale = 1.0f / sqrtf((float)HS);
@@ -204,7 +283,7 @@ static inline AttentionBf16Head_ attention_bf16_head_(const AttentionBf16Pass_* 
 }
 
 // Packs the factors of a head that comes in fp32; those of one pass only.
-static inline void attention_bf16_pack_head_(const AttentionBf16Head_* head) {
+static void attention_bf16_pack_head_(const AttentionBf16Head_* head) {
     const AttentionBf16Factors_* f = &head->f;
     const Bf16Pack pack = head->kernel->pack;
     const size_t stride = 3 * (size_t)head->C, over_dims = attention_bf16_over_dims_(f, 1, 0),
@@ -226,11 +305,9 @@ static inline void attention_bf16_pack_head_(const AttentionBf16Head_* head) {
 }
 
 // From which key on anything is computed for the queries from t0 on: the first of a tile.
-static inline int attention_bf16_from_(const int* starts, int t0) {
+static int attention_bf16_from_(const int* starts, int t0) {
     return attention_start_(starts, t0) / BF16_TILE * BF16_TILE;
 }
-
-// ---- tiles of scores ----
 
 // Queries t0 ... t0+rows-1 and the keys from u0 on. Rows past these queries are zero, as are their factors.
 typedef struct {
@@ -258,17 +335,15 @@ ALWAYS_INLINE Vec attention_bf16_exp_row_(const AttentionBf16Tile_* tile, int i)
 }
 
 // square (32, 32) = left . right over the dimensions. `finish` takes `before` meanwhile.
-static inline void attention_bf16_scores_(const AttentionBf16Head_* head, float* square, const uint32_t* left,
-                                          const uint32_t* right, Bf16Finish finish,
-                                          const AttentionBf16Tile_* before) {
+static void attention_bf16_scores_(const AttentionBf16Head_* head, float* square, const uint32_t* left,
+                                   const uint32_t* right, Bf16Finish finish,
+                                   const AttentionBf16Tile_* before) {
     const Bf16Ahead ahead = {NULL, 0, int_ceil_div(BF16_TILE, head->f.dims), NULL, 0, finish, before};
     head->kernel->product(square, BF16_TILE, NULL, 0, left, right, head->f.dims, &ahead);
 }
 
-// ---- forward ----
-
 // A Bf16Finish: e, its sums, and e packed.
-static inline void attention_bf16_forward_finish_(const void* of, int begin, int end) {
+static void attention_bf16_forward_finish_(const void* of, int begin, int end) {
     const AttentionBf16Tile_* tile = (const AttentionBf16Tile_*)of;
     float* sums = tile->head->s.sums;
     for (int i = begin; i < int_min(end, tile->rows); i++) {
@@ -281,7 +356,7 @@ static inline void attention_bf16_forward_finish_(const void* of, int begin, int
 }
 
 // Another: the largest scores, lane by lane, in place of the sums.
-static inline void attention_bf16_max_finish_(const void* of, int begin, int end) {
+static void attention_bf16_max_finish_(const void* of, int begin, int end) {
     const AttentionBf16Tile_* tile = (const AttentionBf16Tile_*)of;
     for (int i = begin; i < int_min(end, tile->rows); i++) {
         const int t = tile->t0 + i, start = attention_start_(tile->head->starts, t);
@@ -297,9 +372,9 @@ static inline void attention_bf16_max_finish_(const void* of, int begin, int end
 
 // The scores of queries t0 ... t0+rows-1 and the keys from u on; `finish` takes `before` meanwhile, which is in the same place:
 // kernels store after that.
-static inline AttentionBf16Tile_ attention_bf16_next_(const AttentionBf16Head_* head, int t0, int rows, int u,
-                                                      int from, const float* shift, Bf16Finish finish,
-                                                      const AttentionBf16Tile_* before) {
+static AttentionBf16Tile_ attention_bf16_next_(const AttentionBf16Head_* head, int t0, int rows, int u,
+                                               int from, const float* shift, Bf16Finish finish,
+                                               const AttentionBf16Tile_* before) {
     const AttentionBf16Scratch_* s = &head->s;
     uint32_t* by_query = s->row + (size_t)((u - from) / BF16_TILE) * BF16_STEP_PAIRS;
     attention_bf16_scores_(
@@ -310,8 +385,8 @@ static inline AttentionBf16Tile_ attention_bf16_next_(const AttentionBf16Head_* 
 
 // Gives the scores of queries t0 ... t0+rows-1 to `finish`, a tile after the other, those with their own keys first. `shift`
 // becomes the score of each query with itself, if that is asked for.
-static inline void attention_bf16_keys_(const AttentionBf16Head_* head, int t0, int rows, int from,
-                                        float* shift, int sets_shift, float initial, Bf16Finish finish) {
+static void attention_bf16_keys_(const AttentionBf16Head_* head, int t0, int rows, int from, float* shift,
+                                 int sets_shift, float initial, Bf16Finish finish) {
     AttentionBf16Tile_ before = attention_bf16_next_(head, t0, rows, t0, from, shift, NULL, NULL);
     for (int i = 0; i < rows && sets_shift; i++) {
         shift[i] = before.p[i * BF16_TILE + i] * head->c;
@@ -326,8 +401,8 @@ static inline void attention_bf16_keys_(const AttentionBf16Head_* head, int t0, 
 }
 
 // Sets the sums of e, and packs it, with the shifts as above.
-static inline void attention_bf16_exponentials_(const AttentionBf16Head_* head, int t0, int rows, int from,
-                                                float* shift, float* sum) {
+static void attention_bf16_exponentials_(const AttentionBf16Head_* head, int t0, int rows, int from,
+                                         float* shift, float* sum) {
     const float most = 1e30f;
     int is_small = 1;
     attention_bf16_keys_(head, t0, rows, from, shift, 1, 0, attention_bf16_forward_finish_);
@@ -350,8 +425,8 @@ static inline void attention_bf16_exponentials_(const AttentionBf16Head_* head, 
 }
 
 // out of queries t0 ... t0+rows-1, dimensions from d on: a tile of sums divided by those of e.
-static inline void attention_bf16_divide_(const AttentionBf16Head_* head, const float* square, int t0,
-                                          int rows, int d, const float* sum) {
+static void attention_bf16_divide_(const AttentionBf16Head_* head, const float* square, int t0, int rows,
+                                   int d, const float* sum) {
     const int cols = int_min(BF16_TILE, head->HS - d);
     for (int i = 0; i < rows; i++) {
         const float* from = square + i * BF16_TILE;
@@ -364,7 +439,7 @@ static inline void attention_bf16_divide_(const AttentionBf16Head_* head, const 
 }
 
 // Queries t0 ... t0+rows-1: scores, softmax, out.
-static inline void attention_bf16_forward_tile_(const AttentionBf16Head_* head, int t0, int rows) {
+static void attention_bf16_forward_tile_(const AttentionBf16Head_* head, int t0, int rows) {
     const int from = attention_bf16_from_(head->starts, t0);
     float shift[BF16_TILE], sum[BF16_TILE];
     attention_bf16_exponentials_(head, t0, rows, from, shift, sum);
@@ -380,7 +455,7 @@ static inline void attention_bf16_forward_tile_(const AttentionBf16Head_* head, 
     }
 }
 
-static inline void attention_bf16_forward_(const AttentionBf16Pass_* pass, AttentionBf16Scratch* scratch) {
+static void attention_bf16_forward_(const AttentionBf16Pass_* pass, AttentionBf16Scratch* scratch) {
     const AttentionSizes sizes = pass->sizes;
     assert(sizes.T <= scratch->T && sizes.C / sizes.NH == scratch->HS);
 #pragma omp parallel
@@ -400,13 +475,11 @@ static inline void attention_bf16_forward_(const AttentionBf16Pass_* pass, Atten
     }
 }
 
-static inline void attention_bf16_forward_cpu(float* out, float* lse, const float* qkv, const int* starts,
-                                              AttentionSizes sizes, AttentionBf16Scratch* scratch) {
+void attention_bf16_forward_cpu(float* out, float* lse, const float* qkv, const int* starts,
+                                AttentionSizes sizes, AttentionBf16Scratch* scratch) {
     const AttentionBf16Pass_ pass = {sizes, starts, qkv, NULL, NULL, out, lse, NULL, NULL, NULL};
     attention_bf16_forward_(&pass, scratch);
 }
-
-// ---- backward ----
 
 // A block of queries: t0 ... t0+rows-1.
 typedef struct {
@@ -415,7 +488,7 @@ typedef struct {
 } AttentionBf16Block_;
 
 // A Bf16Finish: scores become p.
-static inline void attention_bf16_p_finish_(const void* of, int begin, int end) {
+static void attention_bf16_p_finish_(const void* of, int begin, int end) {
     const AttentionBf16Tile_* tile = (const AttentionBf16Tile_*)of;
     for (int i = begin; i < int_min(end, tile->rows); i++) {
         attention_bf16_exp_row_(tile, i);
@@ -423,7 +496,7 @@ static inline void attention_bf16_p_finish_(const void* of, int begin, int end) 
 }
 
 // Another, afterwards: ds, and both packed.
-static inline void attention_bf16_ds_finish_(const void* of, int begin, int end) {
+static void attention_bf16_ds_finish_(const void* of, int begin, int end) {
     const AttentionBf16Tile_* tile = (const AttentionBf16Tile_*)of;
     for (int i = begin; i < int_min(end, tile->rows); i++) {
         const float* p = tile->p + i * BF16_TILE;
@@ -442,9 +515,9 @@ static inline void attention_bf16_ds_finish_(const void* of, int begin, int end)
 }
 
 // Tile i of a block of queries, and tile j of a chunk of keys that begins at u0.
-static inline AttentionBf16Tile_ attention_bf16_tile_(const AttentionBf16Head_* head,
-                                                      const AttentionBf16Block_* block, int i, int u0, int j,
-                                                      int n) {
+static AttentionBf16Tile_ attention_bf16_tile_(const AttentionBf16Head_* head,
+                                               const AttentionBf16Block_* block, int i, int u0, int j,
+                                               int n) {
     enum { TILES = ATTENTION_BF16_TILES, STEP = BF16_STEP_PAIRS };
     const AttentionBf16Scratch_* s = &head->s;
     const int row = i * BF16_TILE;
@@ -462,17 +535,17 @@ static inline AttentionBf16Tile_ attention_bf16_tile_(const AttentionBf16Head_* 
 }
 
 // The first tile of keys that a block sees in the chunk from u0 on, and the end of those that tile i of it sees.
-static inline int attention_bf16_first_(const AttentionBf16Head_* head, const AttentionBf16Block_* block,
-                                        int u0) {
+static int attention_bf16_first_(const AttentionBf16Head_* head, const AttentionBf16Block_* block, int u0) {
     return int_max(0, attention_bf16_from_(head->starts, block->t0) - u0) / BF16_TILE;
 }
-static inline int attention_bf16_end_(const AttentionBf16Block_* block, int i, int u0) {
+
+static int attention_bf16_end_(const AttentionBf16Block_* block, int i, int u0) {
     return int_min(ATTENTION_BF16_TILES, (block->t0 - u0) / BF16_TILE + i + 1);
 }
 
 // p and ds of a block and a chunk of keys, packed.
-static inline void attention_bf16_probabilities_(const AttentionBf16Head_* head,
-                                                 const AttentionBf16Block_* block, int u0) {
+static void attention_bf16_probabilities_(const AttentionBf16Head_* head, const AttentionBf16Block_* block,
+                                          int u0) {
     const AttentionBf16Factors_* f = &head->f;
     AttentionBf16Tile_ before;
     int n = 0;
@@ -494,16 +567,16 @@ static inline void attention_bf16_probabilities_(const AttentionBf16Head_* head,
 }
 
 // Sets or adds to a square: left . right over `steps` steps.
-static inline void attention_bf16_add_(const AttentionBf16Head_* head, float* square, int is_added,
-                                       const uint32_t* left, const uint32_t* right, int steps) {
+static void attention_bf16_add_(const AttentionBf16Head_* head, float* square, int is_added,
+                                const uint32_t* left, const uint32_t* right, int steps) {
     head->kernel->product(square, BF16_TILE, is_added ? square : NULL, BF16_TILE, left, right, steps,
                           &bf16_nothing_ahead);
 }
 
 // Adds what a chunk of keys has of dq, and the block of queries of dk and dv. The first chunk sets dq; the block to which the
 // keys belong sets dk and dv. So blocks follow each other in a fixed order. Queries see no tiles of keys behind their own.
-static inline void attention_bf16_chunk_(const AttentionBf16Head_* head, const AttentionBf16Block_* block,
-                                         int u0, int is_first) {
+static void attention_bf16_chunk_(const AttentionBf16Head_* head, const AttentionBf16Block_* block, int u0,
+                                  int is_first) {
     enum { TILES = ATTENTION_BF16_TILES, STEP = BF16_STEP_PAIRS, SQUARE = ATTENTION_BF16_SQUARE_ };
     const AttentionBf16Scratch_* s = &head->s;
     const AttentionBf16Factors_* f = &head->f;
@@ -532,7 +605,7 @@ static inline void attention_bf16_chunk_(const AttentionBf16Head_* head, const A
 }
 
 // Packs dout of a block of queries, over dimensions and over queries.
-static inline void attention_bf16_pack_dout_(const AttentionBf16Head_* head, int t0, int rows) {
+static void attention_bf16_pack_dout_(const AttentionBf16Head_* head, int t0, int rows) {
     const size_t C = (size_t)head->C;
     const float* dout = head->dout + t0 * C;
     const Matrix by_query = {dout, C, 1}, by_dim = {dout, 1, C};
@@ -542,8 +615,6 @@ static inline void attention_bf16_pack_dout_(const AttentionBf16Head_* head, int
                    by_dim, 0, 0, head->HS, rows);
 }
 
-// ---- what the backward pass sets ----
-
 // A square of the gradient of q, k or v (part 0, 1, 2): tile t of the tokens and d of the dimensions. `turned`: dimensions over
 // tokens, as dk and dv come out.
 typedef struct {
@@ -552,7 +623,7 @@ typedef struct {
 } AttentionBf16Square_;
 
 // to (32, 32), rows `stride` apart, = the square or its transpose.
-static inline void attention_bf16_turn_(float* to, size_t stride, const float* square, int turned) {
+static void attention_bf16_turn_(float* to, size_t stride, const float* square, int turned) {
     for (int i = 0; i < BF16_TILE; i += LANES) {
         for (int j = 0; j < BF16_TILE; j += LANES) {
             Vec row[LANES];
@@ -570,8 +641,8 @@ static inline void attention_bf16_turn_(float* to, size_t stride, const float* s
 }
 
 // Sets its part of dqkv in fp32.
-static inline void attention_bf16_set_rows_(const AttentionBf16Head_* head, const float* square,
-                                            AttentionBf16Square_ of) {
+static void attention_bf16_set_rows_(const AttentionBf16Head_* head, const float* square,
+                                     AttentionBf16Square_ of) {
     const int t = of.t * BF16_TILE, d = of.d * BF16_TILE;
     const int rows = int_min(BF16_TILE, head->T - t), cols = int_min(BF16_TILE, head->HS - d);
     const size_t stride = 3 * (size_t)head->C, token = (size_t)head->b * head->T + t;
@@ -586,8 +657,8 @@ static inline void attention_bf16_set_rows_(const AttentionBf16Head_* head, cons
 }
 
 // Sets its part of dqkv packed, by tokens and by channels.
-static inline void attention_bf16_set_packed_(const AttentionBf16Head_* head, const float* square,
-                                              AttentionBf16Square_ of) {
+static void attention_bf16_set_packed_(const AttentionBf16Head_* head, const float* square,
+                                       AttentionBf16Square_ of) {
     const int tokens = head->pass->sizes.B * head->T, channels = 3 * head->C;
     const int row = head->b * head->T / BF16_TILE + of.t,
               col = (of.part * head->C + head->h * head->HS) / BF16_TILE + of.d;
@@ -601,8 +672,7 @@ static inline void attention_bf16_set_packed_(const AttentionBf16Head_* head, co
 }
 
 // Sets its part of dqkv; the square changes.
-static inline void attention_bf16_set_(const AttentionBf16Head_* head, float* square,
-                                       AttentionBf16Square_ of) {
+static void attention_bf16_set_(const AttentionBf16Head_* head, float* square, AttentionBf16Square_ of) {
     for (int i = 0; i < ATTENTION_BF16_SQUARE_; i += LANES) {
         vec_store(square + i, vec_load(square + i) * of.scale);
     }
@@ -614,12 +684,12 @@ static inline void attention_bf16_set_(const AttentionBf16Head_* head, float* sq
 }
 
 // The sums of dqkv over the tokens of a sequence: those of dimensions from 32 d on.
-static inline float* attention_bf16_sums_(const AttentionBf16Head_* head, int part, int d) {
+static float* attention_bf16_sums_(const AttentionBf16Head_* head, int part, int d) {
     return head->pass->sums + ((size_t)head->b * 3 + part) * head->C + head->h * head->HS + d * BF16_TILE;
 }
 
 // dq of tile t of the tokens. `is_first`: sets its sums, else adds to them.
-static inline void attention_bf16_set_queries_(const AttentionBf16Head_* head, float* squares, int t) {
+static void attention_bf16_set_queries_(const AttentionBf16Head_* head, float* squares, int t) {
     for (int d = 0; d < head->f.dims; d++) {
         float* square = squares + d * ATTENTION_BF16_SQUARE_;
         const AttentionBf16Square_ of = {0, t, d, 0, head->scale};
@@ -636,8 +706,7 @@ static inline void attention_bf16_set_queries_(const AttentionBf16Head_* head, f
 }
 
 // dk or dv of all T keys: squares in scratch, dimensions over keys.
-static inline void attention_bf16_set_keys_(const AttentionBf16Head_* head, int part, float* squares,
-                                            float scale) {
+static void attention_bf16_set_keys_(const AttentionBf16Head_* head, int part, float* squares, float scale) {
     for (int d = 0; d < head->f.dims; d++) {
         Vec sums[BF16_TILE];
         memset(sums, 0, sizeof(sums));
@@ -658,7 +727,7 @@ static inline void attention_bf16_set_keys_(const AttentionBf16Head_* head, int 
 }
 
 // Queries t0 ... t0+rows-1: dq, and what they have of dk and dv.
-static inline void attention_bf16_backward_block_(const AttentionBf16Head_* head, int t0, int rows) {
+static void attention_bf16_backward_block_(const AttentionBf16Head_* head, int t0, int rows) {
     const int from = attention_bf16_from_(head->starts, t0) / ATTENTION_BF16_ROWS * ATTENTION_BF16_ROWS;
     AttentionBf16Block_ block = {t0, rows, {0}, {0}};
     for (int i = 0; i < rows; i++) {
@@ -676,7 +745,7 @@ static inline void attention_bf16_backward_block_(const AttentionBf16Head_* head
     }
 }
 
-static inline void attention_bf16_backward_(const AttentionBf16Pass_* pass, AttentionBf16Scratch* scratch) {
+static void attention_bf16_backward_(const AttentionBf16Pass_* pass, AttentionBf16Scratch* scratch) {
     const AttentionSizes sizes = pass->sizes;
     assert(sizes.T <= scratch->T && sizes.C / sizes.NH == scratch->HS);
 #pragma omp parallel
@@ -698,23 +767,17 @@ static inline void attention_bf16_backward_(const AttentionBf16Pass_* pass, Atte
     }
 }
 
-static inline void attention_bf16_backward_cpu(float* dqkv, const float* dout, const float* qkv,
-                                               const float* out, const float* lse, const int* starts,
-                                               AttentionSizes sizes, AttentionBf16Scratch* scratch) {
+void attention_bf16_backward_cpu(float* dqkv, const float* dout, const float* qkv, const float* out,
+                                 const float* lse, const int* starts, AttentionSizes sizes,
+                                 AttentionBf16Scratch* scratch) {
     const AttentionBf16Pass_ pass = {sizes,       starts,      qkv,  dout,
                                      NULL,        (float*)out, // only read, as is lse
                                      (float*)lse, dqkv,        NULL, NULL};
     attention_bf16_backward_(&pass, scratch);
 }
 
-// ---- packed by others ----
-
-// Whether sequences and heads are whole tiles, as what follows wants.
-static inline int attention_bf16_fits(int T, int HS) { return T % BF16_TILE == 0 && HS % BF16_TILE == 0; }
-
-// Packs a tile (32, 32) of qkv (B*T, 3C), rows `row` ... and columns `col` ..., for both passes.
-static inline void attention_bf16_pack_qkv(const Bf16Kernel* kernel, uint32_t* qkv, const float* tile,
-                                           int row, int col, AttentionSizes sizes) {
+void attention_bf16_pack_qkv(const Bf16Kernel* kernel, uint32_t* qkv, const float* tile, int row, int col,
+                             AttentionSizes sizes) {
     const int T = sizes.T, HS = sizes.C / sizes.NH, part = col / sizes.C, head = col % sizes.C / HS;
     const size_t index = (size_t)(row / T) * sizes.NH + head;
     const AttentionBf16Factors_ f =
@@ -727,43 +790,22 @@ static inline void attention_bf16_pack_qkv(const Bf16Kernel* kernel, uint32_t* q
     kernel->pack_tile(part == 0 ? &q : part == 1 ? &k : &v, tile);
 }
 
-static inline void attention_bf16_packed_forward_cpu(float* out, float* lse, const uint32_t* qkv,
-                                                     const int* starts, AttentionSizes sizes,
-                                                     AttentionBf16Scratch* scratch) {
+void attention_bf16_packed_forward_cpu(float* out, float* lse, const uint32_t* qkv, const int* starts,
+                                       AttentionSizes sizes, AttentionBf16Scratch* scratch) {
     const AttentionBf16Pass_ pass = {sizes, starts, NULL, NULL, qkv, out, lse, NULL, NULL, NULL};
     attention_bf16_forward_(&pass, scratch);
 }
 
-// What the backward pass sets: dqkv, packed, and its sums over each sequence (B, 3C).
-typedef struct {
-    uint32_t* packed; // memory of (B*T, 3C) floats
-    float* sums;
-} AttentionBf16Gradient;
-
-static inline void attention_bf16_packed_backward_cpu(AttentionBf16Gradient dqkv, const float* dout,
-                                                      const uint32_t* qkv, const float* out, const float* lse,
-                                                      const int* starts, AttentionSizes sizes,
-                                                      AttentionBf16Scratch* scratch) {
+void attention_bf16_packed_backward_cpu(AttentionBf16Gradient dqkv, const float* dout, const uint32_t* qkv,
+                                        const float* out, const float* lse, const int* starts,
+                                        AttentionSizes sizes, AttentionBf16Scratch* scratch) {
     const AttentionBf16Pass_ pass = {sizes,       starts,      NULL,        dout,
                                      qkv,         (float*)out, // only read, as is lse
                                      (float*)lse, NULL,        dqkv.packed, dqkv.sums};
     attention_bf16_backward_(&pass, scratch);
 }
 
-// ---- either ----
-
-// Attention with factors in fp32 or in bf16. One token of each text at a time (attention_cached_cpu) is always fp32.
-typedef struct {
-    int is_bf16;
-    AttentionScratch fp32;
-    AttentionBf16Scratch bf16;
-} Attention;
-
-static inline size_t attention_either_bytes(int is_bf16, int T, int HS) {
-    return attention_scratch_bytes(T, HS) + (is_bf16 ? attention_bf16_scratch_bytes(T, HS) : 0);
-}
-
-static inline void attention_either_open(Attention* a, int is_bf16, int T, int HS) {
+void attention_either_open(Attention* a, int is_bf16, int T, int HS) {
     a->is_bf16 = is_bf16;
     attention_open(&a->fp32, T, HS);
     if (is_bf16) {
@@ -771,15 +813,15 @@ static inline void attention_either_open(Attention* a, int is_bf16, int T, int H
     }
 }
 
-static inline void attention_either_close(Attention* a) {
+void attention_either_close(Attention* a) {
     if (a->is_bf16) {
         attention_bf16_close(&a->bf16);
     }
     attention_close(&a->fp32);
 }
 
-static inline void attention_either_forward_cpu(float* out, float* lse, const float* qkv, const int* starts,
-                                                AttentionSizes sizes, Attention* a) {
+void attention_either_forward_cpu(float* out, float* lse, const float* qkv, const int* starts,
+                                  AttentionSizes sizes, Attention* a) {
     if (a->is_bf16) {
         attention_bf16_forward_cpu(out, lse, qkv, starts, sizes, &a->bf16);
     } else {
@@ -787,14 +829,15 @@ static inline void attention_either_forward_cpu(float* out, float* lse, const fl
     }
 }
 
-static inline void attention_either_backward_cpu(float* dqkv, const float* dout, const float* qkv,
-                                                 const float* out, const float* lse, const int* starts,
-                                                 AttentionSizes sizes, Attention* a) {
+void attention_either_backward_cpu(float* dqkv, const float* dout, const float* qkv, const float* out,
+                                   const float* lse, const int* starts, AttentionSizes sizes, Attention* a) {
     if (a->is_bf16) {
         attention_bf16_backward_cpu(dqkv, dout, qkv, out, lse, starts, sizes, &a->bf16);
     } else {
         attention_backward_cpu(dqkv, dout, qkv, out, lse, starts, sizes, &a->fp32);
     }
 }
+
+#endif // ATTENTION_BF16_IMPLEMENTATION
 
 #endif

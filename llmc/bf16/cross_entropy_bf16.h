@@ -26,16 +26,16 @@ Words are entries of the vocabulary. Results do not depend on the number of thre
 #ifndef LLMC_CROSS_ENTROPY_BF16_H
 #define LLMC_CROSS_ENTROPY_BF16_H
 
-#include <math.h>
 #include <stddef.h>
 #include <stdint.h>
 
-#include "llmc/base/check.h"
 #include "llmc/base/sizes.h"
-#include "llmc/base/vec.h"
-#include "llmc/ops/cross_entropy.h"
 #include "llmc/ops/gradient.h"
 #include "llmc/bf16/matmul_bf16.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
 
 enum {
     CROSS_ENTROPY_BF16_WORDS = 2048,                                // in a chunk
@@ -63,9 +63,57 @@ static inline size_t cross_entropy_bf16_rows(int tokens, int Vp) {
     return (matmul_bf16_pairs(Vp, tokens) + (size_t)Vp - 1) / (size_t)Vp;
 }
 
+// Tokens of a batch of N that are taken at a time, at most, if the caller lends memory for `lent` of them.
+static inline int cross_entropy_bf16_tokens(int lent, int N, int C) {
+    return N <= int_min(MATMUL_BF16_IN_OUT, 2 * C) ? int_max(N, lent) : lent;
+}
+
+// What cross_entropy_bf16_open allocates.
+size_t cross_entropy_bf16_scratch_bytes(int lent, int N, int C, int Vp);
+
+// For batches of up to N tokens. `memory` (cross_entropy_bf16_rows(lent), Vp) is the caller's, who may use it between passes.
+void cross_entropy_bf16_open(CrossEntropyBf16Scratch* s, void* memory, int lent, int N, int C, int Vp);
+
+static inline void cross_entropy_bf16_close(CrossEntropyBf16Scratch* s) { free(s->inp); }
+
+// ---- tiles of logits ----
+
+// What it works on: wte in fp32 and packed for both passes, the rest as in cross_entropy.h.
+typedef struct {
+    const float *inp, *wte; // (N, C), (Vp, C)
+    const uint32_t *wte_forward, *wte_backward;
+    const int* target; // (N)
+    int N, C, V, Vp;
+} CrossEntropyBf16;
+
+// ---- some of the tokens ----
+
+// ---- the classifier ----
+
+// Sets loss (N).
+void cross_entropy_bf16_losses_cpu(float* loss, const CrossEntropyBf16* of, CrossEntropyBf16Scratch* s,
+                                   MatmulBf16Scratch* matmul);
+
+// Sets loss (N) and dinp (N, C), sets or adds to dwte (Vp, C), or NULL. `scale` as in cross_entropy.h.
+void cross_entropy_bf16_gradients_cpu(float* loss, float* dinp, float* dwte, const CrossEntropyBf16* of,
+                                      float scale, GradientMode mode, CrossEntropyBf16Scratch* s,
+                                      MatmulBf16Scratch* matmul);
+
+#ifdef __cplusplus
+}
+#endif
+
+#ifdef CROSS_ENTROPY_BF16_IMPLEMENTATION
+
+#include <math.h>
+
+#include "llmc/base/check.h"
+#include "llmc/base/vec.h"
+#include "llmc/ops/cross_entropy.h"
+
 // Sets the places in `memory`; returns the floats and pairs of all.
-static inline size_t cross_entropy_bf16_place_(CrossEntropyBf16Scratch* s, uint32_t* memory, int tokens,
-                                               int C, int Vp) {
+static size_t cross_entropy_bf16_place_(CrossEntropyBf16Scratch* s, uint32_t* memory, int tokens, int C,
+                                        int Vp) {
     const size_t all = (size_t)int_round_up(tokens, BF16_TILE);
     s->tokens = (int)all;
     s->words = int_min(CROSS_ENTROPY_BF16_WORDS, int_round_up(Vp, BF16_TILE));
@@ -79,40 +127,20 @@ static inline size_t cross_entropy_bf16_place_(CrossEntropyBf16Scratch* s, uint3
     return (size_t)(s->target + all - (float*)(void*)memory);
 }
 
-// Tokens of a batch of N that are taken at a time, at most, if the caller lends memory for `lent` of them.
-static inline int cross_entropy_bf16_tokens(int lent, int N, int C) {
-    return N <= int_min(MATMUL_BF16_IN_OUT, 2 * C) ? int_max(N, lent) : lent;
-}
-
-// What cross_entropy_bf16_open allocates.
-static inline size_t cross_entropy_bf16_scratch_bytes(int lent, int N, int C, int Vp) {
+size_t cross_entropy_bf16_scratch_bytes(int lent, int N, int C, int Vp) {
     CrossEntropyBf16Scratch s;
     uint32_t* somewhere = (uint32_t*)(void*)&s;
     return cross_entropy_bf16_place_(&s, somewhere, cross_entropy_bf16_tokens(lent, N, C), C, Vp) *
            sizeof(float);
 }
 
-// For batches of up to N tokens. `memory` (cross_entropy_bf16_rows(lent), Vp) is the caller's, who may use it between passes.
-static inline void cross_entropy_bf16_open(CrossEntropyBf16Scratch* s, void* memory, int lent, int N, int C,
-                                           int Vp) {
+void cross_entropy_bf16_open(CrossEntropyBf16Scratch* s, void* memory, int lent, int N, int C, int Vp) {
     const size_t bytes = cross_entropy_bf16_scratch_bytes(lent, N, C, Vp);
     cross_entropy_bf16_place_(s, (uint32_t*)check_alloc_unset(bytes, 1, "classifier: scratch"),
                               cross_entropy_bf16_tokens(lent, N, C), C, Vp);
     s->lent = lent;
     s->memory = (uint32_t*)memory;
 }
-
-static inline void cross_entropy_bf16_close(CrossEntropyBf16Scratch* s) { free(s->inp); }
-
-// ---- tiles of logits ----
-
-// What it works on: wte in fp32 and packed for both passes, the rest as in cross_entropy.h.
-typedef struct {
-    const float *inp, *wte; // (N, C), (Vp, C)
-    const uint32_t *wte_forward, *wte_backward;
-    const int* target; // (N)
-    int N, C, V, Vp;
-} CrossEntropyBf16;
 
 // Some tokens of it, and a chunk of words.
 typedef struct {
@@ -127,20 +155,20 @@ typedef struct {
 } CrossEntropyBf16Chunk_;
 
 // Words of a tile that are not padding.
-static inline int cross_entropy_bf16_words_(const CrossEntropyBf16Chunk_* chunk, const MatmulBf16Tile* tile) {
+static int cross_entropy_bf16_words_(const CrossEntropyBf16Chunk_* chunk, const MatmulBf16Tile* tile) {
     return int_max(0, int_min(tile->cols, chunk->of->V - chunk->first - tile->col));
 }
 
 // Of a token in a tile, (LANES).
-static inline float* cross_entropy_bf16_sums_(const CrossEntropyBf16Chunk_* chunk, const MatmulBf16Tile* tile,
-                                              int i) {
+static float* cross_entropy_bf16_sums_(const CrossEntropyBf16Chunk_* chunk, const MatmulBf16Tile* tile,
+                                       int i) {
     const size_t group = (size_t)tile->col / CROSS_ENTROPY_BF16_GROUP;
     return chunk->s->sums + (group * chunk->s->tokens + tile->row + i) * LANES;
 }
 
 // Turns row i of a tile, of whose logits `words` count, into e, and adds them to its sums. The target's becomes zero.
-static inline void cross_entropy_bf16_row_(const CrossEntropyBf16Chunk_* chunk, const MatmulBf16Tile* tile,
-                                           int i, int words) {
+static void cross_entropy_bf16_row_(const CrossEntropyBf16Chunk_* chunk, const MatmulBf16Tile* tile, int i,
+                                    int words) {
     float *e = tile->sums + i * BF16_TILE, *sums = cross_entropy_bf16_sums_(chunk, tile, i);
     const int token = tile->row + i, target = chunk->target[token] - chunk->first - tile->col;
     const Vec shift = vec_all(chunk->s->shift[token]);
@@ -163,7 +191,7 @@ static inline void cross_entropy_bf16_row_(const CrossEntropyBf16Chunk_* chunk, 
 }
 
 // Packs a tile of e for both matmuls.
-static inline void cross_entropy_bf16_pack_(const CrossEntropyBf16Chunk_* chunk, const MatmulBf16Tile* tile) {
+static void cross_entropy_bf16_pack_(const CrossEntropyBf16Chunk_* chunk, const MatmulBf16Tile* tile) {
     const size_t by_token = matmul_bf16_pairs(1, chunk->words);
     const int row = tile->row / BF16_TILE, col = tile->col / BF16_TILE, word = chunk->first / BF16_TILE + col;
     for (int i = tile->rows; i < BF16_TILE; i++) {
@@ -176,7 +204,7 @@ static inline void cross_entropy_bf16_pack_(const CrossEntropyBf16Chunk_* chunk,
 }
 
 // A Bf16Finish: e, packed, and its sums. Those of tokens without a target are zero.
-static inline void cross_entropy_bf16_exp_tile_(const void* of, int begin, int end) {
+static void cross_entropy_bf16_exp_tile_(const void* of, int begin, int end) {
     const MatmulBf16Tile* tile = (const MatmulBf16Tile*)of;
     const CrossEntropyBf16Chunk_* chunk = (const CrossEntropyBf16Chunk_*)tile->context;
     const int words = cross_entropy_bf16_words_(chunk, tile);
@@ -193,7 +221,7 @@ static inline void cross_entropy_bf16_exp_tile_(const void* of, int begin, int e
 }
 
 // Another: the largest logits, lane by lane, in place of the sums.
-static inline void cross_entropy_bf16_max_tile_(const void* of, int begin, int end) {
+static void cross_entropy_bf16_max_tile_(const void* of, int begin, int end) {
     const MatmulBf16Tile* tile = (const MatmulBf16Tile*)of;
     const CrossEntropyBf16Chunk_* chunk = (const CrossEntropyBf16Chunk_*)tile->context;
     const int words = cross_entropy_bf16_words_(chunk, tile);
@@ -206,11 +234,9 @@ static inline void cross_entropy_bf16_max_tile_(const void* of, int begin, int e
     }
 }
 
-// ---- some of the tokens ----
-
 // Gives the logits (tokens, words) of a chunk to `finish`.
-static inline void cross_entropy_bf16_logits_(const CrossEntropyBf16Chunk_* chunk, Bf16Finish finish,
-                                              MatmulBf16Scratch* matmul) {
+static void cross_entropy_bf16_logits_(const CrossEntropyBf16Chunk_* chunk, Bf16Finish finish,
+                                       MatmulBf16Scratch* matmul) {
     const int C = chunk->of->C;
     const uint32_t* wte = chunk->of->wte_forward + matmul_bf16_pairs(chunk->first, C);
     MatmulBf16 m = matmul_bf16_of(NULL, matmul_bf16_packed(chunk->s->inp, C), matmul_bf16_packed(wte, C),
@@ -221,8 +247,8 @@ static inline void cross_entropy_bf16_logits_(const CrossEntropyBf16Chunk_* chun
 }
 
 // Sets dinp (tokens, C), or adds to it: e wte of the words of a chunk.
-static inline void cross_entropy_bf16_input_(float* dinp, const CrossEntropyBf16Chunk_* chunk,
-                                             MatmulBf16Scratch* matmul) {
+static void cross_entropy_bf16_input_(float* dinp, const CrossEntropyBf16Chunk_* chunk,
+                                      MatmulBf16Scratch* matmul) {
     const int C = chunk->of->C;
     MatmulBf16Factor wte = matmul_bf16_packed(chunk->of->wte_backward, chunk->of->Vp);
     wte.packed += matmul_bf16_pairs(1, chunk->first); // the values of k from this word on
@@ -233,8 +259,8 @@ static inline void cross_entropy_bf16_input_(float* dinp, const CrossEntropyBf16
 }
 
 // Gives all logits to `finish`, which sets or changes s->sums from what is `initial`. Sets dinp to e wte, unless it is NULL.
-static inline void cross_entropy_bf16_pass_(float* dinp, CrossEntropyBf16Chunk_ chunk, Bf16Finish finish,
-                                            float initial, MatmulBf16Scratch* matmul) {
+static void cross_entropy_bf16_pass_(float* dinp, CrossEntropyBf16Chunk_ chunk, Bf16Finish finish,
+                                     float initial, MatmulBf16Scratch* matmul) {
     CrossEntropyBf16Scratch* s = chunk.s;
     for (size_t i = 0; i < (size_t)CROSS_ENTROPY_BF16_GROUPS * s->tokens * LANES; i++) {
         s->sums[i] = initial;
@@ -249,7 +275,7 @@ static inline void cross_entropy_bf16_pass_(float* dinp, CrossEntropyBf16Chunk_ 
 }
 
 // The sum of a token: groups in their order, lanes in theirs.
-static inline float cross_entropy_bf16_total_(const CrossEntropyBf16Scratch* s, int t) {
+static float cross_entropy_bf16_total_(const CrossEntropyBf16Scratch* s, int t) {
     float sum = 0;
     for (int g = 0; g < CROSS_ENTROPY_BF16_GROUPS; g++) {
         sum += vec_hsum(vec_load(s->sums + ((size_t)g * s->tokens + t) * LANES));
@@ -258,7 +284,7 @@ static inline float cross_entropy_bf16_total_(const CrossEntropyBf16Scratch* s, 
 }
 
 // Packs inp, and sets the shift of each token to about its target's logit.
-static inline void cross_entropy_bf16_begin_(const CrossEntropyBf16Chunk_* chunk, MatmulBf16Scratch* matmul) {
+static void cross_entropy_bf16_begin_(const CrossEntropyBf16Chunk_* chunk, MatmulBf16Scratch* matmul) {
     const int C = chunk->of->C;
     const Matrix inp = {chunk->inp, (size_t)C, 1};
     matmul_bf16_pack_left(matmul->kernel.pack, chunk->s->inp, inp, chunk->tokens, C);
@@ -271,7 +297,7 @@ static inline void cross_entropy_bf16_begin_(const CrossEntropyBf16Chunk_* chunk
 }
 
 // After a pass: whether some token's exponentials are too large for fp32.
-static inline int cross_entropy_bf16_overflows_(const CrossEntropyBf16Chunk_* chunk) {
+static int cross_entropy_bf16_overflows_(const CrossEntropyBf16Chunk_* chunk) {
     const float most = 1e30f;
     int count = 0;
 #pragma omp parallel for schedule(static) reduction(+ : count)
@@ -282,8 +308,7 @@ static inline int cross_entropy_bf16_overflows_(const CrossEntropyBf16Chunk_* ch
 }
 
 // Sets the shifts to the largest logits.
-static inline void cross_entropy_bf16_shift_by_max_(const CrossEntropyBf16Chunk_* chunk,
-                                                    MatmulBf16Scratch* matmul) {
+static void cross_entropy_bf16_shift_by_max_(const CrossEntropyBf16Chunk_* chunk, MatmulBf16Scratch* matmul) {
     CrossEntropyBf16Scratch* s = chunk->s;
     cross_entropy_bf16_pass_(NULL, *chunk, cross_entropy_bf16_max_tile_, -INFINITY, matmul);
 #pragma omp parallel for schedule(static)
@@ -297,8 +322,8 @@ static inline void cross_entropy_bf16_shift_by_max_(const CrossEntropyBf16Chunk_
 }
 
 // Sets loss (tokens), and dinp (tokens, C), unless NULL, to e wte: not yet multiplied by g.
-static inline void cross_entropy_bf16_losses_(float* loss, float* dinp, const CrossEntropyBf16Chunk_* chunk,
-                                              MatmulBf16Scratch* matmul) {
+static void cross_entropy_bf16_losses_(float* loss, float* dinp, const CrossEntropyBf16Chunk_* chunk,
+                                       MatmulBf16Scratch* matmul) {
     const CrossEntropyBf16Scratch* s = chunk->s;
     cross_entropy_bf16_begin_(chunk, matmul);
     cross_entropy_bf16_pass_(dinp, *chunk, cross_entropy_bf16_exp_tile_, 0, matmul);
@@ -315,7 +340,7 @@ static inline void cross_entropy_bf16_losses_(float* loss, float* dinp, const Cr
 }
 
 // Turns dinp into the gradient, sets g inp, and leaves dlogits[target] in s->target.
-static inline void cross_entropy_bf16_divide_(float* dinp, const CrossEntropyBf16Chunk_* chunk, float scale) {
+static void cross_entropy_bf16_divide_(float* dinp, const CrossEntropyBf16Chunk_* chunk, float scale) {
     const CrossEntropyBf16Scratch* s = chunk->s;
     const int C = chunk->of->C;
 #pragma omp parallel for schedule(static)
@@ -334,7 +359,7 @@ static inline void cross_entropy_bf16_divide_(float* dinp, const CrossEntropyBf1
 }
 
 // Adds to the rows of targets: each thread to some of the columns, tokens in their order.
-static inline void cross_entropy_bf16_add_targets_(float* dwte, const CrossEntropyBf16Chunk_* chunk) {
+static void cross_entropy_bf16_add_targets_(float* dwte, const CrossEntropyBf16Chunk_* chunk) {
     enum { COLS = 64 };
     const int C = chunk->of->C;
 #pragma omp parallel for schedule(static)
@@ -350,8 +375,8 @@ static inline void cross_entropy_bf16_add_targets_(float* dwte, const CrossEntro
 }
 
 // Sets or adds to dwte, after cross_entropy_bf16_divide_.
-static inline void cross_entropy_bf16_weight_(float* dwte, const CrossEntropyBf16Chunk_* chunk,
-                                              GradientMode mode, MatmulBf16Scratch* matmul) {
+static void cross_entropy_bf16_weight_(float* dwte, const CrossEntropyBf16Chunk_* chunk, GradientMode mode,
+                                       MatmulBf16Scratch* matmul) {
     const int C = chunk->of->C, tokens = chunk->tokens;
     const Matrix scaled = {chunk->s->scaled, (size_t)C, 1};
     matmul_bf16_pack(matmul->kernel.pack, chunk->s->inp_by_channel, scaled, tokens, C);
@@ -364,11 +389,9 @@ static inline void cross_entropy_bf16_weight_(float* dwte, const CrossEntropyBf1
     cross_entropy_bf16_add_targets_(dwte, chunk);
 }
 
-// ---- the classifier ----
-
 // Tokens from n on: up to `most` at a time, in equal parts.
-static inline CrossEntropyBf16Chunk_ cross_entropy_bf16_from_(const CrossEntropyBf16* of,
-                                                              CrossEntropyBf16Scratch* s, int n, int most) {
+static CrossEntropyBf16Chunk_ cross_entropy_bf16_from_(const CrossEntropyBf16* of, CrossEntropyBf16Scratch* s,
+                                                       int n, int most) {
     const int parts = int_ceil_div(of->N, most), step = int_round_up(int_ceil_div(of->N, parts), BF16_TILE);
     const int tokens = int_min(step, of->N - n);
     return (CrossEntropyBf16Chunk_){
@@ -376,9 +399,8 @@ static inline CrossEntropyBf16Chunk_ cross_entropy_bf16_from_(const CrossEntropy
         NULL, s->memory, matmul_bf16_pairs(1, tokens)};
 }
 
-// Sets loss (N).
-static inline void cross_entropy_bf16_losses_cpu(float* loss, const CrossEntropyBf16* of,
-                                                 CrossEntropyBf16Scratch* s, MatmulBf16Scratch* matmul) {
+void cross_entropy_bf16_losses_cpu(float* loss, const CrossEntropyBf16* of, CrossEntropyBf16Scratch* s,
+                                   MatmulBf16Scratch* matmul) {
     for (int n = 0; n < of->N;) {
         const CrossEntropyBf16Chunk_ chunk = cross_entropy_bf16_from_(of, s, n, s->tokens);
         cross_entropy_bf16_losses_(loss + n, NULL, &chunk, matmul);
@@ -387,17 +409,15 @@ static inline void cross_entropy_bf16_losses_cpu(float* loss, const CrossEntropy
 }
 
 // Whether all of e waits in the memory of dwte, which is to be set: it has room, and what is lent has not.
-static inline int cross_entropy_bf16_waits_in_(const float* dwte, const CrossEntropyBf16* of,
-                                               GradientMode mode, const CrossEntropyBf16Scratch* s) {
+static int cross_entropy_bf16_waits_in_(const float* dwte, const CrossEntropyBf16* of, GradientMode mode,
+                                        const CrossEntropyBf16Scratch* s) {
     return dwte && mode == GRADIENT_SET && s->lent < of->N && of->N <= s->tokens && of->Vp % BF16_TILE == 0 &&
            matmul_bf16_pairs(1, of->N) <= (size_t)BF16_TILE * of->C && (uintptr_t)dwte % 64 == 0;
 }
 
-// Sets loss (N) and dinp (N, C), sets or adds to dwte (Vp, C), or NULL. `scale` as in cross_entropy.h.
-static inline void cross_entropy_bf16_gradients_cpu(float* loss, float* dinp, float* dwte,
-                                                    const CrossEntropyBf16* of, float scale,
-                                                    GradientMode mode, CrossEntropyBf16Scratch* s,
-                                                    MatmulBf16Scratch* matmul) {
+void cross_entropy_bf16_gradients_cpu(float* loss, float* dinp, float* dwte, const CrossEntropyBf16* of,
+                                      float scale, GradientMode mode, CrossEntropyBf16Scratch* s,
+                                      MatmulBf16Scratch* matmul) {
     const int waits_in_dwte = cross_entropy_bf16_waits_in_(dwte, of, mode, s);
     for (int n = 0; n < of->N;) {
         CrossEntropyBf16Chunk_ chunk = cross_entropy_bf16_from_(of, s, n, waits_in_dwte ? of->N : s->lent);
@@ -414,5 +434,7 @@ static inline void cross_entropy_bf16_gradients_cpu(float* loss, float* dinp, fl
         n += chunk.tokens;
     }
 }
+
+#endif // CROSS_ENTROPY_BF16_IMPLEMENTATION
 
 #endif

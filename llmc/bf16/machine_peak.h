@@ -9,10 +9,12 @@ peak_bf16_flops_per_s is what a kernel of tile_kernels.h does with factors in th
 #ifndef LLMC_MACHINE_PEAK_H
 #define LLMC_MACHINE_PEAK_H
 
-#include "llmc/base/clock.h"
-#include "llmc/base/threads.h"
 #include "llmc/base/vec.h"
 #include "llmc/bf16/tile_kernels.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
 
 #define PEAK_SUMS (VEC_REGISTERS / 4 * 3) // in flight: enough to hide the latency of a multiply-add
 
@@ -23,9 +25,32 @@ enum {
     PEAK_BF16_STEPS = 16, // 32 KiB, both factors in one
 };
 
+// Operations per second of all threads together. Takes about 20 ms: before each repeat threads_spread waits 2 ms until every
+// thread has a core of its own. When that was done only once, all repeats could fall into a moment in which two threads
+// shared a core, and a run showed twice its MFU. Stops after PEAK_MOST_S and PEAK_LEAST repeats, as
+// on a busy machine or without optimization.
+double peak_flops_per_s(void);
+
+// The same with a kernel of bf16.
+double peak_bf16_flops_per_s(Bf16Kernel kernel);
+
+// Whether matmuls in bf16 are faster here than in fp32. Having the instructions does not mean that: an Intel core did
+// vdpbf16ps at half the rate of multiply-adds in fp32. A quarter more has to come out, as rounding and packing cost time, too;
+// processors are far from this limit (0.5 and 10 were measured), so all processes of a run decide alike.
+int peak_bf16_pays(void);
+
+#ifdef __cplusplus
+}
+#endif
+
+#ifdef MACHINE_PEAK_IMPLEMENTATION
+
+#include "llmc/base/clock.h"
+#include "llmc/base/threads.h"
+
 // True if the peak is to be measured again, after `repeats` times. Waits until every thread has a
 // core of its own, but not for ever.
-static inline int peak_repeats_(int repeats, int most, double begin_s) {
+static int peak_repeats_(int repeats, int most, double begin_s) {
     const int has_time = time_now_s() - begin_s < PEAK_MOST_S;
     if (has_time && repeats < most) {
         threads_spread();
@@ -34,7 +59,7 @@ static inline int peak_repeats_(int repeats, int most, double begin_s) {
 }
 
 // `rounds` multiply-adds on each sum.
-static inline float peak_work_(int rounds) {
+static float peak_work_(int rounds) {
     Vec sum[PEAK_SUMS];
     const Vec factor = vec_all(0.999f), term = vec_all(0.001f);
     for (int i = 0; i < PEAK_SUMS; i++) {
@@ -53,11 +78,7 @@ static inline float peak_work_(int rounds) {
     return vec_hsum(total);
 }
 
-// Operations per second of all threads together. Takes about 20 ms: before each repeat threads_spread waits 2 ms until every
-// thread has a core of its own. When that was done only once, all repeats could fall into a moment in which two threads
-// shared a core, and a run showed twice its MFU. Stops after PEAK_MOST_S and PEAK_LEAST repeats, as
-// on a busy machine or without optimization.
-static inline double peak_flops_per_s(void) {
+double peak_flops_per_s(void) {
     enum { ROUNDS = 200000, REPEATS = 8 };
     const double begin_s = time_now_s();
     double best = 0;
@@ -74,7 +95,7 @@ static inline double peak_flops_per_s(void) {
 }
 
 // Some tiles of a thread: 8 MFLOP.
-static inline float peak_bf16_work_(const Bf16Kernel* kernel, const uint32_t* factors) {
+static float peak_bf16_work_(const Bf16Kernel* kernel, const uint32_t* factors) {
     __attribute__((aligned(64))) float tile[BF16_TILE * BF16_TILE] = {0};
     for (int i = 0; i < 8; i++) {
         kernel->product(tile, BF16_TILE, tile, BF16_TILE, factors, factors, PEAK_BF16_STEPS,
@@ -83,8 +104,7 @@ static inline float peak_bf16_work_(const Bf16Kernel* kernel, const uint32_t* fa
     return tile[0];
 }
 
-// The same with a kernel of bf16.
-static inline double peak_bf16_flops_per_s(Bf16Kernel kernel) {
+double peak_bf16_flops_per_s(Bf16Kernel kernel) {
     enum { ROUNDS = 10, REPEATS = 8 };
     __attribute__((aligned(64))) uint32_t factors[PEAK_BF16_STEPS * BF16_STEP_PAIRS];
     const double begin_s = time_now_s();
@@ -111,12 +131,11 @@ static inline double peak_bf16_flops_per_s(Bf16Kernel kernel) {
     return best;
 }
 
-// Whether matmuls in bf16 are faster here than in fp32. Having the instructions does not mean that: an Intel core did
-// vdpbf16ps at half the rate of multiply-adds in fp32. A quarter more has to come out, as rounding and packing cost time, too;
-// processors are far from this limit (0.5 and 10 were measured), so all processes of a run decide alike.
-static inline int peak_bf16_pays(void) {
+int peak_bf16_pays(void) {
     const Bf16Kernel kernel = bf16_kernel();
     return kernel.is_hardware && peak_bf16_flops_per_s(kernel) > 1.25 * peak_flops_per_s();
 }
+
+#endif // MACHINE_PEAK_IMPLEMENTATION
 
 #endif

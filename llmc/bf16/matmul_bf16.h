@@ -22,16 +22,17 @@ in their order, MATMUL_BF16_PART_PANELS at a time.
 #ifndef LLMC_MATMUL_BF16_H
 #define LLMC_MATMUL_BF16_H
 
-#include <assert.h>
 #include <stddef.h>
 #include <stdint.h>
 
-#include "llmc/base/check.h"
 #include "llmc/base/sizes.h"
-#include "llmc/base/threads.h"
 #include "llmc/bf16/tile_kernels.h"
 #include "llmc/ops/gradient.h"
 #include "llmc/ops/matmul.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
 
 enum {
     MATMUL_BF16_BLOCK_K = 512,            // of a panel: 32 KiB in an L1 cache
@@ -61,34 +62,11 @@ static inline size_t matmul_bf16_pairs(int lines, int k) {
     return (size_t)int_ceil_div(lines, BF16_TILE) * bf16_steps(k) * BF16_STEP_PAIRS;
 }
 
-static inline size_t matmul_bf16_left_(int threads) {
-    return (size_t)threads * MATMUL_BF16_PART / BF16_STEP * BF16_STEP_PAIRS;
-}
-static inline size_t matmul_bf16_right_(void) { return MATMUL_BF16_SLAB_RIGHT / 2; }
-static inline size_t matmul_bf16_tiles_(int threads) {
-    return (size_t)threads * MATMUL_BF16_TILES * BF16_TILE * BF16_TILE;
-}
-static inline size_t matmul_bf16_sums_(int threads) {
-    return (size_t)threads * MATMUL_BF16_SUMS * BF16_TILE * BF16_TILE;
-}
-
 // What matmul_bf16_open allocates, for as many threads as the next parallel region would have.
-static inline size_t matmul_bf16_scratch_bytes(void) {
-    const int threads = threads_max();
-    return (matmul_bf16_left_(threads) + matmul_bf16_right_() + matmul_bf16_tiles_(threads) +
-            matmul_bf16_sums_(threads)) *
-           sizeof(uint32_t);
-}
+size_t matmul_bf16_scratch_bytes(void);
 
 // One allocation, large enough for huge pages.
-static inline void matmul_bf16_open(MatmulBf16Scratch* scratch, Bf16Kernel kernel) {
-    scratch->kernel = kernel;
-    scratch->threads = threads_max();
-    scratch->right = (uint32_t*)check_alloc_unset(matmul_bf16_scratch_bytes(), 1, "matmul: packed factors");
-    scratch->left = scratch->right + matmul_bf16_right_();
-    scratch->tiles = (float*)(void*)(scratch->left + matmul_bf16_left_(scratch->threads));
-    scratch->sums = scratch->tiles + matmul_bf16_tiles_(scratch->threads);
-}
+void matmul_bf16_open(MatmulBf16Scratch* scratch, Bf16Kernel kernel);
 
 static inline void matmul_bf16_close(MatmulBf16Scratch* scratch) { free(scratch->right); }
 
@@ -103,6 +81,7 @@ typedef struct {
 static inline MatmulBf16Factor matmul_bf16_matrix(Matrix matrix) {
     return (MatmulBf16Factor){matrix, NULL, 0, 0};
 }
+
 // All K values of a factor that matmul_bf16_pack or matmul_bf16_pack_left made.
 static inline MatmulBf16Factor matmul_bf16_packed(const uint32_t* packed, int K) {
     return (MatmulBf16Factor){{NULL, 0, 0}, packed, matmul_bf16_pairs(1, K), 0};
@@ -121,10 +100,7 @@ typedef struct {
 } MatmulBf16Tile;
 
 // Where a tile of a matrix of M rows is, if tiles follow each other in memory: (N / 32, M / 32, 32, 32).
-static inline size_t matmul_bf16_tile_at(int M, int row, int col) {
-    const size_t tile = (size_t)(col / BF16_TILE) * int_ceil_div(M, BF16_TILE) + row / BF16_TILE;
-    return tile * BF16_TILE * BF16_TILE;
-}
+size_t matmul_bf16_tile_at(int M, int row, int col);
 
 // out (M, N) = left (M, K) right (K, N) + bias (N), set or added to as `mode` says; out is row-major without gaps.
 typedef struct {
@@ -146,6 +122,83 @@ static inline MatmulBf16 matmul_bf16_of(float* out, MatmulBf16Factor left, Matmu
     return (MatmulBf16){out, left, right, M, N, K, GRADIENT_SET, NULL, NULL, NULL, NULL, NULL};
 }
 
+// Packs a right factor (K, N) into matmul_bf16_pairs(N, K).
+void matmul_bf16_pack(Bf16Pack pack, uint32_t* to, Matrix right, int K, int N);
+
+// Packs a left factor (M, K) into matmul_bf16_pairs(M, K).
+void matmul_bf16_pack_left(Bf16Pack pack, uint32_t* to, Matrix left, int M, int K);
+
+void matmul_bf16_product_cpu(MatmulBf16 m, MatmulBf16Scratch* scratch);
+
+// ---- the layer ----
+
+// As a right factor: of the forward pass, and of dinp.
+static inline Matrix matmul_bf16_forward_weight(const float* weight, int C) {
+    return (Matrix){weight, 1, (size_t)C};
+}
+
+static inline Matrix matmul_bf16_backward_weight(const float* weight, int C) {
+    return (Matrix){weight, (size_t)C, 1};
+}
+
+// Sets out (N, OC).
+void matmul_bf16_forward_cpu(float* out, const float* inp, const uint32_t* packed, const float* bias, int N,
+                             int C, int OC, MatmulBf16Scratch* scratch);
+
+// Sets dinp (N, C).
+void matmul_bf16_backward_input_cpu(float* dinp, const float* dout, const uint32_t* packed, int N, int C,
+                                    int OC, MatmulBf16Scratch* scratch);
+
+// Sets or adds to dweight (OC, C) and dbias (OC), the sums of dout over N, or NULL.
+void matmul_bf16_backward_weight_cpu(float* dweight, float* dbias, const float* dout, const float* inp, int N,
+                                     int C, int OC, GradientMode mode, MatmulBf16Scratch* scratch);
+
+#ifdef __cplusplus
+}
+#endif
+
+#ifdef MATMUL_BF16_IMPLEMENTATION
+
+#include <assert.h>
+
+#include "llmc/base/check.h"
+#include "llmc/base/threads.h"
+
+static size_t matmul_bf16_left_(int threads) {
+    return (size_t)threads * MATMUL_BF16_PART / BF16_STEP * BF16_STEP_PAIRS;
+}
+
+static size_t matmul_bf16_right_(void) { return MATMUL_BF16_SLAB_RIGHT / 2; }
+
+static size_t matmul_bf16_tiles_(int threads) {
+    return (size_t)threads * MATMUL_BF16_TILES * BF16_TILE * BF16_TILE;
+}
+
+static size_t matmul_bf16_sums_(int threads) {
+    return (size_t)threads * MATMUL_BF16_SUMS * BF16_TILE * BF16_TILE;
+}
+
+size_t matmul_bf16_scratch_bytes(void) {
+    const int threads = threads_max();
+    return (matmul_bf16_left_(threads) + matmul_bf16_right_() + matmul_bf16_tiles_(threads) +
+            matmul_bf16_sums_(threads)) *
+           sizeof(uint32_t);
+}
+
+void matmul_bf16_open(MatmulBf16Scratch* scratch, Bf16Kernel kernel) {
+    scratch->kernel = kernel;
+    scratch->threads = threads_max();
+    scratch->right = (uint32_t*)check_alloc_unset(matmul_bf16_scratch_bytes(), 1, "matmul: packed factors");
+    scratch->left = scratch->right + matmul_bf16_right_();
+    scratch->tiles = (float*)(void*)(scratch->left + matmul_bf16_left_(scratch->threads));
+    scratch->sums = scratch->tiles + matmul_bf16_tiles_(scratch->threads);
+}
+
+size_t matmul_bf16_tile_at(int M, int row, int col) {
+    const size_t tile = (size_t)(col / BF16_TILE) * int_ceil_div(M, BF16_TILE) + row / BF16_TILE;
+    return tile * BF16_TILE * BF16_TILE;
+}
+
 // A slab of a product: rows [i0, i1), columns [j0, j1) and values of k from k0 on, and where its factors are packed:
 // tile t of the left one at left + t * left_tile, and so on.
 typedef struct {
@@ -157,10 +210,10 @@ typedef struct {
 } MatmulBf16Slab_;
 
 // Tiles of rows in a part, if its slab has k values of k.
-static inline int matmul_bf16_part_tiles_(int k) { return MATMUL_BF16_PART / BF16_STEP / bf16_steps(k); }
+static int matmul_bf16_part_tiles_(int k) { return MATMUL_BF16_PART / BF16_STEP / bf16_steps(k); }
 
 // Values of k in a slab, the same for any number of threads: more, if there are few rows.
-static inline int matmul_bf16_slab_k_(int M, int K) {
+static int matmul_bf16_slab_k_(int M, int K) {
     const int tiles = int_min(int_ceil_div(M, BF16_TILE), MATMUL_BF16_PART_TILES);
     return matmul_step_(K, MATMUL_BF16_PART / tiles / BF16_STEP * BF16_STEP, BF16_STEP);
 }
@@ -169,14 +222,15 @@ static inline int matmul_bf16_slab_k_(int M, int K) {
 typedef struct {
     int lines, k;
 } MatmulBf16Piece_;
-static inline MatmulBf16Piece_ matmul_bf16_piece_(int k_contiguous) {
+
+static MatmulBf16Piece_ matmul_bf16_piece_(int k_contiguous) {
     return k_contiguous ? (MatmulBf16Piece_){BF16_TILE, MATMUL_BF16_PACKED}
                         : (MatmulBf16Piece_){MATMUL_BF16_PACKED, 2 * BF16_STEP};
 }
 
 // Packs columns [j0, j1) of a right factor, and k values from k0 on, each thread its share.
-static inline void matmul_bf16_pack_panels_(Bf16Pack pack, uint32_t* to, Matrix right, int j0, int j1, int k0,
-                                            int k) {
+static void matmul_bf16_pack_panels_(Bf16Pack pack, uint32_t* to, Matrix right, int j0, int j1, int k0,
+                                     int k) {
     const MatmulBf16Piece_ piece = matmul_bf16_piece_(right.col != 1);
 #pragma omp for schedule(static) collapse(2)
     for (int j = j0; j < j1; j += piece.lines) {
@@ -189,7 +243,7 @@ static inline void matmul_bf16_pack_panels_(Bf16Pack pack, uint32_t* to, Matrix 
 }
 
 // Sets the sums of `lines` lines over k values of k; lines are contiguous in memory.
-static inline void matmul_bf16_sum_lines_(float* sums, const float* from, size_t stride, int lines, int k) {
+static void matmul_bf16_sum_lines_(float* sums, const float* from, size_t stride, int lines, int k) {
     int i = 0;
     for (; i + LANES <= lines; i += LANES) {
         Vec sum = vec_all(0.0f);
@@ -208,8 +262,8 @@ static inline void matmul_bf16_sum_lines_(float* sums, const float* from, size_t
 
 // The same of rows [i0, i1) of a left factor. `sums`, or NULL: of the rows in each piece of k, (pieces, i1 - i0); k is not
 // contiguous then.
-static inline void matmul_bf16_pack_rows_(Bf16Pack pack, uint32_t* to, Matrix left, int i0, int i1, int k0,
-                                          int k, float* sums) {
+static void matmul_bf16_pack_rows_(Bf16Pack pack, uint32_t* to, Matrix left, int i0, int i1, int k0, int k,
+                                   float* sums) {
     const MatmulBf16Piece_ piece = matmul_bf16_piece_(left.col == 1);
 #pragma omp for schedule(static) collapse(2)
     for (int i = i0; i < i1; i += piece.lines) {
@@ -225,26 +279,24 @@ static inline void matmul_bf16_pack_rows_(Bf16Pack pack, uint32_t* to, Matrix le
     }
 }
 
-// Packs a right factor (K, N) into matmul_bf16_pairs(N, K).
-static inline void matmul_bf16_pack(Bf16Pack pack, uint32_t* to, Matrix right, int K, int N) {
+void matmul_bf16_pack(Bf16Pack pack, uint32_t* to, Matrix right, int K, int N) {
 #pragma omp parallel
     matmul_bf16_pack_panels_(pack, to, right, 0, N, 0, K);
 }
 
-// Packs a left factor (M, K) into matmul_bf16_pairs(M, K).
-static inline void matmul_bf16_pack_left(Bf16Pack pack, uint32_t* to, Matrix left, int M, int K) {
+void matmul_bf16_pack_left(Bf16Pack pack, uint32_t* to, Matrix left, int M, int K) {
 #pragma omp parallel
     matmul_bf16_pack_rows_(pack, to, left, 0, M, 0, K, NULL);
 }
 
 // Whether these are the last values of k, after which no sums remain to be added.
-static inline int matmul_bf16_is_final_(const MatmulBf16* m, const MatmulBf16Slab_* slab) {
+static int matmul_bf16_is_final_(const MatmulBf16* m, const MatmulBf16Slab_* slab) {
     return !slab->sums || slab->k0 + slab->k >= m->K;
 }
 
 // Tile i of panel j.
-static inline MatmulBf16Tile matmul_bf16_tile_(const MatmulBf16* m, const MatmulBf16Slab_* slab, float* sums,
-                                               int i, int j) {
+static MatmulBf16Tile matmul_bf16_tile_(const MatmulBf16* m, const MatmulBf16Slab_* slab, float* sums, int i,
+                                        int j) {
     const int row = slab->i0 + i * BF16_TILE, col = slab->j0 + j * BF16_TILE;
     const int is_first = slab->sums || slab->k0 == 0; // what out is set to
     return (MatmulBf16Tile){sums,
@@ -260,8 +312,7 @@ static inline MatmulBf16Tile matmul_bf16_tile_(const MatmulBf16* m, const Matmul
 }
 
 // Sets a row of results to sums, or adds these.
-static inline void matmul_bf16_store_row_(const MatmulBf16Tile* tile, float* to, const float* sums,
-                                          int cols) {
+static void matmul_bf16_store_row_(const MatmulBf16Tile* tile, float* to, const float* sums, int cols) {
     const float* bias = tile->bias;
     int j = 0;
     for (; j + LANES <= cols; j += LANES) {
@@ -273,7 +324,7 @@ static inline void matmul_bf16_store_row_(const MatmulBf16Tile* tile, float* to,
     }
 }
 
-static inline void matmul_bf16_store_(const void* of, int begin, int end) {
+static void matmul_bf16_store_(const void* of, int begin, int end) {
     const MatmulBf16Tile* tile = (const MatmulBf16Tile*)of;
     for (int i = begin; i < int_min(end, tile->rows); i++) {
         matmul_bf16_store_row_(tile, tile->out + i * tile->stride, tile->sums + i * BF16_TILE, tile->cols);
@@ -281,7 +332,7 @@ static inline void matmul_bf16_store_(const void* of, int begin, int end) {
 }
 
 // Large results go past the caches: whole lines are written, so memory need not be read first.
-static inline void matmul_bf16_stream_(const void* of, int begin, int end) {
+static void matmul_bf16_stream_(const void* of, int begin, int end) {
     const MatmulBf16Tile* tile = (const MatmulBf16Tile*)of;
     for (int i = begin; i < int_min(end, tile->rows); i++) {
         for (int j = 0; j < tile->cols; j += LANES) {
@@ -291,7 +342,7 @@ static inline void matmul_bf16_stream_(const void* of, int begin, int end) {
     }
 }
 
-static inline Bf16Finish matmul_bf16_finish_(const MatmulBf16* m, const MatmulBf16Slab_* slab) {
+static Bf16Finish matmul_bf16_finish_(const MatmulBf16* m, const MatmulBf16Slab_* slab) {
     const int streams = (slab->sums || slab->k == m->K) && m->mode == GRADIENT_SET && m->N % 16 == 0 &&
                         (uintptr_t)m->out % 64 == 0 &&
                         (size_t)m->M * m->N * sizeof(float) >= MATMUL_BF16_STREAM_BYTES;
@@ -314,7 +365,7 @@ typedef struct {
 } MatmulBf16Pass_;
 
 // Its tile i.
-static inline MatmulBf16Tile matmul_bf16_sums_of_(const MatmulBf16Pass_* pass, int i) {
+static MatmulBf16Tile matmul_bf16_sums_of_(const MatmulBf16Pass_* pass, int i) {
     enum { TILE = BF16_TILE * BF16_TILE };
     const MatmulBf16Slab_* slab = pass->slab;
     const int panels = int_ceil_div(slab->j1 - slab->j0, BF16_TILE);
@@ -326,7 +377,7 @@ static inline MatmulBf16Tile matmul_bf16_sums_of_(const MatmulBf16Pass_* pass, i
 
 // Each tile finishes the one before, and prefetches a share of the block that comes next and where its own sums go; past the last
 // panel that is memory which nobody reads.
-static inline void matmul_bf16_pass_(const MatmulBf16Pass_* pass, const Bf16Kernel* kernel) {
+static void matmul_bf16_pass_(const MatmulBf16Pass_* pass, const Bf16Kernel* kernel) {
     const MatmulBf16Slab_* slab = pass->slab;
     const int i0 = pass->part.i0, i1 = pass->part.i1, k = pass->k;
     const int steps = bf16_steps(int_min(pass->block, slab->k - k)), is_last = k + pass->block >= slab->k;
@@ -360,8 +411,8 @@ static inline void matmul_bf16_pass_(const MatmulBf16Pass_* pass, const Bf16Kern
     }
 }
 
-static inline void matmul_bf16_part_(const MatmulBf16* m, const MatmulBf16Slab_* slab,
-                                     const Bf16Kernel* kernel, float* sums, MatmulBf16Part_ part) {
+static void matmul_bf16_part_(const MatmulBf16* m, const MatmulBf16Slab_* slab, const Bf16Kernel* kernel,
+                              float* sums, MatmulBf16Part_ part) {
     const int block = matmul_step_(slab->k, MATMUL_BF16_BLOCK_K, BF16_STEP);
     MatmulBf16Pass_ pass = {m, slab, part, sums, matmul_bf16_finish_(m, slab), 0, 0, block};
     for (pass.j = part.j0; pass.j < part.j1; pass.j++) {
@@ -372,13 +423,13 @@ static inline void matmul_bf16_part_(const MatmulBf16* m, const MatmulBf16Slab_*
 }
 
 // What is added to a matrix in memory goes there by whole rows, if the right factor is small.
-static inline int matmul_bf16_adds_rows_(const MatmulBf16* m, const MatmulBf16Slab_* slab) {
+static int matmul_bf16_adds_rows_(const MatmulBf16* m, const MatmulBf16Slab_* slab) {
     return m->mode == GRADIENT_ADD && slab->k == m->K && slab->k <= MATMUL_BF16_BLOCK_K && !m->finish;
 }
 
 // Adds a part with one block of k: the sums of a tile of rows and many panels, then all of these.
-static inline void matmul_bf16_add_rows_(const MatmulBf16* m, const MatmulBf16Slab_* slab,
-                                         const Bf16Kernel* kernel, float* sums, MatmulBf16Part_ part) {
+static void matmul_bf16_add_rows_(const MatmulBf16* m, const MatmulBf16Slab_* slab, const Bf16Kernel* kernel,
+                                  float* sums, MatmulBf16Part_ part) {
     for (int j0 = part.j0; j0 < part.j1; j0 += MATMUL_BF16_TILES) {
         const int panels = int_min(MATMUL_BF16_TILES, part.j1 - j0), stride = panels * BF16_TILE;
         for (int i = part.i0; i < part.i1; i++) {
@@ -402,7 +453,7 @@ typedef struct {
     int tiles, panels, row_parts, col_parts;
 } MatmulBf16Cut_;
 
-static inline MatmulBf16Cut_ matmul_bf16_cut_(const MatmulBf16* m, const MatmulBf16Slab_* slab, int threads) {
+static MatmulBf16Cut_ matmul_bf16_cut_(const MatmulBf16* m, const MatmulBf16Slab_* slab, int threads) {
     const int tiles = int_ceil_div(slab->i1 - slab->i0, BF16_TILE),
               panels = int_ceil_div(slab->j1 - slab->j0, BF16_TILE);
     const int least = int_ceil_div(tiles, matmul_bf16_part_tiles_(slab->k)), wanted = MATMUL_TASKS * threads;
@@ -419,8 +470,7 @@ static inline MatmulBf16Cut_ matmul_bf16_cut_(const MatmulBf16* m, const MatmulB
     return cut;
 }
 
-static inline MatmulBf16Part_ matmul_bf16_part_of_(const MatmulBf16* m, const MatmulBf16Cut_* cut, int r,
-                                                   int c) {
+static MatmulBf16Part_ matmul_bf16_part_of_(const MatmulBf16* m, const MatmulBf16Cut_* cut, int r, int c) {
     const int i0 = (int)((int64_t)cut->tiles * r / cut->row_parts),
               i1 = (int)((int64_t)cut->tiles * (r + 1) / cut->row_parts);
     if (m->finish) {
@@ -432,8 +482,8 @@ static inline MatmulBf16Part_ matmul_bf16_part_of_(const MatmulBf16* m, const Ma
 }
 
 // All parts of a slab. Those with the same rows go to the same thread as far as possible, which has them in its L2 cache.
-static inline void matmul_bf16_multiply_(const MatmulBf16* m, const MatmulBf16Slab_* slab,
-                                         const MatmulBf16Scratch* scratch) {
+static void matmul_bf16_multiply_(const MatmulBf16* m, const MatmulBf16Slab_* slab,
+                                  const MatmulBf16Scratch* scratch) {
     const MatmulBf16Cut_ cut = matmul_bf16_cut_(m, slab, scratch->threads);
     const int by_rows = matmul_bf16_adds_rows_(m, slab);
     float* sums = scratch->tiles + matmul_bf16_tiles_(1) * (size_t)thread_index();
@@ -445,13 +495,12 @@ static inline void matmul_bf16_multiply_(const MatmulBf16* m, const MatmulBf16Sl
 }
 
 // Rows that the threads take at a time, of a slab with k values of k.
-static inline int matmul_bf16_rows_(const MatmulBf16* m, int k, const MatmulBf16Scratch* scratch) {
+static int matmul_bf16_rows_(const MatmulBf16* m, int k, const MatmulBf16Scratch* scratch) {
     return matmul_step_(m->M, scratch->threads * matmul_bf16_part_tiles_(k) * BF16_TILE, BF16_TILE);
 }
 
 // Sets or adds to the sums of a slab's rows: those of its pieces of k in their order.
-static inline void matmul_bf16_add_sums_(const MatmulBf16* m, const MatmulBf16Slab_* slab,
-                                         const float* sums) {
+static void matmul_bf16_add_sums_(const MatmulBf16* m, const MatmulBf16Slab_* slab, const float* sums) {
     const int rows = slab->i1 - slab->i0, is_added = slab->k0 > 0 || m->mode == GRADIENT_ADD;
     const int pieces = int_ceil_div(slab->k, matmul_bf16_piece_(m->left.matrix.col == 1).k);
 #pragma omp for schedule(static) nowait
@@ -465,7 +514,7 @@ static inline void matmul_bf16_add_sums_(const MatmulBf16* m, const MatmulBf16Sl
 }
 
 // Copies the left factor of a slab whose results will be where it is.
-static inline void matmul_bf16_copy_left_(const MatmulBf16* m, const MatmulBf16Slab_* slab, uint32_t* to) {
+static void matmul_bf16_copy_left_(const MatmulBf16* m, const MatmulBf16Slab_* slab, uint32_t* to) {
     assert(slab->k == m->K);
 #pragma omp for schedule(static)
     for (int i = slab->i0; i < slab->i1; i += BF16_TILE) {
@@ -475,7 +524,7 @@ static inline void matmul_bf16_copy_left_(const MatmulBf16* m, const MatmulBf16S
 }
 
 // Packs the left factor of a slab, if it is not, and multiplies.
-static inline void matmul_bf16_slab_(const MatmulBf16* m, MatmulBf16Slab_* slab, MatmulBf16Scratch* scratch) {
+static void matmul_bf16_slab_(const MatmulBf16* m, MatmulBf16Slab_* slab, MatmulBf16Scratch* scratch) {
     float* sums = m->row_sums && slab->j0 == 0 ? scratch->sums : NULL;
     if (m->left.packed && !m->left.is_in_out) {
         slab->left_tile = m->left.tile;
@@ -497,8 +546,8 @@ static inline void matmul_bf16_slab_(const MatmulBf16* m, MatmulBf16Slab_* slab,
 }
 
 // With a packed right factor slabs of k follow each other, and their sums stay in scratch.
-static inline void matmul_bf16_by_packed_(const MatmulBf16* m, MatmulBf16Slab_ slab, int step_k,
-                                          MatmulBf16Scratch* scratch) {
+static void matmul_bf16_by_packed_(const MatmulBf16* m, MatmulBf16Slab_ slab, int step_k,
+                                   MatmulBf16Scratch* scratch) {
     const int is_deep = step_k < m->K, rows = matmul_bf16_rows_(m, step_k, scratch);
     const int unit = MATMUL_BF16_PART_PANELS * BF16_TILE;
     const int most = scratch->threads * MATMUL_BF16_SUMS / int_ceil_div(rows, BF16_TILE) * BF16_TILE;
@@ -520,8 +569,8 @@ static inline void matmul_bf16_by_packed_(const MatmulBf16* m, MatmulBf16Slab_ s
 }
 
 // Else each slab of the right factor is packed once, for all rows.
-static inline void matmul_bf16_by_slabs_(const MatmulBf16* m, MatmulBf16Slab_ slab, int step_k,
-                                         MatmulBf16Scratch* scratch) {
+static void matmul_bf16_by_slabs_(const MatmulBf16* m, MatmulBf16Slab_ slab, int step_k,
+                                  MatmulBf16Scratch* scratch) {
     const int most = MATMUL_BF16_SLAB_RIGHT / step_k / BF16_TILE * BF16_TILE;
     const int cols = matmul_step_(m->N, most, BF16_TILE);
     slab.right = scratch->right;
@@ -541,7 +590,7 @@ static inline void matmul_bf16_by_slabs_(const MatmulBf16* m, MatmulBf16Slab_ sl
     }
 }
 
-static inline void matmul_bf16_product_cpu(MatmulBf16 m, MatmulBf16Scratch* scratch) {
+void matmul_bf16_product_cpu(MatmulBf16 m, MatmulBf16Scratch* scratch) {
     const int step_k = matmul_bf16_slab_k_(m.M, m.K);
 #pragma omp parallel
     {
@@ -553,37 +602,22 @@ static inline void matmul_bf16_product_cpu(MatmulBf16 m, MatmulBf16Scratch* scra
     }
 }
 
-// ---- the layer ----
-
-// As a right factor: of the forward pass, and of dinp.
-static inline Matrix matmul_bf16_forward_weight(const float* weight, int C) {
-    return (Matrix){weight, 1, (size_t)C};
-}
-static inline Matrix matmul_bf16_backward_weight(const float* weight, int C) {
-    return (Matrix){weight, (size_t)C, 1};
-}
-
-// Sets out (N, OC).
-static inline void matmul_bf16_forward_cpu(float* out, const float* inp, const uint32_t* packed,
-                                           const float* bias, int N, int C, int OC,
-                                           MatmulBf16Scratch* scratch) {
+void matmul_bf16_forward_cpu(float* out, const float* inp, const uint32_t* packed, const float* bias, int N,
+                             int C, int OC, MatmulBf16Scratch* scratch) {
     const MatmulBf16Factor left = matmul_bf16_matrix((Matrix){inp, (size_t)C, 1});
     MatmulBf16 m = matmul_bf16_of(out, left, matmul_bf16_packed(packed, C), N, OC, C);
     m.bias = bias;
     matmul_bf16_product_cpu(m, scratch);
 }
 
-// Sets dinp (N, C).
-static inline void matmul_bf16_backward_input_cpu(float* dinp, const float* dout, const uint32_t* packed,
-                                                  int N, int C, int OC, MatmulBf16Scratch* scratch) {
+void matmul_bf16_backward_input_cpu(float* dinp, const float* dout, const uint32_t* packed, int N, int C,
+                                    int OC, MatmulBf16Scratch* scratch) {
     const MatmulBf16Factor left = matmul_bf16_matrix((Matrix){dout, (size_t)OC, 1});
     matmul_bf16_product_cpu(matmul_bf16_of(dinp, left, matmul_bf16_packed(packed, OC), N, C, OC), scratch);
 }
 
-// Sets or adds to dweight (OC, C) and dbias (OC), the sums of dout over N, or NULL.
-static inline void matmul_bf16_backward_weight_cpu(float* dweight, float* dbias, const float* dout,
-                                                   const float* inp, int N, int C, int OC, GradientMode mode,
-                                                   MatmulBf16Scratch* scratch) {
+void matmul_bf16_backward_weight_cpu(float* dweight, float* dbias, const float* dout, const float* inp, int N,
+                                     int C, int OC, GradientMode mode, MatmulBf16Scratch* scratch) {
     const MatmulBf16Factor left = matmul_bf16_matrix((Matrix){dout, 1, (size_t)OC}),
                            right = matmul_bf16_matrix((Matrix){inp, (size_t)C, 1});
     MatmulBf16 m = matmul_bf16_of(dweight, left, right, OC, C, N);
@@ -591,5 +625,7 @@ static inline void matmul_bf16_backward_weight_cpu(float* dweight, float* dbias,
     m.mode = mode;
     matmul_bf16_product_cpu(m, scratch);
 }
+
+#endif // MATMUL_BF16_IMPLEMENTATION
 
 #endif

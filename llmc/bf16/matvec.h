@@ -19,16 +19,40 @@ weight that matmul_bf16.h packs for its forward pass. Its runs are of panels, 32
 #ifndef LLMC_MATVEC_H
 #define LLMC_MATVEC_H
 
+#include <stdint.h>
 #include <stddef.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum { MATVEC_STREAMS = 4 };
+
+static inline double matvec_bytes(double C, double OC) { return 4 * C * OC; } // that a product reads
+
+// Sets out (N, OC).
+void matvec_forward_cpu(float* out, const float* inp, const float* weight, const float* bias, int N, int C,
+                        int OC);
+
+// ---- bf16 ----
+
+static inline double matvec_bf16_bytes(double C, double OC) { return 2 * C * OC; }
+
+// Sets out (N, OC).
+void matvec_bf16_forward_cpu(float* out, const float* inp, const uint32_t* packed, const float* bias, int N,
+                             int C, int OC);
+
+#ifdef __cplusplus
+}
+#endif
+
+#ifdef MATVEC_IMPLEMENTATION
+
 #include <string.h>
 
 #include "llmc/base/sizes.h"
 #include "llmc/base/vec.h"
 #include "llmc/bf16/tile_kernels.h"
-
-enum { MATVEC_STREAMS = 4 };
-
-static inline double matvec_bytes(double C, double OC) { return 4 * C * OC; } // that a product reads
 
 // Sets out[i * apart] to the product of row i * apart of the weight with inp (C), for i < rows. `rows` is a constant at
 // every call.
@@ -57,9 +81,8 @@ ALWAYS_INLINE void matvec_rows_(float* out, const float* inp, const float* weigh
     }
 }
 
-// Sets out (N, OC).
-static inline void matvec_forward_cpu(float* out, const float* inp, const float* weight, const float* bias,
-                                      int N, int C, int OC) {
+void matvec_forward_cpu(float* out, const float* inp, const float* weight, const float* bias, int N, int C,
+                        int OC) {
     const int run = OC / MATVEC_STREAMS, rest = OC % MATVEC_STREAMS; // rows: of a run, and behind the last
 #pragma omp parallel for schedule(static)
     for (int i = 0; i < run + rest; i++) {
@@ -76,10 +99,6 @@ static inline void matvec_forward_cpu(float* out, const float* inp, const float*
         }
     }
 }
-
-// ---- bf16 ----
-
-static inline double matvec_bf16_bytes(double C, double OC) { return 2 * C * OC; }
 
 enum {
     MATVEC_BF16_ROWS_ = 8,  // of the input, that meet a piece of a panel while it is in the L1 cache
@@ -132,7 +151,7 @@ static __attribute__((noinline)) void matvec_bf16_add_runs_(MatvecBf16Sums_ sums
 }
 
 // Columns of a panel of the result.
-static inline void matvec_bf16_store_(const MatvecBf16_* m, int n, int panel, const MatvecBf16Sums_* sums) {
+static void matvec_bf16_store_(const MatvecBf16_* m, int n, int panel, const MatvecBf16Sums_* sums) {
     const int o = panel * BF16_TILE, cols = int_min(BF16_TILE, m->OC - o);
     for (int i = 0; i < cols; i++) {
         const float sum = sums->even[i] + sums->odd[i];
@@ -141,7 +160,7 @@ static inline void matvec_bf16_store_(const MatvecBf16_* m, int n, int panel, co
 }
 
 // Rows n0 ... n0 + rows - 1, at most MATVEC_BF16_ROWS_, and a panel of each of `runs` runs, `apart` from each other.
-static inline void matvec_bf16_rows_(const MatvecBf16_* m, int n0, int rows, int panel, int apart, int runs) {
+static void matvec_bf16_rows_(const MatvecBf16_* m, int n0, int rows, int panel, int apart, int runs) {
     const size_t panel_pairs = (size_t)bf16_steps(m->C) * BF16_STEP_PAIRS;
     MatvecBf16Sums_ sums[MATVEC_BF16_ROWS_][MATVEC_STREAMS];
     float x[MATVEC_BF16_ROWS_][MATVEC_BF16_K_];
@@ -166,9 +185,8 @@ static inline void matvec_bf16_rows_(const MatvecBf16_* m, int n0, int rows, int
     }
 }
 
-// Sets out (N, OC).
-static inline void matvec_bf16_forward_cpu(float* out, const float* inp, const uint32_t* packed,
-                                           const float* bias, int N, int C, int OC) {
+void matvec_bf16_forward_cpu(float* out, const float* inp, const uint32_t* packed, const float* bias, int N,
+                             int C, int OC) {
     const MatvecBf16_ m = {out, inp, packed, bias, N, C, OC};
     const int panels = int_ceil_div(OC, BF16_TILE), run = panels / MATVEC_STREAMS,
               rest = panels % MATVEC_STREAMS; // panels: of a run, and behind the last
@@ -184,5 +202,7 @@ static inline void matvec_bf16_forward_cpu(float* out, const float* inp, const u
         }
     }
 }
+
+#endif // MATVEC_IMPLEMENTATION
 
 #endif

@@ -17,10 +17,12 @@ N and F are multiples of 32. What is packed takes half the memory of fp32, so an
 #include <stddef.h>
 #include <stdint.h>
 
-#include "llmc/base/vec.h"
-#include "llmc/ops/activation.h"
 #include "llmc/ops/gradient.h"
 #include "llmc/bf16/matmul_bf16.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
 
 static inline int mlp_bf16_fits(size_t N, size_t F) { return N % BF16_TILE == 0 && F % BF16_TILE == 0; }
 
@@ -35,11 +37,42 @@ typedef struct {
 
 // ---- forward ----
 
+// Sets fch and gelu.
+void mlp_bf16_hidden_cpu(const MlpBf16* mlp, const float* inp, MatmulBf16Scratch* scratch);
+
+// Then out (N, C).
+void mlp_bf16_forward_cpu(float* out, const MlpBf16* mlp, MatmulBf16Scratch* scratch);
+
+// ---- backward ----
+
+// What the backward pass sets, or adds to as `mode` says: gradients of parameters, or NULL, and dinp, which it sets. And memory
+// that it uses.
+typedef struct {
+    float *dinp, *dfcw, *dfcb, *dfcprojw, *dfcprojb;
+    GradientMode mode;
+    float* dfch; // (N, F)
+    float* sums; // (N / 32, F): of tiles of dfch over tokens
+} MlpGradients;
+
+// dout (N, C), inp (N, C). gelu is undefined afterwards.
+void mlp_bf16_backward_cpu(const MlpBf16* mlp, const MlpGradients* d, const float* dout, const float* inp,
+                           MatmulBf16Scratch* scratch);
+
+#ifdef __cplusplus
+}
+#endif
+
+#ifdef MLP_BF16_IMPLEMENTATION
+
+#include "llmc/base/vec.h"
+#include "llmc/ops/activation.h"
+
 // Where a tile is in a factor packed over F (left, tokens), or over tokens.
-static inline size_t mlp_bf16_over_f_(const MlpBf16* mlp, int row, int col) {
+static size_t mlp_bf16_over_f_(const MlpBf16* mlp, int row, int col) {
     return (row / BF16_TILE) * matmul_bf16_pairs(1, mlp->F) + matmul_bf16_pairs(1, col);
 }
-static inline size_t mlp_bf16_over_tokens_(const MlpBf16* mlp, int row, int col) {
+
+static size_t mlp_bf16_over_tokens_(const MlpBf16* mlp, int row, int col) {
     return (col / BF16_TILE) * matmul_bf16_pairs(1, mlp->N) + matmul_bf16_pairs(1, row);
 }
 
@@ -49,7 +82,7 @@ typedef struct {
 } MlpBf16Forward_;
 
 // A Bf16Finish: fch, past the caches, and GELU of it, packed.
-static inline void mlp_bf16_gelu_tile_(const void* of, int begin, int end) {
+static void mlp_bf16_gelu_tile_(const void* of, int begin, int end) {
     const MatmulBf16Tile* tile = (const MatmulBf16Tile*)of;
     const MlpBf16Forward_* forward = (const MlpBf16Forward_*)tile->context;
     const MlpBf16* mlp = forward->mlp;
@@ -65,8 +98,7 @@ static inline void mlp_bf16_gelu_tile_(const void* of, int begin, int end) {
     }
 }
 
-// Sets fch and gelu.
-static inline void mlp_bf16_hidden_cpu(const MlpBf16* mlp, const float* inp, MatmulBf16Scratch* scratch) {
+void mlp_bf16_hidden_cpu(const MlpBf16* mlp, const float* inp, MatmulBf16Scratch* scratch) {
     const MlpBf16Forward_ forward = {mlp, &scratch->kernel};
     const MatmulBf16Factor left = matmul_bf16_matrix((Matrix){inp, (size_t)mlp->C, 1});
     MatmulBf16 m = matmul_bf16_of(NULL, left, matmul_bf16_packed(mlp->fcw, mlp->C), mlp->N, mlp->F, mlp->C);
@@ -75,24 +107,12 @@ static inline void mlp_bf16_hidden_cpu(const MlpBf16* mlp, const float* inp, Mat
     matmul_bf16_product_cpu(m, scratch);
 }
 
-// Then out (N, C).
-static inline void mlp_bf16_forward_cpu(float* out, const MlpBf16* mlp, MatmulBf16Scratch* scratch) {
+void mlp_bf16_forward_cpu(float* out, const MlpBf16* mlp, MatmulBf16Scratch* scratch) {
     MatmulBf16 m = matmul_bf16_of(out, matmul_bf16_packed(mlp->gelu, mlp->F),
                                   matmul_bf16_packed(mlp->fcprojw, mlp->F), mlp->N, mlp->C, mlp->F);
     m.bias = mlp->fcprojb;
     matmul_bf16_product_cpu(m, scratch);
 }
-
-// ---- backward ----
-
-// What the backward pass sets, or adds to as `mode` says: gradients of parameters, or NULL, and dinp, which it sets. And memory
-// that it uses.
-typedef struct {
-    float *dinp, *dfcw, *dfcb, *dfcprojw, *dfcprojb;
-    GradientMode mode;
-    float* dfch; // (N, F)
-    float* sums; // (N / 32, F): of tiles of dfch over tokens
-} MlpGradients;
 
 typedef struct {
     const MlpBf16* mlp;
@@ -102,7 +122,7 @@ typedef struct {
 } MlpBf16Backward_;
 
 // Sums of the columns of a tile.
-static inline void mlp_bf16_sum_tile_(float* sums, const float* tile) {
+static void mlp_bf16_sum_tile_(float* sums, const float* tile) {
     for (int j = 0; j < BF16_TILE; j += LANES) {
         Vec sum = vec_load(tile + j);
         for (int i = 1; i < BF16_TILE; i++) {
@@ -113,7 +133,7 @@ static inline void mlp_bf16_sum_tile_(float* sums, const float* tile) {
 }
 
 // A Bf16Finish: dgelu becomes dfch, which is packed for both matmuls, as is gelu.
-static inline void mlp_bf16_derive_tile_(const void* of, int begin, int end) {
+static void mlp_bf16_derive_tile_(const void* of, int begin, int end) {
     static __thread __attribute__((aligned(64))) float gelu[BF16_TILE * BF16_TILE]; // of the tile in hand
     const MatmulBf16Tile* tile = (const MatmulBf16Tile*)of;
     const MlpBf16Backward_* backward = (const MlpBf16Backward_*)tile->context;
@@ -137,8 +157,8 @@ static inline void mlp_bf16_derive_tile_(const void* of, int begin, int end) {
 }
 
 // dfch and gelu, packed, and the sums of dfch.
-static inline void mlp_bf16_derive_(const MlpBf16Backward_* backward, MatmulBf16Factor dout,
-                                    MatmulBf16Scratch* scratch) {
+static void mlp_bf16_derive_(const MlpBf16Backward_* backward, MatmulBf16Factor dout,
+                             MatmulBf16Scratch* scratch) {
     const MlpBf16* mlp = backward->mlp;
     MatmulBf16 m =
         matmul_bf16_of(NULL, dout, matmul_bf16_packed(mlp->fcprojw_backward, mlp->C), mlp->N, mlp->F, mlp->C);
@@ -148,9 +168,8 @@ static inline void mlp_bf16_derive_(const MlpBf16Backward_* backward, MatmulBf16
     matmul_bf16_product_cpu(m, scratch);
 }
 
-// dout (N, C), inp (N, C). gelu is undefined afterwards.
-static inline void mlp_bf16_backward_cpu(const MlpBf16* mlp, const MlpGradients* d, const float* dout,
-                                         const float* inp, MatmulBf16Scratch* scratch) {
+void mlp_bf16_backward_cpu(const MlpBf16* mlp, const MlpGradients* d, const float* dout, const float* inp,
+                           MatmulBf16Scratch* scratch) {
     const int N = mlp->N, C = mlp->C, F = mlp->F;
     uint32_t* dfch = (uint32_t*)(void*)d->dfch;
     const MlpBf16Backward_ backward = {
@@ -179,5 +198,7 @@ static inline void mlp_bf16_backward_cpu(const MlpBf16* mlp, const MlpGradients*
                                            matmul_bf16_packed(mlp->fcw_backward, F), N, C, F),
                             scratch);
 }
+
+#endif // MLP_BF16_IMPLEMENTATION
 
 #endif

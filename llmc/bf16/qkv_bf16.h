@@ -14,9 +14,12 @@ Neither qkv nor dqkv is written in fp32. N = B T; T and the size of a head are m
 #include <stdint.h>
 
 #include "llmc/bf16/attention_bf16.h"
-#include "llmc/base/vec.h"
 #include "llmc/ops/gradient.h"
 #include "llmc/bf16/matmul_bf16.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
 
 // A layer. Weights are packed: for the forward pass, and for dinp.
 typedef struct {
@@ -25,6 +28,27 @@ typedef struct {
     const float* qkvb;
 } QkvBf16;
 
+// Sets qkv, memory of (N, 3C) floats, packed; inp (N, C).
+void qkv_bf16_forward_cpu(uint32_t* qkv, const QkvBf16* layer, const float* inp, MatmulBf16Scratch* scratch);
+
+// What the backward pass sets, or adds to as `mode` says: gradients of parameters, or NULL, and dinp (N, C), which it sets.
+typedef struct {
+    float *dinp, *dqkvw, *dqkvb;
+    GradientMode mode;
+} QkvBf16Gradients;
+
+// dqkv from attention, inp (N, C).
+void qkv_bf16_backward_cpu(const QkvBf16* layer, const QkvBf16Gradients* d, AttentionBf16Gradient dqkv,
+                           const float* inp, MatmulBf16Scratch* scratch);
+
+#ifdef __cplusplus
+}
+#endif
+
+#ifdef QKV_BF16_IMPLEMENTATION
+
+#include "llmc/base/vec.h"
+
 typedef struct {
     const QkvBf16* layer;
     const Bf16Kernel* kernel;
@@ -32,7 +56,7 @@ typedef struct {
 } QkvBf16Forward_;
 
 // A Bf16Finish: the bias added, and the tile packed.
-static inline void qkv_bf16_tile_(const void* of, int begin, int end) {
+static void qkv_bf16_tile_(const void* of, int begin, int end) {
     const MatmulBf16Tile* tile = (const MatmulBf16Tile*)of;
     const QkvBf16Forward_* forward = (const QkvBf16Forward_*)tile->context;
     for (int i = begin * BF16_TILE; i < end * BF16_TILE; i += LANES) {
@@ -45,9 +69,7 @@ static inline void qkv_bf16_tile_(const void* of, int begin, int end) {
     }
 }
 
-// Sets qkv, memory of (N, 3C) floats, packed; inp (N, C).
-static inline void qkv_bf16_forward_cpu(uint32_t* qkv, const QkvBf16* layer, const float* inp,
-                                        MatmulBf16Scratch* scratch) {
+void qkv_bf16_forward_cpu(uint32_t* qkv, const QkvBf16* layer, const float* inp, MatmulBf16Scratch* scratch) {
     const AttentionSizes sizes = layer->sizes;
     const QkvBf16Forward_ forward = {layer, &scratch->kernel, qkv};
     MatmulBf16 m =
@@ -58,16 +80,8 @@ static inline void qkv_bf16_forward_cpu(uint32_t* qkv, const QkvBf16* layer, con
     matmul_bf16_product_cpu(m, scratch);
 }
 
-// What the backward pass sets, or adds to as `mode` says: gradients of parameters, or NULL, and dinp (N, C), which it sets.
-typedef struct {
-    float *dinp, *dqkvw, *dqkvb;
-    GradientMode mode;
-} QkvBf16Gradients;
-
-// dqkv from attention, inp (N, C).
-static inline void qkv_bf16_backward_cpu(const QkvBf16* layer, const QkvBf16Gradients* d,
-                                         AttentionBf16Gradient dqkv, const float* inp,
-                                         MatmulBf16Scratch* scratch) {
+void qkv_bf16_backward_cpu(const QkvBf16* layer, const QkvBf16Gradients* d, AttentionBf16Gradient dqkv,
+                           const float* inp, MatmulBf16Scratch* scratch) {
     const int N = layer->sizes.B * layer->sizes.T, C = layer->sizes.C;
     const MatmulBf16Factor by_token = matmul_bf16_packed(dqkv.packed, 3 * C),
                            by_channel = matmul_bf16_packed(dqkv.packed + matmul_bf16_pairs(N, 3 * C), N);
@@ -84,5 +98,7 @@ static inline void qkv_bf16_backward_cpu(const QkvBf16* layer, const QkvBf16Grad
         matmul_bf16_of(d->dinp, by_token, matmul_bf16_packed(layer->qkvw_backward, 3 * C), N, C, 3 * C),
         scratch);
 }
+
+#endif // QKV_BF16_IMPLEMENTATION
 
 #endif

@@ -18,13 +18,13 @@ needs:   packed data at multiples of 64 bytes: a row of a tile that straddles tw
 #include <stdint.h>
 #include <string.h>
 
-#include "llmc/base/intrinsics.h"
 #include "llmc/base/vec.h"
 #include "llmc/base/amx.h"
 #include "llmc/bf16/tile_layout.h"
 #include "llmc/ops/gradient.h"
-#if defined(ARM_INTRINSICS) && defined(__linux__)
-#include <sys/auxv.h>
+
+#ifdef __cplusplus
+extern "C" {
 #endif
 
 // ---- kernels ----
@@ -155,14 +155,61 @@ ALWAYS_INLINE void bf16_beside_(const Bf16Ahead* ahead, int step) {
 
 static inline void bf16_nothing_(void) {}
 
+// All tiles have 16 rows of 64 bytes.
+static const AmxShapes bf16_shapes_ = {
+    1, 0, {0}, {64, 64, 64, 64, 64, 64, 64, 64}, {16, 16, 16, 16, 16, 16, 16, 16}};
+
+enum { BF16_KERNELS = 3 };
+
+// All kernels of this kind of processor, the fastest first; returns how many. The last one runs everywhere.
+int bf16_kernels(Bf16Kernel kernels[BF16_KERNELS]);
+
+// The fastest that runs here.
+Bf16Kernel bf16_kernel(void);
+
+// ---- a tile ----
+
+// Where results go: up to 32 rows and columns, rows `stride` apart.
+typedef struct {
+    float* data;
+    size_t stride;
+    int rows, cols;
+} Bf16Out;
+
+void bf16_copy_rows(float* to, size_t to_stride, const float* from, size_t stride, int rows, int cols);
+
+// Sets or adds to a tile of results as `mode` says: left times right, and if it is set bias (cols), or NULL. The sums
+// have the same order in a whole tile and at an edge.
+void bf16_tile(const Bf16Kernel* kernel, Bf16Out out, const float* bias, GradientMode mode,
+               const uint32_t* left, const uint32_t* right, int steps);
+
+#ifdef __cplusplus
+}
+#endif
+
+#ifdef TILE_KERNELS_IMPLEMENTATION
+
+#include "llmc/base/intrinsics.h"
+
+#if defined(ARM_INTRINSICS) && defined(__linux__)
+#include <sys/auxv.h>
+#endif
+
 // Any machine: the pairs expanded to fp32. In each pair the odd values are multiplied first, as vdpbf16ps does.
 typedef Vec bf16_vec_Sums_;
+
 typedef VecBits bf16_vec_Pairs_;
+
 #define bf16_vec_LANES_ LANES
+
 #define bf16_vec_load_ vec_load
+
 #define bf16_vec_store_ vec_store
+
 #define bf16_vec_load_pairs_ vec_load_bits
+
 ALWAYS_INLINE Vec bf16_vec_zero_(void) { return vec_all(0.0f); }
+
 // As floats, lest a compiler expands each pair before it is in a vector.
 ALWAYS_INLINE VecBits bf16_vec_all_pairs_(uint32_t pair) {
     float x;
@@ -173,11 +220,13 @@ ALWAYS_INLINE VecBits bf16_vec_all_pairs_(uint32_t pair) {
     }
     return (VecBits)v;
 }
+
 ALWAYS_INLINE Vec bf16_vec_dot_(Vec sum, VecBits a, VecBits b) {
     sum += (Vec)(a & 0xffff0000) * (Vec)(b & 0xffff0000);
     sum += (Vec)(a << 16) * (Vec)(b << 16);
     return sum;
 }
+
 BF16_LANES_KERNEL(bf16_product_vec_, , bf16_vec_, VEC_REGISTERS / 4)
 
 #ifdef BF16_AVX512
@@ -192,9 +241,7 @@ typedef __m512i bf16_avx512_Pairs_;
 #define bf16_avx512_dot_(sum, a, b) _mm512_dpbf16_ps(sum, (__m512bh)(a), (__m512bh)(b))
 BF16_LANES_KERNEL(bf16_product_avx512_, BF16_AVX512, bf16_avx512_, 8)
 #endif
-// All tiles have 16 rows of 64 bytes.
-static const AmxShapes bf16_shapes_ = {
-    1, 0, {0}, {64, 64, 64, 64, 64, 64, 64, 64}, {16, 16, 16, 16, 16, 16, 16, 16}};
+
 #ifdef AMX_COMPILES
 #define BF16_AMX_ __attribute__((target("amx-tile,amx-bf16")))
 #define bf16_amx_load_ _tile_loadd
@@ -223,10 +270,7 @@ BF16_LANES_KERNEL(bf16_product_neon_, BF16_NEON_, bf16_neon_, 8)
 static inline int bf16_has_neon_(void) { return getauxval(AT_HWCAP2) >> 14 & 1; } // HWCAP2_BF16
 #endif
 
-enum { BF16_KERNELS = 3 };
-
-// All kernels of this kind of processor, the fastest first; returns how many. The last one runs everywhere.
-static inline int bf16_kernels(Bf16Kernel kernels[BF16_KERNELS]) {
+int bf16_kernels(Bf16Kernel kernels[BF16_KERNELS]) {
     int n = 0;
     Bf16Pack pack = bf16_vec_pack, away = bf16_vec_pack;
     Bf16PackTile tile = bf16_vec_pack_tile;
@@ -253,8 +297,7 @@ static inline int bf16_kernels(Bf16Kernel kernels[BF16_KERNELS]) {
     return n;
 }
 
-// The fastest that runs here.
-static inline Bf16Kernel bf16_kernel(void) {
+Bf16Kernel bf16_kernel(void) {
     Bf16Kernel kernels[BF16_KERNELS];
     bf16_kernels(kernels);
     int k = 0;
@@ -264,25 +307,15 @@ static inline Bf16Kernel bf16_kernel(void) {
     return kernels[k];
 }
 
-// ---- a tile ----
-
-// Where results go: up to 32 rows and columns, rows `stride` apart.
-typedef struct {
-    float* data;
-    size_t stride;
-    int rows, cols;
-} Bf16Out;
-
-static inline void bf16_copy_rows(float* to, size_t to_stride, const float* from, size_t stride, int rows,
-                                  int cols) {
+void bf16_copy_rows(float* to, size_t to_stride, const float* from, size_t stride, int rows, int cols) {
     for (int i = 0; i < rows; i++) {
         memcpy(to + i * to_stride, from + i * stride, (size_t)cols * sizeof(float));
     }
 }
 
 // The same at the edge of the result: in memory of a whole tile.
-static inline void bf16_edge_(const Bf16Kernel* kernel, Bf16Out out, const float* bias, GradientMode mode,
-                              const uint32_t* left, const uint32_t* right, int steps) {
+static void bf16_edge_(const Bf16Kernel* kernel, Bf16Out out, const float* bias, GradientMode mode,
+                       const uint32_t* left, const uint32_t* right, int steps) {
     __attribute__((aligned(64))) float tile[BF16_TILE * BF16_TILE] = {0};
     const int is_added = mode == GRADIENT_ADD;
     if (is_added) {
@@ -294,10 +327,8 @@ static inline void bf16_edge_(const Bf16Kernel* kernel, Bf16Out out, const float
     bf16_copy_rows(out.data, out.stride, tile, BF16_TILE, out.rows, out.cols);
 }
 
-// Sets or adds to a tile of results as `mode` says: left times right, and if it is set bias (cols), or NULL. The sums
-// have the same order in a whole tile and at an edge.
-static inline void bf16_tile(const Bf16Kernel* kernel, Bf16Out out, const float* bias, GradientMode mode,
-                             const uint32_t* left, const uint32_t* right, int steps) {
+void bf16_tile(const Bf16Kernel* kernel, Bf16Out out, const float* bias, GradientMode mode,
+               const uint32_t* left, const uint32_t* right, int steps) {
     if (out.rows < BF16_TILE || out.cols < BF16_TILE) {
         bf16_edge_(kernel, out, bias, mode, left, right, steps);
     } else if (mode == GRADIENT_ADD) {
@@ -306,5 +337,7 @@ static inline void bf16_tile(const Bf16Kernel* kernel, Bf16Out out, const float*
         kernel->product(out.data, out.stride, bias, 0, left, right, steps, &bf16_nothing_ahead);
     }
 }
+
+#endif // TILE_KERNELS_IMPLEMENTATION
 
 #endif

@@ -17,11 +17,14 @@ BF16, packs the same bits but for denormals, which it makes zero; the trainer's 
 #include <stdint.h>
 #include <string.h>
 
-#include "llmc/base/float16.h"
 #include "llmc/base/sizes.h"
 #include "llmc/base/intrinsics.h"
 #include "llmc/base/vec.h"
 #include "llmc/ops/matmul.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
 
 enum {
     BF16_TILE = 32,        // rows and columns of the result
@@ -32,27 +35,8 @@ enum {
 
 static inline int bf16_steps(int k) { return int_ceil_div(k, BF16_STEP); }
 
-// x rounded to bf16, in the upper halves; the lower halves are left over. NaN stays NaN.
-ALWAYS_INLINE VecBits bf16_round_(Vec x) {
-    const VecBits bits = (VecBits)x, is_number = (VecBits)(x == x);
-    const VecBits rounded = bits + 0x7fff + (bits >> 16 & 1), quiet = bits | 0x400000;
-    return (rounded & is_number) | (quiet & ~is_number);
-}
-
-ALWAYS_INLINE VecBits bf16_pairs_(Vec even, Vec odd) {
-    return bf16_round_(even) >> 16 | (bf16_round_(odd) & 0xffff0000);
-}
-
 // Sets out to x rounded to bf16, as fp32, in an array with room for an even number of them; what that adds is zero.
-static inline void bf16_round_row(float* out, const float* x, int n) {
-    int i = 0;
-    for (; i + LANES <= n; i += LANES) {
-        vec_store(out + i, (Vec)(bf16_round_(vec_load(x + i)) & 0xffff0000));
-    }
-    for (; i < n + n % 2; i++) {
-        out[i] = i < n ? bf16_to_float(bf16_from_float(x[i])) : 0;
-    }
-}
+void bf16_round_row(float* out, const float* x, int n);
 
 // Lines are rows of the left factor, columns of the right one; 32 lines are a tile. A part of a factor: value k of line i is
 // from[i * stride + k] or, if lines are contiguous, from[k * stride + i].
@@ -122,34 +106,9 @@ typedef void (*Bf16PackTile)(const Bf16TilePacked* to, const float* tile);
 
 // ---- any machine ----
 
-typedef VecBits bf16_pack_vec_Pairs_;
-ALWAYS_INLINE void bf16_pack_vec_square_(VecBits square[LANES], Bf16Part part, const int k_contiguous) {
-    for (int i = 0; i < LANES; i++) {
-        const float* even = part.from + (k_contiguous ? i : 2 * i) * part.stride;
-        const float* odd = even + (k_contiguous ? LANES : part.stride);
-        const Vec a = vec_load(even), b = vec_load(odd);
-        square[i] = k_contiguous ? bf16_pairs_(vec_even(a, b), vec_odd(a, b)) : bf16_pairs_(a, b);
-    }
-}
-ALWAYS_INLINE void bf16_pack_vec_transpose_(VecBits square[LANES]) {
-    Vec row[LANES];
-    memcpy(row, square, sizeof(row));
-    vec_transpose(row);
-    memcpy(square, row, sizeof(row));
-}
-static inline void bf16_vec_pack(uint32_t* to, size_t tile, const Bf16Part* part, int k_contiguous,
-                                 int is_left) {
-    BF16_PACK_SQUARES_(bf16_pack_vec_, LANES, vec_store_bits)
-}
-static inline void bf16_vec_pack_tile(const Bf16TilePacked* to, const float* tile) {
-    uint32_t* const packed[4] = {to->over_rows, to->cols, to->over_cols, to->rows};
-    const Bf16Part part = {tile, BF16_TILE, BF16_TILE, BF16_STEP};
-    for (int i = 0; i < 4; i++) {
-        if (packed[i]) {
-            bf16_vec_pack(packed[i], 0, &part, i / 2, i % 2);
-        }
-    }
-}
+void bf16_vec_pack(uint32_t* to, size_t tile, const Bf16Part* part, int k_contiguous, int is_left);
+
+void bf16_vec_pack_tile(const Bf16TilePacked* to, const float* tile);
 
 // ---- AVX-512, which the compilers know since gcc 11 and clang 12 ----
 
@@ -244,21 +203,86 @@ static inline BF16_AVX512 void bf16_avx512_pack_tile(const Bf16TilePacked* to, c
 // ---- parts of matrices ----
 
 // Packs `rows` rows of a left matrix from row i0, and the values of k from k0 to k0 + k; each 32 rows `tile` pairs apart.
-static inline void bf16_pack_left(Bf16Pack pack, uint32_t* to, size_t tile, Matrix m, int i0, int k0,
-                                  int rows, int k) {
+void bf16_pack_left(Bf16Pack pack, uint32_t* to, size_t tile, Matrix m, int i0, int k0, int rows, int k);
+
+// The same of a right matrix: `cols` columns from column j0.
+void bf16_pack_right(Bf16Pack pack, uint32_t* to, size_t tile, Matrix m, int k0, int j0, int k, int cols);
+
+#ifdef __cplusplus
+}
+#endif
+
+#ifdef TILE_LAYOUT_IMPLEMENTATION
+
+#include "llmc/base/float16.h"
+
+// x rounded to bf16, in the upper halves; the lower halves are left over. NaN stays NaN.
+ALWAYS_INLINE VecBits bf16_round_(Vec x) {
+    const VecBits bits = (VecBits)x, is_number = (VecBits)(x == x);
+    const VecBits rounded = bits + 0x7fff + (bits >> 16 & 1), quiet = bits | 0x400000;
+    return (rounded & is_number) | (quiet & ~is_number);
+}
+
+ALWAYS_INLINE VecBits bf16_pairs_(Vec even, Vec odd) {
+    return bf16_round_(even) >> 16 | (bf16_round_(odd) & 0xffff0000);
+}
+
+void bf16_round_row(float* out, const float* x, int n) {
+    int i = 0;
+    for (; i + LANES <= n; i += LANES) {
+        vec_store(out + i, (Vec)(bf16_round_(vec_load(x + i)) & 0xffff0000));
+    }
+    for (; i < n + n % 2; i++) {
+        out[i] = i < n ? bf16_to_float(bf16_from_float(x[i])) : 0;
+    }
+}
+
+typedef VecBits bf16_pack_vec_Pairs_;
+
+ALWAYS_INLINE void bf16_pack_vec_square_(VecBits square[LANES], Bf16Part part, const int k_contiguous) {
+    for (int i = 0; i < LANES; i++) {
+        const float* even = part.from + (k_contiguous ? i : 2 * i) * part.stride;
+        const float* odd = even + (k_contiguous ? LANES : part.stride);
+        const Vec a = vec_load(even), b = vec_load(odd);
+        square[i] = k_contiguous ? bf16_pairs_(vec_even(a, b), vec_odd(a, b)) : bf16_pairs_(a, b);
+    }
+}
+
+ALWAYS_INLINE void bf16_pack_vec_transpose_(VecBits square[LANES]) {
+    Vec row[LANES];
+    memcpy(row, square, sizeof(row));
+    vec_transpose(row);
+    memcpy(square, row, sizeof(row));
+}
+
+void bf16_vec_pack(uint32_t* to, size_t tile, const Bf16Part* part, int k_contiguous, int is_left) {
+    BF16_PACK_SQUARES_(bf16_pack_vec_, LANES, vec_store_bits)
+}
+
+void bf16_vec_pack_tile(const Bf16TilePacked* to, const float* tile) {
+    uint32_t* const packed[4] = {to->over_rows, to->cols, to->over_cols, to->rows};
+    const Bf16Part part = {tile, BF16_TILE, BF16_TILE, BF16_STEP};
+    for (int i = 0; i < 4; i++) {
+        if (packed[i]) {
+            bf16_vec_pack(packed[i], 0, &part, i / 2, i % 2);
+        }
+    }
+}
+
+void bf16_pack_left(Bf16Pack pack, uint32_t* to, size_t tile, Matrix m, int i0, int k0, int rows, int k) {
     const float* from = m.data + i0 * m.row + k0 * m.col;
     const int k_contiguous = m.col == 1;
     const Bf16Part part = {from, k_contiguous ? m.row : m.col, rows, k};
     pack(to, tile, &part, k_contiguous, 1);
 }
 
-// The same of a right matrix: `cols` columns from column j0.
-static inline void bf16_pack_right(Bf16Pack pack, uint32_t* to, size_t tile, Matrix m, int k0, int j0, int k,
-                                   int cols) {
+void bf16_pack_right(Bf16Pack pack, uint32_t* to, size_t tile, Matrix m, int k0, int j0, int k, int cols) {
     const float* from = m.data + k0 * m.row + j0 * m.col;
     const int k_contiguous = m.col != 1;
     const Bf16Part part = {from, k_contiguous ? m.col : m.row, cols, k};
     pack(to, tile, &part, k_contiguous, 0);
 }
+
+#endif // TILE_LAYOUT_IMPLEMENTATION
 
 #endif

@@ -22,12 +22,13 @@ needs:   nothing
 #include <ctype.h>
 #include <fnmatch.h>
 #include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
-#include "llmc/base/check.h"
 #include "llmc/model/model.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
 
 typedef struct {
     int first_block; // the lowest one that the backward pass comes to; L: none
@@ -39,7 +40,47 @@ typedef struct {
 static inline int freeze_has(const Freeze* freeze, int row, int l) { return freeze->in_block[l] >> row & 1; }
 
 // Whether every parameter that is frozen in a block of parameters from `first` on (model_copies) is so in all blocks.
-static inline int freeze_is_whole(const Freeze* freeze, ModelConfig cfg, int first) {
+int freeze_is_whole(const Freeze* freeze, ModelConfig cfg, int first);
+
+// ---- the list ----
+
+// Sets `freeze` from a list for a model of L blocks; empty or NULL: nothing is frozen. Returns 0 and the reason in `error` if the list means
+// nothing, or leaves nothing to train.
+int freeze_parse(Freeze* freeze, int L, const char* list, char* error);
+
+// The same for a list that was read before.
+Freeze freeze_of(int L, const char* list);
+
+// ---- what it means ----
+
+// Whether the weight of the classifier is frozen.
+int freeze_has_classifier(const Freeze* freeze);
+
+// Whether layers that share a parameter have it all frozen, or none; if not, 0 and the reason in `error`.
+int freeze_check_shared(const Freeze* freeze, ModelConfig cfg, char* error);
+
+// The lowest block of parameters (model_copies) that is not all frozen; the number of all: none.
+int freeze_first_copy(const Freeze* freeze, ModelConfig cfg);
+
+// How many elements in memory are frozen, without the padding of the vocabulary.
+double freeze_count(const Freeze* freeze, ModelConfig cfg);
+
+// As model_flops_per_token, less what is not done: 2 for the gradient of each frozen weight, and the 2 for that of its
+// input where the backward pass does not come to, with two thirds of the attention there.
+double freeze_flops_per_token(const Freeze* freeze, ModelConfig cfg, int T);
+
+#ifdef __cplusplus
+}
+#endif
+
+#ifdef FREEZE_IMPLEMENTATION
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "llmc/base/check.h"
+
+int freeze_is_whole(const Freeze* freeze, ModelConfig cfg, int first) {
     for (int k = first; k < model_copies(cfg); k++) {
         if (freeze->in_block[model_group_layer(cfg, 1 + k)] & ~freeze->rows) {
             return 0;
@@ -48,14 +89,12 @@ static inline int freeze_is_whole(const Freeze* freeze, ModelConfig cfg, int fir
     return 1;
 }
 
-// ---- the list ----
-
 // A word stands for the parameters of every line that it is in.
 typedef struct {
     const char *word, *names;
 } FreezeWord_;
 
-static inline const FreezeWord_* freeze_words_(int* count) {
+static const FreezeWord_* freeze_words_(int* count) {
     static const FreezeWord_ words[] = {
         {"embeddings", "w?e"},     {"blocks", "ln[12]?"}, {"blocks", "qkv?"},
         {"blocks", "attproj?"},    {"blocks", "fc*"},     {"attention", "qkv?"},
@@ -66,13 +105,14 @@ static inline const FreezeWord_* freeze_words_(int* count) {
 }
 
 enum { FREEZE_ITEM_BYTES_ = 64 };
+
 typedef struct {
     char text[FREEZE_ITEM_BYTES_], name[FREEZE_ITEM_BYTES_];
     int has_blocks, first, last; // from [first-last]
 } FreezeItem_;
 
 // Reads a number of at most four digits; returns what follows, NULL if there is no such number.
-static inline const char* freeze_read_number_(const char* text, int* number) {
+static const char* freeze_read_number_(const char* text, int* number) {
     int digits = 0;
     for (*number = 0; isdigit((unsigned char)text[digits]) && digits < 5; digits++) {
         *number = 10 * *number + (text[digits] - '0');
@@ -81,7 +121,7 @@ static inline const char* freeze_read_number_(const char* text, int* number) {
 }
 
 // Reads "[2]" or "[0-5]"; 0 if it is neither.
-static inline int freeze_read_blocks_(FreezeItem_* item, const char* text) {
+static int freeze_read_blocks_(FreezeItem_* item, const char* text) {
     const char* end = freeze_read_number_(text + 1, &item->first);
     item->has_blocks = 1;
     item->last = item->first;
@@ -91,7 +131,7 @@ static inline int freeze_read_blocks_(FreezeItem_* item, const char* text) {
     return end && strcmp(end, "]") == 0;
 }
 
-static inline int freeze_read_item_(FreezeItem_* item, const char* text, size_t length, int L, char* error) {
+static int freeze_read_item_(FreezeItem_* item, const char* text, size_t length, int L, char* error) {
     memset(item, 0, sizeof(*item));
     item->last = L - 1;
     snprintf(item->text, sizeof(item->text), "%.*s", (int)length, text);
@@ -107,7 +147,7 @@ static inline int freeze_read_item_(FreezeItem_* item, const char* text, size_t 
 }
 
 // Whether an item means a parameter of this name: by a pattern for it, or by a word.
-static inline int freeze_names_(const FreezeItem_* item, const char* name) {
+static int freeze_names_(const FreezeItem_* item, const char* name) {
     int count;
     const FreezeWord_* words = freeze_words_(&count);
     for (int i = 0; i < count; i++) {
@@ -119,13 +159,13 @@ static inline int freeze_names_(const FreezeItem_* item, const char* name) {
 }
 
 // True if `name` is the tensor of this name, or a tensor of the module of this name.
-static inline int freeze_is_in_module_(const char* module, const char* name) {
+static int freeze_is_in_module_(const char* module, const char* name) {
     const size_t length = strlen(module);
     return fnmatch(module, name, 0) == 0 || (strncmp(module, name, length) == 0 && name[length] == '.');
 }
 
 // True if the item names block l's parameter as Hugging Face's files do, with or without the block.
-static inline int freeze_names_tensor_(const FreezeItem_* item, const char* hf_name, int l) {
+static int freeze_names_tensor_(const FreezeItem_* item, const char* hf_name, int l) {
     static const char model[] = "transformer.", block[] = "h.%d.";
     const size_t prefix = strncmp(item->name, model, strlen(model)) == 0 ? strlen(model) : 0;
     const int is_block = strncmp(hf_name, block, strlen(block)) == 0;
@@ -137,7 +177,7 @@ static inline int freeze_names_tensor_(const FreezeItem_* item, const char* hf_n
 }
 
 // Appends the names of all parameters and all words.
-static inline void freeze_list_names_(const TensorRow* rows, char* text, size_t room) {
+static void freeze_list_names_(const TensorRow* rows, char* text, size_t room) {
     int count;
     const FreezeWord_* words = freeze_words_(&count);
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
@@ -153,8 +193,7 @@ static inline void freeze_list_names_(const TensorRow* rows, char* text, size_t 
     }
 }
 
-static inline int freeze_unknown_(const FreezeItem_* item, const TensorRow* rows, int is_outside,
-                                  char* error) {
+static int freeze_unknown_(const FreezeItem_* item, const TensorRow* rows, int is_outside, char* error) {
     char names[512] = "";
     if (is_outside) {
         return error_set(error, "--freeze", "%s: %s is outside of the blocks; wanted it without [...]",
@@ -168,7 +207,7 @@ static inline int freeze_unknown_(const FreezeItem_* item, const TensorRow* rows
         item->text, names);
 }
 
-static inline int freeze_add_(Freeze* freeze, const FreezeItem_* item, const TensorRow* rows, char* error) {
+static int freeze_add_(Freeze* freeze, const FreezeItem_* item, const TensorRow* rows, char* error) {
     int found = 0, is_outside = 0;
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         for (int l = item->first; l <= item->last; l++) {
@@ -186,7 +225,7 @@ static inline int freeze_add_(Freeze* freeze, const FreezeItem_* item, const Ten
 }
 
 // Whether everything in a place is frozen: in block l, or outside of the blocks.
-static inline int freeze_has_all_(const Freeze* freeze, const TensorRow* rows, TensorPlace place, int l) {
+static int freeze_has_all_(const Freeze* freeze, const TensorRow* rows, TensorPlace place, int l) {
     int all = 1;
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         all &= rows[i].place != place || freeze_has(freeze, i, l);
@@ -195,7 +234,7 @@ static inline int freeze_has_all_(const Freeze* freeze, const TensorRow* rows, T
 }
 
 // Whether the one tensor of this member is frozen.
-static inline int freeze_has_member_(const Freeze* freeze, const TensorRow* rows, size_t member) {
+static int freeze_has_member_(const Freeze* freeze, const TensorRow* rows, size_t member) {
     int i = 0;
     while (rows[i].member != member) {
         i++;
@@ -204,7 +243,7 @@ static inline int freeze_has_member_(const Freeze* freeze, const TensorRow* rows
 }
 
 // The lowest block that the backward pass comes to.
-static inline int freeze_first_block_(const Freeze* freeze, const TensorRow* rows, int L) {
+static int freeze_first_block_(const Freeze* freeze, const TensorRow* rows, int L) {
     int l = 0;
     if (!freeze_has_member_(freeze, rows, offsetof(ModelParameters, wte)) ||
         !freeze_has_member_(freeze, rows, offsetof(ModelParameters, wpe))) {
@@ -217,14 +256,12 @@ static inline int freeze_first_block_(const Freeze* freeze, const TensorRow* row
 }
 
 // The names and places of the parameters, which are those of all models.
-static inline void freeze_table_(TensorRow rows[MODEL_PARAMETER_ROWS]) {
+static void freeze_table_(TensorRow rows[MODEL_PARAMETER_ROWS]) {
     const ModelConfig any = {1, 1, 1, 1, 1, 1, SHARE_OFF};
     model_parameter_rows(rows, any);
 }
 
-// Sets `freeze` from a list for a model of L blocks; empty or NULL: nothing is frozen. Returns 0 and the reason in `error` if the list means
-// nothing, or leaves nothing to train.
-static inline int freeze_parse(Freeze* freeze, int L, const char* list, char* error) {
+int freeze_parse(Freeze* freeze, int L, const char* list, char* error) {
     TensorRow rows[MODEL_PARAMETER_ROWS];
     memset(freeze, 0, sizeof(*freeze));
     freeze_table_(rows);
@@ -250,25 +287,20 @@ static inline int freeze_parse(Freeze* freeze, int L, const char* list, char* er
     return 1;
 }
 
-// The same for a list that was read before.
-static inline Freeze freeze_of(int L, const char* list) {
+Freeze freeze_of(int L, const char* list) {
     char error[ERROR_BYTES];
     Freeze freeze;
     CHECK(freeze_parse(&freeze, L, list, error), "%s", error);
     return freeze;
 }
 
-// ---- what it means ----
-
-// Whether the weight of the classifier is frozen.
-static inline int freeze_has_classifier(const Freeze* freeze) {
+int freeze_has_classifier(const Freeze* freeze) {
     TensorRow rows[MODEL_PARAMETER_ROWS];
     freeze_table_(rows);
     return freeze_has_member_(freeze, rows, offsetof(ModelParameters, wte));
 }
 
-// Whether layers that share a parameter have it all frozen, or none; if not, 0 and the reason in `error`.
-static inline int freeze_check_shared(const Freeze* freeze, ModelConfig cfg, char* error) {
+int freeze_check_shared(const Freeze* freeze, ModelConfig cfg, char* error) {
     TensorRow rows[MODEL_PARAMETER_ROWS];
     model_parameter_rows(rows, cfg);
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
@@ -285,8 +317,7 @@ static inline int freeze_check_shared(const Freeze* freeze, ModelConfig cfg, cha
     return 1;
 }
 
-// The lowest block of parameters (model_copies) that is not all frozen; the number of all: none.
-static inline int freeze_first_copy(const Freeze* freeze, ModelConfig cfg) {
+int freeze_first_copy(const Freeze* freeze, ModelConfig cfg) {
     TensorRow rows[MODEL_PARAMETER_ROWS];
     int k = 0;
     model_parameter_rows(rows, cfg);
@@ -297,8 +328,7 @@ static inline int freeze_first_copy(const Freeze* freeze, ModelConfig cfg) {
     return k;
 }
 
-// How many elements in memory are frozen, without the padding of the vocabulary.
-static inline double freeze_count(const Freeze* freeze, ModelConfig cfg) {
+double freeze_count(const Freeze* freeze, ModelConfig cfg) {
     TensorRow rows[MODEL_PARAMETER_ROWS];
     double count = 0;
     model_parameter_rows(rows, cfg);
@@ -311,9 +341,7 @@ static inline double freeze_count(const Freeze* freeze, ModelConfig cfg) {
     return count;
 }
 
-// As model_flops_per_token, less what is not done: 2 for the gradient of each frozen weight, and the 2 for that of its
-// input where the backward pass does not come to, with two thirds of the attention there.
-static inline double freeze_flops_per_token(const Freeze* freeze, ModelConfig cfg, int T) {
+double freeze_flops_per_token(const Freeze* freeze, ModelConfig cfg, int T) {
     TensorRow rows[MODEL_PARAMETER_ROWS];
     double saved = 4.0 * freeze->first_block * cfg.C * T;
     model_parameter_rows(rows, cfg);
@@ -326,5 +354,7 @@ static inline double freeze_flops_per_token(const Freeze* freeze, ModelConfig cf
     }
     return model_flops_per_token(cfg, T) - saved;
 }
+
+#endif // FREEZE_IMPLEMENTATION
 
 #endif

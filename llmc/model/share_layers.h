@@ -18,44 +18,18 @@ needs:   nothing
 #ifndef LLMC_SHARE_LAYERS_H
 #define LLMC_SHARE_LAYERS_H
 
-#include <stdlib.h>
-#include <string.h>
-
-#include "llmc/base/check.h"
 #include "llmc/model/model.h"
 #include "llmc/ops/gradient.h"
 
-// ---- the option ----
+#ifdef __cplusplus
+extern "C" {
+#endif
 
-// K of "loop:K", 0 if the text is nothing like it.
-static inline int share_loop_(const char* text) {
-    const char *prefix = "loop:", *number = text + strlen(prefix);
-    const int is_loop = strncmp(text, prefix, strlen(prefix)) == 0;
-    const size_t digits = is_loop ? strspn(number, "0123456789") : 0;
-    return 0 < digits && digits < 5 && !number[digits] ? atoi(number) : 0;
-}
+// ---- the option ----
 
 // Sets ModelConfig's `share` from the option, for a model of L layers. Returns 0 and the reason in `error` if it means nothing
 // there.
-static inline int share_parse(int* share, int L, const char* text, char* error) {
-    static const char* const words[] = {"off", "attention", "mlp", "pairs"}; // of SHARE_OFF, ...
-    const int blocks = strcmp(text, "all") == 0 ? 1 : share_loop_(text);
-    int word = SHARE_OFF;
-    *share = SHARE_OFF;
-    while (word < SHARE_LOOP && strcmp(text, words[word]) != 0) {
-        word++;
-    }
-    if (word == SHARE_LOOP && blocks == 0) {
-        return error_set(error, "--share-layers",
-                         "'%s'; wanted off, all, attention, mlp, pairs or loop:K with K of 1 or more", text);
-    }
-    if ((word == SHARE_PAIRS && L % 2) || (word == SHARE_LOOP && L % blocks)) {
-        return error_set(error, "--share-layers", "%s with %d layers; wanted a multiple of %d", text, L,
-                         word == SHARE_PAIRS ? 2 : blocks);
-    }
-    *share = word == SHARE_LOOP ? SHARE_LOOP + blocks : word;
-    return 1;
-}
+int share_parse(int* share, int L, const char* text, char* error);
 
 // ---- the backward pass ----
 
@@ -77,5 +51,46 @@ static inline int share_is_highest_(ModelConfig cfg, TensorPart part, int l) {
 static inline GradientMode share_gradient_mode(ModelConfig cfg, TensorPart part, int l, GradientMode mode) {
     return share_is_highest_(cfg, part, l) ? mode : GRADIENT_ADD;
 }
+
+#ifdef __cplusplus
+}
+#endif
+
+#ifdef SHARE_LAYERS_IMPLEMENTATION
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "llmc/base/check.h"
+
+// K of "loop:K", 0 if the text is nothing like it.
+static int share_loop_(const char* text) {
+    const char *prefix = "loop:", *number = text + strlen(prefix);
+    const int is_loop = strncmp(text, prefix, strlen(prefix)) == 0;
+    const size_t digits = is_loop ? strspn(number, "0123456789") : 0;
+    return 0 < digits && digits < 5 && !number[digits] ? atoi(number) : 0;
+}
+
+int share_parse(int* share, int L, const char* text, char* error) {
+    static const char* const words[] = {"off", "attention", "mlp", "pairs"}; // of SHARE_OFF, ...
+    const int blocks = strcmp(text, "all") == 0 ? 1 : share_loop_(text);
+    int word = SHARE_OFF;
+    *share = SHARE_OFF;
+    while (word < SHARE_LOOP && strcmp(text, words[word]) != 0) {
+        word++;
+    }
+    if (word == SHARE_LOOP && blocks == 0) {
+        return error_set(error, "--share-layers",
+                         "'%s'; wanted off, all, attention, mlp, pairs or loop:K with K of 1 or more", text);
+    }
+    if ((word == SHARE_PAIRS && L % 2) || (word == SHARE_LOOP && L % blocks)) {
+        return error_set(error, "--share-layers", "%s with %d layers; wanted a multiple of %d", text, L,
+                         word == SHARE_PAIRS ? 2 : blocks);
+    }
+    *share = word == SHARE_LOOP ? SHARE_LOOP + blocks : word;
+    return 1;
+}
+
+#endif // SHARE_LAYERS_IMPLEMENTATION
 
 #endif

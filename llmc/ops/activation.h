@@ -16,22 +16,23 @@ Both passes set their output. dinp may be dout.
 
 #include "llmc/base/vec.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 #define GELU_SCALE 0.7978845608f // sqrt(2/pi)
+
 #define GELU_CUBIC 0.044715f
 
 // What the passes move.
 static inline double gelu_forward_bytes(double n, double element_bytes) { return 2 * n * element_bytes; }
+
 static inline double gelu_backward_bytes(double n, double element_bytes) { return 3 * n * element_bytes; }
 
 // e = exp(-2u), finite; s = 1 / (1 + e) and 1 - s = e s.
 ALWAYS_INLINE Vec gelu_exp_(Vec x) {
     const Vec y = -2.0f * LOG2_E * GELU_SCALE * x * (1.0f + GELU_CUBIC * x * x);
     return vec_exp2(vec_min(vec_all(126.0f), y));
-}
-
-ALWAYS_INLINE Vec gelu_derivative_(Vec x) {
-    const Vec e = gelu_exp_(x), s = 1.0f / (1.0f + e);
-    return s + 2.0f * x * s * (e * s) * GELU_SCALE * (1.0f + 3.0f * GELU_CUBIC * x * x);
 }
 
 // Both of some elements, by an approximate reciprocal: to some 2e-7.
@@ -43,6 +44,21 @@ ALWAYS_INLINE GeluVec gelu_vec(Vec x) {
     const Vec e = gelu_exp_(x), s = vec_reciprocal(1.0f + e), out = x * s;
     const GeluVec y = {out, s + 2.0f * out * (e * s) * GELU_SCALE * (1.0f + 3.0f * GELU_CUBIC * x * x)};
     return y;
+}
+
+void gelu_forward_cpu(float* out, const float* inp, size_t n);
+
+void gelu_backward_cpu(float* dinp, const float* dout, const float* inp, size_t n);
+
+#ifdef __cplusplus
+}
+#endif
+
+#ifdef ACTIVATION_IMPLEMENTATION
+
+ALWAYS_INLINE Vec gelu_derivative_(Vec x) {
+    const Vec e = gelu_exp_(x), s = 1.0f / (1.0f + e);
+    return s + 2.0f * x * s * (e * s) * GELU_SCALE * (1.0f + 3.0f * GELU_CUBIC * x * x);
 }
 
 // The last n % LANES elements go through a vector filled up with zeros.
@@ -63,7 +79,7 @@ ALWAYS_INLINE void gelu_store_(float* p, Vec v, size_t n) {
     }
 }
 
-static inline void gelu_forward_cpu(float* out, const float* inp, size_t n) {
+void gelu_forward_cpu(float* out, const float* inp, size_t n) {
 #pragma omp parallel for schedule(static)
     for (size_t i = 0; i < n; i += LANES) {
         const Vec x = gelu_load_(inp + i, n - i);
@@ -71,12 +87,14 @@ static inline void gelu_forward_cpu(float* out, const float* inp, size_t n) {
     }
 }
 
-static inline void gelu_backward_cpu(float* dinp, const float* dout, const float* inp, size_t n) {
+void gelu_backward_cpu(float* dinp, const float* dout, const float* inp, size_t n) {
 #pragma omp parallel for schedule(static)
     for (size_t i = 0; i < n; i += LANES) {
         const Vec x = gelu_load_(inp + i, n - i);
         gelu_store_(dinp + i, gelu_load_(dout + i, n - i) * gelu_derivative_(x), n - i);
     }
 }
+
+#endif // ACTIVATION_IMPLEMENTATION
 
 #endif

@@ -37,15 +37,21 @@ the queries in qkv (R, 3, NH, HS), row r being token positions[r] of text r, who
 #include <assert.h>
 #include <math.h>
 
-#include "llmc/base/check.h"
 #include "llmc/base/sizes.h"
 #include "llmc/base/vec.h"
 #include "llmc/ops/gradient.h"
 #include "llmc/ops/matmul.h"
 
-#define ATTENTION_KEYS 768  // forward: a row of probabilities is stored in blocks of this many
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define ATTENTION_KEYS 768 // forward: a row of probabilities is stored in blocks of this many
+
 #define ATTENTION_SQUARE 96 // backward: queries, and keys, at a time; p and ds take 36 KiB each
+
 #define ATTENTION_SKIP (3 * MATMUL_TILE_COLS) // keys of other documents are skipped in such steps
+
 static_assert(ATTENTION_SKIP % MATMUL_TILE_ROWS == 0 && ATTENTION_SQUARE % ATTENTION_SKIP == 0 &&
                   ATTENTION_KEYS % ATTENTION_SQUARE == 0,
               "whole tiles are skipped");
@@ -73,60 +79,17 @@ typedef struct {
     int T, HS;
 } AttentionScratch;
 
-enum { ATTENTION_PARTS_ = 9 }; // of AttentionScratch_
-
-// Sets the floats of each part, in its order; returns those of all.
-static inline size_t attention_parts_(size_t sizes[ATTENTION_PARTS_], int T, int HS) {
-    const size_t Tp = int_round_up(T, ATTENTION_KEYS), HSp = int_round_up(HS, MATMUL_TILE_COLS);
-    const size_t panels = Tp * HSp, block = ATTENTION_SQUARE * HSp,
-                 square = ATTENTION_SQUARE * ATTENTION_SQUARE;
-    const size_t parts[ATTENTION_PARTS_] = {
-        panels, panels, panels, panels, block, block, MATMUL_TILE_ROWS * Tp, square, square};
-    size_t sum = 0;
-    for (int i = 0; i < ATTENTION_PARTS_; i++) {
-        sizes[i] = parts[i];
-        sum += parts[i];
-    }
-    return sum;
-}
-
 // Scratch for sequences up to T and heads of size HS, for as many threads as the next parallel region
 // would have.
-static inline size_t attention_scratch_bytes(int T, int HS) {
-    size_t sizes[ATTENTION_PARTS_];
-    return (size_t)threads_max() *
-           (attention_parts_(sizes, T, HS) * sizeof(float) + sizeof(AttentionScratch_));
-}
+size_t attention_scratch_bytes(int T, int HS);
 
-static inline void attention_open(AttentionScratch* scratch, int T, int HS) {
-    size_t sizes[ATTENTION_PARTS_];
-    const size_t per_thread = attention_parts_(sizes, T, HS);
-    const int threads = threads_max();
-    scratch->T = T;
-    scratch->HS = HS;
-    scratch->memory = (float*)check_alloc(per_thread * threads, sizeof(float), "attention: scratch");
-    scratch->of_thread =
-        (AttentionScratch_*)check_alloc(threads, sizeof(AttentionScratch_), "attention: scratch");
-    float* at = scratch->memory;
-    for (int i = 0; i < threads; i++) {
-        AttentionScratch_* s = &scratch->of_thread[i];
-        float** const parts[ATTENTION_PARTS_] = {&s->k_by_key, &s->v_by_key, &s->k_by_dim,
-                                                 &s->v_by_dim, &s->q_block,  &s->dout_block,
-                                                 &s->row_p,    &s->p,        &s->ds};
-        for (int j = 0; j < ATTENTION_PARTS_; j++) {
-            *parts[j] = at;
-            at += sizes[j];
-        }
-    }
-}
+void attention_open(AttentionScratch* scratch, int T, int HS);
 
-static inline void attention_close(AttentionScratch* scratch) {
-    free(scratch->memory);
-    free(scratch->of_thread);
-}
+void attention_close(AttentionScratch* scratch);
 
 // Multiply-adds of the causal half, times two: q k^T and p v; backward s again, dp, dv, dq and dk.
 static inline double attention_flops(double B, double T, double C) { return 2 * B * T * T * C; }
+
 static inline double attention_backward_flops(double B, double T, double C) { return 5 * B * T * T * C; }
 
 // The least that each pass moves, if tiles are read again from a cache. A GPU's backward pass does 7 / 5 of its FLOP, and
@@ -134,6 +97,7 @@ static inline double attention_backward_flops(double B, double T, double C) { re
 static inline double attention_forward_bytes(double B, double T, double C, double NH, double element_bytes) {
     return B * T * (4 * C * element_bytes + 4 * NH);
 }
+
 static inline double attention_backward_bytes(double B, double T, double C, double NH, double element_bytes) {
     return B * T * (12 * C * element_bytes + (4 + 2 * 8) * NH);
 }
@@ -155,23 +119,6 @@ static inline int attention_from_(const int* starts, int t0) {
     return attention_start_(starts, t0) / ATTENTION_SKIP * ATTENTION_SKIP;
 }
 
-// Packs the T rows of one head (row stride 3C) for products over the head's dimensions (k_by_key, v_by_key).
-static inline void attention_pack_by_key_(float* to, const float* rows, size_t stride, int T, int HS) {
-    const Matrix m = {rows, 1, stride};
-    for (int u = 0; u < T; u += MATMUL_TILE_COLS) {
-        matmul_pack_panel(to + (size_t)u * HS, m, 0, u, HS, int_min(MATMUL_TILE_COLS, T - u));
-    }
-}
-
-// Packs `n` rows for products over the rows; panels of different dimensions are `capacity` rows apart.
-static inline void attention_pack_by_dim_(float* to, const float* rows, size_t stride, int n, int capacity,
-                                          int HS) {
-    const Matrix m = {rows, stride, 1};
-    for (int d = 0; d < HS; d += MATMUL_TILE_COLS) {
-        matmul_pack_panel(to + (size_t)capacity * d, m, 0, d, n, int_min(MATMUL_TILE_COLS, HS - d));
-    }
-}
-
 // scores(rows, keys) = left(rows, HS) right(keys, HS)^T, and the rest of the last panel; rows are `row` and `left_row` apart.
 static inline void attention_scores_(float* scores, size_t row, const float* left, size_t left_row,
                                      const float* right_by_key, int rows, int keys, int HS) {
@@ -191,17 +138,6 @@ static inline void attention_mix_(float* out, size_t row, const float* weights, 
     for (int d = 0; d < HS; d += MATMUL_TILE_COLS) {
         matmul_rows(out + d, row, rows, int_min(MATMUL_TILE_COLS, HS - d), m,
                     right_by_dim + (size_t)capacity * d, keys, NULL, mode);
-    }
-}
-
-// out(keys, HS) = weights(queries, keys)^T right(queries, HS), set or added to, for a tile of keys of a square; rows of out are
-// `row` apart. Not inlined, as matmul_rows is not.
-static __attribute__((noinline)) void attention_scatter_(float* out, size_t row, const float* weights,
-                                                         const float* right, int keys, int queries, int HS,
-                                                         GradientMode mode) {
-    for (int d = 0; d < HS; d += MATMUL_TILE_COLS) {
-        matmul_rows_transposed(out + d, row, keys, int_min(MATMUL_TILE_COLS, HS - d), weights,
-                               ATTENTION_SQUARE, right + (size_t)ATTENTION_SQUARE * d, queries, mode);
     }
 }
 
@@ -247,24 +183,6 @@ ALWAYS_INLINE float attention_max_row_(const float* row, int start, int keys) {
     return vec_hmax(vec_max(max, others));
 }
 
-// What the probabilities of a query and their gradients are computed from. It sees the keys from `start` to its own place t.
-typedef struct {
-    int start, t;
-    float lse, delta;
-} AttentionQuery_;
-
-// A row of a square, keys u0 ... end-1, multiples of LANES: scores become p = exp(scale s - lse), and dp becomes
-// ds = p (dp - delta) scale; both become 0 where a key is not seen.
-ALWAYS_INLINE void attention_softmax_backward_row_(float* p, float* ds, AttentionQuery_ query, int u0,
-                                                   int end, float scale) {
-    for (int u = u0; u < end; u += LANES, p += LANES, ds += LANES) {
-        const Vec e = vec_exp(vec_load(p) * scale - query.lse);
-        const Vec kept = attention_seen_(e, vec_all(0.0f), u, query.start, query.t + 1);
-        vec_store(p, kept);
-        vec_store(ds, kept * ((vec_load(ds) - query.delta) * scale));
-    }
-}
-
 // One head of one sequence. Token t is row t of each tensor: those of qkv and dqkv are `stride` apart and have
 // the keys C and the values 2C behind the queries; those of out and dout are C apart.
 typedef struct {
@@ -276,35 +194,6 @@ typedef struct {
     int capacity;               // rows of a panel by dimension: scratch->T, rounded up
     AttentionScratch_* scratch; // of the thread
 } AttentionHeadCpu_;
-
-// Head `index` of B * NH, without scratch. Only the forward pass leaves dqkv and dout NULL.
-static inline AttentionHeadCpu_ attention_head_cpu_(int index, AttentionSizes sizes, const float* qkv,
-                                                    float* out, float* lse, float* dqkv, const float* dout,
-                                                    const int* starts) {
-    const int b = index / sizes.NH, HS = sizes.C / sizes.NH;
-    const size_t first = (size_t)b * sizes.T, column = (size_t)(index % sizes.NH) * HS; // first: its token
-    const size_t stride = 3 * (size_t)sizes.C, at = first * sizes.C + column;
-    AttentionHeadCpu_ head;
-    head.qkv = qkv + first * stride + column;
-    head.dqkv = dqkv ? dqkv + first * stride + column : NULL;
-    head.out = out + at;
-    head.dout = dout ? dout + at : NULL;
-    head.lse = lse + (size_t)index * sizes.T;
-    head.starts = starts ? starts + first : NULL;
-    head.C = sizes.C;
-    head.HS = HS;
-    head.stride = stride;
-    head.capacity = 0;
-    head.scratch = NULL;
-    return head;
-}
-
-// Gives it the scratch of the thread.
-static inline AttentionHeadCpu_ attention_head_with_(AttentionHeadCpu_ head, AttentionScratch* scratch) {
-    head.capacity = int_round_up(scratch->T, ATTENTION_KEYS);
-    head.scratch = &scratch->of_thread[thread_index()];
-    return head;
-}
 
 // delta of token t.
 static inline float attention_delta_(const AttentionHeadCpu_* head, int t) {
@@ -348,8 +237,167 @@ static inline void attention_forward_tile_(const AttentionHeadCpu_* head, int t0
     }
 }
 
-static inline void attention_forward_cpu(float* out, float* lse, const float* qkv, const int* starts,
-                                         AttentionSizes sizes, AttentionScratch* scratch) {
+void attention_forward_cpu(float* out, float* lse, const float* qkv, const int* starts, AttentionSizes sizes,
+                           AttentionScratch* scratch);
+
+// ---- backward ----
+
+void attention_backward_cpu(float* dqkv, const float* dout, const float* qkv, const float* out,
+                            const float* lse, const int* starts, AttentionSizes sizes,
+                            AttentionScratch* scratch);
+
+// ---- generation ----
+
+// What is cached, and how much room there is.
+typedef struct {
+    float* data; // (B, 2, NH, maxT, HS)
+    int maxT, C, NH;
+} AttentionCache;
+
+// The keys of a head of text b; its values are C*maxT elements behind them.
+static inline float* attention_cache_head_(AttentionCache cache, int b, int h) {
+    return cache.data + (size_t)cache.maxT * (2 * (size_t)b * cache.C + (size_t)h * (cache.C / cache.NH));
+}
+
+// The tokens first ... first+count-1 of text b, which are the rows of qkv (count, 3C).
+void attention_cache_store_cpu(AttentionCache cache, const float* qkv, int b, int first, int count);
+
+void attention_cached_cpu(float* out, const float* qkv, const int* positions, int rows, AttentionCache cache,
+                          AttentionScratch* scratch);
+
+#ifdef __cplusplus
+}
+#endif
+
+#ifdef ATTENTION_IMPLEMENTATION
+
+#include "llmc/base/check.h"
+
+enum { ATTENTION_PARTS_ = 9 }; // of AttentionScratch_
+
+// Sets the floats of each part, in its order; returns those of all.
+static size_t attention_parts_(size_t sizes[ATTENTION_PARTS_], int T, int HS) {
+    const size_t Tp = int_round_up(T, ATTENTION_KEYS), HSp = int_round_up(HS, MATMUL_TILE_COLS);
+    const size_t panels = Tp * HSp, block = ATTENTION_SQUARE * HSp,
+                 square = ATTENTION_SQUARE * ATTENTION_SQUARE;
+    const size_t parts[ATTENTION_PARTS_] = {
+        panels, panels, panels, panels, block, block, MATMUL_TILE_ROWS * Tp, square, square};
+    size_t sum = 0;
+    for (int i = 0; i < ATTENTION_PARTS_; i++) {
+        sizes[i] = parts[i];
+        sum += parts[i];
+    }
+    return sum;
+}
+
+size_t attention_scratch_bytes(int T, int HS) {
+    size_t sizes[ATTENTION_PARTS_];
+    return (size_t)threads_max() *
+           (attention_parts_(sizes, T, HS) * sizeof(float) + sizeof(AttentionScratch_));
+}
+
+void attention_open(AttentionScratch* scratch, int T, int HS) {
+    size_t sizes[ATTENTION_PARTS_];
+    const size_t per_thread = attention_parts_(sizes, T, HS);
+    const int threads = threads_max();
+    scratch->T = T;
+    scratch->HS = HS;
+    scratch->memory = (float*)check_alloc(per_thread * threads, sizeof(float), "attention: scratch");
+    scratch->of_thread =
+        (AttentionScratch_*)check_alloc(threads, sizeof(AttentionScratch_), "attention: scratch");
+    float* at = scratch->memory;
+    for (int i = 0; i < threads; i++) {
+        AttentionScratch_* s = &scratch->of_thread[i];
+        float** const parts[ATTENTION_PARTS_] = {&s->k_by_key, &s->v_by_key, &s->k_by_dim,
+                                                 &s->v_by_dim, &s->q_block,  &s->dout_block,
+                                                 &s->row_p,    &s->p,        &s->ds};
+        for (int j = 0; j < ATTENTION_PARTS_; j++) {
+            *parts[j] = at;
+            at += sizes[j];
+        }
+    }
+}
+
+void attention_close(AttentionScratch* scratch) {
+    free(scratch->memory);
+    free(scratch->of_thread);
+}
+
+// Packs the T rows of one head (row stride 3C) for products over the head's dimensions (k_by_key, v_by_key).
+static void attention_pack_by_key_(float* to, const float* rows, size_t stride, int T, int HS) {
+    const Matrix m = {rows, 1, stride};
+    for (int u = 0; u < T; u += MATMUL_TILE_COLS) {
+        matmul_pack_panel(to + (size_t)u * HS, m, 0, u, HS, int_min(MATMUL_TILE_COLS, T - u));
+    }
+}
+
+// Packs `n` rows for products over the rows; panels of different dimensions are `capacity` rows apart.
+static void attention_pack_by_dim_(float* to, const float* rows, size_t stride, int n, int capacity, int HS) {
+    const Matrix m = {rows, stride, 1};
+    for (int d = 0; d < HS; d += MATMUL_TILE_COLS) {
+        matmul_pack_panel(to + (size_t)capacity * d, m, 0, d, n, int_min(MATMUL_TILE_COLS, HS - d));
+    }
+}
+
+// out(keys, HS) = weights(queries, keys)^T right(queries, HS), set or added to, for a tile of keys of a square; rows of out are
+// `row` apart. Not inlined, as matmul_rows is not.
+static __attribute__((noinline)) void attention_scatter_(float* out, size_t row, const float* weights,
+                                                         const float* right, int keys, int queries, int HS,
+                                                         GradientMode mode) {
+    for (int d = 0; d < HS; d += MATMUL_TILE_COLS) {
+        matmul_rows_transposed(out + d, row, keys, int_min(MATMUL_TILE_COLS, HS - d), weights,
+                               ATTENTION_SQUARE, right + (size_t)ATTENTION_SQUARE * d, queries, mode);
+    }
+}
+
+// What the probabilities of a query and their gradients are computed from. It sees the keys from `start` to its own place t.
+typedef struct {
+    int start, t;
+    float lse, delta;
+} AttentionQuery_;
+
+// A row of a square, keys u0 ... end-1, multiples of LANES: scores become p = exp(scale s - lse), and dp becomes
+// ds = p (dp - delta) scale; both become 0 where a key is not seen.
+ALWAYS_INLINE void attention_softmax_backward_row_(float* p, float* ds, AttentionQuery_ query, int u0,
+                                                   int end, float scale) {
+    for (int u = u0; u < end; u += LANES, p += LANES, ds += LANES) {
+        const Vec e = vec_exp(vec_load(p) * scale - query.lse);
+        const Vec kept = attention_seen_(e, vec_all(0.0f), u, query.start, query.t + 1);
+        vec_store(p, kept);
+        vec_store(ds, kept * ((vec_load(ds) - query.delta) * scale));
+    }
+}
+
+// Head `index` of B * NH, without scratch. Only the forward pass leaves dqkv and dout NULL.
+static AttentionHeadCpu_ attention_head_cpu_(int index, AttentionSizes sizes, const float* qkv, float* out,
+                                             float* lse, float* dqkv, const float* dout, const int* starts) {
+    const int b = index / sizes.NH, HS = sizes.C / sizes.NH;
+    const size_t first = (size_t)b * sizes.T, column = (size_t)(index % sizes.NH) * HS; // first: its token
+    const size_t stride = 3 * (size_t)sizes.C, at = first * sizes.C + column;
+    AttentionHeadCpu_ head;
+    head.qkv = qkv + first * stride + column;
+    head.dqkv = dqkv ? dqkv + first * stride + column : NULL;
+    head.out = out + at;
+    head.dout = dout ? dout + at : NULL;
+    head.lse = lse + (size_t)index * sizes.T;
+    head.starts = starts ? starts + first : NULL;
+    head.C = sizes.C;
+    head.HS = HS;
+    head.stride = stride;
+    head.capacity = 0;
+    head.scratch = NULL;
+    return head;
+}
+
+// Gives it the scratch of the thread.
+static AttentionHeadCpu_ attention_head_with_(AttentionHeadCpu_ head, AttentionScratch* scratch) {
+    head.capacity = int_round_up(scratch->T, ATTENTION_KEYS);
+    head.scratch = &scratch->of_thread[thread_index()];
+    return head;
+}
+
+void attention_forward_cpu(float* out, float* lse, const float* qkv, const int* starts, AttentionSizes sizes,
+                           AttentionScratch* scratch) {
     const int T = sizes.T, C = sizes.C, HS = C / sizes.NH;
     assert(T <= scratch->T && HS == scratch->HS);
 #pragma omp parallel for schedule(dynamic)
@@ -365,26 +413,24 @@ static inline void attention_forward_cpu(float* out, float* lse, const float* qk
     }
 }
 
-// ---- backward ----
-
 // A square: the queries t0 ... t0+rows-1 and the keys u0 ... u1-1.
 typedef struct {
     int t0, rows, u0, u1;
 } AttentionSquare_;
 
 // Rows of the tile of queries from t0+i on.
-static inline int attention_tile_rows_(const AttentionSquare_* x, int i) {
+static int attention_tile_rows_(const AttentionSquare_* x, int i) {
     return int_min(MATMUL_TILE_ROWS, x->rows - i);
 }
 
 // How many keys of the square the tile of queries from t0+i sees; none if this is 0 or less.
-static inline int attention_tile_keys_(const AttentionSquare_* x, int i) {
+static int attention_tile_keys_(const AttentionSquare_* x, int i) {
     return int_min(x->u1, x->t0 + i + attention_tile_rows_(x, i)) - x->u0;
 }
 
 // Sets p and ds of a square. All tiles of queries meet the keys, then the values, while they are in the L1 cache.
-static inline void attention_backward_scores_(const AttentionHeadCpu_* head, const AttentionSquare_* x,
-                                              const AttentionQuery_* queries) {
+static void attention_backward_scores_(const AttentionHeadCpu_* head, const AttentionSquare_* x,
+                                       const AttentionQuery_* queries) {
     const AttentionScratch_* s = head->scratch;
     const int C = head->C, HS = head->HS;
     const size_t right = (size_t)x->u0 * HS;
@@ -408,8 +454,8 @@ static inline void attention_backward_scores_(const AttentionHeadCpu_* head, con
 }
 
 // Adds the square's part of dq, or sets dq, as `mode` says.
-static inline void attention_backward_queries_(const AttentionHeadCpu_* head, const AttentionSquare_* x,
-                                               GradientMode mode) {
+static void attention_backward_queries_(const AttentionHeadCpu_* head, const AttentionSquare_* x,
+                                        GradientMode mode) {
     const AttentionScratch_* s = head->scratch;
     for (int i = 0; i < x->rows; i += MATMUL_TILE_ROWS) {
         const int rows = attention_tile_rows_(x, i), keys = attention_tile_keys_(x, i);
@@ -424,7 +470,7 @@ static inline void attention_backward_queries_(const AttentionHeadCpu_* head, co
 
 // Adds the square's part of dk and dv, or sets them where its own queries are: no earlier square had these keys. Tiles of keys
 // end where tiles of queries do.
-static inline void attention_backward_keys_(const AttentionHeadCpu_* head, const AttentionSquare_* x) {
+static void attention_backward_keys_(const AttentionHeadCpu_* head, const AttentionSquare_* x) {
     const AttentionScratch_* s = head->scratch;
     const int HS = head->HS;
     for (int u = x->u0; u < x->u1; u += MATMUL_TILE_ROWS) {
@@ -441,7 +487,7 @@ static inline void attention_backward_keys_(const AttentionHeadCpu_* head, const
 
 // Queries t0 ... t0+rows-1, up to ATTENTION_SQUARE. Sets dq, dk and dv at their places, and adds to dk and dv of earlier ones: block
 // after block, in a fixed order.
-static inline void attention_backward_block_(const AttentionHeadCpu_* head, int t0, int rows) {
+static void attention_backward_block_(const AttentionHeadCpu_* head, int t0, int rows) {
     const AttentionScratch_* s = head->scratch;
     const int C = head->C, HS = head->HS, from = attention_from_(head->starts, t0);
     AttentionQuery_ queries[ATTENTION_SQUARE];
@@ -460,9 +506,9 @@ static inline void attention_backward_block_(const AttentionHeadCpu_* head, int 
     }
 }
 
-static inline void attention_backward_cpu(float* dqkv, const float* dout, const float* qkv, const float* out,
-                                          const float* lse, const int* starts, AttentionSizes sizes,
-                                          AttentionScratch* scratch) {
+void attention_backward_cpu(float* dqkv, const float* dout, const float* qkv, const float* out,
+                            const float* lse, const int* starts, AttentionSizes sizes,
+                            AttentionScratch* scratch) {
     const int T = sizes.T, C = sizes.C, HS = C / sizes.NH;
     assert(T <= scratch->T && HS == scratch->HS);
 #pragma omp parallel for schedule(dynamic)
@@ -481,22 +527,7 @@ static inline void attention_backward_cpu(float* dqkv, const float* dout, const 
     }
 }
 
-// ---- generation ----
-
-// What is cached, and how much room there is.
-typedef struct {
-    float* data; // (B, 2, NH, maxT, HS)
-    int maxT, C, NH;
-} AttentionCache;
-
-// The keys of a head of text b; its values are C*maxT elements behind them.
-static inline float* attention_cache_head_(AttentionCache cache, int b, int h) {
-    return cache.data + (size_t)cache.maxT * (2 * (size_t)b * cache.C + (size_t)h * (cache.C / cache.NH));
-}
-
-// The tokens first ... first+count-1 of text b, which are the rows of qkv (count, 3C).
-static inline void attention_cache_store_cpu(AttentionCache cache, const float* qkv, int b, int first,
-                                             int count) {
+void attention_cache_store_cpu(AttentionCache cache, const float* qkv, int b, int first, int count) {
     const int C = cache.C, HS = C / cache.NH;
     for (int h = 0; h < cache.NH; h++) {
         float* keys = attention_cache_head_(cache, b, h) + (size_t)first * HS;
@@ -510,8 +541,8 @@ static inline void attention_cache_store_cpu(AttentionCache cache, const float* 
 }
 
 // scores[u ... u+LANES-1] = scale q . k of LANES keys; lanes from `last` on repeat the last key's.
-static inline void attention_cached_scores_(float* scores, const float* q, const float* keys, int u, int last,
-                                            int HS, float scale) {
+static void attention_cached_scores_(float* scores, const float* q, const float* keys, int u, int last,
+                                     int HS, float scale) {
     Vec sum[LANES];
     float rest[LANES] = {0}; // of the dimensions that fill no vector
     for (int i = 0; i < LANES; i++) {
@@ -534,7 +565,7 @@ static inline void attention_cached_scores_(float* scores, const float* q, const
 }
 
 // Scores become exp(score - max), and 0 from `keys` on, up to the end of a vector. Returns their sum.
-static inline float attention_cached_softmax_(float* scores, int keys) {
+static float attention_cached_softmax_(float* scores, int keys) {
     Vec max = vec_all(-INFINITY), sum = vec_all(0.0f);
     for (int u = 0; u < keys; u += LANES) {
         max = vec_max(vec_load(scores + u), max); // those behind the last key are copies of its score
@@ -549,8 +580,8 @@ static inline float attention_cached_softmax_(float* scores, int keys) {
 }
 
 // out (HS) = weights (keys) . values (keys, HS) / sum
-static inline void attention_cached_mix_(float* out, const float* weights, const float* values, int keys,
-                                         int HS, float sum) {
+static void attention_cached_mix_(float* out, const float* weights, const float* values, int keys, int HS,
+                                  float sum) {
     int d = 0;
     for (; d + 2 * LANES <= HS; d += 2 * LANES) {
         Vec low = vec_all(0.0f), high = vec_all(0.0f);
@@ -570,8 +601,8 @@ static inline void attention_cached_mix_(float* out, const float* weights, const
     }
 }
 
-static inline void attention_cached_cpu(float* out, const float* qkv, const int* positions, int rows,
-                                        AttentionCache cache, AttentionScratch* scratch) {
+void attention_cached_cpu(float* out, const float* qkv, const int* positions, int rows, AttentionCache cache,
+                          AttentionScratch* scratch) {
     const int C = cache.C, NH = cache.NH, HS = C / NH;
     assert(cache.maxT <= scratch->T && HS == scratch->HS);
 #pragma omp parallel for schedule(static)
@@ -588,5 +619,7 @@ static inline void attention_cached_cpu(float* out, const float* qkv, const int*
                               HS, sum);
     }
 }
+
+#endif // ATTENTION_IMPLEMENTATION
 
 #endif

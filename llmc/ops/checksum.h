@@ -17,6 +17,10 @@ have changed places, show. It finds accidents, not attacks. It is the mixer of L
 
 #include "llmc/base/host_device.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 // The part of word i in the sum.
 HOST_DEVICE uint64_t checksum_word(uint64_t word, size_t i) {
     uint64_t x = word + ((uint64_t)i + 1) * UINT64_C(0xD1B54A32D192ED03);
@@ -25,7 +29,15 @@ HOST_DEVICE uint64_t checksum_word(uint64_t word, size_t i) {
     return x ^ x >> 32;
 }
 
-static inline uint64_t checksum_words_cpu(const uint64_t* words, size_t count) {
+uint64_t checksum_words_cpu(const uint64_t* words, size_t count);
+
+#ifdef __cplusplus
+}
+#endif
+
+#ifdef CHECKSUM_IMPLEMENTATION
+
+uint64_t checksum_words_cpu(const uint64_t* words, size_t count) {
     uint64_t sum = 0;
 #pragma omp parallel for schedule(static) reduction(+ : sum)
     for (size_t i = 0; i < count; i++) {
@@ -33,5 +45,7 @@ static inline uint64_t checksum_words_cpu(const uint64_t* words, size_t count) {
     }
     return sum;
 }
+
+#endif // CHECKSUM_IMPLEMENTATION
 
 #endif

@@ -24,7 +24,9 @@ ones times counted / all; targets_factor undoes that.
 #include <math.h>
 #include <stddef.h>
 
-#include "llmc/base/vec.h"
+#ifdef __cplusplus
+extern "C" {
+#endif
 
 enum { NO_TARGET = -1 };
 
@@ -32,18 +34,13 @@ enum { NO_TARGET = -1 };
 static inline double cross_entropy_loss_bytes(double N, double V, double element_bytes) {
     return N * V * element_bytes + 8 * N;
 }
+
 static inline double cross_entropy_backward_bytes(double N, double Vp, double element_bytes) {
     return 2 * N * Vp * element_bytes + 8 * N;
 }
 
 // How many of N targets count.
-static inline int targets_count(const int* target, int N) {
-    int count = 0;
-    for (int n = 0; n < N; n++) {
-        count += target[n] != NO_TARGET;
-    }
-    return count;
-}
+int targets_count(const int* target, int N);
 
 // From means over `all` tokens to those over the counted ones: exactly 1 if all count. The mean over none is
 // NaN.
@@ -51,7 +48,30 @@ static inline double targets_factor(double all, double counted) {
     return counted > 0 ? all / counted : (double)NAN;
 }
 
-static inline float cross_entropy_max_(const float* x, int V) {
+void cross_entropy_loss_cpu(float* loss, const float* logits, const int* target, int N, int V, int Vp);
+
+void cross_entropy_top_cpu(int* is_top, const float* logits, const int* target, int N, int V, int Vp);
+
+void cross_entropy_backward_cpu(float* loss, float* logits, const int* target, float scale, int N, int V,
+                                int Vp);
+
+#ifdef __cplusplus
+}
+#endif
+
+#ifdef CROSS_ENTROPY_IMPLEMENTATION
+
+#include "llmc/base/vec.h"
+
+int targets_count(const int* target, int N) {
+    int count = 0;
+    for (int n = 0; n < N; n++) {
+        count += target[n] != NO_TARGET;
+    }
+    return count;
+}
+
+static float cross_entropy_max_(const float* x, int V) {
     Vec max[4]; // four, so that a comparison need not wait for the one before
     int v = 0;
     for (int j = 0; j < 4; j++) {
@@ -91,8 +111,7 @@ ALWAYS_INLINE float cross_entropy_exp_sum_(float* keep, const float* x, float ma
     return total;
 }
 
-static inline void cross_entropy_loss_cpu(float* loss, const float* logits, const int* target, int N, int V,
-                                          int Vp) {
+void cross_entropy_loss_cpu(float* loss, const float* logits, const int* target, int N, int V, int Vp) {
 #pragma omp parallel for schedule(static)
     for (int n = 0; n < N; n++) {
         const float* row = logits + (size_t)n * Vp;
@@ -105,8 +124,7 @@ static inline void cross_entropy_loss_cpu(float* loss, const float* logits, cons
     }
 }
 
-static inline void cross_entropy_top_cpu(int* is_top, const float* logits, const int* target, int N, int V,
-                                         int Vp) {
+void cross_entropy_top_cpu(int* is_top, const float* logits, const int* target, int N, int V, int Vp) {
 #pragma omp parallel for schedule(static)
     for (int n = 0; n < N; n++) {
         const float* row = logits + (size_t)n * Vp;
@@ -119,8 +137,8 @@ static inline void cross_entropy_top_cpu(int* is_top, const float* logits, const
     }
 }
 
-static inline void cross_entropy_backward_cpu(float* loss, float* logits, const int* target, float scale,
-                                              int N, int V, int Vp) {
+void cross_entropy_backward_cpu(float* loss, float* logits, const int* target, float scale, int N, int V,
+                                int Vp) {
 #pragma omp parallel for schedule(static)
     for (int n = 0; n < N; n++) {
         float* row = logits + (size_t)n * Vp;
@@ -140,5 +158,7 @@ static inline void cross_entropy_backward_cpu(float* loss, float* logits, const 
         memset(row + V, 0, (size_t)(Vp - V) * sizeof(float));
     }
 }
+
+#endif // CROSS_ENTROPY_IMPLEMENTATION
 
 #endif

@@ -19,9 +19,11 @@ positions not in use. Each of the two may be NULL.
 #define LLMC_EMBEDDING_H
 
 #include "llmc/base/host_device.h"
-#include "llmc/base/sizes.h"
-#include "llmc/base/vec.h"
 #include "llmc/ops/gradient.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
 
 // The positions of a batch: `given`, each below maxT, or counted from `starts`; (B, T), NULL without.
 typedef struct {
@@ -43,8 +45,25 @@ static inline double embedding_backward_bytes(double N, double C, double ids, do
     return 2 * N * C * element_bytes + 2 * ids * C * gradient_bytes;
 }
 
-static inline void embedding_forward_cpu(float* out, const int* tokens, const float* wte, const float* wpe,
-                                         int B, int T, EmbeddingPositions positions, int C) {
+void embedding_forward_cpu(float* out, const int* tokens, const float* wte, const float* wpe, int B, int T,
+                           EmbeddingPositions positions, int C);
+
+// A thread owns some columns of every row: two tokens with the same id never race, and sums follow the order
+// of the batch.
+void embedding_backward_cpu(float* dwte, float* dwpe, const float* dout, const int* tokens, int B, int T,
+                            int maxT, int C, GradientMode mode);
+
+#ifdef __cplusplus
+}
+#endif
+
+#ifdef EMBEDDING_IMPLEMENTATION
+
+#include "llmc/base/sizes.h"
+#include "llmc/base/vec.h"
+
+void embedding_forward_cpu(float* out, const int* tokens, const float* wte, const float* wpe, int B, int T,
+                           EmbeddingPositions positions, int C) {
 #pragma omp parallel for schedule(static)
     for (int n = 0; n < B * T; n++) {
         const float* token = wte + (size_t)tokens[n] * C;
@@ -56,16 +75,14 @@ static inline void embedding_forward_cpu(float* out, const int* tokens, const fl
 }
 
 // Adds the columns c0 ... end - 1 of a row of dout to the row of a gradient that begins at `row`.
-static inline void embedding_add_row_(float* grads, size_t row, const float* dout, int c0, int end) {
+static void embedding_add_row_(float* grads, size_t row, const float* dout, int c0, int end) {
     for (int c = c0; grads && c < end; c++) {
         grads[row + (size_t)c] += dout[c];
     }
 }
 
-// A thread owns some columns of every row: two tokens with the same id never race, and sums follow the order
-// of the batch.
-static inline void embedding_backward_cpu(float* dwte, float* dwpe, const float* dout, const int* tokens,
-                                          int B, int T, int maxT, int C, GradientMode mode) {
+void embedding_backward_cpu(float* dwte, float* dwpe, const float* dout, const int* tokens, int B, int T,
+                            int maxT, int C, GradientMode mode) {
     const int block = 2 * LANES;
     if (dwpe && mode == GRADIENT_SET) {
         memset(dwpe, 0, (size_t)maxT * C * sizeof(float));
@@ -79,5 +96,7 @@ static inline void embedding_backward_cpu(float* dwte, float* dwpe, const float*
         }
     }
 }
+
+#endif // EMBEDDING_IMPLEMENTATION
 
 #endif

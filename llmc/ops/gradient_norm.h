@@ -13,13 +13,28 @@ result has the same bits for any number of threads, and for a gradient that is c
 
 #include <stddef.h>
 
-#include "llmc/base/vec.h"
 #include "llmc/base/wide_sum.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
 
 // Elements of a block; divides the parts of a gradient that ranks own (TENSOR_SHARD_UNIT).
 #define GRADIENT_BLOCK 1024
 
-static inline double gradient_block_square_sum_(const float* grad, size_t n) {
+// Adds the squares of n gradients, in blocks counted from the first one: the same bits for any number of threads, and
+// for arrays cut at multiples of GRADIENT_BLOCK. `partial` has room for n / GRADIENT_BLOCK + 1 doubles.
+void gradient_square_sum_cpu(WideSum* sum, const float* grad, size_t n, double* partial);
+
+#ifdef __cplusplus
+}
+#endif
+
+#ifdef GRADIENT_NORM_IMPLEMENTATION
+
+#include "llmc/base/vec.h"
+
+static double gradient_block_square_sum_(const float* grad, size_t n) {
     Vec sum[4]; // four, so that an addition need not wait for the one before
     for (int j = 0; j < 4; j++) {
         sum[j] = vec_all(0.0f);
@@ -38,9 +53,7 @@ static inline double gradient_block_square_sum_(const float* grad, size_t n) {
     return total;
 }
 
-// Adds the squares of n gradients, in blocks counted from the first one: the same bits for any number of threads, and
-// for arrays cut at multiples of GRADIENT_BLOCK. `partial` has room for n / GRADIENT_BLOCK + 1 doubles.
-static inline void gradient_square_sum_cpu(WideSum* sum, const float* grad, size_t n, double* partial) {
+void gradient_square_sum_cpu(WideSum* sum, const float* grad, size_t n, double* partial) {
     const size_t blocks = (n + GRADIENT_BLOCK - 1) / GRADIENT_BLOCK;
 #pragma omp parallel for schedule(static)
     for (size_t b = 0; b < blocks; b++) {
@@ -51,5 +64,7 @@ static inline void gradient_square_sum_cpu(WideSum* sum, const float* grad, size
         wide_sum_add(sum, partial[b]);
     }
 }
+
+#endif // GRADIENT_NORM_IMPLEMENTATION
 
 #endif

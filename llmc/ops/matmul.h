@@ -35,6 +35,10 @@ Every result is one sum over k in the same order whatever the number of threads,
 #include "llmc/base/vec.h"
 #include "llmc/ops/gradient.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 // A matrix read in place: element (i, j) is data[i * row + j * col]. One of the two strides is 1.
 typedef struct {
     const float* data;
@@ -43,17 +47,28 @@ typedef struct {
 
 // Tile: MATMUL_TILE_ROWS x 2 vectors of sums fill the registers, leaving some for the factors.
 #define MATMUL_TILE_ROWS (VEC_REGISTERS == 32 ? 12 : 6)
+
 #define MATMUL_TILE_STEP                                                                                     \
     (MATMUL_TILE_ROWS / 3) // the last rows go in tiles of two steps, one step, and single rows
+
 #define MATMUL_TILE_COLS (2 * LANES)
-#define MATMUL_UNROLL 8        // values of k in a round of a tile's loop
-#define MATMUL_BLOCK_K 384     // a panel is 48 KiB with AVX-512, 24 KiB with AVX2
-#define MATMUL_PASS_ROWS 96    // of the left matrix: 144 KiB of tiles
+
+#define MATMUL_UNROLL 8 // values of k in a round of a tile's loop
+
+#define MATMUL_BLOCK_K 384 // a panel is 48 KiB with AVX-512, 24 KiB with AVX2
+
+#define MATMUL_PASS_ROWS 96 // of the left matrix: 144 KiB of tiles
+
 #define MATMUL_BLOCK_ROWS 1056 // of the left matrix for each thread: 1584 KiB of tiles
-#define MATMUL_WIDE_PANELS 4   // panels that are packed together, so that a long piece of each row is read
-#define MATMUL_WIDE_TILES 8    // tiles likewise
-#define MATMUL_FETCH_ROWS 4    // rows that are prefetched ahead of packing
-#define MATMUL_TASKS 3         // for a thread, if there are enough rows and columns
+
+#define MATMUL_WIDE_PANELS 4 // panels that are packed together, so that a long piece of each row is read
+
+#define MATMUL_WIDE_TILES 8 // tiles likewise
+
+#define MATMUL_FETCH_ROWS 4 // rows that are prefetched ahead of packing
+
+#define MATMUL_TASKS 3 // for a thread, if there are enough rows and columns
+
 static_assert(MATMUL_PASS_ROWS % MATMUL_TILE_ROWS == 0 && MATMUL_BLOCK_ROWS % MATMUL_TILE_ROWS == 0,
               "blocks are whole tiles");
 
@@ -91,120 +106,9 @@ static inline void matmul_close(MatmulScratch* scratch) { free(scratch->memory);
 
 // ---- packing ----
 
-// Prefetches `floats` floats, whole cache lines from the first one on.
-ALWAYS_INLINE void matmul_fetch_(const float* at, int floats) {
-    enum { LINE = 16 };
-    for (int i = 0; i < floats; i += LINE) {
-        __builtin_prefetch(at + i);
-    }
-}
-
-// Copies `k` rows from `from` on, `row` apart, into `count` panels or tiles of `width` columns, which lie one after the other.
-// `width` and `count` are constants.
-ALWAYS_INLINE void matmul_pack_rows_(float* to, const float* from, size_t row, int k, const int width,
-                                     const int count) {
-    for (int i = 0; i < k; i++, from += row) {
-        matmul_fetch_(from + MATMUL_FETCH_ROWS * row, width * count);
-        VEC_UNROLL(8)
-        for (int j = 0; j < count; j++) {
-            memcpy(to + (size_t)j * width * k + i * width, from + j * width, (size_t)width * sizeof(float));
-        }
-    }
-}
-
 // Packs `k` rows and `cols` <= MATMUL_TILE_COLS columns of the right matrix, from (k0, j0), into a panel (k,
 // MATMUL_TILE_COLS); columns past `cols` become zero.
-static inline void matmul_pack_panel(float* panel, Matrix m, int k0, int j0, int k, int cols) {
-    const float* from = m.data + k0 * m.row + j0 * m.col;
-    if (cols == MATMUL_TILE_COLS && m.col == 1) {
-        matmul_pack_rows_(panel, from, m.row, k, MATMUL_TILE_COLS, 1);
-        return;
-    }
-    int done = 0; // rows packed so far; a transposed matrix goes in squares of LANES x LANES
-    if (cols == MATMUL_TILE_COLS && m.row == 1) {
-        for (; done + LANES <= k; done += LANES) {
-            for (int half = 0; half < MATMUL_TILE_COLS; half += LANES) {
-                Vec square[LANES];
-                for (int j = 0; j < LANES; j++) {
-                    square[j] = vec_load(from + done + (half + j) * m.col);
-                }
-                vec_transpose(square);
-                for (int i = 0; i < LANES; i++) {
-                    vec_store(panel + (done + i) * MATMUL_TILE_COLS + half, square[i]);
-                }
-            }
-        }
-    }
-    for (int i = done; i < k; i++) {
-        for (int j = 0; j < MATMUL_TILE_COLS; j++) {
-            panel[i * MATMUL_TILE_COLS + j] = j < cols ? from[i * m.row + j * m.col] : 0.0f;
-        }
-    }
-}
-
-// Transposes LANES columns of a tile's rows, which are `row` apart. The rows may be no multiple of LANES: the last vector of
-// a column then reaches into the next column, which is written after it. The last column ends exactly: another thread may have
-// packed what is behind the tile.
-ALWAYS_INLINE void matmul_pack_square_(float* tile, const float* from, size_t row) {
-    Vec square[MATMUL_TILE_ROWS + LANES - 1];
-    for (int i = 0; i < MATMUL_TILE_ROWS; i += LANES) {
-        for (int j = i; j < i + LANES; j++) {
-            square[j] = j < MATMUL_TILE_ROWS ? vec_load(from + j * row) : vec_all(0.0f);
-        }
-        vec_transpose(square + i);
-    }
-    for (int p = 0; p < LANES - 1; p++) {
-        for (int i = 0; i < MATMUL_TILE_ROWS; i += LANES) {
-            vec_store(tile + p * MATMUL_TILE_ROWS + i, square[i + p]);
-        }
-    }
-    for (int i = 0; i < MATMUL_TILE_ROWS; i += LANES) {
-        memcpy(tile + (LANES - 1) * MATMUL_TILE_ROWS + i, &square[i + LANES - 1],
-               (MATMUL_TILE_ROWS - i < LANES ? MATMUL_TILE_ROWS - i : LANES) * sizeof(float));
-    }
-}
-
-// Packs `rows` <= MATMUL_TILE_ROWS rows and `k` columns of the left matrix, from (i0, k0), as (k, MATMUL_TILE_ROWS); rows past
-// `rows` become zero.
-static inline void matmul_pack_tile_(float* tile, Matrix m, int i0, int k0, int rows, int k) {
-    const float* from = m.data + i0 * m.row + k0 * m.col;
-    int done = 0; // columns packed so far
-    if (rows == MATMUL_TILE_ROWS && m.row == 1) {
-        matmul_pack_rows_(tile, from, m.col, k, MATMUL_TILE_ROWS, 1);
-        done = k;
-    } else if (rows == MATMUL_TILE_ROWS) {
-        for (; done + LANES <= k; done += LANES) {
-            matmul_pack_square_(tile + done * MATMUL_TILE_ROWS, from + done, m.row);
-        }
-    }
-    for (int p = done; p < k; p++) {
-        for (int i = 0; i < MATMUL_TILE_ROWS; i++) {
-            tile[p * MATMUL_TILE_ROWS + i] = i < rows ? from[i * m.row + p * m.col] : 0.0f;
-        }
-    }
-}
-
-// Packs `k` rows and `cols` <= MATMUL_WIDE_COLS_ columns of the right matrix, from (k0, j0), into panels.
-static inline void matmul_pack_panels_(float* panels, Matrix m, int k0, int j0, int k, int cols) {
-    if (m.col == 1 && cols == MATMUL_WIDE_COLS_) {
-        matmul_pack_rows_(panels, m.data + k0 * m.row + j0, m.row, k, MATMUL_TILE_COLS, MATMUL_WIDE_PANELS);
-        return;
-    }
-    for (int j = 0; j < cols; j += MATMUL_TILE_COLS) {
-        matmul_pack_panel(panels + (size_t)j * k, m, k0, j0 + j, k, int_min(MATMUL_TILE_COLS, cols - j));
-    }
-}
-
-// Packs `rows` <= MATMUL_WIDE_ROWS_ rows and `k` columns of the left matrix, from (i0, k0), into tiles.
-static inline void matmul_pack_tiles_(float* tiles, Matrix m, int i0, int k0, int rows, int k) {
-    if (m.row == 1 && rows == MATMUL_WIDE_ROWS_) {
-        matmul_pack_rows_(tiles, m.data + i0 + k0 * m.col, m.col, k, MATMUL_TILE_ROWS, MATMUL_WIDE_TILES);
-        return;
-    }
-    for (int i = 0; i < rows; i += MATMUL_TILE_ROWS) {
-        matmul_pack_tile_(tiles + (size_t)i * k, m, i0 + i, k0, int_min(MATMUL_TILE_ROWS, rows - i), k);
-    }
-}
+void matmul_pack_panel(float* panel, Matrix m, int k0, int j0, int k, int cols);
 
 // ---- the tile: where the time goes ----
 
@@ -303,15 +207,8 @@ ALWAYS_INLINE void matmul_tiles_(float* out, size_t stride, int rows, int cols, 
 
 // Up to MATMUL_TILE_ROWS rows. `left` is a matrix with contiguous rows (col 1), or a packed tile (row 1, col MATMUL_TILE_ROWS).
 // Not inlined: among a caller's other variables gcc finds too few registers for the sums and addresses.
-static __attribute__((noinline)) void matmul_rows(float* out, size_t stride, int rows, int cols, Matrix left,
-                                                  const float* panel, int k, const float* bias,
-                                                  GradientMode mode) {
-    if (left.col == 1) {
-        matmul_tiles_(out, stride, rows, cols, left.data, left.row, 1, panel, k, bias, mode);
-    } else {
-        matmul_tiles_(out, stride, rows, cols, left.data, 1, MATMUL_TILE_ROWS, panel, k, bias, mode);
-    }
-}
+__attribute__((noinline)) void matmul_rows(float* out, size_t stride, int rows, int cols, Matrix left,
+                                           const float* panel, int k, const float* bias, GradientMode mode);
 
 // The same for a left matrix whose columns are contiguous, `col` floats apart, a constant.
 ALWAYS_INLINE void matmul_rows_transposed(float* out, size_t stride, int rows, int cols, const float* left,
@@ -321,14 +218,174 @@ ALWAYS_INLINE void matmul_rows_transposed(float* out, size_t stride, int rows, i
 
 // ---- the product ----
 
+// The size of equal steps, multiples of `unit`, that cover n and are not longer than `max`, itself a
+// multiple.
+static inline int matmul_step_(int n, int max, int unit) {
+    const int steps = int_ceil_div(n, max);
+    return int_ceil_div(int_ceil_div(n, steps), unit) * unit;
+}
+
+// out(M, N) = left(M, K) right(K, N) + bias(N), set or added to as `mode` says; out is row-major without
+// gaps.
+void matmul_product_cpu(float* out, Matrix left, Matrix right, int M, int N, int K, const float* bias,
+                        GradientMode mode, MatmulScratch* scratch);
+
+// ---- the layer ----
+
+static inline double matmul_flops(double N, double C, double OC) { return 2 * N * C * OC; } // of one product
+
+// Sets out (N, OC).
+void matmul_forward_cpu(float* out, const float* inp, const float* weight, const float* bias, int N, int C,
+                        int OC, MatmulScratch* scratch);
+
+// Sets dinp (N, C).
+void matmul_backward_input_cpu(float* dinp, const float* dout, const float* weight, int N, int C, int OC,
+                               MatmulScratch* scratch);
+
+// Sets or adds to dweight (OC, C).
+void matmul_backward_weight_cpu(float* dweight, const float* dout, const float* inp, int N, int C, int OC,
+                                GradientMode mode, MatmulScratch* scratch);
+
+// Sets or adds to dbias (OC). A thread sums whole columns, row after row: the order does not depend on the
+// threads.
+void matmul_backward_bias_cpu(float* dbias, const float* dout, int N, int OC, GradientMode mode);
+
+#ifdef __cplusplus
+}
+#endif
+
+#ifdef MATMUL_IMPLEMENTATION
+
+// Prefetches `floats` floats, whole cache lines from the first one on.
+ALWAYS_INLINE void matmul_fetch_(const float* at, int floats) {
+    enum { LINE = 16 };
+    for (int i = 0; i < floats; i += LINE) {
+        __builtin_prefetch(at + i);
+    }
+}
+
+// Copies `k` rows from `from` on, `row` apart, into `count` panels or tiles of `width` columns, which lie one after the other.
+// `width` and `count` are constants.
+ALWAYS_INLINE void matmul_pack_rows_(float* to, const float* from, size_t row, int k, const int width,
+                                     const int count) {
+    for (int i = 0; i < k; i++, from += row) {
+        matmul_fetch_(from + MATMUL_FETCH_ROWS * row, width * count);
+        VEC_UNROLL(8)
+        for (int j = 0; j < count; j++) {
+            memcpy(to + (size_t)j * width * k + i * width, from + j * width, (size_t)width * sizeof(float));
+        }
+    }
+}
+
+void matmul_pack_panel(float* panel, Matrix m, int k0, int j0, int k, int cols) {
+    const float* from = m.data + k0 * m.row + j0 * m.col;
+    if (cols == MATMUL_TILE_COLS && m.col == 1) {
+        matmul_pack_rows_(panel, from, m.row, k, MATMUL_TILE_COLS, 1);
+        return;
+    }
+    int done = 0; // rows packed so far; a transposed matrix goes in squares of LANES x LANES
+    if (cols == MATMUL_TILE_COLS && m.row == 1) {
+        for (; done + LANES <= k; done += LANES) {
+            for (int half = 0; half < MATMUL_TILE_COLS; half += LANES) {
+                Vec square[LANES];
+                for (int j = 0; j < LANES; j++) {
+                    square[j] = vec_load(from + done + (half + j) * m.col);
+                }
+                vec_transpose(square);
+                for (int i = 0; i < LANES; i++) {
+                    vec_store(panel + (done + i) * MATMUL_TILE_COLS + half, square[i]);
+                }
+            }
+        }
+    }
+    for (int i = done; i < k; i++) {
+        for (int j = 0; j < MATMUL_TILE_COLS; j++) {
+            panel[i * MATMUL_TILE_COLS + j] = j < cols ? from[i * m.row + j * m.col] : 0.0f;
+        }
+    }
+}
+
+// Transposes LANES columns of a tile's rows, which are `row` apart. The rows may be no multiple of LANES: the last vector of
+// a column then reaches into the next column, which is written after it. The last column ends exactly: another thread may have
+// packed what is behind the tile.
+ALWAYS_INLINE void matmul_pack_square_(float* tile, const float* from, size_t row) {
+    Vec square[MATMUL_TILE_ROWS + LANES - 1];
+    for (int i = 0; i < MATMUL_TILE_ROWS; i += LANES) {
+        for (int j = i; j < i + LANES; j++) {
+            square[j] = j < MATMUL_TILE_ROWS ? vec_load(from + j * row) : vec_all(0.0f);
+        }
+        vec_transpose(square + i);
+    }
+    for (int p = 0; p < LANES - 1; p++) {
+        for (int i = 0; i < MATMUL_TILE_ROWS; i += LANES) {
+            vec_store(tile + p * MATMUL_TILE_ROWS + i, square[i + p]);
+        }
+    }
+    for (int i = 0; i < MATMUL_TILE_ROWS; i += LANES) {
+        memcpy(tile + (LANES - 1) * MATMUL_TILE_ROWS + i, &square[i + LANES - 1],
+               (MATMUL_TILE_ROWS - i < LANES ? MATMUL_TILE_ROWS - i : LANES) * sizeof(float));
+    }
+}
+
+// Packs `rows` <= MATMUL_TILE_ROWS rows and `k` columns of the left matrix, from (i0, k0), as (k, MATMUL_TILE_ROWS); rows past
+// `rows` become zero.
+static void matmul_pack_tile_(float* tile, Matrix m, int i0, int k0, int rows, int k) {
+    const float* from = m.data + i0 * m.row + k0 * m.col;
+    int done = 0; // columns packed so far
+    if (rows == MATMUL_TILE_ROWS && m.row == 1) {
+        matmul_pack_rows_(tile, from, m.col, k, MATMUL_TILE_ROWS, 1);
+        done = k;
+    } else if (rows == MATMUL_TILE_ROWS) {
+        for (; done + LANES <= k; done += LANES) {
+            matmul_pack_square_(tile + done * MATMUL_TILE_ROWS, from + done, m.row);
+        }
+    }
+    for (int p = done; p < k; p++) {
+        for (int i = 0; i < MATMUL_TILE_ROWS; i++) {
+            tile[p * MATMUL_TILE_ROWS + i] = i < rows ? from[i * m.row + p * m.col] : 0.0f;
+        }
+    }
+}
+
+// Packs `k` rows and `cols` <= MATMUL_WIDE_COLS_ columns of the right matrix, from (k0, j0), into panels.
+static void matmul_pack_panels_(float* panels, Matrix m, int k0, int j0, int k, int cols) {
+    if (m.col == 1 && cols == MATMUL_WIDE_COLS_) {
+        matmul_pack_rows_(panels, m.data + k0 * m.row + j0, m.row, k, MATMUL_TILE_COLS, MATMUL_WIDE_PANELS);
+        return;
+    }
+    for (int j = 0; j < cols; j += MATMUL_TILE_COLS) {
+        matmul_pack_panel(panels + (size_t)j * k, m, k0, j0 + j, k, int_min(MATMUL_TILE_COLS, cols - j));
+    }
+}
+
+// Packs `rows` <= MATMUL_WIDE_ROWS_ rows and `k` columns of the left matrix, from (i0, k0), into tiles.
+static void matmul_pack_tiles_(float* tiles, Matrix m, int i0, int k0, int rows, int k) {
+    if (m.row == 1 && rows == MATMUL_WIDE_ROWS_) {
+        matmul_pack_rows_(tiles, m.data + i0 + k0 * m.col, m.col, k, MATMUL_TILE_ROWS, MATMUL_WIDE_TILES);
+        return;
+    }
+    for (int i = 0; i < rows; i += MATMUL_TILE_ROWS) {
+        matmul_pack_tile_(tiles + (size_t)i * k, m, i0 + i, k0, int_min(MATMUL_TILE_ROWS, rows - i), k);
+    }
+}
+
+__attribute__((noinline)) void matmul_rows(float* out, size_t stride, int rows, int cols, Matrix left,
+                                           const float* panel, int k, const float* bias, GradientMode mode) {
+    if (left.col == 1) {
+        matmul_tiles_(out, stride, rows, cols, left.data, left.row, 1, panel, k, bias, mode);
+    } else {
+        matmul_tiles_(out, stride, rows, cols, left.data, 1, MATMUL_TILE_ROWS, panel, k, bias, mode);
+    }
+}
+
 // A part of the result: rows [i0, i1), columns [j0, j1).
 typedef struct {
     int i0, i1, j0, j1;
 } MatmulPart_;
 
 // The part's rows times its columns, for `k` values of k: all tiles with all panels.
-static inline void matmul_block_(float* out, size_t stride, const float* tiles, const float* panels,
-                                 MatmulPart_ part, int k, const float* bias, GradientMode mode) {
+static void matmul_block_(float* out, size_t stride, const float* tiles, const float* panels,
+                          MatmulPart_ part, int k, const float* bias, GradientMode mode) {
     for (int j = part.j0; j < part.j1; j += MATMUL_TILE_COLS) {
         for (int i = part.i0; i < part.i1; i += MATMUL_TILE_ROWS) {
             const Matrix tile = {tiles + (size_t)(i - part.i0) * k, 1, MATMUL_TILE_ROWS};
@@ -337,13 +394,6 @@ static inline void matmul_block_(float* out, size_t stride, const float* tiles, 
                         bias ? bias + j : NULL, mode);
         }
     }
-}
-
-// The size of equal steps, multiples of `unit`, that cover n and are not longer than `max`, itself a
-// multiple.
-static inline int matmul_step_(int n, int max, int unit) {
-    const int steps = int_ceil_div(n, max);
-    return int_ceil_div(int_ceil_div(n, steps), unit) * unit;
 }
 
 // A product on its way to out: see matmul_product_cpu.
@@ -358,8 +408,7 @@ typedef struct {
 } MatmulProduct_;
 
 // The part's rows times its columns, up to MATMUL_WIDE_COLS_, for `k` values of k from k0. `tiles` are the packed rows.
-static inline void matmul_task_(const MatmulProduct_* x, MatmulPart_ part, int k0, int k,
-                                const float* tiles) {
+static void matmul_task_(const MatmulProduct_* x, MatmulPart_ part, int k0, int k, const float* tiles) {
     float* panels = x->scratch->memory + thread_index() * matmul_panels_floats_();
     const int step = matmul_step_(part.i1 - part.i0, MATMUL_PASS_ROWS, MATMUL_TILE_ROWS);
     matmul_pack_panels_(panels, x->right, k0, part.j0, k, part.j1 - part.j0);
@@ -372,7 +421,7 @@ static inline void matmul_task_(const MatmulProduct_* x, MatmulPart_ part, int k
 
 // Rows [i0, i1) of the result for `k` values of k from k0, by all threads of a parallel region. Each task has its own columns;
 // where that makes too few tasks, they also divide the rows.
-static inline void matmul_rows_by_all_threads_(const MatmulProduct_* x, int i0, int i1, int k0, int k) {
+static void matmul_rows_by_all_threads_(const MatmulProduct_* x, int i0, int i1, int k0, int k) {
     float* tiles = x->scratch->memory + x->threads * matmul_panels_floats_();
 #pragma omp for schedule(static)
     for (int i = i0; i < i1; i += MATMUL_WIDE_ROWS_) {
@@ -392,10 +441,8 @@ static inline void matmul_rows_by_all_threads_(const MatmulProduct_* x, int i0, 
     }
 }
 
-// out(M, N) = left(M, K) right(K, N) + bias(N), set or added to as `mode` says; out is row-major without
-// gaps.
-static inline void matmul_product_cpu(float* out, Matrix left, Matrix right, int M, int N, int K,
-                                      const float* bias, GradientMode mode, MatmulScratch* scratch) {
+void matmul_product_cpu(float* out, Matrix left, Matrix right, int M, int N, int K, const float* bias,
+                        GradientMode mode, MatmulScratch* scratch) {
     const MatmulProduct_ x = {out, left, right, M, N, K, bias, mode, scratch, threads_max()};
     const int step_k = matmul_step_(K, MATMUL_BLOCK_K, LANES);
     const int step_rows = matmul_step_(M, x.threads * MATMUL_BLOCK_ROWS, MATMUL_TILE_ROWS);
@@ -407,35 +454,25 @@ static inline void matmul_product_cpu(float* out, Matrix left, Matrix right, int
     }
 }
 
-// ---- the layer ----
-
-static inline double matmul_flops(double N, double C, double OC) { return 2 * N * C * OC; } // of one product
-
-// Sets out (N, OC).
-static inline void matmul_forward_cpu(float* out, const float* inp, const float* weight, const float* bias,
-                                      int N, int C, int OC, MatmulScratch* scratch) {
+void matmul_forward_cpu(float* out, const float* inp, const float* weight, const float* bias, int N, int C,
+                        int OC, MatmulScratch* scratch) {
     const Matrix left = {inp, (size_t)C, 1}, right = {weight, 1, (size_t)C};
     matmul_product_cpu(out, left, right, N, OC, C, bias, GRADIENT_SET, scratch);
 }
 
-// Sets dinp (N, C).
-static inline void matmul_backward_input_cpu(float* dinp, const float* dout, const float* weight, int N,
-                                             int C, int OC, MatmulScratch* scratch) {
+void matmul_backward_input_cpu(float* dinp, const float* dout, const float* weight, int N, int C, int OC,
+                               MatmulScratch* scratch) {
     const Matrix left = {dout, (size_t)OC, 1}, right = {weight, (size_t)C, 1};
     matmul_product_cpu(dinp, left, right, N, C, OC, NULL, GRADIENT_SET, scratch);
 }
 
-// Sets or adds to dweight (OC, C).
-static inline void matmul_backward_weight_cpu(float* dweight, const float* dout, const float* inp, int N,
-                                              int C, int OC, GradientMode mode, MatmulScratch* scratch) {
+void matmul_backward_weight_cpu(float* dweight, const float* dout, const float* inp, int N, int C, int OC,
+                                GradientMode mode, MatmulScratch* scratch) {
     const Matrix left = {dout, 1, (size_t)OC}, right = {inp, (size_t)C, 1};
     matmul_product_cpu(dweight, left, right, OC, C, N, NULL, mode, scratch);
 }
 
-// Sets or adds to dbias (OC). A thread sums whole columns, row after row: the order does not depend on the
-// threads.
-static inline void matmul_backward_bias_cpu(float* dbias, const float* dout, int N, int OC,
-                                            GradientMode mode) {
+void matmul_backward_bias_cpu(float* dbias, const float* dout, int N, int OC, GradientMode mode) {
     enum { VECTORS = 4, BLOCK = VECTORS * LANES };
     const int whole = OC / BLOCK * BLOCK;
 #pragma omp parallel for schedule(static)
@@ -459,5 +496,7 @@ static inline void matmul_backward_bias_cpu(float* dbias, const float* dout, int
         dbias[o] = mode == GRADIENT_ADD ? dbias[o] + sum : sum;
     }
 }
+
+#endif // MATMUL_IMPLEMENTATION
 
 #endif

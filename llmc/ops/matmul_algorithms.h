@@ -23,26 +23,21 @@ that write it at the same time take turns; existing entries never change.
 #ifndef LLMC_MATMUL_ALGORITHMS_H
 #define LLMC_MATMUL_ALGORITHMS_H
 
-#include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
 #include <limits.h>
 #include <stddef.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "llmc/base/check.h"
-#include "llmc/base/file.h"
-#include "llmc/base/json.h"
-#include "llmc/base/text_buffer.h"
-#include "llmc/base/xxh64.h"
+#ifdef __cplusplus
+extern "C" {
+#endif
 
 #define MATMUL_PLANS_FILE "matmul.json" // of a checkpoint
-#define MATMUL_PLANS_FORMAT_ "pretrain.c matmuls"
 
 enum {
     MATMUL_CHOICES = 4096, // in a list: a model of one batch size makes about 40
@@ -64,8 +59,6 @@ typedef struct {
     int batch;          // matmuls of this shape, whose matrices lie one after the other
 } MatmulKey;
 
-static_assert(sizeof(MatmulKey) == MATMUL_KEY_NUMBERS_ * sizeof(int), "a key is an array of its members");
-
 typedef struct {
     MatmulKey key;
     int chosen, candidates;                          // number in the order of the library's guesses
@@ -79,16 +72,67 @@ typedef struct {
     int count;
 } MatmulChoices;
 
-static inline void matmul_choices_open(MatmulChoices* choices) {
+void matmul_choices_open(MatmulChoices* choices);
+
+static inline void matmul_choices_close(MatmulChoices* choices) { free(choices->list); }
+
+// The choice for a product, or NULL.
+const MatmulChoice* matmul_choices_find(const MatmulChoices* choices, const MatmulKey* key);
+
+// How many there are, for another thread than the one that adds.
+static inline int matmul_choices_count(const MatmulChoices* choices) {
+    return __atomic_load_n(&choices->count, __ATOMIC_ACQUIRE);
+}
+
+// Returns whether it was added: there was none for this product, and there was room.
+int matmul_choices_add(MatmulChoices* choices, const MatmulChoice* choice);
+
+// ---- writing ----
+
+// Writes the file, whole or not at all.
+void matmul_choices_write(const MatmulChoices* choices, const char* machine, const char* path);
+
+// ---- reading ----
+
+// Adds the choices of a file to those of the list; without a file there are none. Returns 0, with nothing
+// added and the reason in `error`, if the file is damaged, no such file, or of another machine.
+int matmul_choices_try_read(MatmulChoices* choices, const char* machine, const char* path, char* error);
+
+// ---- the cache ----
+
+// Sets path to the cache's file for a machine. Returns 0 if there is no place for a cache.
+int matmul_cache_path(char path[PATH_MAX], const char* machine);
+
+// Adds choices to those in the cache's file; a damaged one is written anew. Returns 0 with the reason in
+// `error` if that is not possible.
+int matmul_cache_try_write(const MatmulChoices* choices, const char* machine, const char* path, char* error);
+
+#ifdef __cplusplus
+}
+#endif
+
+#ifdef MATMUL_ALGORITHMS_IMPLEMENTATION
+
+#include <assert.h>
+#include <stdio.h>
+
+#include "llmc/base/check.h"
+#include "llmc/base/file.h"
+#include "llmc/base/json.h"
+#include "llmc/base/text_buffer.h"
+#include "llmc/base/xxh64.h"
+
+#define MATMUL_PLANS_FORMAT_ "pretrain.c matmuls"
+
+static_assert(sizeof(MatmulKey) == MATMUL_KEY_NUMBERS_ * sizeof(int), "a key is an array of its members");
+
+void matmul_choices_open(MatmulChoices* choices) {
     choices->list =
         (MatmulChoice*)check_alloc_unset(MATMUL_CHOICES, sizeof(MatmulChoice), "algorithms of matmuls");
     choices->count = 0;
 }
 
-static inline void matmul_choices_close(MatmulChoices* choices) { free(choices->list); }
-
-// The choice for a product, or NULL.
-static inline const MatmulChoice* matmul_choices_find(const MatmulChoices* choices, const MatmulKey* key) {
+const MatmulChoice* matmul_choices_find(const MatmulChoices* choices, const MatmulKey* key) {
     for (int i = 0; i < choices->count; i++) {
         if (memcmp(&choices->list[i].key, key, sizeof(*key)) == 0) {
             return &choices->list[i];
@@ -97,13 +141,7 @@ static inline const MatmulChoice* matmul_choices_find(const MatmulChoices* choic
     return NULL;
 }
 
-// How many there are, for another thread than the one that adds.
-static inline int matmul_choices_count(const MatmulChoices* choices) {
-    return __atomic_load_n(&choices->count, __ATOMIC_ACQUIRE);
-}
-
-// Returns whether it was added: there was none for this product, and there was room.
-static inline int matmul_choices_add(MatmulChoices* choices, const MatmulChoice* choice) {
+int matmul_choices_add(MatmulChoices* choices, const MatmulChoice* choice) {
     const int count = choices->count;
     if (count == MATMUL_CHOICES || matmul_choices_find(choices, &choice->key)) {
         return 0;
@@ -113,9 +151,7 @@ static inline int matmul_choices_add(MatmulChoices* choices, const MatmulChoice*
     return 1;
 }
 
-// ---- writing ----
-
-static inline void matmul_choice_print_(FILE* file, const MatmulChoice* choice) {
+static void matmul_choice_print_(FILE* file, const MatmulChoice* choice) {
     int numbers[MATMUL_KEY_NUMBERS_];
     const int count = choice->key.batch == 1 ? MATMUL_KEY_NUMBERS_ - 1 : MATMUL_KEY_NUMBERS_;
     memcpy(numbers, &choice->key, sizeof(numbers));
@@ -131,7 +167,7 @@ static inline void matmul_choice_print_(FILE* file, const MatmulChoice* choice) 
 }
 
 // The text of a file; the caller frees it.
-static inline char* matmul_choices_text_(const MatmulChoices* choices, const char* machine, size_t* bytes) {
+static char* matmul_choices_text_(const MatmulChoices* choices, const char* machine, size_t* bytes) {
     const int count = matmul_choices_count(choices);
     TextBuffer buffer;
     text_buffer_open(&buffer, "algorithms of matmuls");
@@ -152,18 +188,15 @@ static inline char* matmul_choices_text_(const MatmulChoices* choices, const cha
     return text;
 }
 
-// Writes the file, whole or not at all.
-static inline void matmul_choices_write(const MatmulChoices* choices, const char* machine, const char* path) {
+void matmul_choices_write(const MatmulChoices* choices, const char* machine, const char* path) {
     size_t bytes;
     char* text = matmul_choices_text_(choices, machine, &bytes);
     file_write_text(path, text, bytes);
     free(text);
 }
 
-// ---- reading ----
-
 // A whole number that an int can hold.
-static inline int matmul_int_(JsonReader* reader, int* value) {
+static int matmul_int_(JsonReader* reader, int* value) {
     size_t number;
     if (!json_natural(reader, &number)) {
         return 0;
@@ -172,7 +205,7 @@ static inline int matmul_int_(JsonReader* reader, int* value) {
     return number <= INT_MAX || json_unexpected(reader, "a number below 2^31");
 }
 
-static inline int matmul_key_read_(JsonReader* reader, MatmulKey* key) {
+static int matmul_key_read_(JsonReader* reader, MatmulKey* key) {
     size_t numbers[MATMUL_KEY_NUMBERS_];
     int ints[MATMUL_KEY_NUMBERS_], count = 0;
     if (!json_naturals(reader, numbers, MATMUL_KEY_NUMBERS_, &count)) {
@@ -194,7 +227,7 @@ static inline int matmul_key_read_(JsonReader* reader, MatmulKey* key) {
     return 1;
 }
 
-static inline int matmul_algorithm_read_(JsonReader* reader, unsigned char bytes[MATMUL_ALGORITHM_BYTES]) {
+static int matmul_algorithm_read_(JsonReader* reader, unsigned char bytes[MATMUL_ALGORITHM_BYTES]) {
     const char* digits;
     if (!json_string(reader, &digits)) {
         return 0;
@@ -210,7 +243,7 @@ static inline int matmul_algorithm_read_(JsonReader* reader, unsigned char bytes
     return 1;
 }
 
-static inline int matmul_choice_member_(JsonReader* reader, const char* name, MatmulChoice* choice) {
+static int matmul_choice_member_(JsonReader* reader, const char* name, MatmulChoice* choice) {
     double ms;
     if (strcmp(name, "key") == 0) {
         return matmul_key_read_(reader, &choice->key);
@@ -228,7 +261,7 @@ static inline int matmul_choice_member_(JsonReader* reader, const char* name, Ma
 }
 
 // An object with all five members.
-static inline int matmul_choice_read_(JsonReader* reader, MatmulChoice* choice) {
+static int matmul_choice_read_(JsonReader* reader, MatmulChoice* choice) {
     int more, members = 0;
     const char* name;
     memset(choice, 0, sizeof(*choice));
@@ -244,7 +277,7 @@ static inline int matmul_choice_read_(JsonReader* reader, MatmulChoice* choice) 
     return more == 0 && (members == 5 || json_unexpected(reader, "a product of five members before it"));
 }
 
-static inline int matmul_choices_list_read_(JsonReader* reader, MatmulChoices* choices) {
+static int matmul_choices_list_read_(JsonReader* reader, MatmulChoices* choices) {
     int more;
     MatmulChoice choice;
     if (!json_take(reader, '[')) {
@@ -260,8 +293,8 @@ static inline int matmul_choices_list_read_(JsonReader* reader, MatmulChoices* c
 }
 
 // A member of the file with this name: the strings must be those that are wanted.
-static inline int matmul_plans_member_(JsonReader* reader, const char* name, const char* machine,
-                                       MatmulChoices* choices) {
+static int matmul_plans_member_(JsonReader* reader, const char* name, const char* machine,
+                                MatmulChoices* choices) {
     const char* text;
     int version;
     if (strcmp(name, "matmuls") == 0) {
@@ -281,7 +314,7 @@ static inline int matmul_plans_member_(JsonReader* reader, const char* name, con
             error_set(reader->error, reader->path, "of %s; this is %s", text, wanted));
 }
 
-static inline int matmul_plans_parse_(MatmulChoices* choices, const char* machine, JsonReader* reader) {
+static int matmul_plans_parse_(MatmulChoices* choices, const char* machine, JsonReader* reader) {
     int more, members = 0;
     const char* name;
     if (!json_take(reader, '{')) {
@@ -297,7 +330,7 @@ static inline int matmul_plans_parse_(MatmulChoices* choices, const char* machin
 }
 
 // Whether the end of the file vouches for the rest.
-static inline int matmul_plans_check_sum_(const char* path, const char* text, size_t bytes, char* error) {
+static int matmul_plans_check_sum_(const char* path, const char* text, size_t bytes, char* error) {
     char wanted[32];
     const size_t tail = 16 + strlen("\"}\n");
     snprintf(wanted, sizeof(wanted), "%016" PRIx64 "\"}\n", xxh64(text, bytes > tail ? bytes - tail : 0));
@@ -305,10 +338,7 @@ static inline int matmul_plans_check_sum_(const char* path, const char* text, si
            error_set(error, path, "damaged, or not a list of matmuls: its checksum does not match");
 }
 
-// Adds the choices of a file to those of the list; without a file there are none. Returns 0, with nothing
-// added and the reason in `error`, if the file is damaged, no such file, or of another machine.
-static inline int matmul_choices_try_read(MatmulChoices* choices, const char* machine, const char* path,
-                                          char* error) {
+int matmul_choices_try_read(MatmulChoices* choices, const char* machine, const char* path, char* error) {
     char* text;
     size_t bytes;
     if (access(path, F_OK) != 0 && (errno == ENOENT || errno == ENOTDIR)) {
@@ -330,10 +360,7 @@ static inline int matmul_choices_try_read(MatmulChoices* choices, const char* ma
     return ok;
 }
 
-// ---- the cache ----
-
-// Sets path to the cache's file for a machine. Returns 0 if there is no place for a cache.
-static inline int matmul_cache_path(char path[PATH_MAX], const char* machine) {
+int matmul_cache_path(char path[PATH_MAX], const char* machine) {
     const char *cache = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
     const int has_cache = cache && cache[0] == '/'; // the standard wants others to be ignored
     if (!has_cache && !(home && home[0] == '/')) {
@@ -346,7 +373,7 @@ static inline int matmul_cache_path(char path[PATH_MAX], const char* machine) {
 }
 
 // The directory of the cache, open; -1 with errno if it cannot be made.
-static inline int matmul_cache_directory_(char directory[PATH_MAX], const char* path) {
+static int matmul_cache_directory_(char directory[PATH_MAX], const char* path) {
     char parent[PATH_MAX];
     file_directory_of(directory, path);
     file_directory_of(parent, directory);
@@ -356,7 +383,7 @@ static inline int matmul_cache_directory_(char directory[PATH_MAX], const char* 
 }
 
 // Makes room for `count` more by dropping the oldest.
-static inline void matmul_choices_make_room_(MatmulChoices* choices, int count) {
+static void matmul_choices_make_room_(MatmulChoices* choices, int count) {
     const int excess = choices->count + count - MATMUL_CHOICES;
     if (excess > 0) {
         choices->count -= excess < choices->count ? excess : choices->count;
@@ -365,8 +392,8 @@ static inline void matmul_choices_make_room_(MatmulChoices* choices, int count) 
 }
 
 // With the lock.
-static inline int matmul_cache_merge_(const MatmulChoices* choices, const char* machine, const char* path,
-                                      char* error) {
+static int matmul_cache_merge_(const MatmulChoices* choices, const char* machine, const char* path,
+                               char* error) {
     MatmulChoices all;
     char ignored[ERROR_BYTES];
     size_t bytes;
@@ -383,10 +410,7 @@ static inline int matmul_cache_merge_(const MatmulChoices* choices, const char* 
     return ok;
 }
 
-// Adds choices to those in the cache's file; a damaged one is written anew. Returns 0 with the reason in
-// `error` if that is not possible.
-static inline int matmul_cache_try_write(const MatmulChoices* choices, const char* machine, const char* path,
-                                         char* error) {
+int matmul_cache_try_write(const MatmulChoices* choices, const char* machine, const char* path, char* error) {
     char directory[PATH_MAX];
     const int fd = matmul_cache_directory_(directory, path);
     const FileLock lock = fd >= 0 ? file_try_lock(fd, 2) : FILE_LOCK_HELD;
@@ -404,5 +428,7 @@ static inline int matmul_cache_try_write(const MatmulChoices* choices, const cha
     close(fd);
     return ok;
 }
+
+#endif // MATMUL_ALGORITHMS_IMPLEMENTATION
 
 #endif

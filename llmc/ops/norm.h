@@ -18,11 +18,13 @@ be NULL.
 #ifndef LLMC_NORM_H
 #define LLMC_NORM_H
 
-#include <math.h>
+#include <stddef.h>
 
-#include "llmc/base/sizes.h"
-#include "llmc/base/vec.h"
 #include "llmc/ops/gradient.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
 
 #define LAYERNORM_EPS 1e-5f
 
@@ -30,12 +32,37 @@ be NULL.
 static inline double layernorm_forward_bytes(double N, double C, double element_bytes) {
     return 2 * N * C * element_bytes + 8 * N;
 }
+
 static inline double layernorm_backward_bytes(double N, double C, double element_bytes, double groups) {
     return 4 * N * C * element_bytes + 8 * N + 3 * 8 * C * groups;
 }
 
+void layernorm_forward_cpu(float* out, float* mean, float* rstd, const float* inp, const float* weight,
+                           const float* bias, int N, int C);
+
+void residual_layernorm_forward_cpu(float* inp, float* out, float* mean, float* rstd, const float* left,
+                                    const float* right, const float* weight, const float* bias, int N, int C);
+
+// out = left + right, `n` elements.
+void residual_forward_cpu(float* out, const float* left, const float* right, size_t n);
+
+void layernorm_backward_cpu(float* dinp, float* dweight, float* dbias, const float* dout, const float* inp,
+                            const float* weight, const float* mean, const float* rstd, int N, int C,
+                            GradientMode dinp_mode, GradientMode mode);
+
+#ifdef __cplusplus
+}
+#endif
+
+#ifdef NORM_IMPLEMENTATION
+
+#include <math.h>
+
+#include "llmc/base/sizes.h"
+#include "llmc/base/vec.h"
+
 // LANES partial sums keep the additions short and independent; their order is fixed.
-static inline float layernorm_sum_(const float* x, int C) {
+static float layernorm_sum_(const float* x, int C) {
     Vec sum = vec_all(0.0f);
     int c = 0;
     for (; c + LANES <= C; c += LANES) {
@@ -48,7 +75,7 @@ static inline float layernorm_sum_(const float* x, int C) {
     return total;
 }
 
-static inline float layernorm_square_(const float* x, float mean, int C) { // sum of (x - mean)^2
+static float layernorm_square_(const float* x, float mean, int C) { // sum of (x - mean)^2
     Vec sum = vec_all(0.0f);
     int c = 0;
     for (; c + LANES <= C; c += LANES) {
@@ -62,8 +89,8 @@ static inline float layernorm_square_(const float* x, float mean, int C) { // su
     return total;
 }
 
-static inline void layernorm_row_(float* out, float* mean, float* rstd, const float* inp, const float* weight,
-                                  const float* bias, int C) {
+static void layernorm_row_(float* out, float* mean, float* rstd, const float* inp, const float* weight,
+                           const float* bias, int C) {
     const float m = layernorm_sum_(inp, C) / C;
     const float r = 1.0f / sqrtf(layernorm_square_(inp, m, C) / C + LAYERNORM_EPS);
     for (int c = 0; c < C; c++) {
@@ -73,17 +100,17 @@ static inline void layernorm_row_(float* out, float* mean, float* rstd, const fl
     *rstd = r;
 }
 
-static inline void layernorm_forward_cpu(float* out, float* mean, float* rstd, const float* inp,
-                                         const float* weight, const float* bias, int N, int C) {
+void layernorm_forward_cpu(float* out, float* mean, float* rstd, const float* inp, const float* weight,
+                           const float* bias, int N, int C) {
 #pragma omp parallel for schedule(static)
     for (int n = 0; n < N; n++) {
         layernorm_row_(out + (size_t)n * C, mean + n, rstd + n, inp + (size_t)n * C, weight, bias, C);
     }
 }
 
-static inline void residual_layernorm_forward_cpu(float* inp, float* out, float* mean, float* rstd,
-                                                  const float* left, const float* right, const float* weight,
-                                                  const float* bias, int N, int C) {
+void residual_layernorm_forward_cpu(float* inp, float* out, float* mean, float* rstd, const float* left,
+                                    const float* right, const float* weight, const float* bias, int N,
+                                    int C) {
 #pragma omp parallel for schedule(static)
     for (int n = 0; n < N; n++) {
         const size_t row = (size_t)n * C;
@@ -94,17 +121,15 @@ static inline void residual_layernorm_forward_cpu(float* inp, float* out, float*
     }
 }
 
-// out = left + right, `n` elements.
-static inline void residual_forward_cpu(float* out, const float* left, const float* right, size_t n) {
+void residual_forward_cpu(float* out, const float* left, const float* right, size_t n) {
 #pragma omp parallel for simd schedule(static)
     for (size_t i = 0; i < n; i++) {
         out[i] = left[i] + right[i];
     }
 }
 
-static inline void layernorm_backward_row_(float* dinp, const float* dout, const float* inp,
-                                           const float* weight, float mean, float rstd, int C,
-                                           GradientMode dinp_mode) {
+static void layernorm_backward_row_(float* dinp, const float* dout, const float* inp, const float* weight,
+                                    float mean, float rstd, int C, GradientMode dinp_mode) {
     Vec sums = vec_all(0.0f), dots = vec_all(0.0f);
     int c = 0;
     for (; c + LANES <= C; c += LANES) {
@@ -124,8 +149,7 @@ static inline void layernorm_backward_row_(float* dinp, const float* dout, const
     }
 }
 
-static inline void layernorm_finish_columns_(float* to, const float* sum, int c0, int cols,
-                                             GradientMode mode) {
+static void layernorm_finish_columns_(float* to, const float* sum, int c0, int cols, GradientMode mode) {
     for (int c = 0; to && c < cols; c++) {
         to[c0 + c] = sum[c] + (mode == GRADIENT_ADD ? to[c0 + c] : 0.0f);
     }
@@ -133,9 +157,9 @@ static inline void layernorm_finish_columns_(float* to, const float* sum, int c0
 
 // The parameters' gradients are sums over rows: a thread owns a few columns, so that sums follow the order of
 // the rows.
-static inline void layernorm_backward_columns_(float* dweight, float* dbias, const float* dout,
-                                               const float* inp, const float* mean, const float* rstd, int N,
-                                               int C, int c0, int cols, GradientMode mode) {
+static void layernorm_backward_columns_(float* dweight, float* dbias, const float* dout, const float* inp,
+                                        const float* mean, const float* rstd, int N, int C, int c0, int cols,
+                                        GradientMode mode) {
     float weight_sum[4 * LANES] = {0}, bias_sum[4 * LANES] = {0};
     for (int n = 0; n < N; n++) {
         const float *d = dout + (size_t)n * C + c0, *x = inp + (size_t)n * C + c0;
@@ -149,10 +173,9 @@ static inline void layernorm_backward_columns_(float* dweight, float* dbias, con
     layernorm_finish_columns_(dbias, bias_sum, c0, cols, mode);
 }
 
-static inline void layernorm_backward_cpu(float* dinp, float* dweight, float* dbias, const float* dout,
-                                          const float* inp, const float* weight, const float* mean,
-                                          const float* rstd, int N, int C, GradientMode dinp_mode,
-                                          GradientMode mode) {
+void layernorm_backward_cpu(float* dinp, float* dweight, float* dbias, const float* dout, const float* inp,
+                            const float* weight, const float* mean, const float* rstd, int N, int C,
+                            GradientMode dinp_mode, GradientMode mode) {
     const int block = 4 * LANES;
 #pragma omp parallel
     {
@@ -169,5 +192,7 @@ static inline void layernorm_backward_cpu(float* dinp, float* dweight, float* db
         }
     }
 }
+
+#endif // NORM_IMPLEMENTATION
 
 #endif

@@ -21,7 +21,6 @@ q8_amx.h instead.
 #ifndef LLMC_Q8_H
 #define LLMC_Q8_H
 
-#include <assert.h>
 #include <math.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -31,9 +30,12 @@ q8_amx.h instead.
 #include "llmc/base/check.h"
 #include "llmc/base/float16.h"
 #include "llmc/base/sizes.h"
-#include "llmc/base/intrinsics.h"
 #include "llmc/base/threads.h"
 #include "llmc/ops/q8_amx.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
 
 enum { QUANTIZED_TILE = 4, QUANTIZED_STREAMS_ = 4, QUANTIZED_CHUNK_ = 8 };
 
@@ -41,7 +43,6 @@ typedef struct {
     uint16_t scale; // fp16
     int8_t q[QUANTIZED_BLOCK];
 } QuantizedBlock;
-static_assert(sizeof(QuantizedBlock) == 34, "the block of the file format has no padding");
 
 // Rows of input in 8 bits. Behind them is room for a whole number of tiles.
 typedef struct {
@@ -72,70 +73,27 @@ typedef struct {
 
 static inline int quantized_fits(size_t cols) { return cols % QUANTIZED_BLOCK == 0; }
 
-// The scale of 32 numbers: max |x| / 127; NaN if one of them is not finite.
-static inline float quantized_scale_(const float x[QUANTIZED_BLOCK]) {
-    uint32_t bits[QUANTIZED_BLOCK], largest = 0; // positive numbers have the order of their bits
-    memcpy(bits, x, sizeof(bits));
-    for (int i = 0; i < QUANTIZED_BLOCK; i++) {
-        const uint32_t magnitude = bits[i] & 0x7fffffff;
-        largest = magnitude > largest ? magnitude : largest;
-    }
-    float value;
-    memcpy(&value, &largest, sizeof(value));
-    return largest < 0x7f800000 ? value / 127 : NAN;
-}
-
-// Sets q[i] = round(x[i] / scale), ties away from zero; 0 for scales that are 0 or NaN.
-static inline void quantized_round_(int8_t q[QUANTIZED_BLOCK], const float x[QUANTIZED_BLOCK], float scale) {
-    const float inverse = scale > 0 ? 1 / scale : 0;
-    for (int i = 0; i < QUANTIZED_BLOCK; i++) {
-        const float value = scale > 0 ? x[i] * inverse : 0;
-        const int whole = (int)value;
-        const float rest = value - (float)whole; // exact
-        q[i] = (int8_t)(whole + (rest >= 0.5f) - (rest <= -0.5f));
-    }
-}
-
 // the least number whose block has an infinite scale
 #define QUANTIZED_OVERFLOW (127 * FP16_OVERFLOW)
 
 // Encodes a row of `cols` numbers.
-static inline void quantized_encode(QuantizedBlock* out, const float* x, size_t cols) {
-    for (size_t b = 0; b < cols / QUANTIZED_BLOCK; b++) {
-        const float scale = quantized_scale_(x + b * QUANTIZED_BLOCK);
-        out[b].scale = fp16_from_float(scale);
-        quantized_round_(out[b].q, x + b * QUANTIZED_BLOCK, scale);
-    }
-}
+void quantized_encode(QuantizedBlock* out, const float* x, size_t cols);
 
-static inline void quantized_decode(float* out, const QuantizedBlock* weight, size_t cols) {
-    for (size_t b = 0; b < cols / QUANTIZED_BLOCK; b++) {
-        const float scale = fp16_to_float(weight[b].scale);
-        for (int i = 0; i < QUANTIZED_BLOCK; i++) {
-            out[b * QUANTIZED_BLOCK + i] = scale * weight[b].q[i];
-        }
-    }
-}
+void quantized_decode(float* out, const QuantizedBlock* weight, size_t cols);
 
 // Memory for N rows of C numbers, and its parts.
 static inline size_t quantized_padded_(size_t N) {
     return (N + QUANTIZED_SIDE - 1) / QUANTIZED_SIDE * QUANTIZED_SIDE;
 }
+
 static inline size_t quantized_rows_bytes(size_t N, size_t C) {
     return quantized_padded_(N) * (C + C / QUANTIZED_BLOCK * sizeof(float));
 }
-static inline QuantizedRows quantized_rows_bind(void* memory, size_t N, size_t C) {
-    float* scales = (float*)memory;
-    return (QuantizedRows){(int8_t*)(scales + quantized_padded_(N) * C / QUANTIZED_BLOCK), scales};
-}
+
+QuantizedRows quantized_rows_bind(void* memory, size_t N, size_t C);
 
 // Encodes inp (N, C).
-static inline void quantized_rows(QuantizedRows rows, const float* inp, size_t N, size_t C) {
-    for (size_t b = 0; b < N * C / QUANTIZED_BLOCK; b++) {
-        rows.scales[b] = quantized_scale_(inp + b * QUANTIZED_BLOCK);
-        quantized_round_(rows.q + b * QUANTIZED_BLOCK, inp + b * QUANTIZED_BLOCK, rows.scales[b]);
-    }
-}
+void quantized_rows(QuantizedRows rows, const float* inp, size_t N, size_t C);
 
 // ---- kernels ----
 
@@ -153,6 +111,149 @@ static inline void quantized_product_plain_(float* sums, const QuantizedBlock* w
             sum[b % QUANTIZED_SUMS] = fmaf((float)dot, scale, sum[b % QUANTIZED_SUMS]);
         }
         sums[r] = quantized_total(sum, 1);
+    }
+}
+
+enum { QUANTIZED_KERNELS = 4 };
+
+// All kernels of this kind of processor, the fastest first; returns how many.
+int quantized_kernels(QuantizedKernel kernels[QUANTIZED_KERNELS]);
+
+// The fastest that runs here.
+QuantizedKernel quantized_kernel(void);
+
+// ---- the layer ----
+
+typedef struct {
+    float* out;
+    QuantizedRows inp;
+    const QuantizedBlock* weight;
+    const float* bias;
+    int N, blocks, OC; // blocks of a row
+} QuantizedLayer_;
+
+// For few rows of input the rows of the weights are cut into QUANTIZED_STREAMS_ runs of this many, which are read beside
+// each other, as in matvec.h. For more, arithmetic takes longer than reading.
+static inline int quantized_run_(int N, int OC) {
+    return N < QUANTIZED_TILE ? int_ceil_div(OC, QUANTIZED_STREAMS_) : OC;
+}
+
+// Rows [i0, i1) of each run with all rows of the input.
+static inline void quantized_chunk_(const QuantizedLayer_* layer, int i0, int i1, QuantizedProduct product) {
+    const int N = layer->N, OC = layer->OC, run = quantized_run_(N, OC);
+    for (int n = 0, rows; n < N; n += rows) {
+        rows = N - n >= QUANTIZED_TILE ? QUANTIZED_TILE : 1;
+        const size_t at = (size_t)n * layer->blocks;
+        for (int i = i0; i < i1; i++) {
+            for (int o = i; o < OC; o += run) {
+                float sums[QUANTIZED_TILE];
+                product(sums, layer->weight + (size_t)o * layer->blocks, layer->inp.q + at * QUANTIZED_BLOCK,
+                        layer->inp.scales + at, rows, layer->blocks);
+                for (int r = 0; r < rows; r++) {
+                    layer->out[(size_t)(n + r) * OC + o] = sums[r] + (layer->bias ? layer->bias[o] : 0);
+                }
+            }
+        }
+    }
+}
+
+// For as many threads as the next parallel region would have.
+static inline size_t quantized_panels_bytes_(QuantizedTileKernel tile, size_t C) {
+    return tile.product ? (size_t)threads_max() * C / QUANTIZED_BLOCK * sizeof(QuantizedPanelBlock) : 0;
+}
+
+// What quantized_open allocates.
+static inline size_t quantized_scratch_bytes(size_t N, size_t C) {
+    return quantized_rows_bytes(N, C) + quantized_panels_bytes_(quantized_tile_kernel(), C);
+}
+
+static inline void quantized_open_(QuantizedScratch* scratch, QuantizedTileKernel tile, size_t N, size_t C) {
+    const size_t panels = quantized_panels_bytes_(tile, C);
+    scratch->product = quantized_kernel().product;
+    scratch->tile = tile;
+    scratch->rows = check_alloc(quantized_rows_bytes(N, C), 1, "inputs in 8 bits");
+    scratch->panel_blocks = C / QUANTIZED_BLOCK;
+    scratch->panels = panels ? (QuantizedPanelBlock*)check_alloc(panels, 1, "panels in 8 bits") : NULL;
+}
+
+// For inputs of up to N rows of C numbers.
+static inline void quantized_open(QuantizedScratch* scratch, size_t N, size_t C) {
+    quantized_open_(scratch, quantized_tile_kernel(), N, C);
+}
+
+void quantized_close(QuantizedScratch* scratch);
+
+// That a product reads.
+static inline double quantized_bytes(double C, double OC) {
+    return C * OC / QUANTIZED_BLOCK * sizeof(QuantizedBlock);
+}
+
+// Sets out.
+void q8_matmul_cpu(float* out, const float* inp, const QuantizedBlock* weight, const float* bias, int N,
+                   int C, int OC, const QuantizedScratch* scratch);
+
+#ifdef __cplusplus
+}
+#endif
+
+#ifdef Q8_IMPLEMENTATION
+
+#include <assert.h>
+
+#include "llmc/base/intrinsics.h"
+
+static_assert(sizeof(QuantizedBlock) == 34, "the block of the file format has no padding");
+
+// The scale of 32 numbers: max |x| / 127; NaN if one of them is not finite.
+static float quantized_scale_(const float x[QUANTIZED_BLOCK]) {
+    uint32_t bits[QUANTIZED_BLOCK], largest = 0; // positive numbers have the order of their bits
+    memcpy(bits, x, sizeof(bits));
+    for (int i = 0; i < QUANTIZED_BLOCK; i++) {
+        const uint32_t magnitude = bits[i] & 0x7fffffff;
+        largest = magnitude > largest ? magnitude : largest;
+    }
+    float value;
+    memcpy(&value, &largest, sizeof(value));
+    return largest < 0x7f800000 ? value / 127 : NAN;
+}
+
+// Sets q[i] = round(x[i] / scale), ties away from zero; 0 for scales that are 0 or NaN.
+static void quantized_round_(int8_t q[QUANTIZED_BLOCK], const float x[QUANTIZED_BLOCK], float scale) {
+    const float inverse = scale > 0 ? 1 / scale : 0;
+    for (int i = 0; i < QUANTIZED_BLOCK; i++) {
+        const float value = scale > 0 ? x[i] * inverse : 0;
+        const int whole = (int)value;
+        const float rest = value - (float)whole; // exact
+        q[i] = (int8_t)(whole + (rest >= 0.5f) - (rest <= -0.5f));
+    }
+}
+
+void quantized_encode(QuantizedBlock* out, const float* x, size_t cols) {
+    for (size_t b = 0; b < cols / QUANTIZED_BLOCK; b++) {
+        const float scale = quantized_scale_(x + b * QUANTIZED_BLOCK);
+        out[b].scale = fp16_from_float(scale);
+        quantized_round_(out[b].q, x + b * QUANTIZED_BLOCK, scale);
+    }
+}
+
+void quantized_decode(float* out, const QuantizedBlock* weight, size_t cols) {
+    for (size_t b = 0; b < cols / QUANTIZED_BLOCK; b++) {
+        const float scale = fp16_to_float(weight[b].scale);
+        for (int i = 0; i < QUANTIZED_BLOCK; i++) {
+            out[b * QUANTIZED_BLOCK + i] = scale * weight[b].q[i];
+        }
+    }
+}
+
+QuantizedRows quantized_rows_bind(void* memory, size_t N, size_t C) {
+    float* scales = (float*)memory;
+    return (QuantizedRows){(int8_t*)(scales + quantized_padded_(N) * C / QUANTIZED_BLOCK), scales};
+}
+
+void quantized_rows(QuantizedRows rows, const float* inp, size_t N, size_t C) {
+    for (size_t b = 0; b < N * C / QUANTIZED_BLOCK; b++) {
+        rows.scales[b] = quantized_scale_(inp + b * QUANTIZED_BLOCK);
+        quantized_round_(rows.q + b * QUANTIZED_BLOCK, inp + b * QUANTIZED_BLOCK, rows.scales[b]);
     }
 }
 
@@ -292,10 +393,7 @@ static inline int quantized_has_vnni_(void) {
 }
 #endif
 
-enum { QUANTIZED_KERNELS = 4 };
-
-// All kernels of this kind of processor, the fastest first; returns how many.
-static inline int quantized_kernels(QuantizedKernel kernels[QUANTIZED_KERNELS]) {
+int quantized_kernels(QuantizedKernel kernels[QUANTIZED_KERNELS]) {
     int n = 0;
 #if defined(X86_INTRINSICS)
     const int avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
@@ -310,8 +408,7 @@ static inline int quantized_kernels(QuantizedKernel kernels[QUANTIZED_KERNELS]) 
     return n;
 }
 
-// The fastest that runs here.
-static inline QuantizedKernel quantized_kernel(void) {
+QuantizedKernel quantized_kernel(void) {
     QuantizedKernel kernels[QUANTIZED_KERNELS];
     const int count = quantized_kernels(kernels);
     int k = 0;
@@ -321,44 +418,9 @@ static inline QuantizedKernel quantized_kernel(void) {
     return kernels[k];
 }
 
-// ---- the layer ----
-
-typedef struct {
-    float* out;
-    QuantizedRows inp;
-    const QuantizedBlock* weight;
-    const float* bias;
-    int N, blocks, OC; // blocks of a row
-} QuantizedLayer_;
-
-// For few rows of input the rows of the weights are cut into QUANTIZED_STREAMS_ runs of this many, which are read beside
-// each other, as in matvec.h. For more, arithmetic takes longer than reading.
-static inline int quantized_run_(int N, int OC) {
-    return N < QUANTIZED_TILE ? int_ceil_div(OC, QUANTIZED_STREAMS_) : OC;
-}
-
-// Rows [i0, i1) of each run with all rows of the input.
-static inline void quantized_chunk_(const QuantizedLayer_* layer, int i0, int i1, QuantizedProduct product) {
-    const int N = layer->N, OC = layer->OC, run = quantized_run_(N, OC);
-    for (int n = 0, rows; n < N; n += rows) {
-        rows = N - n >= QUANTIZED_TILE ? QUANTIZED_TILE : 1;
-        const size_t at = (size_t)n * layer->blocks;
-        for (int i = i0; i < i1; i++) {
-            for (int o = i; o < OC; o += run) {
-                float sums[QUANTIZED_TILE];
-                product(sums, layer->weight + (size_t)o * layer->blocks, layer->inp.q + at * QUANTIZED_BLOCK,
-                        layer->inp.scales + at, rows, layer->blocks);
-                for (int r = 0; r < rows; r++) {
-                    layer->out[(size_t)(n + r) * OC + o] = sums[r] + (layer->bias ? layer->bias[o] : 0);
-                }
-            }
-        }
-    }
-}
-
 // Copies rows [o, o + rows) of the weights. Of others in the panel the results are not used.
-static inline void quantized_pack_panel_(QuantizedPanelBlock* panel, const QuantizedBlock* weight, int blocks,
-                                         int o, int rows) {
+static void quantized_pack_panel_(QuantizedPanelBlock* panel, const QuantizedBlock* weight, int blocks, int o,
+                                  int rows) {
     for (int i = 0; i < rows; i++) {
         const QuantizedBlock* row = weight + (size_t)(o + i) * blocks;
         for (int b = 0; b < blocks; b++) {
@@ -368,8 +430,8 @@ static inline void quantized_pack_panel_(QuantizedPanelBlock* panel, const Quant
 }
 
 // Up to 16 columns of the result, from column o on.
-static inline void quantized_columns_(const QuantizedLayer_* layer, int o, QuantizedPanelBlock* panel,
-                                      QuantizedTileProduct product) {
+static void quantized_columns_(const QuantizedLayer_* layer, int o, QuantizedPanelBlock* panel,
+                               QuantizedTileProduct product) {
     const int cols = int_min(QUANTIZED_SIDE, layer->OC - o);
     __attribute__((aligned(64))) float tile[QUANTIZED_SIDE * QUANTIZED_SIDE];
     quantized_pack_panel_(panel, layer->weight, layer->blocks, o, cols);
@@ -385,7 +447,7 @@ static inline void quantized_columns_(const QuantizedLayer_* layer, int o, Quant
     }
 }
 
-static inline void quantized_by_tiles_(const QuantizedLayer_* layer, const QuantizedScratch* scratch) {
+static void quantized_by_tiles_(const QuantizedLayer_* layer, const QuantizedScratch* scratch) {
 #pragma omp parallel
     {
         scratch->tile.begin();
@@ -398,7 +460,7 @@ static inline void quantized_by_tiles_(const QuantizedLayer_* layer, const Quant
     }
 }
 
-static inline void quantized_by_rows_(const QuantizedLayer_* layer, const QuantizedScratch* scratch) {
+static void quantized_by_rows_(const QuantizedLayer_* layer, const QuantizedScratch* scratch) {
     const int run = quantized_run_(layer->N, layer->OC);
 #pragma omp parallel for schedule(static)
     for (int i = 0; i < run; i += QUANTIZED_CHUNK_) {
@@ -406,43 +468,13 @@ static inline void quantized_by_rows_(const QuantizedLayer_* layer, const Quanti
     }
 }
 
-// For as many threads as the next parallel region would have.
-static inline size_t quantized_panels_bytes_(QuantizedTileKernel tile, size_t C) {
-    return tile.product ? (size_t)threads_max() * C / QUANTIZED_BLOCK * sizeof(QuantizedPanelBlock) : 0;
-}
-
-// What quantized_open allocates.
-static inline size_t quantized_scratch_bytes(size_t N, size_t C) {
-    return quantized_rows_bytes(N, C) + quantized_panels_bytes_(quantized_tile_kernel(), C);
-}
-
-static inline void quantized_open_(QuantizedScratch* scratch, QuantizedTileKernel tile, size_t N, size_t C) {
-    const size_t panels = quantized_panels_bytes_(tile, C);
-    scratch->product = quantized_kernel().product;
-    scratch->tile = tile;
-    scratch->rows = check_alloc(quantized_rows_bytes(N, C), 1, "inputs in 8 bits");
-    scratch->panel_blocks = C / QUANTIZED_BLOCK;
-    scratch->panels = panels ? (QuantizedPanelBlock*)check_alloc(panels, 1, "panels in 8 bits") : NULL;
-}
-
-// For inputs of up to N rows of C numbers.
-static inline void quantized_open(QuantizedScratch* scratch, size_t N, size_t C) {
-    quantized_open_(scratch, quantized_tile_kernel(), N, C);
-}
-
-static inline void quantized_close(QuantizedScratch* scratch) {
+void quantized_close(QuantizedScratch* scratch) {
     free(scratch->panels);
     free(scratch->rows);
 }
 
-// That a product reads.
-static inline double quantized_bytes(double C, double OC) {
-    return C * OC / QUANTIZED_BLOCK * sizeof(QuantizedBlock);
-}
-
-// Sets out.
-static inline void q8_matmul_cpu(float* out, const float* inp, const QuantizedBlock* weight,
-                                 const float* bias, int N, int C, int OC, const QuantizedScratch* scratch) {
+void q8_matmul_cpu(float* out, const float* inp, const QuantizedBlock* weight, const float* bias, int N,
+                   int C, int OC, const QuantizedScratch* scratch) {
     const QuantizedRows rows = quantized_rows_bind(scratch->rows, (size_t)N, (size_t)C);
     const size_t blocks = (size_t)C / QUANTIZED_BLOCK;
     const QuantizedLayer_ layer = {out, rows, weight, bias, N, (int)blocks, OC};
@@ -457,5 +489,7 @@ static inline void q8_matmul_cpu(float* out, const float* inp, const QuantizedBl
         quantized_by_rows_(&layer, scratch);
     }
 }
+
+#endif // Q8_IMPLEMENTATION
 
 #endif

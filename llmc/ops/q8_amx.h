@@ -24,6 +24,10 @@ needs:   q, panel and out at multiples of 64 bytes: a row of a tile that straddl
 #include "llmc/base/amx.h"
 #include "llmc/base/vec.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 enum {
     QUANTIZED_BLOCK = 32,
     QUANTIZED_SUMS = 8,  // of a result: block b belongs to sum b % 8
@@ -45,13 +49,7 @@ typedef struct {
 } QuantizedPanelBlock;
 
 // Row i of a block of a panel.
-static inline void quantized_panel_set(QuantizedPanelBlock* block, int i, const int8_t q[QUANTIZED_BLOCK],
-                                       float scale) {
-    block->scales[i] = scale;
-    for (int k = 0; k < QUANTIZED_BLOCK / 4; k++) {
-        memcpy(block->fours[k][i], q + 4 * k, 4);
-    }
-}
+void quantized_panel_set(QuantizedPanelBlock* block, int i, const int8_t q[QUANTIZED_BLOCK], float scale);
 
 // Sets out (16, 16). The rows of q and scales are `blocks` apart, in blocks.
 typedef void (*QuantizedTileProduct)(float* out, const int8_t* q, const float* scales,
@@ -114,6 +112,21 @@ static const AmxShapes quantized_shapes = {1, 0, {0}, {64, 64, 32, 64, 32, 64}, 
         }                                                                                                    \
     }
 
+QuantizedTileKernel quantized_tile_kernel(void);
+
+#ifdef __cplusplus
+}
+#endif
+
+#ifdef Q8_AMX_IMPLEMENTATION
+
+void quantized_panel_set(QuantizedPanelBlock* block, int i, const int8_t q[QUANTIZED_BLOCK], float scale) {
+    block->scales[i] = scale;
+    for (int k = 0; k < QUANTIZED_BLOCK / 4; k++) {
+        memcpy(block->fours[k][i], q + 4 * k, 4);
+    }
+}
+
 #ifdef AMX_COMPILES
 #define QUANTIZED_AMX_ __attribute__((target("amx-tile,amx-int8,avx512f")))
 typedef __m512 quantized_amx_Sums_;
@@ -131,7 +144,7 @@ static inline QUANTIZED_AMX_ void quantized_begin_amx_(void) { _tile_loadconfig(
 static inline QUANTIZED_AMX_ void quantized_end_amx_(void) { _tile_release(); }
 #endif
 
-static inline QuantizedTileKernel quantized_tile_kernel(void) {
+QuantizedTileKernel quantized_tile_kernel(void) {
     QuantizedTileKernel kernel = {NULL, NULL, NULL};
 #ifdef AMX_COMPILES
     if (__builtin_cpu_supports("avx512f") && amx_runs(AMX_INT8)) {
@@ -140,5 +153,7 @@ static inline QuantizedTileKernel quantized_tile_kernel(void) {
 #endif
     return kernel;
 }
+
+#endif // Q8_AMX_IMPLEMENTATION
 
 #endif

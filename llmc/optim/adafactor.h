@@ -37,6 +37,10 @@ needs:   nothing
 
 #include "llmc/base/host_device.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 typedef enum { ADAFACTOR_FIXED, ADAFACTOR_RELATIVE } AdafactorRate;
 
 typedef struct {
@@ -59,6 +63,7 @@ typedef struct {
 } AdafactorMatrix;
 
 #define ADAFACTOR_EPS 1e-30f // added to squares
+
 enum { ADAFACTOR_BAND = 64 };
 
 // A matrix of n elements: read grad three times, write param, read it once or, with a relative rate, twice; read and
@@ -81,14 +86,30 @@ HOST_DEVICE float adafactor_rate(Adafactor opt, double rms) {
 // ---- a matrix ----
 
 static inline size_t adafactor_bands_(size_t rows) { return (rows + ADAFACTOR_BAND - 1) / ADAFACTOR_BAND; }
-static inline size_t adafactor_band_rows_(size_t rows, size_t band) {
-    const size_t left = rows - band * ADAFACTOR_BAND;
-    return left < ADAFACTOR_BAND ? left : (size_t)ADAFACTOR_BAND;
-}
 
 // Of the scratch memory that updates of matrices want; enough for all that need no more.
 static inline size_t adafactor_scratch_bytes(size_t rows, size_t cols) {
     return adafactor_bands_(rows) * (sizeof(double) + cols * sizeof(float)) + cols * sizeof(float);
+}
+
+// scratch: adafactor_scratch_bytes
+void adafactor_update_cpu(AdafactorMatrix x, Adafactor opt, void* scratch);
+
+// ---- a vector ----
+
+// As of a matrix, elements begin ... end-1 are updated, and m[0] is that of element `begin`. One thread: vectors are short.
+void adafactor_vector_cpu(float* param, const float* grad, float* v, float* m, size_t n, size_t begin,
+                          size_t end, Adafactor opt);
+
+#ifdef __cplusplus
+}
+#endif
+
+#ifdef ADAFACTOR_IMPLEMENTATION
+
+static size_t adafactor_band_rows_(size_t rows, size_t band) {
+    const size_t left = rows - band * ADAFACTOR_BAND;
+    return left < ADAFACTOR_BAND ? left : (size_t)ADAFACTOR_BAND;
 }
 
 // A matrix in the middle of its update.
@@ -103,7 +124,7 @@ typedef struct {
 } AdafactorWork_;
 
 // Sets the rows of a band, and the sums of its columns.
-static inline void adafactor_band_squares_(const AdafactorWork_* work, size_t band) {
+static void adafactor_band_squares_(const AdafactorWork_* work, size_t band) {
     const size_t first = band * ADAFACTOR_BAND, cols = work->x.cols;
     float* sums = work->col_of_band + band * cols;
     memset(sums, 0, cols * sizeof(float));
@@ -121,7 +142,7 @@ static inline void adafactor_band_squares_(const AdafactorWork_* work, size_t ba
 }
 
 // Sets the columns, from the sums of the bands.
-static inline void adafactor_columns_(const AdafactorWork_* work) {
+static void adafactor_columns_(const AdafactorWork_* work) {
     const size_t cols = work->x.cols, bands = adafactor_bands_(work->x.rows);
 #pragma omp parallel for schedule(static)
     for (size_t j = 0; j < cols; j++) {
@@ -136,11 +157,11 @@ static inline void adafactor_columns_(const AdafactorWork_* work) {
 }
 
 // u_ij = grad_ij * this * col_factor_j
-static inline float adafactor_row_factor_(const AdafactorWork_* work, size_t i) {
+static float adafactor_row_factor_(const AdafactorWork_* work, size_t i) {
     return work->opt.grad_scale * (float)sqrt(work->row_mean / work->x.row[i]);
 }
 
-static inline double adafactor_band_u_squares_(const AdafactorWork_* work, size_t band) {
+static double adafactor_band_u_squares_(const AdafactorWork_* work, size_t band) {
     const size_t first = band * ADAFACTOR_BAND, cols = work->x.cols;
     double total = 0;
     for (size_t i = first; i < first + adafactor_band_rows_(work->x.rows, band); i++) {
@@ -156,7 +177,7 @@ static inline double adafactor_band_u_squares_(const AdafactorWork_* work, size_
     return total;
 }
 
-static inline double adafactor_band_param_squares_(const AdafactorWork_* work, size_t band) {
+static double adafactor_band_param_squares_(const AdafactorWork_* work, size_t band) {
     const size_t first = band * ADAFACTOR_BAND, cols = work->x.cols;
     double total = 0;
     for (size_t i = first; i < first + adafactor_band_rows_(work->x.rows, band); i++) {
@@ -172,8 +193,8 @@ static inline double adafactor_band_param_squares_(const AdafactorWork_* work, s
 }
 
 // The root of the mean square, from the sums of squares of all bands.
-static inline double adafactor_rms_(const AdafactorWork_* work,
-                                    double (*band_squares)(const AdafactorWork_*, size_t)) {
+static double adafactor_rms_(const AdafactorWork_* work,
+                             double (*band_squares)(const AdafactorWork_*, size_t)) {
     const size_t bands = adafactor_bands_(work->x.rows);
 #pragma omp parallel for schedule(static)
     for (size_t band = 0; band < bands; band++) {
@@ -191,18 +212,18 @@ typedef struct {
     float keep, rate, beta1, clipped; // u is multiplied by `clipped`
 } AdafactorStep_;
 
-static inline AdafactorStep_ adafactor_step_(Adafactor opt, double u_rms, double param_rms) {
+static AdafactorStep_ adafactor_step_(Adafactor opt, double u_rms, double param_rms) {
     const AdafactorStep_ step = {1.0f - opt.lr * opt.weight_decay, adafactor_rate(opt, param_rms), opt.beta1,
                                  (float)(1 / fmax(1, u_rms / opt.clip))};
     return step;
 }
 
-static inline float adafactor_momentum_(float* m, float u, AdafactorStep_ step) {
+static float adafactor_momentum_(float* m, float u, AdafactorStep_ step) {
     return *m = multiply_add(step.beta1, *m, (1.0f - step.beta1) * (u * step.clipped));
 }
 
 // What is updated of a row.
-static inline void adafactor_move_row_(const AdafactorWork_* work, size_t i, AdafactorStep_ step) {
+static void adafactor_move_row_(const AdafactorWork_* work, size_t i, AdafactorStep_ step) {
     const size_t first = i * work->x.cols, end = first + work->x.cols;
     const size_t from = work->x.begin > first ? work->x.begin : first,
                  count = (work->x.end < end ? work->x.end : end) - from;
@@ -225,8 +246,7 @@ static inline void adafactor_move_row_(const AdafactorWork_* work, size_t i, Ada
     }
 }
 
-// scratch: adafactor_scratch_bytes
-static inline void adafactor_update_cpu(AdafactorMatrix x, Adafactor opt, void* scratch) {
+void adafactor_update_cpu(AdafactorMatrix x, Adafactor opt, void* scratch) {
     const size_t bands = adafactor_bands_(x.rows);
     AdafactorWork_ work = {x, opt, adafactor_beta2(opt), 0, (double*)scratch, NULL, NULL};
     work.col_of_band = (float*)(work.of_band + bands);
@@ -250,11 +270,8 @@ static inline void adafactor_update_cpu(AdafactorMatrix x, Adafactor opt, void* 
     }
 }
 
-// ---- a vector ----
-
-// As of a matrix, elements begin ... end-1 are updated, and m[0] is that of element `begin`. One thread: vectors are short.
-static inline void adafactor_vector_cpu(float* param, const float* grad, float* v, float* m, size_t n,
-                                        size_t begin, size_t end, Adafactor opt) {
+void adafactor_vector_cpu(float* param, const float* grad, float* v, float* m, size_t n, size_t begin,
+                          size_t end, Adafactor opt) {
     const float beta2 = adafactor_beta2(opt);
     double u_squares = 0, param_squares = 0;
     for (size_t i = 0; i < n; i++) {
@@ -271,5 +288,7 @@ static inline void adafactor_vector_cpu(float* param, const float* grad, float* 
         param[i] = multiply_add(step.keep, param[i], -step.rate * moved);
     }
 }
+
+#endif // ADAFACTOR_IMPLEMENTATION
 
 #endif

@@ -21,6 +21,10 @@ bound.
 
 #include "llmc/base/host_device.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 // Which weights decay.
 typedef enum { DECAY_ALL, DECAY_CAUTIOUS } Decay;
 
@@ -44,16 +48,12 @@ typedef struct {
     float m_correction, v_correction, keep;
 } AdamWStep;
 
-static inline AdamWStep adamw_step(AdamW opt) {
-    const AdamWStep step = {opt, (float)(1 / (1 - pow(opt.beta1, (double)opt.t))),
-                            (float)(1 / (1 - pow(opt.beta2, (double)opt.t))),
-                            1.0f - opt.lr * opt.weight_decay};
-    return step;
-}
+AdamWStep adamw_step(AdamW opt);
 
 // Elements of a cache line, and how far ahead lines are prefetched: 2 KiB. The processor's own prefetcher stops at the end of a
 // page (LOG.md).
 #define ADAMW_LINE 16
+
 #define ADAMW_AHEAD 512
 
 // Updates one element.
@@ -67,8 +67,22 @@ HOST_DEVICE void adamw_element(float* param, float grad, float* m, float* v, Ada
                               (sqrtf(*v * step.v_correction) + step.opt.eps));
 }
 
-static inline void adamw_update_cpu(float* param, const float* grad, float* m, float* v, size_t n,
-                                    AdamW opt) {
+void adamw_update_cpu(float* param, const float* grad, float* m, float* v, size_t n, AdamW opt);
+
+#ifdef __cplusplus
+}
+#endif
+
+#ifdef ADAMW_IMPLEMENTATION
+
+AdamWStep adamw_step(AdamW opt) {
+    const AdamWStep step = {opt, (float)(1 / (1 - pow(opt.beta1, (double)opt.t))),
+                            (float)(1 / (1 - pow(opt.beta2, (double)opt.t))),
+                            1.0f - opt.lr * opt.weight_decay};
+    return step;
+}
+
+void adamw_update_cpu(float* param, const float* grad, float* m, float* v, size_t n, AdamW opt) {
     const AdamWStep step = adamw_step(opt);
 #pragma omp parallel for schedule(static)
     for (size_t line = 0; line < n; line += ADAMW_LINE) {
@@ -83,5 +97,7 @@ static inline void adamw_update_cpu(float* param, const float* grad, float* m, f
         }
     }
 }
+
+#endif // ADAMW_IMPLEMENTATION
 
 #endif

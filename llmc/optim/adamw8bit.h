@@ -31,11 +31,14 @@ needs:   nothing
 #ifndef LLMC_ADAMW8BIT_H
 #define LLMC_ADAMW8BIT_H
 
-#include <assert.h>
 #include <float.h>
 
 #include "llmc/base/vec.h"
 #include "llmc/optim/adamw.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
 
 // ---- the code ----
 
@@ -71,10 +74,12 @@ HOST_DEVICE float code8_value(int code, Code8 kind) {
 
 // Where a decade that ends at `decade` starts: between its first value and the last one before it. Its bins in a length of 1.
 HOST_DEVICE float code8_start_(double decade, double bins) { return (float)(decade * (0.1 + 0.18 / bins)); }
+
 HOST_DEVICE float code8_per_unit_(double decade, double bins) { return (float)(bins / 0.9 / decade); }
 
 // Larger numbers are 1, and these and smaller ones 0.
 HOST_DEVICE float code8_top_(Code8 kind) { return (float)(1 - 0.225 / (64 * (int)kind)); }
+
 HOST_DEVICE float code8_bottom_(Code8 kind) { return (float)(0.5e-6 * (0.1 + 0.45 / kind)); }
 
 // Which of 0 (kind - 1) and the positive values (from kind on) is nearest to x, 0 <= x <= 1. Needs no search: a decade
@@ -120,35 +125,6 @@ typedef struct {
 
 // Read param, grad, and of m and v the codes and scales; write all but grad.
 static inline double adamw8bit_bytes(double n, double block) { return (12 + 4 + 16 / block) * n; }
-
-// The values of all codes.
-typedef struct {
-    float m[256], v[256];
-} AdamW8bitValues_;
-
-static inline AdamW8bitValues_ adamw8bit_values_(void) {
-    AdamW8bitValues_ values;
-    for (int code = 0; code < 256; code++) {
-        values.m[code] = code8_value(code, CODE8_SIGNED);
-        values.v[code] = code8_value(code, CODE8_UNSIGNED);
-    }
-    return values;
-}
-
-// max |x|. Positive numbers have the order of their bits, and infinity and NaN come last.
-ALWAYS_INLINE float adamw8bit_scale_(const float* x, size_t n) {
-    int32_t largest = 0;
-#pragma omp simd reduction(max : largest)
-    for (size_t i = 0; i < n; i++) {
-        int32_t bits;
-        memcpy(&bits, x + i, sizeof(bits));
-        bits &= 0x7fffffff;
-        largest = bits > largest ? bits : largest;
-    }
-    float scale;
-    memcpy(&scale, &largest, sizeof(scale));
-    return scale;
-}
 
 // What depends on the decade of a number: element -d mod 8 is that of decade d.
 typedef struct {
@@ -220,6 +196,46 @@ ALWAYS_INLINE void adamw8bit_encode_(uint8_t* code, const float* x, size_t n, fl
     }
 }
 
+void adamw8bit_update_cpu(float* param, const float* grad, AdamW8bitState state, size_t n, size_t block,
+                          AdamW opt);
+
+#ifdef __cplusplus
+}
+#endif
+
+#ifdef ADAMW8BIT_IMPLEMENTATION
+
+#include <assert.h>
+
+// The values of all codes.
+typedef struct {
+    float m[256], v[256];
+} AdamW8bitValues_;
+
+static AdamW8bitValues_ adamw8bit_values_(void) {
+    AdamW8bitValues_ values;
+    for (int code = 0; code < 256; code++) {
+        values.m[code] = code8_value(code, CODE8_SIGNED);
+        values.v[code] = code8_value(code, CODE8_UNSIGNED);
+    }
+    return values;
+}
+
+// max |x|. Positive numbers have the order of their bits, and infinity and NaN come last.
+ALWAYS_INLINE float adamw8bit_scale_(const float* x, size_t n) {
+    int32_t largest = 0;
+#pragma omp simd reduction(max : largest)
+    for (size_t i = 0; i < n; i++) {
+        int32_t bits;
+        memcpy(&bits, x + i, sizeof(bits));
+        bits &= 0x7fffffff;
+        largest = bits > largest ? bits : largest;
+    }
+    float scale;
+    memcpy(&scale, &largest, sizeof(scale));
+    return scale;
+}
+
 // Values of n codes; what follows in the last vector becomes 0. Lane by lane: a gather takes longer.
 ALWAYS_INLINE void adamw8bit_decode_(float* x, const uint8_t* code, size_t n, float scale,
                                      const float values[256]) {
@@ -263,8 +279,8 @@ ALWAYS_INLINE void adamw8bit_block_(float* param, const float* grad, AdamW8bitSt
     adamw8bit_encode_(state.v, v, n, *state.v_scale, CODE8_UNSIGNED, &tables->v);
 }
 
-static inline void adamw8bit_update_cpu(float* param, const float* grad, AdamW8bitState state, size_t n,
-                                        size_t block, AdamW opt) {
+void adamw8bit_update_cpu(float* param, const float* grad, AdamW8bitState state, size_t n, size_t block,
+                          AdamW opt) {
     assert(block > 0 && block <= ADAMW8BIT_BLOCK_MOST);
     const AdamW8bitTables_ tables = {adamw_step(opt), adamw8bit_values_(), adamw8bit_decades_(CODE8_SIGNED),
                                      adamw8bit_decades_(CODE8_UNSIGNED)};
@@ -280,5 +296,7 @@ static inline void adamw8bit_update_cpu(float* param, const float* grad, AdamW8b
         }
     }
 }
+
+#endif // ADAMW8BIT_IMPLEMENTATION
 
 #endif

@@ -14,7 +14,10 @@ arXiv 2302.06675. 20 bytes move per parameter: memory bound.
 #define LLMC_LION_H
 
 #include "llmc/optim/adamw.h"
-#include "llmc/base/host_device.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
 
 typedef struct {
     float lr, beta1, beta2, weight_decay; // the paper's betas are 0.9 and 0.99
@@ -24,7 +27,17 @@ typedef struct {
 
 static inline double lion_bytes(double n) { return 20 * n; } // read param, grad, m; write param, m
 
-static inline void lion_update_cpu(float* param, const float* grad, float* m, size_t n, Lion opt) {
+void lion_update_cpu(float* param, const float* grad, float* m, size_t n, Lion opt);
+
+#ifdef __cplusplus
+}
+#endif
+
+#ifdef LION_IMPLEMENTATION
+
+#include "llmc/base/host_device.h"
+
+void lion_update_cpu(float* param, const float* grad, float* m, size_t n, Lion opt) {
     const float keep = 1.0f - opt.lr * opt.weight_decay;
 #pragma omp parallel for simd schedule(static)
     for (size_t i = 0; i < n; i++) {
@@ -35,5 +48,7 @@ static inline void lion_update_cpu(float* param, const float* grad, float* m, si
                                 -opt.lr * (float)((direction > 0) - (direction < 0)));
     }
 }
+
+#endif // LION_IMPLEMENTATION
 
 #endif

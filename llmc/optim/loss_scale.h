@@ -19,7 +19,9 @@ All state is plain numbers without pointers: a checkpoint may store it as it is.
 #ifndef LLMC_LOSS_SCALE_H
 #define LLMC_LOSS_SCALE_H
 
-#include <math.h>
+#ifdef __cplusplus
+extern "C" {
+#endif
 
 typedef struct {
     float scale;           // of this step
@@ -29,20 +31,34 @@ typedef struct {
     float min;
 } LossScale;
 
-static inline LossScale loss_scale_open(void) {
+LossScale loss_scale_open(void);
+
+// For types that need no scaling: 1 for ever.
+LossScale loss_scale_off(void);
+
+// Call it once a step, `finite` telling of the scaled gradients. Returns whether to make the update; the new
+// scale is for the next step.
+int loss_scale_update(LossScale* s, int finite);
+
+#ifdef __cplusplus
+}
+#endif
+
+#ifdef LOSS_SCALE_IMPLEMENTATION
+
+#include <math.h>
+
+LossScale loss_scale_open(void) {
     const LossScale s = {65536, 0, 2, 0.5f, 2000, 1};
     return s;
 }
 
-// For types that need no scaling: 1 for ever.
-static inline LossScale loss_scale_off(void) {
+LossScale loss_scale_off(void) {
     const LossScale s = {1, 0, 1, 1, 2000, 1};
     return s;
 }
 
-// Call it once a step, `finite` telling of the scaled gradients. Returns whether to make the update; the new
-// scale is for the next step.
-static inline int loss_scale_update(LossScale* s, int finite) {
+int loss_scale_update(LossScale* s, int finite) {
     if (!finite) {
         s->scale = fmaxf(s->scale * s->backoff, s->min);
         s->good_steps = 0;
@@ -56,5 +72,7 @@ static inline int loss_scale_update(LossScale* s, int finite) {
     }
     return 1;
 }
+
+#endif // LOSS_SCALE_IMPLEMENTATION
 
 #endif

@@ -31,16 +31,18 @@ needs:   nothing
 
 #include <string.h>
 
-#include "llmc/ops/gradient_norm.h"
 #include "llmc/optim/adamw.h"
-#include "llmc/base/host_device.h"
-#include "llmc/base/wide_sum.h"
 #include "llmc/base/enum_words.h"
 #include "llmc/ops/matmul.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
 
 // --muon-scale
 // clang-format off
 #define MUON_SCALE_WORDS(X) X(MUON_SPECTRAL, "spectral") X(MUON_RMS, "rms")
+
 // clang-format on
 typedef enum { MUON_SCALE_WORDS(WORDS_VALUE) } MuonScale;
 
@@ -66,26 +68,54 @@ typedef struct {
     MatmulScratch* matmul;
 } MuonScratch;
 
-#define MUON_EPS 1e-7           // added to the norm
+#define MUON_EPS 1e-7 // added to the norm
+
 #define MUON_ROW_SQUARES 1e-10f // the least that a row is divided by the root of
-#define MUON_ROWS_BETA2 0.95f   // of NorMuon's authors
+
+#define MUON_ROWS_BETA2 0.95f // of NorMuon's authors
+
 enum { MUON_ITERATIONS = 5 };
+
 #define MUON_X 3.4445f // Jordan's coefficients of X, A and A A
+
 #define MUON_A -4.7750f
+
 #define MUON_AA 2.0315f
 
 // The momentum of update t, from 1: 0.85, rising to 0.95 in 300 updates.
 static inline float muon_momentum(int64_t t) { return (float)(0.85 + 0.1 * fmin((double)(t - 1) / 300, 1)); }
 
-static inline float muon_factor(Muon opt, size_t rows, size_t cols) {
+float muon_factor(Muon opt, size_t rows, size_t cols);
+
+// Of the matmuls, for one part.
+double muon_flops(double rows, double cols);
+
+// For a part of rows x cols.
+size_t muon_scratch_bytes(size_t rows, size_t cols);
+
+// Updates b (n) and sets u (n): any elements of a matrix.
+void muon_operand_cpu(float* u, const float* grad, float* b, size_t n, Muon opt);
+
+void muon_update_cpu(MuonMatrix x, Muon opt, const MuonScratch* scratch);
+
+#ifdef __cplusplus
+}
+#endif
+
+#ifdef MUON_IMPLEMENTATION
+
+#include "llmc/ops/gradient_norm.h"
+#include "llmc/base/host_device.h"
+#include "llmc/base/wide_sum.h"
+
+float muon_factor(Muon opt, size_t rows, size_t cols) {
     const double r = (double)rows, c = (double)cols;
     return (float)(opt.scale == MUON_SPECTRAL ? sqrt(fmax(1, r / c)) : 0.2 * sqrt(fmax(r, c)));
 }
 
-static inline size_t muon_side_(size_t rows, size_t cols) { return rows < cols ? rows : cols; }
+static size_t muon_side_(size_t rows, size_t cols) { return rows < cols ? rows : cols; }
 
-// Of the matmuls, for one part.
-static inline double muon_flops(double rows, double cols) {
+double muon_flops(double rows, double cols) {
     const double s = fmin(rows, cols), l = fmax(rows, cols);
     return MUON_ITERATIONS * (4 * s * s * l + 2 * s * s * s);
 }
@@ -96,18 +126,17 @@ typedef struct {
     float *x, *next, *gram, *polynomial;
 } MuonWork_;
 
-static inline size_t muon_sums_(size_t rows, size_t cols) {
+static size_t muon_sums_(size_t rows, size_t cols) {
     const size_t blocks = rows * cols / GRADIENT_BLOCK + 1;
     return rows > blocks ? rows : blocks;
 }
 
-// For a part of rows x cols.
-static inline size_t muon_scratch_bytes(size_t rows, size_t cols) {
+size_t muon_scratch_bytes(size_t rows, size_t cols) {
     const size_t side = muon_side_(rows, cols);
     return muon_sums_(rows, cols) * sizeof(double) + (2 * rows * cols + 2 * side * side) * sizeof(float);
 }
 
-static inline MuonWork_ muon_work_(MuonMatrix part, const MuonScratch* scratch) {
+static MuonWork_ muon_work_(MuonMatrix part, const MuonScratch* scratch) {
     const size_t n = part.rows * part.cols, side = muon_side_(part.rows, part.cols);
     MuonWork_ work;
     work.sums = (double*)scratch->memory;
@@ -118,8 +147,7 @@ static inline MuonWork_ muon_work_(MuonMatrix part, const MuonScratch* scratch) 
     return work;
 }
 
-// Updates b (n) and sets u (n): any elements of a matrix.
-static inline void muon_operand_cpu(float* u, const float* grad, float* b, size_t n, Muon opt) {
+void muon_operand_cpu(float* u, const float* grad, float* b, size_t n, Muon opt) {
 #pragma omp parallel for simd schedule(static)
     for (size_t i = 0; i < n; i++) {
         const float g = grad[i] * opt.grad_scale;
@@ -130,7 +158,7 @@ static inline void muon_operand_cpu(float* u, const float* grad, float* b, size_
 }
 
 // Sets x to u / (|u| + MUON_EPS).
-static inline void muon_direction_(MuonMatrix part, Muon opt, const MuonWork_* work) {
+static void muon_direction_(MuonMatrix part, Muon opt, const MuonWork_* work) {
     const size_t n = part.rows * part.cols;
     float* x = work->x;
     if (part.u) {
@@ -148,7 +176,7 @@ static inline void muon_direction_(MuonMatrix part, Muon opt, const MuonWork_* w
 }
 
 // polynomial = MUON_A gram + MUON_AA gram gram, side x side. The Gram matrix is its own transpose.
-static inline void muon_polynomial_(const MuonWork_* work, size_t side, MatmulScratch* matmul) {
+static void muon_polynomial_(const MuonWork_* work, size_t side, MatmulScratch* matmul) {
     const int s = (int)side;
     matmul_forward_cpu(work->polynomial, work->gram, work->gram, NULL, s, s, s, matmul);
 #pragma omp parallel for simd schedule(static)
@@ -158,7 +186,7 @@ static inline void muon_polynomial_(const MuonWork_* work, size_t side, MatmulSc
 }
 
 // One step of the iteration, from x to x.
-static inline void muon_iterate_(MuonWork_* work, size_t rows, size_t cols, MatmulScratch* matmul) {
+static void muon_iterate_(MuonWork_* work, size_t rows, size_t cols, MatmulScratch* matmul) {
     const int r = (int)rows, c = (int)cols;
     const float* x = work->x;
     float* next = work->next;
@@ -180,7 +208,7 @@ static inline void muon_iterate_(MuonWork_* work, size_t rows, size_t cols, Matm
 }
 
 // Divides the rows of x by the root of the running mean of their squares, and keeps its norm.
-static inline void muon_balance_rows_(MuonMatrix part, Muon opt, const MuonWork_* work) {
+static void muon_balance_rows_(MuonMatrix part, Muon opt, const MuonWork_* work) {
     float* mean = part.row_squares;
 #pragma omp parallel for schedule(static)
     for (size_t i = 0; i < part.rows; i++) {
@@ -208,7 +236,7 @@ static inline void muon_balance_rows_(MuonMatrix part, Muon opt, const MuonWork_
     }
 }
 
-static inline void muon_move_(MuonMatrix part, Muon opt, const float* x) {
+static void muon_move_(MuonMatrix part, Muon opt, const float* x) {
     const float rate = opt.lr * muon_factor(opt, part.rows, part.cols),
                 keep = 1.0f - opt.lr * opt.weight_decay;
     float* param = part.param;
@@ -218,7 +246,7 @@ static inline void muon_move_(MuonMatrix part, Muon opt, const float* x) {
     }
 }
 
-static inline void muon_update_part_(MuonMatrix part, Muon opt, const MuonScratch* scratch) {
+static void muon_update_part_(MuonMatrix part, Muon opt, const MuonScratch* scratch) {
     MuonWork_ work = muon_work_(part, scratch);
     muon_direction_(part, opt, &work);
     for (int k = 0; k < MUON_ITERATIONS; k++) {
@@ -231,12 +259,12 @@ static inline void muon_update_part_(MuonMatrix part, Muon opt, const MuonScratc
 }
 
 // Turns an element of the whole tensor (`begin` or `end`) into one of the part of n elements that starts at `at`.
-static inline size_t muon_in_part_(size_t element, size_t at, size_t n) {
+static size_t muon_in_part_(size_t element, size_t at, size_t n) {
     const size_t in_part = element > at ? element - at : 0;
     return in_part < n ? in_part : n;
 }
 
-static inline void muon_update_cpu(MuonMatrix x, Muon opt, const MuonScratch* scratch) {
+void muon_update_cpu(MuonMatrix x, Muon opt, const MuonScratch* scratch) {
     for (size_t k = 0; k < x.parts; k++) {
         const size_t row = k * x.rows, at = row * x.cols, n = x.rows * x.cols;
         MuonMatrix part = {x.param + at,
@@ -259,5 +287,7 @@ static inline void muon_update_cpu(MuonMatrix x, Muon opt, const MuonScratch* sc
         muon_update_part_(part, opt, scratch);
     }
 }
+
+#endif // MUON_IMPLEMENTATION
 
 #endif

@@ -19,7 +19,6 @@ State starts as zeros. The padding stays zero: an update of zeros leaves zeros.
 #ifndef LLMC_OPTIMIZER_H
 #define LLMC_OPTIMIZER_H
 
-#include <assert.h>
 #include <math.h>
 #include <stddef.h>
 #include <string.h>
@@ -29,10 +28,12 @@ State starts as zeros. The padding stays zero: an update of zeros leaves zeros.
 #include "llmc/optim/adamw.h"
 #include "llmc/optim/adamw8bit.h"
 #include "llmc/model/model.h"
-#include "llmc/optim/lion.h"
 #include "llmc/optim/muon.h"
-#include "llmc/optim/sgd.h"
 #include "llmc/parallel/zero.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
 
 // ---- rules ----
 
@@ -45,6 +46,7 @@ State starts as zeros. The padding stays zero: an update of zeros leaves zeros.
     X(OPTIMIZER_MUON, "muon") \
     X(OPTIMIZER_LION, "lion") \
     X(OPTIMIZER_SGD, "sgd")
+
 // clang-format on
 typedef enum { OPTIMIZER_WORDS(WORDS_VALUE) } OptimizerName;
 
@@ -73,28 +75,11 @@ typedef struct {
     int by_block; // blocks are updated one after the other: a GPU does not join matmuls of several
 } Optimizer;
 
-static inline Optimizer optimizer_of(OptimizerName name, int has_optional, MasterWeights master) {
-    const Optimizer optimizer = {name, has_optional, master, 0, {1, 1, 1}, 0, 0};
-    return optimizer;
-}
+Optimizer optimizer_of(OptimizerName name, int has_optional, MasterWeights master);
 
-static inline const char* optimizer_word(OptimizerName name) {
-    static const char* const words[] = {OPTIMIZER_WORDS(WORDS_NAME)};
-    return words[name];
-}
+const char* optimizer_word(OptimizerName name);
 
-static inline UpdateRule optimizer_rule(Optimizer optimizer, TensorKind kind) {
-    static const UpdateRule rules[][TENSOR_KINDS] = {
-        // matrices, embeddings, vectors
-        {RULE_ADAMW, RULE_ADAMW, RULE_ADAMW},      // OPTIMIZER_ADAMW
-        {RULE_ADAMW8, RULE_ADAMW8, RULE_ADAMW},    // OPTIMIZER_ADAMW8BIT
-        {RULE_FACTORED, RULE_FACTORED, RULE_FULL}, // OPTIMIZER_ADAFACTOR
-        {RULE_MUON, RULE_ADAMW, RULE_ADAMW},       // OPTIMIZER_MUON
-        {RULE_LION, RULE_LION, RULE_LION},         // OPTIMIZER_LION
-        {RULE_SGD, RULE_SGD, RULE_SGD},            // OPTIMIZER_SGD
-    };
-    return rules[optimizer.name][kind];
-}
+UpdateRule optimizer_rule(Optimizer optimizer, TensorKind kind);
 
 // ---- slots ----
 
@@ -109,6 +94,7 @@ typedef enum {
 enum { OPTIMIZER_BLOCK = ADAMW8BIT_BLOCK };
 
 #define RULE_BIT_(rule) (1u << RULE_##rule)
+
 #define ALL_RULES_ (~0u)
 
 // clang-format off
@@ -128,10 +114,13 @@ enum { OPTIMIZER_BLOCK = ADAMW8BIT_BLOCK };
   X(STATE_MASTER,     NULL,       float,    SLOT_ELEMENTS, ALL_RULES_,                               0,                                                  -INFINITY, "master weights") \
   X(STATE_LOWER,      NULL,       uint16_t, SLOT_ELEMENTS, ALL_RULES_,                               0,                                                  -INFINITY, "lower halves of weights")  /* split master weights, */ \
   X(STATE_LOWER_8,    NULL,       int8_t,   SLOT_ELEMENTS, ALL_RULES_,                               0,                                                  -INFINITY, "lower 8 bits of weights")  /* and those of 24 bits */
+
 // clang-format on
 
 #define STATE_ID_(id, ...) id,
+
 typedef enum { STATE_TABLE_(STATE_ID_) STATE_SLOTS } StateSlotId;
+
 #undef STATE_ID_
 
 typedef struct {
@@ -173,7 +162,151 @@ static inline int state_slot_has(const OptimizerState* s, int slot, int row) {
 }
 
 // What `elements` of a row, or of its layer, are in a slot. Rows and columns belong to whole layers.
-static inline size_t state_slot_elements(const OptimizerState* s, int slot, int row, size_t elements) {
+size_t state_slot_elements(const OptimizerState* s, int slot, int row, size_t elements);
+
+// Whether a process that updates any part of a tensor has all that the tensor has in a slot.
+int state_slot_is_whole(const OptimizerState* s, int slot, int row);
+
+// Whether the update of group g needs whole tensors.
+int state_needs_tensors(const OptimizerState* s, int g);
+
+// Where master weights are; STATE_SLOTS: nowhere.
+int state_master_slot(MasterWeights master);
+
+// Group g in the array of a slot, in elements, without its frozen part; frozen blocks have none.
+static inline size_t state_group_begin(const StateSlot* slot, int g) {
+    return g == 0 ? 0 : slot->once + (size_t)(g > slot->first ? g - 1 - slot->first : 0) * slot->block;
+}
+
+static inline size_t state_group_elements(const StateSlot* slot, int g) {
+    return g == 0 ? slot->once : g > slot->first ? slot->block : 0;
+}
+
+// Where block 0 would begin if none were frozen: may be below 0, and then wraps around.
+static inline size_t state_blocks_begin(const StateSlot* slot) {
+    return slot->once - (size_t)slot->first * slot->block;
+}
+
+// What an array takes in one allocation of all state: the next one starts aligned.
+size_t state_slot_room(const StateSlot* slot);
+
+// Places all of it; the bytes of one allocation that holds it are s->bytes.
+void optimizer_state_open(OptimizerState* s, Optimizer optimizer, const ZeroPlan* zero, ModelConfig cfg);
+
+// Bytes of the state in files.
+double optimizer_saved_bytes(Optimizer optimizer, ModelConfig cfg);
+
+// Of the array of a slot, what an update reads and writes: all but the master weights of frozen parts.
+static inline double state_moved_bytes(const StateSlot* slot) {
+    return (double)slot->bytes - (double)slot->frozen * (double)slot->element_bytes;
+}
+
+// What an update moves that reads everything once: it reads gradients, slots, and parameters that have no
+// master; it writes slots and parameters. The last two are bytes of an element.
+double optimizer_bytes(const OptimizerState* s, const ZeroPlan* zero, size_t param_bytes,
+                       size_t gradient_bytes);
+
+// ---- places ----
+
+// Where a range begins in the array of a slot that it has, in elements; in one of rows or columns, those of its tensor.
+size_t state_begin(const OptimizerState* s, int slot, const ZeroRange* range);
+
+// How much of the array of a slot belongs to the owned elements before `owned`.
+size_t state_position(const OptimizerState* s, int slot, const ZeroPlan* zero, size_t owned);
+
+// The array of a slot in the allocation of all state; NULL if nothing has it, or if there is no allocation.
+void* state_slot_array(const OptimizerState* s, int slot, void* memory);
+
+// What a range has of a slot, in the allocation of all state; NULL if it has nothing.
+void* state_array(const OptimizerState* s, int slot, const ZeroRange* range, void* memory);
+
+// ---- the update ----
+
+// The settings of one update. Scale of the gradient and number are those of all rules, rate and decay those of all but
+// Muon's.
+typedef struct {
+    AdamW adamw;
+    float momentum; // of SGD; beta1 of Adafactor, 0: none
+    AdafactorRate adafactor_rate;
+    float muon_lr, muon_weight_decay;
+    MuonScale muon_scale;
+} Update;
+
+// Of one row: only some rows decay, and kinds of rows have rates of their own.
+AdamW update_adamw(Update u, const OptimizerState* s, int row);
+
+Adafactor update_adafactor(Update u, AdamW of_row);
+
+Muon update_muon(Update u);
+
+// Matrices that lie one below the other in a row and are updated apart: those of queries, keys and values.
+static inline size_t optimizer_parts(const TensorRow* row) {
+    return row->member == offsetof(ModelParameters, qkvw) ? 3 : 1;
+}
+
+// Scratch memory of the update on the CPU.
+size_t optimizer_scratch_bytes(const OptimizerState* s);
+
+// Whether processes gather the operand of group g before its update.
+static inline int optimizer_gathers(const OptimizerState* s, const ZeroPlan* zero, int g) {
+    return zero_is_divided(zero) && state_needs_tensors(s, g) && zero_has_gradient(zero, g);
+}
+
+size_t optimizer_gathered_elements(const OptimizerState* s, const ZeroPlan* zero);
+
+// Sets what a range is of the operand of its group (range->count), if its rule needs whole tensors; for Muon, with the state
+// in `memory`.
+void optimizer_operand_cpu(const OptimizerState* s, const ZeroRange* range, float* operand, const float* grad,
+                           void* memory, Update u);
+
+// Whether the rule of a parameter updates each element by itself, so that a range may be updated in parts.
+int optimizer_is_elementwise(const OptimizerState* s, int row);
+
+// Updates elements [from, from + count) of a range by such a rule; param and grad point to the first of them.
+void optimizer_update_elements_cpu(const OptimizerState* s, const ZeroRange* range, size_t from, size_t count,
+                                   float* param, const float* grad, void* memory, Update u);
+
+// Updates a range, whose parameters and gradients are param and grad (range->count); `memory` holds all state. `operand` is the
+// gathered operand of the whole tensor; param then points to the range's place in that tensor. `operand` may be NULL if the
+// rule needs none or the range is a whole tensor. `scratch` has optimizer_scratch_bytes.
+void optimizer_update_cpu(const OptimizerState* s, const ZeroRange* range, float* param, const float* grad,
+                          const float* operand, void* memory, Update u, const MuonScratch* scratch);
+
+#ifdef __cplusplus
+}
+#endif
+
+#ifdef OPTIMIZER_IMPLEMENTATION
+
+#include <assert.h>
+
+#include "llmc/optim/lion.h"
+#include "llmc/optim/sgd.h"
+
+Optimizer optimizer_of(OptimizerName name, int has_optional, MasterWeights master) {
+    const Optimizer optimizer = {name, has_optional, master, 0, {1, 1, 1}, 0, 0};
+    return optimizer;
+}
+
+const char* optimizer_word(OptimizerName name) {
+    static const char* const words[] = {OPTIMIZER_WORDS(WORDS_NAME)};
+    return words[name];
+}
+
+UpdateRule optimizer_rule(Optimizer optimizer, TensorKind kind) {
+    static const UpdateRule rules[][TENSOR_KINDS] = {
+        // matrices, embeddings, vectors
+        {RULE_ADAMW, RULE_ADAMW, RULE_ADAMW},      // OPTIMIZER_ADAMW
+        {RULE_ADAMW8, RULE_ADAMW8, RULE_ADAMW},    // OPTIMIZER_ADAMW8BIT
+        {RULE_FACTORED, RULE_FACTORED, RULE_FULL}, // OPTIMIZER_ADAFACTOR
+        {RULE_MUON, RULE_ADAMW, RULE_ADAMW},       // OPTIMIZER_MUON
+        {RULE_LION, RULE_LION, RULE_LION},         // OPTIMIZER_LION
+        {RULE_SGD, RULE_SGD, RULE_SGD},            // OPTIMIZER_SGD
+    };
+    return rules[optimizer.name][kind];
+}
+
+size_t state_slot_elements(const OptimizerState* s, int slot, int row, size_t elements) {
     const TensorRow* r = &s->rows[row];
     const int is_whole = elements >= model_rows_in_files(r, s->cfg) * r->cols;
     if (!state_slot_has(s, slot, row)) {
@@ -191,21 +324,19 @@ static inline size_t state_slot_elements(const OptimizerState* s, int slot, int 
     }
 }
 
-// Whether a process that updates any part of a tensor has all that the tensor has in a slot.
-static inline int state_slot_is_whole(const OptimizerState* s, int slot, int row) {
+int state_slot_is_whole(const OptimizerState* s, int slot, int row) {
     const SlotShape shape = s->slots[slot].shape;
     return shape == SLOT_ROWS || shape == SLOT_COLS || (slot == STATE_V && s->rule[row] == RULE_FULL);
 }
 
 // What this process has of a row in a slot: of group 0, or of one block.
-static inline size_t state_kept_elements_(const OptimizerState* s, int slot, int row) {
+static size_t state_kept_elements_(const OptimizerState* s, int slot, int row) {
     const size_t own = s->span[row].count;
     return state_slot_elements(s, slot, row,
                                own > 0 && state_slot_is_whole(s, slot, row) ? s->room[row] : own);
 }
 
-// Whether the update of group g needs whole tensors.
-static inline int state_needs_tensors(const OptimizerState* s, int g) {
+int state_needs_tensors(const OptimizerState* s, int g) {
     int needs = 0;
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         const UpdateRule rule = s->rule[i];
@@ -215,21 +346,20 @@ static inline int state_needs_tensors(const OptimizerState* s, int g) {
     return needs;
 }
 
-// Where master weights are; STATE_SLOTS: nowhere.
-static inline int state_master_slot(MasterWeights master) {
+int state_master_slot(MasterWeights master) {
     static const int slots[] = {STATE_SLOTS, STATE_MASTER, STATE_LOWER, STATE_LOWER_8};
     return slots[master];
 }
 
 // Master weights are the optimizer's choice, not its rules'.
-static inline unsigned state_rules_(Optimizer optimizer, int slot, unsigned always, unsigned optional) {
+static unsigned state_rules_(Optimizer optimizer, int slot, unsigned always, unsigned optional) {
     if (slot >= STATE_MASTER) {
         return slot == state_master_slot(optimizer.master) ? always : 0;
     }
     return always | (optimizer.has_optional ? optional : 0);
 }
 
-static inline void state_set_slots_(OptimizerState* s) {
+static void state_set_slots_(OptimizerState* s) {
 #define STATE_SLOT_(id, name_, type_, shape_, rules_, optional_, least_, label_)                             \
     s->slots[id].name = name_;                                                                               \
     s->slots[id].label = label_;                                                                             \
@@ -242,12 +372,12 @@ static inline void state_set_slots_(OptimizerState* s) {
 }
 
 // The trained part of a group that a row is in: of group 0, or of block 0, as if that had gradients.
-static inline size_t state_part_elements_(const OptimizerState* s, const ZeroPlan* zero, int row) {
+static size_t state_part_elements_(const OptimizerState* s, const ZeroPlan* zero, int row) {
     return s->rows[row].place == PLACE_BLOCK ? zero->trained_block : zero->trained_once;
 }
 
 // Where a row, or its first layer, ends with its padding: from the begin of its group on.
-static inline size_t state_row_end_(const OptimizerState* s, const ZeroPlan* zero, int row) {
+static size_t state_row_end_(const OptimizerState* s, const ZeroPlan* zero, int row) {
     size_t end = state_part_elements_(s, zero, row);
     for (int i = MODEL_PARAMETER_ROWS - 1; i > row; i--) {
         const int is_behind = s->rows[i].place == s->rows[row].place && zero_has_row(zero, i);
@@ -257,7 +387,7 @@ static inline size_t state_row_end_(const OptimizerState* s, const ZeroPlan* zer
 }
 
 // The part of a row, padding included, that lies in this process's piece of its group.
-static inline StateSpan state_span_(const OptimizerState* s, const ZeroPlan* zero, int row) {
+static StateSpan state_span_(const OptimizerState* s, const ZeroPlan* zero, int row) {
     const ZeroCut own = zero_owned_cut(zero);
     const size_t count = state_part_elements_(s, zero, row) / (size_t)own.parts,
                  piece = (size_t)own.part * count;
@@ -268,27 +398,13 @@ static inline StateSpan state_span_(const OptimizerState* s, const ZeroPlan* zer
     return zero_has_row(zero, row) ? span : none;
 }
 
-// Group g in the array of a slot, in elements, without its frozen part; frozen blocks have none.
-static inline size_t state_group_begin(const StateSlot* slot, int g) {
-    return g == 0 ? 0 : slot->once + (size_t)(g > slot->first ? g - 1 - slot->first : 0) * slot->block;
-}
-static inline size_t state_group_elements(const StateSlot* slot, int g) {
-    return g == 0 ? slot->once : g > slot->first ? slot->block : 0;
-}
-
-// Where block 0 would begin if none were frozen: may be below 0, and then wraps around.
-static inline size_t state_blocks_begin(const StateSlot* slot) {
-    return slot->once - (size_t)slot->first * slot->block;
-}
-
-// What an array takes in one allocation of all state: the next one starts aligned.
-static inline size_t state_slot_room(const StateSlot* slot) {
+size_t state_slot_room(const StateSlot* slot) {
     const size_t align = TENSOR_ALIGN * sizeof(float);
     return (slot->bytes + align - 1) / align * align;
 }
 
 // Places the rows in the array of a slot of moments; returns its elements.
-static inline size_t state_place_rows_(OptimizerState* s, int slot, const ZeroPlan* zero) {
+static size_t state_place_rows_(OptimizerState* s, int slot, const ZeroPlan* zero) {
     StateSlot* to = &s->slots[slot];
     to->first = zero->first_block;
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
@@ -300,7 +416,7 @@ static inline size_t state_place_rows_(OptimizerState* s, int slot, const ZeroPl
 }
 
 // Places the array of a slot at `at`; returns its end.
-static inline size_t state_place_slot_(OptimizerState* s, int slot, const ZeroPlan* zero, size_t at) {
+static size_t state_place_slot_(OptimizerState* s, int slot, const ZeroPlan* zero, size_t at) {
     StateSlot* to = &s->slots[slot];
     size_t elements = 0;
     if (slot < STATE_MASTER) {
@@ -314,9 +430,7 @@ static inline size_t state_place_slot_(OptimizerState* s, int slot, const ZeroPl
     return at + state_slot_room(to);
 }
 
-// Places all of it; the bytes of one allocation that holds it are s->bytes.
-static inline void optimizer_state_open(OptimizerState* s, Optimizer optimizer, const ZeroPlan* zero,
-                                        ModelConfig cfg) {
+void optimizer_state_open(OptimizerState* s, Optimizer optimizer, const ZeroPlan* zero, ModelConfig cfg) {
     memset(s, 0, sizeof(*s));
     s->optimizer = optimizer;
     s->cfg = cfg;
@@ -337,8 +451,7 @@ static inline void optimizer_state_open(OptimizerState* s, Optimizer optimizer, 
     }
 }
 
-// Bytes of the state in files.
-static inline double optimizer_saved_bytes(Optimizer optimizer, ModelConfig cfg) {
+double optimizer_saved_bytes(Optimizer optimizer, ModelConfig cfg) {
     OptimizerState s;
     const ZeroPlan whole = zero_plan(cfg, 0, 0, 1);
     double bytes = 0;
@@ -353,15 +466,8 @@ static inline double optimizer_saved_bytes(Optimizer optimizer, ModelConfig cfg)
     return bytes;
 }
 
-// Of the array of a slot, what an update reads and writes: all but the master weights of frozen parts.
-static inline double state_moved_bytes(const StateSlot* slot) {
-    return (double)slot->bytes - (double)slot->frozen * (double)slot->element_bytes;
-}
-
-// What an update moves that reads everything once: it reads gradients, slots, and parameters that have no
-// master; it writes slots and parameters. The last two are bytes of an element.
-static inline double optimizer_bytes(const OptimizerState* s, const ZeroPlan* zero, size_t param_bytes,
-                                     size_t gradient_bytes) {
+double optimizer_bytes(const OptimizerState* s, const ZeroPlan* zero, size_t param_bytes,
+                       size_t gradient_bytes) {
     const size_t read = s->optimizer.master == MASTER_FP32 ? 0 : param_bytes;
     double bytes = (double)zero_updated_elements(zero) * (double)(gradient_bytes + read + param_bytes);
     for (int slot = 0; slot < STATE_SLOTS; slot++) {
@@ -370,10 +476,7 @@ static inline double optimizer_bytes(const OptimizerState* s, const ZeroPlan* ze
     return bytes;
 }
 
-// ---- places ----
-
-// Where a range begins in the array of a slot that it has, in elements; in one of rows or columns, those of its tensor.
-static inline size_t state_begin(const OptimizerState* s, int slot, const ZeroRange* range) {
+size_t state_begin(const OptimizerState* s, int slot, const ZeroRange* range) {
     const int is_inside = s->slots[slot].shape == SLOT_ELEMENTS && state_slot_is_whole(s, slot, range->row);
     if (slot >= STATE_MASTER) {
         return range->owned;
@@ -382,8 +485,7 @@ static inline size_t state_begin(const OptimizerState* s, int slot, const ZeroRa
            (is_inside ? range->before : 0);
 }
 
-// How much of the array of a slot belongs to the owned elements before `owned`.
-static inline size_t state_position(const OptimizerState* s, int slot, const ZeroPlan* zero, size_t owned) {
+size_t state_position(const OptimizerState* s, int slot, const ZeroPlan* zero, size_t owned) {
     int g = zero->groups - 1;
     if (slot >= STATE_MASTER) {
         return s->slots[slot].bytes > 0 ? owned : 0;
@@ -407,14 +509,12 @@ static inline size_t state_position(const OptimizerState* s, int slot, const Zer
     return position;
 }
 
-// The array of a slot in the allocation of all state; NULL if nothing has it, or if there is no allocation.
-static inline void* state_slot_array(const OptimizerState* s, int slot, void* memory) {
+void* state_slot_array(const OptimizerState* s, int slot, void* memory) {
     const StateSlot* of = &s->slots[slot];
     return of->bytes && memory ? (char*)memory + of->offset_bytes : NULL;
 }
 
-// What a range has of a slot, in the allocation of all state; NULL if it has nothing.
-static inline void* state_array(const OptimizerState* s, int slot, const ZeroRange* range, void* memory) {
+void* state_array(const OptimizerState* s, int slot, const ZeroRange* range, void* memory) {
     const StateSlot* from = &s->slots[slot];
     const int has_group = slot >= STATE_MASTER || state_group_elements(from, range->group) > 0;
     return state_slot_has(s, slot, range->row) && has_group
@@ -422,46 +522,27 @@ static inline void* state_array(const OptimizerState* s, int slot, const ZeroRan
                : NULL;
 }
 
-// ---- the update ----
-
-// The settings of one update. Scale of the gradient and number are those of all rules, rate and decay those of all but
-// Muon's.
-typedef struct {
-    AdamW adamw;
-    float momentum; // of SGD; beta1 of Adafactor, 0: none
-    AdafactorRate adafactor_rate;
-    float muon_lr, muon_weight_decay;
-    MuonScale muon_scale;
-} Update;
-
-// Of one row: only some rows decay, and kinds of rows have rates of their own.
-static inline AdamW update_adamw(Update u, const OptimizerState* s, int row) {
+AdamW update_adamw(Update u, const OptimizerState* s, int row) {
     AdamW opt = u.adamw;
     opt.weight_decay = s->rows[row].decay ? opt.weight_decay : 0.0f;
     opt.lr *= s->optimizer.lr_scale[s->rows[row].kind];
     return opt;
 }
 
-static inline Adafactor update_adafactor(Update u, AdamW of_row) {
+Adafactor update_adafactor(Update u, AdamW of_row) {
     const Adafactor opt = {of_row.lr,         u.momentum,       1.0f,    1.0f, of_row.weight_decay,
                            of_row.grad_scale, u.adafactor_rate, of_row.t};
     return opt;
 }
 
-static inline Muon update_muon(Update u) {
+Muon update_muon(Update u) {
     const Muon opt = {u.muon_lr,          muon_momentum(u.adamw.t), u.muon_weight_decay,
                       u.adamw.grad_scale, MUON_ROWS_BETA2,          u.muon_scale,
                       u.adamw.decay};
     return opt;
 }
 
-// Matrices that lie one below the other in a row and are updated apart: those of queries, keys and values.
-static inline size_t optimizer_parts(const TensorRow* row) {
-    return row->member == offsetof(ModelParameters, qkvw) ? 3 : 1;
-}
-
-// Scratch memory of the update on the CPU.
-static inline size_t optimizer_scratch_bytes(const OptimizerState* s) {
+size_t optimizer_scratch_bytes(const OptimizerState* s) {
     size_t most = 0;
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         const size_t rows = s->rows[i].rows, cols = s->rows[i].cols, parts = optimizer_parts(&s->rows[i]);
@@ -473,8 +554,8 @@ static inline size_t optimizer_scratch_bytes(const OptimizerState* s) {
     return most;
 }
 
-static inline void optimizer_adamw8bit_cpu_(const OptimizerState* s, const ZeroRange* range, float* param,
-                                            const float* grad, void* memory, AdamW opt) {
+static void optimizer_adamw8bit_cpu_(const OptimizerState* s, const ZeroRange* range, float* param,
+                                     const float* grad, void* memory, AdamW opt) {
     const AdamW8bitState state = {(uint8_t*)state_array(s, STATE_M8, range, memory),
                                   (uint8_t*)state_array(s, STATE_V8, range, memory),
                                   (float*)state_array(s, STATE_M_SCALE, range, memory),
@@ -482,12 +563,7 @@ static inline void optimizer_adamw8bit_cpu_(const OptimizerState* s, const ZeroR
     adamw8bit_update_cpu(param, grad, state, range->count, OPTIMIZER_BLOCK, opt);
 }
 
-// Whether processes gather the operand of group g before its update.
-static inline int optimizer_gathers(const OptimizerState* s, const ZeroPlan* zero, int g) {
-    return zero_is_divided(zero) && state_needs_tensors(s, g) && zero_has_gradient(zero, g);
-}
-
-static inline size_t optimizer_gathered_elements(const OptimizerState* s, const ZeroPlan* zero) {
+size_t optimizer_gathered_elements(const OptimizerState* s, const ZeroPlan* zero) {
     size_t elements = 0;
     for (int g = 0; g < zero->groups; g++) {
         elements += optimizer_gathers(s, zero, g) ? zero_trained_elements(zero, g) : 0;
@@ -495,10 +571,8 @@ static inline size_t optimizer_gathered_elements(const OptimizerState* s, const 
     return elements;
 }
 
-// Sets what a range is of the operand of its group (range->count), if its rule needs whole tensors; for Muon, with the state
-// in `memory`.
-static inline void optimizer_operand_cpu(const OptimizerState* s, const ZeroRange* range, float* operand,
-                                         const float* grad, void* memory, Update u) {
+void optimizer_operand_cpu(const OptimizerState* s, const ZeroRange* range, float* operand, const float* grad,
+                           void* memory, Update u) {
     const UpdateRule rule = s->rule[range->row];
     if (rule == RULE_MUON) {
         muon_operand_cpu(operand, grad, (float*)state_array(s, STATE_M, range, memory), range->count,
@@ -515,8 +589,8 @@ typedef struct {
 } UpdateTensor_;
 
 // The layer of a row, but for the padding of the vocabulary.
-static inline void optimizer_adafactor_cpu_(const OptimizerState* s, const ZeroRange* range, UpdateTensor_ t,
-                                            void* memory, Adafactor opt, void* scratch) {
+static void optimizer_adafactor_cpu_(const OptimizerState* s, const ZeroRange* range, UpdateTensor_ t,
+                                     void* memory, Adafactor opt, void* scratch) {
     const TensorRow* row = &s->rows[range->row];
     const size_t begin = range->before, end = begin + range->count;
     float *m = (float*)state_array(s, STATE_M, range, memory),
@@ -538,8 +612,8 @@ static inline void optimizer_adafactor_cpu_(const OptimizerState* s, const ZeroR
 }
 
 // A range that is not the whole tensor has the direction of the update as its operand.
-static inline void optimizer_muon_cpu_(const OptimizerState* s, const ZeroRange* range, UpdateTensor_ t,
-                                       int is_gathered, void* memory, Muon opt, const MuonScratch* scratch) {
+static void optimizer_muon_cpu_(const OptimizerState* s, const ZeroRange* range, UpdateTensor_ t,
+                                int is_gathered, void* memory, Muon opt, const MuonScratch* scratch) {
     const TensorRow* row = &s->rows[range->row];
     const size_t parts = optimizer_parts(row);
     const MuonMatrix x = {t.param,
@@ -555,16 +629,13 @@ static inline void optimizer_muon_cpu_(const OptimizerState* s, const ZeroRange*
     muon_update_cpu(x, opt, scratch);
 }
 
-// Whether the rule of a parameter updates each element by itself, so that a range may be updated in parts.
-static inline int optimizer_is_elementwise(const OptimizerState* s, int row) {
+int optimizer_is_elementwise(const OptimizerState* s, int row) {
     const UpdateRule rule = s->rule[row];
     return rule == RULE_ADAMW || rule == RULE_LION || rule == RULE_SGD;
 }
 
-// Updates elements [from, from + count) of a range by such a rule; param and grad point to the first of them.
-static inline void optimizer_update_elements_cpu(const OptimizerState* s, const ZeroRange* range, size_t from,
-                                                 size_t count, float* param, const float* grad, void* memory,
-                                                 Update u) {
+void optimizer_update_elements_cpu(const OptimizerState* s, const ZeroRange* range, size_t from, size_t count,
+                                   float* param, const float* grad, void* memory, Update u) {
     const AdamW a = update_adamw(u, s, range->row);
     float* m = (float*)state_array(s, STATE_M, range, memory);
     m = m ? m + from : NULL; // SGD may have none
@@ -580,12 +651,8 @@ static inline void optimizer_update_elements_cpu(const OptimizerState* s, const 
     }
 }
 
-// Updates a range, whose parameters and gradients are param and grad (range->count); `memory` holds all state. `operand` is the
-// gathered operand of the whole tensor; param then points to the range's place in that tensor. `operand` may be NULL if the
-// rule needs none or the range is a whole tensor. `scratch` has optimizer_scratch_bytes.
-static inline void optimizer_update_cpu(const OptimizerState* s, const ZeroRange* range, float* param,
-                                        const float* grad, const float* operand, void* memory, Update u,
-                                        const MuonScratch* scratch) {
+void optimizer_update_cpu(const OptimizerState* s, const ZeroRange* range, float* param, const float* grad,
+                          const float* operand, void* memory, Update u, const MuonScratch* scratch) {
     const AdamW a = update_adamw(u, s, range->row);
     const UpdateTensor_ tensor = {param - range->before, operand ? operand : grad};
     switch (s->rule[range->row]) {
@@ -608,5 +675,7 @@ static inline void optimizer_update_cpu(const OptimizerState* s, const ZeroRange
         break;
     }
 }
+
+#endif // OPTIMIZER_IMPLEMENTATION
 
 #endif

@@ -17,10 +17,13 @@ t reaches 1 at step == steps, one after the last update, so a final_frac of 0 wa
 #ifndef LLMC_SCHEDULE_H
 #define LLMC_SCHEDULE_H
 
-#include <math.h>
 #include <stdint.h>
 
 #include "llmc/base/enum_words.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
 
 // --schedule
 // clang-format off
@@ -29,11 +32,31 @@ t reaches 1 at step == steps, one after the last update, so a final_frac of 0 wa
     X(SCHEDULE_LINEAR, "linear") \
     X(SCHEDULE_CONSTANT, "constant") \
     X(SCHEDULE_WSD, "wsd")
+
 // clang-format on
 typedef enum { SCHEDULE_WORDS(WORDS_VALUE) } Schedule;
 
+// The learning rate of the update number `step`, counted from 0, of a run of `steps` updates. Defined for all
+// values: a warm-up longer than the run never ends, and past the end of the run the rate stays where it was
+// left.
+float schedule_lr(Schedule schedule, int64_t step, int64_t steps, int64_t warmup, float lr, float final_frac);
+
+// Is an action that is done every n steps (0: never; below: only at the end), and at the end, due
+// before update number `step`?
+static inline int schedule_due(int every, int64_t step, int64_t steps) {
+    return every && (step == steps || (every > 0 && step % every == 0));
+}
+
+#ifdef __cplusplus
+}
+#endif
+
+#ifdef SCHEDULE_IMPLEMENTATION
+
+#include <math.h>
+
 // What is left of the way from lr down to final_frac * lr, at the fraction t of the decay.
-static inline double schedule_shape_(Schedule schedule, double t) {
+static double schedule_shape_(Schedule schedule, double t) {
     switch (schedule) {
     case SCHEDULE_COSINE:
         return 0.5 * (1 + cos(3.14159265358979323846 * t));
@@ -47,11 +70,8 @@ static inline double schedule_shape_(Schedule schedule, double t) {
     return 1;
 }
 
-// The learning rate of the update number `step`, counted from 0, of a run of `steps` updates. Defined for all
-// values: a warm-up longer than the run never ends, and past the end of the run the rate stays where it was
-// left.
-static inline float schedule_lr(Schedule schedule, int64_t step, int64_t steps, int64_t warmup, float lr,
-                                float final_frac) {
+float schedule_lr(Schedule schedule, int64_t step, int64_t steps, int64_t warmup, float lr,
+                  float final_frac) {
     if (step < warmup) {
         return (float)(lr * ((double)(step + 1) / (double)warmup));
     }
@@ -66,10 +86,6 @@ static inline float schedule_lr(Schedule schedule, int64_t step, int64_t steps, 
     return (float)(lr * (final_frac + (1 - final_frac) * schedule_shape_(schedule, t)));
 }
 
-// Is an action that is done every n steps (0: never; below: only at the end), and at the end, due
-// before update number `step`?
-static inline int schedule_due(int every, int64_t step, int64_t steps) {
-    return every && (step == steps || (every > 0 && step % every == 0));
-}
+#endif // SCHEDULE_IMPLEMENTATION
 
 #endif

@@ -18,7 +18,9 @@ needs:   nothing
 
 #include <stddef.h>
 
-#include "llmc/base/host_device.h"
+#ifdef __cplusplus
+extern "C" {
+#endif
 
 typedef struct {
     float lr, momentum, weight_decay;
@@ -28,7 +30,17 @@ typedef struct {
 // Read param and grad, write param; with momentum, read and write m.
 static inline double sgd_bytes(double n, float momentum) { return (momentum ? 20 : 12) * n; }
 
-static inline void sgd_update_cpu(float* param, const float* grad, float* m, size_t n, Sgd opt) {
+void sgd_update_cpu(float* param, const float* grad, float* m, size_t n, Sgd opt);
+
+#ifdef __cplusplus
+}
+#endif
+
+#ifdef SGD_IMPLEMENTATION
+
+#include "llmc/base/host_device.h"
+
+void sgd_update_cpu(float* param, const float* grad, float* m, size_t n, Sgd opt) {
     const float keep = 1.0f - opt.lr * opt.weight_decay, rate = opt.lr * opt.grad_scale;
     if (!m) {
 #pragma omp parallel for simd schedule(static)
@@ -43,5 +55,7 @@ static inline void sgd_update_cpu(float* param, const float* grad, float* m, siz
         param[i] = multiply_add(keep, param[i], -opt.lr * m[i]);
     }
 }
+
+#endif // SGD_IMPLEMENTATION
 
 #endif

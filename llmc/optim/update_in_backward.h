@@ -21,8 +21,6 @@ ClipShares is plain numbers without pointers: a checkpoint may store it as it is
 #ifndef LLMC_UPDATE_IN_BACKWARD_H
 #define LLMC_UPDATE_IN_BACKWARD_H
 
-#include <assert.h>
-#include <math.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -32,6 +30,10 @@ ClipShares is plain numbers without pointers: a checkpoint may store it as it is
 #include "llmc/model/model.h"
 #include "llmc/optim/optimizer.h"
 #include "llmc/parallel/zero.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
 
 // ---- shares ----
 
@@ -43,37 +45,13 @@ typedef struct {
     double share[CLIP_MAX_GROUPS];
 } ClipShares;
 
-static inline ClipShares clip_shares_open(const ZeroPlan* plan) {
-    ClipShares shares;
-    memset(&shares, 0, sizeof(shares));
-    shares.groups = plan->groups;
-    for (int g = 0; g < plan->groups; g++) {
-        shares.share[g] = (double)zero_group_elements(plan, g) / (double)zero_full_elements(plan);
-    }
-    return shares;
-}
+ClipShares clip_shares_open(const ZeroPlan* plan);
 
 // Takes the square sums of an update's groups into the mean, if they say anything.
-static inline void clip_shares_add(ClipShares* shares, const double* squares) {
-    double all = 0;
-    for (int g = 0; g < shares->groups; g++) {
-        all += squares[g];
-    }
-    if (!(all > 0 && isfinite(all))) {
-        return;
-    }
-    shares->updates++;
-    const double weight = fmax(1.0 / (double)shares->updates, 0.01);
-    for (int g = 0; g < shares->groups; g++) {
-        shares->share[g] += weight * (squares[g] / all - shares->share[g]);
-    }
-}
+void clip_shares_add(ClipShares* shares, const double* squares);
 
 // The factor that clips the gradient of group g, which has this norm; `limit` is that of the whole, 0: none.
-static inline float clip_shares_scale(const ClipShares* shares, int g, double norm, float limit) {
-    const double of_group = limit * sqrt(shares->share[g]);
-    return limit > 0 && norm > of_group ? (float)(of_group / norm) : 1.0f;
-}
+float clip_shares_scale(const ClipShares* shares, int g, double norm, float limit);
 
 // ---- an update ----
 
@@ -92,8 +70,64 @@ typedef struct {
     double squares[CLIP_MAX_GROUPS];
 } InBackward;
 
-static inline void in_backward_open(InBackward* u, const ClipShares* shares, const UpdateGuard* guard,
-                                    Update update, float grad_clip, double total_batch) {
+void in_backward_open(InBackward* u, const ClipShares* shares, const UpdateGuard* guard, Update update,
+                      float grad_clip, double total_batch);
+
+// Before the pass: so many targets of the batch count.
+static inline void in_backward_batch(InBackward* u, double counted) {
+    u->factor = targets_factor(u->total_batch, counted);
+}
+
+// When the sum of the losses is known, before the first group.
+void in_backward_losses(InBackward* u, double losses);
+
+// When the gradient of group g is there, whose squares have this sum: sets *update, and returns whether to make it.
+int in_backward_group(InBackward* u, int g, WideSum square_sum, Update* update);
+
+// After the pass: the next update clips by what this one saw.
+void in_backward_end(const InBackward* u, ClipShares* shares);
+
+#ifdef __cplusplus
+}
+#endif
+
+#ifdef UPDATE_IN_BACKWARD_IMPLEMENTATION
+
+#include <assert.h>
+#include <math.h>
+
+ClipShares clip_shares_open(const ZeroPlan* plan) {
+    ClipShares shares;
+    memset(&shares, 0, sizeof(shares));
+    shares.groups = plan->groups;
+    for (int g = 0; g < plan->groups; g++) {
+        shares.share[g] = (double)zero_group_elements(plan, g) / (double)zero_full_elements(plan);
+    }
+    return shares;
+}
+
+void clip_shares_add(ClipShares* shares, const double* squares) {
+    double all = 0;
+    for (int g = 0; g < shares->groups; g++) {
+        all += squares[g];
+    }
+    if (!(all > 0 && isfinite(all))) {
+        return;
+    }
+    shares->updates++;
+    const double weight = fmax(1.0 / (double)shares->updates, 0.01);
+    for (int g = 0; g < shares->groups; g++) {
+        shares->share[g] += weight * (squares[g] / all - shares->share[g]);
+    }
+}
+
+float clip_shares_scale(const ClipShares* shares, int g, double norm, float limit) {
+    const double of_group = limit * sqrt(shares->share[g]);
+    return limit > 0 && norm > of_group ? (float)(of_group / norm) : 1.0f;
+}
+
+void in_backward_open(InBackward* u, const ClipShares* shares, const UpdateGuard* guard, Update update,
+                      float grad_clip, double total_batch) {
     memset(u, 0, sizeof(*u));
     u->shares = shares;
     u->guard = guard;
@@ -103,19 +137,12 @@ static inline void in_backward_open(InBackward* u, const ClipShares* shares, con
     u->stopped_at = -1;
 }
 
-// Before the pass: so many targets of the batch count.
-static inline void in_backward_batch(InBackward* u, double counted) {
-    u->factor = targets_factor(u->total_batch, counted);
-}
-
-// When the sum of the losses is known, before the first group.
-static inline void in_backward_losses(InBackward* u, double losses) {
+void in_backward_losses(InBackward* u, double losses) {
     u->losses = losses;
     u->may_update = outliers_allows_loss(u->guard, losses / u->total_batch * u->factor);
 }
 
-// When the gradient of group g is there, whose squares have this sum: sets *update, and returns whether to make it.
-static inline int in_backward_group(InBackward* u, int g, WideSum square_sum, Update* update) {
+int in_backward_group(InBackward* u, int g, WideSum square_sum, Update* update) {
     const double square = wide_sum_value(square_sum);
     wide_sum_merge(&u->square_sum, square_sum);
     u->squares[g] = square;
@@ -130,11 +157,12 @@ static inline int in_backward_group(InBackward* u, int g, WideSum square_sum, Up
     return u->may_update;
 }
 
-// After the pass: the next update clips by what this one saw.
-static inline void in_backward_end(const InBackward* u, ClipShares* shares) {
+void in_backward_end(const InBackward* u, ClipShares* shares) {
     if (u->may_update) {
         clip_shares_add(shares, u->squares);
     }
 }
+
+#endif // UPDATE_IN_BACKWARD_IMPLEMENTATION
 
 #endif

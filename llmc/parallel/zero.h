@@ -38,18 +38,19 @@ Rajbhandari et al., "ZeRO: memory optimizations toward training trillion paramet
 #ifndef LLMC_ZERO_H
 #define LLMC_ZERO_H
 
-#include <assert.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <stdlib.h>
 #include <string.h>
 
-#include "llmc/base/check.h"
 #include "llmc/base/wide_sum.h"
 #include "llmc/ops/gradient_norm.h"
 #include "llmc/comm/comm.h"
 #include "llmc/comm/comm_mpi.h"
 #include "llmc/model/model.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
 
 // Counts are elements.
 typedef struct {
@@ -76,40 +77,14 @@ static inline size_t zero_parameter_rows(TensorRow rows[MODEL_PARAMETER_ROWS], c
 static inline int zero_has_row(const ZeroPlan* plan, int i) { return !(plan->frozen >> i & 1); }
 
 // The rows of the gradients; without zero_has_row they mean nothing.
-static inline void zero_gradient_rows(TensorRow rows[MODEL_PARAMETER_ROWS], const ZeroPlan* plan,
-                                      ModelConfig cfg, size_t element_bytes) {
-    zero_parameter_rows(rows, plan, cfg, element_bytes);
-    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
-        if (rows[i].place == PLACE_BLOCK) {
-            rows[i].offset_bytes -= (plan->once - plan->trained_once) * element_bytes;
-            rows[i].group_bytes = plan->trained_once * element_bytes;
-            rows[i].layer_bytes = rows[i].layers > 1 ? plan->trained_block * element_bytes : 0;
-        }
-    }
-}
+void zero_gradient_rows(TensorRow rows[MODEL_PARAMETER_ROWS], const ZeroPlan* plan, ModelConfig cfg,
+                        size_t element_bytes);
 
 // Leaves out of all gradients these rows (bits), and blocks below `first_block`.
-static inline void zero_plan_freeze(ZeroPlan* plan, ModelConfig cfg, unsigned frozen, int first_block) {
-    TensorRow rows[MODEL_PARAMETER_ROWS];
-    plan->frozen = frozen;
-    plan->first_block = first_block;
-    const size_t all = zero_parameter_rows(rows, plan, cfg, 1);
-    plan->once = plan->trained_once = tensor_group_offset_bytes(rows, 1);
-    plan->block = plan->trained_block = (all - plan->once) / (size_t)model_copies(cfg);
-    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) { // up to the first frozen one in memory
-        size_t* trained = rows[i].place == PLACE_ONCE ? &plan->trained_once : &plan->trained_block;
-        const size_t before = tensor_offset_in_group(&rows[i]);
-        *trained = !zero_has_row(plan, i) && before < *trained ? before : *trained;
-    }
-}
+void zero_plan_freeze(ZeroPlan* plan, ModelConfig cfg, unsigned frozen, int first_block);
 
 // `shards` divides `size`; ranks 0 ... shards - 1 are the first replica. Nothing is frozen.
-static inline ZeroPlan zero_plan_two_levels(ModelConfig cfg, int stage, int rank, int size, int shards) {
-    ZeroPlan plan = {stage, rank, size, shards, model_groups(cfg), 0, 0, 0, 0, 0, 0, stage >= 2};
-    assert(0 <= rank && rank < size && size % shards == 0);
-    zero_plan_freeze(&plan, cfg, 0, 0);
-    return plan;
-}
+ZeroPlan zero_plan_two_levels(ModelConfig cfg, int stage, int rank, int size, int shards);
 
 static inline ZeroPlan zero_plan(ModelConfig cfg, int stage, int rank, int size) {
     return zero_plan_two_levels(cfg, stage, rank, size, size);
@@ -123,33 +98,21 @@ typedef struct {
 } ZeroCut;
 
 // What a process of this rank has the gradient of, once it is reduced.
-static inline ZeroCut zero_shard_of(const ZeroPlan* plan, int rank) {
-    const int slice = rank % plan->shards, replica = rank / plan->shards;
-    const ZeroCut cut = {plan->size, slice * zero_replicas(plan) + replica};
-    return cut;
-}
+ZeroCut zero_shard_of(const ZeroPlan* plan, int rank);
 
 // What this process updates, and what it keeps of the parameters.
-static inline ZeroCut zero_owned_cut(const ZeroPlan* plan) {
-    const ZeroCut whole = {1, 0};
-    return plan->stage == 0 ? whole : zero_shard_of(plan, plan->rank);
-}
-static inline ZeroCut zero_kept_cut(const ZeroPlan* plan) {
-    const ZeroCut whole = {1, 0}, slice = {plan->shards, plan->rank % plan->shards};
-    return plan->stage < 3 ? whole : slice;
-}
+ZeroCut zero_owned_cut(const ZeroPlan* plan);
+
+ZeroCut zero_kept_cut(const ZeroPlan* plan);
 
 // And what it updates, as a part of what it keeps.
-static inline ZeroCut zero_owned_in_kept(const ZeroPlan* plan) {
-    const ZeroCut own = zero_owned_cut(plan), kept = zero_kept_cut(plan);
-    const ZeroCut in_kept = {own.parts / kept.parts, own.part - kept.part * (own.parts / kept.parts)};
-    return in_kept;
-}
+ZeroCut zero_owned_in_kept(const ZeroPlan* plan);
 
 // Group g in full arrays.
 static inline size_t zero_group_begin(const ZeroPlan* plan, int g) {
     return g == 0 ? 0 : plan->once + (size_t)(g - 1) * plan->block;
 }
+
 static inline size_t zero_group_elements(const ZeroPlan* plan, int g) {
     return g == 0 ? plan->once : plan->block;
 }
@@ -162,21 +125,17 @@ static inline size_t zero_largest_group(const ZeroPlan* plan) {
 static inline size_t zero_trained_elements(const ZeroPlan* plan, int g) {
     return g == 0 ? plan->trained_once : g > plan->first_block ? plan->trained_block : 0;
 }
+
 static inline int zero_has_gradient(const ZeroPlan* plan, int g) {
     return zero_trained_elements(plan, g) > 0;
 }
 
 // The gradients of the largest group: of the first one or the last one.
-static inline size_t zero_largest_gradient(const ZeroPlan* plan) {
-    const size_t once = zero_trained_elements(plan, 0), block = zero_trained_elements(plan, plan->groups - 1);
-    return once > block ? once : block;
-}
+size_t zero_largest_gradient(const ZeroPlan* plan);
 
 // Group g in full arrays of gradients, and their elements.
-static inline size_t zero_gradient_begin(const ZeroPlan* plan, int g) {
-    const int blocks = g - 1 - plan->first_block; // before it
-    return g == 0 ? 0 : plan->trained_once + (size_t)(blocks > 0 ? blocks : 0) * plan->trained_block;
-}
+size_t zero_gradient_begin(const ZeroPlan* plan, int g);
+
 static inline size_t zero_gradient_elements(const ZeroPlan* plan) {
     return zero_gradient_begin(plan, plan->groups);
 }
@@ -185,6 +144,7 @@ static inline size_t zero_gradient_elements(const ZeroPlan* plan) {
 static inline size_t zero_shard_begin(const ZeroPlan* plan, int g) {
     return zero_gradient_begin(plan, g) / (size_t)plan->size;
 }
+
 static inline size_t zero_shard_elements(const ZeroPlan* plan, int g) {
     return zero_trained_elements(plan, g) / (size_t)plan->size;
 }
@@ -193,6 +153,7 @@ static inline size_t zero_shard_elements(const ZeroPlan* plan, int g) {
 static inline size_t zero_slice_begin(const ZeroPlan* plan, int g) {
     return zero_gradient_begin(plan, g) / (size_t)plan->shards;
 }
+
 static inline size_t zero_slice_elements(const ZeroPlan* plan, int g) {
     return zero_trained_elements(plan, g) / (size_t)plan->shards;
 }
@@ -205,15 +166,19 @@ static inline size_t zero_params_elements(const ZeroPlan* plan, int blocks) {
 // Of a full array, of an array of slices, of a shard array of gradients, and of what this process owns; the first of these it
 // updates.
 static inline size_t zero_full_elements(const ZeroPlan* plan) { return zero_group_begin(plan, plan->groups); }
+
 static inline size_t zero_sliced_elements(const ZeroPlan* plan) {
     return zero_gradient_elements(plan) / (size_t)plan->shards;
 }
+
 static inline size_t zero_sharded_elements(const ZeroPlan* plan) {
     return zero_gradient_elements(plan) / (size_t)plan->size;
 }
+
 static inline size_t zero_owned_elements(const ZeroPlan* plan) {
     return zero_full_elements(plan) / (size_t)zero_owned_cut(plan).parts;
 }
+
 static inline size_t zero_updated_elements(const ZeroPlan* plan) {
     return zero_gradient_elements(plan) / (size_t)zero_owned_cut(plan).parts;
 }
@@ -232,10 +197,8 @@ typedef enum { ZERO_TRAINED, ZERO_FROZEN, ZERO_PARTS } ZeroPart;
 static inline size_t zero_part_begin(const ZeroPlan* plan, int g, ZeroPart part) {
     return zero_group_begin(plan, g) + (part == ZERO_FROZEN ? zero_trained_elements(plan, g) : 0);
 }
-static inline size_t zero_part_elements(const ZeroPlan* plan, int g, ZeroPart part) {
-    const size_t trained = zero_trained_elements(plan, g);
-    return part == ZERO_TRAINED ? trained : zero_group_elements(plan, g) - trained;
-}
+
+size_t zero_part_elements(const ZeroPlan* plan, int g, ZeroPart part);
 
 // Where it begins in full arrays, in owned ones (those of the optimizer's state), and in the parameters that are kept. In the
 // gradient of the update a trained part begins where it does in owned arrays.
@@ -244,16 +207,7 @@ typedef struct {
 } ZeroPiece;
 
 // What this process has of a part of group g.
-static inline ZeroPiece zero_piece(const ZeroPlan* plan, int g, ZeroPart part) {
-    const ZeroCut own = zero_owned_cut(plan), in_kept = zero_owned_in_kept(plan);
-    const size_t begin = zero_part_begin(plan, g, part),
-                 count = zero_part_elements(plan, g, part) / (size_t)own.parts,
-                 trained = zero_gradient_begin(plan, g), frozen = zero_group_begin(plan, g) - trained,
-                 before = part == ZERO_TRAINED ? trained : zero_gradient_elements(plan) + frozen;
-    const ZeroPiece piece = {begin + (size_t)own.part * count, before / (size_t)own.parts,
-                             begin / (size_t)zero_kept_cut(plan).parts + (size_t)in_kept.part * count, count};
-    return piece;
-}
+ZeroPiece zero_piece(const ZeroPlan* plan, int g, ZeroPart part);
 
 // Whether each process updates a part of each group, and not all of it.
 static inline int zero_is_divided(const ZeroPlan* plan) { return plan->stage > 0 && plan->size > 1; }
@@ -269,59 +223,15 @@ typedef struct {
     int row, group; // of the table of parameters
 } ZeroRange;
 
-// The elements of a layer of a parameter that files have.
-static inline size_t zero_layer_in_files_(const TensorRow* row, ModelConfig cfg) {
-    return model_rows_in_files(row, cfg) * row->cols;
-}
-
 // Of all parameters, as files number them.
-static inline size_t zero_logical_elements(const TensorRow* rows, ModelConfig cfg) {
-    size_t total = 0;
-    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
-        total += (size_t)rows[i].layers * zero_layer_in_files_(&rows[i], cfg);
-    }
-    return total;
-}
-
-// The part of `tensor`, which is a layer of a parameter in full arrays, that this process has; its count may be 0.
-static inline ZeroRange zero_cut_(const ZeroPlan* plan, ZeroRange tensor) {
-    const int is_frozen = tensor.full >= zero_part_begin(plan, tensor.group, ZERO_FROZEN);
-    const ZeroPiece piece = zero_piece(plan, tensor.group, is_frozen ? ZERO_FROZEN : ZERO_TRAINED);
-    const size_t end = piece.full + piece.count;
-    const size_t from = tensor.full > piece.full ? tensor.full : piece.full;
-    const size_t to = tensor.full + tensor.count < end ? tensor.full + tensor.count : end;
-    const ZeroRange range = {from,
-                             piece.owned + (from - piece.full),
-                             tensor.logical + (from - tensor.full),
-                             from - tensor.full,
-                             from < to ? to - from : 0,
-                             tensor.row,
-                             tensor.group};
-    return range;
-}
+size_t zero_logical_elements(const TensorRow* rows, ModelConfig cfg);
 
 // At most as many ranges as layers of parameters.
 static inline int zero_max_ranges(ModelConfig cfg) { return MODEL_PARAMETER_ROWS * cfg.L; }
 
 // Sets the ranges that this process owns, in the order of files, and returns their number, at most
 // zero_max_ranges. `rows` are of full arrays, of any type.
-static inline int zero_ranges(const ZeroPlan* plan, const TensorRow* rows, ModelConfig cfg,
-                              ZeroRange* ranges) {
-    int count = 0;
-    size_t logical = 0;
-    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
-        const size_t elements = zero_layer_in_files_(&rows[i], cfg);
-        for (int k = 0; k < rows[i].layers; k++, logical += elements) {
-            const size_t full =
-                (rows[i].offset_bytes + (size_t)k * rows[i].layer_bytes) / rows[i].element_bytes;
-            const ZeroRange tensor = {
-                full, full, logical, 0, elements, i, rows[i].place == PLACE_BLOCK ? 1 + k : 0};
-            ranges[count] = zero_cut_(plan, tensor);
-            count += ranges[count].count > 0;
-        }
-    }
-    return count;
-}
+int zero_ranges(const ZeroPlan* plan, const TensorRow* rows, ModelConfig cfg, ZeroRange* ranges);
 
 // ---- micro-batches ----
 
@@ -339,11 +249,7 @@ static inline int zero_busy_(int64_t batches, int size) {
 }
 
 // Micro-step m of an update of `sequences` in micro-batches of B; nobody is active after the last one.
-static inline ZeroStep zero_step(int64_t sequences, int B, int size, int64_t m) {
-    const int64_t batches = (sequences + B - 1) / B, left = batches - m * size;
-    const ZeroStep step = {m, zero_busy_(left, size), zero_busy_(batches, size), left <= size};
-    return step;
-}
+ZeroStep zero_step(int64_t sequences, int B, int size, int64_t m);
 
 // Whether the gradients of a micro-step are reduced: in stages 0 and 1 those of the last one, which are the sum of all.
 static inline int zero_reduces(const ZeroPlan* plan, ZeroStep step) {
@@ -355,6 +261,7 @@ static inline int zero_adds_(const ZeroPlan* plan, ZeroStep step) {
     const int before = plan->rank / plan->shards * plan->shards; // ranks of earlier replicas
     return zero_busy_((plan->stage >= 2 ? step.active : step.of_update) - before, plan->shards);
 }
+
 static inline int zero_is_first_(const ZeroPlan* plan, ZeroStep step) {
     return plan->stage < 2 || step.micro_step == 0;
 }
@@ -366,45 +273,15 @@ typedef struct {
     double within, between;
 } ZeroTraffic;
 
-// Elements of blocks that stage 3 collects in an update: all in its first forward pass, and in every other pass all but
-// those two with which the pass before it has ended.
-static inline double zero_collected_elements_(const ZeroPlan* plan, int64_t micro_steps) {
-    const int L = plan->groups - 1, later = L > 2 ? L - 2 : 0;
-    return (double)plan->block * (L + (2.0 * (double)micro_steps - 1) * later);
-}
-
 // Of an update of `sequences` in micro-batches of B. Gradients and parameters have elements of these sizes; all processes
 // gather `operand_bytes` of operands (optimizer.h).
-static inline ZeroTraffic zero_traffic(const ZeroPlan* plan, int64_t sequences, int B, size_t gradient_bytes,
-                                       size_t parameter_bytes, double operand_bytes) {
-    const int64_t batches = (sequences + B - 1) / B, micro_steps = (batches + plan->size - 1) / plan->size;
-    const double trained = (double)zero_gradient_elements(plan);
-    const double reductions = plan->stage < 2 ? 1 : (double)micro_steps;
-    const size_t shared_bytes = plan->stage == 0 ? gradient_bytes : parameter_bytes; // sent to all after it
-    const double shared =
-        plan->stage < 3 ? trained : (double)plan->once + zero_collected_elements_(plan, micro_steps);
-    const double others = 1 - 1.0 / plan->shards, replicas = 1 - 1.0 / zero_replicas(plan);
-    const ZeroTraffic traffic = {
-        others *
-            (reductions * trained * (double)gradient_bytes + shared * (double)shared_bytes + operand_bytes),
-        replicas / plan->shards * (trained * (double)(sizeof(float) + shared_bytes) + operand_bytes)};
-    return traffic;
-}
+ZeroTraffic zero_traffic(const ZeroPlan* plan, int64_t sequences, int B, size_t gradient_bytes,
+                         size_t parameter_bytes, double operand_bytes);
 
 // ---- the sum ----
 
 // Adds to shard (count), or sets it if `is_first`, the first `active` of the pieces (W, count).
-static inline void zero_add_pieces_cpu(float* shard, const float* pieces, size_t count, int active,
-                                       int is_first) {
-#pragma omp parallel for schedule(static)
-    for (size_t i = 0; i < count; i++) {
-        float sum = is_first ? 0.0f : shard[i];
-        for (int a = 0; a < active; a++) {
-            sum += pieces[(size_t)a * count + i];
-        }
-        shard[i] = sum;
-    }
-}
+void zero_add_pieces_cpu(float* shard, const float* pieces, size_t count, int active, int is_first);
 
 // ---- the CPU ----
 
@@ -420,31 +297,264 @@ typedef struct {
     float* pieces; // of all processes, of one group's gradient; NULL with one process
 } Zero;
 
-static inline int zero_is_alone_(const Zero* z) { return z->plan.size == 1; }
-
 // Elements of the gradients that a backward pass writes to; if blocks take turns, of `blocks` of them at a time.
-static inline size_t zero_grads_elements(const ZeroPlan* plan, int blocks) {
+size_t zero_grads_elements(const ZeroPlan* plan, int blocks);
+
+// What zero_open_cpu allocates.
+size_t zero_bytes_cpu(const ZeroPlan* plan, ModelConfig cfg);
+
+// `rows` are of the full arrays; params and grads are the trainer's, zero-filled. Collective.
+void zero_open_cpu(Zero* z, ZeroPlan plan, ModelConfig cfg, const TensorRow* rows, float* params,
+                   float* grads, Comm* comm);
+
+void zero_close_cpu(Zero* z);
+
+// Gradients of group g, as the backward pass left them.
+static inline float* zero_group_grads_(const Zero* z, int g) {
+    return z->grads +
+           (z->plan.shares_buffer && g > 0 ? z->plan.trained_once : zero_gradient_begin(&z->plan, g));
+}
+
+// After a backward pass has left the gradients of group g, if it has any: their reduction, if this micro-step has one. The
+// groups come in the order of the backward pass: the blocks from the last one on, and group 0.
+void zero_group_done_cpu(Zero* z, int g, ZeroStep step);
+
+// The part of a process that has no micro-batch in a micro-step.
+void zero_idle_cpu(Zero* z, ZeroStep step);
+
+// Adds the squares of the reduced gradient's shard. `partial` has room for as many doubles as gradient_square_sum_cpu
+// says for a shard array.
+static inline void zero_square_sum_cpu(const Zero* z, WideSum* sum, double* partial) {
+    gradient_square_sum_cpu(sum, z->shard, zero_sharded_elements(&z->plan), partial);
+}
+
+// The same of one group that a backward pass has just left, of one process.
+static inline void zero_group_square_sum_cpu(const Zero* z, int g, WideSum* sum, double* partial) {
+    gradient_square_sum_cpu(sum, zero_group_grads_(z, g), zero_trained_elements(&z->plan, g), partial);
+}
+
+// The reduced gradient of a range that has one; if blocks take turns, while its block has them.
+const float* zero_range_gradient_cpu(const Zero* z, const ZeroRange* range);
+
+// Sends each process's shard of group g to all: to the same place in `group`.
+static inline void zero_gather_group_cpu_(Zero* z, float* group, int g) {
+    const size_t count = zero_shard_elements(&z->plan, g);
+    group_all_gather_cpu(group, group + (size_t)z->plan.rank * count, count, &z->group);
+}
+
+// Room for what the update of group g gathers: the gradients that this process has added to the reduced one.
+static inline float* zero_operands_cpu(const Zero* z, int g) { return zero_group_grads_(z, g); }
+
+// Collects group g there, where each process has set its shard.
+static inline void zero_gather_operands_cpu(Zero* z, int g) {
+    zero_gather_group_cpu_(z, zero_operands_cpu(z, g), g);
+}
+
+// After the update: sends each process's shards of the trained parameters to all.
+void zero_gather_parameters_cpu(Zero* z);
+
+#ifdef __cplusplus
+}
+#endif
+
+#ifdef ZERO_IMPLEMENTATION
+
+#include <assert.h>
+#include <stdlib.h>
+
+#include "llmc/base/check.h"
+
+void zero_gradient_rows(TensorRow rows[MODEL_PARAMETER_ROWS], const ZeroPlan* plan, ModelConfig cfg,
+                        size_t element_bytes) {
+    zero_parameter_rows(rows, plan, cfg, element_bytes);
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
+        if (rows[i].place == PLACE_BLOCK) {
+            rows[i].offset_bytes -= (plan->once - plan->trained_once) * element_bytes;
+            rows[i].group_bytes = plan->trained_once * element_bytes;
+            rows[i].layer_bytes = rows[i].layers > 1 ? plan->trained_block * element_bytes : 0;
+        }
+    }
+}
+
+void zero_plan_freeze(ZeroPlan* plan, ModelConfig cfg, unsigned frozen, int first_block) {
+    TensorRow rows[MODEL_PARAMETER_ROWS];
+    plan->frozen = frozen;
+    plan->first_block = first_block;
+    const size_t all = zero_parameter_rows(rows, plan, cfg, 1);
+    plan->once = plan->trained_once = tensor_group_offset_bytes(rows, 1);
+    plan->block = plan->trained_block = (all - plan->once) / (size_t)model_copies(cfg);
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) { // up to the first frozen one in memory
+        size_t* trained = rows[i].place == PLACE_ONCE ? &plan->trained_once : &plan->trained_block;
+        const size_t before = tensor_offset_in_group(&rows[i]);
+        *trained = !zero_has_row(plan, i) && before < *trained ? before : *trained;
+    }
+}
+
+ZeroPlan zero_plan_two_levels(ModelConfig cfg, int stage, int rank, int size, int shards) {
+    ZeroPlan plan = {stage, rank, size, shards, model_groups(cfg), 0, 0, 0, 0, 0, 0, stage >= 2};
+    assert(0 <= rank && rank < size && size % shards == 0);
+    zero_plan_freeze(&plan, cfg, 0, 0);
+    return plan;
+}
+
+ZeroCut zero_shard_of(const ZeroPlan* plan, int rank) {
+    const int slice = rank % plan->shards, replica = rank / plan->shards;
+    const ZeroCut cut = {plan->size, slice * zero_replicas(plan) + replica};
+    return cut;
+}
+
+ZeroCut zero_owned_cut(const ZeroPlan* plan) {
+    const ZeroCut whole = {1, 0};
+    return plan->stage == 0 ? whole : zero_shard_of(plan, plan->rank);
+}
+
+ZeroCut zero_kept_cut(const ZeroPlan* plan) {
+    const ZeroCut whole = {1, 0}, slice = {plan->shards, plan->rank % plan->shards};
+    return plan->stage < 3 ? whole : slice;
+}
+
+ZeroCut zero_owned_in_kept(const ZeroPlan* plan) {
+    const ZeroCut own = zero_owned_cut(plan), kept = zero_kept_cut(plan);
+    const ZeroCut in_kept = {own.parts / kept.parts, own.part - kept.part * (own.parts / kept.parts)};
+    return in_kept;
+}
+
+size_t zero_largest_gradient(const ZeroPlan* plan) {
+    const size_t once = zero_trained_elements(plan, 0), block = zero_trained_elements(plan, plan->groups - 1);
+    return once > block ? once : block;
+}
+
+size_t zero_gradient_begin(const ZeroPlan* plan, int g) {
+    const int blocks = g - 1 - plan->first_block; // before it
+    return g == 0 ? 0 : plan->trained_once + (size_t)(blocks > 0 ? blocks : 0) * plan->trained_block;
+}
+
+size_t zero_part_elements(const ZeroPlan* plan, int g, ZeroPart part) {
+    const size_t trained = zero_trained_elements(plan, g);
+    return part == ZERO_TRAINED ? trained : zero_group_elements(plan, g) - trained;
+}
+
+ZeroPiece zero_piece(const ZeroPlan* plan, int g, ZeroPart part) {
+    const ZeroCut own = zero_owned_cut(plan), in_kept = zero_owned_in_kept(plan);
+    const size_t begin = zero_part_begin(plan, g, part),
+                 count = zero_part_elements(plan, g, part) / (size_t)own.parts,
+                 trained = zero_gradient_begin(plan, g), frozen = zero_group_begin(plan, g) - trained,
+                 before = part == ZERO_TRAINED ? trained : zero_gradient_elements(plan) + frozen;
+    const ZeroPiece piece = {begin + (size_t)own.part * count, before / (size_t)own.parts,
+                             begin / (size_t)zero_kept_cut(plan).parts + (size_t)in_kept.part * count, count};
+    return piece;
+}
+
+// The elements of a layer of a parameter that files have.
+static size_t zero_layer_in_files_(const TensorRow* row, ModelConfig cfg) {
+    return model_rows_in_files(row, cfg) * row->cols;
+}
+
+size_t zero_logical_elements(const TensorRow* rows, ModelConfig cfg) {
+    size_t total = 0;
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
+        total += (size_t)rows[i].layers * zero_layer_in_files_(&rows[i], cfg);
+    }
+    return total;
+}
+
+// The part of `tensor`, which is a layer of a parameter in full arrays, that this process has; its count may be 0.
+static ZeroRange zero_cut_(const ZeroPlan* plan, ZeroRange tensor) {
+    const int is_frozen = tensor.full >= zero_part_begin(plan, tensor.group, ZERO_FROZEN);
+    const ZeroPiece piece = zero_piece(plan, tensor.group, is_frozen ? ZERO_FROZEN : ZERO_TRAINED);
+    const size_t end = piece.full + piece.count;
+    const size_t from = tensor.full > piece.full ? tensor.full : piece.full;
+    const size_t to = tensor.full + tensor.count < end ? tensor.full + tensor.count : end;
+    const ZeroRange range = {from,
+                             piece.owned + (from - piece.full),
+                             tensor.logical + (from - tensor.full),
+                             from - tensor.full,
+                             from < to ? to - from : 0,
+                             tensor.row,
+                             tensor.group};
+    return range;
+}
+
+int zero_ranges(const ZeroPlan* plan, const TensorRow* rows, ModelConfig cfg, ZeroRange* ranges) {
+    int count = 0;
+    size_t logical = 0;
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
+        const size_t elements = zero_layer_in_files_(&rows[i], cfg);
+        for (int k = 0; k < rows[i].layers; k++, logical += elements) {
+            const size_t full =
+                (rows[i].offset_bytes + (size_t)k * rows[i].layer_bytes) / rows[i].element_bytes;
+            const ZeroRange tensor = {
+                full, full, logical, 0, elements, i, rows[i].place == PLACE_BLOCK ? 1 + k : 0};
+            ranges[count] = zero_cut_(plan, tensor);
+            count += ranges[count].count > 0;
+        }
+    }
+    return count;
+}
+
+ZeroStep zero_step(int64_t sequences, int B, int size, int64_t m) {
+    const int64_t batches = (sequences + B - 1) / B, left = batches - m * size;
+    const ZeroStep step = {m, zero_busy_(left, size), zero_busy_(batches, size), left <= size};
+    return step;
+}
+
+// Elements of blocks that stage 3 collects in an update: all in its first forward pass, and in every other pass all but
+// those two with which the pass before it has ended.
+static double zero_collected_elements_(const ZeroPlan* plan, int64_t micro_steps) {
+    const int L = plan->groups - 1, later = L > 2 ? L - 2 : 0;
+    return (double)plan->block * (L + (2.0 * (double)micro_steps - 1) * later);
+}
+
+ZeroTraffic zero_traffic(const ZeroPlan* plan, int64_t sequences, int B, size_t gradient_bytes,
+                         size_t parameter_bytes, double operand_bytes) {
+    const int64_t batches = (sequences + B - 1) / B, micro_steps = (batches + plan->size - 1) / plan->size;
+    const double trained = (double)zero_gradient_elements(plan);
+    const double reductions = plan->stage < 2 ? 1 : (double)micro_steps;
+    const size_t shared_bytes = plan->stage == 0 ? gradient_bytes : parameter_bytes; // sent to all after it
+    const double shared =
+        plan->stage < 3 ? trained : (double)plan->once + zero_collected_elements_(plan, micro_steps);
+    const double others = 1 - 1.0 / plan->shards, replicas = 1 - 1.0 / zero_replicas(plan);
+    const ZeroTraffic traffic = {
+        others *
+            (reductions * trained * (double)gradient_bytes + shared * (double)shared_bytes + operand_bytes),
+        replicas / plan->shards * (trained * (double)(sizeof(float) + shared_bytes) + operand_bytes)};
+    return traffic;
+}
+
+void zero_add_pieces_cpu(float* shard, const float* pieces, size_t count, int active, int is_first) {
+#pragma omp parallel for schedule(static)
+    for (size_t i = 0; i < count; i++) {
+        float sum = is_first ? 0.0f : shard[i];
+        for (int a = 0; a < active; a++) {
+            sum += pieces[(size_t)a * count + i];
+        }
+        shard[i] = sum;
+    }
+}
+
+static int zero_is_alone_(const Zero* z) { return z->plan.size == 1; }
+
+size_t zero_grads_elements(const ZeroPlan* plan, int blocks) {
     const size_t once = zero_trained_elements(plan, 0), block = zero_trained_elements(plan, plan->groups - 1);
     return plan->shares_buffer ? once + (size_t)blocks * block : zero_gradient_elements(plan);
 }
 
 // Elements of the shard and of the pieces that are received, where these have memory of their own.
-static inline size_t zero_shard_elements_cpu_(const ZeroPlan* plan) {
+static size_t zero_shard_elements_cpu_(const ZeroPlan* plan) {
     return plan->size > 1 || plan->stage == 2 ? zero_sharded_elements(plan) : 0;
 }
-static inline size_t zero_piece_elements_cpu_(const ZeroPlan* plan) {
+
+static size_t zero_piece_elements_cpu_(const ZeroPlan* plan) {
     return plan->size > 1 ? zero_largest_gradient(plan) : 0;
 }
 
-// What zero_open_cpu allocates.
-static inline size_t zero_bytes_cpu(const ZeroPlan* plan, ModelConfig cfg) {
+size_t zero_bytes_cpu(const ZeroPlan* plan, ModelConfig cfg) {
     return (zero_shard_elements_cpu_(plan) + zero_piece_elements_cpu_(plan)) * sizeof(float) +
            (size_t)zero_max_ranges(cfg) * sizeof(ZeroRange);
 }
 
-// `rows` are of the full arrays; params and grads are the trainer's, zero-filled. Collective.
-static inline void zero_open_cpu(Zero* z, ZeroPlan plan, ModelConfig cfg, const TensorRow* rows,
-                                 float* params, float* grads, Comm* comm) {
+void zero_open_cpu(Zero* z, ZeroPlan plan, ModelConfig cfg, const TensorRow* rows, float* params,
+                   float* grads, Comm* comm) {
     memset(z, 0, sizeof(*z));
     z->plan = plan;
     z->params = params;
@@ -462,7 +572,7 @@ static inline void zero_open_cpu(Zero* z, ZeroPlan plan, ModelConfig cfg, const 
     }
 }
 
-static inline void zero_close_cpu(Zero* z) {
+void zero_close_cpu(Zero* z) {
     group_close(&z->group);
     free(z->pieces);
     if (z->shard != z->grads) {
@@ -471,14 +581,8 @@ static inline void zero_close_cpu(Zero* z) {
     free(z->ranges);
 }
 
-// Gradients of group g, as the backward pass left them.
-static inline float* zero_group_grads_(const Zero* z, int g) {
-    return z->grads +
-           (z->plan.shares_buffer && g > 0 ? z->plan.trained_once : zero_gradient_begin(&z->plan, g));
-}
-
 // Adds all processes' gradients of group g to the shard.
-static inline void zero_reduce_group_cpu_(Zero* z, int g, ZeroStep step) {
+static void zero_reduce_group_cpu_(Zero* z, int g, ZeroStep step) {
     const size_t count = zero_shard_elements(&z->plan, g);
     const float* pieces = zero_group_grads_(z, g);
     if (!zero_is_alone_(z)) {
@@ -489,9 +593,7 @@ static inline void zero_reduce_group_cpu_(Zero* z, int g, ZeroStep step) {
                         zero_is_first_(&z->plan, step));
 }
 
-// After a backward pass has left the gradients of group g, if it has any: their reduction, if this micro-step has one. The
-// groups come in the order of the backward pass: the blocks from the last one on, and group 0.
-static inline void zero_group_done_cpu(Zero* z, int g, ZeroStep step) {
+void zero_group_done_cpu(Zero* z, int g, ZeroStep step) {
     if (!zero_reduces(&z->plan, step) || !zero_has_gradient(&z->plan, g)) {
         return;
     }
@@ -502,53 +604,27 @@ static inline void zero_group_done_cpu(Zero* z, int g, ZeroStep step) {
     }
 }
 
-// The part of a process that has no micro-batch in a micro-step.
-static inline void zero_idle_cpu(Zero* z, ZeroStep step) {
+void zero_idle_cpu(Zero* z, ZeroStep step) {
     for (int k = z->plan.groups - 2; k >= z->plan.first_block; k--) {
         zero_group_done_cpu(z, 1 + k, step);
     }
     zero_group_done_cpu(z, 0, step);
 }
 
-// Adds the squares of the reduced gradient's shard. `partial` has room for as many doubles as gradient_square_sum_cpu
-// says for a shard array.
-static inline void zero_square_sum_cpu(const Zero* z, WideSum* sum, double* partial) {
-    gradient_square_sum_cpu(sum, z->shard, zero_sharded_elements(&z->plan), partial);
-}
-
-// The same of one group that a backward pass has just left, of one process.
-static inline void zero_group_square_sum_cpu(const Zero* z, int g, WideSum* sum, double* partial) {
-    gradient_square_sum_cpu(sum, zero_group_grads_(z, g), zero_trained_elements(&z->plan, g), partial);
-}
-
-// The reduced gradient of a range that has one; if blocks take turns, while its block has them.
-static inline const float* zero_range_gradient_cpu(const Zero* z, const ZeroRange* range) {
+const float* zero_range_gradient_cpu(const Zero* z, const ZeroRange* range) {
     const size_t before = zero_gradient_begin(&z->plan, range->group); // elements of its group
     return z->plan.stage == 0 ? zero_group_grads_(z, range->group) + (range->owned - before)
                               : z->shard + range->owned;
 }
 
-// Sends each process's shard of group g to all: to the same place in `group`.
-static inline void zero_gather_group_cpu_(Zero* z, float* group, int g) {
-    const size_t count = zero_shard_elements(&z->plan, g);
-    group_all_gather_cpu(group, group + (size_t)z->plan.rank * count, count, &z->group);
-}
-
-// Room for what the update of group g gathers: the gradients that this process has added to the reduced one.
-static inline float* zero_operands_cpu(const Zero* z, int g) { return zero_group_grads_(z, g); }
-
-// Collects group g there, where each process has set its shard.
-static inline void zero_gather_operands_cpu(Zero* z, int g) {
-    zero_gather_group_cpu_(z, zero_operands_cpu(z, g), g);
-}
-
-// After the update: sends each process's shards of the trained parameters to all.
-static inline void zero_gather_parameters_cpu(Zero* z) {
+void zero_gather_parameters_cpu(Zero* z) {
     for (int g = 0; g < z->plan.groups && zero_is_divided(&z->plan); g++) {
         if (zero_has_gradient(&z->plan, g)) {
             zero_gather_group_cpu_(z, z->params + zero_group_begin(&z->plan, g), g);
         }
     }
 }
+
+#endif // ZERO_IMPLEMENTATION
 
 #endif

@@ -1,5 +1,6 @@
 // test_cross_entropy_bf16.c -- the classifier with matmuls in bf16, every kernel, against the formulas in double precision:
 // sizes, tokens that do not count, logits too far apart for fp32, and with any number of threads the same bits.
+#include "llmc/ops/cross_entropy.h"
 #include "llmc/bf16/cross_entropy_bf16.h"
 #include "llmc/base/threads.h"
 #include "dev/test/lib/bf16_model.h"

@@ -1,5 +1,6 @@
 // test_matmul_bf16.c -- products of bf16 factors: what is packed, bit for bit; every kernel against sums of the rounded
 // factors in double precision; and with any number of threads the same bits.
+#define TILE_KERNELS_IMPLEMENTATION // for bf16_product_vec_
 #include "llmc/bf16/matmul_bf16.h"
 #include "llmc/reference.h"
 #include "dev/test/lib/bf16_model.h"

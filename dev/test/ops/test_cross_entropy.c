@@ -1,5 +1,6 @@
 // test_cross_entropy.c -- softmax and cross-entropy: sizes, padding, huge logits, NaN, rows that do
 // not count.
+#include "llmc/base/vec.h"
 #include "llmc/ops/cross_entropy.h"
 #include "llmc/base/threads.h"
 #include "llmc/reference.h"

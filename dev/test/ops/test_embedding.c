@@ -2,6 +2,7 @@
 // use.
 #include <stddef.h>
 
+#include "llmc/base/vec.h"
 #include "llmc/base/threads.h"
 #include "llmc/ops/embedding.h"
 #include "llmc/reference.h"

@@ -1,5 +1,8 @@
 // test_matmul_algorithms.c -- the algorithms of matmuls in files: written ones are read back, damaged ones,
 // foreign or of another machine is not; the cache, and several programs that write it at the same time.
+#include "llmc/base/file.h"
+#include "llmc/base/xxh64.h"
+#include "llmc/base/check.h"
 #include "llmc/ops/matmul_algorithms.h"
 #include "dev/test/lib/test.h"
 

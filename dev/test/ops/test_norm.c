@@ -2,6 +2,7 @@
 // to.
 #include <stddef.h>
 
+#include "llmc/base/vec.h"
 #include "llmc/base/threads.h"
 #include "llmc/ops/norm.h"
 #include "llmc/reference.h"

@@ -1,4 +1,5 @@
 // test_adamw.cu -- the gradient's norm, and sums of losses. The update: test_optimizer.cu.
+#include "llmc/ops/cross_entropy.cuh"
 #include "llmc/ops/gradient_norm.cuh"
 #include "llmc/optim/adamw.cuh"
 #include "dev/test/lib/ops.h"
