@@ -554,7 +554,7 @@ static void test_levels(void) {
                  "--layers 1 --channels 16 --heads 2 --seq-len 16 --batch 2 --total-batch 64 --steps 2 "
                  "--eval-every 0 --samples 0 --recompute %s --out %s",
                  model_recompute_word(level), out);
-        EXPECT(resume_run_(&trainer, line) == 0, "%s", line);
+        EXPECT(resume_run_(line) == 0, "%s", line);
         snprintf(line, sizeof(line), "%s/step_00000002", out);
         SavedState state = resume_state_(line);
         sum[level] = resume_checksum_(&state, "model.safetensors");
@@ -682,13 +682,13 @@ static void test_evaluate(const float* weights, int room) {
     for (int time = 0; time < 2; time++) {
         for (int i = 0; i <= B; i++) {
             const Batch batch = {tokens, targets, starts, B - i, T, (B - i) * T};
-            model_evaluate(model, batch, i, losses);
+            evaluate_batch(model, batch, i, losses);
             if (time == 0 && i == 1) {
                 break; // stopped
             }
         }
     }
-    model_validated(model, B + 1, losses);
+    step_results_collect(&model->results, losses + B + 1);
     for (int i = 0; i < B; i++) {
         const double want =
             cpu_trainer_gradients(reference, tokens, targets, starts, B - i, T, N, GRADIENT_SET);
@@ -826,8 +826,8 @@ static void test_quantized_evaluate(void) {
     const Batch batch = {tokens, targets, starts, B, T, N};
     const double want = cpu_trainer_gradients(reference, tokens, targets, starts, B, T, N, GRADIENT_SET);
     double loss;
-    model_evaluate(model, batch, 0, &loss);
-    model_validated(model, 1, &loss);
+    evaluate_batch(model, batch, 0, &loss);
+    step_results_collect(&model->results, &loss + 1);
     EXPECT_NEAR(loss, want, N * tolerance(), "losses in 8 bits");
     cpu_trainer_close(reference);
     test_close(model);
@@ -844,7 +844,7 @@ static void test_frozen_blocks(void) {
                  "--layers 2 --channels 16 --heads 2 --seq-len 16 --batch 2 --total-batch 64 --steps 3 "
                  "--eval-every 0 --samples 0 --autotune off --zero 2 --freeze %s",
                  lists[i]);
-        EXPECT(resume_run_(&trainer, line) == 0, "%s", line);
+        EXPECT(resume_run_(line) == 0, "%s", line);
     }
 }
 
@@ -940,28 +940,26 @@ int main(void) {
     test_plan();
     test_levels();
     test_frozen_blocks();
-    test_task_losses(&trainer, "--device 0 --logits-chunk 50 --tf32 off --autotune off --master-weights off",
+    test_task_losses("--device 0 --logits-chunk 50 --tf32 off --autotune off --master-weights off",
                      tolerance());
-    test_resume(&trainer, "");
+    test_resume("");
 #ifndef SANITIZED
-    test_resume(&trainer, "--autotune off --optimizer adafactor --freeze embeddings,blocks[0]");
-    test_resume(&trainer, "--autotune off --optimizer muon --muon-rows on --cautious-decay on");
+    test_resume("--autotune off --optimizer adafactor --freeze embeddings,blocks[0]");
+    test_resume("--autotune off --optimizer muon --muon-rows on --cautious-decay on");
 #endif
     if (sizeof(floatX) < sizeof(float)) {
-        test_resume(&trainer, "--autotune off --master-weights off");
+        test_resume("--autotune off --master-weights off");
     }
     if (DTYPE_OF(floatX) == DTYPE_BF16) {
-        test_resume(&trainer, "--autotune off --master-weights 24");
+        test_resume("--autotune off --master-weights 24");
     }
     if (DTYPE_OF(floatX) != DTYPE_FP16) { // its loss scale needs the whole gradient first
-        test_in_backward(&trainer, HAS_ALL_BITS ? all_optimizers : own_kernels,
-                         "--autotune off --recompute 3");
-        in_backward_same_bits_(&trainer, 3, "--autotune off --freeze blocks[0],mlp --optimizer muon");
-        in_backward_same_bits_(&trainer, 3,
-                               "--autotune off --freeze embeddings,blocks[0-1] --optimizer adafactor");
-        in_backward_same_bits_(&trainer, 3, "--autotune off --freeze embeddings,lnf?,norms[0]");
-        in_backward_same_bits_(&trainer, 3, "--autotune off --share-layers all");
-        in_backward_same_bits_(&trainer, 6, "--autotune off --share-layers pairs");
+        test_in_backward(HAS_ALL_BITS ? all_optimizers : own_kernels, "--autotune off --recompute 3");
+        in_backward_same_bits_(3, "--autotune off --freeze blocks[0],mlp --optimizer muon");
+        in_backward_same_bits_(3, "--autotune off --freeze embeddings,blocks[0-1] --optimizer adafactor");
+        in_backward_same_bits_(3, "--autotune off --freeze embeddings,lnf?,norms[0]");
+        in_backward_same_bits_(3, "--autotune off --share-layers all");
+        in_backward_same_bits_(6, "--autotune off --share-layers pairs");
     }
     return test_done("gpt2 on the GPU, " PRECISION_NAME);
 }

@@ -45,6 +45,8 @@ the MLP, QKV = 3C, Vp tokens of the padded vocabulary.
 #include "llmc/bf16/machine_peak.h"
 #include "llmc/plan/plan.h"
 #include "llmc/plan/cost_measured.h"
+#include "llmc/run/generate.h"
+#include "llmc/run/run.h"
 #include "llmc/run/start.h"
 #include "llmc/setup/run_data.h"
 #include "llmc/setup/resolve.h"
@@ -520,17 +522,38 @@ static double model_micro_step(Model* model, Batch batch, float dloss, ZeroStep 
     return batch_loss(model, batch);
 }
 
-// The trainer's `gradients` (trainer.h): the gradient of an update, one micro-batch after another.
+// A micro-step that is a whole update, which the backward pass makes (--update-in-backward).
+static void model_update_in_backward(Model* model, Batch batch, InBackward* hook, RankReport* report) {
+    const ZeroStep step = {0, 1, 1, 1};
+    double forward_s = 0;
+    model->in_backward = hook;
+    model_micro_step(model, batch, (float)(1 / hook->total_batch), step, &forward_s);
+    model->in_backward = NULL;
+    rank_report_add(report, model->cfg, &model->freeze, batch);
+    rank_report_losses(report)[0] = hook->losses;
+    report->square_sum = hook->square_sum;
+}
+
+// Computes the gradient of an update, one micro-batch after another: forward and backward on the next total_batch tokens.
+// The loss of each token counts loss_scale / total_batch. Sets the losses of the report, one for each micro-step, and what
+// else it says of a gradient. The hook, unless NULL, makes the update in the backward pass.
 static void model_gradients(Model* model, Dataloader* train, int64_t total_batch, float loss_scale,
-                            RankReport* report) {
-    double* losses = rank_report_losses(report);
+                            InBackward* hook, RankReport* report) {
     const int64_t sequences = total_batch / train->T;
     const float dloss = (float)(loss_scale / (double)total_batch);
     double forward_s = 0, tokens = 0;
+    if (hook) {
+        const Batch batch = dataloader_next(train);
+        if (!dataloader_error(train)) { // else the run ends, without this update
+            in_backward_batch(hook, batch.counted);
+            model_update_in_backward(model, batch, hook, report);
+        }
+        return;
+    }
     for (ZeroStep step = zero_step(sequences, model->B, model->comm->size, 0); step.active > 0;
          step = zero_step(sequences, model->B, model->comm->size, step.micro_step + 1)) {
         const Batch batch = dataloader_next(train);
-        losses[step.micro_step] = model_micro_step(model, batch, dloss, step, &forward_s);
+        rank_report_losses(report)[step.micro_step] = model_micro_step(model, batch, dloss, step, &forward_s);
         rank_report_add(report, model->cfg, &model->freeze, batch);
         tokens += (double)batch.B * batch.T;
         comm_alive(model->comm);
@@ -542,40 +565,23 @@ static void model_gradients(Model* model, Dataloader* train, int64_t total_batch
 // ---------------------------------------------------------------------------------------------------------------------
 // Update
 
-// A single process has packed each matrix in update_packed; several have to wait until all parameters are gathered.
-static void pack_after_update(Model* model) {
-    if (model->comm->size > 1) {
-        linear_pack(&model->linear);
-    }
-}
-
-// One update of what this process updates.
+// One update of what this process updates. A single process has packed each matrix in update_packed; several have to wait
+// until all parameters are gathered.
 static void model_update(Model* model, Update update) {
     for (int g = 0; g < model->zero.plan.groups; g++) {
         update_group(model, g, update);
     }
     zero_gather_parameters_cpu(&model->zero);
-    pack_after_update(model);
-}
-
-// The trainer's `update_in_backward` (trainer.h): one micro-batch, whose backward pass makes the
-// update.
-static void model_update_in_backward(Model* model, Batch batch, InBackward* now, RankReport* report) {
-    const ZeroStep step = {0, 1, 1, 1};
-    double forward_s = 0;
-    model->in_backward = now;
-    model_micro_step(model, batch, (float)(1 / now->total_batch), step, &forward_s);
-    model->in_backward = NULL;
-    pack_after_update(model);
-    rank_report_add(report, model->cfg, &model->freeze, batch);
-    report->square_sum = now->square_sum;
+    if (model->comm->size > 1) {
+        linear_pack(&model->linear);
+    }
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Evaluation
 
-// Forward: sets losses[i] to the sum of the losses; the batch may be empty.
-static void model_evaluate(Model* model, Batch batch, int64_t i, double* losses) {
+// Forward on batch i of a validation, which may be empty: sets losses[i] to the sum of its losses.
+static void evaluate_batch(Model* model, Batch batch, int64_t i, double* losses) {
     losses[i] = 0;
     if (batch.B > 0) {
         model_forward(model, batch);
@@ -584,9 +590,16 @@ static void model_evaluate(Model* model, Batch batch, int64_t i, double* losses)
     }
 }
 
+// Forward on all batches of a validation: sets the losses of the report.
+static void model_evaluate(Model* model, Run* run) {
+    Batch batch;
+    for (int64_t i = 0; run_validation_batch(run, i, &batch); i++) {
+        evaluate_batch(model, batch, i, rank_report_losses(run->report));
+    }
+}
+
 // Forward, for tasks: sets the loss of each token; positions count from the start of each document.
-static void model_token_losses(void* model_, Batch batch, float* losses, int* is_top) {
-    Model* model = (Model*)model_;
+static void model_token_losses(Model* model, Batch batch, float* losses, int* is_top) {
     const EmbeddingPositions positions = {NULL, batch.starts};
     if (batch.B > 0) {
         forward_at(model, batch, positions);
@@ -598,7 +611,7 @@ static void model_token_losses(void* model_, Batch batch, float* losses, int* is
 // ---------------------------------------------------------------------------------------------------------------------
 // Generation
 
-// The trainer's `prefill` and `decode` (generator.h).
+// As generator.h says.
 static const float* model_prefill(Model* model, int sequence, const int* ids, int count) {
     return decoder_prefill_cpu(&model->decoder, sequence, ids, count);
 }
@@ -620,11 +633,6 @@ static void model_first_weights(Model* model, const char* path, uint64_t seed) {
 static void model_read_checkpoint(Model* model, const char* path, const SavedState* saved) {
     model_first_weights(model, path, 0);
     model_files_read_state_cpu(&model->state, model->state_memory, &model->zero.plan, path, saved);
-}
-
-static SafeTensorsDtype saved_dtype(const Options* options) {
-    (void)options;
-    return SAFETENSORS_F32;
 }
 
 // Copies weights and optimizer state, if there is memory for a copy; returns whether there is.
@@ -675,6 +683,9 @@ static double measure_peak(const Options* o) {
 
 static void make_plan(TrainerPlan* plan, ModelConfig cfg, Options* o, Comm* comm) {
     plan->peak = measure_peak(o);
+    plan->measure_peak = measure_peak;
+    plan->saved_dtype = SAFETENSORS_F32;
+    plan->loss_scale = loss_scale_off();
     plan->speed = rates_device(cfg, o, o->matmul == MATMUL_BF16);
     memory_choose_cpu(cfg, o, comm, &plan->speed);
     const ZeroPlan whole = zero_plan(cfg, 0, 0, 1);
@@ -687,39 +698,84 @@ static void make_plan(TrainerPlan* plan, ModelConfig cfg, Options* o, Comm* comm
     describe_device(plan->device, sizeof(plan->device), o->matmul == MATMUL_BF16);
 }
 
-static void print_device(const Model* model, double peak) {
-    char device[64];
-    describe_device(device, sizeof(device), model->linear.is_bf16);
-    printf("%s, peak %.0f GFLOP/s\n", device, peak * 1e-9);
+static void memory_used(double* peak_mib, double* beside_mib) {
+    *peak_mib = log_peak_mib();
+    *beside_mib = NAN;
 }
 
 static const Trainer trainer = {
     .name = "CPU FP32",
     .program_name = "train_gpt2",
     .program = {OPTION_CPU, LLMC_VERSION},
-    .model_bytes = sizeof(Model),
-    .measure_peak = measure_peak,
     .plan = make_plan,
-    .open = model_open,
-    .close = model_close,
-    .print_device = print_device,
-    .export_model = model_export,
-    .peak_mib = log_peak_mib,
-    .loss_scale = loss_scale_off,
-    .gradients = model_gradients,
-    .update_in_backward = model_update_in_backward,
-    .update = model_update,
-    .validates_first = setup_validates_first,
-    .evaluate = model_evaluate,
+    .memory = memory_used,
     .token_losses = model_token_losses,
     .prefill = model_prefill,
     .decode = model_decode,
     .first_weights = model_first_weights,
     .read_checkpoint = model_read_checkpoint,
-    .saved_dtype = saved_dtype,
     .copy_out = model_copy_out,
     .checksum = model_checksum,
+    .export_model = model_export,
 };
+
+// ---------------------------------------------------------------------------------------------------------------------
+// The loop
+
+// Trains until the last step, or until a signal or --max-hours stops the run. The last lap only evaluates and saves.
+static void train(Model* model, Run* run) {
+    Update update;
+    for (;;) {
+        if (run_validates(run)) {
+            model_evaluate(model, run);
+            run_log_validation(run);
+        }
+        if (run_evaluates_tasks(run)) {
+            run_log_tasks(run);
+        }
+        run_reaches(run, STAGE_VALIDATED);
+        if (run_samples(run)) {
+            run_log_samples(run);
+        }
+        run_reaches(run, STAGE_SAMPLED);
+        run_agree(run); // all ranks save, and stop, at the same step
+        if (run_saves(run)) {
+            run_save(run);
+        }
+        if (run_ends(run)) {
+            break;
+        }
+        run_begin_step(run);
+        model_gradients(model, run->train, run->options.total_batch, run->state.loss_scale.scale,
+                        run_hook(run), run->report);
+        if (run_accepts(run, &update)) {
+            model_update(model, update);
+        }
+        run_end_step(run);
+        if (run_diverges(run)) {
+            run_roll_back(run);
+        }
+    }
+}
+
+// One run of the program: trains a model, or generates text with it. Returns the exit status.
+static int pretrain(int argc, char** argv) {
+    Run* run = run_open(argc, argv, &trainer);
+    if (run->trains || run->generate) {
+        Model* model = (Model*)check_alloc(1, sizeof(Model), "model");
+        model_open(model, run->cfg, &run->options, &run->comm);
+        if (run->generate) {
+            generate_texts(run, model);
+        } else {
+            run_begin(run, model);
+            train(model, run);
+            run_end(run);
+        }
+        model_close(model);
+        free(model);
+    }
+    return run_close(run);
+}
 
 #ifndef TRAIN_GPT2_NO_MAIN
 PROCESSOR_CHECK
@@ -728,6 +784,7 @@ int main(int argc, char** argv) {
     threads_wait_briefly(
         argv); // executes this program a second time, with OpenMP's waiting time in its environment
     vec_flush_denormals(); // before the first parallel region: its threads inherit it
-    return run_main(argc, argv, &trainer);
+    run_open_process();
+    return pretrain(argc, argv);
 }
 #endif

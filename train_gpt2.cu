@@ -45,9 +45,10 @@ channels, F hidden units of the MLP, QKV = 3C, Vp tokens of the padded vocabular
 #include "llmc/optim/loss_scale.h"
 #include "llmc/plan/memory_limit.cuh"
 #include "llmc/checkpoint/load_save.cuh"
-#include "llmc/gpu/nvml.h"
 #include "llmc/setup/options.h"
 #include "llmc/plan/plan.h"
+#include "llmc/run/generate.h"
+#include "llmc/run/run.h"
 #include "llmc/run/start.h"
 #include "llmc/setup/run_data.h"
 #include "llmc/optim/schedule.h"
@@ -104,7 +105,6 @@ struct Model {
     ForwardClock clock;              // of several processes
     StepGraph graphs[ZERO_VARIANTS]; // of micro-steps
     StepResults results;
-    int64_t validating; // batches of a validation whose losses are only on the GPU
     int* is_top;        // (N) of the targets of a task, on the GPU
     Transfer transfer;  // weights and state between the host and the GPU
     SaveCopy save_copy; // what a checkpoint is written from
@@ -229,6 +229,9 @@ static void open_training(Model* model, const ZeroPlan* zero, const Options* o) 
     const size_t N = (size_t)o->batch * o->seq_len;
     batch_queue_open(&model->batches, N, &model->gpu);
     attention_gpu_open<floatX>(&model->attention, model->B, model->T, cfg.C, cfg.NH);
+    if (attention_note(&model->attention)[0]) {
+        printf("attention: %s\n", attention_note(&model->attention));
+    }
     layernorm_open(&model->layernorm, (int)N, cfg.C);
     embedding_open(&model->encoder, (int)N, cfg.Vp, cfg.C);
     optimizer_open<floatX>(&model->optimizer, zero, &model->state);
@@ -717,19 +720,44 @@ static void model_square_sum(Model* model) {
                                 &model->gpu);
 }
 
-// The gradient of an update, one micro-batch after another; as trainer.h says.
+// A micro-step that is a whole update, which the backward pass makes (--update-in-backward).
+static void model_update_in_backward(Model* model, Batch next, InBackward* hook, RankReport* report) {
+    const ZeroStep step = {0, 1, 1, 1};
+    const Batch batch = model_push(model, next);
+    model->now.decides = hook;
+    step_results_clear(&model->results);
+    micro_step_work(model, batch, (float)(1 / hook->total_batch), step, cudaEventRecordDefault);
+    group_done(model, 0, step);
+    in_backward_gpu_rest(&model->now);
+    zero_join_updates(&model->zero);
+    model->now.decides = NULL;
+    matmul_gpu_keep_cache(&model->matmul);
+    rank_report_add(report, model->cfg, &model->freeze, batch);
+    rank_report_losses(report)[0] = hook->losses;
+    report->square_sum = hook->square_sum;
+}
+
+// Computes the gradient of an update, one micro-batch after another: forward and backward on the next total_batch tokens.
+// The loss of each token counts loss_scale / total_batch. Sets the losses of the report, one for each micro-step, and what
+// else it says of a gradient. The hook, unless NULL, makes the update in the backward pass.
 static void model_gradients(Model* model, Dataloader* train, int64_t total_batch, float loss_scale,
-                            RankReport* report) {
-    double* losses = rank_report_losses(report);
+                            InBackward* hook, RankReport* report) {
     const int64_t sequences = total_batch / train->T;
     const float dloss = (float)(loss_scale / (double)total_batch);
     int64_t batches = 0; // of this process
+    if (hook) {
+        const Batch batch = dataloader_next(train);
+        if (!dataloader_error(train)) { // else the run ends, without this update
+            in_backward_batch(hook, batch.counted);
+            model_update_in_backward(model, batch, hook, report);
+        }
+        return;
+    }
     model->clock.tokens = 0;
     step_results_clear(&model->results);
     for (ZeroStep step = zero_step(sequences, model->B, model->comm->size, 0); step.active > 0;
          step = zero_step(sequences, model->B, model->comm->size, step.micro_step + 1)) {
         const Batch next = dataloader_next(train), batch = next.B > 0 ? model_push(model, next) : next;
-        losses[step.micro_step] = 0;
         batches += batch.B > 0;
         model_micro_step(model, batch, dloss, step, train->is_full);
         rank_report_add(report, model->cfg, &model->freeze, batch);
@@ -739,7 +767,7 @@ static void model_gradients(Model* model, Dataloader* train, int64_t total_batch
     const StepResult* result = step_results_read(&model->results, batches); // waits for the GPU, once a step
     matmul_gpu_keep_cache(&model->matmul);
     zero_check(&model->zero);
-    memcpy(losses, result->losses, (size_t)batches * sizeof(double));
+    memcpy(rank_report_losses(report), result->losses, (size_t)batches * sizeof(double));
     report->square_sum = result->square_sum;
     report->pace_s = forward_clock_pace_s(&model->clock);
 }
@@ -760,45 +788,18 @@ static void model_update(Model* model, Update update) {
     zero_gather_parameters(&model->zero);
 }
 
-// As trainer.h says.
-static void model_update_in_backward(Model* model, Batch next, InBackward* decides, RankReport* report) {
-    const ZeroStep step = {0, 1, 1, 1};
-    const Batch batch = model_push(model, next);
-    model->now.decides = decides;
-    step_results_clear(&model->results);
-    micro_step_work(model, batch, (float)(1 / decides->total_batch), step, cudaEventRecordDefault);
-    group_done(model, 0, step);
-    in_backward_gpu_rest(&model->now);
-    zero_join_updates(&model->zero);
-    model->now.decides = NULL;
-    matmul_gpu_keep_cache(&model->matmul);
-    rank_report_add(report, model->cfg, &model->freeze, batch);
-    report->square_sum = decides->square_sum;
-}
-
 // ---------------------------------------------------------------------------------------------------------------------
 // Evaluation
 
-// Waits for the losses of the last batches before batch `end` that the host does not have yet.
-static void model_validated(Model* model, int64_t end, double* losses) {
-    const int64_t count = model->validating;
-    if (count > 0) {
-        memcpy(losses + end - count, step_results_read(&model->results, count)->losses,
-               (size_t)count * sizeof(double));
-        step_results_clear(&model->results);
-        model->validating = 0;
-    }
-}
-
-// Forward, as trainer.h says; of an empty batch only its part of what others do. One process lets the GPU run ahead until
-// there is no more room for losses. Several exchange a message before each batch, and wait: that message is MPI's.
-static void model_evaluate(Model* model, Batch batch, int64_t i, double* losses) {
+// Forward on batch i of a validation: losses[i] is the sum of its losses once step_results_collect has returned. A single
+// process lets the GPU run ahead until the results have no more room. Several exchange a message before each batch, and
+// wait: that message is MPI's. For an empty batch a process does only its part of what others do.
+static void evaluate_batch(Model* model, Batch batch, int64_t i, double* losses) {
     if (i == 0) { // also after a validation that a signal has stopped
         step_results_clear(&model->results);
-        model->validating = 0;
     }
     if (batch.B == 0) {
-        model_validated(model, i, losses);
+        step_results_collect(&model->results, losses + i);
         losses[i] = 0;
         zero_idle_forward(&model->zero);
         CUDA_CHECK(cudaStreamSynchronize(
@@ -809,16 +810,25 @@ static void model_evaluate(Model* model, Batch batch, int64_t i, double* losses)
     model_forward(model, batch);
     classifier_losses(model, batch, NULL);
     batch_loss(model, batch);
-    model->validating++;
-    if (model->comm->size > 1 || model->validating == model->results.max_losses) {
-        model_validated(model, i + 1, losses);
+    step_results_expect(&model->results);
+    if (model->comm->size > 1 || step_results_are_full(&model->results)) {
+        step_results_collect(&model->results, losses + i + 1);
     }
+}
+
+// Forward on all batches of a validation: sets the losses of the report.
+static void model_evaluate(Model* model, Run* run) {
+    double* losses = rank_report_losses(run->report);
+    int64_t i = 0;
+    for (Batch batch; run_validation_batch(run, i, &batch); i++) {
+        evaluate_batch(model, batch, i, losses);
+    }
+    step_results_collect(&model->results, losses + i);
 }
 
 // Forward, for tasks: sets the loss of each token; positions count from the start of each document. Of an empty batch
 // only its part of what others do.
-static void model_token_losses(void* model_, Batch batch, float* losses, int* is_top) {
-    Model* model = (Model*)model_;
+static void model_token_losses(Model* model, Batch batch, float* losses, int* is_top) {
     const size_t N = (size_t)batch.B * batch.T;
     if (N == 0) {
         zero_idle_forward(&model->zero);
@@ -895,15 +905,14 @@ static void model_export(Model* model, const Options* options, const RunData* da
 // ---------------------------------------------------------------------------------------------------------------------
 // The trainer
 
-// Only fp16 needs a loss scale.
-static LossScale first_loss_scale(void) {
-    return DTYPE_OF(floatX) == DTYPE_FP16 ? loss_scale_open() : loss_scale_off();
-}
-
 static void make_plan(TrainerPlan* plan, ModelConfig cfg, Options* o, Comm* comm) {
     gpu_setup(o, comm);
     const Gpu gpu = gpu_or_default(plan->device, sizeof(plan->device), o->device);
+    snprintf(plan->device_kind, sizeof(plan->device_kind), " (sm_%d%d), %s", gpu.major, gpu.minor,
+             dtype_name(DTYPE_OF(floatX)));
     plan->peak = gpu_peak_flops_per_s(&gpu, DTYPE_OF(floatX), o->tf32);
+    plan->saved_dtype = planned_saved_dtype(o);
+    plan->loss_scale = DTYPE_OF(floatX) == DTYPE_FP16 ? loss_scale_open() : loss_scale_off();
     plan->speed = CostDevice{gpu_rates(&gpu, plan->peak), sizeof(floatX),
                              dtype_bytes(planned_gradient_dtype(o)), planned_master(o)};
     if (comm->size > 1 && !o->plan) {
@@ -919,66 +928,101 @@ static void make_plan(TrainerPlan* plan, ModelConfig cfg, Options* o, Comm* comm
     memory_plan(plan->memory, cfg, o);
 }
 
-static void print_device(const Model* model, double peak) {
-    const Gpu* gpu = &model->gpu;
-    printf("%s (sm_%d%d), %s, peak %.0f TFLOP/s\n", gpu->name, gpu->major, gpu->minor,
-           dtype_name(DTYPE_OF(floatX)), peak * 1e-12);
-    if (attention_note(&model->attention)[0]) {
-        printf("attention: %s\n", attention_note(&model->attention));
+static void memory_used(double* peak_mib, double* beside_mib) {
+    *peak_mib = gpu_peak_mib();
+    *beside_mib = gpu_beside_mib();
+}
+
+// Designated initializers are C++20's.
+static Trainer trainer_open(void) {
+    Trainer t;
+    memset((void*)&t, 0, sizeof(t));
+    t.name = "GPU " PRECISION_NAME;
+    t.program_name = "train_gpt2cu";
+    t.program = OptionsProgram{OPTION_GPU, LLMC_VERSION};
+    t.plan = make_plan;
+    t.memory = memory_used;
+    t.token_losses = model_token_losses;
+    t.prefill = model_prefill;
+    t.decode = model_decode;
+    t.first_weights = model_first_weights;
+    t.read_checkpoint = model_read_checkpoint;
+    t.copy_out = model_copy_out;
+    t.checksum = model_checksum;
+    t.save_extra = save_matmuls;
+    t.export_model = model_export;
+    return t;
+}
+
+static const Trainer trainer = trainer_open();
+
+// ---------------------------------------------------------------------------------------------------------------------
+// The loop
+
+// Trains until the last step, or until a signal or --max-hours stops the run. The last lap only evaluates and saves.
+static void train(Model* model, Run* run) {
+    Update update;
+    for (;;) {
+        if (run_validates(run)) {
+            model_evaluate(model, run);
+            run_log_validation(run);
+        }
+        if (run_evaluates_tasks(run)) {
+            run_log_tasks(run);
+        }
+        run_reaches(run, STAGE_VALIDATED);
+        if (run_samples(run)) {
+            run_log_samples(run);
+        }
+        run_reaches(run, STAGE_SAMPLED);
+        run_agree(run); // all ranks save, and stop, at the same step
+        if (run_saves(run)) {
+            run_save(run);
+        }
+        if (run_ends(run)) {
+            break;
+        }
+        run_begin_step(run);
+        model_gradients(model, run->train, run->options.total_batch, run->state.loss_scale.scale,
+                        run_hook(run), run->report);
+        if (run_accepts(run, &update)) {
+            model_update(model, update);
+        }
+        gpu_report_sense(&model->report, &run->log);
+        run_end_step(run);
+        if (schedule_due(run->options.gpu_report, run->state.step, run->options.steps)) {
+            gpu_report_print(&model->report, &model->matmul);
+        }
+        if (run_diverges(run)) {
+            run_roll_back(run);
+        }
     }
 }
 
-static double beside_mib(const Model* model) {
-    (void)model;
-    return gpu_beside_mib();
-}
-
-static void report_gpu(Model* model, const Options* options, int64_t step) {
-    if (schedule_due(options->gpu_report, step, options->steps)) {
-        gpu_report_print(&model->report, &model->matmul);
+// One run of the program: trains a model, or generates text with it. Returns the exit status.
+static int pretrain(int argc, char** argv) {
+    Run* run = run_open(argc, argv, &trainer);
+    if (run->trains || run->generate) {
+        Model* model = (Model*)check_alloc(1, sizeof(Model), "model");
+        model_open(model, run->cfg, &run->options, &run->comm);
+        if (run->generate) {
+            generate_texts(run, model);
+        } else {
+            run_begin(run, model);
+            train(model, run);
+            run_end(run);
+        }
+        model_close(model);
+        free(model);
     }
+    return run_close(run);
 }
-
-static void read_sensors(const Model* model, double* power_w, double* clock_mhz) {
-    nvml_sensors(&model->report.nvml, power_w, clock_mhz);
-}
-
-// C++17 has no names here: the order is that of trainer.h.
-static const Trainer trainer = {
-    "GPU " PRECISION_NAME,      // name
-    "train_gpt2cu",             // program_name
-    {OPTION_GPU, LLMC_VERSION}, // program
-    sizeof(Model),              // model_bytes
-    NULL,                       // measure_peak
-    make_plan,                  // plan
-    model_open,                 // open
-    model_close,                // close
-    print_device,               // print_device
-    model_export,               // export_model
-    gpu_peak_mib,               // peak_mib
-    beside_mib,                 // beside_mib
-    first_loss_scale,           // loss_scale
-    model_gradients,            // gradients
-    model_update_in_backward,   // update_in_backward
-    model_update,               // update
-    report_gpu,                 // report
-    read_sensors,               // sensors
-    NULL,                       // validates_first
-    model_evaluate,             // evaluate
-    model_validated,            // validated
-    model_token_losses,         // token_losses
-    model_prefill,              // prefill
-    model_decode,               // decode
-    model_first_weights,        // first_weights
-    model_read_checkpoint,      // read_checkpoint
-    planned_saved_dtype,        // saved_dtype
-    model_copy_out,             // copy_out
-    model_checksum,             // checksum
-    save_matmuls,               // save_extra
-};
 
 #ifndef TRAIN_GPT2_NO_MAIN
 PROCESSOR_CHECK
 
-int main(int argc, char** argv) { return run_main(argc, argv, &trainer); }
+int main(int argc, char** argv) {
+    run_open_process();
+    return pretrain(argc, argv);
+}
 #endif

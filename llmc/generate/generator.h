@@ -8,8 +8,8 @@ context are full, the older half is forgotten and the rest is read again, at its
 The model is two functions. Both return logits in fp32 on the host, Vp for each text, valid until
 the next call:
 
-    prefill      forgets the text in a slot and reads `count` <= T tokens of a new one: the logits of what follows
-    decode    one more token of each slot, ids[slot] at positions[slot]: the logits of what follows each
+    prefill    forgets the sequence in a slot and reads `count` <= T tokens of a new one: the logits of what follows
+    decode     one more token of each slot, ids[slot] at positions[slot]: the logits of what follows each
 
 A slot without a text gets token 0 at position 0.
 */
@@ -30,8 +30,6 @@ A slot without a text gets token 0 at position 0.
 #ifdef __cplusplus
 extern "C" {
 #endif
-
-typedef struct Model Model; // each trainer has its own
 
 typedef const float* (*PrefillSequence)(Model* model, int slot, const int* ids, int count);
 typedef const float* (*DecodeStep)(Model* model, const int* ids, const int* positions, int slots);

@@ -10,6 +10,7 @@ Kernels append losses and set the rest; the host reads all of it at once, and wa
 #include <assert.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
 #include "llmc/base/wide_sum.h"
 #include "llmc/gpu/gpu.cuh"
@@ -28,6 +29,7 @@ static inline size_t step_result_bytes(int64_t losses) {
 typedef struct {
     StepResult *on_gpu, *on_host;
     int64_t max_losses; // that they have room for
+    int64_t waiting; // losses that the host does not have yet, of batches that it lets the GPU run ahead with
     const Gpu* gpu;
 } StepResults;
 
@@ -47,6 +49,7 @@ static inline void step_results_close(StepResults* r) {
 // Before the first micro-step of an update, and before the first batch of a validation.
 static inline void step_results_clear(StepResults* r) {
     CUDA_CHECK(cudaMemsetAsync(&r->on_gpu->count, 0, sizeof(r->on_gpu->count), r->gpu->stream));
+    r->waiting = 0;
 }
 
 // Copies the result and its first `losses` losses to the host, and waits for them.
@@ -56,6 +59,20 @@ static inline const StepResult* step_results_read(StepResults* r, int64_t losses
                                r->gpu->stream));
     CUDA_CHECK(cudaStreamSynchronize(r->gpu->stream));
     return r->on_host;
+}
+
+// Counts a loss that kernels append, and that the host does not read yet.
+static inline void step_results_expect(StepResults* r) { r->waiting++; }
+
+static inline int step_results_are_full(const StepResults* r) { return r->waiting == r->max_losses; }
+
+// Waits for the losses that are expected, and sets those just before `end`.
+static inline void step_results_collect(StepResults* r, double* end) {
+    const int64_t count = r->waiting;
+    if (count > 0) {
+        memcpy(end - count, step_results_read(r, count)->losses, (size_t)count * sizeof(double));
+        step_results_clear(r);
+    }
 }
 
 #endif

@@ -33,6 +33,8 @@ positions, GELU in tanh form, the token embedding shared with the classifier.
 #define floatX float
 #endif
 
+typedef struct Model Model; // with its memory: each trainer has its own
+
 // Which layers have the same parameters: none; their attention, or their MLP, with the norm before it; two in a row; or a
 // loop of blocks is repeated. Memory has a copy of each, and files have every layer (share_layers.h).
 typedef enum { SHARE_OFF, SHARE_ATTENTION, SHARE_MLP, SHARE_PAIRS, SHARE_LOOP } ShareLayers;

@@ -14,7 +14,9 @@ The bandwidth of its memory is the published one, or computed from its clock and
 
 #include <ctype.h>
 
+#include "llmc/base/clock.h"
 #include "llmc/gpu/gpu.cuh"
+#include "llmc/log/log.h"
 #include "llmc/ops/matmul.cuh"
 #include "llmc/gpu/nvml.h"
 #include "llmc/plan/cost.h"
@@ -177,6 +179,7 @@ static inline double gpu_beside_mib(void) {
 typedef struct {
     Nvml nvml; // also for the log
     int has_nvml, has_listed_matmuls;
+    double sensed_s; // when it was asked last
 } GpuReport;
 
 // Opens the management library for this GPU, if it is there; where a report is wanted, says why it is not.
@@ -192,6 +195,18 @@ static inline void gpu_report_open(GpuReport* r, int device, int is_wanted) {
 static inline void gpu_report_close(GpuReport* r) {
     if (r->has_nvml) {
         nvml_close(&r->nvml);
+    }
+}
+
+// Tells the log the power and the clock of the GPU, at most once a second: asking may take as long as a step of a small
+// model.
+static inline void gpu_report_sense(GpuReport* r, RunLog* log) {
+    double power_w, clock_mhz;
+    const double now_s = time_now_s();
+    if (now_s - r->sensed_s >= 1) {
+        r->sensed_s = now_s;
+        nvml_sensors(&r->nvml, &power_w, &clock_mhz);
+        log_sensors(log, power_w, clock_mhz);
     }
 }
 

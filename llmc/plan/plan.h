@@ -11,7 +11,10 @@ plan.h -- what a run takes: the tensors of the model with their sizes, memory by
 #include "llmc/plan/cost.h"
 #include "llmc/model/freeze.h"
 #include "llmc/model/model.h"
+#include "llmc/optim/loss_scale.h"
 #include "llmc/optim/optimizer.h"
+#include "llmc/formats/safetensors.h"
+#include "llmc/plan/mfu.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -40,7 +43,11 @@ typedef struct {
     TensorRow parameters[MODEL_PARAMETER_ROWS], activations[MODEL_ACTIVATION_ROWS];
     PlanMemory memory[PLAN_KINDS]; // the large allocations; the list ends with a name of NULL
     char device[256];              // in words
+    char device_kind[64];          // what the line about the device adds: " (sm_90), BF16"
     double peak;                   // of the device, FLOP/s
+    MfuMeasure measure_peak;       // NULL: the peak is known, no step shows that the device can do more
+    SafeTensorsDtype saved_dtype;  // of the weights in a checkpoint: of master weights if there are any
+    LossScale loss_scale;          // of a new run
     CostDevice speed;              // rates only for --plan and --fit
     int64_t eval_sequences;        // of a validation; only for --plan
 } TrainerPlan;

@@ -14,6 +14,7 @@ has its loss in one process; all processes get all losses and the same scores.
 #include "llmc/data/dataloader.h"
 #include "llmc/data/eval_tasks.h"
 #include "llmc/log/log.h"
+#include "llmc/model/model.h"
 #include "llmc/setup/options.h"
 #include "llmc/setup/run_data.h"
 #include "llmc/comm/comm.h"
@@ -25,7 +26,7 @@ extern "C" {
 // Forward on a batch that may be empty, with positions that count from the start of each document: sets the loss of
 // each target, nats, and unless NULL whether the target was the most likely token (B, T). Waits for the device.
 // Collective.
-typedef void (*TokenLosses)(void* model, Batch batch, float* losses, int* is_top);
+typedef void (*TokenLosses)(Model* model, Batch batch, float* losses, int* is_top);
 
 // Whether the run is to stop; asked before each micro-batch. Collective.
 typedef int (*EvaluationStop)(void* run);
@@ -44,7 +45,7 @@ typedef struct {
 // What it takes to evaluate.
 typedef struct {
     TokenLosses losses;
-    void* model;
+    Model* model;
     Comm* comm;
     RunLog* log;
     EvaluationStop stop;

@@ -16,17 +16,21 @@ standard error.
 #ifndef LLMC_GENERATE_H
 #define LLMC_GENERATE_H
 
-#include "llmc/checkpoint/model_path.h"
-#include "llmc/setup/options.h"
-#include "llmc/run/trainer.h"
-#include "llmc/comm/comm.h"
+#include "llmc/model/model.h"
+#include "llmc/run/run.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-// Returns the exit status of the program.
-int generate_texts(const Trainer* trainer, Options* options, Comm* comm);
+// Refuses what can be refused, reads the prompts, and plans: sets run->generate.
+void generate_open(Run* run);
+
+// Generates all that the options ask for with the model, which is open.
+void generate_texts(Run* run, Model* model);
+
+// `g` may be NULL.
+void generate_close(Generate* g);
 
 #ifdef __cplusplus
 }
@@ -59,9 +63,11 @@ int generate_texts(const Trainer* trainer, Options* options, Comm* comm);
 #include "llmc/run/run_outputs.h"
 #include "llmc/setup/resolve.h"
 #include "llmc/setup/conflicts.h"
+#include "llmc/setup/options.h"
+#include "llmc/checkpoint/model_path.h"
+#include "llmc/comm/comm.h"
 #include "llmc/generate/text_stream.h"
 #include "llmc/log/text_wrap.h"
-#include "llmc/model/model.h"
 
 #define GENERATE_MAX_FILE_ ((size_t)1 << 32) // bytes of prompts
 
@@ -83,14 +89,9 @@ typedef struct {
     double read_s, made_s;
 } GenerateSpeed_;
 
-typedef struct {
-    const Trainer* trainer;
-    Options* options; // --interactive changes some
-    char newest[PATH_MAX];
-    RunData data;
-    ModelConfig cfg;
-    Model* model;
-    Generator generator;
+struct Generate {
+    Run* run;
+    Options* options; // of the run; --interactive changes some
     GenerateSpeed_ speed;
     int64_t lines;   // of --interactive so far
     int *ids, count; // (T + 1) of the prompt
@@ -102,32 +103,32 @@ typedef struct {
     FILE* out; // and where theirs go,
     const char* out_name;
     FileWriter texts; // --out-texts or nowhere
-} Generate_;
+};
 
 // ---- texts ----
 
-static Rand generate_random_(const Generate_* g, int64_t prompt) {
+static Rand generate_random_(const Generate* g, int64_t prompt) {
     return rand_open(g->options->seed, rand_stream("texts") + (uint64_t)prompt);
 }
 
 // The model is good for nothing.
-static void generate_check_(const Generate_* g, const GeneratorSequence* sequence) {
+static void generate_check_(const Generate* g, const GeneratorSequence* sequence) {
     CHECK(sequence->end != GENERATOR_DIVERGED, "%s: the model's logits are not finite", g->options->model);
 }
 
-static void generate_begin_(Generate_* g, int slot, const int* ids, int count, Rand* rng) {
-    GeneratorSequence* sequence = &g->generator.sequences[slot];
+static void generate_begin_(Generate* g, int slot, const int* ids, int count, Rand* rng) {
+    GeneratorSequence* sequence = &g->run->generator.sequences[slot];
     const double start_s = time_now_s();
     text_stream_begin(&sequence->stream);
-    generator_begin(&g->generator, slot, ids, count, g->options->tokens, rng);
+    generator_begin(&g->run->generator, slot, ids, count, g->options->tokens, rng);
     g->speed.read += count;
     g->speed.read_s += time_now_s() - start_s;
     generate_check_(g, sequence);
 }
 
 // A token for each unfinished text.
-static void generate_advance_(Generate_* g) {
-    Generator* generator = &g->generator;
+static void generate_advance_(Generate* g) {
+    Generator* generator = &g->run->generator;
     const double start_s = time_now_s();
     for (int s = 0; s < generator->model.slots; s++) {
         g->speed.made += generator->sequences[s].in_use && generator->sequences[s].end == STILL_GENERATING;
@@ -139,13 +140,15 @@ static void generate_advance_(Generate_* g) {
     }
 }
 
-static void generate_print_speed_(const Generate_* g) {
+static void generate_print_speed_(const Generate* g) {
     const GenerateSpeed_* v = &g->speed;
+    double peak_mib, beside_mib;
     fprintf(stderr, "prompt: %lld tokens, %.1f tok/s", (long long)v->read, (double)v->read / v->read_s);
     if (v->made > 0) {
         fprintf(stderr, "; text: %lld tokens, %.1f tok/s", (long long)v->made, (double)v->made / v->made_s);
     }
-    fprintf(stderr, "; peak memory %.0f MiB\n", g->trainer->peak_mib());
+    g->run->trainer->memory(&peak_mib, &beside_mib);
+    fprintf(stderr, "; peak memory %.0f MiB\n", peak_mib);
 }
 
 // ---- one text at a time ----
@@ -156,9 +159,9 @@ static void generate_flush_(FILE* file, const char* name) {
 
 // Prints what is shown of a prompt, and the text that follows it, while it comes: in lines of words
 // on a terminal, elsewhere as it is.
-static void generate_print_(Generate_* g, const char* shown, const int* ids, int count, int64_t prompt) {
+static void generate_print_(Generate* g, const char* shown, const int* ids, int count, int64_t prompt) {
     const size_t columns = text_wrap_columns(stdout), unknown = isatty(STDOUT_FILENO) ? 80 : 0;
-    GeneratorSequence* sequence = &g->generator.sequences[0];
+    GeneratorSequence* sequence = &g->run->generator.sequences[0];
     TextWrap wrap;
     text_wrap_begin(&wrap, stdout, columns ? columns : unknown, "");
     text_wrap_put(&wrap, shown, strlen(shown));
@@ -176,17 +179,17 @@ static void generate_print_(Generate_* g, const char* shown, const int* ids, int
     sequence->in_use = 0;
 }
 
-static void generate_one_(Generate_* g) {
+static void generate_one_(Generate* g) {
     generate_print_(g, g->options->prompt, g->ids, g->count, 0);
     generate_print_speed_(g);
 }
 
 // A line of --interactive, without its end.
-static void generate_answer_(Generate_* g, const char* line, size_t bytes) {
+static void generate_answer_(Generate* g, const char* line, size_t bytes) {
     const GenerateSpeed_ none = {0, 0, 0, 0};
     char error[ERROR_BYTES];
-    if (!run_data_try_prompt(g->ids, &g->count, g->options->seq_len, &g->data, g->options, g->cfg.V, line,
-                             bytes, error)) {
+    if (!run_data_try_prompt(g->ids, &g->count, g->options->seq_len, &g->run->data, g->options, g->run->cfg.V,
+                             line, bytes, error)) {
         fprintf(stderr, "note: %s\n", error);
         return;
     }
@@ -199,7 +202,7 @@ static void generate_answer_(Generate_* g, const char* line, size_t bytes) {
 static const char* const GENERATE_SETTINGS_[] = {"--temperature", "--top-k", "--top-p", "--tokens"};
 enum { GENERATE_NUM_SETTINGS_ = sizeof(GENERATE_SETTINGS_) / sizeof(GENERATE_SETTINGS_[0]) };
 
-static void generate_show_settings_(const Generate_* g) {
+static void generate_show_settings_(const Generate* g) {
     char value[OPTION_TEXT_BYTES];
     for (int i = 0; i < GENERATE_NUM_SETTINGS_; i++) {
         const OptionRow* row = option_find(GENERATE_SETTINGS_[i], strlen(GENERATE_SETTINGS_[i]));
@@ -209,7 +212,7 @@ static void generate_show_settings_(const Generate_* g) {
 }
 
 // ":temperature 0.5": `line` is what follows the colon.
-static void generate_set_(Generate_* g, const char* line) {
+static void generate_set_(Generate* g, const char* line) {
     char name[OPTION_TEXT_BYTES], wanted[OPTION_TEXT_BYTES];
     const int length = (int)strcspn(line, " =");
     const char* value = line + length + strspn(line + length, " =");
@@ -229,7 +232,7 @@ static void generate_set_(Generate_* g, const char* line) {
 }
 
 // A line that is no prompt: one that starts with a colon, exit or quit. Returns 0 if it is one.
-static int generate_obey_(Generate_* g, const char* line, int* is_end) {
+static int generate_obey_(Generate* g, const char* line, int* is_end) {
     *is_end = strcmp(line, "exit") == 0 || strcmp(line, "quit") == 0;
     if (line[0] == ':') {
         generate_set_(g, line + 1);
@@ -237,7 +240,7 @@ static int generate_obey_(Generate_* g, const char* line, int* is_end) {
     return *is_end || line[0] == ':';
 }
 
-static void generate_interactive_(Generate_* g) {
+static void generate_interactive_(Generate* g) {
     const int is_terminal = isatty(STDIN_FILENO);
     char *line = NULL, error[ERROR_BYTES];
     size_t room = 0, mark = 0;
@@ -280,7 +283,7 @@ static int generate_try_parse_(GeneratePrompt_* prompt, char* line, size_t bytes
 }
 
 // Appends the prompt of a line, encoded.
-static void generate_add_(Generate_* g, char* line, size_t bytes, int number) {
+static void generate_add_(Generate* g, char* line, size_t bytes, int number) {
     char place[PATH_MAX + 32], error[ERROR_BYTES];
     const size_t so_far = (size_t)g->num_prompts;
     g->prompts = (GeneratePrompt_*)check_grow(g->prompts, so_far, sizeof(GeneratePrompt_), "prompts");
@@ -288,8 +291,8 @@ static void generate_add_(Generate_* g, char* line, size_t bytes, int number) {
     memset(p, 0, sizeof(*p));
     snprintf(place, sizeof(place), "%s:%d", g->options->prompts, number);
     CHECK(generate_try_parse_(p, line, bytes, place, error), "%s", error);
-    CHECK(run_data_try_prompt(g->ids, &p->count, g->options->seq_len, &g->data, g->options, g->cfg.V, p->text,
-                              p->bytes, error),
+    CHECK(run_data_try_prompt(g->ids, &p->count, g->options->seq_len, &g->run->data, g->options,
+                              g->run->cfg.V, p->text, p->bytes, error),
           "%s: %s", place, error);
     p->ids = (int*)check_alloc((size_t)p->count, sizeof(int), "prompt");
     memcpy(p->ids, g->ids, (size_t)p->count * sizeof(int));
@@ -297,7 +300,7 @@ static void generate_add_(Generate_* g, char* line, size_t bytes, int number) {
 }
 
 // Reads the prompts.
-static void generate_read_(Generate_* g) {
+static void generate_read_(Generate* g) {
     const Options* o = g->options;
     char error[ERROR_BYTES];
     size_t bytes, mark = 0;
@@ -319,7 +322,7 @@ static void generate_read_(Generate_* g) {
 }
 
 // Where the texts go; after all that can be refused.
-static void generate_open_out_(Generate_* g) {
+static void generate_open_out_(Generate* g) {
     const char* path = g->options->out_texts;
     g->out = stdout;
     g->out_name = "standard output";
@@ -359,10 +362,10 @@ static void generate_progress_(int done, int count, double* last_s) {
 }
 
 // Puts new prompts where texts have ended, until all slots are busy or no prompt is left. Returns whether any is busy.
-static int generate_fill_(Generate_* g, int* next, int* of_slot) {
+static int generate_fill_(Generate* g, int* next, int* of_slot) {
     int busy = 0;
-    for (int s = 0; s < g->generator.model.slots; s++) {
-        GeneratorSequence* sequence = &g->generator.sequences[s];
+    for (int s = 0; s < g->run->generator.model.slots; s++) {
+        GeneratorSequence* sequence = &g->run->generator.sequences[s];
         for (;;) {
             if (sequence->in_use && sequence->end != STILL_GENERATING) {
                 generate_take_(&g->prompts[of_slot[s]], sequence);
@@ -379,8 +382,8 @@ static int generate_fill_(Generate_* g, int* next, int* of_slot) {
     return busy;
 }
 
-static void generate_all_(Generate_* g) {
-    int* of_slot = (int*)check_alloc((size_t)g->generator.model.slots, sizeof(int), "texts");
+static void generate_all_(Generate* g) {
+    int* of_slot = (int*)check_alloc((size_t)g->run->generator.model.slots, sizeof(int), "texts");
     int next = 0, written = 0, busy;
     double last_s = time_now_s();
     generate_open_out_(g);
@@ -437,66 +440,64 @@ static void generate_check_options_(const Options* o, const Comm* comm) {
     run_outputs_check(o);
 }
 
-// Everything that can be refused. Returns the path of the model.
-static const char* generate_setup_(Generate_* g, Options* o) {
-    const char* path = model_path_find(o, g->newest);
-    const ModelConfig found = setup_read_model(path);
-    run_data_open_text_tokenizer(&g->data, o, path);
-    g->cfg = setup_model(o, &g->data, path, found);
-    setup_check_quantize(o, g->cfg);
+// Everything that can be refused.
+static void generate_setup_(Generate* g) {
+    Run* run = g->run;
+    Options* o = g->options;
+    run->model_path = model_path_find(o, run->newest);
+    const ModelConfig found = setup_read_model(run->model_path);
+    run_data_open_text_tokenizer(&run->data, o, run->model_path);
+    run->cfg = setup_model(o, &run->data, run->model_path, found);
+    setup_check_quantize(o, run->cfg);
     setup_matmul(o);
     setup_generation(o);
     g->ids = (int*)check_alloc((size_t)o->seq_len + 1, sizeof(int), "prompt");
     if (o->prompts[0]) {
         generate_read_(g);
     } else {
-        g->count = run_data_prompt(g->ids, o->seq_len, &g->data, o, g->cfg.V);
+        g->count = run_data_prompt(g->ids, o->seq_len, &run->data, o, run->cfg.V);
     }
-    return path;
 }
 
-static void generate_open_(Generate_* g, Options* o, const char* path, Comm* comm) {
-    const Trainer* t = g->trainer;
-    TrainerPlan* plan = (TrainerPlan*)check_alloc(1, sizeof(TrainerPlan), "plan");
-    t->plan(plan, g->cfg, o, comm);
-    fprintf(stderr, "%s\n", path);
-    plan_print_memory(stderr, g->cfg, o, plan->memory);
-    free(plan);
-    g->model = (Model*)check_alloc(1, t->model_bytes, "model");
-    t->open(g->model, g->cfg, o, comm);
-    t->first_weights(g->model, path, o->seed);
-    const GeneratorModel model = {g->model, t->prefill, t->decode, g->cfg.V, g->cfg.Vp, o->seq_len, o->batch};
-    generator_open(&g->generator, model, &g->data, o);
-}
-
-static void generate_close_(Generate_* g) {
-    generator_close(&g->generator);
-    g->trainer->close(g->model);
-    free(g->model);
-    free(g->prompts);
-    free(g->file);
-    free(g->ids);
-    run_data_close(&g->data);
-    free(g);
-}
-
-int generate_texts(const Trainer* trainer, Options* options, Comm* comm) {
-    Generate_* g = (Generate_*)check_alloc(1, sizeof(Generate_), "generation");
+void generate_open(Run* run) {
+    Generate* g = (Generate*)check_alloc(1, sizeof(Generate), "generation");
+    Options* o = &run->options;
     signals_release();
-    generate_check_options_(options, comm);
-    g->trainer = trainer;
-    g->options = options;
-    generate_open_(g, options, generate_setup_(g, options), comm);
-    if (options->interactive) {
+    generate_check_options_(o, &run->comm);
+    run->generate = g;
+    g->run = run;
+    g->options = o;
+    generate_setup_(g);
+    run->trainer->plan(&run->plan, run->cfg, o, &run->comm);
+    fprintf(stderr, "%s\n", run->model_path);
+    plan_print_memory(stderr, run->cfg, o, run->plan.memory);
+}
+
+void generate_texts(Run* run, Model* model) {
+    const Trainer* t = run->trainer;
+    const Options* o = &run->options;
+    Generate* g = run->generate;
+    t->first_weights(model, run->model_path, o->seed);
+    const GeneratorModel functions = {model,       t->prefill, t->decode, run->cfg.V,
+                                      run->cfg.Vp, o->seq_len, o->batch};
+    generator_open(&run->generator, functions, &run->data, o);
+    if (o->interactive) {
         generate_interactive_(g);
-    } else if (options->prompts[0]) {
+    } else if (o->prompts[0]) {
         generate_all_(g);
     } else {
         generate_one_(g);
     }
-    generate_close_(g);
-    comm_close(comm);
-    return EXIT_SUCCESS;
+    generator_close(&run->generator);
+}
+
+void generate_close(Generate* g) {
+    if (g) {
+        free(g->prompts);
+        free(g->file);
+        free(g->ids);
+        free(g);
+    }
 }
 
 #endif // GENERATE_IMPLEMENTATION

@@ -1,8 +1,9 @@
 /*
-run.h -- what the training loop calls: the numbers of an update from all ranks, the verdict on it, logging, validation,
-tasks and samples, saving and rolling back. start.h opens the run before the loop, and closes it.
+run.h -- a run, and what the training loop in the trainers asks of it and tells it: whether a validation, tasks, samples, a
+save or the end are due; the verdict on a gradient; the log; saving and rolling back. start.h opens the run before the loop,
+and closes it.
 
-The model is opaque here, and nothing depends on the type of its weights (trainer.h).
+The model is opaque here, and nothing depends on the type of its weights (trainer.h). All functions are collective.
 */
 #ifndef LLMC_RUN_H
 #define LLMC_RUN_H
@@ -32,9 +33,21 @@ The model is opaque here, and nothing depends on the type of its weights (traine
 extern "C" {
 #endif
 
+// The verdict on the gradient of an update.
+typedef struct {
+    double loss, norm; // mean over the targets that count, nats; of its gradient, without any scale
+    double flops;      // operations of all ranks
+    Update update;     // settings of the update, if it is made
+    int is_made;       // the update
+    char reason[96];   // why it is not made
+} RunVerdict;
+
+typedef struct Generate Generate; // generate.h
+
 // One run of the program.
 typedef struct {
     const Trainer* trainer;
+    const char* program; // as it was called
     Options options;
     RunData data;
     Resume resume;
@@ -42,8 +55,13 @@ typedef struct {
     const char* model_path; // of the first weights, or the checkpoint to continue from; NULL: random
     char newest[PATH_MAX];  // checkpoint of the run that --model names
     ModelConfig cfg;
-    double start_s; // when the program started, as time_now_s counts
-    FILE* results;  // where they are printed: standard output, which of a --quiet run is /dev/null
+    double start_s;     // when the program started, as time_now_s counts
+    FILE* results;      // where they are printed: standard output, which of a --quiet run is /dev/null
+    int has_joined;     // the other ranks
+    int trains;         // or evaluates or converts: nothing was refused, and no option asks only to look
+    Generate* generate; // text is generated instead; NULL: none
+    int status;         // exit status of the program
+    int dies;           // by the signal that stopped the run, once all is closed
 
     TrainerPlan plan;
     Model* model;
@@ -62,11 +80,17 @@ typedef struct {
     Session session;
     RunLog log;
     RunState state;
-    InBackward in_backward; // the last update
-    int validates_first;    // before the first update, too
-    double floor;           // of the validation loss: the entropy of the text; NAN: unknown
-    double step_s;          // time of the last step
-    double sensed_s;        // when the device was asked last
+    int validates_first; // before the first update, too
+    double floor;        // of the validation loss: the entropy of the text; NAN: unknown
+
+    // the step under way, or the last one
+    InBackward in_backward;           // --update-in-backward
+    RunVerdict verdict;               //
+    double begin_s, step_s, waited_s; // when it began, its time; what the loader has waited before it
+    uint64_t first_sequence;          // of its batch
+    int due;                          // a sum as of session_next
+    int is_stopping;                  // a signal has stopped a validation, a task or a sample
+    char divergence[256];             // why the run rolls back
 } Run;
 
 static inline int run_is_first(const Run* run) { return run->comm.rank == 0; }
@@ -80,8 +104,56 @@ void run_agree_on_parameters(Run* run);
 // Puts the run where it was when the checkpoint was saved.
 void run_restore(Run* run, const char* path, const SavedState* saved);
 
-// The run, to its end or until it has to stop; returns whether it is at its end.
-int run_loop(Run* run);
+// ---- the lap of the loop, in this order ----
+
+// True if a validation is due.
+int run_validates(const Run* run);
+
+// Sets batch i of a validation, which may be empty. Returns 0 after the last one, or if a signal stops the run.
+int run_validation_batch(Run* run, int64_t i, Batch* batch);
+
+// Logs the validation loss, from the losses that all ranks have put into their reports.
+void run_log_validation(Run* run);
+
+// True if the tasks are due: with a validation, whether that is due or not.
+int run_evaluates_tasks(const Run* run);
+void run_log_tasks(Run* run);
+
+// True if samples are due.
+int run_samples(const Run* run);
+void run_log_samples(Run* run);
+
+// Notes that this stage of the step is complete: a resumed run does not repeat it. Not if a signal has stopped it.
+void run_reaches(Run* run, RunStage stage);
+
+// Agrees with the other ranks whether to save and whether to stop now.
+void run_agree(Run* run);
+
+// True if a save is due, and starts it: copies all that makes up the run, which a thread writes meanwhile.
+int run_saves(const Run* run);
+void run_save(Run* run);
+
+// True at the last step, and if a signal or --max-hours stops the run.
+int run_ends(const Run* run);
+
+// Starts a step.
+void run_begin_step(Run* run);
+
+// The hook for the backward pass that makes the update (--update-in-backward); NULL: none.
+InBackward* run_hook(Run* run);
+
+// Adds up the reports of all ranks and judges the gradient: learning rate, clipping, overflow, outliers. Sets *update, and
+// returns whether to make it.
+int run_accepts(Run* run, Update* update);
+
+// Counts the step, and logs it.
+void run_end_step(Run* run);
+
+// True if the run has diverged and is to roll back.
+int run_diverges(Run* run);
+
+// Goes back to the last healthy checkpoint; the data continue after the bad batches.
+void run_roll_back(Run* run);
 
 #ifdef __cplusplus
 }
@@ -107,18 +179,11 @@ int run_loop(Run* run);
 #include "llmc/ops/cross_entropy.h"
 #include "llmc/optim/optimizer.h"
 
-// What a process of a run may ask for; a sum of these.
-enum {
-    RUN_SAVE_ = SESSION_SAVE,
-    RUN_STOP_ = SESSION_STOP,
-    RUN_SAVE_BY_CLOCK_ = SESSION_SAVE_BY_CLOCK,
-    RUN_SAVE_BEST_ = SESSION_SAVE_BEST,
-    RUN_BAD_DATA_ = 4 // end: a file of the data has changed
-};
+enum { RUN_BAD_DATA_ = 4 }; // a file of the data has changed; beside what session_next returns
 
-// The one place where the processes of a run agree. Whether to save, stop, or end is decided by what this returns and
-// by nothing else: all processes call it at the same points, and if one of them asks for something, all do it. Verdicts
-// on an update need no agreement: all processes judge the same numbers.
+// The one place where ranks agree. Whether to save, stop, or end is decided by what this returns and by nothing else: all
+// ranks call it at the same points, and if one of them asks for something, all do it. Verdicts on an update need no
+// agreement: all ranks judge the same numbers.
 static int run_agree_(Run* run, int asks) { return comm_any(&run->comm, asks); }
 
 // ---- the numbers of an update ----
@@ -191,51 +256,8 @@ static void run_watch_pace_(Run* run, int64_t micro_steps) {
     }
 }
 
-// --update-in-backward: makes the whole update, unless the data of its batch have changed.
-static void run_update_in_backward_(Run* run) {
-    const Options* o = &run->options;
-    const RunState* state = &run->state;
-    const Batch batch = dataloader_next(run->train);
-    in_backward_open(&run->in_backward, &state->shares, &state->guard,
-                     setup_update(o, state->step, state->updates + 1, 0), o->grad_clip,
-                     (double)o->total_batch);
-    if (dataloader_error(run->train)) {
-        return;
-    }
-    in_backward_batch(&run->in_backward, batch.counted);
-    run->trainer->update_in_backward(run->model, batch, &run->in_backward, run->report);
-    rank_report_losses(run->report)[0] = run->in_backward.losses;
-    in_backward_end(&run->in_backward, &run->state.shares);
-}
-
-// The gradient of the next update, from all ranks.
-static RunUpdate_ run_gradients_(Run* run) {
-    const Options* o = &run->options;
-    const int64_t micro_steps = run_micro_steps(run, o->total_batch / o->seq_len);
-    const double waited_s = run->train->wait_s;
-    memset(run->report, 0, run_report_bytes_(micro_steps));
-    run->report->agreement = run->agreement;
-    if (o->update_in_backward) {
-        run_update_in_backward_(run);
-    } else {
-        run->trainer->gradients(run->model, run->train, o->total_batch, run->state.loss_scale.scale,
-                                run->report);
-    }
-    run->report->wait_s = run->train->wait_s - waited_s;
-    const RunUpdate_ update = run_add_up_(run, micro_steps);
-    run_watch_pace_(run, micro_steps);
-    return update;
-}
-
-// Whether a signal has asked the run to stop, between two batches of a validation or two tokens of a sample.
-static int run_stops_(void* run) {
-    comm_alive(&((Run*)run)->comm);
-    return run_agree_((Run*)run, signals_stop() ? RUN_STOP_ : 0) != 0;
-}
-
-// Before all else that the model does, each validation and each save: ends the run if a process has
-// other parameters than the others. Of another file on its disk, an error in a GPU's memory, or a
-// process that does not compute as the others do.
+// Called before all else that the model does, each validation and each save. Parameters differ after another file on a disk,
+// an error in a GPU's memory, or where a rank does not compute as the others do.
 void run_agree_on_parameters(Run* run) {
     char what[80], words[32];
     if (run->comm.size > 1) {
@@ -264,7 +286,12 @@ static void run_save_(Run* run, int reasons) {
     }
 }
 
-// Puts the run where it was when the checkpoint was saved.
+int run_saves(const Run* run) {
+    return (run->due & (SESSION_SAVE | SESSION_SAVE_BY_CLOCK | SESSION_SAVE_BEST)) != 0;
+}
+
+void run_save(Run* run) { run_save_(run, run->due); }
+
 void run_restore(Run* run, const char* path, const SavedState* saved) {
     run->trainer->read_checkpoint(run->model, path, saved);
     run_state_restore(&run->state, &saved->run);
@@ -274,17 +301,20 @@ void run_restore(Run* run, const char* path, const SavedState* saved) {
     rand_seek(&run->generator.rng, (uint64_t)saved->run.samples_at);
 }
 
-// Back to the last healthy checkpoint; the data continue after the bad batches.
-static void run_roll_back_(Run* run, const char* reason) {
+int run_diverges(Run* run) {
+    return session_diverged(&run->session, &run->log, &run->state, run->divergence);
+}
+
+void run_roll_back(Run* run) {
     SavedState saved;
     char path[PATH_MAX];
     const uint64_t next = run->train->next;
     const int64_t from = run->state.step;
-    session_roll_back(&run->session, reason, path, &saved);
+    session_roll_back(&run->session, run->divergence, path, &saved);
     run_restore(run, path, &saved);
     state_close(&saved);
     dataloader_seek(run->train, next);
-    log_rollback(&run->log, from, run->state.step, reason);
+    log_rollback(&run->log, from, run->state.step, run->divergence);
 }
 
 // Ends the program if a file of the data has changed during the run, after saving the run as it was before the
@@ -296,7 +326,7 @@ static void run_check_data_(Run* run, const Dataloader* loader, uint64_t next) {
     const char* error = dataloader_error(loader);
     dataloader_seek(run->train, next);
     if (session_is_unsaved(&run->session, &run->state)) {
-        run_save_(run, RUN_SAVE_);
+        run_save_(run, SESSION_SAVE);
     }
     session_wait(&run->session, &run->log);
     CHECK(!error, "%s", error);
@@ -304,14 +334,6 @@ static void run_check_data_(Run* run, const Dataloader* loader, uint64_t next) {
 }
 
 // ---- a step ----
-
-// The verdict on the gradient of an update.
-typedef struct {
-    double loss, norm; // mean over the targets that count, nats; of its gradient, without any scale
-    Update update;     // if it is made
-    int is_made;       // the update
-    char reason[96];   // why it is not made
-} RunVerdict_;
 
 // Adjusts the loss scale. Returns whether the gradient overflowed, and a smaller scale may help: that is no
 // outlier, and no divergence.
@@ -325,8 +347,8 @@ static int run_overflowed_(LossScale* scale, double loss, double norm, char reas
     return 1;
 }
 
-// Of an update that was made in the backward pass: whether it was, at least in part.
-static void run_judge_in_backward_(ModelConfig cfg, const InBackward* made, RunVerdict_* verdict) {
+// Judges an update in the backward pass: complete, partial or none.
+static void run_judge_in_backward_(ModelConfig cfg, const InBackward* made, RunVerdict* verdict) {
     verdict->is_made = made->updated > 0;
     if (verdict->is_made && made->stopped_at > 0) {
         snprintf(verdict->reason, sizeof(verdict->reason),
@@ -338,17 +360,17 @@ static void run_judge_in_backward_(ModelConfig cfg, const InBackward* made, RunV
     }
 }
 
-// Schedule, clipping, overflow and outliers.
-static RunVerdict_ run_judge_(Run* run, const RunUpdate_* update) {
+static RunVerdict run_judge_(Run* run, const RunUpdate_* update) {
     const Options* o = &run->options;
     RunState* state = &run->state;
     // The loss counts 1 / total_batch for each token; it should count 1 / counted.
     const double factor = targets_factor((double)o->total_batch, update->counted);
     const double scale = factor / state->loss_scale.scale;
-    RunVerdict_ verdict;
+    RunVerdict verdict;
     memset(&verdict, 0, sizeof(verdict));
     verdict.loss = update->losses / (double)o->total_batch * factor;
     verdict.norm = sqrt(update->square_sum) * scale;
+    verdict.flops = update->flops;
     verdict.update = setup_update(o, state->step, state->updates + 1, verdict.norm);
     verdict.update.adamw.grad_scale *= (float)scale;
     int skip = run_overflowed_(&state->loss_scale, verdict.loss, verdict.norm, verdict.reason);
@@ -367,28 +389,60 @@ static RunVerdict_ run_judge_(Run* run, const RunUpdate_* update) {
     return verdict;
 }
 
-// Once a second: asking may take as long as a step of a small model.
-static void run_sense_(Run* run) {
-    double power_w, clock_mhz;
-    const double now_s = time_now_s();
-    if (run->trainer->sensors && now_s - run->sensed_s >= 1) {
-        run->sensed_s = now_s;
-        run->trainer->sensors(run->model, &power_w, &clock_mhz);
-        log_sensors(&run->log, power_w, clock_mhz);
+void run_begin_step(Run* run) {
+    const Options* o = &run->options;
+    const int64_t micro_steps = run_micro_steps(run, o->total_batch / o->seq_len);
+    run->begin_s = time_now_s();
+    if (o->overfit) {
+        dataloader_seek(run->train, 0);
     }
+    run->first_sequence = run->train->next;
+    run->waited_s = run->train->wait_s;
+    memset(run->report, 0, run_report_bytes_(micro_steps));
+    run->report->agreement = run->agreement;
+    comm_progress(&run->comm, COMM_DATA, run->state.step, "the gradient of an update");
 }
 
-// After step number state.step.
-static void run_log_step_(Run* run, const RunVerdict_* verdict, double flops) {
+InBackward* run_hook(Run* run) {
+    const Options* o = &run->options;
+    const RunState* state = &run->state;
+    if (!o->update_in_backward) {
+        return NULL;
+    }
+    in_backward_open(&run->in_backward, &state->shares, &state->guard,
+                     setup_update(o, state->step, state->updates + 1, 0), o->grad_clip,
+                     (double)o->total_batch);
+    return &run->in_backward;
+}
+
+int run_accepts(Run* run, Update* update) {
+    const Options* o = &run->options;
+    const int64_t micro_steps = run_micro_steps(run, o->total_batch / o->seq_len);
+    if (o->update_in_backward) {
+        in_backward_end(&run->in_backward, &run->state.shares);
+    }
+    run->report->wait_s = run->train->wait_s - run->waited_s;
+    const RunUpdate_ sum = run_add_up_(run, micro_steps);
+    run_watch_pace_(run, micro_steps);
+    run->data_wait_s += sum.wait_s;
+    run_check_data_(run, run->train, run->first_sequence);
+    run->verdict = run_judge_(run, &sum);
+    comm_progress(&run->comm, COMM_UPDATE, run->state.step, "the update, a validation or samples");
+    *update = run->verdict.update;
+    return run->verdict.is_made && !o->update_in_backward;
+}
+
+// Logs step number state.step.
+static void run_log_step_(Run* run) {
+    const RunVerdict* verdict = &run->verdict;
     const UpdateGuard* guard = &run->state.guard;
     char note[MFU_NOTE_BYTES];
-    const double mfu = mfu_of(&run->mfu, flops, run->step_s, time_now_s(), note);
+    const double mfu = mfu_of(&run->mfu, verdict->flops, run->step_s, time_now_s(), note);
     if (note[0]) {
         log_note(&run->log, note);
     }
     log_peak(&run->log, run->mfu.peak);
     log_data_wait(&run->log, run->data_wait_s);
-    run_sense_(run);
     log_train(&run->log, run->state.step, verdict->loss, outliers_shown_z(guard, guard->loss_z),
               verdict->norm, outliers_shown_z(guard, guard->norm_z), verdict->update.adamw.lr,
               run->step_s * 1e3, mfu);
@@ -397,120 +451,99 @@ static void run_log_step_(Run* run, const RunVerdict_* verdict, double flops) {
     }
 }
 
-// One update, or none if the loss or the norm forbids it.
-static void run_step_(Run* run) {
-    const Trainer* trainer = run->trainer;
-    const Options* o = &run->options;
+void run_end_step(Run* run) {
     RunState* state = &run->state;
-    const double start_s = time_now_s();
-    char reason[256];
-    if (o->overfit) {
-        dataloader_seek(run->train, 0);
-    }
-    const uint64_t first = run->train->next;
-    comm_progress(&run->comm, COMM_DATA, state->step, "the gradient of an update");
-    const RunUpdate_ update = run_gradients_(run);
-    run->data_wait_s += update.wait_s;
-    run_check_data_(run, run->train, first);
-    const RunVerdict_ verdict = run_judge_(run, &update);
-    comm_progress(&run->comm, COMM_UPDATE, state->step, "the update, a validation or samples");
-    if (verdict.is_made && !o->update_in_backward) {
-        trainer->update(run->model, verdict.update);
-    }
-    state->updates += verdict.is_made;
+    state->updates += run->verdict.is_made;
     state->step++;
     state->stage = STAGE_UPDATED;
-    state->tokens += o->total_batch;
-    run->step_s = time_now_s() - start_s;
-    run_log_step_(run, &verdict, update.flops);
-    if (session_diverged(&run->session, &run->log, state, reason)) {
-        run_roll_back_(run, reason);
-    }
-    if (trainer->report) {
-        trainer->report(run->model, o, state->step);
-    }
+    state->tokens += run->options.total_batch;
+    run->step_s = time_now_s() - run->begin_s;
+    run_log_step_(run);
 }
 
 // ---- between two steps ----
 
-// Sets the mean over the first sequences of the validation data, in order. Returns 0 if a signal
-// stopped it.
-static int run_evaluate_(Run* run, LogVal* val) {
-    const int64_t micro_steps = run_micro_steps(run, run->val->settings.sequences);
-    memset(run->report, 0, run_report_bytes_(micro_steps));
-    run_agree_on_parameters(run);
-    dataloader_seek(run->val, 0);
-    for (int64_t i = 0; i < micro_steps; i++) {
-        if (run_stops_(run)) {
-            return 0;
-        }
-        comm_progress(&run->comm, COMM_EVALUATE, run->state.step, "a validation");
-        log_progress(&run->log, run->state.step, "validating", i, micro_steps);
-        const Batch batch = dataloader_next(run->val);
-        run->trainer->evaluate(run->model, batch, i, rank_report_losses(run->report));
-        run->report->counted += batch.counted;
-        run->report->target_bytes +=
-            run_data_target_bytes(&run->data, batch.targets, (size_t)batch.B * (size_t)batch.T);
+// Returns whether a signal asks the run to stop; asked between two batches of a validation or two tokens of a sample.
+static int run_stops_(void* run_) {
+    Run* run = (Run*)run_;
+    comm_alive(&run->comm);
+    run->is_stopping = run_agree_(run, signals_stop() ? SESSION_STOP : 0) != 0;
+    return run->is_stopping;
+}
+
+int run_validates(const Run* run) {
+    return run->val && session_validation_is_due(&run->session, &run->state, run->validates_first);
+}
+
+static int64_t run_validation_steps_(const Run* run) {
+    return run_micro_steps(run, run->val->settings.sequences);
+}
+
+int run_validation_batch(Run* run, int64_t i, Batch* batch) {
+    const int64_t micro_steps = run_validation_steps_(run);
+    if (i == 0) {
+        memset(run->report, 0, run_report_bytes_(micro_steps));
+        run_agree_on_parameters(run);
+        dataloader_seek(run->val, 0);
     }
-    if (run->trainer->validated) {
-        run->trainer->validated(run->model, micro_steps, rank_report_losses(run->report));
+    if (i == micro_steps || run_stops_(run)) {
+        return 0;
     }
-    run_check_data_(run, run->val, run->train->next);
-    const RunUpdate_ all = run_add_up_(run, micro_steps);
-    val->loss = all.counted > 0 ? all.losses / all.counted : 0;
-    val->bpb = all.bytes > 0 ? all.losses / M_LN2 / all.bytes : NAN;
-    val->sequences = run->eval_sequences;
-    val->all_sequences = (int64_t)run->val->num_sequences;
+    comm_progress(&run->comm, COMM_EVALUATE, run->state.step, "a validation");
+    log_progress(&run->log, run->state.step, "validating", i, micro_steps);
+    *batch = dataloader_next(run->val);
+    run->report->counted += batch->counted;
+    run->report->target_bytes +=
+        run_data_target_bytes(&run->data, batch->targets, (size_t)batch->B * (size_t)batch->T);
     return 1;
 }
 
-// Returns 0 if a signal stopped it.
-static int run_tasks_(Run* run) {
+void run_log_validation(Run* run) {
+    RunState* state = &run->state;
+    if (run->is_stopping) {
+        return;
+    }
+    run_check_data_(run, run->val, run->train->next);
+    const RunUpdate_ all = run_add_up_(run, run_validation_steps_(run));
+    state->val_loss = all.counted > 0 ? all.losses / all.counted : 0;
+    validations_add(&state->validations, state->step, state->val_loss);
+    const LogVal val = {state->val_loss, all.bytes > 0 ? all.losses / M_LN2 / all.bytes : NAN,
+                        run->eval_sequences, (int64_t)run->val->num_sequences};
+    log_val(&run->log, state->step, &val);
+    session_judge_validation(&run->session, &run->log, state, run->cfg.V);
+}
+
+int run_evaluates_tasks(const Run* run) {
+    return !run->is_stopping && session_tasks_are_due(&run->session, &run->state);
+}
+
+void run_log_tasks(Run* run) {
     const EvaluationRun how = {
         run->trainer->token_losses, run->model, &run->comm, &run->log, run_stops_, run};
-    return evaluation_log(&run->evaluation, &how, run->state.step);
+    evaluation_log(&run->evaluation, &how, run->state.step);
 }
 
-// All that is due between two updates, besides saving. Returns early when a signal asks the run to stop.
-static void run_evaluate_and_sample_(Run* run) {
-    RunState* state = &run->state;
-    LogVal val;
-    if (run->val && session_validation_is_due(&run->session, state, run->validates_first)) {
-        if (!run_evaluate_(run, &val)) {
-            return;
-        }
-        state->val_loss = val.loss;
-        validations_add(&state->validations, state->step, val.loss);
-        log_val(&run->log, state->step, &val);
-        session_judge_validation(&run->session, &run->log, state, run->cfg.V);
-    }
-    if (session_tasks_are_due(&run->session, state) && !run_tasks_(run)) {
-        return;
-    }
-    state->stage = state->stage == STAGE_UPDATED ? (int64_t)STAGE_VALIDATED : state->stage;
-    if (session_samples_are_due(&run->session, state) &&
-        !generator_log(&run->generator, &run->log, state->step, run_stops_, run)) {
-        return;
-    }
-    state->stage = STAGE_SAMPLED;
+int run_samples(const Run* run) {
+    return !run->is_stopping && session_samples_are_due(&run->session, &run->state);
 }
 
-// The run, to its end or until it has to stop; returns whether it is at its end.
-int run_loop(Run* run) {
-    for (;;) {
-        run_evaluate_and_sample_(run);
-        const int due = run_agree_(run, session_next(&run->session, &run->state, run->step_s));
-        session_report(&run->session, &run->log);
-        if (due & (RUN_SAVE_ | RUN_SAVE_BY_CLOCK_ | RUN_SAVE_BEST_)) {
-            run_save_(run, due);
-        }
-        if (due & RUN_STOP_ || run->state.step >= session_last_step(&run->session, &run->state)) {
-            comm_progress(&run->comm, COMM_SAVE, run->state.step, "the last save");
-            session_wait(&run->session, &run->log);
-            return !(due & RUN_STOP_);
-        }
-        run_step_(run);
+void run_log_samples(Run* run) {
+    generator_log(&run->generator, &run->log, run->state.step, run_stops_, run);
+}
+
+void run_reaches(Run* run, RunStage stage) {
+    if (!run->is_stopping && run->state.stage < (int64_t)stage) {
+        run->state.stage = stage;
     }
+}
+
+void run_agree(Run* run) {
+    run->due = run_agree_(run, session_next(&run->session, &run->state, run->step_s));
+    session_report(&run->session, &run->log);
+}
+
+int run_ends(const Run* run) {
+    return run->due & SESSION_STOP || run->state.step >= session_last_step(&run->session, &run->state);
 }
 
 #endif // RUN_IMPLEMENTATION

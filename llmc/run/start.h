@@ -1,25 +1,38 @@
 /*
 start.h -- a run of the program from its command line to the loop (run.h), and from the loop to its exit status.
 
-    start      options, data, sizes of the model; --verify-data, --print-config, --plan
-    open       the model, loaders, generator, checkpoints; weights, or a checkpoint
-    loop       run.h
-    close      export, summary
+    run_open      options, data, sizes of the model; --verify-data, --print-config, --plan, --report
+    run_begin     loaders, generator, checkpoints; first weights, or a checkpoint
+    (the loop)    run.h
+    run_end       export, summary
+    run_close     exit status
 */
 #ifndef LLMC_START_H
 #define LLMC_START_H
 
+#include "llmc/model/model.h"
+#include "llmc/run/run.h"
 #include "llmc/run/trainer.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-// The program, but for what it does once in a process. Returns its exit status.
-int run_program(int argc, char** argv, const Trainer* trainer);
+// Prepares the process: its stack, standard files and signals. Once, before all else.
+void run_open_process(void);
 
-// The program. Returns its exit status.
-int run_main(int argc, char** argv, const Trainer* trainer);
+// Does all that comes before a model: reads the command line, joins the other ranks, opens the data, plans. Afterwards
+// `trains` or `generate` says what to do with a model; if neither, the program has done what it was asked for.
+Run* run_open(int argc, char** argv, const Trainer* trainer);
+
+// Opens all that training needs beside the model, which is open: sets its weights, and opens the log.
+void run_begin(Run* run, Model* model);
+
+// After the loop: waits for the last save, exports, and says what has come of the run.
+void run_end(Run* run);
+
+// Returns the exit status of the program.
+int run_close(Run* run);
 
 #ifdef __cplusplus
 }
@@ -55,7 +68,6 @@ int run_main(int argc, char** argv, const Trainer* trainer);
 #include "llmc/formats/hf_model.h"
 #include "llmc/generate/generator.h"
 #include "llmc/log/log.h"
-#include "llmc/model/model.h"
 #include "llmc/optim/outliers.h"
 #include "llmc/optim/update_in_backward.h"
 #include "llmc/parallel/zero.h"
@@ -65,7 +77,6 @@ int run_main(int argc, char** argv, const Trainer* trainer);
 #include "llmc/report/page.h"
 #include "llmc/run/evaluation.h"
 #include "llmc/run/generate.h"
-#include "llmc/run/run.h"
 #include "llmc/run/run_outputs.h"
 #include "llmc/run/session.h"
 #include "llmc/setup/conflicts.h"
@@ -95,11 +106,8 @@ static void start_open_data_(Run* run) {
     stragglers_open(&run->pace, run->comm.size);
 }
 
-// The model, its data and the generator of samples.
-static void start_open_model_(Run* run) {
-    const Options* o = &run->options;
-    run->model = (Model*)check_alloc(1, run->trainer->model_bytes, "model");
-    run->trainer->open(run->model, run->cfg, o, &run->comm);
+// The data, the tasks and the generator of samples.
+static void start_open_inputs_(Run* run) {
     if (run_data_has_tokens(&run->data)) {
         start_open_data_(run);
     }
@@ -107,8 +115,8 @@ static void start_open_model_(Run* run) {
     run->floor = run_data_floor(&run->data, run->eval_sequences);
     const Trainer* trainer = run->trainer;
     const GeneratorModel model = {
-        run->model, trainer->prefill, trainer->decode, run->cfg.V, run->cfg.Vp, o->seq_len, 1};
-    generator_open(&run->generator, model, &run->data, o);
+        run->model, trainer->prefill, trainer->decode, run->cfg.V, run->cfg.Vp, run->options.seq_len, 1};
+    generator_open(&run->generator, model, &run->data, &run->options);
 }
 
 // What it takes to save the run, to stop it and to continue it.
@@ -121,7 +129,7 @@ static void start_open_session_(Run* run) {
     saved.optimizer = setup_optimizer(&run->options);
     saved.zero = setup_zero(run->cfg, &run->options, run->options.shards);
     saved.comm = &run->comm;
-    saved.dtype = trainer->saved_dtype(&run->options);
+    saved.dtype = run->plan.saved_dtype;
     saved.eot = run->generator.eot;
     saved.tokenizer = run_data_saved_tokenizer(&run->data);
     saved.config = run->kept_config;
@@ -151,11 +159,17 @@ static void start_print_weights_(const Run* run) {
     }
 }
 
+static void start_print_device_(const Run* run) {
+    const int is_gpu = run->options.program.trainer == OPTION_GPU;
+    printf("%s%s, peak %.0f %s/s\n", run->plan.device, run->plan.device_kind,
+           run->plan.peak * (is_gpu ? 1e-12 : 1e-9), is_gpu ? "TFLOP" : "GFLOP");
+}
+
 // The facts of the run: weights, data, device, and the loss that can be reached.
 static void start_print_facts_(const Run* run) {
     start_print_weights_(run);
     run_data_print(stdout, &run->data);
-    run->trainer->print_device(run->model, run->plan.peak);
+    start_print_device_(run);
     if (isfinite(run->floor)) {
         printf(
             "floor: the entropy of the validation stories is %.4f nats per token; no model can do better\n",
@@ -169,14 +183,14 @@ static void start_print_facts_(const Run* run) {
 static void start_open_state_(Run* run) {
     const Trainer* trainer = run->trainer;
     const Options* o = &run->options;
-    run->state = run_state_open(outliers_open(o->skip_loss_z, o->skip_grad_z), trainer->loss_scale());
+    run->state = run_state_open(outliers_open(o->skip_loss_z, o->skip_grad_z), run->plan.loss_scale);
     if (o->update_in_backward) {
         const ZeroPlan whole = zero_plan(run->cfg, 0, 0, 1);
         run->state.shares = clip_shares_open(&whole);
     }
     run->validates_first =
-        !trainer->validates_first ||
-        trainer->validates_first(o, model_flops_per_token(run->cfg, o->seq_len), run->eval_sequences);
+        o->program.trainer == OPTION_GPU || // it is fast
+        setup_validates_first(o, model_flops_per_token(run->cfg, o->seq_len), run->eval_sequences);
     if (run->resume.is_active) {
         run_restore(run, run->resume.path, &run->resume.saved);
         if (run->train) {
@@ -196,44 +210,26 @@ static void start_open_log_(Run* run) {
     session_begin(&run->session, &run->resume, &run->state, &run->log, run->results, who);
 }
 
-static void start_close_(Run* run) {
-    session_close(&run->session);
-    generator_close(&run->generator);
-    evaluation_close(&run->evaluation);
-    if (run->train) {
-        dataloader_close(run->val);
-        dataloader_close(run->train);
-    }
-    run->trainer->close(run->model);
-    free(run->report);
-    free(run->reports);
-    free(run->paces);
-    stragglers_close(&run->pace);
-    free(run->model);
-    log_close(&run->log);
-}
-
 // The command that uses what was trained, if it was saved with its tokenizer.
-static void start_print_use_(const Run* run, const char* program) {
+static void start_print_use_(const Run* run) {
     char path[PATH_MAX];
     const Tokenizer* tokenizer = run_data_saved_tokenizer(&run->data);
     if (run->session.can_save && run_is_first(run) && tokenizer && !tokenizer->decode_only) {
         checkpoint_path(path, run->options.out, run->state.step, "");
         if (access(path, F_OK) == 0) {
-            printf("generate text: %s --model %s --prompt \"%s\"\n", program, run->options.out,
+            printf("generate text: %s --model %s --prompt \"%s\"\n", run->program, run->options.out,
                    run->data.kind == DATA_STORIES ? "One day" : "Once upon a time");
         }
     }
 }
 
 // What was planned, by kind, and what was taken beside it.
-static void start_print_memory_(Run* run) {
+static void start_print_memory_(Run* run, double beside_mib) {
     TextBuffer note;
     text_buffer_open(&note, "the summary");
     plan_print_kinds(note.file, run->plan.memory);
-    if (run->trainer->beside_mib) {
-        fprintf(note.file, "; beside it on the GPU, by CUDA and its libraries: %.1f MiB",
-                run->trainer->beside_mib(run->model));
+    if (isfinite(beside_mib)) {
+        fprintf(note.file, "; beside it on the GPU, by CUDA and its libraries: %.1f MiB", beside_mib);
     }
     fprintf(note.file, "; this process: %.1f MiB, with its program, libraries, data and vocabulary",
             log_peak_mib());
@@ -254,8 +250,10 @@ static void start_print_best_(const Run* run) {
 
 // After the last step.
 static void start_summarize_(Run* run) {
+    double peak_mib, beside_mib;
     comm_progress(&run->comm, COMM_SAVE, run->state.step, "the export");
     run->trainer->export_model(run->model, &run->options, &run->data);
+    run->trainer->memory(&peak_mib, &beside_mib);
     const LogSummary end = {run->state.step,
                             run->state.val_loss,
                             run->state.validations.best,
@@ -263,9 +261,9 @@ static void start_summarize_(Run* run) {
                             run->floor,
                             run->options.seq_len,
                             (double)plan_bytes(run->plan.memory) / (1 << 20),
-                            comm_max(&run->comm, run->trainer->peak_mib())};
+                            comm_max(&run->comm, peak_mib)};
     log_summary(&run->log, end);
-    start_print_memory_(run);
+    start_print_memory_(run, beside_mib);
 }
 
 static void start_print_traffic_(const Run* run) {
@@ -273,39 +271,50 @@ static void start_print_traffic_(const Run* run) {
                        run->plan.speed.element_bytes);
 }
 
-// The run itself. Returns its exit status.
-static int start_train_(Run* run, const char* program) {
-    mfu_open(&run->mfu, comm_sum(&run->comm, run->plan.peak), run->plan.peak,
-             run_is_first(run) ? run->trainer->measure_peak : NULL, &run->options, time_now_s());
-    plan_print_memory(stdout, run->cfg, &run->options, run->plan.memory);
-    start_print_traffic_(run);
-    fflush(stdout); // whatever the system does to a run that takes too much
-    start_open_model_(run);
+void run_begin(Run* run, Model* model) {
+    run->model = model;
+    start_open_inputs_(run);
     start_open_session_(run);
     start_print_facts_(run);
     start_open_state_(run);
     start_open_log_(run);
-    const int is_done = run_loop(run), is_saved = run->session.can_save,
-              signal = comm_first(&run->comm, signals_stop());
+}
+
+static void start_close_training_(Run* run) {
+    session_close(&run->session);
+    generator_close(&run->generator);
+    evaluation_close(&run->evaluation);
+    if (run->train) {
+        dataloader_close(run->val);
+        dataloader_close(run->train);
+    }
+    free(run->report);
+    free(run->reports);
+    free(run->paces);
+    stragglers_close(&run->pace);
+    log_close(&run->log);
+}
+
+void run_end(Run* run) {
+    const int is_done = !(run->due & SESSION_STOP), is_saved = run->session.can_save;
+    comm_progress(&run->comm, COMM_SAVE, run->state.step, "the last save");
+    session_wait(&run->session, &run->log);
+    const int signal = comm_first(&run->comm, signals_stop());
     if (is_done) {
         session_ended_early(&run->session, &run->log, &run->state);
         start_summarize_(run);
         start_print_best_(run);
-        start_print_use_(run, program);
+        start_print_use_(run);
     } else {
-        session_stopped(&run->session, &run->log, &run->state, signal, program);
+        session_stopped(&run->session, &run->log, &run->state, signal, run->program);
     }
-    start_close_(run);
-    if (is_done || is_saved) {
-        return is_done ? EXIT_SUCCESS : EXIT_INTERRUPTED;
-    }
-    if (run->comm.size == 1) {
-        signals_end_now();
-    }
-    return 128 + signal; // a process that dies by a signal ends the others in the middle of their work
+    start_close_training_(run);
+    // a process that dies by a signal ends the others in the middle of their work
+    run->dies = !is_done && !is_saved && run->comm.size == 1;
+    run->status = is_done ? EXIT_SUCCESS : is_saved ? EXIT_INTERRUPTED : 128 + signal;
 }
 
-// ---- from the command line to the run ----
+// ---- from the command line to a model ----
 
 // Rank 0 sets the run up before the others: it encodes text and trains vocabularies, which they then find.
 static void start_turn_begins_(Run* run) {
@@ -361,12 +370,22 @@ static void start_print_plan_(Run* run) {
     start_print_traffic_(run);
 }
 
-// After the command line was read: --verify-data, --print-config, --plan, or the run. Returns the exit status.
-static int start_dispatch_(Run* run, const char* program) {
+// Says what the run takes, before it takes it.
+static void start_print_memory_plan_(Run* run) {
+    mfu_open(&run->mfu, comm_sum(&run->comm, run->plan.peak), run->plan.peak,
+             run_is_first(run) ? run->plan.measure_peak : NULL, &run->options, time_now_s());
+    plan_print_memory(stdout, run->cfg, &run->options, run->plan.memory);
+    start_print_traffic_(run);
+    fflush(stdout); // whatever the system does to a run that takes too much
+}
+
+// After the command line was read: --verify-data, --print-config, --plan, or all that comes before a model.
+static void start_dispatch_(Run* run) {
     Options* options = &run->options;
     if (options->verify_data) {
         start_turn_ends_(run);
-        return run_is_first(run) ? run_data_verify(options) : EXIT_SUCCESS;
+        run->status = run_is_first(run) ? run_data_verify(options) : EXIT_SUCCESS;
+        return;
     }
     setup_check_quantize(options, run->cfg);
     setup_check_freeze(options, run->cfg);
@@ -382,14 +401,14 @@ static int start_dispatch_(Run* run, const char* program) {
     start_turn_ends_(run);
     if (options->print_config) {
         options_print_config(stdout, options);
-        return EXIT_SUCCESS;
+        return;
     }
-    options_print_banner(stdout, options, program);
+    options_print_banner(stdout, options, run->program);
     fflush(stdout); // the next steps may take long
     if (options->plan) {
         run->trainer->plan(&run->plan, run->cfg, options, &run->comm);
         start_print_plan_(run);
-        return EXIT_SUCCESS;
+        return;
     }
     resume_check(&run->resume, options, stdout, run->trainer->name, run->data.train.tokens,
                  run->data.train.fingerprint);
@@ -398,7 +417,8 @@ static int start_dispatch_(Run* run, const char* program) {
     evaluation_agree(&run->evaluation, &run->comm);
     signals_end("setting up the run");
     run->trainer->plan(&run->plan, run->cfg, options, &run->comm);
-    return start_train_(run, program);
+    start_print_memory_plan_(run);
+    run->trains = 1;
 }
 
 // --report and --compare: about runs that exist, so any other option would do nothing. Returns whether one was given.
@@ -433,17 +453,19 @@ static void start_be_quiet_(Run* run) {
     }
 }
 
-// After the command line was read. Returns the exit status.
-static int start_start_(Run* run, const char* program) {
+// After the command line was read.
+static void start_join_and_dispatch_(Run* run) {
     Options* options = &run->options;
     if (start_reports_(options)) {
         file_flush_standard();
-        return EXIT_SUCCESS;
+        return;
     }
     start_be_quiet_(run);
     start_join_(run);
+    run->has_joined = 1;
     if (options->generates) {
-        return generate_texts(run->trainer, options, &run->comm);
+        generate_open(run);
+        return;
     }
     comm_progress(&run->comm, COMM_FIRST, -1, "checkpoints and data");
     resume_open(&run->resume, options, &run->comm);
@@ -456,37 +478,47 @@ static int start_start_(Run* run, const char* program) {
     run->kept_config = setup_kept_config(run->model_path);
     run_data_open_tokenizer(&run->data, options, run->resume.is_active ? NULL : run->model_path);
     run->cfg = resume_config(&run->resume, setup_model(options, &run->data, run->model_path, found));
-    const int status = start_dispatch_(run, program);
+    start_dispatch_(run);
     if (options_only_look(options)) {
         file_flush_standard();
     }
-    run_data_close(&run->data);
-    resume_close(&run->resume);
-    comm_close(&run->comm);
-    free(run->kept_config);
-    return status;
 }
 
-int run_program(int argc, char** argv, const Trainer* trainer) {
+void run_open_process(void) {
+    check_stack(); // before paths and messages, which take more than some limits
+    file_open_standard();
+    signals_open();
+}
+
+Run* run_open(int argc, char** argv, const Trainer* trainer) {
     Run* run = (Run*)check_alloc(1, sizeof(*run), "the run"); // a third of the smallest stack
     run->trainer = trainer;
+    run->program = argv[0];
     run->start_s = time_now_s();
     run->results = stdout;
     comm_expect(&run->comm, launcher_expect());
     options_parse(&run->options, argc, argv, trainer->program);
-    const int status = start_start_(run, argv[0]);
+    start_join_and_dispatch_(run);
+    return run;
+}
+
+int run_close(Run* run) {
+    const int status = run->status, dies = run->dies;
+    if (run->has_joined) {
+        generate_close(run->generate);
+        run_data_close(&run->data);
+        resume_close(&run->resume);
+        comm_close(&run->comm);
+    }
+    free(run->kept_config);
     options_close(&run->options);
     CHECK(run->results == stdout || fclose(run->results) == 0, "standard output: cannot write: %s",
           strerror(errno));
     free(run);
+    if (dies) {
+        signals_end_now();
+    }
     return status;
-}
-
-int run_main(int argc, char** argv, const Trainer* trainer) {
-    check_stack(); // before paths and messages, which take more than some limits
-    file_open_standard();
-    signals_open();
-    return run_program(argc, argv, trainer);
 }
 
 #endif // START_IMPLEMENTATION

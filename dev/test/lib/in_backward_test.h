@@ -27,7 +27,7 @@ static inline void in_backward_line_(char line[1024], int layers, const char* op
 }
 
 // The two runs have the same bits, logged norms included.
-static inline void in_backward_same_bits_(const Trainer* trainer, int layers, const char* options) {
+static inline void in_backward_same_bits_(int layers, const char* options) {
     char rest[640], line[1024], whole[2][256];
     static int count = 0;
     count++;
@@ -37,13 +37,13 @@ static inline void in_backward_same_bits_(const Trainer* trainer, int layers, co
         snprintf(rest, sizeof(rest), "%s%d --grad-clip 0 --update-in-backward %s %s", out, count,
                  i ? "on" : "off", options);
         in_backward_line_(line, layers, rest);
-        EXPECT(resume_run_(trainer, line) == 0, "%s", line);
+        EXPECT(resume_run_(line) == 0, "%s", line);
     }
     resume_expect_same_(whole[0], whole[1], line);
 }
 
 // Clipped in every update, so that the shares matter; they are in the checkpoint.
-static inline void in_backward_resume_(const Trainer* trainer, const char* options) {
+static inline void in_backward_resume_(const char* options) {
     const char* out = test_path("shares");
     char rest[512], line[1024], whole[256], again[256];
     snprintf(whole, sizeof(whole), "%s/a/step_%08d", out, 2 * IN_BACKWARD_HALF);
@@ -51,9 +51,9 @@ static inline void in_backward_resume_(const Trainer* trainer, const char* optio
     snprintf(rest, sizeof(rest), "%s/a --grad-clip 0.1 --optimizer sgd --update-in-backward on %s", out,
              options);
     in_backward_line_(line, 3, rest);
-    EXPECT(resume_run_(trainer, line) == 0, "%s", line);
+    EXPECT(resume_run_(line) == 0, "%s", line);
     snprintf(line, sizeof(line), "--resume %s/a/step_%08d --out %s/b", out, IN_BACKWARD_HALF, out);
-    EXPECT(resume_run_(trainer, line) == 0, "%s", line);
+    EXPECT(resume_run_(line) == 0, "%s", line);
     resume_expect_same_(whole, again, "resumed with shares");
     SavedState a = resume_state_(whole), b = resume_state_(again);
     EXPECT(a.run.shares.updates == 2 * IN_BACKWARD_HALF &&
@@ -65,14 +65,13 @@ static inline void in_backward_resume_(const Trainer* trainer, const char* optio
 }
 
 // `optimizers` is a list that ends with NULL.
-static inline void test_in_backward(const Trainer* trainer, const char* const* optimizers,
-                                    const char* options) {
+static inline void test_in_backward(const char* const* optimizers, const char* options) {
     char line[512];
     for (int i = 0; optimizers[i]; i++) {
         snprintf(line, sizeof(line), "--optimizer %s %s", optimizers[i], options);
-        in_backward_same_bits_(trainer, 3, line);
+        in_backward_same_bits_(3, line);
     }
-    in_backward_resume_(trainer, options);
+    in_backward_resume_(options);
 }
 
 #endif

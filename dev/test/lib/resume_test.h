@@ -16,7 +16,7 @@ trainers.
 #include "dev/test/lib/test.h"
 
 // Runs the trainer with a line of options; what it prints goes nowhere. Returns its exit status.
-static inline int resume_run_(const Trainer* trainer, const char* line) {
+static inline int resume_run_(const char* line) {
     char words[2048 + sizeof("trainer ")], *argv[128], *save = NULL;
     int argc = 0;
     snprintf(words, sizeof(words), "trainer %s", line);
@@ -27,7 +27,7 @@ static inline int resume_run_(const Trainer* trainer, const char* line) {
     fflush(stdout);
     const int screen = dup(STDOUT_FILENO), nowhere = open("/dev/null", O_WRONLY);
     dup2(nowhere, STDOUT_FILENO);
-    const int status = run_program(argc, argv, trainer);
+    const int status = pretrain(argc, argv);
     fflush(stdout);
     dup2(screen, STDOUT_FILENO);
     close(screen);
@@ -83,7 +83,7 @@ enum { RESUME_HALF = 5 };
 #endif
 
 // A run at once, and in two halves; the second half also with other micro-batches, which read the same data.
-static inline void test_resume(const Trainer* trainer, const char* options) {
+static inline void test_resume(const char* options) {
     char line[2048], out[128], half[256], whole[256], again[256];
     static int count = 0;
     snprintf(out, sizeof(out), "%s/%d", test_tmpdir(), count++);
@@ -97,13 +97,13 @@ static inline void test_resume(const Trainer* trainer, const char* options) {
         "--eval-batches 1 --sample-every 3 --sample-tokens 4 --samples 1 --skip-loss-z 2 --save-every %d "
         "--out %s/a %s",
         2 * RESUME_HALF, RESUME_HALF - 1, RESUME_HALF, out, options);
-    EXPECT(resume_run_(trainer, line) == 0, "%s", line);
+    EXPECT(resume_run_(line) == 0, "%s", line);
     snprintf(line, sizeof(line), "--resume %s --out %s/b", half, out);
-    EXPECT(resume_run_(trainer, line) == 0, "%s", line);
+    EXPECT(resume_run_(line) == 0, "%s", line);
     resume_expect_same_(whole, again, *options ? options : "resume");
 
     snprintf(line, sizeof(line), "--resume %s --batch 1 --out %s/c", half, out);
-    EXPECT(resume_run_(trainer, line) == 0, "%s", line);
+    EXPECT(resume_run_(line) == 0, "%s", line);
     snprintf(again, sizeof(again), "%s/c/step_%08d", out, 2 * RESUME_HALF);
     SavedState a = resume_state_(whole), c = resume_state_(again);
     EXPECT(a.run.sequence == c.run.sequence && a.run.sequence == 8 * RESUME_HALF,

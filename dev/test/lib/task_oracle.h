@@ -10,7 +10,6 @@ transformers computed of each ending alone, in float64: for both trainers.
 #include "llmc/data/eval_tasks.h"
 #include "llmc/formats/llmc_bin.h"
 #include "llmc/setup/options.h"
-#include "llmc/run/trainer.h"
 #include "llmc/tokenizer/tokenizer.h"
 #include "dev/test/lib/test.h"
 
@@ -25,7 +24,6 @@ enum { ORACLE_FILES_ = 6 };
 #endif
 
 typedef struct {
-    const Trainer* trainer;
     Model* model;
     double tolerance; // of a loss, relative
 } Oracle_;
@@ -68,7 +66,7 @@ static inline TaskResult* oracle_results_(const Oracle_* o, const Task* task) {
             const size_t at = b * ORACLE_T_;
             task_fill(task, first + b, inputs + at, targets + at, starts + at);
         }
-        o->trainer->token_losses(o->model, batch, losses, is_top);
+        model_token_losses(o->model, batch, losses, is_top);
         for (size_t b = 0; b < rows; b++) {
             task_collect(task, first + b, losses + b * ORACLE_T_, is_top + b * ORACLE_T_, results);
         }
@@ -108,7 +106,7 @@ static inline void oracle_compare_(const Oracle_* o, const char* name, const cha
 }
 
 // `line` are further options of this trainer, at most 16 words.
-static inline void test_task_losses(const Trainer* trainer, const char* line, double tolerance) {
+static inline void test_task_losses(const char* line, double tolerance) {
     char words[ORACLE_LINE_],
         *argv[32] = {(char*)"trainer", (char*)"--steps", (char*)"0", (char*)"--tasks",
                      (char*)"none",    (char*)"--batch", (char*)"3", (char*)"--seq-len",
@@ -130,15 +128,15 @@ static inline void test_task_losses(const Trainer* trainer, const char* line, do
     for (char* word = strtok_r(words, " ", &save); word; word = strtok_r(NULL, " ", &save)) {
         argv[argc++] = word;
     }
-    options_parse(&options, argc, argv, trainer->program);
-    Oracle_ o = {trainer, (Model*)check_alloc(1, trainer->model_bytes, "model"), tolerance};
+    options_parse(&options, argc, argv, trainer.program);
+    Oracle_ o = {(Model*)check_alloc(1, sizeof(Model), "model"), tolerance};
     tokenizer_open_bytes(&tokenizer);
-    trainer->open(o.model, llmc_bin_read_config(ORACLE_TASKS_ "model.bin"), &options, &alone);
-    trainer->first_weights(o.model, ORACLE_TASKS_ "model.bin", 0);
+    model_open(o.model, llmc_bin_read_config(ORACLE_TASKS_ "model.bin"), &options, &alone);
+    model_first_weights(o.model, ORACLE_TASKS_ "model.bin", 0);
     for (size_t i = 0; i < ORACLE_FILES_; i++) {
         oracle_compare_(&o, files[i][0], files[i][1], &tokenizer);
     }
-    trainer->close(o.model);
+    model_close(o.model);
     tokenizer_close(&tokenizer);
     free(o.model);
 }

@@ -978,10 +978,13 @@ static void test_update_in_part(void) {
     in_backward_open(&now, &shares, &guard,
                      (Update){.adamw = {1e-3f, 0.9f, 0.95f, 1e-8f, 0.1f, 1, 1, DECAY_ALL}}, 1, s.B * s.T);
     in_backward_batch(&now, s.B * s.T);
-    RankReport gradient = {{0, 0}, 0, 0, 0, 0, 0, 0};
-    model_update_in_backward(&model, batch_of(&s), &now, &gradient);
+    struct {
+        RankReport gradient;
+        double loss;
+    } report = {{{0, 0}, 0, 0, 0, 0, 0, 0}, 0};
+    model_update_in_backward(&model, batch_of(&s), &now, &report.gradient);
     const size_t upper = zero_group_begin(&model.zero.plan, 2) * sizeof(float);
-    EXPECT(isfinite(now.losses) && !isfinite(wide_sum_value(gradient.square_sum)), "loss %g", now.losses);
+    EXPECT(isfinite(now.losses) && !isfinite(wide_sum_value(report.gradient.square_sum)), "loss %g", now.losses);
     EXPECT(now.stopped_at == 1 && now.updated == cfg.L - 1, "stopped at %d", now.stopped_at);
     EXPECT(memcmp(model.params_memory, before, upper) == 0, "block 0 and the embeddings were updated");
     EXPECT(memcmp((char*)model.params_memory + upper, (char*)before + upper, 1024) != 0, "block 1 was not");
@@ -1032,27 +1035,27 @@ int main(void) {
     test_counted_mean();
     test_plan();
     vec_flush_denormals(); // as main does
-    test_task_losses(&trainer, "", 1e-5);
-    test_resume(&trainer, "");
-    test_resume(&trainer, "--matmul bf16");
-    test_resume(&trainer, "--optimizer lion");
-    test_resume(&trainer, "--optimizer adafactor --freeze embeddings,blocks[0]");
-    test_resume(&trainer, "--optimizer adafactor");
-    test_resume(&trainer, "--optimizer muon --muon-rows on --cautious-decay on");
-    test_resume(&trainer, "--optimizer sgd --lr 0.1");
-    test_resume(&trainer, "--optimizer sgd --lr 0.1 --sgd-momentum 0");
-    test_resume(&trainer, "--share-layers all");
-    test_resume(&trainer, "--share-layers attention --optimizer muon");
-    test_resume(&trainer, "--share-layers mlp --optimizer adafactor");
+    test_task_losses("", 1e-5);
+    test_resume("");
+    test_resume("--matmul bf16");
+    test_resume("--optimizer lion");
+    test_resume("--optimizer adafactor --freeze embeddings,blocks[0]");
+    test_resume("--optimizer adafactor");
+    test_resume("--optimizer muon --muon-rows on --cautious-decay on");
+    test_resume("--optimizer sgd --lr 0.1");
+    test_resume("--optimizer sgd --lr 0.1 --sgd-momentum 0");
+    test_resume("--share-layers all");
+    test_resume("--share-layers attention --optimizer muon");
+    test_resume("--share-layers mlp --optimizer adafactor");
     test_update_in_part();
-    test_in_backward(&trainer, optimizers, "");
-    in_backward_same_bits_(&trainer, 3, "--freeze wte,blocks[0-0],norms");
-    in_backward_same_bits_(&trainer, 3, "--freeze embeddings,blocks[0]");
-    in_backward_same_bits_(&trainer, 3, "--freeze blocks[0],attention --optimizer muon");
-    in_backward_same_bits_(&trainer, 3, "--freeze embeddings,lnf?,mlp[1] --optimizer adafactor");
-    in_backward_same_bits_(&trainer, 3, "--matmul bf16");
-    in_backward_same_bits_(&trainer, 3, "--share-layers all");
-    in_backward_same_bits_(&trainer, 3, "--share-layers attention");
-    in_backward_same_bits_(&trainer, 6, "--share-layers pairs");
+    test_in_backward(optimizers, "");
+    in_backward_same_bits_(3, "--freeze wte,blocks[0-0],norms");
+    in_backward_same_bits_(3, "--freeze embeddings,blocks[0]");
+    in_backward_same_bits_(3, "--freeze blocks[0],attention --optimizer muon");
+    in_backward_same_bits_(3, "--freeze embeddings,lnf?,mlp[1] --optimizer adafactor");
+    in_backward_same_bits_(3, "--matmul bf16");
+    in_backward_same_bits_(3, "--share-layers all");
+    in_backward_same_bits_(3, "--share-layers attention");
+    in_backward_same_bits_(6, "--share-layers pairs");
     return test_done("test_gpt2");
 }
