@@ -1,7 +1,7 @@
 /*
-amx.h -- the tiles of Intel's processors (AMX): their shapes, and whether this process may use them.
+amx.h -- the tile registers of Intel's AMX: their shapes, and permission to use them.
 
-A tile has up to 16 rows of 64 bytes. A thread gives its eight tiles their shapes before it uses
+A tile has up to 16 rows of 64 bytes. A thread sets the shapes of its eight tiles before it uses
 them.
 */
 #ifndef LLMC_AMX_H
@@ -11,15 +11,15 @@ them.
 
 #include "llmc/base/intrinsics.h"
 
-// AMX_COMPILES: the compiler and the system know the tiles.
+// AMX_COMPILES: the compiler and the system support tiles.
 #if defined(X86_INTRINSICS) && defined(__linux__) && (__GNUC__ >= 11 || __clang_major__ >= 12)
 #define AMX_COMPILES
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
 
-// The operand of ldtilecfg. A constant: gcc does not tell the optimizer that the instruction reads
-// it.
+// Operand of ldtilecfg. It is constant because gcc does not tell the optimizer that the instruction
+// reads it.
 typedef struct {
     uint8_t palette, start_row, zeros[14]; // palette 1
     uint16_t row_bytes[16];
@@ -27,11 +27,12 @@ typedef struct {
 } AmxShapes;
 
 #ifdef AMX_COMPILES
-// What tiles hold, as a bit of cpuid.
+// Types of tile elements; the value is the bit of cpuid.
 typedef enum { AMX_BF16 = 1 << 22, AMX_INT8 = 1 << 25 } AmxFeature;
 
-// The processor has the tiles, the system saves them (XCR0), and permits this process to use them:
-// a kernel before 5.16 does not know the request, and a virtual machine may say no.
+// Requests the tiles from the system. True if the processor has them, the system saves them (XCR0)
+// and grants them to this process: a kernel before 5.16 does not know the request, and a virtual
+// machine may refuse it.
 static inline int amx_runs(AmxFeature feature) {
     enum { ARCH_REQUEST_PERMISSION = 0x1023, TILE_DATA = 18, TILE_STATE = 3 << 17, OSXSAVE = 1 << 27 };
     const unsigned wanted = 1u << 24 | (unsigned)feature;

@@ -1,6 +1,6 @@
 /*
-byte_order_mark.h -- the mark at the start of a text from Windows: that of UTF-8 is no part of the
-text, and those of UTF-16 and UTF-32 say that it is not UTF-8.
+byte_order_mark.h -- the byte order mark that Windows puts at the start of a text. UTF-8's is
+skipped; UTF-16's and UTF-32's show that the text is not UTF-8.
 
     EF BB BF    UTF-8        FF FE 00 00, 00 00 FE FF    UTF-32
     FF FE, FE FF             UTF-16
@@ -15,10 +15,10 @@ text, and those of UTF-16 and UTF-32 say that it is not UTF-8.
 #include "llmc/base/check.h"
 #include "llmc/base/printable.h"
 
-enum { BYTE_ORDER_MARK_BYTES = 4 }; // first bytes of a text that tell, at most
+enum { BYTE_ORDER_MARK_BYTES = 4 }; // longest mark
 
-// Sets *skip to the bytes of UTF-8's mark at the start of the file `path`, 0 without one. Returns 0
-// with the error if the mark is another one.
+// Sets *skip to the length of UTF-8's mark at the start of the file `path`, or to 0. Returns 0 with
+// the error if another mark is found.
 static inline int byte_order_mark(const char* path, const char* text, size_t bytes, size_t* skip,
                                   char* error) {
     static const struct {

@@ -1,18 +1,17 @@
 /*
 check.h -- how the program fails: one family of checks, one form of message.
 
-    error: what it is about: what was found, what was wanted
+    error: the thing: what was found, what was wanted
 
 CHECK is for input and for the machine (files, memory, numbers from outside); assert is for our own
-bugs. A message names the thing, what was found and what was wanted, in one line on stderr; a hint
-only if it is an action. CHECK_CALL is for calls of libraries, whose failures may be bugs of ours:
-it adds the place.
+bugs. A message is one line on stderr. It names the thing, what was found and what was wanted, with
+a hint only if that is an action. CHECK_CALL is for calls of libraries, which may fail because of
+our bugs: it adds the place in the source.
 
-Exit statuses, for scripts: 0 done, EXIT_FAILURE (1), EXIT_USAGE (2) bad command line,
+Exit statuses, for scripts: 0 success, EXIT_FAILURE (1), EXIT_USAGE (2) bad command line,
 EXIT_INTERRUPTED (75) stopped by a signal after saving.
 
-Where a run has several processes, the failure of one ends all of them: check_end
-(llmc/comm/comm.h).
+In a run of several ranks, the failure of one ends all of them: check_end (llmc/comm/comm.h).
 */
 #ifndef LLMC_CHECK_H
 #define LLMC_CHECK_H
@@ -33,10 +32,10 @@ Where a run has several processes, the failure of one ends all of them: check_en
 #define EXIT_USAGE 2
 #define EXIT_INTERRUPTED 75
 
-// For a function that takes a printf format as argument number n and never returns.
+// Declares a function that takes a printf format as argument number n and never returns.
 #define CHECK_DIES_(n) __attribute__((format(printf, n, n + 1), noreturn, cold, unused))
 
-// Is this the thread that main runs in?
+// True in the thread that main runs in.
 __attribute__((unused)) static int check_is_main_thread(void) {
 #ifdef __linux__
     return (pid_t)syscall(SYS_gettid) == getpid();
@@ -49,23 +48,22 @@ __attribute__((unused)) static int check_is_main_thread(void) {
 extern "C" {
 #endif
 
-// Where there are other processes: prints the message, ends them and this one. Does not return.
+// Prints the message and ends all ranks of the run. Does not return.
 typedef void (*CheckEndFunction)(void* context, int status, const char* message);
 typedef struct {
-    CheckEndFunction function; // NULL: this process is alone
+    CheckEndFunction function; // NULL if the program runs alone
     void* context;
 } CheckEnd;
 extern CheckEnd check_end;
 
-// Before a failure in the calling thread ends the program, function(context) cleans up. NULL:
-// nothing.
+// Calls function(context) before a failure in the calling thread ends the program. NULL removes it.
 void check_on_failure(void (*function)(void* context), void* context);
 
-// Calls it.
+// Calls the function that check_on_failure was given.
 void check_clean_up(void);
 
-// Told of every block that check_alloc returns. NULL, except in the tests that compare planned
-// memory with it.
+// Called with every block that check_alloc returns. NULL except in tests that compare planned with
+// allocated memory.
 typedef void (*CheckAllocated)(const char* what, size_t bytes);
 extern CheckAllocated check_allocated;
 
@@ -73,8 +71,8 @@ extern CheckAllocated check_allocated;
 }
 #endif
 
-// The same text as check_die_ prints, for check_end. Apart from it, for the sake of small stacks: a
-// message that is too long is cut.
+// Formats the message of check_die_ for check_end, and cuts it if it is too long. A function of its
+// own, because its buffer would enlarge the stack of every caller.
 __attribute__((format(printf, 3, 0), noinline, cold, unused)) static void
 check_end_all_(int status, const char* place, const char* format, va_list args) {
     enum { ROOM = 16 << 10, PLACE = 512 };
@@ -87,9 +85,9 @@ check_end_all_(int status, const char* place, const char* format, va_list args) 
     check_end.function(check_end.context, status, message);
 }
 
-// Prints "error: " and the message, then `place` if it is not NULL, and ends the program. In any
-// thread: the others are not in a state that handlers of exit() could clean up after, so only
-// main's runs these.
+// Prints "error: " and the message, then `place` if it is not NULL, and ends the program. Only
+// main's thread runs the handlers of exit(): in another thread, the rest of the program is in no
+// state to be cleaned up.
 __attribute__((format(printf, 3, 0), noreturn, cold, unused)) static void
 check_die_(int status, const char* place, const char* format, va_list args) {
     fflush(stdout);
@@ -107,22 +105,23 @@ check_die_(int status, const char* place, const char* format, va_list args) {
     exit(status);
 }
 
-// With status 1. The place is that of CHECK_CALL, NULL for CHECK.
+// Fails with status 1. The place is CHECK_CALL's; NULL for CHECK.
 CHECK_DIES_(2) static void check_failed_(const char* place, const char* format, ...) {
     va_list args;
     va_start(args, format);
     check_die_(EXIT_FAILURE, place, format, args);
 }
 
-// Ends the program with status 2: the command line itself is wrong, so a place in the source would
-// not help.
+// Ends the program with status 2: the command line is wrong, so a place in the source would not
+// help.
 CHECK_DIES_(1) static void die_usage(const char* format, ...) {
     va_list args;
     va_start(args, format);
     check_die_(EXIT_USAGE, NULL, format, args);
 }
 
-// CHECK(condition, format, ...): when the condition is false, says so and exits with status 1.
+// CHECK(condition, format, ...): prints the message and exits with status 1 unless the condition
+// holds.
 #define CHECK(ok, ...) CHECK_AT_(NULL, ok, __VA_ARGS__)
 #define CHECK_CALL(ok, ...) CHECK_AT_(__FILE__ ":" CHECK_TEXT_(__LINE__), ok, __VA_ARGS__)
 #define CHECK_TEXT_(line) CHECK_TEXT_OF_(line)
@@ -134,8 +133,8 @@ CHECK_DIES_(1) static void die_usage(const char* format, ...) {
         }                                                                                                    \
     } while (0)
 
-// For readers that return 0 and leave the message to the caller, who may be able to continue: sets
-// `error`, of ERROR_BYTES, to "path: message", which a screen can show, and returns 0.
+// Sets `error` (of ERROR_BYTES) to "path: message", made printable, and returns 0. For readers that
+// leave it to the caller to fail or continue.
 #define ERROR_BYTES (PATH_MAX + 2048)
 __attribute__((format(printf, 3, 4), unused)) static int error_set(char* error, const char* path,
                                                                    const char* format, ...) {
@@ -148,8 +147,8 @@ __attribute__((format(printf, 3, 4), unused)) static int error_set(char* error, 
     return 0;
 }
 
-// First of all: the stack may be limited to less than paths and messages need, which would be a
-// crash without a word. Threads get as much as main.
+// Refuses a stack limit too small for paths and messages, which would be a crash without a message.
+// Call it first in main; threads get as much as main.
 static inline void check_stack(void) {
     const rlim_t wanted = 512 << 10;
     struct rlimit limit;
@@ -159,17 +158,16 @@ static inline void check_stack(void) {
           (unsigned long long)wanted >> 10);
 }
 
-// Bytes of an array of `count` elements of `element_bytes`; an overflow of size_t is an error, not
-// a wrap-around.
+// Returns the bytes of an array of `count` elements; fails if they exceed size_t.
 static inline size_t array_bytes(size_t count, size_t element_bytes) {
     CHECK(element_bytes == 0 || count <= SIZE_MAX / element_bytes,
           "an array of %zu x %zu bytes cannot be addressed", count, element_bytes);
     return count * element_bytes;
 }
 
-// Memory for `count` elements, not set to anything, aligned to 64 bytes (a cache line, the widest
-// vector); `what` names it in the error. Large arrays ask for huge pages: weights are read across
-// rows, where 4 KiB pages cost a TLB miss each. The caller frees it with free().
+// Allocates `count` elements without setting them, aligned to 64 bytes (a cache line, the widest
+// vector); `what` names them in the error. Large arrays ask for huge pages: weights are read across
+// rows, where 4 KiB pages cost a TLB miss each. The caller frees them with free().
 #define CHECK_HUGE_PAGE ((size_t)2 << 20) // bytes
 static inline void* check_alloc_unset(size_t count, size_t element_bytes, const char* what) {
     const size_t bytes = array_bytes(count, element_bytes);
@@ -188,15 +186,15 @@ static inline void* check_alloc_unset(size_t count, size_t element_bytes, const 
     return memory;
 }
 
-// The same, set to zero.
+// Allocates `count` elements and sets them to zero.
 static inline void* check_alloc(size_t count, size_t element_bytes, const char* what) {
     void* memory = check_alloc_unset(count, element_bytes, what);
     memset(memory, 0, count * element_bytes);
     return memory;
 }
 
-// Room for one more item behind the `count` of an array from malloc, or NULL: it doubles at each
-// power of two.
+// Makes room for one more item after the `count` of an array from malloc, or NULL. Doubles the
+// array at each power of two.
 static inline void* check_grow(void* items, size_t count, size_t item_bytes, const char* what) {
     if (count & (count - 1)) {
         return items;
@@ -206,7 +204,7 @@ static inline void* check_grow(void* items, size_t count, size_t item_bytes, con
     return grown;
 }
 
-// Room for `wanted` items in an array that has room for `*room`; sets both.
+// Makes room for `wanted` items in an array with room for *room; updates both.
 static inline void* check_reserve(void* items, size_t* room, size_t wanted, size_t item_bytes,
                                   const char* what) {
     if (wanted <= *room) {
@@ -235,7 +233,7 @@ void check_on_failure(void (*function)(void* context), void* context) {
 
 void check_clean_up(void) {
     void (*const function)(void*) = check_on_failure_.function;
-    check_on_failure_.function = NULL; // it may fail itself
+    check_on_failure_.function = NULL; // in case the function itself fails
     if (function) {
         function(check_on_failure_.context);
     }

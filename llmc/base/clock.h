@@ -1,6 +1,5 @@
 /*
-clock.h -- the time, for differences: seconds since some moment, never set back; and the time of
-day.
+clock.h -- time: seconds since some moment, never set back, for differences; and the time of day.
 */
 #ifndef LLMC_CLOCK_H
 #define LLMC_CLOCK_H
@@ -13,7 +12,7 @@ static inline double time_now_s(void) {
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-// Seconds since 1970.
+// Returns the seconds since 1970.
 static inline double time_unix_s(void) {
     struct timespec t;
     clock_gettime(CLOCK_REALTIME, &t);

@@ -1,14 +1,14 @@
 /*
-enum_words.h -- words of messages: choices of the user, each an enum and its words from one list;
-singular and plural.
+enum_words.h -- words in messages: the user's choices, each an enum and its words from one list; and
+plurals.
 
     #define PACKING_WORDS(X) X(PACK_STREAM, "stream") X(PACK_PAD, "pad")
 
     typedef enum { PACKING_WORDS(WORDS_VALUE) } Packing;
     static const char* const names[] = {PACKING_WORDS(WORDS_NAME)};    indexed by the enum
-    WORDS_CHOICE(PACKING_WORDS)                                        "stream|pad", for a table of options
+    WORDS_CHOICE(PACKING_WORDS)                     "stream|pad", for a table of options
 
-    printf("%d thread%s", n, words_s(n))                               "1 thread", "2 threads"
+    printf("%d thread%s", n, words_s(n))            "1 thread", "2 threads"
 
 needs:   nothing
 */
@@ -20,7 +20,7 @@ needs:   nothing
 #define WORDS_BAR_(value, word) "|" word
 #define WORDS_CHOICE(words) (&(words(WORDS_BAR_))[1]) // without the first bar
 
-// How a word ends behind this number.
+// Returns the plural's ending after this number.
 static inline const char* words_s(double number) { return number == 1 ? "" : "s"; }
 
 #endif

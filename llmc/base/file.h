@@ -1,15 +1,15 @@
 /*
-file.h -- files that are whole or not there: written beside their place, flushed to the disk, then
-renamed into it.
+file.h -- files that are complete or do not exist: each is written under a temporary name, flushed
+to the disk, then renamed.
 
 A full disk, a missing directory or any other failure removes the unfinished files and ends the
-program with one error that names the file; what stood under the name before is untouched. So does
-any other end of the program, but for a signal that kills it. The unfinished file is called
-NAME.<process id>.part and is opened exclusively: two programs never write into the same one, and
-nobody's own file is overwritten.
+program with one error that names the file; an older file of that name stays as it was. The same
+happens however the program ends, unless a signal kills it. The unfinished file is called
+NAME.<process id>.part and is opened exclusively: two programs never write the same one, and nobody
+else's file is overwritten.
 
-Small files are read as a whole. Only regular files are opened for reading: a FIFO would hang, a
-device could do anything.
+Small files are read whole. Only regular files are opened for reading: a FIFO would hang, a device
+could do anything.
 */
 #ifndef LLMC_FILE_H
 #define LLMC_FILE_H
@@ -23,82 +23,80 @@ device could do anything.
 extern "C" {
 #endif
 
-#define FILE_PART ".part" // how the names of unfinished files end
+#define FILE_PART ".part" // ending of the names of unfinished files
 
-// Sets path as printf would; a path that is too long ends the program.
+// Sets path as printf would; ends the program if it is too long.
 __attribute__((format(printf, 2, 3))) void file_path(char path[PATH_MAX], const char* format, ...);
 
 // Sets path to directory/name.
 void file_join(char path[PATH_MAX], const char* directory, const char* name);
 
-// Does the name end in this, in capitals or not, behind something?
+// True if the name has this ending, in any case, after at least one character.
 int file_ends_in(const char* path, const char* ending);
 
 typedef struct FileWriter {
     FILE* file;
-    char path[PATH_MAX], temporary[PATH_MAX]; // the file's name, and where it is written until it is whole
-    struct FileWriter* next;                  // of the unfinished ones
+    char path[PATH_MAX], temporary[PATH_MAX]; // final and temporary name
+    struct FileWriter* next;                  // next unfinished file
 } FileWriter;
 
-// Removes what was written; the file is not to be.
+// Removes the unfinished file.
 void file_discard(FileWriter* writer);
 
-// Removes what was written and reports errno.
+// Removes the unfinished file and reports errno.
 void file_fail(FileWriter* writer, const char* doing);
 
-// Starts the file `path`. The writer stays where it is until file_commit or file_discard.
+// Starts the file `path`. The writer must not move before file_commit or file_discard.
 void file_open(FileWriter* writer, const char* path);
 
 void file_put(FileWriter* writer, const void* data, size_t bytes);
 
-// Removes a file that somebody else writes when the program ends, or with file_discard.
+// Registers a file that something else writes: it is removed when the program ends, or by
+// file_discard.
 void file_remove_at_exit(FileWriter* writer, const char* path);
 
-// What is put next goes to byte `at` of the file. What is never put is zero.
+// Moves to byte `at` of the file. Bytes that are never written are zero.
 void file_seek(FileWriter* writer, size_t at);
 
-// The directory that holds `path`, and the name of `path` there.
+// Split `path` into its directory and its name there.
 void file_directory_of(char directory[PATH_MAX], const char* path);
 const char* file_name_in(const char* path);
 
-// True if the name exists, as anything. If that cannot be found out, the program ends: it is no
-// answer.
+// True if the name exists, as anything. Ends the program if that cannot be determined.
 int file_exists(const char* path);
 
-// Whether there is a directory of this name.
+// True if it is a directory.
 int file_is_directory(const char* path);
 
-// The names in the directory that holds `path` reach the disk: a rename is not lasting before that.
+// Flushes the directory that holds `path`: a rename lasts only after that.
 void file_sync_directory(const char* path);
 
-// The file is whole: on the disk, and under its name.
+// Completes the file: flushes it to the disk and gives it its name.
 void file_commit(FileWriter* writer);
 
-// Makes a directory and its parents. What is no directory shows when the files in it are opened.
+// Makes a directory and its parents. Errors show when a file in it is opened.
 void file_make_directory(const char* path);
 
-// A whole file of text.
+// Writes a whole file of text.
 void file_write_text(const char* path, const char* text, size_t bytes);
 
-// The same for a file that the program can do without. Returns 0 with the reason in `error` if it
-// cannot be written.
+// Writes a file that the program can do without. Returns 0 with the reason in `error` if it cannot.
 int file_try_write_text(const char* path, const char* text, size_t bytes, char* error);
 
-// Checks that an open file is not the pointer of a few lines that git leaves in its place
-// until git-lfs fetches it. Returns 0 with the reason in `error` if it is only the pointer.
+// Checks that an open file is not a pointer of git-lfs, the few lines that git leaves until the
+// file is fetched. Returns 0 with the reason in `error` if it is.
 int file_is_fetched(int fd, const char* path, char* error);
 
-// Opens a regular file that is fetched to read it. Returns a descriptor, or -1 with the reason in
-// `error`.
+// Opens a regular file for reading. Returns a descriptor, or -1 with the reason in `error`.
 int file_open_regular(const char* path, char* error);
 
-// Sets *text to what the file holds and a zero, *bytes to its length; the caller frees it. Returns
-// 0 with the reason in `error` if it cannot be read, or is longer than `max`.
+// Sets *text to the contents of the file and a zero, *bytes to their length; the caller frees the
+// text. Returns 0 with the reason in `error` if it cannot be read or is longer than `max`.
 int file_try_read(const char* path, size_t max, char** text, size_t* bytes, char* error);
 
-// Reads the next line with its end into *line, which has `room` bytes and grows; the caller frees
-// it. Returns its length, 0 at the end of the file. If the file `name` cannot be read, or memory is
-// too short for a line, the program ends.
+// Reads the next line, with its end, into *line, which has `room` bytes and grows; the caller frees
+// it. Returns its length, 0 at the end of the file. Ends the program if the file `name` cannot be
+// read, or a line does not fit into memory.
 size_t file_read_line(FILE* file, const char* name, char** line, size_t* room);
 
 // ---- contents ----
@@ -107,39 +105,38 @@ size_t file_read_line(FILE* file, const char* name, char** line, size_t* room);
 // cannot be read.
 int file_checksum(const char* path, uint64_t* value, char* error);
 
-// Sets *value to a checksum of the size and the contents of a file: of all of it up to 64 MiB, else
-// of 256 blocks of 256 KiB spread over it, so that a shard of any size takes a few hundredths of a
-// second. A file that was edited in place between the blocks, keeping its size, is taken for the
-// same. Returns 0 with the reason in `error` if it cannot be read.
+// Sets *value to a checksum of the size and the contents of a file: all of it up to 64 MiB, else
+// 256 blocks of 256 KiB spread over it, so that a shard of any size takes a few hundredths of a
+// second. An edit in place between the blocks goes unnoticed. Returns 0 with the reason in `error`
+// if it cannot be read.
 int file_fingerprint(const char* path, uint64_t* value, char* error);
 
 // ---- one writer at a time ----
 
 typedef enum {
-    FILE_LOCK_HELD,    // by somebody else
-    FILE_LOCK_TAKEN,   // by this process, until the file is closed
-    FILE_LOCK_UNKNOWN, // the file system has no locks; errno says why
+    FILE_LOCK_HELD,    // someone else has it
+    FILE_LOCK_TAKEN,   // this process has it until the file is closed
+    FILE_LOCK_UNKNOWN, // the file system has no locks; errno has the reason
 } FileLock;
 
-// Locks the open file fd. A killed process keeps its locks until the system has taken its memory
-// back, so somebody else's is waited for up to `wait_s`. For what must not be written by two, see
-// lock.h.
+// Locks the open file fd. Waits up to `wait_s` if someone else holds it: a killed process keeps its
+// locks until the system has reclaimed its memory. lock.h locks what only one program may write.
 FileLock file_try_lock(int fd, double wait_s);
 
-// Whether a name ends as file_create_part_ ends it: .PID.part or .PID-N.part.
+// True if the name ends as file_create_part_ makes it: .PID.part or .PID-N.part.
 int file_is_part(const char* name);
 
-// Removes the unfinished files in a directory that killed programs left, of those whose names have
-// this beginning. The caller has the lock of whatever they belong to.
+// Removes the unfinished files of killed programs in a directory whose names start with
+// `beginning`. The caller must hold the lock on them.
 void file_remove_parts(const char* directory, const char* beginning);
 
 // ---- standard input, output and error ----
 
-// First of all in main: where one of them is closed, the next file that is opened would become it,
-// and get the printed name.
+// Opens whichever of the three is closed: otherwise the next file to be opened would take its place
+// and receive the output. The first call in main.
 void file_open_standard(void);
 
-// All that was printed is on standard output, or the program ends: for what is printed to be read.
+// Flushes standard output; ends the program if it cannot be written.
 void file_flush_standard(void);
 
 #ifdef __cplusplus
@@ -185,12 +182,12 @@ int file_ends_in(const char* path, const char* ending) {
 
 // ---- unfinished files ----
 
-// A list of them, of all threads. Global because functions called by exit() take no arguments.
+// Unfinished files of all threads. Global because functions called by exit() take no arguments.
 static FileWriter* file_unfinished_ = NULL;
-static pid_t file_unfinished_pid_ = 0; // whose they are: not those of a child of this process
+static pid_t file_unfinished_pid_ = 0; // process they belong to: a child of this one must not remove them
 static pthread_mutex_t file_unfinished_lock_ = PTHREAD_MUTEX_INITIALIZER;
 
-// exit() calls this. Other threads may still be writing, so no file is closed.
+// Called by exit(). Closes no file, because other threads may still be writing.
 static void file_remove_unfinished_(void) {
     pthread_mutex_lock(&file_unfinished_lock_);
     for (FileWriter* w = file_unfinished_pid_ == getpid() ? file_unfinished_ : NULL; w; w = w->next) {
@@ -201,7 +198,7 @@ static void file_remove_unfinished_(void) {
 
 static void file_is_unfinished_(FileWriter* writer) {
     pthread_mutex_lock(&file_unfinished_lock_);
-    if (file_unfinished_pid_ != getpid()) { // the first one
+    if (file_unfinished_pid_ != getpid()) { // first file of this process
         file_unfinished_pid_ = getpid();
         file_unfinished_ = NULL;
         atexit(file_remove_unfinished_);
@@ -245,10 +242,10 @@ void file_fail(FileWriter* writer, const char* doing) {
     CHECK(0, "%s: cannot %s: %s", writer->path, doing, strerror(reason));
 }
 
-// Creates the file that will be renamed to writer->path, under a name that nobody has. Returns a
-// descriptor, or -1 with errno.
+// Creates the temporary file under a name that is not in use. Returns a descriptor, or -1 with
+// errno.
 static int file_create_part_(FileWriter* writer) {
-    enum { TRIES = 1000 }; // a killed program with our process id may have left some
+    enum { TRIES = 1000 }; // killed programs with this process id may have left some
     int fd = -1;
     for (int i = 0; fd < 0 && i < TRIES && (i == 0 || errno == EEXIST); i++) {
         char again[16] = "";
@@ -270,7 +267,7 @@ void file_open(FileWriter* writer, const char* path) {
     file_path(writer->path, "%s", path);
     writer->file = NULL;
     const int fd = file_create_part_(writer);
-    CHECK(fd >= 0, "%s: cannot write: %s", path, strerror(errno)); // not ours to remove
+    CHECK(fd >= 0, "%s: cannot write: %s", path, strerror(errno)); // not this program's to remove
     writer->file = fdopen(fd, "wb");
     if (!writer->file) {
         close(fd);
@@ -315,8 +312,8 @@ int file_is_directory(const char* path) {
     return stat(path, &info) == 0 && S_ISDIR(info.st_mode);
 }
 
-// What was written to fd reaches the disk, not only its cache, which is all that macOS's fsync asks
-// for. Returns 0, or -1 with errno.
+// Flushes fd to the disk itself; macOS's fsync stops at the drive's cache. Returns 0, or -1 with
+// errno.
 static int file_flush_(int fd) {
 #ifdef F_FULLFSYNC
     if (fcntl(fd, F_FULLFSYNC) == 0) { // some file systems cannot
@@ -332,13 +329,13 @@ void file_sync_directory(const char* path) {
     const int fd = open(directory, O_RDONLY);
     CHECK(fd >= 0, "%s: cannot open: %s", directory, strerror(errno));
     const int failed =
-        file_flush_(fd) != 0 && errno != EINVAL; // EINVAL: a file system that has nothing to flush
+        file_flush_(fd) != 0 && errno != EINVAL; // EINVAL: nothing to flush in this file system
     CHECK(!failed, "%s: cannot flush to disk: %s", directory, strerror(errno));
     close(fd);
 }
 
 void file_commit(FileWriter* writer) {
-    // an error of the stream: of a printf before, which nobody looked at
+    // ferror catches earlier printfs whose results nobody checked
     if (fflush(writer->file) != 0 || ferror(writer->file) || file_flush_(fileno(writer->file)) != 0) {
         file_fail(writer, "write");
     }
@@ -397,7 +394,7 @@ int file_try_write_text(const char* path, const char* text, size_t bytes, char* 
 // The format: https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md
 int file_is_fetched(int fd, const char* path, char* error) {
     static const char first[] = "version https://git-lfs.github.com/spec/";
-    char start[1024]; // more than a pointer has
+    char start[1024]; // longer than a pointer
     const ssize_t bytes = pread(fd, start, sizeof(start), 0);
     return bytes < (ssize_t)strlen(first) || bytes == (ssize_t)sizeof(start) ||
            memcmp(start, first, strlen(first)) != 0 ||
@@ -406,7 +403,8 @@ int file_is_fetched(int fd, const char* path, char* error) {
 
 int file_open_regular(const char* path, char* error) {
     struct stat info;
-    const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); // or opening a FIFO waits for its writer
+    const int fd =
+        open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); // open() of a FIFO would wait for its writer
     if (fd < 0 || fstat(fd, &info) != 0) {
         error_set(error, path, "cannot read: %s", strerror(errno));
     } else if (!S_ISREG(info.st_mode)) {
@@ -420,8 +418,8 @@ int file_open_regular(const char* path, char* error) {
     return -1;
 }
 
-// Reads up to `bytes` from a place of the file, however many calls that takes. Returns how many
-// there were, or -1 with errno.
+// Reads up to `bytes` at offset `at`, in as many calls as it takes. Returns the number read, or -1
+// with errno.
 static ssize_t file_read_at_(int fd, void* buffer, size_t bytes, off_t at) {
     size_t got = 0;
     while (got < bytes) {
@@ -467,7 +465,7 @@ int file_try_read(const char* path, size_t max, char** text, size_t* bytes, char
 size_t file_read_line(FILE* file, const char* name, char** line, size_t* room) {
     errno = 0;
     const ssize_t length = getline(line, room, file);
-    // without memory it is neither
+    // without memory neither holds
     const int is_whole = !ferror(file) && (length > 0 || feof(file));
     CHECK(is_whole, "%s: cannot read: %s", name, strerror(errno));
     return length > 0 ? (size_t)length : 0;
@@ -476,7 +474,7 @@ size_t file_read_line(FILE* file, const char* name, char** line, size_t* room) {
 // ---- contents ----
 
 int file_checksum(const char* path, uint64_t* value, char* error) {
-    enum { BLOCK_BYTES = 256 << 10 }; // stays in the cache between reading and adding
+    enum { BLOCK_BYTES = 256 << 10 }; // small enough to stay in the cache between reading and adding
     Xxh64 hash;
     const int fd = file_open_regular(path, error);
     if (fd < 0) {
@@ -498,7 +496,7 @@ int file_checksum(const char* path, uint64_t* value, char* error) {
 }
 
 enum {
-    FILE_SAMPLES_ = 256, // of a large file, spread evenly; the first and the last block are among them
+    FILE_SAMPLES_ = 256,            // blocks of a large file, spread evenly, including the first and the last
     FILE_SAMPLE_BYTES_ = 256 << 10, // each
 };
 
@@ -581,7 +579,7 @@ void file_remove_parts(const char* directory, const char* beginning) {
 void file_open_standard(void) {
     for (int fd = 0; fd <= 2; fd++) {
         if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", fd ? O_WRONLY : O_RDONLY) != fd) {
-            _exit(EXIT_FAILURE); // there is nowhere to say why
+            _exit(EXIT_FAILURE); // nowhere left to report it
         }
     }
 }

@@ -1,9 +1,9 @@
 /*
-float16.h -- the two 16-bit floating point formats on the host: bf16 (8 bits of exponent, 7 of
+float16.h -- the two 16-bit floating-point formats on the host: bf16 (8 bits of exponent, 7 of
 mantissa) and IEEE half precision, fp16 (5 and 10).
 
 Widening is exact. Narrowing rounds to nearest, ties to even; values that are too large become
-infinity, NaN stays a NaN.
+infinity, NaN stays NaN.
 */
 #ifndef LLMC_FLOAT16_H
 #define LLMC_FLOAT16_H
@@ -31,7 +31,7 @@ static inline float bf16_to_float(uint16_t bits) { return float_of_bits((uint32_
 
 static inline uint16_t bf16_from_float(float value) {
     const uint32_t bits = float_bits(value), cut = bits >> 16;
-    const uint32_t nan = cut | ((cut & 0x7F) == 0 ? 0x40 : 0); // without its last bits it would be infinity
+    const uint32_t nan = cut | ((cut & 0x7F) == 0 ? 0x40 : 0); // without its low bits it would be infinity
     const uint32_t rounded = (bits + 0x7FFF + (cut & 1)) >> 16;
     return (uint16_t)((bits & 0x7FFFFFFF) > 0x7F800000 ? nan : rounded);
 }
@@ -46,7 +46,7 @@ static inline float fp16_to_float(uint16_t bits) {
 static inline uint16_t fp16_from_float(float value) {
     const uint32_t bits = float_bits(value), sign = bits >> 16 & 0x8000, rest = bits & 0x7FFFFFFF;
     const uint32_t payload = rest >> 13 & 0x3FF, nan = 0x7C00 | (payload ? payload : 0x200);
-    // Half has units of 2^-24 in its last place: adding it rounds to those.
+    // 0.5 has units of 2^-24 in its last place, so adding it rounds to those.
     const uint32_t small = float_bits(float_of_bits(rest) + 0.5f) - float_bits(0.5f);
     const uint32_t large = (rest - ((127 - 15) << 23) + 0xFFF + (rest >> 13 & 1)) >> 13;
     const uint32_t magnitude = rest > 0x7F800000 ? nan
@@ -57,11 +57,11 @@ static inline uint16_t fp16_from_float(float value) {
     return (uint16_t)(sign | magnitude);
 }
 
-// The least numbers that become infinite there.
+// Smallest numbers that become infinite.
 #define FP16_OVERFLOW 65520.0f
 #define BF16_OVERFLOW float_of_bits(0x7F7F8000)
 
-// The first of `count` values that is finite, but at or beyond this limit; `count`: none.
+// Returns the index of the first finite value at or beyond the limit; `count` if none.
 static inline size_t float16_find_beyond(const float* values, size_t count, float limit) {
     for (size_t i = 0; i < count; i++) {
         if (!(fabsf(values[i]) < limit) && isfinite(values[i])) {

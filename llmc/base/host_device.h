@@ -1,6 +1,6 @@
 /*
-host_device.h -- functions that kernels call as well as the host: the word for them, and one of
-them.
+host_device.h -- HOST_DEVICE, the word for functions that run in kernels as well as on the host, and
+one such function.
 
 needs:   nothing
 */
@@ -15,9 +15,9 @@ needs:   nothing
 #define HOST_DEVICE static inline
 #endif
 
-// a b + c, rounded once where the processor can. In a b + c d a compiler chooses which product it
-// rounds, and may choose differently where it has vectors and at their end: the bits of an element
-// would follow from where an array is cut.
+// Returns a b + c, rounded once if the processor can. In a b + c d a compiler chooses which product
+// is rounded, and may choose differently in vectors and in the remainder loop: an element's bits
+// would depend on where the array is split.
 HOST_DEVICE float multiply_add(float a, float b, float c) {
 #if defined(__CUDA_ARCH__) || defined(__FMA__) || defined(__ARM_FEATURE_FMA)
     return fmaf(a, b, c);

@@ -1,10 +1,10 @@
 /*
-intrinsics.h -- the processor's instructions as functions of C: the only file that includes their
+intrinsics.h -- the processor's instructions as C functions: the only file that includes their
 headers.
 
-nvcc's front end reads host code, too, and knows the builtins of its own time only: that of CUDA 12
-ends with an error in the immintrin.h of a current gcc, or in arm_neon.h. So it sees neither, and
-takes the plain C beside every use. What is compiled once into libllmc.a keeps its instructions.
+nvcc's front end also reads host code, and knows only the builtins of its own time: CUDA 12's fails
+on the immintrin.h of a current gcc, and on arm_neon.h. So nvcc sees neither, and compiles the plain
+C that stands beside every use. Modules compiled once into libllmc.a keep their instructions.
 
 needs:   nothing
 */
@@ -14,7 +14,7 @@ needs:   nothing
 #if defined(__x86_64__) && !defined(__CUDACC__)
 #define X86_INTRINSICS
 #include <cpuid.h>
-#if defined(__GNUC__) && !defined(__clang__) // gcc 12 warns of its own header in C++ (bug 105593)
+#if defined(__GNUC__) && !defined(__clang__) // gcc 12 warns about its own header in C++ (bug 105593)
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #include <immintrin.h>

@@ -3,14 +3,13 @@ json.h -- JSON (RFC 8259): writes strings, and reads any text strictly.
 
 Writing: JSON text must be UTF-8, but our strings may not be: a file name can have any bytes, and a
 model may stop in the middle of a character. A byte that belongs to no valid character is printed as
-U+FFFD, the replacement character, so the result always parses. Where the bytes count, as in the
-name of a file, byte 0xNN is printed as \udcNN and comes back from json_bytes. Python reads it as
-its os.fsencode expects ("surrogateescape", PEP 383).
+U+FFFD, the replacement character, so the result always parses. Where the bytes matter, as in file
+names, byte 0xNN is printed as \udcNN, and json_bytes restores it. Python reads it as os.fsencode
+expects ("surrogateescape", PEP 383).
 
-Reading: a JsonReader steps through a text from value to value. The caller asks for the value that
-it expects next, so nothing is allocated. If the text has something else, a function returns 0 and
-`error` says where, and what was wanted. Strings are decoded in place, in the caller's copy of the
-text:
+Reading: a JsonReader steps through a text value by value. The caller asks for the value it expects
+next, so nothing is allocated. If the text has something else, the function returns 0 and `error`
+has the place and what was wanted. Strings are decoded in place, in the caller's copy of the text:
 
     JsonReader r = json_reader("config.json", text, bytes, error);
     int more, layers;
@@ -31,21 +30,20 @@ extern "C" {
 #endif
 
 enum {
-    JSON_MAX_NAME = 511,      // bytes of a name that json_name takes
-    JSON_MAX_DEPTH = 1 << 16, // of objects and arrays inside each other, a bit of memory each
+    JSON_MAX_NAME = 511,      // longest name that json_name accepts
+    JSON_MAX_DEPTH = 1 << 16, // deepest nesting of objects and arrays, a bit of memory each
 };
 
 // ---- writing ----
 
-// Bytes of the UTF-8 character at the start of text[0 .. left), 0 if it is not valid. RFC 3629:
-// only the shortest form of a character counts, surrogates and what lies above U+10FFFF do not.
+// Returns the length of the UTF-8 character at the start of text[0 .. left), 0 if it is invalid.
+// RFC 3629: overlong forms, surrogates and values above U+10FFFF are invalid.
 size_t json_utf8_length(const unsigned char* text, size_t left);
 
-// Prints text[0 .. length) as a JSON string with its quotes. Zero bytes are characters like any
-// other.
+// Prints text[0 .. length) as a JSON string with quotes. It may contain zero bytes.
 void json_print_string(FILE* file, const char* text, size_t length);
 
-// Prints text of any bytes without a loss: a byte that is not UTF-8 becomes half a surrogate pair.
+// Prints text of any bytes without loss: a byte that is not UTF-8 becomes half a surrogate pair.
 void json_print_bytes(FILE* file, const char* text, size_t length);
 
 // ---- reading ----
@@ -53,58 +51,59 @@ void json_print_bytes(FILE* file, const char* text, size_t length);
 typedef struct {
     const char* path;    // for errors
     char* error;         // of ERROR_BYTES
-    unsigned char* text; // strings are decoded in place: no character is longer than what stands for it
+    unsigned char* text; // decoded in place: no character is longer than its escape
     size_t bytes, at;
-    size_t first; // position of the text in its file
+    size_t first; // offset of the text in its file
 } JsonReader;
 
 JsonReader json_reader(const char* path, char* text, size_t bytes, char* error);
 
-// The errors of syntax: 0, with the place.
+// Sets a syntax error with its place; returns 0.
 int json_unexpected(JsonReader* text, const char* wanted);
 
-// The next character that is no blank, or -1 at the end.
+// Returns the next character that is not a blank, or -1 at the end.
 int json_peek(JsonReader* text);
 
 // Steps over the character c.
 int json_take(JsonReader* text, char c);
 
-// Sets *string to a string in `text`, terminated, that contains no zero.
+// Sets *string to a terminated string in `text`; fails if it contains a zero.
 int json_string(JsonReader* text, const char** string);
 
-// Reads a string that json_print_bytes has printed, with its bytes as they were.
+// Reads a string printed by json_print_bytes, with its original bytes.
 int json_bytes(JsonReader* text, const char** string);
 
-// The same for any string, which may contain zeros: for text that others wrote.
+// Reads any string, which may contain zeros: for other programs' text.
 int json_text(JsonReader* text, const char** string, size_t* length);
 
-// A string that can be printed in an error.
+// Reads a string that can be printed in an error.
 int json_name(JsonReader* text, const char** name);
 
 typedef enum { JSON_FIRST, JSON_NEXT } JsonPlace;
 
-// Inside an object: the same, and the next key, its colon behind.
+// Inside an object: as json_element, and reads the next key and its colon.
 int json_member(JsonReader* text, JsonPlace which, const char** key);
 
-// The same where a key may be any string.
+// Reads a member whose key may be any string.
 int json_text_member(JsonReader* text, JsonPlace which, const char** key, size_t* length);
 
-// Inside an array: 1 before the next element, and 0 and -1 as above.
+// Inside an array: returns 1 before the next element, 0 after the closing bracket, -1 after an
+// error.
 int json_element(JsonReader* text, JsonPlace which);
 
-// Whether nothing follows but blanks.
+// True if only blanks follow.
 int json_end(JsonReader* text);
 
-// A whole number that is not negative.
+// Reads a whole number that is not negative.
 int json_natural(JsonReader* text, size_t* value);
 
-// An array of at most `max` of them.
+// Reads an array of at most `max` such numbers.
 int json_naturals(JsonReader* text, size_t* values, int max, int* count);
 
-// A number, in double precision.
+// Reads a number, in double precision.
 int json_number(JsonReader* text, double* value);
 
-// true or false.
+// Reads true or false.
 int json_bool(JsonReader* text, int* value);
 
 // Steps over any value.
@@ -140,7 +139,7 @@ size_t json_utf8_length(const unsigned char* text, size_t left) {
     return character >= smallest[length] && character <= 0x10FFFF && !surrogate ? length : 0;
 }
 
-// `bad` prints a byte that belongs to no character.
+// Prints a string; `bad` is the format of a byte that belongs to no character.
 static void json_print_(FILE* file, const char* text, size_t length, const char* bad) {
     static const char special[] = "\"\\\b\f\n\r\t", letter[] = "\"\\bfnrt";
     fputc('"', file);
@@ -205,7 +204,7 @@ int json_take(JsonReader* text, char c) {
     return 1;
 }
 
-// The value of four hexadecimal digits at a position, or -1.
+// Returns the value of the four hexadecimal digits at a position, or -1.
 static int json_hex_(const JsonReader* text, size_t at) {
     int value = 0;
     for (size_t i = 0; i < 4; i++) {
@@ -232,11 +231,11 @@ static unsigned char* json_utf8_(unsigned char* out, uint32_t character) {
     return out;
 }
 
-// What a string may hold besides characters that C strings can.
+// Characters a string may have, besides those of C strings.
 typedef enum { JSON_C_STRING_, JSON_C_BYTES_, JSON_ANY_TEXT_ } JsonText_;
 
-// \uXXXX, or two of them for one character above U+FFFF. Half of a pair, which stands for no
-// character, is U+FFFD in any text.
+// Decodes \uXXXX, or two of them for a character above U+FFFF. Half a pair becomes U+FFFD in any
+// text.
 static int json_unicode_(JsonReader* text, JsonText_ kind, unsigned char** out) {
     const int first = json_hex_(text, text->at + 2);
     const int pair = first >= 0xD800 && first <= 0xDBFF && text->at + 7 < text->bytes &&
@@ -291,9 +290,9 @@ static int json_character_(JsonReader* text, JsonText_ kind, unsigned char** out
     return 1;
 }
 
-// Bytes at `at` that stand for themselves: ASCII, neither control character, quote nor backslash.
-// Eight at a time, because corpora are read through here: a byte that is `c` is 0 after the XOR,
-// and of bytes that have their highest bit clear, only 0 gets it set by subtracting 1.
+// Counts the bytes at `at` that stand for themselves: ASCII, but no control character, quote or
+// backslash. Takes eight at a time, because corpora are read through it: a byte equal to `c` is 0
+// after the XOR, and among bytes with a clear top bit, only 0 gets it set by subtracting 1.
 static size_t json_plain_(const unsigned char* at, size_t left) {
     const uint64_t each = 0x0101010101010101, high = 0x80 * each;
     size_t n = 0;
@@ -303,7 +302,7 @@ static size_t json_plain_(const unsigned char* at, size_t left) {
         const uint64_t quote = word ^ '"' * each, backslash = word ^ '\\' * each;
         const uint64_t special = (word | (word - ' ' * each) | (quote - each) | (backslash - each)) & high;
         if (special) {
-            // a borrow goes only into higher bytes, so the lowest match is right
+            // a borrow only reaches higher bytes, so the lowest match is right
             return n + (size_t)__builtin_ctzll(special) / 8;
         }
     }
@@ -332,7 +331,7 @@ static int json_text_(JsonReader* text, JsonText_ kind, const char** string, siz
         return json_unexpected(text, "the end of a string");
     }
     *length = (size_t)(out - (const unsigned char*)*string);
-    *out = '\0'; // at the latest, in the place of the closing quote
+    *out = '\0'; // at the closing quote at the latest
     text->at++;
     return 1;
 }
@@ -371,8 +370,8 @@ int json_name(JsonReader* text, const char** name) {
     return 1;
 }
 
-// Inside an object or array, its bracket taken: 1 before the next member or element; 0 after the
-// closing bracket; -1 after an error.
+// Steps inside an object or array, after its bracket. Returns 1 before the next member or element,
+// 0 after the closing bracket, -1 after an error.
 static int json_next_(JsonReader* text, JsonPlace which, char closing) {
     const char wanted[] = {'\'', ',', '\'', ' ', 'o', 'r', ' ', '\'', closing, '\'', '\0'};
     const int c = json_peek(text);
@@ -467,7 +466,7 @@ static int json_digits_(JsonReader* text) {
     return 1;
 }
 
-// Steps over a character if it is one of `set`.
+// Steps over a character of `set`, if one is next.
 static int json_one_of_(JsonReader* text, const char* set) {
     const int c = text->at < text->bytes ? text->text[text->at] : 0;
     const int is_one = c && strchr(set, c);
@@ -529,7 +528,7 @@ int json_bool(JsonReader* text, int* value) {
     return json_unexpected(text, "true or false");
 }
 
-// Steps over a value that has no others inside.
+// Steps over a value that is neither object nor array.
 static int json_skip_scalar_(JsonReader* text) {
     const char* ignored;
     size_t length;
@@ -539,13 +538,13 @@ static int json_skip_scalar_(JsonReader* text) {
                                               : json_skip_word_(text);
 }
 
-// Where the objects and arrays that are open end: a bit for each, 1 of an object.
+// Stack of open objects and arrays: one bit each, 1 for an object.
 typedef struct {
     uint64_t is_object[JSON_MAX_DEPTH / 64];
     size_t depth;
 } JsonNesting_;
 
-// Steps over a value, or the bracket that opens one. Sets what comes inside of it.
+// Steps over a value, or over the bracket that opens one. Sets *place for its contents.
 static int json_skip_begin_(JsonReader* text, JsonNesting_* nesting, JsonPlace* place) {
     const int c = json_peek(text);
     *place = JSON_NEXT;

@@ -1,14 +1,13 @@
 /*
-limits.h -- what this job may use of its machine: cores and memory, as containers, batch systems and
-shells limit them.
+limits.h -- how much of the machine this job may use: cores and memory, as containers, batch systems
+and shells limit them.
 
-A quota of a control group (cgroup v1 or v2) holds for all its processes, so the quotas of all
-groups from that of this process up to the root hold. A container may see only its own group, as the
-root. The last argument of functions that read the system's files is a directory to put before their
-paths: "" but in tests.
+A quota of a control group (cgroup v1 or v2) covers all its processes, so the quotas of every group
+from this process's own up to the root apply. A container may see only its own group, as the root.
+Functions that read the system's files take a directory to prepend to their paths, "" outside tests.
 
-    cpu.max, or cpu.cfs_quota_us and cpu.cfs_period_us                 time of all cores in a period
-    memory.max and memory.high, or memory.limit_in_bytes               bytes, reclaimable cache included
+    cpu.max, or cpu.cfs_quota_us and cpu.cfs_period_us         time of all cores in a period
+    memory.max and memory.high, or memory.limit_in_bytes       bytes, including reclaimable cache
 */
 #ifndef LLMC_LIMITS_H
 #define LLMC_LIMITS_H
@@ -19,27 +18,27 @@ paths: "" but in tests.
 extern "C" {
 #endif
 
-enum { LIMITS_MAX_THREADS = 4096 }; // of one process
+enum { LIMITS_MAX_THREADS = 4096 }; // per process
 
-// Cores that a quota allows on average; INFINITY: there is none.
+// Returns the average number of cores that the quota allows; INFINITY without one.
 double limits_quota(const char* root);
 
-// OMP_NUM_THREADS, or 0 if it is not set. A value that is none ends the program.
+// Returns OMP_NUM_THREADS, or 0 if it is not set. Ends the program if it is malformed.
 int limits_omp_threads(void);
 
-// Threads for this process alone: OMP_NUM_THREADS, else the cores that it may run on, if no quota
-// makes more than some of them wait.
+// Returns the threads for a process that runs alone: OMP_NUM_THREADS, else its cores, or fewer
+// under a quota.
 int limits_threads(const char* root);
 
-// Memory that the groups of this process have left, for all of their processes; SIZE_MAX: they have
-// no limit.
+// Returns the memory left to the groups of this process, for all their processes; SIZE_MAX if
+// unlimited.
 size_t limits_group_bytes(const char* root);
 
-// Memory that this process alone has left (ulimit -v, ulimit -d); SIZE_MAX: no limit.
+// Returns the memory left to this process alone (ulimit -v, ulimit -d); SIZE_MAX if unlimited.
 size_t limits_own_bytes(void);
 
-// Memory for each of `processes` on this machine, without swapping: the least that the machine,
-// groups and the process have left; SIZE_MAX: nobody says.
+// Returns the memory for each of `processes` on this machine, without swapping: the least that the
+// machine, the groups and the process have left; SIZE_MAX if unknown.
 size_t limits_free_bytes(int processes, const char* root);
 
 #ifdef __cplusplus
@@ -62,15 +61,14 @@ size_t limits_free_bytes(int processes, const char* root);
 
 // ---- the groups of this process ----
 
-// Directories of groups, from this process's own up to the root. The path is cut to the next one
-// above.
+// Group of this process. limits_rise_ cuts the path to the group above, up to the root.
 typedef struct {
     char path[PATH_MAX];
-    size_t top; // bytes of the root's
+    size_t top; // length of the root's path
     int is_v2;
 } LimitsGroup_;
 
-// True if a list with commas has the word.
+// True if the comma-separated list contains the word.
 static int limits_lists_(const char* list, const char* word) {
     const size_t length = strlen(word);
     for (; *list; list += strcspn(list, ","), list += *list == ',') {
@@ -87,9 +85,9 @@ static FILE* limits_open_(const char* root, const char* path) {
     return length < PATH_MAX ? fopen(whole, "r") : NULL;
 }
 
-// The group of this process in the hierarchy of a controller: a line "4:memory:/job/step", and
-// "0::/job/step" for version 2, which has the controllers that no hierarchy of version 1 has.
-// Returns whether it is known.
+// Reads the group of this process in the hierarchy of a controller: the line "4:memory:/job/step",
+// or "0::/job/step" of version 2 for controllers without a version 1 hierarchy. Returns 0 if
+// unknown.
 static int limits_read_own_(const char* root, const char* controller, char own[PATH_MAX], int* is_v2) {
     char line[PATH_MAX + 256];
     int found = 0;
@@ -118,8 +116,8 @@ static int limits_read_own_(const char* root, const char* controller, char own[P
     return found;
 }
 
-// Where a hierarchy is mounted, and which of its groups is the root there: a line "33 31 0:30
-// /docker/4711 /sys/fs/cgroup/cpu rw,relatime - cgroup cgroup rw,cpu". Returns whether it is
+// Reads where a hierarchy is mounted, and which group is the root of the mount: the line "33 31
+// 0:30 /docker/4711 /sys/fs/cgroup/cpu rw,relatime - cgroup cgroup rw,cpu". Returns 0 if it is not
 // mounted.
 static int limits_read_mount_(const char* root, const char* controller, int is_v2, char top[PATH_MAX],
                               char mount[PATH_MAX]) {
@@ -139,8 +137,8 @@ static int limits_read_mount_(const char* root, const char* controller, int is_v
     return found;
 }
 
-// Finds this process's group. A path that is not below the mounted root is that of a host, of which
-// only the root is seen.
+// Finds this process's group. A path outside the mounted root belongs to the host: only the root is
+// visible then.
 static int limits_find_(LimitsGroup_* g, const char* root, const char* controller) {
     char own[PATH_MAX], top[PATH_MAX], mount[PATH_MAX];
     if (!limits_read_own_(root, controller, own, &g->is_v2) ||
@@ -154,7 +152,7 @@ static int limits_find_(LimitsGroup_* g, const char* root, const char* controlle
     return length < PATH_MAX;
 }
 
-// Cuts the path to the group above. Returns whether there is one.
+// Cuts the path to the group above. Returns 0 at the root.
 static int limits_rise_(LimitsGroup_* g) {
     size_t length = strlen(g->path);
     while (length > g->top && g->path[length] != '/') {
@@ -165,8 +163,8 @@ static int limits_rise_(LimitsGroup_* g) {
     return rises;
 }
 
-// Reads the numbers at the start of a file of the group into values (count). Returns how many there
-// are: none if there is no such file, or it says "max" or -1.
+// Reads the numbers at the start of a file of the group. Returns how many: 0 if the file does not
+// exist, or has "max" or -1.
 static int limits_read_(const LimitsGroup_* g, const char* name, double* values, int count) {
     int n = 0;
     FILE* file = NULL;
@@ -182,7 +180,7 @@ static int limits_read_(const LimitsGroup_* g, const char* name, double* values,
     return n;
 }
 
-// Returns the least that the groups leave, from this process's own up to the root; INFINITY without
+// Returns the least value of all groups from this process's own up to the root; INFINITY without
 // limits.
 static double limits_least_(const char* root, const char* controller, double (*of)(const LimitsGroup_* g)) {
     double least = INFINITY;
@@ -197,7 +195,7 @@ static double limits_least_(const char* root, const char* controller, double (*o
 
 // ---- cores ----
 
-// Returns the quota of one group, in cores; INFINITY: none.
+// Returns the quota of one group in cores; INFINITY without one.
 static double limits_quota_of_(const LimitsGroup_* g) {
     double v[2] = {0, 0};
     const int n = g->is_v2 ? limits_read_(g, "cpu.max", v, 2)
@@ -240,7 +238,7 @@ int limits_threads(const char* root) {
 
 // ---- memory ----
 
-// Adds up the two values of memory.stat that count pages of files.
+// Adds up the two values of memory.stat that count file pages.
 static double limits_cache_(const LimitsGroup_* g) {
     char path[PATH_MAX + 64], name[64];
     double value, cache = 0;
@@ -256,7 +254,7 @@ static double limits_cache_(const LimitsGroup_* g) {
     return cache;
 }
 
-// Returns the bytes that one group has left. Version 1 says 2^63 - 4096 for no limit.
+// Returns the bytes that one group has left. Version 1 writes 2^63 - 4096 for no limit.
 static double limits_bytes_of_(const LimitsGroup_* g) {
     double limit = INFINITY, high, used;
     if (!limits_read_(g, g->is_v2 ? "memory.max" : "memory.limit_in_bytes", &limit, 1)) {
@@ -277,7 +275,7 @@ size_t limits_group_bytes(const char* root) {
     return limits_size_(limits_least_(root, "memory", limits_bytes_of_));
 }
 
-// Returns the part of a limit that is not used.
+// Returns the unused part of a limit.
 static double limits_left_(int resource, double used) {
     struct rlimit limit;
     return getrlimit(resource, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY

@@ -1,11 +1,9 @@
 /*
-lock.h -- one writer at a time, and who it is: a lock file, which says "host, pid 123" while
-somebody has it.
+lock.h -- one writer at a time, by a lock file that says "host, pid 123" while someone holds it.
 
-The lock is flock's, which a killed process loses. Some file systems do not have it, and "I cannot
-ask" does not mean "free": there, whoever creates the file has the lock. If the process that it
-names is of this host and over, the file is nobody's; of other hosts that cannot be known, so the
-error says what to remove.
+The lock is flock's, which ends with the process. On a file system without flock, the lock belongs
+to whoever creates the file. If the process it names ran on this host and has ended, the lock is
+free; a process on another host cannot be checked, so the error tells the user what to remove.
 */
 #ifndef LLMC_LOCK_H
 #define LLMC_LOCK_H
@@ -15,19 +13,20 @@ extern "C" {
 #endif
 
 typedef struct {
-    // of the lock file; it is removed when the lock is released or the program ends
+    // lock file; removed when the lock is released or the program ends
     const char* path;
-    const char* place; // what it is for, in messages,
-    const char* who;   // and who writes there: "run"
-    double wait_s;     // for a killed one, which keeps its lock until the system has its memory back
+    const char* place; // locked directory or file, for messages
+    const char* who;   // kind of writer, for messages: "run"
+    double
+        wait_s; // time for a killed process, which keeps its lock until the system has reclaimed its memory
 } LockPlace;
 
 typedef struct Lock Lock;
 
-// Takes the lock, or ends the program if somebody else keeps it.
+// Takes the lock; ends the program if someone else keeps it.
 Lock* lock_take(const LockPlace* place);
 
-// NULL is none.
+// Releases the lock; NULL is ignored.
 void lock_release(Lock* lock);
 
 #ifdef __cplusplus
@@ -56,15 +55,15 @@ void lock_release(Lock* lock);
 #define LOCK_PID_ ", pid "
 enum {
     LOCK_NAME_BYTES_ = 128,
-    LOCK_EMPTY_TURNS_ = 20 // after which a file without a name is nobody's
+    LOCK_EMPTY_TURNS_ = 20 // tries after which a file without a name is free
 };
 
 struct Lock {
     int fd;
-    FileWriter file; // known to file.h, which removes it when the program ends
+    FileWriter file; // registered with file.h, which removes it when the program ends
 };
 
-// "host, pid 123"; "": nobody.
+// "host, pid 123"; "" if nobody
 typedef struct {
     char text[LOCK_NAME_BYTES_];
 } LockName_;
@@ -77,7 +76,7 @@ static LockName_ lock_myself_(void) {
     return me;
 }
 
-// Who is named in an open lock file.
+// Returns the name in an open lock file.
 static LockName_ lock_holder_(int fd) {
     LockName_ holder;
     char text[LOCK_NAME_BYTES_];
@@ -88,7 +87,7 @@ static LockName_ lock_holder_(int fd) {
     return holder;
 }
 
-// True if it is a process of this host that is over, or this one.
+// True if it names a process of this host that has ended, or this one.
 static int lock_is_over_(const LockName_* holder) {
     const LockName_ me = lock_myself_();
     const char* pid = strstr(holder->text, LOCK_PID_);
@@ -100,13 +99,13 @@ static int lock_is_over_(const LockName_* holder) {
     return other == getpid() || (other > 0 && kill((pid_t)other, 0) != 0 && errno == ESRCH);
 }
 
-// Opens the lock file. Sets *is_new to whether it was not there.
+// Opens the lock file. Sets *is_new if it did not exist.
 static int lock_open_(const LockPlace* place, int* is_new) {
     const int flags = O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC;
     struct stat info;
     int fd = open(place->path, flags | O_CREAT | O_EXCL, 0666);
     *is_new = fd >= 0;
-    // it may be removed just now
+    // it may be removed in between
     for (int tries = 0; fd < 0 && errno == EEXIST && tries < 2; tries++) {
         fd = open(place->path, tries ? flags | O_CREAT : flags, 0666);
     }
@@ -118,8 +117,7 @@ static int lock_open_(const LockPlace* place, int* is_new) {
     return fd;
 }
 
-// True if the open file is still the one of this name: the one before may have removed it when it
-// ended.
+// True if the open file still has this name: its last holder may have removed it.
 static int lock_is_there_(int fd, const char* path) {
     struct stat mine, there;
     return fstat(fd, &mine) == 0 && stat(path, &there) == 0 && mine.st_dev == there.st_dev &&
@@ -136,8 +134,8 @@ static Lock* lock_have_(int fd, const LockPlace* place) {
     return lock;
 }
 
-// One try. Returns NULL if somebody else has it, and sets *holder; *is_asked to whether the system
-// could be asked.
+// Tries once. Returns NULL if someone else holds the lock, and sets *holder; clears *is_asked if
+// the system has no locks.
 static Lock* lock_try_(const LockPlace* place, int turn, LockName_* holder, int* is_asked) {
     int is_new;
     const int fd = lock_open_(place, &is_new);

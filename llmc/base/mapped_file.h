@@ -1,20 +1,20 @@
 /*
-mapped_file.h -- reading files that are mapped into memory: one that somebody makes shorter
-meanwhile is an error of whoever reads it, not the end of the program.
+mapped_file.h -- files mapped into memory for reading. A file that is truncated meanwhile is an
+error for its reader, not the end of the program.
 
-Reading behind the end of a mapped file raises SIGBUS. mapped_try calls a function that reads: a
-SIGBUS in it, in this thread, ends the function at once, and so does mapped_refuse, for what was
-read and cannot be used. The function is left where it stands, as by longjmp: it must not hold a
-lock, and memory that it took is lost. A guard inside of another one has its place; one in a
-parallel region of OpenMP must be inside of it.
+Reading past the end of a mapped file raises SIGBUS. mapped_try calls a function that reads: a
+SIGBUS in it, in this thread, ends the function at once. So does mapped_refuse, for data that cannot
+be used. The function is left as by longjmp, so it must not hold a lock, and memory it allocated is
+lost. An inner mapped_try replaces the outer one until it returns; in a parallel region of OpenMP,
+call mapped_try inside the region.
 
-What is cut off inside of the file's last page reads as zeros, and nobody notices: at most 4095
-bytes, as a rule.
+If a file is cut inside its last page, the rest of the page reads as zeros, which nobody notices:
+usually at most 4095 bytes.
 
-A handler cannot be given the guard as an argument, so it is a variable of the thread.
+A signal handler takes no arguments, so the guard is a variable of the thread.
 
-Some file systems map no files: FUSE with direct_io, 9p without a cache. Their files are read into
-memory instead.
+Some file systems cannot map files: FUSE with direct_io, 9p without a cache. Their files are read
+into memory instead.
 */
 #ifndef LLMC_MAPPED_FILE_H
 #define LLMC_MAPPED_FILE_H
@@ -25,23 +25,24 @@ memory instead.
 extern "C" {
 #endif
 
-// The first `bytes` > 0 of a file, which is open as fd, to be read. NULL, with the error, if they
-// cannot be. munmap frees them. MADV_DONTNEED is safe.
+// Maps the first `bytes` > 0 of the open file fd for reading. Returns NULL with the error if it
+// cannot. munmap frees them. MADV_DONTNEED is safe.
 void* mapped_file(int fd, size_t bytes, const char* path, char* error);
 
 typedef enum {
-    MAPPED_READ,   // to its end
-    MAPPED_GONE,   // the file is shorter than it was
-    MAPPED_REFUSED // by mapped_refuse
+    MAPPED_READ,   // finished
+    MAPPED_GONE,   // the file has become shorter
+    MAPPED_REFUSED // ended by mapped_refuse
 } MappedResult;
 
-// SIGBUS is handled from now on; may be called again. Threads that read must not block it.
+// Handles SIGBUS from now on; may be called again. Threads that read must not block it.
 void mapped_open(void);
 
-// Calls read(context). Unless it came to its end, sets *where to the address that was read.
+// Calls read(context). Unless it finishes, sets *where to the address that it read.
 MappedResult mapped_try(void (*read)(void*), void* context, const void** where);
 
-// What was read at `where` cannot be used. Returns if nobody called mapped_try.
+// Ends the function called by mapped_try: the data at `where` cannot be used. Returns if no
+// mapped_try is active.
 void mapped_refuse(const void* where);
 
 #ifdef __cplusplus
@@ -77,9 +78,9 @@ static int mapped_fill_(char* memory, int fd, size_t bytes, const char* path, ch
     return 1;
 }
 
-// Shared, as memory of a file is: pages of private memory would be zero after MADV_DONTNEED.
+// Reads the file into shared memory: private pages would be zero after MADV_DONTNEED.
 static void* mapped_copy_(int fd, size_t bytes, const char* path, char* error) {
-    const char* reason = strerror(errno); // of mmap
+    const char* reason = strerror(errno); // mmap's error
     void* memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED) {
         error_set(error, path,
@@ -103,7 +104,7 @@ void* mapped_file(int fd, size_t bytes, const char* path, char* error) {
         return memory;
     }
     if (errno == ENOMEM || errno == EAGAIN ||
-        errno == ENFILE) { // the machine's answer, not the file system's
+        errno == ENFILE) { // the machine's failure, not the file system's
         error_set(error, path, "cannot map %zu bytes (mmap): %s", bytes, strerror(errno));
         return NULL;
     }
@@ -116,7 +117,7 @@ typedef struct {
     const void* where;
 } MappedGuard_;
 
-static __thread MappedGuard_* volatile mapped_guard_ = NULL; // the innermost one of this thread
+static __thread MappedGuard_* volatile mapped_guard_ = NULL; // innermost guard of this thread
 
 static void mapped_leave_(MappedGuard_* guard, MappedResult result, const void* where) {
     guard->result = result;
@@ -129,7 +130,7 @@ static void mapped_handle_(int signal_number, siginfo_t* info, void* context) {
     if (mapped_guard_) {
         mapped_leave_(mapped_guard_, MAPPED_GONE, info->si_addr);
     }
-    signal(signal_number, SIG_DFL); // not ours
+    signal(signal_number, SIG_DFL); // not from a guarded read
     raise(signal_number);
 }
 
@@ -137,7 +138,7 @@ void mapped_open(void) {
     struct sigaction action;
     memset(&action, 0, sizeof(action));
     action.sa_sigaction = mapped_handle_;
-    action.sa_flags = SA_SIGINFO | SA_NODEFER; // the handler does not return, so nobody would unblock it
+    action.sa_flags = SA_SIGINFO | SA_NODEFER; // the handler does not return, so nothing would unblock it
     sigemptyset(&action.sa_mask);
     sigaction(SIGBUS, &action, NULL);
 }
@@ -147,7 +148,7 @@ MappedResult mapped_try(void (*read)(void*), void* context, const void** where) 
     MappedGuard_* const outer = mapped_guard_;
     guard.result = MAPPED_READ;
     guard.where = NULL;
-    if (sigsetjmp(guard.jump, 0) == 0) { // without the mask of signals, which would be a system call
+    if (sigsetjmp(guard.jump, 0) == 0) { // does not save the signal mask, which would be a system call
         mapped_guard_ = &guard;
         read(context);
     }

@@ -8,9 +8,9 @@ number_text.h -- numbers as people read them.
 #include <stdio.h>
 #include <string.h>
 
-enum { NUMBER_BYTES = 48 }; // of a text; with its zero
+enum { NUMBER_BYTES = 48 }; // room for any text below
 
-// "1,234,567", rounded to a whole number; from 1e15 on "1.23e+15". Returns text.
+// Sets text to "1,234,567", rounded to a whole number; from 1e15 on "1.23e+15". Returns text.
 static inline char* number_grouped(double value, char text[NUMBER_BYTES]) {
     char digits[NUMBER_BYTES];
     if (!(fabs(value) < 1e15)) {
@@ -30,8 +30,8 @@ static inline char* number_grouped(double value, char text[NUMBER_BYTES]) {
     return text;
 }
 
-// Four digits at most, and a letter from 10,000 on: "9600", "12.5k", "1.5M", "2.4B", "3T". Returns
-// text.
+// Sets text to at most four digits, and a letter from 10,000 on: "9600", "12.5k", "1.5M", "2.4B",
+// "3T". Returns text.
 static inline char* number_short(double value, char text[NUMBER_BYTES]) {
     static const char letters[] = " kMBT";
     int thousands = 0;

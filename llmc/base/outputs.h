@@ -1,14 +1,14 @@
 /*
-outputs.h -- the files that a command line asks for, checked before any work: nothing is opened for
-writing before all of them can be written and none of them would destroy something.
+outputs.h -- checks the output files that a command line names, before any work: the program opens
+none for writing until all can be written and none would destroy something.
 
-An output is a new file, or takes the place of a regular one. It is refused if it is a link, a
-directory, a device or a FIFO, if its directory cannot be written, if another output has the same
-name, and if the run reads it: a file, or any file in a directory (a model's or a run's) or in the
-directories there. In such a directory an earlier output may be replaced: files whose names end in
-.gguf, .html or .jsonl, but for the logs of runs.
+An output is a new file, or replaces a regular one. It is refused if it is a link, a directory, a
+device or a FIFO; if its directory is not writable; if another output has the same name; and if the
+run reads it: a file, or any file in a directory (a model's or a run's) or one level below it. In
+such a directory, earlier outputs may be replaced: files that end in .gguf, .html or .jsonl, except
+for the logs of runs.
 
-What passes is written by file.h, as .part beside its place.
+file.h writes the outputs, each as .part beside its final name.
 */
 #ifndef LLMC_OUTPUTS_H
 #define LLMC_OUTPUTS_H
@@ -18,28 +18,28 @@ extern "C" {
 #endif
 
 typedef struct {
-    const char* option; // that asks for it, "out-texts"; NULL: none
+    const char* option; // option that asks for it, "out-texts"; NULL if none
     char* path;
 } OutputFile_;
 
 typedef struct {
-    char** reads;       // (num_reads) files, and directories of files
+    char** reads;       // (num_reads) files and directories of files
     OutputFile_* files; // (num_files)
     int num_reads, num_files;
 } Outputs;
 
 void outputs_open(Outputs* o);
 
-// The run reads this file, or the files of this directory. What does not exist is ignored.
+// Registers a file that the run reads, or a directory of such files. Ignored if it does not exist.
 void outputs_read(Outputs* o, const char* path);
 
-// The run writes this file without being asked, so no option may name it.
+// Registers a file that the run always writes, so no option may name it.
 void outputs_keep(Outputs* o, const char* path);
 
-// The option (without dashes) asks for this file; "" is none. `option` stays where it is.
+// Registers a file that an option (without dashes) names; "" is none. `option` must stay valid.
 void outputs_add(Outputs* o, const char* option, const char* path);
 
-// Ends the program if one of the files must not be written, or could not be.
+// Ends the program if one of the files must not or cannot be written.
 void outputs_check(const Outputs* o);
 
 void outputs_close(Outputs* o);
@@ -63,7 +63,7 @@ void outputs_close(Outputs* o);
 #include "llmc/base/check.h"
 #include "llmc/base/file.h"
 
-enum { OUTPUTS_DEPTH_ = 1 }; // directories in a directory that are looked into: a run's checkpoints
+enum { OUTPUTS_DEPTH_ = 1 }; // levels below a directory that are searched: a run's checkpoints
 
 void outputs_open(Outputs* o) { memset(o, 0, sizeof(*o)); }
 
@@ -109,7 +109,7 @@ static int outputs_is_same_(const struct stat* a, const struct stat* b) {
     return a->st_dev == b->st_dev && a->st_ino == b->st_ino;
 }
 
-// True if `path` is this file, or a directory that holds it, at most `depth` directories below.
+// True if `path` is this file, or a directory that has it at most `depth` levels below.
 static int outputs_holds_(const char* path, const struct stat* file, int depth) {
     char inside[PATH_MAX];
     struct stat there;
@@ -134,7 +134,7 @@ static int outputs_holds_(const char* path, const struct stat* file, int depth) 
     return found;
 }
 
-// True if a file in the directory of a model or a run is one that somebody asked for.
+// True if this file, in the directory of a model or a run, is an earlier output.
 static int outputs_is_output_(const char* path) {
     return file_ends_in(path, ".gguf") || file_ends_in(path, ".html") ||
            (file_ends_in(path, ".jsonl") && strncmp(file_name_in(path), "log.", 4) != 0);
@@ -156,7 +156,7 @@ static void outputs_check_reads_(const Outputs* o, const OutputFile_* file, cons
     }
 }
 
-// True if the files, which need not exist, have the same place.
+// True if both paths name the same place; the files need not exist.
 static int outputs_is_same_place_(const char* a, const char* b) {
     char directory[PATH_MAX];
     struct stat x, y;
@@ -167,7 +167,7 @@ static int outputs_is_same_place_(const char* a, const char* b) {
            strcmp(file_name_in(a), file_name_in(b)) == 0;
 }
 
-// Ends the program if output number i has the place of one before it.
+// Ends the program if output i has the place of an earlier one.
 static void outputs_check_place_(const Outputs* o, int i) {
     const OutputFile_* file = &o->files[i];
     for (int k = 0; k < i; k++) {
@@ -180,7 +180,7 @@ static void outputs_check_place_(const Outputs* o, int i) {
     }
 }
 
-// Ends the program if the file could not be written at the end.
+// Ends the program if the file cannot be written.
 static void outputs_check_file_(const Outputs* o, const OutputFile_* file) {
     char directory[PATH_MAX];
     struct stat info;

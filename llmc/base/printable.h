@@ -1,8 +1,9 @@
 /*
-printable.h -- names and words of others on a screen, without what could reprogram the terminal.
+printable.h -- names and words from outside on a screen, without anything that could reprogram the
+terminal.
 
-Not printable are bytes that are no UTF-8, which some terminals take for themselves, and control
-characters: those of ASCII, and U+0080 to U+009F, one of which is ESC [ to a terminal.
+Not printable are bytes that are not UTF-8, which some terminals interpret, and control characters:
+ASCII's, and U+0080 to U+009F, one of which acts as ESC [.
 */
 #ifndef LLMC_PRINTABLE_H
 #define LLMC_PRINTABLE_H
@@ -15,20 +16,20 @@ characters: those of ASCII, and U+0080 to U+009F, one of which is ESC [ to a ter
 extern "C" {
 #endif
 
-// Bytes of the character at the start of text[0 .. left), or 0 if it is not printable. Blanks are;
-// tabs and the ends of lines are not.
+// Returns the length of the character at the start of text[0 .. left), or 0 if it is not printable.
+// Blanks are printable; tabs and line ends are not.
 size_t printable_length(const char* text, size_t left);
 
-// Each byte that is not printable becomes a question mark. Returns the text.
+// Replaces each byte that is not printable by a question mark. Returns the text.
 char* printable(char* text);
 
 // Sets `copy` to the printable text, cut to its room of at least one byte. Returns it.
 char* printable_copy(char* copy, size_t room, const char* text);
 
-// Prints as vfprintf would, without what is not printable.
+// Prints as vfprintf would, with unprintable bytes replaced.
 void printable_vprint(FILE* file, const char* format, va_list args) __attribute__((format(printf, 2, 0)));
 
-// Prints a line in this way, with its end.
+// Prints such a line, and ends it.
 void printable_line(FILE* file, const char* format, ...) __attribute__((format(printf, 2, 3)));
 
 #ifdef __cplusplus
@@ -69,7 +70,7 @@ char* printable_copy(char* copy, size_t room, const char* text) {
 }
 
 void printable_vprint(FILE* file, const char* format, va_list args) {
-    char cut[256]; // where there is no memory for more
+    char cut[256]; // used if memory runs out
     char* text = NULL;
     va_list again;
     va_copy(again, args);

@@ -1,11 +1,11 @@
 /*
-processor.h -- a program that was built for a newer processor says so, instead of dying by an
-illegal instruction.
+processor.h -- refuses a processor that lacks the instructions the program was built for, with a
+message instead of an illegal instruction.
 
     PROCESSOR_CHECK    in the file with main: notes which instructions the compiler may use there.
-                       Code that is compiled for every x86-64 (Makefile) looks for them before main
+                       Code compiled for every x86-64 (Makefile) checks for them before main
 
-On other architectures nothing is looked for.
+Other architectures are not checked.
 */
 #ifndef LLMC_PROCESSOR_H
 #define LLMC_PROCESSOR_H
@@ -17,9 +17,9 @@ On other architectures nothing is looked for.
 extern "C" {
 #endif
 
-// Instructions that compilers choose by themselves. The compiler's macro, which is 1 where it may
-// use them; the name; the word of cpuid (processor_read_) and the bit that has them; the registers
-// that the system must save (XCR0); and the first of the levels x86-64-v2, v3, v4 with them.
+// Instructions that compilers use on their own: the compiler's macro, which is 1 if it may use
+// them; the name; the word of cpuid (processor_read_) and its bit; the registers that the system
+// must save (XCR0); and the lowest of the levels x86-64-v2, v3, v4 that includes them.
 // clang-format off
 #define PROCESSOR_FEATURES(X) \
     X(__SSE3__,       "sse3",       0,  0, 0,    2) \
@@ -55,21 +55,21 @@ enum { PROCESSOR_WORDS_ = 6 };
 #define PROCESSOR_ONE_(macro, name, word, bit, registers, level) +1
 enum { PROCESSOR_COUNT = 0 PROCESSOR_FEATURES(PROCESSOR_ONE_) };
 
-// Needs of a program: "1" for each feature that its compiler was allowed to use. It is only data,
-// so that no instruction of the wide build runs before the check.
+// Needs of a program: "1" for each feature that its compiler may use. Only data, so that no
+// instruction of the wide build runs before the check.
 typedef void ProcessorCheck_(void);
 typedef struct {
-    ProcessorCheck_* check; // brings the code that looks into the program
+    ProcessorCheck_* check; // links the code that checks into the program
     const char* used[PROCESSOR_COUNT];
 } ProcessorNeeds;
 
 extern const ProcessorNeeds processor_needs;
 
-// Ends the program with a line if the processor lacks what it needs. Runs before main.
+// Ends the program with one line if the processor lacks something it needs. Runs before main.
 void processor_check(void);
 
-// True if a processor that answers cpuid with these words, on a system that saves these registers,
-// has all that is needed; else 0 with a line about it.
+// True if a processor with these words of cpuid, on a system that saves these registers, has
+// everything needed; else 0, with a line that says why not.
 int processor_judge(const ProcessorNeeds* needs, const uint32_t words[PROCESSOR_WORDS_], uint64_t registers,
                     char* line, size_t room);
 
@@ -130,7 +130,7 @@ int processor_judge(const ProcessorNeeds* needs, const uint32_t words[PROCESSOR_
 }
 
 #ifdef X86_INTRINSICS
-// Leaf 1 ecx; leaf 7 ebx, ecx, edx; leaf 7.1 eax; leaf 0x80000001 ecx.
+// Reads leaf 1 ecx; leaf 7 ebx, ecx, edx; leaf 7.1 eax; leaf 0x80000001 ecx.
 static void processor_read_(uint32_t words[PROCESSOR_WORDS_], uint64_t* registers) {
     uint32_t a, b, c, d, low = 0, high = 0;
     memset(words, 0, PROCESSOR_WORDS_ * sizeof(words[0]));
@@ -146,7 +146,7 @@ static void processor_read_(uint32_t words[PROCESSOR_WORDS_], uint64_t* register
     if (__get_cpuid(0x80000001, &a, &b, &c, &d)) {
         words[5] = c;
     }
-    // there is XGETBV
+    // XGETBV exists
     if (words[0] >> 27 & 1) {
         __asm__ volatile(".byte 0x0f, 0x01, 0xd0" : "=a"(low), "=d"(high) : "c"(0)); // of XCR0
     }

@@ -1,6 +1,5 @@
 /*
-rand.h -- random numbers that are a function of (seed, stream, position), the same on every
-platform.
+rand.h -- random numbers as a function of (seed, stream, position), the same on every platform.
 
 Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011) turns a
 128-bit counter and a 64-bit key into 128 random bits. Nothing has to be generated in order:
@@ -8,7 +7,7 @@ threads, ranks and a resumed run reach any position at once and find the same bi
 keeps independent uses of one seed apart.
 
 Floating-point results use only +, -, *, /, sqrt and fma, each correctly rounded by IEEE 754, so
-they carry the same bits with any compiler and libm; expressions that a compiler could contract into
+their bits are the same with any compiler and libm; expressions that a compiler could contract into
 an fma are written as fma.
 */
 #ifndef LLMC_RAND_H
@@ -22,14 +21,13 @@ typedef struct {
     uint32_t word[4];
 } RandBlock;
 
-// A sequence of numbers: position `at` (in 32-bit words) of stream `stream` of seed `seed`. Copy it
-// to fork it.
+// Position `at` (in 32-bit words) of stream `stream` of seed `seed`. Copy it to fork it.
 typedef struct {
     uint64_t seed, stream, at;
-    RandBlock block; // the four words around `at`
+    RandBlock block; // four words around `at`
 } Rand;
 
-// The 128 random bits at position `counter` of a stream.
+// Returns the 128 random bits at position `counter` of a stream.
 static inline RandBlock rand_block(uint64_t seed, uint64_t stream, uint64_t counter) {
     RandBlock x = {
         {(uint32_t)counter, (uint32_t)(counter >> 32), (uint32_t)stream, (uint32_t)(stream >> 32)}};
@@ -45,7 +43,7 @@ static inline RandBlock rand_block(uint64_t seed, uint64_t stream, uint64_t coun
     return x;
 }
 
-// A stream number for a name: 64-bit FNV-1a.
+// Returns a stream number for a name: 64-bit FNV-1a.
 static inline uint64_t rand_stream(const char* name) {
     uint64_t hash = 14695981039346656037u;
     for (; *name; name++) {
@@ -62,7 +60,7 @@ static inline Rand rand_open(uint64_t seed, uint64_t stream) {
     return rng;
 }
 
-// The number at position `at` comes next.
+// Moves to position `at`.
 static inline void rand_seek(Rand* rng, uint64_t at) {
     rng->at = at;
     rng->block = rand_block(rng->seed, rng->stream, at / 4);
@@ -75,9 +73,9 @@ static inline uint32_t rand_u32(Rand* rng) {
     return rng->block.word[rng->at++ % 4];
 }
 
-// Uniform on {0, ..., n-1}, exactly (rejection), 0 < n <= 2^32 - 1.
+// Draws uniformly from {0, ..., n-1}, exactly (by rejection), 0 < n <= 2^32 - 1.
 static inline uint32_t rand_below(Rand* rng, uint32_t n) {
-    const uint32_t reject = (0u - n) % n; // 2^32 mod n: the low values that would be drawn once too often
+    const uint32_t reject = (0u - n) % n; // 2^32 mod n: the low values that would be drawn too often
     for (;;) {
         const uint64_t product = (uint64_t)rand_u32(rng) * n;
         if ((uint32_t)product >= reject) {
@@ -86,12 +84,12 @@ static inline uint32_t rand_below(Rand* rng, uint32_t n) {
     }
 }
 
-// Uniform on [0, 1), a multiple of 2^-32.
+// Draws uniformly from [0, 1), in multiples of 2^-32.
 static inline double rand_uniform(Rand* rng) { return rand_u32(rng) * 0x1p-32; }
 
-// Natural logarithm of a normal positive double, to about 1e-15 relative, the same bits everywhere.
-// x = m 2^e with m in [sqrt(1/2), sqrt(2)); log m = 2 atanh(s), s = (m - 1) / (m + 1), by its
-// series in s^2.
+// Returns the natural logarithm of a normal positive double, to about 1e-15 relative, with the same
+// bits everywhere. x = m 2^e with m in [sqrt(1/2), sqrt(2)); log m = 2 atanh(s), s = (m - 1) / (m +
+// 1), by its series in s^2.
 static inline double rand_log_(double x) {
     uint64_t bits;
     memcpy(&bits, &x, sizeof(bits));
@@ -111,8 +109,8 @@ static inline double rand_log_(double x) {
     return fma(e, 0.6931471805599453, 2 * (s * series));
 }
 
-// Standard normal number `index` of a stream: Marsaglia's polar method, a pair of indices to a pair
-// of numbers.
+// Returns standard normal number `index` of a stream: Marsaglia's polar method, which turns a pair
+// of indices into a pair of numbers.
 static inline float rand_normal(uint64_t seed, uint64_t stream, uint64_t index) {
     for (uint64_t attempt = 0;; attempt++) {
         const RandBlock r = rand_block(seed, stream, (index / 2) + (attempt << 48));
@@ -129,10 +127,10 @@ static inline float rand_normal(uint64_t seed, uint64_t stream, uint64_t index) 
     }
 }
 
-// A keyed bijection of {0, ..., n-1}: where element i goes in the shuffled order of (seed, stream).
-// O(1) for any i, so a reader seeks without a table. A four-round Feistel network on the next even
-// number of bits, walked along its cycle until it falls below n (Black and Rogaway, "Ciphers with
-// arbitrary finite domains", 2002).
+// Returns the place of element i in the shuffled order of (seed, stream): a keyed bijection of {0,
+// ..., n-1}. O(1) for any i, so a reader seeks without a table. A four-round Feistel network on the
+// next even number of bits, walked along its cycle until it falls below n (Black and Rogaway,
+// "Ciphers with arbitrary finite domains", 2002).
 static inline uint64_t rand_permute(uint64_t seed, uint64_t stream, uint64_t n, uint64_t i) {
     int half_bits = 1;
     while (half_bits < 32 && (n - 1) >> (2 * half_bits)) {

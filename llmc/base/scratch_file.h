@@ -1,13 +1,13 @@
 /*
-scratch_file.h -- a file without a name, for what has no room in memory: threads read and write it
-beside the caller.
+scratch_file.h -- a nameless file for data that does not fit into memory, read and written by
+background threads.
 
-The file has all its space from the start, so that a full disk shows before any work, and it is
-unlinked before anything is in it, so that nothing stays behind a killed process. Where the file
-system takes direct I/O (O_DIRECT), the data do not pass through the page cache, which would take
-the memory that the file is to save.
+The file has its full size from the start, so a full disk shows before any work. It is unlinked
+before it holds data, so a killed process leaves nothing behind. If the file system supports direct
+I/O (O_DIRECT), the data bypasses the page cache, which would take up the memory that the file is
+meant to save.
 
-Places, sizes and addresses are multiples of SCRATCH_UNIT bytes. A failure in a thread ends the
+Offsets, sizes and addresses are multiples of SCRATCH_UNIT bytes. A failure in a thread ends the
 program with one error that names the directory.
 */
 #ifndef LLMC_SCRATCH_FILE_H
@@ -23,28 +23,29 @@ enum { SCRATCH_UNIT = 4096 };
 
 typedef struct Scratch Scratch;
 
-// What is under way together: zero-filled at first. Only its threads and scratch_wait look into it.
+// A batch of reads and writes in progress. Starts as zeros. Only the threads and scratch_wait look
+// into it.
 typedef struct {
-    int parts; // that are not done
+    int parts; // not done yet
 } ScratchWork;
 
-// A file of zeros, `bytes` long, in a directory, which is made if it is missing. `what` says in
-// errors what the file is for. Direct I/O is tried with the first SCRATCH_UNIT bytes at `memory`,
-// which become zeros: a driver may refuse some kinds of memory, a device's for example.
+// Creates a file of zeros, `bytes` long, in a directory, which is made if it is missing. `what`
+// names the file in errors. Tries direct I/O with the first SCRATCH_UNIT bytes at `memory`, which
+// become zeros: a driver may refuse some kinds of memory, such as a device's.
 Scratch* scratch_open(const char* directory, size_t bytes, const char* what, void* memory);
 
-// After scratch_wait for all work.
+// Closes the file. Call scratch_wait for all work before.
 void scratch_close(Scratch* s);
 
-// Whether the file system takes direct I/O.
+// True if the file system takes direct I/O.
 int scratch_is_direct(const Scratch* s);
 
-// Start to read or write `bytes` at byte `at` of the file. Until scratch_wait(s, work) the memory,
-// and that part of the file, belong to the threads.
+// Start to read or write `bytes` at offset `at`. Until scratch_wait(s, work), the memory and that
+// part of the file belong to the threads.
 void scratch_read(Scratch* s, void* memory, size_t at, size_t bytes, ScratchWork* work);
 void scratch_write(Scratch* s, const void* memory, size_t at, size_t bytes, ScratchWork* work);
 
-// Until the work is done.
+// Waits until the work is done.
 void scratch_wait(Scratch* s, const ScratchWork* work);
 
 #ifdef __cplusplus
@@ -67,10 +68,10 @@ void scratch_wait(Scratch* s, const ScratchWork* work);
 #include "llmc/base/check.h"
 #include "llmc/base/file.h"
 
-// Four threads with parts of this size keep a drive busy; more parts wait in a queue.
+// Four threads with parts of this size keep a drive busy; further parts wait in the queue.
 enum { SCRATCH_THREADS_ = 4, SCRATCH_PART_ = 4 << 20, SCRATCH_QUEUE_ = 64 };
 
-// A part of some work.
+// One part of a read or write.
 typedef struct {
     char* memory;
     size_t at, bytes;
@@ -83,18 +84,18 @@ struct Scratch {
     const char* what;
     int fd, is_direct;
     pthread_t threads[SCRATCH_THREADS_];
-    pthread_mutex_t mutex;     // of all that follows, and of ScratchWork
-    pthread_cond_t has_parts;  // or is_closing
-    pthread_cond_t some_taken; // there is room in the queue,
-    pthread_cond_t some_done;  // or a work may be done
+    pthread_mutex_t mutex;     // guards everything below, and ScratchWork
+    pthread_cond_t has_parts;  // the queue has parts, or is_closing
+    pthread_cond_t some_taken; // the queue has room
+    pthread_cond_t some_done;  // a ScratchWork may be done
     ScratchPart_ queue[SCRATCH_QUEUE_];
-    size_t first, count; // in the queue, a ring
+    size_t first, count; // ring buffer
     int is_closing;
 };
 
 // ---- the threads ----
 
-// Reads or writes a part, as a whole.
+// Reads or writes a whole part.
 static void scratch_move_(const Scratch* s, ScratchPart_ part) {
     const char* doing = part.is_write ? "write" : "read";
     while (part.bytes > 0) {
@@ -111,8 +112,8 @@ static void scratch_move_(const Scratch* s, ScratchPart_ part) {
     }
 }
 
-// Takes the next part off the queue; waits for one. Returns 0 when there will be none. With the
-// mutex.
+// Takes the next part off the queue, waiting for it. Returns 0 if none will follow. The caller
+// holds the mutex.
 static int scratch_take_(Scratch* s, ScratchPart_* part) {
     while (s->count == 0 && !s->is_closing) {
         pthread_cond_wait(&s->has_parts, &s->mutex);
@@ -156,7 +157,7 @@ static void scratch_put_(Scratch* s, ScratchPart_ part) {
     pthread_mutex_unlock(&s->mutex);
 }
 
-// Queues it part by part.
+// Queues a read or write part by part.
 static void scratch_start_(Scratch* s, ScratchPart_ all) {
     assert((uintptr_t)all.memory % SCRATCH_UNIT == 0 && all.at % SCRATCH_UNIT == 0 &&
            all.bytes % SCRATCH_UNIT == 0);
@@ -189,7 +190,7 @@ int scratch_is_direct(const Scratch* s) { return s->is_direct; }
 
 // ---- the file ----
 
-// Gives the file its space, or ends the program.
+// Reserves the file's space, or ends the program.
 static void scratch_reserve_(const Scratch* s, size_t bytes) {
 #ifdef __linux__
     const int error = posix_fallocate(s->fd, 0, (off_t)bytes);
@@ -203,8 +204,8 @@ static void scratch_reserve_(const Scratch* s, size_t bytes) {
           (double)bytes / (1 << 20), s->what, free_bytes / (1 << 20), strerror(error));
 }
 
-// Turns direct I/O on if it works with this memory, in both directions: some file systems take the
-// flag, and then refuse to read. The file keeps its zeros.
+// Turns direct I/O on if it works with this memory in both directions: some file systems accept the
+// flag, then refuse to read. The file keeps its zeros.
 static void scratch_try_direct_(Scratch* s, void* memory) {
 #ifdef O_DIRECT
     const int flags = fcntl(s->fd, F_GETFL);

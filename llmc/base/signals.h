@@ -4,16 +4,16 @@ start, and acts on them where it is safe: between two steps, batches, or blocks 
 
     SIGTERM, SIGINT, SIGHUP, SIGXCPU    save and stop; a second SIGINT stops at once
     SIGUSR1                             save and continue
-    SIGUSR2                             save and stop: mpirun forwards it to all processes, but kills them two
-                                        seconds after SIGTERM
+    SIGUSR2                             save and stop: mpirun forwards it to all ranks, but kills
+                                        them two seconds after SIGTERM
     SIGPIPE, SIGXFSZ                    ignored: the write that causes them fails with an error
 
-SIGINT and SIGHUP that whoever started the program had ignored (nohup, & in a script) stay ignored.
+SIGINT and SIGHUP stay ignored if the parent had ignored them (nohup, & in a script).
 
-A handler may only set a flag, and the flag cannot be an argument, nor can what exit() calls take
-one: these three, a guard in mapped_file.h, a name in encoded_text.h, the list of unfinished files
-in file.h, and check_end and what a thread does on failure in check.h are the only variables of the
-program that are neither constant nor passed in.
+A handler may only set a flag, and takes no such argument; nor do functions called by exit(). So the
+program has these variables that are neither constant nor passed in, and no others: the three below,
+a guard in mapped_file.h, a name in encoded_text.h, the list of unfinished files in file.h, and
+check_end and a thread's clean-up function in check.h.
 */
 #ifndef LLMC_SIGNALS_H
 #define LLMC_SIGNALS_H
@@ -22,30 +22,29 @@ program that are neither constant nor passed in.
 extern "C" {
 #endif
 
-// What a program that only writes files needs: a write that meets a limit or a closed pipe fails
-// and says so.
+// Ignores SIGPIPE and SIGXFSZ, so that a write to a closed pipe or beyond a limit fails with an
+// error. Enough for a program that only writes files.
 void signals_open_writes(void);
 
-// From now on the signals above are noticed. Reads and writes that they interrupt are continued.
+// Notices the signals above from now on. Interrupted reads and writes are continued.
 void signals_open(void);
 
-// From now on the signals above end the program again, as one that was noticed before does at once.
+// Lets the signals above end the program again. One that was already noticed ends it at once.
 void signals_release(void);
 
-// The signal that asked to stop, or 0.
+// Returns the signal that asked to stop, or 0.
 int signals_stop(void);
 
-// Whether a save was asked for since the last call.
+// True if a save was asked for since the last call.
 int signals_take_save(void);
 
 const char* signals_name(int signal);
 
-// Does what exit() does, and ends the program by the signal that asked to stop, if one did.
+// If a signal asked to stop, exits, and ends the program by that signal.
 void signals_end_now(void);
 
-// For what comes before the first step, where there is nothing to save: if a signal asked to stop,
-// says so (`doing` completes "stopped by SIGTERM while ..."), does what exit() does, and ends as
-// the signal ends a program that does not handle it.
+// Before the first step, when nothing needs saving: if a signal asked to stop, prints that (`doing`
+// completes "stopped by SIGTERM while ..."), exits, and ends as the unhandled signal would.
 void signals_end(const char* doing);
 
 #ifdef __cplusplus
@@ -60,9 +59,9 @@ void signals_end(const char* doing);
 #include <stdlib.h>
 #include <string.h>
 
-static volatile sig_atomic_t signals_stop_ = 0; // the signal that asked to stop
+static volatile sig_atomic_t signals_stop_ = 0; // signal that asked to stop
 static volatile sig_atomic_t signals_save_ = 0;
-static volatile sig_atomic_t signals_last_ = 0; // the signal that the program is to end by
+static volatile sig_atomic_t signals_last_ = 0; // signal that the program ends by
 
 static void signals_handle_(int signal) {
     if (signal == SIGUSR1) {
@@ -90,7 +89,7 @@ void signals_open_writes(void) {
     signals_install_(SIGPIPE, SIG_IGN, 0);
 }
 
-// The last thing that exit() calls.
+// Called last by exit().
 static void signals_die_(void) {
     if (signals_last_) {
         fflush(NULL);
@@ -108,7 +107,7 @@ void signals_open(void) {
     }
     signals_install_(SIGUSR1, signals_handle_, SA_RESTART);
     signals_install_(SIGINT, signals_handle_,
-                     (int)(SA_RESTART | SA_RESETHAND)); // the second one is the system's
+                     (int)(SA_RESTART | SA_RESETHAND)); // the default action handles a second one
 }
 
 void signals_release(void) {

@@ -1,7 +1,7 @@
 /*
-terminal.h -- may a line on this screen be written over, or is it a log?
+terminal.h -- may a line on this screen be overwritten, or is the output a log?
 
-mpirun and srun may give a process a pseudo-terminal and write what comes out of it into a file.
+mpirun and srun may give a process a pseudo-terminal and write its output into a file.
 */
 #ifndef LLMC_TERMINAL_H
 #define LLMC_TERMINAL_H
@@ -10,8 +10,7 @@ mpirun and srun may give a process a pseudo-terminal and write what comes out of
 extern "C" {
 #endif
 
-// True if somebody sits at a terminal behind this file descriptor that knows how to go back in a
-// line.
+// True if this file descriptor is a terminal that someone watches and that can overwrite a line.
 int terminal_rewrites(int fd);
 
 #ifdef __cplusplus
@@ -31,7 +30,7 @@ int terminal_rewrites(int fd) {
     for (int i = 0; i < (int)(sizeof(launchers) / sizeof(launchers[0])); i++) {
         is_launched = is_launched || getenv(launchers[i]);
     }
-    const int is_shown = !is_launched || getenv("SLURM_PTY_PORT"); // srun --pty, of a person
+    const int is_shown = !is_launched || getenv("SLURM_PTY_PORT"); // srun --pty: an interactive session
     return isatty(fd) && is_shown && !(kind && strcmp(kind, "dumb") == 0);
 }
 

@@ -1,8 +1,8 @@
 /*
-text_buffer.h -- a text that is printed into memory, and is whole or an error.
+text_buffer.h -- a text printed into memory, which is complete or an error.
 
-open_memstream is not enough: in glibc a text that memory is too short for loses its end, and
-neither ferror nor fclose tells.
+open_memstream is not enough: when memory runs out, glibc drops the end of the text, and neither
+ferror nor fclose reports it.
 
     TextBuffer buffer;
     text_buffer_open(&buffer, "the summary");
@@ -21,18 +21,19 @@ extern "C" {
 
 typedef struct {
     FILE* file;
-    char* text;         // what has left the file's own buffer: after fflush, all of it
-    size_t bytes, room; // of the text; room counts the zero behind it, too
-    int is_short;       // of memory: something is missing
+    char* text;         // everything flushed from the file's own buffer
+    size_t bytes, room; // length; capacity, including the zero
+    int is_short;       // memory ran out: the text is incomplete
     const char* what;   // for the message
-    char block[1024];   // of the file; zero first: the memory sanitizer does not see libc write
+    char block[1024];   // buffer of the file; zeroed first: the memory sanitizer does not see libc write
 } TextBuffer;
 
-// The buffer must not move before it is closed. Without memory the program ends, and says for what.
+// Open and close a buffer, which must not move in between. If memory runs out, the program ends
+// with an error about `what`.
 void text_buffer_open(TextBuffer* buffer, const char* what);
 char* text_buffer_close(TextBuffer* buffer);
 
-// These return 0 instead, with nothing left to free.
+// Return 0 instead, with nothing left to free.
 int text_buffer_try_open(TextBuffer* buffer);
 int text_buffer_try_close(TextBuffer* buffer);
 
@@ -74,7 +75,7 @@ static int text_buffer_add_(TextBuffer* buffer, const char* bytes, size_t count)
     return !buffer->is_short;
 }
 
-#ifdef __APPLE__ // and where BSD is
+#ifdef __APPLE__ // and BSD's
 static int text_buffer_write_(void* buffer, const char* bytes, int count) {
     return text_buffer_add_((TextBuffer*)buffer, bytes, (size_t)count) ? count : -1;
 }
@@ -105,7 +106,7 @@ int text_buffer_try_open(TextBuffer* buffer) {
         free(buffer->text);
         return 0;
     }
-    // cannot fail with memory of ours
+    // cannot fail with our own buffer
     setvbuf(buffer->file, buffer->block, _IOFBF, sizeof(buffer->block));
     return 1;
 }

@@ -1,5 +1,5 @@
 /*
-threads.h -- the few questions asked of OpenMP, answered for one thread when it is absent.
+threads.h -- the few functions of OpenMP that the program uses; one thread if it is absent.
 */
 #ifndef LLMC_THREADS_H
 #define LLMC_THREADS_H
@@ -23,8 +23,8 @@ threads.h -- the few questions asked of OpenMP, answered for one thread when it 
 #include "llmc/base/clock.h"
 #include "llmc/base/enum_words.h"
 
-// Undoes OMP_PROC_BIND for the thread that starts a program. OpenMP has bound it to its first place
-// by now, and a program inherits the cores that it may use: only these.
+// Undoes OMP_PROC_BIND for the thread that starts a program. By now OpenMP has bound it to its
+// first place, and the new program would inherit only those cores.
 static inline void threads_unbind_(void) {
 #ifdef __linux__
     cpu_set_t set;
@@ -33,7 +33,7 @@ static inline void threads_unbind_(void) {
         int cores[CPU_SETSIZE];
         const int count = omp_get_place_num_procs(place);
         if (count > CPU_SETSIZE) {
-            return; // more cores than such a set has
+            return; // more cores than a cpu_set_t holds
         }
         omp_get_place_proc_ids(place, cores);
         for (int i = 0; i < count; i++) {
@@ -46,18 +46,17 @@ static inline void threads_unbind_(void) {
 #endif
 }
 
-// Waiting threads burn their core for milliseconds by default, in the belief that all cores are
-// ours. When they are not (a laptop, a shared server), that keeps the very thread waited for from
-// running: a step of 0.13 s was seen to take 3.4 s beside one busy process. OpenMP reads its
-// settings before main, so the program sets a short wait and starts itself again, once; whoever has
-// chosen a setting keeps it.
+// Makes waiting threads sleep soon, by setting OpenMP's variables and starting the program again,
+// once: OpenMP reads them before main. By default waiting threads spin for milliseconds, as if all
+// cores were ours. On a laptop or a shared server that delays the very thread they wait for: beside
+// one busy process, a step of 0.13 s took 3.4 s. A setting of the user's is kept.
 static inline void threads_wait_briefly(char** argv) {
     if (!getenv("OMP_WAIT_POLICY") && !getenv("GOMP_SPINCOUNT") && !getenv("KMP_BLOCKTIME")) {
         setenv("GOMP_SPINCOUNT", "5000", 1); // gcc's runtime: about 50 us
         setenv("KMP_BLOCKTIME", "0", 1);     // clang's
         char program[PATH_MAX];
         const ssize_t length = readlink("/proc/self/exe", program, sizeof(program) - 1);
-        if (length > 0) { // where there is no such link, things stay as they are
+        if (length > 0) { // without such a link, nothing changes
             program[length] = '\0';
             threads_unbind_();
             execv(program, argv);
@@ -69,8 +68,8 @@ static inline int threads_max(void) { return omp_get_max_threads(); }         //
 static inline int thread_index(void) { return omp_get_thread_num(); }         // 0 ... threads_max() - 1
 static inline void threads_set(int threads) { omp_set_num_threads(threads); } // for the rest of the run
 
-// The cores of this job on this machine: those that the parent may use, which is a launcher that
-// has bound its children, not itself.
+// Returns the cores of this job on this machine: those of the parent process, since a launcher
+// binds its children but not itself.
 static inline int threads_cores_(void) {
     int cores = 0;
 #ifdef __linux__
@@ -80,16 +79,16 @@ static inline int threads_cores_(void) {
     return cores > omp_get_num_procs() ? cores : omp_get_num_procs();
 }
 
-// Threads of one of `processes` that share these cores, of which it may run on `bound`, and a
-// quota.
+// Returns the threads of one of `processes` that share these cores, of which it may run on `bound`,
+// under a quota.
 static inline int threads_share_(int cores, int bound, double quota, int processes) {
     const int most = ceil(quota) < cores ? (int)ceil(quota) : cores, share = most / processes;
     return share < 1 ? 1 : share < bound ? share : bound;
 }
 
-// --threads of one of `processes` on this machine. 0: those of OMP_NUM_THREADS, else its share of
-// the cores, as far as a quota and the launcher ("": none has started it) let it use them. A note
-// says if a quota or mpirun leaves less: whoever calls srun has chosen a number of cores.
+// Sets --threads for one of `processes` on this machine. 0 means OMP_NUM_THREADS, else its share of
+// the cores, as far as a quota and the launcher ("" if none) allow. Prints a note if a quota or
+// mpirun allows fewer; a user of srun has chosen the number.
 static inline void threads_open(int threads, int processes, const char* launcher) {
     const int is_given = limits_omp_threads() > 0, bound = omp_get_num_procs();
     if (threads || is_given) {
@@ -110,14 +109,14 @@ static inline void threads_open(int threads, int processes, const char* launcher
     }
 }
 
-// "2 threads"
+// Sets text to "2 threads".
 static inline void threads_describe(char* text, size_t room) {
     snprintf(text, room, "%d thread%s", threads_max(), words_s(threads_max()));
 }
 
-// The system may start two threads on one core and leave them there for tens of milliseconds.
-// Returns when each has run on a core of its own for 2 ms, at the latest after 0.1 s; at once if
-// there are more threads than cores.
+// Waits until each thread has run on a core of its own for 2 ms, at most 0.1 s; returns at once if
+// threads outnumber cores. The system may start two threads on one core and leave them there for
+// tens of milliseconds.
 static inline void threads_spread(void) {
 #ifdef __linux__
     enum { ROUNDS = 4 }; // of 0.5 ms

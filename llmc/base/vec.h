@@ -2,9 +2,9 @@
 vec.h -- vectors of floats as wide as the machine's registers, through the compiler's vector
 extensions.
 
-The same source becomes AVX-512, AVX2, SSE or NEON code: what differs between machines is only
-LANES, the number of floats in a vector (16, 8 or 4), and the number of registers. + - * / and
-comparisons work on vectors lane by lane; a comparison gives a VecMask of all ones or all zeros.
+The same source becomes AVX-512, AVX2, SSE or NEON code. Machines differ only in LANES, the number
+of floats in a vector (16, 8 or 4), and in the number of registers. + - * / and comparisons work
+lane by lane; a comparison gives a VecMask of all ones or all zeros.
 */
 #ifndef LLMC_VEC_H
 #define LLMC_VEC_H
@@ -40,9 +40,9 @@ typedef uint32_t VecBits __attribute__((vector_size(4 * LANES)));
 typedef float VecUnaligned_ __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef uint32_t VecBitsUnaligned_ __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 
-// From now on, in this thread and those it starts, results too small for a normal float become
-// zero, and so do such operands. They come up where attention is sharp, and each costs a hundred
-// cycles: a run was seen to slow down four times.
+// From now on, in this thread and those it starts, flushes denormal results to zero, and treats
+// denormal operands as zero. They occur where attention is sharp, and cost a hundred cycles each:
+// one run became four times slower.
 static inline void vec_flush_denormals(void) {
 #if defined(__SSE__)
     __builtin_ia32_ldmxcsr(__builtin_ia32_stmxcsr() | 0x8040u); // FTZ and DAZ
@@ -55,8 +55,8 @@ static inline void vec_flush_denormals(void) {
 
 ALWAYS_INLINE Vec vec_load(const float* p) { return *(const VecUnaligned_*)p; }
 ALWAYS_INLINE void vec_store(float* p, Vec v) { *(VecUnaligned_*)p = v; }
-// A store past the caches; p is a multiple of the vector's size. Other threads see it after the
-// next barrier: on x86 the locked instruction of a barrier waits for such stores.
+// Stores past the caches; p is a multiple of the vector's size. Other threads see it after the next
+// barrier: on x86 its locked instruction waits for such stores.
 ALWAYS_INLINE void vec_stream(float* p, Vec v) {
 #if defined(__clang__)
     __builtin_nontemporal_store(v, (Vec*)(void*)p);
@@ -75,19 +75,19 @@ ALWAYS_INLINE Vec vec_all(float x) { // x in every lane
     return x - zero;
 }
 
-// For the innermost loops of products, with gcc. VEC_UNROLL unrolls the loop that follows. clang
-// ignores it: clang would unroll a function's loop before it is inlined and its trip count known,
-// and the sums would stay in memory.
+// For the innermost loops of matmuls, with gcc: VEC_UNROLL unrolls the loop that follows. clang
+// ignores it, because it would unroll the loop before inlining, when the trip count is unknown, and
+// keep the sums in memory.
 #if defined(__GNUC__) && !defined(__clang__) && !defined(__CUDACC__)
 #define VEC_PRAGMA_(text) _Pragma(#text)
 #define VEC_UNROLL(times) VEC_PRAGMA_(GCC unroll times)
 #else
 #define VEC_UNROLL(times)
 #endif
-// sum += a * b. One instruction, so that the sum stays in its register and the factors in theirs:
-// from plain C, gcc 12 makes loads of a factor for each use, or overwrites factors and spills sums,
-// in one copy of a loop and not in the next; clang 14 spills factors. The memory sanitizer, which
-// takes what such an instruction sets for defined, gets plain C.
+// sum += a * b, as one instruction that keeps the sum and the factors in registers. From plain C,
+// gcc 12 sometimes reloads a factor for each use, or overwrites factors and spills sums, in one
+// copy of a loop and not in the next; clang 14 spills factors. The memory sanitizer gets plain C,
+// because it takes the result of such an instruction as initialized.
 #if defined(__has_feature) // of clang
 #define VEC_MEMORY_SANITIZER_ __has_feature(memory_sanitizer)
 #else
@@ -106,7 +106,7 @@ ALWAYS_INLINE void vec_store_bits(uint32_t* p, VecBits v) { *(VecBitsUnaligned_*
 ALWAYS_INLINE Vec vec_select(VecMask mask, Vec yes, Vec no) {
     return (Vec)(((VecMask)yes & mask) | ((VecMask)no & ~mask));
 }
-// a > b ? a : b, and a < b ? a : b: NaN in either gives b, as x86's instructions do.
+// Returns a > b ? a : b, or a < b ? a : b: if either is NaN, b, as x86's instructions do.
 #if defined(X86_INTRINSICS) && defined(__AVX512F__)
 ALWAYS_INLINE Vec vec_max(Vec a, Vec b) { return (Vec)_mm512_max_ps((__m512)a, (__m512)b); }
 ALWAYS_INLINE Vec vec_min(Vec a, Vec b) { return (Vec)_mm512_min_ps((__m512)a, (__m512)b); }
@@ -118,7 +118,7 @@ ALWAYS_INLINE Vec vec_max(Vec a, Vec b) { return vec_select(a > b, a, b); }
 ALWAYS_INLINE Vec vec_min(Vec a, Vec b) { return vec_select(a < b, a, b); }
 #endif
 
-// 1 / x to 2e-7, for x above the smallest normal numbers.
+// Returns 1 / x to 2e-7, for x above the smallest normal numbers.
 ALWAYS_INLINE Vec vec_reciprocal(Vec x) {
 #if defined(X86_INTRINSICS) && defined(__AVX512F__)
     const Vec r = (Vec)_mm512_rcp14_ps((__m512)x);
@@ -128,7 +128,7 @@ ALWAYS_INLINE Vec vec_reciprocal(Vec x) {
 #endif
 }
 
-// All ones in the lanes below n, which may be negative or more than LANES.
+// Returns all ones in the lanes below n, which may be negative or more than LANES.
 ALWAYS_INLINE VecMask vec_first(int n) {
     VecMask index;
     for (int i = 0; i < LANES; i++) {
@@ -137,7 +137,7 @@ ALWAYS_INLINE VecMask vec_first(int n) {
     return index < n;
 }
 
-// The sum and the maximum of the lanes, always in the order of the lanes.
+// Return the sum and the maximum of the lanes, always in the order of the lanes.
 ALWAYS_INLINE float vec_hsum(Vec v) {
     float sum = 0;
     for (int i = 0; i < LANES; i++) {
@@ -153,7 +153,7 @@ ALWAYS_INLINE float vec_hmax(Vec v) {
     return max;
 }
 
-// The sum of n products, in an order that depends on n alone.
+// Returns the dot product of n elements, summed in an order that depends on n alone.
 ALWAYS_INLINE float vec_dot(const float* a, const float* b, int n) {
     Vec sum = vec_all(0.0f);
     float rest = 0;
@@ -167,9 +167,9 @@ ALWAYS_INLINE float vec_dot(const float* a, const float* b, int n) {
     return vec_hsum(sum) + rest;
 }
 
-// e^x lane by lane, relative error below 2e-7; below -87.3 it stays at 1.2e-38, above 88.3 at
-// 2.2e38, NaN stays NaN. e^x = 2^n e^r with n = round(x / ln 2), |r| <= ln(2)/2, and a polynomial
-// of degree 6 (Chebyshev nodes) for e^r.
+// Returns e^x lane by lane, relative error below 2e-7; below -87.3 it stays at 1.2e-38, above 88.3
+// at 2.2e38, NaN stays NaN. e^x = 2^n e^r with n = round(x / ln 2), |r| <= ln(2)/2, and a
+// polynomial of degree 6 (Chebyshev nodes) for e^r.
 ALWAYS_INLINE Vec vec_exp(Vec x) {
     // adding it rounds to an integer n and leaves n + 127, the exponent field of 2^n, in the low
     // bits
@@ -185,14 +185,15 @@ ALWAYS_INLINE Vec vec_exp(Vec x) {
     p = p * r + 5.00000005e-1f;
     p = p * r + 1.0f;
     p = p * r + 1.0f;
-    return p * (Vec)((VecMask)shifted << 23); // a product, so that NaN stays NaN
+    return p * (Vec)((VecMask)shifted << 23); // multiplies, so that NaN stays NaN
 }
 
 #define LOG2_E 1.44269504f // e^x = 2^(x LOG2_E)
 
-// 2^x lane by lane, with AVX-512 in half the instructions of vec_exp: relative error below 3e-7
-// from -126 to 127. Below it is between 0 and 1.2e-38, above between 1.7e38 and infinity; NaN stays
-// NaN. 2^x = 2^n 2^f, and for 2^f the polynomial of degree 5 with the least relative error.
+// Returns 2^x lane by lane, with AVX-512 in half the instructions of vec_exp: relative error below
+// 3e-7 from -126 to 127. Below, the result is between 0 and 1.2e-38; above, between 1.7e38 and
+// infinity; NaN stays NaN. 2^x = 2^n 2^f, with the polynomial of degree 5 of least relative error
+// for 2^f.
 ALWAYS_INLINE Vec vec_exp2(Vec x) {
 #if defined(X86_INTRINSICS) && defined(__AVX512DQ__)
     const Vec f = (Vec)_mm512_reduce_ps((__m512)x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC); // 0 <= f < 1
@@ -215,7 +216,7 @@ ALWAYS_INLINE Vec vec_exp2(Vec x) {
 #endif
 }
 
-// Interleaves two vectors: the low halves (a0 b0 a1 b1 ...) and the high halves.
+// Interleaves two vectors: the low halves (a0 b0 a1 b1 ...) or the high halves.
 #if defined(__clang__)
 #define VEC_SHUFFLE_(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
 #else
@@ -238,11 +239,11 @@ ALWAYS_INLINE Vec vec_exp2(Vec x) {
 #define VEC_HIGH_ 2, 6, 3, 7
 #endif
 
-// The even and the odd lanes of two vectors, those of a first.
+// Returns the even or the odd lanes of two vectors, a's first.
 ALWAYS_INLINE Vec vec_even(Vec a, Vec b) { return VEC_SHUFFLE_(a, b, VEC_EVEN_); }
 ALWAYS_INLINE Vec vec_odd(Vec a, Vec b) { return VEC_SHUFFLE_(a, b, VEC_ODD_); }
 
-// Eight numbers that are looked up lane by lane: index i gives number i mod 8.
+// Eight numbers looked up lane by lane: index i selects number i mod 8.
 typedef struct {
     float at[LANES < 8 ? 8 : LANES];
 } VecTable;
@@ -258,7 +259,7 @@ ALWAYS_INLINE Vec vec_lookup(const VecTable* table, VecMask index) {
     return (Vec)_mm512_permutexvar_ps((__m512i)index, (__m512)vec_load(table->at));
 #elif defined(X86_INTRINSICS) && defined(__AVX2__)
     return (Vec)_mm256_permutevar8x32_ps((__m256)vec_load(table->at), (__m256i)index);
-#elif defined(__clang__) || defined(__CUDACC__) // their shuffles want constants
+#elif defined(__clang__) || defined(__CUDACC__) // __builtin_shufflevector wants constants
     Vec found;
     for (int i = 0; i < LANES; i++) {
         found[i] = table->at[index[i] & 7];
@@ -269,8 +270,8 @@ ALWAYS_INLINE Vec vec_lookup(const VecTable* table, VecMask index) {
 #endif
 }
 
-// Conversions lane by lane, towards zero.
-#ifdef __CUDACC__ // has no conversions of vectors
+// Convert lane by lane, towards zero.
+#ifdef __CUDACC__ // nvcc cannot convert vectors
 ALWAYS_INLINE VecMask vec_to_ints(Vec x) {
     VecMask ints;
     for (int i = 0; i < LANES; i++) {

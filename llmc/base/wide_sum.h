@@ -1,9 +1,9 @@
 /*
-wide_sum.h -- sums of doubles with twice their digits, so that the order of the terms, and how they
-are cut into parts, does not show in the double that comes out.
+wide_sum.h -- sums of doubles with twice the digits, so that neither the order of the terms nor how
+they are grouped shows in the result.
 
-The rounding error of each addition is known exactly (Knuth's TwoSum) and added up apart: the result
-is off by about n^2 2^-106 of the sum of n terms of one sign. Neumaier, ZAMM 54, 1974.
+The rounding error of each addition is known exactly (Knuth's TwoSum) and summed separately: the
+result is off by about n^2 2^-106 of a sum of n terms of one sign. Neumaier, ZAMM 54, 1974.
 
 Also for kernels.
 */
@@ -16,7 +16,7 @@ Also for kernels.
 
 // Starts as zero.
 typedef struct {
-    double high, low; // the rounded sum, and its error
+    double high, low; // rounded sum, and its error
 } WideSum;
 
 HOST_DEVICE void wide_sum_add(WideSum* sum, double x) {
@@ -25,13 +25,13 @@ HOST_DEVICE void wide_sum_add(WideSum* sum, double x) {
     sum->high = high;
 }
 
-// Adds the terms of another sum. The error of one that is not finite says nothing.
+// Adds another sum. The error term of a sum that is not finite is meaningless.
 HOST_DEVICE void wide_sum_merge(WideSum* sum, WideSum other) {
     wide_sum_add(sum, other.high);
     wide_sum_add(sum, isfinite(other.high) ? other.low : 0);
 }
 
-// Infinity and NaN in any term survive.
+// Returns the sum. Infinity and NaN in any term survive.
 HOST_DEVICE double wide_sum_value(WideSum sum) { return isfinite(sum.high) ? sum.high + sum.low : sum.high; }
 
 #endif

@@ -1,11 +1,11 @@
 /*
-xxh64.h -- XXH64, a checksum of 64 bits: has a file changed since it was written?
+xxh64.h -- XXH64, a 64-bit checksum: has a file changed since it was written?
 
-Four sums run side by side over stripes of 32 bytes and are mixed at the end. It finds accidents (a
-torn write, a bad disk, a truncated copy), not attacks. Why this one: 5 to 7 GB/s on one core
-without special instructions, so that checking costs little beside the disk, where a table-driven
-CRC or SHA-256 would be what one waits for; 64 bits, so that two files do not agree by accident; and
-anyone can check a file with the common tool xxh64sum, which prints the same 16 digits as %016llx.
+Four sums run side by side over stripes of 32 bytes and are mixed at the end. It detects accidents
+(a torn write, a bad disk, a truncated copy), not attacks. Why this one: it runs at 5 to 7 GB/s on
+one core without special instructions, little beside the disk, where a table-driven CRC or SHA-256
+would dominate; with 64 bits, two files do not agree by accident; and anyone can check a file with
+the common tool xxh64sum, which prints the same 16 digits as %016llx.
 
 Algorithm: Y. Collet, "xxHash fast digest algorithm", doc/xxhash_spec.md in the xxHash distribution;
 seed 0. Little-endian machines only.
@@ -28,7 +28,7 @@ seed 0. Little-endian machines only.
 typedef struct {
     uint64_t sums[4];
     uint64_t bytes;                    // added so far
-    unsigned char tail[XXH64_STRIPE_]; // the last bytes % 32 of them, not yet in the sums
+    unsigned char tail[XXH64_STRIPE_]; // last bytes % 32 of them, not yet in the sums
 } Xxh64;
 
 static inline uint64_t xxh64_rotate_(uint64_t x, int bits) { return x << bits | x >> (64 - bits); }
@@ -44,7 +44,7 @@ static inline void xxh64_open(Xxh64* hash) {
     hash->sums[3] = 0 - XXH64_PRIME1_;
 }
 
-// Adds whole stripes; returns the rest.
+// Adds whole stripes; returns a pointer to the rest.
 static inline size_t xxh64_stripes_(Xxh64* hash, const unsigned char* data, size_t bytes) {
     uint64_t a = hash->sums[0], b = hash->sums[1], c = hash->sums[2], d = hash->sums[3], lanes[4];
     for (; bytes >= XXH64_STRIPE_; data += XXH64_STRIPE_, bytes -= XXH64_STRIPE_) {
@@ -61,7 +61,7 @@ static inline size_t xxh64_stripes_(Xxh64* hash, const unsigned char* data, size
     return bytes;
 }
 
-// The checksum does not depend on how the bytes are cut into pieces.
+// Adds bytes. The checksum does not depend on how they are split into calls.
 static inline void xxh64_add(Xxh64* hash, const void* data, size_t bytes) {
     const unsigned char* from = (const unsigned char*)data;
     const size_t waiting = (size_t)(hash->bytes % XXH64_STRIPE_);
@@ -103,7 +103,7 @@ static inline uint64_t xxh64_tail_(uint64_t x, const unsigned char* tail, size_t
     return x;
 }
 
-// The checksum of all bytes added until now; more may follow.
+// Returns the checksum of all bytes added so far; more may follow.
 static inline uint64_t xxh64_value(const Xxh64* hash) {
     static const int turns[4] = {1, 7, 12, 18};
     uint64_t x = 0;
