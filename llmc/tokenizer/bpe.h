@@ -1,18 +1,18 @@
 /*
-bpe.h -- a vocabulary of GPT-2's kind, and byte-pair encoding by it.
+bpe.h -- byte-pair encoding with a vocabulary like GPT-2's.
 
-In each piece of a text (bpe_split.h), starting with its bytes, the two neighbors whose union has
-the lowest id become one token, leftmost first, until no two neighbors make a token.
+Each piece of a text (bpe_split.h) starts as its bytes. The two neighbors whose union has the lowest
+id become one token, leftmost first, until no two neighbors form a token.
 
-    bpe_open            a vocabulary, out of a file (bpe_files.h); read-only afterwards: threads may share it
-    bpe_open_merges     the same from merges in memory
+    bpe_open            opens a vocabulary file (bpe_files.h); read-only afterwards: threads may share it
+    bpe_open_merges     opens one from merges in memory
 
-In every vocabulary each token longer than a byte must be what two tokens of lower ids merge to, as
-it is where training by merges has made it. In the order of GPT-2, which files of merges imply, ids
-0 to 255 are the single bytes, then comes one id per merge, and end-of-text is the last.
+Every token longer than a byte must be the union of two tokens of lower ids, as it is when merges
+were trained. In GPT-2's order, which merges files imply, ids 0 to 255 are the single bytes, then
+comes one id per merge, and end-of-text is the last.
 
-Besides, a vocabulary may have names: end-of-text, and tokens that were added to it, like <pad>.
-They have ids, and can be decoded, but no text makes them, not even the characters of the name.
+A vocabulary may also have names: end-of-text, and special tokens like <pad>. They have ids and can
+be decoded, but no text encodes to them, not even the characters of the name.
 */
 #ifndef LLMC_BPE_H
 #define LLMC_BPE_H
@@ -25,40 +25,39 @@ They have ids, and can be decoded, but no text makes them, not even the characte
 #include "llmc/base/vec.h"
 #include "llmc/tokenizer/bpe_split.h"
 
-#define BPE_EOT_TEXT "<|endoftext|>" // the name of the end-of-text token
+#define BPE_EOT_TEXT "<|endoftext|>" // name of the end-of-text token
 
 enum {
-    BPE_MAX_VOCAB = (1 << 21) - 1, // three ids fit in 64 bits, and one value is left for
+    BPE_MAX_VOCAB = (1 << 21) - 1, // three ids fit in 64 bits, with one value left for
     BPE_NONE_ = BPE_MAX_VOCAB,     // no token; above every id
-    BPE_BUCKET_ = 8,               // pairs to a cache line
+    BPE_BUCKET_ = 8,               // pairs per cache line
 };
 
 typedef struct {
     const unsigned char* text; // any bytes, no terminating zero
     uint32_t length;           // at least 1
-    uint32_t
-        is_name; // text never makes it: end-of-text, and tokens that were added to the vocabulary, like <pad>
+    uint32_t is_name;          // no text encodes to it: end-of-text and special tokens like <pad>
 } BpeToken_;
 
-// Open addressing, an empty entry is 0. Copied to where it is used in a loop: the compiler need not
-// load it again then.
+// Hash table with open addressing; an empty entry is 0. Loops copy it, so that the compiler need
+// not load it again.
 typedef struct {
-    uint64_t* entries; // (2^bits), aligned to a cache line; bpe_merge_of_ takes one apart
+    uint64_t* entries; // (2^bits), aligned to a cache line; bpe_merge_of_ unpacks one
     int bits;
 } BpePairs_;
 
 typedef struct {
     int vocab_size;        // V
     int eot;               // end-of-text id
-    int pad;               // the token that pads for transformers, -1: none; only kept for them
+    int pad;               // padding token for transformers, -1: none; only kept for it
     BpeToken_* tokens;     // (V), into `buffer`
-    unsigned char* buffer; // the bytes of all tokens
-    int byte_ids[256];     // the tokens of single bytes
-    int* byte_pairs;    // (256, 256) the union of two bytes, or BPE_NONE_: where most merging starts and ends
-    BpePairs_ pairs;    // the union of two tokens
-    uint64_t* by_bytes; // (2^bits) the same: 32 bits of the hash of a token's bytes, and its id + 1
+    unsigned char* buffer; // bytes of all tokens
+    int byte_ids[256];     // tokens of single bytes
+    int* byte_pairs;       // (256, 256) unions of two bytes, or BPE_NONE_: most merging starts and ends here
+    BpePairs_ pairs;       // unions of two tokens
+    uint64_t* by_bytes;    // (2^bits) tokens by their bytes: 32 bits of the hash, and the id + 1
     int bits;
-    BpeClasses classes; // of characters: to cut a text by
+    BpeClasses classes; // classes of characters, for splitting
 } Bpe;
 
 // ---- hash tables ----
@@ -82,7 +81,7 @@ static inline uint64_t bpe_hash_(const unsigned char* bytes, size_t n) {
     return hash ^ hash >> 32;
 }
 
-// The entry of the token with these bytes, or the empty entry where it belongs.
+// Returns the entry of the token with these bytes, or the empty entry where it belongs.
 static inline uint64_t* bpe_entry_(const Bpe* bpe, const unsigned char* bytes, size_t n, uint32_t* tag) {
     const uint64_t hash = bpe_hash_(bytes, n), mask = ((uint64_t)1 << bpe->bits) - 1;
     *tag = (uint32_t)(hash >> 32);
@@ -100,14 +99,14 @@ static inline uint64_t* bpe_entry_(const Bpe* bpe, const unsigned char* bytes, s
     }
 }
 
-// The id of the token with exactly these bytes, or -1. Never one that text does not make.
+// Returns the id of the token with exactly these bytes, or -1. Never a name.
 static inline int bpe_find(const Bpe* bpe, const char* bytes, size_t n) {
     uint32_t tag;
     return (int)(uint32_t)*bpe_entry_(bpe, (const unsigned char*)bytes, n, &tag) - 1;
 }
 
-// An entry of BpePairs_. The id is stored as its distance from BPE_NONE_: it comes out as BPE_NONE_
-// of no entry.
+// Unpacked entry of BpePairs_. The id is stored as its distance from BPE_NONE_, so an empty entry
+// gives BPE_NONE_.
 typedef struct {
     int left, right, id; // 21 bits each
 } BpeMerge_;
@@ -118,14 +117,15 @@ ALWAYS_INLINE BpeMerge_ bpe_merge_of_(uint64_t entry) {
     return merge;
 }
 
-// The index of a pair's bucket. The high bits of the product depend on all bits of the pair.
+// Returns the index of a pair's bucket. The high bits of the product depend on all bits of the
+// pair.
 ALWAYS_INLINE uint64_t bpe_pair_bucket_(const BpePairs_* pairs, int left, int right) {
     const uint64_t pair = (uint64_t)left << 21 | (uint64_t)right;
     return pair * BPE_HASH_MULTIPLIER_ >> (64 - pairs->bits) & ~(uint64_t)(BPE_BUCKET_ - 1);
 }
 
-// The entry of a pair in its bucket, a cache line; 0 if it is not there. Nobody can predict where
-// in the bucket it is, so there is no branch.
+// Returns the entry of a pair in its bucket, a cache line; 0 if it is absent. No branch, because
+// its position in the bucket is unpredictable.
 ALWAYS_INLINE uint64_t bpe_in_bucket_(const uint64_t* bucket, uint64_t pair) {
 #if defined(X86_INTRINSICS) && defined(__AVX512F__)
     const __m512i entries = _mm512_load_si512(bucket), wanted = _mm512_set1_epi64((long long)pair);
@@ -140,7 +140,7 @@ ALWAYS_INLINE uint64_t bpe_in_bucket_(const uint64_t* bucket, uint64_t pair) {
 #endif
 }
 
-// The id of the union of two tokens, or BPE_NONE_.
+// Returns the id of the union of two tokens, or BPE_NONE_.
 ALWAYS_INLINE int bpe_pair_(const BpePairs_* pairs, int left, int right) {
     const uint64_t pair = (uint64_t)left << 21 | (uint64_t)right, mask = ((uint64_t)1 << pairs->bits) - 1;
     for (uint64_t i = bpe_pair_bucket_(pairs, left, right);; i = (i + BPE_BUCKET_) & mask) {
@@ -152,7 +152,7 @@ ALWAYS_INLINE int bpe_pair_(const BpePairs_* pairs, int left, int right) {
     }
 }
 
-// Asks for the bucket of a pair to come from memory.
+// Prefetches the bucket of a pair.
 ALWAYS_INLINE void bpe_pair_fetch_(const BpePairs_* pairs, int left, int right) {
     __builtin_prefetch(&pairs->entries[bpe_pair_bucket_(pairs, left, right)]);
 }
@@ -166,14 +166,13 @@ static inline void bpe_add_pair_(BpePairs_* pairs, int left, int right, int id) 
     pairs->entries[i] = pair << 21 | (uint64_t)(BPE_NONE_ - id);
 }
 
-// Sets the key of a piece of n < 8 * words bytes (8 * words bytes are readable), and returns its
-// hash, whose high bits depend on all of the key.
+// Sets the key of a piece of n < 8 * words bytes (8 * words bytes are readable). Returns its hash,
+// whose high bits depend on the whole key.
 ALWAYS_INLINE uint64_t bpe_key_(const unsigned char* piece, size_t n, int words, uint64_t* key) {
-    // 32 - n bytes in, the first n bytes are 0xFF
+    // from offset 32 - n on, the first n bytes are 0xFF
     static const uint64_t window[8]
         __attribute__((aligned(64))) = {~(uint64_t)0, ~(uint64_t)0, ~(uint64_t)0, ~(uint64_t)0, 0, 0, 0, 0};
-    // odd, with bits in no order: different keys have the same sum as seldom as if the sums were
-    // random
+    // odd, with irregular bits: sums of different keys collide as rarely as random ones
     static const uint64_t multipliers[4] = {0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9,
                                             0xD6E8FEB86659FD93};
     const unsigned char* masks = (const unsigned char*)window + 32 - n;
@@ -190,19 +189,19 @@ ALWAYS_INLINE uint64_t bpe_key_(const unsigned char* piece, size_t n, int words,
 
 // ---- merging ----
 
-// Bytes of a piece up to which searching all pairs is faster than keeping them sorted.
+// Longest piece for which searching all pairs is faster than keeping them sorted.
 enum { BPE_SHORT_ = 48 };
 
-// A token of a piece while it is merged, at the place of its first byte.
+// Token of a piece during merging, at the position of its first byte.
 typedef struct {
     int id;
     int rank; // id of the union with the next token, or BPE_NONE_; also where no token starts any more
-    uint32_t next, last; // places of the neighbors, BPE_NOWHERE_ at the ends
+    uint32_t next, last; // positions of the neighbors, BPE_NOWHERE_ at the ends
 } BpePart_;
 
 typedef struct {
     uint32_t place; // of the left part
-    uint32_t next;  // another waiting pair of the same rank
+    uint32_t next;  // next waiting pair of the same rank
 } BpeWaiting_;
 
 #define BPE_NOWHERE_ UINT32_MAX
@@ -210,9 +209,9 @@ typedef struct {
 typedef struct {
     BpePart_* parts;      // (capacity)
     BpeWaiting_* waiting; // (3 * capacity)
-    size_t capacity;      // bytes of the longest piece so far
-    uint32_t* first;      // (V) for each rank the first of its waiting pairs
-    uint64_t* ranks;      // (V) bits: the ranks that have waiting pairs
+    size_t capacity;      // length of the longest piece so far
+    uint32_t* first;      // (V) first waiting pair of each rank
+    uint64_t* ranks;      // (V) bits: ranks with waiting pairs
     uint32_t waiting_count;
 } BpeMerger_;
 
@@ -230,14 +229,14 @@ static inline void bpe_merger_close_(BpeMerger_* merger) {
     memset(merger, 0, sizeof(*merger));
 }
 
-// A piece of up to BPE_SHORT_ bytes while it is merged. The tokens are parts[1 .. count]; before
-// and behind them are entries that are no tokens, so that each has two neighbors. There is room to
-// move 16 at a time.
+// Piece of up to BPE_SHORT_ bytes during merging. The tokens are parts[1 .. count]; the entries
+// around them are no tokens, so that each has two neighbors. The arrays have room to move 16
+// entries at a time.
 typedef struct {
     int parts[BPE_SHORT_ + 20];
     int ranks[BPE_SHORT_ + 20]; // ranks[i], i < count: id of the union of parts i and i + 1, or BPE_NONE_
     int count;
-    int at; // the latest union
+    int at; // latest union
 } BpeShortMerge_;
 
 static inline void bpe_short_merge_open_(const Bpe* bpe, const unsigned char* piece, int n,
@@ -253,7 +252,8 @@ static inline void bpe_short_merge_open_(const Bpe* bpe, const unsigned char* pi
     }
 }
 
-// The lowest of n ranks in the higher bits, its place in the lower 6; the leftmost of equals.
+// Returns the lowest of n ranks in the higher bits, its index in the lower 6; the leftmost of
+// equals.
 ALWAYS_INLINE int bpe_lowest_(const int* ranks, int n) {
     int lowest = BPE_NONE_ << 6;
 #if defined(X86_INTRINSICS) && defined(__AVX512F__)
@@ -275,8 +275,8 @@ ALWAYS_INLINE int bpe_lowest_(const int* ranks, int n) {
     return lowest;
 }
 
-// Moves row[from + 1 .. n], and whatever follows, one to the left, 16 at a time and at least once:
-// mostly that is all, which is predicted.
+// Moves row[from + 1 .. n], and what follows it, one to the left, 16 at a time and at least once:
+// usually once is enough, which the processor predicts.
 ALWAYS_INLINE void bpe_close_gap_(int* row, int from, int n) {
     int i = from;
     do {
@@ -294,9 +294,8 @@ ALWAYS_INLINE void bpe_short_merge_rank_(const BpePairs_* pairs, BpeShortMerge_*
     merge->ranks[at] = bpe_pair_(pairs, parts[at], parts[at + 1]);
 }
 
-// Makes one token of the two whose union has the lowest id, leftmost first, and prefetches what
-// comes next to come from memory. Returns 0 if no two make a token: parts[1 .. count] are the
-// result.
+// Merges the two tokens whose union has the lowest id, leftmost first, and prefetches what the next
+// step needs. Returns 0 if no two form a token: parts[1 .. count] are the result.
 ALWAYS_INLINE int bpe_short_merge_step_(const BpePairs_* pairs, BpeShortMerge_* merge) {
     int *parts = merge->parts, *ranks = merge->ranks;
     const int lowest = bpe_lowest_(ranks, merge->count), at = lowest & 63;
@@ -313,7 +312,7 @@ ALWAYS_INLINE int bpe_short_merge_step_(const BpePairs_* pairs, BpeShortMerge_* 
     return 1;
 }
 
-// Merges a piece of at most BPE_SHORT_ bytes and returns the number of ids.
+// Merges a piece of at most BPE_SHORT_ bytes. Returns the number of ids.
 static inline int bpe_merge_short_(const Bpe* bpe, const unsigned char* piece, int n, int* ids) {
     BpeShortMerge_ merge;
     bpe_short_merge_open_(bpe, piece, n, &merge);
@@ -324,7 +323,7 @@ static inline int bpe_merge_short_(const Bpe* bpe, const unsigned char* piece, i
     return merge.count;
 }
 
-// Sets the rank of the part at `place` and its next, and lets the pair wait for its turn.
+// Sets the rank of the part at `place` and its next, and queues the pair.
 ALWAYS_INLINE void bpe_wait_(BpeMerger_* merger, uint32_t place, int rank) {
     merger->parts[place].rank = rank;
     if (rank == BPE_NONE_) {
@@ -345,7 +344,7 @@ static inline void bpe_rank_(BpeMerger_* merger, const Bpe* bpe, uint32_t place)
               is_last ? BPE_NONE_ : bpe_pair_(&bpe->pairs, part->id, merger->parts[part->next].id));
 }
 
-// Makes one token of the part at `place` and its next.
+// Merges the part at `place` with its next.
 static inline void bpe_join_(BpeMerger_* merger, const Bpe* bpe, uint32_t place) {
     BpePart_ *part = &merger->parts[place], *gone = &merger->parts[part->next];
     const int rank = part->rank;
@@ -356,7 +355,7 @@ static inline void bpe_join_(BpeMerger_* merger, const Bpe* bpe, uint32_t place)
         merger->parts[part->next].last = place;
     }
     if (part->next != BPE_NOWHERE_ && merger->parts[part->next].rank == rank) {
-        part->rank = BPE_NONE_; // the next is about to be joined, and ranks this one then
+        part->rank = BPE_NONE_; // the next is about to be joined, which ranks this one
     } else {
         bpe_rank_(merger, bpe, place);
     }
@@ -365,15 +364,14 @@ static inline void bpe_join_(BpeMerger_* merger, const Bpe* bpe, uint32_t place)
     }
 }
 
-// Makes the tokens `rank` of all pairs of this rank, leftmost first. Order matters only where the
-// parts are equal, as in a a a: from any pair of such a run we go back to its beginning and merge
-// the run at once.
+// Merges all pairs of this rank, leftmost first. Order matters only where the parts are equal, as
+// in a a a: from any pair of such a run, this goes back to its start and merges the whole run.
 static inline void bpe_join_rank_(BpeMerger_* merger, const Bpe* bpe, int rank) {
     BpePart_* parts = merger->parts;
     for (uint32_t i = merger->first[rank]; i != BPE_NOWHERE_; i = merger->waiting[i].next) {
         uint32_t place = merger->waiting[i].place;
         if (parts[place].rank != rank) {
-            continue; // one of its parts has gone into another token
+            continue; // one of its parts has been merged
         }
         const int id = parts[place].id;
         if (id == parts[parts[place].next].id) {
@@ -388,10 +386,9 @@ static inline void bpe_join_rank_(BpeMerger_* merger, const Bpe* bpe, int rank) 
     }
 }
 
-// Merges a piece of any length and returns the number of ids. The union has a higher id than its
-// parts: while the pairs of one rank are merged, new ones come up only at higher ranks. So the
-// ranks are gone through once, in ascending order, and the whole is linear in the length and the
-// vocabulary's bits.
+// Merges a piece of any length. Returns the number of ids. A union has a higher id than its parts,
+// so merging the pairs of one rank only adds pairs of higher ranks: one pass over the ranks in
+// ascending order is enough, and the cost is linear in the length and the bits of the vocabulary.
 static inline size_t bpe_merge_long_(const Bpe* bpe, BpeMerger_* merger, const unsigned char* piece, size_t n,
                                      int* ids) {
     CHECK(n < BPE_NOWHERE_ / 3, "a piece of text of %zu bytes without a cut, wanted fewer than %u", n,
@@ -437,14 +434,13 @@ static inline size_t bpe_merge_(const Bpe* bpe, BpeMerger_* merger, const unsign
 
 // ---- a vocabulary ----
 
-// Sets a token that text never makes.
+// Sets a token that no text encodes to.
 static inline void bpe_name_token_(Bpe* bpe, int id, const unsigned char* name, size_t length) {
     const BpeToken_ token = {name, (uint32_t)length, 1};
     bpe->tokens[id] = token;
 }
 
-// Begins a vocabulary of V ids, which becomes the owner of the buffer. All tokens but end-of-text
-// are empty.
+// Opens a vocabulary of V ids, which owns the buffer. All tokens but end-of-text are empty.
 static inline void bpe_open_ids_(Bpe* bpe, const char* name, unsigned char* buffer, size_t V, size_t eot) {
     CHECK(0 < V && V <= BPE_MAX_VOCAB, "%s: %zu tokens with end-of-text, wanted 1 to %d", name, V,
           BPE_MAX_VOCAB);
@@ -462,7 +458,7 @@ static inline void bpe_open_ids_(Bpe* bpe, const char* name, unsigned char* buff
     bpe->pairs.entries = (uint64_t*)check_alloc((size_t)1 << bpe->bits, sizeof(uint64_t), "vocabulary");
 }
 
-// Sets a token's bytes; no other may have the same. Returns false if one has.
+// Sets a token's bytes, which must be unique. Returns 0 if another token has them.
 static inline int bpe_set_token_(Bpe* bpe, int id, const unsigned char* text, size_t length) {
     uint32_t tag;
     uint64_t* entry = bpe_entry_(bpe, text, length, &tag);
@@ -475,8 +471,8 @@ static inline int bpe_set_token_(Bpe* bpe, int id, const unsigned char* text, si
     return 1;
 }
 
-// The bytes in the order of their ids: first those that GPT-2's files spell as themselves (Latin-1
-// characters that can be seen), then the others, spelled as the characters from U+0100.
+// Sets the bytes in the order of their ids: first those that GPT-2's files spell as themselves
+// (visible Latin-1 characters), then the others, spelled as the characters from U+0100 on.
 static inline void bpe_spelled_bytes_(unsigned char order[256], uint16_t spelling[256]) {
     int n = 0;
     for (int seen = 1; seen >= 0; seen--) {
@@ -490,8 +486,8 @@ static inline void bpe_spelled_bytes_(unsigned char order[256], uint16_t spellin
     }
 }
 
-// Begins the vocabulary of n merges: the single bytes in the order of GPT-2, the unions to come,
-// end-of-text. The buffer is for the bytes of all tokens.
+// Opens the vocabulary of n merges: the single bytes in GPT-2's order, the unions to come,
+// end-of-text. The buffer holds the bytes of all tokens.
 static inline void bpe_begin_merges_(Bpe* bpe, const char* name, unsigned char* buffer, size_t n) {
     uint16_t spelling[256];
     bpe_open_ids_(bpe, name, buffer, 256 + n + 1, 256 + n);
@@ -501,8 +497,8 @@ static inline void bpe_begin_merges_(Bpe* bpe, const char* name, unsigned char* 
     }
 }
 
-// Sets token `id`, the one after the last so far, to the union of two. Returns the token of these
-// bytes, which is another if there was one already.
+// Sets token `id`, the one after the last, to the union of two. Returns the token of these bytes,
+// an earlier one if they are not new.
 static inline int bpe_add_merge_(Bpe* bpe, int id, int left, int right) {
     const BpeToken_ before = bpe->tokens[id - 1], a = bpe->tokens[left], b = bpe->tokens[right];
     unsigned char* text = (unsigned char*)before.text + before.length; // in bpe->buffer
@@ -512,10 +508,10 @@ static inline int bpe_add_merge_(Bpe* bpe, int id, int left, int right) {
     return bpe_find(bpe, (const char*)text, a.length + b.length);
 }
 
-// The tokens are there: adds all else. Finds for each token the two whose union it is: what its
-// bytes merge to with the tokens before it. In any text it then arises from these two only: as long
-// as no token crosses its borders, the merges inside them are the same as if it stood alone.
-// Returns 0, with the reason in `error`, where merging cannot make the tokens.
+// Completes the vocabulary once its tokens are set. Finds for each token the two whose union it is:
+// what its bytes merge to with the tokens before it. In any text it then arises only from these
+// two: as long as no token crosses its borders, the merges inside are the same as if it stood
+// alone. Returns 0 with the reason in `error` if merging cannot produce the tokens.
 static inline int bpe_finish_(Bpe* bpe, const char* name, char* error) {
     bpe_classes_open(&bpe->classes);
     bpe->byte_pairs = (int*)check_alloc(256 * 256, sizeof(int), "vocabulary");
@@ -558,8 +554,8 @@ static inline int bpe_finish_(Bpe* bpe, const char* name, char* error) {
     return ok;
 }
 
-// The first merge whose parts are not those that bpe_finish_ found: no text ever has them side by
-// side when it is their turn. Returns -1 if no merge is left.
+// Returns the first merge whose parts differ from those bpe_finish_ found: no text ever has them
+// side by side at their turn. Returns -1 if none.
 static inline int bpe_wrong_merge_(const Bpe* bpe, const int (*pairs)[2]) {
     for (int id = 256; id < bpe->eot; id++) {
         if (bpe_pair_(&bpe->pairs, pairs[id - 256][0], pairs[id - 256][1]) != id) {
@@ -569,8 +565,8 @@ static inline int bpe_wrong_merge_(const Bpe* bpe, const int (*pairs)[2]) {
     return -1;
 }
 
-// The vocabulary of merges in their order, pairs[i] = (left id, right id): ids 0 to 255 are the
-// single bytes in the order of GPT-2, 256 + i is the union of pairs[i], end-of-text is the last.
+// Opens the vocabulary of merges in their order, pairs[i] = (left id, right id): ids 0 to 255 are
+// the single bytes in GPT-2's order, 256 + i is the union of pairs[i], end-of-text is the last.
 // `name` is for errors.
 static inline void bpe_open_merges(Bpe* bpe, const int (*pairs)[2], int num_merges, const char* name) {
     assert(0 <= num_merges);
@@ -603,7 +599,7 @@ static inline void bpe_open_merges(Bpe* bpe, const int (*pairs)[2], int num_merg
     CHECK(wrong < 0, "%s: merge %d: the merges before never leave its two tokens side by side", name, wrong);
 }
 
-// The vocabulary of text as bytes (tokenizer.h): byte b is id b, end-of-text is 256, there are no
+// Opens the vocabulary of plain bytes (tokenizer.h): byte b is id b, end-of-text is 256, and no
 // merges.
 static inline void bpe_open_bytes(Bpe* bpe) {
     char error[ERROR_BYTES];
@@ -626,18 +622,18 @@ static inline void bpe_close(Bpe* bpe) {
     memset(bpe, 0, sizeof(*bpe));
 }
 
-// The bytes of one token; they are not terminated, and stay valid until the vocabulary is closed.
+// Returns the bytes of a token, without a terminating zero; valid until the vocabulary is closed.
 static inline const char* bpe_token(const Bpe* bpe, int id, int* length) {
     CHECK(0 <= id && id < bpe->vocab_size, "token id %d, wanted 0 to %d", id, bpe->vocab_size - 1);
     *length = (int)bpe->tokens[id].length;
     return (const char*)bpe->tokens[id].text;
 }
 
-// True if text never makes this token: bpe_token gives its name.
+// True if no text encodes to this token: bpe_token gives its name.
 static inline int bpe_is_name(const Bpe* bpe, int id) { return (int)bpe->tokens[id].is_name; }
 
-// The ids that a model needs, whatever the text: up to the last token that text makes, and
-// end-of-text.
+// Returns the smallest vocabulary that a model needs for any text: up to the last token that text
+// encodes to, and end-of-text.
 static inline int bpe_least_vocab(const Bpe* bpe) {
     int V = bpe->vocab_size;
     while (V - 1 > bpe->eot && bpe_is_name(bpe, V - 1)) {

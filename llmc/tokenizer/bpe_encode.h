@@ -1,17 +1,17 @@
 /*
-bpe_encode.h -- the tokens of a text: the same ids as tiktoken's encode_ordinary.
+bpe_encode.h -- encodes text: the same ids as tiktoken's encode_ordinary.
 
-No token is ever made from the characters of "<|endoftext|>": it is text like any other. Of bytes
-that are no valid UTF-8 each is a character of its own, so decoding gives them back.
+No token is ever made from the characters of "<|endoftext|>": it is text like any other. Each byte
+that is not valid UTF-8 counts as a character of its own, so decoding restores it.
 
-    bpe_encoder_open    what one thread needs to encode: a cache of pieces, and memory for merging
+    bpe_encoder_open    the state of one thread that encodes: a cache of pieces, and memory for merging
 
-Speed. Most pieces are found in a cache by their first 15 or 31 bytes. Slots are asked for long
-before they are needed, so that they come from memory together. New pieces leave a gap among the ids
-and are merged 16 at a time, step by step in turn, for the same reason. Merging is linear in the
-length of the piece (bpe_merge_long_), so no text is slow; and no piece has more than BPE_MAX_PIECE
-bytes (bpe_split.h), so no text takes much memory. dev/bench/results has what was measured (make
-bench-tokenizer).
+Speed. Most pieces are found in a cache by their first 15 or 31 bytes. Slots are prefetched long
+before they are needed, so that they come from memory together. For the same reason, new pieces
+leave a gap among the ids and are merged 16 at a time, step by step in turn. Merging is linear in
+the length of the piece (bpe_merge_long_), so no text is slow; and no piece has more than
+BPE_MAX_PIECE bytes (bpe_split.h), so no text takes much memory. Measurements are in
+dev/bench/results (make bench-tokenizer).
 */
 #ifndef LLMC_BPE_ENCODE_H
 #define LLMC_BPE_ENCODE_H
@@ -28,49 +28,49 @@ extern "C" {
 
 // ---- the cache ----
 
-// A piece of up to 15 bytes (as its key, which is never 0) and its ids, if it has no more than 4;
-// two slots fill a cache line.
+// Slot of a piece of up to 15 bytes (as its key, which is never 0) with up to 4 ids; two slots fill
+// a cache line.
 typedef struct {
-    uint64_t key[2]; // with BPE_SEE_LONG_: the piece has more ids, they are in a long slot
-    uint32_t ids[4]; // and in the highest byte of the first their number
+    uint64_t key[2]; // with BPE_SEE_LONG_ if the ids are in a long slot
+    uint32_t ids[4]; // the highest byte of the first has their number
 } BpeShortSlot_;
 
-// A piece of up to 31 bytes and its ids, if it has no more than 7. A cache line.
+// Slot of a piece of up to 31 bytes with up to 7 ids. A cache line.
 typedef struct {
     uint64_t key[4];
     int count;
     int ids[7];
 } BpeLongSlot_;
 
-// What a piece is looked up by.
+// Key and slot of a piece.
 typedef struct {
     uint64_t key[2];
-    uint32_t slot; // the first of two
+    uint32_t slot; // first of two
 } BpeLookup_;
 
-// The pieces that end in some blocks of text, on their way to ids.
+// Pieces that end in some blocks of text, on their way to ids.
 typedef struct {
     const unsigned char* text; // (bytes)
     size_t bytes;
-    size_t base;             // where the blocks begin
-    size_t begin;            // where the first piece starts: here or before
-    size_t count;            // of the pieces
-    uint16_t ends[BPE_CUTS]; // of the pieces, relative to base
+    size_t base;             // start of the blocks
+    size_t begin;            // start of the first piece, at or before base
+    size_t count;            // number of pieces
+    uint16_t ends[BPE_CUTS]; // end of each piece, relative to base
     BpeLookup_ lookups[BPE_CUTS];
 } BpePieces_;
 
-// A piece that was not in the cache. Room for `bytes` ids is kept for it.
+// Piece that was not in the cache. Room for `bytes` ids is reserved for it.
 typedef struct {
     BpeLookup_ lookup;
     const unsigned char* text;
-    size_t bytes, left; // of the piece, and from its first byte to the end of the text
-    size_t ids_begin;   // the index of its first id
+    size_t bytes, left; // length of the piece; bytes from its start to the end of the text
+    size_t ids_begin;   // index of its first id
     BpeShortMerge_ merge;
 } BpeNew_;
 
 typedef struct {
     const Bpe* bpe;
-    BpeShortSlot_* short_slots; // of either a piece has two slots side by side, the latest used first
+    BpeShortSlot_* short_slots; // each piece has two slots side by side, the latest used first
     BpeLongSlot_* long_slots;
     BpePieces_* pieces;
     BpeNew_* new_pieces; // (BPE_NEW_), in the order of the text
@@ -84,8 +84,8 @@ void bpe_encoder_close(BpeEncoder* encoder);
 
 // ---- encoding ----
 
-// Sets ids, which has room for `bytes` of them, to the tokens of the text and returns their number.
-// A text may be encoded in parts that end where bpe_last_cut says.
+// Sets ids, with room for `bytes` of them, to the tokens of the text. Returns their number. A text
+// may be encoded in parts that end at cuts of bpe_last_cut.
 size_t bpe_encode(BpeEncoder* encoder, const char* text, size_t bytes, int* ids);
 
 #ifdef __cplusplus
@@ -102,16 +102,15 @@ size_t bpe_encode(BpeEncoder* encoder, const char* text, size_t bytes, int* ids)
 
 // ---- the cache ----
 
-// 16 MiB and 4 MiB, from where check_alloc asks for huge pages. Half of the short ones is 1/5
-// slower on text seen before (110 MB, 281,708 different pieces), twice of them is slower on new
-// text.
+// 16 MiB and 4 MiB, large enough for huge pages (check_alloc). With half the short slots, text seen
+// before (110 MB, 281,708 different pieces) is 1/5 slower; with twice as many, new text is.
 enum { BPE_SHORT_SLOTS_BITS_ = 19, BPE_LONG_SLOTS_BITS_ = 16, BPE_SHORT_IDS_ = 4, BPE_LONG_IDS_ = 7 };
 
 static const uint64_t BPE_SEE_LONG_ = (uint64_t)1 << 63;
-// In place of the key of a piece that no short slot holds.
+// Key of an empty short slot: no piece has it.
 static const uint64_t BPE_NO_KEY_ = (uint64_t)1 << 62;
 
-enum { BPE_NEW_ = 16 }; // pieces merged at a time. 8 are slower, 32 the same: more come twice
+enum { BPE_NEW_ = 16 }; // pieces merged at a time; 8 are slower, 32 no faster: more pieces come twice
 
 void bpe_encoder_open(BpeEncoder* encoder, const Bpe* bpe) {
     memset(encoder, 0, sizeof(*encoder));
@@ -134,8 +133,8 @@ void bpe_encoder_close(BpeEncoder* encoder) {
     memset(encoder, 0, sizeof(*encoder));
 }
 
-// Sets the key of a piece of n < 32 bytes, behind whose start `left` bytes can be read, and returns
-// the first of its two long slots.
+// Sets the key of a piece of n < 32 bytes; `left` bytes can be read from its start. Returns the
+// first of its two long slots.
 ALWAYS_INLINE BpeLongSlot_* bpe_long_slots_(const BpeEncoder* encoder, const unsigned char* piece, size_t n,
                                             size_t left, uint64_t key[4]) {
     unsigned char padded[32];
@@ -146,7 +145,7 @@ ALWAYS_INLINE BpeLongSlot_* bpe_long_slots_(const BpeEncoder* encoder, const uns
     return &encoder->long_slots[bpe_key_(piece, n, 4, key) >> (65 - BPE_LONG_SLOTS_BITS_) << 1];
 }
 
-// Moves the slot of this key to the front of the two. Returns 0 if there is no such slot.
+// Moves the slot of this key to the front of the two. Returns 0 if neither has it.
 static int bpe_find_long_(BpeLongSlot_* slots, const uint64_t key[4]) {
     if (memcmp(slots[0].key, key, sizeof(slots[0].key)) == 0) {
         return 1;
@@ -160,21 +159,20 @@ static int bpe_find_long_(BpeLongSlot_* slots, const uint64_t key[4]) {
     return 1;
 }
 
-// Sets up to 4 ids to those of a short slot, and others behind them to anything. Returns their
-// number.
+// Copies the ids of a short slot, always 4, of which the rest means nothing. Returns their number.
 ALWAYS_INLINE size_t bpe_take_(const BpeShortSlot_* slot, int* ids) {
     memcpy(ids, slot->ids, sizeof(slot->ids));
     ids[0] &= BPE_NONE_;
     return slot->ids[0] >> 24;
 }
 
-// 0 if a short slot has the key of this piece, BPE_SEE_LONG_ if it has it and the ids are in a long
-// slot, anything else if not.
+// Compares a short slot with a piece: 0 if it has the piece's ids, BPE_SEE_LONG_ if a long slot has
+// them, anything else if the slot holds another piece.
 ALWAYS_INLINE uint64_t bpe_differs_(const BpeShortSlot_* slot, const BpeLookup_* lookup) {
     return (slot->key[0] ^ lookup->key[0]) | (slot->key[1] ^ lookup->key[1]);
 }
 
-// Puts the ids of a new piece into the cache, if they fit. It may be there by now.
+// Puts the ids of a new piece into the cache, if they fit. It may be there already.
 static void bpe_remember_(const BpeEncoder* encoder, const BpeNew_* piece) {
     const int *ids = &piece->merge.parts[1], count = piece->merge.count;
     const BpeLookup_* lookup = &piece->lookup;
@@ -205,7 +203,7 @@ static void bpe_remember_(const BpeEncoder* encoder, const BpeNew_* piece) {
 
 // ---- encoding ----
 
-// Begins to look up all pieces: their slots come from memory meanwhile.
+// Starts to look up all pieces: prefetches their slots.
 static void bpe_look_up_(const BpeEncoder* encoder) {
     BpePieces_* pieces = encoder->pieces;
     const unsigned char* text = pieces->text; // copies, for the compiler: no store changes them
@@ -233,9 +231,9 @@ static void bpe_look_up_(const BpeEncoder* encoder) {
     }
 }
 
-// Merges the new pieces in turn, step by step, so that each has its pairs coming from memory while
-// the others are at work. Puts them into the cache, and closes the gaps that were left for their
-// ids among the first `count`. Returns how many ids there are then.
+// Merges the new pieces in turn, step by step: while one is being merged, the pairs of the others
+// come from memory. Caches them, and closes the gaps left for their ids among the first `count`.
+// Returns the new count.
 __attribute__((noinline, unused)) static size_t bpe_encode_new_(BpeEncoder* encoder, int* ids, size_t count) {
     BpeShortMerge_* active[BPE_NEW_];
     const BpePairs_ pairs = encoder->bpe->pairs;
@@ -267,8 +265,8 @@ __attribute__((noinline, unused)) static size_t bpe_encode_new_(BpeEncoder* enco
     return to;
 }
 
-// Appends the ids of piece i, which is not in the first of its short slots, to ids[0 .. count), or
-// leaves a gap for them if it is new. Returns the new count.
+// Appends the ids of piece i, which is not in its first short slot, to ids[0 .. count), or leaves a
+// gap for them if it is new. Returns the new count.
 __attribute__((noinline, unused)) static size_t bpe_encode_other_(BpeEncoder* encoder, size_t i, int* ids,
                                                                   size_t count) {
     const BpePieces_* pieces = encoder->pieces;
@@ -310,8 +308,7 @@ __attribute__((noinline, unused)) static size_t bpe_encode_other_(BpeEncoder* en
     return count + n;
 }
 
-// Appends the ids of all pieces, with gaps for those of new ones, to ids[0 .. count). Returns the
-// new count.
+// Appends the ids of all pieces, with gaps for new ones, to ids[0 .. count). Returns the new count.
 static size_t bpe_encode_pieces_(BpeEncoder* encoder, int* ids, size_t count) {
     const BpePieces_* pieces = encoder->pieces;
     const BpeShortSlot_* short_slots = encoder->short_slots;
@@ -347,7 +344,7 @@ size_t bpe_encode(BpeEncoder* encoder, const char* text, size_t bytes, int* ids)
         const uint16_t here = (uint16_t)((splitter.at < bytes ? splitter.at : bytes) - pieces->base);
         const int is_cut = pieces->count > 0 && pieces->ends[pieces->count - 1] == here; // by a contraction
         if (splitter.at >= bytes && !is_cut) {
-            pieces->ends[pieces->count++] = here; // the end of the last piece
+            pieces->ends[pieces->count++] = here; // end of the last piece
         }
         bpe_look_up_(encoder);
         count = bpe_encode_pieces_(encoder, ids, count);

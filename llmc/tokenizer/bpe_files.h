@@ -1,25 +1,25 @@
 /*
-bpe_files.h -- the files of a vocabulary of GPT-2's kind (bpe.h): bpe_open reads them, bpe_write
-writes them.
+bpe_files.h -- files of vocabularies like GPT-2's (bpe.h): bpe_open reads them, bpe_write writes
+them.
 
-    tokenizer.json         of Hugging Face: a BPE with its vocabulary, merges, and how text is cut before
+    tokenizer.json         Hugging Face's: a BPE with its vocabulary, merges, and how text is split first
     vocab.json             {"token": id, ...}
-    merges.txt, vocab.bpe  "#version", then lines "A B": the merges. Ids are in the order of GPT-2 (bpe.h)
+    merges.txt, vocab.bpe  "#version", then lines "A B": the merges. Ids are in GPT-2's order (bpe.h)
     .tiktoken              lines "base64 id"; end-of-text is the id after the last
     llm.c tokenizer .bin   magic 20240328; every token with its bytes, in the order of the ids
 
-Reading: any of them, recognized by its content, or a directory, from which tokenizer.json is taken
-or, without one, merges.txt (a vocab.json beside it must agree). A file must be consistent: it is an
-error, which names the difference, if a tokenizer.json cuts text in another way, changes it first,
-or has tokens that its merges do not make. Special tokens that were added to it are names (bpe.h).
+Reading takes any of them, recognized by its content, or a directory: its tokenizer.json or, without
+one, its merges.txt (a vocab.json beside it must agree). A file must be consistent. A tokenizer.json
+that splits text differently, normalizes it first, or has tokens that its merges do not make is an
+error that names the difference. Its added special tokens become names (bpe.h).
 
-Writing: the ending of the name decides the format. One vocabulary gives the same bytes each time:
-those of the public gpt2.tiktoken, merges.txt and vocab.json for GPT-2's. In JSON and merges.txt the
-256 bytes are spelled as 256 characters that can be seen, those of Latin-1 and, for the rest, U+0100
-to U+0143; no token contains a blank or a line break.
+Writing chooses the format by the ending of the name. The same vocabulary always gives the same
+bytes; for GPT-2's, those of the public gpt2.tiktoken, merges.txt and vocab.json. JSON and
+merges.txt spell the 256 bytes as visible characters: Latin-1's and, for the rest, U+0100 to U+0143;
+no token contains a blank or a line break.
 
-bpe_write_hf makes a directory a model's tokenizer for Hugging Face's transformers;
-bpe_write_hf_config is the part of it that every tokenizer.json needs beside it.
+bpe_write_hf writes a model's tokenizer for Hugging Face's transformers into a directory;
+bpe_write_hf_config writes the part of it that any tokenizer.json needs beside it.
 */
 #ifndef LLMC_BPE_FILES_H
 #define LLMC_BPE_FILES_H
@@ -37,7 +37,7 @@ extern "C" {
 
 // ---- writing JSON ----
 
-// How Hugging Face's files describe end-of-text where they do not just name it.
+// Describes end-of-text in Hugging Face's files, where a name is not enough.
 #define BPE_HF_SPECIAL_                                                                                      \
     ", \"single_word\": false, \"lstrip\": false, \"rstrip\": false, \"normalized\": false, \"special\": "   \
     "true"
@@ -45,24 +45,24 @@ extern "C" {
 
 // ---- any file ----
 
-// dir/name; returns whether there is such a file.
+// Sets path to directory/name. Returns 0 if no such file exists.
 int bpe_path(char path[PATH_MAX], const char* directory, const char* name);
 
-// True if a file begins as one of llm.c's tokenizers.
+// True if the file starts like one of llm.c's tokenizers.
 int bpe_is_bin(const char* path);
 
-// The run reads the tokenizer in this file or directory: none of its files may become an output.
+// Registers the files of the tokenizer in this file or directory as read: none may become an
+// output.
 void bpe_spare(Outputs* outputs, const char* path);
 
-// Opens a file or directory. Returns 0, with the reason in `error` (of ERROR_BYTES), where the
-// tokens of a .bin are none of a BPE: bpe_token gives them and bpe_close closes them, but they
-// encode nothing.
+// Opens a file or directory. Returns 0 with the reason in `error` (of ERROR_BYTES) if the tokens of
+// a .bin are no BPE: bpe_token and bpe_close work then, encoding does not.
 int bpe_open_tokens(Bpe* bpe, const char* path, char* error);
 
 // Opens a vocabulary that encodes.
 void bpe_open(Bpe* bpe, const char* path);
 
-// What a format cannot say must not be needed.
+// Properties of a vocabulary that some formats cannot express.
 typedef enum { BPE_ALL_, BPE_EOT_LAST_, BPE_GPT2_ORDER_, BPE_255_BYTES_ } BpeNeeds_;
 
 typedef struct {
@@ -71,26 +71,26 @@ typedef struct {
     void (*put)(const Bpe* bpe, FILE* file);
 } BpeFormat_;
 
-// Writes a vocabulary that encodes, in the format that the name's ending says.
+// Writes a vocabulary that encodes, in the format of the name's ending.
 void bpe_write(const Bpe* bpe, const char* path);
 
-// Writes what transformers reads beside a tokenizer.json: which of its classes it is for, the
-// context max_T of the model, and the use of end-of-text. `bpe` has further names; NULL: none.
+// Writes what transformers reads beside a tokenizer.json: the tokenizer's class, the model's
+// context max_T, and the roles of end-of-text. `bpe` has further names; NULL: none.
 void bpe_write_hf_config(const char* directory, const char* tokenizer_class, int eot, const Bpe* bpe,
                          int max_T);
 
-// Writes what transformers reads as the tokenizer of a model with a context of max_T into a
-// directory. merges.txt goes with vocab.json, which has the ids, whatever their order.
+// Writes the tokenizer of a model with a context of max_T for transformers into a directory.
+// merges.txt goes with vocab.json, which has the ids, whatever their order.
 void bpe_write_hf(const Bpe* bpe, const char* directory, int max_T);
 
-// A checksum of all tokens: a vocabulary has the same whatever file it was read from.
+// Returns a checksum of all tokens, the same for every file format.
 uint64_t bpe_checksum(const Bpe* bpe);
 
-// For other formats: the tokens below V in the order of their ids, one a line, in the characters
-// that stand for bytes.
+// Prints the tokens below V in the order of their ids, one per line, spelled in visible characters;
+// for other formats.
 void bpe_print_tokens(const Bpe* bpe, int V, FILE* file);
 
-// The merges in the order of their ranks, "A B", one a line.
+// Prints the merges in the order of their ranks, "A B", one per line.
 void bpe_print_merges(const Bpe* bpe, FILE* file);
 
 #ifdef __cplusplus
@@ -113,15 +113,15 @@ void bpe_print_merges(const Bpe* bpe, FILE* file);
 #include "llmc/base/xxh64.h"
 
 #define BPE_BIN_MAGIC_ 20240328
-#define BPE_MAX_CONFIG_ ((size_t)16 << 20) // bytes of a tokenizer_config.json
+#define BPE_MAX_CONFIG_ ((size_t)16 << 20) // largest tokenizer_config.json
 enum { BPE_BIN_HEADER_BYTES_ = 1024 };
 
 // ---- reading: what all formats need ----
 
-// A file that is being read, named in every error.
+// File being read; every error names it.
 typedef struct {
     const char* path;
-    unsigned char* data; // becomes the vocabulary's buffer, in which the tokens stay where they are
+    unsigned char* data; // becomes the vocabulary's buffer: the tokens stay where they are
     size_t bytes;
 } BpeFile_;
 
@@ -148,7 +148,7 @@ static BpeFile_ bpe_read_(const char* path) {
     return file;
 }
 
-// The part of a text up to the next `end` character, at most to its end.
+// Part of a text up to the next `end` character, or to its end.
 typedef struct {
     unsigned char* text;
     size_t length;
@@ -160,7 +160,7 @@ static BpeSpan_ bpe_until_(unsigned char* text, size_t left, char end) {
     return span;
 }
 
-// The text after the first blank of a line; empty without a blank.
+// Returns the text after the first blank of a line; empty without a blank.
 static BpeSpan_ bpe_after_blank_(BpeSpan_ line) {
     const size_t first = bpe_until_(line.text, line.length, ' ').length;
     const size_t skipped = first < line.length ? first + 1 : line.length;
@@ -168,7 +168,7 @@ static BpeSpan_ bpe_after_blank_(BpeSpan_ line) {
     return span;
 }
 
-// Lines of a file; the last may lack its newline.
+// Counts the lines of a file; the last may lack its newline.
 static size_t bpe_lines_(const BpeFile_* file) {
     size_t lines = file->data[file->bytes - 1] != '\n';
     for (size_t i = 0; i < file->bytes; i++) {
@@ -177,7 +177,7 @@ static size_t bpe_lines_(const BpeFile_* file) {
     return lines;
 }
 
-// The beginning of a text, for a message: one line, terminated.
+// Start of a text, for a message: one line, terminated.
 typedef struct {
     char text[24];
 } BpeExcerpt_;
@@ -194,7 +194,8 @@ static BpeExcerpt_ bpe_excerpt_(BpeSpan_ span) {
 
 // ---- llm.c's tokenizer .bin ----
 
-// A header of 256 uint32 (magic, version, V, end-of-text id), V x (uint8, bytes).
+// Reads a header of 256 uint32 (magic, version, V, end-of-text id), then V x (uint8, bytes).
+// Returns 0 with the reason if two tokens are the same; their bytes can still be decoded.
 
 // Returns 0, with the reason, if two tokens are the same; their bytes are there nevertheless.
 static int bpe_open_bin_(Bpe* bpe, const BpeFile_* file, char* error) {
@@ -247,7 +248,7 @@ static int bpe_base64_digit_(unsigned char c) {
     return digit ? (int)(digit - bpe_base64_digits_) : -1;
 }
 
-// Decodes base64 in place and returns the number of bytes; 0 if it is malformed.
+// Decodes base64 in place. Returns the number of bytes; 0 if it is malformed.
 static size_t bpe_base64_(BpeSpan_ span) {
     size_t length = span.length, bytes = 0;
     if (length % 4 != 0) {
@@ -263,7 +264,7 @@ static size_t bpe_base64_(BpeSpan_ span) {
             return 0;
         }
         bits = bits << 6 | (uint32_t)digit;
-        if (i % 4 != 0) { // digits 1, 2, 3 of four complete a byte and leave 4, 2, 0 bits over
+        if (i % 4 != 0) { // digits 1, 2, 3 of four complete a byte and leave 4, 2, 0 bits
             span.text[bytes++] = (unsigned char)(bits >> (6 - 2 * (i % 4)));
         }
     }
@@ -271,7 +272,7 @@ static size_t bpe_base64_(BpeSpan_ span) {
     return over == 0 ? bytes : 0;
 }
 
-// A decimal number below `limit` that fills the text exactly, or -1.
+// Returns the decimal number that fills the text exactly, or -1 unless it is below `limit`.
 static int bpe_decimal_(BpeSpan_ span, size_t limit) {
     size_t number = 0;
     for (size_t i = 0; i < span.length; i++) {
@@ -283,7 +284,7 @@ static int bpe_decimal_(BpeSpan_ span, size_t limit) {
     return span.length > 0 && number < limit ? (int)number : -1;
 }
 
-// Lines "base64 id" in any order: n of them hold the ids 0 .. n-1.
+// Reads lines "base64 id" in any order: n lines have the ids 0 .. n-1.
 static void bpe_open_tiktoken_(Bpe* bpe, const BpeFile_* file) {
     const size_t n = bpe_lines_(file);
     bpe_open_ids_(bpe, file->path, file->data, n + 1, n);
@@ -296,7 +297,7 @@ static void bpe_open_tiktoken_(Bpe* bpe, const BpeFile_* file) {
         token.length = bpe_base64_(token);
         CHECK(token.length > 0 && has_blank, "%s:%zu: wanted a token in base64, a blank, and its id",
               file->path, number);
-        const int id = bpe_decimal_(digits, n); // n different ids below n: then none is missing
+        const int id = bpe_decimal_(digits, n); // n different ids below n: none is missing
         CHECK(id >= 0, "%s:%zu: id \"%s\", wanted 0 to %zu in a file of %zu lines", file->path, number,
               bpe_excerpt_(digits).text, n - 1, n);
         CHECK(bpe->tokens[id].length == 0, "%s:%zu: id %d appears twice", file->path, number, id);
@@ -327,8 +328,8 @@ static void bpe_put_tiktoken_(const Bpe* bpe, FILE* file) {
 // ---- tokens spelled in characters that can be seen ----
 
 typedef struct {
-    uint16_t of_byte[256];  // the character of a byte
-    int16_t byte_of[0x200]; // the byte of a character, or -1
+    uint16_t of_byte[256];  // character of each byte
+    int16_t byte_of[0x200]; // byte of each character, or -1
 } BpeSpelling_;
 
 static BpeSpelling_ bpe_spelling_(void) {
@@ -344,7 +345,7 @@ static BpeSpelling_ bpe_spelling_(void) {
     return spelling;
 }
 
-// Decodes in place and returns the number of bytes; 0 if it is malformed.
+// Decodes in place. Returns the number of bytes; 0 if it is malformed.
 static size_t bpe_unspell_(BpeSpan_ span, const BpeSpelling_* spelling) {
     size_t bytes = 0;
     for (size_t i = 0; i < span.length; i++) {
@@ -402,7 +403,7 @@ static void bpe_put_each_merge_(const Bpe* bpe, BpePutMerge_ put, FILE* file) {
 
 // ---- merges.txt ----
 
-// A line "#version", then "A B" on each: the ids from 256, in order.
+// Reads a line "#version", then "A B" on each line: the ids from 256 on, in order.
 static void bpe_open_merges_(Bpe* bpe, const BpeFile_* file) {
     const BpeSpelling_ spelling = bpe_spelling_();
     const BpeSpan_ version = bpe_until_(file->data, file->bytes, '\n');
@@ -452,21 +453,21 @@ static void bpe_put_merges_(const Bpe* bpe, FILE* file) {
 // ---- reading vocab.json and tokenizer.json ----
 
 typedef struct {
-    BpeSpan_ text; // as it stands in the file
+    BpeSpan_ text; // as spelled in the file
     size_t id;
 } BpeNamed_;
 
-// What such a file says, in the memory of its bytes; not yet a vocabulary.
+// Contents of such a file, in the memory of its bytes; not a vocabulary yet.
 typedef struct {
     JsonReader json;
     BpeSpelling_ spelling;
-    BpeNamed_* tokens; // of the vocabulary, without end-of-text
-    BpeNamed_* added;  // special tokens, also without it; they may be in the vocabulary, too
+    BpeNamed_* tokens; // vocabulary without end-of-text
+    BpeNamed_* added;  // special tokens without end-of-text; the vocabulary may also have them
     BpeSpan_ (*merges)[2];
     size_t num_tokens, num_added, num_merges;
     size_t eot;               // SIZE_MAX: not found yet
-    int has_model, cuts_text; // these parts were there, and as they must be
-    // the token that its post_processor puts before or behind a text; NULL: none
+    int has_model, cuts_text; // parts that were found, and are as required
+    // token that its post_processor puts before or after a text; NULL: none
     const char* start;
 } BpeJson_;
 
@@ -484,7 +485,7 @@ static int bpe_json_eot_(BpeJson_* v, size_t id) {
     return 1;
 }
 
-// One "token": id, the key read.
+// Reads one "token": id, after its key.
 static int bpe_json_token_(BpeJson_* v, const char* text, size_t length) {
     BpeNamed_ token = {{(unsigned char*)text, length}, 0};
     if (!json_natural(&v->json, &token.id)) {
@@ -511,7 +512,7 @@ static int bpe_json_vocab_(BpeJson_* v) {
     return more == 0;
 }
 
-// A string that is a part of a merge.
+// Reads one side of a merge.
 static int bpe_json_side_(BpeJson_* v, BpeSpan_* side) {
     const char* text;
     size_t length;
@@ -523,7 +524,7 @@ static int bpe_json_side_(BpeJson_* v, BpeSpan_* side) {
     return 1;
 }
 
-// "A B", or ["A", "B"] in newer files.
+// Reads "A B", or ["A", "B"] of newer files.
 static int bpe_json_merge_(BpeJson_* v, BpeSpan_ sides[2]) {
     if (json_peek(&v->json) == '[') {
         return json_take(&v->json, '[') && bpe_json_side_(v, &sides[0]) && json_take(&v->json, ',') &&
@@ -561,7 +562,7 @@ static int bpe_json_merges_(BpeJson_* v) {
     return more == 0;
 }
 
-// A value that must be null, or an empty string.
+// Reads a value that must be null or an empty string.
 static int bpe_json_nothing_(BpeJson_* v, const char* key) {
     const char* text = key;
     const int c = json_peek(&v->json);
@@ -589,7 +590,7 @@ static int bpe_json_model_member_(BpeJson_* v, const char* key) {
                                         : json_skip(&v->json);
 }
 
-// The files of 2019 do not say the type.
+// Reads the model. Files of 2019 have no type.
 static int bpe_json_model_(BpeJson_* v) {
     const char* key;
     int more = json_take(&v->json, '{') ? 1 : -1;
@@ -603,7 +604,7 @@ static int bpe_json_model_(BpeJson_* v) {
     return more == 0;
 }
 
-// Takes one of the added tokens.
+// Adds a special token.
 static int bpe_json_add_(BpeJson_* v, const char* content, size_t id, int is_special) {
     const BpeNamed_ token = {{(unsigned char*)content, strlen(content)}, id};
     if (strcmp(content, BPE_EOT_TEXT) == 0) {
@@ -621,7 +622,7 @@ static int bpe_json_add_(BpeJson_* v, const char* content, size_t id, int is_spe
     return 1;
 }
 
-// One object of added_tokens.
+// Reads one object of added_tokens.
 static int bpe_json_added_token_(BpeJson_* v) {
     const char *key, *content = "";
     size_t id = SIZE_MAX;
@@ -638,7 +639,7 @@ static int bpe_json_added_token_(BpeJson_* v) {
     return more == 0 && bpe_json_add_(v, content, id, is_special);
 }
 
-// Reads an array, each element by `read`.
+// Reads an array, each element with `read`.
 static int bpe_json_each_(BpeJson_* v, int (*read)(BpeJson_* v)) {
     int more = json_take(&v->json, '[') ? 1 : -1;
     for (JsonPlace place = JSON_FIRST; more > 0; place = JSON_NEXT) {
@@ -650,7 +651,7 @@ static int bpe_json_each_(BpeJson_* v, int (*read)(BpeJson_* v)) {
     return more == 0;
 }
 
-// A normalizer or pre_tokenizer: an object, or null.
+// Normalizer or pre_tokenizer: an object, or null.
 typedef struct {
     const char* type;
     int add_prefix_space, use_regex;
@@ -663,7 +664,7 @@ static int bpe_json_step_(BpeJson_* v, BpeJsonStep_* step) {
         return json_skip(&v->json);
     }
     step->type = "without a type";
-    step->add_prefix_space = step->use_regex = 1; // where the file does not say
+    step->add_prefix_space = step->use_regex = 1; // defaults
     int more = json_take(&v->json, '{') ? 1 : -1;
     for (JsonPlace place = JSON_FIRST; more > 0; place = JSON_NEXT) {
         more = json_member(&v->json, place, &key);
@@ -708,7 +709,7 @@ static int bpe_json_pre_tokenizer_(BpeJson_* v) {
     return 1;
 }
 
-// {"id": "<s>", ...} of a template.
+// Reads {"id": "<s>", ...} of a template.
 static int bpe_json_special_(BpeJson_* v) {
     const char *key, *name;
     int more = json_take(&v->json, '{') ? 1 : -1;
@@ -725,7 +726,7 @@ static int bpe_json_special_(BpeJson_* v) {
     return more == 0;
 }
 
-// An array of objects, each with one member: {"SpecialToken": {...}} or {"Sequence": {...}}.
+// Reads an array of objects with one member each: {"SpecialToken": {...}} or {"Sequence": {...}}.
 static int bpe_json_template_(BpeJson_* v) {
     const char* key;
     int more = json_take(&v->json, '[') ? 1 : -1;
@@ -742,8 +743,8 @@ static int bpe_json_template_(BpeJson_* v) {
     return more == 0;
 }
 
-// A post_processor, or one of a sequence of them: finds out what it puts beside a text. "cls" is
-// that of RoBERTa.
+// Reads a post_processor, or one of a sequence, for the token it puts beside a text. "cls" is
+// RoBERTa's.
 static int bpe_json_processor_(BpeJson_* v) {
     const char* key;
     int more = json_take(&v->json, '{') ? 1 : -1;
@@ -767,7 +768,7 @@ static int bpe_json_post_processor_(BpeJson_* v) {
     return json_peek(&v->json) == 'n' ? json_skip(&v->json) : bpe_json_processor_(v);
 }
 
-// The whole file: in a tokenizer.json no value is a number, in a vocab.json all are.
+// Reads the whole file: in a tokenizer.json no value is a number, in a vocab.json all are.
 static int bpe_json_file_(BpeJson_* v) {
     const char* key;
     size_t length;
@@ -790,7 +791,7 @@ static int bpe_json_file_(BpeJson_* v) {
     return more == 0 && json_end(&v->json);
 }
 
-// The number of ids: tokens, end-of-text, and the added tokens that are not in the vocabulary.
+// Counts the ids: tokens, end-of-text, and special tokens that the vocabulary lacks.
 static size_t bpe_json_size_(const BpeJson_* v, const char* path) {
     const size_t most = v->num_tokens + 1 + v->num_added;
     char* is_taken = (char*)check_alloc(most, 1, "vocabulary");
@@ -809,7 +810,7 @@ static size_t bpe_json_size_(const BpeJson_* v, const char* path) {
     return V;
 }
 
-// The parts of the file must be there, and their numbers fit.
+// Checks that the parts of the file exist and their sizes fit.
 static void bpe_check_json_(const BpeJson_* v, size_t V, const char* path) {
     const size_t others = 257 + v->num_added;
     CHECK(v->has_model || v->num_tokens > 0,
@@ -832,7 +833,7 @@ static void bpe_name_json_tokens_(Bpe* bpe, const BpeJson_* v, const char* path)
     }
 }
 
-// True if a token of the vocabulary is an added one.
+// True if a token of the vocabulary is a special one.
 static int bpe_is_added_(const Bpe* bpe, BpeNamed_ token) {
     const BpeToken_ name = bpe->tokens[token.id];
     return name.is_name && name.length == token.text.length &&
@@ -856,7 +857,7 @@ static void bpe_set_json_tokens_(Bpe* bpe, const BpeJson_* v, const char* path) 
     }
 }
 
-// The merges must be those that the vocabulary implies, in the order of the ids of what they make.
+// Checks that the merges are those the vocabulary implies, in the order of the ids they make.
 static void bpe_check_json_merges_(const Bpe* bpe, const BpeJson_* v, const char* path) {
     for (size_t i = 0, last = 0; i < v->num_merges; i++) {
         int part[2];
@@ -876,7 +877,7 @@ static void bpe_check_json_merges_(const Bpe* bpe, const BpeJson_* v, const char
 
 // ---- tokenizer_config.json: which token pads ----
 
-// A name, or an object with it as "content".
+// Reads a name, or an object with it as "content".
 static int bpe_config_name_(JsonReader* json, const char** name) {
     const char* key;
     if (json_peek(json) != '{') {
@@ -892,7 +893,7 @@ static int bpe_config_name_(JsonReader* json, const char** name) {
     return more == 0;
 }
 
-// The name of the token that pads; NULL: none.
+// Returns the name of the padding token; NULL: none.
 static const char* bpe_config_pad_(JsonReader* json) {
     const char *key, *pad = NULL;
     size_t length;
@@ -909,8 +910,8 @@ static const char* bpe_config_pad_(JsonReader* json) {
     return more == 0 ? pad : NULL;
 }
 
-// Finds the token that pads by the file beside tokenizer.json. A file that is missing or odd says
-// nothing: it is transformers'.
+// Finds the padding token in the file beside tokenizer.json. Ignores a missing or malformed file,
+// which is transformers' business.
 static void bpe_find_pad_(Bpe* bpe, const char* tokenizer) {
     char directory[PATH_MAX], path[PATH_MAX], error[ERROR_BYTES], *text;
     size_t bytes;
@@ -972,8 +973,8 @@ static void bpe_put_token_json_(const Bpe* bpe, const BpeSpelling_* spelling, in
     fputc('"', file);
 }
 
-// {"token": id, ...}, end-of-text among them, but not the added tokens behind all others, as
-// transformers has it.
+// Writes {"token": id, ...} with end-of-text, but without the special tokens after all others, as
+// transformers does.
 static void bpe_put_vocab_(const Bpe* bpe, FILE* file) {
     const BpeSpelling_ spelling = bpe_spelling_();
     const int V = bpe_least_vocab(bpe);
@@ -985,7 +986,7 @@ static void bpe_put_vocab_(const Bpe* bpe, FILE* file) {
     fputc('}', file);
 }
 
-// Calls `put` for each token that text never makes.
+// Calls `put` for each name.
 static void bpe_put_names_(const Bpe* bpe,
                            void (*put)(int id, const char* name, int length, int is_first, FILE* file),
                            FILE* file) {
@@ -1011,7 +1012,7 @@ static void bpe_put_decoded_(int id, const char* name, int length, int is_first,
     fputs(BPE_HF_SPECIAL_ "}", file);
 }
 
-// "A B": what all versions of tokenizers read.
+// Writes "A B", which all versions of tokenizers read.
 static void bpe_put_merge_json_(const BpeSpelling_* spelling, BpeToken_ left, BpeToken_ right, int is_first,
                                 FILE* file) {
     fputs(is_first ? "\"" : ", \"", file);
@@ -1026,7 +1027,7 @@ static void bpe_put_tokenizer_json_(const Bpe* bpe, FILE* file) {
     bpe_put_names_(bpe, bpe_put_added_, file);
     fputs("],\n\"normalizer\": null,\n", file);
     static const char* const steps[] = {"pre_tokenizer", "post_processor", "decoder"};
-    for (int i = 0; i < 3; i++) { // trim_offsets is for the positions of tokens in the text
+    for (int i = 0; i < 3; i++) { // trim_offsets concerns the positions of tokens in the text
         fprintf(file,
                 "\"%s\": {\"type\": \"ByteLevel\", \"add_prefix_space\": false, \"trim_offsets\": false, "
                 "\"use_regex\": true},\n",
@@ -1042,7 +1043,7 @@ static void bpe_put_tokenizer_json_(const Bpe* bpe, FILE* file) {
     fputs("]}\n}\n", file);
 }
 
-// Writes the purpose of each special token; `bpe` may be NULL.
+// Writes the roles of the special tokens; `bpe` may be NULL.
 static void bpe_put_special_tokens_(const Bpe* bpe, FILE* file) {
     static const char* const uses[] = {"bos", "eos", "unk"};
     for (int i = 0; i < 3; i++) {
@@ -1058,8 +1059,8 @@ static void bpe_put_special_tokens_(const Bpe* bpe, FILE* file) {
 
 // ---- any file ----
 
-// Makes a vocabulary of a file's bytes, which become its own. Returns 0, with the reason in
-// `error`, where the tokens of a .bin are none of a BPE.
+// Makes a vocabulary of a file's bytes, which it takes over. Returns 0 with the reason in `error`
+// if the tokens of a .bin are no BPE.
 static int bpe_open_data_(Bpe* bpe, BpeFile_* file, char* error) {
     const uint32_t bin_magic = BPE_BIN_MAGIC_;
     size_t blanks = 0;
@@ -1107,7 +1108,7 @@ static void bpe_open_file_(Bpe* bpe, const char* path) {
     CHECK(bpe_open_data_(bpe, &file, error), "%s", error);
 }
 
-// A directory with merges.txt, which implies the ids, and perhaps vocab.json, which says them.
+// Opens merges.txt, which implies the ids, and checks vocab.json, if any, which states them.
 static void bpe_open_pair_(Bpe* bpe, const char* merges, const char* vocab) {
     Bpe other;
     bpe_open_file_(bpe, merges);
@@ -1270,7 +1271,7 @@ uint64_t bpe_checksum(const Bpe* bpe) {
         const char* token = bpe_token(bpe, id, &length);
         xxh64_add(&hash, &length, sizeof(length));
         xxh64_add(&hash, token, (size_t)length);
-        // the same text is another token where it is encoded
+        // the same bytes form another token if text encodes to it
         if (bpe_is_name(bpe, id) && id != bpe->eot) {
             xxh64_add(&hash, &id, sizeof(id));
         }

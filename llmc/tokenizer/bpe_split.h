@@ -1,5 +1,5 @@
 /*
-bpe_split.h -- a text cut into pieces by GPT-2's pattern, leftmost first, alternatives in order:
+bpe_split.h -- splits a text into pieces by GPT-2's pattern, leftmost first, alternatives in order:
 
     '(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
 
@@ -8,14 +8,14 @@ neither letter, number nor blank.
 
 A piece has at most BPE_MAX_PIECE bytes. A longer match is cut off after its last whole character,
 and the pattern starts again there. So the memory for a piece is bounded, and text without blanks
-can be divided. It only matters for text such as a megabyte of one letter, or of zeros.
+can be divided. It matters only for text like a megabyte of one letter, or of zeros.
 
-    bpe_classes_open    which characters are letters, numbers and blanks (unicode_tables.h); read-only
-                        afterwards: threads may share it
-    bpe_last_cut        the last place where a text may be divided: its parts have the pieces of the whole
+    bpe_classes_open    tables of letters, numbers and blanks (unicode_tables.h); read-only
+                        afterwards: threads may share them
+    bpe_last_cut        the last position where a text may be divided without changing its pieces
 
-Classes of characters come as bits, 64 bytes at a time, and the pattern's cuts from shifts of these
-bits (gigatoken does so).
+The classes of 64 bytes at a time are bit masks, and the pattern's cuts are shifts of these masks
+(gigatoken does so).
 */
 #ifndef LLMC_BPE_SPLIT_H
 #define LLMC_BPE_SPLIT_H
@@ -36,7 +36,7 @@ bits (gigatoken does so).
 enum { BPE_OTHER_, BPE_LETTER_, BPE_NUMBER_, BPE_BLANK_ };
 
 typedef struct {
-    unsigned char* of; // the class of each character below `end`, 2 bits each
+    unsigned char* of; // class of each character below `end`, 2 bits each
     uint32_t end;      // all others are BPE_OTHER_
 } BpeClasses;
 
@@ -63,15 +63,15 @@ static inline void bpe_classes_close(BpeClasses* classes) {
     memset(classes, 0, sizeof(*classes));
 }
 
-// Bytes of the character that starts with `lead` >= 0x80, as far as the lead tells; 0 if no
-// character does.
+// Returns the length of the character that starts with `lead` >= 0x80, judging by the lead alone; 0
+// if none does.
 static inline int bpe_length_(unsigned lead) {
     return lead < 0xC2 ? 0 : lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : lead < 0xF5 ? 4 : 0;
 }
 
-// Bytes and class of the character at the start of text[0 .. left), which is not ASCII; one byte of
-// no class if it is not valid. Surrogates and what lies above U+10FFFF are no characters either,
-// but that is the same: none has a class.
+// Returns the length, and sets the class, of the non-ASCII character at the start of text[0 ..
+// left); one byte of no class if it is invalid. Surrogates and values above U+10FFFF need no check:
+// none has a class.
 static inline int bpe_character_(const BpeClasses* classes, const unsigned char* text, size_t left,
                                  int* class_) {
     static const uint32_t smallest[5] = {0, 0, 0x80, 0x800, 0x10000}; // by length in bytes
@@ -98,7 +98,7 @@ static inline int bpe_character_(const BpeClasses* classes, const unsigned char*
 
 // ---- cutting text into pieces ----
 
-// 64 bytes of text, one bit for each; past the end of the text all bits are 0.
+// 64 bytes of text as bit masks; bits past the end of the text are 0.
 typedef struct {
     uint64_t letter, number, blank, other; // all bytes of a character of this class
     uint64_t space, quote;                 // U+0020, U+0027
@@ -110,11 +110,11 @@ typedef struct {
     const unsigned char* text;
     size_t bytes;
     size_t first; // byte at which the first piece starts
-    size_t at;    // where `now` starts: at `first`, or a multiple of 64 behind it
+    size_t at;    // start of `now`: `first`, or a multiple of 64 after it
     BpeBlock_ last, now, next;
-    uint64_t spilled;     // bytes of the block after `next` that end a character begun in `next`, ...
-    int spilled_class;    // ... and the class of this character
-    uint64_t cut, joined; // cuts in `now` that a contraction begun in `last` makes and removes
+    uint64_t spilled;     // bytes of the block after `next` that belong to a character begun in `next`, ...
+    int spilled_class;    // ... and that character's class
+    uint64_t cut, joined; // cuts in `now` that a contraction begun in `last` adds and removes
 } BpeSplitter;
 
 #if defined(X86_INTRINSICS) && defined(__AVX512BW__)
@@ -128,7 +128,7 @@ typedef struct {
 typedef uint8_t BpeVec_ __attribute__((vector_size(BPE_LANES_)));
 typedef int8_t BpeVecMask_ __attribute__((vector_size(BPE_LANES_)));
 
-// The highest bit of each lane.
+// Returns the highest bit of each lane.
 ALWAYS_INLINE uint64_t bpe_bits_(BpeVecMask_ lanes) {
 #if defined(X86_INTRINSICS) && defined(__AVX512BW__)
     return _mm512_movepi8_mask((__m512i)lanes);
@@ -137,14 +137,14 @@ ALWAYS_INLINE uint64_t bpe_bits_(BpeVecMask_ lanes) {
 #else
     uint64_t halves[2];
     memcpy(halves, &lanes, sizeof(halves));
-    for (int i = 0; i < 2; i++) { // bit 8 j goes to bit 56 + j
+    for (int i = 0; i < 2; i++) { // bit 8 j moves to bit 56 + j
         halves[i] = (halves[i] >> 7 & 0x0101010101010101) * 0x0102040810204080 >> 56;
     }
     return halves[0] | halves[1] << 8;
 #endif
 }
 
-// Moves the bits of bytes that are no ASCII into the classes of their characters.
+// Moves the bits of non-ASCII bytes into the classes of their characters.
 static inline void bpe_classify_wide_(BpeSplitter* splitter, size_t begin, uint64_t wide, BpeBlock_* block) {
     uint64_t by_class[4] = {0, 0, 0, 0};
     by_class[splitter->spilled_class] = splitter->spilled;
@@ -172,7 +172,7 @@ static inline void bpe_classify_wide_(BpeSplitter* splitter, size_t begin, uint6
     block->blank |= by_class[BPE_BLANK_];
 }
 
-// The bits of the 64 bytes from `begin`. Blocks are to be asked for in order.
+// Classifies the 64 bytes from `begin` on. Call it block by block, in order.
 ALWAYS_INLINE BpeBlock_ bpe_classify_(BpeSplitter* splitter, size_t begin) {
     BpeBlock_ block;
     memset(&block, 0, sizeof(block));
@@ -182,7 +182,7 @@ ALWAYS_INLINE BpeBlock_ bpe_classify_(BpeSplitter* splitter, size_t begin) {
     const unsigned char* text = splitter->text + begin;
     const size_t left = splitter->bytes - begin;
     uint64_t valid = ~(uint64_t)0, wide = 0;
-    __builtin_prefetch(text + 2048); // the machine's own prefetching ends at each page: 1/10 slower
+    __builtin_prefetch(text + 2048); // hardware prefetching ends at each page: without this, 1/10 slower
     unsigned char padded[64];
     if (left < 64) {
         memset(padded, 0, sizeof(padded));
@@ -209,7 +209,7 @@ ALWAYS_INLINE BpeBlock_ bpe_classify_(BpeSplitter* splitter, size_t begin) {
     return block;
 }
 
-// Cuts text[first .. bytes) into pieces.
+// Starts to split text[first .. bytes).
 static inline BpeSplitter bpe_splitter(const BpeClasses* classes, const unsigned char* text, size_t first,
                                        size_t bytes) {
     BpeSplitter splitter;
@@ -222,7 +222,8 @@ static inline BpeSplitter bpe_splitter(const BpeClasses* classes, const unsigned
     return splitter;
 }
 
-// Bytes of the contraction at the start of text[0 .. left), which starts with '; 0 for none.
+// Returns the length of the contraction at the start of text[0 .. left), which starts with '; 0 if
+// none.
 static inline int bpe_contraction_(const unsigned char* text, size_t left) {
     const unsigned char a = left > 1 ? text[1] : 0, b = left > 2 ? text[2] : 0;
     return a == 's' || a == 't' || a == 'd' || a == 'm'                                 ? 2
@@ -230,8 +231,8 @@ static inline int bpe_contraction_(const unsigned char* text, size_t left) {
                                                                                         : 0;
 }
 
-// A contraction takes letters away from the run that they would start: no cut before them, one
-// after them.
+// Adjusts the cuts for contractions: a contraction takes letters from the start of a run, so the
+// cut moves behind them.
 static inline uint64_t bpe_cut_contractions_(BpeSplitter* splitter, uint64_t cuts) {
     for (uint64_t quotes = cuts & splitter->now.quote; quotes; quotes &= quotes - 1) {
         const int i = __builtin_ctzll(quotes);
@@ -250,19 +251,19 @@ static inline uint64_t bpe_cut_contractions_(BpeSplitter* splitter, uint64_t cut
     return cuts;
 }
 
-// The bytes at which a piece starts, as bits of the next block.
+// Returns the bytes of the next block at which a piece starts, as bits.
 ALWAYS_INLINE uint64_t bpe_cuts_(BpeSplitter* splitter) {
     splitter->last = splitter->now;
     splitter->now = splitter->next;
     splitter->next = bpe_classify_(splitter, splitter->at + 64);
     const BpeBlock_ *last = &splitter->last, *now = &splitter->now, *next = &splitter->next;
-#define BPE_BEFORE_(class_) (now->class_ << 1 | last->class_ >> 63) // bytes that follow one of this class
+#define BPE_BEFORE_(class_) (now->class_ << 1 | last->class_ >> 63) // bytes after one of this class
     const uint64_t here = now->letter | now->number | now->other;   // not blank
     const uint64_t there = next->letter | next->number | next->other;
-    // a run starts where the class changes, but a space has joined it already
+    // a run starts where the class changes, unless a space has joined it
     const uint64_t runs = (now->letter & ~BPE_BEFORE_(letter)) | (now->number & ~BPE_BEFORE_(number)) |
                           (now->other & ~BPE_BEFORE_(other));
-    // the first blank starts a piece, and so does the last, but only if something follows
+    // the first blank starts a piece, and so does the last if something follows
     const uint64_t blanks = (now->blank & ~BPE_BEFORE_(blank)) | (now->blank1 & (here >> 1 | there << 63)) |
                             (now->blank2 & (here >> 2 | there << 62)) |
                             (now->blank3 & (here >> 3 | there << 61));
@@ -273,8 +274,8 @@ ALWAYS_INLINE uint64_t bpe_cuts_(BpeSplitter* splitter) {
     return bpe_cut_contractions_(splitter, cuts);
 }
 
-// Appends the numbers of the bits, plus `base`, to places[count ..] and returns the new count.
-// Writes up to 7 places more: a loop whose length rarely changes is predicted.
+// Appends the indices of the set bits, plus `base`, to places[count ..]. Returns the new count.
+// Writes up to 7 more, because a loop of nearly constant length is predicted.
 ALWAYS_INLINE size_t bpe_places_(uint64_t bits, uint32_t base, uint16_t* places, size_t count) {
     const int n = __builtin_popcountll(bits);
 #if defined(X86_INTRINSICS) && defined(__AVX512VBMI2__)
@@ -294,8 +295,7 @@ ALWAYS_INLINE size_t bpe_places_(uint64_t bits, uint32_t base, uint16_t* places,
 #pragma GCC unroll 8
         for (int i = 0; i < 8; i++) {
             places[count + (size_t)(done + i)] =
-                (uint16_t)(base +
-                           (uint32_t)__builtin_ctzll(bits | (uint64_t)1 << 63)); // of 0 it is not defined
+                (uint16_t)(base + (uint32_t)__builtin_ctzll(bits | (uint64_t)1 << 63)); // undefined for 0
             bits &= bits - 1;
         }
     }
@@ -303,10 +303,10 @@ ALWAYS_INLINE size_t bpe_places_(uint64_t bits, uint32_t base, uint16_t* places,
     return count + (size_t)n;
 }
 
-enum { BPE_BLOCKS_ = 64, BPE_CUTS = 64 * BPE_BLOCKS_ + 32 }; // blocks cut at a time, and room for their cuts
+enum { BPE_BLOCKS_ = 64, BPE_CUTS = 64 * BPE_BLOCKS_ + 32 }; // blocks per call, and room for their cuts
 
-// The cuts in the next blocks of the text, relative to the first of them; the first byte of the
-// text is not one of them.
+// Finds the cuts in the next blocks of the text, relative to the first block. The first byte of the
+// text is not a cut.
 static inline size_t bpe_split(BpeSplitter* splitter, uint16_t cuts[BPE_CUTS]) {
     size_t count = 0;
     for (uint32_t i = 0; i < BPE_BLOCKS_ && splitter->at < splitter->bytes; i++) {
@@ -317,8 +317,8 @@ static inline size_t bpe_split(BpeSplitter* splitter, uint16_t cuts[BPE_CUTS]) {
     return count;
 }
 
-// The end of a piece at the start of text[0 .. bytes) that is longer than BPE_MAX_PIECE: no
-// character is divided.
+// Returns the end of the piece at the start of text[0 .. bytes) that is longer than BPE_MAX_PIECE:
+// no character is divided.
 static inline size_t bpe_piece_end_(const BpeClasses* classes, const unsigned char* text, size_t bytes) {
     for (size_t n = 1; n <= 3; n++) {
         int class_;
@@ -330,11 +330,11 @@ static inline size_t bpe_piece_end_(const BpeClasses* classes, const unsigned ch
     return BPE_MAX_PIECE;
 }
 
-// If the piece that starts at `begin` is too long, returns where it is cut off, and restarts the
-// splitter there; otherwise 0. `cuts` are those that the splitter has just found, from `base` on.
+// If the piece that starts at `begin` is too long, restarts the splitter where it is cut off, and
+// returns that position; otherwise returns 0. `cuts` are those just found, from `base` on.
 static inline size_t bpe_cut_off(BpeSplitter* splitter, size_t begin, size_t base, const uint16_t* cuts,
                                  size_t count) {
-    assert(BPE_MAX_PIECE > BPE_CUTS); // so the first cut is the only one that may be too far away
+    assert(BPE_MAX_PIECE > BPE_CUTS); // so only the first cut can be too far away
     const size_t known = splitter->at < splitter->bytes ? splitter->at : splitter->bytes;
     if (__builtin_expect((count > 0 ? base + cuts[0] : known) - begin <= BPE_MAX_PIECE, 1)) {
         return 0;
@@ -345,11 +345,11 @@ static inline size_t bpe_cut_off(BpeSplitter* splitter, size_t begin, size_t bas
     return end;
 }
 
-// Class of the character that ends before text[at], at > 0.
+// Returns the class of the character that ends before text[at], at > 0.
 static inline int bpe_class_before_(const BpeClasses* classes, const unsigned char* text, size_t at) {
     int class_;
     size_t n = 1;
-    while (n < 4 && n < at && (text[at - n] & 0xC0) == 0x80) { // not yet where a character may begin
+    while (n < 4 && n < at && (text[at - n] & 0xC0) == 0x80) { // not yet the first byte of a character
         n++;
     }
     const unsigned char first = text[at - n];
@@ -359,17 +359,16 @@ static inline int bpe_class_before_(const BpeClasses* classes, const unsigned ch
     return (size_t)bpe_character_(classes, text + at - n, n, &class_) == n ? class_ : BPE_OTHER_;
 }
 
-// Whether a cut before text[at], at > 0, leaves all pieces as they were. A blank after another
-// character always starts a piece, and only blanks depend on what follows them. Blanks that are no
-// ASCII are passed by.
+// True if a cut before text[at], at > 0, changes no piece. A blank after another character always
+// starts a piece, and only blanks depend on what follows. Ignores non-ASCII blanks.
 static inline int bpe_may_cut_(const BpeClasses* classes, const char* text, size_t at) {
     const unsigned char* bytes = (const unsigned char*)text;
     const int blank = bytes[at] == ' ' || ('\t' <= bytes[at] && bytes[at] <= '\r');
     return blank && bpe_class_before_(classes, bytes, at) != BPE_BLANK_;
 }
 
-// Bytes at the end of a text that continues which may mean something else with what follows: the
-// beginning of a character, and of a contraction.
+// Counts the bytes at the end of a text that may mean something else with what follows: an
+// incomplete character or contraction.
 static inline size_t bpe_uncertain_(const unsigned char* text, size_t bytes) {
     for (size_t n = 1; n <= 3 && n <= bytes; n++) {
         if (text[bytes - n] >= 0xC0) {
@@ -380,9 +379,8 @@ static inline size_t bpe_uncertain_(const unsigned char* text, size_t bytes) {
     return end == 'l' || end == 'v' || end == 'r' ? 2 : 0;
 }
 
-// Whether a piece's beginning, text[at], is a place where the text may be divided. Of several
-// blanks before another character, the last is a piece of its own only as long as that character is
-// seen.
+// True if the text may be divided at text[at], where a piece starts. If several blanks stand before
+// another character, the last is a piece of its own only once that character is seen.
 static inline int bpe_is_safe_(const BpeClasses* classes, const unsigned char* text, size_t bytes,
                                size_t at) {
     int class_ = classes->of[text[at] / 4] >> 2 * (text[at] % 4) & 3;
@@ -392,12 +390,12 @@ static inline int bpe_is_safe_(const BpeClasses* classes, const unsigned char* t
     return class_ == BPE_BLANK_ || bpe_class_before_(classes, text, at) != BPE_BLANK_;
 }
 
-// The last place, whatever follows the text, where it may be divided: the ids of its parts are then
-// those of the whole. 0 if there is no such place, which is possible in a text of fewer than
-// BPE_MAX_PIECE + 8 bytes.
+// Returns the last position where the text may be divided, whatever follows it: the ids of its
+// parts are then those of the whole. 0 if none, which only a text below BPE_MAX_PIECE + 8 bytes can
+// have.
 static inline size_t bpe_last_cut(const BpeClasses* classes, const char* text, size_t bytes) {
     const unsigned char* at = (const unsigned char*)text;
-    for (size_t i = bytes; i-- > 1;) { // nearly all text has a blank close to its end
+    for (size_t i = bytes; i-- > 1;) { // nearly all text has a blank near its end
         if (bpe_may_cut_(classes, text, i)) {
             return i;
         }

@@ -1,34 +1,33 @@
 /*
 bpe_train.h -- trains a byte-pair encoding vocabulary on text.
 
-The text is cut into pieces by GPT-2's pattern (bpe_split.h); at first each byte of a piece is a
-token. Again and again the most frequent pair of neighbors is merged into a new token everywhere,
-leftmost first, until the vocabulary is full: 256 bytes, the merges in their order, end-of-text.
-Among equally frequent pairs the one with the lowest left id is taken, then the lowest right id.
+The text is split into pieces by GPT-2's pattern (bpe_split.h); at first each byte of a piece is a
+token. The most frequent pair of neighbors is merged into a new token everywhere, leftmost first,
+again and again until the vocabulary is full: 256 bytes, the merges in their order, end-of-text.
+Among equally frequent pairs, the one with the lowest left id is merged, then the lowest right id.
 
-The vocabulary depends on the counts of the pieces only: not on the order of the texts, on where
+The vocabulary depends only on the counts of the pieces, not on the order of the texts, on where
 they were divided, or on the number of threads.
 
     bpe_trainer_open        for a number of threads
-    bpe_trainer_add         counts the pieces of a document, or of a part of one between two of its cuts
-                            (bpe_last_cut). Each thread of the caller has a number; different ones may count
-                            at the same time
-    bpe_trainer_run         opens a vocabulary of vocab_size ids; the counts stay, more may be added
-                            and it may be run again. `progress`, if not NULL, is called after each merge
+    bpe_trainer_add         counts the pieces of a document, or of a part of one between two cuts
+                            (bpe_last_cut). Threads of the caller have numbers, and may count at
+                            the same time
+    bpe_trainer_run         opens a vocabulary of vocab_size ids. The counts stay: more may be added
+                            and it may run again. Calls `progress`, if not NULL, after each merge
     bpe_trainer_close
 
-How it works. Each different piece is kept once, with its count, and all of them lie in one array of
-places, a place for each byte. A pair is listed with its places at the step that makes the younger
-of its tokens: all its places arise at that step, and later ones only take some away. So its count
-only falls, and a heap with counts that may be too high finds the best pair: if the count on top is
-outdated, it sinks to its place. The cost of a step is proportional to the places of its pair, and
-all steps together join no more often than the different pieces have bytes.
+How it works. Each different piece is kept once, with its count. All pieces lie in one array of
+places, one per byte. A pair is listed with its places at the step that makes the younger of its
+tokens: all its places arise at that step, and later steps only remove some. So its count only
+falls, and a heap whose counts may be too high finds the best pair: if the top's count is outdated,
+it sinks to its place. A step costs as much as its pair has places, and all steps together join at
+most as often as the different pieces have bytes.
 
-Memory does not grow with the text but with the different pieces in it: for each thread 64 to 128
-bytes for each that it has seen, and the bytes of those longer than 15. The merging itself takes at
-most 20 for each byte of the different pieces, 28 for each of them, and 160 for each different pair.
-789 MB of documentation and sources have 1.1 million different pieces; 50,257 ids then took 577 MB
-on 2 threads.
+Memory grows with the different pieces, not with the text: per thread, 64 to 128 bytes for each that
+it has seen, and the bytes of those longer than 15. Merging takes at most 20 bytes for each byte of
+the different pieces, 28 for each piece, and 160 for each different pair. 789 MB of documentation
+and sources have 1.1 million different pieces; 50,257 ids took 577 MB on 2 threads.
 */
 #ifndef LLMC_BPE_TRAIN_H
 #define LLMC_BPE_TRAIN_H
@@ -45,24 +44,24 @@ extern "C" {
 
 // ---- counting pieces ----
 
-// A piece of up to 15 bytes is its key (bpe_key_); the key of a longer one is a hash, and its
-// length with all bits set where a short one's length is.
+// Count of a piece. A piece of up to 15 bytes is its own key (bpe_key_); the key of a longer one is
+// a hash, and its length with all bits set where a short one has its length.
 typedef struct {
     uint64_t key[2];
     uint64_t count; // 0: an empty entry
-    size_t text;    // a longer piece starts here in the bytes of longer pieces
+    size_t text;    // start of a longer piece in the bytes of longer pieces
 } BpeCount_;
 
 typedef struct {
     BpeCount_* counts; // (2^bits), open addressing, at most half of them used
     int bits;
     size_t used;
-    unsigned char* text; // the bytes of longer pieces
+    unsigned char* text; // bytes of longer pieces
     size_t text_bytes, text_capacity;
 } BpeCounts_;
 
 typedef struct {
-    BpeClasses classes; // of characters
+    BpeClasses classes; // classes of characters
     int threads;
     BpeCounts_* counts; // (threads)
 } BpeTrainer;
@@ -114,13 +113,13 @@ static size_t bpe_count_bytes_(const BpeCount_* entry) {
     return (size_t)(entry->key[1] < BPE_LONG_KEY_ ? entry->key[1] >> 56 : entry->key[1] & ~BPE_LONG_KEY_);
 }
 
-// The bytes of a piece.
+// Returns the bytes of a piece.
 static const unsigned char* bpe_count_text_(const BpeCounts_* counts, const BpeCount_* entry) {
     return entry->key[1] < BPE_LONG_KEY_ ? (const unsigned char*)entry->key : counts->text + entry->text;
 }
 
-// The entry of a piece, or the empty entry where it belongs. `text` is looked at if it is longer
-// than its key.
+// Returns the entry of a piece, or the empty entry where it belongs. Reads `text` only if it is
+// longer than its key.
 ALWAYS_INLINE BpeCount_* bpe_count_entry_(const BpeCounts_* counts, const uint64_t key[2], uint64_t hash,
                                           const unsigned char* text) {
     const uint64_t mask = ((uint64_t)1 << counts->bits) - 1;
@@ -159,7 +158,7 @@ static void bpe_counts_grow_(BpeCounts_* counts) {
     *counts = grown;
 }
 
-// Begins the count of a piece at its empty entry. The entry is no longer valid.
+// Counts a piece for the first time, in its empty entry, which may then move.
 __attribute__((noinline, unused)) static void bpe_count_first_(BpeCounts_* counts, BpeCount_* entry,
                                                                const uint64_t key[2], uint64_t times,
                                                                const unsigned char* text) {
@@ -187,7 +186,7 @@ ALWAYS_INLINE void bpe_count_key_(BpeCounts_* counts, const uint64_t key[2], uin
     }
 }
 
-// Counts a piece of n bytes, behind whose start `left` bytes can be read.
+// Counts a piece of n bytes; `left` bytes can be read from its start.
 ALWAYS_INLINE void bpe_count_piece_(BpeCounts_* counts, const unsigned char* piece, size_t n, size_t left) {
     uint64_t key[2], hash;
     unsigned char padded[BPE_KEY_BYTES_];
@@ -249,7 +248,7 @@ void bpe_trainer_close(BpeTrainer* trainer) {
     memset(trainer, 0, sizeof(*trainer));
 }
 
-// Moves the counts of all threads to the first.
+// Adds the counts of all threads to the first thread's.
 static void bpe_gather_counts_(BpeTrainer* trainer) {
     for (int thread = 1; thread < trainer->threads; thread++) {
         BpeCounts_* from = &trainer->counts[thread];
@@ -269,55 +268,56 @@ static void bpe_gather_counts_(BpeTrainer* trainer) {
 
 enum { BPE_BORDER_ = -1, BPE_INSIDE_ = -2 };
 
-// A byte of a piece, or the border after a piece.
+// Byte of a piece, or the border after a piece.
 typedef struct {
-    int id;         // of the token that starts or ends here; inside of tokens it is not kept up to date, but
-                    // what was the beginning of a token and is no more has an id that its token never had
+    // token that starts or ends here. Not kept up to date inside of tokens, but a former start of a
+    // token has an id that its token never had
+    int id;
     uint32_t piece; // number of the piece
 } BpePlace_;
 
 // Two tokens that are neighbors somewhere.
 typedef struct {
     uint64_t pair;   // left id << 21 | right id
-    int64_t count;   // in the text: falls as they go into other tokens
-    size_t list;     // where its places begin in `lists`
-    uint32_t places; // of the left token, ascending, also those that are no more; 0: an empty entry
+    int64_t count;   // in the text; falls as they are merged into other tokens
+    size_t list;     // start of its places in `lists`
+    uint32_t places; // of the left token, ascending, including former ones; 0: an empty entry
 } BpeNeighbors_;
 
 typedef struct {
-    int64_t count; // not less than what it is now
+    int64_t count; // at least the current count
     uint64_t pair;
 } BpeBest_;
 
-// A pair while its places are collected.
+// Pair whose places are being collected.
 typedef struct {
     int64_t count;
-    size_t list; // where the next place goes
+    size_t list; // position of its next place
     uint32_t places;
 } BpeGroup_;
 
 typedef struct {
     int vocab_size;
-    int (*merges)[2];  // (V - 257) the pairs that become tokens
+    int (*merges)[2];  // (V - 257) pairs that become tokens
     BpePlace_* places; // (num_places) border, piece, border, piece, ..., border
     size_t num_places;
-    uint64_t* counts;  // of each piece
-    uint32_t* lists;   // the lists of places of all pairs
-    size_t lists_used; // at most 3 * num_places: a place is in one list at first, and in two after each join
-    uint32_t* lengths; // (V) bytes of each token
+    uint64_t* counts;     // count of each piece
+    uint32_t* lists;      // lists of places of all pairs
+    size_t lists_used;    // at most 3 * num_places: one list for each place, two more for each join
+    uint32_t* lengths;    // (V) length of each token
     BpeNeighbors_* pairs; // (2^pair_bits), open addressing, at most half of them used
     int pair_bits;
     size_t pairs_used;
-    BpeBest_* heap; // the best on top
+    BpeBest_* heap; // best pair on top
     size_t heap_size, heap_capacity;
-    BpeGroup_* groups; // (max(2 V, 65536)), all zero but those in use
+    BpeGroup_* groups; // (max(2 V, 65536)), zero except those in use
     uint32_t* groups_used;
     size_t num_groups_used;
 } BpeTraining_;
 
 ALWAYS_INLINE uint64_t bpe_neighbors_(int left, int right) { return (uint64_t)left << 21 | (uint64_t)right; }
 
-// The entry of a pair, or the empty entry where it belongs.
+// Returns the entry of a pair, or the empty entry where it belongs.
 static BpeNeighbors_* bpe_neighbors_entry_(const BpeTraining_* training, uint64_t pair) {
     const uint64_t mask = ((uint64_t)1 << training->pair_bits) - 1;
     for (uint64_t i = pair * BPE_HASH_MULTIPLIER_ >> (64 - training->pair_bits);; i = (i + 1) & mask) {
@@ -335,7 +335,7 @@ static void bpe_open_pairs_(BpeTraining_* training, int bits) {
         (BpeNeighbors_*)check_alloc((size_t)1 << bits, sizeof(BpeNeighbors_), "counts of pairs");
 }
 
-// Forgets the pairs that are no more, and makes room if that was not enough.
+// Drops pairs that no longer exist, and enlarges the table if that was not enough.
 static void bpe_grow_pairs_(BpeTraining_* training) {
     const BpeTraining_ old = *training;
     size_t alive = 0;
@@ -367,7 +367,7 @@ static void bpe_heap_add_(BpeTraining_* training, BpeBest_ added) {
     training->heap[at] = added;
 }
 
-// Puts another in the place of the top; it sinks to where it belongs.
+// Replaces the top, and lets the new pair sink to its place.
 static void bpe_heap_sink_(BpeTraining_* training, BpeBest_ sinking) {
     size_t at = 0;
     for (size_t child; (child = 2 * at + 1) < training->heap_size; at = child) {
@@ -385,7 +385,7 @@ static void bpe_heap_sink_(BpeTraining_* training, BpeBest_ sinking) {
 static BpeNeighbors_* bpe_take_best_(BpeTraining_* training) {
     while (training->heap_size > 0) {
         BpeBest_ top = training->heap[0];
-        BpeNeighbors_* entry = bpe_neighbors_entry_(training, top.pair); // empty, so 0, if it was forgotten
+        BpeNeighbors_* entry = bpe_neighbors_entry_(training, top.pair); // empty, so 0, if it was dropped
         const int is_right = entry->count == top.count;
         top.count = entry->count;
         bpe_heap_sink_(training, is_right || top.count == 0 ? training->heap[--training->heap_size] : top);
@@ -396,10 +396,10 @@ static BpeNeighbors_* bpe_take_best_(BpeTraining_* training) {
     return NULL;
 }
 
-// The pairs of a step are collected in two passes over its places.
+// Passes over the places of a step, which collect its pairs.
 typedef enum {
-    BPE_COUNTING_, // their counts and numbers of places
-    BPE_LISTING_   // their places
+    BPE_COUNTING_, // counts, and numbers of places
+    BPE_LISTING_   // places
 } BpePass_;
 
 static void bpe_collect_(BpeTraining_* training, size_t group_index, uint32_t place, BpePass_ pass) {
@@ -414,7 +414,7 @@ static void bpe_collect_(BpeTraining_* training, size_t group_index, uint32_t pl
     group->count += (int64_t)training->counts[training->places[place].piece];
 }
 
-// All pairs of bytes; group 256 * left + right.
+// Collects all pairs of bytes; group 256 * left + right.
 static void bpe_collect_bytes_(BpeTraining_* training, BpePass_ pass) {
     for (size_t at = 1; at < training->num_places; at++) {
         const int left = training->places[at - 1].id, right = training->places[at].id;
@@ -424,8 +424,8 @@ static void bpe_collect_bytes_(BpeTraining_* training, BpePass_ pass) {
     }
 }
 
-// The pairs that the token `made` is part of, at each of its places; group left, or V + right. Of
-// two such tokens side by side the left one brings the pair.
+// Collects the pairs that the token `made` is part of, at each of its places; group left, or V +
+// right. For two such tokens side by side, the left one adds the pair.
 static void bpe_collect_made_(BpeTraining_* training, const uint32_t* made_places, size_t n, int made,
                               BpePass_ pass) {
     for (size_t i = 0; i < n; i++) {
@@ -440,7 +440,7 @@ static void bpe_collect_made_(BpeTraining_* training, const uint32_t* made_place
     }
 }
 
-// Gives each pair that has been counted its entry, a place in the heap, and room for its places.
+// Gives each counted pair its entry, a place in the heap, and room for its places.
 static void bpe_add_groups_(BpeTraining_* training, int made) {
     for (size_t i = 0; i < training->num_groups_used; i++) {
         const int V = training->vocab_size, group_index = (int)training->groups_used[i];
@@ -473,8 +473,8 @@ static void bpe_lose_(BpeTraining_* training, int left, int right, uint64_t coun
     entry->count -= (int64_t)count;
 }
 
-// Joins the pair wherever it is, in its order, and takes from the counts of the pairs around.
-// Leaves in its list the places of the token made and returns their number.
+// Joins the pair everywhere, in order, and subtracts from the counts of the surrounding pairs.
+// Leaves the places of the new token in its list, and returns their number.
 static size_t bpe_join_places_(BpeTraining_* training, BpeNeighbors_ pair, int made) {
     const int a = (int)(pair.pair >> 21), b = (int)(pair.pair & BPE_NONE_);
     const uint32_t a_bytes = training->lengths[a], b_bytes = training->lengths[b];
@@ -484,11 +484,11 @@ static size_t bpe_join_places_(BpeTraining_* training, BpeNeighbors_ pair, int m
     for (uint32_t i = 0; i < pair.places; i++) {
         const uint32_t first = list[i], second = first + a_bytes, after = second + b_bytes;
         if (places[first].id != a || places[second].id != b) {
-            continue; // one of the two has gone into another token
+            continue; // one of the two has been merged
         }
         const int left = places[first - 1].id, right = places[after].id;
         const uint64_t count = training->counts[places[first].piece];
-        if (left >= 0 && left != made) { // what was there before `made` has lost this already
+        if (left >= 0 && left != made) { // a `made` before it has subtracted this already
             bpe_lose_(training, left, a, count);
         }
         if (right >= 0) {
@@ -501,7 +501,7 @@ static size_t bpe_join_places_(BpeTraining_* training, BpeNeighbors_ pair, int m
     return joined;
 }
 
-// One step: the best pair becomes the token `made`. Returns false if there is no pair.
+// Merges the best pair into the token `made`. Returns 0 if no pair is left.
 static int bpe_merge_best_(BpeTraining_* training, int made, int merge[2]) {
     BpeNeighbors_* entry = bpe_take_best_(training);
     if (!entry) {
@@ -567,7 +567,7 @@ static void bpe_training_open_(BpeTraining_* training, const BpeCounts_* counts,
     training->lengths = (uint32_t*)check_alloc((size_t)V, sizeof(uint32_t), "BPE training");
     training->groups = (BpeGroup_*)check_alloc(num_groups, sizeof(BpeGroup_), "BPE training");
     training->groups_used = (uint32_t*)check_alloc(num_groups, sizeof(uint32_t), "BPE training");
-    // not zeroed: a good part of it is never touched
+    // not zeroed: much of it is never touched
     training->lists = (uint32_t*)malloc(array_bytes(3 * training->num_places, sizeof(uint32_t)));
     CHECK(training->lists, "BPE training: no memory for different pieces of %zu bytes", training->num_places);
     bpe_open_pairs_(training, 18);

@@ -1,18 +1,17 @@
 /*
-tokenizer.h -- between text and token ids.
+tokenizer.h -- from text to token ids and back.
 
     kind     V                 ids                                   encodes
     bytes    257               0 .. 255 the bytes                    each byte
     words    n + 1             0 .. n-1 the words of a list          the longest match first
     gpt2     from the file     those of the file (bpe_files.h)       byte-pair encoding (bpe_encode.h)
 
-The end-of-text token separates documents: it is the last id of bytes and words, 50256 of GPT-2.
-Encoding never makes it out of text, not even out of the characters "<|endoftext|>". The tokens of a
-llm.c tokenizer .bin that no merges make can only be decoded.
+The end-of-text token separates documents: it is the last id of bytes and words, 50256 of GPT-2. No
+text encodes to it, not even the characters "<|endoftext|>". Tokens of an llm.c tokenizer .bin that
+no merges make can only be decoded.
 
-Bytes are a vocabulary of GPT-2's kind without merges, and are written as one: read from a file
-again, their kind is gpt2, with the same ids. Words have a tokenizer.json of their own
-(word_files.h).
+Bytes are a vocabulary like GPT-2's without merges, and are written as one: read from a file, their
+kind is gpt2, with the same ids. Words have a tokenizer.json of their own (word_files.h).
 */
 #ifndef LLMC_TOKENIZER_H
 #define LLMC_TOKENIZER_H
@@ -27,7 +26,7 @@ again, their kind is gpt2, with the same ids. Words have a tokenizer.json of the
 extern "C" {
 #endif
 
-enum { TOKENIZER_BYTES_EOT = 256 }; // the end-of-text id where tokens are bytes
+enum { TOKENIZER_BYTES_EOT = 256 }; // end-of-text id where tokens are bytes
 
 typedef struct {
     const char* kind; // "bytes", "words" or "gpt2"
@@ -36,13 +35,13 @@ typedef struct {
     // words:
     WordList list;
     // bytes and gpt2:
-    Bpe* bpe; // not inside: the encoder points to it, and a tokenizer may be moved
+    Bpe* bpe; // a pointer: the encoder refers to it, and a tokenizer may be moved
     // gpt2:
     BpeEncoder* encoder;
-    char* decode_only; // why there is no encoder, or NULL
+    char* decode_only; // reason why it has no encoder, or NULL
 } Tokenizer;
 
-// The beginning of a text, for a message: one line, terminated.
+// Start of a text, for a message: one line, terminated.
 typedef struct {
     char text[36];
 } TokenizerExcerpt;
@@ -51,50 +50,51 @@ void tokenizer_close(Tokenizer* tokenizer);
 
 void tokenizer_open_bytes(Tokenizer* tokenizer);
 
-// The words are copied. None may be empty.
+// Copies the words; none may be empty.
 void tokenizer_open_words(Tokenizer* tokenizer, const char* const* words, int n);
 
-// A file of bpe_files.h or word_files.h, or a directory: a Hugging Face model.
+// Opens a file of bpe_files.h or word_files.h, or a directory: a Hugging Face model.
 void tokenizer_open_file(Tokenizer* tokenizer, const char* path);
 
-// ---- for others ----
+// ---- other formats ----
 
-// The vocabulary as one of GPT-2's kind; NULL: words, or tokens that can only be decoded.
+// Returns the vocabulary as one like GPT-2's; NULL for words and for tokens that can only be
+// decoded.
 const Bpe* tokenizer_bpe(const Tokenizer* tokenizer);
 
-// Makes a directory the tokenizer of a model with a context of max_T, for Hugging Face's
-// transformers. Tokens that can only be decoded are none there: nothing is written.
+// Writes the tokenizer of a model with a context of max_T for Hugging Face's transformers into a
+// directory. Writes nothing if the tokens can only be decoded.
 void tokenizer_write_hf(const Tokenizer* tokenizer, const char* directory, int max_T);
 
-// Whether a directory has files of a tokenizer.
+// True if a directory has files of a tokenizer.
 int tokenizer_is_in(const char* path);
 
 // ---- use ----
 
-// The bytes of one token; they are not terminated, and stay valid until the tokenizer is closed.
+// Returns the bytes of a token, without a terminating zero; valid until the tokenizer is closed.
 const char* tokenizer_decode(const Tokenizer* tokenizer, int id, int* length);
 
-// Bytes of text that a token stands for. 0 of end-of-text and other names, and of an id that the
-// tokenizer does not know: a model may have more.
+// Returns the number of bytes that a token stands for: 0 for end-of-text and other names, and for
+// ids beyond the vocabulary, which a model may have.
 int tokenizer_bytes(const Tokenizer* tokenizer, int id);
 
-// The ids that a model of these tokens must have: all but special tokens that were added behind the
-// others.
+// Returns the smallest vocabulary that a model of these tokens needs: all but special tokens after
+// the others.
 int tokenizer_least_vocab(const Tokenizer* tokenizer);
 
-// Whether two tokenizers have the same tokens under the same ids.
+// True if two tokenizers have the same tokens under the same ids.
 int tokenizer_is_same(const Tokenizer* a, const Tokenizer* b);
 
-// Bytes of the longest token.
+// Returns the length of the longest token.
 int tokenizer_longest(const Tokenizer* tokenizer);
 
 // Sets ids (room for `bytes` of them) and *count. Returns 0 with the reason in `error` if the words
-// cannot say the text, or the tokens can only be decoded.
+// cannot express the text, or the tokens can only be decoded.
 int tokenizer_try_encode(const Tokenizer* tokenizer, const char* text, size_t bytes, int* ids, size_t* count,
                          char* error);
 
-// The same for a text on the command line, where what cannot be encoded is a usage error. Returns
-// the count.
+// Encodes a text of the command line: text that cannot be encoded is a usage error. Returns the
+// count.
 size_t tokenizer_encode(const Tokenizer* tokenizer, const char* text, size_t bytes, int* ids);
 
 #ifdef __cplusplus
@@ -178,7 +178,7 @@ void tokenizer_open_words(Tokenizer* tokenizer, const char* const* words, int n)
     }
 }
 
-// The words of a tokenizer.json, or of the one in a directory. Returns 0 if there are none.
+// Reads the words of a tokenizer.json, or of the one in a directory. Returns 0 if it has none.
 static int tokenizer_open_word_file_(Tokenizer* tokenizer, const char* path) {
     char file[PATH_MAX];
     const int is_directory = file_is_directory(path);
@@ -209,7 +209,7 @@ void tokenizer_open_file(Tokenizer* tokenizer, const char* path) {
     tokenizer_open_(tokenizer, "gpt2", tokenizer->bpe->vocab_size, tokenizer->bpe->eot);
 }
 
-// ---- for others ----
+// ---- other formats ----
 
 const Bpe* tokenizer_bpe(const Tokenizer* tokenizer) {
     return tokenizer_is_(tokenizer, "words") || tokenizer->decode_only ? NULL : tokenizer->bpe;
@@ -243,8 +243,8 @@ const char* tokenizer_decode(const Tokenizer* tokenizer, int id, int* length) {
     return token.text;
 }
 
-// True if it was added to the vocabulary as a special token. The stand-in for a vocabulary has
-// fewer tokens than it says.
+// True if it was added to the vocabulary as a special token. The stand-in vocabulary has fewer
+// tokens than it claims.
 static int tokenizer_is_name_(const Tokenizer* tokenizer, int id) {
     return tokenizer->bpe && id < tokenizer->bpe->vocab_size && bpe_is_name(tokenizer->bpe, id);
 }
@@ -282,8 +282,8 @@ int tokenizer_longest(const Tokenizer* tokenizer) {
     return longest;
 }
 
-// The longest word that is a prefix of `lead` followed by the text, and longer than `lead`; -1 for
-// none. Tries every word: texts are prompts, vocabularies hundreds of words.
+// Returns the longest word that is a prefix of `lead` followed by the text, and longer than `lead`;
+// -1 if none. Tries every word: texts are prompts, vocabularies hundreds of words.
 static int tokenizer_longest_word_(const Tokenizer* tokenizer, const char* lead, const char* text,
                                    size_t bytes) {
     const int lead_length = (int)strlen(lead);
@@ -300,7 +300,8 @@ static int tokenizer_longest_word_(const Tokenizer* tokenizer, const char* lead,
     return best;
 }
 
-// Words carry the blank before them; the first of a text is also found without its blank.
+// Encodes as words. They include the blank before them; the first word of a text also matches
+// without it.
 static int tokenizer_try_encode_words_(const Tokenizer* tokenizer, const char* text, size_t bytes, int* ids,
                                        size_t* count, char* error) {
     *count = 0;
@@ -346,7 +347,7 @@ size_t tokenizer_encode(const Tokenizer* tokenizer, const char* text, size_t byt
     char error[ERROR_BYTES];
     size_t count;
     const int ok = tokenizer_try_encode(tokenizer, text, bytes, ids, &count, error);
-    CHECK(ok || !tokenizer->decode_only, "%s", error); // the file is to blame, not the command line
+    CHECK(ok || !tokenizer->decode_only, "%s", error); // the file is wrong, not the command line
     if (!ok) {
         die_usage("%s", error);
     }

@@ -1,18 +1,18 @@
 /*
-word_files.h -- the tokenizer.json of a vocabulary of words (tokenizer.h), as Hugging Face's
-tokenizers has it: written, and read back.
+word_files.h -- writes and reads the tokenizer.json of a vocabulary of words (tokenizer.h), in the
+format of Hugging Face's tokenizers.
 
-The longest word at each place of the text is the next token. Words carry the blank before them; the
-first of a text is also found without it. tokenizers does the same with this description, whose W is
-all words as one regular expression, "longest|...|shortest":
+The longest word at each position of the text is the next token. Words include the blank before
+them; the first of a text also matches without it. tokenizers does the same with this description,
+where W is all words as one regular expression, "longest|...|shortest":
 
-    normalizer       a blank is put before the text, and removed again where the text starts with a word
+    normalizer       puts a blank before the text, and removes it if the text starts with a word
     pre_tokenizer    Split: cuts out what W matches
     model            WordLevel: the words by their ids, <|endoftext|> last; all else is an error
-    decoder          Fuse: the words one after the other
+    decoder          Fuse: concatenates the words
 
-Read is exactly that, with blanks and escapes of JSON as the writer likes: a file that says anything
-else would encode text in another way.
+Only exactly this is read, with any JSON whitespace and escapes: a different file would encode text
+differently.
 */
 #ifndef LLMC_WORD_FILES_H
 #define LLMC_WORD_FILES_H
@@ -29,21 +29,20 @@ typedef struct {
 typedef struct {
     TokenText* words; // (count), by id; end-of-text, which is not among them, has the id `count`
     int count;
-    char* buffer; // the text of all
+    char* buffer; // text of all words
 } WordList;
 
 void word_list_close(WordList* list);
 
 // ---- writing ----
 
-// Writes what transformers reads as the tokenizer of a model with a context of max_T into a
-// directory.
+// Writes the tokenizer of a model with a context of max_T for transformers into a directory.
 void word_list_write_hf(const TokenText* words, int count, const char* directory, int max_T);
 
 // ---- reading ----
 
-// Reads the words of a tokenizer.json. Returns 0 if the file is anything else than a list of words;
-// one that would encode text in another way than ours ends the program.
+// Reads the words of a tokenizer.json. Returns 0 if it is not a list of words; ends the program if
+// it is one that would encode text differently.
 int word_list_read(WordList* list, const char* path);
 
 #ifdef __cplusplus
@@ -66,7 +65,7 @@ int word_list_read(WordList* list, const char* path);
 #include "llmc/tokenizer/bpe.h"
 #include "llmc/tokenizer/bpe_files.h"
 
-#define WORD_FILE_MAX_ ((size_t)16 << 20) // bytes: a longer tokenizer.json is no list of words
+#define WORD_FILE_MAX_ ((size_t)16 << 20) // a larger tokenizer.json is not a list of words
 
 void word_list_close(WordList* list) {
     free(list->words);
@@ -76,12 +75,12 @@ void word_list_close(WordList* list) {
 
 // ---- writing ----
 
-static int word_by_length_(const void* a, const void* b) { // longest first; equals as they stood
+static int word_by_length_(const void* a, const void* b) { // longest first; equal lengths keep their order
     const TokenText *x = *(const TokenText*const*)a, *y = *(const TokenText*const*)b;
     return x->length != y->length ? (x->length < y->length) - (x->length > y->length) : (x > y) - (x < y);
 }
 
-// All words as one regular expression, terminated; the caller frees it.
+// Returns all words as one terminated regular expression; the caller frees it.
 static char* word_pattern_(const TokenText* words, int count) {
     size_t bytes = 1;
     const TokenText** order = (const TokenText**)check_alloc((size_t)count, sizeof(*order), "words");
@@ -107,15 +106,15 @@ static char* word_pattern_(const TokenText* words, int count) {
     return pattern;
 }
 
-// Prints JSON that is spelled with ' for ".
+// Prints JSON that is written here with ' for ".
 static void word_file_print_(const char* text, FILE* file) {
     for (; *text; text++) {
         fputc(*text == '\'' ? '"' : *text, file);
     }
 }
 
-// The whole file. Keys are in the order of tokenizers, which writes such a file in the same way;
-// the post_processor adds nothing, and is what transformers puts in when it saves the file again.
+// Writes the whole file. Keys are in the order of tokenizers, which writes the same file; the
+// post_processor adds nothing, but transformers inserts it when it saves the file again.
 static void word_file_put_(const TokenText* words, int count, FILE* file) {
     char* pattern = word_pattern_(words, count);
     const size_t length = strlen(pattern) + 16;
@@ -157,14 +156,14 @@ void word_list_write_hf(const TokenText* words, int count, const char* directory
 
 // ---- reading ----
 
-// A file that is being read.
+// File being read.
 typedef struct {
     JsonReader json;
     WordList* list;
-    int is_words, has_end; // its model is a WordLevel; <|endoftext|> has come
+    int is_words, has_end; // its model is a WordLevel; <|endoftext|> has been read
 } WordFile_;
 
-// One "word": id, the key read. Ids come in ascending order, end-of-text last.
+// Reads one "word": id, after its key. Ids ascend, end-of-text is last.
 static int word_file_word_(WordFile_* f, const char* text, size_t length) {
     size_t id;
     WordList* list = f->list;
@@ -200,7 +199,7 @@ static int word_file_vocab_(WordFile_* f) {
     return more == 0;
 }
 
-// The type of the model comes before its vocabulary; vocabularies of other types are skipped.
+// Reads the model. Its type comes before its vocabulary; skips vocabularies of other types.
 static int word_file_model_(WordFile_* f) {
     const char *key, *type;
     int more = json_take(&f->json, '{') ? 1 : -1;
@@ -220,7 +219,7 @@ static int word_file_model_(WordFile_* f) {
     return more == 0;
 }
 
-// The words of the file, wherever they stand in it.
+// Reads the words of the file, wherever they are.
 static int word_file_words_(WordFile_* f) {
     const char* key;
     size_t length;
@@ -235,7 +234,7 @@ static int word_file_words_(WordFile_* f) {
            (f->has_end || error_set(f->json.error, f->json.path, "no token " BPE_EOT_TEXT));
 }
 
-// Whether two texts are the same JSON, its keys in the same order; `wanted` is ours.
+// True if two texts are the same JSON, with keys in the same order; `wanted` is ours.
 static int word_file_same_(JsonReader* found, JsonReader* wanted) {
     static const char what[] =
         "another character: only a tokenizer.json that this program wrote for these words";
@@ -262,7 +261,7 @@ static int word_file_same_(JsonReader* found, JsonReader* wanted) {
     return json_end(found);
 }
 
-// All that the file says, besides its words, is what we would write for them.
+// Checks that everything in the file besides its words is what we would write for them.
 static void word_file_check_(const char* path, char* text, size_t bytes, const WordList* list) {
     char error[ERROR_BYTES];
     TextBuffer buffer;
