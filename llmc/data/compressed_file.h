@@ -1,20 +1,20 @@
 /*
-compressed_file.h -- the bytes of a file, unpacked while they are read: gzip (.gz), Zstandard
-(.zst), or as it is.
+compressed_file.h -- reads a file, and decompresses it on the way: gzip (.gz), Zstandard (.zst), or
+as it is.
 
     CompressedFile file;
-    int ok = packed_open(&file, "a.jsonl.gz", error);
-    while (ok && (ok = packed_read(&file, buffer, sizeof(buffer), &got)) && got > 0) { ... }
-    packed_close(&file);
+    int ok = compressed_open(&file, "a.jsonl.gz", error);
+    while (ok && (ok = compressed_read(&file, buffer, sizeof(buffer), &got)) && got > 0) { ... }
+    compressed_close(&file);
 
-What packs a file is told by the end of its name; "-" is standard input, as it is. Several members
-of gzip or frames of Zstandard behind each other are one file. A file that ends inside of one is
-truncated: an error, as are damaged data, a wrong checksum, and anything else behind the last member
-but zeros behind one of gzip, which tapes and disks are filled up with. Memory does not depend on
-the file, but for Zstandard's window, which the file chooses (2 GiB at most).
+The ending of the name decides the format; "-" is standard input, as it is. Several gzip members or
+Zstandard frames in a row are one file. It is an error if the file ends inside one, if data are
+damaged, if a checksum is wrong, or if anything follows the last member, except zeros after gzip,
+with which tapes and disks are padded. Memory does not depend on the file, except for Zstandard's
+window, which the file chooses (2 GiB at most).
 
-Functions return 0 with the message in `error` (of ERROR_BYTES, the caller's, who keeps it as long
-as the file).
+Functions return 0 with the message in `error` (of ERROR_BYTES), which the caller keeps as long as
+the file.
 */
 #ifndef LLMC_COMPRESSED_FILE_H
 #define LLMC_COMPRESSED_FILE_H
@@ -26,42 +26,41 @@ as the file).
 extern "C" {
 #endif
 
-typedef enum { PACKED_NOT, PACKED_GZIP, PACKED_ZSTD } PackedKind;
+typedef enum { COMPRESSED_NOT, COMPRESSED_GZIP, COMPRESSED_ZSTD } PackedKind;
 
 typedef struct {
     const char* path; // borrowed
     char* error;      // borrowed
     PackedKind kind;
     int fd;
-    uint64_t read_bytes;   // of the file, so far
-    unsigned char* packed; // (PACKED_BUFFER_) packed bytes; those from `at` to `end` are still to be unpacked
+    uint64_t read_bytes;   // bytes of the file read so far
+    unsigned char* packed; // (COMPRESSED_BUFFER_); bytes from `at` to `end` are still to be decompressed
     size_t at, end;
-    int is_inside;     // of a member or frame
-    int has_member;    // of gzip, read to its end
-    int is_padded;     // zeros have been found behind it
-    int has_more;      // the last output was full: there may be more without further input
-    double window_mib; // of a frame of Zstandard; 0: not known
-    void* library;     // its decompressor: an isal inflate_state, a z_stream or a ZSTD_DStream
+    int is_inside;     // inside a member or frame
+    int has_member;    // a gzip member has been read to its end
+    int is_padded;     // zeros follow it
+    int has_more;      // the last output was full: more may come without further input
+    double window_mib; // window of a Zstandard frame; 0: unknown
+    void* library;     // decompressor: an isal inflate_state, a z_stream or a ZSTD_DStream
 } CompressedFile;
 
-PackedKind packed_kind(const char* path);
+PackedKind compressed_kind(const char* path);
 
-// Bytes of the name without ".gz" or ".zst".
-size_t packed_name_bytes(const char* path);
+// Returns the length of the name without ".gz" or ".zst".
+size_t compressed_name_bytes(const char* path);
 
 // ---- use ----
 
-// The caller closes it after success.
-int packed_open(CompressedFile* file, const char* path, char* error);
+// Opens a file; after success the caller closes it.
+int compressed_open(CompressedFile* file, const char* path, char* error);
 
-void packed_close(CompressedFile* file);
+void compressed_close(CompressedFile* file);
 
-// Sets the next bytes of the unpacked file and *got to their number: `bytes`, unless the file ends
-// before.
-int packed_read(CompressedFile* file, void* buffer, size_t bytes, size_t* got);
+// Reads the next `bytes` of the decompressed file, fewer only at its end; sets *got.
+int compressed_read(CompressedFile* file, void* buffer, size_t bytes, size_t* got);
 
-// Steps over as many bytes of the unpacked file. It is an error if the file ends before.
-int packed_skip(CompressedFile* file, uint64_t bytes);
+// Skips `bytes` of the decompressed file. It is an error if the file ends before.
+int compressed_skip(CompressedFile* file, uint64_t bytes);
 
 #ifdef __cplusplus
 }
@@ -93,37 +92,39 @@ int packed_skip(CompressedFile* file, uint64_t bytes);
 #include <zstd_errors.h>
 #endif
 
-enum { PACKED_BUFFER_ = 1 << 18 }; // bytes read from a packed file at a time
-#ifndef PACKED_ZSTD_WINDOW
-#define PACKED_ZSTD_WINDOW 31 // log2 of the largest window in bytes: what `zstd --long=31` writes
+enum { COMPRESSED_BUFFER_ = 1 << 18 }; // compressed bytes read at a time
+#ifndef COMPRESSED_ZSTD_WINDOW
+#define COMPRESSED_ZSTD_WINDOW 31 // log2 of the largest window in bytes: that of `zstd --long=31`
 #endif
 
-PackedKind packed_kind(const char* path) {
-    return file_ends_in(path, ".gz") ? PACKED_GZIP : file_ends_in(path, ".zst") ? PACKED_ZSTD : PACKED_NOT;
+PackedKind compressed_kind(const char* path) {
+    return file_ends_in(path, ".gz")    ? COMPRESSED_GZIP
+           : file_ends_in(path, ".zst") ? COMPRESSED_ZSTD
+                                        : COMPRESSED_NOT;
 }
 
-size_t packed_name_bytes(const char* path) {
+size_t compressed_name_bytes(const char* path) {
     static const size_t endings[3] = {0, sizeof(".gz") - 1, sizeof(".zst") - 1};
-    return strlen(path) - endings[packed_kind(path)];
+    return strlen(path) - endings[compressed_kind(path)];
 }
 
 // ---- gzip ----
 
 #if defined(HAVE_ISAL)
-static void packed_begin_member_(CompressedFile* file) {
+static void compressed_begin_member_(CompressedFile* file) {
     struct inflate_state* stream = (struct inflate_state*)file->library;
     isal_inflate_reset(stream);
-    stream->crc_flag = ISAL_GZIP; // header and checksum are its business
+    stream->crc_flag = ISAL_GZIP; // isal checks header and checksum
 }
 
-static int packed_open_gzip_(CompressedFile* file) {
+static int compressed_open_gzip_(CompressedFile* file) {
     file->library = check_alloc(1, sizeof(struct inflate_state), "unpacking gzip");
     isal_inflate_init((struct inflate_state*)file->library);
-    packed_begin_member_(file);
+    compressed_begin_member_(file);
     return 1;
 }
 
-static const char* packed_isal_error_(int result) {
+static const char* compressed_isal_error_(int result) {
     return result == ISAL_INVALID_WRAPPER      ? "incorrect header"
            : result == ISAL_UNSUPPORTED_METHOD ? "unknown method"
            : result == ISAL_INCORRECT_CHECKSUM ? "incorrect checksum"
@@ -131,8 +132,8 @@ static const char* packed_isal_error_(int result) {
                                                : "invalid data";
 }
 
-// Unpacks what goes into out; sets *got to its bytes and moves file->at.
-static int packed_step_gzip_(CompressedFile* file, void* out, size_t room, size_t* got) {
+// Decompresses as much as fits into out; sets *got to its bytes and advances file->at.
+static int compressed_step_gzip_(CompressedFile* file, void* out, size_t room, size_t* got) {
     struct inflate_state* stream = (struct inflate_state*)file->library;
     const uint32_t max = (uint32_t)(room < UINT32_MAX ? room : UINT32_MAX);
     stream->next_in = file->packed + file->at;
@@ -142,7 +143,7 @@ static int packed_step_gzip_(CompressedFile* file, void* out, size_t room, size_
     const int result = isal_inflate(stream);
     if (result != ISAL_DECOMP_OK && result != ISAL_END_INPUT) {
         return error_set(file->error, file->path, "damaged, or not gzip data, in its first %llu bytes: %s",
-                         (unsigned long long)file->read_bytes, packed_isal_error_(result));
+                         (unsigned long long)file->read_bytes, compressed_isal_error_(result));
     }
     *got = max - stream->avail_out;
     file->is_inside = file->end - file->at > stream->avail_in || *got > 0 ? 1 : file->is_inside;
@@ -150,23 +151,23 @@ static int packed_step_gzip_(CompressedFile* file, void* out, size_t room, size_
     if (stream->block_state == ISAL_BLOCK_FINISH) {
         file->is_inside = 0;
         file->has_member = 1;
-        packed_begin_member_(file);
+        compressed_begin_member_(file);
     }
     return 1;
 }
 
-static void packed_close_gzip_(CompressedFile* file) { free(file->library); }
+static void compressed_close_gzip_(CompressedFile* file) { free(file->library); }
 #elif defined(HAVE_ZLIB)
-static int packed_open_gzip_(CompressedFile* file) {
-    const int gzip_only = 16; // no zlib or raw format, the largest window
+static int compressed_open_gzip_(CompressedFile* file) {
+    const int gzip_only = 16; // neither zlib's nor the raw format, with the largest window
     file->library = check_alloc(1, sizeof(z_stream), "unpacking gzip");
     CHECK(inflateInit2((z_stream*)file->library, MAX_WBITS + gzip_only) == Z_OK,
           "%s: no memory to unpack gzip", file->path);
     return 1;
 }
 
-// Unpacks what goes into out; sets *got to its bytes and moves file->at.
-static int packed_step_gzip_(CompressedFile* file, void* out, size_t room, size_t* got) {
+// Decompresses as much as fits into out; sets *got to its bytes and advances file->at.
+static int compressed_step_gzip_(CompressedFile* file, void* out, size_t room, size_t* got) {
     z_stream* stream = (z_stream*)file->library;
     const uInt max = (uInt)(room < UINT_MAX ? room : UINT_MAX);
     stream->next_in = file->packed + file->at;
@@ -191,37 +192,39 @@ static int packed_step_gzip_(CompressedFile* file, void* out, size_t room, size_
     return 1;
 }
 
-static void packed_close_gzip_(CompressedFile* file) {
+static void compressed_close_gzip_(CompressedFile* file) {
     inflateEnd((z_stream*)file->library);
     free(file->library);
 }
 #else
-static int packed_open_gzip_(CompressedFile* file) {
+static int compressed_open_gzip_(CompressedFile* file) {
     return error_set(file->error, file->path,
                      "built without zlib: install zlib1g-dev or libisal-dev and rebuild");
 }
-static int packed_step_gzip_(CompressedFile* file, void* out, size_t room, size_t* got) {
+static int compressed_step_gzip_(CompressedFile* file, void* out, size_t room, size_t* got) {
     (void)out, (void)room, (void)got;
-    return packed_open_gzip_(file);
+    return compressed_open_gzip_(file);
 }
-static void packed_close_gzip_(CompressedFile* file) { (void)file; }
+static void compressed_close_gzip_(CompressedFile* file) { (void)file; }
 #endif
 
 // ---- Zstandard ----
 
 #ifdef HAVE_ZSTD
-static int packed_open_zstd_(CompressedFile* file) {
+static int compressed_open_zstd_(CompressedFile* file) {
     ZSTD_DStream* stream = ZSTD_createDStream();
     file->library = stream;
-    CHECK(stream && !ZSTD_isError(ZSTD_DCtx_setParameter(stream, ZSTD_d_windowLogMax, PACKED_ZSTD_WINDOW)),
+    CHECK(stream &&
+              !ZSTD_isError(ZSTD_DCtx_setParameter(stream, ZSTD_d_windowLogMax, COMPRESSED_ZSTD_WINDOW)),
           "%s: no memory to unpack Zstandard", file->path);
     return 1;
 }
 
-// The window of a frame whose first n bytes are here, in MiB (RFC 8878, 3.1.1.1); 0: not known.
-static double packed_zstd_window_mib_(const unsigned char* frame, size_t n) {
+// Returns the window, in MiB, of a frame of which the first n bytes are given (RFC 8878, 3.1.1.1);
+// 0 if unknown.
+static double compressed_zstd_window_mib_(const unsigned char* frame, size_t n) {
     static const unsigned char magic[4] = {0x28, 0xB5, 0x2F, 0xFD};
-    const int is_single = n > 4 && frame[4] & 0x20; // its window is all of it
+    const int is_single = n > 4 && frame[4] & 0x20; // its window is the whole frame
     if (n < 6 || memcmp(frame, magic, sizeof(magic)) != 0 || is_single) {
         return 0;
     }
@@ -229,8 +232,8 @@ static double packed_zstd_window_mib_(const unsigned char* frame, size_t n) {
     return (base + base / 8 * (frame[5] & 7)) / (1 << 20);
 }
 
-// An error of the library: damaged data, or more memory than it may have or can get.
-static int packed_zstd_error_(CompressedFile* file, size_t result) {
+// Sets the library's error: damaged data, or more memory than allowed or available.
+static int compressed_zstd_error_(CompressedFile* file, size_t result) {
     const ZSTD_ErrorCode code = ZSTD_getErrorCode(result);
     char window[64] = "a large window";
     if (file->window_mib > 0) {
@@ -243,46 +246,46 @@ static int packed_zstd_error_(CompressedFile* file, size_t result) {
     if (code == ZSTD_error_frameParameter_windowTooLarge) {
         return error_set(file->error, file->path,
                          "needs %s to be unpacked, wanted at most %d MiB: pack it with --long=%d or less",
-                         window, 1 << (PACKED_ZSTD_WINDOW - 20), PACKED_ZSTD_WINDOW);
+                         window, 1 << (COMPRESSED_ZSTD_WINDOW - 20), COMPRESSED_ZSTD_WINDOW);
     }
     return error_set(file->error, file->path, "damaged, or not Zstandard data, in its first %llu bytes: %s",
                      (unsigned long long)file->read_bytes, ZSTD_getErrorName(result));
 }
 
-static int packed_step_zstd_(CompressedFile* file, void* out, size_t room, size_t* got) {
+static int compressed_step_zstd_(CompressedFile* file, void* out, size_t room, size_t* got) {
     ZSTD_inBuffer input = {file->packed + file->at, file->end - file->at, 0};
     ZSTD_outBuffer output = {out, room, 0};
     if (!file->is_inside) {
-        file->window_mib = packed_zstd_window_mib_(file->packed + file->at, input.size);
+        file->window_mib = compressed_zstd_window_mib_(file->packed + file->at, input.size);
     }
     const size_t result = ZSTD_decompressStream((ZSTD_DStream*)file->library, &output, &input);
     if (ZSTD_isError(result)) {
-        return packed_zstd_error_(file, result);
+        return compressed_zstd_error_(file, result);
     }
     *got = output.pos;
     file->at += input.pos;
-    if (input.pos > 0 || output.pos > 0) { // else it only says what it would like to read
+    if (input.pos > 0 || output.pos > 0) { // otherwise it only tells how much it would like to read
         file->is_inside = result != 0;
     }
     return 1;
 }
 
-static void packed_close_zstd_(CompressedFile* file) { ZSTD_freeDStream((ZSTD_DStream*)file->library); }
+static void compressed_close_zstd_(CompressedFile* file) { ZSTD_freeDStream((ZSTD_DStream*)file->library); }
 #else
-static int packed_open_zstd_(CompressedFile* file) {
+static int compressed_open_zstd_(CompressedFile* file) {
     return error_set(file->error, file->path, "built without zstd: install libzstd-dev and rebuild");
 }
-static int packed_step_zstd_(CompressedFile* file, void* out, size_t room, size_t* got) {
+static int compressed_step_zstd_(CompressedFile* file, void* out, size_t room, size_t* got) {
     (void)out, (void)room, (void)got;
-    return packed_open_zstd_(file);
+    return compressed_open_zstd_(file);
 }
-static void packed_close_zstd_(CompressedFile* file) { (void)file; }
+static void compressed_close_zstd_(CompressedFile* file) { (void)file; }
 #endif
 
 // ---- use ----
 
-// Reads bytes of the file itself.
-static int packed_fetch_(CompressedFile* file, void* buffer, size_t room, size_t* got) {
+// Reads compressed bytes.
+static int compressed_fetch_(CompressedFile* file, void* buffer, size_t room, size_t* got) {
     ssize_t n;
     do {
         n = read(file->fd, buffer, room);
@@ -295,13 +298,13 @@ static int packed_fetch_(CompressedFile* file, void* buffer, size_t room, size_t
     return 1;
 }
 
-int packed_open(CompressedFile* file, const char* path, char* error) {
+int compressed_open(CompressedFile* file, const char* path, char* error) {
     const int is_stdin = strcmp(path, "-") == 0;
     struct stat info;
     memset(file, 0, sizeof(*file));
     file->path = is_stdin ? "standard input" : path;
     file->error = error;
-    file->kind = packed_kind(path);
+    file->kind = compressed_kind(path);
     file->fd = is_stdin ? STDIN_FILENO : open(path, O_RDONLY | O_CLOEXEC);
     if (file->fd < 0 || fstat(file->fd, &info) != 0) {
         error_set(error, path, "cannot open: %s", strerror(errno));
@@ -312,22 +315,22 @@ int packed_open(CompressedFile* file, const char* path, char* error) {
     }
     const int ok = S_ISDIR(info.st_mode) ? error_set(error, path, "a directory, wanted a file")
                    : !file_is_fetched(file->fd, path, error) ? 0
-                   : file->kind == PACKED_GZIP               ? packed_open_gzip_(file)
-                   : file->kind == PACKED_ZSTD               ? packed_open_zstd_(file)
+                   : file->kind == COMPRESSED_GZIP           ? compressed_open_gzip_(file)
+                   : file->kind == COMPRESSED_ZSTD           ? compressed_open_zstd_(file)
                                                              : 1;
     if (!ok) {
         close(file->fd);
-    } else if (file->kind != PACKED_NOT) {
-        file->packed = (unsigned char*)check_alloc(PACKED_BUFFER_, 1, path);
+    } else if (file->kind != COMPRESSED_NOT) {
+        file->packed = (unsigned char*)check_alloc(COMPRESSED_BUFFER_, 1, path);
     }
     return ok;
 }
 
-void packed_close(CompressedFile* file) {
-    if (file->kind == PACKED_GZIP) {
-        packed_close_gzip_(file);
-    } else if (file->kind == PACKED_ZSTD) {
-        packed_close_zstd_(file);
+void compressed_close(CompressedFile* file) {
+    if (file->kind == COMPRESSED_GZIP) {
+        compressed_close_gzip_(file);
+    } else if (file->kind == COMPRESSED_ZSTD) {
+        compressed_close_zstd_(file);
     }
     free(file->packed);
     if (file->fd != STDIN_FILENO) {
@@ -336,8 +339,8 @@ void packed_close(CompressedFile* file) {
     memset(file, 0, sizeof(*file));
 }
 
-// Steps over zeros behind a member of gzip: nothing else may follow them.
-static int packed_skip_zeros_(CompressedFile* file) {
+// Skips zeros after a gzip member: nothing else may follow them.
+static int compressed_skip_zeros_(CompressedFile* file) {
     while (file->at < file->end && file->packed[file->at] == 0) {
         file->at++;
         file->is_padded = 1;
@@ -349,23 +352,23 @@ static int packed_skip_zeros_(CompressedFile* file) {
                      (unsigned long long)file->read_bytes);
 }
 
-// Unpacks some more. *got is 0 only at the end of the file.
-static int packed_unpack_(CompressedFile* file, void* buffer, size_t room, size_t* got) {
+// Decompresses some more. *got is 0 only at the end of the file.
+static int compressed_unpack_(CompressedFile* file, void* buffer, size_t room, size_t* got) {
     for (*got = 0; *got == 0;) {
         if (file->at == file->end && !file->has_more) {
             file->at = 0;
-            if (!packed_fetch_(file, file->packed, PACKED_BUFFER_, &file->end)) {
+            if (!compressed_fetch_(file, file->packed, COMPRESSED_BUFFER_, &file->end)) {
                 return 0;
             }
             if (file->end == 0) {
                 return file->read_bytes > 0 && !file->is_inside
                            ? 1
                            : error_set(file->error, file->path, "truncated: its %s data has no end",
-                                       file->kind == PACKED_GZIP ? "gzip" : "Zstandard");
+                                       file->kind == COMPRESSED_GZIP ? "gzip" : "Zstandard");
             }
         }
         if (file->has_member && !file->is_inside) {
-            if (!packed_skip_zeros_(file)) {
+            if (!compressed_skip_zeros_(file)) {
                 return 0;
             }
             if (file->at == file->end) {
@@ -373,7 +376,8 @@ static int packed_unpack_(CompressedFile* file, void* buffer, size_t room, size_
                 continue;
             }
         }
-        if (!(file->kind == PACKED_GZIP ? packed_step_gzip_ : packed_step_zstd_)(file, buffer, room, got)) {
+        if (!(file->kind == COMPRESSED_GZIP ? compressed_step_gzip_ : compressed_step_zstd_)(file, buffer,
+                                                                                             room, got)) {
             return 0;
         }
         file->has_more = *got == room;
@@ -381,23 +385,23 @@ static int packed_unpack_(CompressedFile* file, void* buffer, size_t room, size_
     return 1;
 }
 
-int packed_read(CompressedFile* file, void* buffer, size_t bytes, size_t* got) {
+int compressed_read(CompressedFile* file, void* buffer, size_t bytes, size_t* got) {
     size_t done = 0, n = 1;
     int ok = 1;
     while (ok && n > 0 && done < bytes) {
-        ok = (file->kind == PACKED_NOT ? packed_fetch_ : packed_unpack_)(file, (char*)buffer + done,
-                                                                         bytes - done, &n);
+        ok = (file->kind == COMPRESSED_NOT ? compressed_fetch_ : compressed_unpack_)(
+            file, (char*)buffer + done, bytes - done, &n);
         done += ok ? n : 0;
     }
     *got = done;
     return ok;
 }
 
-// Steps over so much of a file that is not packed, if it can be done without reading it.
-static int packed_seek_(CompressedFile* file, uint64_t bytes) {
+// Skips bytes of an uncompressed file by seeking, as far as possible.
+static int compressed_seek_(CompressedFile* file, uint64_t bytes) {
     struct stat info;
     const off_t at = lseek(file->fd, 0, SEEK_CUR);
-    if (file->kind != PACKED_NOT || at < 0 || fstat(file->fd, &info) != 0 || !S_ISREG(info.st_mode) ||
+    if (file->kind != COMPRESSED_NOT || at < 0 || fstat(file->fd, &info) != 0 || !S_ISREG(info.st_mode) ||
         at > info.st_size || bytes > (uint64_t)(info.st_size - at)) {
         return 0;
     }
@@ -405,14 +409,14 @@ static int packed_seek_(CompressedFile* file, uint64_t bytes) {
     return lseek(file->fd, (off_t)bytes, SEEK_CUR) >= 0;
 }
 
-int packed_skip(CompressedFile* file, uint64_t bytes) {
+int compressed_skip(CompressedFile* file, uint64_t bytes) {
     char waste[1 << 14];
-    if (packed_seek_(file, bytes)) {
+    if (compressed_seek_(file, bytes)) {
         return 1;
     }
     while (bytes > 0) {
         size_t got;
-        if (!packed_read(file, waste, bytes < sizeof(waste) ? (size_t)bytes : sizeof(waste), &got)) {
+        if (!compressed_read(file, waste, bytes < sizeof(waste) ? (size_t)bytes : sizeof(waste), &got)) {
             return 0;
         }
         if (got == 0) {

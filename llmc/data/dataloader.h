@@ -2,27 +2,27 @@
 dataloader.h -- the order in which a run reads its rows, and the batches made of them, ahead of
 time.
 
-The sequences of a run are p = 0, 1, 2, ... Sequence p is row number j of a source (mixture.h),
-counted over the source's epochs of S rows; with e = j / S and i = j mod S it is
+The sequences of a run are p = 0, 1, 2, ... Sequence p is row j of a source (mixture.h), counted
+over the source's epochs of S rows. With e = j / S and i = j mod S it is
 
     row i                              in order
-    row permute_e(i)                   shuffled, by a bijection for each epoch
-    row permute_e(i / G) G + i mod G   shuffled, PACK_UNIFORM: groups of G rows of about the same length stay
-                                       together; the rows of a last, short group end the epoch
+    row permute_e(i)                   shuffled, by one bijection per epoch
+    row permute_e(i / G) G + i mod G   shuffled, PACK_UNIFORM: groups of G rows of about the same
+                                       length stay together; a last, short group ends the epoch
 
 Any p is found in O(1), so a run can resume anywhere. An update takes the next S sequences, in
-micro-batches of B and a last one that may be smaller; micro-batch k is that of process k mod n in
-micro-step k div n. In the last micro-step some processes may have none: a batch of no sequences. So
-the sequences of an update depend on neither B nor n.
+micro-batches of B, of which the last may be smaller; micro-batch k belongs to rank k mod n in
+micro-step k div n. In the last micro-step some ranks may have none: a batch of no sequences. So the
+sequences of an update depend on neither B nor n.
 
-A batch is T tokens wide. With PACK_DYNAMIC and PACK_UNIFORM that is the length of its longest row,
-rounded up to a multiple of 8, with the others the T that the rows were made for.
+A batch is T tokens wide. With PACK_DYNAMIC and PACK_UNIFORM, T is the length of its longest row,
+rounded up to a multiple of 8; with the others, the T that the rows were made for.
 
 A thread fills the next batches while the caller works on one. `wait_s` is the time the caller
 waited for it.
 
-If somebody writes to a file meanwhile, so that it becomes shorter or has a token that is not below
-V, the batch that found it and all later ones have zeros for tokens, and dataloader_error says why.
+If a file is changed meanwhile, so that it becomes shorter or has a token that is not below V, the
+batch that hit it and all later ones have zeros for tokens, and dataloader_error has the reason.
 */
 #ifndef LLMC_DATALOADER_H
 #define LLMC_DATALOADER_H
@@ -41,22 +41,22 @@ typedef enum { SHUFFLE_OFF, SHUFFLE_ON } Shuffle;
 
 // Owned by the loader; valid until its next batch or seek.
 typedef struct {
-    const int *inputs, *targets; // (B, T); a target of -1 does not count
-    const int* starts;           // (B, T) where each token's document starts in its row; or NULL
+    const int *inputs, *targets; // (B, T); targets of -1 are ignored
+    const int* starts;           // (B, T) start of each token's document in its row; or NULL
     int B, T;
-    int counted; // targets that are not -1
+    int counted; // number of targets that are not -1
 } Batch;
 
 typedef struct {
-    int B;             // sequences of a batch
-    int64_t sequences; // of an update, S
+    int B;             // sequences per batch
+    int64_t sequences; // S, sequences per update
     Shuffle shuffle;
     uint64_t seed;
-    int group; // G, for PACK_UNIFORM alone
+    int group; // G, for PACK_UNIFORM only
     int rank, num_processes;
 } DataloaderSettings;
 
-// A micro-step: of the update that starts at sequence `first`.
+// A micro-step of the update that starts at sequence `first`.
 typedef struct {
     uint64_t first;
     int64_t micro_step;
@@ -65,51 +65,51 @@ typedef struct {
 enum {
     DATALOADER_GROUP = 64, // G: a few micro-batches of similar length, and several lengths in an update
     DATALOADER_SLOTS_ = 3, // one with the caller, one ready, one being filled
-    DATALOADER_WIDTH_ = 8  // rows of a batch are as long as a multiple of this
+    DATALOADER_WIDTH_ = 8  // rows of a batch are padded to a multiple of this
 };
 
 typedef struct {
     const DataSources* sources;
     DataloaderSettings settings;
     int B, T;
-    uint64_t
-        num_sequences; // an epoch (mixture_epoch): a loop over the validation data is ceil(this / B) batches
-    uint64_t next;     // p of the next micro-step, of all processes
-    double wait_s;     // seconds that dataloader_next has waited so far
-    int is_full;       // the last batch, of all processes: as many rows and as wide as can be
+    uint64_t num_sequences; // of an epoch (mixture_epoch)
+    uint64_t next;          // p of the next micro-step, all ranks together
+    double wait_s;          // seconds that dataloader_next has waited so far
+    int is_full;            // the last batch was full on every rank: as many rows, and as wide, as possible
 
-    int* memory; // of all slots: inputs, targets and starts of each
+    int* memory; // inputs, targets and starts of all slots
     Batch slot[DATALOADER_SLOTS_];
     pthread_t thread;
-    pthread_mutex_t mutex; // of all that follows, and of the slots between consumed + 1 and produced
+    pthread_mutex_t mutex; // guards everything below, and the slots from consumed + 1 to produced
     pthread_cond_t changed;
-    uint64_t consumed, produced;  // batches; number k is in slot k % DATALOADER_SLOTS_
-    DataloaderPlace_ at, to_fill; // of the next batch, and of the next to fill
+    uint64_t consumed, produced;  // batches; batch k is in slot k % DATALOADER_SLOTS_
+    DataloaderPlace_ at, to_fill; // position of the next batch, and of the next to fill
     int is_filling, stop;
 
     char are_full[DATALOADER_SLOTS_];  // by slot: is_full
     char has_zeros[DATALOADER_SLOTS_]; // by slot: the data could not be read
-    int is_broken;                     // such a batch was given
-    char error[ERROR_BYTES];           // the thread's before that; once it is set, nothing is read any more
+    int is_broken;                     // such a batch was returned
+    char error[ERROR_BYTES]; // belongs to the thread before that; once it is set, nothing more is read
 } Dataloader;
 
 // ---- the interface ----
 
-// `sources` are packed (mixture_pack) and closed after the loader; the loader stays where it is
-// until it is closed.
+// Opens a loader, which must not move. `sources` are packed (mixture_pack), and closed after the
+// loader.
 void dataloader_open(Dataloader* loader, const DataSources* sources, DataloaderSettings settings);
 
-// The next update starts at sequence p of the run, counted over epochs.
+// Makes the next update start at sequence p of the run, counted over epochs.
 void dataloader_seek(Dataloader* loader, uint64_t sequence);
 
-// The next micro-batch of this process: at most B sequences, maybe none; an epoch may end among
-// them.
+// Returns the next micro-batch of this rank: at most B sequences, possibly none; an epoch may end
+// inside.
 Batch dataloader_next(Dataloader* loader);
 
-// NULL, or one line: why the last batch, or an earlier one, has zeros for tokens.
+// Returns the reason why the last batch, or an earlier one, has zeros for tokens, in one line; NULL
+// if none has.
 const char* dataloader_error(const Dataloader* loader);
 
-// The share of padding in the run's first `batches` batches of one process.
+// Returns the share of padding in the run's first `batches` batches of one rank.
 double dataloader_padding(const Dataloader* loader, int batches);
 
 void dataloader_close(Dataloader* loader);
@@ -138,7 +138,8 @@ static uint64_t dataloader_row_(const Dataloader* loader, int s, uint64_t j) {
     const DataloaderSettings* o = &loader->settings;
     const Rows* rows = &loader->sources->source[s].rows;
     const uint64_t S = rows->count, i = j % S, G = (uint64_t)o->group;
-    const uint64_t stream = rand_stream("data order") + j / S + ((uint64_t)s << 48); // 2^48 epochs apart
+    const uint64_t stream =
+        rand_stream("data order") + j / S + ((uint64_t)s << 48); // sources are 2^48 epochs apart
     if (o->shuffle == SHUFFLE_OFF || (rows->pack == PACK_UNIFORM && i >= S / G * G)) {
         return i;
     }
@@ -146,7 +147,7 @@ static uint64_t dataloader_row_(const Dataloader* loader, int s, uint64_t j) {
                                       : rand_permute(o->seed, stream, S, i);
 }
 
-// The rows that are sequence p, and its number in them.
+// Returns the rows that contain sequence p, and sets its index.
 static const Rows* dataloader_find_(const Dataloader* loader, uint64_t p, uint64_t* row) {
     uint64_t j;
     const int s = mixture_find(loader->sources, p, &j);
@@ -154,7 +155,7 @@ static const Rows* dataloader_find_(const Dataloader* loader, uint64_t p, uint64
     return &loader->sources->source[s].rows;
 }
 
-// Tokens of sequence p, without padding.
+// Returns the length of sequence p, without padding.
 static int dataloader_length_(const Dataloader* loader, uint64_t p) {
     uint64_t row;
     const Rows* rows = dataloader_find_(loader, p, &row);
@@ -163,7 +164,7 @@ static int dataloader_length_(const Dataloader* loader, uint64_t p) {
 
 // ---- batches ----
 
-// T of a batch of B sequences from p on.
+// Returns T of a batch of B sequences from p on.
 static int dataloader_width_(const Dataloader* loader, uint64_t p, int B) {
     if (loader->sources->pack != PACK_DYNAMIC && loader->sources->pack != PACK_UNIFORM) {
         return loader->T;
@@ -177,7 +178,7 @@ static int dataloader_width_(const Dataloader* loader, uint64_t p, int B) {
     return width < loader->T ? width : loader->T;
 }
 
-// A slot that is being filled, for mapped_try.
+// Slot being filled, for mapped_try.
 typedef struct {
     const Dataloader* loader;
     Batch* slot;
@@ -201,7 +202,7 @@ static void dataloader_read_(void* filling_) {
     }
 }
 
-// A batch of tokens that every model knows.
+// Fills a batch with zeros, a token that every model knows.
 static void dataloader_fill_zeros_(Dataloader* loader, Batch* slot) {
     const size_t bytes = (size_t)slot->B * (size_t)loader->T * sizeof(int);
     slot->T = loader->T;
@@ -214,7 +215,7 @@ static void dataloader_fill_zeros_(Dataloader* loader, Batch* slot) {
     }
 }
 
-// Sets the error from what happened while a batch was read.
+// Sets the error that occurred while a batch was read.
 static void dataloader_break_(Dataloader* loader, MappedResult result, const void* where) {
     const DataSources* sources = loader->sources;
     int found = 0;
@@ -223,13 +224,13 @@ static void dataloader_break_(Dataloader* loader, MappedResult result, const voi
     }
 }
 
-// The sequence number at which micro-batch k of an update starts, or where the update ends.
+// Returns the sequence at which micro-batch k of an update starts, or the update ends.
 static uint64_t dataloader_begin_(const Dataloader* loader, uint64_t first, int64_t k) {
     const int64_t sequence = k * loader->B, S = loader->settings.sequences;
     return first + (uint64_t)(sequence < S ? sequence : S);
 }
 
-// Whether all processes have a full micro-batch in a micro-step.
+// True if every rank has a full micro-batch in this micro-step.
 static int dataloader_are_full_(const Dataloader* loader, DataloaderPlace_ at) {
     const int64_t n = loader->settings.num_processes, k = at.micro_step * n;
     if ((k + n) * loader->B > loader->settings.sequences) {
@@ -243,7 +244,7 @@ static int dataloader_are_full_(const Dataloader* loader, DataloaderPlace_ at) {
     return 1;
 }
 
-// Fills a slot with this process's micro-batch.
+// Fills a slot with this rank's micro-batch.
 static void dataloader_fill_(Dataloader* loader, Batch* slot, DataloaderPlace_ at) {
     const int64_t k = at.micro_step * loader->settings.num_processes + loader->settings.rank;
     const uint64_t p = dataloader_begin_(loader, at.first, k);
@@ -295,7 +296,7 @@ static void* dataloader_run_(void* loader_) {
     return NULL;
 }
 
-// Starts the thread with all signals blocked, because the main thread handles them; except the one
+// Starts the thread with all signals blocked, because the main thread handles them, except the one
 // that its own reads may raise.
 static void dataloader_start_(Dataloader* loader) {
     sigset_t all, before;

@@ -9,24 +9,24 @@ documents.h -- the documents of many files, as a stream of blocks of text.
 The name of a file decides its format, unless options.format sets one for all:
 
     plain      any other name         one document, or several between options.separator
-    jsonl      .jsonl .ndjson         one document a line: the string options.field of an object
-    parquet    .parquet               one document a row: the string column options.field
+    jsonl      .jsonl .ndjson         one document per line: the string options.field of an object
+    parquet    .parquet               one document per row: the string column options.field
 
-text and JSON also compressed, with .gz or .zst appended (compressed_file.h); "-" is standard input.
-Documents without text are left out, as are empty lines and fields that are null. With TEXT_BY_NAME,
-names of tables, archives and the like are refused, and so is a plain file with a zero byte in its
-first 64 KiB: text has none. The byte-order mark of UTF-8 at the start of a file is skipped, and the
-first one is said; a file that is UTF-16 by its mark is refused, except with TEXT_PLAIN.
+Text and JSON may be compressed, with .gz or .zst appended (compressed_file.h); "-" is standard
+input. Documents without text are skipped, as are empty lines and fields that are null. With
+TEXT_BY_NAME, names of tables, archives and the like are refused, and so is a plain file with a zero
+byte in its first 64 KiB: text has none. UTF-8's byte-order mark at the start of a file is skipped,
+with a note for the first; a file with UTF-16's is refused, except with TEXT_PLAIN.
 
-A block has about options.block_bytes of text, or, if there is no place to divide it, at most a few
-times BPE_MAX_PIECE. `documents` are the offsets at which documents start, ascending; without one at
-0, the block continues the last document of the block before. A document is divided only where its
-tokens are those of its parts (bpe_last_cut).
+A block has about options.block_bytes of text or, if it cannot be cut there, at most a few times
+BPE_MAX_PIECE. `documents` are the offsets at which documents start, ascending; without one at 0,
+the block continues the last document of the previous block. A document is cut only where the tokens
+of its parts are those of the whole (bpe_last_cut).
 
-The start of a block is a TextPosition. A newly opened source can continue from there
-(documents_seek), perhaps in blocks of other lengths, but with the same tokens.
+The start of a block is a TextPosition. A newly opened source can continue from it (documents_seek),
+even with blocks of another size, and gives the same tokens.
 
-Memory: two blocks, and with jsonl and separators the longest document (of 1 GiB at most).
+Memory: two blocks, and with jsonl and separators the longest document (1 GiB at most).
 */
 #ifndef LLMC_DOCUMENTS_H
 #define LLMC_DOCUMENTS_H
@@ -47,9 +47,9 @@ extern "C" {
 
 enum {
     TEXT_BLOCK_BYTES = 1 << 20,
-    TEXT_READ_BYTES_ = 1 << 18, // of a file, at a time
-    TEXT_MAX_RECORD_ = 1 << 30, // bytes of a line, or between two separators
-    TEXT_LOOKED_AT_ = 1 << 16,  // first bytes of a plain file in which no zero may be
+    TEXT_READ_BYTES_ = 1 << 18, // bytes of a file read at a time
+    TEXT_MAX_RECORD_ = 1 << 30, // longest line, or text between two separators
+    TEXT_LOOKED_AT_ = 1 << 16,  // first bytes of a plain file, which may not contain a zero
 };
 
 // --format of ./tokenize
@@ -64,8 +64,8 @@ typedef enum { TEXT_FORMAT_WORDS(WORDS_VALUE) } TextFormat;
 
 typedef struct {
     TextFormat format;     // of all files
-    const char* field;     // of JSON objects; column of Parquet files
-    const char* separator; // of documents in plain text; "": a file is one document
+    const char* field;     // field of JSON objects; column of Parquet files
+    const char* separator; // between documents of plain text; "": a file is one document
     size_t block_bytes;    // usually TEXT_BLOCK_BYTES
 } TextOptions;
 
@@ -81,7 +81,7 @@ typedef struct {
     size_t* documents; // (num_documents)
     size_t num_documents;
     TextPosition start;
-    uint64_t read_bytes; // of all files as they are on the disk, until the end of the block
+    uint64_t read_bytes; // bytes of all files, as stored on disk, up to the end of the block
     size_t text_room, documents_room;
 } TextBlock;
 
@@ -89,28 +89,28 @@ typedef struct {
     TextOptions options;
     const char* const* paths; // (num_files) borrowed, as are the strings of the options
     uint64_t num_files;
-    uint64_t* file_bytes; // (num_files) on the disk; 0 of standard input
-    char* is_stream;      // (num_files) standard input and what else can be read only once
+    uint64_t* file_bytes; // (num_files) size on disk; 0 for standard input
+    char* is_stream;      // (num_files) 1 for standard input and whatever else can be read only once
     uint64_t total_bytes;
     BpeClasses classes;
 
-    CompressedFile file; // paths[at.file], if is_open and no Parquet file
-    Parquet parquet;     // the same, if it is one
+    CompressedFile file; // paths[at.file], if is_open and not Parquet
+    Parquet parquet;     // paths[at.file], if Parquet
     int is_open;
-    TextFormat format;                // of this file
-    uint64_t text_bytes;              // of this file, unpacked, read so far; not of Parquet
-    char head[BYTE_ORDER_MARK_BYTES]; // its first bytes, which were read to look at them: the last head_bytes
+    TextFormat format;                // of the open file
+    uint64_t text_bytes;              // bytes of this file, decompressed, read so far; not for Parquet
+    char head[BYTE_ORDER_MARK_BYTES]; // first bytes, read ahead: the last head_bytes of them
     size_t head_bytes;                // are still to be taken
-    int has_mark;                     // a byte-order mark was met, in any file
-    TextPosition at;                  // of the next byte that goes into a block
-    uint64_t records;                 // of this file, taken so far
-    char* record;                     // the last one, of lines and parts
-    const char* document;             // the rest of it
-    size_t document_bytes;            // of it
+    int has_mark;                     // some file had a byte-order mark
+    TextPosition at;                  // position of the next byte that goes into a block
+    uint64_t records;                 // records of this file taken so far
+    char* record;                     // last line or part
+    const char* document;             // rest of it
+    size_t document_bytes;            // its length
     uint64_t read_before;             // bytes of the files before this one
-    char* window;                     // records of this file are cut out of window[begin .. end)
+    char* window;                     // window[begin .. end) of this file, from which records are cut
     size_t begin, end, window_room;
-    char* carry; // the beginning of the next block, behind the last cut
+    char* carry; // start of the next block: the text after the last cut
     size_t carry_bytes, carry_room;
     char error[ERROR_BYTES];
 } Documents;
@@ -121,33 +121,34 @@ void text_block_close(TextBlock* block);
 
 // ---- files ----
 
-// Whether a file is text of one of our formats, by its name; 0 with the error if not.
+// True if the name of a file says that it is text in one of our formats; otherwise 0 with the
+// error.
 int documents_is_text(const char* path, char* error);
 
-// Whether a file is text from its first byte to its last, by its name.
+// True if the name of a file says that it is plain text.
 int documents_is_plain(const char* path);
 
-// Bytes of all files that were read or stepped over, as they are on the disk; of a Parquet file,
-// what its rows are on average.
+// Returns the bytes of all files read or skipped so far, as stored on disk; for a Parquet file, its
+// rows times their average.
 uint64_t documents_read_bytes(const Documents* source);
 
 // ---- blocks ----
 
-// Sets the next block, which is empty memory at first and used again afterwards: 1, 0 if there is
-// no more text, -1 with source->error. text_block_close frees it.
+// Sets the next block, which starts as zeroed memory and is reused. Returns 1, 0 if no text is
+// left, -1 with source->error. text_block_close frees the block.
 int documents_next(Documents* source, TextBlock* block);
 
 // ---- the whole ----
 
-// A missing file ends the program; later errors are returned.
+// Opens the files. A missing one ends the program; later errors are returned.
 void documents_open(Documents* source, const TextOptions* options, const char* const* paths,
                     uint64_t num_files);
 
-// Opens each file that can be read twice and looks at its beginning, so that what cannot be read,
-// or is no text, shows before any work. Returns 0 with source->error if there is one.
+// Opens each file that can be read twice and checks its start, so that unreadable or non-text files
+// show before any work. Returns 0 with source->error if one is bad.
 int documents_check(Documents* source);
 
-// Goes to where a block of the same files began. Returns 0 with source->error if the file is
+// Moves to where a block of the same files started. Returns 0 with source->error if the file is
 // shorter now.
 int documents_seek(Documents* source, TextPosition position);
 
@@ -185,7 +186,7 @@ enum { TEXT_ENDING_BYTES_ = 16 };
 
 // Sets `ending` to " .txt " for "a/B.TXT.gz", and to " " if the name has none.
 static void text_ending_(const char* path, char ending[TEXT_ENDING_BYTES_]) {
-    const size_t length = packed_name_bytes(path);
+    const size_t length = compressed_name_bytes(path);
     size_t at = length;
     while (at > 0 && path[at - 1] != '.' && path[at - 1] != '/') {
         at--;
@@ -197,7 +198,7 @@ static void text_ending_(const char* path, char ending[TEXT_ENDING_BYTES_]) {
     }
 }
 
-// The format of a file by its name; TEXT_BY_NAME, and what to do about it, if it is none of ours.
+// Returns the format that a file's name implies; TEXT_BY_NAME with *advice if it is none of ours.
 static TextFormat text_format_of_name_(const char* path, const char** advice) {
     static const struct {
         const char* endings;
@@ -235,10 +236,10 @@ int documents_is_text(const char* path, char* error) {
 
 int documents_is_plain(const char* path) {
     const char* advice;
-    return packed_kind(path) == PACKED_NOT && text_format_of_name_(path, &advice) == TEXT_PLAIN;
+    return compressed_kind(path) == COMPRESSED_NOT && text_format_of_name_(path, &advice) == TEXT_PLAIN;
 }
 
-// The format of a file; 0 with the error if its name is none of ours.
+// Sets the format of a file. Returns 0 with the error if its name is none of ours.
 static int text_format_(Documents* source, const char* path, TextFormat* format) {
     const char* advice = "";
     *format =
@@ -252,7 +253,7 @@ static int text_format_(Documents* source, const char* path, TextFormat* format)
 static int text_read_head_(Documents* source) {
     CompressedFile* file = &source->file;
     size_t got, mark = 0;
-    if (!packed_read(file, source->head, sizeof(source->head), &got)) {
+    if (!compressed_read(file, source->head, sizeof(source->head), &got)) {
         return 0;
     }
     if (!byte_order_mark(file->path, source->head, got, &mark, source->error) &&
@@ -269,12 +270,12 @@ static int text_read_head_(Documents* source) {
     return 1;
 }
 
-// Opens one that is not Parquet.
+// Opens a file that is not Parquet.
 static int text_open_packed_(Documents* source, const char* path) {
-    const int is_open = packed_open(&source->file, path, source->error);
+    const int is_open = compressed_open(&source->file, path, source->error);
     source->is_open = is_open && text_read_head_(source);
     if (is_open && !source->is_open) {
-        packed_close(&source->file);
+        compressed_close(&source->file);
     }
     return source->is_open;
 }
@@ -288,7 +289,7 @@ static int text_open_file_(Documents* source) {
     }
     if (source->format != TEXT_PARQUET) {
         text_open_packed_(source, path);
-    } else if (packed_kind(path) != PACKED_NOT) {
+    } else if (compressed_kind(path) != COMPRESSED_NOT) {
         error_set(source->error, path, "Parquet is already compressed inside, wanted the file unpacked");
     } else {
         source->is_open = parquet_open(&source->parquet, path, source->options.field);
@@ -304,7 +305,7 @@ static void text_close_file_(Documents* source) {
     if (source->format == TEXT_PARQUET) {
         parquet_close(&source->parquet);
     } else {
-        packed_close(&source->file);
+        compressed_close(&source->file);
     }
 }
 
@@ -325,7 +326,7 @@ static void text_next_file_(Documents* source) {
     source->at.document = source->at.offset = 0;
 }
 
-// Takes bytes of the file that were read when it was opened.
+// Takes bytes that were read when the file was opened.
 static size_t text_take_head_(Documents* source, char* buffer, size_t bytes) {
     const size_t n = bytes < source->head_bytes ? bytes : source->head_bytes;
     memcpy(buffer, source->head + sizeof(source->head) - source->head_bytes, n);
@@ -336,7 +337,7 @@ static size_t text_take_head_(Documents* source, char* buffer, size_t bytes) {
 // Reads from a file that is not Parquet. *got is 0 only at its end.
 static int text_read_(Documents* source, char* buffer, size_t bytes, size_t* got) {
     const size_t head = text_take_head_(source, buffer, bytes);
-    if (!packed_read(&source->file, buffer + head, bytes - head, got)) {
+    if (!compressed_read(&source->file, buffer + head, bytes - head, got)) {
         return 0;
     }
     *got += head;
@@ -352,13 +353,13 @@ static int text_read_(Documents* source, char* buffer, size_t bytes, size_t* got
                      (unsigned long long)before + (unsigned long long)(zero - buffer));
 }
 
-// ---- records: lines, or what stands between separators ----
+// ---- records: lines, or the text between separators ----
 
 static int text_has_records_(const Documents* source) {
     return source->format != TEXT_PLAIN || source->options.separator[0];
 }
 
-// Reads more of the file behind the window. Sets *got to 0 at its end.
+// Reads more of the file behind the window. Sets *got to 0 at the end of the file.
 static int text_widen_(Documents* source, size_t* got) {
     if (source->begin > 0) {
         memmove(source->window, source->window + source->begin, source->end - source->begin);
@@ -373,7 +374,7 @@ static int text_widen_(Documents* source, size_t* got) {
     return ok;
 }
 
-// The next row of a Parquet file: 1, 0 at its end, -1 after an error.
+// Takes the next row of a Parquet file: 1, 0 at its end, -1 after an error.
 static int text_row_(Documents* source, const char** row, size_t* bytes) {
     const int more = parquet_next(&source->parquet, row, bytes);
     if (more < 0) {
@@ -383,8 +384,8 @@ static int text_row_(Documents* source, const char** row, size_t* bytes) {
     return more;
 }
 
-// Takes the next record off the window: 1, 0 at the end of the file, -1 after an error. The record
-// is the caller's to change, until the next one is taken.
+// Takes the next record off the window: 1, 0 at the end of the file, -1 after an error. The caller
+// may change the record until the next one is taken.
 static int text_cut_record_(Documents* source, char** record, size_t* bytes) {
     const char* delimiter = source->format == TEXT_PLAIN ? source->options.separator : "\n";
     const size_t delimiter_bytes = strlen(delimiter);
@@ -419,7 +420,7 @@ static int text_cut_record_(Documents* source, char** record, size_t* bytes) {
 
 enum { TEXT_NAMES_BYTES_ = 160 };
 
-// Appends a key to a list of them, for an error, as far as there is room. Keys may be any strings.
+// Appends a key to a list of keys for an error, as far as it fits. Keys may be any strings.
 static void text_add_name_(char names[TEXT_NAMES_BYTES_], const char* key, size_t bytes) {
     size_t used = strlen(names);
     used += (size_t)snprintf(names + used, TEXT_NAMES_BYTES_ - used, "%s\"", used ? ", " : "");
@@ -457,7 +458,7 @@ static int text_field_(JsonReader* reader, const char* field, const char** text,
     return ok && more == 0 && json_end(reader);
 }
 
-// The document of a line: 1, 0 if it has none, -1 after an error.
+// Takes the document of a line: 1, 0 if it has none, -1 after an error.
 static int text_json_document_(Documents* source, char* line, size_t bytes) {
     JsonReader reader = json_reader("", line, bytes, source->error);
     const char* text;
@@ -477,7 +478,7 @@ static int text_json_document_(Documents* source, char* line, size_t bytes) {
 
 // ---- documents ----
 
-// The next record of the open file, whatever is in it: 1, 0 at the end of the file, -1 after an
+// Takes the next record of the open file, of any contents: 1, 0 at the end of the file, -1 after an
 // error.
 static int text_record_(Documents* source) {
     char* record = NULL;
@@ -510,7 +511,7 @@ static int text_document_(Documents* source) {
     }
 }
 
-// Notes that text of the document at source->at follows.
+// Records that text of the document at source->at follows.
 static void text_begin_(Documents* source, TextBlock* block) {
     if (source->at.offset == 0) {
         block->documents = (size_t*)check_reserve(block->documents, &block->documents_room,
@@ -536,7 +537,7 @@ static int text_append_plain_(Documents* source, TextBlock* block, size_t room) 
     return got > 0;
 }
 
-// The same for a file of records.
+// Appends up to `room` bytes of a file of records: 1, 0 at its end, -1 after an error.
 static int text_append_record_(Documents* source, TextBlock* block, size_t room) {
     const int more = source->document_bytes > 0 ? 1 : text_document_(source);
     if (more <= 0) {
@@ -576,7 +577,7 @@ static int text_append_(Documents* source, TextBlock* block, size_t room) {
 
 // ---- blocks ----
 
-// Begins a block with what the last cut left over.
+// Starts a block with what the last cut left over.
 static void text_begin_block_(Documents* source, TextBlock* block) {
     block->bytes = block->num_documents = 0;
     if (source->carry_bytes > 0) {
@@ -589,7 +590,7 @@ static void text_begin_block_(Documents* source, TextBlock* block) {
     }
 }
 
-// Divides the last document of the block, if there is a place for it.
+// Cuts the last document of the block, if a cut is possible.
 static int text_cut_block_(Documents* source, TextBlock* block) {
     const size_t begin = block->num_documents ? block->documents[block->num_documents - 1] : 0;
     const size_t n = bpe_last_cut(&source->classes, block->text + begin, block->bytes - begin);
@@ -603,7 +604,7 @@ static int text_cut_block_(Documents* source, TextBlock* block) {
     return n > 0;
 }
 
-// Whether the text that was appended last may continue.
+// True if the text appended last may continue.
 static int text_continues_(const Documents* source) {
     return source->is_open && (!text_has_records_(source) || source->document_bytes > 0);
 }
@@ -631,7 +632,8 @@ int documents_next(Documents* source, TextBlock* block) {
 
 // ---- the whole ----
 
-// How most names of text in a directory end, for a hint; "" if none does as we know it.
+// Returns the most common ending of text files in a directory, for a hint; "" if none is known to
+// us.
 static const char* text_usual_ending_(const char* directory) {
     static const char* const endings[] = {".txt",    ".md",        ".html",    ".tex",
                                           ".jsonl",  ".ndjson",    ".parquet", ".jsonl.gz",
@@ -652,7 +654,7 @@ static const char* text_usual_ending_(const char* directory) {
     return counts[best] ? endings[best] : "";
 }
 
-// Sets the size of a file: it must be there before any work.
+// Adds up the size of a file, which must exist before any work.
 static void documents_measure_(Documents* source, uint64_t file) {
     const char* path = source->paths[file];
     struct stat info;
@@ -719,7 +721,7 @@ int documents_seek(Documents* source, TextPosition position) {
             (size_t)(position.offset < source->head_bytes ? position.offset : source->head_bytes);
         source->head_bytes -= head;
         source->text_bytes += position.offset;
-        return packed_skip(&source->file, position.offset - head);
+        return compressed_skip(&source->file, position.offset - head);
     }
     int more = 1;
     while (more > 0 && source->records < position.document) {

@@ -1,18 +1,17 @@
 /*
-encode_threads.h -- the tokens of many files: a pipeline of threads from files to a function of the
+encode_threads.h -- encodes many files: a pipeline of threads from the files to a function of the
 caller.
 
-    reader thread  ->  blocks of text  ->  encoders, one a thread  ->  ids, in order  ->  sink, in the caller
+    reader thread -> blocks of text -> encoder threads -> ids, in order -> sink, in the caller
 
-The ids are an end-of-text token before each document, and the document's own. They do not depend on
-the number of threads, nor on how the documents are divided into blocks (documents.h). What the
-pipeline holds at a time is 2 * threads + 2 blocks with their ids, whatever the files hold.
+The ids are an end-of-text token before each document, and the document's own. They depend neither
+on the number of threads, nor on how the documents are divided into blocks (documents.h). The
+pipeline holds 2 * threads + 2 blocks with their ids at a time, whatever the size of the files.
 
 pipeline_train counts pieces instead, to train a vocabulary: the same pipeline with a BpeTrainer's
 threads, and blocks without ids.
 
-A sink takes the blocks one after another in the order of the input. It returns 0 to end the run
-early.
+The sink takes the blocks one by one in the order of the input. It returns 0 to stop early.
 */
 #ifndef LLMC_ENCODE_THREADS_H
 #define LLMC_ENCODE_THREADS_H
@@ -27,7 +26,7 @@ early.
 extern "C" {
 #endif
 
-// What the encoders made of a block of text. The sink may keep nothing of it.
+// Tokens of a block of text. The sink may not keep pointers into it.
 typedef struct {
     const int* ids; // (count)
     size_t count;
@@ -38,14 +37,13 @@ typedef int (*TokenSink)(void* context, const TokenBlock* block);
 
 // ---- encoding ----
 
-// Runs the source to its end, or until the sink returns 0, with the given number of encoders.
-// Returns 0 with source->error after an error, when the sink has got all blocks before it.
+// Runs the source to its end, or until the sink returns 0, with this many encoders. Returns 0 with
+// source->error after an error; the sink has then received all blocks before it.
 int pipeline_run(Documents* source, const Bpe* bpe, int threads, TokenSink sink, void* context);
 
 // ---- training ----
 
-// The same, but adds the pieces of all documents to the trainer, on as many threads as it was
-// opened for.
+// Adds the pieces of all documents to the trainer instead, on as many threads as it was opened for.
 int pipeline_train(Documents* source, BpeTrainer* trainer, TokenSink sink, void* context);
 
 #ifdef __cplusplus
@@ -70,27 +68,27 @@ typedef struct {
     int is_worked;
 } PipelineSlot_;
 
-// What a thread does to a block; `tool` is its own.
+// Processes a block with a thread's own `tool`.
 typedef void (*PipelineWork_)(PipelineSlot_* slot, void* tool);
 
-// Block number n is in slot n % num_slots. Blocks below `sunk` are done, those below `taken` with a
-// worker or done, those below `read` have text.
+// Block n is in slot n % num_slots. Blocks below `sunk` are done, those below `taken` are done or
+// with a worker, those below `read` have text.
 typedef struct {
     Documents* source;
     PipelineWork_ work;
     PipelineSlot_* slots;
     uint64_t num_slots;
-    pthread_mutex_t lock; // of all that follows
+    pthread_mutex_t lock; // guards everything below
     pthread_cond_t changed;
     uint64_t sunk, taken, read;
-    int source_is_done; // no block follows those that were read
-    int failed;         // because of an error
-    int is_stopped;     // the sink wants no more
+    int source_is_done; // no more blocks will be read
+    int failed;         // an error occurred
+    int is_stopped;     // the sink has returned 0
 } Pipeline_;
 
 // ---- the threads ----
 
-// The lock is held before and after; other threads run meanwhile.
+// Waits for a change. The lock is held before and after; other threads run meanwhile.
 static void pipeline_wait_(Pipeline_* run) { pthread_cond_wait(&run->changed, &run->lock); }
 
 static void pipeline_tell_(Pipeline_* run) { pthread_cond_broadcast(&run->changed); }
@@ -142,7 +140,7 @@ static void* pipeline_work_(void* argument) {
     return NULL;
 }
 
-// Hands the blocks to the sink, in order, until there are no more or it wants no more.
+// Passes the blocks to the sink, in order, until none is left or it returns 0.
 static void pipeline_sink_(Pipeline_* run, TokenSink sink, void* context) {
     pthread_mutex_lock(&run->lock);
     while (!run->is_stopped && !(run->source_is_done && run->sunk == run->read)) {
@@ -162,7 +160,7 @@ static void pipeline_sink_(Pipeline_* run, TokenSink sink, void* context) {
     pthread_mutex_unlock(&run->lock);
 }
 
-// Starts the reader and one worker for each of the tools, and lets them run to the end.
+// Starts the reader and one worker per tool, and waits until they have finished.
 static void pipeline_threads_(Pipeline_* run, void** tools, size_t num_tools, TokenSink sink, void* context) {
     pthread_t* threads = (pthread_t*)check_alloc(num_tools + 1, sizeof(pthread_t), "threads");
     PipelineWorker_* workers = (PipelineWorker_*)check_alloc(num_tools, sizeof(PipelineWorker_), "threads");
@@ -204,7 +202,7 @@ static int pipeline_with_(Documents* source, PipelineWork_ work, void** tools, s
 
 // ---- encoding ----
 
-// Encodes a block: its parts are what the beginnings of documents cut it into.
+// Encodes a block part by part, split at the starts of documents.
 static void pipeline_encode_(PipelineSlot_* slot, void* tool) {
     BpeEncoder* encoder = (BpeEncoder*)tool;
     const TextBlock* text = &slot->text;

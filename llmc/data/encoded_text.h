@@ -2,19 +2,19 @@
 encoded_text.h -- text as the data of a run: encoded once, by all cores, into shards that are kept.
 
 A list of sources (mixture.h) that names text becomes one that names shards, with the same weights.
-Those of a source are
+A source becomes
 
     DIRECTORY/<key>_train_000000.bin, ...     its tokens, each document after an end-of-text token
     DIRECTORY/<key>.json                      their sizes and checksums, written last
 
-where the key is a checksum of all that the tokens depend on: the vocabulary, the separator, the
-names and the contents of the files (file_fingerprint). A run that finds its shards whole takes
-them. What has changed, on either side, is encoded again, and the shards of what the source was
-before are removed. All shards are read for their checksums at every start: at 5 GB/s that is not
-what the start waits for, which reads them anyway to check their tokens.
+where the key is a checksum of everything that the tokens depend on: the vocabulary, the separator,
+the names and the contents of the files (file_fingerprint). A run that finds intact shards uses
+them. If the text or the tokenizer has changed, the text is encoded again, and the source's former
+shards are removed. Every start reads all shards to compare their checksums. At 5 GB/s that delays
+nothing: the start reads them anyway to check their tokens.
 
-Without a directory of the run's own, the shards are in a temporary one. It is removed as soon as
-they are mapped, and by whatever ends the program before, but for a signal that kills at once.
+Without a directory of the run's own, the shards go into a temporary one. It is removed as soon as
+they are mapped, and however the program ends before, unless it is killed.
 */
 #ifndef LLMC_ENCODED_TEXT_H
 #define LLMC_ENCODED_TEXT_H
@@ -32,22 +32,22 @@ extern "C" {
 
 typedef enum {
     TEXT_DATA_ENCODE, // encodes text whose shards are not kept
-    TEXT_DATA_FIND    // nothing is written
+    TEXT_DATA_FIND    // writes nothing
 } TextDataMode;
 
 typedef struct {
     const Bpe* bpe;
-    const char *field, *separator; // of JSON lines and Parquet files, and of plain text (documents.h)
-    const char* directory;         // of the shards; it is there
+    const char *field, *separator; // of JSON lines and Parquet files; of plain text (documents.h)
+    const char* directory;         // directory of the shards, which exists
     FILE* screen;                  // for progress
     TextDataMode mode;
-    int warns;   // of text that looks as if it had a separator
-    int threads; // that encode; 0: as many as this process may use
+    int warns;   // warns about text that seems to have a separator
+    int threads; // encoder threads; 0: as many as this process may use
 } EncodedText;
 
 // ---- the temporary directory ----
 
-// Removes it, with the shards; existing mappings stay valid.
+// Removes the temporary directory with its shards; existing mappings stay valid.
 void encoded_text_remove_temporary(void);
 
 // Creates it in TMPDIR or /tmp, to be removed at exit. Sets path.
@@ -55,14 +55,14 @@ void encoded_text_make_temporary(char path[PATH_MAX]);
 
 // ---- separators ----
 
-// Text that is read as bytes: says so, once for a source, if one of its files seems to have a
-// separator.
+// Warns, once per source, if text that is read as bytes seems to have a separator.
 void encoded_text_warn(FILE* screen, const DataSources* sources);
 
 // ---- shards ----
 
-// The list of shards for a list of text, encoded now where they are not kept. The caller, who has
-// the lock of the directory, frees it. With TEXT_DATA_FIND, NULL if some are not kept.
+// Returns the list of shards for a list of text, and encodes text whose shards are not kept. The
+// caller holds the lock of the directory, and frees the list. With TEXT_DATA_FIND, returns NULL if
+// some are not kept.
 char* encoded_text_shards(const EncodedText* text, const char* list);
 
 // ---- vocabularies ----
@@ -73,14 +73,14 @@ void encoded_text_train(Bpe* bpe, const EncodedText* text, const char* list, int
 
 // ---- bytes ----
 
-// True if all files of the list are text as they are, and can be mapped as bytes: none has to be
-// unpacked, or be taken out of fields.
+// True if all files of the list are plain text that can be mapped as bytes: nothing has to be
+// decompressed or taken out of fields.
 int encoded_text_is_plain(const char* list);
 
 // ---- verifying ----
 
-// Checks every file of a list, a line each: shards by tokens_verify_file, text by reading it to its
-// end. Returns how many are bad. `text` needs no vocabulary and no directory.
+// Checks every file of a list, and prints a line for each: shards by tokens_verify_file, text by
+// reading it to its end. Returns how many are bad. `text` needs no vocabulary and no directory.
 int encoded_text_verify(FILE* out, const char* list, TokensFormat format, int vocab_size,
                         const EncodedText* text);
 
@@ -119,9 +119,9 @@ int encoded_text_verify(FILE* out, const char* list, TokensFormat format, int vo
 #include "llmc/tokenizer/bpe_train.h"
 
 #define TEXT_DATA_SHARD_TOKENS_ 100000000
-#define TEXT_DATA_MAX_KEPT_ ((size_t)64 << 20) // bytes of the .json of a source's shards
+#define TEXT_DATA_MAX_KEPT_ ((size_t)64 << 20) // largest .json of a source's shards
 
-// What the sinks know of a source that is being read.
+// Source being read, as the sinks see it.
 typedef struct {
     const char* name;
     const EncodedText* text;
@@ -141,7 +141,7 @@ void encoded_text_remove_temporary(void) {
     struct dirent* entry;
     DIR* entries = encoded_text_temporary_[0] ? opendir(encoded_text_temporary_) : NULL;
     while (entries && (entry = readdir(entries))) {
-        unlinkat(dirfd(entries), entry->d_name, 0); // "." and ".." stay
+        unlinkat(dirfd(entries), entry->d_name, 0); // fails for "." and ".."
     }
     if (entries) {
         closedir(entries);
@@ -168,10 +168,10 @@ static void encoded_text_say_mark_(FILE* screen, const char* path) {
     fflush(screen);
 }
 
-// Whether a separator would divide the text of this file: packed or not, it has no fields.
+// True if a separator could divide the text of this file: compressed or not, it has no fields.
 static int encoded_text_is_one_text_(const char* path) {
     char name[PATH_MAX];
-    snprintf(name, sizeof(name), "%.*s", (int)packed_name_bytes(path), path);
+    snprintf(name, sizeof(name), "%.*s", (int)compressed_name_bytes(path), path);
     return documents_is_plain(name);
 }
 
@@ -179,7 +179,7 @@ static int encoded_text_has_mark_(const char* text, size_t bytes) {
     return bytes && memmem(text, bytes, BPE_EOT_TEXT, strlen(BPE_EOT_TEXT)) != NULL;
 }
 
-// The first part of a mapped text, for mapped_try.
+// First part of a mapped text, for mapped_try.
 typedef struct {
     const char* text;
     size_t bytes;
@@ -192,7 +192,7 @@ static void encoded_text_search_(void* search_) {
 }
 
 void encoded_text_warn(FILE* screen, const DataSources* sources) {
-    const size_t max = (size_t)8 << 20; // of a file: that is many documents
+    const size_t max = (size_t)8 << 20; // first bytes of a file that are searched: that is many documents
     for (int s = 0; s < sources->count; s++) {
         const TokenStream* stream = &sources->source[s].stream;
         TextSearch_ search = {NULL, 0, 0};
@@ -201,7 +201,7 @@ void encoded_text_warn(FILE* screen, const DataSources* sources) {
             const void* where;
             search.text = (const char*)span->tokens;
             search.bytes = span->width > 1 ? 0 : span->count < max ? span->count : max;
-            mapped_try(encoded_text_search_, &search, &where); // a file that is gone is reported later
+            mapped_try(encoded_text_search_, &search, &where); // a missing file is reported later
             if (search.found) {
                 encoded_text_say_mark_(screen, span->path);
             }
@@ -222,7 +222,7 @@ static void encoded_text_open_(TextReading_* reading, const char* name, const gl
     documents_open(&reading->source, &options, (const char* const*)files->gl_pathv, files->gl_pathc);
 }
 
-// A line every few seconds, and a warning where it is due.
+// Prints a line every few seconds, and a warning if one is due.
 static void encoded_text_print_progress_(TextReading_* reading, const TokenBlock* block) {
     const TextBlock* text = block->text;
     const char* path = reading->source.paths[text->start.file];
@@ -242,7 +242,7 @@ static void encoded_text_print_progress_(TextReading_* reading, const TokenBlock
     }
 }
 
-// Removes what was written so far: without its .json nobody would take it.
+// Removes what was written so far: without its .json, nothing would use it.
 static void encoded_text_abandon_(TextReading_* reading) {
     char path[PATH_MAX];
     if (reading->shards.is_open) {
@@ -270,7 +270,7 @@ static int encoded_text_count_(void* context, const TokenBlock* block) {
 
 // ---- kept shards ----
 
-// What the tokens depend on.
+// Returns the key: a checksum of everything that the tokens depend on.
 static uint64_t encoded_text_key_(const EncodedText* text, const char* name, const glob_t* files) {
     Xxh64 hash;
     TokensProgress progress = {0, 0};
@@ -298,9 +298,9 @@ typedef struct {
     uint64_t sum; // of the whole file
 } TextShard_;
 
-// The .json of a source's shards.
+// Contents of the .json of a source's shards.
 typedef struct {
-    char* source;       // its name
+    char* source;       // name of the source
     TextShard_* shards; // (count)
     size_t count, tokens;
 } TextKept_;
@@ -327,7 +327,7 @@ static int encoded_text_read_shards_(JsonReader* reader, TextKept_* kept) {
     return ok && more == 0;
 }
 
-// Reads such a file; 0 if it does not exist or is not ours. One that cannot be read is an error:
+// Reads such a file. Returns 0 if it does not exist or is not ours. An unreadable one is an error:
 // its shards may be good. encoded_text_free_kept_ frees it.
 static int encoded_text_read_kept_(TextKept_* kept, const char* path) {
     char *text, error[ERROR_BYTES];
@@ -354,7 +354,7 @@ static int encoded_text_read_kept_(TextKept_* kept, const char* path) {
     return ok && more == 0 && kept->source;
 }
 
-// Whether a shard is what was written.
+// True if a shard is as it was written.
 static int encoded_text_check_shard_(const char* path, size_t bytes, uint64_t wanted, char* error) {
     struct stat info;
     uint64_t sum = 0;
@@ -371,7 +371,7 @@ static int encoded_text_check_shard_(const char* path, size_t bytes, uint64_t wa
                                       (unsigned long long)sum, (unsigned long long)wanted);
 }
 
-// Whether the shards that the .json names are there and whole. Says which is not.
+// True if all shards that the .json names are intact. Prints which one is not.
 static int encoded_text_is_kept_(const EncodedText* text, const char* name, const char* json,
                                  const ShardWriter* shards) {
     TokensProgress progress = {0, 0};
@@ -392,7 +392,7 @@ static int encoded_text_is_kept_(const EncodedText* text, const char* name, cons
 
 enum { TEXT_DATA_KEY_DIGITS_ = 16 };
 
-// Whether a file of this name is a shard or a .json that we wrote; sets key to its key.
+// True if a file of this name is a shard or a .json that we wrote; sets key to its key.
 static int encoded_text_is_ours_(const char* file, char key[TEXT_DATA_KEY_DIGITS_ + 1]) {
     const char* rest = file + TEXT_DATA_KEY_DIGITS_;
     unsigned long long number;
@@ -406,8 +406,8 @@ static int encoded_text_is_ours_(const char* file, char key[TEXT_DATA_KEY_DIGITS
            (sscanf(rest, "_train_%6llu.bin%n", &number, &length) == 1 && length > 0 && !rest[length]);
 }
 
-// Whether nobody takes the files of this key any more: they were made of what the source was
-// before, or never finished.
+// True if the files of this key are obsolete: made from an earlier state of the source, or never
+// finished.
 static int encoded_text_is_old_(const EncodedText* text, const char* key, const char* source) {
     TextKept_ kept;
     char json[PATH_MAX], name[TEXT_DATA_KEY_DIGITS_ + 8];
@@ -418,8 +418,8 @@ static int encoded_text_is_old_(const EncodedText* text, const char* key, const 
     return old;
 }
 
-// Removes all that is older than the shards of this key. A .json that is met before its shards
-// makes them unfinished ones.
+// Removes everything older than the shards of this key. If a .json comes before its shards in the
+// directory, they then count as unfinished.
 static void encoded_text_remove_old_(const EncodedText* text, const char* source, const char* key) {
     struct dirent** entries;
     const int count = scandir(text->directory, &entries, NULL, alphasort);
@@ -440,7 +440,7 @@ static void encoded_text_remove_old_(const EncodedText* text, const char* source
 
 // ---- shards ----
 
-// Writes the .json of the shards, which are whole from now on.
+// Writes the .json of the shards, which completes them.
 static void encoded_text_finish_(TextReading_* reading, const char* json) {
     const ShardWriter* shards = &reading->shards;
     FILE* screen = reading->text->screen;
@@ -454,7 +454,7 @@ static void encoded_text_finish_(TextReading_* reading, const char* json) {
         struct stat info;
         uint64_t sum = 0;
         shard_writer_path(shards, i, path);
-        if (!file_checksum(path, &sum, error) || // from the cache, as a rule
+        if (!file_checksum(path, &sum, error) || // usually from the cache
             (stat(path, &info) != 0 && !error_set(error, path, "cannot look at it: %s", strerror(errno)))) {
             file_discard(&file);
             CHECK(0, "%s", error);
@@ -475,7 +475,7 @@ static int encoded_text_threads_(const EncodedText* text) {
     return text->threads ? text->threads : limits_threads("");
 }
 
-// Encodes a source into shards; if that fails, or is stopped by a signal, they are removed.
+// Encodes a source into shards; removes them if that fails or a signal stops it.
 static void encoded_text_write_(TextReading_* reading, const char* json) {
     const EncodedText* text = reading->text;
     const int ok =
@@ -491,7 +491,7 @@ static void encoded_text_write_(TextReading_* reading, const char* json) {
 }
 
 // Sets prefix (PATH_MAX) to the prefix of a source's shards, which are encoded if they are not
-// kept. Returns whether there are any.
+// kept. Returns 0 if it has none.
 static int encoded_text_encode_(const EncodedText* text, const char* name, char* prefix) {
     glob_t files = tokens_list(name);
     TextReading_ reading;
@@ -544,7 +544,7 @@ char* encoded_text_shards(const EncodedText* text, const char* list) {
 
 // ---- vocabularies ----
 
-// Says from time to time how far the merging is.
+// Prints the progress of merging from time to time.
 typedef struct {
     FILE* screen;
     double shown_s;
@@ -608,7 +608,7 @@ int encoded_text_is_plain(const char* list) {
 // ---- verifying ----
 
 // Reads a text file to its end and counts its contents. Returns 0 with the reason in `error` if it
-// is not sound.
+// is damaged.
 static int encoded_text_read_through_(const char* path, const TextOptions* options, size_t* documents,
                                       size_t* bytes, char* error) {
     Documents source;
@@ -633,7 +633,7 @@ static int encoded_text_read_through_(const char* path, const TextOptions* optio
     return more == 0 && (*bytes > 0 || error_set(error, path, "no text in it"));
 }
 
-// Checks a text file, and says in a line what was found. Returns whether it is sound.
+// Checks a text file, and prints a line about it. True if it is intact.
 static int encoded_text_verify_file_(FILE* out, const char* path, const TextOptions* options) {
     char error[ERROR_BYTES];
     const char* checksum = "";

@@ -1,20 +1,21 @@
 /*
-eval_task_files.h -- tasks (eval_tasks.h) from files. The contents of a file decide its format:
+eval_task_files.h -- reads tasks (eval_tasks.h) from files. The contents of a file decide its
+format:
 
-    llm.c's .bin      int32 magic, version, examples, ... (256 words); then for each example, all uint16: 65535, its
-                      bytes, its number, the right ending, 4, the tokens of the context, and of each of 4 endings, each
-                      with its number of tokens before it
-    JSON lines        one example on a line:
+    llm.c's .bin      int32 magic, version, examples, ... (256 words); then for each example, all
+                      uint16: 65535, its bytes, its number, the right ending, 4, the tokens of the
+                      context, and of each of 4 endings, each after its number of tokens
+    JSON lines        one example per line:
       HellaSwag's     {"ctx": ..., "endings": [...], "label": 3}
       choices         {"query": ..., "choices": [...], "gold": 3}
-      schema          {"context_options": [...], "continuation": ..., "gold": 1}    the contexts differ
+      schema          {"context_options": [...], "continuation": ..., "gold": 1}    contexts differ
       continuations   {"context": ..., "continuation": ...}
 
-The last three are those of DCLM. Context and ending are encoded each for itself. One blank stands
-between them and belongs to the ending; HellaSwag's are taken as they are, a blank between them. No
-blank follows a line break. An empty context is the end-of-text token.
+The last three are DCLM's. Context and ending are encoded separately. One blank stands between them
+and belongs to the ending; HellaSwag's are taken as they are, with a blank between them. No blank
+follows a line break. An empty context becomes the end-of-text token.
 
-A file that is not as it should be ends the program, with its line, or the number of the example.
+A malformed file ends the program, with the line, or the number of the example.
 */
 #ifndef LLMC_EVAL_TASK_FILES_H
 #define LLMC_EVAL_TASK_FILES_H
@@ -30,12 +31,13 @@ extern "C" {
 
 typedef struct {
     const Tokenizer* tokenizer; // NULL: only token ids can be read
-    int V, eot;                 // of the model
-    int T;                      // places of a row
-    size_t max;                 // examples of a file; 0: all
+    int V, eot;                 // the model's
+    int T;                      // tokens per row
+    size_t max;                 // examples per file; 0: all
 } TaskSettings;
 
-// The task of a file, with its rows. It has the name of the file, without directory and ending.
+// Opens the task of a file, with its rows. It is named after the file, without directory and
+// ending.
 void task_files_open(Task* task, const char* path, TaskSettings settings);
 
 #ifdef __cplusplus
@@ -59,23 +61,23 @@ enum {
     TASK_MAGIC_ = 20240522,
     TASK_VERSION_ = 1,
     TASK_HEADER_BYTES_ = 1024,
-    TASK_ENDINGS_ = 4,    // of an example of a .bin
-    TASK_LIST_ = 128,     // texts in a list, at most
-    TASK_PLACE_ = 32,     // bytes for the line behind a path
+    TASK_ENDINGS_ = 4,    // endings per example of a .bin
+    TASK_LIST_ = 128,     // longest list of texts
+    TASK_PLACE_ = 32,     // room for the line after a path
     TASK_EXAMPLE_ = 65535 // starts an example of a .bin
 };
-#define TASK_MAX_BYTES_ ((size_t)1 << 31) // of a file
+#define TASK_MAX_BYTES_ ((size_t)1 << 31) // largest file
 
 typedef struct {
     Task* task;
     TaskSettings settings;
     char place[PATH_MAX + TASK_PLACE_]; // "file:line", for errors
     char* error;
-    char* text; // an ending with its blank
+    char* text; // text of an ending with its blank
     size_t text_room;
 } TaskReader_;
 
-// The name of a file without directory and ending.
+// Sets name to a file's name without directory and ending.
 static void task_name_(char name[PATH_MAX], const char* path) {
     const char* slash = strrchr(path, '/');
     file_path(name, "%s", slash ? slash + 1 : path);
@@ -85,7 +87,7 @@ static void task_name_(char name[PATH_MAX], const char* path) {
     }
 }
 
-// The last document of which `scored` tokens count is there: adds it.
+// Adds the document read last, whose final `scored` tokens are scored.
 static int task_add_ending_(TaskReader_* r, size_t context, size_t scored) {
     if (scored > (size_t)r->task->T) {
         return error_set(r->error, r->place, "an ending of %zu tokens, wanted at most --seq-len %d", scored,
@@ -102,7 +104,7 @@ typedef struct {
     size_t bytes;
 } TaskText_;
 
-// What a field holds.
+// Kinds of fields.
 typedef enum { TASK_CONTEXT_, TASK_ENDING_, TASK_TEXTS_, TASK_GOLD_ } TaskFieldKind_;
 
 typedef struct {
@@ -137,7 +139,7 @@ static const TaskField_ TASK_FIELDS_TABLE_[TASK_FIELDS_] = {
 
 typedef enum { TASK_HELLASWAG_, TASK_QUERIES_, TASK_SCHEMA_, TASK_CONTINUATIONS_, TASK_FORMS_ } TaskForm_;
 
-// The fields that make a form.
+// Fields of each form.
 static const unsigned TASK_WANTED_[TASK_FORMS_] = {
     [TASK_HELLASWAG_] = 1u << TASK_CTX_ | 1u << TASK_ENDINGS_FIELD_ | 1u << TASK_LABEL_,
     [TASK_QUERIES_] = 1u << TASK_QUERY_ | 1u << TASK_CHOICES_ | 1u << TASK_GOLD_FIELD_,
@@ -145,9 +147,9 @@ static const unsigned TASK_WANTED_[TASK_FORMS_] = {
     [TASK_CONTINUATIONS_] = 1u << TASK_CONTEXT_FIELD_ | 1u << TASK_CONTINUATION_FIELD_,
 };
 
-// The fields of a line that are known; the texts are in the line.
+// Known fields of a line; the texts point into the line.
 typedef struct {
-    unsigned found; // a bit for each
+    unsigned found; // one bit for each
     TaskText_ context, ending, texts[TASK_LIST_];
     int count;
     size_t gold;
@@ -171,7 +173,7 @@ static int task_read_texts_(JsonReader* json, TaskRecord_* record) {
     return more == 0;
 }
 
-// A number, or the same in quotes.
+// Reads a number, or a number in quotes.
 static int task_read_gold_(JsonReader* json, size_t* gold) {
     const char* text;
     char* end;
@@ -199,7 +201,7 @@ static int task_read_field_(JsonReader* json, TaskRecord_* record, TaskFieldKind
     }
 }
 
-// Which of the known fields has this name; TASK_FIELDS_: none.
+// Returns the known field of this name; TASK_FIELDS_ if none.
 static int task_field_(const char* name, size_t length) {
     int i = 0;
     while (i < TASK_FIELDS_ && (strlen(TASK_FIELDS_TABLE_[i].name) != length ||
@@ -209,7 +211,7 @@ static int task_field_(const char* name, size_t length) {
     return i;
 }
 
-// One line, whose strings are decoded in place.
+// Reads one line, and decodes its strings in place.
 static int task_read_record_(TaskReader_* r, char* line, size_t bytes, TaskRecord_* record) {
     JsonReader json = json_reader(r->place, line, bytes, r->error);
     const char* key;
@@ -244,7 +246,7 @@ static void task_name_fields_(char names[256], unsigned fields) {
     }
 }
 
-// Sets the form of a file by its first line.
+// Finds the form of a file from its first line.
 static int task_find_form_(TaskReader_* r, const TaskRecord_* record, TaskForm_* form) {
     char found[256];
     for (int f = 0; f < TASK_FORMS_; f++) {
@@ -265,7 +267,7 @@ static size_t task_encode_(TaskReader_* r, const char* text, size_t bytes, size_
     return tokenizer_encode(r->settings.tokenizer, text, bytes, ids);
 }
 
-// The tokens of a context, and an ending behind it.
+// Adds the tokens of a context and an ending.
 static int task_add_pair_(TaskReader_* r, TaskText_ context, TaskText_ ending, TaskForm_ form) {
     if (form != TASK_HELLASWAG_) {
         for (; context.bytes > 0 && context.text[context.bytes - 1] == ' '; context.bytes--) {
@@ -317,7 +319,7 @@ static int task_add_record_(TaskReader_* r, const TaskRecord_* record, TaskForm_
     return 1;
 }
 
-// Of a line that has the form of the first one.
+// Adds the example of a line, which must have the form of the first line.
 static int task_add_line_(TaskReader_* r, char* line, size_t bytes, TaskForm_* form) {
     TaskRecord_ record;
     char found[256], wanted[256];
@@ -380,13 +382,13 @@ static int task_read_text_(TaskReader_* r, const char* path, char* text, size_t 
 
 // ---- llm.c's .bin ----
 
-// The words of a .bin behind its header.
+// Words of a .bin after its header.
 typedef struct {
     const uint16_t* words;
     size_t count, at;
 } TaskWords_;
 
-// The next word, which must be within bounds.
+// Reads the next word, which must be within bounds.
 static int task_word_(TaskReader_* r, TaskWords_* w, const char* what, int least, int most, int* value) {
     if (w->at >= w->count) {
         return error_set(r->error, r->place, "the file ends, wanted %s", what);
@@ -406,7 +408,7 @@ static int task_ids_(TaskReader_* r, TaskWords_* w, int count, int* ids) {
     return 1;
 }
 
-// The next ending, behind a context that lies at `context` among the words.
+// Reads the next ending, of the context that starts at `context` among the words.
 static int task_read_ending_(TaskReader_* r, TaskWords_* w, size_t context, int context_length) {
     TaskWords_ again = {w->words, w->count, context};
     int length;

@@ -1,22 +1,24 @@
 /*
 eval_tasks.h -- tasks that a model is evaluated on: documents whose last tokens are scored, packed
-into rows, and what their losses say.
+into rows, and the scores that follow from their losses.
 
-    choice          an example is several documents, a context and an ending each: the model chooses the ending with
-                    the least loss
-    continuation    an example is one document: the model is right if each scored token is the most likely one
-    text            windows of a long text, each scored where the windows before it ended: a loss per token
+    choice          an example is several documents, each a context and an ending: the model
+                    chooses the ending with the least loss
+    continuation    an example is one document: the model is right if each scored token is the most
+                    likely one
+    text            windows of a long text, each scored from where the previous one ended: a loss
+                    per token
 
-A row holds whole documents, one behind the other, in the order of the file: attention stays within
-a document, and positions count from its start. So a document has the losses that it would have
-alone, and rows depend neither on the batch nor on the number of processes. A document of n tokens
-takes n - 1 places of a row: the last token is only a target.
+A row holds whole documents, one after another, in the order of the file: attention stays within a
+document, and positions count from its start. So a document has the losses that it would have alone,
+and rows depend neither on the batch nor on the number of ranks. A document of n tokens takes n - 1
+places of a row: the last token is only a target.
 
-    acc         the sum of the losses of an ending decides      acc_norm    their mean per token
-    acc_bytes   their mean per byte; a blank before the ending is not counted
-    error       of a share p of n examples: sqrt(p (1 - p) / n)
+    acc         chooses by the sum of the losses of an ending   acc_norm   by their mean per token
+    acc_bytes   by their mean per byte, without a blank before the ending
+    error       standard error of a share p of n examples: sqrt(p (1 - p) / n)
 
-The caller fills rows, has the model compute the losses of their targets, and hands these back:
+The caller fills rows, lets the model compute the losses of their targets, and hands these back:
 
     for each row: task_fill; the model; task_collect
     task_score
@@ -36,40 +38,41 @@ extern "C" {
 
 typedef enum { TASK_CHOICE, TASK_CONTINUATION, TASK_TEXT } TaskKind;
 
-// Tokens [first, first + length) of the task; the last `scored` of them count, given those before.
+// Tokens [first, first + length) of the task; the last `scored` of them are scored, given the
+// others.
 typedef struct {
     size_t first;
     int length, scored;
-    int bytes; // of the scored tokens; 0 without a tokenizer
+    int bytes; // bytes of the scored tokens; 0 without a tokenizer
 } TaskDocument;
 
 typedef struct {
-    size_t first; // document
+    size_t first; // first document
     int count, gold;
 } TaskExample;
 
 typedef struct {
     char* name;
     TaskKind kind;
-    int T;       // places of a row
+    int T;       // tokens per row
     int* tokens; // of all documents
     size_t num_tokens, token_room;
     TaskDocument* documents;
     size_t num_documents, document_room;
-    TaskExample* examples; // none of a text
+    TaskExample* examples; // NULL for a text
     size_t num_examples, example_room;
-    size_t num_cut; // documents that were too long for a row, and lost the start of their context
-    size_t* rows;   // (num_rows + 1) the first document of each row
+    size_t num_cut; // documents too long for a row, which lost the start of their context
+    size_t* rows;   // (num_rows + 1) first document of each row
     size_t num_rows, row_room;
 } Task;
 
-// Of a document: the sum of the losses of its scored tokens, nats, and how many of them were not
-// the most likely token.
+// Sum of the losses of a document's scored tokens, in nats, and how many were not the most likely
+// token.
 typedef struct {
     double nats, missed;
 } TaskResult;
 
-// A share of the examples, and its standard error; NAN: unknown.
+// Share of the examples, and its standard error; NAN: unknown.
 typedef struct {
     double value, error;
 } TaskShare;
@@ -77,55 +80,55 @@ typedef struct {
 typedef struct {
     TaskKind kind;
     TaskShare acc, acc_norm,
-        acc_bytes;    // of a text none; the last two only of a choice, acc_bytes with a tokenizer
-    double loss, bpb; // not of a choice: nats per scored token, bits per byte with a tokenizer
-    double tokens;    // scored
-} TaskScore;          // what is not known is NAN
+        acc_bytes;    // not for a text; the last two only for a choice, acc_bytes with a tokenizer
+    double loss, bpb; // not for a choice: nats per scored token, bits per byte with a tokenizer
+    double tokens;    // scored tokens
+} TaskScore;          // unknown values are NAN
 
 // ---- making a task: documents are added, then examples made of them, then rows ----
 
-// A task without documents, for rows of T places. The name is copied as a screen can show it.
+// Opens a task without documents, for rows of T tokens. Copies the name, made printable.
 void task_open(Task* task, const char* name, TaskKind kind, int T);
 
 void task_close(Task* task);
 
-// Room for `count` more tokens behind the last one: where they go.
+// Returns room for `count` more tokens after the last one.
 int* task_begin(Task* task, size_t count);
 
-// A document of the next `length` tokens, at least one more than `scored`, which is at most T. If
-// it is too long for a row, its first tokens are left out. `tokenizer` counts its bytes, unless
-// NULL.
+// Adds a document of the next `length` tokens, at least one more than `scored`, which is at most T.
+// If it is too long for a row, its first tokens are dropped. Counts its bytes with `tokenizer`,
+// unless NULL.
 void task_add(Task* task, size_t length, int scored, const Tokenizer* tokenizer);
 
-// An example of the last `count` documents; `gold` is the number of the right one.
+// Adds an example of the last `count` documents; `gold` is the number of the right one.
 void task_example(Task* task, int count, int gold);
 
-// The documents of a text, which is the next `count` tokens: windows of up to T tokens and their
-// targets. Each scores the `stride` targets behind those of the one before; the first scores all of
-// its targets. The first token of the text is no target.
+// Adds the documents of a text, which is the next `count` tokens: windows of up to T tokens and
+// their targets. Each scores the `stride` targets after those of the previous one; the first scores
+// all of its targets. The first token of the text is no target.
 void task_windows(Task* task, size_t count, int stride, const Tokenizer* tokenizer);
 
-// Makes the rows; after the last document.
+// Makes the rows; call it after the last document.
 void task_pack(Task* task);
 
 // ---- evaluating ----
 
 // Sets inputs, targets and starts (T each) of a row. Targets that are not scored are -1; starts:
-// the place of the first token of each token's document. Padding is a document of its own, token by
-// token.
+// position of the first token of each token's document. Each padding token is a document of its
+// own.
 void task_fill(const Task* task, size_t row, int* inputs, int* targets, int* starts);
 
-// Sets the results of the documents of a row from the losses of its targets; is_top (T): whether
-// each target was the most likely token, NULL: unknown. `results` are those of all documents.
+// Sets the results of the documents of a row from the losses of its targets; is_top (T): 1 where
+// the target was the most likely token, NULL: unknown. `results` has an entry for every document.
 void task_collect(const Task* task, size_t row, const float* losses, const int* is_top, TaskResult* results);
 
 TaskScore task_score(const Task* task, const TaskResult* results);
 
-// Prints a line of JSON for each example, for each window of a text: what the model chose, what is
-// right, and the loss of each ending (sum of nats, tokens, bytes).
+// Prints a line of JSON for each example, or for each window of a text: the model's choice, the
+// right one, and the loss of each ending (sum in nats, tokens, bytes).
 void task_print(FILE* file, const Task* task, const TaskResult* results, int64_t step);
 
-// Of all that the score depends on, but the model.
+// Returns a checksum of everything that the score depends on, except the model.
 uint64_t task_fingerprint(const Task* task);
 
 #ifdef __cplusplus
@@ -170,8 +173,8 @@ int* task_begin(Task* task, size_t count) {
     return task->tokens + task->num_tokens;
 }
 
-// Bytes of the scored tokens. The blank before an ending to choose only separates it from its
-// context.
+// Counts the bytes of the scored tokens. The blank before an ending only separates it from its
+// context, so it does not count.
 static int task_bytes_(const Task* task, const TaskDocument* document, const Tokenizer* tokenizer) {
     const int* scored = task->tokens + document->first + document->length - document->scored;
     int bytes = 0, length;
@@ -281,15 +284,15 @@ void task_collect(const Task* task, size_t row, const float* losses, const int* 
     }
 }
 
-// What an ending's loss is divided by.
+// Divisor of an ending's loss.
 typedef enum { TASK_SUM_, TASK_PER_TOKEN_, TASK_PER_BYTE_ } TaskNorm_;
 
 static double task_divisor_(const TaskDocument* document, TaskNorm_ norm) {
     return norm == TASK_SUM_ ? 1 : norm == TASK_PER_TOKEN_ ? document->scored : document->bytes;
 }
 
-// The ending with the least loss, the first one of equal ones. One that is not a number is never
-// least; -1: none is one.
+// Returns the ending with the least loss, the first of equals. Ignores losses that are NaN; -1 if
+// all are.
 static int task_choice_(const Task* task, const TaskExample* example, const TaskResult* results,
                         TaskNorm_ norm) {
     double least = INFINITY;
@@ -357,7 +360,7 @@ TaskScore task_score(const Task* task, const TaskResult* results) {
 
 static void task_print_choice_(FILE* file, const Task* task, const TaskExample* example,
                                const TaskResult* results) {
-    static const char* const names[] = {"", "_norm", "_bytes"}; // of TaskNorm_, as in the scores
+    static const char* const names[] = {"", "_norm", "_bytes"}; // indexed by TaskNorm_, as in the scores
     const int kinds = task->documents[example->first].bytes > 0 ? 3 : 2;
     fprintf(file, ",\"label\":%d", example->gold);
     for (int norm = 0; norm < kinds; norm++) {
@@ -402,7 +405,7 @@ uint64_t task_fingerprint(const Task* task) {
     Xxh64 hash;
     xxh64_open(&hash);
     xxh64_add(&hash, task->tokens, task->num_tokens * sizeof(int));
-    for (size_t d = 0; d < task->num_documents; d++) { // field by field: structures have holes
+    for (size_t d = 0; d < task->num_documents; d++) { // field by field: structures have padding
         const TaskDocument* document = &task->documents[d];
         const size_t fields[4] = {document->first, (size_t)document->length, (size_t)document->scored,
                                   (size_t)document->bytes};

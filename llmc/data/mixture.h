@@ -2,14 +2,14 @@
 mixture.h -- the data of a run: one source of rows, or several, mixed by weight.
 
 A list names files and patterns, separated by commas. Without weights they are one source. With
-weights (A*.bin:0.7,B*.bin:0.3; positive decimals, brought to a sum of 1) each item is a source of
-its own. Sequence p of the run is then row number j of source s, counted over that source's epochs;
-(s, j) is found at once for any p. After n sequences source s has given less than one more and less
-than one fewer than n w_s, for all n.
+weights (A*.bin:0.7,B*.bin:0.3; positive decimals, scaled to a sum of 1) each item is a source of
+its own. Sequence p of the run is then row j of source s, counted over that source's epochs; (s, j)
+is found in O(1) for any p. After any n sequences, source s has given n w_s, to within less than
+one.
 
-The order repeats after `cycle` sequences, the smallest number that gives every source a whole
-number of them, so that this is exact for ever. Inside of a cycle the next turn goes to the source
-that must have one soonest, of those that it would not give too much: that always works (R.
+The order repeats after `cycle` sequences, the smallest number of which every source gives a whole
+number, so the mixture stays exact forever. Within a cycle, the next turn goes to the source that
+must have one soonest, among those that it would not put more than one ahead: that always works (R.
 Tijdeman, "The chairman assignment problem", Discrete Mathematics 32, 1980).
 */
 #ifndef LLMC_MIXTURE_H
@@ -29,21 +29,21 @@ extern "C" {
 typedef struct {
     char* name; // its pattern of files, as the user gave it; owned
     TokenStream stream;
-    Rows rows;      // after mixture_pack
-    uint64_t share; // sequences of a cycle
+    Rows rows;      // set by mixture_pack
+    uint64_t share; // sequences per cycle
 } DataSource;
 
 typedef struct {
     DataSource* source; // (count)
     int count;
-    size_t tokens;        // of all
-    uint64_t fingerprint; // of the contents of all files, in their order, whatever their names; 0 of memory
-    Packing pack;         // after mixture_pack, as the next two
+    size_t tokens;        // of all sources
+    uint64_t fingerprint; // checksum of the contents of all files in order; 0 for memory
+    Packing pack;         // set by mixture_pack, like the next two
     int T;
     DocumentMask mask;
     uint64_t cycle;
-    uint8_t* turn; // (cycle) the source of each sequence
-    uint32_t* nth; // (cycle) and how many of that source come before it in the cycle
+    uint8_t* turn; // (cycle) source of each sequence
+    uint32_t* nth; // (cycle) how many of that source come before it in the cycle
 } DataSources;
 
 enum { SOURCES_MAX_ = 64 };
@@ -57,47 +57,46 @@ typedef struct {
     int count;
 } SourceList;
 
-// Takes a list apart: the names, each with its weight in millionths. The caller frees list->text.
+// Splits a list into names, each with its weight in millionths. The caller frees list->text.
 void mixture_read_list(SourceList* list, const char* text);
 
-// Whether the list names tokens or text. Opens nothing.
+// Returns what the list names, tokens or text. Opens nothing.
 TokensKind mixture_kind(const char* text);
 
 // ---- opening ----
 
 void mixture_open_files(DataSources* sources, const char* text, TokensFormat format, int vocab_size);
 
-// Renames the sources by another list of the same length: the text that the tokens were
-// made of.
+// Renames the sources after another list of the same length: the text that was encoded.
 void mixture_rename(DataSources* sources, const char* text);
 
-// One source of tokens of the caller, who keeps them.
+// Opens one source of tokens that the caller keeps.
 void mixture_open_memory(DataSources* sources, const uint16_t* tokens, size_t count, int vocab_size,
                          const char* name);
 
-// Takes the validation data from the end of each source, not yet packed (tokens_split_tail). `tail`
-// is closed first.
+// Takes the validation data from the end of each source, which is not packed yet
+// (tokens_split_tail). Close `tail` first.
 void mixture_split_tail(DataSources* sources, DataSources* tail, int T);
 
-// Makes the rows of all sources (rows_open). `sources` stays where it is from now on.
+// Makes the rows of all sources (rows_open). `sources` must not move from now on.
 void mixture_pack(DataSources* sources, Packing pack, int T, int eot, DocumentMask mask);
 
 void mixture_close(DataSources* sources);
 
 // ---- using ----
 
-// The source of sequence p, and how many of that source came before.
+// Returns the source of sequence p, and sets *j to how many of that source come before it.
 int mixture_find(const DataSources* sources, uint64_t p, uint64_t* j);
 
-// Sequences until the first source has given all of its rows: an epoch of one, and of a mixture all
-// that is new.
+// Returns the number of sequences until the first source has given all its rows: one epoch; of a
+// mixture, all sequences that are new.
 uint64_t mixture_epoch(const DataSources* sources);
 
-// The largest token of all sources.
+// Returns the largest token of all sources.
 int mixture_largest_token(const DataSources* sources);
 
-// A line for each source if there are several, or if they are packed. `sequences` are those of the
-// run.
+// Prints a line for each source if there are several, or if they are packed. The run has
+// `sequences`.
 void mixture_print(FILE* file, const DataSources* sources, uint64_t sequences);
 
 #ifdef __cplusplus
@@ -116,11 +115,11 @@ void mixture_print(FILE* file, const DataSources* sources, uint64_t sequences);
 #include "llmc/base/xxh64.h"
 
 #define SOURCES_CYCLE_MAX_ ((uint64_t)1 << 20)
-#define SOURCES_WEIGHT_DIGITS_ 6 // after the point
+#define SOURCES_WEIGHT_DIGITS_ 6 // digits after the decimal point
 
 // ---- the list ----
 
-// Reads "0.7": the weight in millionths; 0 if it is no positive decimal of at most six digits
+// Reads "0.7": the weight in millionths; 0 unless it is a positive decimal of at most six digits
 // before and six after the point.
 static uint64_t mixture_read_weight_(const char* text) {
     const size_t whole = strspn(text, "0123456789");
@@ -140,8 +139,8 @@ static uint64_t mixture_read_weight_(const char* text) {
     return value;
 }
 
-// Takes the weight off an item of the list; 0 if it has none. What is no number is part of the
-// name.
+// Cuts the weight off an item of the list; 0 if it has none. A suffix that is not a number is part
+// of the name.
 static uint64_t mixture_take_weight_(char* item) {
     char* colon = strrchr(item, ':');
     const int is_name = colon && colon > item && colon[-1] == '\\'; // A\:5 is a file
@@ -158,9 +157,9 @@ static uint64_t mixture_take_weight_(char* item) {
     return weight;
 }
 
-// Cuts a list into names and weights, both of SOURCES_MAX_; the names point into `list`, which is
-// changed. Returns their number; a list without weights (`text`, the same) is one name, with weight
-// 1.
+// Splits a list into names and weights, both of SOURCES_MAX_; the names point into `list`, which is
+// modified. Returns their number; a list without weights is one name, its unmodified copy `text`,
+// with weight 1.
 static int mixture_cut_list_(char* list, const char* text, const char* names[SOURCES_MAX_],
                              uint64_t weights[SOURCES_MAX_]) {
     char *next = list, *item;
@@ -206,7 +205,7 @@ TokensKind mixture_kind(const char* text) {
 
 // ---- the order ----
 
-// Makes the shares of the weights as small as they can be.
+// Reduces the shares of the weights to lowest terms.
 static void mixture_set_shares_(DataSources* sources, const uint64_t* weights) {
     uint64_t divisor = 0;
     sources->cycle = 0;
@@ -229,7 +228,7 @@ static void mixture_set_shares_(DataSources* sources, const uint64_t* weights) {
     }
 }
 
-// Gives every sequence of the cycle to a source.
+// Assigns every sequence of the cycle to a source.
 static void mixture_take_turns_(DataSources* sources) {
     const uint64_t cycle = sources->cycle;
     uint64_t given[SOURCES_MAX_] = {0};
@@ -240,7 +239,8 @@ static void mixture_take_turns_(DataSources* sources) {
         uint64_t soonest_end = 0;
         for (int i = 0; i < sources->count; i++) {
             const uint64_t share = sources->source[i].share;
-            const uint64_t end = ((given[i] + 1) * cycle + share - 1) / share; // its next turn is before this
+            const uint64_t end =
+                ((given[i] + 1) * cycle + share - 1) / share; // its next turn must come before this
             if (given[i] * cycle < (n + 1) * share && (soonest < 0 || end < soonest_end)) {
                 soonest = i;
                 soonest_end = end;
@@ -254,7 +254,7 @@ static void mixture_take_turns_(DataSources* sources) {
 
 // ---- opening ----
 
-// Room for `count` sources, of these names.
+// Allocates `count` sources of these names.
 static void mixture_open_(DataSources* sources, const char* const* names, int count) {
     memset(sources, 0, sizeof(*sources));
     sources->count = count;
@@ -324,7 +324,7 @@ void mixture_split_tail(DataSources* sources, DataSources* tail, int T) {
     tail->fingerprint = sources->fingerprint;
 }
 
-// Rows that are being made, for mapped_try.
+// Rows being made, for mapped_try.
 typedef struct {
     const DataSources* sources;
     DataSource* source;
@@ -374,7 +374,7 @@ int mixture_find(const DataSources* sources, uint64_t p, uint64_t* j) {
     return s;
 }
 
-// How many of the first n sequences are of source s.
+// Counts the sequences of source s among the first n.
 static uint64_t mixture_given_(const DataSources* sources, int s, uint64_t n) {
     uint64_t given = n / sources->cycle * sources->source[s].share;
     for (uint64_t at = 0; at < n % sources->cycle; at++) {
@@ -396,7 +396,7 @@ uint64_t mixture_epoch(const DataSources* sources) {
     uint64_t epoch = UINT64_MAX;
     for (int s = 0; s < sources->count; s++) {
         const uint64_t share = sources->source[s].share, rows = sources->source[s].rows.count;
-        uint64_t at = 0; // of the turn that it could not take
+        uint64_t at = 0; // place in the cycle of the first turn for which it has no row
         while (sources->turn[at] != s || sources->nth[at] != rows % share) {
             at++;
         }
@@ -406,7 +406,7 @@ uint64_t mixture_epoch(const DataSources* sources) {
     return epoch;
 }
 
-// How the rows of a source came out.
+// Describes the rows of a source.
 static void mixture_print_rows_(FILE* file, const Rows* rows) {
     static const char* const pack_name[] = {PACKING_WORDS(WORDS_NAME)};
     const double tokens = (double)rows->tokens, room = (double)rows->count * rows->T;

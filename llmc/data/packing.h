@@ -3,28 +3,29 @@ packing.h -- how documents become the rows that a run reads.
 
 A stream of N tokens consists of documents: one starts at its first token, and one at each
 end-of-text token or, in files with an index, where the index says. If a stream is only a part of
-its files, as validation data are, then a part of a document counts as a document. A row is up to T
+its files, as validation data are, a part of a document counts as a document. A row is up to T
 tokens, each with a target, the token that follows it in the stream:
 
     stream    row k is the tokens [k T, (k+1) T), across document boundaries.
-    aligned   T tokens from the start of a document, continuing into the following ones. If the row ends
-              inside a document of more than T tokens, the next row continues it; the rest of a shorter one is
-              left out.
+    aligned   T tokens from the start of a document, continuing into the following ones. If the row
+              ends inside a document of more than T tokens, the next row continues it; the rest of a
+              shorter one is dropped.
     bestfit   whole documents, packed by best-fit decreasing over windows of 65536 documents (Ding
-              et al., "Fewer truncations improve language modeling", 2024). A document longer than T is cut
-              into pieces of T and a rest, which is packed like a document. No token is left out.
-    pad       one document; if it is longer than T, pieces of T and a rest, in a row each. No token is left
-              out.
-    dynamic   the same rows, in batches as long as their longest row (dataloader.h).
+              et al., "Fewer truncations improve language modeling", 2024). A document longer than T
+              is cut into pieces of T and a rest, which is packed like a document. No token is
+              dropped.
+    pad       one document; if it is longer than T, pieces of T and a rest, one per row. No token is
+              dropped.
+    dynamic   the same rows, in batches as wide as their longest row (dataloader.h).
     uniform   the same rows sorted by length, for batches of rows of similar length.
 
-In the last four every token is in exactly one row. The target of a document's last token is the end
-of text that follows it in the stream; if something else follows, there is no target. A row shorter
-than T is padded: the end-of-text token, with target -1. A piece without any target (one last token)
-is left out.
+In the last four, every token is in exactly one row. The target of a document's last token is the
+end-of-text token that follows it in the stream; if something else follows, it has no target. A row
+shorter than T is padded with end-of-text tokens, whose targets are -1. A piece without any target
+(a single last token) is dropped.
 
-Row k of R is found in O(1), by a table of the pieces (8 bytes each) that is made when the rows are
-opened.
+Row k of R is found in O(1), through a table of the pieces (8 bytes each) that is made when the rows
+are opened.
 */
 #ifndef LLMC_PACKING_H
 #define LLMC_PACKING_H
@@ -52,22 +53,21 @@ extern "C" {
 typedef enum { PACKING_WORDS(WORDS_VALUE) } Packing;
 typedef enum { DOCUMENT_MASK_OFF, DOCUMENT_MASK_ON } DocumentMask;
 
-// A growing list of positions.
+// Growing list of positions.
 typedef struct {
     uint64_t* at;
     size_t count, room;
 } PositionList_;
 
 typedef struct {
-    const TokenStream* stream; // must stay
+    const TokenStream* stream; // must stay valid
     Packing pack;
     int T, eot;
-    uint64_t count;          // R
-    PositionList_ documents; // where each starts, ascending, the first at 0; empty if not needed
-    PositionList_ pieces;    // piece_: of all rows, in order; empty for PACK_STREAM
-    PositionList_
-        row_pieces;  // (R + 1) PACK_BESTFIT: number of the first piece of each row; others: piece k is row k
-    uint64_t tokens; // in the rows, so N - tokens are left out and R T - tokens are padding
+    uint64_t count;           // R
+    PositionList_ documents;  // start of each document, ascending, the first at 0; empty if not needed
+    PositionList_ pieces;     // pieces (piece_) of all rows, in order; empty for PACK_STREAM
+    PositionList_ row_pieces; // (R + 1) PACK_BESTFIT: first piece of each row; others: piece k is row k
+    uint64_t tokens;          // tokens in the rows, so N - tokens are dropped and R T - tokens are padding
 } Rows;
 
 // ---- best fit ----
@@ -76,22 +76,22 @@ enum { BESTFIT_WINDOW = 1 << 16 }; // documents
 
 // ---- rows ----
 
-// `stream` must stay as it is. `eot` is the end-of-text token, also used as padding. Documents are
-// searched for only if they are needed: for packing or for a mask.
+// Opens the rows of `stream`, which must stay unchanged. `eot` is the end-of-text token, also used
+// as padding. Searches for documents only if packing or a mask needs them.
 void rows_open(Rows* rows, const TokenStream* stream, Packing pack, int T, int eot, DocumentMask mask);
 
 void rows_close(Rows* rows);
 
-// Tokens of a row, without padding.
+// Returns the number of tokens of a row, without padding.
 int rows_length(const Rows* rows, uint64_t row);
 
 // Sets inputs, targets and, unless NULL, starts (T each, T at least the row's length) of a row.
-// Returns the number of targets. starts: where in the row the document of each token starts;
-// padding is a document of its own, token by token.
+// Returns the number of targets. starts: position in the row where each token's document starts;
+// each padding token is a document of its own.
 int rows_fill(const Rows* rows, uint64_t row, int T, int* inputs, int* targets, int* starts);
 
-// The sum of a value of each target of a row; `values` are those of all tokens of the stream. Adds
-// the number of targets to *counted.
+// Returns the sum of a value over the targets of a row; `values` has one for each token of the
+// stream. Adds the number of targets to *counted.
 double rows_sum_targets(const Rows* rows, uint64_t row, const float* values, uint64_t* counted);
 
 #ifdef __cplusplus
@@ -119,7 +119,7 @@ static void positions_add_(PositionList_* list, uint64_t position) {
     list->at[list->count++] = position;
 }
 
-// How many of the list are at or before a position.
+// Counts the positions of the list up to and including `position`.
 static size_t positions_until_(const PositionList_* list, uint64_t position) {
     size_t low = 0, high = list->count;
     while (low < high) {
@@ -135,7 +135,7 @@ static size_t positions_until_(const PositionList_* list, uint64_t position) {
 
 // ---- documents ----
 
-// In sums as wide as a token, which is what the compiler makes vectors of: at most 2^15 tokens.
+// Counts in sums as wide as a token, which compilers vectorize: at most 2^15 tokens.
 static size_t documents_count_u16_(const uint16_t* tokens, size_t n, uint16_t eot) {
     uint16_t count = 0;
     for (size_t i = 0; i < n; i++) {
@@ -152,7 +152,7 @@ static size_t documents_count_u32_(const uint32_t* tokens, size_t n, uint32_t eo
     return count;
 }
 
-// End-of-text tokens among n tokens of 2 or 4 bytes.
+// Counts the end-of-text tokens among n tokens of 2 or 4 bytes.
 static size_t documents_count_(const TokenSpan* span, size_t start, size_t n, int eot) {
     const size_t step = 1 << 15;
     size_t count = 0;
@@ -168,7 +168,7 @@ static size_t documents_count_(const TokenSpan* span, size_t start, size_t n, in
     return count;
 }
 
-// Writes where they are, plus `base`, to [out, out_end); looks closely only where there are any.
+// Writes their positions, plus `base`, to [out, out_end); searches only blocks that have some.
 // Returns the end of what was written.
 static uint64_t* documents_write_(const TokenSpan* span, size_t start, size_t n, int eot, uint64_t base,
                                   uint64_t* out, const uint64_t* out_end) {
@@ -189,7 +189,7 @@ static uint64_t* documents_write_(const TokenSpan* span, size_t start, size_t n,
     return out;
 }
 
-// A part of a span, for mapped_try: counts its documents, or writes where they are.
+// Part of a span, for mapped_try: counts its documents, or writes their positions.
 typedef struct {
     const TokenSpan* span;
     size_t start, n;
@@ -210,8 +210,8 @@ static void documents_read_block_(void* block_) {
           "%s: changed while it was searched for documents; was it written to?", b->span->path);
 }
 
-// Counts (out NULL) or writes what the block holds; ends the program if the file is shorter than it
-// was.
+// Counts the documents of the block (out NULL) or writes their positions; ends the program if the
+// file has become shorter.
 static size_t documents_try_(DocumentsBlock_ block) {
     const void* where;
     CHECK(mapped_try(documents_read_block_, &block, &where) == MAPPED_READ,
@@ -219,12 +219,12 @@ static size_t documents_try_(DocumentsBlock_ block) {
     return block.count;
 }
 
-// Adds the end-of-text tokens [start, end) of a span, in parallel: each round counts in some blocks
-// and then writes, while they are in the cache or at least in memory.
+// Adds the end-of-text tokens [start, end) of a span, in parallel: each round first counts some
+// blocks, then writes, while they are in the cache or at least in memory.
 static void documents_scan_(PositionList_* list, const TokenSpan* span, size_t start, size_t end, int eot,
                             uint64_t base) {
     enum { BLOCKS = 64 };
-    const size_t max = (size_t)1 << 18; // tokens of a block
+    const size_t max = (size_t)1 << 18; // tokens per block
     size_t at[BLOCKS + 1], place[BLOCKS + 1];
     for (; start < end; start = at[BLOCKS]) {
         for (size_t i = 0; i <= BLOCKS; i++) {
@@ -261,18 +261,18 @@ static void documents_read_index_(PositionList_* list, const TokenSpan* span, si
     const MegatronIndex it = megatron_index(span->index);
     for (uint64_t i = 0; i < it.marks; i++) {
         const uint64_t sequence = (uint64_t)megatron_i64(it.documents, i);
-        if (sequence >= it.sequences) { // the end, or empty documents there
+        if (sequence >= it.sequences) { // the end, or empty documents at the end
             return;
         }
         const uint64_t at = (uint64_t)megatron_i64(it.offsets, sequence) / (uint64_t)it.width;
-        if (at >= start && at < end && list->at[list->count - 1] != base + at) { // not one of no tokens
+        if (at >= start && at < end && list->at[list->count - 1] != base + at) { // skips empty documents
             positions_add_(list, base + at);
         }
     }
 }
 
-// Whether the files of the stream have a mark anywhere: a part of them may lie inside of one
-// document.
+// True if the files of the stream have an end-of-text token anywhere: a part of them may lie inside
+// one document.
 static int documents_are_marked_(const TokenStream* stream, int eot) {
     const size_t step = (size_t)1 << 20;
     for (size_t i = 0; i < stream->num_spans; i++) {
@@ -287,7 +287,7 @@ static int documents_are_marked_(const TokenStream* stream, int eot) {
     return 0;
 }
 
-// Finds the documents of the stream. What stands before the first mark is one, too.
+// Finds the documents of the stream. Tokens before the first end-of-text token are a document, too.
 static void documents_find_(Rows* rows) {
     const TokenStream* stream = rows->stream;
     const size_t from = stream->begin, to = stream->begin + stream->count;
@@ -296,7 +296,7 @@ static void documents_find_(Rows* rows) {
     for (size_t i = 0; i < stream->num_spans; i++) {
         const TokenSpan* span = &stream->spans[i];
         const size_t first = span->first, last = span->first + span->count;
-        if (last <= from || first >= to || span->width == 1) { // bytes hold no end of text
+        if (last <= from || first >= to || span->width == 1) { // bytes contain no end-of-text token
             continue;
         }
         const size_t start = first < from ? from - first : 0, end = last > to ? to - first : span->count;
@@ -311,12 +311,12 @@ static void documents_find_(Rows* rows) {
           "%s: no token %d (end of text), wanted documents that begin with it: is the tokenizer another one, "
           "or --pack stream?",
           stream->name, rows->eot);
-    if (list->count > 1 && list->at[1] == 0) { // found again
+    if (list->count > 1 && list->at[1] == 0) { // the first token was found again
         memmove(list->at, list->at + 1, --list->count * sizeof(uint64_t));
     }
 }
 
-// Where document d ends.
+// Returns the end of document d.
 static uint64_t document_end_(const Rows* rows, size_t d) {
     return d + 1 < rows->documents.count ? rows->documents.at[d + 1] : rows->stream->count;
 }
@@ -332,8 +332,8 @@ static uint64_t piece_start_(uint64_t piece) { return piece >> PIECE_LENGTH_BITS
 
 static int piece_length_(uint64_t piece) { return (int)(piece & ((1 << PIECE_LENGTH_BITS_) - 1)) + 1; }
 
-// The target of the token before position `next` where a piece ends there: -1 if it is in another
-// document that does not start with the end of text.
+// Returns the target of the token before position `next` at the end of a piece: -1 if the next
+// token belongs to another document that does not start with end-of-text.
 static int rows_target_(const Rows* rows, uint64_t next) {
     if (next == rows->stream->count) {
         return -1;
@@ -347,7 +347,7 @@ static int rows_target_(const Rows* rows, uint64_t next) {
 
 static void rows_align_(Rows* rows) {
     const uint64_t T = (uint64_t)rows->T, N = rows->stream->count;
-    size_t d = 0; // the document that holds the token after the row
+    size_t d = 0; // document of the token after the row
     for (uint64_t start = 0; start + T < N;) {
         const uint64_t next = start + T;
         positions_add_(&rows->pieces, piece_(start, T));
@@ -360,8 +360,8 @@ static void rows_align_(Rows* rows) {
     rows->tokens = rows->pieces.count * T;
 }
 
-// The rest of document d after its pieces of T tokens, which are added to the list; PIECE_NONE_ if
-// there is none.
+// Adds the pieces of T tokens of document d to the list. Returns its rest; PIECE_NONE_ if it has
+// none.
 static uint64_t rows_cut_(Rows* rows, size_t d, PositionList_* list) {
     const uint64_t T = (uint64_t)rows->T, end = document_end_(rows, d);
     uint64_t at = rows->documents.at[d];
@@ -387,7 +387,7 @@ static void rows_pad_(Rows* rows) {
     }
 }
 
-// Sorts pieces by length; those of equal length stay in order.
+// Sorts pieces by length; equal lengths keep their order.
 static void rows_sort_(const uint64_t* pieces, uint64_t* sorted, size_t count, int T) {
     size_t* first = (size_t*)check_alloc((size_t)T + 2, sizeof(size_t), "lengths of documents");
     for (size_t i = 0; i < count; i++) {
@@ -413,17 +413,17 @@ static void rows_make_uniform_(Rows* rows) {
 
 // ---- best fit ----
 
-// The rows of a window that are being filled.
+// Rows of a window that are being filled.
 typedef struct {
     int T;
-    PositionList_ pieces, sorted; // (BESTFIT_WINDOW) those of less than T tokens
-    PositionList_ whole, order;   // those of T; the rows, as they are added
+    PositionList_ pieces, sorted; // (BESTFIT_WINDOW) pieces of less than T tokens
+    PositionList_ whole, order;   // pieces of T tokens; the rows in the order they are added
     int num_rows;
-    int *first, *last;  // (BESTFIT_WINDOW) by row: its pieces, by their numbers in `sorted`
+    int *first, *last;  // (BESTFIT_WINDOW) by row: its first and last piece, as indices into `sorted`
     int *space, *below; // (BESTFIT_WINDOW) by row: free tokens, and the next row with as many, or -1
     int* next;          // (BESTFIT_WINDOW) by piece: the next one of its row, or -1
-    int* top;           // (T + 1) by space: the row that was made last, or -1
-    uint64_t* some;     // bits by space: is there a row?
+    int* top;           // (T + 1) by space: the row made last, or -1
+    uint64_t* some;     // bits by space: set if a row has it
 } Bestfit_;
 
 static void bestfit_open_(Bestfit_* fit, int T) {
@@ -451,7 +451,7 @@ static void bestfit_close_(Bestfit_* fit) {
     free(fit->pieces.at);
 }
 
-// The smallest free space of a row that is at least `length`; -1: no row has it.
+// Returns the smallest free space of a row that is at least `length`; -1 if no row has it.
 static int bestfit_find_(const Bestfit_* fit, int length) {
     const int words = fit->T / 64 + 1;
     uint64_t bits = fit->some[length / 64] & (UINT64_MAX << length % 64);
@@ -472,7 +472,7 @@ static void bestfit_push_(Bestfit_* fit, int row) {
     fit->some[space / 64] |= UINT64_C(1) << space % 64;
 }
 
-// Takes a row with this space out; there is one.
+// Removes and returns a row with this space, which exists.
 static int bestfit_pop_(Bestfit_* fit, int space) {
     const int row = fit->top[space];
     fit->top[space] = fit->below[row];
@@ -504,8 +504,8 @@ static int bestfit_compare_(const void* a, const void* b) {
     return (one > other) - (one < other);
 }
 
-// Adds the rows of the window, also the whole pieces of T tokens, in the order of their first
-// pieces in the stream: the start of the data must not be a sample of long documents only.
+// Adds the rows of the window, and the whole pieces of T tokens, in the order of their first pieces
+// in the stream: the data must not start with long documents only.
 static void bestfit_add_rows_(Bestfit_* fit, Rows* rows) {
     size_t whole = 0;
     fit->order.count = 0;
@@ -513,7 +513,7 @@ static void bestfit_add_rows_(Bestfit_* fit, Rows* rows) {
         positions_add_(&fit->order,
                        piece_start_(fit->sorted.at[fit->first[row]]) * BESTFIT_WINDOW + (uint64_t)row);
     }
-    if (fit->order.count > 0) { // else there is no array, which qsort does not take
+    if (fit->order.count > 0) { // qsort does not take a missing array
         qsort(fit->order.at, fit->order.count, sizeof(uint64_t), bestfit_compare_);
     }
     for (size_t i = 0; i <= fit->order.count; i++) {
@@ -608,7 +608,7 @@ void rows_close(Rows* rows) {
     memset(rows, 0, sizeof(*rows));
 }
 
-// The numbers [*first, *end) of the pieces of a row.
+// Sets [*first, *end) to the indices of the pieces of a row.
 static void rows_pieces_(const Rows* rows, uint64_t row, uint64_t* first, uint64_t* end) {
     const int several = rows->pack == PACK_BESTFIT;
     *first = several ? rows->row_pieces.at[row] : row;
@@ -628,7 +628,7 @@ int rows_length(const Rows* rows, uint64_t row) {
     return length;
 }
 
-// Sets starts (n) of tokens in a row, from position `at` of the stream: where the document of each
+// Sets starts (n) of tokens in a row, from position `at` of the stream: where each token's document
 // starts; one that started earlier starts with the row.
 static void rows_mark_(const Rows* rows, uint64_t at, int n, int* starts) {
     size_t next = positions_until_(&rows->documents, at);
@@ -641,7 +641,7 @@ static void rows_mark_(const Rows* rows, uint64_t at, int n, int* starts) {
     }
 }
 
-// A row of T tokens end to end.
+// Fills a row with T tokens end to end.
 static int rows_fill_whole_(const Rows* rows, uint64_t at, int* inputs, int* targets, int* starts) {
     const size_t T = (size_t)rows->T;
     tokens_fill(rows->stream, (size_t)at, T, inputs);
@@ -696,7 +696,8 @@ double rows_sum_targets(const Rows* rows, uint64_t row, const float* values, uin
         const uint64_t piece = rows->pack == PACK_STREAM ? piece_(row * (uint64_t)rows->T, (uint64_t)rows->T)
                                                          : rows->pieces.at[i];
         const uint64_t next = piece_start_(piece) + (uint64_t)piece_length_(piece);
-        const int is_open = rows->pack <= PACK_ALIGNED || rows_target_(rows, next) >= 0; // has a last target
+        const int is_open =
+            rows->pack <= PACK_ALIGNED || rows_target_(rows, next) >= 0; // the last token has a target
         for (uint64_t at = piece_start_(piece) + 1; at < next + (uint64_t)is_open; at++) {
             sum += values[at];
             ++*counted;

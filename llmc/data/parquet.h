@@ -1,6 +1,6 @@
 /*
-parquet.h -- the texts of one column of a Parquet file, as pyarrow, polars, DuckDB and parquet-rs
-write them.
+parquet.h -- reads the texts of one column of a Parquet file, as pyarrow, polars, DuckDB and
+parquet-rs write them.
 
     Parquet file;
     const char* text;
@@ -10,27 +10,26 @@ write them.
     }
     parquet_close(&file);
 
-The file: "PAR1", pages, footer, u32 bytes of the footer, "PAR1". The footer and the headers of the
-pages are structs in Thrift's compact protocol. The rows are cut into row groups; in each a column
-is one run of pages; the first may be a dictionary. A page is a header, the definition levels of a
-column that may be null (0: null, 1: a value), and the values:
+The file: "PAR1", pages, footer, u32 bytes of the footer, "PAR1". The footer and the page headers
+are structs in Thrift's compact protocol. The rows are divided into row groups; in each, a column is
+one run of pages, of which the first may be a dictionary. A page is a header, the definition levels
+of a column that may be null (0: null, 1: a value), and the values:
 
     PLAIN                      u32 bytes, then these bytes, for each value
     RLE_DICTIONARY             u8 width, then runs of indices into the dictionary, which is PLAIN
     DELTA_LENGTH_BYTE_ARRAY    the lengths of all, then the bytes of all
-    DELTA_BYTE_ARRAY           the length of the prefix shared with the value before, then the rest as above
+    DELTA_BYTE_ARRAY           the length of the prefix shared with the previous value, then the
+                               rest as above
 
 github.com/apache/parquet-format: README, Encodings, Compression, src/main/thrift/parquet.thrift.
 
-Supported are top-level columns of strings, required or optional; both versions of pages; pages as
-they are, or compressed by GZIP, ZSTD or SNAPPY where the program was built with HAVE_ZLIB,
-HAVE_ZSTD, HAVE_SNAPPY. One page and its dictionary are in memory at a time. A null is left out; an
-empty string is one.
+Supported are top-level columns of strings, required or optional; both versions of pages; pages
+uncompressed, or compressed by GZIP, ZSTD or SNAPPY if the program was built with HAVE_ZLIB,
+HAVE_ZSTD, HAVE_SNAPPY. One page and its dictionary are in memory at a time. Nulls are skipped;
+empty strings are not.
 
-Nothing in the file is trusted: every number is checked before it is used, and a page must end with
-its last row. Checksums of pages, where the writer made them, are verified with HAVE_ZLIB. A reader
-that must survive a damaged file uses the _try_ functions, which leave the message in `error`; the
-others end the program with it. Little-endian machines only.
+Nothing in the file is trusted: every number is checked before use, and a page must end with its
+last row. Page checksums, if any, are verified with HAVE_ZLIB. Little-endian machines only.
 
 Speed: one core of a Sapphire Rapids Xeon, 185 MB of English in texts of 3 kB: 1300 MB/s of text
 uncompressed, 640 ZSTD, 300 SNAPPY, 140 GZIP, in 19 MiB of memory; pyarrow 26 on one thread 450,
@@ -51,31 +50,31 @@ extern "C" {
 
 // ---- runs of small numbers: definition levels, indices into the dictionary ----
 
-// Each run is a varint 2n and one number, n times, or a varint 2n + 1 and 8n numbers packed as
-// bits.
+// Reader of runs: each is a varint 2n and one number, n times, or a varint 2n + 1 and 8n packed
+// numbers.
 typedef struct {
     ThriftReader bytes;
-    int width; // bits of a number, up to 32
-    int bit;   // used of the byte at bytes.at, in a packed run
+    int width; // bits per number, up to 32
+    int bit;   // bits used of the byte at bytes.at, in a packed run
     int is_packed;
-    uint64_t left; // in this run
+    uint64_t left; // numbers left in this run
     uint32_t value;
 } ParquetRuns_;
 
 // ---- DELTA_BINARY_PACKED: lengths ----
 
-// Varints: numbers in a block, miniblocks in a block, numbers in all, the first number. Then
-// blocks: the smallest difference, the width of each miniblock as a byte, and the miniblocks:
-// differences less the smallest, packed. The last block has only the miniblocks that it needs. Sums
-// wrap at 32 bits.
+// Reader of deltas. Varints: numbers per block, miniblocks per block, numbers in all, the first
+// number. Then blocks: the smallest difference, the width of each miniblock as a byte, and the
+// miniblocks: differences minus the smallest, packed. The last block has only the miniblocks it
+// needs. Sums wrap at 32 bits.
 typedef struct {
     ThriftReader bytes;
-    uint64_t left;                            // numbers not read yet, with `next`
+    uint64_t left;                            // numbers left, including `next`
     uint32_t next;                            // number
     uint32_t smallest;                        // difference
-    uint64_t miniblocks;                      // in a block
-    uint64_t numbers;                         // in a miniblock
-    const unsigned char *widths, *widths_end; // of the miniblocks of this block that have not begun
+    uint64_t miniblocks;                      // per block
+    uint64_t numbers;                         // per miniblock
+    const unsigned char *widths, *widths_end; // widths of the miniblocks of this block not started yet
     uint64_t in_miniblock;                    // numbers left in this one
     const unsigned char* miniblock_end;
     int width, bit;
@@ -83,10 +82,10 @@ typedef struct {
 
 // ---- an open file ----
 
-// A column in a row group.
+// Column of a row group.
 typedef struct {
     uint64_t rows;
-    uint64_t begin, end; // of its pages in the file
+    uint64_t begin, end; // its pages in the file
     int codec;
 } ParquetChunk_;
 
@@ -103,24 +102,24 @@ typedef struct {
 typedef struct {
     char *path, *column;
     int fd;
-    uint64_t bytes; // of the file
-    int optional;   // whether the column may be null
+    uint64_t bytes; // size of the file
+    int optional;   // the column may be null
     uint64_t rows;
-    ParquetChunk_* chunks; // of the column, by row group
+    ParquetChunk_* chunks; // the column's, by row group
     size_t num_chunks;
 
     // where we are
-    size_t group, page;     // being read: the row group, and its pages with the one that we are in
-    uint64_t at;            // where the next page starts, 0 before the row group starts
-    uint64_t rows_in_group; // not in a page yet
-    uint64_t rows_in_page;  // not read yet
+    size_t group, page;     // current row group, and its pages up to the current one
+    uint64_t at;            // start of the next page, 0 before the row group starts
+    uint64_t rows_in_group; // rows not in a page yet
+    uint64_t rows_in_page;  // rows not read yet
 
     // the page
     int encoding;
     ParquetRuns_ levels, indices;
     ParquetDeltas_ prefixes, lengths;
     ThriftReader values;
-    size_t text_bytes; // of the last value, in `text`: DELTA_BYTE_ARRAY
+    size_t text_bytes; // length of the last value, in `text`: DELTA_BYTE_ARRAY
     ParquetText_* dictionary;
     size_t num_dictionary;
     ParquetBuffer_ stored, plain, dictionary_plain, text;
@@ -130,20 +129,20 @@ typedef struct {
 
 // ---- opening ----
 
-// Leaves the message in `error`.
+// Closes the file; p->error stays.
 void parquet_close(Parquet* p);
 
-// Opens a file and checks its footer. Returns 1; or 0, with the reason in p->error and nothing to
+// Opens a file and checks its footer. Returns 1; or 0 with the reason in p->error and nothing to
 // close.
 int parquet_open(Parquet* p, const char* path, const char* column);
 
-// Rows of the file, with those that are null.
+// Returns the number of rows, including nulls.
 static inline uint64_t parquet_rows(const Parquet* p) { return p->rows; }
 
 // ---- values ----
 
-// The next row that is not null: 1, and its text, which has no terminating zero and stays until the
-// next call; 0 after the last; -1 with the reason in p->error where the file is damaged: then only
+// Reads the next row that is not null: 1 and its text, without a terminating zero, valid until the
+// next call; 0 after the last; -1 with the reason in p->error if the file is damaged: then only
 // parquet_close may follow.
 int parquet_next(Parquet* p, const char** text, size_t* bytes);
 
@@ -179,7 +178,7 @@ int parquet_next(Parquet* p, const char** text, size_t* bytes);
 
 // ---- numbers ----
 
-// A little-endian number of up to 4 bytes.
+// Reads a little-endian number of up to 4 bytes.
 static uint32_t parquet_fixed_(ThriftReader* in, size_t count) {
     const unsigned char* bytes = thrift_take(in, count);
     uint32_t value = 0;
@@ -189,7 +188,7 @@ static uint32_t parquet_fixed_(ThriftReader* in, size_t count) {
     return value;
 }
 
-// The next `width` bits, up to 64, lowest first; *bit of the bits of *in->at are used.
+// Reads the next `width` bits, up to 64, lowest first; *bit bits of *in->at are used already.
 static uint64_t parquet_bits_(ThriftReader* in, int* bit, int width) {
     uint64_t value = 0;
     for (int have = 0; have < width;) {
@@ -238,7 +237,7 @@ static uint32_t parquet_runs_next_(ParquetRuns_* runs) {
 
 // ---- DELTA_BINARY_PACKED: lengths ----
 
-// Leaves only nothing where there is nothing: a page of nulls may have no header.
+// Starts to read deltas. Empty input gives no numbers: a page of nulls may lack the header.
 static ParquetDeltas_ parquet_deltas_(ThriftReader bytes) {
     ParquetDeltas_ deltas;
     memset(&deltas, 0, sizeof(deltas));
@@ -304,7 +303,7 @@ static uint32_t parquet_deltas_next_(ParquetDeltas_* deltas) {
     return number;
 }
 
-// What follows the numbers: found by going through them all.
+// Returns what follows the numbers, by stepping through all of them.
 static ThriftReader parquet_deltas_rest_(ParquetDeltas_ deltas) {
     while (deltas.left && !deltas.bytes.wrong) {
         parquet_deltas_next_(&deltas);
@@ -343,7 +342,7 @@ static char* parquet_copy_(const char* string) {
     return copy;
 }
 
-// Room for `bytes`; what was in the buffer is lost.
+// Makes room for `bytes`; the buffer's contents are lost.
 static unsigned char* parquet_reserve_(const Parquet* p, ParquetBuffer_* buffer, size_t bytes) {
     if (!buffer->data || buffer->capacity < bytes) {
         free(buffer->data);
@@ -354,8 +353,7 @@ static unsigned char* parquet_reserve_(const Parquet* p, ParquetBuffer_* buffer,
     return buffer->data;
 }
 
-// Reads a part of the file into `buffer`, which must lie in the file. The last argument of errors
-// is where.
+// Reads a part of the file, which must lie inside it, into `buffer`.
 static int parquet_read_(Parquet* p, ParquetBuffer_* buffer, uint64_t at, size_t bytes) {
     unsigned char* data = parquet_reserve_(p, buffer, bytes);
     assert(at <= p->bytes && bytes <= p->bytes - at);
@@ -377,7 +375,8 @@ static const char* parquet_codec_name_(int codec) {
     return 0 <= codec && codec < 8 ? names[codec] : "an unknown codec";
 }
 
-// The Debian package without which the program was built and cannot read a codec, or NULL.
+// Returns the Debian package that the program lacked when it was built and needs to read a codec,
+// or NULL.
 static const char* parquet_codec_package_(int codec) {
 #ifndef HAVE_ZLIB
     if (codec == PARQUET_GZIP_) {
@@ -400,7 +399,7 @@ static const char* parquet_codec_package_(int codec) {
 
 // ---- the footer ----
 
-// One element of the schema; -1: not there.
+// Element of the schema; -1: absent.
 typedef struct {
     ThriftReader name;
     int64_t type, repetition, children, converted;
@@ -427,7 +426,7 @@ static ParquetElement_ parquet_element_(ThriftReader* in) {
         case 6:
             element.converted = thrift_number(in, field);
             break;
-        case 10: // a union: a struct with one field, whose number says which type
+        case 10: // a union: a struct with one field, whose number is the type
             if (field.type != THRIFT_STRUCT) {
                 thrift_wrong(in, "a logical type is no struct");
             }
@@ -446,7 +445,7 @@ static ParquetElement_ parquet_element_(ThriftReader* in) {
     return element;
 }
 
-// Bytes without a type of their own were written by old programs that meant strings.
+// True for strings. Byte arrays without a logical type come from old programs that meant strings.
 static int parquet_is_text_(const ParquetElement_* element) {
     const int64_t converted = element->converted; // 0 UTF8, 4 ENUM, 19 JSON
     const int logical = element->logical;         // 1 STRING, 4 ENUM, 12 JSON
@@ -456,7 +455,7 @@ static int parquet_is_text_(const ParquetElement_* element) {
            (logical == -1 || logical == 1 || logical == 4 || logical == 12);
 }
 
-// What stands in the way of reading a column as text.
+// Returns the name of the type that prevents reading a column as text.
 static const char* parquet_type_name_(const ParquetElement_* element) {
     static const char* const names[] = {"BOOLEAN", "INT32",  "INT64",           "INT96",
                                         "FLOAT",   "DOUBLE", "annotated bytes", "FIXED_LEN_BYTE_ARRAY"};
@@ -468,13 +467,13 @@ static const char* parquet_type_name_(const ParquetElement_* element) {
 
 typedef struct {
     int found;
-    ParquetElement_ element; // the column of this name
+    ParquetElement_ element; // column of the wanted name
     size_t leaf;             // its index among the columns of a row group
     size_t leaves;
-    char texts[512]; // names of the columns that could be read, for errors
+    char texts[512]; // names of the readable columns, for errors
 } ParquetSchema_;
 
-// One that stands at the top.
+// Handles a top-level column.
 static void parquet_column_(const Parquet* p, ParquetSchema_* schema, const ParquetElement_* element) {
     const size_t bytes = thrift_left(&element->name), used = strlen(schema->texts);
     const char* name = (const char*)element->name.at;
@@ -489,10 +488,10 @@ static void parquet_column_(const Parquet* p, ParquetSchema_* schema, const Parq
     }
 }
 
-// The elements come depth first, each with the number of its children; the first is the root.
+// Reads the elements, depth first, each with the number of its children; the first is the root.
 static void parquet_schema_(const Parquet* p, ThriftReader* in, ThriftField field, ParquetSchema_* schema) {
     const size_t count = thrift_list(in, field, THRIFT_STRUCT);
-    uint64_t inside = 0; // elements left of the group at the top that we are in
+    uint64_t inside = 0; // elements left of the current top-level group
     parquet_element_(in);
     for (size_t i = 1; i < count && !in->wrong; i++) {
         const ParquetElement_ element = parquet_element_(in);
@@ -523,14 +522,14 @@ static int parquet_check_column_(Parquet* p, const ParquetSchema_* schema) {
     return 1;
 }
 
-// The metadata of a column in a row group; -1: not there.
+// Metadata of a column of a row group; -1: absent.
 typedef struct {
     int64_t type, codec, values, bytes, data_at, dictionary_at;
     int elsewhere;  // in another file
-    int other_name; // than the column that was asked for
+    int other_name; // its name differs from the wanted column's
 } ParquetMeta_;
 
-// The path is the names from the top to the column: here one.
+// True if the path, the names from the top to the column, is the wanted column: one name.
 static int parquet_is_path_(const Parquet* p, ThriftReader* in, ThriftField field) {
     const size_t count = thrift_list(in, field, THRIFT_STRING);
     int same = count == 1;
@@ -573,7 +572,7 @@ static void parquet_meta_(const Parquet* p, ThriftReader* in, ParquetMeta_* meta
     }
 }
 
-// The columns of a row group.
+// Reads the columns of a row group.
 static void parquet_metas_(const Parquet* p, ThriftReader* in, ThriftField field, size_t leaf,
                            ParquetMeta_* meta) {
     const size_t count = thrift_list(in, field, THRIFT_STRUCT);
@@ -590,8 +589,7 @@ static void parquet_metas_(const Parquet* p, ThriftReader* in, ThriftField field
     }
 }
 
-// What the footer says of the column in a row group, where it holds together; `footer_at` ends the
-// pages.
+// Adds the column chunk of a row group, after checking it; `footer_at` is the end of the pages.
 static int parquet_chunk_(Parquet* p, const ParquetMeta_* meta, uint64_t rows, uint64_t footer_at) {
     const size_t group = p->num_chunks;
     const uint64_t data_at = (uint64_t)meta->data_at, dictionary_at = (uint64_t)meta->dictionary_at;
@@ -764,13 +762,13 @@ int parquet_open(Parquet* p, const char* path, const char* column) {
 // ---- decompressing: returns NULL or an error; `out` must be filled exactly ----
 
 #ifdef HAVE_ZLIB
-// One or more members, each with its checksum.
+// Decompresses one or more members, each with its checksum.
 static inline const char* parquet_gunzip_(unsigned char* out, size_t out_bytes, const unsigned char* in,
                                           size_t in_bytes) {
     z_stream stream;
     memset(&stream, 0, sizeof(stream));
     CHECK(inflateInit2(&stream, 15 + 32) == Z_OK,
-          "no memory to read GZIP"); // 32: gzip or zlib, as some wrote
+          "no memory to read GZIP"); // 32: gzip or zlib, which some writers use
     stream.next_in = (unsigned char*)in;
     stream.avail_in = (unsigned)in_bytes;
     stream.next_out = out;
@@ -810,26 +808,26 @@ static const char* parquet_decompress_(int codec, unsigned char* out, size_t out
     }
 #endif
     (void)out, (void)out_bytes, (void)in, (void)in_bytes;
-    assert(codec == PARQUET_UNCOMPRESSED_); // parquet_chunk_ let no other pass
+    assert(codec == PARQUET_UNCOMPRESSED_); // parquet_chunk_ refuses the others
     return "its data are compressed";
 }
 
-// The most bytes that a codec can make of one: a page that claims more is not given memory. SNAPPY
-// copies 64 bytes by 3, DEFLATE 258 by 2 bits, ZSTD 128 KiB by 4 bytes.
+// Returns the largest factor by which a codec can expand: a page that claims more gets no memory.
+// SNAPPY copies 64 bytes by 3, DEFLATE 258 by 2 bits, ZSTD 128 KiB by 4 bytes.
 static uint64_t parquet_most_(int codec) {
     return codec == PARQUET_SNAPPY_ ? 32 : codec == PARQUET_GZIP_ ? 1100 : codec == PARQUET_ZSTD_ ? 40000 : 1;
 }
 
 // ---- pages ----
 
-// The header; -1: not there.
+// Page header; -1: absent.
 typedef struct {
     int64_t type, bytes, stored_bytes, checksum;
     int has_checksum;
     int64_t values, encoding, level_encoding, level_bytes, repetition_bytes, is_compressed;
 } ParquetPage_;
 
-// An error of the page that is being read.
+// Sets an error of the current page.
 __attribute__((format(printf, 2, 3))) static inline int parquet_fail_(Parquet* p, const char* format, ...) {
     char message[1024];
     va_list args;
@@ -840,7 +838,7 @@ __attribute__((format(printf, 2, 3))) static inline int parquet_fail_(Parquet* p
     return 0;
 }
 
-// The part of the header that is about pages of one type.
+// Reads the part of the header that is specific to its page type.
 static void parquet_page_part_(ThriftReader* in, ParquetPage_* page, int is_v2) {
     ThriftField field = {0, 0};
     while (thrift_field(in, &field)) {
@@ -888,8 +886,8 @@ static ParquetPage_ parquet_page_header_(ThriftReader* in) {
     return page;
 }
 
-// Reads the header at p->at and steps behind it. Its length is not known before: statistics in it
-// may be as long as texts.
+// Reads the header at p->at and steps over it. Its length is unknown: its statistics may be as long
+// as texts.
 static int parquet_read_header_(Parquet* p, uint64_t end, ParquetPage_* page) {
     for (size_t bytes = 256;; bytes *= 16) {
         const int all = bytes >= end - p->at;
@@ -934,7 +932,7 @@ static inline int parquet_check_sum_(Parquet* p, const ParquetPage_* page) {
 static inline int parquet_check_sum_(Parquet* p, const ParquetPage_* page) { return (void)p, (void)page, 1; }
 #endif
 
-// Decompresses what follows the first `raw` bytes, which are never compressed.
+// Decompresses everything after the first `raw` bytes, which are never compressed.
 static ThriftReader parquet_plain_(const Parquet* p, const ParquetPage_* page, size_t raw,
                                    ParquetBuffer_* buffer) {
     const unsigned char* stored = p->stored.data + raw;
@@ -942,7 +940,7 @@ static ThriftReader parquet_plain_(const Parquet* p, const ParquetPage_* page, s
     const int codec = page->is_compressed ? p->chunks[p->group].codec : PARQUET_UNCOMPRESSED_;
     ThriftReader plain = thrift_reader(parquet_reserve_(p, buffer, bytes), bytes);
     const char* wrong = NULL;
-    if (codec != PARQUET_UNCOMPRESSED_) { // some writers make nothing of nothing
+    if (codec != PARQUET_UNCOMPRESSED_) { // some writers compress nothing to nothing
         wrong = bytes ? parquet_decompress_(codec, buffer->data, bytes, stored, stored_bytes) : NULL;
     } else if (stored_bytes == bytes) {
         memcpy(buffer->data, stored, bytes);
@@ -979,7 +977,7 @@ static int parquet_dictionary_(Parquet* p, const ParquetPage_* page) {
     return 1;
 }
 
-// The definition levels of a page: `in` steps behind them.
+// Reads the definition levels of a page; `in` steps over them.
 static int parquet_levels_(Parquet* p, const ParquetPage_* page, ThriftReader* in) {
     if (page->level_encoding != PARQUET_RLE_) {
         return parquet_fail_(p, "definition levels of encoding %lld, wanted RLE",
@@ -1023,7 +1021,8 @@ static int parquet_values_(Parquet* p, ThriftReader in) {
         }
         p->lengths = parquet_deltas_(in);
         p->values = parquet_deltas_rest_(p->lengths);
-        parquet_reserve_(p, &p->text, thrift_left(&p->values)); // no value is longer than all suffixes
+        parquet_reserve_(p, &p->text,
+                         thrift_left(&p->values)); // no value is longer than all suffixes together
         p->text_bytes = 0;
         return p->values.wrong ? parquet_fail_(p, "damaged lengths: %s", p->values.wrong) : 1;
     default:
@@ -1040,7 +1039,7 @@ static int parquet_page_v1_(Parquet* p, const ParquetPage_* page) {
     return (!p->optional || parquet_levels_(p, page, &in)) && parquet_values_(p, in);
 }
 
-// The levels come first and are not compressed.
+// Reads a page of version 2, whose levels come first and are not compressed.
 static int parquet_page_v2_(Parquet* p, const ParquetPage_* page) {
     const int64_t levels = page->level_bytes, skipped = page->repetition_bytes;
     if (levels < 0 || skipped < 0 || levels > page->stored_bytes || skipped > page->stored_bytes - levels ||
@@ -1063,7 +1062,7 @@ static int parquet_page_data_(Parquet* p, const ParquetPage_* page) {
     return page->type == PARQUET_PAGE_V1_ ? parquet_page_v1_(p, page) : parquet_page_v2_(p, page);
 }
 
-// Reads the page at p->at, whatever it is. Those of unknown types are to be stepped over.
+// Reads the page at p->at, of any type. Unknown types are skipped, as the format demands.
 static int parquet_page_(Parquet* p) {
     const ParquetChunk_* chunk = &p->chunks[p->group];
     ParquetPage_ page;
@@ -1084,8 +1083,8 @@ static int parquet_page_(Parquet* p) {
            (page.type == PARQUET_PAGE_DICTIONARY_ ? parquet_dictionary_ : parquet_page_data_)(p, &page);
 }
 
-// What is left of a page whose rows are read is a sign of damage. The format knows no padding;
-// fastparquet writes 8 zeros all the same.
+// Checks that nothing is left of a page whose rows are read. The format has no padding, but
+// fastparquet writes 8 zeros.
 static int parquet_page_end_(Parquet* p) {
     static const unsigned char zeros[8] = {0};
     const int has_lengths = p->encoding == PARQUET_DELTA_LENGTH_ || p->encoding == PARQUET_DELTA_BYTES_;
@@ -1098,7 +1097,7 @@ static int parquet_page_end_(Parquet* p) {
     return 1;
 }
 
-// Steps to the next page with rows: 1; 0 at the end of the file; -1: an error.
+// Moves to the next page with rows: 1; 0 at the end of the file; -1 after an error.
 static int parquet_next_page_(Parquet* p) {
     while (p->rows_in_page == 0) {
         if (!parquet_page_end_(p)) {
@@ -1139,7 +1138,7 @@ static const char* parquet_indexed_(Parquet* p, ParquetText_* value) {
     return p->indices.bytes.wrong;
 }
 
-// Replaces the value in p->text by the next one, which shares its prefix.
+// Replaces the value in p->text by the next one, which shares a prefix with it.
 static const char* parquet_prefixed_(Parquet* p, ParquetText_* value) {
     const uint32_t prefix = parquet_deltas_next_(&p->prefixes);
     if (p->prefixes.bytes.wrong || prefix > p->text_bytes) {

@@ -1,12 +1,12 @@
 /*
-shard_writer.h -- tokens into llm.c's shards: PREFIX_val_000000.bin, PREFIX_train_000001.bin, ...
+shard_writer.h -- writes tokens into llm.c's shards: PREFIX_val_000000.bin, PREFIX_train_000001.bin,
+...
 
 A shard is a header of 256 int32 (magic, version, number of tokens; the rest 0) and its tokens:
-uint16 where all ids of the vocabulary fit, else uint32 (token_files.h reads both). The first
-val_tokens tokens are the validation data, cut into shards of their own; the others are for
-training. Each shard has shard_tokens tokens, except the last one of each kind; documents continue
-from one shard to the next. All shards share one sequence of numbers. Each file is complete or
-absent (file.h).
+uint16 if all ids of the vocabulary fit, else uint32 (token_files.h reads both). The first
+val_tokens tokens are the validation data, in shards of their own; the others are for training. Each
+shard has shard_tokens tokens, except the last one of each kind; documents continue from one shard
+to the next. All shards are numbered in one sequence. Each file is complete or absent (file.h).
 */
 #ifndef LLMC_SHARD_WRITER_H
 #define LLMC_SHARD_WRITER_H
@@ -21,12 +21,12 @@ extern "C" {
 #endif
 
 typedef struct {
-    const char* prefix;   // of the names; borrowed
+    const char* prefix;   // prefix of the names; borrowed
     uint64_t token_bytes; // 2 or 4
     uint64_t shard_tokens, val_tokens;
-    uint64_t number; // of the shard that is written, or comes next
-    uint64_t tokens; // of all shards before it
-    uint64_t count;  // of its tokens
+    uint64_t number; // current shard, or the next
+    uint64_t tokens; // tokens in all earlier shards
+    uint64_t count;  // tokens in this shard
     int is_open;
     FileWriter file;
 } ShardWriter;
@@ -37,20 +37,20 @@ void shard_writer_open(ShardWriter* writer, const char* prefix, int vocab_size, 
 // Sets path (PATH_MAX) to the name of a shard.
 void shard_writer_path(const ShardWriter* writer, uint64_t number, char* path);
 
-// The size in bytes of a shard, given the total number of tokens.
+// Returns the size of a shard in bytes, given the total number of tokens.
 uint64_t shard_writer_bytes(const ShardWriter* writer, uint64_t number, uint64_t tokens);
 
-// Continues after `shards` full shards that exist already.
+// Continues after `shards` full shards that already exist.
 void shard_writer_resume(ShardWriter* writer, uint64_t shards);
 
-// Adds up to n tokens and returns how many: fewer, or as many, when the shard that they fill is
-// finished and on the disk (writer->number has gone up). The others are to be added again.
+// Adds up to n tokens and returns how many. It stops after a shard that it has completed on disk
+// (writer->number has increased); add the others again.
 size_t shard_writer_add(ShardWriter* writer, const int* ids, size_t n);
 
-// Finishes the last shard.
+// Completes the last shard.
 void shard_writer_close(ShardWriter* writer);
 
-// Gives up the last shard, if it is not whole.
+// Drops the last shard if it is incomplete.
 void shard_writer_discard(ShardWriter* writer);
 
 #ifdef __cplusplus
@@ -67,7 +67,7 @@ void shard_writer_discard(ShardWriter* writer);
 
 enum {
     SHARD_HEADER_WORDS_ = 256,
-    SHARD_BUFFER_TOKENS_ = 1 << 14 // converted at a time
+    SHARD_BUFFER_TOKENS_ = 1 << 14 // tokens converted at a time
 };
 
 void shard_writer_open(ShardWriter* writer, const char* prefix, int vocab_size, uint64_t shard_tokens,
@@ -89,7 +89,7 @@ void shard_writer_path(const ShardWriter* writer, uint64_t number, char* path) {
     file_path(path, "%s_%s_%06llu.bin", writer->prefix, kind, (unsigned long long)number);
 }
 
-// The tokens that a shard takes.
+// Returns the number of tokens of a full shard.
 static uint64_t shard_writer_limit_(const ShardWriter* writer, uint64_t number) {
     const uint64_t left = number < shard_writer_num_val_(writer)
                               ? writer->val_tokens - number * writer->shard_tokens
@@ -128,7 +128,7 @@ static void shard_writer_begin_(ShardWriter* writer) {
 }
 
 static void shard_writer_end_(ShardWriter* writer) {
-    if (writer->count < shard_writer_limit_(writer, writer->number)) { // the header says more
+    if (writer->count < shard_writer_limit_(writer, writer->number)) { // the header promised more
         if (fseek(writer->file.file, 0, SEEK_SET) != 0) {
             file_fail(&writer->file, "seek");
         }

@@ -2,13 +2,13 @@
 stories.h -- the built-in corpus: an endless stream of small stories whose entropy is known exactly.
 
 The stories come from a probabilistic grammar, the two tables below. At every step the grammar knows
-each token that may come next and its probability, and one of them is drawn. The mean of -log p of
-the drawn tokens is the floor that no language model can beat. It is exact because no two
-continuations start with the same token (stories_next checks this at every step): no choice stays
-hidden, so p is the probability of the token given all tokens before it.
+each token that may come next and its probability, and draws one of them. The mean of -log p of the
+drawn tokens is the floor that no language model can beat. It is exact because no two continuations
+start with the same token (stories_next checks this at every step): no choice stays hidden, so p is
+the probability of the token given all tokens before it.
 
-Tokens are words and punctuation marks; their strings, stories.token[id], have the leading blanks ("
-Tom", "."), so that one after the other they are the text. The last id, stories.eot, precedes every
+Tokens are words and punctuation marks; their strings, stories.token[id], include leading blanks ("
+Tom", "."), so that concatenating them gives the text. The last id, stories.eot, precedes every
 story; there are stories.eot + 1 tokens.
 */
 #ifndef LLMC_STORIES_H
@@ -23,11 +23,11 @@ extern "C" {
 
 // clang-format off
 
-// The words. Left, the variables that draw from a list, within one story without replacement;
-// right, the words, likelier ones first. Behind a slash stands a second word that belongs to the
-// first: the pronoun of a name, the plural of a fruit, the preposition of a place.
+// Words. Left, the variables that draw from a list, without replacement within a story; right, the
+// words, the likelier first. After a slash stands a second word that belongs to the first: the
+// pronoun of a name, the plural of a fruit, the preposition of a place.
 static const char *const stories_lists_[][2] = {
-    {"number", "one two three four five six seven eight nine ten eleven twelve"}, // stays first and in order
+    {"number", "one two three four five six seven eight nine ten eleven twelve"}, // must stay first, in this order
     {"many", "five six four seven"},
     {"more", "three two four five"},
     {"few", "two three one"},
@@ -63,16 +63,17 @@ static const char *const stories_lists_[][2] = {
     {"adverb", "softly happily quickly loudly kindly slowly proudly gently gladly warmly sadly"},
 };
 
-// The rules; a story is the first one. In their text
-//     [a|b|c]        is one of the three, all as likely; or by weights up to 9: [3 a|2 b|c]; one may be empty
-//     {thing}        draws a word at its first mention and repeats it at every later one
-//     {any thing}    draws a fresh word each time
-//     {hero.he/she}  is the one or the other, by the hero's pronoun
-//     {place.in}     is the second word of an entry, whatever it is called behind the dot
-//     {fruit.n}      is singular or plural, as the number said last demands
-//     {many+more}    is the sum (or the difference) of two numbers
-//     <home>         is another rule
-// Two alternatives must not start with the same word; an empty one starts with whatever follows the bracket.
+// Rules; a story is the first one. Their text may contain
+//     [a|b|c]        one of the three, all equally likely; or with weights up to 9: [3 a|2 b|c]; may be empty
+//     {thing}        a word drawn at its first mention and repeated at every later one
+//     {any thing}    a fresh word each time
+//     {hero.he/she}  the one or the other, by the hero's pronoun
+//     {place.in}     the second word of an entry, whatever its name after the dot
+//     {fruit.n}      singular or plural, as the last number demands
+//     {many+more}    the sum (or the difference) of two numbers
+//     <home>         another rule
+// Two alternatives must not start with the same word; an empty one starts with whatever follows the
+// bracket.
 static const char *const stories_rules_[][2] = {
     {"story", "<opening> <scene>[<lost>|<seek>|<gift>|<add>|<share>|<help>|<trade>|<shop>]"},
     {"opening",
@@ -164,7 +165,7 @@ static const char *const stories_rules_[][2] = {
 // ---- The tables in memory ----
 
 enum {
-    STORIES_MAX_NAME = 16, // bytes of a token or of a name in the tables, with the final 0
+    STORIES_MAX_NAME = 16, // longest token or name in the tables, including the final 0
     STORIES_MAX_TOKENS = 384,
     STORIES_MAX_ENTRIES = 384,
     STORIES_MAX_VARIABLES = 64,
@@ -176,37 +177,37 @@ enum {
 
 typedef char StoriesName_[STORIES_MAX_NAME];
 
-// The rules become a program of steps, with the rules that they include written out in place.
+// Steps of the program that the rules become, with included rules expanded in place.
 typedef enum {
-    STORIES_SAY_,         // token a
-    STORIES_SUM_,         // the number that is variable a plus c times variable b, where c is 1 or -1
-    STORIES_ANY_,         // a word of the list
-    STORIES_WORD_,        // the word of variable a, which is drawn from the list if it has none yet
-    STORIES_SECOND_,      // its second word
-    STORIES_COUNTED_,     // its word if the number said last is one, else its second word, the plural
-    STORIES_PRONOUN_,     // its pronoun: token b or c
-    STORIES_CHOICE_,      // one of the alternatives; step `next` is the first
-    STORIES_ALTERNATIVE_, // what follows, with probability p; step `next` is the next alternative, 0 for none
-    STORIES_GOTO_,        // nothing
+    STORIES_SAY_, // token a
+    STORIES_SUM_, // the number of variable a plus c times that of variable b, where c is 1 or -1
+    STORIES_ANY_, // a word of the list
+    STORIES_WORD_, // the word of variable a, drawn from the list if it has none yet
+    STORIES_SECOND_, // its second word
+    STORIES_COUNTED_, // its word if the last number is one, else its second word, the plural
+    STORIES_PRONOUN_, // its pronoun: token b or c
+    STORIES_CHOICE_, // one of the alternatives; step `next` is the first
+    STORIES_ALTERNATIVE_, // starts an alternative of probability p; step `next` is the next one, 0 if none
+    STORIES_GOTO_, // jumps to step `next`
 } StoriesKind_;
 
 typedef struct {
     StoriesKind_ kind;
     int a, b, c, list;
-    int next; // the step after this one
+    int next; // next step
     double p;
 } StoriesStep_;
 
 typedef struct {
     int word, second; // tokens
-    double weight;    // its probability is in proportion to this
+    double weight; // its probability is proportional to this
 } StoriesEntry_;
 
 typedef struct {
     int eot;
     int tokens, variables, steps;
     StoriesName_ token[STORIES_MAX_TOKENS];
-    int value[STORIES_MAX_TOKENS]; // of a number; 0 for other words
+    int value[STORIES_MAX_TOKENS]; // value of a number; 0 for other words
     StoriesName_ variable[STORIES_MAX_VARIABLES];
     int variable_list[STORIES_MAX_VARIABLES];
     StoriesEntry_ entry[STORIES_MAX_ENTRIES];
@@ -215,17 +216,17 @@ typedef struct {
     int no_blank; // while reading: the next word opens the story or a quotation
 } Stories;
 
-// Reads the tables. Nothing is allocated.
+// Reads the tables. Allocates nothing.
 void stories_open(Stories* s);
 
 // ---- Telling stories ----
 
-// Where a story stands: all that its tokens so far have settled.
+// Position in a story: everything that its tokens so far have settled.
 typedef struct {
     int step;                           // the next step
     int number;                         // the number said last
-    int entry[STORIES_MAX_VARIABLES];   // what a variable has drawn, -1 for nothing yet
-    uint8_t taken[STORIES_MAX_ENTRIES]; // whether a variable has drawn it
+    int entry[STORIES_MAX_VARIABLES]; // entry that a variable has drawn, -1 if none yet
+    uint8_t taken[STORIES_MAX_ENTRIES]; // 1 if a variable has drawn it
 } StoriesPlace;
 
 // One continuation: a token, its probability, and what it settles.
@@ -233,14 +234,14 @@ typedef struct {
     int token;
     double p;
     int step;            // the next one
-    int variable, entry; // the variable has drawn the entry; variable -1 for none
+    int variable, entry; // entry that the variable draws; variable -1 if none
 } StoriesBranch;
 
-// The place behind an eot, before the first word of a story.
+// Moves to the position after an eot, before the first word of a story.
 void stories_start(StoriesPlace* place);
 
 // Sets branches (STORIES_MAX_BRANCHES) to all continuations and returns their number. Their
-// probabilities add up to 1, and no two say the same token.
+// probabilities add up to 1, and their tokens differ.
 int stories_next(const Stories* s, const StoriesPlace* place, StoriesBranch* branches);
 
 void stories_follow(const Stories* s, StoriesPlace* place, const StoriesBranch* branch);
@@ -270,7 +271,7 @@ void stories_generate(const Stories* s, uint16_t* tokens, float* nats, size_t co
 
 // ---- The tables in memory ----
 
-// Copies the first `length` bytes of `text` to `name` and returns what follows them.
+// Copies the first `length` bytes of `text` to `name`. Returns what follows them.
 static const char* stories_name_(char* name, const char* text, size_t length) {
     CHECK(0 < length && length < STORIES_MAX_NAME, "stories: wanted a name of 1 to %d bytes at \"%.40s\"",
           STORIES_MAX_NAME - 1, text);
@@ -279,7 +280,7 @@ static const char* stories_name_(char* name, const char* text, size_t length) {
     return text + length;
 }
 
-// Which of the n names it is; n for none.
+// Returns the index of the name; n if it is none of them.
 static int stories_find_(const StoriesName_* names, int n, const char* name) {
     int i = 0;
     while (i < n && strcmp(names[i], name) != 0) {
@@ -294,7 +295,7 @@ static int stories_variable_(const Stories* s, const char* name) {
     return variable;
 }
 
-// The id of the token `blank` + `word`, a new one if need be.
+// Returns the id of the token `blank` + `word`, which is added if it is new.
 static int stories_token_(Stories* s, const char* blank, const char* word) {
     char string[STORIES_MAX_NAME + 1];
     snprintf(string, sizeof(string), "%s%s", blank, word);
@@ -325,7 +326,7 @@ static void stories_read_list_(Stories* s, int list) {
         entry++;
     }
     const int n = (int)(entry - first);
-    // the first word of many is nearly five times as likely as the last
+    // the first word of a long list is nearly five times as likely as the last
     for (int rank = 0; rank < n; rank++) {
         first[rank].weight = 1 / (0.25 * n + rank + 1);
     }
@@ -340,10 +341,11 @@ static StoriesStep_* stories_step_(Stories* s, StoriesKind_ kind) {
     return step;
 }
 
-// The functions below read one thing of a rule's text, add its steps and return the text behind it.
+// Each function below reads one construct of a rule's text, adds its steps and returns the text
+// after it.
 static const char* stories_read_text_(Stories* s, const char* text);
 
-// Of "[a|b|c]" what follows the '['.
+// Reads what follows the '[' of "[a|b|c]".
 static const char* stories_read_choice_(Stories* s, const char* text) {
     const int choice = s->steps, no_blank = s->no_blank;
     double total = 0;
@@ -359,7 +361,7 @@ static const char* stories_read_choice_(Stories* s, const char* text) {
     } while (*text++ == '|');
     CHECK(text[-1] == ']', "stories: a '[' lacks its ']'");
     last->next = 0;
-    for (int i = choice + 1, next; i; i = next) { // each one's last step goes behind the ']'
+    for (int i = choice + 1, next; i; i = next) { // jumps from the end of each alternative to after the ']'
         next = s->step[i].next;
         s->step[i].p /= total;
         s->step[(next ? next : s->steps) - 1].next = s->steps;
@@ -367,7 +369,7 @@ static const char* stories_read_choice_(Stories* s, const char* text) {
     return text;
 }
 
-// What stands behind the dot in {hero.he/she}, {fruit.n} or {place.in}.
+// Reads what follows the dot of {hero.he/she}, {fruit.n} or {place.in}.
 static void stories_read_form_(Stories* s, StoriesStep_* step, char* form) {
     char* slash = strchr(form, '/');
     if (slash) {
@@ -380,7 +382,7 @@ static void stories_read_form_(Stories* s, StoriesStep_* step, char* form) {
     }
 }
 
-// Of "{thing}", "{any thing}", "{place.in}" or "{many+more}" what follows the '{'.
+// Reads what follows the '{' of "{thing}", "{any thing}", "{place.in}" or "{many+more}".
 static const char* stories_read_mention_(Stories* s, const char* text) {
     CHECK(!s->no_blank, "stories: {%.20s opens a story or a quotation, but its words have a blank", text);
     StoriesName_ name, form;
@@ -407,7 +409,7 @@ static const char* stories_read_mention_(Stories* s, const char* text) {
     return text;
 }
 
-// Of "<home>" what follows the '<'.
+// Reads what follows the '<' of "<home>".
 static const char* stories_read_include_(Stories* s, const char* text) {
     StoriesName_ name;
     text = stories_name_(name, text, strcspn(text, ">"));
@@ -420,8 +422,8 @@ static const char* stories_read_include_(Stories* s, const char* text) {
     return text + 1;
 }
 
-// A word or a mark ("'s" is one). A quotation mark opens if something follows it at once, else it
-// closes.
+// Reads a word or a mark ("'s" is one). A quotation mark opens if something follows it directly,
+// else it closes.
 static const char* stories_read_word_(Stories* s, const char* text) {
     StoriesName_ word;
     const int letter = isalpha((unsigned char)*text) != 0;
@@ -433,7 +435,7 @@ static const char* stories_read_word_(Stories* s, const char* text) {
     return text;
 }
 
-// All up to the end of the text or of the alternative.
+// Reads up to the end of the text or of the alternative.
 static const char* stories_read_text_(Stories* s, const char* text) {
     while (*text && *text != '|' && *text != ']') {
         // clang-format off
@@ -479,7 +481,7 @@ static int stories_sum_(const Stories* s, const StoriesPlace* place, const Stori
     return s->entry[sum - 1].word;
 }
 
-// The token that a step says, of the entry if it is about one.
+// Returns the token of a step, for an entry if it concerns one.
 static int stories_said_(const Stories* s, const StoriesPlace* place, const StoriesStep_* step,
                          const StoriesEntry_* entry) {
     // clang-format off
@@ -494,9 +496,9 @@ static int stories_said_(const Stories* s, const StoriesPlace* place, const Stor
     // clang-format on
 }
 
-// Appends to the n branches known so far all that a step may say, with probability p in all: one
-// branch for each entry that may be drawn, or a single one where nothing is left to draw. Returns
-// their number.
+// Appends everything that a step may say to the n branches, with probability p in all: one branch
+// for each entry that may be drawn, or a single one if nothing is left to draw. Returns the new
+// number.
 static int stories_words_(const Stories* s, const StoriesPlace* place, const StoriesStep_* step, double p,
                           StoriesBranch* branches, int n) {
     const int variable = step->kind >= STORIES_WORD_ ? step->a : -1;

@@ -1,5 +1,5 @@
 /*
-thrift.h -- structs in Thrift's compact protocol, read from memory that nobody has checked.
+thrift.h -- reads structs in Thrift's compact protocol from untrusted memory.
 
     ThriftReader in = thrift_reader(data, bytes);
     ThriftField field = {0, 0};
@@ -11,14 +11,14 @@ thrift.h -- structs in Thrift's compact protocol, read from memory that nobody h
     }
     if (in.wrong) { ... }
 
-A field is a byte of type and step to its number, then its value: numbers as varints (7 bits a byte,
-lowest first) with the sign in the lowest bit, strings with their length, lists with their length
-and type, structs as fields up to a zero. github.com/apache/thrift,
+A field is a byte with its type and the step to its number, then its value: numbers as varints (7
+bits per byte, lowest first) with the sign in the lowest bit, strings with their length, lists with
+their length and type, structs as fields up to a zero. github.com/apache/thrift,
 doc/specs/thrift-compact-protocol.md.
 
-No function reads beyond the end, whatever the bytes are. The first thing that is wrong stays in
-`wrong`; from then on every number is 0, every list and string empty and every struct at its end, so
-that one look at the end is enough.
+No function reads beyond the end, whatever the bytes are. `wrong` keeps the first error; after it,
+every number is 0, every list and string is empty and every struct at its end, so that one check at
+the end is enough.
 */
 #ifndef LLMC_THRIFT_H
 #define LLMC_THRIFT_H
@@ -30,7 +30,7 @@ that one look at the end is enough.
 
 typedef struct {
     const unsigned char *at, *end;
-    const char* wrong; // the first thing that was wrong, NULL: nothing. Then all is read as zero.
+    const char* wrong; // first error, NULL: none. After it, everything reads as zero.
 } ThriftReader;
 
 static inline ThriftReader thrift_reader(const unsigned char* bytes, size_t count) {
@@ -46,7 +46,7 @@ static inline int thrift_wrong(ThriftReader* in, const char* what) {
     return 0;
 }
 
-// The next `count` bytes, or NULL.
+// Returns the next `count` bytes, or NULL.
 static inline const unsigned char* thrift_take(ThriftReader* in, uint64_t count) {
     const unsigned char* bytes = in->at;
     if (in->wrong || count > thrift_left(in)) {
@@ -62,7 +62,7 @@ static inline unsigned thrift_u8(ThriftReader* in) {
     return byte ? *byte : 0;
 }
 
-// Seven bits a byte, lowest first; the eighth says that more follow.
+// Reads seven bits per byte, lowest first; the eighth means that more follow.
 static inline uint64_t thrift_varint(ThriftReader* in) {
     uint64_t value = 0;
     for (int shift = 0; shift < 64; shift += 7) {
@@ -76,7 +76,7 @@ static inline uint64_t thrift_varint(ThriftReader* in) {
     return 0;
 }
 
-// Small numbers of either sign: 0 -1 1 -2 2 as 0 1 2 3 4.
+// Reads a small number of either sign: 0 -1 1 -2 2 are stored as 0 1 2 3 4.
 static inline int64_t thrift_zigzag(ThriftReader* in) {
     const uint64_t value = thrift_varint(in);
     return (int64_t)(value >> 1 ^ (0 - (value & 1)));
@@ -86,7 +86,7 @@ static inline int64_t thrift_zigzag(ThriftReader* in) {
 
 enum {
     THRIFT_STOP,
-    THRIFT_TRUE, // a bool's value is in its type
+    THRIFT_TRUE, // a field of type bool has its value in its type
     THRIFT_FALSE,
     THRIFT_I8,
     THRIFT_I16,
@@ -99,14 +99,14 @@ enum {
     THRIFT_MAP,
     THRIFT_STRUCT,
     THRIFT_UUID,
-    THRIFT_MAX_DEPTH = 16, // of values inside values that are skipped
+    THRIFT_MAX_DEPTH = 16, // deepest nesting of skipped values
 };
 
 typedef struct {
     int id, type;
 } ThriftField;
 
-// Steps to the next field of a struct: 1, and its value follows; 0 at the end. Begins with an id of
+// Moves to the next field of a struct: 1 if its value follows; 0 at the end. `field` starts with id
 // 0.
 static inline int thrift_field(ThriftReader* in, ThriftField* field) {
     const unsigned header = thrift_u8(in);
@@ -122,7 +122,7 @@ static inline int thrift_field(ThriftReader* in, ThriftField* field) {
     return !in->wrong;
 }
 
-// The number of elements of a list or set; every one takes at least a byte.
+// Reads the length of a list or set; every element takes at least a byte.
 static inline size_t thrift_list_(ThriftReader* in, int* element_type) {
     const unsigned header = thrift_u8(in);
     const uint64_t count = header >> 4 == 15 ? thrift_varint(in) : header >> 4;
@@ -134,7 +134,7 @@ static inline size_t thrift_list_(ThriftReader* in, int* element_type) {
     return (size_t)count;
 }
 
-// The same, for a field that must be a list of this type.
+// Reads the length of a field that must be a list of this type.
 static inline size_t thrift_list(ThriftReader* in, ThriftField field, int wanted) {
     int type = wanted;
     const size_t count = field.type == THRIFT_LIST ? thrift_list_(in, &type) : 0;
@@ -170,7 +170,7 @@ static inline void thrift_skip_(ThriftReader* in, int type, int depth);
 
 static inline void thrift_skip_element_(ThriftReader* in, int type, int depth) {
     if (type == THRIFT_TRUE || type == THRIFT_FALSE) {
-        thrift_u8(in); // outside of a struct a bool is a byte
+        thrift_u8(in); // outside a struct a bool is a byte
     } else {
         thrift_skip_(in, type, depth);
     }
@@ -194,7 +194,7 @@ static inline void thrift_skip_all_(ThriftReader* in, int type, int depth) {
     }
 }
 
-// Steps over a value of any type.
+// Skips a value of any type.
 static inline void thrift_skip_(ThriftReader* in, int type, int depth) {
     ThriftField field = {0, 0};
     switch (depth > 0 ? type : THRIFT_STOP) {

@@ -1,26 +1,27 @@
 /*
 token_files.h -- a stream of tokens from files: the formats, and the checks of the files.
 
-A TokenStream lays tokens end to end without copying them; the files are memory-mapped. The name and
-the first bytes of a file decide its format:
+A TokenStream joins tokens end to end without copying them; the files are memory-mapped. The name
+and the first bytes of a file decide its format:
 
-    NAME.bin, with a NAME.idx beside it   Megatron: bare uint16 or int32 tokens; the .idx knows the documents
-    NAME.bin                              llm.c's shard: a header of 256 int32 (magic, version, number of
-                                          tokens), then uint16 or uint32 tokens
+    NAME.bin, with a NAME.idx beside it   Megatron: bare uint16 or int32 tokens; the .idx has the
+                                          documents
+    NAME.bin                              llm.c's shard: a header of 256 int32 (magic, version,
+                                          number of tokens), then uint16 or uint32 tokens
     NAME.bin, --data-format nanogpt       bare uint16 tokens
-    any other name                        text: one document of one token per byte, after an end-of-text
-                                          token (tokenizer.h, "bytes": V = 257)
+    any other name                        text: one document of one token per byte, after an
+                                          end-of-text token (tokenizer.h, "bytes": V = 257)
 
-When a stream is opened, every token is checked once, in parallel: a bad one must not surface in the
-middle of a run. tokens_verify_file does the same without ending the program, and compares the file
-with the checksum in FILE.xxh64 (what `xxh64sum FILE` prints) if there is one.
+Opening a stream checks every token once, in parallel: a bad one must not surface in the middle of a
+run. tokens_verify_file does the same without ending the program, and compares the file with the
+checksum in FILE.xxh64 (the output of `xxh64sum FILE`), if any.
 
-A file that somebody writes to afterwards is noticed when it is read, where it has become shorter
-and where a token is not below V any more: then tokens_fill leaves the mapped_try that it is called
-in (mapped_file.h), and tokens_describe says what happened. Without one, the program ends.
+If a file is changed afterwards, reading notices where it has become shorter and where a token is
+not below V any more: tokens_fill then leaves the mapped_try that it is called in (mapped_file.h),
+and tokens_describe has the reason. Without a mapped_try, the program ends.
 
-Names of files are separated by commas; each is a pattern of glob(3), or a directory: then all of
-its text files. A backslash before one of , : * ? [ \ makes it a part of the name.
+Names of files are separated by commas; each is a pattern of glob(3), or a directory, which stands
+for all of its text files. A backslash before one of , : * ? [ \ makes it a part of the name.
 */
 #ifndef LLMC_TOKEN_FILES_H
 #define LLMC_TOKEN_FILES_H
@@ -39,10 +40,10 @@ extern "C" {
 
 typedef struct {
     const void* tokens;
-    int width;    // bytes of one token: 1, 2 or 4, unsigned
+    int width;    // bytes per token: 1, 2 or 4, unsigned
     size_t count; // tokens
-    size_t first; // position of the first token among all spans laid end to end
-    char* path;   // of the mapped file, owned; NULL, as the next ones, if the tokens are not in one
+    size_t first; // position of the first token among all spans end to end
+    char* path;   // path of the mapped file, owned; NULL, like the next ones, if the tokens are not in a file
     void* map;    // the file
     size_t map_bytes;
     void* index; // Megatron's .idx, mapped; NULL for other files
@@ -54,14 +55,14 @@ typedef struct {
     TokenSpan* spans;
     size_t num_spans;
     size_t begin, count;  // the stream is the tokens [begin, begin + count) of the spans
-    int V;                // all of them are below
-    uint32_t largest;     // of them
-    uint64_t fingerprint; // of the contents of the files, whatever their names; 0 of memory
+    int V;                // all tokens are below
+    uint32_t largest;     // largest token
+    uint64_t fingerprint; // checksum of the contents of the files, whatever their names; 0 for memory
     int is_view;          // the spans belong to another stream
-    int has_mark;         // a text among the files has a byte-order mark, which is no token
+    int has_mark;         // one of the texts has a byte-order mark, which is no token
 } TokenStream;
 
-enum { TOKENS_TEXT_LOOKED_AT = 1 << 16 }; // first bytes of a text in which no zero may be
+enum { TOKENS_TEXT_LOOKED_AT = 1 << 16 }; // first bytes of a text, which may not contain a zero
 
 typedef enum { TOKENS_SHARDS, TOKENS_TEXT } TokensKind;
 
@@ -73,47 +74,46 @@ typedef enum { TOKENS_FORMAT_WORDS(WORDS_VALUE) } TokensFormat;
 
 int tokens_is_shard(const char* path);
 
-// Cuts the next item, up to a comma, off a list, which is modified. *next points behind it. NULL
-// at the end.
+// Cuts the next item, up to a comma, off a list, which is modified. *next moves behind it. Returns
+// NULL at the end.
 char* tokens_next_item(char** next);
 
-// A name as it stands in a list. The caller frees it.
+// Returns a name as it is written in a list. The caller frees it.
 char* tokens_escape(const char* name);
 
-// The files of a list, in name order (of bytes, in any locale); the caller calls globfree. What
-// matches nothing is kept as a name: opening it will say that there is no such file.
+// Returns the files of a list, sorted by name (by bytes, in any locale); the caller calls globfree.
+// A pattern without matches stays as a name: opening it will report that the file does not exist.
 glob_t tokens_list(const char* pattern);
 
-// Whether the files are tokens (name in .bin) or text (any other name). Opens none of them.
+// Returns what the files are, tokens (.bin) or text (any other name). Opens none of them.
 TokensKind tokens_kind(const char* pattern);
 
-// ---- opening a file. These functions return 0 and set `error` when something is wrong with it
-// ----
+// ---- opening a file: these functions return 0 and set `error` if something is wrong with it ----
 
 enum { TOKENS_MAGIC_U16 = 20240520, TOKENS_MAGIC_U32 = 20240801, TOKENS_HEADER_BYTES_ = 1024 };
 
 // ---- Megatron's index ----
 
-// "MMIDIDX\0\0", u64 version 1, u8 dtype, u64 n sequences, u64 m marks of documents, then i32
-// lengths[n], i64 offsets[n] in bytes, i64 documents[m]: the first sequence of each document, and
-// n. Nothing is aligned.
+// Megatron's index: "MMIDIDX\0\0", u64 version 1, u8 dtype, u64 n sequences, u64 m marks of
+// documents, then i32 lengths[n], i64 offsets[n] in bytes, i64 documents[m]: the first sequence of
+// each document, and n. Nothing is aligned.
 
 typedef struct {
-    int width; // bytes of a token
+    int width; // bytes per token
     uint64_t sequences, marks;
     const char *lengths, *offsets, *documents;
 } MegatronIndex;
 
 int64_t megatron_i64(const char* array, uint64_t i);
 
-// `index` has a sound head.
+// Reads the head of `index`, which has been checked.
 MegatronIndex megatron_index(const void* index);
 
 // ---- checking tokens ----
 
-// Says from time to time how far the check is, if it takes long.
+// Prints the progress of the check from time to time, if it takes long.
 typedef struct {
-    double shown_s; // when it last spoke; 0: not yet
+    double shown_s; // time of the last line; 0: none yet
     double gigabytes;
 } TokensProgress;
 
@@ -121,19 +121,19 @@ void tokens_progress(TokensProgress* progress, size_t bytes, const char* name);
 
 // ---- opening a stream ----
 
-// Opens the files of a list (tokens_list): `pattern` must live as long as the stream. All of the
-// files are checked, to the last token.
+// Opens the files of a list (tokens_list): `pattern` must live as long as the stream. Checks all of
+// the files, to the last token.
 void tokens_open_files(TokenStream* stream, const char* pattern, TokensFormat format, int vocab_size);
 
-// Opens tokens of the caller, who keeps them as long as the stream lives; `name` is for errors.
+// Opens tokens that the caller keeps as long as the stream lives; `name` is for errors.
 void tokens_open_memory(TokenStream* stream, const uint16_t* tokens, size_t count, int vocab_size,
                         const char* name);
 
 void tokens_close(TokenStream* stream);
 
 // Takes the validation data from the end of a freshly opened stream: its last shard if it has
-// several, else 5 % of its tokens, and never less than one sequence. `tail` becomes a view of the
-// stream's spans, so the stream is closed last.
+// several, else 5 % of its tokens, but at least one sequence. `tail` becomes a view of the stream's
+// spans, so the stream is closed last.
 void tokens_split_tail(TokenStream* stream, TokenStream* tail, int T);
 
 // ---- reading ----
@@ -143,17 +143,17 @@ void tokens_fill(const TokenStream* stream, size_t start, size_t n, int* out);
 
 int tokens_at(const TokenStream* stream, size_t position);
 
-// Sets the error to what happened when mapped_try, with a function that reads the stream, did not
-// come to its end. Returns 0 if that was no file of this stream: then it only says so much.
+// Sets the error that ended a mapped_try whose function reads the stream. Returns 0, with an error
+// that says only that, if no file of this stream was involved.
 int tokens_describe(const TokenStream* stream, MappedResult result, const void* where, char* error);
 
 // ---- verifying files ----
 
-// Compares a file with the checksum in path.xxh64, if there is one: sets what was found, in a few
+// Compares a file with the checksum in path.xxh64, if any. Sets *found to the result, in a few
 // words.
 int tokens_verify_checksum(const char* path, const char** found, char* error);
 
-// Checks one file as far as can be, and says so in a line. Returns whether it is sound.
+// Checks one file as far as possible, and prints a line about it. True if it is intact.
 int tokens_verify_file(FILE* out, const char* path, TokensFormat format, int vocab_size);
 
 #ifdef __cplusplus
@@ -213,7 +213,7 @@ char* tokens_escape(const char* name) {
     return text;
 }
 
-// The other way round, in place.
+// Removes the backslashes, in place.
 static void tokens_unescape_(char* text) {
     char* out = text;
     for (; *text; text++) {
@@ -223,13 +223,13 @@ static void tokens_unescape_(char* text) {
     *out = '\0';
 }
 
-// A directory that a pattern leads through: only one that is not there has no files.
+// Handles a directory in a pattern that cannot be read: only one that does not exist has no files.
 static int tokens_glob_error_(const char* directory, int reason) {
     (void)directory;
     return reason != ENOENT && reason != ENOTDIR;
 }
 
-// Adds the files of a pattern. Returns whether there are any.
+// Adds the files of a pattern. Returns 0 if it has none.
 static int tokens_glob_(glob_t* files, const char* pattern, int flags) {
     const int append = files->gl_pathc > 0 ? GLOB_APPEND : 0;
     errno = 0;
@@ -239,7 +239,7 @@ static int tokens_glob_(glob_t* files, const char* pattern, int flags) {
     return result == 0;
 }
 
-// The text files of a directory: those whose names say that they are text.
+// Adds the text files of a directory: those whose names say that they are text.
 static void tokens_list_directory_(glob_t* files, const char* directory) {
     static const char* const endings[] = {".txt", ".md", ".html", ".tex", ".jsonl", ".ndjson", ".parquet"};
     static const char* const packed[] = {"", ".gz", ".zst"};
@@ -334,13 +334,13 @@ static void tokens_unmap_(TokenSpan* span) {
     free(span->path);
 }
 
-// What a file that is no shard seems to be.
+// Returns a guess at what a file is that is not a shard.
 static const char* tokens_magic_hint_(uint32_t magic) {
     const uint32_t swapped = __builtin_bswap32(magic);
     if (swapped == TOKENS_MAGIC_U16 || swapped == TOKENS_MAGIC_U32) {
         return " (a shard with its bytes swapped)";
     }
-    if ((magic & 0xFFFF) == 50256) { // the start of a document, in uint16 or uint32
+    if ((magic & 0xFFFF) == 50256) { // start of a document, in uint16 or uint32
         return " (bare tokens without a header; --data-format nanogpt reads them if they are uint16)";
     }
     return magic == 20240326   ? " (a model)"
@@ -380,7 +380,7 @@ static int tokens_read_shard_(TokenSpan* span, const char* path, char* error) {
     return 1;
 }
 
-// Bare tokens of `width` bytes.
+// Reads bare tokens of `width` bytes.
 static int tokens_read_bare_(TokenSpan* span, int width, const char* path, char* error) {
     span->width = width;
     span->count = span->map_bytes / (size_t)width;
@@ -392,10 +392,6 @@ static int tokens_read_bare_(TokenSpan* span, int width, const char* path, char*
 }
 
 // ---- Megatron's index ----
-
-// "MMIDIDX\0\0", u64 version 1, u8 dtype, u64 n sequences, u64 m marks of documents, then i32
-// lengths[n], i64 offsets[n] in bytes, i64 documents[m]: the first sequence of each document, and
-// n. Nothing is aligned.
 
 enum { MEGATRON_HEAD_BYTES_ = 34, MEGATRON_INT32_ = 4, MEGATRON_UINT16_ = 8 };
 
@@ -445,7 +441,8 @@ static int megatron_check_head_(const TokenSpan* span, const char* path, char* e
     return 1;
 }
 
-// The sequences lie end to end and fill the .bin, and the documents are made of all of them.
+// Checks that the sequences lie end to end and fill the .bin, and that the documents consist of all
+// of them.
 static int megatron_check_body_(const TokenSpan* span, const char* path, char* error) {
     const MegatronIndex it = megatron_index(span->index);
     int64_t at = 0, document = 0;
@@ -478,7 +475,7 @@ static int megatron_check_body_(const TokenSpan* span, const char* path, char* e
     return 1;
 }
 
-// The name of the .idx beside a .bin; returns whether there is one.
+// Sets idx to the name of the .idx beside a .bin. Returns 0 if it does not exist.
 static int megatron_path_(char idx[PATH_MAX], const char* path) {
     const size_t stem = strlen(path) - strlen(".bin");
     snprintf(idx, PATH_MAX, "%.*s.idx", (int)stem, path);
@@ -510,13 +507,13 @@ static uint32_t tokens_max_u32_(const uint32_t* tokens, size_t n) {
     return max;
 }
 
-// The largest of n tokens of 2 or 4 bytes.
+// Returns the largest of n tokens of 2 or 4 bytes.
 static uint32_t tokens_max_(const TokenSpan* span, size_t start, size_t n) {
     return span->width == 2 ? tokens_max_u16_((const uint16_t*)span->tokens + start, n)
                             : tokens_max_u32_((const uint32_t*)span->tokens + start, n);
 }
 
-// A block of tokens, for mapped_try.
+// Block of tokens, for mapped_try.
 typedef struct {
     const TokenSpan* span;
     size_t start, n;
@@ -528,11 +525,11 @@ static void tokens_max_block_(void* block_) {
     block->max = tokens_max_(block->span, block->start, block->n);
 }
 
-// The first token of [start, end) that is not below V or no longer readable; `end` if all are good.
-// Raises *largest.
+// Returns the first token of [start, end) that is not below V or no longer readable; `end` if all
+// are good. Raises *largest.
 static size_t tokens_find_bad_(const TokenSpan* span, size_t start, size_t end, int V, uint32_t* largest) {
     const size_t block = (size_t)1 << 20, num_blocks = (end - start + block - 1) / block;
-    size_t bad = num_blocks; // the first block with a bad token
+    size_t bad = num_blocks; // first block with a bad token
     uint32_t most = *largest;
 #ifdef _OPENMP
 #pragma omp parallel for reduction(min : bad) reduction(max : most) if (num_blocks > 1)
@@ -568,7 +565,7 @@ void tokens_progress(TokensProgress* progress, size_t bytes, const char* name) {
     }
 }
 
-// Steps over a byte-order mark, and refuses what is no UTF-8 by its mark.
+// Skips UTF-8's byte-order mark, and refuses those of other encodings.
 static int tokens_skip_mark_(TokenSpan* span, const char* path, char* error) {
     size_t mark;
     if (!byte_order_mark(path, (const char*)span->tokens, span->count, &mark, error)) {
@@ -579,7 +576,7 @@ static int tokens_skip_mark_(TokenSpan* span, const char* path, char* error) {
     return span->count > 0 || error_set(error, path, "a byte-order mark and nothing else, wanted text");
 }
 
-// A zero byte near the beginning is no text: a program, an archive, numbers.
+// Refuses a zero byte near the start: a program, an archive, numbers.
 static int tokens_check_text_(const TokenSpan* span, const char* name, char* error) {
     const size_t max = TOKENS_TEXT_LOOKED_AT, first = max < span->count ? max : span->count;
     const char* zero = (const char*)memchr(span->tokens, 0, first);
@@ -589,7 +586,7 @@ static int tokens_check_text_(const TokenSpan* span, const char* name, char* err
 
 static int tokens_check_(const TokenSpan* span, int V, uint32_t* largest, const char* name,
                          TokensProgress* progress, char* error) {
-    const size_t piece = (size_t)1 << 28; // tokens between two words about it
+    const size_t piece = (size_t)1 << 28; // tokens between two progress lines
     if (span->width == 1) {
         return tokens_check_text_(span, name, error);
     }
@@ -614,7 +611,7 @@ static void tokens_append_(TokenStream* stream, TokenSpan span) {
     stream->count += span.count;
 }
 
-// Maps a file of tokens and finds them in it.
+// Maps a file of tokens and locates them in it.
 static int tokens_open_span_(TokenSpan* span, const char* path, TokensFormat format, char* error) {
     char idx[PATH_MAX];
     memset(span, 0, sizeof(*span));
@@ -631,7 +628,7 @@ static int tokens_open_span_(TokenSpan* span, const char* path, TokensFormat for
                                        : tokens_read_shard_(span, path, error);
 }
 
-// The end-of-text token before a text.
+// Returns the end-of-text token before a text.
 static TokenSpan tokens_separator_(void) {
     static const uint16_t eot = TOKENIZER_BYTES_EOT;
     TokenSpan separator;
@@ -642,7 +639,7 @@ static TokenSpan tokens_separator_(void) {
     return separator;
 }
 
-// What happened to a file while its span was read.
+// Describes what happened to a file while its span was read.
 static int tokens_describe_span_(const TokenSpan* span, MappedResult result, const void* where, char* error) {
     const char *at = (const char*)where, *tokens = (const char*)span->tokens;
     const int is_token = tokens && at >= tokens && at < (const char*)span->map + span->map_bytes;
@@ -656,7 +653,7 @@ static int tokens_describe_span_(const TokenSpan* span, MappedResult result, con
                      place);
 }
 
-// A file that is being opened, for mapped_try.
+// File being opened, for mapped_try.
 typedef struct {
     TokenSpan* span;
     const char* path;
@@ -688,13 +685,13 @@ static int tokens_open_file_(TokenSpan* span, const char* path, TokensFormat for
     if (opening.ok && stat(path, &info) != 0) {
         return error_set(error, path, "cannot look at it: %s", strerror(errno));
     }
-    if (opening.ok && (size_t)info.st_size < span->map_bytes) { // to zeros, it seems
+    if (opening.ok && (size_t)info.st_size < span->map_bytes) { // probably cut to zeros
         return tokens_describe_span_(span, MAPPED_GONE, NULL, error);
     }
     return opening.ok;
 }
 
-// Says it of the first file of a stream that has a byte-order mark.
+// Reports the byte-order mark of the first file of a stream that has one.
 static void tokens_say_mark_(TokenStream* stream, const TokenSpan* span) {
     if (span->width == 1 && span->tokens != span->map && !stream->has_mark) {
         stream->has_mark = 1;
@@ -702,7 +699,7 @@ static void tokens_say_mark_(TokenStream* stream, const TokenSpan* span) {
     }
 }
 
-// Adds a file to a stream that has room for two more spans.
+// Adds a file to a stream, which has room for two more spans.
 static int tokens_append_file_(TokenStream* stream, const char* path, TokensFormat format, int V,
                                TokensProgress* progress, char* error) {
     TokenSpan span;
@@ -797,7 +794,7 @@ void tokens_split_tail(TokenStream* stream, TokenStream* tail, int T) {
 
 // ---- reading ----
 
-// The span that holds a position of all spans laid end to end: the last one that starts at or
+// Returns the span that contains a position of all spans end to end: the last one that starts at or
 // before it.
 static const TokenSpan* tokens_find_(const TokenStream* stream, size_t position) {
     size_t low = 0, high = stream->num_spans;
@@ -812,7 +809,7 @@ static const TokenSpan* tokens_find_(const TokenStream* stream, size_t position)
     return &stream->spans[low];
 }
 
-// Leaves the reading: a token of n that were read is not below V.
+// Leaves the mapped_try: one of the n tokens read is not below V.
 static void tokens_refuse_(const TokenSpan* span, size_t start, const int* ids, size_t n, int V) {
     size_t bad = 0;
     while (bad + 1 < n && (uint32_t)ids[bad] < (uint32_t)V) {
@@ -870,7 +867,7 @@ int tokens_describe(const TokenStream* stream, MappedResult result, const void* 
 
 // ---- verifying files ----
 
-enum { TOKENS_MAX_SUM_ = 1 << 16 }; // bytes of a .xxh64 file: sixteen digits and a name
+enum { TOKENS_MAX_SUM_ = 1 << 16 }; // largest .xxh64 file: sixteen digits and a name
 
 int tokens_verify_checksum(const char* path, const char** found, char* error) {
     char sum_path[PATH_MAX];

@@ -4,7 +4,8 @@ bpe.h -- byte-pair encoding with a vocabulary like GPT-2's.
 Each piece of a text (bpe_split.h) starts as its bytes. The two neighbors whose union has the lowest
 id become one token, leftmost first, until no two neighbors form a token.
 
-    bpe_open            opens a vocabulary file (bpe_files.h); read-only afterwards: threads may share it
+    bpe_open            opens a vocabulary file (bpe_files.h); read-only afterwards, so threads may
+                        share it
     bpe_open_merges     opens one from merges in memory
 
 Every token longer than a byte must be the union of two tokens of lower ids, as it is when merges

@@ -4,7 +4,7 @@ bpe_encode.h -- encodes text: the same ids as tiktoken's encode_ordinary.
 No token is ever made from the characters of "<|endoftext|>": it is text like any other. Each byte
 that is not valid UTF-8 counts as a character of its own, so decoding restores it.
 
-    bpe_encoder_open    the state of one thread that encodes: a cache of pieces, and memory for merging
+    bpe_encoder_open    the state of a thread that encodes: a cache of pieces, memory for merging
 
 Speed. Most pieces are found in a cache by their first 15 or 31 bytes. Slots are prefetched long
 before they are needed, so that they come from memory together. For the same reason, new pieces

@@ -2,9 +2,9 @@
 bpe_files.h -- files of vocabularies like GPT-2's (bpe.h): bpe_open reads them, bpe_write writes
 them.
 
-    tokenizer.json         Hugging Face's: a BPE with its vocabulary, merges, and how text is split first
+    tokenizer.json         Hugging Face's: a BPE with its vocabulary, merges, and how text is split
     vocab.json             {"token": id, ...}
-    merges.txt, vocab.bpe  "#version", then lines "A B": the merges. Ids are in GPT-2's order (bpe.h)
+    merges.txt, vocab.bpe  "#version", then lines "A B": the merges. Ids are in GPT-2's order
     .tiktoken              lines "base64 id"; end-of-text is the id after the last
     llm.c tokenizer .bin   magic 20240328; every token with its bytes, in the order of the ids
 

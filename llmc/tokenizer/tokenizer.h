@@ -4,7 +4,7 @@ tokenizer.h -- from text to token ids and back.
     kind     V                 ids                                   encodes
     bytes    257               0 .. 255 the bytes                    each byte
     words    n + 1             0 .. n-1 the words of a list          the longest match first
-    gpt2     from the file     those of the file (bpe_files.h)       byte-pair encoding (bpe_encode.h)
+    gpt2     from the file     those of the file (bpe_files.h)       byte-pair encoding
 
 The end-of-text token separates documents: it is the last id of bytes and words, 50256 of GPT-2. No
 text encodes to it, not even the characters "<|endoftext|>". Tokens of an llm.c tokenizer .bin that

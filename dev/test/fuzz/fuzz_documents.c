@@ -1,7 +1,7 @@
 // fuzz_documents.c -- random files against the reader of documents: no crash, no read out of bounds, and
 // the same documents or the same error in blocks of any size (fuzz.sh). The first byte of the input says
 // which kind of file the rest is.
-#define PACKED_ZSTD_WINDOW 24 // 16 MiB: a file may choose its window
+#define COMPRESSED_ZSTD_WINDOW 24 // 16 MiB: a file may choose its window
 #define COMPRESSED_FILE_IMPLEMENTATION
 
 #include "llmc/data/compressed_file.h"
