@@ -336,16 +336,12 @@ static void test_adamw_steps(Settings settings, const float* weights, double tol
     for (int t = 1; t <= ADAMW_STEPS; t++) {
         const double loss = test_gradients(model, tokens, targets);
         const double want = cpu_both(reference, tokens, targets), norm = cpu_trainer_norm(reference);
-        Update update = {{1e-3f, 0.9f, 0.95f, 1e-8f, 0.1f, (float)(1 / norm), t, DECAY_ALL},
-                         0,
-                         ADAFACTOR_FIXED,
-                         0,
-                         0,
-                         MUON_SPECTRAL};
+        Update update = {1e-3f,     0.9f, 0.95f,           1e-8f, 0.1f, (float)(1 / norm), t,
+                         DECAY_ALL, 0,    ADAFACTOR_FIXED, 0,     0,    MUON_SPECTRAL};
         EXPECT_NEAR(loss / want, 1, tolerance, "loss of step %d", t);
         EXPECT_NEAR(norm_of(model) / norm, 1, 4 * tolerance, "norm of step %d", t);
         cpu_trainer_update(reference, update);
-        update.adamw.grad_scale /= loss_scale();
+        update.grad_scale /= loss_scale();
         model_update(model, update);
     }
     float* params = parameters_on_host(model);
@@ -367,12 +363,8 @@ static Bits bits_after_updates(Settings settings, const float* weights) {
     Model* model = test_open(settings, B, weights);
     for (int t = 1; t <= UPDATES; t++) { // from the second time on as graphs, if at all
         test_gradients(model, tokens, targets);
-        const Update update = {{1e-3f, 0.9f, 0.95f, 1e-8f, 0.1f, 1 / loss_scale(), t, DECAY_ALL},
-                               0,
-                               ADAFACTOR_FIXED,
-                               0,
-                               0,
-                               MUON_SPECTRAL};
+        const Update update = {1e-3f,     0.9f, 0.95f,           1e-8f, 0.1f, 1 / loss_scale(), t,
+                               DECAY_ALL, 0,    ADAFACTOR_FIXED, 0,     0,    MUON_SPECTRAL};
         model_update(model, update);
     }
     test_gradients(model, tokens, targets);
@@ -477,12 +469,8 @@ static void test_freeze(Settings settings, const char* list, const float* weight
     test_gradients(model, tokens, targets);
     float *want = gradient_on_host(whole), *got = gradient_on_host(model),
           *before = frozen_parameters_on_host(model);
-    const Update update = {{1e-1f, 0.9f, 0.95f, 1e-8f, 0.1f, 1 / loss_scale(), 1, DECAY_ALL},
-                           0,
-                           ADAFACTOR_FIXED,
-                           0,
-                           0,
-                           MUON_SPECTRAL};
+    const Update update = {1e-1f,     0.9f, 0.95f,           1e-8f, 0.1f, 1 / loss_scale(), 1,
+                           DECAY_ALL, 0,    ADAFACTOR_FIXED, 0,     0,    MUON_SPECTRAL};
     model_update(model, update);
     float* after = frozen_parameters_on_host(model);
     TensorRow rows[MODEL_PARAMETER_ROWS];

@@ -328,7 +328,7 @@ static Options resume_options_(const Resume* r, const Options* options) {
 }
 
 static double resume_rate_(const Options* options, int64_t step) {
-    return (double)setup_update(options, step, 1, 0).adamw.lr;
+    return (double)setup_update(options, step, 1, 0).lr;
 }
 
 // Says where the learning rate leaps, because --steps or another option has changed the schedule.

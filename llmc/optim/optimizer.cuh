@@ -422,16 +422,15 @@ typedef struct {
 } UpdateSlots_;
 
 static inline UpdateNumbers_ update_numbers_(const OptimizerState* state, Update update) {
-    const AdamW a = update.adamw;
     UpdateNumbers_ n;
-    n.scalars.beta1 = a.beta1, n.scalars.beta2 = a.beta2, n.scalars.eps = a.eps;
-    n.scalars.grad_scale = a.grad_scale, n.scalars.momentum = update.momentum;
-    n.scalars.decay = a.decay;
-    n.scalars.v_correction = (float)(1 / (1 - pow(a.beta2, (double)a.t)));
+    n.scalars.beta1 = update.beta1, n.scalars.beta2 = update.beta2, n.scalars.eps = update.eps;
+    n.scalars.grad_scale = update.grad_scale, n.scalars.momentum = update.momentum;
+    n.scalars.decay = update.decay;
+    n.scalars.v_correction = (float)(1 / (1 - pow(update.beta2, (double)update.t)));
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
-        const AdamW of_row = update_adamw(update, state, i);
+        const Update of_row = update_of_row(update, state, i);
         const int is_adamw = state->rule[i] == RULE_ADAMW || state->rule[i] == RULE_ADAMW8;
-        const double corrected = is_adamw ? 1 - pow(a.beta1, (double)a.t) : 1;
+        const double corrected = is_adamw ? 1 - pow(update.beta1, (double)update.t) : 1;
         n.rates[i].keep = (float)(1 - (double)of_row.lr * of_row.weight_decay);
         n.rates[i].step = (float)(of_row.lr / corrected);
     }
@@ -566,7 +565,7 @@ template <class T, class G> static inline UpdateArrays_<T, G> update_arrays_(con
 
 // The stream of random words of an update.
 template <class T> static inline uint64_t update_stream_(const OptimizerUpdate<T>& u) {
-    return rounding_words(u.seed, u.update.adamw.t, 0, 0).stream;
+    return rounding_words(u.seed, u.update.t, 0, 0).stream;
 }
 
 template <class T, class G, unsigned RULES, MasterWeights MASTER>
@@ -604,7 +603,7 @@ template <class T> static inline MuonUpdate<T> update_muon_of_(const OptimizerUp
                                 (float*)u.slots[STATE_ROWS],
                                 (MuonGpu*)&u.plan->muon_memory,
                                 update_muon(u.update),
-                                u.update.adamw.t,
+                                u.update.t,
                                 u.seed,
                                 u.matmul,
                                 u.plan->operands};
@@ -660,8 +659,8 @@ static inline void update_adafactor_rows_(const OptimizerUpdate<T>& u, UpdateGro
     adafactor_update(AdafactorUpdate<T>{update_weights_(u), u.plan->operands ? operands : u.grads,
                                         (float*)u.slots[STATE_ROWS], (float*)u.slots[STATE_COLS],
                                         (float*)u.slots[STATE_V], (float*)u.slots[STATE_M],
-                                        &u.plan->adafactor, update_adafactor(u.update, u.update.adamw),
-                                        u.seed, begin, these, u.plan->weights},
+                                        &u.plan->adafactor, update_adafactor(u.update), u.seed, begin, these,
+                                        u.plan->weights},
                      gpu);
 }
 

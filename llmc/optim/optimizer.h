@@ -222,20 +222,24 @@ void* state_array(const OptimizerState* s, int slot, const ZeroRange* range, voi
 
 // ---- the update ----
 
-// The settings of one update. Scale of the gradient and number are those of all rules, rate and decay those of all but
-// Muon's.
+// Settings of one update, for all rules. Each rule's own struct is derived from them.
 typedef struct {
-    AdamW adamw;
-    float momentum; // of SGD; beta1 of Adafactor, 0: none
+    float lr, beta1, beta2, eps, weight_decay;
+    float grad_scale; // factor of the gradient: clipping, loss scale, targets that do not count
+    int64_t t;        // number of the update, from 1
+    Decay decay;
+    float momentum; // of SGD; beta1 of Adafactor; 0: none
     AdafactorRate adafactor_rate;
-    float muon_lr, muon_weight_decay;
+    float muon_lr, muon_weight_decay; // take the place of lr and weight_decay
     MuonScale muon_scale;
 } Update;
 
-// Of one row: only some rows decay, and kinds of rows have rates of their own.
-AdamW update_adamw(Update u, const OptimizerState* s, int row);
+// Returns the settings for one row: only some rows decay, and some kinds have a rate of their own.
+Update update_of_row(Update u, const OptimizerState* s, int row);
 
-Adafactor update_adafactor(Update u, AdamW of_row);
+AdamW update_adamw(Update u);
+
+Adafactor update_adafactor(Update u);
 
 Muon update_muon(Update u);
 
@@ -522,23 +526,26 @@ void* state_array(const OptimizerState* s, int slot, const ZeroRange* range, voi
                : NULL;
 }
 
-AdamW update_adamw(Update u, const OptimizerState* s, int row) {
-    AdamW opt = u.adamw;
-    opt.weight_decay = s->rows[row].decay ? opt.weight_decay : 0.0f;
-    opt.lr *= s->optimizer.lr_scale[s->rows[row].kind];
+Update update_of_row(Update u, const OptimizerState* s, int row) {
+    u.weight_decay = s->rows[row].decay ? u.weight_decay : 0.0f;
+    u.lr *= s->optimizer.lr_scale[s->rows[row].kind];
+    return u;
+}
+
+AdamW update_adamw(Update u) {
+    const AdamW opt = {u.lr, u.beta1, u.beta2, u.eps, u.weight_decay, u.grad_scale, u.t, u.decay};
     return opt;
 }
 
-Adafactor update_adafactor(Update u, AdamW of_row) {
-    const Adafactor opt = {of_row.lr,         u.momentum,       1.0f,    1.0f, of_row.weight_decay,
-                           of_row.grad_scale, u.adafactor_rate, of_row.t};
+Adafactor update_adafactor(Update u) {
+    const Adafactor opt = {u.lr, u.momentum, 1.0f, 1.0f, u.weight_decay, u.grad_scale, u.adafactor_rate, u.t};
     return opt;
 }
 
 Muon update_muon(Update u) {
-    const Muon opt = {u.muon_lr,          muon_momentum(u.adamw.t), u.muon_weight_decay,
-                      u.adamw.grad_scale, MUON_ROWS_BETA2,          u.muon_scale,
-                      u.adamw.decay};
+    const Muon opt = {u.muon_lr,    muon_momentum(u.t), u.muon_weight_decay,
+                      u.grad_scale, MUON_ROWS_BETA2,    u.muon_scale,
+                      u.decay};
     return opt;
 }
 
@@ -636,16 +643,17 @@ int optimizer_is_elementwise(const OptimizerState* s, int row) {
 
 void optimizer_update_elements_cpu(const OptimizerState* s, const ZeroRange* range, size_t from, size_t count,
                                    float* param, const float* grad, void* memory, Update u) {
-    const AdamW a = update_adamw(u, s, range->row);
     float* m = (float*)state_array(s, STATE_M, range, memory);
+    u = update_of_row(u, s, range->row);
     m = m ? m + from : NULL; // SGD may have none
     if (s->rule[range->row] == RULE_ADAMW) {
-        adamw_update_cpu(param, grad, m, (float*)state_array(s, STATE_V, range, memory) + from, count, a);
+        adamw_update_cpu(param, grad, m, (float*)state_array(s, STATE_V, range, memory) + from, count,
+                         update_adamw(u));
     } else if (s->rule[range->row] == RULE_LION) {
-        const Lion opt = {a.lr, a.beta1, a.beta2, a.weight_decay, a.grad_scale, a.decay};
+        const Lion opt = {u.lr, u.beta1, u.beta2, u.weight_decay, u.grad_scale, u.decay};
         lion_update_cpu(param, grad, m, count, opt);
     } else {
-        const Sgd opt = {a.lr, u.momentum, a.weight_decay, a.grad_scale};
+        const Sgd opt = {u.lr, u.momentum, u.weight_decay, u.grad_scale};
         assert(s->rule[range->row] == RULE_SGD);
         sgd_update_cpu(param, grad, m, count, opt);
     }
@@ -653,7 +661,7 @@ void optimizer_update_elements_cpu(const OptimizerState* s, const ZeroRange* ran
 
 void optimizer_update_cpu(const OptimizerState* s, const ZeroRange* range, float* param, const float* grad,
                           const float* operand, void* memory, Update u, const MuonScratch* scratch) {
-    const AdamW a = update_adamw(u, s, range->row);
+    const Update of_row = update_of_row(u, s, range->row);
     const UpdateTensor_ tensor = {param - range->before, operand ? operand : grad};
     switch (s->rule[range->row]) {
     case RULE_ADAMW:
@@ -662,11 +670,11 @@ void optimizer_update_cpu(const OptimizerState* s, const ZeroRange* range, float
         optimizer_update_elements_cpu(s, range, 0, range->count, param, grad, memory, u);
         break;
     case RULE_ADAMW8:
-        optimizer_adamw8bit_cpu_(s, range, param, grad, memory, a);
+        optimizer_adamw8bit_cpu_(s, range, param, grad, memory, update_adamw(of_row));
         break;
     case RULE_FACTORED:
     case RULE_FULL:
-        optimizer_adafactor_cpu_(s, range, tensor, memory, update_adafactor(u, a), scratch->memory);
+        optimizer_adafactor_cpu_(s, range, tensor, memory, update_adafactor(of_row), scratch->memory);
         break;
     case RULE_MUON:
         optimizer_muon_cpu_(s, range, tensor, operand != NULL, memory, update_muon(u), scratch);

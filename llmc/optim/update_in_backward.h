@@ -152,7 +152,7 @@ int in_backward_group(InBackward* u, int g, WideSum square_sum, Update* update) 
     }
     u->updated += u->may_update;
     *update = u->update;
-    update->adamw.grad_scale =
+    update->grad_scale =
         clip_shares_scale(u->shares, g, sqrt(square) * u->factor, u->grad_clip) * (float)u->factor;
     return u->may_update;
 }

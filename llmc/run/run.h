@@ -372,7 +372,7 @@ static RunVerdict run_judge_(Run* run, const RunUpdate_* update) {
     verdict.norm = sqrt(update->square_sum) * scale;
     verdict.flops = update->flops;
     verdict.update = setup_update(o, state->step, state->updates + 1, verdict.norm);
-    verdict.update.adamw.grad_scale *= (float)scale;
+    verdict.update.grad_scale *= (float)scale;
     int skip = run_overflowed_(&state->loss_scale, verdict.loss, verdict.norm, verdict.reason);
     if (!skip) {
         const UpdateVerdict guard = outliers_check(&state->guard, verdict.loss, verdict.norm);
@@ -383,8 +383,7 @@ static RunVerdict run_judge_(Run* run, const RunUpdate_* update) {
     if (o->update_in_backward) {
         run_judge_in_backward_(run->cfg, &run->in_backward, &verdict);
     }
-    const float decided[3] = {verdict.update.adamw.lr, verdict.update.adamw.grad_scale,
-                              (float)verdict.is_made};
+    const float decided[3] = {verdict.update.lr, verdict.update.grad_scale, (float)verdict.is_made};
     run->agreement = xxh64(decided, sizeof(decided));
     return verdict;
 }
@@ -444,8 +443,8 @@ static void run_log_step_(Run* run) {
     log_peak(&run->log, run->mfu.peak);
     log_data_wait(&run->log, run->data_wait_s);
     log_train(&run->log, run->state.step, verdict->loss, outliers_shown_z(guard, guard->loss_z),
-              verdict->norm, outliers_shown_z(guard, guard->norm_z), verdict->update.adamw.lr,
-              run->step_s * 1e3, mfu);
+              verdict->norm, outliers_shown_z(guard, guard->norm_z), verdict->update.lr, run->step_s * 1e3,
+              mfu);
     if (verdict->reason[0]) {
         log_skip(&run->log, run->state.step, verdict->reason);
     }

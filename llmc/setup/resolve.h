@@ -442,7 +442,7 @@ ZeroPlan setup_zero(ModelConfig cfg, const Options* options, int shards) {
 Update setup_update(const Options* options, int64_t step, int64_t t, double norm) {
     const float lr = schedule_lr((Schedule)options->schedule, step, options->steps, options->warmup,
                                  options->lr, options->final_lr_frac);
-    const AdamW adamw = {
+    const Update update = {
         lr,
         options->beta1,
         options->beta2,
@@ -451,13 +451,12 @@ Update setup_update(const Options* options, int64_t step, int64_t t, double norm
         options->grad_clip > 0 && norm > options->grad_clip ? (float)(options->grad_clip / norm) : 1.0f,
         t,
         options->cautious_decay ? DECAY_CAUTIOUS : DECAY_ALL,
+        setup_momentum_(options),
+        options->adafactor_scale ? ADAFACTOR_RELATIVE : ADAFACTOR_FIXED,
+        options->matrix_lr * (lr / options->lr),
+        options->matrix_weight_decay,
+        (MuonScale)options->muon_scale,
     };
-    const Update update = {adamw,
-                           setup_momentum_(options),
-                           options->adafactor_scale ? ADAFACTOR_RELATIVE : ADAFACTOR_FIXED,
-                           options->matrix_lr * (lr / options->lr),
-                           options->matrix_weight_decay,
-                           (MuonScale)options->muon_scale};
     return update;
 }
 

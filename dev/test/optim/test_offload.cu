@@ -38,12 +38,8 @@ static State state_open(const OptimizerState* state, size_t n) {
 }
 
 static Update update_of(int t) {
-    Update update;
-    memset(&update, 0, sizeof(update));
-    update.adamw = AdamW{0.01f, 0.9f, 0.95f, 1e-8f, 0.1f, 0.5f, t, DECAY_ALL};
-    update.momentum = 0.75f;
-    update.muon_lr = 0.02f;
-    return update;
+    return Update{0.01f,     0.9f,  0.95f,           1e-8f, 0.1f, 0.5f,         t,
+                  DECAY_ALL, 0.75f, ADAFACTOR_FIXED, 0.02f, 0,    MUON_SPECTRAL};
 }
 
 // Moves all slots to the host or the disk, or back, each in two pieces that end in the middle of a chunk, and of a unit of

@@ -131,8 +131,8 @@ static void download_owned(float* x, float* owned, const ZeroPlan* zero, const G
 
 // ---- the update ----
 
-static const Update defaults = {
-    {0.01f, 0.9f, 0.95f, 1e-8f, 0.1f, 0.37f, 1, DECAY_ALL}, 0.75f, ADAFACTOR_FIXED, 0, 0, MUON_SPECTRAL};
+static const Update defaults = {0.01f,     0.9f,  0.95f,           1e-8f, 0.1f, 0.37f,        1,
+                                DECAY_ALL, 0.75f, ADAFACTOR_FIXED, 0,     0,    MUON_SPECTRAL};
 
 // The state of an optimizer in host memory, full arrays.
 typedef struct {
@@ -220,8 +220,8 @@ static Wanted reference(const Layout* layout, State s, const float* weights, con
     const double* wide = ops_widen(grad, layout->n);
     const int* of = parameters_of(layout);
     for (size_t i = 0; i < layout->n; i++) {
-        AdamW of_tensor = by.adamw;
-        of_tensor.weight_decay = of[i] >= 0 && layout->rows[of[i]].decay ? by.adamw.weight_decay : 0;
+        AdamW of_tensor = update_adamw(by);
+        of_tensor.weight_decay = of[i] >= 0 && layout->rows[of[i]].decay ? by.weight_decay : 0;
         ref_adamw(want.weights + i, wide + i, want.m + i, want.v + i, 1, of_tensor);
     }
     return want;
@@ -233,7 +233,7 @@ static void expect_state(const char* what, const Layout* layout, State got, cons
                          Wanted want) {
     double* magnitude = ops_doubles(layout->n);
     for (size_t i = 0; i < layout->n; i++) {
-        magnitude[i] = fabs(want.weights[i]) + 10 * defaults.adamw.lr;
+        magnitude[i] = fabs(want.weights[i]) + 10 * defaults.lr;
     }
     EXPECT_NEAR(ops_error(weights, want.weights, magnitude, layout->n), 0, 2, "%s: weights", what);
     EXPECT_NEAR(ops_error(got.m, want.m, NULL, layout->n), 0, 2, "%s: m", what);
@@ -262,7 +262,7 @@ template <class T, class G> static void test_with_master(const Gpu* gpu) {
     const State s = state_random(&layout);
     rounded<T>(s.param, layout.n);
     Update opt = defaults;
-    for (opt.adamw.t = 1; opt.adamw.t <= 1001; opt.adamw.t += 500) {
+    for (opt.t = 1; opt.t <= 1001; opt.t += 500) {
         float* grad = random_gradient<G>(&layout);
         const State got = update<T, G>(&layout, s, grad, opt, 1, MASTER_FP32, gpu);
         expect_state(what, &layout, got, got.master, reference(&layout, s, s.master, grad, opt));
@@ -300,7 +300,7 @@ template <class T, class G> static void test_without_master(const Gpu* gpu) {
     State s = state_random(&layout);
     rounded<T>(s.param, layout.n);
     Update opt = defaults;
-    opt.adamw.t = 7;
+    opt.t = 7;
     float* grad = random_gradient<G>(&layout);
     const State exact = update<float, float>(&layout, s, grad, opt, seed, MASTER_NONE, gpu);
     const State got = update<T, G>(&layout, s, grad, opt, seed, MASTER_NONE, gpu);
@@ -309,7 +309,7 @@ template <class T, class G> static void test_without_master(const Gpu* gpu) {
     EXPECT(ops_same_bits(got.m, exact.m, layout.n) && ops_same_bits(got.v, exact.v, layout.n), "%s: moments",
            what);
     for (size_t i = 0; i < layout.n; i++) {
-        const uint32_t random = random_word(&layout, i, seed, opt.adamw.t);
+        const uint32_t random = random_word(&layout, i, seed, opt.t);
         const float want = to_float(round_stochastic<T>(exact.param[i], random));
         EXPECT(got.param[i] == want, "%s: params at %zu: %.9g, wanted %.9g", what, i, got.param[i], want);
     }
@@ -428,8 +428,8 @@ static float* both_on_gpu(const Both* b, float* const* grads, int updates, Updat
     for (int slot = 0; slot < STATE_SLOTS; slot++) {
         u.slots[slot] = b->state.slots[slot].bytes ? memory + b->state.slots[slot].offset_bytes : NULL;
     }
-    for (u.update.adamw.t = 1; u.update.adamw.t <= updates; u.update.adamw.t++) {
-        float* grad = both_upload_gradient(b, grads[u.update.adamw.t - 1], gpu);
+    for (u.update.t = 1; u.update.t <= updates; u.update.t++) {
+        float* grad = both_upload_gradient(b, grads[u.update.t - 1], gpu);
         u.grads = Gradient{grad, DTYPE_FP32};
         optimizer_update(u, gpu);
         CUDA_CHECK(cudaStreamSynchronize(gpu->stream));
@@ -462,8 +462,11 @@ static void test_like_cpu(OptimizerName name, int has_options, ShareLayers share
     optimizer.frozen = has_options ? freeze_of(WIDE.L, "wpe,ln1b,fcw").rows : 0;
     optimizer.lr_scale[KIND_EMBEDDING] = 0.5f;
     optimizer.lr_scale[KIND_VECTOR] = 2;
-    Update by = {defaults.adamw, has_options ? 0.75f : 0, ADAFACTOR_FIXED, 0.02f, 0.05f, MUON_SPECTRAL};
-    by.adamw.decay = has_options ? DECAY_CAUTIOUS : DECAY_ALL;
+    Update by = defaults;
+    by.momentum = has_options ? 0.75f : 0;
+    by.muon_lr = 0.02f;
+    by.muon_weight_decay = 0.05f;
+    by.decay = has_options ? DECAY_CAUTIOUS : DECAY_ALL;
     Both both = both_open(optimizer, share, has_options);
     const float* start = ops_copy(both.params, both.n);
     float* grads[UPDATES];
@@ -471,8 +474,8 @@ static void test_like_cpu(OptimizerName name, int has_options, ShareLayers share
         grads[t] = ops_normal(both.n, 1);
     }
     const float* got = both_on_gpu<float>(&both, grads, UPDATES, by, gpu);
-    for (by.adamw.t = 1; by.adamw.t <= UPDATES; by.adamw.t++) {
-        both_on_cpu(&both, grads[by.adamw.t - 1], by);
+    for (by.t = 1; by.t <= UPDATES; by.t++) {
+        both_on_cpu(&both, grads[by.t - 1], by);
     }
     for (int r = 0; r < MODEL_PARAMETER_ROWS; r++) {
         const TensorRow* row = &both.state.rows[r];
@@ -607,8 +610,8 @@ template <class T> static void test_random_words(const Gpu* gpu) {
     const State one = update<T, float>(&layout, s, grad, opt, 1, MASTER_NONE, gpu);
     const State other = update<T, float>(&layout, s, grad, opt, 2, MASTER_NONE, gpu);
     EXPECT(!ops_same_bits(one.param, other.param, layout.n), "the bits do not depend on the seed");
-    opt.adamw.lr = 0; // parameters that T has do not change, whatever is added to the moments
-    opt.adamw.t = 3;
+    opt.lr = 0; // parameters that T has do not change, whatever is added to the moments
+    opt.t = 3;
     rounded<T>(s.param, layout.n);
     const State still = update<T, float>(&layout, s, grad, opt, 1, MASTER_NONE, gpu);
     EXPECT(ops_same_bits(still.param, s.param, layout.n), "an update of nothing changed parameters");
@@ -623,14 +626,14 @@ template <class T> static void test_small_updates(const Gpu* gpu) {
     const size_t n = layout.n;
     State s = state_random(&layout);
     Update opt = defaults;
-    opt.adamw.lr = (float)(distance / 100);
-    opt.adamw.weight_decay = 0;
-    opt.adamw.grad_scale = 1;
+    opt.lr = (float)(distance / 100);
+    opt.weight_decay = 0;
+    opt.grad_scale = 1;
     float* grad = ops_floats(n);
     for (size_t i = 0; i < n; i++) {
         s.param[i] = 1, s.m[i] = 0, s.v[i] = 0, grad[i] = -1; // each update is lr upwards
     }
-    for (opt.adamw.t = 1; opt.adamw.t <= 20; opt.adamw.t++) {
+    for (opt.t = 1; opt.t <= 20; opt.t++) {
         s = update<T, float>(&layout, s, grad, opt, 5, MASTER_NONE, gpu);
     }
     double mean = 0;

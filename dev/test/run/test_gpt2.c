@@ -692,8 +692,8 @@ static void expect_range(Model* model, const Model* whole, const ZeroRange* rang
 
 // An update leaves frozen parameters as they are, and changes every other tensor.
 static void expect_update(Model* model, const Model* whole, const char* list) {
-    const AdamW adamw = {0.1f, 0.9f, 0.95f, 1e-8f, 0.1f, 1.0f, 1, DECAY_ALL};
-    const Update update = {adamw, 0.9f, ADAFACTOR_FIXED, 0, 0, MUON_SPECTRAL};
+    const Update update = {0.1f,      0.9f, 0.95f,           1e-8f, 0.1f, 1.0f,         1,
+                           DECAY_ALL, 0.9f, ADAFACTOR_FIXED, 0,     0,    MUON_SPECTRAL};
     const float *now = model->params_memory, *before = whole->params_memory;
     model_update(model, update);
     for (int r = 0; r < model->zero.num_ranges; r++) {
@@ -878,8 +878,8 @@ static void test_all_shared(void) {
 static void test_packed_update(OptimizerName name) {
     Model packed, plain;
     Options options = {.optimizer = name, .recompute = RECOMPUTE_NONE};
-    const AdamW adamw = {0.1f, 0.9f, 0.95f, 1e-8f, 0.1f, 1.0f, 1, DECAY_ALL};
-    const Update update = {adamw, 0.9f, ADAFACTOR_FIXED, 0.1f, 0.1f, MUON_SPECTRAL};
+    const Update update = {0.1f,      0.9f, 0.95f,           1e-8f, 0.1f, 1.0f,         1,
+                           DECAY_ALL, 0.9f, ADAFACTOR_FIXED, 0.1f,  0.1f, MUON_SPECTRAL};
     options.matmul = MATMUL_BF16;
     open_four(&packed, "off", options);
     options.matmul = MATMUL_FP32;
@@ -976,7 +976,7 @@ static void test_update_in_part(void) {
     memcpy(before, model.params_memory, model.parameter_bytes);
     shares = clip_shares_open(&model.zero.plan);
     in_backward_open(&now, &shares, &guard,
-                     (Update){.adamw = {1e-3f, 0.9f, 0.95f, 1e-8f, 0.1f, 1, 1, DECAY_ALL}}, 1, s.B * s.T);
+                     (Update){1e-3f, 0.9f, 0.95f, 1e-8f, 0.1f, 1, 1, .decay = DECAY_ALL}, 1, s.B * s.T);
     in_backward_batch(&now, s.B * s.T);
     struct {
         RankReport gradient;
