@@ -155,7 +155,7 @@ static Model* test_open(Settings settings, int batch, const float* weights) {
     const Options options = options_of(settings, batch);
     static Comm alone;
     alone.size = 1;
-    model_open(model, config_of(settings), &options, &alone);
+    model_open(model, config_of(settings), &options, memory_on_gpu(), &alone);
     upload_weights(model, weights);
     return model;
 }
@@ -704,7 +704,7 @@ static Model* texts_open(ModelConfig cfg, int graph, Quantize quantize) {
     options.recompute = RECOMPUTE_NEVER;
     options.graph = graph;
     options.quantize = quantize;
-    model_open(model, cfg, &options, &alone);
+    model_open(model, cfg, &options, memory_on_gpu(), &alone);
     EXPECT(!model->grads_memory && !model->state_memory, "generation has gradients");
     return model;
 }
@@ -807,7 +807,7 @@ static void test_quantized_evaluate(void) {
     options.steps = 0;
     options.tasks = "tasks.jsonl";
     options.quantize = QUANTIZE_Q8_0;
-    model_open(model, cfg, &options, &alone);
+    model_open(model, cfg, &options, memory_on_gpu(), &alone);
     upload_quantized(model, rows, weights);
     CpuTrainer* reference = cpu_trainer_open(cfg, B, T, weights);
     document_batch(tokens, targets, starts);
@@ -839,25 +839,20 @@ static void test_frozen_blocks(void) {
 // What a model allocates is what was planned, on the GPU and on the host.
 static void test_plan(void) {
     for (int k = 0; k < PLAN_TEST_RUNS; k++) {
-        PlanMemory plan[PLAN_KINDS];
+        Memory plan = memory_dry();
         Comm comm = {};
         ModelConfig cfg;
         Options options;
         Model model;
         plan_test_run(k, options_program(OPTION_GPU), &cfg, &options);
-        memory_plan(plan, cfg, &options);
+        memory_plan(&plan, cfg, &options);
         comm.size = 1;
         plan_test_count();
-        model_open(&model, cfg, &options, &comm);
+        model_open(&model, cfg, &options, memory_on_gpu(), &comm);
         const size_t device = gpu_now_bytes(), host = plan_test_counted();
         model_close(&model);
-        if (device != plan_bytes(plan) || host != plan_bytes_at(plan, PLAN_HOST)) {
-            plan_test_print(k, plan);
-        }
-        EXPECT(device == plan_bytes(plan), "run %d: %zu bytes on the GPU, planned %zu", k, device,
-               plan_bytes(plan));
-        EXPECT(host == plan_bytes_at(plan, PLAN_HOST), "run %d: %zu bytes on the host, planned %zu", k, host,
-               plan_bytes_at(plan, PLAN_HOST));
+        plan_test_compare(k, &plan, &plan, MEMORY_DEVICE, device);
+        plan_test_compare(k, &plan, &plan, MEMORY_HOST, host);
     }
     EXPECT(gpu_now_bytes() == 0, "%zu bytes on the GPU were not freed", gpu_now_bytes());
 }
@@ -928,7 +923,8 @@ int main(void) {
     test_plan();
     test_levels();
     test_frozen_blocks();
-    test_task_losses("--device 0 --logits-chunk 50 --tf32 off --autotune off --master-weights off",
+    test_task_losses(memory_on_gpu(),
+                     "--device 0 --logits-chunk 50 --tf32 off --autotune off --master-weights off",
                      tolerance());
     test_resume("");
 #ifndef SANITIZED

@@ -65,9 +65,10 @@ struct Model {
     TensorRow parameter_rows[MODEL_PARAMETER_ROWS], activation_rows[MODEL_ACTIVATION_ROWS];
     TensorRow gradient_rows[MODEL_PARAMETER_ROWS]; // where a backward pass leaves gradients
     OptimizerState state;                          // where it lies in state_memory
-    size_t parameter_bytes, gradient_bytes, state_bytes, activation_bytes;
+    size_t parameter_bytes, gradient_bytes, activation_bytes;
 
-    // One allocation each, cut up by the rows.
+    Memory memory; // a ledger of all that the model takes
+    // One block each, cut up by the rows.
     void *params_memory, *grads_memory, *state_memory, *acts_memory;
     ModelParameters params, grads;
     ModelActivations acts;
@@ -87,38 +88,71 @@ struct Model {
     void* save_copy; // that copy; NULL also where this process has nothing to save
 };
 
-// Sets where each tensor lies in its allocation, and how many bytes each allocation has.
-static void place_tensors(Model* model, const ZeroPlan* zero, const Options* o) {
-    model->parameter_bytes = planned_parameters_cpu(model->parameter_rows, model->cfg, zero, o);
-    zero_gradient_rows(model->gradient_rows, zero, model->cfg, sizeof(float));
-    for (int i = 0; i < MODEL_PARAMETER_ROWS && zero->shares_buffer; i++) {
-        model->gradient_rows[i].layer_bytes =
-            0; // gradients of one block at a time: all blocks have the same place
+// Opens the parameters and the operations on them.
+static void open_parameters(Model* model, const ZeroPlan* zero, const Options* o) {
+    const ModelConfig cfg = model->cfg;
+    const int B = model->B, T = model->T, generates = model->recompute == RECOMPUTE_NEVER;
+    const size_t most_tokens = generates ? (size_t)int_max(B, T) : (size_t)B * (size_t)T;
+    TensorRow* rows = model->parameter_rows;
+    Memory* memory = &model->memory;
+    model->parameter_bytes = o->quantize ? quantized_parameter_rows(rows, cfg, sizeof(float))
+                                         : zero_parameter_rows(rows, zero, cfg, sizeof(float));
+    model->params_memory = memory_take(memory, o->quantize ? "parameters in 8 bits" : "parameters",
+                                       MEMORY_DEVICE, model->parameter_bytes);
+    tensor_rows_bind(&model->params, rows, MODEL_PARAMETER_ROWS, model->params_memory);
+    linear_open(&model->linear, memory, o->quantize, most_tokens, (size_t)model_hidden(cfg));
+    if (o->matmul == MATMUL_BF16) {
+        linear_open_bf16(&model->linear, memory, rows, model->params_memory,
+                         generates || options_only_uses_model(o) ? 1 : PACKED_KINDS);
     }
-    model->gradient_bytes = planned_gradients_cpu(zero, o);
-    optimizer_state_open(&model->state, setup_optimizer(o), zero, model->cfg);
-    model->state_bytes = options_only_uses_model(o) ? 0 : model->state.bytes;
-    model->activation_bytes = planned_activations_cpu(model->activation_rows, model->cfg, o);
+    attention_either_open(&model->attention, memory, model->linear.is_bf16, T, model_head_size(cfg));
 }
 
-// Allocates the memory that only training needs.
-static void open_training(Model* model, const ZeroPlan* zero, const Options* o) {
-    const size_t copy_bytes = planned_copy_cpu(model->cfg, zero, o);
-    model->grads_memory = check_alloc(model->gradient_bytes, 1, "gradients");
-    model->state_memory = check_alloc(model->state_bytes, 1, "optimizer state");
-    model->update_scratch = check_alloc(planned_update_cpu(&model->state, o), 1, "scratch of the update");
-    tensor_rows_bind(&model->grads, model->gradient_rows, MODEL_PARAMETER_ROWS, model->grads_memory);
-    tensor_rows_bind(&model->acts, model->activation_rows, MODEL_ACTIVATION_ROWS, model->acts_memory);
-    if (model->linear.is_bf16) {
-        cross_entropy_bf16_open(&model->classifier, model->acts.logits, planned_classifier_cpu(model->cfg, o),
-                                model->B * model->T, model->cfg.C, model->cfg.Vp);
+// Opens the gradients, if there are any, and what divides them among processes.
+static void open_gradients(Model* model, const ZeroPlan* zero, const Options* o) {
+    Memory* memory = &model->memory;
+    zero_gradient_rows(model->gradient_rows, zero, model->cfg, sizeof(float));
+    for (int i = 0; i < MODEL_PARAMETER_ROWS && zero->shares_buffer; i++) {
+        model->gradient_rows[i].layer_bytes = 0; // all blocks leave their gradients in one place
     }
-    zero_open_cpu(&model->zero, *zero, model->cfg, model->parameter_rows, (float*)model->params_memory,
-                  (float*)model->grads_memory, model->comm);
-    model->norm_partial = (double*)check_alloc(planned_norm_cpu(zero), 1, "gradient norm");
-    model->saves_copy = planned_background_cpu(o);
-    if (copy_bytes) {
-        model->save_copy = check_alloc(copy_bytes, 1, "copy to save");
+    if (!options_only_uses_model(o)) {
+        model->gradient_bytes = zero_grads_elements(zero, 1) * sizeof(float);
+        model->grads_memory = memory_take(memory, "gradients", MEMORY_DEVICE, model->gradient_bytes);
+    }
+    tensor_rows_bind(&model->grads, model->gradient_rows, MODEL_PARAMETER_ROWS, model->grads_memory);
+    zero_open_cpu(&model->zero, memory, *zero, model->cfg, model->parameter_rows,
+                  (float*)model->params_memory, (float*)model->grads_memory, model->comm);
+    model->norm_partial =
+        (double*)memory_take(memory, "scratch: gradient norm", MEMORY_DEVICE,
+                             (zero_sharded_elements(zero) / GRADIENT_BLOCK + 1) * sizeof(double));
+}
+
+// Opens the optimizer's state, and the scratch memory of its rules.
+static void open_update(Model* model) {
+    model->state_memory = optimizer_state_take(&model->state, &model->memory);
+    model->update_scratch = memory_take(&model->memory, "scratch of the update", MEMORY_DEVICE,
+                                        optimizer_scratch_bytes(&model->state));
+}
+
+// Opens the activations, and the classifier that works in them.
+static void open_activations(Model* model, const Options* o) {
+    const ModelConfig cfg = model->cfg;
+    const int B = model->B, T = model->T, N = B * T, is_bf16 = model->linear.is_bf16,
+              generates = model->recompute == RECOMPUTE_NEVER,
+              chunk = (int)model_classifier_chunk(cfg, (size_t)N);
+    const int tokens = int_min(is_bf16 ? 2 * chunk : chunk, N); // exponentials in bf16 take half the memory
+    model->chunk = is_bf16 ? (int)cross_entropy_bf16_rows(tokens, cfg.Vp) : tokens;
+    const size_t trained = model_activation_rows(model->activation_rows, cfg, B, T, model->recompute, cfg.L,
+                                                 model->freeze.first_block, (size_t)model->chunk);
+    model->activation_bytes =
+        decoder_count_activations(&model->memory, cfg, plan_decode_batch(o), T, generates ? 0 : trained);
+    model->acts_memory = memory_allocate_unset(&model->memory, "activations", MEMORY_DEVICE,
+                                               model->activation_bytes); // a short text touches little
+    tensor_rows_bind(&model->acts, model->activation_rows, MODEL_ACTIVATION_ROWS,
+                     generates ? NULL : model->acts_memory);
+    if (is_bf16 && !generates) {
+        cross_entropy_bf16_open(&model->classifier, &model->memory, model->acts.logits, tokens, N, cfg.C,
+                                cfg.Vp);
     }
 }
 
@@ -134,47 +168,59 @@ static void open_decoder(Model* model, const Options* o) {
     decoder_open_cpu(decoder, model->acts_memory);
 }
 
-// Memory for the model; all parameters are zero. Nothing is allocated after this.
-static void model_open(Model* model, ModelConfig cfg, const Options* o, Comm* comm) {
-    const ZeroPlan zero = planned_zero_cpu(cfg, o);
+// Opens the copy that checkpoints are written from. A run that continues after a save writes it in the background. One that
+// saves only at its end needs none; when a signal makes it save, it waits.
+static void open_save_copy(Model* model, const Options* o) {
+    model->saves_copy = o->save_every > 0 && o->save_every < o->steps;
+    const size_t bytes = model->saves_copy
+                             ? checkpoints_bytes(model->cfg, setup_optimizer(o), &model->zero.plan,
+                                                 SAFETENSORS_F32, o->model_file_gb)
+                             : 0;
+    if (bytes > 0) {
+        model->save_copy = memory_take(&model->memory, "copy to save", MEMORY_DEVICE, bytes);
+    }
+}
+
+// The level that a run recomputes at. With an MLP in bf16 GELU is always computed again (mlp_bf16.h).
+static RecomputeLevel recompute_level(ModelConfig cfg, const Options* o) {
+    const size_t N = (size_t)o->batch * (size_t)o->seq_len;
+    const int drops_gelu = o->matmul == MATMUL_BF16 && mlp_bf16_fits(N, (size_t)model_hidden(cfg));
+    return o->recompute == RECOMPUTE_NONE && drops_gelu ? RECOMPUTE_GELU : (RecomputeLevel)o->recompute;
+}
+
+// Opens the model with all parameters zero. Nothing is allocated after this, and nothing at all from a dry ledger, which then
+// tells what the model would take: it needs no `comm`.
+static void model_open(Model* model, ModelConfig cfg, const Options* o, Memory memory, Comm* comm) {
+    const int only_uses_model = options_only_uses_model(o), generates = o->recompute == RECOMPUTE_NEVER;
+    const ZeroPlan zero = only_uses_model ? zero_plan(cfg, 0, 0, 1) : setup_zero(cfg, o, o->processes);
     memset(model, 0, sizeof(*model));
     model->cfg = cfg;
     model->B = o->batch;
     model->T = o->seq_len;
-    model->chunk = (int)planned_logits_cpu(cfg, o);
-    model->recompute = planned_recompute_cpu(cfg, o);
+    model->recompute = recompute_level(cfg, o);
     model->freeze = freeze_of(cfg.L, o->freeze);
+    model->memory = memory;
     model->comm = comm;
-    place_tensors(model, &zero, o);
-    model->params_memory = check_alloc(model->parameter_bytes, 1, "parameters");
-    model->acts_memory =
-        check_alloc_unset(model->activation_bytes, 1, "activations"); // a short text touches little
-    tensor_rows_bind(&model->params, model->parameter_rows, MODEL_PARAMETER_ROWS, model->params_memory);
-    linear_open(&model->linear, o->quantize, planned_tokens_cpu(o), (size_t)model_hidden(cfg));
-    if (o->matmul == MATMUL_BF16) {
-        linear_open_bf16(&model->linear, model->parameter_rows, model->params_memory, planned_packed_cpu(o));
+    optimizer_state_open(&model->state, setup_optimizer(o), &zero, cfg);
+    open_parameters(model, &zero, o);
+    if (!generates) {
+        open_gradients(model, &zero, o);
     }
-    attention_either_open(&model->attention, o->matmul == MATMUL_BF16, model->T, model_head_size(cfg));
+    if (!generates && !only_uses_model) {
+        open_update(model);
+    }
+    open_activations(model, o);
     open_decoder(model, o);
-    if (model->recompute != RECOMPUTE_NEVER) {
-        open_training(model, &zero, o);
+    if (!generates && !only_uses_model) {
+        open_save_copy(model, o);
     }
 }
 
 static void model_close(Model* model) {
-    free(model->save_copy);
-    free(model->norm_partial);
-    free(model->update_scratch);
-    attention_either_close(&model->attention);
-    linear_close(&model->linear);
     if (model->recompute != RECOMPUTE_NEVER) {
         zero_close_cpu(&model->zero);
-        cross_entropy_bf16_close(&model->classifier);
     }
-    free(model->acts_memory);
-    free(model->state_memory);
-    free(model->grads_memory);
-    free(model->params_memory);
+    memory_close(&model->memory);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -681,19 +727,27 @@ static double measure_peak(const Options* o) {
     return o->matmul == MATMUL_BF16 ? fmax(peak, peak_bf16_flops_per_s(bf16_kernel())) : peak;
 }
 
+// Counts the memory of a run in a dry ledger.
+static void plan_memory(Memory* memory, ModelConfig cfg, const Options* o) {
+    Model model;
+    model_open(&model, cfg, o, memory_dry(), NULL);
+    *memory = model.memory;
+}
+
 static void make_plan(TrainerPlan* plan, ModelConfig cfg, Options* o, Comm* comm) {
+    Model model;
     plan->peak = measure_peak(o);
     plan->measure_peak = measure_peak;
     plan->saved_dtype = SAFETENSORS_F32;
     plan->loss_scale = loss_scale_off();
     plan->speed = rates_device(cfg, o, o->matmul == MATMUL_BF16);
-    memory_choose_cpu(cfg, o, comm, &plan->speed);
-    const ZeroPlan whole = zero_plan(cfg, 0, 0, 1);
-    planned_parameters_cpu(plan->parameters, cfg, &whole, o);
-    planned_activations_cpu(plan->activations, cfg, o);
-    memory_plan_cpu(plan->memory, cfg, o);
+    memory_choose_cpu(cfg, o, comm, &plan->speed, plan_memory);
+    model_open(&model, cfg, o, memory_dry(), NULL);
+    memcpy(plan->parameters, model.parameter_rows, sizeof(plan->parameters));
+    memcpy(plan->activations, model.activation_rows, sizeof(plan->activations));
+    plan->memory = model.memory;
     if (!o->plan) {
-        memory_check_cpu(plan->memory, comm);
+        memory_check_cpu(&plan->memory, comm);
     }
     describe_device(plan->device, sizeof(plan->device), o->matmul == MATMUL_BF16);
 }
@@ -763,7 +817,8 @@ static int pretrain(int argc, char** argv) {
     Run* run = run_open(argc, argv, &trainer);
     if (run->trains || run->generate) {
         Model* model = (Model*)check_alloc(1, sizeof(Model), "model");
-        model_open(model, run->cfg, &run->options, &run->comm);
+        model_open(model, run->cfg, &run->options, memory_on_host(), &run->comm);
+        memory_check(&model->memory, &run->plan.memory);
         if (run->generate) {
             generate_texts(run, model);
         } else {

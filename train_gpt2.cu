@@ -83,6 +83,7 @@ struct Model {
     Comm* comm;
     ZeroGpu zero; // what of it this process updates, and what moves between processes
 
+    Memory memory; // a ledger of all that the model takes
     // One allocation each, cut up by the rows.
     void *params_memory, *grads_memory, *state_memory, *acts_memory;
     Offload offload;
@@ -254,7 +255,7 @@ static void open_training(Model* model, const ZeroPlan* zero, const Options* o) 
 
 // Memory for the model; all parameters are zero. After this only the first save and the timing of algorithms
 // allocate memory.
-static void model_open(Model* model, ModelConfig cfg, const Options* o, Comm* comm) {
+static void model_open(Model* model, ModelConfig cfg, const Options* o, Memory memory, Comm* comm) {
     const ZeroPlan zero = planned_zero(cfg, o);
     memory_require(cfg, o);
     memset((void*)model, 0, sizeof(*model));
@@ -268,6 +269,8 @@ static void model_open(Model* model, ModelConfig cfg, const Options* o, Comm* co
     model->use_graph = gpu_setup_graph(o);
     model->grad_dtype = planned_gradient_dtype(o);
     model->comm = comm;
+    model->memory = memory;
+    memory_plan(&model->memory, cfg, o);
     gpu_open(&model->gpu, o->device);
     open_tensors(model, &zero, o);
     if (model->recompute != RECOMPUTE_NEVER) {
@@ -925,7 +928,8 @@ static void make_plan(TrainerPlan* plan, ModelConfig cfg, Options* o, Comm* comm
         model_parameter_rows(plan->parameters, cfg);
     }
     planned_activations(plan->activations, cfg, o);
-    memory_plan(plan->memory, cfg, o);
+    plan->memory = memory_dry();
+    memory_plan(&plan->memory, cfg, o);
 }
 
 static void memory_used(double* peak_mib, double* beside_mib) {
@@ -1004,7 +1008,8 @@ static int pretrain(int argc, char** argv) {
     Run* run = run_open(argc, argv, &trainer);
     if (run->trains || run->generate) {
         Model* model = (Model*)check_alloc(1, sizeof(Model), "model");
-        model_open(model, run->cfg, &run->options, &run->comm);
+        model_open(model, run->cfg, &run->options, memory_on_gpu(), &run->comm);
+        memory_check(&model->memory, &run->plan.memory);
         if (run->generate) {
             generate_texts(run, model);
         } else {

@@ -234,12 +234,13 @@ static void bench_quantized(Bench* bench, int N) {
     for (size_t o = 0; o < MATRICES; o++) {
         quantized_encode(weight + o * blocks, row, C);
     }
-    quantized_open(&scratch, (size_t)N, C);
+    Memory memory = memory_on_host();
+    quantized_open(&scratch, &memory, (size_t)N, C);
     char name[64];
     snprintf(name, sizeof(name), "8 bits          %4d x %4d -> %d", N, C, MATRICES);
     BENCH(bench, name, quantized_bytes(C, MATRICES), bench->read_bandwidth, "GB/s   ",
           q8_matmul_cpu(out, inp, weight, NULL, N, C, MATRICES, &scratch));
-    quantized_close(&scratch);
+    memory_close(&memory);
     free(weight);
     free(row);
     free(out);
@@ -249,8 +250,9 @@ static void bench_quantized(Bench* bench, int N) {
 static void bench_attention(Bench* bench, int B, int T) {
     Attention fp32, bf16;
     const AttentionSizes sizes = {.B = B, .T = T, .C = C, .NH = NH};
-    attention_either_open(&fp32, 0, T, C / NH);
-    attention_either_open(&bf16, 1, T, C / NH);
+    Memory memory = memory_on_host();
+    attention_either_open(&fp32, &memory, 0, T, C / NH);
+    attention_either_open(&bf16, &memory, 1, T, C / NH);
     const size_t N = (size_t)B * T;
     float *qkv = random_floats(N * 3 * C), *dqkv = random_floats(N * 3 * C), *out = random_floats(N * C);
     float *dout = random_floats(N * C), *lse = random_floats(N * NH);
@@ -271,8 +273,7 @@ static void bench_attention(Bench* bench, int B, int T) {
     free(out);
     free(dout);
     free(lse);
-    attention_either_close(&fp32);
-    attention_either_close(&bf16);
+    memory_close(&memory);
 }
 
 static void bench_rows(Bench* bench, int N) {
@@ -392,8 +393,9 @@ int main(int argc, char** argv) {
     threads_wait_briefly(argv);
     Bench bench;
     const Bf16Kernel kernel = bf16_kernel();
-    matmul_open(&bench.matmul);
-    matmul_bf16_open(&bench.bf16, kernel);
+    Memory memory = memory_on_host();
+    matmul_open(&bench.matmul, &memory);
+    matmul_bf16_open(&bench.bf16, &memory, kernel);
     bench.peak = best_rate(peak_flops_per_s);
     bench.peak_bf16 = best_rate(bf16_rate);
     bench.bandwidth = measure_bandwidth();
@@ -420,7 +422,6 @@ int main(int argc, char** argv) {
     bench_rows(&bench, 1024);
     bench_classifier(&bench, 256);
     bench_update(&bench);
-    matmul_bf16_close(&bench.bf16);
-    matmul_close(&bench.matmul);
+    memory_close(&memory);
     return 0;
 }

@@ -28,6 +28,7 @@ sides can leave and take them so, in the memory of as many floats (qkv_bf16.h):
 #include <stddef.h>
 #include <stdint.h>
 
+#include "llmc/base/memory.h"
 #include "llmc/ops/attention.h"
 #include "llmc/bf16/tile_kernels.h"
 
@@ -58,19 +59,13 @@ typedef struct {
 typedef struct {
     Bf16Kernel kernel;
     AttentionBf16Scratch_* of_thread;
-    uint32_t* memory;
     int T, HS;
 } AttentionBf16Scratch;
 
 // ---- memory ----
 
-// What attention_bf16_open allocates.
-size_t attention_bf16_scratch_bytes(int T, int HS);
-
-// Scratch for sequences up to T and heads of size HS.
-void attention_bf16_open(AttentionBf16Scratch* scratch, Bf16Kernel kernel, int T, int HS);
-
-void attention_bf16_close(AttentionBf16Scratch* scratch);
+// Takes scratch for sequences up to T and heads of size HS.
+void attention_bf16_open(AttentionBf16Scratch* scratch, Memory* memory, Bf16Kernel kernel, int T, int HS);
 
 // ---- a head ----
 
@@ -120,13 +115,7 @@ typedef struct {
     AttentionBf16Scratch bf16;
 } Attention;
 
-static inline size_t attention_either_bytes(int is_bf16, int T, int HS) {
-    return attention_scratch_bytes(T, HS) + (is_bf16 ? attention_bf16_scratch_bytes(T, HS) : 0);
-}
-
-void attention_either_open(Attention* a, int is_bf16, int T, int HS);
-
-void attention_either_close(Attention* a);
+void attention_either_open(Attention* a, Memory* memory, int is_bf16, int T, int HS);
 
 void attention_either_forward_cpu(float* out, float* lse, const float* qkv, const int* starts,
                                   AttentionSizes sizes, Attention* a);
@@ -143,7 +132,6 @@ void attention_either_backward_cpu(float* dqkv, const float* dout, const float* 
 #include <assert.h>
 #include <math.h>
 
-#include "llmc/base/check.h"
 #include "llmc/base/sizes.h"
 #include "llmc/base/threads.h"
 #include "llmc/base/vec.h"
@@ -185,28 +173,18 @@ static size_t attention_bf16_words_(int T, int HS) {
     return attention_bf16_place_(&s, somewhere, T, HS);
 }
 
-size_t attention_bf16_scratch_bytes(int T, int HS) {
-    return (size_t)threads_max() *
-           (attention_bf16_words_(T, HS) * sizeof(uint32_t) + sizeof(AttentionBf16Scratch_));
-}
-
-void attention_bf16_open(AttentionBf16Scratch* scratch, Bf16Kernel kernel, int T, int HS) {
-    const size_t words = attention_bf16_words_(T, HS);
-    const int threads = threads_max();
+void attention_bf16_open(AttentionBf16Scratch* scratch, Memory* memory, Bf16Kernel kernel, int T, int HS) {
+    const size_t words = attention_bf16_words_(T, HS), threads = (size_t)threads_max();
+    uint32_t* at = (uint32_t*)memory_take(memory, "scratch: attention", MEMORY_DEVICE,
+                                          words * threads * sizeof(uint32_t));
     scratch->kernel = kernel;
     scratch->T = T;
     scratch->HS = HS;
-    scratch->memory = (uint32_t*)check_alloc(words * threads, sizeof(uint32_t), "attention: scratch");
-    scratch->of_thread =
-        (AttentionBf16Scratch_*)check_alloc(threads, sizeof(AttentionBf16Scratch_), "attention: scratch");
-    for (int i = 0; i < threads; i++) {
-        attention_bf16_place_(&scratch->of_thread[i], scratch->memory + i * words, T, HS);
+    scratch->of_thread = (AttentionBf16Scratch_*)memory_take(memory, "scratch: attention", MEMORY_DEVICE,
+                                                             threads * sizeof(AttentionBf16Scratch_));
+    for (size_t i = 0; i < threads && at; i++) {
+        attention_bf16_place_(&scratch->of_thread[i], at + i * words, T, HS);
     }
-}
-
-void attention_bf16_close(AttentionBf16Scratch* scratch) {
-    free(scratch->of_thread);
-    free(scratch->memory);
 }
 
 // What a pass over all heads reads and sets, as in attention.h: q, k and v in fp32 or packed, as are their gradients.
@@ -805,19 +783,12 @@ void attention_bf16_packed_backward_cpu(AttentionBf16Gradient dqkv, const float*
     attention_bf16_backward_(&pass, scratch);
 }
 
-void attention_either_open(Attention* a, int is_bf16, int T, int HS) {
+void attention_either_open(Attention* a, Memory* memory, int is_bf16, int T, int HS) {
     a->is_bf16 = is_bf16;
-    attention_open(&a->fp32, T, HS);
+    attention_open(&a->fp32, memory, T, HS);
     if (is_bf16) {
-        attention_bf16_open(&a->bf16, bf16_kernel(), T, HS);
+        attention_bf16_open(&a->bf16, memory, bf16_kernel(), T, HS);
     }
-}
-
-void attention_either_close(Attention* a) {
-    if (a->is_bf16) {
-        attention_bf16_close(&a->bf16);
-    }
-    attention_close(&a->fp32);
 }
 
 void attention_either_forward_cpu(float* out, float* lse, const float* qkv, const int* starts,

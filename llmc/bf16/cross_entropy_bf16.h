@@ -29,6 +29,7 @@ Words are entries of the vocabulary. Results do not depend on the number of thre
 #include <stddef.h>
 #include <stdint.h>
 
+#include "llmc/base/memory.h"
 #include "llmc/base/sizes.h"
 #include "llmc/ops/gradient.h"
 #include "llmc/bf16/matmul_bf16.h"
@@ -68,13 +69,10 @@ static inline int cross_entropy_bf16_tokens(int lent, int N, int C) {
     return N <= int_min(MATMUL_BF16_IN_OUT, 2 * C) ? int_max(N, lent) : lent;
 }
 
-// What cross_entropy_bf16_open allocates.
-size_t cross_entropy_bf16_scratch_bytes(int lent, int N, int C, int Vp);
-
-// For batches of up to N tokens. `memory` (cross_entropy_bf16_rows(lent), Vp) is the caller's, who may use it between passes.
-void cross_entropy_bf16_open(CrossEntropyBf16Scratch* s, void* memory, int lent, int N, int C, int Vp);
-
-static inline void cross_entropy_bf16_close(CrossEntropyBf16Scratch* s) { free(s->inp); }
+// For batches of up to N tokens. `logits` (cross_entropy_bf16_rows(lent), Vp) are the caller's, who may
+// use them between passes.
+void cross_entropy_bf16_open(CrossEntropyBf16Scratch* s, Memory* memory, void* logits, int lent, int N, int C,
+                             int Vp);
 
 // ---- tiles of logits ----
 
@@ -107,7 +105,6 @@ void cross_entropy_bf16_gradients_cpu(float* loss, float* dinp, float* dwte, con
 
 #include <math.h>
 
-#include "llmc/base/check.h"
 #include "llmc/base/vec.h"
 #include "llmc/ops/cross_entropy.h"
 
@@ -127,19 +124,18 @@ static size_t cross_entropy_bf16_place_(CrossEntropyBf16Scratch* s, uint32_t* me
     return (size_t)(s->target + all - (float*)(void*)memory);
 }
 
-size_t cross_entropy_bf16_scratch_bytes(int lent, int N, int C, int Vp) {
-    CrossEntropyBf16Scratch s;
-    uint32_t* somewhere = (uint32_t*)(void*)&s;
-    return cross_entropy_bf16_place_(&s, somewhere, cross_entropy_bf16_tokens(lent, N, C), C, Vp) *
-           sizeof(float);
-}
-
-void cross_entropy_bf16_open(CrossEntropyBf16Scratch* s, void* memory, int lent, int N, int C, int Vp) {
-    const size_t bytes = cross_entropy_bf16_scratch_bytes(lent, N, C, Vp);
-    cross_entropy_bf16_place_(s, (uint32_t*)check_alloc_unset(bytes, 1, "classifier: scratch"),
-                              cross_entropy_bf16_tokens(lent, N, C), C, Vp);
+void cross_entropy_bf16_open(CrossEntropyBf16Scratch* s, Memory* memory, void* logits, int lent, int N, int C,
+                             int Vp) {
+    const int tokens = cross_entropy_bf16_tokens(lent, N, C);
+    uint32_t* somewhere = (uint32_t*)(void*)s;
+    const size_t words = cross_entropy_bf16_place_(s, somewhere, tokens, C, Vp);
+    void* scratch =
+        memory_take_unset(memory, "scratch: cross-entropy", MEMORY_DEVICE, words * sizeof(uint32_t));
+    if (scratch) {
+        cross_entropy_bf16_place_(s, (uint32_t*)scratch, tokens, C, Vp);
+    }
     s->lent = lent;
-    s->memory = (uint32_t*)memory;
+    s->memory = (uint32_t*)logits;
 }
 
 // Some tokens of it, and a chunk of words.

@@ -25,6 +25,7 @@ in their order, MATMUL_BF16_PART_PANELS at a time.
 #include <stddef.h>
 #include <stdint.h>
 
+#include "llmc/base/memory.h"
 #include "llmc/base/sizes.h"
 #include "llmc/bf16/tile_kernels.h"
 #include "llmc/ops/gradient.h"
@@ -62,13 +63,8 @@ static inline size_t matmul_bf16_pairs(int lines, int k) {
     return (size_t)int_ceil_div(lines, BF16_TILE) * bf16_steps(k) * BF16_STEP_PAIRS;
 }
 
-// What matmul_bf16_open allocates, for as many threads as the next parallel region would have.
-size_t matmul_bf16_scratch_bytes(void);
-
-// One allocation, large enough for huge pages.
-void matmul_bf16_open(MatmulBf16Scratch* scratch, Bf16Kernel kernel);
-
-static inline void matmul_bf16_close(MatmulBf16Scratch* scratch) { free(scratch->right); }
+// For as many threads as the next parallel region would have. One block, large enough for huge pages.
+void matmul_bf16_open(MatmulBf16Scratch* scratch, Memory* memory, Bf16Kernel kernel);
 
 // A factor: a matrix, or the whole of it packed, its tiles of 32 rows (left) or columns (right) `tile` pairs apart.
 typedef struct {
@@ -161,7 +157,6 @@ void matmul_bf16_backward_weight_cpu(float* dweight, float* dbias, const float* 
 
 #include <assert.h>
 
-#include "llmc/base/check.h"
 #include "llmc/base/threads.h"
 
 static size_t matmul_bf16_left_(int threads) {
@@ -178,20 +173,19 @@ static size_t matmul_bf16_sums_(int threads) {
     return (size_t)threads * MATMUL_BF16_SUMS * BF16_TILE * BF16_TILE;
 }
 
-size_t matmul_bf16_scratch_bytes(void) {
+void matmul_bf16_open(MatmulBf16Scratch* scratch, Memory* memory, Bf16Kernel kernel) {
     const int threads = threads_max();
-    return (matmul_bf16_left_(threads) + matmul_bf16_right_() + matmul_bf16_tiles_(threads) +
-            matmul_bf16_sums_(threads)) *
-           sizeof(uint32_t);
-}
-
-void matmul_bf16_open(MatmulBf16Scratch* scratch, Bf16Kernel kernel) {
+    const size_t right = matmul_bf16_right_(), left = matmul_bf16_left_(threads),
+                 tiles = matmul_bf16_tiles_(threads), sums = matmul_bf16_sums_(threads);
     scratch->kernel = kernel;
-    scratch->threads = threads_max();
-    scratch->right = (uint32_t*)check_alloc_unset(matmul_bf16_scratch_bytes(), 1, "matmul: packed factors");
-    scratch->left = scratch->right + matmul_bf16_right_();
-    scratch->tiles = (float*)(void*)(scratch->left + matmul_bf16_left_(scratch->threads));
-    scratch->sums = scratch->tiles + matmul_bf16_tiles_(scratch->threads);
+    scratch->threads = threads;
+    scratch->right = (uint32_t*)memory_take_unset(memory, "scratch: packed factors of matmul", MEMORY_DEVICE,
+                                                  (right + left + tiles + sums) * sizeof(uint32_t));
+    if (scratch->right) {
+        scratch->left = scratch->right + right;
+        scratch->tiles = (float*)(void*)(scratch->left + left);
+        scratch->sums = scratch->tiles + tiles;
+    }
 }
 
 size_t matmul_bf16_tile_at(int M, int row, int col) {

@@ -16,6 +16,7 @@ every pointer into device memory is an argument of its kernel.
 #include <cuda_runtime.h>
 
 #include "llmc/base/check.h"
+#include "llmc/base/memory.h"
 
 // The architecture that is compiled for, as the Makefile knows it. Host and kernels share sizes of
 // tiles and blocks that depend on it.
@@ -186,6 +187,14 @@ static inline void gpu_free(void* memory) {
         gpu_count_(memory, NULL, 0); // what it does not know, cudaFree takes or refuses
         CUDA_CHECK(cudaFree(memory));
     }
+}
+
+// A ledger of memory of the GPU, pinned memory and memory of the host.
+static inline Memory memory_on_gpu(void) {
+    static const MemoryAllocator gpu[] = {{gpu_alloc, gpu_alloc, gpu_free},
+                                          {check_alloc, check_alloc_unset, free},
+                                          {gpu_alloc_pinned, gpu_alloc_pinned, gpu_free_pinned}};
+    return memory_of(gpu);
 }
 
 // Copies between the GPU and the host, and waits.

@@ -13,7 +13,7 @@ The matrices themselves stay fp32. Whoever changes them packs them again; until 
 #include <stddef.h>
 #include <stdint.h>
 
-#include "llmc/base/check.h"
+#include "llmc/base/memory.h"
 #include "llmc/model/model.h"
 #include "llmc/bf16/matmul_bf16.h"
 #include "llmc/layers/q8_weights.h"
@@ -47,24 +47,15 @@ static inline size_t bf16_weights_place_(Bf16Weights* w) {
     return at * sizeof(uint32_t);
 }
 
-static inline size_t bf16_weights_bytes(ModelConfig cfg, int kinds) {
-    TensorRow rows[MODEL_PARAMETER_ROWS];
-    Bf16Weights w = {rows, NULL, kinds, NULL, {{0}}, NULL};
-    model_parameter_rows(rows, cfg);
-    return bf16_weights_place_(&w);
-}
-
 // For parameters in fp32 that are laid out by `rows`; both stay the caller's.
-static inline void bf16_weights_open(Bf16Weights* w, const TensorRow* rows, void* params, int kinds,
-                                     Bf16Pack pack) {
+static inline void bf16_weights_open(Bf16Weights* w, Memory* memory, const TensorRow* rows, void* params,
+                                     int kinds, Bf16Pack pack) {
     w->rows = rows;
     w->params = params;
     w->kinds = kinds;
     w->pack = pack;
-    w->memory = (uint32_t*)check_alloc(bf16_weights_place_(w), 1, "packed weights");
+    w->memory = (uint32_t*)memory_take(memory, "packed in bf16", MEMORY_DEVICE, bf16_weights_place_(w));
 }
-
-static inline void bf16_weights_close(Bf16Weights* w) { free(w->memory); }
 
 static inline uint32_t* bf16_weights_at_(const Bf16Weights* w, int row, int layer, int kind) {
     return w->memory + w->at[row][kind] + layer * bf16_weights_pairs_(&w->rows[row], kind);

@@ -15,6 +15,7 @@ for the few rows of a step of generation. The backward pass is that of matmul.h.
 #ifndef LLMC_LINEAR_H
 #define LLMC_LINEAR_H
 
+#include "llmc/base/memory.h"
 #include "llmc/base/enum_words.h"
 #include "llmc/ops/embedding.h"
 #include "llmc/model/model.h"
@@ -41,26 +42,22 @@ typedef struct {
     Bf16Weights packed;
 } Linear;
 
-// What linear_open allocates.
-static inline size_t linear_scratch_bytes(int is_quantized, size_t N, size_t C) {
-    return matmul_scratch_bytes() + (is_quantized ? quantized_scratch_bytes(N, C) : 0);
-}
-
 // For inputs of up to N rows and C columns.
-static inline void linear_open(Linear* linear, int is_quantized, size_t N, size_t C) {
+static inline void linear_open(Linear* linear, Memory* memory, int is_quantized, size_t N, size_t C) {
     linear->is_quantized = is_quantized;
     linear->is_bf16 = 0;
-    matmul_open(&linear->matmul);
+    matmul_open(&linear->matmul, memory);
     if (is_quantized) {
-        quantized_open(&linear->quantized, N, C);
+        quantized_open(&linear->quantized, memory, N, C);
     }
 }
 
 // Matmuls in bf16, of matrices in fp32 that are laid out by `rows`; `kinds` of copies as bf16_weights.h says.
-static inline void linear_open_bf16(Linear* linear, const TensorRow* rows, void* params, int kinds) {
+static inline void linear_open_bf16(Linear* linear, Memory* memory, const TensorRow* rows, void* params,
+                                    int kinds) {
     linear->is_bf16 = 1;
-    matmul_bf16_open(&linear->bf16, bf16_kernel());
-    bf16_weights_open(&linear->packed, rows, params, kinds, linear->bf16.kernel.pack_away);
+    matmul_bf16_open(&linear->bf16, memory, bf16_kernel());
+    bf16_weights_open(&linear->packed, memory, rows, params, kinds, linear->bf16.kernel.pack_away);
 }
 
 // After every change of the matrices.
@@ -78,17 +75,6 @@ static inline int linear_packs(const Linear* linear, int row) {
 // The copy of a matrix for matmuls in bf16, or NULL.
 static inline const uint32_t* linear_packed(const Linear* linear, const float* weight, PackedFor kind) {
     return (int)kind < linear->packed.kinds ? bf16_weights_find(&linear->packed, weight, kind) : NULL;
-}
-
-static inline void linear_close(Linear* linear) {
-    if (linear->is_bf16) {
-        bf16_weights_close(&linear->packed);
-        matmul_bf16_close(&linear->bf16);
-    }
-    if (linear->is_quantized) {
-        quantized_close(&linear->quantized);
-    }
-    matmul_close(&linear->matmul);
 }
 
 static inline void linear_forward_cpu(float* out, const float* inp, const float* weight, const float* bias,

@@ -163,10 +163,10 @@ static inline size_t tensor_place_groups(TensorRow* rows, int count, int copies,
     return array_bytes(blocks + (size_t)copies * block, bytes);
 }
 
-// Points every member of `pointers` (a ModelParameters or ModelActivations) at its tensor in `memory`.
+// Points every member of `pointers` (a ModelParameters or ModelActivations) at its tensor in `memory`; NULL: at nothing.
 static inline void tensor_rows_bind(void* pointers, const TensorRow* rows, int count, void* memory) {
     for (int i = 0; i < count; i++) {
-        char* tensor = (char*)memory + rows[i].offset_bytes;
+        char* tensor = memory ? (char*)memory + rows[i].offset_bytes : NULL;
         memcpy((char*)pointers + rows[i].member, &tensor, sizeof(tensor));
     }
 }

@@ -37,6 +37,7 @@ the queries in qkv (R, 3, NH, HS), row r being token positions[r] of text r, who
 #include <assert.h>
 #include <math.h>
 
+#include "llmc/base/memory.h"
 #include "llmc/base/sizes.h"
 #include "llmc/base/vec.h"
 #include "llmc/ops/gradient.h"
@@ -75,17 +76,12 @@ typedef struct {
 
 typedef struct {
     AttentionScratch_* of_thread;
-    float* memory;
     int T, HS;
 } AttentionScratch;
 
-// Scratch for sequences up to T and heads of size HS, for as many threads as the next parallel region
-// would have.
-size_t attention_scratch_bytes(int T, int HS);
-
-void attention_open(AttentionScratch* scratch, int T, int HS);
-
-void attention_close(AttentionScratch* scratch);
+// Takes scratch for sequences up to T and heads of size HS, for as many threads as the next parallel
+// region would have.
+void attention_open(AttentionScratch* scratch, Memory* memory, int T, int HS);
 
 // Multiply-adds of the causal half, times two: q k^T and p v; backward s again, dp, dv, dq and dk.
 static inline double attention_flops(double B, double T, double C) { return 2 * B * T * T * C; }
@@ -271,8 +267,6 @@ void attention_cached_cpu(float* out, const float* qkv, const int* positions, in
 
 #ifdef ATTENTION_IMPLEMENTATION
 
-#include "llmc/base/check.h"
-
 enum { ATTENTION_PARTS_ = 9 }; // of AttentionScratch_
 
 // Sets the floats of each part, in its order; returns those of all.
@@ -290,23 +284,15 @@ static size_t attention_parts_(size_t sizes[ATTENTION_PARTS_], int T, int HS) {
     return sum;
 }
 
-size_t attention_scratch_bytes(int T, int HS) {
+void attention_open(AttentionScratch* scratch, Memory* memory, int T, int HS) {
     size_t sizes[ATTENTION_PARTS_];
-    return (size_t)threads_max() *
-           (attention_parts_(sizes, T, HS) * sizeof(float) + sizeof(AttentionScratch_));
-}
-
-void attention_open(AttentionScratch* scratch, int T, int HS) {
-    size_t sizes[ATTENTION_PARTS_];
-    const size_t per_thread = attention_parts_(sizes, T, HS);
-    const int threads = threads_max();
+    const size_t threads = (size_t)threads_max(), floats = threads * attention_parts_(sizes, T, HS);
+    float* at = (float*)memory_take(memory, "scratch: attention", MEMORY_DEVICE, floats * sizeof(float));
     scratch->T = T;
     scratch->HS = HS;
-    scratch->memory = (float*)check_alloc(per_thread * threads, sizeof(float), "attention: scratch");
-    scratch->of_thread =
-        (AttentionScratch_*)check_alloc(threads, sizeof(AttentionScratch_), "attention: scratch");
-    float* at = scratch->memory;
-    for (int i = 0; i < threads; i++) {
+    scratch->of_thread = (AttentionScratch_*)memory_take(memory, "scratch: attention", MEMORY_DEVICE,
+                                                         threads * sizeof(AttentionScratch_));
+    for (size_t i = 0; i < threads && at; i++) {
         AttentionScratch_* s = &scratch->of_thread[i];
         float** const parts[ATTENTION_PARTS_] = {&s->k_by_key, &s->v_by_key, &s->k_by_dim,
                                                  &s->v_by_dim, &s->q_block,  &s->dout_block,
@@ -316,11 +302,6 @@ void attention_open(AttentionScratch* scratch, int T, int HS) {
             at += sizes[j];
         }
     }
-}
-
-void attention_close(AttentionScratch* scratch) {
-    free(scratch->memory);
-    free(scratch->of_thread);
 }
 
 // Packs the T rows of one head (row stride 3C) for products over the head's dimensions (k_by_key, v_by_key).

@@ -29,6 +29,7 @@ Every result is one sum over k in the same order whatever the number of threads,
 #include <assert.h>
 #include <stddef.h>
 
+#include "llmc/base/memory.h"
 #include "llmc/base/check.h"
 #include "llmc/base/sizes.h"
 #include "llmc/base/threads.h"
@@ -94,15 +95,11 @@ static inline size_t matmul_scratch_floats_(void) {
 }
 
 // For as many threads as the next parallel region would have.
-static inline size_t matmul_scratch_bytes(void) {
-    return (size_t)threads_max() * matmul_scratch_floats_() * sizeof(float);
+static inline void matmul_open(MatmulScratch* scratch, Memory* memory) {
+    const size_t floats = (size_t)threads_max() * matmul_scratch_floats_();
+    scratch->memory = (float*)memory_take(memory, "scratch: packed blocks of matmul", MEMORY_DEVICE,
+                                          floats * sizeof(float));
 }
-
-static inline void matmul_open(MatmulScratch* scratch) {
-    scratch->memory = (float*)check_alloc(matmul_scratch_bytes(), 1, "matmul: packed blocks");
-}
-
-static inline void matmul_close(MatmulScratch* scratch) { free(scratch->memory); }
 
 // ---- packing ----
 

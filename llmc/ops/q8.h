@@ -27,7 +27,7 @@ q8_amx.h instead.
 #include <stdlib.h>
 #include <string.h>
 
-#include "llmc/base/check.h"
+#include "llmc/base/memory.h"
 #include "llmc/base/float16.h"
 #include "llmc/base/sizes.h"
 #include "llmc/base/threads.h"
@@ -162,26 +162,22 @@ static inline size_t quantized_panels_bytes_(QuantizedTileKernel tile, size_t C)
     return tile.product ? (size_t)threads_max() * C / QUANTIZED_BLOCK * sizeof(QuantizedPanelBlock) : 0;
 }
 
-// What quantized_open allocates.
-static inline size_t quantized_scratch_bytes(size_t N, size_t C) {
-    return quantized_rows_bytes(N, C) + quantized_panels_bytes_(quantized_tile_kernel(), C);
-}
-
-static inline void quantized_open_(QuantizedScratch* scratch, QuantizedTileKernel tile, size_t N, size_t C) {
+static inline void quantized_open_(QuantizedScratch* scratch, Memory* memory, QuantizedTileKernel tile,
+                                   size_t N, size_t C) {
     const size_t panels = quantized_panels_bytes_(tile, C);
     scratch->product = quantized_kernel().product;
     scratch->tile = tile;
-    scratch->rows = check_alloc(quantized_rows_bytes(N, C), 1, "inputs in 8 bits");
+    scratch->rows =
+        memory_take(memory, "scratch: inputs in 8 bits", MEMORY_DEVICE, quantized_rows_bytes(N, C));
     scratch->panel_blocks = C / QUANTIZED_BLOCK;
-    scratch->panels = panels ? (QuantizedPanelBlock*)check_alloc(panels, 1, "panels in 8 bits") : NULL;
+    scratch->panels =
+        (QuantizedPanelBlock*)memory_take(memory, "scratch: panels in 8 bits", MEMORY_DEVICE, panels);
 }
 
 // For inputs of up to N rows of C numbers.
-static inline void quantized_open(QuantizedScratch* scratch, size_t N, size_t C) {
-    quantized_open_(scratch, quantized_tile_kernel(), N, C);
+static inline void quantized_open(QuantizedScratch* scratch, Memory* memory, size_t N, size_t C) {
+    quantized_open_(scratch, memory, quantized_tile_kernel(), N, C);
 }
-
-void quantized_close(QuantizedScratch* scratch);
 
 // That a product reads.
 static inline double quantized_bytes(double C, double OC) {
@@ -466,11 +462,6 @@ static void quantized_by_rows_(const QuantizedLayer_* layer, const QuantizedScra
     for (int i = 0; i < run; i += QUANTIZED_CHUNK_) {
         quantized_chunk_(layer, i, int_min(i + QUANTIZED_CHUNK_, run), scratch->product);
     }
-}
-
-void quantized_close(QuantizedScratch* scratch) {
-    free(scratch->panels);
-    free(scratch->rows);
 }
 
 void q8_matmul_cpu(float* out, const float* inp, const QuantizedBlock* weight, const float* bias, int N,

@@ -23,6 +23,7 @@ State starts as zeros. The padding stays zero: an update of zeros leaves zeros.
 #include <stddef.h>
 #include <string.h>
 
+#include "llmc/base/memory.h"
 #include "llmc/base/enum_words.h"
 #include "llmc/optim/adafactor.h"
 #include "llmc/optim/adamw.h"
@@ -192,6 +193,9 @@ size_t state_slot_room(const StateSlot* slot);
 
 // Places all of it; the bytes of one allocation that holds it are s->bytes.
 void optimizer_state_open(OptimizerState* s, Optimizer optimizer, const ZeroPlan* zero, ModelConfig cfg);
+
+// Takes one block for all state, on the device; each slot is a kind.
+void* optimizer_state_take(const OptimizerState* s, Memory* memory);
 
 // Bytes of the state in files.
 double optimizer_saved_bytes(Optimizer optimizer, ModelConfig cfg);
@@ -453,6 +457,13 @@ void optimizer_state_open(OptimizerState* s, Optimizer optimizer, const ZeroPlan
         s->bytes = state_place_slot_(s, slot, zero, s->bytes);
         s->saved_bytes = s->slots[slot].name ? s->bytes : s->saved_bytes;
     }
+}
+
+void* optimizer_state_take(const OptimizerState* s, Memory* memory) {
+    for (int slot = 0; slot < STATE_SLOTS; slot++) {
+        memory_count(memory, s->slots[slot].label, MEMORY_DEVICE, state_slot_room(&s->slots[slot]));
+    }
+    return memory_allocate(memory, "optimizer state", MEMORY_DEVICE, s->bytes);
 }
 
 double optimizer_saved_bytes(Optimizer optimizer, ModelConfig cfg) {

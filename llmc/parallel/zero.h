@@ -42,6 +42,7 @@ Rajbhandari et al., "ZeRO: memory optimizations toward training trillion paramet
 #include <stdint.h>
 #include <string.h>
 
+#include "llmc/base/memory.h"
 #include "llmc/base/wide_sum.h"
 #include "llmc/ops/gradient_norm.h"
 #include "llmc/comm/comm.h"
@@ -300,14 +301,12 @@ typedef struct {
 // Elements of the gradients that a backward pass writes to; if blocks take turns, of `blocks` of them at a time.
 size_t zero_grads_elements(const ZeroPlan* plan, int blocks);
 
-// What zero_open_cpu allocates.
-size_t zero_bytes_cpu(const ZeroPlan* plan, ModelConfig cfg);
+// `rows` are of the full arrays; params and grads are the trainer's, zero-filled. Collective, unless the
+// ledger is dry.
+void zero_open_cpu(Zero* z, Memory* memory, ZeroPlan plan, ModelConfig cfg, const TensorRow* rows,
+                   float* params, float* grads, Comm* comm);
 
-// `rows` are of the full arrays; params and grads are the trainer's, zero-filled. Collective.
-void zero_open_cpu(Zero* z, ZeroPlan plan, ModelConfig cfg, const TensorRow* rows, float* params,
-                   float* grads, Comm* comm);
-
-void zero_close_cpu(Zero* z);
+static inline void zero_close_cpu(Zero* z) { group_close(&z->group); }
 
 // Gradients of group g, as the backward pass left them.
 static inline float* zero_group_grads_(const Zero* z, int g) {
@@ -361,8 +360,6 @@ void zero_gather_parameters_cpu(Zero* z);
 
 #include <assert.h>
 #include <stdlib.h>
-
-#include "llmc/base/check.h"
 
 void zero_gradient_rows(TensorRow rows[MODEL_PARAMETER_ROWS], const ZeroPlan* plan, ModelConfig cfg,
                         size_t element_bytes) {
@@ -548,37 +545,26 @@ static size_t zero_piece_elements_cpu_(const ZeroPlan* plan) {
     return plan->size > 1 ? zero_largest_gradient(plan) : 0;
 }
 
-size_t zero_bytes_cpu(const ZeroPlan* plan, ModelConfig cfg) {
-    return (zero_shard_elements_cpu_(plan) + zero_piece_elements_cpu_(plan)) * sizeof(float) +
-           (size_t)zero_max_ranges(cfg) * sizeof(ZeroRange);
-}
-
-void zero_open_cpu(Zero* z, ZeroPlan plan, ModelConfig cfg, const TensorRow* rows, float* params,
-                   float* grads, Comm* comm) {
+void zero_open_cpu(Zero* z, Memory* memory, ZeroPlan plan, ModelConfig cfg, const TensorRow* rows,
+                   float* params, float* grads, Comm* comm) {
+    const size_t shard = zero_shard_elements_cpu_(&plan) * sizeof(float),
+                 pieces = zero_piece_elements_cpu_(&plan) * sizeof(float),
+                 ranges = (size_t)zero_max_ranges(cfg) * sizeof(ZeroRange);
     memset(z, 0, sizeof(*z));
     z->plan = plan;
     z->params = params;
     z->grads = z->shard = grads;
-    z->ranges =
-        (ZeroRange*)check_alloc((size_t)zero_max_ranges(cfg), sizeof(ZeroRange), "ranges of parameters");
-    z->num_ranges = zero_ranges(&plan, rows, cfg, z->ranges);
-    group_open(&z->group, comm, 0, plan.rank);
-    const size_t shard = zero_shard_elements_cpu_(&plan), pieces = zero_piece_elements_cpu_(&plan);
     if (shard > 0) {
-        z->shard = (float*)check_alloc(shard, sizeof(float), "shard of the gradient");
+        z->shard = (float*)memory_take(memory, "gradients: shard", MEMORY_DEVICE, shard);
     }
     if (pieces > 0) {
-        z->pieces = (float*)check_alloc(pieces, sizeof(float), "pieces of the gradient");
+        z->pieces = (float*)memory_take(memory, "gradients: pieces", MEMORY_DEVICE, pieces);
     }
-}
-
-void zero_close_cpu(Zero* z) {
-    group_close(&z->group);
-    free(z->pieces);
-    if (z->shard != z->grads) {
-        free(z->shard);
+    z->ranges = (ZeroRange*)memory_take(memory, "scratch: ranges of parameters", MEMORY_DEVICE, ranges);
+    if (!memory_is_dry(memory)) {
+        z->num_ranges = zero_ranges(&plan, rows, cfg, z->ranges);
+        group_open(&z->group, comm, 0, plan.rank);
     }
-    free(z->ranges);
 }
 
 // Adds all processes' gradients of group g to the shard.

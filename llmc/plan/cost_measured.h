@@ -10,6 +10,7 @@ does meanwhile counts, too.
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "llmc/base/memory.h"
 #include "llmc/optim/adamw.h"
 #include "llmc/ops/attention.h"
 #include "llmc/bf16/attention_bf16.h"
@@ -100,9 +101,10 @@ static inline double rates_of_matmuls_(Rates_* r) {
     double flops;
     rates_set_rows_(r, r->N < 256 ? r->N : 256, C);
     r->cols = C < 1024 ? 4 * C : RATES_ELEMENTS_ / C;
-    matmul_open(&r->matmul);
+    Memory memory = memory_on_host();
+    matmul_open(&r->matmul, &memory);
     if (r->is_bf16) {
-        matmul_bf16_open(&r->bf16, bf16_kernel());
+        matmul_bf16_open(&r->bf16, &memory, bf16_kernel());
         r->forward = rates_packed_(matmul_bf16_forward_weight(r->c, C), C, r->cols);
         r->backward = rates_packed_(matmul_bf16_backward_weight(r->c, C), r->cols, C);
     }
@@ -110,9 +112,8 @@ static inline double rates_of_matmuls_(Rates_* r) {
     if (r->is_bf16) {
         free(r->forward);
         free(r->backward);
-        matmul_bf16_close(&r->bf16);
     }
-    matmul_close(&r->matmul);
+    memory_close(&memory);
     return flops;
 }
 
@@ -135,9 +136,10 @@ static inline double rates_of_attention_(Rates_* r) {
     enum { MOST = 4096 };
     rates_set_rows_(r, (size_t)(r->T < MOST ? r->T : MOST), 3 * r->HS);
     const AttentionSizes sizes = rates_attention_sizes_(r);
-    attention_either_open(&r->attention, r->is_bf16, r->rows, r->HS);
+    Memory memory = memory_on_host();
+    attention_either_open(&r->attention, &memory, r->is_bf16, r->rows, r->HS);
     const double s = rates_time_s_(rates_attention_, r, RATES_ELEMENTS_);
-    attention_either_close(&r->attention);
+    memory_close(&memory);
     return (attention_flops(1, sizes.T, sizes.C) + attention_backward_flops(1, sizes.T, sizes.C)) / s;
 }
 

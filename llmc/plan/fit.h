@@ -15,12 +15,13 @@ needs:   the sizes of batches are decided
 #include <stdio.h>
 
 #include "llmc/base/check.h"
+#include "llmc/base/memory.h"
 #include "llmc/model/model.h"
 #include "llmc/setup/options.h"
 #include "llmc/plan/plan.h"
 
-// Sets the list of what a run with these options allocates.
-typedef void (*FitPlan)(PlanMemory plan[PLAN_KINDS], ModelConfig cfg, const Options* options);
+// Counts what a run with these options takes in a dry ledger.
+typedef void (*FitPlan)(Memory* memory, ModelConfig cfg, const Options* options);
 
 typedef struct {
     FitPlan plan;
@@ -36,9 +37,9 @@ typedef struct {
 
 // Of one process.
 static inline double fit_update_s(ModelConfig cfg, const Options* o, const FitDevice* device) {
-    PlanMemory plan[PLAN_KINDS];
-    device->plan(plan, cfg, o);
-    const CostUpdate update = plan_update(cfg, o, &device->speed, plan);
+    Memory memory = memory_dry();
+    device->plan(&memory, cfg, o);
+    const CostUpdate update = plan_update(cfg, o, &device->speed, &memory);
     return cost_total_s(&update);
 }
 
@@ -96,13 +97,13 @@ static inline int fit_divisors_(int n) {
 // Prints a try; returns whether it fits.
 static inline int fit_takes_(FILE* file, const FitTry_* t, ModelConfig cfg, const FitDevice* device) {
     const Options* o = &t->options;
-    PlanMemory plan[PLAN_KINDS];
-    device->plan(plan, cfg, o);
-    const int fits =
-        plan_bytes(plan) <= device->limit && plan_bytes_at(plan, PLAN_HOST) <= device->host_limit;
+    Memory memory = memory_dry();
+    device->plan(&memory, cfg, o);
+    const size_t bytes = memory_bytes(&memory, MEMORY_DEVICE);
+    const int fits = bytes <= device->limit && memory_bytes(&memory, MEMORY_HOST) <= device->host_limit;
     fprintf(file, "fit: --batch %d --recompute %s%s: %.1f MiB, %.3g s: %s\n", o->batch,
             model_recompute_word(o->recompute), o->offload_optimizer ? " --offload-optimizer host" : "",
-            (double)plan_bytes(plan) / (1 << 20), t->update_s, fits ? "fits" : "too much");
+            (double)bytes / (1 << 20), t->update_s, fits ? "fits" : "too much");
     return fits;
 }
 

@@ -96,34 +96,33 @@ static inline ZeroPlan planned_zero(ModelConfig cfg, const Options* o) {
 }
 
 // What is between the chunks of the optimizer's state, and what they pass through.
-static inline void memory_add_chunks_(PlanMemory plan[PLAN_KINDS], const OptimizerState* state,
-                                      const ZeroPlan* zero, PlanPlace place) {
+static inline void memory_add_chunks_(Memory* memory, const OptimizerState* state, const ZeroPlan* zero,
+                                      MemoryPlace place) {
     OffloadLayout layout;
     offload_layout_open(&layout, state, zero);
-    const PlanMemory places = {"pinned chunks of state", offload_places_bytes(&layout), PLAN_HOST, 0, 0};
-    PlanMemory gaps = {"gaps between chunks", layout.bytes, place, 0, 0};
+    size_t gaps = layout.bytes;
     for (int slot = 0; slot < STATE_SLOTS; slot++) {
-        gaps.bytes -= state->slots[slot].bytes;
+        gaps -= state->slots[slot].bytes;
     }
-    plan_add_at(plan, gaps);
-    if (place == PLAN_DISK) {
-        plan_add_at(plan, places);
+    memory_count(memory, "gaps between chunks", place, gaps);
+    if (place == MEMORY_DISK) {
+        memory_count(memory, "pinned chunks of state", MEMORY_HOST, offload_places_bytes(&layout));
     }
-    plan_add(plan, "chunks of state", offload_planned_bytes(&layout));
+    memory_count(memory, "chunks of state", MEMORY_DEVICE, offload_planned_bytes(&layout));
     offload_layout_close(&layout);
 }
 
 // The optimizer's state and master weights, where they are kept.
-static inline void memory_add_optimizer_(PlanMemory plan[PLAN_KINDS], ModelConfig cfg, const ZeroPlan* zero,
+static inline void memory_add_optimizer_(Memory* memory, ModelConfig cfg, const ZeroPlan* zero,
                                          const Options* o) {
-    const PlanPlace place = o->offload_optimizer == OFFLOAD_DISK   ? PLAN_DISK
-                            : o->offload_optimizer == OFFLOAD_HOST ? PLAN_HOST
-                                                                   : PLAN_DEVICE;
+    const MemoryPlace place = o->offload_optimizer == OFFLOAD_DISK   ? MEMORY_DISK
+                              : o->offload_optimizer == OFFLOAD_HOST ? MEMORY_HOST
+                                                                     : MEMORY_DEVICE;
     OptimizerState state;
     planned_state(&state, cfg, zero, o);
-    plan_add_state(plan, &state, place);
-    if (place != PLAN_DEVICE) {
-        memory_add_chunks_(plan, &state, zero, place);
+    plan_add_state(memory, &state, place);
+    if (place != MEMORY_DEVICE) {
+        memory_add_chunks_(memory, &state, zero, place);
     }
 }
 
@@ -150,24 +149,22 @@ static inline double memory_micro_steps_(const Options* o) {
 }
 
 // What --offload-params keeps on the host. Both passes read parameters; the norm and the update read gradients, too.
-static inline void memory_add_slices_(PlanMemory plan[PLAN_KINDS], const ZeroPlan* zero, const Options* o) {
+static inline void memory_add_slices_(Memory* memory, const ZeroPlan* zero, const Options* o) {
     const double m = memory_micro_steps_(o);
     const size_t params = zero_parameter_slice_bytes(zero, DTYPE_OF(floatX)),
                  grads = zero_gradient_slice_bytes(zero);
-    const PlanMemory of_params = {"shard of the parameters", params, PLAN_HOST, 2 * m, 1},
-                     of_grads = {"shard of the gradients", grads, PLAN_HOST, m + 1, m};
     if (o->offload_params) {
-        plan_add_at(plan, of_params);
-        plan_add_at(plan, of_grads);
+        memory_set_moves(memory_count(memory, "shard of the parameters", MEMORY_HOST, params), 2 * m, 1);
+        memory_set_moves(memory_count(memory, "shard of the gradients", MEMORY_HOST, grads), m + 1, m);
     }
 }
 
 // What --offload-residuals keeps on the host.
-static inline void memory_add_residuals_(PlanMemory plan[PLAN_KINDS], ModelConfig cfg, const Options* o) {
+static inline void memory_add_residuals_(Memory* memory, ModelConfig cfg, const Options* o) {
     const size_t layers = o->offload_residuals ? (size_t)offload_residual_layers(cfg.L) : 0;
-    const PlanMemory kind = {"residual stream", layers * planned_residual_bytes(cfg, o), PLAN_HOST,
-                             memory_micro_steps_(o), memory_micro_steps_(o)};
-    plan_add_at(plan, kind);
+    const double m = memory_micro_steps_(o);
+    memory_set_moves(
+        memory_count(memory, "residual stream", MEMORY_HOST, layers * planned_residual_bytes(cfg, o)), m, m);
 }
 
 // What the operations of training need for themselves, and room for batches and results.
@@ -215,61 +212,59 @@ static inline size_t planned_nccl_bytes(const Options* o) {
 }
 
 // Matmuls, generation, and what all runs have on the host.
-static inline void memory_add_common_(PlanMemory plan[PLAN_KINDS], ModelConfig cfg, const Options* o) {
-    const PlanMemory staging = {"staging", memory_staging_(cfg, o), PLAN_HOST, 0, 0};
-    plan_add(plan, "NCCL", planned_nccl_bytes(o));
-    plan_add(plan, "cuBLASLt workspace", memory_workspaces_(cfg, o));
-    plan_add(plan, "expanded matrix", linear_planned_bytes(cfg, o->quantize));
-    plan_add(plan, "texts", decoder_planned_bytes(plan_decode_batch(o), o->seq_len));
-    plan_add_at(plan, staging);
+static inline void memory_add_common_(Memory* memory, ModelConfig cfg, const Options* o) {
+    memory_count(memory, "NCCL", MEMORY_DEVICE, planned_nccl_bytes(o));
+    memory_count(memory, "cuBLASLt workspace", MEMORY_DEVICE, memory_workspaces_(cfg, o));
+    memory_count(memory, "expanded matrix", MEMORY_DEVICE, linear_planned_bytes(cfg, o->quantize));
+    memory_count(memory, "texts", MEMORY_DEVICE, decoder_planned_bytes(plan_decode_batch(o), o->seq_len));
+    memory_count(memory, "staging", MEMORY_HOST, memory_staging_(cfg, o));
 }
 
 // Sets the list of all that model_open allocates, to the byte, the copy of the first save, and what
 // NCCL has; it ends with a name of NULL. Only cuDNN's workspace, where it is used, is an upper
 // bound.
-static inline void memory_plan(PlanMemory plan[PLAN_KINDS], ModelConfig cfg, const Options* o) {
+static inline void memory_plan(Memory* memory, ModelConfig cfg, const Options* o) {
     TensorRow parameters[MODEL_PARAMETER_ROWS], activations[MODEL_ACTIVATION_ROWS];
     const ZeroPlan zero = planned_zero(cfg, o);
     const int trains = !options_only_uses_model(o);
-    plan->name = NULL;
     const int on_gpu = !o->offload_params; // the slices of both
     if (o->quantize) {
-        plan_add(plan, "parameters in 8 bits", quantized_parameter_rows(parameters, cfg, sizeof(floatX)));
+        memory_count(memory, "parameters in 8 bits", MEMORY_DEVICE,
+                     quantized_parameter_rows(parameters, cfg, sizeof(floatX)));
     } else {
-        plan_add(plan, "parameters",
-                 zero_parameter_bytes(&zero, DTYPE_OF(floatX)) +
-                     (on_gpu ? zero_parameter_slice_bytes(&zero, DTYPE_OF(floatX)) : 0));
+        memory_count(memory, "parameters", MEMORY_DEVICE,
+                     zero_parameter_bytes(&zero, DTYPE_OF(floatX)) +
+                         (on_gpu ? zero_parameter_slice_bytes(&zero, DTYPE_OF(floatX)) : 0));
     }
     if (o->recompute == RECOMPUTE_NEVER) {
         const size_t bytes = decoder_activation_rows(activations, cfg, plan_decode_batch(o), o->seq_len);
-        plan_add_text(plan, activations, bytes);
-        memory_add_common_(plan, cfg, o);
+        plan_add_text(memory, activations, bytes);
+        memory_add_common_(memory, cfg, o);
         return;
     }
     if (trains) {
-        plan_add(plan, "gradients",
-                 zero_gradient_bytes(&zero, planned_gradient_dtype(o)) +
-                     (on_gpu ? zero_gradient_slice_bytes(&zero) : 0));
-        memory_add_slices_(plan, &zero, o);
-        memory_add_optimizer_(plan, cfg, &zero, o);
-        memory_add_residuals_(plan, cfg, o);
+        memory_count(memory, "gradients", MEMORY_DEVICE,
+                     zero_gradient_bytes(&zero, planned_gradient_dtype(o)) +
+                         (on_gpu ? zero_gradient_slice_bytes(&zero) : 0));
+        memory_add_slices_(memory, &zero, o);
+        memory_add_optimizer_(memory, cfg, &zero, o);
+        memory_add_residuals_(memory, cfg, o);
     }
-    plan_add(plan, "activations", planned_activations(activations, cfg, o));
-    plan_add(plan, "scratch", memory_scratch_(cfg, &zero, o));
-    memory_add_common_(plan, cfg, o);
+    memory_count(memory, "activations", MEMORY_DEVICE, planned_activations(activations, cfg, o));
+    memory_count(memory, "scratch", MEMORY_DEVICE, memory_scratch_(cfg, &zero, o));
+    memory_add_common_(memory, cfg, o);
     const size_t copy_bytes =
         o->out[0] && trains
             ? checkpoints_bytes(cfg, setup_optimizer(o), &zero, planned_saved_dtype(o), o->model_file_gb)
             : 0;
-    const PlanMemory copy = {"pinned copy to save", copy_bytes, PLAN_HOST, 0, 0};
-    plan_add_at(plan, copy);
+    memory_count(memory, "pinned copy to save", MEMORY_HOST, copy_bytes);
 }
 
 // Of the GPU.
 static inline size_t memory_bytes_(ModelConfig cfg, const Options* options) {
-    PlanMemory memory[PLAN_KINDS];
-    memory_plan(memory, cfg, options);
-    return plan_bytes(memory);
+    Memory memory = memory_dry();
+    memory_plan(&memory, cfg, options);
+    return memory_bytes(&memory, MEMORY_DEVICE);
 }
 
 static inline size_t memory_free_(int device) {
@@ -388,11 +383,11 @@ static inline void memory_choose_chunk_(ModelConfig cfg, Options* options, size_
 }
 
 // The plan of --fit, which leaves --logits-chunk auto for later.
-static inline void memory_plan_least_(PlanMemory plan[PLAN_KINDS], ModelConfig cfg, const Options* options) {
+static inline void memory_plan_least_(Memory* memory, ModelConfig cfg, const Options* options) {
     Options least = *options;
     least.logits_chunk =
         options->logits_chunk == OPTION_AUTO ? memory_least_chunk_(cfg, options) : options->logits_chunk;
-    memory_plan(plan, cfg, &least);
+    memory_plan(memory, cfg, &least);
 }
 
 // --fit: decides --batch, --recompute and --offload-optimizer.

@@ -7,6 +7,7 @@ plan.h -- what a run takes: the tensors of the model with their sizes, memory by
 #include <stddef.h>
 #include <stdio.h>
 
+#include "llmc/base/memory.h"
 #include "llmc/setup/options.h"
 #include "llmc/plan/cost.h"
 #include "llmc/model/freeze.h"
@@ -20,36 +21,23 @@ plan.h -- what a run takes: the tensors of the model with their sizes, memory by
 extern "C" {
 #endif
 
-// The device that the run is on; beside it the host, and a disk of the host.
-typedef enum { PLAN_DEVICE, PLAN_HOST, PLAN_DISK } PlanPlace;
-
 // Between the GPU and the host, each way: PCIe 5 x16. dev/bench/scaling.py assumes the same.
 #define PLAN_BUS_BYTES_PER_S 50e9
 // Of a drive: dev/bench/scaling.py assumes the same.
 #define PLAN_DRIVE_BYTES_PER_S 6e9
 
-// One allocation, by name. A list ends with a name of NULL.
-typedef struct {
-    const char* name;
-    size_t bytes;
-    PlanPlace place;
-    double in, out; // how often an update moves it to the device, and back
-} PlanMemory;
-
-enum { PLAN_KINDS = 22 + STATE_SLOTS }; // room for a list
-
 // What a run takes, and what the device can do.
 typedef struct {
     TensorRow parameters[MODEL_PARAMETER_ROWS], activations[MODEL_ACTIVATION_ROWS];
-    PlanMemory memory[PLAN_KINDS]; // the large allocations; the list ends with a name of NULL
-    char device[256];              // in words
-    char device_kind[64];          // what the line about the device adds: " (sm_90), BF16"
-    double peak;                   // of the device, FLOP/s
-    MfuMeasure measure_peak;       // NULL: the peak is known, no step shows that the device can do more
-    SafeTensorsDtype saved_dtype;  // of the weights in a checkpoint: of master weights if there are any
-    LossScale loss_scale;          // of a new run
-    CostDevice speed;              // rates only for --plan and --fit
-    int64_t eval_sequences;        // of a validation; only for --plan
+    Memory memory;                // a dry ledger of all that the run takes
+    char device[256];             // in words
+    char device_kind[64];         // what the line about the device adds: " (sm_90), BF16"
+    double peak;                  // of the device, FLOP/s
+    MfuMeasure measure_peak;      // NULL: the peak is known, no step shows that the device can do more
+    SafeTensorsDtype saved_dtype; // of the weights in a checkpoint: of master weights if there are any
+    LossScale loss_scale;         // of a new run
+    CostDevice speed;             // rates only for --plan and --fit
+    int64_t eval_sequences;       // of a validation; only for --plan
 } TrainerPlan;
 
 // Texts that a model generates at a time: a run that trains also samples, one by one.
@@ -57,21 +45,12 @@ static inline int plan_decode_batch(const Options* o) {
     return o->recompute == RECOMPUTE_NEVER ? o->batch : 1;
 }
 
-// Adds an allocation on the device to the end of a list, which is empty if its first name is NULL.
-void plan_add(PlanMemory plan[PLAN_KINDS], const char* name, size_t bytes);
-// Adds any.
-void plan_add_at(PlanMemory plan[PLAN_KINDS], PlanMemory kind);
-
-// Adds the optimizer's state that one process has, a kind for each slot. An update moves what is not on the device to it
+// Counts the optimizer's state that one process has, a kind for each slot. An update moves what is not on the device to it
 // and back.
-void plan_add_state(PlanMemory plan[PLAN_KINDS], const OptimizerState* state, PlanPlace place);
+void plan_add_state(Memory* memory, const OptimizerState* state, MemoryPlace place);
 
-// Adds the activations of generation, `bytes` that are laid out by `rows`.
-void plan_add_text(PlanMemory plan[PLAN_KINDS], const TensorRow rows[MODEL_ACTIVATION_ROWS], size_t bytes);
-
-// The memory at a place, and of the device that the run is on.
-size_t plan_bytes_at(const PlanMemory* memory, PlanPlace place);
-size_t plan_bytes(const PlanMemory* memory);
+// Counts the activations of generation, `bytes` that are laid out by `rows`.
+void plan_add_text(Memory* memory, const TensorRow rows[MODEL_ACTIVATION_ROWS], size_t bytes);
 
 // What an update moves between a place and the device, and the time that takes if nothing hides it: over the bus in both
 // directions at once, on a disk one after the other.
@@ -79,17 +58,17 @@ typedef struct {
     double bytes, in, out; // of what moves at all; to the device, and back
     double s;
 } PlanMoves;
-PlanMoves plan_moves(const PlanMemory* memory, PlanPlace place);
+PlanMoves plan_moves(const Memory* memory, MemoryPlace place);
 
 // The planned time of an update of one process, with these moves.
 CostUpdate plan_update(ModelConfig cfg, const Options* options, const CostDevice* device,
-                       const PlanMemory* memory);
+                       const Memory* memory);
 
 // "planned: " and the kinds at each place, without the end of the line.
-void plan_print_kinds(FILE* file, const PlanMemory* memory);
+void plan_print_kinds(FILE* file, const Memory* memory);
 
 // Two lines: the model, and its memory; between them one on what is frozen, if anything is.
-void plan_print_memory(FILE* file, ModelConfig cfg, const Options* options, const PlanMemory* memory);
+void plan_print_memory(FILE* file, ModelConfig cfg, const Options* options, const Memory* memory);
 
 // With several processes, a line: what each of them sends in an update. The last two are the bytes of an element of a
 // gradient and of a parameter.
@@ -108,7 +87,6 @@ void plan_print(FILE* file, ModelConfig cfg, const Options* options, const Train
 
 #ifdef PLAN_IMPLEMENTATION
 
-#include <assert.h>
 #include <math.h>
 #include <stdlib.h>
 
@@ -119,79 +97,53 @@ void plan_print(FILE* file, ModelConfig cfg, const Options* options, const Train
 #include "llmc/log/text_wrap.h"
 #include "llmc/parallel/zero.h"
 
-void plan_add_at(PlanMemory plan[PLAN_KINDS], PlanMemory kind) {
-    const PlanMemory end = {NULL, 0, PLAN_DEVICE, 0, 0};
-    int count = 0;
-    while (plan[count].name) {
-        count++;
-    }
-    assert(count + 1 < PLAN_KINDS);
-    plan[count] = kind;
-    plan[count + 1] = end;
-}
-
-void plan_add(PlanMemory plan[PLAN_KINDS], const char* name, size_t bytes) {
-    const PlanMemory kind = {name, bytes, PLAN_DEVICE, 0, 0};
-    plan_add_at(plan, kind);
-}
-
-void plan_add_state(PlanMemory plan[PLAN_KINDS], const OptimizerState* state, PlanPlace place) {
+void plan_add_state(Memory* memory, const OptimizerState* state, MemoryPlace place) {
     for (int slot = 0; slot < STATE_SLOTS; slot++) {
         const StateSlot* s = &state->slots[slot];
-        const double moves =
-            place != PLAN_DEVICE && s->bytes > 0 ? state_moved_bytes(s) / (double)s->bytes : 0;
         const size_t bytes =
-            place == PLAN_DEVICE ? state_slot_room(s) : s->bytes; // one allocation, or one each
-        const PlanMemory kind = {s->label, bytes, place, moves, moves};
-        plan_add_at(plan, kind);
+            place == MEMORY_DEVICE ? state_slot_room(s) : s->bytes; // one allocation, or one each
+        const double moves =
+            place != MEMORY_DEVICE && s->bytes > 0 ? state_moved_bytes(s) / (double)s->bytes : 0;
+        memory_set_moves(memory_count(memory, s->label, place, bytes), moves, moves);
     }
 }
 
-void plan_add_text(PlanMemory plan[PLAN_KINDS], const TensorRow rows[MODEL_ACTIVATION_ROWS], size_t bytes) {
+void plan_add_text(Memory* memory, const TensorRow rows[MODEL_ACTIVATION_ROWS], size_t bytes) {
     size_t kv = 0;
     for (int i = 0; i < MODEL_ACTIVATION_ROWS; i++) {
         kv += rows[i].member == offsetof(ModelActivations, kv)
                   ? tensor_elements(&rows[i]) * rows[i].element_bytes
                   : 0;
     }
-    plan_add(plan, "keys and values", kv);
-    plan_add(plan, "activations", bytes - kv);
+    memory_count(memory, "keys and values", MEMORY_DEVICE, kv);
+    memory_count(memory, "activations", MEMORY_DEVICE, bytes - kv);
 }
-
-size_t plan_bytes_at(const PlanMemory* memory, PlanPlace place) {
-    size_t total = 0;
-    for (const PlanMemory* kind = memory; kind->name; kind++) {
-        total += kind->place == place ? kind->bytes : 0;
-    }
-    return total;
-}
-
-size_t plan_bytes(const PlanMemory* memory) { return plan_bytes_at(memory, PLAN_DEVICE); }
 
 static double plan_mib_(size_t bytes) { return (double)bytes / (1 << 20); }
 
 // What is at a place, in words; nothing if there is nothing.
-static void plan_print_place_(FILE* file, const PlanMemory* memory, PlanPlace place, const char* words) {
-    const size_t total = plan_bytes_at(memory, place);
+static void plan_print_place_(FILE* file, const Memory* memory, MemoryPlace place, const char* words) {
+    const size_t total = memory_bytes(memory, place);
     const char* joint = " = ";
     if (total) {
         fprintf(file, "%s%.1f MiB", words, plan_mib_(total));
     }
-    for (const PlanMemory* kind = memory; kind->name; kind++) {
+    for (int i = 0; i < memory->num_entries; i++) {
+        const MemoryEntry* kind = &memory->entries[i];
         if (kind->place == place && kind->bytes) {
-            fprintf(file, "%s%s %.1f", joint, kind->name, plan_mib_(kind->bytes));
+            fprintf(file, "%s%s %.1f", joint, kind->kind, plan_mib_(kind->bytes));
             joint = " + ";
         }
     }
 }
 
-static void plan_print_places_(FILE* file, const PlanMemory* memory) {
-    plan_print_place_(file, memory, PLAN_DEVICE, "");
-    plan_print_place_(file, memory, PLAN_HOST, "; on the host: ");
-    plan_print_place_(file, memory, PLAN_DISK, "; on disk: ");
+static void plan_print_places_(FILE* file, const Memory* memory) {
+    plan_print_place_(file, memory, MEMORY_DEVICE, "");
+    plan_print_place_(file, memory, MEMORY_HOST, "; on the host: ");
+    plan_print_place_(file, memory, MEMORY_DISK, "; on disk: ");
 }
 
-void plan_print_kinds(FILE* file, const PlanMemory* memory) {
+void plan_print_kinds(FILE* file, const Memory* memory) {
     fprintf(file, "planned: ");
     plan_print_places_(file, memory);
 }
@@ -215,7 +167,7 @@ static void plan_print_freeze_(FILE* file, ModelConfig cfg, const char* list) {
     fputc('\n', file);
 }
 
-static void plan_describe_(FILE* file, ModelConfig cfg, const Options* options, const PlanMemory* memory) {
+static void plan_describe_(FILE* file, ModelConfig cfg, const Options* options, const Memory* memory) {
     const char* each = options->program.trainer == OPTION_GPU ? " per GPU" : " per process";
     fprintf(file,
             "model: %d layer%s, %d channel%s, %d head%s, context %d, vocabulary %d (padded to %d): %.2fM "
@@ -233,7 +185,7 @@ static void plan_describe_(FILE* file, ModelConfig cfg, const Options* options, 
     fputc('\n', file);
 }
 
-void plan_print_memory(FILE* file, ModelConfig cfg, const Options* options, const PlanMemory* memory) {
+void plan_print_memory(FILE* file, ModelConfig cfg, const Options* options, const Memory* memory) {
     TextBuffer lines;
     text_buffer_open(&lines, "the plan");
     plan_describe_(lines.file, cfg, options, memory);
@@ -279,31 +231,32 @@ static void plan_print_rows_(FILE* file, const TensorRow* rows, int count) {
     }
 }
 
-PlanMoves plan_moves(const PlanMemory* memory, PlanPlace place) {
+PlanMoves plan_moves(const Memory* memory, MemoryPlace place) {
     PlanMoves moves = {0, 0, 0, 0};
-    for (const PlanMemory* kind = memory; kind->name; kind++) {
+    for (int i = 0; i < memory->num_entries; i++) {
+        const MemoryEntry* kind = &memory->entries[i];
         if (kind->place == place) {
             moves.bytes += kind->in > 0 ? (double)kind->bytes : 0;
             moves.in += kind->in * (double)kind->bytes;
             moves.out += kind->out * (double)kind->bytes;
         }
     }
-    moves.s = place == PLAN_DISK ? (moves.in + moves.out) / PLAN_DRIVE_BYTES_PER_S
-                                 : fmax(moves.in, moves.out) / PLAN_BUS_BYTES_PER_S;
+    moves.s = place == MEMORY_DISK ? (moves.in + moves.out) / PLAN_DRIVE_BYTES_PER_S
+                                   : fmax(moves.in, moves.out) / PLAN_BUS_BYTES_PER_S;
     return moves;
 }
 
 CostUpdate plan_update(ModelConfig cfg, const Options* options, const CostDevice* device,
-                       const PlanMemory* memory) {
+                       const Memory* memory) {
     CostUpdate update = cost_update(cfg, options, device);
-    update.s[COST_MOVES] = plan_moves(memory, PLAN_HOST).s + plan_moves(memory, PLAN_DISK).s;
+    update.s[COST_MOVES] = plan_moves(memory, MEMORY_HOST).s + plan_moves(memory, MEMORY_DISK).s;
     return update;
 }
 
-static void plan_print_moves_(FILE* file, const PlanMemory* memory, PlanPlace place) {
+static void plan_print_moves_(FILE* file, const Memory* memory, MemoryPlace place) {
     const PlanMoves moves = plan_moves(memory, place);
     const double gib = 1 << 30;
-    if (moves.in > 0 && place == PLAN_HOST) {
+    if (moves.in > 0 && place == MEMORY_HOST) {
         fprintf(
             file,
             "offload: %.1f GiB on the host; an update moves %.1f GiB to the GPU and %.1f GiB back: %.3g s at "
@@ -360,7 +313,7 @@ static void plan_print_rates_(FILE* file, const CostRates* rates) {
 static void plan_print_work_(FILE* file, ModelConfig cfg, const Options* o, const TrainerPlan* plan) {
     const Freeze freeze = freeze_of(cfg.L, o->freeze);
     const double flops = freeze_flops_per_token(&freeze, cfg, o->seq_len), update = (double)o->total_batch;
-    const CostUpdate speed = plan_update(cfg, o, &plan->speed, plan->memory);
+    const CostUpdate speed = plan_update(cfg, o, &plan->speed, &plan->memory);
     if (o->steps == OPTION_AUTO) {
         fprintf(file, "work: %.4g FLOP per token; how many tokens is known once the text is encoded\n",
                 flops);
@@ -396,9 +349,9 @@ void plan_print(FILE* file, ModelConfig cfg, const Options* options, const Train
         plan_print_tensors_(file, options, plan);
     }
     fputc('\n', file);
-    plan_print_memory(file, cfg, options, plan->memory);
-    plan_print_moves_(file, plan->memory, PLAN_HOST);
-    plan_print_moves_(file, plan->memory, PLAN_DISK);
+    plan_print_memory(file, cfg, options, &plan->memory);
+    plan_print_moves_(file, &plan->memory, MEMORY_HOST);
+    plan_print_moves_(file, &plan->memory, MEMORY_DISK);
     plan_print_disk_(file, cfg, options);
     if (!options_only_uses_model(options)) {
         plan_print_work_(file, cfg, options, plan);
@@ -406,23 +359,24 @@ void plan_print(FILE* file, ModelConfig cfg, const Options* options, const Train
 }
 
 // The kinds of one place, if there are any.
-static void plan_print_json_of_(FILE* file, const PlanMemory* kinds, const char* key, PlanPlace place) {
+static void plan_print_json_of_(FILE* file, const Memory* memory, const char* key, MemoryPlace place) {
     int count = 0;
-    for (; kinds->name; kinds++) {
-        if (kinds->place == place && kinds->bytes > 0) {
+    for (int i = 0; i < memory->num_entries; i++) {
+        const MemoryEntry* kind = &memory->entries[i];
+        if (kind->place == place && kind->bytes > 0) {
             if (count == 0) {
                 fprintf(file, ",\"%s\":{", key);
             }
-            fprintf(file, "%s\"%s\":%.9g", count++ ? "," : "", kinds->name, (double)kinds->bytes / (1 << 20));
+            fprintf(file, "%s\"%s\":%.9g", count++ ? "," : "", kind->kind, plan_mib_(kind->bytes));
         }
     }
     fputs(count ? "}" : "", file);
 }
 
 void plan_print_json(FILE* file, const void* memory) {
-    plan_print_json_of_(file, (const PlanMemory*)memory, "mem_mb", PLAN_DEVICE);
-    plan_print_json_of_(file, (const PlanMemory*)memory, "host_mem_mb", PLAN_HOST);
-    plan_print_json_of_(file, (const PlanMemory*)memory, "disk_mb", PLAN_DISK);
+    plan_print_json_of_(file, (const Memory*)memory, "mem_mb", MEMORY_DEVICE);
+    plan_print_json_of_(file, (const Memory*)memory, "host_mem_mb", MEMORY_HOST);
+    plan_print_json_of_(file, (const Memory*)memory, "disk_mb", MEMORY_DISK);
 }
 
 #endif // PLAN_IMPLEMENTATION

@@ -470,7 +470,7 @@ void generate_open(Run* run) {
     generate_setup_(g);
     run->trainer->plan(&run->plan, run->cfg, o, &run->comm);
     fprintf(stderr, "%s\n", run->model_path);
-    plan_print_memory(stderr, run->cfg, o, run->plan.memory);
+    plan_print_memory(stderr, run->cfg, o, &run->plan.memory);
 }
 
 void generate_texts(Run* run, Model* model) {

@@ -206,7 +206,7 @@ static void start_open_log_(Run* run) {
     char program[128];
     options_version(program, sizeof(program), &run->options, run->trainer->program_name);
     const LogIdentity who = {program,    run->trainer->name, run->plan.device,
-                             run->floor, plan_print_json,    run->plan.memory};
+                             run->floor, plan_print_json,    &run->plan.memory};
     session_begin(&run->session, &run->resume, &run->state, &run->log, run->results, who);
 }
 
@@ -227,7 +227,7 @@ static void start_print_use_(const Run* run) {
 static void start_print_memory_(Run* run, double beside_mib) {
     TextBuffer note;
     text_buffer_open(&note, "the summary");
-    plan_print_kinds(note.file, run->plan.memory);
+    plan_print_kinds(note.file, &run->plan.memory);
     if (isfinite(beside_mib)) {
         fprintf(note.file, "; beside it on the GPU, by CUDA and its libraries: %.1f MiB", beside_mib);
     }
@@ -260,7 +260,7 @@ static void start_summarize_(Run* run) {
                             run->state.validations.best_step,
                             run->floor,
                             run->options.seq_len,
-                            (double)plan_bytes(run->plan.memory) / (1 << 20),
+                            (double)memory_bytes(&run->plan.memory, MEMORY_DEVICE) / (1 << 20),
                             comm_max(&run->comm, peak_mib)};
     log_summary(&run->log, end);
     start_print_memory_(run, beside_mib);
@@ -374,7 +374,7 @@ static void start_print_plan_(Run* run) {
 static void start_print_memory_plan_(Run* run) {
     mfu_open(&run->mfu, comm_sum(&run->comm, run->plan.peak), run->plan.peak,
              run_is_first(run) ? run->plan.measure_peak : NULL, &run->options, time_now_s());
-    plan_print_memory(stdout, run->cfg, &run->options, run->plan.memory);
+    plan_print_memory(stdout, run->cfg, &run->options, &run->plan.memory);
     start_print_traffic_(run);
     fflush(stdout); // whatever the system does to a run that takes too much
 }

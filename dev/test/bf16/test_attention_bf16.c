@@ -1,6 +1,7 @@
 // test_attention_bf16.c -- attention with bf16 factors: every kernel against double precision, within what the rounding of
 // probabilities and of their gradients may do; documents; and with any number of threads the same bits.
 #include "llmc/bf16/attention_bf16.h"
+#include "llmc/bf16/matmul_bf16.h"
 #include "llmc/reference.h"
 #include "dev/test/lib/bf16_model.h"
 #include "dev/test/lib/ops.h"
@@ -34,10 +35,11 @@ static Run run_of(const Bf16Kernel* kernel, AttentionSizes sizes, float* qkv, fl
                    .lse = ops_floats((size_t)sizes.B * sizes.NH * sizes.T),
                    .dqkv = ops_floats(3 * n)};
     AttentionBf16Scratch scratch;
-    attention_bf16_open(&scratch, *kernel, sizes.T, r.HS);
+    Memory memory = memory_on_host();
+    attention_bf16_open(&scratch, &memory, *kernel, sizes.T, r.HS);
     attention_bf16_forward_cpu(r.out, r.lse, qkv, starts, sizes, &scratch);
     attention_bf16_backward_cpu(r.dqkv, dout, qkv, r.out, r.lse, starts, sizes, &scratch);
-    attention_bf16_close(&scratch);
+    memory_close(&memory);
     return r;
 }
 
@@ -201,7 +203,8 @@ static void test_scratch(const Bf16Kernel* kernel) {
     const Run want = run_of(kernel, sizes, qkv, dout, NULL);
     AttentionBf16Scratch scratch;
     threads_set(1);
-    attention_bf16_open(&scratch, *kernel, LONG, HS);
+    Memory memory = memory_on_host();
+    attention_bf16_open(&scratch, &memory, *kernel, LONG, HS);
     float *out = ops_floats(LONG * HS), *lse = ops_floats(LONG), *dqkv = ops_floats(3 * LONG * HS);
     float *nan = ops_floats(3 * LONG * HS), *nan_dout = ops_floats(LONG * HS);
     attention_bf16_forward_cpu(out, lse, nan, NULL, large, &scratch);
@@ -210,7 +213,7 @@ static void test_scratch(const Bf16Kernel* kernel) {
     attention_bf16_backward_cpu(dqkv, dout, qkv, out, lse, NULL, sizes, &scratch);
     EXPECT(ops_same_bits(out, want.out, T * HS), "%s: out after NaN", kernel->name);
     EXPECT(ops_same_bits(dqkv, want.dqkv, 3 * T * HS), "%s: dqkv after NaN", kernel->name);
-    attention_bf16_close(&scratch);
+    memory_close(&memory);
     threads_set(2);
     ops_close("scratch");
 }
@@ -233,7 +236,8 @@ static void test_packed(const Bf16Kernel* kernel) {
     memcpy(starts + T, documents(T, 40), T * sizeof(int));
     const Run want = run_of(kernel, sizes, bf16_normal(3 * N * C), bf16_normal(N * C), starts);
     AttentionBf16Scratch scratch;
-    attention_bf16_open(&scratch, *kernel, T, HS);
+    Memory memory = memory_on_host();
+    attention_bf16_open(&scratch, &memory, *kernel, T, HS);
     float *out = ops_floats(N * C), *lse = ops_floats(N * NH), *sums = ops_floats(B * 3 * C);
     uint32_t *qkv = (uint32_t*)check_alloc(3 * N * C, sizeof(float), "qkv"),
              *dqkv = (uint32_t*)check_alloc(3 * N * C, sizeof(float), "dqkv");
@@ -268,7 +272,7 @@ static void test_packed(const Bf16Kernel* kernel) {
     }
     free(qkv);
     free(dqkv);
-    attention_bf16_close(&scratch);
+    memory_close(&memory);
     ops_close("packed");
 }
 

@@ -104,8 +104,9 @@ static Results results_of(const Bf16Kernel* kernel, const Case* p) {
            p->tokens);
     uint32_t* forward = (uint32_t*)(void*)ops_floats(matmul_bf16_pairs(p->Vp, p->C));
     uint32_t* backward = (uint32_t*)(void*)ops_floats(matmul_bf16_pairs(p->C, p->Vp));
-    matmul_bf16_open(&matmul, *kernel);
-    cross_entropy_bf16_open(&scratch, memory, p->tokens, p->N, p->C, p->Vp);
+    Memory ledger = memory_on_host();
+    matmul_bf16_open(&matmul, &ledger, *kernel);
+    cross_entropy_bf16_open(&scratch, &ledger, memory, p->tokens, p->N, p->C, p->Vp);
     matmul_bf16_pack(kernel->pack, forward, matmul_bf16_forward_weight(p->wte, p->C), p->C, p->Vp);
     matmul_bf16_pack(kernel->pack, backward, matmul_bf16_backward_weight(p->wte, p->C), p->Vp, p->C);
     const CrossEntropyBf16 of = {p->inp, p->wte, forward, backward, p->target, p->N, p->C, p->V, p->Vp};
@@ -116,8 +117,7 @@ static Results results_of(const Bf16Kernel* kernel, const Case* p) {
     EXPECT(ops_same_bits(dinp, r.dinp, (size_t)p->N * p->C), "%s: dinp without dwte", kernel->name);
     r.set = ops_copy(r.dwte, vc);
     cross_entropy_bf16_gradients_cpu(r.loss, r.dinp, r.dwte, &of, p->scale, GRADIENT_ADD, &scratch, &matmul);
-    cross_entropy_bf16_close(&scratch);
-    matmul_bf16_close(&matmul);
+    memory_close(&ledger);
     return r;
 }
 

@@ -205,10 +205,11 @@ static void check_size(int count, int N, int C, int OC) {
                        ops_absolute(dout, noc));
     for (int k = 0; k < count; k++) {
         MatmulBf16Scratch scratch;
-        matmul_bf16_open(&scratch, kernels[k]);
+        Memory memory = memory_on_host();
+        matmul_bf16_open(&scratch, &memory, kernels[k]);
         check_forward(&kernels[k], &scratch, &p);
         check_backward(&kernels[k], &scratch, &p);
-        matmul_bf16_close(&scratch);
+        memory_close(&memory);
     }
     ops_close("sizes");
 }
@@ -266,7 +267,8 @@ static void test_not_finite(const Bf16Kernel* kernel) {
     enum { N = 33, C = 31, OC = 35 };
     const float bad[] = {NAN, INFINITY, -INFINITY};
     MatmulBf16Scratch scratch;
-    matmul_bf16_open(&scratch, *kernel);
+    Memory memory = memory_on_host();
+    matmul_bf16_open(&scratch, &memory, *kernel);
     for (int i = 0; i < 3; i++) {
         float *inp = ops_normal(N * C, 1), *out = ops_floats(N * OC);
         const float* weight = ops_normal(OC * C, 1);
@@ -279,7 +281,7 @@ static void test_not_finite(const Bf16Kernel* kernel) {
         }
         ops_close("not finite");
     }
-    matmul_bf16_close(&scratch);
+    memory_close(&memory);
 }
 
 // Long enough for the threads to meet, and with several slabs of each kind.
@@ -292,7 +294,8 @@ static void test_threads(const Bf16Kernel* kernel, int N, int C, int OC) {
     for (int t = 0; t < 3; t++) {
         MatmulBf16Scratch scratch;
         threads_set(threads[t]);
-        matmul_bf16_open(&scratch, *kernel);
+        Memory memory = memory_on_host();
+        matmul_bf16_open(&scratch, &memory, *kernel);
         out[t] = ops_floats(noc), dinp[t] = ops_floats(nc), dweight[t] = ops_floats(occ);
         dbias[t] = ops_floats(OC);
         matmul_bf16_forward_cpu(out[t], inp, packed_weight(matmul_bf16_forward_weight(weight, C), C, OC),
@@ -306,7 +309,7 @@ static void test_threads(const Bf16Kernel* kernel, int N, int C, int OC) {
         EXPECT(ops_same_bits(dbias[t], dbias[0], OC), "%s: dbias with %d threads", kernel->name, threads[t]);
         EXPECT(ops_same_bits(dweight[t], dweight[0], occ), "%s: dweight with %d threads", kernel->name,
                threads[t]);
-        matmul_bf16_close(&scratch);
+        memory_close(&memory);
     }
     threads_set(before);
     ops_close("threads");

@@ -19,7 +19,7 @@ CpuTrainer* cpu_trainer_open(ModelConfig cfg, int B, int T, const float* params)
                              .embedding_lr_scale = 1,
                              .vector_lr_scale = 1};
     trainer->comm.size = 1;
-    model_open(&trainer->model, cfg, &options, &trainer->comm);
+    model_open(&trainer->model, cfg, &options, memory_on_host(), &trainer->comm);
     memcpy(trainer->model.params_memory, params, trainer->model.parameter_bytes);
     return trainer;
 }

@@ -1,13 +1,15 @@
 /*
 plan_test.h -- random runs, whose memory the trainers' tests compare with the plan, byte by byte.
 
-    plan_test_run      sets the model and the options of run number k
-    plan_test_count    from now on, counts what check_alloc returns; plan_test_counted returns the sum and stops
+    plan_test_run        sets the model and the options of run number k
+    plan_test_count      from now on, counts what check_alloc returns; plan_test_counted returns the sum and stops
+    plan_test_compare    expects of a run that it was planned, and allocated, as its ledger says
 */
 #ifndef DEV_TEST_PLAN_TEST_H
 #define DEV_TEST_PLAN_TEST_H
 
 #include "llmc/base/check.h"
+#include "llmc/base/memory.h"
 #include "llmc/base/rand.h"
 #include "llmc/model/freeze.h"
 #include "llmc/optim/optimizer.h"
@@ -136,11 +138,23 @@ static void plan_test_run(int k, OptionsProgram program, ModelConfig* cfg, Optio
     plan_test_share_(cfg, o, &rng);
 }
 
-// Shows a plan that is wrong.
-static void plan_test_print(int k, const PlanMemory* plan) {
-    printf("run %d: ", k);
-    for (; plan->name; plan++) {
-        printf("%s %zu%s", plan->name, plan->bytes, plan[1].name ? " + " : "\n");
+static void plan_test_print_(const char* words, const Memory* memory) {
+    printf("%s:", words);
+    for (int i = 0; i < memory->num_entries; i++) {
+        printf(" %s %zu", memory->entries[i].kind, memory->entries[i].bytes);
+    }
+    printf("\n");
+}
+
+static void plan_test_compare(int k, const Memory* planned, const Memory* taken, MemoryPlace place,
+                              size_t allocated) {
+    const size_t bytes = memory_bytes(taken, place);
+    memory_check(taken, planned);
+    memory_check(planned, taken);
+    EXPECT(allocated == bytes, "run %d, place %d: %zu bytes were allocated, %zu taken", k, (int)place,
+           allocated, bytes);
+    if (allocated != bytes) {
+        plan_test_print_("taken", taken);
     }
 }
 

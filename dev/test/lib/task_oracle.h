@@ -106,7 +106,7 @@ static inline void oracle_compare_(const Oracle_* o, const char* name, const cha
 }
 
 // `line` are further options of this trainer, at most 16 words.
-static inline void test_task_losses(const char* line, double tolerance) {
+static inline void test_task_losses(Memory memory, const char* line, double tolerance) {
     char words[ORACLE_LINE_],
         *argv[32] = {(char*)"trainer", (char*)"--steps", (char*)"0", (char*)"--tasks",
                      (char*)"none",    (char*)"--batch", (char*)"3", (char*)"--seq-len",
@@ -131,7 +131,7 @@ static inline void test_task_losses(const char* line, double tolerance) {
     options_parse(&options, argc, argv, trainer.program);
     Oracle_ o = {(Model*)check_alloc(1, sizeof(Model), "model"), tolerance};
     tokenizer_open_bytes(&tokenizer);
-    model_open(o.model, llmc_bin_read_config(ORACLE_TASKS_ "model.bin"), &options, &alone);
+    model_open(o.model, llmc_bin_read_config(ORACLE_TASKS_ "model.bin"), &options, memory, &alone);
     model_first_weights(o.model, ORACLE_TASKS_ "model.bin", 0);
     for (size_t i = 0; i < ORACLE_FILES_; i++) {
         oracle_compare_(&o, files[i][0], files[i][1], &tokenizer);

@@ -54,9 +54,10 @@ static void check_documents(int B, int T, int NH, int HS, const int* starts, flo
         qkv[i] *= i / C % 3 == 0 ? spread : 1; // q
     }
     AttentionScratch scratch;
-    attention_open(&scratch, T, HS);
+    Memory memory = memory_on_host();
+    attention_open(&scratch, &memory, T, HS);
     const Run r = run_documents(B, T, NH, HS, starts, qkv, dout, &scratch);
-    attention_close(&scratch);
+    memory_close(&memory);
     const double* wide = ops_widen(qkv, 3 * n);
     double *out = ops_doubles(n), *lse = ops_doubles((size_t)B * NH * T), *dqkv = ops_doubles(3 * n);
     ref_attention_forward(out, lse, wide, starts, B, T, C, NH);
@@ -144,7 +145,8 @@ static void test_documents_apart(void) {
     const int places[] = {40, 41, 150, 0};
     const int* starts = documents_at(T, places);
     AttentionScratch scratch;
-    attention_open(&scratch, T, HS);
+    Memory memory = memory_on_host();
+    attention_open(&scratch, &memory, T, HS);
     float *qkv = ops_normal(T * 3 * C, 1), *dout = ops_normal(T * C, 1);
     const Run one = run_documents(1, T, NH, HS, documents(1, T, 0), qkv, dout, &scratch),
               plain = run(1, T, NH, HS, qkv, dout, &scratch);
@@ -156,7 +158,7 @@ static void test_documents_apart(void) {
               b = run_documents(1, T, NH, HS, starts, changed, changed_dout, &scratch);
     EXPECT(ops_same_bits(a.out + 41 * C, b.out + 41 * C, (150 - 41) * C), "out");
     EXPECT(ops_same_bits(a.dqkv + 41 * 3 * C, b.dqkv + 41 * 3 * C, (150 - 41) * 3 * C), "dqkv");
-    attention_close(&scratch);
+    memory_close(&memory);
     ops_close("documents apart");
 }
 
@@ -172,7 +174,8 @@ static void test_huge_scores(void) {
 static void test_causality(void) {
     enum { T = 70, NH = 2, HS = 12, C = NH * HS };
     AttentionScratch scratch;
-    attention_open(&scratch, T, HS);
+    Memory memory = memory_on_host();
+    attention_open(&scratch, &memory, T, HS);
     for (int t = 0; t < T; t += 3) {
         float *qkv = ops_normal(T * 3 * C, 1), *changed = ops_normal(T * 3 * C, 30),
               *dout = ops_normal(T * C, 0);
@@ -189,7 +192,7 @@ static void test_causality(void) {
         }
         ops_close("causality");
     }
-    attention_close(&scratch);
+    memory_close(&memory);
 }
 
 // Texts of different lengths: a query over stored keys and values is the last row of the whole text's attention. Only
@@ -199,7 +202,8 @@ static void test_cached(int HS) {
     const int lengths[TEXTS] = {1, 16, 33, MAX_T}, C = NH * HS;
     const size_t room = (size_t)2 * C * MAX_T;
     AttentionScratch scratch;
-    attention_open(&scratch, MAX_T, HS);
+    Memory memory = memory_on_host();
+    attention_open(&scratch, &memory, MAX_T, HS);
     const AttentionCache cache = {ops_floats(TEXTS * room), MAX_T, C, NH};
     float *last = ops_floats((size_t)TEXTS * 3 * C), *out = ops_floats((size_t)TEXTS * C);
     int positions[TEXTS];
@@ -225,7 +229,7 @@ static void test_cached(int HS) {
         }
     }
     ops_close("cached");
-    attention_close(&scratch);
+    memory_close(&memory);
 }
 
 // Scratch for longer sequences does as well, whatever they left in it.
@@ -233,8 +237,9 @@ static void test_scratch(void) {
     enum { T = 33, LONG = 2 * ATTENTION_KEYS, NH = 2, HS = 12, C = NH * HS };
     AttentionScratch small, large;
     threads_set(1); // one thread's scratch, used by all heads
-    attention_open(&small, T, HS);
-    attention_open(&large, LONG, HS);
+    Memory memory = memory_on_host();
+    attention_open(&small, &memory, T, HS);
+    attention_open(&large, &memory, LONG, HS);
     float *qkv = ops_normal(T * 3 * C, 1), *dout = ops_normal(T * C, 1);
     const Run fits = run(1, T, NH, HS, qkv, dout, &small), fresh = run(1, T, NH, HS, qkv, dout, &large);
     run(3, LONG, NH, HS, ops_floats(3 * LONG * 3 * C), ops_floats(3 * LONG * C), &large); // NaN everywhere
@@ -242,15 +247,15 @@ static void test_scratch(void) {
     expect_same(&fits, &fresh, "in larger scratch");
     expect_same(&fits, &used, "in scratch full of NaN");
     ops_close("scratch");
-    attention_close(&small);
-    attention_close(&large);
+    memory_close(&memory);
     threads_set(3);
 }
 
 static void test_threads(void) {
     enum { B = 4, T = 250, NH = 8, HS = 32, C = NH * HS }; // long enough for the threads to meet
     AttentionScratch scratch;
-    attention_open(&scratch, T, HS);
+    Memory memory = memory_on_host();
+    attention_open(&scratch, &memory, T, HS);
     float *qkv = ops_normal(B * T * 3 * C, 1), *dout = ops_normal(B * T * C, 1);
     Run r[4];
     for (int t = 1; t <= 3; t++) {
@@ -259,7 +264,7 @@ static void test_threads(void) {
         expect_same(&r[t], &r[1], t == 2 ? "2 threads" : "3 threads");
     }
     ops_close("threads");
-    attention_close(&scratch);
+    memory_close(&memory);
 }
 
 int main(int argc, char** argv) {

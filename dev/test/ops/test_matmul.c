@@ -78,13 +78,14 @@ static void test_sizes(void) {
 // smallest.
 static void test_large_sizes(int threads) {
     threads_set(threads);
-    matmul_open(&scratch);
+    Memory memory = memory_on_host();
+    matmul_open(&scratch, &memory);
     test_size(2000, 3, 100);
     test_size(5, 4, 3001);
     test_size(3, 3001, 5);
     test_size(40, 33, 1200);
     test_size(2 * MATMUL_BLOCK_ROWS, MATMUL_BLOCK_K, 3);
-    matmul_close(&scratch);
+    memory_close(&memory);
 }
 
 static void test_without_bias(void) {
@@ -147,11 +148,12 @@ int main(int argc, char** argv) {
     test_large_sizes(1);
     test_large_sizes(3);
     threads_set(3); // the most that test_threads uses
-    matmul_open(&scratch);
+    Memory memory = memory_on_host();
+    matmul_open(&scratch, &memory);
     test_sizes();
     test_without_bias();
     test_scratch();
     test_threads();
-    matmul_close(&scratch);
+    memory_close(&memory);
     return test_done("matmul");
 }

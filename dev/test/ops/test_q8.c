@@ -177,12 +177,13 @@ static void check_tiles(QuantizedTileKernel tile, int N, int C, int OC) {
     const QuantizedScratch rows = scratch_of((size_t)N, (size_t)C);
     QuantizedScratch tiles;
     float *by_rows = ops_floats(n), *by_tiles = ops_floats(n);
-    quantized_open_(&tiles, tile, (size_t)N, (size_t)C);
+    Memory memory = memory_on_host();
+    quantized_open_(&tiles, &memory, tile, (size_t)N, (size_t)C);
     tiles.product = NULL; // fails where it is used
     q8_matmul_cpu(by_rows, inp, weight, bias, N, C, OC, &rows);
     q8_matmul_cpu(by_tiles, inp, weight, bias, N, C, OC, &tiles);
     EXPECT(ops_same_bits(by_rows, by_tiles, n), "tiles: %d rows, C = %d, OC = %d", N, C, OC);
-    quantized_close(&tiles);
+    memory_close(&memory);
     ops_close("tiles");
 }
 

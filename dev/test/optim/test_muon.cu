@@ -53,7 +53,8 @@ static State expected(const Case* c, State s, const float* grad, Muon opt, Rows 
     State want = state_copy(c, s);
     const MuonTensor* t = &c->t;
     MatmulScratch matmul;
-    matmul_open(&matmul);
+    Memory memory = memory_on_host();
+    matmul_open(&matmul, &memory);
     const MuonScratch scratch = {check_alloc(muon_scratch_bytes(t->rows, t->cols), 1, "scratch"), &matmul};
     opt.weight_decay *= (float)t->decay;
     for (int l = 0; l < t->layers; l++) {
@@ -72,7 +73,7 @@ static State expected(const Case* c, State s, const float* grad, Muon opt, Rows 
         muon_update_cpu(x, opt, &scratch);
     }
     free(scratch.memory);
-    matmul_close(&matmul);
+    memory_close(&memory);
     return want;
 }
 

@@ -359,7 +359,8 @@ static void both_on_cpu(Both* b, const float* grad, Update by) {
         (ZeroRange*)check_alloc((size_t)zero_max_ranges(b->state.cfg), sizeof(ZeroRange), "ranges");
     const int count = zero_ranges(&b->zero, b->state.rows, b->state.cfg, ranges);
     MatmulScratch matmul;
-    matmul_open(&matmul);
+    Memory memory = memory_on_host();
+    matmul_open(&matmul, &memory);
     const MuonScratch scratch = {check_alloc(optimizer_scratch_bytes(&b->state) + 1, 1, "scratch"), &matmul};
     for (int i = 0; i < count; i++) {
         if (!freeze_has(&b->freeze, ranges[i].row, model_group_layer(b->state.cfg, ranges[i].group))) {
@@ -369,7 +370,7 @@ static void both_on_cpu(Both* b, const float* grad, Update by) {
     }
     free(scratch.memory);
     free(ranges);
-    matmul_close(&matmul);
+    memory_close(&memory);
 }
 
 // The gradient of what has one, on the GPU.

@@ -148,13 +148,14 @@ static Arrays run_case(const Case* c, int updates) {
     x.v_code = ops_bytes(n);
     x.scratch = ops_bytes(larger(adafactor_scratch_bytes((size_t)c->rows, (size_t)c->cols),
                                  muon_scratch_bytes((size_t)(c->rows / c->parts), (size_t)c->cols)));
-    matmul_open(&x.matmul);
+    Memory memory = memory_on_host();
+    matmul_open(&x.matmul, &memory);
     set_params(x.param, c);
     for (int t = 1; t <= updates; t++) {
         set_gradient(x.grad, c, t);
         rules[rule_of(c)].update(c, &x, t);
     }
-    matmul_close(&x.matmul);
+    memory_close(&memory);
     return x;
 }
 
@@ -333,9 +334,10 @@ static void test_zero_gradient(void) {
         Arrays x = run_case(&c, 0);
         const float* start = ops_copy(x.param, 9 * 40);
         memset(x.grad, 0, 9 * 40 * sizeof(float));
-        matmul_open(&x.matmul);
+        Memory memory = memory_on_host();
+        matmul_open(&x.matmul, &memory);
         rules[k].update(&c, &x, 1);
-        matmul_close(&x.matmul);
+        memory_close(&memory);
         EXPECT(ops_same_bits(x.param, start, 9 * 40), "%s moves without a gradient", rules[k].name);
         ops_close("zero gradient");
     }

@@ -163,11 +163,12 @@ static void test_rates(void) {
 }
 
 static void test_moves(void) {
-    const PlanMemory memory[] = {
-        {"state", 1000, PLAN_HOST, 2, 1}, {"file", 300, PLAN_DISK, 1, 1}, {NULL, 0, PLAN_DEVICE, 0, 0}};
+    Memory memory = memory_dry();
+    memory_set_moves(memory_count(&memory, "state", MEMORY_HOST, 1000), 2, 1);
+    memory_set_moves(memory_count(&memory, "file", MEMORY_DISK, 300), 1, 1);
     const Options o = options_of(OPTION_CPU, NULL, NULL);
     CostDevice device = device_of(COST_KINDS);
-    const CostUpdate update = plan_update(CFG, &o, &device, memory);
+    const CostUpdate update = plan_update(CFG, &o, &device, &memory);
     EXPECT(cost_total_s(&update) == 2000 / PLAN_BUS_BYTES_PER_S + 600 / PLAN_DRIVE_BYTES_PER_S,
            "offloading: %g s", cost_total_s(&update));
 }

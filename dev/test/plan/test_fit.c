@@ -5,13 +5,12 @@
 
 // Memory by batch and level: 100 a sequence at level 0, less at each further one; 50 for the state, which may be on the
 // host, and then goes over the bus so often that it takes a second.
-static void fake_plan(PlanMemory plan[PLAN_KINDS], ModelConfig cfg, const Options* o) {
+static void fake_plan(Memory* memory, ModelConfig cfg, const Options* o) {
     const int on_host = o->offload_optimizer == OFFLOAD_HOST;
-    const PlanMemory state = {"state", 50, on_host ? PLAN_HOST : PLAN_DEVICE, 1e9 * on_host, 1e9 * on_host};
     (void)cfg;
-    plan->name = NULL;
-    plan_add(plan, "activations", (size_t)(o->batch * (100 - 20 * o->recompute)));
-    plan_add_at(plan, state);
+    memory_count(memory, "activations", MEMORY_DEVICE, (size_t)(o->batch * (100 - 20 * o->recompute)));
+    memory_set_moves(memory_count(memory, "state", on_host ? MEMORY_HOST : MEMORY_DEVICE, 50), 1e9 * on_host,
+                     1e9 * on_host);
 }
 
 static const ModelConfig CFG = {64, 100, 128, 2, 2, 64, SHARE_OFF};
@@ -57,9 +56,10 @@ static void test_choice(void) {
         const double chosen = fit_update_s(CFG, &o, &device);
         o = fit(asked, device);
         EXPECT(fit_update_s(CFG, &o, &device) <= chosen || limit == 75, "%zu: more memory, no slower", limit);
-        PlanMemory plan[PLAN_KINDS];
-        fake_plan(plan, CFG, &o);
-        EXPECT(plan_bytes(plan) <= limit, "%zu: %zu bytes", limit, plan_bytes(plan));
+        Memory memory = memory_dry();
+        fake_plan(&memory, CFG, &o);
+        const size_t bytes = memory_bytes(&memory, MEMORY_DEVICE);
+        EXPECT(bytes <= limit, "%zu: %zu bytes", limit, bytes);
         EXPECT(o.batch * o.eval_batches == 24, "%zu: %d x %d are validated", limit, o.batch, o.eval_batches);
     }
 }
