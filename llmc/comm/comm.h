@@ -1,9 +1,9 @@
 /*
-comm.h -- who the processes of a run are, small messages between them, and a common shutdown.
+comm.h -- the ranks of a run, small messages between them, and a common shutdown.
 
 Everything but comm_expect, comm_progress, comm_alive and comm_fail is collective: all ranks call
-it, in the same order. With one process everything returns at once: no MPI, no thread, no socket.
-Messages go by MPI where it has started the processes (comm_mpi.h), else by TCP (comm_tcp.h).
+it, in the same order. With one rank everything returns at once: no MPI, no thread, no socket.
+Messages go by MPI if it started the ranks (comm_mpi.h), else by TCP (comm_tcp.h).
 
 An error in any rank ends all of them: from comm_expect on, CHECK and die_usage end in comm_fail. A
 rank that waits longer than it should is ended by its watchdog, a thread that only looks at what
@@ -22,34 +22,34 @@ Only rank 0 prints: stdout of the others is /dev/null after comm_open. stderr st
 extern "C" {
 #endif
 
-// What the launcher says. -1: it does not say (local rank and size).
+// Place of a rank according to the launcher. -1: the launcher does not say (local rank and size).
 typedef struct {
     int rank, size, local_rank, local_size;
 } CommPlace;
 
-// Where rank 0 waits for the others. Neither host nor file: MPI joins them.
+// Address at which rank 0 waits for the others. Without host and file, MPI joins them.
 typedef struct {
-    char host[256]; // as the others reach it, and
+    char host[256]; // host name as the others reach it, and
     int port;
-    char file[PATH_MAX]; // in which rank 0 writes where it waits, on a file system that all see
-    char job[96]; // what the launcher calls the job; processes of another one are refused. "": it has no name
+    char file[PATH_MAX]; // file on a shared file system, into which rank 0 writes its address
+    char job[96];        // the launcher's name of the job; ranks of another job are refused. "": it has none
 } CommMeeting;
 
 typedef struct CommEngine CommEngine;
 
 typedef struct {
     int rank, size, local_rank, local_size, node, nodes;
-    char host[64];            // this process's machine
-    char library[64];         // "Open MPI 4.1.4"; empty with one process
-    const CommEngine* engine; // private, like the next; NULL with one process
+    char host[64];            // this rank's machine
+    char library[64];         // "Open MPI 4.1.4"; empty with one rank
+    const CommEngine* engine; // private, like the next; NULL with one rank
     void *state, *communicator;
-    void* gpus; // groups of their GPUs that wait for the model (zero_connect); NULL: none
+    void* gpus; // groups of GPUs that wait for the model (zero_connect); NULL: none
 } Comm;
 
-// What a rank is doing: it decides how long a rank may do that without progress. `timeout` or 5
-// times the longest step, whichever is longer; ten times that in the first step, the setup and
-// saves; COMM_FIRST has no limit: one rank does what may take hours, like encoding text, and the
-// others wait for it.
+// Activities of a rank, which decide how long it may go without progress: `timeout` or 5 times the
+// longest step, whichever is longer; ten times that in the first step, the setup and saves;
+// COMM_FIRST has no limit: one rank may work for hours, encoding text for example, while the others
+// wait.
 typedef enum {
     COMM_FIRST,
     COMM_SETUP,
@@ -61,15 +61,16 @@ typedef enum {
     COMM_SAVE
 } CommPhase;
 
-// Before anything can fail, from the environment alone: of an error that all ranks find, a wrong
-// option for example, rank 0 tells, and the others only if nothing has ended them soon after. Does
-// nothing where size is 1. comm_open follows with the same Comm.
+// Prepares for errors before the ranks are joined, from the environment alone: if all ranks find
+// the same error, a wrong option for example, rank 0 prints it, and the others do only if nothing
+// has ended them soon after. Does nothing if size is 1. comm_open follows with the same Comm.
 void comm_expect(Comm* c, CommPlace place);
 
-// Joins the others, and starts the watchdog.
+// Joins the other ranks, and starts the watchdog.
 void comm_open(Comm* c, CommPlace place, const CommMeeting* meeting, double timeout_s);
 
-// Waits for all. After it, the program ends as one process does; without it, exit() ends all ranks.
+// Waits for all ranks. After it, the program ends as a single process does; without it, exit() ends
+// all ranks.
 void comm_close(Comm* c);
 
 // ---- messages ----
@@ -77,64 +78,65 @@ void comm_close(Comm* c);
 // Returns when all ranks have called it.
 void comm_barrier(Comm* c);
 
-// All ranks get rank 0's data.
+// Copies rank 0's data to all ranks.
 void comm_broadcast(Comm* c, void* data, size_t bytes);
 
-// all (size, bytes), mine (bytes). They do not overlap.
+// Gathers all (size, bytes) from each rank's mine (bytes). They must not overlap.
 void comm_all_gather(Comm* c, void* all, const void* mine, size_t bytes);
 
-// The bits that any rank has set in `mine`.
+// Returns the bits that any rank has set in `mine`.
 int comm_any(Comm* c, int mine);
 
-// The sum over all ranks, in their order; the largest; the smallest.
+// Return the sum over all ranks, in their order; the largest; the smallest.
 double comm_sum(Comm* c, double mine);
 double comm_max(Comm* c, double mine);
 size_t comm_min(Comm* c, size_t mine);
 
-// The number of the first rank that has one; 0: none has.
+// Returns the value of the first rank that has one; 0 if none has.
 int comm_first(Comm* c, int mine);
 
 // Ends all ranks unless they have the same hash: "the ranks disagree about `what`: `words` of rank
-// 0 on ranks 0 2 3, ...". Words longer than 95 bytes are cut; "": not printed.
+// 0 on ranks 0 2 3, ...". Words longer than 95 bytes are cut; "" is not printed.
 void comm_agree(Comm* c, const char* what, uint64_t hash, const char* words);
 
 // ---- the watchdog and the end ----
 
-// For the watchdog: this rank is at something else than before. Cheap. `what` is a constant,
-// "reduce of block 7".
+// Tells the watchdog that this rank has started something new. Cheap. `what` is a constant, "reduce
+// of block 7".
 void comm_progress(Comm* c, CommPhase phase, int64_t step, const char* what);
 
-// For the watchdog: this rank gets on with what it is at. Cheap.
+// Tells the watchdog that this rank is making progress. Cheap.
 void comm_alive(Comm* c);
 
-// For messages about an end: a checkpoint of this step is complete in this directory. The name
-// stays where it is.
+// Notes for messages about an end that a checkpoint of this step is complete in this directory. The
+// name must stay valid.
 void comm_saved(Comm* c, int64_t step, const char* directory);
 
-// Ends all ranks with this status. The message, whole lines, is printed once, with the rank. In any
-// thread.
+// Ends all ranks with this status. Prints the message, whole lines, once, with the rank. May be
+// called in any thread.
 __attribute__((noreturn)) void comm_fail(Comm* c, int status, const char* message);
 
 // ---- for comm_mpi.h and comm_tcp.h ----
 
-// A rank that has ended; status -1 (and 0, which no rank sends): without a word.
+// Rank that has ended; status -1 (and 0, which no rank sends): without a message.
 typedef struct {
     int rank, status, pid;
     char host[64];
 } CommEnded;
 
-// What carries the messages of more than one process.
+// Transport of messages between ranks.
 struct CommEngine {
     void (*broadcast)(Comm* c, void* data, size_t bytes);
     void (*all_gather)(Comm* c, void* all, const void* mine, size_t bytes);
     int (*any)(Comm* c, int mine);
-    int (*ended)(const Comm* c, CommEnded* who); // whether another rank has ended; in the watchdog. NULL: the
-                                                 // launcher sees to that
-    void (*abort)(const Comm* c, int status);    // tells all others to end; in any thread
-    void (*close)(Comm* c);                      // after a barrier
+    // Returns 1 and sets *other if another rank has ended; called by the watchdog. NULL: the
+    // launcher handles it.
+    int (*ended)(const Comm* c, CommEnded* other);
+    void (*abort)(const Comm* c, int status); // tells all others to end; in any thread
+    void (*close)(Comm* c);                   // called after a barrier
 };
 
-// The last thing that joining does.
+// Sets the engine, as the last step of joining.
 void comm_set_engine(Comm* c, const CommEngine* engine);
 
 #ifdef __cplusplus
@@ -159,34 +161,34 @@ void comm_set_engine(Comm* c, const CommEngine* engine);
 #include "llmc/comm/comm_tcp.h"
 
 enum {
-    COMM_PATIENCE_ = 10, // in the setup and the like, times the usual limit
-    COMM_HOLD_S_ = 2,    // a rank above 0 waits as long before it tells its error: rank 0 may have the same
-    COMM_END_S_ = 5,     // what exit() may take before the watchdog ends the process
-    COMM_NOTE_S_ = 10,   // after which ranks 0 and 1 say that they wait for others to join
-    COMM_TICK_MS_ = 250, // between two looks of the watchdog
-    COMM_WORDS_ = 96,    // of comm_agree, with the zero
-    COMM_LIST_ = 8       // ranks or values that a message names, at most
+    COMM_PATIENCE_ = 10, // factor on the usual limit, in the setup and the like
+    COMM_HOLD_S_ = 2,    // time for which ranks above 0 withhold an error: rank 0 may have the same
+    COMM_END_S_ = 5,     // time that exit() may take before the watchdog ends the process
+    COMM_NOTE_S_ = 10,   // time after which ranks 0 and 1 report that they wait for others to join
+    COMM_TICK_MS_ = 250, // interval of the watchdog
+    COMM_WORDS_ = 96,    // words of comm_agree, with the zero
+    COMM_LIST_ = 8       // most ranks or values that a message names
 };
 
-// What the main thread stores and the watchdog reads, each by itself: no two need to belong
-// together.
+// Progress, stored by the main thread and read by the watchdog, each member by itself: they need
+// not be consistent.
 typedef struct {
     int phase;
     int64_t step; // -1: before the first
     const char* what;
-    uint64_t count; // of comm_progress
+    uint64_t count; // calls of comm_progress
 } CommNow_;
 
 typedef struct {
-    pid_t pid; // a forked child that calls exit() ends nobody
+    pid_t pid; // a forked child that calls exit() ends no ranks
     int failing, status;
-    int has_told; // its error
-    int closing;  // the others may end, too
+    int has_told; // an error has been printed
+    int closing;  // the other ranks may end, too
     CommNow_ now;
-    int64_t saved_step; // of the last checkpoint; -1: there is none
+    int64_t saved_step; // step of the last checkpoint; -1: none
     const char* saved_in;
     double timeout_s;
-    int watch_end; // closed: the watchdog returns
+    int watch_end; // the run is closed: the watchdog returns
     int watch_begin;
     pthread_t watchdog;
 } CommState_;
@@ -196,7 +198,7 @@ static inline CommState_* comm_state_(const Comm* c) { return (CommState_*)c->st
 #define COMM_STORE_(to, value) __atomic_store_n(&(to), value, __ATOMIC_RELAXED)
 #define COMM_LOAD_(from) __atomic_load_n(&(from), __ATOMIC_RELAXED)
 
-// NULL: not joined yet. All that the engine needs is there when it is.
+// Returns the engine, complete; NULL before the ranks have joined.
 static const CommEngine* comm_engine_(const Comm* c) { return __atomic_load_n(&c->engine, __ATOMIC_ACQUIRE); }
 
 void comm_set_engine(Comm* c, const CommEngine* engine) {
@@ -205,18 +207,18 @@ void comm_set_engine(Comm* c, const CommEngine* engine) {
 
 // ---- the end ----
 
-// "rank 3 of 8 (node2, pid 4711)"
+// Sets text to "rank 3 of 8 (node2, pid 4711)".
 static void comm_name_(char* text, size_t room, const Comm* c) {
     snprintf(text, room, "rank %d of %d (%s, pid %d)", c->rank, c->size, c->host, (int)getpid());
 }
 
-// In one piece, so that lines of several ranks do not mix.
+// Prints in one write, so that lines of several ranks do not mix.
 static void comm_tell_(const char* text) {
     const ssize_t written = write(STDERR_FILENO, text, strlen(text));
-    (void)written; // there is nowhere else to say it
+    (void)written; // nowhere else to report it
 }
 
-// In any thread but the main one, whose exit() does it.
+// Ends the others and this process, in any thread but main's, whose exit() does it.
 __attribute__((noreturn)) static void comm_abort_(const Comm* c, int status) {
     const CommEngine* engine = comm_engine_(c);
     if (engine) {
@@ -225,10 +227,10 @@ __attribute__((noreturn)) static void comm_abort_(const Comm* c, int status) {
     _exit(status);
 }
 
-// exit() calls this after what was registered since comm_open, which may be the removal of
-// temporary files, and before the handlers of MPI, which would wait for the others. MPI_Abort ends
-// all ranks sooner than the exit of one does, and with fewer words of the launcher. Without an
-// error of ours it may be MPI that calls exit().
+// Ends all ranks; called by exit(). It runs after handlers registered since comm_open, which may
+// remove temporary files, and before MPI's, which would wait for the others. MPI_Abort ends all
+// ranks sooner than the exit of one does, and with fewer lines from the launcher. Without an error
+// of ours, MPI itself may have called exit().
 static void comm_at_exit_(void) {
     const Comm* c = (const Comm*)check_end.context;
     const CommState_* s = c ? comm_state_(c) : NULL;
@@ -241,12 +243,12 @@ static void comm_at_exit_(void) {
     }
 }
 
-// Ends all ranks. Those that find the same error wait, and are ended by rank 0's end; SIGTERM is
-// how the launcher does it.
+// Ends all ranks. Those with the same error wait until rank 0's end ends them, usually by the
+// launcher's SIGTERM.
 __attribute__((noreturn)) static void comm_end_(Comm* c, int status, const char* message, const char* rank) {
     CommState_* s = comm_state_(c);
     if (__atomic_exchange_n(&s->failing, 1,
-                            __ATOMIC_SEQ_CST)) { // another thread is at it, or a handler of exit()
+                            __ATOMIC_SEQ_CST)) { // another thread, or a handler of exit(), is ending them
         sleep(COMM_END_S_);
         _exit(status);
     }
@@ -275,7 +277,7 @@ void comm_fail(Comm* c, int status, const char* message) {
         fputs(message, stderr);
         exit(status);
     }
-    if (c->rank > 0 || comm_engine_(c)) { // before, rank 0's error is probably everybody's
+    if (c->rank > 0 || comm_engine_(c)) { // before joining, rank 0 probably has the same error
         comm_name_(name, sizeof(name), c);
         snprintf(rank, sizeof(rank), "    on %s\n", name);
     }
@@ -294,14 +296,14 @@ typedef struct {
     double waited_s, step_s, longest_s; // without progress; in this step; in the longest one
 } CommWatch_;
 
-// How long this rank may be without progress.
+// Returns how long this rank may go without progress.
 static double comm_limit_s_(const CommState_* s, const CommWatch_* watch, int phase) {
     const double usual = 5 * watch->longest_s > s->timeout_s ? 5 * watch->longest_s : s->timeout_s;
     return phase == COMM_SETUP || phase == COMM_SAVE || watch->longest_s == 0 ? COMM_PATIENCE_ * usual
                                                                               : usual;
 }
 
-// One look. Time is counted in looks: a process that was stopped as a whole has not waited.
+// Checks once. Time is counted in ticks: a process that was stopped as a whole has not waited.
 static void comm_look_(CommWatch_* watch, const CommState_* s) {
     const double tick_s = COMM_TICK_MS_ / 1e3;
     const int phase = COMM_LOAD_(s->now.phase);
@@ -317,7 +319,7 @@ static void comm_look_(CommWatch_* watch, const CommState_* s) {
     watch->step_s += phase >= COMM_DATA && phase <= COMM_UPDATE ? tick_s : 0;
 }
 
-// "step 12, reduce of block 7"
+// Sets text to "step 12, reduce of block 7".
 static void comm_where_(char* text, size_t room, const CommState_* s) {
     const int64_t step = COMM_LOAD_(s->now.step);
     const char* what = COMM_LOAD_(s->now.what);
@@ -328,7 +330,7 @@ static void comm_where_(char* text, size_t room, const CommState_* s) {
     }
 }
 
-// "; out/books has a checkpoint of step 12: --resume on continues", or nothing.
+// Sets text to "; out/books has a checkpoint of step 12: --resume on continues", or to "".
 static void comm_where_saved_(char* text, size_t room, const CommState_* s) {
     const int64_t step = COMM_LOAD_(s->saved_step);
     *text = '\0';
@@ -338,7 +340,8 @@ static void comm_where_saved_(char* text, size_t room, const CommState_* s) {
     }
 }
 
-// Leaves the others time to say the same: a rank that says nothing is the one that is stuck.
+// Ends a rank without progress, after giving the others time to report the same: a rank that
+// reports nothing is the one that is stuck.
 __attribute__((noreturn)) static void comm_stuck_(const Comm* c, double waited_s) {
     char name[128], where[192], saved[512], text[1024];
     comm_name_(name, sizeof(name), c);
@@ -350,8 +353,8 @@ __attribute__((noreturn)) static void comm_stuck_(const Comm* c, double waited_s
     comm_abort_(c, EXIT_FAILURE);
 }
 
-// Says early that others have not joined: one that has ended with status 0, after --version for
-// example, never does.
+// Reports early that others have not joined: a rank that has exited with status 0, after --version
+// for example, never will.
 static void comm_note_waiting_(const Comm* c, const CommWatch_* watch) {
     const double tick_s = COMM_TICK_MS_ / 1e3;
     const int is_now = watch->waited_s >= COMM_NOTE_S_ && watch->waited_s < COMM_NOTE_S_ + tick_s;
@@ -365,29 +368,30 @@ static void comm_note_waiting_(const Comm* c, const CommWatch_* watch) {
     }
 }
 
-// Ends as another rank has, which has said why; of one that was killed, who notices it says so. No
-// rank ends in the middle of a run with status 0, and this one does not, whatever it is told.
-__attribute__((noreturn)) static void comm_follow_(const Comm* c, const CommEnded* who) {
+// Ends as another rank has ended, which has printed why; for a killed rank, whoever notices prints
+// it. No rank ends with status 0 in the middle of a run, nor does this one, whatever status it is
+// told.
+__attribute__((noreturn)) static void comm_follow_(const Comm* c, const CommEnded* other) {
     char where[192], saved[512], text[1024];
-    if (who->status > 0) {
-        comm_abort_(c, who->status);
+    if (other->status > 0) {
+        comm_abort_(c, other->status);
     }
     comm_where_(where, sizeof(where), comm_state_(c));
     comm_where_saved_(saved, sizeof(saved), comm_state_(c));
     snprintf(text, sizeof(text), "error: rank %d of %d (%s, pid %d) has ended; rank %d was in %s%s\n",
-             who->rank, c->size, who->host, who->pid, c->rank, where, saved);
+             other->rank, c->size, other->host, other->pid, c->rank, where, saved);
     comm_tell_(text);
     comm_abort_(c, EXIT_FAILURE);
 }
 
-// Looks for ranks that have ended. One that has told its own error ends by itself.
+// Looks for ranks that have ended. A rank that has printed its own error ends by itself.
 static void comm_look_for_ends_(const Comm* c) {
     const CommEngine* engine = comm_engine_(c);
     const CommState_* s = comm_state_(c);
-    CommEnded who;
-    if (engine && engine->ended && !COMM_LOAD_(s->has_told) && engine->ended(c, &who) &&
-        (who.status > 0 || !COMM_LOAD_(s->closing))) {
-        comm_follow_(c, &who);
+    CommEnded other;
+    if (engine && engine->ended && !COMM_LOAD_(s->has_told) && engine->ended(c, &other) &&
+        (other.status > 0 || !COMM_LOAD_(s->closing))) {
+        comm_follow_(c, &other);
     }
 }
 
@@ -412,7 +416,7 @@ static void* comm_watch_(void* context) {
     return NULL;
 }
 
-// Signals are main's.
+// Starts the watchdog with all signals blocked: they are main's.
 static void comm_watch_open_(Comm* c, double timeout_s) {
     CommState_* s = comm_state_(c);
     sigset_t all, before;
@@ -461,8 +465,8 @@ void comm_saved(Comm* c, int64_t step, const char* directory) {
 
 // ---- who is where ----
 
-// LLMC_NODES=n pretends that there are n machines: the ranks are dealt to them in blocks. 0: not
-// given.
+// Returns the n of LLMC_NODES=n, which simulates n machines, with the ranks dealt to them in
+// blocks; 0 if it is not set.
 static int comm_pretended_nodes_(const Comm* c) {
     const char* text = getenv("LLMC_NODES");
     const int nodes = text ? atoi(text) : 0;
@@ -472,7 +476,8 @@ static int comm_pretended_nodes_(const Comm* c) {
     return nodes;
 }
 
-// Machines are numbered in the order of their first ranks. hosts (size, sizeof(c->host))
+// Returns the machine of a rank. Machines are numbered in the order of their first ranks. hosts
+// (size, sizeof(c->host))
 static int comm_node_of_(const Comm* c, int rank, const char* hosts, int pretended) {
     if (pretended) {
         return rank / int_ceil_div(c->size, pretended);
@@ -490,7 +495,7 @@ static int comm_node_of_(const Comm* c, int rank, const char* hosts, int pretend
     return node;
 }
 
-// Sets node, nodes, and what the launcher has not said of the local rank and size.
+// Sets node, nodes, and the local rank and size unless the launcher has.
 static void comm_find_nodes_(Comm* c, CommPlace place) {
     const int pretended = comm_pretended_nodes_(c);
     char* hosts = (char*)check_alloc((size_t)c->size, sizeof(c->host), "host names");
@@ -531,14 +536,14 @@ void comm_expect(Comm* c, CommPlace place) {
 }
 
 void comm_open(Comm* c, CommPlace place, const CommMeeting* meeting, double timeout_s) {
-    free(c->state); // of comm_expect
+    free(c->state); // from comm_expect
     comm_expect(c, place);
     if (c->size == 1) {
         return;
     }
     comm_watch_open_(c, timeout_s); // MPI_Init may be what hangs
     if (*meeting->host || *meeting->file) {
-        comm_progress(c, COMM_FIRST, -1, "joining the others"); // which ends in time by itself
+        comm_progress(c, COMM_FIRST, -1, "joining the others"); // joining has a time limit of its own
         comm_tcp_open(c, meeting, COMM_PATIENCE_ * timeout_s);
         comm_progress(c, COMM_SETUP, -1, "joining the others");
     } else {
@@ -635,7 +640,7 @@ typedef struct {
     char words[COMM_WORDS_];
 } CommOpinion_;
 
-// Appends "42 on ranks 0 2 3": all that are of the opinion of rank `first`.
+// Appends "42 on ranks 0 2 3": all ranks that agree with rank `first`.
 static void comm_print_opinion_(FILE* file, const CommOpinion_* all, int size, int first) {
     int ranks = 0;
     for (int r = first; r < size; r++) {
@@ -655,7 +660,7 @@ static void comm_print_opinion_(FILE* file, const CommOpinion_* all, int size, i
     }
 }
 
-// Every rank ends with the same message, so it needs no rank.
+// Ends with a message that does not name this rank: it is the same on all.
 __attribute__((noreturn)) static void comm_disagree_(Comm* c, const char* what, const CommOpinion_* all) {
     char text[4096] = "";
     FILE* file = fmemopen(text, sizeof(text) - 1, "w");

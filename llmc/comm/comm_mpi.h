@@ -1,12 +1,12 @@
 /*
-comm_mpi.h -- comm.h by MPI: its messages, and bulk data on the CPU.
+comm_mpi.h -- comm.h over MPI: its messages, and bulk data on the CPU.
 
 Everything is collective: all ranks, of the Comm or of the Group, call it in the same order. With
-one process it returns at once. MPI is used where the program was built with it (HAVE_MPI).
+one rank it returns at once. MPI is used if the program was built with it (HAVE_MPI).
 
-Elements are fp32; there may be more of them than an int can count.
+Elements are fp32; their number may exceed an int.
 
-needs:   MPI, for more than one process; this is the only file that knows it
+needs:   MPI, for more than one rank; only this file includes it
 */
 #ifndef LLMC_COMM_MPI_H
 #define LLMC_COMM_MPI_H
@@ -19,29 +19,29 @@ needs:   MPI, for more than one process; this is the only file that knows it
 extern "C" {
 #endif
 
-// Joins the ranks; they must be those that the launcher says. Sets engine, library and
-// communicator.
+// Joins the ranks; they must be those of the launcher. Sets engine, library and communicator.
 void comm_mpi_open(Comm* c);
 
 // ---- bulk data on the CPU ----
 
-// An ordered set of ranks.
+// Ordered set of ranks.
 typedef struct {
     int rank, size;
     void* communicator; // private
     Comm* comm;
 } Group;
 
-// The ranks with the same color, in the order of their keys; color < 0: a rank in no group, size 0.
+// Opens the group of ranks with the same color, in the order of their keys; color < 0: this rank is
+// in no group, and its size is 0.
 void group_open(Group* g, Comm* c, int color, int key);
 
 void group_close(Group* g);
 
-// Piece j of send goes to rank j; piece i of recv is from rank i. Both (size, count); they do not
-// overlap.
+// Sends chunk j of send to rank j; chunk i of recv is from rank i. Both (size, count); they must
+// not overlap.
 void group_all_to_all_cpu(float* recv, const float* send, size_t count, Group* g);
 
-// recv (size, count), send (count). In place: send = recv + rank * count.
+// Gathers recv (size, count) from each rank's send (count). In place: send = recv + rank * count.
 void group_all_gather_cpu(float* recv, const float* send, size_t count, Group* g);
 
 #ifdef __cplusplus
@@ -61,10 +61,10 @@ void group_all_gather_cpu(float* recv, const float* send, size_t count, Group* g
 
 #include <mpi.h>
 
-// What c->communicator points to.
+// State behind c->communicator.
 typedef struct {
-    MPI_Comm all;        // our own: nobody else's messages
-    int was_initialized; // MPI, by somebody else, who finalizes it
+    MPI_Comm all;        // our own, separate from other users' messages
+    int was_initialized; // someone else has initialized MPI, and finalizes it
 } CommMpi_;
 
 static inline MPI_Comm comm_mpi_all_(const Comm* c) { return ((const CommMpi_*)c->communicator)->all; }
@@ -80,7 +80,8 @@ static inline MPI_Comm comm_mpi_all_(const Comm* c) { return ((const CommMpi_*)c
         CHECK_CALL(error_ == MPI_SUCCESS, "%s: %s", #call, words_);                                          \
     } while (0)
 
-// "Open MPI 4.1.4", of "Open MPI v4.1.4, package: ..." or of "MPICH Version:\t4.0.2\n..."
+// Sets library to "Open MPI 4.1.4", from "Open MPI v4.1.4, package: ..." or "MPICH
+// Version:\t4.0.2\n...".
 static void comm_mpi_library_(char* library, size_t room) {
     char text[MPI_MAX_LIBRARY_VERSION_STRING] = "", name[32] = "", version[32] = "";
     int length;
@@ -94,8 +95,8 @@ static void comm_mpi_library_(char* library, size_t room) {
     }
 }
 
-// In another thread than the main one MPI may not be called; there the launcher notices the end of
-// the process.
+// Calls MPI_Abort in the main thread only, as MPI demands; in others, the launcher notices the end
+// of the process.
 static void comm_mpi_abort_(const Comm* c, int status) {
     if (check_is_main_thread()) {
         MPI_Abort(comm_mpi_all_(c), status);
@@ -180,8 +181,8 @@ void group_close(Group* g) {
 
 enum { GROUP_CHUNK_ = 4 << 20 }; // elements of one message
 
-// Sends and receives one chunk of each piece, starting at element `begin`: MPI counts in int. Each
-// rank starts with a different peer, so that no rank gets all messages at once.
+// Sends and receives one part of each chunk, from element `begin` on: MPI counts in int. Each rank
+// starts with a different peer, so that no rank gets all messages at once.
 static void group_exchange_chunk_(float* recv, const float* send, size_t send_stride, size_t begin,
                                   size_t count, Group* g, MPI_Request* requests) {
     const int part = (int)(count - begin < GROUP_CHUNK_ ? count - begin : GROUP_CHUNK_);
@@ -202,7 +203,7 @@ static void group_exchange_chunk_(float* recv, const float* send, size_t send_st
     }
 }
 
-// Rank j gets (count) from send + j * send_stride.
+// Exchanges chunks: rank j gets (count) from send + j * send_stride.
 static void group_exchange_(float* recv, const float* send, size_t send_stride, size_t count, Group* g) {
     if (g->size > 1) {
         MPI_Request* requests =

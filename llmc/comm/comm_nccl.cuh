@@ -1,21 +1,21 @@
 /*
-comm_nccl.cuh -- which GPU a process takes, and bulk data between the GPUs of a run, by NCCL.
+comm_nccl.cuh -- chooses the GPU of a rank, and moves bulk data between the GPUs of a run, by NCCL.
 
 Everything but gpu_device_of_rank and group_gpu_check is collective: all ranks call it in the same
-order, in all streams together. What moves data is queued on `stream`, which may be captured: all
-ranks then replay it together. Counts are elements of `type` for each rank. recv and send do not
-overlap unless a comment says so.
+order, across all streams. Transfers are queued on `stream`, which may be captured: all ranks then
+replay it together. Counts are elements of `type` per rank. recv and send must not overlap unless a
+comment says so.
 
-    group_all_to_all      piece j of send goes to rank j, piece i of recv is from rank i; both (size, count)
+    group_all_to_all      chunk j of send goes to rank j, chunk i of recv is from rank i; both
+                          (size, count)
     group_all_gather      recv (size, count), send (count). In place: send = recv + rank * count
-    group_reduce_scatter  recv (count), piece `rank` of the sum of all ranks' send (size, count), added in the library's
-                          order. In place: recv = send + rank * count
+    group_reduce_scatter  recv (count), chunk `rank` of the sum of all ranks' send (size, count),
+                          added in the library's order. In place: recv = send + rank * count
 
-With one process there is no communicator and NCCL is not initialized: data is copied where it has
-to be. NCCL is used where the program was built with it (HAVE_NCCL); without it there is one
-process.
+With one rank there is no communicator and NCCL is not initialized: data is copied if it has to
+move. NCCL is used if the program was built with it (HAVE_NCCL); otherwise a run has one rank.
 
-needs:   NCCL 2.18, for more than one process
+needs:   NCCL 2.18, for more than one rank
 */
 #ifndef LLMC_COMM_NCCL_CUH
 #define LLMC_COMM_NCCL_CUH
@@ -36,15 +36,16 @@ needs:   NCCL 2.18, for more than one process
     } while (0)
 #endif
 
-// An ordered set of ranks, each with its GPU.
+// Ordered set of ranks, each with its GPU.
 typedef struct {
     int rank, size;
-    struct ncclComm* communicator; // NULL with one process
+    struct ncclComm* communicator; // NULL with one rank
     Comm* comm;
-    char library[32]; // "NCCL 2.28.9"; empty with one process
+    char library[32]; // "NCCL 2.28.9"; empty with one rank
 } GroupGpu;
 
-// The device of this process. `wanted`; -1: its local rank, or the only one that it sees.
+// Returns the device of this rank: `wanted`, or if that is -1, its local rank, or the only device
+// that it sees.
 static inline int gpu_device_of_rank(const Comm* c, int wanted) {
     int devices = 0;
     CUDA_CHECK(cudaGetDeviceCount(&devices));
@@ -57,7 +58,7 @@ static inline int gpu_device_of_rank(const Comm* c, int wanted) {
     return wanted < 0 ? 0 : wanted;
 }
 
-// What moving data means for a group of one.
+// Moves the data of a group of one.
 static inline void group_gpu_copy_(void* recv, const void* send, size_t count, DType type,
                                    cudaStream_t stream) {
     if (recv != send && count) {
@@ -67,13 +68,14 @@ static inline void group_gpu_copy_(void* recv, const void* send, size_t count, D
 
 #ifdef HAVE_NCCL
 
-// What tells GPUs apart. With LLMC_NODES the machines are pretended, and so are their GPUs.
+// Identity of a GPU. LLMC_NODES simulates machines, so the node is part of it.
 typedef struct {
     int node;
     char bus_id[20], host[64];
 } GpuPlace_;
 
-// NCCL would wait, or end with an error that names no rank. All ranks find the same.
+// Refuses ranks that share a GPU: NCCL would wait, or fail without naming a rank. All ranks find
+// the same.
 static inline void group_gpu_compare_places_(Comm* c) {
     GpuPlace_ mine, *all = (GpuPlace_*)check_alloc((size_t)c->size, sizeof(mine), "places of GPUs");
     int device;
@@ -93,7 +95,7 @@ static inline void group_gpu_compare_places_(Comm* c) {
     free(all);
 }
 
-// Other GPUs round otherwise, and the slowest one sets the pace.
+// Warns if the GPUs differ: other GPUs round differently, and the slowest one sets the pace.
 static inline void group_gpu_compare_models_(Comm* c) {
     struct cudaDeviceProp properties;
     int device;
@@ -102,7 +104,7 @@ static inline void group_gpu_compare_models_(Comm* c) {
     comm_agree(c, "the model of the GPU", xxh64(properties.name, strlen(properties.name)), properties.name);
 }
 
-// All ranks must have loaded the same version.
+// Checks that all ranks have loaded the same version.
 static inline void group_gpu_find_library_(GroupGpu* g) {
     int version;
     NCCL_CHECK(ncclGetVersion(&version));
@@ -111,9 +113,9 @@ static inline void group_gpu_find_library_(GroupGpu* g) {
     comm_agree(g->comm, "the version of NCCL", (uint64_t)version, g->library);
 }
 
-// Collective over c, with the device of the rank current. The communicator is a blocking one: every
-// group of calls to one that is not takes a thread of its own, and a process that hangs in here is
-// ended by its watchdog anyway.
+// Opens the group of all ranks of c. Collective; the rank's device must be current. The
+// communicator blocks: a nonblocking one uses an extra thread for every group of calls, and the
+// watchdog ends a rank that hangs in here anyway.
 static inline void group_gpu_open(GroupGpu* g, Comm* c) {
     const GroupGpu group = {c->rank, c->size, NULL, c, ""};
     *g = group;
@@ -133,7 +135,8 @@ static inline void group_gpu_open(GroupGpu* g, Comm* c) {
     }
 }
 
-// The ranks of `all` with the same color, in the order of their ranks. `all` stays open as long.
+// Opens the group of ranks of `all` with the same color, in the order of their ranks. `all` must
+// stay open as long.
 static inline void group_gpu_split(GroupGpu* g, const GroupGpu* all, int color) {
     *g = *all;
     if (all->communicator) {
@@ -143,7 +146,7 @@ static inline void group_gpu_split(GroupGpu* g, const GroupGpu* all, int color) 
     }
 }
 
-// Waits for what is queued.
+// Waits for queued work.
 static inline void group_gpu_close(GroupGpu* g) {
     if (g->communicator) {
         NCCL_CHECK(ncclCommFinalize(g->communicator));
@@ -153,8 +156,8 @@ static inline void group_gpu_close(GroupGpu* g) {
     }
 }
 
-// Ends all ranks if NCCL has noticed an error since: of the network or a peer. Cheap; not while a
-// stream is captured.
+// Ends all ranks if NCCL has reported an error of the network or a peer. Cheap; not during the
+// capture of a stream.
 static inline void group_gpu_check(const GroupGpu* g) {
     if (g->communicator) {
         ncclResult_t error = ncclSuccess;
@@ -203,7 +206,7 @@ static inline void group_reduce_scatter(void* recv, const void* send, size_t cou
     NCCL_CHECK(ncclReduceScatter(send, recv, count, group_gpu_type_(type), ncclSum, g->communicator, stream));
 }
 
-#else // without NCCL there is one process
+#else // without NCCL a run has one rank
 
 static inline void group_gpu_open(GroupGpu* g, Comm* c) {
     const GroupGpu group = {c->rank, c->size, NULL, c, ""};

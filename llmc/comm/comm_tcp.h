@@ -1,23 +1,23 @@
 /*
-comm_tcp.h -- comm.h by TCP, for processes that no MPI has started: those of torchrun, of srun
-without PMI, or started by hand. Their bulk data move by NCCL.
+comm_tcp.h -- comm.h over TCP, for ranks not started by MPI: by torchrun, by srun without PMI, or by
+hand. Their bulk data move by NCCL.
 
 A star: rank 0 listens, and every other rank keeps two connections to it. One is for messages, a few
-hundred bytes an update. The other one is silent until an end: a rank that ends with an error sends
-its exit status there, which rank 0 passes on; of a killed one the system closes it. So the death of
-a process is noticed within a second, and that of a machine within 30 seconds, although nobody has
-to read or write.
+hundred bytes per update. The other is silent until an end: a rank that ends with an error sends its
+exit status there, which rank 0 passes on; if a rank is killed, the system closes the connection. So
+the death of a process is noticed within a second, and that of a machine within 30 seconds, even
+while nothing is read or written.
 
-Where rank 0 listens is known to all (--init tcp), or stands in a file that it writes (--init fs),
-with a key that the others have to show, so that nobody joins by a file that an earlier run left.
-Who is of another job, has another number of processes, or a rank that is there already is refused
-by name. Strangers are sent away, and nobody waits for them: rank 0 hears all connections at once,
-and a whole hello has to come within two seconds.
+The address of rank 0 is known to all (--init tcp), or is in a file that rank 0 writes (--init fs),
+with a key that the others must present, so that nobody joins through a file of an earlier run. A
+rank of another job, with another number of ranks, or with a rank already taken, is refused by name.
+Strangers are disconnected, and delay nobody: rank 0 listens to all connections at once, and a
+complete hello must arrive within two seconds.
 
-Why not by NCCL: messages are exchanged before the GPU is known, and while rank 0 works for hours
-and the others wait; they would wait in the order of the GPU's work; and NCCL does not say who has
-died. A star costs rank 0 size^2 times the bytes of a message: 64 ranks, 500 bytes, 2 MB an update.
-Several hundred ranks are better started by MPI.
+Why not over NCCL: messages are exchanged before the GPU is known, and while rank 0 works for hours
+and the others wait; they would have to wait in the GPU's queue; and NCCL does not tell which rank
+has died. A star costs rank 0 size^2 times the bytes of a message: 64 ranks, 500 bytes, 2 MB per
+update. Start several hundred ranks by MPI.
 */
 #ifndef LLMC_COMM_TCP_H
 #define LLMC_COMM_TCP_H
@@ -32,12 +32,12 @@ extern "C" {
 
 #define COMM_TCP_MAGIC UINT64_C(0x31304e4941525450) // "PTRAIN01"
 
-// What a rank sends first, on each of its connections.
+// First message of a rank on each of its connections.
 typedef struct {
     uint64_t magic, key;
     char job[96], host[64];
     int32_t rank, size, pid;
-    int32_t line; // 0: messages, 1: the end
+    int32_t line; // 0: messages, 1: end
 } CommTcpHello;
 
 // Joins the ranks, within limit_s seconds. Sets engine, library and communicator.
@@ -71,43 +71,45 @@ void comm_tcp_open(Comm* c, const CommMeeting* meeting, double limit_s);
 #include "llmc/base/file.h"
 #include "llmc/base/printable.h"
 
-#ifndef MSG_NOSIGNAL // then SIGPIPE is ignored by signals.h alone
+#ifndef MSG_NOSIGNAL // without it, only signals.h ignores SIGPIPE
 #define MSG_NOSIGNAL 0
 #endif
 
 enum {
-    COMM_TCP_LINES_ = 2,   // messages, the end
-    COMM_TCP_HOSTS_ = 8,   // of a file
-    COMM_TCP_WORDS_ = 512, // of a refusal or a reason
-    COMM_TCP_HELLO_S_ = 2, // for a connection, a whole hello, or the next try of a rank whose line was closed
-    COMM_TCP_ANSWER_S_ = 20, // for rank 0's answer; it may be paused
-    COMM_TCP_NOTE_S_ = 10,   // after which a rank says whom it waits for
-    COMM_TCP_CALLERS_ = 256, // whose hellos rank 0 waits for at a time; of more, the oldest is sent away
+    COMM_TCP_LINES_ = 2,   // messages, end
+    COMM_TCP_HOSTS_ = 8,   // addresses in a file
+    COMM_TCP_WORDS_ = 512, // longest refusal or reason
+    COMM_TCP_HELLO_S_ =
+        2, // time for a connection, a complete hello, or a rank's next try after its line was closed
+    COMM_TCP_ANSWER_S_ = 20, // time for rank 0's answer; it may be paused
+    COMM_TCP_NOTE_S_ = 10,   // time after which a rank reports whom it waits for
+    COMM_TCP_CALLERS_ =
+        256, // connections whose hellos rank 0 awaits at a time; of more, the oldest is closed
     COMM_TCP_TRY_AGAIN_MS_ = 100,
     COMM_TCP_BACKLOG_ = 1024
 };
 
-// Another rank: rank 0 has all of them, the others only rank 0.
+// Connections to another rank: rank 0 has all of them, the others only rank 0's.
 typedef struct {
-    int lines[COMM_TCP_LINES_]; // sockets; -1: not there
+    int lines[COMM_TCP_LINES_]; // sockets; -1: none
     int pid;
     char host[64];
-    double closed_s; // when a line was closed before all had joined; 0: it was not
+    double closed_s; // time when a line was closed before all had joined; 0: it was not
 } CommTcpPeer_;
 
-// A connection whose hello rank 0 waits for.
+// Connection whose hello rank 0 awaits.
 typedef struct {
     int fd;
-    size_t bytes; // of the hello that have come
-    double end_s; // when the rest has to be there
+    size_t bytes; // bytes of the hello received
+    double end_s; // deadline for the rest
     CommTcpHello hello;
 } CommTcpCaller_;
 
-// What c->communicator points to.
+// State behind c->communicator.
 typedef struct {
     CommTcpPeer_* peers; // (size) by rank
-    struct pollfd* ends; // (size) of the watchdog
-    uint32_t number;     // of messages so far
+    struct pollfd* ends; // (size) for the watchdog
+    uint32_t number;     // messages so far
 } CommTcp_;
 
 // Rank 0's answer to a hello.
@@ -118,7 +120,7 @@ typedef struct {
     char host[64], words[384];
 } CommTcpAnswer_;
 
-// Before the bytes of a message.
+// Header of a message.
 typedef struct {
     uint32_t number, kind;
     uint64_t bytes;
@@ -128,7 +130,7 @@ static inline CommTcp_* comm_tcp_(const Comm* c) { return (CommTcp_*)c->communic
 
 // ---- sockets ----
 
-// Small messages at once; a machine that is gone is noticed within half a minute.
+// Sends small messages at once, and detects a dead machine within half a minute.
 static void comm_tcp_set_up_(int fd) {
     const int on = 1;
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
@@ -143,10 +145,10 @@ static void comm_tcp_set_up_(int fd) {
     fcntl(fd, F_SETFD, FD_CLOEXEC);
 }
 
-// After a call that does not wait: errno says that there is nothing yet.
+// True after a call that does not wait, if errno means that nothing has arrived yet.
 static int comm_tcp_is_early_(void) { return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR; }
 
-// Returns whether all bytes came.
+// Reads all bytes. Returns 0 if they did not all arrive.
 static int comm_tcp_read_(int fd, void* data, size_t bytes) {
     for (size_t done = 0; done < bytes;) {
         const ssize_t n = recv(fd, (char*)data + done, bytes - done, 0);
@@ -179,7 +181,7 @@ static int comm_tcp_read_within_(int fd, void* data, size_t bytes, double limit_
     return 1;
 }
 
-// True if the other end has closed it. There may be bytes that nobody has read.
+// True if the other end has closed the connection. Unread bytes may remain.
 static int comm_tcp_is_closed_(int fd) {
     char byte;
     const ssize_t n = recv(fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
@@ -223,7 +225,7 @@ static int comm_tcp_connect_to_(const struct addrinfo* address) {
     return fd;
 }
 
-// A connection, or -1 with the reason.
+// Returns a connection, or -1 with the reason.
 static int comm_tcp_connect_(const char* host, int port, char reason[COMM_TCP_WORDS_]) {
     struct addrinfo wanted, *found = NULL;
     char service[16];
@@ -246,14 +248,14 @@ static int comm_tcp_connect_(const char* host, int port, char reason[COMM_TCP_WO
     return fd;
 }
 
-// Where rank 0 hears the others.
+// Sockets on which rank 0 listens to the others.
 typedef struct {
     struct pollfd polled[COMM_TCP_HOSTS_ + COMM_TCP_CALLERS_]; // listeners, then callers
     int num_listeners, num_callers;
-    CommTcpCaller_ callers[COMM_TCP_CALLERS_]; // the oldest first
+    CommTcpCaller_ callers[COMM_TCP_CALLERS_]; // oldest first
 } CommTcpDoor_;
 
-// Listens at an address, or returns 0 with errno.
+// Listens on an address, or returns 0 with errno.
 static int comm_tcp_listen_at_(CommTcpDoor_* door, const struct sockaddr* address, socklen_t size) {
     const int fd = socket(address->sa_family, SOCK_STREAM, 0), on = 1, off = 0;
     const int is_any = address->sa_family == AF_INET6 &&
@@ -262,7 +264,7 @@ static int comm_tcp_listen_at_(CommTcpDoor_* door, const struct sockaddr* addres
         return 0;
     }
     setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on,
-               sizeof(on)); // of connections that an earlier run has closed
+               sizeof(on)); // allows the port of connections that an earlier run has closed
     if (address->sa_family == AF_INET6) {
         setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, is_any ? &off : &on, sizeof(on));
     }
@@ -273,7 +275,7 @@ static int comm_tcp_listen_at_(CommTcpDoor_* door, const struct sockaddr* addres
         return 0;
     }
     fcntl(fd, F_SETFD, FD_CLOEXEC);
-    fcntl(fd, F_SETFL, O_NONBLOCK); // who asked may be gone when it is accepted
+    fcntl(fd, F_SETFL, O_NONBLOCK); // a caller may disconnect before it is accepted
     door->polled[door->num_listeners].fd = fd;
     door->polled[door->num_listeners++].events = POLLIN;
     return 1;
@@ -285,8 +287,8 @@ __attribute__((noreturn)) static void comm_tcp_cannot_listen_(int port) {
     abort();
 }
 
-// Listens at a port of all addresses of this machine, of IPv6 and IPv4 where there are both; sets
-// the port if it is 0.
+// Listens on a port of all addresses of this machine, IPv6 and IPv4 if both exist; sets the port if
+// it is 0.
 static void comm_tcp_listen_everywhere_(CommTcpDoor_* door, int* port) {
     struct sockaddr_storage found;
     struct sockaddr_in6 six;
@@ -312,7 +314,7 @@ static int comm_tcp_is_loopback_(const struct sockaddr* address) {
                : ntohl(((const struct sockaddr_in*)address)->sin_addr.s_addr) >> 24 == 127;
 }
 
-// True if this machine alone takes the name for itself, as Debian's /etc/hosts does: the others
+// True if only this machine resolves the name to itself, as Debian's /etc/hosts does: the others
 // know another address.
 static int comm_tcp_is_own_name_(const struct addrinfo* found, const char* host) {
     struct in_addr four;
@@ -321,8 +323,8 @@ static int comm_tcp_is_own_name_(const struct addrinfo* found, const char* host)
     return is_name && strcmp(host, "localhost") != 0 && comm_tcp_is_loopback_(found->ai_addr);
 }
 
-// Listens at the addresses of a host, and at all of this machine where none of those is its own:
-// that of a service, or in front of a NAT.
+// Listens on the addresses of a host, or on all of this machine if none of those is its own: a
+// service's, or one in front of a NAT.
 static void comm_tcp_listen_(CommTcpDoor_* door, CommMeeting* m) {
     struct addrinfo wanted, *found = NULL;
     char service[16];
@@ -349,14 +351,15 @@ static void comm_tcp_listen_(CommTcpDoor_* door, CommMeeting* m) {
 
 // ---- the file ----
 
-// What the file says.
+// Contents of the file.
 typedef struct {
     char hosts[COMM_TCP_HOSTS_][256]; // one of them reaches rank 0
     int num_hosts, port;
     uint64_t key;
 } CommTcpPlace_;
 
-// This machine's name and addresses; last itself, for a machine without a network.
+// Prints this machine's name and addresses; the last one is the loopback, for a machine without a
+// network.
 static void comm_tcp_print_hosts_(FILE* file, const Comm* c) {
     struct ifaddrs *all = NULL, *at;
     char host[256];
@@ -369,7 +372,7 @@ static void comm_tcp_print_hosts_(FILE* file, const Comm* c) {
         if ((family == AF_INET || family == AF_INET6) && !(at->ifa_flags & IFF_LOOPBACK) &&
             at->ifa_flags & IFF_UP &&
             getnameinfo(at->ifa_addr, size, host, sizeof(host), NULL, 0, NI_NUMERICHOST) == 0 &&
-            !strchr(host, '%')) { // an address of one link only
+            !strchr(host, '%')) { // link-local address
             fprintf(file, "host %s\n", host);
             count++;
         }
@@ -380,7 +383,7 @@ static void comm_tcp_print_hosts_(FILE* file, const Comm* c) {
     }
 }
 
-// Rank 0 says where it listens.
+// Writes the address on which rank 0 listens.
 static void comm_tcp_write_file_(const Comm* c, const CommMeeting* m, CommTcpPlace_ place) {
     char text[4096] = "", directory[PATH_MAX];
     FILE* file = fmemopen(text, sizeof(text), "w");
@@ -393,7 +396,7 @@ static void comm_tcp_write_file_(const Comm* c, const CommMeeting* m, CommTcpPla
     file_write_text(m->file, text, strlen(text));
 }
 
-// Takes the line "NAME value" from *text; an empty value if it is another line.
+// Takes the line "NAME value" from *text; the value is empty if it is another line.
 static void comm_tcp_line_(const char** text, const char* name, char* value, size_t room) {
     const size_t length = strlen(name), line = strcspn(*text, "\n");
     *value = '\0';
@@ -403,7 +406,7 @@ static void comm_tcp_line_(const char** text, const char* name, char* value, siz
     }
 }
 
-// Returns 0 with the reason if the file does not say it, yet.
+// Reads the file. Returns 0 with the reason if it has no address yet.
 static int comm_tcp_read_file_(const CommMeeting* m, CommTcpPlace_* place, char reason[COMM_TCP_WORDS_]) {
     char error[ERROR_BYTES], job[sizeof(m->job)], key[32], port[16], *text, end;
     size_t bytes;
@@ -450,7 +453,7 @@ static void comm_tcp_answer_(const Comm* c, int fd, CommTcpVerdict_ verdict, con
     comm_tcp_write_(fd, &answer, sizeof(answer));
 }
 
-// Whether the hello is right; else why not. Its texts end.
+// Judges a hello; sets words to the reason if it is refused. Its strings are terminated.
 static CommTcpVerdict_ comm_tcp_judge_(const Comm* c, const CommTcpHello* hello, const CommMeeting* m,
                                        uint64_t key, char words[COMM_TCP_WORDS_]) {
     *words = '\0';
@@ -475,7 +478,7 @@ static CommTcpVerdict_ comm_tcp_judge_(const Comm* c, const CommTcpHello* hello,
     return COMM_TCP_WELCOME_;
 }
 
-// The line is that of a rank from now on, instead of one that it has closed.
+// Makes the line that of a rank, in place of one that the rank has closed.
 static void comm_tcp_let_in_(CommTcp_* t, int fd, const CommTcpHello* hello) {
     CommTcpPeer_* peer = &t->peers[hello->rank];
     if (peer->lines[hello->line] >= 0) {
@@ -488,8 +491,8 @@ static void comm_tcp_let_in_(CommTcp_* t, int fd, const CommTcpHello* hello) {
     memcpy(peer->host, hello->host, sizeof(peer->host));
 }
 
-// Answers a whole hello. Other jobs are sent away; a mistake of this job ends it. Who has closed
-// the line says hello again.
+// Answers a complete hello. Disconnects other jobs; a mistake of this job ends it. A rank that has
+// closed the line says hello again.
 static void comm_tcp_admit_(Comm* c, CommTcpCaller_* caller, const CommMeeting* m, uint64_t key) {
     CommTcpHello* hello = &caller->hello;
     char words[COMM_TCP_WORDS_];
@@ -522,7 +525,7 @@ static void comm_tcp_send_away_(CommTcpDoor_* door, int i) {
     comm_tcp_drop_(door, i);
 }
 
-// Accepts all who have connected.
+// Accepts all new connections.
 static void comm_tcp_accept_(CommTcpDoor_* door) {
     for (int i = 0; i < door->num_listeners; i++) {
         int fd;
@@ -542,8 +545,8 @@ static void comm_tcp_accept_(CommTcpDoor_* door) {
     }
 }
 
-// Reads as much of a hello as has come. Returns 1 if it is whole, 0 if bytes are missing, -1 if it
-// is none or late.
+// Reads as much of a hello as has arrived. Returns 1 if it is complete, 0 if bytes are missing, -1
+// if it is invalid or late.
 static int comm_tcp_hear_(CommTcpCaller_* caller) {
     const size_t magic = sizeof(caller->hello.magic);
     const ssize_t n = recv(caller->fd, (char*)&caller->hello + caller->bytes,
@@ -558,7 +561,7 @@ static int comm_tcp_hear_(CommTcpCaller_* caller) {
     return caller->bytes == sizeof(caller->hello) ? 1 : time_now_s() > caller->end_s ? -1 : 0;
 }
 
-// Waits a moment for who connects or says something, and hears all of them.
+// Waits a moment for connections and data, and handles all of them.
 static void comm_tcp_hear_all_(Comm* c, CommTcpDoor_* door, const CommMeeting* m, uint64_t key) {
     for (int i = 0; i < door->num_callers; i++) {
         const struct pollfd caller = {door->callers[i].fd, POLLIN, 0};
@@ -581,8 +584,8 @@ static void comm_tcp_hear_all_(Comm* c, CommTcpDoor_* door, const CommMeeting* m
     }
 }
 
-// A rank that has joined closes no line while it lives. One that gave up waiting for an answer
-// comes again at once.
+// Looks for closed lines. A rank that has joined closes none while it lives; one that gave up
+// waiting for an answer comes back at once.
 static void comm_tcp_look_for_closed_(const Comm* c) {
     const double now_s = time_now_s();
     for (int r = 1; r < c->size; r++) {
@@ -600,7 +603,7 @@ static void comm_tcp_look_for_closed_(const Comm* c) {
     }
 }
 
-// " 2 3": the ranks that are missing. Returns whether there are any.
+// Sets words to " 2 3", the missing ranks. Returns 0 if none is missing.
 static int comm_tcp_print_missing_(const Comm* c, char words[COMM_TCP_WORDS_]) {
     int used = 0;
     *words = '\0';
@@ -613,7 +616,7 @@ static int comm_tcp_print_missing_(const Comm* c, char words[COMM_TCP_WORDS_]) {
     return used > 0;
 }
 
-// Waits for all other ranks. Names those that are missing soon, and again when the time is up.
+// Waits for all other ranks. Reports missing ones soon, and again when the time is up.
 static void comm_tcp_wait_(Comm* c, CommTcpDoor_* door, const CommMeeting* m, uint64_t key, double limit_s) {
     const double begin_s = time_now_s();
     char missing[COMM_TCP_WORDS_];
@@ -679,14 +682,14 @@ static CommTcpHello comm_tcp_hello_(const Comm* c, const CommMeeting* m, uint64_
     return hello;
 }
 
-// Says hello to whoever listens. Returns whether that is rank 0 and lets this one in; else the
-// reason. What another try cannot mend ends the program.
+// Says hello to the listener. Returns 1 if it is rank 0 and admits this rank; else 0 with the
+// reason. Ends the program if another try cannot help.
 static int comm_tcp_greet_(int fd, const CommMeeting* m, const CommTcpHello* hello, CommTcpAnswer_* answer,
                            double limit_s, char reason[COMM_TCP_WORDS_]) {
     errno = 0;
     if (!comm_tcp_write_(fd, hello, sizeof(*hello)) ||
         !comm_tcp_read_within_(fd, answer, sizeof(*answer), limit_s) || answer->magic != COMM_TCP_MAGIC) {
-        snprintf(reason, COMM_TCP_WORDS_, "who listens there %s",
+        snprintf(reason, COMM_TCP_WORDS_, "the listener there %s",
                  errno == ETIMEDOUT ? "does not answer" : "is not rank 0");
         return 0;
     }
@@ -694,7 +697,7 @@ static int comm_tcp_greet_(int fd, const CommMeeting* m, const CommTcpHello* hel
     printable(answer->host);
     printable_copy(reason, COMM_TCP_WORDS_, answer->words);
     CHECK(answer->verdict != COMM_TCP_REFUSED_, "%s", reason);
-    CHECK(answer->verdict == COMM_TCP_WELCOME_ || *m->file, // of whose hosts one may be another machine here
+    CHECK(answer->verdict == COMM_TCP_WELCOME_ || *m->file, // one of its hosts may be another machine here
           "%s", reason);
     return answer->verdict == COMM_TCP_WELCOME_;
 }
@@ -720,7 +723,8 @@ static int comm_tcp_try_(Comm* c, const CommMeeting* m, const CommTcpHello* hell
     return fd;
 }
 
-// Where rank 0 may be: what the file says, or the command line. Returns 0 with the reason.
+// Finds the address of rank 0, in the file or from the command line. Returns 0 with the reason if
+// it is unknown.
 static int comm_tcp_find_(const CommMeeting* m, CommTcpPlace_* place, char reason[COMM_TCP_WORDS_]) {
     if (*m->file) {
         return comm_tcp_read_file_(m, place, reason);
@@ -732,12 +736,12 @@ static int comm_tcp_find_(const CommMeeting* m, CommTcpPlace_* place, char reaso
     return 1;
 }
 
-// Tries until a line is there, or the time is up.
+// Tries until the line is connected, or the time is up.
 static int comm_tcp_join_line_(Comm* c, const CommMeeting* m, int line, double limit_s) {
     const double begin_s = time_now_s(), end_s = begin_s + limit_s;
     char reason[COMM_TCP_WORDS_];
     CommTcpPlace_ place;
-    for (int is_told = c->rank > 1;;) { // one for all
+    for (int is_told = c->rank > 1;;) { // one rank reports for all
         const int hosts = comm_tcp_find_(m, &place, reason) ? place.num_hosts : 0;
         for (int i = 0; i < hosts; i++) {
             const CommTcpHello hello = comm_tcp_hello_(c, m, place.key, line);
@@ -759,8 +763,8 @@ static int comm_tcp_join_line_(Comm* c, const CommMeeting* m, int line, double l
 
 // ---- messages ----
 
-// The other rank is gone. The watchdog knows why, and ends the program; where it does not, this
-// does.
+// Ends the program because another rank is gone. Waits first, because the watchdog knows the cause
+// and ends the program better.
 __attribute__((noreturn)) static void comm_tcp_lost_(const Comm* c, int rank) {
     const int reason = errno;
     const CommTcpPeer_* peer = &comm_tcp_(c)->peers[rank];
@@ -795,7 +799,7 @@ static void comm_tcp_receive_(const Comm* c, int from, CommTcpKind_ kind, void* 
     }
 }
 
-// Rank 0's data to all.
+// Sends rank 0's data to all.
 static void comm_tcp_spread_(Comm* c, CommTcpKind_ kind, void* data, size_t bytes) {
     if (c->rank > 0) {
         comm_tcp_receive_(c, 0, kind, data, bytes);
@@ -839,8 +843,8 @@ static int comm_tcp_any_(Comm* c, int mine) {
 
 // ---- the end ----
 
-// The first rank whose end is noticed.
-static int comm_tcp_ended_(const Comm* c, CommEnded* who) {
+// Finds the first rank whose end is noticed.
+static int comm_tcp_ended_(const Comm* c, CommEnded* other) {
     const CommTcp_* t = comm_tcp_(c);
     unsigned char status;
     if (poll(t->ends, (nfds_t)c->size, 0) <= 0) {
@@ -850,8 +854,8 @@ static int comm_tcp_ended_(const Comm* c, CommEnded* who) {
         if (t->ends[r].fd >= 0 && t->ends[r].revents) {
             const ssize_t n = recv(t->ends[r].fd, &status, 1, MSG_DONTWAIT);
             const CommEnded ended = {r, n == 1 ? status : -1, t->peers[r].pid, ""};
-            *who = ended;
-            memcpy(who->host, t->peers[r].host, sizeof(who->host));
+            *other = ended;
+            memcpy(other->host, t->peers[r].host, sizeof(other->host));
             return 1;
         }
     }
@@ -906,7 +910,7 @@ void comm_tcp_open(Comm* c, const CommMeeting* meeting, double limit_s) {
         t->peers[0].lines[line] = comm_tcp_join_line_(c, meeting, line, limit_s);
     }
     for (int r = 0; r < c->size; r++) {
-        t->ends[r].fd = t->peers[r].lines[1]; // poll leaves out what is negative
+        t->ends[r].fd = t->peers[r].lines[1]; // poll ignores negative ones
         t->ends[r].events = POLLIN;
     }
     snprintf(c->library, sizeof(c->library), "TCP");

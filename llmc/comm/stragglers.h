@@ -1,10 +1,9 @@
 /*
-stragglers.h -- finds the process that is slower than the others: all of them wait for it in every
-step.
+stragglers.h -- finds the rank that is slower than the others, which wait for it in every step.
 
-What is compared is each process's time for a token in forward passes, in which nobody waits for
-others. Slow is who takes 20 % longer than the median for 50 steps in a row. Each is named once. All
-processes see the same numbers, so all find the same.
+It compares the time per token of forward passes, in which no rank waits for others. A rank is slow
+if it takes 20 % longer than the median for 50 steps in a row. Each is reported once. All ranks see
+the same numbers, so they all find the same.
 */
 #ifndef LLMC_STRAGGLERS_H
 #define LLMC_STRAGGLERS_H
@@ -14,8 +13,8 @@ extern "C" {
 #endif
 
 typedef struct {
-    int size;       // processes
-    int* steps;     // (size) that each has been slow for; -1: it is named
+    int size;       // number of ranks
+    int* steps;     // (size) steps that each has been slow; -1: reported
     double* sorted; // (size)
 } Stragglers;
 
@@ -23,8 +22,8 @@ void stragglers_open(Stragglers* p, int size);
 
 void stragglers_close(Stragglers* p);
 
-// Once a step: seconds (size), each process's time for a token; 0: unknown. Returns the process
-// that is to be named now, or -1; sets *ratio to its time as a multiple of the median.
+// Adds the time per token of each rank in a step, seconds (size); 0: unknown. Returns the rank to
+// report now, or -1; sets *ratio to its time as a multiple of the median.
 int stragglers_add(Stragglers* p, const double* seconds, double* ratio);
 
 #ifdef __cplusplus
@@ -56,7 +55,7 @@ static int stragglers_compare_(const void* a, const void* b) {
     return (x > y) - (x < y);
 }
 
-// Of those that are known, the lower one of two; 0: of none.
+// Returns the lower median of the known times; 0 if none is known.
 static double stragglers_median_(Stragglers* p, const double* seconds) {
     int known = 0;
     for (int r = 0; r < p->size; r++) {
@@ -75,7 +74,7 @@ int stragglers_add(Stragglers* p, const double* seconds, double* ratio) {
         if (p->steps[r] >= 0) {
             p->steps[r] = median > 0 && seconds[r] > PACE_SLOW_ * median ? p->steps[r] + 1 : 0;
         }
-        if (p->steps[r] >= PACE_STEPS_ && named < 0) { // another one has its turn in the next step
+        if (p->steps[r] >= PACE_STEPS_ && named < 0) { // another one is reported in the next step
             p->steps[r] = -1;
             named = r;
             *ratio = seconds[r] / median;

@@ -1,19 +1,18 @@
 /*
-gguf.h -- a model as one GGUF file (version 3), which llama.cpp and its relatives run: written, not
-read.
+gguf.h -- writes a model as one GGUF file (version 3), the format of llama.cpp and its relatives.
 
     "GGUF", u32 3, u64 tensors, u64 pairs
     pairs             key, type, value: architecture "gpt2", its sizes, the tokenizer
     tensor infos      name, dimensions (fastest first), type, offset in the data
-    data              each tensor at a multiple of 32 bytes; matrices (out, in), as ours; without the padding
-                      of the vocabulary
+    data              each tensor at a multiple of 32 bytes; matrices (out, in), as ours; without
+                      the padding of the vocabulary
 
-Little endian. Matrices have the type asked for; vectors and position embeddings stay fp32, as their
-readers want them. A number that is finite here and would not be there is an error. Q8_0 is q8.h's
-blocks; matrices whose rows are no whole blocks are fp16 instead.
+Little endian. Matrices have the requested type; vectors and position embeddings stay fp32, as their
+readers want them. A finite number that would become infinite in the file is an error. Q8_0 is made
+of q8.h's blocks; matrices whose rows are not whole blocks are fp16 instead.
 
-Tokens that are bytes are a BPE without merges there. A model without a BPE tokenizer says so
-("no_vocab"): its tokens are only numbers there, and llama.cpp cannot read or print text with them.
+A tokenizer of bytes becomes a BPE without merges. A model without a BPE tokenizer gets "no_vocab":
+its tokens are only numbers, and llama.cpp can neither read nor print text with it.
 */
 #ifndef LLMC_GGUF_H
 #define LLMC_GGUF_H
@@ -31,23 +30,23 @@ extern "C" {
 #define GGUF_DTYPE_WORDS(X) X(GGUF_F32, "f32") X(GGUF_F16, "f16") X(GGUF_BF16, "bf16") X(GGUF_Q8_0, "q8_0")
 typedef enum { GGUF_DTYPE_WORDS(WORDS_VALUE) } GgufDtype;
 
-// True if readers are to put end-of-text before a text, as training had it before each document.
+// Tells readers to put end-of-text before a text, as training had it before each document.
 typedef enum { GGUF_NO_START_TOKEN, GGUF_START_TOKEN } GgufStart;
 
 // ---- tensors ----
 
-// A file that is written a group of parameters at a time, in any order; whole or not at all.
+// File written a group of parameters at a time, in any order; complete or absent.
 typedef struct {
     FileWriter file;
     ModelConfig cfg;
     GgufDtype dtype;
-    size_t at; // where the next byte goes
+    size_t at; // offset of the next byte
     uint64_t pairs;
-    size_t data; // where the tensors begin
+    size_t data; // offset of the tensors
 } GgufWriter;
 
-// The model is called as the last part of `name`, a path. `bpe` is the tokenizer; NULL: none that
-// such files know.
+// Creates a file. The model is named after the last part of the path `name`. `bpe` is the
+// tokenizer; NULL: none that such files support.
 void gguf_create(GgufWriter* w, const char* path, const char* name, ModelConfig cfg, GgufDtype dtype,
                  const Bpe* bpe, GgufStart start);
 
@@ -55,7 +54,7 @@ void gguf_create(GgufWriter* w, const char* path, const char* name, ModelConfig 
 // `rows`.
 void gguf_put(GgufWriter* w, const TensorRow* rows, int g, const void* group);
 
-// After all groups.
+// Completes the file; call it after all groups.
 void gguf_commit(GgufWriter* w);
 
 #ifdef __cplusplus
@@ -87,7 +86,7 @@ enum {
     GGUF_BOOL_ = 7,
     GGUF_STRING_ = 8,
     GGUF_ARRAY_ = 9
-}; // of values
+}; // types of values
 
 static void gguf_put_bytes_(GgufWriter* w, const void* data, size_t bytes) {
     file_put(&w->file, data, bytes);
@@ -136,7 +135,7 @@ static void gguf_pair_bool_(GgufWriter* w, const char* key, int value) {
     gguf_put_bytes_(w, &byte, 1);
 }
 
-// An array of the lines of a text.
+// Writes the lines of a text as an array.
 static void gguf_pair_lines_(GgufWriter* w, const char* key, const char* text, size_t bytes) {
     uint64_t lines = 0;
     for (size_t i = 0; i < bytes; i++) {
@@ -151,7 +150,7 @@ static void gguf_pair_lines_(GgufWriter* w, const char* key, const char* text, s
     }
 }
 
-// Tokens of the model that the tokenizer does not have are there called [PAD50257] and so on.
+// Prints the tokens. Those of the model that the tokenizer lacks are called [PAD50257] and so on.
 static void gguf_print_tokens_(const Bpe* bpe, int V, FILE* file) {
     bpe_print_tokens(bpe, V, file);
     for (int id = bpe->vocab_size; id < V; id++) {
@@ -159,7 +158,7 @@ static void gguf_print_tokens_(const Bpe* bpe, int V, FILE* file) {
     }
 }
 
-// The tokens, or the merges, as an array of strings.
+// Kinds of arrays of strings.
 typedef enum { GGUF_TOKENS_, GGUF_MERGES_ } GgufLines_;
 
 static void gguf_pair_tokenizer_(GgufWriter* w, GgufLines_ which, const Bpe* bpe, int V) {
@@ -200,12 +199,12 @@ static void gguf_put_tokenizer_(GgufWriter* w, const Bpe* bpe, GgufStart start, 
     gguf_pair_bool_(w, "tokenizer.ggml.add_eos_token", 0);
 }
 
-// A model's name in words, and its size.
+// Name of a model, or its size in words.
 typedef struct {
     char text[NAME_MAX + 1];
 } GgufText_;
 
-// The last part of a path, without ".gguf"; bytes that are no UTF-8 are '?'.
+// Returns the last part of a path, without ".gguf"; bytes that are not UTF-8 become '?'.
 static GgufText_ gguf_title_(const char* path) {
     static const char ending[] = ".gguf";
     GgufText_ name;
@@ -227,7 +226,7 @@ static GgufText_ gguf_title_(const char* path) {
     return name;
 }
 
-// "124M", "1.6B": at least two digits, as llama.cpp's converter rounds them.
+// Returns "124M" or "1.6B": at least two digits, as llama.cpp's converter rounds them.
 static GgufText_ gguf_size_label_(double parameters) {
     GgufText_ label;
     const double unit = parameters > 1e12 ? 1e12 : parameters > 1e9 ? 1e9 : parameters > 1e6 ? 1e6 : 1e3;
@@ -259,7 +258,7 @@ static void gguf_put_pairs_(GgufWriter* w, const char* name, ModelConfig cfg, Gg
 
 // ---- tensors ----
 
-// The type of a tensor in the file, as GGUF numbers them.
+// Tensor types, as GGUF numbers them.
 enum { GGUF_TYPE_F32_ = 0, GGUF_TYPE_F16_ = 1, GGUF_TYPE_Q8_0_ = 8, GGUF_TYPE_BF16_ = 30 };
 
 static uint32_t gguf_type_(const TensorRow* row, GgufDtype dtype) {
@@ -272,7 +271,7 @@ static uint32_t gguf_type_(const TensorRow* row, GgufDtype dtype) {
     return dtype == GGUF_BF16 ? GGUF_TYPE_BF16_ : GGUF_TYPE_F16_;
 }
 
-// Bytes of a row of `cols` numbers.
+// Returns the bytes of a row of `cols` numbers.
 static size_t gguf_row_bytes_(uint32_t type, size_t cols) {
     return type == GGUF_TYPE_F32_    ? 4 * cols
            : type == GGUF_TYPE_Q8_0_ ? cols / QUANTIZED_BLOCK * sizeof(QuantizedBlock)
@@ -294,7 +293,7 @@ static void gguf_put_info_(GgufWriter* w, const TensorRow* row, ModelConfig cfg,
     gguf_put_u64_(w, offset);
 }
 
-// Bytes of a layer of a tensor, with what is between it and the next one.
+// Returns the bytes of a layer of a tensor, including the gap before the next.
 static size_t gguf_layer_bytes_(const GgufWriter* w, const TensorRow* row) {
     const size_t bytes =
         model_rows_in_files(row, w->cfg) * gguf_row_bytes_(gguf_type_(row, w->dtype), row->cols);
@@ -323,7 +322,7 @@ static void gguf_convert_(unsigned char* out, const float* x, size_t cols, uint3
     }
 }
 
-// Ends the program if a number of layer l is finite, and would not be in the file.
+// Ends the program if a finite number of layer l would become infinite in the file.
 static void gguf_check_(GgufWriter* w, const TensorRow* row, int l, const float* x, uint32_t type) {
     const size_t count = model_rows_in_files(row, w->cfg) * row->cols;
     const float limit = type == GGUF_TYPE_F16_    ? FP16_OVERFLOW
@@ -341,7 +340,7 @@ static void gguf_check_(GgufWriter* w, const TensorRow* row, int l, const float*
     }
 }
 
-// Layer l of a tensor, and zeros up to the next one.
+// Writes layer l of a tensor, and zeros up to the next.
 static void gguf_put_layer_(GgufWriter* w, const TensorRow* row, int l, const float* x) {
     const uint32_t type = gguf_type_(row, w->dtype);
     gguf_check_(w, row, l, x, type);
@@ -357,7 +356,7 @@ static void gguf_put_layer_(GgufWriter* w, const TensorRow* row, int l, const fl
     free(buffer);
 }
 
-// Counts the pairs, which the header needs before them.
+// Returns the number of pairs, which the header states before them.
 static uint64_t gguf_count_pairs_(const Bpe* bpe) { return bpe ? 13 + 10 : 13 + 2; }
 
 void gguf_create(GgufWriter* w, const char* path, const char* name, ModelConfig cfg, GgufDtype dtype,
@@ -384,7 +383,7 @@ void gguf_create(GgufWriter* w, const char* path, const char* name, ModelConfig 
 }
 
 void gguf_put(GgufWriter* w, const TensorRow* rows, int g, const void* group) {
-    size_t begin = w->data; // of the layer of a parameter
+    size_t begin = w->data; // of the parameter's layer
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         const TensorRow* row = &rows[i];
         assert(row->element_bytes == sizeof(float));

@@ -2,24 +2,24 @@
 hf_model.h -- GPT-2 as Hugging Face stores it: a directory with config.json and model.safetensors.
 
     config.json          sizes under GPT-2's names: n_layer, n_head, n_embd, n_positions, vocab_size
-    model.safetensors    tensors "transformer." + the names in the table of model.h, one for each layer
+    model.safetensors    tensors "transformer." + the names in the table of model.h, one per layer
     model-00001-of-00002.safetensors, ..., model.safetensors.index.json    the same in several files
 
 Matrices inside the blocks are (in, out) there, the transpose of ours. The vocabulary has no padding
-there: it is left out on writing, and zero after reading. The classifier is the token embedding, as
+there: writing drops it, and reading sets it to zero. The classifier is the token embedding, as
 here. A config.json may ask for more than GPT-2 has (other activations, scales by layer, a
-classifier of its own): what we do not compute is refused by name, and so is a tensor that
+classifier of its own): whatever we do not compute is refused by name, and so is a tensor that
 config.json does not account for. Dropout, which belongs to training, and heads for other tasks are
-left out with a note on stderr.
+ignored with a note on stderr.
 
-Read are models in fp32, fp16 or bf16, with and without "transformer."; into fp32, exactly. A weight
+Models are read in fp32, fp16 or bf16, with and without "transformer.", into fp32, exactly. A weight
 that is not finite is an error that names its tensor. Groups of parameters (model.h) are read one at
-a time, and a file is written from memory that has only its groups. What layers share (model.h) is
-written once for each of them, so files have every layer; where a model is read its layers must be
-equal.
+a time, and a file is written from memory that has only its groups. A tensor that layers share
+(model.h) is written once per layer, so files have every layer; when a model is read, these layers
+must be equal.
 
-    rows    of the parameters in memory, in one part or more (model_sharded_rows_of), with elements of the type of the
-            file that is written; fp32 where a model is read
+    rows    of the parameters in memory, in one part or more (model_sharded_rows_of), with elements
+            of the file's type when writing, fp32 when reading
 */
 #ifndef LLMC_HF_MODEL_H
 #define LLMC_HF_MODEL_H
@@ -35,46 +35,46 @@ extern "C" {
 
 // ---- config.json ----
 
-// The sizes of the model in a directory.
+// Reads the sizes of the model in a directory.
 ModelConfig hf_config_read(const char* directory);
 
-// The largest dropout that its configuration has.
+// Returns the largest dropout of its configuration.
 double hf_config_dropout(const char* directory);
 
-// The fields of the config.json in a directory that change nothing here, as text for
+// Returns the fields of the config.json in a directory that change nothing here, as text for
 // hf_config_write: a model that is trained further keeps them. The caller frees it.
 char* hf_config_kept(const char* directory);
 
-// Writes config.json and generation_config.json. `dtype` is the dtype of the weights, under its
-// names in transformers 4 and 5; eot the token that starts and ends documents; kept as above, NULL
-// of a new model.
+// Writes config.json and generation_config.json. `dtype` is the dtype of the weights, written under
+// its names of transformers 4 and 5; eot the token that starts and ends documents; kept as above,
+// NULL for a new model.
 void hf_config_write(const char* directory, ModelConfig cfg, SafeTensorsDtype dtype, int eot,
                      const char* kept);
 
 // ---- writing the weights ----
 
-// The groups first ... end - 1.
+// Groups [first, end) of a file.
 typedef struct {
     int first, end;
 } HfModelFile;
 
-// Cuts a model into files of at most max_bytes of data, but at least one group, and returns their
-// number. They do not depend on who writes them. `files` has room for model_groups.
+// Divides a model into files of at most max_bytes of data, but at least one group. Returns their
+// number, the same for every writer. `files` has room for model_groups.
 int hf_model_files(HfModelFile* files, ModelConfig cfg, SafeTensorsDtype dtype, double max_bytes);
 
-// model.safetensors, or the name of file `file` (from 0) of `count`.
+// Sets name to model.safetensors, or to the name of file `file` (from 0) of `count`.
 void hf_model_file_name(char name[64], int file, int count);
 
-// Writes the file directory/name, whole or not at all. `memory` begins with the file's first group;
-// `dtype` is the dtype in memory. Returns the file's checksum (xxh64).
+// Writes the file directory/name, complete or not at all. `memory` starts with the file's first
+// group; `dtype` is the dtype in memory. Returns the file's checksum (xxh64).
 uint64_t hf_model_write(const char* directory, const char* name, HfModelFile file, ModelConfig cfg,
                         const TensorRow* rows, const void* memory, SafeTensorsDtype dtype);
 
-// Writes model.safetensors.index.json, which says where each tensor is.
+// Writes model.safetensors.index.json, which maps tensors to files.
 void hf_model_write_index(const char* directory, const HfModelFile* files, int count, ModelConfig cfg,
                           SafeTensorsDtype dtype);
 
-// About the bytes of these files: the data, and room for headers and index.
+// Returns about the bytes of these files: the data, and room for headers and index.
 double hf_model_bytes(ModelConfig cfg, SafeTensorsDtype dtype);
 
 // ---- reading the weights ----
@@ -82,15 +82,15 @@ double hf_model_bytes(ModelConfig cfg, SafeTensorsDtype dtype);
 typedef struct {
     SafeTensorsSet set;
     ModelConfig cfg;
-    float* chunk; // a piece of a matrix
+    float* chunk; // part of a matrix
 } HfModel;
 
-// Opens a directory's model, whose configuration `cfg` is. All tensors must be there, and no
+// Opens the model of a directory with the configuration `cfg`. All tensors must exist, and no
 // others.
 void hf_model_open(HfModel* model, const char* directory, ModelConfig cfg);
 
-// Sets elements [first, end) of group g, as far as they are tensors, in memory that has only this
-// group; maybe more of it. Reads little else of the files.
+// Sets elements [first, end) of group g, as far as tensors cover them, in memory that has only this
+// group; may set more of it. Reads little else of the files.
 void hf_model_read(HfModel* model, const TensorRow* rows, int g, size_t first, size_t end, void* group);
 
 void hf_model_close(HfModel* model);
@@ -117,21 +117,22 @@ void hf_model_close(HfModel* model);
 
 #define HF_NORM_EPSILON_ 1e-5
 #define HF_CLASSIFIER_ "lm_head.weight"
-#define HF_MAX_CONFIG_ ((size_t)1 << 20) // bytes
+#define HF_MAX_CONFIG_ ((size_t)1 << 20) // largest config.json
 #define HF_CHUNK_ ((size_t)1 << 16)      // elements transposed at a time, or one row if that is more
 
 // ---- config.json ----
 
 typedef struct {
     ModelConfig cfg;
-    size_t hidden; // of the MLP; 0: 4 C
+    size_t hidden; // hidden units of the MLP; 0: 4 C
     int is_gpt2;
-    double dropout;    // the largest
-    const char** keys; // all that came, in the text
+    double dropout;    // largest one
+    const char** keys; // all keys read so far, in the text
     size_t num_keys;
 } HfConfig_;
 
-// Puts a number into the size of this key. 1: done; -1: the key is no size; 0: an error.
+// Stores a number as the size of this key. Returns 1 if done, -1 if the key is no size, 0 after an
+// error.
 static int hf_config_size_(JsonReader* text, const char* key, HfConfig_* config) {
     const struct {
         const char* key;
@@ -154,7 +155,7 @@ static int hf_config_size_(JsonReader* text, const char* key, HfConfig_* config)
     return -1;
 }
 
-// A string that must be one of a list, which ends with NULL.
+// Reads a string that must be in a list, which ends with NULL.
 static int hf_config_word_(JsonReader* text, const char* key, const char* const* words) {
     const char* word;
     if (!json_name(text, &word)) {
@@ -168,7 +169,7 @@ static int hf_config_word_(JsonReader* text, const char* key, const char* const*
     return error_set(text->error, text->path, "%s is %s, wanted %s", key, word, words[0]);
 }
 
-// A switch that must stand as we compute.
+// Reads a switch that must be as we compute.
 static int hf_config_switch_(JsonReader* text, const char* key, int wanted) {
     int found;
     if (!json_bool(text, &found)) {
@@ -197,7 +198,7 @@ static int hf_config_dropout_(JsonReader* text, HfConfig_* config) {
     return 1;
 }
 
-// The value of a key.
+// Reads the value of a key.
 static int hf_config_value_(JsonReader* text, const char* key, HfConfig_* config) {
     static const struct {
         const char* key;
@@ -208,7 +209,7 @@ static int hf_config_value_(JsonReader* text, const char* key, HfConfig_* config
                     {"add_cross_attention", 0}};
     static const char* const types[] = {"gpt2", NULL};
     static const char* const activations[] = {"gelu_new", "gelu_pytorch_tanh", "gelu_fast",
-                                              NULL}; // all are GELU with tanh
+                                              NULL}; // all mean GELU with tanh
     const int size = hf_config_size_(text, key, config);
     if (size >= 0) {
         return size;
@@ -301,7 +302,7 @@ ModelConfig hf_config_read(const char* directory) { return hf_config_load_(direc
 
 double hf_config_dropout(const char* directory) { return hf_config_load_(directory).dropout; }
 
-// Fields that change nothing that we compute, and are kept for those who read them.
+// True for fields that change nothing that we compute, and are kept for other readers.
 static int hf_config_is_kept_(const char* key) {
     static const char* const keys[] = {
         "initializer_range",     "pad_token_id",        "use_cache",          "reorder_and_upcast_attn",
@@ -374,7 +375,7 @@ void hf_config_write(const char* directory, ModelConfig cfg, SafeTensorsDtype dt
 
 // ---- the weights ----
 
-// A layer of a tensor, as the file has it.
+// Layer of a tensor, as the file has it.
 typedef struct {
     char name[256];
     int ndim;
@@ -394,7 +395,8 @@ static HfTensor_ hf_tensor_(const TensorRow* row, ModelConfig cfg, int l) {
     return tensor;
 }
 
-// out (n, rows) = columns first ... first + n - 1 of in (rows, cols), for elements of 2 or 4 bytes.
+// Sets out (n, rows) to the columns first ... first + n - 1 of in (rows, cols), for elements of 2
+// or 4 bytes.
 static void hf_turn_(void* out, const void* in, size_t rows, size_t cols, size_t first, size_t n,
                      size_t element_bytes) {
     for (size_t r = 0; r < rows; r++) {
@@ -408,13 +410,13 @@ static void hf_turn_(void* out, const void* in, size_t rows, size_t cols, size_t
     }
 }
 
-// Columns of a matrix that are turned at a time.
+// Returns the number of columns of a matrix that are transposed at a time.
 static size_t hf_chunk_columns_(const TensorRow* row) {
     const size_t columns = HF_CHUNK_ / row->rows;
     return columns ? columns : 1;
 }
 
-// Room for hf_chunk_columns_ of any matrix, with elements of 4 bytes.
+// Allocates room for hf_chunk_columns_ of any matrix, with elements of 4 bytes.
 static void* hf_chunk_open_(const TensorRow* rows) {
     size_t max = HF_CHUNK_;
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
@@ -439,7 +441,7 @@ static void hf_write_layer_(SafeTensorsWriter* writer, const TensorRow* row, Mod
 
 // ---- writing the weights ----
 
-// Bytes of a group in files: of all layers that have it.
+// Returns the bytes of a group in files: of all layers that have it.
 static double hf_group_bytes_(const TensorRow* rows, ModelConfig cfg, int g) {
     double bytes = 0;
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
@@ -476,7 +478,7 @@ void hf_model_file_name(char name[64], int file, int count) {
     }
 }
 
-// The group of layer l of a tensor, if the file has it; else -1.
+// Returns the group of layer l of a tensor, if the file has it; else -1.
 static int hf_group_in_file_(HfModelFile file, const TensorRow* row, int l) {
     const int g = tensor_group(row, l);
     return file.first <= g && g < file.end ? g : -1;
@@ -584,8 +586,8 @@ static void hf_read_turned_(const SafeTensorsView* view, const TensorRow* row, f
     }
 }
 
-// Sets elements [first, end) of a layer (rows, cols) from a tensor of the file; of a matrix the
-// rows that they are in.
+// Sets elements [first, end) of a layer (rows, cols) from a tensor of the file; for a matrix, the
+// rows that contain them.
 static void hf_read_layer_(const SafeTensorsView* view, const TensorRow* row, float* layer, size_t first,
                            size_t end, float* chunk) {
     memset(layer + first, 0, (end - first) * sizeof(float)); // padding of the vocabulary
@@ -596,7 +598,8 @@ static void hf_read_layer_(const SafeTensorsView* view, const TensorRow* row, fl
     }
 }
 
-// A classifier with weights of its own is not GPT-2's; a copy of the embedding is.
+// Refuses a classifier with weights of its own, which GPT-2 does not have; a copy of the embedding
+// is fine.
 static void hf_check_classifier_(const SafeTensorsSet* set, const SafeTensorsView* embedding) {
     const SafeTensorsView* head = safetensors_set_find(set, HF_CLASSIFIER_);
     CHECK(!head || (head->dtype == embedding->dtype && head->bytes == embedding->bytes &&
@@ -605,11 +608,11 @@ static void hf_check_classifier_(const SafeTensorsSet* set, const SafeTensorsVie
           set->path);
 }
 
-// What a tensor is that none of the rows asked for.
+// Kinds of tensors that no row asked for.
 typedef enum { HF_UNEXPECTED_, HF_KNOWN_, HF_HEAD_ } HfOther_;
 
-// The causal mask and its value, which old versions of transformers saved beside the weights:
-// h.0.attn.bias.
+// True for the causal mask and its value, which old versions of transformers saved with the
+// weights: h.0.attn.bias.
 static int hf_is_mask_(const char* name) {
     const size_t prefix = strlen(SAFETENSORS_PREFIX);
     int l;
@@ -622,7 +625,7 @@ static int hf_is_mask_(const char* name) {
 static HfOther_ hf_other_(const char* name) {
     static const char* const heads[] = {"score.", "multiple_choice_head.", "qa_outputs.", "classifier.",
                                         "v_head."};
-    if (hf_is_mask_(name) || strcmp(name, HF_CLASSIFIER_) == 0) { // hf_check_classifier_
+    if (hf_is_mask_(name) || strcmp(name, HF_CLASSIFIER_) == 0) { // see hf_check_classifier_
         return HF_KNOWN_;
     }
     for (size_t i = 0; i < sizeof(heads) / sizeof(heads[0]); i++) {
@@ -633,7 +636,7 @@ static HfOther_ hf_other_(const char* name) {
     return HF_UNEXPECTED_;
 }
 
-// The first names of a list, for a message.
+// First names of a list, for a message.
 typedef struct {
     int count;
     char text[512];
@@ -649,7 +652,7 @@ static void hf_add_name_(HfNames_* names, const char* name) {
     names->count++;
 }
 
-// No tensor may be left out in silence: `used` are those that were read.
+// Refuses unexpected tensors, and notes ignored ones; `used` are those that were read.
 static void hf_check_others_(const SafeTensorsSet* set, ModelConfig cfg, const SafeTensorsView** used,
                              size_t num_used) {
     HfNames_ unexpected = {0, ""}, heads = {0, ""};
@@ -673,7 +676,7 @@ static void hf_check_others_(const SafeTensorsSet* set, ModelConfig cfg, const S
     }
 }
 
-// The tensor of a layer. The classifier stands for the token embedding where only it was saved:
+// Finds the tensor of a layer. If only the classifier was saved, it stands for the token embedding:
 // they are tied.
 static const SafeTensorsView* hf_find_(const HfModel* model, const TensorRow* row, int l) {
     const SafeTensorsSet* set = &model->set;
@@ -705,7 +708,7 @@ void hf_model_open(HfModel* model, const char* directory, ModelConfig cfg) {
     free(used);
 }
 
-// The other layers of group g have the same bits as the lowest one.
+// Checks that the other layers of group g have the same bits as the lowest one.
 static void hf_check_equal_(const HfModel* model, const TensorRow* row, int g,
                             const SafeTensorsView* lowest) {
     for (int l = model_group_layer(model->cfg, g) + 1; l < row->uses; l++) {

@@ -1,14 +1,15 @@
 /*
-llmc_bin.h -- llm.c's model .bin: 256 int32 of header, then every parameter in the order of the
+llmc_bin.h -- llm.c's model .bin: a header of 256 int32, then every parameter in the order of the
 table in model.h.
 
-    header [0] 20240326   [1] 3: fp32, 5: bf16   [2] max_T   [3] V   [4] L   [5] NH   [6] C   [7] Vp   rest 0
+    header [0] 20240326   [1] 3: fp32, 5: bf16   [2] max_T   [3] V   [4] L   [5] NH   [6] C   [7] Vp
+           rest 0
 
-Little endian. Parameters are fp32 in memory here; bf16 files are widened on reading and rounded to
-nearest, ties to even, on writing. What a file has in the padding rows of the vocabulary, which no
-token uses, becomes zero, as in a model made here. The header is not trusted: sizes are checked
-against each other and against the file's length before anything is allocated, and a weight that is
-not finite is an error that names its tensor.
+Little endian. Parameters are fp32 in memory here; reading widens bf16 files, writing rounds to
+nearest, ties to even. The padding rows of the vocabulary, which no token uses, become zero, as in a
+model made here. The header is not trusted: sizes are checked against each other and against the
+file's length before anything is allocated, and a weight that is not finite is an error that names
+its tensor.
 */
 #ifndef LLMC_LLMC_BIN_H
 #define LLMC_LLMC_BIN_H
@@ -27,10 +28,10 @@ extern "C" {
 #define MODEL_DTYPE_WORDS(X) X(MODEL_FP32, "fp32") X(MODEL_BF16, "bf16")
 typedef enum { MODEL_DTYPE_WORDS(WORDS_VALUE) } ModelDtype;
 
-// The sizes of the model in a file, checked against its length.
+// Reads the sizes of the model in a file, and checks them against its length.
 ModelConfig llmc_bin_read_config(const char* path);
 
-// A file that is read a group of parameters at a time.
+// File read a group of parameters at a time.
 typedef struct {
     const char* path; // the caller's
     FILE* file;
@@ -41,13 +42,13 @@ typedef struct {
 void llmc_bin_open(LlmcBin* bin, const char* path);
 
 // Sets the tensors of group g (model.h), in memory that has only this group, laid out by `rows` for
-// the file's own configuration. Layers that share a tensor there must have equal ones in the file,
-// which has every layer.
+// the file's own configuration. The file has every layer; layers that share a tensor in memory must
+// have equal ones in the file.
 void llmc_bin_read(LlmcBin* bin, const TensorRow* rows, int g, void* group);
 
 void llmc_bin_close(LlmcBin* bin);
 
-// A file that is written a group of parameters at a time, in any order; whole or not at all.
+// File written a group of parameters at a time, in any order; complete or absent.
 typedef struct {
     FileWriter file;
     ModelDtype dtype;
@@ -58,7 +59,7 @@ void llmc_bin_create(LlmcBinWriter* writer, const char* path, ModelConfig cfg, M
 // Writes the tensors of group g, as in llmc_bin_read.
 void llmc_bin_put(LlmcBinWriter* writer, const TensorRow* rows, int g, const void* group);
 
-// After all groups.
+// Completes the file; call it after all groups.
 void llmc_bin_commit(LlmcBinWriter* writer);
 
 #ifdef __cplusplus
@@ -79,13 +80,13 @@ void llmc_bin_commit(LlmcBinWriter* writer);
 #include "llmc/base/float16.h"
 
 #define LLMC_BIN_MAGIC_ 20240326
-#define LLMC_BIN_HEADER_ 256   // int32
+#define LLMC_BIN_HEADER_ 256   // int32 of the header
 #define LLMC_BIN_CHUNK_ 65536u // elements converted at a time
 
 static int llmc_bin_version_(ModelDtype dtype) { return dtype == MODEL_BF16 ? 5 : 3; }
 static size_t llmc_bin_element_bytes_(ModelDtype dtype) { return dtype == MODEL_BF16 ? 2 : 4; }
 
-// Bytes that a file of this model has.
+// Returns the bytes of a file of this model.
 static double llmc_bin_bytes_(ModelConfig cfg, ModelDtype dtype) {
     TensorRow rows[MODEL_PARAMETER_ROWS];
     model_parameter_rows(rows, cfg);
@@ -132,7 +133,7 @@ ModelConfig llmc_bin_read_config(const char* path) {
     return llmc_bin_config_(header);
 }
 
-// Layer l of a tensor.
+// Reads layer l of a tensor.
 static void llmc_bin_read_layer_(const LlmcBin* bin, const TensorRow* row, int l, float* tensor) {
     const size_t count = tensor_layer_elements(row), element_bytes = llmc_bin_element_bytes_(bin->dtype);
     uint16_t chunk[LLMC_BIN_CHUNK_];
@@ -151,7 +152,7 @@ static void llmc_bin_read_layer_(const LlmcBin* bin, const TensorRow* row, int l
     }
 }
 
-// Zeroes the rows of the vocabulary that have no token.
+// Zeroes the rows of the vocabulary without a token.
 static void llmc_bin_clear_padding_(const TensorRow* row, ModelConfig cfg, float* tensor) {
     const size_t used = model_rows_in_files(row, cfg);
     memset(tensor + used * row->cols, 0, (row->rows - used) * row->cols * sizeof(float));
@@ -165,7 +166,7 @@ void llmc_bin_open(LlmcBin* bin, const char* path) {
     bin->dtype = header[1] == 5 ? MODEL_BF16 : MODEL_FP32;
 }
 
-// Where layer l of parameter i begins.
+// Returns the offset of layer l of parameter i.
 static size_t llmc_bin_at_(const TensorRow* rows, int i, int l, ModelDtype dtype) {
     size_t elements = (size_t)l * tensor_layer_elements(&rows[i]);
     while (i-- > 0) {
@@ -174,7 +175,7 @@ static size_t llmc_bin_at_(const TensorRow* rows, int i, int l, ModelDtype dtype
     return 4 * LLMC_BIN_HEADER_ + elements * llmc_bin_element_bytes_(dtype);
 }
 
-// Layer l of parameter i.
+// Reads layer l of parameter i.
 static void llmc_bin_read_tensor_(const LlmcBin* bin, const TensorRow* rows, int i, int l, float* tensor) {
     const size_t at = llmc_bin_at_(rows, i, l, bin->dtype);
     CHECK(fseeko(bin->file, (off_t)at, SEEK_SET) == 0, "%s: cannot read tensor %s: %s", bin->path,
@@ -183,7 +184,7 @@ static void llmc_bin_read_tensor_(const LlmcBin* bin, const TensorRow* rows, int
     llmc_bin_clear_padding_(&rows[i], bin->cfg, tensor);
 }
 
-// Layer l has the same values as the lowest layer of its group, `tensor`.
+// Checks that layer l has the same values as the lowest layer of its group, `tensor`.
 static void llmc_bin_check_equal_(const LlmcBin* bin, const TensorRow* rows, int i, int l,
                                   const float* tensor) {
     const size_t count = tensor_layer_elements(&rows[i]);

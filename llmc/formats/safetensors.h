@@ -2,23 +2,24 @@
 safetensors.h -- tensors in files, in Hugging Face's format: reading, writing, and models in several
 files.
 
-    u64 n     length of the header: a multiple of 8 in our files, so that the data is aligned to 64 bytes
-    n bytes   JSON: {"__metadata__": {"format": "pt", ...},
-                     "wte.weight": {"dtype": "F32", "shape": [50257, 768], "data_offsets": [begin, end]}, ...}
+    u64 n     length of the header: a multiple of 8 in our files, so that the data is aligned to 64
+              bytes
+    n bytes   JSON: {"__metadata__": {"format": "pt", ...}, "wte.weight": {"dtype": "F32",
+              "shape": [50257, 768], "data_offsets": [begin, end]}, ...}
               then blanks; offsets count from the end of the header
-    data      little endian, last dimension fastest; the tensors fill it without holes or overlaps
+    data      little endian, last dimension fastest; the tensors fill it without gaps or overlaps
 
-A file is mapped and checked as a whole before any of it is used; nothing in it is trusted: lengths,
-offsets, products of sizes, UTF-8, numbers, names that come twice. Beyond the format's own rules,
-names and keys must have 1 to 511 bytes and no control characters (they are printed in errors), no
-string contains a zero, a tensor has at most 8 dimensions and no unknown keys. The order of the
-names in the header is free.
+A file is mapped and checked as a whole before any of it is used. Nothing in it is trusted: lengths,
+offsets, products of sizes, UTF-8, numbers, repeated names. Beyond the format's own rules, names and
+keys must have 1 to 511 bytes and no control characters (they are printed in errors), no string may
+contain a zero, and a tensor has at most 8 dimensions. The names in the header
+may come in any order.
 
 A reader that must survive a damaged file (to find the newest valid checkpoint) uses the _try_
 functions, which return 0 and leave the message in `error`; the others end the program with it.
 
-Names of GPT-2's tensors start with "transformer." or not, depending on who wrote the file:
-safetensors_find_gpt2 and the functions that require a tensor take either for the other.
+Names of GPT-2's tensors start with "transformer." or not, depending on the writer:
+safetensors_find_gpt2 and the functions that require a tensor accept either.
 */
 #ifndef LLMC_SAFETENSORS_H
 #define LLMC_SAFETENSORS_H
@@ -54,7 +55,7 @@ typedef enum {
     SAFETENSORS_U16,
     SAFETENSORS_U8,
     SAFETENSORS_BOOL,
-    SAFETENSORS_DTYPES // their number
+    SAFETENSORS_DTYPES // number of types
 } SafeTensorsDtype;
 
 const char* safetensors_dtype_name(SafeTensorsDtype dtype);
@@ -64,7 +65,7 @@ size_t safetensors_dtype_bytes(SafeTensorsDtype dtype);
 // ---- files in memory ----
 
 typedef struct {
-    const char* path; // of its file, for errors
+    const char* path; // path of its file, for errors
     const char* name;
     SafeTensorsDtype dtype;
     int ndim; // 0: one element
@@ -81,12 +82,12 @@ typedef struct {
     char* path;
     unsigned char* map;
     size_t map_bytes;
-    unsigned char* header;    // a copy, where strings are decoded in place
-    SafeTensorsView* tensors; // in order of name
+    unsigned char* header;    // a copy, in which strings are decoded in place
+    SafeTensorsView* tensors; // sorted by name
     size_t num_tensors;
-    SafeTensorsPair* metadata; // in order of key
+    SafeTensorsPair* metadata; // sorted by key
     size_t num_metadata;
-    char error[ERROR_BYTES]; // why it could not be opened
+    char error[ERROR_BYTES]; // reason why it could not be opened
 } SafeTensors;
 
 // ---- the header ----
@@ -95,28 +96,29 @@ void safetensors_sort(void* items, size_t count, size_t item_bytes, int (*compar
 
 // ---- reading ----
 
-// Leaves the message in `error`.
+// Closes the file; `error` stays.
 void safetensors_close(SafeTensors* st);
 
-// Maps the file and checks all of its header. Returns 1; or 0, with the reason in st->error and
+// Maps the file and checks its whole header. Returns 1; or 0 with the reason in st->error and
 // nothing to close.
 int safetensors_try_open(SafeTensors* st, const char* path);
 
-// The file must not become shorter while it is open: the system kills who reads beyond its end.
+// Maps a file, which must not become shorter while it is open: the system kills whoever reads
+// beyond its end.
 void safetensors_open(SafeTensors* st, const char* path);
 
-// The tensor of exactly this name, or NULL.
+// Returns the tensor of exactly this name, or NULL.
 const SafeTensorsView* safetensors_find(const SafeTensors* st, const char* name);
 
-// The tensor of this name, or of the name with or without "transformer.", or NULL.
+// Returns the tensor of this name, with or without "transformer.", or NULL.
 const SafeTensorsView* safetensors_find_gpt2(const SafeTensors* st, const char* name);
 
-// The tensor as safetensors_find_gpt2 finds it; ends the program if it is not there or has another
-// shape.
+// Returns the tensor as safetensors_find_gpt2 finds it; ends the program if it is missing or has
+// another shape.
 const SafeTensorsView* safetensors_require(const SafeTensors* st, const char* name, int ndim,
                                            const size_t* shape);
 
-// The value of a key of __metadata__, or NULL.
+// Returns the value of a key of __metadata__, or NULL.
 const char* safetensors_metadata(const SafeTensors* st, const char* key);
 
 // Sets out (count) to the elements [start, start + count) of an F32, F16 or BF16 tensor.
@@ -125,42 +127,43 @@ void safetensors_read_f32_part(const SafeTensorsView* view, size_t start, size_t
 // Sets out (elements of the view) to all of an F32, F16 or BF16 tensor.
 void safetensors_read_f32(const SafeTensorsView* view, float* out);
 
-// The elements [start, start + count) will not be read again: their pages need no longer be in this
-// process's memory.
+// Lets the system drop the pages of elements [start, start + count), which will not be read again,
+// from this process's memory.
 void safetensors_release(const SafeTensorsView* view, size_t start, size_t count);
 
 // ---- a model in one file or in several ----
 
-// Where an index says that a tensor is.
+// Location of a tensor according to an index.
 typedef struct {
     const char* name;
     const SafeTensorsView* view;
 } SafeTensorsPlace_;
 
 typedef struct {
-    char* path;         // of the directory, or of the one file
+    char* path;         // path of the directory, or of the one file
     SafeTensors* files; // each opened once
     size_t num_files;
-    unsigned char* index;      // the text of the index, where the names are; NULL: one file, without an index
-    SafeTensorsPlace_* places; // in order of name
+    unsigned char* index; // text of the index, which contains the names; NULL: one file, without an index
+    SafeTensorsPlace_* places; // sorted by name
     size_t num_places;
-    char error[ERROR_BYTES]; // why it could not be opened
+    char error[ERROR_BYTES]; // reason why it could not be opened
 } SafeTensorsSet;
 
-// Leaves the message in `error`.
+// Closes the files; `error` stays.
 void safetensors_set_close(SafeTensorsSet* set);
 
-// As safetensors_set_open, but returns 0 with the reason in set->error, and nothing to close.
+// Opens a model as safetensors_set_open does, but returns 0 with the reason in set->error and
+// nothing to close if it cannot.
 int safetensors_set_try_open(SafeTensorsSet* set, const char* path);
 
 // Opens a model: a file, a directory with model.safetensors, or one with
-// model.safetensors.index.json and the files that it names. All are checked.
+// model.safetensors.index.json and the files that it names. Checks all of them.
 void safetensors_set_open(SafeTensorsSet* set, const char* path);
 
-// The tensor of this name, or of the name with or without "transformer.", or NULL.
+// Returns the tensor of this name, with or without "transformer.", or NULL.
 const SafeTensorsView* safetensors_set_find(const SafeTensorsSet* set, const char* name);
 
-// As safetensors_require.
+// Returns the tensor, or ends the program, as safetensors_require does.
 const SafeTensorsView* safetensors_set_require(const SafeTensorsSet* set, const char* name, int ndim,
                                                const size_t* shape);
 
@@ -173,30 +176,30 @@ typedef struct {
     size_t num_tensors;
     SafeTensorsPair* metadata;
     size_t num_metadata;
-    size_t data_bytes; // of all tensors
-    size_t current;    // the tensor that is being written,
+    size_t data_bytes; // bytes of all tensors
+    size_t current;    // tensor being written,
     size_t written;    // and its bytes so far
 } SafeTensorsWriter;
 
-// Strings are copied. No key twice: the reader would refuse the file.
+// Adds metadata. Copies the strings. A key may not come twice: readers would refuse the file.
 void safetensors_writer_metadata(SafeTensorsWriter* writer, const char* key, const char* value);
 
-// Starts the file `path`, which is under this name when it is whole (file.h). Its metadata begin
+// Starts the file `path`, which gets this name when it is complete (file.h). Its metadata start
 // with "format": "pt", without which transformers does not read it.
 void safetensors_writer_open(SafeTensorsWriter* writer, const char* path);
 
-// The next tensor of the file. Its data must begin at a multiple of its element's size, which
-// PyTorch needs: where types are mixed, declare the wide ones first.
+// Declares the next tensor of the file. Its data must start at a multiple of its element's size, as
+// PyTorch demands: in files of mixed types, declare the wide ones first.
 void safetensors_writer_declare(SafeTensorsWriter* writer, const char* name, SafeTensorsDtype dtype, int ndim,
                                 const size_t* shape);
 
-// All tensors are declared: writes the header.
+// Writes the header; all tensors must be declared.
 void safetensors_writer_begin(SafeTensorsWriter* writer);
 
-// The next bytes of the data, as they are; not beyond the end of a tensor.
+// Writes the next bytes of the data as they are; not beyond the end of a tensor.
 void safetensors_write_raw(SafeTensorsWriter* writer, const void* data, size_t bytes);
 
-// After all data: syncs the file and renames it into place. Returns its checksum (file_checksum).
+// Syncs the file and renames it into place, after all data. Returns its checksum (file_checksum).
 uint64_t safetensors_writer_commit(SafeTensorsWriter* writer);
 
 #ifdef __cplusplus
@@ -220,8 +223,8 @@ uint64_t safetensors_writer_commit(SafeTensorsWriter* writer);
 #include "llmc/base/mapped_file.h"
 #include "llmc/base/text_buffer.h"
 
-#define SAFETENSORS_MAX_HEADER_ ((size_t)100000000) // bytes, as in the reference implementation
-#define SAFETENSORS_ALIGN_ 64                       // bytes, of the data in files that we write
+#define SAFETENSORS_MAX_HEADER_ ((size_t)100000000) // largest header, as in the reference implementation
+#define SAFETENSORS_ALIGN_ 64                       // alignment of the data in files that we write, in bytes
 
 #define SAFETENSORS_METADATA_ "__metadata__"
 
@@ -256,8 +259,8 @@ static int safetensors_by_key_(const void* a, const void* b) {
     return strcmp(((const SafeTensorsPair*)a)->key, ((const SafeTensorsPair*)b)->key);
 }
 
-// In the order of the data; a tensor without elements comes before the one that starts in the same
-// place.
+// Orders tensors by their data; one without elements comes before the one that starts at the same
+// offset.
 static int safetensors_by_place_(const void* a, const void* b) {
     const SafeTensorsView *x = (const SafeTensorsView*)a, *y = (const SafeTensorsView*)b;
     return x->data != y->data ? (x->data < y->data ? -1 : 1) : (x->bytes > y->bytes) - (x->bytes < y->bytes);
@@ -270,7 +273,7 @@ void safetensors_sort(void* items, size_t count, size_t item_bytes,
     }
 }
 
-// An object of strings, sorted by key; the caller frees *pairs, also after an error.
+// Reads an object of strings, sorted by key; the caller frees *pairs, also after an error.
 static int safetensors_pairs_(JsonReader* text, SafeTensorsPair** pairs, size_t* count) {
     SafeTensorsPair pair = {NULL, NULL};
     int more;
@@ -311,7 +314,7 @@ static int safetensors_dtype_(JsonReader* text, SafeTensorsView* view) {
         view->name, name);
 }
 
-// {"dtype": ..., "shape": ..., "data_offsets": ...} in any order; other keys are passed over.
+// Reads {"dtype": ..., "shape": ..., "data_offsets": ...} in any order; skips other keys.
 static int safetensors_entry_(JsonReader* text, SafeTensorsView* view, size_t offsets[2]) {
     static const char* const keys[3] = {"dtype", "shape", "data_offsets"};
     const char* key;
@@ -347,7 +350,7 @@ static int safetensors_entry_(JsonReader* text, SafeTensorsView* view, size_t of
     return more == 0;
 }
 
-// "(768, 2304)", for messages.
+// Shape as text, "(768, 2304)", for messages.
 typedef struct {
     char text[SAFETENSORS_MAX_DIMS * 22 + 3];
 } SafeTensorsShapeText_;
@@ -362,7 +365,7 @@ static SafeTensorsShapeText_ safetensors_shape_text_(int ndim, const size_t* sha
     return out;
 }
 
-// Sets the sizes of a tensor from its shape; 0 if they are more than can be addressed.
+// Sets the sizes of a tensor from its shape; 0 if they exceed what can be addressed.
 static int safetensors_sizes_(SafeTensorsView* view) {
     view->elements = 1;
     for (int i = 0; i < view->ndim; i++) {
@@ -373,7 +376,7 @@ static int safetensors_sizes_(SafeTensorsView* view) {
     return !__builtin_mul_overflow(view->elements, safetensors_dtype_bytes(view->dtype), &view->bytes);
 }
 
-// Finds a tensor's data in the file; `begin` is where the data of all tensors starts.
+// Locates a tensor's data in the file; `begin` is the start of the data of all tensors.
 static int safetensors_place_(SafeTensors* st, SafeTensorsView* view, size_t begin, const size_t offsets[2]) {
     const size_t data_bytes = st->map_bytes - begin;
     const SafeTensorsShapeText_ shape = safetensors_shape_text_(view->ndim, view->shape);
@@ -395,7 +398,7 @@ static int safetensors_place_(SafeTensors* st, SafeTensorsView* view, size_t beg
     return 1;
 }
 
-// The object that is the header.
+// Reads the object that is the header.
 static int safetensors_entries_(SafeTensors* st, JsonReader* text) {
     const char* name;
     int more, has_metadata = 0;
@@ -429,7 +432,7 @@ static int safetensors_entries_(SafeTensors* st, JsonReader* text) {
     return more < 0 ? 0 : json_end(text);
 }
 
-// The tensors fill the data, from `at` to the end of the file.
+// Checks that the tensors fill the data, from `at` to the end of the file.
 static int safetensors_check_places_(SafeTensors* st, const unsigned char* at) {
     const unsigned char* const begin = at;
     safetensors_sort(st->tensors, st->num_tensors, sizeof(SafeTensorsView), safetensors_by_place_);
@@ -474,7 +477,8 @@ static int safetensors_parse_(SafeTensors* st) {
                          (unsigned long long)header_bytes, SAFETENSORS_MAX_HEADER_, st->map_bytes);
     }
     const size_t bytes = (size_t)header_bytes;
-    st->header = (unsigned char*)malloc(bytes ? bytes : 1); // exactly: a tool sees every step beyond it
+    st->header =
+        (unsigned char*)malloc(bytes ? bytes : 1); // exact size, so that tools detect every access beyond it
     CHECK(st->header, "%s: no memory for a header of %zu bytes", st->path, bytes);
     memcpy(st->header, st->map + first, bytes);
     JsonReader text = {st->path, st->error, st->header, bytes, 0, first};
@@ -539,7 +543,7 @@ const SafeTensorsView* safetensors_find(const SafeTensors* st, const char* name)
                            : NULL;
 }
 
-// The same name without the prefix "transformer.", or with it.
+// Name with the prefix "transformer." removed or added.
 typedef struct {
     char text[JSON_MAX_NAME + sizeof(SAFETENSORS_PREFIX)];
 } SafeTensorsName_;
@@ -582,8 +586,8 @@ const char* safetensors_metadata(const SafeTensors* st, const char* key) {
     return pair ? pair->value : NULL;
 }
 
-// Lets the system take back the pages of the mapped file that lie in what was read: it is hardly
-// read twice.
+// Lets the system take back the pages of the mapped file within the range: data is rarely read
+// twice.
 static void safetensors_release_(const unsigned char* from, size_t bytes) {
     const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
     const uintptr_t begin = ((uintptr_t)from + page - 1) / page * page,
@@ -617,7 +621,7 @@ static void safetensors_read_piece_(const SafeTensorsView* view, size_t start, s
 }
 
 void safetensors_read_f32_part(const SafeTensorsView* view, size_t start, size_t count, float* out) {
-    const size_t most = (size_t)1 << 20; // at a time: more of the file need not be in memory
+    const size_t most = (size_t)1 << 20; // read at a time: no more of the file need be in memory
     for (size_t at = 0; at < count || at == 0; at += most) {
         const size_t left = count - at;
         safetensors_read_piece_(view, start + at, left < most ? left : most, out + at);
@@ -632,7 +636,7 @@ void safetensors_release(const SafeTensorsView* view, size_t start, size_t count
     const size_t bytes = safetensors_dtype_bytes(view->dtype), page = (size_t)sysconf(_SC_PAGESIZE);
     const uintptr_t begin = (uintptr_t)(view->data + start * bytes) / page * page,
                     end = (uintptr_t)(view->data + (start + count) * bytes);
-    if (end > begin) { // advice: where it fails, the pages stay
+    if (end > begin) { // only advice: if it fails, the pages stay
         madvise((void*)begin, end - begin, MADV_DONTNEED);
     }
 }
@@ -658,7 +662,7 @@ void safetensors_set_close(SafeTensorsSet* set) {
     memset(set, 0, offsetof(SafeTensorsSet, error));
 }
 
-// Opens one file more.
+// Opens one more file.
 static int safetensors_set_add_(SafeTensorsSet* set, const char* path) {
     set->files = (SafeTensors*)check_grow(set->files, set->num_files, sizeof(SafeTensors), "list of tensors");
     SafeTensors* file = &set->files[set->num_files];
@@ -670,7 +674,7 @@ static int safetensors_set_add_(SafeTensorsSet* set, const char* path) {
     return 1;
 }
 
-// {"metadata": anything, "weight_map": {tensor: file, ...}}
+// Reads {"metadata": anything, "weight_map": {tensor: file, ...}}.
 static int safetensors_index_(JsonReader* text, SafeTensorsPair** pairs, size_t* count) {
     const char* key;
     int more, has_map = 0;
@@ -695,7 +699,7 @@ static int safetensors_index_(JsonReader* text, SafeTensorsPair** pairs, size_t*
     return more == 0;
 }
 
-// Opens the files of an index, which stand beside it, and finds each tensor.
+// Opens the files of an index, which are beside it, and finds each tensor.
 static int safetensors_set_files_(SafeTensorsSet* set, const char* index, SafeTensorsPair* pairs,
                                   size_t count) {
     char path[PATH_MAX];
@@ -752,7 +756,7 @@ static int safetensors_set_index_(SafeTensorsSet* set, const char* path) {
     return ok;
 }
 
-// Whether a directory has a model as PyTorch saved it before there was safetensors, whose name is
+// True if a directory has a model as PyTorch saved it before safetensors existed, and its path is
 // not too long.
 static int safetensors_has_pickle_(const char* directory) {
     char one[PATH_MAX], index[PATH_MAX];
@@ -884,7 +888,7 @@ static void safetensors_print_header_(const SafeTensorsWriter* writer, FILE* out
     fputc('}', out);
 }
 
-// What is complete is left behind, also tensors without elements.
+// Moves past complete tensors, also those without elements.
 static void safetensors_advance_(SafeTensorsWriter* writer) {
     while (writer->current < writer->num_tensors &&
            writer->written == writer->tensors[writer->current].bytes) {

@@ -1,12 +1,12 @@
 /*
-batch_queue.cuh -- batches on their way to the GPU: copied through pinned memory on a stream of
-their own, while the GPU works on earlier ones.
+batch_queue.cuh -- copies batches to the GPU, through pinned memory and on a stream of their own,
+while the GPU works on earlier ones.
 
-    tokens, targets, starts    (capacity)   int32, on the GPU, at fixed addresses: valid for the work put on
-                                            gpu->stream between one push and the next; starts is NULL if the
-                                            last push had none
+    tokens, targets, starts    (capacity)   int32, on the GPU, at fixed addresses: valid for work
+                                            queued on gpu->stream between one push and the next;
+                                            starts is NULL if the last push had none
 
-The host only waits in batch_queue_push, and there only for the batch BATCH_SLOTS pushes ago.
+The host waits only in batch_queue_push, and only for the batch BATCH_SLOTS pushes ago.
 */
 #ifndef LLMC_BATCH_QUEUE_CUH
 #define LLMC_BATCH_QUEUE_CUH
@@ -17,16 +17,16 @@ enum { BATCH_SLOTS = 3 };
 
 typedef struct {
     const Gpu* gpu;
-    cudaStream_t stream;                                 // of the copies
-    size_t capacity;                                     // tokens
+    cudaStream_t stream;                                 // stream of the copies
+    size_t capacity;                                     // in tokens
     int *tokens, *targets;                               // on the GPU
-    int *starts, *starts_memory;                         // NULL or the memory; on the GPU
-    int *pinned[BATCH_SLOTS], *staging[BATCH_SLOTS];     // (3, capacity) on the host, on the GPU
-    cudaEvent_t arrived[BATCH_SLOTS], used[BATCH_SLOTS]; // in staging; staging free again
-    int next;                                            // slot
+    int *starts, *starts_memory;                         // NULL, or starts_memory; on the GPU
+    int *pinned[BATCH_SLOTS], *staging[BATCH_SLOTS];     // (3, capacity) on the host; on the GPU
+    cudaEvent_t arrived[BATCH_SLOTS], used[BATCH_SLOTS]; // copied into staging; staging free again
+    int next;                                            // next slot
 } BatchQueue;
 
-// What batch_queue_open allocates on the GPU, and in pinned memory.
+// Return the bytes that batch_queue_open allocates on the GPU, and in pinned memory.
 static inline size_t batch_queue_pinned_bytes(size_t capacity) {
     return BATCH_SLOTS * 3 * capacity * sizeof(int);
 }
@@ -34,7 +34,7 @@ static inline size_t batch_queue_planned_bytes(size_t capacity) {
     return batch_queue_pinned_bytes(capacity) + 3 * capacity * sizeof(int);
 }
 
-// For batches of up to `capacity` tokens. `gpu` must stay.
+// Opens a queue for batches of up to `capacity` tokens. `gpu` must stay valid.
 static inline void batch_queue_open(BatchQueue* queue, size_t capacity, const Gpu* gpu) {
     memset(queue, 0, sizeof(*queue));
     queue->gpu = gpu;
@@ -64,15 +64,15 @@ static inline void batch_queue_close(BatchQueue* queue) {
     gpu_free(queue->tokens);
 }
 
-// Sets tokens, and targets and starts unless NULL is given for them, for the work that is put on
-// gpu->stream from now on. The arguments are on the host and may be reused at once.
+// Sets tokens, and targets and starts unless they are NULL, for work queued on gpu->stream from now
+// on. The arguments are on the host and may be reused at once.
 static inline void batch_queue_push(BatchQueue* queue, const int* tokens, const int* targets,
                                     const int* starts, size_t count) {
     const int slot = queue->next;
     const size_t bytes = count * sizeof(int);
     assert(count <= queue->capacity);
     queue->next = (slot + 1) % BATCH_SLOTS;
-    CUDA_CHECK(cudaEventSynchronize(queue->used[slot])); // an event never recorded does not wait
+    CUDA_CHECK(cudaEventSynchronize(queue->used[slot])); // an event that was never recorded does not wait
     int *pinned = queue->pinned[slot], *staging = queue->staging[slot];
     memcpy(pinned, tokens, bytes);
     memcpy(pinned + count, targets ? targets : tokens, bytes);

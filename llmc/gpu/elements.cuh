@@ -1,5 +1,5 @@
 /*
-elements.cuh -- W elements of an array at a time, by one load or store.
+elements.cuh -- loads and stores W elements of an array at a time.
 */
 #ifndef LLMC_ELEMENTS_CUH
 #define LLMC_ELEMENTS_CUH
@@ -15,7 +15,7 @@ template <> struct Word_<4> { typedef int Type; };
 template <> struct Word_<8> { typedef int2 Type; };
 template <> struct Word_<16> { typedef int4 Type; };
 
-// In registers, and the type of one access to them.
+// Elements in registers, and the type of one access to them.
 template <class X, int W> struct alignas(W * sizeof(X)) Elements {
     X element[W];
     typedef typename Word_<W * sizeof(X)>::Type Word;
@@ -23,7 +23,8 @@ template <class X, int W> struct alignas(W * sizeof(X)) Elements {
     __device__ const X& operator[](int i) const { return element[i]; }
 };
 
-// The address is a multiple of their size. The data passes once a step: it leaves the caches alone.
+// Loads elements; the address is a multiple of their size. Bypasses the caches: the data passes
+// once per step.
 template <int W, class X> __device__ inline Elements<X, W> elements_load(const X* from) {
     typedef typename Elements<X, W>::Word Word;
     Elements<X, W> elements;

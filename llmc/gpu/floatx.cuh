@@ -1,6 +1,7 @@
 /*
-floatx.cuh -- floatX, the type of weights, activations and their gradients on the GPU, as PRECISION
-says; and how many logits the classifier makes at a time where memory is dear. Comes before model.h.
+floatx.cuh -- floatX, the type of weights, activations and their gradients on the GPU, set by
+PRECISION; and the number of logits that the classifier computes at a time if memory is short.
+Include it before model.h.
 */
 #ifndef LLMC_FLOATX_CUH
 #define LLMC_FLOATX_CUH

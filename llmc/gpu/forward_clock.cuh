@@ -1,6 +1,5 @@
 /*
-forward_clock.cuh -- the time that the last forward pass of an update took on the GPU: how fast this
-process is.
+forward_clock.cuh -- times the last forward pass of an update on the GPU: how fast this rank is.
 */
 #ifndef LLMC_FORWARD_CLOCK_CUH
 #define LLMC_FORWARD_CLOCK_CUH
@@ -9,7 +8,7 @@ process is.
 
 typedef struct {
     cudaEvent_t begin, end; // of the last forward pass that was timed
-    int tokens;             // that it had; 0: none was timed in this update. Of the caller
+    int tokens;             // tokens of that pass, set by the caller; 0: none was timed in this update
 } ForwardClock;
 
 static inline void forward_clock_open(ForwardClock* clock) {
@@ -23,8 +22,8 @@ static inline void forward_clock_close(ForwardClock* clock) {
     CUDA_CHECK(cudaEventDestroy(clock->begin));
 }
 
-// Around a forward pass. `record` is cudaEventRecordExternal in a graph, which so sets the event
-// each time it is launched.
+// Record the start and end of a forward pass. In a graph, `record` is cudaEventRecordExternal,
+// which sets the event at every launch.
 static inline void forward_clock_begin(ForwardClock* clock, unsigned record, const Gpu* gpu) {
     CUDA_CHECK(cudaEventRecordWithFlags(clock->begin, gpu->stream, record));
 }
@@ -32,14 +31,14 @@ static inline void forward_clock_end(ForwardClock* clock, unsigned record, const
     CUDA_CHECK(cudaEventRecordWithFlags(clock->end, gpu->stream, record));
 }
 
-// The time for a token; 0: unknown. After the GPU was waited for.
+// Returns the time per token; 0 if unknown. The GPU must have finished.
 static inline double forward_clock_pace_s(const ForwardClock* clock) {
     float ms = 0;
     if (clock->tokens == 0) {
         return 0;
     }
     if (cudaEventElapsedTime(&ms, clock->begin, clock->end) != cudaSuccess) {
-        cudaGetLastError(); // clears the error: it is no reason to end a run
+        cudaGetLastError(); // clears the error: no reason to end a run
     }
     return ms / 1e3 / clock->tokens;
 }

@@ -1,6 +1,6 @@
 /*
-gpu.cuh -- what every GPU module stands on: the device, element types, 16-byte loads, sums over
-warps and blocks, shared memory, and launch().
+gpu.cuh -- the base of every GPU module: the device, element types, 16-byte loads, sums over warps
+and blocks, shared memory, and launch().
 
 The same sources are compiled by nvcc, and by g++ or clang++ against dev/cusim, a CPU device for
 tests. So kernels are launched only through launch(), shared memory is declared only with SMEM_ARRAY
@@ -18,20 +18,20 @@ every pointer into device memory is an argument of its kernel.
 #include "llmc/base/check.h"
 #include "llmc/base/memory.h"
 
-// The architecture that is compiled for, as the Makefile knows it. Host and kernels share sizes of
-// tiles and blocks that depend on it.
+// Target architecture, set by the Makefile. Host and kernels share sizes of tiles and blocks that
+// depend on it.
 #ifndef GPU_SM
 #define GPU_SM 90
 #endif
 
-#define GPU_BLOCKS 256 // of memory at a time: a model takes about 40
+#define GPU_BLOCKS 256 // most blocks of memory at a time: a model takes about 40
 
 // ---- errors, types ----
 
-// Returns a note for a sticky error, which only an asynchronous call, mostly a kernel, leaves
-// behind; "" for any other.
+// Returns a note for a sticky error, which only asynchronous work, usually a kernel, causes; "" for
+// any other.
 static inline const char* gpu_error_note_(cudaError_t error) {
-    cudaGetLastError(); // clears an error that does not stay
+    cudaGetLastError(); // clears an error that is not sticky
     return cudaDeviceSynchronize() == error
                ? ", maybe of earlier work: CUDA_LAUNCH_BLOCKING=1 and --graph off name it"
                : "";
@@ -60,13 +60,13 @@ template <> struct DTypeOf<bf16> { static constexpr DType value = DTYPE_BF16; };
 template <> struct DTypeOf<fp16> { static constexpr DType value = DTYPE_FP16; };
 #define DTYPE_OF(T) (DTypeOf<T>::value)
 
-// The gradient of a parameter: fp32, or the type of the weights.
+// Gradient of a parameter: fp32, or the type of the weights.
 typedef struct {
     void* data;
     DType dtype;
 } Gradient;
 
-// Runs the statement with G the element type of `gradient`; T is the type of the weights.
+// Runs the statement with G as the element type of `gradient`; T is the type of the weights.
 #define GRADIENT_DISPATCH(gradient, T, ...)                                                                  \
     do {                                                                                                     \
         assert((gradient).dtype == DTYPE_FP32 || (gradient).dtype == DTYPE_OF(T));                           \
@@ -81,11 +81,11 @@ typedef struct {
 
 // ---- the device ----
 
-// One GPU and the stream that work is put on. A copy with another stream puts work there.
+// One GPU and the stream on which work is queued. A copy with another stream queues work there.
 typedef struct {
     int device, multiprocessors, major, minor;
     char name[256];
-    size_t total_bytes, shared_bytes; // memory; shared memory that one block can ask for
+    size_t total_bytes, shared_bytes; // memory; shared memory that one block can request
     cudaStream_t stream;
 } Gpu;
 
@@ -108,8 +108,8 @@ static inline void gpu_open(Gpu* gpu, int device) {
 
 static inline void gpu_close(Gpu* gpu) { CUDA_CHECK(cudaStreamDestroy(gpu->stream)); }
 
-// What gpu_alloc handed out. It belongs to the process, like the memory itself, and cudaFree is not
-// told how much it frees: the only variable that no caller holds.
+// Blocks allocated by gpu_alloc. They belong to the process, like the memory itself, and cudaFree
+// does not tell how much it frees: the only variable that no caller holds.
 typedef struct {
     struct {
         void* memory;
@@ -123,7 +123,7 @@ static inline GpuMemory_* gpu_memory_(void) {
     return &memory;
 }
 
-// Replaces a block, or an empty place (NULL), by another. Returns 0 if it is not found.
+// Replaces a block, or an empty entry (NULL), by another. Returns 0 if it is not found.
 static inline int gpu_count_(const void* before, void* after, size_t bytes) {
     GpuMemory_* memory = gpu_memory_();
     int i = 0;
@@ -140,16 +140,16 @@ static inline int gpu_count_(const void* before, void* after, size_t bytes) {
     return 1;
 }
 
-// Counts memory that a library was found to take for `owner`, until gpu_library_gives.
+// Count memory that a library takes for `owner`, until gpu_library_gives.
 static inline void gpu_library_takes(void* owner, size_t bytes) { gpu_count_(NULL, owner, bytes); }
 static inline void gpu_library_gives(const void* owner) { gpu_count_(owner, NULL, 0); }
 
-// Memory held now by gpu_alloc and libraries, bytes; and the most ever held at once, MiB.
+// Return the memory allocated now by gpu_alloc and libraries, in bytes; and the peak, in MiB.
 static inline size_t gpu_now_bytes(void) { return gpu_memory_()->now_bytes; }
 static inline double gpu_peak_mib(void) { return (double)gpu_memory_()->peak_bytes / (1 << 20); }
 
-// Device memory, all zero when the call returns; `what` names it in the error message. By one
-// thread.
+// Allocates device memory, all zero when the call returns; `what` names it in the error message.
+// For one thread at a time.
 static inline void* gpu_alloc(size_t count, size_t element_bytes, const char* what) {
     const size_t bytes = array_bytes(count, element_bytes);
     size_t free_bytes = 0, total_bytes = 0;
@@ -165,7 +165,7 @@ static inline void* gpu_alloc(size_t count, size_t element_bytes, const char* wh
     return memory;
 }
 
-// Pinned memory of the host, all zero.
+// Allocates pinned memory of the host, all zero.
 static inline void* gpu_alloc_pinned(size_t count, size_t element_bytes, const char* what) {
     const size_t bytes = array_bytes(count, element_bytes);
     void* memory = NULL;
@@ -184,7 +184,7 @@ static inline void gpu_free_pinned(void* memory) { CUDA_CHECK(cudaFreeHost(memor
 
 static inline void gpu_free(void* memory) {
     if (memory) {
-        gpu_count_(memory, NULL, 0); // what it does not know, cudaFree takes or refuses
+        gpu_count_(memory, NULL, 0); // cudaFree judges pointers that are not counted
         CUDA_CHECK(cudaFree(memory));
     }
 }
@@ -212,12 +212,12 @@ static inline void gpu_copy(void* to, const void* from, size_t bytes, const Gpu*
     T* name = reinterpret_cast<T*>(smem_dynamic_)
 #endif
 
-// Dynamic shared memory that a block gets without asking: 48 KiB less 2 for its static arrays,
-// which count, too.
+// Dynamic shared memory that a block gets without asking: 48 KiB minus 2 for its static arrays,
+// which also count.
 enum { GPU_SHARED_UNASKED_ = 46 << 10 };
 
-// kernel<<<grid, block, shared_bytes, stream>>>(args...), with errors checked and, where a block
-// needs more shared memory than every block gets, permission asked for, and the largest share of
+// Launches kernel<<<grid, block, shared_bytes, stream>>>(args...), and checks for errors. If a
+// block needs more than the default shared memory, requests permission, and the largest share of
 // the L1 cache, so that several blocks fit.
 template <typename... P, typename... A>
 static inline void launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared_bytes, const Gpu* gpu,
@@ -245,13 +245,13 @@ __host__ __device__ inline float to_float(float x) { return x; }
 __host__ __device__ inline float to_float(bf16 x) { return __bfloat162float(x); }
 __host__ __device__ inline float to_float(fp16 x) { return __half2float(x); }
 
-// Rounded to nearest, ties to even.
+// Rounds to nearest, ties to even.
 template <class T> __host__ __device__ inline T from_float(float x);
 template <> __host__ __device__ inline float from_float<float>(float x) { return x; }
 template <> __host__ __device__ inline bf16 from_float<bf16>(float x) { return __float2bfloat16_rn(x); }
 template <> __host__ __device__ inline fp16 from_float<fp16>(float x) { return __float2half_rn(x); }
 
-// 16 bytes of elements in registers.
+// Sixteen bytes of elements in registers.
 template <class T> struct alignas(16) Pack {
     static constexpr int SIZE = 16 / sizeof(T);
     T element[SIZE];
@@ -259,8 +259,8 @@ template <class T> struct alignas(16) Pack {
     __device__ const T& operator[](int i) const { return element[i]; }
 };
 
-// Addresses must be multiples of 16 bytes. load_pack_once is for data that will not be used again
-// soon: it leaves the caches to others.
+// Load and store a pack; addresses must be multiples of 16 bytes. load_pack_once is for data that
+// will not be used again soon: it leaves the caches to others.
 template <class T> __device__ inline Pack<T> load_pack(const T* from) {
     Pack<T> pack;
     *reinterpret_cast<int4*>(&pack) = *reinterpret_cast<const int4*>(from);
@@ -275,7 +275,7 @@ template <class T> __device__ inline void store_pack(T* to, const Pack<T>& pack)
     *reinterpret_cast<int4*>(to) = *reinterpret_cast<const int4*>(&pack);
 }
 
-// Elements 2i and 2i + 1 of 16 bits, in the bits of a word, as fp32 and back.
+// Convert elements 2i and 2i + 1 of 16 bits, the bits of a word, to fp32 and back.
 template <class T> __device__ inline void unpack_word_(float* to, int word) {
     T pair[2];
     memcpy((void*)pair, &word, sizeof(word));
@@ -283,7 +283,8 @@ template <class T> __device__ inline void unpack_word_(float* to, int word) {
     to[1] = to_float(pair[1]);
 }
 template <> __device__ inline void unpack_word_<bf16>(float* to, int word) {
-    const unsigned low = (unsigned)word << 16, high = (unsigned)word & 0xffff0000u; // a bf16 is half a float
+    const unsigned low = (unsigned)word << 16,
+                   high = (unsigned)word & 0xffff0000u; // bf16 is the upper half of a float
     memcpy(to, &low, sizeof(low));
     memcpy(to + 1, &high, sizeof(high));
 }
@@ -291,8 +292,8 @@ template <> __device__ inline void unpack_word_<float>(float* to, int word) {
     memcpy(to, &word, sizeof(word));
 }
 
-// The elements of a pack, or of 16 bytes that hold one, as fp32. Word by word: nvcc takes twice the
-// instructions for one element after the other.
+// Convert the elements of a pack, or of 16 bytes that hold one, to fp32. Word by word: element by
+// element, nvcc takes twice the instructions.
 template <class T> __device__ inline void unpack(float* to, int4 words) {
     unpack_word_<T>(to, words.x);
     unpack_word_<T>(to + 4 / sizeof(T), words.y);
@@ -321,8 +322,8 @@ __device__ inline float warp_max(float x) {
     return x;
 }
 
-// Over a block of one dimension, a multiple of 32 threads; all of them call it. The last barrier
-// lets the array be used again at once.
+// Returns the sum over a block of one dimension, a multiple of 32 threads; all of them call it. The
+// last barrier lets the array be reused at once.
 __device__ inline float block_sum(float x) {
     SMEM_ARRAY(float, of_warp, [32]);
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;

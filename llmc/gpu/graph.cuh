@@ -1,9 +1,9 @@
 /*
-graph.cuh -- work that repeats as a CUDA graph: what a stream is given is captured once, then
-launched as a whole.
+graph.cuh -- captures repeated work as a CUDA graph: what a stream is given once is then launched as
+a whole.
 
-A micro-step is captured when it is done for the second time: the first time chooses algorithms and
-loads kernels. The graph fits as long as its arguments stay what they were.
+A micro-step is captured the second time it is due: the first time chooses algorithms and loads
+kernels. A graph is valid as long as its arguments stay the same.
 */
 #ifndef LLMC_GRAPH_CUH
 #define LLMC_GRAPH_CUH
@@ -12,8 +12,8 @@ loads kernels. The graph fits as long as its arguments stay what they were.
 
 #include "llmc/gpu/gpu.cuh"
 
-// From here on the stream keeps what it is given, and does nothing; the end makes a graph of it,
-// which the caller destroys.
+// Start and end a capture: in between, the stream records work without doing it; the end returns a
+// graph, which the caller destroys.
 static inline void graph_capture_begin(const Gpu* gpu) {
     CUDA_CHECK(cudaStreamBeginCapture(gpu->stream, cudaStreamCaptureModeThreadLocal));
 }
@@ -26,25 +26,25 @@ static inline cudaGraphExec_t graph_capture_end(const Gpu* gpu) {
     return executable;
 }
 
-// A micro-step; zeros at first.
+// Graph of a micro-step; zeros at first.
 typedef struct {
-    int times[2];      // that it was due: without documents, with them
-    float dloss;       // the graph was captured for this gradient of the losses,
-    const int* starts; // and with or without documents
+    int times[2];      // how often it was due: without documents, with them
+    float dloss;       // gradient of the losses in the captured graph,
+    const int* starts; // and its documents, or NULL
     cudaGraphExec_t graph;
 } StepGraph;
 
-// Whether the micro-step is to be a graph this time: it was done before.
+// True if the micro-step should be captured this time: it was done before.
 static inline int step_graph_is_due(StepGraph* g, const int* starts) {
     return g->times[starts != NULL]++ > 0;
 }
 
-// Whether there is a graph for these arguments.
+// True if a graph exists for these arguments.
 static inline int step_graph_fits(const StepGraph* g, float dloss, const int* starts) {
     return g->graph && g->dloss == dloss && g->starts == starts;
 }
 
-// Takes a graph that was captured for these arguments, instead of the one before.
+// Stores a graph that was captured for these arguments, in place of the last.
 static inline void step_graph_set(StepGraph* g, cudaGraphExec_t graph, float dloss, const int* starts) {
     if (g->graph) {
         CUDA_CHECK(cudaGraphExecDestroy(g->graph));

@@ -5,25 +5,25 @@ driver).
     GPU: 67 C, 612 of 700 W, SM 1755 of 1980 MHz, memory clock 3201 MHz, 71342 of 143771 MiB,
     utilization 99 %, throttled: power
 
-What a card does not report is left out: many have no fan, laptops no power limit, shared cards
-(MIG) no utilization. Power is averaged by NVIDIA over the last second; utilization is the share of
-time with a kernel running; memory counts all processes and the driver. "throttled" lists all
-reasons that hold the clocks down.
+The line omits what a card does not report: many have no fan, laptops no power limit, shared cards
+(MIG) no utilization. NVIDIA averages power over the last second; utilization is the share of time
+with a kernel running; memory counts all processes and the driver. "throttled" lists all reasons
+that hold the clocks down.
 
 The library is opened at run time and never linked, so the program also runs without it. Then
-nvml_open returns 0, `reason` holds one line that says why, for the caller to print once, and
-nvml_line returns 0. Nothing here ends the program or prints.
+nvml_open returns 0, `reason` has one line for the caller to print once, and nvml_line returns 0.
+Nothing here ends the program or prints.
 
-The GPU is named by its PCI bus id, from cudaDeviceGetPCIBusId: CUDA's device numbers follow
+The GPU is identified by its PCI bus id, from cudaDeviceGetPCIBusId: CUDA's device numbers depend on
 CUDA_VISIBLE_DEVICES and the cards' speed, NVML's do not.
 
     LLMC_NVML_LIBRARY   environment: the library's name or path, instead of libnvidia-ml.so.1
 
-dlopen is in libc, but before glibc 2.34 in libdl: nvcc links that by itself, make with LDLIBS=-ldl
+dlopen is in libc, but before glibc 2.34 in libdl: nvcc links that on its own, make with LDLIBS=-ldl
 in the environment.
 
-The few types and constants are declared here as NVIDIA's NVML API Reference Guide gives them; the
-test holds them against the toolkit's own header where there is one.
+The few types and constants are declared here as in NVIDIA's NVML API Reference Guide; the test
+compares them with the toolkit's own header if it is installed.
 */
 #ifndef LLMC_NVML_H
 #define LLMC_NVML_H
@@ -38,8 +38,8 @@ test holds them against the toolkit's own header where there is one.
 
 // ---- NVIDIA's declarations ----
 
-typedef struct nvmlDevice_st NvmlDevice_; // theirs
-typedef unsigned int NvmlResult_;         // 0: done; anything else: the other results are not set
+typedef struct nvmlDevice_st NvmlDevice_; // NVIDIA's
+typedef unsigned int NvmlResult_;         // 0: success; otherwise the other results are not set
 enum { NVML_GPU_SENSOR_ = 0, NVML_SM_CLOCK_ = 1, NVML_MEMORY_CLOCK_ = 2 };
 
 typedef struct {
@@ -59,7 +59,7 @@ typedef NvmlResult_ (*NvmlGetBits_)(NvmlDevice_*, unsigned long long*);
 typedef NvmlResult_ (*NvmlGetMemory_)(NvmlDevice_*, NvmlMemory_*);
 typedef NvmlResult_ (*NvmlGetUtilization_)(NvmlDevice_*, NvmlUtilization_*);
 
-// What can hold the clocks down. Left out: an idle GPU (0x001), and bits that have come since.
+// Reasons that hold the clocks down. Left out: an idle GPU (0x001), and bits added since.
 typedef struct {
     unsigned int bit;
     const char* name;
@@ -74,18 +74,18 @@ static const NvmlThrottle_ nvml_throttles_[] = {
     {0x010, "sync boost"},        // the slowest GPU of a group
     {0x020, "temperature"},
     {0x040, "temperature (hardware)"},
-    {0x080, "power brake (hardware)"}, // asked for by the power supply
+    {0x080, "power brake (hardware)"}, // demanded by the power supply
     {0x100, "display clock setting"},
     {0x200, "board limit"},
 };
 
 // ---- opening ----
 
-// One GPU. The functions are NULL where the library has none of that name.
+// One GPU. Functions that the library lacks are NULL.
 typedef struct {
     void* library;        // NULL: closed
     NvmlAction_ shutdown; // NULL: not started
-    NvmlDevice_* device;  // the library's
+    NvmlDevice_* device;  // owned by the library
     NvmlGetOf_ temperature, clock, max_clock;
     NvmlGet_ fan, power, power_limit;
     NvmlGetMemory_ memory;
@@ -109,7 +109,7 @@ static inline void nvml_close(Nvml* nvml) {
 // Keeps the reason, closes, and returns 0.
 __attribute__((format(printf, 2, 3))) static inline int nvml_fail_(Nvml* nvml, const char* format, ...) {
     va_list args;
-    va_start(args, format); // before closing: the words are the library's
+    va_start(args, format); // before closing: the words belong to the library
     vsnprintf(nvml->reason, sizeof(nvml->reason), format, args);
     va_end(args);
     nvml_close(nvml);
@@ -138,8 +138,8 @@ static inline void nvml_load_(Nvml* nvml) {
     }
 }
 
-// Finds the GPU with this bus id ("0000:17:00.0"). Returns whether nvml_line will work; if not,
-// nvml->reason says why and everything is closed.
+// Finds the GPU with this bus id ("0000:17:00.0"). Returns 0 with the reason in nvml->reason, and
+// everything closed, if nvml_line will not work.
 static inline int nvml_open(Nvml* nvml, const char* pci_bus_id) {
     const char* chosen = getenv("LLMC_NVML_LIBRARY");
     const char* name = chosen && chosen[0] ? chosen : "libnvidia-ml.so.1";
@@ -180,13 +180,13 @@ typedef struct {
     size_t bytes, used; // used < bytes
 } NvmlText_;
 
-// After printf was given the room left and wanted n bytes.
+// Advances after printf, which was given the room left and wanted n bytes.
 static inline void nvml_advance_(NvmlText_* line, int wanted) {
     const size_t length = wanted > 0 ? (size_t)wanted : 0, room = line->bytes - line->used;
     line->used += length < room ? length : room - 1;
 }
 
-// Adds one part; what does not fit is cut off.
+// Adds one part; cuts off what does not fit.
 __attribute__((format(printf, 2, 3))) static inline void nvml_put_(NvmlText_* line, const char* format, ...) {
     const char* before = line->used == 0 ? "GPU: " : ", ";
     nvml_advance_(line, snprintf(line->text + line->used, line->bytes - line->used, "%s", before));
@@ -196,7 +196,7 @@ __attribute__((format(printf, 2, 3))) static inline void nvml_put_(NvmlText_* li
     va_end(args);
 }
 
-// "VALUE of LIMIT UNIT", without the limit if that is not known.
+// Adds "VALUE of LIMIT UNIT", without the limit if it is unknown.
 static inline void nvml_put_share_(NvmlText_* line, const char* name, unsigned int value, int has_limit,
                                    unsigned int limit, const char* unit) {
     if (has_limit) {
@@ -230,7 +230,7 @@ static inline void nvml_put_throttle_(NvmlText_* line, const Nvml* nvml) {
     if (!nvml->throttle || nvml->throttle(nvml->device, &bits) != 0) {
         return;
     }
-    if (bits & NVML_HARDWARE_WHY_) { // the general bit is then set as well, and says less
+    if (bits & NVML_HARDWARE_WHY_) { // the general bit is set as well, and says less
         bits &= ~(unsigned long long)NVML_HARDWARE_;
     }
     const char* before = "throttled: ";
@@ -242,9 +242,8 @@ static inline void nvml_put_throttle_(NvmlText_* line, const Nvml* nvml) {
     }
 }
 
-// Sets text[0 .. bytes) to the line, without a newline; a longer one is cut off, and 256 bytes are
-// enough. Returns whether there is something to print: 0 if `nvml` is closed or the GPU reports
-// nothing.
+// Sets text[0 .. bytes) to the line, without a newline; cuts it if it is too long (256 bytes are
+// enough). Returns 0 if `nvml` is closed or the GPU reports nothing.
 static inline int nvml_line(const Nvml* nvml, char* text, size_t bytes) {
     NvmlText_ line = {text, bytes, 0};
     NvmlMemory_ memory = {0, 0, 0};
@@ -275,8 +274,8 @@ static inline int nvml_line(const Nvml* nvml, char* text, size_t bytes) {
     return line.used > 0;
 }
 
-// Sets the power and the clock of the multiprocessors at this moment; NAN: closed, or the GPU does
-// not tell.
+// Sets the current power, and clock of the multiprocessors; NAN if closed, or if the GPU does not
+// report them.
 static inline void nvml_sensors(const Nvml* nvml, double* power_w, double* clock_mhz) {
     unsigned int power_mw = 0, mhz = 0;
     const int is_open = nvml->library != NULL;

@@ -3,8 +3,8 @@ ptx.cuh -- one function per PTX instruction: inline assembly for nvcc, plain C++
 
 The twin of an instruction is our reading of the PTX ISA manual; dev/test/gpu/test_ptx.cu checks
 both against the same tables, element by element. Lane l of a warp has g = l / 4 and t = l % 4; a
-register of type unsigned holds two 16-bit elements, the lower half first. Where an operand of
-mma_16816 is:
+register of type unsigned holds two 16-bit elements, the lower half first. The operands of mma_16816
+lie at
 
     a[i]   (16, 16)   row g + 8 (i % 2),   columns 2t + 8 (i / 2) and the next
     b[i]   (16, 8)    rows 2t + 8 i and the next,   column g
@@ -23,21 +23,22 @@ __device__ inline unsigned ptx_shared_address_(const void* p) {
     return (unsigned)__cvta_generic_to_shared(p);
 }
 
-// Starts to copy `bytes` (0 ... 16) from global memory to shared memory, past the L1 cache and past
-// the registers; the rest of the 16 bytes at `to` become 0. Both addresses are multiples of 16. If
-// bytes is 0, `from` is not read and may point anywhere.
+// Starts to copy `bytes` (0 ... 16) from global to shared memory, bypassing the L1 cache and the
+// registers; the rest of the 16 bytes at `to` become 0. Both addresses are multiples of 16. If
+// `bytes` is 0, `from` is not read and may point anywhere.
 __device__ inline void cp_async_16(void* to, const void* from, int bytes) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(ptx_shared_address_(to)), "l"(from),
                  "r"(bytes)
                  : "memory");
 }
 
-// Waits for the copies that this thread started; those of others are there after the next barrier.
+// Waits for the copies that this thread started; those of others are complete after the next
+// barrier.
 __device__ inline void cp_async_wait_all(void) { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
-// Four 8x8 matrices of 16-bit elements from shared memory: lane 8i+j gives the address of row j of
-// matrix i, a multiple of 16 bytes; r[i] of lane l becomes elements 2t and 2t+1 of row g of matrix
-// i.
+// Loads four 8x8 matrices of 16-bit elements from shared memory: lane 8i+j gives the address of row
+// j of matrix i, a multiple of 16 bytes; r[i] of lane l becomes elements 2t and 2t+1 of row g of
+// matrix i.
 __device__ inline void ldmatrix_x4(unsigned (&r)[4], const void* row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
@@ -45,7 +46,7 @@ __device__ inline void ldmatrix_x4(unsigned (&r)[4], const void* row) {
                  : "memory");
 }
 
-// The same with each matrix transposed: r[i] becomes elements g of rows 2t and 2t+1 of matrix i.
+// Loads them transposed: r[i] becomes elements g of rows 2t and 2t+1 of matrix i.
 __device__ inline void ldmatrix_x4_trans(unsigned (&r)[4], const void* row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
@@ -53,7 +54,7 @@ __device__ inline void ldmatrix_x4_trans(unsigned (&r)[4], const void* row) {
                  : "memory");
 }
 
-// d += a b, for elements of type T, sums in fp32.
+// Adds a b to d, for elements of type T, with sums in fp32.
 template <class T>
 __device__ inline void mma_16816(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1);
 template <>
@@ -71,7 +72,7 @@ __device__ inline void mma_16816<fp16>(float (&d)[4], const unsigned (&a)[4], un
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// 2^x with a relative error below 2^-22; results below the smallest normal number are 0.
+// Returns 2^x with a relative error below 2^-22; results below the smallest normal number are 0.
 __device__ inline float exp2_approx(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -87,7 +88,7 @@ inline void cp_async_wait_all(void) {
     cusim_cp_async_wait(0);
 }
 
-// What a lane gets of matrix i: elements `first` and `second`, numbered along the rows.
+// Sets a lane's part of matrix i: elements `first` and `second`, numbered along the rows.
 inline void ptx_ldmatrix_(unsigned (&r)[4], const void* row, int first_row, int first_column, int second_row,
                           int second_column, CUSIM_LOC) {
     if ((uintptr_t)row % 16) {
@@ -112,15 +113,15 @@ inline void ldmatrix_x4_trans(unsigned (&r)[4], const void* row, CUSIM_LOC) {
     ptx_ldmatrix_(r, row, 2 * t, g, 2 * t + 1, g, CUSIM_L);
 }
 
-// A lane's registers in a product: a and b go in, d goes in and out.
+// Registers of a lane in a matmul: inputs a and b, input and output d.
 struct PtxMma_ {
     unsigned a[4], b[2];
     float d[4];
 };
 typedef float PtxRow_ __attribute__((vector_size(32))); // of eight columns
 
-// The product of a whole warp, computed by one lane. It reads and writes the registers of the
-// others, which wait: no access of memory, so ThreadSanitizer does not look.
+// Computes the matmul of a whole warp, in one lane. It accesses the registers of the others, which
+// wait: these are no memory accesses, so ThreadSanitizer does not look.
 template <class T> __attribute__((no_sanitize("thread"))) void ptx_mma_(void* const lanes[32]) {
     float a[16][16], b[16][8], d[16][8];
     for (int lane = 0; lane < 32; lane++) {

@@ -1,6 +1,6 @@
 /*
-results.cuh -- what the host reads back of an update or of batches of a validation, on the GPU and
-in pinned memory.
+results.cuh -- results of an update, or of the batches of a validation, that the host reads back: on
+the GPU and in pinned memory.
 
 Kernels append losses and set the rest; the host reads all of it at once, and waits.
 */
@@ -18,7 +18,7 @@ Kernels append losses and set the rest; the host reads all of it at once, and wa
 typedef struct {
     WideSum square_sum;          // of the gradient
     unsigned long long checksum; // of the parameters
-    int64_t count;               // of losses
+    int64_t count;               // number of losses
     double losses[];             // sum of each micro-step
 } StepResult;
 
@@ -28,12 +28,12 @@ static inline size_t step_result_bytes(int64_t losses) {
 
 typedef struct {
     StepResult *on_gpu, *on_host;
-    int64_t max_losses; // that they have room for
-    int64_t waiting; // losses that the host does not have yet, of batches that it lets the GPU run ahead with
+    int64_t max_losses; // capacity
+    int64_t waiting;    // losses that the host has not read yet, of batches that the GPU runs ahead with
     const Gpu* gpu;
 } StepResults;
 
-// `gpu` stays.
+// Opens the results. `gpu` must stay valid.
 static inline void step_results_open(StepResults* r, int64_t max_losses, const Gpu* gpu) {
     r->max_losses = max_losses;
     r->gpu = gpu;
@@ -46,7 +46,8 @@ static inline void step_results_close(StepResults* r) {
     gpu_free(r->on_gpu);
 }
 
-// Before the first micro-step of an update, and before the first batch of a validation.
+// Forgets all losses; call it before the first micro-step of an update, and the first batch of a
+// validation.
 static inline void step_results_clear(StepResults* r) {
     CUDA_CHECK(cudaMemsetAsync(&r->on_gpu->count, 0, sizeof(r->on_gpu->count), r->gpu->stream));
     r->waiting = 0;
@@ -66,7 +67,7 @@ static inline void step_results_expect(StepResults* r) { r->waiting++; }
 
 static inline int step_results_are_full(const StepResults* r) { return r->waiting == r->max_losses; }
 
-// Waits for the losses that are expected, and sets those just before `end`.
+// Waits for the expected losses, and sets those just before `end`.
 static inline void step_results_collect(StepResults* r, double* end) {
     const int64_t count = r->waiting;
     if (count > 0) {

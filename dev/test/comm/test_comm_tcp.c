@@ -209,7 +209,7 @@ static void test_port_in_use(void) {
     const int accepted = accept(fd, NULL, NULL);
     EXPECT(write(accepted, "220 smtp\n", 9) == 9);
     close(accepted);
-    EXPECT(ends(one, 1, "who listens there "));
+    EXPECT(ends(one, 1, "the listener there "));
     close(fd);
 }
 
