@@ -1,18 +1,18 @@
 /*
-reference.h -- GPT-2 as plain loops from the formulas: the page to read first.
+reference.h -- GPT-2 as plain loops from the formulas: the first file to read.
 
-Nothing here is fast: no threads, no vectors, no tiles. Each operation is the formula above it,
-forward and backward. The fast versions, llmc/<op>.h for the CPU and llmc/<op>.cuh for the GPU, are
+Nothing here is fast: no threads, no vectors, no tiles. Above each operation is its formula, forward
+and backward. The fast versions, llmc/ops/<op>.h for the CPU and llmc/ops/<op>.cuh for the GPU, are
 tested against these loops, and these against finite differences (dev/test/ops/test_reference.c).
 
-    B  sequences        T   tokens of a sequence        N = B*T  tokens
+    B  sequences        T   tokens per sequence         N = B*T  tokens
     C  channels         NH  heads, of size HS = C/NH
     L  blocks           V   vocabulary                  Vp       vocabulary with padding
 
     dx  the gradient of the loss with respect to x, of the shape of x
 
-A forward pass sets its outputs. A backward pass ADDS to its gradients, which start at zero: what is
-used twice, as the residual stream and the token embedding are, gets a term from each use.
+A forward pass sets its outputs. A backward pass ADDS to its gradients, which start at zero: tensors
+that are used twice, such as the residual stream and the token embedding, get a term from each use.
 
 Real is double, or the type that REFERENCE_REAL names.
 
@@ -34,7 +34,7 @@ GPT-2: Radford et al., "Language models are unsupervised multitask learners", 20
 #endif
 typedef REFERENCE_REAL Real;
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Token and position embeddings
 //
 //     out[b][t] = wte[tokens[b][t]] + wpe[t]
@@ -60,10 +60,11 @@ static inline void ref_encoder_backward(Real* dwte, Real* dwpe, const Real* dout
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Layer normalization: Ba, Kiros and Hinton, 2016
 //
-//     mean = avg_c(inp)    rstd = 1 / sqrt(avg_c((inp - mean)^2) + 1e-5)    norm = (inp - mean) rstd
+//     mean = avg_c(inp)                norm = (inp - mean) rstd
+//     rstd = 1 / sqrt(avg_c((inp - mean)^2) + 1e-5)
 //     out  = norm weight + bias
 //
 //     dinp = rstd (g - avg_c(g) - norm avg_c(g norm))    with g = dout weight
@@ -109,7 +110,7 @@ static inline void ref_layernorm_backward(Real* dinp, Real* dweight, Real* dbias
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Linear layer
 //
 //     out = inp weight^T + bias
@@ -147,18 +148,19 @@ static inline void ref_linear_backward(Real* dinp, Real* dweight, Real* dbias, c
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Causal multi-head attention: Vaswani et al., 2017; the backward pass from lse: Dao et al., 2022
+// -------------------------------------------------------------------------------------------------
+// Causal multi-head attention: Vaswani et al., 2017; backward from lse: Dao et al., 2022
 //
 //     score[t][u] = q[t] . k[u] / sqrt(HS)           start[t] <= u <= t
 //     lse[t]      = log(sum_u exp(score[t][u]))      p[t][u] = exp(score[t][u] - lse[t])
 //     out[t]      = sum_u p[t][u] v[u]
 //
 //     ds[t][u] = p[t][u] (dout[t] . v[u] - dout[t] . out[t]) / sqrt(HS)
-//     dq[t] = sum_u ds[t][u] k[u]     dk[u] = sum_t ds[t][u] q[t]     dv[u] = sum_t p[t][u] dout[t]
+//     dq[t] = sum_u ds[t][u] k[u]    dk[u] = sum_t ds[t][u] q[t]    dv[u] = sum_t p[t][u] dout[t]
 //
 // qkv (B, T, 3, NH, HS)    out (B, T, NH, HS)    lse (B, NH, T), kept for the backward pass
-// starts (B, T): where the document of token t starts in its row, at most t; NULL: at 0. A token sees its document only.
+// starts (B, T): where the document of token t starts in its row, at most t; NULL: at 0. A token
+// attends only to its own document.
 
 static inline Real ref_dot_(const Real* x, const Real* y, size_t n) {
     Real sum = 0;
@@ -180,7 +182,7 @@ static inline void ref_attention_forward(Real* out, Real* lse, const Real* qkv, 
         const size_t start = starts ? (size_t)starts[b * T + t] : 0, at = b * T * row + h * HS;
         const Real *q = qkv + at + t * row, *k = qkv + at + C, *v = qkv + at + 2 * C; // k, v of token 0
         Real* o = out + (b * T + t) * C + h * HS;
-        Real max = -INFINITY, sum = 0; // of the scores: exp(score - max) cannot overflow
+        Real max = -INFINITY, sum = 0; // maximum of the scores: exp(score - max) cannot overflow
         for (size_t u = start; u <= t; u++) {
             max = fmax(max, ref_score_(q, k + u * row, HS));
         }
@@ -210,7 +212,7 @@ static inline void ref_attention_backward(Real* dqkv, const Real* dout, const Re
         const Real *q = qkv + at + t * row, *k = qkv + at + C, *v = qkv + at + 2 * C; // k, v of token 0
         Real *dq = dqkv + at + t * row, *dk = dqkv + at + C, *dv = dqkv + at + 2 * C;
         const Real *o = out + (b * T + t) * C + h * HS, *d_o = dout + (b * T + t) * C + h * HS;
-        const Real average = ref_dot_(d_o, o, HS); // of d_o . v, weighted by p
+        const Real average = ref_dot_(d_o, o, HS); // average of d_o . v, weighted by p
         for (size_t u = start; u <= t; u++) {
             const Real p = exp(ref_score_(q, k + u * row, HS) - lse[i]);
             const Real ds = p * (ref_dot_(d_o, v + u * row, HS) - average) / sqrt(HS);
@@ -223,13 +225,13 @@ static inline void ref_attention_backward(Real* dqkv, const Real* dout, const Re
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // GELU in tanh form: Hendrycks and Gimpel, 2016
 //
-//     out  = x/2 (1 + tanh(u)) = x s      u = sqrt(2/pi) (x + 0.044715 x^3)    s = 1 / (1 + exp(-2u))
-//     dinp = dout (s + 2 x s (1 - s) du/dx)
+//     out  = x/2 (1 + tanh(u)) = x s      u = sqrt(2/pi) (x + 0.044715 x^3)
+//     dinp = dout (s + 2 x s (1 - s) du/dx)             s = 1 / (1 + exp(-2u))
 //
-// 1 + tanh(u) is 2 s, without the digits that 1 + tanh(u) loses where tanh(u) is near -1. Any shape of n elements.
+// 1 + tanh(u) is 2 s, but loses digits where tanh(u) is near -1. Any shape of n elements.
 
 static inline Real ref_gelu_s_(Real x) {
     return 1 / (1 + exp(-2 * sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
@@ -248,7 +250,7 @@ static inline void ref_gelu_backward(Real* dinp, const Real* dout, const Real* i
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Residual sum: He et al., 2015. out = left + right, of n elements
 
 static inline void ref_residual_forward(Real* out, const Real* left, const Real* right, size_t n) {
@@ -264,14 +266,16 @@ static inline void ref_residual_backward(Real* dleft, Real* dright, const Real* 
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Classifier: softmax and cross-entropy (Goodfellow, Bengio and Courville, Deep Learning, 2016, section 6.2.2.3)
+// -------------------------------------------------------------------------------------------------
+// Classifier: softmax and cross-entropy (Goodfellow, Bengio and Courville, Deep Learning, 2016,
+// section 6.2.2.3)
 //
-//     lse[n]  = log(sum_v exp(logits[n][v]))                  v < V: the padding has no probability
-//     loss[n] = lse[n] - logits[n][target[n]]                 0 if the target is NO_TARGET (cross_entropy.h)
+//     lse[n]  = log(sum_v exp(logits[n][v]))          v < V: the padding has no probability
+//     loss[n] = lse[n] - logits[n][target[n]]         0 if the target is NO_TARGET (cross_entropy.h)
 //     dlogits[n][v] = (exp(logits[n][v] - lse[n]) - [v = target[n]]) dloss
 //
-// logits (N, Vp)    target, loss, lse (N)    dloss: the weight of a token in the loss, 1 / (tokens that count)
+// logits (N, Vp)    target, loss, lse (N)
+// dloss: the weight of a token in the loss, 1 / (number of targets)
 
 static inline void ref_classifier_forward(Real* loss, Real* lse, const Real* logits, const int* target,
                                           size_t N, size_t V, size_t Vp) {
@@ -299,14 +303,15 @@ static inline void ref_classifier_backward(Real* dlogits, const Real* logits, co
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// AdamW: Loshchilov and Hutter, 2019; clipping of the gradient's norm: Pascanu, Mikolov and Bengio, 2013
+// -------------------------------------------------------------------------------------------------
+// AdamW: Loshchilov and Hutter, 2019; gradient clipping: Pascanu, Mikolov and Bengio, 2013
 //
 //     norm = sqrt(sum of the squares of all gradients)      clip = min(1, max_norm / norm)
 //
 //     g = clip grad                       m_hat = m / (1 - beta1^t)
 //     m = beta1 m + (1 - beta1) g         v_hat = v / (1 - beta2^t)
-//     v = beta2 v + (1 - beta2) g^2       param -= lr (m_hat / (sqrt(v_hat) + eps) + weight_decay param)
+//     v = beta2 v + (1 - beta2) g^2       param -= lr (m_hat / (sqrt(v_hat) + eps)
+//                                                      + weight_decay param)
 //
 // With opt.decay == DECAY_CAUTIOUS only parameters decay that m moves toward zero
 // (--cautious-decay): those of m's sign.
@@ -335,10 +340,10 @@ static inline void ref_adamw(Real* param, const Real* grad, Real* m, Real* v, si
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // The model
 
-// Parameters are those of the table in model.h. The struct points at the tensors of one layer.
+// Parameters are those of the table in model.h. The struct points to the tensors of one layer.
 #define REF_MEMBER_(name, ...) Real* name;
 typedef struct {
     MODEL_PARAMETERS(REF_MEMBER_)
@@ -379,13 +384,13 @@ typedef struct {
 typedef struct {
     ModelConfig cfg;
     size_t B, T;
-    TensorRow rows[MODEL_PARAMETER_ROWS]; // where the tensors of params and grads lie
+    TensorRow rows[MODEL_PARAMETER_ROWS]; // layout of the tensors of params and grads
     size_t parameter_bytes, activation_bytes;
     Real *params, *grads, *acts, *dacts;
 } RefModel;
 
-// The tensors of layer l in `memory`, which is params or grads; those of one layer are the same for
-// every l.
+// Returns the tensors of layer l in `memory`, which is params or grads; tensors that all layers
+// share are the same for every l.
 static inline RefParameters ref_parameters_(const RefModel* m, Real* memory, int l) {
     RefParameters p;
     const TensorRow* row = m->rows;
@@ -396,13 +401,12 @@ static inline RefParameters ref_parameters_(const RefModel* m, Real* memory, int
     return p;
 }
 
-// The same in acts or dacts.
+// Returns the tensors of layer l in acts or dacts.
 static inline RefActivations ref_activations_(const RefModel* m, Real* memory, int l) {
     const ModelConfig cfg = m->cfg;
     const size_t N = m->B * m->T;
     RefActivations a;
-// for each activation: a.encoded = its address at layer l; `memory` then points behind all its
-// layers, to the next activation
+// for each activation: a.encoded = its address at layer l; then `memory` moves past all its layers
 #define REF_TENSOR_(name, layers, cols)                                                                      \
     a.name = memory + ((layers) == 1 ? 0 : (size_t)l * N * (size_t)(cols));                                  \
     memory += (size_t)(layers)*N * (size_t)(cols);
@@ -411,7 +415,7 @@ static inline RefActivations ref_activations_(const RefModel* m, Real* memory, i
     return a;
 }
 
-// All parameters are zero.
+// Opens a model whose parameters are zero.
 static inline void ref_gpt2_open(RefModel* m, ModelConfig cfg, size_t B, size_t T) {
 #define REF_COUNT_(name, layers, cols) +(size_t)(layers) * (size_t)(cols)
     m->cfg = cfg;
@@ -433,7 +437,7 @@ static inline void ref_gpt2_close(RefModel* m) {
     free(m->params);
 }
 
-// Block l. In mathematics, with the residual stream x and weights of its own in each product:
+// Computes block l. With the residual stream x, and weights of its own in each product:
 //
 //     y = layernorm(x)                 y = layernorm(x)
 //     qkv = y W^T + b                  h = y W^T + b
@@ -455,7 +459,7 @@ static inline void ref_block_forward_(RefModel* m, int l, const int* starts) {
     ref_residual_forward(next.stream, a.residual2, a.fcproj, N * C);
 }
 
-// The same steps, the last one first; da, dp: gradients.
+// Goes through the same steps backward; da, dp: gradients.
 static inline void ref_block_backward_(RefModel* m, int l, const int* starts) {
     const size_t B = m->B, T = m->T, N = B * T, C = (size_t)m->cfg.C, NH = (size_t)m->cfg.NH;
     const RefParameters p = ref_parameters_(m, m->params, l), dp = ref_parameters_(m, m->grads, l);
@@ -475,8 +479,7 @@ static inline void ref_block_backward_(RefModel* m, int l, const int* starts) {
                            C);
 }
 
-// Returns the loss: the mean over the targets that count. tokens, targets, starts (B, T); starts
-// may be NULL.
+// Returns the loss: the mean over the targets. tokens, targets, starts (B, T); starts may be NULL.
 static inline Real ref_gpt2_forward(RefModel* m, const int* tokens, const int* targets, const int* starts) {
     const size_t N = m->B * m->T, C = (size_t)m->cfg.C, V = (size_t)m->cfg.V, Vp = (size_t)m->cfg.Vp;
     const RefParameters p = ref_parameters_(m, m->params, 0);
@@ -495,7 +498,7 @@ static inline Real ref_gpt2_forward(RefModel* m, const int* tokens, const int* t
     return sum / targets_count(targets, (int)N);
 }
 
-// After the forward pass on the same batch: sets the gradients of the loss.
+// Sets the gradients of the loss, after the forward pass on the same batch.
 static inline void ref_gpt2_backward(RefModel* m, const int* tokens, const int* targets, const int* starts) {
     const size_t N = m->B * m->T, C = (size_t)m->cfg.C, V = (size_t)m->cfg.V, Vp = (size_t)m->cfg.Vp;
     const RefParameters p = ref_parameters_(m, m->params, 0), dp = ref_parameters_(m, m->grads, 0);

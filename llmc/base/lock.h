@@ -15,8 +15,8 @@ extern "C" {
 typedef struct {
     // lock file; removed when the lock is released or the program ends
     const char* path;
-    const char* place; // locked directory or file, for messages
-    const char* who;   // kind of writer, for messages: "run"
+    const char* place;  // locked directory or file, for messages
+    const char* writer; // kind of writer, for messages: "run"
     double
         wait_s; // time for a killed process, which keeps its lock until the system has reclaimed its memory
 } LockPlace;
@@ -164,10 +164,10 @@ Lock* lock_take(const LockPlace* place) {
             snprintf(name, sizeof(name), " (%s)", holder.text);
         }
         CHECK(turn * LOCK_TURN_S_ < place->wait_s, "%s: another %s is writing here%s%s%s", place->place,
-              place->who, name, is_asked ? "" : "; if it is over, remove ", is_asked ? "" : place->path);
+              place->writer, name, is_asked ? "" : "; if it is over, remove ", is_asked ? "" : place->path);
         if (turn == 1) {
-            printf("%s: another %s is writing here%s: waiting %g s for its end\n", place->place, place->who,
-                   name, place->wait_s);
+            printf("%s: another %s is writing here%s: waiting %g s for its end\n", place->place,
+                   place->writer, name, place->wait_s);
             fflush(stdout);
         }
         nanosleep(&pause, NULL);

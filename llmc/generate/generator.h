@@ -1,17 +1,19 @@
 /*
-generator.h -- texts sampled from a model: a prompt, then token after token until the document ends.
+generator.h -- samples texts from a model: a prompt, then token after token until the document ends.
 
-Several texts are under way at a time, each in a slot of its own, at its own position and with its
-own random numbers. What becomes of one does not depend on the others. When the T tokens of its
-context are full, the older half is forgotten and the rest is read again, at its new positions.
+Several sequences are decoded at a time, each in a slot of its own, at its own position and with its
+own random numbers. They do not affect each other. When the T tokens of its context are full, a
+sequence forgets the older half, and the rest is read again, at its new positions.
 
-The model is two functions. Both return logits in fp32 on the host, Vp for each text, valid until
-the next call:
+The model is two functions. Both return logits in fp32 on the host, Vp for each sequence, valid
+until the next call:
 
-    prefill    forgets the sequence in a slot and reads `count` <= T tokens of a new one: the logits of what follows
-    decode     one more token of each slot, ids[slot] at positions[slot]: the logits of what follows each
+    prefill    forgets the sequence in a slot and reads the first `count` <= T tokens of a new one;
+               returns the logits of the next token
+    decode     reads one more token in each slot, ids[slot] at positions[slot]; returns the logits
+               of the next token of each
 
-A slot without a text gets token 0 at position 0.
+An empty slot gets token 0 at position 0.
 */
 #ifndef LLMC_GENERATOR_H
 #define LLMC_GENERATOR_H
@@ -42,13 +44,13 @@ typedef struct {
     int slots;
 } GeneratorModel;
 
-// Whether the run is to stop; asked before each token.
+// Tells whether to stop; called before each token.
 typedef int (*GeneratorStop)(void* run);
 
-enum { GENERATOR_NUMBER_BYTES = 16 }; // an id as text
+enum { GENERATOR_NUMBER_BYTES = 16 }; // id as text
 
-// How a text ended: with its document, at a stop string, at --tokens, or because no token could be
-// drawn.
+// How a sequence ended: with its document, at a stop string, at --tokens, or because no token could
+// be drawn.
 typedef enum {
     STILL_GENERATING,
     GENERATOR_EOT,
@@ -57,15 +59,15 @@ typedef enum {
     GENERATOR_DIVERGED
 } GeneratorEnd;
 
-// A text under way, or one that has ended and is still to be looked at.
+// Sequence being generated, or one that has ended and still has to be collected.
 typedef struct {
-    int in_use; // the slot
+    int in_use; // the slot is in use
     GeneratorEnd end;
-    int* ids;             // (T + 1) what the model sees; the model has read all but the last
-    int count;            // of them
-    int generated, limit; // tokens after the prompt; at most
-    Rand* rng;            // of the caller
-    TextStream stream;    // what it wrote, with or without the prompt
+    int* ids;             // (T + 1) tokens that the model sees; it has read all but the last
+    int count;            // number of ids
+    int generated, limit; // tokens after the prompt so far; at most
+    Rand* rng;            // the caller's
+    TextStream stream;    // its text, with or without the prompt
 } GeneratorSequence;
 
 typedef struct {
@@ -74,28 +76,29 @@ typedef struct {
     const Options* options;
     Sampler sampler;
     int eot;
-    // the ids below have a token: no other is drawn. A model may have more, as padding
+    // ids below this have a token; others, which pad the vocabulary, are not drawn
     int known_ids;
     GeneratorSequence* sequences; // (slots)
-    int *ids, *positions;         // (slots) of the next tokens
-    Rand rng;                     // of samples
-    int *prompt, prompt_tokens;   // (T + 1) of samples
+    int *ids, *positions;         // (slots) next token of each slot
+    Rand rng;                     // for samples
+    int *prompt, prompt_tokens;   // (T + 1) prompt of samples
 } Generator;
 
-// `data` and `options` must stay. --prompt is only looked at for the samples of a run.
+// Opens a generator. `data` and `options` must stay valid. --prompt is used only for the samples of
+// a run.
 void generator_open(Generator* g, GeneratorModel model, const RunData* data, const Options* options);
 
 void generator_close(Generator* g);
 
-// Starts a text in a free slot: reads the prompt, 1 <= `count` <= T tokens, and draws the first
-// token. `rng` must stay until the text has ended.
+// Starts a sequence in a free slot: reads the prompt, 1 <= `count` <= T tokens, and draws the first
+// token. `rng` must stay valid until the sequence has ended.
 void generator_begin(Generator* g, int slot, const int* prompt, int count, int limit, Rand* rng);
 
-// Appends a token to each text that goes on.
+// Appends a token to each unfinished sequence.
 void generator_advance(Generator* g);
 
-// As many texts as --samples says, each to the log. Returns 0 if the run is to stop: the random
-// numbers are then where they were before, and all texts are to be sampled again.
+// Logs as many samples as --samples says. Returns 0 if the run should stop: the random numbers are
+// then reset, and all samples are to be drawn again.
 int generator_log(Generator* g, RunLog* log, int64_t step, GeneratorStop stop, void* run);
 
 #ifdef __cplusplus
@@ -148,7 +151,7 @@ void generator_close(Generator* g) {
     sampler_close(&g->sampler);
 }
 
-// Adds a token to the text; its number if there is no tokenizer.
+// Adds a token to the text, or its number without a tokenizer.
 static void generator_write_(const Generator* g, TextStream* stream, int id) {
     char number[GENERATOR_NUMBER_BYTES];
     int length = snprintf(number, sizeof(number), "%d ", id);
@@ -159,7 +162,7 @@ static void generator_write_(const Generator* g, TextStream* stream, int id) {
     text_stream_add(stream, token, (size_t)length);
 }
 
-// Draws the token that follows a text, and appends it.
+// Draws the next token of a sequence, and appends it.
 static void generator_draw_(Generator* g, GeneratorSequence* sequence, const float* logits) {
     const Options* o = g->options;
     if (!sampler_can_draw(logits, g->known_ids)) {
@@ -198,7 +201,7 @@ void generator_begin(Generator* g, int slot, const int* prompt, int count, int l
     generator_read_(g, slot);
 }
 
-// The context is full: forgets its older half.
+// Forgets the older half of a full context.
 static void generator_forget_(Generator* g, int slot) {
     GeneratorSequence* sequence = &g->sequences[slot];
     const int half = g->model.T / 2 + 1;
@@ -216,14 +219,14 @@ void generator_advance(Generator* g) {
     int steps = 0;
     for (int s = 0; s < m->slots; s++) {
         const GeneratorSequence* sequence = &g->sequences[s];
-        const int is_one = generator_is_generating_(sequence) &&
-                           sequence->count <= m->T; // else nothing, or all is read again
+        const int is_one =
+            generator_is_generating_(sequence) && sequence->count <= m->T; // else empty, or all is read again
         g->ids[s] = is_one ? sequence->ids[sequence->count - 1] : 0;
         g->positions[s] = is_one ? sequence->count - 1 : 0;
         steps += is_one;
     }
     const float* logits = steps ? m->decode(m->model, g->ids, g->positions, m->slots) : NULL;
-    for (int s = 0; s < m->slots && steps; s++) { // reading would overwrite the logits
+    for (int s = 0; s < m->slots && steps; s++) { // before prefill, which overwrites the logits
         if (g->positions[s] > 0) {
             generator_draw_(g, &g->sequences[s], logits + (size_t)s * (size_t)m->Vp);
         }
@@ -235,7 +238,7 @@ void generator_advance(Generator* g) {
     }
 }
 
-// Sets the text in slot 0, with its prompt. Returns 0 if the run is to stop.
+// Generates the sample in slot 0, with its prompt. Returns 0 if the run should stop.
 static int generator_sample_(Generator* g, GeneratorStop stop, void* run) {
     GeneratorSequence* sequence = &g->sequences[0];
     text_stream_begin(&sequence->stream);
@@ -262,7 +265,7 @@ int generator_log(Generator* g, RunLog* log, int64_t step, GeneratorStop stop, v
             rand_seek(&g->rng, before);
             return 0;
         }
-        if (sequence->end == GENERATOR_DIVERGED) { // which the next update will find out, too
+        if (sequence->end == GENERATOR_DIVERGED) { // the next update will find out, too
             log_note(log, "no sample: the model's logits are not finite");
         } else {
             log_sample(log, step, sequence->stream.bytes, sequence->stream.count);

@@ -3,13 +3,13 @@ sampler.h -- draws the next token from logits: temperature, then top-k, then top
 
     weight_i = exp((logit_i - max) / temperature)      never above 1, so nothing overflows
     top-k    keeps the k largest logits
-    top-p    keeps, of those, the fewest largest whose weight is at least p of the weight of them all
+    top-p    keeps, of those, the fewest largest whose weight is at least p of their total
              (Holtzman et al., arXiv:1904.09751)
 
     logits   (V)   -inf forbids a token; NaN and +inf are errors
 
-Temperature 0 takes the largest logit. Of equal logits the lower id comes first. A token of weight 0
-is never drawn. The same logits, coin and libm give the same token.
+Temperature 0 takes the largest logit. Among equal logits the lower id comes first. A token of
+weight 0 is never drawn. The same logits, coin and libm give the same token.
 */
 #ifndef LLMC_SAMPLER_H
 #define LLMC_SAMPLER_H
@@ -20,7 +20,7 @@ is never drawn. The same logits, coin and libm give the same token.
 extern "C" {
 #endif
 
-// Room to work in for vocabularies up to V.
+// Working memory for vocabularies up to V.
 typedef struct {
     int V;
     float* weights; // (V)
@@ -31,10 +31,10 @@ void sampler_open(Sampler* sampler, int V);
 
 void sampler_close(Sampler* sampler);
 
-// Whether there is a token to draw: the logits of a run that has diverged have none.
+// True if a token can be drawn: the logits of a diverged run have none.
 int sampler_can_draw(const float* logits, int V);
 
-// The next token, for a coin from [0, 1]. top_k off: 0 or at least V; top_p off: 0 or 1.
+// Returns the next token, for a coin from [0, 1]. top_k off: 0 or at least V; top_p off: 0 or 1.
 int sampler_next(const float* logits, int V, float temperature, int top_k, float top_p, float coin,
                  Sampler* sampler);
 
@@ -64,7 +64,7 @@ void sampler_close(Sampler* sampler) {
     sampler->ids = NULL;
 }
 
-// The order of preference: whether token a comes before token b.
+// True if token a is preferred to token b.
 static int sampler_before_(const float* logits, int32_t a, int32_t b) {
     return logits[a] > logits[b] || (logits[a] == logits[b] && a < b);
 }
@@ -90,7 +90,7 @@ static int sampler_argmax_(const float* logits, int V) {
     return best;
 }
 
-// Restores the heap of n ids (the first in preference on top) below position i.
+// Restores the heap of n ids (the most preferred on top) below position i.
 static void sampler_sift_(int32_t* heap, int n, int i, const float* logits) {
     for (int child = 2 * i + 1; child < n; child = 2 * i + 1) {
         if (child + 1 < n && sampler_before_(logits, heap[child + 1], heap[child])) {
@@ -106,9 +106,9 @@ static void sampler_sift_(int32_t* heap, int n, int i, const float* logits) {
     }
 }
 
-// Moves the first tokens in preference to the end of ids, the very first to ids[V-1]: at most `max`
-// of them, or fewer that have the weight `enough`. Adds up their weight and returns their number n.
-// O(V + n log V).
+// Moves the most preferred tokens to the end of ids, the very first to ids[V-1]: at most `max` of
+// them, or fewer that have the weight `enough`. Sets *mass to their weight and returns their number
+// n. O(V + n log V).
 static int sampler_select_(Sampler* sampler, const float* logits, int V, int max, double enough,
                            double* mass) {
     int32_t* heap = sampler->ids;
@@ -127,8 +127,8 @@ static int sampler_select_(Sampler* sampler, const float* logits, int V, int max
     return n;
 }
 
-// The token of ids (n) at which the running sum of the weights passes coin * mass. When rounding
-// leaves the sum short of that, it is the last one that has any weight.
+// Returns the token of ids (n) at which the running sum of the weights exceeds coin * mass. If
+// rounding leaves the sum short of that, returns the last one of any weight.
 static int sampler_draw_(const float* weights, const int32_t* ids, int n, double mass, float coin) {
     const double target = coin * mass;
     double sum = 0;
@@ -159,11 +159,11 @@ int sampler_next(const float* logits, int V, float temperature, int top_k, float
     }
     const int has_top_k = top_k > 0 && top_k < V;
     const int has_top_p = top_p > 0 && top_p < 1;
-    int kept = V; // at the end of ids
+    int kept = V; // tokens kept at the end of ids
     if (has_top_k) {
         kept = sampler_select_(sampler, logits, V, top_k, INFINITY, &mass);
     }
-    if (has_top_p) { // again from the top: after top-k the share p is one of a smaller mass
+    if (has_top_p) { // again from the top: p is a share of what top-k has left
         kept = sampler_select_(sampler, logits, V, kept, top_p * mass, &mass);
     }
     return sampler_draw_(sampler->weights, sampler->ids + V - kept, kept, mass, coin);

@@ -1,9 +1,9 @@
 /*
-text_stream.h -- the text that tokens make, handed out piece by piece: whole UTF-8 characters, up to
-a stop string.
+text_stream.h -- turns tokens into text, piece by piece: whole UTF-8 characters, up to a stop
+string.
 
-A token may end inside a character or inside a stop string. What may still become one is held back
-until more is there, or the text has ended. Bytes that belong to no character come out as U+FFFD.
+A token may end inside a character or inside a stop string. Bytes that may still become one are held
+back until more follow, or the text has ended. Bytes that belong to no character become U+FFFD.
 */
 #ifndef LLMC_TEXT_STREAM_H
 #define LLMC_TEXT_STREAM_H
@@ -18,18 +18,18 @@ extern "C" {
 #endif
 
 typedef struct {
-    char* bytes; // of the text so far, without what follows a stop string
+    char* bytes; // text so far, without what follows a stop string
     size_t count, capacity;
-    size_t shown;           // of them, by text_stream_print
+    size_t shown;           // bytes already printed by text_stream_print
     const OptionList* stop; // strings that end the text; NULL: none
-    int is_stopped;         // one of them has
+    int is_stopped;         // a stop string has ended it
 } TextStream;
 
-// `stop` must stay.
+// Open and close a stream; `stop` must stay valid.
 void text_stream_open(TextStream* stream, const OptionList* stop);
 void text_stream_close(TextStream* stream);
 
-// Forgets the text: another one begins.
+// Starts another text.
 void text_stream_begin(TextStream* stream);
 
 // Appends the bytes of a token. If they complete a stop string, cuts the text before it and sets
@@ -38,7 +38,7 @@ void text_stream_add(TextStream* stream, const char* bytes, size_t count);
 
 typedef enum { TEXT_GOES_ON, TEXT_ENDS } TextPlace;
 
-// Prints what is not printed yet and can no longer change; all of it when the text ends.
+// Prints everything new that can no longer change; at the end of the text, all of it.
 void text_stream_print(TextStream* stream, TextWrap* wrap, TextPlace place);
 
 #ifdef __cplusplus
@@ -65,7 +65,7 @@ void text_stream_begin(TextStream* stream) {
     stream->is_stopped = 0;
 }
 
-// Cuts the text before the first of the stop strings that end behind byte `from`.
+// Cuts the text before the first stop string that ends after byte `from`.
 static void text_stream_cut_(TextStream* stream, size_t from) {
     const size_t count = stream->count;
     for (int i = 0; stream->stop && i < stream->stop->count; i++) {
@@ -92,7 +92,7 @@ void text_stream_add(TextStream* stream, const char* bytes, size_t count) {
     text_stream_cut_(stream, from);
 }
 
-// The bytes at the end that may be the beginning of a stop string.
+// Counts the bytes at the end that may be the start of a stop string.
 static size_t text_stream_held_(const TextStream* stream) {
     const size_t left = stream->count - stream->shown;
     size_t held = 0;
@@ -107,9 +107,9 @@ static size_t text_stream_held_(const TextStream* stream) {
     return held;
 }
 
-// Whether `left` bytes can be the beginning of a character that is not complete.
+// True if `left` bytes may be the start of an incomplete character.
 static int text_stream_is_part_(const unsigned char* text, size_t left) {
-    static const unsigned char rest[2][3] = {{0x80, 0x80, 0x80}, {0xBF, 0xBF, 0xBF}}; // the least, the most
+    static const unsigned char rest[2][3] = {{0x80, 0x80, 0x80}, {0xBF, 0xBF, 0xBF}}; // least, most
     for (int most = 0; most < 2; most++) {
         for (size_t more = 1; left < 4 && more <= 4 - left; more++) {
             unsigned char character[4];

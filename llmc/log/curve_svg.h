@@ -1,10 +1,9 @@
 /*
-curve_svg.h -- the loss curve of a run as a picture: SVG, readable on a light and on a dark
-background.
+curve_svg.h -- draws the loss curve of a run as SVG, readable on light and dark backgrounds.
 
-As in curve_terminal.h, the losses are on a logarithmic axis. The training loss is a line through
-all of its points, each validation loss a dot, the floor a dashed line. Points that are not finite
-are left out.
+As in curve_terminal.h, the loss axis is logarithmic. The training loss is a line through all of its
+points, each validation loss a dot, the floor a dashed line. Points that are not finite are left
+out.
 */
 #ifndef LLMC_CURVE_SVG_H
 #define LLMC_CURVE_SVG_H
@@ -17,8 +16,8 @@ are left out.
 extern "C" {
 #endif
 
-// Writes the picture. train and val are in the order of steps; floor is NaN when there is none.
-// Nothing is written without a finite training loss.
+// Writes the picture. train and val are in the order of steps; floor is NaN if unknown. Writes
+// nothing without a finite training loss.
 void curve_svg(FILE* file, const CurvePoint* train, int n_train, const CurvePoint* val, int n_val,
                double floor);
 
@@ -30,7 +29,7 @@ void curve_svg(FILE* file, const CurvePoint* train, int n_train, const CurvePoin
 
 #include <math.h>
 
-// Of the picture and of the plot in it, in pixels.
+// Sizes of the picture and of the plot in it, in pixels.
 enum {
     SVG_WIDTH_ = 760,
     SVG_HEIGHT_ = 400,
@@ -38,24 +37,24 @@ enum {
     SVG_RIGHT_ = 740,
     SVG_TOP_ = 44,
     SVG_BOTTOM_ = 356,
-    SVG_LABEL_GAP_ = 30, // the least distance of two labels of the loss axis
+    SVG_LABEL_GAP_ = 30, // least distance between two labels of the loss axis
     SVG_LABELS_ = 16     // at most
 };
 
-// Middle tones, so that each has contrast on white and on black.
+// Medium tones, with contrast on white and on black.
 #define SVG_GRAY_ "#808890"
 #define SVG_TRAIN_ "#2f81f7"
 #define SVG_VAL_ "#dd6b20"
 #define SVG_FLOOR_ "#2f9e44"
 
 typedef struct {
-    double last_step; // at the right edge; the left one is step 0
+    double last_step; // right edge; the left edge is step 0
     double low, high; // losses at the bottom and at the top
 } SvgRange_;
 
 static int svg_is_drawn_(CurvePoint point) { return isfinite(point.step) && isfinite(point.loss); }
 
-// Returns how many points are finite, and makes room for them.
+// Extends the range to include the points. Returns how many are finite.
 static int svg_include_(SvgRange_* range, const CurvePoint* points, int n) {
     int drawn = 0;
     for (int i = 0; i < n; i++) {
@@ -69,8 +68,8 @@ static int svg_include_(SvgRange_* range, const CurvePoint* points, int n) {
     return drawn;
 }
 
-// A logarithmic axis needs 0 < low < high. Losses below a thousandth of the highest are drawn at
-// the bottom. A margin of 4 % keeps the curve off the frame.
+// Completes the range: a logarithmic axis needs 0 < low < high. Losses below a thousandth of the
+// highest are drawn at the bottom. A margin of 4 % keeps the curve off the frame.
 static void svg_settle_(SvgRange_* range, double floor) {
     if (isfinite(floor) && floor > 0) {
         range->low = fmin(range->low, floor);
@@ -92,7 +91,7 @@ static double svg_y_(const SvgRange_* range, double loss) {
     return SVG_BOTTOM_ - (SVG_BOTTOM_ - SVG_TOP_) * height;
 }
 
-// A line of the grid with its label, which stands left of the plot.
+// Draws a grid line with its label left of the plot.
 static void svg_loss_label_(FILE* file, const SvgRange_* range, double loss) {
     const double y = svg_y_(range, loss);
     fprintf(file, "<path d=\"M%d %.1fH%d\" stroke=\"" SVG_GRAY_ "\" stroke-opacity=\".3\"/>\n", SVG_LEFT_, y,
@@ -100,8 +99,8 @@ static void svg_loss_label_(FILE* file, const SvgRange_* range, double loss) {
     fprintf(file, "<text x=\"%d\" y=\"%.1f\" text-anchor=\"end\">%.4g</text>\n", SVG_LEFT_ - 8, y + 4, loss);
 }
 
-// Labels the multiples of `unit` that are far enough from the n labels so far, whose places are in
-// `taken`. Returns the new n.
+// Labels the multiples of `unit` that are far enough from the n labels so far, whose positions are
+// in `taken`. Returns the new n.
 static int svg_label_multiples_(FILE* file, const SvgRange_* range, double unit, double* taken, int n) {
     for (double k = ceil(range->low / unit); k * unit <= range->high && n < SVG_LABELS_; k++) {
         const double y = svg_y_(range, k * unit);
@@ -117,8 +116,8 @@ static int svg_label_multiples_(FILE* file, const SvgRange_* range, double unit,
     return n;
 }
 
-// Round numbers first, so that they get the room: multiples of 5, 2 and 1 times each power of ten,
-// downwards.
+// Labels the axis, round numbers first, so that they get the space: multiples of 5, 2 and 1 times
+// each power of ten, downwards.
 static void svg_loss_axis_(FILE* file, const SvgRange_* range) {
     double taken[SVG_LABELS_];
     int n = 0;
@@ -130,7 +129,7 @@ static void svg_loss_axis_(FILE* file, const SvgRange_* range) {
     }
 }
 
-// At most nine labels, at multiples of 1, 2 or 5 times a power of ten.
+// Draws at most nine labels, at multiples of 1, 2 or 5 times a power of ten.
 static void svg_step_axis_(FILE* file, const SvgRange_* range) {
     double unit = 1;
     for (int i = 0; range->last_step / unit > 8; i++) {
@@ -146,7 +145,7 @@ static void svg_step_axis_(FILE* file, const SvgRange_* range) {
             (SVG_LEFT_ + SVG_RIGHT_) / 2, SVG_HEIGHT_ - 6);
 }
 
-// A line needs two ends: a single point is drawn to itself, as a dot.
+// Draws the training loss. A line needs two ends: a single point is drawn to itself, as a dot.
 static void svg_train_(FILE* file, const SvgRange_* range, const CurvePoint* points, int n, int drawn) {
     fputs("<polyline fill=\"none\" stroke=\"" SVG_TRAIN_ "\" stroke-width=\"2\" stroke-linejoin=\"round\" "
           "stroke-linecap=\"round\" points=\"",
@@ -172,7 +171,7 @@ static void svg_val_(FILE* file, const SvgRange_* range, const CurvePoint* point
 
 #define SVG_FLOOR_LINE_ "stroke=\"" SVG_FLOOR_ "\" stroke-width=\"2\" stroke-dasharray=\"7 5\""
 
-// Above the plot, where no curve comes in its way.
+// Draws the legend above the plot, where no curve is in the way.
 static void svg_legend_(FILE* file, int has_val, double floor) {
     const int y = SVG_TOP_ - 22;
     int x = SVG_LEFT_;

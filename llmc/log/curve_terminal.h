@@ -1,11 +1,10 @@
 /*
-curve_terminal.h -- the loss curve of a run, drawn with characters.
+curve_terminal.h -- draws the loss curve of a run with characters.
 
-The losses are on a logarithmic axis: the last tenth above the floor stays visible beside a steep
-start, which would squeeze it on a linear one. The training loss is a line, each character cell
-holding 2 x 4 braille dots (three heights in plain ASCII, when the locale is not UTF-8), averaged
-over the steps that fall into one column of dots. Validation losses are marked o. The floor is a
-dashed line with its value.
+The loss axis is logarithmic: the last tenth above the floor stays visible beside a steep start,
+which would squeeze it on a linear axis. The training loss is a line, averaged over the steps of
+each column of dots; a character cell holds 2 x 4 braille dots (three heights in plain ASCII, if the
+locale is not UTF-8). Validation losses are marked o. The floor is a dashed line with its value.
 */
 #ifndef LLMC_CURVE_TERMINAL_H
 #define LLMC_CURVE_TERMINAL_H
@@ -22,19 +21,19 @@ typedef struct {
 } CurvePoint;
 
 typedef struct {
-    int columns, rows;   // of the plotting area, in characters
-    int is_utf8;         // else ASCII
-    double last_step;    // at the right edge; the left one is step 0
+    int columns, rows;   // size of the plotting area, in characters
+    int is_utf8;         // 0: ASCII
+    double last_step;    // right edge; the left edge is step 0
     double low, high;    // losses at the bottom and at the top
     double floor;        // NaN: none
     unsigned char* dots; // (rows, columns) bit 4*x + y is the dot in column x of 2 and row y of 4
-    char* marks;         // (rows, columns) what covers the dots: o or a letter; 0: nothing
-    double* labels;      // (rows) the loss written beside the row; NaN: none
+    char* marks;         // (rows, columns) characters that cover the dots: o or a letter; 0: none
+    double* labels;      // (rows) loss written beside the row; NaN: none
 } CurvePlot;
 
-// Draws on `columns` x `rows` characters, labels included. train is (n_train) in the order of
-// steps, val is (n_val), their losses finite; floor is NaN if unknown. Nothing is drawn without
-// training losses.
+// Draws on `columns` x `rows` characters, labels included. train (n_train) and val (n_val) are in
+// the order of steps, their losses finite; floor is NaN if unknown. Draws nothing without training
+// losses.
 void curve_draw(FILE* file, const CurvePoint* train, int n_train, const CurvePoint* val, int n_val,
                 double floor, int columns, int rows);
 
@@ -52,11 +51,12 @@ void curve_draw(FILE* file, const CurvePoint* train, int n_train, const CurvePoi
 
 #include "llmc/base/check.h"
 
-// Left of the axis for the labels of the losses; right of the plot for the end of the last step's
-// label.
+// Columns left of the axis, for the labels of the losses, and right of the plot, for the end of the
+// last step's label.
 enum { CURVE_LABEL_COLUMNS_ = 8, CURVE_MARGIN_COLUMNS_ = 6 };
 
-// Does the terminal expect UTF-8? The first of these variables that is set decides, as in POSIX.
+// True if the terminal expects UTF-8. The first of these variables that is set decides, as in
+// POSIX.
 static int curve_is_utf8_(void) {
     const char* names[3] = {"LC_ALL", "LC_CTYPE", "LANG"};
     for (int i = 0; i < 3; i++) {
@@ -73,7 +73,7 @@ static int curve_clamp_(double value, int limit) {
     return value < 0 ? 0 : value > limit - 1 ? limit - 1 : (int)(value + 0.5);
 }
 
-// The column of dots of a step, and the row of dots of a loss, from the top.
+// Return the column of dots of a step, and the row of dots of a loss, from the top.
 static int curve_x_(const CurvePlot* plot, double step) {
     const int width = 2 * plot->columns;
     return curve_clamp_(step / plot->last_step * (width - 1), width);
@@ -85,7 +85,7 @@ static int curve_y_(const CurvePlot* plot, double loss) {
     return curve_clamp_(depth * (height - 1), height);
 }
 
-// Makes room for more points in the ranges of the axes.
+// Extends the ranges of the axes to include the points.
 static void curve_include_(CurvePlot* plot, const CurvePoint* points, int n) {
     for (int i = 0; i < n; i++) {
         plot->low = fmin(plot->low, points[i].loss);
@@ -94,7 +94,8 @@ static void curve_include_(CurvePlot* plot, const CurvePoint* points, int n) {
     }
 }
 
-// A logarithmic axis needs 0 < low < high; a loss of 0 is drawn a thousandth of the highest.
+// Completes the range: a logarithmic axis needs 0 < low < high; a loss of 0 is drawn at a
+// thousandth of the highest.
 static void curve_choose_range_(CurvePlot* plot) {
     if (plot->floor > 0) {
         plot->low = fmin(plot->low, plot->floor);
@@ -108,7 +109,7 @@ static void curve_choose_range_(CurvePlot* plot) {
     }
 }
 
-// A straight line of dots.
+// Draws a straight line of dots.
 static void curve_line_(CurvePlot* plot, int x0, int y0, int x1, int y1) {
     const int dx = x1 - x0, dy = y1 - y0;
     const int length = abs(dx) > abs(dy) ? abs(dx) : abs(dy);
@@ -119,7 +120,8 @@ static void curve_line_(CurvePlot* plot, int x0, int y0, int x1, int y1) {
     }
 }
 
-// The line through the points (in the order of their steps), averaged over each column of dots.
+// Draws the line through the points (in the order of their steps), averaged over each column of
+// dots.
 static void curve_train_(CurvePlot* plot, const CurvePoint* points, int n) {
     int x_before = -1, y_before = 0;
     for (int i = 0; i < n;) {
@@ -143,7 +145,7 @@ static void curve_val_(CurvePlot* plot, const CurvePoint* points, int n) {
     }
 }
 
-// Writes the floor's value on its line, at the left, where a loss that falls leaves room.
+// Writes the floor's value on its line, at the left, where a falling loss leaves space.
 static void curve_floor_(CurvePlot* plot) {
     char text[32];
     snprintf(text, sizeof(text), " floor %.4f ", plot->floor);
@@ -153,8 +155,8 @@ static void curve_floor_(CurvePlot* plot) {
     }
 }
 
-// Labels the multiples of `unit` up to `most`, wherever no label is in the same or a neighboring
-// row yet.
+// Labels the multiples of `unit` up to `most`, wherever neither the row nor a neighboring one has a
+// label yet.
 static void curve_label_multiples_(CurvePlot* plot, double unit, double most) {
     for (double k = ceil(plot->low / unit - 1e-9); k * unit <= fmin(plot->high, most) * (1 + 1e-9); k++) {
         const int row = curve_y_(plot, k * unit) / 4;
@@ -168,16 +170,16 @@ static void curve_label_multiples_(CurvePlot* plot, double unit, double most) {
     }
 }
 
-// The smallest of 1, 2 and 5 times a power of ten whose multiples are two rows apart at the top,
-// where they are closest.
+// Returns the smallest of 1, 2 and 5 times a power of ten whose multiples are two rows apart at the
+// top, where they are closest.
 static double curve_unit_(const CurvePlot* plot) {
     const double gap = plot->high * (1 - pow(plot->low / plot->high, 2.0 / plot->rows));
     const double power = pow(10, floor(log10(gap)));
     return power * (gap <= power ? 1 : gap <= 2 * power ? 2 : gap <= 5 * power ? 5 : 10);
 }
 
-// On a narrow axis, which is nearly even, the multiples of one unit. On a wide one numbers of one
-// digit, those of 5, 2 and 1 first, so that they get the room.
+// Labels the axis: a narrow one, which is nearly linear, with the multiples of one unit; a wide one
+// with numbers of one digit, those of 5, 2 and 1 first, so that they get the space.
 static void curve_labels_(CurvePlot* plot) {
     for (int row = 0; row < plot->rows; row++) {
         plot->labels[row] = NAN;
@@ -193,7 +195,7 @@ static void curve_labels_(CurvePlot* plot) {
     }
 }
 
-// One character cell: a mark, or dots with those of the floor's dashes.
+// Prints one character cell: a mark, or its dots with those of the floor's dashes.
 static void curve_print_cell_(FILE* file, const CurvePlot* plot, int row, int column) {
     const int at = row * plot->columns + column, dots = plot->dots[at];
     const int floor_y = plot->floor > 0 ? curve_y_(plot, plot->floor) : -1;
@@ -202,7 +204,7 @@ static void curve_print_cell_(FILE* file, const CurvePlot* plot, int row, int co
         fputc(plot->marks[at], file);
     } else if (!plot->is_utf8) {
         fputc(dots & 0x33 ? (dots & 0xCC ? ':' : '\'') : dots & 0xCC ? '.' : dash ? '-' : ' ', file);
-    } else if (dots | dash) { // U+2800 and the bits of the dots, in Unicode's order
+    } else if (dots | dash) { // U+2800 plus the bits of the dots, in Unicode's order
         static const int bit[8] = {0, 1, 2, 6, 3, 4, 5, 7};
         int code = 0;
         for (int i = 0; i < 8; i++) {
@@ -214,7 +216,8 @@ static void curve_print_cell_(FILE* file, const CurvePlot* plot, int row, int co
     }
 }
 
-// The steps per label of the lower axis: a round number that gives at most one label in 12 columns.
+// Returns the steps between labels of the lower axis: a round number that gives at most one label
+// per 12 columns.
 static int64_t curve_step_unit_(const CurvePlot* plot) {
     int64_t unit = 1;
     for (int i = 0; plot->last_step / (double)unit > plot->columns / 12.0; i++) {
@@ -223,7 +226,7 @@ static int64_t curve_step_unit_(const CurvePlot* plot) {
     return unit;
 }
 
-// The axis below the plot, then its labels.
+// Prints the axis below the plot, then its labels.
 static void curve_print_steps_(FILE* file, const CurvePlot* plot) {
     const int64_t unit = curve_step_unit_(plot);
     int64_t label = 0;

@@ -1,18 +1,20 @@
 /*
 log.h -- everything a run prints: to the screen, to log.jsonl and main.log in the directory of the
-run, and, when it is done, its loss curve to curve.svg there.
+run, and at its end the loss curve to curve.svg there.
 
-log.jsonl, one object per line (a number that is not finite is null; losses have 9 significant
+log.jsonl, one object per line (numbers that are not finite are null; losses have 9 significant
 digits; a byte of a path or option that is not UTF-8 is \udcNN, json.h):
 
     {"kind":"config","run":"16 hexadecimal digits","options":{...},"program":...,"trainer":...,
-     "host":...,"device":...,"floor":...,"mem_mb":{"parameters":...},"host_mem_mb":{...},"disk_mb":{...},"time":...}
-    {"kind":"train","step":1,"loss":...,"norm":...,"lr":...,"ms":...,"data_ms":...,"tok_per_s":...,"mfu":...,
-     "peak":...,"power_w":...,"clock_mhz":...,"tokens":...,"elapsed_s":...,"time":...}
+     "host":...,"device":...,"floor":...,"mem_mb":{"parameters":...},"host_mem_mb":{...},
+     "disk_mb":{...},"time":...}
+    {"kind":"train","step":1,"loss":...,"norm":...,"lr":...,"ms":...,"data_ms":...,"tok_per_s":...,
+     "mfu":...,"peak":...,"power_w":...,"clock_mhz":...,"tokens":...,"elapsed_s":...,"time":...}
     {"kind":"val","step":0,"loss":...,"bpb":...,"sequences":...,"all_sequences":...}  (bits per
      byte, if the bytes of the tokens are known; sequences of the validation, and of all its data)
-    {"kind":"task","step":...,"name":...,"acc":...,"acc_err":...,"acc_norm":...,"acc_norm_err":...,"acc_bytes":...,
-     "acc_bytes_err":...,"loss":...,"ppl":...,"bpb":...,"tokens":...}  (eval_tasks.h; only what the task has)
+    {"kind":"task","step":...,"name":...,"acc":...,"acc_err":...,"acc_norm":...,"acc_norm_err":...,
+     "acc_bytes":...,"acc_bytes_err":...,"loss":...,"ppl":...,"bpb":...,"tokens":...}
+     (eval_tasks.h; only what the task has)
     {"kind":"sample","step":...,"text":"..."}
     {"kind":"save","step":...,"path":"..."}
     {"kind":"skip","step":...,"reason":"..."}
@@ -20,13 +22,14 @@ digits; a byte of a path or option that is not UTF-8 is \udcNN, json.h):
     {"kind":"rollback","step":...,"from":...,"reason":"..."}
     {"kind":"stop","step":...,"reason":"..."}
     {"kind":"summary","steps":...,"val_loss":...,"best_val_loss":...,"best_step":...,"floor":...,
-     "elapsed_s":...,"tok_per_s":...,"samples_per_s":...,"data_s":...,"planned_mb":...,"peak_mb":...}  (memory in MiB; no speed without updates)
+     "elapsed_s":...,"tok_per_s":...,"samples_per_s":...,"data_s":...,"planned_mb":...,
+     "peak_mb":...}  (memory in MiB; no speed without updates)
 
 mfu is a share of peak, in FLOP/s; tokens counts all updates so far; elapsed_s is the time of the
 run, including validations, summed over all starts of the program; time is Unix time in seconds.
-power_w and clock_mhz are those of a GPU, once a second; floor is there where it is known;
-host_mem_mb where a run on another device has large allocations here. Readers ignore kinds and keys
-that they do not know.
+power_w and clock_mhz are a GPU's, once a second; floor is present if it is known, host_mem_mb if a
+run on another device has large allocations here. Readers ignore kinds and keys that they do not
+know.
 
 With --tensorboard on, all numbers of the lines of training, validations and tasks also go to
 tensorboard.h's file, each under the tag KIND/KEY (task/NAME/KEY, gpu/power_w, gpu/clock_mhz), and
@@ -36,21 +39,21 @@ main.log has the lines of llm.c, so that its plotting scripts work: s:<step> trl
 norm:<> and s:<step> tel:<val loss>, and s:<step> eval:<acc_norm> of a task that has one.
 
 Steps count from 1; step 0 is before the first update. Every line reaches its file before the next
-step, or the program ends with the name of the file. A new run leaves the logs of an earlier one in
-the same place as log.jsonl.1, main.log.1, curve.svg.1 and tensorboard.1, or the next free number. A
-run that resumes after N updates keeps the lines up to step N, cuts off the rest (and the line that
-says why it stopped), and does not repeat lines about step N: the log of an interrupted run equals
-that of an uninterrupted one, except for one more config line. A rollback does the same: it cuts off
-the lines after the checkpoint and adds one that says from which step it came.
+step, or the program ends with the name of the file. A new run renames the logs of an earlier one in
+the same directory to log.jsonl.1, main.log.1, curve.svg.1 and tensorboard.1, or the next free
+number. A run that resumes after N updates keeps the lines up to step N, cuts off the rest (and the
+line that says why it stopped), and does not repeat lines about step N: the log of an interrupted
+run equals that of an uninterrupted one, except for one more config line. A rollback does the same:
+it cuts off the lines after the checkpoint and adds one that says from which step it came.
 
-On a terminal the line of a step is rewritten by the next one and is cut to its width, the less
-important numbers first; what takes 100 ms or more leaves a line at each hundredth of the run, and
-what takes 10 s or more leaves them all. Elsewhere, a step is printed at each hundredth of the run,
-if it comes half a second or more after the last one printed, and after half a minute without one;
-those of 10 s or more all are. With --log-every N the multiples of N are printed, everywhere and in
-main.log, and no others. The first and the last step always are. If the screen goes away (| head), a
-run with files continues without it. A quiet run prints only results: of tasks, updates that were
-not made, warnings, why it stopped, and the summary.
+On a terminal the line of a step is overwritten by the next one. It is cut to the terminal's width,
+the less important numbers first. Steps of 100 ms or more leave a line at each hundredth of the run,
+those of 10 s or more leave every line. Elsewhere, a step is printed at each hundredth of the run,
+if half a second has passed since the last one printed, and after half a minute without one; steps
+of 10 s or more are all printed. With --log-every N exactly the multiples of N are printed,
+everywhere and in main.log. The first and the last step always are. If the screen goes away (|
+head), a run with files continues without it. A quiet run prints only results: of tasks, skipped
+updates, warnings, why it stopped, and the summary.
 */
 #ifndef LLMC_LOG_H
 #define LLMC_LOG_H
@@ -80,15 +83,15 @@ enum {
 typedef enum { LOG_NEW, LOG_CONTINUE } LogStart; // LOG_CONTINUE: the files belong to this run
 
 typedef struct {
-    const char* out_dir; // made, with its parents; "" writes no files
+    const char* out_dir; // created, with its parents; "" writes no files
     LogStart start;
-    int64_t start_step, steps; // updates done before this process began, updates of the whole run
+    int64_t start_step, steps; // updates done before this start of the program; updates of the whole run
     int64_t step_tokens;       // tokens per update
     int eval_every;            // steps between validations, 0: none
-    FILE* screen;              // usually stdout; NULL says nothing, for all ranks but one
-    int tensorboard;           // also writes for TensorBoard, if there are files
+    FILE* screen;              // usually stdout; NULL prints nothing, on all ranks but one
+    int tensorboard;           // also writes for TensorBoard, if the run has files
     uint64_t run;              // identity of the run, as in its checkpoints; 0: unknown
-    int every; // steps between lines of steps on the screen and in main.log; 0: by time, and all in main.log
+    int every; // steps between printed steps on the screen and in main.log; 0: by time, and all in main.log
     int is_quiet; // prints only results
 } LogSettings;
 
@@ -99,12 +102,12 @@ typedef enum {
     LOG_SAVE_,
     LOG_WARNING_,
     LOG_KINDS_
-} LogKind_; // of lines between two updates
+} LogKind_; // kinds of lines between two updates
 
-// What stands on the terminal without a line break.
+// Text on the terminal without a line break yet.
 typedef enum { LOG_LINE_NONE_, LOG_LINE_STEP_, LOG_LINE_PROGRESS_ } LogLine_;
 
-// The losses of neighboring steps, kept for the curve.
+// Losses of neighboring steps, kept for the curve.
 typedef struct {
     double steps, losses; // sums
     int64_t count;
@@ -112,31 +115,31 @@ typedef struct {
 
 typedef struct {
     int64_t start_step, steps; // as in the settings
-    uint64_t run;              //
+    uint64_t run;
     double step_tokens;
     int eval_every;
     LogFile json, text, screen;
-    LogFile nothing; // what a quiet run does not print; no file: it is not quiet
-    int every;       // steps between lines of steps; 0: by time
+    LogFile nothing; // discards what a quiet run does not print; no file: the run is not quiet
+    int every;       // steps between printed steps; 0: by time
     TensorBoard board;
-    char tag[128]; // of the line: what comes before a key
+    char tag[128]; // of the current line: the part before a key
 
-    int is_terminal;          // the screen is one
-    char line[256];           // the last step, as printed or to be printed
-    LogLine_ open_line;       // may be rewritten
-    int64_t kept_step;        // whose line stayed on the terminal last
-    double shown_s;           // when a step was last shown
-    int repeated[LOG_KINDS_]; // lines about start_step that were in the files before
+    int is_terminal;          // the screen is a terminal
+    char line[256];           // the last step, printed or still to be printed
+    LogLine_ open_line;       // text that may be overwritten
+    int64_t kept_step;        // last step whose line stayed on the terminal
+    double shown_s;           // time when a step was last shown
+    int repeated[LOG_KINDS_]; // lines about start_step that the files had before
 
-    double open_s, elapsed_s;  // when the log was opened, and what the run had taken by then
-    double val_start_s, val_s; // validation: when it began (0: none runs), how long the last one took,
-    double val_s_sum;          // and all since the first step
-    double progress_s;         // when progress was last shown
+    double open_s, elapsed_s;  // time when the log was opened, and the run's time until then
+    double val_start_s, val_s; // start of the current validation (0: none); duration of the last one
+    double val_s_sum;          // and of all since the first step
+    double progress_s;         // time when progress was last shown
 
     int64_t timed;              // steps timed so far
-    double total_ms, smooth_ms; // of them, without evaluation and the like: sum, and exponential average
-    double first_ms, first_s;   // the first of them, and when it ended
-    double data_wait_s, data_s; // waited for data so far, and up to the step before
+    double total_ms, smooth_ms; // their time without evaluation and the like: sum, and exponential average
+    double first_ms, first_s;   // time of the first of them, and when it ended
+    double data_wait_s, data_s; // time spent waiting for data so far, and up to the previous step
     double peak;                // for the next lines; NAN: unknown
     double power_w, clock_mhz;  // for the next line; NAN: not measured
 
@@ -145,7 +148,7 @@ typedef struct {
 
 // ---- files ----
 
-// Everything logged so far is on the disk: before a checkpoint vouches for it.
+// Flushes everything logged so far to the disk, before a checkpoint vouches for it.
 void log_sync(RunLog* log);
 
 // ---- opening and closing ----
@@ -154,28 +157,28 @@ void log_open(RunLog* log, const LogSettings* o);
 
 void log_close(RunLog* log);
 
-// ---- pieces of lines ----
+// ---- parts of lines ----
 
-// "45s", "12m10s", "3h05m" or "2d04h". text has room for 64 bytes; returns it.
+// Sets text (64 bytes) to "45s", "12m10s", "3h05m" or "2d04h". Returns it.
 char* log_duration(double seconds, char* text);
 
 // ---- a step ----
 
-// Before log_train: the time that the run has waited for its data since it began.
+// Sets the time that the run has waited for its data since it started. Call it before log_train.
 static inline void log_data_wait(RunLog* log, double seconds) { log->data_wait_s = seconds; }
 
-// Before log_train: the peak that its utilization is a share of, FLOP/s.
+// Sets the peak for the utilization, in FLOP/s. Call it before log_train.
 static inline void log_peak(RunLog* log, double peak) { log->peak = peak; }
 
-// Before log_train: what the device says of itself; NAN is unknown.
+// Sets what the device reports; NAN: unknown. Call it before log_train.
 static inline void log_sensors(RunLog* log, double power_w, double clock_mhz) {
     log->power_w = power_w;
     log->clock_mhz = clock_mhz;
 }
 
-// After update number `step`: the mean loss of its batch, the norm of its gradient before clipping,
-// both with their z-scores, the learning rate, the time it took without evaluation and the like,
-// and the model flops utilization as a fraction. Of the scores and the utilization, NAN is unknown.
+// Logs update `step`: the mean loss of its batch, the norm of its gradient before clipping, both
+// with their z-scores, the learning rate, its time without evaluation and the like, and the model
+// flops utilization as a fraction. NAN: unknown score or utilization.
 void log_train(RunLog* log, int64_t step, double loss, double loss_z, double norm, double norm_z, double lr,
                double ms, double mfu);
 
@@ -184,33 +187,33 @@ void log_train(RunLog* log, int64_t step, double loss, double loss_z, double nor
 // Prints one JSON object, without a newline.
 typedef void (*LogPrint)(FILE* file, const void* what);
 
-// Which program runs where, in words, and what it found before the first step.
+// Identity of the run: which program runs where, in words, and what is known before the first step.
 typedef struct {
     const char *program, *trainer, *device; // the program with its version
     double floor;                           // as for log_summary
-    LogPrint print_memory;                  // members of an object, each with a comma before it; NULL: none
-    const void* memory;                     // for print_memory
+    LogPrint print_memory;                  // prints members of an object, each after a comma; NULL: none
+    const void* memory;                     // argument of print_memory
 } LogIdentity;
 
-// The options of the run: print(file, what) prints them. The first thing to log.
-void log_config(RunLog* log, LogPrint print, const void* what, LogIdentity who);
+// Logs the options of the run, printed by print(file, what). The first call.
+void log_config(RunLog* log, LogPrint print, const void* what, LogIdentity identity);
 
-// Part number i of n of something that may take long, a validation for example, is about to begin;
-// the first is 0. Shown on a terminal, elsewhere every half minute.
+// Shows that part i of n (from 0) of something slow, a validation for example, is about to start.
+// On a terminal at once, elsewhere every half minute.
 void log_progress(RunLog* log, int64_t step, const char* what, int64_t i, int64_t n);
 
-// A validation.
+// Result of a validation.
 typedef struct {
     double loss, bpb;                 // nats per token; bits per byte, NAN: unknown
-    int64_t sequences, all_sequences; // it covers, of those of the validation data
+    int64_t sequences, all_sequences; // sequences covered, and all sequences of the validation data
 } LogVal;
 
 void log_val(RunLog* log, int64_t step, const LogVal* val);
 
-// What the model achieved at a task.
+// Logs the model's result at a task.
 void log_task(RunLog* log, int64_t step, const char* name, const TaskScore* score);
 
-// What the model wrote, `bytes` long.
+// Logs a sample of `bytes` bytes.
 void log_sample(RunLog* log, int64_t step, const char* text, size_t bytes);
 
 void log_save(RunLog* log, int64_t step, const char* path);
@@ -218,37 +221,37 @@ void log_save(RunLog* log, int64_t step, const char* path);
 // Prints a note on the screen only.
 void log_note(RunLog* log, const char* text);
 
-// Something is wrong with the run after update number `step`.
+// Logs that something is wrong with the run after update `step`.
 void log_warning(RunLog* log, int64_t step, const char* text);
 
-// The run continues from this checkpoint of its own. Logs it again if its line was cut off, because
-// it came after the next update.
+// Logs that the run continues from this checkpoint of its own. Repeats the checkpoint's line if it
+// was cut off, because it came after the next update.
 void log_resumed(RunLog* log, const char* path);
 
-// Update number `step` was skipped.
+// Logs that update `step` was skipped.
 void log_skip(RunLog* log, int64_t step, const char* reason);
 
-// After update number `from` the run was rolled back to the checkpoint of step `to`.
+// Logs that the run was rolled back after update `from` to the checkpoint of step `to`.
 void log_rollback(RunLog* log, int64_t from, int64_t to, const char* reason);
 
-// The run stops after update number `step`, before its end; `advice` follows on the screen.
+// Logs that the run stops after update `step`, before its end; prints `advice` on the screen.
 void log_stop(RunLog* log, int64_t step, const char* reason, const char* advice);
 
 // ---- the end ----
 
-// Training speed of this process: without evaluation, samples and checkpoints.
+// Returns the training speed of this process, without evaluation, samples and checkpoints.
 double log_tok_per_s(const RunLog* log);
 
-// The peak memory of this process, in MiB.
+// Returns the peak memory of this process, in MiB.
 double log_peak_mib(void);
 
-// The end of a run.
+// Result of a run.
 typedef struct {
     int64_t steps;
-    double val_loss, best_val_loss; // the last one and the lowest; NAN: never evaluated
-    int64_t best_step;              // of the lowest
-    double floor;                   // the entropy of the text; NAN: unknown
-    int seq_len;                    // tokens of a sample
+    double val_loss, best_val_loss; // last and lowest; NAN: never evaluated
+    int64_t best_step;              // step of the lowest
+    double floor;                   // entropy of the text; NAN: unknown
+    int seq_len;                    // tokens per training sequence
     double planned_mib, peak_mib;   // memory: log_peak_mib() or the GPU's
 } LogSummary;
 
@@ -285,7 +288,8 @@ void log_summary(RunLog* log, LogSummary end);
 
 // ---- files ----
 
-// Ends a line on the screen, which may go away: a run whose files tell everything does without it.
+// Ends a line on the screen. If the screen has gone away, a run whose files have everything
+// continues without it.
 static void log_flush_screen_(RunLog* log) {
     if (log_file_try_flush(&log->screen)) {
         return;
@@ -297,7 +301,7 @@ static void log_flush_screen_(RunLog* log) {
     log->is_terminal = 0;
 }
 
-// Where everything but results is printed.
+// Returns where everything but results is printed.
 static FILE* log_details_(const RunLog* log) {
     return log->nothing.file ? log->nothing.file : log->screen.file;
 }
@@ -323,7 +327,7 @@ static void log_remember_(const RunLog* log, LogBin* bins, int64_t step, double 
     }
 }
 
-// The averages of the bins that are not empty, into points (LOG_BINS_). Returns how many.
+// Sets points (LOG_BINS_) to the averages of the bins that are not empty. Returns how many.
 static int log_recall_(const LogBin* bins, CurvePoint* points) {
     int n = 0;
     for (int i = 0; i < LOG_BINS_; i++) {
@@ -337,7 +341,7 @@ static int log_recall_(const LogBin* bins, CurvePoint* points) {
 
 // ---- resuming ----
 
-// The kind of a line between two updates, or LOG_KINDS_.
+// Returns the kind of a line between two updates, or LOG_KINDS_.
 static LogKind_ log_kind_(const char* kind) {
     static const char* const kinds[LOG_KINDS_] = {"val", "task", "sample", "save", "warning"};
     int i = 0;
@@ -347,21 +351,21 @@ static LogKind_ log_kind_(const char* kind) {
     return (LogKind_)i;
 }
 
-// Whether the files of a resumed run already hold this line: the last step before the interruption
-// is visited again. Each line that they hold is passed over once.
+// True if the files of a resumed run already have this line: the last step before the interruption
+// is visited again. Each of their lines is skipped once.
 static int log_is_repeated_(RunLog* log, LogKind_ kind, int64_t step) {
     return step == log->start_step && log->repeated[kind] > 0 && log->repeated[kind]--;
 }
 
-// What follows `key` in a line of JSON, NAN if it is not there.
+// Returns the number after `key` in a line of JSON, NAN if absent.
 static double log_number_in_(const char* line, const char* key) {
     double value = NAN;
     const char* at = strstr(line, key);
     return at && sscanf(at + strlen(key), "%lf", &value) == 1 ? value : NAN;
 }
 
-// Takes in one line of an older log: -1 if it is about no step, or tells why the run stopped, else
-// its step.
+// Takes in a line of an older log. Returns its step, or -1 if it has none, or says why the run
+// stopped.
 static int64_t log_reread_line_(RunLog* log, const char* line) {
     char kind[16] = "";
     long long step = -1;
@@ -384,8 +388,8 @@ static int64_t log_reread_line_(RunLog* log, const char* line) {
     return strcmp(kind, "stop") == 0 ? -1 : step;
 }
 
-// True if a line is none that was written here: neither JSON nor one of main.log. A loss of power
-// leaves zeros, or half a line.
+// True if a line was not written here: neither JSON nor a line of main.log. A power failure leaves
+// zeros, or half a line.
 static int log_is_damaged_(char* line, size_t length) {
     char error[ERROR_BYTES];
     JsonReader json = json_reader("", line, length, error);
@@ -393,8 +397,8 @@ static int log_is_damaged_(char* line, size_t length) {
                                        : !(json_skip(&json) && json_end(&json));
 }
 
-// Opens an older log to read it; NULL if there is none. That it cannot be read does not mean that
-// it is empty.
+// Opens an older log for reading; NULL if it does not exist. Ends the program if it cannot be read:
+// it may not be empty.
 static FILE* log_reopen_(const char* path) {
     char error[ERROR_BYTES];
     struct stat info;
@@ -408,8 +412,8 @@ static FILE* log_reopen_(const char* path) {
     return file;
 }
 
-// The bytes of an older log up to its last line about a step before the resumed run starts. Ends
-// the program if it cannot be read that far: a log is cut only where that is known.
+// Returns the bytes of an older log up to its last line about a step before the resumed run starts.
+// Ends the program if it cannot be read that far: a log is never cut blindly.
 static off_t log_reread_(RunLog* log, const char* path) {
     FILE* file = log_reopen_(path);
     char* line = NULL;
@@ -441,15 +445,14 @@ static off_t log_reread_(RunLog* log, const char* path) {
     return keep;
 }
 
-// Opens the files again, cut to what was done before start_step. None is cut before both have been
-// read.
+// Opens the files again, cut to the lines before start_step. Reads both before it cuts either.
 static void log_cut_(RunLog* log) {
     const off_t json = log_reread_(log, log->json.path), text = log_reread_(log, log->text.path);
     log_file_open(&log->json, json);
     log_file_open(&log->text, text);
 }
 
-// Opens the files: empty for a new run, cut to what was done before for one that continues.
+// Opens the files: empty for a new run, cut to the earlier lines for one that continues.
 static void log_open_files_(RunLog* log, const LogSettings* o) {
     log_file_path(log->json.path, o->out_dir, LOG_JSON, 0);
     log_file_path(log->text.path, o->out_dir, LOG_TEXT, 0);
@@ -501,12 +504,12 @@ void log_open(RunLog* log, const LogSettings* o) {
     log->is_terminal = o->screen && !o->is_quiet && terminal_rewrites(fileno(o->screen));
 }
 
-// Columns of the terminal; 0: unknown.
+// Returns the columns of the terminal; 0 if unknown.
 static int log_columns_(const RunLog* log) {
     return log->is_terminal ? (int)text_wrap_columns(log->screen.file) : 0;
 }
 
-// Leaves the line of the last step on the terminal, so that what comes next has a line of its own.
+// Leaves the line of the last step on the terminal, so that the next output gets its own line.
 static void log_end_line_(RunLog* log) {
     if (log->open_line != LOG_LINE_NONE_) {
         fputs("\r\033[K", log->screen.file);
@@ -532,9 +535,9 @@ void log_close(RunLog* log) {
     memset(log, 0, sizeof(*log));
 }
 
-// ---- pieces of lines ----
+// ---- parts of lines ----
 
-// The kinds of lines whose numbers and texts go to TensorBoard, too.
+// True for kinds of lines whose numbers and texts also go to TensorBoard.
 static int log_is_for_board_(const char* kind) {
     static const char* const kinds[] = {"train", "val", "task", "sample"};
     int is_one = 0;
@@ -559,7 +562,7 @@ static void log_number_(RunLog* log, const char* key, double value) {
     }
 }
 
-// A number of the GPU, if it was measured.
+// Writes a number of the GPU, if it was measured.
 static void log_gpu_number_(RunLog* log, const char* key, double* value) {
     char tag[64];
     if (isfinite(*value)) {
@@ -570,13 +573,13 @@ static void log_gpu_number_(RunLog* log, const char* key, double* value) {
     *value = NAN;
 }
 
-// A name of a file may have any bytes.
+// Writes the name of a file, which may have any bytes.
 static void log_path_(RunLog* log, const char* path) {
     fputs(",\"path\":", log->json.file);
     json_print_bytes(log->json.file, path, strlen(path));
 }
 
-// A name becomes a part of the tags of the numbers that follow.
+// Writes a string. A name becomes a part of the tags of the numbers that follow.
 static void log_string_(RunLog* log, const char* key, const char* text, size_t bytes) {
     fprintf(log->json.file, ",\"%s\":", key);
     json_print_string(log->json.file, text, bytes);
@@ -597,7 +600,7 @@ static void log_end_(RunLog* log) {
     log->tag[0] = '\0';
 }
 
-// "step   12/1000", as wide at every step. text has room for 64 bytes; returns it.
+// Sets text (64 bytes) to "step   12/1000", equally wide at every step. Returns it.
 static char* log_step_text_(const RunLog* log, int64_t step, char* text) {
     const int width = snprintf(NULL, 0, "%lld", (long long)log->steps);
     snprintf(text, 64, "step %*lld/%lld", width, (long long)step, (long long)log->steps);
@@ -618,7 +621,7 @@ char* log_duration(double seconds, char* text) {
     return text;
 }
 
-// Begins a message on the screen, or with the details.
+// Starts a message on the screen, or among the details.
 static void log_say_step_(RunLog* log, FILE* file, int64_t step) {
     char text[64];
     log_end_line_(log);
@@ -627,7 +630,7 @@ static void log_say_step_(RunLog* log, FILE* file, int64_t step) {
 
 // ---- a step ----
 
-// The mean of the first 20 steps, then an exponential average over about 20.
+// Averages the time of a step: the mean of the first 20, then an exponential average over about 20.
 static void log_time_(RunLog* log, double ms) {
     log->timed++;
     log->total_ms += ms;
@@ -638,15 +641,15 @@ static void log_time_(RunLog* log, double ms) {
     }
 }
 
-// Validations after update number `step`.
+// Counts the validations after update `step`.
 static int64_t log_validations_left_(const RunLog* log, int64_t step) {
     const int64_t every = log->eval_every;
     return every ? log->steps / every - step / every + (log->steps % every != 0 && step < log->steps) : 0;
 }
 
-// Seconds to go: the remaining steps at the present speed, each with its share of what came between
-// the steps so far (samples, checkpoints), and the remaining validations, each as long as the last
-// one.
+// Returns the seconds left: the remaining steps at the present speed, each with its share of the
+// time between steps so far (samples, checkpoints), and the remaining validations, each as long as
+// the last one.
 static double log_eta_s_(const RunLog* log, int64_t step) {
     double between_ms = 0;
     if (log->timed > 1) {
@@ -657,8 +660,7 @@ static double log_eta_s_(const RunLog* log, int64_t step) {
            (double)log_validations_left_(log, step) * log->val_s;
 }
 
-// A part of the line of a step, and when it gives way where the terminal is too narrow: the highest
-// first.
+// Part of the line of a step. On a narrow terminal the highest ranks are dropped first.
 typedef struct {
     int rank;
     char text[64];
@@ -674,7 +676,7 @@ __attribute__((format(printf, 3, 4))) static inline void log_field_(LogField_* f
     field->rank = rank;
 }
 
-// Sets log->line to as many of the fields as there is room for.
+// Sets log->line to as many of the fields as fit.
 static void log_join_(RunLog* log, const LogField_* fields) {
     const int columns = log_columns_(log);
     for (int most = LOG_RANKS_; most >= 0; most--) {
@@ -691,7 +693,7 @@ static void log_join_(RunLog* log, const LogField_* fields) {
     }
 }
 
-// Scores and utilization that are unknown are left out.
+// Formats the line of a step, without unknown scores and utilization.
 static void log_format_step_(RunLog* log, int64_t step, double loss, double loss_z, double norm,
                              double norm_z, double lr, double ms, double mfu) {
     char count[64], eta[64];
@@ -716,13 +718,13 @@ static void log_format_step_(RunLog* log, int64_t step, double loss, double loss
     log_join_(log, f);
 }
 
-// True if a step is one that --log-every names: the first and the last one are, too.
+// True if --log-every selects a step, or if it is the first or the last.
 static int log_is_due_(const RunLog* log, int64_t step) {
     return step == log->start_step + 1 || step == log->steps || (log->every && step % log->every == 0);
 }
 
-// True if a step has a line of its own on the screen, `pause_s` after the last one: see the head of
-// this file.
+// True if a step gets a line of its own on the screen, `pause_s` after the last one: see the head
+// of this file.
 static int log_keeps_line_(RunLog* log, int64_t step, double pause_s) {
     const int is_hundredth = 100 * (step - log->kept_step) >= log->steps;
     const int is_slow = log->is_terminal ? log->smooth_ms >= 100 : pause_s >= 0.5;
@@ -733,7 +735,7 @@ static int log_keeps_line_(RunLog* log, int64_t step, double pause_s) {
     return is_kept;
 }
 
-// Shows the line of a step, or not.
+// Shows the line of a step, if it is due.
 static void log_show_step_(RunLog* log, int64_t step) {
     const double now_s = time_now_s(), pause_s = now_s - log->shown_s;
     const int is_kept = log_keeps_line_(log, step, pause_s);
@@ -741,8 +743,7 @@ static void log_show_step_(RunLog* log, int64_t step) {
         return;
     }
     fputs(log->open_line != LOG_LINE_NONE_ ? "\r\033[K" : "", log_details_(log));
-    // without automatic margins, in case the width is not known: a line that wraps cannot be
-    // rewritten
+    // no automatic margins, in case the width is unknown: a wrapped line cannot be overwritten
     fprintf(log_details_(log), is_kept ? "%s\n" : "\033[?7l%s\033[?7h", log->line);
     log->open_line = is_kept ? LOG_LINE_NONE_ : LOG_LINE_STEP_;
     log->shown_s = now_s;
@@ -781,7 +782,7 @@ void log_train(RunLog* log, int64_t step, double loss, double loss_z, double nor
 
 // ---- the other lines ----
 
-void log_config(RunLog* log, LogPrint print, const void* what, LogIdentity who) {
+void log_config(RunLog* log, LogPrint print, const void* what, LogIdentity identity) {
     char host[256] = "";
     gethostname(host, sizeof(host) - 1);
     fputs("{\"kind\":\"config\",", log->json.file);
@@ -790,15 +791,15 @@ void log_config(RunLog* log, LogPrint print, const void* what, LogIdentity who) 
     }
     fputs("\"options\":", log->json.file);
     print(log->json.file, what);
-    log_string_(log, "program", who.program, strlen(who.program));
-    log_string_(log, "trainer", who.trainer, strlen(who.trainer));
+    log_string_(log, "program", identity.program, strlen(identity.program));
+    log_string_(log, "trainer", identity.trainer, strlen(identity.trainer));
     log_string_(log, "host", host, strlen(host));
-    log_string_(log, "device", who.device, strlen(who.device));
-    if (isfinite(who.floor)) {
-        log_number_(log, "floor", who.floor);
+    log_string_(log, "device", identity.device, strlen(identity.device));
+    if (isfinite(identity.floor)) {
+        log_number_(log, "floor", identity.floor);
     }
-    if (who.print_memory) {
-        who.print_memory(log->json.file, who.memory);
+    if (identity.print_memory) {
+        identity.print_memory(log->json.file, identity.memory);
     }
     log_time_stamp_(log);
     log_end_(log);
@@ -821,7 +822,7 @@ void log_progress(RunLog* log, int64_t step, const char* what, int64_t i, int64_
     log_flush_screen_(log);
 }
 
-// How long the validation took: log_progress told when it began.
+// Measures the validation, which started at its first log_progress.
 static void log_time_val_(RunLog* log) {
     if (log->val_start_s > 0) {
         log->val_s = time_now_s() - log->val_start_s;
@@ -830,7 +831,7 @@ static void log_time_val_(RunLog* log) {
     }
 }
 
-// A number that only some lines have.
+// Writes a number that only some lines have.
 static void log_known_(RunLog* log, const char* key, double value) {
     if (isfinite(value)) {
         log_number_(log, key, value);
@@ -893,7 +894,7 @@ static void log_write_task_(RunLog* log, int64_t step, const char* name, const T
     }
 }
 
-// " | acc 0.2859 +- 0.0045"
+// Prints " | acc 0.2859 +- 0.0045".
 static void log_print_share_(FILE* screen, const char* name, TaskShare share) {
     if (isfinite(share.value)) {
         fprintf(screen, " | %s %.4f +- %.4f", name, share.value, share.error);
@@ -991,7 +992,7 @@ void log_rollback(RunLog* log, int64_t from, int64_t to, const char* reason) {
     memset(log->repeated, 0, sizeof(log->repeated));
     memset(log->train, 0, sizeof(log->train));
     memset(log->val, 0, sizeof(log->val));
-    const double elapsed_s = log->elapsed_s; // not the value in the line of that step: time has passed since
+    const double elapsed_s = log->elapsed_s; // later than the time in that step's line
     if (!log_file_is_none(&log->json)) {
         log_close_file_(&log->json);
         log_close_file_(&log->text);
@@ -1030,8 +1031,7 @@ double log_peak_mib(void) {
 #endif
 }
 
-// Writes the curve into the directory of the run, beside log.jsonl. A run can do without the
-// picture.
+// Writes the curve beside log.jsonl. A failure is only noted: a run can do without the picture.
 static void log_write_curve_(const RunLog* log, const CurvePoint* train, int n_train, const CurvePoint* val,
                              int n_val, double floor) {
     char path[PATH_MAX], directory[PATH_MAX], error[ERROR_BYTES];
@@ -1060,7 +1060,7 @@ static void log_draw_curve_(RunLog* log, double floor) {
     }
 }
 
-// A part of the line of the summary.
+// Prints a part of the summary line.
 __attribute__((format(printf, 3, 4))) static void log_part_(FILE* screen, int* parts, const char* format,
                                                             ...) {
     va_list args;

@@ -1,7 +1,6 @@
 /*
-log_files.h -- the files of a run's log: what they are called, how those of an earlier run are put
-aside, and lines that are in their file, or on the disk, or end the program with the name of the
-file.
+log_files.h -- the files of a run's log: their names, the renaming of an earlier run's, and lines
+that reach their file, or the disk, or end the program with the name of the file.
 */
 #ifndef LLMC_LOG_FILES_H
 #define LLMC_LOG_FILES_H
@@ -20,45 +19,44 @@ typedef struct {
     char path[PATH_MAX];
 } LogFile;
 
-// In the directory of the run. The last one is a directory, too.
+// Names in the directory of the run. The last one is a directory.
 #define LOG_JSON "log.jsonl"
 #define LOG_TEXT "main.log"
 #define LOG_CURVE "curve.svg"
 #define LOG_BOARD "tensorboard"
 
-// Sets path to a log's in this directory: the current one (0), or one that was put aside.
+// Sets path to a log in this directory: the current one (0), or one that was renamed.
 void log_file_path(char path[PATH_MAX], const char* out_dir, const char* name, int number);
 
-// Gives the logs of an earlier run in this directory other names, with the same number.
+// Renames the logs of an earlier run in this directory, all with the same number.
 void log_files_put_aside(const char* out_dir);
 
-// The identity of the run that the logs in this directory tell of, from the first line of
-// log.jsonl; 0: no log, or one that does not say. A log that cannot be read ends the program.
+// Returns the identity of the run whose logs are in this directory, from the first line of
+// log.jsonl; 0: no log, or one without it. Ends the program if a log cannot be read.
 uint64_t log_files_run(const char* out_dir);
 
-// Makes the logs of this run the current ones: those of another run are put aside, and its own come
-// back if they were.
+// Makes the logs of this run the current ones: renames those of another run, and restores this
+// run's if they were renamed.
 void log_files_take(const char* out_dir, uint64_t run);
 
-// Ends the program if a log that is there cannot be continued. A link gives way to a file, so it
-// can.
+// Ends the program if an existing log cannot be continued. A link can: a file replaces it.
 void log_files_require_writable(const char* out_dir);
 
 // Opens log->path, cut to its first `keep` bytes. If it is a link, the run gets a file of its own
 // with these bytes: nothing is cut or written at the other end.
 void log_file_open(LogFile* log, off_t keep);
 
-// Instead: all lines go nowhere.
+// Opens a log that discards all lines.
 void log_file_open_none(LogFile* log);
 int log_file_is_none(const LogFile* log);
 
-// Ends a line: it is in the file now. Returns 0 if it cannot be written,
+// Flushes a line to the file. Returns 0 if it cannot be written.
 int log_file_try_flush(LogFile* log);
 
-// or ends the program.
+// Flushes a line to the file, or ends the program.
 void log_file_flush(LogFile* log);
 
-// All lines are on the disk.
+// Flushes all lines to the disk.
 void log_file_sync(LogFile* log);
 
 #ifdef __cplusplus
@@ -95,7 +93,7 @@ static int log_file_is_link_(const char* path) {
     return lstat(path, &info) == 0 && S_ISLNK(info.st_mode);
 }
 
-// Puts a file with the first `keep` bytes of what it leads to in the place of a link.
+// Replaces a link by a file with the first `keep` bytes of its target.
 static void log_file_own_(const char* path, off_t keep) {
     char error[ERROR_BYTES], *text;
     size_t bytes;
@@ -111,7 +109,7 @@ void log_file_open(LogFile* log, off_t keep) {
     if (keep > 0 && log_file_is_link_(log->path)) {
         log_file_own_(log->path, keep);
     }
-    // a FIFO would wait for a reader, and what a link leads to is not ours
+    // a FIFO would wait for a reader, and a link's target is not ours
     const int fd = open(log->path, O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0666);
     CHECK(fd >= 0 || errno != ELOOP, "%s: a symbolic link, wanted a file or none", log->path);
     CHECK(fd >= 0 || errno != ENXIO, "%s: not a regular file", log->path);
@@ -142,8 +140,8 @@ void log_file_path(char path[PATH_MAX], const char* out_dir, const char* name, i
     file_path(path, "%s/%s%s", out_dir, name, ending);
 }
 
-// True if there is something that must not be lost. Links are put aside, too, as what they lead to
-// is not ours to change.
+// True if something exists that must not be lost. Links count, and are renamed too: their targets
+// are not ours to change.
 static int log_file_is_there_(const char* out_dir, const char* name, int number) {
     char path[PATH_MAX];
     struct stat info;
@@ -185,7 +183,7 @@ void log_files_put_aside(const char* out_dir) {
     log_files_rename_(out_dir, 0, number);
 }
 
-// Returns the identity in a log that was put aside, or in the current one (0); 0: unknown.
+// Returns the identity in a renamed log, or in the current one (0); 0 if unknown.
 static uint64_t log_files_run_of_(const char* out_dir, int number) {
     char path[PATH_MAX], line[128] = "";
     uint64_t run = 0;

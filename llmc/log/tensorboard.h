@@ -1,17 +1,20 @@
 /*
-tensorboard.h -- writes what TensorBoard reads:
-OUT/tensorboard/events.out.tfevents.TIME.HOST.PROCESS, a file for each start of the program.
+tensorboard.h -- writes event files for TensorBoard:
+OUT/tensorboard/events.out.tfevents.TIME.HOST.PROCESS, one for each start of the program.
 
-A file is a row of records, each an Event in protobuf's wire format:
+A file is a sequence of records, each an Event in protobuf's wire format (little-endian; masked
+crc32c):
 
-    record         u64 length | u32 crc of the length | data | u32 crc of the data    (little-endian; crc32c, masked)
-    Event          1 wall_time (double) | 2 step (int64) | 3 file_version, or 5 summary, or 7 session_log
-    Summary        1 value, repeated: 1 tag | 2 simple_value (float), or 8 tensor and 9 metadata for a text
+    record         u64 length | u32 crc of the length | data | u32 crc of the data
+    Event          1 wall_time (double) | 2 step (int64) | 3 file_version, or 5 summary,
+                   or 7 session_log
+    Summary        1 value, repeated: 1 tag | 2 simple_value (float), or 8 tensor and 9 metadata
+                   for a text
     SessionLog     1 status; 1 is START
 
-When a run continues after step N, the file begins with a START at step N + 1: TensorBoard then
-drops the scalars that other files have from that step on, because they are logged again. (It keeps
-the texts.)
+When a run continues after step N, the file starts with a START at step N + 1: TensorBoard then
+drops the scalars of other files from that step on, because they are logged again. (It keeps the
+texts.)
 */
 #ifndef LLMC_TENSORBOARD_H
 #define LLMC_TENSORBOARD_H
@@ -26,30 +29,30 @@ extern "C" {
 #endif
 
 typedef struct {
-    FILE* file; // NULL: closed; then the functions do nothing
+    FILE* file; // NULL: closed, and all functions do nothing
     char path[PATH_MAX];
-    unsigned char* data; // the event that is being written
+    unsigned char* data; // event being written
     size_t bytes, room;
-    size_t summary; // where its summary begins; 0: it has none
+    size_t summary; // start of its summary; 0: none
 } TensorBoard;
 
-// Starts a file in the directory `path`, which is made. `done` is the number of updates before this
-// start; 0: a new run.
+// Starts a file in the directory `path`, which is created. `done` is the number of updates before
+// this start; 0: a new run.
 void tensorboard_open(TensorBoard* board, const char* path, int64_t done);
 
 void tensorboard_close(TensorBoard* board);
 
-// What is logged after `done` updates replaces what was logged there before.
+// Starts again after `done` updates: what follows replaces what was logged after them.
 void tensorboard_restart(TensorBoard* board, int64_t done);
 
-// An event: begin, values, end. Without a value nothing is written; values outside of an event are
-// ignored.
+// Write an event: begin, values, end. Without a value nothing is written; values outside an event
+// are ignored.
 void tensorboard_begin(TensorBoard* board, int64_t step);
 void tensorboard_scalar(TensorBoard* board, const char* tag, double value);
 void tensorboard_text(TensorBoard* board, const char* tag, const char* text, size_t bytes);
 void tensorboard_end(TensorBoard* board);
 
-// Everything is on the disk.
+// Flushes everything to the disk.
 void tensorboard_sync(TensorBoard* board);
 
 #ifdef __cplusplus
@@ -79,7 +82,7 @@ static void proto_put_(TensorBoard* board, const void* data, size_t bytes) {
     board->bytes += bytes;
 }
 
-// Seven bits a byte, the lowest first.
+// Writes seven bits per byte, the lowest first.
 static void proto_varint_(TensorBoard* board, uint64_t value) {
     do {
         const unsigned char byte = (unsigned char)((value & 0x7F) | (value > 0x7F ? 0x80 : 0));
@@ -103,13 +106,13 @@ static void proto_bytes_(TensorBoard* board, unsigned field, const void* data, s
     proto_put_(board, data, bytes);
 }
 
-// A message in the event: its length comes before it, so it is written behind the event and moved.
-// Returns where.
+// Starts a message in the event. Its length comes before it, so it is written after the event and
+// moved. Returns its position.
 static size_t proto_open_(const TensorBoard* board) { return board->bytes; }
 
 static void proto_close_(TensorBoard* board, unsigned field, size_t begin) {
     const size_t length = board->bytes - begin;
-    proto_key_(board, field, PROTO_BYTES_); // these bytes belong in front
+    proto_key_(board, field, PROTO_BYTES_); // these bytes belong before it
     proto_varint_(board, length);
     unsigned char head[16];
     const size_t head_bytes = board->bytes - begin - length;
@@ -120,7 +123,7 @@ static void proto_close_(TensorBoard* board, unsigned field, size_t begin) {
 
 // ---- records ----
 
-// CRC-32C (Castagnoli), bit by bit: an event has some hundred bytes.
+// Returns the CRC-32C (Castagnoli), bit by bit: an event has a few hundred bytes.
 static uint32_t tensorboard_crc_(const unsigned char* data, size_t bytes) {
     uint32_t crc = 0xFFFFFFFF;
     for (size_t i = 0; i < bytes; i++) {
@@ -130,7 +133,7 @@ static uint32_t tensorboard_crc_(const unsigned char* data, size_t bytes) {
         }
     }
     crc = ~crc;
-    return (crc >> 15 | crc << 17) + 0xA282EAD8; // the mask of TFRecord
+    return (crc >> 15 | crc << 17) + 0xA282EAD8; // TFRecord's mask
 }
 
 static void tensorboard_write_(TensorBoard* board) {
@@ -216,8 +219,8 @@ void tensorboard_scalar(TensorBoard* board, const char* tag, double value) {
     proto_close_(board, 1, begin);
 }
 
-// Text. TensorBoard wants UTF-8, so a byte that belongs to no character becomes U+FFFD, as in the
-// log.
+// Writes a text. TensorBoard wants UTF-8, so a byte that belongs to no character becomes U+FFFD, as
+// in the log.
 static void proto_text_(TensorBoard* board, int field, const char* text, size_t bytes) {
     const size_t begin = proto_open_(board);
     for (size_t i = 0, used; i < bytes; i += used ? used : 1) {
@@ -227,7 +230,7 @@ static void proto_text_(TensorBoard* board, int field, const char* text, size_t 
     proto_close_(board, field, begin);
 }
 
-// A tensor of one string, for the plugin "text".
+// Writes a tensor of one string, for the plugin "text".
 void tensorboard_text(TensorBoard* board, const char* tag, const char* text, size_t bytes) {
     enum { DT_STRING = 7 };
     static const unsigned char plugin[] = {10, 6, 10, 4, 't', 'e', 'x', 't'}; // {1: {1: "text"}}

@@ -1,5 +1,5 @@
 /*
-text_wrap.h -- text on the screen: lines of words that are no wider than it, and nothing that could
+text_wrap.h -- prints text on the screen in lines of words that fit, without anything that could
 reprogram a terminal.
 */
 #ifndef LLMC_TEXT_WRAP_H
@@ -12,24 +12,24 @@ reprogram a terminal.
 extern "C" {
 #endif
 
-// A text on its way to the screen. Its last word waits for its end.
+// Text being printed. Its last word waits until it is complete.
 typedef struct {
     FILE* file;
-    const char* indent; // in front of each line but the first
-    size_t columns;     // of the screen; 0: the text is printed as it is
-    size_t column;      // where the waiting word starts
+    const char* indent; // before each line but the first
+    size_t columns;     // width of the screen; 0: prints the text as it is
+    size_t column;      // column where the waiting word starts
     char waiting[512];  // blanks and a word
     size_t bytes, width, blanks;
 } TextWrap;
 
-// Columns of the terminal that the file is; 0: it is none, or does not say.
+// Returns the width of the file's terminal; 0 if it is no terminal, or does not say.
 size_t text_wrap_columns(FILE* file);
 
-// Starts a text where the screen is at its left edge. The indent must stay.
+// Starts a text at the left edge of the screen. The indent must stay valid.
 void text_wrap_begin(TextWrap* wrap, FILE* file, size_t columns, const char* indent);
 
-// Prints whole characters, and breaks lines between words. Each byte that is no UTF-8, and each
-// control character, becomes a question mark.
+// Prints whole characters, and breaks lines between words. Bytes that are not UTF-8, and control
+// characters, become question marks.
 void text_wrap_put(TextWrap* wrap, const char* text, size_t bytes);
 
 // Prints the last word.
@@ -38,7 +38,7 @@ void text_wrap_end(TextWrap* wrap);
 // Prints a whole text with all its lines indented, and ends the last one.
 void text_wrap_print(FILE* file, const char* text, size_t bytes, size_t columns);
 
-// Prints lines of a message, with the rest of those that are wider than the terminal indented.
+// Prints lines of a message; what does not fit the terminal's width is continued on indented lines.
 void text_wrap_lines(FILE* file, const char* text);
 
 #ifdef __cplusplus
@@ -71,8 +71,7 @@ static void text_wrap_break_(TextWrap* wrap) {
     wrap->column = strlen(wrap->indent);
 }
 
-// Prints the waiting word, on a new line instead of its first blank where it is too wide for this
-// one.
+// Prints the waiting word, on a new line instead of its first blank if it does not fit.
 static void text_wrap_flush_(TextWrap* wrap) {
     const int is_break = wrap->blanks > 0 && wrap->column + wrap->width > wrap->columns;
     if (is_break) {

@@ -1,8 +1,8 @@
 /*
-compare.h -- --compare RUN,RUN,...: runs beside each other, on the terminal.
+compare.h -- --compare RUN,RUN,...: runs side by side, on the terminal.
 
-    what each achieved (summary.h), a column per run, the best run first
-    each run's best validation, and after how many tokens and how long the others were as good
+    each run's results (summary.h), a column per run, the best run first
+    each run's best validation, and the tokens and time that the others took to reach it
     the options that differ
 
 Reads the logs and nothing else.
@@ -17,7 +17,7 @@ extern "C" {
 #endif
 
 // Prints the comparison of "RUN,RUN,...", two runs or more, patterns too (record_split). Ends the
-// program if there is something wrong with one.
+// program if one cannot be read.
 void compare_runs(FILE* file, const char* runs);
 
 #ifdef __cplusplus
@@ -45,17 +45,17 @@ typedef struct {
 typedef struct {
     Record runs[RECORD_RUNS];
     int count;
-    RecordValue measure; // that compares them,
-    int are_comparable;  // if any does
+    RecordValue measure; // measure of the comparison,
+    int are_comparable;  // if they have one in common
     char note[FACT_BYTES];
     CompareRow_ rows[COMPARE_ROWS_];
     int num_rows;
 } Compare_;
 
-// True if a byte continues a character.
+// True if the byte continues a character.
 static int compare_continues_(char byte) { return ((unsigned char)byte & 0xC0) == 0x80; }
 
-// Sets a cell to words: if they are too long, they lose their end.
+// Sets a cell to words; cuts their end if they are too long.
 static void compare_set_(char cell[COMPARE_CELL_], const char* text) {
     enum { LONGEST = 64 };
     size_t kept = strlen(text) > LONGEST ? LONGEST - 3 : strlen(text);
@@ -66,7 +66,8 @@ static void compare_set_(char cell[COMPARE_CELL_], const char* text) {
     printable(cell);
 }
 
-// Sets a cell to the name of a run or the value of an option, maybe a path: it loses its beginning.
+// Sets a cell to the name of a run or the value of an option, possibly a path; cuts its start if it
+// is too long.
 static void compare_set_name_(char cell[COMPARE_CELL_], const char* text) {
     enum { LONGEST = 40 };
     const size_t length = strlen(text);
@@ -131,7 +132,7 @@ static void compare_options_(Compare_* c) {
     }
 }
 
-// Columns of a text on a terminal.
+// Returns the width of a text on a terminal.
 static int compare_columns_(const char* text) {
     int columns = 0;
     for (; *text; text++) {
@@ -171,7 +172,7 @@ static double compare_best_(const Record* run, RecordValue measure) {
     return best ? best->values[measure] : INFINITY;
 }
 
-// The best run first; those that are equal stay in their order.
+// Sorts the best run first; equal ones keep their order.
 static void compare_sort_(Compare_* c) {
     Record run;
     for (int i = 1; i < c->count; i++) {
@@ -185,7 +186,7 @@ static void compare_sort_(Compare_* c) {
     }
 }
 
-// The names of the runs, as titles of their columns.
+// Prints the names of the runs as column titles.
 static void compare_titles_(Compare_* c) {
     const size_t common = record_common_directories(c->runs, c->count);
     CompareRow_* head = compare_add_(c, c->are_comparable ? "Run, the best first" : "Run");

@@ -1,13 +1,12 @@
 /*
-log_reader.h -- a run as its log.jsonl tells it (log.h has the format), for reports and comparisons.
+log_reader.h -- reads a run's log.jsonl (log.h has the format) for reports and comparisons.
 
 A run is named by its directory, or by its log. It may be finished, running, stopped or a copy: only
-the log is read. A last line that is not complete yet is left out, and so are unknown kinds of lines
-and unknown keys. A line that is damaged, by a loss of power for example, is left out with a
-warning.
+the log is read. An incomplete last line is skipped, and so are unknown kinds of lines and unknown
+keys. A damaged line, after a power failure for example, is skipped with a warning.
 
-Each step is there once. The log itself drops what a resumed or rolled-back run does again; where it
-did not, the later lines count.
+Each step appears once. The log itself drops what a resumed or rolled-back run does again; if it did
+not, the later lines count.
 */
 #ifndef LLMC_LOG_READER_H
 #define LLMC_LOG_READER_H
@@ -21,9 +20,9 @@ did not, the later lines count.
 extern "C" {
 #endif
 
-enum { RECORD_RUNS = 8 }; // read together at most
+enum { RECORD_RUNS = 8 }; // most runs read together
 
-// The numbers of an update, by their keys.
+// Numbers of an update, by their keys.
 // clang-format off
 #define RECORD_SERIES(X) \
     X(RECORD_LOSS,       "loss")      \
@@ -41,7 +40,7 @@ enum { RECORD_RUNS = 8 }; // read together at most
     X(RECORD_TIME,       "time")
 typedef enum { RECORD_SERIES(WORDS_VALUE) RECORD_NUM_SERIES_ } RecordSeries;
 
-// The numbers of the other lines.
+// Numbers of the other lines.
 #define RECORD_VALUES(X) \
     X(RECORD_VALUE_LOSS, "loss")      \
     X(RECORD_BPB,        "bpb")       \
@@ -53,7 +52,7 @@ typedef enum { RECORD_SERIES(WORDS_VALUE) RECORD_NUM_SERIES_ } RecordSeries;
     X(RECORD_ALL_SEQUENCES, "all_sequences")
 typedef enum { RECORD_VALUES(WORDS_VALUE) RECORD_NUM_VALUES_ } RecordValue;
 
-// The lines that are about a step, in the order of the words below.
+// Lines about a step, in the order of the words below.
 #define RECORD_KINDS(X) \
     X(RECORD_VAL,      "val")      \
     X(RECORD_TASK,     "task")     \
@@ -61,11 +60,11 @@ typedef enum { RECORD_VALUES(WORDS_VALUE) RECORD_NUM_VALUES_ } RecordValue;
     X(RECORD_SKIP,     "skip")     \
     X(RECORD_ROLLBACK, "rollback") \
     X(RECORD_STOP,     "stop")     \
-    X(RECORD_START,    "config")   /* a start of the program; its step is the one before */
+    X(RECORD_START,    "config") /* a start of the program; its step is the previous one */
 // clang-format on
 typedef enum { RECORD_KINDS(WORDS_VALUE) RECORD_NUM_KINDS_ } RecordKind;
 
-// What a line does not say is NaN.
+// Numbers of an update; missing ones are NaN.
 typedef struct {
     double step, values[RECORD_NUM_SERIES_];
 } RecordStep;
@@ -73,16 +72,16 @@ typedef struct {
 typedef struct {
     RecordKind kind;
     double step, values[RECORD_NUM_VALUES_];
-    char* text; // sample, reason, or the task's name; "" if there is none
+    char* text; // sample, reason, or the task's name; "" if none
     size_t bytes;
 } RecordEvent;
 
 typedef struct {
-    char *name, *value; // the value as on a command line
+    char *name, *value; // value as on a command line
     int is_text;
 } RecordOption;
 
-// Where memory is: where the model is computed, beside it, or in files.
+// Where memory is: on the model's device, on the host beside it, or in files.
 typedef enum { RECORD_ON_DEVICE, RECORD_ON_HOST, RECORD_ON_DISK, RECORD_PLACES } RecordPlace;
 
 typedef struct {
@@ -97,47 +96,47 @@ typedef struct {
     char name[PATH_MAX], path[PATH_MAX]; // as given, and of its log
     RecordStep* steps;                   // in order
     RecordEvent* events;                 // in order
-    RecordOption* options;               // of the last start, and what follows too
+    RecordOption* options;               // of the last start, like the following
     RecordMemory* memory;
     size_t num_steps, num_events, num_options, num_memory;
-    char *program, *trainer, *host, *device; // "": not told
-    double floor, peak_mib, planned_mib;     // NaN: not told
-    double tok_per_s;   // of the last start that did something, without its first update; NaN: not told
-    size_t num_damaged; // lines that were left out
+    char *program, *trainer, *host, *device; // "": unknown
+    double floor, peak_mib, planned_mib;     // NaN: unknown
+    double tok_per_s;   // of the last start that made updates, without its first; NaN: unknown
+    size_t num_damaged; // skipped lines
     RecordEnd end;
 } Record;
 
-// Sets paths to the parts of "RUN,RUN"; \, is a comma in a name. A part that names nothing may be a
-// pattern, 'out/lr*': then it stands for the runs that match it. Returns how many. A list that is
-// empty, has an empty part, names a run twice, or is too long, is refused as the value of `option`.
+// Splits "RUN,RUN" into paths; \, is a comma in a name. A part that names nothing may be a pattern,
+// 'out/lr*', which stands for the runs that match it. Returns the number of runs. Refuses, as the
+// value of `option`, a list that is empty, has an empty part, names a run twice, or is too long.
 int record_split(char paths[RECORD_RUNS][PATH_MAX], const char* list, const char* option);
 
-// Reads a run, and warns if lines are left out. Ends the program if there is no log, or no update
+// Reads a run, and warns about skipped lines. Ends the program without a log, or without an update
 // in it.
 void record_read(Record* record, const char* run);
 
 void record_close(Record* record);
 
-// Bytes at the start of the names of several runs: the directories that they have in common.
+// Returns the length of the directories that the names of several runs have in common.
 size_t record_common_directories(const Record* runs, int count);
 
-// Whether a run's name is that of a log, not of a directory.
+// True if a run's name is that of a log, not of a directory.
 int record_names_file(const char* run);
 
-// The first, last and lowest validation; NULL: none.
+// Return the first, last and lowest validation; NULL if none.
 const RecordEvent* record_first(const Record* record, RecordKind kind);
 const RecordEvent* record_last(const Record* record, RecordKind kind);
-// RECORD_VALUE_LOSS or RECORD_BPB
+// `measure` is RECORD_VALUE_LOSS or RECORD_BPB
 const RecordEvent* record_best(const Record* record, RecordValue measure);
 
-// A number of the run when it had done `step` updates, RECORD_TOKENS for example; 0 before the
-// first. NaN: not told.
+// Returns a number of the run, RECORD_TOKENS for example, after `step` updates; 0 before the first.
+// NaN: unknown.
 double record_place(const Record* record, RecordSeries series, double step);
 
-// The value of an option, NULL: not told.
+// Returns the value of an option, NULL if unknown.
 const char* record_option(const Record* record, const char* name);
 
-// Training speed: what the summary says, else the median of the last 1,000 updates.
+// Returns the training speed: the summary's, else the median of the last 1,000 updates.
 double record_tok_per_s(const Record* record);
 
 #ifdef __cplusplus
@@ -161,13 +160,13 @@ double record_tok_per_s(const Record* record);
 #include "llmc/base/json.h"
 #include "llmc/log/former_names.h"
 
-enum { RECORD_FAULT_ = ERROR_BYTES + 64 }; // of a message about a line
+enum { RECORD_FAULT_ = ERROR_BYTES + 64 }; // longest message about a line
 
 static const char* const record_series_[] = {RECORD_SERIES(WORDS_NAME)};
 static const char* const record_values_[] = {RECORD_VALUES(WORDS_NAME)};
 static const char* const record_kinds_[] = {RECORD_KINDS(WORDS_NAME)};
 
-// The place of a word in a list, `count` if it is not there.
+// Returns the index of a word in a list, `count` if it is not in it.
 static int record_find_(const char* const* words, int count, const char* word) {
     int i = 0;
     while (i < count && strcmp(words[i], word) != 0) {
@@ -190,13 +189,13 @@ static void record_set_(char** text, const char* value, size_t bytes) {
 
 // ---- one line ----
 
-// A number, or null.
+// Reads a number, or null.
 static int record_number_(JsonReader* json, double* value) {
     *value = NAN;
     return json_peek(json) == 'n' ? json_skip(json) : json_number(json, value);
 }
 
-// Takes the value of `key` if it is one of `words`, else steps over it.
+// Reads the value of `key` if it is one of `words`, else skips it.
 static int record_take_(JsonReader* json, const char* key, const char* const* words, int count,
                         double* values) {
     const int which = record_find_(words, count, key);
@@ -209,10 +208,10 @@ static void record_clear_(double* values, int count) {
     }
 }
 
-// After an error of JSON or at the end of the line's object.
+// True if the line ends with its object; false also after an error of JSON.
 static int record_line_ends_(JsonReader* json, int more) { return more == 0 && json_end(json); }
 
-// Drops what is told of steps after `step`: it was done again.
+// Drops everything about steps after `step`: they were done again.
 static void record_drop_after_(Record* r, double step) {
     while (r->num_steps && r->steps[r->num_steps - 1].step > step) {
         r->num_steps--;
@@ -306,7 +305,7 @@ static void record_forget_start_(Record* r) {
     free(r->device);
 }
 
-// The value of an option: text, a number as it stands there, on, off or auto.
+// Reads the value of an option: text, a number as written, on, off or auto.
 static int record_option_value_(JsonReader* json, RecordOption* option) {
     const int c = json_peek(json);
     const size_t begin = json->at;
@@ -364,7 +363,7 @@ static int record_memory_(Record* r, JsonReader* json, RecordPlace place) {
     return more == 0;
 }
 
-// A member of the line of a start.
+// Reads a member of the line of a start.
 static int record_start_member_(Record* start, JsonReader* json, const char* key) {
     static const char* const texts[] = {"program", "trainer", "host", "device"};
     static const char* const places[RECORD_PLACES] = {"mem_mb", "host_mem_mb", "disk_mb"};
@@ -385,7 +384,7 @@ static int record_start_member_(Record* start, JsonReader* json, const char* key
                                          : json_skip(json);
 }
 
-// The members that the line of a start sets.
+// Takes over the members that the line of a start sets.
 static void record_take_start_(Record* r, const Record* start) {
     record_forget_start_(r);
     r->options = start->options;
@@ -408,7 +407,7 @@ static void record_empty_start_(Record* r) {
     }
 }
 
-// A start of the program: it tells everything again.
+// Reads a start of the program, which states everything again.
 static int record_config_(Record* r, JsonReader* json) {
     Record start;
     const char* key;
@@ -442,16 +441,16 @@ static int record_summary_(Record* r, JsonReader* json) {
         return 0;
     }
     r->floor = isfinite(values[0]) ? values[0] : r->floor;
-    r->peak_mib = fmax(r->peak_mib, values[2]); // of all starts; of NaN and a number fmax takes the number
+    r->peak_mib = fmax(r->peak_mib, values[2]); // of all starts; fmax ignores a NaN
     r->planned_mib = values[3];
-    if (values[1] > 0) { // else it was resumed when it was finished already; older logs say 0 then
+    if (values[1] > 0) { // 0: resumed when it was finished already (older logs)
         r->tok_per_s = values[1];
     }
     r->end = RECORD_FINISHED;
     return 1;
 }
 
-// Takes in one line. Returns 0 with json->error, and changes nothing, if it is none of a log.
+// Takes in one line. Returns 0 with json->error, and changes nothing, if it is malformed.
 static int record_line_(Record* r, JsonReader* json) {
     const char *key, *kind;
     if (!json_take(json, '{')) {
@@ -496,7 +495,7 @@ static void record_find_log_(Record* r, const char* run) {
     }
 }
 
-// Sets `first` to what is wrong with the first line that is left out.
+// Reads all lines. Sets `first` to what is wrong with the first skipped line.
 static void record_read_lines_(Record* r, FILE* file, char first[RECORD_FAULT_]) {
     char error[ERROR_BYTES], *line = NULL;
     size_t room = 0, at = 0, length;
@@ -513,15 +512,15 @@ static void record_read_lines_(Record* r, FILE* file, char first[RECORD_FAULT_])
     free(line);
 }
 
-// A peak that was measured on a busy machine rises during a run: all shares become those of the
-// largest one of their start.
+// Scales utilization to the largest peak of each start: a peak measured on a busy machine rises
+// during a run.
 static void record_level_mfu_(Record* r) {
     double peak = NAN;
     size_t event = r->num_events;
     for (size_t i = r->num_steps; i > 0; i--) {
         double* values = r->steps[i - 1].values;
         for (; event > 0 && r->events[event - 1].step >= r->steps[i - 1].step; event--) {
-            // the step is of an earlier start
+            // the step belongs to an earlier start
             peak = r->events[event - 1].kind == RECORD_START ? NAN : peak;
         }
         peak = fmax(peak, values[RECORD_PEAK]);
@@ -561,7 +560,7 @@ void record_close(Record* record) {
 
 // ---- lists of runs ----
 
-// Copies up to the next comma that has no backslash. Returns where it stands, or the end.
+// Copies up to the next comma without a backslash. Returns its position, or the end.
 static const char* record_part_(char path[PATH_MAX], const char* list, const char* option) {
     size_t used = 0;
     for (; *list && *list != ','; list++) {
@@ -575,7 +574,7 @@ static const char* record_part_(char path[PATH_MAX], const char* list, const cha
     return list;
 }
 
-// The runs of a list so far.
+// Runs of a list so far.
 typedef struct {
     char (*paths)[PATH_MAX];
     int count;
@@ -597,7 +596,7 @@ static void record_list_add_(RecordList_* l, const char* path) {
     snprintf(l->paths[l->count++], PATH_MAX, "%s", path);
 }
 
-// True if this is a log, or a directory with one: a pattern matches other files, too.
+// True if this is a log, or a directory with one: a pattern also matches other files.
 static int record_is_run_(const char* path) {
     char log[PATH_MAX];
     if (record_names_file(path)) {
@@ -682,7 +681,7 @@ const RecordEvent* record_best(const Record* record, RecordValue measure) {
 }
 
 double record_place(const Record* record, RecordSeries series, double step) {
-    size_t low = 0, high = record->num_steps; // of the first update after `step`
+    size_t low = 0, high = record->num_steps; // index of the first update after `step`
     while (low < high) {
         const size_t middle = low + (high - low) / 2;
         if (record->steps[middle].step <= step) {

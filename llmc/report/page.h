@@ -1,12 +1,12 @@
 /*
-page.h -- --report RUN[,RUN,...]: one page of HTML about runs: plots, facts, memory, events,
-samples, options.
+page.h -- --report RUN[,RUN,...]: a page of HTML about one or more runs: plots, facts, memory,
+events, samples, options.
 
 The page is one file without scripts and without links to other files: it can be mailed, printed and
 kept. It is also well-formed XML. Every number comes from the logs (log_reader.h); nothing else is
-read, so finished, running and copied runs are all the same. A page of 5 runs of 100,000 updates is
-smaller than 500 KiB: curves are reduced (plot.h), and of many samples, validations and events only
-some are shown, which the page says.
+read, so it makes no difference whether a run is finished, running or copied. A page of 5 runs of
+100,000 updates is smaller than 500 KiB: curves are reduced (plot.h), and if a run has many samples,
+validations and events, the page shows some and says so.
 */
 #ifndef LLMC_PAGE_H
 #define LLMC_PAGE_H
@@ -18,7 +18,7 @@ extern "C" {
 #endif
 
 // Writes the report on "RUN,RUN,..." to `path`; "" writes report.html into the directory of the
-// first run. Says on `screen` where. Ends the program if something is wrong with a run.
+// first run. Prints on `screen` where. Ends the program if something is wrong with a run.
 void report_write(FILE* screen, const char* runs, const char* path);
 
 #ifdef __cplusplus
@@ -48,15 +48,15 @@ void report_write(FILE* screen, const char* runs, const char* path);
 #include "llmc/report/page_style.h"
 
 enum {
-    REPORT_VALIDATIONS_ = 40,         // rows of a run
-    REPORT_EVENTS_ = 20,              // of a run
+    REPORT_VALIDATIONS_ = 40,         // rows per run
+    REPORT_EVENTS_ = 20,              // per run
     REPORT_SAMPLE_BYTES_ = 2000,      // of one sample
     REPORT_SAMPLES_BYTES_ = 100 << 10 // of all samples
 };
 
 static void report_put_(FILE* file, const char* text) { plot_text(file, text, strlen(text)); }
 
-// A run's name, with its letter where there are several.
+// Prints a run's name, with its letter if the page has several.
 static void report_name_(FILE* file, const ReportRuns* r, int which) {
     if (r->count > 1) {
         fprintf(file, "<b class=\"c%d\">%s</b>", which, report_letter(which));
@@ -66,7 +66,7 @@ static void report_name_(FILE* file, const ReportRuns* r, int which) {
 
 // ---- the head ----
 
-// "2026-11-22 16:40 UTC", when the last update was logged.
+// Prints "2026-11-22 16:40 UTC", when the last update was logged.
 static void report_date_(FILE* file, const Record* run) {
     const double time_s = run->steps[run->num_steps - 1].values[RECORD_TIME];
     const time_t seconds = isfinite(time_s) && fabs(time_s) < 1e11 ? (time_t)time_s : 0;
@@ -108,7 +108,7 @@ static void report_head_(FILE* file, const ReportRuns* r) {
     fputs("</p>\n</header>\n<main>\n", file);
 }
 
-// What x is, and which run has which color.
+// Prints the choice of the x axis, and each run's color.
 static void report_bar_(FILE* file, const ReportRuns* r) {
     fputs("<div class=\"bar\">\n", file);
     if (r->count > 1) {
@@ -159,7 +159,7 @@ static void report_cell_(FILE* file, const char* text) {
     fputs("</td>", file);
 }
 
-// ---- what the runs achieved ----
+// ---- results of the runs ----
 
 static void report_facts_of_one_(FILE* file, const Record* run) {
     fputs("<dl class=\"facts\">\n", file);
@@ -175,7 +175,7 @@ static void report_facts_of_one_(FILE* file, const Record* run) {
     fputs("</dl>\n", file);
 }
 
-// How many tokens and how much time each run took to the best validation of run number `which`.
+// Prints how many tokens and how much time each run took to the best validation of run `which`.
 static void report_target_(FILE* file, const ReportRuns* r, RecordValue measure, int which) {
     const RecordEvent* best = record_best(&r->runs[which], measure);
     char name[FACT_BYTES], text[FACT_BYTES];
@@ -230,7 +230,7 @@ static double report_mib_(const Record* run, const RecordMemory* kind) {
     return NAN;
 }
 
-// Of all kinds at a place; NaN if there are none.
+// Returns the sum of all kinds at a place; NaN if none.
 static double report_total_mib_(const Record* run, RecordPlace place) {
     double sum = NAN;
     for (size_t i = 0; i < run->num_memory; i++) {
@@ -249,7 +249,7 @@ static double report_most_mib_(const ReportRuns* r, RecordPlace place) { // of t
     return most;
 }
 
-// A number with a bar below it, a part of the largest total.
+// Prints a number with a bar below it, as a part of the largest total.
 static void report_mib_cell_(FILE* file, double mib, double most, int color) {
     if (!isfinite(mib)) {
         report_cell_(file, "");
@@ -259,7 +259,7 @@ static void report_mib_cell_(FILE* file, double mib, double most, int color) {
             100 * mib / most);
 }
 
-// Whether an earlier run, or an earlier kind of this run, has this name.
+// True unless an earlier run, or an earlier kind of this run, has this name.
 static int report_is_new_kind_(const ReportRuns* r, int run, size_t kind) {
     for (int i = 0; i < run; i++) {
         if (isfinite(report_mib_(&r->runs[i], &r->runs[run].memory[kind]))) {
@@ -277,7 +277,7 @@ static void report_total_(FILE* file, const ReportRuns* r, RecordPlace place, do
     fputs("</tr>\n", file);
 }
 
-// The kinds of memory at a place, and their total; bars are parts of `most`.
+// Prints the kinds of memory at a place, and their total; bars are parts of `most`.
 static void report_place_(FILE* file, const ReportRuns* r, RecordPlace place, double most) {
     for (int i = 0; i < r->count; i++) {
         for (size_t k = 0; k < r->runs[i].num_memory; k++) {
@@ -396,13 +396,13 @@ static int report_count_(const Record* run, RecordKind kind) {
     return count;
 }
 
-// Whether item number i of n is among at most `most` that are shown, evenly, with the last one.
+// True if item i of n is among the at most `most` items shown, evenly spaced, including the last.
 static int report_is_shown_(int i, int n, int most) {
     const int stride = (n + most - 1) / most;
     return (n - 1 - i) % (stride > 0 ? stride : 1) == 0;
 }
 
-// "12 samples", or "50 of 400 samples". text has room for 128 bytes.
+// Sets text (128 bytes) to "12 samples", or "50 of 400 samples".
 static void report_shown_text_(char* text, int n, int most, const char* what) {
     int shown = 0;
     for (int i = 0; i < n; i++) {
@@ -449,7 +449,7 @@ static void report_validations_of_(FILE* file, const Record* run, int n) {
     report_close_table_(file);
 }
 
-// A part that opens when it is asked for.
+// Opens a collapsible part.
 static void report_open_details_(FILE* file, const ReportRuns* r, int which, const char* what) {
     fprintf(file, "<details><summary class=\"run\">");
     if (r->count > 1) {
@@ -491,7 +491,7 @@ static void report_task_(FILE* file, const ReportRuns* r, int which, const Recor
     fputs("</tr>\n", file);
 }
 
-// Whether a task comes again later in the run.
+// True unless a task comes again later in the run.
 static int report_is_last_(const Record* run, size_t which) {
     for (size_t i = which + 1; i < run->num_events; i++) {
         if (run->events[i].kind == RECORD_TASK && strcmp(run->events[i].text, run->events[which].text) == 0) {
@@ -501,7 +501,7 @@ static int report_is_last_(const Record* run, size_t which) {
     return 1;
 }
 
-// The last result of each task.
+// Prints the last result of each task.
 static void report_tasks_(FILE* file, const ReportRuns* r) {
     int is_begun = 0;
     for (int i = 0; i < r->count; i++) {
@@ -527,7 +527,7 @@ static void report_tasks_(FILE* file, const ReportRuns* r) {
 
 // ---- samples ----
 
-// Bytes of a text that are shown: whole characters.
+// Returns how many bytes of a text are shown: whole characters.
 static size_t report_sample_bytes_(const RecordEvent* event) {
     size_t bytes = event->bytes < REPORT_SAMPLE_BYTES_ ? event->bytes : (size_t)REPORT_SAMPLE_BYTES_;
     while (bytes < event->bytes && bytes > 0 && ((unsigned char)event->text[bytes] & 0xC0) == 0x80) {
@@ -545,7 +545,7 @@ static void report_sample_(FILE* file, const RecordEvent* event) {
     fprintf(file, "%s</p></article>\n", bytes < event->bytes ? " [cut]" : "");
 }
 
-// How many samples of a run there is room for.
+// Returns how many samples of a run fit.
 static int report_samples_room_(const ReportRuns* r, const Record* run, int n) {
     size_t bytes = 0;
     const size_t room = (size_t)REPORT_SAMPLES_BYTES_ / (size_t)r->count;
@@ -578,7 +578,7 @@ static void report_samples_(FILE* file, const ReportRuns* r) {
         if (n > 0) {
             fputs(is_begun++ ? "" : "<h2>Samples</h2>\n", file);
             if (r->count == 1) {
-                report_sample_(file, record_last(&r->runs[i], RECORD_SAMPLE)); // in sight
+                report_sample_(file, record_last(&r->runs[i], RECORD_SAMPLE)); // visible without a click
             }
             report_samples_of_(file, r, i, n);
         }
@@ -644,14 +644,14 @@ static void report_page_(FILE* file, const ReportRuns* r) {
     fputs("</main>\n</div>\n</body>\n</html>\n", file);
 }
 
-// Where the page goes if nobody says so: beside the log of the first run.
+// Sets the default path: beside the log of the first run.
 static void report_default_path_(char path[PATH_MAX], const Record* run) {
     char directory[PATH_MAX];
     file_directory_of(directory, run->path);
     file_join(path, directory, "report.html");
 }
 
-// Sets `target` to where the page goes. Ends the program if it must not go there.
+// Sets `target` to the page's path. Ends the program if it must not be written.
 static void report_place_page_(char target[PATH_MAX], const ReportRuns* r, const char* path) {
     Outputs outputs;
     file_path(target, "%s", path);

@@ -1,8 +1,8 @@
 /*
-page_plots.h -- the plots of a report: which numbers of the runs stand in which plot.
+page_plots.h -- the plots of a report: which numbers of the runs appear in which plot.
 
-Raw values come with their trend: the mean over a window of REPORT_WINDOW_PERCENT of the run, in the
-middle of which the point stands. A short run has no trend.
+Raw values come with their trend: the mean over a window of REPORT_WINDOW_PERCENT of the run around
+each point. A short run has no trend.
 */
 #ifndef LLMC_PAGE_PLOTS_H
 #define LLMC_PAGE_PLOTS_H
@@ -16,7 +16,7 @@ middle of which the point stands. A short run has no trend.
 extern "C" {
 #endif
 
-// The letter that stands for run number `which` in plots and tables.
+// Returns the letter of run `which` in plots and tables.
 static inline const char* report_letter(int which) {
     static const char* const letters[RECORD_RUNS] = {"A", "B", "C", "D", "E", "F", "G", "H"};
     return letters[which];
@@ -28,14 +28,14 @@ typedef struct {
     Record runs[RECORD_RUNS];
     const char* names[RECORD_RUNS]; // without the directories that all have in common
     int count;
-    double time_unit_s; // of the axis of time
+    double time_unit_s; // unit of the time axis
     PlotAxis axes[PLOT_AXES];
 } ReportRuns;
 
-// After all runs were read: sets their names and the axes.
+// Sets names and axes after all runs have been read.
 void report_runs_open(ReportRuns* runs);
 
-// Prints all plots for which there are numbers.
+// Prints all plots that have numbers.
 void report_plots(FILE* file, const ReportRuns* runs);
 
 #ifdef __cplusplus
@@ -52,9 +52,9 @@ void report_plots(FILE* file, const ReportRuns* runs);
 #include "llmc/base/text_buffer.h"
 
 enum {
-    REPORT_COLUMNS_ = 1000,     // of the widest curves; each has at most two points
+    REPORT_COLUMNS_ = 1000,     // columns of the widest curves; each has at most two points
     REPORT_COLUMNS_ALL_ = 1700, // of all runs together, so that the page stays small
-    REPORT_LONG_ = 300,         // updates of a run that has a trend
+    REPORT_LONG_ = 300,         // updates from which a run has a trend
     REPORT_TASKS_ = 16,
     REPORT_TEXT_ = 4096
 };
@@ -78,7 +78,7 @@ void report_runs_open(ReportRuns* runs) {
     for (int i = 0; i < runs->count; i++) {
         const RecordStep* end = report_end_(&runs->runs[i]);
         longest[0] = fmax(longest[0], end->step);
-        longest[1] = fmax(longest[1], end->values[RECORD_TOKENS]); // fmax passes NaN over
+        longest[1] = fmax(longest[1], end->values[RECORD_TOKENS]); // fmax ignores NaN
         longest[2] = fmax(longest[2], end->values[RECORD_ELAPSED_S]);
     }
     int unit = 0;
@@ -99,7 +99,7 @@ static PlotPoint report_point_(const ReportRuns* runs, const RecordStep* step, d
     return point;
 }
 
-// The place of something that happened after `step` updates.
+// Returns the point of something that happened after `step` updates.
 static PlotPoint report_place_(const ReportRuns* runs, const Record* run, double step, double y) {
     const PlotPoint point = {{step, record_place(run, RECORD_TOKENS, step),
                               record_place(run, RECORD_ELAPSED_S, step) / runs->time_unit_s},
@@ -113,11 +113,11 @@ typedef enum {
     REPORT_TREND_
 } ReportTrend_; // of a run that is long enough
 
-// What a plot shows of the updates.
+// Row of the table of plots: a series of the updates.
 typedef struct {
     const char *id, *title, *unit;
     RecordSeries series;
-    int over; // the series that it is a part of; -1: none
+    int over; // series that it is a part of; -1: none
     PlotScale scale;
     int is_percent;
     ReportTrend_ trend;
@@ -150,7 +150,7 @@ static PlotPoint* report_alloc_(size_t count) {
     return (PlotPoint*)check_alloc_unset(count ? count : 1, sizeof(PlotPoint), "curve");
 }
 
-// Each update of a run.
+// Returns the raw curve: each update of a run.
 static PlotCurve report_raw_(const ReportRuns* runs, int which, const ReportRow_* row) {
     const Record* run = &runs->runs[which];
     PlotCurve curve = {PLOT_RAW, "raw", which, NULL, report_alloc_(run->num_steps), 0};
@@ -163,12 +163,12 @@ static PlotCurve report_raw_(const ReportRuns* runs, int which, const ReportRow_
     return curve;
 }
 
-// The label of a run's curve, where there are several.
+// Returns the label of a run's curve; NULL if only one run is shown.
 static const char* report_label_(const ReportRuns* runs, int which) {
     return runs->count > 1 ? report_letter(which) : NULL;
 }
 
-// The mean of the values around each; a window that moves over them.
+// Returns the trend: the mean over a window around each value.
 static PlotCurve report_trend_(const PlotCurve* raw) {
     const size_t half = raw->count * REPORT_WINDOW_PERCENT / 200;
     PlotCurve trend = {PLOT_LINE, "line", raw->color, NULL, report_alloc_(raw->count), raw->count};
@@ -189,7 +189,7 @@ static PlotCurve report_trend_(const PlotCurve* raw) {
     return trend;
 }
 
-// The values, their trend, or both; of a run that is short only the values.
+// Adds the values, their trend, or both; for a short run only the values.
 static void report_add_run_(Plot* plot, const ReportRuns* runs, int which, const ReportRow_* row) {
     PlotCurve raw = report_raw_(runs, which, row);
     if (row->trend == REPORT_RAW_ || raw.count < REPORT_LONG_) {
@@ -208,7 +208,7 @@ static void report_add_run_(Plot* plot, const ReportRuns* runs, int which, const
     plot_add(plot, trend);
 }
 
-// The events of a kind; of tasks, those of one name.
+// Returns the events of a kind as a curve; tasks only of one name.
 static PlotCurve report_events_(const ReportRuns* runs, int which, RecordKind kind, RecordValue value,
                                 const char* name) {
     const Record* run = &runs->runs[which];
@@ -233,7 +233,7 @@ static void report_add_marks_(Plot* plot, const ReportRuns* runs, int which, Rec
 
 // ---- plots ----
 
-// A plot without curves. `description` has room for REPORT_TEXT_ bytes and stays.
+// Returns a plot without curves. `description` has REPORT_TEXT_ bytes and must stay valid.
 static Plot report_plot_(const ReportRuns* runs, const ReportRow_* row, int is_wide, char* description) {
     Plot plot;
     const int columns = REPORT_COLUMNS_ALL_ / runs->count;
@@ -252,7 +252,7 @@ static Plot report_plot_(const ReportRuns* runs, const ReportRow_* row, int is_w
     return plot;
 }
 
-// The first, last, lowest and highest of a curve, in words.
+// Describes a curve in words: first, last, lowest and highest value.
 static void report_describe_(char* description, const ReportRuns* runs, const PlotCurve* curve,
                              const char* what) {
     const size_t used = strlen(description);
@@ -301,7 +301,7 @@ static int report_has_(const ReportRuns* runs, RecordKind kind) {
     return has;
 }
 
-// The highest of the floors: runs on the same text have the same one.
+// Returns the highest of the floors: runs on the same text have the same one.
 static double report_floor_(const ReportRuns* runs) {
     double floor = NAN;
     for (int i = 0; i < runs->count; i++) {
@@ -318,7 +318,7 @@ static int report_has_trend_(const ReportRuns* runs) {
     return has;
 }
 
-// An entry of a legend: a line as in the plot, and what it is.
+// Prints an entry of a legend: a line as in the plot, and its meaning.
 static void report_key_(FILE* file, const char* kind, int color, const char* text) {
     fprintf(file,
             "<li class=\"c%d\"><svg class=\"key\" viewBox=\"0 0 26 12\" aria-hidden=\"true\"><path "
@@ -329,7 +329,7 @@ static void report_key_(FILE* file, const char* kind, int color, const char* tex
             text);
 }
 
-// What the lines of the loss are.
+// Prints the legend of the loss.
 static void report_loss_legend_(FILE* file, const ReportRuns* runs, const ReportRow_* row, int val_color,
                                 double floor) {
     char text[128];
@@ -358,7 +358,7 @@ static void report_loss_legend_(FILE* file, const ReportRuns* runs, const Report
     fputs("</ul>\n", file);
 }
 
-// Leaves out the points before a part of the run.
+// Drops the points before a part of the run.
 static void report_cut_(PlotCurve* curve, const Record* run, double begin) {
     size_t kept = 0;
     for (size_t i = 0; i < curve->count; i++) {
@@ -369,14 +369,14 @@ static void report_cut_(PlotCurve* curve, const Record* run, double begin) {
     curve->count = kept;
 }
 
-// Leaves out what is before a part of each run, and of the axes what is before all of these.
+// Drops everything before a part of each run, and shortens the axes accordingly.
 static void report_begin_(Plot* plot, const ReportRuns* runs, double begin) {
     double first = 1;
     for (int i = 0; i < plot->count; i++) {
         PlotCurve* curve = &plot->curves[i];
         report_cut_(curve, &runs->runs[runs->count > 1 ? curve->color : 0], begin);
         for (int axis = 0; axis < PLOT_AXES && curve->count; axis++) {
-            if (plot->axes[axis].last > 0) { // fmin passes NaN over
+            if (plot->axes[axis].last > 0) { // fmin ignores NaN
                 first = fmin(first, curve->points[0].x[axis] / plot->axes[axis].last);
             }
         }
@@ -384,12 +384,12 @@ static void report_begin_(Plot* plot, const ReportRuns* runs, double begin) {
     plot->begin = first < 1 ? first : 0;
 }
 
-// Training and validation loss with the marks, from a part of each run on.
+// Prints training and validation loss with the marks, from a part of each run on.
 static void report_loss_(FILE* file, const ReportRuns* runs, const ReportRow_* row, double begin) {
     char description[REPORT_TEXT_];
     TextBuffer legend;
     Plot plot = report_plot_(runs, row, 1, description);
-    const int val_color = runs->count == 1; // of a single run the next color, else each run has its own
+    const int val_color = runs->count == 1; // a single run uses the next color, several use their own
     plot.level = begin > 0 ? NAN : report_floor_(runs); // it would squeeze the second half
     for (int i = 0; i < runs->count; i++) {
         report_add_marks_(&plot, runs, i, RECORD_SKIP, "skip");
@@ -423,7 +423,7 @@ static void report_row_(FILE* file, const ReportRuns* runs, const ReportRow_* ro
     report_figure_(file, &plot, "", "");
 }
 
-// Values of events, each a dot.
+// Prints a plot of events, each a dot.
 static void report_event_plot_(FILE* file, const ReportRuns* runs, const ReportRow_* row, RecordKind kind,
                                RecordValue value, const char* name) {
     char description[REPORT_TEXT_];
@@ -437,7 +437,7 @@ static void report_event_plot_(FILE* file, const ReportRuns* runs, const ReportR
     report_figure_(file, &plot, "", "");
 }
 
-// The next name of a task that comes after the first `known` ones; NULL: no more.
+// Returns the next name of a task after the first `known` ones; NULL if none.
 static const char* report_task_(const ReportRuns* runs, const char* const* names, int known) {
     for (int i = 0; i < runs->count; i++) {
         for (size_t k = 0; k < runs->runs[i].num_events; k++) {
@@ -454,7 +454,7 @@ static const char* report_task_(const ReportRuns* runs, const char* const* names
     return NULL;
 }
 
-// Accuracy by mean loss per token where it is told, else by the sum.
+// Prints the accuracy of tasks, by mean loss per token if known, else by the sum.
 static void report_tasks_(FILE* file, const ReportRuns* runs) {
     const char* names[REPORT_TASKS_];
     int count = 0;

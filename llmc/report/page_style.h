@@ -1,9 +1,10 @@
 /*
-page_style.h -- how a report looks: its style sheet.
+page_style.h -- the style sheet of a report.
 
-Colors are Okabe and Ito's, which people of any color vision tell apart, darker on white and lighter
-on black so that each has a contrast of 3 to 1 at least; several runs also have letters. Curves are
-styled by one class each, without ancestors: a <use> of theirs is matched outside of the page.
+Colors are Okabe and Ito's, which people with any color vision can tell apart, darker on white and
+lighter on black so that each has a contrast of at least 3 to 1; several runs also have letters.
+Each curve is styled by a single class, without ancestors: inside a <use>, selectors are matched
+without the page around it.
 */
 #ifndef LLMC_PAGE_STYLE_H
 #define LLMC_PAGE_STYLE_H
@@ -58,7 +59,7 @@ styled by one class each, without ancestors: a <use> of theirs is matched outsid
 ".many .legend li{--c:var(--soft)}.legend{color:var(--soft)}.key{width:26px;height:12px;margin-right:7px;vertical-align:-1px}\n" \
 ".runs{font-size:14px;min-width:0}.runs li,.run{overflow-wrap:anywhere}th.run{min-width:150px}.runs b,.run b{display:inline-block;min-width:21px;" \
 "border-radius:5px;background:var(--c);color:var(--card);text-align:center;margin-right:7px;font-size:13px}\n" \
-/* a shadow at each side where there is more of the table */ \
+ /* shadows at the sides where a table can be scrolled further */ \
 ".scroll{overflow-x:auto;border:1px solid var(--line);border-radius:10px;background:" \
 "linear-gradient(to right,var(--card) 40%,transparent) 0 0/60px 100% no-repeat local," \
 "linear-gradient(to left,var(--card) 40%,transparent) 100% 0/60px 100% no-repeat local," \

@@ -1,14 +1,13 @@
 /*
-plot.h -- one plot of a report: an SVG element that is as wide as its place, and readable at any
-width.
+plot.h -- one plot of a report: an SVG element as wide as its container, readable at any width.
 
-Curves live in a nested SVG that stretches; text, dots and the lines of the grid are placed in
-percent, so they keep their size. A curve of any number of points becomes at most two points per
-column: the lowest and the highest there.
+Curves are in a nested SVG that stretches; text, dots and grid lines are positioned in percent, so
+they keep their size. A curve of any number of points becomes at most two points per column: the
+lowest and the highest there.
 
 The x axis is drawn once for each of PLOT_AXES, in groups of the classes x0, x1, ...; the page's
-style shows one of them. All y values are finite or NaN; NaN leaves a gap. What lies outside of the
-range is drawn at its edge.
+style shows one of them. All y values are finite or NaN; NaN leaves a gap. Values outside the range
+are drawn at its edge.
 */
 #ifndef LLMC_PLOT_H
 #define LLMC_PLOT_H
@@ -28,15 +27,15 @@ typedef struct {
 
 typedef enum {
     PLOT_RAW,  // every value, faint
-    PLOT_LINE, // a trend
+    PLOT_LINE, // trend
     PLOT_DOTS, // few values, each a dot with its number
-    PLOT_MARKS // events: only x counts
+    PLOT_MARKS // events: only x matters
 } PlotStyle;
 
 typedef struct {
     PlotStyle style;
-    const char* kind;  // class: how the page's style draws it
-    int color;         // class c0, c1, ...
+    const char* kind;  // CSS class: how the page's style draws it
+    int color;         // CSS class c0, c1, ...
     const char* label; // at its end; NULL: none
     PlotPoint* points; // in order of x; plot_print frees them
     size_t count;
@@ -45,29 +44,29 @@ typedef struct {
 typedef enum { PLOT_LINEAR, PLOT_FROM_ZERO, PLOT_LOG } PlotScale;
 
 typedef struct {
-    double last;      // at the right edge; 0: nothing to draw
+    double last;      // right edge; 0: nothing to draw
     const char* name; // "updates"
 } PlotAxis;
 
 typedef struct {
     const char *id, *title, *unit;
-    const char* description; // for those who do not see it
+    const char* description; // for readers who cannot see it
     PlotScale scale;
-    double begin;                    // the part of each axis that is left out, from 0 to below 1
-    double level;                    // a horizontal line; NaN: none
-    int columns, height, is_percent; // columns of curves; height in pixels; whether the values are fractions
+    double begin;                    // part of each axis that is left out, from 0 to below 1
+    double level;                    // horizontal line; NaN: none
+    int columns, height, is_percent; // columns of curves; height in pixels; values are fractions
     PlotAxis axes[PLOT_AXES];
     PlotCurve curves[PLOT_CURVES];
     int count;
 } Plot;
 
-// Adds a curve, whose points it takes.
+// Adds a curve, and takes over its points.
 void plot_add(Plot* plot, PlotCurve curve);
 
 // Prints the plot and frees the points. Prints nothing, and returns 0, if it has no finite value.
 int plot_print(FILE* file, Plot* plot);
 
-// Prints text as XML: markup is escaped, what XML does not allow becomes U+FFFD.
+// Prints text as XML: escapes markup, and replaces what XML does not allow by U+FFFD.
 void plot_text(FILE* file, const char* text, size_t bytes);
 
 #ifdef __cplusplus
@@ -85,13 +84,13 @@ void plot_text(FILE* file, const char* text, size_t bytes);
 #include "llmc/base/number_text.h"
 
 enum {
-    PLOT_UNITS_ = 600,       // of the nested picture's height
-    PLOT_GAP_ = 26,          // least distance of two labels of the y axis, in pixels
-    PLOT_TICKS_ = 24,        // at most
-    PLOT_X_TICKS_ = 6,       // about; few enough for a telephone
-    PLOT_DOTS_MAX_ = 40,     // of a curve; more are only a line
+    PLOT_UNITS_ = 600,       // height of the nested picture
+    PLOT_GAP_ = 26,          // least distance between two labels of the y axis, in pixels
+    PLOT_TICKS_ = 24,        // most labels
+    PLOT_X_TICKS_ = 6,       // about; few enough for a phone
+    PLOT_DOTS_MAX_ = 40,     // most dots of a curve; more are only a line
     PLOT_LABEL_HEIGHT_ = 13, // of the letters at the ends of curves
-    PLOT_QUANTILES_ = 4096   // values of a curve that tell its range
+    PLOT_QUANTILES_ = 4096   // values of a curve that determine its range
 };
 
 void plot_add(Plot* plot, PlotCurve curve) {
@@ -99,7 +98,7 @@ void plot_add(Plot* plot, PlotCurve curve) {
     plot->curves[plot->count++] = curve;
 }
 
-// Is this a character that XML allows? U+FFFE and U+FFFF are EF BF BE and EF BF BF.
+// True for characters that XML allows. U+FFFE and U+FFFF are EF BF BE and EF BF BF.
 static int plot_is_xml_(const char* text, size_t length) {
     const unsigned char* c = (const unsigned char*)text;
     const int is_noncharacter = length == 3 && c[0] == 0xEF && c[1] == 0xBF && c[2] >= 0xBE;
@@ -139,7 +138,8 @@ static int plot_compare_(const void* a, const void* b) {
     return (x > y) - (x < y);
 }
 
-// All values of a curve; of a raw one without the outermost 0.2 %, which may be of another world.
+// Extends the range by all values of a curve, or by a raw curve without its outermost 0.2 %, which
+// may be far off.
 static void plot_include_(PlotRange_* range, const Plot* plot, const PlotCurve* curve) {
     double values[PLOT_QUANTILES_];
     size_t n = 0;
@@ -167,7 +167,7 @@ static void plot_settle_(PlotRange_* range, const Plot* plot) {
     const PlotScale scale = plot->scale;
     range->high = fmin(range->high, 1e300);
     if (scale == PLOT_FROM_ZERO && (plot->is_percent ? range->high < 0.01 : range->high == 0)) {
-        range->high = plot->is_percent ? 0.01 : 1; // what is next to nothing looks so
+        range->high = plot->is_percent ? 0.01 : 1; // nearly nothing should look like it
     }
     if (scale == PLOT_LOG) {
         range->low = fmax(range->low, range->high * 1e-9);
@@ -183,7 +183,7 @@ static void plot_settle_(PlotRange_* range, const Plot* plot) {
     range->low -= scale == PLOT_FROM_ZERO && range->low >= 0 ? 0 : margin;
 }
 
-// Returns whether there is a finite value.
+// Finds the range. Returns 0 without a finite value.
 static int plot_range_(PlotRange_* range, const Plot* plot) {
     range->low = INFINITY;
     range->high = -INFINITY;
@@ -203,7 +203,7 @@ static int plot_range_(PlotRange_* range, const Plot* plot) {
     return 1;
 }
 
-// From 0 at the top to 1 at the bottom.
+// Returns 0 at the top to 1 at the bottom.
 static double plot_y_(const Plot* plot, const PlotRange_* range, double y) {
     const double depth = plot->scale == PLOT_LOG
                              ? log(range->high / fmax(y, range->low)) / log(range->high / range->low)
@@ -211,7 +211,7 @@ static double plot_y_(const Plot* plot, const PlotRange_* range, double y) {
     return fmin(fmax(depth, 0), 1);
 }
 
-// From 0 at the left to 1 at the right.
+// Returns 0 at the left to 1 at the right.
 static double plot_x_(const Plot* plot, int axis, double x) {
     const double last = plot->axes[axis].last, first = plot->begin * last;
     return (x - first) / (last - first);
@@ -222,7 +222,7 @@ static double plot_x_(const Plot* plot, int axis, double x) {
 static void plot_tick_(FILE* file, const Plot* plot, const PlotRange_* range, double value) {
     char text[NUMBER_BYTES];
     const double y = 100 * plot_y_(plot, range, value);
-    number_short((plot->is_percent ? 100 * value : value) + 0.0, text); // + 0.0: no -0
+    number_short((plot->is_percent ? 100 * value : value) + 0.0, text); // + 0.0 avoids -0
     fprintf(
         file,
         "<line x2=\"100%%\" y1=\"%.2f%%\" y2=\"%.2f%%\"/><text x=\"-8\" y=\"%.2f%%\" dy=\"4\">%s%s</text>\n",
@@ -234,7 +234,7 @@ typedef struct {
     int count;
 } PlotTaken_;
 
-// The multiples of `unit` up to `most` that are far enough from the labels so far.
+// Labels the multiples of `unit` up to `most` that are far enough from the labels so far.
 static void plot_multiples_(FILE* file, const Plot* plot, const PlotRange_* range, double unit, double most,
                             PlotTaken_* taken) {
     const double high = fmin(range->high, most);
@@ -251,8 +251,8 @@ static void plot_multiples_(FILE* file, const Plot* plot, const PlotRange_* rang
     }
 }
 
-// On a logarithmic axis numbers of one digit, downwards; multiples of 5, 2 and 1 first, so that
-// they get the room.
+// Labels a logarithmic axis with numbers of one digit, downwards; multiples of 5, 2 and 1 first, so
+// that they get the space.
 static void plot_log_ticks_(FILE* file, const Plot* plot, const PlotRange_* range) {
     PlotTaken_ taken = {{0}, 0};
     for (double power = pow(10, floor(log10(range->high))); power > range->low / 10; power /= 10) {
@@ -262,8 +262,8 @@ static void plot_log_ticks_(FILE* file, const Plot* plot, const PlotRange_* rang
     }
 }
 
-// The smallest of 1, 2, 5, 10, 20, ... times a power of ten that divides `span` into at most n
-// parts.
+// Returns the smallest of 1, 2, 5, 10, 20, ... times a power of ten that divides `span` into at
+// most n parts.
 static double plot_unit_(double span, int n) {
     const double power = pow(10, floor(log10(span / n)));
     const double part = span / n / power;
@@ -274,7 +274,7 @@ static void plot_y_axis_(FILE* file, const Plot* plot, const PlotRange_* range) 
     fputs("<g class=\"y\">", file);
     if (plot->scale == PLOT_LOG && range->high > 3 * range->low) {
         plot_log_ticks_(file, plot, range);
-    } else { // a logarithmic axis of a narrow range is nearly even
+    } else { // a logarithmic axis of a narrow range is nearly linear
         PlotTaken_ taken = {{0}, 0};
         plot_multiples_(file, plot, range, plot_unit_(range->high - range->low, plot->height / 45),
                         range->high, &taken);
@@ -298,11 +298,11 @@ static void plot_x_axis_(FILE* file, const Plot* plot, int axis) {
 
 // ---- curves ----
 
-// A path in whole units, relative, so that it is short.
+// Path in whole units, relative, which keeps it short.
 typedef struct {
     FILE* file;
-    int x, y;     // where it is
-    int is_begun; // in this part, between two gaps
+    int x, y;     // current point
+    int is_begun; // since the last gap
     int ahead;    // columns of a level part that is not printed yet
 } PlotPath_;
 
@@ -319,7 +319,7 @@ static void plot_flush_(PlotPath_* path) {
 
 static void plot_go_(PlotPath_* path, int x, int y) {
     if (!path->is_begun) {
-        fprintf(path->file, "M%d %dl0 0", x, y); // of a single point remains a dot
+        fprintf(path->file, "M%d %dl0 0", x, y); // a single point becomes a dot
     } else if (y == path->y) {
         path->ahead += x - path->x;
     } else {
@@ -331,7 +331,7 @@ static void plot_go_(PlotPath_* path, int x, int y) {
     path->is_begun = 1;
 }
 
-// What falls into one column.
+// Values in one column.
 typedef struct {
     int column, is_low_first;
     double low, high, last;
@@ -368,7 +368,7 @@ static void plot_column_add_(PlotColumn_* column, double y) {
     column->count++;
 }
 
-// The path of a curve on one of the axes.
+// Prints the path of a curve on one of the axes.
 static void plot_path_(FILE* file, const Plot* plot, const PlotRange_* range, const PlotCurve* curve,
                        int axis) {
     PlotPath_ path = {file, 0, 0, 0, 0};
@@ -396,7 +396,7 @@ static void plot_path_(FILE* file, const Plot* plot, const PlotRange_* range, co
     plot_flush_(&path);
 }
 
-// Marks: a line from the top to the bottom each, one per column at most.
+// Prints marks, lines from top to bottom, at most one per column.
 static void plot_marks_(FILE* file, const Plot* plot, const PlotCurve* curve, int axis) {
     int before = -1;
     for (size_t i = 0; i < curve->count; i++) {
@@ -409,8 +409,8 @@ static void plot_marks_(FILE* file, const Plot* plot, const PlotCurve* curve, in
     }
 }
 
-// Whether a curve has the same places on this axis as on the first: tokens are updates times a
-// number, mostly.
+// True if a curve has the same places on this axis as on the first, as when tokens are updates
+// times a number.
 static int plot_is_as_first_(const Plot* plot, const PlotCurve* curve, int axis) {
     for (size_t i = 0; i < curve->count; i++) {
         const PlotPoint* point = &curve->points[i];
@@ -437,7 +437,8 @@ static void plot_curve_(FILE* file, const Plot* plot, const PlotRange_* range, i
     fputs("\"/>\n", file);
 }
 
-// Dots keep their shape, so they are outside of what stretches. Each tells its numbers.
+// Prints dots outside of what stretches, so they keep their shape. Each has a tooltip with its
+// numbers.
 static void plot_dots_(FILE* file, const Plot* plot, const PlotRange_* range, const PlotCurve* curve,
                        int axis) {
     char place[NUMBER_BYTES];
@@ -459,13 +460,13 @@ static void plot_dots_(FILE* file, const Plot* plot, const PlotRange_* range, co
     fputs("</g>\n", file);
 }
 
-// A letter at the end of a curve.
+// Letter at the end of a curve.
 typedef struct {
     double x, y; // in percent, and in pixels
     const PlotCurve* curve;
 } PlotLabel_;
 
-// The labels of an axis, in order of y. Returns how many.
+// Sets the labels of an axis, in order of y. Returns how many.
 static int plot_labels_(PlotLabel_* labels, const Plot* plot, const PlotRange_* range, int axis) {
     int count = 0;
     for (int i = 0; i < plot->count; i++) {
@@ -488,12 +489,12 @@ static int plot_labels_(PlotLabel_* labels, const Plot* plot, const PlotRange_* 
     return count;
 }
 
-// Whether two labels are in each other's way, unless one moves.
+// True if two labels would overlap.
 static int plot_are_near_(const PlotLabel_* a, const PlotLabel_* b) {
     return fabs(a->x - b->x) < 4 && fabs(a->y - b->y) < PLOT_LABEL_HEIGHT_;
 }
 
-// Moves labels that are too near each other apart: up from the bottom, then down from the top.
+// Moves overlapping labels apart: up from the bottom, then down from the top.
 static void plot_spread_(PlotLabel_* labels, int count, int height) {
     for (int i = count - 1; i >= 0; i--) {
         labels[i].y = fmin(labels[i].y, height);
@@ -521,7 +522,7 @@ static void plot_print_labels_(FILE* file, const Plot* plot, const PlotRange_* r
     }
 }
 
-// Everything that depends on what x is.
+// Prints everything that depends on the choice of x.
 static void plot_axis_(FILE* file, const Plot* plot, const PlotRange_* range, int axis) {
     fprintf(file, "<g class=\"x%d\">\n", axis);
     plot_x_axis_(file, plot, axis);

@@ -1,5 +1,5 @@
 /*
-summary.h -- what a run achieved, in words: the rows of a report's table and of a comparison.
+summary.h -- the results of a run in words: rows for the table of a report and for a comparison.
 */
 #ifndef LLMC_SUMMARY_H
 #define LLMC_SUMMARY_H
@@ -14,36 +14,36 @@ enum { FACT_BYTES = 512, FACTS_OPTIONS = 256 };
 
 typedef struct {
     const char* name;
-    void (*tell)(char text[FACT_BYTES], const Record* run); // sets text; "": not told
+    void (*tell)(char text[FACT_BYTES], const Record* run); // sets text; "": unknown
 } Fact;
 
 extern const Fact FACTS[];
 extern const int FACTS_COUNT;
 
-// Whether any of the runs tells this.
+// True if any of the runs has this fact.
 int facts_are_told(const Fact* fact, const Record* runs, int count);
 
-// By which number of a validation runs can be compared: by the loss per token if their tokens are
-// the same, else by the bits per byte if all have them. Sets `note` to why it is not the loss, or
-// to "". Returns 0 if there is none.
+// Chooses the number of a validation by which runs can be compared: the loss per token if their
+// tokens are the same, else the bits per byte if all have them. Sets `note` to why it is not the
+// loss, or to "". Returns 0 if they cannot be compared.
 int facts_measure(RecordValue* measure, char note[FACT_BYTES], const Record* runs, int count);
 
-// "To val loss 3.2801 (A)": what a row about the best validation of a run is called; `who` names
-// the run.
-void facts_target_name(char name[FACT_BYTES], RecordValue measure, double value, const char* who);
+// Sets name to "To val loss 3.2801 (best of A)", the title of a row about the best validation of the
+// run called `run`.
+void facts_target_name(char name[FACT_BYTES], RecordValue measure, double value, const char* run);
 
-// Sets text to what it took the run to the first validation that is at least as good: "1.2B tokens,
-// 3h05m"; "": none is.
+// Sets text to the cost of the run's first validation that is at least as good: "1.2B tokens,
+// 3h05m"; "" if none is.
 void facts_reach(char text[FACT_BYTES], const Record* run, RecordValue measure, double value);
 
-// The names of all options of the runs, in their order; those that differ are marked.
+// Names of all options of the runs, in their order; those that differ are marked.
 typedef struct {
     const char* name[FACTS_OPTIONS];
     char differs[FACTS_OPTIONS];
     int count, differing;
 } FactsOptions;
 
-// The places of files differ always, so they do not count.
+// Collects the options. Paths of files always differ, so they do not count.
 void facts_options(FactsOptions* options, const Record* runs, int count);
 
 #ifdef __cplusplus
@@ -137,7 +137,7 @@ static void fact_speed_(char text[FACT_BYTES], const Record* run) {
     }
 }
 
-// The ratio of two sums over all updates, in percent.
+// Sets text to the ratio of two sums over all updates, in percent.
 static void fact_share_(char text[FACT_BYTES], const Record* run, RecordSeries part, RecordSeries whole) {
     double parts = 0, wholes = 0;
     for (size_t i = 0; i < run->num_steps; i++) {
@@ -170,7 +170,7 @@ static void fact_mib_(char text[FACT_BYTES], double value) {
 static void fact_planned_(char text[FACT_BYTES], const Record* run) { fact_mib_(text, run->planned_mib); }
 static void fact_peak_(char text[FACT_BYTES], const Record* run) { fact_mib_(text, run->peak_mib); }
 
-// Sets the text to the sequences that the last validation covers.
+// Sets text to the number of sequences in the last validation.
 static void fact_covers_(char text[FACT_BYTES], const Record* run) {
     char some[NUMBER_BYTES], all[NUMBER_BYTES];
     const RecordEvent* val = record_last(run, RECORD_VAL);
@@ -252,7 +252,7 @@ int facts_are_told(const Fact* fact, const Record* runs, int count) {
     return 0;
 }
 
-// True if an option has the same value in all runs, or is told by none.
+// True if an option has the same value in all runs, or is known in none.
 static int facts_agree_(const char* name, const Record* runs, int count) {
     int agree = 1;
     for (int i = 1; i < count; i++) {
@@ -287,11 +287,11 @@ int facts_measure(RecordValue* measure, char note[FACT_BYTES], const Record* run
     return same_size || have_bytes;
 }
 
-void facts_target_name(char name[FACT_BYTES], RecordValue measure, double value, const char* who) {
+void facts_target_name(char name[FACT_BYTES], RecordValue measure, double value, const char* run) {
     snprintf(name, FACT_BYTES,
              measure == RECORD_BPB ? "To %.4f bits per byte (best of %.300s)"
                                    : "To val loss %.4f (best of %.300s)",
-             value, who);
+             value, run);
 }
 
 void facts_reach(char text[FACT_BYTES], const Record* run, RecordValue measure, double value) {
