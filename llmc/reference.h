@@ -271,7 +271,7 @@ static inline void ref_residual_backward(Real* dleft, Real* dright, const Real* 
 // section 6.2.2.3)
 //
 //     lse[n]  = log(sum_v exp(logits[n][v]))          v < V: the padding has no probability
-//     loss[n] = lse[n] - logits[n][target[n]]         0 if the target is NO_TARGET (cross_entropy.h)
+//     loss[n] = lse[n] - logits[n][target[n]]         0 if target is NO_TARGET (cross_entropy.h)
 //     dlogits[n][v] = (exp(logits[n][v] - lse[n]) - [v = target[n]]) dloss
 //
 // logits (N, Vp)    target, loss, lse (N)

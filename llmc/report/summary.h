@@ -28,8 +28,8 @@ int facts_are_told(const Fact* fact, const Record* runs, int count);
 // loss, or to "". Returns 0 if they cannot be compared.
 int facts_measure(RecordValue* measure, char note[FACT_BYTES], const Record* runs, int count);
 
-// Sets name to "To val loss 3.2801 (best of A)", the title of a row about the best validation of the
-// run called `run`.
+// Sets name to "To val loss 3.2801 (best of A)", the title of a row about the best validation of
+// the run called `run`.
 void facts_target_name(char name[FACT_BYTES], RecordValue measure, double value, const char* run);
 
 // Sets text to the cost of the run's first validation that is at least as good: "1.2B tokens,
