@@ -6,7 +6,7 @@
 
 Checked are: nobody includes a room above its own; of every header that is included, at least one name is used; only
 intrinsics.h includes the headers of the processor's instructions; names that end in `_` are used only in their file and
-its twin (x.h and x.cuh); the README of each room names every file in it.
+its twin (x.h and x.cuh); the README of each room names every file in it; the main README has the training loop.
 """
 import re
 import sys
@@ -134,6 +134,14 @@ def lint_readmes(headers):
             yield f"{readme}: lacks {header.path.name}"
 
 
+def lint_loop():
+    """The README prints the training loop as it is."""
+    trainer = Path("train_gpt2.c").read_text()
+    loop = re.search(r"^static void train\(.*?^}$", trainer, re.M | re.S)
+    if not loop or loop[0] not in Path("README.md").read_text():
+        yield "README.md: its training loop is not train() of train_gpt2.c"
+
+
 def graph(headers):
     arrows = {}
     for header in headers.values():
@@ -152,6 +160,7 @@ def main():
     problems = list(lint(headers, [*headers.values(), *(Header(Path(path)) for path in TRAINERS)]))
     problems += lint_readmes(headers)
     problems += lint_intrinsics(headers)
+    problems += lint_loop()
     for problem in problems:
         print(problem)
     sys.exit(1 if problems else 0)
