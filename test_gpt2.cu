@@ -166,7 +166,9 @@ static void test_close(Model* model) {
 }
 
 // Only fp16 has one.
-static float loss_scale(void) { return first_loss_scale().scale; }
+static float loss_scale(void) {
+    return DTYPE_OF(floatX) == DTYPE_FP16 ? loss_scale_open().scale : loss_scale_off().scale;
+}
 
 // Ends an update of so many micro-steps: returns the sum of its losses.
 static double losses_of_update(Model* model, int micro_steps) {
@@ -193,8 +195,8 @@ static double document_gradients(Model* model, const int* tokens, const int* tar
     for (int micro = 0; micro < micro_steps; micro++) {
         const int at = micro * count;
         const Batch batch = {tokens + at, targets + at, starts ? starts + at : NULL, model->B, T, count};
-        const ZeroStep step = {micro, 1, 1, micro == micro_steps - 1};
-        model_micro_step(model, model_push(model, batch), dloss, step, 1);
+        const MicroStep step = {micro, 1, 1, micro == micro_steps - 1};
+        model_micro_step(model, model_push(model, batch), dloss, step, NULL, 1);
     }
     return losses_of_update(model, micro_steps) / (BATCHES * N);
 }
@@ -640,9 +642,9 @@ static void test_smaller_batch(Settings settings, const float* weights) {
     step_results_clear(&model->results);
     for (int micro = 0; micro < MICRO_STEPS; micro++) {
         const int length = lengths[micro];
-        const ZeroStep step = {micro, 1, 1, micro == MICRO_STEPS - 1};
+        const MicroStep step = {micro, 1, 1, micro == MICRO_STEPS - 1};
         const Batch batch = {tokens, targets, NULL, rows[micro], length, rows[micro] * length};
-        model_micro_step(model, model_push(model, batch), loss_scale() / loss_tokens, step,
+        model_micro_step(model, model_push(model, batch), loss_scale() / loss_tokens, step, NULL,
                          batch.B == model->B && batch.T == T);
     }
     losses_of_update(model, MICRO_STEPS);

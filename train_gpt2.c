@@ -29,6 +29,7 @@ the MLP, QKV = 3C, Vp tokens of the padded vocabulary.
 #include "llmc/layers/self_attention.h"
 #include "llmc/model/share_layers.h"
 #include "llmc/layers/decode.h"
+#include "llmc/parallel/micro_steps.h"
 #include "llmc/parallel/zero.h"
 #include "llmc/base/clock.h"
 #include "llmc/base/processor.h"
@@ -36,6 +37,7 @@ the MLP, QKV = 3C, Vp tokens of the padded vocabulary.
 #include "llmc/base/vec.h"
 #include "llmc/data/dataloader.h"
 #include "llmc/checkpoint/checkpoint.h"
+#include "llmc/optim/update_groups.h"
 #include "llmc/optim/update_in_backward.h"
 #include "llmc/log/log.h"
 #include "llmc/optim/loss_scale.h"
@@ -79,10 +81,7 @@ struct Model {
     Linear linear;
     Attention attention;
     CrossEntropyBf16Scratch classifier; // if matmuls are in bf16
-    InBackward*
-        in_backward; // --update-in-backward: the update that the backward pass makes; NULL: it makes none
-    void* update_scratch; // of some rules
-    double* norm_partial; // sums of squares of blocks of the gradient
+    UpdateGroups update;                // everything that updates need, beside their settings
     // whether a checkpoint is written from a copy, and not from the model itself
     int saves_copy;
     void* save_copy; // that copy; NULL also where this process has nothing to save
@@ -122,16 +121,22 @@ static void open_gradients(Model* model, const ZeroPlan* zero, const Options* o)
     tensor_rows_bind(&model->grads, model->gradient_rows, MODEL_PARAMETER_ROWS, model->grads_memory);
     zero_open_cpu(&model->zero, memory, *zero, model->cfg, model->parameter_rows,
                   (float*)model->params_memory, (float*)model->grads_memory, model->comm);
-    model->norm_partial =
+    model->update.partial =
         (double*)memory_take(memory, "scratch: gradient norm", MEMORY_DEVICE,
                              (zero_sharded_elements(zero) / GRADIENT_BLOCK + 1) * sizeof(double));
 }
 
 // Opens the optimizer's state, and the scratch memory of its rules.
 static void open_update(Model* model) {
+    UpdateGroups* update = &model->update;
     model->state_memory = optimizer_state_take(&model->state, &model->memory);
-    model->update_scratch = memory_take(&model->memory, "scratch of the update", MEMORY_DEVICE,
-                                        optimizer_scratch_bytes(&model->state));
+    update->state = &model->state;
+    update->state_memory = model->state_memory;
+    update->freeze = &model->freeze;
+    update->zero = &model->zero;
+    update->linear = &model->linear;
+    update->scratch = memory_take(&model->memory, "scratch of the update", MEMORY_DEVICE,
+                                  optimizer_scratch_bytes(&model->state));
 }
 
 // Opens the activations, and the classifier that works in them.
@@ -437,101 +442,24 @@ static void block_backward(Model* model, int l, Batch batch, GradientMode mode) 
                            a.ln1_rstd, N, C, GRADIENT_ADD, attention_mode);
 }
 
-// Whether a range is of group g and not frozen.
-static int is_updated(const Model* model, const ZeroRange* range, int g) {
-    return range->group == g && !freeze_has(&model->freeze, range->row, model_group_layer(model->cfg, g));
-}
-
-// The operand of group g, from all processes; NULL: its update needs no more than this one has.
-static const float* gather_operands(Model* model, int g, Update update) {
-    Zero* zero = &model->zero;
-    if (!optimizer_gathers(&model->state, &zero->plan, g)) {
-        return NULL;
-    }
-    float* group = zero_operands_cpu(zero, g);
-    for (int i = 0; i < zero->num_ranges; i++) {
-        const ZeroRange* range = &zero->ranges[i];
-        if (is_updated(model, range, g)) {
-            optimizer_operand_cpu(&model->state, range,
-                                  group + (range->full - zero_group_begin(&zero->plan, g)),
-                                  zero_range_gradient_cpu(zero, range), model->state_memory, update);
-        }
-    }
-    zero_gather_operands_cpu(zero, g);
-    return group;
-}
-
-// Updates a whole matrix and packs it for matmuls in bf16: where the rule allows it 32 rows at a time, while they are in the
-// cache. The parallel loops of a rule run on one thread in here. The padding of the vocabulary is packed, but not updated.
-static void update_packed(Model* model, const ZeroRange* range, const float* grad, Update update,
-                          const MuonScratch* scratch) {
-    const TensorRow* row = &model->parameter_rows[range->row];
-    const size_t cols = row->cols, rows = range->count / cols;
-    const int by_rows = optimizer_is_elementwise(&model->state, range->row);
-    float* param = (float*)model->params_memory + range->full;
-    if (!by_rows) {
-        optimizer_update_cpu(&model->state, range, param, grad, NULL, model->state_memory, update, scratch);
-    }
-#pragma omp parallel for schedule(static)
-    for (size_t r = 0; r < rows; r += BF16_TILE) {
-        const size_t count = r + BF16_TILE < rows ? BF16_TILE : rows - r, at = r * cols;
-        if (by_rows) {
-            optimizer_update_elements_cpu(&model->state, range, at, count * cols, param + at, grad + at,
-                                          model->state_memory, update);
-        }
-        bf16_weights_pack_rows(&model->linear.packed, range->row, tensor_group_copy(range->group), (int)r,
-                               int_min(BF16_TILE, (int)(row->rows - r)));
+// Called when the losses are known: the hook decides on the update by them.
+static void losses_done(Model* model, Batch batch, InBackward* hook) {
+    if (hook) {
+        in_backward_losses(hook, batch_loss(model, batch));
     }
 }
 
-// Updates what this process updates of group g, each tensor by its rule.
-static void update_group(Model* model, int g, Update update) {
-    const MuonScratch scratch = {model->update_scratch, &model->linear.matmul};
-    const float* operands = gather_operands(model, g, update);
-    const size_t begin = zero_group_begin(&model->zero.plan, g);
-    for (int i = 0; i < model->zero.num_ranges; i++) {
-        const ZeroRange* range = &model->zero.ranges[i];
-        if (!is_updated(model, range, g)) {
-            continue;
-        }
-        const float* grad = zero_range_gradient_cpu(&model->zero, range);
-        if (model->comm->size == 1 && linear_packs(&model->linear, range->row)) {
-            update_packed(model, range, grad, update, &scratch);
-        } else {
-            optimizer_update_cpu(&model->state, range, (float*)model->params_memory + range->full, grad,
-                                 operands ? operands + (range->full - range->before - begin) : NULL,
-                                 model->state_memory, update, &scratch);
-        }
-    }
-}
-
-// Called by the backward pass when the losses are known. With --update-in-backward they decide on
-// the update.
-static void losses_done(Model* model, Batch batch) {
-    if (model->in_backward) {
-        in_backward_losses(model->in_backward, batch_loss(model, batch));
-    }
-}
-
-// Called by the backward pass when the gradient of group g is complete: reduces it over the
-// processes, and with --update-in-backward updates the parameters of the group.
-static void group_done(Model* model, int g, ZeroStep step) {
-    WideSum square_sum = {0, 0};
-    Update update;
+// Called when the gradient of group g is complete: reduces it over the ranks, or updates the group if the hook does so.
+static void group_done(Model* model, int g, MicroStep step, InBackward* hook) {
     zero_group_done_cpu(&model->zero, g, step);
-    if (!model->in_backward || !zero_has_gradient(&model->zero.plan, g)) {
-        return;
-    }
-    zero_group_square_sum_cpu(&model->zero, g, &square_sum, model->norm_partial);
-    if (in_backward_group(model->in_backward, g, square_sum, &update)) {
-        update_group(model, g, update);
-    }
+    update_group_in_backward_cpu(&model->update, g, hook);
 }
 
 // After model_forward on the same batch: sets the losses and sets or adds to all gradients, as `mode` says.
 // dloss is the gradient of the loss of each token. Each group of gradients is reduced, or its parameters are updated, as
 // soon as it is complete. The pass ends where everything below is frozen.
-static void model_backward(Model* model, Batch batch, float dloss, GradientMode mode, ZeroStep step) {
+static void model_backward(Model* model, Batch batch, float dloss, GradientMode mode, MicroStep step,
+                           InBackward* hook) {
     const ModelConfig cfg = model->cfg;
     const int B = batch.B, T = batch.T, C = cfg.C, N = B * T;
     const ModelActivations a = model->acts;
@@ -539,45 +467,47 @@ static void model_backward(Model* model, Batch batch, float dloss, GradientMode 
     float* dlnf = a.branch; // (N, C)
     const LmHead head = lm_head(model, batch);
     lm_head_gradients_cpu(a.losses, dlnf, d.wte, &head, dloss, mode);
-    losses_done(model, batch);
+    losses_done(model, batch, hook);
     layernorm_backward_cpu(a.dresidual, d.lnfw, d.lnfb, dlnf, residual_into(model, cfg.L), p.lnfw, a.lnf_mean,
                            a.lnf_rstd, N, C, GRADIENT_SET, mode);
     for (int l = cfg.L - 1; l >= model->freeze.first_block; l--) {
         const int g = 1 + model_copy(cfg, l);
         block_backward(model, l, batch, mode);
         if (model_group_layer(cfg, g) == l) { // no layer below adds to these gradients
-            group_done(model, g, step);
+            group_done(model, g, step, hook);
         }
     }
     embedding_backward_cpu(d.wte, d.wpe, a.dresidual, batch.inputs, B, T, cfg.max_T, C, mode);
-    group_done(model, 0, step);
+    group_done(model, 0, step, hook);
 }
 
-// Forward and backward on the batch of a micro-step, and the part of other processes: a process may have no batch.
-// Returns the sum of its losses; adds the time of its forward pass.
-static double model_micro_step(Model* model, Batch batch, float dloss, ZeroStep step, double* forward_s) {
+// ---------------------------------------------------------------------------------------------------------------------
+// Micro-steps
+
+// Forward and backward on the batch of a micro-step, and this rank's part of the others': the batch may be empty. Sets the
+// loss of the report, and adds the time of the forward pass.
+static void model_micro_step(Model* model, Batch batch, float dloss, MicroStep step, InBackward* hook,
+                             RankReport* report) {
     const double start_s = time_now_s();
-    const int adds = step.micro_step > 0 && model->zero.plan.stage < 2;
+    const int adds = step.number > 0 && model->zero.plan.stage < 2;
     if (batch.B == 0) {
         zero_idle_cpu(&model->zero, step);
-        return 0;
+        return;
     }
     model_forward(model, batch);
-    *forward_s += time_now_s() - start_s;
-    model_backward(model, batch, dloss, adds ? GRADIENT_ADD : GRADIENT_SET, step);
-    return batch_loss(model, batch);
+    report->pace_s += time_now_s() - start_s;
+    model_backward(model, batch, dloss, adds ? GRADIENT_ADD : GRADIENT_SET, step, hook);
+    rank_report_losses(report)[step.number] = batch_loss(model, batch);
 }
 
-// A micro-step that is a whole update, which the backward pass makes (--update-in-backward).
-static void model_update_in_backward(Model* model, Batch batch, InBackward* hook, RankReport* report) {
-    const ZeroStep step = {0, 1, 1, 1};
-    double forward_s = 0;
-    model->in_backward = hook;
-    model_micro_step(model, batch, (float)(1 / hook->total_batch), step, &forward_s);
-    model->in_backward = NULL;
-    rank_report_add(report, model->cfg, &model->freeze, batch);
-    rank_report_losses(report)[0] = hook->losses;
-    report->square_sum = hook->square_sum;
+// Ends the gradient of an update in which this rank had `tokens`: sets its square sum, and the time for a token.
+static void gradients_end(Model* model, InBackward* hook, double tokens, RankReport* report) {
+    if (hook) {
+        report->square_sum = hook->square_sum;
+    } else {
+        zero_square_sum_cpu(&model->zero, &report->square_sum, model->update.partial);
+    }
+    report->pace_s = tokens > 0 ? report->pace_s / tokens : 0;
 }
 
 // Computes the gradient of an update, one micro-batch after another: forward and backward on the next total_batch tokens.
@@ -585,43 +515,24 @@ static void model_update_in_backward(Model* model, Batch batch, InBackward* hook
 // else it says of a gradient. The hook, unless NULL, makes the update in the backward pass.
 static void model_gradients(Model* model, Dataloader* train, int64_t total_batch, float loss_scale,
                             InBackward* hook, RankReport* report) {
-    const int64_t sequences = total_batch / train->T;
     const float dloss = (float)(loss_scale / (double)total_batch);
-    double forward_s = 0, tokens = 0;
-    if (hook) {
+    MicroSteps steps = micro_steps(total_batch / train->T, model->B, model->comm->size);
+    double tokens = 0;
+    for (MicroStep step; micro_steps_next(&steps, &step);) {
         const Batch batch = dataloader_next(train);
-        if (!dataloader_error(train)) { // else the run ends, without this update
-            in_backward_batch(hook, batch.counted);
-            model_update_in_backward(model, batch, hook, report);
-        }
-        return;
-    }
-    for (ZeroStep step = zero_step(sequences, model->B, model->comm->size, 0); step.active > 0;
-         step = zero_step(sequences, model->B, model->comm->size, step.micro_step + 1)) {
-        const Batch batch = dataloader_next(train);
-        rank_report_losses(report)[step.micro_step] = model_micro_step(model, batch, dloss, step, &forward_s);
+        in_backward_batch(hook, batch.counted, dataloader_error(train) != NULL);
+        model_micro_step(model, batch, dloss, step, hook, report);
         rank_report_add(report, model->cfg, &model->freeze, batch);
         tokens += (double)batch.B * batch.T;
         comm_alive(model->comm);
     }
-    zero_square_sum_cpu(&model->zero, &report->square_sum, model->norm_partial);
-    report->pace_s = tokens > 0 ? forward_s / tokens : 0;
+    gradients_end(model, hook, tokens, report);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Update
 
-// One update of what this process updates. A single process has packed each matrix in update_packed; several have to wait
-// until all parameters are gathered.
-static void model_update(Model* model, Update update) {
-    for (int g = 0; g < model->zero.plan.groups; g++) {
-        update_group(model, g, update);
-    }
-    zero_gather_parameters_cpu(&model->zero);
-    if (model->comm->size > 1) {
-        linear_pack(&model->linear);
-    }
-}
+static void model_update(Model* model, Update update) { update_groups_cpu(&model->update, update); }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Evaluation

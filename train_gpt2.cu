@@ -34,12 +34,14 @@ channels, F hidden units of the MLP, QKV = 3C, Vp tokens of the padded vocabular
 #include "llmc/gpu/results.cuh"
 #include "llmc/layers/decode.cuh"
 #include "llmc/checkpoint/transfer.cuh"
+#include "llmc/parallel/micro_steps.h"
 #include "llmc/parallel/zero.cuh"
 #include "llmc/base/processor.h"
 #include "llmc/data/dataloader.h"
 #include "llmc/checkpoint/checkpoint.h"
 #include "llmc/plan/gpu_report.cuh"
 #include "llmc/plan/gpu_setup.cuh"
+#include "llmc/optim/update_groups.cuh"
 #include "llmc/optim/update_in_backward.cuh"
 #include "llmc/optim/update_in_backward.h"
 #include "llmc/optim/loss_scale.h"
@@ -101,8 +103,8 @@ struct Model {
     EmbeddingGpu encoder;
     OptimizerPlan optimizer;
     GradientNorm norm;
-    OptimizerUpdate<floatX> update;  // all that an update takes but the gradient and its settings
-    InBackwardGpu now;               // the update that the backward pass makes
+    OptimizerUpdate<floatX> update;  // everything that updates need, beside the gradient and the settings
+    InBackwardGpu in_backward;       // updates beside the backward pass
     ForwardClock clock;              // of several processes
     StepGraph graphs[ZERO_VARIANTS]; // of micro-steps
     StepResults results;
@@ -110,7 +112,7 @@ struct Model {
     Transfer transfer;  // weights and state between the host and the GPU
     SaveCopy save_copy; // what a checkpoint is written from
     GpuReport report;   // and the sensors for the log
-    int has_matmuls;    // model_choose_matmuls is done
+    int has_matmuls;    // choose_matmuls is done
 };
 
 // The places of tensors in memory, and the bytes it takes.
@@ -217,11 +219,11 @@ static void open_update(Model* model, const Options* o) {
     u->seed = o->seed;
     u->matmul = planned_matmuls_beside(o) ? open_update_matmuls(model, o) : &model->matmul;
     u->zero = &model->zero;
-    model->now.zero = &model->zero;
-    model->now.norm = &model->norm;
-    model->now.results = &model->results;
-    model->now.update = u;
-    in_backward_gpu_open(&model->now);
+    model->in_backward.zero = &model->zero;
+    model->in_backward.norm = &model->norm;
+    model->in_backward.results = &model->results;
+    model->in_backward.update = u;
+    in_backward_gpu_open(&model->in_backward);
 }
 
 // What training needs besides.
@@ -292,7 +294,7 @@ static void close_training(Model* model) {
     for (int variant = 0; variant < ZERO_VARIANTS; variant++) {
         step_graph_close(&model->graphs[variant]);
     }
-    in_backward_gpu_close(&model->now);
+    in_backward_gpu_close(&model->in_backward);
     if (model->update.matmul == &model->update_matmul) {
         matmul_gpu_close(&model->update_matmul);
     }
@@ -361,8 +363,11 @@ static ModelGradients gradients_at_layer(const Model* model, int l) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Forward
 
-// The batch on its way to the GPU: the result points to memory there, valid until the next one.
+// Sends a batch to the GPU, unless it is empty: the result points to memory there, valid until the next one.
 static Batch model_push(Model* model, Batch batch) {
+    if (batch.B == 0) {
+        return batch;
+    }
     batch_queue_push(&model->batches, batch.inputs, batch.targets, batch.starts, (size_t)batch.B * batch.T);
     batch.inputs = model->batches.tokens;
     batch.targets = model->batches.targets;
@@ -468,17 +473,14 @@ static void batch_loss(Model* model, Batch batch) {
 
 // Before the first kernel that writes to the gradients of block l.
 static void wait_for_buffer(Model* model, int l) {
-    in_backward_gpu_rest(&model->now);
+    update_pending_group(&model->in_backward);
     zero_wait_for_buffer(&model->zero, model_copy(model->cfg, l));
 }
 
-// After the backward pass has left the gradients of group g: their reduction, or the update that the pass makes.
-static void group_done(Model* model, int g, ZeroStep step) {
-    if (!model->now.decides) {
-        zero_group_done<floatX>(&model->zero, g, step);
-    } else if (zero_has_gradient(&model->zero.plan, g)) {
-        in_backward_gpu_group_done(&model->now, g);
-    }
+// Called when the gradient of group g is complete: reduces it over the ranks, or updates the group if the hook does so.
+static void group_done(Model* model, int g, MicroStep step, InBackward* hook) {
+    zero_group_done<floatX>(&model->zero, g, step);
+    update_group_in_backward(&model->in_backward, g, hook);
 }
 
 // Computes again what the forward pass did not keep of block l: the same operations on the same inputs give
@@ -609,7 +611,8 @@ static void fetch_residual(Model* model, int l, Batch batch) {
 // After model_forward on the same batch: sets the losses and sets or adds to all gradients, as `mode` says.
 // dloss is the gradient of the loss of each token. The gradients of a block are reduced, or its parameters are updated, as
 // soon as they are there; those of group 0 are left to the caller. The pass ends where everything below is frozen. Appends the sum of the losses to the results.
-static void model_backward(Model* model, Batch batch, float dloss, GradientMode mode, ZeroStep step) {
+static void model_backward(Model* model, Batch batch, float dloss, GradientMode mode, MicroStep step,
+                           InBackward* hook) {
     const ModelConfig cfg = model->cfg;
     const int B = batch.B, T = batch.T, C = cfg.C, N = B * T;
     const ModelActivations a = model->acts;
@@ -629,71 +632,63 @@ static void model_backward(Model* model, Batch batch, float dloss, GradientMode 
         block_backward(model, l, batch, mode);
         fetch_residual(model, l, batch);
         if (model_group_layer(cfg, 1 + k) == l) { // no layer below adds to these gradients
-            group_done(model, 1 + k, step);
+            group_done(model, 1 + k, step, hook);
         }
     }
     embedding_backward(d.wte, d.wpe, a.dresidual, batch.inputs, B, T, cfg.max_T, C, mode, &model->encoder,
                        &model->gpu);
 }
 
-// ---- a micro-step
+// ---------------------------------------------------------------------------------------------------------------------
+// Micro-steps
 
-// Whether the time of its forward pass tells how fast this process is: it waits for no other one.
-static int micro_step_is_timed(const Model* model, ZeroStep step) {
+// True if the forward pass waits for no other rank, so that its time tells how fast this one is.
+static int micro_step_is_timed(const Model* model, MicroStep step) {
     return model->comm->size > 1 && !zero_forward_waits(&model->zero.plan, step);
 }
 
-static void micro_step_work(Model* model, Batch batch, float dloss, ZeroStep step, unsigned record) {
-    const int adds = step.micro_step > 0 && model->zero.plan.stage < 2;
-    const int is_timed = micro_step_is_timed(model, step);
+// Forward and backward, up to the gradient of group 0: what a graph repeats.
+static void micro_step_work(Model* model, Batch batch, float dloss, MicroStep step, InBackward* hook) {
+    const int adds = step.number > 0 && model->zero.plan.stage < 2,
+              is_timed = micro_step_is_timed(model, step);
     zero_begin(&model->zero, step);
     if (is_timed) {
-        forward_clock_begin(&model->clock, record, &model->gpu);
+        forward_clock_begin(&model->clock, &model->gpu);
     }
     model_forward(model, batch);
     if (is_timed) {
-        forward_clock_end(&model->clock, record, &model->gpu);
+        forward_clock_end(&model->clock, &model->gpu);
     }
-    model_backward(model, batch, dloss, adds ? GRADIENT_ADD : GRADIENT_SET, step);
+    model_backward(model, batch, dloss, adds ? GRADIENT_ADD : GRADIENT_SET, step, hook);
     zero_join(&model->zero, step);
 }
 
-// The same as a graph, captured now if there is none for this dloss, or for a batch like this.
-static void micro_step_replay(Model* model, Batch batch, float dloss, ZeroStep step) {
-    StepGraph* of = &model->graphs[zero_variant(&model->zero.plan, step)];
-    if (!step_graph_fits(of, dloss, batch.starts)) {
-        graph_capture_begin(&model->gpu);
-        micro_step_work(model, batch, dloss, step, cudaEventRecordExternal);
-        step_graph_set(of, graph_capture_end(&model->gpu), dloss, batch.starts);
-    }
-    CUDA_CHECK(cudaGraphLaunch(of->graph, model->gpu.stream));
-    zero_replayed(&model->zero);
-}
-
-// Forward and backward on the batch of a micro-step, and the part of other processes: a process may have no batch.
-// Appends the sum of its losses to the results. Only what repeats has a graph: micro-steps of one variant with full
-// micro-batches in all processes (is_full).
-static void model_micro_step(Model* model, Batch batch, float dloss, ZeroStep step, int is_full) {
+// Forward and backward on the batch of a micro-step, and this rank's part of the others': the batch may be empty. Appends the
+// loss to the results. Micro-steps of one variant, with full micro-batches in all ranks (is_full), repeat as a graph.
+static void model_micro_step(Model* model, Batch batch, float dloss, MicroStep step, InBackward* hook,
+                             int is_full) {
     StepGraph* graph = &model->graphs[zero_variant(&model->zero.plan, step)];
+    const auto work = [&] { micro_step_work(model, batch, dloss, step, hook); };
     if (batch.B == 0) {
         zero_idle<floatX>(&model->zero, step);
-    } else if (!model->use_graph || !is_full || !step_graph_is_due(graph, batch.starts)) {
-        micro_step_work(model, batch, dloss, step, cudaEventRecordDefault);
+    } else if (model->use_graph && is_full && step_graph_is_due(graph, batch.starts)) {
+        step_graph_launch(graph, dloss, batch.starts, work, &model->gpu);
+        zero_replayed(&model->zero);
     } else {
-        micro_step_replay(model, batch, dloss, step);
+        work();
     }
     if (micro_step_is_timed(model, step) && batch.B > 0) {
-        model->clock.tokens = batch.B * batch.T;
+        model->clock.tokens = batch.B * batch.T; // a graph does not set it
     }
-    zero_group_done<floatX>(&model->zero, 0, step);
+    group_done(model, 0, step, hook);
 }
 
-// Chooses the algorithms of all matmuls of a full micro-batch, with any tokens, and of an update. Several processes choose
-// together: later some have no full micro-batch, or none at all, when others have one.
-static void model_choose_matmuls(Model* model) {
-    const int N = model->B * model->T, size = model->comm->size;
-    const int micro_steps = model->zero.plan.stage < 2 ? 2 : 1; // the later ones add to the gradients
-    if (!model->autotune || size == 1 || model->has_matmuls) {
+// Chooses the algorithms of all matmuls of a full micro-batch, with any tokens, and of an update. All ranks choose together:
+// later some have no full micro-batch, or none at all, when others have one.
+static void choose_matmuls(Model* model) {
+    const int N = model->B * model->T, ranks = model->comm->size;
+    const int count = model->zero.plan.stage < 2 ? 2 : 1; // the second micro-step adds to the gradients
+    if (!model->autotune || ranks == 1 || model->has_matmuls) {
         return;
     }
     int* tokens = (int*)check_alloc((size_t)N, sizeof(int), "tokens");
@@ -701,10 +696,10 @@ static void model_choose_matmuls(Model* model) {
         tokens[i] = i % model->cfg.V;
     }
     const Batch batch = {tokens, tokens, NULL, model->B, model->T, N};
-    for (int micro = 0; micro < micro_steps; micro++) {
-        const ZeroStep step = {micro, size, size, micro == micro_steps - 1};
+    MicroSteps steps = micro_steps((int64_t)count * ranks * model->B, model->B, ranks);
+    for (MicroStep step; micro_steps_next(&steps, &step);) {
         step_results_clear(&model->results);
-        model_micro_step(model, model_push(model, batch), 1.0f / (float)N, step, 0);
+        model_micro_step(model, model_push(model, batch), 1.0f / (float)N, step, NULL, 0);
     }
     optimizer_choose_matmuls<floatX>(&model->optimizer, &model->matmul);
     zero_wait_for_gradient(&model->zero); // redundant: the first update waits by itself
@@ -714,30 +709,31 @@ static void model_choose_matmuls(Model* model) {
     free(tokens);
 }
 
-// ---- the gradient of an update
-
-// Sets the square sum of this process's part of the gradient in the result, on the GPU.
+// Sets the square sum of this rank's part of the gradient in the result, on the GPU.
 static void model_square_sum(Model* model) {
     zero_wait_for_gradient(&model->zero);
     gradient_square_sum<floatX>(&model->results.on_gpu->square_sum, zero_gradient(&model->zero), &model->norm,
                                 &model->gpu);
 }
 
-// A micro-step that is a whole update, which the backward pass makes (--update-in-backward).
-static void model_update_in_backward(Model* model, Batch next, InBackward* hook, RankReport* report) {
-    const ZeroStep step = {0, 1, 1, 1};
-    const Batch batch = model_push(model, next);
-    model->now.decides = hook;
-    step_results_clear(&model->results);
-    micro_step_work(model, batch, (float)(1 / hook->total_batch), step, cudaEventRecordDefault);
-    group_done(model, 0, step);
-    in_backward_gpu_rest(&model->now);
-    zero_join_updates(&model->zero);
-    model->now.decides = NULL;
+// Ends the gradient of an update in which this rank had so many batches: sets its losses and its square sum, and the time for
+// a token.
+static void gradients_end(Model* model, InBackward* hook, int64_t batches, RankReport* report) {
+    double* losses = rank_report_losses(report);
+    if (hook) {
+        in_backward_gpu_end(&model->in_backward);
+        losses[0] = hook->losses;
+        report->square_sum = hook->square_sum;
+    } else {
+        model_square_sum(model);
+        const StepResult* result =
+            step_results_read(&model->results, batches); // waits for the GPU, once a step
+        memcpy(losses, result->losses, (size_t)batches * sizeof(double));
+        report->square_sum = result->square_sum;
+    }
+    report->pace_s = forward_clock_pace_s(&model->clock);
     matmul_gpu_keep_cache(&model->matmul);
-    rank_report_add(report, model->cfg, &model->freeze, batch);
-    rank_report_losses(report)[0] = hook->losses;
-    report->square_sum = hook->square_sum;
+    zero_check(&model->zero);
 }
 
 // Computes the gradient of an update, one micro-batch after another: forward and backward on the next total_batch tokens.
@@ -745,50 +741,27 @@ static void model_update_in_backward(Model* model, Batch next, InBackward* hook,
 // else it says of a gradient. The hook, unless NULL, makes the update in the backward pass.
 static void model_gradients(Model* model, Dataloader* train, int64_t total_batch, float loss_scale,
                             InBackward* hook, RankReport* report) {
-    const int64_t sequences = total_batch / train->T;
     const float dloss = (float)(loss_scale / (double)total_batch);
-    int64_t batches = 0; // of this process
-    if (hook) {
-        const Batch batch = dataloader_next(train);
-        if (!dataloader_error(train)) { // else the run ends, without this update
-            in_backward_batch(hook, batch.counted);
-            model_update_in_backward(model, batch, hook, report);
-        }
-        return;
-    }
+    MicroSteps steps = micro_steps(total_batch / train->T, model->B, model->comm->size);
+    int64_t batches = 0;
     model->clock.tokens = 0;
     step_results_clear(&model->results);
-    for (ZeroStep step = zero_step(sequences, model->B, model->comm->size, 0); step.active > 0;
-         step = zero_step(sequences, model->B, model->comm->size, step.micro_step + 1)) {
-        const Batch next = dataloader_next(train), batch = next.B > 0 ? model_push(model, next) : next;
-        batches += batch.B > 0;
-        model_micro_step(model, batch, dloss, step, train->is_full);
+    for (MicroStep step; micro_steps_next(&steps, &step);) {
+        const Batch batch = model_push(model, dataloader_next(train));
+        in_backward_batch(hook, batch.counted, dataloader_error(train) != NULL);
+        model_micro_step(model, batch, dloss, step, hook, train->is_full);
         rank_report_add(report, model->cfg, &model->freeze, batch);
+        batches += batch.B > 0;
         comm_alive(model->comm);
     }
-    model_square_sum(model);
-    const StepResult* result = step_results_read(&model->results, batches); // waits for the GPU, once a step
-    matmul_gpu_keep_cache(&model->matmul);
-    zero_check(&model->zero);
-    memcpy(rank_report_losses(report), result->losses, (size_t)batches * sizeof(double));
-    report->square_sum = result->square_sum;
-    report->pace_s = forward_clock_pace_s(&model->clock);
+    gradients_end(model, hook, batches, report);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Update
 
-// One update of what this process updates.
 static void model_update(Model* model, Update update) {
-    OptimizerUpdate<floatX> u = model->update;
-    u.grads = zero_update_gradient(&model->zero);
-    u.update = update;
-    if (model->offload.slots) {
-        offload_update(&model->offload, u, &model->gpu);
-    } else {
-        optimizer_update(u, &model->gpu);
-    }
-    zero_gather_parameters(&model->zero);
+    update_groups(model->update, update, &model->offload, &model->gpu);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -866,7 +839,7 @@ static const float* model_decode(Model* model, const int* ids, const int* positi
 
 static void model_first_weights(Model* model, const char* path, uint64_t seed) {
     model_files_read_weights(&model->transfer, path, seed);
-    model_choose_matmuls(model);
+    choose_matmuls(model);
 }
 
 // Sets weights and optimizer state from a checkpoint.
@@ -877,7 +850,7 @@ static void model_read_checkpoint(Model* model, const char* path, const SavedSta
     if (model->autotune && !matmul_gpu_load_plans(&model->matmul, path, error)) {
         printf("note: %s; timing the matmuls again\n", error);
     }
-    model_choose_matmuls(model);
+    choose_matmuls(model);
 }
 
 // As trainer.h says.

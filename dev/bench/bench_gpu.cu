@@ -375,7 +375,8 @@ static void bench_update(Bench* bench, const char* name, Optimizer optimizer, Gr
     OptimizerPlan plan_memory, *plan = &plan_memory;
     optimizer_state_open(&state, optimizer, &zero, bench->cfg);
     optimizer_open<floatX>(plan, &zero, &state);
-    const Update by = {1e-4f, 0.9f, 0.95f, 1e-8f, 0.1f, 1.0f, 100, DECAY_ALL, 0.9f};
+    const Update by = {1e-4f,     0.9f, 0.95f,           1e-8f, 0.1f, 1.0f,         100,
+                       DECAY_ALL, 0.9f, ADAFACTOR_FIXED, 0,     0,    MUON_SPECTRAL};
     floatX* params = random_array<floatX>(bench, zero_full_elements(&zero), 0.02f);
     OptimizerUpdate<floatX> u = {params, grads, {NULL}, plan, by, 1, NULL, NULL};
     for (int slot = 0; slot < STATE_SLOTS; slot++) {

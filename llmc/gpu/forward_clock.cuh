@@ -5,6 +5,7 @@ forward_clock.cuh -- times the last forward pass of an update on the GPU: how fa
 #define LLMC_FORWARD_CLOCK_CUH
 
 #include "llmc/gpu/gpu.cuh"
+#include "llmc/gpu/graph.cuh"
 
 typedef struct {
     cudaEvent_t begin, end; // of the last forward pass that was timed
@@ -22,13 +23,19 @@ static inline void forward_clock_close(ForwardClock* clock) {
     CUDA_CHECK(cudaEventDestroy(clock->begin));
 }
 
-// Record the start and end of a forward pass. In a graph, `record` is cudaEventRecordExternal,
-// which sets the event at every launch.
-static inline void forward_clock_begin(ForwardClock* clock, unsigned record, const Gpu* gpu) {
-    CUDA_CHECK(cudaEventRecordWithFlags(clock->begin, gpu->stream, record));
+// Records an event; a graph records it at every launch.
+static inline void forward_clock_record_(cudaEvent_t event, const Gpu* gpu) {
+    const int is_captured = graph_is_capturing(gpu->stream);
+    CUDA_CHECK(cudaEventRecordWithFlags(event, gpu->stream,
+                                        is_captured ? cudaEventRecordExternal : cudaEventRecordDefault));
 }
-static inline void forward_clock_end(ForwardClock* clock, unsigned record, const Gpu* gpu) {
-    CUDA_CHECK(cudaEventRecordWithFlags(clock->end, gpu->stream, record));
+
+// Record the start and end of a forward pass.
+static inline void forward_clock_begin(ForwardClock* clock, const Gpu* gpu) {
+    forward_clock_record_(clock->begin, gpu);
+}
+static inline void forward_clock_end(ForwardClock* clock, const Gpu* gpu) {
+    forward_clock_record_(clock->end, gpu);
 }
 
 // Returns the time per token; 0 if unknown. The GPU must have finished.

@@ -26,6 +26,13 @@ static inline cudaGraphExec_t graph_capture_end(const Gpu* gpu) {
     return executable;
 }
 
+// True during a capture of the stream.
+static inline int graph_is_capturing(cudaStream_t stream) {
+    cudaStreamCaptureStatus status;
+    CUDA_CHECK(cudaStreamIsCapturing(stream, &status));
+    return status == cudaStreamCaptureStatusActive;
+}
+
 // Graph of a micro-step; zeros at first.
 typedef struct {
     int times[2];      // how often it was due: without documents, with them
@@ -34,30 +41,30 @@ typedef struct {
     cudaGraphExec_t graph;
 } StepGraph;
 
-// True if the micro-step should be captured this time: it was done before.
+// Counts the micro-step. Returns whether to make it as a graph this time: it was made before.
 static inline int step_graph_is_due(StepGraph* g, const int* starts) {
     return g->times[starts != NULL]++ > 0;
-}
-
-// True if a graph exists for these arguments.
-static inline int step_graph_fits(const StepGraph* g, float dloss, const int* starts) {
-    return g->graph && g->dloss == dloss && g->starts == starts;
-}
-
-// Stores a graph that was captured for these arguments, in place of the last.
-static inline void step_graph_set(StepGraph* g, cudaGraphExec_t graph, float dloss, const int* starts) {
-    if (g->graph) {
-        CUDA_CHECK(cudaGraphExecDestroy(g->graph));
-    }
-    g->graph = graph;
-    g->dloss = dloss;
-    g->starts = starts;
 }
 
 static inline void step_graph_close(StepGraph* g) {
     if (g->graph) {
         CUDA_CHECK(cudaGraphExecDestroy(g->graph));
     }
+}
+
+// Launches the graph of `work` for these arguments; captures it first unless the last one was captured for the same.
+template <class Work>
+static inline void step_graph_launch(StepGraph* g, float dloss, const int* starts, Work work,
+                                     const Gpu* gpu) {
+    if (!g->graph || g->dloss != dloss || g->starts != starts) {
+        graph_capture_begin(gpu);
+        work();
+        step_graph_close(g);
+        g->graph = graph_capture_end(gpu);
+        g->dloss = dloss;
+        g->starts = starts;
+    }
+    CUDA_CHECK(cudaGraphLaunch(g->graph, gpu->stream));
 }
 
 #endif

@@ -1,11 +1,11 @@
 /*
 update_in_backward.cuh -- the updates of update_in_backward.h on a GPU, beside the backward pass.
 
-When the gradient of a group is there, the other stream (zero.cuh) gets its square sum, and a copy of it for the host. The
-host waits for that copy only when most of the backward pass of the next block is queued, decides, and queues the update of
-the group: the GPU has work meanwhile.
+When the gradient of a group is complete, the other stream (zero.cuh) sums its squares and copies the sum to the host. The
+host waits for it only after it has queued most of the backward pass of the next block, so that the GPU has work meanwhile.
+It then decides on the group and queues its update.
 
-needs:   one process, one micro-step an update
+needs:   one rank, one micro-step an update, no graph
 */
 #ifndef LLMC_UPDATE_IN_BACKWARD_CUH
 #define LLMC_UPDATE_IN_BACKWARD_CUH
@@ -21,27 +21,26 @@ needs:   one process, one micro-step an update
 #include "llmc/parallel/zero.h"
 
 typedef struct {
-    // Of the caller, who sets them before in_backward_gpu_open and keeps what they point to.
+    // The caller sets these before in_backward_gpu_open, and keeps what they point to.
     ZeroGpu* zero;
     GradientNorm* norm;
     StepResults* results;
-    const OptimizerUpdate<floatX>* update; // all but the gradient and its settings
+    const OptimizerUpdate<floatX>* update; // without the gradient and the settings
 
-    InBackward* decides; // NULL: the backward pass makes no update. Of the caller, too, for each pass
-    int group;           // whose gradient was summed up last, and which is not yet updated; -1: none
-    cudaEvent_t summed;  // the host has its square sum, and the losses
+    InBackward* hook;   // decides on the pending group
+    int group;          // the pending group: its squares are summed up, it is not updated yet; -1: none
+    cudaEvent_t summed; // the host has the sum of its squares, and the losses
 } InBackwardGpu;
 
 static inline void in_backward_gpu_open(InBackwardGpu* n) {
-    n->decides = NULL;
     n->group = -1;
     CUDA_CHECK(cudaEventCreateWithFlags(&n->summed, cudaEventDisableTiming));
 }
 
 static inline void in_backward_gpu_close(InBackwardGpu* n) { CUDA_CHECK(cudaEventDestroy(n->summed)); }
 
-// Queues the square sum of the gradient of group g.
-static inline void in_backward_sum_(InBackwardGpu* n, int g) {
+// Queues the sum of squares of the gradient of group g, which is then pending.
+static inline void in_backward_sum_(InBackwardGpu* n, int g, InBackward* hook) {
     const Gpu* beside = zero_begin_update(n->zero);
     gradient_square_sum_of<floatX>(&n->results->on_gpu->square_sum, zero_group_gradient(n->zero, g),
                                    zero_trained_elements(&n->zero->plan, g), n->norm, beside);
@@ -49,21 +48,25 @@ static inline void in_backward_sum_(InBackwardGpu* n, int g) {
                                cudaMemcpyDeviceToHost, beside->stream));
     CUDA_CHECK(cudaEventRecord(n->summed, beside->stream));
     n->group = g;
+    n->hook = hook;
 }
 
-// Waits for that sum, and queues the update of its group if it is to be made.
-static inline void in_backward_update_(InBackwardGpu* n) {
+// Decides on the pending group, if any, and queues its update: before its buffer of gradients is written again.
+static inline void update_pending_group(InBackwardGpu* n) {
     const ZeroPlan* plan = &n->zero->plan;
     const StepResult* result = n->results->on_host;
     const int g = n->group, last = plan->groups - 1;
     const int is_first = g == last || plan->first_block == last; // all blocks are frozen
-    const ZeroPiece piece = zero_piece(plan, g, ZERO_TRAINED);
     OptimizerUpdate<floatX> u = *n->update;
+    if (g < 0) {
+        return;
+    }
+    const ZeroPiece piece = zero_piece(plan, g, ZERO_TRAINED);
     CUDA_CHECK(cudaEventSynchronize(n->summed));
     if (is_first) {
-        in_backward_losses(n->decides, result->losses[0]);
+        in_backward_losses(n->hook, result->losses[0]);
     }
-    if (in_backward_group(n->decides, g, result->square_sum, &u.update)) {
+    if (in_backward_group(n->hook, g, result->square_sum, &u.update)) {
         u.grads = zero_gradient_at_group(n->zero, g);
         optimizer_update_part(u, piece.owned, piece.count, &n->zero->comm);
     }
@@ -71,17 +74,18 @@ static inline void in_backward_update_(InBackwardGpu* n) {
     n->group = -1;
 }
 
-// The group that is left: before its buffer of gradients is written again, and after the pass.
-static inline void in_backward_gpu_rest(InBackwardGpu* n) {
-    if (n->group >= 0) {
-        in_backward_update_(n);
+// Starts the update of group g, whose gradient is complete. Does nothing without a hook.
+static inline void update_group_in_backward(InBackwardGpu* n, int g, InBackward* hook) {
+    if (hook && zero_has_gradient(&n->zero->plan, g)) {
+        update_pending_group(n);
+        in_backward_sum_(n, g, hook);
     }
 }
 
-// After the backward pass has left the gradient of group g.
-static inline void in_backward_gpu_group_done(InBackwardGpu* n, int g) {
-    in_backward_gpu_rest(n);
-    in_backward_sum_(n, g);
+// Ends the updates of a pass: what follows on the main stream comes after them.
+static inline void in_backward_gpu_end(InBackwardGpu* n) {
+    update_pending_group(n);
+    zero_join_updates(n->zero);
 }
 
 #endif

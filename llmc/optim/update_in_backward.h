@@ -63,6 +63,7 @@ typedef struct {
     double total_batch; // tokens
     double factor;      // of loss and gradient, which count 1 / total_batch for each token
     double losses;      // their sum
+    int is_damaged;     // the batch
     int may_update;     // the groups that come
     int updated;        // groups
     int stopped_at;     // the first group whose gradient was not finite, -1: none
@@ -73,9 +74,12 @@ typedef struct {
 void in_backward_open(InBackward* u, const ClipShares* shares, const UpdateGuard* guard, Update update,
                       float grad_clip, double total_batch);
 
-// Before the pass: so many targets of the batch count.
-static inline void in_backward_batch(InBackward* u, double counted) {
-    u->factor = targets_factor(u->total_batch, counted);
+// Before the pass: `counted` targets of the batch count. Damaged data make no update. Does nothing without a hook.
+static inline void in_backward_batch(InBackward* hook, double counted, int is_damaged) {
+    if (hook) {
+        hook->factor = targets_factor(hook->total_batch, counted);
+        hook->is_damaged = is_damaged;
+    }
 }
 
 // When the sum of the losses is known, before the first group.
@@ -139,7 +143,7 @@ void in_backward_open(InBackward* u, const ClipShares* shares, const UpdateGuard
 
 void in_backward_losses(InBackward* u, double losses) {
     u->losses = losses;
-    u->may_update = outliers_allows_loss(u->guard, losses / u->total_batch * u->factor);
+    u->may_update = !u->is_damaged && outliers_allows_loss(u->guard, losses / u->total_batch * u->factor);
 }
 
 int in_backward_group(InBackward* u, int g, WideSum square_sum, Update* update) {

@@ -42,6 +42,7 @@ With one process in stages 0 and 1 nothing moves, and sums and shard are not the
 #include "llmc/model/tensors.h"
 #include "llmc/gpu/gpu.cuh"
 #include "llmc/gpu/elements.cuh"
+#include "llmc/gpu/graph.cuh"
 #include "llmc/parallel/zero.h"
 
 enum { ZERO_BLOCKS_IN_MEMORY = 2, ZERO_VARIANTS = 4, ZERO_THREADS_ = 256, ZERO_PER_THREAD_ = 4 };
@@ -288,9 +289,7 @@ static inline void zero_fork_(ZeroGpu* z) {
 
 // Waits for an event that is never recorded in a graph, but may be waited for in one.
 static inline void zero_wait_(cudaStream_t stream, cudaEvent_t event) {
-    cudaStreamCaptureStatus status;
-    CUDA_CHECK(cudaStreamIsCapturing(stream, &status));
-    const int is_captured = status == cudaStreamCaptureStatusActive;
+    const int is_captured = graph_is_capturing(stream);
     CUDA_CHECK(cudaStreamWaitEvent(stream, event, is_captured ? cudaEventWaitExternal : 0));
 }
 
@@ -435,8 +434,8 @@ static inline void zero_fetch_(ZeroGpu* z, int l, int next) {
 static inline void zero_begin_forward(ZeroGpu* z) { zero_wait_for_group_(z, 0, z->main.stream); }
 
 // Whether the forward pass of a micro-step waits for other processes.
-static inline int zero_forward_waits(const ZeroPlan* plan, ZeroStep step) {
-    return plan->stage >= 3 || (step.micro_step == 0 && zero_gathered_groups_(plan) > 0);
+static inline int zero_forward_waits(const ZeroPlan* plan, MicroStep step) {
+    return plan->stage >= 3 || (step.number == 0 && zero_gathered_groups_(plan) > 0);
 }
 
 // Before block l, in a forward pass (direction 1) or a backward pass (-1): waits for its parameters.
@@ -491,7 +490,7 @@ static inline dim3 zero_grid_(size_t count) {
 }
 
 // Adds the first `active` of the pieces of group g to the sums.
-template <class T> static inline void zero_add_(ZeroGpu* z, int g, const void* pieces, ZeroStep step) {
+template <class T> static inline void zero_add_(ZeroGpu* z, int g, const void* pieces, MicroStep step) {
     const size_t count = zero_slice_elements(&z->plan, g);
     float* sums = z->sums + zero_slice_begin(&z->plan, g);
     GRADIENT_DISPATCH(z->grads, T,
@@ -508,7 +507,7 @@ static inline void zero_sent_(ZeroGpu* z, int g) {
 }
 
 // Reduces group g within the replica.
-template <class T> static inline void zero_reduce_slices_(ZeroGpu* z, int g, ZeroStep step) {
+template <class T> static inline void zero_reduce_slices_(ZeroGpu* z, int g, MicroStep step) {
     void* grads = zero_group_grads_(z, g);
     if (z->plan.shards == 1) {
         zero_add_<T>(z, g, grads, step);
@@ -571,7 +570,7 @@ template <class T> static inline void zero_share_group_(ZeroGpu* z, int g) {
 }
 
 // Reduces group g, as this stage does it.
-template <class T> static inline void zero_reduce_group_(ZeroGpu* z, int g, ZeroStep step) {
+template <class T> static inline void zero_reduce_group_(ZeroGpu* z, int g, MicroStep step) {
     zero_reduce_slices_<T>(z, g, step);
     if (zero_has_levels_(&z->plan) && step.is_last) {
         zero_reduce_replicas_(z, g);
@@ -583,7 +582,7 @@ template <class T> static inline void zero_reduce_group_(ZeroGpu* z, int g, Zero
 
 // After a backward pass has left the gradients of group g, if it has any: their reduction, if this micro-step has one, beside
 // what follows. The groups come in the order of the backward pass, group 0 last; in a graph it does not come.
-template <class T> static inline void zero_group_done(ZeroGpu* z, int g, ZeroStep step) {
+template <class T> static inline void zero_group_done(ZeroGpu* z, int g, MicroStep step) {
     const int has_gradient = zero_has_gradient(&z->plan, g);
     if (!zero_reduces(&z->plan, step) || (g > 0 && !has_gradient)) {
         return; // without a fork, which a graph would have to join
@@ -598,9 +597,9 @@ template <class T> static inline void zero_group_done(ZeroGpu* z, int g, ZeroSte
 }
 
 // Which kind of micro-step it is: those of one kind move the same, so that they can share a graph.
-static inline int zero_variant(const ZeroPlan* plan, ZeroStep step) {
+static inline int zero_variant(const ZeroPlan* plan, MicroStep step) {
     const int differs = plan->size > 1 && (plan->stage < 2 || zero_has_levels_(plan)); // the last one
-    return (step.micro_step > 0) + 2 * (differs && step.is_last);
+    return (step.number > 0) + 2 * (differs && step.is_last);
 }
 
 // With updates during the backward pass, which take the place of reductions: the stream for those of group g, beside what
@@ -635,8 +634,8 @@ static inline Gradient zero_gradient_at_group(const ZeroGpu* z, int g) {
 }
 
 // The start of a micro-step. The first one of an update does the same whether a forward pass came before it or not.
-static inline void zero_begin(ZeroGpu* z, ZeroStep step) {
-    if (step.micro_step == 0) {
+static inline void zero_begin(ZeroGpu* z, MicroStep step) {
+    if (step.number == 0) {
         zero_forget_(z);
         z->is_updated = 1;
     }
@@ -644,7 +643,7 @@ static inline void zero_begin(ZeroGpu* z, ZeroStep step) {
 
 // The end of a micro-step, but for group 0: what follows on the main stream comes after the reductions of the blocks, if
 // there are any. In a graph there is nothing else to join.
-static inline void zero_join(ZeroGpu* z, ZeroStep step) {
+static inline void zero_join(ZeroGpu* z, MicroStep step) {
     if (zero_reduces(&z->plan, step) && z->plan.first_block < z->plan.groups - 1) {
         zero_join_(z);
     }
@@ -668,7 +667,7 @@ static inline void zero_idle_forward(ZeroGpu* z) {
 
 // and in a whole micro-step, but for group 0. It is the last one of its update, so what follows waits for its reductions by
 // zero_wait_for_gradient.
-template <class T> static inline void zero_idle(ZeroGpu* z, ZeroStep step) {
+template <class T> static inline void zero_idle(ZeroGpu* z, MicroStep step) {
     zero_begin(z, step);
     zero_idle_forward(z);
     for (int l = z->plan.groups - 2; l >= z->plan.first_block; l--) {

@@ -48,6 +48,8 @@ Rajbhandari et al., "ZeRO: memory optimizations toward training trillion paramet
 #include "llmc/comm/comm.h"
 #include "llmc/comm/comm_mpi.h"
 #include "llmc/model/model.h"
+#include "llmc/parallel/micro_steps.h"
+#include "llmc/base/sizes.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -236,35 +238,20 @@ int zero_ranges(const ZeroPlan* plan, const TensorRow* rows, ModelConfig cfg, Ze
 
 // ---- micro-batches ----
 
-// A micro-step of an update: its number, and how many processes have a micro-batch, the first ones: in this micro-step,
-// and in the whole update.
-typedef struct {
-    int64_t micro_step;
-    int active, of_update;
-    int is_last;
-} ZeroStep;
-
-// How many of `size` processes get one of `batches`.
-static inline int zero_busy_(int64_t batches, int size) {
-    return batches < size ? (int)(batches > 0 ? batches : 0) : size;
-}
-
-// Micro-step m of an update of `sequences` in micro-batches of B; nobody is active after the last one.
-ZeroStep zero_step(int64_t sequences, int B, int size, int64_t m);
-
 // Whether the gradients of a micro-step are reduced: in stages 0 and 1 those of the last one, which are the sum of all.
-static inline int zero_reduces(const ZeroPlan* plan, ZeroStep step) {
+static inline int zero_reduces(const ZeroPlan* plan, MicroStep step) {
     return plan->stage >= 2 || (plan->size > 1 && step.is_last);
 }
 
 // How many processes of this replica have something to add, and whether it is the first of its update.
-static inline int zero_adds_(const ZeroPlan* plan, ZeroStep step) {
+static inline int zero_adds_(const ZeroPlan* plan, MicroStep step) {
     const int before = plan->rank / plan->shards * plan->shards; // ranks of earlier replicas
-    return zero_busy_((plan->stage >= 2 ? step.active : step.of_update) - before, plan->shards);
+    const int active = plan->stage >= 2 ? step.active : step.of_update;
+    return int_min(int_max(active - before, 0), plan->shards);
 }
 
-static inline int zero_is_first_(const ZeroPlan* plan, ZeroStep step) {
-    return plan->stage < 2 || step.micro_step == 0;
+static inline int zero_is_first_(const ZeroPlan* plan, MicroStep step) {
+    return plan->stage < 2 || step.number == 0;
 }
 
 // ---- traffic ----
@@ -316,10 +303,10 @@ static inline float* zero_group_grads_(const Zero* z, int g) {
 
 // After a backward pass has left the gradients of group g, if it has any: their reduction, if this micro-step has one. The
 // groups come in the order of the backward pass: the blocks from the last one on, and group 0.
-void zero_group_done_cpu(Zero* z, int g, ZeroStep step);
+void zero_group_done_cpu(Zero* z, int g, MicroStep step);
 
 // The part of a process that has no micro-batch in a micro-step.
-void zero_idle_cpu(Zero* z, ZeroStep step);
+void zero_idle_cpu(Zero* z, MicroStep step);
 
 // Adds the squares of the reduced gradient's shard. `partial` has room for as many doubles as gradient_square_sum_cpu
 // says for a shard array.
@@ -489,12 +476,6 @@ int zero_ranges(const ZeroPlan* plan, const TensorRow* rows, ModelConfig cfg, Ze
     return count;
 }
 
-ZeroStep zero_step(int64_t sequences, int B, int size, int64_t m) {
-    const int64_t batches = (sequences + B - 1) / B, left = batches - m * size;
-    const ZeroStep step = {m, zero_busy_(left, size), zero_busy_(batches, size), left <= size};
-    return step;
-}
-
 // Elements of blocks that stage 3 collects in an update: all in its first forward pass, and in every other pass all but
 // those two with which the pass before it has ended.
 static double zero_collected_elements_(const ZeroPlan* plan, int64_t micro_steps) {
@@ -504,12 +485,13 @@ static double zero_collected_elements_(const ZeroPlan* plan, int64_t micro_steps
 
 ZeroTraffic zero_traffic(const ZeroPlan* plan, int64_t sequences, int B, size_t gradient_bytes,
                          size_t parameter_bytes, double operand_bytes) {
-    const int64_t batches = (sequences + B - 1) / B, micro_steps = (batches + plan->size - 1) / plan->size;
+    const MicroSteps steps = micro_steps(sequences, B, plan->size);
+    const int64_t count = micro_steps_count(&steps);
     const double trained = (double)zero_gradient_elements(plan);
-    const double reductions = plan->stage < 2 ? 1 : (double)micro_steps;
+    const double reductions = plan->stage < 2 ? 1 : (double)count;
     const size_t shared_bytes = plan->stage == 0 ? gradient_bytes : parameter_bytes; // sent to all after it
     const double shared =
-        plan->stage < 3 ? trained : (double)plan->once + zero_collected_elements_(plan, micro_steps);
+        plan->stage < 3 ? trained : (double)plan->once + zero_collected_elements_(plan, count);
     const double others = 1 - 1.0 / plan->shards, replicas = 1 - 1.0 / zero_replicas(plan);
     const ZeroTraffic traffic = {
         others *
@@ -568,7 +550,7 @@ void zero_open_cpu(Zero* z, Memory* memory, ZeroPlan plan, ModelConfig cfg, cons
 }
 
 // Adds all processes' gradients of group g to the shard.
-static void zero_reduce_group_cpu_(Zero* z, int g, ZeroStep step) {
+static void zero_reduce_group_cpu_(Zero* z, int g, MicroStep step) {
     const size_t count = zero_shard_elements(&z->plan, g);
     const float* pieces = zero_group_grads_(z, g);
     if (!zero_is_alone_(z)) {
@@ -579,7 +561,7 @@ static void zero_reduce_group_cpu_(Zero* z, int g, ZeroStep step) {
                         zero_is_first_(&z->plan, step));
 }
 
-void zero_group_done_cpu(Zero* z, int g, ZeroStep step) {
+void zero_group_done_cpu(Zero* z, int g, MicroStep step) {
     if (!zero_reduces(&z->plan, step) || !zero_has_gradient(&z->plan, g)) {
         return;
     }
@@ -590,7 +572,7 @@ void zero_group_done_cpu(Zero* z, int g, ZeroStep step) {
     }
 }
 
-void zero_idle_cpu(Zero* z, ZeroStep step) {
+void zero_idle_cpu(Zero* z, MicroStep step) {
     for (int k = z->plan.groups - 2; k >= z->plan.first_block; k--) {
         zero_group_done_cpu(z, 1 + k, step);
     }

@@ -178,6 +178,7 @@ void run_roll_back(Run* run);
 #include "llmc/setup/resolve.h"
 #include "llmc/ops/cross_entropy.h"
 #include "llmc/optim/optimizer.h"
+#include "llmc/parallel/micro_steps.h"
 
 enum { RUN_BAD_DATA_ = 4 }; // a file of the data has changed; beside what session_next returns
 
@@ -197,8 +198,8 @@ typedef struct {
 
 // The number of micro-steps for an update, or a validation, of `sequences`.
 int64_t run_micro_steps(const Run* run, int64_t sequences) {
-    const int64_t B = run->options.batch, micro_batches = (sequences + B - 1) / B;
-    return (micro_batches + run->comm.size - 1) / run->comm.size;
+    const MicroSteps steps = micro_steps(sequences, run->options.batch, run->comm.size);
+    return micro_steps_count(&steps);
 }
 
 static size_t run_report_bytes_(int64_t micro_steps) {

@@ -34,9 +34,9 @@ double cpu_trainer_gradients(CpuTrainer* trainer, const int* tokens, const int* 
     Model* model = &trainer->model;
     const Batch batch = {tokens,  targets, starts,
                          batch_B, batch_T, targets_count(targets, batch_B * batch_T)};
-    const ZeroStep only = {0, 1, 1, 1};
+    const MicroStep only = {0, 1, 1, 1};
     model_forward(model, batch);
-    model_backward(model, batch, (float)(1 / loss_tokens), mode, only);
+    model_backward(model, batch, (float)(1 / loss_tokens), mode, only, NULL);
     return batch_loss(model, batch);
 }
 
@@ -53,7 +53,7 @@ const float* cpu_trainer_logits(CpuTrainer* trainer, const int* tokens) {
 
 double cpu_trainer_norm(CpuTrainer* trainer) {
     WideSum sum = {0, 0};
-    zero_square_sum_cpu(&trainer->model.zero, &sum, trainer->model.norm_partial);
+    zero_square_sum_cpu(&trainer->model.zero, &sum, trainer->model.update.partial);
     return sqrt(wide_sum_value(sum));
 }
 

@@ -127,7 +127,7 @@ static void test_levels(ModelConfig cfg, int size, int shards) {
                "slices");
         int added = 0;
         for (int active = 0; active <= size; active++) { // ranks 0, 1, ... have a micro-batch
-            const ZeroStep step = {0, active, active, 1};
+            const MicroStep step = {0, active, active, 1};
             const int before = rank / shards * shards, here = active - before;
             added = zero_adds_(&two, step);
             EXPECT(added == (here < 0        ? 0
@@ -249,16 +249,18 @@ static void test_steps(void) {
     for (int sequences = 1; sequences <= 40; sequences++) {
         for (int B = 1; B <= 7; B++) {
             for (int size = 1; size <= 5; size++) {
-                int batches = 0, m = 0;
-                for (; zero_step(sequences, B, size, m).active > 0; m++) {
-                    const ZeroStep step = zero_step(sequences, B, size, m);
-                    EXPECT(step.micro_step == m && step.active <= size, "%d are active", step.active);
-                    EXPECT(step.of_update == zero_step(sequences, B, size, 0).active &&
-                               step.is_last == !zero_step(sequences, B, size, m + 1).active,
+                MicroSteps steps = micro_steps(sequences, B, size);
+                const int64_t count = micro_steps_count(&steps);
+                int batches = 0, m = 0, first = 0;
+                for (MicroStep step; micro_steps_next(&steps, &step); m++) {
+                    first = m == 0 ? step.active : first;
+                    EXPECT(step.number == m && 0 < step.active && step.active <= size, "%d are active",
+                           step.active);
+                    EXPECT(step.of_update == first && step.is_last == (m + 1 == count),
                            "%d are active in the update, last %d", step.of_update, step.is_last);
                     batches += step.active;
                 }
-                EXPECT(batches == (sequences + B - 1) / B && m == (batches + size - 1) / size,
+                EXPECT(batches == (sequences + B - 1) / B && m == (batches + size - 1) / size && m == count,
                        "%d sequences by %d, %d processes: %d micro-batches in %d micro-steps", sequences, B,
                        size, batches, m);
             }
@@ -279,14 +281,14 @@ static void test_order(void) {
         }
     }
     for (int size = 1; size <= BATCHES; size++) {
-        for (int m = 0; m * size < BATCHES; m++) {
-            const ZeroStep step = zero_step(BATCHES, 1, size, m);
+        MicroSteps steps = micro_steps(BATCHES, 1, size);
+        for (MicroStep step; micro_steps_next(&steps, &step);) {
             for (int r = 0; r < size; r++) {
                 for (int i = 0; i < N; i++) {
-                    pieces[r * N + i] = r < step.active ? batch[m * size + r][i] : NAN;
+                    pieces[r * N + i] = r < step.active ? batch[step.number * size + r][i] : NAN;
                 }
             }
-            zero_add_pieces_cpu(got, pieces, N, step.active, m == 0);
+            zero_add_pieces_cpu(got, pieces, N, step.active, step.number == 0);
         }
         EXPECT(memcmp(got, want, sizeof(want)) == 0, "%d processes", size);
     }

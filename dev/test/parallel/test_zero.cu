@@ -240,8 +240,8 @@ template <class T> static void toy_forward(Toy<T>* toy) {
     }
 }
 
-template <class T> static void toy_backward(Toy<T>* toy, ZeroStep step) {
-    const int is_first = toy->zero.plan.stage >= 2 || step.micro_step == 0;
+template <class T> static void toy_backward(Toy<T>* toy, MicroStep step) {
+    const int is_first = toy->zero.plan.stage >= 2 || step.number == 0;
     zero_wait_for_buffer(&toy->zero, -1);
     toy_mix<T>(toy, toy->rest, toy->acts + BLOCKS * toy->N, toy->params, toy->acts);
     toy_add(toy, 0, is_first);
@@ -255,14 +255,14 @@ template <class T> static void toy_backward(Toy<T>* toy, ZeroStep step) {
     toy_add(toy, 0, 0); // below the blocks that are frozen, too
 }
 
-template <class T> static void toy_work(Toy<T>* toy, ZeroStep step) {
+template <class T> static void toy_work(Toy<T>* toy, MicroStep step) {
     zero_begin(&toy->zero, step);
     toy_forward(toy);
     toy_backward(toy, step);
     zero_join(&toy->zero, step);
 }
 
-template <class T> static cudaGraphExec_t toy_capture(Toy<T>* toy, ZeroStep step) {
+template <class T> static cudaGraphExec_t toy_capture(Toy<T>* toy, MicroStep step) {
     cudaGraph_t graph;
     cudaGraphExec_t executable;
     CUDA_CHECK(cudaStreamBeginCapture(toy->gpu.stream, cudaStreamCaptureModeThreadLocal));
@@ -279,9 +279,9 @@ template <class T> static void toy_load(Toy<T>* toy, int k) {
 }
 
 // A micro-step of update u: plainly the first time, later as a graph where all ranks have a micro-batch.
-template <class T> static void toy_micro_step(Toy<T>* toy, int u, ZeroStep step) {
+template <class T> static void toy_micro_step(Toy<T>* toy, int u, MicroStep step) {
     const ZeroPlan* plan = &toy->zero.plan;
-    const int variant = zero_variant(plan, step), k = plan->rank + plan->size * (int)step.micro_step;
+    const int variant = zero_variant(plan, step), k = plan->rank + plan->size * (int)step.number;
     if (plan->rank >= step.active) {
         zero_idle<T>(&toy->zero, step);
     } else {
@@ -320,8 +320,8 @@ template <class T> static void toy_run(Toy<T>* toy) {
         if (u % 2) {
             toy_forward(toy);
         }
-        for (ZeroStep step = zero_step(MICRO_BATCHES, 1, plan->size, 0); step.active > 0;
-             step = zero_step(MICRO_BATCHES, 1, plan->size, step.micro_step + 1)) {
+        MicroSteps steps = micro_steps(MICRO_BATCHES, 1, plan->size);
+        for (MicroStep step; micro_steps_next(&steps, &step);) {
             toy_micro_step(toy, u, step);
         }
         zero_wait_for_gradient(&toy->zero);

@@ -110,12 +110,12 @@ static void open_bf16(Model* model, const char* path, int recompute) {
 
 static Batch batch_of(const State* s) { return (Batch){s->x, s->y, NULL, s->B, s->T, s->B * s->T}; }
 
-static const ZeroStep only = {0, 1, 1, 1}; // micro-step, of one process
+static const MicroStep only = {0, 1, 1, 1}; // micro-step, of one process
 
 // Forward and backward on the whole batch; the gradients are set, the mean loss returned.
 static double pass(Model* model, const State* s) {
     model_forward(model, batch_of(s));
-    model_backward(model, batch_of(s), 1.0f / (float)(s->B * s->T), GRADIENT_SET, only);
+    model_backward(model, batch_of(s), 1.0f / (float)(s->B * s->T), GRADIENT_SET, only, NULL);
     return batch_loss(model, batch_of(s)) / (s->B * s->T);
 }
 
@@ -131,7 +131,7 @@ static double loss_of(Model* model, const State* s) { return losses_of(model, ba
 // Of the whole gradient.
 static double norm_of(Model* model) {
     WideSum sum = {0, 0};
-    zero_square_sum_cpu(&model->zero, &sum, model->norm_partial);
+    zero_square_sum_cpu(&model->zero, &sum, model->update.partial);
     return sqrt(wide_sum_value(sum));
 }
 
@@ -244,7 +244,7 @@ static void test_against_reference(void) {
     }
     const Batch batch = {tokens, targets, starts, B, T, counted};
     model_forward(&model, batch);
-    model_backward(&model, batch, 1.0f / (float)counted, GRADIENT_SET, only);
+    model_backward(&model, batch, 1.0f / (float)counted, GRADIENT_SET, only, NULL);
     const double loss = ref_gpt2_forward(&reference, tokens, targets, starts);
     ref_gpt2_backward(&reference, tokens, targets, starts);
     EXPECT_NEAR(batch_loss(&model, batch) / counted, loss, 1e-6 * loss, "loss and the reference's");
@@ -383,8 +383,8 @@ static void test_accumulation(void) {
         for (int b = 0; b < s.B; b++) {
             const Batch one = {s.x + b * s.T, s.y + b * s.T, NULL, 1, s.T, s.T};
             model_forward(&model, one);
-            model_backward(&model, one, 1.0f / (float)(s.B * s.T), b == 0 ? GRADIENT_SET : GRADIENT_ADD,
-                           only);
+            model_backward(&model, one, 1.0f / (float)(s.B * s.T), b == 0 ? GRADIENT_SET : GRADIENT_ADD, only,
+                           NULL);
             sum += batch_loss(&model, one) / (s.B * s.T);
         }
         EXPECT_NEAR(sum, loss, 1e-6 * loss, "accumulated loss");
@@ -527,7 +527,7 @@ static void test_tiles_against(Model* model, Model* exact, const State* s) {
         model_close(&other);
     }
     model_forward(model, batch_of(s));
-    model_backward(model, batch_of(s), 1.0f / (float)(s->B * s->T), GRADIENT_ADD, only);
+    model_backward(model, batch_of(s), 1.0f / (float)(s->B * s->T), GRADIENT_ADD, only, NULL);
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         const TensorRow* row = &model->parameter_rows[i];
         for (size_t j = 0; j < tensor_elements(row); j++) {
@@ -592,7 +592,7 @@ static void test_bf16_packs_again(void) {
 // The sum of losses of a batch, and all gradients for 1 / loss_tokens of it.
 static double batch_gradients(Model* model, Batch batch, double loss_tokens, GradientMode mode) {
     model_forward(model, batch);
-    model_backward(model, batch, (float)(1 / loss_tokens), mode, only);
+    model_backward(model, batch, (float)(1 / loss_tokens), mode, only, NULL);
     return batch_loss(model, batch);
 }
 
@@ -724,10 +724,10 @@ static void open_frozen(Model* model, const char* list, Options options) {
 // Of two micro-batches.
 static void accumulate(Model* model, const State* s) {
     for (int micro = 0; micro < 2; micro++) {
-        const ZeroStep step = {micro, 1, 1, micro == 1};
+        const MicroStep step = {micro, 1, 1, micro == 1};
         const int adds = micro > 0 && model->zero.plan.stage < 2;
         model_forward(model, batch_of(s));
-        model_backward(model, batch_of(s), 0.01f, adds ? GRADIENT_ADD : GRADIENT_SET, step);
+        model_backward(model, batch_of(s), 0.01f, adds ? GRADIENT_ADD : GRADIENT_SET, step, NULL);
     }
 }
 
@@ -757,7 +757,7 @@ static void test_backward_ends(void) {
     State s = fixture_open(FIXTURES "gpt2_tiny_state.bin", &model);
     model_forward(&model, batch_of(&s));
     model_parameters_at_layer(model.params, model.parameter_rows, 0).fcprojw[0] = NAN;
-    model_backward(&model, batch_of(&s), 1, GRADIENT_SET, only);
+    model_backward(&model, batch_of(&s), 1, GRADIENT_SET, only, NULL);
     EXPECT(isfinite(model.acts.dresidual[0]), "the pass came to block 0");
     fixture_close(&s);
     model_close(&model);
@@ -806,11 +806,11 @@ static double gradients_of_four(Model* model) {
         tokens[n] = n * n % FOUR.V;
     }
     for (int micro = 0; micro < 2; micro++) {
-        const ZeroStep step = {micro, 1, 1, micro == 1};
+        const MicroStep step = {micro, 1, 1, micro == 1};
         const Batch batch = {tokens, tokens + 1, NULL, FOUR_B - micro, FOUR_T, FOUR_N};
         const int adds = micro > 0 && model->zero.plan.stage < 2;
         model_forward(model, batch);
-        model_backward(model, batch, 0.1f, adds ? GRADIENT_ADD : GRADIENT_SET, step);
+        model_backward(model, batch, 0.1f, adds ? GRADIENT_ADD : GRADIENT_SET, step, NULL);
         sum += batch_loss(model, batch);
     }
     return sum;
@@ -976,15 +976,14 @@ static void test_update_in_part(void) {
     shares = clip_shares_open(&model.zero.plan);
     in_backward_open(&now, &shares, &guard,
                      (Update){1e-3f, 0.9f, 0.95f, 1e-8f, 0.1f, 1, 1, .decay = DECAY_ALL}, 1, s.B * s.T);
-    in_backward_batch(&now, s.B * s.T);
+    in_backward_batch(&now, s.B * s.T, 0);
     struct {
         RankReport gradient;
         double loss;
     } report = {{{0, 0}, 0, 0, 0, 0, 0, 0}, 0};
-    model_update_in_backward(&model, batch_of(&s), &now, &report.gradient);
+    model_micro_step(&model, batch_of(&s), 1.0f / (float)(s.B * s.T), only, &now, &report.gradient);
     const size_t upper = zero_group_begin(&model.zero.plan, 2) * sizeof(float);
-    EXPECT(isfinite(now.losses) && !isfinite(wide_sum_value(report.gradient.square_sum)), "loss %g",
-           now.losses);
+    EXPECT(isfinite(now.losses) && !isfinite(wide_sum_value(now.square_sum)), "loss %g", now.losses);
     EXPECT(now.stopped_at == 1 && now.updated == cfg.L - 1, "stopped at %d", now.stopped_at);
     EXPECT(memcmp(model.params_memory, before, upper) == 0, "block 0 and the embeddings were updated");
     EXPECT(memcmp((char*)model.params_memory + upper, (char*)before + upper, 1024) != 0, "block 1 was not");

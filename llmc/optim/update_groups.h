@@ -1,0 +1,133 @@
+/*
+update_groups.h -- the update on the CPU, group by group (model.h): each parameter by its rule (optimizer.h), and with it the
+copies of matrices that matmuls in bf16 read.
+*/
+#ifndef LLMC_UPDATE_GROUPS_H
+#define LLMC_UPDATE_GROUPS_H
+
+#include "llmc/layers/linear.h"
+#include "llmc/model/freeze.h"
+#include "llmc/optim/optimizer.h"
+#include "llmc/optim/update_in_backward.h"
+#include "llmc/parallel/zero.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// Everything that an update changes or reads. The memory belongs to the caller.
+typedef struct {
+    const OptimizerState* state;
+    void* state_memory;
+    const Freeze* freeze;
+    Zero* zero;      // parameters and gradients
+    Linear* linear;  // copies of the matrices
+    void* scratch;   // optimizer_scratch_bytes
+    double* partial; // sums of squares of the gradient's blocks, as gradient_square_sum_cpu wants them
+} UpdateGroups;
+
+// Updates what this rank updates of all groups; all ranks then gather the parameters.
+void update_groups_cpu(UpdateGroups* groups, Update update);
+
+// Updates group g during the backward pass, with its complete gradient. Does nothing without a hook.
+void update_group_in_backward_cpu(UpdateGroups* groups, int g, InBackward* hook);
+
+#ifdef __cplusplus
+}
+#endif
+
+#ifdef UPDATE_GROUPS_IMPLEMENTATION
+
+// True if a range belongs to group g and is not frozen.
+static int update_has_(const UpdateGroups* u, const ZeroRange* range, int g) {
+    return range->group == g && !freeze_has(u->freeze, range->row, model_group_layer(u->state->cfg, g));
+}
+
+// Gathers the operand of group g from all ranks. Returns NULL if the update of this rank needs no other's.
+static const float* update_gather_operands_(const UpdateGroups* u, int g, Update update) {
+    Zero* zero = u->zero;
+    if (!optimizer_gathers(u->state, &zero->plan, g)) {
+        return NULL;
+    }
+    float* group = zero_operands_cpu(zero, g);
+    for (int i = 0; i < zero->num_ranges; i++) {
+        const ZeroRange* range = &zero->ranges[i];
+        if (update_has_(u, range, g)) {
+            optimizer_operand_cpu(u->state, range, group + (range->full - zero_group_begin(&zero->plan, g)),
+                                  zero_range_gradient_cpu(zero, range), u->state_memory, update);
+        }
+    }
+    zero_gather_operands_cpu(zero, g);
+    return group;
+}
+
+// Updates a whole matrix and packs it for matmuls in bf16. If the rule allows it, each thread packs 32 rows right after their
+// update, while they are in the cache; else the rule itself has parallel loops. The vocabulary's padding is packed, but not
+// updated.
+static void update_packed_(UpdateGroups* u, const ZeroRange* range, const float* grad, Update update,
+                           const MuonScratch* scratch) {
+    const TensorRow* row = &u->state->rows[range->row];
+    const size_t cols = row->cols, rows = range->count / cols;
+    const int by_rows = optimizer_is_elementwise(u->state, range->row);
+    float* param = u->zero->params + range->full;
+    if (!by_rows) {
+        optimizer_update_cpu(u->state, range, param, grad, NULL, u->state_memory, update, scratch);
+    }
+#pragma omp parallel for schedule(static)
+    for (size_t r = 0; r < rows; r += BF16_TILE) {
+        const size_t count = r + BF16_TILE < rows ? BF16_TILE : rows - r, at = r * cols;
+        if (by_rows) {
+            optimizer_update_elements_cpu(u->state, range, at, count * cols, param + at, grad + at,
+                                          u->state_memory, update);
+        }
+        bf16_weights_pack_rows(&u->linear->packed, range->row, tensor_group_copy(range->group), (int)r,
+                               int_min(BF16_TILE, (int)(row->rows - r)));
+    }
+}
+
+// Updates what this rank updates of group g.
+static void update_group_(UpdateGroups* u, int g, Update update) {
+    const MuonScratch scratch = {u->scratch, &u->linear->matmul};
+    const float* operands = update_gather_operands_(u, g, update);
+    const size_t begin = zero_group_begin(&u->zero->plan, g);
+    for (int i = 0; i < u->zero->num_ranges; i++) {
+        const ZeroRange* range = &u->zero->ranges[i];
+        if (!update_has_(u, range, g)) {
+            continue;
+        }
+        const float* grad = zero_range_gradient_cpu(u->zero, range);
+        if (u->zero->plan.size == 1 && linear_packs(u->linear, range->row)) {
+            update_packed_(u, range, grad, update, &scratch);
+        } else {
+            optimizer_update_cpu(u->state, range, u->zero->params + range->full, grad,
+                                 operands ? operands + (range->full - range->before - begin) : NULL,
+                                 u->state_memory, update, &scratch);
+        }
+    }
+}
+
+void update_groups_cpu(UpdateGroups* u, Update update) {
+    for (int g = 0; g < u->zero->plan.groups; g++) {
+        update_group_(u, g, update);
+    }
+    zero_gather_parameters_cpu(u->zero);
+    if (u->zero->plan.size > 1) { // one rank alone has packed each matrix
+        linear_pack(u->linear);
+    }
+}
+
+void update_group_in_backward_cpu(UpdateGroups* u, int g, InBackward* hook) {
+    WideSum square_sum = {0, 0};
+    Update update;
+    if (!hook || !zero_has_gradient(&u->zero->plan, g)) {
+        return;
+    }
+    zero_group_square_sum_cpu(u->zero, g, &square_sum, u->partial);
+    if (in_backward_group(hook, g, square_sum, &update)) {
+        update_group_(u, g, update);
+    }
+}
+
+#endif // UPDATE_GROUPS_IMPLEMENTATION
+
+#endif
