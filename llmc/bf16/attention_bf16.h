@@ -1,23 +1,27 @@
 /*
-attention_bf16.h -- attention of attention.h with the factors of its matmuls rounded to bf16, on the CPU: the same arguments and
-results. Scores, softmax and sums stay fp32.
+attention_bf16.h -- attention of attention.h with the factors of its matmuls rounded to bf16, on the
+CPU: the same arguments and results. Scores, softmax and sums stay fp32.
 
-A thread takes a whole head. Scores and probabilities exist in fp32 for one tile of 32 queries and 32 keys. While the machine
-multiplies the next tile, vectors make exponentials of this one and pack them, rounded, as a factor of the next product.
+A thread takes a whole head. Scores and probabilities exist in fp32 for one tile of 32 queries and
+32 keys. While the machine multiplies the next tile, vectors make exponentials of this one and pack
+them, rounded, as a factor of the next product.
 
     e[t][u] = 2^(c s[t][u] - shift[t])      c = log2(e) / sqrt(HS)      s = q k^T
     out[t]  = sum_u e[t][u] v[u] / sum_u e[t][u]
 
-The shift is the score of the token with itself, so that the sum is at least 1 and one pass suffices. Where that is too far below
-the largest score for fp32, it is the largest one, and the queries are computed again.
+The shift is the score of the token with itself, so that the sum is at least 1 and one pass
+suffices. Where that is too far below the largest score for fp32, it is the largest one, and the
+queries are computed again.
 
-The backward pass takes ATTENTION_BF16_ROWS queries and as many keys at a time. No tile is transposed there: p and ds are right
-factors, whose pairs are rows next to each other, and what comes out is dv and dk with exchanged rows and columns:
+The backward pass takes ATTENTION_BF16_ROWS queries and as many keys at a time. No tile is
+transposed there: p and ds are right factors, whose pairs are rows next to each other, and what
+comes out is dv and dk with exchanged rows and columns:
 
     dv^T = dout^T p        dk^T = q^T ds        dq = ds k        ds = p (dp - delta); 1 / sqrt(HS) is multiplied at last
 
-q, k and v are packed six times, head by head. If tokens and dimensions of a head are whole tiles, the linear layers on both
-sides can leave and take them so, in the memory of as many floats (qkv_bf16.h):
+q, k and v are packed six times, head by head. If tokens and dimensions of a head are whole tiles,
+the linear layers on both sides can leave and take them so, in the memory of as many floats
+(qkv_bf16.h):
 
     packed qkv      (B, NH, 6, T, HS)     attention_bf16_pack_qkv says what the six are
     packed dqkv     left factors (B*T, 3C) and (3C, B*T): by tokens and by channels
@@ -43,7 +47,8 @@ enum {
     ATTENTION_BF16_FACTORS_ = 6                     // of a head
 };
 
-// One thread's working memory. Tp and HSp are T and HS rounded up to 32; a step has BF16_STEP_PAIRS.
+// One thread's working memory. Tp and HSp are T and HS rounded up to 32; a step has
+// BF16_STEP_PAIRS.
 typedef struct {
     float *p, *ds;                // two tiles each: one that is multiplied, and the one before
     float* sums;                  // (32, LANES): of e
@@ -108,7 +113,8 @@ void attention_bf16_packed_backward_cpu(AttentionBf16Gradient dqkv, const float*
 
 // ---- either ----
 
-// Attention with factors in fp32 or in bf16. One token of each text at a time (attention_cached_cpu) is always fp32.
+// Attention with factors in fp32 or in bf16. One token of each text at a time
+// (attention_cached_cpu) is always fp32.
 typedef struct {
     int is_bf16;
     AttentionScratch fp32;
@@ -187,7 +193,8 @@ void attention_bf16_open(AttentionBf16Scratch* scratch, Memory* memory, Bf16Kern
     }
 }
 
-// What a pass over all heads reads and sets, as in attention.h: q, k and v in fp32 or packed, as are their gradients.
+// What a pass over all heads reads and sets, as in attention.h: q, k and v in fp32 or packed, as
+// are their gradients.
 typedef struct {
     AttentionSizes sizes;
     const int* starts;
@@ -198,8 +205,8 @@ typedef struct {
     float* sums; // (B, 3C): of it over the tokens
 } AttentionBf16Pass_;
 
-// Factors, each (T, HS): left ones of q, right ones of k and v. Tiles of 32 tokens over the dimensions, and of 32 dimensions over
-// the tokens.
+// Factors, each (T, HS): left ones of q, right ones of k and v. Tiles of 32 tokens over the
+// dimensions, and of 32 dimensions over the tokens.
 typedef struct {
     uint32_t *q_by_query, *q_by_dim, *k_by_key, *k_by_dim, *v_by_key, *v_by_dim;
     int tiles, dims; // of tokens, and steps of dimensions
@@ -212,7 +219,8 @@ static AttentionBf16Factors_ attention_bf16_factors_(const uint32_t* from, int T
     return (AttentionBf16Factors_){at, at + n, at + 2 * n, at + 3 * n, at + 4 * n, at + 5 * n, tiles, dims};
 }
 
-// Where tile t of tokens and d of dimensions is in a factor over dimensions, and in one over tokens.
+// Where tile t of tokens and d of dimensions is in a factor over dimensions, and in one over
+// tokens.
 static size_t attention_bf16_over_dims_(const AttentionBf16Factors_* f, int t, int d) {
     return ((size_t)t * f->dims + d) * BF16_STEP_PAIRS;
 }
@@ -287,7 +295,8 @@ static int attention_bf16_from_(const int* starts, int t0) {
     return attention_start_(starts, t0) / BF16_TILE * BF16_TILE;
 }
 
-// Queries t0 ... t0+rows-1 and the keys from u0 on. Rows past these queries are zero, as are their factors.
+// Queries t0 ... t0+rows-1 and the keys from u0 on. Rows past these queries are zero, as are their
+// factors.
 typedef struct {
     const AttentionBf16Head_* head;
     int t0, rows, u0;
@@ -296,7 +305,8 @@ typedef struct {
     uint32_t *p_by_key, *ds_by_key, *by_query;
 } AttentionBf16Tile_;
 
-// Turns row i of a tile of scores into e, zero where a key is not seen. Returns its sum, lane by lane.
+// Turns row i of a tile of scores into e, zero where a key is not seen. Returns its sum, lane by
+// lane.
 ALWAYS_INLINE Vec attention_bf16_exp_row_(const AttentionBf16Tile_* tile, int i) {
     float* row = tile->p + i * BF16_TILE;
     const int t = tile->t0 + i, start = attention_start_(tile->head->starts, t);
@@ -348,8 +358,8 @@ static void attention_bf16_max_finish_(const void* of, int begin, int end) {
     }
 }
 
-// The scores of queries t0 ... t0+rows-1 and the keys from u on; `finish` takes `before` meanwhile, which is in the same place:
-// kernels store after that.
+// The scores of queries t0 ... t0+rows-1 and the keys from u on; `finish` takes `before` meanwhile,
+// which is in the same place: kernels store after that.
 static AttentionBf16Tile_ attention_bf16_next_(const AttentionBf16Head_* head, int t0, int rows, int u,
                                                int from, const float* shift, Bf16Finish finish,
                                                const AttentionBf16Tile_* before) {
@@ -361,8 +371,8 @@ static AttentionBf16Tile_ attention_bf16_next_(const AttentionBf16Head_* head, i
     return (AttentionBf16Tile_){head, t0, rows, u, s->p, NULL, shift, NULL, NULL, NULL, by_query};
 }
 
-// Gives the scores of queries t0 ... t0+rows-1 to `finish`, a tile after the other, those with their own keys first. `shift`
-// becomes the score of each query with itself, if that is asked for.
+// Gives the scores of queries t0 ... t0+rows-1 to `finish`, a tile after the other, those with
+// their own keys first. `shift` becomes the score of each query with itself, if that is asked for.
 static void attention_bf16_keys_(const AttentionBf16Head_* head, int t0, int rows, int from, float* shift,
                                  int sets_shift, float initial, Bf16Finish finish) {
     AttentionBf16Tile_ before = attention_bf16_next_(head, t0, rows, t0, from, shift, NULL, NULL);
@@ -512,7 +522,8 @@ static AttentionBf16Tile_ attention_bf16_tile_(const AttentionBf16Head_* head,
                                 s->ds_by_query + (size_t)(i * TILES + j) * STEP};
 }
 
-// The first tile of keys that a block sees in the chunk from u0 on, and the end of those that tile i of it sees.
+// The first tile of keys that a block sees in the chunk from u0 on, and the end of those that tile
+// i of it sees.
 static int attention_bf16_first_(const AttentionBf16Head_* head, const AttentionBf16Block_* block, int u0) {
     return int_max(0, attention_bf16_from_(head->starts, block->t0) - u0) / BF16_TILE;
 }
@@ -551,8 +562,9 @@ static void attention_bf16_add_(const AttentionBf16Head_* head, float* square, i
                           &bf16_nothing_ahead);
 }
 
-// Adds what a chunk of keys has of dq, and the block of queries of dk and dv. The first chunk sets dq; the block to which the
-// keys belong sets dk and dv. So blocks follow each other in a fixed order. Queries see no tiles of keys behind their own.
+// Adds what a chunk of keys has of dq, and the block of queries of dk and dv. The first chunk sets
+// dq; the block to which the keys belong sets dk and dv. So blocks follow each other in a fixed
+// order. Queries see no tiles of keys behind their own.
 static void attention_bf16_chunk_(const AttentionBf16Head_* head, const AttentionBf16Block_* block, int u0,
                                   int is_first) {
     enum { TILES = ATTENTION_BF16_TILES, STEP = BF16_STEP_PAIRS, SQUARE = ATTENTION_BF16_SQUARE_ };
@@ -593,8 +605,8 @@ static void attention_bf16_pack_dout_(const AttentionBf16Head_* head, int t0, in
                    by_dim, 0, 0, head->HS, rows);
 }
 
-// A square of the gradient of q, k or v (part 0, 1, 2): tile t of the tokens and d of the dimensions. `turned`: dimensions over
-// tokens, as dk and dv come out.
+// A square of the gradient of q, k or v (part 0, 1, 2): tile t of the tokens and d of the
+// dimensions. `turned`: dimensions over tokens, as dk and dv come out.
 typedef struct {
     int part, t, d, turned;
     float scale; // what it is to be multiplied by

@@ -1,12 +1,14 @@
 /*
-cross_entropy_bf16.h -- the classifier of cross_entropy.h and its three matmuls, with factors rounded to bf16, on the CPU: losses
-and gradients in one pass over the vocabulary, without logits in memory.
+cross_entropy_bf16.h -- the classifier of cross_entropy.h and its three matmuls, with factors
+rounded to bf16, on the CPU: losses and gradients in one pass over the vocabulary, without logits in
+memory.
 
     logits (N, Vp) = inp wte^T       dinp (N, C) = dlogits wte       dwte (Vp, C) = dlogits^T inp
 
-A tile of logits becomes exponentials while it is in a cache, and these are the factors of the other matmuls: what is common
-to a token, its sum of exponentials, is divided out in fp32 afterwards (as attention does it in FlashAttention, Dao et al. 2022).
-With e = 2^(log2(e) logit - shift), sum = sum_v e and g = scale / sum, of a token:
+A tile of logits becomes exponentials while it is in a cache, and these are the factors of the other
+matmuls: what is common to a token, its sum of exponentials, is divided out in fp32 afterwards (as
+attention does it in FlashAttention, Dao et al. 2022). With e = 2^(log2(e) logit - shift), sum =
+sum_v e and g = scale / sum, of a token:
 
     loss    = log(sum) + shift / log2(e) - logit[target]
     dlogits = g e                             but for the target:
@@ -15,11 +17,12 @@ With e = 2^(log2(e) logit - shift), sum = sum_v e and g = scale / sum, of a toke
     dinp    = g (e wte)    + dlogits[target] wte[target]
     dwte    = e^T (g inp)  + dlogits[target] inp at the target
 
-The shift is that of the target's logit, roughly: the sum is at least 1. Where that is too far below the largest logit for fp32, it
-is the largest one.
+The shift is that of the target's logit, roughly: the sum is at least 1. Where that is too far below
+the largest logit for fp32, it is the largest one.
 
-Until all sums are there, e waits: some hundred tokens of it in memory that the caller lends, or, if dwte is to be set and there
-are few tokens, all of it in the memory of dwte, as a word's gradient takes more bytes than its exponentials.
+Until all sums are there, e waits: some hundred tokens of it in memory that the caller lends, or, if
+dwte is to be set and there are few tokens, all of it in the memory of dwte, as a word's gradient
+takes more bytes than its exponentials.
 
 Words are entries of the vocabulary. Results do not depend on the number of threads.
 */
@@ -58,19 +61,20 @@ typedef struct {
 
 // ---- memory ----
 
-// How many rows of logits (rows, Vp) in fp32 take the memory that the caller lends for `tokens` tokens at a time: about half
-// as many, as exponentials are bf16.
+// How many rows of logits (rows, Vp) in fp32 take the memory that the caller lends for `tokens`
+// tokens at a time: about half as many, as exponentials are bf16.
 static inline size_t cross_entropy_bf16_rows(int tokens, int Vp) {
     return (matmul_bf16_pairs(Vp, tokens) + (size_t)Vp - 1) / (size_t)Vp;
 }
 
-// Tokens of a batch of N that are taken at a time, at most, if the caller lends memory for `lent` of them.
+// Tokens of a batch of N that are taken at a time, at most, if the caller lends memory for `lent`
+// of them.
 static inline int cross_entropy_bf16_tokens(int lent, int N, int C) {
     return N <= int_min(MATMUL_BF16_IN_OUT, 2 * C) ? int_max(N, lent) : lent;
 }
 
-// For batches of up to N tokens. `logits` (cross_entropy_bf16_rows(lent), Vp) are the caller's, who may
-// use them between passes.
+// For batches of up to N tokens. `logits` (cross_entropy_bf16_rows(lent), Vp) are the caller's, who
+// may use them between passes.
 void cross_entropy_bf16_open(CrossEntropyBf16Scratch* s, Memory* memory, void* logits, int lent, int N, int C,
                              int Vp);
 
@@ -92,7 +96,8 @@ typedef struct {
 void cross_entropy_bf16_losses_cpu(float* loss, const CrossEntropyBf16* of, CrossEntropyBf16Scratch* s,
                                    MatmulBf16Scratch* matmul);
 
-// Sets loss (N) and dinp (N, C), sets or adds to dwte (Vp, C), or NULL. `scale` as in cross_entropy.h.
+// Sets loss (N) and dinp (N, C), sets or adds to dwte (Vp, C), or NULL. `scale` as in
+// cross_entropy.h.
 void cross_entropy_bf16_gradients_cpu(float* loss, float* dinp, float* dwte, const CrossEntropyBf16* of,
                                       float scale, GradientMode mode, CrossEntropyBf16Scratch* s,
                                       MatmulBf16Scratch* matmul);
@@ -162,7 +167,8 @@ static float* cross_entropy_bf16_sums_(const CrossEntropyBf16Chunk_* chunk, cons
     return chunk->s->sums + (group * chunk->s->tokens + tile->row + i) * LANES;
 }
 
-// Turns row i of a tile, of whose logits `words` count, into e, and adds them to its sums. The target's becomes zero.
+// Turns row i of a tile, of whose logits `words` count, into e, and adds them to its sums. The
+// target's becomes zero.
 static void cross_entropy_bf16_row_(const CrossEntropyBf16Chunk_* chunk, const MatmulBf16Tile* tile, int i,
                                     int words) {
     float *e = tile->sums + i * BF16_TILE, *sums = cross_entropy_bf16_sums_(chunk, tile, i);
@@ -254,7 +260,8 @@ static void cross_entropy_bf16_input_(float* dinp, const CrossEntropyBf16Chunk_*
     matmul_bf16_product_cpu(m, matmul);
 }
 
-// Gives all logits to `finish`, which sets or changes s->sums from what is `initial`. Sets dinp to e wte, unless it is NULL.
+// Gives all logits to `finish`, which sets or changes s->sums from what is `initial`. Sets dinp to
+// e wte, unless it is NULL.
 static void cross_entropy_bf16_pass_(float* dinp, CrossEntropyBf16Chunk_ chunk, Bf16Finish finish,
                                      float initial, MatmulBf16Scratch* matmul) {
     CrossEntropyBf16Scratch* s = chunk.s;
@@ -404,7 +411,8 @@ void cross_entropy_bf16_losses_cpu(float* loss, const CrossEntropyBf16* of, Cros
     }
 }
 
-// Whether all of e waits in the memory of dwte, which is to be set: it has room, and what is lent has not.
+// Whether all of e waits in the memory of dwte, which is to be set: it has room, and what is lent
+// has not.
 static int cross_entropy_bf16_waits_in_(const float* dwte, const CrossEntropyBf16* of, GradientMode mode,
                                         const CrossEntropyBf16Scratch* s) {
     return dwte && mode == GRADIENT_SET && s->lent < of->N && of->N <= s->tokens && of->Vp % BF16_TILE == 0 &&

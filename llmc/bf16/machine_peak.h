@@ -1,8 +1,8 @@
 /*
 machine_peak.h -- the machine's own fp32 peak: how many multiply-adds its cores do in registers.
 
-The ceiling that MFU and `make bench-cpu` are shares of, measured where they are: all threads at once, some
-milliseconds, the best of several runs. Two operations to a multiply-add.
+The ceiling that MFU and `make bench-cpu` are shares of, measured where they are: all threads at
+once, some milliseconds, the best of several runs. Two operations to a multiply-add.
 
 peak_bf16_flops_per_s is what a kernel of tile_kernels.h does with factors in the L1 cache.
 */
@@ -25,8 +25,9 @@ enum {
     PEAK_BF16_STEPS = 16, // 32 KiB, both factors in one
 };
 
-// Operations per second of all threads together. Takes about 20 ms: before each repeat threads_spread waits 2 ms until every
-// thread has a core of its own. When that was done only once, all repeats could fall into a moment in which two threads
+// Operations per second of all threads together. Takes about 20 ms: before each repeat
+// threads_spread waits 2 ms until every thread has a core of its own. When that was done only once,
+// all repeats could fall into a moment in which two threads
 // shared a core, and a run showed twice its MFU. Stops after PEAK_MOST_S and PEAK_LEAST repeats, as
 // on a busy machine or without optimization.
 double peak_flops_per_s(void);
@@ -34,9 +35,10 @@ double peak_flops_per_s(void);
 // The same with a kernel of bf16.
 double peak_bf16_flops_per_s(Bf16Kernel kernel);
 
-// Whether matmuls in bf16 are faster here than in fp32. Having the instructions does not mean that: an Intel core did
-// vdpbf16ps at half the rate of multiply-adds in fp32. A quarter more has to come out, as rounding and packing cost time, too;
-// processors are far from this limit (0.5 and 10 were measured), so all processes of a run decide alike.
+// Whether matmuls in bf16 are faster here than in fp32. Having the instructions does not mean that:
+// an Intel core did vdpbf16ps at half the rate of multiply-adds in fp32. A quarter more has to come
+// out, as rounding and packing cost time, too; processors are far from this limit (0.5 and 10 were
+// measured), so all processes of a run decide alike.
 int peak_bf16_pays(void);
 
 #ifdef __cplusplus

@@ -1,23 +1,25 @@
 /*
-matmul_bf16.h -- the linear layer of matmul.h with factors rounded to bf16 and sums in fp32, on the CPU.
+matmul_bf16.h -- the linear layer of matmul.h with factors rounded to bf16 and sums in fp32, on the
+CPU.
 
     out, dout     (N, OC)   fp32, as are inp, dinp, bias and dweight
     weight                  packed twice: for out = inp weight^T, and for dinp = dout weight
 
-A packed weight serves all matmuls until the weight changes (bf16_weights.h); they read half the bytes of fp32, and
-pack only their other factor. dweight packs both.
+A packed weight serves all matmuls until the weight changes (bf16_weights.h); they read half the
+bytes of fp32, and pack only their other factor. dweight packs both.
 
-The left factor is packed one slab at a time. A slab has a part for each thread: as many rows as fill half of an L2 cache.
-A thread multiplies its part by one panel (32 columns) of the right factor after another. It takes a block of k at a time,
-which stays in its L1 cache while it meets all rows of the part; the next block is prefetched meanwhile. Sums stay in
-tiles of their own until the last value of k: of the slab, or of the product if the right factor is packed before. Each
-result is a sum over k in an order that does not depend on the number of threads.
+The left factor is packed one slab at a time. A slab has a part for each thread: as many rows as
+fill half of an L2 cache. A thread multiplies its part by one panel (32 columns) of the right factor
+after another. It takes a block of k at a time, which stays in its L1 cache while it meets all rows
+of the part; the next block is prefetched meanwhile. Sums stay in tiles of their own until the last
+value of k: of the slab, or of the product if the right factor is packed before. Each result is a
+sum over k in an order that does not depend on the number of threads.
 
-Processors fetch ahead of what is read in the order of memory, but not of 128 bytes of each of 32 rows. So results are
-written past the caches, or collected to whole rows where they are added to.
+Processors fetch ahead of what is read in the order of memory, but not of 128 bytes of each of 32
+rows. So results are written past the caches, or collected to whole rows where they are added to.
 
-A caller may take the tiles of results itself, while they are in a cache: MatmulBf16.finish. One thread finishes the tiles of a row
-in their order, MATMUL_BF16_PART_PANELS at a time.
+A caller may take the tiles of results itself, while they are in a cache: MatmulBf16.finish. One
+thread finishes the tiles of a row in their order, MATMUL_BF16_PART_PANELS at a time.
 */
 #ifndef LLMC_MATMUL_BF16_H
 #define LLMC_MATMUL_BF16_H
@@ -63,10 +65,12 @@ static inline size_t matmul_bf16_pairs(int lines, int k) {
     return (size_t)int_ceil_div(lines, BF16_TILE) * bf16_steps(k) * BF16_STEP_PAIRS;
 }
 
-// For as many threads as the next parallel region would have. One block, large enough for huge pages.
+// For as many threads as the next parallel region would have. One block, large enough for huge
+// pages.
 void matmul_bf16_open(MatmulBf16Scratch* scratch, Memory* memory, Bf16Kernel kernel);
 
-// A factor: a matrix, or the whole of it packed, its tiles of 32 rows (left) or columns (right) `tile` pairs apart.
+// A factor: a matrix, or the whole of it packed, its tiles of 32 rows (left) or columns (right)
+// `tile` pairs apart.
 typedef struct {
     Matrix matrix;
     const uint32_t* packed; // or NULL
@@ -95,10 +99,12 @@ typedef struct {
     const void* context; // of the product
 } MatmulBf16Tile;
 
-// Where a tile of a matrix of M rows is, if tiles follow each other in memory: (N / 32, M / 32, 32, 32).
+// Where a tile of a matrix of M rows is, if tiles follow each other in memory: (N / 32, M / 32, 32,
+// 32).
 size_t matmul_bf16_tile_at(int M, int row, int col);
 
-// out (M, N) = left (M, K) right (K, N) + bias (N), set or added to as `mode` says; out is row-major without gaps.
+// out (M, N) = left (M, K) right (K, N) + bias (N), set or added to as `mode` says; out is
+// row-major without gaps.
 typedef struct {
     float* out;
     MatmulBf16Factor left, right;
@@ -193,8 +199,8 @@ size_t matmul_bf16_tile_at(int M, int row, int col) {
     return tile * BF16_TILE * BF16_TILE;
 }
 
-// A slab of a product: rows [i0, i1), columns [j0, j1) and values of k from k0 on, and where its factors are packed:
-// tile t of the left one at left + t * left_tile, and so on.
+// A slab of a product: rows [i0, i1), columns [j0, j1) and values of k from k0 on, and where its
+// factors are packed: tile t of the left one at left + t * left_tile, and so on.
 typedef struct {
     int i0, i1, j0, j1, k0, k;
     const uint32_t *left, *right;
@@ -212,7 +218,8 @@ static int matmul_bf16_slab_k_(int M, int K) {
     return matmul_step_(K, MATMUL_BF16_PART / tiles / BF16_STEP * BF16_STEP, BF16_STEP);
 }
 
-// What a thread packs at a time: many lines if they are contiguous in memory, many values of k if these are.
+// What a thread packs at a time: many lines if they are contiguous in memory, many values of k if
+// these are.
 typedef struct {
     int lines, k;
 } MatmulBf16Piece_;
@@ -254,8 +261,8 @@ static void matmul_bf16_sum_lines_(float* sums, const float* from, size_t stride
     }
 }
 
-// The same of rows [i0, i1) of a left factor. `sums`, or NULL: of the rows in each piece of k, (pieces, i1 - i0); k is not
-// contiguous then.
+// The same of rows [i0, i1) of a left factor. `sums`, or NULL: of the rows in each piece of k,
+// (pieces, i1 - i0); k is not contiguous then.
 static void matmul_bf16_pack_rows_(Bf16Pack pack, uint32_t* to, Matrix left, int i0, int i1, int k0, int k,
                                    float* sums) {
     const MatmulBf16Piece_ piece = matmul_bf16_piece_(left.col == 1);
@@ -369,8 +376,8 @@ static MatmulBf16Tile matmul_bf16_sums_of_(const MatmulBf16Pass_* pass, int i) {
     return matmul_bf16_tile_(pass->m, slab, sums, i, pass->j);
 }
 
-// Each tile finishes the one before, and prefetches a share of the block that comes next and where its own sums go; past the last
-// panel that is memory which nobody reads.
+// Each tile finishes the one before, and prefetches a share of the block that comes next and where
+// its own sums go; past the last panel that is memory which nobody reads.
 static void matmul_bf16_pass_(const MatmulBf16Pass_* pass, const Bf16Kernel* kernel) {
     const MatmulBf16Slab_* slab = pass->slab;
     const int i0 = pass->part.i0, i1 = pass->part.i1, k = pass->k;
@@ -441,8 +448,9 @@ static void matmul_bf16_add_rows_(const MatmulBf16* m, const MatmulBf16Slab_* sl
     }
 }
 
-// How a slab is cut into parts: enough of them for all threads. Tiles that a caller finishes are cut the same way for any
-// number of threads along the columns: the same MATMUL_BF16_PART_PANELS panels are one part's.
+// How a slab is cut into parts: enough of them for all threads. Tiles that a caller finishes are
+// cut the same way for any number of threads along the columns: the same MATMUL_BF16_PART_PANELS
+// panels are one part's.
 typedef struct {
     int tiles, panels, row_parts, col_parts;
 } MatmulBf16Cut_;
@@ -475,7 +483,8 @@ static MatmulBf16Part_ matmul_bf16_part_of_(const MatmulBf16* m, const MatmulBf1
                              (int)((int64_t)cut->panels * (c + 1) / cut->col_parts)};
 }
 
-// All parts of a slab. Those with the same rows go to the same thread as far as possible, which has them in its L2 cache.
+// All parts of a slab. Those with the same rows go to the same thread as far as possible, which has
+// them in its L2 cache.
 static void matmul_bf16_multiply_(const MatmulBf16* m, const MatmulBf16Slab_* slab,
                                   const MatmulBf16Scratch* scratch) {
     const MatmulBf16Cut_ cut = matmul_bf16_cut_(m, slab, scratch->threads);

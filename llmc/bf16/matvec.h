@@ -8,13 +8,15 @@ matvec.h -- the linear layer of matmul.h for the few rows of a step of generatio
     weight   (OC, C)
     bias     (OC)      may be NULL
 
-Its time is that of reading the weights, once for all rows. A core reads fastest from several places far apart, each
-from front to end, and without prefetch instructions (measured: dev/LOG.md). So the rows of the weight are cut into
-MATVEC_STREAMS runs. A thread walks down its part of each run, and all rows of the input meet one row of every run at a
-time. Each result is one sum in a fixed order, so its bits depend neither on the threads nor on the other rows.
+Its time is that of reading the weights, once for all rows. A core reads fastest from several places
+far apart, each from front to end, and without prefetch instructions (measured: dev/LOG.md). So the
+rows of the weight are cut into MATVEC_STREAMS runs. A thread walks down its part of each run, and
+all rows of the input meet one row of every run at a time. Each result is one sum in a fixed order,
+so its bits depend neither on the threads nor on the other rows.
 
-matvec_bf16_forward_cpu is the same with inp and weight rounded to bf16: it reads half the bytes, from the copy of the
-weight that matmul_bf16.h packs for its forward pass. Its runs are of panels, 32 columns each.
+matvec_bf16_forward_cpu is the same with inp and weight rounded to bf16: it reads half the bytes,
+from the copy of the weight that matmul_bf16.h packs for its forward pass. Its runs are of panels,
+32 columns each.
 */
 #ifndef LLMC_MATVEC_H
 #define LLMC_MATVEC_H
@@ -54,8 +56,8 @@ void matvec_bf16_forward_cpu(float* out, const float* inp, const uint32_t* packe
 #include "llmc/base/vec.h"
 #include "llmc/bf16/tile_kernels.h"
 
-// Sets out[i * apart] to the product of row i * apart of the weight with inp (C), for i < rows. `rows` is a constant at
-// every call.
+// Sets out[i * apart] to the product of row i * apart of the weight with inp (C), for i < rows.
+// `rows` is a constant at every call.
 ALWAYS_INLINE void matvec_rows_(float* out, const float* inp, const float* weight, const float* bias, int C,
                                 size_t apart, const int rows) {
     Vec sum[MATVEC_STREAMS];
@@ -140,8 +142,8 @@ ALWAYS_INLINE void matvec_bf16_add_(MatvecBf16Sums_* sums, const float* x, const
     }
 }
 
-// The same of a panel of each run, `apart` from each other in pairs. Not inline: else gcc expands the pairs once for all
-// rows, into memory, and is slower.
+// The same of a panel of each run, `apart` from each other in pairs. Not inline: else gcc expands
+// the pairs once for all rows, into memory, and is slower.
 static __attribute__((noinline)) void matvec_bf16_add_runs_(MatvecBf16Sums_ sums[MATVEC_STREAMS],
                                                             const float* x, const uint32_t* pairs,
                                                             size_t apart, int runs) {
@@ -159,7 +161,8 @@ static void matvec_bf16_store_(const MatvecBf16_* m, int n, int panel, const Mat
     }
 }
 
-// Rows n0 ... n0 + rows - 1, at most MATVEC_BF16_ROWS_, and a panel of each of `runs` runs, `apart` from each other.
+// Rows n0 ... n0 + rows - 1, at most MATVEC_BF16_ROWS_, and a panel of each of `runs` runs, `apart`
+// from each other.
 static void matvec_bf16_rows_(const MatvecBf16_* m, int n0, int rows, int panel, int apart, int runs) {
     const size_t panel_pairs = (size_t)bf16_steps(m->C) * BF16_STEP_PAIRS;
     MatvecBf16Sums_ sums[MATVEC_BF16_ROWS_][MATVEC_STREAMS];

@@ -1,15 +1,17 @@
 /*
-mlp_bf16.h -- the MLP of a block with matmuls in bf16, on the CPU: its hidden layer leaves a product as it enters the next,
-rounded and packed.
+mlp_bf16.h -- the MLP of a block with matmuls in bf16, on the CPU: its hidden layer leaves a product
+as it enters the next, rounded and packed.
 
     fch (N, F)  = inp fcw^T + fcb         gelu (N, F) = GELU(fch)        out (N, C) = gelu fcprojw^T + fcprojb
     dfch        = (dout fcprojw) GELU'(fch)           dinp = dfch fcw
     dfcprojw    = dout^T gelu             dfcw = dfch^T inp
 
-GELU and its derivative work on a tile of a product while it is in a cache. Neither gelu nor dfch is written in fp32; fch
-is, a tile after the other (matmul_bf16_tile_at). The backward pass computes gelu again from it.
+GELU and its derivative work on a tile of a product while it is in a cache. Neither gelu nor dfch is
+written in fp32; fch is, a tile after the other (matmul_bf16_tile_at). The backward pass computes
+gelu again from it.
 
-N and F are multiples of 32. What is packed takes half the memory of fp32, so an array of N F floats holds two of them.
+N and F are multiples of 32. What is packed takes half the memory of fp32, so an array of N F floats
+holds two of them.
 */
 #ifndef LLMC_MLP_BF16_H
 #define LLMC_MLP_BF16_H
@@ -45,8 +47,8 @@ void mlp_bf16_forward_cpu(float* out, const MlpBf16* mlp, MatmulBf16Scratch* scr
 
 // ---- backward ----
 
-// What the backward pass sets, or adds to as `mode` says: gradients of parameters, or NULL, and dinp, which it sets. And memory
-// that it uses.
+// What the backward pass sets, or adds to as `mode` says: gradients of parameters, or NULL, and
+// dinp, which it sets. And memory that it uses.
 typedef struct {
     float *dinp, *dfcw, *dfcb, *dfcprojw, *dfcprojb;
     GradientMode mode;

@@ -1,6 +1,7 @@
 /*
-qkv_bf16.h -- the linear layer in front of attention with matmuls in bf16, on the CPU: queries, keys and values leave its product
-rounded and packed for attention (attention_bf16.h), and their gradient comes from there packed.
+qkv_bf16.h -- the linear layer in front of attention with matmuls in bf16, on the CPU: queries, keys
+and values leave its product rounded and packed for attention (attention_bf16.h), and their gradient
+comes from there packed.
 
     qkv (N, 3C) = inp qkvw^T + qkvb        dinp = dqkv qkvw
     dqkvw = dqkv^T inp                     dqkvb = sum_n dqkv
@@ -31,7 +32,8 @@ typedef struct {
 // Sets qkv, memory of (N, 3C) floats, packed; inp (N, C).
 void qkv_bf16_forward_cpu(uint32_t* qkv, const QkvBf16* layer, const float* inp, MatmulBf16Scratch* scratch);
 
-// What the backward pass sets, or adds to as `mode` says: gradients of parameters, or NULL, and dinp (N, C), which it sets.
+// What the backward pass sets, or adds to as `mode` says: gradients of parameters, or NULL, and
+// dinp (N, C), which it sets.
 typedef struct {
     float *dinp, *dqkvw, *dqkvb;
     GradientMode mode;

@@ -1,14 +1,16 @@
 /*
-tile_layout.h -- factors of products rounded to bf16 and packed, as the kernels of tile_kernels.h read them.
+tile_layout.h -- factors of products rounded to bf16 and packed, as the kernels of tile_kernels.h
+read them.
 
-Factors are rounded to nearest, ties to even. Two neighbours along k are a pair, 32 bits with the even one in the low half:
-the operand of every bf16 instruction. A step is 32 values of k:
+Factors are rounded to nearest, ties to even. Two neighbours along k are a pair, 32 bits with the
+even one in the low half: the operand of every bf16 instruction. A step is 32 values of k:
 
     left    (steps, 32 rows, 16 pairs)
     right   (steps, 16 pairs, 32 columns)
 
-What lies past the matrix is zero. bf16_vec_pack runs everywhere; bf16_avx512_pack, on processors that have AVX-512 with
-BF16, packs the same bits but for denormals, which it makes zero; the trainer's products take them for zero anyway.
+What lies past the matrix is zero. bf16_vec_pack runs everywhere; bf16_avx512_pack, on processors
+that have AVX-512 with BF16, packs the same bits but for denormals, which it makes zero; the
+trainer's products take them for zero anyway.
 */
 #ifndef LLMC_TILE_LAYOUT_H
 #define LLMC_TILE_LAYOUT_H
@@ -35,22 +37,25 @@ enum {
 
 static inline int bf16_steps(int k) { return int_ceil_div(k, BF16_STEP); }
 
-// Sets out to x rounded to bf16, as fp32, in an array with room for an even number of them; what that adds is zero.
+// Sets out to x rounded to bf16, as fp32, in an array with room for an even number of them; what
+// that adds is zero.
 void bf16_round_row(float* out, const float* x, int n);
 
-// Lines are rows of the left factor, columns of the right one; 32 lines are a tile. A part of a factor: value k of line i is
-// from[i * stride + k] or, if lines are contiguous, from[k * stride + i].
+// Lines are rows of the left factor, columns of the right one; 32 lines are a tile. A part of a
+// factor: value k of line i is from[i * stride + k] or, if lines are contiguous, from[k * stride +
+// i].
 typedef struct {
     const float* from;
     size_t stride;
     int lines, k; // how many there are
 } Bf16Part;
 
-// Packs a part, as a left or a right factor; its tiles are `tile` pairs apart. `part` is a pointer for the
-// reason of Bf16Product's (tile_kernels.h).
+// Packs a part, as a left or a right factor; its tiles are `tile` pairs apart. `part` is a pointer
+// for the reason of Bf16Product's (tile_kernels.h).
 typedef void (*Bf16Pack)(uint32_t* to, size_t tile, const Bf16Part* part, int k_contiguous, int is_left);
 
-// Where `lanes` lines from i0 and twice as many values from k0 can be read: in place, or as a copy with zeros behind the part.
+// Where `lanes` lines from i0 and twice as many values from k0 can be read: in place, or as a copy
+// with zeros behind the part.
 ALWAYS_INLINE Bf16Part bf16_inside_(float* copy, Bf16Part part, int i0, int k0, const int k_contiguous,
                                     const int lanes) {
     const size_t at = k_contiguous ? i0 * part.stride + k0 : k0 * part.stride + i0;
@@ -68,17 +73,17 @@ ALWAYS_INLINE Bf16Part bf16_inside_(float* copy, Bf16Part part, int i0, int k0, 
     return (Bf16Part){copy, (size_t)(k_contiguous ? 2 * lanes : lanes), lines, k};
 }
 
-// Where a tile (32, 32) is packed, or NULL: as left factors, whose lines are its rows or its columns, and as right factors over
-// its rows or its columns.
+// Where a tile (32, 32) is packed, or NULL: as left factors, whose lines are its rows or its
+// columns, and as right factors over its rows or its columns.
 typedef struct {
     uint32_t *rows, *cols, *over_rows, *over_cols;
 } Bf16TilePacked;
 
 typedef void (*Bf16PackTile)(const Bf16TilePacked* to, const float* tile);
 
-// Packs squares of `lanes` lines and pairs in the order of memory: caches and what fetches ahead want long rows. P##square_
-// reads a square: a line in each vector if k is contiguous, else a pair of each line; P##transpose_ turns one into the other.
-// This is the body of a Bf16Pack.
+// Packs squares of `lanes` lines and pairs in the order of memory: caches and what fetches ahead
+// want long rows. P##square_ reads a square: a line in each vector if k is contiguous, else a pair
+// of each line; P##transpose_ turns one into the other. This is the body of a Bf16Pack.
 #define BF16_PACK_SQUARES_(P, lanes, store)                                                                  \
     const int across = int_ceil_div(part->lines, BF16_TILE) * (BF16_TILE / (lanes));                         \
     const int along = bf16_steps(part->k) * (BF16_STEP / (2 * (lanes)));                                     \
@@ -202,7 +207,8 @@ static inline BF16_AVX512 void bf16_avx512_pack_tile(const Bf16TilePacked* to, c
 
 // ---- parts of matrices ----
 
-// Packs `rows` rows of a left matrix from row i0, and the values of k from k0 to k0 + k; each 32 rows `tile` pairs apart.
+// Packs `rows` rows of a left matrix from row i0, and the values of k from k0 to k0 + k; each 32
+// rows `tile` pairs apart.
 void bf16_pack_left(Bf16Pack pack, uint32_t* to, size_t tile, Matrix m, int i0, int k0, int rows, int k);
 
 // The same of a right matrix: `cols` columns from column j0.

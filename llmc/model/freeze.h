@@ -3,16 +3,17 @@ freeze.h -- --freeze: the parameters that training leaves as they are.
 
     LIST     ITEM,ITEM,...
     ITEM     NAME or WORD            in all blocks
-             NAME[2] or WORD[0-5]    in these only
-    NAME     of a parameter in model.h's table; * stands for any letters, ? for any one: wte, '*b', ln1?
-             or of a tensor in Hugging Face's files, or of a module there: wte.weight,
-             transformer.h.0.attn.c_attn, 'h.*.mlp'; attn.c_attn is that of all blocks
+             NAME[2] or WORD[0-5]    in these blocks only
+    NAME     of a parameter in model.h's table; * matches any letters, ? any single one: wte, '*b',
+             ln1?; or of a tensor or module in Hugging Face's files: wte.weight, 'h.*.mlp',
+             transformer.h.0.attn.c_attn; attn.c_attn is that module of all blocks
     WORD     embeddings, blocks, attention, mlp or norms (freeze_words_)
 
-A frozen parameter has no gradient, no optimizer state and no update. A parameter that is frozen in all blocks takes no memory
-for them, and neither do blocks 0 ... k - 1 if all their parameters are frozen (zero.h). If the embeddings are frozen, too,
-the backward pass ends at block k, and the blocks below keep no activations for it. wte is also the weight of the classifier,
-so freezing it freezes the classifier, too.
+A frozen parameter has no gradient, no optimizer state and no update. A parameter that is frozen in
+all blocks needs no memory for them, and neither do blocks 0 ... k - 1 if all their parameters are
+frozen (zero.h). If the embeddings are frozen, too, the backward pass ends at block k, and the
+blocks below keep no activations for it. wte is also the weight of the classifier, so freezing it
+freezes the classifier, too.
 
 needs:   nothing
 */
@@ -31,42 +32,47 @@ extern "C" {
 #endif
 
 typedef struct {
-    int first_block; // the lowest one that the backward pass comes to; L: none
+    int first_block; // the lowest block that the backward pass reaches; L: none
     unsigned rows;   // bit i: row i of the parameters is frozen in all blocks
-    // Of each block, the same for its rows; what is outside of the blocks is alike in all of them.
+    // Bits of the frozen rows in each block; rows outside of the blocks have the same bit in all of
+    // them.
     uint16_t in_block[MODEL_MAX_LAYERS];
 } Freeze;
 
 static inline int freeze_has(const Freeze* freeze, int row, int l) { return freeze->in_block[l] >> row & 1; }
 
-// Whether every parameter that is frozen in a block of parameters from `first` on (model_copies) is so in all blocks.
+// Returns 1 if every parameter that is frozen in a block of parameters from `first` on
+// (model_copies) is frozen in all blocks.
 int freeze_is_whole(const Freeze* freeze, ModelConfig cfg, int first);
 
 // ---- the list ----
 
-// Sets `freeze` from a list for a model of L blocks; empty or NULL: nothing is frozen. Returns 0 and the reason in `error` if the list means
-// nothing, or leaves nothing to train.
+// Sets `freeze` from a list for a model of L blocks; if that is empty or NULL, nothing is frozen.
+// Returns 0 and the reason in `error` if the list is invalid, or leaves nothing to train.
 int freeze_parse(Freeze* freeze, int L, const char* list, char* error);
 
-// The same for a list that was read before.
+// Returns the parameters frozen by a list that is known to be valid.
 Freeze freeze_of(int L, const char* list);
 
-// ---- what it means ----
+// ---- consequences ----
 
-// Whether the weight of the classifier is frozen.
+// Returns 1 if the weight of the classifier is frozen.
 int freeze_has_classifier(const Freeze* freeze);
 
-// Whether layers that share a parameter have it all frozen, or none; if not, 0 and the reason in `error`.
+// Returns 1 if every shared parameter is frozen in all layers that share it, or in none; if not, 0
+// and the reason in `error`.
 int freeze_check_shared(const Freeze* freeze, ModelConfig cfg, char* error);
 
-// The lowest block of parameters (model_copies) that is not all frozen; the number of all: none.
+// Returns the lowest block of parameters (model_copies) with a trained parameter; their number if
+// all are frozen.
 int freeze_first_copy(const Freeze* freeze, ModelConfig cfg);
 
-// How many elements in memory are frozen, without the padding of the vocabulary.
+// Returns the number of frozen elements in memory, without the padding of the vocabulary.
 double freeze_count(const Freeze* freeze, ModelConfig cfg);
 
-// As model_flops_per_token, less what is not done: 2 for the gradient of each frozen weight, and the 2 for that of its
-// input where the backward pass does not come to, with two thirds of the attention there.
+// Returns model_flops_per_token without the skipped work: 2 for the gradient of each frozen weight,
+// 2 for the gradient of its input in blocks that the backward pass does not reach, and two thirds
+// of the attention in these.
 double freeze_flops_per_token(const Freeze* freeze, ModelConfig cfg, int T);
 
 #ifdef __cplusplus
@@ -89,7 +95,7 @@ int freeze_is_whole(const Freeze* freeze, ModelConfig cfg, int first) {
     return 1;
 }
 
-// A word stands for the parameters of every line that it is in.
+// Word for the parameters on every line that names it.
 typedef struct {
     const char *word, *names;
 } FreezeWord_;
@@ -108,10 +114,10 @@ enum { FREEZE_ITEM_BYTES_ = 64 };
 
 typedef struct {
     char text[FREEZE_ITEM_BYTES_], name[FREEZE_ITEM_BYTES_];
-    int has_blocks, first, last; // from [first-last]
+    int has_blocks, first, last; // blocks, from [first-last]
 } FreezeItem_;
 
-// Reads a number of at most four digits; returns what follows, NULL if there is no such number.
+// Reads a number of at most four digits; returns the text after it, or NULL without one.
 static const char* freeze_read_number_(const char* text, int* number) {
     int digits = 0;
     for (*number = 0; isdigit((unsigned char)text[digits]) && digits < 5; digits++) {
@@ -120,7 +126,7 @@ static const char* freeze_read_number_(const char* text, int* number) {
     return 0 < digits && digits < 5 ? text + digits : NULL;
 }
 
-// Reads "[2]" or "[0-5]"; 0 if it is neither.
+// Reads "[2]" or "[0-5]"; returns 0 for anything else.
 static int freeze_read_blocks_(FreezeItem_* item, const char* text) {
     const char* end = freeze_read_number_(text + 1, &item->first);
     item->has_blocks = 1;
@@ -146,7 +152,7 @@ static int freeze_read_item_(FreezeItem_* item, const char* text, size_t length,
     return 1;
 }
 
-// Whether an item means a parameter of this name: by a pattern for it, or by a word.
+// Returns 1 if an item matches a parameter of this name, by a pattern or by a word.
 static int freeze_names_(const FreezeItem_* item, const char* name) {
     int count;
     const FreezeWord_* words = freeze_words_(&count);
@@ -158,13 +164,14 @@ static int freeze_names_(const FreezeItem_* item, const char* name) {
     return fnmatch(item->name, name, 0) == 0;
 }
 
-// True if `name` is the tensor of this name, or a tensor of the module of this name.
+// Returns 1 if `name` is the tensor of this name, or a tensor of the module of this name.
 static int freeze_is_in_module_(const char* module, const char* name) {
     const size_t length = strlen(module);
     return fnmatch(module, name, 0) == 0 || (strncmp(module, name, length) == 0 && name[length] == '.');
 }
 
-// True if the item names block l's parameter as Hugging Face's files do, with or without the block.
+// Returns 1 if the item names block l's parameter as Hugging Face's files do, with or without the
+// block.
 static int freeze_names_tensor_(const FreezeItem_* item, const char* hf_name, int l) {
     static const char model[] = "transformer.", block[] = "h.%d.";
     const size_t prefix = strncmp(item->name, model, strlen(model)) == 0 ? strlen(model) : 0;
@@ -224,7 +231,7 @@ static int freeze_add_(Freeze* freeze, const FreezeItem_* item, const TensorRow*
     return found || freeze_unknown_(item, rows, is_outside, error);
 }
 
-// Whether everything in a place is frozen: in block l, or outside of the blocks.
+// Returns 1 if everything in a place is frozen: in block l, or outside of the blocks.
 static int freeze_has_all_(const Freeze* freeze, const TensorRow* rows, TensorPlace place, int l) {
     int all = 1;
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
@@ -233,7 +240,7 @@ static int freeze_has_all_(const Freeze* freeze, const TensorRow* rows, TensorPl
     return all;
 }
 
-// Whether the one tensor of this member is frozen.
+// Returns 1 if the one tensor of this member is frozen.
 static int freeze_has_member_(const Freeze* freeze, const TensorRow* rows, size_t member) {
     int i = 0;
     while (rows[i].member != member) {
@@ -242,7 +249,7 @@ static int freeze_has_member_(const Freeze* freeze, const TensorRow* rows, size_
     return freeze_has(freeze, i, 0);
 }
 
-// The lowest block that the backward pass comes to.
+// Returns the lowest block that the backward pass reaches.
 static int freeze_first_block_(const Freeze* freeze, const TensorRow* rows, int L) {
     int l = 0;
     if (!freeze_has_member_(freeze, rows, offsetof(ModelParameters, wte)) ||
@@ -255,7 +262,8 @@ static int freeze_first_block_(const Freeze* freeze, const TensorRow* rows, int 
     return l;
 }
 
-// The names and places of the parameters, which are those of all models.
+// Fills in the rows of an arbitrary model, for the names and places of its parameters, which all
+// models share.
 static void freeze_table_(TensorRow rows[MODEL_PARAMETER_ROWS]) {
     const ModelConfig any = {1, 1, 1, 1, 1, 1, SHARE_OFF};
     model_parameter_rows(rows, any);

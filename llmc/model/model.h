@@ -1,21 +1,21 @@
 /*
-model.h -- the description of the model: its sizes, its names, and every tensor it has, each in one row of a
+model.h -- the description of the model: its sizes and every tensor it has, each in one row of a
 table.
 
-Parameters and activations are two lists (X-macros). The structs of pointers, the memory, the initialization, the update,
-the decay, the optimizer's state (optimizer.h), the files, the tests and the memory report are loops over their rows;
-nothing else in the program lists the tensors.
+Parameters and activations are two lists (X-macros). The structs of pointers, memory,
+initialization, updates, weight decay, optimizer state (optimizer.h), files, tests and the memory
+report are loops over their rows; nothing else in the program lists the tensors.
 
-    B  sequences in a micro-batch     T   tokens of a sequence     N = B*T
-    C  channels                       NH  heads                    HS = their size, C/NH
+    B  sequences in a micro-batch     T   tokens of a sequence      N = B*T
+    C  channels                       NH  heads                     HS = head size, C/NH
     F  hidden size of the MLP, 4C     QKV size of queries, keys and values together, 3C
-    L  layers (blocks)                V   vocabulary               Vp = V rounded up to a multiple of 128
+    L  layers (blocks)                V   vocabulary size           Vp = V rounded up to 128
 
-Layers may have the same parameters (--share-layers): then there are fewer blocks of parameters than layers, or parameters of
-all layers lie outside of the blocks.
+Layers may share parameters (--share-layers): then memory has fewer blocks of parameters than the
+model has layers, or the parameters of all layers lie outside of the blocks.
 
-GPT-2: Radford et al., "Language models are unsupervised multitask learners", 2019; pre-norm blocks, learned
-positions, GELU in tanh form, the token embedding shared with the classifier.
+GPT-2: Radford et al., "Language models are unsupervised multitask learners", 2019; pre-norm blocks,
+learned positions, GELU in tanh form, the token embedding shared with the classifier.
 */
 #ifndef LLMC_MODEL_H
 #define LLMC_MODEL_H
@@ -33,28 +33,30 @@ positions, GELU in tanh form, the token embedding shared with the classifier.
 #define floatX float
 #endif
 
-typedef struct Model Model; // with its memory: each trainer has its own
+typedef struct Model Model; // a model with its memory: each trainer has its own
 
-// Which layers have the same parameters: none; their attention, or their MLP, with the norm before it; two in a row; or a
-// loop of blocks is repeated. Memory has a copy of each, and files have every layer (share_layers.h).
+// Layers that share parameters: none; the attention, or the MLP, of all layers, with the norm
+// before it; two consecutive layers; or a loop of blocks is repeated. Memory has one copy of shared
+// parameters, files have every layer (share_layers.h).
 typedef enum { SHARE_OFF, SHARE_ATTENTION, SHARE_MLP, SHARE_PAIRS, SHARE_LOOP } ShareLayers;
 
 typedef struct {
     int max_T; // context: the longest sequence, the rows of wpe
     int V, Vp;
     int L, NH, C;
-    int share; // SHARE_...; of a loop SHARE_LOOP + its blocks
+    int share; // SHARE_...; for a loop, SHARE_LOOP + its number of blocks
 } ModelConfig;
 
 enum { MODEL_MAX_LAYERS = 1000 };
 
-// Blocks of parameters in memory, copy 0 and on; and layers in a row that have the same one.
+// Return the number of blocks of parameters in memory (copy 0, 1, ...), and the number of
+// consecutive layers that share one.
 static inline int model_copies(ModelConfig cfg) {
     return cfg.share == SHARE_PAIRS ? cfg.L / 2 : cfg.share >= SHARE_LOOP ? cfg.share - SHARE_LOOP : cfg.L;
 }
 static inline int model_copy_repeats(ModelConfig cfg) { return cfg.share == SHARE_PAIRS ? 2 : 1; }
 
-// The copy that layer l has.
+// Returns the copy that layer l uses.
 static inline int model_copy(ModelConfig cfg, int l) {
     return l / model_copy_repeats(cfg) % model_copies(cfg);
 }
@@ -70,22 +72,22 @@ static inline TensorPlace model_place(ModelConfig cfg, TensorPart part) {
 }
 
 // clang-format off
-// Levels of --recompute and their words: what the backward pass computes again instead of keeping it, each with all before.
+// Levels of --recompute and their words. The backward pass recomputes this, and everything above
+// it, instead of keeping it.
 #define RECOMPUTE_WORDS(X) \
     X(RECOMPUTE_NONE, "0") \
     X(RECOMPUTE_GELU, "1")  /* GELU */ \
-    X(RECOMPUTE_NORMS, "2") /* and both norms of a block */ \
-    X(RECOMPUTE_MLP, "mlp") /* and the product before GELU */ \
-    X(RECOMPUTE_BLOCK, "3") /* and the rest of it: only the residual stream between blocks is kept */
+    X(RECOMPUTE_NORMS, "2") /* both norms of a block */ \
+    X(RECOMPUTE_MLP, "mlp") /* the matmul before GELU */ \
+    X(RECOMPUTE_BLOCK, "3") /* everything but the residual stream between blocks */
 typedef enum {
     RECOMPUTE_WORDS(WORDS_VALUE)
-    RECOMPUTE_NEVER // generation: no backward pass, so nothing is kept for it; but keys and values of all layers are
+    RECOMPUTE_NEVER // generation: no backward pass; only the keys and values of all layers are kept
 } RecomputeLevel;
 
-// Parameters, in the order of llm.c's model files: `rows` x `cols`, in a part of the model (PART_...); a vector is one row.
-// Matrices are (out, in). Padding rows of wte (V ... Vp-1) are zero. %d in a name is the layer. `kind` (KIND_...) decides
-// how an update changes it, and `decay` whether weight decay does, too. `in files` says how Hugging Face stores a layer of it, and
-// under which name; GGUF's names come last.
+// Parameters, in the order of llm.c's model files: `rows` x `cols`, in a part of the model (PART_...). A vector is one row;
+// matrices are (out, in). Padding rows of wte (V ... Vp-1) are zero. `init` and `decay`: first values, and whether weight decay
+// applies. `kind` (KIND_...) selects the optimizer's rule. `in files`: the form in Hugging Face's files. %d in a name is the layer.
 //  name        part       rows        cols      init                 decay  kind       in files      Hugging Face name             GGUF name
 #define MODEL_PARAMETERS(X) \
   X(wte,        OUTSIDE,   cfg.Vp,     cfg.C,    INIT_VOCAB,          1,     EMBEDDING, FILE_TABLE,   "wte.weight",                 "token_embd.weight")   /* token embedding = classifier weight */ \
@@ -105,14 +107,13 @@ typedef enum {
   X(lnfw,       OUTSIDE,   1,          cfg.C,    INIT_ONE,            0,     VECTOR,    FILE_VECTOR,  "ln_f.weight",                "output_norm.weight")  /* norm before the classifier */ \
   X(lnfb,       OUTSIDE,   1,          cfg.C,    INIT_ZERO,           0,     VECTOR,    FILE_VECTOR,  "ln_f.bias",                  "output_norm.bias")
 
-// Activations, for N = B*T tokens. A tensor of cfg.L layers is kept for the backward pass, one a layer, up to
-// the level of recomputation (RECOMPUTE_...) named `kept`; up to BLOCK is always. When it is not kept, all
-// layers share one buffer and the backward pass computes it again. Of residual3 there are `residuals` copies: cfg.L, or
-// fewer that the layers take in turn (layer l copy l % residuals). Blocks below `first_block` are not kept: all have copy 0,
-// and `blocks` are kept. Logits exist for `chunk` tokens at a time.
-// Without a backward pass `trained` is 0, and `cached` the room for keys and values; else it is the other way round.
-// `life`: what lives only inside a block, as such shared buffers do, takes the same memory as what lives only
-// in the classifier.
+// Activations, for N = B*T tokens. A tensor with `blocks` layers is kept for the backward pass, one per layer, up to the
+// recomputation level `kept` (RECOMPUTE_...); BLOCK means always. A tensor that is not kept has one buffer for all layers, and
+// the backward pass recomputes it. residual3 has `residuals` copies: one per layer, or fewer, which the layers use in turn
+// (layer l uses copy l % residuals). Blocks below `first_block` keep nothing and use copy 0. Logits exist for `chunk` tokens
+// at a time. Without a backward pass `trained` is 0 and `cached` the rows of keys and values; with one it is the other way round.
+// `life`: tensors that live only inside a block, like these shared buffers, use the same memory as those that live only in
+// the classifier.
 //  name        layers  tokens  kept   cols                 dtype    life
 #define MODEL_ACTIVATIONS(X) \
   X(encoded,    1,      N,      BLOCK, cfg.C,               floatX,  LIVE_ALWAYS)  /* the residual stream that enters the first block */ \
@@ -127,15 +128,15 @@ typedef enum {
   X(ln2_mean,   blocks, N,      MLP,   1,                   float,   LIVE_ALWAYS) \
   X(ln2_rstd,   blocks, N,      MLP,   1,                   float,   LIVE_ALWAYS) \
   X(fch,        blocks, N,      NORMS, F,                   floatX,  LIVE_ALWAYS)  /* hidden layer before GELU */ \
-  X(fch_gelu,   blocks, N,      NONE,  F,                   floatX,  LIVE_ALWAYS)  /* and after */ \
+  X(fch_gelu,   blocks, N,      NONE,  F,                   floatX,  LIVE_ALWAYS)  /* hidden layer after GELU */ \
   X(residual3,  residuals, N,   BLOCK, cfg.C,               floatX,  LIVE_ALWAYS)  /* the stream after the block */ \
   X(lnf,        1,      N,      BLOCK, cfg.C,               floatX,  LIVE_ALWAYS) \
   X(lnf_mean,   1,      N,      BLOCK, 1,                   float,   LIVE_ALWAYS) \
   X(lnf_rstd,   1,      N,      BLOCK, 1,                   float,   LIVE_ALWAYS) \
   X(logits,     1,      chunk,  BLOCK, cfg.Vp,              floatX,  LIVE_CLASSIFIER)  /* become dlogits in place */ \
-  X(kv,         cfg.L,  cached, NEVER, 2*cfg.C,       floatX,  LIVE_ALWAYS)  /* of B texts: (B, 2, NH, T, HS) */ \
+  X(kv,         cfg.L,  cached, NEVER, 2*cfg.C,       floatX,  LIVE_ALWAYS)  /* of B sequences: (B, 2, NH, T, HS) */ \
   X(losses,     1,      trained, BLOCK, 1,                  float,   LIVE_ALWAYS)   /* nats, per token */ \
-  X(branch,     1,      N,      BLOCK, cfg.C,               floatX,  LIVE_ALWAYS)  /* what a block adds to the stream, and its gradient */ \
+  X(branch,     1,      N,      BLOCK, cfg.C,               floatX,  LIVE_ALWAYS)  /* output of attention or MLP, added to the stream; and its gradient */ \
   X(dresidual,  1,      trained, BLOCK, cfg.C,               floatX,  LIVE_ALWAYS)  /* gradient of the residual stream */ \
   X(dqkv,       1,      trained, BLOCK, QKV,                 floatX,  LIVE_BLOCK) \
   X(dfch,       1,      trained, BLOCK, F,                   floatX,  LIVE_BLOCK)
@@ -160,10 +161,12 @@ enum {
 };
 #undef MODEL_COUNT_
 
-// The rows of the parameter table for a configuration, for elements of a given size; returns the bytes of one
-// allocation that holds them all. In it the parameters lie in groups: what is ONCE, then block 0, block 1, ... (model_copies)
-// All blocks look alike. A group has two parts: its tensors that are trained, and those whose bit is set in `frozen`. Each
-// can be cut into `shards` equal parts, each a multiple of TENSOR_SHARD_UNIT elements; what is added at its end is zero for ever.
+// Fills in the rows of the parameter table for a configuration, with elements of this size; returns
+// the bytes of one allocation for all of them. Parameters lie in groups: first those that memory
+// has once (PLACE_ONCE), then block 0, block 1, ... (model_copies). All blocks are laid out alike.
+// A group has two parts: its trained tensors, and those whose bit is set in `frozen`. Each part can
+// be cut into `shards` equal pieces, multiples of TENSOR_SHARD_UNIT elements; the padding at its
+// end is always zero.
 static inline size_t model_sharded_rows_of(TensorRow rows[MODEL_PARAMETER_ROWS], ModelConfig cfg,
                                            size_t element_bytes, int shards, unsigned frozen) {
     const int F = model_hidden(cfg), QKV = model_qkv_size(cfg);
@@ -194,13 +197,13 @@ static inline size_t model_sharded_rows_of(TensorRow rows[MODEL_PARAMETER_ROWS],
     return tensor_place_groups(rows, MODEL_PARAMETER_ROWS, model_copies(cfg), frozen, shards);
 }
 
-// The same in one part, as in copies on the host and in files.
+// Fills in the rows with every group in one part, as in files and in copies on the host.
 static inline size_t model_parameter_rows_of(TensorRow rows[MODEL_PARAMETER_ROWS], ModelConfig cfg,
                                              size_t element_bytes) {
     return model_sharded_rows_of(rows, cfg, element_bytes, 1, 0);
 }
 
-// The same, for the parameters themselves.
+// Fills in the rows for elements of type floatX.
 static inline size_t model_parameter_rows(TensorRow rows[MODEL_PARAMETER_ROWS], ModelConfig cfg) {
     return model_parameter_rows_of(rows, cfg, sizeof(floatX));
 }
@@ -211,8 +214,9 @@ static inline const char* model_recompute_word(int level) {
     return words[level];
 }
 
-// Tokens that the classifier takes at a time, out of N: equal parts of about this many logits at most (64 MiB
-// of fp32), but at most eight parts, as each adds to the whole gradient of wte.
+// Returns the tokens, out of N, that the classifier processes at a time: equal chunks of about this
+// many logits at most (64 MiB of fp32), but at most eight chunks, as each adds to the whole
+// gradient of wte.
 #ifndef MODEL_CHUNK_LOGITS
 #define MODEL_CHUNK_LOGITS ((size_t)1 << 24)
 #endif
@@ -222,10 +226,11 @@ static inline size_t model_classifier_chunk(ModelConfig cfg, size_t N) {
     return (N + parts - 1) / parts;
 }
 
-// The rows of the activation table for micro-batches of B sequences of T tokens, at a level of recomputation, with
-// `residuals` copies of residual3, or fewer if fewer blocks are kept: those from `first_block` on. The classifier takes
-// `chunk` tokens at a time. At RECOMPUTE_NEVER: for B texts of up to T tokens, of which one is read at once, and then a
-// token of each at a time.
+// Fills in the rows of the activation table for micro-batches of B sequences of T tokens, at a
+// level of recomputation; returns the bytes of the allocation. residual3 gets `residuals` copies,
+// or fewer if fewer blocks are kept: those from `first_block` on. The classifier processes `chunk`
+// tokens at a time. At RECOMPUTE_NEVER: for B sequences of up to T tokens, with prefill of one
+// sequence at a time, then decode of one token of each.
 static inline size_t model_activation_rows(TensorRow rows[MODEL_ACTIVATION_ROWS], ModelConfig cfg, int B,
                                            int T, int recompute, int residuals, int first_block,
                                            size_t chunk) {
@@ -261,12 +266,13 @@ static inline size_t model_activation_rows(TensorRow rows[MODEL_ACTIVATION_ROWS]
     return tensor_rows_layout(rows, MODEL_ACTIVATION_ROWS);
 }
 
-// Groups of parameters: 0 is what is ONCE, 1 + k is block k, copy k of what is in blocks. The lowest layer that has a group.
+// Return the number of groups (0: everything that memory has once; 1 + k: block k), and the lowest
+// layer that uses group g.
 static inline int model_groups(ModelConfig cfg) { return 1 + model_copies(cfg); }
 static inline int model_group_layer(ModelConfig cfg, int g) {
     return tensor_group_copy(g) * model_copy_repeats(cfg);
 }
-// The same struct, seen from layer l: .qkvw is layer l's,
+// Returns the pointers of layer l: .qkvw is layer l's.
 static inline ModelParameters model_parameters_at_layer(ModelParameters all, const TensorRow* rows, int l) {
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         tensor_advance(&all, &rows[i], tensor_copy(&rows[i], l));
@@ -281,7 +287,7 @@ static inline ModelActivations model_activations_at_layer(ModelActivations all, 
     return all;
 }
 
-// or from copy k of the blocks of parameters.
+// Returns the pointers of copy k of the blocks of parameters.
 static inline ModelParameters model_parameters_at_copy(ModelParameters all, const TensorRow* rows, int k) {
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         tensor_advance(&all, &rows[i], k);
@@ -297,7 +303,8 @@ static inline int model_padded_vocab(int V) {
     return (V + MODEL_VOCAB_ALIGN - 1) / MODEL_VOCAB_ALIGN * MODEL_VOCAB_ALIGN;
 }
 
-// Whether sizes read from the file `path` can be those of a model; if not, 0 and the reason in `error`.
+// Returns 1 if sizes read from the file `path` are possible for a model; if not, 0 and the reason
+// in `error`.
 static inline int model_check_config(ModelConfig cfg, const char* path, char* error) {
     static const char* const names[6] = {"context", "vocabulary", "layers",
                                          "heads",   "channels",   "padded vocabulary"};
@@ -318,7 +325,7 @@ static inline int model_check_config(ModelConfig cfg, const char* path, char* er
     return 1;
 }
 
-// Of all layers, those with the same parameters too.
+// Counts a shared layer once for every layer that uses it.
 static inline double model_count_elements_(ModelConfig cfg) {
     TensorRow rows[MODEL_PARAMETER_ROWS];
     model_parameter_rows(rows, cfg);
@@ -329,12 +336,13 @@ static inline double model_count_elements_(ModelConfig cfg) {
     return count;
 }
 
-// Parameters of the model that is computed, as its files have them: padding rows of the vocabulary are not counted.
+// Counts the parameters of the model as its files have them, without the padding rows of the
+// vocabulary.
 static inline double model_count_parameters(ModelConfig cfg) {
     return model_count_elements_(cfg) - (double)(cfg.Vp - cfg.V) * cfg.C;
 }
 
-// And of those in memory, which are trained: what layers share counts once.
+// Counts the parameters in memory: shared layers count once.
 static inline double model_count_stored(ModelConfig cfg) {
     TensorRow rows[MODEL_PARAMETER_ROWS];
     double count = -(double)(cfg.Vp - cfg.V) * cfg.C;
@@ -345,23 +353,24 @@ static inline double model_count_stored(ModelConfig cfg) {
     return count;
 }
 
-// Floating-point operations to train on one token, as the field counts them: 6 per weight of each layer (with the padded
-// vocabulary and the embeddings, as llm.c does), and 6 L C T for causal attention.
+// Returns the floating-point operations to train on one token, as the field counts them: 6 per
+// weight of each layer (with the padded vocabulary and the embeddings, as llm.c does), and 6 L C T
+// for causal attention.
 static inline double model_flops_per_token(ModelConfig cfg, int T) {
     return 6 * model_count_elements_(cfg) + 6.0 * cfg.L * cfg.C * T;
 }
 
 // ---- random weights ----
 
-// GPT-2's 0.02 fits its 768 channels and more; in narrower models the sums of a row would be too small for
-// attention to find its patterns soon, so they begin with as large sums.
+// Returns GPT-2's 0.02 for its 768 channels and more. In narrower models the sums over a row would
+// be too small for attention to find its patterns soon, so std grows until they are as large.
 static inline double model_initial_std_(ModelConfig cfg) {
     return 0.02 * sqrt(cfg.C < 768 ? 768.0 / cfg.C : 1);
 }
 
-// Value of element (r, c) of layer l of a parameter in a new model: a function of the seed, the tensor's name
-// and the place alone, so the same on every platform, thread count and sharding. Padding rows of the
-// vocabulary are zero.
+// Returns the value of element (r, c) of layer l of a parameter in a new model. It depends only on
+// the seed, the tensor's name and the place, so it is the same on every platform and for any number
+// of threads and shards. Padding rows of the vocabulary are zero.
 static inline float model_initial_value(const TensorRow* row, ModelConfig cfg, uint64_t seed, int l, size_t r,
                                         size_t c) {
     if (row->init == INIT_ZERO || row->init == INIT_ONE || (row->init == INIT_VOCAB && r >= (size_t)cfg.V)) {
@@ -372,13 +381,13 @@ static inline float model_initial_value(const TensorRow* row, ModelConfig cfg, u
     return (float)(rand_normal(seed, row->stream, index) * std);
 }
 
-// The rows of a parameter, or of its state, that files outside of llm.c hold: all, but not the vocabulary's
-// padding.
+// Returns the rows of a parameter, or of its state, in files of other programs: all but the
+// vocabulary's padding.
 static inline size_t model_rows_in_files(const TensorRow* row, ModelConfig cfg) {
     return row->init == INIT_VOCAB && row->rows > (size_t)cfg.V ? (size_t)cfg.V : row->rows;
 }
 
-// Sets the parameters of group g of a new model, fp32, that lie in `group` as the rows say.
+// Sets the parameters of group g of a new model, in fp32; `group` is laid out by the rows.
 static inline void model_random_group(const TensorRow rows[MODEL_PARAMETER_ROWS], ModelConfig cfg,
                                       uint64_t seed, int g, void* group) {
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {

@@ -1,5 +1,5 @@
 /*
-presets.h -- models with a name: the published sizes of GPT-2 and GPT-3.
+presets.h -- named models: the published sizes of GPT-2 and GPT-3.
 */
 #ifndef LLMC_PRESETS_H
 #define LLMC_PRESETS_H
@@ -8,8 +8,8 @@ presets.h -- models with a name: the published sizes of GPT-2 and GPT-3.
 #include <string.h>
 
 #define GPT2_VOCAB 50257
-// Models with a name. GPT-2's are called by their depth (gpt2:d12, or d12), GPT-3's by their width
-// (gpt3:c768); GPT-2's published ones also as Hugging Face calls them.
+// Model with a name. GPT-2's are called by their depth (gpt2:d12, or d12), GPT-3's by their width
+// (gpt3:c768); the published sizes of GPT-2 also have Hugging Face's names.
 typedef struct {
     const char* name;
     int L, C, NH, max_T;
@@ -36,7 +36,7 @@ static inline const ModelPreset* model_presets(int* count) {
     return models;
 }
 
-// The model called `name` (the prefix "gpt2:" may be left out), or NULL.
+// Returns the model called `name` (the prefix "gpt2:" is optional), or NULL.
 static inline const ModelPreset* model_preset_by_name(const char* name) {
     int count;
     const ModelPreset* models = model_presets(&count);

@@ -1,15 +1,16 @@
 /*
-share_layers.h -- --share-layers: layers with the same parameters.
+share_layers.h -- --share-layers: layers that share parameters.
 
-    off          each layer has its own
-    all          all have the same
-    attention    all have the same attention, with the norm before it; each its own MLP
-    mlp          all have the same MLP, with the norm before it; each its own attention
-    pairs        layers 0 and 1 have the same, 2 and 3, ...
-    loop:K       layers 0 ... K-1 are repeated: layer l has what layer l mod K has
+    off          each layer has its own parameters
+    all          all layers share all parameters
+    attention    all layers share the attention, with the norm before it; each has its own MLP
+    mlp          all layers share the MLP, with the norm before it; each has its own attention
+    pairs        layers 0 and 1 share all parameters, and so do 2 and 3, ...
+    loop:K       layers 0 ... K-1 are repeated: layer l has the parameters of layer l mod K
 
-The computation is that of a model whose layers have equal parameters; the gradient of a parameter is the sum over its
-layers. Memory, optimizer state and traffic count each parameter once. Files of models have every layer.
+The computation is that of a model whose layers have equal parameters; the gradient of a parameter
+is the sum over its layers. Memory, optimizer state and traffic count each parameter once. Files of
+models have every layer.
 
 Lan et al., "ALBERT", 2019: all, attention, mlp. Liu et al., "MobileLLM", 2024: pairs.
 
@@ -27,18 +28,19 @@ extern "C" {
 
 // ---- the option ----
 
-// Sets ModelConfig's `share` from the option, for a model of L layers. Returns 0 and the reason in `error` if it means nothing
-// there.
+// Sets ModelConfig's `share` from the option, for a model of L layers. Returns 0 and the reason in
+// `error` if the text is invalid, or does not fit L.
 int share_parse(int* share, int L, const char* text, char* error);
 
 // ---- the backward pass ----
 
-// Whether several blocks are repeated: between two layers with the same parameters there are others.
+// Returns 1 if several blocks are repeated: other layers lie between two that share parameters.
 static inline int share_is_loop(ModelConfig cfg) {
     return cfg.share > SHARE_LOOP + 1 && cfg.share < SHARE_LOOP + cfg.L;
 }
 
-// Whether the pass comes to layer l before all others with the same parameters of this part: it is the highest.
+// Returns 1 if layer l is the highest of those that share its parameters of this part: the backward
+// pass reaches it first.
 static inline int share_is_highest_(ModelConfig cfg, TensorPart part, int l) {
     const int repeats = model_copy_repeats(cfg),
               is_last_round = l / repeats + model_copies(cfg) >= cfg.L / repeats;
@@ -46,8 +48,8 @@ static inline int share_is_highest_(ModelConfig cfg, TensorPart part, int l) {
                                                 : l % repeats == repeats - 1 && is_last_round;
 }
 
-// How the gradients of a part of layer l are left, where `mode` is that of the pass: they are added to those of the layers
-// above with the same parameters.
+// Returns the mode for the gradients of a part of layer l, in a pass with `mode`: they are added to
+// those of the layers above that share the parameters.
 static inline GradientMode share_gradient_mode(ModelConfig cfg, TensorPart part, int l, GradientMode mode) {
     return share_is_highest_(cfg, part, l) ? mode : GRADIENT_ADD;
 }
@@ -63,7 +65,7 @@ static inline GradientMode share_gradient_mode(ModelConfig cfg, TensorPart part,
 
 #include "llmc/base/check.h"
 
-// K of "loop:K", 0 if the text is nothing like it.
+// Returns the K of "loop:K", 0 for any other text.
 static int share_loop_(const char* text) {
     const char *prefix = "loop:", *number = text + strlen(prefix);
     const int is_loop = strncmp(text, prefix, strlen(prefix)) == 0;
@@ -72,7 +74,7 @@ static int share_loop_(const char* text) {
 }
 
 int share_parse(int* share, int L, const char* text, char* error) {
-    static const char* const words[] = {"off", "attention", "mlp", "pairs"}; // of SHARE_OFF, ...
+    static const char* const words[] = {"off", "attention", "mlp", "pairs"}; // words of SHARE_OFF, ...
     const int blocks = strcmp(text, "all") == 0 ? 1 : share_loop_(text);
     int word = SHARE_OFF;
     *share = SHARE_OFF;

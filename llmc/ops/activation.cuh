@@ -1,5 +1,6 @@
 /*
-activation.cuh -- activation.h on the GPU: the same functions on T = float, bf16 or fp16, computed in fp32.
+activation.cuh -- activation.h on the GPU: the same functions on T = float, bf16 or fp16, computed
+in fp32.
 */
 #ifndef LLMC_ACTIVATION_CUH
 #define LLMC_ACTIVATION_CUH
@@ -9,23 +10,23 @@ activation.cuh -- activation.h on the GPU: the same functions on T = float, bf16
 
 #define GELU_THREADS 256
 
-// -2u. Both exponentials are the fast ones: wrong by 2 + 1.2 |2u| units in the last place, which is most
-// where the result is x or nearly 0.
+// Returns -2u. __expf of it is off by up to 2 + 1.2 |2u| units in the last place, most where the
+// result is x or nearly 0.
 __device__ inline float gelu_exponent_(float x) {
     return -2.0f * GELU_SCALE * x * (1.0f + GELU_CUBIC * x * x);
 }
 
 __device__ inline float gelu_value_(float x) { return __fdividef(x, 1.0f + __expf(gelu_exponent_(x))); }
 
-// e^87 is the last that __fdividef divides by; larger ones would make e s = inf * 0. NaN is dropped by fminf,
-// but comes back through x.
+// __fdividef divides by at most e^87; larger values would make e s = inf * 0. fminf drops NaN, but
+// it comes back through x.
 __device__ inline float gelu_slope_(float x) {
     const float e = __expf(fminf(gelu_exponent_(x), 87.0f)), s = __fdividef(1.0f, 1.0f + e);
     return s + 2.0f * x * s * (e * s) * GELU_SCALE * (1.0f + 3.0f * GELU_CUBIC * x * x);
 }
 
-// A thread computes one pack; the last one, or every one if packs = 0, goes element by element.
-// grid   ceil(n / (256 packs))      block   256      shared   none
+// A thread computes one pack. The last pack, or every one if packs = 0, goes element by element.
+// grid   ceil(n / (256 SIZE))      block   256      shared   none
 // moves  n in, n out. Bound by memory.
 // order  fixed: no sums.
 // needs  addresses that are multiples of 16 bytes, if packs = 1
@@ -45,8 +46,12 @@ template <class T> __global__ void gelu_forward_kernel(T* out, const T* inp, siz
     }
 }
 
-// As gelu_forward_kernel. dinp may be dout: a thread reads its elements before it writes them.
+// A thread computes one pack, like gelu_forward_kernel. dinp may be dout: a thread reads its
+// elements before it writes them.
+// grid   ceil(n / (256 SIZE))      block   256      shared   none
 // moves  2n in, n out. Bound by memory.
+// order  fixed: no sums.
+// needs  addresses that are multiples of 16 bytes, if packs = 1
 template <class T>
 __global__ void gelu_backward_kernel(T* dinp, const T* dout, const T* inp, size_t n, int packs) {
     const size_t first = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * Pack<T>::SIZE;

@@ -1,5 +1,6 @@
 /*
-activation.h -- the GELU activation in its tanh form (Hendrycks and Gimpel, 2016): the contract, and the CPU version.
+activation.h -- GELU in its tanh form (Hendrycks and Gimpel, "Gaussian error linear units", 2016):
+the contract, and the CPU version.
 
     u   = sqrt(2/pi) (x + 0.044715 x^3)
     out = x/2 (1 + tanh(u)) = x s        with s = sigmoid(2u), which loses no digits near 0
@@ -24,18 +25,18 @@ extern "C" {
 
 #define GELU_CUBIC 0.044715f
 
-// What the passes move.
+// Return the bytes of memory traffic of a pass over n elements.
 static inline double gelu_forward_bytes(double n, double element_bytes) { return 2 * n * element_bytes; }
 
 static inline double gelu_backward_bytes(double n, double element_bytes) { return 3 * n * element_bytes; }
 
-// e = exp(-2u), finite; s = 1 / (1 + e) and 1 - s = e s.
+// Returns e = exp(-2u), finite. Then s = 1 / (1 + e) and 1 - s = e s.
 ALWAYS_INLINE Vec gelu_exp_(Vec x) {
     const Vec y = -2.0f * LOG2_E * GELU_SCALE * x * (1.0f + GELU_CUBIC * x * x);
     return vec_exp2(vec_min(vec_all(126.0f), y));
 }
 
-// Both of some elements, by an approximate reciprocal: to some 2e-7.
+// GELU and its derivative of LANES elements, by an approximate reciprocal: precise to about 2e-7.
 typedef struct {
     Vec out, derivative;
 } GeluVec;
@@ -61,7 +62,7 @@ ALWAYS_INLINE Vec gelu_derivative_(Vec x) {
     return s + 2.0f * x * s * (e * s) * GELU_SCALE * (1.0f + 3.0f * GELU_CUBIC * x * x);
 }
 
-// The last n % LANES elements go through a vector filled up with zeros.
+// Loads LANES elements, or the last n of an array, filled up with zeros.
 ALWAYS_INLINE Vec gelu_load_(const float* p, size_t n) {
     if (n >= LANES) {
         return vec_load(p);

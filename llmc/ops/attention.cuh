@@ -1,10 +1,10 @@
 /*
 attention.cuh -- causal multi-head self-attention on the GPU: flash attention, forward and backward.
 
-The method is FlashAttention-2 (Dao, 2023). A block of four warps keeps a tile of rows of one head in shared
-memory. It streams the rows that interact with them through shared memory, tile by tile, and loads the next
-tile while it computes. A warp owns 16 M rows of the block's tile. Scores and probabilities exist only in
-registers: 16 M x COLS in a warp.
+The method is FlashAttention-2 (Dao, 2023). A block of four warps keeps a tile of rows of one head
+in shared memory. It streams the rows that interact with them through shared memory, tile by tile,
+and loads the next tile while it computes. A warp owns 16 M rows of the block's tile. Scores and
+probabilities exist only in registers: 16 M x COLS in a warp.
 
 Tiles that lie entirely in earlier documents are skipped.
 
@@ -13,13 +13,13 @@ Tiles that lie entirely in earlier documents are skipped.
     query grad  q, dout             keys, values   s = q k^T, dp = dout v^T, dq += ds k
     key grads   keys, values        q, dout        s^T = k q^T, dp^T = v dout^T, dv += p^T dout, dk += ds^T q
 
-The query grad kernel runs first. It owns the rows of dout, so it also computes delta = sum dout out. The
-backward pass computes s and dp twice (7 products instead of 5). In return every sum has one owner: no atomics,
-a fixed order, no fp32 copy of dq.
+The query grad kernel runs first. It owns the rows of dout, so it also computes delta = sum dout
+out. The backward pass computes s and dp twice (7 products instead of 5). In return every sum has
+one owner: no atomics, a fixed order, no fp32 copy of dq.
 
-All kernels are built from two products of tiles, attention_dot_ and attention_mix_. bf16 and fp16 use tensor
-cores; fp32 uses multiply-adds in the same layout, that of mma_16816's results: element e of part (m, n) in
-lane l = 4g + t is row 16m + g + 8(e / 2), column 8n + 2t + e % 2.
+All kernels are built from two products of tiles, attention_dot_ and attention_mix_. bf16 and fp16
+use tensor cores; fp32 uses multiply-adds in the same layout, that of mma_16816's results: element e
+of part (m, n) in lane l = 4g + t is row 16m + g + 8(e / 2), column 8n + 2t + e % 2.
 
 X is the type of the elements: float, bf16 or fp16 (T is the length of the sequences).
 
@@ -29,13 +29,14 @@ attention_backward also sets or adds to, as `mode` says,
 
 This is the bias gradient of the linear layer that computes qkv. It is skipped if it has no data.
 
-Heads have up to 128 elements. In shared memory they are padded with zeros to 16, 32, 64, 80, 96 or 128; with
-documents to 32, 64 or 128. If a row of a head is not a multiple of 16 bytes, it is copied element by element.
+Heads have up to 128 elements. In shared memory they are padded with zeros to 16, 32, 64, 80, 96 or
+128; with documents to 32, 64 or 128. If a row of a head is not a multiple of 16 bytes, it is copied
+element by element.
 
 With USE_CUDNN, attention_cudnn.cuh replaces these kernels where it can.
 
-Generation has a kernel of its own for one query of each text, a block for each head. Positions are read on the GPU, so
-that a step can be one CUDA graph.
+Generation has a kernel of its own for one query of each text, a block for each head. Positions are
+read on the GPU, so that a step can be one CUDA graph.
 */
 #ifndef LLMC_ATTENTION_CUH
 #define LLMC_ATTENTION_CUH
@@ -47,8 +48,8 @@ that a step can be one CUDA graph.
 #include "llmc/gpu/gpu.cuh"
 #include "llmc/gpu/ptx.cuh"
 
-// The widest heads that kernels are compiled for, one of the widths above. What has only small heads compiles
-// faster with less.
+// The widest heads that kernels are compiled for, one of the widths above. What has only small
+// heads compiles faster with less.
 #ifndef ATTENTION_WIDEST
 #define ATTENTION_WIDEST 128
 #endif
@@ -57,12 +58,12 @@ enum { ATTENTION_WARPS = 4, ATTENTION_THREADS = 32 * ATTENTION_WARPS };
 
 #define ATTENTION_LOG2_E 1.4426950408889634f // e^x = 2^(x ATTENTION_LOG2_E)
 
-// Which earlier keys a query sees: all, or only those of its document, as given by `starts`. Kernels are
-// compiled for each, because looking at documents takes registers.
+// Which earlier keys a query sees: all, or only those of its document, as given by `starts`.
+// Kernels are compiled for each, because looking at documents takes registers.
 typedef enum { ATTENTION_CAUSAL, ATTENTION_DOCUMENTS } AttentionMask_;
 
-// Arguments of all kernels. A block's tile is its index modulo `tiles`, its head the quotient: blocks that
-// run at the same time share keys and values in the L2 cache.
+// Arguments of all kernels. A block's tile is its index modulo `tiles`, its head the quotient:
+// blocks that run at the same time share keys and values in the L2 cache.
 typedef struct {
     int T, C, NH, HS, tiles;
     int packs; // rows of heads can be read and written 16 bytes at a time
@@ -71,12 +72,12 @@ typedef struct {
 // True if a multiprocessor has 100 KiB of shared memory: RTX 3090, 4090 and 5090, A40, L40S.
 enum { ATTENTION_IS_SMALL_ = GPU_SM == 86 || GPU_SM == 89 || GPU_SM >= 120 };
 
-// Tile sizes of each kernel for heads of up to W, chosen with ptxas -v (CUDA 13). Nothing spills on sm_80 and
-// sm_90a, except key grads at W = 96 in 16 bits: 20 and 16 bytes. Two blocks fit on a multiprocessor of an
-// A100 (65,536 registers, 164 KiB; one block for fp32 at W = 128), and one block fits into 99 KiB.
-// Where a multiprocessor has no more, tiles of 16 bits are smaller, so that two blocks fit there,
-// too, but for the backward pass at W = 128: a block alone has one warp for each scheduler. Other
-// sizes have not been timed.
+// Tile sizes of each kernel for heads of up to W, chosen with ptxas -v (CUDA 13). Nothing spills on
+// sm_80 and sm_90a, except key grads at W = 96 in 16 bits: 20 and 16 bytes. Two blocks fit on a
+// multiprocessor of an A100 (65,536 registers, 164 KiB; one block for fp32 at W = 128), and one
+// block fits into 99 KiB. Where a multiprocessor has no more, tiles of 16 bits are smaller, so that
+// two blocks fit there, too, but for the backward pass at W = 128: a block alone has one warp for
+// each scheduler. Other sizes have not been timed.
 //     M      16-row tiles of a warp                        COLS   rows of a tile of the stream
 //     STEP   columns of scores at a time, at most COLS     KEEP   see AttentionLeft_
 template <class X, int W> struct AttentionTiling_ {
@@ -105,7 +106,8 @@ template <class X, int W> struct AttentionTiling_ {
                   "two blocks fit, with the 1 KiB that each takes besides");
 };
 
-// Where the block's head starts in qkv (at its q; k and v come C and 2 C later), out, lse and starts.
+// Where the block's head starts in qkv (at its q; k and v come C and 2 C later), out, lse and
+// starts.
 typedef struct {
     size_t in_qkv, in_out, in_lse, in_starts;
 } AttentionHead_;
@@ -133,8 +135,8 @@ template <class X> __device__ inline Pack<X> attention_gather_(const X* from, in
     return pack;
 }
 
-// The block starts to copy a tile of ROWS rows of the head. Rows from `count` on and columns from HS on
-// become 0. A thread stays in its column, so the address of its next row takes one addition.
+// The block starts to copy a tile of ROWS rows of the head. Rows from `count` on and columns from
+// HS on become 0. A thread stays in its column, so the address of its next row takes one addition.
 template <class X, int ROWS, int W>
 __device__ inline void attention_load_(X* tile, const X* rows, size_t stride, int count,
                                        const AttentionSize_& size) {
@@ -173,8 +175,8 @@ __device__ inline void attention_load_two_(X* tiles, const X* first, size_t firs
                                 second_stride, count, size);
 }
 
-// The stream has room for two pairs of tiles of ROWS rows. Returns the place of the pair that starts at
-// `row`, a multiple of ROWS.
+// The stream has room for two pairs of tiles of ROWS rows. Returns the place of the pair that
+// starts at `row`, a multiple of ROWS.
 template <class X, int ROWS, int W> __device__ inline X* attention_stage_(X* stream, int row) {
     return stream + row / ROWS % 2 * 2 * ROWS * (W + Pack<X>::SIZE);
 }
@@ -194,8 +196,8 @@ template <class X, int W> __device__ inline int attention_first_key_(const X* ro
     return *reinterpret_cast<const int*>(row + W);
 }
 
-// The block stores it for each of ROWS queries, starting at `row`. Queries past the last token see what that
-// one sees.
+// The block stores it for each of ROWS queries, starting at `row`. Queries past the last token see
+// what that one sees.
 template <class X, AttentionMask_ MASK, int ROWS, int W>
 __device__ inline void attention_load_starts_(X* tile, const int* starts, int row, int T) {
     static_assert(ROWS <= ATTENTION_THREADS, "a thread for every row");
@@ -205,8 +207,8 @@ __device__ inline void attention_load_starts_(X* tile, const int* starts, int ro
     }
 }
 
-// Waits until all copies that the block started have arrived, and all its threads have finished reading the
-// tiles before.
+// Waits until all copies that the block started have arrived, and all its threads have finished
+// reading the tiles before.
 __device__ inline void attention_wait_(void) {
     cp_async_wait_all();
     __syncthreads();
@@ -229,8 +231,8 @@ __device__ inline void attention_store_pair_(float* to, float low, float high) {
     *reinterpret_cast<float2*>(to) = make_float2(low, high);
 }
 
-// A warp writes its first `count` rows through a tile in shared memory. Nobody may have read that tile since
-// the block's last barrier, and no other warp may use it any more.
+// A warp writes its first `count` rows through a tile in shared memory. Nobody may have read that
+// tile since the block's last barrier, and no other warp may use it any more.
 template <class X, int M, int W>
 __device__ inline void attention_store_(X* to, size_t stride, int count, const AttentionSize_& size, X* tile,
                                         const float (&acc)[M][W / 8][4]) {
@@ -258,20 +260,21 @@ __device__ inline void attention_store_(X* to, size_t stride, int count, const A
 // ---------------------------------------------------------------------------------------------------------------------
 // Products of tiles, by one warp
 
-// A warp's 16 M rows, W wide, as the left operand of attention_dot_. The first KEEP groups of 16 columns stay
-// in registers; the others are read again at each use.
+// A warp's 16 M rows, W wide, as the left operand of attention_dot_. The first KEEP groups of 16
+// columns stay in registers; the others are read again at each use.
 template <class X, int M, int W, int KEEP> struct AttentionLeft_ {
     const X* rows; // in shared memory
     unsigned kept[M][KEEP > 0 ? KEEP : 1][4];
 };
 
-// The address that a lane passes to ldmatrix for 16 x 16 elements: matrix 0 above 1, to the right 2 above 3.
+// The address that a lane passes to ldmatrix for 16 x 16 elements: matrix 0 above 1, to the right 2
+// above 3.
 template <class X, int W> __device__ inline const X* attention_16x16_(const X* corner) {
     return corner + threadIdx.x % 16 * (W + Pack<X>::SIZE) + threadIdx.x % 32 / 16 * 8;
 }
 
-// The same for the right operand of attention_dot_: matrix 0 beside 1, below them 2 beside 3. mma_16816 takes
-// b in two adjacent registers; the other order would cost two moves per pair.
+// The same for the right operand of attention_dot_: matrix 0 beside 1, below them 2 beside 3.
+// mma_16816 takes b in two adjacent registers; the other order would cost two moves per pair.
 template <class X, int W> __device__ inline const X* attention_right_16x16_(const X* corner) {
     const int lane = threadIdx.x % 32;
     return corner + (lane % 8 + lane / 16 * 8) * (W + Pack<X>::SIZE) + lane / 8 % 2 * 8;
@@ -361,8 +364,9 @@ __device__ inline void attention_dot_(float (&s)[M][N][4], const AttentionLeft_<
     }
 }
 
-// acc (16 M, 8 D) += p . right, with p (16 M, 8 N) in registers and rounded to X, right (8 N, 8 D) in shared
-// memory. The result of one product already has the layout of the next one's left operand.
+// acc (16 M, 8 D) += p . right, with p (16 M, 8 N) in registers and rounded to X, right (8 N, 8 D)
+// in shared memory. The result of one product already has the layout of the next one's left
+// operand.
 template <class X, int M, int N, int D>
 __device__ inline void attention_mix_(float (&acc)[M][D][4], const float (&p)[M][N][4], const X* right) {
     constexpr int W = 8 * D;
@@ -417,8 +421,8 @@ template <int M, int N> __device__ inline void attention_scale_(float (&x)[M][N]
     }
 }
 
-// The sums of 16 columns over ROWS rows: lane t < 4 gets columns 8n + 2t + e in sums[n][e]. On tensor cores
-// it is a product with a matrix of ones.
+// The sums of 16 columns over ROWS rows: lane t < 4 gets columns 8n + 2t + e in sums[n][e]. On
+// tensor cores it is a product with a matrix of ones.
 template <class X, int ROWS, int W>
 __device__ inline void attention_sum_16_columns_(float (&sums)[2][4], const X* corner) {
     constexpr int STRIDE = W + Pack<X>::SIZE;
@@ -443,9 +447,9 @@ __device__ inline void attention_sum_16_columns_(float (&sums)[2][4], const X* c
     }
 }
 
-// The block sums the columns of a tile that all its warps have written: ROWS rows of part 0, 1 or 2 (q, k,
-// v), starting at `row`. Rows from T on are 0 in it. The destination is computed here: kept from the start of
-// the kernel, it would take registers.
+// The block sums the columns of a tile that all its warps have written: ROWS rows of part 0, 1 or 2
+// (q, k, v), starting at `row`. Rows from T on are 0 in it. The destination is computed here: kept
+// from the start of the kernel, it would take registers.
 template <class X, int ROWS, int W>
 __device__ inline void attention_column_sums_(float* partial, const X* tile, int part, int row,
                                               const AttentionSize_& size) {
@@ -468,8 +472,8 @@ __device__ inline void attention_column_sums_(float* partial, const X* tile, int
 // ---------------------------------------------------------------------------------------------------------------------
 // Forward
 
-// Of each row of a warp so far: about the largest score times `scale`, and the lane's share of the sum of the
-// probabilities 2^(s * scale - max).
+// Of each row of a warp so far: about the largest score times `scale`, and the lane's share of the
+// sum of the probabilities 2^(s * scale - max).
 template <int M> struct AttentionSoftmax_ { float max[M][2], sum[M][2]; };
 
 template <int M> __device__ inline void attention_softmax_open_(AttentionSoftmax_<M>& softmax) {
@@ -508,7 +512,8 @@ __device__ inline void attention_mask_earlier_(float (&s)[M][N][4], const X* que
     }
 }
 
-// Whether all, or some, of the queries see the key, as far as documents decide: it may still be later.
+// Whether all, or some, of the queries see the key, as far as documents decide: it may still be
+// later.
 template <class X, AttentionMask_ MASK, int ROWS, int W>
 __device__ inline bool attention_all_see_(const X* queries, int key) {
     return MASK == ATTENTION_CAUSAL ||
@@ -529,12 +534,13 @@ __device__ inline float attention_row_sum_(float x) {
     return x + __shfl_xor_sync(0xffffffffu, x, 2);
 }
 
-// `max` is raised only when the largest score exceeds it by more than this. Probabilities are then up to 2^8,
-// which fp16 holds as precisely as 1. Sums are rescaled in the first tile of a row and hardly ever again.
+// `max` is raised only when the largest score exceeds it by more than this. Probabilities are then
+// up to 2^8, which fp16 holds as precisely as 1. Sums are rescaled in the first tile of a row and
+// hardly ever again.
 #define ATTENTION_SLACK 8.0f
 
-// Rows with a score more than ATTENTION_SLACK above `max` get a new `max`, and their sums are rescaled to it.
-// `largest` has the largest score of each row in this tile.
+// Rows with a score more than ATTENTION_SLACK above `max` get a new `max`, and their sums are
+// rescaled to it. `largest` has the largest score of each row in this tile.
 template <int M, int D>
 __device__ inline void attention_softmax_rescale_(float (&acc)[M][D][4], AttentionSoftmax_<M>& softmax,
                                                   const float (&largest)[M][2]) {
@@ -553,8 +559,8 @@ __device__ inline void attention_softmax_rescale_(float (&acc)[M][D][4], Attenti
     }
 }
 
-// Scores become probabilities relative to `max`. As `max` is always finite, keys that are not seen get
-// probability 0. The result of a row depends on no other row.
+// Scores become probabilities relative to `max`. As `max` is always finite, keys that are not seen
+// get probability 0. The result of a row depends on no other row.
 template <int M, int N, int D>
 __device__ inline void attention_softmax_(float (&s)[M][N][4], float (&acc)[M][D][4],
                                           AttentionSoftmax_<M>& softmax, float scale) {
@@ -602,8 +608,8 @@ __device__ inline void attention_finish_(float (&acc)[M][D][4], float* lse,
     }
 }
 
-// The warp's queries, which start at row0, attend to the keys u0 ... u0+8N-1. These are in shared memory,
-// followed by their values.
+// The warp's queries, which start at row0, attend to the keys u0 ... u0+8N-1. These are in shared
+// memory, followed by their values.
 template <class X, AttentionMask_ MASK, int M, int N, int W, int KEEP>
 __device__ inline void attention_forward_tile_(float (&acc)[M][W / 8][4], AttentionSoftmax_<M>& softmax,
                                                const AttentionLeft_<X, M, W, KEEP>& left, const X* keys,
@@ -626,8 +632,8 @@ __device__ inline void attention_forward_tile_(float (&acc)[M][W / 8][4], Attent
 //        Bound by tensor cores (fp32: by multiply-adds), then by shared memory.
 // order  fixed
 // needs  HS <= W
-// Spills 36 and 28 bytes on sm_120 at W = 80 and 128: tile sizes are chosen for sm_80 and sm_90a, where nothing
-// spills.
+// Spills 36 and 28 bytes on sm_120 at W = 80 and 128: tile sizes are chosen for sm_80 and sm_90a,
+// where nothing spills.
 template <class X, int W, AttentionMask_ MASK>
 __global__ void __launch_bounds__(ATTENTION_THREADS, sizeof(X) == 2 ? 1 : 2)
     attention_forward_kernel_(X* out, float* lse, const X* qkv, const int* starts, AttentionSize_ size) {
@@ -658,7 +664,8 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, sizeof(X) == 2 ? 1 : 2)
         if (u0 + COLS < keys) {
             attention_stream_<X, COLS, W>(stream, k, stride, v, stride, u0 + COLS, size);
         }
-        // Otherwise the whole warp skips the tile: it is above the diagonal, or in earlier documents.
+        // Otherwise the whole warp skips the tile: it is above the diagonal, or in earlier
+        // documents.
         if (row0 < size.T && u0 < row0 + 16 * M &&
             attention_some_see_<X, MASK, W>(left.rows, u0 + COLS - 1)) {
             const X* tile = attention_stage_<X, COLS, W>(stream, u0);
@@ -674,9 +681,9 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, sizeof(X) == 2 ? 1 : 2)
 // ---------------------------------------------------------------------------------------------------------------------
 // Backward
 
-// Scratch memory of the backward pass. `rows` has (lse * ATTENTION_LOG2_E, delta) of every row of every head;
-// Tp is T rounded up to ATTENTION_ROW_ALIGN, and rows from T on in the last tile are zeros. `sums` has the
-// column sums of every tile of dqkv.
+// Scratch memory of the backward pass. `rows` has (lse * ATTENTION_LOG2_E, delta) of every row of
+// every head; Tp is T rounded up to ATTENTION_ROW_ALIGN, and rows from T on in the last tile are
+// zeros. `sums` has the column sums of every tile of dqkv.
 typedef struct {
     float2* rows; // (B, NH, Tp)
     float* sums;  // (B, tiles, 3, NH, HS)
@@ -699,8 +706,8 @@ static inline size_t attention_flash_bytes(int B, int T, int C, int NH) {
     return attention_rows_(B, T, NH) * sizeof(float2) + attention_sums_(B, T, C) * sizeof(float);
 }
 
-// For backward passes of up to B * NH heads with up to T tokens, and C channels in total. X only matters for
-// cuDNN's plans.
+// For backward passes of up to B * NH heads with up to T tokens, and C channels in total. X only
+// matters for cuDNN's plans.
 template <class X>
 static inline void attention_gpu_open(AttentionFlash* scratch, int B, int T, int C, int NH) {
     scratch->capacity = attention_rows_(B, T, NH);
@@ -717,8 +724,8 @@ static inline void attention_gpu_close(AttentionFlash* scratch) {
 // A remark on attention for the start of a run. There is none.
 static inline const char* attention_note(const AttentionFlash*) { return ""; }
 
-// A lane's share of the warp's rows of out, rows 8i + lane / 4: the four lanes of a row take its packs in
-// turn.
+// A lane's share of the warp's rows of out, rows 8i + lane / 4: the four lanes of a row take its
+// packs in turn.
 template <class X, int M, int W> struct AttentionOut_ {
     static constexpr int SIZE = Pack<X>::SIZE, PACKS = ceil_div(W / SIZE, 4);
     Pack<X> packs[2 * M][PACKS];
@@ -740,7 +747,8 @@ __device__ inline void attention_load_out_(AttentionOut_<X, M, W>& mine, const X
     }
 }
 
-// (lse * ATTENTION_LOG2_E, delta) of rows 8i + lane / 4, and zeros from `count` on. dout is in shared memory.
+// (lse * ATTENTION_LOG2_E, delta) of rows 8i + lane / 4, and zeros from `count` on. dout is in
+// shared memory.
 template <class X, int M, int W>
 __device__ inline void attention_delta_(float2 (&rows)[M][2], const AttentionOut_<X, M, W>& out,
                                         const X* dout, const float* lse, int count) {
@@ -776,8 +784,8 @@ template <int M> __device__ inline void attention_store_rows_(float2* to, const 
     }
 }
 
-// Turns s and dp of one score into p and ds. The factor 1 / sqrt(HS) of ds is applied to the sums at the end.
-// Where s is -infinity, both become 0.
+// Turns s and dp of one score into p and ds. The factor 1 / sqrt(HS) of ds is applied to the sums
+// at the end. Where s is -infinity, both become 0.
 __device__ inline void attention_gradient_(float& s, float& dp, float shift, float delta, float scale) {
     s = exp2_approx(s * scale - shift);
     dp = s * (dp - delta);
@@ -800,7 +808,8 @@ __device__ inline void attention_gradient_of_keys_(float (&s)[M][N][4], float (&
     }
 }
 
-// Scores with queries earlier than the key become -infinity. The warp's keys start at u0, queries at t0.
+// Scores with queries earlier than the key become -infinity. The warp's keys start at u0, queries
+// at t0.
 template <int M, int N>
 __device__ inline void attention_mask_earlier_queries_(float (&s)[M][N][4], int u0, int t0) {
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
@@ -813,8 +822,8 @@ __device__ inline void attention_mask_earlier_queries_(float (&s)[M][N][4], int 
     }
 }
 
-// [t] is the first key that query t sees. The row of `starts` is kept as an index: a pointer takes one more
-// register.
+// [t] is the first key that query t sees. The row of `starts` is kept as an index: a pointer takes
+// one more register.
 struct AttentionStarts_ {
     const int* starts;
     int row;
@@ -849,8 +858,8 @@ __device__ inline void attention_gradient_of_queries_(float (&s)[M][N][4], float
     }
 }
 
-// The warp's queries, which start at row0, meet the keys u0 ... u0+8N-1: adds to dq. `rows` has lse and delta of
-// the queries.
+// The warp's queries, which start at row0, meet the keys u0 ... u0+8N-1: adds to dq. `rows` has lse
+// and delta of the queries.
 template <class X, AttentionMask_ MASK, int M, int N, int W, int KEEP>
 __device__ inline void
 attention_queries_step_(float (&dq)[M][W / 8][4], const AttentionLeft_<X, M, W, KEEP>& q,
@@ -869,8 +878,8 @@ attention_queries_step_(float (&dq)[M][W / 8][4], const AttentionLeft_<X, M, W, 
     attention_mix_(dq, ds, keys);
 }
 
-// A block owns ROWS queries of one head. The last queries go first, because they see the most keys. Also sets
-// `rows` for the key grads kernel, and its part of `sums`.
+// A block owns ROWS queries of one head. The last queries go first, because they see the most keys.
+// Also sets `rows` for the key grads kernel, and its part of `sums`.
 // grid   heads * ceil(T / ROWS)      block   128      shared   q, dout, and 2 x (k, v)
 // moves  B*T*5C in, B*T*C out, B*NH*T fp32 in, 2 * B*NH*T fp32 out, C fp32 out per tile of rows.
 //        Tiles of a head are read again from L2.
@@ -931,16 +940,16 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, sizeof(X) == 2 ? 1 : 2)
     attention_column_sums_<X, ROWS, W>(sums, q_tile, 0, t0, size);
 }
 
-// A block owns ROWS keys of one head and their values. The first keys go first, because the most queries see
-// them. Also sets its part of `sums`.
+// A block owns ROWS keys of one head and their values. The first keys go first, because the most
+// queries see them. Also sets its part of `sums`.
 // grid   heads * ceil(T / ROWS)      block   128      shared   k, v, and 2 x (q, dout)
 // moves  B*T*4C in, B*T*2C out, 2 * B*NH*T fp32 in, 2 C fp32 out per tile of rows.
 //        Tiles of a head are read again from L2.
 //        Bound by tensor cores (fp32: by multiply-adds), then by shared memory.
 // order  fixed: queries in order
 // needs  HS <= W
-// Spills 20 bytes on sm_80 and 16 on sm_90a at W = 96 in 16 bits: two kinds of addresses for ldmatrix save
-// moves, but take one register more than there are.
+// Spills 20 bytes on sm_80 and 16 on sm_90a at W = 96 in 16 bits: two kinds of addresses for
+// ldmatrix save moves, but take one register more than there are.
 template <class X, int W, AttentionMask_ MASK>
 __global__ void __launch_bounds__(ATTENTION_THREADS, sizeof(X) == 2 ? 1 : 2)
     attention_backward_keys_kernel_(X* dqkv, float* sums, const X* dout, const X* qkv, const float2* rows,
@@ -1014,8 +1023,8 @@ static inline AttentionSize_ attention_size_(int T, int C, int NH) {
     return size;
 }
 
-// Runs the statement if heads of size HS are wider than `below`, and at most WIDTH: with W the width, or the
-// widest that is compiled.
+// Runs the statement if heads of size HS are wider than `below`, and at most WIDTH: with W the
+// width, or the widest that is compiled.
 #define ATTENTION_CASE_(HS, below, WIDTH, ...)                                                               \
     if ((HS) > below && (HS) <= WIDTH) {                                                                     \
         constexpr int W = WIDTH < ATTENTION_WIDEST ? WIDTH : ATTENTION_WIDEST;                               \
@@ -1035,11 +1044,12 @@ static inline AttentionSize_ attention_size_(int T, int C, int NH) {
         ATTENTION_CASE_(HS, 96, 128, __VA_ARGS__)                                                            \
     } while (0)
 
-// Kernels with documents exist only for these widths: each takes seconds to compile, and at W = 96 one would
-// spill.
+// Kernels with documents exist only for these widths: each takes seconds to compile, and at W = 96
+// one would spill.
 constexpr int attention_documents_width_(int W) { return W <= 32 ? 32 : W <= 64 ? 64 : 128; }
 
-// The number of blocks, one for each tile of `rows` rows of each of the `heads` heads. Sets size->tiles.
+// The number of blocks, one for each tile of `rows` rows of each of the `heads` heads. Sets
+// size->tiles.
 static inline unsigned attention_grid_(AttentionSize_* size, size_t heads, int rows) {
     size->tiles = ceil_div(size->T, rows);
     CHECK(heads * size->tiles <= INT_MAX, "attention: %zu heads of %d tiles do not fit into a grid", heads,
@@ -1142,7 +1152,8 @@ __device__ inline X* attention_cache_head_(const AttentionCacheGpu<X>& cache, in
     return cache.data + (size_t)cache.maxT * (2 * (size_t)b * cache.C + (size_t)h * (cache.C / cache.NH));
 }
 
-// A thread stores an element. Row r is token positions[r] of text r or, without positions, token r of text `text`.
+// A thread stores an element. Row r is token positions[r] of text r or, without positions, token r
+// of text `text`.
 // grid   ceil(rows * 2C / 256)      block   256      shared   none
 // moves  rows*2C in and out. Bound by launching.
 // order  fixed: no sums.
@@ -1187,10 +1198,11 @@ template <class X> __device__ inline float attention_cached_dot_(const float* q,
     return sum;
 }
 
-// A block computes one head of row r, the query of token positions[r] of text r. For a tile of keys, one of each thread,
-// it finds the scores; then thread d adds up column d of the values.
+// A block computes one head of row r, the query of token positions[r] of text r. For a tile of
+// keys, one of each thread, it finds the scores; then thread d adds up column d of the values.
 // grid   rows * NH      block   128      shared   1 KiB
-// moves  the keys and values of each text up to its position. Bound by memory, if there are texts enough to fill the GPU.
+// moves  the keys and values of each text up to its position. Bound by memory, if there are texts
+//        enough to fill the GPU.
 // order  fixed, and the same for any number of texts
 // needs  HS <= 128
 template <class X>

@@ -19,17 +19,19 @@ attention.h -- causal multi-head self-attention: the contract, and the CPU versi
 
 Both passes set their outputs.
 
-As in flash attention (Dao et al., 2022), probabilities exist only for a few queries of one head at a time, and are computed
-again, from lse, in the backward pass. A forward pass has those of a tile of queries and all keys, a backward pass those of
-ATTENTION_SQUARE queries and as many keys. Keys are skipped if their document ended before the first of these queries. A
-thread takes a whole head; all products are tiles of matmul.h.
+As in flash attention (Dao et al., 2022), probabilities exist only for a few queries of one head at
+a time, and are computed again, from lse, in the backward pass. A forward pass has those of a tile
+of queries and all keys, a backward pass those of ATTENTION_SQUARE queries and as many keys. Keys
+are skipped if their document ended before the first of these queries. A thread takes a whole head;
+all products are tiles of matmul.h.
 
 Generation keeps the keys and values of each text, and then computes one token of each at a time:
 
     cache         (B, 2, NH, maxT, HS)   keys, then values, of B texts of up to maxT tokens
 
-attention_cache_store sets those of some tokens of one text from rows of qkv; attention_cached sets out (R, C) for
-the queries in qkv (R, 3, NH, HS), row r being token positions[r] of text r, whose keys and values are stored.
+attention_cache_store sets those of some tokens of one text from rows of qkv; attention_cached sets
+out (R, C) for the queries in qkv (R, 3, NH, HS), row r being token positions[r] of text r, whose
+keys and values are stored.
 */
 #ifndef LLMC_ATTENTION_H
 #define LLMC_ATTENTION_H
@@ -62,7 +64,8 @@ typedef struct {
     int C, NH; // channels, in heads of HS = C/NH
 } AttentionSizes;
 
-// One thread's working memory. Tp is T rounded up to ATTENTION_KEYS, HSp is HS rounded up to MATMUL_TILE_COLS.
+// One thread's working memory. Tp is T rounded up to ATTENTION_KEYS, HSp is HS rounded up to
+// MATMUL_TILE_COLS.
 typedef struct {
     float *k_by_key,
         *v_by_key; // (Tp / MATMUL_TILE_COLS, HS, MATMUL_TILE_COLS)   right matrices of q k^T and dout v^T
@@ -79,8 +82,8 @@ typedef struct {
     int T, HS;
 } AttentionScratch;
 
-// Takes scratch for sequences up to T and heads of size HS, for as many threads as the next parallel
-// region would have.
+// Takes scratch for sequences up to T and heads of size HS, for as many threads as the next
+// parallel region would have.
 void attention_open(AttentionScratch* scratch, Memory* memory, int T, int HS);
 
 // Multiply-adds of the causal half, times two: q k^T and p v; backward s again, dp, dv, dq and dk.
@@ -88,8 +91,8 @@ static inline double attention_flops(double B, double T, double C) { return 2 * 
 
 static inline double attention_backward_flops(double B, double T, double C) { return 5 * B * T * T * C; }
 
-// The least that each pass moves, if tiles are read again from a cache. A GPU's backward pass does 7 / 5 of its FLOP, and
-// has two more numbers for each head.
+// The least that each pass moves, if tiles are read again from a cache. A GPU's backward pass does
+// 7 / 5 of its FLOP, and has two more numbers for each head.
 static inline double attention_forward_bytes(double B, double T, double C, double NH, double element_bytes) {
     return B * T * (4 * C * element_bytes + 4 * NH);
 }
@@ -115,7 +118,8 @@ static inline int attention_from_(const int* starts, int t0) {
     return attention_start_(starts, t0) / ATTENTION_SKIP * ATTENTION_SKIP;
 }
 
-// scores(rows, keys) = left(rows, HS) right(keys, HS)^T, and the rest of the last panel; rows are `row` and `left_row` apart.
+// scores(rows, keys) = left(rows, HS) right(keys, HS)^T, and the rest of the last panel; rows are
+// `row` and `left_row` apart.
 static inline void attention_scores_(float* scores, size_t row, const float* left, size_t left_row,
                                      const float* right_by_key, int rows, int keys, int HS) {
     const Matrix m = {left, left_row, 1};
@@ -125,8 +129,9 @@ static inline void attention_scores_(float* scores, size_t row, const float* lef
     }
 }
 
-// out(rows, HS) = weights(rows, keys) right(keys, HS), set or added to; rows are `row` and `weights_row` apart. `right_by_dim` is
-// where the first key is in the first panel, panels are `capacity` keys apart.
+// out(rows, HS) = weights(rows, keys) right(keys, HS), set or added to; rows are `row` and
+// `weights_row` apart. `right_by_dim` is where the first key is in the first panel, panels are
+// `capacity` keys apart.
 static inline void attention_mix_(float* out, size_t row, const float* weights, size_t weights_row,
                                   const float* right_by_dim, int capacity, int rows, int keys, int HS,
                                   GradientMode mode) {
@@ -144,8 +149,8 @@ ALWAYS_INLINE Vec attention_seen_(Vec x, Vec other, int u, int start, int keys) 
                : vec_select(vec_first(keys - u) & ~vec_first(start - u), x, other);
 }
 
-// A row of scores becomes exp(scale s - shift), and 0 where a key is not seen: before `start`, from `keys`
-// on. From key `from` to `end`, multiples of LANES; returns the sum.
+// A row of scores becomes exp(scale s - shift), and 0 where a key is not seen: before `start`, from
+// `keys` on. From key `from` to `end`, multiples of LANES; returns the sum.
 ALWAYS_INLINE float attention_exp_row_(float* row, int start, int keys, int from, int end, float scale,
                                        float shift) {
     Vec sum = vec_all(0.0f);
@@ -179,8 +184,9 @@ ALWAYS_INLINE float attention_max_row_(const float* row, int start, int keys) {
     return vec_hmax(vec_max(max, others));
 }
 
-// One head of one sequence. Token t is row t of each tensor: those of qkv and dqkv are `stride` apart and have
-// the keys C and the values 2C behind the queries; those of out and dout are C apart.
+// One head of one sequence. Token t is row t of each tensor: those of qkv and dqkv are `stride`
+// apart and have the keys C and the values 2C behind the queries; those of out and dout are C
+// apart.
 typedef struct {
     const float *qkv, *dout;
     float *out, *lse, *dqkv;
@@ -304,7 +310,8 @@ void attention_open(AttentionScratch* scratch, Memory* memory, int T, int HS) {
     }
 }
 
-// Packs the T rows of one head (row stride 3C) for products over the head's dimensions (k_by_key, v_by_key).
+// Packs the T rows of one head (row stride 3C) for products over the head's dimensions (k_by_key,
+// v_by_key).
 static void attention_pack_by_key_(float* to, const float* rows, size_t stride, int T, int HS) {
     const Matrix m = {rows, 1, stride};
     for (int u = 0; u < T; u += MATMUL_TILE_COLS) {
@@ -312,7 +319,8 @@ static void attention_pack_by_key_(float* to, const float* rows, size_t stride, 
     }
 }
 
-// Packs `n` rows for products over the rows; panels of different dimensions are `capacity` rows apart.
+// Packs `n` rows for products over the rows; panels of different dimensions are `capacity` rows
+// apart.
 static void attention_pack_by_dim_(float* to, const float* rows, size_t stride, int n, int capacity, int HS) {
     const Matrix m = {rows, stride, 1};
     for (int d = 0; d < HS; d += MATMUL_TILE_COLS) {
@@ -320,8 +328,8 @@ static void attention_pack_by_dim_(float* to, const float* rows, size_t stride, 
     }
 }
 
-// out(keys, HS) = weights(queries, keys)^T right(queries, HS), set or added to, for a tile of keys of a square; rows of out are
-// `row` apart. Not inlined, as matmul_rows is not.
+// out(keys, HS) = weights(queries, keys)^T right(queries, HS), set or added to, for a tile of keys
+// of a square; rows of out are `row` apart. Not inlined, as matmul_rows is not.
 static __attribute__((noinline)) void attention_scatter_(float* out, size_t row, const float* weights,
                                                          const float* right, int keys, int queries, int HS,
                                                          GradientMode mode) {
@@ -331,14 +339,15 @@ static __attribute__((noinline)) void attention_scatter_(float* out, size_t row,
     }
 }
 
-// What the probabilities of a query and their gradients are computed from. It sees the keys from `start` to its own place t.
+// What the probabilities of a query and their gradients are computed from. It sees the keys from
+// `start` to its own place t.
 typedef struct {
     int start, t;
     float lse, delta;
 } AttentionQuery_;
 
-// A row of a square, keys u0 ... end-1, multiples of LANES: scores become p = exp(scale s - lse), and dp becomes
-// ds = p (dp - delta) scale; both become 0 where a key is not seen.
+// A row of a square, keys u0 ... end-1, multiples of LANES: scores become p = exp(scale s - lse),
+// and dp becomes ds = p (dp - delta) scale; both become 0 where a key is not seen.
 ALWAYS_INLINE void attention_softmax_backward_row_(float* p, float* ds, AttentionQuery_ query, int u0,
                                                    int end, float scale) {
     for (int u = u0; u < end; u += LANES, p += LANES, ds += LANES) {
@@ -409,7 +418,8 @@ static int attention_tile_keys_(const AttentionSquare_* x, int i) {
     return int_min(x->u1, x->t0 + i + attention_tile_rows_(x, i)) - x->u0;
 }
 
-// Sets p and ds of a square. All tiles of queries meet the keys, then the values, while they are in the L1 cache.
+// Sets p and ds of a square. All tiles of queries meet the keys, then the values, while they are in
+// the L1 cache.
 static void attention_backward_scores_(const AttentionHeadCpu_* head, const AttentionSquare_* x,
                                        const AttentionQuery_* queries) {
     const AttentionScratch_* s = head->scratch;
@@ -449,8 +459,8 @@ static void attention_backward_queries_(const AttentionHeadCpu_* head, const Att
     }
 }
 
-// Adds the square's part of dk and dv, or sets them where its own queries are: no earlier square had these keys. Tiles of keys
-// end where tiles of queries do.
+// Adds the square's part of dk and dv, or sets them where its own queries are: no earlier square
+// had these keys. Tiles of keys end where tiles of queries do.
 static void attention_backward_keys_(const AttentionHeadCpu_* head, const AttentionSquare_* x) {
     const AttentionScratch_* s = head->scratch;
     const int HS = head->HS;
@@ -466,8 +476,8 @@ static void attention_backward_keys_(const AttentionHeadCpu_* head, const Attent
     }
 }
 
-// Queries t0 ... t0+rows-1, up to ATTENTION_SQUARE. Sets dq, dk and dv at their places, and adds to dk and dv of earlier ones: block
-// after block, in a fixed order.
+// Queries t0 ... t0+rows-1, up to ATTENTION_SQUARE. Sets dq, dk and dv at their places, and adds to
+// dk and dv of earlier ones: block after block, in a fixed order.
 static void attention_backward_block_(const AttentionHeadCpu_* head, int t0, int rows) {
     const AttentionScratch_* s = head->scratch;
     const int C = head->C, HS = head->HS, from = attention_from_(head->starts, t0);
@@ -545,7 +555,8 @@ static void attention_cached_scores_(float* scores, const float* q, const float*
     vec_store(scores + u, total * scale);
 }
 
-// Scores become exp(score - max), and 0 from `keys` on, up to the end of a vector. Returns their sum.
+// Scores become exp(score - max), and 0 from `keys` on, up to the end of a vector. Returns their
+// sum.
 static float attention_cached_softmax_(float* scores, int keys) {
     Vec max = vec_all(-INFINITY), sum = vec_all(0.0f);
     for (int u = 0; u < keys; u += LANES) {

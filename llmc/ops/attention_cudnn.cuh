@@ -1,17 +1,19 @@
 /*
-attention_cudnn.cuh -- the attention of attention.cuh done by cuDNN, for bf16 and fp16: `make USE_CUDNN=1`.
+attention_cudnn.cuh -- the attention of attention.cuh done by cuDNN, for bf16 and fp16: `make
+USE_CUDNN=1`.
 
-The same functions, for AttentionCudnn. Its plans are made when it is opened, for B sequences of exactly T
-tokens, and its workspace allocated. All else goes to the kernels of attention.cuh: other shapes, generation,
-documents (starts), fp32, and what cuDNN refuses; attention_note says which it is.
+The same functions, for AttentionCudnn. Its plans are made when it is opened, for B sequences of
+exactly T tokens, and its workspace allocated. All else goes to the kernels of attention.cuh: other
+shapes, generation, documents (starts), fp32, and what cuDNN refuses; attention_note says which it
+is.
 
-Queries, keys and values are read in place, as (B, NH, T, HS) with the strides of qkv (B, T, 3, NH, HS).
-cuDNN's statistics are our lse, natural logarithms in the same layout (B, NH, T), so each pass can follow
-either forward pass.
+Queries, keys and values are read in place, as (B, NH, T, HS) with the strides of qkv (B, T, 3, NH,
+HS). cuDNN's statistics are our lse, natural logarithms in the same layout (B, NH, T), so each pass
+can follow either forward pass.
 
-The backward pass is asked to be deterministic. cuDNN before 9.25 does that on Hopper with a matrix of
-probabilities in its workspace, 2 B NH T T bytes: 1.5 GiB for GPT-2 124M at B = 64. The memory plan of a run
-counts as much for any version.
+The backward pass is asked to be deterministic. cuDNN before 9.25 does that on Hopper with a matrix
+of probabilities in its workspace, 2 B NH T T bytes: 1.5 GiB for GPT-2 124M at B = 64. The memory
+plan of a run counts as much for any version.
 
 Compiled and linked with cuDNN 9.19 and cudnn-frontend 1.32. Never run on hardware.
 */
@@ -37,7 +39,8 @@ Compiled and linked with cuDNN 9.19 and cudnn-frontend 1.32. Never run on hardwa
 typedef cudnn_frontend::graph::Graph CudnnGraph;
 typedef std::shared_ptr<cudnn_frontend::graph::Tensor_attributes> CudnnTensor;
 
-// A plan each for both passes over micro-batches of (B, T); both are NULL if cuDNN refuses one of them.
+// A plan each for both passes over micro-batches of (B, T); both are NULL if cuDNN refuses one of
+// them.
 typedef struct {
     AttentionFlash flash; // takes what cuDNN does not
     int B, T, C, NH;
@@ -195,7 +198,8 @@ static inline void attention_gpu_close(AttentionCudnn* a) {
 // Who does the attention of full micro-batches, in words.
 static inline const char* attention_note(const AttentionCudnn* a) { return a->note; }
 
-// What attention_gpu_open allocates; of cuDNN's workspace the most that it may take, which only cuDNN knows.
+// What attention_gpu_open allocates; of cuDNN's workspace the most that it may take, which only
+// cuDNN knows.
 static inline size_t attention_planned_bytes(int B, int T, int C, int NH, DType dtype) {
     return attention_flash_bytes(B, T, C, NH) + (dtype == DTYPE_FP32 ? 0 : 2 * (size_t)B * NH * T * T);
 }

@@ -1,5 +1,5 @@
 /*
-checksum.cuh -- checksum.h on a GPU: the same number.
+checksum.cuh -- checksum.h on the GPU: the same sum.
 
 needs:   words aligned to 8 bytes
 */
@@ -9,12 +9,12 @@ needs:   words aligned to 8 bytes
 #include "llmc/ops/checksum.h"
 #include "llmc/gpu/gpu.cuh"
 
-enum { CHECKSUM_THREADS_ = 256, CHECKSUM_BLOCKS_ = 4 }; // threads of a block; blocks for each multiprocessor
+enum { CHECKSUM_THREADS_ = 256, CHECKSUM_BLOCKS_ = 4 }; // threads of a block; blocks per multiprocessor
 
-// Adds to *sum. A thread steps through the words by the size of the grid; each warp adds once.
-// grid   4 for each multiprocessor      block   256      shared   none
-// moves  reads 8 bytes a word. Bound by memory.
-// order  none; integers give the same sum in any
+// Adds to *sum. A thread steps through the words with the stride of the grid; each warp adds once.
+// grid   4 per multiprocessor      block   256      shared   none
+// moves  reads 8 bytes per word. Bound by memory.
+// order  none; the sum of integers is the same in any
 __global__ void __launch_bounds__(CHECKSUM_THREADS_)
     checksum_kernel_(unsigned long long* sum, const uint64_t* words, size_t count) {
     const size_t stride = (size_t)gridDim.x * CHECKSUM_THREADS_;
@@ -31,7 +31,7 @@ __global__ void __launch_bounds__(CHECKSUM_THREADS_)
     }
 }
 
-// Sets *sum, on the device.
+// Sets *sum, in device memory.
 static inline void checksum_words(unsigned long long* sum, const void* words, size_t count, const Gpu* gpu) {
     const size_t most = (size_t)CHECKSUM_BLOCKS_ * gpu->multiprocessors,
                  all = (count + CHECKSUM_THREADS_ - 1) / CHECKSUM_THREADS_;

@@ -1,13 +1,14 @@
 /*
-checksum.h -- a checksum of an array that does not depend on the order in which it is read: do all processes have the
-same parameters?
+checksum.h -- a checksum of an array that does not depend on the order of reading: do all ranks have
+the same parameters?
 
     sum over all i of mix(words[i] + (i + 1) K)     modulo 2^64, K odd
 
-mix is a bijection in which each bit of a word changes about half of the bits of the result, so words that differ, or
-have changed places, show. It finds accidents, not attacks. It is the mixer of LXM: Steele and Vigna, OOPSLA 2021.
+mix is a bijection in which each bit of a word changes about half of the bits of the result, so a
+word that differs, or has moved, changes the sum. It detects accidents, not attacks. It is the mixer
+of LXM: Steele and Vigna, OOPSLA 2021.
 
-    words   (count)   8 bytes each, whatever they hold
+    words   (count)   8 bytes each, of any content
 */
 #ifndef LLMC_CHECKSUM_H
 #define LLMC_CHECKSUM_H
@@ -21,7 +22,7 @@ have changed places, show. It finds accidents, not attacks. It is the mixer of L
 extern "C" {
 #endif
 
-// The part of word i in the sum.
+// Returns the term of word i in the sum.
 HOST_DEVICE uint64_t checksum_word(uint64_t word, size_t i) {
     uint64_t x = word + ((uint64_t)i + 1) * UINT64_C(0xD1B54A32D192ED03);
     x = (x ^ x >> 32) * UINT64_C(0xDABA0B6EB09322E3);

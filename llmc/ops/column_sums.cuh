@@ -1,13 +1,13 @@
 /*
-column_sums.cuh -- sums of a matrix over its rows: the gradients of biases, and of layernorm's weights.
+column_sums.cuh -- sums of a matrix over its rows: the gradients of biases, and of a norm's weights.
 
     to_c (+)= sum_n rows_nc
 
-    rows      (N, C)          of T
+    rows      (N, C)          of type T
     partial   (groups, C)     fp32: sums over groups of rows, in scratch memory
-    to        (C)             set or added to as `mode` says, rounded once
+    to        (C)             set or added to according to `mode`, rounded once
 
-column_sums reads the rows. Kernels that make the rows can leave partial sums of their own, and
+column_sums reads the rows. Kernels that produce the rows can leave partial sums of their own, and
 column_sums_finish adds them up. All orders are fixed: they follow from the sizes alone.
 */
 #ifndef LLMC_COLUMN_SUMS_CUH
@@ -18,12 +18,14 @@ column_sums_finish adds them up. All orders are fixed: they follow from the size
 #include "llmc/gpu/gpu.cuh"
 #include "llmc/ops/gradient.h"
 
-#define COLUMN_SUMS_FLOATS (256 << 10) // of partial sums: enough blocks for any GPU, little beside the rows
-#define COLUMN_SUMS_WARPS 8            // of the first kernel: rows that a block reads at a time
-#define COLUMN_SUMS_SLICES 32          // warps of the second, which share the groups
-#define COLUMN_SUMS_GROUP_ROWS 64      // at least, of a group
+// Partial sums: enough blocks for any GPU, little memory beside the rows.
+#define COLUMN_SUMS_FLOATS (256 << 10)
+#define COLUMN_SUMS_WARPS 8       // warps of the first kernel: rows that a block reads at a time
+#define COLUMN_SUMS_SLICES 32     // warps of the second kernel, which share the groups
+#define COLUMN_SUMS_GROUP_ROWS 64 // rows of a group, at least
 
-// The rows are summed in groups. How many depends on the sizes alone, so the bits do not depend on the GPU.
+// Returns the number of groups of rows. It depends on the sizes alone, so the bits do not depend on
+// the GPU.
 static inline int column_sums_groups(int N, int C) {
     const int by_rows = ceil_div(N, COLUMN_SUMS_GROUP_ROWS), by_memory = COLUMN_SUMS_FLOATS / C;
     const int groups = by_rows < by_memory ? by_rows : by_memory;
@@ -34,8 +36,8 @@ static inline double column_sums_bytes(double N, double C, double element_bytes)
     return N * C * element_bytes + 2 * column_sums_groups((int)N, (int)C) * C * sizeof(float);
 }
 
-// A block sums one group of rows over 32 * WIDTH columns. Warp w takes rows w, w + 8, ... of the group, lane
-// i takes WIDTH columns; then the warps' sums are added in order.
+// A block sums one group of rows over 32 * WIDTH columns. Warp w sums rows w, w + 8, ... of the
+// group, lane i WIDTH columns; then the warps' sums are added in order.
 // grid   ceil(C / (32 * WIDTH)), groups      block   256      shared   1 or 4 or 8 KiB
 // moves  N*C in, groups*C fp32 out. Bound by memory: rows are read once.
 // order  fixed.
@@ -77,11 +79,11 @@ __global__ void __launch_bounds__(32 * COLUMN_SUMS_WARPS)
     }
 }
 
-// The sums over the groups, of up to three vectors beside each other: blocks with blockIdx.y = i make number
-// i, from column i C on. Lane x of every warp has column x; warp y takes groups y, y + 32, ..., then the
-// first warp adds up what all found, in order.
+// Adds the sums over the groups, of up to three vectors side by side: blocks with blockIdx.y = i
+// compute vector i, from column i C on. Lane x of every warp sums column x; warp y sums groups y, y
+// + 32, ..., then the first warp adds up the results of all warps, in order.
 // grid   ceil(C / 32), vectors      block   (32, min(groups, 32))      shared   32 x 32 floats
-// moves  C in and out for each vector, C in for each of its groups, mostly from L2. Bound by latency.
+// moves  C in and out per vector, C in per group of each, mostly from L2. Bound by latency.
 // order  fixed.
 template <class G, class P>
 __global__ void column_sums_finish_kernel(G* first, G* second, G* third, const P* partial, int groups,
@@ -90,7 +92,7 @@ __global__ void column_sums_finish_kernel(G* first, G* second, G* third, const P
     const int c = (int)(blockIdx.x * 32 + threadIdx.x);
     G* to = blockIdx.y == 0 ? first : blockIdx.y == 1 ? second : third;
     if (!to) {
-        return; // the whole block: nobody asked for this vector
+        return; // for the whole block: the caller does not want this vector
     }
     float sum = 0;
     if (c < C) {
@@ -110,9 +112,9 @@ __global__ void column_sums_finish_kernel(G* first, G* second, G* third, const P
     }
 }
 
-// Of `count` vectors, one to three, of C columns each and of the same type (NULL is left out); `partial` (groups, stride) has
-// the sums of the first one, then of the second, in each row. T is the type of the weights, P of the partial
-// sums.
+// Sets or adds to `count` vectors, one to three, of C columns each and of the same type; NULL is
+// skipped. Each row of `partial` (groups, stride) has the sums of the first vector, then of the
+// second, ... T is the type of the weights, P that of the partial sums.
 template <class T, class P>
 static inline void column_sums_finish(const Gradient* to, int count, const P* partial, int groups, int stride,
                                       int C, GradientMode mode, const Gpu* gpu) {
@@ -126,7 +128,8 @@ static inline void column_sums_finish(const Gradient* to, int count, const P* pa
                              mode));
 }
 
-// partial has room for column_sums_groups(N, C) * C floats.
+// Sets or adds to `to` (C) the sums over the rows (N, C); partial has room for
+// column_sums_groups(N, C) * C floats.
 template <class T>
 static inline void column_sums(Gradient to, float* partial, const T* rows, int N, int C, GradientMode mode,
                                const Gpu* gpu) {

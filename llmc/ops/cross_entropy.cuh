@@ -1,15 +1,17 @@
 /*
-cross_entropy.cuh -- cross_entropy.h on the GPU: the same functions on T = float, bf16 or fp16, computed in fp32.
+cross_entropy.cuh -- cross_entropy.h on the GPU: the same functions on T = float, bf16 or fp16,
+computed in fp32.
 
-The maximum and the sum of exponentials of a row are computed in one pass (Milakov and Gimelshein, "Online
-normalizer calculation for softmax", 2018). The backward pass needs the row twice. If it fits into shared
-memory, the block keeps a copy there instead of reading it again; the results are the same.
+The maximum and the sum of exponentials of a row are computed in one pass (Milakov and Gimelshein,
+"Online normalizer calculation for softmax", 2018). The backward pass needs the row twice. If it
+fits into shared memory, the block keeps a copy there instead of reading it again; the results are
+the same.
 
-Exponentials are powers of 2: exp(x - max) is 2^(x log2(e) + shift), one fused multiply-add before the
-hardware's exp2. The shift is rounded, but the error cancels: all terms of a row and the loss use the same
-shift. The gradient's scale is added to the shift, which is then rounded once more. This is as if all logits
-of the row were off by half a unit in the last place of the largest one; they are not known more precisely
-than that.
+Exponentials are powers of 2: exp(x - max) is 2^(x log2(e) + shift), one fused multiply-add before
+the hardware's exp2. The shift is rounded, but the error cancels: all terms of a row and the loss
+use the same shift. The gradient's scale is added to the shift, which is then rounded once more. The
+effect is as if all logits of the row were off by half a unit in the last place of the largest one;
+they are not known more precisely than that.
 
 NaN or +infinity among the logits gives a loss of NaN, unless the row does not count.
 */
@@ -27,21 +29,22 @@ NaN or +infinity among the logits gives a loss of NaN, unless the row does not c
 #define CROSS_ENTROPY_LOG2E 1.44269504f
 #define CROSS_ENTROPY_LN2 0.69314718f
 #define CROSS_ENTROPY_THREADS 1024
-#define CROSS_ENTROPY_STATIC_BYTES                                                                           \
-    (2 << 10) // bound for the shared memory of block_sum and block_max, and the system's
+// Upper bound of the static shared memory: that of block_sum and block_max, and the system's.
+#define CROSS_ENTROPY_STATIC_BYTES (2 << 10)
 
-// The largest element so far, shift = -max log2(e), and the sum of 2^(element log2(e) + shift).
+// Largest element so far, shift = -max log2(e), and the sum of 2^(element log2(e) + shift).
 typedef struct {
     float max, shift, sum;
-} ClassifierSum_;
+} SoftmaxSum_;
 
-// e^logit times 2^shift. Results below the smallest normal number become 0, which does not matter here.
+// Returns e^logit times 2^shift. Results below the smallest normal number become 0, which does not
+// matter here.
 __device__ inline float cross_entropy_exp_(float logit, float shift) {
     return exp2_approx(fmaf(logit, CROSS_ENTROPY_LOG2E, shift));
 }
 
 // Adds WIDTH elements of a row. A NaN makes the sum NaN, but never max.
-template <int WIDTH> __device__ inline void cross_entropy_take_(ClassifierSum_* s, const float* x) {
+template <int WIDTH> __device__ inline void cross_entropy_take_(SoftmaxSum_* s, const float* x) {
     float sum = 0;
 #pragma unroll
     for (int i = 0; i < WIDTH; i++) {
@@ -66,7 +69,7 @@ template <int WIDTH, class T> __device__ inline Pack<T> cross_entropy_load_(cons
     }
 }
 
-// Elements v ... v + WIDTH - 1 of a row, those from V on as -infinity.
+// Loads elements v ... v + WIDTH - 1 of a row; -infinity from element V on.
 template <int WIDTH, class T>
 __device__ inline void cross_entropy_load_tail_(float* x, const T* row, int v, int V) {
 #pragma unroll
@@ -83,7 +86,7 @@ template <int WIDTH, class T> __device__ inline void cross_entropy_store_(T* to,
     }
 }
 
-// Stores e^x times 2^shift, and 0 from element `count` on.
+// Stores e^x times 2^shift; 0 from element `count` on.
 template <int WIDTH, class T>
 __device__ inline void cross_entropy_store_exp_(T* to, const float* x, float shift, int count) {
     Pack<T> pack = {};
@@ -94,13 +97,12 @@ __device__ inline void cross_entropy_store_exp_(T* to, const float* x, float shi
     cross_entropy_store_<WIDTH>(to, pack);
 }
 
-// Sums up a row with the whole block. Also copies it to `copy` unless that is NULL, except for the tail: the
-// pack that crosses V. The next pack is loaded while one is processed. The maximum starts finite, so that no
-// thread subtracts infinity from infinity.
-template <int WIDTH, class T>
-__device__ inline ClassifierSum_ cross_entropy_row_(T* copy, const T* row, int V) {
+// Sums up a row with the whole block. Also copies it to `copy` unless that is NULL, except for the
+// tail: the pack that crosses V. The next pack is loaded while one is processed. The maximum starts
+// finite, so that no thread subtracts infinity from infinity.
+template <int WIDTH, class T> __device__ inline SoftmaxSum_ cross_entropy_row_(T* copy, const T* row, int V) {
     const int full = V - V % WIDTH, stride = blockDim.x * WIDTH;
-    ClassifierSum_ mine = {-FLT_MAX / 2, CROSS_ENTROPY_LOG2E * (FLT_MAX / 2), 0};
+    SoftmaxSum_ mine = {-FLT_MAX / 2, CROSS_ENTROPY_LOG2E * (FLT_MAX / 2), 0};
     int v = threadIdx.x * WIDTH;
     Pack<T> next = {};
     float x[Pack<T>::SIZE];
@@ -123,17 +125,17 @@ __device__ inline ClassifierSum_ cross_entropy_row_(T* copy, const T* row, int V
         cross_entropy_take_<WIDTH>(&mine, x);
     }
     const float max = block_max(mine.max), shift = -CROSS_ENTROPY_LOG2E * max;
-    const ClassifierSum_ all = {max, shift, block_sum(mine.sum * exp2_approx(shift - mine.shift))};
+    const SoftmaxSum_ all = {max, shift, block_sum(mine.sum * exp2_approx(shift - mine.shift))};
     return all;
 }
 
-// log(sum) - target. The shift, which is in both, cancels.
-__device__ inline float cross_entropy_nats_(const ClassifierSum_* s, float target_logit) {
+// Returns log(sum) - target_logit in nats. The shift, which is in both, cancels.
+__device__ inline float cross_entropy_nats_(const SoftmaxSum_* s, float target_logit) {
     return CROSS_ENTROPY_LN2 * (log2f(s->sum) - fmaf(target_logit, CROSS_ENTROPY_LOG2E, s->shift));
 }
 
-// Replaces the logits of a row with e^logit times 2^shift, and with 0 from V on. A thread reads and writes
-// the elements that it read in cross_entropy_row_. `again` is the row or its copy.
+// Replaces the logits of a row by e^logit times 2^shift, and by 0 from V on. A thread reads and
+// writes the same elements as in cross_entropy_row_. `again` is the row or its copy.
 template <int WIDTH, class T>
 __device__ inline void cross_entropy_probabilities_(T* row, const T* again, float shift, int V, int Vp) {
     const int full = V - V % WIDTH, stride = blockDim.x * WIDTH;
@@ -158,7 +160,7 @@ __device__ inline void cross_entropy_probabilities_(T* row, const T* again, floa
     }
 }
 
-// A block per row.
+// One block per row.
 // grid   N      block   up to 1024      shared   those of block_sum and block_max
 // moves  N*V in, N fp32 out. Bound by memory.
 // order  fixed: depends on V and T only
@@ -174,13 +176,13 @@ __global__ void __launch_bounds__(CROSS_ENTROPY_THREADS)
         }
         return;
     }
-    const ClassifierSum_ s = cross_entropy_row_<WIDTH>((T*)NULL, row, V);
+    const SoftmaxSum_ s = cross_entropy_row_<WIDTH>((T*)NULL, row, V);
     if (threadIdx.x == 0) {
         loss[blockIdx.x] = cross_entropy_nats_(&s, to_float(row[hit]));
     }
 }
 
-// A block per row; a thread stops at the first logit that beats the target's.
+// One block per row; a thread stops at the first logit that beats the target's.
 // grid   N      block   up to 1024      shared   none
 // moves  N*V in, N int32 out. Bound by memory.
 // order  fixed
@@ -201,8 +203,8 @@ __global__ void __launch_bounds__(CROSS_ENTROPY_THREADS)
     }
 }
 
-// A block per row: one pass for the sum, one that writes the gradient. Then the thread that wrote the
-// target's element corrects it. The target's logit is read first, before it is overwritten.
+// One block per row: one pass for the sum, one that writes the gradient. Then the thread that wrote
+// the target's element corrects it. The target's logit is read first, before it is overwritten.
 //
 // grid   N      block   up to 1024      shared   those of block_sum and block_max; the row, if keep
 // moves  N*Vp in, once more from L2 unless keep; N*Vp out. Bound by memory.
@@ -217,7 +219,7 @@ __global__ void __launch_bounds__(CROSS_ENTROPY_THREADS)
     const int hit = target[blockIdx.x];
     V = hit == NO_TARGET ? 0 : V; // a row that does not count is all padding
     const float target_logit = V ? to_float(row[hit]) : 0.0f;
-    const ClassifierSum_ s = cross_entropy_row_<WIDTH>(keep ? copy : (T*)NULL, row, V);
+    const SoftmaxSum_ s = cross_entropy_row_<WIDTH>(keep ? copy : (T*)NULL, row, V);
     const float shift = s.shift + log2f(scale / s.sum);
     if (keep) {
         cross_entropy_probabilities_<WIDTH>(row, copy, shift, V, Vp);
@@ -232,7 +234,7 @@ __global__ void __launch_bounds__(CROSS_ENTROPY_THREADS)
     }
 }
 
-// About four elements or packs per thread in short rows.
+// Returns the threads of a block: about four elements or packs each in short rows.
 static inline int cross_entropy_threads_(int items) {
     const int threads = 32 * ceil_div(items, 4 * 32);
     return threads < CROSS_ENTROPY_THREADS ? threads : CROSS_ENTROPY_THREADS;
@@ -279,8 +281,8 @@ __device__ inline double warp_sum_double_(double x) {
     return x;
 }
 
-// Appends the sum of N losses, in double, to a list of `count`. Thread t adds up losses t, t + 1024, ..., and a tree
-// the threads.
+// Appends the sum of N losses, in double, to a list with `count` entries. Thread t adds up losses
+// t, t + 1024, ..., and a tree adds up the threads.
 // grid   1      block   1024      shared   32 doubles
 // moves  reads N fp32. Bound by latency.
 // order  fixed
@@ -303,8 +305,8 @@ __global__ void __launch_bounds__(LOSSES_THREADS_)
     }
 }
 
-// Appends the sum of the losses (N): sums[(*count)++], both on the device. So one CUDA graph serves all
-// micro-steps. There must be room.
+// Appends the sum of the losses (N): sums[(*count)++], both in device memory, so that one CUDA
+// graph serves all micro-steps. The list must have room.
 static inline void sum_losses(double* sums, int64_t* count, const float* losses, int N, const Gpu* gpu) {
     assert(N > 0);
     launch(sum_losses_kernel_, 1, LOSSES_THREADS_, 0, gpu, sums, count, losses, N);

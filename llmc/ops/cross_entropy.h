@@ -1,22 +1,23 @@
 /*
-cross_entropy.h -- softmax, cross-entropy and their gradient in one place: the contract, and the CPU version.
+cross_entropy.h -- softmax, cross-entropy and their gradient in one place: the contract, and the CPU
+version.
 
     loss[n] = log(sum_v exp(logits[n][v])) - logits[n][target[n]]         v < V
     dlogits[n][v] = (softmax(logits[n])[v] - [v = target[n]]) * scale     and 0 for V <= v < Vp
 
-    logits     (N, Vp)   columns past V are padding: never probability, never gradient
+    logits     (N, Vp)   columns from V on are padding: no probability, no gradient
     target     (N)       int32, each below V, or NO_TARGET
     loss       (N)       fp32, in nats
-    is_top     (N)       int32, whether the target has the largest logit; of equal ones the first counts. 0 without a
-                         target
+    is_top     (N)       int32, 1 if the target has the largest logit (of equal logits, the first
+                         counts), else 0; 0 without a target
 
-cross_entropy_backward sets loss and turns the logits into their gradient in place; probabilities are stored
-nowhere else. cross_entropy_loss only sets loss (validation must not write gradients), cross_entropy_top is_top. `scale` is 1 / (tokens of
-the whole update).
+cross_entropy_backward sets loss and turns the logits into their gradient in place; probabilities
+are stored nowhere else. cross_entropy_loss only sets loss (validation must not write gradients),
+cross_entropy_top sets is_top. `scale` is 1 / (tokens of the whole update).
 
-A row whose target is NO_TARGET, a padded position, does not count: its loss is 0 and so is its gradient,
-whatever the logits are, NaN too. What is computed with `scale` = 1 / (all tokens) is the loss of the counted
-ones times counted / all; targets_factor undoes that.
+A row whose target is NO_TARGET, a padded position, does not count: its loss and its gradient are 0,
+whatever its logits are, even NaN. With `scale` = 1 / (all tokens) the result is the loss over the
+counted tokens times counted / all; targets_factor undoes that.
 */
 #ifndef LLMC_CROSS_ENTROPY_H
 #define LLMC_CROSS_ENTROPY_H
@@ -30,7 +31,7 @@ extern "C" {
 
 enum { NO_TARGET = -1 };
 
-// What the passes move: a second reading of a row comes from a cache.
+// Return the bytes of memory traffic; the second read of a row hits a cache.
 static inline double cross_entropy_loss_bytes(double N, double V, double element_bytes) {
     return N * V * element_bytes + 8 * N;
 }
@@ -39,11 +40,11 @@ static inline double cross_entropy_backward_bytes(double N, double Vp, double el
     return 2 * N * Vp * element_bytes + 8 * N;
 }
 
-// How many of N targets count.
+// Returns the number of targets that count, of N.
 int targets_count(const int* target, int N);
 
-// From means over `all` tokens to those over the counted ones: exactly 1 if all count. The mean over none is
-// NaN.
+// Returns the factor from means over `all` tokens to means over the counted ones: exactly 1 if all
+// count. The mean over none is NaN.
 static inline double targets_factor(double all, double counted) {
     return counted > 0 ? all / counted : (double)NAN;
 }
@@ -72,7 +73,7 @@ int targets_count(const int* target, int N) {
 }
 
 static float cross_entropy_max_(const float* x, int V) {
-    Vec max[4]; // four, so that a comparison need not wait for the one before
+    Vec max[4]; // four, so that no comparison waits for the one before
     int v = 0;
     for (int j = 0; j < 4; j++) {
         max[j] = vec_all(-INFINITY);
@@ -89,7 +90,8 @@ static float cross_entropy_max_(const float* x, int V) {
     return result;
 }
 
-// sum_v exp(x[v] - max); the exponentials are also left in `keep` unless it is NULL. NaN in x gives NaN.
+// Returns sum_v exp(x[v] - max), and stores the exponentials in `keep` unless it is NULL. NaN in x
+// gives NaN.
 ALWAYS_INLINE float cross_entropy_exp_sum_(float* keep, const float* x, float max, int V) {
     Vec sum = vec_all(0.0f);
     int v = 0;

@@ -1,14 +1,14 @@
 /*
-embedding.cuh -- embedding.h on the GPU: the same functions on X = float, bf16 or fp16, computed in fp32 (T is the
-length of the sequences).
+embedding.cuh -- embedding.h on the GPU: the same functions on X = float, bf16 or fp16, computed in
+fp32 (T is the length of the sequences).
 
-The gradient of wte is a sum over all positions that hold the same token. To add in a fixed order without
-floating-point atomics, the positions are sorted by their token, stably (a radix sort: one pass for up to 1024
-tokens, or two);
-the sorted list is cut into chunks of EMBEDDING_CHUNK positions; the rows of one token in one chunk are a piece,
-which a warp sums in order of the positions. A token with a single piece is added to dwte at once. Otherwise,
-if the token continues in another chunk, the sums wait in scratch memory, and a second kernel adds them in
-order: a token that fills half of the batch is summed by many blocks.
+The gradient of wte is a sum over all positions that hold the same token. To add in a fixed order
+without floating-point atomics, a stable radix sort orders the positions by token (one pass for up
+to 1024 tokens, else two). The sorted list is cut into chunks of EMBEDDING_CHUNK positions. The rows
+of one token in one chunk are a piece; a warp sums them in order of the positions. The sum of a
+token with a single piece is added to dwte at once. If a token continues in another chunk, its sums
+wait in scratch memory, and a second kernel adds them in order. So a token that fills half of the
+batch is summed by many blocks.
 */
 #ifndef LLMC_EMBEDDING_CUH
 #define LLMC_EMBEDDING_CUH
@@ -18,20 +18,21 @@ order: a token that fills half of the batch is summed by many blocks.
 #include "llmc/ops/embedding.h"
 #include "llmc/gpu/gpu.cuh"
 
-#define EMBEDDING_WARPS 8  // to a block of the kernels that give a warp a row
-#define EMBEDDING_BITS 10  // of a token, that one pass of the sort looks at, at most
-#define EMBEDDING_PASSES 2 // at most: tokens are below 2^20
-#define EMBEDDING_TILE                                                                                       \
-    1024 // positions to a block of the sort; also 2^EMBEDDING_BITS: a thread for every digit
-#define EMBEDDING_CHUNK 128 // sorted positions per block: few enough to be quick, enough for few partial sums
+#define EMBEDDING_WARPS 8   // warps of a block, in the kernels with one warp per row
+#define EMBEDDING_BITS 10   // bits of a token that one pass of the sort looks at, at most
+#define EMBEDDING_PASSES 2  // passes of the sort, at most: tokens are below 2^20
+#define EMBEDDING_TILE 1024 // positions per block of the sort; also 2^EMBEDDING_BITS: one thread per digit
+// Sorted positions per block: few enough to be fast, enough to keep partial sums few.
+#define EMBEDDING_CHUNK 128
 
 typedef struct {
-    int* order[2];  // (N) positions, sorted so far; at the end order[0]
-    int* counts;    // (digits, tiles) of a tile's positions, then where a tile's first goes among its digit's
-    int* totals;    // (digits) of all positions
-    float* partial; // (chunks, 2, C) the first piece of a chunk; its last piece
+    int* order[2];  // (N) positions in sorted order; order[0] after the last pass
+    int* counts;    // (digits, tiles) counts of each tile, then offsets of each tile's positions among those
+                    // of the digit
+    int* totals;    // (digits) counts of all positions
+    float* partial; // (chunks, 2, C) sums of the first piece of a chunk, and of its last
     int N, C;
-    int passes, bits; // of the sort, and of a token in each pass: 2^bits digits
+    int passes, bits; // passes of the sort, and bits of a token in each: 2^bits digits
 } EmbeddingGpu;
 
 static inline size_t embedding_counts_(int N) { return (size_t)EMBEDDING_TILE * ceil_div(N, EMBEDDING_TILE); }
@@ -39,22 +40,22 @@ static inline size_t embedding_partials_(int N, int C) {
     return 2 * (size_t)ceil_div(N, EMBEDDING_CHUNK) * C;
 }
 
-// What embedding_open allocates.
+// Returns the bytes that embedding_open allocates.
 static inline size_t embedding_planned_bytes(int N, int C) {
     return (2 * (size_t)N + embedding_counts_(N) + EMBEDDING_TILE) * sizeof(int) +
            embedding_partials_(N, C) * sizeof(float);
 }
 
-// For up to N positions, tokens below V, and C columns.
+// Allocates scratch for up to N positions, tokens below V, and C columns.
 static inline void embedding_open(EmbeddingGpu* scratch, int N, int V, int C) {
     CHECK(V <= 1 << (EMBEDDING_BITS * EMBEDDING_PASSES), "vocabulary of %d tokens: at most %d on the GPU", V,
           1 << (EMBEDDING_BITS * EMBEDDING_PASSES));
     for (int i = 0; i < 2; i++) {
-        scratch->order[i] = (int*)gpu_alloc((size_t)N, sizeof(int), "encoder: sorted positions");
+        scratch->order[i] = (int*)gpu_alloc((size_t)N, sizeof(int), "embedding: sorted positions");
     }
-    scratch->counts = (int*)gpu_alloc(embedding_counts_(N), sizeof(int), "encoder: counts");
-    scratch->totals = (int*)gpu_alloc(EMBEDDING_TILE, sizeof(int), "encoder: totals");
-    scratch->partial = (float*)gpu_alloc(embedding_partials_(N, C), sizeof(float), "encoder: partial sums");
+    scratch->counts = (int*)gpu_alloc(embedding_counts_(N), sizeof(int), "embedding: counts");
+    scratch->totals = (int*)gpu_alloc(EMBEDDING_TILE, sizeof(int), "embedding: totals");
+    scratch->partial = (float*)gpu_alloc(embedding_partials_(N, C), sizeof(float), "embedding: partial sums");
     scratch->N = N;
     scratch->C = C;
     int bits = 1;
@@ -73,7 +74,7 @@ static inline void embedding_close(EmbeddingGpu* scratch) {
     gpu_free(scratch->order[0]);
 }
 
-// ---- elements: WIDTH of them at a time, a pack of X or 1 ----
+// ---- elements: WIDTH at a time, a pack of X or 1 ----
 
 template <int WIDTH, class X> __device__ inline void embedding_load_(float* to, const X* from) {
     if constexpr (WIDTH == 1) {
@@ -121,14 +122,15 @@ static inline int embedding_aligned_(const void* a, const void* b, const void* c
     return ((uintptr_t)a | (uintptr_t)b | (uintptr_t)c) % 16 == 0;
 }
 
-// A warp has 32 WIDTH columns of a row: blocks in y go over the columns.
+// Returns the grid for warps that each process 32 WIDTH columns of a row; blocks in y cover the
+// columns.
 static inline dim3 embedding_grid_(int rows, int rows_per_block, int C, int width) {
     return dim3(ceil_div(rows, rows_per_block), ceil_div(C, 32 * width));
 }
 
 // ---- forward ----
 
-// A warp per position and 32 WIDTH columns.
+// One warp per position and 32 WIDTH columns.
 // grid   (ceil(B*T / 8), ceil(C / (32 WIDTH)))      block   (32, 8)      shared   none
 // moves  2 B*T*C in, half of it mostly from L2; B*T*C out. Bound by memory.
 // order  fixed
@@ -165,8 +167,8 @@ static inline void embedding_forward(X* out, const int* tokens, const X* wte, co
 
 // ---- backward: positions ----
 
-// A warp per position t and 32 WIDTH columns sums over the batch. Rows from T on become zero if there are
-// blocks for them.
+// One warp per position t and 32 WIDTH columns sums over the batch. Blocks for rows from T on, if
+// any, zero them.
 // grid   (ceil(rows / 8), ceil(C / (32 WIDTH)))      block   (32, 8)      shared   none
 // moves  B*T*C in; T*C out. Bound by memory.
 // order  fixed: by batch
@@ -195,16 +197,16 @@ __global__ void embedding_positions_kernel(G* dwpe, const X* dout, int B, int T,
 
 // ---- backward: sorting the positions by token ----
 
-// The digit of list entry i: `bits` bits of its token from bit `shift` on; and in `position` the entry. The first pass
-// reads no list: entry i is i.
+// Returns the digit of list entry i, `bits` bits of its token from bit `shift` on, and sets
+// *position to the entry. The first pass reads no list: entry i is i.
 __device__ inline int embedding_digit_(const int* tokens, const int* list, int i, int shift, int bits,
                                        int* position) {
     *position = list ? list[i] : i;
     return tokens[*position] >> shift & ((1 << bits) - 1);
 }
 
-// counts[digit][tile] = how many entries of the tile have the digit.
-// grid   tiles      block   1024: a thread per entry, then per digit      shared   1024 ints
+// Sets counts[digit][tile] to the number of entries of the tile with this digit.
+// grid   tiles      block   1024: one thread per entry, then per digit      shared   1024 ints
 // moves  2N ints in, 2^bits out per tile
 // order  free, but the counts do not depend on it
 __global__ void embedding_count_kernel(int* counts, const int* tokens, const int* list, int N, int shift,
@@ -223,7 +225,7 @@ __global__ void embedding_count_kernel(int* counts, const int* tokens, const int
     }
 }
 
-// The sum of x over this lane and those below.
+// Returns the sum of x over this lane and the lanes below.
 __device__ inline int embedding_warp_scan_(int x) {
 #pragma unroll
     for (int distance = 1; distance < 32; distance *= 2) {
@@ -233,8 +235,8 @@ __device__ inline int embedding_warp_scan_(int x) {
     return x;
 }
 
-// A warp per digit replaces its counts by their sums over the tiles before, and stores the sum over all tiles
-// in totals.
+// One warp per digit replaces its counts by their sums over the tiles before, and stores the sum
+// over all tiles in totals.
 // grid   ceil(2^bits / 8)      block   256 = 8 digits      shared   none
 // moves  2^bits ints per tile in and out, in L2
 // order  fixed
@@ -258,7 +260,7 @@ __global__ void embedding_scan_kernel(int* counts, int* totals, int tiles, int b
     }
 }
 
-// The sum of x over the threads below, in a block of 1024.
+// Returns the sum of x over the threads below, in a block of 1024.
 __device__ inline int embedding_block_scan_(int x) {
     SMEM_ARRAY(int, of_warp, [32]);
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -272,7 +274,7 @@ __device__ inline int embedding_block_scan_(int x) {
     return scan - x + (warp > 0 ? below : 0);
 }
 
-// The lanes with the same digit as this one, of those that take part; all lanes call it.
+// Returns the active lanes with the same digit as this lane; all lanes call it.
 __device__ inline unsigned embedding_peers_(int digit, int bits, int is_active) {
     unsigned peers = __ballot_sync(0xffffffffu, is_active);
     for (int bit = 0; bit < bits; bit++) {
@@ -282,10 +284,10 @@ __device__ inline unsigned embedding_peers_(int digit, int bits, int is_active) 
     return peers;
 }
 
-// Puts every entry after all entries with smaller digits and all earlier ones with its own digit. next[d] is
-// where the next entry of digit d goes; the warps of a block that have entries update it in turn, so equal digits keep
-// their order.
-// grid   tiles      block   1024: a thread per entry, and per digit      shared   1056 ints
+// Puts every entry after all entries with smaller digits and all earlier ones with its own digit.
+// next[d] is the place of the next entry with digit d. The warps of a block update it in turn, so
+// equal digits keep their order.
+// grid   tiles      block   1024: one thread per entry, and per digit      shared   1056 ints
 // moves  2N ints in, N out, scattered
 // order  fixed
 __global__ void __launch_bounds__(EMBEDDING_TILE)
@@ -338,18 +340,19 @@ static inline void embedding_sort_(EmbeddingGpu* scratch, const int* tokens, int
 
 // ---- backward: tokens ----
 
-// A chunk of the sorted list in shared memory, and where its pieces begin.
+// A chunk of the sorted list in shared memory, cut into pieces.
 typedef struct {
     int position[EMBEDDING_CHUNK], token[EMBEDDING_CHUNK];
-    int begin[EMBEDDING_CHUNK + 1]; // of every piece; behind the last one, the end
-    int pieces, before, after;      // tokens around the chunk, -1 outside the list
+    int begin[EMBEDDING_CHUNK + 1]; // start of every piece; after the last one, the end of the chunk
+    int pieces, before, after;      // number of pieces; tokens before and after the chunk, -1 outside the
+                                    // list
 } EmbeddingChunk_;
 
 __device__ inline int embedding_token_(const int* tokens, const int* order, int i, int N) {
     return i >= 0 && i < N ? tokens[order[i]] : -1;
 }
 
-// Fills `chunk` from list entries [first, first + count). The whole block calls it, 256 threads.
+// Fills `chunk` with list entries [first, first + count). The whole block of 256 threads calls it.
 __device__ inline void embedding_read_chunk_(EmbeddingChunk_* chunk, const int* tokens, const int* order,
                                              int first, int count, int N) {
     const int i = threadIdx.x, lane = i % 32;
@@ -362,7 +365,7 @@ __device__ inline void embedding_read_chunk_(EmbeddingChunk_* chunk, const int* 
         chunk->after = embedding_token_(tokens, order, first + count, N);
     }
     __syncthreads();
-    if (i < 32) { // the first warp lists the beginnings
+    if (i < 32) { // the first warp lists the starts
         int pieces = 0;
         for (int j = lane; j - lane < count; j += 32) {
             const int begins = j < count && (j == 0 || chunk->token[j] != chunk->token[j - 1]);
@@ -380,9 +383,10 @@ __device__ inline void embedding_read_chunk_(EmbeddingChunk_* chunk, const int* 
     __syncthreads();
 }
 
-// A block per chunk; its warps take turns with the pieces and, for each, 32 WIDTH columns at a time.
+// One block per chunk; its warps take turns with the pieces, 32 WIDTH columns at a time.
 // grid   chunks      block   256      shared   a chunk
-// moves  N*C in; the gradient of every token met, in and out; 2C fp32 out per chunk at most. Bound by memory.
+// moves  N*C in; the gradient of every token met, in and out; 2C fp32 out per chunk at most. Bound
+//        by memory.
 // order  fixed: by position
 // needs  C a multiple of WIDTH, and aligned addresses where that is a pack
 template <class X, class G, int WIDTH>
@@ -412,9 +416,9 @@ __global__ void embedding_pieces_kernel(G* dwte, float* partial, const X* dout, 
     }
 }
 
-// A block per chunk and 256 columns. If a token starts in the chunk and continues after it, its partial sums
-// are added: the one at the end of this chunk, then those at the start of the following chunks, as long as
-// they belong to this token.
+// One block per chunk and 256 columns. If a token starts in the chunk and continues after it, the
+// block adds its partial sums: the one at the end of this chunk, then those at the start of the
+// following chunks, as long as they belong to this token.
 // grid   (chunks, ceil(C / 256))      block   256      shared   none
 // moves  at most 2C fp32 in per chunk; the gradients of few tokens in and out
 // order  fixed: by position

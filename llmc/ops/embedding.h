@@ -8,12 +8,12 @@ embedding.h -- token and position embeddings: the contract, and the CPU version.
     wte, dwte       (Vp, C)
     wpe, dwpe       (maxT, C)   T <= maxT
 
-Positions are given (B, T), or t - starts[b][t]: they count from the place where the token's document starts; in training
-neither is there, and the position is t.
+Positions are given (B, T), or t - starts[b][t]: counted from the start of the token's document. In
+training neither array is given, and the position is t.
 
-The forward pass sets out. The backward pass (positions t) ADDS to dwte, which already holds the classifier's
-gradient of the shared weight; it sets or adds to dwpe as `mode` says, and setting zeroes the rows of
-positions not in use. Each of the two may be NULL.
+The forward pass sets out. The backward pass (positions t) ADDS to dwte, which already holds the
+classifier's gradient of the shared weight; it sets or adds to dwpe according to `mode`, and setting
+zeroes the rows of unused positions. Each of the two may be NULL.
 */
 #ifndef LLMC_EMBEDDING_H
 #define LLMC_EMBEDDING_H
@@ -25,21 +25,22 @@ positions not in use. Each of the two may be NULL.
 extern "C" {
 #endif
 
-// The positions of a batch: `given`, each below maxT, or counted from `starts`; (B, T), NULL without.
+// Positions of a batch: `given`, each below maxT, or counted from `starts`; both (B, T), or NULL.
 typedef struct {
     const int *given, *starts;
 } EmbeddingPositions;
 
-HOST_DEVICE int embedding_position(EmbeddingPositions positions, int n, int T) { // of row n of (B, T)
+// Returns the position of row n of (B, T).
+HOST_DEVICE int embedding_position(EmbeddingPositions positions, int n, int T) {
     return positions.given ? positions.given[n] : n % T - (positions.starts ? positions.starts[n] : 0);
 }
 
-// What the passes move.
+// Return the bytes of memory traffic.
 static inline double embedding_forward_bytes(double N, double C, double element_bytes) {
-    return 2 * N * C * element_bytes + 4 * N; // positions' rows are in a cache
+    return 2 * N * C * element_bytes + 4 * N; // rows of positions are cached
 }
 
-// dout is read once for either embedding; `ids` different tokens.
+// Each of the two gradients reads dout once; `ids` is the number of different tokens.
 static inline double embedding_backward_bytes(double N, double C, double ids, double element_bytes,
                                               double gradient_bytes) {
     return 2 * N * C * element_bytes + 2 * ids * C * gradient_bytes;
@@ -48,8 +49,8 @@ static inline double embedding_backward_bytes(double N, double C, double ids, do
 void embedding_forward_cpu(float* out, const int* tokens, const float* wte, const float* wpe, int B, int T,
                            EmbeddingPositions positions, int C);
 
-// A thread owns some columns of every row: two tokens with the same id never race, and sums follow the order
-// of the batch.
+// Each thread owns some columns of every row, so two tokens with the same id never race, and sums
+// follow the order of the batch.
 void embedding_backward_cpu(float* dwte, float* dwpe, const float* dout, const int* tokens, int B, int T,
                             int maxT, int C, GradientMode mode);
 
@@ -74,7 +75,7 @@ void embedding_forward_cpu(float* out, const int* tokens, const float* wte, cons
     }
 }
 
-// Adds the columns c0 ... end - 1 of a row of dout to the row of a gradient that begins at `row`.
+// Adds columns c0 ... end - 1 of a row of dout to the row of a gradient that starts at `row`.
 static void embedding_add_row_(float* grads, size_t row, const float* dout, int c0, int end) {
     for (int c = c0; grads && c < end; c++) {
         grads[row + (size_t)c] += dout[c];

@@ -1,5 +1,5 @@
 /*
-gradient_norm.cuh -- gradient_norm.h on the GPU: gradients of T, or fp32.
+gradient_norm.cuh -- gradient_norm.h on the GPU: gradients of type T, or fp32.
 */
 #ifndef LLMC_GRADIENT_NORM_CUH
 #define LLMC_GRADIENT_NORM_CUH
@@ -14,18 +14,18 @@ gradient_norm.cuh -- gradient_norm.h on the GPU: gradients of T, or fp32.
 
 enum { NORM_SUM_THREADS_ = 1024, NORM_THREADS_ = 256, NORM_UNITS_ = 16 };
 
-// Memory for the sum of each unit of GRADIENT_BLOCK elements.
+// Scratch for partial sums.
 typedef struct {
-    WideSum* partial; // each of NORM_UNITS_ units
-    int units;
+    WideSum* partial; // (units / NORM_UNITS_) sums of NORM_UNITS_ units each
+    int units;        // blocks of GRADIENT_BLOCK elements
 } GradientNorm;
 
-// What gradient_norm_open allocates.
+// Returns the bytes that gradient_norm_open allocates.
 static inline size_t gradient_norm_planned_bytes(size_t n) {
     return ceil_div(n / GRADIENT_BLOCK, (size_t)NORM_UNITS_) * sizeof(WideSum);
 }
 
-// For gradients of n elements, a multiple of GRADIENT_BLOCK.
+// Allocates scratch for gradients of n elements, a multiple of GRADIENT_BLOCK.
 static inline void gradient_norm_open(GradientNorm* norm, size_t n) {
     const size_t units = n / GRADIENT_BLOCK;
     assert(n % GRADIENT_BLOCK == 0 && units <= INT_MAX);
@@ -39,9 +39,9 @@ static inline void gradient_norm_close(GradientNorm* norm) {
     memset(norm, 0, sizeof(*norm));
 }
 
-// The sum of the squares of a unit, by a warp, the same for all lanes: a lane adds up 32, a tree the lanes. fp16
-// cannot overflow it, 65504^2 * 1024 is 4e12. Other types give infinity where gradients exceed 1e17, and that is
-// what the caller should see.
+// Returns the sum of squares of a unit to all lanes of a warp: a lane adds up 32 elements, a tree
+// adds up the lanes. fp16 cannot overflow it: 65504^2 * 1024 is 4e12. Other types give infinity if
+// gradients exceed 1e17, and the caller should see that.
 template <class G> __device__ inline float unit_square_sum_(const G* unit) {
     constexpr int N = Pack<G>::SIZE;
     float sum = 0;
@@ -56,8 +56,8 @@ template <class G> __device__ inline float unit_square_sum_(const G* unit) {
     return warp_sum(sum);
 }
 
-// A warp sums two units in fp32. What they and the warps of a block have is added as WideSum, so it does not show
-// where the array is cut, if at multiples of a unit.
+// A warp sums two units in fp32. The sums of units, warps and blocks are added as WideSum, so the
+// result does not depend on where the array is cut, at multiples of a unit.
 // grid   units / 16, rounded up      block   256      shared   8 WideSum
 // moves  reads n G. Bound by memory.
 // order  fixed, and the same on every GPU
@@ -84,7 +84,7 @@ __global__ void __launch_bounds__(NORM_THREADS_)
     }
 }
 
-// Lane 0 gets the sum.
+// Returns the sum over a warp to lane 0.
 __device__ inline WideSum warp_wide_sum_(WideSum sum) {
 #pragma unroll
     for (int distance = 16; distance > 0; distance /= 2) {
@@ -95,7 +95,7 @@ __device__ inline WideSum warp_wide_sum_(WideSum sum) {
     return sum;
 }
 
-// The sum of n sums.
+// One block adds up n sums.
 // grid   1      block   1024      shared   32 WideSum
 // moves  reads n WideSum. Bound by latency.
 // order  fixed
@@ -118,9 +118,10 @@ __global__ void __launch_bounds__(NORM_SUM_THREADS_)
     }
 }
 
-// Sets result, on the device, to the sum of the squares of n gradients, not yet scaled by grad_scale: a multiple of
-// GRADIENT_BLOCK, at most as many as `norm` was opened for. NaN and infinity in any of them survive. Merging the sums of
-// several parts, or processes, gives the same bits as one sum over the whole gradient.
+// Sets *result, in device memory, to the sum of squares of n gradients, before scaling by
+// grad_scale. n is a multiple of GRADIENT_BLOCK, at most as large as `norm` was opened for. NaN and
+// infinity in any of them survive. Merging the sums of several parts, or ranks, gives the same bits
+// as one sum over the whole gradient.
 template <class T>
 static inline void gradient_square_sum_of(WideSum* result, Gradient grads, size_t n, GradientNorm* norm,
                                           const Gpu* gpu) {
@@ -132,7 +133,7 @@ static inline void gradient_square_sum_of(WideSum* result, Gradient grads, size_
     launch(sum_kernel_, 1, NORM_SUM_THREADS_, 0, gpu, result, norm->partial, blocks);
 }
 
-// Of as many as `norm` was opened for.
+// Sets *result to the sum of squares of as many gradients as `norm` was opened for.
 template <class T>
 static inline void gradient_square_sum(WideSum* result, Gradient grads, GradientNorm* norm, const Gpu* gpu) {
     gradient_square_sum_of<T>(result, grads, (size_t)norm->units * GRADIENT_BLOCK, norm, gpu);

@@ -5,8 +5,9 @@ gradient_norm.h -- the sum of squares of a gradient: the contract, and the CPU v
 
     grad   (n)   fp32
 
-Squares are added in fp32 within blocks of GRADIENT_BLOCK elements, and the sums of blocks as WideSum. So the
-result has the same bits for any number of threads, and for a gradient that is cut at multiples of a block.
+Squares are added in fp32 within blocks of GRADIENT_BLOCK elements, and the sums of the blocks in
+WideSum. So the result has the same bits for any number of threads, and for a gradient that is cut
+at multiples of a block.
 */
 #ifndef LLMC_GRADIENT_NORM_H
 #define LLMC_GRADIENT_NORM_H
@@ -22,8 +23,8 @@ extern "C" {
 // Elements of a block; divides the parts of a gradient that ranks own (TENSOR_SHARD_UNIT).
 #define GRADIENT_BLOCK 1024
 
-// Adds the squares of n gradients, in blocks counted from the first one: the same bits for any number of threads, and
-// for arrays cut at multiples of GRADIENT_BLOCK. `partial` has room for n / GRADIENT_BLOCK + 1 doubles.
+// Adds to *sum the squares of n gradients, in blocks counted from the first element. `partial` has
+// room for n / GRADIENT_BLOCK + 1 doubles.
 void gradient_square_sum_cpu(WideSum* sum, const float* grad, size_t n, double* partial);
 
 #ifdef __cplusplus
@@ -35,7 +36,7 @@ void gradient_square_sum_cpu(WideSum* sum, const float* grad, size_t n, double* 
 #include "llmc/base/vec.h"
 
 static double gradient_block_square_sum_(const float* grad, size_t n) {
-    Vec sum[4]; // four, so that an addition need not wait for the one before
+    Vec sum[4]; // four, so that no addition waits for the one before
     for (int j = 0; j < 4; j++) {
         sum[j] = vec_all(0.0f);
     }

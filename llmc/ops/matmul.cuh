@@ -1,7 +1,8 @@
 /*
 matmul.cuh -- the linear layer on the GPU: matmuls by cublasLt, with bias, residual and GELU.
 
-The functions of matmul.h, for T in {float, bf16, fp16}, three that do more in the same pass over memory:
+The functions of matmul.h, for T in {float, bf16, fp16}, three that do more in the same pass over
+memory:
 
     matmul_forward_residual      out  = residual + inp weight^T + bias            out is not residual
     matmul_forward_gelu          pre  = inp weight^T + bias,  out = gelu(pre)     pre, out (N, OC)
@@ -12,29 +13,30 @@ and one for many small matmuls (Muon):
 
     matmul_batch                 out_i = scale left_i right_i + add_scale add_i       i < batch
 
-They set their outputs, except dbias: it is set or added to, as `mode` says, and may have no data. bias may be
-NULL. dweight and dbias are fp32 or T. Any size works, but matmuls are slow unless C and OC are multiples of
-8. Sums are fp32 and rounded once, with two exceptions. If cublasLt cannot fuse bias or GELU into a product, a
-kernel applies it to the rounded result. And if cublasLt computes dbias, the sum of a micro-batch is rounded
-before it is added.
+They set their outputs, except dbias: it is set or added to, as `mode` says, and may have no data.
+bias may be NULL. dweight and dbias are fp32 or T. Any size works, but matmuls are slow unless C and
+OC are multiples of 8. Sums are fp32 and rounded once, with two exceptions. If cublasLt cannot fuse
+bias or GELU into a product, a kernel applies it to the rounded result. And if cublasLt computes
+dbias, the sum of a micro-batch is rounded before it is added.
 
-Plans. The first product of a shape makes a plan: the descriptors and an algorithm, which is the first choice
-of cublasLt's heuristic or, with `autotune`, the fastest one measured. Later matmuls reuse it. If there are
-too many plans, the least recently used untuned one is dropped. Tuning takes time, waits for the GPU and may
-allocate memory: run each product once before it is captured in a graph.
+Plans. The first product of a shape makes a plan: the descriptors and an algorithm, which is the
+first choice of cublasLt's heuristic or, with `autotune`, the fastest one measured. Later matmuls
+reuse it. If there are too many plans, the least recently used untuned one is dropped. Tuning takes
+time, waits for the GPU and may allocate memory: run each product once before it is captured in a
+graph.
 
 The same plan gives the same bits on the same kind of GPU. The heuristic always picks the same plan;
-measurements may not. So measured choices are kept in files (matmul_algorithms.h) and looked up before anything is
-measured: first those of this run, which matmul_gpu_load_plans reads from its checkpoint and
-matmul_gpu_save_plans writes, then those in the machine's cache. A product has separate plans with and without
-`autotune`, so the order of matmuls does not matter. With GELU_RACE not only algorithms race: the
-ways of an operation do, in one product or in steps, and their bits differ, too, so the files also
-keep which one was taken. If a sum is split, its parts are added in fp32 in a separate step, never
-in place or in 16 bits.
+measurements may not. So measured choices are kept in files (matmul_algorithms.h) and looked up
+before anything is measured: first those of this run, which matmul_gpu_load_plans reads from its
+checkpoint and matmul_gpu_save_plans writes, then those in the machine's cache. A product has
+separate plans with and without `autotune`, so the order of matmuls does not matter. With GELU_RACE
+not only algorithms race: the ways of an operation do, in one product or in steps, and their bits
+differ, too, so the files also keep which one was taken. If a sum is split, its parts are added in
+fp32 in a separate step, never in place or in 16 bits.
 
-With several processes rank 0 chooses for all (matmul_gpu_share_plans): other algorithms would be other bits, and the
-others would wait for the slowest. A product that is tuned for the first time is then a collective call: all ranks
-have it, in the same order.
+With several processes rank 0 chooses for all (matmul_gpu_share_plans): other algorithms would be
+other bits, and the others would wait for the slowest. A product that is tuned for the first time is
+then a collective call: all ranks have it, in the same order.
 
 MatmulGpu has one workspace: its matmuls must be on one stream.
 */
@@ -81,7 +83,8 @@ typedef enum { GELU_WITH_BIAS_GRADIENT_, GELU_IN_MATMUL_, GELU_IN_STEPS_, GELU_W
 typedef struct {
     int tf32; // fp32 matmuls on tensor cores, with factors rounded to 10 bits
     GeluFusion gelu_fusion;
-    // where GELU is fused backward: the product may also sum up the gradient of the bias before GELU
+    // where GELU is fused backward: the product may also sum up the gradient of the bias before
+    // GELU
     int bias_fusion;
     int autotune;
     size_t workspace_bytes; // of cublasLt (matmul_workspace_bytes); 0: the most that helps any model
@@ -186,8 +189,8 @@ static inline MatmulName_ matmul_name_(const MatmulKey* key) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Open and close
 
-// NVIDIA advises 32 MiB for Hopper, whose kernels split more. But the sums of one part of fc's weight gradient are 9 MiB
-// for GPT-2 124M, so 32 MiB would rule out splits by 4 and more.
+// NVIDIA advises 32 MiB for Hopper, whose kernels split more. But the sums of one part of fc's
+// weight gradient are 9 MiB for GPT-2 124M, so 32 MiB would rule out splits by 4 and more.
 static inline size_t matmul_most_workspace_(int major) { return (size_t)(major >= 9 ? 128 : 8) << 20; }
 
 // Of a device; without one, of an H100.
@@ -208,9 +211,10 @@ static inline int matmul_gelu_pays(int device) {
     return major == 9 || major == 10;
 }
 
-// The size of cublasLt's workspace for micro-batches of N tokens and a model of C channels. It holds sums of the parts that a
-// product is split into, and parts of a depth below 256 are not worth their sums. Each of a block's largest matmuls, of N,
-// C and 4 C, then has at most N C C / 64 sums. Rounded up to a power of two: choices of algorithms are kept for each size.
+// The size of cublasLt's workspace for micro-batches of N tokens and a model of C channels. It
+// holds sums of the parts that a product is split into, and parts of a depth below 256 are not
+// worth their sums. Each of a block's largest matmuls, of N, C and 4 C, then has at most N C C / 64
+// sums. Rounded up to a power of two: choices of algorithms are kept for each size.
 static inline size_t matmul_workspace_bytes(int device, size_t N, size_t C) {
     const size_t most = matmul_most_workspace_(matmul_major_(device)),
                  wanted = N * C * C / 64 * sizeof(float);
@@ -270,8 +274,8 @@ static inline void matmul_plan_close_(MatmulPlan_* plan) {
     }
 }
 
-// From now on, tuned matmuls are looked up in this machine's cache before they are measured, and added to
-// it.
+// From now on, tuned matmuls are looked up in this machine's cache before they are measured, and
+// added to it.
 static inline void matmul_gpu_open_cache(MatmulGpu* ctx) {
     char error[ERROR_BYTES];
     if (!matmul_cache_path(ctx->cache, ctx->machine)) {
@@ -292,23 +296,24 @@ static inline void matmul_gpu_keep_cache(MatmulGpu* ctx) {
     ctx->cache_is_old = 0;
 }
 
-// From now on rank 0 chooses tuned algorithms for all ranks. Collective: they must have the same GPU and library.
+// From now on rank 0 chooses tuned algorithms for all ranks. Collective: they must have the same
+// GPU and library.
 static inline void matmul_gpu_share_plans(MatmulGpu* ctx, Comm* comm) {
     comm_agree(comm, "what algorithms of matmuls depend on (--autotune off: each has its own)",
                xxh64(ctx->machine, strlen(ctx->machine)), ctx->machine);
     ctx->comm = comm;
 }
 
-// Takes over the choices of a checkpoint's run; call it before the first product. Returns 0 with the reason
-// in `error` if they do not apply here.
+// Takes over the choices of a checkpoint's run; call it before the first product. Returns 0 with
+// the reason in `error` if they do not apply here.
 static inline int matmul_gpu_load_plans(MatmulGpu* ctx, const char* directory, char* error) {
     char path[PATH_MAX];
     file_join(path, directory, MATMUL_PLANS_FILE);
     return matmul_choices_try_read(&ctx->chosen, ctx->machine, path, error);
 }
 
-// Writes the choices of this run, if there are any, into a directory. Any thread may call it, while another
-// one computes matmuls.
+// Writes the choices of this run, if there are any, into a directory. Any thread may call it, while
+// another one computes matmuls.
 static inline void matmul_gpu_save_plans(const void* matmul, const char* directory) {
     const MatmulGpu* ctx = (const MatmulGpu*)matmul;
     char path[PATH_MAX];
@@ -370,11 +375,10 @@ static inline void matmul_gpu_report(FILE* file, const MatmulGpu* ctx) {
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Plans
-//
-// cublasLt's matrices are column-major. Read that way, a row-major (r, c) matrix is its transpose, (c, r). So
-// we ask for out^T (cols, rows) = right^T (cols, depth) left^T (depth, rows): the right factor comes first,
-// and no matrix is transposed in memory. The bias has one number per column of out, that is per row of out^T,
-// as cublasLt's epilogues want it.
+//  cublasLt's matrices are column-major. Read that way, a row-major (r, c) matrix is its transpose,
+// (c, r). So we ask for out^T (cols, rows) = right^T (cols, depth) left^T (depth, rows): the right
+// factor comes first, and no matrix is transposed in memory. The bias has one number per column of
+// out, that is per row of out^T, as cublasLt's epilogues want it.
 
 static inline cudaDataType_t matmul_data_type_(int type) {
     return type == DTYPE_FP32 ? CUDA_R_32F : type == DTYPE_BF16 ? CUDA_R_16BF : CUDA_R_16F;
@@ -415,7 +419,8 @@ static inline void matmul_point_(MatmulPlan_* plan, MatmulOperands_ x) {
     }
 }
 
-// Makes the descriptors. The heuristic looks at the pointers' alignment, so they are set before it is asked.
+// Makes the descriptors. The heuristic looks at the pointers' alignment, so they are set before it
+// is asked.
 static inline void matmul_plan_open_(MatmulPlan_* plan, MatmulOperands_ x, const MatmulGpu* ctx) {
     const MatmulKey* key = &plan->key;
     const MatmulName_ name = matmul_name_(key);
@@ -502,9 +507,9 @@ typedef struct {
     int is_out;
 } MatmulRunner_;
 
-// Runs each candidate once, back to back: the GPU is never idle in between, so all run at the same clocks. An
-// extra run of the leader comes first; it only hides the time that launches take. A candidate that does not
-// run is out.
+// Runs each candidate once, back to back: the GPU is never idle in between, so all run at the same
+// clocks. An extra run of the leader comes first; it only hides the time that launches take. A
+// candidate that does not run is out.
 static inline void matmul_round_(MatmulRunner_* runners, int leader, const MatmulPlan_* plan,
                                  const cublasLtMatmulHeuristicResult_t* candidates, int count,
                                  MatmulOperands_ x, const MatmulGpu* ctx) {
@@ -526,8 +531,8 @@ static inline void matmul_round_(MatmulRunner_* runners, int leader, const Matmu
     }
 }
 
-// Measures all candidates and returns the fastest; -1 if none runs. The heuristic's first choice wins unless
-// another one is clearly faster.
+// Measures all candidates and returns the fastest; -1 if none runs. The heuristic's first choice
+// wins unless another one is clearly faster.
 static inline int matmul_race_(MatmulPlan_* plan, const cublasLtMatmulHeuristicResult_t* candidates,
                                int count, MatmulOperands_ x, const MatmulGpu* ctx) {
     MatmulRunner_ runners[MATMUL_CANDIDATES];
@@ -552,9 +557,9 @@ static inline int matmul_race_(MatmulPlan_* plan, const cublasLtMatmulHeuristicR
     return isfinite(plan->ms) ? best : -1;
 }
 
-// The fastest candidate, or -1. Measurements write into the product's output, since the real product sets all
-// of it afterwards. If the output is also what is added to, they write elsewhere; if there is no memory for
-// that, the first candidate is taken without measuring.
+// The fastest candidate, or -1. Measurements write into the product's output, since the real
+// product sets all of it afterwards. If the output is also what is added to, they write elsewhere;
+// if there is no memory for that, the first candidate is taken without measuring.
 static inline int matmul_fastest_(MatmulPlan_* plan, const cublasLtMatmulHeuristicResult_t* candidates,
                                   int count, MatmulOperands_ x, const MatmulGpu* ctx) {
     const MatmulKey* key = &plan->key;
@@ -610,7 +615,8 @@ static inline void matmul_remember_(const MatmulPlan_* plan, MatmulGpu* ctx) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Matmuls
 
-// Zero, or the distances of the matrices of a batch: a number that a power of two divides only if it divides all.
+// Zero, or the distances of the matrices of a batch: a number that a power of two divides only if
+// it divides all.
 static inline uintptr_t matmul_strides_(const MatmulKey* key) {
     const size_t rows = (size_t)key->rows, cols = (size_t)key->cols, depth = (size_t)key->depth;
     const size_t factors = (rows * depth | depth * cols) * dtype_bytes((DType)key->type);
@@ -661,7 +667,8 @@ static inline void matmul_plan_follow_(MatmulPlan_* plan, const MatmulChoice* ch
     }
 }
 
-// The choice of rank 0, for all. Its GPU may wait for the others', so these finish first what they have begun.
+// The choice of rank 0, for all. Its GPU may wait for the others', so these finish first what they
+// have begun.
 static inline void matmul_plan_share_(MatmulPlan_* plan, MatmulOperands_ x, const MatmulGpu* ctx) {
     CUDA_CHECK(cudaDeviceSynchronize()); // redundant: its test has one process
     if (ctx->comm->rank == 0) {
@@ -794,8 +801,8 @@ static inline void matmul_decide_(MatmulRace_* race, int way, MatmulGpu* ctx) {
     race->round = -1;
 }
 
-// Starts a race between the ways of an operation, if `may_race` and none has decided it. `key` names
-// the product of the first way.
+// Starts a race between the ways of an operation, if `may_race` and none has decided it. `key`
+// names the product of the first way.
 static inline MatmulRace_ matmul_race_(MatmulKey key, int first, int standard, int may_race, MatmulGpu* ctx) {
     MatmulRace_ race = {key, first, standard, standard, -1, first - 1, {0}};
     if (!may_race || !ctx->settings.autotune) {
@@ -993,9 +1000,9 @@ static inline void matmul_backward_bias(Gradient dbias, const T* dout, int N, in
     column_sums(dbias, (float*)ctx->workspace, dout, N, OC, mode, ctx->gpu);
 }
 
-// All of matmul_backward_input_gelu in one product: cublasLt's DGELU_BGRAD. It can only set the gradient of
-// the bias, in the type of the result; to add, it sets scratch memory, which is then added. Returns 0, having
-// done nothing, if cublasLt refuses.
+// All of matmul_backward_input_gelu in one product: cublasLt's DGELU_BGRAD. It can only set the
+// gradient of the bias, in the type of the result; to add, it sets scratch memory, which is then
+// added. Returns 0, having done nothing, if cublasLt refuses.
 template <class T>
 static inline int matmul_try_gelu_bias_(T* dinp, Gradient dbias, const T* dout, const T* weight, const T* pre,
                                         MatmulKey key, GradientMode mode, MatmulGpu* ctx) {
@@ -1031,8 +1038,8 @@ static inline void matmul_backward_gelu_(int way, T* dinp, Gradient dbias, const
     }
 }
 
-// A gradient that is added to cannot be computed repeatedly: it takes the way of an earlier race, or
-// the standard one.
+// A gradient that is added to cannot be computed repeatedly: it takes the way of an earlier race,
+// or the standard one.
 template <class T>
 static inline void matmul_backward_input_gelu(T* dinp, Gradient dbias, const T* dout, const T* weight,
                                               const T* pre, int N, int C, int OC, GradientMode mode,
@@ -1064,8 +1071,9 @@ static inline void matmul_backward_weight(Gradient dweight, const T* dout, const
     matmul_product_(key, x, ctx);
 }
 
-// Matmuls of one shape: out (rows, cols) = left (rows, depth) right (depth, cols). A transposed factor lies in memory as
-// (depth, rows) or (cols, depth). The `batch` matrices of each kind lie one after the other.
+// Matmuls of one shape: out (rows, cols) = left (rows, depth) right (depth, cols). A transposed
+// factor lies in memory as (depth, rows) or (cols, depth). The `batch` matrices of each kind lie
+// one after the other.
 typedef struct {
     int rows, cols, depth;
     int left_transposed, right_transposed;

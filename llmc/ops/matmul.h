@@ -9,19 +9,21 @@ matmul.h -- the linear layer: the contract, and the CPU version.
     bias          (OC)      may be NULL
 
 matmul_forward sets out. Backward, in three parts so that a frozen tensor costs nothing:
-matmul_backward_input sets dinp = dout weight; matmul_backward_weight and matmul_backward_bias set or add to
-dweight = dout^T inp and dbias = the column sums of dout, as `mode` says (GRADIENT_SET in the first
-micro-step).
+matmul_backward_input sets dinp = dout weight; matmul_backward_weight and matmul_backward_bias set
+or add to dweight = dout^T inp and dbias = the column sums of dout, as `mode` says (GRADIENT_SET in
+the first micro-step).
 
-The product of two matrices is made of tiles of MATMUL_TILE_ROWS x MATMUL_TILE_COLS results that stay in registers while k
-runs (Goto and van de Geijn, "Anatomy of high-performance matrix multiplication", ACM TOMS 2008). For MATMUL_BLOCK_K values
-of k at a time, all threads together copy ("pack") the left matrix into tiles of MATMUL_TILE_ROWS rows. Then each thread
-packs MATMUL_WIDE_PANELS panels of the right matrix, MATMUL_TILE_COLS columns each, multiplies all tiles with them while they
-are in its L2 cache, and goes on to the next. It takes the tiles of MATMUL_PASS_ROWS rows at a time, which fit into L2 beside
-the panels; a panel stays in the L1 cache, or close to it, while these tiles meet it. Both are read in order, so the hardware
-fetches what comes next. The right matrix is packed again only if the left one has more rows than the scratch, or if there
-are too few panels for all threads.
-Every result is one sum over k in the same order whatever the number of threads, so the bits do not depend on it.
+The product of two matrices is made of tiles of MATMUL_TILE_ROWS x MATMUL_TILE_COLS results that
+stay in registers while k runs (Goto and van de Geijn, "Anatomy of high-performance matrix
+multiplication", ACM TOMS 2008). For MATMUL_BLOCK_K values of k at a time, all threads together copy
+("pack") the left matrix into tiles of MATMUL_TILE_ROWS rows. Then each thread packs
+MATMUL_WIDE_PANELS panels of the right matrix, MATMUL_TILE_COLS columns each, multiplies all tiles
+with them while they are in its L2 cache, and goes on to the next. It takes the tiles of
+MATMUL_PASS_ROWS rows at a time, which fit into L2 beside the panels; a panel stays in the L1 cache,
+or close to it, while these tiles meet it. Both are read in order, so the hardware fetches what
+comes next. The right matrix is packed again only if the left one has more rows than the scratch, or
+if there are too few panels for all threads. Every result is one sum over k in the same order
+whatever the number of threads, so the bits do not depend on it.
 */
 #ifndef LLMC_MATMUL_H
 #define LLMC_MATMUL_H
@@ -49,8 +51,8 @@ typedef struct {
 // Tile: MATMUL_TILE_ROWS x 2 vectors of sums fill the registers, leaving some for the factors.
 #define MATMUL_TILE_ROWS (VEC_REGISTERS == 32 ? 12 : 6)
 
-#define MATMUL_TILE_STEP                                                                                     \
-    (MATMUL_TILE_ROWS / 3) // the last rows go in tiles of two steps, one step, and single rows
+// The last rows go in tiles of two steps, one step, and single rows.
+#define MATMUL_TILE_STEP (MATMUL_TILE_ROWS / 3)
 
 #define MATMUL_TILE_COLS (2 * LANES)
 
@@ -86,8 +88,8 @@ typedef struct {
 
 static inline size_t matmul_panels_floats_(void) { return (size_t)MATMUL_BLOCK_K * MATMUL_WIDE_COLS_; }
 
-// For each thread. It is a number of huge pages, as the places of small ones decide what stays in the L2 cache: then a product
-// could be a fifth slower in one process than in the next.
+// For each thread. It is a number of huge pages, as the places of small ones decide what stays in
+// the L2 cache: then a product could be a fifth slower in one process than in the next.
 static inline size_t matmul_scratch_floats_(void) {
     const size_t page = CHECK_HUGE_PAGE / sizeof(float),
                  floats = matmul_panels_floats_() + (size_t)MATMUL_BLOCK_K * MATMUL_BLOCK_ROWS;
@@ -103,8 +105,8 @@ static inline void matmul_open(MatmulScratch* scratch, Memory* memory) {
 
 // ---- packing ----
 
-// Packs `k` rows and `cols` <= MATMUL_TILE_COLS columns of the right matrix, from (k0, j0), into a panel (k,
-// MATMUL_TILE_COLS); columns past `cols` become zero.
+// Packs `k` rows and `cols` <= MATMUL_TILE_COLS columns of the right matrix, from (k0, j0), into a
+// panel (k, MATMUL_TILE_COLS); columns past `cols` become zero.
 void matmul_pack_panel(float* panel, Matrix m, int k0, int j0, int k, int cols);
 
 // ---- the tile: where the time goes ----
@@ -124,8 +126,8 @@ ALWAYS_INLINE void matmul_store_row_(float* to, Vec low, Vec high, int cols, Gra
     }
 }
 
-// Adds the products of one value of k, which is `at` floats further in each row of the left matrix. Rows are addressed from
-// every third one, which takes few enough registers for the addresses.
+// Adds the products of one value of k, which is `at` floats further in each row of the left matrix.
+// Rows are addressed from every third one, which takes few enough registers for the addresses.
 ALWAYS_INLINE void matmul_tile_step_(Vec (*sum)[2], const float* const* third, size_t row, size_t at,
                                      const float* panel, const int rows) {
     const Vec low = vec_load(panel), high = vec_load(panel + LANES);
@@ -137,8 +139,9 @@ ALWAYS_INLINE void matmul_tile_step_(Vec (*sum)[2], const float* const* third, s
     }
 }
 
-// out(rows, cols) = left(rows, k) panel(k, MATMUL_TILE_COLS) + bias(cols), set or added to. left: element (i, p) is
-// left[i * row + p * col]. `rows` is a constant at every call, so the sums live in registers.
+// out(rows, cols) = left(rows, k) panel(k, MATMUL_TILE_COLS) + bias(cols), set or added to. left:
+// element (i, p) is left[i * row + p * col]. `rows` is a constant at every call, so the sums live
+// in registers.
 ALWAYS_INLINE void matmul_tile_(float* out, size_t stride, int cols, const float* left, size_t row,
                                 size_t col, const float* panel, int k, const float* bias, GradientMode mode,
                                 const int rows) {
@@ -154,8 +157,9 @@ ALWAYS_INLINE void matmul_tile_(float* out, size_t stride, int cols, const float
             third[i / 3] = left + i * row;
         }
     }
-    // Unrolled, because on a core that two threads share the loop's own instructions cost a tenth of a product. Two loops,
-    // because gcc's code for a remainder of its own keeps the sums in memory.
+    // Unrolled, because on a core that two threads share the loop's own instructions cost a tenth
+    // of a product. Two loops, because gcc's code for a remainder of its own keeps the sums in
+    // memory.
     int p = 0;
     for (; p + MATMUL_UNROLL <= k; p += MATMUL_UNROLL) {
         VEC_UNROLL(MATMUL_UNROLL)
@@ -202,8 +206,9 @@ ALWAYS_INLINE void matmul_tiles_(float* out, size_t stride, int rows, int cols, 
     }
 }
 
-// Up to MATMUL_TILE_ROWS rows. `left` is a matrix with contiguous rows (col 1), or a packed tile (row 1, col MATMUL_TILE_ROWS).
-// Not inlined: among a caller's other variables gcc finds too few registers for the sums and addresses.
+// Up to MATMUL_TILE_ROWS rows. `left` is a matrix with contiguous rows (col 1), or a packed tile
+// (row 1, col MATMUL_TILE_ROWS). Not inlined: among a caller's other variables gcc finds too few
+// registers for the sums and addresses.
 __attribute__((noinline)) void matmul_rows(float* out, size_t stride, int rows, int cols, Matrix left,
                                            const float* panel, int k, const float* bias, GradientMode mode);
 
@@ -215,15 +220,15 @@ ALWAYS_INLINE void matmul_rows_transposed(float* out, size_t stride, int rows, i
 
 // ---- the product ----
 
-// The size of equal steps, multiples of `unit`, that cover n and are not longer than `max`, itself a
-// multiple.
+// The size of equal steps, multiples of `unit`, that cover n and are not longer than `max`, itself
+// a multiple.
 static inline int matmul_step_(int n, int max, int unit) {
     const int steps = int_ceil_div(n, max);
     return int_ceil_div(int_ceil_div(n, steps), unit) * unit;
 }
 
-// out(M, N) = left(M, K) right(K, N) + bias(N), set or added to as `mode` says; out is row-major without
-// gaps.
+// out(M, N) = left(M, K) right(K, N) + bias(N), set or added to as `mode` says; out is row-major
+// without gaps.
 void matmul_product_cpu(float* out, Matrix left, Matrix right, int M, int N, int K, const float* bias,
                         GradientMode mode, MatmulScratch* scratch);
 
@@ -243,8 +248,8 @@ void matmul_backward_input_cpu(float* dinp, const float* dout, const float* weig
 void matmul_backward_weight_cpu(float* dweight, const float* dout, const float* inp, int N, int C, int OC,
                                 GradientMode mode, MatmulScratch* scratch);
 
-// Sets or adds to dbias (OC). A thread sums whole columns, row after row: the order does not depend on the
-// threads.
+// Sets or adds to dbias (OC). A thread sums whole columns, row after row: the order does not depend
+// on the threads.
 void matmul_backward_bias_cpu(float* dbias, const float* dout, int N, int OC, GradientMode mode);
 
 #ifdef __cplusplus
@@ -261,8 +266,8 @@ ALWAYS_INLINE void matmul_fetch_(const float* at, int floats) {
     }
 }
 
-// Copies `k` rows from `from` on, `row` apart, into `count` panels or tiles of `width` columns, which lie one after the other.
-// `width` and `count` are constants.
+// Copies `k` rows from `from` on, `row` apart, into `count` panels or tiles of `width` columns,
+// which lie one after the other. `width` and `count` are constants.
 ALWAYS_INLINE void matmul_pack_rows_(float* to, const float* from, size_t row, int k, const int width,
                                      const int count) {
     for (int i = 0; i < k; i++, from += row) {
@@ -302,9 +307,9 @@ void matmul_pack_panel(float* panel, Matrix m, int k0, int j0, int k, int cols) 
     }
 }
 
-// Transposes LANES columns of a tile's rows, which are `row` apart. The rows may be no multiple of LANES: the last vector of
-// a column then reaches into the next column, which is written after it. The last column ends exactly: another thread may have
-// packed what is behind the tile.
+// Transposes LANES columns of a tile's rows, which are `row` apart. The rows may be no multiple of
+// LANES: the last vector of a column then reaches into the next column, which is written after it.
+// The last column ends exactly: another thread may have packed what is behind the tile.
 ALWAYS_INLINE void matmul_pack_square_(float* tile, const float* from, size_t row) {
     Vec square[MATMUL_TILE_ROWS + LANES - 1];
     for (int i = 0; i < MATMUL_TILE_ROWS; i += LANES) {
@@ -324,8 +329,8 @@ ALWAYS_INLINE void matmul_pack_square_(float* tile, const float* from, size_t ro
     }
 }
 
-// Packs `rows` <= MATMUL_TILE_ROWS rows and `k` columns of the left matrix, from (i0, k0), as (k, MATMUL_TILE_ROWS); rows past
-// `rows` become zero.
+// Packs `rows` <= MATMUL_TILE_ROWS rows and `k` columns of the left matrix, from (i0, k0), as (k,
+// MATMUL_TILE_ROWS); rows past `rows` become zero.
 static void matmul_pack_tile_(float* tile, Matrix m, int i0, int k0, int rows, int k) {
     const float* from = m.data + i0 * m.row + k0 * m.col;
     int done = 0; // columns packed so far
@@ -344,7 +349,8 @@ static void matmul_pack_tile_(float* tile, Matrix m, int i0, int k0, int rows, i
     }
 }
 
-// Packs `k` rows and `cols` <= MATMUL_WIDE_COLS_ columns of the right matrix, from (k0, j0), into panels.
+// Packs `k` rows and `cols` <= MATMUL_WIDE_COLS_ columns of the right matrix, from (k0, j0), into
+// panels.
 static void matmul_pack_panels_(float* panels, Matrix m, int k0, int j0, int k, int cols) {
     if (m.col == 1 && cols == MATMUL_WIDE_COLS_) {
         matmul_pack_rows_(panels, m.data + k0 * m.row + j0, m.row, k, MATMUL_TILE_COLS, MATMUL_WIDE_PANELS);
@@ -355,7 +361,8 @@ static void matmul_pack_panels_(float* panels, Matrix m, int k0, int j0, int k, 
     }
 }
 
-// Packs `rows` <= MATMUL_WIDE_ROWS_ rows and `k` columns of the left matrix, from (i0, k0), into tiles.
+// Packs `rows` <= MATMUL_WIDE_ROWS_ rows and `k` columns of the left matrix, from (i0, k0), into
+// tiles.
 static void matmul_pack_tiles_(float* tiles, Matrix m, int i0, int k0, int rows, int k) {
     if (m.row == 1 && rows == MATMUL_WIDE_ROWS_) {
         matmul_pack_rows_(tiles, m.data + i0 + k0 * m.col, m.col, k, MATMUL_TILE_ROWS, MATMUL_WIDE_TILES);
@@ -404,7 +411,8 @@ typedef struct {
     int threads;
 } MatmulProduct_;
 
-// The part's rows times its columns, up to MATMUL_WIDE_COLS_, for `k` values of k from k0. `tiles` are the packed rows.
+// The part's rows times its columns, up to MATMUL_WIDE_COLS_, for `k` values of k from k0. `tiles`
+// are the packed rows.
 static void matmul_task_(const MatmulProduct_* x, MatmulPart_ part, int k0, int k, const float* tiles) {
     float* panels = x->scratch->memory + thread_index() * matmul_panels_floats_();
     const int step = matmul_step_(part.i1 - part.i0, MATMUL_PASS_ROWS, MATMUL_TILE_ROWS);
@@ -416,8 +424,8 @@ static void matmul_task_(const MatmulProduct_* x, MatmulPart_ part, int k0, int 
     }
 }
 
-// Rows [i0, i1) of the result for `k` values of k from k0, by all threads of a parallel region. Each task has its own columns;
-// where that makes too few tasks, they also divide the rows.
+// Rows [i0, i1) of the result for `k` values of k from k0, by all threads of a parallel region.
+// Each task has its own columns; where that makes too few tasks, they also divide the rows.
 static void matmul_rows_by_all_threads_(const MatmulProduct_* x, int i0, int i1, int k0, int k) {
     float* tiles = x->scratch->memory + x->threads * matmul_panels_floats_();
 #pragma omp for schedule(static)

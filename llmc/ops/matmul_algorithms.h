@@ -1,8 +1,9 @@
 /*
 matmul_algorithms.h -- the algorithms that were chosen for matmuls, and the files that keep them.
 
-They are chosen by time, and times differ from run to run; algorithms add in different orders, so another
-choice gives other bits. A run that must have the bits of an earlier one takes over its choices:
+They are chosen by time, and times differ from run to run; algorithms add in different orders, so
+another choice gives other bits. A run that must have the bits of an earlier one takes over its
+choices:
 
     OUT/step_.../matmul.json     those of a run, in each of its checkpoints
     ${XDG_CACHE_HOME:-$HOME/.cache}/pretrain.c/matmul-<hash of the machine>.json    those of all runs
@@ -11,14 +12,14 @@ choice gives other bits. A run that must have the bits of an earlier one takes o
     {"key":[10 or 11 numbers],"algorithm":"128 hexadecimal digits","chosen":0,"candidates":8,"ms":0.25}, ...],
     "xxh64":"16 hexadecimal digits"}
 
-`machine` says in words what an algorithm depends on besides the product: the card, the library, its settings.
-A file of another machine is of no use. The eleventh number of a key is its `batch`, where that is
-not 1. A key without an alignment is not about an algorithm: `chosen` then says in which way an
-operation is done whose first way is that product. xxh64 is the checksum of all bytes before its
+`machine` says in words what an algorithm depends on besides the product: the card, the library, its
+settings. A file of another machine is of no use. The eleventh number of a key is its `batch`, where
+that is not 1. A key without an alignment is not about an algorithm: `chosen` then says in which way
+an operation is done whose first way is that product. xxh64 is the checksum of all bytes before its
 value.
 
-The cache is a convenience: it needs a home directory, and failing to read or write it is no error. Programs
-that write it at the same time take turns; existing entries never change.
+The cache is a convenience: it needs a home directory, and failing to read or write it is no error.
+Programs that write it at the same time take turns; existing entries never change.
 */
 #ifndef LLMC_MATMUL_ALGORITHMS_H
 #define LLMC_MATMUL_ALGORITHMS_H
@@ -47,8 +48,8 @@ enum {
     MATMUL_PLANS_MAX_BYTES_ = 4 << 20,
 };
 
-// A product: out (rows, cols) = left (rows, depth) right (depth, cols). A transposed factor lies in memory as
-// (depth, rows) or (cols, depth). All members are ints: keys are compared as memory.
+// A product: out (rows, cols) = left (rows, depth) right (depth, cols). A transposed factor lies in
+// memory as (depth, rows) or (cols, depth). All members are ints: keys are compared as memory.
 typedef struct {
     int rows, cols, depth;
     int left_transposed, right_transposed;
@@ -94,8 +95,9 @@ void matmul_choices_write(const MatmulChoices* choices, const char* machine, con
 
 // ---- reading ----
 
-// Adds the choices of a file to those of the list; without a file there are none. Returns 0, with nothing
-// added and the reason in `error`, if the file is damaged, no such file, or of another machine.
+// Adds the choices of a file to those of the list; without a file there are none. Returns 0, with
+// nothing added and the reason in `error`, if the file is damaged, no such file, or of another
+// machine.
 int matmul_choices_try_read(MatmulChoices* choices, const char* machine, const char* path, char* error);
 
 // ---- the cache ----
@@ -103,8 +105,8 @@ int matmul_choices_try_read(MatmulChoices* choices, const char* machine, const c
 // Sets path to the cache's file for a machine. Returns 0 if there is no place for a cache.
 int matmul_cache_path(char path[PATH_MAX], const char* machine);
 
-// Adds choices to those in the cache's file; a damaged one is written anew. Returns 0 with the reason in
-// `error` if that is not possible.
+// Adds choices to those in the cache's file; a damaged one is written anew. Returns 0 with the
+// reason in `error` if that is not possible.
 int matmul_cache_try_write(const MatmulChoices* choices, const char* machine, const char* path, char* error);
 
 #ifdef __cplusplus

@@ -1,17 +1,17 @@
 /*
 norm.cuh -- layer normalization (norm.h) on the GPU, on T = float, bf16 or fp16, computed in fp32.
 
-Results do not depend on the GPU. How rows are split into groups depends only on N. dweight and dbias are
-summed row by row within a group, then over the groups in a fixed order.
+Results do not depend on the GPU. The split of rows into groups depends only on N. dweight and dbias
+are summed row by row within a group, then over the groups in a fixed order.
 
-layernorm_backward also sets or adds to, as `sum_mode` says,
+layernorm_backward also sets or adds to, according to `sum_mode`,
 
     dinp_sum (C)    the sum over the rows of dinp, as dinp is stored
 
-This is the bias gradient of the linear layer whose output was added to inp last. It is skipped if it has no
-data.
+This is the bias gradient of the linear layer whose output was added to inp last. It is skipped if
+it has no data.
 
-There is no residual sum here: the product before a norm adds the residual (matmul_forward_residual).
+The residual sum is not here: the matmul before a norm adds it (matmul_forward_residual).
 */
 #ifndef LLMC_NORM_CUH
 #define LLMC_NORM_CUH
@@ -24,15 +24,16 @@ There is no residual sum here: the product before a norm adds the residual (matm
 
 #define LAYERNORM_ITEMS 4      // groups of columns that a thread of the forward pass holds in registers
 #define LAYERNORM_ROWS 8       // rows per block, if one warp is enough for a row
-#define LAYERNORM_GROUP_ROWS 8 // at least: keeps the partial sums below a tenth of the traffic
+#define LAYERNORM_GROUP_ROWS 8 // least rows of a group: partial sums stay below a tenth of the traffic
 #define LAYERNORM_BACKWARD_THREADS 512
-#define LAYERNORM_WARPS 16 // per multiprocessor in the backward pass: 128 registers per thread
+#define LAYERNORM_WARPS 16 // warps per multiprocessor in the backward pass: 128 registers per thread
 
-// The most groups of rows in the backward pass. An H100's 132 multiprocessors hold 5, 4, 3 or 2 blocks each
-// for rows of 768, 1024, 1280 or 1600 elements of 16 bits: 1980 groups are 3, 3.75, 5 or 7.5 waves of blocks.
+// Most groups of rows in the backward pass. An H100's 132 multiprocessors hold 5, 4, 3 or 2 blocks
+// each for rows of 768, 1024, 1280 or 1600 elements of 16 bits: 1980 groups are 3, 3.75, 5 or 7.5
+// waves of blocks.
 #define LAYERNORM_GROUPS 1980
 
-// Partial sums of dweight, dbias and dinp_sum.
+// Scratch for the partial sums of dweight, dbias and dinp_sum.
 typedef struct {
     float* partial; // (groups, 3, C)
     size_t floats;
@@ -46,14 +47,14 @@ static inline int layernorm_group_rows_(int N) {
 static inline int layernorm_groups(int N) { return ceil_div(N, layernorm_group_rows_(N)); }
 
 static inline size_t layernorm_floats_(int N, int C) {
-    const int most = LAYERNORM_GROUPS * LAYERNORM_GROUP_ROWS; // beyond this many rows, groups grow
+    const int most = LAYERNORM_GROUPS * LAYERNORM_GROUP_ROWS; // with more rows than this, groups grow instead
     return 3 * (size_t)C * (N < most ? layernorm_groups(N) : LAYERNORM_GROUPS);
 }
 
-// What layernorm_open allocates.
+// Returns the bytes that layernorm_open allocates.
 static inline size_t layernorm_planned_bytes(int N, int C) { return layernorm_floats_(N, C) * sizeof(float); }
 
-// For up to N rows of up to C columns.
+// Allocates scratch for up to N rows of up to C columns.
 static inline void layernorm_open(LayernormGpu* scratch, int N, int C) {
     scratch->floats = layernorm_floats_(N, C);
     scratch->partial = (float*)gpu_alloc(scratch->floats, sizeof(float), "layernorm: partial sums");
@@ -61,8 +62,7 @@ static inline void layernorm_open(LayernormGpu* scratch, int N, int C) {
 
 static inline void layernorm_close(LayernormGpu* scratch) { gpu_free(scratch->partial); }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Elements: WIDTH of them at a time, a pack or 1
+// ---- elements: WIDTH at a time, a pack or 1 ----
 
 template <int WIDTH, class T> __device__ inline void layernorm_load_(float* to, const T* from) {
     if constexpr (WIDTH == 1) {
@@ -76,7 +76,7 @@ template <int WIDTH, class T> __device__ inline void layernorm_load_(float* to, 
     }
 }
 
-// Also sets `from` to what was stored, rounded to T.
+// Also sets `from` to the stored values, rounded to T.
 template <int WIDTH, class T> __device__ inline void layernorm_store_(T* to, float* from) {
     if constexpr (WIDTH == 1) {
         to[0] = from_float<T>(from[0]);
@@ -96,13 +96,12 @@ static inline int layernorm_aligned_(const void* a, const void* b, const void* c
     return ((uintptr_t)a | (uintptr_t)b | (uintptr_t)c) % 16 == 0;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Forward
+// ---- forward ----
 
-// The sum over the threads of a row: a warp, or the whole block.
+// Returns the sum over the threads of a row: a warp, or the whole block.
 __device__ inline float layernorm_row_sum_(float x) { return blockDim.x == 32 ? warp_sum(x) : block_sum(x); }
 
-// The variance of the row whose columns the threads hold in x. Columns past C are ignored.
+// Returns the variance of the row whose columns the threads hold in x. Columns past C are ignored.
 template <int WIDTH> __device__ inline float layernorm_variance_(const float (*x)[WIDTH], float mean, int C) {
     float sum = 0;
 #pragma unroll
@@ -117,9 +116,9 @@ template <int WIDTH> __device__ inline float layernorm_variance_(const float (*x
     return layernorm_row_sum_(sum) / C;
 }
 
-// A warp, or a block of up to 1024 threads, normalizes a row. Thread i holds groups i, i + blockDim.x, ... of
-// WIDTH columns in registers.
-// grid   ceil(N / rows)      block   (32, 8 rows), or (threads, 1)      shared   two arrays of block_sum
+// A warp, or a block of up to 1024 threads, normalizes a row. Thread i holds groups i,
+// i + blockDim.x, ... of WIDTH columns in registers.
+// grid   ceil(N / rows)      block   (32, 8 rows), or (threads, 1)      shared   2 of block_sum
 // moves  N*C in, N*C out, 2N fp32 out; weight and bias stay in L2. Bound by memory.
 // order  fixed
 // needs  C <= 4 WIDTH threads; C a multiple of WIDTH, and aligned addresses where that is a pack
@@ -165,7 +164,8 @@ __global__ void layernorm_forward_kernel(T* out, float* mean, float* rstd, const
     }
 }
 
-// The same for rows that are too long for registers: a block per row, read three times, twice from cache.
+// One block per row, for rows that are too long for registers: each is read three times, twice from
+// cache.
 // grid   N      block   1024      shared   two arrays of block_sum
 // moves  as layernorm_forward_kernel, if the rows being processed fit into the caches
 // order  fixed
@@ -193,7 +193,7 @@ __global__ void layernorm_forward_long_kernel(T* out, float* mean, float* rstd, 
     }
 }
 
-// A warp per row if its registers can hold one, otherwise a block per row.
+// Launches one warp per row if its registers can hold one, otherwise one block per row.
 template <class T, int WIDTH>
 static inline void layernorm_launch_forward_(T* out, float* mean, float* rstd, const T* inp, const T* weight,
                                              const T* bias, int N, int C, const Gpu* gpu) {
@@ -218,14 +218,13 @@ static inline void layernorm_forward(T* out, float* mean, float* rstd, const T* 
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Backward
+// ---- backward ----
 
-// A thread's state for one group of WIDTH columns, over all rows of a block.
+// State of a thread for one group of WIDTH columns, over all rows of a block.
 template <int WIDTH> struct LayernormColumns_ { float weight[WIDTH], dweight[WIDTH], dbias[WIDTH]; };
 
-// A thread's part of the next few rows, as packs or elements just as they are in memory. It is loaded while
-// the rows before are processed.
+// A thread's part of the next few rows, in packs or elements just as they are in memory. They are
+// loaded while the rows before are processed.
 template <int ROWS, int ITEMS> struct LayernormRows_ {
     int4 dout[ROWS][ITEMS], inp[ROWS][ITEMS], dinp[ROWS][ITEMS];
     float mean[ROWS], rstd[ROWS];
@@ -241,7 +240,8 @@ template <int WIDTH, class T> __device__ inline int4 layernorm_load_words_(const
     }
 }
 
-// Loads rows n ... n + ROWS - 1. Rows from `end` on, columns from C on, and a dinp that is set become zeros.
+// Loads rows n ... n + ROWS - 1. Rows from `end` on and columns from C on become zeros, and so does
+// a dinp that will be set.
 template <int WIDTH, class T, int ROWS, int ITEMS>
 __device__ inline void layernorm_load_rows_(LayernormRows_<ROWS, ITEMS>* rows, const T* dinp, const T* dout,
                                             const T* inp, const float* mean, const float* rstd, int n,
@@ -262,8 +262,9 @@ __device__ inline void layernorm_load_rows_(LayernormRows_<ROWS, ITEMS>* rows, c
     }
 }
 
-// Sums VALUES values of every thread, a power of 2 up to 32, over its warp. Each step leaves a lane half as
-// many values, each summed over twice as many lanes. Lane i returns the sum of value i / (32 / VALUES).
+// Sums VALUES values of every thread, a power of 2 up to 32, over its warp. Each step leaves a lane
+// half as many values, each summed over twice as many lanes. Lane i returns the sum of value i /
+// (32 / VALUES).
 template <int VALUES> __device__ inline float layernorm_warp_sums_(float* x) {
     const int lane = threadIdx.x % 32;
     int distance = 16;
@@ -283,9 +284,9 @@ template <int VALUES> __device__ inline float layernorm_warp_sums_(float* x) {
     return x[0];
 }
 
-// Sums VALUES values of every thread over the block; every thread gets the results. of_warp (warps, VALUES)
-// must not be the array of the previous call: then one barrier is enough. WARPS is the number of warps, or 0
-// if it is not known at compile time.
+// Sums VALUES values of every thread over the block; every thread gets the results. of_warp (warps,
+// VALUES) must not be the array of the previous call: then one barrier is enough. WARPS is the
+// number of warps, or 0 if it is not known at compile time.
 template <int VALUES, int WARPS>
 __device__ inline void layernorm_block_sums_(float* x, float (*of_warp)[VALUES]) {
     const int lane = threadIdx.x % 32, warps = WARPS ? WARPS : blockDim.x / 32;
@@ -306,7 +307,8 @@ __device__ inline void layernorm_block_sums_(float* x, float (*of_warp)[VALUES])
     }
 }
 
-// Adds WIDTH elements of a row to the sums: of g, of g norm, and of the columns. x becomes norm, d becomes g.
+// Adds WIDTH elements of a row to the sums of g, of g norm, and of the columns. x becomes norm, d
+// becomes g.
 template <int WIDTH>
 __device__ inline void layernorm_backward_take_(float* d, float* x, float* sum, float* dot,
                                                 LayernormColumns_<WIDTH>* columns, float mean, float rstd) {
@@ -321,9 +323,9 @@ __device__ inline void layernorm_backward_take_(float* d, float* x, float* sum, 
     }
 }
 
-// A thread's sums of WIDTH columns of dinp over the rows of a block. They are in shared memory because
-// registers are full; no other thread uses them. They are stored in fours, those of neighboring threads side
-// by side.
+// A thread's sums of WIDTH columns of dinp over the rows of a block. They are in shared memory
+// because registers are full; no other thread uses them. They are stored in fours, with those of
+// neighboring threads side by side.
 template <int WIDTH, int THREADS> struct LayernormSums_ { float4 of[WIDTH == 1 ? 1 : WIDTH / 4][THREADS]; };
 
 template <int WIDTH, int THREADS>
@@ -363,7 +365,7 @@ __device__ inline void layernorm_store_columns_(float* partial, LayernormColumns
     }
 }
 
-// Rows that a block is working on: g = dout weight, norm and rstd as in norm.h, and dinp as it was.
+// Rows in progress: g = dout weight, norm and rstd as in norm.h, and dinp as it was.
 template <int SIZE, int ROWS, int ITEMS> struct LayernormWork_ {
     float g[ROWS][ITEMS][SIZE], norm[ROWS][ITEMS][SIZE], rstd[ROWS];
     int4 dinp[ROWS][ITEMS];
@@ -388,7 +390,8 @@ __device__ inline void layernorm_take_rows_(LayernormWork_<Pack<T>::SIZE, ROWS, 
     }
 }
 
-// Sets or adds to dinp of rows n ... n + ROWS - 1, and adds what it stores to the sums of its columns.
+// Sets or adds to dinp of rows n ... n + ROWS - 1, and adds the stored values to the sums of its
+// columns.
 template <class T, int WIDTH, int ROWS, int ITEMS, int THREADS>
 __device__ inline void layernorm_finish_rows_(T* dinp, LayernormSums_<WIDTH, THREADS>* dinp_sums,
                                               const LayernormWork_<Pack<T>::SIZE, ROWS, ITEMS>* work,
@@ -418,22 +421,25 @@ __device__ inline void layernorm_finish_rows_(T* dinp, LayernormSums_<WIDTH, THR
     }
 }
 
-// How many blocks must fit into the registers of a multiprocessor. Since sm_100 ptxas takes more
-// for rows of four warps: 40 bytes would spill with one block more.
+// Returns the number of blocks that must fit into the registers of a multiprocessor. From sm_100 on
+// ptxas needs more for rows of four warps: 40 bytes would spill with one block more.
 constexpr int layernorm_backward_blocks_(int warps) {
     return warps == 0 ? 1 : LAYERNORM_WARPS / warps - (GPU_SM >= 100 && warps == 4);
 }
 
-// A block processes a group of rows, a few at a time. Thread i owns the columns i, i + blockDim.x, ... in
-// groups of WIDTH and sums them over the rows in registers. The next rows are loaded before the block waits
-// for the sums of these. Rows and columns that do not exist are zeros, which add nothing. WARPS is the number
-// of warps, or 0 if it is not known at compile time. With ITEMS = 2 (in 16 bits, rows of more than 4096
-// elements) up to 32 bytes spill.
+// A block processes a group of rows, a few at a time. Thread i owns the columns i, i + blockDim.x,
+// ... in groups of WIDTH and sums them over the rows in registers. The next rows are loaded before
+// the block waits for the sums of the current ones. Rows and columns out of range are zeros, which
+// add nothing. WARPS is the number of warps, or 0 if it is not known at compile time. With
+// ITEMS = 2 (in 16 bits, rows of more than 4096 elements) up to 32 bytes spill.
 //
-// grid   groups of rows      block   up to 512      shared   double-buffered sums of the warps, C floats
-// moves  3 N*C in, N*C out, 3C fp32 out per group; dinp is not read where it is set. Bound by memory.
+// grid   groups of rows      block   up to 512      shared   double-buffered sums of the warps, C
+//        floats
+// moves  3 N*C in, N*C out, 3C fp32 out per group; dinp is not read where it is set. Bound by
+//        memory.
 // order  fixed: rows of a group in order
-// needs  C <= ITEMS WIDTH threads; C a multiple of WIDTH, and aligned addresses where that is a pack
+// needs  C <= ITEMS WIDTH threads; C a multiple of WIDTH, and aligned addresses where that is a
+//        pack
 template <class T, int WIDTH, int ITEMS, int WARPS>
 __global__ void __launch_bounds__(WARPS ? 32 * WARPS : LAYERNORM_BACKWARD_THREADS,
                                   layernorm_backward_blocks_(WARPS))
@@ -476,8 +482,8 @@ __global__ void __launch_bounds__(WARPS ? 32 * WARPS : LAYERNORM_BACKWARD_THREAD
     }
 }
 
-// The same for rows that are too long for registers: column sums accumulate in `partial`, and rows are read
-// twice.
+// One block per group, for rows that are too long for registers: column sums accumulate in
+// `partial`, and rows are read twice.
 // grid   groups of rows      block   1024      shared   two arrays of block_sum
 // moves  3 N*C in, N*C out; partial and the second reading of a row mostly come from cache
 // order  fixed: rows of a group in order
@@ -509,7 +515,8 @@ __global__ void layernorm_backward_long_kernel(T* dinp, float* partial, const T*
     }
 }
 
-// The kernel for rows of `items` packs, or elements. The widths of GPT-2's models in 16 bits have their own.
+// Returns the kernel for rows of `items` packs, or elements. The widths of GPT-2's models in 16
+// bits have their own.
 template <class T, int WIDTH>
 static inline decltype(&layernorm_backward_kernel<T, WIDTH, 1, 0>) layernorm_backward_of_(int items) {
     if constexpr (WIDTH == 8) {
@@ -543,7 +550,7 @@ static inline void layernorm_launch_backward_(T* dinp, float* partial, const T* 
     }
 }
 
-// dweight, dbias and dinp_sum have the same type. N >= 1.
+// Computes the backward pass. dweight, dbias and dinp_sum have the same type. N >= 1.
 template <class T>
 static inline void layernorm_backward(T* dinp, Gradient dweight, Gradient dbias, Gradient dinp_sum,
                                       const T* dout, const T* inp, const T* weight, const float* mean,

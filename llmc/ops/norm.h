@@ -8,9 +8,9 @@ norm.h -- layer normalization, and the residual sum before it: the contract, and
     mean, rstd               (N)      fp32; kept for the backward pass
     weight, bias             (C)      and dweight, dbias
 
-layernorm_forward sets its outputs; residual_layernorm_forward also sets inp = left + right (N, C) in the same
-pass. layernorm_backward sets or adds to dinp as `dinp_mode` says, to dweight and dbias as `mode` says; each of these may
-be NULL.
+layernorm_forward sets its outputs; residual_layernorm_forward also sets inp = left + right (N, C)
+in the same pass. layernorm_backward sets or adds to dinp according to `dinp_mode`, and to dweight
+and dbias, either of which may be NULL, according to `mode`.
 
     dinp_c (+)= rstd (g_c - sum g / C - norm_c sum(g norm) / C)
                 with g = dout weight, norm = (inp - mean) rstd
@@ -28,7 +28,8 @@ extern "C" {
 
 #define LAYERNORM_EPS 1e-5f
 
-// What the passes move; `groups` of rows have sums of their own that pass through memory.
+// Return the bytes of memory traffic; each of `groups` groups of rows has its own partial sums,
+// which pass through memory.
 static inline double layernorm_forward_bytes(double N, double C, double element_bytes) {
     return 2 * N * C * element_bytes + 8 * N;
 }
@@ -43,7 +44,7 @@ void layernorm_forward_cpu(float* out, float* mean, float* rstd, const float* in
 void residual_layernorm_forward_cpu(float* inp, float* out, float* mean, float* rstd, const float* left,
                                     const float* right, const float* weight, const float* bias, int N, int C);
 
-// out = left + right, `n` elements.
+// Sets out = left + right, n elements.
 void residual_forward_cpu(float* out, const float* left, const float* right, size_t n);
 
 void layernorm_backward_cpu(float* dinp, float* dweight, float* dbias, const float* dout, const float* inp,
@@ -61,7 +62,8 @@ void layernorm_backward_cpu(float* dinp, float* dweight, float* dbias, const flo
 #include "llmc/base/sizes.h"
 #include "llmc/base/vec.h"
 
-// LANES partial sums keep the additions short and independent; their order is fixed.
+// Returns the sum of a row. LANES partial sums keep the additions short and independent; their
+// order is fixed.
 static float layernorm_sum_(const float* x, int C) {
     Vec sum = vec_all(0.0f);
     int c = 0;
@@ -75,7 +77,8 @@ static float layernorm_sum_(const float* x, int C) {
     return total;
 }
 
-static float layernorm_square_(const float* x, float mean, int C) { // sum of (x - mean)^2
+// Returns the sum of (x - mean)^2 over a row.
+static float layernorm_square_(const float* x, float mean, int C) {
     Vec sum = vec_all(0.0f);
     int c = 0;
     for (; c + LANES <= C; c += LANES) {
@@ -155,8 +158,8 @@ static void layernorm_finish_columns_(float* to, const float* sum, int c0, int c
     }
 }
 
-// The parameters' gradients are sums over rows: a thread owns a few columns, so that sums follow the order of
-// the rows.
+// Sums the parameters' gradients over the rows. Each thread owns a few columns, so the sums follow
+// the order of the rows.
 static void layernorm_backward_columns_(float* dweight, float* dbias, const float* dout, const float* inp,
                                         const float* mean, const float* rstd, int N, int C, int c0, int cols,
                                         GradientMode mode) {

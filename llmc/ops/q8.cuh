@@ -10,9 +10,10 @@ q8.cuh -- q8.h on the GPU: weights in 8 bits, inputs and results of T = float, b
             scales (OC, C / 32)  fp16
     bias    (OC)          T; may be NULL
 
-The blocks of a file are taken apart, so that a pack of numbers is one load. Up to QUANTIZED_ROWS rows of input are
-multiplied by a kernel that reads the weights once; the input stays as it is. For more rows quantized_expand
-makes a matrix of T for matmul_forward. q8_embedding is embedding_forward with a matrix of 8 bits.
+The blocks of a file are taken apart, so that a pack of numbers is one load. Up to QUANTIZED_ROWS
+rows of input are multiplied by a kernel that reads the weights once; the input stays as it is. For
+more rows quantized_expand makes a matrix of T for matmul_forward. q8_embedding is embedding_forward
+with a matrix of 8 bits.
 */
 #ifndef LLMC_Q8_CUH
 #define LLMC_Q8_CUH
@@ -40,8 +41,8 @@ static inline QuantizedGpu quantized_gpu_bind(const void* memory, size_t element
     return {q, (const fp16*)(const void*)(q + elements)};
 }
 
-// Takes the blocks of a matrix of `elements` apart in `staging`, quantized_gpu_bytes on the host, and queues the
-// copy to `memory`, as many on the GPU.
+// Takes the blocks of a matrix of `elements` apart in `staging`, quantized_gpu_bytes on the host,
+// and queues the copy to `memory`, as many on the GPU.
 static inline void quantized_upload(void* memory, void* staging, const QuantizedBlock* blocks,
                                     size_t elements, const Gpu* gpu) {
     const size_t count = elements / QUANTIZED_BLOCK;
@@ -69,7 +70,8 @@ template <int COUNT> __device__ inline void quantized_load_(float to[COUNT], con
 // A warp makes one column of the result: a lane takes a pack of columns at a time, for all rows.
 // grid   ceil(OC / 8)      block   256      shared   none
 // moves  1.06 OC*C, N*C, N*OC of `add` in, N*OC out. Bound by memory for few rows.
-// order  fixed: it follows from C alone, so a row has the same bits whatever N is. fmaf leaves the compiler no
+// order  fixed: it follows from C alone, so a row has the same bits whatever N is. fmaf leaves the
+//        compiler no
 //        choice.
 // needs  N <= ROWS; inp and weight.q at multiples of 16 bytes
 template <class T, int ROWS>

@@ -8,15 +8,16 @@ q8.h -- weights in 8 bits, and the linear layer with them. Inference only.
     weight  (OC, C / 32)  blocks
     bias    (OC)          fp32; may be NULL
 
-A block is GGUF's Q8_0: 32 numbers of a row with one scale, w = scale q, scale = max |w| / 127 in fp16,
-q = round(w / scale): 34 bytes, 1.06 a number. The input is rounded to 8 bits in the same way, with scales in
-fp32. Products of 8 bits are summed over a block in integers, exactly. Blocks are added up in fp32: block b is added to
-sum b % 8, and the eight sums to each other in a fixed order. So a result has the same bits whichever instructions made
-it, whatever other rows are there, and for any number of threads.
+A block is GGUF's Q8_0: 32 numbers of a row with one scale, w = scale q, scale = max |w| / 127 in
+fp16, q = round(w / scale): 34 bytes, 1.06 a number. The input is rounded to 8 bits in the same way,
+with scales in fp32. Products of 8 bits are summed over a block in integers, exactly. Blocks are
+added up in fp32: block b is added to sum b % 8, and the eight sums to each other in a fixed order.
+So a result has the same bits whichever instructions made it, whatever other rows are there, and for
+any number of threads.
 
-A kernel does a row of weights times 1 or 4 rows of input. Which one serves is found when the program runs:
-with VNNI (AVX-512 or AVX), AVX2, NEON's dot products, or plain C. With AMX, inputs of more rows take the tiles of
-q8_amx.h instead.
+A kernel does a row of weights times 1 or 4 rows of input. Which one serves is found when the
+program runs: with VNNI (AVX-512 or AVX), AVX2, NEON's dot products, or plain C. With AMX, inputs of
+more rows take the tiles of q8_amx.h instead.
 */
 #ifndef LLMC_Q8_H
 #define LLMC_Q8_H
@@ -50,8 +51,8 @@ typedef struct {
     float* scales; // (N, C / QUANTIZED_BLOCK)
 } QuantizedRows;
 
-// Sets sums[0 ... rows): a row of `blocks` blocks of weights times rows of input that lie `blocks` apart, 1 or
-// QUANTIZED_TILE of them.
+// Sets sums[0 ... rows): a row of `blocks` blocks of weights times rows of input that lie `blocks`
+// apart, 1 or QUANTIZED_TILE of them.
 typedef void (*QuantizedProduct)(float* sums, const QuantizedBlock* weight, const int8_t* q,
                                  const float* scales, int rows, int blocks);
 
@@ -132,8 +133,8 @@ typedef struct {
     int N, blocks, OC; // blocks of a row
 } QuantizedLayer_;
 
-// For few rows of input the rows of the weights are cut into QUANTIZED_STREAMS_ runs of this many, which are read beside
-// each other, as in matvec.h. For more, arithmetic takes longer than reading.
+// For few rows of input the rows of the weights are cut into QUANTIZED_STREAMS_ runs of this many,
+// which are read beside each other, as in matvec.h. For more, arithmetic takes longer than reading.
 static inline int quantized_run_(int N, int OC) {
     return N < QUANTIZED_TILE ? int_ceil_div(OC, QUANTIZED_STREAMS_) : OC;
 }
@@ -280,9 +281,10 @@ static inline QUANTIZED_AVX2_ __m256 quantized_load_scales_(const float* scales,
                : _mm256_maskload_ps(scales, _mm256_cmpgt_epi32(_mm256_set1_epi32(count), lane));
 }
 
-// The instructions multiply unsigned by signed numbers: |w| times x with the sign of w. DOT(magnitudes, signed)
-// gives 8 sums of four products each; AVX2 makes them of pairs in 16 bits, where |w|, |x| <= 127 fit. Eight blocks are
-// taken at a time, and their sums are the lanes of a vector.
+// The instructions multiply unsigned by signed numbers: |w| times x with the sign of w.
+// DOT(magnitudes, signed) gives 8 sums of four products each; AVX2 makes them of pairs in 16 bits,
+// where |w|, |x| <= 127 fit. Eight blocks are taken at a time, and their sums are the lanes of a
+// vector.
 #define QUANTIZED_X86_(name, targets, DOT)                                                                   \
     static inline __attribute__((target(targets), always_inline))                                            \
     __m256i name##dots_(const QuantizedBlock* block, const int8_t* q, const int count) {                     \

@@ -3,15 +3,17 @@ q8_amx.h -- products of numbers in 8 bits (q8.h), 16 x 16 results at a time, by 
 
     out[r][i] = sum_b scales[r][b] panel[b].scales[i] sum_k q[r][b][k] w[i][b][k]        r, i < 16;  k < 32
 
-A block of 32 numbers has scales of its own. So a product of tiles (tdpbssd) takes one block, half of the depth that it
-could have, and AVX-512 scales its 256 integers and adds them up in fp32, 16 at a time. By arithmetic, since nobody has
-timed it: 16 conversions, 16 products and 16 fused ones at two a cycle take 24 cycles, longer than tdpbssd itself with a
-row a cycle. By rows, VNNI takes eight instructions or more for each of the 256 pairs of blocks: 340 cycles at six a cycle.
+A block of 32 numbers has scales of its own. So a product of tiles (tdpbssd) takes one block, half
+of the depth that it could have, and AVX-512 scales its 256 integers and adds them up in fp32, 16 at
+a time. By arithmetic, since nobody has timed it: 16 conversions, 16 products and 16 fused ones at
+two a cycle take 24 cycles, longer than tdpbssd itself with a row a cycle. By rows, VNNI takes eight
+instructions or more for each of the 256 pairs of blocks: 340 cycles at six a cycle.
 
-Blocks are added up in the order of q8.h. A panel is a copy of 16 rows of weights as tdpbssd wants them: four
-neighbours of a row are 32 bits, beside those of the other rows.
+Blocks are added up in the order of q8.h. A panel is a copy of 16 rows of weights as tdpbssd wants
+them: four neighbours of a row are 32 bits, beside those of the other rows.
 
-needs:   q, panel and out at multiples of 64 bytes: a row of a tile that straddles two cache lines is several times
+needs:   q, panel and out at multiples of 64 bytes: a row of a tile that straddles two cache lines
+is several times
          slower
 */
 #ifndef LLMC_Q8_AMX_H
@@ -64,9 +66,9 @@ typedef struct {
 // Tiles 0 and 1 are results, 2 and 4 a block of 16 rows of input, 3 and 5 a block of a panel.
 static const AmxShapes quantized_shapes = {1, 0, {0}, {64, 64, 32, 64, 32, 64}, {16, 16, 16, 8, 16, 8}};
 
-// One of the sums of 16 x 16 results: that of blocks s, s + 8 ... Two blocks at a time, since a product's result comes
-// late. P##dot_(0, 2, 3) adds the product of tiles 2 and 3 to tile 0; P##scale_(sum, dots, a, b) adds 16 dots, each
-// times b and its a.
+// One of the sums of 16 x 16 results: that of blocks s, s + 8 ... Two blocks at a time, since a
+// product's result comes late. P##dot_(0, 2, 3) adds the product of tiles 2 and 3 to tile 0;
+// P##scale_(sum, dots, a, b) adds 16 dots, each times b and its a.
 #define QUANTIZED_TILES_KERNEL(name, attributes, P)                                                          \
     static inline attributes void name##sum_(float* out, const int8_t* q, const float* scales,               \
                                              const QuantizedPanelBlock* panel, int blocks, int s) {          \
