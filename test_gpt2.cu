@@ -233,11 +233,22 @@ static float* gradients_on_host(const Model* model) {
     return values;
 }
 
+// Copies group g as fp32.
+static void group_on_host(Model* model, int g, float* group) {
+    const DType dtype = model->transfer.master != MASTER_NONE ? DTYPE_FP32 : DTYPE_OF(floatX);
+    model_get_group(model, g, group);
+    elements_widen(group,
+                   dtype == DTYPE_FP32   ? SAFETENSORS_F32
+                   : dtype == DTYPE_BF16 ? SAFETENSORS_BF16
+                                         : SAFETENSORS_F16,
+                   zero_group_elements(&model->zero.plan, g));
+}
+
 // All parameters. Free them.
 static float* parameters_on_host(Model* model) {
     float* values = (float*)check_alloc(model->elements, sizeof(float), "parameters");
     for (int g = 0; g < model->zero.plan.groups; g++) {
-        transfer_download_fp32(&model->transfer, g, values + zero_group_begin(&model->zero.plan, g));
+        group_on_host(model, g, values + zero_group_begin(&model->zero.plan, g));
     }
     return values;
 }
@@ -247,7 +258,7 @@ static float* frozen_parameters_on_host(Model* model) {
     float *all = (float*)check_alloc(model->elements, sizeof(float), "parameters"),
           *group = (float*)check_alloc(zero_largest_group(&model->zero.plan), sizeof(float), "parameters");
     for (int g = 0; g < model->zero.plan.groups; g++) {
-        transfer_download_fp32(&model->transfer, g, group);
+        group_on_host(model, g, group);
         copy_group(model, g, group, all, FROM_GROUP);
     }
     free(group);

@@ -36,13 +36,11 @@ the MLP, QKV = 3C, Vp tokens of the padded vocabulary.
 #include "llmc/base/threads.h"
 #include "llmc/base/vec.h"
 #include "llmc/data/dataloader.h"
-#include "llmc/checkpoint/checkpoint.h"
 #include "llmc/optim/update_groups.h"
 #include "llmc/optim/update_in_backward.h"
 #include "llmc/log/log.h"
 #include "llmc/optim/loss_scale.h"
 #include "llmc/plan/memory_limit.h"
-#include "llmc/checkpoint/load_save.h"
 #include "llmc/setup/options.h"
 #include "llmc/bf16/machine_peak.h"
 #include "llmc/plan/plan.h"
@@ -50,7 +48,6 @@ the MLP, QKV = 3C, Vp tokens of the padded vocabulary.
 #include "llmc/run/generate.h"
 #include "llmc/run/run.h"
 #include "llmc/run/start.h"
-#include "llmc/setup/run_data.h"
 #include "llmc/setup/resolve.h"
 #include "llmc/checkpoint/run_state.h"
 #include "llmc/run/trainer.h"
@@ -82,9 +79,6 @@ struct Model {
     Attention attention;
     CrossEntropyBf16Scratch classifier; // if matmuls are in bf16
     UpdateGroups update;                // everything that updates need, beside their settings
-    // whether a checkpoint is written from a copy, and not from the model itself
-    int saves_copy;
-    void* save_copy; // that copy; NULL also where this process has nothing to save
 };
 
 // Opens the parameters and the operations on them.
@@ -173,19 +167,6 @@ static void open_decoder(Model* model, const Options* o) {
     decoder_open_cpu(decoder, model->acts_memory);
 }
 
-// Opens the copy that checkpoints are written from. A run that continues after a save writes it in the background. One that
-// saves only at its end needs none; when a signal makes it save, it waits.
-static void open_save_copy(Model* model, const Options* o) {
-    model->saves_copy = o->save_every > 0 && o->save_every < o->steps;
-    const size_t bytes = model->saves_copy
-                             ? checkpoints_bytes(model->cfg, setup_optimizer(o), &model->zero.plan,
-                                                 SAFETENSORS_F32, o->model_file_gb)
-                             : 0;
-    if (bytes > 0) {
-        model->save_copy = memory_take(&model->memory, "copy to save", MEMORY_DEVICE, bytes);
-    }
-}
-
 // The level that a run recomputes at. With an MLP in bf16 GELU is always computed again (mlp_bf16.h).
 static RecomputeLevel recompute_level(ModelConfig cfg, const Options* o) {
     const size_t N = (size_t)o->batch * (size_t)o->seq_len;
@@ -206,6 +187,7 @@ static void model_open(Model* model, ModelConfig cfg, const Options* o, Memory m
     model->freeze = freeze_of(cfg.L, o->freeze);
     model->memory = memory;
     model->comm = comm;
+    model->zero.plan = zero;
     optimizer_state_open(&model->state, setup_optimizer(o), &zero, cfg);
     open_parameters(model, &zero, o);
     if (!generates) {
@@ -216,9 +198,6 @@ static void model_open(Model* model, ModelConfig cfg, const Options* o, Memory m
     }
     open_activations(model, o);
     open_decoder(model, o);
-    if (!generates && !only_uses_model) {
-        open_save_copy(model, o);
-    }
 }
 
 static void model_close(Model* model) {
@@ -578,45 +557,37 @@ static const float* model_decode(Model* model, const int* ids, const int* positi
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Weights and checkpoints
+// Tensors in and out: the functions of ModelAccess (load_save.h), between files and the model
 
-static void model_first_weights(Model* model, const char* path, uint64_t seed) {
-    model_files_read_weights_cpu(model->cfg, model->parameter_rows, model->params_memory,
-                                 model->linear.is_quantized, path, seed);
+static void* model_get_group(Model* model, int g, void* group) {
+    void* place = (char*)model->params_memory + tensor_group_offset_bytes(model->parameter_rows, g);
+    return group ? memcpy(group, place, zero_group_elements(&model->zero.plan, g) * sizeof(float)) : place;
+}
+
+// Without 8 bits the group was set in its place.
+static void model_set_group(Model* model, int g, const float* group) {
+    if (model->linear.is_quantized) {
+        quantized_set_group_cpu(model->parameter_rows, model->params_memory, model->cfg, g, group);
+    }
+}
+
+static void* model_get_state(Model* model, int slot, size_t at, void* state, size_t bytes) {
+    void* place = (char*)model->state_memory + model->state.slots[slot].offset_bytes + at;
+    return state ? memcpy(state, place, bytes) : place;
+}
+
+// It was set in its place.
+static void model_set_state(Model* model, int slot, size_t at, const void* state, size_t bytes) {
+    assert(state == model_get_state(model, slot, at, NULL, bytes));
+}
+
+static void model_loaded(Model* model, const char* checkpoint) {
+    (void)checkpoint;
     linear_pack(&model->linear);
-}
-
-// Sets weights and optimizer state from a checkpoint.
-static void model_read_checkpoint(Model* model, const char* path, const SavedState* saved) {
-    model_first_weights(model, path, 0);
-    model_files_read_state_cpu(&model->state, model->state_memory, &model->zero.plan, path, saved);
-}
-
-// Copies weights and optimizer state, if there is memory for a copy; returns whether there is.
-static int model_copy_out(Model* model, Checkpoints* copy) {
-    char* params = (char*)model->params_memory +
-                   tensor_group_offset_bytes(model->parameter_rows, copy->model.groups.first);
-    if (!model->saves_copy) {
-        copy->params = params;
-        copy->optimizer = model->state_memory;
-        return 0;
-    }
-    if (model->save_copy) {
-        checkpoint_copy_at(copy, model->save_copy);
-        memcpy(copy->params, params, copy->params_bytes);
-        memcpy(copy->optimizer, model->state_memory, copy->optimizer_bytes);
-    }
-    return 1;
 }
 
 static uint64_t model_checksum(Model* model) {
     return checksum_words_cpu(model->params_memory, model->parameter_bytes / sizeof(uint64_t));
-}
-
-static void model_export(Model* model, const Options* options, const RunData* data) {
-    if (model->comm->rank == 0) {
-        model_files_export_cpu(model->cfg, model->parameter_rows, model->params_memory, options, data);
-    }
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -638,10 +609,22 @@ static double measure_peak(const Options* o) {
     return o->matmul == MATMUL_BF16 ? fmax(peak, peak_bf16_flops_per_s(bf16_kernel())) : peak;
 }
 
+// Opens the model with a dry ledger, which counts all that a run takes: the copy that checkpoints are written from, too.
+static void open_dry(Model* model, ModelConfig cfg, const Options* o) {
+    model_open(model, cfg, o, memory_dry(), NULL);
+    const size_t bytes = checkpoints_copy(o)
+                             ? checkpoints_bytes(cfg, model->state.optimizer, &model->zero.plan,
+                                                 SAFETENSORS_F32, o->model_file_gb)
+                             : 0;
+    if (bytes > 0) {
+        memory_count(&model->memory, "copy to save", MEMORY_DEVICE, bytes);
+    }
+}
+
 // Counts the memory of a run in a dry ledger.
 static void plan_memory(Memory* memory, ModelConfig cfg, const Options* o) {
     Model model;
-    model_open(&model, cfg, o, memory_dry(), NULL);
+    open_dry(&model, cfg, o);
     *memory = model.memory;
 }
 
@@ -650,13 +633,15 @@ static void make_plan(TrainerPlan* plan, ModelConfig cfg, Options* o, Comm* comm
     plan->peak = measure_peak(o);
     plan->measure_peak = measure_peak;
     plan->saved_dtype = SAFETENSORS_F32;
+    plan->in_place = !o->quantize;
     plan->loss_scale = loss_scale_off();
     plan->speed = rates_device(cfg, o, o->matmul == MATMUL_BF16);
     memory_choose_cpu(cfg, o, comm, &plan->speed, plan_memory);
-    model_open(&model, cfg, o, memory_dry(), NULL);
+    open_dry(&model, cfg, o);
     memcpy(plan->parameters, model.parameter_rows, sizeof(plan->parameters));
     memcpy(plan->activations, model.activation_rows, sizeof(plan->activations));
     plan->memory = model.memory;
+    plan->zero = model.zero.plan;
     if (!o->plan) {
         memory_check_cpu(&plan->memory, comm);
     }
@@ -677,11 +662,8 @@ static const Trainer trainer = {
     .token_losses = model_token_losses,
     .prefill = model_prefill,
     .decode = model_decode,
-    .first_weights = model_first_weights,
-    .read_checkpoint = model_read_checkpoint,
-    .copy_out = model_copy_out,
+    .access = {model_get_group, model_set_group, model_get_state, model_set_state, model_loaded},
     .checksum = model_checksum,
-    .export_model = model_export,
 };
 
 // ---------------------------------------------------------------------------------------------------------------------

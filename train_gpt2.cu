@@ -46,13 +46,11 @@ channels, F hidden units of the MLP, QKV = 3C, Vp tokens of the padded vocabular
 #include "llmc/optim/update_in_backward.h"
 #include "llmc/optim/loss_scale.h"
 #include "llmc/plan/memory_limit.cuh"
-#include "llmc/checkpoint/load_save.cuh"
 #include "llmc/setup/options.h"
 #include "llmc/plan/plan.h"
 #include "llmc/run/generate.h"
 #include "llmc/run/run.h"
 #include "llmc/run/start.h"
-#include "llmc/setup/run_data.h"
 #include "llmc/optim/schedule.h"
 #include "llmc/checkpoint/run_state.h"
 #include "llmc/run/trainer.h"
@@ -108,11 +106,10 @@ struct Model {
     ForwardClock clock;              // of several processes
     StepGraph graphs[ZERO_VARIANTS]; // of micro-steps
     StepResults results;
-    int* is_top;        // (N) of the targets of a task, on the GPU
-    Transfer transfer;  // weights and state between the host and the GPU
-    SaveCopy save_copy; // what a checkpoint is written from
-    GpuReport report;   // and the sensors for the log
-    int has_matmuls;    // choose_matmuls is done
+    int* is_top;       // (N) of the targets of a task, on the GPU
+    Transfer transfer; // weights and state between the host and the GPU
+    GpuReport report;  // and the sensors for the log
+    int has_matmuls;   // choose_matmuls is done
 };
 
 // The places of tensors in memory, and the bytes it takes.
@@ -300,7 +297,6 @@ static void close_training(Model* model) {
     }
     forward_clock_close(&model->clock);
     gpu_report_close(&model->report);
-    save_copy_close(&model->save_copy);
     gpu_free(model->is_top);
     step_results_close(&model->results);
     gradient_norm_close(&model->norm);
@@ -835,28 +831,34 @@ static const float* model_decode(Model* model, const int* ids, const int* positi
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Weights and checkpoints
+// Tensors in and out: the functions of ModelAccess (load_save.h), between files and the model
 
-static void model_first_weights(Model* model, const char* path, uint64_t seed) {
-    model_files_read_weights(&model->transfer, path, seed);
-    choose_matmuls(model);
+static void* model_get_group(Model* model, int g, void* group) {
+    transfer_download_group(&model->transfer, g, group);
+    return group;
 }
 
-// Sets weights and optimizer state from a checkpoint.
-static void model_read_checkpoint(Model* model, const char* path, const SavedState* saved) {
+static void model_set_group(Model* model, int g, const float* group) {
+    transfer_upload_group(&model->transfer, g, group);
+}
+
+static void* model_get_state(Model* model, int slot, size_t at, void* state, size_t bytes) {
+    transfer_download_state(&model->transfer, slot, at, state, bytes);
+    return state;
+}
+
+static void model_set_state(Model* model, int slot, size_t at, const void* state, size_t bytes) {
+    transfer_upload_state(&model->transfer, slot, at, state, bytes);
+}
+
+// A resumed run has the algorithms of its checkpoint, if their machine was like this one.
+static void model_loaded(Model* model, const char* checkpoint) {
     char error[ERROR_BYTES];
-    model_files_read_weights(&model->transfer, path, 0);
-    model_files_read_state(&model->transfer, path, saved);
-    if (model->autotune && !matmul_gpu_load_plans(&model->matmul, path, error)) {
+    zero_gather_all_parameters(&model->zero);
+    if (checkpoint && model->autotune && !matmul_gpu_load_plans(&model->matmul, checkpoint, error)) {
         printf("note: %s; timing the matmuls again\n", error);
     }
     choose_matmuls(model);
-}
-
-// As trainer.h says.
-static int model_copy_out(Model* model, Checkpoints* copy) {
-    save_copy_take(&model->save_copy, copy, &model->transfer);
-    return 1;
 }
 
 static uint64_t model_checksum(Model* model) {
@@ -874,10 +876,6 @@ static void save_matmuls(const void* model, const char* directory) {
     matmul_gpu_save_plans(&((const Model*)model)->matmul, directory);
 }
 
-static void model_export(Model* model, const Options* options, const RunData* data) {
-    model_files_export(&model->transfer, model->comm->rank, options, data);
-}
-
 // ---------------------------------------------------------------------------------------------------------------------
 // The trainer
 
@@ -888,6 +886,8 @@ static void make_plan(TrainerPlan* plan, ModelConfig cfg, Options* o, Comm* comm
              dtype_name(DTYPE_OF(floatX)));
     plan->peak = gpu_peak_flops_per_s(&gpu, DTYPE_OF(floatX), o->tf32);
     plan->saved_dtype = planned_saved_dtype(o);
+    plan->copy.pin = gpu_pin;
+    plan->copy.unpin = gpu_unpin;
     plan->loss_scale = DTYPE_OF(floatX) == DTYPE_FP16 ? loss_scale_open() : loss_scale_off();
     plan->speed = CostDevice{gpu_rates(&gpu, plan->peak), sizeof(floatX),
                              dtype_bytes(planned_gradient_dtype(o)), planned_master(o)};
@@ -903,6 +903,7 @@ static void make_plan(TrainerPlan* plan, ModelConfig cfg, Options* o, Comm* comm
     planned_activations(plan->activations, cfg, o);
     plan->memory = memory_dry();
     memory_plan(&plan->memory, cfg, o);
+    plan->zero = planned_zero(cfg, o);
 }
 
 static void memory_used(double* peak_mib, double* beside_mib) {
@@ -922,12 +923,13 @@ static Trainer trainer_open(void) {
     t.token_losses = model_token_losses;
     t.prefill = model_prefill;
     t.decode = model_decode;
-    t.first_weights = model_first_weights;
-    t.read_checkpoint = model_read_checkpoint;
-    t.copy_out = model_copy_out;
+    t.access.get_group = model_get_group;
+    t.access.set_group = model_set_group;
+    t.access.get_state = model_get_state;
+    t.access.set_state = model_set_state;
+    t.access.loaded = model_loaded;
     t.checksum = model_checksum;
     t.save_extra = save_matmuls;
-    t.export_model = model_export;
     return t;
 }
 

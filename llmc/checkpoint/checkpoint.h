@@ -10,8 +10,7 @@ checkpoint.h -- the complete state of a run in a directory, OUT/step_00001000/, 
 model.safetensors has fp32 master weights, or 16-bit weights where there are none. Above --model-file-gb there are
 several files of it, and an index (hf_model.h); the processes share them, so that each copies and writes its own.
 
-A save copies the tensors into memory allocated before the first step; a thread of each process writes them while the
-run continues, and when all have written, one of rank 0 completes the directory (directory.h). A second
+A save copies the tensors; a thread of each process writes them while the run continues, and when all have written, one of rank 0 completes the directory (directory.h). A second
 save waits for the first. The disk is checked for room before. --keep removes older checkpoints once a newer one is
 in its place, sparing multiples of --keep-major and the best of --keep-best. Any failure is one
 error that names the file, and leaves the existing checkpoints alone; the half that was written is
@@ -29,6 +28,7 @@ they are never saved.
 #include "llmc/base/lock.h"
 #include "llmc/formats/hf_model.h"
 #include "llmc/formats/safetensors.h"
+#include "llmc/checkpoint/load_save.h"
 #include "llmc/checkpoint/optimizer_parts.h"
 #include "llmc/setup/options.h"
 #include "llmc/checkpoint/run_state.h"
@@ -42,14 +42,18 @@ they are never saved.
 extern "C" {
 #endif
 
+// Functions that make memory of the host fast to copy to, and undo it; NULL: none are needed.
+typedef struct {
+    void (*pin)(void* memory, size_t bytes);
+    void (*unpin)(void* memory);
+} CheckpointMemory;
+
 // What is the same in all checkpoints of a run.
 typedef struct {
     const char* trainer; // in words: which program, with which precision
-    ModelConfig cfg;
-    Optimizer optimizer;
-    ZeroPlan zero; // what each process saves
+    ModelFiles model;
+    CheckpointMemory memory;
     Comm* comm;
-    SafeTensorsDtype dtype;     // of the parameters in the copy
     int eot;                    // the token that ends documents
     const Tokenizer* tokenizer; // NULL: none that is known
     // fields of config.json that are kept (hf_config_kept); NULL: a new model
@@ -76,8 +80,10 @@ typedef struct {
     TensorRow rows[MODEL_PARAMETER_ROWS]; // of the parameters: full arrays
     CheckpointModel model;
     CheckpointPart part;      // of the optimizer's state
-    void *params, *optimizer; // the copy, on the host: the groups of parameters; the part
+    void* copy;               // NULL before the first save, and where there is none
+    void *params, *optimizer; // in the copy, or the model's own: the groups of parameters; the part
     size_t params_bytes, optimizer_bytes;
+    int copies; // else the model must stay as it is until a save has ended
     Lock* lock; // checkpoint_lock; NULL: another rank has it
 
     SavedState state;        // of the save under way
@@ -105,6 +111,10 @@ void checkpoints_thin(const Options* options, const SavedState* last);
 
 // ---- saving during a run ----
 
+// True if a save copies tensors that are in place. A run that continues after a save writes a copy in the background. One
+// that saves only at its end needs no memory for a copy; when a signal makes it save, it waits.
+static inline int checkpoints_copy(const Options* o) { return o->save_every > 0 && o->save_every < o->steps; }
+
 // Bytes of the copy that a save makes in this process; parameters of the given type, in files of at most max_gb.
 size_t checkpoints_bytes(ModelConfig cfg, Optimizer optimizer, const ZeroPlan* zero, SafeTensorsDtype dtype,
                          double max_gb);
@@ -113,13 +123,8 @@ size_t checkpoints_bytes(ModelConfig cfg, Optimizer optimizer, const ZeroPlan* z
 
 // Prepares to save into --out, which exists. The options and what `run` points to must stay. `lock` is that of
 // checkpoint_lock, or NULL to take it now; rank 0 has it, no other rank; checkpoints_close releases
-// it. `after` updates are done. There must be room on the disk for at least one checkpoint. Before
-// each save the caller points params and optimizer to what is to be saved, and leaves that as it is
-// until the save has ended.
+// it. `after` updates are done. There must be room on the disk for at least one checkpoint.
 void checkpoints_open(Checkpoints* c, const Options* options, CheckpointRun run, Lock* lock, int64_t after);
-
-// Points params and optimizer into `memory`, of checkpoints_bytes.
-void checkpoint_copy_at(Checkpoints* c, void* memory);
 
 // Waits until the save under way is on the disk. Returns whether there was one; if so, sets its path.
 int checkpoint_wait(Checkpoints* c, char path[PATH_MAX]);
@@ -127,7 +132,7 @@ int checkpoint_wait(Checkpoints* c, char path[PATH_MAX]);
 // The same, but without waiting: only if it has ended.
 int checkpoint_finished(Checkpoints* c, char path[PATH_MAX]);
 
-// Starts to write what was copied to params and optimizer after the save before was waited for.
+// Copies the tensors of the model, and starts to write them. After the save before was waited for.
 void checkpoint_start(Checkpoints* c, const RunState* run);
 
 void checkpoints_close(Checkpoints* c);
@@ -222,8 +227,8 @@ static void checkpoint_list_small_files_(SavedState* s, const char* directory) {
 }
 
 double checkpoints_disk_bytes(const Checkpoints* c) {
-    return hf_model_bytes(c->run.cfg, c->run.dtype) + optimizer_saved_bytes(c->run.optimizer, c->run.cfg) +
-           (1 << 20);
+    return hf_model_bytes(c->run.model.cfg, c->run.model.dtype) +
+           optimizer_saved_bytes(c->run.model.optimizer, c->run.model.cfg) + (1 << 20);
 }
 
 // Returns the free bytes of OUT's file system; INFINITY if it cannot be asked: then the write fails.
@@ -301,15 +306,16 @@ static int checkpoint_is_finite_(const Checkpoints* c, const char* path, char* e
     for (int g = c->model.groups.first; g < c->model.groups.end; g++) {
         for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
             const TensorRow* row = &c->rows[i];
-            const size_t count = model_rows_in_files(row, c->run.cfg) * row->cols;
+            const size_t count = model_rows_in_files(row, c->run.model.cfg) * row->cols;
             const void* tensor = tensor_in_group(row, checkpoint_group_(c, g));
-            const size_t bad =
-                tensor_is_in_group(row, g) ? checkpoint_find_infinite_(tensor, c->run.dtype, count) : count;
+            const size_t bad = tensor_is_in_group(row, g)
+                                   ? checkpoint_find_infinite_(tensor, c->run.model.dtype, count)
+                                   : count;
             if (bad < count) {
                 return error_set(
                     error, path,
                     "not saved: element %zu of %s, layer %d, is not finite: the run has diverged", bad,
-                    row->name, model_group_layer(c->run.cfg, g));
+                    row->name, model_group_layer(c->run.model.cfg, g));
             }
         }
     }
@@ -318,12 +324,12 @@ static int checkpoint_is_finite_(const Checkpoints* c, const char* path, char* e
 
 // The small files, of rank 0 alone: all but state.json.
 static void checkpoint_write_small_files_(Checkpoints* c, const char* directory) {
-    hf_config_write(directory, c->run.cfg, c->run.dtype, c->run.eot, c->run.config);
+    hf_config_write(directory, c->run.model.cfg, c->run.model.dtype, c->run.eot, c->run.config);
     if (c->model.count > 1) {
-        hf_model_write_index(directory, c->model.files, c->model.count, c->run.cfg, c->run.dtype);
+        hf_model_write_index(directory, c->model.files, c->model.count, c->run.model.cfg, c->run.model.dtype);
     }
     if (c->run.tokenizer) {
-        tokenizer_write_hf(c->run.tokenizer, directory, c->run.cfg.max_T);
+        tokenizer_write_hf(c->run.tokenizer, directory, c->run.model.cfg.max_T);
     }
     if (c->run.extra) {
         c->run.extra(c->run.extra_context, directory);
@@ -334,19 +340,20 @@ static void checkpoint_write_small_files_(Checkpoints* c, const char* directory)
 // Writes the files of this process. `checkpoint` is the name for errors.
 static void checkpoint_write_files_(Checkpoints* c, const char* directory, const char* checkpoint) {
     const CheckpointModel* m = &c->model;
-    const int writers = checkpoint_part_writers(&c->run.zero);
+    const int writers = checkpoint_part_writers(&c->run.model.zero);
     char path[PATH_MAX], name[64], error[ERROR_BYTES];
     CHECK(checkpoint_is_finite_(c, checkpoint, error), "%s", error);
-    if (c->run.zero.rank == 0) {
+    if (c->run.model.zero.rank == 0) {
         checkpoint_write_small_files_(c, directory);
     }
     for (int f = m->first; f < m->end; f++) {
         hf_model_file_name(name, f, m->count);
-        c->written[f - m->first] = hf_model_write(directory, name, m->files[f], c->run.cfg, c->rows,
-                                                  checkpoint_group_(c, m->files[f].first), c->run.dtype);
+        c->written[f - m->first] =
+            hf_model_write(directory, name, m->files[f], c->run.model.cfg, c->rows,
+                           checkpoint_group_(c, m->files[f].first), c->run.model.dtype);
     }
-    if (c->run.zero.rank < writers) {
-        checkpoint_part_name(name, c->run.zero.rank, writers);
+    if (c->run.model.zero.rank < writers) {
+        checkpoint_part_name(name, c->run.model.zero.rank, writers);
         file_join(path, directory, name);
         c->written[m->most] = checkpoint_part_write(&c->part, path, c->optimizer);
     }
@@ -354,7 +361,7 @@ static void checkpoint_write_files_(Checkpoints* c, const char* directory, const
 
 // Lists the files of weights and state, `written` by each process.
 static void checkpoint_list_written_(Checkpoints* c, const char* directory, const uint64_t* written) {
-    const int most = c->model.most, writers = checkpoint_part_writers(&c->run.zero);
+    const int most = c->model.most, writers = checkpoint_part_writers(&c->run.model.zero);
     char name[64];
     for (int f = 0; f < c->model.count; f++) {
         hf_model_file_name(name, f, c->model.count);
@@ -441,12 +448,56 @@ static void checkpoint_require_places_(const Checkpoints* c, int64_t after) {
 
 // True if this process writes files of a checkpoint.
 static int checkpoint_has_files_(const Checkpoints* c) {
-    return c->model.first < c->model.end || c->run.zero.rank < checkpoint_part_writers(&c->run.zero);
+    return c->model.first < c->model.end ||
+           c->run.model.zero.rank < checkpoint_part_writers(&c->run.model.zero);
 }
 
-void checkpoint_copy_at(Checkpoints* c, void* memory) {
-    c->params = memory;
-    c->optimizer = (char*)memory + c->params_bytes;
+// Points to the tensors of a model that has them in place.
+static void checkpoint_point_to_model_(Checkpoints* c) {
+    const ModelFiles* m = &c->run.model;
+    c->params = m->access.get_group(m->model, c->model.groups.first, NULL);
+    for (int i = STATE_SLOTS - 1; i >= 0; i--) {
+        const StateSlot* slot = &c->part.state.slots[i];
+        if (slot->name && slot->bytes > 0) {
+            c->optimizer = (char*)m->access.get_state(m->model, i, 0, NULL, slot->bytes) - slot->offset_bytes;
+        }
+    }
+}
+
+// Takes the memory for the copy.
+static void checkpoint_open_copy_(Checkpoints* c) {
+    const size_t bytes = c->params_bytes + c->optimizer_bytes;
+    if (!c->copies || c->copy || bytes == 0) {
+        return;
+    }
+    c->copy = check_alloc(bytes, 1, "copy to save");
+    c->params = c->copy;
+    c->optimizer = (char*)c->copy + c->params_bytes;
+    if (c->run.memory.pin) {
+        c->run.memory.pin(c->copy, bytes);
+    }
+}
+
+static void checkpoint_close_copy_(Checkpoints* c) {
+    if (c->copy && c->run.memory.unpin) {
+        c->run.memory.unpin(c->copy);
+    }
+    free(c->copy);
+}
+
+// Copies the groups of this process, which takes part in those of others, and its state.
+static void checkpoint_copy_(Checkpoints* c) {
+    const ModelFiles* m = &c->run.model;
+    for (int g = 0; g < m->zero.groups; g++) {
+        const int is_own = c->model.groups.first <= g && g < c->model.groups.end;
+        m->access.get_group(m->model, g, is_own ? (void*)checkpoint_group_(c, g) : NULL);
+    }
+    for (int i = 0; i < STATE_SLOTS && c->optimizer_bytes > 0; i++) {
+        const StateSlot* slot = &c->part.state.slots[i];
+        if (slot->name && slot->bytes > 0) {
+            m->access.get_state(m->model, i, 0, (char*)c->optimizer + slot->offset_bytes, slot->bytes);
+        }
+    }
 }
 
 void checkpoints_open(Checkpoints* c, const Options* options, CheckpointRun run, Lock* lock, int64_t after) {
@@ -456,22 +507,29 @@ void checkpoints_open(Checkpoints* c, const Options* options, CheckpointRun run,
     c->options = options;
     c->run = run;
     c->saved_step = c->whole_step = -1;
-    zero_parameter_rows(c->rows, &run.zero, run.cfg, safetensors_dtype_bytes(run.dtype));
-    checkpoint_part_open(&c->part, run.optimizer, run.cfg, &run.zero);
-    checkpoint_model_open_(&c->model, run.cfg, &run.zero, run.dtype, options->model_file_gb);
+    zero_parameter_rows(c->rows, &run.model.zero, run.model.cfg, safetensors_dtype_bytes(run.model.dtype));
+    checkpoint_part_open(&c->part, run.model.optimizer, run.model.cfg, &run.model.zero);
+    checkpoint_model_open_(&c->model, run.model.cfg, &run.model.zero, run.model.dtype,
+                           options->model_file_gb);
     c->written = (uint64_t*)check_alloc((size_t)c->model.most + 1, sizeof(uint64_t), "checksums of files");
-    c->params_bytes = checkpoint_params_bytes_(&c->model, &run.zero, run.dtype);
-    c->optimizer_bytes = checkpoint_part_bytes(run.optimizer, run.cfg, &run.zero);
+    c->params_bytes = checkpoint_params_bytes_(&c->model, &run.model.zero, run.model.dtype);
+    c->optimizer_bytes = checkpoint_part_bytes(run.model.optimizer, run.model.cfg, &run.model.zero);
+    c->copies = !run.model.in_place || checkpoints_copy(options);
+    if (!c->copies) {
+        checkpoint_point_to_model_(c);
+    } else if (!run.memory.pin) { // memory is pinned by the first save
+        checkpoint_open_copy_(c);
+    }
     c->state.trainer = run.trainer;
     c->state.train_tokens = (int64_t)run.train_tokens;
     c->state.train_data = run.train_data;
-    c->state.padded_vocab = run.cfg.Vp;
+    c->state.padded_vocab = run.model.cfg.Vp;
     c->state.files = (SavedFile*)check_alloc(STATE_MAX_FILES, sizeof(SavedFile), "files of a checkpoint");
     c->lock = lock;
     if (checkpoint_has_files_(c)) {
         checkpoint_require_writable(c->out);
     }
-    if (run.zero.rank == 0) {
+    if (run.model.zero.rank == 0) {
         c->lock = lock ? lock : checkpoint_lock(c->out);
         checkpoint_require_room_(c, c->out);
         checkpoint_warn_of_room_(c, after);
@@ -509,13 +567,17 @@ static void checkpoint_make_part_(Checkpoints* c) {
 
 void checkpoint_start(Checkpoints* c, const RunState* run) {
     assert(!c->is_running);
+    checkpoint_open_copy_(c);
+    if (c->copies) {
+        checkpoint_copy_(c);
+    }
     c->state.run = *run;
     c->state.serial++;
     c->saved_step = run->step;
     c->is_running = c->writes = 1;
-    c->completes = c->run.zero.size == 1;
+    c->completes = c->run.model.zero.size == 1;
     c->write_s = 0;
-    if (c->run.zero.rank == 0) {
+    if (c->run.model.zero.rank == 0) {
         checkpoint_make_part_(c);
     }
     comm_barrier(c->run.comm);
@@ -526,7 +588,7 @@ void checkpoint_start(Checkpoints* c, const RunState* run) {
 
 // All have written. Rank 0 hears what, and completes the checkpoint.
 static void checkpoint_finish_writing_(Checkpoints* c) {
-    const ZeroPlan* zero = &c->run.zero;
+    const ZeroPlan* zero = &c->run.model.zero;
     char part[PATH_MAX];
     const size_t count = (size_t)c->model.most + 1;
     uint64_t* all =
@@ -586,6 +648,7 @@ void checkpoints_close(Checkpoints* c) {
     char path[PATH_MAX];
     checkpoint_wait(c, path);
     free(c->written);
+    checkpoint_close_copy_(c);
     checkpoint_part_close(&c->part);
     checkpoint_model_close_(&c->model);
     free(c->state.files);

@@ -69,16 +69,13 @@ static inline void transfer_upload_state(const Transfer* t, int slot, size_t at,
     }
 }
 
-// The slots that are saved, laid out as OptimizerState says.
-static inline void transfer_download_state(const Transfer* t, char* state) {
-    for (int i = 0; i < STATE_SLOTS; i++) {
-        const StateSlot* slot = &t->state->slots[i];
-        if (slot->name && slot->bytes > 0 && t->offload->slots) {
-            offload_read(t->offload, state + slot->offset_bytes, i, 0, slot->bytes);
-        } else if (slot->name && slot->bytes > 0) {
-            gpu_copy(state + slot->offset_bytes, state_slot_array(t->state, i, t->state_memory), slot->bytes,
-                     t->gpu);
-        }
+// Copies `bytes` of the array of a slot from byte `at` on.
+static inline void transfer_download_state(const Transfer* t, int slot, size_t at, void* state,
+                                           size_t bytes) {
+    if (t->offload->slots) {
+        offload_read(t->offload, state, slot, at, bytes);
+    } else {
+        gpu_copy(state, (char*)state_slot_array(t->state, slot, t->state_memory) + at, bytes, t->gpu);
     }
 }
 
@@ -246,33 +243,6 @@ static inline void transfer_download_group(const Transfer* t, int g, void* group
     } else {
         transfer_download_narrow_(t, g, group);
     }
-}
-
-// Of the groups first ... end - 1, one after the other; of none in this process if first = end.
-static inline void transfer_download_groups(const Transfer* t, void* groups, int first, int end) {
-    const ZeroPlan* zero = &t->zero->plan;
-    const size_t begin = zero_group_begin(zero, first),
-                 element_bytes = t->master != MASTER_NONE ? sizeof(float) : sizeof(floatX);
-    for (int g = 0; g < zero->groups; g++) {
-        const int is_wanted = first <= g && g < end;
-        char* group = is_wanted ? (char*)groups + (zero_group_begin(zero, g) - begin) * element_bytes : NULL;
-        transfer_download_group(t, g, group);
-    }
-}
-
-// The same of one group, as fp32 in any case.
-static inline void transfer_download_fp32(const Transfer* t, int g, float* group) {
-    if (t->master != MASTER_NONE) {
-        transfer_download_group(t, g, group);
-        return;
-    }
-    const size_t count = zero_group_elements(&t->zero->plan, g);
-    floatX* room = (floatX*)check_alloc(count, sizeof(floatX), "copy of a group of parameters");
-    transfer_download_group(t, g, group ? room : NULL);
-    for (size_t i = 0; group && i < count; i++) {
-        group[i] = to_float(room[i]);
-    }
-    free(room);
 }
 
 #endif

@@ -182,6 +182,23 @@ static inline void* gpu_alloc_pinned(size_t count, size_t element_bytes, const c
 
 static inline void gpu_free_pinned(void* memory) { CUDA_CHECK(cudaFreeHost(memory)); }
 
+// Pins memory of the host, so that a copy to it has the speed of the bus; or leaves it pageable, where the machine or its
+// limits do not allow to pin it.
+static inline void gpu_pin(void* memory, size_t bytes) {
+    if (cudaHostRegister(memory, bytes, cudaHostRegisterDefault) != cudaSuccess) {
+        cudaGetLastError(); // clears the error
+        printf(
+            "note: cannot pin %.1f MiB of host memory for checkpoints: copying them from the GPU is slower\n",
+            (double)bytes / (1 << 20));
+    }
+}
+
+static inline void gpu_unpin(void* memory) {
+    if (cudaHostUnregister(memory) != cudaSuccess) {
+        cudaGetLastError(); // it was not pinned
+    }
+}
+
 static inline void gpu_free(void* memory) {
     if (memory) {
         gpu_count_(memory, NULL, 0); // cudaFree judges pointers that are not counted

@@ -93,6 +93,25 @@ static inline void quantized_set_group(QuantizedParameters to, int g, const Tens
     }
 }
 
+static inline void quantized_set_blocks_(const void* model, void* to, const float* from, size_t elements) {
+    (void)model;
+    quantized_encode_matrix((QuantizedBlock*)to, from, elements);
+}
+
+static inline void quantized_set_floats_(const void* model, void* to, const float* from, size_t elements) {
+    (void)model;
+    memcpy(to, from, elements * sizeof(float));
+}
+
+// Sets group g of parameters on the host, laid out by `rows`, from fp32 values that are alone in memory.
+static inline void quantized_set_group_cpu(const TensorRow* rows, void* memory, ModelConfig cfg, int g,
+                                           const float* group) {
+    const QuantizedParameters to = {NULL, rows, memory, quantized_set_blocks_, quantized_set_floats_};
+    TensorRow of_group[MODEL_PARAMETER_ROWS];
+    model_parameter_rows_of(of_group, cfg, sizeof(float));
+    quantized_set_group(to, g, of_group, group);
+}
+
 // As embedding_forward_cpu, with blocks of wte.
 static inline void q8_embedding_cpu(float* encoded, const int* tokens, const QuantizedBlock* wte,
                                     const float* wpe, int B, int T, EmbeddingPositions positions, int C) {

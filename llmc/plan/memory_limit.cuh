@@ -44,9 +44,10 @@ Each planned_... is one fact that the model is opened with.
 #include "llmc/plan/plan.h"
 #include "llmc/setup/resolve.h"
 
-// The type of the weights in a checkpoint: of master weights if there are any.
+// The type of the weights as they are saved: of master weights if there are any.
 static inline SafeTensorsDtype planned_saved_dtype(const Options* o) {
-    const int is_fp32 = DTYPE_OF(floatX) == DTYPE_FP32 || o->master_weights;
+    const int has_master = o->master_weights && !options_only_uses_model(o),
+              is_fp32 = DTYPE_OF(floatX) == DTYPE_FP32 || has_master;
     return is_fp32 ? SAFETENSORS_F32 : DTYPE_OF(floatX) == DTYPE_FP16 ? SAFETENSORS_F16 : SAFETENSORS_BF16;
 }
 

@@ -8,6 +8,7 @@ plan.h -- what a run takes: the tensors of the model with their sizes, memory by
 #include <stdio.h>
 
 #include "llmc/base/memory.h"
+#include "llmc/checkpoint/checkpoint.h"
 #include "llmc/setup/options.h"
 #include "llmc/plan/cost.h"
 #include "llmc/model/freeze.h"
@@ -15,6 +16,7 @@ plan.h -- what a run takes: the tensors of the model with their sizes, memory by
 #include "llmc/optim/loss_scale.h"
 #include "llmc/optim/optimizer.h"
 #include "llmc/formats/safetensors.h"
+#include "llmc/parallel/zero.h"
 #include "llmc/plan/mfu.h"
 
 #ifdef __cplusplus
@@ -34,7 +36,10 @@ typedef struct {
     char device_kind[64];         // what the line about the device adds: " (sm_90), BF16"
     double peak;                  // of the device, FLOP/s
     MfuMeasure measure_peak;      // NULL: the peak is known, no step shows that the device can do more
-    SafeTensorsDtype saved_dtype; // of the weights in a checkpoint: of master weights if there are any
+    ZeroPlan zero;                // what each rank has of the model
+    SafeTensorsDtype saved_dtype; // of the weights as they are saved: of master weights if there are any
+    int in_place;                 // weights and state lie on the host as they are saved
+    CheckpointMemory copy;        // of a save
     LossScale loss_scale;         // of a new run
     CostDevice speed;             // rates only for --plan and --fit
     int64_t eval_sequences;       // of a validation; only for --plan
@@ -92,10 +97,8 @@ void plan_print(FILE* file, ModelConfig cfg, const Options* options, const Train
 
 #include "llmc/base/text_buffer.h"
 #include "llmc/base/enum_words.h"
-#include "llmc/checkpoint/checkpoint.h"
 #include "llmc/setup/resolve.h"
 #include "llmc/log/text_wrap.h"
-#include "llmc/parallel/zero.h"
 
 void plan_add_state(Memory* memory, const OptimizerState* state, MemoryPlace place) {
     for (int slot = 0; slot < STATE_SLOTS; slot++) {

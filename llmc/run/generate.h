@@ -477,7 +477,8 @@ void generate_texts(Run* run, Model* model) {
     const Trainer* t = run->trainer;
     const Options* o = &run->options;
     Generate* g = run->generate;
-    t->first_weights(model, run->model_path, o->seed);
+    run_set_model(run, model);
+    load_model(&run->files, run->model_path, o->seed);
     const GeneratorModel functions = {model,       t->prefill, t->decode, run->cfg.V,
                                       run->cfg.Vp, o->seq_len, o->batch};
     generator_open(&run->generator, functions, &run->data, o);

@@ -65,6 +65,7 @@ typedef struct {
 
     TrainerPlan plan;
     Model* model;
+    ModelFiles files; // the model as files see it
     Dataloader loaders[2];
     Dataloader *train, *val; // NULL without data
     int64_t eval_sequences;  // of a validation
@@ -92,6 +93,9 @@ typedef struct {
     int is_stopping;                  // a signal has stopped a validation, a task or a sample
     char divergence[256];             // why the run rolls back
 } Run;
+
+// Sets the model, which is open.
+void run_set_model(Run* run, Model* model);
 
 static inline int run_is_first(const Run* run) { return run->comm.rank == 0; }
 
@@ -187,6 +191,14 @@ enum { RUN_BAD_DATA_ = 4 }; // a file of the data has changed; beside what sessi
 // agreement: all ranks judge the same numbers.
 static int run_agree_(Run* run, int asks) { return comm_any(&run->comm, asks); }
 
+void run_set_model(Run* run, Model* model) {
+    const ModelFiles files = {
+        model,          run->trainer->access,  run->cfg,          setup_optimizer(&run->options),
+        run->plan.zero, run->plan.saved_dtype, run->plan.in_place};
+    run->model = model;
+    run->files = files;
+}
+
 // ---- the numbers of an update ----
 
 // The same of all processes together.
@@ -277,12 +289,11 @@ static void run_save_(Run* run, int reasons) {
     session_wait(&run->session, &run->log);
     session_saves(&run->session, reasons);
     run_agree_on_parameters(run);
-    const int is_copy = run->trainer->copy_out(run->model, &run->session.checkpoints);
     run->state.sequence = run->train ? (int64_t)run->train->next : 0;
     run->state.samples_at = (int64_t)run->generator.rng.at;
     log_sync(&run->log);
     checkpoint_start(&run->session.checkpoints, &run->state);
-    if (!is_copy) {
+    if (!run->session.checkpoints.copies) {
         session_wait(&run->session, &run->log);
     }
 }
@@ -294,7 +305,7 @@ int run_saves(const Run* run) {
 void run_save(Run* run) { run_save_(run, run->due); }
 
 void run_restore(Run* run, const char* path, const SavedState* saved) {
-    run->trainer->read_checkpoint(run->model, path, saved);
+    load_checkpoint(&run->files, path, saved);
     run_state_restore(&run->state, &saved->run);
     if (run->train) {
         dataloader_seek(run->train, (uint64_t)saved->run.sequence);

@@ -125,11 +125,9 @@ static void start_open_session_(Run* run) {
     CheckpointRun saved;
     memset(&saved, 0, sizeof(saved));
     saved.trainer = trainer->name;
-    saved.cfg = run->cfg;
-    saved.optimizer = setup_optimizer(&run->options);
-    saved.zero = setup_zero(run->cfg, &run->options, run->options.shards);
+    saved.model = run->files;
+    saved.memory = run->plan.copy;
     saved.comm = &run->comm;
-    saved.dtype = run->plan.saved_dtype;
     saved.eot = run->generator.eot;
     saved.tokenizer = run_data_saved_tokenizer(&run->data);
     saved.config = run->kept_config;
@@ -181,7 +179,6 @@ static void start_print_facts_(const Run* run) {
 
 // The state of a new run and its first weights, or all of it from a checkpoint.
 static void start_open_state_(Run* run) {
-    const Trainer* trainer = run->trainer;
     const Options* o = &run->options;
     run->state = run_state_open(outliers_open(o->skip_loss_z, o->skip_grad_z), run->plan.loss_scale);
     if (o->update_in_backward) {
@@ -197,7 +194,7 @@ static void start_open_state_(Run* run) {
             dataloader_seek(run->train, (uint64_t)run->resume.sequence);
         }
     } else {
-        trainer->first_weights(run->model, run->model_path, o->seed);
+        load_model(&run->files, run->model_path, o->seed);
     }
     run_agree_on_parameters(run);
 }
@@ -252,7 +249,7 @@ static void start_print_best_(const Run* run) {
 static void start_summarize_(Run* run) {
     double peak_mib, beside_mib;
     comm_progress(&run->comm, COMM_SAVE, run->state.step, "the export");
-    run->trainer->export_model(run->model, &run->options, &run->data);
+    export_model(&run->files, run->comm.rank, &run->options, &run->data);
     run->trainer->memory(&peak_mib, &beside_mib);
     const LogSummary end = {run->state.step,
                             run->state.val_loss,
@@ -272,7 +269,7 @@ static void start_print_traffic_(const Run* run) {
 }
 
 void run_begin(Run* run, Model* model) {
-    run->model = model;
+    run_set_model(run, model);
     start_open_inputs_(run);
     start_open_session_(run);
     start_print_facts_(run);

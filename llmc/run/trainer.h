@@ -12,13 +12,11 @@ plan, tasks, samples, loading and saving.
 
 #include "llmc/base/wide_sum.h"
 #include "llmc/data/dataloader.h"
-#include "llmc/checkpoint/checkpoint.h"
+#include "llmc/checkpoint/load_save.h"
 #include "llmc/run/evaluation.h"
 #include "llmc/generate/generator.h"
 #include "llmc/setup/options.h"
 #include "llmc/plan/plan.h"
-#include "llmc/setup/run_data.h"
-#include "llmc/checkpoint/run_state.h"
 #include "llmc/comm/comm.h"
 #include "llmc/model/freeze.h"
 #include "llmc/model/model.h"
@@ -60,19 +58,12 @@ typedef struct {
     PrefillSequence prefill;  // generator.h
     DecodeStep decode;
 
-    // Sets the weights of the model in `path`; random ones if it is NULL.
-    void (*first_weights)(Model* model, const char* path, uint64_t seed);
-    // Sets weights and optimizer state from the checkpoint in `path`, whose state is `saved`.
-    void (*read_checkpoint)(Model* model, const char* path, const SavedState* saved);
-    // Copies weights and optimizer state into memory of the trainer, and points params and optimizer of *copy
-    // there. Returns 0 if these point to the model itself: then the save ends before the next step.
-    int (*copy_out)(Model* model, Checkpoints* copy);
+    ModelAccess access; // load_save.h
+
     // Returns a checksum of the parameters that all ranks have.
     uint64_t (*checksum)(Model* model);
     // Writes further small files into a checkpoint, in the thread that saves. NULL: none.
     void (*save_extra)(const void* model, const char* directory);
-    // Writes the files that --export-llmc and --export-gguf name, in rank 0.
-    void (*export_model)(Model* model, const Options* options, const RunData* data);
 } Trainer;
 
 #endif

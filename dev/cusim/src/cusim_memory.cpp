@@ -269,6 +269,9 @@ cudaError_t CUDARTAPI cudaHostRegister(void* data, size_t bytes, unsigned) {
     if (allocation_of(data)) {
         return failed(cudaErrorHostMemoryAlreadyRegistered);
     }
+    if (bytes > pinned_memory_bytes()) {
+        return failed(cudaErrorMemoryAllocation);
+    }
     allocation_add((char*)data, bytes, MEMORY_REGISTERED);
     return cudaSuccess;
 }

@@ -59,10 +59,46 @@ static void fill(void* memory, size_t n, SafeTensorsDtype dtype, float value) {
 
 static const Optimizer adamw = {OPTIMIZER_ADAMW, 0, MASTER_NONE, 0, {1, 1, 1}, 0, 0};
 
-static CheckpointRun run_of(ModelConfig cfg, SafeTensorsDtype dtype) {
+// Tensors of TINY, in place: parameters of some type, then the optimizer's state.
+struct Model {
+    SafeTensorsDtype dtype;
+    char *params, *state;
+    size_t params_bytes, state_bytes;
+};
+
+static size_t group_begin_bytes(const Model* model, int g) {
+    const ZeroPlan plan = zero_plan(TINY, 0, 0, 1);
+    return zero_group_begin(&plan, g) * safetensors_dtype_bytes(model->dtype);
+}
+
+static void* get_group(Model* model, int g, void* group) {
+    char* place = model->params + group_begin_bytes(model, g);
+    return group ? memcpy(group, place, group_begin_bytes(model, g + 1) - group_begin_bytes(model, g))
+                 : place;
+}
+
+static void* get_state(Model* model, int slot, size_t at, void* state, size_t bytes) {
+    const ZeroPlan plan = zero_plan(TINY, 0, 0, 1);
+    OptimizerState layout;
+    optimizer_state_open(&layout, adamw, &plan, TINY);
+    char* place = model->state + layout.slots[slot].offset_bytes + at;
+    return state ? memcpy(state, place, bytes) : place;
+}
+
+static CheckpointRun run_of(ModelConfig cfg, Model* model, SafeTensorsDtype dtype) {
     static Comm alone = {.size = 1};
-    const CheckpointRun run = {"test", cfg,  adamw, zero_plan(cfg, 0, 0, 1), &alone, dtype, 4,
-                               NULL,   NULL, 1000,  0xABCDEF0123456789,      NULL,   NULL};
+    const CheckpointRun run = {.trainer = "test",
+                               .model = {.model = model,
+                                         .access = {.get_group = get_group, .get_state = get_state},
+                                         .cfg = cfg,
+                                         .optimizer = adamw,
+                                         .zero = zero_plan(cfg, 0, 0, 1),
+                                         .dtype = dtype,
+                                         .in_place = 1},
+                               .comm = &alone,
+                               .eot = 4,
+                               .train_tokens = 1000,
+                               .train_data = 0xABCDEF0123456789};
     return run;
 }
 
@@ -97,6 +133,14 @@ static OptimizerState state_layout(void) {
     return state;
 }
 
+static Model model_of(SafeTensorsDtype dtype) {
+    const ZeroPlan plan = whole();
+    const size_t bytes = copy_bytes(dtype),
+                 params = zero_full_elements(&plan) * safetensors_dtype_bytes(dtype);
+    char* memory = check_alloc(bytes, 1, "model");
+    return (Model){dtype, memory, memory + params, params, bytes - params};
+}
+
 // Elements of m, and of v.
 static size_t state_elements(void) { return state_layout().slots[STATE_M].bytes / sizeof(float); }
 
@@ -109,10 +153,9 @@ static void save_spoiled(char path[PATH_MAX], const Run* run, int64_t step, floa
                          SafeTensorsDtype dtype, void (*spoil)(Checkpoints*)) {
     Checkpoints c;
     const Options options = options_of(run);
-    void* memory = check_alloc(copy_bytes(dtype), 1, "copy");
+    Model model = model_of(dtype);
     const RunState state = state_of(step);
-    checkpoints_open(&c, &options, run_of(TINY, dtype), NULL, 0);
-    checkpoint_copy_at(&c, memory);
+    checkpoints_open(&c, &options, run_of(TINY, &model, dtype), NULL, 0);
     fill(c.params, c.params_bytes / safetensors_dtype_bytes(dtype), dtype, value);
     fill(m_of(&c), state_elements(), SAFETENSORS_F32, value + 1);
     fill_squares(v_of(&c), state_elements(), value + 2);
@@ -122,7 +165,7 @@ static void save_spoiled(char path[PATH_MAX], const Run* run, int64_t step, floa
     checkpoint_start(&c, &state);
     EXPECT(checkpoint_wait(&c, path) && !checkpoint_wait(&c, path), "one save");
     checkpoints_close(&c);
-    free(memory);
+    free(model.params);
 }
 
 static void save_value(char path[PATH_MAX], const Run* run, int64_t step, float value,
@@ -619,9 +662,8 @@ static void test_two_saves(void) {
     const Options options = options_of(&run);
     Checkpoints c;
     char path[PATH_MAX];
-    void* memory = check_alloc(copy_bytes(SAFETENSORS_F32), 1, "copy");
-    checkpoints_open(&c, &options, run_of(TINY, SAFETENSORS_F32), NULL, 0);
-    checkpoint_copy_at(&c, memory);
+    Model model = model_of(SAFETENSORS_F32);
+    checkpoints_open(&c, &options, run_of(TINY, &model, SAFETENSORS_F32), NULL, 0);
     for (int step = 1; step <= 20; step++) {
         const RunState state = state_of(step);
         fill(c.params, 1, SAFETENSORS_F32, (float)step);
@@ -633,9 +675,37 @@ static void test_two_saves(void) {
         EXPECT(checkpoint_wait(&c, path) == !(step % 2), "step %d", step);
     }
     checkpoints_close(&c);
-    free(memory);
+    free(model.params);
     EXPECT(value_in(run.out, "step_00000017") == 17 && value_in(run.out, "step_00000020") == 20, "values");
     EXPECT(newest_in(run.out) == 20, "the last");
+}
+
+// A run that continues after a save: what becomes of the model meanwhile is not saved.
+static void test_copy(void) {
+    const Run run = run_open("copy", 0, 0);
+    Options options = options_of(&run);
+    Checkpoints c;
+    char path[PATH_MAX], name[32];
+    Model model = model_of(SAFETENSORS_F32);
+    options.save_every = 1;
+    options.steps = 10;
+    checkpoints_open(&c, &options, run_of(TINY, &model, SAFETENSORS_F32), NULL, 0);
+    EXPECT(c.copies && copy_bytes(SAFETENSORS_F32) == c.params_bytes + c.optimizer_bytes,
+           "bytes of the copy");
+    for (int step = 1; step <= 3; step++) {
+        const RunState state = state_of(step);
+        fill(model.params, model.params_bytes / sizeof(float), SAFETENSORS_F32, (float)step);
+        fill(model.state, state_elements(), SAFETENSORS_F32, (float)step + 1);
+        fill_squares((float*)(void*)model.state + state_elements(), state_elements(), (float)step + 2);
+        checkpoint_start(&c, &state);
+        memset(model.params, 0xFF, model.params_bytes);
+        memset(model.state, 0xFF, model.state_bytes);
+        EXPECT(checkpoint_wait(&c, path), "step %d", step);
+        snprintf(name, sizeof(name), "step_%08d", step);
+        EXPECT(value_in(run.out, name) == (float)step, "the weights of step %d", step);
+    }
+    checkpoints_close(&c);
+    free(model.params);
 }
 
 // ---- keeping ----
@@ -972,7 +1042,8 @@ static void body_open_large(const void* run) {
     const ModelConfig large = {.max_T = 1 << 20, .V = 5, .Vp = 128, .L = 1000, .NH = 1, .C = 65536};
     const Options options = options_of((const Run*)run);
     Checkpoints c;
-    checkpoints_open(&c, &options, run_of(large, SAFETENSORS_F32), NULL, 0);
+    Model model = {.dtype = SAFETENSORS_F32};
+    checkpoints_open(&c, &options, run_of(large, &model, SAFETENSORS_F32), NULL, 0);
 }
 
 static void test_bad_places(void) {
@@ -1089,6 +1160,7 @@ int main(int argc, char** argv) {
     test_not_finite();
     test_lock();
     test_two_saves();
+    test_copy();
     test_keep();
     test_keep_major();
     test_keep_best();

@@ -12,6 +12,7 @@ documents in a row, padding and shorter batches.
 #include "train_gpt2.c"
 
 #include "dev/test/lib/in_backward_test.h"
+#include "dev/test/lib/load_test.h"
 #include "dev/test/lib/plan_test.h"
 #include "dev/test/lib/resume_test.h"
 #include "dev/test/lib/task_oracle.h"
@@ -99,13 +100,13 @@ static void open_model(Model* model, ModelConfig cfg, int B, int T, int recomput
 
 static void open_fixture(Model* model, const char* path, int recompute) {
     open_model(model, llmc_bin_read_config(path), 3, 31, recompute);
-    model_first_weights(model, path, 0);
+    load_weights(model, path);
 }
 
 // With matmuls in bf16.
 static void open_bf16(Model* model, const char* path, int recompute) {
     open_model_matmul(model, llmc_bin_read_config(path), 3, 31, recompute, MATMUL_BF16);
-    model_first_weights(model, path, 0);
+    load_weights(model, path);
 }
 
 static Batch batch_of(const State* s) { return (Batch){s->x, s->y, NULL, s->B, s->T, s->B * s->T}; }
@@ -644,7 +645,7 @@ static void test_shorter_batch(void) {
     const int max = MODEL_CHUNK_LOGITS / cfg.Vp + 1;
     open_model(&model, cfg, 1, max + 1, RECOMPUTE_NONE);
     open_model(&exact, cfg, 1, max, RECOMPUTE_NONE);
-    model_first_weights(&model, FIXTURES "gpt2_tiny.bin", 0);
+    load_weights(&model, FIXTURES "gpt2_tiny.bin");
     memcpy(exact.params_memory, model.params_memory, model.parameter_bytes);
     State s = fixture_open(FIXTURES "gpt2_tiny_state.bin", &model);
     EXPECT(model.chunk < exact.chunk, "%d tokens", model.chunk);
@@ -718,7 +719,7 @@ static void open_frozen(Model* model, const char* list, Options options) {
     options.embedding_lr_scale = options.vector_lr_scale = 1;
     options.sgd_momentum = 0.9f;
     model_open(model, cfg, &options, memory_on_host(), &alone);
-    model_first_weights(model, FIXTURES "gpt2_tiny.bin", 0);
+    load_weights(model, FIXTURES "gpt2_tiny.bin");
 }
 
 // Of two micro-batches.
@@ -933,17 +934,16 @@ static void test_counted_mean(void) {
 // A model takes what a dry run of opening it counts, and allocates nothing besides.
 static void test_plan(void) {
     for (int k = 0; k < PLAN_TEST_RUNS; k++) {
-        Memory planned;
         Comm comm = {.size = 1};
         ModelConfig cfg;
         Options options;
-        Model model;
+        Model planned, model;
         plan_test_run(k, options_program(OPTION_CPU), &cfg, &options);
         options.matmul = k % 3 == 0 && !options.quantize ? MATMUL_BF16 : MATMUL_FP32;
-        plan_memory(&planned, cfg, &options);
+        model_open(&planned, cfg, &options, memory_dry(), NULL);
         plan_test_count();
         model_open(&model, cfg, &options, memory_on_host(), &comm);
-        plan_test_compare(k, &planned, &model.memory, MEMORY_DEVICE, plan_test_counted());
+        plan_test_compare(k, &planned.memory, &model.memory, MEMORY_DEVICE, plan_test_counted());
         model_close(&model);
     }
 }
@@ -962,7 +962,7 @@ static void test_update_in_part(void) {
                              .embedding_lr_scale = 1,
                              .vector_lr_scale = 1};
     model_open(&model, cfg, &options, memory_on_host(), &alone);
-    model_first_weights(&model, FIXTURES "gpt2_tiny.bin", 0);
+    load_weights(&model, FIXTURES "gpt2_tiny.bin");
     State s = fixture_open(FIXTURES "gpt2_tiny_state.bin", &model);
     const UpdateGuard guard = outliers_open(0, 0);
     const size_t F = (size_t)model_hidden(cfg), C = (size_t)cfg.C;

@@ -1,0 +1,24 @@
+/*
+load_test.h -- loads weights into a model of the trainer whose source is included: for both trainers.
+*/
+#ifndef DEV_TEST_LOAD_TEST_H
+#define DEV_TEST_LOAD_TEST_H
+
+#include "llmc/checkpoint/load_save.h"
+#include "llmc/parallel/zero.h"
+#include "llmc/setup/options.h"
+
+// Sets the weights of a model that is open from a file.
+static inline void load_weights(Model* model, const char* path) {
+    const ZeroPlan* own = &model->zero.plan;
+    const ModelFiles files = {model,
+                              trainer.access,
+                              model->cfg,
+                              model->state.optimizer,
+                              own->groups ? *own : zero_plan(model->cfg, 0, 0, 1),
+                              SAFETENSORS_F32,
+                              trainer.program.trainer == OPTION_CPU};
+    load_model(&files, path, 0);
+}
+
+#endif
