@@ -9,7 +9,7 @@ CC     ?= cc
 MARCH  ?= $(if $(filter Darwin-arm64,$(PLATFORM)),,native)
 override MARCH := $(foreach word,$(MARCH),$(if $(filter -%,$(word)),,-march=)$(word))
 OPT    ?= -O3
-MODULES_OPT ?=              # more flags for what is compiled once (COMPILED)
+MODULES_OPT ?=              # more flags for what is compiled once (COMPILED) and does not compute (KERNEL_ROOMS)
 # Empty: one thread. Apple's clang comes without OpenMP; with Homebrew's libomp:
 # OPENMP="-Xpreprocessor -fopenmp -I$(brew --prefix libomp)/include" LDLIBS="-L$(brew --prefix libomp)/lib -lomp"
 OPENMP ?= $(if $(filter Darwin-%,$(PLATFORM)),,-fopenmp)
@@ -56,10 +56,6 @@ BUILD  ?= build/plain
 COMPILED := $(shell grep -sl '_IMPLEMENTATION$$' llmc/*.h llmc/*/*.h)
 LIBRARY = $(BUILD)/libllmc.a
 HEADERS = $(wildcard llmc/*.h llmc/*/*.h llmc/*/*.cuh)
-MODULES = $(basename $(notdir $(wildcard dev/test/*/test_*.c)))
-# What uses vectors (llmc/base/vec.h) is also tested for other processors than this one.
-VECTOR_TESTS = test_vec test_matmul test_matmul_bf16 test_matvec test_attention test_attention_bf16 test_embedding test_norm test_activation test_cross_entropy test_cross_entropy_bf16 test_adamw test_optimizers test_bpe_encode test_gpt2
-TESTS   = $(MODULES:%=$(BUILD)/%)
 
 # What is built depends on the compiler and its flags, too: the file `flags` of a build has those it was made with, and
 # is out of date where they differ. So a library that was installed since, or another MARCH, takes effect. Warnings
@@ -77,31 +73,31 @@ $(BUILD)/commit: TEXT = $(COMMIT)
 $(BUILD)/commit: $(call stale,$(BUILD)/commit,$(COMMIT))
 
 .DEFAULT_GOAL := train_gpt2
-# Only what computes gains by -O3: the trainer, the tokenizer, and the tests of vectors. Other tests have -O1, and modules
-# of the other rooms -O2. An OPT of yours is for all.
-$(filter-out $(VECTOR_TESTS:%=$(BUILD)/%),$(MODULES:%=$(BUILD)/%)): private OPT = -O1
-
 # What looks whether the processor has this build's instructions may use none of them itself.
 BASE_CFLAGS = -std=gnu11 -O2 $(if $(findstring x86_64,$(shell $(CC) -dumpmachine)),-march=x86-64) -Wall -Wextra -D_GNU_SOURCE -MMD -MP
 
+KERNEL_ROOMS = ops bf16 optim parallel tokenizer
 define LIBRARY_RULES
 $(foreach room,base data formats report log setup checkpoint generate plan run,$(1)/llmc/$(room)/%.o): private OPT = -O2
 $(1)/llmc/comm/comm_mpi.o: private override CFLAGS += $(MPI_FLAGS)
 $(1)/llmc/base/processor.o: private override CFLAGS = $$(BASE_CFLAGS)
 $(1)/llmc/%.o: llmc/%.h Makefile $(1)/flags
 	@mkdir -p $$(@D)
-	$$(call said,$$(CC))$$(CC) $$(CFLAGS) $$(strip $$(MODULES_OPT)) -I. -x c -D$$(shell echo $$(notdir $$*) | tr a-z A-Z)_IMPLEMENTATION -c $$< -o $$@
+	$$(call said,$$(CC))$$(CC) $$(CFLAGS) $$(if $$(filter $$(KERNEL_ROOMS),$$(notdir $$(*D))),,$$(strip $$(MODULES_OPT))) -I. -x c -D$$(shell echo $$(notdir $$*) | tr a-z A-Z)_IMPLEMENTATION -c $$< -o $$@
 $(1)/libllmc.a: $(COMPILED:llmc/%.h=$(1)/llmc/%.o)
 	@rm -f $$@ && $$(AR) rc $$@ $$^
-$(1)/cpu_trainer.o: dev/test/lib/cpu_trainer.c Makefile $(1)/flags
+$(1)/test/%.o: private OPT = -O1
+$(1)/test/%.o: dev/test/%.c Makefile $(1)/flags
 	@mkdir -p $$(@D)
 	$$(call said,$$(CC))$$(CC) $$(CFLAGS) -I. -c $$< -o $$@
 endef
 $(eval $(call LIBRARY_RULES,$(BUILD)))
+include dev/test.mk # the tests
 include dev/gpu.mk  # the GPU trainer, its tests and benches; the simulated GPU
 
 .PHONY: train_gpt2cu help run check test tests lint format bench-cpu bench-tokenizer soak clean install uninstall FORCE
 .DELETE_ON_ERROR:
+.SECONDARY:
 
 train_gpt2: $(BUILD)/train_gpt2  ## the trainer on the CPU
 	@rm -f $@ && cp $< $@  # a running program cannot be written over
@@ -127,8 +123,6 @@ check:      ## a quick test: the plain build and its tests; TEST=json: only that
 
 test:       ## what needs no GPU; ends with `N passed, N failed, N skipped`
 	@dev/test/run.sh
-
-tests: $(TESTS)  ## build the test programs of one variant into BUILD
 
 print-%:
 	@echo $($*)
@@ -169,7 +163,7 @@ clean:      ## remove what was built
 	rm -rf build train_gpt2 train_gpt2cu tokenize
 
 # Every program is one source file and the headers it includes.
-vpath %.c . $(wildcard dev/test/*) dev/bench dev/data
+vpath %.c . dev/test/fuzz dev/bench dev/data
 $(BUILD)/flags $(BUILD)/commit $(GPU_BUILD)/flags $(GPU_BUILD)/commit:
 	@mkdir -p $(@D)
 	@printf '%s\n' $(call quoted,$(TEXT)) >$@
@@ -179,4 +173,4 @@ $(BUILD)/%: %.c $(LIBRARY) Makefile $(BUILD)/flags
 	$(call said,$(CC))$(CC) $(CFLAGS) -I. $< $(LIBRARY) -o $@ $(LDLIBS)
 
 BUILDS := $(sort $(BUILD) $(wildcard build/* build/sim/* build/cuda/* build/kit/*))
--include $(wildcard $(BUILDS:%=%/*.d) $(BUILDS:%=%/llmc/*.d) $(BUILDS:%=%/llmc/*/*.d))
+-include $(wildcard $(BUILDS:%=%/*.d) $(BUILDS:%=%/llmc/*.d) $(BUILDS:%=%/llmc/*/*.d) $(BUILDS:%=%/test/*/*.d))

@@ -38,8 +38,6 @@ GPU_BUILD := $(GPU_BUILD)-cudnn
 override NVCCFLAGS += -DUSE_CUDNN -isystem $(CUDNN_FRONTEND)
 GPU_LIBS += -lcudnn -lnvrtc
 endif
-GPU_MODULES = $(basename $(notdir $(wildcard dev/test/*/test_*.cu)))
-
 GPU_FLAGS := $(strip $(NVCC) $(filter-out -Werror all-warnings,$(NVCCFLAGS)) $(MPI_FLAGS) $(GPU_LIBS))
 $(GPU_BUILD)/train_gpt2: override NVCCFLAGS += $(if $(COMMIT),-DGIT_COMMIT='"$(COMMIT)"')
 $(GPU_BUILD)/flags: TEXT = $(GPU_FLAGS)
@@ -53,9 +51,9 @@ $(GPU_BUILD)/commit: $(call stale,$(GPU_BUILD)/commit,$(COMMIT))
 
 sim: build/sim/$(PRECISION)/train_gpt2cu  ## the GPU trainer on the simulated GPU: build/sim/PRECISION/train_gpt2cu
 
-test-gpu: $(GPU_MODULES:%=$(GPU_BUILD)/%) $(GPU_BUILD)/test_gpt2  ## the tests of the GPU trainer, on a GPU
+test-gpu: $(GPU_TESTS:%=$(GPU_BUILD)/%) $(GPU_BUILD)/test_gpt2  ## the tests of the GPU trainer, on a GPU
 	@set -e; for test in $^; do $$test; done
-gpu-tests: $(GPU_MODULES:%=$(GPU_BUILD)/%)
+gpu-tests: $(GPU_TESTS:%=$(GPU_BUILD)/%)
 
 bench: $(GPU_BUILD)/bench_gpu  ## every kernel and product of 124M and 1558M on a GPU, against its peak
 	$(GPU_BUILD)/bench_gpu --model d12 --batch 64
@@ -67,31 +65,57 @@ gpu-kit:    ## build/gpu_kit.tar.gz, to measure a GPU on a machine without a com
 # ---- rules ----
 
 $(eval $(call LIBRARY_RULES,$(GPU_BUILD)))
-vpath %.cu . $(wildcard dev/test/*) dev/bench
+vpath %.cu . dev/bench
 $(GPU_BUILD)/train_gpt2: $(GPU_BUILD)/commit
-$(GPU_BUILD)/test_gpt2: test_gpt2.cu $(GPU_BUILD)/cpu_trainer.o $(GPU_BUILD)/libllmc.a Makefile $(GPU_BUILD)/flags
-	$(call said,$(NVCC))$(NVCC) $(NVCCFLAGS) -I. $< $(GPU_BUILD)/cpu_trainer.o $(GPU_BUILD)/libllmc.a -o $@ $(GPU_LIBS)
+link_gpu = $(call said,$(NVCC))$(NVCC) $(NVCCFLAGS) $(filter %.o %.a,$^) -o $@ $(GPU_LIBS)
+$(GPU_BUILD)/test/%.cu.o: dev/test/%.cu Makefile $(GPU_BUILD)/flags
+	@mkdir -p $(@D)
+	$(call said,$(NVCC))$(NVCC) $(NVCCFLAGS) -I. -c $< -o $@
+$(GPU_BUILD)/test_gpt2.o: test_gpt2.cu Makefile $(GPU_BUILD)/flags
+	$(call said,$(NVCC))$(NVCC) $(NVCCFLAGS) -I. -c $< -o $@
+$(GPU_BUILD)/test_gpt2: $(GPU_BUILD)/test_gpt2.o $(GPU_BUILD)/test/lib/cpu_trainer.o $(GPU_BUILD)/libllmc.a
+	$(link_gpu)
 $(GPU_BUILD)/%: %.cu $(GPU_BUILD)/libllmc.a Makefile $(GPU_BUILD)/flags
 	@mkdir -p $(@D)
 	$(call said,$(NVCC))$(NVCC) $(NVCCFLAGS) -I. $< $(GPU_BUILD)/libllmc.a -o $@ $(GPU_LIBS)
 
-# The simulated GPU (dev/cusim): CUDA sources compiled by the C++ compiler. build/sim/MODE/test_<module>, and the trainer
-# and its test by precision: build/sim/PRECISION/train_gpt2cu, build/sim/PRECISION-MODE/test_gpt2.
-SIM_SOURCES = $(HEADERS) $(wildcard *.cu train_gpt2.c dev/cusim/include/* dev/cusim/src/* dev/test/lib/*.h) dev/cusim/build.sh
+# The simulated GPU (dev/cusim): CUDA sources compiled by the C++ compiler. build/sim/MODE/test_ROOM, and the trainer and
+# its test by precision: build/sim/PRECISION/train_gpt2cu, build/sim/PRECISION-MODE/test_gpt2.
 SIM_MODES = plain asan tsan msan
 SIM_BUILD = SIM_LIBS='$(PACKED_LIBS) $(MPI_LIBS)' dev/cusim/build.sh
+SIM_SOURCES = $(HEADERS) $(wildcard train_gpt2.c dev/cusim/include/* dev/cusim/src/* dev/test/lib/*) dev/cusim/build.sh
 define SIM_RULES
-build/sim/$(1).done: $(SIM_SOURCES) $(if $(filter asan tsan,$(1)),build/sim/plain.done)  # what many link, built once
-	dev/cusim/build.sh dev/test/gpu/test_gpu.cu $(1) && touch $$@
-build/sim/$(1)/test_%: test_%.cu build/sim/$(1).done
+# What all programs of a mode link: .done says that it is built, .base when it last changed.
+build/sim/$(1).done: $(SIM_SOURCES) $(if $(filter asan tsan,$(1)),build/sim/plain.done)
+	+dev/cusim/build.sh $(1) build/sim/$(1).base && touch $$@
+build/sim/$(1).base: build/sim/$(1).done
+	@:
+build/sim/$(1)/test/%.o: dev/test/%.cu | build/sim/$(1).done
 	$(SIM_BUILD) $$< $(1) $$@
-build/sim/%-$(1)/test_gpt2: build/sim/$(1).done dev/test/lib/cpu_trainer.c
-	CUSIM_FLAGS=-DPRECISION_$$* $(SIM_BUILD) test_gpt2.cu $(1) $$@ dev/test/lib/cpu_trainer.c
+build/sim/%-$(1)/test_gpt2.o: test_gpt2.cu | build/sim/$(1).done
+	CUSIM_FLAGS=-DPRECISION_$$* $(SIM_BUILD) $$< $(1) $$@
+build/sim/%-$(1)/test_gpt2: build/sim/%-$(1)/test_gpt2.o build/sim/$(1).base
+	$(SIM_BUILD) $$< $(1) $$@ dev/test/lib/cpu_trainer.c
 # sim-MODE: its tests; the whole model's in BF16, and plainly in FP32, too.
-sim-$(1): $(GPU_MODULES:%=build/sim/$(1)/%) $(patsubst %,build/sim/%-$(1)/test_gpt2,BF16 $(if $(filter plain,$(1)),FP32))
+sim-$(1): $(GPU_TESTS:%=build/sim/$(1)/%) $(patsubst %,build/sim/%-$(1)/test_gpt2,BF16 $(if $(filter plain,$(1)),FP32))
 endef
 $(foreach mode,$(SIM_MODES),$(eval $(call SIM_RULES,$(mode))))
-build/sim/bench_group: dev/bench/bench_group.cu build/sim/plain.done
+build/sim/bench_group: dev/bench/bench_group.cu build/sim/plain.base
 	$(SIM_BUILD) $< plain $@
-build/sim/%/train_gpt2cu: build/sim/plain.done
-	CUSIM_FLAGS=-DPRECISION_$* $(SIM_BUILD) train_gpt2.cu plain $@
+build/sim/%/train_gpt2cu: train_gpt2.cu build/sim/plain.base
+	CUSIM_FLAGS=-DPRECISION_$* $(SIM_BUILD) $< plain $@
+
+# The tests of a room are one program (dev/test.mk), on the GPU and on the simulated one.
+# call GPU_TEST_PROGRAM,NAME,SOURCES
+define GPU_TEST_PROGRAM
+$(GPU_BUILD)/$(1): $(2:dev/%=$(GPU_BUILD)/%.o) $(if $(filter test_collectives,$(1)),,$(GPU_BUILD)/test/lib/runner.o) $(GPU_BUILD)/libllmc.a
+	$$(link_gpu)
+$(foreach mode,$(SIM_MODES),$(call SIM_TEST_PROGRAM,$(1),$(2),$(mode)))
+endef
+define SIM_TEST_PROGRAM
+build/sim/$(3)/$(1): $(2:dev/%.cu=build/sim/$(3)/%.o) build/sim/$(3).base
+	$$(SIM_BUILD) $$< $(3) $$@ $$(wordlist 2,99,$$(filter %.o,$$^)) $(if $(filter test_collectives,$(1)),,dev/test/lib/runner.c)
+
+endef
+$(foreach room,$(call test_rooms,cu),$(eval $(call GPU_TEST_PROGRAM,test_$(room),$(call test_sources,cu,$(room)))))
+$(foreach source,$(call alone_sources,cu),$(eval $(call GPU_TEST_PROGRAM,$(basename $(notdir $(source))),$(source))))

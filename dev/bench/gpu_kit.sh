@@ -3,7 +3,7 @@
 #
 # The machine with the GPU then needs a driver and cublasLt, but no compiler, and none of this machine's libraries but
 # libc: code for ARCH (sm_90a), host code for MARCH (-march=x86-64-v3). KIT lists what goes in: BF16, FP16, FP32,
-# BF16-cudnn (trainer and whole-model test), test_<module>, bench_gpu, gpu_answers; by default all. TOY=1 packs the programs of the
+# BF16-cudnn (trainer and whole-model test), test_<room>, bench_gpu, gpu_answers; by default all. TOY=1 packs the programs of the
 # simulated GPU under the same names into build/gpu_kit_toy.tar.gz. KIT_TEXT is a text for the loss curve; its tokens are
 # those of GPT2_VOCAB.
 set -u
@@ -11,9 +11,8 @@ cd "$(dirname "$0")/../.." || exit 1
 unset MAKEFLAGS MFLAGS MAKELEVEL # the settings below are all that the builds get
 most_bytes=$((40 << 20))
 
-modules=(dev/test/*/test_*.cu)
-modules=("${modules[@]##*/}")
-read -r -a kit <<<"${KIT:-BF16 FP16 FP32 BF16-cudnn bench_gpu gpu_answers ${modules[*]%.cu}}"
+read -r -a modules <<<"$(make -s print-GPU_TESTS)"
+read -r -a kit <<<"${KIT:-BF16 FP16 FP32 BF16-cudnn bench_gpu gpu_answers ${modules[*]}}"
 toy=${TOY:+_toy}
 builds=build/kit tree=build/kit/tree$toy/gpu_kit archive=build/gpu_kit$toy.tar.gz
 
@@ -22,8 +21,8 @@ die() {
     exit 1
 }
 for item in "${kit[@]}"; do
-    case " BF16 FP16 FP32 BF16-cudnn bench_gpu gpu_answers ${modules[*]%.cu} " in *" $item "*) ;;
-    *) die "KIT: $item: wanted BF16, FP16, FP32, BF16-cudnn, bench_gpu, gpu_answers, ${modules[*]%.cu}" ;;
+    case " BF16 FP16 FP32 BF16-cudnn bench_gpu gpu_answers ${modules[*]} " in *" $item "*) ;;
+    *) die "KIT: $item: wanted BF16, FP16, FP32, BF16-cudnn, bench_gpu, gpu_answers, ${modules[*]}" ;;
     esac
 done
 

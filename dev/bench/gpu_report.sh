@@ -302,11 +302,12 @@ their_speed() {
     done <"$out/$name.jsonl"
 }
 
-# Runs the tests of modules that the kit has.
-modules() { # SECONDS TEST...
-    local test
+# Runs tests that the kit has.
+modules() { # SECONDS "PROGRAM [WORD...]"...: all tests of a program, or those whose names have a word
+    local test words
     for test in "${@:2}"; do
-        trial "$test" "$1" "$bin/$test"
+        read -r -a words <<<"$test"
+        trial "${test// /-}" "$1" "$bin/${words[0]}" "${words[@]:1}"
     done
 }
 whole_model() { trial "test_gpt2-$1" 90 "$bin/$1/test_gpt2"; }
@@ -314,7 +315,7 @@ whole_model() { trial "test_gpt2-$1" 90 "$bin/$1/test_gpt2"; }
 item_first() {
     nvidia-smi -q -d CLOCK,POWER,MEMORY >"$out/nvidia-smi.log" 2>&1
     { uname -a; lscpu; free -m; ldd --version | head -n 1; find "$bin" -type f -exec ldd {} +; } >"$out/machine.log" 2>&1
-    modules 25 test_ptx test_gpu test_matmul
+    modules 25 test_gpu "test_ops matmul"
 }
 
 item_speed() {
@@ -332,7 +333,7 @@ item_speed() {
 }
 
 item_tests() {
-    modules 90 test_attention
+    modules 90 "test_ops attention"
     whole_model $main
 }
 
@@ -397,8 +398,7 @@ item_models() {
 item_modules() {
     local program
     for program in "$bin"/test_*; do
-        case ${program##*/} in test_ptx | test_gpu | test_matmul | test_attention) continue ;; esac
-        modules 60 "${program##*/}"
+        [ "${program##*/}" = test_gpu ] || modules 120 "${program##*/}"
     done
 }
 
@@ -450,9 +450,9 @@ answers_of() { sed -n 's/^\((.*\): \(yes\|no\) (\(.*\))$/\1|\2|\3/p' "$1"; }
 item_answers() {
     local mine=$work/mine.txt simulated=$work/simulated.txt
     say "" && say "## What this card answers, and the simulator otherwise" && say ""
-    modules 30 test_ptx
-    ! grep -q '^ptx: ' "$out/test_ptx.log" 2>/dev/null ||
-        say "- instructions of llmc/gpu/ptx.cuh: $(grep -c FAILED: "$out/test_ptx.log") differences$(grep -m 3 FAILED: "$out/test_ptx.log" | sed 's/.*FAILED: /; /' | tr -d '\n')"
+    modules 30 "test_gpu ptx"
+    ! grep -q '^test_gpu: ' "$out/test_gpu-ptx.log" 2>/dev/null ||
+        say "- instructions of llmc/gpu/ptx.cuh: $(grep -c FAILED: "$out/test_gpu-ptx.log") differences$(grep -m 3 FAILED: "$out/test_gpu-ptx.log" | sed 's/.*FAILED: /; /' | tr -d '\n')"
     trial answers 60 "$bin/gpu_answers"
     [ -f "$out/answers.log" ] || return
     answers_of "$out/answers.log" >"$mine"

@@ -1,22 +1,31 @@
 #!/usr/bin/env bash
-# build.sh SOURCE MODE [OUTPUT [C_SOURCE...]] -- compiles a CUDA source for the CPU device. MODE: plain asan tsan msan.
+# build.sh -- compiles a CUDA source for the CPU device.
 #
-# The output is build/sim/MODE/NAME unless given. The runtime is compiled when its sources have changed; for asan and
-# tsan without their instrumentation (see cusim_internal.h), as are the C sources, to which results are compared: they
-# have their own tests. SANITIZED is defined for asan, tsan and msan: a test then leaves out what differs in values only.
-# Environment: CUSIM_FLAGS are more flags of the compiler (-g for a debugger; -fsanitize-memory-track-origins for msan to
-# say where memory came from), CUDA_HOME says where CUDA's headers are (cuda_home.sh). SIM_LIBS are
-# libraries to link, from a make that has built the modules of llmc/; without it this script asks
-# make for both.
+#     build.sh SOURCE MODE [OUTPUT [MORE...]]     MODE: plain asan tsan msan
+#     build.sh MODE STAMP                         only what all programs of a mode link
+#
+# SOURCE is a .cu file, or an object of this script. OUTPUT is build/sim/MODE/NAME unless given; if it ends
+# in .o, nothing is linked. MORE are objects and C sources of dev/test. STAMP is touched if anything
+# that all programs link is newer.
+#
+# The runtime is compiled when its sources have changed; for asan and tsan without their
+# instrumentation (see cusim_internal.h), as are the C sources, to which results are compared: they
+# have their own tests. SANITIZED is defined for asan, tsan and msan: a test then leaves out what
+# differs in values only. Environment: CUSIM_FLAGS are more flags of the compiler (-g for a debugger;
+# -fsanitize-memory-track-origins for msan to say where memory came from), CUDA_HOME says where CUDA's
+# headers are (cuda_home.sh). SIM_LIBS are libraries to link, from a make that has built the modules
+# of llmc/; without it this script asks make for both.
 set -e
 here=$(cd "$(dirname "$0")" && pwd)
 cd "$here/../.."
 if [ $# -lt 2 ]; then
-    echo "usage: build.sh SOURCE MODE [OUTPUT [C_SOURCE...]]" >&2
+    echo "usage: build.sh SOURCE MODE [OUTPUT [MORE...]]" >&2
     exit 2
 fi
 source=$1
 mode=$2
+stamp=
+case $source in plain | asan | tsan | msan) mode=$1 source='' stamp=$2 ;; esac
 name=$(basename "${source%.*}")
 out=${3:-build/sim/$mode/$name}
 
@@ -73,10 +82,8 @@ for runtime_source in "$here"/src/*.cpp; do
     fi
     objects+=("$object")
 done
-# The modules of llmc/ that are compiled once, and the C sources; the trainer's Makefile knows how. The make that called
-# this script has not handed on its job server. Sanitized modules take little of a test's time, and half as long to compile
-# at -O0.
-MAKEFLAGS=$(sed 's/ -j[0-9]* --jobserver-[^ ]*//' <<<"${MAKEFLAGS:-}")
+# The modules of llmc/ that are compiled once, and the C sources; the trainer's Makefile knows how. Sanitized modules take
+# little of a test's time, and half as long to compile at -O0.
 c_build() { # MODE CC FLAGS TARGET...
     local modules_opt=-O0
     [ "$1" != plain ] || modules_opt=
@@ -84,10 +91,29 @@ c_build() { # MODE CC FLAGS TARGET...
 }
 library=build/sim/llmc-$mode/libllmc.a
 libs=${SIM_LIBS-$(c_build "$mode" $cc "${flags[*]}" "$library" print-PACKED_LIBS print-MPI_LIBS)} # one call: each takes 0.3 s
-for c_source in "${@:4}"; do
-    object=build/sim/llmc-$c_mode/$(basename "$c_source" .c).o
-    c_build $c_mode $c_cc "$c_flags" "$object"
-    objects+=("$object")
+
+if [ -n "$stamp" ]; then
+    c_objects=(build/sim/llmc-$c_mode/test/lib/{runner,cpu_trainer}.o)
+    c_build $c_mode $c_cc "$c_flags" "${c_objects[@]}"
+    for object in "${objects[@]}" "${c_objects[@]}" "$library"; do
+        [ "$stamp" -nt "$object" ] || touch "$stamp"
+    done
+    exit
+fi
+
+object=$source
+if [[ $source = *.cu ]]; then
+    object=$out
+    [[ $out = *.o ]] || object=$out.o
+    $cxx -x c++ "${common[@]}" "${flags[@]}" "${include[@]}" -MMD -MP -MF "${out%.o}.d" -MT "$out" -c "$source" -o "$object"
+fi
+[[ $out != *.o ]] || exit 0
+for more in "${@:4}"; do
+    if [[ $more = *.c ]]; then
+        more=build/sim/llmc-$c_mode/${more#dev/}
+        more=${more%.c}.o
+        [ -n "${SIM_LIBS+set}" ] || c_build $c_mode $c_cc "$c_flags" "$more"
+    fi
+    objects+=("$more")
 done
-$cxx -x c++ "${common[@]}" "${flags[@]}" "${include[@]}" -c "$source" -o "$out.o"
-$cxx "${flags[@]}" "$out.o" "${objects[@]}" "$library" -o "$out" -lpthread -ldl -lrt $libs -rdynamic
+$cxx "${flags[@]}" "$object" "${objects[@]}" "$library" -o "$out" -lpthread -ldl -lrt $libs -rdynamic

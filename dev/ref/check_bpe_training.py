@@ -1,7 +1,7 @@
 """check_bpe_training.py -- the merges of llmc/tokenizer/bpe_train.h against two trainers from PyPI on the same text.
 
     dev/ref/setup.sh && build/venv/bin/pip install rustbpe
-    make -s build/plain/test_bpe_train && build/venv/bin/python dev/ref/check_bpe_training.py TEXT [VOCAB_SIZE]
+    make -s build/plain/test_tokenizer && build/venv/bin/python dev/ref/check_bpe_training.py TEXT [VOCAB_SIZE]
 
 tokenizers breaks ties as bpe_train.h does (the lowest left id, then the lowest right id, and its bytes have the same
 ids), so the merges must be the same ones in the same order. rustbpe numbers its bytes by value and so takes another
@@ -19,7 +19,7 @@ import rustbpe
 import tokenizers
 from tokenizers import models, pre_tokenizers, trainers
 
-PROGRAM = "build/plain/test_bpe_train"
+PROGRAM = "build/plain/test_tokenizer"
 PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
 
@@ -35,7 +35,7 @@ BYTES = byte_of_character()
 
 def ours(path, vocab_size):
     """Merges as pairs of bytes, in order."""
-    output = subprocess.run([PROGRAM, "--merges", path, str(vocab_size)], capture_output=True, text=True, check=True)
+    output = subprocess.run([PROGRAM, "--bpe_merges", path, str(vocab_size)], capture_output=True, text=True, check=True)
     tokens = [bytes([byte]) for byte in BYTES.values()]
     merges = []
     for id_, left, right in sorted(tuple(map(int, line.split())) for line in output.stdout.splitlines()):

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """check_safetensors.py -- llmc/formats/safetensors.h against the reference implementation, in both directions.
 
-    dev/ref/setup.sh && make -s build/plain/test_safetensors && build/venv/bin/python dev/ref/check_safetensors.py
+    dev/ref/setup.sh && make -s build/plain/test_formats && build/venv/bin/python dev/ref/check_safetensors.py
 
 The C program writes a file that the safetensors package and PyTorch read; they write files that the C program prints.
 Names, dtypes, shapes, metadata and every bit of every number are compared, and what either refuses is said. One line at
@@ -21,7 +21,7 @@ import safetensors.numpy
 import safetensors.torch
 import torch
 
-PROGRAM = "build/plain/test_safetensors"
+PROGRAM = "build/plain/test_formats"
 NAMES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.float64: "F64", torch.int64: "I64",
          torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL"}
 failures = 0
@@ -53,7 +53,7 @@ def expected_line(name, tensor):
 
 
 def theirs_read_ours(path):
-    done = run("--write", path)
+    done = run("--write_tensors", path)
     expect(done.returncode == 0, done.stderr)
     wanted = {
         "i64": torch.tensor([[0, 1, -1], [2**63 - 1, -(2**63), 42]]),
@@ -76,7 +76,7 @@ def theirs_read_ours(path):
     expect(len(torch_all) == 6, "load_file")
     again = path + ".again"  # and back: what they write of it, we print as the same
     safetensors.torch.save_file(torch_all, again, {"format": "pt", 'quote"': "line\n\u00e9"})
-    ours, theirs = run("--print", path), run("--print", again)
+    ours, theirs = run("--print_tensors", path), run("--print_tensors", again)
     expect(ours.returncode == 0 and ours.stdout == theirs.stdout, ours.stdout + theirs.stdout + theirs.stderr)
 
 
@@ -96,7 +96,7 @@ def ours_read_theirs(path):
         tensors[f"odd {dtype}"] = (torch.randn(7) * 100).abs().to(dtype)
     metadata = {"format": "pt", "a key\u00e9": "\u00e9\n\t\U0001f30d\"", "empty": ""}
     safetensors.torch.save_file(tensors, path, metadata)
-    done = run("--print", path)
+    done = run("--print_tensors", path)
     expect(done.returncode == 0, done.stderr)
     lines = sorted(line for line in done.stdout.split("\n") if line and not line.startswith("metadata "))
     wanted = sorted(expected_line(name, tensor) for name, tensor in tensors.items())
@@ -153,7 +153,7 @@ def both_refuse(path):
             theirs = True
         except Exception:  # they raise several kinds
             theirs = False
-        ours = run("--print", path).returncode == 0
+        ours = run("--print_tensors", path).returncode == 0
         expect(ours == wanted, f"{what}: we {'accept' if ours else 'refuse'} it")
         if ours != theirs:
             print(f"note: {what}: the reference {'accepts' if theirs else 'refuses'} it, we do not")

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """check_tokenizer_files.py -- llmc/tokenizer/bpe_files.h against the libraries that its files are for, in both directions.
 
-    dev/ref/setup.sh && make -s build/plain/test_bpe_files
+    dev/ref/setup.sh && make -s build/plain/test_tokenizer
     GPT2_VOCAB=gpt2.tiktoken build/venv/bin/python dev/ref/check_tokenizer_files.py
 
 What we write, the packages tokenizers, transformers and tiktoken open and encode as we do; GPT-2's files have the
@@ -25,7 +25,7 @@ from tiktoken.load import load_tiktoken_bpe
 from tiktoken_ext import openai_public
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-PROGRAM = "build/plain/test_bpe_files"
+PROGRAM = "build/plain/test_tokenizer"
 PUBLISHED = {"vocab.bpe": "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5",
              "vocab.json": "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783"}
 EOT = "<|endoftext|>"
@@ -44,7 +44,7 @@ def run(*arguments, text=b""):
 
 
 def our_ids(vocabulary, text):
-    done = run("--ids", vocabulary, text=text.encode())
+    done = run("--bpe_ids", vocabulary, text=text.encode())
     return [int(line) for line in done.stdout.split()] if done.returncode == 0 else done.stderr.decode()
 
 
@@ -65,7 +65,7 @@ def same(ours, theirs, what):
 
 
 def theirs_open_ours(vocabulary, directory):
-    done = run("--write", vocabulary, directory)
+    done = run("--write_bpe", vocabulary, directory)
     expect(done.returncode == 0, done.stderr.decode())
     for name, digest in PUBLISHED.items():
         expect(hashlib.sha256((directory / name).read_bytes()).hexdigest() == digest, f"{name} is not as published")

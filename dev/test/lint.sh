@@ -3,6 +3,7 @@
 # shell scripts that parse.
 #
 #     make lint
+#     dev/test/lint.sh quick      without the compilers: rooms, formatting, scripts
 #
 # One line for each problem; the last line counts. Tools that are missing are said and skipped.
 set -u
@@ -41,15 +42,14 @@ lint_headers() {
 
 # Versions 14, 16, 18 and 20 agree on these sources; before 14 some options do not exist.
 lint_format() {
-    local source version
+    local version
     version=$(clang-format --version | sed -E 's/.*version ([0-9]+).*/\1/')
     if [ "$version" -lt 14 ]; then
         echo "skipped: format: clang-format $version, wanted 14 or later"
         return
     fi
-    for source in ./*.c ./*.cu llmc/{,*/}*.h llmc/{,*/}*.cuh dev/test/*/*.[ch] dev/test/*/*.cu dev/bench/*.c dev/bench/*.cu dev/data/*.[ch]; do
-        lint "$source, make format" clang-format --dry-run -Werror "$source"
-    done
+    lint "make format" clang-format --dry-run -Werror ./*.c ./*.cu llmc/{,*/}*.h llmc/*/*.cuh dev/test/*/*.[ch] dev/test/*/*.cu \
+        dev/bench/*.c dev/bench/*.cu dev/data/*.[ch]
 }
 
 # Each alone, with the CPU device's CUDA.
@@ -108,15 +108,17 @@ lint_python() { # SCRIPT
     done < <("dev/test/$1" 2>&1)
 }
 
-gxx=no
-clang=no
-is_here g++ "headers as C++, g++" && gxx=yes
-is_here clang "headers, clang" && clang=yes
 lint_python lint_rooms.py
 lint_python lint_comments.py
-lint_headers
-[ $gxx = yes ] && lint_cuda_headers
-[ $gxx = yes ] && lint_intrinsics
+if [ "${1:-}" != quick ]; then
+    gxx=no
+    clang=no
+    is_here g++ "headers as C++, g++" && gxx=yes
+    is_here clang "headers, clang" && clang=yes
+    lint_headers
+    [ $gxx = yes ] && lint_cuda_headers
+    [ $gxx = yes ] && lint_intrinsics
+fi
 is_here clang-format "format" && lint_format
 lint_scripts
 check_done

@@ -171,10 +171,10 @@ part_defects() {
 }
 
 part_ranks() {
-    make -s build/plain/train_gpt2 build/plain/test_comm
+    make -s build/plain/train_gpt2 build/plain/test_collectives
     dev/test/cli/test_ranks.sh build/plain/train_gpt2 || fail ranks
     has_sim ranks || return 0
-    make -s build/sim/FP32/train_gpt2cu build/sim/plain/test_comm_nccl
+    make -s build/sim/FP32/train_gpt2cu build/sim/plain/test_collectives
     dev/test/cli/test_ranks.sh build/sim/FP32/train_gpt2cu || fail "ranks of GPUs"
 }
 

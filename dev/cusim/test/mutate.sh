@@ -85,6 +85,7 @@ build() {
         [ -e "$copy/$1" ] && exit
         c_sources=()
         grep -q '"dev/test/lib/cpu_trainer.h"' "$test" && c_sources=(dev/test/lib/cpu_trainer.c)
+        grep -q '^int main(' "$test" || c_sources+=(dev/test/lib/runner.c)
         CUSIM_FLAGS="${CUSIM_FLAGS:--DPRECISION_BF16} -include mutant.h" \
             "$copy/dev/cusim/build.sh" "$test" "$1" "$1" "${c_sources[@]}" >"$copy/build.log" 2>&1
     ) 9>"$copy/lock"

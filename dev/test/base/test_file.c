@@ -43,7 +43,7 @@ static void write_byte(const char* path, long at, char value) {
 
 // Two writers of one name at a time: neither meets the other, and the last to end has the name. A file of the
 // user's that is called like an unfinished one stays.
-static void test_two_writers(void) {
+TEST(two_writers) {
     FileWriter one, two;
     const char *path = test_path("file"), *own = test_write("file" FILE_PART, "mine", 4);
     char error[ERROR_BYTES], *text;
@@ -62,7 +62,7 @@ static void test_two_writers(void) {
     unlink(own);
 }
 
-static void test_left_over(void) {
+TEST(left_over) {
     test_write("left.bin.123" FILE_PART, "half", 4);
     test_write("left.bin.123-4" FILE_PART, "half", 4);
     test_write("left.bin" FILE_PART, "mine", 4);
@@ -87,7 +87,7 @@ static void end_in_the_middle(const void* path) {
 }
 
 // An end of the program leaves no unfinished file, whatever ends it.
-static void test_end(void) {
+TEST(end) {
     const int before = count_parts(test_path("."));
     EXPECT(test_dies(end_in_the_middle, test_path("ended"), EXIT_FAILURE, "something else is wrong"), "");
     EXPECT(count_parts(test_path(".")) == before, "%d unfinished files, %d before",
@@ -95,7 +95,7 @@ static void test_end(void) {
     EXPECT(access(test_path("ended"), F_OK) == 0, "the finished one is there");
 }
 
-static void test_special_files(void) {
+TEST(special_files) {
     char error[ERROR_BYTES], fifo[PATH_MAX];
     snprintf(fifo, sizeof(fifo), "%s", test_path("fifo"));
     EXPECT(mkfifo(fifo, 0600) == 0, "mkfifo");
@@ -106,7 +106,7 @@ static void test_special_files(void) {
 }
 
 // Whatever git-lfs has not fetched is named as such, and a text about git-lfs is a text.
-static void test_pointers(void) {
+TEST(pointers) {
     static const char pointer[] =
         "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 548118077\n";
     char error[ERROR_BYTES];
@@ -126,7 +126,7 @@ static void test_pointers(void) {
 }
 
 // Any byte of a small file counts, also at its end; of a large one those at both ends. The name does not.
-static void test_fingerprint(void) {
+TEST(fingerprint) {
     enum { SMALL = 700001 };
     const long large = (long)100 << 20;
     char error[ERROR_BYTES], path[PATH_MAX], copy[PATH_MAX];
@@ -157,7 +157,7 @@ static void test_fingerprint(void) {
     free(bytes);
 }
 
-static void test_lock(void) {
+TEST(lock) {
     test_write("lock", "", 0);
     const int one = open(test_path("lock"), O_RDWR), two = open(test_path("lock"), O_RDWR);
     EXPECT(file_try_lock(one, 0) == FILE_LOCK_TAKEN, "free");
@@ -171,7 +171,7 @@ static void test_lock(void) {
 }
 
 // What is closed becomes /dev/null, and stays apart from files that are opened later.
-static void test_standard_descriptors(void) {
+TEST(standard_descriptors) {
     const pid_t child = fork();
     if (child == 0) {
         close(0);
@@ -186,7 +186,7 @@ static void test_standard_descriptors(void) {
 }
 
 // A size that cannot be asked for is an error, not an empty file.
-static void test_no_size(void) {
+TEST(no_size) {
     char error[ERROR_BYTES];
     uint64_t value;
     const char* path = test_write("sized", "abc", 3);
@@ -202,17 +202,4 @@ static void test_no_size(void) {
     const char* loop = test_path("loop");
     EXPECT(symlink("loop", loop) == 0, "");
     EXPECT(test_dies(ask_for, loop, EXIT_FAILURE, "loop: cannot look at it: Too many levels"), "");
-}
-
-int main(void) {
-    test_two_writers();
-    test_left_over();
-    test_end();
-    test_special_files();
-    test_pointers();
-    test_fingerprint();
-    test_no_size();
-    test_lock();
-    test_standard_descriptors();
-    return test_done("file");
 }

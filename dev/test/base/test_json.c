@@ -39,7 +39,7 @@ static int read_object(const char* text, double* sum) {
     return more == 0 && json_end(&r);
 }
 
-static void test_containers(void) {
+TEST(containers) {
     double sum;
     EXPECT(read_object(" {\"a\" : [1, -2.5e1 ,0.125], \"b\":[]}\n", &sum), "%s", error);
     EXPECT(sum == -23.875, "sum %g", sum);
@@ -66,7 +66,7 @@ static void test_containers(void) {
     }
 }
 
-static void test_strings(void) {
+TEST(strings) {
     static const struct {
         const char *text, *value;
         size_t length; // 0: refused
@@ -103,7 +103,7 @@ static void test_strings(void) {
 }
 
 // Any bytes come back, in a text that is JSON.
-static void test_bytes(void) {
+TEST(bytes) {
     const char name[] = "a\xff/b\xc3\xa9\xed\xb3\xbf\xf0\"\\\n.txt";
     char *text = NULL, error_text[ERROR_BYTES];
     const char* value = "";
@@ -117,7 +117,7 @@ static void test_bytes(void) {
     free(text);
 }
 
-static void test_scalars(void) {
+TEST(scalars) {
     size_t natural;
     double number;
     int truth;
@@ -137,7 +137,7 @@ static void test_scalars(void) {
     EXPECT(!json_bool(&r, &truth), "half a word");
 }
 
-static void test_skip(void) {
+TEST(skip) {
     JsonReader r = read_text("{\"a\":[1,{\"b\":null}],\"c\":\"\\u00e9\"} 7");
     double number;
     EXPECT(json_skip(&r) && json_number(&r, &number) && number == 7, "%s", error);
@@ -159,13 +159,4 @@ static void test_skip(void) {
     }
     r = read_text("[ ] [{\"a\":[{}, [[ ]],{\"\":{\"b\":[]}} ]} , 1] x");
     EXPECT(json_skip(&r) && json_skip(&r) && json_peek(&r) == 'x', "%s", error);
-}
-
-int main(void) {
-    test_containers();
-    test_strings();
-    test_bytes();
-    test_scalars();
-    test_skip();
-    return test_done("json");
 }

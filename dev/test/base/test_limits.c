@@ -46,7 +46,7 @@ static void expect_mib(double wanted) {
     "41 31 0:38 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n"
 #define GROUP "/sys/fs/cgroup/"
 
-static void test_no_groups(void) {
+TEST(no_groups) {
     begin("none", "", "");
     expect_cores(INFINITY);
     EXPECT(limits_group_bytes(root) == SIZE_MAX);
@@ -56,7 +56,7 @@ static void test_no_groups(void) {
     EXPECT(limits_group_bytes(root) == SIZE_MAX && limits_free_bytes(1, root) == SIZE_MAX);
 }
 
-static void test_v2(void) {
+TEST(v2) {
     begin("v2", "0::/job/step/task\n", V2);
     put(GROUP "job/step/task/cpu.max", "max 100000\n");
     put(GROUP "job/step/task/memory.max", "max\n");
@@ -79,7 +79,7 @@ static void test_v2(void) {
     EXPECT(limits_free_bytes(1, root) == 1 << 20, "the machine has less");
 }
 
-static void test_v1(void) {
+TEST(v1) {
     begin("v1", "9:name=systemd:/a\n4:memory:/slurm/job_7\n2:cpu,cpuacct:/slurm/job_7/step_0\n0::/other\n",
           V1);
     put(GROUP "cpu,cpuacct/slurm/job_7/step_0/cpu.cfs_quota_us", "-1\n");
@@ -102,7 +102,7 @@ static void test_v1(void) {
 }
 
 // A container sees its own group as the root, whatever path of the host it is told.
-static void test_containers(void) {
+TEST(containers) {
     begin("host_path", "4:memory:/docker/4711\n2:cpu,cpuacct:/docker/4711\n", V1);
     put(GROUP "memory/memory.limit_in_bytes", "3145728\n");
     put(GROUP "cpu,cpuacct/cpu.cfs_quota_us", "200000\n");
@@ -124,7 +124,7 @@ static void omp_body(const void* value) {
     limits_omp_threads();
 }
 
-static void test_threads(void) {
+TEST(threads) {
     begin("threads", "0::/\n", V2);
     put(GROUP "cpu.max", "50000 100000\n");
     unsetenv("OMP_NUM_THREADS");
@@ -159,7 +159,7 @@ static void limit_body(const void* resource) {
     CHECK(0, "as it should be");
 }
 
-static void test_own(void) {
+TEST(own) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
     return; // whose shadows are terabytes of addresses
 #endif
@@ -167,14 +167,4 @@ static void test_own(void) {
     for (int i = 0; i < 2; i++) {
         EXPECT(test_dies(limit_body, &resources[i], EXIT_FAILURE, "as it should be"), "resource %d", i);
     }
-}
-
-int main(void) {
-    test_no_groups();
-    test_v2();
-    test_v1();
-    test_containers();
-    test_threads();
-    test_own();
-    return test_done("test_limits");
 }

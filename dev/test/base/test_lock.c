@@ -124,7 +124,7 @@ static void test_files_of_others(void) {
            "");
 }
 
-int main(void) {
+TEST(lock) {
     test_one_at_a_time(test_path("locks"));
     test_wait(test_path("locks"));
     test_files_of_others();
@@ -137,5 +137,4 @@ int main(void) {
                      "(elsewhere, pid 1); if it is over, remove "),
            "of another host");
     EXPECT(test_dies(take_patiently, test_write("empty", "", 0), EXIT_SUCCESS, ""), "of nobody");
-    return test_done("lock");
 }

@@ -20,7 +20,7 @@ static void* mmap_or_not(void* at, size_t bytes, int protection, int flags, int 
 #include "llmc/base/mapped_file.h"
 #undef mmap
 
-int main(void) {
+TEST(mapped_file) {
     enum { BYTES = 70001 };
     static char text[BYTES];
     static const int refusals[] = {0, ENODEV, EINVAL};
@@ -45,5 +45,4 @@ int main(void) {
     dup2(screen, STDERR_FILENO);
     close(screen);
     close(fd);
-    return test_done("mapped");
 }

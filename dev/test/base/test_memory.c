@@ -32,7 +32,7 @@ static void take(Memory* m) {
     memory_allocate(m, "state", MEMORY_DEVICE, 100);
 }
 
-static void test_kinds(void) {
+TEST(kinds) {
     Memory m = memory_dry();
     take(&m);
     EXPECT(memory_bytes(&m, MEMORY_DEVICE) == 230, "%zu bytes", memory_bytes(&m, MEMORY_DEVICE));
@@ -43,7 +43,7 @@ static void test_kinds(void) {
            m.entries[1].bytes);
 }
 
-static void test_blocks(void) {
+TEST(blocks) {
     Memory dry = memory_dry(), m = memory_of(allocators);
     EXPECT(memory_take(&dry, "weights", MEMORY_DEVICE, 100) == NULL && blocks == 0, "a dry ledger allocates");
     take(&m);
@@ -52,7 +52,7 @@ static void test_blocks(void) {
     EXPECT(blocks == 0, "%d blocks were not given back", blocks);
 }
 
-static void test_host(void) {
+TEST(host) {
     Memory m = memory_on_host();
     const char* block = (const char*)memory_take(&m, "zeros", MEMORY_DEVICE, 1000);
     for (int i = 0; i < 1000; i++) {
@@ -74,7 +74,7 @@ static void other_body(const void* planned) {
     memory_check(&m, (const Memory*)planned);
 }
 
-static void test_check(void) {
+TEST(check) {
     Memory planned = memory_dry(), less = memory_dry();
     take(&planned);
     memory_check(&planned, &planned);
@@ -82,12 +82,4 @@ static void test_check(void) {
     memory_check(&less, &planned);
     EXPECT(test_dies(more_body, &planned, 1, "error: scratch: 31 bytes were taken, 30 planned"), "more");
     EXPECT(test_dies(other_body, &planned, 1, "error: secrets: 1 bytes were taken, 0 planned"), "unknown");
-}
-
-int main(void) {
-    test_kinds();
-    test_blocks();
-    test_host();
-    test_check();
-    return test_done("memory");
 }

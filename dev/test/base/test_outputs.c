@@ -38,7 +38,7 @@ static Case only(const char* output) {
     return c;
 }
 
-static void test_what_it_is(void) {
+TEST(what_it_is) {
     test_write("old", "mine", 4);
     mkfifo(test_path("fifo"), 0600);
     symlink("old", test_path("link"));
@@ -57,7 +57,7 @@ static void test_what_it_is(void) {
     EXPECT(is_refused(only(test_path("old/x")), 1, "cannot write into"), "");
 }
 
-static void test_what_is_read(void) {
+TEST(what_is_read) {
     char run[PATH_MAX], deep[PATH_MAX], page[PATH_MAX], linked[PATH_MAX];
     snprintf(run, sizeof(run), "%s", test_path("run"));
     mkdir(run, 0700);
@@ -83,7 +83,7 @@ static void test_what_is_read(void) {
     EXPECT(passes(nothing), "what is not there is not read");
 }
 
-static void test_twice(void) {
+TEST(twice) {
     char directory[PATH_MAX];
     mkdir(test_path("twice"), 0700);
     snprintf(directory, sizeof(directory), "%s", test_path("twice/../twice/x"));
@@ -95,11 +95,4 @@ static void test_twice(void) {
     EXPECT(is_refused(own, 2, "twice/x: the run writes this file itself"), "");
     EXPECT(passes(different), "two names");
     EXPECT(passes(unborn), "a directory that is not there yet");
-}
-
-int main(void) {
-    test_what_it_is();
-    test_what_is_read();
-    test_twice();
-    return test_done("test_outputs");
 }

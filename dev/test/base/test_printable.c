@@ -28,7 +28,7 @@ static void test_lines(void) {
     EXPECT(strcmp(error, "x?.bin: tensor ?") == 0, "%s", error);
 }
 
-int main(void) {
+TEST(printable) {
     test_lines();
     expect("", "");
     expect("node-07.example, pid 12", "node-07.example, pid 12");
@@ -40,5 +40,4 @@ int main(void) {
     expect("\x9bm", "?m");            // the same to a terminal that takes bytes
     expect("\xe6\x9d", "??");         // cut in the middle
     expect("\xed\xa0\x80", "???");    // half of a surrogate
-    return test_done("test_printable");
 }

@@ -34,7 +34,7 @@ static int says(int level, int word, uint32_t without, uint64_t registers, const
     return ok;
 }
 
-int main(void) {
+TEST(processor) {
     EXPECT(says(5, 0, 0, 0xff, ""), "a processor that has everything");
     EXPECT(says(1, 0, 0xffffffff, 0, ""), "a program for every x86-64");
     EXPECT(says(
@@ -60,5 +60,4 @@ int main(void) {
     EXPECT(used > 8, "%d features are used", used);
 #endif
 #endif
-    return test_done("test_processor");
 }

@@ -15,7 +15,7 @@ static void expect_block(uint64_t seed, uint64_t stream, uint64_t counter, RandB
 }
 
 // The known answers of the authors' own library, Random123: zeros, ones, and digits of pi.
-static void test_philox(void) {
+TEST(philox) {
     expect_block(0, 0, 0, (RandBlock){{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}});
     expect_block(UINT64_MAX, UINT64_MAX, UINT64_MAX,
                  (RandBlock){{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}});
@@ -24,14 +24,14 @@ static void test_philox(void) {
 }
 
 // FNV-1a's published values.
-static void test_stream(void) {
+TEST(stream) {
     EXPECT(rand_stream("") == 0xcbf29ce484222325, "empty");
     EXPECT(rand_stream("a") == 0xaf63dc4c8601ec8c, "a");
     EXPECT(rand_stream("foobar") == 0x85944171f73967e8, "foobar");
     EXPECT(rand_stream("\xff") == 0xaf64724c8602eb6e, "bytes are unsigned");
 }
 
-static void test_sequence(void) {
+TEST(sequence) {
     Rand rng = rand_open(42, 7);
     for (uint64_t i = 0; i < 100; i++) {
         const RandBlock block = rand_block(42, 7, i / 4);
@@ -50,7 +50,7 @@ static uint32_t bits_of(float value) {
 
 // Weights, shuffles and samples are made of these: a change would silently change every run.
 // Any position is reached at once.
-static void test_seek(void) {
+TEST(seek) {
     Rand straight = rand_open(5, 9);
     for (uint64_t at = 0; at < 20; at++) {
         Rand rng = rand_open(5, 9);
@@ -63,7 +63,7 @@ static void test_seek(void) {
     }
 }
 
-static void test_pinned(void) {
+TEST(pinned) {
     static const uint32_t normal[8] = {0xbddf2e21, 0x3fdbddff, 0xbe4c27ae, 0xbfe6a216,
                                        0xbf4941b0, 0xbe8ddd52, 0x3fc096cd, 0xbf91c3b9};
     static const uint32_t below_10[8] = {0, 1, 2, 7, 1, 9, 1, 2};
@@ -85,7 +85,7 @@ static void test_pinned(void) {
 
 // Every residue of n, and every class mod 3 of a large range, comes up equally often, to 5 standard
 // deviations. Without rejection, the class 0 of 3 2^30 would have half of all draws.
-static void test_below(void) {
+TEST(below) {
     enum { DRAWS = 90000 };
     static const uint32_t ranges[] = {1, 2, 3, 7, 1000, 3u << 30, UINT32_MAX};
     for (size_t k = 0; k < sizeof(ranges) / sizeof(ranges[0]); k++) {
@@ -105,7 +105,7 @@ static void test_below(void) {
     }
 }
 
-static void test_uniform(void) {
+TEST(uniform) {
     enum { DRAWS = 100000 };
     double sum = 0, squares = 0, least = 1, most = 0;
     Rand rng = rand_open(3, 4);
@@ -125,7 +125,7 @@ static void test_uniform(void) {
     EXPECT(rand_uniform(&rng) == 1 - 0x1p-32, "of the largest word");
 }
 
-static void test_log(void) {
+TEST(log) {
     Rand rng = rand_open(5, 6);
     for (int i = 0; i < 20000; i++) {
         const double x = i % 2 ? rand_uniform(&rng) + 0x1p-62 : ldexp(1 + rand_uniform(&rng), i % 200 - 100);
@@ -148,7 +148,7 @@ static double textbook_normal(uint64_t seed, uint64_t stream, uint64_t index) {
     }
 }
 
-static void test_normal(void) {
+TEST(normal) {
     enum { DRAWS = 200000 };
     double moment[5] = {0}, neighbors = 0, last = 0;
     int beyond_2 = 0, beyond_4 = 0;
@@ -189,7 +189,7 @@ static void expect_bijection(uint64_t n) {
     EXPECT(n < 20 || fixed < 8, "%g of %d stay in place, wanted about 1", fixed, (int)n);
 }
 
-static void test_small_shuffles(void) {
+TEST(small_shuffles) {
     for (uint64_t n = 1; n <= 66; n++) {
         expect_bijection(n);
     }
@@ -216,7 +216,7 @@ static void test_large_shuffle(uint64_t n) {
 }
 
 // Where the first of three goes must be uniform over the keys, and differ between seeds and between streams.
-static void test_shuffle_keys(void) {
+TEST(shuffle_keys) {
     enum { KEYS = 3000 };
     int count[3] = {0};
     for (uint64_t key = 0; key < KEYS; key++) {
@@ -233,20 +233,8 @@ static void test_shuffle_keys(void) {
     EXPECT(same_seed < 8 && same_stream < 8, "%d, %d equal places, wanted about 1", same_seed, same_stream);
 }
 
-int main(void) {
-    test_philox();
-    test_stream();
-    test_sequence();
-    test_seek();
-    test_pinned();
-    test_below();
-    test_uniform();
-    test_log();
-    test_normal();
-    test_small_shuffles();
+TEST(large_shuffles) {
     test_large_shuffle(1000000007);
     test_large_shuffle(((uint64_t)1 << 40) + 12345);
     test_large_shuffle(UINT64_MAX);
-    test_shuffle_keys();
-    return test_done("rand");
 }

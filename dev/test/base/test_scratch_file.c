@@ -132,7 +132,7 @@ static void test_failures(void) {
     EXPECT(test_dies(reads, NULL, EXIT_FAILURE, "/bad: cannot read the state: Bad address"));
 }
 
-int main(void) {
+TEST(scratch_file) {
     const char* directory = test_path("made/of/two");
     unsigned char* unit = aligned(SCRATCH_UNIT);
     Scratch* s = scratch_open(directory, file_bytes, "the state", unit);
@@ -144,5 +144,4 @@ int main(void) {
     EXPECT(count_files(directory) == 0, "%d files in %s", count_files(directory), directory);
     test_refused_memory();
     test_failures();
-    return test_done("scratch");
 }

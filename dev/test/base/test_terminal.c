@@ -15,7 +15,7 @@ static int rewrites_with(int fd, const char* name, const char* value) {
     return rewrites;
 }
 
-int main(void) {
+TEST(terminal) {
     const int file = open("/dev/null", O_WRONLY), master = posix_openpt(O_RDWR | O_NOCTTY);
     EXPECT(master >= 0 && grantpt(master) == 0 && unlockpt(master) == 0, "a pseudo-terminal");
     const int fd = open(ptsname(master), O_RDWR | O_NOCTTY);
@@ -32,5 +32,4 @@ int main(void) {
     EXPECT(!rewrites_with(fd, "TERM", "dumb"));
     setenv("SLURM_PTY_PORT", "4711", 1);
     EXPECT(rewrites_with(fd, "SLURM_STEP_ID", "0"), "srun --pty");
-    return test_done("test_terminal");
 }

@@ -13,7 +13,7 @@ static void print_lines(FILE* file, int count) {
     }
 }
 
-static void test_whole(void) {
+TEST(whole) {
     TextBuffer buffer;
     char line[128];
     size_t at = 0;
@@ -47,10 +47,8 @@ static void body_too_long(const void* what) {
     free(text_buffer_close(&buffer));
 }
 
-int main(void) {
-    test_whole();
 #ifndef __SANITIZE_ADDRESS__ // whose shadow memory is larger than any such limit
+TEST(too_long) {
     EXPECT(test_dies(body_too_long, "the page", 1, "error: the page: no memory for its text"), "");
-#endif
-    return test_done("text_buffer");
 }
+#endif

@@ -3,7 +3,7 @@
 
 #include "dev/test/lib/test.h"
 
-int main(void) {
+TEST(threads) {
     const struct {
         int cores, bound;
         double quota;
@@ -20,5 +20,4 @@ int main(void) {
     unsetenv("OMP_NUM_THREADS");
     threads_open(3, 1, "");
     EXPECT(threads_max() == 3);
-    return test_done("test_threads");
 }

@@ -6,7 +6,7 @@
 
 static void open_body(const void* threads) { threads_open(*(const int*)threads, 1, ""); }
 
-int main(void) {
+TEST(threads_absent) {
     const int many = 4;
     char text[64];
     threads_open(0, 1, "");
@@ -15,5 +15,4 @@ int main(void) {
                      "--threads 4: this program was built without OpenMP|--threads 1"));
     threads_describe(text, sizeof(text));
     EXPECT(strcmp(text, "1 thread (built without OpenMP)") == 0, "%s", text);
-    return test_done("test_threads_absent");
 }

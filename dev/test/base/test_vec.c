@@ -10,7 +10,7 @@ static float exp_lane(float x, int lane) {
     return vec_exp(v)[lane];
 }
 
-static void test_memory(void) {
+TEST(memory) {
     float* from = ops_normal(3 * LANES, 1);
     for (int i = 0; i <= 2 * LANES; i++) { // any alignment, up to the last element
         float* to = ops_floats(3 * LANES);
@@ -23,7 +23,7 @@ static void test_memory(void) {
     ops_close("load and store");
 }
 
-static void test_lanes(void) {
+TEST(lanes) {
     const Vec yes = vec_load(ops_normal(LANES, 1)), no = vec_load(ops_normal(LANES, 1));
     for (int n = -2; n <= LANES + 2; n++) {
         const Vec got = vec_select(vec_first(n), yes, no);
@@ -53,7 +53,7 @@ static void test_lanes(void) {
 }
 
 // Sums of numbers so different in size that any other order gives other bits.
-static void test_reductions(void) {
+TEST(reductions) {
     for (int round = 0; round < 100; round++) {
         float* x = ops_normal(LANES, 1);
         for (int i = 0; i < LANES; i++) {
@@ -75,7 +75,7 @@ static void test_reductions(void) {
     }
 }
 
-static void test_transpose(void) {
+TEST(transpose) {
     Vec square[LANES];
     for (int i = 0; i < LANES; i++) {
         for (int j = 0; j < LANES; j++) {
@@ -91,7 +91,7 @@ static void test_transpose(void) {
 }
 
 // The header promises 2e-7, from one end to the other.
-static void test_exp_accuracy(void) {
+TEST(exp_accuracy) {
     const int points = 200000;
     double worst = 0, worst_at = 0;
     for (int i = 0; i <= points; i++) {
@@ -113,7 +113,7 @@ static void test_exp_accuracy(void) {
     EXPECT(exp_lane(0, 0) == 1 && exp_lane(-0.0f, 0) == 1 && exp_lane(1e-30f, 0) == 1, "exp(0) is 1");
 }
 
-static void test_exp_ends(void) {
+TEST(exp_ends) {
     const float lowest = exp_lane(-87.3f, 0), highest = exp_lane(88.3f, 0);
     EXPECT(lowest >= FLT_MIN && lowest < 1.25e-38f, "exp(-87.3) is %g", lowest);
     EXPECT(highest > 2.1e38f && highest <= FLT_MAX, "exp(88.3) is %g", highest);
@@ -127,7 +127,7 @@ static void test_exp_ends(void) {
 
 // NaN stays NaN whatever its sign and payload, and only in its own lane. Memory filled with 0xFF is a NaN
 // too.
-static void test_exp_nan(void) {
+TEST(exp_nan) {
     const uint32_t nans[] = {0x7FC00000, 0xFFC00000, 0x7FC00001, 0x7FFFFFFF,
                              0xFFFFFFFF, 0x7FC001FF, 0xFFC000FF};
     for (int i = 0; i < 7; i++) {
@@ -147,7 +147,7 @@ static float exp2_lane(float x) {
 }
 
 // The header promises 3e-7 from -126 to 127, and bounds beyond.
-static void test_exp2(void) {
+TEST(exp2) {
     const int points = 200000;
     double worst = 0, worst_at = 0;
     for (int i = 0; i <= points; i++) {
@@ -170,7 +170,7 @@ static void test_exp2(void) {
 }
 
 // Within the rounding of n sums, for lengths that fill vectors and that do not.
-static void test_dot(void) {
+TEST(dot) {
     for (int n = 0; n <= 3 * LANES + 1; n++) {
         const float *a = ops_normal((size_t)n + 1, 1), *b = ops_normal((size_t)n + 1, 1);
         double want = 0, size = 0;
@@ -183,14 +183,14 @@ static void test_dot(void) {
     }
 }
 
-static void test_reciprocal(void) {
+TEST(reciprocal) {
     for (int i = 0; i < 10000; i++) {
         const float x = (float)exp(-87 + 174.0 * i / 9999);
         EXPECT_NEAR((double)vec_reciprocal(vec_all(x))[i % LANES] * x, 1, 2e-7, "1 / %g", x);
     }
 }
 
-static void test_lookup(void) {
+TEST(lookup) {
     const float eight[] = {1.5f, -2, 3, 4, 5, -6, 7, 8e30f};
     const VecTable table = vec_table(eight);
     for (int first = -20; first < 20; first++) {
@@ -205,7 +205,7 @@ static void test_lookup(void) {
     }
 }
 
-static void test_conversions(void) {
+TEST(conversions) {
     const float xs[] = {0, -0.75f, 0.99999994f, 1, 2.5f, -2.5f, 16777215, -1e9f};
     const int wanted[] = {0, 0, 0, 1, 2, -2, 16777215, -1000000000};
     for (int k = 0; k < 8; k++) {
@@ -217,20 +217,4 @@ static void test_conversions(void) {
         EXPECT(back[LANES - 1] == (float)wanted[k] && back[0] == 7, "%d becomes %g", wanted[k],
                back[LANES - 1]);
     }
-}
-
-int main(void) {
-    test_memory();
-    test_lanes();
-    test_lookup();
-    test_conversions();
-    test_reductions();
-    test_transpose();
-    test_exp_accuracy();
-    test_exp_ends();
-    test_exp_nan();
-    test_exp2();
-    test_dot();
-    test_reciprocal();
-    return test_done("vec (" VEC_ISA ")");
 }

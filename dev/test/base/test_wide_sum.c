@@ -20,7 +20,7 @@ static double sum_in_parts(int parts) {
 }
 
 // Squares over 60 powers of ten, in several orders and partitions; a plain sum differs.
-static void test_order(void) {
+TEST(order) {
     Rand rng = rand_open(1, 2);
     double plain[2] = {0, 0};
     for (int i = 0; i < N; i++) {
@@ -38,7 +38,7 @@ static void test_order(void) {
     EXPECT_NEAR(want, plain[0], 1e-10 * want, "the sum");
 }
 
-static void test_special(void) {
+TEST(special) {
     WideSum sum = {0, 0}, nan = {0, 0}, tiny = {0, 0};
     wide_sum_add(&sum, 1);
     wide_sum_add(&sum, INFINITY);
@@ -51,10 +51,4 @@ static void test_special(void) {
     wide_sum_add(&tiny, 0x1p-80);
     wide_sum_add(&tiny, -1);
     EXPECT(wide_sum_value(tiny) == 0x1p-80, "%g", wide_sum_value(tiny));
-}
-
-int main(void) {
-    test_order();
-    test_special();
-    return test_done("wide_sum");
 }

@@ -293,9 +293,7 @@ static void test_threads(const Bf16Kernel* kernel) {
     ops_close("threads");
 }
 
-int main(int argc, char** argv) {
-    (void)argc;
-    threads_wait_briefly(argv);
+TEST(attention_bf16) {
     vec_flush_denormals(); // as the trainer does
     threads_set(2);
     Bf16Kernel kernels[MODEL_KERNELS];
@@ -309,5 +307,4 @@ int main(int argc, char** argv) {
     }
     test_long(&kernels[0]);
     test_sharp(&kernels[0]);
-    return test_done("attention_bf16");
 }

@@ -218,10 +218,8 @@ static void test_threads(const Bf16Kernel* kernel, int N, int C, int V, int Vp, 
     ops_close("threads");
 }
 
-int main(int argc, char** argv) {
+TEST(cross_entropy_bf16) {
     Bf16Kernel kernels[MODEL_KERNELS];
-    (void)argc;
-    threads_wait_briefly(argv);
     vec_flush_denormals(); // as the trainer does
     const int count = model_kernels(kernels);
     for (int k = 0; k < count; k++) {
@@ -244,5 +242,4 @@ int main(int argc, char** argv) {
     test_threads(&kernels[0], 150, 70, 5000, 5024, 96);
     test_threads(&kernels[0], 520, 1100, 300, 320, 520); // several slabs of C
     test_threads(&kernels[0], 520, 264, 2500, 2528, 96); // e waits in dwte, several slabs of words
-    return test_done("classifier_bf16");
 }

@@ -315,9 +315,7 @@ static void test_threads(const Bf16Kernel* kernel, int N, int C, int OC) {
     ops_close("threads");
 }
 
-int main(int argc, char** argv) {
-    (void)argc;
-    threads_wait_briefly(argv);
+TEST(matmul_bf16) {
     vec_flush_denormals(); // as the trainer does
     kernels_count = model_kernels(kernels);
     test_packing(bf16_vec_pack);
@@ -342,5 +340,4 @@ int main(int argc, char** argv) {
     for (int k = 0; k < large; k++) {
         test_threads(&kernels[k], 513, 1100, 1100); // two slabs of k; one thread takes columns in two parts
     }
-    return test_done("matmul_bf16");
 }

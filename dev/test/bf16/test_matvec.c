@@ -47,7 +47,7 @@ static void test_size(Matvec matvec, int N, int C, int OC, int has_bias) {
     ops_close("matvec");
 }
 
-int main(void) {
+TEST(matvec) {
     const Matvec both[] = {matvec_forward_cpu, bf16};
     for (int i = 0; i < 2; i++) {
         test_size(both[i], 1, 1, 1, 1);
@@ -58,5 +58,4 @@ int main(void) {
         test_size(both[i], 3, 130, 165, 1); // a panel of each run, and one and a part behind them
         test_size(both[i], 17, 37, 290, 0);
     }
-    return test_done("matvec");
 }

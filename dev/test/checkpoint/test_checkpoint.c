@@ -2,7 +2,7 @@
 // and whenever; --keep removes the right ones and nothing else; a damaged one is named, and the one before it
 // taken.
 //
-//     build/plain/test_checkpoint --save DIR STEP VALUE     saves a model there; started with faults
+//     build/plain/test_checkpoint --save_checkpoint DIR STEP VALUE     saves a model there; started with faults
 #define CHECKPOINT_LOCK_WAIT_S 0.2
 #define DIRECTORY_IMPLEMENTATION
 
@@ -276,7 +276,7 @@ static void expect_list(const Run* run, const char* wanted) {
 
 // ---- saving and reading ----
 
-static void test_save(void) {
+TEST(save) {
     const Run run = run_open("save", 0, 0);
     char path[PATH_MAX], wanted[PATH_MAX];
     save_value(path, &run, 1000, 0.5f, SAFETENSORS_F32);
@@ -348,7 +348,7 @@ static void test_tensors(SafeTensorsDtype dtype) {
 }
 
 // The weights in a file for each group, and one file again in the same place.
-static void test_model_files(void) {
+TEST(model_files) {
     Run run = run_open("model_files", 0, 0);
     char path[PATH_MAX], error[ERROR_BYTES];
     SavedState state;
@@ -430,7 +430,7 @@ static void body_read_slices(const void* slices) {
     free(want);
 }
 
-static void test_slices(void) {
+TEST(slices) {
     const Run run = run_open("slices", 0, 0);
     char path[PATH_MAX], file[PATH_MAX];
     save_value(path, &run, 1, 1, SAFETENSORS_F32);
@@ -460,7 +460,7 @@ static void test_slices(void) {
 }
 
 // All numbers of a state come back with the same bits.
-static void test_state(void) {
+TEST(state) {
     const Run run = run_open("state", 0, 0);
     const Options options = options_of(&run);
     SavedState s, again;
@@ -527,7 +527,7 @@ static void test_state(void) {
 }
 
 // A later run in the same place replaces what it finds, whole.
-static void test_replace(void) {
+TEST(replace) {
     const Run run = run_open("replace", 0, 0);
     char path[PATH_MAX];
     save_value(path, &run, 10, 1, SAFETENSORS_F32);
@@ -539,7 +539,7 @@ static void test_replace(void) {
 }
 
 // Of a run that was killed while it saved.
-static void test_left_over(void) {
+TEST(left_over) {
     const Run run = run_open("left_over", 1, 0);
     save(&run, 20);
     rename(test_path("left_over/step_00000020"),
@@ -558,7 +558,7 @@ static void test_left_over(void) {
 
 // Links under the names of checkpoints go; what they point to stays. One that is a checkpoint elsewhere can
 // be read, replaced and removed like any other.
-static void test_links(void) {
+TEST(links) {
     const Run run = run_open("links", 1, 0), elsewhere = run_open("elsewhere", 0, 0);
     save(&elsewhere, 2);
     mkdir(test_path("victim"), 0777);
@@ -616,7 +616,7 @@ static void body_read(const void* path) {
 
 // Weights that are not finite are not saved over those that are; an optimizer's state that cannot be is not
 // read.
-static void test_not_finite(void) {
+TEST(not_finite) {
     const Run run = run_open("not_finite", 1, 0);
     char path[PATH_MAX];
     save(&run, 20);
@@ -647,7 +647,7 @@ static void body_save_silently(const void* run) {
     body_save(run);
 }
 
-static void test_lock(void) {
+TEST(lock) {
     const Run run = run_open("lock", 0, 0);
     Lock* lock = checkpoint_lock(run.out);
     EXPECT(test_dies(body_save_silently, &run, 1, "error: |lock: another run is writing here (|, pid "),
@@ -657,7 +657,7 @@ static void test_lock(void) {
 }
 
 // One save after another, waited for in both ways.
-static void test_two_saves(void) {
+TEST(two_saves) {
     const Run run = run_open("two", 0, 0);
     const Options options = options_of(&run);
     Checkpoints c;
@@ -681,7 +681,7 @@ static void test_two_saves(void) {
 }
 
 // A run that continues after a save: what becomes of the model meanwhile is not saved.
-static void test_copy(void) {
+TEST(copy) {
     const Run run = run_open("copy", 0, 0);
     Options options = options_of(&run);
     Checkpoints c;
@@ -710,7 +710,7 @@ static void test_copy(void) {
 
 // ---- keeping ----
 
-static void test_keep(void) {
+TEST(keep) {
     const Run one = run_open("keep_1", 1, 0), three = run_open("keep_3", 3, 0);
     for (int64_t step = 5; step <= 25; step += 5) {
         save(&one, step);
@@ -724,7 +724,7 @@ static void test_keep(void) {
     expect_list(&three, "step_100000000 step_100000001 step_99999998");
 }
 
-static void test_keep_major(void) {
+TEST(keep_major) {
     const Run run = run_open("major", 2, 10), only_major = run_open("only_major", 0, 10);
     for (int64_t step = 2; step <= 32; step += 2) {
         save(&run, step);
@@ -735,7 +735,7 @@ static void test_keep_major(void) {
 }
 
 // Beside --keep, step `best` stays.
-static void test_keep_best(void) {
+TEST(keep_best) {
     const Run run = run_open("best", 2, 0);
     SavedState last;
     memset(&last, 0, sizeof(last));
@@ -759,7 +759,7 @@ static void made_by_clock(Checkpoints* c) { c->state.by_clock = 1; }
 static void of_another_run(Checkpoints* c) { c->state.identity = 7; }
 
 // --keep auto: of those that the clock made, two stay, and all others.
-static void test_keep_auto(void) {
+TEST(keep_auto) {
     const Run run = run_open("auto", CHECKPOINT_KEEP_AUTO, 4);
     char path[PATH_MAX];
     for (int step = 1; step <= 11; step++) {
@@ -769,7 +769,7 @@ static void test_keep_auto(void) {
 }
 
 // --keep counts the checkpoints of its own run.
-static void test_keep_own(void) {
+TEST(keep_own) {
     const Run run = run_open("own", 1, 0);
     char path[PATH_MAX];
     save(&run, 1);
@@ -779,7 +779,7 @@ static void test_keep_own(void) {
 }
 
 // Checkpoints of an earlier, longer run in the same place stay, and do not push out the new ones.
-static void test_earlier_run(void) {
+TEST(earlier_run) {
     const Run run = run_open("earlier", 1, 0);
     save(&run, 1000);
     save(&run, 10);
@@ -791,7 +791,7 @@ static void test_earlier_run(void) {
 }
 
 // What only resembles a checkpoint is nobody's business.
-static void test_other_entries(void) {
+TEST(other_entries) {
     static const char* const directories[] = {"step_3",         "step_",         "step_00000001.bak",
                                               "step_00000001x", "step_-0000001", "steps",
                                               "xstep_00000001", "step_000000002"};
@@ -819,7 +819,7 @@ static void test_other_entries(void) {
 }
 
 // A checkpoint that cannot be removed, here because of a directory in it, ends neither the run nor the save.
-static void test_cannot_remove(void) {
+TEST(cannot_remove) {
     const Run run = run_open("stuck", 1, 0);
     save(&run, 1);
     mkdir(test_path("stuck/step_00000001/mine"), 0777);
@@ -846,7 +846,7 @@ static void write_all(const char* path, const char* text, size_t bytes) {
 }
 
 // Every byte of every file, changed in turn: noticed, with the name of the file; the one before is taken.
-static void test_flips(void) {
+TEST(flips) {
     const Run run = run_open("flips", 0, 0);
     char path[PATH_MAX], file[PATH_MAX], error[ERROR_BYTES], files[] = ALL_FILES, *save_at = NULL;
     save_value(path, &run, 1, 1, SAFETENSORS_F32);
@@ -893,7 +893,7 @@ static void body_newest(const void* run) {
 }
 
 // Files that are cut short, missing or empty; a directory that is no checkpoint.
-static void test_damage(void) {
+TEST(damage) {
     const Run run = run_open("damage", 0, 0);
     char path[PATH_MAX], file[PATH_MAX], error[ERROR_BYTES], files[] = ALL_FILES, *save_at = NULL;
     save_value(path, &run, 1, 1, SAFETENSORS_F32);
@@ -923,7 +923,7 @@ static void test_damage(void) {
 
 // A checkpoint whose state cannot be read may be the newest: it is not passed over in silence, nor
 // removed, and new ones come after it.
-static void test_unreadable(void) {
+TEST(unreadable) {
     const Run run = run_open("unreadable", 0, 0);
     char path[PATH_MAX], state_path[PATH_MAX], away[PATH_MAX];
     SavedState state;
@@ -949,7 +949,7 @@ static void test_unreadable(void) {
 
 // One that could not be read when the list was made, and now can, takes its place in the order of
 // writing.
-static void test_read_at_second_try(void) {
+TEST(read_at_second_try) {
     CheckpointEntry_ entries[3] = {{1, CHECKPOINT_UNKNOWN_, 0, 0}, {3, 9, 0, 0}, {2, 5, 0, 0}};
     EXPECT(!checkpoint_is_first_(entries, 3, 7) && entries[0].step == 3 && entries[1].step == 1,
            "not the newest");
@@ -958,7 +958,7 @@ static void test_read_at_second_try(void) {
 }
 
 // What state.json says is not believed: names outside, numbers too large, keys that are missing or doubled.
-static void test_bad_state(void) {
+TEST(bad_state) {
     static const char* const cases[][3] = {
         {"\"model.safetensors\"", "\"../model.safetensors\"", "wanted one beside it"},
         {"\"step\":2", "\"step\":99999999999999999999", "a number above"},
@@ -995,7 +995,7 @@ static void test_bad_state(void) {
 }
 
 // --matmul was called --products: checkpoints of that time are read with today's name.
-static void test_former_option(void) {
+TEST(former_option) {
     const Run run = run_open("former_option", 0, 0);
     char path[PATH_MAX], file[PATH_MAX], error[ERROR_BYTES];
     size_t bytes;
@@ -1024,7 +1024,7 @@ static void body_save_limited(const void* run) {
     body_save(run);
 }
 
-static void test_full_disk(void) {
+TEST(full_disk) {
     const Run run = run_open("full", 1, 0);
     save(&run, 20);
     EXPECT(test_dies(body_save_limited, &run, 1, "error: |step_00000030|model.safetensors|File too large"),
@@ -1046,7 +1046,7 @@ static void body_open_large(const void* run) {
     checkpoints_open(&c, &options, run_of(large, &model, SAFETENSORS_F32), NULL, 0);
 }
 
-static void test_bad_places(void) {
+TEST(bad_places) {
     const Run run = run_open("bad", 1, 0);
     Run missing = run, file = run, long_name = run;
     snprintf(missing.out, sizeof(missing.out), "%s", test_path("bad/missing"));
@@ -1075,7 +1075,7 @@ static void test_bad_places(void) {
 static int save_with_fault(const Run* run, int step, int at, int* calls) {
     char command[PATH_MAX + 1024];
     snprintf(command, sizeof(command),
-             "LD_PRELOAD=%s FAULT_PATH=/faults/ FAULT_AT=%d '%s' --save %s %d %d 2>%s 3>%s",
+             "LD_PRELOAD=%s FAULT_PATH=/faults/ FAULT_AT=%d '%s' --save_checkpoint %s %d %d 2>%s 3>%s",
              test_path("fault.so"), at, test_path("self"), run->out, step, step, test_path("fault.err"),
              test_path("fault.calls"));
     const int status = system(command);
@@ -1089,7 +1089,7 @@ static int save_with_fault(const Run* run, int step, int at, int* calls) {
     return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 
-static void test_faults(void) {
+TEST(faults) {
     char command[PATH_MAX];
     int calls, calls_of_2;
     snprintf(command, sizeof(command), "cc -shared -fPIC dev/test/lib/fault.c -o %s -ldl 2>/dev/null",
@@ -1133,50 +1133,27 @@ static void test_faults(void) {
     EXPECT(failed > calls, "%d of %d faults were fatal", failed, calls + calls_of_2);
 }
 
-int main(int argc, char** argv) {
-    if (argc == 5 && strcmp(argv[1], "--save") == 0) {
-        Run run;
-        char path[PATH_MAX];
-        memset(&run, 0, sizeof(run));
-        snprintf(run.out, sizeof(run.out), "%s", argv[2]);
-        run.keep = 1;
-        run.model_file_gb = atoi(argv[3]) == 2 ? 1e-9f : 5;
-        save_value(path, &run, atoi(argv[3]), (float)atof(argv[4]), SAFETENSORS_F32);
-        return 0;
-    }
-    if (access("/dev/shm", W_OK) == 0) {
-        setenv("TMPDIR", "/dev/shm", 0); // hundreds of saves, each flushed several times, need no disk
-    }
-    test_save();
+COMMAND(save_checkpoint) { // DIR STEP VALUE
+    Run run;
+    char path[PATH_MAX];
+    CHECK(argc == 3, "%d arguments; wanted DIR STEP VALUE", argc);
+    memset(&run, 0, sizeof(run));
+    snprintf(run.out, sizeof(run.out), "%s", argv[0]);
+    run.keep = 1;
+    run.model_file_gb = atoi(argv[1]) == 2 ? 1e-9f : 5;
+    save_value(path, &run, atoi(argv[1]), (float)atof(argv[2]), SAFETENSORS_F32);
+    return 0;
+}
+
+TEST(tensors) {
     test_tensors(SAFETENSORS_F32);
     test_tensors(SAFETENSORS_BF16);
     test_tensors(SAFETENSORS_F16);
-    test_model_files();
-    test_slices();
-    test_state();
-    test_replace();
-    test_left_over();
-    test_links();
-    test_not_finite();
-    test_lock();
-    test_two_saves();
-    test_copy();
-    test_keep();
-    test_keep_major();
-    test_keep_best();
-    test_keep_auto();
-    test_keep_own();
-    test_earlier_run();
-    test_other_entries();
-    test_cannot_remove();
-    test_flips();
-    test_damage();
-    test_unreadable();
-    test_read_at_second_try();
-    test_bad_state();
-    test_former_option();
-    test_full_disk();
-    test_bad_places();
-    test_faults();
-    return test_done("checkpoint");
+}
+
+// Hundreds of saves, each flushed several times, need no disk.
+__attribute__((constructor)) static void save_in_memory(void) {
+    if (access("/dev/shm", W_OK) == 0) {
+        setenv("TMPDIR", "/dev/shm", 0);
+    }
 }

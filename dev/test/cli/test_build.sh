@@ -16,11 +16,11 @@ work=$(mktemp -d /tmp/llmc_build_XXXXXX)
 trap 'rm -rf "$work"' EXIT
 cd "$work" || exit 1
 
-mkdir -p dev/data dev/test/base dev/bench llmc/base
+mkdir -p dev/data dev/test/base dev/test/lib dev/bench llmc/base
 echo "#ifdef X_IMPLEMENTATION" >llmc/base/x.h
 cp "$root/Makefile" .
-cp "$root/dev/gpu.mk" dev
-touch train_gpt2.c dev/data/tokenize.c dev/test/base/test_x.c
+cp "$root"/dev/*.mk dev
+touch train_gpt2.c dev/data/tokenize.c dev/test/base/test_x.c dev/test/lib/runner.c
 
 # Preprocesses zstd.h only where `has_zstd` is; else makes the file behind -o.
 cat >compiler <<'END'
@@ -58,7 +58,7 @@ test_flags() {
     check "and back" needs train_gpt2
     check "another directory" needs train_gpt2 BUILD=build/other OPT=-O0
     check "has its own flags" stays build/plain/train_gpt2
-    check "a test" needs build/plain/test_x OPT=-O1
+    check "a test" needs build/plain/test_base OPT=-O1
     touch has_zstd
     check "a library that was installed since" needs train_gpt2
     check "is used" grep -q 'HAVE_ZSTD.*-lzstd' <(tail -n 1 calls)
@@ -79,13 +79,13 @@ test_nvcc_flags() {
 test_commit() {
     command -v git >/dev/null || { echo "skipped: $name: git is missing"; return; }
     commit() { git -c user.name=x -c user.email=x@x.org commit -q --allow-empty -m "$1"; }
-    build -s train_gpt2 build/plain/test_x
+    build -s train_gpt2 build/plain/test_base
     git init -q . && commit one
     check "the first commit" needs train_gpt2
     check "is said" grep -q "GIT_COMMIT=\"$(git describe --always)" <(tail -n 1 calls)
     commit two
     check "another commit" needs train_gpt2
-    check "is nothing to a test" stays build/plain/test_x
+    check "is nothing to a test" stays build/plain/test_base
     mv .git away
     check "where git cannot be asked" stays train_gpt2
 }

@@ -4,20 +4,20 @@
 #     dev/test/cli/test_ranks.sh build/plain/train_gpt2
 #     dev/test/cli/test_ranks.sh build/sim/FP32/train_gpt2cu    # on the simulated GPU
 #
-# One line for each check that fails; the last line counts them. Uses test_comm and the library of the same build; of the
-# simulated GPU build/sim/plain/test_comm_nccl.
+# One line for each check that fails; the last line counts them. Uses test_collectives and the library of the same build; of the
+# simulated GPU build/sim/plain/test_collectives.
 set -u
 export OMP_WAIT_POLICY=passive LC_ALL=C
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 
 trainer=$(realpath "${1:?usage: test_ranks.sh TRAINER}")
 build=$(dirname "$trainer")
-test_comm=$build/test_comm
+collectives=$build/test_collectives
 name=ranks
 is_gpu=
 case $trainer in */train_gpt2cu)
     is_gpu=1
-    test_comm=$PWD/build/sim/plain/test_comm_nccl
+    collectives=$PWD/build/sim/plain/test_collectives
     name="ranks of GPUs"
     ;;
 esac
@@ -29,13 +29,13 @@ trap 'rm -rf "$work"' EXIT
 cd "$work" || exit 1
 export TMPDIR=$work # mpirun's files, and those of tests
 
-if ! command -v mpirun >/dev/null || ! grep -q MPI_Init_thread "$test_comm"; then
+if ! command -v mpirun >/dev/null || ! grep -q MPI_Init_thread "$collectives"; then
     echo "skipped: $name: mpirun is missing, or the build has no MPI (scripts/install_deps.sh --test)"
     check_done
     exit
 fi
 
-if [ $is_gpu ] && ! grep -q ncclCommInitRankConfig "$test_comm"; then
+if [ $is_gpu ] && ! grep -q ncclCommInitRankConfig "$collectives"; then
     echo "skipped: $name: the build has no NCCL (libnccl-dev of NVIDIA's package repository)"
     check_done
     exit
@@ -43,9 +43,9 @@ fi
 
 # Programs of its own: a process that is left cannot be one of another test.
 built=$trainer # its path has the precision of a simulated GPU
-mkdir programs && cp "$trainer" "$test_comm" programs || exit 1
+mkdir programs && cp "$trainer" "$collectives" programs || exit 1
 trainer=$work/programs/${trainer##*/}
-test_comm=$work/programs/${test_comm##*/}
+collectives=$work/programs/${collectives##*/}
 
 end_s=30 # in which a job ends: 60 are promised, and the machine may be busy
 
@@ -72,69 +72,69 @@ ends_all() {
     else
         check "$what: $(grep -m 1 '^    on ' stderr)" [ "$(grep -c '^    on ' stderr)" = 0 ]
     fi
-    check "$what: processes are left" [ -z "$(pgrep -f "^$test_comm")" ]
+    check "$what: processes are left" [ -z "$(pgrep -f "^$collectives")" ]
 }
 
 test_messages() {
     local n
     for n in 1 2 3 4; do
-        ranks $n "$test_comm"
+        ranks $n "$collectives"
         check "$n ranks: exit status $status, $(head -n 1 stderr)" [ $status = 0 ]
-        check "$n ranks: $(cat stdout)" [ "$(cat stdout)" = "test_comm: ok" ]
+        check "$n ranks: $(cat stdout)" [ "$(cat stdout)" = "test_collectives: ok" ]
     done
     export LLMC_NODES=2
     for n in 3 4; do
-        ranks $n "$test_comm"
+        ranks $n "$collectives"
         check "$n ranks on two machines that are one: exit status $status, $(cat stdout)" [ $status = 0 ]
     done
     export LLMC_NODES=5
-    ends_all "too many machines" 2 "LLMC_NODES=5; wanted 1 to 3, the number of processes" "rank 0 of 3" "$test_comm"
+    ends_all "too many machines" 2 "LLMC_NODES=5; wanted 1 to 3, the number of processes" "rank 0 of 3" "$collectives"
     unset LLMC_NODES
 }
 
 test_errors() {
-    ends_all "an error of one rank" 1 "disk full" "rank 2 of 3 ($(uname -n), pid [0-9]*)" "$test_comm" fail
-    ends_all "an error of rank 0" 1 "disk full" "rank 0 of 3" "$test_comm" first
-    ends_all "an error of all ranks" 1 "disk full" "rank 0 of 3" "$test_comm" all
-    ends_all "an error in a thread" 1 "disk full" "rank 2 of 3" "$test_comm" thread
-    ends_all "a wrong option" 2 "unknown option --bacth; did you mean --batch?.*" "" "$test_comm" fail --bacth 3
-    ends_all "ranks that disagree" 1 "the ranks disagree about --seed: 42 on ranks 0 2, 43 on rank 1" "" "$test_comm" agree
+    ends_all "an error of one rank" 1 "disk full" "rank 2 of 3 ($(uname -n), pid [0-9]*)" "$collectives" fail
+    ends_all "an error of rank 0" 1 "disk full" "rank 0 of 3" "$collectives" first
+    ends_all "an error of all ranks" 1 "disk full" "rank 0 of 3" "$collectives" all
+    ends_all "an error in a thread" 1 "disk full" "rank 2 of 3" "$collectives" thread
+    ends_all "a wrong option" 2 "unknown option --bacth; did you mean --batch?.*" "" "$collectives" fail --bacth 3
+    ends_all "ranks that disagree" 1 "the ranks disagree about --seed: 42 on ranks 0 2, 43 on rank 1" "" "$collectives" agree
     ends_all "the wrong number of processes" 2 "rank 0 of 4 by .*, rank 0 of 3 by MPI; wanted the mpirun of .*" "" \
-        bash -c 'exec "$0" fail -pn 4 -pr $OMPI_COMM_WORLD_RANK' "$test_comm"
-    ends_all "an error with files" 1 ".*llmc_test_.*: is lost" "rank 2 of 3" "$test_comm" files
+        bash -c 'exec "$0" fail -pn 4 -pr $OMPI_COMM_WORLD_RANK' "$collectives"
+    ends_all "an error with files" 1 ".*llmc_test_.*: is lost" "rank 2 of 3" "$collectives" files
     check "which are removed" [ -z "$(compgen -G "$work/llmc_test_*")" ]
-    ranks 3 "$test_comm" exit
+    ranks 3 "$collectives" exit
     check "exit() of one rank: exit status $status" [ $status = 1 ]
-    ranks 3 "$test_comm" kill
+    ranks 3 "$collectives" kill
     check "kill -9 of one rank: exit status $status" [ $status = 137 ]
 }
 
 # Who waits says where; who is stopped says nothing.
 test_watchdog() {
     local line="has waited [0-9]* s in step 12"
-    ranks 3 "$test_comm" stuck --timeout 2
+    ranks 3 "$collectives" stuck --timeout 2
     check "a stopped rank: exit status $status, after $seconds s" [ $status = 1 -a $seconds -le $end_s ]
     check "a stopped rank: the others" [ "$(grep -c "^error: rank [01] of 3 (.*) $line, reduce of block 7" stderr)" = 2 ]
     check "a stopped rank: itself" [ "$(grep -c '^error: ' stderr)" = 2 ]
-    check "a stopped rank: processes are left" [ -z "$(pgrep -f "^$test_comm")" ]
-    ranks 3 "$test_comm" slow --timeout 2
+    check "a stopped rank: processes are left" [ -z "$(pgrep -f "^$collectives")" ]
+    ranks 3 "$collectives" slow --timeout 2
     check "a slow rank: exit status $status, after $seconds s" [ $status = 1 -a $seconds -le $end_s ]
     check "a slow rank: itself" grep -q "^error: rank 2 of 3 (.*) $line, loading data" stderr
-    ranks 3 "$test_comm" alive --timeout 2
+    ranks 3 "$collectives" alive --timeout 2
     check "ranks that get on: exit status $status, $(head -n 1 stderr)" [ $status = 0 ]
 }
 
 test_signal() {
-    ranks 3 "$test_comm" signal
+    ranks 3 "$collectives" signal
     check "SIGUSR2 to mpirun: exit status $status" [ $status = 75 ]
 }
 
 # The same program without MPI: one process runs, several say what is missing.
 test_without_mpi() {
     check "without MPI it compiles" "${CC:-cc}" -std=gnu11 -D_GNU_SOURCE -fopenmp -I"$root" -DCOMM_MPI_IMPLEMENTATION \
-        -include "$root/llmc/comm/comm_mpi.h" "$root/dev/test/comm/test_comm.c" "$build/libllmc.a" -o without_mpi -lm -lpthread
+        -include "$root/llmc/comm/comm_mpi.h" "$root/dev/test/comm/test_collectives.c" "$build/libllmc.a" -o without_mpi -lm -lpthread
     ranks 1 ./without_mpi
-    check "without MPI, one process: $(cat stdout)" [ "$(cat stdout)" = "test_comm: ok" ]
+    check "without MPI, one process: $(cat stdout)" [ "$(cat stdout)" = "test_collectives: ok" ]
     ends_all "without MPI" 2 "3 processes, but this program was built without MPI: scripts/install_deps.sh --mpi.*" "" \
         ./without_mpi
 }
@@ -486,21 +486,21 @@ test_gpu_messages() {
     local n streams
     for streams in eager lazy random; do
         for n in 2 3 4; do
-            CUSIM_STREAMS=$streams ranks $n "$test_comm"
+            CUSIM_STREAMS=$streams ranks $n "$collectives"
             check "$n GPUs, $streams: exit status $status, $(head -n 1 stderr)" [ $status = 0 ]
-            check "$n GPUs, $streams: $(cat stdout)" [ "$(cat stdout)" = "test_comm_nccl: ok" ]
+            check "$n GPUs, $streams: $(cat stdout)" [ "$(cat stdout)" = "test_collectives: ok" ]
         done
     done
 }
 
 test_gpu_errors() {
     ends_all "one GPU for all" 1 "ranks 0 and 1 have the same GPU, 0000:03:00.0 of $(uname -n); wanted one GPU for each process" \
-        "rank 0 of 3" "$test_comm" device 2
+        "rank 0 of 3" "$collectives" device 2
     CUSIM_DEVICES=2 ends_all "too few GPUs" 1 "3 processes on $(uname -n), which has 2 GPUs; wanted one GPU for each process" \
-        "rank 0 of 3" "$test_comm"
+        "rank 0 of 3" "$collectives"
     CUSIM_NCCL_FAULT=1:2:error ends_all "an error of NCCL" 1 "NCCL: remote process exited or there was a network error.*" \
-        "rank 1 of 3" "$test_comm" check
-    CUSIM_NCCL_FAULT=1:2:die ranks 3 "$test_comm" check
+        "rank 1 of 3" "$collectives" check
+    CUSIM_NCCL_FAULT=1:2:die ranks 3 "$collectives" check
     check "kill -9 in NCCL: exit status $status" [ $status = 137 ]
 }
 
@@ -511,14 +511,14 @@ stuck_gpus() {
     ranks 3 "$@"
     check "$what: exit status $status, after $seconds s" [ $status = 1 -a $seconds -le $end_s ]
     check "$what: rank 0" grep -q "^error: rank 0 of 3 (.*) has waited [0-9]* s in step 12, the GPU's work" stderr
-    check "$what: processes are left" [ -z "$(pgrep -f "^$test_comm")" ]
+    check "$what: processes are left" [ -z "$(pgrep -f "^$collectives")" ]
 }
 
 test_gpu_watchdog() {
-    stuck_gpus "a collective that others do not call" "$test_comm" wait --timeout 2
+    stuck_gpus "a collective that others do not call" "$collectives" wait --timeout 2
     check "the others: $(grep -c '^error: ' stderr)" \
         [ "$(grep -c '^error: rank [12] of 3 (.*) has waited [0-9]* s in step 12, reduce of block 7' stderr)" = 2 ]
-    CUSIM_NCCL_FAULT=1:1:hang stuck_gpus "a GPU that hangs" "$test_comm" check --timeout 2
+    CUSIM_NCCL_FAULT=1:1:hang stuck_gpus "a GPU that hangs" "$collectives" check --timeout 2
 }
 
 # 10 sequences an update, in 5 micro-batches: uneven for 2 and 4 GPUs. Runs with the same cache have the same algorithms of

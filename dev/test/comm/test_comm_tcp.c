@@ -583,7 +583,7 @@ static void (*const TESTS[])(void) = {
 };
 enum { NUM_TESTS = sizeof(TESTS) / sizeof(TESTS[0]) };
 
-int main(void) {
+TEST(comm_tcp) {
     pid_t children[NUM_TESTS];
     test_tmpdir(); // this process's, which removes it
     for (int i = 0; i < NUM_TESTS; i++) {
@@ -598,5 +598,4 @@ int main(void) {
         waitpid(children[i], &status, 0);
         EXPECT(status == 0, "test %d", i);
     }
-    return test_done("test_comm_tcp");
 }

@@ -14,7 +14,7 @@ static int named(Stragglers* p, const double* seconds, int steps, int* rank, dou
     return 0;
 }
 
-static void test_slow(void) {
+TEST(slow) {
     const double even[4] = {1, 1.19, 0.5, 1}, slow[4] = {1, 1.1, 1.5, 0.9}, both[4] = {1, 1, 1.5, 2};
     double ratio = 0;
     int rank;
@@ -29,7 +29,7 @@ static void test_slow(void) {
     stragglers_close(&p);
 }
 
-static void test_few(void) {
+TEST(few) {
     const double two[2] = {1, 1.3}, unknown[2] = {0, 0}, one[2] = {0, 9};
     double ratio = 0;
     int rank;
@@ -40,7 +40,7 @@ static void test_few(void) {
     stragglers_close(&p);
 }
 
-static void test_together(void) {
+TEST(together) {
     const double slow[5] = {1, 2, 1, 2, 1};
     double ratio = 0;
     int rank;
@@ -50,11 +50,4 @@ static void test_together(void) {
     EXPECT(named(&p, slow, 200, &rank, &ratio) == 1 && rank == 3);
     EXPECT(named(&p, slow, 200, &rank, &ratio) == 0);
     stragglers_close(&p);
-}
-
-int main(void) {
-    test_slow();
-    test_few();
-    test_together();
-    return test_done("test_pace");
 }

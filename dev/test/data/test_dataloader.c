@@ -468,7 +468,7 @@ static void test_written_to(Packing pack) {
     }
 }
 
-int main(void) {
+TEST(dataloader) {
     const char* list = write_documents();
     test_orders();
     test_one_sequence();
@@ -485,5 +485,4 @@ int main(void) {
     test_written_to(PACK_STREAM);
     test_written_to(PACK_BESTFIT);
     test_written_to(PACK_DYNAMIC);
-    return test_done("dataloader");
 }

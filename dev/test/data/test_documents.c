@@ -106,7 +106,7 @@ static const char* write_text(const char* name, const char* text) {
 
 // ---- kinds of files ----
 
-static void test_plain(void) {
+TEST(plain) {
     const TextOptions options = options_of(TEXT_BLOCK_BYTES);
     TextOptions cut = options;
     cut.separator = "\n--\n";
@@ -119,7 +119,7 @@ static void test_plain(void) {
     expect_documents(write_text("only.txt", "\n--\n"), cut, "");
 }
 
-static void test_several(void) {
+TEST(several) {
     const char* paths[] = {write_text("1.txt", "one"), write_text("2.txt", ""), write_text("3.txt", " "),
                            write_text("4.jsonl", "{\"text\":\"four\"}\n{\"text\":\"five\"}")};
     ReadDocuments* all = read_all(paths, 4, options_of(TEXT_BLOCK_BYTES));
@@ -129,7 +129,7 @@ static void test_several(void) {
     read_documents_end(all);
 }
 
-static void test_jsonl(void) {
+TEST(jsonl) {
     char open_brackets[101], close_brackets[101];
     memset(open_brackets, '[', sizeof(open_brackets));
     memset(close_brackets, ']', sizeof(close_brackets));
@@ -156,7 +156,7 @@ static void test_jsonl(void) {
 
 // A byte-order mark at the start of a file, packed or not, is no text; elsewhere it is. Documents
 // are found again behind it.
-static void test_byte_order_marks(void) {
+TEST(byte_order_marks) {
     const int screen = dup(STDERR_FILENO); // the notes are for test_tokenize.sh
     EXPECT(freopen("/dev/null", "w", stderr) != NULL, "");
     TextOptions options = options_of(TEXT_BLOCK_BYTES), cut = options, small = options_of(1);
@@ -198,7 +198,7 @@ static void test_byte_order_marks(void) {
 
 // texts.bin: for each row uint32 bytes, 0xffffffff of a null, and the bytes
 // (dev/ref/make_parquet_fixtures.py).
-static void test_parquet(void) {
+TEST(parquet) {
     const char* path = "dev/ref/fixtures/parquet/pyarrow_plain.parquet";
     FILE* file = fopen("dev/ref/fixtures/parquet/texts.bin", "rb");
     EXPECT(file, "run the tests from the top of the repository");
@@ -228,7 +228,7 @@ static void test_parquet(void) {
 
 // ---- errors ----
 
-static void test_json_errors(void) {
+TEST(json_errors) {
     static const struct {
         const char *text, *wanted;
     } cases[] = {
@@ -248,7 +248,7 @@ static void test_json_errors(void) {
     }
 }
 
-static void test_parquet_errors(void) {
+TEST(parquet_errors) {
     TextOptions options = options_of(TEXT_BLOCK_BYTES);
     expect_error(write_text("bad.parquet", "PAR1 is not enough"), options, "bad.parquet: ");
     expect_error(write_text("bad.parquet.gz", "x"), options, "bad.parquet.gz: Parquet is already compressed");
@@ -267,7 +267,8 @@ static void open_one(const void* argument) {
     documents_open(&source, &options, &open_case->path, 1);
 }
 
-static void test_open_errors(void) {
+TEST(open_errors) {
+    write_text("a.txt", "x");
     const OpenCase missing = {test_path("missing.txt")}, directory = {test_tmpdir()};
     const OpenCase packed = {write_text("a.txt.xz", "x")}, shard = {write_text("a.bin", "x")};
     EXPECT(test_dies(open_one, &missing, EXIT_FAILURE, "missing.txt: cannot open: No such file"), "");
@@ -301,7 +302,7 @@ static const char* check_one(const char* path, TextFormat format) {
 }
 
 // Bytes that are no text, found before any work, or while a stream is read.
-static void test_no_text(void) {
+TEST(no_text) {
     static char text[70000];
     memset(text, 'a', sizeof(text));
     text[65535] = '\0';
@@ -438,7 +439,7 @@ static void test_windows(void) {
 #endif
 
 // Either reads such files, or names the missing library.
-static void test_packing(void) {
+TEST(packing) {
 #if defined(HAVE_ISAL) || defined(HAVE_ZLIB)
     test_packed("gzip -c", ".gz", "truncated: its gzip data");
     test_gzip_zeros();
@@ -463,7 +464,7 @@ static void test_packing(void) {
 // ---- blocks ----
 
 // The same document in blocks of all sizes, and from the start of every block on.
-static void test_blocks(void) {
+TEST(blocks) {
     uint64_t state = 3;
     char text[3000], line[20000], *at = line;
     const size_t bytes = random_text(&state, text, sizeof(text), 1);
@@ -504,7 +505,7 @@ static void test_blocks(void) {
 }
 
 // A document without any place to divide it but where its piece is too long.
-static void test_long_piece(void) {
+TEST(long_piece) {
     enum { BYTES = 100000 };
     static char text[BYTES];
     memset(text, 'a', BYTES);
@@ -518,7 +519,7 @@ static void test_long_piece(void) {
     read_documents_end(all);
 }
 
-static void test_seek_errors(void) {
+TEST(seek_errors) {
     const char *text = write_text("seek.txt", "a b"),
                *lines = write_text("seek.jsonl", "{\"text\":\"a b\"}\n");
     const TextPosition far = {0, 0, 4}, late = {0, 1, 0}, end = {1, 0, 0};
@@ -531,21 +532,4 @@ static void test_seek_errors(void) {
     all = read_from(&lines, 1, options_of(100), end);
     EXPECT(!all->error[0] && all->bytes == 0, "%s", all->error);
     read_documents_end(all);
-}
-
-int main(void) {
-    test_plain();
-    test_several();
-    test_jsonl();
-    test_byte_order_marks();
-    test_parquet();
-    test_json_errors();
-    test_parquet_errors();
-    test_open_errors();
-    test_no_text();
-    test_packing();
-    test_blocks();
-    test_long_piece();
-    test_seek_errors();
-    return test_done("text_source");
 }

@@ -174,7 +174,7 @@ static void test_train(const Corpus* corpus) {
     bpe_close(&first);
 }
 
-int main(void) {
+TEST(encode_threads) {
     static Corpus corpus;
     Bpe bpe = open_pairs();
     make_corpus(&corpus);
@@ -184,5 +184,4 @@ int main(void) {
     test_nothing(&bpe);
     test_train(&corpus);
     bpe_close(&bpe);
-    return test_done("text_pipeline");
 }

@@ -88,7 +88,7 @@ static char* expect_shards(const EncodedText* data, const char* path, const char
     return shards;
 }
 
-static void test_shards(void) {
+TEST(shards) {
     FILE* screen = tmpfile();
     Bpe bpe, other;
     char path[PATH_MAX], text[8192] = "";
@@ -131,7 +131,7 @@ static void test_shards(void) {
 }
 
 // Shards that are not what was written are named, and made again.
-static void test_damage(void) {
+TEST(damage) {
     static const struct {
         off_t size;
         const char* words;
@@ -166,7 +166,7 @@ static void test_damage(void) {
 }
 
 // Documents are what stands between separators; without one, what looks like one is said once.
-static void test_separator(void) {
+TEST(separator) {
     static const char text[] = "one fish<|endoftext|>two fish<|endoftext|>red fish";
     FILE* screen = tmpfile();
     TokenStream stream;
@@ -194,7 +194,7 @@ static void test_separator(void) {
     fclose(screen);
 }
 
-static void test_weights(void) {
+TEST(weights) {
     FILE* screen = tmpfile();
     Bpe bpe;
     char list[3 * PATH_MAX], one[PATH_MAX];
@@ -228,7 +228,7 @@ static void train_on_zeros(const void* screen) {
     train_vocabulary(&bpe, test_path("zeros.txt"), 280, (FILE*)screen);
 }
 
-static void test_errors(void) {
+TEST(errors) {
     Bpe bpe;
     FILE* screen = tmpfile();
     train_vocabulary(&bpe, write_tale("tale.txt", 3), 280, screen);
@@ -245,7 +245,7 @@ static void test_errors(void) {
 }
 
 // A directory whose name is a pattern.
-static void test_directory(void) {
+TEST(directory) {
     FILE* screen = tmpfile();
     Bpe bytes;
     bpe_open_bytes(&bytes);
@@ -265,7 +265,7 @@ static int verify(FILE* screen, const char* list) {
 }
 
 // Every bad file is named, and those behind it are looked at.
-static void test_verify(void) {
+TEST(verify) {
     char list[8 * 256] = "";
     FILE* screen = tmpfile();
     const char* files[] = {test_write("v1.jsonl", "{\"text\":\"a\"}\n{\"text\":1}\n", 24),
@@ -289,15 +289,4 @@ static void test_verify(void) {
     sprintf(list, "%s,%s", test_path("x_*.bin"), test_path("none.bin"));
     EXPECT(verify(screen, list) == 2 && count_lines(screen, "x_good.bin: 50 tokens") == 1, "shards");
     fclose(screen);
-}
-
-int main(void) {
-    test_errors();
-    test_shards();
-    test_damage();
-    test_separator();
-    test_weights();
-    test_directory();
-    test_verify();
-    return test_done("text_data");
 }

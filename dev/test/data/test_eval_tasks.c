@@ -360,7 +360,7 @@ static void test_bad_bins(void) {
         "no tokenizer");
 }
 
-int main(void) {
+TEST(eval_tasks) {
     tokenizer_open_bytes(&bytes);
     test_rows();
     test_cut();
@@ -374,5 +374,4 @@ int main(void) {
     test_bad_lines();
     test_bad_bins();
     tokenizer_close(&bytes);
-    return test_done("tasks");
 }

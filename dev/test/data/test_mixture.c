@@ -235,7 +235,7 @@ static void test_errors(void) {
 
 static void kind_of(const void* list) { mixture_kind(list_of((const char*)list)); }
 
-int main(void) {
+TEST(mixture) {
     write_files();
     test_errors();
     EXPECT(test_dies(kind_of, "%/a_0.bin:1,%/t.txt:1", 1, "a_0.bin and |t.txt: shards (.bin) and text"), "");
@@ -247,5 +247,4 @@ int main(void) {
     test_print();
     test_names();
     test_fingerprint();
-    return test_done("sources");
 }

@@ -150,7 +150,7 @@ static void test_bestfit_fits(const Text* text, int T) {
 
 // In a window the longest go first, each where it leaves the least; then rows stand as their longest
 // documents do.
-static void test_bestfit_example(void) {
+TEST(bestfit_example) {
     const int lengths[] = {3, 7, 4, 2, 10, 5, 23, 6}; // 23 = 10 + 10 + 3
     const int wanted[][4] = {{7, 3}, {10}, {5, 3, 2}, {10}, {10}, {6, 4}};
     uint16_t tokens[64];
@@ -230,7 +230,7 @@ static void test_stream(const Text* text, int T) {
     rows_close(&rows);
 }
 
-static void test_random_texts(void) {
+TEST(random_texts) {
     const int lengths[] = {1, 2, 7, 64, 256};
     for (uint64_t seed = 0; seed < 8; seed++) {
         Text text = text_open(seed, 60, seed % 2 ? 100 : 15, (int)(seed / 2 % 2));
@@ -252,7 +252,7 @@ static void test_random_texts(void) {
 }
 
 // Three windows of documents: none is lost between them.
-static void test_windows(void) {
+TEST(windows) {
     enum { DOCUMENTS = 2 * BESTFIT_WINDOW + 5 };
     uint16_t* tokens = (uint16_t*)check_alloc(2 * DOCUMENTS, sizeof(uint16_t), "documents");
     TokenStream stream;
@@ -275,7 +275,7 @@ static void test_windows(void) {
 // The documents of an index, and of shards in which documents continue from one shard into the next.
 
 // A stream in which one could not see the documents by their tokens.
-static void test_index(void) {
+TEST(index) {
     const int tokens[10] = {1, 2, 3, 4, 5, EOT, 7, 8, 1, 2};
     const int32_t lengths[] = {2, 1, 4, 0, 3};
     const int64_t documents[] = {0, 2, 2, 3, 4, 5, 5}; // 3 tokens, none, 4, none, 3, none
@@ -303,7 +303,7 @@ static void test_index(void) {
     tokens_close(&stream);
 }
 
-static void test_shards(void) {
+TEST(shards) {
     const int32_t header_0[256] = {MAGIC_U16, 1, 5}, header_1[256] = {MAGIC_U32, 7, 5};
     const int tokens[10] = {EOT, 1, 2, EOT, 3, 4, 5, EOT, 6, EOT};
     const uint64_t wanted[4] = {0, 3, 7, 9};
@@ -322,7 +322,7 @@ static void test_shards(void) {
 }
 
 // More than a round of the parallel scan, with marks at the borders of its blocks.
-static void test_scan(void) {
+TEST(scan) {
     enum { BLOCK = 1 << 18, COUNT = 70 * BLOCK + 3 };
     uint16_t* tokens = (uint16_t*)check_alloc(COUNT, sizeof(uint16_t), "tokens");
     const uint64_t marks[] = {0,          1,        511, 512, BLOCK - 1, BLOCK, 5 * BLOCK, 64 * BLOCK - 1,
@@ -360,7 +360,7 @@ static void open_bad(const void* arg) {
 
 // The end of a document is one, if the files have a mark elsewhere; if they have none, there are no
 // documents.
-static void test_part(void) {
+TEST(part) {
     const uint16_t tokens[8] = {EOT, 1, 2, 3, 4, 5, 6, 7};
     TokenStream stream, tail;
     Rows rows;
@@ -376,7 +376,7 @@ static void test_part(void) {
     tokens_close(&stream);
 }
 
-static void test_errors(void) {
+TEST(errors) {
     const Bad few = {PACK_STREAM, 4, 4, {1, 2, 3, 4}}, aligned = {PACK_ALIGNED, 4, 4, {EOT, 2, 3, 4}};
     const Bad unmarked = {PACK_BESTFIT, 4, 4, {1, 2, 3, 4}}, empty = {PACK_PAD, 4, 1, {EOT}};
     EXPECT(test_dies(open_bad, &few, EXIT_FAILURE, "some: 4 tokens, wanted 5 for a sequence of 4"), "");
@@ -384,16 +384,4 @@ static void test_errors(void) {
     EXPECT(test_dies(open_bad, &unmarked, EXIT_FAILURE, "some: no token 9999 (end of text)|--pack stream"),
            "");
     EXPECT(test_dies(open_bad, &empty, EXIT_FAILURE, "some: no row of 4 tokens"), "");
-}
-
-int main(void) {
-    test_errors(); // first: a child of a process whose OpenMP threads have run cannot start its own
-    test_bestfit_example();
-    test_random_texts();
-    test_windows();
-    test_index();
-    test_part();
-    test_shards();
-    test_scan();
-    return test_done("pack");
 }

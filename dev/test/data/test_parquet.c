@@ -103,7 +103,7 @@ static const char* fixture_path(const char* name) {
 
 // As the table has it; where the program was built without the codec's library, an error that says what to
 // install.
-static void test_files(void) {
+TEST(files) {
     static Parquet p;
     for (int i = 0; i < NUM_FILES; i++) {
         const char *path = fixture_path(FILES[i].name), *package = parquet_codec_package_(FILES[i].codec);
@@ -123,7 +123,7 @@ static void test_files(void) {
 }
 
 // What the format allows, and the programs of the other files do not write: rows "0" to "39".
-static void test_hand(void) {
+TEST(hand) {
     static const char* const names[2] = {"hand_dictionary", "hand_odd"};
     static Parquet p;
     Texts got, wanted = {NULL, 0, 0};
@@ -139,7 +139,7 @@ static void test_hand(void) {
     free(wanted.data);
 }
 
-static void test_rows(void) {
+TEST(rows) {
     static const size_t rows[2] = {135, 16};
     for (int i = 0; i < 2; i++) {
         static Parquet p;
@@ -158,7 +158,7 @@ static void test_rows(void) {
 }
 
 // Not the first column, and not the first column of a row group's; bytes that nobody calls a string.
-static void test_other_columns(void) {
+TEST(other_columns) {
     static Parquet p;
     Texts got;
     char wanted[64];
@@ -186,7 +186,7 @@ static void expect_refused(const char* path, const char* column, const char* wan
     free(got.data);
 }
 
-static void test_refused_columns(void) {
+TEST(refused_columns) {
     const char* path = fixture_path("pyarrow_plain");
     expect_refused(path, "Text", "no column \"Text\"; its columns of text: text, url, raw");
     expect_refused(path, "", "no column");
@@ -196,7 +196,7 @@ static void test_refused_columns(void) {
     expect_refused(path, "tags", "column \"tags\" is nested");
 }
 
-static void test_refused_files(void) {
+TEST(refused_files) {
     expect_refused("none.parquet", "text", "cannot open: No such file");
     expect_refused(test_tmpdir(), "text", "not a regular file");
     expect_refused(test_write("short", "PAR1", 4), "text", "4 bytes, wanted a Parquet file");
@@ -208,7 +208,7 @@ static void test_refused_files(void) {
                    "compressed by LZ4_RAW (7), wanted UNCOMPRESSED, SNAPPY, GZIP or ZSTD");
 }
 
-static void test_refused_pages(void) {
+TEST(refused_pages) {
     static const char* const cases[][2] = {
         {"bad_level_encoding", "page 0: definition levels of encoding 4, wanted RLE"},
         {"bad_level", "page 0: damaged: a definition level above 1"},
@@ -287,7 +287,7 @@ static void test_truncated(const char* name) {
 }
 
 // Where in the file the damage is.
-static void test_place(void) {
+TEST(place) {
     const TestFile file = test_read(fixture_path("pyarrow_checksums"));
     const char* found = (const char*)memmem(file.data, file.bytes, "\25\0\0\0prefix and more of it", 25);
     CHECK(found, "no text in the fixture");
@@ -303,21 +303,13 @@ static void test_place(void) {
     free(file.data);
 }
 
-int main(void) {
-    test_files();
-    test_hand();
-    test_rows();
-    test_other_columns();
-    test_refused_columns();
-    test_refused_files();
-    test_refused_pages();
-    test_truncated("pyarrow_checksums");
-    test_place();
+TEST(truncated) { test_truncated("pyarrow_checksums"); }
+
+TEST(flips) {
 #ifdef HAVE_ZLIB
     test_flips("pyarrow_checksums", 16, 8, SIZE_MAX, 1);
 #endif
     for (int i = 0; i < NUM_FILES; i++) {
         test_flips(FILES[i].name, FILES[i].rows, 1, 400, 0);
     }
-    return test_done("parquet");
 }

@@ -85,12 +85,11 @@ static void test_resume(void) {
     expect_none("r_train_000004.bin");
 }
 
-int main(void) {
+TEST(shard_writer) {
     for (int i = 0; i < TOKENS; i++) {
         ids[i] = i % 50257;
     }
     test_shards();
     test_wide();
     test_resume();
-    return test_done("shard_writer");
 }

@@ -391,7 +391,7 @@ static void test_ambiguity_is_fatal(const Stories* s) {
     EXPECT(test_dies(tell_ambiguous, s, EXIT_FAILURE, "error:|two alternatives begin with \"One\""), " ");
 }
 
-int main(void) {
+TEST(stories) {
     static Corpus c;
     stories_open(&c.stories);
     c.tokens = check_alloc(COUNT, sizeof(*c.tokens), "tokens");
@@ -407,5 +407,4 @@ int main(void) {
     test_ambiguity_is_fatal(&c.stories);
     free(c.tokens);
     free(c.nats);
-    return test_done("stories");
 }

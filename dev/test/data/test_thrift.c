@@ -13,7 +13,7 @@ static ThriftReader reader(const char* bytes, size_t count, unsigned char** data
     return thrift_reader(*data, count);
 }
 
-static void test_numbers(void) {
+TEST(numbers) {
     static const struct {
         const char* bytes;
         size_t count;
@@ -66,7 +66,7 @@ static const char EVERY[] = "\x11"                           // 1: true
                             "0123456789abcdef" // 66: list of 16 bytes, its length on its own
                             "\x00!";           // end, and what follows
 
-static void test_fields(void) {
+TEST(fields) {
     unsigned char* data;
     ThriftReader in = reader(EVERY, sizeof(EVERY) - 1, &data);
     ThriftField field = {0, 0};
@@ -106,7 +106,7 @@ static const char* skip_all(const unsigned char* bytes, size_t count) {
     return in.wrong;
 }
 
-static void test_damage(void) {
+TEST(damage) {
     const size_t whole = sizeof(EVERY) - 2; // without what follows
     for (size_t count = 0; count < whole; count++) {
         unsigned char* data;
@@ -125,7 +125,7 @@ static void test_damage(void) {
     }
 }
 
-static void test_wrong_types(void) {
+TEST(wrong_types) {
     static const struct {
         const char *bytes, *wanted;
         size_t count;
@@ -150,12 +150,4 @@ static void test_wrong_types(void) {
     char deep[100];
     memset(deep, 0x1C, sizeof(deep)); // a struct in a struct in a struct
     EXPECT(strstr(skip_all((const unsigned char*)deep, sizeof(deep)), "too deep"), "depth");
-}
-
-int main(void) {
-    test_numbers();
-    test_fields();
-    test_damage();
-    test_wrong_types();
-    return test_done("thrift");
 }

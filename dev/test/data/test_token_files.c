@@ -40,7 +40,7 @@ static void expect_test_data(const TokenStream* stream, size_t first, size_t cou
     }
 }
 
-static void test_shards(void) {
+TEST(shards) {
     const char* pattern = write_shards();
     char list[1024];
     snprintf(list, sizeof(list), "%s,%s,%s", test_path("train_2.bin"), test_path("train_0.bin"),
@@ -57,7 +57,7 @@ static void test_shards(void) {
     EXPECT(tokens_kind(pattern) == TOKENS_SHARDS, "");
 }
 
-static void test_text(void) {
+TEST(text) {
     test_write("b.txt", "xyz", 3);
     test_write("a", "\x01\xFFq", 3);
     char list[1024];
@@ -74,7 +74,7 @@ static void test_text(void) {
 }
 
 // A backslash makes a comma or a letter of a pattern part of a name; a directory is its text files.
-static void test_names(void) {
+TEST(names) {
     static const char* const files[] = {"a,b.txt", "c[1*.md", "d.jsonl.gz", "e.bin", "f"};
     char name[64], names[PATH_MAX];
     mkdir(test_path("n,?:"), 0777);
@@ -98,7 +98,7 @@ static void test_names(void) {
 }
 
 // The fingerprint is of the contents: not of names or times, and of the index, too.
-static void test_fingerprint(void) {
+TEST(fingerprint) {
     static const int32_t lengths[] = {4, 5}, others[] = {5, 4};
     static const int64_t documents[] = {0, 1, 2};
     const char* names[5] = {write_shard("p.bin", MAGIC_U16, 0, 9), write_shard("q.bin", MAGIC_U16, 0, 9),
@@ -158,7 +158,7 @@ static void check_stream(void* stream_) {
 
 // What is read from a file that became shorter, or that has an id above the vocabulary now, is left; twice,
 // because the first time must not block the signal.
-static void test_written_to(void) {
+TEST(written_to) {
     const char* path = write_shard("shrinks.bin", MAGIC_U32, 0, 10000);
     const uint32_t large = V, huge = UINT32_MAX;
     TokenStream stream = open_files(path);
@@ -191,7 +191,7 @@ static void read_larger(const void* path) {
     tokens_at(&stream, 0);
 }
 
-static void test_unguarded(void) {
+TEST(unguarded) {
     const char* path = write_shard("dies.bin", MAGIC_U32, 0, 10000);
     EXPECT(test_dies(read_larger, path, EXIT_FAILURE, "dies.bin: a token became larger than the vocabulary"),
            "");
@@ -206,7 +206,7 @@ static void test_unguarded(void) {
     EXPECT(WIFSIGNALED(status) && WTERMSIG(status) == SIGBUS, "status %d", status);
 }
 
-static void test_split(void) {
+TEST(split) {
     uint16_t memory[400];
     for (size_t i = 0; i < 400; i++) {
         memory[i] = (uint16_t)token_at(i);
@@ -246,7 +246,7 @@ static void test_split(void) {
     }
 }
 
-static void test_split_text(void) {
+TEST(split_text) {
     char text[199];
     memset(text, 'x', sizeof(text));
     memcpy(text + 189, "0123456789", 10);
@@ -277,7 +277,7 @@ static int open_dies(const char* pattern, const char* wanted) {
     return test_dies(open_path, pattern, EXIT_FAILURE, wanted);
 }
 
-static void test_file_errors(void) {
+TEST(file_errors) {
     const char *text = test_write("c.txt", "text", 4), *shard = write_shard("c.bin", MAGIC_U16, 0, 9);
     char both[600];
     snprintf(both, sizeof(both), "%s,%s", text, shard);
@@ -310,7 +310,7 @@ static int header_dies(uint32_t magic, int32_t version, int32_t count, size_t by
     return open_dies(test_write("bad.bin", file, bytes), words);
 }
 
-static void test_header_errors(void) {
+TEST(header_errors) {
     const size_t full = 1024 + 2 * 9;
     EXPECT(header_dies(MAGIC_U16, 1, 9, 1023, "1023 bytes|header of 1024"), "");
     EXPECT(header_dies(12345, 1, 9, full, "magic 12345 (|--data-format nanogpt|wanted 20240520"), "");
@@ -345,7 +345,7 @@ static void open_many_with_bad(const void* position) {
     tokens_open_memory(&stream, tokens, MANY, 300, "some memory");
 }
 
-static void test_bad_tokens(void) {
+TEST(bad_tokens) {
     char wanted[100];
     const int32_t magics[] = {MAGIC_U16, MAGIC_U32};
     for (int i = 0; i < 2; i++) {
@@ -374,7 +374,7 @@ static void split_too_few(const void* pattern) {
     tokens_split_tail(&stream, &tail, 50);
 }
 
-static void test_too_few(void) {
+TEST(too_few) {
     EXPECT(test_dies(split_too_few, write_shards(), EXIT_FAILURE, "train_*.bin: 100 tokens, wanted 102"), "");
     EXPECT(test_dies(split_too_few, test_write("e.txt", "e", 1), EXIT_FAILURE, "e.txt: 2 tokens, wanted 102"),
            "");
@@ -384,7 +384,7 @@ static void test_too_few(void) {
 
 static const int SEVEN[7] = {5, 6, 7, 8, 9, 10, 300};
 
-static void test_nanogpt(void) {
+TEST(nanogpt) {
     TokenStream stream;
     int tokens[7];
     tokens_open_files(&stream, write_tokens("bare.bin", "", 0, 2, SEVEN, 7), TOKENS_NANOGPT, 301);
@@ -398,7 +398,7 @@ static void open_nanogpt(const void* path) {
     tokens_open_files(&stream, (const char*)path, TOKENS_NANOGPT, 300);
 }
 
-static void test_nanogpt_errors(void) {
+TEST(nanogpt_errors) {
     EXPECT(test_dies(open_nanogpt, test_write("odd.bin", "abc", 3), 1, "odd.bin: 3 bytes|whole tokens of 2"),
            "");
     EXPECT(test_dies(open_nanogpt, write_tokens("b.bin", "", 0, 2, SEVEN, 7), 1, "b.bin: token 6 has id 300"),
@@ -409,7 +409,7 @@ static void test_nanogpt_errors(void) {
 static const int32_t LENGTHS[] = {2, 1, 4};
 static const int64_t DOCUMENTS[] = {0, 2, 3};
 
-static void test_megatron(void) {
+TEST(megatron) {
     for (int width = 2; width <= 4; width += 2) {
         TokenStream stream;
         int tokens[7];
@@ -448,7 +448,7 @@ static int patched_index_dies(size_t at, char byte, size_t bytes, const char* wa
     return open_dies(write_tokens("meg.bin", "", 0, 2, SEVEN, 7), wanted);
 }
 
-static void test_megatron_errors(void) {
+TEST(megatron_errors) {
     const IndexCase cases[] = {
         {2, 3, 3, {2, 1, 3}, {0, 2, 3}, "meg.idx: |the sequences have 12 bytes, the .bin 14"},
         {2, 3, 3, {2, 2, 4}, {0, 2, 3}, "meg.idx: |the sequences have 16 bytes, the .bin 14"},
@@ -491,7 +491,7 @@ static int verify(const char* path, const char* wanted) {
     return ok;
 }
 
-static void test_verify(void) {
+TEST(verify) {
     const char *good = write_shard("v.bin", MAGIC_U16, 0, 9), *wide = write_shard("w.bin", MAGIC_U32, 0, 9);
     const int bad[2] = {3, 60000};
     const int32_t header[256] = {MAGIC_U16, 1, 2};
@@ -590,30 +590,12 @@ static void open_large_memory(const void* unused) {
     tokens_open_memory(&stream, tokens, count, 7, "large memory");
 }
 
-static void test_large_scan(void) {
+TEST(large_scan) {
     EXPECT(test_dies(open_large_memory, NULL, EXIT_FAILURE, "large memory: token 1073741828 has id 7,"), "");
 }
 
-int main(void) {
-    // Programs that die come first: a child of a process whose OpenMP threads have run cannot start its own.
-    test_bad_tokens();
-    test_large_scan();
-    test_unguarded();
-    test_file_errors();
-    test_header_errors();
-    test_too_few();
-    test_megatron_errors();
-    test_nanogpt_errors();
-    test_shards();
-    test_names();
-    test_fingerprint();
-    test_written_to();
-    test_text();
-    test_split();
-    test_split_text();
-    test_nanogpt();
-    test_megatron();
-    test_verify();
-    const int large = test_large_text() && test_large_shard();
-    return test_done(large ? "tokens" : "tokens (no sparse files of 2 GiB here: without them)");
+TEST(large_files) {
+    if (!test_large_text() || !test_large_shard()) {
+        printf("skipped: token_files: no sparse files of 2 GiB here\n");
+    }
 }

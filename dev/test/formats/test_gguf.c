@@ -287,7 +287,7 @@ static void test_names(void) {
     }
 }
 
-int main(void) {
+TEST(gguf) {
     test_large();
     test_names();
     static const int pairs[2][2] = {{83, 71}, {256, 68}}; // t h, th e
@@ -298,5 +298,4 @@ int main(void) {
         test_file(NARROW, (GgufDtype)dtype, NULL, GGUF_START_TOKEN);
     }
     bpe_close(&bpe);
-    return test_done("gguf");
 }

@@ -134,7 +134,7 @@ static void test_round_trip(ModelConfig cfg, SafeTensorsDtype dtype) {
 }
 
 // As transformers lays GPT-2 out: names, (in, out) matrices, no padding.
-static void test_layout(void) {
+TEST(layout) {
     const char* directory = directory_of("layout");
     TestModel model = test_model_random(CFG, SAFETENSORS_F32);
     write_model(&model, directory, SAFETENSORS_F32);
@@ -183,7 +183,7 @@ static void copy_part(const SafeTensors* from, const char* path, int part, int p
     safetensors_writer_commit(&writer);
 }
 
-static void test_several_files(void) {
+TEST(several_files) {
     const char *one = directory_of("one"), *two = directory_of("two");
     TestModel model = test_model_random(CFG, SAFETENSORS_F32);
     write_model(&model, one, SAFETENSORS_F32);
@@ -215,7 +215,7 @@ static void test_several_files(void) {
 // ---- a model in files of groups ----
 
 // Every cut is between groups; a file has as many as fit, but at least one.
-static void test_cuts(void) {
+TEST(cuts) {
     const double once = 2 * CFG.C + (CFG.V + CFG.max_T) * CFG.C, block = 12 * CFG.C * CFG.C + 13 * CFG.C;
     const struct {
         double max_bytes;
@@ -272,7 +272,7 @@ static void write_cut(const TestModel* model, const char* directory) {
 
 static void expect_refused(const char* directory, const char* words);
 
-static void test_files_of_groups(void) {
+TEST(files_of_groups) {
     const char* directory = directory_of("cut");
     char command[PATH_MAX];
     TestModel model = test_model_random(CFG, SAFETENSORS_F32);
@@ -321,7 +321,7 @@ static void change_config(const char* directory, const char* from, const char* t
     free(text);
 }
 
-static void test_other_configs(void) {
+TEST(other_configs) {
     static const char* const cases[][3] = {
         {"\"gpt2\"", "\"llama\"", "config.json|model_type is llama|gpt2"},
         {"\"model_type\": \"gpt2\",", "", "no model_type"},
@@ -362,7 +362,7 @@ static void test_other_configs(void) {
     expect_refused(directory, "configs/config.json|No such file");
 }
 
-static void test_bad_weights(void) {
+TEST(bad_weights) {
     static const ModelConfig other = {.max_T = 6, .V = 5, .Vp = 128, .L = 3, .NH = 2, .C = 4},
                              longer = {.max_T = 7, .V = 5, .Vp = 128, .L = 2, .NH = 2, .C = 4};
     const char* directory = directory_of("bad");
@@ -407,7 +407,7 @@ static void test_bad_weights(void) {
 }
 
 // Tensors that no layer asks for.
-static void test_other_tensors(void) {
+TEST(other_tensors) {
     static const char* const cases[][2] = {
         {"h.1.attn.bias", ""},
         {"transformer.h.0.attn.masked_bias", ""},
@@ -433,7 +433,7 @@ static void test_other_tensors(void) {
 
 // Fields of config.json that only others read are kept. The type has the names of transformers 4
 // and 5.
-static void test_kept_config(void) {
+TEST(kept_config) {
     static const char extra[] =
         "\"initializer_range\": 0.05, \"task_specific_params\": {\"a\": [\"\\u00e9 }\", null]},\n"
         "\"auto_map\": {}, \"torch_dtype\"";
@@ -461,7 +461,7 @@ static void test_kept_config(void) {
 }
 
 // lm_head.weight is here a copy of another tensor: a classifier of its own.
-static void test_own_classifier(void) {
+TEST(own_classifier) {
     const char* directory = directory_of("head");
     TestModel model = test_model_random(CFG, SAFETENSORS_F32);
     write_model(&model, directory, SAFETENSORS_F32);
@@ -484,7 +484,7 @@ static void test_own_classifier(void) {
 }
 
 // The classifier alone, under its own name: the blanks behind it keep the length of the header.
-static void test_only_classifier(void) {
+TEST(only_classifier) {
     static const char old[] = "\"transformer.wte.weight\"", name[] = "\"lm_head.weight\"        ";
     const char* directory = directory_of("only");
     TestModel model = test_model_random(CFG, SAFETENSORS_F32);
@@ -507,21 +507,10 @@ static void test_only_classifier(void) {
     free(model.memory);
 }
 
-int main(void) {
+TEST(round_trips) {
     static const SafeTensorsDtype dtypes[3] = {SAFETENSORS_F32, SAFETENSORS_F16, SAFETENSORS_BF16};
     for (int i = 0; i < 3; i++) {
         test_round_trip(CFG, dtypes[i]);
         test_round_trip(LARGE, dtypes[i]);
     }
-    test_layout();
-    test_several_files();
-    test_cuts();
-    test_files_of_groups();
-    test_other_configs();
-    test_bad_weights();
-    test_other_tensors();
-    test_kept_config();
-    test_own_classifier();
-    test_only_classifier();
-    return test_done("hf_model");
 }

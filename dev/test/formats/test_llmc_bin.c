@@ -99,7 +99,7 @@ static void expect_config(ModelConfig got, ModelConfig wanted) {
 }
 
 // Rows of the vocabulary that have no token are zero, whatever the file says.
-static void test_padding(void) {
+TEST(padding) {
     const TestModel model = test_model_random(TINY), again = test_model_open(TINY);
     *element(&model, 0, 5 * 4) = *element(&model, 0, 8 * 4 - 1) = 1;
     whole_model_write_bin(test_path("padding.bin"), TINY, model.rows, model.memory, MODEL_FP32);
@@ -158,7 +158,7 @@ static void test_round_trip(ModelConfig cfg, ModelDtype dtype) {
     free(model.memory);
 }
 
-static void test_special_values(void) {
+TEST(special_values) {
     static const uint32_t special[] = {0x80000000, 0x00000001, 0x007FFFFF, 0x7F7FFFFF, 0xFF7FFFFF};
     const TestModel model = test_model_random(TINY), back = test_model_open(TINY);
     const char* path = test_path("special.bin");
@@ -177,7 +177,7 @@ static void test_special_values(void) {
 // ---- bf16 ----
 
 // What IEEE 754 says of rounding to 8 bits of significand, to nearest and ties to even.
-static void test_bf16_rounding(void) {
+TEST(bf16_rounding) {
     static const struct {
         uint32_t from;
         uint16_t to;
@@ -208,7 +208,7 @@ static void test_bf16_rounding(void) {
 }
 
 // Every bf16 number survives widening and rounding; and no other of them is nearer to a random fp32 number.
-static void test_bf16_exhaustive(void) {
+TEST(bf16_exhaustive) {
     int changed = 0, farther = 0;
     for (uint32_t bits = 0; bits < 0x10000; bits++) {
         const float value = bf16_to_float((uint16_t)bits);
@@ -230,7 +230,7 @@ static void test_bf16_exhaustive(void) {
 // ---- files of others ----
 
 // Written by PyTorch: the one is the other, rounded.
-static void test_fixtures(void) {
+TEST(fixtures) {
     const ModelConfig cfg = {.max_T = 40, .V = 157, .Vp = 256, .L = 2, .NH = 3, .C = 36};
     const TestModel fp32 = test_model_open(cfg), bf16 = test_model_open(cfg);
     expect_config(llmc_bin_read_config(FIXTURES "gpt2_tiny.bin"), cfg);
@@ -332,7 +332,7 @@ static void write_too_large(const void* path) {
     whole_model_write_bin((const char*)path, TINY, model.rows, model.memory, MODEL_BF16);
 }
 
-static void test_bad_weights(void) {
+TEST(bad_weights) {
     EXPECT(test_dies(write_too_large, test_path("large.bin"), EXIT_FAILURE,
                      "large.bin: tensor wte, element 31 is 3.40282e+38|--export-dtype fp32 works"),
            "");
@@ -369,7 +369,7 @@ static void expect_write_fails(void (*body)(const void*), const char* path, cons
     EXPECT(test_dies(body, path, 1, wanted), "%s", words);
 }
 
-static void test_failing_writes(void) {
+TEST(failing_writes) {
     char path[256];
     snprintf(path, sizeof(path), "%s", test_path("out/model.bin"));
     EXPECT(mkdir(test_path("out"), 0777) == 0, "directory");
@@ -396,22 +396,17 @@ static void test_failing_writes(void) {
     EXPECT(llmc_bin_read_config(path).C == LONG_TENSORS.C && entries_of(test_path("out")) == 2, "replaced");
 }
 
-int main(void) {
-    test_layout();
-    test_padding();
+TEST(round_trips) {
     for (ModelDtype dtype = MODEL_FP32; dtype <= MODEL_BF16; dtype++) {
         test_round_trip(TINY, dtype);
         test_round_trip(LONG_TENSORS, dtype);
     }
-    test_special_values();
-    test_bf16_rounding();
-    test_bf16_exhaustive();
-    test_fixtures();
+}
+
+TEST(layout) {
+    test_layout();
     const TestFile good = test_read(test_path("layout.bin"));
     test_bad_headers(good);
     test_bad_lengths(good);
-    test_bad_weights();
-    test_failing_writes();
     free(good.data);
-    return test_done("llmc_bin");
 }

@@ -2,8 +2,8 @@
 // numbers are rounded right, and whatever is wrong with a file is an error that names it, never a read out of
 // bounds.
 //
-//     test_safetensors --write FILE    writes what dev/ref/check_safetensors.py expects to find
-//     test_safetensors --print FILE    prints the tensors of any file: name, dtype, shape, values or bytes
+//     test_formats --write_tensors FILE    writes what dev/ref/check_safetensors.py expects to find
+//     test_formats --print_tensors FILE    prints the tensors of any file: name, dtype, shape, values or bytes
 #define SAFETENSORS_IMPLEMENTATION
 
 #include <glob.h>
@@ -43,7 +43,7 @@ static int has_words(const char* text, const char* wanted) {
 
 // ---- the checksum ----
 
-static void test_checksum(void) {
+TEST(checksum) {
     // from the reference implementation (PyPI xxhash 3), of the first bytes of (7 i^2 + 13 i + i/8) mod 256
     static const struct {
         size_t bytes;
@@ -82,7 +82,7 @@ static void test_checksum(void) {
     }
 }
 
-static void test_checksum_of_files(void) {
+TEST(checksum_of_files) {
     const size_t sizes[] = {0, 1, (1 << 18) - 1, 1 << 18, (1 << 18) + 1, 700001}; // a block is 2^18
     unsigned char* data = (unsigned char*)check_alloc(700001, 1, "data");
     uint64_t value = 0;
@@ -176,7 +176,7 @@ static uint64_t half_fingerprint(const Half* half) {
 }
 
 // The last test: the trainer flushes subnormal floats to zero, and that changes no conversion.
-static void test_halves_flushed(void) {
+TEST(halves_flushed) {
     const uint64_t before[2] = {half_fingerprint(&HALVES[0]), half_fingerprint(&HALVES[1])};
     vec_flush_denormals();
     EXPECT(half_fingerprint(&HALVES[0]) == before[0], "fp16");
@@ -186,7 +186,7 @@ static void test_halves_flushed(void) {
 // ---- writing, and reading it again ----
 
 // The file, byte by byte, as the format's description has it.
-static void test_layout(void) {
+TEST(layout) {
     char error[ERROR_BYTES];
     static const char header[] = "{\"__metadata__\":{\"format\":\"pt\"},"
                                  "\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]},"
@@ -252,7 +252,7 @@ static const Shape SHAPES[] = {
 enum { NUM_SHAPES = sizeof(SHAPES) / sizeof(SHAPES[0]) };
 
 // In an order that keeps data aligned.
-static void test_round_trip_raw(void) {
+TEST(round_trip_raw) {
     static const size_t widths[4] = {8, 4, 2, 1};
     unsigned char* data = some_bytes(32770 * 8);
     char name[64];
@@ -309,7 +309,7 @@ static void write_f32(SafeTensorsWriter* writer, SafeTensorsDtype dtype, const f
 }
 
 // fp32 into each type and back, element by element on one side, in pieces on the other.
-static void test_round_trip_f32(void) {
+TEST(round_trip_f32) {
     char error[ERROR_BYTES];
     enum { N = 40003 };
     static const SafeTensorsDtype dtypes[3] = {SAFETENSORS_F32, SAFETENSORS_F16, SAFETENSORS_BF16};
@@ -359,7 +359,7 @@ static void test_round_trip_f32(void) {
     free(data);
 }
 
-static void test_metadata(void) {
+TEST(metadata) {
     const char* path = test_path("metadata.safetensors");
     const char* odd = "line\nquote\" back\\slash \x01 \xC3\xA9 \xF0\x9F\x8C\x8D";
     SafeTensorsWriter writer;
@@ -383,7 +383,7 @@ static void test_metadata(void) {
 // ---- headers of others ----
 
 // Odd but right: any order, blanks, escapes, no metadata or null, keys of others, no alignment.
-static void test_foreign(void) {
+TEST(foreign) {
     const TestFile file =
         file_make(" \n{ 'z.\\u00e9\\ud83c\\udf0d\\/' :\n{'shape':[ 1 , 2],\t'data_offsets':[1,5],"
                   "'dtype':'I16','note':{'x':[null]}},'e':{'dtype':'F32','shape':[0],'data_offsets':[5,5]},"
@@ -405,7 +405,7 @@ static void test_foreign(void) {
 }
 
 // The first and the last character of each length in UTF-8, as escapes; in either case of digits.
-static void test_unicode(void) {
+TEST(unicode) {
     static const char wanted[] = "\x01\x7F\xC2\x80\xDF\xBF\xE0\xA0\x80\xED\x9F\xBF\xEE\x80\x80\xEF\xBF\xBF"
                                  "\xF0\x90\x80\x80\xF4\x8F\xBF\xBF\"\\/\b\f\n\r\t";
     const TestFile file =
@@ -437,7 +437,7 @@ static void expect_refused(const char* path, const char* words) {
 #define ENTRY "'dtype':'F32','shape':[1],'data_offsets':[0,4]"
 #define TENSOR(name) "'" name "':{" ENTRY "}"
 
-static void test_bad_headers(void) {
+TEST(bad_headers) {
     static const struct {
         const char* header;
         size_t data_bytes;
@@ -558,7 +558,7 @@ static void test_bad_headers(void) {
     }
 }
 
-static void test_bad_files(void) {
+TEST(bad_files) {
     static const unsigned char zero[16] = {0};
     const uint64_t lengths[] = {100000001, 9, UINT64_MAX, (uint64_t)1 << 63, 0x4847464544434241};
     expect_refused(test_path("missing.safetensors"), "cannot read: No such file");
@@ -675,7 +675,7 @@ static void test_truncations(TestFile good) {
     free(longer);
 }
 
-static void test_damage(void) {
+TEST(damage) {
     const TestFile good = file_make("{'__metadata__':{'format':'pt','\\u00e9':'\\n'},"
                                     "'wte.weight':{'dtype':'F32','shape':[2,1],'data_offsets':[0,8]},"
                                     "'s':{'dtype':'F16','shape':[],'data_offsets':[8,10]},"
@@ -718,7 +718,7 @@ static float value_of(const SafeTensorsView* view) {
     return value;
 }
 
-static void test_prefix(void) {
+TEST(prefix) {
     static const char* const names[] = {"transformer.wte.weight", "ln_f.bias", "x", "transformer.x"};
     SafeTensors st;
     safetensors_open(&st, write_named("prefix.safetensors", names, 4));
@@ -762,7 +762,7 @@ static void expect_requirement(Requirement r, const char* words) {
     EXPECT(test_dies(body_set_require, &r, EXIT_FAILURE, words), "%s", words);
 }
 
-static void test_requirements(void) {
+TEST(requirements) {
     static const char* const names[] = {"transformer.h.3.attn.c_attn.weight"};
     const char* path = write_named("require.safetensors", names, 1);
     const char* name = "h.3.attn.c_attn.weight";
@@ -785,7 +785,7 @@ static void body_read_integers(const void* path) {
     safetensors_read_f32(safetensors_find(&st, "state"), value);
 }
 
-static void test_wrong_dtype(void) {
+TEST(wrong_dtype) {
     const TestFile file = file_make("{'state':{'dtype':'I64','shape':[1],'data_offsets':[0,8]}}", 8);
     const char* path = test_write("state.safetensors", file.data, file.bytes);
     EXPECT(test_dies(body_read_integers, path, EXIT_FAILURE,
@@ -817,7 +817,7 @@ static const char* write_index(const char* text) {
     return test_path("model");
 }
 
-static void test_set(void) {
+TEST(set) {
     SafeTensorsSet set;
     make_shards("model");
     const char* path = write_index("{'metadata':{'total_size':16,'more':[1.5e-3,-0,true,null,{'\\n':[]}]},\n"
@@ -853,7 +853,7 @@ static void expect_set_refused(const char* path, const char* words) {
     EXPECT(has_words(set.error, words), "\"%s\", wanted \"%s\"", set.error, words);
 }
 
-static void test_bad_sets(void) {
+TEST(bad_sets) {
     static const char* const cases[][2] = {
         {"", "index.json: byte 0: found the end of the text, wanted '{'"},
         {"[]", "byte 0: found '[', wanted '{'"},
@@ -891,6 +891,7 @@ static void test_bad_sets(void) {
          "{'':{'':{'':{'':{'':{'':{'':{'':{'':{'':{'':{'':{'':{",
          "the end of the text"},
     };
+    make_shards("model");
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         expect_set_refused(write_index(cases[i][0]), cases[i][1]);
     }
@@ -953,7 +954,7 @@ static void expect_write_fails(void (*body)(const void*), const char* path, cons
     globfree(&left);
 }
 
-static void test_failing_writes(void) {
+TEST(failing_writes) {
     const rlim_t room[] = {0, 100, 192, 1000000, 192 + 6 * 300000 - 1};
     const char* path = test_path("limited.safetensors");
     struct stat info;
@@ -973,7 +974,7 @@ static void test_failing_writes(void) {
 // ---- for dev/ref/check_safetensors.py ----
 
 // i64 (2,3), f32 (5), f16 (2,2,2), bf16 (3), u16 (), u8 (0,4)
-static int write_for_reference(const char* path) {
+COMMAND(write_tensors) { // FILE
     const int64_t i64[6] = {0, 1, -1, INT64_MAX, INT64_MIN, 42};
     const float f32[5] = {0.1f, -0.0f, INFINITY, 1e-45f, 3.4e38f};
     const float f16[8] = {0.1f, -65504, 65520, 1e-7f, 5.9604645e-8f, 2049, 2051, -0.0f};
@@ -981,7 +982,8 @@ static int write_for_reference(const char* path) {
     const uint16_t u16 = 50256;
     const size_t shapes[5][3] = {{2, 3, 0}, {5, 0, 0}, {2, 2, 2}, {3, 0, 0}, {0, 4, 0}};
     SafeTensorsWriter writer;
-    safetensors_writer_open(&writer, path);
+    CHECK(argc == 1, "%d arguments; wanted FILE", argc);
+    safetensors_writer_open(&writer, argv[0]);
     safetensors_writer_metadata(&writer, "quote\"", "line\n\xC3\xA9");
     safetensors_writer_declare(&writer, "i64", SAFETENSORS_I64, 2, shapes[0]);
     safetensors_writer_declare(&writer, "f32", SAFETENSORS_F32, 1, shapes[1]);
@@ -999,9 +1001,10 @@ static int write_for_reference(const char* path) {
     return EXIT_SUCCESS;
 }
 
-static int print_for_reference(const char* path) {
+COMMAND(print_tensors) { // FILE
     SafeTensors st;
-    safetensors_open(&st, path);
+    CHECK(argc == 1, "%d arguments; wanted FILE", argc);
+    safetensors_open(&st, argv[0]);
     for (size_t i = 0; i < st.num_tensors; i++) {
         const SafeTensorsView* view = &st.tensors[i];
         printf("%s %s %s", view->name, safetensors_dtype_name(view->dtype),
@@ -1027,34 +1030,9 @@ static int print_for_reference(const char* path) {
     return EXIT_SUCCESS;
 }
 
-int main(int argc, char** argv) {
-    if (argc == 3 && strcmp(argv[1], "--write") == 0) {
-        return write_for_reference(argv[2]);
-    }
-    if (argc == 3 && strcmp(argv[1], "--print") == 0) {
-        return print_for_reference(argv[2]);
-    }
-    test_checksum();
-    test_checksum_of_files();
+TEST(halves) {
     for (int i = 0; i < 2; i++) {
         test_half_patterns(&HALVES[i]);
         test_half_rounding(&HALVES[i]);
     }
-    test_layout();
-    test_round_trip_raw();
-    test_round_trip_f32();
-    test_metadata();
-    test_foreign();
-    test_unicode();
-    test_bad_headers();
-    test_bad_files();
-    test_damage();
-    test_prefix();
-    test_requirements();
-    test_wrong_dtype();
-    test_set();
-    test_bad_sets();
-    test_failing_writes();
-    test_halves_flushed();
-    return test_done("safetensors");
 }

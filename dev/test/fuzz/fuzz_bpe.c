@@ -1,7 +1,7 @@
 // fuzz_bpe.c -- random files of vocabularies against their readers: no crash, no read out of bounds; what is
 // accepted is written in every format and read back as the same, and decodes what it encodes. Run by
 // dev/test/fuzz/fuzz.sh; more files to start from, of a vocabulary of few merges:
-// build/plain/test_bpe_files --write SMALL.bpe dev/test/fuzz/corpus/bpe
+// build/plain/test_tokenizer --write_bpe SMALL.bpe dev/test/fuzz/corpus/bpe
 //
 // A reader ends the program where a file is none. Here that goes back to the fuzzer instead, which frees what
 // was allocated meanwhile.

@@ -116,7 +116,7 @@ static void test_batch_is_single(float temperature) {
     EXPECT(alone->reads > COUNT && alone->reads == together->reads, "full contexts are read again");
 }
 
-static void test_stop_string(void) {
+TEST(stop_string) {
     Options options = options_of(1);
     static Written whole[4], cut[4];
     write_texts(whole, 4, 0, 12, &options);
@@ -131,9 +131,7 @@ static void test_stop_string(void) {
            "%s of %s", cut[1].text, whole[1].text);
 }
 
-int main(void) {
+TEST(batch_is_single) {
     test_batch_is_single(1);
     test_batch_is_single(0.7f);
-    test_stop_string();
-    return test_done("generator");
 }

@@ -178,7 +178,7 @@ static void test_errors(void) {
     EXPECT(test_dies(draw_at_temperature, &bad[0], EXIT_FAILURE, "temperature is"), "temperature NaN");
 }
 
-int main(void) {
+TEST(sampler) {
     sampler_open(&sampler, GPT2_V);
     test_frequencies(1, 0, 1);
     test_frequencies(0.5f, 0, 1);
@@ -195,5 +195,4 @@ int main(void) {
     test_large();
     test_errors();
     sampler_close(&sampler);
-    return test_done("sampler");
 }

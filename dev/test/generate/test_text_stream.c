@@ -29,7 +29,7 @@ static void expect(const OptionList* stop, const char* tokens, const char* want)
     EXPECT(strcmp(got, want) == 0, "%s came out as %s, wanted %s", tokens, got, want);
 }
 
-static void test_characters(void) {
+TEST(characters) {
     expect(NULL, "Hi| you", "Hi| you|");
     expect(NULL, "a\xC3|\xA9z", "a|\xC3\xA9z|");                   // e acute
     expect(NULL, "\xF0|\x9F|\x98|\x80!", "|||\xF0\x9F\x98\x80!|"); // a face in four tokens
@@ -41,7 +41,7 @@ static void test_characters(void) {
     expect(NULL, "\xF4\x8F|\xBF\xBF", "|\xF4\x8F\xBF\xBF|");       // the last character
 }
 
-static void test_stops(void) {
+TEST(stops) {
     const OptionList one = {1, {"\n\n"}}, two = {2, {"END", "NDx"}}, accent = {1, {"\xC3\xA9"}};
     expect(&one, "a\n|b\n|\nc", "a|\nb||");
     expect(&one, "a\n|b", "a|\nb|");
@@ -58,15 +58,8 @@ static void test_stops(void) {
 }
 
 // The earliest one ends the text, in whatever order they are given.
-static void test_earliest(void) {
+TEST(earliest) {
     const OptionList stop = {2, {"cd", "bcd"}};
     expect(&stop, "abcd", "a|");
     expect(&stop, "a|b|c|d", "a||||");
-}
-
-int main(void) {
-    test_characters();
-    test_stops();
-    test_earliest();
-    return test_done("text_stream");
 }

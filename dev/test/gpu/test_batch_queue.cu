@@ -24,7 +24,7 @@ static int digest_of(const int* tokens, const int* targets, const int* starts, i
     return (int)digest;
 }
 
-int main(void) {
+TEST(batch_queue) {
     Gpu gpu;
     BatchQueue queue;
     int wanted[PUSHES], got[PUSHES], tokens[CAPACITY], targets[CAPACITY], starts[CAPACITY];
@@ -52,5 +52,4 @@ int main(void) {
     gpu_free(out);
     batch_queue_close(&queue);
     gpu_close(&gpu);
-    return test_done("batch_queue");
 }

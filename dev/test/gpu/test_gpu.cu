@@ -110,7 +110,7 @@ static void test_copy(const Gpu* gpu) {
     gpu_free(x);
 }
 
-int main(void) {
+TEST(gpu) {
     Gpu gpu;
     gpu_open(&gpu, 0);
     test_peak();
@@ -124,5 +124,4 @@ int main(void) {
     test_packs<bf16>(&gpu, 312);
     test_packs<fp16>(&gpu, 512);
     gpu_close(&gpu);
-    return test_done("gpu");
 }

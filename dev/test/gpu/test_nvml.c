@@ -67,6 +67,10 @@ static Fake fake_open(const char* name, const char* flags) {
     Fake fake;
     char command[1024];
     const char* path = test_path(name);
+    if (system("command -v cc >/dev/null 2>&1") != 0) {
+        printf("skipped: a stand-in for NVML: no cc to compile it with\n");
+        exit(test_failures_ > 0);
+    }
     snprintf(command, sizeof(command), "cc -shared -fPIC -Wall -Wextra -Werror %s -o '%s' " FAKE_SOURCE,
              flags, path);
     if (system(command) != 0 || !(fake.handle = dlopen(path, RTLD_NOW | RTLD_LOCAL))) {
@@ -112,7 +116,7 @@ static void expect_closed(const char* pci_bus_id, const char* words) {
     EXPECT(!nvml.library && nvml.reason[0], "closed twice");
 }
 
-static void test_missing_library(void) {
+TEST(missing_library) {
     unsetenv("LLMC_NVML_LIBRARY");
     expect_closed("ffff:ff:1f.7", "NVML: "); // no such GPU, whether this machine has the library or not
     setenv("LLMC_NVML_LIBRARY", "/nonexistent/libnvidia-ml.so.1", 1);
@@ -122,7 +126,7 @@ static void test_missing_library(void) {
     unsetenv("LLMC_NVML_LIBRARY");
 }
 
-static void test_devices(void) {
+TEST(devices) {
     Fake fake = fake_open("fake.so", "");
     *fake.throttle = 0x04;
     expect_line(SERVER, "GPU: 67 C, 612 of 700 W, SM 1755 of 1980 MHz, memory clock 3201 MHz, "
@@ -143,7 +147,7 @@ static void test_devices(void) {
 }
 
 // Two GPUs in one program: closing one leaves the other.
-static void test_two_at_once(void) {
+TEST(two_at_once) {
     Fake fake = fake_open("two.so", "");
     Nvml first, second;
     char text[256];
@@ -158,7 +162,7 @@ static void test_two_at_once(void) {
 }
 
 // Power and clock alone, for the log.
-static void test_sensors(void) {
+TEST(sensors) {
     Fake fake = fake_open("sensors.so", "");
     Nvml nvml;
     double power_w = 0, clock_mhz = 0;
@@ -171,7 +175,7 @@ static void test_sensors(void) {
     fake_close(&fake);
 }
 
-static void test_throttle(void) {
+TEST(throttle) {
     static const struct {
         unsigned long long bits;
         const char* wanted;
@@ -208,7 +212,7 @@ static void test_throttle(void) {
     }
 }
 
-static void test_missing_functions(void) {
+TEST(missing_functions) {
     Fake fake = fake_open("bare.so", "-DFAKE_BARE");
     expect_line(SERVER, "");
     expect_closed("0000:18:00.0", "NVML: |0000:18:00.0|6"); // there are no words for it
@@ -219,7 +223,7 @@ static void test_missing_functions(void) {
 }
 
 // Room of every size: the beginning of the line, ended, and nothing written beyond.
-static void test_room(void) {
+TEST(room) {
     Fake fake = fake_open("room.so", "");
     Nvml nvml;
     char whole[256];
@@ -236,19 +240,4 @@ static void test_room(void) {
     }
     nvml_close(&nvml);
     fake_close(&fake);
-}
-
-int main(void) {
-    test_missing_library();
-    if (system("command -v cc >/dev/null 2>&1") != 0) {
-        printf("skipped: the stand-in for NVML: no cc to compile it with\n");
-        return test_done("nvml");
-    }
-    test_devices();
-    test_two_at_once();
-    test_sensors();
-    test_throttle();
-    test_missing_functions();
-    test_room();
-    return test_done("nvml");
 }

@@ -169,7 +169,7 @@ static void test_exp2(const Gpu* gpu) {
     gpu_free(y);
 }
 
-int main(void) {
+TEST(ptx) {
     Gpu gpu;
     gpu_open(&gpu, 0);
     test_cp_async(&gpu);
@@ -178,5 +178,4 @@ int main(void) {
     test_mma<fp16>(&gpu);
     test_exp2(&gpu);
     gpu_close(&gpu);
-    return test_done("ptx");
 }

@@ -1,5 +1,10 @@
 /*
-test.h -- the little that every test needs. A test is a program: exit status 0 is success, one line of output.
+test.h -- what every test needs.
+
+    TEST(numbers) { EXPECT(1 + 1 == 2, "one and one"); }
+
+The files test_*.c of a room become one program (test_main.c), which runs each TEST in a process of its
+own: a test may change limits, close files or crash. The program's exit status is the verdict.
 */
 #ifndef DEV_TEST_H
 #define DEV_TEST_H
@@ -13,7 +18,39 @@ test.h -- the little that every test needs. A test is a program: exit status 0 i
 #include <sys/wait.h>
 #include <unistd.h>
 
-static int test_failures_ = 0; // globals are fine here: a test is a single program
+static int test_failures_ = 0; // of this file's tests; globals are fine here
+
+typedef struct Test {
+    const char *file, *name;
+    void (*run)(void);
+    int (*command)(int argc, char** argv); // NULL: a test
+    const int* failures;
+    struct Test* next;
+} Test;
+
+#ifdef __cplusplus
+extern "C"
+#endif
+    void
+    test_register(Test* test);
+
+// Defines a test.
+#define TEST(name_)                                                                                          \
+    static void name_##_test_(void);                                                                         \
+    TEST_REGISTER_(name_, name_##_test_, NULL)                                                               \
+    static void name_##_test_(void)
+
+// Defines what the test program does when it is started as `test_ROOM --name ARGUMENTS...`.
+#define COMMAND(name_)                                                                                       \
+    static int name_##_command_(int argc, char** argv);                                                      \
+    TEST_REGISTER_(name_, NULL, name_##_command_)                                                            \
+    static int name_##_command_(int argc, char** argv)
+
+#define TEST_REGISTER_(name_, run_, command_)                                                                \
+    __attribute__((constructor)) static void name_##_register_(void) {                                       \
+        static Test test = {__FILE__, #name_, run_, command_, &test_failures_, NULL};                        \
+        test_register(&test);                                                                                \
+    }
 
 // Counts a failure and says which; the test continues, so that one run shows all that is wrong.
 #define EXPECT(ok, ...)                                                                                      \
@@ -46,7 +83,7 @@ static int test_failures_ = 0; // globals are fine here: a test is a single prog
 #define UNSANITIZED(statement) (statement)
 #endif
 
-// The exit status of the test, after its one line.
+// Returns the exit status of a test with a main() of its own, after its one line.
 static inline int test_done(const char* name) {
     printf("%s: %s\n", name, test_failures_ ? "FAILED" : "ok");
     return test_failures_ ? EXIT_FAILURE : EXIT_SUCCESS;

@@ -97,7 +97,7 @@ static int is_picture(const char* text) {
     return is_xml(text) && !strstr(text, "nan") && !strstr(text, "inf") && strncmp(text, "<svg ", 5) == 0;
 }
 
-static void test_xml(void) {
+TEST(xml) {
     EXPECT(is_xml("<a b=\"c\"><d/>e</a>\n"), "the checker takes XML");
     const char* const bad[] = {"", "<a>", "<a></b>\n", "<a b=c></a>\n", "<a>&</a>\n", "<a></a><b></b>\n"};
     for (int i = 0; i < 6; i++) {
@@ -105,7 +105,7 @@ static void test_xml(void) {
     }
 }
 
-static void test_a_run(void) {
+TEST(a_run) {
     fill(6, 1.2);
     const char* text = draw(POINTS, VALS, 1.1);
     EXPECT(is_picture(text), "%s", text);
@@ -120,7 +120,7 @@ static void test_a_run(void) {
     EXPECT(!strstr(draw(POINTS, 0, NAN), "validation"), "no validation");
 }
 
-static void test_most_points(void) {
+TEST(most_points) {
     static CurvePoint many[POINTS];
     for (int i = 0; i < POINTS; i++) {
         many[i].step = 1e9 * (i + 1);
@@ -139,7 +139,7 @@ static void first_point(const char* text, double* x, double* y) {
     EXPECT(points && sscanf(points, "points=\"%lf,%lf", x, y) == 2, "no point in\n%s", text);
 }
 
-static void test_places(void) {
+TEST(places) {
     const SvgRange_ range = {100, 1, 16};
     EXPECT_NEAR(svg_x_(&range, 0), SVG_LEFT_, 1e-9, "step 0");
     EXPECT_NEAR(svg_x_(&range, 100), SVG_RIGHT_, 1e-9, "the last step");
@@ -159,7 +159,7 @@ static void test_places(void) {
     EXPECT_NEAR(y, (SVG_TOP_ + SVG_BOTTOM_) / 2.0, 0.06, "equal losses are in the middle");
 }
 
-static void test_degenerate(void) {
+TEST(degenerate) {
     const double losses[] = {0, 1e-30, 3, 1e30, 1.7e308};
     EXPECT(!draw(0, VALS, 1.1)[0], "nothing to draw");
     for (int i = 0; i < 5; i++) {
@@ -177,7 +177,7 @@ static void test_degenerate(void) {
     EXPECT(is_picture(draw(1, 0, NAN)), "step 0 alone");
 }
 
-static void test_not_finite(void) {
+TEST(not_finite) {
     fill(6, 1.2);
     train[0].loss = train[7].loss = NAN;
     train[9].loss = INFINITY;
@@ -188,14 +188,4 @@ static void test_not_finite(void) {
     EXPECT(count_of(strstr(text, "points=\""), ",") == POINTS - 3, "the others are drawn");
     EXPECT(count_of(text, "<circle") == VALS - 2 + 1, "and the other validations");
     EXPECT(!draw(1, VALS, 1)[0], "a loss that is NaN is no curve");
-}
-
-int main(void) {
-    test_xml();
-    test_a_run();
-    test_most_points();
-    test_places();
-    test_degenerate();
-    test_not_finite();
-    return test_done("curve_svg");
 }

@@ -94,7 +94,7 @@ static void test_shape(const char* locale, int is_utf8) {
 }
 
 // Each loss lands in its row: between the labels above and below it.
-static void test_scale(void) {
+TEST(scale) {
     CurvePlot plot;
     memset(&plot, 0, sizeof(plot));
     plot.rows = 16;
@@ -129,7 +129,7 @@ static const char* labels_of(double high, double low) {
 }
 
 // Round numbers that somebody would choose, at even distances.
-static void test_labels(void) {
+TEST(labels) {
     static const struct {
         double high, low;
         const char* wanted;
@@ -163,7 +163,7 @@ static const char* cell(int dots) {
 }
 
 // Every dot goes where Unicode has it: U+2801 is the upper left one.
-static void test_braille(void) {
+TEST(braille) {
     const char* const dots[8] = {"⠁", "⠂", "⠄", "⡀", "⠈", "⠐", "⠠", "⢀"};
     unsigned char bits[1] = {0};
     CurvePlot plot;
@@ -181,7 +181,7 @@ static void test_braille(void) {
     EXPECT((bits[0] & 0x18) == 0x18, "a line has its ends: %02x", bits[0]);
 }
 
-static void test_average(void) {
+TEST(average) {
     setenv("LC_ALL", "C", 1);
     for (int i = 0; i < STEPS; i++) { // noise that averages to 3, and two far points that fix the range
         train[i].step = i + 1;
@@ -199,7 +199,7 @@ static void test_average(void) {
     EXPECT(rows_drawn <= 2, "noise is averaged: %d rows, wanted 1 or 2", rows_drawn);
 }
 
-static void test_degenerate(void) {
+TEST(degenerate) {
     const double losses[] = {0, 1e-30, 3, 1e30};
     EXPECT(draw(0, 5, 1.1)[0] == '\0', "nothing to draw");
     for (int i = 0; i < 4; i++) {
@@ -214,7 +214,7 @@ static void test_degenerate(void) {
     EXPECT(!strstr(draw(STEPS, 5, NAN), "floor"), "no floor");
 }
 
-static void test_locale(void) {
+TEST(locale) {
     const char *const utf8[] = {"en_US.UTF-8", "C.utf8", "de_DE.UTF-8@euro"}, *const other[] = {
                                                                                   "C", "en_US.ISO-8859-1"};
     for (int i = 0; i < 3; i++) {
@@ -233,14 +233,7 @@ static void test_locale(void) {
     EXPECT(!curve_is_utf8_(), "nothing is set");
 }
 
-int main(void) {
+TEST(shape) {
     test_shape("C", 0);
     test_shape("C.UTF-8", 1);
-    test_scale();
-    test_labels();
-    test_braille();
-    test_average();
-    test_degenerate();
-    test_locale();
-    return test_done("curve");
 }

@@ -149,7 +149,7 @@ static int holds(const TestFile* file, const char* text) {
 }
 
 // What is known before the first step, what the GPU says, and TensorBoard's tags.
-static void test_board(void) {
+TEST(board) {
     const LogIdentity known = {"train 1.0", "GPU BF16", "a GPU", 0.875, print_memory, "12.5"};
     RunLog log = open_log_for("board", LOG_NEW, 0, 10, 1);
     char path[PATH_MAX];
@@ -185,7 +185,7 @@ static LogSummary summary_of(int64_t steps, double val_loss, double floor, doubl
     return end;
 }
 
-static void test_files(void) {
+TEST(files) {
     const char text[] = "He said \"no\".\n\tThen\0 \x01 \xC3 \xE2\x82\xAC";
     RunLog log = open_log("files", 0, 1000);
     log_config(&log, print_options, "0.0003", who);
@@ -258,7 +258,7 @@ static void test_files(void) {
 }
 
 // Without a floor and an evaluation; and each line is in the file before the next call.
-static void test_partial(void) {
+TEST(partial) {
     RunLog log = open_log("partial", 0, 10);
     say_val(&log, 0, 5, NAN);
     EXPECT(count_of(slurp(test_path("partial/log.jsonl")), "\n") == 1, "the line is in the file at once");
@@ -289,7 +289,7 @@ static void test_partial(void) {
 }
 
 // Of each kind of task, and one that diverged.
-static void test_task_lines(void) {
+TEST(task_lines) {
     const TaskShare none = {NAN, NAN}, half = {0.5, 0.1}, third = {0.25, 0.05};
     const TaskScore choice = {TASK_CHOICE, half, third, none, NAN, NAN, 12},
                     continuation = {TASK_CONTINUATION, half, none, none, 2, 3, 4},
@@ -351,7 +351,7 @@ static char* without_times(char* text) {
     return text;
 }
 
-static void test_resume(void) {
+TEST(resume) {
     static char whole[1 << 16], whole_text[1 << 16];
     RunLog log = open_log("whole", 0, 12);
     log_config(&log, print_options, "1", who);
@@ -424,7 +424,7 @@ static void test_resume(void) {
 // ---- the screen ----
 
 // A run that goes back has the log of one that never went there, and a line that says so; then it may resume.
-static void test_rollback(void) {
+TEST(rollback) {
     RunLog log = open_log("back", 0, 12);
     log_config(&log, print_options, "1", who);
     run_part(&log, 0, 7);
@@ -450,7 +450,7 @@ static void test_rollback(void) {
     log_close(&log);
 }
 
-static void test_step_line(void) {
+TEST(step_line) {
     RunLog log = open_log("line", 0, 1000);
     log_train(&log, 12, 4.12341, 0.123, 0.56783, -0.314, 3e-4, 812.3, 0.4118);
     log_train(&log, 1000, 1.5, NAN, 0.5, NAN, 3e-5, 812.3, NAN); // unknown values are left out
@@ -464,7 +464,7 @@ static void test_step_line(void) {
     EXPECT(strcmp(line_of(screen, 1), want) == 0, "%s", line_of(screen, 1));
 }
 
-static void test_messages(void) {
+TEST(messages) {
     // 100 columns: 4 of indentation, 11 words, and their blanks
     const char* long_text =
         "12345678 12345678 12345678 12345678 12345678 12345678 12345678 12345678 12345678 12345678 "
@@ -500,7 +500,7 @@ static void train_fast(RunLog* log, int64_t steps) {
 
 // Into a file: the first and the last of many fast steps, and between them each hundredth of the
 // run, but at most two a second, and one after half a minute.
-static void test_rate(void) {
+TEST(rate) {
     RunLog log = open_log("rate", 0, 2000);
     const double start = time_now_s();
     train_fast(&log, 2000);
@@ -524,7 +524,7 @@ static void test_rate(void) {
 
 // --log-every N: its multiples, the first and the last step, on the screen, also a terminal, and in
 // main.log.
-static void test_every(void) {
+TEST(every) {
     for (int is_terminal = 0; is_terminal < 2; is_terminal++) {
         RunLog log = open_log("every", 0, 200);
         log.is_terminal = is_terminal;
@@ -542,7 +542,7 @@ static void test_every(void) {
 
 // A quiet run prints what it achieved and why it did not, and nothing else; its files have
 // everything.
-static void test_quiet(void) {
+TEST(quiet) {
     const TaskScore score = {TASK_CHOICE, {0.5, 0.1}, {NAN, NAN}, {NAN, NAN}, NAN, NAN, 12};
     const LogSummary end = {10, 3, 2, 5, NAN, 8, 1, 2};
     FILE* screen = fopen(test_path("quiet.screen"), "w");
@@ -568,7 +568,7 @@ static void test_quiet(void) {
 }
 
 // On a terminal: fast steps rewrite one line, and the latest step stands above a message.
-static void test_terminal(void) {
+TEST(terminal) {
     RunLog log = open_log("terminal", 0, 2000);
     log.is_terminal = 1;
     const double start = time_now_s();
@@ -620,7 +620,7 @@ static void test_terminal(void) {
            "%s", screen);
 }
 
-static void test_is_terminal(void) {
+TEST(is_terminal) {
     const int master = posix_openpt(O_RDWR | O_NOCTTY);
     if (master < 0 || grantpt(master) != 0 || unlockpt(master) != 0) {
         return; // no pseudo terminals here
@@ -641,7 +641,7 @@ static void test_is_terminal(void) {
     close(master);
 }
 
-static void test_eta(void) {
+TEST(eta) {
     RunLog log = open_log("eta", 0, 1000);
     char text[64];
     log_time_(&log, 100);
@@ -675,7 +675,7 @@ static void test_eta(void) {
     }
 }
 
-static void test_summary(void) {
+TEST(summary) {
     RunLog log = open_log("summary", 0, 5000);
     double sum = 0;
     for (int64_t step = 1; step <= 5000; step++) {
@@ -709,7 +709,7 @@ static void test_summary(void) {
 }
 
 // A picture that cannot be written is a warning; the logs of an earlier run keep theirs.
-static void test_picture(void) {
+TEST(picture) {
     for (int start = 0; start < 3; start++) {
         RunLog log = open_log("picture", 0, 2);
         if (start == 2) {
@@ -725,7 +725,7 @@ static void test_picture(void) {
     EXPECT(slurp(test_path("picture/curve.svg.2"))[0] == '<', "the picture of the second run");
 }
 
-static void test_peak(void) {
+TEST(peak) {
     const double before = log_peak_mib();
     const size_t bytes = (size_t)64 << 20;
     volatile char* memory = (volatile char*)malloc(bytes);
@@ -733,7 +733,7 @@ static void test_peak(void) {
         memory[i] = 1;
     }
     free((void*)memory);
-    EXPECT(before > 0.5 && log_peak_mib() >= before + 40, "%g MiB, then %g MiB", before, log_peak_mib());
+    EXPECT(before > 0.1 && log_peak_mib() >= before + 40, "%g MiB, then %g MiB", before, log_peak_mib());
 }
 
 // ---- errors ----
@@ -758,7 +758,7 @@ static void write_to_full_screen(const void* unused) {
     say_val(&log, 0, 4, NAN);
 }
 
-static void test_errors(void) {
+TEST(errors) {
     test_write("file", "x", 1);
     EXPECT(test_dies(open_in, test_path("file/out"), EXIT_FAILURE,
                      "file/out: cannot make the directory|Not a dir"),
@@ -824,7 +824,7 @@ static int is_link(const char* name) {
 
 // Nothing is cut where a link leads to: a new run puts the link aside, one that continues gets a
 // file of its own.
-static void test_links(void) {
+TEST(links) {
     RunLog log;
     make_linked_log("linked");
     log = open_log_as("linked", LOG_CONTINUE, 5, 20);
@@ -857,7 +857,7 @@ static void continue_without_descriptors(const void* name) {
 
 // A log that cannot be read is an error, and none is cut: neither this one nor the other. A link to
 // what is no log of the run is refused.
-static void test_unreadable(void) {
+TEST(unreadable) {
     RunLog log;
     test_write("victim", "precious\n", 9);
     mkdir(test_path("hostile"), 0777);
@@ -881,28 +881,4 @@ static void test_unreadable(void) {
                "");
         EXPECT(lines_of("unreadable/log.jsonl") == 8, "nothing is cut");
     }
-}
-
-int main(void) {
-    test_board();
-    test_files();
-    test_partial();
-    test_task_lines();
-    test_resume();
-    test_rollback();
-    test_step_line();
-    test_messages();
-    test_rate();
-    test_every();
-    test_quiet();
-    test_terminal();
-    test_is_terminal();
-    test_eta();
-    test_summary();
-    test_picture();
-    test_peak();
-    test_errors();
-    test_links();
-    test_unreadable();
-    return test_done("log");
 }

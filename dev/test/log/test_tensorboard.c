@@ -6,7 +6,7 @@
 #include "dev/test/lib/test.h"
 
 // The checksum of the Castagnoli polynomial's usual example, masked.
-static void test_checksum(void) {
+TEST(checksum) {
     const uint32_t crc = 0xE3069283;
     EXPECT(tensorboard_crc_((const unsigned char*)"123456789", 9) == (crc >> 15 | crc << 17) + 0xA282EAD8,
            "");
@@ -39,7 +39,7 @@ static void expect_event(const unsigned char* data, size_t bytes, const char* wa
 }
 #define EXPECT_EVENT(i, wanted) expect_event(data[i], bytes[i], wanted, sizeof(wanted) - 1)
 
-static void test_events(void) {
+TEST(events) {
     TensorBoard board;
     const unsigned char* data[8];
     size_t bytes[8];
@@ -78,10 +78,4 @@ static void test_events(void) {
                     "\x4a\x08\x0a\x06\x0a\x04"
                     "text");
     free(file.data);
-}
-
-int main(void) {
-    test_checksum();
-    test_events();
-    return test_done("tensorboard");
 }

@@ -32,7 +32,7 @@ static void expect_wrapped(const char* text, size_t columns, const char* indent,
     }
 }
 
-static void test_words(void) {
+TEST(words) {
     expect_wrapped("once upon a time", 10, "", "once upon\na time");
     expect_wrapped("once upon a time", 9, "  ", "once upon\n  a time");
     expect_wrapped("once  upon", 6, "", "once\n upon");
@@ -47,7 +47,7 @@ static void test_words(void) {
 
 // Random texts: no line is wider than the screen unless it is one word, and only ends of lines
 // differ.
-static void test_random(void) {
+TEST(random) {
     Rand rng = rand_open(3, 0);
     for (int trial = 0; trial < 200; trial++) {
         char text[400], *found;
@@ -69,10 +69,4 @@ static void test_random(void) {
         }
         free(found);
     }
-}
-
-int main(void) {
-    test_words();
-    test_random();
-    return test_done("text_wrap");
 }

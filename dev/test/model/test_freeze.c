@@ -27,7 +27,7 @@ static const char* frozen_in(const char* list, int l) {
     return names;
 }
 
-static void test_lists(void) {
+TEST(lists) {
     static const struct {
         const char *list, *in_first, *in_last;
     } cases[] = {
@@ -59,7 +59,7 @@ static void test_lists(void) {
     }
 }
 
-static void test_refusals(void) {
+TEST(refusals) {
     static const char* const cases[][2] = {
         {"wtf", "'wtf'; wanted wte, wpe, ln1w"},
         {"wte,", "''"},
@@ -89,7 +89,7 @@ static void test_refusals(void) {
 
 // The pass ends at a block only if nothing below it is trained, the embeddings included; gradients begin at one in any case.
 // What is frozen behind it is so in all blocks, or not.
-static void test_first_block(void) {
+TEST(first_block) {
     static const struct {
         const char* list;
         int first, first_copy, is_whole;
@@ -114,7 +114,7 @@ static void test_first_block(void) {
 }
 
 // Layers that share parameters have fewer blocks of them, or some outside of the blocks.
-static void test_shared_copies(void) {
+TEST(shared_copies) {
     ModelConfig pairs = CFG, attention = CFG;
     pairs.L = attention.L = 4;
     pairs.share = SHARE_PAIRS;
@@ -125,7 +125,7 @@ static void test_shared_copies(void) {
 }
 
 // 6 FLOP for each weight: 2 forward, 2 for its gradient, 2 for that of its input; T = 40 tokens.
-static void test_work(void) {
+TEST(work) {
     enum { T = 40 };
     const double C = CFG.C, all = model_flops_per_token(CFG, T);
     const double wte = CFG.Vp * C, wpe = CFG.max_T * C, block = 12 * C * C + 13 * C;
@@ -140,13 +140,4 @@ static void test_work(void) {
     EXPECT(freeze_count(&low, CFG) == CFG.V * C + wpe + 2 * block, "%.0f frozen", freeze_count(&low, CFG));
     EXPECT(none.rows == 0 && embeddings.rows == 3 && low.rows == 3 && mlp.rows == 0, "rows without state");
     EXPECT(freeze_has_classifier(&low) && !freeze_has_classifier(&mlp), "classifier");
-}
-
-int main(void) {
-    test_lists();
-    test_refusals();
-    test_first_block();
-    test_shared_copies();
-    test_work();
-    return test_done("test_freeze");
 }

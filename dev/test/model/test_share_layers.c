@@ -45,7 +45,7 @@ static void expect_visits(ModelConfig cfg, const char* word, TensorPart part, co
     }
 }
 
-static void test_layers(void) {
+TEST(layers) {
     for (int i = 0; i < NUM_CASES; i++) {
         const ModelConfig cfg = config_of(CASES[i].word);
         TensorRow rows[MODEL_PARAMETER_ROWS];
@@ -79,7 +79,7 @@ static void test_layers(void) {
            "loops of several blocks");
 }
 
-static void test_refusals(void) {
+TEST(refusals) {
     static const struct {
         const char* word;
         int L;
@@ -107,7 +107,7 @@ static void test_refusals(void) {
 
 // ---- counts ----
 
-static void test_counts(void) {
+TEST(counts) {
     const ModelConfig off = config_of("off"), all = config_of("all"), mlp = config_of("mlp");
     const double C = off.C, one_mlp = 8 * C * C + 7 * C, block = 12 * C * C + 13 * C,
                  parameters = model_count_parameters(off);
@@ -120,7 +120,7 @@ static void test_counts(void) {
 }
 
 // Which lists of --freeze mean the same for layers with the same parameters.
-static void test_freeze(void) {
+TEST(freeze) {
     static const struct {
         const char *share, *list;
         int is_good, first_copy;
@@ -155,7 +155,7 @@ static void test_freeze(void) {
 }
 
 // Each process has a part of every group, and their parts are all that is in memory, once.
-static void test_zero(void) {
+TEST(zero) {
     enum { SIZE = 3 };
     for (int i = 0; i < NUM_CASES; i++) {
         const ModelConfig cfg = config_of(CASES[i].word);
@@ -292,7 +292,7 @@ static void expect_several(const TestModel* model, const char* word) {
     free((char*)directory);
 }
 
-static void test_files(void) {
+TEST(files) {
     for (int i = 0; i < NUM_CASES; i++) {
         const TestModel model = test_model_random(config_of(CASES[i].word)), whole = model_unshared(&model);
         write_files(&model, "shared");
@@ -316,7 +316,7 @@ static void read_pairs(const void* path) {
 }
 
 // One number of layer 3 differs.
-static void test_unequal(void) {
+TEST(unequal) {
     const TestModel model = test_model_random(config_of("pairs")), whole = model_unshared(&model);
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         if (whole.rows[i].member == offsetof(ModelParameters, fcb)) {
@@ -333,15 +333,4 @@ static void test_unequal(void) {
            "llm.c's file");
     free(whole.memory);
     free(model.memory);
-}
-
-int main(void) {
-    test_layers();
-    test_refusals();
-    test_counts();
-    test_freeze();
-    test_zero();
-    test_files();
-    test_unequal();
-    return test_done("test_share");
 }

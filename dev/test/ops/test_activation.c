@@ -43,7 +43,7 @@ static void check(const float* inp, size_t n) {
     EXPECT(ops_same_bits(dout, dinp, n), "dinp is dout, %zu elements", n);
 }
 
-static void test_sizes(void) {
+TEST(sizes) {
     for (size_t n = 1; n <= 2 * LANES + 1; n++) {
         check(ops_normal(n, 2), n);
         ops_close("small sizes");
@@ -55,7 +55,7 @@ static void test_sizes(void) {
     }
 }
 
-static void test_range(void) {
+TEST(range) {
     enum { POINTS = 24001 };
     float* inp = ops_floats(POINTS);
     for (int i = 0; i < POINTS; i++) {
@@ -67,7 +67,7 @@ static void test_range(void) {
     ops_close("range");
 }
 
-static void test_nan(void) {
+TEST(nan) {
     for (size_t at = 0; at <= LANES; at++) { // the last one is alone in the rest
         float *inp = ops_normal(LANES + 1, 1), *dout = ops_normal(LANES + 1, 1);
         float *out = ops_floats(LANES + 1), *dinp = ops_floats(LANES + 1);
@@ -82,7 +82,7 @@ static void test_nan(void) {
     }
 }
 
-static void test_threads(void) {
+TEST(threads) {
     enum { N = 50003 };
     float *inp = ops_normal(N, 2), *dout = ops_normal(N, 1), *out[4], *dinp[4];
     for (int t = 1; t <= 3; t++) {
@@ -94,14 +94,4 @@ static void test_threads(void) {
         EXPECT(ops_same_bits(dinp[t], dinp[1], N), "dinp with %d threads", t);
     }
     ops_close("threads");
-}
-
-int main(int argc, char** argv) {
-    (void)argc;
-    threads_wait_briefly(argv);
-    test_sizes();
-    test_range();
-    test_nan();
-    test_threads();
-    return test_done("gelu");
 }

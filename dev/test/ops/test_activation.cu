@@ -65,12 +65,11 @@ template <class T> static void test_type(const Gpu* gpu) {
     test_nan<T>(gpu);
 }
 
-int main(void) {
+TEST(activation) {
     Gpu gpu;
     gpu_open(&gpu, 0);
     test_type<float>(&gpu);
     test_type<bf16>(&gpu);
     UNSANITIZED(test_type<fp16>(&gpu));
     gpu_close(&gpu);
-    return test_done("gelu on the GPU");
 }

@@ -73,7 +73,7 @@ static void check_documents(int B, int T, int NH, int HS, const int* starts, flo
 
 static void check(int B, int T, int NH, int HS, float spread) { check_documents(B, T, NH, HS, NULL, spread); }
 
-static void test_sizes(void) {
+TEST(sizes) {
     const int T[] = {1, 31, 33}, HS[] = {1, 12, 64, 80};
     for (int i = 0; i < 12; i++) {
         check(1 + i % 2, T[i % 3], 1 + i % 3, HS[i % 4], 1);
@@ -117,7 +117,7 @@ static int* documents_at(int T, const int* places) {
 }
 
 // Documents of all lengths; at the ends of tiles, blocks and steps of keys that are skipped, and beside them.
-static void test_documents(void) {
+TEST(documents) {
     const int T[] = {1, 31, 33, 100, 257}, longest[] = {1, 2, 9, 60};
     for (int i = 0; i < 20; i++) {
         check_documents(1 + i % 2, T[i % 5], 1 + i % 3, 3 + 9 * (i % 2),
@@ -140,7 +140,7 @@ static void test_documents(void) {
 
 // A row of one document is what it is without starts, and what happens in a document changes no bit of
 // another.
-static void test_documents_apart(void) {
+TEST(documents_apart) {
     enum { T = 300, NH = 2, HS = 12, C = NH * HS };
     const int places[] = {40, 41, 150, 0};
     const int* starts = documents_at(T, places);
@@ -164,14 +164,14 @@ static void test_documents_apart(void) {
 
 // Scores of about 1e4, for which exp() would overflow: hardly more than one key in a row keeps a probability.
 // Where two are close, the rounding of the scores decides between them, as `limit` allows for.
-static void test_huge_scores(void) {
+TEST(huge_scores) {
     check(2, 33, 2, 12, 1e4f);
     check(1, 100, 1, 1, 1e4f);
 }
 
 // A token sees itself and the earlier ones: others do not change one bit of its results, and a gradient that
 // enters at a token reaches nothing later.
-static void test_causality(void) {
+TEST(causality) {
     enum { T = 70, NH = 2, HS = 12, C = NH * HS };
     AttentionScratch scratch;
     Memory memory = memory_on_host();
@@ -233,7 +233,7 @@ static void test_cached(int HS) {
 }
 
 // Scratch for longer sequences does as well, whatever they left in it.
-static void test_scratch(void) {
+TEST(scratch) {
     enum { T = 33, LONG = 2 * ATTENTION_KEYS, NH = 2, HS = 12, C = NH * HS };
     AttentionScratch small, large;
     threads_set(1); // one thread's scratch, used by all heads
@@ -251,9 +251,10 @@ static void test_scratch(void) {
     threads_set(3);
 }
 
-static void test_threads(void) {
+TEST(threads) {
     enum { B = 4, T = 250, NH = 8, HS = 32, C = NH * HS }; // long enough for the threads to meet
     AttentionScratch scratch;
+    threads_set(3); // the most below
     Memory memory = memory_on_host();
     attention_open(&scratch, &memory, T, HS);
     float *qkv = ops_normal(B * T * 3 * C, 1), *dout = ops_normal(B * T * C, 1);
@@ -267,19 +268,9 @@ static void test_threads(void) {
     memory_close(&memory);
 }
 
-int main(int argc, char** argv) {
-    (void)argc;
-    threads_wait_briefly(argv);
-    threads_set(3); // the most that test_threads uses
-    test_sizes();
-    test_documents();
-    test_documents_apart();
-    test_huge_scores();
-    test_causality();
+TEST(cached) {
+    threads_set(3);
     test_cached(12);
     test_cached(40);
     test_cached(5);
-    test_scratch();
-    test_threads();
-    return test_done("attention");
 }

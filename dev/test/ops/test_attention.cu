@@ -409,7 +409,7 @@ template <class X> static void test_type(const Gpu* gpu) {
     test_growing_scores<X>(gpu);
 }
 
-int main(void) {
+TEST(attention) {
     Gpu gpu;
     gpu_open(&gpu, 0);
     test_type<float>(&gpu);
@@ -419,5 +419,4 @@ int main(void) {
                                    "attention: heads of size 129|wanted at most 128"),
            "large heads");
     gpu_close(&gpu);
-    return test_done("attention");
 }

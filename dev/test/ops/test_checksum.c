@@ -14,7 +14,7 @@ static void fill(uint64_t* words) {
     }
 }
 
-int main(void) {
+TEST(checksum) {
     uint64_t* words = (uint64_t*)check_alloc(COUNT, sizeof(uint64_t), "words");
     fill(words);
     uint64_t sum = 0;
@@ -35,5 +35,4 @@ int main(void) {
     memset(words, 0, COUNT * sizeof(uint64_t));
     EXPECT(checksum_words_cpu(words, COUNT) != checksum_words_cpu(words, COUNT - 1), "zeros count");
     free(words);
-    return test_done("test_checksum");
 }

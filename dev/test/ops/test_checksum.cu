@@ -26,7 +26,7 @@ static void test_count(size_t count, const Gpu* gpu) {
     free(words);
 }
 
-int main(void) {
+TEST(checksum) {
     Gpu gpu;
     gpu_open(&gpu, 0);
     const size_t counts[] = {0, 1, 31, 33, 255, 1024, 300001};
@@ -34,5 +34,4 @@ int main(void) {
         test_count(count, &gpu);
     }
     gpu_close(&gpu);
-    return test_done("test_checksum");
 }

@@ -97,7 +97,7 @@ template <class T> static void test_type(const Gpu* gpu) {
     test_finish<T, T, T>(1, 1, 40, GRADIENT_ADD, gpu);
 }
 
-int main(void) {
+TEST(column_sums) {
     Gpu gpu;
     gpu_open(&gpu, 0);
     test_groups();
@@ -105,5 +105,4 @@ int main(void) {
     test_type<bf16>(&gpu);
     UNSANITIZED(test_type<fp16>(&gpu));
     gpu_close(&gpu);
-    return test_done("column sums on the GPU");
 }

@@ -85,7 +85,7 @@ static void test_size(int N, int V, int Vp, float spread) {
     ops_close("sizes");
 }
 
-static void test_sizes(void) {
+TEST(sizes) {
     for (int V = 1; V <= 4 * LANES + 1; V++) {
         test_size(1 + V % 3, V, V + V % 4, 1);
     }
@@ -96,7 +96,7 @@ static void test_sizes(void) {
 }
 
 // Logits of thousands: exp() of any of them would overflow, or all would underflow.
-static void test_huge(void) {
+TEST(huge) {
     enum { N = 4, V = 100, Vp = 128 };
     test_size(N, V, Vp, 1e4f);
     for (int sign = -1; sign <= 1; sign += 2) { // all near +10,000, all near -10,000
@@ -115,7 +115,7 @@ static void test_huge(void) {
 }
 
 // One NaN anywhere makes the loss and the gradient of its row NaN, and of no other row.
-static void test_nan(void) {
+TEST(nan) {
     enum { N = 3, V = 2 * LANES + 3, Vp = V + 2 };
     for (int v = 0; v < V; v++) {
         float *logits = ops_normal(N * Vp, 1), *loss = ops_floats(N), *loss_again = ops_floats(N);
@@ -135,7 +135,7 @@ static void test_nan(void) {
 }
 
 // Rows without a target: nothing but zeros comes out of them, and the others do not notice.
-static void test_no_target(void) {
+TEST(no_target) {
     enum { N = 7, V = 2 * LANES + 3, Vp = V + 5 };
     float *logits = ops_normal(N * Vp, 2), *dlogits = ops_copy(logits, N * Vp),
           *want = ops_copy(logits, N * Vp);
@@ -158,7 +158,7 @@ static void test_no_target(void) {
     ops_close("no target");
 }
 
-static void test_threads(void) {
+TEST(threads) {
     enum { N = 33, V = 1000, Vp = 1024 };
     float *logits = ops_normal(N * Vp, 2), *loss[4], *loss_only[4], *dlogits[4];
     const int* target = ops_below(N, V);
@@ -175,7 +175,7 @@ static void test_threads(void) {
 }
 
 // The target is the most likely token: among others, among equals, beside padding and NaN.
-static void test_top(void) {
+TEST(top) {
     enum { N = 8, V = 5, Vp = 7 };
     const float logits[N * Vp] = {1,  2,  3,  2,  1,         9, 9, // 2 is
                                   1,  2,  3,  2,  1,         9, 9, // 1 is not
@@ -189,16 +189,4 @@ static void test_top(void) {
     for (int n = 0; n < N; n++) {
         EXPECT(is_top[n] == want[n], "row %d: %d", n, is_top[n]);
     }
-}
-
-int main(int argc, char** argv) {
-    (void)argc;
-    threads_wait_briefly(argv);
-    test_sizes();
-    test_huge();
-    test_nan();
-    test_no_target();
-    test_top();
-    test_threads();
-    return test_done("classifier");
 }

@@ -209,7 +209,7 @@ template <class T> static void test_type(const Gpu* gpu) {
     }
 }
 
-int main(void) {
+TEST(cross_entropy) {
     Gpu gpu;
     gpu_open(&gpu, 0);
     // Rows of 48 KiB, all that a block gets without asking: with the kernel's static arrays it is
@@ -220,5 +220,4 @@ int main(void) {
     test_type<bf16>(&gpu);
     UNSANITIZED(test_type<fp16>(&gpu));
     gpu_close(&gpu);
-    return test_done("classifier on the GPU");
 }

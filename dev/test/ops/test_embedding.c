@@ -88,7 +88,7 @@ static void test_backward(int B, int T, int C) {
     ops_close("backward");
 }
 
-static void test_sizes(void) {
+TEST(sizes) {
     const int sizes[] = {1, 31, 33};
     for (int i = 0; i < 27; i++) {
         const int B = sizes[i / 9] / 10 + 1, T = sizes[i / 3 % 3], C = sizes[i % 3];
@@ -103,7 +103,7 @@ static void test_sizes(void) {
     test_backward(2, 5, 768);
 }
 
-static void test_threads(void) {
+TEST(threads) {
     enum { B = 3, T = 33, C = 769, MAX_T = T + EXTRA };
     float *wte = ops_normal(Vp * C, 1), *wpe = ops_normal(MAX_T * C, 1), *dout = ops_normal(B * T * C, 1);
     float *held = ops_normal(Vp * C, 1), *out[4], *dwte[4], *dwpe[4];
@@ -118,12 +118,4 @@ static void test_threads(void) {
         EXPECT(ops_same_bits(dwpe[t], dwpe[1], MAX_T * C), "dwpe with %d threads", t);
     }
     ops_close("threads");
-}
-
-int main(int argc, char** argv) {
-    (void)argc;
-    threads_wait_briefly(argv);
-    test_sizes();
-    test_threads();
-    return test_done("encoder");
 }

@@ -157,7 +157,7 @@ static void open_too_many(const void* arg) {
     embedding_open(&scratch, 1, (1 << 20) + 1, 1);
 }
 
-int main(void) {
+TEST(embedding) {
     Gpu gpu;
     gpu_open(&gpu, 0);
     test_type<float>(&gpu);
@@ -166,5 +166,4 @@ int main(void) {
     test_large(&gpu);
     EXPECT(test_dies(open_too_many, NULL, EXIT_FAILURE, "1048577|1048576"), "vocabulary");
     gpu_close(&gpu);
-    return test_done("encoder on the GPU");
 }

@@ -142,11 +142,12 @@ static void test_threads(void) {
     ops_close("threads");
 }
 
-int main(int argc, char** argv) {
-    (void)argc;
-    threads_wait_briefly(argv);
+TEST(large_sizes) {
     test_large_sizes(1);
     test_large_sizes(3);
+}
+
+TEST(matmul) {
     threads_set(3); // the most that test_threads uses
     Memory memory = memory_on_host();
     matmul_open(&scratch, &memory);
@@ -155,5 +156,4 @@ int main(int argc, char** argv) {
     test_scratch();
     test_threads();
     memory_close(&memory);
-    return test_done("matmul");
 }

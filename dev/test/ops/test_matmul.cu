@@ -737,7 +737,7 @@ template <class T> static void test_batches(const Gpu* gpu) {
     matmul_gpu_close(&ctx);
 }
 
-int main(void) {
+TEST(matmul) {
     Gpu gpu;
     const MatmulSettings separate = {0, GELU_SEPARATE, 0, 0, 0}, forward = {0, GELU_FUSED_FORWARD, 1, 0, 0},
                          fused = {0, GELU_FUSED, 1, 1, 0};
@@ -770,5 +770,4 @@ int main(void) {
     CUDA_CHECK(cudaMemGetInfo(&free_after, &total_bytes));
     EXPECT(!simulated || free_before == free_after, "%zu bytes of GPU memory lost", free_before - free_after);
     gpu_close(&gpu);
-    return test_done("matmul on the GPU");
 }

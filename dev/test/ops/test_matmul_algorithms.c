@@ -36,7 +36,7 @@ static int has(const MatmulChoices* choices, int i) {
     return found && memcmp(found, &wanted, sizeof(wanted)) == 0;
 }
 
-static void test_list(void) {
+TEST(list) {
     MatmulChoices choices;
     matmul_choices_open(&choices);
     add(&choices, 0, MATMUL_CHOICES);
@@ -50,7 +50,7 @@ static void test_list(void) {
     matmul_choices_close(&choices);
 }
 
-static void test_file(void) {
+TEST(file) {
     MatmulChoices written, read;
     char error[ERROR_BYTES] = "";
     const char* path = test_path("matmul.json");
@@ -92,7 +92,7 @@ static void expect_foreign(const char* text, const char* words) {
     expect_refused(file, (size_t)(length + end), words);
 }
 
-static void test_damage(void) {
+TEST(damage) {
     MatmulChoices written;
     char *text, error[ERROR_BYTES];
     size_t bytes;
@@ -131,7 +131,7 @@ static void test_damage(void) {
     }
 }
 
-static void test_path_of_cache(void) {
+TEST(path_of_cache) {
     char path[PATH_MAX];
     setenv("XDG_CACHE_HOME", "/a/b", 1);
     setenv("HOME", "/home", 1);
@@ -154,7 +154,7 @@ static void add_to_cache(int i, const char* path) {
     matmul_choices_close(&choices);
 }
 
-static void test_cache(void) {
+TEST(cache) {
     enum { WRITERS = 12 };
     char path[PATH_MAX], part[PATH_MAX + 16], error[ERROR_BYTES] = "";
     MatmulChoices read;
@@ -200,13 +200,4 @@ static void test_cache(void) {
                strstr(error, "file/pretrain.c: cannot open"),
            "no directory: %s", error);
     matmul_choices_close(&read);
-}
-
-int main(void) {
-    test_list();
-    test_file();
-    test_damage();
-    test_path_of_cache();
-    test_cache();
-    return test_done("matmul_plans");
 }

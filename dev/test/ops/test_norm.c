@@ -158,7 +158,7 @@ static void test_size(int N, int C, float offset) {
     ops_close("sizes");
 }
 
-static void test_sizes(void) {
+TEST(sizes) {
     for (int C = 1; C <= 4 * LANES + 1; C++) { // 4 LANES columns are one thread's share of dweight
         test_size(1 + C % 5, C, 0);
     }
@@ -172,7 +172,7 @@ static void test_sizes(void) {
 }
 
 // A row of equal numbers has variance 0: rstd = 1 / sqrt(1e-5), out = bias.
-static void test_constant_row(void) {
+TEST(constant_row) {
     enum { C = 33 };
     float *inp = ops_normal(C, 0), *weight = ops_normal(C, 1), *bias = ops_normal(C, 1);
     float *out = ops_floats(C), *mean = ops_floats(1), *rstd = ops_floats(1);
@@ -186,7 +186,7 @@ static void test_constant_row(void) {
     ops_close("constant row");
 }
 
-static void test_threads(void) {
+TEST(threads) {
     enum { N = 33, C = 769 };
     float *left = ops_normal(N * C, 1), *right = ops_normal(N * C, 1), *dout = ops_normal(N * C, 1);
     float *weight = ops_normal(C, 1), *bias = ops_normal(C, 1), *held = ops_normal(N * C, 1);
@@ -208,13 +208,4 @@ static void test_threads(void) {
         EXPECT(ops_same_bits(dbias[t], dbias[1], C), "dbias with %d threads", t);
     }
     ops_close("threads");
-}
-
-int main(int argc, char** argv) {
-    (void)argc;
-    threads_wait_briefly(argv);
-    test_sizes();
-    test_constant_row();
-    test_threads();
-    return test_done("layernorm");
 }

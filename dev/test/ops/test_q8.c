@@ -283,9 +283,7 @@ static void test_model_memory(void) {
            "%zu bytes for %zu", bytes, exact);
 }
 
-int main(int argc, char** argv) {
-    (void)argc;
-    threads_wait_briefly(argv);
+TEST(q8) {
     test_block();
     test_error_of_a_block();
     test_kernels();
@@ -299,5 +297,4 @@ int main(int argc, char** argv) {
     test_same_bits();
     test_not_finite();
     test_model_memory();
-    return test_done("quantized");
 }

@@ -111,7 +111,7 @@ static void cross_entropy_backward(const Operation* op) {
     ref_classifier_backward(op->dx[0], op->x[0], op->kept, targets, 0.25, N, V, Vp);
 }
 
-static void test_operations(void) {
+TEST(operations) {
     // clang-format off
     const Operation operations[] = {
         {"encoder",    embedding_forward,    embedding_backward,    .out_n = N * C,  .x_n = {Vp * C, (T + 1) * C}},
@@ -136,7 +136,7 @@ static double model_loss(const void* model) {
 }
 
 // Two blocks, more positions than tokens, documents, targets that do not count. A second pass sets the same gradients.
-static void test_model(void) {
+TEST(model) {
     const ModelConfig cfg = {T + 2, V, Vp, 2, NH, C, SHARE_OFF};
     RefModel model;
     ref_gpt2_open(&model, cfg, B, T);
@@ -164,7 +164,7 @@ static void test_model(void) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Closed forms
 
-static void test_gelu_is_the_tanh_form(void) {
+TEST(gelu_is_the_tanh_form) {
     for (double x = -7; x < 7; x += 0.37) {
         double out;
         ref_gelu_forward(&out, &x, 1);
@@ -173,7 +173,7 @@ static void test_gelu_is_the_tanh_form(void) {
 }
 
 // With a gradient that stays the same, m_hat is g and v_hat is g^2 after any number of updates.
-static void test_adamw(void) {
+TEST(adamw) {
     AdamW opt = {0.01f, 0.9f, 0.95f, 0.125f, 0.1f, 0.5f, 1, DECAY_ALL};
     double param = 3, want = 3, m = 0, v = 0;
     const double grad = -4, g = opt.grad_scale * grad;
@@ -184,17 +184,8 @@ static void test_adamw(void) {
     }
 }
 
-static void test_clipping(void) {
+TEST(clipping) {
     const double grad[2] = {3, -4};
     EXPECT(ref_gradient_norm(grad, 2) == 5, "norm %g", ref_gradient_norm(grad, 2));
     EXPECT(ref_clip(5, 1) == 0.2 && ref_clip(0.5, 1) == 1 && ref_clip(0, 1) == 1, "clipping");
-}
-
-int main(void) {
-    test_operations();
-    test_model();
-    test_gelu_is_the_tanh_form();
-    test_adamw();
-    test_clipping();
-    return test_done("reference");
 }

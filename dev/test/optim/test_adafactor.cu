@@ -237,7 +237,7 @@ static void test_apart(const Gpu* gpu) {
     ops_close("apart");
 }
 
-int main(void) {
+TEST(adafactor) {
     Gpu gpu;
     gpu_open(&gpu, 0);
     test_types<float, float>(&gpu);
@@ -250,5 +250,4 @@ int main(void) {
            "6 of the gradient, 4 of weights");
     EXPECT(adafactor_bytes(10, DTYPE_BF16, DTYPE_FP32, MASTER_SPLIT, 1) == 280, "12, 8 and 8");
     gpu_close(&gpu);
-    return test_done("adafactor.cuh");
 }

@@ -30,7 +30,7 @@ static void test_ten_updates(size_t n, AdamW opt) {
     ops_close("ten updates");
 }
 
-static void test_sizes(void) {
+TEST(sizes) {
     const size_t sizes[] = {1, 2, 15, 16, 17, 31, 33, 768, 1001};
     for (int i = 0; i < 9; i++) {
         test_ten_updates(sizes[i], defaults);
@@ -51,7 +51,7 @@ static void test_sizes(void) {
 }
 
 // The first update moves a parameter by lr, whatever the size of its gradient.
-static void test_first_update(void) {
+TEST(first_update) {
     float param[] = {1, 1, 1, 1}, grad[] = {1e-3f, -1, 1e3f, 0}, m[4] = {0}, v[4] = {0};
     AdamW opt = defaults;
     opt.weight_decay = 0;
@@ -63,7 +63,7 @@ static void test_first_update(void) {
 }
 
 // The decay acts on the parameter alone: it neither enters the moments nor is divided by them.
-static void test_decay(void) {
+TEST(decay) {
     enum { N = 33 };
     float *grad = ops_normal(N, 0), *param = ops_normal(N, 1), *m = ops_normal(N, 0), *v = ops_normal(N, 0);
     const double* before = ops_widen(param, N);
@@ -80,7 +80,7 @@ static void test_decay(void) {
 }
 
 // Clipping by a power of two is exact: the same bits as smaller gradients.
-static void test_grad_scale(void) {
+TEST(grad_scale) {
     enum { N = 33 };
     float *grad = ops_normal(N, 1), *small = ops_copy(grad, N), *param[2], *m[2], *v[2];
     for (int i = 0; i < N; i++) {
@@ -125,7 +125,7 @@ static void test_square_sum(size_t n) {
     ops_close("square sum");
 }
 
-static void test_square_sums(void) {
+TEST(square_sums) {
     const size_t sizes[] = {0, 1, 15, 16, 17, 31, 33};
     for (int i = 0; i < 7; i++) {
         test_square_sum(sizes[i]);
@@ -138,7 +138,7 @@ static void test_square_sums(void) {
 }
 
 // The blocks' sums are 2^54, 1, 1, ...: no 1 is lost, however many threads there are.
-static void test_threads(void) {
+TEST(threads) {
     enum { N = 12 * GRADIENT_BLOCK + 7 };
     float *grad = ops_normal(N, 1), *start = ops_normal(N, 1), *apart = ops_normal(N, 0), *param[4], *m[4],
           *v[4];
@@ -155,16 +155,4 @@ static void test_threads(void) {
         EXPECT(square_sum(apart, N, partial) == 0x1p54 + 12, "square sum with %d threads", t);
     }
     ops_close("threads");
-}
-
-int main(int argc, char** argv) {
-    (void)argc;
-    threads_wait_briefly(argv);
-    test_sizes();
-    test_first_update();
-    test_decay();
-    test_grad_scale();
-    test_square_sums();
-    test_threads();
-    return test_done("adamw");
 }

@@ -149,7 +149,7 @@ static void test_sum_losses(int N, const Gpu* gpu) {
 
 static void test_bytes(void) { EXPECT(gradient_square_sum_bytes(10, DTYPE_FP16) == 20, "2 each"); }
 
-int main(void) {
+TEST(adamw) {
     Gpu gpu;
     gpu_open(&gpu, 0);
     test_square_sums<float, float>(&gpu);
@@ -163,5 +163,4 @@ int main(void) {
     }
     test_bytes();
     gpu_close(&gpu);
-    return test_done("adamw.cuh");
 }

@@ -204,7 +204,7 @@ static void test_nonfinite(const Gpu* gpu) {
     ops_close("not finite");
 }
 
-int main(void) {
+TEST(adamw8bit) {
     Gpu gpu;
     gpu_open(&gpu, 0);
     test_types<float, float>(&gpu);
@@ -217,5 +217,4 @@ int main(void) {
     EXPECT(adamw8bit_bytes(64, DTYPE_BF16, DTYPE_BF16, MASTER_SPLIT) == 64 * 14.25,
            "with split master weights");
     gpu_close(&gpu);
-    return test_done("adamw8bit.cuh");
 }

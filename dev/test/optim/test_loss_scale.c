@@ -8,7 +8,7 @@ static void good(LossScale* s, int steps) {
     }
 }
 
-static void test_backoff(void) {
+TEST(backoff) {
     LossScale s = loss_scale_open();
     EXPECT(s.scale == 65536, "starts at %g", s.scale);
     for (int i = 1; i <= 40; i++) {
@@ -20,7 +20,7 @@ static void test_backoff(void) {
     EXPECT(s.scale == 2, "leaves the smallest: %g", s.scale);
 }
 
-static void test_growth(void) {
+TEST(growth) {
     LossScale s = loss_scale_open();
     good(&s, 1999);
     EXPECT(s.scale == 65536, "1999 good steps: %g", s.scale);
@@ -33,7 +33,7 @@ static void test_growth(void) {
 }
 
 // One bad step and the count starts again.
-static void test_interruption(void) {
+TEST(interruption) {
     LossScale s = loss_scale_open();
     good(&s, 1999);
     loss_scale_update(&s, 0);
@@ -45,25 +45,16 @@ static void test_interruption(void) {
 }
 
 // Gradients that are all zero never overflow.
-static void test_ceiling(void) {
+TEST(ceiling) {
     LossScale s = loss_scale_open();
     good(&s, 2000 * 200);
     EXPECT(s.scale == 0x1p127f, "%g, wanted the largest power of two", s.scale);
     EXPECT(!loss_scale_update(&s, 0) && s.scale == 0x1p126f, "falls from there: %g", s.scale);
 }
 
-static void test_off(void) {
+TEST(off) {
     LossScale s = loss_scale_off();
     good(&s, 5000);
     EXPECT(s.scale == 1, "grew to %g", s.scale);
     EXPECT(!loss_scale_update(&s, 0) && s.scale == 1, "fell to %g; or updated", s.scale);
-}
-
-int main(void) {
-    test_backoff();
-    test_growth();
-    test_interruption();
-    test_ceiling();
-    test_off();
-    return test_done("loss_scale");
 }

@@ -120,7 +120,7 @@ template <class T> static void test_weights(const Gpu* gpu) {
     ops_close("weights");
 }
 
-int main(void) {
+TEST(master_weights) {
     Gpu gpu;
     gpu_open(&gpu, 0);
     test_split();
@@ -132,5 +132,4 @@ int main(void) {
                master_bytes(MASTER_SPLIT) == 2 && master_bytes(MASTER_FP32) == 4,
            "bytes");
     gpu_close(&gpu);
-    return test_done("master_weights.cuh");
 }

@@ -232,7 +232,7 @@ static void test_groups(const Gpu* gpu) {
     (void)gpu;
 }
 
-int main(void) {
+TEST(muon) {
     Gpu gpu;
     gpu_open(&gpu, 0);
     test_types<float, float>(&gpu);
@@ -243,5 +243,4 @@ int main(void) {
     EXPECT(muon_bytes<bf16>(10, DTYPE_BF16, MASTER_NONE) == 240,
            "4 of the gradient, 12, 4 of X, 4 of weights");
     gpu_close(&gpu);
-    return test_done("muon.cuh");
 }

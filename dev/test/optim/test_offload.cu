@@ -280,11 +280,10 @@ static void test_residuals(const Gpu* gpu) {
     ops_close("residuals");
 }
 
-int main(void) {
+TEST(offload) {
     Gpu gpu;
     gpu_open(&gpu, 0);
     test_optimizers(&gpu);
     test_residuals(&gpu);
     gpu_close(&gpu);
-    return test_done("offload");
 }

@@ -281,7 +281,7 @@ static void test_other(void) {
     EXPECT(load(&saved, optimizer_of(OPTIMIZER_MUON, 1, MASTER_NONE), 0, 1, 0) == 0, "rows from nowhere");
 }
 
-int main(void) {
+TEST(optimizer) {
     test_slots();
     test_frozen();
     for (int i = 0; i < OPTIMIZERS; i++) {
@@ -301,5 +301,4 @@ int main(void) {
     test_elastic(optimizer_of(OPTIMIZER_SGD, 1, MASTER_NONE));
     test_elastic(optimizer_of(OPTIMIZER_MUON, 1, MASTER_NONE));
     test_other();
-    return test_done("optimizer");
 }

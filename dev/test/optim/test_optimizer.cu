@@ -797,7 +797,7 @@ template <class T> static void test_16_bit(const Gpu* gpu) {
     test_rule_with_master<T, T>(OPTIMIZER_SGD, gpu);
 }
 
-int main(void) {
+TEST(optimizer) {
     Gpu gpu;
     gpu_open(&gpu, 0);
     test_type<float>(&gpu);
@@ -831,5 +831,4 @@ int main(void) {
     test_limits();
     test_bytes();
     gpu_close(&gpu);
-    return test_done("optimizer.cuh");
 }

@@ -226,7 +226,7 @@ static void test_threads(const Case* c) {
 
 static void test_code_book(const float* want);
 
-static void test_fixture(void) {
+TEST(fixture) {
     const TestFile file = test_read(FIXTURE);
     const unsigned char* at = file.data + 2 * 256 * sizeof(float);
     int32_t cases;
@@ -297,7 +297,7 @@ static void test_codes(Code8 kind) {
     }
 }
 
-static void test_code(void) {
+TEST(code) {
     test_midpoints(CODE8_SIGNED);
     test_midpoints(CODE8_UNSIGNED);
     test_codes(CODE8_SIGNED);
@@ -308,7 +308,7 @@ static void test_code(void) {
 }
 
 // One block of three is all zero, in one a gradient is not a number, and one is as it should be.
-static void test_block_states(void) {
+TEST(block_states) {
     enum { N = 192 };
     float *param = ops_normal(N, 1), *grad = ops_normal(N, 1), *start = ops_copy(param, N);
     float *m_scale = zeros(3), *v_scale = zeros(3);
@@ -327,7 +327,7 @@ static void test_block_states(void) {
 // ---- what fixtures do not have ----
 
 // Without a gradient nothing moves, and no rule divides by zero.
-static void test_zero_gradient(void) {
+TEST(zero_gradient) {
     Case c = {"", 9, 40, 1, 64, 0, 0.01f, 0.9f, 0.95f, 1e-8f, 0, 1};
     for (int k = 0; k < (int)(sizeof(rules) / sizeof(*rules)); k++) {
         snprintf(c.name, sizeof(c.name), "%s relative options", rules[k].name);
@@ -344,7 +344,7 @@ static void test_zero_gradient(void) {
 }
 
 // Lion decays only where its step goes towards zero: of four signs two, and not without a step.
-static void test_cautious_lion(void) {
+TEST(cautious_lion) {
     float param[] = {1, -1, 1, -1, 1}, grad[] = {2, -2, -2, 2, 0}, m[5] = {0};
     const float want[] = {1 - 0.25f - 0.125f, -1 + 0.25f + 0.125f, 1 + 0.25f, -1 - 0.25f, 1};
     const Lion opt = {0.25f, 0.9f, 0.99f, 0.5f, 1, DECAY_CAUTIOUS};
@@ -354,7 +354,7 @@ static void test_cautious_lion(void) {
     }
 }
 
-static void test_rates(void) {
+TEST(rates) {
     const Adafactor opt = {.lr = 0.5f, .rate = ADAFACTOR_RELATIVE, .t = 100};
     EXPECT_NEAR(adafactor_rate(opt, 3), 0.3, 1e-7, "1/sqrt(t) of the parameter");
     EXPECT_NEAR(adafactor_rate(opt, 1e-5), 1e-4, 1e-10, "a small parameter");
@@ -362,16 +362,4 @@ static void test_rates(void) {
     EXPECT_NEAR(muon_momentum(151), 0.90, 1e-7, "halfway");
     EXPECT_NEAR(muon_momentum(301), 0.95, 1e-7, "after 300 updates");
     EXPECT_NEAR(muon_momentum(100000), 0.95, 1e-7, "later");
-}
-
-int main(int argc, char** argv) {
-    (void)argc;
-    threads_wait_briefly(argv);
-    test_fixture();
-    test_code();
-    test_block_states();
-    test_zero_gradient();
-    test_cautious_lion();
-    test_rates();
-    return test_done("optimizers");
 }

@@ -15,7 +15,7 @@ static Outlier window_of(int n) {
     return window;
 }
 
-static void test_definition(void) {
+TEST(definition) {
     for (int n = 128; n <= 400; n += 17) {
         const Outlier window = window_of(n);
         double sum = 0, squares = 0;
@@ -33,7 +33,7 @@ static void test_definition(void) {
     EXPECT(outlier_z(&full, 1e9) > 1e6, "a full one does");
 }
 
-static void test_nonfinite(void) {
+TEST(nonfinite) {
     Outlier window = window_of(200);
     const Outlier before = window;
     EXPECT(isnan(outlier_z(&window, NAN)) && isnan(outlier_z(&window, INFINITY)), "z of NaN and inf is NaN");
@@ -43,7 +43,7 @@ static void test_nonfinite(void) {
     EXPECT(memcmp(&window, &before, sizeof(window)) == 0, "they do not enter");
 }
 
-static void test_constant(void) {
+TEST(constant) {
     Outlier window;
     memset(&window, 0, sizeof(window));
     for (int i = 0; i < 128; i++) {
@@ -64,7 +64,7 @@ static UpdateGuard outliers_warm(double loss_limit, double norm_limit) {
     return guard;
 }
 
-static void test_guard_limits(void) {
+TEST(guard_limits) {
     UpdateGuard guard = outliers_warm(3, 3);
     EXPECT(outliers_check(&guard, 4, 1) == UPDATE_DO, "ordinary");
     EXPECT(outliers_check(&guard, 1, 0.1) == UPDATE_DO, "low values are welcome");
@@ -81,7 +81,7 @@ static void test_guard_limits(void) {
 }
 
 // Even a guard that is off, or whose window is not full, lets nothing through that is not finite.
-static void test_guard_nonfinite(void) {
+TEST(guard_nonfinite) {
     UpdateGuard guard = outliers_open(0, 0);
     const double bad[][2] = {{NAN, 1}, {4, NAN}, {INFINITY, 1}, {4, INFINITY}, {-INFINITY, NAN}};
     for (int i = 0; i < 5; i++) {
@@ -106,7 +106,7 @@ static void test_regime(double limit, int max) {
 }
 
 // Diverged: too many in a row that are not finite, or a mean that rose too far above its lowest.
-static void test_divergence(void) {
+TEST(divergence) {
     char reason[256] = "";
     UpdateGuard guard = outliers_open(0, 0);
     for (int i = 0; i < 3; i++) {
@@ -135,18 +135,14 @@ static void test_divergence(void) {
     EXPECT(strstr(reason, "2.000 above its minimum"), "%s", reason);
 }
 
-int main(void) {
-    test_definition();
-    test_divergence();
-    test_nonfinite();
-    test_constant();
-    test_guard_limits();
-    test_guard_nonfinite();
+TEST(regimes) {
     test_regime(3, 13);
     test_regime(6, 4);
     test_regime(10, 2);
+}
+
+TEST(reasons) {
     EXPECT(strstr(outliers_reason(UPDATE_SKIP_OUTLIER), "outlier") &&
                strstr(outliers_reason(UPDATE_SKIP_NONFINITE), "finite"),
            "reasons");
-    return test_done("guard");
 }

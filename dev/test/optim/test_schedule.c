@@ -66,12 +66,11 @@ static void test_odd_lengths(Schedule schedule) {
     EXPECT_NEAR(schedule_lr(schedule, far / 4 - 1, far, far / 2, peak, 0), peak * 0.5, 1e-9, "long runs");
 }
 
-int main(void) {
+TEST(schedule) {
     for (int i = 0; i < 4; i++) {
         test_ends(all[i]);
         test_continuity(all[i]);
         test_odd_lengths(all[i]);
     }
     test_shapes();
-    return test_done("schedule");
 }

@@ -23,7 +23,7 @@ static double sum_of(const ClipShares* shares) {
 }
 
 // Parts of the parameters, then means of what was seen, then exponential ones.
-static void test_shares(void) {
+TEST(shares) {
     ClipShares shares = new_shares();
     const double first[GROUPS] = {4, 3, 2, 1}, second[GROUPS] = {0, 0, 0, 7}, bad[GROUPS] = {1, NAN, 1, 1},
                  none[GROUPS] = {0, 0, 0, 0};
@@ -62,7 +62,7 @@ static int put(InBackward* u, int g, double square, Update* update) {
 }
 
 // Where groups have their shares, each is clipped as the norm of the whole would clip it.
-static void test_clipping(void) {
+TEST(clipping) {
     ClipShares shares = new_shares();
     const double squares[GROUPS] = {4, 3, 2, 1};
     const UpdateGuard guard = outliers_open(0, 0);
@@ -88,7 +88,7 @@ static void test_clipping(void) {
     EXPECT_NEAR(update.grad_scale, 2, 0, "no limit");
 }
 
-static void test_not_finite(void) {
+TEST(not_finite) {
     ClipShares shares = new_shares();
     UpdateGuard guard = outliers_open(3, 0);
     Update update;
@@ -111,11 +111,4 @@ static void test_not_finite(void) {
     EXPECT(!put(&u, 3, 1, &update), "an outlier");
     in_backward_end(&u, &shares);
     EXPECT(shares.updates == 0, "shares of no update");
-}
-
-int main(void) {
-    test_shares();
-    test_clipping();
-    test_not_finite();
-    return test_done("test_in_backward");
 }

@@ -13,7 +13,7 @@ static Validations after(const double* losses, int n) {
     return v;
 }
 
-static void test_patience(void) {
+TEST(patience) {
     const double losses[] = {4, 3, 3, NAN, 2.5, INFINITY, 2.5, 2.6};
     const int64_t best_step[] = {0, 10, 10, 10, 40, 40, 40, 40}, since[] = {0, 0, 1, 2, 0, 1, 2, 3};
     for (int n = 1; n <= 8; n++) {
@@ -30,7 +30,7 @@ static void test_patience(void) {
     EXPECT(isnan(v.best) && v.since == 2, "no number");
 }
 
-static void test_divergence(void) {
+TEST(divergence) {
     char reason[256];
     const double healthy[] = {log(500) + 0.1}, high[] = {30};
     const Validations usual = after(healthy, 1), bad_start = after(high, 1), unknown = validations_open();
@@ -46,10 +46,4 @@ static void test_divergence(void) {
     EXPECT(validations_diverged(&usual, NAN, 500, reason) &&
                validations_diverged(&bad_start, INFINITY, 500, reason),
            "no number");
-}
-
-int main(void) {
-    test_patience();
-    test_divergence();
-    return test_done("validations");
 }

@@ -139,7 +139,7 @@ static void test_levels(ModelConfig cfg, int size, int shards) {
     free(is_taken);
 }
 
-static void test_covers(void) {
+TEST(covers) {
     static const ModelConfig odd = {7, 131, 201, 3, 3, 33, SHARE_OFF},
                              one_layer = {8, 5, 128, 1, 1, 1, SHARE_OFF};
     int count;
@@ -169,7 +169,7 @@ static void test_covers(void) {
 }
 
 // The same element, in full arrays and in a shard: a tensor of a layer is at the place that its row says.
-static void test_full_places(void) {
+TEST(full_places) {
     static const ModelConfig cfg = {7, 131, 201, 3, 3, 33, SHARE_OFF};
     TensorRow rows[MODEL_PARAMETER_ROWS];
     const ZeroPlan plan = zero_plan(cfg, 0, 0, 4);
@@ -189,7 +189,7 @@ static void test_full_places(void) {
 }
 
 // Memory of stages 0, 1 and 2.
-static void test_memory(void) {
+TEST(memory) {
     static const ModelConfig cfg = {1024, GPT2_VOCAB, 50304, 12, 12, 768, SHARE_OFF};
     const ZeroPlan all = zero_plan(cfg, 0, 1, 8), one = zero_plan(cfg, 1, 1, 8),
                    two = zero_plan(cfg, 2, 1, 8);
@@ -211,7 +211,7 @@ static void test_memory(void) {
 }
 
 // Of frozen rows and the first blocks nothing moves.
-static void test_frozen_traffic(void) {
+TEST(frozen_traffic) {
     static const ModelConfig cfg = {7, 131, 201, 5, 3, 33, SHARE_OFF};
     for (int stage = 0; stage <= 2; stage++) {
         ZeroPlan plan = zero_plan(cfg, stage, 0, 4);
@@ -224,7 +224,7 @@ static void test_frozen_traffic(void) {
 }
 
 // What an update moves: 16 sequences in micro-batches of 2.
-static void test_traffic(void) {
+TEST(traffic) {
     static const ModelConfig cfg = {7, 131, 201, 5, 3, 33, SHARE_OFF};
     for (int stage = 0; stage <= 3; stage++) {
         const ZeroPlan one = zero_plan(cfg, stage, 0, 4), two = zero_plan_two_levels(cfg, stage, 0, 4, 2);
@@ -245,7 +245,7 @@ static void test_traffic(void) {
 }
 
 // The micro-batches of an update are dealt out in turn.
-static void test_steps(void) {
+TEST(steps) {
     for (int sequences = 1; sequences <= 40; sequences++) {
         for (int B = 1; B <= 7; B++) {
             for (int size = 1; size <= 5; size++) {
@@ -270,7 +270,7 @@ static void test_steps(void) {
 
 // The sum of micro-batches, added one after another, is the same however many come at a time: what the others
 // left behind in their pieces is not looked at.
-static void test_order(void) {
+TEST(order) {
     enum { N = 1000, BATCHES = 7 };
     static float batch[BATCHES][N], pieces[BATCHES * N], want[N], got[N];
     Rand rng = rand_open(1, 2);
@@ -292,15 +292,4 @@ static void test_order(void) {
         }
         EXPECT(memcmp(got, want, sizeof(want)) == 0, "%d processes", size);
     }
-}
-
-int main(void) {
-    test_covers();
-    test_full_places();
-    test_memory();
-    test_traffic();
-    test_frozen_traffic();
-    test_steps();
-    test_order();
-    return test_done("zero");
 }

@@ -539,7 +539,7 @@ static int count_gpus(void) {
     return status_of(child);
 }
 
-int main(void) {
+TEST(zero) {
     const int gpus = count_gpus();
     EXPECT(gpus > 0, "no GPU");
     test_ranks(1);
@@ -548,5 +548,4 @@ int main(void) {
         test_ranks(size);
     }
 #endif
-    return test_done("zero");
 }

@@ -34,7 +34,7 @@ static double seconds(ModelConfig cfg, const Options* o, CostKind kind) {
 }
 
 // More processes than there are sequences, or tokens: the work of one that has anything to do.
-static void test_many_processes(void) {
+TEST(many_processes) {
     Options o = options_of(OPTION_CPU, NULL, NULL);
     o.processes = 8; // a sequence each
     const double least = seconds(CFG, &o, COST_MATMULS);
@@ -46,7 +46,7 @@ static void test_many_processes(void) {
 
 static const double TOKENS = 2048, BLOCK = 12.0 * 256 * 256, HEAD = 1024.0 * 256;
 
-static void test_flops(void) {
+TEST(flops) {
     const Options o = options_of(OPTION_CPU, NULL, NULL),
                   muon = options_of(OPTION_CPU, "--optimizer", "muon");
     const double matmuls = 6 * TOKENS * (4 * BLOCK + HEAD), attention = 7.0 * TOKENS * 256 * 256 * 4;
@@ -62,7 +62,7 @@ static void test_flops(void) {
 }
 
 // What a level computes again, forward, in FLOP of matmuls.
-static void test_recompute(void) {
+TEST(recompute) {
     static const double again[] = {0, 0, 0, 4.0 / 12, 8.0 / 12};
     static const char* const words[] = {"0", "1", "2", "mlp", "3"};
     const Options none = options_of(OPTION_CPU, NULL, NULL);
@@ -84,7 +84,7 @@ static void test_recompute(void) {
            "and attention");
 }
 
-static void test_growth(void) {
+TEST(growth) {
     ModelConfig twice = CFG;
     twice.L = 8;
     for (int kind = 0; kind < COST_MOVES; kind++) {
@@ -103,7 +103,7 @@ static void test_growth(void) {
     }
 }
 
-static void test_options(void) {
+TEST(options) {
     const Options o = options_of(OPTION_CPU, NULL, NULL), gpu = options_of(OPTION_GPU, NULL, NULL);
     const Options frozen = options_of(OPTION_CPU, "--freeze", "embeddings,blocks[0-1]");
     // two blocks and the classifier: forward; gradient of the inputs of all but two blocks; two blocks' weights
@@ -138,7 +138,7 @@ static void test_options(void) {
 }
 
 // Bytes count where they take longer than FLOP.
-static void test_bound(void) {
+TEST(bound) {
     const Options o = options_of(OPTION_CPU, NULL, NULL);
     CostDevice device = device_of(COST_MEMORY);
     const CostUpdate slow = cost_update(CFG, &o, &device);
@@ -149,7 +149,7 @@ static void test_bound(void) {
 }
 
 // On this machine, at sizes that are quick.
-static void test_rates(void) {
+TEST(rates) {
     Options o = options_of(OPTION_CPU, NULL, NULL);
     for (int is_bf16 = 0; is_bf16 < 2; is_bf16++) {
         CostRates rates = {{0}, 0, ""};
@@ -162,7 +162,7 @@ static void test_rates(void) {
     }
 }
 
-static void test_moves(void) {
+TEST(moves) {
     Memory memory = memory_dry();
     memory_set_moves(memory_count(&memory, "state", MEMORY_HOST, 1000), 2, 1);
     memory_set_moves(memory_count(&memory, "file", MEMORY_DISK, 300), 1, 1);
@@ -174,7 +174,7 @@ static void test_moves(void) {
 }
 
 // The widest models and heads: operations stay within their arrays, as the address sanitizer sees, and reach something.
-static void test_rates_of_wide_models(void) {
+TEST(rates_of_wide_models) {
     static const ModelConfig wide = {4096, 2000000, 2000000, 1, 85, 65280, SHARE_OFF};
     for (int is_bf16 = 0; is_bf16 < 2; is_bf16++) {
         CostRates rates;
@@ -193,17 +193,4 @@ static void test_rates_of_wide_models(void) {
         EXPECT(sizes.NH >= 1 && sizes.C == sizes.NH * HS && 3 * (size_t)sizes.T * sizes.C <= RATES_ELEMENTS_,
                "heads of size %d: %d of them, %d tokens", HS, sizes.NH, sizes.T);
     }
-}
-
-int main(void) {
-    test_flops();
-    test_many_processes();
-    test_recompute();
-    test_growth();
-    test_options();
-    test_bound();
-    test_rates();
-    test_rates_of_wide_models();
-    test_moves();
-    return test_done("speed");
 }

@@ -42,7 +42,7 @@ static Options fit(Options o, FitDevice device) {
 
 static void no_room_body(const void* device) { fit(options_of(OPTION_GPU, NULL), *(const FitDevice*)device); }
 
-static void test_choice(void) {
+TEST(choice) {
     const Options asked = options_of(OPTION_CPU, NULL);
     Options o = fit(asked, device_of(850, 0));
     EXPECT(o.batch == 8 && o.recompute == 0 && o.eval_batches == 3, "what was asked for fits: %d, %d",
@@ -64,13 +64,13 @@ static void test_choice(void) {
     }
 }
 
-static void test_given(void) {
+TEST(given) {
     const Options asked = options_of(OPTION_CPU, "2");
     const Options o = fit(asked, device_of(300, 0));
     EXPECT(o.recompute == 2 && o.batch == 4, "--recompute 2 stays: %d, %d", o.recompute, o.batch);
 }
 
-static void test_offload(void) {
+TEST(offload) {
     const Options asked = options_of(OPTION_GPU, NULL);
     Options o = fit(asked, device_of(45, 1));
     EXPECT(o.offload_optimizer == OFFLOAD_HOST && o.batch == 1, "the state does not fit: %d",
@@ -80,11 +80,4 @@ static void test_offload(void) {
     FitDevice device = device_of(45, 1);
     device.host_limit = 40;
     EXPECT(test_dies(no_room_body, &device, 1, "none of 40 ways fits into 0.0 MiB"), "no room on the host");
-}
-
-int main(void) {
-    test_choice();
-    test_given();
-    test_offload();
-    return test_done("fit");
 }

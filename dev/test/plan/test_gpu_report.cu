@@ -21,7 +21,7 @@ static void expect_peak(const char* name, int major, int minor, double tflops) {
 
 // The longest name whose words all occur in the card's name wins: an H200 is not an H20, an A100 not
 // A10.
-static void test_names(void) {
+TEST(names) {
     expect_peak("NVIDIA H200", 9, 0, 989.4);
     expect_peak("NVIDIA H200 NVL", 9, 0, 835.5);
     expect_peak("NVIDIA H20", 9, 0, 148);
@@ -36,7 +36,7 @@ static void test_names(void) {
 }
 
 // By clock and multiprocessors: GeForce cards do half of what others with the same chip do.
-static void test_architectures(void) {
+TEST(architectures) {
     Gpu gpu = card("a card", 8, 9);
     const double clocks = 2e-9 * gpu_attribute_(&gpu, cudaDevAttrClockRate) * gpu.multiprocessors;
     for (int major = 8; major <= 12; major += 4) {
@@ -47,10 +47,4 @@ static void test_architectures(void) {
     expect_peak("NVIDIA GeForce RTX 3060", 8, 6, clocks * 256);
     expect_peak("a card", 9, 0, clocks * 2048);
     expect_peak("a card", 10, 0, clocks * 4096);
-}
-
-int main(void) {
-    test_names();
-    test_architectures();
-    return test_done("gpu_report");
 }

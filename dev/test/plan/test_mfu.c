@@ -25,7 +25,7 @@ static void expect(Mfu* mfu, double rate, double now_s, double wanted, int wante
 }
 
 // Measured at a bad moment: an update beats it, and the next measurement is right.
-static void test_beaten(void) {
+TEST(beaten) {
     Mfu mfu;
     measured = 0;
     mfu_open(&mfu, 3e9, 3e9, measure, NULL, 100);
@@ -41,7 +41,7 @@ static void test_beaten(void) {
 }
 
 // Nobody beats it, but it is measured again after 5, 10, 20 ... seconds.
-static void test_repeated(void) {
+TEST(repeated) {
     Mfu mfu;
     int at[] = {105, 110, 120, 140, 180};
     measured = 0;
@@ -57,7 +57,7 @@ static void test_repeated(void) {
 
 // With four processes, the peak of all rises by the increase that one of them measures. A GPU's never
 // changes.
-static void test_processes(void) {
+TEST(processes) {
     Mfu mfu;
     measured = 0;
     machine_does = 20e9;
@@ -67,11 +67,4 @@ static void test_processes(void) {
     mfu_open(&mfu, 40e9, 10e9, NULL, NULL, 0);
     expect(&mfu, 10e9, 1000, 0.25, 0, "");
     expect(&mfu, 80e9, 1001, 2, 0, "");
-}
-
-int main(void) {
-    test_beaten();
-    test_repeated();
-    test_processes();
-    return test_done("mfu");
 }

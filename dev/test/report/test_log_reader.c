@@ -15,7 +15,7 @@ static Record read_text(const char* text) {
     return record;
 }
 
-static void test_numbers(void) {
+TEST(numbers) {
     Record r = read_text(
         "{\"kind\":\"config\",\"options\":{\"lr\":0.1,\"shuffle\":true,\"batch\":null,\"out\":\"a b\","
         "\"products\":\"bf16\"},"
@@ -42,7 +42,7 @@ static void test_numbers(void) {
 }
 
 // Steps that are done again replace the first ones, with what was said about them.
-static void test_again(void) {
+TEST(again) {
     Record r = read_text(TRAIN(1, 9) TRAIN(2, 8) VAL(2, 8) TRAIN(3, 7) TRAIN(2, 5) VAL(2, 5) TRAIN(3, 4));
     EXPECT(r.num_steps == 3 && r.steps[1].values[RECORD_LOSS] == 5, "%zu", r.num_steps);
     EXPECT(r.num_events == 1 && r.events[0].values[RECORD_VALUE_LOSS] == 5, "%zu", r.num_events);
@@ -57,7 +57,7 @@ static void test_again(void) {
 }
 
 // A finished run that is started again does nothing: its speed stays, and its peak is that of all starts.
-static void test_starts(void) {
+TEST(starts) {
     Record r =
         read_text(TRAIN(1, 9) "{\"kind\":\"summary\",\"tok_per_s\":500,\"samples_per_s\":5,\"peak_mb\":39}\n"
                               "{\"kind\":\"summary\",\"tok_per_s\":0,\"samples_per_s\":0,\"peak_mb\":21}\n");
@@ -70,7 +70,7 @@ static void test_starts(void) {
 
 // Shares of a peak that turned out too low become those of the right one, but not across starts:
 // that may be another machine.
-static void test_peaks(void) {
+TEST(peaks) {
     static const double wanted[] = {0.25, 0.5, 0.3, 0.2, 0.4, 0.8};
     Record r = read_text("{\"kind\":\"config\"}\n" PEAK(1, 1, 2e9) VAL(1, 2) PEAK(2, 1, 4e9) PEAK(3, 0.3, 8e9)
                              VAL(3, 2) "{\"kind\":\"config\"}\n" VAL(3, 2) PEAK(4, 0.4, 1e9) PEAK(5, 0.4, 2e9)
@@ -112,7 +112,7 @@ static void body_warning(const void* text) {
     exit(0);
 }
 
-static void test_refused(void) {
+TEST(refused) {
     EXPECT(test_dies(body_warning, TRAIN(1, 2) TRAIN(2, "x"), 0,
                      "warning: |run.jsonl: byte |found '\"'|(line 2 of the log); left out: 1 damaged line\n"),
            "");
@@ -123,20 +123,11 @@ static void test_refused(void) {
     EXPECT(test_dies(body_read, VAL(0, 2), 1, "no update is logged yet"), "");
 }
 
-static void test_split(void) {
+TEST(split) {
     static char paths[RECORD_RUNS][PATH_MAX];
     EXPECT(record_split(paths, "a,b\\,c,d", "report") == 3, "");
     EXPECT(strcmp(paths[0], "a") == 0 && strcmp(paths[1], "b,c") == 0 && strcmp(paths[2], "d") == 0, "%s",
            paths[1]);
 }
 
-int main(void) {
-    test_numbers();
-    test_again();
-    test_starts();
-    test_peaks();
-    EXPECT(test_dies(body_damaged, NULL, 0, "left out: 10 damaged lines"), "");
-    test_refused();
-    test_split();
-    return test_done("record");
-}
+TEST(damaged_lines) { EXPECT(test_dies(body_damaged, NULL, 0, "left out: 10 damaged lines"), ""); }

@@ -3,7 +3,7 @@ test_gpt2.c -- the whole model on the CPU: against PyTorch's numbers (dev/ref/fi
 against llmc/reference.h, against finite differences, and against itself: recomputation, accumulation and threads;
 documents in a row, padding and shorter batches.
 
-    make test, or build/plain/test_gpt2 from the top of the repository
+    make test, or build/plain/test_run from the top of the repository
 */
 #define TRAIN_GPT2_NO_MAIN
 #define MODEL_CHUNK_LOGITS 3000 // the classifier takes a batch in several chunks, forward and backward
@@ -161,7 +161,7 @@ static double tensor_error(const TensorRow* row, const void* a, const void* b) {
 }
 
 // fp32 rounds each operation by 6e-8; a gradient passes through some hundred sums of up to a hundred terms.
-static void test_against_pytorch(void) {
+TEST(against_pytorch) {
     Model model;
     open_fixture(&model, FIXTURES "gpt2_tiny.bin", RECOMPUTE_NONE);
     State s = fixture_open(FIXTURES "gpt2_tiny_state.bin", &model);
@@ -208,7 +208,7 @@ static void expect_reference_gradients(const RefModel* reference, const Model* m
 }
 
 // PyTorch computed in double and stored fp32: half an epsilon.
-static void test_pytorch_against_reference(void) {
+TEST(pytorch_against_reference) {
     Model model;
     RefModel reference;
     open_fixture(&model, FIXTURES "gpt2_tiny.bin", RECOMPUTE_NONE);
@@ -224,7 +224,7 @@ static void test_pytorch_against_reference(void) {
 }
 
 // Sizes that divide by nothing, positions that are not in use, documents, targets that do not count.
-static void test_against_reference(void) {
+TEST(against_reference) {
     enum { B = 2, T = 13, N = B * T };
     const ModelConfig cfg = {17, 131, 201, 3, 3, 33, SHARE_OFF};
     Model model;
@@ -260,7 +260,7 @@ static int is_key_bias(const TensorRow* row, size_t i, int C) {
     return strcmp(row->name, "qkvb") == 0 && i % (3 * (size_t)C) / (size_t)C == 1;
 }
 
-static void test_adamw_steps(void) {
+TEST(adamw_steps) {
     Model model, after;
     open_fixture(&model, FIXTURES "gpt2_tiny.bin", RECOMPUTE_NONE);
     open_fixture(&after, FIXTURES "gpt2_tiny_adamw.bin", RECOMPUTE_NONE);
@@ -309,7 +309,7 @@ static void test_adamw_steps(void) {
 // Along random directions of each tensor, the loss must change as the gradient says. fp32 losses carry 3e-7
 // of noise: with a step that changes the loss by about 1e-2, a difference is good to some 1e-4, and the third
 // derivative adds a little.
-static void test_finite_differences(void) {
+TEST(finite_differences) {
     Model model;
     open_fixture(&model, FIXTURES "gpt2_tiny.bin", RECOMPUTE_NONE);
     State s = fixture_open(FIXTURES "gpt2_tiny_state.bin", &model);
@@ -373,7 +373,7 @@ static void test_same_bits(void (*open)(Model*, const char*, int)) {
 
 // Micro-batches of one sequence, added up, give the gradient of the batch; nothing of an earlier update is
 // left in it.
-static void test_accumulation(void) {
+TEST(accumulation) {
     Model model, whole;
     open_fixture(&model, FIXTURES "gpt2_tiny.bin", RECOMPUTE_NONE);
     open_fixture(&whole, FIXTURES "gpt2_tiny.bin", RECOMPUTE_NONE);
@@ -459,7 +459,7 @@ static double cosine(const float* a, const float* b, size_t n) {
 // bf16 rounds a factor by 2^-8 of it at most, by 0.4 2^-8 in the mean square: a product of two by 0.6 2^-8 = 0.0022, and
 // so a sum of such products with both signs. A logit comes through some ten matmuls one after another, each with an error
 // of its own: 0.0022 sqrt(10) = 0.7 %; a gradient through twice as many: 1 %. Twice that is allowed.
-static void test_bf16_against_pytorch(void) {
+TEST(bf16_against_pytorch) {
     Model model, exact;
     open_bf16(&model, FIXTURES "gpt2_tiny.bin", RECOMPUTE_NONE);
     open_fixture(&exact, FIXTURES "gpt2_tiny.bin", RECOMPUTE_NONE);
@@ -551,7 +551,7 @@ static void test_tiles_cut(Model* model, Model* exact, State s) {
     expect_gradients(model, exact, "cut tiles");
 }
 
-static void test_tiles(void) {
+TEST(tiles) {
     enum { B = 3, T = 32 };
     Model model, exact;
     int x[B * T], y[B * T];
@@ -570,7 +570,7 @@ static void test_tiles(void) {
 }
 
 // An update packs the weights again: what follows is what a new model makes of the same parameters, bit for bit.
-static void test_bf16_packs_again(void) {
+TEST(bf16_packs_again) {
     Model model, fresh;
     open_bf16(&model, FIXTURES "gpt2_tiny.bin", RECOMPUTE_NONE);
     open_bf16(&fresh, FIXTURES "gpt2_tiny.bin", RECOMPUTE_NONE);
@@ -639,7 +639,7 @@ static void test_documents(int recompute) {
 }
 
 // A batch that is shorter than those the model was opened for, and whose own chunks would be longer.
-static void test_shorter_batch(void) {
+TEST(shorter_batch) {
     Model model, exact;
     const ModelConfig cfg = llmc_bin_read_config(FIXTURES "gpt2_tiny.bin");
     const int max = MODEL_CHUNK_LOGITS / cfg.Vp + 1;
@@ -752,7 +752,7 @@ static void test_freeze(const char* list, Options options) {
 }
 
 // The backward pass does not come to a block below which all is frozen: a NaN there is not read.
-static void test_backward_ends(void) {
+TEST(backward_ends) {
     Model model;
     open_frozen(&model, "embeddings,blocks[0]", (Options){.recompute = RECOMPUTE_NONE});
     State s = fixture_open(FIXTURES "gpt2_tiny_state.bin", &model);
@@ -864,7 +864,7 @@ static void test_share(const char* share, Options options) {
     model_close(&model);
 }
 
-static void test_all_shared(void) {
+TEST(all_shared) {
     static const char* const shares[] = {"all", "attention", "mlp", "pairs", "loop:2"};
     for (size_t i = 0; i < sizeof(shares) / sizeof(shares[0]); i++) {
         const int is_loop = strncmp(shares[i], "loop", 4) == 0; // setup_check_share
@@ -909,7 +909,7 @@ static void test_packed_update(OptimizerName name) {
 }
 
 // If some targets of a batch do not count, the update follows the mean over the others.
-static void test_counted_mean(void) {
+TEST(counted_mean) {
     Model model, half;
     open_fixture(&model, FIXTURES "gpt2_tiny.bin", RECOMPUTE_NONE);
     State s = fixture_open(FIXTURES "gpt2_tiny_state.bin", &model);
@@ -932,7 +932,7 @@ static void test_counted_mean(void) {
 }
 
 // A model takes what a dry run of opening it counts, and allocates nothing besides.
-static void test_plan(void) {
+TEST(plan) {
     for (int k = 0; k < PLAN_TEST_RUNS; k++) {
         Comm comm = {.size = 1};
         ModelConfig cfg;
@@ -949,7 +949,7 @@ static void test_plan(void) {
 }
 
 // The gradient of block 0 overflows, and the loss does not notice: its GELU passes zeros on, through weights that are huge.
-static void test_update_in_part(void) {
+TEST(update_in_part) {
     static ClipShares shares;
     static InBackward now;
     Model model;
@@ -994,23 +994,21 @@ static void test_update_in_part(void) {
 
 static const char* const optimizers[] = {"adamw", "adamw8bit", "adafactor", "muon", "lion", "sgd", NULL};
 
-int main(void) {
-    test_same_bits(open_fixture); // first: it sets the number of threads, and scratch memory is per thread
-    test_same_bits(open_bf16);
-    test_against_pytorch();
-    test_bf16_against_pytorch();
-    test_tiles();
-    test_bf16_packs_again();
-    test_pytorch_against_reference();
-    test_against_reference();
-    test_adamw_steps();
-    test_finite_differences();
-    test_accumulation();
+TEST(same_bits_fp32) { test_same_bits(open_fixture); }
+TEST(same_bits_bf16) { test_same_bits(open_bf16); }
+
+TEST(decode) {
     test_decode(open_fixture, 1e-5);
-    test_decode(open_bf16, 0.014); // as test_bf16_against_pytorch allows
+    test_decode(open_bf16, 0.014); // as bf16_against_pytorch allows
+}
+
+TEST(documents) {
     for (int recompute = RECOMPUTE_NONE; recompute <= RECOMPUTE_BLOCK; recompute++) {
         test_documents(recompute);
     }
+}
+
+TEST(freeze) {
     static const char* const lists[] = {"embeddings",
                                         "wpe,*b",
                                         "blocks",
@@ -1025,28 +1023,39 @@ int main(void) {
         test_freeze(lists[i], (Options){.optimizer = OPTIMIZER_LION, .recompute = RECOMPUTE_MLP});
         test_freeze(lists[i], (Options){.optimizer = OPTIMIZER_SGD, .zero = 2, .recompute = RECOMPUTE_BLOCK});
     }
-    test_backward_ends();
-    test_all_shared();
+}
+
+TEST(packed_update) {
     for (int name = OPTIMIZER_ADAMW; name <= OPTIMIZER_SGD; name++) {
         test_packed_update((OptimizerName)name);
     }
-    test_shorter_batch();
-    test_counted_mean();
-    test_plan();
-    vec_flush_denormals(); // as main does
+}
+
+TEST(task_losses) {
+    vec_flush_denormals(); // as the trainer does
     test_task_losses(memory_on_host(), "", 1e-5);
-    test_resume("");
-    test_resume("--matmul bf16");
-    test_resume("--optimizer lion");
-    test_resume("--optimizer adafactor --freeze embeddings,blocks[0]");
-    test_resume("--optimizer adafactor");
-    test_resume("--optimizer muon --muon-rows on --cautious-decay on");
-    test_resume("--optimizer sgd --lr 0.1");
-    test_resume("--optimizer sgd --lr 0.1 --sgd-momentum 0");
-    test_resume("--share-layers all");
-    test_resume("--share-layers attention --optimizer muon");
-    test_resume("--share-layers mlp --optimizer adafactor");
-    test_update_in_part();
+}
+
+TEST(resume) {
+    static const char* const lines[] = {"",
+                                        "--matmul bf16",
+                                        "--optimizer lion",
+                                        "--optimizer adafactor --freeze embeddings,blocks[0]",
+                                        "--optimizer adafactor",
+                                        "--optimizer muon --muon-rows on --cautious-decay on",
+                                        "--optimizer sgd --lr 0.1",
+                                        "--optimizer sgd --lr 0.1 --sgd-momentum 0",
+                                        "--share-layers all",
+                                        "--share-layers attention --optimizer muon",
+                                        "--share-layers mlp --optimizer adafactor"};
+    vec_flush_denormals();
+    for (size_t i = 0; i < sizeof(lines) / sizeof(lines[0]); i++) {
+        test_resume(lines[i]);
+    }
+}
+
+TEST(in_backward) {
+    vec_flush_denormals();
     test_in_backward(optimizers, "");
     in_backward_same_bits_(3, "--freeze wte,blocks[0-0],norms");
     in_backward_same_bits_(3, "--freeze embeddings,blocks[0]");
@@ -1056,5 +1065,4 @@ int main(void) {
     in_backward_same_bits_(3, "--share-layers all");
     in_backward_same_bits_(3, "--share-layers attention");
     in_backward_same_bits_(6, "--share-layers pairs");
-    return test_done("test_gpt2");
 }

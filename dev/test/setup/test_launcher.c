@@ -105,7 +105,7 @@ static int is(Launcher launch, const char* launcher, int rank, int size, int loc
 #define TORCH "RANK=1 WORLD_SIZE=2 LOCAL_RANK=1 LOCAL_WORLD_SIZE=2 MASTER_ADDR=node1 MASTER_PORT=29400 "
 #define ELASTIC TORCH "TORCHELASTIC_RUN_ID=books TORCHELASTIC_RESTART_COUNT=3 "
 
-static void test_sources(void) {
+TEST(sources) {
     EXPECT(is(find("", "HOME=/ PATH=/bin"), "", 0, 1, 0, 1));
     EXPECT(is(find("", OMPI OMPI_LOCAL), "mpirun", 5, 8, 1, 4));
     EXPECT(is(find("", OMPI), "mpirun", 5, 8, -1, -1));
@@ -138,7 +138,7 @@ static int forgets(const char* environment) {
     return launcher_forgets_srun((const char* const*)words_of(environment));
 }
 
-static void test_forgotten_srun(void) {
+TEST(forgotten_srun) {
     EXPECT(forgets(SLURM) && forgets(SLURM "SLURM_STEP_ID=4294967294"), "a script of sbatch -n 8");
     EXPECT(!forgets(STEP), "a task");
     EXPECT(!forgets(SLURM "SLURM_STEP_NUM_TASKS=1 SLURM_STEP_ID=0"), "srun -n 1");
@@ -146,7 +146,7 @@ static void test_forgotten_srun(void) {
     EXPECT(!forgets("SLURM_NTASKS=1") && !forgets(""));
 }
 
-static void test_options(void) {
+TEST(options) {
     EXPECT(is(find("-pn 1", ""), "", 0, 1, 0, 1));
     EXPECT(is(find("-pn 1 -pr 0 -pg 8 -pi tcp -ps host:1 -pf /tmp", ""), "", 0, 1, 0, 1),
            "llm.c's, one process");
@@ -159,7 +159,7 @@ static void test_options(void) {
     EXPECT(is(find("-pg 2", OMPI OMPI_LOCAL), "mpirun", 5, 8, 1, 4), "the launcher knows better");
 }
 
-static void test_meetings(void) {
+TEST(meetings) {
     const Launcher step = find_gpu("", STEP), next = find_gpu("", "SLURM_JOB_ID=4712 " STEP);
     EXPECT(step.meeting.port >= 20000 && step.meeting.port < 30000, "%d", step.meeting.port);
     EXPECT(meets(step, LAUNCHER_TCP, "node07", step.meeting.port, "", "srun 4711.2"));
@@ -193,7 +193,7 @@ static void test_meetings(void) {
     }
 }
 
-static void test_refused_meetings(void) {
+TEST(refused_meetings) {
     EXPECT(refused_gpu("-pn 4 -pr 1 -pi mpi", "", "4 processes|mpirun -n 4"));
     EXPECT(refused_gpu("-pi mpi", TORCH, "2 processes|mpirun -n 2"));
     EXPECT(refused_gpu("-pn 4 -pr 1 -pi tcp", "", "--init tcp wants --server HOST[:PORT]"));
@@ -210,7 +210,7 @@ static void test_refused_meetings(void) {
     EXPECT(refused("", STEP, "4 processes of srun|mpirun -n 4 ..., srun --mpi=pmix, or --num-processes 1"));
 }
 
-static void test_refused(void) {
+TEST(refused) {
     EXPECT(refused("--num-processes 4", "", "--num-processes 4 without --rank"));
     EXPECT(refused("--rank 2", "", "--rank 2 without --num-processes"));
     EXPECT(refused("-pn 4 -pr 4", "", "--rank 4, --num-processes 4; wanted a rank from 0 to 3"));
@@ -237,7 +237,7 @@ static void test_refused(void) {
 }
 
 // What is known before the options.
-static void test_expect(void) {
+TEST(expect) {
     unsetenv("OMPI_COMM_WORLD_RANK");
     unsetenv("OMPI_COMM_WORLD_SIZE");
     EXPECT(launcher_expect().size == 1);
@@ -247,7 +247,7 @@ static void test_expect(void) {
     EXPECT(launcher_expect().size == 8 && launcher_expect().rank == 3);
 }
 
-static void test_zero(void) {
+TEST(zero) {
     Options options = options_of("", OPTION_CPU);
     EXPECT(launcher_zero(&options, 1) == 0 && launcher_zero(&options, 2) == 2);
     options = options_of("-z 1", OPTION_CPU);
@@ -269,23 +269,10 @@ static void expect_shards(const char* line, int trainer, int wanted) {
     EXPECT(launcher_shards(&options, &alone) == wanted, "%s: %d", line, launcher_shards(&options, &alone));
 }
 
-static void test_shards(void) {
+TEST(shards) {
     expect_shards("", OPTION_GPU, 16);
     expect_shards("--gpus-per-node 8", OPTION_GPU, 8);
     expect_shards("--gpus-per-node 5", OPTION_GPU, 16);
     expect_shards("--gpus-per-node 8 --shard-ranks 4", OPTION_GPU, 4);
     expect_shards("--gpus-per-node 8", OPTION_CPU, 16);
-}
-
-int main(void) {
-    test_sources();
-    test_forgotten_srun();
-    test_options();
-    test_meetings();
-    test_refused_meetings();
-    test_refused();
-    test_expect();
-    test_zero();
-    test_shards();
-    return test_done("test_launch");
 }

@@ -71,7 +71,7 @@ static const char* text_of(const Options* options, const OptionRow* row) {
     return option_text(options, row, buffer[next++ % 4]);
 }
 
-static void test_names(void) {
+TEST(names) {
     for (int i = 0; i < OPTION_ROWS; i++) {
         const OptionRow* a = &OPTION_TABLE[i];
         EXPECT(*a->name && strlen(a->name) < OPTION_NAME_BYTES, "row %d", i);
@@ -91,7 +91,7 @@ static void test_names(void) {
 }
 
 // Rows and fields are in the same order, so a field without a row leaves a gap wider than alignment does.
-static void test_every_field_has_one_row(void) {
+TEST(every_field_has_one_row) {
     size_t end = 0;
     for (int i = 0; i < OPTION_ROWS; i++) {
         const size_t bytes = type_bytes(OPTION_TABLE[i].type), align = bytes < 8 ? bytes : 8;
@@ -105,7 +105,7 @@ static void test_every_field_has_one_row(void) {
 }
 
 // Each default is legal and in the form in which it is printed; each bound is legal, or not if it is open.
-static void test_defaults_and_bounds(void) {
+TEST(defaults_and_bounds) {
     Options options = parsed("");
     for (int i = 0; i < OPTION_ROWS; i++) {
         const OptionRow* row = &OPTION_TABLE[i];
@@ -136,14 +136,14 @@ static void test_defaults_and_bounds(void) {
 }
 
 // The words of --schedule stand in the order of the enum that the trainer passes on.
-static void test_schedule(void) {
+TEST(schedule) {
     EXPECT(parsed("--schedule|cosine").schedule == SCHEDULE_COSINE);
     EXPECT(parsed("--schedule|linear").schedule == SCHEDULE_LINEAR);
     EXPECT(parsed("--schedule|constant").schedule == SCHEDULE_CONSTANT);
     EXPECT(parsed("--schedule|wsd").schedule == SCHEDULE_WSD);
 }
 
-static void test_values(void) {
+TEST(values) {
     const Options o =
         parsed("--batch|8|-sl|2.5|--lr=6e-4|--steps|9000000000|--seed|18446744073709551615|"
                "--shuffle|off|-a|1|--export-dtype|bf16|--prompt|two words|--separator=|-nk|3|--plan");
@@ -163,7 +163,7 @@ static void test_values(void) {
     EXPECT(strcmp(p.prompt, "--batch") == 0 && strcmp(p.tokenizer, "-5") == 0);
 }
 
-static void test_refuses_values(void) {
+TEST(refuses_values) {
     static const char* const no_int[] = {"abc",  "1.5", "",      " 1",         "1 ",  "+1",
                                          "0x10", "1e3", "1_000", "512k",       "-",   "-2",
                                          "--",   "nan", "inf",   "2147483648", "AUTO"};
@@ -193,7 +193,7 @@ static void test_refuses_values(void) {
     EXPECT(refused("--schedule|1", "--schedule 1: wanted cosine"));
 }
 
-static void test_refuses_arguments(void) {
+TEST(refuses_arguments) {
     EXPECT(refused("--bacth|4", "error: unknown option --bacth; did you mean --batch? (--help lists all)"));
     EXPECT(refused("--bacth=4", "unknown option --bacth; did you mean --batch?"));
     EXPECT(refused("--sequence-len|4", "unknown option --sequence-len: use --seq-len, "));
@@ -216,7 +216,7 @@ static void test_refuses_arguments(void) {
 }
 
 // A value that starts with a dash is a value where any text is one, but for the name of an option.
-static void test_dashes(void) {
+TEST(dashes) {
     EXPECT(strcmp(parsed("--separator|---").separator, "---") == 0 &&
            strcmp(parsed("--separator|--x").separator, "--x") == 0);
     EXPECT(strcmp(parsed("--steps|1|--prompt|-b").prompt, "-b") == 0);
@@ -230,7 +230,7 @@ static void test_dashes(void) {
 }
 
 // Every row of synonyms names what this program does not have, and advises options that it has.
-static void test_synonyms(void) {
+TEST(synonyms) {
     EXPECT(refused("--block_size|256", "unknown option --block_size: use --seq-len, "));
     EXPECT(refused("--Learning-Rate=1", "unknown option --Learning-Rate: use --lr"));
     EXPECT(refused("--dropout|0.1", "unknown option --dropout: dropout is not supported"));
@@ -254,7 +254,7 @@ static void test_synonyms(void) {
 }
 
 // A variable of the shell that is not set must not start another run than was meant.
-static void test_empty(void) {
+TEST(empty) {
     EXPECT(refused("--report|", "--report is empty; wanted RUNS, or no --report at all"));
     EXPECT(refused("--train-data=", "--train-data is empty") && refused("--out|", "--out is empty"));
     EXPECT(refused("--model|", "--model is empty") && refused("--freeze|", "--freeze is empty"));
@@ -285,7 +285,7 @@ static int config_refused(const char* text, const char* wanted) {
 }
 
 // --matmul was called --products: command lines, files and questions about it still work.
-static void test_former_names(void) {
+TEST(former_names) {
     Options o = parsed("--products|bf16");
     EXPECT(o.matmul == MATMUL_BF16 && options_given(&o, "matmul"), "on the command line");
     options_close(&o);
@@ -296,7 +296,7 @@ static void test_former_names(void) {
     EXPECT(refused("--products|bf17", "--matmul bf17: wanted fp32"));
 }
 
-static void test_config(void) {
+TEST(config) {
     Options o = config_parsed("--lr|0.5|--steps=7",
                               "\xEF\xBB\xBF# a run\n\n batch = 8   # comment\r\nlr=1e-3\nout = a#b  c \n"
                               "prompt = \" x \\\"\\\\\\n# \" # that\nseparator =\nshuffle = off");
@@ -348,7 +348,7 @@ static const char* printed(const char* words) {
     return text;
 }
 
-static void test_help_and_version(void) {
+TEST(help_and_version) {
     const char version[] = "prog " LLMC_VERSION ", Unicode " UNICODE_VERSION ", compiled by ";
     EXPECT(strncmp(printed("--version"), version, strlen(version)) == 0);
     const char* help = printed("-b|3|--help");
@@ -371,7 +371,7 @@ static void test_help_and_version(void) {
     }
 }
 
-static void test_help_on(void) {
+TEST(help_on) {
     const char* help = printed("--help|batch");
     EXPECT(strncmp(help, "\nbatch ", 7) == 0 && strstr(help, "--seq-len ") && !strstr(help, "--lr "), "%s",
            help);
@@ -486,7 +486,7 @@ static void random_value(Rand* rng, const OptionRow* row, char text[OPTION_TEXT_
 }
 
 // A switch that has got a third word takes llm.c's 0 and 1 all the same.
-static void test_switch_with_words(void) {
+TEST(switch_with_words) {
     EXPECT(parsed("-w|1").master_weights == MASTER_WEIGHTS_ON &&
                parsed("-w|0").master_weights == MASTER_WEIGHTS_OFF,
            "-w 1 and -w 0");
@@ -495,7 +495,7 @@ static void test_switch_with_words(void) {
 }
 
 // Bytes that a terminal could take for an order are printed as digits, and read back.
-static void test_config_escapes(void) {
+TEST(config_escapes) {
     Options o = config_parsed("", "text-field = \"\\x1b[31m\\xC3\\xa9\"\n");
     EXPECT(strcmp(o.text_field, "\033[31m\xC3\xA9") == 0, "'%s'", o.text_field);
     char* config = config_of(&o);
@@ -504,7 +504,7 @@ static void test_config_escapes(void) {
     options_close(&o);
 }
 
-static void test_round_trip(void) {
+TEST(round_trip) {
     static char values[OPTION_ROWS_MAX][OPTION_TEXT_BYTES];
     Rand rng = rand_open(1, 0);
     for (int trial = 0; trial < 40; trial++) {
@@ -528,7 +528,7 @@ static void test_round_trip(void) {
     }
 }
 
-static void test_banner(void) {
+TEST(banner) {
     Options options = parsed("-b|8|--lr|0.0006|--grad-clip|1|--prompt|it's\nhere|--tokenizer=-x");
     options.warmup = 700; // as the trainer resolves it
     char* banner = banner_of(&options, "./a b");
@@ -570,7 +570,7 @@ static void expect_json_string(const char* text, size_t length, const char* want
 
 #define EXPECT_JSON(text, wanted) expect_json_string(text, sizeof(text) - 1, wanted)
 
-static void test_json_string(void) {
+TEST(json_string) {
     EXPECT_JSON("", "\"\"");
     EXPECT_JSON("a/b \x7F", "\"a/b \x7F\"");
     EXPECT_JSON("\"\\\b\f\n\r\t", "\"\\\"\\\\\\b\\f\\n\\r\\t\"");
@@ -590,7 +590,7 @@ static void test_json_string(void) {
     expect_json_string("\xE2\x82\xAC", 2, "\"\\ufffd\\ufffd\""); // never reads past the length
 }
 
-static void test_json(void) {
+TEST(json) {
     const Options options =
         parsed("-b|8|--lr|1e-5|--seed|18446744073709551615|--shuffle|off|--prompt|a\"b\n|-k|wsd|-r|2");
     char* json = NULL;
@@ -623,7 +623,7 @@ static void test_json(void) {
 }
 
 // What makes the program generate texts, and which options it refuses then, and else.
-static void test_decode(void) {
+TEST(decode) {
     EXPECT(parsed("--model|./dir|--prompt|x").generates && parsed("--interactive|--model|./dir").generates);
     EXPECT(parsed("--prompts|x.jsonl").generates, "the rest is refused later");
     EXPECT(parsed("--prompt|x").generates && parsed("--model|d12|--prompt|x|--top-k|3").generates,
@@ -641,29 +641,4 @@ static void test_decode(void) {
     const Options o = parsed("--model|./dir|--prompt|x|--stop|a|--stop=b c|--tokens|7|--seed|3|--top-k|5");
     EXPECT(o.stop.count == 2 && strcmp(o.stop.text[0], "a") == 0 && strcmp(o.stop.text[1], "b c") == 0);
     EXPECT(o.tokens == 7 && o.seed == 3 && o.top_k == 5);
-}
-
-int main(void) {
-    test_decode();
-    test_names();
-    test_every_field_has_one_row();
-    test_defaults_and_bounds();
-    test_schedule();
-    test_values();
-    test_refuses_values();
-    test_refuses_arguments();
-    test_dashes();
-    test_synonyms();
-    test_empty();
-    test_former_names();
-    test_config();
-    test_help_and_version();
-    test_help_on();
-    test_banner();
-    test_switch_with_words();
-    test_config_escapes();
-    test_round_trip();
-    test_json_string();
-    test_json();
-    return test_done("options");
 }

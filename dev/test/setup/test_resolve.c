@@ -702,7 +702,7 @@ static void test_prompt(void) {
     expect_refused("--seq-len 16 --steps 1 --prompt qqq", 2, "qqq");
 }
 
-int main(void) {
+TEST(resolve) {
     write_files();
     test_verify();
     test_documents_of_text();
@@ -727,5 +727,4 @@ int main(void) {
     test_beta2();
     test_optimizers();
     test_prompt();
-    return test_done("setup");
 }

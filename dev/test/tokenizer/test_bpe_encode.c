@@ -540,7 +540,7 @@ static void test_gpt2(const char* path) {
     bpe_close(&bpe);
 }
 
-int main(void) {
+TEST(bpe_encode) {
     test_small();
     Bpe small = open_small();
     test_against_reference(&small, 2000);
@@ -556,5 +556,4 @@ int main(void) {
     } else {
         printf("skipped: bpe with the vocabulary of GPT-2: GPT2_VOCAB is unset\n");
     }
-    return test_done("bpe");
 }

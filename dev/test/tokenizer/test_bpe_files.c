@@ -1,7 +1,8 @@
 // Tests of llmc/tokenizer/bpe_files.h. With GPT2_VOCAB=.../gpt2.tiktoken also that GPT-2's public files come out.
 //
-//     test_bpe_files --write VOCABULARY DIRECTORY    all formats, for dev/ref/check_tokenizer_files.py and
-//     fuzz_bpe.c test_bpe_files --ids VOCABULARY < TEXT         the ids of a text
+//     test_tokenizer --write_bpe VOCABULARY DIRECTORY    all formats, for dev/ref/check_tokenizer_files.py and
+//     fuzz_bpe.c
+//     test_tokenizer --bpe_ids VOCABULARY < TEXT         the ids of a text
 #define BPE_FILES_IMPLEMENTATION
 
 #include "llmc/base/xxh64.h"
@@ -64,7 +65,7 @@ static int dies(const char* data, size_t bytes, const char* wanted) {
     return test_dies(open_path, test_write("bad.vocab", data, bytes), EXIT_FAILURE, words);
 }
 
-static void test_merges_errors(void) {
+TEST(merges_errors) {
     static const struct {
         const char *lines, *wanted;
     } cases[] = {
@@ -124,7 +125,7 @@ static size_t tiktoken_with(char text[8192], int at, const char* instead) {
     return length;
 }
 
-static void test_tiktoken_errors(void) {
+TEST(tiktoken_errors) {
     static const struct {
         int at;
         const char *instead, *wanted;
@@ -162,7 +163,7 @@ static void test_tiktoken_errors(void) {
 
 // ---- llm.c's .bin ----
 
-static void test_bin_errors(void) {
+TEST(bin_errors) {
     Bpe bpe = open_small();
     size_t bytes;
     char* bin = text_of(&bpe, bpe_put_bin_, &bytes);
@@ -208,22 +209,28 @@ static void test_bin_errors(void) {
            "");
 }
 
-// Tokens that no merges make can be had, and the reason why they do not encode.
-static void test_tokens_only(void) {
-    char bin[1024 + 12] = {0}, error[ERROR_BYTES];
+// Writes a vocabulary of 4 tokens that no merges make; the third is a letter.
+static const char* write_odd(char letter) {
+    char bin[1024 + 12] = {0};
     const uint32_t header[4] = {20240328, 2, 4, 3};
     memcpy(bin, header, sizeof(header));
     memcpy(bin + 1024, "\1a\3 b\xFF\1a\3end", 12);
+    bin[1024 + 7] = letter;
+    return test_write("odd.bin", bin, sizeof(bin));
+}
+
+// Tokens that no merges make can be had, and the reason why they do not encode.
+TEST(tokens_only) {
+    char error[ERROR_BYTES];
     Bpe bpe;
-    EXPECT(!bpe_open_tokens(&bpe, test_write("odd.bin", bin, sizeof(bin)), error), "");
+    EXPECT(!bpe_open_tokens(&bpe, write_odd('a'), error), "");
     EXPECT(strstr(error, "odd.bin: token 2 is token 0 again"), "%s", error);
     int length;
     EXPECT(bpe.vocab_size == 4 && memcmp(bpe_token(&bpe, 1, &length), " b\xFF", 3) == 0 && length == 3, "");
     EXPECT(memcmp(bpe_token(&bpe, 2, &length), "a", 1) == 0 && length == 1, "");
     EXPECT(memcmp(bpe_token(&bpe, 3, &length), "<|endoftext|>", 13) == 0 && length == 13, "");
     bpe_close(&bpe);
-    bin[1024 + 7] = 'b';
-    EXPECT(!bpe_open_tokens(&bpe, test_write("odd.bin", bin, sizeof(bin)), error), "");
+    EXPECT(!bpe_open_tokens(&bpe, write_odd('b'), error), "");
     EXPECT(strstr(error, "odd.bin: no token is the byte 0x00"), "%s", error);
     bpe_close(&bpe);
 }
@@ -239,7 +246,7 @@ static char* replaced(const char* text, const char* from, const char* to) {
     return out;
 }
 
-static void test_json_variants(void) {
+TEST(json_variants) {
     static const struct {
         const char *from, *to, *wanted; // NULL: is read as the same
     } cases[] = {
@@ -364,10 +371,11 @@ static Bpe open_reordered(void) {
 }
 
 // Opens a .bin that does not encode, and writes it.
-static void rewrite_odd(const void* path) {
+static void rewrite_odd(const void* unused) {
     char error[ERROR_BYTES];
     Bpe bpe;
-    bpe_open_tokens(&bpe, (const char*)path, error);
+    (void)unused;
+    bpe_open_tokens(&bpe, write_odd('b'), error);
     bpe_write(&bpe, test_path("again.bin"));
 }
 
@@ -378,7 +386,7 @@ static void test_round_trips(const Bpe* bpe) {
     }
 }
 
-static void test_write_errors(void) {
+TEST(write_errors) {
     Bpe bpe = open_reordered();
     const char* fine[] = {"y/tokenizer.json", "y/vocab.json", "y/x.bin"};
     mkdir(test_path("y"), 0777);
@@ -396,8 +404,7 @@ static void test_write_errors(void) {
     EXPECT(write_dies(&bpe, "none/new.bin", "none/new.bin: cannot write: No such file"), "");
     EXPECT(write_dies(&bpe, "new.json", "new.json: wanted a name that ends in"), "");
     bpe_close(&bpe);
-    EXPECT(test_dies(rewrite_odd, test_path("odd.bin"), EXIT_FAILURE, "again.bin: 0 merges for 4 tokens"),
-           "");
+    EXPECT(test_dies(rewrite_odd, NULL, EXIT_FAILURE, "again.bin: 0 merges for 4 tokens"), "");
 
     const int a = 'a' - '!', doubling[8][2] = {{a, a},     {256, 256}, {257, 257}, {258, 258},
                                                {259, 259}, {260, 260}, {261, 261}, {262, 262}};
@@ -412,7 +419,7 @@ static void test_write_errors(void) {
 
 // Special tokens that were added behind the vocabulary and inside of it, with names that bytes are
 // not spelled with.
-static void test_added_tokens(void) {
+TEST(added_tokens) {
     static const char behind[] = "}, {\"id\": 264, \"content\": \"[PAD]\", \"special\": true}, {\"id\": 265, "
                                  "\"content\": \"<\xEF\xBD\x9C \\\" \xEF\xBD\x9C>\", \"special\": true}],\n";
     static const char config[] = "{\"x\": [1], \"pad_token\": {\"content\": \"[PAD]\", \"special\": true}}";
@@ -466,7 +473,7 @@ static void test_added_tokens(void) {
     bpe_close(&small);
 }
 
-static void test_directories(void) {
+TEST(directories) {
     Bpe bpe = open_small(), other = open_reordered();
     const char* directory = test_path("hf");
     EXPECT(mkdir(directory, 0777) == 0, "");
@@ -511,8 +518,10 @@ static void test_gpt2(const char* vocabulary) {
 
 // ---- for other programs ----
 
-static int write_all(const char* vocabulary, const char* directory) {
+COMMAND(write_bpe) { // VOCABULARY DIRECTORY
     Bpe bpe;
+    CHECK(argc == 2, "%d arguments; wanted VOCABULARY DIRECTORY", argc);
+    const char *vocabulary = argv[0], *directory = argv[1];
     char path[PATH_MAX];
     bpe_open(&bpe, vocabulary);
     for (int i = 0; i < NUM_FORMATS; i++) {
@@ -524,10 +533,11 @@ static int write_all(const char* vocabulary, const char* directory) {
     return EXIT_SUCCESS;
 }
 
-static int print_ids(const char* vocabulary) {
+COMMAND(bpe_ids) { // VOCABULARY < TEXT
     Bpe bpe;
     BpeEncoder encoder;
-    bpe_open(&bpe, vocabulary);
+    CHECK(argc == 1, "%d arguments; wanted VOCABULARY", argc);
+    bpe_open(&bpe, argv[0]);
     bpe_encoder_open(&encoder, &bpe);
     char* text = NULL;
     size_t bytes = 0;
@@ -548,29 +558,17 @@ static int print_ids(const char* vocabulary) {
     return EXIT_SUCCESS;
 }
 
-int main(int argc, char** argv) {
-    if (argc == 4 && strcmp(argv[1], "--write") == 0) {
-        return write_all(argv[2], argv[3]);
-    }
-    if (argc == 3 && strcmp(argv[1], "--ids") == 0) {
-        return print_ids(argv[2]);
-    }
+TEST(round_trips) {
     Bpe small = open_small();
     test_round_trips(&small);
     bpe_close(&small);
-    test_merges_errors();
-    test_tiktoken_errors();
-    test_bin_errors();
-    test_tokens_only();
-    test_json_variants();
-    test_write_errors();
-    test_added_tokens();
-    test_directories();
+}
+
+TEST(gpt2) {
     const char* vocabulary = getenv("GPT2_VOCAB");
     if (vocabulary) {
         test_gpt2(vocabulary);
     } else {
         printf("skipped: bpe_files with the vocabulary of GPT-2: GPT2_VOCAB is unset\n");
     }
-    return test_done("bpe_files");
 }

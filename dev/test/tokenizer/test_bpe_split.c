@@ -127,7 +127,7 @@ static void test_short(BpeEncoder* encoder) {
     EXPECT(num_cuts > 50000, "%zu", num_cuts);
 }
 
-int main(void) {
+TEST(bpe_split) {
     Bpe bpe = open_pairs();
     BpeEncoder encoder;
     bpe_encoder_open(&encoder, &bpe);
@@ -136,5 +136,4 @@ int main(void) {
     test_short(&encoder);
     bpe_encoder_close(&encoder);
     bpe_close(&bpe);
-    return test_done("bpe_split");
 }

@@ -1,7 +1,7 @@
 // Tests of llmc/tokenizer/bpe_train.h: the merges of a slow trainer that follows the definition, whatever the number of
 // threads, the order of the texts and the places where they are divided.
 //
-//     test_bpe_train --merges FILE VOCAB_SIZE    prints the merges of a text: lines "id left right"
+//     test_tokenizer --bpe_merges FILE VOCAB_SIZE    prints the merges of a text: lines "id left right"
 #include "llmc/tokenizer/bpe_encode.h"
 #include "llmc/tokenizer/bpe_train.h"
 #include "llmc/base/rand.h"
@@ -194,7 +194,7 @@ static void test_text(Text text, int max) {
     free(text.bytes);
 }
 
-static void test_against_reference(void) {
+TEST(against_reference) {
     static const char* texts[] = {"",
                                   "a",
                                   "ab",
@@ -221,7 +221,7 @@ static void test_against_reference(void) {
 
 // ---- on all threads ----
 
-static void test_threads(void) {
+TEST(threads) {
     Text texts[2] = {random_text(1, 120000), random_text(2, 60000)};
     Bpe want;
     for (int run = 0; run < 4; run++) {
@@ -268,7 +268,7 @@ static void test_threads(void) {
 }
 
 // Long pieces cost no more than short ones: a megabyte of one letter, and one of letters at random.
-static void test_long_pieces(void) {
+TEST(long_pieces) {
     Rand rng = rand_open(3, 3);
     Text text = text_repeat("a", 1 << 20);
     Bpe bpe;
@@ -296,7 +296,7 @@ static void count_call(void* context, int merges, int wanted) {
     EXPECT(merges == *calls && wanted == 3, "%d of %d", merges, wanted);
 }
 
-static void test_progress(void) {
+TEST(progress) {
     int calls = 0;
     Bpe bpe;
     BpeTrainer trainer;
@@ -316,7 +316,7 @@ static void train_abc(const void* vocab_size) {
     bpe_trainer_run(&trainer, *(const int*)vocab_size, NULL, NULL, &bpe);
 }
 
-static void test_errors(void) {
+TEST(errors) {
     const int few = 256, many = 300, huge = BPE_MAX_VOCAB + 1;
     EXPECT(test_dies(train_abc, &few, EXIT_FAILURE, "error: |256 ids, wanted 257 to"), "");
     EXPECT(test_dies(train_abc, &huge, EXIT_FAILURE, "error: |ids, wanted 257 to"), "");
@@ -325,7 +325,10 @@ static void test_errors(void) {
 }
 
 // What dev/ref/check_bpe_training.py reads.
-static int print_merges(const char* path, int vocab_size) {
+COMMAND(bpe_merges) { // FILE VOCAB_SIZE
+    CHECK(argc == 2, "%d arguments; wanted FILE VOCAB_SIZE", argc);
+    const char* path = argv[0];
+    const int vocab_size = atoi(argv[1]);
     FILE* file = fopen(path, "rb");
     CHECK(file, "%s: cannot open", path);
     const size_t max = (size_t)1 << 20;
@@ -355,16 +358,4 @@ static int print_merges(const char* path, int vocab_size) {
     bpe_close(&bpe);
     free(text.bytes);
     return 0;
-}
-
-int main(int argc, char** argv) {
-    if (argc == 4 && strcmp(argv[1], "--merges") == 0) {
-        return print_merges(argv[2], atoi(argv[3]));
-    }
-    test_against_reference();
-    test_threads();
-    test_long_pieces();
-    test_progress();
-    test_errors();
-    return test_done("bpe_train");
 }

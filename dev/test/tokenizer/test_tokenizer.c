@@ -12,7 +12,7 @@ static int decodes_to(const Tokenizer* tokenizer, int id, const char* wanted) {
     return (size_t)length == strlen(wanted) && memcmp(text, wanted, (size_t)length) == 0;
 }
 
-static void test_bytes(void) {
+TEST(bytes) {
     Tokenizer tokenizer;
     tokenizer_open_bytes(&tokenizer);
     EXPECT(tokenizer.vocab_size == 257 && tokenizer.eot == 256 && strcmp(tokenizer.kind, "bytes") == 0, "");
@@ -48,7 +48,7 @@ static int words_give(const char* text, const int* wanted, size_t count) {
     return got == count && memcmp(ids, wanted, count * sizeof(int)) == 0;
 }
 
-static void test_words(void) {
+TEST(words) {
     Tokenizer tokenizer;
     tokenizer_open_words(&tokenizer, WORDS, NUM_WORDS);
     EXPECT(tokenizer.vocab_size == NUM_WORDS + 1 && tokenizer.eot == NUM_WORDS, "");
@@ -72,7 +72,7 @@ static void test_words(void) {
 
 static void encode_words(const void* text) { words_give((const char*)text, (const int[]){0}, 0); }
 
-static void test_words_errors(void) {
+TEST(words_errors) {
     EXPECT(test_dies(encode_words, " the drago flew", EXIT_USAGE,
                      "error: prompt: no word|\" drago flew\"|byte 4"),
            "");
@@ -120,7 +120,7 @@ static void expect_the(const char* path) {
     tokenizer_close(&tokenizer);
 }
 
-static void test_files(void) {
+TEST(files) {
     static const char merges[] = "#version: 0.2\nt h\nth e\n";
     const char* path = test_write("merges.txt", merges, sizeof(merges) - 1);
     expect_the(path);
@@ -147,7 +147,7 @@ static int same_ids(const Tokenizer* a, const Tokenizer* b, const char* text, si
            memcmp(ids[0], ids[1], count * sizeof(int)) == 0;
 }
 
-static void test_written_bytes(void) {
+TEST(written_bytes) {
     Tokenizer bytes, again;
     char text[256];
     for (int i = 0; i < 256; i++) {
@@ -168,12 +168,18 @@ static void test_written_bytes(void) {
 static const char* const ODD[] = {" a", "b", "\"\\|", "\n\t", " \xC3\xA9", "(?.", " aa", "#-"};
 enum { NUM_ODD = sizeof(ODD) / sizeof(ODD[0]) };
 
-static void test_written_words(void) {
-    static const char text[] = "aab\"\\|\n\t \xC3\xA9(?. a";
-    Tokenizer words, again;
+// Writes the files of a vocabulary of words into the directory `words`.
+static Tokenizer write_words(void) {
+    Tokenizer words;
     make_directory(test_path("words"));
     tokenizer_open_words(&words, ODD, NUM_ODD);
     tokenizer_write_hf(&words, test_path("words"), 64);
+    return words;
+}
+
+TEST(written_words) {
+    static const char text[] = "aab\"\\|\n\t \xC3\xA9(?. a";
+    Tokenizer words = write_words(), again;
     tokenizer_open_file(&again, test_path("words"));
     EXPECT(again.vocab_size == NUM_ODD + 1 && again.eot == NUM_ODD && strcmp(again.kind, "words") == 0, "");
     for (int id = 0; id < NUM_ODD; id++) {
@@ -203,7 +209,7 @@ static const char* changed_words(const char* from, const char* to) {
     return test_write("changed.json", changed, (size_t)length);
 }
 
-static void test_changed_words(void) {
+TEST(changed_words) {
     static const char* const cases[][3] = {
         {"\" a\": 0", "\" a\": 1", "token 0 has the id 1"},
         {"\"b\": 1, ", "", "token 1 has the id 2"},
@@ -219,6 +225,8 @@ static void test_changed_words(void) {
         {"\"id\": 8", "\"id\": 0", "changed.json: byte"},
         {"\"WordLevel\"", "\"Unigram\"", "normalization (Sequence)"},
     };
+    Tokenizer words = write_words();
+    tokenizer_close(&words);
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         EXPECT(test_dies(open_file, changed_words(cases[i][0], cases[i][1]), EXIT_FAILURE, cases[i][2]),
                "%zu", i);
@@ -226,7 +234,7 @@ static void test_changed_words(void) {
     open_file(changed_words("\"vocab\": {\" a\": 0, \"b\"", "\n\"vocab\":{\"\\u0020a\"\t:0,\"\\u0062\""));
 }
 
-static void test_decode_only(void) {
+TEST(decode_only) {
     const uint32_t header[256] = {20240328, 2, 3, 1};
     char bytes[sizeof(header) + 8];
     memcpy(bytes, header, sizeof(header));
@@ -258,18 +266,11 @@ static void test_gpt2(const char* path) {
     tokenizer_close(&tokenizer);
 }
 
-int main(void) {
-    test_bytes();
-    test_words();
-    test_words_errors();
-    test_files();
-    test_written_bytes();
-    test_written_words();
-    test_changed_words();
-    test_decode_only();
+TEST(gpt2) {
     const char* vocabulary = getenv("GPT2_VOCAB");
     if (vocabulary) {
         test_gpt2(vocabulary);
+    } else {
+        printf("skipped: tokenizer with the vocabulary of GPT-2: GPT2_VOCAB is unset\n");
     }
-    return test_done(vocabulary ? "tokenizer" : "tokenizer (GPT2_VOCAB unset: without the GPT-2 vocabulary)");
 }

@@ -1,7 +1,7 @@
 // Processes, their messages and their end. Alone: everything returns at once. Under mpirun (test_ranks.sh):
 //
-//     test_comm                      what collectives move, by rank
-//     test_comm MODE [--option ...]  one rank does something wrong, and all have to end: see MODES
+//     test_collectives                      what collectives move, by rank
+//     test_collectives MODE [--option ...]  one rank does something wrong, and all have to end: see MODES
 #include <pthread.h>
 #include <signal.h>
 
@@ -234,8 +234,9 @@ int main(int argc, char** argv) {
     } else {
         test_places(&comm);
         test_collectives(&comm);
-        comm_agree(&comm, "the results of test_comm", test_failures_ > 0, test_failures_ ? "failures" : "ok");
+        comm_agree(&comm, "the results of test_collectives", test_failures_ > 0,
+                   test_failures_ ? "failures" : "ok");
     }
     comm_close(&comm);
-    return test_done("test_comm");
+    return test_done("test_collectives");
 }

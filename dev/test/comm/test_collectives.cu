@@ -1,7 +1,7 @@
 // Data between GPUs. Alone: a group of one, without and with NCCL's communicator. Under mpirun (test_ranks.sh):
 //
-//     test_comm_nccl [device N]                what moves, by rank; every rank takes device N
-//     test_comm_nccl MODE [--option ...]       what may end all of them
+//     test_collectives [device N]                what moves, by rank; every rank takes device N
+//     test_collectives MODE [--option ...]       what may end all of them
 //         check    group_gpu_check, if NCCL has noticed an error
 //         wait     the watchdog: the others do not call the all-gather that rank 0 waits for
 #include "llmc/base/check.h"
@@ -284,8 +284,8 @@ int main(int argc, char** argv) {
     }
     group_gpu_close(&group);
     gpu_close(&gpu);
-    comm_agree(&comm, "the results of test_comm_nccl", test_failures_ > 0,
+    comm_agree(&comm, "the results of test_collectives", test_failures_ > 0,
                test_failures_ ? "failures" : "ok");
     comm_close(&comm);
-    return test_done("test_comm_nccl");
+    return test_done("test_collectives");
 }

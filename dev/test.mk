@@ -1,0 +1,94 @@
+# test.mk -- part of the Makefile: the tests' programs, and when each test runs again.
+
+# The tests of a room are one program, test_ROOM. These files are programs of their own: collectives has a
+# main(), the others set a constant of a module that the tests beside them use as it is.
+ALONE = collectives bpe_split documents encode_threads attention_small offload
+alone_sources = $(wildcard $(foreach name,$(ALONE),dev/test/*/test_$(name).$(1)))
+test_sources = $(filter-out $(call alone_sources,$(1)),$(wildcard dev/test/$(2)/test_*.$(1)))
+test_rooms = $(sort $(foreach source,$(call test_sources,$(1),*),$(word 3,$(subst /, ,$(source)))))
+test_programs = $(addprefix test_,$(call test_rooms,$(1))) $(basename $(notdir $(call alone_sources,$(1))))
+
+TESTS := $(call test_programs,c)
+GPU_TESTS := $(call test_programs,cu)
+# Rooms that use vectors (llmc/base/vec.h): they are also tested for other processors than this one.
+VECTOR_TESTS = $(addprefix test_,base ops bf16 optim tokenizer run)
+TEST_INPUTS := $(wildcard dev/ref/fixtures/* dev/ref/fixtures/*/* dev/test/fuzz/corpus/*/*)
+
+# ---- programs ----
+
+# call TEST_PROGRAM,NAME,SOURCES
+define TEST_PROGRAM
+$(BUILD)/$(1): $(patsubst dev/%.c,$(BUILD)/%.o,$(2) $(if $(filter test_collectives,$(1)),,dev/test/lib/runner.c)) $(LIBRARY)
+	$$(call said,$$(CC))$$(CC) $$(CFLAGS) $$(filter %.o %.a,$$^) -o $$@ $$(LDLIBS)
+endef
+$(foreach room,$(call test_rooms,c),$(eval $(call TEST_PROGRAM,test_$(room),$(call test_sources,c,$(room)))))
+$(foreach source,$(call alone_sources,c),$(eval $(call TEST_PROGRAM,$(basename $(notdir $(source))),$(source))))
+
+tests: $(TESTS:%=$(BUILD)/%)  ## build the test programs of one variant into BUILD
+
+# ---- runs: the file X.ok says that X has passed since it, or what it reads, has changed ----
+
+run_test = @dev/test/run_one.sh $@
+%.ok: % $(TEST_INPUTS)
+	$(run_test) $<
+
+# The scripts that start programs; cli_NAME is dev/test/cli/test_NAME.sh.
+CLI = dev/test/cli/test_%.sh $(wildcard dev/test/lib/*.sh dev/test/lib/fault.c scripts/* scripts/*/*)
+$(BUILD)/cli_%.ok: $(CLI) $(BUILD)/train_gpt2
+	$(run_test) $< $(BUILD)/train_gpt2
+$(BUILD)/cli_ranks.ok: $(BUILD)/test_collectives
+$(BUILD)/cli_tokenize.ok: $(CLI:%.sh=tokenize.sh) $(BUILD)/tokenize
+	$(run_test) $< $(BUILD)/tokenize
+build/scripts/%.ok: $(CLI) Makefile dev/gpu.mk dev/test.mk
+	$(run_test) $<
+
+SOURCES = $(HEADERS) $(wildcard *.c *.cu dev/*/*.[ch] dev/*/*.cu dev/*/*/*.[ch] dev/*/*/*.cu dev/*/*.sh dev/*/*/*.sh)
+build/lint.ok: $(SOURCES) $(wildcard dev/test/lint* llmc/*/README.md)
+	$(run_test) dev/test/lint.sh
+build/lint_quick.ok: $(SOURCES) $(wildcard dev/test/lint* llmc/*/README.md)
+	$(run_test) dev/test/lint.sh quick
+$(BUILD)/one_run.ok: $(BUILD)/train_gpt2
+	$(run_test) $< --layers 1 --channels 16 --heads 2 --seq-len 16 --batch 2 --steps 2
+
+# The simulated GPU: sanitizers in the regular order of threads; ThreadSanitizer remembers four accesses of each 8 bytes,
+# and in a regular order it would overwrite the same ones every time, and miss the same races. Plainly in the orders that
+# show most, with lazy streams, and with random ones, because some forgotten waits between streams show only there.
+# X.ORDER.ok is X in that order; X.ordered.ok in one that the commit draws.
+build/sim/tsan/%.ok build/sim/BF16-tsan/%.ok: export CUSIM_ORDER = random
+ORDERS = down random greedy
+in_order = env CUSIM_ORDER=$(1) CUSIM_STREAMS=$(if $(filter random,$(1)),random,lazy)
+define ORDER_RULES
+build/sim/%.$(1).ok: build/sim/% $(TEST_INPUTS)
+	$$(run_test) $$(call in_order,$(1)) $$<
+endef
+$(foreach order,$(ORDERS),$(eval $(call ORDER_RULES,$(order))))
+drawn_order = $(word $(shell expr $$(echo '$(COMMIT) $(1)' | cksum | cut -d ' ' -f 1) % 3 + 1),$(ORDERS))
+build/sim/%.ordered.ok: build/sim/% $(TEST_INPUTS)
+	$(run_test) $(call in_order,$(call drawn_order,$*)) $<
+
+SIM_TRAINER = build/sim/$(1)/train_gpt2cu build/plain/train_gpt2
+build/sim/step.ok: build/sim/BF16/train_gpt2cu
+	$(run_test) $< --layers 1 --channels 16 --heads 2 --seq-len 16 --batch 2 --steps 1 --samples 0 --eval-every 0
+build/sim/cli_sim.ok: $(CLI:%.sh=sim.sh) $(call SIM_TRAINER,FP32)
+	$(run_test) $<
+build/sim/cli_generate.ok: $(CLI:%.sh=generate.sh) $(call SIM_TRAINER,FP32)
+	$(run_test) $< build/plain/train_gpt2 build/sim/FP32/train_gpt2cu
+build/sim/cli_ranks.ok: $(CLI:%.sh=ranks.sh) $(call SIM_TRAINER,BF16) build/sim/plain/test_collectives
+	$(run_test) $< build/sim/BF16/train_gpt2cu
+BENCHES = $(wildcard dev/bench/*)
+build/sim/cli_kit.ok: $(CLI:%.sh=kit.sh) $(BENCHES) $(call SIM_TRAINER,FP32) build/sim/FP32-plain/test_gpt2 build/sim/plain/test_gpu
+	$(run_test) $<
+build/sim/cli_multi_gpu.ok build/sim/cli_roofline.ok build/sim/cli_scaling.ok: build/sim/cli_%.ok: $(CLI) $(BENCHES) \
+    $(call SIM_TRAINER,BF16) $(call SIM_TRAINER,FP32)
+	$(run_test) $< build/sim/BF16/train_gpt2cu
+# The simulated GPU's own tests, which build their programs themselves.
+build/sim/cusim.ok: $(wildcard dev/cusim/test/*) $(foreach mode,plain asan tsan msan,build/sim/$(mode).base)
+	$(run_test) dev/cusim/test/run.sh
+
+NVCC_SOURCES = train_gpt2.cu $(HEADERS) dev/test/nvcc.sh
+build/nvcc/bf16.ok: $(NVCC_SOURCES)
+	$(run_test) dev/test/nvcc.sh
+build/nvcc/all.ok: $(NVCC_SOURCES)
+	$(run_test) dev/test/nvcc.sh all
+build/nvcc/cudnn.ok: $(NVCC_SOURCES) build/plain/libllmc.a
+	$(run_test) dev/test/nvcc.sh cudnn
