@@ -118,11 +118,11 @@ RUN_TRAINER = train_gpt2$(if $(and $(shell command -v $(NVCC) 2>/dev/null),$(she
 run: $(RUN_TRAINER)  ## train on the built-in stories for a minute or two, without a download, or continue; results in out/quickstart
 	./$(RUN_TRAINER)$(if $(filter train_gpt2,$(RUN_TRAINER)), --matmul auto) --out $(call quoted,$(OUT)) --resume auto
 
-check:      ## a quick test: the plain build and its tests; TEST=json: only that one
+check:      ## a quick test: the plain build and its tests; TEST=json: only those whose names contain it
 	@dev/test/run.sh check $(TEST)
 
 test:       ## what needs no GPU; ends with `N passed, N failed, N skipped`
-	@dev/test/run.sh
+	@dev/test/run.sh test
 
 print-%:
 	@echo $($*)

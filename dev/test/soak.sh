@@ -157,7 +157,9 @@ part_aarch64() {
     read -ra vector_tests <<<"$(make -s print-VECTOR_TESTS)"
     make -s BUILD=build/aarch64 CC=aarch64-linux-gnu-gcc MARCH= MPI= HAVE_ZLIB= HAVE_ISAL= HAVE_ZSTD= HAVE_SNAPPY= \
         "${vector_tests[@]/#/build/aarch64/}" build/aarch64/train_gpt2
-    for test in "${vector_tests[@]}"; do
+    run_aarch64 build/aarch64/test_base vec
+    run_aarch64 build/aarch64/test_tokenizer bpe_encode
+    for test in test_ops test_bf16 test_optim test_run; do
         run_aarch64 "build/aarch64/$test"
     done
     run_aarch64 build/aarch64/train_gpt2 --layers 1 --channels 16 --heads 2 --seq-len 16 --batch 2 --steps 2
