@@ -1,8 +1,8 @@
 /*
-train_gpt2.c -- pretrains GPT-2 and GPT-3 class models on the CPU in fp32, if you like with matmuls in bf16: usable by
-itself, and the reference that the GPU trainer is checked against. Top to bottom: the model, forward, backward, update, evaluation,
-weights, the trainer. The operations are modules in llmc/; the training loop and everything else that both
-trainers share is llmc/run/run.h.
+train_gpt2.c -- pretrains GPT-2 and GPT-3 class models on the CPU in fp32, if you like with matmuls in
+bf16: usable by itself, and the reference that the GPU trainer is checked against. Top to bottom: the
+model, forward, backward, micro-steps, update, evaluation, tensors in and out, the table of functions,
+the training loop. The operations are modules in llmc/; what the loop asks and tells is llmc/run/run.h.
 
     make train_gpt2 && ./train_gpt2            trains on built-in stories; ./train_gpt2 --help lists the rest
 
@@ -514,7 +514,7 @@ static void model_gradients(Model* model, Dataloader* train, int64_t total_batch
 static void model_update(Model* model, Update update) { update_groups_cpu(&model->update, update); }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Evaluation
+// Evaluate and decode
 
 // Forward on batch i of a validation, which may be empty: sets losses[i] to the sum of its losses.
 static void evaluate_batch(Model* model, Batch batch, int64_t i, double* losses) {
@@ -544,9 +544,6 @@ static void model_token_losses(Model* model, Batch batch, float* losses, int* is
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Generation
-
 // As generator.h says.
 static const float* model_prefill(Model* model, int sequence, const int* ids, int count) {
     return decoder_prefill_cpu(&model->decoder, sequence, ids, count);
@@ -557,7 +554,7 @@ static const float* model_decode(Model* model, const int* ids, const int* positi
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Tensors in and out: the functions of ModelAccess (load_save.h), between files and the model
+// Tensors in and out: ModelAccess (load_save.h)
 
 static void* model_get_group(Model* model, int g, void* group) {
     void* place = (char*)model->params_memory + tensor_group_offset_bytes(model->parameter_rows, g);
@@ -591,7 +588,7 @@ static uint64_t model_checksum(Model* model) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// The trainer
+// The table
 
 static void describe_device(char* text, size_t room, int is_bf16) {
     char threads[64];

@@ -1,8 +1,8 @@
 /*
-train_gpt2.cu -- pretrains GPT-2 and GPT-3 class models on a GPU. Top to bottom: the model, forward, backward,
-update, evaluation, weights, the trainer: in the order and with the names of train_gpt2.c, its reference. The
-operations are modules in llmc/; the training loop and everything else that both trainers share is
-llmc/run/run.h.
+train_gpt2.cu -- pretrains GPT-2 and GPT-3 class models on a GPU. The twin of train_gpt2.c, its reference:
+the same functions, names and order. Top to bottom: the model, forward, backward, micro-steps, update,
+evaluation, tensors in and out, the table of functions, the training loop. The operations are modules in
+llmc/; what the loop asks and tells is llmc/run/run.h.
 
     make train_gpt2cu PRECISION=BF16|FP16|FP32 && ./train_gpt2cu         ./train_gpt2cu --help lists the rest
 
@@ -164,22 +164,6 @@ static void open_training_tensors(Model* model, const ZeroPlan* zero, const Opti
     tensor_rows_bind(&model->acts, model->activation_rows, MODEL_ACTIVATION_ROWS, model->acts_memory);
 }
 
-// A run that trains samples too little for a graph.
-static void open_decoder(Model* model, const Options* o) {
-    DecoderGpu* decoder = &model->decoder;
-    decoder->cfg = model->cfg;
-    decoder->sequences = plan_decode_batch(o);
-    decoder->T = model->T;
-    decoder->use_graph = model->use_graph && model->recompute == RECOMPUTE_NEVER;
-    decoder->params = model->params;
-    decoder->parameter_rows = model->parameter_rows;
-    decoder->zero = &model->zero;
-    decoder->linear = &model->linear;
-    decoder->attention = &model->attention;
-    decoder->gpu = &model->gpu;
-    decoder_open(decoder, model->acts_memory);
-}
-
 // What moves weights and state between the host and the GPU.
 static void open_transfer(Model* model) {
     Transfer* transfer = &model->transfer;
@@ -221,6 +205,22 @@ static void open_update(Model* model, const Options* o) {
     model->in_backward.results = &model->results;
     model->in_backward.update = u;
     in_backward_gpu_open(&model->in_backward);
+}
+
+// A run that trains samples too little for a graph.
+static void open_decoder(Model* model, const Options* o) {
+    DecoderGpu* decoder = &model->decoder;
+    decoder->cfg = model->cfg;
+    decoder->sequences = plan_decode_batch(o);
+    decoder->T = model->T;
+    decoder->use_graph = model->use_graph && model->recompute == RECOMPUTE_NEVER;
+    decoder->params = model->params;
+    decoder->parameter_rows = model->parameter_rows;
+    decoder->zero = &model->zero;
+    decoder->linear = &model->linear;
+    decoder->attention = &model->attention;
+    decoder->gpu = &model->gpu;
+    decoder_open(decoder, model->acts_memory);
 }
 
 // What training needs besides.
@@ -332,28 +332,6 @@ static void model_close(Model* model) {
 static ModelParameters parameters_at_layer(const Model* model, int l) {
     return model_parameters_at_copy(model->params, model->parameter_rows,
                                     zero_parameter_block(&model->zero.plan, model_copy(model->cfg, l)));
-}
-
-// Where the gradients of layer l lie.
-static int gradient_block(const Model* model, int l) {
-    return zero_gradient_block(&model->zero.plan, model_copy(model->cfg, l));
-}
-
-// The gradient of row i in layer l; no data if the parameter is frozen.
-static Gradient gradient_at_layer(const Model* model, int i, int l) {
-    const int is_frozen = freeze_has(&model->freeze, i, l), at = gradient_block(model, l);
-    void* data = is_frozen ? NULL : tensor_at_layer(&model->gradient_rows[i], model->grads_memory, at);
-    return Gradient{data, model->grad_dtype};
-}
-
-// All gradients, seen from layer l: .qkvw is layer l's.
-static ModelGradients gradients_at_layer(const Model* model, int l) {
-    ModelGradients grads;
-    int row = 0;
-#define GRADIENT_SET_MEMBER(name, ...) grads.name = gradient_at_layer(model, row++, l);
-    MODEL_PARAMETERS(GRADIENT_SET_MEMBER)
-#undef GRADIENT_SET_MEMBER
-    return grads;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -473,12 +451,6 @@ static void wait_for_buffer(Model* model, int l) {
     zero_wait_for_buffer(&model->zero, model_copy(model->cfg, l));
 }
 
-// Called when the gradient of group g is complete: reduces it over the ranks, or updates the group if the hook does so.
-static void group_done(Model* model, int g, MicroStep step, InBackward* hook) {
-    zero_group_done<floatX>(&model->zero, g, step);
-    update_group_in_backward(&model->in_backward, g, hook);
-}
-
 // Computes again what the forward pass did not keep of block l: the same operations on the same inputs give
 // the same bits.
 static void block_recompute(Model* model, int l, Batch batch) {
@@ -499,6 +471,28 @@ static void block_recompute(Model* model, int l, Batch batch) {
     } else if (model->recompute >= RECOMPUTE_GELU) {
         gelu_forward(a.fch_gelu, a.fch, (size_t)N * F, gpu);
     }
+}
+
+// Where the gradients of layer l lie.
+static int gradient_block(const Model* model, int l) {
+    return zero_gradient_block(&model->zero.plan, model_copy(model->cfg, l));
+}
+
+// The gradient of row i in layer l; no data if the parameter is frozen.
+static Gradient gradient_at_layer(const Model* model, int i, int l) {
+    const int is_frozen = freeze_has(&model->freeze, i, l), at = gradient_block(model, l);
+    void* data = is_frozen ? NULL : tensor_at_layer(&model->gradient_rows[i], model->grads_memory, at);
+    return Gradient{data, model->grad_dtype};
+}
+
+// All gradients, seen from layer l: .qkvw is layer l's.
+static ModelGradients gradients_at_layer(const Model* model, int l) {
+    ModelGradients grads;
+    int row = 0;
+#define GRADIENT_SET_MEMBER(name, ...) grads.name = gradient_at_layer(model, row++, l);
+    MODEL_PARAMETERS(GRADIENT_SET_MEMBER)
+#undef GRADIENT_SET_MEMBER
+    return grads;
 }
 
 // Where blocks take turns a block's gradients are left where those of another one were, of which this one may have frozen some.
@@ -602,6 +596,12 @@ static void fetch_residual(Model* model, int l, Batch batch) {
         offload_residual_in(&model->residuals, l - 1 - OFFLOAD_RESIDUALS,
                             residual_into(model, l - OFFLOAD_RESIDUALS), bytes, &model->gpu);
     }
+}
+
+// Called when the gradient of group g is complete: reduces it over the ranks, or updates the group if the hook does so.
+static void group_done(Model* model, int g, MicroStep step, InBackward* hook) {
+    zero_group_done<floatX>(&model->zero, g, step);
+    update_group_in_backward(&model->in_backward, g, hook);
 }
 
 // After model_forward on the same batch: sets the losses and sets or adds to all gradients, as `mode` says.
@@ -761,7 +761,7 @@ static void model_update(Model* model, Update update) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Evaluation
+// Evaluate and decode
 
 // Forward on batch i of a validation: losses[i] is the sum of its losses once step_results_collect has returned. A single
 // process lets the GPU run ahead until the results have no more room. Several exchange a message before each batch, and
@@ -818,9 +818,6 @@ static void model_token_losses(Model* model, Batch batch, float* losses, int* is
         model->gpu.stream)); // redundant: but it keeps the others' wait for a message short (--timeout)
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Generation
-
 // As generator.h says.
 static const float* model_prefill(Model* model, int sequence, const int* ids, int count) {
     return decoder_prefill(&model->decoder, sequence, ids, count);
@@ -831,7 +828,7 @@ static const float* model_decode(Model* model, const int* ids, const int* positi
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Tensors in and out: the functions of ModelAccess (load_save.h), between files and the model
+// Tensors in and out: ModelAccess (load_save.h)
 
 static void* model_get_group(Model* model, int g, void* group) {
     transfer_download_group(&model->transfer, g, group);
@@ -877,7 +874,7 @@ static void save_matmuls(const void* model, const char* directory) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// The trainer
+// The table
 
 static void make_plan(TrainerPlan* plan, ModelConfig cfg, Options* o, Comm* comm) {
     gpu_setup(o, comm);

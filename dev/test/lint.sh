@@ -109,6 +109,7 @@ lint_python() { # SCRIPT
 }
 
 lint_python lint_rooms.py
+lint_python lint_trainers.py
 lint_python lint_comments.py
 if [ "${1:-}" != quick ]; then
     gxx=no

@@ -1,0 +1,89 @@
+#!/usr/bin/env python3
+"""lint_trainers.py -- the two trainers are twins: the same functions, in the same order; for lint.sh.
+
+A function that only one of them has is listed below with its reason.
+"""
+import re
+import sys
+from pathlib import Path
+
+CPU, GPU = "train_gpt2.c", "train_gpt2.cu"
+ONLY = {
+    CPU: {
+        "open_parameters": "opens by a ledger of memory",
+        "open_gradients": "opens by a ledger of memory",
+        "open_activations": "opens by a ledger of memory",
+        "open_dry": "plans by a dry ledger",
+        "plan_memory": "plans by a dry ledger",
+        "recompute_level": "an MLP in bf16 computes GELU again",
+        "block_attention": "attention and MLP are objects of layers/",
+        "block_mlp": "attention and MLP are objects of layers/",
+        "lm_head": "the head is an object of layers/",
+        "model_losses": "the head is an object of layers/",
+        "losses_done": "the GPU reads the losses with the first group",
+        "describe_device": "threads and instructions; plan/gpu_report.cuh describes a GPU",
+        "measure_peak": "the peak is measured; plan/gpu_report.cuh knows that of a GPU",
+    },
+    GPU: {
+        "place_tensors": "sizes are computed before opening",
+        "open_state": "the optimizer's state may be offloaded",
+        "open_tensors": "tensors of generation alone",
+        "open_training_tensors": "residuals may be offloaded",
+        "open_transfer": "copies between the host and the GPU",
+        "open_update_matmuls": "updates run beside the backward pass",
+        "open_training": "tensors of training alone",
+        "close_training": "graphs, streams and events",
+        "parameters_at_layer": "ZeRO-3 gathers blocks into a few places",
+        "gradient_block": "gradients have a type of their own",
+        "gradient_at_layer": "gradients have a type of their own",
+        "model_push": "batches move to the GPU",
+        "model_logits": "the classifier works in chunks",
+        "classifier_losses": "the classifier works in chunks",
+        "classifier_gradients": "the classifier works in chunks",
+        "wait_for_buffer": "the reduction runs beside the backward pass",
+        "weight_backward": "the gradient of a bias comes from another kernel",
+        "bias_grad_into": "the gradient of a bias comes from another kernel",
+        "fetch_residual": "residuals may be offloaded",
+        "micro_step_is_timed": "forward passes are timed by events",
+        "micro_step_work": "a micro-step may be a graph",
+        "choose_matmuls": "cuBLASLt's algorithms are timed",
+        "model_square_sum": "the host reads it with the losses",
+        "save_matmuls": "a checkpoint keeps the algorithms",
+        "trainer_open": "C++17 has no designated initializers",
+    },
+}
+
+
+def functions(path):
+    """The names of the functions that a file defines, in order."""
+    text = re.sub(r"/\*.*?\*/|//[^\n]*", "", Path(path).read_text(), flags=re.S)
+    return re.findall(r"^(?:static |int |void )[^;={}()]*?\b(\w+)\([^;{}]*\) \{", text, re.M)
+
+
+def problems():
+    found = {path: functions(path) for path in ONLY}
+    common = {}
+    for path, other in ((CPU, GPU), (GPU, CPU)):
+        own = set(ONLY[path])
+        for name in own - set(found[path]):
+            yield f"{path}: {name} is absent, but listed in dev/test/lint_trainers.py"
+        for name in own & set(found[other]):
+            yield f"{other}: {name} is listed as only in {path} in dev/test/lint_trainers.py"
+        for name in set(found[path]) - set(found[other]) - own:
+            yield f"{path}: {name} is not in {other}; wanted there, or in the list of dev/test/lint_trainers.py"
+        common[path] = [name for name in found[path] if name in found[other]]
+    for first, second in zip(common[CPU], common[GPU]):
+        if first != second:
+            yield f"{GPU}: {second} stands where {CPU} has {first}"
+            break
+
+
+def main():
+    lines = sorted(problems())
+    for line in lines:
+        print(line)
+    sys.exit(1 if lines else 0)
+
+
+if __name__ == "__main__":
+    main()
