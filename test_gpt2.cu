@@ -447,7 +447,7 @@ static void test_same_bits(const float* weights) {
 static float* gradient_on_host(Model* model) {
     const ZeroPlan* zero = &model->zero.plan;
     const Gradient gradient = zero_update_gradient(&model->zero);
-    const size_t bytes = zero_gradient_elements(zero) * dtype_bytes(gradient.dtype);
+    const size_t bytes = zero_count(zero, ZERO_GRADIENT) * dtype_bytes(gradient.dtype);
     char* raw = (char*)check_alloc(bytes, 1, "gradient");
     float* values = (float*)check_alloc(model->elements, sizeof(float), "gradient");
     zero_wait_for_gradient(&model->zero);

@@ -117,7 +117,7 @@ static void open_gradients(Model* model, const ZeroPlan* zero, const Options* o)
                   (float*)model->params_memory, (float*)model->grads_memory, model->comm);
     model->update.partial =
         (double*)memory_take(memory, "scratch: gradient norm", MEMORY_DEVICE,
-                             (zero_sharded_elements(zero) / GRADIENT_BLOCK + 1) * sizeof(double));
+                             (zero_count(zero, ZERO_SHARDS) / GRADIENT_BLOCK + 1) * sizeof(double));
 }
 
 // Opens the optimizer's state, and the scratch memory of its rules.

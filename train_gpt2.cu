@@ -127,7 +127,7 @@ static void place_tensors(Model* model, const ZeroPlan* zero, const Options* o) 
         model->gradient_bytes = model->state_bytes = 0;
     }
     model->activation_bytes = planned_activations(model->activation_rows, model->cfg, o);
-    model->elements = zero_full_elements(zero);
+    model->elements = zero_count(zero, ZERO_FULL);
 }
 
 // The optimizer's state and master weights, all zero: on the GPU or offloaded.
@@ -238,7 +238,7 @@ static void open_training(Model* model, const ZeroPlan* zero, const Options* o) 
     if (o->freeze && o->freeze[0]) {
         optimizer_freeze(&model->optimizer, &model->freeze);
     }
-    gradient_norm_open(&model->norm, zero_sharded_elements(zero));
+    gradient_norm_open(&model->norm, zero_count(zero, ZERO_SHARDS));
     step_results_open(&model->results, planned_losses(o), &model->gpu);
     forward_clock_open(&model->clock);
     open_update(model, o);
@@ -861,7 +861,7 @@ static void model_loaded(Model* model, const char* checkpoint) {
 static uint64_t model_checksum(Model* model) {
     const size_t bytes = model->linear.is_quantized
                              ? model->parameter_bytes
-                             : zero_replicated_elements(&model->zero.plan) * sizeof(floatX);
+                             : zero_count(&model->zero.plan, ZERO_REPLICATED) * sizeof(floatX);
     zero_wait_for_parameters(&model->zero); // test_ranks.sh: one process gathers nothing
     checksum_words(&model->results.on_gpu->checksum, model->params_memory, bytes / sizeof(uint64_t),
                    &model->gpu);

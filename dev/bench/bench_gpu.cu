@@ -377,7 +377,7 @@ static void bench_update(Bench* bench, const char* name, Optimizer optimizer, Gr
     optimizer_open<floatX>(plan, &zero, &state);
     const Update by = {1e-4f,     0.9f, 0.95f,           1e-8f, 0.1f, 1.0f,         100,
                        DECAY_ALL, 0.9f, ADAFACTOR_FIXED, 0,     0,    MUON_SPECTRAL};
-    floatX* params = random_array<floatX>(bench, zero_full_elements(&zero), 0.02f);
+    floatX* params = random_array<floatX>(bench, zero_count(&zero, ZERO_FULL), 0.02f);
     OptimizerUpdate<floatX> u = {params, grads, {NULL}, plan, by, 1, NULL, NULL};
     for (int slot = 0; slot < STATE_SLOTS; slot++) {
         const size_t n = state.slots[slot].bytes / sizeof(float);
@@ -391,7 +391,7 @@ static void bench_update(Bench* bench, const char* name, Optimizer optimizer, Gr
 
 static void bench_optimizer(Bench* bench) {
     const ZeroPlan zero = zero_plan(bench->cfg, 0, 0, 1);
-    const size_t n = zero_full_elements(&zero);
+    const size_t n = zero_count(&zero, ZERO_FULL);
     const MasterWeights usual = DTYPE_OF(floatX) == DTYPE_FP32 ? MASTER_NONE : MASTER_FP32;
     const Gradient grads = {random_array<floatX>(bench, n, 1e-3f), DTYPE_OF(floatX)};
     char shape[64];
@@ -423,7 +423,7 @@ typedef struct {
 static BenchModel random_model(Bench* bench) {
     const ZeroPlan zero = zero_plan(bench->cfg, 0, 0, 1);
     BenchModel model;
-    model.n = zero_full_elements(&zero);
+    model.n = zero_count(&zero, ZERO_FULL);
     model.block = zero_group_begin(&zero, 1);
     zero_parameter_rows(model.rows, &zero, bench->cfg, 1);
     model.weights = Weights<floatX>{random_array<floatX>(bench, model.n, 0.02f), NULL, MASTER_NONE};

@@ -60,6 +60,7 @@ typedef struct {
     int uses;                        // parameters only: layers of the model that use one of the copies
     int first_layer;                 // layer that uses copy 0; so do those below it, which keep nothing
     size_t rows, cols;               // sizes of one layer
+    int parts; // parameters only: matrices in a layer, one below the other, that are updated apart
     size_t element_bytes;
     TensorInit init;    // parameters only
     int decay;          // parameters only

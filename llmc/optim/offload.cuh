@@ -110,7 +110,7 @@ static inline size_t offload_chunk_end_(const OptimizerState* state, const ZeroP
 
 // Sets where the chunks begin.
 static inline void offload_cut_(OffloadLayout* l, const OptimizerState* state, const ZeroPlan* zero) {
-    const size_t owned = zero_owned_elements(zero), updated = zero_updated_elements(zero),
+    const size_t owned = zero_count(zero, ZERO_OWNED), updated = zero_count(zero, ZERO_UPDATED),
                  most = ceil_div(owned, OFFLOAD_CHUNK) + 2 * (size_t)zero->groups + 1;
     l->first = (size_t*)check_alloc(most + 1, sizeof(size_t), "chunks of the optimizer's state");
     while (l->first[l->chunks] < owned) {

@@ -36,6 +36,8 @@ memory in fp32, group after group. With a relative rate of Adafactor, so are the
 #include "llmc/optim/master_weights.cuh"
 #include "llmc/parallel/zero.cuh"
 
+#define RULE_BIT_(rule) (1u << RULE_##rule)
+
 // ---- places ----
 
 // A thread block updates a piece: four elements a thread. Parts of groups and their shards are whole pieces.
@@ -103,7 +105,7 @@ static inline UpdatePieces_ update_pieces_(const ZeroPlan* zero) {
     const ZeroCut own = zero_owned_cut(zero), in_kept = zero_owned_in_kept(zero);
     const size_t part = (size_t)own.parts * UPDATE_PIECE_,
                  kept = (size_t)zero_kept_cut(zero).parts * UPDATE_PIECE_,
-                 count = zero_updated_elements(zero) / UPDATE_PIECE_;
+                 count = zero_count(zero, ZERO_UPDATED) / UPDATE_PIECE_;
     CHECK(count <= INT_MAX, "%zu pieces of parameters are too many for a launch", count);
     const UpdatePieces_ pieces = {(uint32_t)(zero->trained_once / part),
                                   (uint32_t)(zero->trained_block / part),
@@ -204,7 +206,7 @@ static inline size_t update_slot_first_(const OptimizerState* s, int slot, int i
 // A row that Muon updates, with all layers.
 static inline MuonTensor update_muon_tensor_(const OptimizerState* s, const ZeroPlan* zero, int i) {
     const TensorRow* row = &s->rows[i];
-    const int parts = (int)optimizer_parts(row), is_block = row->place == PLACE_BLOCK,
+    const int parts = row->parts, is_block = row->place == PLACE_BLOCK,
               frozen = is_block ? zero->first_block : 0; // layers
     const UpdateTensorPlace_ place = update_tensor_place_(s, zero, i, is_block + frozen);
     const size_t kept = zero->block / (size_t)zero_kept_cut(zero).parts,

@@ -94,27 +94,22 @@ typedef enum {
 
 enum { OPTIMIZER_BLOCK = ADAMW8BIT_BLOCK };
 
-#define RULE_BIT_(rule) (1u << RULE_##rule)
-
-#define ALL_RULES_ (~0u)
-
 // clang-format off
-// Each slot: its name in checkpoints, the type and the number of its elements, the rules that have it, and those that have it
-// only with an option; no value is ever below `least`; its name in the memory report comes last. Checkpoints have all but
-// those of the weights, which are the last ones.
-//  slot              name        type      shape          rules                                     with an option                                      least      label
+// Slots: the name in checkpoints, the type of the elements, the shape, a bound that no value is below, the name in the memory
+// report. Checkpoints have all but the slots of weights, which come last.
+//  slot              name        type      shape          least      label
 #define STATE_TABLE_(X) \
-  X(STATE_M,          "m",        float,    SLOT_ELEMENTS, RULE_BIT_(ADAMW) | RULE_BIT_(LION) | RULE_BIT_(MUON), RULE_BIT_(SGD) | RULE_BIT_(FACTORED) | RULE_BIT_(FULL), -INFINITY, "m")  /* mean of the gradient */ \
-  X(STATE_V,          "v",        float,    SLOT_ELEMENTS, RULE_BIT_(ADAMW) | RULE_BIT_(FULL),       0,                                                  0,         "v")  /* mean of its square */ \
-  X(STATE_M8,         "m8",       uint8_t,  SLOT_ELEMENTS, RULE_BIT_(ADAMW8),                        0,                                                  -INFINITY, "m in 8 bits") \
-  X(STATE_V8,         "v8",       uint8_t,  SLOT_ELEMENTS, RULE_BIT_(ADAMW8),                        0,                                                  -INFINITY, "v in 8 bits") \
-  X(STATE_M_SCALE,    "m_scale",  float,    SLOT_BLOCKS,   RULE_BIT_(ADAMW8),                        0,                                                  0,         "scales of m") \
-  X(STATE_V_SCALE,    "v_scale",  float,    SLOT_BLOCKS,   RULE_BIT_(ADAMW8),                        0,                                                  0,         "scales of v") \
-  X(STATE_ROWS,       "row_v",    float,    SLOT_ROWS,     RULE_BIT_(FACTORED),                      RULE_BIT_(MUON),                                    0,         "v of rows") \
-  X(STATE_COLS,       "col_v",    float,    SLOT_COLS,     RULE_BIT_(FACTORED),                      0,                                                  0,         "v of columns") \
-  X(STATE_MASTER,     NULL,       float,    SLOT_ELEMENTS, ALL_RULES_,                               0,                                                  -INFINITY, "master weights") \
-  X(STATE_LOWER,      NULL,       uint16_t, SLOT_ELEMENTS, ALL_RULES_,                               0,                                                  -INFINITY, "lower halves of weights")  /* split master weights, */ \
-  X(STATE_LOWER_8,    NULL,       int8_t,   SLOT_ELEMENTS, ALL_RULES_,                               0,                                                  -INFINITY, "lower 8 bits of weights")  /* and those of 24 bits */
+  X(STATE_M,          "m",        float,    SLOT_ELEMENTS, -INFINITY, "m")  /* mean of the gradient */ \
+  X(STATE_V,          "v",        float,    SLOT_ELEMENTS, 0,         "v")  /* mean of its square */ \
+  X(STATE_M8,         "m8",       uint8_t,  SLOT_ELEMENTS, -INFINITY, "m in 8 bits") \
+  X(STATE_V8,         "v8",       uint8_t,  SLOT_ELEMENTS, -INFINITY, "v in 8 bits") \
+  X(STATE_M_SCALE,    "m_scale",  float,    SLOT_BLOCKS,   0,         "scales of m") \
+  X(STATE_V_SCALE,    "v_scale",  float,    SLOT_BLOCKS,   0,         "scales of v") \
+  X(STATE_ROWS,       "row_v",    float,    SLOT_ROWS,     0,         "v of rows") \
+  X(STATE_COLS,       "col_v",    float,    SLOT_COLS,     0,         "v of columns") \
+  X(STATE_MASTER,     NULL,       float,    SLOT_ELEMENTS, -INFINITY, "master weights") \
+  X(STATE_LOWER,      NULL,       uint16_t, SLOT_ELEMENTS, -INFINITY, "lower halves of weights") /* MASTER_SPLIT */ \
+  X(STATE_LOWER_8,    NULL,       int8_t,   SLOT_ELEMENTS, -INFINITY, "lower 8 bits of weights") /* MASTER_24 */
 
 // clang-format on
 
@@ -129,7 +124,6 @@ typedef struct {
     SlotShape shape;
     size_t element_bytes;
     float least;                // no value is below it
-    unsigned rules;             // that have it
     size_t offset_bytes, bytes; // of its array in the allocation of all state; no bytes: nothing has it
     size_t frozen;              // of master weights: elements of frozen parts, the last ones in the array
     // Of the others: elements of group 0 in the array, and of each other group; the first block that has any
@@ -149,7 +143,8 @@ typedef struct {
     Optimizer optimizer;
     ModelConfig cfg;
     UpdateRule rule[MODEL_PARAMETER_ROWS];
-    TensorRow rows[MODEL_PARAMETER_ROWS]; // bytes are elements of full arrays
+    unsigned slots_of[MODEL_PARAMETER_ROWS]; // bit i: the row has slot i
+    TensorRow rows[MODEL_PARAMETER_ROWS];    // bytes are elements of full arrays
     StateSpan span[MODEL_PARAMETER_ROWS];
     size_t room[MODEL_PARAMETER_ROWS]; // of a layer, with the padding behind it
     size_t word[MODEL_PARAMETER_ROWS]; // RoundingWords: where a row begins in its group if nothing is frozen
@@ -157,9 +152,9 @@ typedef struct {
     size_t bytes, saved_bytes; // of all slots, and of those that checkpoints have: the first ones
 } OptimizerState;
 
-// Whether the rule of a row has a slot.
+// True if a row has a slot.
 static inline int state_slot_has(const OptimizerState* s, int slot, int row) {
-    return (s->slots[slot].rules >> s->rule[row]) & 1;
+    return (s->slots_of[row] >> slot) & 1;
 }
 
 // What `elements` of a row, or of its layer, are in a slot. Rows and columns belong to whole layers.
@@ -246,11 +241,6 @@ AdamW update_adamw(Update u);
 Adafactor update_adafactor(Update u);
 
 Muon update_muon(Update u);
-
-// Matrices that lie one below the other in a row and are updated apart: those of queries, keys and values.
-static inline size_t optimizer_parts(const TensorRow* row) {
-    return row->member == offsetof(ModelParameters, qkvw) ? 3 : 1;
-}
 
 // Scratch memory of the update on the CPU.
 size_t optimizer_scratch_bytes(const OptimizerState* s);
@@ -354,27 +344,40 @@ int state_needs_tensors(const OptimizerState* s, int g) {
     return needs;
 }
 
+#define SLOT_BIT_(slot) (1u << STATE_##slot)
+
 int state_master_slot(MasterWeights master) {
     static const int slots[] = {STATE_SLOTS, STATE_MASTER, STATE_LOWER, STATE_LOWER_8};
     return slots[master];
 }
 
-// Master weights are the optimizer's choice, not its rules'.
-static unsigned state_rules_(Optimizer optimizer, int slot, unsigned always, unsigned optional) {
-    if (slot >= STATE_MASTER) {
-        return slot == state_master_slot(optimizer.master) ? always : 0;
-    }
-    return always | (optimizer.has_optional ? optional : 0);
+// Returns the slots that a parameter has: those of its rule, some of them only with an option. Its master weight is the
+// optimizer's choice, whatever the rule.
+static unsigned state_slots_(Optimizer optimizer, UpdateRule rule) {
+    static const struct {
+        unsigned always, optional;
+    } slots[] = {
+        {SLOT_BIT_(M) | SLOT_BIT_(V), 0},                                             // RULE_ADAMW
+        {SLOT_BIT_(M8) | SLOT_BIT_(V8) | SLOT_BIT_(M_SCALE) | SLOT_BIT_(V_SCALE), 0}, // RULE_ADAMW8
+        {SLOT_BIT_(ROWS) | SLOT_BIT_(COLS), SLOT_BIT_(M)},                            // RULE_FACTORED
+        {SLOT_BIT_(V), SLOT_BIT_(M)},                                                 // RULE_FULL
+        {SLOT_BIT_(M), SLOT_BIT_(ROWS)},                                              // RULE_MUON
+        {SLOT_BIT_(M), 0},                                                            // RULE_LION
+        {0, SLOT_BIT_(M)},                                                            // RULE_SGD
+        {0, 0},                                                                       // RULE_NONE
+    };
+    const int master = state_master_slot(optimizer.master);
+    return slots[rule].always | (optimizer.has_optional ? slots[rule].optional : 0) |
+           (master < STATE_SLOTS ? 1u << master : 0);
 }
 
 static void state_set_slots_(OptimizerState* s) {
-#define STATE_SLOT_(id, name_, type_, shape_, rules_, optional_, least_, label_)                             \
+#define STATE_SLOT_(id, name_, type_, shape_, least_, label_)                                                \
     s->slots[id].name = name_;                                                                               \
     s->slots[id].label = label_;                                                                             \
     s->slots[id].shape = shape_;                                                                             \
     s->slots[id].element_bytes = sizeof(type_);                                                              \
-    s->slots[id].least = least_;                                                                             \
-    s->slots[id].rules = state_rules_(s->optimizer, id, rules_, optional_);
+    s->slots[id].least = least_;
     STATE_TABLE_(STATE_SLOT_)
 #undef STATE_SLOT_
 }
@@ -429,9 +432,9 @@ static size_t state_place_slot_(OptimizerState* s, int slot, const ZeroPlan* zer
     size_t elements = 0;
     if (slot < STATE_MASTER) {
         elements = state_place_rows_(s, slot, zero);
-    } else if (to->rules) {
-        elements = zero_owned_elements(zero);
-        to->frozen = elements - zero_updated_elements(zero);
+    } else if (slot == state_master_slot(s->optimizer.master)) {
+        elements = zero_count(zero, ZERO_OWNED);
+        to->frozen = elements - zero_count(zero, ZERO_UPDATED);
     }
     to->offset_bytes = at;
     to->bytes = array_bytes(elements, to->element_bytes);
@@ -448,6 +451,7 @@ void optimizer_state_open(OptimizerState* s, Optimizer optimizer, const ZeroPlan
     assert((zero->frozen & ~optimizer.frozen) == 0);
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         s->rule[i] = optimizer.frozen >> i & 1 ? RULE_NONE : optimizer_rule(optimizer, s->rows[i].kind);
+        s->slots_of[i] = state_slots_(optimizer, s->rule[i]);
         s->span[i] = state_span_(s, zero, i);
         s->room[i] = state_row_end_(s, zero, i) - tensor_offset_in_group(&s->rows[i]);
         s->word[i] = tensor_offset_in_group(&plain[i]);
@@ -484,7 +488,7 @@ double optimizer_saved_bytes(Optimizer optimizer, ModelConfig cfg) {
 double optimizer_bytes(const OptimizerState* s, const ZeroPlan* zero, size_t param_bytes,
                        size_t gradient_bytes) {
     const size_t read = s->optimizer.master == MASTER_FP32 ? 0 : param_bytes;
-    double bytes = (double)zero_updated_elements(zero) * (double)(gradient_bytes + read + param_bytes);
+    double bytes = (double)zero_count(zero, ZERO_UPDATED) * (double)(gradient_bytes + read + param_bytes);
     for (int slot = 0; slot < STATE_SLOTS; slot++) {
         bytes += 2 * state_moved_bytes(&s->slots[slot]);
     }
@@ -563,7 +567,7 @@ Muon update_muon(Update u) {
 size_t optimizer_scratch_bytes(const OptimizerState* s) {
     size_t most = 0;
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
-        const size_t rows = s->rows[i].rows, cols = s->rows[i].cols, parts = optimizer_parts(&s->rows[i]);
+        const size_t rows = s->rows[i].rows, cols = s->rows[i].cols, parts = (size_t)s->rows[i].parts;
         const size_t bytes = s->rule[i] == RULE_FACTORED ? adafactor_scratch_bytes(rows, cols)
                              : s->rule[i] == RULE_MUON   ? muon_scratch_bytes(rows / parts, cols)
                                                          : 0;
@@ -633,7 +637,7 @@ static void optimizer_adafactor_cpu_(const OptimizerState* s, const ZeroRange* r
 static void optimizer_muon_cpu_(const OptimizerState* s, const ZeroRange* range, UpdateTensor_ t,
                                 int is_gathered, void* memory, Muon opt, const MuonScratch* scratch) {
     const TensorRow* row = &s->rows[range->row];
-    const size_t parts = optimizer_parts(row);
+    const size_t parts = (size_t)row->parts;
     const MuonMatrix x = {t.param,
                           is_gathered ? NULL : t.operand,
                           (float*)state_array(s, STATE_M, range, memory),

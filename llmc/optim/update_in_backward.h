@@ -105,7 +105,7 @@ ClipShares clip_shares_open(const ZeroPlan* plan) {
     memset(&shares, 0, sizeof(shares));
     shares.groups = plan->groups;
     for (int g = 0; g < plan->groups; g++) {
-        shares.share[g] = (double)zero_group_elements(plan, g) / (double)zero_full_elements(plan);
+        shares.share[g] = (double)zero_group_elements(plan, g) / (double)zero_count(plan, ZERO_FULL);
     }
     return shares;
 }

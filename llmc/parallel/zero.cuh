@@ -56,7 +56,7 @@ typedef struct {
 
 typedef struct {
     ZeroPlan plan;
-    ZeroShards place;
+    ZeroShards location;
     ZeroGroups groups;
     Gpu main, comm; // the GPU with the main stream, and with that of what moves
     void* params;   // of the trainer, of type `dtype`
@@ -66,7 +66,7 @@ typedef struct {
     float *sums, *shard; // NULL: the gradient stays in grads
     void* pieces;        // NULL with one process
     // Stage 3: the block whose parameters a buffer has or gets, -1: none; whether the main stream has to wait for them.
-    int held[ZERO_BLOCKS_IN_MEMORY], in_flight[ZERO_BLOCKS_IN_MEMORY];
+    int resident[ZERO_BLOCKS_IN_MEMORY], in_flight[ZERO_BLOCKS_IN_MEMORY];
     int is_updated;            // since the last forward pass, which has waited for all parameters
     cudaEvent_t ready, joined; // what the main stream has done so far; what the other one has
     cudaEvent_t reduced;       // group 0, and with it all groups of the micro-step
@@ -93,11 +93,11 @@ static inline size_t zero_pieces_bytes_(const ZeroPlan* plan, DType grads) {
 
 // Bytes of the slices of parameters, of the given type, and of gradients with their shard.
 static inline size_t zero_parameter_slice_bytes(const ZeroPlan* plan, DType type) {
-    return plan->stage >= 3 ? zero_sliced_elements(plan) * dtype_bytes(type) : 0;
+    return plan->stage >= 3 ? zero_count(plan, ZERO_SLICES) * dtype_bytes(type) : 0;
 }
 static inline size_t zero_gradient_slice_bytes(const ZeroPlan* plan) {
-    const size_t sums = zero_has_shard_(plan) ? zero_sliced_elements(plan) : 0,
-                 shard = zero_has_levels_(plan) ? zero_sharded_elements(plan) : 0;
+    const size_t sums = zero_has_shard_(plan) ? zero_count(plan, ZERO_SLICES) : 0,
+                 shard = zero_has_levels_(plan) ? zero_count(plan, ZERO_SHARDS) : 0;
     return (sums + shard) * sizeof(float);
 }
 
@@ -145,7 +145,7 @@ static inline void zero_close_events_(ZeroGpu* z) {
 // In stage 3: no buffer has the parameters of any block.
 static inline void zero_forget_(ZeroGpu* z) {
     for (int b = 0; b < ZERO_BLOCKS_IN_MEMORY; b++) {
-        z->held[b] = -1;
+        z->resident[b] = -1;
     }
 }
 
@@ -211,11 +211,11 @@ static inline void zero_take_groups_(ZeroGpu* z, Comm* comm) {
 }
 
 static inline void* zero_alloc_shard_(const ZeroGpu* z, size_t bytes, const char* what) {
-    return z->place == ZERO_SHARDS_ON_HOST ? gpu_alloc_pinned(bytes, 1, what) : gpu_alloc(bytes, 1, what);
+    return z->location == ZERO_SHARDS_ON_HOST ? gpu_alloc_pinned(bytes, 1, what) : gpu_alloc(bytes, 1, what);
 }
 
 static inline void zero_free_shard_(const ZeroGpu* z, void* shard) {
-    if (z->place == ZERO_SHARDS_ON_HOST) {
+    if (z->location == ZERO_SHARDS_ON_HOST) {
         gpu_free_pinned(shard);
     } else {
         gpu_free(shard);
@@ -232,11 +232,11 @@ static inline void zero_open_stream_(ZeroGpu* z) {
 }
 
 // `params`, of type `dtype`, and `grads` are the trainer's, zero-filled. Collective.
-static inline void zero_open(ZeroGpu* z, ZeroPlan plan, ZeroShards place, void* params, DType dtype,
+static inline void zero_open(ZeroGpu* z, ZeroPlan plan, ZeroShards location, void* params, DType dtype,
                              Gradient grads, Comm* comm, const Gpu* gpu) {
     memset((void*)z, 0, sizeof(*z));
     z->plan = plan;
-    z->place = place;
+    z->location = location;
     z->params = params;
     z->dtype = dtype;
     z->grads = grads;
@@ -249,11 +249,11 @@ static inline void zero_open(ZeroGpu* z, ZeroPlan plan, ZeroShards place, void* 
             zero_alloc_shard_(z, zero_parameter_slice_bytes(&plan, dtype), "the slices of the parameters");
     }
     if (zero_has_shard_(&plan)) {
-        z->sums = z->shard = (float*)zero_alloc_shard_(z, zero_sliced_elements(&plan) * sizeof(float),
+        z->sums = z->shard = (float*)zero_alloc_shard_(z, zero_count(&plan, ZERO_SLICES) * sizeof(float),
                                                        "the slices of the gradient");
     }
     if (zero_has_levels_(&plan)) {
-        z->shard = (float*)zero_alloc_shard_(z, zero_sharded_elements(&plan) * sizeof(float),
+        z->shard = (float*)zero_alloc_shard_(z, zero_count(&plan, ZERO_SHARDS) * sizeof(float),
                                              "the shard of the gradient");
     }
     if (plan.size > 1) {
@@ -308,7 +308,7 @@ static inline void zero_copy_(ZeroGpu* z, void* to, const void* from, size_t byt
 // Sends the slices of `count` elements to all processes of the replica: to `all`. That of this process lies at `slice`.
 static inline void zero_gather_slices_(ZeroGpu* z, void* all, const void* slice, DType type, size_t count) {
     const size_t elements = count / (size_t)z->plan.shards;
-    if (z->place == ZERO_SHARDS_ON_HOST) {
+    if (z->location == ZERO_SHARDS_ON_HOST) {
         void* own = zero_slice_in_(z, all, type, count);
         zero_copy_(z, own, slice, elements * dtype_bytes(type));
         slice = own;
@@ -321,7 +321,8 @@ static inline void zero_gather_slices_(ZeroGpu* z, void* all, const void* slice,
 static inline void zero_gather_shards_(ZeroGpu* z, void* slice, void* on_gpu, DType type, size_t count) {
     const size_t shard = count / (size_t)z->groups.replicas.size,
                  before = (size_t)z->groups.replicas.rank * shard;
-    void *there = z->place == ZERO_SHARDS_ON_HOST ? on_gpu : slice, *own = zero_element_(there, type, before);
+    void *there = z->location == ZERO_SHARDS_ON_HOST ? on_gpu : slice,
+         *own = zero_element_(there, type, before);
     zero_copy_(z, own, zero_element_(slice, type, before), shard * dtype_bytes(type));
     group_all_gather(there, own, shard, type, &z->groups.replicas, z->comm.stream);
     zero_copy_(z, slice, there, count * dtype_bytes(type));
@@ -404,7 +405,7 @@ static inline void zero_wait_for_group_(ZeroGpu* z, int g, cudaStream_t stream) 
 // there.
 static inline void zero_fetch_block_(ZeroGpu* z, int l) {
     const int b = l % ZERO_BLOCKS_IN_MEMORY;
-    if (z->held[b] == l) {
+    if (z->resident[b] == l) {
         return;
     }
     void* block = zero_element_(z->params, z->dtype, z->plan.once + (size_t)b * z->plan.block);
@@ -413,7 +414,7 @@ static inline void zero_fetch_block_(ZeroGpu* z, int l) {
     zero_wait_for_group_(z, 1 + l, z->comm.stream); // test_ranks.sh: only graphs with replicas need it
     zero_gather_slices_(z, block, slice, z->dtype, z->plan.block);
     CUDA_CHECK(cudaEventRecord(z->arrived[b], z->comm.stream));
-    z->held[b] = l;
+    z->resident[b] = l;
     z->in_flight[b] = 1;
 }
 
@@ -525,7 +526,7 @@ static inline void zero_reduce_replicas_(ZeroGpu* z, int g) {
     const size_t count = zero_shard_elements(&z->plan, g);
     float *sums = z->sums + zero_slice_begin(&z->plan, g), *shard = z->shard + zero_shard_begin(&z->plan, g);
     float* pieces = (float*)z->pieces;
-    const int on_host = z->place == ZERO_SHARDS_ON_HOST;
+    const int on_host = z->location == ZERO_SHARDS_ON_HOST;
     float *from = on_host ? pieces : sums,
           *to = on_host ? pieces + (size_t)z->groups.replicas.rank * count : shard;
     zero_copy_(z, from, sums, zero_slice_elements(&z->plan, g) * sizeof(float));
@@ -652,7 +653,7 @@ static inline void zero_join(ZeroGpu* z, MicroStep step) {
 // After a graph has done a micro-step: what this leaves behind.
 static inline void zero_replayed(ZeroGpu* z) {
     for (int b = 0; b < ZERO_BLOCKS_IN_MEMORY; b++) {
-        z->held[b] = b < z->plan.groups - 1 ? b : -1;
+        z->resident[b] = b < z->plan.groups - 1 ? b : -1;
     }
     z->is_updated = 0;
 }

@@ -136,12 +136,8 @@ static inline int zero_has_gradient(const ZeroPlan* plan, int g) {
 // The gradients of the largest group: of the first one or the last one.
 size_t zero_largest_gradient(const ZeroPlan* plan);
 
-// Group g in full arrays of gradients, and their elements.
+// Group g in full arrays of gradients.
 size_t zero_gradient_begin(const ZeroPlan* plan, int g);
-
-static inline size_t zero_gradient_elements(const ZeroPlan* plan) {
-    return zero_gradient_begin(plan, plan->groups);
-}
 
 // The shard of group g: in shard arrays of gradients, and its size.
 static inline size_t zero_shard_begin(const ZeroPlan* plan, int g) {
@@ -166,30 +162,19 @@ static inline size_t zero_params_elements(const ZeroPlan* plan, int blocks) {
     return plan->stage < 3 ? zero_group_begin(plan, plan->groups) : plan->once + (size_t)blocks * plan->block;
 }
 
-// Of a full array, of an array of slices, of a shard array of gradients, and of what this process owns; the first of these it
-// updates.
-static inline size_t zero_full_elements(const ZeroPlan* plan) { return zero_group_begin(plan, plan->groups); }
+// Arrays, with padding.
+typedef enum {
+    ZERO_FULL,       // all parameters
+    ZERO_REPLICATED, // parameters that every rank has; they come first in memory
+    ZERO_GRADIENT,   // all gradients
+    ZERO_SLICES,     // slices of the gradients that a rank of a replica has
+    ZERO_SHARDS,     // shards of the gradients that a rank has
+    ZERO_OWNED,      // parameters whose state a rank has
+    ZERO_UPDATED     // those that it updates, which come first
+} ZeroArray;
 
-static inline size_t zero_sliced_elements(const ZeroPlan* plan) {
-    return zero_gradient_elements(plan) / (size_t)plan->shards;
-}
-
-static inline size_t zero_sharded_elements(const ZeroPlan* plan) {
-    return zero_gradient_elements(plan) / (size_t)plan->size;
-}
-
-static inline size_t zero_owned_elements(const ZeroPlan* plan) {
-    return zero_full_elements(plan) / (size_t)zero_owned_cut(plan).parts;
-}
-
-static inline size_t zero_updated_elements(const ZeroPlan* plan) {
-    return zero_gradient_elements(plan) / (size_t)zero_owned_cut(plan).parts;
-}
-
-// Of the parameters that all processes have: the first ones in memory.
-static inline size_t zero_replicated_elements(const ZeroPlan* plan) {
-    return plan->stage < 3 ? zero_full_elements(plan) : plan->once;
-}
+// Returns the elements of an array.
+size_t zero_count(const ZeroPlan* plan, ZeroArray array);
 
 // ---- what a process owns ----
 
@@ -311,7 +296,7 @@ void zero_idle_cpu(Zero* z, MicroStep step);
 // Adds the squares of the reduced gradient's shard. `partial` has room for as many doubles as gradient_square_sum_cpu
 // says for a shard array.
 static inline void zero_square_sum_cpu(const Zero* z, WideSum* sum, double* partial) {
-    gradient_square_sum_cpu(sum, z->shard, zero_sharded_elements(&z->plan), partial);
+    gradient_square_sum_cpu(sum, z->shard, zero_count(&z->plan, ZERO_SHARDS), partial);
 }
 
 // The same of one group that a backward pass has just left, of one process.
@@ -413,6 +398,27 @@ size_t zero_gradient_begin(const ZeroPlan* plan, int g) {
     return g == 0 ? 0 : plan->trained_once + (size_t)(blocks > 0 ? blocks : 0) * plan->trained_block;
 }
 
+size_t zero_count(const ZeroPlan* plan, ZeroArray array) {
+    const size_t full = zero_group_begin(plan, plan->groups),
+                 gradient = zero_gradient_begin(plan, plan->groups), own = (size_t)zero_owned_cut(plan).parts;
+    switch (array) {
+    case ZERO_REPLICATED:
+        return plan->stage < 3 ? full : plan->once;
+    case ZERO_GRADIENT:
+        return gradient;
+    case ZERO_SLICES:
+        return gradient / (size_t)plan->shards;
+    case ZERO_SHARDS:
+        return gradient / (size_t)plan->size;
+    case ZERO_OWNED:
+        return full / own;
+    case ZERO_UPDATED:
+        return gradient / own;
+    default:
+        return full;
+    }
+}
+
 size_t zero_part_elements(const ZeroPlan* plan, int g, ZeroPart part) {
     const size_t trained = zero_trained_elements(plan, g);
     return part == ZERO_TRAINED ? trained : zero_group_elements(plan, g) - trained;
@@ -423,7 +429,7 @@ ZeroPiece zero_piece(const ZeroPlan* plan, int g, ZeroPart part) {
     const size_t begin = zero_part_begin(plan, g, part),
                  count = zero_part_elements(plan, g, part) / (size_t)own.parts,
                  trained = zero_gradient_begin(plan, g), frozen = zero_group_begin(plan, g) - trained,
-                 before = part == ZERO_TRAINED ? trained : zero_gradient_elements(plan) + frozen;
+                 before = part == ZERO_TRAINED ? trained : zero_count(plan, ZERO_GRADIENT) + frozen;
     const ZeroPiece piece = {begin + (size_t)own.part * count, before / (size_t)own.parts,
                              begin / (size_t)zero_kept_cut(plan).parts + (size_t)in_kept.part * count, count};
     return piece;
@@ -487,7 +493,7 @@ ZeroTraffic zero_traffic(const ZeroPlan* plan, int64_t sequences, int B, size_t 
                          size_t parameter_bytes, double operand_bytes) {
     const MicroSteps steps = micro_steps(sequences, B, plan->size);
     const int64_t count = micro_steps_count(&steps);
-    const double trained = (double)zero_gradient_elements(plan);
+    const double trained = (double)zero_count(plan, ZERO_GRADIENT);
     const double reductions = plan->stage < 2 ? 1 : (double)count;
     const size_t shared_bytes = plan->stage == 0 ? gradient_bytes : parameter_bytes; // sent to all after it
     const double shared =
@@ -515,12 +521,12 @@ static int zero_is_alone_(const Zero* z) { return z->plan.size == 1; }
 
 size_t zero_grads_elements(const ZeroPlan* plan, int blocks) {
     const size_t once = zero_trained_elements(plan, 0), block = zero_trained_elements(plan, plan->groups - 1);
-    return plan->shares_buffer ? once + (size_t)blocks * block : zero_gradient_elements(plan);
+    return plan->shares_buffer ? once + (size_t)blocks * block : zero_count(plan, ZERO_GRADIENT);
 }
 
 // Elements of the shard and of the pieces that are received, where these have memory of their own.
 static size_t zero_shard_elements_cpu_(const ZeroPlan* plan) {
-    return plan->size > 1 || plan->stage == 2 ? zero_sharded_elements(plan) : 0;
+    return plan->size > 1 || plan->stage == 2 ? zero_count(plan, ZERO_SHARDS) : 0;
 }
 
 static size_t zero_piece_elements_cpu_(const ZeroPlan* plan) {

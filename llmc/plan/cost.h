@@ -252,7 +252,7 @@ static inline void cost_backward_(const CostWalk_* w) {
 static inline void cost_muon_(const CostWalk_* w, const OptimizerState* state) {
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         const TensorRow* row = &w->rows[i];
-        const double parts = (double)optimizer_parts(row), rows = (double)row->rows / parts;
+        const double parts = row->parts, rows = (double)row->rows / parts;
         for (int k = 0; k < row->layers && state->rule[i] == RULE_MUON; k++) {
             cost_add_(w, COST_MATMULS, parts * muon_flops(rows, (double)row->cols), 0);
         }
@@ -268,7 +268,8 @@ static inline void cost_optimizer_(const CostWalk_* w) {
     const ZeroPlan zero = setup_zero(w->cfg, o, o->shards);
     optimizer.master = w->device->master;
     optimizer_state_open(&state, optimizer, &zero, w->cfg);
-    const double owned = (double)zero_owned_elements(&zero), updated = (double)zero_updated_elements(&zero),
+    const double owned = (double)zero_count(&zero, ZERO_OWNED),
+                 updated = (double)zero_count(&zero, ZERO_UPDATED),
                  all_frozen = owned * freeze_count(&w->freeze, w->cfg) / model_count_stored(w->cfg),
                  frozen = fmax(all_frozen - (owned - updated), 0); // among those that are updated
     cost_add_(w, COST_MEMORY, 0, updated * (double)gradient_bytes);

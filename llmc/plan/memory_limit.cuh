@@ -177,7 +177,7 @@ static inline size_t memory_scratch_(ModelConfig cfg, const ZeroPlan* zero, cons
            attention_planned_bytes(o->batch, o->seq_len, cfg.C, cfg.NH, DTYPE_OF(floatX)) +
            layernorm_planned_bytes((int)N, cfg.C) + embedding_planned_bytes((int)N, cfg.C) +
            (o->freeze && o->freeze[0] ? optimizer_freeze_bytes(zero->groups) : 0) +
-           gradient_norm_planned_bytes(zero_sharded_elements(zero)) + batch_queue_planned_bytes(N) +
+           gradient_norm_planned_bytes(zero_count(zero, ZERO_SHARDS)) + batch_queue_planned_bytes(N) +
            step_result_bytes(planned_losses(o)) + N * sizeof(int);
 }
 

@@ -141,12 +141,12 @@ static void test_same_bits(const char* what, ModelConfig cfg, Optimizer optimize
                            const Gpu* gpu) {
     ZeroPlan zero = zero_plan(cfg, stage, 0, 1);
     zero_plan_freeze(&zero, cfg, optimizer.frozen, 0);
-    const size_t n = zero_owned_elements(&zero);
+    const size_t n = zero_count(&zero, ZERO_OWNED);
     OptimizerState state;
     OptimizerPlan plan;
     optimizer_state_open(&state, optimizer, &zero, cfg);
     optimizer_open<T>(&plan, &zero, &state);
-    EXPECT(n > 6 * OFFLOAD_CHUNK && zero_updated_elements(&zero) % OFFLOAD_CHUNK,
+    EXPECT(n > 6 * OFFLOAD_CHUNK && zero_count(&zero, ZERO_UPDATED) % OFFLOAD_CHUNK,
            "%s: %zu elements are no test", what, n);
     const State s = state_open(&state, n);
     float* gradient = upload<float>(ops_normal(n, 1), n, 0, gpu);

@@ -136,7 +136,7 @@ static void test_places(Optimizer optimizer, ModelConfig cfg, int stage, int siz
         size_t last = 0;
         const int is_cut = optimizer.name != OPTIMIZER_ADAFACTOR && // anywhere
                            (s->shape == SLOT_ELEMENTS || s->shape == SLOT_BLOCKS);
-        for (size_t at = 0; is_cut && at < zero_owned_elements(&zero); at += 128) {
+        for (size_t at = 0; is_cut && at < zero_count(&zero, ZERO_OWNED); at += 128) {
             const size_t position = state_position(&state, slot, &zero, at);
             EXPECT(position >= last && position <= last + 128, "slot %d jumps at %zu", slot, at);
             last = position;

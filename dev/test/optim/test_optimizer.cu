@@ -61,7 +61,7 @@ static Layout layout_of(OptimizerName name, int stage, int size) {
     layout.size = size;
     layout.zero = zero_plan(SMALL, stage, 0, size);
     zero_parameter_rows(layout.rows, &layout.zero, SMALL, 1);
-    layout.n = zero_full_elements(&layout.zero);
+    layout.n = zero_count(&layout.zero, ZERO_FULL);
     return layout;
 }
 
@@ -118,7 +118,7 @@ static void owned_copy(float* owned, float* full, const ZeroPlan* zero, Directio
 
 // The array of one type on the device that a process owns of x.
 template <class T> static T* upload_owned(const float* x, const ZeroPlan* zero, const Gpu* gpu) {
-    const size_t n = zero_owned_elements(zero);
+    const size_t n = zero_count(zero, ZERO_OWNED);
     float* owned = ops_floats(n);
     owned_copy(owned, (float*)x, zero, CUT);
     return upload<T>(owned, n, gpu);
@@ -126,7 +126,7 @@ template <class T> static T* upload_owned(const float* x, const ZeroPlan* zero, 
 
 // Frees `owned`, and puts what was in it into x.
 static void download_owned(float* x, float* owned, const ZeroPlan* zero, const Gpu* gpu) {
-    owned_copy(download(owned, zero_owned_elements(zero), gpu), x, zero, PASTE);
+    owned_copy(download(owned, zero_count(zero, ZERO_OWNED), gpu), x, zero, PASTE);
 }
 
 // ---- the update ----
@@ -158,7 +158,7 @@ static State state_in_layout(const Layout* to, State s, const Layout* from) {
 static float* upload_slot(const OptimizerState* state, int slot, const float* x, const ZeroPlan* zero,
                           const Gpu* gpu) {
     EXPECT(state->slots[slot].bytes == 0 ||
-               state->slots[slot].bytes == zero_owned_elements(zero) * sizeof(float),
+               state->slots[slot].bytes == zero_count(zero, ZERO_OWNED) * sizeof(float),
            "a slot of all parameters has %zu bytes", state->slots[slot].bytes);
     return state->slots[slot].bytes ? upload_owned<float>(x, zero, gpu) : NULL;
 }
@@ -339,7 +339,7 @@ static Both both_open(Optimizer optimizer, ShareLayers share, int first) {
     b.in_24 = 0;
     b.zero = zero_plan(cfg, 0, 0, 1);
     zero_plan_freeze(&b.zero, cfg, optimizer.frozen, first);
-    b.n = zero_full_elements(&b.zero);
+    b.n = zero_count(&b.zero, ZERO_FULL);
     optimizer_state_open(&b.state, optimizer, &b.zero, cfg);
     memset(&b.freeze, 0, sizeof(b.freeze));
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
@@ -375,7 +375,7 @@ static void both_on_cpu(Both* b, const float* grad, Update by) {
 
 // The gradient of what has one, on the GPU.
 static float* both_upload_gradient(const Both* b, const float* grad, const Gpu* gpu) {
-    const size_t n = zero_gradient_elements(&b->zero);
+    const size_t n = zero_count(&b->zero, ZERO_GRADIENT);
     float* trained = ops_floats(n);
     for (int g = 0; g < b->zero.groups; g++) {
         memcpy(trained + zero_gradient_begin(&b->zero, g), grad + zero_group_begin(&b->zero, g),
@@ -759,7 +759,7 @@ static double bytes_of(OptimizerName name, MasterWeights master, DType params, D
     OptimizerState state;
     optimizer_state_open(&state, optimizer, &zero, SMALL);
     return optimizer_bytes(&state, &zero, dtype_bytes(params), dtype_bytes(grads)) /
-           (double)zero_full_elements(&zero);
+           (double)zero_count(&zero, ZERO_FULL);
 }
 
 static void test_bytes(void) {

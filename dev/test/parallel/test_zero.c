@@ -16,8 +16,8 @@ static int by_logical(const void* a, const void* b) {
 static void expect_pieces(const ZeroPlan* plan) {
     size_t at = 0;
     for (int part = 0; part < ZERO_PARTS; part++) {
-        EXPECT(at == (part == ZERO_TRAINED ? 0 : zero_updated_elements(plan)), "part %d begins at %zu", part,
-               at);
+        EXPECT(at == (part == ZERO_TRAINED ? 0 : zero_count(plan, ZERO_UPDATED)), "part %d begins at %zu",
+               part, at);
         for (int g = 0; g < plan->groups; g++) {
             const ZeroPiece piece = zero_piece(plan, g, (ZeroPart)part);
             EXPECT(piece.owned == at && piece.count % TENSOR_SHARD_UNIT == 0, "part %d of group %d", part, g);
@@ -26,7 +26,7 @@ static void expect_pieces(const ZeroPlan* plan) {
             at += piece.count;
         }
     }
-    EXPECT(at == zero_owned_elements(plan), "%zu elements in pieces", at);
+    EXPECT(at == zero_count(plan, ZERO_OWNED), "%zu elements in pieces", at);
 }
 
 // Ranges of one process lie in its pieces, each where it is in the full arrays; frozen rows in frozen ones.
@@ -54,7 +54,7 @@ static void test_cover_frozen(ModelConfig cfg, int stage, int size, int shards, 
         zero_plan_freeze(&plan, cfg, frozen, first);
         zero_parameter_rows(rows, &plan, cfg, 2);
         const int own = zero_ranges(&plan, rows, cfg, all + count);
-        EXPECT((size_t)own <= max && zero_group_begin(&plan, 1 + cfg.L) == zero_full_elements(&plan),
+        EXPECT((size_t)own <= max && zero_group_begin(&plan, 1 + cfg.L) == zero_count(&plan, ZERO_FULL),
                "%d ranges", own);
         EXPECT(plan.once % ((size_t)size * 1024) == 0 && plan.block % ((size_t)size * 1024) == 0 &&
                    plan.trained_once % ((size_t)size * 1024) == 0 &&
@@ -104,9 +104,9 @@ static void test_frozen_layout(ModelConfig cfg, const char* list) {
         EXPECT(zero_has_row(&plan, i) == (at < (b ? plan.trained_block : plan.trained_once)), "%s: %s", list,
                rows[i].name);
     }
-    EXPECT(zero_gradient_elements(&plan) >= trained &&
-               zero_gradient_elements(&plan) <= trained + (size_t)plan.groups * 8 * 1024,
-           "%s: gradients of %zu elements, %zu are trained", list, zero_gradient_elements(&plan), trained);
+    EXPECT(zero_count(&plan, ZERO_GRADIENT) >= trained &&
+               zero_count(&plan, ZERO_GRADIENT) <= trained + (size_t)plan.groups * 8 * 1024,
+           "%s: gradients of %zu elements, %zu are trained", list, zero_count(&plan, ZERO_GRADIENT), trained);
 }
 
 // Two levels: each rank has a shard of its own, inside of its slice, and the replicas' parts of a slice are neighbors.
@@ -123,7 +123,7 @@ static void test_levels(ModelConfig cfg, int size, int shards) {
         EXPECT(!is_taken[own.part], "part %d is taken", own.part);
         is_taken[own.part] = 1;
         EXPECT(zero_slice_elements(&three, 1) == (size_t)replicas * zero_shard_elements(&three, 1) &&
-                   zero_sliced_elements(&three) == (size_t)replicas * zero_sharded_elements(&three),
+                   zero_count(&three, ZERO_SLICES) == (size_t)replicas * zero_count(&three, ZERO_SHARDS),
                "slices");
         int added = 0;
         for (int active = 0; active <= size; active++) { // ranks 0, 1, ... have a micro-batch
@@ -193,9 +193,9 @@ TEST(memory) {
     static const ModelConfig cfg = {1024, GPT2_VOCAB, 50304, 12, 12, 768, SHARE_OFF};
     const ZeroPlan all = zero_plan(cfg, 0, 1, 8), one = zero_plan(cfg, 1, 1, 8),
                    two = zero_plan(cfg, 2, 1, 8);
-    const size_t full = zero_full_elements(&all);
-    EXPECT(zero_owned_elements(&all) == full && zero_owned_elements(&one) == full / 8 &&
-               zero_owned_elements(&two) == full / 8,
+    const size_t full = zero_count(&all, ZERO_FULL);
+    EXPECT(zero_count(&all, ZERO_OWNED) == full && zero_count(&one, ZERO_OWNED) == full / 8 &&
+               zero_count(&two, ZERO_OWNED) == full / 8,
            "what is updated");
     EXPECT(zero_grads_elements(&all, 1) == full && zero_grads_elements(&one, 1) == full &&
                zero_grads_elements(&two, 1) == two.once + two.block,
@@ -228,7 +228,7 @@ TEST(traffic) {
     static const ModelConfig cfg = {7, 131, 201, 5, 3, 33, SHARE_OFF};
     for (int stage = 0; stage <= 3; stage++) {
         const ZeroPlan one = zero_plan(cfg, stage, 0, 4), two = zero_plan_two_levels(cfg, stage, 0, 4, 2);
-        const double n = (double)zero_full_elements(&one), once = (double)one.once,
+        const double n = (double)zero_count(&one, ZERO_FULL), once = (double)one.once,
                      blocks = (double)one.block;
         const ZeroTraffic a = zero_traffic(&one, 16, 2, 4, 2, 0), b = zero_traffic(&two, 16, 2, 4, 2, 0),
                           more = zero_traffic(&two, 16, 2, 4, 2, 800);

@@ -190,7 +190,7 @@ static void toy_open(Toy<T>* toy, ZeroPlan plan, ZeroShards place, Comm* comm, c
     toy->rest = alloc<T>(toy->N);
     toy->batch = alloc<T>(toy->N);
     toy->batches = alloc<T>(UPDATES * MICRO_BATCHES * toy->N);
-    toy->master = alloc<float>(zero_owned_elements(&plan));
+    toy->master = alloc<float>(zero_count(&plan, ZERO_OWNED));
     if (plan.stage == 2) { // as a run does; else zero_open opens the groups by itself
         zero_connect(&plan, type, comm, gpu);
     }
@@ -395,7 +395,7 @@ template <class T> static void toy_expect(const char* what, Toy<T>* toy, const L
                          want->params); // by way of memory in which parameters may come
     zero_wait_for_parameters(zero);
     toy_expect_gathered(what, toy, want->params);
-    expect_on_gpu<T>(what, toy, toy->params, want->params, zero_replicated_elements(&zero->plan));
+    expect_on_gpu<T>(what, toy, toy->params, want->params, zero_count(&zero->plan, ZERO_REPLICATED));
     if (zero->params_slices) {
         toy_expect_collected(what, toy, (T*)zero->params_slices, want->params);
     }
@@ -444,7 +444,7 @@ static void test_in_backward(int waits_for_other, Comm* comm, const Gpu* gpu) {
     ZeroPlan plan = zero_plan(CFG, 0, 0, 1);
     plan.shares_buffer = 1;
     const size_t N = plan.block;
-    float *params = alloc<float>(zero_full_elements(&plan)), *seen = alloc<float>(BLOCKS * N);
+    float *params = alloc<float>(zero_count(&plan, ZERO_FULL)), *seen = alloc<float>(BLOCKS * N);
     float *grads = alloc<float>(zero_grads_elements(&plan, ZERO_BLOCKS_IN_MEMORY)),
           *host = (float*)check_alloc(BLOCKS, sizeof(float), "values");
     zero_open(&z, plan, ZERO_SHARDS_ON_GPU, params, DTYPE_FP32, Gradient{grads, DTYPE_FP32}, comm, gpu);

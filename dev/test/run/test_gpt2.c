@@ -856,7 +856,7 @@ static void test_share(const char* share, Options options) {
     open_four(&again, share, options);
     EXPECT(gradients_of_four(&again) == loss &&
                memcmp(again.zero.shard, model.zero.shard,
-                      zero_sharded_elements(&model.zero.plan) * sizeof(float)) == 0,
+                      zero_count(&model.zero.plan, ZERO_SHARDS) * sizeof(float)) == 0,
            "%s: one thread", share);
     threads_set(3);
     model_close(&again);
