@@ -136,7 +136,7 @@ static OptimizerState state_layout(void) {
 static Model model_of(SafeTensorsDtype dtype) {
     const ZeroPlan plan = whole();
     const size_t bytes = copy_bytes(dtype),
-                 params = zero_full_elements(&plan) * safetensors_dtype_bytes(dtype);
+                 params = zero_count(&plan, ZERO_FULL) * safetensors_dtype_bytes(dtype);
     char* memory = check_alloc(bytes, 1, "model");
     return (Model){dtype, memory, memory + params, params, bytes - params};
 }

@@ -283,6 +283,7 @@ TEST(first_block) {
             const size_t bytes = model_activation_rows(rows, TINY, B, T, level, TINY.L, first, B * T);
             const TensorRow *stream = row_called(rows, MODEL_ACTIVATION_ROWS, "residual3"),
                             *qkv = row_called(rows, MODEL_ACTIVATION_ROWS, "qkv");
+            char* memory = (char*)check_alloc(bytes, 1, "activations");
             ModelActivations all = {0};
             expect_layout(rows, MODEL_ACTIVATION_ROWS, bytes);
             EXPECT(stream->layers == kept && qkv->layers == (level == RECOMPUTE_BLOCK ? 1 : kept),
@@ -294,6 +295,7 @@ TEST(first_block) {
                 EXPECT((char*)at.residual3 == memory + stream->offset_bytes + copy * stream->layer_bytes,
                        "block %d of those from %d on", l, first);
             }
+            free(memory);
         }
     }
 }
