@@ -8,22 +8,23 @@ probabilities exist only in registers: 16 M x COLS in a warp.
 
 Tiles that lie entirely in earlier documents are skipped.
 
-    kernel      the block's rows    the stream     products
-    forward     queries             keys, values   s = q k^T, out += p v
-    query grad  q, dout             keys, values   s = q k^T, dp = dout v^T, dq += ds k
-    key grads   keys, values        q, dout        s^T = k q^T, dp^T = v dout^T, dv += p^T dout, dk += ds^T q
+    kernel      block's rows    stream          matmuls
+    forward     queries         keys, values    s = q k^T, out += p v
+    query grad  q, dout         keys, values    s = q k^T, dp = dout v^T, dq += ds k
+    key grads   keys, values    q, dout         s^T = k q^T, dp^T = v dout^T, dv += p^T dout,
+                                                dk += ds^T q
 
 The query grad kernel runs first. It owns the rows of dout, so it also computes delta = sum dout
-out. The backward pass computes s and dp twice (7 products instead of 5). In return every sum has
-one owner: no atomics, a fixed order, no fp32 copy of dq.
+out. The backward pass computes s and dp twice (7 matmuls instead of 5). In return every sum has one
+owner: no atomics, a fixed order, no fp32 copy of dq.
 
-All kernels are built from two products of tiles, attention_dot_ and attention_mix_. bf16 and fp16
+All kernels are built from two matmuls of tiles, attention_dot_ and attention_mix_. bf16 and fp16
 use tensor cores; fp32 uses multiply-adds in the same layout, that of mma_16816's results: element e
 of part (m, n) in lane l = 4g + t is row 16m + g + 8(e / 2), column 8n + 2t + e % 2.
 
 X is the type of the elements: float, bf16 or fp16 (T is the length of the sequences).
 
-attention_backward also sets or adds to, as `mode` says,
+attention_backward also sets or adds to, according to `mode`,
 
     dbias (3 C)    the sum over the tokens of dqkv, as dqkv is stored
 
@@ -35,8 +36,8 @@ element by element.
 
 With USE_CUDNN, attention_cudnn.cuh replaces these kernels where it can.
 
-Generation has a kernel of its own for one query of each text, a block for each head. Positions are
-read on the GPU, so that a step can be one CUDA graph.
+Generation has its own kernel for one query per sequence, with one block per head. It reads
+positions on the GPU, so a step can be one CUDA graph.
 */
 #ifndef LLMC_ATTENTION_CUH
 #define LLMC_ATTENTION_CUH
@@ -48,8 +49,8 @@ read on the GPU, so that a step can be one CUDA graph.
 #include "llmc/gpu/gpu.cuh"
 #include "llmc/gpu/ptx.cuh"
 
-// The widest heads that kernels are compiled for, one of the widths above. What has only small
-// heads compiles faster with less.
+// The widest heads that kernels are compiled for, one of the widths above. A program with small
+// heads only compiles faster with less.
 #ifndef ATTENTION_WIDEST
 #define ATTENTION_WIDEST 128
 #endif
@@ -58,28 +59,28 @@ enum { ATTENTION_WARPS = 4, ATTENTION_THREADS = 32 * ATTENTION_WARPS };
 
 #define ATTENTION_LOG2_E 1.4426950408889634f // e^x = 2^(x ATTENTION_LOG2_E)
 
-// Which earlier keys a query sees: all, or only those of its document, as given by `starts`.
-// Kernels are compiled for each, because looking at documents takes registers.
+// Earlier keys that a query sees: all, or only those of its document, as given by `starts`. Kernels
+// are compiled for each, because looking at documents needs registers.
 typedef enum { ATTENTION_CAUSAL, ATTENTION_DOCUMENTS } AttentionMask_;
 
-// Arguments of all kernels. A block's tile is its index modulo `tiles`, its head the quotient:
+// Arguments of all kernels. A block's index modulo `tiles` is its tile, the quotient its head, so
 // blocks that run at the same time share keys and values in the L2 cache.
 typedef struct {
     int T, C, NH, HS, tiles;
     int packs; // rows of heads can be read and written 16 bytes at a time
 } AttentionSize_;
 
-// True if a multiprocessor has 100 KiB of shared memory: RTX 3090, 4090 and 5090, A40, L40S.
+// Set if a multiprocessor has 100 KiB of shared memory: RTX 3090, 4090 and 5090, A40, L40S.
 enum { ATTENTION_IS_SMALL_ = GPU_SM == 86 || GPU_SM == 89 || GPU_SM >= 120 };
 
 // Tile sizes of each kernel for heads of up to W, chosen with ptxas -v (CUDA 13). Nothing spills on
 // sm_80 and sm_90a, except key grads at W = 96 in 16 bits: 20 and 16 bytes. Two blocks fit on a
 // multiprocessor of an A100 (65,536 registers, 164 KiB; one block for fp32 at W = 128), and one
-// block fits into 99 KiB. Where a multiprocessor has no more, tiles of 16 bits are smaller, so that
-// two blocks fit there, too, but for the backward pass at W = 128: a block alone has one warp for
-// each scheduler. Other sizes have not been timed.
-//     M      16-row tiles of a warp                        COLS   rows of a tile of the stream
-//     STEP   columns of scores at a time, at most COLS     KEEP   see AttentionLeft_
+// block fits into 99 KiB. On a multiprocessor with no more than that, tiles of 16 bits are smaller,
+// so two blocks fit there, too, except in the backward pass at W = 128: a single block has one warp
+// per scheduler. Other sizes have not been timed.
+//     M 16-row tiles of a warp COLS rows of a tile of the stream
+//     STEP columns of scores at a time, at most COLS KEEP see AttentionLeft_
 template <class X, int W> struct AttentionTiling_ {
     static constexpr bool HALF = sizeof(X) == 2;
     static constexpr int STRIDE =
@@ -106,7 +107,7 @@ template <class X, int W> struct AttentionTiling_ {
                   "two blocks fit, with the 1 KiB that each takes besides");
 };
 
-// Where the block's head starts in qkv (at its q; k and v come C and 2 C later), out, lse and
+// Offsets of the block's head in qkv (at its q; k and v follow C and 2 C later), out, lse and
 // starts.
 typedef struct {
     size_t in_qkv, in_out, in_lse, in_starts;
@@ -122,10 +123,9 @@ __device__ inline AttentionHead_ attention_head_(const AttentionSize_& size) {
     return at;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Between global and shared memory
+// ---- between global and shared memory ----
 
-// The first `count` elements (none if negative), then zeros.
+// Returns the first `count` elements (none if negative), then zeros.
 template <class X> __device__ inline Pack<X> attention_gather_(const X* from, int count) {
     Pack<X> pack;
 #pragma unroll
@@ -135,8 +135,9 @@ template <class X> __device__ inline Pack<X> attention_gather_(const X* from, in
     return pack;
 }
 
-// The block starts to copy a tile of ROWS rows of the head. Rows from `count` on and columns from
-// HS on become 0. A thread stays in its column, so the address of its next row takes one addition.
+// Starts to copy a tile of ROWS rows of the head; the whole block calls it. Rows from `count` on
+// and columns from HS on become 0. A thread stays in its column, so the address of its next row
+// costs one addition.
 template <class X, int ROWS, int W>
 __device__ inline void attention_load_(X* tile, const X* rows, size_t stride, int count,
                                        const AttentionSize_& size) {
@@ -165,7 +166,7 @@ __device__ inline void attention_load_(X* tile, const X* rows, size_t stride, in
     }
 }
 
-// Two tiles, one after the other: k and v, or q and dout, starting at `row`.
+// Starts to copy two tiles, one after the other: k and v, or q and dout, from `row` on.
 template <class X, int ROWS, int W>
 __device__ inline void attention_load_two_(X* tiles, const X* first, size_t first_stride, const X* second,
                                            size_t second_stride, int row, const AttentionSize_& size) {
@@ -175,8 +176,8 @@ __device__ inline void attention_load_two_(X* tiles, const X* first, size_t firs
                                 second_stride, count, size);
 }
 
-// The stream has room for two pairs of tiles of ROWS rows. Returns the place of the pair that
-// starts at `row`, a multiple of ROWS.
+// Returns the place of the pair of tiles that starts at `row`, a multiple of ROWS. The stream has
+// room for two pairs of tiles of ROWS rows.
 template <class X, int ROWS, int W> __device__ inline X* attention_stage_(X* stream, int row) {
     return stream + row / ROWS % 2 * 2 * ROWS * (W + Pack<X>::SIZE);
 }
@@ -188,7 +189,8 @@ __device__ inline void attention_stream_(X* stream, const X* first, size_t first
                                     second_stride, row, size);
 }
 
-// The first key that a query sees is stored after the elements of its row in shared memory.
+// Returns the first key that a query sees, which is stored after the elements of its row in shared
+// memory.
 template <class X, int W> __device__ inline int& attention_first_key_(X* row) {
     return *reinterpret_cast<int*>(row + W);
 }
@@ -196,8 +198,8 @@ template <class X, int W> __device__ inline int attention_first_key_(const X* ro
     return *reinterpret_cast<const int*>(row + W);
 }
 
-// The block stores it for each of ROWS queries, starting at `row`. Queries past the last token see
-// what that one sees.
+// Stores the first key of each of ROWS queries, from `row` on; the whole block calls it. Queries
+// past the last token see what that one sees.
 template <class X, AttentionMask_ MASK, int ROWS, int W>
 __device__ inline void attention_load_starts_(X* tile, const int* starts, int row, int T) {
     static_assert(ROWS <= ATTENTION_THREADS, "a thread for every row");
@@ -208,7 +210,7 @@ __device__ inline void attention_load_starts_(X* tile, const int* starts, int ro
 }
 
 // Waits until all copies that the block started have arrived, and all its threads have finished
-// reading the tiles before.
+// reading the previous tiles.
 __device__ inline void attention_wait_(void) {
     cp_async_wait_all();
     __syncthreads();
@@ -231,7 +233,7 @@ __device__ inline void attention_store_pair_(float* to, float low, float high) {
     *reinterpret_cast<float2*>(to) = make_float2(low, high);
 }
 
-// A warp writes its first `count` rows through a tile in shared memory. Nobody may have read that
+// Writes a warp's first `count` rows through a tile in shared memory. No thread may have read that
 // tile since the block's last barrier, and no other warp may use it any more.
 template <class X, int M, int W>
 __device__ inline void attention_store_(X* to, size_t stride, int count, const AttentionSize_& size, X* tile,
@@ -257,8 +259,7 @@ __device__ inline void attention_store_(X* to, size_t stride, int count, const A
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Products of tiles, by one warp
+// ---- matmuls of tiles, by one warp ----
 
 // A warp's 16 M rows, W wide, as the left operand of attention_dot_. The first KEEP groups of 16
 // columns stay in registers; the others are read again at each use.
@@ -267,14 +268,15 @@ template <class X, int M, int W, int KEEP> struct AttentionLeft_ {
     unsigned kept[M][KEEP > 0 ? KEEP : 1][4];
 };
 
-// The address that a lane passes to ldmatrix for 16 x 16 elements: matrix 0 above 1, to the right 2
-// above 3.
+// Returns the address that a lane passes to ldmatrix for 16 x 16 elements: matrix 0 above 1, to the
+// right 2 above 3.
 template <class X, int W> __device__ inline const X* attention_16x16_(const X* corner) {
     return corner + threadIdx.x % 16 * (W + Pack<X>::SIZE) + threadIdx.x % 32 / 16 * 8;
 }
 
-// The same for the right operand of attention_dot_: matrix 0 beside 1, below them 2 beside 3.
-// mma_16816 takes b in two adjacent registers; the other order would cost two moves per pair.
+// Returns the address that a lane passes to ldmatrix for the right operand of attention_dot_:
+// matrix 0 beside 1, below them 2 beside 3. mma_16816 reads b from two adjacent registers; the
+// other order would cost two moves per pair.
 template <class X, int W> __device__ inline const X* attention_right_16x16_(const X* corner) {
     const int lane = threadIdx.x % 32;
     return corner + (lane % 8 + lane / 16 * 8) * (W + Pack<X>::SIZE) + lane / 8 % 2 * 8;
@@ -290,7 +292,7 @@ __device__ inline void attention_left_(AttentionLeft_<X, M, W, KEEP>& left, cons
     }
 }
 
-// Columns 16k ... 16k+15 of rows 16m ... 16m+15; k is known at compile time.
+// Sets a to columns 16k ... 16k+15 of rows 16m ... 16m+15; k is known at compile time.
 template <class X, int M, int W, int KEEP>
 __device__ inline void attention_left_operand_(unsigned (&a)[4], const AttentionLeft_<X, M, W, KEEP>& left,
                                                int m, int k) {
@@ -304,7 +306,7 @@ __device__ inline void attention_left_operand_(unsigned (&a)[4], const Attention
     }
 }
 
-// s (16 M, 8 N) = left . right^T, with right (8 N, W) in shared memory.
+// Sets s (16 M, 8 N) = left . right^T, with right (8 N, W) in shared memory.
 template <class X, int M, int N, int W, int KEEP>
 __device__ inline void attention_dot_(float (&s)[M][N][4], const AttentionLeft_<X, M, W, KEEP>& left,
                                       const X* right) {
@@ -364,8 +366,8 @@ __device__ inline void attention_dot_(float (&s)[M][N][4], const AttentionLeft_<
     }
 }
 
-// acc (16 M, 8 D) += p . right, with p (16 M, 8 N) in registers and rounded to X, right (8 N, 8 D)
-// in shared memory. The result of one product already has the layout of the next one's left
+// Adds p . right to acc (16 M, 8 D), with p (16 M, 8 N) in registers and rounded to X, right (8 N,
+// 8 D) in shared memory. The result of one matmul already has the layout of the next one's left
 // operand.
 template <class X, int M, int N, int D>
 __device__ inline void attention_mix_(float (&acc)[M][D][4], const float (&p)[M][N][4], const X* right) {
@@ -390,7 +392,7 @@ __device__ inline void attention_mix_(float (&acc)[M][D][4], const float (&p)[M]
     }
 }
 
-// A row of p is spread over four lanes, which exchange its elements.
+// Adds p . right in fp32. A row of p is spread over four lanes, which exchange its elements.
 template <int M, int N, int D>
 __device__ inline void attention_mix_(float (&acc)[M][D][4], const float (&p)[M][N][4], const float* right) {
     constexpr int W = 8 * D;
@@ -421,8 +423,8 @@ template <int M, int N> __device__ inline void attention_scale_(float (&x)[M][N]
     }
 }
 
-// The sums of 16 columns over ROWS rows: lane t < 4 gets columns 8n + 2t + e in sums[n][e]. On
-// tensor cores it is a product with a matrix of ones.
+// Sums 16 columns over ROWS rows: lane t < 4 gets columns 8n + 2t + e in sums[n][e]. On tensor
+// cores it is a matmul with a matrix of ones.
 template <class X, int ROWS, int W>
 __device__ inline void attention_sum_16_columns_(float (&sums)[2][4], const X* corner) {
     constexpr int STRIDE = W + Pack<X>::SIZE;
@@ -447,14 +449,14 @@ __device__ inline void attention_sum_16_columns_(float (&sums)[2][4], const X* c
     }
 }
 
-// The block sums the columns of a tile that all its warps have written: ROWS rows of part 0, 1 or 2
-// (q, k, v), starting at `row`. Rows from T on are 0 in it. The destination is computed here: kept
-// from the start of the kernel, it would take registers.
+// Sums the columns of a tile that all warps of the block have written: ROWS rows of part 0, 1 or 2
+// (q, k, v), from `row` on; the whole block calls it. Rows from T on are 0. The destination is
+// computed here: if kept from the start of the kernel, it would need registers.
 template <class X, int ROWS, int W>
 __device__ inline void attention_column_sums_(float* partial, const X* tile, int part, int row,
                                               const AttentionSize_& size) {
     const int lane = threadIdx.x % 32, head = blockIdx.x / size.tiles;
-    const size_t tiles = (size_t)(head / size.NH) * size.tiles + row / ROWS; // before this one
+    const size_t tiles = (size_t)(head / size.NH) * size.tiles + row / ROWS; // tiles before this one
     float* to = partial + (3 * tiles + part) * size.C + head % size.NH * size.HS;
     for (int d = threadIdx.x / 32 * 16; d < W; d += 16 * ATTENTION_WARPS) {
         float sums[2][4] = {};
@@ -469,11 +471,10 @@ __device__ inline void attention_column_sums_(float* partial, const X* tile, int
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Forward
+// ---- forward ----
 
-// Of each row of a warp so far: about the largest score times `scale`, and the lane's share of the
-// sum of the probabilities 2^(s * scale - max).
+// State of each row of a warp: about the largest score so far times `scale`, and the lane's share
+// of the sum of the probabilities 2^(s * scale - max).
 template <int M> struct AttentionSoftmax_ { float max[M][2], sum[M][2]; };
 
 template <int M> __device__ inline void attention_softmax_open_(AttentionSoftmax_<M>& softmax) {
@@ -484,7 +485,7 @@ template <int M> __device__ inline void attention_softmax_open_(AttentionSoftmax
     }
 }
 
-// Scores with keys later than the query become -infinity. Queries start at row0, keys at u0.
+// Sets scores with keys later than the query to -infinity. Queries start at row0, keys at u0.
 template <int M, int N> __device__ inline void attention_mask_later_(float (&s)[M][N][4], int row0, int u0) {
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
 #pragma unroll
@@ -496,7 +497,7 @@ template <int M, int N> __device__ inline void attention_mask_later_(float (&s)[
     }
 }
 
-// Scores with keys of earlier documents become -infinity. `queries` are the rows in shared memory.
+// Sets scores with keys of earlier documents to -infinity. `queries` are the rows in shared memory.
 template <class X, int W, int M, int N>
 __device__ inline void attention_mask_earlier_(float (&s)[M][N][4], const X* queries, int u0) {
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
@@ -512,8 +513,8 @@ __device__ inline void attention_mask_earlier_(float (&s)[M][N][4], const X* que
     }
 }
 
-// Whether all, or some, of the queries see the key, as far as documents decide: it may still be
-// later.
+// Return whether all, or some, of the queries see the key, judging by documents only: it may still
+// be later.
 template <class X, AttentionMask_ MASK, int ROWS, int W>
 __device__ inline bool attention_all_see_(const X* queries, int key) {
     return MASK == ATTENTION_CAUSAL ||
@@ -524,7 +525,7 @@ __device__ inline bool attention_some_see_(const X* queries, int key) {
     return MASK == ATTENTION_CAUSAL || attention_first_key_<X, W>(queries) <= key;
 }
 
-// The maximum, or the sum, over the four lanes that share a row. All four get it.
+// Return the maximum, or the sum, over the four lanes that share a row, to all four.
 __device__ inline float attention_row_max_(float x) {
     x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
     return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
@@ -534,13 +535,13 @@ __device__ inline float attention_row_sum_(float x) {
     return x + __shfl_xor_sync(0xffffffffu, x, 2);
 }
 
-// `max` is raised only when the largest score exceeds it by more than this. Probabilities are then
-// up to 2^8, which fp16 holds as precisely as 1. Sums are rescaled in the first tile of a row and
+// `max` is raised only if the largest score exceeds it by more than this. Probabilities are then up
+// to 2^8, which fp16 represents as precisely as 1. Sums are rescaled in the first tile of a row and
 // hardly ever again.
 #define ATTENTION_SLACK 8.0f
 
-// Rows with a score more than ATTENTION_SLACK above `max` get a new `max`, and their sums are
-// rescaled to it. `largest` has the largest score of each row in this tile.
+// Gives rows with a score more than ATTENTION_SLACK above `max` a new `max`, and rescales their
+// sums to it. `largest` has the largest score of each row in this tile.
 template <int M, int D>
 __device__ inline void attention_softmax_rescale_(float (&acc)[M][D][4], AttentionSoftmax_<M>& softmax,
                                                   const float (&largest)[M][2]) {
@@ -559,8 +560,8 @@ __device__ inline void attention_softmax_rescale_(float (&acc)[M][D][4], Attenti
     }
 }
 
-// Scores become probabilities relative to `max`. As `max` is always finite, keys that are not seen
-// get probability 0. The result of a row depends on no other row.
+// Turns scores into probabilities relative to `max`. As `max` is always finite, masked keys get
+// probability 0. The result of a row depends on no other row.
 template <int M, int N, int D>
 __device__ inline void attention_softmax_(float (&s)[M][N][4], float (&acc)[M][D][4],
                                           AttentionSoftmax_<M>& softmax, float scale) {
@@ -589,7 +590,8 @@ __device__ inline void attention_softmax_(float (&s)[M][N][4], float (&acc)[M][D
     }
 }
 
-// out = acc / sum, lse = log of the sum of e^s, for the warp's rows, which start at row0.
+// Sets acc to acc / sum, and lse to the log of the sum of e^s, for the warp's rows, which start at
+// row0.
 template <int M, int D>
 __device__ inline void attention_finish_(float (&acc)[M][D][4], float* lse,
                                          const AttentionSoftmax_<M>& softmax, int row0, int T) {
@@ -608,7 +610,7 @@ __device__ inline void attention_finish_(float (&acc)[M][D][4], float* lse,
     }
 }
 
-// The warp's queries, which start at row0, attend to the keys u0 ... u0+8N-1. These are in shared
+// Attends from the warp's queries, which start at row0, to keys u0 ... u0+8N-1. These are in shared
 // memory, followed by their values.
 template <class X, AttentionMask_ MASK, int M, int N, int W, int KEEP>
 __device__ inline void attention_forward_tile_(float (&acc)[M][W / 8][4], AttentionSoftmax_<M>& softmax,
@@ -678,20 +680,19 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, sizeof(X) == 2 ? 1 : 2)
                               q_tile + mine * STRIDE, acc);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Backward
+// ---- backward ----
 
-// Scratch memory of the backward pass. `rows` has (lse * ATTENTION_LOG2_E, delta) of every row of
-// every head; Tp is T rounded up to ATTENTION_ROW_ALIGN, and rows from T on in the last tile are
-// zeros. `sums` has the column sums of every tile of dqkv.
+// Scratch of the backward pass. `rows` has (lse * ATTENTION_LOG2_E, delta) of every row of every
+// head; Tp is T rounded up to ATTENTION_ROW_ALIGN, and rows from T on in the last tile are zeros.
+// `sums` has the column sums of every tile of dqkv.
 typedef struct {
     float2* rows; // (B, NH, Tp)
     float* sums;  // (B, tiles, 3, NH, HS)
     size_t capacity, sums_capacity;
 } AttentionFlash;
 
-enum { ATTENTION_ROW_ALIGN = 128 }; // a multiple of the tiles' rows
-enum { ATTENTION_ROWS_LEAST = 64 }; // of a tile
+enum { ATTENTION_ROW_ALIGN = 128 }; // a multiple of the rows of a tile
+enum { ATTENTION_ROWS_LEAST = 64 }; // rows of a tile, at least
 
 static inline int attention_padded_(int T) { return ceil_div(T, ATTENTION_ROW_ALIGN) * ATTENTION_ROW_ALIGN; }
 
@@ -701,13 +702,13 @@ static inline size_t attention_sums_(int B, int T, int C) {
 
 static inline size_t attention_rows_(int B, int T, int NH) { return (size_t)B * NH * attention_padded_(T); }
 
-// What attention_gpu_open allocates for these kernels.
+// Returns the bytes that attention_gpu_open allocates for these kernels.
 static inline size_t attention_flash_bytes(int B, int T, int C, int NH) {
     return attention_rows_(B, T, NH) * sizeof(float2) + attention_sums_(B, T, C) * sizeof(float);
 }
 
-// For backward passes of up to B * NH heads with up to T tokens, and C channels in total. X only
-// matters for cuDNN's plans.
+// Allocates scratch for backward passes of up to B * NH heads with up to T tokens, and C channels
+// in total. X only matters for cuDNN's plans.
 template <class X>
 static inline void attention_gpu_open(AttentionFlash* scratch, int B, int T, int C, int NH) {
     scratch->capacity = attention_rows_(B, T, NH);
@@ -721,17 +722,17 @@ static inline void attention_gpu_close(AttentionFlash* scratch) {
     gpu_free(scratch->rows);
 }
 
-// A remark on attention for the start of a run. There is none.
+// Returns a note on attention for the start of a run: none.
 static inline const char* attention_note(const AttentionFlash*) { return ""; }
 
-// A lane's share of the warp's rows of out, rows 8i + lane / 4: the four lanes of a row take its
+// A lane's share of the warp's rows of out, rows 8i + lane / 4: the four lanes of a row share its
 // packs in turn.
 template <class X, int M, int W> struct AttentionOut_ {
     static constexpr int SIZE = Pack<X>::SIZE, PACKS = ceil_div(W / SIZE, 4);
     Pack<X> packs[2 * M][PACKS];
 };
 
-// Loads it from global memory. Rows from `count` on and columns from HS on become 0.
+// Loads the lane's share from global memory. Rows from `count` on and columns from HS on become 0.
 template <class X, int M, int W>
 __device__ inline void attention_load_out_(AttentionOut_<X, M, W>& mine, const X* out, int count,
                                            const AttentionSize_& size) {
@@ -747,8 +748,8 @@ __device__ inline void attention_load_out_(AttentionOut_<X, M, W>& mine, const X
     }
 }
 
-// (lse * ATTENTION_LOG2_E, delta) of rows 8i + lane / 4, and zeros from `count` on. dout is in
-// shared memory.
+// Sets rows to (lse * ATTENTION_LOG2_E, delta) of rows 8i + lane / 4, and to zeros from `count` on.
+// dout is in shared memory.
 template <class X, int M, int W>
 __device__ inline void attention_delta_(float2 (&rows)[M][2], const AttentionOut_<X, M, W>& out,
                                         const X* dout, const float* lse, int count) {
@@ -785,13 +786,14 @@ template <int M> __device__ inline void attention_store_rows_(float2* to, const 
 }
 
 // Turns s and dp of one score into p and ds. The factor 1 / sqrt(HS) of ds is applied to the sums
-// at the end. Where s is -infinity, both become 0.
+// at the end. If s is -infinity, both become 0.
 __device__ inline void attention_gradient_(float& s, float& dp, float shift, float delta, float scale) {
     s = exp2_approx(s * scale - shift);
     dp = s * (dp - delta);
 }
 
-// The warp's rows are keys, the columns are queries. `rows` has lse and delta of the queries.
+// Turns s and dp into p and ds, where the warp's rows are keys and the columns queries. `rows` has
+// lse and delta of the queries.
 template <int M, int N>
 __device__ inline void attention_gradient_of_keys_(float (&s)[M][N][4], float (&dp)[M][N][4],
                                                    const float2* rows, float scale) {
@@ -799,7 +801,7 @@ __device__ inline void attention_gradient_of_keys_(float (&s)[M][N][4], float (&
 #pragma unroll
     for (int n = 0; n < N; n++) {
         const float4 two =
-            *reinterpret_cast<const float4*>(rows + 8 * n + 2 * t); // queries 8n + 2t and the next
+            *reinterpret_cast<const float4*>(rows + 8 * n + 2 * t); // queries 8n + 2t and 8n + 2t + 1
 #pragma unroll
         for (int i = 0; i < 4 * M; i++) {
             const int m = i / 4, e = i % 4;
@@ -808,7 +810,7 @@ __device__ inline void attention_gradient_of_keys_(float (&s)[M][N][4], float (&
     }
 }
 
-// Scores with queries earlier than the key become -infinity. The warp's keys start at u0, queries
+// Sets scores with queries earlier than the key to -infinity. The warp's keys start at u0, queries
 // at t0.
 template <int M, int N>
 __device__ inline void attention_mask_earlier_queries_(float (&s)[M][N][4], int u0, int t0) {
@@ -822,15 +824,15 @@ __device__ inline void attention_mask_earlier_queries_(float (&s)[M][N][4], int 
     }
 }
 
-// [t] is the first key that query t sees. The row of `starts` is kept as an index: a pointer takes
-// one more register.
+// Array whose element t is the first key that query t sees. The row of `starts` is kept as an
+// index: a pointer needs one more register.
 struct AttentionStarts_ {
     const int* starts;
     int row;
     __device__ int operator[](int t) const { return starts[row + t]; }
 };
 
-// Scores with queries of later documents become -infinity.
+// Sets scores with queries of later documents to -infinity.
 template <int M, int N>
 __device__ inline void attention_mask_later_queries_(float (&s)[M][N][4], AttentionStarts_ first_key, int u0,
                                                      int t0, int T) {
@@ -847,7 +849,7 @@ __device__ inline void attention_mask_later_queries_(float (&s)[M][N][4], Attent
     }
 }
 
-// The warp's rows are queries, the columns are keys.
+// Turns s and dp into p and ds, where the warp's rows are queries and the columns keys.
 template <int M, int N>
 __device__ inline void attention_gradient_of_queries_(float (&s)[M][N][4], float (&dp)[M][N][4],
                                                       const float2 (&rows)[M][2], float scale) {
@@ -858,8 +860,8 @@ __device__ inline void attention_gradient_of_queries_(float (&s)[M][N][4], float
     }
 }
 
-// The warp's queries, which start at row0, meet the keys u0 ... u0+8N-1: adds to dq. `rows` has lse
-// and delta of the queries.
+// Adds to dq of the warp's queries, which start at row0, the part of keys u0 ... u0+8N-1. `rows`
+// has lse and delta of the queries.
 template <class X, AttentionMask_ MASK, int M, int N, int W, int KEEP>
 __device__ inline void
 attention_queries_step_(float (&dq)[M][W / 8][4], const AttentionLeft_<X, M, W, KEEP>& q,
@@ -908,7 +910,7 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, sizeof(X) == 2 ? 1 : 2)
     attention_load_two_<X, ROWS, W>(q_tile, q, stride, d, size.C, t0, size);
     attention_load_starts_<X, MASK, ROWS, W>(q_tile, starts, t0, size.T);
     attention_stream_<X, COLS, W>(stream, k, stride, v, stride, from, size);
-    AttentionOut_<X, M, W> mine_out; // loads while the tiles arrive
+    AttentionOut_<X, M, W> mine_out; // in flight while the tiles arrive
     attention_load_out_(mine_out, out + at.in_out + row0 * (size_t)size.C, size.T - row0, size);
     attention_wait_();
     float2 mine_rows[M][2];
@@ -1011,8 +1013,7 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, sizeof(X) == 2 ? 1 : 2)
     attention_column_sums_<X, ROWS, W>(sums, v_tile, 2, u0, size);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Launchers
+// ---- launchers ----
 
 static inline AttentionSize_ attention_size_(int T, int C, int NH) {
     AttentionSize_ size = {};
@@ -1044,11 +1045,11 @@ static inline AttentionSize_ attention_size_(int T, int C, int NH) {
         ATTENTION_CASE_(HS, 96, 128, __VA_ARGS__)                                                            \
     } while (0)
 
-// Kernels with documents exist only for these widths: each takes seconds to compile, and at W = 96
-// one would spill.
+// Returns the width of the kernel with documents. Only these widths exist: each takes seconds to
+// compile, and at W = 96 one would spill.
 constexpr int attention_documents_width_(int W) { return W <= 32 ? 32 : W <= 64 ? 64 : 128; }
 
-// The number of blocks, one for each tile of `rows` rows of each of the `heads` heads. Sets
+// Returns the number of blocks, one for each tile of `rows` rows of each of the `heads` heads. Sets
 // size->tiles.
 static inline unsigned attention_grid_(AttentionSize_* size, size_t heads, int rows) {
     size->tiles = ceil_div(size->T, rows);
@@ -1085,7 +1086,7 @@ static inline void attention_forward(X* out, float* lse, const X* qkv, const int
                         pass(out, lse, qkv, starts, (size_t)B * NH, size, gpu));
 }
 
-// Returns the number of tiles of a sequence.
+// Launches both kernels; returns the number of tiles of a sequence.
 template <class X, int W, AttentionMask_ MASK>
 static inline int attention_backward_(X* dqkv, AttentionFlash* scratch, const X* dout, const X* qkv,
                                       const X* out, const float* lse, const int* starts, size_t heads,
@@ -1102,7 +1103,7 @@ static inline int attention_backward_(X* dqkv, AttentionFlash* scratch, const X*
     return size.tiles;
 }
 
-// dbias may be fp32 or of X.
+// Computes the backward pass. dbias may be fp32 or of X.
 template <class X>
 static inline void attention_backward(X* dqkv, Gradient dbias, const X* dout, const X* qkv, const X* out,
                                       const float* lse, const int* starts, int B, int T, int C, int NH,
@@ -1123,48 +1124,47 @@ static inline void attention_backward(X* dqkv, Gradient dbias, const X* dout, co
     }
 }
 
-// The one place where cuDNN is chosen.
+// The only place that chooses cuDNN.
 #ifdef USE_CUDNN
 #include "llmc/ops/attention_cudnn.cuh"
 typedef AttentionCudnn AttentionGpu;
 #else
 typedef AttentionFlash AttentionGpu;
-// What attention_gpu_open allocates.
+// Returns the bytes that attention_gpu_open allocates.
 static inline size_t attention_planned_bytes(int B, int T, int C, int NH, DType) {
     return attention_flash_bytes(B, T, C, NH);
 }
 #endif
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Generation
+// ---- generation ----
 
 enum { ATTENTION_CACHED_THREADS = 128, ATTENTION_CACHED_WIDEST = 128 };
 
-// As AttentionCache (attention.h), of X.
+// Keys and values, like AttentionCache (attention.h), of type X.
 template <class X> struct AttentionCacheGpu {
     X* data; // (B, 2, NH, maxT, HS)
     int maxT, C, NH;
 };
 
-// The keys of a head of text b; its values are C*maxT elements behind them.
+// Returns the keys of a head of sequence b; its values follow C*maxT elements later.
 template <class X>
 __device__ inline X* attention_cache_head_(const AttentionCacheGpu<X>& cache, int b, int h) {
     return cache.data + (size_t)cache.maxT * (2 * (size_t)b * cache.C + (size_t)h * (cache.C / cache.NH));
 }
 
-// A thread stores an element. Row r is token positions[r] of text r or, without positions, token r
-// of text `text`.
+// A thread stores one element. Row r is token positions[r] of sequence r or, without positions,
+// token r of sequence `sequence`.
 // grid   ceil(rows * 2C / 256)      block   256      shared   none
 // moves  rows*2C in and out. Bound by launching.
 // order  fixed: no sums.
 template <class X>
 __global__ void attention_cache_store_kernel(AttentionCacheGpu<X> cache, const X* qkv, const int* positions,
-                                             int text, int rows) {
+                                             int sequence, int rows) {
     const int C = cache.C, HS = C / cache.NH;
     const size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     const int r = (int)(i / (2 * C)), c = (int)(i % (2 * C)), h = c % C / HS;
     if (r < rows) {
-        X* keys = attention_cache_head_(cache, positions ? r : text, h);
+        X* keys = attention_cache_head_(cache, positions ? r : sequence, h);
         X* to = keys + (c < C ? 0 : (size_t)C * cache.maxT) + (size_t)(positions ? positions[r] : r) * HS;
         to[c % HS] = qkv[(size_t)r * 3 * C + C + c];
     }
@@ -1172,17 +1172,17 @@ __global__ void attention_cache_store_kernel(AttentionCacheGpu<X> cache, const X
 
 template <class X>
 static inline void attention_cache_store(AttentionCacheGpu<X> cache, const X* qkv, const int* positions,
-                                         int text, int rows, const Gpu* gpu) {
+                                         int sequence, int rows, const Gpu* gpu) {
     const size_t elements = (size_t)rows * 2 * cache.C;
     launch(attention_cache_store_kernel<X>, (unsigned)ceil_div(elements, (size_t)256), 256, 0, gpu, cache,
-           qkv, positions, text, rows);
+           qkv, positions, sequence, rows);
 }
 
-// q . k of HS elements, q being fp32.
+// Returns q . k over HS elements, with q in fp32.
 template <class X> __device__ inline float attention_cached_dot_(const float* q, const X* k, int HS) {
     constexpr int SIZE = Pack<X>::SIZE;
     float sum = 0.0f, x[SIZE];
-    if (HS % SIZE == 0) { // so each key starts at a multiple of 16 bytes, as the cache does
+    if (HS % SIZE == 0) { // then each key starts at a multiple of 16 bytes, as the cache does
         for (int d = 0; d < HS; d += SIZE) {
             unpack(x, load_pack(k + d));
 #pragma unroll
@@ -1198,12 +1198,12 @@ template <class X> __device__ inline float attention_cached_dot_(const float* q,
     return sum;
 }
 
-// A block computes one head of row r, the query of token positions[r] of text r. For a tile of
-// keys, one of each thread, it finds the scores; then thread d adds up column d of the values.
+// A block computes one head of row r, the query of token positions[r] of sequence r. For a tile of
+// keys, one per thread, it computes the scores; then thread d adds up column d of the values.
 // grid   rows * NH      block   128      shared   1 KiB
-// moves  the keys and values of each text up to its position. Bound by memory, if there are texts
-//        enough to fill the GPU.
-// order  fixed, and the same for any number of texts
+// moves  the keys and values of each sequence up to its position. Bound by memory, if enough
+//        sequences fill the GPU.
+// order  fixed, and the same for any number of sequences
 // needs  HS <= 128
 template <class X>
 __global__ void attention_cached_kernel(X* out, const X* qkv, const int* positions,
@@ -1224,14 +1224,15 @@ __global__ void attention_cached_kernel(X* out, const X* qkv, const int* positio
         const float s = tid < count ? attention_cached_dot_(q, k + (size_t)(u0 + tid) * HS, HS) : -INFINITY;
         const float before = max;
         max = fmaxf(max, block_max(s));
-        const float weight = exp2f(s - max), rescale = exp2f(before - max); // of what is not there: 0
+        const float weight = exp2f(s - max), rescale = exp2f(before - max); // 0 in the first tile, whose sums
+                                                                            // are 0
         p[tid] = weight;
-        sum = sum * rescale + block_sum(weight); // which also makes p visible
+        sum = sum * rescale + block_sum(weight); // also makes p visible
         acc *= rescale;
         for (int i = 0; i < count && tid < HS; i++) {
             acc += p[i] * to_float(v[(size_t)(u0 + i) * HS + tid]);
         }
-    } // nobody writes p again before block_max has seen all threads
+    } // no thread writes p again before block_max has seen all threads
     if (tid < HS) {
         out[(size_t)r * cache.C + h * HS + tid] = from_float<X>(acc / sum);
     }

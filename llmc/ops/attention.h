@@ -10,28 +10,28 @@ attention.h -- causal multi-head self-attention: the contract, and the CPU versi
     ds       = p (dp - delta) / sqrt(HS)
     dq[t]    = sum_u ds[t][u] k[u]     dk[u] = sum_t ds[t][u] q[t]     dv[u] = sum_t p[t][u] dout[t]
 
-    qkv, dqkv     (B, T, 3, NH, HS)   packed as the linear layer writes it; C = NH*HS
+    qkv, dqkv     (B, T, 3, NH, HS)   as the linear layer writes it; C = NH*HS
     out, dout     (B, T, C)
-    starts        (B, T)              int32, place in the row where the document of token t starts: never
-                                      above t, never falling along a row. A token sees its own document only.
-                                      NULL: the row is one document
+    starts        (B, T)              int32, position in the row where the document of token t
+                                      starts: never above t, never falling along a row. A token sees
+                                      only its own document. NULL: the row is one document
     lse           (B, NH, T)          fp32, kept for the backward pass
 
 Both passes set their outputs.
 
 As in flash attention (Dao et al., 2022), probabilities exist only for a few queries of one head at
-a time, and are computed again, from lse, in the backward pass. A forward pass has those of a tile
-of queries and all keys, a backward pass those of ATTENTION_SQUARE queries and as many keys. Keys
-are skipped if their document ended before the first of these queries. A thread takes a whole head;
-all products are tiles of matmul.h.
+a time, and the backward pass recomputes them from lse. The forward pass has those of a tile of
+queries and all keys, the backward pass those of ATTENTION_SQUARE queries and as many keys. Keys are
+skipped if their document ended before the first of these queries. A thread processes a whole head;
+all matmuls are tiles of matmul.h.
 
-Generation keeps the keys and values of each text, and then computes one token of each at a time:
+Generation keeps the keys and values of each sequence, and then decodes one token of each at a time:
 
-    cache         (B, 2, NH, maxT, HS)   keys, then values, of B texts of up to maxT tokens
+    cache         (B, 2, NH, maxT, HS)   keys, then values, of B sequences of up to maxT tokens
 
-attention_cache_store sets those of some tokens of one text from rows of qkv; attention_cached sets
-out (R, C) for the queries in qkv (R, 3, NH, HS), row r being token positions[r] of text r, whose
-keys and values are stored.
+attention_cache_store stores those of some tokens of one sequence from rows of qkv; attention_cached
+sets out (R, C) for the queries in qkv (R, 3, NH, HS). Row r is token positions[r] of sequence r,
+whose keys and values are stored.
 */
 #ifndef LLMC_ATTENTION_H
 #define LLMC_ATTENTION_H
@@ -49,11 +49,11 @@ keys and values are stored.
 extern "C" {
 #endif
 
-#define ATTENTION_KEYS 768 // forward: a row of probabilities is stored in blocks of this many
+#define ATTENTION_KEYS 768 // forward: a row of probabilities is stored in blocks of this size
 
-#define ATTENTION_SQUARE 96 // backward: queries, and keys, at a time; p and ds take 36 KiB each
+#define ATTENTION_SQUARE 96 // backward: queries, and keys, at a time; p and ds occupy 36 KiB each
 
-#define ATTENTION_SKIP (3 * MATMUL_TILE_COLS) // keys of other documents are skipped in such steps
+#define ATTENTION_SKIP (3 * MATMUL_TILE_COLS) // keys of other documents are skipped in steps of this size
 
 static_assert(ATTENTION_SKIP % MATMUL_TILE_ROWS == 0 && ATTENTION_SQUARE % ATTENTION_SKIP == 0 &&
                   ATTENTION_KEYS % ATTENTION_SQUARE == 0,
@@ -64,17 +64,18 @@ typedef struct {
     int C, NH; // channels, in heads of HS = C/NH
 } AttentionSizes;
 
-// One thread's working memory. Tp is T rounded up to ATTENTION_KEYS, HSp is HS rounded up to
+// Working memory of one thread. Tp is T rounded up to ATTENTION_KEYS, HSp is HS rounded up to
 // MATMUL_TILE_COLS.
 typedef struct {
-    float *k_by_key,
-        *v_by_key; // (Tp / MATMUL_TILE_COLS, HS, MATMUL_TILE_COLS)   right matrices of q k^T and dout v^T
-    float *k_by_dim,
-        *v_by_dim; // (HSp / MATMUL_TILE_COLS, Tp, MATMUL_TILE_COLS)  right matrices of ds k and p v
-    float *q_block,
-        *dout_block; // (HSp / MATMUL_TILE_COLS, ATTENTION_SQUARE, MATMUL_TILE_COLS)   right matrices of ds^T q and p^T dout
-    float* row_p;  // (Tp / ATTENTION_KEYS, MATMUL_TILE_ROWS, ATTENTION_KEYS): the left matrix of p v
-    float *p, *ds; // (ATTENTION_SQUARE, ATTENTION_SQUARE): queries, keys
+    // right matrices of q k^T and dout v^T (Tp / MATMUL_TILE_COLS, HS, MATMUL_TILE_COLS)
+    float *k_by_key, *v_by_key;
+    // right matrices of ds k and p v (HSp / MATMUL_TILE_COLS, Tp, MATMUL_TILE_COLS)
+    float *k_by_dim, *v_by_dim;
+    // right matrices of ds^T q and p^T dout (HSp / MATMUL_TILE_COLS,
+    // ATTENTION_SQUARE, MATMUL_TILE_COLS)
+    float *q_block, *dout_block;
+    float* row_p;  // left matrix of p v (Tp / ATTENTION_KEYS, MATMUL_TILE_ROWS, ATTENTION_KEYS)
+    float *p, *ds; // (ATTENTION_SQUARE, ATTENTION_SQUARE): queries by keys
 } AttentionScratch_;
 
 typedef struct {
@@ -82,17 +83,17 @@ typedef struct {
     int T, HS;
 } AttentionScratch;
 
-// Takes scratch for sequences up to T and heads of size HS, for as many threads as the next
+// Allocates scratch for sequences up to T and heads of size HS, for as many threads as the next
 // parallel region would have.
 void attention_open(AttentionScratch* scratch, Memory* memory, int T, int HS);
 
-// Multiply-adds of the causal half, times two: q k^T and p v; backward s again, dp, dv, dq and dk.
+// Return the FLOP of the causal half: forward q k^T and p v; backward s again, dp, dv, dq and dk.
 static inline double attention_flops(double B, double T, double C) { return 2 * B * T * T * C; }
 
 static inline double attention_backward_flops(double B, double T, double C) { return 5 * B * T * T * C; }
 
-// The least that each pass moves, if tiles are read again from a cache. A GPU's backward pass does
-// 7 / 5 of its FLOP, and has two more numbers for each head.
+// Return the least memory traffic of each pass, if tiles are read again from a cache. The GPU's
+// backward pass does 7 / 5 of its FLOP, and moves two more numbers per head and token.
 static inline double attention_forward_bytes(double B, double T, double C, double NH, double element_bytes) {
     return B * T * (4 * C * element_bytes + 4 * NH);
 }
@@ -101,25 +102,25 @@ static inline double attention_backward_bytes(double B, double T, double C, doub
     return B * T * (12 * C * element_bytes + (4 + 2 * 8) * NH);
 }
 
-// Where key u of the first row is in row_p; rows are ATTENTION_KEYS apart.
+// Returns the offset of key u of the first row in row_p; rows are ATTENTION_KEYS apart.
 static inline size_t attention_at_(int u) {
     return (size_t)(u / ATTENTION_KEYS) * MATMUL_TILE_ROWS * ATTENTION_KEYS + u % ATTENTION_KEYS;
 }
 
-// Where the block of key u ends.
+// Returns the end of the block of key u.
 static inline int attention_block_end_(int u, int keys) {
     return int_min((u / ATTENTION_KEYS + 1) * ATTENTION_KEYS, keys);
 }
 
 static inline int attention_start_(const int* starts, int t) { return starts ? starts[t] : 0; }
 
-// From which key on anything is computed for the queries from t0 on.
+// Returns the first key for which anything is computed for the queries from t0 on.
 static inline int attention_from_(const int* starts, int t0) {
     return attention_start_(starts, t0) / ATTENTION_SKIP * ATTENTION_SKIP;
 }
 
-// scores(rows, keys) = left(rows, HS) right(keys, HS)^T, and the rest of the last panel; rows are
-// `row` and `left_row` apart.
+// Sets scores(rows, keys) = left(rows, HS) right(keys, HS)^T, up to the end of the last panel; rows
+// are `row` and `left_row` apart.
 static inline void attention_scores_(float* scores, size_t row, const float* left, size_t left_row,
                                      const float* right_by_key, int rows, int keys, int HS) {
     const Matrix m = {left, left_row, 1};
@@ -129,8 +130,8 @@ static inline void attention_scores_(float* scores, size_t row, const float* lef
     }
 }
 
-// out(rows, HS) = weights(rows, keys) right(keys, HS), set or added to; rows are `row` and
-// `weights_row` apart. `right_by_dim` is where the first key is in the first panel, panels are
+// Sets or adds to out(rows, HS) weights(rows, keys) right(keys, HS); rows are `row` and
+// `weights_row` apart. `right_by_dim` points at the first key in the first panel; panels are
 // `capacity` keys apart.
 static inline void attention_mix_(float* out, size_t row, const float* weights, size_t weights_row,
                                   const float* right_by_dim, int capacity, int rows, int keys, int HS,
@@ -142,15 +143,15 @@ static inline void attention_mix_(float* out, size_t row, const float* weights, 
     }
 }
 
-// `x` for the keys `start` ... keys-1 of those from u on, `other` for the rest.
+// Returns `x` for keys u, u + 1, ... from `start` to keys-1, and `other` for the rest.
 ALWAYS_INLINE Vec attention_seen_(Vec x, Vec other, int u, int start, int keys) {
     return u >= start && u + LANES <= keys
                ? x
                : vec_select(vec_first(keys - u) & ~vec_first(start - u), x, other);
 }
 
-// A row of scores becomes exp(scale s - shift), and 0 where a key is not seen: before `start`, from
-// `keys` on. From key `from` to `end`, multiples of LANES; returns the sum.
+// Replaces scores of a row by exp(scale s - shift), or by 0 for keys before `start` and from `keys`
+// on. Covers keys `from` to `end`, multiples of LANES; returns the sum.
 ALWAYS_INLINE float attention_exp_row_(float* row, int start, int keys, int from, int end, float scale,
                                        float shift) {
     Vec sum = vec_all(0.0f);
@@ -167,7 +168,7 @@ ALWAYS_INLINE float attention_exp_row_(float* row, int start, int keys, int from
 }
 
 ALWAYS_INLINE float attention_max_row_(const float* row, int start, int keys) {
-    Vec max = vec_all(-INFINITY), others = max; // two, as one maximum waits for the one before
+    Vec max = vec_all(-INFINITY), others = max; // two, because one maximum waits for the one before
     for (int u0 = start / LANES * LANES; u0 < keys; u0 = attention_block_end_(u0, keys)) {
         const float* block = row + attention_at_(u0) - u0;
         const int end = attention_block_end_(u0, keys);
@@ -184,20 +185,19 @@ ALWAYS_INLINE float attention_max_row_(const float* row, int start, int keys) {
     return vec_hmax(vec_max(max, others));
 }
 
-// One head of one sequence. Token t is row t of each tensor: those of qkv and dqkv are `stride`
-// apart and have the keys C and the values 2C behind the queries; those of out and dout are C
-// apart.
+// One head of one sequence. Token t is row t of each tensor. Rows of qkv and dqkv are `stride`
+// apart, with the keys C and the values 2C after the queries; rows of out and dout are C apart.
 typedef struct {
     const float *qkv, *dout;
     float *out, *lse, *dqkv;
     const int* starts; // (T), or NULL
     int C, HS;
     size_t stride;              // 3C
-    int capacity;               // rows of a panel by dimension: scratch->T, rounded up
-    AttentionScratch_* scratch; // of the thread
+    int capacity;               // rows between panels by dimension: scratch->T, rounded up
+    AttentionScratch_* scratch; // scratch of the thread
 } AttentionHeadCpu_;
 
-// delta of token t.
+// Returns delta of token t.
 static inline float attention_delta_(const AttentionHeadCpu_* head, int t) {
     const float *out = head->out + (size_t)t * head->C, *dout = head->dout + (size_t)t * head->C;
     return vec_dot(out, dout, head->HS);
@@ -205,7 +205,7 @@ static inline float attention_delta_(const AttentionHeadCpu_* head, int t) {
 
 // ---- forward ----
 
-// Queries t0 ... t0+rows-1, a tile: scores, softmax, out.
+// Sets out and lse of a tile of queries, t0 ... t0+rows-1.
 static inline void attention_forward_tile_(const AttentionHeadCpu_* head, int t0, int rows) {
     const AttentionScratch_* s = head->scratch;
     const int C = head->C, HS = head->HS;
@@ -248,20 +248,20 @@ void attention_backward_cpu(float* dqkv, const float* dout, const float* qkv, co
                             const float* lse, const int* starts, AttentionSizes sizes,
                             AttentionScratch* scratch);
 
-// ---- generation ----
+// ---- keys and values of earlier tokens ----
 
-// What is cached, and how much room there is.
+// Keys and values of B sequences of up to maxT tokens.
 typedef struct {
     float* data; // (B, 2, NH, maxT, HS)
     int maxT, C, NH;
 } AttentionCache;
 
-// The keys of a head of text b; its values are C*maxT elements behind them.
+// Returns the keys of a head of sequence b; its values follow C*maxT elements later.
 static inline float* attention_cache_head_(AttentionCache cache, int b, int h) {
     return cache.data + (size_t)cache.maxT * (2 * (size_t)b * cache.C + (size_t)h * (cache.C / cache.NH));
 }
 
-// The tokens first ... first+count-1 of text b, which are the rows of qkv (count, 3C).
+// Stores tokens first ... first+count-1 of sequence b, the rows of qkv (count, 3C).
 void attention_cache_store_cpu(AttentionCache cache, const float* qkv, int b, int first, int count);
 
 void attention_cached_cpu(float* out, const float* qkv, const int* positions, int rows, AttentionCache cache,
@@ -273,9 +273,9 @@ void attention_cached_cpu(float* out, const float* qkv, const int* positions, in
 
 #ifdef ATTENTION_IMPLEMENTATION
 
-enum { ATTENTION_PARTS_ = 9 }; // of AttentionScratch_
+enum { ATTENTION_PARTS_ = 9 }; // arrays in AttentionScratch_
 
-// Sets the floats of each part, in its order; returns those of all.
+// Sets the size of each array, in floats, in the order of the struct; returns their sum.
 static size_t attention_parts_(size_t sizes[ATTENTION_PARTS_], int T, int HS) {
     const size_t Tp = int_round_up(T, ATTENTION_KEYS), HSp = int_round_up(HS, MATMUL_TILE_COLS);
     const size_t panels = Tp * HSp, block = ATTENTION_SQUARE * HSp,
@@ -310,7 +310,7 @@ void attention_open(AttentionScratch* scratch, Memory* memory, int T, int HS) {
     }
 }
 
-// Packs the T rows of one head (row stride 3C) for products over the head's dimensions (k_by_key,
+// Packs the T rows of one head (row stride 3C) for matmuls over the head's dimensions (k_by_key,
 // v_by_key).
 static void attention_pack_by_key_(float* to, const float* rows, size_t stride, int T, int HS) {
     const Matrix m = {rows, 1, stride};
@@ -319,7 +319,7 @@ static void attention_pack_by_key_(float* to, const float* rows, size_t stride, 
     }
 }
 
-// Packs `n` rows for products over the rows; panels of different dimensions are `capacity` rows
+// Packs `n` rows for matmuls over the rows; panels of different dimensions are `capacity` rows
 // apart.
 static void attention_pack_by_dim_(float* to, const float* rows, size_t stride, int n, int capacity, int HS) {
     const Matrix m = {rows, stride, 1};
@@ -328,8 +328,8 @@ static void attention_pack_by_dim_(float* to, const float* rows, size_t stride, 
     }
 }
 
-// out(keys, HS) = weights(queries, keys)^T right(queries, HS), set or added to, for a tile of keys
-// of a square; rows of out are `row` apart. Not inlined, as matmul_rows is not.
+// Sets or adds to out(keys, HS) weights(queries, keys)^T right(queries, HS), for a tile of keys of
+// a square; rows of out are `row` apart. Not inlined, for the same reason as matmul_rows.
 static __attribute__((noinline)) void attention_scatter_(float* out, size_t row, const float* weights,
                                                          const float* right, int keys, int queries, int HS,
                                                          GradientMode mode) {
@@ -339,15 +339,16 @@ static __attribute__((noinline)) void attention_scatter_(float* out, size_t row,
     }
 }
 
-// What the probabilities of a query and their gradients are computed from. It sees the keys from
-// `start` to its own place t.
+// Values of a query that give its probabilities and their gradients. It sees the keys from `start`
+// to its own position t.
 typedef struct {
     int start, t;
     float lse, delta;
 } AttentionQuery_;
 
-// A row of a square, keys u0 ... end-1, multiples of LANES: scores become p = exp(scale s - lse),
-// and dp becomes ds = p (dp - delta) scale; both become 0 where a key is not seen.
+// Processes a row of a square, keys u0 ... end-1, multiples of LANES: scores become p = exp(scale s
+// - lse), and dp becomes ds = p (dp - delta) scale; both become 0 for keys that the query does not
+// see.
 ALWAYS_INLINE void attention_softmax_backward_row_(float* p, float* ds, AttentionQuery_ query, int u0,
                                                    int end, float scale) {
     for (int u = u0; u < end; u += LANES, p += LANES, ds += LANES) {
@@ -358,11 +359,11 @@ ALWAYS_INLINE void attention_softmax_backward_row_(float* p, float* ds, Attentio
     }
 }
 
-// Head `index` of B * NH, without scratch. Only the forward pass leaves dqkv and dout NULL.
+// Returns head `index` of B * NH, without scratch. dqkv and dout are NULL in the forward pass only.
 static AttentionHeadCpu_ attention_head_cpu_(int index, AttentionSizes sizes, const float* qkv, float* out,
                                              float* lse, float* dqkv, const float* dout, const int* starts) {
     const int b = index / sizes.NH, HS = sizes.C / sizes.NH;
-    const size_t first = (size_t)b * sizes.T, column = (size_t)(index % sizes.NH) * HS; // first: its token
+    const size_t first = (size_t)b * sizes.T, column = (size_t)(index % sizes.NH) * HS; // in tokens
     const size_t stride = 3 * (size_t)sizes.C, at = first * sizes.C + column;
     AttentionHeadCpu_ head;
     head.qkv = qkv + first * stride + column;
@@ -379,7 +380,7 @@ static AttentionHeadCpu_ attention_head_cpu_(int index, AttentionSizes sizes, co
     return head;
 }
 
-// Gives it the scratch of the thread.
+// Returns the head with the scratch of this thread.
 static AttentionHeadCpu_ attention_head_with_(AttentionHeadCpu_ head, AttentionScratch* scratch) {
     head.capacity = int_round_up(scratch->T, ATTENTION_KEYS);
     head.scratch = &scratch->of_thread[thread_index()];
@@ -403,23 +404,24 @@ void attention_forward_cpu(float* out, float* lse, const float* qkv, const int* 
     }
 }
 
-// A square: the queries t0 ... t0+rows-1 and the keys u0 ... u1-1.
+// Square of queries t0 ... t0+rows-1 and keys u0 ... u1-1.
 typedef struct {
     int t0, rows, u0, u1;
 } AttentionSquare_;
 
-// Rows of the tile of queries from t0+i on.
+// Returns the rows of the tile of queries from t0+i on.
 static int attention_tile_rows_(const AttentionSquare_* x, int i) {
     return int_min(MATMUL_TILE_ROWS, x->rows - i);
 }
 
-// How many keys of the square the tile of queries from t0+i sees; none if this is 0 or less.
+// Returns how many keys of the square the tile of queries from t0+i sees; none if that is 0 or
+// less.
 static int attention_tile_keys_(const AttentionSquare_* x, int i) {
     return int_min(x->u1, x->t0 + i + attention_tile_rows_(x, i)) - x->u0;
 }
 
-// Sets p and ds of a square. All tiles of queries meet the keys, then the values, while they are in
-// the L1 cache.
+// Sets p and ds of a square. All tiles of queries are multiplied with the keys, then with the
+// values, while these are in the L1 cache.
 static void attention_backward_scores_(const AttentionHeadCpu_* head, const AttentionSquare_* x,
                                        const AttentionQuery_* queries) {
     const AttentionScratch_* s = head->scratch;
@@ -444,7 +446,7 @@ static void attention_backward_scores_(const AttentionHeadCpu_* head, const Atte
     }
 }
 
-// Adds the square's part of dq, or sets dq, as `mode` says.
+// Sets or adds to dq, according to `mode`, the square's part.
 static void attention_backward_queries_(const AttentionHeadCpu_* head, const AttentionSquare_* x,
                                         GradientMode mode) {
     const AttentionScratch_* s = head->scratch;
@@ -459,14 +461,13 @@ static void attention_backward_queries_(const AttentionHeadCpu_* head, const Att
     }
 }
 
-// Adds the square's part of dk and dv, or sets them where its own queries are: no earlier square
-// had these keys. Tiles of keys end where tiles of queries do.
+// Adds the square's part of dk and dv, or sets them for keys of its own queries, which no earlier
+// square has. Tiles of keys end where tiles of queries do.
 static void attention_backward_keys_(const AttentionHeadCpu_* head, const AttentionSquare_* x) {
     const AttentionScratch_* s = head->scratch;
     const int HS = head->HS;
     for (int u = x->u0; u < x->u1; u += MATMUL_TILE_ROWS) {
-        const int i =
-            int_max(0, u - x->t0) / MATMUL_TILE_ROWS * MATMUL_TILE_ROWS; // the first tile that sees u
+        const int i = int_max(0, u - x->t0) / MATMUL_TILE_ROWS * MATMUL_TILE_ROWS; // first tile that sees u
         const int keys = int_min(MATMUL_TILE_ROWS, x->u1 - u), queries = x->rows - i;
         const size_t at = (size_t)i * ATTENTION_SQUARE + u - x->u0, right = (size_t)i * MATMUL_TILE_COLS;
         const GradientMode mode = u >= x->t0 ? GRADIENT_SET : GRADIENT_ADD;
@@ -476,8 +477,8 @@ static void attention_backward_keys_(const AttentionHeadCpu_* head, const Attent
     }
 }
 
-// Queries t0 ... t0+rows-1, up to ATTENTION_SQUARE. Sets dq, dk and dv at their places, and adds to
-// dk and dv of earlier ones: block after block, in a fixed order.
+// Processes queries t0 ... t0+rows-1, up to ATTENTION_SQUARE. Sets dq, dk and dv of these tokens,
+// and adds to dk and dv of earlier ones: block after block, in a fixed order.
 static void attention_backward_block_(const AttentionHeadCpu_* head, int t0, int rows) {
     const AttentionScratch_* s = head->scratch;
     const int C = head->C, HS = head->HS, from = attention_from_(head->starts, t0);
@@ -531,11 +532,12 @@ void attention_cache_store_cpu(AttentionCache cache, const float* qkv, int b, in
     }
 }
 
-// scores[u ... u+LANES-1] = scale q . k of LANES keys; lanes from `last` on repeat the last key's.
+// Sets scores[u ... u+LANES-1] to scale q . k of LANES keys; lanes after `last` repeat the last
+// key.
 static void attention_cached_scores_(float* scores, const float* q, const float* keys, int u, int last,
                                      int HS, float scale) {
     Vec sum[LANES];
-    float rest[LANES] = {0}; // of the dimensions that fill no vector
+    float rest[LANES] = {0}; // sums over the dimensions that fill no vector
     for (int i = 0; i < LANES; i++) {
         const float* k = keys + (size_t)int_min(u + i, last) * HS;
         int d = 0;
@@ -555,12 +557,12 @@ static void attention_cached_scores_(float* scores, const float* q, const float*
     vec_store(scores + u, total * scale);
 }
 
-// Scores become exp(score - max), and 0 from `keys` on, up to the end of a vector. Returns their
-// sum.
+// Replaces scores by exp(score - max), and by 0 from `keys` on, up to the end of a vector. Returns
+// their sum.
 static float attention_cached_softmax_(float* scores, int keys) {
     Vec max = vec_all(-INFINITY), sum = vec_all(0.0f);
     for (int u = 0; u < keys; u += LANES) {
-        max = vec_max(vec_load(scores + u), max); // those behind the last key are copies of its score
+        max = vec_max(vec_load(scores + u), max); // scores after the last key are copies of its score
     }
     const float shift = vec_hmax(max);
     for (int u = 0; u < keys; u += LANES) {
@@ -571,7 +573,7 @@ static float attention_cached_softmax_(float* scores, int keys) {
     return vec_hsum(sum);
 }
 
-// out (HS) = weights (keys) . values (keys, HS) / sum
+// Sets out (HS) = weights (keys) . values (keys, HS) / sum.
 static void attention_cached_mix_(float* out, const float* weights, const float* values, int keys, int HS,
                                   float sum) {
     int d = 0;

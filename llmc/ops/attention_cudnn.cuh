@@ -1,27 +1,26 @@
 /*
-attention_cudnn.cuh -- the attention of attention.cuh done by cuDNN, for bf16 and fp16: `make
-USE_CUDNN=1`.
+attention_cudnn.cuh -- attention.cuh's functions done by cuDNN, for bf16 and fp16:
+`make USE_CUDNN=1`.
 
-The same functions, for AttentionCudnn. Its plans are made when it is opened, for B sequences of
-exactly T tokens, and its workspace allocated. All else goes to the kernels of attention.cuh: other
-shapes, generation, documents (starts), fp32, and what cuDNN refuses; attention_note says which it
-is.
+AttentionCudnn makes its plans and allocates its workspace when it is opened, for B sequences of
+exactly T tokens. The kernels of attention.cuh handle everything else: other shapes, generation,
+documents (starts), fp32, and what cuDNN refuses; attention_note says which case applies.
 
 Queries, keys and values are read in place, as (B, NH, T, HS) with the strides of qkv (B, T, 3, NH,
-HS). cuDNN's statistics are our lse, natural logarithms in the same layout (B, NH, T), so each pass
-can follow either forward pass.
+HS). cuDNN's statistics are our lse, natural logarithms in the same layout (B, NH, T), so each
+backward pass can follow either forward pass.
 
-The backward pass is asked to be deterministic. cuDNN before 9.25 does that on Hopper with a matrix
-of probabilities in its workspace, 2 B NH T T bytes: 1.5 GiB for GPT-2 124M at B = 64. The memory
-plan of a run counts as much for any version.
+The backward pass is set to be deterministic. For this, cuDNN before 9.25 needs a matrix of
+probabilities in its workspace on Hopper, 2 B NH T T bytes: 1.5 GiB for GPT-2 124M at B = 64. The
+memory plan of a run counts that much for any version.
 
 Compiled and linked with cuDNN 9.19 and cudnn-frontend 1.32. Never run on hardware.
 */
 #ifndef LLMC_ATTENTION_CUDNN_CUH
 #define LLMC_ATTENTION_CUDNN_CUH
 
-#define CUDNN_FRONTEND_SKIP_JSON_LIB // of no use here, and slow to compile
-#include <cstring>                   // cudnn-frontend forgets it
+#define CUDNN_FRONTEND_SKIP_JSON_LIB // not needed here, and slow to compile
+#include <cstring>                   // missing in cudnn-frontend
 #include <cudnn_frontend.h>
 
 #define CUDNN_CHECK(call)                                                                                    \
@@ -39,22 +38,21 @@ Compiled and linked with cuDNN 9.19 and cudnn-frontend 1.32. Never run on hardwa
 typedef cudnn_frontend::graph::Graph CudnnGraph;
 typedef std::shared_ptr<cudnn_frontend::graph::Tensor_attributes> CudnnTensor;
 
-// A plan each for both passes over micro-batches of (B, T); both are NULL if cuDNN refuses one of
-// them.
+// Plans of both passes over micro-batches of (B, T); both are NULL if cuDNN refuses one of them.
 typedef struct {
-    AttentionFlash flash; // takes what cuDNN does not
+    AttentionFlash flash; // handles what cuDNN does not
     int B, T, C, NH;
     DType dtype;
     cudnnHandle_t handle;
     CudnnGraph *forward, *backward;
-    void* workspace; // of one pass at a time
+    void* workspace; // shared by both passes, one at a time
     char note[512];
 } AttentionCudnn;
 
 // Names of the tensors in the graphs.
 enum { CUDNN_Q = 1, CUDNN_K, CUDNN_V, CUDNN_OUT, CUDNN_LSE, CUDNN_DOUT, CUDNN_DQ, CUDNN_DK, CUDNN_DV };
 
-// Makes `tensor` the heads (B, NH, T, HS) of rows of `row` elements: C of out, 3 C of qkv.
+// Describes `tensor` as heads (B, NH, T, HS) in rows of `row` elements: C for out, 3 C for qkv.
 static inline void attention_cudnn_heads_(cudnn_frontend::graph::Tensor_attributes& tensor, int name,
                                           const AttentionCudnn* a, int64_t row) {
     const int64_t HS = a->C / a->NH;
@@ -89,7 +87,7 @@ static inline CudnnGraph* attention_cudnn_graph_(DType dtype) {
     return graph;
 }
 
-// What both passes are told: causal, scores times 1 / sqrt(HS).
+// Returns the attributes of both passes: causal, scores times 1 / sqrt(HS).
 template <class Attributes> static inline Attributes attention_cudnn_attributes_(const AttentionCudnn* a) {
     Attributes attributes;
     attributes.set_diagonal_alignment(cudnn_frontend::DiagonalAlignment_t::TOP_LEFT)
@@ -134,7 +132,7 @@ static inline CudnnGraph* attention_cudnn_backward_graph_(const AttentionCudnn* 
     return graph;
 }
 
-// Whether cuDNN takes the graph; else the note says why not, in its words.
+// Returns 1 if cuDNN accepts the graph; if not, 0 and its reason in the note.
 static inline int attention_cudnn_plan_(AttentionCudnn* a, CudnnGraph* graph, const char* pass) {
     cudnn_frontend::error_t error = graph->build(a->handle, {cudnn_frontend::HeurMode_t::A});
     if (error.is_bad()) {
@@ -162,7 +160,7 @@ static inline void attention_cudnn_allocate_(AttentionCudnn* a) {
              (double)bytes / (1 << 20));
 }
 
-// On the current device, for micro-batches of B sequences of T tokens of X.
+// Opens attention on the current device, for micro-batches of B sequences of T tokens of type X.
 template <class X> static inline void attention_gpu_open(AttentionCudnn* a, int B, int T, int C, int NH) {
     memset((void*)a, 0, sizeof(*a));
     attention_gpu_open<X>(&a->flash, B, T, C, NH);
@@ -195,11 +193,11 @@ static inline void attention_gpu_close(AttentionCudnn* a) {
     attention_gpu_close(&a->flash);
 }
 
-// Who does the attention of full micro-batches, in words.
+// Returns what does the attention of full micro-batches, for the start of a run.
 static inline const char* attention_note(const AttentionCudnn* a) { return a->note; }
 
-// What attention_gpu_open allocates; of cuDNN's workspace the most that it may take, which only
-// cuDNN knows.
+// Returns the bytes that attention_gpu_open allocates, with the upper bound of cuDNN's workspace:
+// only cuDNN knows the actual size.
 static inline size_t attention_planned_bytes(int B, int T, int C, int NH, DType dtype) {
     return attention_flash_bytes(B, T, C, NH) + (dtype == DTYPE_FP32 ? 0 : 2 * (size_t)B * NH * T * T);
 }
@@ -222,7 +220,7 @@ static inline void attention_forward(X* out, float* lse, const X* qkv, const int
         attention_forward(out, lse, qkv, starts, B, T, C, NH, &a->flash, gpu);
         return;
     }
-    X* q = const_cast<X*>(qkv); // cuDNN's list of tensors has no const
+    X* q = const_cast<X*>(qkv); // cuDNN's list of tensors is not const
     attention_cudnn_run_(
         a, a->forward,
         {{CUDNN_Q, q}, {CUDNN_K, q + C}, {CUDNN_V, q + 2 * C}, {CUDNN_OUT, out}, {CUDNN_LSE, lse}}, gpu);
@@ -248,7 +246,7 @@ static inline void attention_backward(X* dqkv, Gradient dbias, const X* dout, co
                           {CUDNN_DK, dqkv + C},
                           {CUDNN_DV, dqkv + 2 * C}},
                          gpu);
-    if (dbias.data) { // a sum of at least 64 rows for each group: as many floats as the tiles' sums, or fewer
+    if (dbias.data) { // groups of at least 64 rows need no more floats than the tiles' sums
         column_sums(dbias, a->flash.sums, (const X*)dqkv, B * T, 3 * C, mode, gpu);
     }
 }

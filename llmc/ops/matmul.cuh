@@ -1,42 +1,42 @@
 /*
 matmul.cuh -- the linear layer on the GPU: matmuls by cublasLt, with bias, residual and GELU.
 
-The functions of matmul.h, for T in {float, bf16, fp16}, three that do more in the same pass over
+The functions of matmul.h, for T in {float, bf16, fp16}; three that do more in the same pass over
 memory:
 
-    matmul_forward_residual      out  = residual + inp weight^T + bias            out is not residual
-    matmul_forward_gelu          pre  = inp weight^T + bias,  out = gelu(pre)     pre, out (N, OC)
-    matmul_backward_input_gelu   dinp = (dout weight) * gelu'(pre)                pre (N, C), dinp is not pre
-                                 dbias_c (+)= sum_n dinp_nc                       of the layer before GELU
+    matmul_forward_residual      out  = residual + inp weight^T + bias         out is not residual
+    matmul_forward_gelu          pre  = inp weight^T + bias,  out = gelu(pre)  pre, out (N, OC)
+    matmul_backward_input_gelu   dinp = (dout weight) * gelu'(pre)             pre (N, C), not dinp
+                                 dbias_c (+)= sum_n dinp_nc                    of the layer before
 
 and one for many small matmuls (Muon):
 
     matmul_batch                 out_i = scale left_i right_i + add_scale add_i       i < batch
 
-They set their outputs, except dbias: it is set or added to, as `mode` says, and may have no data.
-bias may be NULL. dweight and dbias are fp32 or T. Any size works, but matmuls are slow unless C and
-OC are multiples of 8. Sums are fp32 and rounded once, with two exceptions. If cublasLt cannot fuse
-bias or GELU into a product, a kernel applies it to the rounded result. And if cublasLt computes
+They set their outputs, except dbias, which is set or added to according to `mode`, and may have no
+data. bias may be NULL. dweight and dbias are fp32 or T. Any size works, but matmuls are slow unless
+C and OC are multiples of 8. Sums are fp32 and rounded once, with two exceptions. If cublasLt cannot
+fuse bias or GELU into a matmul, a kernel applies it to the rounded result. If cublasLt computes
 dbias, the sum of a micro-batch is rounded before it is added.
 
-Plans. The first product of a shape makes a plan: the descriptors and an algorithm, which is the
+Plans. The first matmul of a shape makes a plan: the descriptors and an algorithm, which is the
 first choice of cublasLt's heuristic or, with `autotune`, the fastest one measured. Later matmuls
-reuse it. If there are too many plans, the least recently used untuned one is dropped. Tuning takes
-time, waits for the GPU and may allocate memory: run each product once before it is captured in a
+reuse it. If the table of plans is full, the least recently used untuned one is dropped. Tuning is
+slow, waits for the GPU and may allocate memory: run each matmul once before it is captured in a
 graph.
 
 The same plan gives the same bits on the same kind of GPU. The heuristic always picks the same plan;
 measurements may not. So measured choices are kept in files (matmul_algorithms.h) and looked up
 before anything is measured: first those of this run, which matmul_gpu_load_plans reads from its
-checkpoint and matmul_gpu_save_plans writes, then those in the machine's cache. A product has
+checkpoint and matmul_gpu_save_plans writes, then those in the machine's cache. A matmul has
 separate plans with and without `autotune`, so the order of matmuls does not matter. With GELU_RACE
-not only algorithms race: the ways of an operation do, in one product or in steps, and their bits
-differ, too, so the files also keep which one was taken. If a sum is split, its parts are added in
-fp32 in a separate step, never in place or in 16 bits.
+the race is not only between algorithms but also between ways of an operation, in one matmul or in
+steps. Their bits differ, too, so the files also keep the way. If a sum is split, its parts are
+added in fp32 in a separate step, never in place or in 16 bits.
 
-With several processes rank 0 chooses for all (matmul_gpu_share_plans): other algorithms would be
-other bits, and the others would wait for the slowest. A product that is tuned for the first time is
-then a collective call: all ranks have it, in the same order.
+With several ranks, rank 0 chooses for all (matmul_gpu_share_plans): other algorithms would give
+other bits, and the others would wait for the slowest. A matmul that is tuned for the first time is
+then a collective call: all ranks make it, in the same order.
 
 MatmulGpu has one workspace: its matmuls must be on one stream.
 */
@@ -55,18 +55,19 @@ MatmulGpu has one workspace: its matmuls must be on one stream.
 #include "llmc/ops/matmul.h"
 #include "llmc/ops/matmul_algorithms.h"
 
-#define MATMUL_PLANS 256 // a model needs about 20, and as many again for each batch size that generation uses
-#define MATMUL_CANDIDATES 16  // algorithms that autotune measures
-#define MATMUL_ROUNDS 4       // of measurements, after one that loads the kernels; the shortest time counts
-#define MATMUL_DECISIONS 64   // on the ways of operations: a model has two for each batch size
+#define MATMUL_PLANS 256     // a model needs about 20, and as many again for each batch size of generation
+#define MATMUL_CANDIDATES 16 // algorithms that autotune measures
+// Rounds of measurements after one that loads the kernels; the shortest time counts.
+#define MATMUL_ROUNDS 4
+#define MATMUL_DECISIONS 64   // decisions on the ways of operations: a model needs two per batch size
 #define MATMUL_HOPELESS 1.25f // times the best time so far: too slow to measure again
 #define MATMUL_ALIGNMENT 16   // bytes: no algorithm needs more
-// An algorithm replaces the heuristic's choice if it takes less than this fraction of its time.
+// An algorithm replaces the heuristic's choice if its time is less than this fraction of it.
 #define MATMUL_WORTHWHILE 0.98f
 
-// Which GELUs cublasLt applies while it stores the product: a sum. Whether that is faster depends
-// on GPU and type; where it races, autotune measures each way of doing the operation, and the
-// others are only what is done without autotune.
+// GELUs that cublasLt applies while it stores a matmul's result: a sum of flags. The faster way
+// depends on GPU and type. With a race, autotune measures each way of doing the operation, and the
+// FUSED flags only apply without autotune.
 typedef enum {
     GELU_SEPARATE = 0,
     GELU_FUSED_FORWARD = 1,
@@ -77,17 +78,18 @@ typedef enum {
     GELU_RACE = GELU_RACE_FORWARD | GELU_RACE_BACKWARD
 } GeluFusion;
 
-// How much of an operation with GELU one product does.
+// Ways of an operation with GELU: how much of it one matmul does.
 typedef enum { GELU_WITH_BIAS_GRADIENT_, GELU_IN_MATMUL_, GELU_IN_STEPS_, GELU_WAYS_ } GeluWay_;
 
 typedef struct {
     int tf32; // fp32 matmuls on tensor cores, with factors rounded to 10 bits
     GeluFusion gelu_fusion;
-    // where GELU is fused backward: the product may also sum up the gradient of the bias before
+    // set where GELU is fused backward: the matmul may also sum the gradient of the bias before
     // GELU
     int bias_fusion;
     int autotune;
-    size_t workspace_bytes; // of cublasLt (matmul_workspace_bytes); 0: the most that helps any model
+    size_t workspace_bytes; // size of cublasLt's workspace (matmul_workspace_bytes); 0: the largest that
+                            // helps any model
 } MatmulSettings;
 
 typedef struct {
@@ -95,13 +97,13 @@ typedef struct {
     const void *add, *left, *right;
     const void* bias;    // input of BIAS, output of DGELU_BGRAD
     void* aux;           // values before GELU: output of GELU_AUX, input of DGELU and DGELU_BGRAD
-    const float* scales; // of the product, and of what is added; NULL: both are 1
+    const float* scales; // factors of the matmul, and of what is added; NULL: both are 1
 } MatmulOperands_;
 
 typedef struct {
     MatmulKey key;
     int tuned;   // made with autotune
-    int refused; // cublasLt has no algorithm: what follows is not set
+    int refused; // cublasLt has no algorithm, and the members below are not set
     cublasLtMatmulDesc_t operation;
     cublasLtMatrixLayout_t left, right, out;
     cublasLtMatmulAlgo_t algorithm;
@@ -111,9 +113,9 @@ typedef struct {
     uint64_t last_use;
 } MatmulPlan_;
 
-// The way of an operation that has raced, and the times of all.
+// The way of an operation that won a race, and the times of all ways.
 typedef struct {
-    MatmulKey key; // of the product that does most of it, without an alignment
+    MatmulKey key; // the matmul that does most of the operation, without an alignment
     int way;
     float ms[GELU_WAYS_]; // 0: not measured in this run
 } MatmulDecision_;
@@ -125,24 +127,25 @@ typedef struct {
     cublasLtMatmulPreference_t preference;
     void* workspace; // of cublasLt, and for the partial sums of bias gradients
     size_t workspace_bytes;
-    float* bias_sums;                          // (COLUMN_SUMS_FLOATS) of DGELU_BGRAD, when they are added
-    cudaEvent_t events[MATMUL_CANDIDATES + 1]; // of autotune: before, between and after the candidates
-    char machine[512];                         // what an algorithm depends on besides the product, in words
-    MatmulChoices chosen, cached;              // what was chosen in this run; what the cache holds
-    char cache[PATH_MAX];                      // its file, empty: none
+    float* bias_sums;                          // (COLUMN_SUMS_FLOATS) sums of DGELU_BGRAD that are then added
+    cudaEvent_t events[MATMUL_CANDIDATES + 1]; // for autotune: before, between and after the candidates
+    char machine[512];                         // in words, all that an algorithm depends on besides the
+                                               // matmul
+    MatmulChoices chosen, cached;              // choices of this run, and of the cache
+    char cache[PATH_MAX];                      // the cache's file; empty: none
     int cache_is_old;                          // `cached` has entries that the file lacks
-    Comm* comm;                                // whose rank 0 chooses for all; NULL: every process for itself
+    Comm* comm;                                // rank 0 of it chooses for all; NULL: every process chooses
+                                               // for itself
     int plans_count;
-    uint64_t uses; // of all plans
+    uint64_t uses; // counter for the last_use of plans
     MatmulPlan_ plans[MATMUL_PLANS];
     int decisions_count;
     MatmulDecision_ decisions[MATMUL_DECISIONS];
 } MatmulGpu;
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Errors
+// ---- errors ----
 
-// `what` is a string that names the product, or the step.
+// Checks a call; `what` is a string that names the matmul, or the step.
 #define CUBLAS_CHECK(call, what)                                                                             \
     do {                                                                                                     \
         const cublasStatus_t status_ = (call);                                                               \
@@ -186,14 +189,14 @@ static inline MatmulName_ matmul_name_(const MatmulKey* key) {
     return name;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Open and close
+// ---- open and close ----
 
-// NVIDIA advises 32 MiB for Hopper, whose kernels split more. But the sums of one part of fc's
-// weight gradient are 9 MiB for GPT-2 124M, so 32 MiB would rule out splits by 4 and more.
+// Returns the largest useful workspace. NVIDIA advises 32 MiB for Hopper, whose kernels split more.
+// But one part's sums of fc's weight gradient are 9 MiB for GPT-2 124M, so 32 MiB would rule out
+// splits by 4 and more.
 static inline size_t matmul_most_workspace_(int major) { return (size_t)(major >= 9 ? 128 : 8) << 20; }
 
-// Of a device; without one, of an H100.
+// Returns the major compute capability of a device; without one, that of an H100.
 static inline int matmul_major_(int device) {
     int major = 9;
     if (cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) != cudaSuccess) {
@@ -203,18 +206,18 @@ static inline int matmul_major_(int device) {
     return major;
 }
 
-// True if cublasLt's epilogues with GELU are faster than kernels of their own, as far as others
-// have measured: they are on Hopper and on Blackwell's data center cards, and slower on RTX 4090
-// and 5090 (llm.c's pull request 591, sglang's issue 34350).
+// Returns 1 if cublasLt's epilogues with GELU are faster than separate kernels. According to
+// others' measurements they are on Hopper and on Blackwell's data center cards, but slower on RTX
+// 4090 and 5090 (llm.c's pull request 591, sglang's issue 34350).
 static inline int matmul_gelu_pays(int device) {
     const int major = matmul_major_(device);
     return major == 9 || major == 10;
 }
 
-// The size of cublasLt's workspace for micro-batches of N tokens and a model of C channels. It
-// holds sums of the parts that a product is split into, and parts of a depth below 256 are not
-// worth their sums. Each of a block's largest matmuls, of N, C and 4 C, then has at most N C C / 64
-// sums. Rounded up to a power of two: choices of algorithms are kept for each size.
+// Returns the size of cublasLt's workspace for micro-batches of N tokens and a model of C channels.
+// The workspace holds sums of the parts that a matmul is split into, and parts with a depth below
+// 256 are not worth their sums. So each of a block's largest matmuls, of N, C and 4 C, has at most
+// N C C / 64 sums. Rounded up to a power of two: choices of algorithms are kept per size.
 static inline size_t matmul_workspace_bytes(int device, size_t N, size_t C) {
     const size_t most = matmul_most_workspace_(matmul_major_(device)),
                  wanted = N * C * C / 64 * sizeof(float);
@@ -229,7 +232,7 @@ static inline size_t matmul_sums_bytes_(int bias_fusion) {
     return bias_fusion ? COLUMN_SUMS_FLOATS * sizeof(float) : 0;
 }
 
-// What matmul_gpu_open allocates, with a workspace of a given size.
+// Returns the bytes that matmul_gpu_open allocates, with a workspace of a given size.
 static inline size_t matmul_planned_bytes(MatmulSettings settings) {
     return settings.workspace_bytes + matmul_sums_bytes_(settings.bias_fusion);
 }
@@ -274,8 +277,8 @@ static inline void matmul_plan_close_(MatmulPlan_* plan) {
     }
 }
 
-// From now on, tuned matmuls are looked up in this machine's cache before they are measured, and
-// added to it.
+// Opens this machine's cache: from now on, tuned matmuls are looked up there before they are
+// measured, and added to it.
 static inline void matmul_gpu_open_cache(MatmulGpu* ctx) {
     char error[ERROR_BYTES];
     if (!matmul_cache_path(ctx->cache, ctx->machine)) {
@@ -285,7 +288,7 @@ static inline void matmul_gpu_open_cache(MatmulGpu* ctx) {
     }
 }
 
-// Writes the cache, if there is one and it has changed.
+// Writes the cache, if it exists and has changed.
 static inline void matmul_gpu_keep_cache(MatmulGpu* ctx) {
     char error[ERROR_BYTES];
     if (ctx->cache[0] && ctx->cache_is_old &&
@@ -296,7 +299,7 @@ static inline void matmul_gpu_keep_cache(MatmulGpu* ctx) {
     ctx->cache_is_old = 0;
 }
 
-// From now on rank 0 chooses tuned algorithms for all ranks. Collective: they must have the same
+// Lets rank 0 choose tuned algorithms for all ranks from now on. Collective: all must have the same
 // GPU and library.
 static inline void matmul_gpu_share_plans(MatmulGpu* ctx, Comm* comm) {
     comm_agree(comm, "what algorithms of matmuls depend on (--autotune off: each has its own)",
@@ -304,16 +307,16 @@ static inline void matmul_gpu_share_plans(MatmulGpu* ctx, Comm* comm) {
     ctx->comm = comm;
 }
 
-// Takes over the choices of a checkpoint's run; call it before the first product. Returns 0 with
-// the reason in `error` if they do not apply here.
+// Adopts the choices of a checkpoint's run; call it before the first matmul. Returns 0 with the
+// reason in `error` if they do not apply here.
 static inline int matmul_gpu_load_plans(MatmulGpu* ctx, const char* directory, char* error) {
     char path[PATH_MAX];
     file_join(path, directory, MATMUL_PLANS_FILE);
     return matmul_choices_try_read(&ctx->chosen, ctx->machine, path, error);
 }
 
-// Writes the choices of this run, if there are any, into a directory. Any thread may call it, while
-// another one computes matmuls.
+// Writes the choices of this run, if any, into a directory. Any thread may call it while another
+// one computes matmuls.
 static inline void matmul_gpu_save_plans(const void* matmul, const char* directory) {
     const MatmulGpu* ctx = (const MatmulGpu*)matmul;
     char path[PATH_MAX];
@@ -339,7 +342,7 @@ static inline void matmul_gpu_close(MatmulGpu* ctx) {
     gpu_free(ctx->workspace);
 }
 
-// The ways of an operation on a line, and which is taken.
+// Prints the ways of an operation on a line, and the chosen one.
 static inline void matmul_report_decision_(FILE* file, const MatmulDecision_* d) {
     static const char* const words[] = {"with the gradient of the bias in the product", "in the product",
                                         "in separate steps"};
@@ -352,7 +355,7 @@ static inline void matmul_report_decision_(FILE* file, const MatmulDecision_* d)
     fprintf(file, "\n");
 }
 
-// A line for each plan, and for each operation whose ways have raced.
+// Prints a line for each plan, and for each operation whose ways have raced.
 static inline void matmul_gpu_report(FILE* file, const MatmulGpu* ctx) {
     for (int i = 0; i < ctx->decisions_count; i++) {
         matmul_report_decision_(file, &ctx->decisions[i]);
@@ -373,9 +376,9 @@ static inline void matmul_gpu_report(FILE* file, const MatmulGpu* ctx) {
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Plans
-//  cublasLt's matrices are column-major. Read that way, a row-major (r, c) matrix is its transpose,
+// ---- plans ----
+//
+// cublasLt's matrices are column-major. Read that way, a row-major (r, c) matrix is its transpose,
 // (c, r). So we ask for out^T (cols, rows) = right^T (cols, depth) left^T (depth, rows): the right
 // factor comes first, and no matrix is transposed in memory. The bias has one number per column of
 // out, that is per row of out^T, as cublasLt's epilogues want it.
@@ -409,7 +412,7 @@ static inline void matmul_describe_(MatmulPlan_* plan, cublasLtMatmulDescAttribu
                  matmul_name_(&plan->key).text);
 }
 
-// The part of the description that changes from product to product.
+// Sets the part of the description that changes from matmul to matmul.
 static inline void matmul_point_(MatmulPlan_* plan, MatmulOperands_ x) {
     if (x.bias) {
         matmul_describe_(plan, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &x.bias, sizeof(x.bias));
@@ -419,14 +422,13 @@ static inline void matmul_point_(MatmulPlan_* plan, MatmulOperands_ x) {
     }
 }
 
-// Makes the descriptors. The heuristic looks at the pointers' alignment, so they are set before it
-// is asked.
+// Makes the descriptors. The heuristic looks at the pointers' alignment, so they are set first.
 static inline void matmul_plan_open_(MatmulPlan_* plan, MatmulOperands_ x, const MatmulGpu* ctx) {
     const MatmulKey* key = &plan->key;
     const MatmulName_ name = matmul_name_(key);
     const int32_t first_transposed = key->right_transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
     const int32_t second_transposed = key->left_transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
-    // both of a bias and of its gradient
+    // of a bias, and of its gradient
     const int32_t bias_type = matmul_data_type_(key->out_type);
     const uint32_t epilogue = (uint32_t)key->epilogue;
     const int64_t aux_stride = key->cols;
@@ -453,14 +455,14 @@ static inline void matmul_plan_open_(MatmulPlan_* plan, MatmulOperands_ x, const
     plan->out = matmul_layout_(key->out_type, key->rows, key->cols, key->batch, name.text);
 }
 
-// Whether cublasLt does not support this epilogue. It supports every product without one.
+// Returns 1 if cublasLt does not support this epilogue. It supports every matmul without one.
 static inline int matmul_refusal_(const MatmulKey* key, cublasStatus_t status) {
     return key->epilogue != CUBLASLT_EPILOGUE_DEFAULT &&
            (status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE ||
             status == CUBLAS_STATUS_ARCH_MISMATCH);
 }
 
-// Fills in up to `most` algorithms, best guess first, and returns how many; 0 if cublasLt refuses.
+// Fills in up to `most` algorithms, best guess first; returns their number, 0 if cublasLt refuses.
 static inline int matmul_candidates_(cublasLtMatmulHeuristicResult_t* results, int most,
                                      const MatmulPlan_* plan, const MatmulGpu* ctx) {
     const cublasLtMatmulPreferenceAttributes_t alignments[] = {
@@ -498,18 +500,17 @@ static inline cublasStatus_t matmul_launch_(const MatmulPlan_* plan, const cubla
                           ctx->workspace, ctx->workspace_bytes, ctx->gpu->stream);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Autotune
+// ---- autotune ----
 
-// A candidate's shortest time so far, and whether it is out of the race.
+// A candidate's shortest time so far, and whether it has left the race.
 typedef struct {
     float ms;
     int is_out;
 } MatmulRunner_;
 
 // Runs each candidate once, back to back: the GPU is never idle in between, so all run at the same
-// clocks. An extra run of the leader comes first; it only hides the time that launches take. A
-// candidate that does not run is out.
+// clocks. An extra run of the leader comes first; it only hides launch latency. A candidate that
+// fails to run is out.
 static inline void matmul_round_(MatmulRunner_* runners, int leader, const MatmulPlan_* plan,
                                  const cublasLtMatmulHeuristicResult_t* candidates, int count,
                                  MatmulOperands_ x, const MatmulGpu* ctx) {
@@ -545,7 +546,7 @@ static inline int matmul_race_(MatmulPlan_* plan, const cublasLtMatmulHeuristicR
         matmul_round_(runners, best, plan, candidates, count, x, ctx);
         best = 0;
         for (int i = 0; i < count; i++) {
-            runners[i].ms = round == 0 ? INFINITY : runners[i].ms; // the first one loaded the kernels
+            runners[i].ms = round == 0 ? INFINITY : runners[i].ms; // the first round loaded the kernels
             best = runners[i].ms < runners[best].ms ? i : best;
         }
         for (int i = 0; i < count; i++) {
@@ -557,9 +558,9 @@ static inline int matmul_race_(MatmulPlan_* plan, const cublasLtMatmulHeuristicR
     return isfinite(plan->ms) ? best : -1;
 }
 
-// The fastest candidate, or -1. Measurements write into the product's output, since the real
-// product sets all of it afterwards. If the output is also what is added to, they write elsewhere;
-// if there is no memory for that, the first candidate is taken without measuring.
+// Returns the fastest candidate, or -1. Measurements write into the matmul's output, since the real
+// matmul then sets all of it. If the output is also what is added to, they write elsewhere; without
+// enough memory for that, returns the first candidate unmeasured.
 static inline int matmul_fastest_(MatmulPlan_* plan, const cublasLtMatmulHeuristicResult_t* candidates,
                                   int count, MatmulOperands_ x, const MatmulGpu* ctx) {
     const MatmulKey* key = &plan->key;
@@ -578,7 +579,7 @@ static inline int matmul_fastest_(MatmulPlan_* plan, const cublasLtMatmulHeurist
     return best;
 }
 
-// Takes over an earlier choice, if cublasLt still accepts it.
+// Adopts an earlier choice, if cublasLt still accepts it; returns 0 if not.
 static inline int matmul_take_(MatmulPlan_* plan, const MatmulChoice* choice, const MatmulGpu* ctx) {
     cublasLtMatmulHeuristicResult_t result;
     static_assert(sizeof(plan->algorithm) == sizeof(choice->algorithm), "an algorithm is kept whole");
@@ -605,25 +606,24 @@ static inline MatmulChoice matmul_choice_of_(const MatmulPlan_* plan) {
     return choice;
 }
 
-// Remembers the choice for a product, for this run and for others.
+// Remembers the choice for a matmul, for this run and for others.
 static inline void matmul_remember_(const MatmulPlan_* plan, MatmulGpu* ctx) {
     const MatmulChoice choice = matmul_choice_of_(plan);
     matmul_choices_add(&ctx->chosen, &choice);
     ctx->cache_is_old |= matmul_choices_add(&ctx->cached, &choice);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Matmuls
+// ---- matmuls ----
 
-// Zero, or the distances of the matrices of a batch: a number that a power of two divides only if
-// it divides all.
+// Returns a number that a power of two divides only if it divides the distances between all
+// matrices of a batch; 0 without a batch.
 static inline uintptr_t matmul_strides_(const MatmulKey* key) {
     const size_t rows = (size_t)key->rows, cols = (size_t)key->cols, depth = (size_t)key->depth;
     const size_t factors = (rows * depth | depth * cols) * dtype_bytes((DType)key->type);
     return key->batch == 1 ? 0 : factors | rows * cols * dtype_bytes((DType)key->out_type);
 }
 
-// The largest power of two up to MATMUL_ALIGNMENT that divides all addresses.
+// Returns the largest power of two up to MATMUL_ALIGNMENT that divides all addresses.
 static inline int matmul_alignment_(const MatmulKey* key, MatmulOperands_ x) {
     const uintptr_t all = (uintptr_t)x.out | (uintptr_t)x.add | (uintptr_t)x.left | (uintptr_t)x.right |
                           (uintptr_t)x.bias | (uintptr_t)x.aux | matmul_strides_(key) | MATMUL_ALIGNMENT;
@@ -645,7 +645,7 @@ static inline void matmul_plan_choose_(MatmulPlan_* plan, MatmulOperands_ x, con
     }
 }
 
-// Takes over an earlier choice, or chooses.
+// Adopts an earlier choice, or chooses.
 static inline void matmul_plan_find_(MatmulPlan_* plan, MatmulOperands_ x, const MatmulGpu* ctx) {
     if (!matmul_take_(plan, matmul_choices_find(&ctx->chosen, &plan->key), ctx) &&
         !matmul_take_(plan, matmul_choices_find(&ctx->cached, &plan->key), ctx)) {
@@ -653,7 +653,7 @@ static inline void matmul_plan_find_(MatmulPlan_* plan, MatmulOperands_ x, const
     }
 }
 
-// Takes over rank 0's choice, in the other ranks.
+// Adopts rank 0's choice on the other ranks.
 static inline void matmul_plan_follow_(MatmulPlan_* plan, const MatmulChoice* choice, const MatmulGpu* ctx) {
     const MatmulName_ name = matmul_name_(&plan->key);
     CHECK(memcmp(&choice->key, &plan->key, sizeof(plan->key)) == 0,
@@ -667,8 +667,8 @@ static inline void matmul_plan_follow_(MatmulPlan_* plan, const MatmulChoice* ch
     }
 }
 
-// The choice of rank 0, for all. Its GPU may wait for the others', so these finish first what they
-// have begun.
+// Adopts the choice of rank 0 on all ranks. Its GPU may wait for those of the others, so these
+// first finish what they have started.
 static inline void matmul_plan_share_(MatmulPlan_* plan, MatmulOperands_ x, const MatmulGpu* ctx) {
     CUDA_CHECK(cudaDeviceSynchronize()); // redundant: its test has one process
     if (ctx->comm->rank == 0) {
@@ -693,7 +693,7 @@ static inline void matmul_plan_make_(MatmulPlan_* plan, MatmulOperands_ x, Matmu
     }
 }
 
-// Makes room for a plan.
+// Returns a free plan; drops one if necessary.
 static inline MatmulPlan_* matmul_plan_new_(const MatmulKey* key, MatmulGpu* ctx) {
     if (ctx->plans_count < MATMUL_PLANS) {
         return &ctx->plans[ctx->plans_count++];
@@ -712,7 +712,7 @@ static inline MatmulPlan_* matmul_plan_new_(const MatmulKey* key, MatmulGpu* ctx
     return oldest;
 }
 
-// The plan for this product, made now if it is the first of its kind.
+// Returns the plan for this matmul, made now if it is the first of its kind.
 static inline MatmulPlan_* matmul_plan_(const MatmulKey* key, MatmulOperands_ x, MatmulGpu* ctx) {
     for (int i = 0; i < ctx->plans_count; i++) {
         MatmulPlan_* plan = &ctx->plans[i];
@@ -729,7 +729,7 @@ static inline MatmulPlan_* matmul_plan_(const MatmulKey* key, MatmulOperands_ x,
     return plan;
 }
 
-// Does the product, or returns 0 if cublasLt refuses.
+// Runs the matmul; returns 0 if cublasLt refuses.
 static inline int matmul_try_(MatmulKey key, MatmulOperands_ x, MatmulGpu* ctx) {
     assert(key.rows > 0 && key.cols > 0 && key.depth > 0);
     key.alignment = matmul_alignment_(&key, x);
@@ -751,19 +751,18 @@ static inline void matmul_product_(MatmulKey key, MatmulOperands_ x, MatmulGpu* 
     CHECK(matmul_try_(key, x, ctx), "matmul %s: cublasLt has no algorithm", matmul_name_(&key).text);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Races between the ways of an operation
+// ---- races between the ways of an operation ----
 //
-// The caller does the operation in the way that the race says, again and again until it is over;
-// the last time is in the way that has won, so what it leaves is the result. With one process or
-// several the same operations come in the same order.
+// The caller repeats the operation in the way that the race asks for, until the race is over. The
+// last time is in the winning way, so it leaves the result. With one rank or several, the same
+// operations come in the same order.
 
 typedef struct {
     MatmulKey key;
-    // the ways are first ... GELU_IN_STEPS_; the one that is left only for a faster one
+    // ways are first ... GELU_IN_STEPS_; the standard one loses only to a faster one
     int first, standard;
-    int way;       // to take now
-    int round, at; // -1: there is no race; the way that is measured, before them one that hides launches
+    int way;       // way to take now
+    int round, at; // -1: no race; the way being measured, after one run that hides launch latency
     float ms[GELU_WAYS_];
 } MatmulRace_;
 
@@ -787,7 +786,7 @@ static inline int matmul_kept_way_(const MatmulRace_* race, MatmulGpu* ctx) {
     return way;
 }
 
-// The way is decided, for this run and for others.
+// Decides on a way, for this run and for others.
 static inline void matmul_decide_(MatmulRace_* race, int way, MatmulGpu* ctx) {
     MatmulDecision_ decision = {race->key, way, {0}};
     MatmulChoice choice = {race->key, way, GELU_WAYS_ - race->first, race->ms[way], {0}};
@@ -802,7 +801,7 @@ static inline void matmul_decide_(MatmulRace_* race, int way, MatmulGpu* ctx) {
 }
 
 // Starts a race between the ways of an operation, if `may_race` and none has decided it. `key`
-// names the product of the first way.
+// names the matmul of the first way.
 static inline MatmulRace_ matmul_race_(MatmulKey key, int first, int standard, int may_race, MatmulGpu* ctx) {
     MatmulRace_ race = {key, first, standard, standard, -1, first - 1, {0}};
     if (!may_race || !ctx->settings.autotune) {
@@ -820,7 +819,8 @@ static inline MatmulRace_ matmul_race_(MatmulKey key, int first, int standard, i
     return race;
 }
 
-// The fastest way; the standard one unless another is clearly faster. Rank 0 says so for all.
+// Returns the fastest way; the standard one unless another is clearly faster. Rank 0 decides for
+// all.
 static inline int matmul_fastest_way_(const MatmulRace_* race, MatmulGpu* ctx) {
     int best = race->standard;
     for (int way = race->first; way < GELU_WAYS_; way++) {
@@ -833,7 +833,7 @@ static inline int matmul_fastest_way_(const MatmulRace_* race, MatmulGpu* ctx) {
     return best;
 }
 
-// After all ways of a round: keeps the shortest times. The first round has made plans and loaded
+// Ends a round of all ways: keeps the shortest times. The first round has made plans and loaded
 // kernels.
 static inline void matmul_end_round_(MatmulRace_* race, MatmulGpu* ctx) {
     CUDA_CHECK(cudaEventSynchronize(ctx->events[GELU_WAYS_]));
@@ -846,7 +846,7 @@ static inline void matmul_end_round_(MatmulRace_* race, MatmulGpu* ctx) {
     race->at = race->first - 1;
 }
 
-// After the operation was done: whether it is to be done again, in the way that the race says now.
+// Returns 1, after an operation, if it must be repeated in the way that the race now asks for.
 static inline int matmul_race_continues_(MatmulRace_* race, MatmulGpu* ctx) {
     if (race->round < 0) {
         return 0;
@@ -862,10 +862,9 @@ static inline int matmul_race_continues_(MatmulRace_* race, MatmulGpu* ctx) {
     return 1;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Kernels: the bias, where cublasLt does not add it
+// ---- kernels: the bias, where cublasLt does not add it ----
 
-// WIDTH adjacent elements, one or a pack.
+// Loads WIDTH adjacent elements, one or a pack.
 template <int WIDTH, class T> __device__ inline void matmul_load_(float* to, const T* from) {
     if (WIDTH == 1) {
         to[0] = to_float(from[0]);
@@ -878,12 +877,12 @@ template <int WIDTH, class T> __device__ inline void matmul_load_(float* to, con
     }
 }
 
-// Whether rows of `cols` elements can be read in packs.
+// Returns 1 if rows of `cols` elements can be read in packs.
 template <class T> static inline int matmul_packs_(const T* rows, int cols) {
     return cols % Pack<T>::SIZE == 0 && (uintptr_t)rows % sizeof(Pack<T>) == 0;
 }
 
-// A thread adds WIDTH numbers of the bias to their columns of rows y, y + gridDim.y, ...
+// A thread adds WIDTH elements of the bias to their columns in rows y, y + gridDim.y, ...
 // grid   ceil(OC / (256 * WIDTH)), up to 1024 rows      block   256      shared   none
 // moves  N*OC in, N*OC out. Bound by memory.
 // order  fixed.
@@ -924,10 +923,9 @@ template <class T> static inline void matmul_add_bias_(T* out, const T* bias, in
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// The layer
+// ---- the layer ----
 
-// out = add + inp weight^T + bias; add and bias may be NULL.
+// Sets out = add + inp weight^T + bias; add and bias may be NULL.
 template <class T>
 static inline void matmul_linear_(T* out, const T* add, const T* inp, const T* weight, const T* bias, int N,
                                   int C, int OC, MatmulGpu* ctx) {
@@ -957,9 +955,8 @@ static inline void matmul_forward_residual(T* out, const T* residual, const T* i
     matmul_linear_(out, residual, inp, weight, bias, N, C, OC, ctx);
 }
 
-// True if cublasLt may be asked to apply GELU, or to race for it. It wants rows of `pre` to be
-// multiples of 8 elements. Not in fp32: its tanh may be an approximation that is too coarse for
-// that type.
+// Returns 1 if cublasLt may be asked to apply GELU, or to race for it. It wants rows of `pre` to be
+// multiples of 8 elements. Not in fp32: its tanh may be an approximation too coarse for that type.
 template <class T> static inline int matmul_fuses_(GeluFusion which, int cols, const MatmulGpu* ctx) {
     return (ctx->settings.gelu_fusion & which) && cols % 8 == 0 && DTYPE_OF(T) != DTYPE_FP32;
 }
@@ -1000,9 +997,9 @@ static inline void matmul_backward_bias(Gradient dbias, const T* dout, int N, in
     column_sums(dbias, (float*)ctx->workspace, dout, N, OC, mode, ctx->gpu);
 }
 
-// All of matmul_backward_input_gelu in one product: cublasLt's DGELU_BGRAD. It can only set the
-// gradient of the bias, in the type of the result; to add, it sets scratch memory, which is then
-// added. Returns 0, having done nothing, if cublasLt refuses.
+// Does all of matmul_backward_input_gelu in one matmul: cublasLt's DGELU_BGRAD. This can only set
+// the gradient of the bias, in the type of the result; to add, it sets scratch memory, which is
+// then added. Returns 0, having done nothing, if cublasLt refuses.
 template <class T>
 static inline int matmul_try_gelu_bias_(T* dinp, Gradient dbias, const T* dout, const T* weight, const T* pre,
                                         MatmulKey key, GradientMode mode, MatmulGpu* ctx) {
@@ -1019,7 +1016,7 @@ static inline int matmul_try_gelu_bias_(T* dinp, Gradient dbias, const T* dout, 
     return 1;
 }
 
-// matmul_backward_input_gelu in a certain way, or in the next one that cublasLt does not refuse.
+// Does matmul_backward_input_gelu in a certain way, or in the next one that cublasLt accepts.
 template <class T>
 static inline void matmul_backward_gelu_(int way, T* dinp, Gradient dbias, const T* dout, const T* weight,
                                          const T* pre, MatmulKey key, GradientMode mode, MatmulGpu* ctx) {
@@ -1038,8 +1035,8 @@ static inline void matmul_backward_gelu_(int way, T* dinp, Gradient dbias, const
     }
 }
 
-// A gradient that is added to cannot be computed repeatedly: it takes the way of an earlier race,
-// or the standard one.
+// Sets dinp; sets or adds to dbias. A gradient that is added to cannot be computed repeatedly, so
+// it uses the way of an earlier race, or the standard one.
 template <class T>
 static inline void matmul_backward_input_gelu(T* dinp, Gradient dbias, const T* dout, const T* weight,
                                               const T* pre, int N, int C, int OC, GradientMode mode,
@@ -1081,7 +1078,7 @@ typedef struct {
     float scale, add_scale;
 } MatmulBatch;
 
-// add may be NULL. It and the factors are not out.
+// Sets out. add may be NULL. It and the factors are not out.
 template <class T>
 static inline void matmul_batch(T* out, const T* add, const T* left, const T* right, MatmulBatch b,
                                 MatmulGpu* ctx) {

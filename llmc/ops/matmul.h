@@ -10,20 +10,20 @@ matmul.h -- the linear layer: the contract, and the CPU version.
 
 matmul_forward sets out. Backward, in three parts so that a frozen tensor costs nothing:
 matmul_backward_input sets dinp = dout weight; matmul_backward_weight and matmul_backward_bias set
-or add to dweight = dout^T inp and dbias = the column sums of dout, as `mode` says (GRADIENT_SET in
-the first micro-step).
+or add to dweight = dout^T inp and dbias = the column sums of dout, according to `mode`
+(GRADIENT_SET in the first micro-step).
 
-The product of two matrices is made of tiles of MATMUL_TILE_ROWS x MATMUL_TILE_COLS results that
-stay in registers while k runs (Goto and van de Geijn, "Anatomy of high-performance matrix
-multiplication", ACM TOMS 2008). For MATMUL_BLOCK_K values of k at a time, all threads together copy
-("pack") the left matrix into tiles of MATMUL_TILE_ROWS rows. Then each thread packs
-MATMUL_WIDE_PANELS panels of the right matrix, MATMUL_TILE_COLS columns each, multiplies all tiles
-with them while they are in its L2 cache, and goes on to the next. It takes the tiles of
-MATMUL_PASS_ROWS rows at a time, which fit into L2 beside the panels; a panel stays in the L1 cache,
-or close to it, while these tiles meet it. Both are read in order, so the hardware fetches what
-comes next. The right matrix is packed again only if the left one has more rows than the scratch, or
-if there are too few panels for all threads. Every result is one sum over k in the same order
-whatever the number of threads, so the bits do not depend on it.
+A matmul is computed in tiles of MATMUL_TILE_ROWS x MATMUL_TILE_COLS results that stay in registers
+while k runs (Goto and van de Geijn, "Anatomy of high-performance matrix multiplication", ACM TOMS
+2008). For MATMUL_BLOCK_K values of k at a time, all threads together pack the left matrix into
+tiles of MATMUL_TILE_ROWS rows. Then each thread packs MATMUL_WIDE_PANELS panels of the right
+matrix, MATMUL_TILE_COLS columns each, multiplies all tiles with them while they are in its L2
+cache, and continues with the next panels. It processes the tiles of MATMUL_PASS_ROWS rows at a
+time, which fit into L2 beside the panels; a panel stays in the L1 cache, or close to it, while it
+meets these tiles. Both are read in order, so hardware prefetching works. The right matrix is packed
+again only if the left one has more rows than the scratch, or if the panels are too few for all
+threads. Every result is one sum over k in the same order for any number of threads, so the bits do
+not depend on it.
 */
 #ifndef LLMC_MATMUL_H
 #define LLMC_MATMUL_H
@@ -48,29 +48,29 @@ typedef struct {
     size_t row, col;
 } Matrix;
 
-// Tile: MATMUL_TILE_ROWS x 2 vectors of sums fill the registers, leaving some for the factors.
+// Tile: MATMUL_TILE_ROWS x 2 vectors of sums fill the registers, with some left for the factors.
 #define MATMUL_TILE_ROWS (VEC_REGISTERS == 32 ? 12 : 6)
 
-// The last rows go in tiles of two steps, one step, and single rows.
+// The last rows are computed in tiles of two steps, one step, and single rows.
 #define MATMUL_TILE_STEP (MATMUL_TILE_ROWS / 3)
 
 #define MATMUL_TILE_COLS (2 * LANES)
 
-#define MATMUL_UNROLL 8 // values of k in a round of a tile's loop
+#define MATMUL_UNROLL 8 // values of k in one iteration of a tile's loop
 
 #define MATMUL_BLOCK_K 384 // a panel is 48 KiB with AVX-512, 24 KiB with AVX2
 
-#define MATMUL_PASS_ROWS 96 // of the left matrix: 144 KiB of tiles
+#define MATMUL_PASS_ROWS 96 // rows of the left matrix: 144 KiB of tiles
 
-#define MATMUL_BLOCK_ROWS 1056 // of the left matrix for each thread: 1584 KiB of tiles
+#define MATMUL_BLOCK_ROWS 1056 // rows of the left matrix per thread: 1584 KiB of tiles
 
 #define MATMUL_WIDE_PANELS 4 // panels that are packed together, so that a long piece of each row is read
 
-#define MATMUL_WIDE_TILES 8 // tiles likewise
+#define MATMUL_WIDE_TILES 8 // tiles that are packed together
 
 #define MATMUL_FETCH_ROWS 4 // rows that are prefetched ahead of packing
 
-#define MATMUL_TASKS 3 // for a thread, if there are enough rows and columns
+#define MATMUL_TASKS 3 // tasks per thread, if enough rows and columns exist
 
 static_assert(MATMUL_PASS_ROWS % MATMUL_TILE_ROWS == 0 && MATMUL_BLOCK_ROWS % MATMUL_TILE_ROWS == 0,
               "blocks are whole tiles");
@@ -81,22 +81,23 @@ enum {
     MATMUL_WIDE_ROWS_ = MATMUL_WIDE_TILES * MATMUL_TILE_ROWS
 };
 
-// Memory for packed blocks, one set a process; no call of matmul_* allocates.
+// Memory for packed blocks, one per process; no call of matmul_* allocates.
 typedef struct {
     float* memory; // (threads, panels), then tiles of all threads
 } MatmulScratch;
 
 static inline size_t matmul_panels_floats_(void) { return (size_t)MATMUL_BLOCK_K * MATMUL_WIDE_COLS_; }
 
-// For each thread. It is a number of huge pages, as the places of small ones decide what stays in
-// the L2 cache: then a product could be a fifth slower in one process than in the next.
+// Returns the floats of one thread's scratch. It is a whole number of huge pages: with small ones,
+// the placement of pages decides what stays in the L2 cache, and a matmul could be a fifth slower
+// in one process than in the next.
 static inline size_t matmul_scratch_floats_(void) {
     const size_t page = CHECK_HUGE_PAGE / sizeof(float),
                  floats = matmul_panels_floats_() + (size_t)MATMUL_BLOCK_K * MATMUL_BLOCK_ROWS;
     return (floats + page - 1) / page * page;
 }
 
-// For as many threads as the next parallel region would have.
+// Allocates scratch for as many threads as the next parallel region would have.
 static inline void matmul_open(MatmulScratch* scratch, Memory* memory) {
     const size_t floats = (size_t)threads_max() * matmul_scratch_floats_();
     scratch->memory = (float*)memory_take(memory, "scratch: packed blocks of matmul", MEMORY_DEVICE,
@@ -111,7 +112,7 @@ void matmul_pack_panel(float* panel, Matrix m, int k0, int j0, int k, int cols);
 
 // ---- the tile: where the time goes ----
 
-// Stores a row of results, or adds it, as far as `cols`.
+// Stores a row of results, or adds it, up to column `cols`.
 ALWAYS_INLINE void matmul_store_row_(float* to, Vec low, Vec high, int cols, GradientMode mode) {
     if (cols == MATMUL_TILE_COLS) {
         vec_store(to, mode == GRADIENT_ADD ? vec_load(to) + low : low);
@@ -126,8 +127,8 @@ ALWAYS_INLINE void matmul_store_row_(float* to, Vec low, Vec high, int cols, Gra
     }
 }
 
-// Adds the products of one value of k, which is `at` floats further in each row of the left matrix.
-// Rows are addressed from every third one, which takes few enough registers for the addresses.
+// Adds the terms of one value of k, which is `at` floats further in each row of the left matrix.
+// Rows are addressed from every third one, which needs few enough registers for the addresses.
 ALWAYS_INLINE void matmul_tile_step_(Vec (*sum)[2], const float* const* third, size_t row, size_t at,
                                      const float* panel, const int rows) {
     const Vec low = vec_load(panel), high = vec_load(panel + LANES);
@@ -139,15 +140,15 @@ ALWAYS_INLINE void matmul_tile_step_(Vec (*sum)[2], const float* const* third, s
     }
 }
 
-// out(rows, cols) = left(rows, k) panel(k, MATMUL_TILE_COLS) + bias(cols), set or added to. left:
-// element (i, p) is left[i * row + p * col]. `rows` is a constant at every call, so the sums live
+// Sets or adds to out(rows, cols) left(rows, k) panel(k, MATMUL_TILE_COLS) + bias(cols). Element
+// (i, p) of left is left[i * row + p * col]. `rows` is a constant at every call, so the sums live
 // in registers.
 ALWAYS_INLINE void matmul_tile_(float* out, size_t stride, int cols, const float* left, size_t row,
                                 size_t col, const float* panel, int k, const float* bias, GradientMode mode,
                                 const int rows) {
     Vec sum[MATMUL_TILE_ROWS][2];
     const float* third[MATMUL_TILE_ROWS / 3];
-    // prefetch results that are added to, or whose cache lines must be owned
+    // Prefetch results that are added to, or whose cache lines must be owned.
     VEC_UNROLL(12)
     for (int i = 0; i < rows; i++) {
         __builtin_prefetch(out + i * stride, 1);
@@ -158,8 +159,7 @@ ALWAYS_INLINE void matmul_tile_(float* out, size_t stride, int cols, const float
         }
     }
     // Unrolled, because on a core that two threads share the loop's own instructions cost a tenth
-    // of a product. Two loops, because gcc's code for a remainder of its own keeps the sums in
-    // memory.
+    // of a matmul. Two loops, because gcc's own code for a remainder keeps the sums in memory.
     int p = 0;
     for (; p + MATMUL_UNROLL <= k; p += MATMUL_UNROLL) {
         VEC_UNROLL(MATMUL_UNROLL)
@@ -181,7 +181,7 @@ ALWAYS_INLINE void matmul_tile_(float* out, size_t stride, int cols, const float
     }
 }
 
-// Up to MATMUL_TILE_ROWS rows, in tiles of fixed sizes; `left` as above.
+// Computes up to MATMUL_TILE_ROWS rows, in tiles of fixed sizes; `left` as in matmul_tile_.
 ALWAYS_INLINE void matmul_tiles_(float* out, size_t stride, int rows, int cols, const float* left, size_t row,
                                  size_t col, const float* panel, int k, const float* bias,
                                  GradientMode mode) {
@@ -206,35 +206,37 @@ ALWAYS_INLINE void matmul_tiles_(float* out, size_t stride, int rows, int cols, 
     }
 }
 
-// Up to MATMUL_TILE_ROWS rows. `left` is a matrix with contiguous rows (col 1), or a packed tile
-// (row 1, col MATMUL_TILE_ROWS). Not inlined: among a caller's other variables gcc finds too few
-// registers for the sums and addresses.
+// Sets or adds to up to MATMUL_TILE_ROWS rows of out. `left` is a matrix with contiguous rows (col
+// 1), or a packed tile (row 1, col MATMUL_TILE_ROWS). Not inlined: among a caller's other variables
+// gcc finds too few registers for the sums and addresses.
 __attribute__((noinline)) void matmul_rows(float* out, size_t stride, int rows, int cols, Matrix left,
                                            const float* panel, int k, const float* bias, GradientMode mode);
 
-// The same for a left matrix whose columns are contiguous, `col` floats apart, a constant.
+// Sets or adds to up to MATMUL_TILE_ROWS rows of out, for a left matrix with contiguous columns,
+// `col` floats apart, a constant.
 ALWAYS_INLINE void matmul_rows_transposed(float* out, size_t stride, int rows, int cols, const float* left,
                                           const int col, const float* panel, int k, GradientMode mode) {
     matmul_tiles_(out, stride, rows, cols, left, 1, (size_t)col, panel, k, NULL, mode);
 }
 
-// ---- the product ----
+// ---- the whole matmul ----
 
-// The size of equal steps, multiples of `unit`, that cover n and are not longer than `max`, itself
-// a multiple.
+// Returns the size of equal steps, multiples of `unit`, that cover n and are not longer than `max`,
+// itself a multiple.
 static inline int matmul_step_(int n, int max, int unit) {
     const int steps = int_ceil_div(n, max);
     return int_ceil_div(int_ceil_div(n, steps), unit) * unit;
 }
 
-// out(M, N) = left(M, K) right(K, N) + bias(N), set or added to as `mode` says; out is row-major
+// Sets or adds to out(M, N) left(M, K) right(K, N) + bias(N), according to `mode`; out is row-major
 // without gaps.
 void matmul_product_cpu(float* out, Matrix left, Matrix right, int M, int N, int K, const float* bias,
                         GradientMode mode, MatmulScratch* scratch);
 
 // ---- the layer ----
 
-static inline double matmul_flops(double N, double C, double OC) { return 2 * N * C * OC; } // of one product
+// Returns the FLOP of one matmul.
+static inline double matmul_flops(double N, double C, double OC) { return 2 * N * C * OC; }
 
 // Sets out (N, OC).
 void matmul_forward_cpu(float* out, const float* inp, const float* weight, const float* bias, int N, int C,
@@ -248,8 +250,8 @@ void matmul_backward_input_cpu(float* dinp, const float* dout, const float* weig
 void matmul_backward_weight_cpu(float* dweight, const float* dout, const float* inp, int N, int C, int OC,
                                 GradientMode mode, MatmulScratch* scratch);
 
-// Sets or adds to dbias (OC). A thread sums whole columns, row after row: the order does not depend
-// on the threads.
+// Sets or adds to dbias (OC). Each thread sums whole columns, row after row: the order does not
+// depend on the number of threads.
 void matmul_backward_bias_cpu(float* dbias, const float* dout, int N, int OC, GradientMode mode);
 
 #ifdef __cplusplus
@@ -258,7 +260,7 @@ void matmul_backward_bias_cpu(float* dbias, const float* dout, int N, int OC, Gr
 
 #ifdef MATMUL_IMPLEMENTATION
 
-// Prefetches `floats` floats, whole cache lines from the first one on.
+// Prefetches `floats` floats, in whole cache lines from the first one on.
 ALWAYS_INLINE void matmul_fetch_(const float* at, int floats) {
     enum { LINE = 16 };
     for (int i = 0; i < floats; i += LINE) {
@@ -285,7 +287,7 @@ void matmul_pack_panel(float* panel, Matrix m, int k0, int j0, int k, int cols) 
         matmul_pack_rows_(panel, from, m.row, k, MATMUL_TILE_COLS, 1);
         return;
     }
-    int done = 0; // rows packed so far; a transposed matrix goes in squares of LANES x LANES
+    int done = 0; // rows packed so far; a transposed matrix is packed in squares of LANES x LANES
     if (cols == MATMUL_TILE_COLS && m.row == 1) {
         for (; done + LANES <= k; done += LANES) {
             for (int half = 0; half < MATMUL_TILE_COLS; half += LANES) {
@@ -307,9 +309,9 @@ void matmul_pack_panel(float* panel, Matrix m, int k0, int j0, int k, int cols) 
     }
 }
 
-// Transposes LANES columns of a tile's rows, which are `row` apart. The rows may be no multiple of
-// LANES: the last vector of a column then reaches into the next column, which is written after it.
-// The last column ends exactly: another thread may have packed what is behind the tile.
+// Transposes LANES columns of a tile's rows, which are `row` apart. If the number of rows is not a
+// multiple of LANES, the last vector of a column overlaps the next column, which is written after
+// it. The last column is written exactly: another thread may have packed the next tile.
 ALWAYS_INLINE void matmul_pack_square_(float* tile, const float* from, size_t row) {
     Vec square[MATMUL_TILE_ROWS + LANES - 1];
     for (int i = 0; i < MATMUL_TILE_ROWS; i += LANES) {
@@ -387,7 +389,7 @@ typedef struct {
     int i0, i1, j0, j1;
 } MatmulPart_;
 
-// The part's rows times its columns, for `k` values of k: all tiles with all panels.
+// Multiplies the part's rows with its columns, for `k` values of k: all tiles with all panels.
 static void matmul_block_(float* out, size_t stride, const float* tiles, const float* panels,
                           MatmulPart_ part, int k, const float* bias, GradientMode mode) {
     for (int j = part.j0; j < part.j1; j += MATMUL_TILE_COLS) {
@@ -400,7 +402,7 @@ static void matmul_block_(float* out, size_t stride, const float* tiles, const f
     }
 }
 
-// A product on its way to out: see matmul_product_cpu.
+// Matmul in progress: see matmul_product_cpu.
 typedef struct {
     float* out;
     Matrix left, right;
@@ -411,8 +413,8 @@ typedef struct {
     int threads;
 } MatmulProduct_;
 
-// The part's rows times its columns, up to MATMUL_WIDE_COLS_, for `k` values of k from k0. `tiles`
-// are the packed rows.
+// Multiplies the part's rows with its columns, up to MATMUL_WIDE_COLS_, for `k` values of k from
+// k0. `tiles` are the packed rows.
 static void matmul_task_(const MatmulProduct_* x, MatmulPart_ part, int k0, int k, const float* tiles) {
     float* panels = x->scratch->memory + thread_index() * matmul_panels_floats_();
     const int step = matmul_step_(part.i1 - part.i0, MATMUL_PASS_ROWS, MATMUL_TILE_ROWS);
@@ -424,8 +426,8 @@ static void matmul_task_(const MatmulProduct_* x, MatmulPart_ part, int k0, int 
     }
 }
 
-// Rows [i0, i1) of the result for `k` values of k from k0, by all threads of a parallel region.
-// Each task has its own columns; where that makes too few tasks, they also divide the rows.
+// Computes rows [i0, i1) of the result for `k` values of k from k0, by all threads of a parallel
+// region. Each task has its own columns; if these are too few, tasks also divide the rows.
 static void matmul_rows_by_all_threads_(const MatmulProduct_* x, int i0, int i1, int k0, int k) {
     float* tiles = x->scratch->memory + x->threads * matmul_panels_floats_();
 #pragma omp for schedule(static)

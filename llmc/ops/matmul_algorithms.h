@@ -1,22 +1,23 @@
 /*
 matmul_algorithms.h -- the algorithms that were chosen for matmuls, and the files that keep them.
 
-They are chosen by time, and times differ from run to run; algorithms add in different orders, so
-another choice gives other bits. A run that must have the bits of an earlier one takes over its
-choices:
+They are chosen by time, and times differ from run to run. Algorithms add in different orders, so
+another choice gives other bits. A run that must have the bits of an earlier one adopts its choices:
 
-    OUT/step_.../matmul.json     those of a run, in each of its checkpoints
-    ${XDG_CACHE_HOME:-$HOME/.cache}/pretrain.c/matmul-<hash of the machine>.json    those of all runs
+    OUT/step_.../matmul.json     choices of a run, in each of its checkpoints
+    ${XDG_CACHE_HOME:-$HOME/.cache}/pretrain.c/matmul-<hash of the machine>.json
+                                 choices of all runs
 
     {"format":"pretrain.c matmuls","version":1,"machine":"...","matmuls":[
-    {"key":[10 or 11 numbers],"algorithm":"128 hexadecimal digits","chosen":0,"candidates":8,"ms":0.25}, ...],
+    {"key":[10 or 11 numbers],"algorithm":"128 hexadecimal digits","chosen":0,
+     "candidates":8,"ms":0.25}, ...],
     "xxh64":"16 hexadecimal digits"}
 
-`machine` says in words what an algorithm depends on besides the product: the card, the library, its
-settings. A file of another machine is of no use. The eleventh number of a key is its `batch`, where
-that is not 1. A key without an alignment is not about an algorithm: `chosen` then says in which way
-an operation is done whose first way is that product. xxh64 is the checksum of all bytes before its
-value.
+`machine` describes in words what an algorithm depends on besides the matmul: the card, the library,
+its settings. A file from another machine does not apply. The eleventh number of a key is its
+`batch`, if that is not 1. A key without an alignment is not about an algorithm: `chosen` is then
+the way of an operation whose first way is that matmul. xxh64 is the checksum of all bytes before
+its value.
 
 The cache is a convenience: it needs a home directory, and failing to read or write it is no error.
 Programs that write it at the same time take turns; existing entries never change.
@@ -38,36 +39,36 @@ Programs that write it at the same time take turns; existing entries never chang
 extern "C" {
 #endif
 
-#define MATMUL_PLANS_FILE "matmul.json" // of a checkpoint
+#define MATMUL_PLANS_FILE "matmul.json" // in a checkpoint
 
 enum {
-    MATMUL_CHOICES = 4096, // in a list: a model of one batch size makes about 40
+    MATMUL_CHOICES = 4096, // entries of a list: a model of one batch size makes about 40
     MATMUL_ALGORITHM_BYTES = 64,
     MATMUL_KEY_NUMBERS_ = 11,
     MATMUL_PLANS_VERSION_ = 1,
     MATMUL_PLANS_MAX_BYTES_ = 4 << 20,
 };
 
-// A product: out (rows, cols) = left (rows, depth) right (depth, cols). A transposed factor lies in
+// A matmul: out (rows, cols) = left (rows, depth) right (depth, cols). A transposed factor lies in
 // memory as (depth, rows) or (cols, depth). All members are ints: keys are compared as memory.
 typedef struct {
     int rows, cols, depth;
     int left_transposed, right_transposed;
-    int type, out_type; // DType of the factors, of the result
+    int type, out_type; // DType of the factors, and of the result
     int epilogue;       // cublasLtEpilogue_t
     int adds;           // out = add + ...
-    int alignment;      // in bytes, that all matrices have; 0: the choice is about the way of an operation
-    int batch;          // matmuls of this shape, whose matrices lie one after the other
+    int alignment;      // alignment of all matrices in bytes; 0: the choice is about the way of an operation
+    int batch;          // number of matmuls of this shape, whose matrices lie one after the other
 } MatmulKey;
 
 typedef struct {
     MatmulKey key;
-    int chosen, candidates;                          // number in the order of the library's guesses
-    float ms;                                        // measured
+    int chosen, candidates;                          // index and count in the order of the library's guesses
+    float ms;                                        // measured time
     unsigned char algorithm[MATMUL_ALGORITHM_BYTES]; // cublasLtMatmulAlgo_t, opaque
 } MatmulChoice;
 
-// A list to which is only added, so that a thread may write it into a file meanwhile.
+// A list that only grows, so a thread may write it into a file meanwhile.
 typedef struct {
     MatmulChoice* list; // (MATMUL_CHOICES)
     int count;
@@ -77,36 +78,36 @@ void matmul_choices_open(MatmulChoices* choices);
 
 static inline void matmul_choices_close(MatmulChoices* choices) { free(choices->list); }
 
-// The choice for a product, or NULL.
+// Returns the choice for a matmul, or NULL.
 const MatmulChoice* matmul_choices_find(const MatmulChoices* choices, const MatmulKey* key);
 
-// How many there are, for another thread than the one that adds.
+// Returns the number of choices, for another thread than the one that adds.
 static inline int matmul_choices_count(const MatmulChoices* choices) {
     return __atomic_load_n(&choices->count, __ATOMIC_ACQUIRE);
 }
 
-// Returns whether it was added: there was none for this product, and there was room.
+// Adds a choice. Returns 0 if the list already has one for this matmul, or is full.
 int matmul_choices_add(MatmulChoices* choices, const MatmulChoice* choice);
 
 // ---- writing ----
 
-// Writes the file, whole or not at all.
+// Writes the file, all of it or nothing.
 void matmul_choices_write(const MatmulChoices* choices, const char* machine, const char* path);
 
 // ---- reading ----
 
-// Adds the choices of a file to those of the list; without a file there are none. Returns 0, with
-// nothing added and the reason in `error`, if the file is damaged, no such file, or of another
-// machine.
+// Adds the choices of a file to the list; a missing file has none. Returns 0, with nothing added
+// and the reason in `error`, if the file is damaged, not of this format, or from another machine.
 int matmul_choices_try_read(MatmulChoices* choices, const char* machine, const char* path, char* error);
 
 // ---- the cache ----
 
-// Sets path to the cache's file for a machine. Returns 0 if there is no place for a cache.
+// Sets path to the cache's file for a machine. Returns 0 if the environment has no place for a
+// cache.
 int matmul_cache_path(char path[PATH_MAX], const char* machine);
 
-// Adds choices to those in the cache's file; a damaged one is written anew. Returns 0 with the
-// reason in `error` if that is not possible.
+// Adds choices to the cache's file; replaces a damaged one. Returns 0 with the reason in `error` if
+// that fails.
 int matmul_cache_try_write(const MatmulChoices* choices, const char* machine, const char* path, char* error);
 
 #ifdef __cplusplus
@@ -168,7 +169,7 @@ static void matmul_choice_print_(FILE* file, const MatmulChoice* choice) {
             choice->ms);
 }
 
-// The text of a file; the caller frees it.
+// Returns the text of a file; the caller frees it.
 static char* matmul_choices_text_(const MatmulChoices* choices, const char* machine, size_t* bytes) {
     const int count = matmul_choices_count(choices);
     TextBuffer buffer;
@@ -197,7 +198,7 @@ void matmul_choices_write(const MatmulChoices* choices, const char* machine, con
     free(text);
 }
 
-// A whole number that an int can hold.
+// Reads a whole number that fits into an int.
 static int matmul_int_(JsonReader* reader, int* value) {
     size_t number;
     if (!json_natural(reader, &number)) {
@@ -262,7 +263,7 @@ static int matmul_choice_member_(JsonReader* reader, const char* name, MatmulCho
                                              : json_unexpected(reader, "a member of a product");
 }
 
-// An object with all five members.
+// Reads an object with all five members.
 static int matmul_choice_read_(JsonReader* reader, MatmulChoice* choice) {
     int more, members = 0;
     const char* name;
@@ -294,7 +295,7 @@ static int matmul_choices_list_read_(JsonReader* reader, MatmulChoices* choices)
     return more == 0;
 }
 
-// A member of the file with this name: the strings must be those that are wanted.
+// Reads a member of the file with this name; strings must have the wanted values.
 static int matmul_plans_member_(JsonReader* reader, const char* name, const char* machine,
                                 MatmulChoices* choices) {
     const char* text;
@@ -331,7 +332,7 @@ static int matmul_plans_parse_(MatmulChoices* choices, const char* machine, Json
     return more == 0 && json_end(reader) && (members == 5 || json_unexpected(reader, "five members"));
 }
 
-// Whether the end of the file vouches for the rest.
+// Returns 1 if the checksum at the end of the file is right; if not, 0 and the reason in `error`.
 static int matmul_plans_check_sum_(const char* path, const char* text, size_t bytes, char* error) {
     char wanted[32];
     const size_t tail = 16 + strlen("\"}\n");
@@ -364,7 +365,7 @@ int matmul_choices_try_read(MatmulChoices* choices, const char* machine, const c
 
 int matmul_cache_path(char path[PATH_MAX], const char* machine) {
     const char *cache = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
-    const int has_cache = cache && cache[0] == '/'; // the standard wants others to be ignored
+    const int has_cache = cache && cache[0] == '/'; // the standard says to ignore other paths
     if (!has_cache && !(home && home[0] == '/')) {
         return 0;
     }
@@ -374,17 +375,17 @@ int matmul_cache_path(char path[PATH_MAX], const char* machine) {
     return length < PATH_MAX;
 }
 
-// The directory of the cache, open; -1 with errno if it cannot be made.
+// Opens the directory of the cache; returns -1 with errno if it cannot be made.
 static int matmul_cache_directory_(char directory[PATH_MAX], const char* path) {
     char parent[PATH_MAX];
     file_directory_of(directory, path);
     file_directory_of(parent, directory);
-    (void)mkdir(parent, 0777); // where they are not there already; what fails shows now
+    (void)mkdir(parent, 0777); // an error, unless they exist already, shows below
     (void)mkdir(directory, 0777);
     return open(directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 }
 
-// Makes room for `count` more by dropping the oldest.
+// Makes room for `count` more entries by dropping the oldest.
 static void matmul_choices_make_room_(MatmulChoices* choices, int count) {
     const int excess = choices->count + count - MATMUL_CHOICES;
     if (excess > 0) {
@@ -393,7 +394,7 @@ static void matmul_choices_make_room_(MatmulChoices* choices, int count) {
     }
 }
 
-// With the lock.
+// Merges choices into the cache's file; the caller has the lock.
 static int matmul_cache_merge_(const MatmulChoices* choices, const char* machine, const char* path,
                                char* error) {
     MatmulChoices all;
@@ -424,8 +425,8 @@ int matmul_cache_try_write(const MatmulChoices* choices, const char* machine, co
         return 0;
     }
     if (lock == FILE_LOCK_TAKEN) {
-        file_remove_parts(directory, "matmul-"); // of killed programs: the lock is ours
-    } // without locks two programs may lose each other's choices, and measure them again
+        file_remove_parts(directory, "matmul-"); // left by killed programs: the lock is ours
+    } // without locks, two programs may lose each other's choices, and measure them again
     const int ok = matmul_cache_merge_(choices, machine, path, error);
     close(fd);
     return ok;

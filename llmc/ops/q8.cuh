@@ -10,10 +10,10 @@ q8.cuh -- q8.h on the GPU: weights in 8 bits, inputs and results of T = float, b
             scales (OC, C / 32)  fp16
     bias    (OC)          T; may be NULL
 
-The blocks of a file are taken apart, so that a pack of numbers is one load. Up to QUANTIZED_ROWS
-rows of input are multiplied by a kernel that reads the weights once; the input stays as it is. For
-more rows quantized_expand makes a matrix of T for matmul_forward. q8_embedding is embedding_forward
-with a matrix of 8 bits.
+The blocks of a file are taken apart, so that a pack of numbers is one load. A kernel that reads the
+weights once multiplies up to QUANTIZED_ROWS rows of input, which stay as they are. For more rows
+quantized_expand makes a matrix of T for matmul_forward. q8_embedding is embedding_forward with an
+8-bit matrix.
 */
 #ifndef LLMC_Q8_CUH
 #define LLMC_Q8_CUH
@@ -31,7 +31,8 @@ typedef struct {
     const fp16* scales; // (OC, C / 32)
 } QuantizedGpu;
 
-// Memory for a matrix of `elements`, a multiple of 32, and its parts; on the host or the GPU.
+// Return the bytes of a matrix of `elements`, a multiple of 32, and the matrix in such memory; on
+// the host or the GPU.
 static inline size_t quantized_gpu_bytes(size_t elements) {
     const size_t bytes = elements + elements / QUANTIZED_BLOCK * sizeof(uint16_t);
     return (bytes + 15) / 16 * 16;
@@ -42,7 +43,7 @@ static inline QuantizedGpu quantized_gpu_bind(const void* memory, size_t element
 }
 
 // Takes the blocks of a matrix of `elements` apart in `staging`, quantized_gpu_bytes on the host,
-// and queues the copy to `memory`, as many on the GPU.
+// and queues the copy to `memory`, equally large on the GPU.
 static inline void quantized_upload(void* memory, void* staging, const QuantizedBlock* blocks,
                                     size_t elements, const Gpu* gpu) {
     const size_t count = elements / QUANTIZED_BLOCK;
@@ -55,7 +56,7 @@ static inline void quantized_upload(void* memory, void* staging, const Quantized
                                gpu->stream));
 }
 
-// COUNT numbers of 8 bits, 4, 8 or 16, that lie at a multiple of as many bytes.
+// Loads COUNT 8-bit numbers (4, 8 or 16) at a multiple of COUNT bytes.
 template <int COUNT> __device__ inline void quantized_load_(float to[COUNT], const int8_t* from) {
     struct alignas(COUNT) {
         int word[COUNT / 4];
@@ -67,12 +68,12 @@ template <int COUNT> __device__ inline void quantized_load_(float to[COUNT], con
     }
 }
 
-// A warp makes one column of the result: a lane takes a pack of columns at a time, for all rows.
+// A warp computes one column of the result: each lane one pack of columns of `weight` at a time,
+// for all rows.
 // grid   ceil(OC / 8)      block   256      shared   none
 // moves  1.06 OC*C, N*C, N*OC of `add` in, N*OC out. Bound by memory for few rows.
-// order  fixed: it follows from C alone, so a row has the same bits whatever N is. fmaf leaves the
-//        compiler no
-//        choice.
+// order  fixed: it follows from C alone, so a row has the same bits for any N. fmaf leaves the
+//        compiler no choice.
 // needs  N <= ROWS; inp and weight.q at multiples of 16 bytes
 template <class T, int ROWS>
 __global__ void __launch_bounds__(QUANTIZED_THREADS_)
@@ -146,7 +147,7 @@ template <class T> __global__ void quantized_expand_kernel(T* out, QuantizedGpu 
     }
 }
 
-// Sets out, `elements` of T: the numbers that the blocks stand for, rounded.
+// Sets out, `elements` of T, to the rounded values of the blocks.
 template <class T>
 static inline void quantized_expand(T* out, QuantizedGpu weight, size_t elements, const Gpu* gpu) {
     const size_t per_block = (size_t)QUANTIZED_THREADS_ * QUANTIZED_LOAD_;
@@ -154,9 +155,9 @@ static inline void quantized_expand(T* out, QuantizedGpu weight, size_t elements
            out, weight, elements);
 }
 
-// A thread makes one number.
+// A thread computes one element.
 // grid   ceil(N*C / 256)      block   256      shared   none
-// moves  N*C of 8 bits and N*C of wpe in, N*C out. Small beside a product.
+// moves  N*C of 8 bits and N*C of wpe in, N*C out. Small beside a matmul.
 // order  fixed: no sums.
 template <class X>
 __global__ void q8_embedding_kernel(X* out, const int* tokens, QuantizedGpu wte, const X* wpe,
@@ -171,7 +172,7 @@ __global__ void q8_embedding_kernel(X* out, const int* tokens, QuantizedGpu wte,
     }
 }
 
-// Sets out (B, T, C): row tokens[n] of wte + that of its position of wpe.
+// Sets out (B, T, C): row tokens[n] of wte + the row of its position in wpe.
 template <class X>
 static inline void q8_embedding(X* out, const int* tokens, QuantizedGpu wte, const X* wpe, int B, int T,
                                 EmbeddingPositions positions, int C, const Gpu* gpu) {

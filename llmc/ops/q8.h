@@ -9,15 +9,14 @@ q8.h -- weights in 8 bits, and the linear layer with them. Inference only.
     bias    (OC)          fp32; may be NULL
 
 A block is GGUF's Q8_0: 32 numbers of a row with one scale, w = scale q, scale = max |w| / 127 in
-fp16, q = round(w / scale): 34 bytes, 1.06 a number. The input is rounded to 8 bits in the same way,
-with scales in fp32. Products of 8 bits are summed over a block in integers, exactly. Blocks are
+fp16, q = round(w / scale): 34 bytes, 1.06 per number. The input is rounded to 8 bits in the same
+way, with scales in fp32. 8-bit products are summed over a block in integers, exactly. Blocks are
 added up in fp32: block b is added to sum b % 8, and the eight sums to each other in a fixed order.
-So a result has the same bits whichever instructions made it, whatever other rows are there, and for
-any number of threads.
+So a result has the same bits with any instructions, any other rows, and any number of threads.
 
-A kernel does a row of weights times 1 or 4 rows of input. Which one serves is found when the
-program runs: with VNNI (AVX-512 or AVX), AVX2, NEON's dot products, or plain C. With AMX, inputs of
-more rows take the tiles of q8_amx.h instead.
+A kernel multiplies a row of weights with 1 or 4 rows of input. The program chooses one when it
+runs: VNNI (AVX-512 or AVX), AVX2, NEON's dot products, or plain C. With AMX, inputs of more rows
+use the tiles of q8_amx.h instead.
 */
 #ifndef LLMC_Q8_H
 #define LLMC_Q8_H
@@ -45,36 +44,36 @@ typedef struct {
     int8_t q[QUANTIZED_BLOCK];
 } QuantizedBlock;
 
-// Rows of input in 8 bits. Behind them is room for a whole number of tiles.
+// Rows of input in 8 bits, followed by padding up to a whole number of tiles.
 typedef struct {
     int8_t* q;     // (N, C)
     float* scales; // (N, C / QUANTIZED_BLOCK)
 } QuantizedRows;
 
-// Sets sums[0 ... rows): a row of `blocks` blocks of weights times rows of input that lie `blocks`
-// apart, 1 or QUANTIZED_TILE of them.
+// Sets sums[0 ... rows) to the products of a row of weights, `blocks` blocks, with 1 or
+// QUANTIZED_TILE rows of input, which are `blocks` blocks apart.
 typedef void (*QuantizedProduct)(float* sums, const QuantizedBlock* weight, const int8_t* q,
                                  const float* scales, int rows, int blocks);
 
 typedef struct {
-    const char* name; // of the instructions
+    const char* name; // name of the instructions
     QuantizedProduct product;
-    int runs; // on this machine
+    int runs; // 1 if this machine can run it
 } QuantizedKernel;
 
 typedef struct {
-    QuantizedProduct product;    // the fastest here
-    QuantizedTileKernel tile;    // if there is one
+    QuantizedProduct product;    // the fastest kernel of this machine
+    QuantizedTileKernel tile;    // no product without AMX
     void* rows;                  // quantized_rows_bytes of the largest input
-    QuantizedPanelBlock* panels; // of each thread, for the tiles
-    size_t panel_blocks;         // of the widest
+    QuantizedPanelBlock* panels; // panel of each thread, for the tiles
+    size_t panel_blocks;         // blocks of the widest panel
 } QuantizedScratch;
 
 // ---- encoding ----
 
 static inline int quantized_fits(size_t cols) { return cols % QUANTIZED_BLOCK == 0; }
 
-// the least number whose block has an infinite scale
+// The smallest number whose block has an infinite scale.
 #define QUANTIZED_OVERFLOW (127 * FP16_OVERFLOW)
 
 // Encodes a row of `cols` numbers.
@@ -82,7 +81,7 @@ void quantized_encode(QuantizedBlock* out, const float* x, size_t cols);
 
 void quantized_decode(float* out, const QuantizedBlock* weight, size_t cols);
 
-// Memory for N rows of C numbers, and its parts.
+// Return the bytes of N rows of C numbers, and the rows in such memory.
 static inline size_t quantized_padded_(size_t N) {
     return (N + QUANTIZED_SIDE - 1) / QUANTIZED_SIDE * QUANTIZED_SIDE;
 }
@@ -117,10 +116,10 @@ static inline void quantized_product_plain_(float* sums, const QuantizedBlock* w
 
 enum { QUANTIZED_KERNELS = 4 };
 
-// All kernels of this kind of processor, the fastest first; returns how many.
+// Lists all kernels for this kind of processor, the fastest first; returns their number.
 int quantized_kernels(QuantizedKernel kernels[QUANTIZED_KERNELS]);
 
-// The fastest that runs here.
+// Returns the fastest kernel that runs on this machine.
 QuantizedKernel quantized_kernel(void);
 
 // ---- the layer ----
@@ -130,16 +129,17 @@ typedef struct {
     QuantizedRows inp;
     const QuantizedBlock* weight;
     const float* bias;
-    int N, blocks, OC; // blocks of a row
+    int N, blocks, OC; // blocks: of a row
 } QuantizedLayer_;
 
-// For few rows of input the rows of the weights are cut into QUANTIZED_STREAMS_ runs of this many,
-// which are read beside each other, as in matvec.h. For more, arithmetic takes longer than reading.
+// Returns the length of a run of rows. For few rows of input the rows of the weights are cut into
+// QUANTIZED_STREAMS_ runs, which are read in parallel, as in matvec.h. For more rows, arithmetic
+// takes longer than reading.
 static inline int quantized_run_(int N, int OC) {
     return N < QUANTIZED_TILE ? int_ceil_div(OC, QUANTIZED_STREAMS_) : OC;
 }
 
-// Rows [i0, i1) of each run with all rows of the input.
+// Multiplies rows [i0, i1) of each run with all rows of the input.
 static inline void quantized_chunk_(const QuantizedLayer_* layer, int i0, int i1, QuantizedProduct product) {
     const int N = layer->N, OC = layer->OC, run = quantized_run_(N, OC);
     for (int n = 0, rows; n < N; n += rows) {
@@ -158,7 +158,7 @@ static inline void quantized_chunk_(const QuantizedLayer_* layer, int i0, int i1
     }
 }
 
-// For as many threads as the next parallel region would have.
+// Returns the bytes of panels for as many threads as the next parallel region would have.
 static inline size_t quantized_panels_bytes_(QuantizedTileKernel tile, size_t C) {
     return tile.product ? (size_t)threads_max() * C / QUANTIZED_BLOCK * sizeof(QuantizedPanelBlock) : 0;
 }
@@ -175,17 +175,17 @@ static inline void quantized_open_(QuantizedScratch* scratch, Memory* memory, Qu
         (QuantizedPanelBlock*)memory_take(memory, "scratch: panels in 8 bits", MEMORY_DEVICE, panels);
 }
 
-// For inputs of up to N rows of C numbers.
+// Allocates scratch for inputs of up to N rows of C numbers.
 static inline void quantized_open(QuantizedScratch* scratch, Memory* memory, size_t N, size_t C) {
     quantized_open_(scratch, memory, quantized_tile_kernel(), N, C);
 }
 
-// That a product reads.
+// Returns the bytes of weights that a matmul reads.
 static inline double quantized_bytes(double C, double OC) {
     return C * OC / QUANTIZED_BLOCK * sizeof(QuantizedBlock);
 }
 
-// Sets out.
+// Sets out (N, OC).
 void q8_matmul_cpu(float* out, const float* inp, const QuantizedBlock* weight, const float* bias, int N,
                    int C, int OC, const QuantizedScratch* scratch);
 
@@ -201,9 +201,9 @@ void q8_matmul_cpu(float* out, const float* inp, const QuantizedBlock* weight, c
 
 static_assert(sizeof(QuantizedBlock) == 34, "the block of the file format has no padding");
 
-// The scale of 32 numbers: max |x| / 127; NaN if one of them is not finite.
+// Returns the scale of 32 numbers: max |x| / 127; NaN if one of them is not finite.
 static float quantized_scale_(const float x[QUANTIZED_BLOCK]) {
-    uint32_t bits[QUANTIZED_BLOCK], largest = 0; // positive numbers have the order of their bits
+    uint32_t bits[QUANTIZED_BLOCK], largest = 0; // positive floats compare like their bits
     memcpy(bits, x, sizeof(bits));
     for (int i = 0; i < QUANTIZED_BLOCK; i++) {
         const uint32_t magnitude = bits[i] & 0x7fffffff;
@@ -257,7 +257,7 @@ void quantized_rows(QuantizedRows rows, const float* inp, size_t N, size_t C) {
 #if defined(X86_INTRINSICS)
 #define QUANTIZED_AVX2_ __attribute__((target("avx2,fma,f16c"), always_inline))
 
-// The sums of the lanes of each of eight vectors, in their order.
+// Returns the sums of the lanes of each of eight vectors, in their order.
 static inline QUANTIZED_AVX2_ __m256i quantized_add_lanes_(const __m256i v[QUANTIZED_SUMS]) {
     const __m256i low = _mm256_hadd_epi32(_mm256_hadd_epi32(v[0], v[1]), _mm256_hadd_epi32(v[2], v[3])),
                   high = _mm256_hadd_epi32(_mm256_hadd_epi32(v[4], v[5]), _mm256_hadd_epi32(v[6], v[7]));
@@ -265,7 +265,7 @@ static inline QUANTIZED_AVX2_ __m256i quantized_add_lanes_(const __m256i v[QUANT
                             _mm256_permute2x128_si256(low, high, 0x31));
 }
 
-// The scales of eight blocks; of those behind `count` zero, as below.
+// Returns the scales of eight blocks; zero from block `count` on.
 static inline QUANTIZED_AVX2_ __m256 quantized_scales_of_(const QuantizedBlock* block, const int count) {
 #define QUANTIZED_SCALE_(i) (short)((i) < count ? block[i].scale : 0)
     return _mm256_cvtph_ps(_mm_setr_epi16(QUANTIZED_SCALE_(0), QUANTIZED_SCALE_(1), QUANTIZED_SCALE_(2),
@@ -281,10 +281,10 @@ static inline QUANTIZED_AVX2_ __m256 quantized_load_scales_(const float* scales,
                : _mm256_maskload_ps(scales, _mm256_cmpgt_epi32(_mm256_set1_epi32(count), lane));
 }
 
-// The instructions multiply unsigned by signed numbers: |w| times x with the sign of w.
-// DOT(magnitudes, signed) gives 8 sums of four products each; AVX2 makes them of pairs in 16 bits,
-// where |w|, |x| <= 127 fit. Eight blocks are taken at a time, and their sums are the lanes of a
-// vector.
+// Multiplies by x86 instructions, which take unsigned and signed numbers: |w| times x with the sign
+// of w. DOT(magnitudes, signed) gives 8 sums of four products each; AVX2 adds pairs in 16 bits,
+// where |w|, |x| <= 127 fit. Eight blocks are processed at a time, and their sums are the lanes of
+// a vector.
 #define QUANTIZED_X86_(name, targets, DOT)                                                                   \
     static inline __attribute__((target(targets), always_inline))                                            \
     __m256i name##dots_(const QuantizedBlock* block, const int8_t* q, const int count) {                     \
@@ -345,7 +345,7 @@ QUANTIZED_X86_(quantized_product_avx2_, "avx2,fma,f16c", QUANTIZED_DOT_AVX2_)
 QUANTIZED_X86_(quantized_product_vnni512_, "avx2,fma,f16c,avx512vnni,avx512vl", QUANTIZED_DOT_VNNI512_)
 QUANTIZED_X86_(quantized_product_vnni_, "avx2,fma,f16c,avxvnni", QUANTIZED_DOT_VNNI_)
 #elif defined(ARM_INTRINSICS) && defined(__ARM_FEATURE_DOTPROD)
-// Four sums of products of a block; zeros behind `count` blocks.
+// Returns four sums of products of block i; zeros from block `count` on.
 static inline int32x4_t quantized_neon_dot_(const QuantizedBlock* block, const int8_t* q, int i, int count) {
     if (i >= count) {
         return vdupq_n_s32(0);
@@ -355,7 +355,7 @@ static inline int32x4_t quantized_neon_dot_(const QuantizedBlock* block, const i
     return vdotq_s32(low, vld1q_s8(w + 16), vld1q_s8(x + 16));
 }
 
-// Adds four blocks to four sums, or as many as there are.
+// Adds four blocks to four sums; only `count` if that is less.
 static inline float32x4_t quantized_neon_add_(float32x4_t sum, const QuantizedBlock* block, const int8_t* q,
                                               const float* scales, int count) {
     float scale[4] = {0};
@@ -384,7 +384,7 @@ static inline void quantized_product_neon_(float* sums, const QuantizedBlock* we
 #endif
 
 #if defined(X86_INTRINSICS)
-// AVX-VNNI, which not all compilers have a name for when they are asked.
+// Returns 1 if the CPU has AVX-VNNI, which some compilers' __builtin_cpu_supports does not know.
 static inline int quantized_has_vnni_(void) {
     unsigned eax = 0, ebx, ecx, edx;
     return __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) && eax >> 4 & 1;
@@ -416,7 +416,7 @@ QuantizedKernel quantized_kernel(void) {
     return kernels[k];
 }
 
-// Copies rows [o, o + rows) of the weights. Of others in the panel the results are not used.
+// Copies rows [o, o + rows) of the weights. The results of the panel's other rows are not used.
 static void quantized_pack_panel_(QuantizedPanelBlock* panel, const QuantizedBlock* weight, int blocks, int o,
                                   int rows) {
     for (int i = 0; i < rows; i++) {
@@ -427,7 +427,7 @@ static void quantized_pack_panel_(QuantizedPanelBlock* panel, const QuantizedBlo
     }
 }
 
-// Up to 16 columns of the result, from column o on.
+// Sets up to 16 columns of the result, from column o on.
 static void quantized_columns_(const QuantizedLayer_* layer, int o, QuantizedPanelBlock* panel,
                                QuantizedTileProduct product) {
     const int cols = int_min(QUANTIZED_SIDE, layer->OC - o);

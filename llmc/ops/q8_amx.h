@@ -1,20 +1,19 @@
 /*
-q8_amx.h -- products of numbers in 8 bits (q8.h), 16 x 16 results at a time, by AMX.
+q8_amx.h -- matmuls of 8-bit numbers (q8.h), 16 x 16 results at a time, by AMX.
 
-    out[r][i] = sum_b scales[r][b] panel[b].scales[i] sum_k q[r][b][k] w[i][b][k]        r, i < 16;  k < 32
+    out[r][i] = sum_b scales[r][b] panel[b].scales[i] sum_k q[r][b][k] w[i][b][k]  r, i < 16; k < 32
 
-A block of 32 numbers has scales of its own. So a product of tiles (tdpbssd) takes one block, half
-of the depth that it could have, and AVX-512 scales its 256 integers and adds them up in fp32, 16 at
-a time. By arithmetic, since nobody has timed it: 16 conversions, 16 products and 16 fused ones at
-two a cycle take 24 cycles, longer than tdpbssd itself with a row a cycle. By rows, VNNI takes eight
-instructions or more for each of the 256 pairs of blocks: 340 cycles at six a cycle.
+A block of 32 numbers has its own scale. So one tile operation (tdpbssd) covers one block, half of
+its possible depth, and AVX-512 scales its 256 integers and adds them up in fp32, 16 at a time. By
+arithmetic, not by measurement: 16 conversions, 16 multiplications and 16 fused multiply-adds at two
+per cycle need 24 cycles, longer than tdpbssd itself with one row per cycle. By rows, VNNI needs
+eight or more instructions for each of the 256 pairs of blocks: 340 cycles at six per cycle.
 
-Blocks are added up in the order of q8.h. A panel is a copy of 16 rows of weights as tdpbssd wants
-them: four neighbours of a row are 32 bits, beside those of the other rows.
+Blocks are added up in the order of q8.h. A panel is a copy of 16 rows of weights in the layout that
+tdpbssd reads: four neighbors of a row form 32 bits, beside those of the other rows.
 
 needs:   q, panel and out at multiples of 64 bytes: a row of a tile that straddles two cache lines
-is several times
-         slower
+         is several times slower
 */
 #ifndef LLMC_Q8_AMX_H
 #define LLMC_Q8_AMX_H
@@ -32,42 +31,43 @@ extern "C" {
 
 enum {
     QUANTIZED_BLOCK = 32,
-    QUANTIZED_SUMS = 8,  // of a result: block b belongs to sum b % 8
+    QUANTIZED_SUMS = 8,  // sums of a result: block b belongs to sum b % 8
     QUANTIZED_SIDE = 16, // rows and columns of a tile of results
     QUANTIZED_SIDE_RESULTS_ = QUANTIZED_SIDE * QUANTIZED_SIDE
 };
 
-// The sums of a result, `apart` from each other, added up.
+// Returns the total of a result's sums, which are `apart` from each other.
 ALWAYS_INLINE float quantized_total(const float* sum, size_t apart) {
     const float even = (sum[0] + sum[4 * apart]) + (sum[2 * apart] + sum[6 * apart]),
                 odd = (sum[apart] + sum[5 * apart]) + (sum[3 * apart] + sum[7 * apart]);
     return even + odd;
 }
 
-// A block of each of 16 rows.
+// One block of each of 16 rows.
 typedef struct {
     int8_t fours[QUANTIZED_BLOCK / 4][QUANTIZED_SIDE][4];
     float scales[QUANTIZED_SIDE];
 } QuantizedPanelBlock;
 
-// Row i of a block of a panel.
+// Sets row i of a block of a panel.
 void quantized_panel_set(QuantizedPanelBlock* block, int i, const int8_t q[QUANTIZED_BLOCK], float scale);
 
-// Sets out (16, 16). The rows of q and scales are `blocks` apart, in blocks.
+// Sets out (16, 16). The rows of q and scales are `blocks` blocks apart.
 typedef void (*QuantizedTileProduct)(float* out, const int8_t* q, const float* scales,
                                      const QuantizedPanelBlock* panel, int blocks);
 
 typedef struct {
     QuantizedTileProduct product; // NULL: this machine has none
-    void (*begin)(void);          // by each thread, before its products
-    void (*end)(void);            // and after them
+    void (*begin)(void);          // called by each thread before its matmuls
+    void (*end)(void);            // called by each thread after its matmuls
 } QuantizedTileKernel;
 
-// Tiles 0 and 1 are results, 2 and 4 a block of 16 rows of input, 3 and 5 a block of a panel.
+// Shapes of the tiles: 0 and 1 are results, 2 and 4 a block of 16 rows of input, 3 and 5 a block of
+// a panel.
 static const AmxShapes quantized_shapes = {1, 0, {0}, {64, 64, 32, 64, 32, 64}, {16, 16, 16, 8, 16, 8}};
 
-// One of the sums of 16 x 16 results: that of blocks s, s + 8 ... Two blocks at a time, since a
-// product's result comes late. P##dot_(0, 2, 3) adds the product of tiles 2 and 3 to tile 0;
+// Computes one of the sums of 16 x 16 results: blocks s, s + 8, ... Two blocks at a time, to hide
+// the latency of tdpbssd. P##dot_(0, 2, 3) adds the product of tiles 2 and 3 to tile 0;
 // P##scale_(sum, dots, a, b) adds 16 dots, each times b and its a.
 #define QUANTIZED_TILES_KERNEL(name, attributes, P)                                                          \
     static inline attributes void name##sum_(float* out, const int8_t* q, const float* scales,               \
