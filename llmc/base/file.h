@@ -303,7 +303,7 @@ int file_exists(const char* path) {
     if (stat(path, &info) == 0) {
         return 1;
     }
-    CHECK(errno == ENOENT || errno == ENOTDIR, "%s: cannot look at it: %s", path, strerror(errno));
+    CHECK(errno == ENOENT || errno == ENOTDIR, "%s: cannot read its attributes: %s", path, strerror(errno));
     return 0;
 }
 

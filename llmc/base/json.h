@@ -552,7 +552,7 @@ static int json_skip_begin_(JsonReader* text, JsonNesting_* nesting, JsonPlace* 
         return json_skip_scalar_(text);
     }
     if (nesting->depth == JSON_MAX_DEPTH) {
-        return json_unexpected(text, "values that are nested less deeply");
+        return json_unexpected(text, "values nested less deeply");
     }
     uint64_t* word = &nesting->is_object[nesting->depth / 64];
     const size_t bit = nesting->depth++ % 64;

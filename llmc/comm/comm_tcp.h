@@ -471,8 +471,8 @@ static CommTcpVerdict_ comm_tcp_judge_(const Comm* c, const CommTcpHello* hello,
     const CommTcpPeer_* peer = &comm_tcp_(c)->peers[hello->rank];
     const int line = peer->lines[hello->line];
     if (line >= 0 && !comm_tcp_is_closed_(line)) {
-        snprintf(words, COMM_TCP_WORDS_, "rank %d is there twice: %s, pid %d, and %s, pid %d", hello->rank,
-                 peer->host, peer->pid, hello->host, hello->pid);
+        snprintf(words, COMM_TCP_WORDS_, "rank %d is claimed by two processes: %s, pid %d, and %s, pid %d",
+                 hello->rank, peer->host, peer->pid, hello->host, hello->pid);
         return COMM_TCP_REFUSED_;
     }
     return COMM_TCP_WELCOME_;
@@ -598,7 +598,7 @@ static void comm_tcp_look_for_closed_(const Comm* c) {
             }
         }
         CHECK(peer->closed_s == 0 || now_s < peer->closed_s + COMM_TCP_HELLO_S_,
-              "rank %d of %d (%s, pid %d) has ended before all others had come to rank 0", r, c->size,
+              "rank %d of %d (%s, pid %d) has ended before all others had joined rank 0", r, c->size,
               peer->host, peer->pid);
     }
 }
@@ -622,7 +622,7 @@ static void comm_tcp_wait_(Comm* c, CommTcpDoor_* door, const CommMeeting* m, ui
     char missing[COMM_TCP_WORDS_];
     for (int is_told = 0; comm_tcp_print_missing_(c, missing);) {
         const double waited_s = time_now_s() - begin_s;
-        CHECK(waited_s <= limit_s, "these ranks have not come to rank 0 of %d, %s port %d, within %.0f s:%s",
+        CHECK(waited_s <= limit_s, "these ranks have not joined rank 0 of %d, %s port %d, within %.0f s:%s",
               c->size, c->host, m->port, limit_s, missing);
         if (waited_s > COMM_TCP_NOTE_S_ && !is_told) {
             fprintf(stderr, "note: rank 0 of %d, %s port %d, waits for these ranks:%s\n", c->size, c->host,

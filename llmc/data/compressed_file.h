@@ -245,7 +245,7 @@ static int compressed_zstd_error_(CompressedFile* file, size_t result) {
     }
     if (code == ZSTD_error_frameParameter_windowTooLarge) {
         return error_set(file->error, file->path,
-                         "needs %s to be unpacked, wanted at most %d MiB: pack it with --long=%d or less",
+                         "needs %s to be unpacked, wanted at most %d MiB: compress it with --long=%d or less",
                          window, 1 << (COMPRESSED_ZSTD_WINDOW - 20), COMPRESSED_ZSTD_WINDOW);
     }
     return error_set(file->error, file->path, "damaged, or not Zstandard data, in its first %llu bytes: %s",

@@ -455,7 +455,8 @@ static void encoded_text_finish_(TextReading_* reading, const char* json) {
         uint64_t sum = 0;
         shard_writer_path(shards, i, path);
         if (!file_checksum(path, &sum, error) || // usually from the cache
-            (stat(path, &info) != 0 && !error_set(error, path, "cannot look at it: %s", strerror(errno)))) {
+            (stat(path, &info) != 0 &&
+             !error_set(error, path, "cannot read its attributes: %s", strerror(errno)))) {
             file_discard(&file);
             CHECK(0, "%s", error);
         }

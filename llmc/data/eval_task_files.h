@@ -462,7 +462,7 @@ static int task_read_bin_(TaskReader_* r, const char* path, const char* text, si
         }
     }
     return w.at == w.count || task_is_full_(r) ||
-           error_set(r->error, path, "%zu bytes behind the last of %d examples", 2 * (w.count - w.at),
+           error_set(r->error, path, "%zu bytes after the last of %d examples", 2 * (w.count - w.at),
                      header[2]);
 }
 

@@ -604,7 +604,8 @@ static int parquet_chunk_(Parquet* p, const ParquetMeta_* meta, uint64_t rows, u
     }
     if (package) {
         return error_set(p->error, p->path,
-                         "column \"%.200s\" is compressed by %s: built without it: install %s and rebuild",
+                         "column \"%.200s\" is compressed by %s, and this program was built without it: "
+                         "install %s and rebuild",
                          p->column, parquet_codec_name_((int)meta->codec), package);
     }
     if (meta->codec != PARQUET_UNCOMPRESSED_ && meta->codec != PARQUET_SNAPPY_ &&

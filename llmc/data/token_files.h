@@ -683,7 +683,7 @@ static int tokens_open_file_(TokenSpan* span, const char* path, TokensFormat for
         return tokens_describe_span_(span, result, where, error);
     }
     if (opening.ok && stat(path, &info) != 0) {
-        return error_set(error, path, "cannot look at it: %s", strerror(errno));
+        return error_set(error, path, "cannot read its attributes: %s", strerror(errno));
     }
     if (opening.ok && (size_t)info.st_size < span->map_bytes) { // probably cut to zeros
         return tokens_describe_span_(span, MAPPED_GONE, NULL, error);

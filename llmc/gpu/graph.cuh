@@ -52,7 +52,8 @@ static inline void step_graph_close(StepGraph* g) {
     }
 }
 
-// Launches the graph of `work` for these arguments; captures it first unless the last one was captured for the same.
+// Launches the graph of `work` for these arguments. Captures it first, unless the last capture had
+// the same.
 template <class Work>
 static inline void step_graph_launch(StepGraph* g, float dloss, const int* starts, Work work,
                                      const Gpu* gpu) {

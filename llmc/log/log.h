@@ -434,9 +434,7 @@ static off_t log_reread_(RunLog* log, const char* path) {
     free(line);
     if (damaged > 0) {
         printable_line(
-            stderr,
-            "warning: %s: %zu damaged line%s, the first is line %zu; the run continues without what it "
-            "said",
+            stderr, "warning: %s: %zu damaged line%s, the first is line %zu; the run continues without them",
             path, damaged, words_s((double)damaged), first);
     }
     if (file) {

@@ -543,7 +543,7 @@ void record_read(Record* record, const char* run) {
     CHECK(record->num_steps > 0, "%s: no update is logged yet", record->path);
     record_level_mfu_(record);
     if (record->num_damaged > 0) {
-        fprintf(stderr, "warning: %s; left out: %zu damaged line%s\n", first, record->num_damaged,
+        fprintf(stderr, "warning: %s; skipped %zu damaged line%s\n", first, record->num_damaged,
                 words_s(record->num_damaged));
     }
 }
@@ -620,7 +620,7 @@ static void record_list_add_part_(RecordList_* l, const char* part) {
         }
     }
     globfree(&found);
-    CHECK(runs > 0, "--%s %s: no run among what it matches; wanted directories with a log.jsonl", l->option,
+    CHECK(runs > 0, "--%s %s: it matches no run; wanted directories with a log.jsonl", l->option,
           part);
 }
 

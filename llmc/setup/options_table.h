@@ -201,7 +201,7 @@ const OptionRow OPTION_TABLE[] = {
     {"data",       "val-data",      "j",  STRING_(val_data),       0,        0, FILES_,           "",
         "FILES", "validation data, in the same forms; without it: the last shard, or the last 5 % of the text"},
     {"data",       "tokenizer",     "",   STRING_(tokenizer),      0,        0, RUN_ | BOTH_,     "",
-        "FILE", "encodes text, and decodes samples: tokenizer.json, merges.txt, .tiktoken, .bin, or their directory; "
+        "FILE", "encodes text and decodes samples: tokenizer.json, merges.txt, .tiktoken, .bin, or their directory; "
         "bpe:8192 trains one of 8192 tokens on the text and keeps it in --out; without it: the tokenizer in "
         "the --model directory, or plain bytes"},
     {"data",       "text-field",    "",   STRING_(text_field),     0,        0, RUN_,             "text",
@@ -263,7 +263,7 @@ const OptionRow OPTION_TABLE[] = {
         "", "peak learning rate; auto: 6e-4 x 768 / channels at 524288 tokens per update, less for fewer; a tenth "
         "of that when training starts from the weights of --model; sgd: 400 times as much"},
     {"optimizer",  "warmup",        "u",  INT_(warmup),            0,    MANY_, AUTO_ | RUN_,     "auto",
-        "steps", "steps in which the learning rate rises to its peak"},
+        "steps", "steps over which the learning rate rises to its peak"},
     {"optimizer",  "final-lr-frac", "q",  FLOAT_(final_lr_frac),   0,        1, RUN_,             "0",
         "", "final learning rate, as a fraction of the peak"},
     {"optimizer",  "schedule",      "k",  CHOICE_(schedule),       0,        0, RUN_,             "cosine",
@@ -284,7 +284,7 @@ const OptionRow OPTION_TABLE[] = {
     {"optimizer",  "vector-lr-scale", "", FLOAT_(vector_lr_scale), 0,    MANY_, RUN_,             "1",
         "", "factor of --lr for biases and norms"},
     {"optimizer",  "sgd-momentum",  "",   FLOAT_(sgd_momentum),    0,        1, BELOW_ | RUN_,    "0.9",
-        "", "for sgd: share of the last update that is added to the next one; 0: no state at all"},
+        "", "for sgd: share of the last update that is added to the next; 0: no state at all"},
     {"optimizer",  "adafactor-beta1", "", FLOAT_(adafactor_beta1), 0,        1, BELOW_ | RUN_,    "0",
         "", "for adafactor: decay of a running mean of updates; 0: no mean, and no memory for it"},
     {"optimizer",  "adafactor-scale", "", SWITCH_(adafactor_scale), 0,       0, RUN_,             "off",
@@ -295,7 +295,7 @@ const OptionRow OPTION_TABLE[] = {
         "", "for muon: weight decay of the blocks' matrices"},
     {"optimizer",  "muon-scale",    "",   CHOICE_(muon_scale),     0,        0, RUN_,             "spectral",
         WORDS_CHOICE(MUON_SCALE_WORDS), "for muon: size of an update; spectral: by the shape of the matrix; rms: as large as AdamW's, "
-        "so that AdamW's rate and decay fit"},
+        "so that AdamW's rate and decay apply"},
     {"optimizer",  "muon-rows",     "",   SWITCH_(muon_rows),      0,        0, RUN_,             "off",
         "off|on", "for muon: give the rows of an update the same size, by a running mean of their squares (NorMuon)"},
     {"optimizer",  "grad-clip",     "",   FLOAT_(grad_clip),       0,    MANY_, RUN_,             "1",
@@ -303,7 +303,7 @@ const OptionRow OPTION_TABLE[] = {
     {"optimizer",  "skip-loss-z",   "sl", FLOAT_(skip_loss_z),     0,    MANY_, RUN_,             "0",
         "sigma", "skip an update whose loss is this many standard deviations above its recent mean; 0: never"},
     {"optimizer",  "skip-grad-z",   "sg", FLOAT_(skip_grad_z),     0,    MANY_, RUN_,             "0",
-        "sigma", "skip an update by its gradient norm in the same way; 0: never"},
+        "sigma", "the same for its gradient norm; 0: never"},
     {"optimizer",  "max-skips",     "",   INT_(max_skips),         1,  1000000, 0,                "10",
         "updates", "the run has diverged after this many updates in a row with a NaN or an infinity"},
     {"optimizer",  "max-loss-rise", "",   FLOAT_(max_loss_rise),   0,    MANY_, 0,                "0",
@@ -318,17 +318,16 @@ const OptionRow OPTION_TABLE[] = {
         "micro-batches", "micro-batches per validation; 0: the whole validation set; auto: its first 20,480 tokens, on a GPU 1,048,576, "
         "whatever --batch is"},
     {"evaluation", "patience",      "",   INT_(patience),          0,    MANY_, 0,                "0",
-        "validations", "end the run early, as at its last step, after this many validations in a row that were not below the best; "
+        "validations", "end the run early, as at its last step, after this many validations in a row without a new best; "
         "0: never"},
     {"evaluation", "sample-every",  "s",  INT_(sample_every),      0,    MANY_, AUTO_,            "auto",
         "steps", "steps between samples; 0: never; auto: only at the end"},
     {"evaluation", "sample-tokens", "g",  INT_(sample_tokens),     1,    MANY_, AUTO_,            "auto",
         "tokens", "length of a sample; auto: --seq-len, at most 256"},
     {"evaluation", "samples",       "",   INT_(samples),           0,      100, 0,                "2",
-        "texts", "texts that are sampled each time"},
+        "texts", "number of samples each time"},
     {"evaluation", "prompt",        "",   STRING_(prompt),         0,        0, BOTH_,            "",
-        "TEXT", "start of the samples; with --model PATH and without --train-data, --steps or --out: generate the text that "
-        "follows"},
+        "TEXT", "start of the samples; with --model PATH and without --train-data, --steps or --out: generate a continuation"},
     {"evaluation", "temperature",   "",   FLOAT_(temperature),     0,      100, BOTH_,            "1",
         "", "sampling temperature; 0: always the most likely token"},
     {"evaluation", "top-k",         "",   INT_(top_k),             0,    MANY_, BOTH_,            "0",
@@ -337,7 +336,7 @@ const OptionRow OPTION_TABLE[] = {
         "", "sample from the most likely tokens whose probabilities add up to this"},
     {"evaluation", "start-token",   "",   SWITCH_(start_token),    0,        0, BOTH_,            "on",
         "off|on", "put end-of-text, which starts every document, before prompts and before the text of --perplexity; "
-        "--export-gguf says the same to llama.cpp"},
+        "--export-gguf tells llama.cpp the same"},
 
     {"tasks",      "tasks",         "",   STRING_(tasks),          0,        0, FILES_,           "",
         "FILES", "choices and continuations to evaluate the model on: HellaSwag's .jsonl, llm.c's .bin, DCLM's .jsonl; "
@@ -353,7 +352,7 @@ const OptionRow OPTION_TABLE[] = {
     {"tasks",      "tasks-max",     "",   INT_(tasks_max),         0,    MANY_, 0,                "0",
         "examples", "evaluate only the first n examples of each file; 0: all"},
     {"tasks",      "out-scores",    "",   STRING_(out_scores),     0,        0, ONCE_ | WRITES_,  "",
-        "FILE", "a line of JSON for each example of the last evaluation: what was chosen, and the loss of each ending"},
+        "FILE", "write a line of JSON for each example of the last evaluation: the model's choice, and the loss of each ending"},
 
     {"texts",      "interactive",   "",   FLAG_(interactive),      0,        0, TEXTS_ | ONCE_,    "off",
         "off|on", "read prompts from the terminal, one per line, and continue each; end with Ctrl-D"},
@@ -362,7 +361,7 @@ const OptionRow OPTION_TABLE[] = {
     {"texts",      "out-texts",     "",   STRING_(out_texts),      0,        0, TEXTS_ | ONCE_ | WRITES_, "",
         "FILE", "write the texts of --prompts to this file, as JSON lines with prompt, text, tokens and stop"},
     {"texts",      "tokens",        "",   INT_(tokens),            1,    MANY_, TEXTS_ | ONCE_,    "256",
-        "tokens", "maximum length of a text; it ends earlier where its document ends"},
+        "tokens", "maximum length of a text; it ends earlier if its document ends"},
     {"texts",      "stop",          "",   LIST_(stop),             0,        0, TEXTS_ | ONCE_,    "",
         "TEXT", "end a text before this string; may be given several times"},
     {"texts",      "quantize",      "",   CHOICE_(quantize),       0,        0, ONCE_ | BOTH_,    "off",
@@ -386,7 +385,7 @@ const OptionRow OPTION_TABLE[] = {
         "GB", "largest file of weights in a checkpoint; a larger model is split into several, with Hugging Face's index"},
     {"output",     "resume",        "y",  STRING_(resume),         0,        0, ONCE_ | READS_,   "off",
         "off|on|auto|STEP|DIR", "on: continue from the newest valid checkpoint in --out; auto: the same, or a new run "
-        "if there is none; STEP, DIR: continue from this checkpoint"},
+        "if none exists; STEP, DIR: continue from this checkpoint"},
     {"output",     "override",      "",   FLAG_(override),         0,        0, ONCE_,            "off",
         "off|on", "resume even if options that define the run have changed"},
     {"output",     "max-hours",     "",   FLOAT_(max_hours),       0,    MANY_, ONCE_,            "0",
@@ -412,26 +411,26 @@ const OptionRow OPTION_TABLE[] = {
 
     {"memory, speed", "recompute",  "r",  CHOICE_(recompute),      0,        0, AUTO_,            "auto",
         WORDS_CHOICE(RECOMPUTE_WORDS), "activations to recompute instead of storing: 0 none, 1 GELU, 2 GELU and layernorm, "
-        "mlp also the product before GELU, 3 whole blocks; "
+        "mlp also the matmul before GELU, 3 whole blocks; "
         "auto: 1 on a CPU, the lowest that fits into memory on a GPU"},
     {"memory, speed", "fit",        "",   FLOAT_(fit),             0,    MANY_, AUTO_ | ONCE_,    "0",
         "GiB", "fit into this much memory: try --batch and its divisors, levels of --recompute, on a GPU also "
-        "--offload-optimizer host, the fastest first; updates are identical up to rounding; auto: what is free; 0: off"},
+        "--offload-optimizer host, the fastest first; updates are identical up to rounding; auto: all free memory; 0: off"},
     {"memory, speed", "threads",    "",   INT_(threads),           0, LIMITS_MAX_THREADS, CPU_ | ONCE_ | BOTH_ | EACH_, "0",
-        "threads", "CPU threads of a process; 0: OMP_NUM_THREADS, else its share of the cores that this job has"},
+        "threads", "CPU threads of a process; 0: OMP_NUM_THREADS, else its share of this job's cores"},
     {"memory, speed", "matmul",     "",   CHOICE_(matmul),         0,        0, CPU_ | RUN_ | BOTH_, "fp32",
-        WORDS_CHOICE(MATMUL_WORDS), "factors of matmuls and of attention; bf16: rounded to bf16, with sums and all else "
-        "in fp32; auto: bf16 where this machine has fast instructions for it"},
+        WORDS_CHOICE(MATMUL_WORDS), "precision of the inputs of matmuls and attention; bf16: rounded to bf16, with sums and everything else "
+        "in fp32; auto: bf16 if this machine has fast instructions for it"},
     {"memory, speed", "logits-chunk", "", INT_(logits_chunk),      1,    MANY_, AUTO_ | GPU_,     "auto",
         "tokens", "tokens whose logits are in memory at a time; auto: a micro-batch, or the largest part of it that fits"},
     {"memory, speed", "offload-optimizer", "", CHOICE_(offload_optimizer), 0, 0, GPU_,           "off",
-        WORDS_CHOICE(OFFLOAD_WORDS), "keep master weights, m and v in pinned memory of the host, or on a disk; same bits"},
+        WORDS_CHOICE(OFFLOAD_WORDS), "keep master weights, m and v in pinned host memory, or on a disk; same bits"},
     {"memory, speed", "offload-path", "", STRING_(offload_path),   0,        0, GPU_,             "",
-        "DIR", "directory on a fast drive, for --offload-optimizer disk; its files are gone when the run ends"},
+        "DIR", "directory on a fast drive, for --offload-optimizer disk; its files disappear when the run ends"},
     {"memory, speed", "offload-residuals", "", SWITCH_(offload_residuals), 0, 0, GPU_,            "off",
-        "off|on", "with --recompute 3: keep the residual stream between blocks in pinned memory of the host; same bits"},
+        "off|on", "with --recompute 3: keep the residual stream between blocks in pinned host memory; same bits"},
     {"memory, speed", "offload-params", "", SWITCH_(offload_params), 0,      0, GPU_,             "off",
-        "off|on", "with --zero 3: keep this process's part of parameters and gradients in pinned memory of the host; same bits"},
+        "off|on", "with --zero 3: keep this rank's part of parameters and gradients in pinned host memory; same bits"},
     {"memory, speed", "update-in-backward", "", SWITCH_(update_in_backward), 0, 0, RUN_,          "off",
         "off|on", "update each block as soon as its gradient is ready, then discard the gradient: memory for those of two blocks "
         "instead of all; an update is one micro-batch, and is clipped block by block (dev/doc/memory.md)"},
@@ -443,22 +442,22 @@ const OptionRow OPTION_TABLE[] = {
     {"memory, speed", "tf32",       "f",  SWITCH_(tf32),           0,        0, GPU_ | RUN_ | BOTH_, "on",
         "off|on", "compute fp32 matmuls on TF32 tensor cores, with 10-bit mantissas"},
     {"memory, speed", "gelu-fusion", "ge", INT_(gelu_fusion),      0,        2, AUTO_ | GPU_ | BOTH_, "auto",
-        "", "fuse GELU into matmuls: 0 no, 1 forward, 2 forward and backward; auto: what --autotune finds faster, without "
+        "", "fuse GELU into matmuls: 0 no, 1 forward, 2 forward and backward; auto: whichever --autotune finds faster, without "
         "it 2 on cards of compute capability 9 and 10, else 0"},
     {"memory, speed", "bias-fusion", "",  SWITCH_(bias_fusion),    0,        0, GPU_,             "on",
-        "off|on", "where GELU is fused backward: fuse the gradient of the bias before it, too, where cuBLASLt can"},
+        "off|on", "where GELU is fused backward: also fuse the gradient of the bias before it, if cuBLASLt can"},
     {"memory, speed", "autotune",   "",   SWITCH_(autotune),       0,        0, GPU_,             "on",
-        "off|on", "time cuBLASLt's algorithms once per product, and keep the fastest"},
+        "off|on", "time cuBLASLt's algorithms once per matmul shape, and keep the fastest"},
     {"memory, speed", "graph",      "",   SWITCH_(graph),          0,        0, AUTO_ | GPU_ | BOTH_, "auto",
-        "off|on", "replay a micro-step as one CUDA graph; off with --update-in-backward; auto: on, but for replicas of a model "
-        "(--shard-ranks), with which no GPU has tried it"},
+        "off|on", "replay a micro-step as one CUDA graph; off with --update-in-backward; auto: on, except for replicas of a model "
+        "(--shard-ranks), which no GPU has tried"},
     {"memory, speed", "device",     "",   INT_(device),            0,     1023, AUTO_ | GPU_ | ONCE_ | BOTH_ | EACH_, "auto",
         "", "index of the GPU; auto: one for each process of a machine"},
     {"memory, speed", "gpu-report", "lg", INT_(gpu_report),        0,    MANY_, GPU_ | ONCE_ | EACH_, "0",
-        "steps", "steps between lines on the GPU's temperature, power, clocks and memory; 0: none"},
+        "steps", "steps between lines about the GPU's temperature, power, clocks and memory; 0: none"},
 
     {"processes",  "num-processes", "pn", INT_(num_processes),     1,  1048576, AUTO_ | ONCE_,    "auto",
-        "", "how many processes share the run; auto, here and below: what mpirun, srun or torchrun says, else one"},
+        "", "how many processes share the run; auto, here and below: from mpirun, srun or torchrun, else one"},
     {"processes",  "rank",          "pr", INT_(rank),              0,  1048575, AUTO_ | ONCE_ | EACH_, "auto",
         "", "number of this process, from 0"},
     {"processes",  "gpus-per-node", "pg", INT_(gpus_per_node),     1,     1024, AUTO_ | ONCE_,    "auto",
@@ -470,17 +469,17 @@ const OptionRow OPTION_TABLE[] = {
     {"processes",  "fs-path",       "pf", STRING_(fs_path),        0,        0, ONCE_ | EACH_,    "",
         "DIR", "directory on a file system that all machines share, for --init fs; without it: --out"},
     {"processes",  "zero",          "z",  INT_(zero),              0,        3, AUTO_ | ONCE_,    "auto",
-        "", "what is divided among the processes: 0 nothing, 1 the optimizer's state, 2 also gradients, 3 also parameters; "
+        "", "divided among the processes: 0 nothing, 1 the optimizer's state, 2 also gradients, 3 also parameters; "
         "auto: 2 for several processes"},
     {"processes",  "shard-ranks",   "",   INT_(shard_ranks),       1,  1048576, AUTO_ | GPU_ | ONCE_, "auto",
-        "processes", "processes that share one copy of what --zero divides; auto: those of a machine, or all where machines differ"},
+        "processes", "processes that share one copy of what --zero divides; auto: those of a machine, or all if machines differ"},
     {"processes",  "timeout",       "",   INT_(timeout),           1,    MANY_, ONCE_ | EACH_,    "50",
         "seconds", "abort a multi-process run after this long without progress; at least 5 times the longest step"},
 
     {"reports",    "report",        "",   STRING_(report),         0,        0, ONCE_,            "",
         "RUNS", "write a page about finished or running runs, and exit: their directories or logs, separated by commas"},
     {"reports",    "out-html",      "",   STRING_(out_html),       0,        0, ONCE_ | WRITES_,  "",
-        "FILE", "file of the page of --report; without it: report.html in the first run's directory"},
+        "FILE", "file for the page of --report; without it: report.html in the first run's directory"},
     {"reports",    "compare",       "",   STRING_(compare),        0,        0, ONCE_,            "",
         "RUNS", "print the results of runs side by side, and exit"},
 

@@ -201,5 +201,5 @@ TEST(no_size) {
            "");
     const char* loop = test_path("loop");
     EXPECT(symlink("loop", loop) == 0, "");
-    EXPECT(test_dies(ask_for, loop, EXIT_FAILURE, "loop: cannot look at it: Too many levels"), "");
+    EXPECT(test_dies(ask_for, loop, EXIT_FAILURE, "loop: cannot read its attributes: Too many levels"), "");
 }

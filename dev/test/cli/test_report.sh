@@ -146,7 +146,7 @@ test_sweep() {
     page sweep.html sweep/lr_1 sweep/lr_2
     check "each run's own half" [ "$(grep -c 'class="end c' <(sed -n '/id="plot-end"/,/<\/figure>/p' sweep.html))" -ge 2 ]
     bad 1 "sweep/x*: No such file" --report 'sweep/x*'
-    bad 1 "--compare sweep/n*: no run among" --compare 'sweep/n*'
+    bad 1 "--compare sweep/n*: it matches no run" --compare 'sweep/n*'
     bad 2 "--compare sweep/lr_2* is one run" --compare 'sweep/lr_2*'
     sed -i 's/"steps":/"vocab-size":512,"steps":/' sweep/lr_1/log.jsonl
     good "other tokens" --compare sweep/lr_1,sweep/lr_2
@@ -176,7 +176,7 @@ test_damaged() {
     { head -n 8 long_2/log.jsonl && head -c 300 /dev/zero && tail -n +9 long_2/log.jsonl; } >damaged/log.jsonl
     { head -n 8 long_2/log.jsonl && head -n 9 long_2/log.jsonl | tail -n 1 | head -c 50 && tail -n +10 long_2/log.jsonl; } >torn/log.jsonl
     runs "a report of a damaged log" --report damaged --out-html damaged.html
-    check "its warning: $(cat stderr)" grep -Eq '^warning: damaged/log.jsonl: byte [0-9]+: found the byte 0x00, wanted .* \(line 9 of the log\); left out: 1 damaged line$' stderr
+    check "its warning: $(cat stderr)" grep -Eq '^warning: damaged/log.jsonl: byte [0-9]+: found the byte 0x00, wanted .* \(line 9 of the log\); skipped 1 damaged line$' stderr
     check "all other updates" grep -q "12,000 of 12,000" damaged.html
     runs "a comparison of two" --compare damaged,torn
     check "one warning each" [ "$(grep -c '^warning: ' stderr)" = 2 ]

@@ -176,8 +176,8 @@ static void test_twice(void) {
     const Rank zero = start(0, 3, &m, 5, body_nothing), one = start(1, 3, &m, 5, body_nothing);
     usleep(300000); // until it is there
     const Rank again = start(1, 3, &m, 5, body_nothing);
-    EXPECT(ends(zero, 1, "rank 1 is there twice: "));
-    EXPECT(ends(again, 1, "rank 1 is there twice: "));
+    EXPECT(ends(zero, 1, "rank 1 is claimed by two processes: "));
+    EXPECT(ends(again, 1, "rank 1 is claimed by two processes: "));
     EXPECT(ended(one) == 1);
 }
 
@@ -195,7 +195,7 @@ static void test_missing(void) {
     const CommMeeting m = meeting_of(""), nowhere = meeting_of("");
     const Rank zero = start(0, 4, &m, 0.08, body_nothing), two = start(2, 4, &m, 0.08, body_nothing),
                lost = start(1, 2, &nowhere, 0.04, body_nothing);
-    EXPECT(ends(zero, 1, "these ranks have not come to rank 0 of 4, ") && ended(two) == 1);
+    EXPECT(ends(zero, 1, "these ranks have not joined rank 0 of 4, ") && ended(two) == 1);
     EXPECT(ends(lost, 1, "rank 1 has not found rank 0 within 0 s: 127.0.0.1:"));
 }
 

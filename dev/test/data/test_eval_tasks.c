@@ -334,7 +334,7 @@ static void test_bad_bins(void) {
         const char* wanted;
     } bad[] = {
         {{-1, 2}, "bad.bin: version 2, wanted 1"},
-        {{-2, 19}, "bad.bin: |bytes behind the last of 19 examples"},
+        {{-2, 19}, "bad.bin: |bytes after the last of 19 examples"},
         {{-2, 21}, "bad.bin: example 20: the file ends, wanted the start of an example"},
         {{0, 1}, "bad.bin: example 0: the start of an example is 1, wanted 65535 to 65535"},
         {{1, 20}, "bad.bin: example 0: |wanted the 20 that it says"},

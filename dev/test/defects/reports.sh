@@ -69,7 +69,7 @@ defect_logs_that_are_damaged() {
     cp -r r zeros
     { head -n 6 r/log.jsonl && head -c 300 /dev/zero && tail -n +7 r/log.jsonl; } >zeros/log.jsonl
     runs "a report" --report zeros
-    check "a warning" grep -q '^warning: zeros/log.jsonl: .* left out: 1 damaged line$' stderr
+    check "a warning" grep -q '^warning: zeros/log.jsonl: .* skipped 1 damaged line$' stderr
     runs "a comparison" --compare r,zeros
     runs "a resume" --out zeros --resume on --steps 22
     check "its warning" grep -q '1 damaged line, the first is line 7' stderr

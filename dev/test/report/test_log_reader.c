@@ -114,9 +114,9 @@ static void body_warning(const void* text) {
 
 TEST(refused) {
     EXPECT(test_dies(body_warning, TRAIN(1, 2) TRAIN(2, "x"), 0,
-                     "warning: |run.jsonl: byte |found '\"'|(line 2 of the log); left out: 1 damaged line\n"),
+                     "warning: |run.jsonl: byte |found '\"'|(line 2 of the log); skipped 1 damaged line\n"),
            "");
-    EXPECT(test_dies(body_warning, TRAIN(1, 2) "{}\n[\n", 0, "its kind|line 2|left out: 2 damaged lines\n"),
+    EXPECT(test_dies(body_warning, TRAIN(1, 2) "{}\n[\n", 0, "its kind|line 2|skipped 2 damaged lines\n"),
            "");
     EXPECT(test_dies(body_read, "{\"kind\":\"train\",\"step\":0}\n", 1, "a step from 1|line 1"), "");
     EXPECT(test_dies(body_read, "[1]\n", 1, "found '[', wanted '{'"), "");
@@ -130,4 +130,4 @@ TEST(split) {
            paths[1]);
 }
 
-TEST(damaged_lines) { EXPECT(test_dies(body_damaged, NULL, 0, "left out: 10 damaged lines"), ""); }
+TEST(damaged_lines) { EXPECT(test_dies(body_damaged, NULL, 0, "skipped 10 damaged lines"), ""); }
