@@ -30,7 +30,7 @@ override LDLIBS += -lm
 comma := ,
 quoted = '$(subst ','\'',$(1))'
 # Before a compiler's command: says what is made, instead of the command, which V=1 shows.
-said = $(if $(strip $(V)),,@$(if $(findstring s,$(firstword -$(MAKEFLAGS))),,echo "  $(firstword $(1))  $@";))
+quiet = $(if $(strip $(V)),,@$(if $(findstring s,$(firstword -$(MAKEFLAGS))),,echo "  $(firstword $(1))  $@";))
 
 # Libraries for compressed data, where they are: GZIP (ISA-L unpacks .gz faster than zlib), ZSTD and SNAPPY. Without one, what it
 # would read is refused by name.
@@ -83,13 +83,13 @@ $(1)/llmc/comm/comm_mpi.o: private override CFLAGS += $(MPI_FLAGS)
 $(1)/llmc/base/processor.o: private override CFLAGS = $$(BASE_CFLAGS)
 $(1)/llmc/%.o: llmc/%.h Makefile $(1)/flags
 	@mkdir -p $$(@D)
-	$$(call said,$$(CC))$$(CC) $$(CFLAGS) $$(if $$(filter $$(KERNEL_ROOMS),$$(notdir $$(*D))),,$$(strip $$(MODULES_OPT))) -I. -x c -D$$(shell echo $$(notdir $$*) | tr a-z A-Z)_IMPLEMENTATION -c $$< -o $$@
+	$$(call quiet,$$(CC))$$(CC) $$(CFLAGS) $$(if $$(filter $$(KERNEL_ROOMS),$$(notdir $$(*D))),,$$(strip $$(MODULES_OPT))) -I. -x c -D$$(shell echo $$(notdir $$*) | tr a-z A-Z)_IMPLEMENTATION -c $$< -o $$@
 $(1)/libllmc.a: $(COMPILED:llmc/%.h=$(1)/llmc/%.o)
 	@rm -f $$@ && $$(AR) rc $$@ $$^
 $(1)/test/%.o: private OPT = -O1
 $(1)/test/%.o: dev/test/%.c Makefile $(1)/flags
 	@mkdir -p $$(@D)
-	$$(call said,$$(CC))$$(CC) $$(CFLAGS) -I. -c $$< -o $$@
+	$$(call quiet,$$(CC))$$(CC) $$(CFLAGS) -I. -c $$< -o $$@
 endef
 $(eval $(call LIBRARY_RULES,$(BUILD)))
 include dev/test.mk # the tests
@@ -170,7 +170,7 @@ $(BUILD)/flags $(BUILD)/commit $(GPU_BUILD)/flags $(GPU_BUILD)/commit:
 $(BUILD)/train_gpt2 $(BUILD)/tokenize: $(BUILD)/commit
 $(BUILD)/%: %.c $(LIBRARY) Makefile $(BUILD)/flags
 	@mkdir -p $(@D)
-	$(call said,$(CC))$(CC) $(CFLAGS) -I. $< $(LIBRARY) -o $@ $(LDLIBS)
+	$(call quiet,$(CC))$(CC) $(CFLAGS) -I. $< $(LIBRARY) -o $@ $(LDLIBS)
 
 BUILDS := $(sort $(BUILD) $(wildcard build/* build/sim/* build/cuda/* build/kit/*))
 -include $(wildcard $(BUILDS:%=%/*.d) $(BUILDS:%=%/llmc/*.d) $(BUILDS:%=%/llmc/*/*.d) $(BUILDS:%=%/test/*/*.d))

@@ -67,17 +67,17 @@ gpu-kit:    ## build/gpu_kit.tar.gz, to measure a GPU on a machine without a com
 $(eval $(call LIBRARY_RULES,$(GPU_BUILD)))
 vpath %.cu . dev/bench
 $(GPU_BUILD)/train_gpt2: $(GPU_BUILD)/commit
-link_gpu = $(call said,$(NVCC))$(NVCC) $(NVCCFLAGS) $(filter %.o %.a,$^) -o $@ $(GPU_LIBS)
+link_gpu = $(call quiet,$(NVCC))$(NVCC) $(NVCCFLAGS) $(filter %.o %.a,$^) -o $@ $(GPU_LIBS)
 $(GPU_BUILD)/test/%.cu.o: dev/test/%.cu Makefile $(GPU_BUILD)/flags
 	@mkdir -p $(@D)
-	$(call said,$(NVCC))$(NVCC) $(NVCCFLAGS) -I. -c $< -o $@
+	$(call quiet,$(NVCC))$(NVCC) $(NVCCFLAGS) -I. -c $< -o $@
 $(GPU_BUILD)/test_gpt2.o: test_gpt2.cu Makefile $(GPU_BUILD)/flags
-	$(call said,$(NVCC))$(NVCC) $(NVCCFLAGS) -I. -c $< -o $@
+	$(call quiet,$(NVCC))$(NVCC) $(NVCCFLAGS) -I. -c $< -o $@
 $(GPU_BUILD)/test_gpt2: $(GPU_BUILD)/test_gpt2.o $(GPU_BUILD)/test/lib/cpu_trainer.o $(GPU_BUILD)/libllmc.a
 	$(link_gpu)
 $(GPU_BUILD)/%: %.cu $(GPU_BUILD)/libllmc.a Makefile $(GPU_BUILD)/flags
 	@mkdir -p $(@D)
-	$(call said,$(NVCC))$(NVCC) $(NVCCFLAGS) -I. $< $(GPU_BUILD)/libllmc.a -o $@ $(GPU_LIBS)
+	$(call quiet,$(NVCC))$(NVCC) $(NVCCFLAGS) -I. $< $(GPU_BUILD)/libllmc.a -o $@ $(GPU_LIBS)
 
 # The simulated GPU (dev/cusim): CUDA sources compiled by the C++ compiler. build/sim/MODE/test_ROOM, and the trainer and
 # its test by precision: build/sim/PRECISION/train_gpt2cu, build/sim/PRECISION-MODE/test_gpt2.

@@ -19,7 +19,7 @@ TEST_INPUTS := $(wildcard dev/ref/fixtures/* dev/ref/fixtures/*/* dev/test/fuzz/
 # call TEST_PROGRAM,NAME,SOURCES
 define TEST_PROGRAM
 $(BUILD)/$(1): $(patsubst dev/%.c,$(BUILD)/%.o,$(2) $(if $(filter test_collectives,$(1)),,dev/test/lib/runner.c)) $(LIBRARY)
-	$$(call said,$$(CC))$$(CC) $$(CFLAGS) $$(filter %.o %.a,$$^) -o $$@ $$(LDLIBS)
+	$$(call quiet,$$(CC))$$(CC) $$(CFLAGS) $$(filter %.o %.a,$$^) -o $$@ $$(LDLIBS)
 endef
 $(foreach room,$(call test_rooms,c),$(eval $(call TEST_PROGRAM,test_$(room),$(call test_sources,c,$(room)))))
 $(foreach source,$(call alone_sources,c),$(eval $(call TEST_PROGRAM,$(basename $(notdir $(source))),$(source))))

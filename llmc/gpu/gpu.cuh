@@ -182,8 +182,8 @@ static inline void* gpu_alloc_pinned(size_t count, size_t element_bytes, const c
 
 static inline void gpu_free_pinned(void* memory) { CUDA_CHECK(cudaFreeHost(memory)); }
 
-// Pins memory of the host, so that a copy to it has the speed of the bus; or leaves it pageable, where the machine or its
-// limits do not allow to pin it.
+// Pins memory of the host, so that copies to it run at the speed of the bus; leaves it pageable if
+// the machine or its limits do not allow pinning.
 static inline void gpu_pin(void* memory, size_t bytes) {
     if (cudaHostRegister(memory, bytes, cudaHostRegisterDefault) != cudaSuccess) {
         cudaGetLastError(); // clears the error
