@@ -93,18 +93,18 @@ void text_stream_add(TextStream* stream, const char* bytes, size_t count) {
 }
 
 // Counts the bytes at the end that may be the start of a stop string.
-static size_t text_stream_held_(const TextStream* stream) {
+static size_t text_stream_pending_(const TextStream* stream) {
     const size_t left = stream->count - stream->shown;
-    size_t held = 0;
+    size_t pending = 0;
     for (int i = 0; stream->stop && i < stream->stop->count; i++) {
         const char* stop = stream->stop->text[i];
-        for (size_t n = strlen(stop) - 1; n > held; n--) {
+        for (size_t n = strlen(stop) - 1; n > pending; n--) {
             if (n <= left && memcmp(stream->bytes + stream->count - n, stop, n) == 0) {
-                held = n;
+                pending = n;
             }
         }
     }
-    return held;
+    return pending;
 }
 
 // True if `left` bytes may be the start of an incomplete character.
@@ -125,7 +125,7 @@ static int text_stream_is_part_(const unsigned char* text, size_t left) {
 
 void text_stream_print(TextStream* stream, TextWrap* wrap, TextPlace place) {
     const unsigned char* text = (const unsigned char*)stream->bytes;
-    const size_t end = stream->count - (place == TEXT_ENDS ? 0 : text_stream_held_(stream));
+    const size_t end = stream->count - (place == TEXT_ENDS ? 0 : text_stream_pending_(stream));
     while (stream->shown < end) {
         const size_t at = stream->shown, left = end - at, length = json_utf8_length(text + at, left);
         if (length == 0 && place == TEXT_GOES_ON && text_stream_is_part_(text + at, stream->count - at)) {
