@@ -1,29 +1,31 @@
 /*
-attention_bf16.h -- attention of attention.h with the factors of its matmuls rounded to bf16, on the
-CPU: the same arguments and results. Scores, softmax and sums stay fp32.
+attention_bf16.h -- attention.h's functions with the factors of matmuls rounded to bf16, on the CPU:
+the same arguments and results. Scores, softmax and sums stay fp32.
 
-A thread takes a whole head. Scores and probabilities exist in fp32 for one tile of 32 queries and
-32 keys. While the machine multiplies the next tile, vectors make exponentials of this one and pack
-them, rounded, as a factor of the next product.
+A thread processes a whole head. Scores and probabilities exist in fp32 for one tile of 32 queries
+and 32 keys. While the matmul unit computes the next tile, vector instructions turn this one into
+exponentials and pack them, rounded, as a factor of the next matmul.
 
     e[t][u] = 2^(c s[t][u] - shift[t])      c = log2(e) / sqrt(HS)      s = q k^T
     out[t]  = sum_u e[t][u] v[u] / sum_u e[t][u]
 
-The shift is the score of the token with itself, so that the sum is at least 1 and one pass
-suffices. Where that is too far below the largest score for fp32, it is the largest one, and the
-queries are computed again.
+The shift is the score of the token with itself, so the sum is at least 1 and one pass suffices. If
+that is too far below the largest score for fp32, the shift is the largest score, and the queries
+are computed again.
 
-The backward pass takes ATTENTION_BF16_ROWS queries and as many keys at a time. No tile is
-transposed there: p and ds are right factors, whose pairs are rows next to each other, and what
-comes out is dv and dk with exchanged rows and columns:
+The backward pass processes ATTENTION_BF16_ROWS queries and as many keys at a time. It transposes no
+tile: p and ds are right factors, whose pairs are adjacent rows, and the results are dv and dk with
+exchanged rows and columns:
 
-    dv^T = dout^T p        dk^T = q^T ds        dq = ds k        ds = p (dp - delta); 1 / sqrt(HS) is multiplied at last
+    dv^T = dout^T p      dk^T = q^T ds      dq = ds k      ds = p (dp - delta)
+
+The factor 1 / sqrt(HS) is applied at the end.
 
 q, k and v are packed six times, head by head. If tokens and dimensions of a head are whole tiles,
-the linear layers on both sides can leave and take them so, in the memory of as many floats
+the linear layers on both sides can write and read these directly, in the memory of as many floats
 (qkv_bf16.h):
 
-    packed qkv      (B, NH, 6, T, HS)     attention_bf16_pack_qkv says what the six are
+    packed qkv      (B, NH, 6, T, HS)     the six factors of AttentionBf16Factors_
     packed dqkv     left factors (B*T, 3C) and (3C, B*T): by tokens and by channels
 */
 #ifndef LLMC_ATTENTION_BF16_H
@@ -41,23 +43,24 @@ extern "C" {
 #endif
 
 enum {
-    ATTENTION_BF16_TILES = 4, // of queries in a block of the backward pass, and of keys
+    ATTENTION_BF16_TILES = 4, // tiles of queries, and of keys, in a block of the backward pass
     ATTENTION_BF16_ROWS = ATTENTION_BF16_TILES * BF16_TILE,
     ATTENTION_BF16_SQUARE_ = BF16_TILE * BF16_TILE, // floats of a tile
-    ATTENTION_BF16_FACTORS_ = 6                     // of a head
+    ATTENTION_BF16_FACTORS_ = 6                     // packed factors of a head
 };
 
-// One thread's working memory. Tp and HSp are T and HS rounded up to 32; a step has
+// Working memory of one thread. Tp and HSp are T and HS rounded up to 32; a step has
 // BF16_STEP_PAIRS.
 typedef struct {
-    float *p, *ds;                // two tiles each: one that is multiplied, and the one before
-    float* sums;                  // (32, LANES): of e
-    float* dq;                    // (ATTENTION_BF16_TILES, HSp / 32) tiles; forward the first of them is out
-    float *dk, *dv;               // (Tp / 32, HSp / 32) tiles each, of dimensions over keys
-    uint32_t* factors;            // of a head that does not come packed
-    uint32_t* row;                // forward: left, e of a tile of queries over the keys: (Tp / 32 steps)
-    uint32_t *dout, *dout_by_dim; // left, a block of queries over dimensions, and the other way round
-    uint32_t* ds_by_query;        // left, queries over keys: (ATTENTION_BF16_TILES tiles, as many steps)
+    float *p, *ds; // two tiles each: one being multiplied, and the one before
+    float* sums;   // (32, LANES): sums of e
+    // (ATTENTION_BF16_TILES, HSp / 32) tiles; in the forward pass the first row is out
+    float* dq;
+    float *dk, *dv;                 // (Tp / 32, HSp / 32) tiles each, dimensions by keys
+    uint32_t* factors;              // factors of a head that is not packed yet
+    uint32_t* row;                  // forward: left, e of a tile of queries over the keys: (Tp / 32 steps)
+    uint32_t *dout, *dout_by_dim;   // left, a block: queries over dimensions, dimensions over queries
+    uint32_t* ds_by_query;          // left, queries over keys: (ATTENTION_BF16_TILES tiles, as many steps)
     uint32_t *p_by_key, *ds_by_key; // right, keys over queries: (ATTENTION_BF16_TILES panels, as many steps)
 } AttentionBf16Scratch_;
 
@@ -69,12 +72,8 @@ typedef struct {
 
 // ---- memory ----
 
-// Takes scratch for sequences up to T and heads of size HS.
+// Allocates scratch for sequences up to T and heads of size HS.
 void attention_bf16_open(AttentionBf16Scratch* scratch, Memory* memory, Bf16Kernel kernel, int T, int HS);
-
-// ---- a head ----
-
-// ---- tiles of scores ----
 
 // ---- forward ----
 
@@ -83,25 +82,23 @@ void attention_bf16_forward_cpu(float* out, float* lse, const float* qkv, const 
 
 // ---- backward ----
 
-// ---- what the backward pass sets ----
-
 void attention_bf16_backward_cpu(float* dqkv, const float* dout, const float* qkv, const float* out,
                                  const float* lse, const int* starts, AttentionSizes sizes,
                                  AttentionBf16Scratch* scratch);
 
-// ---- packed by others ----
+// ---- packed by the linear layers ----
 
-// Whether sequences and heads are whole tiles, as what follows wants.
+// Returns 1 if sequences and heads are whole tiles, as the functions below require.
 static inline int attention_bf16_fits(int T, int HS) { return T % BF16_TILE == 0 && HS % BF16_TILE == 0; }
 
-// Packs a tile (32, 32) of qkv (B*T, 3C), rows `row` ... and columns `col` ..., for both passes.
+// Packs a tile (32, 32) of qkv (B*T, 3C), from row `row` and column `col` on, for both passes.
 void attention_bf16_pack_qkv(const Bf16Kernel* kernel, uint32_t* qkv, const float* tile, int row, int col,
                              AttentionSizes sizes);
 
 void attention_bf16_packed_forward_cpu(float* out, float* lse, const uint32_t* qkv, const int* starts,
                                        AttentionSizes sizes, AttentionBf16Scratch* scratch);
 
-// What the backward pass sets: dqkv, packed, and its sums over each sequence (B, 3C).
+// Results of the backward pass: packed dqkv, and its sums over each sequence (B, 3C).
 typedef struct {
     uint32_t* packed; // memory of (B*T, 3C) floats
     float* sums;
@@ -111,10 +108,9 @@ void attention_bf16_packed_backward_cpu(AttentionBf16Gradient dqkv, const float*
                                         const float* out, const float* lse, const int* starts,
                                         AttentionSizes sizes, AttentionBf16Scratch* scratch);
 
-// ---- either ----
+// ---- fp32 or bf16 ----
 
-// Attention with factors in fp32 or in bf16. One token of each text at a time
-// (attention_cached_cpu) is always fp32.
+// Attention with factors in fp32 or in bf16. Decoding (attention_cached_cpu) is always fp32.
 typedef struct {
     int is_bf16;
     AttentionScratch fp32;
@@ -143,14 +139,14 @@ void attention_either_backward_cpu(float* dqkv, const float* dout, const float* 
 #include "llmc/base/vec.h"
 #include "llmc/bf16/matmul_bf16.h"
 
-// Takes the next `n` words of memory.
+// Returns the next `n` words of memory.
 static uint32_t* attention_bf16_take_(uint32_t** at, size_t n) {
     uint32_t* taken = *at;
     *at += n;
     return taken;
 }
 
-// Sets the places in `memory`; returns the words of all: whole cache lines.
+// Sets the pointers into `memory`; returns the total of words, in whole cache lines.
 static size_t attention_bf16_place_(AttentionBf16Scratch_* s, uint32_t* memory, int T, int HS) {
     enum { TILES = ATTENTION_BF16_TILES, STEP = BF16_STEP_PAIRS, SQUARE = ATTENTION_BF16_SQUARE_ };
     const size_t keys = (size_t)bf16_steps(T), dims = (size_t)bf16_steps(HS);
@@ -193,8 +189,8 @@ void attention_bf16_open(AttentionBf16Scratch* scratch, Memory* memory, Bf16Kern
     }
 }
 
-// What a pass over all heads reads and sets, as in attention.h: q, k and v in fp32 or packed, as
-// are their gradients.
+// Inputs and outputs of a pass over all heads, as in attention.h; q, k, v and their gradients are
+// fp32 or packed.
 typedef struct {
     AttentionSizes sizes;
     const int* starts;
@@ -202,25 +198,25 @@ typedef struct {
     const uint32_t* packed; // or NULL
     float *out, *lse, *dqkv;
     uint32_t* packed_gradient;
-    float* sums; // (B, 3C): of it over the tokens
+    float* sums; // (B, 3C): sums of dqkv over the tokens
 } AttentionBf16Pass_;
 
-// Factors, each (T, HS): left ones of q, right ones of k and v. Tiles of 32 tokens over the
-// dimensions, and of 32 dimensions over the tokens.
+// Factors of a head, each (T, HS): left ones of q, right ones of k and v. They are tiles of 32
+// tokens over the dimensions, and of 32 dimensions over the tokens.
 typedef struct {
     uint32_t *q_by_query, *q_by_dim, *k_by_key, *k_by_dim, *v_by_key, *v_by_dim;
-    int tiles, dims; // of tokens, and steps of dimensions
+    int tiles, dims; // tiles of tokens, steps of dimensions
 } AttentionBf16Factors_;
 
 static AttentionBf16Factors_ attention_bf16_factors_(const uint32_t* from, int T, int HS) {
     const int tiles = bf16_steps(T), dims = bf16_steps(HS);
     const size_t n = (size_t)tiles * dims * BF16_STEP_PAIRS;
-    uint32_t* at = (uint32_t*)from; // packed by another, or to be packed
+    uint32_t* at = (uint32_t*)from; // packed already, or to be packed
     return (AttentionBf16Factors_){at, at + n, at + 2 * n, at + 3 * n, at + 4 * n, at + 5 * n, tiles, dims};
 }
 
-// Where tile t of tokens and d of dimensions is in a factor over dimensions, and in one over
-// tokens.
+// Return the offset of tile t of tokens and tile d of dimensions in a factor over dimensions, and
+// in one over tokens.
 static size_t attention_bf16_over_dims_(const AttentionBf16Factors_* f, int t, int d) {
     return ((size_t)t * f->dims + d) * BF16_STEP_PAIRS;
 }
@@ -229,7 +225,7 @@ static size_t attention_bf16_over_tokens_(const AttentionBf16Factors_* f, int t,
     return ((size_t)d * f->tiles + t) * BF16_STEP_PAIRS;
 }
 
-// Head h of sequence b, and what its thread works with.
+// Head h of sequence b, and the working memory of its thread.
 typedef struct {
     const AttentionBf16Pass_* pass;
     const Bf16Kernel* kernel;
@@ -239,7 +235,7 @@ typedef struct {
     const int* starts;
     float *out, *lse;
     const float* dout;
-    float scale, c; // 1 / sqrt(HS); c as above
+    float scale, c; // 1 / sqrt(HS), and c as above
 } AttentionBf16Head_;
 
 static AttentionBf16Head_ attention_bf16_head_(const AttentionBf16Pass_* pass, int index,
@@ -268,7 +264,7 @@ static AttentionBf16Head_ attention_bf16_head_(const AttentionBf16Pass_* pass, i
     return head;
 }
 
-// Packs the factors of a head that comes in fp32; those of one pass only.
+// Packs the factors of a head in fp32; only those that this pass needs.
 static void attention_bf16_pack_head_(const AttentionBf16Head_* head) {
     const AttentionBf16Factors_* f = &head->f;
     const Bf16Pack pack = head->kernel->pack;
@@ -290,23 +286,24 @@ static void attention_bf16_pack_head_(const AttentionBf16Head_* head) {
     }
 }
 
-// From which key on anything is computed for the queries from t0 on: the first of a tile.
+// Returns the first key, the first of a tile, for which anything is computed for the queries from
+// t0 on.
 static int attention_bf16_from_(const int* starts, int t0) {
     return attention_start_(starts, t0) / BF16_TILE * BF16_TILE;
 }
 
-// Queries t0 ... t0+rows-1 and the keys from u0 on. Rows past these queries are zero, as are their
-// factors.
+// Tile of queries t0 ... t0+rows-1 and keys from u0 on. Rows past these queries are zero, as are
+// their factors.
 typedef struct {
     const AttentionBf16Head_* head;
     int t0, rows, u0;
     float *p, *ds;              // scores, then e or p; dout . v, then ds
-    const float *shift, *delta; // of the queries
+    const float *shift, *delta; // values of the queries
     uint32_t *p_by_key, *ds_by_key, *by_query;
 } AttentionBf16Tile_;
 
-// Turns row i of a tile of scores into e, zero where a key is not seen. Returns its sum, lane by
-// lane.
+// Turns row i of a tile of scores into e, zero for keys that the query does not see. Returns its
+// sum, lane by lane.
 ALWAYS_INLINE Vec attention_bf16_exp_row_(const AttentionBf16Tile_* tile, int i) {
     float* row = tile->p + i * BF16_TILE;
     const int t = tile->t0 + i, start = attention_start_(tile->head->starts, t);
@@ -322,7 +319,7 @@ ALWAYS_INLINE Vec attention_bf16_exp_row_(const AttentionBf16Tile_* tile, int i)
     return sum;
 }
 
-// square (32, 32) = left . right over the dimensions. `finish` takes `before` meanwhile.
+// Sets square (32, 32) = left . right over the dimensions; meanwhile, `finish` processes `before`.
 static void attention_bf16_scores_(const AttentionBf16Head_* head, float* square, const uint32_t* left,
                                    const uint32_t* right, Bf16Finish finish,
                                    const AttentionBf16Tile_* before) {
@@ -330,7 +327,7 @@ static void attention_bf16_scores_(const AttentionBf16Head_* head, float* square
     head->kernel->product(square, BF16_TILE, NULL, 0, left, right, head->f.dims, &ahead);
 }
 
-// A Bf16Finish: e, its sums, and e packed.
+// Bf16Finish that computes e, adds it to the sums, and packs it.
 static void attention_bf16_forward_finish_(const void* of, int begin, int end) {
     const AttentionBf16Tile_* tile = (const AttentionBf16Tile_*)of;
     float* sums = tile->head->s.sums;
@@ -343,7 +340,7 @@ static void attention_bf16_forward_finish_(const void* of, int begin, int end) {
     }
 }
 
-// Another: the largest scores, lane by lane, in place of the sums.
+// Bf16Finish that finds the largest scores, lane by lane, and stores them in place of the sums.
 static void attention_bf16_max_finish_(const void* of, int begin, int end) {
     const AttentionBf16Tile_* tile = (const AttentionBf16Tile_*)of;
     for (int i = begin; i < int_min(end, tile->rows); i++) {
@@ -358,8 +355,8 @@ static void attention_bf16_max_finish_(const void* of, int begin, int end) {
     }
 }
 
-// The scores of queries t0 ... t0+rows-1 and the keys from u on; `finish` takes `before` meanwhile,
-// which is in the same place: kernels store after that.
+// Computes the scores of queries t0 ... t0+rows-1 and the keys from u on. Meanwhile, `finish`
+// processes `before`, which is in the same memory: kernels store after that.
 static AttentionBf16Tile_ attention_bf16_next_(const AttentionBf16Head_* head, int t0, int rows, int u,
                                                int from, const float* shift, Bf16Finish finish,
                                                const AttentionBf16Tile_* before) {
@@ -371,8 +368,8 @@ static AttentionBf16Tile_ attention_bf16_next_(const AttentionBf16Head_* head, i
     return (AttentionBf16Tile_){head, t0, rows, u, s->p, NULL, shift, NULL, NULL, NULL, by_query};
 }
 
-// Gives the scores of queries t0 ... t0+rows-1 to `finish`, a tile after the other, those with
-// their own keys first. `shift` becomes the score of each query with itself, if that is asked for.
+// Passes the scores of queries t0 ... t0+rows-1 to `finish`, tile by tile, those with their own
+// keys first. If `sets_shift`, sets `shift` to the score of each query with itself.
 static void attention_bf16_keys_(const AttentionBf16Head_* head, int t0, int rows, int from, float* shift,
                                  int sets_shift, float initial, Bf16Finish finish) {
     AttentionBf16Tile_ before = attention_bf16_next_(head, t0, rows, t0, from, shift, NULL, NULL);
@@ -402,8 +399,7 @@ static void attention_bf16_exponentials_(const AttentionBf16Head_* head, int t0,
         return;
     }
     attention_bf16_keys_(head, t0, rows, from, shift, 0, -INFINITY, attention_bf16_max_finish_);
-    for (int i = 0; i < rows;
-         i++) { // the other rows keep theirs: their bits do not depend on what comes later
+    for (int i = 0; i < rows; i++) { // the other rows keep theirs: their bits do not depend on later tokens
         shift[i] = sum[i] < most ? shift[i] : vec_hmax(vec_load(head->s.sums + i * LANES)) * head->c;
     }
     attention_bf16_keys_(head, t0, rows, from, shift, 0, 0, attention_bf16_forward_finish_);
@@ -412,7 +408,8 @@ static void attention_bf16_exponentials_(const AttentionBf16Head_* head, int t0,
     }
 }
 
-// out of queries t0 ... t0+rows-1, dimensions from d on: a tile of sums divided by those of e.
+// Sets out of queries t0 ... t0+rows-1, dimensions from d on: a tile of sums divided by the sums of
+// e.
 static void attention_bf16_divide_(const AttentionBf16Head_* head, const float* square, int t0, int rows,
                                    int d, const float* sum) {
     const int cols = int_min(BF16_TILE, head->HS - d);
@@ -426,7 +423,7 @@ static void attention_bf16_divide_(const AttentionBf16Head_* head, const float* 
     }
 }
 
-// Queries t0 ... t0+rows-1: scores, softmax, out.
+// Sets out and lse of queries t0 ... t0+rows-1.
 static void attention_bf16_forward_tile_(const AttentionBf16Head_* head, int t0, int rows) {
     const int from = attention_bf16_from_(head->starts, t0);
     float shift[BF16_TILE], sum[BF16_TILE];
@@ -475,7 +472,7 @@ typedef struct {
     float shift[ATTENTION_BF16_ROWS], delta[ATTENTION_BF16_ROWS];
 } AttentionBf16Block_;
 
-// A Bf16Finish: scores become p.
+// Bf16Finish that turns scores into p.
 static void attention_bf16_p_finish_(const void* of, int begin, int end) {
     const AttentionBf16Tile_* tile = (const AttentionBf16Tile_*)of;
     for (int i = begin; i < int_min(end, tile->rows); i++) {
@@ -483,7 +480,7 @@ static void attention_bf16_p_finish_(const void* of, int begin, int end) {
     }
 }
 
-// Another, afterwards: ds, and both packed.
+// Bf16Finish that computes ds from p and dp, and packs p and ds.
 static void attention_bf16_ds_finish_(const void* of, int begin, int end) {
     const AttentionBf16Tile_* tile = (const AttentionBf16Tile_*)of;
     for (int i = begin; i < int_min(end, tile->rows); i++) {
@@ -502,7 +499,7 @@ static void attention_bf16_ds_finish_(const void* of, int begin, int end) {
     }
 }
 
-// Tile i of a block of queries, and tile j of a chunk of keys that begins at u0.
+// Returns tile i of a block of queries, by tile j of a chunk of keys that starts at u0.
 static AttentionBf16Tile_ attention_bf16_tile_(const AttentionBf16Head_* head,
                                                const AttentionBf16Block_* block, int i, int u0, int j,
                                                int n) {
@@ -522,8 +519,8 @@ static AttentionBf16Tile_ attention_bf16_tile_(const AttentionBf16Head_* head,
                                 s->ds_by_query + (size_t)(i * TILES + j) * STEP};
 }
 
-// The first tile of keys that a block sees in the chunk from u0 on, and the end of those that tile
-// i of it sees.
+// Return the first tile of keys that a block sees in the chunk from u0 on, and the end of those
+// that its tile i sees.
 static int attention_bf16_first_(const AttentionBf16Head_* head, const AttentionBf16Block_* block, int u0) {
     return int_max(0, attention_bf16_from_(head->starts, block->t0) - u0) / BF16_TILE;
 }
@@ -532,7 +529,7 @@ static int attention_bf16_end_(const AttentionBf16Block_* block, int i, int u0) 
     return int_min(ATTENTION_BF16_TILES, (block->t0 - u0) / BF16_TILE + i + 1);
 }
 
-// p and ds of a block and a chunk of keys, packed.
+// Sets p and ds of a block and a chunk of keys, packed.
 static void attention_bf16_probabilities_(const AttentionBf16Head_* head, const AttentionBf16Block_* block,
                                           int u0) {
     const AttentionBf16Factors_* f = &head->f;
@@ -555,16 +552,16 @@ static void attention_bf16_probabilities_(const AttentionBf16Head_* head, const 
     attention_bf16_ds_finish_(&before, 0, BF16_TILE);
 }
 
-// Sets or adds to a square: left . right over `steps` steps.
+// Sets or adds to a square left . right over `steps` steps.
 static void attention_bf16_add_(const AttentionBf16Head_* head, float* square, int is_added,
                                 const uint32_t* left, const uint32_t* right, int steps) {
     head->kernel->product(square, BF16_TILE, is_added ? square : NULL, BF16_TILE, left, right, steps,
                           &bf16_nothing_ahead);
 }
 
-// Adds what a chunk of keys has of dq, and the block of queries of dk and dv. The first chunk sets
-// dq; the block to which the keys belong sets dk and dv. So blocks follow each other in a fixed
-// order. Queries see no tiles of keys behind their own.
+// Adds a chunk's part to dq, and the block's part to dk and dv. The first chunk sets dq; the block
+// that owns the keys sets dk and dv. So blocks follow each other in a fixed order. Queries see no
+// tiles of keys after their own.
 static void attention_bf16_chunk_(const AttentionBf16Head_* head, const AttentionBf16Block_* block, int u0,
                                   int is_first) {
     enum { TILES = ATTENTION_BF16_TILES, STEP = BF16_STEP_PAIRS, SQUARE = ATTENTION_BF16_SQUARE_ };
@@ -581,7 +578,7 @@ static void attention_bf16_chunk_(const AttentionBf16Head_* head, const Attentio
                                 attention_bf16_end_(block, i, u0) - first);
         }
         for (int j = first; j < end; j++) {
-            const int i = is_own ? j : 0; // the first tile of queries that sees the keys
+            const int i = is_own ? j : 0; // first tile of queries that sees the keys
             const size_t square = (size_t)((u0 / BF16_TILE + j) * f->dims + d) * SQUARE,
                          right = (size_t)(j * TILES + i) * STEP;
             attention_bf16_add_(head, s->dk + square, !is_own,
@@ -606,13 +603,13 @@ static void attention_bf16_pack_dout_(const AttentionBf16Head_* head, int t0, in
 }
 
 // A square of the gradient of q, k or v (part 0, 1, 2): tile t of the tokens and d of the
-// dimensions. `turned`: dimensions over tokens, as dk and dv come out.
+// dimensions. `turned`: dimensions by tokens, the form of dk and dv.
 typedef struct {
     int part, t, d, turned;
-    float scale; // what it is to be multiplied by
+    float scale; // factor still to be applied
 } AttentionBf16Square_;
 
-// to (32, 32), rows `stride` apart, = the square or its transpose.
+// Sets to (32, 32), rows `stride` apart, to the square or its transpose.
 static void attention_bf16_turn_(float* to, size_t stride, const float* square, int turned) {
     for (int i = 0; i < BF16_TILE; i += LANES) {
         for (int j = 0; j < BF16_TILE; j += LANES) {
@@ -630,7 +627,7 @@ static void attention_bf16_turn_(float* to, size_t stride, const float* square, 
     }
 }
 
-// Sets its part of dqkv in fp32.
+// Sets the square's part of dqkv in fp32.
 static void attention_bf16_set_rows_(const AttentionBf16Head_* head, const float* square,
                                      AttentionBf16Square_ of) {
     const int t = of.t * BF16_TILE, d = of.d * BF16_TILE;
@@ -646,7 +643,7 @@ static void attention_bf16_set_rows_(const AttentionBf16Head_* head, const float
     }
 }
 
-// Sets its part of dqkv packed, by tokens and by channels.
+// Sets the square's part of dqkv packed, by tokens and by channels.
 static void attention_bf16_set_packed_(const AttentionBf16Head_* head, const float* square,
                                        AttentionBf16Square_ of) {
     const int tokens = head->pass->sizes.B * head->T, channels = 3 * head->C;
@@ -661,7 +658,7 @@ static void attention_bf16_set_packed_(const AttentionBf16Head_* head, const flo
     head->kernel->pack_tile(&to, square);
 }
 
-// Sets its part of dqkv; the square changes.
+// Sets the square's part of dqkv; scales the square in place.
 static void attention_bf16_set_(const AttentionBf16Head_* head, float* square, AttentionBf16Square_ of) {
     for (int i = 0; i < ATTENTION_BF16_SQUARE_; i += LANES) {
         vec_store(square + i, vec_load(square + i) * of.scale);
@@ -673,12 +670,12 @@ static void attention_bf16_set_(const AttentionBf16Head_* head, float* square, A
     }
 }
 
-// The sums of dqkv over the tokens of a sequence: those of dimensions from 32 d on.
+// Returns the sums of dqkv over the tokens of a sequence, dimensions from 32 d on.
 static float* attention_bf16_sums_(const AttentionBf16Head_* head, int part, int d) {
     return head->pass->sums + ((size_t)head->b * 3 + part) * head->C + head->h * head->HS + d * BF16_TILE;
 }
 
-// dq of tile t of the tokens. `is_first`: sets its sums, else adds to them.
+// Sets dq of tile t of the tokens. Tile 0 sets its sums, the others add to them.
 static void attention_bf16_set_queries_(const AttentionBf16Head_* head, float* squares, int t) {
     for (int d = 0; d < head->f.dims; d++) {
         float* square = squares + d * ATTENTION_BF16_SQUARE_;
@@ -695,7 +692,7 @@ static void attention_bf16_set_queries_(const AttentionBf16Head_* head, float* s
     }
 }
 
-// dk or dv of all T keys: squares in scratch, dimensions over keys.
+// Sets dk or dv of all T keys from squares in scratch, dimensions by keys.
 static void attention_bf16_set_keys_(const AttentionBf16Head_* head, int part, float* squares, float scale) {
     for (int d = 0; d < head->f.dims; d++) {
         Vec sums[BF16_TILE];
@@ -716,7 +713,7 @@ static void attention_bf16_set_keys_(const AttentionBf16Head_* head, int part, f
     }
 }
 
-// Queries t0 ... t0+rows-1: dq, and what they have of dk and dv.
+// Processes queries t0 ... t0+rows-1: sets dq, and adds their part of dk and dv.
 static void attention_bf16_backward_block_(const AttentionBf16Head_* head, int t0, int rows) {
     const int from = attention_bf16_from_(head->starts, t0) / ATTENTION_BF16_ROWS * ATTENTION_BF16_ROWS;
     AttentionBf16Block_ block = {t0, rows, {0}, {0}};

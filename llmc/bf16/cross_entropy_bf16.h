@@ -5,10 +5,10 @@ memory.
 
     logits (N, Vp) = inp wte^T       dinp (N, C) = dlogits wte       dwte (Vp, C) = dlogits^T inp
 
-A tile of logits becomes exponentials while it is in a cache, and these are the factors of the other
-matmuls: what is common to a token, its sum of exponentials, is divided out in fp32 afterwards (as
-attention does it in FlashAttention, Dao et al. 2022). With e = 2^(log2(e) logit - shift), sum =
-sum_v e and g = scale / sum, of a token:
+A tile of logits is turned into exponentials while it is in a cache, and these are the factors of
+the other matmuls. The sum of a token's exponentials is divided out in fp32 afterwards, as attention
+does in FlashAttention (Dao et al., 2022). With e = 2^(log2(e) logit - shift), sum = sum_v e and
+g = scale / sum, of a token:
 
     loss    = log(sum) + shift / log2(e) - logit[target]
     dlogits = g e                             but for the target:
@@ -17,12 +17,12 @@ sum_v e and g = scale / sum, of a token:
     dinp    = g (e wte)    + dlogits[target] wte[target]
     dwte    = e^T (g inp)  + dlogits[target] inp at the target
 
-The shift is that of the target's logit, roughly: the sum is at least 1. Where that is too far below
-the largest logit for fp32, it is the largest one.
+The shift is roughly that of the target's logit, so the sum is at least 1. If that is too far below
+the largest logit for fp32, the shift is that of the largest logit.
 
-Until all sums are there, e waits: some hundred tokens of it in memory that the caller lends, or, if
-dwte is to be set and there are few tokens, all of it in the memory of dwte, as a word's gradient
-takes more bytes than its exponentials.
+Until all sums are complete, e waits: either a few hundred tokens of it in memory that the caller
+lends, or, if dwte is to be set and N is small, all of it in the memory of dwte, because a word's
+gradient is larger than its exponentials.
 
 Words are entries of the vocabulary. Results do not depend on the number of threads.
 */
@@ -42,45 +42,48 @@ extern "C" {
 #endif
 
 enum {
-    CROSS_ENTROPY_BF16_WORDS = 2048,                                // in a chunk
-    CROSS_ENTROPY_BF16_GROUP = MATMUL_BF16_PART_PANELS * BF16_TILE, // that one thread takes at a time
+    CROSS_ENTROPY_BF16_WORDS = 2048, // words of a chunk
+    // words that one thread processes at a time
+    CROSS_ENTROPY_BF16_GROUP = MATMUL_BF16_PART_PANELS * BF16_TILE,
     CROSS_ENTROPY_BF16_GROUPS = CROSS_ENTROPY_BF16_WORDS / CROSS_ENTROPY_BF16_GROUP
 };
 
 typedef struct {
-    int tokens, words;        // taken at a time, at most
-    int lent;                 // tokens that `memory` of cross_entropy_bf16_open has room for
-    uint32_t *inp, *e;        // left, tokens over channels, and over the words of a chunk
+    int tokens, words;        // tokens and words processed at a time, at most
+    int lent;                 // tokens that the memory lent to cross_entropy_bf16_open has room for
+    uint32_t *inp, *e;        // left, tokens over channels; left, tokens over the words of a chunk
     uint32_t* inp_by_channel; // right, channels over tokens
     uint32_t* memory;
     float* scaled; // (tokens, C): g inp
-    float* sums;  // (GROUPS, tokens, LANES): of e; group g of every chunk by itself, as threads share a chunk
-    float* shift; // (tokens)
+    // (GROUPS, tokens, LANES) sums of e; group g of every chunk has its own, as threads share a
+    // chunk
+    float* sums;
+    float* shift;  // (tokens)
     float* target; // (tokens): the target's logit, then its dlogits
 } CrossEntropyBf16Scratch;
 
 // ---- memory ----
 
-// How many rows of logits (rows, Vp) in fp32 take the memory that the caller lends for `tokens`
-// tokens at a time: about half as many, as exponentials are bf16.
+// Returns the rows of fp32 logits (rows, Vp) whose memory the caller lends for `tokens` tokens at a
+// time: about half as many, as exponentials are bf16.
 static inline size_t cross_entropy_bf16_rows(int tokens, int Vp) {
     return (matmul_bf16_pairs(Vp, tokens) + (size_t)Vp - 1) / (size_t)Vp;
 }
 
-// Tokens of a batch of N that are taken at a time, at most, if the caller lends memory for `lent`
-// of them.
+// Returns the most tokens of a batch of N that are processed at a time, if the caller lends memory
+// for `lent` of them.
 static inline int cross_entropy_bf16_tokens(int lent, int N, int C) {
     return N <= int_min(MATMUL_BF16_IN_OUT, 2 * C) ? int_max(N, lent) : lent;
 }
 
-// For batches of up to N tokens. `logits` (cross_entropy_bf16_rows(lent), Vp) are the caller's, who
-// may use them between passes.
+// Allocates scratch for batches of up to N tokens. The caller owns `logits`
+// (cross_entropy_bf16_rows(lent), Vp), and may use them between passes.
 void cross_entropy_bf16_open(CrossEntropyBf16Scratch* s, Memory* memory, void* logits, int lent, int N, int C,
                              int Vp);
 
-// ---- tiles of logits ----
+// ---- the classifier ----
 
-// What it works on: wte in fp32 and packed for both passes, the rest as in cross_entropy.h.
+// Inputs of the classifier: wte in fp32 and packed for both passes, the rest as in cross_entropy.h.
 typedef struct {
     const float *inp, *wte; // (N, C), (Vp, C)
     const uint32_t *wte_forward, *wte_backward;
@@ -88,15 +91,11 @@ typedef struct {
     int N, C, V, Vp;
 } CrossEntropyBf16;
 
-// ---- some of the tokens ----
-
-// ---- the classifier ----
-
 // Sets loss (N).
 void cross_entropy_bf16_losses_cpu(float* loss, const CrossEntropyBf16* of, CrossEntropyBf16Scratch* s,
                                    MatmulBf16Scratch* matmul);
 
-// Sets loss (N) and dinp (N, C), sets or adds to dwte (Vp, C), or NULL. `scale` as in
+// Sets loss (N) and dinp (N, C); sets or adds to dwte (Vp, C), which may be NULL. `scale` as in
 // cross_entropy.h.
 void cross_entropy_bf16_gradients_cpu(float* loss, float* dinp, float* dwte, const CrossEntropyBf16* of,
                                       float scale, GradientMode mode, CrossEntropyBf16Scratch* s,
@@ -113,7 +112,7 @@ void cross_entropy_bf16_gradients_cpu(float* loss, float* dinp, float* dwte, con
 #include "llmc/base/vec.h"
 #include "llmc/ops/cross_entropy.h"
 
-// Sets the places in `memory`; returns the floats and pairs of all.
+// Sets the pointers into `memory`; returns the total of floats and pairs.
 static size_t cross_entropy_bf16_place_(CrossEntropyBf16Scratch* s, uint32_t* memory, int tokens, int C,
                                         int Vp) {
     const size_t all = (size_t)int_round_up(tokens, BF16_TILE);
@@ -143,32 +142,32 @@ void cross_entropy_bf16_open(CrossEntropyBf16Scratch* s, Memory* memory, void* l
     s->memory = (uint32_t*)logits;
 }
 
-// Some tokens of it, and a chunk of words.
+// Some of the tokens, and a chunk of words.
 typedef struct {
     const CrossEntropyBf16* of;
     CrossEntropyBf16Scratch* s;
-    const float* inp; // of these tokens
+    const float* inp; // inputs of these tokens
     const int* target;
-    int tokens, first, words; // the first word of the chunk, and how many
-    Bf16PackTile pack;        // of e; NULL: only its sums are wanted
+    int tokens, first, words; // first: the first word of the chunk; words: their number
+    Bf16PackTile pack;        // packs e; NULL: only its sums are wanted
     uint32_t* e_by_word;      // left, all words over tokens, tiles of words `word_tile` pairs apart
     size_t word_tile;
 } CrossEntropyBf16Chunk_;
 
-// Words of a tile that are not padding.
+// Returns the number of words of a tile that are not padding.
 static int cross_entropy_bf16_words_(const CrossEntropyBf16Chunk_* chunk, const MatmulBf16Tile* tile) {
     return int_max(0, int_min(tile->cols, chunk->of->V - chunk->first - tile->col));
 }
 
-// Of a token in a tile, (LANES).
+// Returns the sums (LANES) of token i of a tile.
 static float* cross_entropy_bf16_sums_(const CrossEntropyBf16Chunk_* chunk, const MatmulBf16Tile* tile,
                                        int i) {
     const size_t group = (size_t)tile->col / CROSS_ENTROPY_BF16_GROUP;
     return chunk->s->sums + (group * chunk->s->tokens + tile->row + i) * LANES;
 }
 
-// Turns row i of a tile, of whose logits `words` count, into e, and adds them to its sums. The
-// target's becomes zero.
+// Turns row i of a tile, of whose logits `words` count, into e, and adds e to its sums. The
+// target's e becomes zero.
 static void cross_entropy_bf16_row_(const CrossEntropyBf16Chunk_* chunk, const MatmulBf16Tile* tile, int i,
                                     int words) {
     float *e = tile->sums + i * BF16_TILE, *sums = cross_entropy_bf16_sums_(chunk, tile, i);
@@ -205,7 +204,8 @@ static void cross_entropy_bf16_pack_(const CrossEntropyBf16Chunk_* chunk, const 
     chunk->pack(&to, tile->sums);
 }
 
-// A Bf16Finish: e, packed, and its sums. Those of tokens without a target are zero.
+// Bf16Finish that computes e, packs it, and adds it to the sums. For tokens without a target, e is
+// zero.
 static void cross_entropy_bf16_exp_tile_(const void* of, int begin, int end) {
     const MatmulBf16Tile* tile = (const MatmulBf16Tile*)of;
     const CrossEntropyBf16Chunk_* chunk = (const CrossEntropyBf16Chunk_*)tile->context;
@@ -222,7 +222,7 @@ static void cross_entropy_bf16_exp_tile_(const void* of, int begin, int end) {
     }
 }
 
-// Another: the largest logits, lane by lane, in place of the sums.
+// Bf16Finish that finds the largest logits, lane by lane, and stores them in place of the sums.
 static void cross_entropy_bf16_max_tile_(const void* of, int begin, int end) {
     const MatmulBf16Tile* tile = (const MatmulBf16Tile*)of;
     const CrossEntropyBf16Chunk_* chunk = (const CrossEntropyBf16Chunk_*)tile->context;
@@ -236,7 +236,7 @@ static void cross_entropy_bf16_max_tile_(const void* of, int begin, int end) {
     }
 }
 
-// Gives the logits (tokens, words) of a chunk to `finish`.
+// Computes the logits (tokens, words) of a chunk, and passes them to `finish`.
 static void cross_entropy_bf16_logits_(const CrossEntropyBf16Chunk_* chunk, Bf16Finish finish,
                                        MatmulBf16Scratch* matmul) {
     const int C = chunk->of->C;
@@ -248,20 +248,20 @@ static void cross_entropy_bf16_logits_(const CrossEntropyBf16Chunk_* chunk, Bf16
     matmul_bf16_product_cpu(m, matmul);
 }
 
-// Sets dinp (tokens, C), or adds to it: e wte of the words of a chunk.
+// Sets or adds to dinp (tokens, C) e wte of the words of a chunk.
 static void cross_entropy_bf16_input_(float* dinp, const CrossEntropyBf16Chunk_* chunk,
                                       MatmulBf16Scratch* matmul) {
     const int C = chunk->of->C;
     MatmulBf16Factor wte = matmul_bf16_packed(chunk->of->wte_backward, chunk->of->Vp);
-    wte.packed += matmul_bf16_pairs(1, chunk->first); // the values of k from this word on
+    wte.packed += matmul_bf16_pairs(1, chunk->first); // values of k from this word on
     MatmulBf16 m = matmul_bf16_of(dinp, matmul_bf16_packed(chunk->s->e, chunk->words), wte, chunk->tokens, C,
                                   chunk->words);
     m.mode = chunk->first == 0 ? GRADIENT_SET : GRADIENT_ADD;
     matmul_bf16_product_cpu(m, matmul);
 }
 
-// Gives all logits to `finish`, which sets or changes s->sums from what is `initial`. Sets dinp to
-// e wte, unless it is NULL.
+// Passes all logits to `finish`, which updates s->sums, starting from `initial`. Sets dinp to e
+// wte, unless it is NULL.
 static void cross_entropy_bf16_pass_(float* dinp, CrossEntropyBf16Chunk_ chunk, Bf16Finish finish,
                                      float initial, MatmulBf16Scratch* matmul) {
     CrossEntropyBf16Scratch* s = chunk.s;
@@ -277,7 +277,7 @@ static void cross_entropy_bf16_pass_(float* dinp, CrossEntropyBf16Chunk_ chunk, 
     }
 }
 
-// The sum of a token: groups in their order, lanes in theirs.
+// Returns the sum of a token: groups in their order, lanes in theirs.
 static float cross_entropy_bf16_total_(const CrossEntropyBf16Scratch* s, int t) {
     float sum = 0;
     for (int g = 0; g < CROSS_ENTROPY_BF16_GROUPS; g++) {
@@ -299,7 +299,7 @@ static void cross_entropy_bf16_begin_(const CrossEntropyBf16Chunk_* chunk, Matmu
     }
 }
 
-// After a pass: whether some token's exponentials are too large for fp32.
+// Returns 1 if, after a pass, some token's exponentials are too large for fp32.
 static int cross_entropy_bf16_overflows_(const CrossEntropyBf16Chunk_* chunk) {
     const float most = 1e30f;
     int count = 0;
@@ -324,7 +324,7 @@ static void cross_entropy_bf16_shift_by_max_(const CrossEntropyBf16Chunk_* chunk
     }
 }
 
-// Sets loss (tokens), and dinp (tokens, C), unless NULL, to e wte: not yet multiplied by g.
+// Sets loss (tokens), and dinp (tokens, C), unless NULL, to e wte, before the factor g.
 static void cross_entropy_bf16_losses_(float* loss, float* dinp, const CrossEntropyBf16Chunk_* chunk,
                                        MatmulBf16Scratch* matmul) {
     const CrossEntropyBf16Scratch* s = chunk->s;
@@ -342,7 +342,7 @@ static void cross_entropy_bf16_losses_(float* loss, float* dinp, const CrossEntr
     }
 }
 
-// Turns dinp into the gradient, sets g inp, and leaves dlogits[target] in s->target.
+// Turns dinp into the gradient, sets s->scaled to g inp, and s->target to dlogits[target].
 static void cross_entropy_bf16_divide_(float* dinp, const CrossEntropyBf16Chunk_* chunk, float scale) {
     const CrossEntropyBf16Scratch* s = chunk->s;
     const int C = chunk->of->C;
@@ -361,7 +361,7 @@ static void cross_entropy_bf16_divide_(float* dinp, const CrossEntropyBf16Chunk_
     }
 }
 
-// Adds to the rows of targets: each thread to some of the columns, tokens in their order.
+// Adds to the rows of targets: each thread handles some of the columns, tokens in their order.
 static void cross_entropy_bf16_add_targets_(float* dwte, const CrossEntropyBf16Chunk_* chunk) {
     enum { COLS = 64 };
     const int C = chunk->of->C;
@@ -392,7 +392,7 @@ static void cross_entropy_bf16_weight_(float* dwte, const CrossEntropyBf16Chunk_
     cross_entropy_bf16_add_targets_(dwte, chunk);
 }
 
-// Tokens from n on: up to `most` at a time, in equal parts.
+// Returns the tokens from n on, up to `most` at a time, in equal parts.
 static CrossEntropyBf16Chunk_ cross_entropy_bf16_from_(const CrossEntropyBf16* of, CrossEntropyBf16Scratch* s,
                                                        int n, int most) {
     const int parts = int_ceil_div(of->N, most), step = int_round_up(int_ceil_div(of->N, parts), BF16_TILE);
@@ -411,8 +411,8 @@ void cross_entropy_bf16_losses_cpu(float* loss, const CrossEntropyBf16* of, Cros
     }
 }
 
-// Whether all of e waits in the memory of dwte, which is to be set: it has room, and what is lent
-// has not.
+// Returns 1 if all of e waits in the memory of dwte, which is to be set: dwte has room, and the
+// lent memory does not.
 static int cross_entropy_bf16_waits_in_(const float* dwte, const CrossEntropyBf16* of, GradientMode mode,
                                         const CrossEntropyBf16Scratch* s) {
     return dwte && mode == GRADIENT_SET && s->lent < of->N && of->N <= s->tokens && of->Vp % BF16_TILE == 0 &&

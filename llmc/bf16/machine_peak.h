@@ -1,10 +1,10 @@
 /*
-machine_peak.h -- the machine's own fp32 peak: how many multiply-adds its cores do in registers.
+machine_peak.h -- the fp32 peak of this machine: multiply-adds of its cores in registers, measured.
 
-The ceiling that MFU and `make bench-cpu` are shares of, measured where they are: all threads at
-once, some milliseconds, the best of several runs. Two operations to a multiply-add.
+It is the ceiling for MFU and `make bench-cpu`, measured on the spot: all threads at once, some
+milliseconds, the best of several runs. A multiply-add counts as two operations.
 
-peak_bf16_flops_per_s is what a kernel of tile_kernels.h does with factors in the L1 cache.
+peak_bf16_flops_per_s is the rate of a kernel of tile_kernels.h with factors in the L1 cache.
 */
 #ifndef LLMC_MACHINE_PEAK_H
 #define LLMC_MACHINE_PEAK_H
@@ -16,29 +16,28 @@ peak_bf16_flops_per_s is what a kernel of tile_kernels.h does with factors in th
 extern "C" {
 #endif
 
-#define PEAK_SUMS (VEC_REGISTERS / 4 * 3) // in flight: enough to hide the latency of a multiply-add
+#define PEAK_SUMS (VEC_REGISTERS / 4 * 3) // sums in flight: enough to hide the latency of a multiply-add
 
-#define PEAK_MOST_S 0.05 // after which no other repeat starts,
+#define PEAK_MOST_S 0.05 // time after which no other repeat starts,
 
 enum {
-    PEAK_LEAST = 4,       // but for these: the best of one says nothing
+    PEAK_LEAST = 4,       // except for these first ones: the best of one says nothing
     PEAK_BF16_STEPS = 16, // 32 KiB, both factors in one
 };
 
-// Operations per second of all threads together. Takes about 20 ms: before each repeat
-// threads_spread waits 2 ms until every thread has a core of its own. When that was done only once,
-// all repeats could fall into a moment in which two threads
-// shared a core, and a run showed twice its MFU. Stops after PEAK_MOST_S and PEAK_LEAST repeats, as
-// on a busy machine or without optimization.
+// Returns the operations per second of all threads together. Needs about 20 ms: before each repeat
+// threads_spread waits 2 ms until every thread has a core of its own. When it did so only once, all
+// repeats could fall into a moment in which two threads shared a core, and a run showed twice its
+// MFU. Stops after PEAK_MOST_S and PEAK_LEAST repeats, for busy machines and unoptimized builds.
 double peak_flops_per_s(void);
 
-// The same with a kernel of bf16.
+// Returns the operations per second of all threads together with a bf16 kernel.
 double peak_bf16_flops_per_s(Bf16Kernel kernel);
 
-// Whether matmuls in bf16 are faster here than in fp32. Having the instructions does not mean that:
-// an Intel core did vdpbf16ps at half the rate of multiply-adds in fp32. A quarter more has to come
-// out, as rounding and packing cost time, too; processors are far from this limit (0.5 and 10 were
-// measured), so all processes of a run decide alike.
+// Returns 1 if matmuls in bf16 are faster on this machine than in fp32. Having the instructions
+// does not imply that: an Intel core did vdpbf16ps at half the rate of multiply-adds in fp32. The
+// gain must be a quarter, as rounding and packing cost time, too. Processors are far from this
+// limit (0.5 and 10 were measured), so all ranks of a run decide alike.
 int peak_bf16_pays(void);
 
 #ifdef __cplusplus
@@ -50,8 +49,8 @@ int peak_bf16_pays(void);
 #include "llmc/base/clock.h"
 #include "llmc/base/threads.h"
 
-// True if the peak is to be measured again, after `repeats` times. Waits until every thread has a
-// core of its own, but not for ever.
+// Returns 1 if the peak should be measured again, after `repeats` times. Waits until every thread
+// has a core of its own, but not forever.
 static int peak_repeats_(int repeats, int most, double begin_s) {
     const int has_time = time_now_s() - begin_s < PEAK_MOST_S;
     if (has_time && repeats < most) {
@@ -60,7 +59,7 @@ static int peak_repeats_(int repeats, int most, double begin_s) {
     return repeats < (has_time ? most : PEAK_LEAST);
 }
 
-// `rounds` multiply-adds on each sum.
+// Does `rounds` multiply-adds on each sum.
 static float peak_work_(int rounds) {
     Vec sum[PEAK_SUMS];
     const Vec factor = vec_all(0.999f), term = vec_all(0.001f);
@@ -96,7 +95,7 @@ double peak_flops_per_s(void) {
     return best;
 }
 
-// Some tiles of a thread: 8 MFLOP.
+// Multiplies some tiles in one thread: 8 MFLOP.
 static float peak_bf16_work_(const Bf16Kernel* kernel, const uint32_t* factors) {
     __attribute__((aligned(64))) float tile[BF16_TILE * BF16_TILE] = {0};
     for (int i = 0; i < 8; i++) {

@@ -5,20 +5,20 @@ CPU.
     out, dout     (N, OC)   fp32, as are inp, dinp, bias and dweight
     weight                  packed twice: for out = inp weight^T, and for dinp = dout weight
 
-A packed weight serves all matmuls until the weight changes (bf16_weights.h); they read half the
+A packed weight serves all matmuls until the weight changes (bf16_weights.h). They read half the
 bytes of fp32, and pack only their other factor. dweight packs both.
 
 The left factor is packed one slab at a time. A slab has a part for each thread: as many rows as
-fill half of an L2 cache. A thread multiplies its part by one panel (32 columns) of the right factor
-after another. It takes a block of k at a time, which stays in its L1 cache while it meets all rows
-of the part; the next block is prefetched meanwhile. Sums stay in tiles of their own until the last
-value of k: of the slab, or of the product if the right factor is packed before. Each result is a
-sum over k in an order that does not depend on the number of threads.
+fill half of an L2 cache. A thread multiplies its part with one panel (32 columns) of the right
+factor after another. It processes a block of k at a time, which stays in its L1 cache while it
+meets all rows of the part; meanwhile the next block is prefetched. Sums stay in their own tiles
+until the last value of k: of the slab, or of the whole matmul if the right factor is already
+packed. Each result is a sum over k in an order that does not depend on the number of threads.
 
-Processors fetch ahead of what is read in the order of memory, but not of 128 bytes of each of 32
-rows. So results are written past the caches, or collected to whole rows where they are added to.
+Processors prefetch what is read in the order of memory, but not 128 bytes in each of 32 rows. So
+results are written past the caches, or collected into whole rows where they are added.
 
-A caller may take the tiles of results itself, while they are in a cache: MatmulBf16.finish. One
+A caller may process the tiles of results itself, while they are in a cache: MatmulBf16.finish. One
 thread finishes the tiles of a row in their order, MATMUL_BF16_PART_PANELS at a time.
 */
 #ifndef LLMC_MATMUL_BF16_H
@@ -38,87 +38,89 @@ extern "C" {
 #endif
 
 enum {
-    MATMUL_BF16_BLOCK_K = 512,            // of a panel: 32 KiB in an L1 cache
-    MATMUL_BF16_PART = 16 * 1024,         // tiles of rows times values of k: 1 MiB in an L2 cache
-    MATMUL_BF16_PART_TILES = 16,          // of rows; more if K is small
-    MATMUL_BF16_PART_PANELS = 8,          // of columns that a thread takes at a time
-    MATMUL_BF16_SLAB_RIGHT = 4096 * 1024, // columns times values of k: 8 MiB
-    MATMUL_BF16_STREAM_BYTES = 1 << 20,   // results of this size go past the caches
-    MATMUL_BF16_PACKED = 512, // contiguous floats that are packed in a row: long enough to be prefetched
-    // tiles of sums, where a slab has several blocks of k
+    MATMUL_BF16_BLOCK_K = 512,            // values of k of a panel in a block: 32 KiB in an L1 cache
+    MATMUL_BF16_PART = 16 * 1024,         // tiles of rows times values of k in a part: 1 MiB in an L2 cache
+    MATMUL_BF16_PART_TILES = 16,          // tiles of rows in a part; more if K is small
+    MATMUL_BF16_PART_PANELS = 8,          // panels that a thread processes at a time
+    MATMUL_BF16_SLAB_RIGHT = 4096 * 1024, // columns times values of k in a slab: 8 MiB
+    MATMUL_BF16_STREAM_BYTES = 1 << 20,   // results of at least this size are written past the caches
+    MATMUL_BF16_PACKED = 512, // contiguous floats that are packed in sequence: long enough to be prefetched
+    // tiles of sums, if a slab has several blocks of k
     MATMUL_BF16_TILES = MATMUL_BF16_PART / MATMUL_BF16_BLOCK_K,
-    MATMUL_BF16_IN_OUT = MATMUL_BF16_PART / MATMUL_BF16_PART_TILES, // values of k: one slab
-    MATMUL_BF16_SUMS = 512 // tiles of sums, where there are several slabs of k: 2 MiB
+    MATMUL_BF16_IN_OUT = MATMUL_BF16_PART / MATMUL_BF16_PART_TILES, // values of k in one slab
+    MATMUL_BF16_SUMS = 512 // tiles of sums, if k has several slabs: 2 MiB
 };
 
-// Memory for packed slabs, one set a process. A product touches no more of it than it needs.
+// Memory for packed slabs, one per process. A matmul touches no more of it than it needs.
 typedef struct {
     Bf16Kernel kernel;
     int threads;
     uint32_t *right, *left;
     float* tiles; // (threads, MATMUL_BF16_TILES, 32, 32)
-    float* sums;  // (threads, MATMUL_BF16_SUMS, 32, 32); without these, sums of the left factor's rows
+    float* sums;  // (threads, MATMUL_BF16_SUMS, 32, 32); or else the sums of the left factor's rows
 } MatmulBf16Scratch;
 
-// Pairs of a packed factor of so many lines (rows of the left, columns of the right one).
+// Returns the pairs of a packed factor with `lines` lines (rows of a left, columns of a right one).
 static inline size_t matmul_bf16_pairs(int lines, int k) {
     return (size_t)int_ceil_div(lines, BF16_TILE) * bf16_steps(k) * BF16_STEP_PAIRS;
 }
 
-// For as many threads as the next parallel region would have. One block, large enough for huge
-// pages.
+// Allocates scratch for as many threads as the next parallel region would have: one allocation,
+// large enough for huge pages.
 void matmul_bf16_open(MatmulBf16Scratch* scratch, Memory* memory, Bf16Kernel kernel);
 
-// A factor: a matrix, or the whole of it packed, its tiles of 32 rows (left) or columns (right)
+// A factor: a matrix, or all of it packed, with its tiles of 32 rows (left) or columns (right)
 // `tile` pairs apart.
 typedef struct {
     Matrix matrix;
     const uint32_t* packed; // or NULL
     size_t tile;
-    int is_in_out; // a left factor, packed where its own rows of `out` will be; K is at most MATMUL_BF16_IN_OUT
+    // a left factor, packed in the memory of its own rows of `out`; K is at most MATMUL_BF16_IN_OUT
+    int is_in_out;
 } MatmulBf16Factor;
 
 static inline MatmulBf16Factor matmul_bf16_matrix(Matrix matrix) {
     return (MatmulBf16Factor){matrix, NULL, 0, 0};
 }
 
-// All K values of a factor that matmul_bf16_pack or matmul_bf16_pack_left made.
+// Returns the factor, all K values, that matmul_bf16_pack or matmul_bf16_pack_left packed.
 static inline MatmulBf16Factor matmul_bf16_packed(const uint32_t* packed, int K) {
     return (MatmulBf16Factor){{NULL, 0, 0}, packed, matmul_bf16_pairs(1, K), 0};
 }
 
-// A tile of a product whose sums are final.
+// A tile of a matmul whose sums are final.
 typedef struct {
     float* sums;         // (32, 32)
-    int row, col;        // its first one in the product
+    int row, col;        // its first row and column in the result
     int rows, cols;      // up to 32
-    float* out;          // where it belongs
-    size_t stride;       // of rows at `out`
-    const float* bias;   // of these columns, or NULL
-    int is_added;        // to what is at `out`
-    const void* context; // of the product
+    float* out;          // its place in `out`
+    size_t stride;       // distance of rows at `out`
+    const float* bias;   // bias of these columns, or NULL
+    int is_added;        // add to `out` instead of setting it
+    const void* context; // context of the matmul
 } MatmulBf16Tile;
 
-// Where a tile of a matrix of M rows is, if tiles follow each other in memory: (N / 32, M / 32, 32,
-// 32).
+// Returns the offset of a tile in a matrix of M rows whose tiles follow each other in memory: (N /
+// 32, M / 32, 32, 32).
 size_t matmul_bf16_tile_at(int M, int row, int col);
 
-// out (M, N) = left (M, K) right (K, N) + bias (N), set or added to as `mode` says; out is
-// row-major without gaps.
+// A matmul: sets or adds to out (M, N) left (M, K) right (K, N) + bias (N), according to `mode`;
+// out is row-major without gaps.
 typedef struct {
     float* out;
     MatmulBf16Factor left, right;
     int M, N, K;
     GradientMode mode;
     const float* bias; // or NULL
-    float*
-        row_sums; // (M), of the left factor's rows before they are rounded, set or added to as out is; or NULL
-    Bf16Finish finish;   // takes each MatmulBf16Tile instead of `out`, which is NULL; or NULL
-    const void* context; // of these tiles
-    const float* read;   // what `finish` reads, at matmul_bf16_tile_at, to be prefetched; or NULL
+    // (M) sums of the left factor's rows before rounding, set or added to according to `mode`; or
+    // NULL
+    float* row_sums;
+    Bf16Finish finish;   // processes each MatmulBf16Tile instead of storing it, with `out` NULL; or NULL
+    const void* context; // context of these tiles
+    const float* read;   // memory that `finish` reads, at matmul_bf16_tile_at, to be prefetched; or NULL
 } MatmulBf16;
 
-// Sets out (M, N) to left (M, K) right (K, N).
+// Returns a matmul that sets out (M, N) to left (M, K) right (K, N).
 static inline MatmulBf16 matmul_bf16_of(float* out, MatmulBf16Factor left, MatmulBf16Factor right, int M,
                                         int N, int K) {
     return (MatmulBf16){out, left, right, M, N, K, GRADIENT_SET, NULL, NULL, NULL, NULL, NULL};
@@ -134,7 +136,7 @@ void matmul_bf16_product_cpu(MatmulBf16 m, MatmulBf16Scratch* scratch);
 
 // ---- the layer ----
 
-// As a right factor: of the forward pass, and of dinp.
+// Return the weight as a right factor: of the forward pass, and of dinp.
 static inline Matrix matmul_bf16_forward_weight(const float* weight, int C) {
     return (Matrix){weight, 1, (size_t)C};
 }
@@ -151,7 +153,7 @@ void matmul_bf16_forward_cpu(float* out, const float* inp, const uint32_t* packe
 void matmul_bf16_backward_input_cpu(float* dinp, const float* dout, const uint32_t* packed, int N, int C,
                                     int OC, MatmulBf16Scratch* scratch);
 
-// Sets or adds to dweight (OC, C) and dbias (OC), the sums of dout over N, or NULL.
+// Sets or adds to dweight (OC, C), and to dbias (OC), the sums of dout over N, which may be NULL.
 void matmul_bf16_backward_weight_cpu(float* dweight, float* dbias, const float* dout, const float* inp, int N,
                                      int C, int OC, GradientMode mode, MatmulBf16Scratch* scratch);
 
@@ -199,27 +201,29 @@ size_t matmul_bf16_tile_at(int M, int row, int col) {
     return tile * BF16_TILE * BF16_TILE;
 }
 
-// A slab of a product: rows [i0, i1), columns [j0, j1) and values of k from k0 on, and where its
-// factors are packed: tile t of the left one at left + t * left_tile, and so on.
+// A slab of a matmul: rows [i0, i1), columns [j0, j1), values of k from k0 on, and its packed
+// factors: tile t of the left one is at left + t * left_tile, and so on.
 typedef struct {
     int i0, i1, j0, j1, k0, k;
     const uint32_t *left, *right;
     size_t left_tile, right_tile;
-    float*
-        sums; // of its rows and columns until the last value of k, a tile after the other; NULL: they are added to out
+    // sums of its rows and columns until the last value of k, tile after tile; NULL: they are added
+    // to out
+    float* sums;
 } MatmulBf16Slab_;
 
-// Tiles of rows in a part, if its slab has k values of k.
+// Returns the tiles of rows in a part of a slab with k values of k.
 static int matmul_bf16_part_tiles_(int k) { return MATMUL_BF16_PART / BF16_STEP / bf16_steps(k); }
 
-// Values of k in a slab, the same for any number of threads: more, if there are few rows.
+// Returns the values of k in a slab, the same for any number of threads: more, if the matrix has
+// few rows.
 static int matmul_bf16_slab_k_(int M, int K) {
     const int tiles = int_min(int_ceil_div(M, BF16_TILE), MATMUL_BF16_PART_TILES);
     return matmul_step_(K, MATMUL_BF16_PART / tiles / BF16_STEP * BF16_STEP, BF16_STEP);
 }
 
-// What a thread packs at a time: many lines if they are contiguous in memory, many values of k if
-// these are.
+// Piece that a thread packs at a time: many lines if they are contiguous in memory, many values of
+// k if these are.
 typedef struct {
     int lines, k;
 } MatmulBf16Piece_;
@@ -229,7 +233,7 @@ static MatmulBf16Piece_ matmul_bf16_piece_(int k_contiguous) {
                         : (MatmulBf16Piece_){MATMUL_BF16_PACKED, 2 * BF16_STEP};
 }
 
-// Packs columns [j0, j1) of a right factor, and k values from k0 on, each thread its share.
+// Packs columns [j0, j1) of a right factor, and k values from k0 on; threads share the work.
 static void matmul_bf16_pack_panels_(Bf16Pack pack, uint32_t* to, Matrix right, int j0, int j1, int k0,
                                      int k) {
     const MatmulBf16Piece_ piece = matmul_bf16_piece_(right.col != 1);
@@ -261,8 +265,8 @@ static void matmul_bf16_sum_lines_(float* sums, const float* from, size_t stride
     }
 }
 
-// The same of rows [i0, i1) of a left factor. `sums`, or NULL: of the rows in each piece of k,
-// (pieces, i1 - i0); k is not contiguous then.
+// Packs rows [i0, i1) of a left factor, and k values from k0 on. `sums`, unless NULL, gets the sums
+// of the rows over each piece of k (pieces, i1 - i0); k is not contiguous then.
 static void matmul_bf16_pack_rows_(Bf16Pack pack, uint32_t* to, Matrix left, int i0, int i1, int k0, int k,
                                    float* sums) {
     const MatmulBf16Piece_ piece = matmul_bf16_piece_(left.col == 1);
@@ -290,16 +294,16 @@ void matmul_bf16_pack_left(Bf16Pack pack, uint32_t* to, Matrix left, int M, int 
     matmul_bf16_pack_rows_(pack, to, left, 0, M, 0, K, NULL);
 }
 
-// Whether these are the last values of k, after which no sums remain to be added.
+// Returns 1 if these are the last values of k, after which the sums are final.
 static int matmul_bf16_is_final_(const MatmulBf16* m, const MatmulBf16Slab_* slab) {
     return !slab->sums || slab->k0 + slab->k >= m->K;
 }
 
-// Tile i of panel j.
+// Returns tile i of panel j.
 static MatmulBf16Tile matmul_bf16_tile_(const MatmulBf16* m, const MatmulBf16Slab_* slab, float* sums, int i,
                                         int j) {
     const int row = slab->i0 + i * BF16_TILE, col = slab->j0 + j * BF16_TILE;
-    const int is_first = slab->sums || slab->k0 == 0; // what out is set to
+    const int is_first = slab->sums || slab->k0 == 0; // out is set to the sums, not added to
     return (MatmulBf16Tile){sums,
                             row,
                             col,
@@ -312,7 +316,7 @@ static MatmulBf16Tile matmul_bf16_tile_(const MatmulBf16* m, const MatmulBf16Sla
                             m->context};
 }
 
-// Sets a row of results to sums, or adds these.
+// Sets or adds to a row of results the sums.
 static void matmul_bf16_store_row_(const MatmulBf16Tile* tile, float* to, const float* sums, int cols) {
     const float* bias = tile->bias;
     int j = 0;
@@ -332,7 +336,7 @@ static void matmul_bf16_store_(const void* of, int begin, int end) {
     }
 }
 
-// Large results go past the caches: whole lines are written, so memory need not be read first.
+// Writes large results past the caches: whole lines, so memory need not be read first.
 static void matmul_bf16_stream_(const void* of, int begin, int end) {
     const MatmulBf16Tile* tile = (const MatmulBf16Tile*)of;
     for (int i = begin; i < int_min(end, tile->rows); i++) {
@@ -362,10 +366,10 @@ typedef struct {
     MatmulBf16Part_ part;
     float* sums; // room for one tile, or for all of the part's rows if k has several blocks
     Bf16Finish finish;
-    int j, k, block; // first value of k in the slab, values of k
+    int j, k, block; // k: the first value of k in the slab; block: values of k
 } MatmulBf16Pass_;
 
-// Its tile i.
+// Returns tile i of a pass.
 static MatmulBf16Tile matmul_bf16_sums_of_(const MatmulBf16Pass_* pass, int i) {
     enum { TILE = BF16_TILE * BF16_TILE };
     const MatmulBf16Slab_* slab = pass->slab;
@@ -376,8 +380,9 @@ static MatmulBf16Tile matmul_bf16_sums_of_(const MatmulBf16Pass_* pass, int i) {
     return matmul_bf16_tile_(pass->m, slab, sums, i, pass->j);
 }
 
-// Each tile finishes the one before, and prefetches a share of the block that comes next and where
-// its own sums go; past the last panel that is memory which nobody reads.
+// Multiplies all tiles of a part with a block of a panel. Each tile finishes the one before, and
+// prefetches a share of the next block and the place of its own sums; past the last panel this is
+// memory that nobody reads.
 static void matmul_bf16_pass_(const MatmulBf16Pass_* pass, const Bf16Kernel* kernel) {
     const MatmulBf16Slab_* slab = pass->slab;
     const int i0 = pass->part.i0, i1 = pass->part.i1, k = pass->k;
@@ -388,7 +393,8 @@ static void matmul_bf16_pass_(const MatmulBf16Pass_* pass, const Bf16Kernel* ker
     const uint32_t* right = slab->right + pass->j * slab->right_tile + at;
     const uint32_t* next =
         is_last ? slab->right + (pass->j + 1) * slab->right_tile : right + (size_t)steps * BF16_STEP_PAIRS;
-    const int lines = int_ceil_div(BF16_STEP_PAIRS / BF16_LINE_PAIRS, i1 - i0); // with each step
+    // cache lines prefetched with each step
+    const int lines = int_ceil_div(BF16_STEP_PAIRS / BF16_LINE_PAIRS, i1 - i0);
     const int touches = is_final && pass->finish == matmul_bf16_store_;
     const float* read = is_final ? pass->m->read : NULL;
     MatmulBf16Tile before;
@@ -423,12 +429,13 @@ static void matmul_bf16_part_(const MatmulBf16* m, const MatmulBf16Slab_* slab, 
     }
 }
 
-// What is added to a matrix in memory goes there by whole rows, if the right factor is small.
+// Returns 1 if results are added to a matrix in memory by whole rows: if the right factor is small.
 static int matmul_bf16_adds_rows_(const MatmulBf16* m, const MatmulBf16Slab_* slab) {
     return m->mode == GRADIENT_ADD && slab->k == m->K && slab->k <= MATMUL_BF16_BLOCK_K && !m->finish;
 }
 
-// Adds a part with one block of k: the sums of a tile of rows and many panels, then all of these.
+// Adds a part with one block of k: computes the sums of a tile of rows and many panels, then adds
+// them all.
 static void matmul_bf16_add_rows_(const MatmulBf16* m, const MatmulBf16Slab_* slab, const Bf16Kernel* kernel,
                                   float* sums, MatmulBf16Part_ part) {
     for (int j0 = part.j0; j0 < part.j1; j0 += MATMUL_BF16_TILES) {
@@ -448,9 +455,9 @@ static void matmul_bf16_add_rows_(const MatmulBf16* m, const MatmulBf16Slab_* sl
     }
 }
 
-// How a slab is cut into parts: enough of them for all threads. Tiles that a caller finishes are
-// cut the same way for any number of threads along the columns: the same MATMUL_BF16_PART_PANELS
-// panels are one part's.
+// Cut of a slab into parts, enough of them for all threads. If a caller finishes the tiles, the cut
+// along the columns is the same for any number of threads: the same MATMUL_BF16_PART_PANELS panels
+// form one part.
 typedef struct {
     int tiles, panels, row_parts, col_parts;
 } MatmulBf16Cut_;
@@ -483,8 +490,8 @@ static MatmulBf16Part_ matmul_bf16_part_of_(const MatmulBf16* m, const MatmulBf1
                              (int)((int64_t)cut->panels * (c + 1) / cut->col_parts)};
 }
 
-// All parts of a slab. Those with the same rows go to the same thread as far as possible, which has
-// them in its L2 cache.
+// Multiplies all parts of a slab. Parts with the same rows go to the same thread as far as
+// possible, which has them in its L2 cache.
 static void matmul_bf16_multiply_(const MatmulBf16* m, const MatmulBf16Slab_* slab,
                                   const MatmulBf16Scratch* scratch) {
     const MatmulBf16Cut_ cut = matmul_bf16_cut_(m, slab, scratch->threads);
@@ -497,12 +504,12 @@ static void matmul_bf16_multiply_(const MatmulBf16* m, const MatmulBf16Slab_* sl
     }
 }
 
-// Rows that the threads take at a time, of a slab with k values of k.
+// Returns the rows that the threads process at a time, in a slab with k values of k.
 static int matmul_bf16_rows_(const MatmulBf16* m, int k, const MatmulBf16Scratch* scratch) {
     return matmul_step_(m->M, scratch->threads * matmul_bf16_part_tiles_(k) * BF16_TILE, BF16_TILE);
 }
 
-// Sets or adds to the sums of a slab's rows: those of its pieces of k in their order.
+// Sets or adds to the sums of a slab's rows: the sums of its pieces of k in their order.
 static void matmul_bf16_add_sums_(const MatmulBf16* m, const MatmulBf16Slab_* slab, const float* sums) {
     const int rows = slab->i1 - slab->i0, is_added = slab->k0 > 0 || m->mode == GRADIENT_ADD;
     const int pieces = int_ceil_div(slab->k, matmul_bf16_piece_(m->left.matrix.col == 1).k);
@@ -516,7 +523,7 @@ static void matmul_bf16_add_sums_(const MatmulBf16* m, const MatmulBf16Slab_* sl
     }
 }
 
-// Copies the left factor of a slab whose results will be where it is.
+// Copies the left factor of a slab whose results will overwrite it.
 static void matmul_bf16_copy_left_(const MatmulBf16* m, const MatmulBf16Slab_* slab, uint32_t* to) {
     assert(slab->k == m->K);
 #pragma omp for schedule(static)
@@ -526,7 +533,7 @@ static void matmul_bf16_copy_left_(const MatmulBf16* m, const MatmulBf16Slab_* s
     }
 }
 
-// Packs the left factor of a slab, if it is not, and multiplies.
+// Packs the left factor of a slab, if it is not packed yet, and multiplies.
 static void matmul_bf16_slab_(const MatmulBf16* m, MatmulBf16Slab_* slab, MatmulBf16Scratch* scratch) {
     float* sums = m->row_sums && slab->j0 == 0 ? scratch->sums : NULL;
     if (m->left.packed && !m->left.is_in_out) {
@@ -548,7 +555,8 @@ static void matmul_bf16_slab_(const MatmulBf16* m, MatmulBf16Slab_* slab, Matmul
     matmul_bf16_multiply_(m, slab, scratch);
 }
 
-// With a packed right factor slabs of k follow each other, and their sums stay in scratch.
+// Multiplies with a packed right factor: slabs of k follow each other, and their sums stay in
+// scratch.
 static void matmul_bf16_by_packed_(const MatmulBf16* m, MatmulBf16Slab_ slab, int step_k,
                                    MatmulBf16Scratch* scratch) {
     const int is_deep = step_k < m->K, rows = matmul_bf16_rows_(m, step_k, scratch);
@@ -571,7 +579,7 @@ static void matmul_bf16_by_packed_(const MatmulBf16* m, MatmulBf16Slab_ slab, in
     }
 }
 
-// Else each slab of the right factor is packed once, for all rows.
+// Multiplies with a right factor that is not packed: packs each slab of it once, for all rows.
 static void matmul_bf16_by_slabs_(const MatmulBf16* m, MatmulBf16Slab_ slab, int step_k,
                                   MatmulBf16Scratch* scratch) {
     const int most = MATMUL_BF16_SLAB_RIGHT / step_k / BF16_TILE * BF16_TILE;

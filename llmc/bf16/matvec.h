@@ -1,22 +1,21 @@
 /*
-matvec.h -- the linear layer of matmul.h for the few rows of a step of generation.
+matvec.h -- the linear layer of matmul.h for the few rows of a decoding step.
 
     out[n][o] = sum_c inp[n][c] weight[o][c] + bias[o]
 
-    out      (N, OC)   one row for each text
+    out      (N, OC)   one row per sequence
     inp      (N, C)
     weight   (OC, C)
     bias     (OC)      may be NULL
 
 Its time is that of reading the weights, once for all rows. A core reads fastest from several places
-far apart, each from front to end, and without prefetch instructions (measured: dev/LOG.md). So the
-rows of the weight are cut into MATVEC_STREAMS runs. A thread walks down its part of each run, and
-all rows of the input meet one row of every run at a time. Each result is one sum in a fixed order,
-so its bits depend neither on the threads nor on the other rows.
+far apart, each from front to end, without prefetch instructions (measured: dev/LOG.md). So the rows
+of the weight are cut into MATVEC_STREAMS runs. A thread walks down its part of each run, and
+multiplies all rows of the input with one row of every run at a time. Each result is one sum in a
+fixed order, so its bits depend neither on the threads nor on the other rows.
 
-matvec_bf16_forward_cpu is the same with inp and weight rounded to bf16: it reads half the bytes,
-from the copy of the weight that matmul_bf16.h packs for its forward pass. Its runs are of panels,
-32 columns each.
+matvec_bf16_forward_cpu rounds inp and weight to bf16 and reads half the bytes: the copy of the
+weight that matmul_bf16.h packs for its forward pass. Its runs consist of panels, 32 columns each.
 */
 #ifndef LLMC_MATVEC_H
 #define LLMC_MATVEC_H
@@ -30,7 +29,8 @@ extern "C" {
 
 enum { MATVEC_STREAMS = 4 };
 
-static inline double matvec_bytes(double C, double OC) { return 4 * C * OC; } // that a product reads
+// Returns the bytes that a matmul reads.
+static inline double matvec_bytes(double C, double OC) { return 4 * C * OC; }
 
 // Sets out (N, OC).
 void matvec_forward_cpu(float* out, const float* inp, const float* weight, const float* bias, int N, int C,
@@ -85,7 +85,7 @@ ALWAYS_INLINE void matvec_rows_(float* out, const float* inp, const float* weigh
 
 void matvec_forward_cpu(float* out, const float* inp, const float* weight, const float* bias, int N, int C,
                         int OC) {
-    const int run = OC / MATVEC_STREAMS, rest = OC % MATVEC_STREAMS; // rows: of a run, and behind the last
+    const int run = OC / MATVEC_STREAMS, rest = OC % MATVEC_STREAMS; // rows of a run, and after the last run
 #pragma omp parallel for schedule(static)
     for (int i = 0; i < run + rest; i++) {
         const int o = i < run ? i : i + (MATVEC_STREAMS - 1) * run;
@@ -103,9 +103,9 @@ void matvec_forward_cpu(float* out, const float* inp, const float* weight, const
 }
 
 enum {
-    MATVEC_BF16_ROWS_ = 8,  // of the input, that meet a piece of a panel while it is in the L1 cache
-    MATVEC_BF16_PAIRS_ = 4, // of a panel, that are read before those of the next run: 512 bytes
-    MATVEC_BF16_K_ = 128    // of the input, that are rounded at a time
+    MATVEC_BF16_ROWS_ = 8,  // rows of the input that meet a piece of a panel while it is in the L1 cache
+    MATVEC_BF16_PAIRS_ = 4, // pairs of a panel that are read before those of the next run: 512 bytes
+    MATVEC_BF16_K_ = 128    // values of the input that are rounded at a time
 };
 
 typedef struct {
@@ -116,12 +116,13 @@ typedef struct {
     int N, C, OC;
 } MatvecBf16_;
 
-// Of a row of the input and the columns of a panel. Even and odd values of k are summed apart.
+// Sums of a row of the input with the columns of a panel. Even and odd values of k are summed
+// separately.
 typedef struct {
     float even[BF16_TILE], odd[BF16_TILE];
 } MatvecBf16Sums_;
 
-// Adds MATVEC_BF16_PAIRS_ pairs.
+// Adds MATVEC_BF16_PAIRS_ pairs to the sums of a panel.
 ALWAYS_INLINE void matvec_bf16_add_(MatvecBf16Sums_* sums, const float* x, const uint32_t* pairs) {
     Vec even[BF16_TILE / LANES], odd[BF16_TILE / LANES];
     for (int v = 0; v < BF16_TILE / LANES; v++) {
@@ -142,8 +143,8 @@ ALWAYS_INLINE void matvec_bf16_add_(MatvecBf16Sums_* sums, const float* x, const
     }
 }
 
-// The same of a panel of each run, `apart` from each other in pairs. Not inline: else gcc expands
-// the pairs once for all rows, into memory, and is slower.
+// Adds MATVEC_BF16_PAIRS_ pairs of a panel of each run, `apart` pairs from each other. Not inlined:
+// otherwise gcc expands the pairs once for all rows, into memory, and is slower.
 static __attribute__((noinline)) void matvec_bf16_add_runs_(MatvecBf16Sums_ sums[MATVEC_STREAMS],
                                                             const float* x, const uint32_t* pairs,
                                                             size_t apart, int runs) {
@@ -152,7 +153,7 @@ static __attribute__((noinline)) void matvec_bf16_add_runs_(MatvecBf16Sums_ sums
     }
 }
 
-// Columns of a panel of the result.
+// Stores the columns of a panel of the result.
 static void matvec_bf16_store_(const MatvecBf16_* m, int n, int panel, const MatvecBf16Sums_* sums) {
     const int o = panel * BF16_TILE, cols = int_min(BF16_TILE, m->OC - o);
     for (int i = 0; i < cols; i++) {
@@ -161,8 +162,8 @@ static void matvec_bf16_store_(const MatvecBf16_* m, int n, int panel, const Mat
     }
 }
 
-// Rows n0 ... n0 + rows - 1, at most MATVEC_BF16_ROWS_, and a panel of each of `runs` runs, `apart`
-// from each other.
+// Computes rows n0 ... n0 + rows - 1, at most MATVEC_BF16_ROWS_, for a panel of each of `runs`
+// runs, which are `apart` panels from each other.
 static void matvec_bf16_rows_(const MatvecBf16_* m, int n0, int rows, int panel, int apart, int runs) {
     const size_t panel_pairs = (size_t)bf16_steps(m->C) * BF16_STEP_PAIRS;
     MatvecBf16Sums_ sums[MATVEC_BF16_ROWS_][MATVEC_STREAMS];
@@ -171,7 +172,8 @@ static void matvec_bf16_rows_(const MatvecBf16_* m, int n0, int rows, int panel,
     for (int k0 = 0; k0 < m->C; k0 += MATVEC_BF16_K_) {
         const int k = int_min(MATVEC_BF16_K_, m->C - k0);
         for (int n = 0; n < rows; n++) {
-            memset(x[n] + k, 0, (size_t)(MATVEC_BF16_K_ - k) * sizeof(float)); // as behind the weight
+            // zeros, as after the end of the weight
+            memset(x[n] + k, 0, (size_t)(MATVEC_BF16_K_ - k) * sizeof(float));
             bf16_round_row(x[n], m->inp + (size_t)(n0 + n) * m->C + k0, k);
         }
         for (int p = 0; p < int_ceil_div(k, 2); p += MATVEC_BF16_PAIRS_) {
@@ -192,7 +194,7 @@ void matvec_bf16_forward_cpu(float* out, const float* inp, const uint32_t* packe
                              int C, int OC) {
     const MatvecBf16_ m = {out, inp, packed, bias, N, C, OC};
     const int panels = int_ceil_div(OC, BF16_TILE), run = panels / MATVEC_STREAMS,
-              rest = panels % MATVEC_STREAMS; // panels: of a run, and behind the last
+              rest = panels % MATVEC_STREAMS; // panels of a run, and after the last run
 #pragma omp parallel for schedule(static)
     for (int i = 0; i < run + rest; i++) {
         for (int n = 0; n < N; n += MATVEC_BF16_ROWS_) {

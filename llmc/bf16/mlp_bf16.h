@@ -1,17 +1,18 @@
 /*
-mlp_bf16.h -- the MLP of a block with matmuls in bf16, on the CPU: its hidden layer leaves a product
-as it enters the next, rounded and packed.
+mlp_bf16.h -- the MLP of a block with matmuls in bf16, on the CPU: its hidden layer leaves one
+matmul in the form in which it enters the next, rounded and packed.
 
-    fch (N, F)  = inp fcw^T + fcb         gelu (N, F) = GELU(fch)        out (N, C) = gelu fcprojw^T + fcprojb
-    dfch        = (dout fcprojw) GELU'(fch)           dinp = dfch fcw
-    dfcprojw    = dout^T gelu             dfcw = dfch^T inp
+    fch (N, F) = inp fcw^T + fcb            gelu (N, F) = GELU(fch)
+    out (N, C) = gelu fcprojw^T + fcprojb
+    dfch       = (dout fcprojw) GELU'(fch)  dinp        = dfch fcw
+    dfcprojw   = dout^T gelu                dfcw        = dfch^T inp
 
-GELU and its derivative work on a tile of a product while it is in a cache. Neither gelu nor dfch is
-written in fp32; fch is, a tile after the other (matmul_bf16_tile_at). The backward pass computes
-gelu again from it.
+GELU and its derivative process a tile of a matmul while it is in a cache. Neither gelu nor dfch is
+written in fp32; fch is, tile after tile (matmul_bf16_tile_at). The backward pass recomputes gelu
+from it.
 
-N and F are multiples of 32. What is packed takes half the memory of fp32, so an array of N F floats
-holds two of them.
+N and F are multiples of 32. A packed array occupies half the memory of fp32, so an array of N F
+floats holds two of them.
 */
 #ifndef LLMC_MLP_BF16_H
 #define LLMC_MLP_BF16_H
@@ -28,11 +29,12 @@ extern "C" {
 
 static inline int mlp_bf16_fits(size_t N, size_t F) { return N % BF16_TILE == 0 && F % BF16_TILE == 0; }
 
-// A layer. Weights are packed: for the forward pass, and for the gradients of what they multiply.
+// The MLP of a layer. Weights are packed: for the forward pass, and for the gradients of its
+// inputs.
 typedef struct {
     int N, C, F;
     float* fch;     // (N, F) in tiles
-    uint32_t* gelu; // memory of (N, F) floats; after the forward pass left, tokens over F
+    uint32_t* gelu; // memory of (N, F) floats; after the forward pass a left factor, tokens over F
     const uint32_t *fcw, *fcprojw, *fcw_backward, *fcprojw_backward;
     const float *fcb, *fcprojb;
 } MlpBf16;
@@ -42,21 +44,21 @@ typedef struct {
 // Sets fch and gelu.
 void mlp_bf16_hidden_cpu(const MlpBf16* mlp, const float* inp, MatmulBf16Scratch* scratch);
 
-// Then out (N, C).
+// Sets out (N, C), after mlp_bf16_hidden_cpu.
 void mlp_bf16_forward_cpu(float* out, const MlpBf16* mlp, MatmulBf16Scratch* scratch);
 
 // ---- backward ----
 
-// What the backward pass sets, or adds to as `mode` says: gradients of parameters, or NULL, and
-// dinp, which it sets. And memory that it uses.
+// Results of the backward pass, and memory that it uses. It sets dinp, and sets or adds to the
+// gradients of parameters, according to `mode`; these may be NULL.
 typedef struct {
     float *dinp, *dfcw, *dfcb, *dfcprojw, *dfcprojb;
     GradientMode mode;
     float* dfch; // (N, F)
-    float* sums; // (N / 32, F): of tiles of dfch over tokens
+    float* sums; // (N / 32, F): sums of tiles of dfch over tokens
 } MlpGradients;
 
-// dout (N, C), inp (N, C). gelu is undefined afterwards.
+// Computes the gradients from dout (N, C) and inp (N, C). gelu is undefined afterwards.
 void mlp_bf16_backward_cpu(const MlpBf16* mlp, const MlpGradients* d, const float* dout, const float* inp,
                            MatmulBf16Scratch* scratch);
 
@@ -69,7 +71,8 @@ void mlp_bf16_backward_cpu(const MlpBf16* mlp, const MlpGradients* d, const floa
 #include "llmc/base/vec.h"
 #include "llmc/ops/activation.h"
 
-// Where a tile is in a factor packed over F (left, tokens), or over tokens.
+// Return the offset of a tile in a factor packed over F (left, tokens), and in one packed over
+// tokens.
 static size_t mlp_bf16_over_f_(const MlpBf16* mlp, int row, int col) {
     return (row / BF16_TILE) * matmul_bf16_pairs(1, mlp->F) + matmul_bf16_pairs(1, col);
 }
@@ -83,7 +86,7 @@ typedef struct {
     const Bf16Kernel* kernel;
 } MlpBf16Forward_;
 
-// A Bf16Finish: fch, past the caches, and GELU of it, packed.
+// Bf16Finish that writes fch past the caches, and packs GELU of it.
 static void mlp_bf16_gelu_tile_(const void* of, int begin, int end) {
     const MatmulBf16Tile* tile = (const MatmulBf16Tile*)of;
     const MlpBf16Forward_* forward = (const MlpBf16Forward_*)tile->context;
@@ -123,7 +126,7 @@ typedef struct {
     uint32_t *dfch, *dfch_by_f, *gelu_by_f; // left, tokens over F; left, F over tokens; right, tokens over F
 } MlpBf16Backward_;
 
-// Sums of the columns of a tile.
+// Sets the sums of the columns of a tile.
 static void mlp_bf16_sum_tile_(float* sums, const float* tile) {
     for (int j = 0; j < BF16_TILE; j += LANES) {
         Vec sum = vec_load(tile + j);
@@ -134,9 +137,9 @@ static void mlp_bf16_sum_tile_(float* sums, const float* tile) {
     }
 }
 
-// A Bf16Finish: dgelu becomes dfch, which is packed for both matmuls, as is gelu.
+// Bf16Finish that turns dgelu into dfch, and packs it for both matmuls; packs gelu, too.
 static void mlp_bf16_derive_tile_(const void* of, int begin, int end) {
-    static __thread __attribute__((aligned(64))) float gelu[BF16_TILE * BF16_TILE]; // of the tile in hand
+    static __thread __attribute__((aligned(64))) float gelu[BF16_TILE * BF16_TILE]; // of the current tile
     const MatmulBf16Tile* tile = (const MatmulBf16Tile*)of;
     const MlpBf16Backward_* backward = (const MlpBf16Backward_*)tile->context;
     const MlpBf16* mlp = backward->mlp;
@@ -158,7 +161,7 @@ static void mlp_bf16_derive_tile_(const void* of, int begin, int end) {
     }
 }
 
-// dfch and gelu, packed, and the sums of dfch.
+// Sets dfch and gelu, packed, and the sums of dfch.
 static void mlp_bf16_derive_(const MlpBf16Backward_* backward, MatmulBf16Factor dout,
                              MatmulBf16Scratch* scratch) {
     const MlpBf16* mlp = backward->mlp;
@@ -193,7 +196,7 @@ void mlp_bf16_backward_cpu(const MlpBf16* mlp, const MlpGradients* d, const floa
         m.mode = d->mode;
         matmul_bf16_product_cpu(m, scratch);
     }
-    if (d->dfcb) { // from a row of sums for each row of tiles
+    if (d->dfcb) { // from a row of sums per row of tiles
         matmul_backward_bias_cpu(d->dfcb, d->sums, N / BF16_TILE, F, d->mode);
     }
     matmul_bf16_product_cpu(matmul_bf16_of(d->dinp, matmul_bf16_packed(dfch, F),

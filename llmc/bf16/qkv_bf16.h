@@ -1,7 +1,7 @@
 /*
-qkv_bf16.h -- the linear layer in front of attention with matmuls in bf16, on the CPU: queries, keys
-and values leave its product rounded and packed for attention (attention_bf16.h), and their gradient
-comes from there packed.
+qkv_bf16.h -- the linear layer before attention with matmuls in bf16, on the CPU: queries, keys and
+values leave its matmul rounded and packed for attention (attention_bf16.h), and their gradient
+arrives packed from there.
 
     qkv (N, 3C) = inp qkvw^T + qkvb        dinp = dqkv qkvw
     dqkvw = dqkv^T inp                     dqkvb = sum_n dqkv
@@ -22,7 +22,7 @@ Neither qkv nor dqkv is written in fp32. N = B T; T and the size of a head are m
 extern "C" {
 #endif
 
-// A layer. Weights are packed: for the forward pass, and for dinp.
+// The linear layer. Weights are packed: for the forward pass, and for dinp.
 typedef struct {
     AttentionSizes sizes;
     const uint32_t *qkvw, *qkvw_backward;
@@ -32,14 +32,14 @@ typedef struct {
 // Sets qkv, memory of (N, 3C) floats, packed; inp (N, C).
 void qkv_bf16_forward_cpu(uint32_t* qkv, const QkvBf16* layer, const float* inp, MatmulBf16Scratch* scratch);
 
-// What the backward pass sets, or adds to as `mode` says: gradients of parameters, or NULL, and
-// dinp (N, C), which it sets.
+// Results of the backward pass. It sets dinp (N, C), and sets or adds to the gradients of
+// parameters, according to `mode`; these may be NULL.
 typedef struct {
     float *dinp, *dqkvw, *dqkvb;
     GradientMode mode;
 } QkvBf16Gradients;
 
-// dqkv from attention, inp (N, C).
+// Computes the gradients from attention's dqkv and inp (N, C).
 void qkv_bf16_backward_cpu(const QkvBf16* layer, const QkvBf16Gradients* d, AttentionBf16Gradient dqkv,
                            const float* inp, MatmulBf16Scratch* scratch);
 
@@ -57,7 +57,7 @@ typedef struct {
     uint32_t* qkv;
 } QkvBf16Forward_;
 
-// A Bf16Finish: the bias added, and the tile packed.
+// Bf16Finish that adds the bias and packs the tile.
 static void qkv_bf16_tile_(const void* of, int begin, int end) {
     const MatmulBf16Tile* tile = (const MatmulBf16Tile*)of;
     const QkvBf16Forward_* forward = (const QkvBf16Forward_*)tile->context;
@@ -93,7 +93,7 @@ void qkv_bf16_backward_cpu(const QkvBf16* layer, const QkvBf16Gradients* d, Atte
         m.mode = d->mode;
         matmul_bf16_product_cpu(m, scratch);
     }
-    if (d->dqkvb) { // from a row of sums for each sequence
+    if (d->dqkvb) { // from a row of sums per sequence
         matmul_backward_bias_cpu(d->dqkvb, dqkv.sums, layer->sizes.B, 3 * C, d->mode);
     }
     matmul_bf16_product_cpu(

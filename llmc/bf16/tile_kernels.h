@@ -1,16 +1,16 @@
 /*
-tile_kernels.h -- products of matrices whose factors are rounded to bf16, 32 x 32 results at a time:
-the kernels, and which of them this machine runs.
+tile_kernels.h -- matmuls of factors rounded to bf16, 32 x 32 results at a time: the kernels, and
+which of them this machine runs.
 
     out[i][j] = first[i][j] + sum_k left[i][k] right[k][j]        i, j < 32; sums in fp32
 
-Factors are packed as tile_layout.h says. Kernels: tiles of AMX (tdpbf16ps), AVX-512's vdpbf16ps,
-NEON's bfdot, and for any machine vectors of fp32 that pairs are expanded to. Each is compiled for
-its own instructions, whatever the program is built for, and chosen when the program runs. They
-differ in the order of their sums; one kernel always gives the same bits.
+Factors are packed as described in tile_layout.h. Kernels: tiles of AMX (tdpbf16ps), AVX-512's
+vdpbf16ps, NEON's bfdot, and for any machine fp32 vectors, to which pairs are expanded. Each is
+compiled for its own instructions, whatever the program is built for, and chosen when the program
+runs. They differ in the order of their sums; one kernel always gives the same bits.
 
 needs:   packed data at multiples of 64 bytes: a row of a tile that straddles two cache lines is
-several times slower
+         several times slower
 */
 #ifndef LLMC_TILE_KERNELS_H
 #define LLMC_TILE_KERNELS_H
@@ -30,13 +30,13 @@ extern "C" {
 
 // ---- kernels ----
 
-// What becomes of a tile of final sums: called for its rows [begin, end), from 0 to 32 in order.
+// Processes a tile of final sums: called for its rows [begin, end), from 0 to 32 in order.
 typedef void (*Bf16Finish)(const void* tile, int begin, int end);
 
-// What a kernel does beside its product. It may prefetch: with each step the next `lines` cache
-// lines from `read` on, and the next `rows` of the 32 rows at `touch`, of 128 bytes each;
-// processors prefetch for vectors by themselves, but hardly for tiles. It finishes another tile,
-// `rows` with each step, while it waits for its own sums: steps * rows >= 32.
+// Work of a kernel beside its matmul. It may prefetch, with each step, the next `lines` cache lines
+// from `read` on, and the next `rows` of the 32 rows at `touch`, 128 bytes each: processors
+// prefetch for vectors by themselves, but hardly for tiles. It finishes another tile, `rows` with
+// each step, while it waits for its own sums: steps * rows >= 32.
 typedef struct {
     const uint32_t* read;
     int lines, rows;
@@ -48,27 +48,27 @@ typedef struct {
 
 static const Bf16Ahead bf16_nothing_ahead = {NULL, 0, 0, NULL, 0, NULL, NULL};
 
-// Sets out (32, 32), whose rows are `stride` apart, to `first` plus the product. `first` has rows
-// `first_stride` apart, may be out itself, or one row with stride 0; NULL stands for zeros. `ahead`
-// is a pointer: a struct by value is written field by field and copied by one wide load, which
-// waits for all earlier stores, of tiles too.
+// Sets out (32, 32), rows `stride` apart, to `first` plus left times right. `first` has rows
+// `first_stride` apart, may be out itself, or one row with stride 0; NULL means zeros. `ahead` is a
+// pointer: a struct by value is written field by field and copied by one wide load, which waits for
+// all earlier stores, including those of tiles.
 typedef void (*Bf16Product)(float* out, size_t stride, const float* first, size_t first_stride,
                             const uint32_t* left, const uint32_t* right, int steps, const Bf16Ahead* ahead);
 
 typedef struct {
-    const char* name; // of the instructions
+    const char* name; // name of the instructions
     Bf16Product product;
-    void (*begin)(void); // by each thread, before its products
-    void (*end)(void);   // and after them
+    void (*begin)(void); // called by each thread before its matmuls
+    void (*end)(void);   // called by each thread after its matmuls
     int is_hardware;     // has instructions for bf16
-    int runs;            // on this machine
-    Bf16Pack pack;       // the fastest here
-    Bf16Pack pack_away;  // the same, past the caches: for what is not read soon
+    int runs;            // 1 if this machine can run it
+    Bf16Pack pack;       // the fastest packing on this machine
+    Bf16Pack pack_away;  // packs past the caches: for data that is not read soon
     Bf16PackTile pack_tile;
 } Bf16Kernel;
 
-// A kernel with vectors of P##LANES_ results: ROWS x 2 of them stay in registers while k runs.
-// P##dot_(sum, a, b) adds the products of two pairs to each lane.
+// Defines a kernel with vectors of P##LANES_ results: ROWS x 2 of them stay in registers while k
+// runs. P##dot_(sum, a, b) adds the products of two pairs to each lane.
 #define BF16_LANES_KERNEL(name, attributes, P, ROWS)                                                         \
     static inline attributes void name(float* out, size_t stride, const float* first, size_t first_stride,   \
                                        const uint32_t* left, const uint32_t* right, int steps,               \
@@ -119,9 +119,9 @@ ALWAYS_INLINE void bf16_beside_(const Bf16Ahead* ahead, int step) {
     }
 }
 
-// A kernel with tiles of 16 rows of 64 bytes: four of results, two of each factor. P##dot_(0, 4, 6)
-// adds the product of tiles 4 and 6 to tile 0. P##stream_ is a load of what is not read again soon:
-// the L1 cache keeps the right factor.
+// Defines a kernel with tiles of 16 rows of 64 bytes: four of results, two of each factor.
+// P##dot_(0, 4, 6) adds the product of tiles 4 and 6 to tile 0. P##stream_ loads data that is not
+// read again soon: the L1 cache keeps the right factor.
 #define BF16_TILES_KERNEL(name, attributes, P)                                                               \
     static inline attributes void name(float* out, size_t stride, const float* first, size_t first_stride,   \
                                        const uint32_t* left, const uint32_t* right, int steps,               \
@@ -159,22 +159,22 @@ ALWAYS_INLINE void bf16_beside_(const Bf16Ahead* ahead, int step) {
 
 static inline void bf16_nothing_(void) {}
 
-// All tiles have 16 rows of 64 bytes.
+// Shapes of the tiles: 16 rows of 64 bytes each.
 static const AmxShapes bf16_shapes_ = {
     1, 0, {0}, {64, 64, 64, 64, 64, 64, 64, 64}, {16, 16, 16, 16, 16, 16, 16, 16}};
 
 enum { BF16_KERNELS = 3 };
 
-// All kernels of this kind of processor, the fastest first; returns how many. The last one runs
-// everywhere.
+// Lists all kernels for this kind of processor, the fastest first; returns their number. The last
+// one runs everywhere.
 int bf16_kernels(Bf16Kernel kernels[BF16_KERNELS]);
 
-// The fastest that runs here.
+// Returns the fastest kernel that runs on this machine.
 Bf16Kernel bf16_kernel(void);
 
 // ---- a tile ----
 
-// Where results go: up to 32 rows and columns, rows `stride` apart.
+// Destination of results: up to 32 rows and columns, rows `stride` apart.
 typedef struct {
     float* data;
     size_t stride;
@@ -183,8 +183,8 @@ typedef struct {
 
 void bf16_copy_rows(float* to, size_t to_stride, const float* from, size_t stride, int rows, int cols);
 
-// Sets or adds to a tile of results as `mode` says: left times right, and if it is set bias (cols),
-// or NULL. The sums have the same order in a whole tile and at an edge.
+// Sets or adds to a tile of results, according to `mode`: left times right, plus bias (cols),
+// unless NULL, if the tile is set. The sums have the same order in a whole tile and at an edge.
 void bf16_tile(const Bf16Kernel* kernel, Bf16Out out, const float* bias, GradientMode mode,
                const uint32_t* left, const uint32_t* right, int steps);
 
@@ -200,8 +200,8 @@ void bf16_tile(const Bf16Kernel* kernel, Bf16Out out, const float* bias, Gradien
 #include <sys/auxv.h>
 #endif
 
-// Any machine: the pairs expanded to fp32. In each pair the odd values are multiplied first, as
-// vdpbf16ps does.
+// The kernel for any machine: pairs are expanded to fp32. In each pair the odd values are
+// multiplied first, as vdpbf16ps does.
 typedef Vec bf16_vec_Sums_;
 
 typedef VecBits bf16_vec_Pairs_;
@@ -216,7 +216,8 @@ typedef VecBits bf16_vec_Pairs_;
 
 ALWAYS_INLINE Vec bf16_vec_zero_(void) { return vec_all(0.0f); }
 
-// As floats, lest a compiler expands each pair before it is in a vector.
+// Sets all lanes as floats, because a compiler might otherwise expand each pair before it is in a
+// vector.
 ALWAYS_INLINE VecBits bf16_vec_all_pairs_(uint32_t pair) {
     float x;
     Vec v = {0};
@@ -319,7 +320,7 @@ void bf16_copy_rows(float* to, size_t to_stride, const float* from, size_t strid
     }
 }
 
-// The same at the edge of the result: in memory of a whole tile.
+// Sets or adds to a tile at the edge of the result, in a copy of a whole tile.
 static void bf16_edge_(const Bf16Kernel* kernel, Bf16Out out, const float* bias, GradientMode mode,
                        const uint32_t* left, const uint32_t* right, int steps) {
     __attribute__((aligned(64))) float tile[BF16_TILE * BF16_TILE] = {0};

@@ -1,16 +1,16 @@
 /*
-tile_layout.h -- factors of products rounded to bf16 and packed, as the kernels of tile_kernels.h
+tile_layout.h -- factors of matmuls rounded to bf16 and packed, as the kernels of tile_kernels.h
 read them.
 
-Factors are rounded to nearest, ties to even. Two neighbours along k are a pair, 32 bits with the
+Factors are rounded to nearest, ties to even. Two neighbors along k are a pair, 32 bits with the
 even one in the low half: the operand of every bf16 instruction. A step is 32 values of k:
 
     left    (steps, 32 rows, 16 pairs)
     right   (steps, 16 pairs, 32 columns)
 
-What lies past the matrix is zero. bf16_vec_pack runs everywhere; bf16_avx512_pack, on processors
-that have AVX-512 with BF16, packs the same bits but for denormals, which it makes zero; the
-trainer's products take them for zero anyway.
+Packed values past the matrix are zero. bf16_vec_pack runs everywhere. bf16_avx512_pack, for
+processors that have AVX-512 with BF16, gives the same bits except for denormals, which become zero;
+the trainer's matmuls treat them as zero anyway.
 */
 #ifndef LLMC_TILE_LAYOUT_H
 #define LLMC_TILE_LAYOUT_H
@@ -31,31 +31,30 @@ extern "C" {
 enum {
     BF16_TILE = 32,        // rows and columns of the result
     BF16_STEP = 32,        // values of k
-    BF16_STEP_PAIRS = 512, // of a step of either factor
-    BF16_LINE_PAIRS = 16   // of a cache line
+    BF16_STEP_PAIRS = 512, // pairs of a step of either factor
+    BF16_LINE_PAIRS = 16   // pairs of a cache line
 };
 
 static inline int bf16_steps(int k) { return int_ceil_div(k, BF16_STEP); }
 
-// Sets out to x rounded to bf16, as fp32, in an array with room for an even number of them; what
-// that adds is zero.
+// Sets out to x rounded to bf16, as fp32; if n is odd, appends a zero, for which out must have
+// room.
 void bf16_round_row(float* out, const float* x, int n);
 
-// Lines are rows of the left factor, columns of the right one; 32 lines are a tile. A part of a
-// factor: value k of line i is from[i * stride + k] or, if lines are contiguous, from[k * stride +
-// i].
+// A part of a factor. Lines are rows of a left factor, columns of a right one; 32 lines are a tile.
+// Value k of line i is from[i * stride + k] or, if lines are contiguous, from[k * stride + i].
 typedef struct {
     const float* from;
     size_t stride;
-    int lines, k; // how many there are
+    int lines, k; // their number
 } Bf16Part;
 
-// Packs a part, as a left or a right factor; its tiles are `tile` pairs apart. `part` is a pointer
-// for the reason of Bf16Product's (tile_kernels.h).
+// Packs a part as a left or a right factor; its tiles are `tile` pairs apart. `part` is a pointer
+// for the same reason as Bf16Product's `ahead` (tile_kernels.h).
 typedef void (*Bf16Pack)(uint32_t* to, size_t tile, const Bf16Part* part, int k_contiguous, int is_left);
 
-// Where `lanes` lines from i0 and twice as many values from k0 can be read: in place, or as a copy
-// with zeros behind the part.
+// Returns `lanes` lines from i0 and twice as many values from k0: in place, or as a copy with zeros
+// after the part.
 ALWAYS_INLINE Bf16Part bf16_inside_(float* copy, Bf16Part part, int i0, int k0, const int k_contiguous,
                                     const int lanes) {
     const size_t at = k_contiguous ? i0 * part.stride + k0 : k0 * part.stride + i0;
@@ -73,7 +72,7 @@ ALWAYS_INLINE Bf16Part bf16_inside_(float* copy, Bf16Part part, int i0, int k0, 
     return (Bf16Part){copy, (size_t)(k_contiguous ? 2 * lanes : lanes), lines, k};
 }
 
-// Where a tile (32, 32) is packed, or NULL: as left factors, whose lines are its rows or its
+// Destinations of a packed tile (32, 32), or NULL: as left factors, whose lines are its rows or its
 // columns, and as right factors over its rows or its columns.
 typedef struct {
     uint32_t *rows, *cols, *over_rows, *over_cols;
@@ -81,9 +80,9 @@ typedef struct {
 
 typedef void (*Bf16PackTile)(const Bf16TilePacked* to, const float* tile);
 
-// Packs squares of `lanes` lines and pairs in the order of memory: caches and what fetches ahead
-// want long rows. P##square_ reads a square: a line in each vector if k is contiguous, else a pair
-// of each line; P##transpose_ turns one into the other. This is the body of a Bf16Pack.
+// Packs squares of `lanes` lines and pairs in the order of memory: caches and prefetchers like long
+// rows. P##square_ reads a square: a line in each vector if k is contiguous, else a pair of each
+// line; P##transpose_ turns one into the other. This is the body of a Bf16Pack.
 #define BF16_PACK_SQUARES_(P, lanes, store)                                                                  \
     const int across = int_ceil_div(part->lines, BF16_TILE) * (BF16_TILE / (lanes));                         \
     const int along = bf16_steps(part->k) * (BF16_STEP / (2 * (lanes)));                                     \
@@ -115,14 +114,15 @@ void bf16_vec_pack(uint32_t* to, size_t tile, const Bf16Part* part, int k_contig
 
 void bf16_vec_pack_tile(const Bf16TilePacked* to, const float* tile);
 
-// ---- AVX-512, which the compilers know since gcc 11 and clang 12 ----
+// ---- AVX-512, from gcc 11 and clang 12 on ----
 
 #if defined(X86_INTRINSICS) && (__GNUC__ >= 11 || __clang_major__ >= 12)
 #define BF16_AVX512 __attribute__((target("avx512f,avx512bw,avx512bf16")))
 #define BF16_AVX512_INLINE_                                                                                  \
     static inline __attribute__((always_inline, target("avx512f,avx512bw,avx512bf16")))
 
-// BF16 is in subleaf 1 of leaf 7; the compilers' own question does not know all of it.
+// Returns 1 if the CPU has AVX-512 BF16: subleaf 1 of leaf 7. Not every compiler's
+// __builtin_cpu_supports knows it.
 static inline int bf16_has_avx512(void) {
     unsigned eax = 0, ebx, ecx, edx;
     return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
@@ -130,7 +130,7 @@ static inline int bf16_has_avx512(void) {
 }
 
 typedef __m512i bf16_pack_avx512_Pairs_;
-// 16 values and 16 more as 16 pairs.
+// Permutation that interleaves 16 values and 16 more into 16 pairs.
 static const __attribute__((aligned(64)))
 uint16_t bf16_interleave_[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
                                  8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
@@ -143,7 +143,7 @@ BF16_AVX512_INLINE_ void bf16_pack_avx512_square_(__m512i square[16], Bf16Part p
         square[i] = k_contiguous ? both : _mm512_permutexvar_epi16(interleave, both);
     }
 }
-// Four perfect shuffles, as vec_transpose.
+// Transposes a square by four perfect shuffles, like vec_transpose.
 BF16_AVX512_INLINE_ void bf16_pack_avx512_transpose_(__m512i square[16]) {
     const __m512i low = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
     const __m512i high = _mm512_setr_epi32(8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
@@ -160,16 +160,16 @@ static inline BF16_AVX512 void bf16_avx512_pack(uint32_t* to, size_t tile, const
                                                 int k_contiguous, int is_left) {
     BF16_PACK_SQUARES_(bf16_pack_avx512_, 16, _mm512_store_si512)
 }
-// The same past the caches.
+// Packs past the caches.
 #define bf16_pack_avx512_stream_(p, v) _mm512_stream_si512((__m512i*)(void*)(p), v)
 static inline BF16_AVX512 void bf16_avx512_pack_away(uint32_t* to, size_t tile, const Bf16Part* part,
                                                      int k_contiguous, int is_left){
     BF16_PACK_SQUARES_(bf16_pack_avx512_, 16, bf16_pack_avx512_stream_)}
-// 16 rows of 16 pairs, `stride` apart.
+// Stores 16 rows of 16 pairs, `stride` apart.
 BF16_AVX512_INLINE_ void bf16_avx512_store_square_(uint32_t* to, const int stride, const __m512i square[16]) {
     _Pragma("GCC unroll 16") for (int i = 0; i < 16; i++) { _mm512_store_si512(to + i * stride, square[i]); }
 }
-// Pairs along the rows: 16 rows from `i` on.
+// Packs pairs along the rows: 16 rows from `i` on.
 BF16_AVX512_INLINE_ void bf16_avx512_pack_rows_(const Bf16TilePacked* to, const float* tile, int i) {
     const Bf16Part part = {tile + i * BF16_TILE, BF16_TILE, 16, BF16_STEP};
     __m512i square[16];
@@ -182,7 +182,7 @@ BF16_AVX512_INLINE_ void bf16_avx512_pack_rows_(const Bf16TilePacked* to, const 
         bf16_avx512_store_square_(to->over_cols + i, BF16_TILE, square);
     }
 }
-// Pairs along the columns: 16 columns from `j` on.
+// Packs pairs along the columns: 16 columns from `j` on.
 BF16_AVX512_INLINE_ void bf16_avx512_pack_cols_(const Bf16TilePacked* to, const float* tile, int j) {
     const Bf16Part part = {tile + j, BF16_TILE, 16, BF16_STEP};
     __m512i square[16];
@@ -207,11 +207,12 @@ static inline BF16_AVX512 void bf16_avx512_pack_tile(const Bf16TilePacked* to, c
 
 // ---- parts of matrices ----
 
-// Packs `rows` rows of a left matrix from row i0, and the values of k from k0 to k0 + k; each 32
-// rows `tile` pairs apart.
+// Packs `rows` rows of a left matrix from row i0, and k values from k0; tiles of 32 rows are `tile`
+// pairs apart.
 void bf16_pack_left(Bf16Pack pack, uint32_t* to, size_t tile, Matrix m, int i0, int k0, int rows, int k);
 
-// The same of a right matrix: `cols` columns from column j0.
+// Packs `cols` columns of a right matrix from column j0, and k values from k0; tiles of 32 columns
+// are `tile` pairs apart.
 void bf16_pack_right(Bf16Pack pack, uint32_t* to, size_t tile, Matrix m, int k0, int j0, int k, int cols);
 
 #ifdef __cplusplus
@@ -222,7 +223,7 @@ void bf16_pack_right(Bf16Pack pack, uint32_t* to, size_t tile, Matrix m, int k0,
 
 #include "llmc/base/float16.h"
 
-// x rounded to bf16, in the upper halves; the lower halves are left over. NaN stays NaN.
+// Rounds x to bf16, in the upper halves; the lower halves are undefined. NaN stays NaN.
 ALWAYS_INLINE VecBits bf16_round_(Vec x) {
     const VecBits bits = (VecBits)x, is_number = (VecBits)(x == x);
     const VecBits rounded = bits + 0x7fff + (bits >> 16 & 1), quiet = bits | 0x400000;

@@ -1224,8 +1224,8 @@ __global__ void attention_cached_kernel(X* out, const X* qkv, const int* positio
         const float s = tid < count ? attention_cached_dot_(q, k + (size_t)(u0 + tid) * HS, HS) : -INFINITY;
         const float before = max;
         max = fmaxf(max, block_max(s));
-        const float weight = exp2f(s - max), rescale = exp2f(before - max); // 0 in the first tile, whose sums
-                                                                            // are 0
+        // `rescale` is 0 in the first tile, whose sums are 0.
+        const float weight = exp2f(s - max), rescale = exp2f(before - max);
         p[tid] = weight;
         sum = sum * rescale + block_sum(weight); // also makes p visible
         acc *= rescale;

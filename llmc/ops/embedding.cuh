@@ -26,9 +26,10 @@ batch is summed by many blocks.
 #define EMBEDDING_CHUNK 128
 
 typedef struct {
-    int* order[2];  // (N) positions in sorted order; order[0] after the last pass
-    int* counts;    // (digits, tiles) counts of each tile, then offsets of each tile's positions among those
-                    // of the digit
+    int* order[2]; // (N) positions in sorted order; order[0] after the last pass
+    // (digits, tiles) counts of each tile, then offsets of each tile's positions among those of the
+    // digit
+    int* counts;
     int* totals;    // (digits) counts of all positions
     float* partial; // (chunks, 2, C) sums of the first piece of a chunk, and of its last
     int N, C;
@@ -344,8 +345,8 @@ static inline void embedding_sort_(EmbeddingGpu* scratch, const int* tokens, int
 typedef struct {
     int position[EMBEDDING_CHUNK], token[EMBEDDING_CHUNK];
     int begin[EMBEDDING_CHUNK + 1]; // start of every piece; after the last one, the end of the chunk
-    int pieces, before, after;      // number of pieces; tokens before and after the chunk, -1 outside the
-                                    // list
+    // number of pieces; tokens before and after the chunk, -1 outside the list
+    int pieces, before, after;
 } EmbeddingChunk_;
 
 __device__ inline int embedding_token_(const int* tokens, const int* order, int i, int N) {

@@ -88,8 +88,8 @@ typedef struct {
     // GELU
     int bias_fusion;
     int autotune;
-    size_t workspace_bytes; // size of cublasLt's workspace (matmul_workspace_bytes); 0: the largest that
-                            // helps any model
+    // size of cublasLt's workspace (matmul_workspace_bytes); 0: the largest that helps any model
+    size_t workspace_bytes;
 } MatmulSettings;
 
 typedef struct {
@@ -129,13 +129,13 @@ typedef struct {
     size_t workspace_bytes;
     float* bias_sums;                          // (COLUMN_SUMS_FLOATS) sums of DGELU_BGRAD that are then added
     cudaEvent_t events[MATMUL_CANDIDATES + 1]; // for autotune: before, between and after the candidates
-    char machine[512];                         // in words, all that an algorithm depends on besides the
-                                               // matmul
-    MatmulChoices chosen, cached;              // choices of this run, and of the cache
-    char cache[PATH_MAX];                      // the cache's file; empty: none
-    int cache_is_old;                          // `cached` has entries that the file lacks
-    Comm* comm;                                // rank 0 of it chooses for all; NULL: every process chooses
-                                               // for itself
+    // in words, all that an algorithm depends on besides the matmul
+    char machine[512];
+    MatmulChoices chosen, cached; // choices of this run, and of the cache
+    char cache[PATH_MAX];         // the cache's file; empty: none
+    int cache_is_old;             // `cached` has entries that the file lacks
+    // rank 0 of it chooses for all; NULL: every process chooses for itself
+    Comm* comm;
     int plans_count;
     uint64_t uses; // counter for the last_use of plans
     MatmulPlan_ plans[MATMUL_PLANS];
