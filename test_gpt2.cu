@@ -14,6 +14,7 @@ by nvcc and for the CPU device.
 #include "dev/test/lib/cpu_trainer.h"
 #include "dev/test/lib/in_backward_test.h"
 #include "dev/test/lib/plan_test.h"
+#include "dev/test/lib/settled_alone.h"
 #include "dev/test/lib/resume_test.h"
 #include "dev/test/lib/task_oracle.h"
 #include "dev/test/lib/test.h"
@@ -85,7 +86,6 @@ static Options options_of(Settings s, int batch) {
     // clang-format on
     Options options;
     options_parse(&options, sizeof(line) / sizeof(line[0]), (char**)line, options_program(OPTION_GPU));
-    options.layers = config_of(s).L;
     options.freeze = s.freeze ? s.freeze : "";
     options.offload_residuals = s.offload_residuals;
     return options;
@@ -153,9 +153,10 @@ static void upload_weights(Model* model, const float* weights) {
 static Model* test_open(Settings settings, int batch, const float* weights) {
     Model* model = (Model*)check_alloc(1, sizeof(Model), "model");
     const Options options = options_of(settings, batch);
+    const Settled s = settled_alone(&options, config_of(settings), USE_TRAIN, gpu_setup_dtype());
     static Comm alone;
     alone.size = 1;
-    model_open(model, config_of(settings), &options, memory_on_gpu(), &alone);
+    model_open(model, &s, memory_on_gpu(), &alone);
     upload_weights(model, weights);
     return model;
 }
@@ -714,10 +715,10 @@ static Model* texts_open(ModelConfig cfg, int graph, Quantize quantize) {
     Options options = options_of(USUAL, TEXTS);
     static Comm alone;
     alone.size = 1;
-    options.recompute = RECOMPUTE_NEVER;
     options.graph = graph;
     options.quantize = quantize;
-    model_open(model, cfg, &options, memory_on_gpu(), &alone);
+    const Settled s = settled_alone(&options, cfg, USE_GENERATE, gpu_setup_dtype());
+    model_open(model, &s, memory_on_gpu(), &alone);
     EXPECT(!model->grads_memory && !model->state_memory, "generation has gradients");
     return model;
 }
@@ -817,10 +818,9 @@ static void test_quantized_evaluate(void) {
     float* weights = quantized_weights(rows, model_parameter_rows_of(rows, cfg, sizeof(float)), cfg);
     Model* model = (Model*)check_alloc(1, sizeof(Model), "model");
     alone.size = 1;
-    options.steps = 0;
-    options.tasks = "tasks.jsonl";
     options.quantize = QUANTIZE_Q8_0;
-    model_open(model, cfg, &options, memory_on_gpu(), &alone);
+    const Settled s = settled_alone(&options, cfg, USE_EVALUATE, gpu_setup_dtype());
+    model_open(model, &s, memory_on_gpu(), &alone);
     upload_quantized(model, rows, weights);
     CpuTrainer* reference = cpu_trainer_open(cfg, B, T, weights);
     document_batch(tokens, targets, starts);
@@ -854,14 +854,12 @@ static void test_plan(void) {
     for (int k = 0; k < PLAN_TEST_RUNS; k++) {
         Memory plan = memory_dry();
         Comm comm = {};
-        ModelConfig cfg;
-        Options options;
         Model model;
-        plan_test_run(k, options_program(OPTION_GPU), &cfg, &options);
-        memory_plan(&plan, cfg, &options);
+        const Settled s = plan_test_run(k, options_program(OPTION_GPU), gpu_setup_dtype());
+        memory_plan(&plan, &s);
         comm.size = 1;
         plan_test_count();
-        model_open(&model, cfg, &options, memory_on_gpu(), &comm);
+        model_open(&model, &s, memory_on_gpu(), &comm);
         const size_t device = gpu_now_bytes(), host = plan_test_counted();
         model_close(&model);
         plan_test_compare(k, &plan, &plan, MEMORY_DEVICE, device);

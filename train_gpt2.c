@@ -48,7 +48,6 @@ the MLP, QKV = 3C, Vp tokens of the padded vocabulary.
 #include "llmc/run/generate.h"
 #include "llmc/run/run.h"
 #include "llmc/run/start.h"
-#include "llmc/setup/resolve.h"
 #include "llmc/checkpoint/run_state.h"
 #include "llmc/run/trainer.h"
 
@@ -57,8 +56,9 @@ the MLP, QKV = 3C, Vp tokens of the padded vocabulary.
 
 struct Model {
     ModelConfig cfg;
-    int B, T;                 // micro-batches up to B sequences of up to T tokens
-    int chunk;                // tokens that have logits in memory
+    int B, T;  // micro-batches up to B sequences of up to T tokens
+    int chunk; // tokens that have logits in memory
+    ModelUse use;
     RecomputeLevel recompute; // which activations the backward pass computes again
     Freeze freeze;            // which parameters training leaves unchanged
     TensorRow parameter_rows[MODEL_PARAMETER_ROWS], activation_rows[MODEL_ACTIVATION_ROWS];
@@ -82,33 +82,35 @@ struct Model {
 };
 
 // Opens the parameters and the operations on them.
-static void open_parameters(Model* model, const ZeroPlan* zero, const Options* o) {
+static void open_parameters(Model* model, const Settled* s) {
+    const Options* o = &s->options;
     const ModelConfig cfg = model->cfg;
-    const int B = model->B, T = model->T, generates = model->recompute == RECOMPUTE_NEVER;
-    const size_t most_tokens = generates ? (size_t)int_max(B, T) : (size_t)B * (size_t)T;
+    const int B = model->B, T = model->T;
+    const size_t most_tokens = s->use == USE_GENERATE ? (size_t)int_max(B, T) : (size_t)B * (size_t)T;
     TensorRow* rows = model->parameter_rows;
     Memory* memory = &model->memory;
     model->parameter_bytes = o->quantize ? quantized_parameter_rows(rows, cfg, sizeof(float))
-                                         : zero_parameter_rows(rows, zero, cfg, sizeof(float));
+                                         : zero_parameter_rows(rows, &s->zero, cfg, sizeof(float));
     model->params_memory = memory_take(memory, o->quantize ? "parameters in 8 bits" : "parameters",
                                        MEMORY_DEVICE, model->parameter_bytes);
     tensor_rows_bind(&model->params, rows, MODEL_PARAMETER_ROWS, model->params_memory);
     linear_open(&model->linear, memory, o->quantize, most_tokens, (size_t)model_hidden(cfg));
     if (o->matmul == MATMUL_BF16) {
         linear_open_bf16(&model->linear, memory, rows, model->params_memory,
-                         generates || options_only_uses_model(o) ? 1 : PACKED_KINDS);
+                         s->use == USE_TRAIN ? PACKED_KINDS : 1);
     }
     attention_either_open(&model->attention, memory, model->linear.is_bf16, T, model_head_size(cfg));
 }
 
 // Opens the gradients, if there are any, and what divides them among processes.
-static void open_gradients(Model* model, const ZeroPlan* zero, const Options* o) {
+static void open_gradients(Model* model, const Settled* s) {
+    const ZeroPlan* zero = &s->zero;
     Memory* memory = &model->memory;
     zero_gradient_rows(model->gradient_rows, zero, model->cfg, sizeof(float));
     for (int i = 0; i < MODEL_PARAMETER_ROWS && zero->shares_buffer; i++) {
         model->gradient_rows[i].layer_bytes = 0; // all blocks leave their gradients in one place
     }
-    if (!options_only_uses_model(o)) {
+    if (s->use == USE_TRAIN) {
         model->gradient_bytes = zero_grads_elements(zero, 1) * sizeof(float);
         model->grads_memory = memory_take(memory, "gradients", MEMORY_DEVICE, model->gradient_bytes);
     }
@@ -134,17 +136,16 @@ static void open_update(Model* model) {
 }
 
 // Opens the activations, and the classifier that works in them.
-static void open_activations(Model* model, const Options* o) {
+static void open_activations(Model* model, const Settled* s) {
     const ModelConfig cfg = model->cfg;
     const int B = model->B, T = model->T, N = B * T, is_bf16 = model->linear.is_bf16,
-              generates = model->recompute == RECOMPUTE_NEVER,
-              chunk = (int)model_classifier_chunk(cfg, (size_t)N);
+              generates = s->use == USE_GENERATE, chunk = (int)model_classifier_chunk(cfg, (size_t)N);
     const int tokens = int_min(is_bf16 ? 2 * chunk : chunk, N); // exponentials in bf16 take half the memory
     model->chunk = is_bf16 ? (int)cross_entropy_bf16_rows(tokens, cfg.Vp) : tokens;
     const size_t trained = model_activation_rows(model->activation_rows, cfg, B, T, model->recompute, cfg.L,
                                                  model->freeze.first_block, (size_t)model->chunk);
     model->activation_bytes =
-        decoder_count_activations(&model->memory, cfg, plan_decode_batch(o), T, generates ? 0 : trained);
+        decoder_count_activations(&model->memory, cfg, s->decode_batch, T, generates ? 0 : trained);
     model->acts_memory = memory_allocate_unset(&model->memory, "activations", MEMORY_DEVICE,
                                                model->activation_bytes); // a short text touches little
     tensor_rows_bind(&model->acts, model->activation_rows, MODEL_ACTIVATION_ROWS,
@@ -155,10 +156,10 @@ static void open_activations(Model* model, const Options* o) {
     }
 }
 
-static void open_decoder(Model* model, const Options* o) {
+static void open_decoder(Model* model, const Settled* s) {
     Decoder* decoder = &model->decoder;
     decoder->cfg = model->cfg;
-    decoder->sequences = plan_decode_batch(o);
+    decoder->sequences = s->decode_batch;
     decoder->T = model->T;
     decoder->params = model->params;
     decoder->parameter_rows = model->parameter_rows;
@@ -167,41 +168,41 @@ static void open_decoder(Model* model, const Options* o) {
     decoder_open_cpu(decoder, model->acts_memory);
 }
 
-// The level that a run recomputes at. With an MLP in bf16 GELU is always computed again (mlp_bf16.h).
-static RecomputeLevel recompute_level(ModelConfig cfg, const Options* o) {
+// Returns the level that a run recomputes at. With an MLP in bf16 GELU is always computed again (mlp_bf16.h).
+static RecomputeLevel recompute_level(const Settled* s) {
+    const Options* o = &s->options;
     const size_t N = (size_t)o->batch * (size_t)o->seq_len;
-    const int drops_gelu = o->matmul == MATMUL_BF16 && mlp_bf16_fits(N, (size_t)model_hidden(cfg));
+    const int drops_gelu = o->matmul == MATMUL_BF16 && mlp_bf16_fits(N, (size_t)model_hidden(s->cfg));
     return o->recompute == RECOMPUTE_NONE && drops_gelu ? RECOMPUTE_GELU : (RecomputeLevel)o->recompute;
 }
 
 // Opens the model with all parameters zero. Nothing is allocated after this, and nothing at all from a dry ledger, which then
 // tells what the model would take: it needs no `comm`.
-static void model_open(Model* model, ModelConfig cfg, const Options* o, Memory memory, Comm* comm) {
-    const int only_uses_model = options_only_uses_model(o), generates = o->recompute == RECOMPUTE_NEVER;
-    const ZeroPlan zero = only_uses_model ? zero_plan(cfg, 0, 0, 1) : setup_zero(cfg, o, o->processes);
+static void model_open(Model* model, const Settled* s, Memory memory, Comm* comm) {
     memset(model, 0, sizeof(*model));
-    model->cfg = cfg;
-    model->B = o->batch;
-    model->T = o->seq_len;
-    model->recompute = recompute_level(cfg, o);
-    model->freeze = freeze_of(cfg.L, o->freeze);
+    model->cfg = s->cfg;
+    model->use = s->use;
+    model->B = s->options.batch;
+    model->T = s->options.seq_len;
+    model->recompute = recompute_level(s);
+    model->freeze = s->freeze;
     model->memory = memory;
     model->comm = comm;
-    model->zero.plan = zero;
-    optimizer_state_open(&model->state, setup_optimizer(o), &zero, cfg);
-    open_parameters(model, &zero, o);
-    if (!generates) {
-        open_gradients(model, &zero, o);
+    model->zero.plan = s->zero;
+    optimizer_state_open(&model->state, s->optimizer, &s->zero, s->cfg);
+    open_parameters(model, s);
+    if (s->use != USE_GENERATE) {
+        open_gradients(model, s);
     }
-    if (!generates && !only_uses_model) {
+    if (s->use == USE_TRAIN) {
         open_update(model);
     }
-    open_activations(model, o);
-    open_decoder(model, o);
+    open_activations(model, s);
+    open_decoder(model, s);
 }
 
 static void model_close(Model* model) {
-    if (model->recompute != RECOMPUTE_NEVER) {
+    if (model->use != USE_GENERATE) {
         zero_close_cpu(&model->zero);
     }
     memory_close(&model->memory);
@@ -607,42 +608,41 @@ static double measure_peak(const Options* o) {
 }
 
 // Opens the model with a dry ledger, which counts all that a run takes: the copy that checkpoints are written from, too.
-static void open_dry(Model* model, ModelConfig cfg, const Options* o) {
-    model_open(model, cfg, o, memory_dry(), NULL);
-    const size_t bytes = checkpoints_copy(o)
-                             ? checkpoints_bytes(cfg, model->state.optimizer, &model->zero.plan,
-                                                 SAFETENSORS_F32, o->model_file_gb)
-                             : 0;
+static void open_dry(Model* model, const Settled* s) {
+    model_open(model, s, memory_dry(), NULL);
+    const size_t bytes =
+        checkpoints_copy(&s->options)
+            ? checkpoints_bytes(s->cfg, s->optimizer, &s->zero, s->saved_dtype, s->options.model_file_gb)
+            : 0;
     if (bytes > 0) {
         memory_count(&model->memory, "copy to save", MEMORY_DEVICE, bytes);
     }
 }
 
 // Counts the memory of a run in a dry ledger.
-static void plan_memory(Memory* memory, ModelConfig cfg, const Options* o) {
+static void plan_memory(Memory* memory, const Settled* s) {
     Model model;
-    open_dry(&model, cfg, o);
+    open_dry(&model, s);
     *memory = model.memory;
 }
 
-static void make_plan(TrainerPlan* plan, ModelConfig cfg, Options* o, Comm* comm) {
+static Settled make_plan(TrainerPlan* plan, const Settled* settled, Comm* comm) {
     Model model;
-    plan->peak = measure_peak(o);
+    plan->peak = measure_peak(&settled->options);
     plan->measure_peak = measure_peak;
-    plan->saved_dtype = SAFETENSORS_F32;
-    plan->in_place = !o->quantize;
+    plan->in_place = !settled->options.quantize;
     plan->loss_scale = loss_scale_off();
-    plan->speed = rates_device(cfg, o, o->matmul == MATMUL_BF16);
-    memory_choose_cpu(cfg, o, comm, &plan->speed, plan_memory);
-    open_dry(&model, cfg, o);
+    plan->rates = rates_cpu(settled);
+    const Settled s = memory_choose_cpu(settled, comm, &plan->rates, plan_memory);
+    open_dry(&model, &s);
     memcpy(plan->parameters, model.parameter_rows, sizeof(plan->parameters));
     memcpy(plan->activations, model.activation_rows, sizeof(plan->activations));
     plan->memory = model.memory;
-    plan->zero = model.zero.plan;
-    if (!o->plan) {
+    if (!s.options.plan) {
         memory_check_cpu(&plan->memory, comm);
     }
-    describe_device(plan->device, sizeof(plan->device), o->matmul == MATMUL_BF16);
+    describe_device(plan->device, sizeof(plan->device), s.options.matmul == MATMUL_BF16);
+    return s;
 }
 
 static void memory_used(double* peak_mib, double* beside_mib) {
@@ -654,6 +654,7 @@ static const Trainer trainer = {
     .name = "CPU FP32",
     .program_name = "train_gpt2",
     .program = {OPTION_CPU, LLMC_VERSION},
+    .dtype = SAFETENSORS_F32,
     .plan = make_plan,
     .memory = memory_used,
     .token_losses = model_token_losses,
@@ -690,7 +691,7 @@ static void train(Model* model, Run* run) {
             break;
         }
         run_begin_step(run);
-        model_gradients(model, run->train, run->options.total_batch, run->state.loss_scale.scale,
+        model_gradients(model, run->train, run->settled.options.total_batch, run->state.loss_scale.scale,
                         run_hook(run), run->report);
         if (run_accepts(run, &update)) {
             model_update(model, update);
@@ -707,7 +708,7 @@ static int pretrain(int argc, char** argv) {
     Run* run = run_open(argc, argv, &trainer);
     if (run->trains || run->generate) {
         Model* model = (Model*)check_alloc(1, sizeof(Model), "model");
-        model_open(model, run->cfg, &run->options, memory_on_host(), &run->comm);
+        model_open(model, &run->settled, memory_on_host(), &run->comm);
         memory_check(&model->memory, &run->plan.memory);
         if (run->generate) {
             generate_texts(run, model);

@@ -67,7 +67,8 @@ typedef struct {
 
 struct Model {
     ModelConfig cfg;
-    int B, T;                 // micro-batches up to B sequences of up to T tokens
+    int B, T; // micro-batches up to B sequences of up to T tokens
+    ModelUse use;
     RecomputeLevel recompute; // which activations the backward pass computes again
     Freeze freeze;            // which parameters stay as they are
     int chunk;                // tokens whose logits are in memory at a time, of a batch of any size
@@ -113,25 +114,27 @@ struct Model {
 };
 
 // The places of tensors in memory, and the bytes it takes.
-static void place_tensors(Model* model, const ZeroPlan* zero, const Options* o) {
+static void place_tensors(Model* model, const Settled* s) {
+    const ZeroPlan* zero = &s->zero;
     const size_t element_bytes = dtype_bytes(model->grad_dtype);
     zero_parameter_rows(model->parameter_rows, zero, model->cfg, sizeof(floatX));
-    model->parameter_bytes = o->quantize
+    model->parameter_bytes = s->options.quantize
                                  ? quantized_parameter_rows(model->parameter_rows, model->cfg, sizeof(floatX))
                                  : zero_params_elements(zero, ZERO_BLOCKS_IN_MEMORY) * sizeof(floatX);
     zero_gradient_rows(model->gradient_rows, zero, model->cfg, element_bytes);
     model->gradient_bytes = zero_grads_elements(zero, ZERO_BLOCKS_IN_MEMORY) * element_bytes;
-    planned_state(&model->state, model->cfg, zero, o);
+    optimizer_state_open(&model->state, s->optimizer, zero, model->cfg);
     model->state_bytes = model->state.bytes;
-    if (options_only_uses_model(o)) {
+    if (s->use != USE_TRAIN) {
         model->gradient_bytes = model->state_bytes = 0;
     }
-    model->activation_bytes = planned_activations(model->activation_rows, model->cfg, o);
+    model->activation_bytes = planned_activations(model->activation_rows, s);
     model->elements = zero_count(zero, ZERO_FULL);
 }
 
 // The optimizer's state and master weights, all zero: on the GPU or offloaded.
-static void open_state(Model* model, const ZeroPlan* zero, const Options* o) {
+static void open_state(Model* model, const Settled* s) {
+    const Options* o = &s->options;
     const char* directory = o->offload_optimizer == OFFLOAD_DISK ? o->offload_path : NULL;
     if (!o->offload_optimizer) {
         model->state_memory = gpu_alloc(model->state_bytes, 1, "optimizer state");
@@ -139,7 +142,7 @@ static void open_state(Model* model, const ZeroPlan* zero, const Options* o) {
     }
     CHECK(model->state_bytes > 0, "--offload-optimizer: --optimizer %s has no state here; wanted off",
           optimizer_word(model->state.optimizer.name));
-    offload_open(&model->offload, &model->state, zero, directory);
+    offload_open(&model->offload, &model->state, &s->zero, directory);
     if (directory && !scratch_is_direct(model->offload.disk)) {
         printf("note: %s takes no direct I/O: the optimizer's state passes through the page cache\n",
                directory);
@@ -147,19 +150,19 @@ static void open_state(Model* model, const ZeroPlan* zero, const Options* o) {
 }
 
 // One allocation for each kind of tensor that generation needs.
-static void open_tensors(Model* model, const ZeroPlan* zero, const Options* o) {
-    place_tensors(model, zero, o);
+static void open_tensors(Model* model, const Settled* s) {
+    place_tensors(model, s);
     model->params_memory = gpu_alloc(model->parameter_bytes, 1, "parameters");
     model->acts_memory = gpu_alloc(model->activation_bytes, 1, "activations");
     tensor_rows_bind(&model->params, model->parameter_rows, MODEL_PARAMETER_ROWS, model->params_memory);
 }
 
 // And for training.
-static void open_training_tensors(Model* model, const ZeroPlan* zero, const Options* o) {
+static void open_training_tensors(Model* model, const Settled* s) {
     model->grads_memory = gpu_alloc(model->gradient_bytes, 1, "gradients");
-    open_state(model, zero, o);
-    if (o->offload_residuals) {
-        offload_residuals_open(&model->residuals, model->cfg.L, planned_residual_bytes(model->cfg, o));
+    open_state(model, s);
+    if (s->options.offload_residuals) {
+        offload_residuals_open(&model->residuals, model->cfg.L, planned_residual_bytes(s));
     }
     tensor_rows_bind(&model->acts, model->activation_rows, MODEL_ACTIVATION_ROWS, model->acts_memory);
 }
@@ -182,23 +185,23 @@ static void open_transfer(Model* model) {
 }
 
 // Matmuls of updates beside the backward pass. They are not timed: the GPU does other work meanwhile.
-static MatmulGpu* open_update_matmuls(Model* model, const Options* o) {
-    MatmulSettings settings = gpu_setup_matmul(model->cfg, o);
+static MatmulGpu* open_update_matmuls(Model* model, const Settled* s) {
+    MatmulSettings settings = gpu_setup_matmul(s);
     settings.autotune = settings.bias_fusion = 0;
     matmul_gpu_open(&model->update_matmul, &model->zero.comm, settings);
     return &model->update_matmul;
 }
 
 // What updates have in common, after the backward pass or during it.
-static void open_update(Model* model, const Options* o) {
+static void open_update(Model* model, const Settled* s) {
     OptimizerUpdate<floatX>* u = &model->update;
     u->params = (floatX*)zero_update_parameters(&model->zero);
     for (int slot = 0; slot < STATE_SLOTS; slot++) {
         u->slots[slot] = state_slot_array(&model->state, slot, model->state_memory);
     }
     u->plan = &model->optimizer;
-    u->seed = o->seed;
-    u->matmul = planned_matmuls_beside(o) ? open_update_matmuls(model, o) : &model->matmul;
+    u->seed = s->options.seed;
+    u->matmul = planned_matmuls_beside(&s->options) ? open_update_matmuls(model, s) : &model->matmul;
     u->zero = &model->zero;
     model->in_backward.zero = &model->zero;
     model->in_backward.norm = &model->norm;
@@ -208,12 +211,12 @@ static void open_update(Model* model, const Options* o) {
 }
 
 // A run that trains samples too little for a graph.
-static void open_decoder(Model* model, const Options* o) {
+static void open_decoder(Model* model, const Settled* s) {
     DecoderGpu* decoder = &model->decoder;
     decoder->cfg = model->cfg;
-    decoder->sequences = plan_decode_batch(o);
+    decoder->sequences = s->decode_batch;
     decoder->T = model->T;
-    decoder->use_graph = model->use_graph && model->recompute == RECOMPUTE_NEVER;
+    decoder->use_graph = model->use_graph && s->use == USE_GENERATE;
     decoder->params = model->params;
     decoder->parameter_rows = model->parameter_rows;
     decoder->zero = &model->zero;
@@ -224,7 +227,9 @@ static void open_decoder(Model* model, const Options* o) {
 }
 
 // What training needs besides.
-static void open_training(Model* model, const ZeroPlan* zero, const Options* o) {
+static void open_training(Model* model, const Settled* s) {
+    const Options* o = &s->options;
+    const ZeroPlan* zero = &s->zero;
     const ModelConfig cfg = model->cfg;
     const size_t N = (size_t)o->batch * o->seq_len;
     batch_queue_open(&model->batches, N, &model->gpu);
@@ -239,9 +244,9 @@ static void open_training(Model* model, const ZeroPlan* zero, const Options* o) 
         optimizer_freeze(&model->optimizer, &model->freeze);
     }
     gradient_norm_open(&model->norm, zero_count(zero, ZERO_SHARDS));
-    step_results_open(&model->results, planned_losses(o), &model->gpu);
+    step_results_open(&model->results, planned_losses(s), &model->gpu);
     forward_clock_open(&model->clock);
-    open_update(model, o);
+    open_update(model, s);
     model->is_top = (int*)gpu_alloc(N, sizeof(int), "most likely targets");
     if (o->autotune && model->comm->rank == 0) {
         matmul_gpu_open_cache(&model->matmul);
@@ -254,36 +259,38 @@ static void open_training(Model* model, const ZeroPlan* zero, const Options* o) 
 
 // Memory for the model; all parameters are zero. After this only the first save and the timing of algorithms
 // allocate memory.
-static void model_open(Model* model, ModelConfig cfg, const Options* o, Memory memory, Comm* comm) {
-    const ZeroPlan zero = planned_zero(cfg, o);
-    memory_require(cfg, o);
+static void model_open(Model* model, const Settled* s, Memory memory, Comm* comm) {
+    const Options* o = &s->options;
+    const ModelConfig cfg = s->cfg;
+    memory_require(s);
     memset((void*)model, 0, sizeof(*model));
     model->cfg = cfg;
     model->B = o->batch;
     model->T = o->seq_len;
+    model->use = s->use;
     model->recompute = (RecomputeLevel)o->recompute;
-    model->freeze = freeze_of(cfg.L, o->freeze);
-    model->chunk = planned_chunk(o);
+    model->freeze = s->freeze;
+    model->chunk = planned_chunk(s);
     model->autotune = o->autotune;
-    model->use_graph = gpu_setup_graph(o);
-    model->grad_dtype = planned_gradient_dtype(o);
+    model->use_graph = gpu_setup_graph(s);
+    model->grad_dtype = planned_gradient_dtype(s);
     model->comm = comm;
     model->memory = memory;
-    memory_plan(&model->memory, cfg, o);
+    memory_plan(&model->memory, s);
     gpu_open(&model->gpu, o->device);
-    open_tensors(model, &zero, o);
-    if (model->recompute != RECOMPUTE_NEVER) {
-        open_training_tensors(model, &zero, o);
+    open_tensors(model, s);
+    if (s->use != USE_GENERATE) {
+        open_training_tensors(model, s);
     }
     const Gradient grads = {model->grads_memory, model->grad_dtype};
-    zero_open(&model->zero, zero, o->offload_params ? ZERO_SHARDS_ON_HOST : ZERO_SHARDS_ON_GPU,
+    zero_open(&model->zero, s->zero, o->offload_params ? ZERO_SHARDS_ON_HOST : ZERO_SHARDS_ON_GPU,
               model->params_memory, DTYPE_OF(floatX), grads, comm, &model->gpu);
-    matmul_gpu_open(&model->matmul, &model->gpu, gpu_setup_matmul(cfg, o));
+    matmul_gpu_open(&model->matmul, &model->gpu, gpu_setup_matmul(s));
     linear_gpu_open(&model->linear, cfg, o->quantize, &model->matmul, &model->gpu);
     open_transfer(model);
-    open_decoder(model, o);
-    if (model->recompute != RECOMPUTE_NEVER) {
-        open_training(model, &zero, o);
+    open_decoder(model, s);
+    if (s->use != USE_GENERATE) {
+        open_training(model, s);
     }
 }
 
@@ -316,7 +323,7 @@ static void close_training(Model* model) {
 static void model_close(Model* model) {
     zero_wait_for_parameters(&model->zero);               // test_ranks.sh: one process gathers nothing
     CUDA_CHECK(cudaStreamSynchronize(model->gpu.stream)); // cudaFree waits, too, but undocumented
-    if (model->recompute != RECOMPUTE_NEVER) {
+    if (model->use != USE_GENERATE) {
         close_training(model);
     }
     decoder_close(&model->decoder);
@@ -876,31 +883,29 @@ static void save_matmuls(const void* model, const char* directory) {
 // ---------------------------------------------------------------------------------------------------------------------
 // The table
 
-static void make_plan(TrainerPlan* plan, ModelConfig cfg, Options* o, Comm* comm) {
-    gpu_setup(o, comm);
-    const Gpu gpu = gpu_or_default(plan->device, sizeof(plan->device), o->device);
+static Settled make_plan(TrainerPlan* plan, const Settled* settled, Comm* comm) {
+    Settled s = gpu_setup(settled, comm);
+    const Gpu gpu = gpu_or_default(plan->device, sizeof(plan->device), s.options.device);
     snprintf(plan->device_kind, sizeof(plan->device_kind), " (sm_%d%d), %s", gpu.major, gpu.minor,
              dtype_name(DTYPE_OF(floatX)));
-    plan->peak = gpu_peak_flops_per_s(&gpu, DTYPE_OF(floatX), o->tf32);
-    plan->saved_dtype = planned_saved_dtype(o);
+    plan->peak = gpu_peak_flops_per_s(&gpu, DTYPE_OF(floatX), s.options.tf32);
     plan->copy.pin = gpu_pin;
     plan->copy.unpin = gpu_unpin;
     plan->loss_scale = DTYPE_OF(floatX) == DTYPE_FP16 ? loss_scale_open() : loss_scale_off();
-    plan->speed = CostDevice{gpu_rates(&gpu, plan->peak), sizeof(floatX),
-                             dtype_bytes(planned_gradient_dtype(o)), planned_master(o)};
-    if (comm->size > 1 && !o->plan) {
-        memory_connect(cfg, o, comm);
+    plan->rates = gpu_rates(&gpu, plan->peak);
+    if (comm->size > 1 && !s.options.plan) {
+        s.nccl_bytes = memory_connect(&s, comm);
     }
-    memory_choose(cfg, o, comm, &plan->speed);
-    if (o->quantize) {
-        quantized_parameter_rows(plan->parameters, cfg, sizeof(floatX));
+    s = memory_choose(&s, comm, &plan->rates);
+    if (s.options.quantize) {
+        quantized_parameter_rows(plan->parameters, s.cfg, sizeof(floatX));
     } else {
-        model_parameter_rows(plan->parameters, cfg);
+        model_parameter_rows(plan->parameters, s.cfg);
     }
-    planned_activations(plan->activations, cfg, o);
+    planned_activations(plan->activations, &s);
     plan->memory = memory_dry();
-    memory_plan(&plan->memory, cfg, o);
-    plan->zero = planned_zero(cfg, o);
+    memory_plan(&plan->memory, &s);
+    return s;
 }
 
 static void memory_used(double* peak_mib, double* beside_mib) {
@@ -915,6 +920,7 @@ static Trainer trainer_open(void) {
     t.name = "GPU " PRECISION_NAME;
     t.program_name = "train_gpt2cu";
     t.program = OptionsProgram{OPTION_GPU, LLMC_VERSION};
+    t.dtype = gpu_setup_dtype();
     t.plan = make_plan;
     t.memory = memory_used;
     t.token_losses = model_token_losses;
@@ -959,14 +965,14 @@ static void train(Model* model, Run* run) {
             break;
         }
         run_begin_step(run);
-        model_gradients(model, run->train, run->options.total_batch, run->state.loss_scale.scale,
+        model_gradients(model, run->train, run->settled.options.total_batch, run->state.loss_scale.scale,
                         run_hook(run), run->report);
         if (run_accepts(run, &update)) {
             model_update(model, update);
         }
         gpu_report_sense(&model->report, &run->log);
         run_end_step(run);
-        if (schedule_due(run->options.gpu_report, run->state.step, run->options.steps)) {
+        if (schedule_due(run->settled.options.gpu_report, run->state.step, run->settled.options.steps)) {
             gpu_report_print(&model->report, &model->matmul);
         }
         if (run_diverges(run)) {
@@ -980,7 +986,7 @@ static int pretrain(int argc, char** argv) {
     Run* run = run_open(argc, argv, &trainer);
     if (run->trains || run->generate) {
         Model* model = (Model*)check_alloc(1, sizeof(Model), "model");
-        model_open(model, run->cfg, &run->options, memory_on_gpu(), &run->comm);
+        model_open(model, &run->settled, memory_on_gpu(), &run->comm);
         memory_check(&model->memory, &run->plan.memory);
         if (run->generate) {
             generate_texts(run, model);

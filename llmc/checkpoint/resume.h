@@ -22,6 +22,7 @@ but not in other data: these are read from their start.
 
 #include "llmc/base/lock.h"
 #include "llmc/setup/options.h"
+#include "llmc/setup/settled.h"
 #include "llmc/checkpoint/run_state.h"
 #include "llmc/comm/comm.h"
 #include "llmc/model/model.h"
@@ -40,9 +41,10 @@ typedef struct {
     int64_t sequence; // of the training data, that comes next; set by resume_check
 } Resume;
 
-// Rank 0 creates and locks --out, so that nothing changes there; then it finds the checkpoint and checks all of it. All
-// take options from it. Collective; call it before any other setup. The options point into its state, which must stay.
-void resume_open(Resume* r, Options* options, Comm* comm);
+// Rank 0 creates and locks --out, so that nothing changes there; then it finds the checkpoint and checks all of it.
+// Returns the options; those that are not given are taken from the checkpoint. They point into its state, which must
+// stay. Collective; call it before any other setup.
+Options resume_open(Resume* r, const Options* options, Comm* comm);
 
 // Whether the run continues one in --out: the same logs, and checkpoints in a row.
 static inline int resume_is_here(const Resume* r) { return r->is_active && r->is_here; }
@@ -51,9 +53,8 @@ static inline int resume_is_here(const Resume* r) { return r->is_active && r->is
 ModelConfig resume_config(const Resume* r, ModelConfig cfg);
 
 // Lists what differs from the run that was saved, on `file`, and what follows from it, and ends the
-// program if it would be another run; after setup. train_data is a fingerprint of the data, 0:
-// unknown.
-void resume_check(Resume* r, const Options* options, FILE* file, const char* trainer, size_t train_tokens,
+// program if it would be another run. train_data is a fingerprint of the data, 0: unknown.
+void resume_check(Resume* r, const Settled* s, FILE* file, const char* trainer, size_t train_tokens,
                   uint64_t train_data);
 
 void resume_close(Resume* r);
@@ -151,15 +152,23 @@ static int resume_keeps_(const Options* options, const OptionRow* row) {
     return option_applies(options, row) && !(row->flags & OPTION_NOT_SAVED);
 }
 
-// Sets options that are not given to their saved values.
-static void resume_inherit_(const Resume* r, Options* options) {
+typedef enum { RESUME_NOT_GIVEN, RESUME_ALL } ResumeWhich;
+
+// Returns the options with the values that the run has saved: of those that are not given, or of all. --epochs replaces
+// the saved number of steps.
+static Options resume_options_(const Resume* r, const Options* given, ResumeWhich which) {
+    Options options = *given;
     for (int i = 0; i < OPTION_ROWS; i++) {
         const OptionRow* row = &OPTION_TABLE[i];
         const char* value = state_option(&r->saved, row->name);
-        if (value && resume_keeps_(options, row) && !options->given[i]) {
-            CHECK(option_set(options, row, value), "%s/state.json: --%s is %s", r->path, row->name, value);
+        const int is_replaced = given->epochs > 0 && strcmp(row->name, "steps") == 0;
+        if (value && resume_keeps_(given, row) &&
+            (which == RESUME_ALL || !(given->given[i] || is_replaced))) {
+            CHECK(option_set(&options, row, value) || given->given[i], "%s/state.json: --%s is %s", r->path,
+                  row->name, value);
         }
     }
+    return options;
 }
 
 // Locks --out and finds the checkpoint: rank 0's part.
@@ -184,7 +193,7 @@ static void resume_find_(Resume* r, const Options* options) {
     }
 }
 
-void resume_open(Resume* r, Options* options, Comm* comm) {
+Options resume_open(Resume* r, const Options* options, Comm* comm) {
     memset(r, 0, sizeof(*r));
     if (comm->rank == 0) {
         resume_find_(r, options);
@@ -193,13 +202,14 @@ void resume_open(Resume* r, Options* options, Comm* comm) {
         ranks_agree_on_directory(comm, "--out", options->out);
     }
     checkpoint_share(&r->saved, r->path, &r->is_active, comm);
-    if (r->is_active) {
-        resume_inherit_(r, options);
-        r->is_here = options->out[0] && resume_holds_(options->out, r->path);
-        if (r->is_here && r->lock && log_files_run(options->out) == r->saved.identity) {
-            log_files_require_writable(options->out);
-        }
+    if (!r->is_active) {
+        return *options;
     }
+    r->is_here = options->out[0] && resume_holds_(options->out, r->path);
+    if (r->is_here && r->lock && log_files_run(options->out) == r->saved.identity) {
+        log_files_require_writable(options->out);
+    }
+    return resume_options_(r, options, RESUME_NOT_GIVEN);
 }
 
 ModelConfig resume_config(const Resume* r, ModelConfig cfg) {
@@ -315,25 +325,13 @@ static int64_t resume_sequence_(const Resume* r, const Options* options, FILE* f
     return 0;
 }
 
-// The options of the run that was saved.
-static Options resume_options_(const Resume* r, const Options* options) {
-    Options before = *options;
-    for (int i = 0; i < OPTION_ROWS; i++) {
-        const char* value = state_option(&r->saved, OPTION_TABLE[i].name);
-        if (value && resume_keeps_(options, &OPTION_TABLE[i])) {
-            option_set(&before, &OPTION_TABLE[i], value);
-        }
-    }
-    return before;
-}
-
 static double resume_rate_(const Options* options, int64_t step) {
     return (double)setup_update(options, step, 1, 0).lr;
 }
 
 // Says where the learning rate leaps, because --steps or another option has changed the schedule.
 static void resume_print_rate_(const Resume* r, const Options* options, FILE* file) {
-    const Options before = resume_options_(r, options);
+    const Options before = resume_options_(r, options, RESUME_ALL);
     const int64_t step = r->saved.run.step;
     const double rate = resume_rate_(options, step);
     if (step > 0 && step < options->steps && rate != resume_rate_(&before, step)) {
@@ -363,8 +361,9 @@ static void resume_print_steps_(const Resume* r, const Options* options, FILE* f
     }
 }
 
-void resume_check(Resume* r, const Options* options, FILE* file, const char* trainer, size_t train_tokens,
+void resume_check(Resume* r, const Settled* s, FILE* file, const char* trainer, size_t train_tokens,
                   uint64_t train_data) {
+    const Options* options = &s->options;
     ResumeChanges_ c;
     if (!r->is_active) {
         return;
@@ -383,7 +382,7 @@ void resume_check(Resume* r, const Options* options, FILE* file, const char* tra
     }
     r->sequence = resume_sequence_(r, options, file, are_other_data);
     resume_print_rate_(r, options, file);
-    if (!checkpoint_state_fits(&r->saved, setup_optimizer(options))) {
+    if (!checkpoint_state_fits(&r->saved, s->optimizer)) {
         fprintf(file, "resume: the state of --optimizer %s starts as zeros\n",
                 optimizer_word((OptimizerName)options->optimizer));
     }

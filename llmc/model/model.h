@@ -40,6 +40,13 @@ typedef struct Model Model; // a model with its memory: each trainer has its own
 // parameters, files have every layer (share_layers.h).
 typedef enum { SHARE_OFF, SHARE_ATTENTION, SHARE_MLP, SHARE_PAIRS, SHARE_LOOP } ShareLayers;
 
+// Purposes of an open model.
+typedef enum {
+    USE_TRAIN,
+    USE_EVALUATE, // also exports: no gradients, no optimizer, nothing to save
+    USE_GENERATE
+} ModelUse;
+
 typedef struct {
     int max_T; // context: the longest sequence, the rows of wpe
     int V, Vp;

@@ -5,8 +5,6 @@ cost.h -- how long an update takes, planned from its operations.
 
 The operations are those of the trainers, at the sizes of a run; their FLOP and bytes are the functions beside them. What
 passes between processes is left out, and so is what a GPU fuses: GELU is a pass of its own.
-
-needs:   the sizes of batches are decided; the run trains
 */
 #ifndef LLMC_COST_H
 #define LLMC_COST_H
@@ -26,8 +24,7 @@ needs:   the sizes of batches are decided; the run trains
 #include "llmc/optim/muon.h"
 #include "llmc/optim/optimizer.h"
 #include "llmc/parallel/zero.h"
-#include "llmc/setup/options.h"
-#include "llmc/setup/resolve.h"
+#include "llmc/setup/settled.h"
 
 // clang-format off
 // Kinds of operations, with their names. The first two have FLOP, the others bytes only; a launch has neither, and
@@ -53,12 +50,6 @@ typedef struct {
     char basis[128]; // where the figures come from, in words
 } CostRates;
 
-typedef struct {
-    CostRates rates;
-    size_t element_bytes, gradient_bytes; // of weights and activations; of the parameters' gradients
-    MasterWeights master;
-} CostDevice;
-
 // Seconds of an update, by kind.
 typedef struct {
     double s[COST_KINDS];
@@ -82,10 +73,8 @@ static inline double cost_total_s(const CostUpdate* update) {
 // ---- operations ----
 
 typedef struct {
-    ModelConfig cfg;
-    const Options* o;
-    const CostDevice* device;
-    Freeze freeze;
+    const Settled* s;
+    const CostRates* rates;
     TensorRow rows[MODEL_PARAMETER_ROWS];
     double times, N; // micro-batches of an update, and the tokens of one
     double size;     // bytes of an element
@@ -93,7 +82,7 @@ typedef struct {
 } CostWalk_;
 
 static inline void cost_add_(const CostWalk_* w, CostKind kind, double flops, double bytes) {
-    const CostRates* r = &w->device->rates;
+    const CostRates* r = w->rates;
     const double by_bytes = bytes / r->per_s[cost_has_flops(kind) ? COST_MEMORY : kind];
     const double by_flops = cost_has_flops(kind) ? flops / r->per_s[kind] : 0;
     w->sum->s[kind] += w->times * fmax(by_flops, by_bytes);
@@ -110,7 +99,7 @@ static inline const TensorRow* cost_row_(const CostWalk_* w, size_t member) {
 }
 
 // A GPU adds biases, residuals and the gradients of biases where it has the numbers at hand.
-static inline int cost_is_cpu_(const CostWalk_* w) { return w->o->program.trainer == OPTION_CPU; }
+static inline int cost_is_cpu_(const CostWalk_* w) { return w->s->options.program.trainer == OPTION_CPU; }
 
 // out = inp weight^T, or the gradient of inp.
 static inline void cost_matmul_(const CostWalk_* w, const TensorRow* weight) {
@@ -121,7 +110,7 @@ static inline void cost_matmul_(const CostWalk_* w, const TensorRow* weight) {
 // The gradients of a weight and its bias; the second micro-batch adds to those of the first.
 static inline void cost_gradient_(const CostWalk_* w, const TensorRow* weight) {
     const double in = (double)weight->cols, out = (double)weight->rows;
-    const double touched = (w->times > 1 ? 2 : 1) * in * out * (double)w->device->gradient_bytes;
+    const double touched = (w->times > 1 ? 2 : 1) * in * out * (double)w->s->gradient_bytes;
     cost_add_(w, COST_MATMULS, matmul_flops(w->N, in, out), w->size * w->N * (in + out) + touched);
     if (cost_is_cpu_(w) && weight->kind == KIND_MATRIX) {
         cost_add_(w, COST_MEMORY, 0, w->size * w->N * out);
@@ -129,20 +118,20 @@ static inline void cost_gradient_(const CostWalk_* w, const TensorRow* weight) {
 }
 
 static inline void cost_norm_(const CostWalk_* w) {
-    cost_add_(w, COST_NORMS, 0, layernorm_forward_bytes(w->N, w->cfg.C, w->size));
+    cost_add_(w, COST_NORMS, 0, layernorm_forward_bytes(w->N, w->s->cfg.C, w->size));
 }
 
 static inline void cost_norm_backward_(const CostWalk_* w) {
-    cost_add_(w, COST_NORMS, 0, layernorm_backward_bytes(w->N, w->cfg.C, w->size, 0));
+    cost_add_(w, COST_NORMS, 0, layernorm_backward_bytes(w->N, w->s->cfg.C, w->size, 0));
 }
 
 static inline void cost_gelu_(const CostWalk_* w) {
-    cost_add_(w, COST_GELU, 0, gelu_forward_bytes(w->N * model_hidden(w->cfg), w->size));
+    cost_add_(w, COST_GELU, 0, gelu_forward_bytes(w->N * model_hidden(w->s->cfg), w->size));
 }
 
 static inline void cost_residual_(const CostWalk_* w) {
     if (cost_is_cpu_(w)) {
-        cost_add_(w, COST_MEMORY, 0, 3 * w->N * w->cfg.C * w->size);
+        cost_add_(w, COST_MEMORY, 0, 3 * w->N * w->s->cfg.C * w->size);
     }
 }
 
@@ -150,8 +139,8 @@ static inline void cost_residual_(const CostWalk_* w) {
 
 // A block up to the hidden layer of its MLP.
 static inline void cost_hidden_(const CostWalk_* w) {
-    const ModelConfig cfg = w->cfg;
-    const double T = w->o->seq_len, B = w->N / T;
+    const ModelConfig cfg = w->s->cfg;
+    const double T = w->s->options.seq_len, B = w->N / T;
     const TensorRow* last = cost_row_(w, offsetof(ModelParameters, fcprojw));
     cost_norm_(w);
     cost_norm_(w);
@@ -167,8 +156,8 @@ static inline void cost_hidden_(const CostWalk_* w) {
 }
 
 static inline void cost_forward_(const CostWalk_* w) {
-    cost_add_(w, COST_MEMORY, 0, embedding_forward_bytes(w->N, w->cfg.C, w->size));
-    for (int l = 0; l < w->cfg.L; l++) {
+    cost_add_(w, COST_MEMORY, 0, embedding_forward_bytes(w->N, w->s->cfg.C, w->size));
+    for (int l = 0; l < w->s->cfg.L; l++) {
         cost_hidden_(w);
         cost_matmul_(w, cost_row_(w, offsetof(ModelParameters, fcprojw)));
         cost_residual_(w);
@@ -178,7 +167,7 @@ static inline void cost_forward_(const CostWalk_* w) {
 
 // What the backward pass computes again of a block.
 static inline void cost_recompute_(const CostWalk_* w) {
-    const int level = w->o->recompute;
+    const int level = w->s->options.recompute;
     if (level == RECOMPUTE_BLOCK) {
         cost_hidden_(w);
         return;
@@ -196,15 +185,15 @@ static inline void cost_recompute_(const CostWalk_* w) {
 }
 
 static inline void cost_block_backward_(const CostWalk_* w, int l) {
-    const ModelConfig cfg = w->cfg;
-    const double T = w->o->seq_len, B = w->N / T;
+    const ModelConfig cfg = w->s->cfg;
+    const double T = w->s->options.seq_len, B = w->N / T;
     cost_recompute_(w);
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         const TensorRow* row = &w->rows[i];
         if (row->kind == KIND_MATRIX) {
             cost_matmul_(w, row);
         }
-        if (row->kind == KIND_MATRIX && !freeze_has(&w->freeze, i, l)) {
+        if (row->kind == KIND_MATRIX && !freeze_has(&w->s->freeze, i, l)) {
             cost_gradient_(w, row);
         }
     }
@@ -217,18 +206,18 @@ static inline void cost_block_backward_(const CostWalk_* w, int l) {
 
 // The classifier, some tokens at a time, forward and backward.
 static inline void cost_classifier_(const CostWalk_* w) {
-    const size_t chunk = model_classifier_chunk(w->cfg, (size_t)w->N);
-    const double tokens = w->o->program.trainer == OPTION_GPU && w->o->logits_chunk > 0
-                              ? fmin(w->o->logits_chunk, w->N)
+    const size_t chunk = model_classifier_chunk(w->s->cfg, (size_t)w->N);
+    const double tokens = w->s->options.program.trainer == OPTION_GPU && w->s->options.logits_chunk > 0
+                              ? fmin(w->s->options.logits_chunk, w->N)
                               : (double)chunk;
     CostWalk_ part = *w;
     const TensorRow* wte = cost_row_(w, offsetof(ModelParameters, wte));
     part.times = w->times * ceil(w->N / tokens);
     part.N = w->N * w->times / part.times;
     cost_matmul_(&part, wte);
-    cost_add_(&part, COST_CLASSIFIER, 0, cross_entropy_backward_bytes(part.N, w->cfg.Vp, w->size));
+    cost_add_(&part, COST_CLASSIFIER, 0, cross_entropy_backward_bytes(part.N, w->s->cfg.Vp, w->size));
     cost_matmul_(&part, wte);
-    if (!freeze_has_classifier(&w->freeze)) {
+    if (!freeze_has_classifier(&w->s->freeze)) {
         cost_gradient_(&part, wte);
     }
 }
@@ -236,13 +225,13 @@ static inline void cost_classifier_(const CostWalk_* w) {
 static inline void cost_backward_(const CostWalk_* w) {
     cost_classifier_(w);
     cost_norm_backward_(w);
-    for (int l = w->cfg.L - 1; l >= w->freeze.first_block; l--) {
+    for (int l = w->s->cfg.L - 1; l >= w->s->freeze.first_block; l--) {
         cost_block_backward_(w, l);
     }
-    if (!freeze_has_classifier(&w->freeze)) {
-        const double ids = fmin(w->N, w->cfg.V);
+    if (!freeze_has_classifier(&w->s->freeze)) {
+        const double ids = fmin(w->N, w->s->cfg.V);
         cost_add_(w, COST_MEMORY, 0,
-                  embedding_backward_bytes(w->N, w->cfg.C, ids, w->size, (double)w->device->gradient_bytes));
+                  embedding_backward_bytes(w->N, w->s->cfg.C, ids, w->size, (double)w->s->gradient_bytes));
     }
 }
 
@@ -259,40 +248,37 @@ static inline void cost_muon_(const CostWalk_* w, const OptimizerState* state) {
     }
 }
 
-// The norm of the gradient, and the update of what this process owns.
+// Adds the norm of the gradient, and the update of what this rank owns.
 static inline void cost_optimizer_(const CostWalk_* w) {
-    const Options* o = w->o;
-    const size_t gradient_bytes = w->device->gradient_bytes;
-    Optimizer optimizer = setup_optimizer(o);
+    const ZeroPlan* zero = &w->s->zero;
+    const size_t gradient_bytes = w->s->gradient_bytes;
     OptimizerState state;
-    const ZeroPlan zero = setup_zero(w->cfg, o, o->shards);
-    optimizer.master = w->device->master;
-    optimizer_state_open(&state, optimizer, &zero, w->cfg);
-    const double owned = (double)zero_count(&zero, ZERO_OWNED),
-                 updated = (double)zero_count(&zero, ZERO_UPDATED),
-                 all_frozen = owned * freeze_count(&w->freeze, w->cfg) / model_count_stored(w->cfg),
+    optimizer_state_open(&state, w->s->optimizer, zero, w->s->cfg);
+    const double owned = (double)zero_count(zero, ZERO_OWNED),
+                 updated = (double)zero_count(zero, ZERO_UPDATED),
+                 all_frozen = owned * freeze_count(&w->s->freeze, w->s->cfg) / model_count_stored(w->s->cfg),
                  frozen = fmax(all_frozen - (owned - updated), 0); // among those that are updated
     cost_add_(w, COST_MEMORY, 0, updated * (double)gradient_bytes);
     cost_add_(w, COST_UPDATE, 0,
-              optimizer_bytes(&state, &zero, (size_t)w->size, gradient_bytes) -
+              optimizer_bytes(&state, zero, (size_t)w->size, gradient_bytes) -
                   frozen * ((double)gradient_bytes + 2 * w->size));
     cost_muon_(w, &state);
 }
 
-// An update of one process, which has its share of the sequences.
-static inline CostUpdate cost_update(ModelConfig cfg, const Options* o, const CostDevice* device) {
+// Returns the planned time of an update on one rank, which has its share of the sequences.
+static inline CostUpdate cost_update(const Settled* s, const CostRates* rates) {
+    const Options* o = &s->options;
+    const double ranks = s->ranks.size;
     CostUpdate sum;
     CostWalk_ w;
     memset(&sum, 0, sizeof(sum));
-    w.cfg = cfg;
-    w.o = o;
-    w.device = device;
-    w.freeze = freeze_of(cfg.L, o->freeze);
-    model_parameter_rows(w.rows, cfg);
-    w.times = ceil((double)o->total_batch / o->seq_len / o->batch / o->processes);
+    w.s = s;
+    w.rates = rates;
+    model_parameter_rows(w.rows, s->cfg);
+    w.times = ceil((double)o->total_batch / o->seq_len / o->batch / ranks);
     // of one that has anything to do
-    w.N = fmax((double)o->total_batch / o->processes / w.times, o->seq_len);
-    w.size = (double)device->element_bytes;
+    w.N = fmax((double)o->total_batch / ranks / w.times, o->seq_len);
+    w.size = (double)s->element_bytes;
     w.sum = &sum;
     cost_forward_(&w);
     cost_backward_(&w);

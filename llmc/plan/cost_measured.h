@@ -11,6 +11,7 @@ does meanwhile counts, too.
 #include <stdlib.h>
 
 #include "llmc/base/memory.h"
+#include "llmc/layers/linear.h"
 #include "llmc/optim/adamw.h"
 #include "llmc/ops/attention.h"
 #include "llmc/bf16/attention_bf16.h"
@@ -204,14 +205,16 @@ static inline void rates_launch_(Rates_* r) { residual_forward_cpu(r->a, r->b, r
 // ---- all ----
 
 // Micro-batches of N tokens.
-static inline void rates_measure(CostRates* rates, ModelConfig cfg, const Options* o, int is_bf16) {
+static inline void rates_measure(CostRates* rates, const Settled* s) {
+    const ModelConfig cfg = s->cfg;
+    const Options* o = &s->options;
     Rates_ r;
     memset(&r, 0, sizeof(r));
     r.C = cfg.C;
     r.HS = model_head_size(cfg);
     r.T = o->seq_len;
     r.Vp = cfg.Vp;
-    r.is_bf16 = is_bf16;
+    r.is_bf16 = (MatmulPrecision)o->matmul == MATMUL_BF16;
     r.N = (size_t)o->batch * (size_t)o->seq_len;
     r.params = (size_t)model_count_stored(cfg);
     float** const arrays[] = {&r.a, &r.b, &r.c, &r.d};
@@ -233,13 +236,13 @@ static inline void rates_measure(CostRates* rates, ModelConfig cfg, const Option
     }
 }
 
-// This CPU, for planned times; its rates are measured only if the options want any.
-static inline CostDevice rates_device(ModelConfig cfg, const Options* o, int is_bf16) {
-    CostDevice device = {{{0}, 0, ""}, sizeof(float), sizeof(float), MASTER_NONE};
-    if ((o->plan || o->fit != 0) && !options_only_uses_model(o)) {
-        rates_measure(&device.rates, cfg, o, is_bf16);
+// Returns the rates of this CPU; it measures them only for a planned time.
+static inline CostRates rates_cpu(const Settled* s) {
+    CostRates rates = {{0}, 0, ""};
+    if ((s->options.plan || s->options.fit != 0) && s->use != USE_EVALUATE) {
+        rates_measure(&rates, s);
     }
-    return device;
+    return rates;
 }
 
 #endif

@@ -1,5 +1,5 @@
 /*
-gpu_setup.cuh -- what options mean on a GPU, beside what they take of its memory (memory_limit.cuh): which GPU it is, how
+gpu_setup.cuh -- the settings that depend on the GPU, but not on its memory (memory_limit.cuh): which GPU it is, how
 matmuls are done, and which combinations it cannot do.
 */
 #ifndef LLMC_GPU_SETUP_CUH
@@ -15,7 +15,14 @@ matmuls are done, and which combinations it cannot do.
 #include "llmc/model/model.h"
 #include "llmc/gpu/gpu.cuh"
 #include "llmc/ops/matmul.cuh"
-#include "llmc/setup/options.h"
+#include "llmc/setup/settled.h"
+
+// Returns the type of the parameters in memory.
+static inline SafeTensorsDtype gpu_setup_dtype(void) {
+    return DTYPE_OF(floatX) == DTYPE_FP32   ? SAFETENSORS_F32
+           : DTYPE_OF(floatX) == DTYPE_FP16 ? SAFETENSORS_F16
+                                            : SAFETENSORS_BF16;
+}
 
 // Ends the program if the options ask for what only a CPU does, or another precision.
 static inline void gpu_setup_check_(const Options* o) {
@@ -32,27 +39,30 @@ static inline void gpu_setup_check_(const Options* o) {
 // True if micro-steps are graphs. With replicas a graph has operations of two communicators, and
 // others run outside of it: NCCL's manual has seen that to block for ever
 // (NCCL_GRAPH_MIXING_SUPPORT).
-static inline int gpu_setup_graph(const Options* o) {
-    return o->graph == OPTION_AUTO ? o->shards == o->processes : o->graph;
+static inline int gpu_setup_graph(const Settled* s) {
+    return s->options.graph == OPTION_AUTO ? s->ranks.shards == s->ranks.size : s->options.graph;
 }
 
-// Decides --device auto, and --autotune where processes only evaluate or convert: they have nothing
-// in common, so each would choose matmuls of its own.
-static inline void gpu_setup(Options* o, const Comm* comm) {
+// Returns the settings with --device auto decided, and without --autotune where ranks only evaluate or convert: they have
+// nothing in common, so each would choose matmuls of its own.
+static inline Settled gpu_setup(const Settled* s, const Comm* comm) {
+    Settled chosen = *s;
+    Options* o = &chosen.options;
     gpu_setup_check_(o);
-    if (!gpu_setup_graph(o) && o->graph == OPTION_AUTO) {
+    if (!gpu_setup_graph(s) && o->graph == OPTION_AUTO) {
         printf("graph: off, with replicas of the model; --graph on tries it\n");
     }
     if (comm->size > 1 && o->device != OPTION_AUTO) {
         die_usage("--device %d is for one process; %d take one GPU each", o->device, comm->size);
     }
-    if (comm->size > 1 && o->autotune && options_only_uses_model(o)) {
+    if (comm->size > 1 && o->autotune && s->use == USE_EVALUATE) {
         printf("autotune: off, with several processes that do not train\n");
         o->autotune = 0;
     }
     if (o->device == OPTION_AUTO) {
         o->device = comm->size > 1 ? gpu_device_of_rank(comm, OPTION_AUTO) : 0;
     }
+    return chosen;
 }
 
 // GELU inside a forward product takes values before they are rounded; computed again, it takes rounded ones.
@@ -67,10 +77,11 @@ static inline GeluFusion gpu_setup_gelu_(const Options* o) {
     return (GeluFusion)(gelu_again ? fusion & ~(GELU_FUSED_FORWARD | GELU_RACE_FORWARD) : fusion);
 }
 
-static inline MatmulSettings gpu_setup_matmul(ModelConfig cfg, const Options* o) {
+static inline MatmulSettings gpu_setup_matmul(const Settled* s) {
+    const Options* o = &s->options;
     const MatmulSettings settings = {
         o->tf32, gpu_setup_gelu_(o), o->bias_fusion, o->autotune,
-        matmul_workspace_bytes(o->device, (size_t)o->batch * (size_t)o->seq_len, (size_t)cfg.C)};
+        matmul_workspace_bytes(o->device, (size_t)o->batch * (size_t)o->seq_len, (size_t)s->cfg.C)};
     return settings;
 }
 

@@ -21,7 +21,6 @@ Each planned_... is one fact that the model is opened with.
 #include "llmc/ops/attention.cuh"
 #include "llmc/gpu/batch_queue.cuh"
 #include "llmc/ops/embedding.cuh"
-#include "llmc/model/freeze.h"
 #include "llmc/model/model.h"
 #include "llmc/gpu/gpu.cuh"
 #include "llmc/ops/norm.cuh"
@@ -40,60 +39,32 @@ Each planned_... is one fact that the model is opened with.
 #include "llmc/checkpoint/checkpoint.h"
 #include "llmc/plan/fit.h"
 #include "llmc/plan/gpu_setup.cuh"
-#include "llmc/setup/options.h"
+#include "llmc/setup/settled.h"
 #include "llmc/plan/plan.h"
-#include "llmc/setup/resolve.h"
-
-// The type of the weights as they are saved: of master weights if there are any.
-static inline SafeTensorsDtype planned_saved_dtype(const Options* o) {
-    const int has_master = o->master_weights && !options_only_uses_model(o),
-              is_fp32 = DTYPE_OF(floatX) == DTYPE_FP32 || has_master;
-    return is_fp32 ? SAFETENSORS_F32 : DTYPE_OF(floatX) == DTYPE_FP16 ? SAFETENSORS_F16 : SAFETENSORS_BF16;
-}
 
 // The tokens of a classifier's chunk: also of a batch that is smaller than a micro-batch.
-static inline int planned_chunk(const Options* o) {
+static inline int planned_chunk(const Settled* s) {
+    const Options* o = &s->options;
     const int64_t N = (int64_t)o->batch * o->seq_len;
     return (int)(o->logits_chunk < N ? o->logits_chunk : N);
 }
 
 // Returns the bytes of activations, for training or generation. A run that trains uses the same
 // memory for both, in turns, and for saves.
-static inline size_t planned_activations(TensorRow* rows, ModelConfig cfg, const Options* o) {
-    const Freeze freeze = freeze_of(cfg.L, o->freeze);
+static inline size_t planned_activations(TensorRow* rows, const Settled* s) {
+    const Options* o = &s->options;
+    const ModelConfig cfg = s->cfg;
     TensorRow texts[MODEL_ACTIVATION_ROWS];
     const int residuals = cfg.L - (o->offload_residuals ? offload_residual_layers(cfg.L) : 0);
-    const size_t text = decoder_activation_rows(texts, cfg, plan_decode_batch(o), o->seq_len);
+    const size_t text = decoder_activation_rows(texts, cfg, s->decode_batch, o->seq_len);
     const size_t trained = model_activation_rows(rows, cfg, o->batch, o->seq_len, o->recompute, residuals,
-                                                 freeze.first_block, (size_t)planned_chunk(o));
+                                                 s->freeze.first_block, (size_t)planned_chunk(s));
     const size_t least = TRANSFER_SCRATCH_LEAST, most = trained > least ? trained : least;
-    return o->recompute == RECOMPUTE_NEVER || text > most ? text : most;
+    return s->use == USE_GENERATE || text > most ? text : most;
 }
 
-// What is kept beside the weights.
-static inline MasterWeights planned_master(const Options* o) {
-    return !o->master_weights || DTYPE_OF(floatX) == DTYPE_FP32 ? MASTER_NONE
-           : DTYPE_OF(floatX) == DTYPE_FP16                     ? MASTER_FP32
-           : o->master_weights == MASTER_WEIGHTS_24             ? MASTER_24
-                                                                : MASTER_SPLIT;
-}
-
-// The optimizer's state of a process, with the master weights.
-static inline void planned_state(OptimizerState* state, ModelConfig cfg, const ZeroPlan* zero,
-                                 const Options* o) {
-    Optimizer optimizer = setup_optimizer(o);
-    optimizer.master = planned_master(o);
-    optimizer_state_open(state, optimizer, zero, cfg);
-}
-
-static inline DType planned_gradient_dtype(const Options* o) {
-    return o->gradients ? DTYPE_FP32 : DTYPE_OF(floatX);
-}
-
-// A run that only evaluates or converts keeps the whole model in every process, and neither
-// gradients nor state.
-static inline ZeroPlan planned_zero(ModelConfig cfg, const Options* o) {
-    return options_only_uses_model(o) ? zero_plan(cfg, 0, 0, 1) : setup_zero(cfg, o, o->shards);
+static inline DType planned_gradient_dtype(const Settled* s) {
+    return s->options.gradients ? DTYPE_FP32 : DTYPE_OF(floatX);
 }
 
 // What is between the chunks of the optimizer's state, and what they pass through.
@@ -114,79 +85,77 @@ static inline void memory_add_chunks_(Memory* memory, const OptimizerState* stat
 }
 
 // The optimizer's state and master weights, where they are kept.
-static inline void memory_add_optimizer_(Memory* memory, ModelConfig cfg, const ZeroPlan* zero,
-                                         const Options* o) {
-    const MemoryPlace place = o->offload_optimizer == OFFLOAD_DISK   ? MEMORY_DISK
-                              : o->offload_optimizer == OFFLOAD_HOST ? MEMORY_HOST
-                                                                     : MEMORY_DEVICE;
+static inline void memory_add_optimizer_(Memory* memory, const Settled* s) {
+    const int offload = s->options.offload_optimizer;
+    const MemoryPlace place = offload == OFFLOAD_DISK   ? MEMORY_DISK
+                              : offload == OFFLOAD_HOST ? MEMORY_HOST
+                                                        : MEMORY_DEVICE;
     OptimizerState state;
-    planned_state(&state, cfg, zero, o);
+    optimizer_state_open(&state, s->optimizer, &s->zero, s->cfg);
     plan_add_state(memory, &state, place);
     if (place != MEMORY_DEVICE) {
-        memory_add_chunks_(memory, &state, zero, place);
+        memory_add_chunks_(memory, &state, &s->zero, place);
     }
 }
 
 // Of the residual stream after a block.
-static inline size_t planned_residual_bytes(ModelConfig cfg, const Options* o) {
-    return (size_t)o->batch * (size_t)o->seq_len * (size_t)cfg.C * sizeof(floatX);
-}
-
-// Micro-batches of an update.
-static inline int64_t planned_micro_batches(const Options* o) {
-    return (o->total_batch / o->seq_len + o->batch - 1) / o->batch;
+static inline size_t planned_residual_bytes(const Settled* s) {
+    return (size_t)s->options.batch * (size_t)s->options.seq_len * (size_t)s->cfg.C * sizeof(floatX);
 }
 
 // Room for losses: of the micro-steps of an update, and of as many batches of a validation as the GPU may be behind the
 // host.
-static inline int64_t planned_losses(const Options* o) {
-    const int64_t update = planned_micro_batches(o), validation = 256;
+static inline int64_t planned_losses(const Settled* s) {
+    const int64_t update = s->micro_batches, validation = 256;
     return update > validation ? update : validation;
 }
 
-// And of one process.
-static inline double memory_micro_steps_(const Options* o) {
-    return ceil((double)planned_micro_batches(o) / o->processes);
+// Returns the micro-steps of an update on one rank.
+static inline double memory_micro_steps_(const Settled* s) {
+    return ceil((double)s->micro_batches / s->ranks.size);
 }
 
 // What --offload-params keeps on the host. Both passes read parameters; the norm and the update read gradients, too.
-static inline void memory_add_slices_(Memory* memory, const ZeroPlan* zero, const Options* o) {
-    const double m = memory_micro_steps_(o);
-    const size_t params = zero_parameter_slice_bytes(zero, DTYPE_OF(floatX)),
-                 grads = zero_gradient_slice_bytes(zero);
-    if (o->offload_params) {
+static inline void memory_add_slices_(Memory* memory, const Settled* s) {
+    const double m = memory_micro_steps_(s);
+    const size_t params = zero_parameter_slice_bytes(&s->zero, DTYPE_OF(floatX)),
+                 grads = zero_gradient_slice_bytes(&s->zero);
+    if (s->options.offload_params) {
         memory_set_moves(memory_count(memory, "shard of the parameters", MEMORY_HOST, params), 2 * m, 1);
         memory_set_moves(memory_count(memory, "shard of the gradients", MEMORY_HOST, grads), m + 1, m);
     }
 }
 
 // What --offload-residuals keeps on the host.
-static inline void memory_add_residuals_(Memory* memory, ModelConfig cfg, const Options* o) {
-    const size_t layers = o->offload_residuals ? (size_t)offload_residual_layers(cfg.L) : 0;
-    const double m = memory_micro_steps_(o);
-    memory_set_moves(
-        memory_count(memory, "residual stream", MEMORY_HOST, layers * planned_residual_bytes(cfg, o)), m, m);
+static inline void memory_add_residuals_(Memory* memory, const Settled* s) {
+    const size_t layers = s->options.offload_residuals ? (size_t)offload_residual_layers(s->cfg.L) : 0;
+    const double m = memory_micro_steps_(s);
+    memory_set_moves(memory_count(memory, "residual stream", MEMORY_HOST, layers * planned_residual_bytes(s)),
+                     m, m);
 }
 
 // What the operations of training need for themselves, and room for batches and results.
-static inline size_t memory_scratch_(ModelConfig cfg, const ZeroPlan* zero, const Options* o) {
+static inline size_t memory_scratch_(const Settled* s) {
+    const Options* o = &s->options;
+    const ModelConfig cfg = s->cfg;
+    const ZeroPlan* zero = &s->zero;
     const size_t N = (size_t)o->batch * o->seq_len;
     OptimizerState state;
-    planned_state(&state, cfg, zero, o);
+    optimizer_state_open(&state, s->optimizer, zero, cfg);
     return optimizer_planned_bytes<floatX>(&state, zero) +
            attention_planned_bytes(o->batch, o->seq_len, cfg.C, cfg.NH, DTYPE_OF(floatX)) +
            layernorm_planned_bytes((int)N, cfg.C) + embedding_planned_bytes((int)N, cfg.C) +
            (o->freeze && o->freeze[0] ? optimizer_freeze_bytes(zero->groups) : 0) +
            gradient_norm_planned_bytes(zero_count(zero, ZERO_SHARDS)) + batch_queue_planned_bytes(N) +
-           step_result_bytes(planned_losses(o)) + N * sizeof(int);
+           step_result_bytes(planned_losses(s)) + N * sizeof(int);
 }
 
 // What passes between the GPU and the host on its way.
-static inline size_t memory_staging_(ModelConfig cfg, const Options* o) {
-    const size_t N = (size_t)o->batch * o->seq_len,
-                 trained = batch_queue_pinned_bytes(N) + step_result_bytes(planned_losses(o));
-    return decoder_host_bytes(cfg, plan_decode_batch(o), o->seq_len) +
-           (o->recompute == RECOMPUTE_NEVER ? 0 : trained);
+static inline size_t memory_staging_(const Settled* s) {
+    const size_t N = (size_t)s->options.batch * s->options.seq_len,
+                 trained = batch_queue_pinned_bytes(N) + step_result_bytes(planned_losses(s));
+    return decoder_host_bytes(s->cfg, s->decode_batch, s->options.seq_len) +
+           (s->use == USE_GENERATE ? 0 : trained);
 }
 
 // Whether the update has matmuls beside those of the backward pass, on another stream: with a workspace of their own.
@@ -194,77 +163,80 @@ static inline int planned_matmuls_beside(const Options* o) {
     return o->update_in_backward && o->optimizer == OPTIMIZER_MUON;
 }
 
-static inline size_t memory_workspaces_(ModelConfig cfg, const Options* o) {
-    const MatmulSettings settings = gpu_setup_matmul(cfg, o);
+static inline size_t memory_workspaces_(const Settled* s) {
+    const MatmulSettings settings = gpu_setup_matmul(s);
     MatmulSettings beside = settings;
     beside.bias_fusion = 0;
-    return matmul_planned_bytes(settings) + (planned_matmuls_beside(o) ? matmul_planned_bytes(beside) : 0);
+    return matmul_planned_bytes(settings) +
+           (planned_matmuls_beside(&s->options) ? matmul_planned_bytes(beside) : 0);
 }
 
 // NCCL's memory. For a plan, which opens nothing: a GiB for a communicator, and 12 MiB for each of
 // 32 channels to each other process of a replica, as NCCL lists them in
 // https://github.com/NVIDIA/nccl/issues/1685. There 8 H100s take 4.34 GB after their first
 // all-to-all; 6 GB with three communicators are seen in issues/864.
-static inline size_t planned_nccl_bytes(const Options* o) {
-    const size_t communicators = o->shards < o->processes ? 3 : 1;
-    return o->processes == 1 || options_only_uses_model(o) || !o->plan
-               ? o->nccl_bytes
-               : (communicators << 30) + (size_t)(o->shards - 1) * 32 * ((size_t)12 << 20);
+static inline size_t planned_nccl_bytes(const Settled* s) {
+    const Ranks ranks = s->ranks;
+    const size_t communicators = ranks.shards < ranks.size ? 3 : 1;
+    return ranks.size == 1 || s->use != USE_TRAIN || !s->options.plan
+               ? s->nccl_bytes
+               : (communicators << 30) + (size_t)(ranks.shards - 1) * 32 * ((size_t)12 << 20);
 }
 
 // Matmuls, generation, and what all runs have on the host.
-static inline void memory_add_common_(Memory* memory, ModelConfig cfg, const Options* o) {
-    memory_count(memory, "NCCL", MEMORY_DEVICE, planned_nccl_bytes(o));
-    memory_count(memory, "cuBLASLt workspace", MEMORY_DEVICE, memory_workspaces_(cfg, o));
-    memory_count(memory, "expanded matrix", MEMORY_DEVICE, linear_planned_bytes(cfg, o->quantize));
-    memory_count(memory, "texts", MEMORY_DEVICE, decoder_planned_bytes(plan_decode_batch(o), o->seq_len));
-    memory_count(memory, "staging", MEMORY_HOST, memory_staging_(cfg, o));
+static inline void memory_add_common_(Memory* memory, const Settled* s) {
+    memory_count(memory, "NCCL", MEMORY_DEVICE, planned_nccl_bytes(s));
+    memory_count(memory, "cuBLASLt workspace", MEMORY_DEVICE, memory_workspaces_(s));
+    memory_count(memory, "expanded matrix", MEMORY_DEVICE, linear_planned_bytes(s->cfg, s->options.quantize));
+    memory_count(memory, "texts", MEMORY_DEVICE, decoder_planned_bytes(s->decode_batch, s->options.seq_len));
+    memory_count(memory, "staging", MEMORY_HOST, memory_staging_(s));
 }
 
 // Sets the list of all that model_open allocates, to the byte, the copy of the first save, and what
 // NCCL has; it ends with a name of NULL. Only cuDNN's workspace, where it is used, is an upper
 // bound.
-static inline void memory_plan(Memory* memory, ModelConfig cfg, const Options* o) {
+static inline void memory_plan(Memory* memory, const Settled* s) {
     TensorRow parameters[MODEL_PARAMETER_ROWS], activations[MODEL_ACTIVATION_ROWS];
-    const ZeroPlan zero = planned_zero(cfg, o);
-    const int trains = !options_only_uses_model(o);
+    const Options* o = &s->options;
+    const ZeroPlan* zero = &s->zero;
+    const DType dtype = DTYPE_OF(floatX);
     const int on_gpu = !o->offload_params; // the slices of both
     if (o->quantize) {
         memory_count(memory, "parameters in 8 bits", MEMORY_DEVICE,
-                     quantized_parameter_rows(parameters, cfg, sizeof(floatX)));
+                     quantized_parameter_rows(parameters, s->cfg, sizeof(floatX)));
     } else {
         memory_count(memory, "parameters", MEMORY_DEVICE,
-                     zero_parameter_bytes(&zero, DTYPE_OF(floatX)) +
-                         (on_gpu ? zero_parameter_slice_bytes(&zero, DTYPE_OF(floatX)) : 0));
+                     zero_parameter_bytes(zero, dtype) +
+                         (on_gpu ? zero_parameter_slice_bytes(zero, dtype) : 0));
     }
-    if (o->recompute == RECOMPUTE_NEVER) {
-        const size_t bytes = decoder_activation_rows(activations, cfg, plan_decode_batch(o), o->seq_len);
+    if (s->use == USE_GENERATE) {
+        const size_t bytes = decoder_activation_rows(activations, s->cfg, s->decode_batch, o->seq_len);
         plan_add_text(memory, activations, bytes);
-        memory_add_common_(memory, cfg, o);
+        memory_add_common_(memory, s);
         return;
     }
-    if (trains) {
+    if (s->use == USE_TRAIN) {
         memory_count(memory, "gradients", MEMORY_DEVICE,
-                     zero_gradient_bytes(&zero, planned_gradient_dtype(o)) +
-                         (on_gpu ? zero_gradient_slice_bytes(&zero) : 0));
-        memory_add_slices_(memory, &zero, o);
-        memory_add_optimizer_(memory, cfg, &zero, o);
-        memory_add_residuals_(memory, cfg, o);
+                     zero_gradient_bytes(zero, planned_gradient_dtype(s)) +
+                         (on_gpu ? zero_gradient_slice_bytes(zero) : 0));
+        memory_add_slices_(memory, s);
+        memory_add_optimizer_(memory, s);
+        memory_add_residuals_(memory, s);
     }
-    memory_count(memory, "activations", MEMORY_DEVICE, planned_activations(activations, cfg, o));
-    memory_count(memory, "scratch", MEMORY_DEVICE, memory_scratch_(cfg, &zero, o));
-    memory_add_common_(memory, cfg, o);
+    memory_count(memory, "activations", MEMORY_DEVICE, planned_activations(activations, s));
+    memory_count(memory, "scratch", MEMORY_DEVICE, memory_scratch_(s));
+    memory_add_common_(memory, s);
     const size_t copy_bytes =
-        o->out[0] && trains
-            ? checkpoints_bytes(cfg, setup_optimizer(o), &zero, planned_saved_dtype(o), o->model_file_gb)
+        o->out[0] && s->use == USE_TRAIN
+            ? checkpoints_bytes(s->cfg, s->optimizer, zero, s->saved_dtype, o->model_file_gb)
             : 0;
     memory_count(memory, "pinned copy to save", MEMORY_HOST, copy_bytes);
 }
 
-// Of the GPU.
-static inline size_t memory_bytes_(ModelConfig cfg, const Options* options) {
+// Returns the bytes of GPU memory that the plan takes.
+static inline size_t memory_bytes_(const Settled* s) {
     Memory memory = memory_dry();
-    memory_plan(&memory, cfg, options);
+    memory_plan(&memory, s);
     return memory_bytes(&memory, MEMORY_DEVICE);
 }
 
@@ -277,151 +249,158 @@ static inline size_t memory_free_(int device) {
 
 // Returns the GPU memory that a plan, NCCL included, may use. It leaves 2 % to kernels and all else
 // that CUDA loads during the run, and 64 MiB, since the driver hands out units of 2 MiB.
-static inline size_t memory_usable_(const Options* o) {
-    const size_t found = memory_free_(o->device) + o->nccl_bytes, room = found / 50 + ((size_t)64 << 20);
+static inline size_t memory_usable_(const Settled* s) {
+    const size_t found = memory_free_(s->options.device) + s->nccl_bytes,
+                 room = found / 50 + ((size_t)64 << 20);
     return found > room ? found - room : 0;
 }
 
-// Connects the GPUs of several processes for the run that follows, and prints what NCCL takes of
-// this one. Collective.
-static inline void memory_connect(ModelConfig cfg, Options* o, Comm* comm) {
-    const ZeroPlan zero = planned_zero(cfg, o);
+// Connects the GPUs of several ranks for the run that follows. Returns the GPU memory that NCCL takes of this one, and
+// prints it. Collective.
+static inline size_t memory_connect(const Settled* s, Comm* comm) {
     Gpu gpu;
-    gpu_open(&gpu, o->device);
-    const size_t before = memory_free_(o->device);
-    zero_connect(&zero, planned_gradient_dtype(o), comm, &gpu);
-    const size_t after = memory_free_(o->device);
-    o->nccl_bytes = before > after ? before - after : 0;
+    gpu_open(&gpu, s->options.device);
+    const size_t before = memory_free_(s->options.device);
+    zero_connect(&s->zero, planned_gradient_dtype(s), comm, &gpu);
+    const size_t after = memory_free_(s->options.device), bytes = before > after ? before - after : 0;
     gpu_close(&gpu);
     const GroupGpu* all = &((const ZeroGroups*)comm->gpus)->all;
-    gpu_library_takes(all->communicator, o->nccl_bytes);
-    printf("%s: %.1f MiB of GPU memory\n", all->library, (double)o->nccl_bytes / (1 << 20));
+    gpu_library_takes(all->communicator, bytes);
+    printf("%s: %.1f MiB of GPU memory\n", all->library, (double)bytes / (1 << 20));
+    return bytes;
 }
 
-// The least that --logits-chunk auto chooses: smaller chunks save little memory.
-static inline int memory_least_chunk_(ModelConfig cfg, const Options* o) {
-    return (int)model_classifier_chunk(cfg, (size_t)o->batch * (size_t)o->seq_len);
+// Returns the least that --logits-chunk auto chooses: smaller chunks save little memory.
+static inline int memory_least_chunk_(const Settled* s) {
+    return (int)model_classifier_chunk(s->cfg, (size_t)s->options.batch * (size_t)s->options.seq_len);
 }
 
-static inline int memory_least_recompute_(const Options* o) {
-    return o->offload_residuals ? RECOMPUTE_BLOCK : RECOMPUTE_NONE;
+static inline int memory_least_recompute_(const Settled* s) {
+    return s->options.offload_residuals ? RECOMPUTE_BLOCK : RECOMPUTE_NONE;
 }
 
 // Ends the program if the run does not fit into the memory of the GPU. The error names the largest micro-batch
 // that fits, with the lowest level of recomputation that it needs.
-static inline void memory_require(ModelConfig cfg, const Options* options) {
-    const size_t free_bytes = memory_usable_(options), wanted = memory_bytes_(cfg, options);
+static inline void memory_require(const Settled* s) {
+    const size_t free_bytes = memory_usable_(s), wanted = memory_bytes_(s);
+    const double free_mib = (double)free_bytes / (1 << 20), wanted_mib = (double)wanted / (1 << 20);
     if (wanted <= free_bytes) {
         return;
     }
-    CHECK(options->recompute != RECOMPUTE_NEVER,
+    CHECK(s->use != USE_GENERATE,
           "the model and its texts need %.1f MiB of GPU memory, %.1f are free; wanted a smaller --batch or "
           "--seq-len",
-          (double)wanted / (1 << 20), (double)free_bytes / (1 << 20));
-    Options smaller = *options;
-    for (; smaller.batch > 0; smaller.batch /= 2) {
-        const int least = memory_least_chunk_(cfg, &smaller);
-        smaller.logits_chunk = options->logits_chunk;
+          wanted_mib, free_mib);
+    Settled smaller = *s;
+    Options* o = &smaller.options;
+    for (; o->batch > 0; o->batch /= 2) {
+        const int least = memory_least_chunk_(&smaller);
+        o->logits_chunk = s->options.logits_chunk;
         const int has_more = planned_chunk(&smaller) > least;
-        smaller.logits_chunk = has_more ? least : options->logits_chunk;
-        for (smaller.recompute = memory_least_recompute_(options); smaller.recompute <= RECOMPUTE_BLOCK;
-             smaller.recompute++) {
-            CHECK(memory_bytes_(cfg, &smaller) > free_bytes,
+        o->logits_chunk = has_more ? least : s->options.logits_chunk;
+        settled_conclude(&smaller);
+        for (o->recompute = memory_least_recompute_(s); o->recompute <= RECOMPUTE_BLOCK; o->recompute++) {
+            CHECK(memory_bytes_(&smaller) > free_bytes,
                   "the run needs %.1f MiB of GPU memory, %.1f are free; --batch %d --recompute %s%s fits",
-                  (double)wanted / (1 << 20), (double)free_bytes / (1 << 20), smaller.batch,
-                  model_recompute_word(smaller.recompute), has_more ? " --logits-chunk auto" : "");
+                  wanted_mib, free_mib, o->batch, model_recompute_word(o->recompute),
+                  has_more ? " --logits-chunk auto" : "");
         }
     }
     CHECK(0,
           "the run needs %.1f MiB of GPU memory, %.1f are free: too little even for --batch 1 --recompute 3",
-          (double)wanted / (1 << 20), (double)free_bytes / (1 << 20));
+          wanted_mib, free_mib);
 }
 
-// Returns the limit for options that are chosen by the plan; without such a GPU, SIZE_MAX. --fit may
+// Returns the limit for settings that are chosen by the plan; without such a GPU, SIZE_MAX. --fit may
 // lower it.
-static inline size_t memory_limit_(const Options* o) {
-    const size_t wanted = o->fit > 0 ? (size_t)(o->fit * (float)(1 << 30)) : SIZE_MAX;
+static inline size_t memory_limit_(const Settled* s) {
+    const float fit = s->options.fit;
+    const size_t wanted = fit > 0 ? (size_t)(fit * (float)(1 << 30)) : SIZE_MAX;
     int count = 0;
-    if (cudaGetDeviceCount(&count) != cudaSuccess || o->device >= count) {
+    if (cudaGetDeviceCount(&count) != cudaSuccess || s->options.device >= count) {
         cudaGetLastError(); // clears the error: a plan needs no GPU
         return wanted;
     }
-    const size_t usable = memory_usable_(o);
+    const size_t usable = memory_usable_(s);
     return wanted < usable ? wanted : usable;
 }
 
-// Decides --recompute auto and prints why: the lowest level that fits into the GPU's memory.
-static inline void memory_choose_recompute_(ModelConfig cfg, Options* options, size_t limit) {
-    options->recompute = memory_least_recompute_(options);
-    if (options->recompute == RECOMPUTE_BLOCK) {
-        printf("recompute: level %s, for --offload-residuals\n", model_recompute_word(options->recompute));
-        return;
+// Returns --recompute auto and prints why: the lowest level that fits into the GPU's memory.
+static inline int memory_choose_recompute_(const Settled* s, size_t limit) {
+    Settled tried = *s;
+    int* level = &tried.options.recompute;
+    *level = memory_least_recompute_(s);
+    if (*level == RECOMPUTE_BLOCK) {
+        printf("recompute: level %s, for --offload-residuals\n", model_recompute_word(*level));
+        return *level;
     }
-    while (options->recompute < RECOMPUTE_BLOCK && memory_bytes_(cfg, options) > limit) {
-        options->recompute++;
+    while (*level < RECOMPUTE_BLOCK && memory_bytes_(&tried) > limit) {
+        ++*level;
     }
     if (limit == SIZE_MAX) {
         printf("recompute: level 0, assuming that it fits: no GPU to check\n");
     } else {
         printf("recompute: level %s, the lowest that fits into %.1f MiB of free GPU memory\n",
-               model_recompute_word(options->recompute), (double)limit / (1 << 20));
+               model_recompute_word(*level), (double)limit / (1 << 20));
     }
+    return *level;
 }
 
-// Decides --logits-chunk auto and prints it: all tokens of a micro-batch, half of them, a quarter ... With
+// Returns --logits-chunk auto and prints it: all tokens of a micro-batch, half of them, a quarter ... With
 // fewer chunks, fewer matmuls read and write the gradient of the embedding, and round it.
-static inline void memory_choose_chunk_(ModelConfig cfg, Options* options, size_t limit) {
-    const int least = memory_least_chunk_(cfg, options);
-    options->logits_chunk = INT_MAX;
-    const int N = planned_chunk(options);
-    options->logits_chunk = N;
-    for (int parts = 2; options->logits_chunk > least && memory_bytes_(cfg, options) > limit; parts *= 2) {
-        options->logits_chunk = ceil_div(N, parts) > least ? ceil_div(N, parts) : least;
+static inline int memory_choose_chunk_(const Settled* s, size_t limit) {
+    const int least = memory_least_chunk_(s);
+    Settled tried = *s;
+    int* chunk = &tried.options.logits_chunk;
+    *chunk = INT_MAX;
+    const int N = planned_chunk(&tried);
+    *chunk = N;
+    for (int parts = 2; *chunk > least && memory_bytes_(&tried) > limit; parts *= 2) {
+        *chunk = ceil_div(N, parts) > least ? ceil_div(N, parts) : least;
     }
-    printf("logits: %d tokens at a time, %s\n", options->logits_chunk,
-           options->logits_chunk == N ? "the whole micro-batch"
-                                      : "the largest chunk that fits into GPU memory");
+    printf("logits: %d tokens at a time, %s\n", *chunk,
+           *chunk == N ? "the whole micro-batch" : "the largest chunk that fits into GPU memory");
+    return *chunk;
 }
 
-// The plan of --fit, which leaves --logits-chunk auto for later.
-static inline void memory_plan_least_(Memory* memory, ModelConfig cfg, const Options* options) {
-    Options least = *options;
-    least.logits_chunk =
-        options->logits_chunk == OPTION_AUTO ? memory_least_chunk_(cfg, options) : options->logits_chunk;
-    memory_plan(memory, cfg, &least);
+// Returns the settings with the smallest chunk of logits where --logits-chunk is still auto.
+static inline Settled memory_with_least_chunk_(const Settled* s) {
+    Settled least = *s;
+    if (s->options.logits_chunk == OPTION_AUTO) {
+        least.options.logits_chunk = memory_least_chunk_(s);
+    }
+    return least;
 }
 
-// --fit: decides --batch, --recompute and --offload-optimizer.
-static inline void memory_fit_(ModelConfig cfg, Options* options, Comm* comm, const CostDevice* speed,
-                               size_t limit) {
+// Plans for --fit, which leaves --logits-chunk auto for later.
+static inline void memory_plan_least_(Memory* memory, const Settled* s) {
+    const Settled least = memory_with_least_chunk_(s);
+    memory_plan(memory, &least);
+}
+
+// Returns the settings with the --batch, --recompute and --offload-optimizer of --fit.
+static inline Settled memory_fit_(const Settled* s, Comm* comm, const CostRates* rates, size_t limit) {
     const FitDevice device = {memory_plan_least_, limit,
-                              comm_min(comm, limits_free_bytes(comm->local_size, "")), 1, *speed};
+                              comm_min(comm, limits_free_bytes(comm->local_size, "")), 1, *rates};
     if (limit == SIZE_MAX) {
         die_usage("--fit auto: no GPU to ask for its free memory; wanted --fit GIB");
     }
-    fit_choose(stdout, cfg, options, &device);
+    return fit_choose(stdout, s, &device);
 }
 
-// Decides what is open because it depends on the GPU's memory: recomputation first, since it costs more than
-// chunks do.
-static inline void memory_choose(ModelConfig cfg, Options* options, Comm* comm, const CostDevice* speed) {
-    // all processes choose the same
-    const size_t limit = comm_min(comm, memory_limit_(options));
-    if (options->fit != 0) {
-        memory_fit_(cfg, options, comm, speed, limit);
+// Returns the settings with all that depends on the GPU's memory decided: recomputation before chunks, since it costs
+// more than they do.
+static inline Settled memory_choose(const Settled* s, Comm* comm, const CostRates* rates) {
+    const size_t limit = comm_min(comm, memory_limit_(s)); // all ranks choose the same
+    const Settled fitted = s->options.fit != 0 ? memory_fit_(s, comm, rates, limit) : *s;
+    Settled chosen = memory_with_least_chunk_(&fitted);
+    if (chosen.options.recompute == OPTION_AUTO) {
+        chosen.options.recompute = memory_choose_recompute_(&chosen, limit);
     }
-    const int recompute_is_auto = options->recompute == OPTION_AUTO,
-              chunk_is_auto = options->logits_chunk == OPTION_AUTO;
-    if (!recompute_is_auto && !chunk_is_auto) {
-        return;
+    if (fitted.options.logits_chunk == OPTION_AUTO) {
+        chosen.options.logits_chunk = memory_choose_chunk_(&chosen, limit);
     }
-    options->logits_chunk = chunk_is_auto ? memory_least_chunk_(cfg, options) : options->logits_chunk;
-    if (recompute_is_auto) {
-        memory_choose_recompute_(cfg, options, limit);
-    }
-    if (chunk_is_auto) {
-        memory_choose_chunk_(cfg, options, limit);
-    }
+    return chosen;
 }
 
 #endif

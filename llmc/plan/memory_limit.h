@@ -13,26 +13,25 @@ memory_limit.h -- the memory that a run on the CPU may take. A GPU's is memory_l
 
 #include "llmc/base/check.h"
 #include "llmc/comm/comm.h"
-#include "llmc/model/model.h"
 #include "llmc/base/limits.h"
 #include "llmc/plan/fit.h"
-#include "llmc/setup/options.h"
+#include "llmc/setup/settled.h"
 #include "llmc/plan/cost.h"
 
-// Decides --batch and --recompute if there is --fit.
-static inline void memory_choose_cpu(ModelConfig cfg, Options* o, Comm* comm, const CostDevice* speed,
-                                     FitPlan plan) {
-    if (o->fit == 0) {
-        return;
+// Returns the settings with what --fit decides; `plan` counts the memory of others.
+static inline Settled memory_choose_cpu(const Settled* s, Comm* comm, const CostRates* rates, FitPlan plan) {
+    const float fit = s->options.fit;
+    if (fit == 0) {
+        return *s;
     }
     const size_t found = limits_free_bytes(comm->local_size, ""),
-                 limit = o->fit > 0 ? (size_t)(o->fit * (float)(1 << 30)) : found;
+                 limit = fit > 0 ? (size_t)(fit * (float)(1 << 30)) : found;
     if (limit == SIZE_MAX) {
         die_usage("--fit auto: this system does not say how much memory is free; wanted --fit GIB");
     }
-    FitDevice device = {plan, comm_min(comm, limit), SIZE_MAX, 0, *speed};
-    comm_broadcast(comm, &device.speed.rates, sizeof(device.speed.rates)); // they choose the same
-    fit_choose(stdout, cfg, o, &device);
+    FitDevice device = {plan, comm_min(comm, limit), SIZE_MAX, 0, *rates};
+    comm_broadcast(comm, &device.rates, sizeof(device.rates)); // they choose the same
+    return fit_choose(stdout, s, &device);
 }
 
 // Ends the program if a limit of this job leaves less than the list takes: the system would kill

@@ -9,13 +9,12 @@ plan.h -- what a run takes: the tensors of the model with their sizes, memory by
 
 #include "llmc/base/memory.h"
 #include "llmc/checkpoint/checkpoint.h"
-#include "llmc/setup/options.h"
+#include "llmc/setup/settled.h"
 #include "llmc/plan/cost.h"
 #include "llmc/model/freeze.h"
 #include "llmc/model/model.h"
 #include "llmc/optim/loss_scale.h"
 #include "llmc/optim/optimizer.h"
-#include "llmc/formats/safetensors.h"
 #include "llmc/parallel/zero.h"
 #include "llmc/plan/mfu.h"
 
@@ -31,24 +30,17 @@ extern "C" {
 // What a run takes, and what the device can do.
 typedef struct {
     TensorRow parameters[MODEL_PARAMETER_ROWS], activations[MODEL_ACTIVATION_ROWS];
-    Memory memory;                // a dry ledger of all that the run takes
-    char device[256];             // in words
-    char device_kind[64];         // what the line about the device adds: " (sm_90), BF16"
-    double peak;                  // of the device, FLOP/s
-    MfuMeasure measure_peak;      // NULL: the peak is known, no step shows that the device can do more
-    ZeroPlan zero;                // what each rank has of the model
-    SafeTensorsDtype saved_dtype; // of the weights as they are saved: of master weights if there are any
-    int in_place;                 // weights and state lie on the host as they are saved
-    CheckpointMemory copy;        // of a save
-    LossScale loss_scale;         // of a new run
-    CostDevice speed;             // rates only for --plan and --fit
-    int64_t eval_sequences;       // of a validation; only for --plan
+    Memory memory;           // a dry ledger of all that the run takes
+    char device[256];        // in words
+    char device_kind[64];    // what the line about the device adds: " (sm_90), BF16"
+    double peak;             // of the device, FLOP/s
+    MfuMeasure measure_peak; // NULL: the peak is known, no step shows that the device can do more
+    int in_place;            // weights and state lie on the host as they are saved
+    CheckpointMemory copy;   // of a save
+    LossScale loss_scale;    // of a new run
+    CostRates rates;         // only for --plan and --fit
+    int64_t eval_sequences;  // of a validation; only for --plan
 } TrainerPlan;
-
-// Texts that a model generates at a time: a run that trains also samples, one by one.
-static inline int plan_decode_batch(const Options* o) {
-    return o->recompute == RECOMPUTE_NEVER ? o->batch : 1;
-}
 
 // Counts the optimizer's state that one process has, a kind for each slot. An update moves what is not on the device to it
 // and back.
@@ -65,26 +57,23 @@ typedef struct {
 } PlanMoves;
 PlanMoves plan_moves(const Memory* memory, MemoryPlace place);
 
-// The planned time of an update of one process, with these moves.
-CostUpdate plan_update(ModelConfig cfg, const Options* options, const CostDevice* device,
-                       const Memory* memory);
+// Returns the planned time of an update on one rank, with these moves.
+CostUpdate plan_update(const Settled* s, const CostRates* rates, const Memory* memory);
 
 // "planned: " and the kinds at each place, without the end of the line.
 void plan_print_kinds(FILE* file, const Memory* memory);
 
 // Two lines: the model, and its memory; between them one on what is frozen, if anything is.
-void plan_print_memory(FILE* file, ModelConfig cfg, const Options* options, const Memory* memory);
+void plan_print_memory(FILE* file, const Settled* s, const Memory* memory);
 
-// With several processes, a line: what each of them sends in an update. The last two are the bytes of an element of a
-// gradient and of a parameter.
-void plan_print_traffic(FILE* file, ModelConfig cfg, const Options* options, size_t gradient_bytes,
-                        size_t parameter_bytes);
+// Prints a line for several ranks: how much each of them sends in an update.
+void plan_print_traffic(FILE* file, const Settled* s);
 
 // The memory as members of a JSON object, in MiB, each with a comma before it; `memory` is a list.
 void plan_print_json(FILE* file, const void* memory);
 
 // All of it, for --plan: the tensors first, if they are asked for, and the summary last.
-void plan_print(FILE* file, ModelConfig cfg, const Options* options, const TrainerPlan* plan);
+void plan_print(FILE* file, const Settled* s, const TrainerPlan* plan);
 
 #ifdef __cplusplus
 }
@@ -97,7 +86,6 @@ void plan_print(FILE* file, ModelConfig cfg, const Options* options, const Train
 
 #include "llmc/base/text_buffer.h"
 #include "llmc/base/enum_words.h"
-#include "llmc/setup/resolve.h"
 #include "llmc/log/text_wrap.h"
 
 void plan_add_state(Memory* memory, const OptimizerState* state, MemoryPlace place) {
@@ -151,27 +139,28 @@ void plan_print_kinds(FILE* file, const Memory* memory) {
     plan_print_places_(file, memory);
 }
 
-// What is frozen, and what follows from it.
-static void plan_print_freeze_(FILE* file, ModelConfig cfg, const char* list) {
-    const Freeze freeze = freeze_of(cfg.L, list);
-    if (list[0] == '\0') {
+// Prints how much is frozen, and what follows from it.
+static void plan_print_freeze_(FILE* file, const Settled* s) {
+    const Freeze* freeze = &s->freeze;
+    const int first = freeze->first_block, L = s->cfg.L;
+    if (s->options.freeze[0] == '\0') {
         return;
     }
-    fprintf(file, "freeze: %.2fM of %.2fM parameters are frozen", freeze_count(&freeze, cfg) / 1e6,
-            model_count_stored(cfg) / 1e6);
-    if (freeze_has_classifier(&freeze)) {
+    fprintf(file, "freeze: %.2fM of %.2fM parameters are frozen", freeze_count(freeze, s->cfg) / 1e6,
+            model_count_stored(s->cfg) / 1e6);
+    if (freeze_has_classifier(freeze)) {
         fprintf(file, ", including the output layer (tied to wte)");
     }
-    if (freeze.first_block > 0) {
-        fprintf(file, "; the backward pass ends %s %d",
-                freeze.first_block < cfg.L ? "at block" : "above block",
-                freeze.first_block < cfg.L ? freeze.first_block : cfg.L - 1);
+    if (first > 0) {
+        fprintf(file, "; the backward pass ends %s %d", first < L ? "at block" : "above block",
+                first < L ? first : L - 1);
     }
     fputc('\n', file);
 }
 
-static void plan_describe_(FILE* file, ModelConfig cfg, const Options* options, const Memory* memory) {
-    const char* each = options->program.trainer == OPTION_GPU ? " per GPU" : " per process";
+static void plan_describe_(FILE* file, const Settled* s, const Memory* memory) {
+    const ModelConfig cfg = s->cfg;
+    const char* each = s->options.program.trainer == OPTION_GPU ? " per GPU" : " per process";
     fprintf(file,
             "model: %d layer%s, %d channel%s, %d head%s, context %d, vocabulary %d (padded to %d): %.2fM "
             "parameters",
@@ -179,48 +168,47 @@ static void plan_describe_(FILE* file, ModelConfig cfg, const Options* options, 
             model_count_parameters(cfg) / 1e6);
     if (cfg.share != SHARE_OFF) {
         fprintf(file, ", %.2fM in memory (--share-layers %s)", model_count_stored(cfg) / 1e6,
-                options->share_layers);
+                s->options.share_layers);
     }
     fputc('\n', file);
-    plan_print_freeze_(file, cfg, options->freeze);
-    fprintf(file, "memory%s: ", options->processes > 1 ? each : "");
+    plan_print_freeze_(file, s);
+    fprintf(file, "memory%s: ", s->ranks.size > 1 ? each : "");
     plan_print_places_(file, memory);
     fputc('\n', file);
 }
 
-void plan_print_memory(FILE* file, ModelConfig cfg, const Options* options, const Memory* memory) {
+void plan_print_memory(FILE* file, const Settled* s, const Memory* memory) {
     TextBuffer lines;
     text_buffer_open(&lines, "the plan");
-    plan_describe_(lines.file, cfg, options, memory);
+    plan_describe_(lines.file, s, memory);
     char* text = text_buffer_close(&lines);
     text_wrap_lines(file, text);
     free(text);
 }
 
-// What all processes gather of operands in an update. A GPU has no whole fp32 weights, which are gathered, too, if they are
-// summed up.
-static double plan_operand_bytes_(ModelConfig cfg, const Options* o, const ZeroPlan* zero) {
-    const Optimizer optimizer = setup_optimizer(o);
-    const int arrays = 1 + (o->program.trainer == OPTION_GPU && optimizer.sums_weights);
+// Returns the bytes of operands that all ranks gather in an update. A GPU has no whole fp32 weights, so these are
+// gathered, too, if they are summed up.
+static double plan_operand_bytes_(const Settled* s) {
+    const int arrays = 1 + (s->options.program.trainer == OPTION_GPU && s->optimizer.sums_weights);
     OptimizerState state;
-    optimizer_state_open(&state, optimizer, zero, cfg);
-    return (double)optimizer_gathered_elements(&state, zero) * arrays * sizeof(float);
+    optimizer_state_open(&state, s->optimizer, &s->zero, s->cfg);
+    return (double)optimizer_gathered_elements(&state, &s->zero) * arrays * sizeof(float);
 }
 
-void plan_print_traffic(FILE* file, ModelConfig cfg, const Options* o, size_t gradient_bytes,
-                        size_t parameter_bytes) {
-    const ZeroPlan zero = setup_zero(cfg, o, o->shards);
-    const ZeroTraffic traffic = zero_traffic(&zero, o->total_batch / o->seq_len, o->batch, gradient_bytes,
-                                             parameter_bytes, plan_operand_bytes_(cfg, o, &zero));
-    if (o->processes > 1 && !options_only_uses_model(o)) {
-        fprintf(file, "each update: every %s sends %.1f MiB",
-                o->program.trainer == OPTION_GPU ? "GPU" : "process", traffic.within / (1 << 20));
-        if (o->shards < o->processes) {
-            fprintf(file, " within its %d, and %.1f MiB to the other replicas", o->shards,
-                    traffic.between / (1 << 20));
-        }
-        fputc('\n', file);
+void plan_print_traffic(FILE* file, const Settled* s) {
+    const Ranks ranks = s->ranks;
+    if (ranks.size == 1 || s->use != USE_TRAIN) {
+        return;
     }
+    const ZeroTraffic traffic = zero_traffic(&s->zero, s->sequences, s->options.batch, s->gradient_bytes,
+                                             s->element_bytes, plan_operand_bytes_(s));
+    fprintf(file, "each update: every %s sends %.1f MiB",
+            s->options.program.trainer == OPTION_GPU ? "GPU" : "process", traffic.within / (1 << 20));
+    if (ranks.shards < ranks.size) {
+        fprintf(file, " within its %d, and %.1f MiB to the other replicas", ranks.shards,
+                traffic.between / (1 << 20));
+    }
+    fputc('\n', file);
 }
 
 static void plan_print_rows_(FILE* file, const TensorRow* rows, int count) {
@@ -249,9 +237,8 @@ PlanMoves plan_moves(const Memory* memory, MemoryPlace place) {
     return moves;
 }
 
-CostUpdate plan_update(ModelConfig cfg, const Options* options, const CostDevice* device,
-                       const Memory* memory) {
-    CostUpdate update = cost_update(cfg, options, device);
+CostUpdate plan_update(const Settled* s, const CostRates* rates, const Memory* memory) {
+    CostUpdate update = cost_update(s, rates);
     update.s[COST_MOVES] = plan_moves(memory, MEMORY_HOST).s + plan_moves(memory, MEMORY_DISK).s;
     return update;
 }
@@ -275,9 +262,10 @@ static void plan_print_moves_(FILE* file, const Memory* memory, MemoryPlace plac
 }
 
 // Disk space of checkpoints.
-static void plan_print_disk_(FILE* file, ModelConfig cfg, const Options* o) {
+static void plan_print_disk_(FILE* file, const Settled* s) {
+    const Options* o = &s->options;
     const double bytes =
-        4.0 * model_count_parameters(cfg) + optimizer_saved_bytes(setup_optimizer(o), cfg); // fp32 weights
+        4.0 * model_count_parameters(s->cfg) + optimizer_saved_bytes(s->optimizer, s->cfg); // fp32 weights
     const double kept = checkpoints_kept(o, 0);
     if (kept > 0 && o->steps > 0) {
         fprintf(file, "disk: %.0f checkpoint%s of at most %.1f MiB = %.1f MiB\n", kept, words_s(kept),
@@ -313,10 +301,12 @@ static void plan_print_rates_(FILE* file, const CostRates* rates) {
 }
 
 // The work of training and validation, and the time it takes.
-static void plan_print_work_(FILE* file, ModelConfig cfg, const Options* o, const TrainerPlan* plan) {
-    const Freeze freeze = freeze_of(cfg.L, o->freeze);
-    const double flops = freeze_flops_per_token(&freeze, cfg, o->seq_len), update = (double)o->total_batch;
-    const CostUpdate speed = plan_update(cfg, o, &plan->speed, &plan->memory);
+static void plan_print_work_(FILE* file, const Settled* s, const TrainerPlan* plan) {
+    const Options* o = &s->options;
+    const int ranks = s->ranks.size;
+    const double flops = freeze_flops_per_token(&s->freeze, s->cfg, o->seq_len),
+                 update = (double)o->total_batch;
+    const CostUpdate speed = plan_update(s, &plan->rates, &plan->memory);
     if (o->steps == OPTION_AUTO) {
         fprintf(file, "work: %.4g FLOP per token; how many tokens is known once the text is encoded\n",
                 flops);
@@ -330,11 +320,11 @@ static void plan_print_work_(FILE* file, ModelConfig cfg, const Options* o, cons
             "third of the cost per token\n",
             tokens, flops, tokens * flops, validations, words_s(validations), seen);
         fprintf(file, "time: %.2f hours planned; %.2f at the peak of %.0f GFLOP/s (%s%s)\n",
-                all / update * cost_total_s(&speed) / 3600, all * flops / plan->peak / o->processes / 3600,
-                plan->peak * 1e-9, plan->device, o->processes > 1 ? ", each" : "");
+                all / update * cost_total_s(&speed) / 3600, all * flops / plan->peak / ranks / 3600,
+                plan->peak * 1e-9, plan->device, ranks > 1 ? ", each" : "");
     }
     plan_print_update_(file, &speed, update);
-    plan_print_rates_(file, &plan->speed.rates);
+    plan_print_rates_(file, &plan->rates);
 }
 
 static void plan_print_tensors_(FILE* file, const Options* options, const TrainerPlan* plan) {
@@ -347,17 +337,17 @@ static void plan_print_tensors_(FILE* file, const Options* options, const Traine
     plan_print_rows_(file, plan->activations, MODEL_ACTIVATION_ROWS);
 }
 
-void plan_print(FILE* file, ModelConfig cfg, const Options* options, const TrainerPlan* plan) {
-    if (options->plan_tensors) {
-        plan_print_tensors_(file, options, plan);
+void plan_print(FILE* file, const Settled* s, const TrainerPlan* plan) {
+    if (s->options.plan_tensors) {
+        plan_print_tensors_(file, &s->options, plan);
     }
     fputc('\n', file);
-    plan_print_memory(file, cfg, options, &plan->memory);
+    plan_print_memory(file, s, &plan->memory);
     plan_print_moves_(file, &plan->memory, MEMORY_HOST);
     plan_print_moves_(file, &plan->memory, MEMORY_DISK);
-    plan_print_disk_(file, cfg, options);
-    if (!options_only_uses_model(options)) {
-        plan_print_work_(file, cfg, options, plan);
+    plan_print_disk_(file, s);
+    if (s->use == USE_TRAIN) {
+        plan_print_work_(file, s, plan);
     }
 }
 

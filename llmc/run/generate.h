@@ -24,7 +24,7 @@ extern "C" {
 #endif
 
 // Refuses what can be refused, reads the prompts, and plans: sets run->generate.
-void generate_open(Run* run);
+void generate_open(Run* run, Ranks ranks);
 
 // Generates all that the options ask for with the model, which is open.
 void generate_texts(Run* run, Model* model);
@@ -62,7 +62,6 @@ void generate_close(Generate* g);
 #include "llmc/setup/run_data.h"
 #include "llmc/run/run_outputs.h"
 #include "llmc/setup/resolve.h"
-#include "llmc/setup/conflicts.h"
 #include "llmc/setup/options.h"
 #include "llmc/checkpoint/model_path.h"
 #include "llmc/comm/comm.h"
@@ -91,7 +90,7 @@ typedef struct {
 
 struct Generate {
     Run* run;
-    Options* options; // of the run; --interactive changes some
+    Options options; // settings of samples; lines of --interactive change some
     GenerateSpeed_ speed;
     int64_t lines;   // of --interactive so far
     int *ids, count; // (T + 1) of the prompt
@@ -108,19 +107,19 @@ struct Generate {
 // ---- texts ----
 
 static Rand generate_random_(const Generate* g, int64_t prompt) {
-    return rand_open(g->options->seed, rand_stream("texts") + (uint64_t)prompt);
+    return rand_open(g->options.seed, rand_stream("texts") + (uint64_t)prompt);
 }
 
 // The model is good for nothing.
 static void generate_check_(const Generate* g, const GeneratorSequence* sequence) {
-    CHECK(sequence->end != GENERATOR_DIVERGED, "%s: the model's logits are not finite", g->options->model);
+    CHECK(sequence->end != GENERATOR_DIVERGED, "%s: the model's logits are not finite", g->options.model);
 }
 
 static void generate_begin_(Generate* g, int slot, const int* ids, int count, Rand* rng) {
     GeneratorSequence* sequence = &g->run->generator.sequences[slot];
     const double start_s = time_now_s();
     text_stream_begin(&sequence->stream);
-    generator_begin(&g->run->generator, slot, ids, count, g->options->tokens, rng);
+    generator_begin(&g->run->generator, slot, ids, count, g->options.tokens, rng);
     g->speed.read += count;
     g->speed.read_s += time_now_s() - start_s;
     generate_check_(g, sequence);
@@ -180,7 +179,7 @@ static void generate_print_(Generate* g, const char* shown, const int* ids, int 
 }
 
 static void generate_one_(Generate* g) {
-    generate_print_(g, g->options->prompt, g->ids, g->count, 0);
+    generate_print_(g, g->options.prompt, g->ids, g->count, 0);
     generate_print_speed_(g);
 }
 
@@ -188,8 +187,8 @@ static void generate_one_(Generate* g) {
 static void generate_answer_(Generate* g, const char* line, size_t bytes) {
     const GenerateSpeed_ none = {0, 0, 0, 0};
     char error[ERROR_BYTES];
-    if (!run_data_try_prompt(g->ids, &g->count, g->options->seq_len, &g->run->data, g->options, g->run->cfg.V,
-                             line, bytes, error)) {
+    if (!run_data_try_prompt(g->ids, &g->count, g->options.seq_len, &g->run->data, &g->options,
+                             g->run->settled.cfg.V, line, bytes, error)) {
         fprintf(stderr, "note: %s\n", error);
         return;
     }
@@ -206,7 +205,7 @@ static void generate_show_settings_(const Generate* g) {
     char value[OPTION_TEXT_BYTES];
     for (int i = 0; i < GENERATE_NUM_SETTINGS_; i++) {
         const OptionRow* row = option_find(GENERATE_SETTINGS_[i], strlen(GENERATE_SETTINGS_[i]));
-        fprintf(stderr, "%s:%s %s", i ? "  " : "", row->name, option_text(g->options, row, value));
+        fprintf(stderr, "%s:%s %s", i ? "  " : "", row->name, option_text(&g->options, row, value));
     }
     fputs("  exit\n", stderr);
 }
@@ -222,7 +221,7 @@ static void generate_set_(Generate* g, const char* line) {
             continue;
         }
         const OptionRow* row = option_find(name, strlen(name));
-        if (!option_set(g->options, row, value)) {
+        if (!option_set(&g->options, row, value)) {
             fprintf(stderr, "note: :%s is '%s'; wanted %s\n", row->name,
                     printable_copy(name, sizeof(name), value), option_wanted(row, wanted));
         }
@@ -289,10 +288,10 @@ static void generate_add_(Generate* g, char* line, size_t bytes, int number) {
     g->prompts = (GeneratePrompt_*)check_grow(g->prompts, so_far, sizeof(GeneratePrompt_), "prompts");
     GeneratePrompt_* p = &g->prompts[g->num_prompts];
     memset(p, 0, sizeof(*p));
-    snprintf(place, sizeof(place), "%s:%d", g->options->prompts, number);
+    snprintf(place, sizeof(place), "%s:%d", g->options.prompts, number);
     CHECK(generate_try_parse_(p, line, bytes, place, error), "%s", error);
-    CHECK(run_data_try_prompt(g->ids, &p->count, g->options->seq_len, &g->run->data, g->options,
-                              g->run->cfg.V, p->text, p->bytes, error),
+    CHECK(run_data_try_prompt(g->ids, &p->count, g->options.seq_len, &g->run->data, &g->options,
+                              g->run->settled.cfg.V, p->text, p->bytes, error),
           "%s: %s", place, error);
     p->ids = (int*)check_alloc((size_t)p->count, sizeof(int), "prompt");
     memcpy(p->ids, g->ids, (size_t)p->count * sizeof(int));
@@ -301,7 +300,7 @@ static void generate_add_(Generate* g, char* line, size_t bytes, int number) {
 
 // Reads the prompts.
 static void generate_read_(Generate* g) {
-    const Options* o = g->options;
+    const Options* o = &g->options;
     char error[ERROR_BYTES];
     size_t bytes, mark = 0;
     int number = 1;
@@ -323,7 +322,7 @@ static void generate_read_(Generate* g) {
 
 // Where the texts go; after all that can be refused.
 static void generate_open_out_(Generate* g) {
-    const char* path = g->options->out_texts;
+    const char* path = g->options.out_texts;
     g->out = stdout;
     g->out_name = "standard output";
     if (path[0]) {
@@ -440,48 +439,41 @@ static void generate_check_options_(const Options* o, const Comm* comm) {
     run_outputs_check(o);
 }
 
-// Everything that can be refused.
-static void generate_setup_(Generate* g) {
+// Decides the settings and reads the prompts: all that can be refused.
+static void generate_setup_(Generate* g, Ranks ranks) {
     Run* run = g->run;
-    Options* o = g->options;
-    run->model_path = model_path_find(o, run->newest);
-    const ModelConfig found = setup_read_model(run->model_path);
-    run_data_open_text_tokenizer(&run->data, o, run->model_path);
-    run->cfg = setup_model(o, &run->data, run->model_path, found);
-    setup_check_quantize(o, run->cfg);
-    setup_matmul(o);
-    setup_generation(o);
+    run->model_path = model_path_find(&run->given, run->newest);
+    const SettleInput input = {ranks, run->trainer->dtype, run->model_path, setup_read_model(run->model_path),
+                               0};
+    settle(&run->settled, &run->data, &run->given, &input);
+    g->options = run->settled.options;
+    const Options* o = &g->options;
     g->ids = (int*)check_alloc((size_t)o->seq_len + 1, sizeof(int), "prompt");
     if (o->prompts[0]) {
         generate_read_(g);
     } else {
-        g->count = run_data_prompt(g->ids, o->seq_len, &run->data, o, run->cfg.V);
+        g->count = run_data_prompt(g->ids, o->seq_len, &run->data, o, run->settled.cfg.V);
     }
 }
 
-void generate_open(Run* run) {
+void generate_open(Run* run, Ranks ranks) {
     Generate* g = (Generate*)check_alloc(1, sizeof(Generate), "generation");
-    Options* o = &run->options;
     signals_release();
-    generate_check_options_(o, &run->comm);
+    generate_check_options_(&run->given, &run->comm);
     run->generate = g;
     g->run = run;
-    g->options = o;
-    generate_setup_(g);
-    run->trainer->plan(&run->plan, run->cfg, o, &run->comm);
+    generate_setup_(g, ranks);
+    run->settled = run->trainer->plan(&run->plan, &run->settled, &run->comm);
     fprintf(stderr, "%s\n", run->model_path);
-    plan_print_memory(stderr, run->cfg, o, &run->plan.memory);
+    plan_print_memory(stderr, &run->settled, &run->plan.memory);
 }
 
 void generate_texts(Run* run, Model* model) {
-    const Trainer* t = run->trainer;
-    const Options* o = &run->options;
+    const Options* o = &run->given;
     Generate* g = run->generate;
     run_set_model(run, model);
     load_model(&run->files, run->model_path, o->seed);
-    const GeneratorModel functions = {model,       t->prefill, t->decode, run->cfg.V,
-                                      run->cfg.Vp, o->seq_len, o->batch};
-    generator_open(&run->generator, functions, &run->data, o);
+    run_open_generator(run, model, &g->options);
     if (o->interactive) {
         generate_interactive_(g);
     } else if (o->prompts[0]) {

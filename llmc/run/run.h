@@ -18,7 +18,7 @@ The model is opaque here, and nothing depends on the type of its weights (traine
 #include "llmc/optim/update_in_backward.h"
 #include "llmc/log/log.h"
 #include "llmc/plan/mfu.h"
-#include "llmc/setup/options.h"
+#include "llmc/setup/settled.h"
 #include "llmc/comm/stragglers.h"
 #include "llmc/plan/plan.h"
 #include "llmc/checkpoint/resume.h"
@@ -48,20 +48,20 @@ typedef struct Generate Generate; // generate.h
 typedef struct {
     const Trainer* trainer;
     const char* program; // as it was called
-    Options options;
+    Options given;       // as they were parsed
+    Settled settled;
     RunData data;
     Resume resume;
     char* kept_config;      // of its config.json, for the checkpoints; NULL: nothing
     const char* model_path; // of the first weights, or the checkpoint to continue from; NULL: random
     char newest[PATH_MAX];  // checkpoint of the run that --model names
-    ModelConfig cfg;
-    double start_s;     // when the program started, as time_now_s counts
-    FILE* results;      // where they are printed: standard output, which of a --quiet run is /dev/null
-    int has_joined;     // the other ranks
-    int trains;         // or evaluates or converts: nothing was refused, and no option asks only to look
-    Generate* generate; // text is generated instead; NULL: none
-    int status;         // exit status of the program
-    int dies;           // by the signal that stopped the run, once all is closed
+    double start_s;         // when the program started, as time_now_s counts
+    FILE* results;          // where they are printed: standard output, which of a --quiet run is /dev/null
+    int has_joined;         // the other ranks
+    int trains;             // or evaluates or converts: nothing was refused, and no option asks only to look
+    Generate* generate;     // text is generated instead; NULL: none
+    int status;             // exit status of the program
+    int dies;               // by the signal that stopped the run, once all is closed
 
     TrainerPlan plan;
     Model* model;
@@ -104,6 +104,9 @@ int64_t run_micro_steps(const Run* run, int64_t sequences);
 
 // Ends the run if a process has other parameters than the others.
 void run_agree_on_parameters(Run* run);
+
+// Opens the generator of samples, or of texts. The options, which sampling follows, must stay.
+void run_open_generator(Run* run, Model* model, const Options* options);
 
 // Puts the run where it was when the checkpoint was saved.
 void run_restore(Run* run, const char* path, const SavedState* saved);
@@ -192,9 +195,9 @@ enum { RUN_BAD_DATA_ = 4 }; // a file of the data has changed; beside what sessi
 static int run_agree_(Run* run, int asks) { return comm_any(&run->comm, asks); }
 
 void run_set_model(Run* run, Model* model) {
-    const ModelFiles files = {
-        model,          run->trainer->access,  run->cfg,          setup_optimizer(&run->options),
-        run->plan.zero, run->plan.saved_dtype, run->plan.in_place};
+    const Settled* s = &run->settled;
+    const ModelFiles files = {model,          run->trainer->access, s->cfg, s->optimizer, s->zero,
+                              s->saved_dtype, run->plan.in_place};
     run->model = model;
     run->files = files;
 }
@@ -210,7 +213,7 @@ typedef struct {
 
 // The number of micro-steps for an update, or a validation, of `sequences`.
 int64_t run_micro_steps(const Run* run, int64_t sequences) {
-    const MicroSteps steps = micro_steps(sequences, run->options.batch, run->comm.size);
+    const MicroSteps steps = micro_steps(sequences, run->settled.options.batch, run->comm.size);
     return micro_steps_count(&steps);
 }
 
@@ -279,6 +282,13 @@ void run_agree_on_parameters(Run* run) {
         snprintf(words, sizeof(words), "%016llx", (unsigned long long)checksum);
         comm_agree(&run->comm, what, checksum, words);
     }
+}
+
+void run_open_generator(Run* run, Model* model, const Options* options) {
+    const Settled* s = &run->settled;
+    const GeneratorModel functions = {model,     run->trainer->prefill, run->trainer->decode, s->cfg.V,
+                                      s->cfg.Vp, options->seq_len,      s->decode_batch};
+    generator_open(&run->generator, functions, &run->data, options);
 }
 
 // ---- saving and rolling back ----
@@ -373,7 +383,7 @@ static void run_judge_in_backward_(ModelConfig cfg, const InBackward* made, RunV
 }
 
 static RunVerdict run_judge_(Run* run, const RunUpdate_* update) {
-    const Options* o = &run->options;
+    const Options* o = &run->settled.options;
     RunState* state = &run->state;
     // The loss counts 1 / total_batch for each token; it should count 1 / counted.
     const double factor = targets_factor((double)o->total_batch, update->counted);
@@ -393,7 +403,7 @@ static RunVerdict run_judge_(Run* run, const RunUpdate_* update) {
     }
     verdict.is_made = !skip;
     if (o->update_in_backward) {
-        run_judge_in_backward_(run->cfg, &run->in_backward, &verdict);
+        run_judge_in_backward_(run->settled.cfg, &run->in_backward, &verdict);
     }
     const float decided[3] = {verdict.update.lr, verdict.update.grad_scale, (float)verdict.is_made};
     run->agreement = xxh64(decided, sizeof(decided));
@@ -401,7 +411,7 @@ static RunVerdict run_judge_(Run* run, const RunUpdate_* update) {
 }
 
 void run_begin_step(Run* run) {
-    const Options* o = &run->options;
+    const Options* o = &run->settled.options;
     const int64_t micro_steps = run_micro_steps(run, o->total_batch / o->seq_len);
     run->begin_s = time_now_s();
     if (o->overfit) {
@@ -415,7 +425,7 @@ void run_begin_step(Run* run) {
 }
 
 InBackward* run_hook(Run* run) {
-    const Options* o = &run->options;
+    const Options* o = &run->settled.options;
     const RunState* state = &run->state;
     if (!o->update_in_backward) {
         return NULL;
@@ -427,7 +437,7 @@ InBackward* run_hook(Run* run) {
 }
 
 int run_accepts(Run* run, Update* update) {
-    const Options* o = &run->options;
+    const Options* o = &run->settled.options;
     const int64_t micro_steps = run_micro_steps(run, o->total_batch / o->seq_len);
     if (o->update_in_backward) {
         in_backward_end(&run->in_backward, &run->state.shares);
@@ -467,7 +477,7 @@ void run_end_step(Run* run) {
     state->updates += run->verdict.is_made;
     state->step++;
     state->stage = STAGE_UPDATED;
-    state->tokens += run->options.total_batch;
+    state->tokens += run->settled.options.total_batch;
     run->step_s = time_now_s() - run->begin_s;
     run_log_step_(run);
 }
@@ -521,7 +531,7 @@ void run_log_validation(Run* run) {
     const LogVal val = {state->val_loss, all.bytes > 0 ? all.losses / M_LN2 / all.bytes : NAN,
                         run->eval_sequences, (int64_t)run->val->num_sequences};
     log_val(&run->log, state->step, &val);
-    session_judge_validation(&run->session, &run->log, state, run->cfg.V);
+    session_judge_validation(&run->session, &run->log, state, run->settled.cfg.V);
 }
 
 int run_evaluates_tasks(const Run* run) {

@@ -42,7 +42,7 @@ enum {
 };
 
 typedef struct {
-    const Options* options;
+    const Settled* settled;
     int can_save;
     Checkpoints checkpoints;
     double end_s;          // when --max-hours are over; INFINITY: no limit
@@ -55,7 +55,7 @@ typedef struct {
 
 // `start_s` is when the program started (CLOCK_MONOTONIC). The rest is as for checkpoints_open. Does not change
 // anything in --out.
-void session_open(Session* s, const Options* options, const Resume* resume, CheckpointRun run,
+void session_open(Session* s, const Settled* settled, const Resume* resume, CheckpointRun run,
                   double start_s);
 
 // Opens the log and logs the kind of start. The last thing before training, when nothing can be refused any
@@ -148,24 +148,25 @@ static uint64_t session_new_identity_(void) {
 }
 
 // A smaller --keep than before counts at once: maybe the disk is full.
-static void session_thin_(const Options* o, const Resume* resume) {
-    if (resume_is_here(resume) && o->process == 0) {
-        checkpoints_thin(o, &resume->saved);
+static void session_thin_(const Settled* settled, const Resume* resume) {
+    if (resume_is_here(resume) && settled->ranks.rank == 0) {
+        checkpoints_thin(&settled->options, &resume->saved);
     }
 }
 
-void session_open(Session* s, const Options* options, const Resume* resume, CheckpointRun run,
+void session_open(Session* s, const Settled* settled, const Resume* resume, CheckpointRun run,
                   double start_s) {
+    const Options* options = &settled->options;
     memset(s, 0, sizeof(*s));
-    s->options = options;
+    s->settled = settled;
     s->saved_s = time_now_s();
     s->end_s = options->max_hours > 0 ? start_s + 3600.0 * options->max_hours : INFINITY;
-    s->can_save = options->out[0] && !options_only_uses_model(options);
+    s->can_save = options->out[0] && settled->use == USE_TRAIN;
     if (!s->can_save) {
         return;
     }
     Checkpoints* c = &s->checkpoints;
-    session_thin_(options, resume);
+    session_thin_(settled, resume);
     checkpoints_open(c, options, run, resume->lock, resume->saved.run.step);
     c->state.first_serial = c->state.serial + 1;
     c->state.identity = session_new_identity_();
@@ -183,8 +184,8 @@ static void session_print_options_(FILE* file, const void* options) {
 
 void session_begin(const Session* s, const Resume* resume, RunState* run, RunLog* log, FILE* screen,
                    LogIdentity who) {
-    const Options* o = s->options;
-    const int is_here = resume_is_here(resume), is_writer = o->process == 0;
+    const Options* o = &s->settled->options;
+    const int is_here = resume_is_here(resume), is_writer = s->settled->ranks.rank == 0;
     const LogSettings settings = {is_writer ? o->out : "",
                                   is_here ? LOG_CONTINUE : LOG_NEW,
                                   run->step,
@@ -215,7 +216,7 @@ void session_close(Session* s) {
 }
 
 int64_t session_last_step(const Session* s, const RunState* run) {
-    const Options* o = s->options;
+    const Options* o = &s->settled->options;
     return validations_are_over(&run->validations, o->patience) ? run->step : o->steps;
 }
 
@@ -226,22 +227,22 @@ static int session_is_due_(const Session* s, const RunState* run, int every) {
 
 // Whether this starts a run that will train. A run of no steps only looks at the model.
 static int session_is_first_(const Session* s, const RunState* run) {
-    return run->step == 0 && s->options->steps > 0;
+    return run->step == 0 && s->settled->options.steps > 0;
 }
 
 int session_validation_is_due(const Session* s, const RunState* run, int validates_first) {
     return run->stage == STAGE_UPDATED && (validates_first || !session_is_first_(s, run)) &&
-           session_is_due_(s, run, s->options->eval_every);
+           session_is_due_(s, run, s->settled->options.eval_every);
 }
 
 int session_tasks_are_due(const Session* s, const RunState* run) {
     return run->stage == STAGE_UPDATED && !session_is_first_(s, run) &&
-           session_is_due_(s, run, s->options->tasks_every);
+           session_is_due_(s, run, s->settled->options.tasks_every);
 }
 
 int session_samples_are_due(const Session* s, const RunState* run) {
     return run->stage == STAGE_VALIDATED && !session_is_first_(s, run) &&
-           session_is_due_(s, run, s->options->sample_every);
+           session_is_due_(s, run, s->settled->options.sample_every);
 }
 
 // The time that a save takes, as far as that is known.
@@ -258,7 +259,7 @@ static int session_is_late_(const Session* s) {
 }
 
 static int session_clock_is_due_(const Session* s) {
-    const Options* o = s->options;
+    const Options* o = &s->settled->options;
     return o->save_every == OPTION_AUTO && o->save_minutes > 0 &&
            time_now_s() - s->saved_s >= 60.0 * o->save_minutes;
 }
@@ -266,11 +267,11 @@ static int session_clock_is_due_(const Session* s) {
 // True if the last validation is the best one so far, and of this step. That before the first
 // update does not count.
 static int session_is_best_(const Session* s, const RunState* run) {
-    return s->options->keep_best && run->step > 0 && run->validations.best_step == run->step;
+    return s->settled->options.keep_best && run->step > 0 && run->validations.best_step == run->step;
 }
 
 int session_next(Session* s, const RunState* run, double step_s) {
-    const Options* o = s->options;
+    const Options* o = &s->settled->options;
     const int is_end = run->step >= session_last_step(s, run) && run->stage == STAGE_SAMPLED,
               asked = signals_take_save();
     s->longest_step_s = step_s > s->longest_step_s ? step_s : s->longest_step_s;
@@ -290,7 +291,7 @@ void session_saves(Session* s, int reasons) {
 static void session_saved_(Session* s, RunLog* log, const char* path) {
     const int64_t step = s->checkpoints.state.run.step;
     log_save(log, step, path);
-    comm_saved(s->checkpoints.run.comm, step, s->options->out);
+    comm_saved(s->checkpoints.run.comm, step, s->settled->options.out);
 }
 
 void session_report(Session* s, RunLog* log) {
@@ -315,14 +316,14 @@ int session_is_unsaved(const Session* s, const RunState* run) {
 // command is not known.
 static void session_print_advice_(FILE* file, const Session* s, const char* program) {
     if (!s->can_save) {
-        fputs(options_only_uses_model(s->options) ? "" : "; nothing was saved: saving needs --out", file);
-    } else if (s->options->processes > 1) {
+        fputs(s->settled->use == USE_EVALUATE ? "" : "; nothing was saved: saving needs --out", file);
+    } else if (s->settled->ranks.size > 1) {
         fputs("; the same command with --resume on continues", file);
     } else {
         fputs("; continue: ", file);
         options_print_program(file, program);
         fputc(' ', file);
-        options_print_setting(file, s->options, "out");
+        options_print_setting(file, &s->settled->options, "out");
         fputs(" --resume on", file);
     }
 }
@@ -339,14 +340,14 @@ void session_stopped(const Session* s, RunLog* log, const RunState* run, int sig
 void session_ended_early(const Session* s, RunLog* log, const RunState* run) {
     TextBuffer reason;
     char option[32];
-    if (run->step >= s->options->steps) {
+    if (run->step >= s->settled->options.steps) {
         return;
     }
     text_buffer_open(&reason, "why the run ends early");
     fputs(": ", reason.file);
     validations_print_over(reason.file, &run->validations);
     char* text = text_buffer_close(&reason);
-    snprintf(option, sizeof(option), "--patience %d", s->options->patience);
+    snprintf(option, sizeof(option), "--patience %d", s->settled->options.patience);
     log_stop(log, run->step, option, text);
     free(text);
 }
@@ -357,7 +358,7 @@ void session_judge_validation(Session* s, RunLog* log, const RunState* run, int 
     if (!validations_diverged(&run->validations, run->val_loss, V, reason)) {
         return;
     }
-    if (s->options->on_divergence == DIVERGENCE_STOP) {
+    if (s->settled->options.on_divergence == DIVERGENCE_STOP) {
         session_wait(s, log);
         CHECK(0, "step %lld: the run has diverged: %s; %s", (long long)run->step, reason, advice);
     }
@@ -369,7 +370,7 @@ void session_judge_validation(Session* s, RunLog* log, const RunState* run, int 
 }
 
 int session_diverged(Session* s, RunLog* log, const RunState* run, char reason[256]) {
-    const Options* o = s->options;
+    const Options* o = &s->settled->options;
     const int max = o->on_divergence == DIVERGENCE_STOP ? 1 : o->max_skips;
     if (!outliers_divergence(&run->guard, max, o->max_loss_rise, reason)) {
         return 0;
@@ -387,7 +388,8 @@ static int session_is_healthy_(const SavedState* saved, const void* session) {
     const UpdateGuard* guard = &saved->run.guard;
     return saved->identity == own->identity && saved->serial >= own->first_serial &&
            guard->consecutive == 0 &&
-           (s->options->max_loss_rise == 0 || outliers_rise(guard) <= 0.5 * s->options->max_loss_rise);
+           (s->settled->options.max_loss_rise == 0 ||
+            outliers_rise(guard) <= 0.5 * s->settled->options.max_loss_rise);
 }
 
 void session_roll_back(Session* s, const char* reason, char path[PATH_MAX], SavedState* saved) {

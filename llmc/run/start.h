@@ -79,9 +79,7 @@ int run_close(Run* run);
 #include "llmc/run/generate.h"
 #include "llmc/run/run_outputs.h"
 #include "llmc/run/session.h"
-#include "llmc/setup/conflicts.h"
 #include "llmc/setup/launcher.h"
-#include "llmc/setup/options.h"
 #include "llmc/setup/ranks_agree.h"
 #include "llmc/setup/resolve.h"
 #include "llmc/setup/run_data.h"
@@ -91,12 +89,11 @@ int run_close(Run* run);
 
 // The loaders, and room for the numbers of an update or a validation.
 static void start_open_data_(Run* run) {
-    const Options* o = &run->options;
     run->train = &run->loaders[0];
     run->val = &run->loaders[1];
-    run_data_open_loaders(run->train, run->val, &run->data, o);
+    run_data_open_loaders(run->train, run->val, &run->data, &run->settled);
     run->eval_sequences = run->val->settings.sequences;
-    const int64_t update = run_micro_steps(run, o->total_batch / o->seq_len),
+    const int64_t update = run_micro_steps(run, run->settled.sequences),
                   validation = run_micro_steps(run, run->eval_sequences);
     const size_t bytes =
         sizeof(RankReport) + (size_t)(update > validation ? update : validation) * sizeof(double);
@@ -113,10 +110,7 @@ static void start_open_inputs_(Run* run) {
     }
     evaluation_start(&run->evaluation, stdout, run->comm.size);
     run->floor = run_data_floor(&run->data, run->eval_sequences);
-    const Trainer* trainer = run->trainer;
-    const GeneratorModel model = {
-        run->model, trainer->prefill, trainer->decode, run->cfg.V, run->cfg.Vp, run->options.seq_len, 1};
-    generator_open(&run->generator, model, &run->data, &run->options);
+    run_open_generator(run, run->model, &run->settled.options);
 }
 
 // What it takes to save the run, to stop it and to continue it.
@@ -135,7 +129,7 @@ static void start_open_session_(Run* run) {
     saved.train_data = run->data.train.fingerprint;
     saved.extra = trainer->save_extra;
     saved.extra_context = run->model;
-    session_open(&run->session, &run->options, &run->resume, saved, run->start_s);
+    session_open(&run->session, &run->settled, &run->resume, saved, run->start_s);
 }
 
 // Where the first weights are from. Of a model that was trained with dropout, that this run has
@@ -146,19 +140,19 @@ static void start_print_weights_(const Run* run) {
         return; // said by resume_check
     }
     if (!path) {
-        printf("weights: random, from --seed %llu\n", (unsigned long long)run->options.seed);
+        printf("weights: random, from --seed %llu\n", (unsigned long long)run->settled.options.seed);
         return;
     }
     printable_line(stdout, "weights: read from %s", path);
     const double dropout = file_is_directory(path) ? hf_config_dropout(path) : 0;
-    if (dropout > 0 && run->options.steps != 0) {
+    if (dropout > 0 && run->settled.options.steps != 0) {
         printable_line(stdout, "note: %s/config.json sets dropout to %g; this program trains without dropout",
                        path, dropout);
     }
 }
 
 static void start_print_device_(const Run* run) {
-    const int is_gpu = run->options.program.trainer == OPTION_GPU;
+    const int is_gpu = run->settled.options.program.trainer == OPTION_GPU;
     printf("%s%s, peak %.0f %s/s\n", run->plan.device, run->plan.device_kind,
            run->plan.peak * (is_gpu ? 1e-12 : 1e-9), is_gpu ? "TFLOP" : "GFLOP");
 }
@@ -173,21 +167,21 @@ static void start_print_facts_(const Run* run) {
             "floor: the entropy of the validation stories is %.4f nats per token; no model can do better\n",
             run->floor);
     }
-    export_print(stdout, &run->options, &run->data);
+    export_print(stdout, &run->settled.options, &run->data);
     fflush(stdout); // the first step may take long
 }
 
 // The state of a new run and its first weights, or all of it from a checkpoint.
 static void start_open_state_(Run* run) {
-    const Options* o = &run->options;
+    const Options* o = &run->settled.options;
     run->state = run_state_open(outliers_open(o->skip_loss_z, o->skip_grad_z), run->plan.loss_scale);
     if (o->update_in_backward) {
-        const ZeroPlan whole = zero_plan(run->cfg, 0, 0, 1);
+        const ZeroPlan whole = zero_plan(run->settled.cfg, 0, 0, 1);
         run->state.shares = clip_shares_open(&whole);
     }
     run->validates_first =
         o->program.trainer == OPTION_GPU || // it is fast
-        setup_validates_first(o, model_flops_per_token(run->cfg, o->seq_len), run->eval_sequences);
+        setup_validates_first(o, model_flops_per_token(run->settled.cfg, o->seq_len), run->eval_sequences);
     if (run->resume.is_active) {
         run_restore(run, run->resume.path, &run->resume.saved);
         if (run->train) {
@@ -201,7 +195,7 @@ static void start_open_state_(Run* run) {
 
 static void start_open_log_(Run* run) {
     char program[128];
-    options_version(program, sizeof(program), &run->options, run->trainer->program_name);
+    options_version(program, sizeof(program), &run->settled.options, run->trainer->program_name);
     const LogIdentity who = {program,    run->trainer->name, run->plan.device,
                              run->floor, plan_print_json,    &run->plan.memory};
     session_begin(&run->session, &run->resume, &run->state, &run->log, run->results, who);
@@ -212,9 +206,9 @@ static void start_print_use_(const Run* run) {
     char path[PATH_MAX];
     const Tokenizer* tokenizer = run_data_saved_tokenizer(&run->data);
     if (run->session.can_save && run_is_first(run) && tokenizer && !tokenizer->decode_only) {
-        checkpoint_path(path, run->options.out, run->state.step, "");
+        checkpoint_path(path, run->settled.options.out, run->state.step, "");
         if (access(path, F_OK) == 0) {
-            printf("generate text: %s --model %s --prompt \"%s\"\n", run->program, run->options.out,
+            printf("generate text: %s --model %s --prompt \"%s\"\n", run->program, run->settled.options.out,
                    run->data.kind == DATA_STORIES ? "One day" : "Once upon a time");
         }
     }
@@ -239,8 +233,9 @@ static void start_print_memory_(Run* run, double beside_mib) {
 static void start_print_best_(const Run* run) {
     char path[PATH_MAX];
     const Validations* v = &run->state.validations;
-    checkpoint_path(path, run->options.out, v->best_step, "");
-    if (run->session.can_save && run->options.keep_best && isfinite(v->best) && access(path, F_OK) == 0) {
+    checkpoint_path(path, run->settled.options.out, v->best_step, "");
+    if (run->session.can_save && run->settled.options.keep_best && isfinite(v->best) &&
+        access(path, F_OK) == 0) {
         printable_line(stdout, "best validation loss %.4f: %s", v->best, path);
     }
 }
@@ -249,23 +244,18 @@ static void start_print_best_(const Run* run) {
 static void start_summarize_(Run* run) {
     double peak_mib, beside_mib;
     comm_progress(&run->comm, COMM_SAVE, run->state.step, "the export");
-    export_model(&run->files, run->comm.rank, &run->options, &run->data);
+    export_model(&run->files, run->comm.rank, &run->settled.options, &run->data);
     run->trainer->memory(&peak_mib, &beside_mib);
     const LogSummary end = {run->state.step,
                             run->state.val_loss,
                             run->state.validations.best,
                             run->state.validations.best_step,
                             run->floor,
-                            run->options.seq_len,
+                            run->settled.options.seq_len,
                             (double)memory_bytes(&run->plan.memory, MEMORY_DEVICE) / (1 << 20),
                             comm_max(&run->comm, peak_mib)};
     log_summary(&run->log, end);
     start_print_memory_(run, beside_mib);
-}
-
-static void start_print_traffic_(const Run* run) {
-    plan_print_traffic(stdout, run->cfg, &run->options, run->plan.speed.gradient_bytes,
-                       run->plan.speed.element_bytes);
 }
 
 void run_begin(Run* run, Model* model) {
@@ -327,73 +317,63 @@ static void start_turn_ends_(Run* run) {
     comm_progress(&run->comm, COMM_SETUP, -1, "setting up the run");
 }
 
-// Who and where the processes are.
-static void start_print_processes_(const Run* run, const char* launcher) {
+// Prints who the ranks are, and where.
+static void start_print_ranks_(const Run* run, Ranks ranks, const char* launcher) {
     const Comm* c = &run->comm;
-    const Options* o = &run->options;
     if (c->size > 1) {
         printf("processes: %d on %d machine%s (%s, %s), rank 0 on %s; zero %d, shards of %d", c->size,
-               c->nodes, words_s(c->nodes), launcher, c->library, c->host, o->zero, o->shards);
-        c->size > o->shards ? printf(", %d replicas\n", c->size / o->shards) : printf("\n");
+               c->nodes, words_s(c->nodes), launcher, c->library, c->host, ranks.zero, ranks.shards);
+        c->size > ranks.shards ? printf(", %d replicas\n", c->size / ranks.shards) : printf("\n");
     }
 }
 
-// Joins the other processes of the run, if there are any.
-static void start_join_(Run* run) {
-    Options* o = &run->options;
+// Joins the other ranks of the run, if any. Returns how the run is divided among them.
+static Ranks start_join_(Run* run) {
+    const Options* o = &run->given;
     const int is_only_plan = o->plan && o->num_processes > 1 && o->rank == OPTION_AUTO;
     const Launcher alone = {{0, 1, 0, 1}, LAUNCHER_AUTO, "", {"", 0, "", ""}},
                    launch = is_only_plan ? alone : launcher_find(o);
-    o->processes = launch.place.size;
-    o->process = launch.place.rank;
-    if (is_only_plan) {
-        o->processes = o->num_processes;
-    }
-    o->zero = launcher_zero(o, o->processes);
+    const int size = is_only_plan ? o->num_processes : launch.place.size;
+    Ranks ranks = {launch.place.rank, size, launcher_zero(o, size), size};
     comm_open(&run->comm, launch.place, &launch.meeting, o->timeout);
     ranks_agree_on_program(&run->comm);
     ranks_agree_on_command(&run->comm, o);
-    o->shards = launcher_shards(o, &run->comm);
-    start_print_processes_(run, launch.launcher);
+    ranks.shards = launcher_shards(o, size, &run->comm);
+    start_print_ranks_(run, ranks, launch.launcher);
     threads_open(o->threads, run->comm.local_size, launch.launcher);
+    run->has_joined = 1;
+    return ranks;
 }
 
 // --plan: what the run would take, without taking it.
 static void start_print_plan_(Run* run) {
     const int is_open = run_data_has_tokens(&run->data) && !run->data.is_unknown;
     run->plan.eval_sequences =
-        is_open ? run_data_eval_sequences(&run->options, mixture_epoch(&run->data.val)) : 0;
-    plan_print(stdout, run->cfg, &run->options, &run->plan);
-    start_print_traffic_(run);
+        is_open ? run_data_eval_sequences(&run->settled.options, mixture_epoch(&run->data.val)) : 0;
+    plan_print(stdout, &run->settled, &run->plan);
+    plan_print_traffic(stdout, &run->settled);
 }
 
 // Says what the run takes, before it takes it.
 static void start_print_memory_plan_(Run* run) {
     mfu_open(&run->mfu, comm_sum(&run->comm, run->plan.peak), run->plan.peak,
-             run_is_first(run) ? run->plan.measure_peak : NULL, &run->options, time_now_s());
-    plan_print_memory(stdout, run->cfg, &run->options, &run->plan.memory);
-    start_print_traffic_(run);
+             run_is_first(run) ? run->plan.measure_peak : NULL, &run->settled.options, time_now_s());
+    plan_print_memory(stdout, &run->settled, &run->plan.memory);
+    plan_print_traffic(stdout, &run->settled);
     fflush(stdout); // whatever the system does to a run that takes too much
 }
 
-// After the command line was read: --verify-data, --print-config, --plan, or all that comes before a model.
+// Does what the settled options ask for: --verify-data, --print-config, --plan, or all that comes
+// before a model.
 static void start_dispatch_(Run* run) {
-    Options* options = &run->options;
+    const Options* options = &run->settled.options;
     if (options->verify_data) {
         start_turn_ends_(run);
         run->status = run_is_first(run) ? run_data_verify(options) : EXIT_SUCCESS;
         return;
     }
-    setup_check_quantize(options, run->cfg);
-    setup_check_freeze(options, run->cfg);
-    setup_check_share(options, run->cfg);
-    setup_matmul(options);
-    setup_batch(options);
-    run_data_open(&run->data, options);
-    setup_training(options, run->model_path != NULL);
-    setup_check_optimizer(options, run->cfg);
     if (!options_only_look(options)) {
-        evaluation_open(&run->evaluation, &run->data, options, run->cfg.V);
+        evaluation_open(&run->evaluation, &run->data, options, run->settled.cfg.V);
     }
     start_turn_ends_(run);
     if (options->print_config) {
@@ -403,17 +383,17 @@ static void start_dispatch_(Run* run) {
     options_print_banner(stdout, options, run->program);
     fflush(stdout); // the next steps may take long
     if (options->plan) {
-        run->trainer->plan(&run->plan, run->cfg, options, &run->comm);
+        run->settled = run->trainer->plan(&run->plan, &run->settled, &run->comm);
         start_print_plan_(run);
         return;
     }
-    resume_check(&run->resume, options, stdout, run->trainer->name, run->data.train.tokens,
+    resume_check(&run->resume, &run->settled, stdout, run->trainer->name, run->data.train.tokens,
                  run->data.train.fingerprint);
     ranks_agree_on_run(&run->comm, options, run->resume.is_active ? run->resume.path : NULL, run->model_path,
-                       run->cfg, &run->data);
+                       run->settled.cfg, &run->data);
     evaluation_agree(&run->evaluation, &run->comm);
     signals_end("setting up the run");
-    run->trainer->plan(&run->plan, run->cfg, options, &run->comm);
+    run->settled = run->trainer->plan(&run->plan, &run->settled, &run->comm);
     start_print_memory_plan_(run);
     run->trains = 1;
 }
@@ -441,7 +421,7 @@ static int start_reports_(const Options* o) {
 
 // --quiet: standard output keeps the results; everything else that is printed there goes nowhere.
 static void start_be_quiet_(Run* run) {
-    const Options* o = &run->options;
+    const Options* o = &run->given;
     if (o->quiet && !options_only_look(o) && !o->generates) {
         const int fd = dup(STDOUT_FILENO);
         run->results = fd < 0 ? NULL : fdopen(fd, "w");
@@ -450,31 +430,37 @@ static void start_be_quiet_(Run* run) {
     }
 }
 
-// After the command line was read.
-static void start_join_and_dispatch_(Run* run) {
-    Options* options = &run->options;
+// Finds the model and the data, and decides the settings of the run. Rank 0 begins: it encodes text
+// and trains vocabularies, which the others then find.
+static void start_settle_(Run* run, Ranks ranks) {
+    const Options options = resume_open(&run->resume, &run->given, &run->comm);
+    const int continues = run->resume.is_active;
+    if (run_is_first(run)) {
+        run_outputs_check(&options);
+    }
+    start_turn_begins_(run);
+    run->model_path = continues ? run->resume.path : model_path_find(&options, run->newest);
+    const ModelConfig found = resume_config(&run->resume, setup_read_model(run->model_path));
+    const SettleInput input = {ranks, run->trainer->dtype, run->model_path, found, continues};
+    run->kept_config = setup_kept_config(run->model_path);
+    settle(&run->settled, &run->data, &options, &input);
+}
+
+// Does what comes between the command line and a model.
+static void start_run_(Run* run) {
+    const Options* options = &run->given;
     if (start_reports_(options)) {
         file_flush_standard();
         return;
     }
     start_be_quiet_(run);
-    start_join_(run);
-    run->has_joined = 1;
+    const Ranks ranks = start_join_(run);
     if (options->generates) {
-        generate_open(run);
+        generate_open(run, ranks);
         return;
     }
     comm_progress(&run->comm, COMM_FIRST, -1, "checkpoints and data");
-    resume_open(&run->resume, options, &run->comm);
-    if (run_is_first(run)) {
-        run_outputs_check(options);
-    }
-    start_turn_begins_(run);
-    run->model_path = run->resume.is_active ? run->resume.path : model_path_find(options, run->newest);
-    const ModelConfig found = setup_read_model(run->model_path);
-    run->kept_config = setup_kept_config(run->model_path);
-    run_data_open_tokenizer(&run->data, options, run->resume.is_active ? NULL : run->model_path);
-    run->cfg = resume_config(&run->resume, setup_model(options, &run->data, run->model_path, found));
+    start_settle_(run, ranks);
     start_dispatch_(run);
     if (options_only_look(options)) {
         file_flush_standard();
@@ -494,8 +480,8 @@ Run* run_open(int argc, char** argv, const Trainer* trainer) {
     run->start_s = time_now_s();
     run->results = stdout;
     comm_expect(&run->comm, launcher_expect());
-    options_parse(&run->options, argc, argv, trainer->program);
-    start_join_and_dispatch_(run);
+    options_parse(&run->given, argc, argv, trainer->program);
+    start_run_(run);
     return run;
 }
 
@@ -508,7 +494,7 @@ int run_close(Run* run) {
         comm_close(&run->comm);
     }
     free(run->kept_config);
-    options_close(&run->options);
+    options_close(&run->given);
     CHECK(run->results == stdout || fclose(run->results) == 0, "standard output: cannot write: %s",
           strerror(errno));
     free(run);

@@ -15,7 +15,7 @@ plan, tasks, samples, loading and saving.
 #include "llmc/checkpoint/load_save.h"
 #include "llmc/run/evaluation.h"
 #include "llmc/generate/generator.h"
-#include "llmc/setup/options.h"
+#include "llmc/setup/settled.h"
 #include "llmc/plan/plan.h"
 #include "llmc/comm/comm.h"
 #include "llmc/model/freeze.h"
@@ -46,10 +46,12 @@ typedef struct {
     const char* name;         // with its precision: "CPU FP32"; for the log and for checkpoints
     const char* program_name; // "train_gpt2"
     OptionsProgram program;   // its options and its version
+    SafeTensorsDtype dtype;   // of parameters in memory
 
-    // Sets the options that are still `auto` because they depend on the device, and prints why; then sets *plan. Allocates
-    // nothing; a plan for another machine needs no device. Collective, like all that follows.
-    void (*plan)(TrainerPlan* plan, ModelConfig cfg, Options* options, Comm* comm);
+    // Returns the settings with what depends on the device decided, prints why, and sets *plan.
+    // Allocates nothing; a plan for another machine needs no device. Collective, like all that
+    // follows.
+    Settled (*plan)(TrainerPlan* plan, const Settled* s, Comm* comm);
     // Sets the most memory that the device, or the process, ever held; and what is held on a GPU beside what was
     // planned, NAN on a CPU.
     void (*memory)(double* peak_mib, double* beside_mib);

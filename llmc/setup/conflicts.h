@@ -1,37 +1,37 @@
 /*
-conflicts.h -- which combinations of options a run cannot have: each function ends the program with what was given and what
-would go. All are called before any memory for the model is taken; gpu_setup.cuh adds what GPUs cannot do.
+conflicts.h -- refuses combinations of options that a run cannot have: each function ends the program with what was
+given and what would work. settle() calls all of them, before any memory for the model is taken; gpu_setup.cuh adds what
+GPUs cannot do.
 */
 #ifndef LLMC_CONFLICTS_H
 #define LLMC_CONFLICTS_H
 
-#include "llmc/setup/options.h"
-#include "llmc/model/model.h"
+#include "llmc/setup/settled.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-// Options of tasks without tasks. The values that --print-config prints then are none.
-void setup_check_tasks(const Options* options);
+// Refuses options of tasks where no tasks are given; --print-config prints values that are accepted.
+void setup_check_tasks(const Settled* s);
 
-// Options of offloading that contradict each other, or others.
-void setup_check_offload(const Options* options);
+// Refuses options of offloading that contradict each other, or other options.
+void setup_check_offload(const Settled* s);
 
-// Updates that cannot be made during the backward pass; after setup_batch.
-void setup_check_in_backward(const Options* options);
+// Refuses updates that cannot be made during the backward pass.
+void setup_check_in_backward(const Settled* s);
 
-// --quantize where the run cannot use it, and for a model whose rows are no whole blocks.
-void setup_check_quantize(const Options* options, ModelConfig cfg);
+// Refuses --quantize where the run cannot use it, and for a model whose rows are not whole blocks.
+void setup_check_quantize(const Settled* s);
 
-// The same for --freeze, whose list needs the model; after the processes have met.
-void setup_check_freeze(const Options* options, ModelConfig cfg);
+// Refuses frozen parameters that the run cannot leave out.
+void setup_check_freeze(const Settled* s);
 
-// And for --share-layers with what takes the gradients of a block away before those of the next one are there.
-void setup_check_share(const Options* options, ModelConfig cfg);
+// Refuses --share-layers with options that need the gradient of a block before those of all blocks are complete.
+void setup_check_share(const Settled* s);
 
-// --optimizer where the model or the run has no place for it.
-void setup_check_optimizer(const Options* options, ModelConfig cfg);
+// Refuses an optimizer that the model or the run has no place for, and options of other optimizers.
+void setup_check_optimizer(const Settled* s);
 
 #ifdef __cplusplus
 }
@@ -43,27 +43,27 @@ void setup_check_optimizer(const Options* options, ModelConfig cfg);
 #include <stdint.h>
 
 #include "llmc/base/check.h"
-#include "llmc/model/freeze.h"
-#include "llmc/optim/optimizer.h"
-#include "llmc/ops/q8.h"
 #include "llmc/model/share_layers.h"
+#include "llmc/ops/q8.h"
 
-void setup_check_tasks(const Options* options) {
-    if (!options_has_tasks(options) && options->tasks_every > 0) {
+void setup_check_tasks(const Settled* s) {
+    const Options* o = &s->options;
+    if (!options_has_tasks(o) && o->tasks_every > 0) {
         die_usage("--tasks-every needs --tasks, --hellaswag or --perplexity");
     }
-    if (!options_has_tasks(options) && options->tasks_max > 0) {
+    if (!options_has_tasks(o) && o->tasks_max > 0) {
         die_usage("--tasks-max needs --tasks, --hellaswag or --perplexity");
     }
-    if (!options_has_tasks(options) && options->out_scores[0]) {
-        die_usage("--out-scores %s needs --tasks, --hellaswag or --perplexity", options->out_scores);
+    if (!options_has_tasks(o) && o->out_scores[0]) {
+        die_usage("--out-scores %s needs --tasks, --hellaswag or --perplexity", o->out_scores);
     }
-    if (options->stride != OPTION_AUTO && !options->perplexity[0]) {
+    if (o->stride != OPTION_AUTO && !o->perplexity[0]) {
         die_usage("--stride needs --perplexity");
     }
 }
 
-void setup_check_offload(const Options* o) {
+void setup_check_offload(const Settled* s) {
+    const Options* o = &s->options;
     if (o->offload_optimizer == OFFLOAD_DISK && !o->offload_path[0]) {
         die_usage("--offload-optimizer disk needs a directory: --offload-path");
     }
@@ -80,16 +80,17 @@ void setup_check_offload(const Options* o) {
     }
 }
 
-void setup_check_in_backward(const Options* o) {
+void setup_check_in_backward(const Settled* s) {
+    const Options* o = &s->options;
     const int64_t sequences = o->total_batch / o->seq_len;
     if (!o->update_in_backward) {
         return;
     }
-    if (o->processes > 1) {
+    if (s->ranks.size > 1) {
         die_usage(
             "--update-in-backward on, %d processes; wanted one, or off with --zero 2, which divides the "
             "gradients among them",
-            o->processes);
+            s->ranks.size);
     }
     if (o->zero >= 2) {
         die_usage("--update-in-backward on, --zero %d, which keeps all gradients; wanted --zero 0", o->zero);
@@ -113,41 +114,38 @@ void setup_check_in_backward(const Options* o) {
     }
 }
 
-void setup_check_quantize(const Options* options, ModelConfig cfg) {
-    if (!options->quantize) {
+void setup_check_quantize(const Settled* s) {
+    if (!s->options.quantize) {
         return;
     }
-    if (!options->generates && !options_only_uses_model(options)) {
+    if (s->use == USE_TRAIN) {
         die_usage("--quantize q8_0 is for generating text, and for tasks with --steps 0; training needs "
                   "--quantize off");
     }
-    if (options_exports(options)) {
+    if (options_exports(&s->options)) {
         die_usage("--quantize q8_0 keeps no weights to export; wanted off (--export-gguf-dtype q8_0 exports "
                   "8 bits)");
     }
-    if (!quantized_fits((size_t)cfg.C)) {
+    if (!quantized_fits((size_t)s->cfg.C)) {
         die_usage("--quantize q8_0: the model has %d channels, wanted a multiple of %d; --quantize off works",
-                  cfg.C, QUANTIZED_BLOCK);
+                  s->cfg.C, QUANTIZED_BLOCK);
     }
 }
 
-void setup_check_freeze(const Options* o, ModelConfig cfg) {
-    char error[ERROR_BYTES];
-    Freeze freeze;
-    if (!freeze_parse(&freeze, cfg.L, o->freeze, error) || !freeze_check_shared(&freeze, cfg, error)) {
-        die_usage("%s", error);
-    }
-    if (freeze.first_block > 0 && o->zero == 3) {
+void setup_check_freeze(const Settled* s) {
+    const Options* o = &s->options;
+    const int first_block = s->freeze.first_block;
+    if (first_block > 0 && o->zero == 3) {
         die_usage("--freeze %s, --zero 3; wanted --zero 2, since the backward pass ends at block %d",
-                  o->freeze, freeze.first_block);
+                  o->freeze, first_block);
     }
-    if (freeze.first_block > 0 && o->offload_residuals) {
+    if (first_block > 0 && o->offload_residuals) {
         die_usage("--freeze %s, --offload-residuals on; wanted off, since the backward pass ends at block %d",
-                  o->freeze, freeze.first_block);
+                  o->freeze, first_block);
     }
     const int in_lists = o->optimizer == OPTIMIZER_ADAFACTOR || o->optimizer == OPTIMIZER_MUON;
-    const int first = o->zero == 3 ? 0 : freeze_first_copy(&freeze, cfg);
-    if (o->program.trainer == OPTION_GPU && in_lists && !freeze_is_whole(&freeze, cfg, first)) {
+    const int first = o->zero == 3 ? 0 : freeze_first_copy(&s->freeze, s->cfg);
+    if (o->program.trainer == OPTION_GPU && in_lists && !freeze_is_whole(&s->freeze, s->cfg, first)) {
         die_usage("--freeze %s, --optimizer %s; on a GPU it needs parameters frozen in all blocks%s; "
                   "--optimizer adamw freezes any",
                   o->freeze, optimizer_word((OptimizerName)o->optimizer),
@@ -155,9 +153,10 @@ void setup_check_freeze(const Options* o, ModelConfig cfg) {
     }
 }
 
-// In a loop of several blocks the gradients of all are there at the end, and not one after the other.
-void setup_check_share(const Options* o, ModelConfig cfg) {
-    if (!share_is_loop(cfg) || options_only_uses_model(o)) {
+// With loop:K no gradient is complete before the end of the backward pass.
+void setup_check_share(const Settled* s) {
+    const Options* o = &s->options;
+    if (!share_is_loop(s->cfg) || s->use != USE_TRAIN) {
         return;
     }
     if (o->zero >= 2) {
@@ -194,7 +193,8 @@ static void setup_check_rule_options_(const Options* o) {
     }
 }
 
-void setup_check_optimizer(const Options* o, ModelConfig cfg) {
+void setup_check_optimizer(const Settled* s) {
+    const Options* o = &s->options;
     const char* word = optimizer_word((OptimizerName)o->optimizer);
     setup_check_rule_options_(o);
     if (o->cautious_decay && (o->optimizer == OPTIMIZER_ADAFACTOR || o->optimizer == OPTIMIZER_SGD)) {
@@ -202,10 +202,10 @@ void setup_check_optimizer(const Options* o, ModelConfig cfg) {
                   "lion, or off",
                   word);
     }
-    if (o->optimizer == OPTIMIZER_ADAMW8BIT && cfg.C % OPTIMIZER_BLOCK) {
+    if (o->optimizer == OPTIMIZER_ADAMW8BIT && s->cfg.C % OPTIMIZER_BLOCK) {
         die_usage(
             "--optimizer %s: the model has %d channels, wanted a multiple of %d; --optimizer adamw works",
-            word, cfg.C, OPTIMIZER_BLOCK);
+            word, s->cfg.C, OPTIMIZER_BLOCK);
     }
 }
 

@@ -50,6 +50,13 @@ typedef struct {
     CommMeeting meeting;  // empty for MPI
 } Launcher;
 
+// This rank, and how a run is divided among its ranks.
+typedef struct {
+    int rank, size;
+    int zero;   // stage of ZeRO
+    int shards; // ranks of a replica (zero.h)
+} Ranks;
+
 // From the options and the environment. Ends the program where they make no sense.
 Launcher launcher_find(const Options* options);
 
@@ -64,12 +71,12 @@ int launcher_forgets_srun(const char* const* environment);
 // says later.
 CommPlace launcher_expect(void);
 
-// --zero, or what auto means: 2 for more than one process.
+// Returns --zero; auto is 2 for several ranks, else 0.
 int launcher_zero(const Options* options, int size);
 
-// --shard-ranks, or what auto means: the processes of a machine, if all machines have equally many, rank after rank;
-// else all. Collective, with options->processes set; a mere plan (comm->size 1) goes by --gpus-per-node.
-int launcher_shards(const Options* options, Comm* comm);
+// Returns --shard-ranks; auto is the ranks of a machine if all machines have equally many, rank after rank; else all
+// `size` ranks. Collective; a mere plan (comm->size 1) goes by --gpus-per-node.
+int launcher_shards(const Options* options, int size, Comm* comm);
 
 #ifdef __cplusplus
 }
@@ -398,8 +405,8 @@ int launcher_zero(const Options* options, int size) {
 }
 
 // The processes of a machine, if all have equally many, rank after rank; else all.
-static int launcher_on_a_machine_(const Options* options, Comm* comm) {
-    const int size = options->processes, is_only_plan = comm->size < size;
+static int launcher_on_a_machine_(const Options* options, int size, Comm* comm) {
+    const int is_only_plan = comm->size < size;
     int each = is_only_plan ? options->gpus_per_node : comm->local_size;
     each = each == OPTION_AUTO ? size : each;
     const int is_regular =
@@ -407,8 +414,8 @@ static int launcher_on_a_machine_(const Options* options, Comm* comm) {
     return comm_any(comm, !is_regular) ? size : each;
 }
 
-int launcher_shards(const Options* options, Comm* comm) {
-    const int size = options->processes, each = launcher_on_a_machine_(options, comm);
+int launcher_shards(const Options* options, int size, Comm* comm) {
+    const int each = launcher_on_a_machine_(options, size, comm);
     if (options->program.trainer == OPTION_CPU) {
         return size; // one level
     }

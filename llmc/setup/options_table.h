@@ -126,9 +126,6 @@ struct Options {
 
     OptionsProgram program;
     int generates;               // texts, instead of training
-    int process, processes;      // which of how many this is, as launcher.h found out
-    int shards;                  // processes of a replica (zero.h), as launcher.h found out
-    size_t nccl_bytes;           // of GPU memory that NCCL was found to take (memory_limit.cuh)
     char given[OPTION_ROWS_MAX]; // by row: was it on the command line, or in the file of --config?
     char* config_text;           // of that file, which values point into; NULL: none
 };
@@ -160,17 +157,6 @@ static inline int options_has_tasks(const Options* options) {
 // True if it writes its final model for other programs.
 static inline int options_exports(const Options* options) {
     return options->export_llmc[0] || options->export_gguf[0];
-}
-
-// True if the run only evaluates or exports a model as it is: it needs no training data, has no
-// training state and saves nothing.
-static inline int options_only_uses_model(const Options* options) {
-    if (options->steps != 0) {
-        return 0;
-    }
-    const int converts =
-        options_exports(options) && options->model[0] && !options_model_size(options) && !options->out[0];
-    return options_has_tasks(options) || converts;
 }
 
 #endif
@@ -566,7 +552,6 @@ static int options_generate_(const Options* options) {
 
 // Decides what the program does, and refuses options that do not count there.
 static void options_decide_(Options* options) {
-    options->processes = options->shards = 1; // until launcher.h has asked
     options->generates = options_generate_(options);
     options->plan |= options->plan_tensors;
     for (int i = 0; i < OPTION_ROWS; i++) {

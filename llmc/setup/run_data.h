@@ -23,6 +23,7 @@ A --model directory with a tokenizer's files supplies --tokenizer.
 #include "llmc/data/mixture.h"
 #include "llmc/data/stories.h"
 #include "llmc/setup/options.h"
+#include "llmc/setup/settled.h"
 #include "llmc/tokenizer/tokenizer.h"
 
 #ifdef __cplusplus
@@ -67,12 +68,9 @@ static inline int run_data_is_asked_for(const Options* options) {
 
 // ---- tokens ----
 
-// Opens the tokenizer that goes with the data; the data itself is opened by run_data_open, when V and T are
-// known. `model_path` is the path of the model's files, or NULL.
-void run_data_open_tokenizer(RunData* data, Options* options, const char* model_path);
-
-// The same for generating texts: there are no data.
-void run_data_open_text_tokenizer(RunData* data, Options* options, const char* model_path);
+// Opens the tokenizer that goes with the data, or to generate text that of the model, and decides --tokenizer;
+// run_data_open opens the data when V and T are known. `model_path` is the path of the model's files, or NULL.
+void run_data_open_tokenizer(RunData* data, Settled* s, const char* model_path);
 
 // The id that separates documents: the last of every vocabulary.
 int run_data_eot(const RunData* data, int V);
@@ -94,8 +92,8 @@ double run_data_target_bytes(const RunData* data, const int* targets, size_t cou
 
 // ---- files ----
 
-// Opens the data and decides --steps and --epochs; after setup_batch. Of --plan and --print-config the data may stay
-// unknown (data->is_unknown): then --steps stays as it is.
+// Opens the data and decides --steps and --epochs from the sizes of batches. Of --plan and --print-config the data may
+// stay unknown (data->is_unknown): then --steps stays as it is.
 void run_data_open(RunData* data, Options* options);
 
 // Opens files as tokens of the run, which may be text or shards; after run_data_open. `data` and `list` stay.
@@ -107,7 +105,7 @@ int64_t run_data_eval_sequences(const Options* options, uint64_t epoch);
 
 // Opens the loaders of training and validation data, and says what they will read; after run_data_open. `data`
 // stays where it is until they are closed.
-void run_data_open_loaders(Dataloader* train, Dataloader* val, const RunData* data, const Options* options);
+void run_data_open_loaders(Dataloader* train, Dataloader* val, const RunData* data, const Settled* s);
 
 // Prints the start of a line about the run's data.
 void run_data_print(FILE* file, const RunData* data);
@@ -242,9 +240,10 @@ static void run_data_no_data_(RunData* data, const Options* options) {
 }
 
 // Without --train-data: the built-in stories, or no data for a model with other tokens.
-static void run_data_no_files_(RunData* data, const Options* options) {
+static void run_data_no_files_(RunData* data, const Settled* s) {
+    const Options* options = &s->options;
     RunData stories;
-    if (options_only_uses_model(options) && !run_data_is_asked_for(options)) {
+    if (s->use == USE_EVALUATE && !run_data_is_asked_for(options)) {
         run_data_no_data_(data, options);
         return;
     }
@@ -272,14 +271,30 @@ static void run_data_no_files_(RunData* data, const Options* options) {
     }
 }
 
-void run_data_open_tokenizer(RunData* data, Options* options, const char* model_path) {
+// Opens the tokenizer of the model that generates text; no data exist then.
+static void run_data_text_tokenizer_(RunData* data, const Options* options, const char* model_path) {
+    data->kind = DATA_NONE;
+    if (!options->tokenizer[0]) {
+        die_usage("%s has no tokenizer; wanted --tokenizer FILE: the tokenizer.json, merges.txt or .tiktoken "
+                  "that goes with "
+                  "the model",
+                  model_path);
+    }
+    tokenizer_open_file(&data->tokenizer, options->tokenizer);
+    data->has_tokenizer = 1;
+}
+
+void run_data_open_tokenizer(RunData* data, Settled* s, const char* model_path) {
+    Options* options = &s->options;
     memset(data, 0, sizeof(*data));
     if (!options->tokenizer[0] && model_path && tokenizer_is_in(model_path)) {
         options->tokenizer = model_path;
     }
     const int is_text = options->train_data[0] && mixture_kind(options->train_data) == TOKENS_TEXT;
-    if (!options->train_data[0]) {
-        run_data_no_files_(data, options);
+    if (s->use == USE_GENERATE) {
+        run_data_text_tokenizer_(data, options, model_path);
+    } else if (!options->train_data[0]) {
+        run_data_no_files_(data, s);
     } else if (is_text && !options->tokenizer[0]) {
         data->kind = DATA_TEXT;
         tokenizer_open_bytes(&data->tokenizer);
@@ -295,22 +310,6 @@ void run_data_open_tokenizer(RunData* data, Options* options, const char* model_
                                           : ": the tokenizer only knows the words of its list",
               data->tokenizer.decode_only ? data->tokenizer.decode_only : "");
     }
-}
-
-void run_data_open_text_tokenizer(RunData* data, Options* options, const char* model_path) {
-    memset(data, 0, sizeof(*data));
-    data->kind = DATA_NONE;
-    if (!options->tokenizer[0] && tokenizer_is_in(model_path)) {
-        options->tokenizer = model_path;
-    }
-    if (!options->tokenizer[0]) {
-        die_usage("%s has no tokenizer; wanted --tokenizer FILE: the tokenizer.json, merges.txt or .tiktoken "
-                  "that goes with "
-                  "the model",
-                  model_path);
-    }
-    tokenizer_open_file(&data->tokenizer, options->tokenizer);
-    data->has_tokenizer = 1;
 }
 
 int run_data_eot(const RunData* data, int V) { return data->has_tokenizer ? data->tokenizer.eot : V - 1; }
@@ -510,9 +509,8 @@ static void run_data_rows_(RunData* data, const Options* options) {
     mixture_pack(&data->val, val_pack, options->seq_len, eot, (DocumentMask)options->doc_mask);
 }
 
-// --epochs and --steps: how long the run is, before the data is known. --epochs replaces a number of steps
-// from a checkpoint.
-static void run_data_length_(const RunData* data, Options* options) {
+// Refuses --epochs where the data have no end, or with --steps.
+static void run_data_check_epochs_(const RunData* data, const Options* options) {
     if (options->epochs <= 0) {
         return;
     }
@@ -524,7 +522,6 @@ static void run_data_length_(const RunData* data, Options* options) {
         die_usage("--epochs %g and --steps %lld: wanted only one of them", (double)options->epochs,
                   (long long)options->steps);
     }
-    options->steps = OPTION_AUTO;
 }
 
 // The steps of an epoch, or of --epochs, whose last update would not be whole; from now on --steps
@@ -569,7 +566,7 @@ void run_data_open(RunData* data, Options* options) {
     if (!run_data_has_tokens(data)) {
         return;
     }
-    run_data_length_(data, options);
+    run_data_check_epochs_(data, options);
     if (data->kind == DATA_STORIES && options->val_data[0]) {
         die_usage("--val-data %s needs --train-data: the built-in stories bring their own",
                   options->val_data);
@@ -622,38 +619,38 @@ int64_t run_data_eval_sequences(const Options* options, uint64_t epoch) {
 }
 
 // The loader of the validation data: a validation is one update.
-static void run_data_open_validation_(Dataloader* val, const RunData* data, const Options* options) {
+static void run_data_open_validation_(Dataloader* val, const RunData* data, const Settled* s) {
+    const Options* options = &s->options;
     DataloaderSettings in_order;
     memset(&in_order, 0, sizeof(in_order));
     in_order.B = options->batch;
     in_order.sequences = run_data_eval_sequences(options, mixture_epoch(&data->val));
     in_order.shuffle = SHUFFLE_OFF;
-    in_order.rank = options->process;
-    in_order.num_processes = options->processes;
+    in_order.rank = s->ranks.rank;
+    in_order.num_processes = s->ranks.size;
     dataloader_open(val, &data->val, in_order);
 }
 
-// Says how much of the work of an update would be done by processes that have nothing to do.
-static void run_data_print_batches_(const Options* options, int64_t sequences) {
-    const int64_t micro_batches = (sequences + options->batch - 1) / options->batch, n = options->processes;
-    const int64_t rows = (micro_batches + n - 1) / n * n * options->batch;
-    if (rows > sequences) {
+// Prints which part of an update is empty: rows of micro-batches without a sequence.
+static void run_data_print_batches_(const Settled* s) {
+    const int64_t n = s->ranks.size, rows = (s->micro_batches + n - 1) / n * n * s->options.batch;
+    if (rows > s->sequences) {
         printf("batches: %lld sequences an update in %lld micro-batches, %.1f %% empty\n",
-               (long long)sequences, (long long)micro_batches,
-               100.0 * (double)(rows - sequences) / (double)rows);
+               (long long)s->sequences, (long long)s->micro_batches,
+               100.0 * (double)(rows - s->sequences) / (double)rows);
     }
 }
 
-void run_data_open_loaders(Dataloader* train, Dataloader* val, const RunData* data, const Options* options) {
-    const int64_t sequences = options->total_batch / options->seq_len; // of an update
-    const int group = sequences < DATALOADER_GROUP ? (int)sequences : DATALOADER_GROUP;
-    const DataloaderSettings settings = {options->batch,    sequences, (Shuffle)options->shuffle,
-                                         options->seed,     group,     options->process,
-                                         options->processes};
+void run_data_open_loaders(Dataloader* train, Dataloader* val, const RunData* data, const Settled* s) {
+    const Options* options = &s->options;
+    const int group = s->sequences < DATALOADER_GROUP ? (int)s->sequences : DATALOADER_GROUP;
+    const DataloaderSettings settings = {options->batch, s->sequences, (Shuffle)options->shuffle,
+                                         options->seed,  group,        s->ranks.rank,
+                                         s->ranks.size};
     dataloader_open(train, &data->train, settings);
-    run_data_open_validation_(val, data, options);
-    run_data_print_batches_(options, sequences);
-    mixture_print(stdout, &data->train, (uint64_t)options->steps * (uint64_t)sequences);
+    run_data_open_validation_(val, data, s);
+    run_data_print_batches_(s);
+    mixture_print(stdout, &data->train, (uint64_t)options->steps * (uint64_t)s->sequences);
     if (options->pack == PACK_DYNAMIC || options->pack == PACK_UNIFORM) {
         const int batches = 1000;
         printf("padding of the first %d micro-batches: %.2f %%\n", batches,

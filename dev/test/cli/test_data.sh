@@ -183,6 +183,9 @@ test_documents() {
 
     runs "--epochs" "${tiny[@]:0:10}" --train-data text.txt --epochs 0.02 --out epochs
     check "are steps" grep -q '"steps":[1-9][0-9]*,.*"epochs":0,' <(head -n 1 epochs/log.jsonl)
+    runs "more epochs" "${tiny[@]:0:10}" --train-data text.txt --epochs 0.04 --out epochs --resume on
+    check "replace the steps of the checkpoint" grep -qE '^resume: from .*, [0-9]+ of [0-9]+ steps done' stdout
+    check "and the run is longer" awk '/^resume: from/ { exit !($4 + 0 < $6 + 0) }' stdout
     bad 2 "--epochs 1 and --steps 2" "${tiny[@]}" --train-data text.txt --epochs 1
 }
 

@@ -3,6 +3,7 @@
 #include "train_gpt2.c"
 
 #include "dev/test/lib/cpu_trainer.h"
+#include "dev/test/lib/settled_alone.h"
 
 struct CpuTrainer {
     Model model;
@@ -15,11 +16,11 @@ CpuTrainer* cpu_trainer_open(ModelConfig cfg, int B, int T, const float* params)
                              .seq_len = T,
                              .steps = 1,
                              .recompute = RECOMPUTE_NONE,
-                             .processes = 1,
                              .embedding_lr_scale = 1,
                              .vector_lr_scale = 1};
     trainer->comm.size = 1;
-    model_open(&trainer->model, cfg, &options, memory_on_host(), &trainer->comm);
+    const Settled s = settled_alone(&options, cfg, USE_TRAIN, SAFETENSORS_F32);
+    model_open(&trainer->model, &s, memory_on_host(), &trainer->comm);
     memcpy(trainer->model.params_memory, params, trainer->model.parameter_bytes);
     return trainer;
 }

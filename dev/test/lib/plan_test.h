@@ -1,7 +1,7 @@
 /*
 plan_test.h -- random runs, whose memory the trainers' tests compare with the plan, byte by byte.
 
-    plan_test_run        sets the model and the options of run number k
+    plan_test_run        returns the settings of run number k
     plan_test_count      from now on, counts what check_alloc returns; plan_test_counted returns the sum and stops
     plan_test_compare    expects of a run that it was planned, and allocated, as its ledger says
 */
@@ -14,7 +14,7 @@ plan_test.h -- random runs, whose memory the trainers' tests compare with the pl
 #include "llmc/model/freeze.h"
 #include "llmc/optim/optimizer.h"
 #include "llmc/model/share_layers.h"
-#include "llmc/setup/options.h"
+#include "llmc/setup/settled.h"
 #include "llmc/plan/plan.h"
 
 #ifdef SANITIZED
@@ -53,15 +53,16 @@ static size_t plan_test_counted(void) {
 static int plan_test_one_of_(Rand* rng, int n) { return (int)rand_below(rng, (uint32_t)n); }
 
 // A part of the processes that divide a run.
-static void plan_test_place_(Options* o, Rand* rng, int most_zero) {
-    o->processes = 1 + plan_test_one_of_(rng, 3);
-    o->process = plan_test_one_of_(rng, o->processes);
-    o->zero = plan_test_one_of_(rng, most_zero + 1);
-    o->shards = o->processes;
+static Ranks plan_test_ranks_(Rand* rng, int most_zero) {
+    Ranks ranks;
+    ranks.size = ranks.shards = 1 + plan_test_one_of_(rng, 3);
+    ranks.rank = plan_test_one_of_(rng, ranks.size);
+    ranks.zero = plan_test_one_of_(rng, most_zero + 1);
+    return ranks;
 }
 
 // What only the GPU trainer has.
-static void plan_test_gpu_(Options* o, Rand* rng) {
+static void plan_test_gpu_(Options* o, Ranks* ranks, Rand* rng) {
     o->device = 0;
     o->logits_chunk = 1 + plan_test_one_of_(rng, 100);
     o->gradients = plan_test_one_of_(rng, 2);
@@ -71,7 +72,7 @@ static void plan_test_gpu_(Options* o, Rand* rng) {
     o->offload_optimizer = plan_test_one_of_(rng, 4) ? OFFLOAD_OFF : OFFLOAD_HOST;
     o->offload_residuals = o->recompute == RECOMPUTE_BLOCK && plan_test_one_of_(rng, 2);
     o->offload_params = o->zero == 3 && plan_test_one_of_(rng, 2);
-    o->shards = o->processes == 3 && o->zero > 0 && plan_test_one_of_(rng, 2) ? 1 : o->processes;
+    ranks->shards = ranks->size == 3 && o->zero > 0 && plan_test_one_of_(rng, 2) ? 1 : ranks->size;
 }
 
 // Layers with the same parameters, where that is not refused.
@@ -88,28 +89,29 @@ static void plan_test_share_(ModelConfig* cfg, Options* o, Rand* rng) {
     }
 }
 
-// Of the trainer that `program` names. The text of numbers only lives until the next call.
-static void plan_test_run(int k, OptionsProgram program, ModelConfig* cfg, Options* o) {
+// For the trainer that `program` names. The text of numbers only lives until the next call.
+static Settled plan_test_run(int k, OptionsProgram program, SafeTensorsDtype dtype) {
     static const char* const frozen[] = {"", "embeddings,attention", "wpe,ln1w,mlp,blocks[0]"};
     static const OptimizerName optimizers[] = {OPTIMIZER_WORDS(WORDS_VALUE)};
     static char number[3][16];
     Rand rng = rand_open(42, (uint64_t)k);
     const int batch = 1 + plan_test_one_of_(&rng, 5), T = 1 + plan_test_one_of_(&rng, 40);
     const int heads = 1 + plan_test_one_of_(&rng, 3);
-    const ModelConfig model = {40, 100, 128, 1 + plan_test_one_of_(&rng, 4), heads, 32 * heads, SHARE_OFF};
+    ModelConfig cfg = {40, 100, 128, 1 + plan_test_one_of_(&rng, 4), heads, 32 * heads, SHARE_OFF};
     snprintf(number[0], sizeof(number[0]), "%d", batch);
     snprintf(number[1], sizeof(number[1]), "%d", T);
     snprintf(number[2], sizeof(number[2]), "%d", T * (1 + plan_test_one_of_(&rng, 20)));
     const char* line[] = {"test",    "--batch", number[0], "--seq-len", number[1], "--total-batch",
                           number[2], "--steps", "10",      "--threads", "2"};
     const int count = (int)(sizeof(line) / sizeof(line[0])) - (program.trainer == OPTION_GPU ? 2 : 0);
+    Options options, *o = &options;
+    ModelUse use = USE_TRAIN;
     options_parse(o, count, (char**)line, program);
-    *cfg = model;
-    o->layers = model.L;
     o->recompute = plan_test_one_of_(&rng, RECOMPUTE_BLOCK + 1);
-    plan_test_place_(o, &rng, program.trainer == OPTION_GPU ? 3 : 2);
-    plan_test_gpu_(o, &rng);
-    o->freeze = frozen[plan_test_one_of_(&rng, model.L > 1 ? 3 : 2)];
+    Ranks ranks = plan_test_ranks_(&rng, program.trainer == OPTION_GPU ? 3 : 2);
+    o->zero = ranks.zero;
+    plan_test_gpu_(o, &ranks, &rng);
+    o->freeze = frozen[plan_test_one_of_(&rng, cfg.L > 1 ? 3 : 2)];
     o->optimizer = optimizers[plan_test_one_of_(&rng, sizeof(optimizers) / sizeof(optimizers[0]))];
     o->sgd_momentum = plan_test_one_of_(&rng, 2) ? 0.9f : 0;
     o->muon_rows = o->sgd_momentum > 0;
@@ -120,22 +122,24 @@ static void plan_test_run(int k, OptionsProgram program, ModelConfig* cfg, Optio
     }
     o->save_every = 3 * plan_test_one_of_(&rng, 2);
     if (k % 8 == 7) { // generation
-        o->recompute = RECOMPUTE_NEVER;
-        o->processes = 1;
-        o->shards = 1;
-        o->process = o->zero = o->save_every = 0;
+        const Ranks alone = {0, 1, 0, 1};
+        use = USE_GENERATE;
+        ranks = alone;
+        o->zero = o->save_every = 0;
         o->logits_chunk = batch;
         o->offload_optimizer = o->offload_residuals = o->offload_params = 0;
         o->quantize = plan_test_one_of_(&rng, 2);
     } else if (k % 8 == 6) { // only tasks
+        use = USE_EVALUATE;
         o->steps = o->save_every = 0;
         o->master_weights = o->zero = o->offload_optimizer = o->offload_residuals = o->offload_params = 0;
         o->tasks = "tasks.jsonl";
         o->quantize = plan_test_one_of_(&rng, 2);
-    } else if (o->processes == 1 && o->zero < 2 && !o->offload_optimizer) {
+    } else if (ranks.size == 1 && o->zero < 2 && !o->offload_optimizer) {
         o->update_in_backward = plan_test_one_of_(&rng, 2);
     }
-    plan_test_share_(cfg, o, &rng);
+    plan_test_share_(&cfg, o, &rng);
+    return settled_of(o, cfg, use, ranks, dtype);
 }
 
 static void plan_test_print_(const char* words, const Memory* memory) {

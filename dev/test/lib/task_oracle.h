@@ -12,6 +12,7 @@ transformers computed of each ending alone, in float64: for both trainers.
 #include "llmc/setup/options.h"
 #include "llmc/tokenizer/tokenizer.h"
 #include "dev/test/lib/load_test.h"
+#include "dev/test/lib/settled_alone.h"
 #include "dev/test/lib/test.h"
 
 #define ORACLE_TASKS_ "dev/ref/fixtures/tasks/"
@@ -132,7 +133,9 @@ static inline void test_task_losses(Memory memory, const char* line, double tole
     options_parse(&options, argc, argv, trainer.program);
     Oracle_ o = {(Model*)check_alloc(1, sizeof(Model), "model"), tolerance};
     tokenizer_open_bytes(&tokenizer);
-    model_open(o.model, llmc_bin_read_config(ORACLE_TASKS_ "model.bin"), &options, memory, &alone);
+    const ModelConfig cfg = llmc_bin_read_config(ORACLE_TASKS_ "model.bin");
+    const Settled s = settled_alone(&options, cfg, USE_EVALUATE, trainer.dtype);
+    model_open(o.model, &s, memory, &alone);
     load_weights(o.model, ORACLE_TASKS_ "model.bin");
     for (size_t i = 0; i < ORACLE_FILES_; i++) {
         oracle_compare_(&o, files[i][0], files[i][1], &tokenizer);

@@ -1,6 +1,7 @@
 // test_cost.c -- the planned time of an update: its FLOP are those of the formulas, and it grows as the work does.
 #include "llmc/plan/cost.h"
 
+#include "dev/test/lib/settled_alone.h"
 #include "dev/test/lib/test.h"
 #include "llmc/plan/plan.h"
 #include "llmc/plan/cost_measured.h"
@@ -11,36 +12,50 @@ static Options options_of(int trainer, const char* option, const char* value) {
     const char* line[] = {"test", "--batch", "4", "--total-batch", "2048", "--seq-len", "256", option, value};
     Options o;
     options_parse(&o, option ? 9 : 7, (char**)line, options_program(trainer));
-    o.layers = CFG.L;
-    o.processes = o.shards = 1;
+    o.zero = 0;
     o.recompute = option && strcmp(option, "--recompute") == 0 ? o.recompute : RECOMPUTE_NONE;
     return o;
 }
 
 // A device whose only limit is one kind of work, a second for each unit; all others take no time.
-static CostDevice device_of(CostKind kind) {
-    CostDevice device = {{{0}, 0, "made up"}, 4, 4, MASTER_NONE};
+static CostRates rates_of(CostKind kind) {
+    CostRates rates = {{0}, 0, "made up"};
     for (int i = 0; i < COST_RATES; i++) {
-        device.rates.per_s[i] = i == (int)kind ? 1 : INFINITY;
+        rates.per_s[i] = i == (int)kind ? 1 : INFINITY;
     }
-    device.rates.launch_s = kind == COST_LAUNCHES;
-    return device;
+    rates.launch_s = kind == COST_LAUNCHES;
+    return rates;
 }
 
-static double seconds(ModelConfig cfg, const Options* o, CostKind kind) {
-    const CostDevice device = device_of(kind);
-    const CostUpdate update = cost_update(cfg, o, &device);
+static Settled settled_for(ModelConfig cfg, const Options* o) {
+    return settled_alone(o, cfg, USE_TRAIN, SAFETENSORS_F32);
+}
+
+static double seconds_of(const Settled* s, CostKind kind) {
+    const CostRates rates = rates_of(kind);
+    const CostUpdate update = cost_update(s, &rates);
     return cost_total_s(&update);
+}
+
+// Returns the planned seconds of one rank.
+static double seconds(ModelConfig cfg, const Options* o, CostKind kind) {
+    const Settled s = settled_for(cfg, o);
+    return seconds_of(&s, kind);
+}
+
+static double seconds_of_ranks(int size, const Options* o, CostKind kind) {
+    const Ranks ranks = {0, size, o->zero, size};
+    const Settled s = settled_of(o, CFG, USE_TRAIN, ranks, SAFETENSORS_F32);
+    return seconds_of(&s, kind);
 }
 
 // More processes than there are sequences, or tokens: the work of one that has anything to do.
 TEST(many_processes) {
-    Options o = options_of(OPTION_CPU, NULL, NULL);
-    o.processes = 8; // a sequence each
-    const double least = seconds(CFG, &o, COST_MATMULS);
-    for (o.processes = 16; o.processes <= 1 << 20; o.processes *= 16) {
-        const double now = seconds(CFG, &o, COST_MATMULS);
-        EXPECT(now == least, "%d processes: %.0f of %.0f", o.processes, now, least);
+    const Options o = options_of(OPTION_CPU, NULL, NULL);
+    const double least = seconds_of_ranks(8, &o, COST_MATMULS); // a sequence each
+    for (int ranks = 16; ranks <= 1 << 20; ranks *= 16) {
+        const double now = seconds_of_ranks(ranks, &o, COST_MATMULS);
+        EXPECT(now == least, "%d ranks: %.0f of %.0f", ranks, now, least);
     }
 }
 
@@ -90,12 +105,10 @@ TEST(growth) {
     for (int kind = 0; kind < COST_MOVES; kind++) {
         Options o = options_of(OPTION_CPU, NULL, NULL);
         const double one = seconds(CFG, &o, (CostKind)kind);
-        o.layers = twice.L;
         const double two = seconds(twice, &o, (CostKind)kind);
         const char* word = cost_word((CostKind)kind);
         EXPECT(two <= 2 * one && (kind == COST_CLASSIFIER ? two == one : two > 1.6 * one),
                "twice the layers, %s: %g s of %g s", word, two, one);
-        o.layers = CFG.L;
         o.total_batch *= 2; // four micro-batches instead of two
         const double more = seconds(CFG, &o, (CostKind)kind);
         EXPECT(kind == COST_UPDATE ? more == one : more > 1.7 * one && more <= 2 * one,
@@ -114,11 +127,10 @@ TEST(options) {
     EXPECT(seconds(CFG, &frozen, COST_UPDATE) < seconds(CFG, &o, COST_UPDATE), "frozen: less to update");
     EXPECT(seconds(CFG, &gpu, COST_MEMORY) < seconds(CFG, &o, COST_MEMORY), "a GPU fuses residuals");
     Options of_two = o;
-    of_two.processes = of_two.shards = 2;
     of_two.zero = 1;
-    EXPECT(seconds(CFG, &of_two, COST_MATMULS) == seconds(CFG, &o, COST_MATMULS) / 2,
+    EXPECT(seconds_of_ranks(2, &of_two, COST_MATMULS) == seconds(CFG, &o, COST_MATMULS) / 2,
            "two processes share the tokens");
-    const double share = seconds(CFG, &of_two, COST_UPDATE) / seconds(CFG, &o, COST_UPDATE);
+    const double share = seconds_of_ranks(2, &of_two, COST_UPDATE) / seconds(CFG, &o, COST_UPDATE);
     EXPECT(0.5 <= share && share < 0.51, "and with --zero 1 the update: %g", share);
     const Options fcw = options_of(OPTION_CPU, "--freeze", "fcw");
     EXPECT(seconds(CFG, &o, COST_MATMULS) - seconds(CFG, &fcw, COST_MATMULS) == 2 * TOKENS * 4 * BLOCK / 3,
@@ -140,10 +152,11 @@ TEST(options) {
 // Bytes count where they take longer than FLOP.
 TEST(bound) {
     const Options o = options_of(OPTION_CPU, NULL, NULL);
-    CostDevice device = device_of(COST_MEMORY);
-    const CostUpdate slow = cost_update(CFG, &o, &device);
-    device.rates.per_s[COST_MATMULS] = 1e-6;
-    const CostUpdate slower = cost_update(CFG, &o, &device);
+    const Settled s = settled_for(CFG, &o);
+    CostRates rates = rates_of(COST_MEMORY);
+    const CostUpdate slow = cost_update(&s, &rates);
+    rates.per_s[COST_MATMULS] = 1e-6;
+    const CostUpdate slower = cost_update(&s, &rates);
     EXPECT(slow.s[COST_MATMULS] > 0, "matmuls read their matrices");
     EXPECT(slower.s[COST_MATMULS] == 6e6 * TOKENS * (4 * BLOCK + HEAD), "the larger one, not the sum");
 }
@@ -153,7 +166,9 @@ TEST(rates) {
     Options o = options_of(OPTION_CPU, NULL, NULL);
     for (int is_bf16 = 0; is_bf16 < 2; is_bf16++) {
         CostRates rates = {{0}, 0, ""};
-        rates_measure(&rates, CFG, &o, is_bf16);
+        o.matmul = is_bf16 ? MATMUL_BF16 : MATMUL_FP32;
+        const Settled s = settled_for(CFG, &o);
+        rates_measure(&rates, &s);
         for (int kind = 0; kind < COST_RATES; kind++) {
             EXPECT(rates.per_s[kind] > 1e6 && rates.per_s[kind] < 1e15, "%s: %g per second",
                    cost_word((CostKind)kind), rates.per_s[kind]);
@@ -167,8 +182,9 @@ TEST(moves) {
     memory_set_moves(memory_count(&memory, "state", MEMORY_HOST, 1000), 2, 1);
     memory_set_moves(memory_count(&memory, "file", MEMORY_DISK, 300), 1, 1);
     const Options o = options_of(OPTION_CPU, NULL, NULL);
-    CostDevice device = device_of(COST_KINDS);
-    const CostUpdate update = plan_update(CFG, &o, &device, &memory);
+    const Settled s = settled_for(CFG, &o);
+    const CostRates rates = rates_of(COST_KINDS);
+    const CostUpdate update = plan_update(&s, &rates, &memory);
     EXPECT(cost_total_s(&update) == 2000 / PLAN_BUS_BYTES_PER_S + 600 / PLAN_DRIVE_BYTES_PER_S,
            "offloading: %g s", cost_total_s(&update));
 }
@@ -180,7 +196,9 @@ TEST(rates_of_wide_models) {
         CostRates rates;
         Options o = options_of(OPTION_CPU, NULL, NULL);
         o.seq_len = 32;
-        rates_measure(&rates, wide, &o, is_bf16);
+        o.matmul = is_bf16 ? MATMUL_BF16 : MATMUL_FP32;
+        const Settled s = settled_for(wide, &o);
+        rates_measure(&rates, &s);
         for (int kind = 0; kind < COST_RATES; kind++) {
             EXPECT(rates.per_s[kind] > 0 && isfinite(rates.per_s[kind]), "bf16 %d, %s: %g", is_bf16,
                    cost_word((CostKind)kind), rates.per_s[kind]);

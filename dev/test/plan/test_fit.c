@@ -1,13 +1,14 @@
 // test_fit.c -- --fit: which way to train it takes, that an update stays what it was, and what it refuses.
 #include "llmc/plan/fit.h"
 
+#include "dev/test/lib/settled_alone.h"
 #include "dev/test/lib/test.h"
 
 // Memory by batch and level: 100 a sequence at level 0, less at each further one; 50 for the state, which may be on the
 // host, and then goes over the bus so often that it takes a second.
-static void fake_plan(Memory* memory, ModelConfig cfg, const Options* o) {
+static void fake_plan(Memory* memory, const Settled* s) {
+    const Options* o = &s->options;
     const int on_host = o->offload_optimizer == OFFLOAD_HOST;
-    (void)cfg;
     memory_count(memory, "activations", MEMORY_DEVICE, (size_t)(o->batch * (100 - 20 * o->recompute)));
     memory_set_moves(memory_count(memory, "state", on_host ? MEMORY_HOST : MEMORY_DEVICE, 50), 1e9 * on_host,
                      1e9 * on_host);
@@ -15,68 +16,76 @@ static void fake_plan(Memory* memory, ModelConfig cfg, const Options* o) {
 
 static const ModelConfig CFG = {64, 100, 128, 2, 2, 64, SHARE_OFF};
 
-static Options options_of(int trainer, const char* recompute) {
+static Settled settled_for(int trainer, const char* recompute) {
     const char* line[] = {"test",   "--batch",        "8", "--total-batch", "1024", "--seq-len",
                           "64",     "--eval-batches", "3", "--steps",       "2",    "--recompute",
                           recompute};
     const int count = (int)(sizeof(line) / sizeof(line[0]));
     Options o;
     options_parse(&o, recompute ? count : count - 2, (char**)line, options_program(trainer));
-    o.processes = 1;
-    return o;
+    o.zero = 0;
+    return settled_alone(&o, CFG, USE_TRAIN, SAFETENSORS_F32);
 }
 
 static FitDevice device_of(size_t limit, int can_offload) {
     const CostRates rates = {{1e12, 1e12, 1e12, 1e12, 1e12, 1e12, 1e12}, 0, "made up"};
-    const FitDevice device = {fake_plan, limit, SIZE_MAX, can_offload, {rates, 4, 4, MASTER_NONE}};
+    const FitDevice device = {fake_plan, limit, SIZE_MAX, can_offload, rates};
     return device;
 }
 
-static Options fit(Options o, FitDevice device) {
-    o.layers = CFG.L;
+static Settled fit(const Settled* s, FitDevice device) {
     FILE* nowhere = fopen("/dev/null", "w");
-    fit_choose(nowhere, CFG, &o, &device);
+    const Settled fitted = fit_choose(nowhere, s, &device);
     fclose(nowhere);
-    return o;
+    return fitted;
 }
 
-static void no_room_body(const void* device) { fit(options_of(OPTION_GPU, NULL), *(const FitDevice*)device); }
+static void no_room_body(const void* device) {
+    const Settled asked = settled_for(OPTION_GPU, NULL);
+    fit(&asked, *(const FitDevice*)device);
+}
 
 TEST(choice) {
-    const Options asked = options_of(OPTION_CPU, NULL);
-    Options o = fit(asked, device_of(850, 0));
-    EXPECT(o.batch == 8 && o.recompute == 0 && o.eval_batches == 3, "what was asked for fits: %d, %d",
-           o.batch, o.recompute);
-    o = fit(asked, device_of(75, 0));
-    EXPECT(o.batch == 1 && o.recompute == RECOMPUTE_BLOCK, "only the least: %d, %d", o.batch, o.recompute);
-    EXPECT(o.eval_batches == 24, "as many sequences are validated: %d x 1", o.eval_batches);
-    EXPECT(o.total_batch == 1024 && o.steps == 2, "an update stays");
+    const Settled asked = settled_for(OPTION_CPU, NULL);
+    Settled s = fit(&asked, device_of(850, 0));
+    const Options* o = &s.options;
+    EXPECT(o->batch == 8 && o->recompute == 0 && o->eval_batches == 3, "what was asked for fits: %d, %d",
+           o->batch, o->recompute);
+    s = fit(&asked, device_of(75, 0));
+    EXPECT(o->batch == 1 && o->recompute == RECOMPUTE_BLOCK, "only the least: %d, %d", o->batch,
+           o->recompute);
+    EXPECT(o->eval_batches == 24, "as many sequences are validated: %d x 1", o->eval_batches);
+    EXPECT(o->total_batch == 1024 && o->steps == 2, "an update stays");
+    EXPECT(s.sequences == 16 && s.micro_batches == 16 && asked.micro_batches == 2, "the facts follow: %d",
+           (int)s.micro_batches);
     for (size_t limit = 75; limit < 850; limit += 50) {
         const FitDevice device = device_of(limit, 0);
-        const double chosen = fit_update_s(CFG, &o, &device);
-        o = fit(asked, device);
-        EXPECT(fit_update_s(CFG, &o, &device) <= chosen || limit == 75, "%zu: more memory, no slower", limit);
+        const double chosen = fit_update_s(&s, &device);
+        s = fit(&asked, device);
+        EXPECT(fit_update_s(&s, &device) <= chosen || limit == 75, "%zu: more memory, no slower", limit);
         Memory memory = memory_dry();
-        fake_plan(&memory, CFG, &o);
+        fake_plan(&memory, &s);
         const size_t bytes = memory_bytes(&memory, MEMORY_DEVICE);
         EXPECT(bytes <= limit, "%zu: %zu bytes", limit, bytes);
-        EXPECT(o.batch * o.eval_batches == 24, "%zu: %d x %d are validated", limit, o.batch, o.eval_batches);
+        EXPECT(o->batch * o->eval_batches == 24, "%zu: %d x %d are validated", limit, o->batch,
+               o->eval_batches);
     }
 }
 
 TEST(given) {
-    const Options asked = options_of(OPTION_CPU, "2");
-    const Options o = fit(asked, device_of(300, 0));
-    EXPECT(o.recompute == 2 && o.batch == 4, "--recompute 2 stays: %d, %d", o.recompute, o.batch);
+    const Settled asked = settled_for(OPTION_CPU, "2"), s = fit(&asked, device_of(300, 0));
+    EXPECT(s.options.recompute == 2 && s.options.batch == 4, "--recompute 2 stays: %d, %d",
+           s.options.recompute, s.options.batch);
 }
 
 TEST(offload) {
-    const Options asked = options_of(OPTION_GPU, NULL);
-    Options o = fit(asked, device_of(45, 1));
-    EXPECT(o.offload_optimizer == OFFLOAD_HOST && o.batch == 1, "the state does not fit: %d",
-           o.offload_optimizer);
-    o = fit(asked, device_of(90, 1));
-    EXPECT(o.offload_optimizer == OFFLOAD_OFF, "what fits without the bus is faster");
+    const Settled asked = settled_for(OPTION_GPU, NULL);
+    Settled s = fit(&asked, device_of(45, 1));
+    EXPECT(s.options.offload_optimizer == OFFLOAD_HOST && s.options.batch == 1, "the state does not fit: %d",
+           s.options.offload_optimizer);
+    EXPECT(s.optimizer.by_block && !asked.optimizer.by_block, "the facts follow");
+    s = fit(&asked, device_of(90, 1));
+    EXPECT(s.options.offload_optimizer == OFFLOAD_OFF, "what fits without the bus is faster");
     FitDevice device = device_of(45, 1);
     device.host_limit = 40;
     EXPECT(test_dies(no_room_body, &device, 1, "none of 40 ways fits into 0.0 MiB"), "no room on the host");

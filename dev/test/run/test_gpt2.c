@@ -9,12 +9,14 @@ documents in a row, padding and shorter batches.
 #define MODEL_CHUNK_LOGITS 3000 // the classifier takes a batch in several chunks, forward and backward
 #include "llmc/formats/llmc_bin.h"
 #include "llmc/optim/schedule.h"
+#include "llmc/setup/resolve.h"
 #include "train_gpt2.c"
 
 #include "dev/test/lib/in_backward_test.h"
 #include "dev/test/lib/load_test.h"
 #include "dev/test/lib/plan_test.h"
 #include "dev/test/lib/resume_test.h"
+#include "dev/test/lib/settled_alone.h"
 #include "dev/test/lib/task_oracle.h"
 #include "dev/test/lib/test.h"
 #include "dev/test/lib/test_element.h"
@@ -81,17 +83,23 @@ static void fixture_close(State* s) {
 
 static Comm alone = {.size = 1};
 
+// Opens a model of one rank.
+static void open_alone(Model* model, ModelConfig cfg, const Options* options, ModelUse use) {
+    const Settled s = settled_alone(options, cfg, use, SAFETENSORS_F32);
+    model_open(model, &s, memory_on_host(), &alone);
+}
+
+// RECOMPUTE_NEVER opens a model that generates.
 static void open_model_matmul(Model* model, ModelConfig cfg, int B, int T, int recompute,
                               MatmulPrecision matmul) {
     const Options options = {.batch = B,
                              .seq_len = T,
                              .steps = 1,
                              .recompute = recompute,
-                             .processes = 1,
                              .matmul = matmul,
                              .embedding_lr_scale = 1,
                              .vector_lr_scale = 1};
-    model_open(model, cfg, &options, memory_on_host(), &alone);
+    open_alone(model, cfg, &options, recompute == RECOMPUTE_NEVER ? USE_GENERATE : USE_TRAIN);
 }
 
 static void open_model(Model* model, ModelConfig cfg, int B, int T, int recompute) {
@@ -713,12 +721,11 @@ static void open_frozen(Model* model, const char* list, Options options) {
     const ModelConfig cfg = llmc_bin_read_config(FIXTURES "gpt2_tiny.bin");
     options.batch = 3;
     options.seq_len = 31;
-    options.steps = options.processes = 1;
-    options.layers = cfg.L;
+    options.steps = 1;
     options.freeze = list;
     options.embedding_lr_scale = options.vector_lr_scale = 1;
     options.sgd_momentum = 0.9f;
-    model_open(model, cfg, &options, memory_on_host(), &alone);
+    open_alone(model, cfg, &options, USE_TRAIN);
     load_weights(model, FIXTURES "gpt2_tiny.bin");
 }
 
@@ -775,9 +782,9 @@ static void open_four(Model* model, const char* share, Options options) {
     CHECK(share_parse(&cfg.share, cfg.L, share, error), "%s", error);
     options.batch = FOUR_B;
     options.seq_len = FOUR_T;
-    options.steps = options.processes = 1;
+    options.steps = 1;
     options.embedding_lr_scale = options.vector_lr_scale = 1;
-    model_open(model, cfg, &options, memory_on_host(), &alone);
+    open_alone(model, cfg, &options, USE_TRAIN);
     float* params = model->params_memory;
     for (size_t i = 0; i < model->parameter_bytes / sizeof(float); i++) {
         params[i] = 0.3f * rand_normal(1, 1, i);
@@ -935,14 +942,12 @@ TEST(counted_mean) {
 TEST(plan) {
     for (int k = 0; k < PLAN_TEST_RUNS; k++) {
         Comm comm = {.size = 1};
-        ModelConfig cfg;
-        Options options;
+        Settled s = plan_test_run(k, options_program(OPTION_CPU), SAFETENSORS_F32);
         Model planned, model;
-        plan_test_run(k, options_program(OPTION_CPU), &cfg, &options);
-        options.matmul = k % 3 == 0 && !options.quantize ? MATMUL_BF16 : MATMUL_FP32;
-        model_open(&planned, cfg, &options, memory_dry(), NULL);
+        s.options.matmul = k % 3 == 0 && !s.options.quantize ? MATMUL_BF16 : MATMUL_FP32;
+        model_open(&planned, &s, memory_dry(), NULL);
         plan_test_count();
-        model_open(&model, cfg, &options, memory_on_host(), &comm);
+        model_open(&model, &s, memory_on_host(), &comm);
         plan_test_compare(k, &planned.memory, &model.memory, MEMORY_DEVICE, plan_test_counted());
         model_close(&model);
     }
@@ -957,11 +962,10 @@ TEST(update_in_part) {
     const Options options = {.batch = 3,
                              .seq_len = 31,
                              .steps = 1,
-                             .processes = 1,
                              .update_in_backward = 1,
                              .embedding_lr_scale = 1,
                              .vector_lr_scale = 1};
-    model_open(&model, cfg, &options, memory_on_host(), &alone);
+    open_alone(&model, cfg, &options, USE_TRAIN);
     load_weights(&model, FIXTURES "gpt2_tiny.bin");
     State s = fixture_open(FIXTURES "gpt2_tiny_state.bin", &model);
     const UpdateGuard guard = outliers_open(0, 0);

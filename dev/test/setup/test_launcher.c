@@ -262,11 +262,11 @@ TEST(zero) {
 // The processes of a replica. A mere plan goes by --gpus-per-node.
 static void expect_shards(const char* line, int trainer, int wanted) {
     Comm alone;
-    Options options = options_of(line, trainer);
+    const Options options = options_of(line, trainer);
     memset(&alone, 0, sizeof(alone));
     alone.size = 1;
-    options.processes = 16;
-    EXPECT(launcher_shards(&options, &alone) == wanted, "%s: %d", line, launcher_shards(&options, &alone));
+    const int shards = launcher_shards(&options, 16, &alone);
+    EXPECT(shards == wanted, "%s: %d", line, shards);
 }
 
 TEST(shards) {

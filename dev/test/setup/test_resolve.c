@@ -14,9 +14,8 @@
 
 // A run as far as main takes it before it asks for memory.
 typedef struct {
-    Options options;
+    Settled settled;
     RunData data;
-    ModelConfig cfg;
     const char* model_path; // NULL: random weights
 } Run;
 
@@ -40,18 +39,19 @@ static Options parse(const char* line) {
     return options;
 }
 
-static Run run_open(const char* line) {
-    Run run;
-    run.options = parse(line);
+static Run run_open_as(const char* line, Ranks ranks, SafeTensorsDtype dtype) {
     static char newest[PATH_MAX];
-    run.model_path = model_path_find(&run.options, newest);
-    const ModelConfig found = setup_read_model(run.model_path);
-    run_data_open_tokenizer(&run.data, &run.options, run.model_path);
-    run.cfg = setup_model(&run.options, &run.data, run.model_path, found);
-    setup_batch(&run.options);
-    run_data_open(&run.data, &run.options);
-    setup_training(&run.options, run.model_path != NULL);
+    const Options options = parse(line);
+    Run run;
+    run.model_path = model_path_find(&options, newest);
+    const SettleInput input = {ranks, dtype, run.model_path, setup_read_model(run.model_path), 0};
+    settle(&run.settled, &run.data, &options, &input);
     return run;
+}
+
+static Run run_open(const char* line) {
+    const Ranks alone = {0, 1, 0, 1};
+    return run_open_as(line, alone, SAFETENSORS_F32);
 }
 
 static void run_close(Run* run) { run_data_close(&run->data); }
@@ -59,8 +59,8 @@ static void run_close(Run* run) { run_data_close(&run->data); }
 static void body_run(const void* line) {
     Run run = run_open((const char*)line);
     int ids[64];
-    const int T = run.options.seq_len < 63 ? run.options.seq_len : 63;
-    run_data_prompt(ids, T, &run.data, &run.options, run.cfg.V);
+    const int T = run.settled.options.seq_len < 63 ? run.settled.options.seq_len : 63;
+    run_data_prompt(ids, T, &run.data, &run.settled.options, run.settled.cfg.V);
     run_close(&run);
 }
 
@@ -105,7 +105,7 @@ static void write_hf_model(const char* name) {
 
 // llm.c's, of `count` tokens that are all "x"; the last one is the end of text.
 static void write_tokenizer(const char* name, int count) {
-    char bytes[1024 + 2 * 256];
+    char bytes[1024 + 2 * 512];
     uint32_t header[256] = {20240328, 2, (uint32_t)count, (uint32_t)count - 1};
     memcpy(bytes, header, sizeof(header));
     for (int i = 0; i < count; i++) {
@@ -133,8 +133,8 @@ static void write_files(void) {
 
 static void expect_model(const char* line, ModelConfig wanted) {
     Run run = run_open(line);
-    const ModelConfig got = run.cfg;
-    const Options* o = &run.options;
+    const ModelConfig got = run.settled.cfg;
+    const Options* o = &run.settled.options;
     EXPECT(got.max_T == wanted.max_T && got.V == wanted.V && got.L == wanted.L && got.NH == wanted.NH &&
                got.C == wanted.C && got.Vp == wanted.Vp,
            "%s: T %d V %d Vp %d L %d NH %d C %d", line, got.max_T, got.V, got.Vp, got.L, got.NH, got.C);
@@ -186,9 +186,9 @@ static void expect_weights(const char* options, int is_random) {
     TensorRow rows[MODEL_PARAMETER_ROWS];
     snprintf(line, sizeof(line), "%s%s", TEXT, options);
     Run run = run_open(line);
-    float* memory = (float*)check_alloc(model_parameter_rows(rows, run.cfg), 1, "model");
+    float* memory = (float*)check_alloc(model_parameter_rows(rows, run.settled.cfg), 1, "model");
     memory[0] = memory[7] = 1;
-    whole_model_read(run.model_path, run.cfg, rows, memory);
+    whole_model_read(run.model_path, run.settled.cfg, rows, memory);
     EXPECT((memory[7] != 0) == is_random && memory[0] != 1, "%s: %g", line, (double)memory[7]);
     free(memory);
     run_close(&run);
@@ -258,8 +258,10 @@ static void test_stories(void) {
     EXPECT(run.data.kind == DATA_STORIES && run.data.has_tokenizer, "no data named");
     EXPECT(run.data.train.tokens == 3 * 64 + 1, "%zu tokens, none read twice", run.data.train.tokens);
     EXPECT(run.data.val.tokens == 5 * 32 + 1, "%zu tokens to validate", run.data.val.tokens);
-    EXPECT(run.cfg.V == run.data.tokenizer.vocab_size && run.cfg.V == run.data.stories->eot + 1, "words");
-    EXPECT(run_data_eot(&run.data, run.cfg.V) == run.data.stories->eot, "end of text");
+    EXPECT(run.settled.cfg.V == run.data.tokenizer.vocab_size &&
+               run.settled.cfg.V == run.data.stories->eot + 1,
+           "words");
+    EXPECT(run_data_eot(&run.data, run.settled.cfg.V) == run.data.stories->eot, "end of text");
     run_close(&run);
     run = run_open("--steps 0 --batch 2 --seq-len 16 --eval-batches 0"); // only validation
     EXPECT(run.data.train.tokens == 33 && run.data.val.tokens == RUN_DATA_EVAL_CPU + 1,
@@ -304,8 +306,9 @@ static void test_pack(void) {
         const DataSource *train = &run.data.train.source[0], *val = &run.data.val.source[0];
         EXPECT(train->rows.pack == cases[i].train && val->rows.pack == cases[i].val, "%s", line);
         EXPECT(train->rows.count == cases[i].rows, "%s: %d rows", line, (int)train->rows.count);
-        EXPECT(run.options.steps == (int64_t)cases[i].rows / 2, "%s: %d steps", line, (int)run.options.steps);
-        EXPECT(run.data.train.mask == (DocumentMask)run.options.doc_mask, "%s", line);
+        EXPECT(run.settled.options.steps == (int64_t)cases[i].rows / 2, "%s: %d steps", line,
+               (int)run.settled.options.steps);
+        EXPECT(run.data.train.mask == (DocumentMask)run.settled.options.doc_mask, "%s", line);
         run_close(&run);
     }
     expect_refused("--train-data %/documents.bin:1,%/train.bin:2 --vocab-size 111 --pack uniform", 2,
@@ -333,15 +336,15 @@ static void test_packed_floor(void) {
             }
         }
     }
-    EXPECT_NEAR(run_data_floor(&run.data, 2 * run.options.batch), sum / count, 1e-12, "two batches");
+    EXPECT_NEAR(run_data_floor(&run.data, 2 * run.settled.options.batch), sum / count, 1e-12, "two batches");
     run_close(&run);
 }
 
 static void test_sources(void) {
     Run run = run_open("--train-data %/train.bin:3,%/large.bin:1 --seq-len 16 --batch 1");
     EXPECT(run.data.train.count == 2 && run.data.train.cycle == 4 && run.data.val.count == 2, "two sources");
-    EXPECT(run.options.steps == 19 * 4 + 2, "%d: until the first source, of 59 rows, is at its end",
-           (int)run.options.steps);
+    EXPECT(run.settled.options.steps == 19 * 4 + 2, "%d: until the first source, of 59 rows, is at its end",
+           (int)run.settled.options.steps);
     EXPECT(run.data.train.tokens == 1900 && run.data.val.tokens == 100, "5 %% of each to validate");
     run_close(&run);
 }
@@ -373,7 +376,7 @@ static void test_documents_of_text(void) {
         "one fish.two fish.red fish.blue fish.and one more, which is longer than the others.";
     test_write("fish.txt", text, strlen(text));
     Run run = run_open("--train-data %/fish.txt --separator . --pack pad --seq-len 16 --out %/fish");
-    EXPECT(run.data.is_encoded && run.data.kind == DATA_TEXT && run.cfg.V == 257, "bytes, encoded");
+    EXPECT(run.data.is_encoded && run.data.kind == DATA_TEXT && run.settled.cfg.V == 257, "bytes, encoded");
     EXPECT(run.data.train.source[0].rows.documents.count == 5, "%zu documents",
            run.data.train.source[0].rows.documents.count);
     EXPECT(strcmp(run.data.train.source[0].name, test_path("fish.txt")) == 0, "%s",
@@ -399,19 +402,21 @@ static void test_dry(void) {
     for (int i = 0; i < 2; i++) {
         snprintf(line, sizeof(line), "%s%s", TEXT "--seq-len 16 --tokenizer bpe:300 --out %/dry", dry[i]);
         Run run = run_open(line);
-        EXPECT(run.data.is_unknown && run.cfg.V == 300 && run.options.steps == OPTION_AUTO, "%s", line);
+        EXPECT(run.data.is_unknown && run.settled.cfg.V == 300 && run.settled.options.steps == OPTION_AUTO,
+               "%s", line);
         run_close(&run);
         snprintf(line, sizeof(line), "%s%s", TEXT "--seq-len 16 --tokenizer %/merges.txt --steps 7", dry[i]);
         run = run_open(line);
-        EXPECT(run.data.is_unknown && run.cfg.V == 259 && run.options.steps == 7, "%s", line);
+        EXPECT(run.data.is_unknown && run.settled.cfg.V == 259 && run.settled.options.steps == 7, "%s", line);
         run_close(&run);
     }
     EXPECT(!is_there("dry"), "a directory");
     Run run = run_open(TEXT "--seq-len 16 --tokenizer %/merges.txt --out %/dry");
-    const int64_t steps = run.options.steps;
+    const int64_t steps = run.settled.options.steps;
     run_close(&run);
     run = run_open(TEXT "--seq-len 16 --tokenizer %/merges.txt --out %/dry --plan");
-    EXPECT(!run.data.is_unknown && run.options.steps == steps && run.data.train.tokens > 0, "kept tokens");
+    EXPECT(!run.data.is_unknown && run.settled.options.steps == steps && run.data.train.tokens > 0,
+           "kept tokens");
     run_close(&run);
 }
 
@@ -441,13 +446,14 @@ static void test_loaders(void) {
     fflush(stdout);
     const int screen = dup(STDOUT_FILENO);
     EXPECT(freopen(test_path("screen"), "w", stdout) != NULL, "");
-    run_data_open_loaders(&train, &val, &run.data, &run.options);
+    run_data_open_loaders(&train, &val, &run.data, &run.settled);
     fflush(stdout);
     dup2(screen, STDOUT_FILENO);
     EXPECT(train.B == 2 && val.B == 2 && train.settings.group == 8, "groups no larger than an update");
     EXPECT(train.settings.shuffle == SHUFFLE_ON && val.settings.shuffle == SHUFFLE_OFF,
            "validation in order");
-    EXPECT(run_data_eval_sequences(&run.options, val.num_sequences) == 40 && val.num_sequences == 80, "");
+    EXPECT(run_data_eval_sequences(&run.settled.options, val.num_sequences) == 40 && val.num_sequences == 80,
+           "");
     const Batch batch = dataloader_next(&val);
     EXPECT(batch.T == 16 && batch.counted == 16 + 9 && batch.inputs[0] == 110, "%d", batch.counted);
     dataloader_close(&val);
@@ -482,10 +488,10 @@ static void test_floor(void) {
     for (int i = 1; i <= 64; i++) { // targets of the first two batches
         sum += run.data.val_nats[i];
     }
-    EXPECT_NEAR(run_data_floor(&run.data, 2 * run.options.batch), sum / 64, 1e-12, "two batches");
-    const double all = run_data_floor(&run.data, 4 * run.options.batch);
+    EXPECT_NEAR(run_data_floor(&run.data, 2 * run.settled.options.batch), sum / 64, 1e-12, "two batches");
+    const double all = run_data_floor(&run.data, 4 * run.settled.options.batch);
     EXPECT(all > 0.1 && all < 3, "%g nats per token", all);
-    EXPECT(run_data_floor(&run.data, 1000 * run.options.batch) == all, "no more than there is");
+    EXPECT(run_data_floor(&run.data, 1000 * run.settled.options.batch) == all, "no more than there is");
     run_close(&run);
     run = run_open(TEXT "--seq-len 16");
     EXPECT(isnan(run_data_floor(&run.data, 1)), "unknown for other text");
@@ -496,7 +502,7 @@ static void test_floor(void) {
 
 static void expect_batch(const char* line, int batch, int seq_len, int64_t total) {
     Run run = run_open(line);
-    const Options* o = &run.options;
+    const Options* o = &run.settled.options;
     EXPECT(o->batch == batch && o->seq_len == seq_len && o->total_batch == total,
            "%s: %d x %d, %lld tokens, wanted %d x %d, %lld", line, o->batch, o->seq_len,
            (long long)o->total_batch, batch, seq_len, (long long)total);
@@ -563,21 +569,16 @@ static void test_steps(void) {
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         Run run = run_open(cases[i].line);
-        EXPECT(run.options.steps == cases[i].steps, "%s: %lld", cases[i].line, (long long)run.options.steps);
-        EXPECT(run.options.epochs == 0, "said by --steps from now on");
+        EXPECT(run.settled.options.steps == cases[i].steps, "%s: %lld", cases[i].line,
+               (long long)run.settled.options.steps);
+        EXPECT(run.settled.options.epochs == 0, "said by --steps from now on");
         EXPECT(run.data.kind == DATA_STORIES
                    ? run.data.epochs == 0
-                   : run.data.epochs * (double)mixture_epoch(&run.data.train) * run.options.seq_len ==
-                         (double)run.options.steps * (double)run.options.total_batch,
+                   : run.data.epochs * (double)mixture_epoch(&run.data.train) * run.settled.options.seq_len ==
+                         (double)run.settled.options.steps * (double)run.settled.options.total_batch,
                "%s: %g epochs", cases[i].line, run.data.epochs);
         run_close(&run);
     }
-    Options resumed =
-        parse(TEXT "--epochs 2"); // steps come from the checkpoint, and are not on the command line
-    RunData text = {.kind = DATA_TEXT};
-    resumed.steps = 5;
-    run_data_length_(&text, &resumed);
-    EXPECT(resumed.steps == OPTION_AUTO, "%lld steps", (long long)resumed.steps);
     expect_refused(TEXT "--epochs 2 --steps 7", 2, "--epochs 2 and --steps 7: wanted only one of them");
     expect_refused("--epochs 2", 2, "--epochs 2 needs --train-data");
     expect_refused(TEXT "--epochs 1e9 --seq-len 1 --batch 1", 2,
@@ -586,7 +587,7 @@ static void test_steps(void) {
 
 static void test_times(void) {
     Run run = run_open(TEXT "--seq-len 16 --steps 100 --out %/out");
-    const Options* o = &run.options;
+    const Options* o = &run.settled.options;
     EXPECT(o->save_every == OPTION_AUTO, "a checkpoint at the end");
     EXPECT(o->warmup == 5 && o->eval_every == 10 && o->sample_every == 100 && o->sample_tokens == 16, "%d %d",
            o->warmup, o->eval_every);
@@ -621,7 +622,7 @@ static void test_learning_rate(void) {
                  {SHARDS "--seq-len 16 --channels 8 --total-batch 524288", 4e-3f}};
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         Run run = run_open(cases[i].line);
-        EXPECT_NEAR(run.options.lr, cases[i].lr, 1e-9, "%s", cases[i].line);
+        EXPECT_NEAR(run.settled.options.lr, cases[i].lr, 1e-9, "%s", cases[i].line);
         run_close(&run);
     }
 }
@@ -638,14 +639,16 @@ static void test_optimizers(void) {
     char line[256];
     snprintf(line, sizeof(line), "%s", SHARDS "--seq-len 16 --batch 1");
     Run adamw = run_open(line);
-    EXPECT(adamw.options.weight_decay == 0.1f, "AdamW's decay");
+    EXPECT(adamw.settled.options.weight_decay == 0.1f, "AdamW's decay");
     for (int i = 0; i < 4; i++) {
         snprintf(line, sizeof(line), "%s %s", SHARDS "--seq-len 16 --batch 1", cases[i].line);
         Run run = run_open(line);
-        const float beta2 = cases[i].beta2 == 1 ? adamw.options.beta2 : cases[i].beta2;
-        EXPECT_NEAR(run.options.lr, cases[i].lr * adamw.options.lr, 1e-6 * run.options.lr, "%s: rate", line);
-        EXPECT(run.options.weight_decay == cases[i].decay && run.options.beta2 == beta2, "%s: %f, %f", line,
-               (double)run.options.weight_decay, (double)run.options.beta2);
+        const float beta2 = cases[i].beta2 == 1 ? adamw.settled.options.beta2 : cases[i].beta2;
+        EXPECT_NEAR(run.settled.options.lr, cases[i].lr * adamw.settled.options.lr,
+                    1e-6 * run.settled.options.lr, "%s: rate", line);
+        EXPECT(run.settled.options.weight_decay == cases[i].decay && run.settled.options.beta2 == beta2,
+               "%s: %f, %f", line, (double)run.settled.options.weight_decay,
+               (double)run.settled.options.beta2);
         run_close(&run);
     }
     run_close(&adamw);
@@ -663,9 +666,46 @@ static void test_beta2(void) {
                  {SHARDS "--seq-len 16 --batch 1 --beta2 0.5", 0.5f}};
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         Run run = run_open(cases[i].line);
-        EXPECT_NEAR(run.options.beta2, cases[i].beta2, 1e-6, "%s", cases[i].line);
+        EXPECT_NEAR(run.settled.options.beta2, cases[i].beta2, 1e-6, "%s", cases[i].line);
         run_close(&run);
     }
+}
+
+// ---- facts that follow ----
+
+static void expect_use(const char* line, ModelUse use) {
+    Run run = run_open(line);
+    EXPECT(run.settled.use == use, "%s: use %d, wanted %d", line, (int)run.settled.use, (int)use);
+    run_close(&run);
+}
+
+static void test_use(void) {
+    expect_use(TEXT "--seq-len 16", USE_TRAIN);
+    expect_use(TEXT "--seq-len 16 --steps 0", USE_TRAIN);
+    expect_use("--model %/step_00000003 --steps 0 --perplexity %/val.bin", USE_EVALUATE);
+    expect_use("--model %/step_00000003 --steps 0 --export-gguf %/x.gguf", USE_EVALUATE);
+    expect_use("--layers 1 --steps 0 --export-gguf %/x.gguf", USE_TRAIN); // its random weights
+    write_tokenizer("tokenizer400.bin", 400);
+    expect_use("--model %/step_00000003 --tokenizer %/tokenizer400.bin --prompt x", USE_GENERATE);
+}
+
+// Two ranks of a run with frozen parameters; and the same ranks where they only evaluate.
+static void test_facts(void) {
+    const Ranks ranks = {1, 2, 2, 2};
+    Run run = run_open_as(SHARDS "--seq-len 16 --batch 2 --total-batch 160 --freeze wpe,blocks[0]", ranks,
+                          SAFETENSORS_BF16);
+    const Settled* s = &run.settled;
+    EXPECT(s->sequences == 10 && s->micro_batches == 5 && s->decode_batch == 1, "sizes");
+    EXPECT(s->zero.stage == 2 && s->zero.rank == 1 && s->zero.size == 2 && s->zero.first_block == 1, "ZeRO");
+    EXPECT(s->freeze.first_block == 0 && s->optimizer.frozen == s->freeze.rows && s->freeze.rows, "frozen");
+    EXPECT(s->optimizer.master == MASTER_SPLIT && s->saved_dtype == SAFETENSORS_F32, "master weights");
+    EXPECT(s->element_bytes == 2 && s->gradient_bytes == 2 && s->optimizer.by_block, "types");
+    EXPECT(s->options.zero == 2, "--zero auto");
+    run_close(&run);
+    run = run_open_as("--model %/step_00000003 --steps 0 --perplexity %/val.bin", ranks, SAFETENSORS_BF16);
+    EXPECT(s->zero.stage == 0 && s->zero.size == 1, "each rank has the whole model");
+    EXPECT(s->optimizer.master == MASTER_NONE && s->saved_dtype == SAFETENSORS_BF16, "no master weights");
+    run_close(&run);
 }
 
 // ---- samples ----
@@ -673,26 +713,31 @@ static void test_beta2(void) {
 static void test_prompt(void) {
     int ids[17];
     Run run = run_open(TEXT "--seq-len 16 --prompt Once");
-    EXPECT(run_data_prompt(ids, 16, &run.data, &run.options, run.cfg.V) == 5, "end of text and four bytes");
+    EXPECT(run_data_prompt(ids, 16, &run.data, &run.settled.options, run.settled.cfg.V) == 5,
+           "end of text and four bytes");
     EXPECT(ids[0] == 256 && ids[1] == 'O' && ids[4] == 'e', "%d %d %d", ids[0], ids[1], ids[4]);
-    EXPECT(run_data_prompt(ids, 5, &run.data, &run.options, run.cfg.V) == 5, "it just fits");
+    EXPECT(run_data_prompt(ids, 5, &run.data, &run.settled.options, run.settled.cfg.V) == 5, "it just fits");
     run_close(&run);
     run = run_open(TEXT "--seq-len 16 --prompt Once --start-token off");
-    EXPECT(run_data_prompt(ids, 4, &run.data, &run.options, run.cfg.V) == 4 && ids[0] == 'O',
+    EXPECT(run_data_prompt(ids, 4, &run.data, &run.settled.options, run.settled.cfg.V) == 4 && ids[0] == 'O',
            "four bytes, which fit");
     run_close(&run);
     run = run_open(TEXT "--seq-len 16 --start-token off");
-    EXPECT(run_data_prompt(ids, 16, &run.data, &run.options, run.cfg.V) == 1 && ids[0] == 256,
+    EXPECT(run_data_prompt(ids, 16, &run.data, &run.settled.options, run.settled.cfg.V) == 1 && ids[0] == 256,
            "no text needs a start");
     run_close(&run);
     run = run_open(SHARDS "--seq-len 16");
-    EXPECT(run_data_prompt(ids, 16, &run.data, &run.options, run.cfg.V) == 1 && ids[0] == 50256, "none");
+    EXPECT(run_data_prompt(ids, 16, &run.data, &run.settled.options, run.settled.cfg.V) == 1 &&
+               ids[0] == 50256,
+           "none");
     run_close(&run);
     run = run_open(SHARDS "--seq-len 16 --vocab-size 300 --tokenizer %/tokenizer.bin");
-    EXPECT(run_data_prompt(ids, 16, &run.data, &run.options, run.cfg.V) == 1 && ids[0] == 199, "tokenizer's");
+    EXPECT(run_data_prompt(ids, 16, &run.data, &run.settled.options, run.settled.cfg.V) == 1 && ids[0] == 199,
+           "tokenizer's");
     run_close(&run);
     run = run_open(SHARDS "--seq-len 16 --tokenizer %/merges.txt --prompt the");
-    EXPECT(run_data_prompt(ids, 16, &run.data, &run.options, run.cfg.V) == 2, "end of text and a token");
+    EXPECT(run_data_prompt(ids, 16, &run.data, &run.settled.options, run.settled.cfg.V) == 2,
+           "end of text and a token");
     EXPECT(ids[0] == 258 && ids[1] == 257, "%d %d", ids[0], ids[1]);
     run_close(&run);
 
@@ -726,5 +771,7 @@ TEST(resolve) {
     test_learning_rate();
     test_beta2();
     test_optimizers();
+    test_use();
+    test_facts();
     test_prompt();
 }

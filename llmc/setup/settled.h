@@ -1,0 +1,128 @@
+/*
+settled.h -- the settings of a run: every option with its decided value, and the facts that follow from them.
+
+    Options    input: the command line, the file of --config, the checkpoint to continue from. Nobody writes them.
+    settle     decides each "auto" once, in one order (resolve.h)
+    Settled    the result: all later code reads it
+
+What depends on the memory of the device is decided last, by functions from one Settled to another (plan/fit.h,
+plan/memory_limit.h).
+*/
+#ifndef LLMC_SETTLED_H
+#define LLMC_SETTLED_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "llmc/formats/safetensors.h"
+#include "llmc/model/freeze.h"
+#include "llmc/model/model.h"
+#include "llmc/optim/optimizer.h"
+#include "llmc/parallel/zero.h"
+#include "llmc/setup/launcher.h"
+#include "llmc/setup/options.h"
+
+typedef struct {
+    Options options;        // with decided values
+    ModelUse use;           //
+    Ranks ranks;            // which rank this is, and how the run is divided
+    SafeTensorsDtype dtype; // type of the parameters in memory
+    ModelConfig cfg;
+
+    // facts that follow
+    Freeze freeze;
+    ZeroPlan zero;       // in a run that does not train, each rank has the whole model
+    Optimizer optimizer; // with its master weights
+    size_t element_bytes, gradient_bytes;
+    SafeTensorsDtype saved_dtype; // type of the weights in a checkpoint: of master weights, if any
+    int64_t sequences;            // of an update
+    int64_t micro_batches;        // of an update, on all ranks
+    int decode_batch;             // sequences generated at a time: a run that trains samples one by one
+
+    size_t nccl_bytes; // of GPU memory that NCCL was found to take
+} Settled;
+
+// ---- facts that follow from options ----
+
+// Returns the share of the last update that SGD and Adafactor add to the next one.
+static inline float settled_momentum(const Options* o) {
+    return o->optimizer == OPTIMIZER_SGD         ? o->sgd_momentum
+           : o->optimizer == OPTIMIZER_ADAFACTOR ? o->adafactor_beta1
+                                                 : 0;
+}
+
+static inline MasterWeights settled_master_(const Settled* s) {
+    const int choice = s->options.master_weights;
+    return !choice || s->dtype == SAFETENSORS_F32 ? MASTER_NONE
+           : s->dtype == SAFETENSORS_F16          ? MASTER_FP32
+           : choice == MASTER_WEIGHTS_24          ? MASTER_24
+                                                  : MASTER_SPLIT;
+}
+
+static inline Optimizer settled_optimizer_(const Settled* s) {
+    const Options* o = &s->options;
+    const int has_optional = o->optimizer == OPTIMIZER_MUON ? o->muon_rows : settled_momentum(o) > 0;
+    Optimizer optimizer = optimizer_of((OptimizerName)o->optimizer, has_optional, settled_master_(s));
+    optimizer.frozen = s->freeze.rows;
+    optimizer.lr_scale[KIND_EMBEDDING] = o->embedding_lr_scale;
+    optimizer.lr_scale[KIND_VECTOR] = o->vector_lr_scale;
+    optimizer.sums_weights = o->adafactor_scale;
+    optimizer.by_block = o->zero >= 2 || o->offload_optimizer || o->update_in_backward;
+    return optimizer;
+}
+
+static inline ZeroPlan settled_zero_(const Settled* s) {
+    const Ranks ranks = s->ranks;
+    if (s->use != USE_TRAIN) {
+        return zero_plan(s->cfg, 0, 0, 1);
+    }
+    ZeroPlan plan = zero_plan_two_levels(s->cfg, s->options.zero, ranks.rank, ranks.size, ranks.shards);
+    if (plan.stage < 3) {
+        zero_plan_freeze(&plan, s->cfg, s->freeze.rows, freeze_first_copy(&s->freeze, s->cfg));
+    }
+    plan.shares_buffer |= s->options.update_in_backward;
+    return plan;
+}
+
+// Sets the facts that follow from everything above them in the struct and from `freeze`.
+static inline void settled_conclude(Settled* s) {
+    const Options* o = &s->options;
+    s->zero = settled_zero_(s);
+    s->optimizer = settled_optimizer_(s);
+    s->element_bytes = safetensors_dtype_bytes(s->dtype);
+    s->gradient_bytes = o->gradients ? sizeof(float) : s->element_bytes;
+    s->saved_dtype = o->master_weights && s->use != USE_EVALUATE ? SAFETENSORS_F32 : s->dtype;
+    s->sequences = o->total_batch / o->seq_len;
+    s->micro_batches = (s->sequences + o->batch - 1) / o->batch;
+    s->decode_batch = s->use == USE_GENERATE ? o->batch : 1;
+}
+
+// Returns the settings that decided options mean. settle() is for options that still have to be decided.
+static inline Settled settled_of(const Options* options, ModelConfig cfg, ModelUse use, Ranks ranks,
+                                 SafeTensorsDtype dtype) {
+    Settled s;
+    s.options = *options;
+    s.use = use;
+    s.ranks = ranks;
+    s.dtype = dtype;
+    s.cfg = cfg;
+    s.freeze = freeze_of(cfg.L, options->freeze);
+    s.nccl_bytes = 0;
+    settled_conclude(&s);
+    return s;
+}
+
+// ---- other ways to run the same updates ----
+
+// Returns the settings with a micro-batch `parts` times smaller, a level of recomputation and a place of the optimizer's
+// state. A validation keeps its sequences.
+static inline Settled settled_with(const Settled* s, int parts, int recompute, int offload_optimizer) {
+    Settled other = *s;
+    options_divide_batch(&other.options, parts);
+    other.options.recompute = recompute;
+    other.options.offload_optimizer = offload_optimizer;
+    settled_conclude(&other);
+    return other;
+}
+
+#endif
