@@ -1,11 +1,11 @@
 /*
-test_gpt2.cu -- the whole model on the GPU: loss, logits, every gradient and ten optimizer steps against the
-CPU trainer, and against itself: recomputation, accumulation, graphs, two runs. Compiled for each PRECISION,
-by nvcc and for the CPU device.
+test_gpt2.cu -- the whole model on the GPU: loss, logits, every gradient and ten optimizer steps
+against the CPU trainer, and against itself: recomputation, accumulation, graphs, two runs. Compiled
+for each PRECISION, by nvcc and for the CPU device.
 
     make test-gpu, or dev/test/run.sh for the CPU device
 */
-#define ATTENTION_WIDEST 32 // no head here is wider; test_attention.cu has the other kernels
+#define ATTENTION_WIDEST 32 // no heads here are wider; test_attention.cu has the other kernels
 #define TRAIN_GPT2_NO_MAIN
 #include "train_gpt2.cu"
 
@@ -21,24 +21,24 @@ by nvcc and for the CPU device.
 #include "dev/test/lib/test_element.h"
 #include "llmc/model/share_layers.h"
 
-enum { B = 2, T = 13, N = B * T, BATCHES = 2, MICRO_STEPS = 5 }; // of an update at most
+enum { B = 2, T = 13, N = B * T, BATCHES = 2, MICRO_STEPS = 5 }; // MICRO_STEPS: of an update, at most
 
-// A sanitizer looks at accesses, not at values. There, all settings run as elsewhere: every level, fusion and
-// type of gradients, graphs that are captured and replayed, documents, short batches, checkpoints; but with
-// fewer of the same steps of the optimizer and generated tokens. Whether settings have the same bits with each kind of shared
-// layers and each rule, is seen once: in BF16.
+// A sanitizer looks at accesses, not at values. With one, all settings run as usual: every level,
+// fusion and type of gradients, graphs that are captured and replayed, documents, short batches,
+// checkpoints; but with fewer repeated steps of the optimizer and fewer generated tokens. The bits
+// of settings with each kind of shared layers and each rule are compared once: in BF16.
 #ifdef SANITIZED
 enum { ADAMW_STEPS = 2, UPDATES = 2, GENERATED = 3, HAS_ALL_BITS = 0 };
 #else
 enum { ADAMW_STEPS = 10, UPDATES = 3, GENERATED = T, HAS_ALL_BITS = DTYPE_OF(floatX) == DTYPE_BF16 };
 #endif
 
-// Odd sizes: V is no multiple of 128, T is below the context, heads have 24 channels, rows are no whole
-// warps.
+// Odd sizes: V is no multiple of 128, T is below the context, heads have 24 channels, rows are no
+// whole warps.
 static const ModelConfig ODD = {17, 51, 128, 3, 2, 48, SHARE_OFF};
 
-// |got - want| / |want| of a tensor: each element goes through some tens of roundings, whose errors add up
-// like a random walk.
+// Returns the tolerance for |got - want| / |want| of a tensor: each element goes through some tens
+// of roundings, whose errors add up like a random walk.
 static double tolerance(void) {
     switch (DTYPE_OF(floatX)) {
     case DTYPE_FP32:
@@ -58,7 +58,7 @@ typedef struct {
 } Settings;
 static const Settings USUAL = {"0", "2", "on", "off", "model", "on", "0", NULL, NULL, 0};
 
-// The sizes; if layers share parameters, of four of them.
+// Returns the sizes; with shared parameters, those of four layers.
 static ModelConfig config_of(Settings s) {
     ModelConfig cfg = ODD;
     char error[ERROR_BYTES];
@@ -77,7 +77,7 @@ static Options options_of(Settings s, int batch) {
     const char* line[] = {"test",
         "--batch",        number,              "--seq-len",      "13",
         "--total-batch",  total,               "--zero",         s.zero,
-        "--logits-chunk", "6",                 "--tf32",         "off", // the last chunk is a smaller one
+        "--logits-chunk", "6",                 "--tf32",         "off", // the last chunk is smaller
         "--autotune",     "off",               "--recompute",    s.recompute,
         "--gelu-fusion",  s.gelu_fusion,       "--bias-fusion",  s.bias_fusion,
         "--device",       "0",
@@ -91,12 +91,13 @@ static Options options_of(Settings s, int batch) {
     return options;
 }
 
-// Parameters on the host, fp32, as those of the trainers lie in memory.
+// Fills in the rows of the parameters on the host, in fp32, laid out as in the trainers; returns
+// their bytes.
 static size_t rows_on_host(TensorRow rows[MODEL_PARAMETER_ROWS], ModelConfig cfg) {
     return model_parameter_rows_of(rows, cfg, sizeof(float));
 }
 
-// First weights that floatX holds exactly. The vectors, too, are random.
+// Returns first weights that floatX holds exactly. The vectors, too, are random.
 static float* first_weights(ModelConfig cfg) {
     TensorRow rows[MODEL_PARAMETER_ROWS];
     float* values = (float*)check_alloc(rows_on_host(rows, cfg), 1, "weights");
@@ -114,7 +115,7 @@ static float* first_weights(ModelConfig cfg) {
     return values;
 }
 
-// Tokens and their targets, BATCHES of them.
+// Sets BATCHES of tokens and their targets.
 static void batch_tokens(int tokens[BATCHES * N], int targets[BATCHES * N]) {
     Rand rng = rand_open(5, 1);
     for (int i = 0; i < BATCHES * N; i++) {
@@ -123,7 +124,7 @@ static void batch_tokens(int tokens[BATCHES * N], int targets[BATCHES * N]) {
     }
 }
 
-// Copies the tensors of group g from all parameters on the host to a group of Transfer; or, the other way, back.
+// Copies the tensors of group g from all parameters on the host to a group of Transfer, or back.
 typedef enum { TO_GROUP, FROM_GROUP } GroupCopy;
 static void copy_group(const Model* model, int g, float* group, float* all, GroupCopy copy) {
     TensorRow rows[MODEL_PARAMETER_ROWS];
@@ -144,7 +145,7 @@ static void upload_weights(Model* model, const float* weights) {
         float* group = (float*)check_alloc(elements, sizeof(float), "weights");
         copy_group(model, g, group, (float*)weights, TO_GROUP);
         transfer_upload_group(&model->transfer, g, group);
-        memset(group, 0xFF, elements * sizeof(float)); // NaN: the upload is over when the call returns
+        memset(group, 0xFF, elements * sizeof(float)); // NaN: the upload is complete when the call returns
         free(group);
     }
     zero_gather_all_parameters(&model->zero);
@@ -166,12 +167,12 @@ static void test_close(Model* model) {
     free(model);
 }
 
-// Only fp16 has one.
+// Returns the loss scale, which only fp16 has.
 static float loss_scale(void) {
     return DTYPE_OF(floatX) == DTYPE_FP16 ? loss_scale_open().scale : loss_scale_off().scale;
 }
 
-// Ends an update of so many micro-steps: returns the sum of its losses.
+// Ends an update of `micro_steps` micro-steps: returns the sum of its losses.
 static double losses_of_update(Model* model, int micro_steps) {
     double sum = 0;
     model_square_sum(model);
@@ -182,13 +183,13 @@ static double losses_of_update(Model* model, int micro_steps) {
     return sum;
 }
 
-// Of the whole gradient of the update, without the loss scale.
+// Returns the norm of the whole gradient of the update, without the loss scale.
 static double norm_of(const Model* model) {
     return sqrt(wide_sum_value(model->results.on_host->square_sum)) / loss_scale();
 }
 
-// The gradients of both batches, of model->B sequences at a time, into grads_memory, times the loss scale;
-// returns the mean loss. `starts` may be NULL.
+// Computes the gradients of both batches, model->B sequences at a time, into grads_memory, times
+// the loss scale; returns the mean loss. `starts` may be NULL.
 static double document_gradients(Model* model, const int* tokens, const int* targets, const int* starts) {
     const int count = model->B * T, micro_steps = BATCHES * N / count;
     const float dloss = loss_scale() / (BATCHES * N);
@@ -221,7 +222,7 @@ static double cpu_both(CpuTrainer* reference, const int* tokens, const int* targ
     return cpu_documents(reference, tokens, targets, NULL);
 }
 
-// The gradients as fp32 on the host, without the loss scale. Free it.
+// Returns the gradients as fp32 on the host, without the loss scale. The caller frees them.
 static float* gradients_on_host(const Model* model) {
     float* values = (float*)check_alloc(model->elements, sizeof(float), "gradients");
     void* raw = check_alloc(model->gradient_bytes, 1, "gradients");
@@ -245,7 +246,7 @@ static void group_on_host(Model* model, int g, float* group) {
                    zero_group_elements(&model->zero.plan, g));
 }
 
-// All parameters. Free them.
+// Returns all parameters. The caller frees them.
 static float* parameters_on_host(Model* model) {
     float* values = (float*)check_alloc(model->elements, sizeof(float), "parameters");
     for (int g = 0; g < model->zero.plan.groups; g++) {
@@ -254,7 +255,7 @@ static float* parameters_on_host(Model* model) {
     return values;
 }
 
-// The same of a model that has some frozen, laid out by rows_on_host.
+// Returns all parameters of a model with frozen ones, laid out by rows_on_host.
 static float* frozen_parameters_on_host(Model* model) {
     float *all = (float*)check_alloc(model->elements, sizeof(float), "parameters"),
           *group = (float*)check_alloc(zero_largest_group(&model->zero.plan), sizeof(float), "parameters");
@@ -266,14 +267,14 @@ static float* frozen_parameters_on_host(Model* model) {
     return all;
 }
 
-// A bias of keys adds the same to all scores of a query: its gradient is nothing but rounding, which AdamW
-// scales to steps of full size in directions of its own.
+// Returns 1 for a bias of keys. It adds the same to all scores of a query: its gradient is nothing
+// but rounding, which AdamW scales to steps of full size in arbitrary directions.
 static int is_key_bias(const Model* model, int row, size_t element) {
     const size_t C = (size_t)model->cfg.C;
     return strcmp(model->parameter_rows[row].name, "qkvb") == 0 && element % (3 * C) / C == 1;
 }
 
-// Nothing has written between the tensors. Returns how many elements that are.
+// Expects zeros between the tensors. Returns the number of these elements.
 static size_t expect_padding(const char* what, ModelConfig cfg, const float* got) {
     TensorRow rows[MODEL_PARAMETER_ROWS];
     const size_t count = rows_on_host(rows, cfg) / sizeof(float);
@@ -292,7 +293,7 @@ static size_t expect_padding(const char* what, ModelConfig cfg, const float* got
     return padding;
 }
 
-// Each tensor by name, but for key biases; and padding.
+// Compares each tensor by name, except key biases; expects padding between them.
 static void expect_tensors(const char* what, const Model* model, const float* got, const float* want,
                            double tolerance) {
     TensorRow rows[MODEL_PARAMETER_ROWS];
@@ -308,10 +309,10 @@ static void expect_tensors(const char* what, const Model* model, const float* go
         }
         EXPECT_NEAR(sqrt(error / size), 0, tolerance, "%s of %s", what, rows[i].name);
     }
-    EXPECT(expect_padding(what, model->cfg, got) > 0, "%s: there is no padding to look at", what);
+    EXPECT(expect_padding(what, model->cfg, got) > 0, "%s: no padding to check", what);
 }
 
-// Loss, logits and gradients.
+// Compares loss, logits and gradients with the CPU's.
 static void test_against_cpu(Settings settings, const float* weights) {
     int tokens[BATCHES * N], targets[BATCHES * N];
     batch_tokens(tokens, targets);
@@ -341,7 +342,7 @@ static void test_against_cpu(Settings settings, const float* weights) {
     test_close(model);
 }
 
-// Updates: losses and norms at every step, all parameters at the end.
+// Compares updates with the CPU's: losses and norms at every step, all parameters at the end.
 static void test_adamw_steps(Settings settings, const float* weights, double tolerance) {
     int tokens[BATCHES * N], targets[BATCHES * N];
     batch_tokens(tokens, targets);
@@ -370,12 +371,13 @@ typedef struct {
     size_t bytes;
 } Bits;
 
-// The bits of the gradients, their norm and the losses after some updates, so that everything has been through memory once.
+// Returns the bits of the gradients, their norm and the losses after some updates, so that all
+// values have been through memory once.
 static Bits bits_after_updates(Settings settings, const float* weights) {
     int tokens[BATCHES * N], targets[BATCHES * N];
     batch_tokens(tokens, targets);
     Model* model = test_open(settings, B, weights);
-    for (int t = 1; t <= UPDATES; t++) { // from the second time on as graphs, if at all
+    for (int t = 1; t <= UPDATES; t++) { // as graphs from the second time on, if at all
         test_gradients(model, tokens, targets);
         const Update update = {1e-3f,     0.9f, 0.95f,           1e-8f, 0.1f, 1 / loss_scale(), t,
                                DECAY_ALL, 0,    ADAFACTOR_FIXED, 0,     0,    MUON_SPECTRAL};
@@ -444,7 +446,7 @@ static void test_same_bits(const float* weights) {
     free(want.data);
 }
 
-// The gradient of this model's update, on the host, as fp32; zero where there is none.
+// Returns the gradient of this model's update, on the host, as fp32; zero where it has none.
 static float* gradient_on_host(Model* model) {
     const ZeroPlan* zero = &model->zero.plan;
     const Gradient gradient = zero_update_gradient(&model->zero);
@@ -472,7 +474,8 @@ static float* gradient_on_host(Model* model) {
     return values;
 }
 
-// Gradients of what is trained have the bits of the whole model's; an update changes these, and nothing else.
+// Expects gradients of trained parameters to have the bits of the whole model's, and an update to
+// change these parameters only.
 static void test_freeze(Settings settings, const char* list, const float* weights) {
     int tokens[BATCHES * N], targets[BATCHES * N];
     batch_tokens(tokens, targets);
@@ -521,8 +524,8 @@ static int plans_with(const Model* model, int epilogue) {
     return count;
 }
 
-// GELU's derivative is inside the product at all levels, with the gradient of the bias where that has the
-// type of the weights; GELU itself where it is not computed again; in fp32 none is.
+// Expects GELU's derivative inside the matmul at all levels, with the gradient of the bias if that
+// has the type of the weights; GELU itself where it is not recomputed; neither in fp32.
 static void test_fusion(const float* weights) {
     const int fuses = DTYPE_OF(floatX) != DTYPE_FP32;
     int tokens[BATCHES * N], targets[BATCHES * N];
@@ -538,14 +541,14 @@ static void test_fusion(const float* weights) {
                   bias = plans_with(model, CUBLASLT_EPILOGUE_DGELU_BGRAD) > 0;
         const int again = level == RECOMPUTE_BLOCK;
         EXPECT(forward == (fuses && again) && backward == (fuses && again) && bias == (fuses && !again),
-               "--recompute %s: GELU in the product: %d, its derivative: %d, with the bias: %d",
+               "--recompute %s: GELU in the matmul: %d, its derivative: %d, with the bias: %d",
                settings.recompute, forward, backward, bias);
         test_close(model);
     }
 }
 
-// Whole runs with default options, which measure: levels 0, mlp and 3 have the same bits, as do 1 and 2; in
-// fp32 all have.
+// Expects whole runs with default options, which measure, to have the same bits at levels 0, mlp
+// and 3, and at levels 1 and 2; in fp32 at all levels.
 static void test_levels(void) {
     char line[512], out[256];
     uint64_t sum[RECOMPUTE_NEVER];
@@ -570,7 +573,7 @@ static void test_levels(void) {
     unsetenv("XDG_CACHE_HOME");
 }
 
-// The same batch in other micro-batches: the same sums in another order.
+// Expects the same sums from the same batch in other micro-batches, up to their order.
 static void test_micro_batches(const float* weights) {
     int tokens[BATCHES * N], targets[BATCHES * N];
     batch_tokens(tokens, targets);
@@ -587,7 +590,7 @@ static void test_micro_batches(const float* weights) {
     test_close(one);
 }
 
-// Layers that share parameters: against the CPU, and the bits of all stages.
+// Tests layers that share parameters: against the CPU, and the bits of all stages.
 static void test_share(const char* share) {
     Settings settings = USUAL;
     settings.share = share;
@@ -609,7 +612,7 @@ static void test_share(const char* share) {
     free(weights);
 }
 
-// Documents of a few tokens each, and some targets that do not count.
+// Sets documents of a few tokens each, and some targets that do not count.
 static void document_batch(int tokens[BATCHES * N], int targets[BATCHES * N], int starts[BATCHES * N]) {
     Rand rng = rand_open(5, 2);
     batch_tokens(tokens, targets);
@@ -626,8 +629,8 @@ static void expect_like_reference(const char* what, const Model* model, CpuTrain
     free(grads);
 }
 
-// Loss and gradients with documents and padding; in the third pass, the second one of graphs, without
-// documents.
+// Compares loss and gradients with documents and padding; in the third pass, the second one with
+// graphs, without documents.
 static void test_documents(Settings settings, int passes, const float* weights) {
     int tokens[BATCHES * N], targets[BATCHES * N], starts[BATCHES * N];
     document_batch(tokens, targets, starts);
@@ -643,7 +646,8 @@ static void test_documents(Settings settings, int passes, const float* weights) 
     test_close(model);
 }
 
-// Micro-steps of shorter or fewer sequences between full ones, which are graphs: the first one too.
+// Tests micro-steps of shorter or fewer sequences between full ones, which are graphs; the first
+// one is smaller, too.
 static void test_smaller_batch(Settings settings, const float* weights) {
     const int lengths[MICRO_STEPS] = {12, T, T, 1, T}, rows[MICRO_STEPS] = {B, B, B, B, B - 1};
     const int loss_tokens = MICRO_STEPS * N;
@@ -672,8 +676,9 @@ static void test_smaller_batch(Settings settings, const float* weights) {
     test_close(model);
 }
 
-// Forward alone, with some targets that do not count, and at the end a batch that is empty. There is room for `room` losses
-// at a time. Twice: nothing of a validation stays, even of one that was stopped.
+// Tests the forward pass alone, with some targets that do not count, and a last batch that is
+// empty, with room for `room` losses at a time. It runs twice: a validation leaves nothing behind,
+// even one that was stopped.
 static void test_evaluate(const float* weights, int room) {
     int tokens[BATCHES * N], targets[BATCHES * N], starts[BATCHES * N];
     document_batch(tokens, targets, starts);
@@ -702,17 +707,17 @@ static void test_evaluate(const float* weights, int room) {
     test_close(model);
 }
 
-// ---- texts
+// ---- generation ----
 
-enum { TEXTS = 3, TEXT_STEPS = 4, TEXT_VP = 128 };
-static const int text_lengths[TEXTS] = {1, 9, 4}; // of the prompts
+enum { SEQUENCES = 3, DECODE_STEPS = 4, DECODE_VP = 128 };
+static const int prompt_lengths[SEQUENCES] = {1, 9, 4}; // of the prompts
 typedef struct {
-    float of[TEXT_STEPS][TEXTS * TEXT_VP];
-} TextLogits;
+    float of[DECODE_STEPS][SEQUENCES * DECODE_VP];
+} DecodeLogits;
 
-static Model* texts_open(ModelConfig cfg, int graph, Quantize quantize) {
+static Model* decode_open(ModelConfig cfg, int graph, Quantize quantize) {
     Model* model = (Model*)check_alloc(1, sizeof(Model), "model");
-    Options options = options_of(USUAL, TEXTS);
+    Options options = options_of(USUAL, SEQUENCES);
     static Comm alone;
     alone.size = 1;
     options.graph = graph;
@@ -723,29 +728,29 @@ static Model* texts_open(ModelConfig cfg, int graph, Quantize quantize) {
     return model;
 }
 
-// Sets the logits of some steps after the prompts, all texts at their own positions.
-static void texts_logits(Model* model, const int* tokens, TextLogits* logits) {
-    for (int b = 0; b < TEXTS; b++) {
-        model_prefill(model, b, tokens + b * T, text_lengths[b]);
+// Sets the logits of some steps after the prompts, all sequences at their own positions.
+static void decode_logits(Model* model, const int* tokens, DecodeLogits* logits) {
+    for (int b = 0; b < SEQUENCES; b++) {
+        model_prefill(model, b, tokens + b * T, prompt_lengths[b]);
     }
-    for (int step = 0; step < TEXT_STEPS; step++) {
-        int ids[TEXTS], positions[TEXTS];
-        for (int b = 0; b < TEXTS; b++) {
-            positions[b] = text_lengths[b] + step;
+    for (int step = 0; step < DECODE_STEPS; step++) {
+        int ids[SEQUENCES], positions[SEQUENCES];
+        for (int b = 0; b < SEQUENCES; b++) {
+            positions[b] = prompt_lengths[b] + step;
             ids[b] = tokens[b * T + positions[b]];
         }
-        memcpy(logits->of[step], model_decode(model, ids, positions, TEXTS), sizeof(logits->of[0]));
+        memcpy(logits->of[step], model_decode(model, ids, positions, SEQUENCES), sizeof(logits->of[0]));
     }
 }
 
 static void expect_reference_logits(const char* what, ModelConfig cfg, const float* weights,
-                                    const int* tokens, const TextLogits* logits) {
-    CpuTrainer* reference = cpu_trainer_open(cfg, TEXTS, T, weights);
+                                    const int* tokens, const DecodeLogits* logits) {
+    CpuTrainer* reference = cpu_trainer_open(cfg, SEQUENCES, T, weights);
     const float* want = cpu_trainer_logits(reference, tokens);
     double error = 0, size = 0;
-    for (int i = 0; i < TEXT_STEPS * TEXTS * cfg.V; i++) {
-        const int v = i % cfg.V, b = i / cfg.V % TEXTS, step = i / cfg.V / TEXTS;
-        const double w = want[((size_t)b * T + text_lengths[b] + step) * cfg.Vp + v];
+    for (int i = 0; i < DECODE_STEPS * SEQUENCES * cfg.V; i++) {
+        const int v = i % cfg.V, b = i / cfg.V % SEQUENCES, step = i / cfg.V / SEQUENCES;
+        const double w = want[((size_t)b * T + prompt_lengths[b] + step) * cfg.Vp + v];
         const double d = logits->of[step][b * cfg.Vp + v] - w;
         error += d * d;
         size += w * w;
@@ -754,23 +759,23 @@ static void expect_reference_logits(const char* what, ModelConfig cfg, const flo
     cpu_trainer_close(reference);
 }
 
-// In a model that has only weights: the reference's logits, and the same bits by a graph.
+// Tests a model that has only weights: the reference's logits, and the same bits with a graph.
 static void test_decode(const float* weights) {
-    static TextLogits logits[2];
+    static DecodeLogits logits[2];
     int tokens[BATCHES * N], targets[BATCHES * N];
     batch_tokens(tokens, targets);
     for (int graph = 0; graph < 2; graph++) {
-        Model* model = texts_open(ODD, graph, QUANTIZE_OFF);
+        Model* model = decode_open(ODD, graph, QUANTIZE_OFF);
         upload_weights(model, weights);
-        texts_logits(model, tokens, &logits[graph]);
+        decode_logits(model, tokens, &logits[graph]);
         EXPECT(!model->decoder.queue.step == !graph, "a graph");
         test_close(model);
     }
     EXPECT(memcmp(&logits[0], &logits[1], sizeof(logits[0])) == 0, "a graph has other bits");
-    expect_reference_logits("logits of texts", ODD, weights, tokens, &logits[0]);
+    expect_reference_logits("logits of sequences", ODD, weights, tokens, &logits[0]);
 }
 
-// Random weights, every 32 of them the numbers of a block.
+// Returns random weights, every 32 of them the values of a block.
 static float* quantized_weights(const TensorRow* rows, size_t bytes, ModelConfig cfg) {
     float* values = (float*)check_alloc(bytes, 1, "weights");
     for (int g = 0; g < model_groups(cfg); g++) {
@@ -791,26 +796,27 @@ static void upload_quantized(Model* model, const TensorRow* rows, const float* w
     }
 }
 
-// The same with matrices in 8 bits: logits of the numbers that the blocks stand for. Prompts of more rows than
-// q8_matmul takes are there, and of fewer.
+// Tests generation with 8-bit matrices: the logits of the blocks' values. Some prompts have more
+// rows than q8_matmul accepts, some fewer.
 static void test_quantized_decode(void) {
-    const ModelConfig cfg = {17, 51, TEXT_VP, 2, 2, 64, SHARE_OFF};
-    static TextLogits logits;
+    const ModelConfig cfg = {17, 51, DECODE_VP, 2, 2, 64, SHARE_OFF};
+    static DecodeLogits logits;
     TensorRow rows[MODEL_PARAMETER_ROWS];
     int tokens[BATCHES * N], targets[BATCHES * N];
     float* weights = quantized_weights(rows, model_parameter_rows_of(rows, cfg, sizeof(float)), cfg);
-    Model* model = texts_open(cfg, 1, QUANTIZE_Q8_0);
+    Model* model = decode_open(cfg, 1, QUANTIZE_Q8_0);
     batch_tokens(tokens, targets);
     upload_quantized(model, rows, weights);
-    texts_logits(model, tokens, &logits);
-    expect_reference_logits("logits of texts in 8 bits", cfg, weights, tokens, &logits);
+    decode_logits(model, tokens, &logits);
+    expect_reference_logits("logits of sequences in 8 bits", cfg, weights, tokens, &logits);
     test_close(model);
     free(weights);
 }
 
-// Losses of a model that only evaluates, with matrices in 8 bits: those of the numbers that the blocks stand for.
+// Tests the losses of a model that only evaluates, with 8-bit matrices: those of the blocks'
+// values.
 static void test_quantized_evaluate(void) {
-    const ModelConfig cfg = {17, 51, TEXT_VP, 2, 2, 64, SHARE_OFF};
+    const ModelConfig cfg = {17, 51, DECODE_VP, 2, 2, 64, SHARE_OFF};
     static Comm alone;
     Options options = options_of(USUAL, B);
     TensorRow rows[MODEL_PARAMETER_ROWS];
@@ -835,8 +841,8 @@ static void test_quantized_evaluate(void) {
     free(weights);
 }
 
-// No block has gradients, so nothing is reduced in the graphs of micro-steps, whether the backward pass comes to the blocks or
-// not.
+// Expects no reduction in the graphs of micro-steps, as no block has gradients, whether the
+// backward pass reaches the blocks or not.
 static void test_frozen_blocks(void) {
     static const char* const lists[] = {"embeddings,blocks", "blocks"};
     for (int i = 0; i < 2; i++) {
@@ -849,7 +855,7 @@ static void test_frozen_blocks(void) {
     }
 }
 
-// What a model allocates is what was planned, on the GPU and on the host.
+// Expects a model to allocate what was planned, on the GPU and on the host.
 static void test_plan(void) {
     for (int k = 0; k < PLAN_TEST_RUNS; k++) {
         Memory plan = memory_dry();
@@ -873,9 +879,10 @@ static const char* const all_optimizers[] = {"adamw", "adafactor", "muon", "adam
 static const char* const own_kernels[] = {"adamw", "adafactor", "muon", NULL};
 
 int main(void) {
-    // free overwrites: what an asynchronous copy has yet to read is gone, so a forgotten wait shows.
+    // free overwrites: what an asynchronous copy has yet to read is gone, so a forgotten wait
+    // shows.
     mallopt(M_PERTURB, 0xAA);
-    unsetenv("HOME"); // no cache: what a resumed run has in common with the first is in the checkpoint
+    unsetenv("HOME"); // no cache: a resumed run has only the checkpoint in common with the first
     unsetenv("XDG_CACHE_HOME");
     float* weights = first_weights(ODD);
     Settings settings = USUAL;

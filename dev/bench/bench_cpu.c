@@ -1,13 +1,13 @@
 /*
-bench_cpu.c -- every CPU operation at the shapes of GPT-2 124M, as a share of what this machine can do.
+bench_cpu.c -- every CPU operation at the shapes of GPT-2 124M, as a share of this machine's peak.
 
     make bench-cpu
 
-The ceilings are measured in the same program: fp32 multiply-adds in registers on all threads; matmuls of bf16 with
-factors in the L1 cache by the kernel that runs here; memory bandwidth as the best of a copy and a triad over arrays far
-larger than the caches; and for what only reads, that of a sum of such an array. Each line gives the median of the
-repetitions and their range (10th to 90th percentile); operations bound by memory are given in GB/s of the bytes they must
-move.
+The same program measures the peaks: fp32 multiply-adds in registers on all threads; matmuls of bf16
+with factors in the L1 cache by the kernel of this machine; memory bandwidth as the best of a copy
+and a triad over arrays far larger than the caches; and for operations that only read, the bandwidth
+of a sum over such an array. Each line gives the median of the repetitions and their range (10th to
+90th percentile); operations bound by memory are given in GB/s of the bytes they must move.
 */
 #include "llmc/ops/gradient_norm.h"
 #include "llmc/optim/adafactor.h"
@@ -53,8 +53,8 @@ static int compare_doubles(const void* a, const void* b) {
     return (x > y) - (x < y);
 }
 
-// Runs `statement` for about half a second and prints a line; `work` is FLOP or bytes per run, `ceiling` the
-// most per second.
+// Runs `statement` for about half a second and prints a line; `work` is FLOP or bytes per run,
+// `ceiling` their maximum per second.
 #define BENCH(bench, name, work, ceiling, unit, statement)                                                   \
     do {                                                                                                     \
         double seconds_[MOST];                                                                               \
@@ -77,7 +77,7 @@ static void report(const char* name, double* s, int n, double work, double ceili
     fflush(stdout);
 }
 
-// The best of a second: a processor takes its time to speed up.
+// Returns the best of a second: a processor needs time to reach full speed.
 static double best_rate(double (*rate)(void)) {
     const double begin_s = time_now_s();
     double best = 0;
@@ -90,7 +90,7 @@ static double best_rate(double (*rate)(void)) {
 static double bf16_rate(void) { return peak_bf16_flops_per_s(bf16_kernel()); }
 
 static double measure_bandwidth(void) {
-    const size_t n = (size_t)48 << 20; // 192 MiB an array
+    const size_t n = (size_t)48 << 20; // 192 MiB per array
     float *a = random_floats(n), *b = random_floats(n), *c = random_floats(n);
     double best = 0;
     for (int repeat = 0; repeat < 10; repeat++) {
@@ -115,7 +115,8 @@ static double measure_bandwidth(void) {
     return best;
 }
 
-// Every thread reads four places far apart: one place gives three quarters of that.
+// Returns the bandwidth of reading. Every thread reads four places far apart: a single place gives
+// three quarters of that.
 static double measure_read_bandwidth(void) {
     enum { STREAMS = 4 };
     const size_t n = (size_t)48 << 20, run = n / STREAMS;
@@ -166,7 +167,8 @@ static void bench_matmul(Bench* bench, int N, int in, int out) {
     free(bias);
 }
 
-// A step of generation with all matrices of 124M, so that none stays in a cache: bound by reading them.
+// Measures a decoding step with all matrices of 124M, so that none stays in a cache: bound by
+// reading them.
 static void bench_matvec(Bench* bench, int N) {
     float *inp = random_floats((size_t)N * C), *out = random_floats((size_t)N * MATRICES),
           *weight = random_floats((size_t)MATRICES * C);
@@ -212,7 +214,7 @@ static void bench_matmul_bf16(Bench* bench, int N, int in, int out) {
     free(backward);
 }
 
-// The classifier for a token of a text: bound by reading its weights.
+// Measures the classifier for one token per sequence: bound by reading its weights.
 static void bench_matvec_bf16(Bench* bench, int N) {
     float *inp = random_floats((size_t)N * C), *y = random_floats((size_t)N * VP);
     uint32_t* packed = packed_pairs(VP, C);
@@ -327,7 +329,7 @@ static void bench_adamw8bit(Bench* bench, float* p, const float* g, size_t n) {
     free(v_scale);
 }
 
-// As one matrix of 124M.
+// Measures all parameters as one matrix.
 static void bench_adafactor(Bench* bench, float* p, const float* g, size_t n) {
     const size_t rows = n / C;
     float *row = check_alloc(rows, sizeof(float), "rows"), *col = check_alloc(C, sizeof(float), "columns");
@@ -342,7 +344,7 @@ static void bench_adafactor(Bench* bench, float* p, const float* g, size_t n) {
     free(scratch);
 }
 
-// The matrix of q, k and v of one layer.
+// Measures the matrix of q, k and v of one layer.
 static void bench_muon(Bench* bench, float* p, const float* g, float* m) {
     const MuonScratch scratch = {check_alloc(muon_scratch_bytes(C, C), 1, "scratch"), &bench->matmul};
     const MuonMatrix x = {p, g, m, NULL, 3, C, C, NULL, 0, 3 * C * C};

@@ -1,15 +1,16 @@
 /*
-bench_gpu.cu -- every kernel and matrix product of a training step, as a share of what this GPU can do.
+bench_gpu.cu -- every kernel and matmul of a training step, as a share of this GPU's peak.
 
     make bench                                  GPT-2 124M and 1558M
     build/cuda/<arch>-BF16/bench_gpu --model d12 --batch 64 --seq-len 1024 --json results.jsonl
-    ... --model d12 --batch 64 --list operations.jsonl      runs what a step has once, and says its work
+    ... --model d12 --batch 64 --list operations.jsonl      runs each operation of a step once, and
+                                                            lists its work
 
-The ceilings are measured first, in the same program: a copy of 1 GiB inside the GPU's memory, and a square
-product of random numbers. Each line gives the median of the repetitions and their range (10th to 90th
-percentile), timed with events after a warm-up; bytes are those that an operation must move (the *_bytes
-functions), FLOP those of its formula. --seconds 0 does everything once, to see that it runs. All data is
-random: products of zeros draw less power and are faster.
+The same program first measures the peaks: a copy of 1 GiB inside the GPU's memory, and a square
+matmul of random numbers. Each line gives the median of the repetitions and their range (10th to
+90th percentile), timed with events after a warm-up; bytes are those that an operation must move
+(the *_bytes functions), FLOP those of its formula. --seconds 0 runs everything once, as a test. All
+data is random: matmuls of zeros draw less power and are faster.
 */
 #include "llmc/model/presets.h"
 #include "llmc/ops/gradient_norm.cuh"
@@ -35,13 +36,13 @@ typedef struct {
     ModelConfig cfg;
     int B, T;
     int chunk;        // tokens whose logits are in memory at a time
-    int ceiling_size; // of the square product
-    double seconds;   // for the repetitions of one line
+    int ceiling_size; // size of the square matmul
+    double seconds;   // time for the repetitions of one line
     FILE* json;       // NULL: none
-    FILE* list;       // of operations, each done once: nothing is timed; NULL: they are timed
+    FILE* list;       // list of operations, each run once and not timed; NULL: they are timed
     cudaEvent_t start, stop;
     double bandwidth, product; // the ceilings: bytes/s, FLOP/s; 0 until measured
-    void* arrays[ARRAYS_MOST]; // of the section that is running
+    void* arrays[ARRAYS_MOST]; // arrays of the current section
     int arrays_count;
 } Bench;
 
@@ -52,7 +53,7 @@ static void* array_of_bytes(Bench* bench, size_t bytes) {
     return bench->arrays[bench->arrays_count++] = gpu_alloc(bytes, 1, "bench");
 }
 
-// Copies a block of the host over and over until n elements of the device are full.
+// Copies a block of the host repeatedly until n elements of the device are filled.
 static void fill(const Bench* bench, void* memory, size_t bytes, const void* block, size_t block_bytes) {
     for (size_t at = 0; at < bytes; at += block_bytes) {
         const size_t count = bytes - at < block_bytes ? bytes - at : block_bytes;
@@ -64,7 +65,7 @@ static void fill(const Bench* bench, void* memory, size_t bytes, const void* blo
 
 enum { BLOCK = 1 << 20 };
 
-// (n) normal numbers times `scale`, a million different ones.
+// Returns (n) normal numbers times `scale`, a million different ones.
 template <class T> static T* random_array(Bench* bench, size_t n, float scale) {
     T* block = (T*)check_alloc(BLOCK, sizeof(T), "random numbers");
     const uint64_t stream = (uint64_t)bench->arrays_count;
@@ -77,7 +78,7 @@ template <class T> static T* random_array(Bench* bench, size_t n, float scale) {
     return memory;
 }
 
-// (n) token ids below V.
+// Returns (n) token ids below V.
 static int* random_ids(Bench* bench, size_t n) {
     int* block = (int*)check_alloc(n, sizeof(int), "random ids");
     Rand rng = rand_open(1, 2);
@@ -103,7 +104,7 @@ static int compare_floats(const void* a, const void* b) {
     return (x > y) - (x < y);
 }
 
-// Milliseconds of `times` runs in a row.
+// Returns the milliseconds of `times` runs in a row.
 template <class F> static float time_runs(Bench* bench, int times, F run) {
     float ms;
     CUDA_CHECK(cudaEventRecord(bench->start, bench->gpu.stream));
@@ -116,7 +117,7 @@ template <class F> static float time_runs(Bench* bench, int times, F run) {
     return ms;
 }
 
-// What an operation does. Its rate is in FLOP, if it has any here.
+// Work of an operation. Its rate is in FLOP/s if `flop` is set.
 typedef struct {
     double flop, bytes;
 } Work;
@@ -139,7 +140,7 @@ static void report(const Bench* bench, const char* name, const char* shape, cons
     }
 }
 
-// Does it once, and says so.
+// Runs it once, and lists it.
 template <class F>
 static void list(const Bench* bench, const char* name, const char* shape, Work work, F run) {
     run();
@@ -149,8 +150,8 @@ static void list(const Bench* bench, const char* name, const char* shape, Work w
     fflush(bench->list);
 }
 
-// One line. Short operations are timed several at a time, so that the events do not count. Returns work per
-// second.
+// Prints one line. Short operations are timed several at a time, so that the events do not count.
+// Returns work per second.
 template <class F>
 static double measure(Bench* bench, const char* name, const char* shape, Work work, F run) {
     if (bench->list) {
@@ -197,14 +198,14 @@ static void bench_ceilings(Bench* bench, MatmulGpu* matmul) {
            *weight = random_array<floatX>(bench, elements, 1);
     floatX* out = random_array<floatX>(bench, elements, 1);
     snprintf(shape, sizeof(shape), "%d^3", n);
-    bench->product = measure(bench, "ceiling: product", shape, Work{matmul_flops(n, n, n), 0},
+    bench->product = measure(bench, "ceiling: matmul", shape, Work{matmul_flops(n, n, n), 0},
                              [=] { matmul_forward(out, inp, weight, (floatX*)NULL, n, n, n, matmul); });
     section_close(bench);
 }
 
-typedef enum { NO_BIAS, PLAIN, RESIDUAL, GELU } LayerKind; // what follows the product
+typedef enum { NO_BIAS, PLAIN, RESIDUAL, GELU } LayerKind; // what follows the matmul
 
-// A linear layer as the trainer uses it, all passes.
+// Measures a linear layer as the trainer uses it, all passes.
 static void bench_layer(Bench* bench, MatmulGpu* matmul, const char* layer, int N, int C, int OC,
                         LayerKind kind) {
     const Work work = {matmul_flops(N, C, OC), 0};
@@ -255,7 +256,8 @@ static void bench_layer(Bench* bench, MatmulGpu* matmul, const char* layer, int 
     measure(bench, name, shape, work,
             [=] { matmul_backward_weight(dweight, out, inp, N, C, OC, GRADIENT_ADD, matmul); });
     if (bias &&
-        (!bench->list || kind == GELU)) { // of a step only where no other kernel sums: in fp32, behind GELU
+        // a step has it only where no other kernel sums: in fp32, after GELU
+        (!bench->list || kind == GELU)) {
         snprintf(name, sizeof(name), "%s dbias", layer);
         measure(bench, name, shape, Work{0, column_sums_bytes(N, OC, sizeof(floatX))},
                 [=] { matmul_backward_bias(dbias, out, N, OC, GRADIENT_SET, matmul); });
@@ -366,7 +368,7 @@ static void bench_norm(Bench* bench, Gradient grads, size_t n, const char* shape
     gradient_norm_close(norm);
 }
 
-// An update of all parameters.
+// Measures an update of all parameters.
 static void bench_update(Bench* bench, const char* name, Optimizer optimizer, Gradient grads,
                          const char* shape) {
     const ZeroPlan zero = zero_plan(bench->cfg, 0, 0, 1);
@@ -411,13 +413,13 @@ static void bench_optimizer(Bench* bench) {
 
 // ---- other rules, without master weights ----
 
-// What they update: n elements, laid out as those of a model with one process.
+// Parameters to update: n elements, laid out as those of a model on one rank.
 typedef struct {
     Weights<floatX> weights;
     Gradient grads;
     size_t n;
     TensorRow rows[MODEL_PARAMETER_ROWS]; // bytes are elements
-    size_t block;                         // where block 0 begins
+    size_t block;                         // start of block 0
 } BenchModel;
 
 static BenchModel random_model(Bench* bench) {
@@ -431,7 +433,7 @@ static BenchModel random_model(Bench* bench) {
     return model;
 }
 
-// All parameters as one tensor.
+// Measures all parameters as one tensor.
 static void bench_adamw8bit(Bench* bench) {
     const BenchModel model = random_model(bench);
     const size_t n = model.n, scales = n / ADAMW8BIT_BLOCK;
@@ -456,7 +458,7 @@ static void bench_adamw8bit(Bench* bench) {
     section_close(bench);
 }
 
-// Every layer of every tensor; their sums one after the other.
+// Lists every layer of every tensor, their sums one after the other; returns the number of tensors.
 static int adafactor_tensors(AdafactorTensor* tensors, const BenchModel* model) {
     size_t row_sums = 0, col_sums = 0, v = 0;
     int count = 0;
@@ -516,7 +518,7 @@ static void bench_adafactor(Bench* bench) {
     section_close(bench);
 }
 
-// A tensor of all blocks.
+// Measures a tensor of all blocks.
 static void bench_muon_tensor(Bench* bench, MatmulGpu* matmul, const BenchModel* model,
                               const TensorRow* row) {
     const Gpu* gpu = &bench->gpu;
@@ -609,7 +611,7 @@ static int positive(const char* text, const char* name) {
     return (int)value;
 }
 
-// NULL for no name.
+// Opens a file for lines; returns NULL for no name.
 static FILE* open_for_lines(const char* path) {
     FILE* file = path[0] ? fopen(path, "a") : NULL;
     CHECK(!path[0] || file, "%s: cannot write", path);
@@ -655,7 +657,7 @@ int main(int argc, char** argv) {
     bench_rows(&bench);
     bench_tokens(&bench);
     bench_optimizer(&bench);
-    if (!bench.list) { // not of a usual step
+    if (!bench.list) { // not part of a usual step
         bench_adamw8bit(&bench);
         bench_adafactor(&bench);
         bench_muon(&bench, &matmul);

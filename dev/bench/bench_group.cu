@@ -1,12 +1,14 @@
 /*
-bench_group.cu -- what moves between the GPUs of a run (comm_nccl.cuh): time and bandwidth by size.
+bench_group.cu -- communication between the GPUs of a run (comm_nccl.cuh): time and bandwidth by
+size.
 
-    mpirun -n 8 --bind-to none build/cuda/<arch>-BF16/bench_group                  from 4 KiB to 256 MiB
-    mpirun -n 8 --bind-to none build/cuda/<arch>-BF16/bench_group 1048576 1048576  of one size, in bytes
+    mpirun -n 8 --bind-to none build/cuda/<arch>-BF16/bench_group              4 KiB to 256 MiB
+    mpirun -n 8 --bind-to none build/cuda/<arch>-BF16/bench_group 65536 65536  one size, in bytes
 
-A size is that of an array on each GPU: an all-gather receives it, the other two send it. Each line of the table is the
-median of the rounds, on the slowest GPU; a round is many calls, one after the other, between two events. GB/s are what a
-GPU sends, and receives at the same time: (n-1)/n of the array.
+A size is that of an array on each GPU: an all-gather receives it, the other two operations send it.
+Each line of the table is the median of the rounds, on the slowest GPU; a round is many calls, one
+after the other, between two events. GB/s is what a GPU sends, and receives at the same time:
+(n-1)/n of the array.
 */
 #include "llmc/comm/comm.h"
 #include "llmc/comm/comm_mpi.h"
@@ -16,7 +18,8 @@ GPU sends, and receives at the same time: (n-1)/n of the array.
 #include "llmc/setup/options.h"
 
 enum { ROUNDS = 7, CALLS_MOST = 50 };
-static const size_t ROUND_BYTES = (size_t)1 << 30; // that a round moves at least, up to CALLS_MOST calls
+// bytes that a round moves at least, up to CALLS_MOST calls
+static const size_t ROUND_BYTES = (size_t)1 << 30;
 
 typedef enum { ALL_TO_ALL, ALL_GATHER, REDUCE_SCATTER, OPERATIONS } Operation;
 static const char* const NAMES[OPERATIONS] = {"all-to-all", "all-gather", "reduce-scatter"};
@@ -43,7 +46,7 @@ static void call(const Bench* b, Operation operation, size_t count) {
     }
 }
 
-// Milliseconds of one call in this process: the mean of `calls`.
+// Returns the milliseconds of one call on this rank: the mean of `calls`.
 static double round_ms(const Bench* b, Operation operation, size_t count, int calls) {
     float ms;
     comm_barrier((Comm*)&b->comm);
@@ -62,7 +65,7 @@ static int by_size(const void* a, const void* b) {
     return (x > y) - (x < y);
 }
 
-// The largest of all processes.
+// Returns the largest value of all ranks.
 static double slowest(Bench* b, double mine) {
     double* all = (double*)check_alloc((size_t)b->comm.size, sizeof(double), "times");
     comm_all_gather(&b->comm, all, &mine, sizeof(mine));
@@ -73,7 +76,7 @@ static double slowest(Bench* b, double mine) {
     return mine;
 }
 
-// A line of the table.
+// Prints a line of the table.
 static void bench_operation(Bench* b, Operation operation, size_t bytes) {
     double ms[ROUNDS];
     const size_t count = bytes / 2 / (size_t)b->comm.size;
@@ -100,8 +103,8 @@ static void bench_open(Bench* b, const Options* options, size_t most) {
     group_gpu_open(&b->group, &b->comm);
     CUDA_CHECK(cudaEventCreate(&b->start));
     CUDA_CHECK(cudaEventCreate(&b->stop));
-    b->send = gpu_alloc(most, 1, "what is sent"); // zeros: links do not mind
-    b->recv = gpu_alloc(most, 1, "what is received");
+    b->send = gpu_alloc(most, 1, "sent data"); // zeros: links do not care
+    b->recv = gpu_alloc(most, 1, "received data");
 }
 
 static void bench_close(Bench* b) {

@@ -1,14 +1,15 @@
 /*
-bench_tokenizer.c -- how fast text becomes tokens, and a vocabulary is made.
+bench_tokenizer.c -- speed of encoding text, and of training a vocabulary.
 
-    make bench-tokenizer                        128 MiB of made-up text, a vocabulary trained on it
-    bench_tokenizer [NAME VALUE]...             --text FILE, --text-mib N (of made-up text), --threads N,
-                                                --vocabulary FILE, --train V (0: no training),
-                                                --passes N, --ids FILE
+    make bench-tokenizer             128 MiB of generated text, a vocabulary trained on it
+    bench_tokenizer [NAME VALUE]...  --text FILE, --text-mib N (of generated text), --threads N,
+                                     --vocabulary FILE, --train V (0: no training), --passes N,
+                                     --ids FILE
 
-The text is in memory, in blocks of 1 MiB that may be encoded alone (bpe_last_cut), which the threads take in turn;
-ids are stored as uint16 (uint32 above 65,536 ids). The first pass is cold: fresh encoders in a fresh process;
-the later ones have seen the whole text. --ids writes the ids of the last pass to a file, to compare them.
+The text is in memory, in blocks of 1 MiB that can be encoded separately (bpe_last_cut); threads
+share them. Ids are stored as uint16 (uint32 above 65,536 ids). The first pass is cold: fresh
+encoders in a fresh process; later ones have seen the whole text. --ids writes the ids of the last
+pass to a file, for comparison.
 
 Each line is a name and a value, for dev/bench/tokenizers.py.
 */
@@ -39,7 +40,7 @@ static Text text_read(const char* path) {
     return text;
 }
 
-// The word of a rank: letters of the frequencies of English, rarer words longer.
+// Spells the word of a rank: letters with the frequencies of English, rarer words longer.
 static int word_spell(uint32_t rank, char word[LONGEST_WORD + 1]) {
     static const char letters[] =
         "eeeeeeeeeeeetttttttttaaaaaaaaooooooooiiiiiiinnnnnnnsssssshhhhhhrrrrrrddddlllluuu"
@@ -55,7 +56,8 @@ static int word_spell(uint32_t rank, char word[LONGEST_WORD + 1]) {
     return length;
 }
 
-// Words whose frequency is in inverse proportion to their rank (Zipf), in sentences, lines and paragraphs.
+// Makes a text of words whose frequency is inversely proportional to their rank (Zipf), in
+// sentences, lines and paragraphs.
 static Text text_make(size_t length) {
     Text text = {(char*)check_alloc(length + 64, 1, "text"), 0};
     Rand rng = rand_open(1, rand_stream("text"));
@@ -82,23 +84,24 @@ static Text text_make(size_t length) {
     return text;
 }
 
-// Seconds that all threads of this process have been at work: what others do on the machine counts less.
+// Returns the CPU seconds of all threads of this process: other programs on the machine matter
+// less.
 static double cpu_now_s(void) {
     struct timespec now;
     clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
-// What an encoding of a whole text leaves behind.
+// Results of encoding a whole text.
 typedef struct {
     size_t num_blocks, *begins; // (num_blocks + 1)
     size_t* counts;             // ids of each block
-    char** ids;                 // (num_blocks) where those of a block begin, in the memory of its thread
-    char** memory;              // (threads) of the ids of all blocks that a thread encodes, one after another
+    char** ids;                 // (num_blocks) starts of the blocks' ids, in the memory of their threads
+    char** memory;              // (threads) ids of all blocks that a thread encodes, one after another
     int threads, id_bytes;
 } Run;
 
-// Where the blocks of a text begin, and at the end its length.
+// Returns the starts of the blocks of a text, followed by its length.
 static size_t* blocks_open(const BpeClasses* classes, Text text, size_t* count) {
     size_t *begins = NULL, at = 0;
     for (*count = 0; at < text.length; ++*count) {
@@ -136,7 +139,7 @@ static void run_close(Run* run) {
     free(run->memory);
 }
 
-// Returns the end of the ids, which begin at `out`.
+// Encodes a block into `out`; returns the end of its ids.
 static char* encode_block(BpeEncoder* encoder, Text text, Run* run, size_t block, int* ids, char* out) {
     const size_t begin = run->begins[block];
     const size_t n = bpe_encode(encoder, text.bytes + begin, run->begins[block + 1] - begin, ids);
@@ -210,7 +213,7 @@ static void bench_encode(const Bpe* bpe, Text text, int threads, int passes, con
     run_close(&run);
 }
 
-// A megabyte of one letter: a single piece.
+// Measures a megabyte of one letter: a single piece.
 static void bench_letter(const Bpe* bpe) {
     const size_t bytes = 1000000;
     char* text = (char*)check_alloc(bytes, 1, "text");

@@ -1,12 +1,13 @@
 /*
-gpu_answers.cu -- what cublasLt answers to each form of product that the trainer may ask for: a line for each.
+gpu_answers.cu -- cublasLt's answer to each form of matmul that the trainer may ask for: a line for
+each.
 
     build/cuda/<arch>-BF16/gpu_answers > answers.txt
 
-A line ends with `yes` or `no`, then in brackets why not, or how far the result is from the exact one, in
-units of the last place of its type, and whether a second run gave the same bits. The program for the
-simulated GPU gives the simulator's answers: where `no` and `yes` differ, dev/cusim/src/cusim_lt.cpp is wrong
-about this card (gpu_report.sh, item `answers`).
+A line ends with `yes` or `no`, then in brackets the reason for no, or how far the result is from
+the exact one, in units of the last place of its type, and whether a second run gave the same bits.
+The program for the simulated GPU gives the simulator's answers: where `no` and `yes` differ,
+dev/cusim/src/cusim_lt.cpp is wrong about this card (gpu_report.sh, item `answers`).
 */
 #include "llmc/ops/matmul.cuh"
 #include "llmc/base/rand.h"
@@ -15,10 +16,10 @@ typedef struct {
     DType type, out_type;
     int left_transposed, right_transposed, epilogue, adds;
     int rows, cols, depth;
-    int shift; // elements by which every matrix lies behind an address that is aligned to 256 bytes
+    int shift; // elements between every matrix and an address that is aligned to 256 bytes
 } Question;
 
-// Every matrix of a question, also as floats on the host.
+// Matrices of a question, also as floats on the host.
 enum { OUT, LEFT, RIGHT, BIAS, AUX, MATRICES };
 typedef struct {
     size_t n[MATRICES];
@@ -29,7 +30,7 @@ typedef struct {
 static int has_gelu_gradient(const Question* q) {
     return q->epilogue == CUBLASLT_EPILOGUE_DGELU || q->epilogue == CUBLASLT_EPILOGUE_DGELU_BGRAD;
 }
-// As a summand, or as sums of columns.
+// Returns 1 for a bias, as a summand or as sums of columns.
 static int has_bias(const Question* q) {
     return q->epilogue == CUBLASLT_EPILOGUE_BIAS || q->epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS ||
            q->epilogue == CUBLASLT_EPILOGUE_DGELU_BGRAD;
@@ -69,7 +70,7 @@ static void upload(const Matrices* x, int matrix, DType type, const Gpu* gpu) {
     narrow(host, x->host[matrix], x->n[matrix], type);
     CUDA_CHECK(cudaMemcpyAsync(x->device[matrix], host, bytes, cudaMemcpyHostToDevice, gpu->stream));
     CUDA_CHECK(cudaStreamSynchronize(gpu->stream));
-    widen(x->host[matrix], host, x->n[matrix], type); // what the device has, rounded
+    widen(x->host[matrix], host, x->n[matrix], type); // the values on the device, after rounding
     free(host);
 }
 
@@ -108,7 +109,7 @@ static void matrices_close(Matrices* x) {
     }
 }
 
-// Element (r, c) of what the product should be.
+// Returns the exact value of element (r, c) of the matmul.
 static double exact(const Question* q, const Matrices* x, int r, int c) {
     const size_t at = (size_t)r * q->cols + c;
     double sum = q->adds ? x->host[OUT][at] : 0;
@@ -134,14 +135,15 @@ static double exact(const Question* q, const Matrices* x, int r, int c) {
     }
 }
 
-// The largest error of a result, as a share of the largest value, in units of the last place of its type.
+// Returns the largest error of a result, as a share of the largest value, in units of the last
+// place of its type.
 static double error_of(const Question* q, const Matrices* x, const float* got) {
     const double unit = q->out_type == DTYPE_FP32 ? 0x1p-23 : q->out_type == DTYPE_BF16 ? 0x1p-7 : 0x1p-10;
     double worst = 0, most = 0;
     for (int r = 0; r < q->rows; r++) {
         for (int c = 0; c < q->cols; c++) {
             const double want = exact(q, x, r, c), error = fabs(got[(size_t)r * q->cols + c] - want);
-            worst = error <= worst ? worst : error; // NaN stays
+            worst = error <= worst ? worst : error; // keeps NaN
             most = fmax(most, fabs(want));
         }
     }
@@ -169,7 +171,7 @@ static void print_question(const Question* q, const MatmulGpu* ctx) {
            ctx->settings.tf32 ? ", tf32" : "");
 }
 
-// What cublasLt thinks best; 0 in `found`, if nothing.
+// Sets *best to cublasLt's first choice; sets *found to 0 if it has none.
 static cublasStatus_t best_algorithm(cublasLtMatmulHeuristicResult_t* best, int* found,
                                      const MatmulPlan_* plan, const MatmulGpu* ctx) {
     const uint32_t alignment = (uint32_t)plan->key.alignment;
@@ -185,7 +187,7 @@ static cublasStatus_t best_algorithm(cublasLtMatmulHeuristicResult_t* best, int*
                                           plan->out, ctx->preference, 1, best, found);
 }
 
-// Does the product twice. Returns its status.
+// Runs the matmul twice. Returns its status.
 static cublasStatus_t run(const Question* q, Matrices* x, float* results[2], int* found,
                           const MatmulGpu* ctx) {
     MatmulPlan_ plan;
@@ -235,7 +237,7 @@ static void ask(Question q, const MatmulGpu* ctx) {
     matrices_close(&x);
 }
 
-// The products of a linear layer of N tokens from C to OC channels.
+// Asks about the matmuls of a linear layer of N tokens from C to OC channels.
 static void ask_layer(DType type, DType gradient, int N, int C, int OC, int shift, const MatmulGpu* ctx) {
     const Question forward = {type, type, 0, 1, CUBLASLT_EPILOGUE_DEFAULT, 0, N, OC, C, shift};
     const Question input = {type, type, 0, 0, CUBLASLT_EPILOGUE_DEFAULT, 0, N, C, OC, shift};
@@ -246,7 +248,7 @@ static void ask_layer(DType type, DType gradient, int N, int C, int OC, int shif
         for (int i = 0; i < 4 && type == gradient; i++) {
             Question q = forward;
             q.epilogue = after_forward[i], q.adds = adds;
-            if (!adds || i < 2) { // GELU is of what was not added
+            if (!adds || i < 2) { // GELU never follows an added result
                 ask(q, ctx);
             }
         }

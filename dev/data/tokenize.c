@@ -5,10 +5,10 @@
 //     ./tokenize --tokenizer gpt2.tiktoken --out data/fineweb 10BT/*.parquet
 //     ./tokenize --train-bpe 32768 --out data/books books/*.jsonl.gz
 //
-// To resume an interrupted run, start it again: it continues after its last finished shard, given the same
-// arguments: PREFIX.progress.json says what they were, how many shards are whole, and where in the inputs the
-// next one starts. The shards are those of a run that was never interrupted, bit for bit. Inputs and shards
-// that have changed since are known by their checksums. PREFIX.lock lets one run at a time write there.
+// To resume an interrupted run, start it again with the same arguments: it continues after its last
+// finished shard. PREFIX.progress.json keeps the arguments, the number of finished shards, and the
+// start of the next one in the inputs. The shards are those of an uninterrupted run, bit for bit.
+// Checksums detect inputs and shards that have changed since. PREFIX.lock admits one run at a time.
 #define OPTION_TABLE_FILE "dev/data/tokenize_options.h"
 #define OPTION_ARGUMENTS                                                                                     \
     " INPUT...\nINPUT: text or .jsonl, also .gz or .zst of them; .parquet; - is standard input. "            \
@@ -56,9 +56,9 @@ enum { PROGRESS_MAX_BYTES = 1 << 30, LOCK_WAIT_S = 10 };
 
 typedef struct {
     double start_s, shown_s; // times of the clock
-    uint64_t start_bytes;    // of the inputs, read by earlier runs
+    uint64_t start_bytes;    // bytes of the inputs, read by earlier runs
     uint64_t text_bytes, documents;
-    uint64_t ids; // encoded by this run
+    uint64_t ids; // ids encoded by this run
     int is_terminal;
 } Screen;
 
@@ -71,16 +71,16 @@ typedef struct {
     Bpe bpe;
     ShardWriter shards;
     char progress_path[PATH_MAX];
-    uint64_t* input_sums; // (num_inputs) checksums; 0 of streams
-    uint64_t* shard_sums; // (shards.number) of finished shards
+    uint64_t* input_sums; // (num_inputs) checksums; 0 for streams
+    uint64_t* shard_sums; // (shards.number) checksums of finished shards
     size_t shard_sums_room;
-    TextPosition start; // from where the inputs are read
-    uint64_t skip_ids;  // from there, that are in finished shards already
+    TextPosition start; // position in the inputs from which they are read
+    uint64_t skip_ids;  // ids from there on that are in finished shards already
     int is_finished;
     Screen screen;
 } Run;
 
-// ---- what the screen says ----
+// ---- the screen ----
 
 static void screen_open(Screen* screen, uint64_t start_bytes) {
     memset(screen, 0, sizeof(*screen));
@@ -89,7 +89,7 @@ static void screen_open(Screen* screen, uint64_t start_bytes) {
     screen->is_terminal = terminal_rewrites(STDERR_FILENO);
 }
 
-// One line, now and then: on a terminal always the same.
+// Shows one line from time to time; on a terminal always the same one.
 static void screen_show(Screen* screen, const Documents* source, uint64_t read_bytes) {
     const double now_s = time_now_s(), spent_s = now_s - screen->start_s;
     if (now_s - screen->shown_s < (screen->is_terminal ? 0.2 : 5)) {
@@ -121,9 +121,9 @@ static void screen_close(Screen* screen) {
     }
 }
 
-// ---- the file that an interrupted run leaves ----
+// ---- the progress file of an interrupted run ----
 
-// Whether the shards depend on this option.
+// Returns 1 if the shards depend on this option.
 static int is_kept(const OptionRow* row) {
     return strcmp(row->group, "input") == 0 || strcmp(row->group, "shards") == 0;
 }
@@ -161,11 +161,12 @@ static void progress_put_shards(const Run* run, FILE* file) {
     fputs("],\n", file);
 }
 
-// All shards so far are whole, and the next starts `skip` ids behind the position.
+// Saves the state: all shards so far are complete, and the next starts `skip` ids after the
+// position.
 static void progress_save(const Run* run, TextPosition at, uint64_t skip, int is_finished) {
     FileWriter file;
     file_open(&file, run->progress_path);
-    progress_put_inputs(run, file.file); // first: what "auto" means depends on them
+    progress_put_inputs(run, file.file); // first: the meaning of "auto" depends on them
     progress_put_options(run, file.file);
     fprintf(file.file,
             "\"file\":%" PRIu64 ",\"document\":%" PRIu64 ",\"offset\":%" PRIu64 ",\"skip_ids\":%" PRIu64
@@ -221,7 +222,7 @@ static void progress_check_input(const Run* run, uint64_t i, const char* path, s
     }
 }
 
-// A checksum as 16 digits.
+// Reads a checksum of 16 digits.
 static int progress_read_sum(JsonReader* reader, uint64_t* sum) {
     const char* digits;
     char* end;
@@ -232,7 +233,7 @@ static int progress_read_sum(JsonReader* reader, uint64_t* sum) {
     return (*digits && !*end) || json_unexpected(reader, "a checksum before it");
 }
 
-// A member of an object, whose name is known.
+// Reads a member of an object that must have this name.
 static int progress_take_member(JsonReader* reader, JsonPlace place, const char* name) {
     const char* key;
     const int more = json_member(reader, place, &key);
@@ -259,14 +260,14 @@ static int progress_read_inputs(const Run* run, JsonReader* reader) {
     return ok && more == 0;
 }
 
-// Makes room for the checksum of another shard.
+// Returns the checksum of a shard, with room for it if it is new.
 static uint64_t* shard_sum(Run* run, uint64_t number) {
     run->shard_sums = (uint64_t*)check_reserve(run->shard_sums, &run->shard_sums_room, (size_t)number + 1,
                                                sizeof(uint64_t), "checksums of shards");
     return &run->shard_sums[number];
 }
 
-// Sets *count to how many there are.
+// Reads the checksums; sets *count to their number.
 static int progress_read_sums(Run* run, JsonReader* reader, uint64_t* count) {
     int more = 0, ok = json_take(reader, '[');
     for (*count = 0; ok && (more = json_element(reader, *count ? JSON_NEXT : JSON_FIRST)) > 0; ++*count) {
@@ -275,7 +276,7 @@ static int progress_read_sums(Run* run, JsonReader* reader, uint64_t* count) {
     return ok && more == 0;
 }
 
-// Takes over where the run that wrote the file stopped.
+// Continues the run that wrote the file.
 static int progress_read(Run* run, JsonReader* reader) {
     const char* key;
     size_t shards = 0, tokens = 0, document = 0, offset = 0, file = 0, skip = 0;
@@ -320,7 +321,7 @@ static void progress_load(Run* run) {
 
 // ---- files that exist already ----
 
-// A run is continued only if all its shards are as it left them.
+// Refuses to continue unless all shards are as the run left them.
 static void check_shards(const Run* run) {
     for (uint64_t i = 0; i < run->shards.number; i++) {
         char path[PATH_MAX], error[ERROR_BYTES];
@@ -340,7 +341,7 @@ static void check_shards(const Run* run) {
     }
 }
 
-// What was read from standard input, or from another file that can be read only once, is gone.
+// Refuses streams: standard input and other files that can be read only once are lost.
 static void refuse_streams(const Run* run) {
     for (uint64_t i = 0; i < run->num_inputs; i++) {
         if (run->source.is_stream[i] && (run->shards.number > 0 || run->is_finished)) {
@@ -352,8 +353,8 @@ static void refuse_streams(const Run* run) {
     }
 }
 
-// What follows "PREFIX_train_000001.bin" or "PREFIX_val_000001.bin" in a file name; NULL if the name starts
-// otherwise. `base` is the prefix without the directory.
+// Returns the text after "PREFIX_train_000001.bin" or "PREFIX_val_000001.bin" in a file name; NULL
+// if the name starts otherwise. `base` is the prefix without the directory.
 static const char* behind_shard(const char* name, const char* base) {
     const size_t length = strlen(base);
     if (strncmp(name, base, length) != 0) {
@@ -367,7 +368,8 @@ static const char* behind_shard(const char* name, const char* base) {
 
 typedef enum { UNFINISHED_SHARDS, ALL_SHARDS } Removed;
 
-// Removes shards of earlier runs, whatever their number: a pattern of names must find only those of this one.
+// Removes shards of earlier runs, whatever their number: a pattern of names must find only those of
+// this run.
 static void remove_shards(const char* out, Removed which) {
     char directory[PATH_MAX];
     file_directory_of(directory, out);
@@ -383,7 +385,7 @@ static void remove_shards(const char* out, Removed which) {
     closedir(entries);
 }
 
-// Takes over what an earlier run left, if there is one.
+// Continues an earlier run, if any.
 static void resume(Run* run) {
     if (run->options.restart) {
         remove_shards(run->options.out, ALL_SHARDS);
@@ -398,12 +400,12 @@ static void resume(Run* run) {
     char path[PATH_MAX];
     shard_writer_path(&run->shards, 0, path);
     CHECK(!file_exists(path), "%s: exists, but no %s; --restart overwrites it", path, run->progress_path);
-    progress_save(run, run->start, 0, 0); // what cannot be written shows before any work
+    progress_save(run, run->start, 0, 0); // output that cannot be written shows before any work
 }
 
 // ---- one run at a time ----
 
-// Takes the lock, or ends the program. It is held until the process ends.
+// Takes the lock, or ends the program. The process holds it until it ends.
 static void lock(const char* out) {
     char path[PATH_MAX];
     const LockPlace place = {path, path, "./tokenize", LOCK_WAIT_S};
@@ -413,7 +415,7 @@ static void lock(const char* out) {
 
 // ---- shards ----
 
-// Notes the checksum of a finished shard.
+// Records the checksum of a finished shard.
 static void add_shard_sum(Run* run, uint64_t number) {
     char path[PATH_MAX], error[ERROR_BYTES];
     shard_writer_path(&run->shards, number, path);
@@ -436,7 +438,7 @@ static int sink_shards(void* context, const TokenBlock* block) {
     return 1;
 }
 
-// As many as a shard, but for few inputs about 5 % of English text.
+// Returns the size of a shard, but for small inputs about 5 % of English text.
 static int64_t auto_val_tokens(const Run* run) {
     const int64_t part = (int64_t)(run->source.total_bytes / 100);
     return run->source.total_bytes > 0 && part < run->options.shard_tokens ? part : run->options.shard_tokens;
@@ -464,7 +466,7 @@ static void print_summary(const Run* run) {
 static const char* const vocabulary_endings[5] = {".tiktoken", ".merges.txt", ".vocab.json",
                                                   ".tokenizer.json", ".bin"};
 
-// Shards that are there: they may be removed or replaced.
+// Adds existing shards: they may be removed or replaced.
 static void add_shard_outputs(Outputs* outputs, const char* out) {
     char directory[PATH_MAX], path[PATH_MAX];
     struct stat info;
@@ -481,7 +483,7 @@ static void add_shard_outputs(Outputs* outputs, const char* out) {
     closedir(entries);
 }
 
-// Vocabularies of an earlier run are what its shards can be decoded with.
+// Adds the vocabularies of an earlier run, with which its shards can be decoded.
 static void add_vocabulary_outputs(Outputs* outputs, const Options* options) {
     for (int i = 0; i < 5; i++) {
         char path[PATH_MAX];
@@ -491,8 +493,7 @@ static void add_vocabulary_outputs(Outputs* outputs, const Options* options) {
     }
 }
 
-// Ends the program if one of its files would take the place of one that it reads, or cannot be
-// written.
+// Ends the program if one of its outputs would replace one of its inputs, or cannot be written.
 static void check_outputs(const Run* run) {
     static const char* const endings[] = {".lock", PROGRESS_ENDING};
     Outputs outputs;
@@ -515,7 +516,7 @@ static void check_outputs(const Run* run) {
     outputs_close(&outputs);
 }
 
-// Makes the directory that the files are to be in, and takes it over from killed runs, before any work.
+// Creates the directory of the files, and cleans up after killed runs, before any work.
 static void make_place(const Run* run) {
     const char* out = run->options.out;
     char directory[PATH_MAX];
@@ -546,7 +547,7 @@ static void sum_inputs(Run* run) {
     }
 }
 
-// Opens the output: of a new run, or the rest of an earlier one.
+// Opens the output of a new run, or continues that of an earlier one.
 static void open_shards(Run* run) {
     bpe_open(&run->bpe, run->options.tokenizer);
     make_place(run);
@@ -612,7 +613,7 @@ static void show_merges(void* context, int merges, int wanted) {
     }
 }
 
-// llm.c's format holds tokens of up to 255 bytes.
+// Returns 1 if llm.c's format holds all tokens: they have at most 255 bytes.
 static int fits_bin(const Bpe* bpe) {
     int fits = 1;
     for (int id = 0; id < bpe->vocab_size; id++) {
@@ -652,7 +653,7 @@ static void train_vocabulary(Run* run) {
     write_vocabulary(run);
 }
 
-// ---- the whole ----
+// ---- the program ----
 
 static void check_options(const Run* run) {
     const Options* options = &run->options;

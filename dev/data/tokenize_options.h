@@ -1,8 +1,8 @@
-// tokenize_options.h -- the options of ./tokenize, for llmc/setup/options.h (OPTION_TABLE_FILE): their struct, and in
-// the implementation their table.
+// tokenize_options.h -- the options of ./tokenize, for llmc/setup/options.h (OPTION_TABLE_FILE):
+// their struct, and in the implementation their table.
 
 #ifndef OPTION_TABLE_ROWS_
-// In the order of the table, which explains them.
+// Options in the order of the table, which explains them.
 struct Options {
     int format;
     const char *field, *separator;
@@ -13,8 +13,8 @@ struct Options {
     int version;
 
     OptionsProgram program;
-    char given[OPTION_ROWS_MAX]; // by row: was it on the command line, or in the file of --config?
-    char* config_text;           // of that file, which values point into; NULL: none
+    char given[OPTION_ROWS_MAX]; // by row: given on the command line, or in the file of --config?
+    char* config_text;           // text of that file, which values point into; NULL: none
 };
 #else
 
