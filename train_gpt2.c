@@ -11,8 +11,6 @@ the MLP, QKV = 3C, Vp tokens of the padded vocabulary.
 */
 // the model and its operations (llmc), tools that know no model (base), then what runs it (data,
 // run)
-#include "llmc/ops/attention.h"
-#include "llmc/bf16/attention_bf16.h"
 #include "llmc/bf16/tile_kernels.h"
 #include "llmc/ops/checksum.h"
 #include "llmc/bf16/cross_entropy_bf16.h"
@@ -156,18 +154,6 @@ static void open_activations(Model* model, const Settled* s) {
     }
 }
 
-static void open_decoder(Model* model, const Settled* s) {
-    Decoder* decoder = &model->decoder;
-    decoder->cfg = model->cfg;
-    decoder->sequences = s->decode_batch;
-    decoder->T = model->T;
-    decoder->params = model->params;
-    decoder->parameter_rows = model->parameter_rows;
-    decoder->linear = &model->linear;
-    decoder->attention = &model->attention;
-    decoder_open_cpu(decoder, model->acts_memory);
-}
-
 // Returns the level that a run recomputes at. With an MLP in bf16 GELU is always computed again (mlp_bf16.h).
 static RecomputeLevel recompute_level(const Settled* s) {
     const Options* o = &s->options;
@@ -198,7 +184,7 @@ static void model_open(Model* model, const Settled* s, Memory memory, Comm* comm
         open_update(model);
     }
     open_activations(model, s);
-    open_decoder(model, s);
+    decoder_bind(&model->decoder, s->cfg, s->decode_batch, model->T, model->acts_memory);
 }
 
 static void model_close(Model* model) {
@@ -211,105 +197,110 @@ static void model_close(Model* model) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Forward
 
-// The residual stream that enters block l, (N, C). The backward pass does not reach blocks below
-// first_block, so they keep no copy of it: these blocks read and write it in one place, a.encoded.
-static float* residual_into(const Model* model, int l) {
+// Returns the residual stream that enters block l, (N, C). The backward pass does not reach blocks below
+// first_block, so they keep no copy of it: these blocks read and write it in one place, encoded.
+static float* residual_into(const Model* model, int l, const Pass* pass) {
     return l <= model->freeze.first_block
-               ? model->acts.encoded
-               : model_activations_at_layer(model->acts, model->activation_rows, l - 1).residual3;
+               ? pass->acts->encoded
+               : model_activations_at_layer(*pass->acts, pass->activation_rows, l - 1).residual3;
 }
 
-// Attention of block l: qkvw (QKV, C), qkv (N, QKV), atty (B, T, C), att_lse (B, NH, T).
-static SelfAttention block_attention(Model* model, int l, Batch batch) {
-    const ModelParameters p = model_parameters_at_layer(model->params, model->parameter_rows, l);
-    const ModelActivations a = model_activations_at_layer(model->acts, model->activation_rows, l);
-    const AttentionSizes sizes = {batch.B, batch.T, model->cfg.C, model->cfg.NH};
-    return (SelfAttention){.sizes = sizes,
-                           .starts = batch.starts,
-                           .qkvw = p.qkvw,
-                           .qkvb = p.qkvb,
-                           .qkv = a.qkv,
-                           .out = a.atty,
-                           .lse = a.att_lse,
-                           .linear = &model->linear,
-                           .attention = &model->attention};
-}
+// Block l: its tensors, and its layers with their sizes.
+typedef struct {
+    ModelActivations a;
+    const float* inp; // (N, C) the residual stream that enters it
+    float* out;       // (N, C) the residual stream after it
+    int N;
+    Norm norm1, norm2;
+    SelfAttention attention;
+    Weight attproj;
+    Mlp mlp;
+} Block;
 
-// The MLP of block l: fcw (F, C), fcprojw (C, F), fch and fch_gelu (N, F).
-static Mlp block_mlp(Model* model, int l, Batch batch) {
-    const ModelParameters p = model_parameters_at_layer(model->params, model->parameter_rows, l);
-    const ModelActivations a = model_activations_at_layer(model->acts, model->activation_rows, l);
-    return (Mlp){.N = batch.B * batch.T,
-                 .C = model->cfg.C,
-                 .F = model_hidden(model->cfg),
-                 .fcw = p.fcw,
-                 .fcb = p.fcb,
-                 .fcprojw = p.fcprojw,
-                 .fcprojb = p.fcprojb,
-                 .fch = a.fch,
-                 .gelu = a.fch_gelu,
-                 .linear = &model->linear};
-}
-
-// Block l up to the hidden layer of the MLP.
-static void block_hidden(Model* model, int l, Batch batch) {
-    const int C = model->cfg.C, N = batch.B * batch.T;
-    const ModelParameters p = model_parameters_at_layer(model->params, model->parameter_rows, l);
-    const ModelActivations a = model_activations_at_layer(model->acts, model->activation_rows, l);
-    const float* residual = residual_into(model, l); // (N, C)
-    float* attproj = a.branch;                       // (N, C)
-    // ln1 (N, C), its mean and rstd (N)
-    layernorm_forward_cpu(a.ln1, a.ln1_mean, a.ln1_rstd, residual, p.ln1w, p.ln1b, N, C);
-    // atty (N, C)
-    const SelfAttention attention = block_attention(model, l, batch);
-    self_attention_forward_cpu(&attention, a.ln1);
-    // attproj (N, C) = atty attprojw^T + attprojb, with attprojw (C, C)
-    linear_forward_cpu(attproj, a.atty, p.attprojw, p.attprojb, N, C, C, &model->linear);
-    // residual2 (N, C) = residual + attproj; ln2 (N, C)
-    residual_layernorm_forward_cpu(a.residual2, a.ln2, a.ln2_mean, a.ln2_rstd, residual, attproj, p.ln2w,
-                                   p.ln2b, N, C);
-    const Mlp mlp = block_mlp(model, l, batch);
-    mlp_hidden_cpu(&mlp, a.ln2);
-}
-
-// Sets the last hidden state, lnf (N, C).
-static void forward_at(Model* model, Batch batch, EmbeddingPositions positions) {
+static Block block_at(Model* model, int l, const Pass* pass) {
     const ModelConfig cfg = model->cfg;
-    const int B = batch.B, T = batch.T, C = cfg.C, N = B * T;
-    const ModelActivations a = model->acts;
-    assert(B <= model->B && T <= model->T);
-    // encoded (N, C)
-    linear_embedding_cpu(a.encoded, batch.inputs, model->params, B, T, positions, C, &model->linear);
+    const int N = pass_tokens(pass), C = cfg.C;
+    const ModelParameters p = model_parameters_at_layer(model->params, model->parameter_rows, l);
+    const ModelActivations a = model_activations_at_layer(*pass->acts, pass->activation_rows, l);
+    const LayerWeights w = linear_weights(&model->linear, cfg, &p, l);
+    return (Block){
+        .a = a,
+        .inp = residual_into(model, l, pass),
+        .out = residual_into(model, l + 1, pass),
+        .N = N,
+        .norm1 = {p.ln1w, p.ln1b, a.ln1_mean, a.ln1_rstd, N, C},
+        .norm2 = {p.ln2w, p.ln2b, a.ln2_mean, a.ln2_rstd, N, C},
+        .attention = self_attention_of(cfg, &w.qkv, &a, pass, &model->linear, &model->attention),
+        .attproj = w.attproj,
+        .mlp = {N, w.fc, w.fcproj, a.fch, a.fch_gelu, &model->linear},
+    };
+}
+
+// Runs the block up to the hidden layer of the MLP.
+static void block_hidden(const Block* b) {
+    const ModelActivations a = b->a;
+    norm_forward_cpu(a.ln1, b->inp, &b->norm1);                             // ln1 (N, C)
+    self_attention_forward_cpu(&b->attention, a.ln1);                       // atty (N, C)
+    linear_forward_cpu(a.branch, a.atty, &b->attproj, b->N, b->mlp.linear); // branch (N, C)
+    // residual2 (N, C) = inp + branch; ln2 (N, C)
+    residual_norm_forward_cpu(a.residual2, a.ln2, b->inp, a.branch, &b->norm2);
+    mlp_hidden_cpu(&b->mlp, a.ln2); // fch, fch_gelu (N, F)
+}
+
+static void block_forward(const Block* b) {
+    const ModelActivations a = b->a;
+    block_hidden(b);
+    mlp_forward_cpu(a.branch, &b->mlp); // branch (N, C)
+    residual_forward_cpu(b->out, a.residual2, a.branch, (size_t)b->N * b->mlp.fc.C);
+}
+
+static Norm last_norm(const Model* model, const Pass* pass) {
+    const ModelActivations* a = pass->acts;
+    return (Norm){model->params.lnfw, model->params.lnfb, a->lnf_mean,
+                  a->lnf_rstd,        pass_tokens(pass),  model->cfg.C};
+}
+
+// Runs the model up to its last hidden state, lnf (N, C).
+static void forward_pass(Model* model, const Pass* pass) {
+    const ModelConfig cfg = model->cfg;
+    const ModelActivations* a = pass->acts;
+    const Norm norm = last_norm(model, pass);
+    const LayerWeights w = linear_weights(&model->linear, cfg, &model->params, 0);
+    model->linear.few = pass_is_step(pass);
+    linear_embedding_cpu(a->encoded, pass, &w.wte, model->params.wpe, &model->linear); // (N, C)
     for (int l = 0; l < cfg.L; l++) {
-        const ModelActivations layer = model_activations_at_layer(a, model->activation_rows, l);
-        float* fcproj = a.branch; // (N, C)
-        const Mlp mlp = block_mlp(model, l, batch);
-        block_hidden(model, l, batch);
-        mlp_forward_cpu(fcproj, &mlp);
-        // residual3 (N, C) = residual2 + fcproj
-        residual_forward_cpu(residual_into(model, l + 1), layer.residual2, fcproj, (size_t)N * C);
+        const Block block = block_at(model, l, pass);
+        block_forward(&block);
     }
-    const float* residual = residual_into(model, cfg.L); // (N, C)
-    layernorm_forward_cpu(a.lnf, a.lnf_mean, a.lnf_rstd, residual, model->params.lnfw, model->params.lnfb, N,
-                          C);
+    norm_forward_cpu(a->lnf, residual_into(model, cfg.L, pass), &norm);
 }
 
-// The same; positions count from the start of each sequence.
+// Returns the pass over a batch. Positions count from the first token of each sequence.
+static Pass batch_pass(const Model* model, Batch batch) {
+    assert(batch.B <= model->B && batch.T <= model->T);
+    return (Pass){.inputs = batch.inputs,
+                  .targets = batch.targets,
+                  .starts = batch.starts,
+                  .B = batch.B,
+                  .T = batch.T,
+                  .acts = &model->acts,
+                  .activation_rows = model->activation_rows};
+}
+
 static void model_forward(Model* model, Batch batch) {
-    const EmbeddingPositions positions = {NULL, NULL};
-    forward_at(model, batch, positions);
+    const Pass pass = batch_pass(model, batch);
+    forward_pass(model, &pass);
 }
 
-// The head of the model on lnf (N, C), after model_forward on the same batch.
-static LmHead lm_head(Model* model, Batch batch) {
-    return (LmHead){.hidden = model->acts.lnf,
-                    .wte = model->params.wte,
-                    .targets = batch.targets,
-                    .logits = model->acts.logits,
-                    .N = batch.B * batch.T,
-                    .C = model->cfg.C,
+// Returns the head of the model on lnf (N, C), after forward_pass.
+static LmHead lm_head(Model* model, const Pass* pass) {
+    const LayerWeights w = linear_weights(&model->linear, model->cfg, &model->params, 0);
+    return (LmHead){.hidden = pass->acts->lnf,
+                    .wte = w.wte,
+                    .targets = pass->targets,
+                    .logits = pass->acts->logits,
+                    .N = pass_tokens(pass),
                     .V = model->cfg.V,
-                    .Vp = model->cfg.Vp,
                     .chunk = model->chunk,
                     .linear = &model->linear,
                     .bf16 = &model->classifier};
@@ -317,7 +308,8 @@ static LmHead lm_head(Model* model, Batch batch) {
 
 // Sets the losses (N), without gradients; and is_top (N), unless NULL: whether each target was the most likely token.
 static void model_losses(Model* model, Batch batch, int* is_top) {
-    const LmHead head = lm_head(model, batch);
+    const Pass pass = batch_pass(model, batch);
+    const LmHead head = lm_head(model, &pass);
     lm_head_losses_cpu(model->acts.losses, is_top, &head);
 }
 
@@ -333,25 +325,21 @@ static double batch_loss(const Model* model, Batch batch) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Backward
 
-// Computes again what the forward pass did not keep of block l: the same operations on the same inputs give
+// Computes again what the forward pass did not keep of the block: the same operations on the same inputs give
 // the same bits.
-static void block_recompute(Model* model, int l, Batch batch) {
-    const int C = model->cfg.C, N = batch.B * batch.T;
-    const ModelParameters p = model_parameters_at_layer(model->params, model->parameter_rows, l);
-    const ModelActivations a = model_activations_at_layer(model->acts, model->activation_rows, l);
-    const Mlp mlp = block_mlp(model, l, batch);
-    if (model->recompute == RECOMPUTE_BLOCK) {
-        block_hidden(model, l, batch);
+static void block_recompute(const Block* b, RecomputeLevel level) {
+    if (level == RECOMPUTE_BLOCK) {
+        block_hidden(b);
         return;
     }
-    if (model->recompute >= RECOMPUTE_NORMS) {
-        layernorm_forward_cpu(a.ln1, a.ln1_mean, a.ln1_rstd, residual_into(model, l), p.ln1w, p.ln1b, N, C);
-        layernorm_forward_cpu(a.ln2, a.ln2_mean, a.ln2_rstd, a.residual2, p.ln2w, p.ln2b, N, C);
+    if (level >= RECOMPUTE_NORMS) {
+        norm_forward_cpu(b->a.ln1, b->inp, &b->norm1);
+        norm_forward_cpu(b->a.ln2, b->a.residual2, &b->norm2);
     }
-    if (model->recompute == RECOMPUTE_MLP) {
-        mlp_hidden_cpu(&mlp, a.ln2);
-    } else if (model->recompute >= RECOMPUTE_GELU) {
-        mlp_gelu_cpu(&mlp);
+    if (level == RECOMPUTE_MLP) {
+        mlp_hidden_cpu(&b->mlp, b->a.ln2);
+    } else if (level >= RECOMPUTE_GELU) {
+        mlp_gelu_cpu(&b->mlp);
     }
 }
 
@@ -369,57 +357,29 @@ static ModelParameters gradients_at_layer(const Model* model, int l) {
     return d;
 }
 
-// Where all blocks have the same place for their gradients, it still has those of the block before.
-// This block does not set those of its frozen parameters, so they are cleared.
-static void clear_frozen_gradients(Model* model, int l) {
-    const ZeroPlan* zero = &model->zero.plan;
-    const int clears = zero->shares_buffer && zero_has_gradient(zero, 1 + model_copy(model->cfg, l));
-    for (int i = 0; i < MODEL_PARAMETER_ROWS && clears; i++) {
-        const TensorRow* row = &model->gradient_rows[i];
-        if (row->place == PLACE_BLOCK && zero_has_row(zero, i) && freeze_has(&model->freeze, i, l)) {
-            memset(tensor_at_layer(row, model->grads_memory, l), 0,
-                   tensor_layer_elements(row) * sizeof(float));
-        }
-    }
-}
-
-// A linear layer: dinp (N, C) is set; dweight (OC, C) and dbias (OC), each or NULL, are set or added to. dout is (N, OC),
-// inp (N, C), weight (OC, C).
-static void linear_backward(Model* model, float* dinp, float* dweight, float* dbias, const float* dout,
-                            const float* inp, const float* weight, int N, int C, int OC, GradientMode mode) {
-    linear_backward_weight_cpu(dweight, dbias, dout, inp, N, C, OC, mode, &model->linear);
-    linear_backward_input_cpu(dinp, dout, weight, N, C, OC, &model->linear);
-}
-
 // Turns dresidual (N, C), the gradient of the residual stream after block l, into that before it, in place.
-static void block_backward(Model* model, int l, Batch batch, GradientMode mode) {
-    const int C = model->cfg.C, N = batch.B * batch.T;
-    const ModelParameters p = model_parameters_at_layer(model->params, model->parameter_rows, l);
+static void block_backward(Model* model, int l, const Pass* pass, GradientMode mode) {
+    const Block b = block_at(model, l, pass);
+    const ModelActivations a = b.a;
     const ModelParameters d = gradients_at_layer(model, l);
-    const ModelActivations a = model_activations_at_layer(model->acts, model->activation_rows, l);
-    float *dln2 = a.branch, *datty = a.branch,
-          *dln1 = a.branch;         // (N, C) each: one buffer, which each uses in turn
-    float* dresidual = a.dresidual; // (N, C)
+    float *dresidual = a.dresidual, *dln2 = a.branch, *datty = a.branch,
+          *dln1 = a.branch; // one after the other
     const GradientMode mlp_mode = share_gradient_mode(model->cfg, PART_MLP, l, mode),
                        attention_mode = share_gradient_mode(model->cfg, PART_ATTENTION, l, mode);
-    block_recompute(model, l, batch);
-    clear_frozen_gradients(model, l);
+    block_recompute(&b, model->recompute);
+    zero_clear_frozen_cpu(&model->zero, model->gradient_rows, model->cfg, &model->freeze, l);
 
     // the MLP: dfch (N, F); dqkv is only scratch here, attention sets it below
-    const Mlp mlp = block_mlp(model, l, batch);
     const MlpGradients dmlp = {dln2, d.fcw, d.fcb, d.fcprojw, d.fcprojb, mlp_mode, a.dfch, a.dqkv};
-    mlp_backward_cpu(&mlp, &dmlp, dresidual, a.ln2);
-    layernorm_backward_cpu(dresidual, d.ln2w, d.ln2b, dln2, a.residual2, p.ln2w, a.ln2_mean, a.ln2_rstd, N, C,
-                           GRADIENT_ADD, mlp_mode);
+    mlp_backward_cpu(&b.mlp, &dmlp, dresidual, a.ln2);
+    norm_backward_cpu(dresidual, d.ln2w, d.ln2b, dln2, a.residual2, &b.norm2, GRADIENT_ADD, mlp_mode);
 
     // attention: dqkv (N, QKV); dfch is only scratch here
-    linear_backward(model, datty, d.attprojw, d.attprojb, dresidual, a.atty, p.attprojw, N, C, C,
-                    attention_mode);
-    const SelfAttention attention = block_attention(model, l, batch);
+    linear_backward_cpu(datty, d.attprojw, d.attprojb, dresidual, a.atty, &b.attproj, b.N, attention_mode,
+                        &model->linear);
     const SelfAttentionGradients dattention = {dln1, d.qkvw, d.qkvb, attention_mode, a.dqkv, a.dfch};
-    self_attention_backward_cpu(&attention, &dattention, datty, a.ln1);
-    layernorm_backward_cpu(dresidual, d.ln1w, d.ln1b, dln1, residual_into(model, l), p.ln1w, a.ln1_mean,
-                           a.ln1_rstd, N, C, GRADIENT_ADD, attention_mode);
+    self_attention_backward_cpu(&b.attention, &dattention, datty, a.ln1);
+    norm_backward_cpu(dresidual, d.ln1w, d.ln1b, dln1, b.inp, &b.norm1, GRADIENT_ADD, attention_mode);
 }
 
 // Called when the losses are known: the hook decides on the update by them.
@@ -441,23 +401,24 @@ static void group_done(Model* model, int g, MicroStep step, InBackward* hook) {
 static void model_backward(Model* model, Batch batch, float dloss, GradientMode mode, MicroStep step,
                            InBackward* hook) {
     const ModelConfig cfg = model->cfg;
-    const int B = batch.B, T = batch.T, C = cfg.C, N = B * T;
+    const Pass pass = batch_pass(model, batch);
     const ModelActivations a = model->acts;
-    const ModelParameters p = model->params, d = gradients_at_layer(model, 0);
+    const ModelParameters d = gradients_at_layer(model, 0);
+    const LmHead head = lm_head(model, &pass);
+    const Norm norm = last_norm(model, &pass);
     float* dlnf = a.branch; // (N, C)
-    const LmHead head = lm_head(model, batch);
     lm_head_gradients_cpu(a.losses, dlnf, d.wte, &head, dloss, mode);
     losses_done(model, batch, hook);
-    layernorm_backward_cpu(a.dresidual, d.lnfw, d.lnfb, dlnf, residual_into(model, cfg.L), p.lnfw, a.lnf_mean,
-                           a.lnf_rstd, N, C, GRADIENT_SET, mode);
+    norm_backward_cpu(a.dresidual, d.lnfw, d.lnfb, dlnf, residual_into(model, cfg.L, &pass), &norm,
+                      GRADIENT_SET, mode);
     for (int l = cfg.L - 1; l >= model->freeze.first_block; l--) {
         const int g = 1 + model_copy(cfg, l);
-        block_backward(model, l, batch, mode);
+        block_backward(model, l, &pass, mode);
         if (model_group_layer(cfg, g) == l) { // no layer below adds to these gradients
             group_done(model, g, step, hook);
         }
     }
-    embedding_backward_cpu(d.wte, d.wpe, a.dresidual, batch.inputs, B, T, cfg.max_T, C, mode);
+    embedding_backward_cpu(d.wte, d.wpe, a.dresidual, batch.inputs, batch.B, batch.T, cfg.max_T, cfg.C, mode);
     group_done(model, 0, step, hook);
 }
 
@@ -537,21 +498,33 @@ static void model_evaluate(Model* model, Run* run) {
 
 // Forward, for tasks: sets the loss of each token; positions count from the start of each document.
 static void model_token_losses(Model* model, Batch batch, float* losses, int* is_top) {
-    const EmbeddingPositions positions = {NULL, batch.starts};
+    Pass pass = batch_pass(model, batch);
+    pass.positions.starts = batch.starts;
     if (batch.B > 0) {
-        forward_at(model, batch, positions);
+        forward_pass(model, &pass);
         model_losses(model, batch, is_top);
         memcpy(losses, model->acts.losses, (size_t)batch.B * (size_t)batch.T * sizeof(float));
     }
 }
 
+// Runs a pass of decoding; returns the logits (count, Vp) that follow its last `count` rows.
+static const float* decode_forward(Model* model, const Pass* pass, int count) {
+    const LmHead head = lm_head(model, pass);
+    forward_pass(model, pass);
+    model->linear.few = 1;
+    lm_head_logits_cpu(&head, head.N - count, count);
+    return head.logits;
+}
+
 // As generator.h says.
 static const float* model_prefill(Model* model, int sequence, const int* ids, int count) {
-    return decoder_prefill_cpu(&model->decoder, sequence, ids, count);
+    const Pass pass = decoder_prefill_pass(&model->decoder, sequence, ids, count);
+    return decode_forward(model, &pass, 1);
 }
 
 static const float* model_decode(Model* model, const int* ids, const int* positions, int sequences) {
-    return decoder_step_cpu(&model->decoder, ids, positions, sequences);
+    const Pass pass = decoder_step_pass(&model->decoder, ids, positions, sequences);
+    return decode_forward(model, &pass, sequences);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

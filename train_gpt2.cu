@@ -21,10 +21,12 @@ channels, F hidden units of the MLP, QKV = 3C, Vp tokens of the padded vocabular
 #include "llmc/ops/embedding.cuh"
 #include "llmc/gpu/forward_clock.cuh"
 #include "llmc/model/freeze.h"
-#include "llmc/ops/activation.cuh"
 #include "llmc/model/model.h"
 #include "llmc/ops/norm.cuh"
 #include "llmc/layers/linear.cuh"
+#include "llmc/layers/lm_head.cuh"
+#include "llmc/layers/mlp.cuh"
+#include "llmc/layers/self_attention.cuh"
 #include "llmc/ops/matmul.cuh"
 #include "llmc/optim/offload.cuh"
 #include "llmc/optim/optimizer.cuh"
@@ -98,7 +100,7 @@ struct Model {
     MatmulGpu update_matmul; // of updates beside the backward pass that have matmuls
     LinearGpu linear;        // with it
     AttentionGpu attention;
-    LayernormGpu layernorm;
+    NormScratch norm_scratch;
     EmbeddingGpu encoder;
     OptimizerPlan optimizer;
     GradientNorm norm;
@@ -210,20 +212,16 @@ static void open_update(Model* model, const Settled* s) {
     in_backward_gpu_open(&model->in_backward);
 }
 
-// A run that trains samples too little for a graph.
+static void decode_forward(Model* model, const Pass* pass, int count);
+
+// Opens generation. A run that trains samples too little for a graph.
 static void open_decoder(Model* model, const Settled* s) {
     DecoderGpu* decoder = &model->decoder;
-    decoder->cfg = model->cfg;
-    decoder->sequences = s->decode_batch;
-    decoder->T = model->T;
+    decoder->model = model;
+    decoder->forward = decode_forward;
     decoder->use_graph = model->use_graph && s->use == USE_GENERATE;
-    decoder->params = model->params;
-    decoder->parameter_rows = model->parameter_rows;
-    decoder->zero = &model->zero;
-    decoder->linear = &model->linear;
-    decoder->attention = &model->attention;
     decoder->gpu = &model->gpu;
-    decoder_open(decoder, model->acts_memory);
+    decoder_open(decoder, s->cfg, s->decode_batch, model->T, model->acts_memory);
 }
 
 // What training needs besides.
@@ -237,7 +235,7 @@ static void open_training(Model* model, const Settled* s) {
     if (attention_note(&model->attention)[0]) {
         printf("attention: %s\n", attention_note(&model->attention));
     }
-    layernorm_open(&model->layernorm, (int)N, cfg.C);
+    norm_open(&model->norm_scratch, (int)N, cfg.C);
     embedding_open(&model->encoder, (int)N, cfg.Vp, cfg.C);
     optimizer_open<floatX>(&model->optimizer, zero, &model->state);
     if (o->freeze && o->freeze[0]) {
@@ -309,7 +307,7 @@ static void close_training(Model* model) {
     gradient_norm_close(&model->norm);
     optimizer_close(&model->optimizer);
     embedding_close(&model->encoder);
-    layernorm_close(&model->layernorm);
+    norm_close(&model->norm_scratch);
     attention_gpu_close(&model->attention);
     batch_queue_close(&model->batches);
     offload_residuals_close(&model->residuals);
@@ -356,91 +354,144 @@ static Batch model_push(Model* model, Batch batch) {
     return batch;
 }
 
-// The residual stream that enters block l, (N, C). The blocks that the backward pass does not come to keep none: all of them
-// leave it where they found it.
-static floatX* residual_into(const Model* model, int l) {
+// Returns the residual stream that enters block l, (N, C). The backward pass does not reach blocks below
+// first_block, so they keep no copy of it: these blocks read and write it in one place, encoded.
+static floatX* residual_into(const Model* model, int l, const Pass* pass) {
     return l <= model->freeze.first_block
-               ? model->acts.encoded
-               : model_activations_at_layer(model->acts, model->activation_rows, l - 1).residual3;
+               ? pass->acts->encoded
+               : model_activations_at_layer(*pass->acts, pass->activation_rows, l - 1).residual3;
 }
 
-// Block l up to the hidden layer of the MLP. The batch, here and below, is one of model_push.
-static void block_hidden(Model* model, int l, Batch batch) {
-    const Gpu* gpu = &model->gpu;
-    const int B = batch.B, T = batch.T, C = model->cfg.C, N = B * T;
-    const int F = model_hidden(model->cfg), QKV = model_qkv_size(model->cfg);
-    const ModelParameters p = parameters_at_layer(model, l);
-    const ModelActivations a = model_activations_at_layer(model->acts, model->activation_rows, l);
-    const floatX* residual = residual_into(model, l); // (N, C)
-    // ln1 (N, C), its mean and rstd (N)
-    layernorm_forward(a.ln1, a.ln1_mean, a.ln1_rstd, residual, p.ln1w, p.ln1b, N, C, gpu);
-    // qkv (N, QKV) = ln1 qkvw^T + qkvb, with qkvw (QKV, C)
-    linear_forward(a.qkv, a.ln1, p.qkvw, p.qkvb, N, C, QKV, &model->linear);
-    // atty (B, T, C), att_lse (B, NH, T)
-    attention_forward(a.atty, a.att_lse, a.qkv, batch.starts, B, T, C, model->cfg.NH, &model->attention, gpu);
-    // residual2 (N, C) = residual + atty attprojw^T + attprojb, with attprojw (C, C)
-    linear_forward_residual(a.residual2, residual, a.atty, p.attprojw, p.attprojb, N, C, C, &model->linear);
-    // ln2 (N, C)
-    layernorm_forward(a.ln2, a.ln2_mean, a.ln2_rstd, a.residual2, p.ln2w, p.ln2b, N, C, gpu);
-    // fch (N, F) = ln2 fcw^T + fcb, with fcw (F, C); fch_gelu (N, F)
-    linear_forward_gelu(a.fch_gelu, a.fch, a.ln2, p.fcw, p.fcb, N, C, F, &model->linear);
+// Waits until the residual stream after block l may be set, where it takes memory that is being copied to the host.
+static void wait_for_residual(Model* model, int l, const Pass* pass) {
+    if (!pass->cached) {
+        offload_residual_wait(&model->residuals, l - OFFLOAD_RESIDUALS, &model->gpu);
+    }
 }
 
-// Sets the last hidden state, lnf (N, C).
-static void forward_at(Model* model, Batch batch, EmbeddingPositions positions) {
+// Copies the residual stream after block l to the host, if it is offloaded.
+static void offload_residual(Model* model, int l, const Pass* pass) {
+    const size_t bytes = (size_t)pass_tokens(pass) * model->cfg.C * sizeof(floatX);
+    if (!pass->cached) {
+        offload_residual_out(&model->residuals, l, residual_into(model, l + 1, pass), bytes, &model->gpu);
+    }
+}
+
+// Fetches the residual stream that the block after the next one needs, after the backward pass has used the one into
+// block l: into the same memory.
+static void fetch_residual(Model* model, int l, const Pass* pass) {
+    const size_t bytes = (size_t)pass_tokens(pass) * model->cfg.C * sizeof(floatX);
+    if (l > OFFLOAD_RESIDUALS) {
+        offload_residual_in(&model->residuals, l - 1 - OFFLOAD_RESIDUALS,
+                            residual_into(model, l - OFFLOAD_RESIDUALS, pass), bytes, &model->gpu);
+    }
+}
+
+// Block l: its tensors, and its layers with their sizes.
+typedef struct {
+    ModelActivations a;
+    const floatX* inp; // (N, C) the residual stream that enters it
+    floatX* out;       // (N, C) the residual stream after it
+    int N;
+    NormGpu<floatX> norm1, norm2;
+    SelfAttentionGpu attention;
+    Weight attproj;
+    MlpGpu mlp;
+} Block;
+
+static Block block_at(Model* model, int l, const Pass* pass) {
     const ModelConfig cfg = model->cfg;
-    const int B = batch.B, T = batch.T, C = cfg.C, F = model_hidden(cfg), N = B * T;
-    const ModelActivations a = model->acts;
-    assert(B <= model->B && T <= model->T);
-    // Only the matmuls of full micro-batches are worth timing.
-    model->matmul.settings.autotune = model->autotune && B == model->B && T == model->T;
+    const int N = pass_tokens(pass), C = cfg.C;
+    const ModelParameters p = parameters_at_layer(model, l);
+    const ModelActivations a = model_activations_at_layer(*pass->acts, pass->activation_rows, l);
+    const LayerWeights w = linear_weights(cfg, &p);
+    return Block{a,
+                 residual_into(model, l, pass),
+                 residual_into(model, l + 1, pass),
+                 N,
+                 {p.ln1w, p.ln1b, a.ln1_mean, a.ln1_rstd, N, C},
+                 {p.ln2w, p.ln2b, a.ln2_mean, a.ln2_rstd, N, C},
+                 self_attention_of(cfg, &w.qkv, &a, pass, &model->linear, &model->attention),
+                 w.attproj,
+                 {N, w.fc, w.fcproj, a.fch, a.fch_gelu, &model->linear}};
+}
+
+// Runs the block up to the hidden layer of the MLP.
+static void block_hidden(const Block* b) {
+    const ModelActivations a = b->a;
+    LinearGpu* linear = b->mlp.linear;
+    norm_forward(a.ln1, b->inp, &b->norm1, linear->gpu); // ln1 (N, C)
+    self_attention_forward(&b->attention, a.ln1);        // atty (N, C)
+    // residual2 (N, C) = inp + atty attprojw^T + attprojb
+    linear_forward_residual(a.residual2, b->inp, a.atty, &b->attproj, b->N, linear);
+    norm_forward(a.ln2, a.residual2, &b->norm2, linear->gpu); // ln2 (N, C)
+    mlp_hidden(&b->mlp, a.ln2);                               // fch, fch_gelu (N, F)
+}
+
+static void block_forward(Model* model, int l, const Pass* pass) {
+    const Block b = block_at(model, l, pass);
+    block_hidden(&b);
+    wait_for_residual(model, l, pass);
+    mlp_forward_residual(b.out, b.a.residual2, &b.mlp);
+    offload_residual(model, l, pass);
+}
+
+static NormGpu<floatX> last_norm(const Model* model, const Pass* pass) {
+    const ModelActivations* a = pass->acts;
+    return NormGpu<floatX>{model->params.lnfw, model->params.lnfb, a->lnf_mean,
+                           a->lnf_rstd,        pass_tokens(pass),  model->cfg.C};
+}
+
+// Runs the model up to its last hidden state, lnf (N, C). The inputs are on the GPU.
+static void forward_pass(Model* model, const Pass* pass) {
+    const ModelConfig cfg = model->cfg;
+    const ModelActivations* a = pass->acts;
+    const NormGpu<floatX> norm = last_norm(model, pass);
+    const LayerWeights w = linear_weights(cfg, &model->params);
+    // Only the matmuls of full micro-batches are worth timing. Decoding has the same bits in each run.
+    model->matmul.settings.autotune =
+        model->autotune && !pass->cached && pass->B == model->B && pass->T == model->T;
     zero_begin_forward(&model->zero);
-    // encoded (N, C)
-    linear_embedding(a.encoded, batch.inputs, model->params, B, T, positions, &model->linear);
+    linear_embedding(a->encoded, pass, &w.wte, model->params.wpe, &model->linear); // (N, C)
     for (int l = 0; l < cfg.L; l++) {
         zero_parameters(&model->zero, model_copy(cfg, l), 1);
-        const ModelParameters p = parameters_at_layer(model, l);
-        const ModelActivations layer = model_activations_at_layer(a, model->activation_rows, l);
-        floatX* residual = residual_into(model, l + 1);
-        block_hidden(model, l, batch);
-        // residual3 (N, C) = residual2 + fch_gelu fcprojw^T + fcprojb, with fcprojw (C, F)
-        offload_residual_wait(&model->residuals, l - OFFLOAD_RESIDUALS, &model->gpu);
-        linear_forward_residual(residual, layer.residual2, layer.fch_gelu, p.fcprojw, p.fcprojb, N, F, C,
-                                &model->linear);
-        offload_residual_out(&model->residuals, l, residual, (size_t)N * C * sizeof(floatX), &model->gpu);
+        block_forward(model, l, pass);
     }
-    const floatX* residual = residual_into(model, cfg.L); // (N, C)
-    layernorm_forward(a.lnf, a.lnf_mean, a.lnf_rstd, residual, model->params.lnfw, model->params.lnfb, N, C,
-                      &model->gpu);
+    norm_forward(a->lnf, residual_into(model, cfg.L, pass), &norm, &model->gpu);
 }
 
-// The same; positions count from the start of each sequence.
+// Returns the pass over a batch of model_push. Positions count from the first token of each sequence.
+static Pass batch_pass(const Model* model, Batch batch) {
+    Pass pass = {};
+    assert(batch.B <= model->B && batch.T <= model->T);
+    pass.inputs = batch.inputs;
+    pass.targets = batch.targets;
+    pass.starts = batch.starts;
+    pass.B = batch.B;
+    pass.T = batch.T;
+    pass.acts = &model->acts;
+    pass.activation_rows = model->activation_rows;
+    return pass;
+}
+
 static void model_forward(Model* model, Batch batch) {
-    const EmbeddingPositions positions = {NULL, NULL};
-    forward_at(model, batch, positions);
+    const Pass pass = batch_pass(model, batch);
+    forward_pass(model, &pass);
 }
 
-// Sets the logits (count, Vp) of `count` tokens, at most a chunk, from their hidden state: the tokens `first`,
-// first + 1, ... of the batch.
-static void model_logits(Model* model, int first, int count) {
-    linear_logits(model->acts.logits, model->acts.lnf + (size_t)first * model->cfg.C, model->params.wte,
-                  count, &model->linear);
+// Returns the head of the model on lnf (N, C), after forward_pass.
+static LmHeadGpu lm_head(Model* model, const Pass* pass) {
+    const LayerWeights w = linear_weights(model->cfg, &model->params);
+    const ModelActivations* a = pass->acts;
+    return LmHeadGpu{a->lnf,       w.wte,        pass->targets, a->logits, pass_tokens(pass),
+                     model->cfg.V, model->chunk, &model->linear};
 }
 
-// Sets the losses (N), chunk by chunk, without gradients; and is_top (N), unless NULL: whether each target was the most
-// likely token. After model_forward on the same batch.
-static void classifier_losses(Model* model, Batch batch, int* is_top) {
-    const int N = batch.B * batch.T, chunk = model->chunk;
-    for (int n = 0; n < N; n += chunk) {
-        const int count = n + chunk < N ? chunk : N - n;
-        model_logits(model, n, count);
-        cross_entropy_loss(model->acts.losses + n, model->acts.logits, batch.targets + n, count, model->cfg.V,
-                           model->cfg.Vp, &model->gpu);
-        if (is_top) {
-            cross_entropy_top(is_top + n, model->acts.logits, batch.targets + n, count, model->cfg.V,
-                              model->cfg.Vp, &model->gpu);
-        }
-    }
+// Sets the losses (N), without gradients; and is_top (N), unless NULL: whether each target was the most likely token.
+static void model_losses(Model* model, Batch batch, int* is_top) {
+    const Pass pass = batch_pass(model, batch);
+    const LmHeadGpu head = lm_head(model, &pass);
+    lm_head_losses(model->acts.losses, is_top, &head);
 }
 
 // Appends the sum of the losses of a batch to the results, on the GPU.
@@ -458,25 +509,22 @@ static void wait_for_buffer(Model* model, int l) {
     zero_wait_for_buffer(&model->zero, model_copy(model->cfg, l));
 }
 
-// Computes again what the forward pass did not keep of block l: the same operations on the same inputs give
+// Computes again what the forward pass did not keep of the block: the same operations on the same inputs give
 // the same bits.
-static void block_recompute(Model* model, int l, Batch batch) {
-    const Gpu* gpu = &model->gpu;
-    const int C = model->cfg.C, F = model_hidden(model->cfg), N = batch.B * batch.T;
-    const ModelParameters p = parameters_at_layer(model, l);
-    const ModelActivations a = model_activations_at_layer(model->acts, model->activation_rows, l);
-    if (model->recompute == RECOMPUTE_BLOCK) {
-        block_hidden(model, l, batch);
+static void block_recompute(const Block* b, RecomputeLevel level) {
+    const Gpu* gpu = b->mlp.linear->gpu;
+    if (level == RECOMPUTE_BLOCK) {
+        block_hidden(b);
         return;
     }
-    if (model->recompute >= RECOMPUTE_NORMS) {
-        layernorm_forward(a.ln1, a.ln1_mean, a.ln1_rstd, residual_into(model, l), p.ln1w, p.ln1b, N, C, gpu);
-        layernorm_forward(a.ln2, a.ln2_mean, a.ln2_rstd, a.residual2, p.ln2w, p.ln2b, N, C, gpu);
+    if (level >= RECOMPUTE_NORMS) {
+        norm_forward(b->a.ln1, b->inp, &b->norm1, gpu);
+        norm_forward(b->a.ln2, b->a.residual2, &b->norm2, gpu);
     }
-    if (model->recompute == RECOMPUTE_MLP) {
-        matmul_forward_gelu(a.fch_gelu, a.fch, a.ln2, p.fcw, p.fcb, N, C, F, &model->matmul);
-    } else if (model->recompute >= RECOMPUTE_GELU) {
-        gelu_forward(a.fch_gelu, a.fch, (size_t)N * F, gpu);
+    if (level == RECOMPUTE_MLP) {
+        mlp_hidden(&b->mlp, b->a.ln2);
+    } else if (level >= RECOMPUTE_GELU) {
+        mlp_gelu(&b->mlp);
     }
 }
 
@@ -502,107 +550,44 @@ static ModelGradients gradients_at_layer(const Model* model, int l) {
     return grads;
 }
 
-// Where blocks take turns a block's gradients are left where those of another one were, of which this one may have frozen some.
-static void clear_frozen_gradients(Model* model, int l) {
-    const ZeroPlan* zero = &model->zero.plan;
-    const int at = gradient_block(model, l),
-              clears = zero->shares_buffer && zero_has_gradient(zero, 1 + model_copy(model->cfg, l));
-    for (int i = 0; i < MODEL_PARAMETER_ROWS && clears; i++) {
-        const TensorRow* row = &model->gradient_rows[i];
-        if (row->place == PLACE_BLOCK && zero_has_row(zero, i) && freeze_has(&model->freeze, i, l)) {
-            CUDA_CHECK(cudaMemsetAsync(tensor_at_layer(row, model->grads_memory, at), 0,
-                                       tensor_layer_elements(row) * row->element_bytes, model->gpu.stream));
-        }
-    }
-}
-
-// Sets or adds to dweight (OC, C), unless it has no data. dout is (N, OC), inp (N, C).
-static void weight_backward(Model* model, Gradient dweight, const floatX* dout, const floatX* inp, int N,
-                            int C, int OC, GradientMode mode) {
-    if (dweight.data) {
-        matmul_backward_weight(dweight, dout, inp, N, C, OC, mode, &model->matmul);
-    }
-}
-
-// A linear layer without its bias: dinp (N, C) is set; dweight (OC, C) is set or added to. dout is (N, OC),
-// inp (N, C), weight (OC, C). The gradient of a bias is summed where dout is made.
-static void linear_backward(Model* model, floatX* dinp, Gradient dweight, const floatX* dout,
-                            const floatX* inp, const floatX* weight, int N, int C, int OC,
-                            GradientMode mode) {
-    weight_backward(model, dweight, dout, inp, N, C, OC, mode);
-    matmul_backward_input(dinp, dout, weight, N, C, OC, &model->matmul);
-}
-
-// The gradient of the bias of the projection into the stream that enters block l; none for the embedding.
+// Returns the gradient of the bias of the projection into the stream that enters block l; none for the embedding.
 static Gradient bias_grad_into(const Model* model, int l) {
     const Gradient none = {NULL, model->grad_dtype};
     return l == 0 ? none : gradients_at_layer(model, l - 1).fcprojb;
 }
 
 // Turns dresidual (N, C), the gradient of the residual stream after block l, into that before it, in place.
-static void block_backward(Model* model, int l, Batch batch, GradientMode mode) {
+static void block_backward(Model* model, int l, const Pass* pass, GradientMode mode) {
     const Gpu* gpu = &model->gpu;
-    const int B = batch.B, T = batch.T, C = model->cfg.C, N = B * T;
-    const int F = model_hidden(model->cfg), QKV = model_qkv_size(model->cfg);
-    const ModelParameters p = parameters_at_layer(model, l);
+    const Block b = block_at(model, l, pass);
+    const ModelActivations a = b.a;
     const ModelGradients d = gradients_at_layer(model, l);
-    const ModelActivations a = model_activations_at_layer(model->acts, model->activation_rows, l);
-    floatX *dln2 = a.branch, *datty = a.branch, *dln1 = a.branch; // (N, C) each, one after the other
-    floatX* dresidual = a.dresidual;                              // (N, C)
-    const GradientMode mlp = share_gradient_mode(model->cfg, PART_MLP, l, mode),
-                       attention = share_gradient_mode(model->cfg, PART_ATTENTION, l, mode),
-                       below = l > 0 ? share_gradient_mode(model->cfg, PART_MLP, l - 1, mode) : attention;
-    block_recompute(model, l, batch);
-    clear_frozen_gradients(model, l);
+    floatX *dresidual = a.dresidual, *dln2 = a.branch, *datty = a.branch,
+           *dln1 = a.branch; // one after the other
+    const GradientMode mlp_mode = share_gradient_mode(model->cfg, PART_MLP, l, mode),
+                       attention_mode = share_gradient_mode(model->cfg, PART_ATTENTION, l, mode),
+                       below =
+                           l > 0 ? share_gradient_mode(model->cfg, PART_MLP, l - 1, mode) : attention_mode;
+    block_recompute(&b, model->recompute);
+    zero_clear_frozen(&model->zero, model->gradient_rows, model->cfg, &model->freeze, l);
 
-    // the MLP: dfch (N, F), and the gradient of fcb (F)
-    weight_backward(model, d.fcprojw, dresidual, a.fch_gelu, N, F, C, mlp);
-    matmul_backward_input_gelu(a.dfch, d.fcb, dresidual, p.fcprojw, a.fch, N, F, C, mlp, &model->matmul);
-    linear_backward(model, dln2, d.fcw, a.dfch, a.ln2, p.fcw, N, C, F, mlp);
+    // the MLP: dfch (N, F)
+    const MlpGradientsGpu dmlp = {dln2, d.fcw, d.fcb, d.fcprojw, mlp_mode, a.dfch};
+    mlp_backward(&b.mlp, &dmlp, dresidual, a.ln2);
     // dresidual, and its column sums: the gradient of attprojb (C)
-    layernorm_backward(dresidual, d.ln2w, d.ln2b, d.attprojb, dln2, a.residual2, p.ln2w, a.ln2_mean,
-                       a.ln2_rstd, N, C, GRADIENT_ADD, mlp, attention, &model->layernorm, gpu);
+    const NormGradients dnorm2 = {d.ln2w, d.ln2b, mlp_mode, d.attprojb, attention_mode};
+    norm_backward(dresidual, GRADIENT_ADD, &dnorm2, dln2, a.residual2, &b.norm2, &model->norm_scratch, gpu);
 
-    // attention: dqkv (N, QKV), and the gradient of qkvb (QKV)
-    linear_backward(model, datty, d.attprojw, dresidual, a.atty, p.attprojw, N, C, C, attention);
-    attention_backward(a.dqkv, d.qkvb, datty, a.qkv, a.atty, a.att_lse, batch.starts, B, T, C, model->cfg.NH,
-                       attention, &model->attention, gpu);
-    linear_backward(model, dln1, d.qkvw, a.dqkv, a.ln1, p.qkvw, N, C, QKV, attention);
+    // attention: dqkv (N, QKV)
+    linear_backward(datty, d.attprojw, dresidual, a.atty, &b.attproj, b.N, attention_mode, &model->linear);
+    const SelfAttentionGradientsGpu dattention = {dln1, d.qkvw, d.qkvb, attention_mode, a.dqkv};
+    self_attention_backward(&b.attention, &dattention, datty, a.ln1);
     // dresidual, and the gradient of fcprojb (C) of the block before
     if (l > 0) {
         wait_for_buffer(model, l - 1);
     }
-    layernorm_backward(dresidual, d.ln1w, d.ln1b, bias_grad_into(model, l), dln1, residual_into(model, l),
-                       p.ln1w, a.ln1_mean, a.ln1_rstd, N, C, GRADIENT_ADD, attention, below,
-                       &model->layernorm, gpu);
-}
-
-// The classifier, chunk by chunk: sets the losses (N) and dlnf (N, C), and sets or adds to the gradient of wte.
-static void classifier_gradients(Model* model, floatX* dlnf, Batch batch, float dloss, GradientMode mode) {
-    const ModelActivations a = model->acts;
-    const int C = model->cfg.C, V = model->cfg.V, Vp = model->cfg.Vp;
-    const int N = batch.B * batch.T, chunk = model->chunk;
-    const Gradient dwte = gradients_at_layer(model, 0).wte;
-    zero_wait_for_buffer(&model->zero, -1);
-    for (int n = 0; n < N; n += chunk) {
-        const int count = n + chunk < N ? chunk : N - n;
-        const size_t at = (size_t)n * C;
-        model_logits(model, n, count);
-        floatX* dlogits = a.logits; // (count, Vp), in place
-        cross_entropy_backward(a.losses + n, dlogits, batch.targets + n, dloss, count, V, Vp, &model->gpu);
-        linear_backward(model, dlnf + at, dwte, dlogits, a.lnf + at, model->params.wte, count, C, Vp,
-                        n == 0 ? mode : GRADIENT_ADD);
-    }
-}
-
-// When the backward pass has used the stream that enters block l: fetches what the block after the next one needs into the
-// same memory.
-static void fetch_residual(Model* model, int l, Batch batch) {
-    const size_t bytes = (size_t)batch.B * batch.T * model->cfg.C * sizeof(floatX);
-    if (l > OFFLOAD_RESIDUALS) {
-        offload_residual_in(&model->residuals, l - 1 - OFFLOAD_RESIDUALS,
-                            residual_into(model, l - OFFLOAD_RESIDUALS), bytes, &model->gpu);
-    }
+    const NormGradients dnorm1 = {d.ln1w, d.ln1b, attention_mode, bias_grad_into(model, l), below};
+    norm_backward(dresidual, GRADIENT_ADD, &dnorm1, dln1, b.inp, &b.norm1, &model->norm_scratch, gpu);
 }
 
 // Called when the gradient of group g is complete: reduces it over the ranks, or updates the group if the hook does so.
@@ -617,29 +602,31 @@ static void group_done(Model* model, int g, MicroStep step, InBackward* hook) {
 static void model_backward(Model* model, Batch batch, float dloss, GradientMode mode, MicroStep step,
                            InBackward* hook) {
     const ModelConfig cfg = model->cfg;
-    const int B = batch.B, T = batch.T, C = cfg.C, N = B * T;
+    const Pass pass = batch_pass(model, batch);
     const ModelActivations a = model->acts;
-    const ModelParameters p = model->params;
     const ModelGradients d = gradients_at_layer(model, 0);
+    const LmHeadGpu head = lm_head(model, &pass);
+    const NormGpu<floatX> norm = last_norm(model, &pass);
+    const NormGradients dnorm = {d.lnfw, d.lnfb, mode, bias_grad_into(model, cfg.L), mode};
     floatX* dlnf = a.branch; // (N, C)
-    classifier_gradients(model, dlnf, batch, dloss, mode);
+    zero_wait_for_buffer(&model->zero, -1);
+    lm_head_gradients(a.losses, dlnf, d.wte, &head, dloss, mode);
     batch_loss(model, batch);
-    layernorm_backward(a.dresidual, d.lnfw, d.lnfb, bias_grad_into(model, cfg.L), dlnf,
-                       residual_into(model, cfg.L), p.lnfw, a.lnf_mean, a.lnf_rstd, N, C, GRADIENT_SET, mode,
-                       mode, &model->layernorm, &model->gpu);
-    fetch_residual(model, cfg.L, batch);
+    norm_backward(a.dresidual, GRADIENT_SET, &dnorm, dlnf, residual_into(model, cfg.L, &pass), &norm,
+                  &model->norm_scratch, &model->gpu);
+    fetch_residual(model, cfg.L, &pass);
     for (int l = cfg.L - 1; l >= model->freeze.first_block; l--) {
         const int k = model_copy(cfg, l);
         zero_parameters(&model->zero, k, -1);
         offload_residual_wait(&model->residuals, l - 1, &model->gpu);
-        block_backward(model, l, batch, mode);
-        fetch_residual(model, l, batch);
+        block_backward(model, l, &pass, mode);
+        fetch_residual(model, l, &pass);
         if (model_group_layer(cfg, 1 + k) == l) { // no layer below adds to these gradients
             group_done(model, 1 + k, step, hook);
         }
     }
-    embedding_backward(d.wte, d.wpe, a.dresidual, batch.inputs, B, T, cfg.max_T, C, mode, &model->encoder,
-                       &model->gpu);
+    embedding_backward(d.wte, d.wpe, a.dresidual, batch.inputs, batch.B, batch.T, cfg.max_T, cfg.C, mode,
+                       &model->encoder, &model->gpu);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -787,7 +774,7 @@ static void evaluate_batch(Model* model, Batch batch, int64_t i, double* losses)
     }
     batch = model_push(model, batch);
     model_forward(model, batch);
-    classifier_losses(model, batch, NULL);
+    model_losses(model, batch, NULL);
     batch_loss(model, batch);
     step_results_expect(&model->results);
     if (model->comm->size > 1 || step_results_are_full(&model->results)) {
@@ -813,9 +800,10 @@ static void model_token_losses(Model* model, Batch batch, float* losses, int* is
         zero_idle_forward(&model->zero);
     } else {
         const Batch pushed = model_push(model, batch);
-        const EmbeddingPositions positions = {NULL, pushed.starts};
-        forward_at(model, pushed, positions);
-        classifier_losses(model, pushed, is_top ? model->is_top : NULL);
+        Pass pass = batch_pass(model, pushed);
+        pass.positions.starts = pushed.starts;
+        forward_pass(model, &pass);
+        model_losses(model, pushed, is_top ? model->is_top : NULL);
         gpu_copy(losses, model->acts.losses, N * sizeof(float), &model->gpu);
     }
     if (N > 0 && is_top) {
@@ -823,6 +811,13 @@ static void model_token_losses(Model* model, Batch batch, float* losses, int* is
     }
     CUDA_CHECK(cudaStreamSynchronize(
         model->gpu.stream)); // redundant: but it keeps the others' wait for a message short (--timeout)
+}
+
+// Runs a pass of decoding; sets the logits (count, Vp) that follow its last `count` rows.
+static void decode_forward(Model* model, const Pass* pass, int count) {
+    const LmHeadGpu head = lm_head(model, pass);
+    forward_pass(model, pass);
+    lm_head_logits(&head, head.N - count, count);
 }
 
 // As generator.h says.

@@ -14,7 +14,7 @@ of a sum over such an array. Each line gives the median of the repetitions and t
 #include "llmc/optim/adamw.h"
 #include "llmc/optim/adamw8bit.h"
 #include "llmc/ops/attention.h"
-#include "llmc/bf16/attention_bf16.h"
+#include "llmc/layers/self_attention.h"
 #include "llmc/bf16/tile_kernels.h"
 #include "llmc/ops/cross_entropy.h"
 #include "llmc/ops/embedding.h"
@@ -284,15 +284,16 @@ static void bench_rows(Bench* bench, int N) {
           *b = random_floats(4 * C);
     float *mean = random_floats(N), *rstd = random_floats(N);
     const double row_bytes = 4.0 * N * C;
+    const Norm norm = {w, b, mean, rstd, N, C};
     BENCH(bench, "gelu forward", 8.0 * (double)n, bench->bandwidth, "GB/s   ", gelu_forward_cpu(y, x, n));
     BENCH(bench, "gelu backward", 12.0 * (double)n, bench->bandwidth, "GB/s   ",
           gelu_backward_cpu(y, z, x, n));
     BENCH(bench, "layernorm forward", 2 * row_bytes, bench->bandwidth, "GB/s   ",
-          layernorm_forward_cpu(y, mean, rstd, x, w, b, N, C));
+          norm_forward_cpu(y, x, &norm));
     BENCH(bench, "residual + layernorm forward", 4 * row_bytes, bench->bandwidth, "GB/s   ",
-          residual_layernorm_forward_cpu(y, z, mean, rstd, x, y, w, b, N, C));
+          residual_norm_forward_cpu(y, z, x, y, &norm));
     BENCH(bench, "layernorm backward", 4 * row_bytes, bench->bandwidth, "GB/s   ",
-          layernorm_backward_cpu(y, w, b, z, x, w, mean, rstd, N, C, GRADIENT_ADD, GRADIENT_SET));
+          norm_backward_cpu(y, w, b, z, x, &norm, GRADIENT_ADD, GRADIENT_SET));
     BENCH(bench, "bias gradient, 4C columns", 4 * row_bytes, bench->bandwidth, "GB/s   ",
           matmul_backward_bias_cpu(b, x, N, 4 * C, GRADIENT_SET));
     free(x);

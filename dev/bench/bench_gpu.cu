@@ -294,7 +294,7 @@ static void bench_rows(Bench* bench) {
     const int C = bench->cfg.C, N = bench->B * bench->T;
     const size_t n = (size_t)N * C, size = sizeof(floatX);
     const Gpu* gpu = &bench->gpu;
-    LayernormGpu scratch_memory, *scratch = &scratch_memory;
+    NormScratch scratch_memory, *scratch = &scratch_memory;
     char shape[64];
     floatX *x = random_array<floatX>(bench, 4 * n, 1), *y = random_array<floatX>(bench, 4 * n, 1);
     floatX *z = random_array<floatX>(bench, 4 * n, 1), *sum = random_array<floatX>(bench, n, 1);
@@ -302,21 +302,20 @@ static void bench_rows(Bench* bench) {
     float *mean = random_array<float>(bench, N, 1), *rstd = random_array<float>(bench, N, 1);
     const Gradient dweight = {weight, DTYPE_OF(floatX)}, dbias = {bias, DTYPE_OF(floatX)},
                    dinp_sum = {random_array<floatX>(bench, C, 1), DTYPE_OF(floatX)};
-    layernorm_open(scratch, N, C);
+    const NormGpu<floatX> norm = {weight, bias, mean, rstd, N, C};
+    const NormGradients sums = {dweight, dbias, GRADIENT_SET, dinp_sum, GRADIENT_SET};
+    norm_open(scratch, N, C);
     snprintf(shape, sizeof(shape), "%d x %d", N, C);
-    measure(bench, "layernorm forward", shape, Work{0, layernorm_forward_bytes(N, C, size)},
-            [=] { layernorm_forward(y, mean, rstd, x, weight, bias, N, C, gpu); });
-    measure(bench, "layernorm backward", shape,
-            Work{0, layernorm_backward_bytes(N, C, size, layernorm_groups(N))}, [=] {
-                layernorm_backward(sum, dweight, dbias, dinp_sum, z, x, weight, mean, rstd, N, C,
-                                   GRADIENT_ADD, GRADIENT_SET, GRADIENT_SET, scratch, gpu);
-            });
+    measure(bench, "layernorm forward", shape, Work{0, norm_forward_bytes(N, C, size)},
+            [=] { norm_forward(y, x, &norm, gpu); });
+    measure(bench, "layernorm backward", shape, Work{0, norm_backward_bytes(N, C, size, norm_groups(N))},
+            [=] { norm_backward(sum, GRADIENT_ADD, &sums, z, x, &norm, scratch, gpu); });
     snprintf(shape, sizeof(shape), "%d x %d", N, 4 * C);
     measure(bench, "gelu forward", shape, Work{0, gelu_forward_bytes(4.0 * (double)n, size)},
             [=] { gelu_forward(y, x, 4 * n, gpu); });
     measure(bench, "gelu backward", shape, Work{0, gelu_backward_bytes(4.0 * (double)n, size)},
             [=] { gelu_backward(y, z, x, 4 * n, gpu); });
-    layernorm_close(scratch);
+    norm_close(scratch);
     section_close(bench);
 }
 

@@ -108,23 +108,6 @@ void attention_bf16_packed_backward_cpu(AttentionBf16Gradient dqkv, const float*
                                         const float* out, const float* lse, const int* starts,
                                         AttentionSizes sizes, AttentionBf16Scratch* scratch);
 
-// ---- fp32 or bf16 ----
-
-// Attention with factors in fp32 or in bf16. Decoding (attention_cached_cpu) is always fp32.
-typedef struct {
-    int is_bf16;
-    AttentionScratch fp32;
-    AttentionBf16Scratch bf16;
-} Attention;
-
-void attention_either_open(Attention* a, Memory* memory, int is_bf16, int T, int HS);
-
-void attention_either_forward_cpu(float* out, float* lse, const float* qkv, const int* starts,
-                                  AttentionSizes sizes, Attention* a);
-
-void attention_either_backward_cpu(float* dqkv, const float* dout, const float* qkv, const float* out,
-                                   const float* lse, const int* starts, AttentionSizes sizes, Attention* a);
-
 #ifdef __cplusplus
 }
 #endif
@@ -790,32 +773,6 @@ void attention_bf16_packed_backward_cpu(AttentionBf16Gradient dqkv, const float*
                                      qkv,         (float*)out, // only read, as is lse
                                      (float*)lse, NULL,        dqkv.packed, dqkv.sums};
     attention_bf16_backward_(&pass, scratch);
-}
-
-void attention_either_open(Attention* a, Memory* memory, int is_bf16, int T, int HS) {
-    a->is_bf16 = is_bf16;
-    attention_open(&a->fp32, memory, T, HS);
-    if (is_bf16) {
-        attention_bf16_open(&a->bf16, memory, bf16_kernel(), T, HS);
-    }
-}
-
-void attention_either_forward_cpu(float* out, float* lse, const float* qkv, const int* starts,
-                                  AttentionSizes sizes, Attention* a) {
-    if (a->is_bf16) {
-        attention_bf16_forward_cpu(out, lse, qkv, starts, sizes, &a->bf16);
-    } else {
-        attention_forward_cpu(out, lse, qkv, starts, sizes, &a->fp32);
-    }
-}
-
-void attention_either_backward_cpu(float* dqkv, const float* dout, const float* qkv, const float* out,
-                                   const float* lse, const int* starts, AttentionSizes sizes, Attention* a) {
-    if (a->is_bf16) {
-        attention_bf16_backward_cpu(dqkv, dout, qkv, out, lse, starts, sizes, &a->bf16);
-    } else {
-        attention_backward_cpu(dqkv, dout, qkv, out, lse, starts, sizes, &a->fp32);
-    }
 }
 
 #endif // ATTENTION_BF16_IMPLEMENTATION

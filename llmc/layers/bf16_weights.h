@@ -9,20 +9,21 @@ The matrices themselves stay fp32. Whoever changes them packs them again; until 
 #ifndef LLMC_BF16_WEIGHTS_H
 #define LLMC_BF16_WEIGHTS_H
 
-#include <assert.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
 #include "llmc/base/memory.h"
 #include "llmc/model/model.h"
 #include "llmc/bf16/matmul_bf16.h"
 #include "llmc/layers/q8_weights.h"
+#include "llmc/layers/weight.h"
 
 typedef enum { PACKED_FORWARD, PACKED_BACKWARD, PACKED_KINDS } PackedFor;
 
 typedef struct {
-    const TensorRow* rows; // of the parameters in fp32,
-    void* params;          // which are there
+    const TensorRow* rows; // layout of the parameters in fp32
+    void* params;          // the parameters
     int kinds;             // 1: only for the forward pass
     Bf16Pack pack;
     size_t at[MODEL_PARAMETER_ROWS][PACKED_KINDS]; // of layer 0, in `memory`
@@ -88,18 +89,18 @@ static inline void bf16_weights_pack(Bf16Weights* w) {
     }
 }
 
-// The copy of a matrix, which is known by its place.
-static inline const uint32_t* bf16_weights_find(const Bf16Weights* w, const float* weight, PackedFor kind) {
-    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
-        for (int l = 0; l < w->rows[i].layers; l++) {
-            if (tensor_at_layer(&w->rows[i], w->params, l) == (const void*)weight) {
-                assert(quantized_is_matrix(&w->rows[i]) && (int)kind < w->kinds);
-                return bf16_weights_at_(w, i, l, kind);
-            }
+// Returns the copies of layer l: NULL for what is no matrix, and for a kind that is not kept.
+static inline PackedParameters bf16_weights_at_layer(const Bf16Weights* w, int l, PackedFor kind) {
+    PackedParameters copies;
+    memset(&copies, 0, sizeof(copies));
+    for (int i = 0; i < MODEL_PARAMETER_ROWS && (int)kind < w->kinds; i++) {
+        const TensorRow* row = &w->rows[i];
+        if (quantized_is_matrix(row)) {
+            const uint32_t* copy = bf16_weights_at_(w, i, tensor_copy(row, l), kind);
+            memcpy((char*)&copies + row->member, &copy, sizeof(copy)); // all members are pointers
         }
     }
-    assert(!"a matrix of the model");
-    return NULL;
+    return copies;
 }
 
 #endif

@@ -1,6 +1,6 @@
 /*
-linear.h -- the layers that read a model's matrices, on the CPU: floats, or with --quantize blocks of 8 bits; with
---matmul bf16 the copies that bf16_weights.h keeps.
+linear.h -- the layers that read a model's matrices (weight.h), on the CPU: floats, or with --quantize blocks of
+8 bits; with --matmul bf16 the copies that bf16_weights.h keeps.
 
     out[n][o]  = sum_c inp[n][c] weight[o][c] + bias[o]
     encoded[n] = wte[tokens[n]] + wpe[position of n]
@@ -8,9 +8,8 @@ linear.h -- the layers that read a model's matrices, on the CPU: floats, or with
     out      (N, OC)     inp      (N, C)     weight   (OC, C)     bias   (OC), may be NULL
     encoded  (B*T, C)    tokens   (B*T)      wte      (Vp, C)     wpe    (maxT, C)
 
-They set their output. Pointers to matrices in 8 bits are those of ModelParameters (q8_weights.h). A matrix with a
-copy is named by its place in fp32; after a change linear_pack makes the copies anew. linear_few_cpu is linear_forward_cpu
-for the few rows of a step of generation. The backward pass is that of matmul.h.
+The forward pass sets its output. For the few rows of a step of decoding it only waits for the weights: then `few` is
+set, and matvec.h reads them fastest. After a change of the matrices, linear_pack makes their copies again.
 */
 #ifndef LLMC_LINEAR_H
 #define LLMC_LINEAR_H
@@ -26,6 +25,8 @@ for the few rows of a step of generation. The backward pass is that of matmul.h.
 #include "llmc/layers/bf16_weights.h"
 #include "llmc/ops/q8.h"
 #include "llmc/layers/q8_weights.h"
+#include "llmc/layers/pass.h"
+#include "llmc/layers/weight.h"
 
 // --matmul
 // clang-format off
@@ -36,6 +37,7 @@ typedef enum { MATMUL_WORDS(WORDS_VALUE) } MatmulPrecision;
 typedef struct {
     int is_quantized; // matrices are blocks
     int is_bf16;      // matmuls read copies of matrices
+    int few;          // inputs have few rows
     MatmulScratch matmul;
     QuantizedScratch quantized; // if they are
     MatmulBf16Scratch bf16;     // if they do
@@ -45,7 +47,8 @@ typedef struct {
 // For inputs of up to N rows and C columns.
 static inline void linear_open(Linear* linear, Memory* memory, int is_quantized, size_t N, size_t C) {
     linear->is_quantized = is_quantized;
-    linear->is_bf16 = 0;
+    linear->is_bf16 = linear->few = 0;
+    linear->packed.kinds = 0;
     matmul_open(&linear->matmul, memory);
     if (is_quantized) {
         quantized_open(&linear->quantized, memory, N, C);
@@ -72,70 +75,69 @@ static inline int linear_packs(const Linear* linear, int row) {
     return linear->is_bf16 && quantized_is_matrix(&linear->packed.rows[row]);
 }
 
-// The copy of a matrix for matmuls in bf16, or NULL.
-static inline const uint32_t* linear_packed(const Linear* linear, const float* weight, PackedFor kind) {
-    return (int)kind < linear->packed.kinds ? bf16_weights_find(&linear->packed, weight, kind) : NULL;
+// Returns the matrices of layer l, whose parameters are `p`, with their copies.
+static inline LayerWeights linear_weights(const Linear* linear, ModelConfig cfg, const ModelParameters* p,
+                                          int l) {
+    const PackedParameters forward = bf16_weights_at_layer(&linear->packed, l, PACKED_FORWARD),
+                           backward = bf16_weights_at_layer(&linear->packed, l, PACKED_BACKWARD);
+    return layer_weights(cfg, p, &forward, &backward);
 }
 
-static inline void linear_forward_cpu(float* out, const float* inp, const float* weight, const float* bias,
-                                      int N, int C, int OC, Linear* linear) {
+static inline const QuantizedBlock* linear_blocks_(const Weight* weight) {
+    return (const QuantizedBlock*)(const void*)weight->data;
+}
+
+static inline void linear_forward_cpu(float* out, const float* inp, const Weight* w, int N, Linear* linear) {
+    const int C = w->C, OC = w->OC;
     if (linear->is_quantized) {
-        const QuantizedBlock* blocks = (const QuantizedBlock*)(const void*)weight;
-        q8_matmul_cpu(out, inp, blocks, bias, N, C, OC, &linear->quantized);
+        q8_matmul_cpu(out, inp, linear_blocks_(w), w->bias, N, C, OC, &linear->quantized);
+    } else if (linear->is_bf16 && linear->few) {
+        matvec_bf16_forward_cpu(out, inp, w->forward, w->bias, N, C, OC);
     } else if (linear->is_bf16) {
-        const uint32_t* packed = linear_packed(linear, weight, PACKED_FORWARD);
-        matmul_bf16_forward_cpu(out, inp, packed, bias, N, C, OC, &linear->bf16);
+        matmul_bf16_forward_cpu(out, inp, w->forward, w->bias, N, C, OC, &linear->bf16);
+    } else if (linear->few) {
+        matvec_forward_cpu(out, inp, w->data, w->bias, N, C, OC);
     } else {
-        matmul_forward_cpu(out, inp, weight, bias, N, C, OC, &linear->matmul);
-    }
-}
-
-static inline void linear_few_cpu(float* out, const float* inp, const float* weight, const float* bias, int N,
-                                  int C, int OC, Linear* linear) {
-    if (linear->is_quantized) {
-        linear_forward_cpu(out, inp, weight, bias, N, C, OC, linear);
-    } else if (linear->is_bf16) {
-        const uint32_t* packed = linear_packed(linear, weight, PACKED_FORWARD);
-        matvec_bf16_forward_cpu(out, inp, packed, bias, N, C, OC);
-    } else {
-        matvec_forward_cpu(out, inp, weight, bias, N, C, OC);
-    }
-}
-
-// Sets dinp (N, C).
-static inline void linear_backward_input_cpu(float* dinp, const float* dout, const float* weight, int N,
-                                             int C, int OC, Linear* linear) {
-    if (linear->is_bf16) {
-        const uint32_t* packed = linear_packed(linear, weight, PACKED_BACKWARD);
-        matmul_bf16_backward_input_cpu(dinp, dout, packed, N, C, OC, &linear->bf16);
-    } else {
-        matmul_backward_input_cpu(dinp, dout, weight, N, C, OC, &linear->matmul);
+        matmul_forward_cpu(out, inp, w->data, w->bias, N, C, OC, &linear->matmul);
     }
 }
 
 // Sets or adds to dweight (OC, C) and dbias (OC), each or NULL, as `mode` says.
-static inline void linear_backward_weight_cpu(float* dweight, float* dbias, const float* dout,
-                                              const float* inp, int N, int C, int OC, GradientMode mode,
-                                              Linear* linear) {
+static inline void linear_backward_weight_(float* dweight, float* dbias, const float* dout, const float* inp,
+                                           const Weight* w, int N, GradientMode mode, Linear* linear) {
     if (dweight && linear->is_bf16) { // reads dout once for both
-        matmul_bf16_backward_weight_cpu(dweight, dbias, dout, inp, N, C, OC, mode, &linear->bf16);
+        matmul_bf16_backward_weight_cpu(dweight, dbias, dout, inp, N, w->C, w->OC, mode, &linear->bf16);
         return;
     }
     if (dweight) {
-        matmul_backward_weight_cpu(dweight, dout, inp, N, C, OC, mode, &linear->matmul);
+        matmul_backward_weight_cpu(dweight, dout, inp, N, w->C, w->OC, mode, &linear->matmul);
     }
     if (dbias) {
-        matmul_backward_bias_cpu(dbias, dout, N, OC, mode);
+        matmul_backward_bias_cpu(dbias, dout, N, w->OC, mode);
     }
 }
 
-static inline void linear_embedding_cpu(float* encoded, const int* tokens, ModelParameters params, int B,
-                                        int T, EmbeddingPositions positions, int C, const Linear* linear) {
-    if (linear->is_quantized) {
-        const QuantizedBlock* blocks = (const QuantizedBlock*)(const void*)params.wte;
-        q8_embedding_cpu(encoded, tokens, blocks, params.wpe, B, T, positions, C);
+// Sets dinp (N, C); sets or adds to dweight (OC, C) and dbias (OC), each or NULL, as `mode` says.
+static inline void linear_backward_cpu(float* dinp, float* dweight, float* dbias, const float* dout,
+                                       const float* inp, const Weight* w, int N, GradientMode mode,
+                                       Linear* linear) {
+    linear_backward_weight_(dweight, dbias, dout, inp, w, N, mode, linear);
+    if (linear->is_bf16) {
+        matmul_bf16_backward_input_cpu(dinp, dout, w->backward, N, w->C, w->OC, &linear->bf16);
     } else {
-        embedding_forward_cpu(encoded, tokens, params.wte, params.wpe, B, T, positions, C);
+        matmul_backward_input_cpu(dinp, dout, w->data, N, w->C, w->OC, &linear->matmul);
+    }
+}
+
+// Sets encoded (N, C) from the embeddings of tokens and of positions.
+static inline void linear_embedding_cpu(float* encoded, const Pass* pass, const Weight* wte, const float* wpe,
+                                        const Linear* linear) {
+    if (linear->is_quantized) {
+        q8_embedding_cpu(encoded, pass->inputs, linear_blocks_(wte), wpe, pass->B, pass->T, pass->positions,
+                         wte->C);
+    } else {
+        embedding_forward_cpu(encoded, pass->inputs, wte->data, wpe, pass->B, pass->T, pass->positions,
+                              wte->C);
     }
 }
 

@@ -1,64 +1,140 @@
 /*
-self_attention.h -- attention of a block with the linear layer in front of it, on the CPU, with whatever matmuls the model has
-(linear.h).
+self_attention.h -- attention of a block with the linear layer in front of it, on the CPU, with the matmuls of linear.h.
 
-    qkv (N, 3C) = inp qkvw^T + qkvb        out (N, C), lse (B, NH, T) = attention of qkv (attention.h)
+    qkv (N, QKV) = inp weight^T + bias        out (N, C), lse (B, NH, T) = attention of qkv (attention.h)
 
-With matmuls in bf16, and T and a head's size that are multiples of 32, qkv and its gradient are packed as qkv_bf16.h does it.
+With matmuls in bf16, and T and a head's size that are multiples of 32, qkv and its gradient are packed as qkv_bf16.h
+does it. With a cache, keys and values are kept, and the tokens of a step of decoding see those kept before.
 */
 #ifndef LLMC_SELF_ATTENTION_H
 #define LLMC_SELF_ATTENTION_H
 
+#include "llmc/base/memory.h"
 #include "llmc/bf16/attention_bf16.h"
 #include "llmc/ops/gradient.h"
 #include "llmc/layers/linear.h"
+#include "llmc/layers/pass.h"
 #include "llmc/bf16/qkv_bf16.h"
+
+// ---- attention in fp32 or bf16 ----
+
+// Attention with factors in fp32 or in bf16. A step of decoding is always in fp32.
+typedef struct {
+    int is_bf16;
+    AttentionScratch fp32;
+    AttentionBf16Scratch bf16;
+} Attention;
+
+static inline void attention_either_open(Attention* a, Memory* memory, int is_bf16, int T, int HS) {
+    a->is_bf16 = is_bf16;
+    attention_open(&a->fp32, memory, T, HS);
+    if (is_bf16) {
+        attention_bf16_open(&a->bf16, memory, bf16_kernel(), T, HS);
+    }
+}
+
+static inline void attention_either_forward_cpu(float* out, float* lse, const float* qkv, const int* starts,
+                                                AttentionSizes sizes, Attention* a) {
+    if (a->is_bf16) {
+        attention_bf16_forward_cpu(out, lse, qkv, starts, sizes, &a->bf16);
+    } else {
+        attention_forward_cpu(out, lse, qkv, starts, sizes, &a->fp32);
+    }
+}
+
+static inline void attention_either_backward_cpu(float* dqkv, const float* dout, const float* qkv,
+                                                 const float* out, const float* lse, const int* starts,
+                                                 AttentionSizes sizes, Attention* a) {
+    if (a->is_bf16) {
+        attention_bf16_backward_cpu(dqkv, dout, qkv, out, lse, starts, sizes, &a->bf16);
+    } else {
+        attention_backward_cpu(dqkv, dout, qkv, out, lse, starts, sizes, &a->fp32);
+    }
+}
+
+// ---- the layer ----
 
 typedef struct {
     AttentionSizes sizes;
-    const int* starts;        // (B, T), or NULL
-    const float *qkvw, *qkvb; // (3C, C), (3C)
-    float *qkv, *out, *lse;   // (N, 3C), (N, C), (B, NH, T)
+    const int* starts;      // (B, T), or NULL
+    Weight weight;          // (QKV, C)
+    float *qkv, *out, *lse; // (N, QKV), (N, C), (B, NH, T)
+    AttentionCache cache;   // keys and values that are kept; no data: none
+    int sequence;           // prefill: its place in the cache
+    const int* positions;   // decode: of each row; else NULL
     Linear* linear;
     Attention* attention;
 } SelfAttention;
 
+static inline SelfAttention self_attention_of(ModelConfig cfg, const Weight* weight,
+                                              const ModelActivations* a, const Pass* pass, Linear* linear,
+                                              Attention* attention) {
+    return (SelfAttention){.sizes = {pass->B, pass->T, cfg.C, cfg.NH},
+                           .starts = pass->starts,
+                           .weight = *weight,
+                           .qkv = a->qkv,
+                           .out = a->atty,
+                           .lse = a->att_lse,
+                           .cache = {pass->cached ? a->kv : NULL, pass->cached, cfg.C, cfg.NH},
+                           .sequence = pass->sequence,
+                           .positions = pass_is_step(pass) ? pass->positions.given : NULL,
+                           .linear = linear,
+                           .attention = attention};
+}
+
 static inline int self_attention_is_packed_(const SelfAttention* a) {
-    return a->linear->is_bf16 && attention_bf16_fits(a->sizes.T, a->sizes.C / a->sizes.NH);
+    return a->linear->is_bf16 && !a->cache.data && attention_bf16_fits(a->sizes.T, a->sizes.C / a->sizes.NH);
 }
 
 static inline QkvBf16 self_attention_layer_(const SelfAttention* a) {
-    return (QkvBf16){a->sizes, linear_packed(a->linear, a->qkvw, PACKED_FORWARD),
-                     linear_packed(a->linear, a->qkvw, PACKED_BACKWARD), a->qkvb};
+    return (QkvBf16){a->sizes, a->weight.forward, a->weight.backward, a->weight.bias};
+}
+
+// Keeps the keys and values in qkv.
+static inline void self_attention_store_(const SelfAttention* a) {
+    if (!a->positions) {
+        attention_cache_store_cpu(a->cache, a->qkv, a->sequence, 0, a->sizes.T);
+        return;
+    }
+    for (int b = 0; b < a->sizes.B; b++) {
+        attention_cache_store_cpu(a->cache, a->qkv + (size_t)b * a->weight.OC, b, a->positions[b], 1);
+    }
 }
 
 // Sets qkv, out and lse; inp (N, C).
 static inline void self_attention_forward_cpu(const SelfAttention* a, const float* inp) {
-    const int N = a->sizes.B * a->sizes.T, C = a->sizes.C;
+    const int N = a->sizes.B * a->sizes.T;
     if (self_attention_is_packed_(a)) {
         const QkvBf16 layer = self_attention_layer_(a);
         uint32_t* qkv = (uint32_t*)(void*)a->qkv;
         qkv_bf16_forward_cpu(qkv, &layer, inp, &a->linear->bf16);
         attention_bf16_packed_forward_cpu(a->out, a->lse, qkv, a->starts, a->sizes, &a->attention->bf16);
+        return;
+    }
+    linear_forward_cpu(a->qkv, inp, &a->weight, N, a->linear);
+    if (a->cache.data) {
+        self_attention_store_(a);
+    }
+    if (a->positions) {
+        attention_cached_cpu(a->out, a->qkv, a->positions, N, a->cache, &a->attention->fp32);
     } else {
-        linear_forward_cpu(a->qkv, inp, a->qkvw, a->qkvb, N, C, 3 * C, a->linear);
         attention_either_forward_cpu(a->out, a->lse, a->qkv, a->starts, a->sizes, a->attention);
     }
 }
 
-// What a backward pass sets, or adds to as `mode` says: gradients of parameters, or NULL, and dinp (N, C), which it sets. And
-// memory that it uses.
+// Gradients of parameters, or NULL, which a backward pass sets or adds to as `mode` says; dinp (N, C), which it
+// sets; and memory that it uses.
 typedef struct {
     float *dinp, *dqkvw, *dqkvb;
     GradientMode mode;
-    float* dqkv; // (N, 3C)
-    float* sums; // (B, 3C)
+    float* dqkv; // (N, QKV)
+    float* sums; // (B, QKV)
 } SelfAttentionGradients;
 
-// dout and inp are (N, C); dinp may be dout. dqkv is undefined afterwards.
+// Sets and adds to gradients. dout and inp are (N, C); dinp may be dout. dqkv is undefined afterwards.
 static inline void self_attention_backward_cpu(const SelfAttention* a, const SelfAttentionGradients* d,
                                                const float* dout, const float* inp) {
-    const int N = a->sizes.B * a->sizes.T, C = a->sizes.C;
+    const int N = a->sizes.B * a->sizes.T;
     if (self_attention_is_packed_(a)) {
         const QkvBf16 layer = self_attention_layer_(a);
         const AttentionBf16Gradient dqkv = {(uint32_t*)(void*)d->dqkv, d->sums};
@@ -69,8 +145,7 @@ static inline void self_attention_backward_cpu(const SelfAttention* a, const Sel
         return;
     }
     attention_either_backward_cpu(d->dqkv, dout, a->qkv, a->out, a->lse, a->starts, a->sizes, a->attention);
-    linear_backward_weight_cpu(d->dqkvw, d->dqkvb, d->dqkv, inp, N, C, 3 * C, d->mode, a->linear);
-    linear_backward_input_cpu(d->dinp, d->dqkv, a->qkvw, N, C, 3 * C, a->linear);
+    linear_backward_cpu(d->dinp, d->dqkvw, d->dqkvb, d->dqkv, inp, &a->weight, N, d->mode, a->linear);
 }
 
 #endif

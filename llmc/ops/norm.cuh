@@ -4,7 +4,7 @@ norm.cuh -- layer normalization (norm.h) on the GPU, on T = float, bf16 or fp16,
 Results do not depend on the GPU. The split of rows into groups depends only on N. dweight and dbias
 are summed row by row within a group, then over the groups in a fixed order.
 
-layernorm_backward also sets or adds to, according to `sum_mode`,
+norm_backward also sets or adds to
 
     dinp_sum (C)    the sum over the rows of dinp, as dinp is stored
 
@@ -22,49 +22,56 @@ The residual sum is not here: the matmul before a norm adds it (matmul_forward_r
 #include "llmc/gpu/gpu.cuh"
 #include "llmc/ops/norm.h"
 
-#define LAYERNORM_ITEMS 4      // groups of columns that a thread of the forward pass holds in registers
-#define LAYERNORM_ROWS 8       // rows per block, if one warp is enough for a row
-#define LAYERNORM_GROUP_ROWS 8 // least rows of a group: partial sums stay below a tenth of the traffic
-#define LAYERNORM_BACKWARD_THREADS 512
-#define LAYERNORM_WARPS 16 // warps per multiprocessor in the backward pass: 128 registers per thread
+#define NORM_ITEMS 4      // groups of columns that a thread of the forward pass holds in registers
+#define NORM_ROWS 8       // rows per block, if one warp is enough for a row
+#define NORM_GROUP_ROWS 8 // least rows of a group: partial sums stay below a tenth of the traffic
+#define NORM_BACKWARD_THREADS 512
+#define NORM_WARPS 16 // warps per multiprocessor in the backward pass: 128 registers per thread
 
 // Most groups of rows in the backward pass. An H100's 132 multiprocessors hold 5, 4, 3 or 2 blocks
 // each for rows of 768, 1024, 1280 or 1600 elements of 16 bits: 1980 groups are 3, 3.75, 5 or 7.5
 // waves of blocks.
-#define LAYERNORM_GROUPS 1980
+#define NORM_GROUPS 1980
+
+// A norm of N rows, with what its forward pass keeps (norm.h).
+template <class T> struct NormGpu {
+    const T *weight, *bias; // (C)
+    float *mean, *rstd;     // (N)
+    int N, C;
+};
 
 // Scratch for the partial sums of dweight, dbias and dinp_sum.
 typedef struct {
     float* partial; // (groups, 3, C)
     size_t floats;
-} LayernormGpu;
+} NormScratch;
 
-static inline int layernorm_group_rows_(int N) {
-    const int batch = 2 * ceil_div(N, 2 * LAYERNORM_GROUPS); // whole batches of 2 rows
-    return batch > LAYERNORM_GROUP_ROWS ? batch : LAYERNORM_GROUP_ROWS;
+static inline int norm_group_rows_(int N) {
+    const int batch = 2 * ceil_div(N, 2 * NORM_GROUPS); // whole batches of 2 rows
+    return batch > NORM_GROUP_ROWS ? batch : NORM_GROUP_ROWS;
 }
 
-static inline int layernorm_groups(int N) { return ceil_div(N, layernorm_group_rows_(N)); }
+static inline int norm_groups(int N) { return ceil_div(N, norm_group_rows_(N)); }
 
-static inline size_t layernorm_floats_(int N, int C) {
-    const int most = LAYERNORM_GROUPS * LAYERNORM_GROUP_ROWS; // with more rows than this, groups grow instead
-    return 3 * (size_t)C * (N < most ? layernorm_groups(N) : LAYERNORM_GROUPS);
+static inline size_t norm_floats_(int N, int C) {
+    const int most = NORM_GROUPS * NORM_GROUP_ROWS; // with more rows than this, groups grow instead
+    return 3 * (size_t)C * (N < most ? norm_groups(N) : NORM_GROUPS);
 }
 
-// Returns the bytes that layernorm_open allocates.
-static inline size_t layernorm_planned_bytes(int N, int C) { return layernorm_floats_(N, C) * sizeof(float); }
+// Returns the bytes that norm_open allocates.
+static inline size_t norm_planned_bytes(int N, int C) { return norm_floats_(N, C) * sizeof(float); }
 
 // Allocates scratch for up to N rows of up to C columns.
-static inline void layernorm_open(LayernormGpu* scratch, int N, int C) {
-    scratch->floats = layernorm_floats_(N, C);
+static inline void norm_open(NormScratch* scratch, int N, int C) {
+    scratch->floats = norm_floats_(N, C);
     scratch->partial = (float*)gpu_alloc(scratch->floats, sizeof(float), "layernorm: partial sums");
 }
 
-static inline void layernorm_close(LayernormGpu* scratch) { gpu_free(scratch->partial); }
+static inline void norm_close(NormScratch* scratch) { gpu_free(scratch->partial); }
 
 // ---- elements: WIDTH at a time, a pack or 1 ----
 
-template <int WIDTH, class T> __device__ inline void layernorm_load_(float* to, const T* from) {
+template <int WIDTH, class T> __device__ inline void norm_load_(float* to, const T* from) {
     if constexpr (WIDTH == 1) {
         to[0] = to_float(from[0]);
     } else {
@@ -77,7 +84,7 @@ template <int WIDTH, class T> __device__ inline void layernorm_load_(float* to, 
 }
 
 // Also sets `from` to the stored values, rounded to T.
-template <int WIDTH, class T> __device__ inline void layernorm_store_(T* to, float* from) {
+template <int WIDTH, class T> __device__ inline void norm_store_(T* to, float* from) {
     if constexpr (WIDTH == 1) {
         to[0] = from_float<T>(from[0]);
         from[0] = to_float(to[0]);
@@ -92,20 +99,20 @@ template <int WIDTH, class T> __device__ inline void layernorm_store_(T* to, flo
     }
 }
 
-static inline int layernorm_aligned_(const void* a, const void* b, const void* c) {
+static inline int norm_aligned_(const void* a, const void* b, const void* c) {
     return ((uintptr_t)a | (uintptr_t)b | (uintptr_t)c) % 16 == 0;
 }
 
 // ---- forward ----
 
 // Returns the sum over the threads of a row: a warp, or the whole block.
-__device__ inline float layernorm_row_sum_(float x) { return blockDim.x == 32 ? warp_sum(x) : block_sum(x); }
+__device__ inline float norm_row_sum_(float x) { return blockDim.x == 32 ? warp_sum(x) : block_sum(x); }
 
 // Returns the variance of the row whose columns the threads hold in x. Columns past C are ignored.
-template <int WIDTH> __device__ inline float layernorm_variance_(const float (*x)[WIDTH], float mean, int C) {
+template <int WIDTH> __device__ inline float norm_variance_(const float (*x)[WIDTH], float mean, int C) {
     float sum = 0;
 #pragma unroll
-    for (int k = 0; k < LAYERNORM_ITEMS; k++) {
+    for (int k = 0; k < NORM_ITEMS; k++) {
         if ((int)(threadIdx.x + k * blockDim.x) * WIDTH < C) {
 #pragma unroll
             for (int i = 0; i < WIDTH; i++) {
@@ -113,7 +120,7 @@ template <int WIDTH> __device__ inline float layernorm_variance_(const float (*x
             }
         }
     }
-    return layernorm_row_sum_(sum) / C;
+    return norm_row_sum_(sum) / C;
 }
 
 // A warp, or a block of up to 1024 threads, normalizes a row. Thread i holds groups i,
@@ -123,39 +130,39 @@ template <int WIDTH> __device__ inline float layernorm_variance_(const float (*x
 // order  fixed
 // needs  C <= 4 WIDTH threads; C a multiple of WIDTH, and aligned addresses where that is a pack
 template <class T, int WIDTH>
-__global__ void layernorm_forward_kernel(T* out, float* mean, float* rstd, const T* inp, const T* weight,
-                                         const T* bias, int N, int C) {
+__global__ void norm_forward_kernel(T* out, float* mean, float* rstd, const T* inp, const T* weight,
+                                    const T* bias, int N, int C) {
     const int n = blockIdx.x * blockDim.y + threadIdx.y;
     if (n >= N) { // whole warps only: a block with one row is never past N
         return;
     }
     const size_t row = (size_t)n * C;
-    float x[LAYERNORM_ITEMS][WIDTH], sum = 0;
+    float x[NORM_ITEMS][WIDTH], sum = 0;
 #pragma unroll
-    for (int k = 0; k < LAYERNORM_ITEMS; k++) {
+    for (int k = 0; k < NORM_ITEMS; k++) {
         const int c = (int)(threadIdx.x + k * blockDim.x) * WIDTH;
         if (c < C) {
-            layernorm_load_<WIDTH>(x[k], inp + row + c);
+            norm_load_<WIDTH>(x[k], inp + row + c);
 #pragma unroll
             for (int i = 0; i < WIDTH; i++) {
                 sum += x[k][i];
             }
         }
     }
-    const float m = layernorm_row_sum_(sum) / C;
-    const float r = 1.0f / sqrtf(layernorm_variance_<WIDTH>(x, m, C) + LAYERNORM_EPS);
+    const float m = norm_row_sum_(sum) / C;
+    const float r = 1.0f / sqrtf(norm_variance_<WIDTH>(x, m, C) + NORM_EPS);
 #pragma unroll
-    for (int k = 0; k < LAYERNORM_ITEMS; k++) {
+    for (int k = 0; k < NORM_ITEMS; k++) {
         const int c = (int)(threadIdx.x + k * blockDim.x) * WIDTH;
         if (c < C) {
             float w[WIDTH], b[WIDTH];
-            layernorm_load_<WIDTH>(w, weight + c);
-            layernorm_load_<WIDTH>(b, bias + c);
+            norm_load_<WIDTH>(w, weight + c);
+            norm_load_<WIDTH>(b, bias + c);
 #pragma unroll
             for (int i = 0; i < WIDTH; i++) {
                 x[k][i] = (x[k][i] - m) * r * w[i] + b[i];
             }
-            layernorm_store_<WIDTH>(out + row + c, x[k]);
+            norm_store_<WIDTH>(out + row + c, x[k]);
         }
     }
     if (threadIdx.x == 0) {
@@ -167,11 +174,11 @@ __global__ void layernorm_forward_kernel(T* out, float* mean, float* rstd, const
 // One block per row, for rows that are too long for registers: each is read three times, twice from
 // cache.
 // grid   N      block   1024      shared   two arrays of block_sum
-// moves  as layernorm_forward_kernel, if the rows being processed fit into the caches
+// moves  as norm_forward_kernel, if the rows being processed fit into the caches
 // order  fixed
 template <class T>
-__global__ void layernorm_forward_long_kernel(T* out, float* mean, float* rstd, const T* inp, const T* weight,
-                                              const T* bias, int C) {
+__global__ void norm_forward_long_kernel(T* out, float* mean, float* rstd, const T* inp, const T* weight,
+                                         const T* bias, int C) {
     const size_t row = (size_t)blockIdx.x * C;
     float sum = 0, square = 0;
     for (int c = threadIdx.x; c < C; c += blockDim.x) {
@@ -182,7 +189,7 @@ __global__ void layernorm_forward_long_kernel(T* out, float* mean, float* rstd, 
         const float d = to_float(inp[row + c]) - m;
         square += d * d;
     }
-    const float r = 1.0f / sqrtf(block_sum(square) / C + LAYERNORM_EPS);
+    const float r = 1.0f / sqrtf(block_sum(square) / C + NORM_EPS);
     for (int c = threadIdx.x; c < C; c += blockDim.x) {
         out[row + c] =
             from_float<T>((to_float(inp[row + c]) - m) * r * to_float(weight[c]) + to_float(bias[c]));
@@ -195,42 +202,42 @@ __global__ void layernorm_forward_long_kernel(T* out, float* mean, float* rstd, 
 
 // Launches one warp per row if its registers can hold one, otherwise one block per row.
 template <class T, int WIDTH>
-static inline void layernorm_launch_forward_(T* out, float* mean, float* rstd, const T* inp, const T* weight,
-                                             const T* bias, int N, int C, const Gpu* gpu) {
-    const int threads = 32 * ceil_div(C, 32 * WIDTH * LAYERNORM_ITEMS);
+static inline void norm_launch_forward_(T* out, const T* inp, const NormGpu<T>* norm, const Gpu* gpu) {
+    const int N = norm->N, C = norm->C;
+    const int threads = 32 * ceil_div(C, 32 * WIDTH * NORM_ITEMS);
     if (threads > 1024) {
-        launch(layernorm_forward_long_kernel<T>, N, 1024, 0, gpu, out, mean, rstd, inp, weight, bias, C);
+        launch(norm_forward_long_kernel<T>, N, 1024, 0, gpu, out, norm->mean, norm->rstd, inp, norm->weight,
+               norm->bias, C);
         return;
     }
-    const int rows = threads == 32 ? LAYERNORM_ROWS : 1;
-    launch(layernorm_forward_kernel<T, WIDTH>, ceil_div(N, rows), dim3(threads, rows), 0, gpu, out, mean,
-           rstd, inp, weight, bias, N, C);
+    const int rows = threads == 32 ? NORM_ROWS : 1;
+    launch(norm_forward_kernel<T, WIDTH>, ceil_div(N, rows), dim3(threads, rows), 0, gpu, out, norm->mean,
+           norm->rstd, inp, norm->weight, norm->bias, N, C);
 }
 
 template <class T>
-static inline void layernorm_forward(T* out, float* mean, float* rstd, const T* inp, const T* weight,
-                                     const T* bias, int N, int C, const Gpu* gpu) {
-    if (C % Pack<T>::SIZE == 0 && layernorm_aligned_(out, inp, NULL) &&
-        layernorm_aligned_(weight, bias, NULL)) {
-        layernorm_launch_forward_<T, Pack<T>::SIZE>(out, mean, rstd, inp, weight, bias, N, C, gpu);
+static inline void norm_forward(T* out, const T* inp, const NormGpu<T>* norm, const Gpu* gpu) {
+    if (norm->C % Pack<T>::SIZE == 0 && norm_aligned_(out, inp, NULL) &&
+        norm_aligned_(norm->weight, norm->bias, NULL)) {
+        norm_launch_forward_<T, Pack<T>::SIZE>(out, inp, norm, gpu);
     } else {
-        layernorm_launch_forward_<T, 1>(out, mean, rstd, inp, weight, bias, N, C, gpu);
+        norm_launch_forward_<T, 1>(out, inp, norm, gpu);
     }
 }
 
 // ---- backward ----
 
 // State of a thread for one group of WIDTH columns, over all rows of a block.
-template <int WIDTH> struct LayernormColumns_ { float weight[WIDTH], dweight[WIDTH], dbias[WIDTH]; };
+template <int WIDTH> struct NormColumns_ { float weight[WIDTH], dweight[WIDTH], dbias[WIDTH]; };
 
 // A thread's part of the next few rows, in packs or elements just as they are in memory. They are
 // loaded while the rows before are processed.
-template <int ROWS, int ITEMS> struct LayernormRows_ {
+template <int ROWS, int ITEMS> struct NormRows_ {
     int4 dout[ROWS][ITEMS], inp[ROWS][ITEMS], dinp[ROWS][ITEMS];
     float mean[ROWS], rstd[ROWS];
 };
 
-template <int WIDTH, class T> __device__ inline int4 layernorm_load_words_(const T* from, bool is_there) {
+template <int WIDTH, class T> __device__ inline int4 norm_load_words_(const T* from, bool is_there) {
     if constexpr (WIDTH == 1) {
         Pack<T> pack = {};
         pack[0] = is_there ? from[0] : from_float<T>(0.0f);
@@ -243,9 +250,9 @@ template <int WIDTH, class T> __device__ inline int4 layernorm_load_words_(const
 // Loads rows n ... n + ROWS - 1. Rows from `end` on and columns from C on become zeros, and so does
 // a dinp that will be set.
 template <int WIDTH, class T, int ROWS, int ITEMS>
-__device__ inline void layernorm_load_rows_(LayernormRows_<ROWS, ITEMS>* rows, const T* dinp, const T* dout,
-                                            const T* inp, const float* mean, const float* rstd, int n,
-                                            int end, int C, GradientMode dinp_mode) {
+__device__ inline void norm_load_rows_(NormRows_<ROWS, ITEMS>* rows, const T* dinp, const T* dout,
+                                       const T* inp, const float* mean, const float* rstd, int n, int end,
+                                       int C, GradientMode dinp_mode) {
 #pragma unroll
     for (int r = 0; r < ROWS; r++) {
         rows->mean[r] = n + r < end ? mean[n + r] : 0.0f;
@@ -255,9 +262,9 @@ __device__ inline void layernorm_load_rows_(LayernormRows_<ROWS, ITEMS>* rows, c
             const int c = (int)(threadIdx.x + k * blockDim.x) * WIDTH;
             const bool is_there = n + r < end && c < C;
             const size_t at = (size_t)(n + r) * C + c;
-            rows->dout[r][k] = layernorm_load_words_<WIDTH>(dout + at, is_there);
-            rows->inp[r][k] = layernorm_load_words_<WIDTH>(inp + at, is_there);
-            rows->dinp[r][k] = layernorm_load_words_<WIDTH>(dinp + at, is_there && dinp_mode == GRADIENT_ADD);
+            rows->dout[r][k] = norm_load_words_<WIDTH>(dout + at, is_there);
+            rows->inp[r][k] = norm_load_words_<WIDTH>(inp + at, is_there);
+            rows->dinp[r][k] = norm_load_words_<WIDTH>(dinp + at, is_there && dinp_mode == GRADIENT_ADD);
         }
     }
 }
@@ -265,7 +272,7 @@ __device__ inline void layernorm_load_rows_(LayernormRows_<ROWS, ITEMS>* rows, c
 // Sums VALUES values of every thread, a power of 2 up to 32, over its warp. Each step leaves a lane
 // half as many values, each summed over twice as many lanes. Lane i returns the sum of value i /
 // (32 / VALUES).
-template <int VALUES> __device__ inline float layernorm_warp_sums_(float* x) {
+template <int VALUES> __device__ inline float norm_warp_sums_(float* x) {
     const int lane = threadIdx.x % 32;
     int distance = 16;
 #pragma unroll
@@ -287,10 +294,9 @@ template <int VALUES> __device__ inline float layernorm_warp_sums_(float* x) {
 // Sums VALUES values of every thread over the block; every thread gets the results. of_warp (warps,
 // VALUES) must not be the array of the previous call: then one barrier is enough. WARPS is the
 // number of warps, or 0 if it is not known at compile time.
-template <int VALUES, int WARPS>
-__device__ inline void layernorm_block_sums_(float* x, float (*of_warp)[VALUES]) {
+template <int VALUES, int WARPS> __device__ inline void norm_block_sums_(float* x, float (*of_warp)[VALUES]) {
     const int lane = threadIdx.x % 32, warps = WARPS ? WARPS : blockDim.x / 32;
-    const float sum = layernorm_warp_sums_<VALUES>(x);
+    const float sum = norm_warp_sums_<VALUES>(x);
     if (lane % (32 / VALUES) == 0) {
         of_warp[threadIdx.x / 32][lane / (32 / VALUES)] = sum;
     }
@@ -310,8 +316,8 @@ __device__ inline void layernorm_block_sums_(float* x, float (*of_warp)[VALUES])
 // Adds WIDTH elements of a row to the sums of g, of g norm, and of the columns. x becomes norm, d
 // becomes g.
 template <int WIDTH>
-__device__ inline void layernorm_backward_take_(float* d, float* x, float* sum, float* dot,
-                                                LayernormColumns_<WIDTH>* columns, float mean, float rstd) {
+__device__ inline void norm_backward_take_(float* d, float* x, float* sum, float* dot,
+                                           NormColumns_<WIDTH>* columns, float mean, float rstd) {
 #pragma unroll
     for (int i = 0; i < WIDTH; i++) {
         x[i] = (x[i] - mean) * rstd;
@@ -326,10 +332,9 @@ __device__ inline void layernorm_backward_take_(float* d, float* x, float* sum, 
 // A thread's sums of WIDTH columns of dinp over the rows of a block. They are in shared memory
 // because registers are full; no other thread uses them. They are stored in fours, with those of
 // neighboring threads side by side.
-template <int WIDTH, int THREADS> struct LayernormSums_ { float4 of[WIDTH == 1 ? 1 : WIDTH / 4][THREADS]; };
+template <int WIDTH, int THREADS> struct NormSums_ { float4 of[WIDTH == 1 ? 1 : WIDTH / 4][THREADS]; };
 
-template <int WIDTH, int THREADS>
-__device__ inline void layernorm_clear_sums_(LayernormSums_<WIDTH, THREADS>* sums) {
+template <int WIDTH, int THREADS> __device__ inline void norm_clear_sums_(NormSums_<WIDTH, THREADS>* sums) {
 #pragma unroll
     for (int i = 0; i < WIDTH; i += 4) {
         sums->of[i / 4][threadIdx.x] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
@@ -337,7 +342,7 @@ __device__ inline void layernorm_clear_sums_(LayernormSums_<WIDTH, THREADS>* sum
 }
 
 template <int WIDTH, int THREADS>
-__device__ inline void layernorm_add_to_sums_(LayernormSums_<WIDTH, THREADS>* sums, const float* x) {
+__device__ inline void norm_add_to_sums_(NormSums_<WIDTH, THREADS>* sums, const float* x) {
 #pragma unroll
     for (int i = 0; i < WIDTH; i += 4) {
         float4 sum = sums->of[i / 4][threadIdx.x];
@@ -353,29 +358,28 @@ __device__ inline void layernorm_add_to_sums_(LayernormSums_<WIDTH, THREADS>* su
 
 // Sets this thread's columns of the three partial sums of the block's group of rows.
 template <int WIDTH, int THREADS>
-__device__ inline void layernorm_store_columns_(float* partial, LayernormColumns_<WIDTH>* columns,
-                                                LayernormSums_<WIDTH, THREADS>* sums, int c, int C) {
+__device__ inline void norm_store_columns_(float* partial, NormColumns_<WIDTH>* columns,
+                                           NormSums_<WIDTH, THREADS>* sums, int c, int C) {
     constexpr int STEP = WIDTH == 1 ? 1 : 4; // floats that are stored at once
     float* to = partial + 3 * (size_t)blockIdx.x * C + c;
 #pragma unroll
     for (int i = 0; i < WIDTH; i += STEP) {
-        layernorm_store_<STEP>(to + i, columns->dweight + i);
-        layernorm_store_<STEP>(to + C + i, columns->dbias + i);
-        layernorm_store_<STEP>(to + 2 * C + i, &sums->of[i / 4][threadIdx.x].x);
+        norm_store_<STEP>(to + i, columns->dweight + i);
+        norm_store_<STEP>(to + C + i, columns->dbias + i);
+        norm_store_<STEP>(to + 2 * C + i, &sums->of[i / 4][threadIdx.x].x);
     }
 }
 
 // Rows in progress: g = dout weight, norm and rstd as in norm.h, and dinp as it was.
-template <int SIZE, int ROWS, int ITEMS> struct LayernormWork_ {
+template <int SIZE, int ROWS, int ITEMS> struct NormWork_ {
     float g[ROWS][ITEMS][SIZE], norm[ROWS][ITEMS][SIZE], rstd[ROWS];
     int4 dinp[ROWS][ITEMS];
 };
 
 // Unpacks the rows, and adds them to the sums: of g and g norm for each row, and of the columns.
 template <class T, int WIDTH, int ROWS, int ITEMS>
-__device__ inline void layernorm_take_rows_(LayernormWork_<Pack<T>::SIZE, ROWS, ITEMS>* work, float* sums,
-                                            LayernormColumns_<WIDTH>* columns,
-                                            const LayernormRows_<ROWS, ITEMS>* rows) {
+__device__ inline void norm_take_rows_(NormWork_<Pack<T>::SIZE, ROWS, ITEMS>* work, float* sums,
+                                       NormColumns_<WIDTH>* columns, const NormRows_<ROWS, ITEMS>* rows) {
 #pragma unroll
     for (int r = 0; r < ROWS; r++) {
         work->rstd[r] = rows->rstd[r];
@@ -384,8 +388,8 @@ __device__ inline void layernorm_take_rows_(LayernormWork_<Pack<T>::SIZE, ROWS, 
             unpack<T>(work->g[r][k], rows->dout[r][k]);
             unpack<T>(work->norm[r][k], rows->inp[r][k]);
             work->dinp[r][k] = rows->dinp[r][k];
-            layernorm_backward_take_<WIDTH>(work->g[r][k], work->norm[r][k], &sums[2 * r], &sums[2 * r + 1],
-                                            &columns[k], rows->mean[r], work->rstd[r]);
+            norm_backward_take_<WIDTH>(work->g[r][k], work->norm[r][k], &sums[2 * r], &sums[2 * r + 1],
+                                       &columns[k], rows->mean[r], work->rstd[r]);
         }
     }
 }
@@ -393,9 +397,9 @@ __device__ inline void layernorm_take_rows_(LayernormWork_<Pack<T>::SIZE, ROWS, 
 // Sets or adds to dinp of rows n ... n + ROWS - 1, and adds the stored values to the sums of its
 // columns.
 template <class T, int WIDTH, int ROWS, int ITEMS, int THREADS>
-__device__ inline void layernorm_finish_rows_(T* dinp, LayernormSums_<WIDTH, THREADS>* dinp_sums,
-                                              const LayernormWork_<Pack<T>::SIZE, ROWS, ITEMS>* work,
-                                              const float* sums, float part, int n, int end, int C) {
+__device__ inline void norm_finish_rows_(T* dinp, NormSums_<WIDTH, THREADS>* dinp_sums,
+                                         const NormWork_<Pack<T>::SIZE, ROWS, ITEMS>* work, const float* sums,
+                                         float part, int n, int end, int C) {
 #pragma unroll
     for (int k = 0; k < ITEMS; k++) {
         const int c = (int)(threadIdx.x + k * blockDim.x) * WIDTH;
@@ -410,21 +414,21 @@ __device__ inline void layernorm_finish_rows_(T* dinp, LayernormSums_<WIDTH, THR
                 for (int i = 0; i < WIDTH; i++) {
                     d[i] += work->rstd[r] * (work->g[r][k][i] - shift - work->norm[r][k][i] * slope);
                 }
-                layernorm_store_<WIDTH>(dinp + (size_t)(n + r) * C + c, d);
+                norm_store_<WIDTH>(dinp + (size_t)(n + r) * C + c, d);
 #pragma unroll
                 for (int i = 0; i < WIDTH; i++) {
                     dinp_sum[i] += d[i];
                 }
             }
         }
-        layernorm_add_to_sums_(&dinp_sums[k], dinp_sum);
+        norm_add_to_sums_(&dinp_sums[k], dinp_sum);
     }
 }
 
 // Returns the number of blocks that must fit into the registers of a multiprocessor. From sm_100 on
 // ptxas needs more for rows of four warps: 40 bytes would spill with one block more.
-constexpr int layernorm_backward_blocks_(int warps) {
-    return warps == 0 ? 1 : LAYERNORM_WARPS / warps - (GPU_SM >= 100 && warps == 4);
+constexpr int norm_backward_blocks_(int warps) {
+    return warps == 0 ? 1 : NORM_WARPS / warps - (GPU_SM >= 100 && warps == 4);
 }
 
 // A block processes a group of rows, a few at a time. Thread i owns the columns i, i + blockDim.x,
@@ -441,43 +445,42 @@ constexpr int layernorm_backward_blocks_(int warps) {
 // needs  C <= ITEMS WIDTH threads; C a multiple of WIDTH, and aligned addresses where that is a
 //        pack
 template <class T, int WIDTH, int ITEMS, int WARPS>
-__global__ void __launch_bounds__(WARPS ? 32 * WARPS : LAYERNORM_BACKWARD_THREADS,
-                                  layernorm_backward_blocks_(WARPS))
-    layernorm_backward_kernel(T* dinp, float* partial, const T* dout, const T* inp, const T* weight,
-                              const float* mean, const float* rstd, int N, int C, int group_rows,
-                              GradientMode dinp_mode) {
+__global__ void __launch_bounds__(WARPS ? 32 * WARPS : NORM_BACKWARD_THREADS, norm_backward_blocks_(WARPS))
+    norm_backward_kernel(T* dinp, float* partial, const T* dout, const T* inp, const T* weight,
+                         const float* mean, const float* rstd, int N, int C, int group_rows,
+                         GradientMode dinp_mode) {
     constexpr int ROWS = (WIDTH == 1 ? 4 : 2) / ITEMS; // rows being processed, and as many being loaded
-    constexpr int THREADS = WARPS ? 32 * WARPS : LAYERNORM_BACKWARD_THREADS;
-    typedef LayernormSums_<WIDTH, THREADS> Sums;
-    SMEM_ARRAY(float, of_warp, [2][LAYERNORM_BACKWARD_THREADS / 32][2 * ROWS]);
+    constexpr int THREADS = WARPS ? 32 * WARPS : NORM_BACKWARD_THREADS;
+    typedef NormSums_<WIDTH, THREADS> Sums;
+    SMEM_ARRAY(float, of_warp, [2][NORM_BACKWARD_THREADS / 32][2 * ROWS]);
     SMEM_ARRAY(Sums, dinp_sums, [ITEMS]);
     const int first = blockIdx.x * group_rows, end = min(first + group_rows, N);
     const float part = 1.0f / C;
-    LayernormColumns_<WIDTH> columns[ITEMS] = {};
-    LayernormRows_<ROWS, ITEMS> rows;
+    NormColumns_<WIDTH> columns[ITEMS] = {};
+    NormRows_<ROWS, ITEMS> rows;
 #pragma unroll
     for (int k = 0; k < ITEMS; k++) {
         const int c = (int)(threadIdx.x + k * blockDim.x) * WIDTH;
         if (c < C) {
-            layernorm_load_<WIDTH>(columns[k].weight, weight + c);
+            norm_load_<WIDTH>(columns[k].weight, weight + c);
         }
-        layernorm_clear_sums_(&dinp_sums[k]);
+        norm_clear_sums_(&dinp_sums[k]);
     }
-    layernorm_load_rows_<WIDTH>(&rows, dinp, dout, inp, mean, rstd, first, end, C, dinp_mode);
+    norm_load_rows_<WIDTH>(&rows, dinp, dout, inp, mean, rstd, first, end, C, dinp_mode);
 #pragma unroll 1
     for (int n = first, buffer = 0; n < end; n += ROWS, buffer ^= 1) {
-        LayernormWork_<Pack<T>::SIZE, ROWS, ITEMS> work;
+        NormWork_<Pack<T>::SIZE, ROWS, ITEMS> work;
         float sums[2 * ROWS] = {};
-        layernorm_take_rows_<T>(&work, sums, columns, &rows);
-        layernorm_load_rows_<WIDTH>(&rows, dinp, dout, inp, mean, rstd, n + ROWS, end, C, dinp_mode);
-        layernorm_block_sums_<2 * ROWS, WARPS>(sums, of_warp[buffer]);
-        layernorm_finish_rows_<T>(dinp, dinp_sums, &work, sums, part, n, end, C);
+        norm_take_rows_<T>(&work, sums, columns, &rows);
+        norm_load_rows_<WIDTH>(&rows, dinp, dout, inp, mean, rstd, n + ROWS, end, C, dinp_mode);
+        norm_block_sums_<2 * ROWS, WARPS>(sums, of_warp[buffer]);
+        norm_finish_rows_<T>(dinp, dinp_sums, &work, sums, part, n, end, C);
     }
 #pragma unroll
     for (int k = 0; k < ITEMS; k++) {
         const int c = (int)(threadIdx.x + k * blockDim.x) * WIDTH;
         if (c < C) {
-            layernorm_store_columns_(partial, &columns[k], &dinp_sums[k], c, C);
+            norm_store_columns_(partial, &columns[k], &dinp_sums[k], c, C);
         }
     }
 }
@@ -488,9 +491,9 @@ __global__ void __launch_bounds__(WARPS ? 32 * WARPS : LAYERNORM_BACKWARD_THREAD
 // moves  3 N*C in, N*C out; partial and the second reading of a row mostly come from cache
 // order  fixed: rows of a group in order
 template <class T>
-__global__ void layernorm_backward_long_kernel(T* dinp, float* partial, const T* dout, const T* inp,
-                                               const T* weight, const float* mean, const float* rstd, int N,
-                                               int C, int group_rows, GradientMode dinp_mode) {
+__global__ void norm_backward_long_kernel(T* dinp, float* partial, const T* dout, const T* inp,
+                                          const T* weight, const float* mean, const float* rstd, int N, int C,
+                                          int group_rows, GradientMode dinp_mode) {
     const int first = blockIdx.x * group_rows, end = min(first + group_rows, N);
     float *dweight = partial + 3 * (size_t)blockIdx.x * C, *dbias = dweight + C, *dinp_sum = dbias + C;
     for (int n = first; n < end; n++) {
@@ -518,61 +521,64 @@ __global__ void layernorm_backward_long_kernel(T* dinp, float* partial, const T*
 // Returns the kernel for rows of `items` packs, or elements. The widths of GPT-2's models in 16
 // bits have their own.
 template <class T, int WIDTH>
-static inline decltype(&layernorm_backward_kernel<T, WIDTH, 1, 0>) layernorm_backward_of_(int items) {
+static inline decltype(&norm_backward_kernel<T, WIDTH, 1, 0>) norm_backward_of_(int items) {
     if constexpr (WIDTH == 8) {
         switch (ceil_div(items, 32)) {
         case 3:
-            return layernorm_backward_kernel<T, WIDTH, 1, 3>;
+            return norm_backward_kernel<T, WIDTH, 1, 3>;
         case 4:
-            return layernorm_backward_kernel<T, WIDTH, 1, 4>;
+            return norm_backward_kernel<T, WIDTH, 1, 4>;
         case 5:
-            return layernorm_backward_kernel<T, WIDTH, 1, 5>;
+            return norm_backward_kernel<T, WIDTH, 1, 5>;
         case 7:
-            return layernorm_backward_kernel<T, WIDTH, 1, 7>;
+            return norm_backward_kernel<T, WIDTH, 1, 7>;
         }
     }
-    return items <= LAYERNORM_BACKWARD_THREADS ? layernorm_backward_kernel<T, WIDTH, 1, 0>
-                                               : layernorm_backward_kernel<T, WIDTH, 2, 0>;
+    return items <= NORM_BACKWARD_THREADS ? norm_backward_kernel<T, WIDTH, 1, 0>
+                                          : norm_backward_kernel<T, WIDTH, 2, 0>;
 }
 
 template <class T, int WIDTH>
-static inline void layernorm_launch_backward_(T* dinp, float* partial, const T* dout, const T* inp,
-                                              const T* weight, const float* mean, const float* rstd, int N,
-                                              int C, GradientMode dinp_mode, const Gpu* gpu) {
-    const int rows = layernorm_group_rows_(N), groups = layernorm_groups(N), items = ceil_div(C, WIDTH);
-    const int most = LAYERNORM_BACKWARD_THREADS;
+static inline void norm_launch_backward_(T* dinp, float* partial, const T* dout, const T* inp,
+                                         const NormGpu<T>* norm, GradientMode dinp_mode, const Gpu* gpu) {
+    const int N = norm->N, C = norm->C;
+    const int rows = norm_group_rows_(N), groups = norm_groups(N), items = ceil_div(C, WIDTH);
+    const int most = NORM_BACKWARD_THREADS;
     if (items <= 2 * most) {
-        launch(layernorm_backward_of_<T, WIDTH>(items), groups, 32 * ceil_div(items, items <= most ? 32 : 64),
-               0, gpu, dinp, partial, dout, inp, weight, mean, rstd, N, C, rows, dinp_mode);
+        launch(norm_backward_of_<T, WIDTH>(items), groups, 32 * ceil_div(items, items <= most ? 32 : 64), 0,
+               gpu, dinp, partial, dout, inp, norm->weight, norm->mean, norm->rstd, N, C, rows, dinp_mode);
     } else {
-        launch(layernorm_backward_long_kernel<T>, groups, 1024, 0, gpu, dinp, partial, dout, inp, weight,
-               mean, rstd, N, C, rows, dinp_mode);
+        launch(norm_backward_long_kernel<T>, groups, 1024, 0, gpu, dinp, partial, dout, inp, norm->weight,
+               norm->mean, norm->rstd, N, C, rows, dinp_mode);
     }
 }
 
-// Computes the backward pass. dweight, dbias and dinp_sum have the same type. N >= 1.
+// Sums over rows that the backward pass sets or adds to, all of one type; without data one is left out.
+typedef struct {
+    Gradient dweight, dbias;
+    GradientMode mode;
+    Gradient dinp_sum;
+    GradientMode sum_mode;
+} NormGradients;
+
+// Sets or adds to dinp according to `dinp_mode`, and to the sums. N >= 1.
 template <class T>
-static inline void layernorm_backward(T* dinp, Gradient dweight, Gradient dbias, Gradient dinp_sum,
-                                      const T* dout, const T* inp, const T* weight, const float* mean,
-                                      const float* rstd, int N, int C, GradientMode dinp_mode,
-                                      GradientMode mode, GradientMode sum_mode, LayernormGpu* scratch,
-                                      const Gpu* gpu) {
-    const int together = mode == sum_mode ? 3 : 2;
-    const int groups = layernorm_groups(N);
-    const Gradient vectors[3] = {dweight, dbias, dinp_sum};
+static inline void norm_backward(T* dinp, GradientMode dinp_mode, const NormGradients* d, const T* dout,
+                                 const T* inp, const NormGpu<T>* norm, NormScratch* scratch, const Gpu* gpu) {
+    const int together = d->mode == d->sum_mode ? 3 : 2;
+    const int C = norm->C, groups = norm_groups(norm->N);
+    const Gradient vectors[3] = {d->dweight, d->dbias, d->dinp_sum};
     assert(3 * (size_t)groups * C <= scratch->floats);
-    if (C % Pack<T>::SIZE == 0 && layernorm_aligned_(dinp, dout, inp) &&
-        layernorm_aligned_(weight, scratch->partial, NULL)) {
-        layernorm_launch_backward_<T, Pack<T>::SIZE>(dinp, scratch->partial, dout, inp, weight, mean, rstd, N,
-                                                     C, dinp_mode, gpu);
+    if (C % Pack<T>::SIZE == 0 && norm_aligned_(dinp, dout, inp) &&
+        norm_aligned_(norm->weight, scratch->partial, NULL)) {
+        norm_launch_backward_<T, Pack<T>::SIZE>(dinp, scratch->partial, dout, inp, norm, dinp_mode, gpu);
     } else {
-        layernorm_launch_backward_<T, 1>(dinp, scratch->partial, dout, inp, weight, mean, rstd, N, C,
-                                         dinp_mode, gpu);
+        norm_launch_backward_<T, 1>(dinp, scratch->partial, dout, inp, norm, dinp_mode, gpu);
     }
-    column_sums_finish<T>(vectors, together, (const float*)scratch->partial, groups, 3 * C, C, mode, gpu);
+    column_sums_finish<T>(vectors, together, (const float*)scratch->partial, groups, 3 * C, C, d->mode, gpu);
     if (together < 3) {
         column_sums_finish<T>(vectors + 2, 1, (const float*)scratch->partial + 2 * C, groups, 3 * C, C,
-                              sum_mode, gpu);
+                              d->sum_mode, gpu);
     }
 }
 

@@ -8,8 +8,8 @@ norm.h -- layer normalization, and the residual sum before it: the contract, and
     mean, rstd               (N)      fp32; kept for the backward pass
     weight, bias             (C)      and dweight, dbias
 
-layernorm_forward sets its outputs; residual_layernorm_forward also sets inp = left + right (N, C)
-in the same pass. layernorm_backward sets or adds to dinp according to `dinp_mode`, and to dweight
+norm_forward sets its outputs; residual_norm_forward also sets inp = left + right (N, C)
+in the same pass. norm_backward sets or adds to dinp according to `dinp_mode`, and to dweight
 and dbias, either of which may be NULL, according to `mode`.
 
     dinp_c (+)= rstd (g_c - sum g / C - norm_c sum(g norm) / C)
@@ -26,30 +26,35 @@ and dbias, either of which may be NULL, according to `mode`.
 extern "C" {
 #endif
 
-#define LAYERNORM_EPS 1e-5f
+#define NORM_EPS 1e-5f
 
 // Return the bytes of memory traffic; each of `groups` groups of rows has its own partial sums,
 // which pass through memory.
-static inline double layernorm_forward_bytes(double N, double C, double element_bytes) {
+static inline double norm_forward_bytes(double N, double C, double element_bytes) {
     return 2 * N * C * element_bytes + 8 * N;
 }
 
-static inline double layernorm_backward_bytes(double N, double C, double element_bytes, double groups) {
+static inline double norm_backward_bytes(double N, double C, double element_bytes, double groups) {
     return 4 * N * C * element_bytes + 8 * N + 3 * 8 * C * groups;
 }
 
-void layernorm_forward_cpu(float* out, float* mean, float* rstd, const float* inp, const float* weight,
-                           const float* bias, int N, int C);
+// A norm of N rows, with what its forward pass keeps.
+typedef struct {
+    const float *weight, *bias; // (C)
+    float *mean, *rstd;         // (N), which the forward pass sets
+    int N, C;
+} Norm;
 
-void residual_layernorm_forward_cpu(float* inp, float* out, float* mean, float* rstd, const float* left,
-                                    const float* right, const float* weight, const float* bias, int N, int C);
+void norm_forward_cpu(float* out, const float* inp, const Norm* norm);
+
+void residual_norm_forward_cpu(float* inp, float* out, const float* left, const float* right,
+                               const Norm* norm);
 
 // Sets out = left + right, n elements.
 void residual_forward_cpu(float* out, const float* left, const float* right, size_t n);
 
-void layernorm_backward_cpu(float* dinp, float* dweight, float* dbias, const float* dout, const float* inp,
-                            const float* weight, const float* mean, const float* rstd, int N, int C,
-                            GradientMode dinp_mode, GradientMode mode);
+void norm_backward_cpu(float* dinp, float* dweight, float* dbias, const float* dout, const float* inp,
+                       const Norm* norm, GradientMode dinp_mode, GradientMode mode);
 
 #ifdef __cplusplus
 }
@@ -64,7 +69,7 @@ void layernorm_backward_cpu(float* dinp, float* dweight, float* dbias, const flo
 
 // Returns the sum of a row. LANES partial sums keep the additions short and independent; their
 // order is fixed.
-static float layernorm_sum_(const float* x, int C) {
+static float norm_sum_(const float* x, int C) {
     Vec sum = vec_all(0.0f);
     int c = 0;
     for (; c + LANES <= C; c += LANES) {
@@ -78,7 +83,7 @@ static float layernorm_sum_(const float* x, int C) {
 }
 
 // Returns the sum of (x - mean)^2 over a row.
-static float layernorm_square_(const float* x, float mean, int C) {
+static float norm_square_(const float* x, float mean, int C) {
     Vec sum = vec_all(0.0f);
     int c = 0;
     for (; c + LANES <= C; c += LANES) {
@@ -92,35 +97,37 @@ static float layernorm_square_(const float* x, float mean, int C) {
     return total;
 }
 
-static void layernorm_row_(float* out, float* mean, float* rstd, const float* inp, const float* weight,
-                           const float* bias, int C) {
-    const float m = layernorm_sum_(inp, C) / C;
-    const float r = 1.0f / sqrtf(layernorm_square_(inp, m, C) / C + LAYERNORM_EPS);
+// Normalizes row n.
+static void norm_row_(float* out, const float* inp, const Norm* norm, int n) {
+    const int C = norm->C;
+    const float *weight = norm->weight, *bias = norm->bias;
+    const float m = norm_sum_(inp, C) / C;
+    const float r = 1.0f / sqrtf(norm_square_(inp, m, C) / C + NORM_EPS);
     for (int c = 0; c < C; c++) {
         out[c] = (inp[c] - m) * r * weight[c] + bias[c];
     }
-    *mean = m;
-    *rstd = r;
+    norm->mean[n] = m;
+    norm->rstd[n] = r;
 }
 
-void layernorm_forward_cpu(float* out, float* mean, float* rstd, const float* inp, const float* weight,
-                           const float* bias, int N, int C) {
+void norm_forward_cpu(float* out, const float* inp, const Norm* norm) {
+    const int N = norm->N, C = norm->C;
 #pragma omp parallel for schedule(static)
     for (int n = 0; n < N; n++) {
-        layernorm_row_(out + (size_t)n * C, mean + n, rstd + n, inp + (size_t)n * C, weight, bias, C);
+        norm_row_(out + (size_t)n * C, inp + (size_t)n * C, norm, n);
     }
 }
 
-void residual_layernorm_forward_cpu(float* inp, float* out, float* mean, float* rstd, const float* left,
-                                    const float* right, const float* weight, const float* bias, int N,
-                                    int C) {
+void residual_norm_forward_cpu(float* inp, float* out, const float* left, const float* right,
+                               const Norm* norm) {
+    const int N = norm->N, C = norm->C;
 #pragma omp parallel for schedule(static)
     for (int n = 0; n < N; n++) {
         const size_t row = (size_t)n * C;
         for (int c = 0; c < C; c++) {
             inp[row + c] = left[row + c] + right[row + c];
         }
-        layernorm_row_(out + row, mean + n, rstd + n, inp + row, weight, bias, C);
+        norm_row_(out + row, inp + row, norm, n);
     }
 }
 
@@ -131,8 +138,11 @@ void residual_forward_cpu(float* out, const float* left, const float* right, siz
     }
 }
 
-static void layernorm_backward_row_(float* dinp, const float* dout, const float* inp, const float* weight,
-                                    float mean, float rstd, int C, GradientMode dinp_mode) {
+// Sets or adds to row n of dinp.
+static void norm_backward_row_(float* dinp, const float* dout, const float* inp, const Norm* norm, int n,
+                               GradientMode dinp_mode) {
+    const int C = norm->C;
+    const float *weight = norm->weight, mean = norm->mean[n], rstd = norm->rstd[n];
     Vec sums = vec_all(0.0f), dots = vec_all(0.0f);
     int c = 0;
     for (; c + LANES <= C; c += LANES) {
@@ -152,7 +162,7 @@ static void layernorm_backward_row_(float* dinp, const float* dout, const float*
     }
 }
 
-static void layernorm_finish_columns_(float* to, const float* sum, int c0, int cols, GradientMode mode) {
+static void norm_finish_columns_(float* to, const float* sum, int c0, int cols, GradientMode mode) {
     for (int c = 0; to && c < cols; c++) {
         to[c0 + c] = sum[c] + (mode == GRADIENT_ADD ? to[c0 + c] : 0.0f);
     }
@@ -160,38 +170,35 @@ static void layernorm_finish_columns_(float* to, const float* sum, int c0, int c
 
 // Sums the parameters' gradients over the rows. Each thread owns a few columns, so the sums follow
 // the order of the rows.
-static void layernorm_backward_columns_(float* dweight, float* dbias, const float* dout, const float* inp,
-                                        const float* mean, const float* rstd, int N, int C, int c0, int cols,
-                                        GradientMode mode) {
+static void norm_backward_columns_(float* dweight, float* dbias, const float* dout, const float* inp,
+                                   const Norm* norm, int c0, int cols, GradientMode mode) {
+    const int N = norm->N, C = norm->C;
     float weight_sum[4 * LANES] = {0}, bias_sum[4 * LANES] = {0};
     for (int n = 0; n < N; n++) {
         const float *d = dout + (size_t)n * C + c0, *x = inp + (size_t)n * C + c0;
-        const float m = mean[n], r = rstd[n];
+        const float m = norm->mean[n], r = norm->rstd[n];
         for (int c = 0; c < cols; c++) {
             weight_sum[c] += d[c] * (x[c] - m) * r;
             bias_sum[c] += d[c];
         }
     }
-    layernorm_finish_columns_(dweight, weight_sum, c0, cols, mode);
-    layernorm_finish_columns_(dbias, bias_sum, c0, cols, mode);
+    norm_finish_columns_(dweight, weight_sum, c0, cols, mode);
+    norm_finish_columns_(dbias, bias_sum, c0, cols, mode);
 }
 
-void layernorm_backward_cpu(float* dinp, float* dweight, float* dbias, const float* dout, const float* inp,
-                            const float* weight, const float* mean, const float* rstd, int N, int C,
-                            GradientMode dinp_mode, GradientMode mode) {
-    const int block = 4 * LANES;
+void norm_backward_cpu(float* dinp, float* dweight, float* dbias, const float* dout, const float* inp,
+                       const Norm* norm, GradientMode dinp_mode, GradientMode mode) {
+    const int N = norm->N, C = norm->C, block = 4 * LANES;
 #pragma omp parallel
     {
 #pragma omp for schedule(static)
         for (int n = 0; n < N; n++) {
             const size_t row = (size_t)n * C;
-            layernorm_backward_row_(dinp + row, dout + row, inp + row, weight, mean[n], rstd[n], C,
-                                    dinp_mode);
+            norm_backward_row_(dinp + row, dout + row, inp + row, norm, n, dinp_mode);
         }
 #pragma omp for schedule(static)
         for (int c0 = 0; c0 < (dweight || dbias ? C : 0); c0 += block) {
-            layernorm_backward_columns_(dweight, dbias, dout, inp, mean, rstd, N, C, c0,
-                                        int_min(block, C - c0), mode);
+            norm_backward_columns_(dweight, dbias, dout, inp, norm, c0, int_min(block, C - c0), mode);
         }
     }
 }

@@ -547,6 +547,21 @@ static inline void zero_wait_for_buffer(ZeroGpu* z, int l) {
     }
 }
 
+// Clears the gradients of the frozen parameters of layer l. Where blocks take turns in the same memory, it still has
+// those of another block, and this block's backward pass does not set them.
+static inline void zero_clear_frozen(ZeroGpu* z, const TensorRow* gradient_rows, ModelConfig cfg,
+                                     const Freeze* freeze, int l) {
+    const int k = model_copy(cfg, l), at = zero_gradient_block(&z->plan, k),
+              clears = z->plan.shares_buffer && zero_has_gradient(&z->plan, 1 + k);
+    for (int i = 0; i < MODEL_PARAMETER_ROWS && clears; i++) {
+        const TensorRow* row = &gradient_rows[i];
+        if (row->place == PLACE_BLOCK && zero_has_row(&z->plan, i) && freeze_has(freeze, i, l)) {
+            CUDA_CHECK(cudaMemsetAsync(tensor_at_layer(row, z->grads.data, at), 0,
+                                       tensor_layer_elements(row) * row->element_bytes, z->main.stream));
+        }
+    }
+}
+
 // Rounds (count) to the type of the gradients.
 // grid   count / 1024      block   256      shared   none
 // moves  reads 4 bytes an element, writes G. Bound by memory.

@@ -47,6 +47,7 @@ Rajbhandari et al., "ZeRO: memory optimizations toward training trillion paramet
 #include "llmc/ops/gradient_norm.h"
 #include "llmc/comm/comm.h"
 #include "llmc/comm/comm_mpi.h"
+#include "llmc/model/freeze.h"
 #include "llmc/model/model.h"
 #include "llmc/parallel/micro_steps.h"
 #include "llmc/base/sizes.h"
@@ -289,6 +290,11 @@ static inline float* zero_group_grads_(const Zero* z, int g) {
 // After a backward pass has left the gradients of group g, if it has any: their reduction, if this micro-step has one. The
 // groups come in the order of the backward pass: the blocks from the last one on, and group 0.
 void zero_group_done_cpu(Zero* z, int g, MicroStep step);
+
+// Clears the gradients of the frozen parameters of layer l. Where all blocks leave their gradients in one place,
+// it still has those of the block before, and this block's backward pass does not set them.
+void zero_clear_frozen_cpu(Zero* z, const TensorRow* gradient_rows, ModelConfig cfg, const Freeze* freeze,
+                           int l);
 
 // The part of a process that has no micro-batch in a micro-step.
 void zero_idle_cpu(Zero* z, MicroStep step);
@@ -575,6 +581,17 @@ void zero_group_done_cpu(Zero* z, int g, MicroStep step) {
     if (z->plan.stage == 0) {
         group_all_gather_cpu(zero_group_grads_(z, g), z->shard + zero_shard_begin(&z->plan, g),
                              zero_shard_elements(&z->plan, g), &z->group);
+    }
+}
+
+void zero_clear_frozen_cpu(Zero* z, const TensorRow* gradient_rows, ModelConfig cfg, const Freeze* freeze,
+                           int l) {
+    const int clears = z->plan.shares_buffer && zero_has_gradient(&z->plan, 1 + model_copy(cfg, l));
+    for (int i = 0; i < MODEL_PARAMETER_ROWS && clears; i++) {
+        const TensorRow* row = &gradient_rows[i];
+        if (row->place == PLACE_BLOCK && zero_has_row(&z->plan, i) && freeze_has(freeze, i, l)) {
+            memset(tensor_at_layer(row, z->grads, 0), 0, tensor_layer_elements(row) * sizeof(float));
+        }
     }
 }
 

@@ -118,11 +118,11 @@ static inline void cost_gradient_(const CostWalk_* w, const TensorRow* weight) {
 }
 
 static inline void cost_norm_(const CostWalk_* w) {
-    cost_add_(w, COST_NORMS, 0, layernorm_forward_bytes(w->N, w->s->cfg.C, w->size));
+    cost_add_(w, COST_NORMS, 0, norm_forward_bytes(w->N, w->s->cfg.C, w->size));
 }
 
 static inline void cost_norm_backward_(const CostWalk_* w) {
-    cost_add_(w, COST_NORMS, 0, layernorm_backward_bytes(w->N, w->s->cfg.C, w->size, 0));
+    cost_add_(w, COST_NORMS, 0, norm_backward_bytes(w->N, w->s->cfg.C, w->size, 0));
 }
 
 static inline void cost_gelu_(const CostWalk_* w) {

@@ -14,7 +14,7 @@ does meanwhile counts, too.
 #include "llmc/layers/linear.h"
 #include "llmc/optim/adamw.h"
 #include "llmc/ops/attention.h"
-#include "llmc/bf16/attention_bf16.h"
+#include "llmc/layers/self_attention.h"
 #include "llmc/bf16/tile_kernels.h"
 #include "llmc/ops/cross_entropy.h"
 #include "llmc/ops/activation.h"
@@ -146,16 +146,16 @@ static inline double rates_of_attention_(Rates_* r) {
 
 static inline void rates_norms_(Rates_* r) {
     const int N = r->rows, C = r->C;
-    float *mean = r->c, *rstd = mean + N, *weight = r->d, *bias = weight + C;
-    layernorm_forward_cpu(r->b, mean, rstd, r->a, weight, bias, N, C);
-    layernorm_backward_cpu(r->b, weight, bias, r->a, r->a, weight, mean, rstd, N, C, GRADIENT_ADD,
-                           GRADIENT_SET);
+    float *weight = r->d, *bias = weight + C;
+    const Norm norm = {weight, bias, r->c, r->c + N, N, C};
+    norm_forward_cpu(r->b, r->a, &norm);
+    norm_backward_cpu(r->b, weight, bias, r->a, r->a, &norm, GRADIENT_ADD, GRADIENT_SET);
 }
 
 static inline double rates_of_norms_(Rates_* r) {
     const size_t n = rates_set_rows_(r, r->N, r->C);
     const double N = r->rows, C = r->C, size = sizeof(float);
-    return (layernorm_forward_bytes(N, C, size) + layernorm_backward_bytes(N, C, size, 0)) /
+    return (norm_forward_bytes(N, C, size) + norm_backward_bytes(N, C, size, 0)) /
            rates_time_s_(rates_norms_, r, n);
 }
 

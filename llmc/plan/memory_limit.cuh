@@ -32,7 +32,6 @@ Each planned_... is one fact that the model is opened with.
 #include "llmc/layers/q8_weights.h"
 #include "llmc/gpu/results.cuh"
 #include "llmc/layers/decode.cuh"
-#include "llmc/layers/text_rows.h"
 #include "llmc/checkpoint/transfer.cuh"
 #include "llmc/parallel/zero.cuh"
 #include "llmc/base/limits.h"
@@ -144,7 +143,7 @@ static inline size_t memory_scratch_(const Settled* s) {
     optimizer_state_open(&state, s->optimizer, zero, cfg);
     return optimizer_planned_bytes<floatX>(&state, zero) +
            attention_planned_bytes(o->batch, o->seq_len, cfg.C, cfg.NH, DTYPE_OF(floatX)) +
-           layernorm_planned_bytes((int)N, cfg.C) + embedding_planned_bytes((int)N, cfg.C) +
+           norm_planned_bytes((int)N, cfg.C) + embedding_planned_bytes((int)N, cfg.C) +
            (o->freeze && o->freeze[0] ? optimizer_freeze_bytes(zero->groups) : 0) +
            gradient_norm_planned_bytes(zero_count(zero, ZERO_SHARDS)) + batch_queue_planned_bytes(N) +
            step_result_bytes(planned_losses(s)) + N * sizeof(int);

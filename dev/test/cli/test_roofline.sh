@@ -49,7 +49,7 @@ sed -i '0,/attention_forward/{/attention_forward/d}' "$dir/ncu.csv"
 roofline --measured "$dir/ncu.csv"
 check "another step than the simulated one is refused" grep -q "^error: ncu's kernel [0-9]* is " "$dir/err.txt"
 
-sed -i.good 's/layernorm_forward_kernel/new_kernel/' "$dir/traces/run.jsonl"
+sed -i.good 's/norm_forward_kernel/new_kernel/' "$dir/traces/run.jsonl"
 roofline
 check "an unknown kernel is refused" grep -q '^error: bench_gpu --list has no operation with this kernel: .*new_kernel' "$dir/err.txt"
 sed '/"kernel":"void column_sums_finish_kernel.*"grid":\[12,3,1\]/d' "$dir/traces/run.jsonl.good" >"$dir/traces/run.jsonl"

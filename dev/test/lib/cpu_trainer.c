@@ -47,7 +47,8 @@ const float* cpu_trainer_logits(CpuTrainer* trainer, const int* tokens) {
     assert((int)model_classifier_chunk(model->cfg, (size_t)N) == N);
     const Batch batch = {tokens, NULL, NULL, model->B, model->T, 0};
     model_forward(model, batch);
-    const LmHead head = lm_head(model, batch);
+    const Pass pass = batch_pass(model, batch);
+    const LmHead head = lm_head(model, &pass);
     lm_head_logits_cpu(&head, 0, N);
     return model->acts.logits;
 }

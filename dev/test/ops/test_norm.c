@@ -12,23 +12,23 @@ typedef struct {
     int N, C;
     double *inp, *weight, *bias, *dout; // inputs
     double *out, *mean, *rstd, *dinp, *dweight, *dbias;
-} Norm;
+} NormCase;
 
-static Norm norm_open(int N, int C, const float* inp, const float* weight, const float* bias,
-                      const float* dout) {
+static NormCase norm_case_open(int N, int C, const float* inp, const float* weight, const float* bias,
+                               const float* dout) {
     const size_t nc = (size_t)N * C;
-    const Norm l = {N,
-                    C,
-                    ops_widen(inp, nc),
-                    ops_widen(weight, C),
-                    ops_widen(bias, C),
-                    ops_widen(dout, nc),
-                    ops_doubles(nc),
-                    ops_doubles(N),
-                    ops_doubles(N),
-                    ops_doubles(nc),
-                    ops_doubles(C),
-                    ops_doubles(C)};
+    const NormCase l = {N,
+                        C,
+                        ops_widen(inp, nc),
+                        ops_widen(weight, C),
+                        ops_widen(bias, C),
+                        ops_widen(dout, nc),
+                        ops_doubles(nc),
+                        ops_doubles(N),
+                        ops_doubles(N),
+                        ops_doubles(nc),
+                        ops_doubles(C),
+                        ops_doubles(C)};
     return l;
 }
 
@@ -38,7 +38,7 @@ typedef struct {
     double *mean, *rstd, *out, *dinp, *dweight, *dbias;
 } Magnitude;
 
-static void forward_magnitude(const Norm* l, const Magnitude* m) {
+static void forward_magnitude(const NormCase* l, const Magnitude* m) {
     for (int n = 0; n < l->N; n++) {
         const double *x = l->inp + n * l->C, mean = l->mean[n], rstd = l->rstd[n];
         double size = 0, moved = 0;
@@ -56,7 +56,7 @@ static void forward_magnitude(const Norm* l, const Magnitude* m) {
     }
 }
 
-static void backward_magnitude(const Norm* l, const Magnitude* m) {
+static void backward_magnitude(const NormCase* l, const Magnitude* m) {
     for (int n = 0; n < l->N; n++) {
         const double *x = l->inp + n * l->C, *d = l->dout + n * l->C, rstd = l->rstd[n];
         double sum = 0, dot = 0;
@@ -74,7 +74,7 @@ static void backward_magnitude(const Norm* l, const Magnitude* m) {
     }
 }
 
-static Magnitude magnitude_open(const Norm* l) {
+static Magnitude magnitude_open(const NormCase* l) {
     const Magnitude m = {ops_doubles(l->N),
                          ops_doubles(l->N),
                          ops_doubles((size_t)l->N * l->C),
@@ -88,7 +88,7 @@ static Magnitude magnitude_open(const Norm* l) {
 // many results.
 static const double limit = 4;
 
-static void check_forward(const Norm* l, const Magnitude* m, const float* out, const float* mean,
+static void check_forward(const NormCase* l, const Magnitude* m, const float* out, const float* mean,
                           const float* rstd, const char* what) {
     const int N = l->N, C = l->C;
     EXPECT_NEAR(ops_error(mean, l->mean, m->mean, N), 0, limit, "mean of %d x %d, %s", N, C, what);
@@ -110,16 +110,17 @@ static void test_size(int N, int C, float offset) {
     for (size_t i = 0; i < nc; i++) {
         EXPECT(inp[i] == left[i] + right[i], "residual sum, element %zu of %zu", i, nc);
     }
-    const Norm l = norm_open(N, C, inp, weight, bias, dout);
+    const NormCase l = norm_case_open(N, C, inp, weight, bias, dout);
     const Magnitude m = magnitude_open(&l);
     ref_layernorm_forward(l.out, l.mean, l.rstd, l.inp, l.weight, l.bias, N, C);
     forward_magnitude(&l, &m);
-    layernorm_forward_cpu(out, mean, rstd, inp, weight, bias, N, C);
+    const Norm norm = {weight, bias, mean, rstd, N, C};
+    norm_forward_cpu(out, inp, &norm);
     check_forward(&l, &m, out, mean, rstd, "alone");
 
     float *out_again = ops_floats(nc), *mean_again = ops_floats(N), *rstd_again = ops_floats(N);
-    residual_layernorm_forward_cpu(inp_again, out_again, mean_again, rstd_again, left, right, weight, bias, N,
-                                   C);
+    const Norm again = {weight, bias, mean_again, rstd_again, N, C};
+    residual_norm_forward_cpu(inp_again, out_again, left, right, &again);
     EXPECT(ops_same_bits(inp, inp_again, nc), "residual sum in one pass, %d x %d", N, C);
     check_forward(&l, &m, out_again, mean_again, rstd_again, "after the residual sum");
 
@@ -131,8 +132,7 @@ static void test_size(int N, int C, float offset) {
     backward_magnitude(&l, &m);
     float *dinp = ops_normal(nc, 1), *dweight = ops_floats(C), *dbias = ops_floats(C);
     const double* held = ops_widen(dinp, nc); // the gradient of the residual stream, to be added to
-    layernorm_backward_cpu(dinp, dweight, dbias, dout, inp, weight, mean, rstd, N, C, GRADIENT_ADD,
-                           GRADIENT_SET);
+    norm_backward_cpu(dinp, dweight, dbias, dout, inp, &norm, GRADIENT_ADD, GRADIENT_SET);
     const double *want = ops_sum(held, l.dinp, nc), *size = ops_sum(ops_absolute(held, nc), m.dinp, nc);
     EXPECT_NEAR(ops_error(dinp, want, size, nc), 0, limit, "dinp added, %d x %d", N, C);
     EXPECT_NEAR(ops_error(dweight, l.dweight, m.dweight, C), 0, limit, "dweight of %d x %d", N, C);
@@ -142,12 +142,11 @@ static void test_size(int N, int C, float offset) {
     for (size_t i = 0; i < nc; i++) {
         dinp_set[i] = NAN; // must not be read
     }
-    layernorm_backward_cpu(dinp_set, dweight, dbias, dout, inp, weight, mean, rstd, N, C, GRADIENT_SET,
-                           GRADIENT_SET);
+    norm_backward_cpu(dinp_set, dweight, dbias, dout, inp, &norm, GRADIENT_SET, GRADIENT_SET);
     EXPECT_NEAR(ops_error(dinp_set, l.dinp, m.dinp, nc), 0, limit, "dinp set, %d x %d", N, C);
 
-    layernorm_backward_cpu(dinp, weight, bias, dout, inp, ops_copy(weight, C), mean, rstd, N, C, GRADIENT_ADD,
-                           GRADIENT_ADD);
+    const Norm same = {ops_copy(weight, C), bias, mean, rstd, N, C};
+    norm_backward_cpu(dinp, weight, bias, dout, inp, &same, GRADIENT_ADD, GRADIENT_ADD);
     EXPECT_NEAR(ops_error(dinp, ops_sum(want, l.dinp, nc), ops_sum(size, m.dinp, nc), nc), 0, limit,
                 "dinp added twice, %d x %d", N, C);
     EXPECT_NEAR(ops_error(weight, ops_sum(l.weight, l.dweight, C),
@@ -179,7 +178,8 @@ TEST(constant_row) {
     for (int c = 0; c < C; c++) {
         inp[c] = -3;
     }
-    layernorm_forward_cpu(out, mean, rstd, inp, weight, bias, 1, C);
+    const Norm norm = {weight, bias, mean, rstd, 1, C};
+    norm_forward_cpu(out, inp, &norm);
     EXPECT(mean[0] == -3, "mean %g", mean[0]);
     EXPECT_NEAR(rstd[0], 1 / sqrt(1e-5), 1e-6 * 317, "rstd");
     EXPECT(ops_same_bits(out, bias, C), "out is not the bias");
@@ -197,9 +197,9 @@ TEST(threads) {
         inp[t] = ops_floats(N * C), sum[t] = ops_floats(N * C), out[t] = ops_floats(N * C);
         dinp[t] = ops_copy(held, N * C), dweight[t] = ops_floats(C), dbias[t] = ops_floats(C);
         residual_forward_cpu(sum[t], left, right, N * C);
-        residual_layernorm_forward_cpu(inp[t], out[t], mean, rstd, left, right, weight, bias, N, C);
-        layernorm_backward_cpu(dinp[t], dweight[t], dbias[t], dout, inp[t], weight, mean, rstd, N, C,
-                               GRADIENT_ADD, GRADIENT_SET);
+        const Norm norm = {weight, bias, mean, rstd, N, C};
+        residual_norm_forward_cpu(inp[t], out[t], left, right, &norm);
+        norm_backward_cpu(dinp[t], dweight[t], dbias[t], dout, inp[t], &norm, GRADIENT_ADD, GRADIENT_SET);
         EXPECT(ops_same_bits(sum[t], inp[1], N * C), "residual sum with %d threads", t);
         EXPECT(ops_same_bits(inp[t], inp[1], N * C), "inp with %d threads", t);
         EXPECT(ops_same_bits(out[t], out[1], N * C), "out with %d threads", t);

@@ -21,7 +21,7 @@ typedef struct {
     int N, C;
     float *inp, *weight, *bias, *dout, *held; // on the host, rounded to T
     float *mean, *rstd;                       // on the host, as the GPU found them
-} Norm;
+} NormCase;
 
 // The arrays of one case on the GPU.
 template <class T> struct Device {
@@ -29,7 +29,7 @@ template <class T> struct Device {
     float *mean, *rstd;
 };
 
-template <class T> static Device<T> device_open(const Norm* l, size_t shift, const Gpu* gpu) {
+template <class T> static Device<T> device_open(const NormCase* l, size_t shift, const Gpu* gpu) {
     const size_t nc = (size_t)l->N * l->C;
     const Device<T> d = {upload<T>(l->inp, nc, shift, gpu),
                          upload<T>(l->weight, l->C, shift, gpu),
@@ -51,7 +51,7 @@ template <class T> static void device_close(const Device<T>* d, size_t shift) {
 }
 
 // How far roundings of one epsilon can move each result: see test_norm.c.
-static void forward_magnitude(const Norm* l, double* mean_size, double* rstd_size, double* out_size) {
+static void forward_magnitude(const NormCase* l, double* mean_size, double* rstd_size, double* out_size) {
     for (int n = 0; n < l->N; n++) {
         const float *x = l->inp + (size_t)n * l->C, mean = l->mean[n], rstd = l->rstd[n];
         double size = 0, moved = 0;
@@ -68,7 +68,8 @@ static void forward_magnitude(const Norm* l, double* mean_size, double* rstd_siz
     }
 }
 
-static void backward_magnitude(const Norm* l, double* dinp_size, double* dweight_size, double* dbias_size) {
+static void backward_magnitude(const NormCase* l, double* dinp_size, double* dweight_size,
+                               double* dbias_size) {
     for (int n = 0; n < l->N; n++) {
         const float *x = l->inp + (size_t)n * l->C, *d = l->dout + (size_t)n * l->C;
         double sum = 0, dot = 0;
@@ -91,15 +92,16 @@ static void backward_magnitude(const Norm* l, double* dinp_size, double* dweight
 }
 
 // Into memory full of NaN: all must be set.
-template <class T> static void forward(const Norm* l, const Device<T>* d, const Gpu* gpu) {
+template <class T> static void forward(const NormCase* l, const Device<T>* d, const Gpu* gpu) {
     const int N = l->N, C = l->C;
     CUDA_CHECK(cudaMemsetAsync(d->out, 0xFF, (size_t)N * C * sizeof(T), gpu->stream));
     CUDA_CHECK(cudaMemsetAsync(d->mean, 0xFF, N * sizeof(float), gpu->stream));
     CUDA_CHECK(cudaMemsetAsync(d->rstd, 0xFF, N * sizeof(float), gpu->stream));
-    layernorm_forward(d->out, d->mean, d->rstd, d->inp, d->weight, d->bias, N, C, gpu);
+    const NormGpu<T> norm = {d->weight, d->bias, d->mean, d->rstd, N, C};
+    norm_forward(d->out, d->inp, &norm, gpu);
 }
 
-template <class T> static void test_forward(Norm* l, const Device<T>* d, const Gpu* gpu) {
+template <class T> static void test_forward(NormCase* l, const Device<T>* d, const Gpu* gpu) {
     const int N = l->N, C = l->C;
     const size_t nc = (size_t)N * C;
     double *out = ops_doubles(nc), *mean = ops_doubles(N), *rstd = ops_doubles(N);
@@ -138,8 +140,8 @@ static void expect_row_sums(const float* got, const float* dinp, const float* on
 
 // G is the type of the gradients of the parameters.
 template <class T, class G>
-static void test_backward(const Norm* l, const Device<T>* d, GradientMode dinp_mode, GradientMode mode,
-                          GradientMode sum_mode, LayernormGpu* scratch, const Gpu* gpu) {
+static void test_backward(const NormCase* l, const Device<T>* d, GradientMode dinp_mode, GradientMode mode,
+                          GradientMode sum_mode, NormScratch* scratch, const Gpu* gpu) {
     const int N = l->N, C = l->C;
     const size_t nc = (size_t)N * C;
     float *dweight = ops_normal(C, 1), *dbias = ops_normal(C, 1), *onto = ops_normal(C, 1);
@@ -155,8 +157,9 @@ static void test_backward(const Norm* l, const Device<T>* d, GradientMode dinp_m
         G* ds = upload<G>(sum_mode == GRADIENT_ADD ? onto : nothing, C, 0, gpu);
         const Gradient to_weight = {dw, DTYPE_OF(G)}, to_bias = {db, DTYPE_OF(G)},
                        to_sum = {run == 0 ? ds : NULL, DTYPE_OF(G)}; // the second run is the same without it
-        layernorm_backward(dinp, to_weight, to_bias, to_sum, d->dout, d->inp, d->weight, d->mean, d->rstd, N,
-                           C, dinp_mode, mode, sum_mode, scratch, gpu);
+        const NormGpu<T> norm = {d->weight, d->bias, d->mean, d->rstd, N, C};
+        const NormGradients sums = {to_weight, to_bias, mode, to_sum, sum_mode};
+        norm_backward(dinp, dinp_mode, &sums, d->dout, d->inp, &norm, scratch, gpu);
         results[run][0] = download(dinp, nc, gpu);
         results[run][1] = download(dw, C, gpu);
         results[run][2] = download(db, C, gpu);
@@ -193,53 +196,54 @@ static void test_backward(const Norm* l, const Device<T>* d, GradientMode dinp_m
 // `offset` is the mean of the input: a variance computed as mean square minus squared mean would drown in it.
 template <class T> static void test_size(int N, int C, float offset, size_t shift, const Gpu* gpu) {
     const size_t nc = (size_t)N * C;
-    Norm l = {N,
-              C,
-              ops_normal(nc, 1),
-              ops_normal(C, 1),
-              ops_normal(C, 1),
-              ops_normal(nc, 1),
-              ops_normal(nc, 1),
-              NULL,
-              NULL};
+    NormCase l = {N,
+                  C,
+                  ops_normal(nc, 1),
+                  ops_normal(C, 1),
+                  ops_normal(C, 1),
+                  ops_normal(nc, 1),
+                  ops_normal(nc, 1),
+                  NULL,
+                  NULL};
     for (size_t i = 0; i < nc; i++) {
         l.inp[i] += offset;
     }
-    LayernormGpu scratch;
-    layernorm_open(&scratch, N, C);
+    NormScratch scratch;
+    norm_open(&scratch, N, C);
     const Device<T> d = device_open<T>(&l, shift, gpu);
     test_forward<T>(&l, &d, gpu);
     const GradientMode sum_mode = N % 2 ? GRADIENT_SET : GRADIENT_ADD; // as the others have it, or not
     test_backward<T, float>(&l, &d, GRADIENT_ADD, GRADIENT_SET, sum_mode, &scratch, gpu);
     test_backward<T, T>(&l, &d, GRADIENT_SET, GRADIENT_ADD, sum_mode, &scratch, gpu);
     device_close(&d, shift);
-    layernorm_close(&scratch);
+    norm_close(&scratch);
     ops_close("sizes");
 }
 
 // NaN in one row stays in that row, and reaches every column sum.
 template <class T> static void test_nan(const Gpu* gpu) {
     enum { N = 9, C = 64 };
-    Norm l = {N,
-              C,
-              ops_normal(N * C, 1),
-              ops_normal(C, 1),
-              ops_normal(C, 1),
-              ops_normal(N * C, 1),
-              ops_normal(N * C, 1),
-              NULL,
-              NULL};
+    NormCase l = {N,
+                  C,
+                  ops_normal(N * C, 1),
+                  ops_normal(C, 1),
+                  ops_normal(C, 1),
+                  ops_normal(N * C, 1),
+                  ops_normal(N * C, 1),
+                  NULL,
+                  NULL};
     l.inp[2 * C + 5] = NAN;
-    LayernormGpu scratch;
-    layernorm_open(&scratch, N, C);
+    NormScratch scratch;
+    norm_open(&scratch, N, C);
     const Device<T> d = device_open<T>(&l, 0, gpu);
     T* dinp = upload<T>(l.held, N * C, 0, gpu);
     const Gradient dweight = {gpu_alloc(C, 4, "dweight"), DTYPE_FP32},
                    dbias = {gpu_alloc(C, 4, "dbias"), DTYPE_FP32},
                    dinp_sum = {gpu_alloc(C, 4, "dinp_sum"), DTYPE_FP32};
-    layernorm_forward(d.out, d.mean, d.rstd, d.inp, d.weight, d.bias, N, C, gpu);
-    layernorm_backward(dinp, dweight, dbias, dinp_sum, d.dout, d.inp, d.weight, d.mean, d.rstd, N, C,
-                       GRADIENT_ADD, GRADIENT_SET, GRADIENT_SET, &scratch, gpu);
+    const NormGpu<T> norm = {d.weight, d.bias, d.mean, d.rstd, N, C};
+    const NormGradients sums = {dweight, dbias, GRADIENT_SET, dinp_sum, GRADIENT_SET};
+    norm_forward(d.out, d.inp, &norm, gpu);
+    norm_backward(dinp, GRADIENT_ADD, &sums, d.dout, d.inp, &norm, &scratch, gpu);
     const float *out = download(d.out, N * C, gpu), *dx = download(dinp, N * C, gpu);
     const float *dw = download((float*)dweight.data, C, gpu), *ds = download((float*)dinp_sum.data, C, gpu);
     for (int i = 0; i < N * C; i++) {
@@ -253,7 +257,7 @@ template <class T> static void test_nan(const Gpu* gpu) {
     gpu_free(dweight.data);
     gpu_free(dinp);
     device_close(&d, 0);
-    layernorm_close(&scratch);
+    norm_close(&scratch);
     ops_close("nan");
 }
 

@@ -176,7 +176,8 @@ TEST(against_pytorch) {
     const int N = s.B * s.T, V = model.cfg.V;
     EXPECT(model_classifier_chunk(model.cfg, (size_t)N) < (size_t)N / 2, "too few chunks for a test");
     model_forward(&model, batch_of(&s));
-    const LmHead head = lm_head(&model, batch_of(&s));
+    const Pass read = batch_pass(&model, batch_of(&s));
+    const LmHead head = lm_head(&model, &read);
     for (int n = 0; n < N; n++) {
         lm_head_logits_cpu(&head, n, 1);
         EXPECT_NEAR(relative_error(model.acts.logits, s.logits + (size_t)n * V, V), 0, 2e-6,
@@ -474,7 +475,8 @@ TEST(bf16_against_pytorch) {
     State s = fixture_open(FIXTURES "gpt2_tiny_state.bin", &model);
     const int N = s.B * s.T, V = model.cfg.V;
     model_forward(&model, batch_of(&s));
-    const LmHead head = lm_head(&model, batch_of(&s));
+    const Pass read = batch_pass(&model, batch_of(&s));
+    const LmHead head = lm_head(&model, &read);
     for (int n = 0; n < N; n++) {
         lm_head_logits_cpu(&head, n, 1);
         EXPECT_NEAR(relative_error(model.acts.logits, s.logits + (size_t)n * V, V), 0, 0.014,
@@ -559,6 +561,16 @@ static void test_tiles_cut(Model* model, Model* exact, State s) {
     expect_gradients(model, exact, "cut tiles");
 }
 
+// The MLP of a prefill of whole tiles is packed, and that of a shorter one is not: their hidden states have the same bits.
+static void test_tiles_prefill(Model* model, const int* ids) {
+    enum { T = 32, C = 64 };
+    float cut[(T - 1) * C];
+    model_prefill(model, 0, ids, T - 1);
+    memcpy(cut, model->decoder.acts.lnf, sizeof(cut));
+    model_prefill(model, 0, ids, T);
+    EXPECT(memcmp(cut, model->decoder.acts.lnf, sizeof(cut)) == 0, "whole tiles: hidden states of a prefill");
+}
+
 TEST(tiles) {
     enum { B = 3, T = 32 };
     Model model, exact;
@@ -573,6 +585,7 @@ TEST(tiles) {
     open_tiles(&exact, RECOMPUTE_NONE, MATMUL_FP32);
     test_tiles_against(&model, &exact, &s);
     test_tiles_cut(&model, &exact, s);
+    test_tiles_prefill(&model, x);
     model_close(&exact);
     model_close(&model);
 }

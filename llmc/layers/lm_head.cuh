@@ -1,0 +1,70 @@
+/*
+lm_head.cuh -- lm_head.h on the GPU: from the last hidden state to losses and gradients.
+
+    logits (N, Vp) = hidden wte^T          losses and dlogits as cross_entropy.h says
+
+    hidden, dhidden   (N, C)      wte, dwte   (Vp, C)      targets, losses, is_top   (N)
+
+Only a chunk of tokens has its logits in memory at a time.
+*/
+#ifndef LLMC_LM_HEAD_CUH
+#define LLMC_LM_HEAD_CUH
+
+#include "llmc/gpu/floatx.cuh"
+
+#include "llmc/base/sizes.h"
+#include "llmc/layers/linear.cuh"
+#include "llmc/ops/cross_entropy.cuh"
+
+typedef struct {
+    const floatX* hidden;
+    Weight wte;
+    const int* targets;
+    floatX* logits; // (chunk, Vp), which gradients overwrite
+    int N, V;       // tokens; words of the vocabulary
+    int chunk;      // tokens that have logits in memory
+    LinearGpu* linear;
+} LmHeadGpu;
+
+// Sets the logits (count, Vp) of the tokens `first`, first + 1, ...: at most a chunk. With --quantize a few at a time,
+// since wte in floatX would take more memory than its blocks save.
+static inline void lm_head_logits(const LmHeadGpu* head, int first, int count) {
+    const Weight* wte = &head->wte;
+    const int most = head->linear->is_quantized ? QUANTIZED_ROWS : count;
+    for (int n = 0; n < count; n += most) {
+        linear_forward(head->logits + (size_t)n * wte->OC, head->hidden + (size_t)(first + n) * wte->C, wte,
+                       int_min(most, count - n), head->linear);
+    }
+}
+
+// Sets the losses, without gradients; and is_top, unless NULL: whether each target was the most likely token.
+static inline void lm_head_losses(float* losses, int* is_top, const LmHeadGpu* head) {
+    const Gpu* gpu = head->linear->gpu;
+    for (int n = 0; n < head->N; n += head->chunk) {
+        const int count = int_min(head->chunk, head->N - n), V = head->V, Vp = head->wte.OC;
+        lm_head_logits(head, n, count);
+        cross_entropy_loss(losses + n, head->logits, head->targets + n, count, V, Vp, gpu);
+        if (is_top) {
+            cross_entropy_top(is_top + n, head->logits, head->targets + n, count, V, Vp, gpu);
+        }
+    }
+}
+
+// Sets the losses and dhidden, and sets or adds to dwte, unless it has no data, as `mode` says. dloss is the gradient of
+// the loss of each token.
+static inline void lm_head_gradients(float* losses, floatX* dhidden, Gradient dwte, const LmHeadGpu* head,
+                                     float dloss, GradientMode mode) {
+    const Weight* wte = &head->wte;
+    for (int n = 0; n < head->N; n += head->chunk) {
+        const int count = int_min(head->chunk, head->N - n);
+        const size_t at = (size_t)n * wte->C;
+        floatX* dlogits = head->logits; // (count, Vp), in place
+        lm_head_logits(head, n, count);
+        cross_entropy_backward(losses + n, dlogits, head->targets + n, dloss, count, head->V, wte->OC,
+                               head->linear->gpu);
+        linear_backward(dhidden + at, dwte, dlogits, head->hidden + at, wte, count,
+                        n == 0 ? mode : GRADIENT_ADD, head->linear);
+    }
+}
+
+#endif

@@ -1,0 +1,30 @@
+/*
+pass.h -- a pass through the model: the tokens that it reads, and the activations that it leaves; on the CPU and the GPU.
+
+    training, evaluation    a batch: B sequences of T tokens
+    prefill                 the tokens of one new sequence, whose keys and values are kept (decode.h)
+    a step of decoding      a token of each sequence, at its own position: attention sees what was kept before
+*/
+#ifndef LLMC_PASS_H
+#define LLMC_PASS_H
+
+#include "llmc/model/model.h"
+#include "llmc/ops/embedding.h"
+
+typedef struct {
+    const int *inputs, *targets; // (B, T); no targets without losses
+    const int* starts;           // (B, T): first token that attention sees; NULL: that of the sequence
+    int B, T;
+    EmbeddingPositions positions;
+    const ModelActivations* acts;
+    const TensorRow* activation_rows; // their layout
+    int cached;                       // tokens of a sequence that the cache has room for; 0: no cache
+    int sequence;                     // prefill: its place in the cache
+} Pass;
+
+static inline int pass_tokens(const Pass* pass) { return pass->B * pass->T; }
+
+// Returns true for a step of decoding: row r is a token of sequence r.
+static inline int pass_is_step(const Pass* pass) { return pass->cached && pass->positions.given; }
+
+#endif

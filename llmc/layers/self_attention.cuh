@@ -1,0 +1,80 @@
+/*
+self_attention.cuh -- self_attention.h on the GPU: attention of a block with the linear layer in front of it.
+
+    qkv (N, QKV) = inp weight^T + bias        out (N, C), lse (B, NH, T) = attention of qkv (attention.h)
+*/
+#ifndef LLMC_SELF_ATTENTION_CUH
+#define LLMC_SELF_ATTENTION_CUH
+
+#include "llmc/gpu/floatx.cuh"
+
+#include "llmc/layers/linear.cuh"
+#include "llmc/ops/attention.cuh"
+
+typedef struct {
+    int B, T, C, NH;
+    const int* starts;               // (B, T), or NULL
+    Weight weight;                   // (QKV, C)
+    floatX *qkv, *out;               // (N, QKV), (N, C)
+    float* lse;                      // (B, NH, T)
+    AttentionCacheGpu<floatX> cache; // keys and values that are kept; no data: none
+    int sequence;                    // prefill: its place in the cache
+    const int* positions;            // a step of decoding: of each row; else NULL
+    LinearGpu* linear;
+    AttentionGpu* attention;
+} SelfAttentionGpu;
+
+static inline SelfAttentionGpu self_attention_of(ModelConfig cfg, const Weight* weight,
+                                                 const ModelActivations* a, const Pass* pass,
+                                                 LinearGpu* linear, AttentionGpu* attention) {
+    SelfAttentionGpu layer;
+    layer.B = pass->B;
+    layer.T = pass->T;
+    layer.C = cfg.C;
+    layer.NH = cfg.NH;
+    layer.starts = pass->starts;
+    layer.weight = *weight;
+    layer.qkv = a->qkv;
+    layer.out = a->atty;
+    layer.lse = a->att_lse;
+    layer.cache = {pass->cached ? a->kv : NULL, pass->cached, cfg.C, cfg.NH};
+    layer.sequence = pass->sequence;
+    layer.positions = pass_is_step(pass) ? pass->positions.given : NULL;
+    layer.linear = linear;
+    layer.attention = attention;
+    return layer;
+}
+
+// Sets qkv, out and lse; inp (N, C).
+static inline void self_attention_forward(const SelfAttentionGpu* a, const floatX* inp) {
+    const int N = a->B * a->T;
+    const Gpu* gpu = a->linear->gpu;
+    linear_forward(a->qkv, inp, &a->weight, N, a->linear);
+    if (a->cache.data) {
+        attention_cache_store(a->cache, a->qkv, a->positions, a->sequence, N, gpu);
+    }
+    if (a->positions) {
+        attention_cached(a->out, a->qkv, a->positions, N, a->cache, gpu);
+    } else {
+        attention_forward(a->out, a->lse, a->qkv, a->starts, a->B, a->T, a->C, a->NH, a->attention, gpu);
+    }
+}
+
+// Gradients of parameters, without data if frozen, which the backward pass sets or adds to as `mode` says; dinp (N, C),
+// which it sets; and memory that it uses.
+typedef struct {
+    floatX* dinp;
+    Gradient dqkvw, dqkvb;
+    GradientMode mode;
+    floatX* dqkv; // (N, QKV)
+} SelfAttentionGradientsGpu;
+
+// Sets and adds to gradients. dout and inp are (N, C); dinp may be dout.
+static inline void self_attention_backward(const SelfAttentionGpu* a, const SelfAttentionGradientsGpu* d,
+                                           const floatX* dout, const floatX* inp) {
+    attention_backward(d->dqkv, d->dqkvb, dout, a->qkv, a->out, a->lse, a->starts, a->B, a->T, a->C, a->NH,
+                       d->mode, a->attention, a->linear->gpu);
+    linear_backward(d->dinp, d->dqkvw, d->dqkv, inp, &a->weight, a->B * a->T, d->mode, a->linear);
+}
+
+#endif

@@ -1,0 +1,48 @@
+/*
+weight.h -- a matrix of the model with its bias, in the forms that matmuls read.
+
+    out (N, OC) = inp (N, C) weight^T + bias
+
+A layer has its weights at hand, with their sizes: nothing looks a matrix up.
+*/
+#ifndef LLMC_WEIGHT_H
+#define LLMC_WEIGHT_H
+
+#include <stdint.h>
+
+#include "llmc/model/model.h"
+
+typedef struct {
+    const floatX* data;                 // (OC, C); with --quantize its blocks of 8 bits
+    const floatX* bias;                 // (OC), or NULL
+    const uint32_t *forward, *backward; // packed in bf16 for both passes (bf16_weights.h), or NULL
+    int OC, C;
+} Weight;
+
+// Packed copies of the matrices, as members of the same names.
+#define PACKED_MEMBER_(name, ...) const uint32_t* name;
+typedef struct {
+    MODEL_PARAMETERS(PACKED_MEMBER_)
+} PackedParameters;
+#undef PACKED_MEMBER_
+
+// The matrices of a block, and that of the embedding and the classifier.
+typedef struct {
+    Weight qkv, attproj, fc, fcproj, wte;
+} LayerWeights;
+
+// Names the matrices in `p`, the parameters of a layer, and their copies, whose members may be NULL.
+static inline LayerWeights layer_weights(ModelConfig cfg, const ModelParameters* p,
+                                         const PackedParameters* forward, const PackedParameters* backward) {
+    const int C = cfg.C, QKV = model_qkv_size(cfg), F = model_hidden(cfg);
+    const LayerWeights weights = {
+        {p->qkvw, p->qkvb, forward->qkvw, backward->qkvw, QKV, C},
+        {p->attprojw, p->attprojb, forward->attprojw, backward->attprojw, C, C},
+        {p->fcw, p->fcb, forward->fcw, backward->fcw, F, C},
+        {p->fcprojw, p->fcprojb, forward->fcprojw, backward->fcprojw, C, F},
+        {p->wte, NULL, forward->wte, backward->wte, cfg.Vp, C},
+    };
+    return weights;
+}
+
+#endif
