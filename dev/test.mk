@@ -37,7 +37,7 @@ CLI = dev/test/cli/test_%.sh $(wildcard dev/test/lib/*.sh dev/test/lib/fault.c s
 $(BUILD)/cli_%.ok: $(CLI) $(BUILD)/train_gpt2
 	$(run_test) $< $(BUILD)/train_gpt2
 $(BUILD)/cli_ranks.ok: $(BUILD)/test_collectives
-$(BUILD)/cli_tokenize.ok: $(CLI:%.sh=tokenize.sh) $(BUILD)/tokenize
+$(BUILD)/cli_tokenize.ok: $(subst %,tokenize,$(CLI)) $(BUILD)/tokenize
 	$(run_test) $< $(BUILD)/tokenize
 build/scripts/%.ok: $(CLI) Makefile dev/gpu.mk dev/test.mk
 	$(run_test) $<
@@ -69,14 +69,14 @@ build/sim/%.ordered.ok: build/sim/% $(TEST_INPUTS)
 SIM_TRAINER = build/sim/$(1)/train_gpt2cu build/plain/train_gpt2
 build/sim/step.ok: build/sim/BF16/train_gpt2cu
 	$(run_test) $< --layers 1 --channels 16 --heads 2 --seq-len 16 --batch 2 --steps 1 --samples 0 --eval-every 0
-build/sim/cli_sim.ok: $(CLI:%.sh=sim.sh) $(call SIM_TRAINER,FP32)
+build/sim/cli_sim.ok: $(subst %,sim,$(CLI)) $(call SIM_TRAINER,FP32)
 	$(run_test) $<
-build/sim/cli_generate.ok: $(CLI:%.sh=generate.sh) $(call SIM_TRAINER,FP32)
+build/sim/cli_generate.ok: $(subst %,generate,$(CLI)) $(call SIM_TRAINER,FP32)
 	$(run_test) $< build/plain/train_gpt2 build/sim/FP32/train_gpt2cu
-build/sim/cli_ranks.ok: $(CLI:%.sh=ranks.sh) $(call SIM_TRAINER,BF16) build/sim/plain/test_collectives
+build/sim/cli_ranks.ok: $(subst %,ranks,$(CLI)) $(call SIM_TRAINER,BF16) build/sim/plain/test_collectives
 	$(run_test) $< build/sim/BF16/train_gpt2cu
 BENCHES = $(wildcard dev/bench/*)
-build/sim/cli_kit.ok: $(CLI:%.sh=kit.sh) $(BENCHES) $(call SIM_TRAINER,FP32) build/sim/FP32-plain/test_gpt2 build/sim/plain/test_gpu
+build/sim/cli_kit.ok: $(subst %,kit,$(CLI)) $(BENCHES) $(call SIM_TRAINER,FP32) build/sim/FP32-plain/test_gpt2 build/sim/plain/test_gpu
 	$(run_test) $<
 build/sim/cli_multi_gpu.ok build/sim/cli_roofline.ok build/sim/cli_scaling.ok: build/sim/cli_%.ok: $(CLI) $(BENCHES) \
     $(call SIM_TRAINER,BF16) $(call SIM_TRAINER,FP32)

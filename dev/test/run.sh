@@ -126,12 +126,15 @@ test_sim_rest() {
 
 # run: all variants at once; they share make's job server. What several of them use comes first.
 run() {
+    local sync=''
     {
         echo "all: ${variants[*]}"
         printf 'programs:\n\t+@$(MAKE) -s -k BUILD=build/plain WERROR=-Werror build/plain/train_gpt2 build/plain/tokenize\n'
         cat "$work/variants.mk"
     } >"$work/all.mk"
-    make -s -k -j"${JOBS:-3}" --output-sync=target --no-print-directory -f "$work/all.mk" all 2>&1 | tee "$work/log"
+    make --help | grep -q output-sync && sync=--output-sync=target # GNU make 4
+    # shellcheck disable=SC2086 # no option, or one
+    make -s -k -j"${JOBS:-3}" $sync --no-print-directory -f "$work/all.mk" all 2>&1 | tee "$work/log"
 }
 
 # failures: the goals that were not made, by what make says.
@@ -162,15 +165,31 @@ summary() {
     [ "$failed" = 0 ]
 }
 
+# check_words WORD...: the plain tests whose names contain one of the words. Builds only the programs of the files that
+# are named so, if any are.
+check_words() {
+    local word file program programs=() status=0
+    for word in "$@"; do
+        for file in dev/test/*/test_*"${word%%.*}"*.c; do
+            [ -e "$file" ] || continue
+            program=$(basename "$file" .c)
+            [[ " ${rooms[*]} " = *" $program "* ]] || program=test_$(basename "$(dirname "$file")")
+            [[ " ${programs[*]-} " = *" $program "* ]] || programs+=("$program")
+        done
+    done
+    [ ${#programs[@]} != 0 ] || programs=("${rooms[@]}")
+    make -s -j2 WERROR=-Werror "${programs[@]/#/build/plain/}" || return 1
+    for program in "${programs[@]}"; do
+        [ -z "$("build/plain/$program" --list | grep -F "$(printf '%s\n' "$@")")" ] || "build/plain/$program" "$@" || status=1
+    done
+    return $status
+}
+
 case ${1:-test} in
 check)
     if [ $# -gt 1 ]; then
-        make -s -j2 WERROR=-Werror "${rooms[@]/#/build/plain/}" || exit 1
-        status=0
-        for room in "${rooms[@]}"; do
-            [ -z "$("build/plain/$room" --list | grep -F "${@:2}")" ] || "build/plain/$room" "${@:2}" || status=1
-        done
-        exit $status
+        check_words "${@:2}"
+        exit
     fi
     variant plain "${rooms[@]}" cli_smoke
     variant lint build/lint_quick

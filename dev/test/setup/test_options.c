@@ -191,6 +191,11 @@ TEST(refuses_values) {
     EXPECT(refused("-q|-.5", "--final-lr-frac -.5: "));
     EXPECT(refused("--schedule|cos", "--schedule cos: wanted cosine|linear|constant|wsd"));
     EXPECT(refused("--schedule|1", "--schedule 1: wanted cosine"));
+    EXPECT(refused("--batch|99999999999", "--batch 99999999999: wanted 1 to"));
+    EXPECT(refused("--batch=-1", "--batch -1: wanted 1 to"));
+    EXPECT(refused("--layers|1.5", "--layers 1.5: ") && refused("--eval-every=-1", "--eval-every -1: "));
+    EXPECT(refused("--lr|nan", "--lr nan: ") && refused("--lr|-0.1", "--lr -0.1: wanted above 0"));
+    EXPECT(refused("--beta2|1", "--beta2 1: wanted 0 to below 1"));
 }
 
 TEST(refuses_arguments) {
