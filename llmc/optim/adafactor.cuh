@@ -1,11 +1,13 @@
 /*
-adafactor.cuh -- adafactor.h on the GPU, for all tensors of a model, or some in a row, in five launches.
+adafactor.cuh -- adafactor.h on the GPU, for all tensors of a model, or some consecutive ones, in
+five launches.
 
-Tensors are places in arrays: a table says where each one starts in the parameters, the master weights, the gradients and
-in each array of state. A tensor of one row is a vector.
+Tensors are places in arrays: a table says where each one starts in the parameters, the master
+weights, the gradients and in each array of state. A tensor of one row is a vector.
 
-Where processes update parts of a tensor, the table says which elements are updated here. All of the tensor's gradient is
-there, and so are its sums: all of these processes compute the same ones. A relative rate also needs all weights, in fp32.
+If ranks update parts of a tensor, the table says which elements are updated here. Each of these
+ranks has the whole gradient of the tensor and all its sums, and computes the same ones. A relative
+rate also needs all weights, in fp32.
 
     params, master, grads         T, as in master_weights.cuh, T or fp32
     whole_weights        fp32     as grads; NULL: all weights are updated here
@@ -13,9 +15,10 @@ there, and so are its sums: all of these processes compute the same ones. A rela
     v                    fp32     of vectors
     m                    fp32     of both; NULL: no momentum
 
-Launches: sums of the gradient's squares; column sums; the root mean square of the update; the update. They need sums over
-the whole tensor in between, so the gradient is read three times. The vectors take one more launch, a block each. A thread
-block has a tile: a band of up to ADAFACTOR_BAND rows of a matrix.
+Launches: sums of the gradient's squares; column sums; the root mean square of the update; the
+update. They need sums over the whole tensor in between, so the gradient is read three times. The
+vectors take one more launch, a block each. A thread block has a tile: a band of up to
+ADAFACTOR_BAND rows of a matrix.
 
 needs:   tensors start at multiples of four elements in every array
 */
@@ -30,37 +33,38 @@ needs:   tensors start at multiples of four elements in every array
 
 enum { ADAFACTOR_WARPS_ = 8, ADAFACTOR_ROWS_OF_WARP_ = ADAFACTOR_BAND / ADAFACTOR_WARPS_ };
 
-// A tensor of one layer, by its places in elements.
+// A tensor of one layer: its places in arrays, in elements.
 typedef struct {
-    size_t begin, end;            // the elements that are updated here
-    size_t params, master, m;     // of element `begin`
-    size_t grads;                 // of the whole tensor, in the gradients,
-    size_t row_sums, col_sums, v; // and in the state
+    size_t begin, end;            // elements to update here
+    size_t params, master, m;     // places of element `begin`
+    size_t grads;                 // place of the whole tensor in the gradients
+    size_t row_sums, col_sums, v; // places of the whole tensor in the state
     uint64_t first_word;          // RoundingWords.first
     int rows, cols;
     float rate;   // factor of the learning rate
-    int decay;    // whether weights decay
-    int is_apart; // it and those behind it are never in one update with those before it
+    int decay;    // true if weights decay
+    int is_apart; // never in one update with the tensors before it
 } AdafactorTensor;
 
-// How many there are of some tensors in a row.
+// Counts of some consecutive tensors.
 typedef struct {
     int matrices, vectors, tiles;
 } AdafactorCount;
 
-// The same with its tiles, which are numbered through.
+// A tensor with its tiles. Tiles of all tensors have consecutive numbers.
 typedef struct {
     AdafactorTensor tensor;
     int first_tile, tiles;
     size_t col_parts; // in scratch memory: (tiles, cols) partial column sums
 } AdafactorPlace_;
 
-// Of a tile, sums over its elements or rows.
+// Sums over the elements or rows of a tile.
 typedef struct {
-    float row_sums, squares, updates; // of the new row sums; of the weights' squares; of the update's
+    float row_sums, squares,
+        updates; // sums of the new row sums, of the weights' squares, of the update's squares
 } AdafactorTile_;
 
-// Of the tensors of a model, in device memory.
+// Tables and scratch memory for the tensors of a model, in device memory.
 typedef struct {
     AdafactorPlace_* places; // matrices, then vectors
     int* places_of_tiles;
@@ -68,9 +72,8 @@ typedef struct {
     float* col_parts;
     AdafactorCount all;
     int most_cols;
-    int width; // elements at a time: 4 if all matrices have rows of a multiple of 4
-    size_t
-        updated; // partial column sums in one update, at most: those of tensors that are apart share memory
+    int width;      // elements at a time: 4 if all matrices have rows of a multiple of 4
+    size_t updated; // most partial column sums in one update: tensors that are apart share memory
 } AdafactorPlan;
 
 // ---- open and close ----
@@ -90,7 +93,7 @@ static inline AdafactorCount adafactor_count(const AdafactorTensor* tensors, int
     return c;
 }
 
-// What adafactor_open sets except memory.
+// Sets all of a plan but its memory.
 static inline void adafactor_size_(AdafactorPlan* plan, const AdafactorTensor* tensors, int count) {
     size_t col_parts = 0;
     memset(plan, 0, sizeof(*plan));
@@ -108,7 +111,7 @@ static inline void adafactor_size_(AdafactorPlan* plan, const AdafactorTensor* t
     }
 }
 
-// Device memory of a plan.
+// Returns the device bytes of a plan.
 static inline size_t adafactor_planned_bytes(const AdafactorTensor* tensors, int count) {
     AdafactorPlan plan;
     adafactor_size_(&plan, tensors, count);
@@ -116,7 +119,7 @@ static inline size_t adafactor_planned_bytes(const AdafactorTensor* tensors, int
            (size_t)plan.all.tiles * (sizeof(int) + sizeof(AdafactorTile_)) + plan.updated * sizeof(float);
 }
 
-// Matrices come first, each with its tiles behind those of the matrices before it.
+// Sets the table: matrices first, each with its tiles behind those of the matrices before it.
 static inline void adafactor_place_(AdafactorPlace_* places, int* places_of_tiles,
                                     const AdafactorTensor* tensors, int count, int matrices) {
     int tile = 0, matrix = 0, vector = matrices;
@@ -157,48 +160,48 @@ static inline void adafactor_close(AdafactorPlan* plan) {
     gpu_free(plan->places);
 }
 
-// ---- what the kernels share ----
+// ---- shared by the kernels ----
 
-// Of all tensors; only those of the update need be there.
+// State of all tensors; only that of the tensors in the update must exist.
 template <class G> struct AdafactorGrads_ { const G* data; };
 
-// What all kernels of an update get. A tensor has a rate and a decay of its own: adafactor_rates_.
+// Numbers of an update for all kernels. A tensor has its own rate and decay: adafactor_rates_.
 typedef struct {
     Adafactor opt;
     float beta2;
     int first_tile;
 } AdafactorLaunch_;
 
-// The state, as above.
+// Arrays of state.
 typedef struct {
     float *row_sums, *col_sums, *v, *m;
 } AdafactorState_;
 
-// Weights that are updated, and all of those that are summed up: as above.
+// Weights to update, and all weights to sum up.
 template <class T> struct AdafactorWeights_ {
     Weights<T> weights;
     const float* whole;
 };
 
-// Those of a tensor that are updated here: element 0 is the tensor's `begin`.
+// Returns the weights of a tensor to update here: element 0 is the tensor's `begin`.
 template <class T>
 __device__ inline Weights<T> adafactor_own_(const AdafactorWeights_<T>& x, const AdafactorTensor& t) {
     return weights_from(x.weights, t.params, t.master);
 }
 
-// W of all weights of a tensor.
+// Returns W of all weights of a tensor.
 template <int W, class T>
 __device__ inline Elements<float, W> adafactor_weight_(const AdafactorWeights_<T>& x,
                                                        const AdafactorTensor& t, size_t i) {
     return x.whole ? elements_load<W>(x.whole + t.grads + i) : weights_load<W>(adafactor_own_(x, t), i);
 }
 
-// The tile of a block of threads.
+// Returns the tile of a block of threads.
 __device__ inline int adafactor_tile_(const AdafactorLaunch_& step) {
     return step.first_tile + (int)blockIdx.x;
 }
 
-// The rows of a tile that a warp has: first, first + 8, ... below end.
+// Rows of a tile that a warp has: first, first + 8, ... below end.
 typedef struct {
     int first, end;
 } AdafactorRows_;
@@ -210,12 +213,12 @@ __device__ inline AdafactorRows_ adafactor_rows_(const AdafactorPlace_& place, i
     return rows;
 }
 
-// A mean of rows or columns, or one square, after the next gradient.
+// Returns a mean of rows or columns, or one square, after the next gradient.
 __device__ inline float adafactor_mean_(float before, float squares, float beta2) {
     return fmaf(beta2, before, (1.0f - beta2) * (squares + ADAFACTOR_EPS));
 }
 
-// W elements of the gradient, scaled.
+// Returns W elements of the gradient, scaled.
 template <int W, class G>
 __device__ inline Elements<float, W> adafactor_gradient_(const G* grads, size_t i, float grad_scale) {
     Elements<float, W> g = elements_convert<float>(elements_load<W>(grads + i));
@@ -226,7 +229,7 @@ __device__ inline Elements<float, W> adafactor_gradient_(const G* grads, size_t 
     return g;
 }
 
-// The sum of one member over all tiles of a tensor, for every thread of the block.
+// Returns the sum of one member over all tiles of a tensor, to every thread of the block.
 __device__ inline float adafactor_sum_(const AdafactorTile_* tiles, float AdafactorTile_::*member,
                                        const AdafactorPlace_& place) {
     float sum = 0;
@@ -238,8 +241,9 @@ __device__ inline float adafactor_sum_(const AdafactorTile_* tiles, float Adafac
 
 __device__ inline float adafactor_inverse_root_(float x) { return 1.0f / sqrtf(x); }
 
-// 1 / sqrt(row_sums_i / mean), for the rows of a warp. The update is the gradient times this and 1 / sqrt(col_sums_j):
-// products of two sums would leave fp32's range where gradients are zero.
+// Returns 1 / sqrt(row_sums_i / mean), for the rows of a warp. The update is the gradient times
+// this and 1 / sqrt(col_sums_j): a product of two sums would leave fp32's range where gradients are
+// zero.
 __device__ inline void adafactor_row_factors_(float (&factors)[ADAFACTOR_ROWS_OF_WARP_],
                                               const float* row_sums, AdafactorRows_ rows, float mean) {
 #pragma unroll
@@ -260,7 +264,7 @@ template <int W> __device__ inline Elements<float, W> adafactor_col_factors_(con
 
 // ---- sums ----
 
-// What the warps of a block have found of 32 W columns becomes the tile's partial sums.
+// Adds up what the warps of a block found for 32 W columns: the tile's partial sums.
 template <int W>
 __device__ inline void adafactor_store_columns_(float* col_parts, float (&of_warp)[ADAFACTOR_WARPS_][W][32],
                                                 const float (&sums)[W], int first_col, int cols) {
@@ -279,7 +283,7 @@ __device__ inline void adafactor_store_columns_(float* col_parts, float (&of_war
     __syncthreads();
 }
 
-// The new row sums of a warp's rows; returns their sum, in lane 0.
+// Sets the new row sums of a warp's rows; returns their sum, in lane 0.
 __device__ inline float adafactor_store_rows_(float* row_sums, const float (&sums)[ADAFACTOR_ROWS_OF_WARP_],
                                               AdafactorRows_ rows, int cols, const AdafactorLaunch_& step) {
     float total = 0;
@@ -295,11 +299,11 @@ __device__ inline float adafactor_store_rows_(float* row_sums, const float (&sum
     return total;
 }
 
-// A block has a tile; its warps take rows in turn, a lane W columns of every 32 W. All rows of a warp meet the same columns
-// at a time, so that a lane adds up columns, too.
+// A block has a tile. Its warps have rows in turn, a lane W columns of every 32 W. All rows of a
+// warp reach the same columns at a time, so a lane adds up columns, too.
 // grid   tiles      block   256      shared   1 or 4 KiB
-// moves  reads the gradient, and where the rate follows the weights these; writes a 64th of the gradient's elements in fp32.
-//        Bound by memory.
+// moves  reads the gradient, and with a relative rate the weights; writes a 64th of the gradient's
+//        elements in fp32. Bound by memory.
 // order  fixed
 template <class T, class G, int W>
 __global__ void __launch_bounds__(32 * ADAFACTOR_WARPS_, 4)
@@ -348,7 +352,8 @@ __global__ void __launch_bounds__(32 * ADAFACTOR_WARPS_, 4)
     }
 }
 
-// A warp's lane has a column, the warps of a block share the tiles; then the first warp adds up what they found.
+// A warp's lane has a column, the warps of a block share the tiles; then the first warp adds up
+// what they found.
 // grid   ceil(cols / 32), matrices      block   (32, 8)      shared   1 KiB
 // moves  a 64th of the gradient's elements in fp32, mostly from L2. Bound by latency.
 // order  fixed
@@ -378,8 +383,8 @@ static __global__ void __launch_bounds__(32 * ADAFACTOR_WARPS_)
 
 // ---- the update ----
 
-// Calls body(i, u) for all elements of a block's tile that this thread has, W at a time: i is the first one's place in
-// the tensor, u the update before it is clipped.
+// Calls body(i, u) for all elements of a block's tile that this thread has, W at a time: i is the
+// place of the first one in the tensor, u the update before clipping.
 template <int W, class G, class F>
 __device__ inline void adafactor_each_(const AdafactorPlace_& place, const AdafactorGrads_<G>& grads,
                                        const AdafactorState_& state, float mean, const AdafactorLaunch_& step,
@@ -430,13 +435,13 @@ __global__ void __launch_bounds__(32 * ADAFACTOR_WARPS_)
     }
 }
 
-// Of one tensor, what all its elements share.
+// Numbers that all elements of a tensor share.
 typedef struct {
     float clip; // factor of the update
     float rate, keep;
 } AdafactorRates_;
 
-// From the means of the squares of the update and of the weights.
+// Returns them, from the means of the squares of the update and of the weights.
 __device__ inline AdafactorRates_ adafactor_rates_(const AdafactorTensor& t, float updates, float squares,
                                                    const AdafactorLaunch_& step) {
     Adafactor own = step.opt;
@@ -447,7 +452,7 @@ __device__ inline AdafactorRates_ adafactor_rates_(const AdafactorTensor& t, flo
     return rates;
 }
 
-// W elements: weights and m start with those that are updated.
+// Updates W elements; weights and m start with the elements to update.
 template <class T, int W>
 __device__ inline void adafactor_apply_(const Weights<T>& weights, float* m, size_t i, Elements<float, W> u,
                                         const AdafactorRates_& rates, float beta1,
@@ -470,7 +475,7 @@ __device__ inline void adafactor_apply_(const Weights<T>& weights, float* m, siz
     weights_store(weights, i, x, words);
 }
 
-// A block updates its tile, what of it is updated here.
+// A block updates the elements of its tile that belong to this rank.
 // grid   tiles      block   256      shared   128 bytes
 // moves  the gradient in, m and the weights in and out. Bound by memory.
 // order  fixed
@@ -532,7 +537,7 @@ __global__ void __launch_bounds__(256)
     }
 }
 
-// All that the update takes; as above.
+// Arguments of the update.
 template <class T> struct AdafactorUpdate {
     Weights<T> weights;
     Gradient grads;
@@ -540,8 +545,8 @@ template <class T> struct AdafactorUpdate {
     const AdafactorPlan* plan;
     Adafactor opt;
     uint64_t seed;
-    AdafactorCount first, count; // the plan's tensors before those to update, and these
-    const float* whole_weights;  // only looked at with a relative rate
+    AdafactorCount first, count; // tensors of the plan before those to update, and those to update
+    const float* whole_weights;  // only read with a relative rate
 };
 
 template <class T, class G, int W>
@@ -585,7 +590,8 @@ template <class T> static inline void adafactor_update(const AdafactorUpdate<T>&
     GRADIENT_DISPATCH(u.grads, T, adafactor_update_<T, G>(u, gpu));
 }
 
-// Of n elements of matrices: the gradient three times, the weights, and m; with a fixed rate.
+// Returns the bytes moved for n elements of matrices with a fixed rate: the gradient three times,
+// the weights, and m.
 static inline double adafactor_bytes(double n, DType params, DType grads, MasterWeights master, int has_m) {
     return n * (double)(3 * dtype_bytes(grads) + (has_m ? 2 * sizeof(float) : 0)) +
            weights_bytes(n, params, master);

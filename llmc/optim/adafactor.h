@@ -21,9 +21,10 @@ For a vector v = beta2 v + (1 - beta2) (g^2 + 1e-30) and u = g / sqrt(v); the re
     v             (n)                   fp32
     m             as param              fp32; NULL: no momentum
 
-All state starts as zero. Shazeer and Stern, "Adafactor: Adaptive Learning Rates with Sublinear Memory Cost", arXiv
-1804.04235; with a fixed rate it is transformers' Adafactor, with ADAFACTOR_RELATIVE torch.optim.Adafactor. Sums are
-made of the sums of bands of rows, whatever the number of threads.
+All state starts as zero. Shazeer and Stern, "Adafactor: Adaptive Learning Rates with Sublinear
+Memory Cost", arXiv 1804.04235; with a fixed rate it is transformers' Adafactor, with
+ADAFACTOR_RELATIVE torch.optim.Adafactor. Sums are made of the sums of bands of rows, whatever the
+number of threads.
 
 needs:   nothing
 */
@@ -46,11 +47,11 @@ typedef enum { ADAFACTOR_FIXED, ADAFACTOR_RELATIVE } AdafactorRate;
 typedef struct {
     float lr, beta1;    // beta1 is only used with momentum
     float beta2_cap;    // 1: none
-    float clip;         // the most that rms(u) may be; 1 in the paper
+    float clip;         // upper bound of rms(u); 1 in the paper
     float weight_decay; // decoupled
-    float grad_scale;   // clipping: the gradient is multiplied by this first
+    float grad_scale;   // factor of the gradient
     AdafactorRate rate; // fixed, or relative to the parameter
-    int64_t t;          // number of this update, from 1
+    int64_t t;          // number of the update, from 1
 } Adafactor;
 
 typedef struct {
@@ -59,15 +60,15 @@ typedef struct {
     float *row, *col, *m; // m may be NULL; m[0] belongs to element `begin`
     size_t rows, cols;
     size_t begin,
-        end; // the elements that are updated: of all others the gradient is there, and the parameter
+        end; // elements to update; gradient and parameters of all others are read
 } AdafactorMatrix;
 
 #define ADAFACTOR_EPS 1e-30f // added to squares
 
 enum { ADAFACTOR_BAND = 64 };
 
-// A matrix of n elements: read grad three times, write param, read it once or, with a relative rate, twice; read and
-// write m. Rows and columns are few.
+// Counts the bytes moved for a matrix of n elements: read grad three times, write param, read it
+// once, or twice with a relative rate; read and write m. Rows and columns are few.
 static inline double adafactor_bytes(double n, Adafactor opt) {
     return (12 + 8 + (opt.rate == ADAFACTOR_RELATIVE ? 4 : 0) + (opt.beta1 > 0 ? 8 : 0)) * n;
 }
@@ -76,7 +77,7 @@ static inline float adafactor_beta2(Adafactor opt) {
     return fminf((float)(1 - pow((double)opt.t, -0.8)), opt.beta2_cap);
 }
 
-// What u is multiplied by, for a parameter with this root of its mean square.
+// Returns the step size for a parameter of this RMS.
 HOST_DEVICE float adafactor_rate(Adafactor opt, double rms) {
     return opt.rate == ADAFACTOR_FIXED
                ? opt.lr
@@ -87,7 +88,7 @@ HOST_DEVICE float adafactor_rate(Adafactor opt, double rms) {
 
 static inline size_t adafactor_bands_(size_t rows) { return (rows + ADAFACTOR_BAND - 1) / ADAFACTOR_BAND; }
 
-// Of the scratch memory that updates of matrices want; enough for all that need no more.
+// Returns the scratch bytes for updating any matrix up to rows x cols.
 static inline size_t adafactor_scratch_bytes(size_t rows, size_t cols) {
     return adafactor_bands_(rows) * (sizeof(double) + cols * sizeof(float)) + cols * sizeof(float);
 }
@@ -97,7 +98,8 @@ void adafactor_update_cpu(AdafactorMatrix x, Adafactor opt, void* scratch);
 
 // ---- a vector ----
 
-// As of a matrix, elements begin ... end-1 are updated, and m[0] is that of element `begin`. One thread: vectors are short.
+// Updates elements begin ... end-1 of a vector; m[0] belongs to element `begin`. One thread:
+// vectors are short.
 void adafactor_vector_cpu(float* param, const float* grad, float* v, float* m, size_t n, size_t begin,
                           size_t end, Adafactor opt);
 
@@ -192,7 +194,7 @@ static double adafactor_band_param_squares_(const AdafactorWork_* work, size_t b
     return total;
 }
 
-// The root of the mean square, from the sums of squares of all bands.
+// Returns the root of the mean square, from the sums of squares of all bands.
 static double adafactor_rms_(const AdafactorWork_* work,
                              double (*band_squares)(const AdafactorWork_*, size_t)) {
     const size_t bands = adafactor_bands_(work->x.rows);
@@ -207,9 +209,9 @@ static double adafactor_rms_(const AdafactorWork_* work,
     return sqrt(sum / ((double)work->x.rows * (double)work->x.cols));
 }
 
-// What is done to an element once its u is known.
+// Numbers that turn the u of an element into its new value.
 typedef struct {
-    float keep, rate, beta1, clipped; // u is multiplied by `clipped`
+    float keep, rate, beta1, clipped; // `clipped`: factor of u
 } AdafactorStep_;
 
 static AdafactorStep_ adafactor_step_(Adafactor opt, double u_rms, double param_rms) {
@@ -222,7 +224,7 @@ static float adafactor_momentum_(float* m, float u, AdafactorStep_ step) {
     return *m = multiply_add(step.beta1, *m, (1.0f - step.beta1) * (u * step.clipped));
 }
 
-// What is updated of a row.
+// Updates the part of a row that belongs to begin ... end-1.
 static void adafactor_move_row_(const AdafactorWork_* work, size_t i, AdafactorStep_ step) {
     const size_t first = i * work->x.cols, end = first + work->x.cols;
     const size_t from = work->x.begin > first ? work->x.begin : first,

@@ -7,10 +7,11 @@ adamw.h -- the AdamW update: the contract, and the CPU version.
 
     param, grad, m, v   (n)   fp32; t counts from 1
 
-DECAY_CAUTIOUS: only elements that the rest of the update moves towards zero decay, by this and other rules.
+DECAY_CAUTIOUS: only elements that the rest of the update moves towards zero decay. Other rules do
+the same.
 
-Loshchilov and Hutter, "Decoupled weight decay regularization", ICLR 2019. 28 bytes move per parameter: memory
-bound.
+Loshchilov and Hutter, "Decoupled weight decay regularization", ICLR 2019. 28 bytes move per
+parameter: memory bound.
 */
 #ifndef LLMC_ADAMW_H
 #define LLMC_ADAMW_H
@@ -25,24 +26,25 @@ bound.
 extern "C" {
 #endif
 
-// Which weights decay.
+// Selects the weights that decay.
 typedef enum { DECAY_ALL, DECAY_CAUTIOUS } Decay;
 
-// What a weight is multiplied by, where a rule subtracts a positive multiple of `step` from it.
+// Returns the decay factor of a weight from which a rule subtracts a positive multiple of `step`; 1
+// where cautious decay leaves the weight alone.
 HOST_DEVICE float decay_keep(float keep, Decay decay, float step, float param) {
     return decay == DECAY_ALL || step * param > 0 ? keep : 1.0f;
 }
 
 typedef struct {
     float lr, beta1, beta2, eps, weight_decay;
-    float grad_scale; // clipping: the gradient is multiplied by this first
-    int64_t t;        // number of this update, from 1
+    float grad_scale; // factor of the gradient
+    int64_t t;        // number of the update, from 1
     Decay decay;
 } AdamW;
 
 static inline double adamw_bytes(double n) { return 28 * n; } // read param, grad, m, v; write param, m, v
 
-// What is the same for all elements of an update.
+// Numbers that all elements of an update share.
 typedef struct {
     AdamW opt;
     float m_correction, v_correction, keep;
@@ -50,8 +52,8 @@ typedef struct {
 
 AdamWStep adamw_step(AdamW opt);
 
-// Elements of a cache line, and how far ahead lines are prefetched: 2 KiB. The processor's own prefetcher stops at the end of a
-// page (LOG.md).
+// Elements of a cache line, and the prefetch distance: 2 KiB. The processor's own prefetcher stops
+// at the end of a page (LOG.md).
 #define ADAMW_LINE 16
 
 #define ADAMW_AHEAD 512

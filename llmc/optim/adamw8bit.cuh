@@ -1,16 +1,17 @@
 /*
 adamw8bit.cuh -- adamw8bit.h on the GPU: moments in 8 bits between two updates.
 
-Blocks of 64 elements have a scale. A thread has four elements, so 16 lanes share a block. adamw8bit_load and
-adamw8bit_store are the part of a kernel that knows of codes; between them it updates the four as AdamW does.
+Blocks of 64 elements have a scale. A thread has four elements, so 16 lanes share a block.
+adamw8bit_load and adamw8bit_store are the part of a kernel that knows the codes; between them it
+updates the four as AdamW does.
 
     m, v              uint8   codes
     m_scale, v_scale  fp32    one for 64 elements, counted from the first
 
-Codes are decoded by a table in shared memory, which a kernel copies from Code8Table in its beginning.
+Codes are decoded by a table in shared memory, which a kernel copies from Code8Table at its start.
 
-needs:   arrays start at multiples of 128 elements of a tensor, and have room up to the next one: a warp's. What is
-         behind the tensor is zero, and stays zero but for its codes
+needs:   arrays start at multiples of 128 elements of a tensor, a warp's, and have room up to the
+         next one. The elements behind the tensor are zero, and stay zero but for their codes
 */
 #ifndef LLMC_ADAMW8BIT_CUH
 #define LLMC_ADAMW8BIT_CUH
@@ -25,12 +26,12 @@ enum { ADAMW8BIT_LANES_ = ADAMW8BIT_BLOCK / 4, ADAMW8BIT_THREADS_ = 256 };
 
 // ---- decoding ----
 
-// The values of a code.
+// Values of a code, signed and unsigned.
 typedef struct {
     float m, v;
 } Code8Pair;
 
-// Of all codes, in device memory: (256)
+// Values of all codes, in device memory: (256)
 typedef struct {
     Code8Pair* values;
 } Code8Table;
@@ -63,7 +64,7 @@ typedef struct {
     Elements<float, 4> m, v;
 } AdamW8bitFour;
 
-// The moments of elements i ... i+3.
+// Returns the moments of elements i ... i+3.
 __device__ inline AdamW8bitFour adamw8bit_load(const AdamW8bitState& state, size_t i,
                                                const Code8Pair* shared) {
     const Elements<uint8_t, 4> m = elements_load<4>(state.m + i), v = elements_load<4>(state.v + i);
@@ -77,7 +78,8 @@ __device__ inline AdamW8bitFour adamw8bit_load(const AdamW8bitState& state, size
     return four;
 }
 
-// max |x| of a block, for its 16 lanes. Positive numbers have the order of their bits, and infinity and NaN come last.
+// Returns max |x| of a block to its 16 lanes. Positive numbers have the order of their bits, and
+// infinity and NaN come last.
 __device__ inline float adamw8bit_largest_(const Elements<float, 4>& x) {
     int largest = 0;
 #pragma unroll
@@ -91,7 +93,8 @@ __device__ inline float adamw8bit_largest_(const Elements<float, 4>& x) {
     return float_of_bits((uint32_t)largest);
 }
 
-// Encodes the moments of elements i ... i+3, with the scales of their block. All lanes of the warp call it.
+// Encodes the moments of elements i ... i+3, with the scales of their block. All lanes of the warp
+// call it.
 __device__ inline void adamw8bit_store(const AdamW8bitState& state, size_t i, const AdamW8bitFour& four) {
     const float m_scale = adamw8bit_largest_(four.m), v_scale = adamw8bit_largest_(four.v);
     const float of_m = code8_inverse(m_scale), of_v = code8_inverse(v_scale);
@@ -114,8 +117,8 @@ __device__ inline void adamw8bit_store(const AdamW8bitState& state, size_t i, co
 
 // A thread updates four elements.
 // grid   ceil(n / 1024)      block   256      shared   2 KiB
-// moves  adamw8bit_bytes, and the table of 2 KiB a block, mostly from L1. Bound by memory or, where the bytes are fewest,
-//        by instructions: encoding takes some 40 an element and moment.
+// moves  adamw8bit_bytes, and the table of 2 KiB a block, mostly from L1. Bound by memory or, where
+//        the bytes are fewest, by instructions: encoding takes some 40 an element and moment.
 // order  every block of 64 on its own
 template <class T, class G>
 __global__ void __launch_bounds__(ADAMW8BIT_THREADS_)
@@ -141,7 +144,7 @@ __global__ void __launch_bounds__(ADAMW8BIT_THREADS_)
     weights_store(weights, i, x, words);
 }
 
-// All that the update of a tensor of n elements takes; as above.
+// Arguments of the update of a tensor of n elements.
 template <class T> struct AdamW8bitUpdate {
     Weights<T> weights;
     Gradient grads;
@@ -162,7 +165,8 @@ static inline void adamw8bit_update(const AdamW8bitUpdate<T>& u, size_t n, const
                              u.words));
 }
 
-// Reads the gradient, codes, scales and weights; writes all but the gradient.
+// Returns the bytes moved: reads the gradient, codes, scales and weights; writes all but the
+// gradient.
 static inline double adamw8bit_bytes(double n, DType params, DType grads, MasterWeights master) {
     const double moment = 1 + (double)sizeof(float) / ADAMW8BIT_BLOCK;
     return n * ((double)dtype_bytes(grads) + 4 * moment) + weights_bytes(n, params, master);

@@ -3,21 +3,22 @@ adamw8bit.h -- AdamW with its two moments in 8 bits: the contract, the code, and
 
     m = value(m_code) m_scale          v = value(v_code) v_scale
     m, v, param: as in adamw.h, in fp32
-    m_scale = max |m|                  v_scale = max |v|                         over a block of elements
+    m_scale = max |m|                  v_scale = max |v|               over a block of elements
     m_code = code(m / m_scale)         v_code = code(v / v_scale)
 
     param, grad        (n)                  fp32
     m_code, v_code     (n)                  uint8
-    m_scale, v_scale   (ceil(n / block))    fp32; block counts from the first element, the last one may be shorter
+    m_scale, v_scale   (ceil(n / block))    fp32; blocks from the first element, a shorter one last
 
-Zeroed memory is a state to start from: where the scale is 0, all values are. A moment that is not finite makes its
-scale so, and does not vanish.
+Zeroed memory is a state to start from: where the scale is 0, all values are. A moment that is not
+finite makes its scale so, and does not vanish.
 
-The code is dynamic: fine for large values, with decades to spare for small ones. Decade i = 0 ... 6 is
-[0.1, 1] 10^(i-6), cut into 2^i equal bins (2^(i+1) in the code without sign); its values are their centers. 0 and 1
-are values too, which makes 256. code(x) is the nearest value's, the lower one's at a tie of positive numbers; a
-negative m never becomes 0. Dettmers, Lewis, Shleifer and Zettlemoyer, "8-bit optimizers via block-wise quantization",
-ICLR 2022; the values have the bits of bitsandbytes'.
+The code is dynamic: fine for large values, with decades to spare for small ones. Decade i = 0 ... 6
+is [0.1, 1] 10^(i-6), cut into 2^i equal bins (2^(i+1) in the code without sign); its values are
+their centers. 0 and 1 are values too, which makes 256. code(x) is the nearest value's, the lower
+one's at a tie of positive numbers; a negative m never becomes 0. Dettmers, Lewis, Shleifer and
+Zettlemoyer, "8-bit optimizers via block-wise quantization", ICLR 2022; the values have the bits of
+bitsandbytes'.
 
 The codes in order of their values:
 
@@ -42,17 +43,18 @@ extern "C" {
 
 // ---- the code ----
 
-// The number of bins in the first decade; all else follows.
+// Number of bins in the first decade, from which everything else follows.
 typedef enum { CODE8_SIGNED = 1, CODE8_UNSIGNED = 2 } Code8;
 
-// Boundary k of n equal bins of [0.1, 1], from the nearer end and rounded once: torch.linspace's bits. The product is
-// exact, so they do not depend on whether it becomes one instruction with the sum.
+// Returns boundary k of n equal bins of [0.1, 1], from the nearer end and rounded once:
+// torch.linspace's bits. The product is exact, so the bits do not depend on its fusion with the
+// sum.
 HOST_DEVICE float code8_boundary_(int k, int n) {
     const double width = (double)((1.0f - 0.1f) / (float)n);
     return (float)(2 * k < n ? (double)0.1f + width * k : 1 - width * (n - k));
 }
 
-// The positive values, counted from `kind` on: decade after decade, then 1.
+// Returns a positive value by its number, from `kind` on: decade after decade, then 1.
 HOST_DEVICE float code8_positive_(int at, Code8 kind) {
     int bins = kind;
     double decade = 1e-6;
@@ -63,7 +65,7 @@ HOST_DEVICE float code8_positive_(int at, Code8 kind) {
     return at == 128 * (int)kind ? 1 : center * (float)decade;
 }
 
-// The value of a code.
+// Returns the value of a code.
 HOST_DEVICE float code8_value(int code, Code8 kind) {
     const int at = kind == CODE8_SIGNED ? code - 127 : code + 1;
     if (at < 0) {
@@ -72,22 +74,24 @@ HOST_DEVICE float code8_value(int code, Code8 kind) {
     return at < (int)kind ? 0 : code8_positive_(at, kind);
 }
 
-// Where a decade that ends at `decade` starts: between its first value and the last one before it. Its bins in a length of 1.
+// Return the start of a decade that ends at `decade`, between its first value and the last one
+// before it; and its bins per unit.
 HOST_DEVICE float code8_start_(double decade, double bins) { return (float)(decade * (0.1 + 0.18 / bins)); }
 
 HOST_DEVICE float code8_per_unit_(double decade, double bins) { return (float)(bins / 0.9 / decade); }
 
-// Larger numbers are 1, and these and smaller ones 0.
+// Return the bounds of the code: larger numbers are 1, and smaller ones 0.
 HOST_DEVICE float code8_top_(Code8 kind) { return (float)(1 - 0.225 / (64 * (int)kind)); }
 
 HOST_DEVICE float code8_bottom_(Code8 kind) { return (float)(0.5e-6 * (0.1 + 0.45 / kind)); }
 
-// Which of 0 (kind - 1) and the positive values (from kind on) is nearest to x, 0 <= x <= 1. Needs no search: a decade
-// starts above the midpoint of its first value and the last one before it, and its bins are equal. The compiler knows
-// all numbers but x, and makes vectors of calls.
+// Returns the number of the value nearest to x, 0 <= x <= 1, among 0 (kind - 1) and the positive
+// values (from kind on). It needs no search: a decade starts above the midpoint of its first value
+// and the last one before it, and its bins are equal. The compiler knows all numbers but x, and
+// vectorizes calls.
 HOST_DEVICE int code8_nearest_(float x, Code8 kind) {
     double decade = 1e-6, bins = kind;
-    int decades = 0; // below x
+    int decades = 0; // decades below x
     float per_unit = code8_per_unit_(decade, bins);
     for (int i = 1; i < 7; i++) {
         decade *= 10;
@@ -104,10 +108,11 @@ HOST_DEVICE int code8_nearest_(float x, Code8 kind) {
     return (int)(x > code8_bottom_(kind) ? at : (float)kind - 1);
 }
 
-// What values of a block are multiplied by before they are encoded. Those of a block without a normal number become 0.
+// Returns the factor of a block's values before they are encoded. Without a normal number in the
+// block they become 0.
 HOST_DEVICE float code8_inverse(float scale) { return scale >= FLT_MIN ? 1 / scale : 0; }
 
-// The code of x, |x| <= 1, and not below 0 for the code without sign.
+// Returns the code of x, |x| <= 1; for the code without sign x >= 0.
 HOST_DEVICE int code8_encode(float x, Code8 kind) {
     const int at = code8_nearest_(fabsf(x), kind);
     const int negative = at < 1 ? 1 : at > 127 ? 127 : at;
@@ -116,21 +121,21 @@ HOST_DEVICE int code8_encode(float x, Code8 kind) {
 
 // ---- the update ----
 
-enum { ADAMW8BIT_BLOCK = 64, ADAMW8BIT_BLOCK_MOST = 256 }; // the optimizer's; of any caller
+enum { ADAMW8BIT_BLOCK = 64, ADAMW8BIT_BLOCK_MOST = 256 }; // the optimizer's block; the largest of any caller
 
 typedef struct {
     uint8_t *m, *v;           // codes
-    float *m_scale, *v_scale; // one a block
+    float *m_scale, *v_scale; // one for each block
 } AdamW8bitState;
 
-// Read param, grad, and of m and v the codes and scales; write all but grad.
+// Counts the bytes moved: read param, grad, and codes and scales of m and v; write all but grad.
 static inline double adamw8bit_bytes(double n, double block) { return (12 + 4 + 16 / block) * n; }
 
-// What depends on the decade of a number: element -d mod 8 is that of decade d.
+// Constants of each decade: element -d mod 8 belongs to decade d.
 typedef struct {
-    VecTable next;                 // where the next one starts
+    VecTable next;                 // start of the next decade
     VecTable per_unit, bins_ninth; // as in code8_nearest_
-    VecTable last;                 // bin
+    VecTable last;                 // last bin
 } AdamW8bitDecades_;
 
 static inline AdamW8bitDecades_ adamw8bit_decades_(Code8 kind) {
@@ -150,8 +155,9 @@ static inline AdamW8bitDecades_ adamw8bit_decades_(Code8 kind) {
     return decades;
 }
 
-// Minus the decade of each lane, in its lowest three bits. The exponent and the mantissa as one number are nearly a
-// logarithm: times 38 / 127, nearly log10(2), it rounds to the decade or to the one before.
+// Returns minus the decade of each lane, in its lowest three bits. The exponent and the mantissa as
+// one number are nearly a logarithm: times 38 / 127, nearly log10(2), it rounds to the decade or to
+// the one before.
 ALWAYS_INLINE VecMask adamw8bit_decade_(Vec size, const AdamW8bitDecades_* decades) {
     const float round_magic = 12582912.0f; // 1.5 2^23
     const Vec usual = vec_max(size, vec_all(1e-6f));
@@ -160,7 +166,8 @@ ALWAYS_INLINE VecMask adamw8bit_decade_(Vec size, const AdamW8bitDecades_* decad
     return guess + (VecMask)(size > vec_lookup(&decades->next, guess));
 }
 
-// code8_encode of each lane. A bin is counted from the last float before the number, so that a tie belongs to the lower one.
+// Returns code8_encode of each lane. A bin is counted from the last float before the number, so a
+// tie belongs to the lower one.
 ALWAYS_INLINE VecMask adamw8bit_codes_(Vec x, Code8 kind, const AdamW8bitDecades_* decades) {
     const VecMask none = {0}, is_negative = kind == CODE8_SIGNED ? (VecMask)(x < 0) : none;
     const Vec size = (Vec)((VecMask)x & 0x7fffffff);
@@ -170,14 +177,15 @@ ALWAYS_INLINE VecMask adamw8bit_codes_(Vec x, Code8 kind, const AdamW8bitDecades
     const VecMask last = vec_to_ints(vec_lookup(&decades->last, decade));
     const VecMask bin = vec_to_ints((Vec)((VecMask)vec_max(in_bins, vec_all(1e-30f)) - 1));
     const VecMask is_past = bin > last;
-    VecMask at = ((last & is_past) | (bin & ~is_past)) + last; // one less than code8_nearest_ says
-    at -= (VecMask)(x > code8_top_(kind));                     // a negative number has no such value
+    VecMask at = ((last & is_past) | (bin & ~is_past)) + last; // one less than code8_nearest_ returns
+    at -= (VecMask)(x > code8_top_(kind));                     // negative numbers have no such value
     at += (VecMask)(size <= code8_bottom_(kind)) & ~is_negative;
     return kind == CODE8_UNSIGNED ? at : ((at + 1) ^ is_negative) - is_negative + 127;
 }
 
-// Codes of n values; what follows in the last vector must be there. First as integers: bytes beside them would make vectors
-// of four times the width, which do not fit into the registers.
+// Sets the codes of n values, which have memory up to a whole vector. It computes them as integers
+// first: with bytes beside them, vectors would be four times as wide and not fit into the
+// registers.
 ALWAYS_INLINE void adamw8bit_encode_(uint8_t* code, const float* x, size_t n, float scale, Code8 kind,
                                      const AdamW8bitDecades_* decades) {
     int32_t wide[ADAMW8BIT_BLOCK_MOST];
@@ -207,7 +215,7 @@ void adamw8bit_update_cpu(float* param, const float* grad, AdamW8bitState state,
 
 #include <assert.h>
 
-// The values of all codes.
+// Returns the values of all codes.
 typedef struct {
     float m[256], v[256];
 } AdamW8bitValues_;
@@ -221,7 +229,7 @@ static AdamW8bitValues_ adamw8bit_values_(void) {
     return values;
 }
 
-// max |x|. Positive numbers have the order of their bits, and infinity and NaN come last.
+// Returns max |x|. Positive numbers have the order of their bits, and infinity and NaN come last.
 ALWAYS_INLINE float adamw8bit_scale_(const float* x, size_t n) {
     int32_t largest = 0;
 #pragma omp simd reduction(max : largest)
@@ -236,12 +244,13 @@ ALWAYS_INLINE float adamw8bit_scale_(const float* x, size_t n) {
     return scale;
 }
 
-// Values of n codes; what follows in the last vector becomes 0. Lane by lane: a gather takes longer.
+// Sets the values of n codes; the rest of the last vector becomes 0. Lane by lane: a gather takes
+// longer.
 ALWAYS_INLINE void adamw8bit_decode_(float* x, const uint8_t* code, size_t n, float scale,
                                      const float values[256]) {
     size_t i = 0;
     for (; i + LANES <= n; i += LANES) {
-        Vec value = vec_all(0.0f); // or gcc at -O1 thinks that it reads lanes before they are set
+        Vec value = vec_all(0.0f); // else gcc at -O1 warns of lanes that are read before they are set
 #pragma GCC unroll 16
         for (int k = 0; k < LANES; k++) {
             value[k] = values[code[i + (size_t)k]];
@@ -256,14 +265,14 @@ ALWAYS_INLINE void adamw8bit_decode_(float* x, const uint8_t* code, size_t n, fl
     }
 }
 
-// What is the same for all blocks.
+// Numbers that all blocks share.
 typedef struct {
     AdamWStep step;
     AdamW8bitValues_ values;
     AdamW8bitDecades_ m, v;
 } AdamW8bitTables_;
 
-// One block of n elements, whose codes and scales `state` points at.
+// Updates one block of n elements, whose codes and scales `state` points to.
 ALWAYS_INLINE void adamw8bit_block_(float* param, const float* grad, AdamW8bitState state, size_t n,
                                     const AdamW8bitTables_* tables) {
     float m[ADAMW8BIT_BLOCK_MOST], v[ADAMW8BIT_BLOCK_MOST];
@@ -289,7 +298,7 @@ void adamw8bit_update_cpu(float* param, const float* grad, AdamW8bitState state,
         const size_t at = b * block;
         const AdamW8bitState part = {state.m + at, state.v + at, state.m_scale + b, state.v_scale + b};
         const size_t count = n - at < block ? n - at : block;
-        if (count == ADAMW8BIT_BLOCK) { // the compiler makes use of the number
+        if (count == ADAMW8BIT_BLOCK) { // the compiler uses the constant
             adamw8bit_block_(param + at, grad + at, part, ADAMW8BIT_BLOCK, &tables);
         } else {
             adamw8bit_block_(param + at, grad + at, part, count, &tables);

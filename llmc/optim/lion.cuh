@@ -12,7 +12,7 @@ lion.cuh -- lion.h on the GPU: four elements of it, for the kernel of all rules 
 #include "llmc/optim/lion.h"
 #include "llmc/optim/master_weights.cuh"
 
-// The new parameter. Where the direction is NaN it is 0, as on the CPU.
+// Returns the new parameter. A direction of NaN counts as 0, as on the CPU.
 __device__ inline float lion_element_(float param, float grad, float* m, UpdateRates rates,
                                       const UpdateScalars& s) {
     const float g = grad * s.grad_scale;

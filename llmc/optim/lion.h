@@ -7,8 +7,8 @@ lion.h -- the Lion update: the contract, and the CPU version.
 
     param, grad, m   (n)   fp32
 
-Every step has the size lr, whatever the gradient. Chen et al., "Symbolic Discovery of Optimization Algorithms",
-arXiv 2302.06675. 20 bytes move per parameter: memory bound.
+Every step has the size lr, whatever the gradient. Chen et al., "Symbolic Discovery of Optimization
+Algorithms", arXiv 2302.06675. 20 bytes move per parameter: memory bound.
 */
 #ifndef LLMC_LION_H
 #define LLMC_LION_H
@@ -21,7 +21,7 @@ extern "C" {
 
 typedef struct {
     float lr, beta1, beta2, weight_decay; // the paper's betas are 0.9 and 0.99
-    float grad_scale;                     // clipping: the gradient is multiplied by this first
+    float grad_scale;                     // factor of the gradient
     Decay decay;
 } Lion;
 

@@ -1,18 +1,19 @@
 /*
-loss_scale.h -- dynamic loss scaling: the factor that keeps fp16 gradients inside fp16's narrow range.
+loss_scale.h -- dynamic loss scaling: the factor that keeps fp16 gradients inside fp16's narrow
+range.
 
-The gradient of the loss is multiplied by `scale` before the backward pass, and all gradients are divided by
-it in the update (AdamW.grad_scale holds 1 / scale).
+The gradient of the loss is multiplied by `scale` before the backward pass, and all gradients are
+divided by it in the update (Update.grad_scale holds 1 / scale).
 
-    gradients not finite    the update is not made, scale = max(scale * backoff, min), counting starts again
-    finite                  the update is made; after growth_interval of them in a row scale = scale * growth
+    gradients not finite    no update; scale = max(scale * backoff, min); counting starts again
+    finite                  update; after growth_interval of them in a row scale = scale * growth
 
-So the scale climbs until it overflows fp16, falls back one step, and tries again 2000 updates later. The rule
-and its constants are those of Micikevicius et al., "Mixed precision training", ICLR 2018, as PyTorch's
-GradScaler has them; but this scale stops at 1: what overflows there is no matter of scaling. All scales are
-powers of two, so scaling and unscaling round nothing (short of underflow).
+So the scale climbs until it overflows fp16, falls back one step, and tries again 2000 updates
+later. The rule and its constants are those of Micikevicius et al., "Mixed precision training", ICLR
+2018, as PyTorch's GradScaler has them; but this scale stops at 1, where no scaling helps against an
+overflow. All scales are powers of two, so scaling and unscaling round nothing (short of underflow).
 
-Whether an update with finite gradients is made after all (outliers.h) does not concern the scale.
+The scale does not depend on outliers.h, which may refuse an update with finite gradients.
 
 All state is plain numbers without pointers: a checkpoint may store it as it is.
 */
@@ -24,20 +25,20 @@ extern "C" {
 #endif
 
 typedef struct {
-    float scale;           // of this step
+    float scale;           // factor of this step's loss
     int good_steps;        // finite steps since the scale last changed
     float growth, backoff; // factors
-    int growth_interval;   // finite steps in a row that make it grow
+    int growth_interval;   // finite steps in a row before it grows
     float min;
 } LossScale;
 
 LossScale loss_scale_open(void);
 
-// For types that need no scaling: 1 for ever.
+// Returns a scale that stays 1, for types that need none.
 LossScale loss_scale_off(void);
 
-// Call it once a step, `finite` telling of the scaled gradients. Returns whether to make the update; the new
-// scale is for the next step.
+// Adjusts the scale for the next step; call it once a step. `finite`: all scaled gradients are.
+// Returns 1 if the update may be made.
 int loss_scale_update(LossScale* s, int finite);
 
 #ifdef __cplusplus

@@ -1,24 +1,27 @@
 /*
-master_weights.cuh -- what every rule of the optimizer needs on the GPU: master weights and stochastic rounding.
+master_weights.cuh -- master weights and stochastic rounding, for every rule of the optimizer on the
+GPU.
 
 An update reads a weight as fp32, computes, and writes it back:
 
     master weights          read                 written
     MASTER_FP32             the master weight    it, and the parameter: rounded to nearest
     MASTER_SPLIT            both halves          both halves: the parameter is rounded to nearest
-    MASTER_24               the same, with 8 bits instead of the lower half
+    MASTER_24               both parts           both parts: 8 bits in place of the lower half
     MASTER_NONE             the parameter        the parameter, rounded stochastically
 
-Split master weights are those of bf16, which is the upper half of an fp32 number: beside the parameter there are only the
-16 lower bits. All finite numbers are exact. A tie is rounded away from zero. Of MASTER_24 there is a number r from -127 to
-126 instead: the weight is the parameter and r / 127 of half the way to the next bf16 number, rounded to the nearest such
-(FlashOptim: arXiv 2602.23349). Where two of them are the same weight, it is that with the nearer parameter, so a weight
-that is stored as fp32 comes back with the same bits.
+Split master weights need bf16, which is the upper half of an fp32 number: beside the parameter only
+the 16 lower bits are stored. All finite numbers are exact. A tie is rounded away from zero.
+MASTER_24 stores a number r from -127 to 126 instead: the weight is the parameter plus r / 127 of
+half the distance to the next bf16 number, rounded to the nearest of these (FlashOptim: arXiv
+2602.23349). If two such pairs are the same weight, the one with the nearer parameter is used, so a
+weight that is stored as fp32 comes back with the same bits.
 
-Stochastic rounding goes up or down with the probabilities that make the result right on average, so that updates
-smaller than half a unit in the last place are not lost for ever. In update t an element takes word g 2^40 + i of stream
-"adamw" + t of `seed` (rand.h), where i is its place in group g (model.h) of a model without frozen parameters: the same whatever
-the launch, the number of shards, and what is frozen.
+Stochastic rounding goes up or down with the probabilities that make the result right on average, so
+updates smaller than half a unit in the last place are not lost for ever. In update t an element
+uses word g 2^40 + i of stream "adamw" + t of `seed` (rand.h). i is its place in group g (model.h)
+of a model without frozen parameters: it does not depend on the launch, the number of shards, or the
+frozen parameters.
 */
 #ifndef LLMC_MASTER_WEIGHTS_CUH
 #define LLMC_MASTER_WEIGHTS_CUH
@@ -32,7 +35,7 @@ the launch, the number of shards, and what is frozen.
 #include "llmc/gpu/gpu.cuh"
 #include "llmc/optim/optimizer.h"
 
-// Of a parameter.
+// Returns the bytes of a master weight beside its parameter.
 __host__ __device__ inline size_t master_bytes(MasterWeights master) {
     return master == MASTER_FP32    ? sizeof(float)
            : master == MASTER_SPLIT ? sizeof(uint16_t)
@@ -42,8 +45,9 @@ __host__ __device__ inline size_t master_bytes(MasterWeights master) {
 
 // ---- stochastic rounding ----
 
-// x rounded to one of the two neighbors in T, with `random` uniform: on average exactly x, to 2^-32 of the
-// distance of the neighbors. What T has is kept, NaN and infinity too; a finite x stays finite.
+// Rounds x to one of its two neighbors in T, with `random` uniform: on average exactly x, to 2^-32
+// of the distance of the neighbors. Numbers of T stay as they are, NaN and infinity too; a finite x
+// stays finite.
 template <class T> __host__ __device__ inline T round_stochastic(float x, uint32_t random);
 
 template <> __host__ __device__ inline float round_stochastic<float>(float x, uint32_t random) {
@@ -51,7 +55,8 @@ template <> __host__ __device__ inline float round_stochastic<float>(float x, ui
     return x;
 }
 
-// bf16 is the upper half of a float: a random lower half is added, carries or not, and is cut off.
+// Adds a random lower half, which carries or not, and cuts it off: bf16 is the upper half of a
+// float.
 template <> __host__ __device__ inline bf16 round_stochastic<bf16>(float x, uint32_t random) {
     const uint32_t sign = float_bits(x) & 0x80000000u, magnitude = float_bits(x) ^ sign,
                    largest = 0x7F7F0000u;
@@ -59,8 +64,8 @@ template <> __host__ __device__ inline bf16 round_stochastic<bf16>(float x, uint
     return from_float<bf16>(magnitude < 0x7F800000u ? float_of_bits(sign | rounded) : x);
 }
 
-// The neighbors of x in fp16 are multiples of `unit`: 2^-10 of the power of two below |x|, at least 2^-24.
-// All steps are exact: products with powers of two, and fewer than 2048 units.
+// The neighbors of x in fp16 are multiples of `unit`: 2^-10 of the power of two below |x|, at least
+// 2^-24. All steps are exact: multiplications by powers of two, and fewer than 2048 units.
 template <> __host__ __device__ inline fp16 round_stochastic<fp16>(float x, uint32_t random) {
     const uint32_t exponent = float_bits(fabsf(x)) >> 23, e = exponent > 113 ? exponent : 113; // 113: 2^-14
     if (exponent == 255) {
@@ -100,7 +105,7 @@ __host__ __device__ inline bf16 bf16_of_bits_(uint32_t bits) {
     return x;
 }
 
-// L is uint16_t for all lower bits, int8_t for MASTER_24.
+// Parts of a split weight. L is uint16_t for all lower bits, int8_t for MASTER_24.
 template <class L> struct SplitFloat {
     bf16 upper;
     L lower;
@@ -120,8 +125,8 @@ __host__ __device__ inline float split_join(bf16 upper, uint16_t lower) {
     return float_of_bits(((float_bits(to_float(upper)) >> 16) - rounded_up) << 16 | lower);
 }
 
-// The lower half is the distance to the upper one, with a sign: 32768 are half the way to the next number. 127 would be
-// that half, which is nearer to the next number: it is -127 of that.
+// Splits x. The lower half is the signed distance to the upper one: 32768 are half the way to the
+// next number. 127 would be that half; it is nearer to the next number, as its -127.
 template <> __host__ __device__ inline SplitFloat<int8_t> split_float(float x) {
     const SplitFloat<uint16_t> exact = split_float<uint16_t>(x);
     const int r = ((int16_t)exact.lower * 127 + 16384) >> 15;
@@ -137,18 +142,19 @@ __host__ __device__ inline float split_join(bf16 upper, int8_t r) {
 
 // ---- weights ----
 
-// Element i takes word `first` + i, a multiple of 4.
+// Random words: element i uses word `first` + i. `first` is a multiple of 4.
 typedef struct {
     uint64_t seed, stream, first;
 } RoundingWords;
 
-// Those of update t, for a tensor that starts with element `start` of a group; that is a multiple of 4.
+// Returns the words of update t for a tensor that starts at element `start` of a group, a multiple
+// of 4.
 static inline RoundingWords rounding_words(uint64_t seed, int64_t t, int group, size_t start) {
     const RoundingWords words = {seed, rand_stream("adamw") + (uint64_t)t, ((uint64_t)group << 40) + start};
     return words;
 }
 
-// Without an index, which would put the words into memory.
+// Selects a word without an index, which would put the words into memory.
 __device__ inline uint32_t rounding_word_(const RandBlock& random, int i) {
     return i < 2 ? (i == 0 ? random.word[0] : random.word[1]) : (i == 2 ? random.word[2] : random.word[3]);
 }
@@ -166,14 +172,14 @@ __device__ inline Elements<T, W> weights_round_(const Elements<float, W>& x, con
     return rounded;
 }
 
-// A tensor in device memory.
+// Weights of a tensor in device memory.
 template <class T> struct Weights {
     T* params;
-    void* master; // as many, of the type of `kind`; MASTER_NONE: not looked at
+    void* master; // as many, of the type of `kind`; not read with MASTER_NONE
     MasterWeights kind;
 };
 
-// A part of them: from these elements on, of the parameters and of what is beside them.
+// Returns the weights from these elements on, of the parameters and of the master weights.
 template <class T>
 __host__ __device__ inline Weights<T> weights_from(const Weights<T>& w, size_t params, size_t master) {
     const Weights<T> part = {w.params + params, (char*)w.master + master * master_bytes(w.kind), w.kind};
@@ -192,7 +198,8 @@ __device__ inline Elements<float, W> weights_load_split_(const Weights<T>& w, si
     return x;
 }
 
-// Elements i ... i+W-1. W is 4, i a multiple of it and the tensor aligned to four elements, or W is 1.
+// Load and store elements i ... i+W-1. W is 1; or W is 4, i a multiple of 4, and the tensor aligned
+// to four elements.
 template <int W, class T> __device__ inline Elements<float, W> weights_load(const Weights<T>& w, size_t i) {
     if (w.kind == MASTER_FP32) {
         return elements_load<W>((const float*)w.master + i);
@@ -225,7 +232,7 @@ __device__ inline void weights_store_split_(const Weights<T>& w, size_t i, const
 template <class T, int W>
 __device__ inline void weights_store(const Weights<T>& w, size_t i, const Elements<float, W>& x,
                                      const RoundingWords& words) {
-    if (w.kind == MASTER_NONE) { // for T = float the words have no use and are not computed
+    if (w.kind == MASTER_NONE) { // for T = float the words are not used and not computed
         elements_store(w.params + i, weights_round_<T>(x, words, i));
         return;
     }
@@ -245,16 +252,16 @@ __device__ inline void weights_store(const Weights<T>& w, size_t i, const Elemen
 
 // ---- numbers of an update ----
 
-// What the update of one element needs, of any rule. The rate and the decay are those of its tensor.
+// Numbers for the update of one element, for all rules. Rate and decay belong to its tensor.
 typedef struct {
     float beta1, beta2, eps, grad_scale;
     float v_correction; // AdamW: 1 / (1 - beta2^t)
     float momentum;     // SGD
-    Decay decay;        // of AdamW and Lion
+    Decay decay;        // AdamW and Lion
 } UpdateScalars;
 typedef struct {
     float keep; // 1 - lr weight_decay
-    float step; // lr; of AdamW lr / (1 - beta1^t)
+    float step; // lr; for AdamW lr / (1 - beta1^t)
 } UpdateRates;
 
 enum { WEIGHTS_THREADS_ = 256, WEIGHTS_PIECE = 4 * WEIGHTS_THREADS_ }; // elements of a block
@@ -271,7 +278,7 @@ __global__ void __launch_bounds__(WEIGHTS_THREADS_)
     elements_store(to + i, weights_load<4>(weights, i));
 }
 
-// The first `count` weights as fp32; count is a multiple of WEIGHTS_PIECE.
+// Copies the first `count` weights to fp32; count is a multiple of WEIGHTS_PIECE.
 template <class T>
 static inline void weights_widen(float* to, const Weights<T>& weights, size_t count, const Gpu* gpu) {
     assert(count % WEIGHTS_PIECE == 0);
@@ -279,7 +286,7 @@ static inline void weights_widen(float* to, const Weights<T>& weights, size_t co
            weights.params, weights.master, weights.kind);
 }
 
-// An update reads and writes so much of n weights.
+// Returns the bytes that an update reads and writes for n weights.
 static inline double weights_bytes(double n, DType params, MasterWeights master) {
     const size_t p = dtype_bytes(params);
     return n * (double)(master == MASTER_FP32 ? 2 * sizeof(float) + p : 2 * (p + master_bytes(master)));

@@ -5,20 +5,21 @@ muon.cuh -- muon.h on the GPU, for the layers of a tensor together.
     b                        fp32   momentum, updated
     row_squares              fp32   NULL: X stays as it is
 
-The products of all matrices of some layers are one call (matmul_batch), in bf16, for fp32 weights in fp32; the number of
-layers is chosen to fill a GPU. What is added to a product is added by cublasLt: no kernel comes between two products.
+One call (matmul_batch) multiplies the matrices of several layers, as many as fill a GPU: in bf16,
+or in fp32 if the weights are fp32. cublasLt adds the other terms, so no kernel runs between two
+matmuls.
 
-    sums       of u's squares, and the new momentum
+    sums       squares of u, and the new momentum
     X          u / norm, packed: matrix after matrix
-    products   15
-    rows       of X: with row_squares, these and the sums of squares
+    matmuls    15
+    rows       with row_squares: their means and the norm of X
     weights
 
-The gram matrix A is that of the shorter side. X and A take turns with a second copy.
+The Gram matrix A has the size of the shorter side. X and A alternate with a second copy.
 
-Where processes update parts of a tensor, each first makes its elements of u, and of the new momentum, by muon_operand. They
-gather u, layer by layer; then muon_update does all the rest on whole matrices, and changes the weights of its part. u has
-the bits that the momentum and the gradient would give.
+If ranks update parts of a tensor, each first computes its elements of u, and of the new momentum,
+by muon_operand. They gather u, layer by layer. muon_update then does the rest on whole matrices,
+and changes the weights of its part. u has the same bits either way.
 
 needs:   tensors start at multiples of four elements in every array
 */
@@ -32,28 +33,29 @@ needs:   tensors start at multiples of four elements in every array
 #include "llmc/optim/muon.h"
 #include "llmc/optim/master_weights.cuh"
 
-// Elements of X that are worth a group of layers: 4 of the MLP of GPT-2 124M.
+// Elements of X that make a group of layers large enough: 4 layers of the MLP of GPT-2 124M.
 #define MUON_GROUP_ELEMENTS ((size_t)8 << 20)
-// Threads of a block; blocks that share a matrix, at most: enough for a GPU, and few enough to add their sums quickly.
+// Threads of a block, and most blocks that share a matrix: enough for a GPU, and few enough to add
+// their sums quickly.
 enum { MUON_THREADS_ = 256, MUON_BLOCKS_ = 64 };
 
-// Where the first layer is in an array, and how much further each next one; in elements.
+// Place of the first layer in an array, and distance to the next one, in elements.
 typedef struct {
     size_t first, step;
 } MuonPlace;
 
-// The layers of a tensor. Of each, elements begin ... end-1 are updated here.
+// The layers of a tensor. This rank updates elements begin ... end-1 of each.
 typedef struct {
     size_t begin, end;
-    MuonPlace params, master, grads, b; // of element `begin`
-    MuonPlace row_squares;              // of the whole tensor
-    int layers;                         //
-    int parts, rows, cols;              // a layer has `parts` matrices of rows x cols, below each other
-    int group;                          // of the first layer, and
-    size_t start;                       // where the tensor starts in it: in MuonUpdate.u,
-    size_t word;                        // and in RoundingWords
-    int decay;                          // whether weights decay
-    int by_layer;                       // each layer is updated on its own
+    MuonPlace params, master, grads, b; // places of element `begin`
+    MuonPlace row_squares;              // place of the whole tensor
+    int layers;
+    int parts, rows, cols; // a layer has `parts` matrices of rows x cols, one below the other
+    int group;             // group of the first layer
+    size_t start;          // begin of the tensor in its group: in MuonUpdate.u
+    size_t word;           // the same for RoundingWords
+    int decay;             // true if weights decay
+    int by_layer;          // each layer is updated alone
 } MuonTensor;
 
 // X is fp32 for fp32 weights, bf16 for 16-bit weights.
@@ -69,7 +71,7 @@ typedef struct {
 
 // ---- open and close ----
 
-// The layers that are updated together: in groups as equal as they can be.
+// Returns how many layers are updated together, in groups as equal as possible.
 static inline int muon_group_layers_(const MuonTensor* t) {
     if (t->by_layer) {
         return 1;
@@ -79,7 +81,7 @@ static inline int muon_group_layers_(const MuonTensor* t) {
     return ceil_div(t->layers, groups);
 }
 
-// Elements of X and of A, matrices, and their rows.
+// Sizes of a group: elements of X and of A, matrices, and their rows.
 typedef struct {
     size_t x, a, matrices, rows;
 } MuonSizes_;
@@ -100,7 +102,7 @@ static inline MuonSizes_ muon_sizes_(const MuonTensor* tensors, int count) {
     return sizes;
 }
 
-// Device memory for these tensors of T.
+// Returns the device bytes for these tensors of T.
 template <class T> static inline size_t muon_planned_bytes(const MuonTensor* tensors, int count) {
     const MuonSizes_ sizes = muon_sizes_(tensors, count);
     return 2 * (sizes.x + sizes.a) * sizeof(typename MuonReal_<T>::Type) +
@@ -129,21 +131,21 @@ static inline void muon_close(MuonGpu* muon) {
 
 // ---- kernels ----
 
-// What all kernels of a group get.
+// Arguments of all kernels of a group.
 typedef struct {
     MuonTensor tensor;
     int first_layer;
     Muon opt;
-    float rate, keep;   // of the weights
+    float rate, keep;   // learning rate and decay factor of the weights
     float* row_squares; // or NULL
 } MuonLaunch_;
 
-// The matrix of a block: its layer, where it starts in this, and the elements of it that the block has.
+// The matrix of a block: its layer, its begin in the layer, and the elements that the block has.
 typedef struct {
     size_t layer, start, begin, end;
 } MuonMatrix_;
 
-// The elements of a matrix that a block has; the last one may have fewer.
+// Returns the elements of a matrix that a block has; the last block may have fewer.
 __host__ __device__ inline size_t muon_share_(const MuonTensor& t) {
     const size_t unit = 4 * MUON_THREADS_;
     return ceil_div((size_t)t.rows * t.cols, MUON_BLOCKS_ * unit) * unit;
@@ -157,17 +159,17 @@ __device__ inline MuonMatrix_ muon_matrix_(const MuonLaunch_& s) {
     return matrix;
 }
 
-// Where a layer is in an array.
+// Returns the place of a layer in an array.
 __host__ __device__ inline size_t muon_at_(MuonPlace place, size_t layer) {
     return place.first + layer * place.step;
 }
 
-// The running means of a matrix's rows.
+// Returns the running means of a matrix's rows.
 __device__ inline float* muon_row_squares_(const MuonMatrix_& matrix, const MuonLaunch_& s) {
     return s.row_squares + muon_at_(s.tensor.row_squares, matrix.layer) + matrix.start / s.tensor.cols;
 }
 
-// b, or with the new b Nesterov's: momentum b + (1 - momentum) g.
+// Returns the new b; applied to the new b, Nesterov's u: momentum b + (1 - momentum) g.
 template <int W>
 __device__ inline Elements<float, W> muon_mix_(const Elements<float, W>& b, const Elements<float, W>& g,
                                                const Muon& opt) {
@@ -179,7 +181,8 @@ __device__ inline Elements<float, W> muon_mix_(const Elements<float, W>& b, cons
     return mixed;
 }
 
-// Where u comes from: the momentum and the gradient, which have all elements; or, if it is not NULL, an array of it.
+// Source of u: an array of it, or, if that is NULL, the momentum and the gradient, which then have
+// all elements.
 template <class G> struct MuonSource_ {
     float* momentum;
     const G* grads;
@@ -188,7 +191,8 @@ template <class G> struct MuonSource_ {
 
 typedef enum { MUON_READ_, MUON_UPDATE_ } MuonMomentum_;
 
-// Elements i ... of a matrix of u, and on MUON_UPDATE_ their momentum; an array of u has it updated.
+// Returns elements i ... of a matrix of u. MUON_UPDATE_ also updates their momentum, unless an
+// array of u exists: then it is updated.
 template <MuonMomentum_ MOMENTUM, int W, class G>
 __device__ inline Elements<float, W> muon_u_(const MuonSource_<G>& from, const MuonMatrix_& matrix, size_t i,
                                              const MuonLaunch_& s) {
@@ -206,7 +210,8 @@ __device__ inline Elements<float, W> muon_u_(const MuonSource_<G>& from, const M
     return muon_mix_(b, g, s.opt);
 }
 
-// A thread updates the momentum of W elements, and sets u: of those of a layer that are updated here.
+// A thread updates the momentum of W elements and sets u, among those of a layer that this rank
+// updates.
 // grid   ceil(elements / 256 W)      block   256      shared   none
 // moves  the gradient in, the momentum in and out, u out. Bound by memory.
 // order  every element on its own
@@ -299,10 +304,11 @@ __global__ void __launch_bounds__(MUON_THREADS_)
     }
 }
 
-// 1 / the root of a row's mean, not yet times the factor that keeps the norm.
+// Returns 1 / the root of a row's mean, without the factor that keeps the norm.
 __device__ inline float muon_row_factor_(float mean) { return 1.0f / sqrtf(fmaxf(mean, MUON_ROW_SQUARES)); }
 
-// The factor that keeps the norm of X, from all rows of a matrix; for every thread of a block.
+// Returns the factor that keeps the norm of X, from all rows of a matrix, to every thread of a
+// block.
 __device__ inline float muon_norm_factor_(const float* means, const float* sums, int rows) {
     float before = 0, after = 0;
     for (int row = (int)threadIdx.x; row < rows; row += MUON_THREADS_) {
@@ -315,8 +321,8 @@ __device__ inline float muon_norm_factor_(const float* means, const float* sums,
     return after > 0 ? sqrtf(before / after) : 0.0f;
 }
 
-// A block updates the weights of its share of a matrix, those that are updated here; with row_squares it divides rows of
-// X first.
+// A block updates the weights of its share of a matrix that belong to this rank; with row_squares
+// it divides rows of X first.
 // grid   up to 64, matrices      block   256      shared   128 bytes
 // moves  X in, the weights in and out. Bound by memory.
 // order  fixed
@@ -349,9 +355,9 @@ __global__ void __launch_bounds__(MUON_THREADS_)
     }
 }
 
-// ---- products ----
+// ---- matmuls ----
 
-// One of the steps that make all singular values of the X about 1; out is another array.
+// Makes one of the steps that bring all singular values of the X to about 1; out is another array.
 template <class X>
 static inline void muon_step_(X* out, X* const a[2], const X* x, const MuonTensor* t, int matrices,
                               MatmulGpu* matmul) {
@@ -364,7 +370,7 @@ static inline void muon_step_(X* out, X* const a[2], const X* x, const MuonTenso
     matmul_batch(out, x, tall ? x : (const X*)a[1], tall ? (const X*)a[1] : x, step, matmul);
 }
 
-// Returns where the result is: x[0] or x[1].
+// Makes all steps. Returns the array of the result: x[0] or x[1].
 template <class X>
 static inline const X* muon_orthogonalize_(MuonGpu* muon, const MuonTensor* t, int matrices,
                                            MatmulGpu* matmul) {
@@ -375,7 +381,8 @@ static inline const X* muon_orthogonalize_(MuonGpu* muon, const MuonTensor* t, i
     return x[MUON_ITERATIONS % 2];
 }
 
-// Does the products of an update of some layers once, on what is in scratch memory: that chooses their algorithms.
+// Chooses the algorithms of an update's matmuls: makes them once, on any content of the scratch
+// memory.
 template <class T>
 static inline void muon_choose_matmuls(MuonGpu* muon, const MuonTensor* t, MatmulGpu* matmul) {
     muon_orthogonalize_<typename MuonReal_<T>::Type>(muon, t, muon_group_layers_(t) * t->parts, matmul);
@@ -383,18 +390,17 @@ static inline void muon_choose_matmuls(MuonGpu* muon, const MuonTensor* t, Matmu
 
 // ---- the update ----
 
-// All that the update takes; as above.
+// Arguments of the update.
 template <class T> struct MuonUpdate {
     Weights<T> weights;
     Gradient grads;
     float *b, *row_squares;
     MuonGpu* muon;
     Muon opt;
-    int64_t t; // number of this update, from 1
+    int64_t t; // number of the update, from 1
     uint64_t seed;
     MatmulGpu* matmul;
-    float*
-        u; // of the group that is updated, from muon_operand of all processes; NULL: all of it is updated here
+    float* u; // operand of the group, gathered from all ranks; NULL: this rank updates all of it
 };
 
 template <class T>
@@ -418,7 +424,7 @@ static inline void muon_operand_(const MuonTensor* t, const MuonUpdate<T>& u, in
     }
 }
 
-// Sets u of a layer, the elements that are updated here, and updates their momentum.
+// Sets the elements of u of a layer that this rank updates, and updates their momentum.
 template <class T>
 static inline void muon_operand(const MuonTensor* t, const MuonUpdate<T>& u, int layer, const Gpu* gpu) {
     if (t->begin < t->end) {
@@ -474,7 +480,7 @@ static inline void muon_update(const MuonTensor* t, const MuonUpdate<T>& u, int 
     }
 }
 
-// Of n elements: kernels only, products apart.
+// Returns the bytes moved by Muon's own kernels for n elements, without its matmuls.
 template <class T> static inline double muon_bytes(double n, DType grads, MasterWeights master) {
     const size_t x = sizeof(typename MuonReal_<T>::Type);
     return n * (double)(2 * dtype_bytes(grads) + 3 * sizeof(float) + 2 * x) +

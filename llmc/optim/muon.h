@@ -10,19 +10,25 @@ muon.h -- the Muon update of a matrix: the contract, and the CPU version.
     f = sqrt(max(1, rows / cols))          MUON_SPECTRAL
     f = 0.2 sqrt(max(rows, cols))          MUON_RMS: lr and weight_decay of AdamW serve
 
-X comes from five steps of a Newton-Schulz iteration, which only needs matmuls. They bring singular values to about 1:
+X comes from five steps of a Newton-Schulz iteration, which only needs matmuls. They bring singular
+values to about 1:
 
     X = u / (|u| + 1e-7)                                     |u|: the root of the sum of squares
-    A = X X^T,  B = -4.7750 A + 2.0315 A A,  X = 3.4445 X + B X             rows <= cols
-    A = X^T X,  B = -4.7750 A + 2.0315 A A,  X = 3.4445 X + X B             else: A is the smaller one
+    A = X X^T,  B = -4.7750 A + 2.0315 A A,  X = 3.4445 X + B X         rows <= cols
+    A = X^T X,  B = -4.7750 A + 2.0315 A A,  X = 3.4445 X + X B         else: A is the smaller one
 
-    param, grad, b    (parts * rows, cols)   fp32; b starts as zero. `parts` matrices lie one below the other, as those
-                                             of q, k and v do, and each is updated as if it were alone
-    row_squares       (parts * rows)         fp32, starts as zero; NULL: X stays as it is. Else (NorMuon)
-                                             row_squares_i = rows_beta2 row_squares_i + (1 - rows_beta2) mean_j(X_ij^2),
-                                             X_i is divided by its root, and X brought back to the norm it had
+    param, grad, b    (parts * rows, cols)   fp32; b starts as zero
+    row_squares       (parts * rows)         fp32, starts as zero; NULL: X stays as it is
 
-Jordan et al., "Muon: An optimizer for hidden layers in neural networks", 2024; MUON_RMS: Liu et al., arXiv 2502.16982; NorMuon: Li et al., arXiv 2510.05491.
+`parts` matrices, such as those of q, k and v, lie one below the other; each is updated alone. With
+row_squares (NorMuon),
+
+    row_squares_i = rows_beta2 row_squares_i + (1 - rows_beta2) mean_j(X_ij^2)
+
+X_i is divided by its root, and X is scaled back to its norm.
+
+Jordan et al., "Muon: An optimizer for hidden layers in neural networks", 2024; MUON_RMS: Liu et
+al., arXiv 2502.16982; NorMuon: Li et al., arXiv 2510.05491.
 
 needs:   nothing
 */
@@ -48,7 +54,7 @@ typedef enum { MUON_SCALE_WORDS(WORDS_VALUE) } MuonScale;
 
 typedef struct {
     float lr, momentum, weight_decay;
-    float grad_scale; // clipping: the gradient is multiplied by this first
+    float grad_scale; // factor of the gradient
     float rows_beta2; // only used with row_squares
     MuonScale scale;
     Decay decay;
@@ -59,8 +65,8 @@ typedef struct {
     const float* grad;
     float *b, *row_squares; // row_squares may be NULL
     size_t parts, rows, cols;
-    const float* u;    // of muon_operand_cpu, then grad and b are not looked at; NULL: it is made here
-    size_t begin, end; // the elements that are updated
+    const float* u;    // from muon_operand_cpu, in place of grad and b; NULL: computed here
+    size_t begin, end; // elements to update
 } MuonMatrix;
 
 typedef struct {
@@ -70,7 +76,7 @@ typedef struct {
 
 #define MUON_EPS 1e-7 // added to the norm
 
-#define MUON_ROW_SQUARES 1e-10f // the least that a row is divided by the root of
+#define MUON_ROW_SQUARES 1e-10f // lower bound of a row's mean square
 
 #define MUON_ROWS_BETA2 0.95f // of NorMuon's authors
 
@@ -82,15 +88,15 @@ enum { MUON_ITERATIONS = 5 };
 
 #define MUON_AA 2.0315f
 
-// The momentum of update t, from 1: 0.85, rising to 0.95 in 300 updates.
+// Returns the momentum of update t, from 1: 0.85, rising to 0.95 in 300 updates.
 static inline float muon_momentum(int64_t t) { return (float)(0.85 + 0.1 * fmin((double)(t - 1) / 300, 1)); }
 
 float muon_factor(Muon opt, size_t rows, size_t cols);
 
-// Of the matmuls, for one part.
+// Counts the operations of the matmuls, for one part.
 double muon_flops(double rows, double cols);
 
-// For a part of rows x cols.
+// Returns the scratch bytes for a part of rows x cols.
 size_t muon_scratch_bytes(size_t rows, size_t cols);
 
 // Updates b (n) and sets u (n): any elements of a matrix.
@@ -122,7 +128,7 @@ double muon_flops(double rows, double cols) {
 
 // Two matrices of a part's size, two Gram matrices, and room for sums.
 typedef struct {
-    double* sums; // of blocks of u or of rows of X
+    double* sums; // sums over blocks of u, or over rows of X
     float *x, *next, *gram, *polynomial;
 } MuonWork_;
 
@@ -185,7 +191,7 @@ static void muon_polynomial_(const MuonWork_* work, size_t side, MatmulScratch* 
     }
 }
 
-// One step of the iteration, from x to x.
+// Makes one step of the iteration, from x to x.
 static void muon_iterate_(MuonWork_* work, size_t rows, size_t cols, MatmulScratch* matmul) {
     const int r = (int)rows, c = (int)cols;
     const float* x = work->x;
@@ -258,7 +264,8 @@ static void muon_update_part_(MuonMatrix part, Muon opt, const MuonScratch* scra
     muon_move_(part, opt, work.x);
 }
 
-// Turns an element of the whole tensor (`begin` or `end`) into one of the part of n elements that starts at `at`.
+// Maps an element of the whole tensor (`begin` or `end`) to the part of n elements that starts at
+// `at`.
 static size_t muon_in_part_(size_t element, size_t at, size_t n) {
     const size_t in_part = element > at ? element - at : 0;
     return in_part < n ? in_part : n;

@@ -1,23 +1,25 @@
 /*
-offload.cuh -- what is on the host between its uses: the optimizer's state and the residual stream.
+offload.cuh -- keeps the optimizer's state and the residual stream on the host between their uses.
 
-The slots of the optimizer's state (optimizer.h), master weights among them, are in pinned memory or in a file: they pass
-through the GPU in chunks of OFFLOAD_CHUNK owned elements; a group whose update needs whole tensors is one chunk. What is
-frozen has chunks of its own, which no update moves. A chunk is an interval of every slot. The array of a slot is the same as
-on a GPU, but each chunk begins at a multiple of SCRATCH_UNIT bytes.
+The slots of the optimizer's state (optimizer.h), master weights among them, are in pinned memory or
+in a file. They pass through the GPU in chunks of OFFLOAD_CHUNK owned elements; a group whose update
+needs whole tensors is one chunk. Frozen parameters have their own chunks, which no update moves. A
+chunk is an interval of every slot. The array of a slot is the same as on a GPU, but each chunk
+begins at a multiple of SCRATCH_UNIT bytes.
 
-A chunk is copied in, updated and copied out by three streams that wait for each other by events, so that the bus works
-in both directions while the GPU computes. It is the same kernel on the same elements as without: the same bits. An update
-of AdamW moves 12 bytes a parameter in and 12 out (8 without master weights).
+Three streams copy a chunk in, update it and copy it out. They wait for each other by events, so the
+bus works in both directions while the GPU computes. The kernel and its elements are the same as
+without offloading, and so are the bits. An update of AdamW moves 12 bytes a parameter in and 12 out
+(8 without master weights).
 
-On a disk the arrays are a file of scratch_file.h. A chunk then has a place in pinned memory, too: threads read the next chunk
-and write the last ones while one is on the GPU. Chunk k always has the same place, so whoever waits for the place has
-waited for that part of the file.
+On a disk the arrays are a file of scratch_file.h. A chunk then also has a place in pinned memory:
+threads read the next chunk and write the last ones while one is on the GPU. Chunk k always has the
+same place, so to wait for the place is to wait for that part of the file.
 
-Where the residual stream is all that is kept of a block (RECOMPUTE_BLOCK), it can be in pinned memory, too. The blocks
-take two buffers in turn. What block l adds up goes out beside block l + 1, and comes back beside the backward pass of
-block l + 2: it is needed in that of block l + 1. The last two stay. In a micro-step the main stream waits for every copy,
-so that it can be one CUDA graph.
+If a block keeps only the residual stream (RECOMPUTE_BLOCK), that can be in pinned memory, too. The
+blocks use two buffers in turn. The output of block l goes out beside block l + 1, and comes back
+beside the backward pass of block l + 2; block l + 1 needs it. The last two stay. In a micro-step
+the main stream waits for every copy, so it can be one CUDA graph.
 */
 #ifndef LLMC_OFFLOAD_CUH
 #define LLMC_OFFLOAD_CUH
@@ -33,28 +35,31 @@ so that it can be one CUDA graph.
 #ifndef OFFLOAD_CHUNK
 #define OFFLOAD_CHUNK ((size_t)4 << 20) // elements; a multiple of TENSOR_SHARD_UNIT
 #endif
-// Chunks on the GPU at a time; places of chunks between it and a disk.
+// Chunks on the GPU at a time, and places of chunks between it and a disk.
 enum { OFFLOAD_SLOTS_ = 3, OFFLOAD_PLACES_ = 4 };
 
-// Where chunk k of a slot begins: in the array as on a GPU, in elements; on the host or the disk, in bytes.
+// Begin of a chunk of a slot: in elements of the array as on a GPU, and in bytes on the host or the
+// disk.
 typedef struct {
     size_t position, at;
 } OffloadChunk_;
 
 typedef struct {
     const OptimizerState* state;
-    size_t chunks, updated; // updates move the first ones; the others are master weights of frozen parts
-    size_t* first;          // (chunks + 1) owned elements before a chunk
-    OffloadChunk_* chunk;   // (chunks + 1, STATE_SLOTS); the last ones are ends
-    size_t bytes;           // of all slots on the host or the disk
-    size_t room[STATE_SLOTS + 1]; // where a slot begins in the memory of one chunk; the last one is the end
+    // All chunks; the first ones, which updates move. The others are master weights of frozen
+    // parts.
+    size_t chunks, updated;
+    size_t* first;                // (chunks + 1) owned elements before a chunk
+    OffloadChunk_* chunk;         // (chunks + 1, STATE_SLOTS); the last ones are ends
+    size_t bytes;                 // size of all slots on the host or the disk
+    size_t room[STATE_SLOTS + 1]; // begin of each slot in the memory of one chunk; the last entry is the end
 } OffloadLayout;
 
 typedef struct {
     OffloadLayout layout;
     char* pinned;  // memory that `host` lies in
     char* host;    // all slots; with a disk OFFLOAD_PLACES_ chunks, at a multiple of SCRATCH_UNIT
-    Scratch* disk; // all slots; NULL: there is none
+    Scratch* disk; // all slots; NULL: no disk
     ScratchWork work[OFFLOAD_PLACES_];
     char* slots;          // OFFLOAD_SLOTS_ chunks on the GPU; NULL: nothing is offloaded
     cudaStream_t in, out; // copies from and to the host
@@ -71,13 +76,14 @@ static inline const OffloadChunk_* offload_chunk_(const OffloadLayout* l, size_t
     return &l->chunk[k * STATE_SLOTS + (size_t)slot];
 }
 
-// Bytes of a chunk of a slot.
+// Returns the bytes of a chunk of a slot.
 static inline size_t offload_bytes_(const OffloadLayout* l, size_t k, int slot) {
     return (offload_chunk_(l, k + 1, slot)->position - offload_chunk_(l, k, slot)->position) *
            l->state->slots[slot].element_bytes;
 }
 
-// Places the chunks of a slot from byte l->bytes on, and after the slots before it in the memory of one chunk.
+// Places the chunks of a slot from byte l->bytes on, and after the slots before it in the memory of
+// one chunk.
 static inline void offload_place_slot_(OffloadLayout* l, const ZeroPlan* zero, int slot) {
     size_t largest = 0;
     for (size_t k = 0; k <= l->chunks; k++) {
@@ -94,8 +100,8 @@ static inline void offload_place_slot_(OffloadLayout* l, const ZeroPlan* zero, i
     l->room[slot + 1] = l->room[slot] + largest;
 }
 
-// Where the chunk ends that begins at element `first`; it ends before element `owned`, and cuts no group whose update needs
-// whole tensors.
+// Returns the end of the chunk that begins at element `first`. It is not after element `owned`, and
+// not inside a group whose update needs whole tensors.
 static inline size_t offload_chunk_end_(const OptimizerState* state, const ZeroPlan* zero, size_t first,
                                         size_t owned) {
     size_t end = first + OFFLOAD_CHUNK < owned ? first + OFFLOAD_CHUNK : owned;
@@ -108,7 +114,7 @@ static inline size_t offload_chunk_end_(const OptimizerState* state, const ZeroP
     return end;
 }
 
-// Sets where the chunks begin.
+// Sets the begins of the chunks.
 static inline void offload_cut_(OffloadLayout* l, const OptimizerState* state, const ZeroPlan* zero) {
     const size_t owned = zero_count(zero, ZERO_OWNED), updated = zero_count(zero, ZERO_UPDATED),
                  most = ceil_div(owned, OFFLOAD_CHUNK) + 2 * (size_t)zero->groups + 1;
@@ -121,7 +127,7 @@ static inline void offload_cut_(OffloadLayout* l, const OptimizerState* state, c
     assert(l->chunks <= most);
 }
 
-// `state` is that of the plan, and stays.
+// Places the chunks of a state, which stays with the caller.
 static inline void offload_layout_open(OffloadLayout* l, const OptimizerState* state, const ZeroPlan* zero) {
     memset(l, 0, sizeof(*l));
     l->state = state;
@@ -138,8 +144,8 @@ static inline void offload_layout_close(OffloadLayout* l) {
     free(l->first);
 }
 
-// On the GPU; and pinned memory between it and a disk, which begins anywhere (CUDA promises a
-// multiple of 256 bytes).
+// Return the bytes of chunks on the GPU, and of pinned memory between it and a disk, which needs
+// room for alignment (CUDA promises a multiple of 256 bytes).
 static inline size_t offload_planned_bytes(const OffloadLayout* l) {
     return OFFLOAD_SLOTS_ * l->room[STATE_SLOTS];
 }
@@ -157,7 +163,8 @@ static inline void offload_open_streams_(Offload* o) {
     }
 }
 
-// The slots of a state that has some, of zeros, on a disk in this directory, or in pinned memory if it is NULL.
+// Opens the slots of a state that has some, filled with zeros: on a disk in this directory, or in
+// pinned memory if it is NULL.
 static inline void offload_open(Offload* o, const OptimizerState* state, const ZeroPlan* zero,
                                 const char* directory) {
     const char* what = "the optimizer's state";
@@ -173,7 +180,7 @@ static inline void offload_open(Offload* o, const OptimizerState* state, const Z
     offload_open_streams_(o);
 }
 
-// Until what the last update wrote is on the host, or on the disk.
+// Waits until the results of the last update are on the host, or on the disk.
 static inline void offload_wait(Offload* o) {
     CUDA_CHECK(cudaStreamSynchronize(o->out));
     for (int p = 0; o->disk && p < OFFLOAD_PLACES_; p++) {
@@ -200,7 +207,7 @@ static inline void offload_close(Offload* o) {
 
 // ---- an update ----
 
-// A slot of chunk k: on the GPU, and in pinned memory.
+// Return a slot of chunk k on the GPU, and in pinned memory.
 static inline char* offload_slot_(const Offload* o, size_t k, int slot) {
     return o->slots + k % OFFLOAD_SLOTS_ * o->layout.room[STATE_SLOTS] + o->layout.room[slot];
 }
@@ -221,7 +228,8 @@ static inline void offload_copy_(const Offload* o, size_t k, cudaMemcpyKind kind
     }
 }
 
-// The pointer to a whole array on the GPU, of which only chunk k is there; NULL if nothing has the slot.
+// Returns the pointer to a whole array on the GPU, of which only chunk k exists; NULL if nothing
+// has the slot.
 static inline void* offload_array_(const Offload* o, size_t k, int slot) {
     const StateSlot* s = &o->layout.state->slots[slot];
     const uintptr_t before = (uintptr_t)(offload_chunk_(&o->layout, k, slot)->position * s->element_bytes);
@@ -232,7 +240,7 @@ static inline void* offload_array_(const Offload* o, size_t k, int slot) {
 template <class T>
 static inline void offload_update_chunk_(Offload* o, OptimizerUpdate<T> u, size_t k, const Gpu* gpu) {
     const size_t buffer = k % OFFLOAD_SLOTS_, first = o->layout.first[k];
-    // What was in the buffer: three chunks before, or in the last update.
+    // the buffer's last content: three chunks before, or in the last update
     CUDA_CHECK(cudaStreamWaitEvent(o->in, o->emptied[buffer], 0));
     offload_copy_(o, k, cudaMemcpyHostToDevice);
     CUDA_CHECK(cudaEventRecord(o->filled[buffer], o->in));
@@ -247,7 +255,7 @@ static inline void offload_update_chunk_(Offload* o, OptimizerUpdate<T> u, size_
     CUDA_CHECK(cudaEventRecord(o->emptied[buffer], o->out));
 }
 
-// Starts to read chunk k from the disk, when what was in its place has been written.
+// Starts to read chunk k from the disk, once the last content of its place is written.
 static inline void offload_start_read_(Offload* o, size_t k) {
     ScratchWork* work = &o->work[k % OFFLOAD_PLACES_];
     scratch_wait(o->disk, work);
@@ -260,7 +268,7 @@ static inline void offload_start_read_(Offload* o, size_t k) {
     }
 }
 
-// Starts to write chunk k, when the GPU is done with it.
+// Starts to write chunk k, once the GPU is done with it.
 static inline void offload_start_write_(Offload* o, size_t k) {
     ScratchWork* work = &o->work[k % OFFLOAD_PLACES_];
     CUDA_CHECK(cudaEventSynchronize(o->emptied[k % OFFLOAD_SLOTS_]));
@@ -273,8 +281,8 @@ static inline void offload_start_write_(Offload* o, size_t k) {
     }
 }
 
-// As optimizer_update, with the slots on the host: those of `u` are not looked at. Queues all of it; with a disk it waits
-// for most.
+// Does what optimizer_update does, with the slots on the host; those of `u` are not read. Queues
+// all work; with a disk it waits for most of it.
 template <class T>
 static inline void offload_update(Offload* o, const OptimizerUpdate<T>& u, const Gpu* gpu) {
     const size_t chunks = o->layout.updated;
@@ -300,7 +308,8 @@ static inline void offload_update(Offload* o, const OptimizerUpdate<T>& u, const
 
 typedef enum { OFFLOAD_READ_, OFFLOAD_WRITE_ } OffloadMove_;
 
-// Copies bytes at ... at + bytes - 1 of the file by way of the places, which are one buffer: whole units of the disk.
+// Copies bytes at ... at + bytes - 1 of the file through the places, as one buffer: whole units of
+// the disk.
 static inline void offload_move_on_disk_(Offload* o, char* memory, size_t at, size_t bytes,
                                          OffloadMove_ move) {
     const size_t room = offload_places_bytes(&o->layout);
@@ -359,17 +368,17 @@ static inline void offload_write(Offload* o, const void* from, int slot, size_t 
 enum { OFFLOAD_RESIDUALS = 2 }; // buffers on the GPU
 
 typedef struct {
-    int layers;                                  // that are moved; 0: nothing is offloaded
-    size_t layer_bytes;                          // room for one
+    int layers;                                  // blocks whose output is moved; 0: nothing is offloaded
+    size_t layer_bytes;                          // room for one output
     char* host;                                  // (layers, layer_bytes) pinned
-    cudaStream_t stream;                         // of all copies
+    cudaStream_t stream;                         // stream of all copies
     cudaEvent_t ready, moved[OFFLOAD_RESIDUALS]; // a buffer may be copied; the copy is done
 } OffloadResiduals;
 
-// Of L blocks, those whose part of the stream is moved.
+// Returns how many of L blocks have their output moved.
 static inline int offload_residual_layers(int L) { return L > OFFLOAD_RESIDUALS ? L - OFFLOAD_RESIDUALS : 0; }
 
-// For L blocks; the stream after one takes `layer_bytes` at most.
+// Opens the memory for L blocks with outputs of up to `layer_bytes`.
 static inline void offload_residuals_open(OffloadResiduals* r, int L, size_t layer_bytes) {
     memset((void*)r, 0, sizeof(*r));
     r->layers = offload_residual_layers(L);
@@ -384,7 +393,7 @@ static inline void offload_residuals_open(OffloadResiduals* r, int L, size_t lay
     }
 }
 
-// After all work.
+// Closes it, once all work is done.
 static inline void offload_residuals_close(OffloadResiduals* r) {
     if (r->layers > 0) {
         for (int b = 0; b < OFFLOAD_RESIDUALS; b++) {
@@ -400,7 +409,7 @@ static inline int offload_residual_moves_(const OffloadResiduals* r, int l) {
     return 0 <= l && l < r->layers;
 }
 
-// Copies a buffer, after all that is queued so far on the main stream.
+// Copies a buffer, after all work queued so far on the main stream.
 static inline void offload_residual_copy_(OffloadResiduals* r, int l, void* to, const void* from,
                                           size_t bytes, const Gpu* gpu) {
     assert(bytes <= r->layer_bytes);
@@ -410,7 +419,7 @@ static inline void offload_residual_copy_(OffloadResiduals* r, int l, void* to, 
     CUDA_CHECK(cudaEventRecord(r->moved[l % OFFLOAD_RESIDUALS], r->stream));
 }
 
-// After block l has computed `residual`, its part of the stream: starts to copy it out.
+// Starts to copy `residual`, the output of block l, to the host. Call it after block l.
 static inline void offload_residual_out(OffloadResiduals* r, int l, const void* residual, size_t bytes,
                                         const Gpu* gpu) {
     if (offload_residual_moves_(r, l)) {
@@ -418,7 +427,7 @@ static inline void offload_residual_out(OffloadResiduals* r, int l, const void* 
     }
 }
 
-// When its buffer is not used any more: starts to copy that part of the stream back.
+// Starts to copy the output of block l back. Call it when nothing uses its buffer any more.
 static inline void offload_residual_in(OffloadResiduals* r, int l, void* residual, size_t bytes,
                                        const Gpu* gpu) {
     if (offload_residual_moves_(r, l)) {
@@ -426,7 +435,8 @@ static inline void offload_residual_in(OffloadResiduals* r, int l, void* residua
     }
 }
 
-// Before its buffer is used again after offload_residual_out, or its contents after offload_residual_in.
+// Waits for a copy: after offload_residual_out before the buffer is used again, after
+// offload_residual_in before its content is.
 static inline void offload_residual_wait(const OffloadResiduals* r, int l, const Gpu* gpu) {
     if (offload_residual_moves_(r, l)) {
         CUDA_CHECK(cudaStreamWaitEvent(gpu->stream, r->moved[l % OFFLOAD_RESIDUALS], 0));

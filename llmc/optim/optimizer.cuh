@@ -1,20 +1,21 @@
 /*
-optimizer.cuh -- the update of optimizer.h on the GPU: all parameters whose rule works element by element in one launch;
-Adafactor and Muon by their own (adafactor.cuh, muon.cuh).
+optimizer.cuh -- the update of optimizer.h on the GPU: all parameters whose rule works element by
+element in one launch; Adafactor and Muon by their own (adafactor.cuh, muon.cuh).
 
-Parameters are a full array, laid out by zero_parameter_rows; in stage 3 they are what is kept of it: zero_kept_cut.
-Gradients have what this process updates of each group (zero.h), group after group: the first owned elements, which is all of
-them with one process if nothing is frozen. The slots lie as optimizer.h says. Updates cover the padding.
-Arrays start at multiples of 16 bytes.
+Parameters are a full array, laid out by zero_parameter_rows; in stage 3 only the kept part of it
+(zero_kept_cut). Gradients hold what this rank updates of each group (zero.h), group after group:
+the first owned elements. With one rank and nothing frozen these are all. The slots lie as
+optimizer.h says. Updates cover the padding. Arrays start at multiples of 16 bytes.
 
-    params    (full)      T      set; read where there are no master weights, or only their lower halves
+    params    (full)      T      set; also read, except with MASTER_FP32
     grads     (updated)   T or fp32
     slots                 updated
 
-How weights are read and rounded: master_weights.cuh.
+master_weights.cuh says how weights are read and rounded.
 
-Where rules need whole tensors and each process has a part, the operands of a group (optimizer.h) are gathered in scratch
-memory in fp32, group after group. With a relative rate of Adafactor, so are the weights.
+If a rule needs whole tensors and each rank has only a part, the operands of a group (optimizer.h)
+are gathered in scratch memory in fp32, group after group. With a relative rate of Adafactor, the
+weights are, too.
 */
 #ifndef LLMC_OPTIMIZER_CUH
 #define LLMC_OPTIMIZER_CUH
@@ -40,47 +41,51 @@ memory in fp32, group after group. With a relative rate of Adafactor, so are the
 
 // ---- places ----
 
-// A thread block updates a piece: four elements a thread. Parts of groups and their shards are whole pieces.
+// Elements of a piece, which a thread block updates, four elements a thread. Parts of groups and
+// their shards are whole pieces.
 enum { UPDATE_PIECE_ = TENSOR_SHARD_UNIT, UPDATE_THREADS_ = UPDATE_PIECE_ / 4 };
 
-// Numbers of pieces.
+// Layout in numbers of pieces.
 typedef struct {
     uint32_t once,
-        block; // that this process updates of group 0, of each other group: part `rank` of `shards`
-    uint32_t rank, shards;              // equal parts
-    uint32_t count;                     // that it updates in all
-    uint32_t first;                     // blocks that have no gradients
-    uint32_t params_once, params_block; // that are kept of the parameters of group 0, of each other group,
-    uint32_t params_rank;               // and part of their trained part that is updated
+        block;             // updated here: of group 0, of each other group; part `rank` of `shards`
+    uint32_t rank, shards; // equal parts
+    uint32_t count;        // all that is updated here
+    uint32_t first;        // blocks without gradients
+    uint32_t params_once, params_block; // kept parameters of group 0, of each other group
+    uint32_t params_rank;               // part of their trained part that is updated here
 } UpdatePieces_;
 
-// What belongs to a layout of parameters: where pieces lie, and which tensor an element is of; what the optimizer's own
-// kernels need.
+// The update's data for a layout of parameters: the place of each piece, the tensor of each
+// element, and the data of the rules' own kernels.
 typedef struct {
     const OptimizerState* state;
     ZeroPlan zero;
     UpdatePieces_ pieces;
     int shares_buffer; // only one group is updated at a time
-    // On the GPU: the row of each TENSOR_ALIGN elements of group 0's trained part, and then of that of any one block.
+    // On the GPU: the row of each TENSOR_ALIGN elements of group 0's trained part, then of any
+    // block's trained part.
     uint8_t* rows;
-    uint32_t* frozen;        // (groups) on the GPU: bit i, row i is not updated there; NULL: all are
-    Code8Table codes;        // of adamw8bit
-    AdafactorPlan adafactor; //
-    AdafactorCount adafactor_once, adafactor_block; // its tensors in group 0, and in each other group
-    MuonTensor muon[MODEL_PARAMETER_ROWS];          //
-    int muon_tensors;                               //
-    MuonGpu muon_memory;                            //
-    float* operands;                                // of the group that is updated; NULL: none is gathered
-    float* weights;                                 // the same
+    uint32_t* frozen; // (groups) on the GPU: bit i, row i is not updated there; NULL: all are
+    Code8Table codes; // adamw8bit
+    AdafactorPlan adafactor;
+    AdafactorCount adafactor_once, adafactor_block; // Adafactor's tensors in group 0, and in each other group
+    MuonTensor muon[MODEL_PARAMETER_ROWS];
+    int muon_tensors;
+    MuonGpu muon_memory;
+    float *operands, *weights; // gathered operands and weights of the group being updated; NULL: not gathered
 } OptimizerPlan;
 
-enum { UPDATE_ROWS_ = UPDATE_PIECE_ / TENSOR_ALIGN }; // of a piece: one for each warp
+enum {
+    UPDATE_ROWS_ = UPDATE_PIECE_ / TENSOR_ALIGN
+}; // entries of a piece in OptimizerPlan.rows: one for each warp
 
 static inline size_t update_rows_bytes_(const ZeroPlan* zero) {
     return (zero->trained_once + zero->trained_block) / TENSOR_ALIGN;
 }
 
-// Padding is part of the tensor before it. If there is none, in front of a part, that of a frozen one, which is not updated.
+// Sets the row of each TENSOR_ALIGN elements. Padding belongs to the tensor before it; in front of
+// a part it gets a frozen row, which is not updated.
 static inline void update_set_rows_(uint8_t* rows, const ZeroPlan* zero, ModelConfig cfg) {
     TensorRow gradients[MODEL_PARAMETER_ROWS];
     zero_gradient_rows(gradients, zero, cfg, 1);
@@ -119,8 +124,8 @@ static inline UpdatePieces_ update_pieces_(const ZeroPlan* zero) {
     return pieces;
 }
 
-// A row in group g: where it starts in the group; which of its elements this process updates, and the first one's place in the
-// parameters that are kept, and in owned arrays, the gradient among them.
+// A row in group g: its start in the group; the elements that this rank updates; the place of the
+// first of them in the kept parameters, and in owned arrays such as the gradient.
 typedef struct {
     size_t start, begin, end, kept, owned;
 } UpdateTensorPlace_;
@@ -139,7 +144,7 @@ static inline UpdateTensorPlace_ update_tensor_place_(const OptimizerState* s, c
     return place;
 }
 
-// The same in a slot.
+// Returns the place of a row in group g in a slot.
 static inline size_t update_slot_place_(const OptimizerState* s, int slot, int i, int g) {
     return state_group_begin(&s->slots[slot], g) + s->slots[slot].begin[i];
 }
@@ -166,19 +171,20 @@ static inline AdafactorTensor update_adafactor_tensor_(const OptimizerState* s, 
     return tensor;
 }
 
-// Gradients of blocks take turns from stage 2 on, and before that only with --update-in-backward.
+// True with --update-in-backward: below stage 2 blocks share a buffer of gradients for no other
+// reason.
 static inline int update_is_in_backward_(const ZeroPlan* zero) {
     return zero->shares_buffer && zero->stage < 2;
 }
 
-// Whether Adafactor updates a row in group g: any part of it here.
+// True if this rank updates any part of a row in group g by Adafactor.
 static inline int update_has_adafactor_(const OptimizerState* s, const ZeroPlan* zero, int i, int g) {
     return tensor_is_in_group(&s->rows[i], g) && s->rule[i] != RULE_NONE && s->span[i].count > 0 &&
            zero_has_gradient(zero, g);
 }
 
-// All tensors, group after group; returns their number. The caller frees them. Groups that are
-// updated in the backward pass are updated one after the other.
+// Allocates and sets all tensors of Adafactor, group after group; returns their number. Groups that
+// are updated in the backward pass are apart.
 static inline int update_adafactor_tensors_(AdafactorTensor** tensors, const OptimizerState* s,
                                             const ZeroPlan* zero) {
     int count = 0;
@@ -197,13 +203,14 @@ static inline int update_adafactor_tensors_(AdafactorTensor** tensors, const Opt
     return count;
 }
 
-// Where the first layer of a row is in a slot, as if it had it; the next ones are a block further each.
+// Returns the place of a row's first layer in a slot, as if it existed; each next layer is one
+// block further.
 static inline size_t update_slot_first_(const OptimizerState* s, int slot, int i) {
     const StateSlot* of = &s->slots[slot];
     return (s->rows[i].place == PLACE_BLOCK ? state_blocks_begin(of) : 0) + of->begin[i];
 }
 
-// A row that Muon updates, with all layers.
+// Returns the tensor of a row that Muon updates, with all layers.
 static inline MuonTensor update_muon_tensor_(const OptimizerState* s, const ZeroPlan* zero, int i) {
     const TensorRow* row = &s->rows[i];
     const int parts = row->parts, is_block = row->place == PLACE_BLOCK,
@@ -211,7 +218,7 @@ static inline MuonTensor update_muon_tensor_(const OptimizerState* s, const Zero
     const UpdateTensorPlace_ place = update_tensor_place_(s, zero, i, is_block + frozen);
     const size_t kept = zero->block / (size_t)zero_kept_cut(zero).parts,
                  owned = zero->trained_block / (size_t)zero_owned_cut(zero).parts;
-    const MuonPlace of_owned = {place.owned - (size_t)frozen * owned, owned}; // layer 0 as if it had one
+    const MuonPlace of_owned = {place.owned - (size_t)frozen * owned, owned}; // of layer 0 as if it existed
     const MuonTensor tensor = {place.begin,
                                place.end,
                                {place.kept - (size_t)frozen * kept, kept},
@@ -231,7 +238,7 @@ static inline MuonTensor update_muon_tensor_(const OptimizerState* s, const Zero
     return tensor;
 }
 
-// All of them; returns their number.
+// Sets all tensors of Muon; returns their number.
 static inline int update_muon_tensors_(MuonTensor tensors[MODEL_PARAMETER_ROWS], const OptimizerState* s,
                                        const ZeroPlan* zero) {
     int count = 0;
@@ -243,7 +250,7 @@ static inline int update_muon_tensors_(MuonTensor tensors[MODEL_PARAMETER_ROWS],
     return count;
 }
 
-// Room for the operands of any one group, or for the weights of it.
+// Returns the elements of the largest operand of a group.
 static inline size_t update_operand_elements_(const OptimizerState* state, const ZeroPlan* zero) {
     size_t most = 0;
     for (int g = 0; g < zero->groups; g++) {
@@ -253,7 +260,7 @@ static inline size_t update_operand_elements_(const OptimizerState* state, const
     return most;
 }
 
-// What optimizer_open allocates on the device.
+// Returns the device bytes that optimizer_open allocates.
 template <class T>
 static inline size_t optimizer_planned_bytes(const OptimizerState* state, const ZeroPlan* zero) {
     MuonTensor muon[MODEL_PARAMETER_ROWS];
@@ -304,7 +311,7 @@ static inline void update_open_operands_(OptimizerPlan* plan) {
     }
 }
 
-// For parameters of T. `state` is that of the same shards, and stays.
+// Opens the plan for parameters of T. `state` has the same shards, and stays with the caller.
 template <class T>
 static inline void optimizer_open(OptimizerPlan* plan, const ZeroPlan* zero, const OptimizerState* state) {
     const size_t bytes = update_rows_bytes_(zero);
@@ -322,10 +329,10 @@ static inline void optimizer_open(OptimizerPlan* plan, const ZeroPlan* zero, con
     update_open_rules_<T>(plan, zero);
 }
 
-// What optimizer_freeze allocates.
+// Returns the device bytes that optimizer_freeze allocates.
 static inline size_t optimizer_freeze_bytes(int groups) { return (size_t)groups * sizeof(uint32_t); }
 
-// After optimizer_open: updates leave frozen parameters as they are.
+// Makes updates leave frozen parameters unchanged. Call it after optimizer_open.
 static inline void optimizer_freeze(OptimizerPlan* plan, const Freeze* freeze) {
     const ModelConfig cfg = plan->state->cfg;
     const size_t bytes = optimizer_freeze_bytes(model_groups(cfg));
@@ -356,25 +363,25 @@ static inline void optimizer_close(OptimizerPlan* plan) {
     gpu_free(plan->rows);
 }
 
-// Before the first update: chooses the algorithms of its matmuls. Several processes choose together, but update other
-// tensors.
+// Chooses the algorithms of an update's matmuls, before the first update. All ranks choose
+// together, though each updates other tensors.
 template <class T> static inline void optimizer_choose_matmuls(OptimizerPlan* plan, MatmulGpu* matmul) {
     for (int i = 0; i < plan->muon_tensors; i++) {
         muon_choose_matmuls<T>(&plan->muon_memory, &plan->muon[i], matmul);
     }
 }
 
-// Where a piece of the owned arrays lies.
+// The place of a piece of the owned arrays.
 typedef struct {
-    uint32_t full;   // the piece of the parameters
-    uint32_t group;  //
-    uint32_t own;    // pieces of this process before it in its group
+    uint32_t full; // number of the piece in the parameters
+    uint32_t group;
+    uint32_t own;    // pieces of this rank before it in its group
     uint32_t offset; // all pieces before it in its group
     uint32_t rows;   // pieces before it in OptimizerPlan.rows
 } UpdatePlace_;
 
 __device__ inline UpdatePlace_ update_place_(const UpdatePieces_& p, uint32_t piece) {
-    const uint32_t block = piece < p.once ? 0 : (piece - p.once) / p.block; // of those that have gradients
+    const uint32_t block = piece < p.once ? 0 : (piece - p.once) / p.block; // among those with gradients
     const uint32_t group = piece < p.once ? 0 : 1 + p.first + block;
     const uint32_t own = group == 0 ? piece : piece - p.once - block * p.block;
     const uint32_t offset = p.rank * (group == 0 ? p.once : p.block) + own;
@@ -384,14 +391,15 @@ __device__ inline UpdatePlace_ update_place_(const UpdatePieces_& p, uint32_t pi
     return place;
 }
 
-// Where the elements of a row are in a slot, counted from the begin of this process's part of a group: the place of
-// element 0 there, as if the row had it, in group 0 or 1; and how much further it is in each next group. It may be below 0:
-// then it wraps around, and the sum with an element is right again.
+// The place of a row's elements in a slot. `first` is that of the first element of this rank's part
+// of group 0 or 1, as if it belonged to the row; `step` is the distance to the next group. `first`
+// may be below 0: it then wraps around, and its sum with an element is right again.
 typedef struct {
     size_t first, step;
 } UpdateShift_;
 
-// In which slots a rule keeps its moments. ADAMW8's scales lie as its codes do, divided by the size of a block.
+// Return the slots of a rule's moments. ADAMW8's scales lie as its codes do, divided by the size of
+// a block.
 static inline int update_slot_of_m_(UpdateRule rule) { return rule == RULE_ADAMW8 ? STATE_M8 : STATE_M; }
 static inline int update_slot_of_v_(UpdateRule rule) { return rule == RULE_ADAMW8 ? STATE_V8 : STATE_V; }
 
@@ -402,25 +410,25 @@ static inline UpdateShift_ update_shift_(const OptimizerState* s, int row, int s
 
 // ---- the kernel ----
 
-// All arrays, or four elements of them.
+// Arrays of an update, or four elements of them.
 template <class T, class G> struct UpdateArrays_ {
     Weights<T> weights;
     const G* grads;
-    float *m, *v;        // NULL: no rule has them
-    AdamW8bitState in_8; // the same
+    float *m, *v;        // NULL if no rule has them
+    AdamW8bitState in_8; // pointers are NULL if no rule has them
 };
 
-// The numbers of an update, those of tensors by row.
+// Numbers of an update, and those of each row.
 typedef struct {
     UpdateScalars scalars;
     UpdateRates rates[MODEL_PARAMETER_ROWS];
 } UpdateNumbers_;
 
-// Rules of rows, and where they have their moments.
+// Rules of rows, and the places of their moments.
 typedef struct {
     uint8_t rule[MODEL_PARAMETER_ROWS];
     UpdateShift_ m[MODEL_PARAMETER_ROWS], v[MODEL_PARAMETER_ROWS];
-    size_t words[MODEL_PARAMETER_ROWS]; // how much further random words are than the elements of a group
+    size_t words[MODEL_PARAMETER_ROWS]; // distance from the elements of a group to their random words
 } UpdateSlots_;
 
 static inline UpdateNumbers_ update_numbers_(const OptimizerState* state, Update update) {
@@ -450,8 +458,8 @@ static inline UpdateSlots_ update_slots_(const OptimizerState* state) {
     return slots;
 }
 
-// The four elements of a thread: their weights and gradients. The kind of master weights is known to the compiler: the
-// others take no registers.
+// Returns the weights and gradients of a thread's four elements. The compiler knows the kind of
+// master weights, so the others take no registers.
 template <class T, class G, MasterWeights MASTER>
 __device__ inline UpdateArrays_<T, G> update_four_of_(const UpdateArrays_<T, G>& a, const UpdatePlace_& place,
                                                       size_t owned) {
@@ -464,7 +472,7 @@ __device__ inline UpdateArrays_<T, G> update_four_of_(const UpdateArrays_<T, G>&
     return four;
 }
 
-// Words for the stochastic rounding of four elements, `shift` further than these.
+// Returns the words for the stochastic rounding of four elements, `shift` further than these.
 __device__ inline RoundingWords update_words_(const UpdatePlace_& place, size_t shift, uint64_t seed,
                                               uint64_t stream) {
     const RoundingWords words = {seed, stream,
@@ -486,13 +494,14 @@ __device__ inline void adamw8bit_four_(Elements<float, 4>* x, const Elements<G, 
     adamw8bit_store(state, at, four);
 }
 
-// A thread updates four elements, a block of threads a piece: 16-byte accesses to fp32 data, 8-byte to 16-bit
-// data, coalesced. A warp's elements are of one tensor: they are TENSOR_ALIGN. All is loaded before anything is computed.
-// Rows with a rule that is not one of RULES are left alone: others update them, or they are frozen.
+// A thread updates four elements, a block of threads a piece: 16-byte accesses to fp32 data, 8-byte
+// to 16-bit data, coalesced. A warp updates TENSOR_ALIGN elements, all of one tensor. Everything is
+// loaded before anything is computed. Rows whose rule is not one of RULES are skipped: other
+// kernels update them, or they are frozen.
 // grid   pieces, from piece `first` on      block   256      shared   2 KiB with moments in 8 bits
-// moves  optimizer_bytes, less what it leaves alone. Bound by memory: Philox takes some 30 instructions an element, the rest
-//        some 50, together less than half of what an H100 can issue in the time. In 8 bits encoding takes some 40 more, an
-//        element and moment.
+// moves  optimizer_bytes, less the rows that it skips. Bound by memory: Philox takes some 30
+//        instructions an element, the rest some 50, together less than half of what an H100 can
+//        issue in the time. In 8 bits encoding takes some 40 more, an element and moment.
 // order  every element, or block of 64 in 8 bits, on its own
 template <class T, class G, unsigned RULES, MasterWeights MASTER>
 __global__ void __launch_bounds__(UPDATE_THREADS_)
@@ -536,16 +545,16 @@ __global__ void __launch_bounds__(UPDATE_THREADS_)
 
 static inline int update_is_aligned_(const void* array) { return (uintptr_t)array % 16 == 0; }
 
-// All that an update takes; as above.
+// Arguments of an update.
 template <class T> struct OptimizerUpdate {
     T* params;
     Gradient grads;
-    void* slots[STATE_SLOTS]; // NULL: nothing has it
+    void* slots[STATE_SLOTS]; // NULL: unused
     const OptimizerPlan* plan;
     Update update;
     uint64_t seed;
-    MatmulGpu* matmul; // for Muon
-    ZeroGpu* zero;     // for operands
+    MatmulGpu* matmul; // Muon only
+    ZeroGpu* zero;     // gathers operands
 };
 
 template <class T> static inline Weights<T> update_weights_(const OptimizerUpdate<T>& u) {
@@ -565,7 +574,7 @@ template <class T, class G> static inline UpdateArrays_<T, G> update_arrays_(con
     return arrays;
 }
 
-// The stream of random words of an update.
+// Returns the stream of random words of an update.
 template <class T> static inline uint64_t update_stream_(const OptimizerUpdate<T>& u) {
     return rounding_words(u.seed, u.update.t, 0, 0).stream;
 }
@@ -585,7 +594,8 @@ typedef struct {
     int first, end;
 } UpdateGroups_;
 
-// Those that are within owned elements `first` ... first + count - 1. Frozen blocks may be among them.
+// Returns the groups within owned elements `first` ... first + count - 1. Frozen blocks may be
+// among them.
 static inline UpdateGroups_ update_groups_(const OptimizerPlan* plan, size_t first, size_t count) {
     UpdateGroups_ groups = {0, 0};
     for (int g = 0; g < plan->zero.groups; g++) {
@@ -612,7 +622,7 @@ template <class T> static inline MuonUpdate<T> update_muon_of_(const OptimizerUp
     return muon;
 }
 
-// The layers of a row of Muon's that are in some groups and trained: first < end if there are any.
+// Returns the trained layers of a tensor of Muon in some groups: first < end if it has any.
 static inline UpdateGroups_ update_muon_layers_(const OptimizerPlan* plan, const MuonTensor* t,
                                                 UpdateGroups_ groups) {
     const int trained = t->group > 0 ? plan->zero.first_block : 0;
@@ -641,7 +651,7 @@ static inline void update_muon_operands_(const OptimizerUpdate<T>& u, int g, con
     }
 }
 
-// The tensors of Adafactor before group g.
+// Counts the tensors of Adafactor before group g.
 static inline AdafactorCount update_adafactor_before_(const OptimizerPlan* plan, int g) {
     const AdafactorCount once = plan->adafactor_once, block = plan->adafactor_block, none = {0, 0, 0};
     const int blocks = int_max(g - 1 - plan->zero.first_block, 0);
@@ -666,7 +676,8 @@ static inline void update_adafactor_rows_(const OptimizerUpdate<T>& u, UpdateGro
                      gpu);
 }
 
-// Sets this process's part of the operands of group g for Adafactor: the gradient, and the weights if they are summed up.
+// Sets this rank's part of the operands of group g for Adafactor: the gradient, and the weights if
+// they are summed up.
 template <class T>
 static inline void update_adafactor_operands_(const OptimizerUpdate<T>& u, int g, const Gpu* gpu) {
     const ZeroPiece piece = zero_piece(&u.plan->zero, g, ZERO_TRAINED);
@@ -679,7 +690,7 @@ static inline void update_adafactor_operands_(const OptimizerUpdate<T>& u, int g
     }
 }
 
-// Collects the operands of group g from all processes.
+// Gathers the operands of group g from all ranks.
 template <class T> static inline void update_gather_(const OptimizerUpdate<T>& u, int g, const Gpu* gpu) {
     assert(u.grads.dtype == DTYPE_FP32 && gpu->stream == u.zero->main.stream);
     if (u.plan->state->optimizer.name == OPTIMIZER_MUON) {
@@ -702,8 +713,8 @@ static inline void update_groups_rows_(const OptimizerUpdate<T>& u, UpdateGroups
     }
 }
 
-// Updates all rows of these groups whose rule needs whole tensors: together, or where operands are gathered one group after
-// the other.
+// Updates all rows of these groups whose rule needs whole tensors: all together, or group after
+// group if operands are gathered.
 template <class T>
 static inline void update_tensors_(const OptimizerUpdate<T>& u, UpdateGroups_ groups, const Gpu* gpu) {
     if (!u.plan->operands) {
@@ -762,9 +773,10 @@ static inline void update_launch_master_(const OptimizerUpdate<T>& u, uint32_t f
     }
 }
 
-// The update of `count` elements from `first` on, both multiples of TENSOR_SHARD_UNIT, of those that this process updates. Of the
-// slots only what belongs to these need be there; the pointers are those to the whole arrays. They are whole groups where the
-// update needs whole tensors (state_needs_tensors).
+// Updates `count` elements from `first` on, both multiples of TENSOR_SHARD_UNIT, among those that
+// this rank updates: whole groups if the update needs whole tensors (state_needs_tensors). The
+// pointers to slots are those of whole arrays, of which only the part for these elements must
+// exist.
 template <class T>
 static inline void optimizer_update_part(const OptimizerUpdate<T>& u, size_t first, size_t count,
                                          const Gpu* gpu) {
@@ -781,7 +793,7 @@ static inline void optimizer_update_part(const OptimizerUpdate<T>& u, size_t fir
     }
 }
 
-// Of all of them.
+// Updates everything that this rank updates.
 template <class T> static inline void optimizer_update(const OptimizerUpdate<T>& u, const Gpu* gpu) {
     optimizer_update_part(u, 0, (size_t)u.plan->pieces.count * UPDATE_PIECE_, gpu);
 }

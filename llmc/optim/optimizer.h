@@ -1,20 +1,22 @@
 /*
-optimizer.h -- the optimizers as tables: which rule updates a parameter, which state each rule has, and where that lies in
-memory; and the update on the CPU.
+optimizer.h -- the optimizers as tables: which rule updates a parameter, which state each rule has,
+and where that state lies in memory; and the update on the CPU.
 
-An optimizer has a rule for each kind of parameter (model.h). A rule has some of the slots below for every parameter that it
-updates. The array of a slot is compact: group after group, and in each the tensors in the order of memory, it has what
-this process updates (zero.h) of the parameters whose rule has the slot, and nothing of the others. A tensor takes with it
-the padding behind it, up to the next one. Master weights, which frozen parameters have, too, lie as owned elements do. What
-belongs to owned elements a ... b-1 is one interval of every slot.
+An optimizer has a rule for each kind of parameter (model.h). A rule has some of the slots below for
+every parameter that it updates. The array of a slot is compact: group after group, and in a group
+tensor after tensor in the order of memory. It holds only parameters whose rule has the slot, and of
+these only what this rank updates (zero.h). The padding behind a tensor belongs to it. Master
+weights lie as owned elements do; frozen parameters have them, too. Owned elements a ... b-1 have
+one interval in every slot.
 
-Some rules sum up whole tensors, or multiply them, and the parts of a tensor can belong to several processes. Before such an
-update the processes gather the operand of a group (optimizer_gathers): the reduced gradient, of Muon its direction before it
-is made orthogonal. Each then computes the whole update of every tensor that it has a part of, and changes its part: the same
-operations in the same order, whatever the number of processes. Each of these processes has all of a tensor's means of rows
-and columns, and of a vector's v. In files the means belong to the last element of the tensor.
+Some rules sum up or multiply whole tensors, whose parts can belong to several ranks. Before such an
+update the ranks gather the operand of a group (optimizer_gathers): the reduced gradient, or for
+Muon its direction before orthogonalization. Each rank then computes the whole update of every
+tensor of which it has a part, and changes its part. So the operations and their order do not depend
+on the number of ranks. All these ranks keep all means of rows and columns of such a matrix, and all
+of v of such a vector. In files the means belong to the last element of the tensor.
 
-State starts as zeros. The padding stays zero: an update of zeros leaves zeros.
+State starts as zeros. Padding stays zero: an update of zeros leaves zeros.
 */
 #ifndef LLMC_OPTIMIZER_H
 #define LLMC_OPTIMIZER_H
@@ -55,15 +57,15 @@ typedef enum { OPTIMIZER_WORDS(WORDS_VALUE) } OptimizerName;
 typedef enum {
     RULE_ADAMW,    // adamw.h
     RULE_ADAMW8,   // adamw8bit.h
-    RULE_FACTORED, // adafactor.h: a matrix,
-    RULE_FULL,     // and a vector
+    RULE_FACTORED, // adafactor.h, for matrices
+    RULE_FULL,     // adafactor.h, for vectors
     RULE_MUON,     // muon.h
     RULE_LION,     // lion.h
     RULE_SGD,      // sgd.h
-    RULE_NONE      // of frozen parameters (freeze.h)
+    RULE_NONE      // no update: frozen parameters (freeze.h)
 } UpdateRule;
 
-// What a GPU keeps beside 16-bit weights (master_weights.cuh).
+// Master weights that a GPU keeps beside 16-bit weights (master_weights.cuh).
 typedef enum { MASTER_NONE, MASTER_FP32, MASTER_SPLIT, MASTER_24 } MasterWeights;
 
 typedef struct {
@@ -73,7 +75,7 @@ typedef struct {
     unsigned frozen;              // bit i: row i of the parameters is not updated in any block
     float lr_scale[TENSOR_KINDS]; // factors of the learning rate
     int sums_weights;             // Adafactor: the rate follows the size of a tensor's weights
-    int by_block; // blocks are updated one after the other: a GPU does not join matmuls of several
+    int by_block; // blocks are updated one after the other: a GPU does not batch matmuls of several
 } Optimizer;
 
 Optimizer optimizer_of(OptimizerName name, int has_optional, MasterWeights master);
@@ -84,12 +86,12 @@ UpdateRule optimizer_rule(Optimizer optimizer, TensorKind kind);
 
 // ---- slots ----
 
-// What a tensor of rows x cols has in a slot.
+// Number of elements in a slot, for a tensor of rows x cols.
 typedef enum {
-    SLOT_ELEMENTS, // as many elements
+    SLOT_ELEMENTS, // one for each element
     SLOT_BLOCKS,   // one for OPTIMIZER_BLOCK elements; cols are a multiple of it
-    SLOT_ROWS,     // one a row,
-    SLOT_COLS      // or a column, of a whole matrix
+    SLOT_ROWS,     // one for each row of a whole matrix
+    SLOT_COLS      // one for each column of a whole matrix
 } SlotShape;
 
 enum { OPTIMIZER_BLOCK = ADAMW8BIT_BLOCK };
@@ -120,21 +122,21 @@ typedef enum { STATE_TABLE_(STATE_ID_) STATE_SLOTS } StateSlotId;
 #undef STATE_ID_
 
 typedef struct {
-    const char *name, *label; // in checkpoints, NULL: not there; in the memory report
+    const char *name, *label; // in checkpoints, NULL: not saved; in the memory report
     SlotShape shape;
     size_t element_bytes;
     float least;                // no value is below it
-    size_t offset_bytes, bytes; // of its array in the allocation of all state; no bytes: nothing has it
-    size_t frozen;              // of master weights: elements of frozen parts, the last ones in the array
-    // Of the others: elements of group 0 in the array, and of each other group; the first block that has any
-    // (ZeroPlan.first_block); where a row begins, from the begin of its group on.
+    size_t offset_bytes, bytes; // place of its array in the allocation of all state; no bytes: unused
+    size_t frozen;              // master weights only: elements of frozen parts, the last ones in the array
+    // All other slots: elements of group 0 in the array, and of each other group; the first block
+    // that has any (ZeroPlan.first_block); begin of a row, counted from the begin of its group.
     size_t once, block;
     int first;
     size_t begin[MODEL_PARAMETER_ROWS];
 } StateSlot;
 
-// What a process updates of a row, from the begin of its piece of the group on, with the padding behind it. The same in all
-// blocks that are trained.
+// The part of a row, with the padding behind it, that this rank updates; counted from the begin of
+// its piece of the group. All trained blocks have the same.
 typedef struct {
     size_t begin, count;
 } StateSpan;
@@ -146,10 +148,10 @@ typedef struct {
     unsigned slots_of[MODEL_PARAMETER_ROWS]; // bit i: the row has slot i
     TensorRow rows[MODEL_PARAMETER_ROWS];    // bytes are elements of full arrays
     StateSpan span[MODEL_PARAMETER_ROWS];
-    size_t room[MODEL_PARAMETER_ROWS]; // of a layer, with the padding behind it
-    size_t word[MODEL_PARAMETER_ROWS]; // RoundingWords: where a row begins in its group if nothing is frozen
+    size_t room[MODEL_PARAMETER_ROWS]; // elements of a layer, with the padding behind it
+    size_t word[MODEL_PARAMETER_ROWS]; // RoundingWords: begin of a row in its group if nothing is frozen
     StateSlot slots[STATE_SLOTS];
-    size_t bytes, saved_bytes; // of all slots, and of those that checkpoints have: the first ones
+    size_t bytes, saved_bytes; // size of all slots, and of those in checkpoints, which come first
 } OptimizerState;
 
 // True if a row has a slot.
@@ -157,19 +159,21 @@ static inline int state_slot_has(const OptimizerState* s, int slot, int row) {
     return (s->slots_of[row] >> slot) & 1;
 }
 
-// What `elements` of a row, or of its layer, are in a slot. Rows and columns belong to whole layers.
+// Returns the slot elements that belong to `elements` of a parameter. Statistics of rows and
+// columns exist for whole matrices only.
 size_t state_slot_elements(const OptimizerState* s, int slot, int row, size_t elements);
 
-// Whether a process that updates any part of a tensor has all that the tensor has in a slot.
+// True if a rank that updates any part of a tensor keeps the slot of the whole tensor.
 int state_slot_is_whole(const OptimizerState* s, int slot, int row);
 
-// Whether the update of group g needs whole tensors.
+// True if the update of group g needs whole tensors.
 int state_needs_tensors(const OptimizerState* s, int g);
 
-// Where master weights are; STATE_SLOTS: nowhere.
+// Returns the slot of master weights; STATE_SLOTS if they have none.
 int state_master_slot(MasterWeights master);
 
-// Group g in the array of a slot, in elements, without its frozen part; frozen blocks have none.
+// Begin of group g in the array of a slot, and its elements, without its frozen part; frozen blocks
+// have none.
 static inline size_t state_group_begin(const StateSlot* slot, int g) {
     return g == 0 ? 0 : slot->once + (size_t)(g > slot->first ? g - 1 - slot->first : 0) * slot->block;
 }
@@ -178,45 +182,52 @@ static inline size_t state_group_elements(const StateSlot* slot, int g) {
     return g == 0 ? slot->once : g > slot->first ? slot->block : 0;
 }
 
-// Where block 0 would begin if none were frozen: may be below 0, and then wraps around.
+// Returns the begin of block 0 as if no block were frozen. It may be below 0, and then wraps
+// around.
 static inline size_t state_blocks_begin(const StateSlot* slot) {
     return slot->once - (size_t)slot->first * slot->block;
 }
 
-// What an array takes in one allocation of all state: the next one starts aligned.
+// Returns the bytes of an array in the allocation of all state, rounded up so that the next one
+// starts aligned.
 size_t state_slot_room(const StateSlot* slot);
 
-// Places all of it; the bytes of one allocation that holds it are s->bytes.
+// Places all slots in one allocation of s->bytes.
 void optimizer_state_open(OptimizerState* s, Optimizer optimizer, const ZeroPlan* zero, ModelConfig cfg);
 
 // Takes one block for all state, on the device; each slot is a kind.
 void* optimizer_state_take(const OptimizerState* s, Memory* memory);
 
-// Bytes of the state in files.
+// Returns the bytes of the state in files.
 double optimizer_saved_bytes(Optimizer optimizer, ModelConfig cfg);
 
-// Of the array of a slot, what an update reads and writes: all but the master weights of frozen parts.
+// Returns the bytes of a slot that an update reads and writes: all but the master weights of frozen
+// parts.
 static inline double state_moved_bytes(const StateSlot* slot) {
     return (double)slot->bytes - (double)slot->frozen * (double)slot->element_bytes;
 }
 
-// What an update moves that reads everything once: it reads gradients, slots, and parameters that have no
-// master; it writes slots and parameters. The last two are bytes of an element.
+// Returns the bytes that an update moves if it reads everything once: it reads gradients, slots,
+// and parameters without master weights; it writes slots and parameters. The last two arguments are
+// bytes of an element.
 double optimizer_bytes(const OptimizerState* s, const ZeroPlan* zero, size_t param_bytes,
                        size_t gradient_bytes);
 
 // ---- places ----
 
-// Where a range begins in the array of a slot that it has, in elements; in one of rows or columns, those of its tensor.
+// Returns the begin of a range in the array of a slot that it has, in elements; for rows and
+// columns, the begin of its tensor.
 size_t state_begin(const OptimizerState* s, int slot, const ZeroRange* range);
 
-// How much of the array of a slot belongs to the owned elements before `owned`.
+// Returns how many elements of a slot belong to the owned elements before `owned`.
 size_t state_position(const OptimizerState* s, int slot, const ZeroPlan* zero, size_t owned);
 
-// The array of a slot in the allocation of all state; NULL if nothing has it, or if there is no allocation.
+// Returns the array of a slot in the allocation of all state; NULL if nothing has the slot, or
+// without an allocation.
 void* state_slot_array(const OptimizerState* s, int slot, void* memory);
 
-// What a range has of a slot, in the allocation of all state; NULL if it has nothing.
+// Returns the elements of a slot that a range has, in the allocation of all state; NULL if it has
+// none.
 void* state_array(const OptimizerState* s, int slot, const ZeroRange* range, void* memory);
 
 // ---- the update ----
@@ -227,9 +238,9 @@ typedef struct {
     float grad_scale; // factor of the gradient: clipping, loss scale, targets that do not count
     int64_t t;        // number of the update, from 1
     Decay decay;
-    float momentum; // of SGD; beta1 of Adafactor; 0: none
+    float momentum; // momentum of SGD, beta1 of Adafactor; 0: none
     AdafactorRate adafactor_rate;
-    float muon_lr, muon_weight_decay; // take the place of lr and weight_decay
+    float muon_lr, muon_weight_decay; // Muon's, in place of lr and weight_decay
     MuonScale muon_scale;
 } Update;
 
@@ -242,31 +253,34 @@ Adafactor update_adafactor(Update u);
 
 Muon update_muon(Update u);
 
-// Scratch memory of the update on the CPU.
+// Returns the bytes of scratch memory for the update on the CPU.
 size_t optimizer_scratch_bytes(const OptimizerState* s);
 
-// Whether processes gather the operand of group g before its update.
+// True if ranks gather the operand of group g before its update.
 static inline int optimizer_gathers(const OptimizerState* s, const ZeroPlan* zero, int g) {
     return zero_is_divided(zero) && state_needs_tensors(s, g) && zero_has_gradient(zero, g);
 }
 
 size_t optimizer_gathered_elements(const OptimizerState* s, const ZeroPlan* zero);
 
-// Sets what a range is of the operand of its group (range->count), if its rule needs whole tensors; for Muon, with the state
-// in `memory`.
+// Sets the part of a range (range->count) in the operand of its group, if its rule needs whole
+// tensors. For Muon it updates the momentum in `memory`.
 void optimizer_operand_cpu(const OptimizerState* s, const ZeroRange* range, float* operand, const float* grad,
                            void* memory, Update u);
 
-// Whether the rule of a parameter updates each element by itself, so that a range may be updated in parts.
+// True if the rule of a parameter updates each element by itself, so that a range may be updated in
+// parts.
 int optimizer_is_elementwise(const OptimizerState* s, int row);
 
-// Updates elements [from, from + count) of a range by such a rule; param and grad point to the first of them.
+// Updates elements [from, from + count) of a range by such a rule; param and grad point to the
+// first of them.
 void optimizer_update_elements_cpu(const OptimizerState* s, const ZeroRange* range, size_t from, size_t count,
                                    float* param, const float* grad, void* memory, Update u);
 
-// Updates a range, whose parameters and gradients are param and grad (range->count); `memory` holds all state. `operand` is the
-// gathered operand of the whole tensor; param then points to the range's place in that tensor. `operand` may be NULL if the
-// rule needs none or the range is a whole tensor. `scratch` has optimizer_scratch_bytes.
+// Updates a range with parameters and gradients param and grad (range->count); `memory` holds all
+// state. `operand` is the gathered operand of the whole tensor; param then points to the range's
+// place in that tensor. `operand` may be NULL if the rule needs none or the range is a whole
+// tensor. `scratch` has optimizer_scratch_bytes.
 void optimizer_update_cpu(const OptimizerState* s, const ZeroRange* range, float* param, const float* grad,
                           const float* operand, void* memory, Update u, const MuonScratch* scratch);
 
@@ -327,7 +341,7 @@ int state_slot_is_whole(const OptimizerState* s, int slot, int row) {
     return shape == SLOT_ROWS || shape == SLOT_COLS || (slot == STATE_V && s->rule[row] == RULE_FULL);
 }
 
-// What this process has of a row in a slot: of group 0, or of one block.
+// Returns the slot elements that this rank has of a row: in group 0, or in one block.
 static size_t state_kept_elements_(const OptimizerState* s, int slot, int row) {
     const size_t own = s->span[row].count;
     return state_slot_elements(s, slot, row,
@@ -351,8 +365,8 @@ int state_master_slot(MasterWeights master) {
     return slots[master];
 }
 
-// Returns the slots that a parameter has: those of its rule, some of them only with an option. Its master weight is the
-// optimizer's choice, whatever the rule.
+// Returns the slots that a parameter has: those of its rule, some of them only with an option. Its
+// master weight is the optimizer's choice, whatever the rule.
 static unsigned state_slots_(Optimizer optimizer, UpdateRule rule) {
     static const struct {
         unsigned always, optional;
@@ -382,12 +396,14 @@ static void state_set_slots_(OptimizerState* s) {
 #undef STATE_SLOT_
 }
 
-// The trained part of a group that a row is in: of group 0, or of block 0, as if that had gradients.
+// Returns the size of the trained part of a row's group: group 0, or block 0 as if it had
+// gradients.
 static size_t state_part_elements_(const OptimizerState* s, const ZeroPlan* zero, int row) {
     return s->rows[row].place == PLACE_BLOCK ? zero->trained_block : zero->trained_once;
 }
 
-// Where a row, or its first layer, ends with its padding: from the begin of its group on.
+// Returns the end of a row, or of its first layer, with its padding, counted from the begin of its
+// group.
 static size_t state_row_end_(const OptimizerState* s, const ZeroPlan* zero, int row) {
     size_t end = state_part_elements_(s, zero, row);
     for (int i = MODEL_PARAMETER_ROWS - 1; i > row; i--) {
@@ -397,7 +413,7 @@ static size_t state_row_end_(const OptimizerState* s, const ZeroPlan* zero, int 
     return end;
 }
 
-// The part of a row, padding included, that lies in this process's piece of its group.
+// Returns the part of a row, padding included, that lies in this rank's piece of its group.
 static StateSpan state_span_(const OptimizerState* s, const ZeroPlan* zero, int row) {
     const ZeroCut own = zero_owned_cut(zero);
     const size_t count = state_part_elements_(s, zero, row) / (size_t)own.parts,
@@ -513,7 +529,7 @@ size_t state_position(const OptimizerState* s, int slot, const ZeroPlan* zero, s
         g--;
     }
     const size_t offset =
-        owned - zero_piece(zero, g, ZERO_TRAINED).owned; // more than a group in frozen parts
+        owned - zero_piece(zero, g, ZERO_TRAINED).owned; // in frozen parts more than a group
     size_t position = state_group_begin(&s->slots[slot], g);
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         if (state_group_elements(&s->slots[slot], g) > 0 && tensor_is_in_group(&s->rows[i], g) &&
@@ -604,13 +620,14 @@ void optimizer_operand_cpu(const OptimizerState* s, const ZeroRange* range, floa
     }
 }
 
-// The tensor that a range is a part of: its parameters and its operand, which may be its gradient.
+// The tensor of a range: its parameters and its operand, which may be its gradient.
 typedef struct {
     float* param;
     const float* operand;
 } UpdateTensor_;
 
-// The layer of a row, but for the padding of the vocabulary.
+// Updates a range by Adafactor. Its tensor is the layer of a row without the padding of the
+// vocabulary.
 static void optimizer_adafactor_cpu_(const OptimizerState* s, const ZeroRange* range, UpdateTensor_ t,
                                      void* memory, Adafactor opt, void* scratch) {
     const TensorRow* row = &s->rows[range->row];
@@ -633,7 +650,8 @@ static void optimizer_adafactor_cpu_(const OptimizerState* s, const ZeroRange* r
     adafactor_update_cpu(x, opt, scratch);
 }
 
-// A range that is not the whole tensor has the direction of the update as its operand.
+// Updates a range by Muon. If it is not the whole tensor, its operand is the direction of the
+// update.
 static void optimizer_muon_cpu_(const OptimizerState* s, const ZeroRange* range, UpdateTensor_ t,
                                 int is_gathered, void* memory, Muon opt, const MuonScratch* scratch) {
     const TensorRow* row = &s->rows[range->row];

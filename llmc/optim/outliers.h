@@ -1,20 +1,22 @@
 /*
-outliers.h -- is this step's loss or gradient norm unlike the last 128, and may the update be made at all?
+outliers.h -- finds steps whose loss or gradient norm is unlike the last 128, and decides if an
+update may be made.
 
-    z = (value - mean) / sd      mean and sd of the window: the last 128 finite values before this one
+    z = (value - mean) / sd      of the window: the last 128 finite values before this one
 
-z is 0 until the window is full, and 0 while sd is 0 (128 equal values give no scale to measure by). z of a
-value that is not finite is NaN, and such a value never enters the window: one NaN would blind it for 128
-steps.
+z is 0 until the window is full, and 0 while sd is 0 (128 equal values give no scale to measure by).
+z of a value that is not finite is NaN, and such a value never enters the window: one NaN would
+blind it for 128 steps.
 
-Outliers do enter the window, unclipped. So a spike makes the guard less strict for 128 steps, but a lasting
-change of level is accepted soon: with k new values far away among n = 128, the next one has
-z = sqrt((n - k) / k), so at most n / (1 + limit^2) + 1 updates in a row are skipped (13 at a limit of 3).
+Outliers do enter the window, unclipped. So a spike makes the guard less strict for 128 steps, but a
+lasting change of level is accepted soon: with k new values far away among n = 128, the next one has
+z = sqrt((n - k) / k), so at most n / (1 + limit^2) + 1 updates in a row are skipped (13 at a limit
+of 3).
 
 A guard watches loss and norm. An update that is not finite is always skipped, whatever the limits.
 
-A run has diverged when too many updates in a row were not finite, or when the mean loss of the window is too
-far above its minimum.
+A run has diverged when too many updates in a row were not finite, or when the mean loss of the
+window is too far above its minimum.
 
 All state is plain numbers without pointers: a checkpoint may store it as it is.
 */
@@ -29,13 +31,14 @@ extern "C" {
 
 #define OUTLIER_WINDOW 128
 
-// All zero is an empty window.
+// The last values. All zeros are an empty window.
 typedef struct {
-    double values[OUTLIER_WINDOW]; // value number i is in slot i % OUTLIER_WINDOW
+    double values[OUTLIER_WINDOW]; // value number i is at i % OUTLIER_WINDOW
     int64_t count;                 // values added so far
 } Outlier;
 
-// Two passes over the window, relative to one of its values, so that equal values give an sd of exactly 0.
+// Returns z. It makes two passes over the window, relative to one of its values, so equal values
+// give an sd of exactly 0.
 double outlier_z(const Outlier* window, double value);
 
 void outlier_add(Outlier* window, double value);
@@ -43,33 +46,34 @@ void outlier_add(Outlier* window, double value);
 typedef enum { UPDATE_DO, UPDATE_SKIP_OUTLIER, UPDATE_SKIP_NONFINITE } UpdateVerdict;
 
 typedef struct {
-    double loss_z_limit, norm_z_limit; // skip above this; 0 = off
+    double loss_z_limit, norm_z_limit; // updates above this are skipped; 0: off
     Outlier losses, norms;
-    double loss_z, norm_z; // of the step checked last, for the log
-    int consecutive;       // updates in a row, up to the last one, that were not finite
-    double best_mean;      // the lowest mean loss of a full window; NAN: no window was full
+    double loss_z, norm_z; // scores of the last step, for the log
+    int consecutive;       // last updates in a row that were not finite
+    double best_mean;      // lowest mean loss of a full window; NAN: no window was full yet
 } UpdateGuard;
 
 UpdateGuard outliers_open(double loss_z_limit, double norm_z_limit);
 
-// How far the mean loss of the last 128 updates is above the lowest that it was, in nats; 0 if unknown.
+// Returns how far the mean loss of the last 128 updates is above its lowest value, in nats; 0 if
+// unknown.
 double outliers_rise(const UpdateGuard* guard);
 
-// Whether the loss alone allows the update: it is finite, and no outlier. Changes nothing.
+// Returns 1 if the loss allows the update: it is finite, and no outlier. Changes nothing.
 int outliers_allows_loss(const UpdateGuard* guard, double loss);
 
-// Whether to make the update with this loss and this gradient norm (before clipping). Call it once a step.
-// Low values are not outliers: only high ones are skipped.
+// Decides on the update with this loss and this gradient norm (before clipping). Call it once a
+// step. Only high values are outliers.
 UpdateVerdict outliers_check(UpdateGuard* guard, double loss, double norm);
 
-// A score for the log: NAN until the window is full.
+// Returns a score for the log: NAN until the window is full.
 double outliers_shown_z(const UpdateGuard* guard, double z);
 
-// For the log: why the update was skipped.
+// Returns the reason of a skipped update, for the log.
 const char* outliers_reason(UpdateVerdict verdict);
 
-// Whether the run has diverged: max_skips updates in a row that were not finite, or a loss that rose by more
-// than max_rise nats (0: any rise is fine). If so, 1 and the reason in words.
+// Returns 1 and sets the reason in words if the run has diverged: max_skips updates in a row were
+// not finite, or the loss rose by more than max_rise nats (0: no limit).
 int outliers_divergence(const UpdateGuard* guard, int max_skips, double max_rise, char reason[256]);
 
 #ifdef __cplusplus
@@ -120,7 +124,7 @@ UpdateGuard outliers_open(double loss_z_limit, double norm_z_limit) {
     return guard;
 }
 
-// The mean of the window, NAN until it is full.
+// Returns the mean of the window, NAN until it is full.
 static double outlier_mean_(const Outlier* window) {
     double mean = 0;
     for (int i = 0; i < OUTLIER_WINDOW; i++) {
@@ -150,8 +154,7 @@ UpdateVerdict outliers_check(UpdateGuard* guard, double loss, double norm) {
     guard->consecutive = 0;
     outlier_add(&guard->losses, loss);
     outlier_add(&guard->norms, norm);
-    guard->best_mean =
-        fmin(guard->best_mean, outlier_mean_(&guard->losses)); // not NAN if one of them is none
+    guard->best_mean = fmin(guard->best_mean, outlier_mean_(&guard->losses)); // the other one if one is NAN
     return outliers_is_high_(guard->loss_z, guard->loss_z_limit) ||
                    outliers_is_high_(guard->norm_z, guard->norm_z_limit)
                ? UPDATE_SKIP_OUTLIER

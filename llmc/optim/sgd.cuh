@@ -12,7 +12,7 @@ sgd.cuh -- sgd.h on the GPU: four elements of it, for the kernel of all rules (o
 #include "llmc/optim/sgd.h"
 #include "llmc/optim/master_weights.cuh"
 
-// Updates four parameters x, and their sums if there are any.
+// Updates four parameters x, and their momentum unless it is NULL.
 template <class G>
 __device__ inline void sgd_four(Elements<float, 4>* x, const Elements<G, 4>& g, float* m_at,
                                 UpdateRates rates, const UpdateScalars& s) {

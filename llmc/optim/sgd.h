@@ -8,8 +8,8 @@ sgd.h -- stochastic gradient descent with momentum: the contract, and the CPU ve
     param, grad   (n)   fp32
     m             (n)   fp32; NULL: no momentum
 
-This is torch.optim.SGD (dampening 0), except that the decay does not enter m. 20 bytes move per parameter, 12
-without momentum: memory bound.
+This is torch.optim.SGD (dampening 0), except that the decay does not enter m. 20 bytes move per
+parameter, 12 without momentum: memory bound.
 
 needs:   nothing
 */
@@ -24,10 +24,10 @@ extern "C" {
 
 typedef struct {
     float lr, momentum, weight_decay;
-    float grad_scale; // clipping: the gradient is multiplied by this first
+    float grad_scale; // factor of the gradient
 } Sgd;
 
-// Read param and grad, write param; with momentum, read and write m.
+// Counts the bytes moved: read param and grad, write param; with momentum, read and write m.
 static inline double sgd_bytes(double n, float momentum) { return (momentum ? 20 : 12) * n; }
 
 void sgd_update_cpu(float* param, const float* grad, float* m, size_t n, Sgd opt);

@@ -1,6 +1,6 @@
 /*
-update_groups.h -- the update on the CPU, group by group (model.h): each parameter by its rule (optimizer.h), and with it the
-copies of matrices that matmuls in bf16 read.
+update_groups.h -- the update on the CPU, group by group (model.h): each parameter by its rule
+(optimizer.h), and with it the copies of matrices that matmuls in bf16 read.
 */
 #ifndef LLMC_UPDATE_GROUPS_H
 #define LLMC_UPDATE_GROUPS_H
@@ -29,7 +29,8 @@ typedef struct {
 // Updates what this rank updates of all groups; all ranks then gather the parameters.
 void update_groups_cpu(UpdateGroups* groups, Update update);
 
-// Updates group g during the backward pass, with its complete gradient. Does nothing without a hook.
+// Updates group g during the backward pass, with its complete gradient. Does nothing without a
+// hook.
 void update_group_in_backward_cpu(UpdateGroups* groups, int g, InBackward* hook);
 
 #ifdef __cplusplus
@@ -43,7 +44,8 @@ static int update_has_(const UpdateGroups* u, const ZeroRange* range, int g) {
     return range->group == g && !freeze_has(u->freeze, range->row, model_group_layer(u->state->cfg, g));
 }
 
-// Gathers the operand of group g from all ranks. Returns NULL if the update of this rank needs no other's.
+// Gathers the operand of group g from all ranks. Returns NULL if the update of this rank needs no
+// other's.
 static const float* update_gather_operands_(const UpdateGroups* u, int g, Update update) {
     Zero* zero = u->zero;
     if (!optimizer_gathers(u->state, &zero->plan, g)) {
@@ -61,9 +63,9 @@ static const float* update_gather_operands_(const UpdateGroups* u, int g, Update
     return group;
 }
 
-// Updates a whole matrix and packs it for matmuls in bf16. If the rule allows it, each thread packs 32 rows right after their
-// update, while they are in the cache; else the rule itself has parallel loops. The vocabulary's padding is packed, but not
-// updated.
+// Updates a whole matrix and packs it for matmuls in bf16. If the rule allows it, each thread packs
+// 32 rows right after their update, while they are in the cache; else the rule itself has parallel
+// loops. The vocabulary's padding is packed, but not updated.
 static void update_packed_(UpdateGroups* u, const ZeroRange* range, const float* grad, Update update,
                            const MuonScratch* scratch) {
     const TensorRow* row = &u->state->rows[range->row];

@@ -1,9 +1,9 @@
 /*
 update_in_backward.cuh -- the updates of update_in_backward.h on a GPU, beside the backward pass.
 
-When the gradient of a group is complete, the other stream (zero.cuh) sums its squares and copies the sum to the host. The
-host waits for it only after it has queued most of the backward pass of the next block, so that the GPU has work meanwhile.
-It then decides on the group and queues its update.
+When the gradient of a group is complete, the other stream (zero.cuh) sums its squares and copies
+the sum to the host. The host waits for it only after it has queued most of the backward pass of the
+next block, so that the GPU has work meanwhile. It then decides on the group and queues its update.
 
 needs:   one rank, one micro-step an update, no graph
 */
@@ -51,7 +51,8 @@ static inline void in_backward_sum_(InBackwardGpu* n, int g, InBackward* hook) {
     n->hook = hook;
 }
 
-// Decides on the pending group, if any, and queues its update: before its buffer of gradients is written again.
+// Decides on the pending group, if any, and queues its update: before its buffer of gradients is
+// written again.
 static inline void update_pending_group(InBackwardGpu* n) {
     const ZeroPlan* plan = &n->zero->plan;
     const StepResult* result = n->results->on_host;

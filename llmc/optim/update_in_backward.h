@@ -1,20 +1,22 @@
 /*
-update_in_backward.h -- the update during the backward pass (--update-in-backward): what is decided on each group of parameters
-(model.h) before the gradient of the others is there.
+update_in_backward.h -- decides on the update of each group of parameters (model.h) during the
+backward pass (--update-in-backward), before the gradients of the others are complete.
 
-A group is updated as soon as its gradient is complete, and then the gradient is forgotten. The groups come in the order of
-the backward pass: the last block first, and group 0 at the end.
+A group is updated as soon as its gradient is complete, and its gradient is then dropped. The groups
+come in the order of the backward pass: the last block first, and group 0 at the end.
 
-Clipping: the norm of the whole gradient is not known in time, so each group is clipped to its share of the limit c,
+Clipping: the norm of the whole gradient is not known in time, so each group is clipped to its share
+of the limit c,
 
     |gradient of group g| <= c sqrt(share_g)
 
-where share_g is the part of the squared norm that the group usually has: the mean over the earlier updates, an exponential
-one (0.99) once there are 100. In the first update it is the group's part of all parameters. As long as the shares stay what
-they are this clips as the whole norm would; a spike is clipped in the group where it happens, and there alone.
+where share_g is the group's usual part of the squared norm: the mean over the earlier updates, an
+exponential one (0.99) after the first 100. In the first update it is the group's part of all
+parameters. While the shares stay the same, this clips as the whole norm would; a spike is clipped
+in its own group only.
 
-Nothing is updated if the loss forbids it (outliers.h). A group whose gradient is not finite is not updated, and neither are
-those after it, whose gradients come from the same numbers.
+No group is updated if the loss forbids it (outliers.h). A group whose gradient is not finite is not
+updated, and neither are those after it, whose gradients come from the same numbers.
 
 ClipShares is plain numbers without pointers: a checkpoint may store it as it is.
 */
@@ -40,17 +42,18 @@ extern "C" {
 enum { CLIP_MAX_GROUPS = MODEL_MAX_LAYERS + 1 };
 
 typedef struct {
-    int64_t updates; // that the shares are the mean of
+    int64_t updates; // updates in the mean
     int groups;
     double share[CLIP_MAX_GROUPS];
 } ClipShares;
 
 ClipShares clip_shares_open(const ZeroPlan* plan);
 
-// Takes the square sums of an update's groups into the mean, if they say anything.
+// Adds the square sums of an update's groups to the mean, unless they are zero or not finite.
 void clip_shares_add(ClipShares* shares, const double* squares);
 
-// The factor that clips the gradient of group g, which has this norm; `limit` is that of the whole, 0: none.
+// Returns the factor that clips the gradient of group g, which has this norm. `limit` holds for the
+// whole gradient; 0: none.
 float clip_shares_scale(const ClipShares* shares, int g, double norm, float limit);
 
 // ---- an update ----
@@ -58,23 +61,24 @@ float clip_shares_scale(const ClipShares* shares, int g, double norm, float limi
 typedef struct {
     const ClipShares* shares;
     const UpdateGuard* guard;
-    Update update;      // before clipping
+    Update update;      // settings before clipping
     float grad_clip;    // --grad-clip
     double total_batch; // tokens
-    double factor;      // of loss and gradient, which count 1 / total_batch for each token
-    double losses;      // their sum
-    int is_damaged;     // the batch
-    int may_update;     // the groups that come
-    int updated;        // groups
-    int stopped_at;     // the first group whose gradient was not finite, -1: none
-    WideSum square_sum; // of the groups so far
+    double factor;      // factor of loss and gradient, which count 1 / total_batch for each token
+    double losses;      // sum of the losses
+    int is_damaged;     // true if the batch is
+    int may_update;     // true if the next groups may be updated
+    int updated;        // groups updated so far
+    int stopped_at;     // first group whose gradient was not finite, -1: none
+    WideSum square_sum; // sum of squares of the groups so far
     double squares[CLIP_MAX_GROUPS];
 } InBackward;
 
 void in_backward_open(InBackward* u, const ClipShares* shares, const UpdateGuard* guard, Update update,
                       float grad_clip, double total_batch);
 
-// Before the pass: `counted` targets of the batch count. Damaged data make no update. Does nothing without a hook.
+// Before the pass: `counted` targets of the batch count. Damaged data make no update. Does nothing
+// without a hook.
 static inline void in_backward_batch(InBackward* hook, double counted, int is_damaged) {
     if (hook) {
         hook->factor = targets_factor(hook->total_batch, counted);
@@ -82,13 +86,14 @@ static inline void in_backward_batch(InBackward* hook, double counted, int is_da
     }
 }
 
-// When the sum of the losses is known, before the first group.
+// Decides by the sum of the losses, before the first group.
 void in_backward_losses(InBackward* u, double losses);
 
-// When the gradient of group g is there, whose squares have this sum: sets *update, and returns whether to make it.
+// Decides on group g, whose gradient is complete; square_sum is its sum of squares. Sets *update;
+// returns 1 if it is to be made.
 int in_backward_group(InBackward* u, int g, WideSum square_sum, Update* update);
 
-// After the pass: the next update clips by what this one saw.
+// Adds this update to the shares, after the pass.
 void in_backward_end(const InBackward* u, ClipShares* shares);
 
 #ifdef __cplusplus

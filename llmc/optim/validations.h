@@ -22,15 +22,15 @@ extern "C" {
 
 typedef struct {
     double first;      // loss before the first update; NAN: unknown
-    double best;       // the lowest so far; NAN: none yet
+    double best;       // lowest loss so far; NAN: none yet
     int64_t best_step; // its step
-    int64_t since;     // validations in a row, up to the last one, that were not below it
+    int64_t since;     // validations since the best one
 } Validations;
 
 // Returns the memory of a new run.
 Validations validations_open(void);
 
-// After the validation at a step.
+// Adds the validation at a step.
 void validations_add(Validations* v, int64_t step, double loss);
 
 // True if the run has had enough of them: `patience` since the best one; 0: never.

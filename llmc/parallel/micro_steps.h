@@ -1,9 +1,9 @@
 /*
-micro_steps.h -- the micro-steps of an update: how many it has, in which order they come, and which ranks have a micro-batch
-in each.
+micro_steps.h -- the micro-steps of an update: how many it has, in which order they come, and which
+ranks have a micro-batch in each.
 
-Micro-batch k of an update belongs to rank k mod W in micro-step k div W, W ranks in all. If the last micro-step has fewer
-micro-batches than ranks, the first ranks have them.
+Micro-batch k of an update belongs to rank k mod W in micro-step k div W, W ranks in all. If the
+last micro-step has fewer micro-batches than ranks, the first ranks have them.
 */
 #ifndef LLMC_MICRO_STEPS_H
 #define LLMC_MICRO_STEPS_H

@@ -1,35 +1,38 @@
 /*
-zero.cuh -- zero.h on GPUs: what moves between processes, and when.
+zero.cuh -- zero.h on GPUs: the communication of ranks, and when it happens.
 
-What moves has a stream of its own:
+Communication has a stream of its own:
 
-    a block's gradients are reduced beside the backward pass of the blocks before it. In stages 2 and 3 a block leaves
-        them in one of two buffers, and the next block fills the other one;
-    those of group 0, the last that are there, beside the next micro-step, up to its classifier;
-    the trained parameters after an update are collected group by group, beside what the next forward pass does with those
-        that have come already; what else reads them waits for all of them;
-    in stage 3 a pass collects the parameters of the next block beside the one that it computes, in two buffers. The two
-        blocks with which a backward pass ends are where the next forward pass begins;
-    with two levels, the sums of the replicas are added up beside the last micro-step, after the replica's own.
+    The gradients of a block are reduced beside the backward pass of the blocks below it. In stages
+        2 and 3 a block leaves them in one of two buffers, and the next block fills the other one.
+    The gradients of group 0 are complete last. They are reduced beside the next micro-step, up to
+        its classifier.
+    After an update, the trained parameters are gathered group by group, beside a forward pass that
+        uses those already gathered. Everything else that reads them waits for all of them.
+    In stage 3 a pass gathers the parameters of the next block beside the computation of this one,
+        in two buffers. The next forward pass starts with the two blocks with which the backward
+        pass ends.
+    With two levels, the sums of the replicas are added up beside the last micro-step, after the
+        replica's own reduction.
 
-A micro-step without the reduction of group 0 can be one CUDA graph: what it waits for from outside is recorded outside,
-and what it starts it joins.
+A micro-step without the reduction of group 0 can be one CUDA graph: events that it waits for are
+recorded outside of it, and it joins the work that it starts.
 
     grads    stage 0, 1: full arrays                  G   written by the backward pass
-             stage 2: group 0, then two blocks        G   so also with updates during the backward pass
-    sums     (sliced)                                 fp32   the sum of the replica's micro-batches
-    shard    (sharded)                                fp32   the sum of all; with one level that is `sums`
-    pieces   (shards, slice of a group's gradients)   G   what the processes send to this one
+             stage 2: group 0, then two blocks        G   also with --update-in-backward
+    sums     (ZERO_SLICES)                            fp32   sum of the replica's micro-batches
+    shard    (ZERO_SHARDS)                            fp32   sum of all; `sums` with one level
+    pieces   (shards, slice of a group's gradients)   G   received from the ranks of the replica
     params   stage 0 to 2: full arrays                T      read by the passes
              stage 3: group 0, then two blocks        T
-    params_slices  stage 3: (sliced)                  T      what the update writes
+    params_slices  stage 3: (ZERO_SLICES)             T      written by the update
 
 In stage 3 the slices of parameters and sums can be in pinned memory of the host
-(ZERO_SHARDS_ON_HOST). What other processes are sent of them is copied to the GPU before: NCCL
-registers memory while a graph is captured, which not all memory allows. What else reads and writes
-slices reaches across the bus: the kernels that add to gradients, sum their squares and update.
+(ZERO_SHARDS_ON_HOST). Before they are sent to other ranks, they are copied to the GPU: NCCL
+registers memory while a graph is captured, which not all memory allows. The kernels that add to
+gradients, sum their squares and update read and write the slices across the bus.
 
-With one process in stages 0 and 1 nothing moves, and sums and shard are not there.
+With one rank in stages 0 and 1 nothing is sent, and sums and shard are NULL.
 */
 #ifndef LLMC_ZERO_CUH
 #define LLMC_ZERO_CUH
@@ -50,27 +53,28 @@ enum { ZERO_BLOCKS_IN_MEMORY = 2, ZERO_VARIANTS = 4, ZERO_THREADS_ = 256, ZERO_P
 typedef enum { ZERO_SHARDS_ON_GPU, ZERO_SHARDS_ON_HOST } ZeroShards;
 
 typedef struct {
-    GroupGpu all;             // processes;
-    GroupGpu group, replicas; // those of this replica; those with the same slice
+    GroupGpu all;             // all ranks
+    GroupGpu group, replicas; // ranks of this replica; ranks with the same slice
 } ZeroGroups;
 
 typedef struct {
     ZeroPlan plan;
     ZeroShards location;
     ZeroGroups groups;
-    Gpu main, comm; // the GPU with the main stream, and with that of what moves
-    void* params;   // of the trainer, of type `dtype`
-    Gradient grads; // of the trainer
+    Gpu main, comm; // the GPU with the main stream, and with the stream of communication
+    void* params;   // the model's, of type `dtype`
+    Gradient grads; // the model's
     DType dtype;
     void* params_slices; // stage 3
     float *sums, *shard; // NULL: the gradient stays in grads
-    void* pieces;        // NULL with one process
-    // Stage 3: the block whose parameters a buffer has or gets, -1: none; whether the main stream has to wait for them.
+    void* pieces;        // NULL with one rank
+    // Stage 3: block whose parameters are in a buffer or on their way to it, -1: none; true if the
+    // main stream must wait.
     int resident[ZERO_BLOCKS_IN_MEMORY], in_flight[ZERO_BLOCKS_IN_MEMORY];
-    int is_updated;            // since the last forward pass, which has waited for all parameters
-    cudaEvent_t ready, joined; // what the main stream has done so far; what the other one has
-    cudaEvent_t reduced;       // group 0, and with it all groups of the micro-step
-    cudaEvent_t sent[ZERO_BLOCKS_IN_MEMORY];    // a buffer of gradients may be overwritten
+    int is_updated; // parameters may be on their way: no forward pass since the update has waited for all
+    cudaEvent_t ready, joined;               // last work of the main stream; of the other stream
+    cudaEvent_t reduced;                     // group 0 is reduced, and with it all groups of the micro-step
+    cudaEvent_t sent[ZERO_BLOCKS_IN_MEMORY]; // a buffer of gradients may be overwritten
     cudaEvent_t arrived[ZERO_BLOCKS_IN_MEMORY]; // a buffer has its parameters
     cudaEvent_t* gathered;                      // (groups) a group has the parameters of the last update
 } ZeroGpu;
@@ -82,8 +86,8 @@ static inline int zero_has_levels_(const ZeroPlan* plan) { return zero_replicas(
 
 static inline size_t zero_most_(size_t a, size_t b) { return a > b ? a : b; }
 
-// Room for the pieces of the largest group's gradients, for the sums that replicas send to each
-// other, and for a unit of fp32 of each process.
+// Returns the bytes of the buffer of pieces: room for the largest group's gradients, for the sums
+// that replicas send to each other, and for a unit of fp32 from each rank.
 static inline size_t zero_pieces_bytes_(const ZeroPlan* plan, DType grads) {
     const size_t largest = zero_largest_gradient(plan),
                  sums = zero_has_levels_(plan) ? largest / (size_t)plan->shards * sizeof(float) : 0,
@@ -91,7 +95,8 @@ static inline size_t zero_pieces_bytes_(const ZeroPlan* plan, DType grads) {
     return plan->size == 1 ? 0 : zero_most_(largest * dtype_bytes(grads), zero_most_(sums, least));
 }
 
-// Bytes of the slices of parameters, of the given type, and of gradients with their shard.
+// Return the bytes of the slices of parameters, of the given type, and of gradients with their
+// shard.
 static inline size_t zero_parameter_slice_bytes(const ZeroPlan* plan, DType type) {
     return plan->stage >= 3 ? zero_count(plan, ZERO_SLICES) * dtype_bytes(type) : 0;
 }
@@ -101,7 +106,7 @@ static inline size_t zero_gradient_slice_bytes(const ZeroPlan* plan) {
     return (sums + shard) * sizeof(float);
 }
 
-// And of all other memory of parameters, and of gradients.
+// Return the device bytes of parameters and of gradients, without the slices.
 static inline size_t zero_parameter_bytes(const ZeroPlan* plan, DType type) {
     return zero_params_elements(plan, ZERO_BLOCKS_IN_MEMORY) * dtype_bytes(type);
 }
@@ -142,7 +147,7 @@ static inline void zero_close_events_(ZeroGpu* z) {
     CUDA_CHECK(cudaEventDestroy(z->ready));
 }
 
-// In stage 3: no buffer has the parameters of any block.
+// Marks the parameters in all buffers as stale, in stage 3.
 static inline void zero_forget_(ZeroGpu* z) {
     for (int b = 0; b < ZERO_BLOCKS_IN_MEMORY; b++) {
         z->resident[b] = -1;
@@ -169,7 +174,8 @@ static inline void zero_close_groups_(ZeroGpu* z) {
     group_gpu_close(&z->groups.all);
 }
 
-// Moves `bytes` bytes in each way that a run will: what a library needs for it, it allocates now.
+// Sends `bytes` bytes by each operation that a run will use, so that the library allocates its
+// memory now.
 static inline void zero_connect_groups_(const ZeroGroups* groups, const ZeroPlan* plan, void* to,
                                         const void* from, size_t bytes, cudaStream_t stream) {
     const size_t count = bytes / (size_t)plan->size / sizeof(float);
@@ -182,9 +188,9 @@ static inline void zero_connect_groups_(const ZeroGroups* groups, const ZeroPlan
     }
 }
 
-// Opens the groups of processes for the next zero_open, and connects their GPUs, so that the memory
-// which that takes is known before the rest is planned: NCCL takes gigabytes at the first use of
-// each operation, other ones for large and small messages. Collective.
+// Opens the groups of ranks for the next zero_open, and connects their GPUs. NCCL allocates
+// gigabytes at the first use of each operation, and again for large messages; so the plan of the
+// rest knows what memory is left. Collective.
 static inline void zero_connect(const ZeroPlan* plan, DType grads, Comm* comm, const Gpu* gpu) {
     const size_t pieces = zero_pieces_bytes_(plan, grads), most = (size_t)64 << 20,
                  large = pieces < most ? pieces : most, small = (size_t)plan->size * TENSOR_SHARD_UNIT;
@@ -192,7 +198,7 @@ static inline void zero_connect(const ZeroPlan* plan, DType grads, Comm* comm, c
     *groups = zero_open_groups_(plan, comm);
     comm->gpus = groups;
     if (plan->size == 1) {
-        return; // each process has a whole model
+        return; // each rank has a whole model
     }
     void *to = gpu_alloc(large, 1, "what connects GPUs"), *from = gpu_alloc(large, 1, "what connects GPUs");
     comm_progress(comm, COMM_SETUP, -1, "connecting GPUs");
@@ -222,8 +228,9 @@ static inline void zero_free_shard_(const ZeroGpu* z, void* shard) {
     }
 }
 
-// Communication has the highest priority: waiting behind all blocks of a matmul, every rank would
-// wait for the slowest one. Updates during the backward pass, of a single process, have the lowest.
+// Opens the stream. Communication has the highest priority: if it waited behind all blocks of a
+// matmul, every rank would wait for the slowest one. Updates during the backward pass, of a single
+// rank, have the lowest.
 static inline void zero_open_stream_(ZeroGpu* z) {
     int least, greatest;
     CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&least, &greatest));
@@ -231,7 +238,8 @@ static inline void zero_open_stream_(ZeroGpu* z) {
                                             z->plan.size > 1 ? greatest : least));
 }
 
-// `params`, of type `dtype`, and `grads` are the trainer's, zero-filled. Collective.
+// Opens the parts of a rank. `params`, of type `dtype`, and `grads` are the model's, filled with
+// zeros. Collective.
 static inline void zero_open(ZeroGpu* z, ZeroPlan plan, ZeroShards location, void* params, DType dtype,
                              Gradient grads, Comm* comm, const Gpu* gpu) {
     memset((void*)z, 0, sizeof(*z));
@@ -262,7 +270,7 @@ static inline void zero_open(ZeroGpu* z, ZeroPlan plan, ZeroShards location, voi
     zero_take_groups_(z, comm);
 }
 
-// After all work on both streams.
+// Closes it, once both streams are done.
 static inline void zero_close(ZeroGpu* z) {
     zero_close_groups_(z);
     gpu_free(z->pieces);
@@ -281,31 +289,33 @@ static inline char* zero_element_(void* array, DType dtype, size_t i) {
 
 // ---- the two streams ----
 
-// What is queued on the other stream next comes after all that the main stream has been given so far.
+// Makes the other stream wait for all work that the main stream has so far.
 static inline void zero_fork_(ZeroGpu* z) {
     CUDA_CHECK(cudaEventRecord(z->ready, z->main.stream));
     CUDA_CHECK(cudaStreamWaitEvent(z->comm.stream, z->ready, 0));
 }
 
-// Waits for an event that is never recorded in a graph, but may be waited for in one.
+// Waits for an event that is recorded outside of graphs; a graph may wait for it.
 static inline void zero_wait_(cudaStream_t stream, cudaEvent_t event) {
     const int is_captured = graph_is_capturing(stream);
     CUDA_CHECK(cudaStreamWaitEvent(stream, event, is_captured ? cudaEventWaitExternal : 0));
 }
 
-// Where the slice of this process lies in `count` elements of all.
+// Returns the place of this rank's slice in `count` elements of all.
 static inline void* zero_slice_in_(const ZeroGpu* z, void* all, DType type, size_t count) {
     return zero_element_(all, type, (size_t)z->groups.group.rank * (count / (size_t)z->plan.shards));
 }
 
-// Between the host and the GPU, beside what is sent; nothing if both are the same.
+// Copies between the host and the GPU on the stream of communication; does nothing if both are the
+// same.
 static inline void zero_copy_(ZeroGpu* z, void* to, const void* from, size_t bytes) {
     if (to != from) {
         CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, z->comm.stream));
     }
 }
 
-// Sends the slices of `count` elements to all processes of the replica: to `all`. That of this process lies at `slice`.
+// Gathers the slices of `count` elements from the ranks of the replica in `all`. This rank's lies
+// at `slice`.
 static inline void zero_gather_slices_(ZeroGpu* z, void* all, const void* slice, DType type, size_t count) {
     const size_t elements = count / (size_t)z->plan.shards;
     if (z->location == ZERO_SHARDS_ON_HOST) {
@@ -316,8 +326,8 @@ static inline void zero_gather_slices_(ZeroGpu* z, void* all, const void* slice,
     group_all_gather(all, slice, elements, type, &z->groups.group, z->comm.stream);
 }
 
-// Sends the shards within a slice of `count` elements to the processes with the same slice. On the
-// host, the slice passes through `on_gpu`.
+// Gathers the shards within a slice of `count` elements from the ranks with the same slice. A slice
+// on the host passes through `on_gpu`.
 static inline void zero_gather_shards_(ZeroGpu* z, void* slice, void* on_gpu, DType type, size_t count) {
     const size_t shard = count / (size_t)z->groups.replicas.size,
                  before = (size_t)z->groups.replicas.rank * shard;
@@ -328,8 +338,8 @@ static inline void zero_gather_shards_(ZeroGpu* z, void* slice, void* on_gpu, DT
     zero_copy_(z, slice, there, count * dtype_bytes(type));
 }
 
-// Sends the shards of `count` elements to all processes: within the slice of this process first, which lies at `slice`,
-// then all slices, to `all`; NULL: only within the slice.
+// Gathers the shards of `count` elements from all ranks: first within this rank's slice, at
+// `slice`, then all slices in `all`; NULL: only within the slice.
 static inline void zero_gather_(ZeroGpu* z, void* all, void* slice, DType type, size_t count) {
     if (zero_has_levels_(&z->plan)) {
         void* on_gpu = all ? zero_slice_in_(z, all, type, count) : z->pieces;
@@ -342,13 +352,14 @@ static inline void zero_gather_(ZeroGpu* z, void* all, void* slice, DType type, 
 
 // ---- parameters ----
 
-// Groups that are collected after an update: those of which this process updates a part and keeps more.
+// Returns how many groups are gathered after an update: those of which a rank updates less than it
+// keeps.
 static inline int zero_gathered_groups_(const ZeroPlan* plan) {
     const int is_alone = plan->stage == 0 || plan->size == 1;
     return plan->stage >= 3 ? (zero_has_levels_(plan) ? plan->groups : 1) : is_alone ? 0 : plan->groups;
 }
 
-// Sends each process's shards of a part of the parameters to all that keep them.
+// Sends each rank's shards of a part of the parameters to all ranks that keep them.
 static inline void zero_gather_part_(ZeroGpu* z, ZeroPart part) {
     const int groups = zero_gathered_groups_(&z->plan);
     if (groups == 0) {
@@ -372,37 +383,40 @@ static inline void zero_gather_part_(ZeroGpu* z, ZeroPart part) {
     z->is_updated = 1;
 }
 
-// After an update, and after all shards were set.
+// Gather the parameters: after an update the trained ones, and all of them after all shards were
+// set.
 static inline void zero_gather_parameters(ZeroGpu* z) { zero_gather_part_(z, ZERO_TRAINED); }
 static inline void zero_gather_all_parameters(ZeroGpu* z) {
     zero_gather_part_(z, ZERO_FROZEN);
     zero_gather_part_(z, ZERO_TRAINED);
 }
 
-// Before anything but a pass reads parameters: none are on their way. Setting shards needs no wait: a process never
-// receives its own, and what is still on its way is overwritten by the next zero_gather_all_parameters.
+// Waits until no parameters are on their way; call it before anything but a pass reads them.
+// Setting shards needs no wait: a rank never receives its own, and the next
+// zero_gather_all_parameters overwrites those still on their way.
 static inline void zero_wait_for_parameters(ZeroGpu* z) {
     const int groups = zero_gathered_groups_(&z->plan);
     if (groups > 0) {
         zero_wait_(z->main.stream,
-                   z->gathered[groups - 1]); // test_ranks.sh: before checksums, and before all is freed
+                   z->gathered[groups - 1]); // test_ranks.sh: before checksums, and before memory is freed
     }
 }
 
-// Where the parameters of block l lie in `params`, among the blocks there.
+// Returns the place of block l among the blocks in `params`.
 static inline int zero_parameter_block(const ZeroPlan* plan, int l) {
     return plan->stage < 3 ? l : l % ZERO_BLOCKS_IN_MEMORY;
 }
 
-// Waits for what was collected of a group after the last update, unless a forward pass has done so since.
+// Waits for a group that was gathered after the last update, unless a forward pass has done so
+// since.
 static inline void zero_wait_for_group_(ZeroGpu* z, int g, cudaStream_t stream) {
     if (z->is_updated && g < zero_gathered_groups_(&z->plan)) {
         zero_wait_(stream, z->gathered[g]);
     }
 }
 
-// Stage 3: collects the parameters of block l from the replica, after all that is queued so far, unless they are
-// there.
+// Stage 3: gathers the parameters of block l from the replica, after all work queued so far, unless
+// a buffer has them.
 static inline void zero_fetch_block_(ZeroGpu* z, int l) {
     const int b = l % ZERO_BLOCKS_IN_MEMORY;
     if (z->resident[b] == l) {
@@ -418,7 +432,7 @@ static inline void zero_fetch_block_(ZeroGpu* z, int l) {
     z->in_flight[b] = 1;
 }
 
-// Waits for the parameters of block l, and starts to collect those of block `next`, if there is one.
+// Waits for the parameters of block l, and starts to gather those of block `next`, if it exists.
 static inline void zero_fetch_(ZeroGpu* z, int l, int next) {
     const int b = l % ZERO_BLOCKS_IN_MEMORY;
     zero_fetch_block_(z, l);
@@ -431,15 +445,15 @@ static inline void zero_fetch_(ZeroGpu* z, int l, int next) {
     }
 }
 
-// Before a forward pass: waits for the parameters outside of blocks.
+// Waits for the parameters outside of blocks, before a forward pass.
 static inline void zero_begin_forward(ZeroGpu* z) { zero_wait_for_group_(z, 0, z->main.stream); }
 
-// Whether the forward pass of a micro-step waits for other processes.
+// True if the forward pass of a micro-step waits for other ranks.
 static inline int zero_forward_waits(const ZeroPlan* plan, MicroStep step) {
     return plan->stage >= 3 || (step.number == 0 && zero_gathered_groups_(plan) > 0);
 }
 
-// Before block l, in a forward pass (direction 1) or a backward pass (-1): waits for its parameters.
+// Waits for the parameters of block l, in a forward pass (direction 1) or a backward pass (-1).
 static inline void zero_parameters(ZeroGpu* z, int l, int direction) {
     if (z->plan.stage >= 3) {
         zero_fetch_(z, l, l + direction);
@@ -451,20 +465,22 @@ static inline void zero_parameters(ZeroGpu* z, int l, int direction) {
 
 // ---- a micro-step ----
 
-// Where the gradients of block l lie in `grads`, among the blocks there.
+// Returns the place of block l among the blocks in `grads`.
 static inline int zero_gradient_block(const ZeroPlan* plan, int l) {
     return plan->shares_buffer ? l % ZERO_BLOCKS_IN_MEMORY : l - plan->first_block;
 }
 
-// Gradients of group g, as the backward pass left them.
+// Returns the gradients of group g, as the backward pass left them.
 static inline void* zero_group_grads_(const ZeroGpu* z, int g) {
     const size_t block = (size_t)(g == 0 ? 0 : zero_gradient_block(&z->plan, g - 1)) * z->plan.trained_block;
     return zero_element_(z->grads.data, z->grads.dtype, g == 0 ? 0 : z->plan.trained_once + block);
 }
 
-// Adds to shard (count), or sets it if `is_first`, the first `active` of the pieces (W, count), in order, in fp32.
+// Adds the first `active` of the pieces (W, count), in order and in fp32, to shard (count), which
+// counts as zero if `is_first`.
 // grid   count / 1024      block   256      shared   none
-// moves  reads active G and writes 4 bytes an element, and reads 4 if not `is_first`. Bound by memory.
+// moves  reads active G and writes 4 bytes an element, and reads 4 if not `is_first`. Bound by
+//        memory.
 // order  fixed: that of the pieces
 template <class G>
 __global__ void __launch_bounds__(ZERO_THREADS_)
@@ -521,7 +537,7 @@ template <class T> static inline void zero_reduce_slices_(ZeroGpu* z, int g, Mic
     zero_add_<T>(z, g, z->pieces, step);
 }
 
-// Adds up the sums of group g of all replicas. On the host, they pass through the buffer of pieces.
+// Adds up the sums of group g of all replicas. Sums on the host pass through the buffer of pieces.
 static inline void zero_reduce_replicas_(ZeroGpu* z, int g) {
     const size_t count = zero_shard_elements(&z->plan, g);
     float *sums = z->sums + zero_slice_begin(&z->plan, g), *shard = z->shard + zero_shard_begin(&z->plan, g);
@@ -534,8 +550,8 @@ static inline void zero_reduce_replicas_(ZeroGpu* z, int g) {
     zero_copy_(z, shard, to, count * sizeof(float));
 }
 
-// Before a kernel that is the first to write to the gradients of block l in a micro-step, or to those outside of blocks
-// (-1): what lay there must have been sent.
+// Waits until the buffer for the gradients of block l, or of the parameters outside of blocks (-1),
+// has been sent. Call it before the first kernel of a micro-step that writes there.
 static inline void zero_wait_for_buffer(ZeroGpu* z, int l) {
     if (!z->plan.shares_buffer) {
         return;
@@ -572,7 +588,7 @@ __global__ void __launch_bounds__(ZERO_THREADS_) zero_round_kernel_(G* to, const
     elements_store(to + i, elements_convert<G>(elements_load<ZERO_PER_THREAD_>(from + i)));
 }
 
-// Sends the sums of stage 0 to all processes.
+// Sends the sums of stage 0 to all ranks.
 template <class T> static inline void zero_share_group_(ZeroGpu* z, int g) {
     const DType type = z->grads.dtype;
     const size_t count = zero_shard_elements(&z->plan, g);
@@ -585,7 +601,7 @@ template <class T> static inline void zero_share_group_(ZeroGpu* z, int g) {
     zero_gather_(z, group, slice, type, trained);
 }
 
-// Reduces group g, as this stage does it.
+// Reduces group g, as its stage does.
 template <class T> static inline void zero_reduce_group_(ZeroGpu* z, int g, MicroStep step) {
     zero_reduce_slices_<T>(z, g, step);
     if (zero_has_levels_(&z->plan) && step.is_last) {
@@ -596,8 +612,9 @@ template <class T> static inline void zero_reduce_group_(ZeroGpu* z, int g, Micr
     }
 }
 
-// After a backward pass has left the gradients of group g, if it has any: their reduction, if this micro-step has one, beside
-// what follows. The groups come in the order of the backward pass, group 0 last; in a graph it does not come.
+// Starts to reduce the gradients of group g, if it has any and this micro-step reduces. Call it
+// when the backward pass has completed them: for the last block first, and for group 0 at the end,
+// outside of a graph.
 template <class T> static inline void zero_group_done(ZeroGpu* z, int g, MicroStep step) {
     const int has_gradient = zero_has_gradient(&z->plan, g);
     if (!zero_reduces(&z->plan, step) || (g > 0 && !has_gradient)) {
@@ -612,20 +629,20 @@ template <class T> static inline void zero_group_done(ZeroGpu* z, int g, MicroSt
     }
 }
 
-// Which kind of micro-step it is: those of one kind move the same, so that they can share a graph.
+// Returns the kind of a micro-step: those of one kind communicate alike, so they can share a graph.
 static inline int zero_variant(const ZeroPlan* plan, MicroStep step) {
     const int differs = plan->size > 1 && (plan->stage < 2 || zero_has_levels_(plan)); // the last one
     return (step.number > 0) + 2 * (differs && step.is_last);
 }
 
-// With updates during the backward pass, which take the place of reductions: the stream for those of group g, beside what
-// follows; it has waited for the gradient.
+// Returns the stream for an update during the backward pass, which takes the place of a reduction;
+// it waits for the gradient.
 static inline const Gpu* zero_begin_update(ZeroGpu* z) {
     zero_fork_(z);
     return &z->comm;
 }
 
-// After the update of group g: its gradient may be overwritten.
+// Ends the update of group g: its gradient may be overwritten.
 static inline void zero_end_update(ZeroGpu* z, int g) { zero_sent_(z, g); }
 
 static inline void zero_join_(ZeroGpu* z) {
@@ -633,23 +650,24 @@ static inline void zero_join_(ZeroGpu* z) {
     CUDA_CHECK(cudaStreamWaitEvent(z->main.stream, z->joined, 0));
 }
 
-// After all of them: what follows on the main stream comes after them.
+// Makes the main stream wait for all updates.
 static inline void zero_join_updates(ZeroGpu* z) { zero_join_(z); }
 
-// Where the gradient of group g lies,
+// Returns the gradient of group g.
 static inline Gradient zero_group_gradient(const ZeroGpu* z, int g) {
     const Gradient group = {zero_group_grads_(z, g), z->grads.dtype};
     return group;
 }
 
-// and an array of all gradients that has this group there; of the others nothing is there. For one process.
+// Returns an array of all gradients in which only group g exists. For one rank.
 static inline Gradient zero_gradient_at_group(const ZeroGpu* z, int g) {
     const size_t before = zero_gradient_begin(&z->plan, g) * dtype_bytes(z->grads.dtype);
     const Gradient all = {(void*)((uintptr_t)zero_group_grads_(z, g) - before), z->grads.dtype};
     return all;
 }
 
-// The start of a micro-step. The first one of an update does the same whether a forward pass came before it or not.
+// Starts a micro-step. The first one of an update does the same work whether a forward pass came
+// before it or not.
 static inline void zero_begin(ZeroGpu* z, MicroStep step) {
     if (step.number == 0) {
         zero_forget_(z);
@@ -657,15 +675,15 @@ static inline void zero_begin(ZeroGpu* z, MicroStep step) {
     }
 }
 
-// The end of a micro-step, but for group 0: what follows on the main stream comes after the reductions of the blocks, if
-// there are any. In a graph there is nothing else to join.
+// Ends a micro-step up to group 0: the main stream waits for the reductions of the blocks, if any.
+// A graph has nothing else to join.
 static inline void zero_join(ZeroGpu* z, MicroStep step) {
     if (zero_reduces(&z->plan, step) && z->plan.first_block < z->plan.groups - 1) {
         zero_join_(z);
     }
 }
 
-// After a graph has done a micro-step: what this leaves behind.
+// Sets the state that a micro-step leaves behind, after a graph has made it.
 static inline void zero_replayed(ZeroGpu* z) {
     for (int b = 0; b < ZERO_BLOCKS_IN_MEMORY; b++) {
         z->resident[b] = b < z->plan.groups - 1 ? b : -1;
@@ -673,7 +691,7 @@ static inline void zero_replayed(ZeroGpu* z) {
     z->is_updated = 0;
 }
 
-// The part of a process that has no micro-batch: in a forward pass,
+// Does the part of a rank without a micro-batch in a forward pass.
 static inline void zero_idle_forward(ZeroGpu* z) {
     zero_begin_forward(z);
     for (int l = 0; l < z->plan.groups - 1; l++) {
@@ -681,8 +699,8 @@ static inline void zero_idle_forward(ZeroGpu* z) {
     }
 }
 
-// and in a whole micro-step, but for group 0. It is the last one of its update, so what follows waits for its reductions by
-// zero_wait_for_gradient.
+// Does the part of a rank without a micro-batch in a micro-step, up to group 0. It is the last one
+// of its update, so zero_wait_for_gradient waits for its reductions.
 template <class T> static inline void zero_idle(ZeroGpu* z, MicroStep step) {
     zero_begin(z, step);
     zero_idle_forward(z);
@@ -694,31 +712,31 @@ template <class T> static inline void zero_idle(ZeroGpu* z, MicroStep step) {
 
 // ---- an update ----
 
-// After the last micro-step: waits for the reduced gradient.
+// Waits for the reduced gradient, after the last micro-step.
 static inline void zero_wait_for_gradient(ZeroGpu* z) {
     if (zero_has_shard_(&z->plan)) {
         zero_wait_(z->main.stream, z->reduced);
     }
 }
 
-// The reduced gradient of which this process sums the squares: of its shards.
+// Returns the reduced gradient of this rank's shards, whose squares it sums.
 static inline Gradient zero_gradient(const ZeroGpu* z) {
     const Gradient shard = {z->shard, DTYPE_FP32};
     return z->shard ? shard : z->grads;
 }
 
-// And that of what it updates.
+// Returns the gradient of the elements that this rank updates.
 static inline Gradient zero_update_gradient(const ZeroGpu* z) {
     return z->plan.stage == 0 ? z->grads : zero_gradient(z);
 }
 
-// The parameters that are kept (zero_kept_cut): where the update writes.
+// Returns the parameters that are kept (zero_kept_cut), which the update writes.
 static inline void* zero_update_parameters(const ZeroGpu* z) {
     return z->params_slices ? z->params_slices : z->params;
 }
 
-// During an update: collects the trained part of group g of an fp32 array in `group`, where each process has set its shard. What
-// the main stream does next has it.
+// Gathers the trained part of group g of an fp32 array in `group`, where each rank has set its
+// shard. The main stream waits for it.
 static inline void zero_gather_operands(ZeroGpu* z, float* group, int g) {
     zero_fork_(z);
     const size_t count = zero_trained_elements(&z->plan, g);
@@ -726,27 +744,27 @@ static inline void zero_gather_operands(ZeroGpu* z, float* group, int g) {
     zero_join_(z);
 }
 
-// Ends all processes if NCCL has noticed an error since.
+// Ends all ranks if NCCL has noticed an error.
 static inline void zero_check(const ZeroGpu* z) {
     group_gpu_check(&z->groups.all);
     group_gpu_check(&z->groups.group);
     group_gpu_check(&z->groups.replicas);
 }
 
-// ---- copies of what is divided ----
+// ---- copies of divided arrays ----
 
 // Elements of a piece.
 typedef struct {
     size_t first, count;
 } ZeroElements;
 
-// What each process has of `shard` elements, from element `at` on.
+// Elements `at` and following of each rank's `shard` elements.
 typedef struct {
     size_t shard, at, count;
 } ZeroChunk_;
 
-// Collects a chunk of all processes in `all` on the host; NULL: not in this process. `mine` is this
-// process's.
+// Gathers a chunk from all ranks in `all` on the host; NULL: not in this rank. `mine` is this
+// rank's.
 static inline void zero_collect_chunk_(ZeroGpu* z, void* all, const void* mine, DType type,
                                        ZeroChunk_ chunk) {
     const size_t bytes = chunk.count * dtype_bytes(type);
@@ -761,10 +779,10 @@ static inline void zero_collect_chunk_(ZeroGpu* z, void* all, const void* mine, 
     }
 }
 
-// Collects a part of group g of an array of what each process owns in `group`, the whole group on the host; NULL: not in this
-// process. `piece` says which elements of each process's piece (zero_piece): `mine` are this one's,
-// on the GPU or on the host. Between updates: it passes through the buffer of pieces, after all
-// else that moves. Collective. Waits for the GPU.
+// Gathers a part of group g of an owned array in `group`, which has the whole group on the host;
+// NULL: not in this rank. `piece` selects elements of each rank's piece (zero_piece); `mine` are
+// this rank's, on the GPU or on the host. Call it between updates: the data pass through the buffer
+// of pieces, after all other communication. Collective. Waits for the GPU.
 static inline void zero_collect_some(ZeroGpu* z, void* group, int g, ZeroPart part, ZeroElements piece,
                                      const void* mine, DType type) {
     const size_t room = zero_pieces_bytes_(&z->plan, z->grads.dtype) / dtype_bytes(type);
@@ -784,7 +802,7 @@ static inline void zero_collect_some(ZeroGpu* z, void* group, int g, ZeroPart pa
     CUDA_CHECK(cudaStreamSynchronize(z->comm.stream));
 }
 
-// Collects all elements of the pieces.
+// Gathers all elements of the pieces.
 static inline void zero_collect(ZeroGpu* z, void* group, int g, ZeroPart part, const void* mine, DType type) {
     const ZeroElements all = {0, zero_piece(&z->plan, g, part).count};
     zero_collect_some(z, group, g, part, all, mine, type);

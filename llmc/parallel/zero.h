@@ -1,37 +1,40 @@
 /*
-zero.h -- parameters, gradients and optimizer state cut among W processes (ZeRO): who has what, and the CPU's
-version of what moves.
+zero.h -- divides parameters, gradients and optimizer state among W ranks (ZeRO): which rank has
+which part, and the CPU's version of the communication.
 
     stage   parameters   gradients              optimizer state   a gradient is reduced
-      0     all          all                    all               in the last micro-step, and sent to all
+      0     all          all                    all               in the last micro-step, for all
       1     all          all                    1/W               in the last micro-step
       2     all          two groups, and 1/W    1/W               in every micro-step
       3     two groups,  two groups, and 1/W    1/W               in every micro-step; on GPUs
             and 1/W
 
-The parameters lie in groups (model.h): what is outside of the blocks, then block 0, 1, ... Blocks, here and below, are those
-of parameters: several layers can have the same one (model_copies). Each group is cut into W equal shards; each process has one
-of every group. Shard arrays (gradient, optimizer state) hold the shards of one process, group after group. With one process a
-shard is the whole group, and shard arrays look like full ones.
+Parameters lie in groups (model.h): the parameters outside of the blocks first, then block 0, 1, ...
+Here and below, blocks are blocks of parameters: several layers can share one (model_copies). Each
+group is cut into W equal shards, one for each rank. Shard arrays (gradient, optimizer state) hold
+the shards of one rank, group after group. With one rank a shard is the whole group, and shard
+arrays look like full ones.
 
-What is frozen (freeze.h) has no gradient: arrays of gradients hold the trained parts of groups (model.h), and nothing of the
-lowest blocks if these are frozen. The rest of a group is its frozen part, and has shards of its own; no update changes it, so
-it is gathered once. A process owns its shards of the trained parts, in the order of its gradient, and behind them those of the
-frozen parts, which have no state but the bits that master weights add. In stage 3 a group is one part, frozen or not.
+Frozen parameters (freeze.h) have no gradient. Arrays of gradients hold the trained parts of groups
+(model.h), and nothing of the lowest blocks if these are frozen. The rest of a group, its frozen
+part, has shards of its own; no update changes it, so it is gathered once. A rank owns its shards of
+the trained parts, in the order of its gradient, followed by its shards of the frozen parts, which
+have no state but the bits that master weights add. In stage 3 a group is one part, frozen or not.
 
-Two levels: W processes are `replicas` of `shards` processes each, those of a machine, say. A group is cut into `shards`
-slices, and a slice into a shard for each replica. What moves in every micro-step, slices, stays within a replica, and
-"1/W" means 1/shards for what is kept of parameters and gradients; once an update the sums of the replicas are
-added up, shard by shard, between the processes that have the same slice. With one level a slice is a shard.
+Two levels: W ranks are `replicas` of `shards` ranks each, for example those of a machine. A group
+is cut into `shards` slices, and a slice into one shard for each replica. Slices move in every
+micro-step, and stay within a replica; for parameters and gradients "1/W" then means 1/shards. Once
+an update, the ranks with the same slice add up the sums of their replicas, shard by shard. With one
+level a slice is a shard.
 
-Micro-batch k of an update is that of process k mod W in micro-step k div W. A reduction sends piece r of each
-process's gradient to process r, which adds the pieces to its shard in fp32,
+micro_steps.h deals micro-batches out to ranks. A reduction sends piece r of each rank's gradient to
+rank r, which adds the pieces to its shard in fp32,
 
-    shard[i] = ((shard[i] + piece_0[i]) + piece_1[i]) + ...        shard[i] = 0 before the first micro-step
+    shard[i] = ((shard[i] + piece_0[i]) + piece_1[i]) + ...    from 0 in the first micro-step
 
-so in stage 2 the order of additions is that of the micro-batches, whatever W is: the same bits. In stages 0 and
-1 each process adds up its own micro-batches first, and the last bits depend on W. With two levels each replica adds up
-its own first, and they depend on the number of replicas.
+so in stage 2 the order of additions is that of the micro-batches, and the bits do not depend on W.
+In stages 0 and 1 each rank adds up its own micro-batches first, and the last bits depend on W. With
+two levels each replica adds up its own first, and the last bits depend on the number of replicas.
 
 Rajbhandari et al., "ZeRO: memory optimizations toward training trillion parameter models", SC 2020.
 */
@@ -56,38 +59,42 @@ Rajbhandari et al., "ZeRO: memory optimizations toward training trillion paramet
 extern "C" {
 #endif
 
-// Counts are elements.
+// Sizes are in elements.
 typedef struct {
     int stage;
-    int rank, size;  // of this process; processes, W
-    int shards;      // processes of a replica: W with one level
+    int rank, size;  // this rank; number of ranks, W
+    int shards;      // ranks of a replica: W with one level
     int groups;      // model_groups
-    int first_block; // the lowest one that has gradients (freeze.h); 0 in stage 3
+    int first_block; // lowest block with gradients (freeze.h); 0 in stage 3
     unsigned frozen; // bit i: row i of the parameters is in the frozen parts; 0 in stage 3
-    size_t once,
-        block; // of group 0, and of each other group, with padding: multiples of W * TENSOR_SHARD_UNIT
-    size_t trained_once, trained_block; // of their trained parts, which come first: multiples of the same
-    int shares_buffer; // blocks leave their gradients in the same memory, one after the other: from stage 2 on, and with
-                       // updates during the backward pass, which the caller sets
+    // Sizes with padding, multiples of W * TENSOR_SHARD_UNIT: of group 0, of each other group, and
+    // of their trained parts, which come first.
+    size_t once, block;
+    size_t trained_once, trained_block;
+    // True if all blocks leave their gradients in one buffer: from stage 2 on. The caller also sets
+    // it for --update-in-backward.
+    int shares_buffer;
 } ZeroPlan;
 
-// The rows of the parameters in full arrays, for elements of a given size; returns the bytes of one.
+// Sets the rows of the parameters in a full array, for elements of a given size; returns its bytes.
 static inline size_t zero_parameter_rows(TensorRow rows[MODEL_PARAMETER_ROWS], const ZeroPlan* plan,
                                          ModelConfig cfg, size_t element_bytes) {
     return model_sharded_rows_of(rows, cfg, element_bytes, plan->size, plan->frozen);
 }
 
-// Whether row i of the parameters has gradients, in blocks that have some.
+// True if row i of the parameters is trained; blocks below first_block have no gradient of it even
+// so.
 static inline int zero_has_row(const ZeroPlan* plan, int i) { return !(plan->frozen >> i & 1); }
 
-// The rows of the gradients; without zero_has_row they mean nothing.
+// Sets the rows of the gradients. Rows without zero_has_row are meaningless.
 void zero_gradient_rows(TensorRow rows[MODEL_PARAMETER_ROWS], const ZeroPlan* plan, ModelConfig cfg,
                         size_t element_bytes);
 
-// Leaves out of all gradients these rows (bits), and blocks below `first_block`.
+// Leaves these rows (bits) and all blocks below `first_block` out of the gradients.
 void zero_plan_freeze(ZeroPlan* plan, ModelConfig cfg, unsigned frozen, int first_block);
 
-// `shards` divides `size`; ranks 0 ... shards - 1 are the first replica. Nothing is frozen.
+// Plans for `size` ranks in replicas of `shards`, which divides `size`; ranks 0 ... shards - 1 are
+// the first replica. Nothing is frozen.
 ZeroPlan zero_plan_two_levels(ModelConfig cfg, int stage, int rank, int size, int shards);
 
 static inline ZeroPlan zero_plan(ModelConfig cfg, int stage, int rank, int size) {
@@ -96,23 +103,23 @@ static inline ZeroPlan zero_plan(ModelConfig cfg, int stage, int rank, int size)
 
 static inline int zero_replicas(const ZeroPlan* plan) { return plan->size / plan->shards; }
 
-// One of equal parts of every group.
+// Number `part` of equal parts of every group.
 typedef struct {
     int parts, part;
 } ZeroCut;
 
-// What a process of this rank has the gradient of, once it is reduced.
+// Returns the part of the reduced gradient that a rank has.
 ZeroCut zero_shard_of(const ZeroPlan* plan, int rank);
 
-// What this process updates, and what it keeps of the parameters.
+// Return the part that this rank updates, and the part of the parameters that it keeps.
 ZeroCut zero_owned_cut(const ZeroPlan* plan);
 
 ZeroCut zero_kept_cut(const ZeroPlan* plan);
 
-// And what it updates, as a part of what it keeps.
+// Returns the part that this rank updates, as a part of what it keeps.
 ZeroCut zero_owned_in_kept(const ZeroPlan* plan);
 
-// Group g in full arrays.
+// Begin and size of group g in full arrays.
 static inline size_t zero_group_begin(const ZeroPlan* plan, int g) {
     return g == 0 ? 0 : plan->once + (size_t)(g - 1) * plan->block;
 }
@@ -125,7 +132,7 @@ static inline size_t zero_largest_group(const ZeroPlan* plan) {
     return plan->once > plan->block ? plan->once : plan->block;
 }
 
-// What of group g has gradients: its first elements.
+// Returns the elements of group g that have gradients: its first ones.
 static inline size_t zero_trained_elements(const ZeroPlan* plan, int g) {
     return g == 0 ? plan->trained_once : g > plan->first_block ? plan->trained_block : 0;
 }
@@ -134,13 +141,13 @@ static inline int zero_has_gradient(const ZeroPlan* plan, int g) {
     return zero_trained_elements(plan, g) > 0;
 }
 
-// The gradients of the largest group: of the first one or the last one.
+// Returns the most gradients that a group has: the first one or the last one.
 size_t zero_largest_gradient(const ZeroPlan* plan);
 
-// Group g in full arrays of gradients.
+// Begin of group g in full arrays of gradients.
 size_t zero_gradient_begin(const ZeroPlan* plan, int g);
 
-// The shard of group g: in shard arrays of gradients, and its size.
+// Begin of the shard of group g in shard arrays of gradients, and its size.
 static inline size_t zero_shard_begin(const ZeroPlan* plan, int g) {
     return zero_gradient_begin(plan, g) / (size_t)plan->size;
 }
@@ -149,7 +156,8 @@ static inline size_t zero_shard_elements(const ZeroPlan* plan, int g) {
     return zero_trained_elements(plan, g) / (size_t)plan->size;
 }
 
-// The slice of group g, in arrays of slices, of gradients or of parameters: only stage 3 has slices of parameters.
+// Begin of the slice of group g in arrays of slices, and its size: slices of gradients, and in
+// stage 3 of parameters.
 static inline size_t zero_slice_begin(const ZeroPlan* plan, int g) {
     return zero_gradient_begin(plan, g) / (size_t)plan->shards;
 }
@@ -158,7 +166,8 @@ static inline size_t zero_slice_elements(const ZeroPlan* plan, int g) {
     return zero_trained_elements(plan, g) / (size_t)plan->shards;
 }
 
-// Of the parameters in memory that a forward pass reads; in stage 3 of `blocks` blocks at a time.
+// Returns the elements of parameters in memory that a forward pass reads; in stage 3 only `blocks`
+// blocks at a time.
 static inline size_t zero_params_elements(const ZeroPlan* plan, int blocks) {
     return plan->stage < 3 ? zero_group_begin(plan, plan->groups) : plan->once + (size_t)blocks * plan->block;
 }
@@ -177,59 +186,62 @@ typedef enum {
 // Returns the elements of an array.
 size_t zero_count(const ZeroPlan* plan, ZeroArray array);
 
-// ---- what a process owns ----
+// ---- what a rank owns ----
 
-// The parts of a group: what has gradients, and the rest.
+// Parts of a group: the parameters with gradients, and the others.
 typedef enum { ZERO_TRAINED, ZERO_FROZEN, ZERO_PARTS } ZeroPart;
 
-// Of group g, in full arrays.
+// Begin of a part of group g in full arrays, and its size.
 static inline size_t zero_part_begin(const ZeroPlan* plan, int g, ZeroPart part) {
     return zero_group_begin(plan, g) + (part == ZERO_FROZEN ? zero_trained_elements(plan, g) : 0);
 }
 
 size_t zero_part_elements(const ZeroPlan* plan, int g, ZeroPart part);
 
-// Where it begins in full arrays, in owned ones (those of the optimizer's state), and in the parameters that are kept. In the
-// gradient of the update a trained part begins where it does in owned arrays.
+// Begins of a piece: in full arrays, in owned arrays (the optimizer's state), in the parameters
+// that are kept. A trained piece begins in the gradient of the update where it does in owned
+// arrays.
 typedef struct {
     size_t full, owned, kept, count;
 } ZeroPiece;
 
-// What this process has of a part of group g.
+// Returns the piece of a part of group g that this rank owns.
 ZeroPiece zero_piece(const ZeroPlan* plan, int g, ZeroPart part);
 
-// Whether each process updates a part of each group, and not all of it.
+// True if each rank updates only a part of each group.
 static inline int zero_is_divided(const ZeroPlan* plan) { return plan->stage > 0 && plan->size > 1; }
 
-// What this process owns of a layer of a parameter, or of a copy that several layers have. Files of state number all elements
-// of the parameters, in the order of their table, without padding: `logical` is the first one's number.
+// The part of a parameter in one layer, or in a copy that several layers share, that this rank
+// owns. Files of state number all elements of the parameters in the order of their table, without
+// padding.
 typedef struct {
-    size_t full;    // in full arrays,
-    size_t owned;   // in owned ones
-    size_t logical; //
+    size_t full;    // begin in full arrays
+    size_t owned;   // begin in owned arrays
+    size_t logical; // number of the first element in files of state
     size_t before;  // elements of the layer before it
     size_t count;
-    int row, group; // of the table of parameters
+    int row, group; // row of the table of parameters
 } ZeroRange;
 
-// Of all parameters, as files number them.
+// Returns the elements of all parameters, as files number them.
 size_t zero_logical_elements(const TensorRow* rows, ModelConfig cfg);
 
-// At most as many ranges as layers of parameters.
+// Returns a bound for the number of ranges: one for each layer of each parameter.
 static inline int zero_max_ranges(ModelConfig cfg) { return MODEL_PARAMETER_ROWS * cfg.L; }
 
-// Sets the ranges that this process owns, in the order of files, and returns their number, at most
-// zero_max_ranges. `rows` are of full arrays, of any type.
+// Sets the ranges that this rank owns, in the order of files, and returns their number, at most
+// zero_max_ranges. `rows` lay out full arrays of any type.
 int zero_ranges(const ZeroPlan* plan, const TensorRow* rows, ModelConfig cfg, ZeroRange* ranges);
 
-// ---- micro-batches ----
+// ---- micro-steps ----
 
-// Whether the gradients of a micro-step are reduced: in stages 0 and 1 those of the last one, which are the sum of all.
+// True if the gradients of a micro-step are reduced. In stages 0 and 1 only those of the last one
+// are: they are the sum of all.
 static inline int zero_reduces(const ZeroPlan* plan, MicroStep step) {
     return plan->stage >= 2 || (plan->size > 1 && step.is_last);
 }
 
-// How many processes of this replica have something to add, and whether it is the first of its update.
+// Returns how many ranks of this replica have a gradient to add.
 static inline int zero_adds_(const ZeroPlan* plan, MicroStep step) {
     const int before = plan->rank / plan->shards * plan->shards; // ranks of earlier replicas
     const int active = plan->stage >= 2 ? step.active : step.of_update;
@@ -242,92 +254,99 @@ static inline int zero_is_first_(const ZeroPlan* plan, MicroStep step) {
 
 // ---- traffic ----
 
-// What a process sends in an update, and receives, in bytes: to those of its replica, and to those of others.
+// Bytes that a rank sends in an update, and receives: to ranks of its replica, and to those of
+// others.
 typedef struct {
     double within, between;
 } ZeroTraffic;
 
-// Of an update of `sequences` in micro-batches of B. Gradients and parameters have elements of these sizes; all processes
-// gather `operand_bytes` of operands (optimizer.h).
+// Returns the traffic of an update of `sequences` in micro-batches of B. Elements of gradients and
+// parameters have these sizes; all ranks gather `operand_bytes` of operands (optimizer.h).
 ZeroTraffic zero_traffic(const ZeroPlan* plan, int64_t sequences, int B, size_t gradient_bytes,
                          size_t parameter_bytes, double operand_bytes);
 
 // ---- the sum ----
 
-// Adds to shard (count), or sets it if `is_first`, the first `active` of the pieces (W, count).
+// Adds the first `active` of the pieces (W, count) to shard (count), which counts as zero if
+// `is_first`.
 void zero_add_pieces_cpu(float* shard, const float* pieces, size_t count, int active, int is_first);
 
 // ---- the CPU ----
 
-// What one process of a run on CPUs has, beside the model. All arrays are fp32. There is one level.
+// The parts of one rank on a CPU, beside the model. All arrays are fp32; one level only.
 typedef struct {
     ZeroPlan plan;
     Group group;
-    ZeroRange* ranges; // that it owns
+    ZeroRange* ranges; // ranges that this rank owns
     int num_ranges;
-    float* params; // full arrays, of the model;
-    float* grads;  // if blocks take turns only of group 0, and after it of one block at a time
-    float* shard;  // gradient of the update, its shards; with one process in stages 0 and 1: grads
-    float* pieces; // of all processes, of one group's gradient; NULL with one process
+    float* params; // the model's full array
+    float* grads;  // the model's gradients: all, or if blocks share a buffer group 0 and one block
+    float* shard;  // shards of the reduced gradient; with one rank in stages 0 and 1: grads
+    float* pieces; // one piece of a group's gradient from each rank; NULL with one rank
 } Zero;
 
-// Elements of the gradients that a backward pass writes to; if blocks take turns, of `blocks` of them at a time.
+// Returns the elements of the gradients that a backward pass writes to; `blocks` blocks at a time
+// if they share a buffer.
 size_t zero_grads_elements(const ZeroPlan* plan, int blocks);
 
-// `rows` are of the full arrays; params and grads are the trainer's, zero-filled. Collective, unless the
-// ledger is dry.
+// Opens the parts of a rank. `rows` lay out full arrays; params and grads are the model's, filled
+// with zeros. Collective, unless the ledger is dry.
 void zero_open_cpu(Zero* z, Memory* memory, ZeroPlan plan, ModelConfig cfg, const TensorRow* rows,
                    float* params, float* grads, Comm* comm);
 
 static inline void zero_close_cpu(Zero* z) { group_close(&z->group); }
 
-// Gradients of group g, as the backward pass left them.
+// Returns the gradients of group g, as the backward pass left them.
 static inline float* zero_group_grads_(const Zero* z, int g) {
     return z->grads +
            (z->plan.shares_buffer && g > 0 ? z->plan.trained_once : zero_gradient_begin(&z->plan, g));
 }
 
-// After a backward pass has left the gradients of group g, if it has any: their reduction, if this micro-step has one. The
-// groups come in the order of the backward pass: the blocks from the last one on, and group 0.
+// Reduces the gradients of group g, if it has any and this micro-step reduces. Call it when the
+// backward pass has completed them: for the last block first, and for group 0 at the end.
 void zero_group_done_cpu(Zero* z, int g, MicroStep step);
 
-// Clears the gradients of the frozen parameters of layer l. Where all blocks leave their gradients in one place,
-// it still has those of the block before, and this block's backward pass does not set them.
+// Clears the gradients of the frozen parameters of layer l. Where all blocks leave their gradients
+// in one place, it still has those of the block before, and this block's backward pass does not set
+// them.
 void zero_clear_frozen_cpu(Zero* z, const TensorRow* gradient_rows, ModelConfig cfg, const Freeze* freeze,
                            int l);
 
-// The part of a process that has no micro-batch in a micro-step.
+// Does the part of a rank that has no micro-batch in a micro-step.
 void zero_idle_cpu(Zero* z, MicroStep step);
 
-// Adds the squares of the reduced gradient's shard. `partial` has room for as many doubles as gradient_square_sum_cpu
-// says for a shard array.
+// Adds the squares of this rank's shards of the reduced gradient. `partial` is scratch memory of
+// gradient_square_sum_cpu.
 static inline void zero_square_sum_cpu(const Zero* z, WideSum* sum, double* partial) {
     gradient_square_sum_cpu(sum, z->shard, zero_count(&z->plan, ZERO_SHARDS), partial);
 }
 
-// The same of one group that a backward pass has just left, of one process.
+// Adds the squares of the gradient of group g, which the backward pass has just completed. For one
+// rank.
 static inline void zero_group_square_sum_cpu(const Zero* z, int g, WideSum* sum, double* partial) {
     gradient_square_sum_cpu(sum, zero_group_grads_(z, g), zero_trained_elements(&z->plan, g), partial);
 }
 
-// The reduced gradient of a range that has one; if blocks take turns, while its block has them.
+// Returns the reduced gradient of a range that has one; if blocks share a buffer, only while its
+// block has it.
 const float* zero_range_gradient_cpu(const Zero* z, const ZeroRange* range);
 
-// Sends each process's shard of group g to all: to the same place in `group`.
+// Sends each rank's shard of group g to all ranks, to the same place in `group`.
 static inline void zero_gather_group_cpu_(Zero* z, float* group, int g) {
     const size_t count = zero_shard_elements(&z->plan, g);
     group_all_gather_cpu(group, group + (size_t)z->plan.rank * count, count, &z->group);
 }
 
-// Room for what the update of group g gathers: the gradients that this process has added to the reduced one.
+// Returns room for the operands of group g: its gradients before the reduction, which are no longer
+// needed.
 static inline float* zero_operands_cpu(const Zero* z, int g) { return zero_group_grads_(z, g); }
 
-// Collects group g there, where each process has set its shard.
+// Gathers the operands of group g there, where each rank has set its shard.
 static inline void zero_gather_operands_cpu(Zero* z, int g) {
     zero_gather_group_cpu_(z, zero_operands_cpu(z, g), g);
 }
 
-// After the update: sends each process's shards of the trained parameters to all.
+// Sends each rank's updated shards of the parameters to all ranks, after the update.
 void zero_gather_parameters_cpu(Zero* z);
 
 #ifdef __cplusplus
@@ -358,7 +377,7 @@ void zero_plan_freeze(ZeroPlan* plan, ModelConfig cfg, unsigned frozen, int firs
     const size_t all = zero_parameter_rows(rows, plan, cfg, 1);
     plan->once = plan->trained_once = tensor_group_offset_bytes(rows, 1);
     plan->block = plan->trained_block = (all - plan->once) / (size_t)model_copies(cfg);
-    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) { // up to the first frozen one in memory
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) { // the trained part ends at the first frozen row
         size_t* trained = rows[i].place == PLACE_ONCE ? &plan->trained_once : &plan->trained_block;
         const size_t before = tensor_offset_in_group(&rows[i]);
         *trained = !zero_has_row(plan, i) && before < *trained ? before : *trained;
@@ -400,7 +419,7 @@ size_t zero_largest_gradient(const ZeroPlan* plan) {
 }
 
 size_t zero_gradient_begin(const ZeroPlan* plan, int g) {
-    const int blocks = g - 1 - plan->first_block; // before it
+    const int blocks = g - 1 - plan->first_block; // blocks with gradients before it
     return g == 0 ? 0 : plan->trained_once + (size_t)(blocks > 0 ? blocks : 0) * plan->trained_block;
 }
 
@@ -441,7 +460,7 @@ ZeroPiece zero_piece(const ZeroPlan* plan, int g, ZeroPart part) {
     return piece;
 }
 
-// The elements of a layer of a parameter that files have.
+// Returns the elements of a layer of a parameter in files.
 static size_t zero_layer_in_files_(const TensorRow* row, ModelConfig cfg) {
     return model_rows_in_files(row, cfg) * row->cols;
 }
@@ -454,7 +473,8 @@ size_t zero_logical_elements(const TensorRow* rows, ModelConfig cfg) {
     return total;
 }
 
-// The part of `tensor`, which is a layer of a parameter in full arrays, that this process has; its count may be 0.
+// Returns the part of `tensor`, a layer of a parameter in full arrays, that this rank owns; its
+// count may be 0.
 static ZeroRange zero_cut_(const ZeroPlan* plan, ZeroRange tensor) {
     const int is_frozen = tensor.full >= zero_part_begin(plan, tensor.group, ZERO_FROZEN);
     const ZeroPiece piece = zero_piece(plan, tensor.group, is_frozen ? ZERO_FROZEN : ZERO_TRAINED);
@@ -488,8 +508,8 @@ int zero_ranges(const ZeroPlan* plan, const TensorRow* rows, ModelConfig cfg, Ze
     return count;
 }
 
-// Elements of blocks that stage 3 collects in an update: all in its first forward pass, and in every other pass all but
-// those two with which the pass before it has ended.
+// Returns the elements of blocks that stage 3 gathers in an update: all blocks in the first forward
+// pass, and in every other pass all but the two with which the pass before it ended.
 static double zero_collected_elements_(const ZeroPlan* plan, int64_t micro_steps) {
     const int L = plan->groups - 1, later = L > 2 ? L - 2 : 0;
     return (double)plan->block * (L + (2.0 * (double)micro_steps - 1) * later);
@@ -501,7 +521,8 @@ ZeroTraffic zero_traffic(const ZeroPlan* plan, int64_t sequences, int B, size_t 
     const int64_t count = micro_steps_count(&steps);
     const double trained = (double)zero_count(plan, ZERO_GRADIENT);
     const double reductions = plan->stage < 2 ? 1 : (double)count;
-    const size_t shared_bytes = plan->stage == 0 ? gradient_bytes : parameter_bytes; // sent to all after it
+    const size_t shared_bytes =
+        plan->stage == 0 ? gradient_bytes : parameter_bytes; // sent to all ranks after the reduction
     const double shared =
         plan->stage < 3 ? trained : (double)plan->once + zero_collected_elements_(plan, count);
     const double others = 1 - 1.0 / plan->shards, replicas = 1 - 1.0 / zero_replicas(plan);
@@ -530,7 +551,7 @@ size_t zero_grads_elements(const ZeroPlan* plan, int blocks) {
     return plan->shares_buffer ? once + (size_t)blocks * block : zero_count(plan, ZERO_GRADIENT);
 }
 
-// Elements of the shard and of the pieces that are received, where these have memory of their own.
+// Return the elements of the shard and of the pieces, where these have memory of their own.
 static size_t zero_shard_elements_cpu_(const ZeroPlan* plan) {
     return plan->size > 1 || plan->stage == 2 ? zero_count(plan, ZERO_SHARDS) : 0;
 }
@@ -561,7 +582,7 @@ void zero_open_cpu(Zero* z, Memory* memory, ZeroPlan plan, ModelConfig cfg, cons
     }
 }
 
-// Adds all processes' gradients of group g to the shard.
+// Adds the gradients of group g from all ranks to the shard.
 static void zero_reduce_group_cpu_(Zero* z, int g, MicroStep step) {
     const size_t count = zero_shard_elements(&z->plan, g);
     const float* pieces = zero_group_grads_(z, g);
@@ -603,7 +624,7 @@ void zero_idle_cpu(Zero* z, MicroStep step) {
 }
 
 const float* zero_range_gradient_cpu(const Zero* z, const ZeroRange* range) {
-    const size_t before = zero_gradient_begin(&z->plan, range->group); // elements of its group
+    const size_t before = zero_gradient_begin(&z->plan, range->group); // begin of its group
     return z->plan.stage == 0 ? zero_group_grads_(z, range->group) + (range->owned - before)
                               : z->shard + range->owned;
 }
