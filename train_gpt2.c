@@ -389,7 +389,8 @@ static void losses_done(Model* model, Batch batch, InBackward* hook) {
     }
 }
 
-// Called when the gradient of group g is complete: reduces it over the ranks, or updates the group if the hook does so.
+// Called when the gradient of group g is complete: reduces it over the ranks, or updates the group
+// if the hook does so.
 static void group_done(Model* model, int g, MicroStep step, InBackward* hook) {
     zero_group_done_cpu(&model->zero, g, step);
     update_group_in_backward_cpu(&model->update, g, hook);
@@ -425,8 +426,8 @@ static void model_backward(Model* model, Batch batch, float dloss, GradientMode 
 // ---------------------------------------------------------------------------------------------------------------------
 // Micro-steps
 
-// Forward and backward on the batch of a micro-step, and this rank's part of the others': the batch may be empty. Sets the
-// loss of the report, and adds the time of the forward pass.
+// Forward and backward on the batch of a micro-step, and this rank's part of the others': the batch
+// may be empty. Sets the loss of the report, and adds the time of the forward pass.
 static void model_micro_step(Model* model, Batch batch, float dloss, MicroStep step, InBackward* hook,
                              RankReport* report) {
     const double start_s = time_now_s();
@@ -441,7 +442,8 @@ static void model_micro_step(Model* model, Batch batch, float dloss, MicroStep s
     rank_report_losses(report)[step.number] = batch_loss(model, batch);
 }
 
-// Ends the gradient of an update in which this rank had `tokens`: sets its square sum, and the time for a token.
+// Ends the gradient of an update in which this rank had `tokens`: sets its square sum, and the time
+// for a token.
 static void gradients_end(Model* model, InBackward* hook, double tokens, RankReport* report) {
     if (hook) {
         report->square_sum = hook->square_sum;
@@ -451,9 +453,10 @@ static void gradients_end(Model* model, InBackward* hook, double tokens, RankRep
     report->pace_s = tokens > 0 ? report->pace_s / tokens : 0;
 }
 
-// Computes the gradient of an update, one micro-batch after another: forward and backward on the next total_batch tokens.
-// The loss of each token counts loss_scale / total_batch. Sets the losses of the report, one for each micro-step, and what
-// else it says of a gradient. The hook, unless NULL, makes the update in the backward pass.
+// Computes the gradient of an update, one micro-batch after another: forward and backward on the
+// next total_batch tokens. The loss of each token counts loss_scale / total_batch. Sets the losses
+// of the report, one for each micro-step, its square sum, work and pace. The hook, unless
+// NULL, makes the update in the backward pass.
 static void model_gradients(Model* model, Dataloader* train, int64_t total_batch, float loss_scale,
                             InBackward* hook, RankReport* report) {
     const float dloss = (float)(loss_scale / (double)total_batch);

@@ -590,7 +590,8 @@ static void block_backward(Model* model, int l, const Pass* pass, GradientMode m
     norm_backward(dresidual, GRADIENT_ADD, &dnorm1, dln1, b.inp, &b.norm1, &model->norm_scratch, gpu);
 }
 
-// Called when the gradient of group g is complete: reduces it over the ranks, or updates the group if the hook does so.
+// Called when the gradient of group g is complete: reduces it over the ranks, or updates the group
+// if the hook does so.
 static void group_done(Model* model, int g, MicroStep step, InBackward* hook) {
     zero_group_done<floatX>(&model->zero, g, step);
     update_group_in_backward(&model->in_backward, g, hook);
@@ -653,8 +654,9 @@ static void micro_step_work(Model* model, Batch batch, float dloss, MicroStep st
     zero_join(&model->zero, step);
 }
 
-// Forward and backward on the batch of a micro-step, and this rank's part of the others': the batch may be empty. Appends the
-// loss to the results. Micro-steps of one variant, with full micro-batches in all ranks (is_full), repeat as a graph.
+// Forward and backward on the batch of a micro-step, and this rank's part of the others': the batch
+// may be empty. Appends the loss to the results. Micro-steps of one variant, with full
+// micro-batches in all ranks (is_full), repeat as a graph.
 static void model_micro_step(Model* model, Batch batch, float dloss, MicroStep step, InBackward* hook,
                              int is_full) {
     StepGraph* graph = &model->graphs[zero_variant(&model->zero.plan, step)];
@@ -673,8 +675,9 @@ static void model_micro_step(Model* model, Batch batch, float dloss, MicroStep s
     group_done(model, 0, step, hook);
 }
 
-// Chooses the algorithms of all matmuls of a full micro-batch, with any tokens, and of an update. All ranks choose together:
-// later some have no full micro-batch, or none at all, when others have one.
+// Chooses the algorithms of all matmuls of a full micro-batch, with any tokens, and of an update.
+// All ranks choose together: later some have no full micro-batch, or none at all, when others have
+// one.
 static void choose_matmuls(Model* model) {
     const int N = model->B * model->T, ranks = model->comm->size;
     const int count = model->zero.plan.stage < 2 ? 2 : 1; // the second micro-step adds to the gradients
@@ -706,8 +709,8 @@ static void model_square_sum(Model* model) {
                                 &model->gpu);
 }
 
-// Ends the gradient of an update in which this rank had so many batches: sets its losses and its square sum, and the time for
-// a token.
+// Ends the gradient of an update in which this rank had so many batches: sets its losses and its
+// square sum, and the time for a token.
 static void gradients_end(Model* model, InBackward* hook, int64_t batches, RankReport* report) {
     double* losses = rank_report_losses(report);
     if (hook) {
@@ -726,9 +729,10 @@ static void gradients_end(Model* model, InBackward* hook, int64_t batches, RankR
     zero_check(&model->zero);
 }
 
-// Computes the gradient of an update, one micro-batch after another: forward and backward on the next total_batch tokens.
-// The loss of each token counts loss_scale / total_batch. Sets the losses of the report, one for each micro-step, and what
-// else it says of a gradient. The hook, unless NULL, makes the update in the backward pass.
+// Computes the gradient of an update, one micro-batch after another: forward and backward on the
+// next total_batch tokens. The loss of each token counts loss_scale / total_batch. Sets the losses
+// of the report, one for each micro-step, its square sum, work and pace. The hook, unless
+// NULL, makes the update in the backward pass.
 static void model_gradients(Model* model, Dataloader* train, int64_t total_batch, float loss_scale,
                             InBackward* hook, RankReport* report) {
     const float dloss = (float)(loss_scale / (double)total_batch);

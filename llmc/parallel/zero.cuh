@@ -563,8 +563,8 @@ static inline void zero_wait_for_buffer(ZeroGpu* z, int l) {
     }
 }
 
-// Clears the gradients of the frozen parameters of layer l. Where blocks take turns in the same memory, it still has
-// those of another block, and this block's backward pass does not set them.
+// Clears the gradients of the frozen parameters of layer l. Where blocks take turns in the same
+// memory, it still has those of another block, and this block's backward pass does not set them.
 static inline void zero_clear_frozen(ZeroGpu* z, const TensorRow* gradient_rows, ModelConfig cfg,
                                      const Freeze* freeze, int l) {
     const int k = model_copy(cfg, l), at = zero_gradient_block(&z->plan, k),

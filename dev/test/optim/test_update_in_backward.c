@@ -100,6 +100,11 @@ TEST(not_finite) {
     in_backward_end(&u, &shares);
     EXPECT(shares.updates == 0, "shares of a part");
 
+    in_backward_open(&u, &shares, &guard, update, 1, 10);
+    in_backward_batch(&u, 5, 1);
+    in_backward_losses(&u, 7);
+    EXPECT(!put(&u, 3, 1, &update) && u.updated == 0, "damaged data");
+
     u = started(&shares, &guard, NAN);
     EXPECT(!put(&u, 3, 1, &update) && u.updated == 0 && u.stopped_at < 0, "a loss that is not finite");
     for (int i = 0; i < OUTLIER_WINDOW; i++) {
