@@ -1,6 +1,7 @@
 /*
-cooperative_groups.h -- the little of cooperative groups that has no other spelling: a barrier over the whole
-grid, for kernels launched with cudaLaunchAttributeCooperative. The trainer's kernels do not use it.
+cooperative_groups.h -- the only part of cooperative groups without another spelling: a barrier over
+the whole grid, for kernels launched with cudaLaunchAttributeCooperative. The trainer's kernels do
+not use it.
 */
 #ifndef CUSIM_COOPERATIVE_GROUPS_H
 #define CUSIM_COOPERATIVE_GROUPS_H

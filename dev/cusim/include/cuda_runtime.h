@@ -1,4 +1,4 @@
-// Found before the toolkit's header of this name; cusim.h includes that one in its turn.
+// Found before the toolkit's header of this name, which cusim.h includes.
 #ifndef CUSIM_CUDA_RUNTIME_H
 #define CUSIM_CUDA_RUNTIME_H
 #include "cusim.h"

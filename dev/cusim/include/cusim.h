@@ -1,15 +1,16 @@
 /*
-cusim.h -- makes CUDA C++ compile with plain g++ or clang++ for the CPU device (see dev/cusim/README.md).
+cusim.h -- makes CUDA C++ compile with plain g++ or clang++ for the CPU device (see
+dev/cusim/README.md).
 
-Types and prototypes come from the toolkit's own headers. This file and those it includes add what the toolkit
-declares only under nvcc: built-in variables, shared memory, primitives of blocks and warps, intrinsics,
-launches.
+Types and prototypes come from the toolkit's own headers. This file and those it includes add what
+the toolkit declares only under nvcc: built-in variables, shared memory, primitives of blocks and
+warps, intrinsics, launches.
 */
 #ifndef CUSIM_H
 #define CUSIM_H
 
-// The toolkit's launch template erases the types of the arguments (void**). It is renamed away here, and
-// cusim_launch.h defines one that keeps them.
+// The toolkit's launch template erases the types of the arguments (void**). It is renamed away
+// here, and cusim_launch.h defines one that keeps them.
 #define cudaLaunchKernelEx cusim_hidden_cudaLaunchKernelEx
 #include_next <cuda_runtime.h>
 #undef cudaLaunchKernelEx
@@ -35,7 +36,7 @@ launches.
 #endif
 #undef __constant__
 #define __constant__
-// One array for all blocks, unlike the device's: SMEM_ARRAY is what kernels use.
+// One array for all blocks, unlike on the device: kernels use SMEM_ARRAY instead.
 #undef __shared__
 #define __shared__ static
 
@@ -45,8 +46,9 @@ enum { warpSize = 32 };
 extern uint3 threadIdx, blockIdx;
 extern dim3 blockDim, gridDim;
 
-// Every array is an allocation of its own for each block, full of garbage: sanitizers see its ends, what was
-// never written, and who shares it. The address of the lambda's static is the identity of the declaration.
+// Makes every array a separate allocation for each block, full of garbage: sanitizers see its ends,
+// uninitialized elements, and who shares it. The address of the lambda's static is the identity of
+// the declaration.
 #define SMEM_ARRAY(T, name, ...)                                                                             \
     auto& name = *(T(*) __VA_ARGS__)cusim_smem_static(                                                       \
         [] {                                                                                                 \

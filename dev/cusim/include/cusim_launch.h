@@ -1,5 +1,5 @@
 /*
-cusim_launch.h -- kernel launches with the signatures that the toolkit's header has under nvcc, but typed:
+cusim_launch.h -- kernel launches with the signatures of the toolkit's header under nvcc, but typed:
 arguments are copied at the launch, and pointers among them are checked.
 */
 #ifndef CUSIM_LAUNCH_H

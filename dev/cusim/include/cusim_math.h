@@ -1,6 +1,6 @@
 /*
-cusim_math.h -- intrinsics that the toolkit declares only under nvcc. Fast approximations (__expf and others)
-are exact here: a test must not depend on their last bits.
+cusim_math.h -- intrinsics that the toolkit declares only under nvcc. Fast approximations (__expf
+and others) are exact here: a test must not depend on their last bits.
 */
 #ifndef CUSIM_MATH_H
 #define CUSIM_MATH_H
@@ -16,7 +16,7 @@ inline float __powf(float x, float y) { return powf(x, y); }
 inline float __sinf(float x) { return sinf(x); }
 inline float __cosf(float x) { return cosf(x); }
 inline float __fdividef(float a, float b) { return a / b; }
-inline float __saturatef(float x) { return x > 0 ? (x < 1 ? x : 1) : 0; } // 0 for NaN, as the device
+inline float __saturatef(float x) { return x > 0 ? (x < 1 ? x : 1) : 0; } // 0 for NaN, as on the device
 inline float __fadd_rn(float a, float b) { return a + b; }
 inline float __fsub_rn(float a, float b) { return a - b; }
 inline float __fmul_rn(float a, float b) { return a * b; }
@@ -60,7 +60,7 @@ inline unsigned __funnelshift_l(unsigned low, unsigned high, unsigned shift) {
 inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned shift) {
     return (unsigned)(((unsigned long long)high << 32 | low) >> (shift & 31));
 }
-// Byte i of the result is byte (selector >> 4i) & 7 of high:low.
+// Returns bytes of high:low: byte i is byte (selector >> 4i) & 7.
 inline unsigned __byte_perm(unsigned low, unsigned high, unsigned selector) {
     const unsigned long long bytes = (unsigned long long)high << 32 | low;
     unsigned result = 0;
@@ -87,7 +87,7 @@ inline long long clock64() { return (long long)__builtin_ia32_rdtsc(); }
 
 // ---- 16-bit floating point ----
 
-// __hadd, __hmul, __hmax and conversions are in the toolkit's headers, for the host, too.
+// The toolkit's headers have __hadd, __hmul, __hmax and conversions for the host, too.
 
 inline __half __hfma(__half a, __half b, __half c) {
     return __float2half(fmaf(__half2float(a), __half2float(b), __half2float(c)));

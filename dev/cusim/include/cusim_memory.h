@@ -1,7 +1,8 @@
 /*
-cusim_memory.h -- loads and stores with cache hints, which hint nothing here, and atomics.
+cusim_memory.h -- loads and stores with cache hints, which have no effect here, and atomics.
 
-Atomics are relaxed, as the device's are: they do not order other accesses, and ThreadSanitizer takes them so.
+Atomics are relaxed, like the device's: they do not order other accesses, and ThreadSanitizer treats
+them so.
 */
 #ifndef CUSIM_MEMORY_H
 #define CUSIM_MEMORY_H
@@ -13,14 +14,14 @@ template <class T> inline T __ldcs(const T* from) { return *from; }
 template <class T> inline T __ldcv(const T* from) { return *from; }
 template <class T> inline T __ldlu(const T* from) { return *from; }
 
-// The value's type is not deduced, so that it is converted as for the device's overloads.
+// Type of the value; not deduced, so that the value is converted as for the device's overloads.
 template <class T> using cusim_same = typename std::common_type<T>::type;
 template <class T> inline void __stwb(T* to, cusim_same<T> value) { *to = value; }
 template <class T> inline void __stcg(T* to, cusim_same<T> value) { *to = value; }
 template <class T> inline void __stcs(T* to, cusim_same<T> value) { *to = value; }
 template <class T> inline void __stwt(T* to, cusim_same<T> value) { *to = value; }
 
-// *address = update(*address) in one piece; returns the old value.
+// Sets *address = update(*address) atomically; returns the old value.
 template <class T, class F> inline T cusim_atomic(T* address, F update) {
     using Bits =
         std::conditional_t<sizeof(T) == 2, uint16_t, std::conditional_t<sizeof(T) == 4, uint32_t, uint64_t>>;
@@ -49,7 +50,7 @@ CUSIM_ATOMIC_ADD(__half2)
 CUSIM_ATOMIC_ADD(__nv_bfloat16)
 CUSIM_ATOMIC_ADD(__nv_bfloat162)
 #undef CUSIM_ATOMIC_ADD
-inline int atomicAdd(int* address, int value) { // wraps round on the device; in C++ only unsigned does
+inline int atomicAdd(int* address, int value) { // wraps around on the device; in C++ only unsigned does
     return (int)atomicAdd((unsigned*)address, (unsigned)value);
 }
 inline unsigned atomicSub(unsigned* address, unsigned value) { return atomicAdd(address, 0u - value); }

@@ -1,5 +1,6 @@
 /*
-cusim_runtime.h -- what the CPU device's runtime (dev/cusim/src) offers to cusim.h and to llmc/gpu/ptx.cuh.
+cusim_runtime.h -- interface of the CPU device's runtime (dev/cusim/src) for cusim.h and
+llmc/gpu/ptx.cuh.
 */
 #ifndef CUSIM_RUNTIME_H
 #define CUSIM_RUNTIME_H
@@ -10,11 +11,11 @@ cusim_runtime.h -- what the CPU device's runtime (dev/cusim/src) offers to cusim
 
 #include <cuda_runtime_api.h>
 
-// As last parameters: where the call stands. As arguments: passed on.
+// Place of the call: as last parameters, and as arguments that pass it on.
 #define CUSIM_LOC const char *cusim_f = __builtin_FILE(), int cusim_l = __builtin_LINE()
 #define CUSIM_L cusim_f, cusim_l
 
-// What a warp does together; all lanes of a mask must agree.
+// Operations of a whole warp; all lanes of a mask must agree.
 enum {
     CUSIM_SHFL = 1,
     CUSIM_UP,
@@ -28,7 +29,7 @@ enum {
     CUSIM_LDM
 };
 
-// How the predicates of __syncthreads_count, _or and _and are combined.
+// Ways to combine the predicates of __syncthreads_count, _or and _and.
 enum { CUSIM_BARRIER_PLAIN, CUSIM_BARRIER_COUNT, CUSIM_BARRIER_OR, CUSIM_BARRIER_AND };
 
 enum { CUSIM_FENCE_BLOCK, CUSIM_FENCE_DEVICE };
@@ -37,20 +38,20 @@ extern "C" {
 // Prints "CUSIM ERROR: ...", the kernel and the thread, and aborts.
 void cusim_die(const char* format, ...) __attribute__((noreturn, format(printf, 1, 2)));
 
-// Barriers. `kind` is a CUSIM_BARRIER_*, `result` may be NULL. The named ones (bar.sync, bar.arrive) have ids
-// 1 to 15.
+// Barriers. `kind` is a CUSIM_BARRIER_*, `result` may be NULL. The named ones (bar.sync,
+// bar.arrive) have ids 1 to 15.
 void cusim_syncthreads(int kind, int predicate, int* result, const char* file, int line);
 void cusim_bar_sync(int id, int threads, const char* file, int line);
 void cusim_bar_arrive(int id, int threads, const char* file, int line);
 void cusim_grid_sync(const char* file, int line);
 void cusim_fence(int scope); // CUSIM_FENCE_*
 
-// Every lane of `mask` hands in `bytes` <= 16 bytes. Returns all 32 values, 16 bytes apart, valid until this
-// lane's next exchange but one.
+// Every lane of `mask` contributes `bytes` <= 16 bytes. Returns all 32 values, 16 bytes apart,
+// valid until the second exchange of this lane after it.
 const unsigned char* cusim_warp_exchange(int op, unsigned mask, const void* value, unsigned bytes,
                                          const char* file, int line);
-// For all 32 lanes of a warp: the last one to arrive calls `together` with every lane's `mine`; the others wait until it
-// returns.
+// For all 32 lanes of a warp: the last one to arrive calls `together` with every lane's `mine`; the
+// others wait until it returns.
 void cusim_warp_together(int op, void* mine, void (*together)(void* const lanes[32]), const char* file, int line);
 unsigned cusim_lane(void);
 unsigned cusim_activemask(void);
@@ -61,12 +62,12 @@ void* cusim_smem_dynamic(void);
 unsigned cusim_smem_dynamic_size(void);
 void* cusim_smem_static(void* identity, size_t bytes);
 
-// cp.async: source_bytes are copied, the rest of `bytes` is zeroed.
+// cp.async: copies source_bytes, and zeroes the rest of `bytes`.
 void cusim_cp_async(void* to, const void* from, int bytes, int source_bytes);
 void cusim_cp_async_commit(void);
 void cusim_cp_async_wait(int groups_left);
 
-// wgmma: `run` is called when the thread waits for its group.
+// wgmma: calls `run` when the thread waits for its group.
 void cusim_defer(void (*run)(void*, uint64_t, uint64_t), void* data, uint64_t a, uint64_t b);
 void cusim_defer_commit(void);
 void cusim_defer_wait(int groups_left);
@@ -77,12 +78,13 @@ void cusim_mbar_arrive(uint64_t* barrier, unsigned expected_bytes, const char* f
 void cusim_mbar_wait(uint64_t* barrier, unsigned parity, const char* file, int line);
 void cusim_bulk_g2s(void* to, const void* from, unsigned bytes, uint64_t* barrier);
 
-// `kernel` only names itself in messages. `body` runs once for each device thread; it is moved from.
+// Launches a kernel. `kernel` is only a name for messages. `body` runs once for each device thread;
+// it is moved from.
 cudaError_t cusim_launch(const cudaLaunchConfig_t* config, const void* kernel, std::function<void()>* body);
 void cusim_check_kernel_pointer(const void* pointer, int argument, const void* kernel);
 }
 
-// Puts work on a stream; `on_device`: it may touch device memory. Used by the cublasLt and NCCL twins.
+// Puts work on a stream; `on_device`: it may touch device memory. For the cublasLt and NCCL twins.
 void cusim_enqueue(cudaStream_t stream, bool on_device, std::function<void()> work);
 
 #endif

@@ -1,12 +1,6 @@
 /*
-cusim_warp.h -- the primitives of blocks and warps. Those that take CUSIM_LOC tell the runtime where they
-stand, so that threads which meet at different places are reported.
-
-__threadfence_system,
-         __syncwarp, __activemask, __shfl_sync, __shfl_up_sync, __shfl_down_sync, __shfl_xor_sync,
-__ballot_sync,
-         __any_sync, __all_sync, __match_any_sync, __reduce_add_sync, _min, _max, _and, _or, _xor,
-__nanosleep, __trap
+cusim_warp.h -- the primitives of blocks and warps. Those that take CUSIM_LOC tell the runtime where
+they are called, so that threads which meet at different places are reported.
 */
 #ifndef CUSIM_WARP_H
 #define CUSIM_WARP_H
@@ -44,8 +38,8 @@ inline void __syncwarp(unsigned mask = 0xffffffffu, CUSIM_LOC) {
 }
 inline unsigned __activemask() { return cusim_activemask(); }
 
-// The lane that `lane` reads from, by the rules of the PTX instruction shfl: segments of `width` lanes; a
-// lane whose source lies outside its segment reads itself.
+// Returns the lane that `lane` reads from, by the rules of the PTX instruction shfl: segments of
+// `width` lanes; a lane whose source lies outside its segment reads itself.
 inline int cusim_shfl_source(int op, int lane, int operand, int width) {
     const int segment = lane & ~(width - 1), index = lane & (width - 1);
     switch (op) {
@@ -103,7 +97,7 @@ inline int __all_sync(unsigned mask, int predicate, CUSIM_LOC) {
     return __ballot_sync(mask, predicate, CUSIM_L) == mask;
 }
 
-// The lanes whose value has the same bits as this lane's.
+// Returns the lanes whose value has the same bits as this lane's.
 template <class T> inline unsigned __match_any_sync(unsigned mask, T value, CUSIM_LOC) {
     const unsigned char* values = cusim_warp_exchange(CUSIM_MATCH, mask, &value, sizeof(T), CUSIM_L);
     unsigned same = 0;
@@ -113,7 +107,7 @@ template <class T> inline unsigned __match_any_sync(unsigned mask, T value, CUSI
     return same;
 }
 
-// combine(...combine(combine(lane 0, lane 1), lane 2)...), over the lanes of `mask`.
+// Returns combine(...combine(combine(lane 0, lane 1), lane 2)...), over the lanes of `mask`.
 template <class T, class F> inline T cusim_reduce(unsigned mask, T value, F combine, CUSIM_LOC) {
     const unsigned char* values = cusim_warp_exchange(CUSIM_REDUCE, mask, &value, sizeof(T), CUSIM_L);
     T result{};

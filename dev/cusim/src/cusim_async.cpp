@@ -1,6 +1,7 @@
-// cusim_async.cpp -- what the hardware does on its own and kernels wait for later: cp.async, wgmma, mbarriers
-// and cp.async.bulk. All of it happens as late as the program allows, when a thread waits for it, so that a
-// forgotten wait reads garbage. llmc/gpu/ptx.cuh wraps the instructions and calls these.
+// cusim_async.cpp -- work that the hardware does on its own and kernels wait for later: cp.async,
+// wgmma, mbarriers and cp.async.bulk. All of it happens as late as the program allows, when a
+// thread waits for it, so that a forgotten wait reads garbage. llmc/gpu/ptx.cuh wraps the
+// instructions and calls these functions.
 #include "cusim_internal.h"
 
 // ---- cp.async ----
@@ -10,13 +11,13 @@ static void copy_with_zeros(char* to, const char* from, int bytes, int source_by
     memset(to + source_bytes, 0, (size_t)(bytes - source_bytes));
 }
 
-// Random and greedy orders do some at once: data that comes early must not do harm either.
+// Random and greedy orders do some copies at once: data that arrives early must do no harm either.
 extern "C" void cusim_cp_async(void* to, const void* from, int bytes, int source_bytes) {
     if (((uintptr_t)to | (uintptr_t)from) % (unsigned)bytes) {
         cusim_die("cp.async: misaligned address");
     }
     if (__tsan_write_range) {
-        __tsan_write_range(to, (unsigned long)bytes); // whoever touches it from now until the wait has a race
+        __tsan_write_range(to, (unsigned long)bytes); // any access between now and the wait is a race
     }
     if (order_is_random() && random_below(2)) {
         copy_with_zeros((char*)to, (const char*)from, bytes, source_bytes);
@@ -65,12 +66,13 @@ extern "C" void cusim_defer_wait(int groups_left) {
 
 // ---- mbarrier ----
 
-// 8 bytes of shared memory. A phase ends when all have arrived and all expected bytes have come.
+// A barrier in 8 bytes of shared memory. A phase ends when all threads and all expected bytes have
+// arrived.
 
 struct Mbarrier {
     int32_t bytes_to_come;
     uint16_t pending;
-    uint16_t count_and_phase; // the phase is the highest bit
+    uint16_t count_and_phase; // the highest bit is the phase
 };
 static_assert(sizeof(Mbarrier) == sizeof(uint64_t), "size of an mbarrier");
 enum { PHASE_BIT = 0x8000 };
@@ -114,8 +116,8 @@ extern "C" void cusim_bulk_g2s(void* to, const void* from, unsigned bytes, uint6
     copies.push_back({(char*)to, (const char*)from, bytes, barrier});
 }
 
-// One copy that completes on this barrier, done by the copy engine: for ThreadSanitizer it comes after the
-// issue, and before whoever waits on the barrier.
+// Does one copy that completes on this barrier, by the copy engine: for ThreadSanitizer it comes
+// after the issue, and before whoever waits on the barrier.
 static bool do_bulk_copy(uint64_t* barrier) {
     std::vector<BulkCopy>& copies = engine.current->block->bulk_copies;
     for (size_t i = 0; i < copies.size(); i++) {

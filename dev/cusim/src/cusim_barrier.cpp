@@ -1,5 +1,5 @@
-// cusim_barrier.cpp -- where device threads meet: __syncthreads, named barriers, the grid's barrier, and the
-// exchanges that all primitives of warps are made of.
+// cusim_barrier.cpp -- meetings of device threads: __syncthreads, named barriers, the grid's
+// barrier, and the exchanges that all primitives of warps are made of.
 #include "cusim_internal.h"
 
 void barrier_reset(Barrier* barrier, unsigned threads) {
@@ -22,8 +22,8 @@ typedef struct {
     bool one_place; // __syncthreads and grid.sync: all must come from the same line. bar.sync: from anywhere
 } BarrierCall;
 
-// All threads must agree about what they are in. On the device __syncthreads in different branches happens to
-// work on some architectures and to hang on others.
+// Checks that all threads agree on the barrier. On the device __syncthreads in different branches
+// happens to work on some architectures and to hang on others.
 static void barrier_join(Barrier* barrier, unsigned expected, int kind, const BarrierCall* call) {
     if (barrier->arrived == 0) {
         barrier->expected = expected;
@@ -50,7 +50,7 @@ static int combine(int kind, int accumulator, bool predicate) {
     }
 }
 
-// The last thread has come: the others can continue.
+// Lets the others continue, as the last thread has arrived.
 static void barrier_open(Barrier* barrier) {
     barrier->result[barrier->parity] = barrier->accumulator;
     barrier->arrived = 0;
@@ -119,9 +119,9 @@ extern "C" void cusim_grid_sync(const char* file, int line) {
                 {"grid.sync", file, line, true});
 }
 
-// For ThreadSanitizer, a fence comes after all earlier fences. That is more order than the device promises,
-// which needs an atomic that carries it from one thread to the other; but a program with a fence too few is
-// seen.
+// For ThreadSanitizer, a fence comes after all earlier fences. That is more order than the device
+// promises, where an atomic must carry it from one thread to another; but a program with too few
+// fences is detected.
 extern "C" void cusim_fence(int scope) {
     static char device[8];
     void* sync = scope == CUSIM_FENCE_DEVICE ? (void*)device : (void*)&engine.current->block->fence;
@@ -138,13 +138,13 @@ extern "C" unsigned cusim_activemask(void) {
     return warp->present & ~warp->exited;
 }
 
-// A thread that spins for so long waits for something that will not come.
+// A thread that spins this long waits for something that will not happen.
 extern "C" void cusim_yield(void) {
     if (++engine.spins > 20000000ul) {
         die_of_deadlock();
     }
     engine.current->why = "spin";
-    engine.last_warp = nullptr; // or greedy order would come back to it at once
+    engine.last_warp = nullptr; // or greedy order would return to it at once
     thread_make_ready(engine.current);
     thread_switch_away();
 }
@@ -163,7 +163,7 @@ static void check_mask(unsigned mask, const char* file, int line) {
     }
 }
 
-// The meeting of this mask, or a free one.
+// Returns the meeting of this mask, or a free one.
 static Rendezvous* find_meeting(Warp* warp, unsigned mask, const char* file, int line) {
     Rendezvous* unused = nullptr;
     for (Rendezvous& meeting : warp->meeting) {
@@ -206,10 +206,10 @@ static void meeting_end(Rendezvous* meeting) {
     thread_perhaps_let_others_go();
 }
 
-// A lane's value. No call of memcpy for a size that is not known: it would take longer than the rest, and ThreadSanitizer
-// would see it as an access of the lane.
+// Stores a lane's value. Not by memcpy with an unknown size: it would take longer than all the
+// rest, and ThreadSanitizer would see it as an access of the lane.
 static void put_value(unsigned char slot[16], const void* value, unsigned bytes) {
-    if (__msan_unpoison) { // the bytes behind shorter values, which are copied along with them
+    if (__msan_unpoison) { // the bytes after shorter values, which are copied along with them
         __msan_unpoison(slot, 16);
     }
     switch (bytes) {
@@ -229,7 +229,7 @@ static void put_value(unsigned char slot[16], const void* value, unsigned bytes)
     }
 }
 
-// The running lane joins the meeting of this mask, with a value.
+// Joins the running lane to the meeting of this mask, with a value.
 static Rendezvous* meeting_begin(int op, unsigned mask, const void* value, unsigned bytes, const char* file, int line) {
     DeviceThread* thread = engine.current;
     check_mask(mask, file, line);
@@ -241,8 +241,8 @@ static Rendezvous* meeting_begin(int op, unsigned mask, const void* value, unsig
     return meeting;
 }
 
-// Only __syncwarp orders memory. Shuffles and votes do not, and a kernel that relies on them for it has a
-// race.
+// Only __syncwarp orders memory. Shuffles and votes do not, and a kernel that relies on them for it
+// has a race.
 extern "C" const unsigned char* cusim_warp_exchange(int op, unsigned mask, const void* value, unsigned bytes,
                                                     const char* file, int line) {
     Rendezvous* meeting = meeting_begin(op, mask, value, bytes, file, line);

@@ -1,4 +1,4 @@
-// cusim_config.cpp -- the environment, random numbers, the clock, and the end of a program that did wrong.
+// cusim_config.cpp -- the environment, random numbers, the clock, and the end of a faulty program.
 #include "cusim_internal.h"
 
 #include <cstdarg>
@@ -11,7 +11,8 @@ static void environment_error(const char* name, const char* value, const char* w
     _exit(2);
 }
 
-// The place of the variable's value among the choices, separated by blanks; 0 if it is not set.
+// Returns the index of the variable's value among the choices, separated by blanks; 0 if it is not
+// set.
 static int environment_choice(const char* name, const char* choices) {
     const char* value = getenv(name);
     if (!value || !value[0]) {
@@ -52,7 +53,8 @@ static Config config_read() {
     c.seed = environment_number("CUSIM_SEED", 0, 0, ~0ul - 1) + 1;
     c.wave = (int)environment_number("CUSIM_WAVE", 1, 1, 1024);
     c.stats = environment_number("CUSIM_STATS", 0, 0, 1);
-    // The sanitizers have their own ways of seeing a wild access, and do not like pages without rights.
+    // The sanitizers detect wild accesses in their own way, and do not support pages without access
+    // rights.
     c.protect = environment_number("CUSIM_PROTECT", 0, 0, 1) && !sanitized();
     c.dry = environment_number("CUSIM_DRY", 0, 0, 1);
     return c;

@@ -1,4 +1,4 @@
-// cusim_device.cpp -- what the device says about itself: the limits of compute capability 9.0, on four
+// cusim_device.cpp -- the properties of the device: the limits of compute capability 9.0, on four
 // multiprocessors.
 #include "cusim_internal.h"
 

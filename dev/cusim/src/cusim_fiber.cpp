@@ -1,5 +1,5 @@
-// cusim_fiber.cpp -- stacks for device threads, the switch between them, and what happens when all of them
-// wait.
+// cusim_fiber.cpp -- stacks for device threads, the switch between them, and the report when all of
+// them wait.
 #include "cusim_internal.h"
 
 #include <pthread.h>
@@ -11,8 +11,8 @@ dim3 blockDim, gridDim;
 
 // ---- the switch, for x86-64 ----
 
-// Registers that a call preserves go onto the old stack and come from the new one.
-// The floating-point control words are not switched: device code does not change them.
+// Registers that a call preserves go onto the old stack and come from the new one. The
+// floating-point control words are not switched: device code does not change them.
 
 __asm__(R"(
 .text
@@ -58,14 +58,14 @@ static char* map_stack(size_t bytes) {
     return (char*)memory + GUARD_BYTES;
 }
 
-// A stack that starts in cusim_fiber_start with the fiber in rbx.
+// Returns a stack that starts in cusim_fiber_start with the fiber in rbx.
 Fiber* fiber_new() {
     HostScope as_host;
     Fiber* fiber = new Fiber();
     fiber->stack_bytes = (size_t)(sanitized() ? 512 : 128) << 10;
     fiber->stack = map_stack(fiber->stack_bytes);
 
-    // Tops at the same offset of every page would all fall into the same sets of the cache: shift them by up
+    // Tops at the same offset of every page would all map to the same cache sets: shift them by up
     // to 60 lines.
     const size_t color = engine.fibers * 5 % 61 * 64;
     void** top = (void**)(fiber->stack + fiber->stack_bytes - 64 - color);
@@ -83,7 +83,8 @@ Fiber* fiber_new() {
     return fiber;
 }
 
-// AddressSanitizer must be told the bounds of every stack that is switched to, the host's among them.
+// Learns the bounds of the host's stack: AddressSanitizer must be told those of every stack that is
+// switched to.
 void fiber_learn_host_stack() {
     if (!__sanitizer_start_switch_fiber || engine.host.stack) {
         return;
@@ -112,7 +113,7 @@ static void run_current_thread() {
     engine.spins = 0;
 }
 
-// The thread on this stack has ended and no other starts on it: where to go.
+// Leaves the stack of a thread that has ended, with no other starting on it.
 static void leave_fiber(Fiber* self) {
     if (!engine.current->own_fiber) {
         engine.idle_fibers.push_back(self);
@@ -154,7 +155,7 @@ static bool waits_at_same_place(const DeviceThread& a, const DeviceThread& b) {
            a.block == b.block;
 }
 
-// One line for all threads of a block that wait at the same place, for the first of them.
+// Prints one line for all threads of a block that wait at the same place, for the first of them.
 static void print_waiting(unsigned i) {
     const DeviceThread& thread = engine.threads[i];
     unsigned same = 1;

@@ -1,10 +1,11 @@
 // cusim_graph.cpp -- stream capture and graphs.
 //
-// While a stream is captured its work becomes nodes of a graph. An event recorded there and waited for by a
-// second stream takes that one into the same capture (a fork); a wait the other way round joins it again. At
-// the end everything captured must be joined to the stream where the capture began. A node depends on the one
-// before it in its stream and on the events its stream has waited for, on nothing else: lazy and random
-// orders run a graph's nodes in other orders that these dependencies allow.
+// While a stream is captured, its work becomes nodes of a graph. An event that is recorded in it
+// and waited for by a second stream brings that stream into the same capture (a fork); a wait in
+// the other direction joins it again. At the end everything captured must be joined to the stream
+// where the capture started. A node depends on the one before it in its stream and on the events
+// its stream has waited for, on nothing else: lazy and random orders run a graph's nodes in other
+// orders that these dependencies allow.
 #include "cusim_stream.h"
 
 #include <algorithm>
@@ -12,7 +13,7 @@
 
 struct Node {
     Operation operation;
-    std::vector<int> after; // numbers of earlier nodes
+    std::vector<int> after; // indexes of earlier nodes
 };
 
 struct CUgraph_st {
@@ -30,7 +31,7 @@ struct Capture {
     bool spoiled; // by a call that is not allowed
 };
 
-static std::vector<Capture*>& captures() { // under way
+static std::vector<Capture*>& captures() { // in progress
     static auto* list = new std::vector<Capture*>;
     return *list;
 }
@@ -103,13 +104,13 @@ static void add_dependencies(CUstream_st* stream, const std::vector<int>& nodes)
     }
 }
 
-// Where the event, the stream or both belong to a capture.
+// Waits where the event, the stream or both belong to a capture.
 cudaError_t capture_wait(CUstream_st* stream, CUevent_st* event) {
     if (!event->capture) {
         if (!event->point) {
             return cudaSuccess; // never recorded
         }
-        capture_spoil(stream); // a graph waits for what happens outside only by cudaEventWaitExternal
+        capture_spoil(stream); // a graph waits for outside work only with cudaEventWaitExternal
         return failed(cudaErrorStreamCaptureIsolation);
     }
     Capture* capture = capture_by_number(event->capture);
@@ -133,7 +134,7 @@ cudaError_t capture_wait(CUstream_st* stream, CUevent_st* event) {
     return cudaSuccess;
 }
 
-// Does the stream where the capture began come after every node?
+// Returns true if the stream where the capture started comes after every node.
 static bool is_joined(const Capture* capture) {
     const std::vector<Node>& nodes = capture->graph->nodes;
     std::vector<char> reached(nodes.size(), 0);
@@ -142,7 +143,7 @@ static bool is_joined(const Capture* capture) {
     }
     for (size_t i = nodes.size(); i-- > 0;) {
         if (!reached[i]) {
-            return false; // nodes point to earlier ones, so nobody after this one reaches it any more
+            return false; // nodes point to earlier ones, so no later node can reach this one any more
         }
         for (int node : nodes[i].after) {
             reached[(size_t)node] = 1;
@@ -211,7 +212,7 @@ cudaError_t CUDARTAPI cudaStreamIsCapturing(cudaStream_t handle, cudaStreamCaptu
 
 // ---- running ----
 
-// Which of the nodes that could run does.
+// Chooses which of the ready nodes runs.
 static size_t choose(const std::vector<int>& ready) {
     switch (config.streams) {
     case STREAMS_EAGER:
@@ -223,14 +224,14 @@ static size_t choose(const std::vector<int>& ready) {
     }
 }
 
-// A launch of a graph.
+// Launch of a graph.
 struct Launch {
     std::shared_ptr<const std::vector<Node>> nodes;
-    std::vector<Steps> steps;             // of nodes that may have to wait
-    std::vector<std::vector<int>> before; // the nodes that wait for this one
-    std::vector<size_t> missing;          // how many nodes each one waits for
+    std::vector<Steps> steps;             // steps of nodes that may have to wait
+    std::vector<std::vector<int>> before; // nodes that wait for this one
+    std::vector<size_t> missing;          // number of nodes that each one waits for
     std::vector<int> ready;
-    size_t left; // nodes to run
+    size_t left; // nodes still to run
 };
 
 static std::shared_ptr<Launch> launch_begin(std::shared_ptr<const std::vector<Node>> nodes,
@@ -257,7 +258,7 @@ static std::shared_ptr<Launch> launch_begin(std::shared_ptr<const std::vector<No
     return l;
 }
 
-// A step of a node that is ready. What is done makes others ready.
+// Does a step of a ready node. A finished node makes others ready.
 static Step node_step(Launch* l, size_t chosen) {
     const size_t i = (size_t)l->ready[chosen];
     if (l->steps[i]) {
@@ -278,7 +279,8 @@ static Step node_step(Launch* l, size_t chosen) {
     return STEP_MOVED;
 }
 
-// Where the chosen node cannot get on before other processes do, perhaps another one can.
+// Does a step of a launch. If the chosen node cannot progress before other processes do, perhaps
+// another one can.
 static Step launch_step(Launch* l) {
     if (l->left == 0) {
         return STEP_DONE;
@@ -312,7 +314,7 @@ cudaError_t CUDARTAPI cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t s
     return error;
 }
 
-// Only the number of nodes.
+// Returns only the number of nodes.
 cudaError_t CUDARTAPI cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t* nodes, size_t* count) {
     if (nodes) {
         return failed(cudaErrorNotSupported);

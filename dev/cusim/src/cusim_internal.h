@@ -5,29 +5,31 @@ cusim_internal.h -- what the parts of the CPU device share.
     cusim_fiber.cpp    stacks, the switch between them, the deadlock report
     cusim_kernel.cpp   launches: blocks, their threads, their shared memory
     cusim_barrier.cpp  barriers of blocks, grids and warps
-    cusim_async.cpp    copies and products that complete later: cp.async, cp.async.bulk, mbarrier, wgmma
+    cusim_async.cpp    copies and matmuls that complete later: cp.async, cp.async.bulk, mbarrier,
+                       wgmma
     cusim_memory.cpp   allocations, checks of pointers and ranges, copies
     cusim_stream.cpp   streams and events, work in order
     cusim_graph.cpp    stream capture and graphs
     cusim_device.cpp   properties, limits, errors
-    cusim_trace.cpp    what was done, as lines of JSON
+    cusim_trace.cpp    all operations, as lines of JSON
     cusim_lt.cpp       cublasLt        cusim_nccl.cpp     NCCL
 
-Each thread of a block runs on a stack of its own (a fiber) of the one host thread; it runs until a barrier or
-another primitive must wait, and then switches to the next. So the order of threads is ours to choose
-(CUSIM_ORDER), and a program that depends on it is seen.
+Each thread of a block runs on its own stack (a fiber) of the one host thread. It runs until a
+barrier or another primitive must wait, and then switches to the next thread. So we can choose the
+order of threads (CUSIM_ORDER), and a program that depends on it is detected.
 
-The runtime is compiled without the sanitizers (only for MemorySanitizer with it, because that one must see
-every store) and tells them what it does through their public functions, which are weak here: a NULL means
-"not that sanitizer".
+The runtime is compiled without the sanitizers (except MemorySanitizer, which must see every store)
+and tells them about its actions through their public functions, which are weak symbols here: NULL
+means "not that sanitizer".
 
 Three traps:
-  - Under ThreadSanitizer every device thread is a TSan fiber. malloc is instrumented, so memory that the
-runtime itself allocates or frees while a device thread runs would look shared between device threads: it is
-done inside a HostScope.
-  - Under MemorySanitizer libstdc++'s compiled parts (std::map, iostream, locale) are not instrumented and
-give false reports. Only header-only parts are used: vector, deque, function.
-  - Objects that outlive main are allocated and never freed, so that no destructor runs before the last use.
+  - Under ThreadSanitizer every device thread is a TSan fiber. malloc is instrumented, so memory
+    that the runtime itself allocates or frees while a device thread runs would look shared between
+    device threads: the runtime does so inside a HostScope.
+  - Under MemorySanitizer libstdc++'s compiled parts (std::map, iostream, locale) are not
+    instrumented and give false reports. Only header-only parts are used: vector, deque, function.
+  - Objects that outlive main are allocated and never freed, so that no destructor runs before the
+    last use.
 */
 #ifndef CUSIM_INTERNAL_H
 #define CUSIM_INTERNAL_H
@@ -42,7 +44,7 @@ give false reports. Only header-only parts are used: vector, deque, function.
 #include "../include/cusim_runtime.h"
 
 #define CUSIM_WEAK __attribute__((weak))
-#define CUSIM_ALWAYS_INLINE static inline __attribute__((always_inline)) // the path of every switch
+#define CUSIM_ALWAYS_INLINE static inline __attribute__((always_inline)) // on the path of every switch
 
 extern "C" {
 CUSIM_WEAK void __asan_init(void);
@@ -107,14 +109,14 @@ struct Block;
 struct DeviceThread;
 
 struct Fiber {
-    void* stack_pointer; // while it does not run
+    void* stack_pointer; // valid while it does not run
     char* stack;
     size_t stack_bytes;
     void* asan_fake_stack;
 };
 
-// Where the lanes of one mask meet. Results are doubled: a fast lane may be at its next exchange while a slow
-// one still reads this one's.
+// Meeting of the lanes of one mask. Results are doubled: a fast lane may be at its next exchange
+// while a slow one still reads the current one.
 struct Rendezvous {
     unsigned mask, arrived;
     int op, line, parity;
@@ -162,11 +164,11 @@ struct DeviceThread {
     unsigned lane;
     Warp* warp;
     Block* block;
-    Fiber* fiber;     // the one it runs on
-    Fiber* own_fiber; // under ThreadSanitizer, its own for ever; else NULL
+    Fiber* fiber;     // fiber that it runs on
+    Fiber* own_fiber; // under ThreadSanitizer, its own fiber forever; else NULL
     void* tsan_fiber;
     ThreadState state;
-    const char *why, *file; // what it waits for, for the deadlock report
+    const char *why, *file; // reason for waiting, for the deadlock report
     int line;
     int copy_group, deferred_group; // the groups being filled
     std::vector<AsyncCopy> copies;
@@ -174,7 +176,7 @@ struct DeviceThread {
 };
 
 struct SharedArray {
-    void* identity; // of its declaration
+    void* identity; // identity of its declaration
     char* data;
     size_t bytes;
 };
@@ -191,9 +193,10 @@ struct Block {
     std::vector<BulkCopy> bulk_copies;
 };
 
-// First in, first out, or taken from the middle. Never allocates while device threads run.
+// Queue of threads: first in, first out, or taken from the middle. Never allocates while device
+// threads run.
 struct ReadyQueue {
-    std::vector<DeviceThread*> slots; // a power of two
+    std::vector<DeviceThread*> slots; // its size is a power of two
     unsigned head, tail;
 
     void reset(unsigned threads) {
@@ -217,17 +220,17 @@ struct ReadyQueue {
     }
 };
 
-// The running kernel, and what the next one reuses.
+// The running kernel, and memory that the next one reuses.
 struct Engine {
     const void* kernel;
     const std::function<void()>* body; // NULL while no kernel runs
     bool cooperative;
 
     std::vector<Block> blocks;         // of this wave
-    std::vector<DeviceThread> threads; // of this wave; entries beyond `count` are left from larger ones
-    std::vector<unsigned> order;       // threads are started in
+    std::vector<DeviceThread> threads; // of this wave; entries beyond `count` are left over from larger waves
+    std::vector<unsigned> order;       // order in which threads are started
     unsigned count, started, alive;
-    unsigned long spins; // yields since something last happened
+    unsigned long spins; // yields since the last progress
     DeviceThread* current;
     Warp* last_warp;
     ReadyQueue ready;
@@ -237,18 +240,18 @@ struct Engine {
     std::vector<Fiber*> idle_fibers;
     unsigned fibers;
 
-    // ThreadSanitizer: all threads start after kernel_start and end before kernel_end; nothing orders two
-    // blocks.
+    // ThreadSanitizer: all threads start after kernel_start and end before kernel_end; nothing
+    // orders two blocks.
     char kernel_start[8], kernel_end[8];
     void *tsan_host, *tsan_copy_engine;
     std::vector<void*> tsan_fibers;
     std::vector<Fiber*> tsan_stacks;
     unsigned tsan_rotation;
 
-    std::vector<SharedArray> array_cache; // without sanitizers, shared memory is used again by the next block
+    std::vector<SharedArray> array_cache; // without sanitizers, the next block reuses shared memory
     char* dynamic_cache;
     size_t dynamic_cache_bytes;
-    std::vector<char*> garbage; // shared memory to free when no block can look at it any more
+    std::vector<char*> garbage; // shared memory to free when no block can access it any more
     size_t garbage_bytes;
 
     unsigned long total_launches, total_blocks, total_threads, total_switches;
@@ -262,7 +265,8 @@ void fiber_learn_host_stack();
 void die_of_deadlock() __attribute__((noreturn));
 extern "C" void cusim_swap_stacks(void** save, void* load);
 
-// The runtime's own memory is managed as the host, or as the copy engine, for ThreadSanitizer.
+// Scope in which the runtime's own memory is managed as the host, or as the copy engine, for
+// ThreadSanitizer.
 struct HostScope {
     void* device_thread;
     explicit HostScope(void* as = nullptr)
@@ -280,7 +284,8 @@ struct HostScope {
 
 // ---- the scheduler ----
 
-// From one stack to another; `thread` is the device thread that runs there, NULL for the host.
+// Switches from one stack to another; `thread` is the device thread that runs there, NULL for the
+// host.
 CUSIM_ALWAYS_INLINE void fiber_switch(Fiber* from, Fiber* to, DeviceThread* thread) {
     engine.total_switches++;
     engine.current = thread;
@@ -310,15 +315,15 @@ static inline void thread_wake(DeviceThread* thread) {
     engine.spins = 0;
 }
 
-// By another lane of its warp: the warp goes as far as it can before others do. The stacks of 32 lanes fit into the
-// first cache, those of a block do not.
+// Wakes a thread for another lane of its warp: the warp runs as far as it can before others do. The
+// stacks of 32 lanes fit into the first-level cache, those of a block do not.
 static inline void thread_wake_in_warp(DeviceThread* thread) {
     thread->state = THREAD_READY;
     engine.ready.push_front(thread);
     engine.spins = 0;
 }
 
-// Can the warp that ran last continue without looking for its lanes?
+// Returns true if the warp that ran last can continue without a search for its lanes.
 CUSIM_ALWAYS_INLINE bool warp_is_first() {
     return !engine.ready.empty() && engine.ready.at(0)->warp == engine.last_warp;
 }
@@ -332,7 +337,7 @@ static inline unsigned greedy_choice() {
     return random_below(engine.ready.size());
 }
 
-// The next ready thread; there is at least one.
+// Returns the next ready thread; at least one is ready.
 CUSIM_ALWAYS_INLINE DeviceThread* thread_take_ready() {
     unsigned i = 0;
     if (config.order == ORDER_RANDOM) {
@@ -346,7 +351,7 @@ CUSIM_ALWAYS_INLINE DeviceThread* thread_take_ready() {
     return thread;
 }
 
-// The next thread that has not begun, and the stack for it, without switching.
+// Returns the next thread that has not started, and prepares its stack, without switching.
 CUSIM_ALWAYS_INLINE DeviceThread* thread_take_new() {
     return &engine.threads[engine.order[engine.started++]];
 }
@@ -370,8 +375,9 @@ CUSIM_ALWAYS_INLINE void thread_begin(DeviceThread* thread, Fiber* fiber) {
     blockIdx = thread->block->index;
 }
 
-// Does a thread that has not begun come before those that can continue? `up` and `down` begin one when the warp that ran
-// last cannot continue, `greedy` only when nobody else can, `random` mixes them.
+// Returns true if a thread that has not started comes before those that can continue. `up` and
+// `down` start one when the warp that ran last cannot continue, `greedy` only when no other thread
+// can, `random` mixes them.
 CUSIM_ALWAYS_INLINE bool new_thread_comes_first() {
     switch (config.order) {
     case ORDER_RANDOM:
@@ -383,7 +389,7 @@ CUSIM_ALWAYS_INLINE bool new_thread_comes_first() {
     }
 }
 
-// The running thread cannot continue, or need not: another does.
+// Switches to another thread: the running one cannot continue, or need not.
 CUSIM_ALWAYS_INLINE void thread_switch_away() {
     DeviceThread* me = engine.current;
     Fiber* my_fiber = me->fiber;
@@ -411,7 +417,8 @@ CUSIM_ALWAYS_INLINE void thread_wait(const char* why, const char* file, int line
     thread_switch_away();
 }
 
-// In random order, sometimes: the thread that completed a barrier does not continue first.
+// Sometimes lets others run, in random order: the thread that completed a barrier does not continue
+// first.
 CUSIM_ALWAYS_INLINE void thread_perhaps_let_others_go() {
     if (config.order == ORDER_RANDOM && random_below(2)) {
         thread_make_ready(engine.current);
@@ -435,54 +442,55 @@ typedef struct {
     size_t bytes;
     MemoryKind kind;
 } Allocation;
-Allocation* allocation_of(const void* pointer); // that it points into; NULL: none, pageable host memory
+Allocation* allocation_of(const void* pointer); // allocation of a pointer; NULL: none, pageable host memory
 size_t device_memory_bytes();
-// for an allocation, or a library; false if there is not so much
+// for an allocation, or a library; false if not enough is left
 bool device_memory_take(size_t bytes);
 void device_memory_give(size_t bytes);
 void device_memory_open(); // CUSIM_PROTECT: around work that may touch device memory
 void device_memory_close();
 
-// How far something has come that may have to wait: for another stream, or for another process.
+// Progress of work that may have to wait: for another stream, or for another process.
 typedef enum {
     STEP_DONE,
-    STEP_MOVED,   // there is more to do
+    STEP_MOVED,   // more is left to do
     STEP_WAITING, // another process is on its way
-    STEP_STUCK    // another process waits itself, maybe for other work of this one
+    STEP_STUCK    // another process waits, too, perhaps for other work of this one
 } Step;
-typedef std::function<Step()> Steps; // called until it says STEP_DONE
+typedef std::function<Step()> Steps; // called until it returns STEP_DONE
 
 struct CUstream_st;
 struct Operation {
     std::function<void()> run;
     bool on_device;
-    std::function<Steps(CUstream_st*)>
-        begin; // instead of `run`: called when the work, or its graph, is put on a stream
+    // instead of `run`: called when the work, or its graph, is put on a stream
+    std::function<Steps(CUstream_st*)> begin;
 };
-// of the device's clock: a kernel, a copy; a product takes ten times as long
+// time of the device's clock: for a kernel or a copy; a matmul counts ten times as much
 static const double OPERATION_S = 10e-6;
 void cusim_pass_time(double seconds);
 void operation_run(const Operation& operation);
 void enqueue_steps(cudaStream_t stream, std::function<Steps(CUstream_st*)> begin);
-Step stream_advance(CUstream_st* stream); // one step of what is first in its queue; never STEP_DONE
+Step stream_advance(CUstream_st* stream); // one step of the first work in its queue; never STEP_DONE
 bool streams_advance_any(const CUstream_st* but);
 
-// A counter that other processes read: odd while this process waits for them. The step that waits makes it odd; the next
-// step that makes progress makes it even again.
+// A counter that other processes read: odd while this process waits for them. The step that waits
+// makes it odd; the next step that makes progress makes it even again.
 std::vector<std::atomic<unsigned>*>& waiting_flags();
 void process_waits(bool waits);
 
 struct Capture;
 CUstream_st* stream_of(cudaStream_t stream);
 void stream_drain(cudaStream_t stream);
-// Ends the program if work is queued: on this stream, or on any if it is NULL. Not in eager order, where there is none.
+// Ends the program if work is queued: on this stream, or on any if it is NULL. Not in eager order,
+// which has no queue.
 void expect_idle(const char* call, const CUstream_st* only);
-// May `stream` be given work? Otherwise the error, and the capture that forbids it is spoiled.
+// Returns an error if `stream` may not be given work, and spoils the capture that forbids it.
 cudaError_t stream_accepts(cudaStream_t stream);
-// May a call that waits or allocates be made? Not during a capture.
+// Returns an error during a capture, which allows no call that waits or allocates.
 cudaError_t synchronizing_call();
 
 size_t kernel_dynamic_limit(const void* kernel);
-cudaError_t failed(cudaError_t error); // remembers it for cudaGetLastError
+cudaError_t failed(cudaError_t error); // stores it for cudaGetLastError
 
 #endif

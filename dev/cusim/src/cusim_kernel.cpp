@@ -7,8 +7,8 @@ enum { SHARED_DEFAULT_BYTES = 48 << 10, SHARED_OPTIN_BYTES = 227 << 10 };
 
 // ---- shared memory ----
 
-// Under a sanitizer, and where blocks run together, each block gets allocations of its own;
-// otherwise all blocks reuse one, filled with garbage each time.
+// Under a sanitizer, and where blocks run together, each block gets its own allocations; otherwise
+// all blocks reuse one, filled with garbage each time.
 
 static const size_t GARBAGE_MAX_BYTES = (size_t)256 << 20;
 
@@ -22,7 +22,7 @@ static void fill_with_garbage(char* data, size_t bytes) {
     }
 }
 
-// Aligned as the swizzled layouts of wgmma need it.
+// Allocates memory aligned as the swizzled layouts of wgmma require.
 static char* shared_new(size_t bytes) {
     void* data = nullptr;
     if (posix_memalign(&data, 1024, bytes ? bytes : 1)) {
@@ -87,7 +87,7 @@ static size_t shared_limit(const void* kernel) {
     return dynamic_limit_of(kernel) ? SHARED_OPTIN_BYTES : SHARED_DEFAULT_BYTES;
 }
 
-// True if a block may have this much static memory beside its dynamic memory.
+// Checks that a block may have this much static memory beside its dynamic memory.
 static void check_static_bytes(const Block* block, size_t bytes) {
     const size_t total = bytes + block->dynamic_bytes, most = shared_limit(engine.kernel);
     if (bytes > SHARED_DEFAULT_BYTES) {
@@ -99,8 +99,8 @@ static void check_static_bytes(const Block* block, size_t bytes) {
     }
 }
 
-// The first thread that comes to the declaration allocates. What it did comes before what the others do with
-// the array.
+// Returns the array of a declaration. The first thread to reach it allocates; for ThreadSanitizer
+// this comes before the others' accesses to the array.
 extern "C" void* cusim_smem_static(void* identity, size_t bytes) {
     Block* block = engine.current->block;
     size_t total = bytes;
@@ -179,9 +179,9 @@ static void thread_reset(DeviceThread* thread, Block* block, unsigned i, dim3 sh
     thread->copy_group = thread->deferred_group = 0;
 }
 
-// ThreadSanitizer: thread i of the next block must not run on the fiber of thread i of the last one, or the
-// two would seem to be ordered and a race between blocks be missed. So there are more fibers than threads,
-// and they rotate.
+// Under ThreadSanitizer thread i of the next block must not run on the fiber of thread i of the
+// last one, or the two would seem ordered, and a race between blocks would be missed. So there are
+// more fibers than threads, and they rotate.
 static void give_tsan_fibers() {
     if (!__tsan_create_fiber) {
         return;
@@ -203,7 +203,7 @@ static void give_tsan_fibers() {
     tsan_release(engine.kernel_start);
 }
 
-// Everything device threads will need is reserved here: they must not allocate.
+// Reserves everything that device threads will need: they must not allocate.
 static void reserve_for_wave(unsigned blocks, unsigned threads) {
     engine.count = engine.alive = blocks * threads;
     engine.started = 0;
@@ -260,12 +260,12 @@ static void run_wave(unsigned long first_block, unsigned blocks, dim3 grid, dim3
     DeviceThread* thread = thread_take_new();
     Fiber* fiber = thread_stack(thread);
     thread_begin(thread, fiber);
-    fiber_switch(&engine.host, fiber, thread); // comes back when all have ended
+    fiber_switch(&engine.host, fiber, thread); // returns when all have ended
     engine.current = nullptr;
     for (unsigned b = 0; b < blocks; b++) {
         block_end(&engine.blocks[b]);
     }
-    // Under ThreadSanitizer an address that is used again by the next block would order the two: keep it for
+    // Under ThreadSanitizer an address that the next block reuses would order the two: keep it for
     // later.
     if (!__tsan_init || engine.garbage_bytes > GARBAGE_MAX_BYTES) {
         free_garbage();
@@ -277,8 +277,8 @@ static void run_wave(unsigned long first_block, unsigned blocks, dim3 grid, dim3
 
 // ---- a kernel ----
 
-// The i-th wave to run. In random order i -> i * factor + offset, a permutation if the factor has no divisor
-// in common with the number of waves.
+// Order of the waves: which one runs as the i-th. In random order i -> i * factor + offset, a
+// permutation if factor and the number of waves have no common divisor.
 typedef struct {
     unsigned long count, factor, offset;
 } WaveOrder;

@@ -1,20 +1,23 @@
 /*
-cusim_lt.cpp -- cublasLt on the CPU device, as far as a GPT trainer uses it: one product of column-major
-matrices of fp32, bf16 or fp16 with bias, GELU, and its derivative, also with the gradient of the bias before
-it, as epilogues; without epilogue also of several matrices at fixed distances.
+cusim_lt.cpp -- cublasLt on the CPU device, as far as a GPT trainer uses it: one matmul of
+column-major matrices of fp32, bf16 or fp16 with bias, GELU, and its derivative, also with the
+gradient of the bias before it, as epilogues; without epilogue also a batch of matrices at fixed
+distances.
 
-It refuses what cublasLt is documented to refuse, and checks what cublasLt takes on trust: that the pointers
-are device memory as long as the layouts say, as aligned as the heuristic was told, and that the workspace is
-there (it is overwritten). It offers LT_ALGORITHMS algorithms, which sum in different orders, so that their
-bits differ.
+It refuses what cublasLt is documented to refuse, and checks what cublasLt assumes: that the
+pointers are device memory as long as the layouts require, as aligned as the heuristic was told, and
+that the workspace exists (it is overwritten). It offers LT_ALGORITHMS algorithms, which sum in
+different orders, so their bits differ.
 
 Environment, read at every call, so that a test can change it:
     CUSIM_LT_REFUSE=gelu_aux_bias,dgelu   epilogues for which no algorithm is found
-    CUSIM_LT_FAST=i                       all algorithms but number i take LT_SLOW_S longer, by the device's clock
+    CUSIM_LT_FAST=i                       all algorithms but number i take LT_SLOW_S longer, by the
+                                          device's clock
     CUSIM_LT_BROKEN=i                     algorithm i is offered, but running it is refused
-    CUSIM_LT_SLOW=gelu_aux_bias,dgelu     products with these epilogues take LT_SLOW_S longer
+    CUSIM_LT_SLOW=gelu_aux_bias,dgelu     matmuls with these epilogues take LT_SLOW_S longer
 
-needs:   cusim.h cublasLt.h, and of the runtime cusim_enqueue, cusim_pass_time, cusim_check_kernel_pointer, trace_line
+needs:   cusim.h cublasLt.h, and of the runtime cusim_enqueue, cusim_pass_time,
+         cusim_check_kernel_pointer, trace_line
 */
 #include <cusim.h>
 #include <cublasLt.h>
@@ -32,12 +35,12 @@ namespace {
 enum { LT_ALGORITHMS = 4, LT_SLOW_S = 1, LT_WORKSPACE_BYTES = 64 << 10 };
 const double LT_PRODUCT_S = 90e-6; // longer than any other operation
 
-// What the opaque handles point to.
+// Objects behind the opaque handles.
 struct Layout {
     cudaDataType_t type;
     long rows, cols, stride; // stride: elements from a column to the next
-    int32_t batch;           // matrices
-    int64_t batch_stride;    // elements from one to the next
+    int32_t batch;           // number of matrices
+    int64_t batch_stride;    // elements from a matrix to the next
 };
 struct Operation {
     cublasComputeType_t compute;
@@ -52,7 +55,7 @@ struct Preference {
     uint64_t workspace_bytes;
     uint32_t reductions, align_a, align_b, align_c, align_d;
 };
-// What cublasLtMatmulAlgo_t holds.
+// Contents of cublasLtMatmulAlgo_t.
 struct Algorithm {
     int number;
     uint32_t align_a, align_b, align_c, align_d, zero; // no padding: programs keep all bytes in files
@@ -60,7 +63,7 @@ struct Algorithm {
 };
 static_assert(sizeof(Algorithm) <= sizeof(cublasLtMatmulAlgo_t), "does not fit into the opaque type");
 
-// d (M, N) = alpha op(a) op(b) + beta c, and the epilogue.
+// A matmul: d (M, N) = alpha op(a) op(b) + beta c, and the epilogue.
 struct Product {
     Operation op;
     Layout a, b, c, d;
@@ -102,7 +105,7 @@ void store(void* to, size_t i, int type, float x) {
     }
 }
 
-// To 10 bits after the binary point, as tensor cores read fp32.
+// Rounds to 10 bits after the binary point, as tensor cores read fp32.
 float round_tf32(float x) {
     uint32_t bits;
     memcpy(&bits, &x, 4);
@@ -144,7 +147,7 @@ const char* epilogue_name(uint32_t epilogue) {
     }
 }
 
-// True if a variable of the environment names the epilogue.
+// Returns true if a variable of the environment names the epilogue.
 bool environment_names(const char* variable, uint32_t epilogue) {
     char list[256], name[64]; // both between commas, so that no name is found in a longer one
     const char* text = getenv(variable);
@@ -198,12 +201,12 @@ cublasStatus_t product_open(Product* p, cublasLtMatmulDesc_t op, cublasLtMatrixL
                : CUBLAS_STATUS_SUCCESS;
 }
 
-// ---- the product ----
+// ---- the matmul ----
 
 typedef float Vec16 __attribute__((vector_size(64), aligned(4)));
 
-// c[n][m] = sum_k a[k][m] b[n][k]; M is a multiple of 16. Six columns at a time, whose sums stay in
-// registers.
+// Sets c[n][m] = sum_k a[k][m] b[n][k]; M is a multiple of 16. Computes six columns at a time,
+// whose sums stay in registers.
 __attribute__((target_clones("default", "arch=x86-64-v3", "arch=x86-64-v4"),
                optimize("O3", "fp-contract=fast"))) void
 multiply(float* c, const float* a, const float* b, long M, long N, long K) {
@@ -239,11 +242,11 @@ float element(const void* data, const Layout& x, long row, long col, bool tf32) 
 
 struct Packed {
     std::vector<float> a, b, c; // (K, padded), (N, K), (N, padded)
-    std::vector<float> sums;    // (M) of rows of the result
+    std::vector<float> sums;    // (M) sums of the rows of the result
     long padded;                // M as a multiple of 16
 };
 
-// Algorithm i starts its sums at a different k.
+// Packs the factors. Algorithm i starts its sums at a different k.
 void pack(Packed* packed, const Product& p, const void* a, const void* b, int algorithm) {
     const bool tf32 = p.op.compute == CUBLAS_COMPUTE_32F_FAST_TF32;
     const long first = p.K * algorithm / LT_ALGORITHMS;
@@ -264,7 +267,7 @@ void pack(Packed* packed, const Product& p, const void* a, const void* b, int al
     }
 }
 
-// The value of one element of d, from its alpha op(a) op(b) + beta c.
+// Returns the value of one element of d, from its alpha op(a) op(b) + beta c.
 float epilogue(const Product& p, float x, long m, long n) {
     const Operation& op = p.op;
     const size_t aux = (size_t)(n * op.aux_stride + m);
@@ -280,10 +283,10 @@ float epilogue(const Product& p, float x, long m, long n) {
     return epilogue_has(op, CUBLASLT_EPILOGUE_DGELU) ? x * gelu_derivative(load(op.aux, aux, aux_type)) : x;
 }
 
-// What a product moves if every matrix is read or written once.
+// Returns the bytes of a matmul if every matrix is read or written once.
 double product_bytes(const Product& p, float beta) {
     const double d_bytes = (double)p.M * p.N * element_bytes(p.d.type);
-    const double passes = 1 + (beta != 0) + (epilogue_has(p.op, AUX) ? 1 : 0); // of matrices like d
+    const double passes = 1 + (beta != 0) + (epilogue_has(p.op, AUX) ? 1 : 0); // passes over matrices like d
     const double factors = (double)p.K * (p.M + p.N) * element_bytes(p.a.type);
     const int has_bias = epilogue_has(p.op, CUBLASLT_EPILOGUE_BIAS) ||
                          epilogue_has(p.op, CUBLASLT_EPILOGUE_DGELU_BGRAD);
@@ -291,7 +294,7 @@ double product_bytes(const Product& p, float beta) {
     return p.d.batch * (factors + passes * d_bytes + (double)bias * element_bytes(p.d.type));
 }
 
-// In rows: d^T (N, M) = op(b)^T (N, K) op(a)^T (K, M).
+// Traces in rows: d^T (N, M) = op(b)^T (N, K) op(a)^T (K, M).
 void trace(const Product& p, float beta) {
     trace_line(
         "{\"product\":[%ld,%ld,%ld],\"batch\":%d,\"order\":\"%c%c\",\"bits\":[%zu,%zu],\"epilogue\":\"%s\",\"adds\":%d,"
@@ -301,7 +304,7 @@ void trace(const Product& p, float beta) {
         2.0 * p.d.batch * p.M * p.N * p.K, product_bytes(p, beta));
 }
 
-// One matrix of a batch.
+// Runs one matmul of a batch.
 void run_one(const Product& p, const void* a, const void* b, const void* c, void* d, float alpha, float beta,
              const Algorithm& algorithm) {
     static Packed packed; // kept between calls: allocating is slow under sanitizers
@@ -311,7 +314,7 @@ void run_one(const Product& p, const void* a, const void* b, const void* c, void
     for (long n = 0; n < p.N; n++) {
         for (long m = 0; m < p.M; m++) {
             float x = alpha * packed.c[n * packed.padded + m];
-            if (beta != 0) { // else c may hold anything, NaN too
+            if (beta != 0) { // else c may hold anything, even NaN
                 x += beta * load(c, (size_t)(n * p.c.stride + m), p.c.type);
             }
             x = epilogue(p, x, m, n);
@@ -324,7 +327,7 @@ void run_one(const Product& p, const void* a, const void* b, const void* c, void
     }
 }
 
-// Where element `i` of matrix number `index` of a batch is.
+// Returns element `i` of matrix number `index` of a batch.
 const char* place(const void* data, const Layout& x, int index, size_t i) {
     return (const char*)data + ((size_t)(index * x.batch_stride) + i) * element_bytes(x.type);
 }
@@ -349,7 +352,7 @@ void run(const Product& p, const void* a, const void* b, const void* c, void* d,
     }
 }
 
-// ---- what cublasLt takes on trust ----
+// ---- checks of what cublasLt assumes ----
 
 bool aligned(const void* p, uint32_t bytes) { return (uintptr_t)p % (bytes ? bytes : 1) == 0; }
 
@@ -363,12 +366,12 @@ void check_extent(const void* data, const Layout& x) {
     cusim_check_kernel_pointer(last_element(data, x), -1, (const void*)&cublasLtMatmul);
 }
 
-// The result may lie in c, nowhere else.
+// Returns true if two matrices overlap. The result may lie in c, nowhere else.
 bool overlap(const void* x, const Layout& layout_x, const void* y, const Layout& layout_y) {
     return (const char*)x <= last_element(y, layout_y) && (const char*)y <= last_element(x, layout_x);
 }
 
-// Copies an attribute; false if its size is wrong.
+// Copies an attribute; an error if its size is wrong.
 template <class T> cublasStatus_t set(T* attribute, const void* value, size_t bytes) {
     if (bytes != sizeof(T)) {
         return CUBLAS_STATUS_INVALID_VALUE;

@@ -1,5 +1,6 @@
-// cusim_memory.cpp -- device and pinned memory, what a pointer points into, and copies. Device memory is
-// ordinary memory of its own allocation, so that AddressSanitizer sees its ends; it starts full of garbage.
+// cusim_memory.cpp -- device and pinned memory, lookup of pointers, and copies. Each device
+// allocation is a separate one of ordinary memory, so that AddressSanitizer sees its ends; it
+// starts full of garbage.
 #include "cusim_internal.h"
 
 #include <algorithm>
@@ -8,16 +9,16 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-// Sorted by address.
+// Returns the list of allocations, sorted by address.
 static std::vector<Allocation>& allocations() {
     static auto* list = new std::vector<Allocation>;
     return *list;
 }
 
-// As a driver hands out device memory: in units of 2 MiB; allocations of less than half a unit
-// share some.
+// A driver hands out device memory in units of 2 MiB; allocations of less than half a unit share
+// some.
 static const size_t UNIT_BYTES = (size_t)2 << 20;
-static size_t whole_bytes = 0, shared_bytes = 0; // of units with one allocation; of those that share units
+static size_t whole_bytes = 0, shared_bytes = 0; // bytes in units with one allocation; in shared units
 
 static size_t in_units(size_t bytes) { return (bytes + UNIT_BYTES - 1) / UNIT_BYTES * UNIT_BYTES; }
 static size_t device_bytes_used() { return whole_bytes + in_units(shared_bytes); }
@@ -43,7 +44,7 @@ bool device_memory_take(size_t bytes) {
     return true;
 }
 
-// The largest block that can be pinned.
+// Returns the largest block that can be pinned.
 static size_t pinned_memory_bytes() {
     return environment_number("CUSIM_PINNED_MIB", 1ul << 30, 0, 1ul << 30) << 20;
 }
@@ -67,7 +68,7 @@ Allocation* allocation_of(const void* pointer) {
     return p < found->data + found->bytes || p == found->data ? found : nullptr;
 }
 
-// Takes the allocation that starts at `pointer` off the list; NULL if it has none of this kind.
+// Removes the allocation of this kind that starts at `pointer` from the list; false if none does.
 static bool allocation_remove(void* pointer, MemoryKind kind) {
     Allocation* found = allocation_of(pointer);
     if (!found || found->data != pointer || found->kind != kind) {
@@ -89,8 +90,8 @@ extern "C" void cusim_check_kernel_pointer(const void* pointer, int argument, co
 
 // ---- CUSIM_PROTECT ----
 
-// Device memory comes from one range of addresses that faults except while work of a stream runs. Freed
-// memory is never reused.
+// Device memory comes from one range of addresses that faults except while work of a stream runs.
+// Freed memory is never reused.
 
 static const size_t ARENA_BYTES = (size_t)16 << 30;
 enum { PAGE_BYTES = 4096, ALIGNED_BYTES = 256 };
@@ -134,7 +135,7 @@ static char* arena_alloc(size_t bytes) {
     }
     const size_t pages = (bytes + PAGE_BYTES - 1) / PAGE_BYTES * PAGE_BYTES;
     char* data = arena + arena_used;
-    arena_used += pages + PAGE_BYTES; // with a page between allocations that belongs to none
+    arena_used += pages + PAGE_BYTES; // with an unused page between allocations
     if (arena_used > ARENA_BYTES) {
         cusim_die("more than %zu MiB of device memory were allocated with CUSIM_PROTECT", ARENA_BYTES >> 20);
     }
@@ -159,15 +160,16 @@ void device_memory_close() {
 
 // ---- allocation ----
 
-// Of a dry run, which touches none of it: as much as a GPU has, more than this machine. Never given back.
+// Returns memory for a dry run, which touches none of it: as much as a GPU has, more than this
+// machine. Never freed.
 static char* address_space(size_t bytes) {
     void* data = mmap(nullptr, bytes ? bytes : 1, PROT_READ | PROT_WRITE,
                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     return data == MAP_FAILED ? nullptr : (char*)data;
 }
 
-// Memory at a multiple of 256 bytes, and of no more: nothing else is promised. Its end is that of
-// the allocation.
+// Returns memory at a multiple of 256 bytes, and of no more: nothing else is promised. The
+// allocation ends where the memory does.
 static char* barely_aligned(size_t bytes) {
     void* data = nullptr;
     return posix_memalign(&data, 2 * ALIGNED_BYTES, ALIGNED_BYTES + bytes) ? nullptr
@@ -175,7 +177,7 @@ static char* barely_aligned(size_t bytes) {
 }
 static void free_barely_aligned(void* data) { free((char*)data - ALIGNED_BYTES); }
 
-// The exact size, so that the first byte behind it is in AddressSanitizer's red zone.
+// Allocates the exact size, so that the first byte after it is in AddressSanitizer's red zone.
 static char* device_alloc(size_t bytes) {
     if (config.protect) {
         return arena_alloc(bytes);
@@ -350,7 +352,7 @@ static const char* copy_name(cudaMemcpyKind kind) {
                                               : "anywhere";
 }
 
-// Of a dry run only what the host will read, zeros.
+// Copies, in a dry run, only what the host will read: zeros.
 static void copy_run_dry(const Copy& c) {
     const Allocation* to = allocation_of(c.to);
     for (size_t row = 0; row < c.height && !(to && to->kind == MEMORY_DEVICE); row++) {
@@ -373,8 +375,8 @@ static void copy_run(const Copy& c) {
     }
 }
 
-// Pageable memory, too, is read and written some time: the toolkit says of it that a copy "might be
-// synchronous".
+// Queues a copy. Pageable memory, too, is read and written at some later time: the toolkit says
+// that such a copy "might be synchronous".
 static cudaError_t copy_enqueue(Copy c, cudaStream_t stream) {
     if (c.width == 0 || c.height == 0) {
         return cudaSuccess;
@@ -391,7 +393,7 @@ static cudaError_t copy_enqueue(Copy c, cudaStream_t stream) {
     return cudaSuccess;
 }
 
-// The forms without a stream wait.
+// Copies and waits, in the forms without a stream.
 static cudaError_t copy_now(Copy c) {
     const cudaError_t error = synchronizing_call();
     if (error != cudaSuccess) {

@@ -1,11 +1,12 @@
-// cusim_nccl.cpp -- NCCL between processes of one machine, over POSIX shared memory. Sums are made in double, in rank
-// order, and rounded once, so all ranks get the same bits.
+// cusim_nccl.cpp -- NCCL between processes of one machine, over POSIX shared memory. Sums are made
+// in double, in rank order, and rounded once, so all ranks get the same bits.
 //
-// NCCL hangs or corrupts memory when ranks disagree. Here every collective is announced first, and compared; a receive
-// is compared with its send. Ranks that call different ones are told so, and who does not come in time is named.
+// NCCL hangs or corrupts memory when ranks disagree. Here every collective is announced first, and
+// compared; a receive is compared with its send. Ranks that call different collectives are
+// reported, and so are ranks that do not arrive in time.
 //
-// As on a GPU, work that waits for other ranks holds up its own stream only. It is done in steps: where a rank that is
-// waited for waits itself, other streams of this process get on.
+// As on a GPU, work that waits for other ranks holds up its own stream only. It is done in steps:
+// if the awaited rank is waiting itself, other streams of this process progress.
 #if __has_include(<nccl.h>) // else programs that use it do not link
 #include "cusim_internal.h"
 
@@ -37,12 +38,12 @@ struct Call {
     Kind kind;
     ncclDataType_t type;
     ncclRedOp_t reduction;
-    int root; // of SEND and RECEIVE: the other rank
+    int root; // the other rank of SEND and RECEIVE
     size_t count;
     bool is_captured;
 };
 
-// On the way from one rank to another, a piece at a time.
+// Channel from one rank to another, which carries a piece at a time.
 struct Mail {
     std::atomic<unsigned> posted, taken;
     Call call;
@@ -50,20 +51,21 @@ struct Mail {
     alignas(64) unsigned char data[MAIL_BYTES];
 };
 
-// What the ranks share. Chunks of all ranks follow, then mail from each to each.
+// Memory that the ranks share. It is followed by the chunks of all ranks, then mail from each to
+// each.
 struct Shared {
     std::atomic<unsigned> joined, dead;
-    std::atomic<unsigned> changes;         // whoever waits sleeps on it
-    std::atomic<unsigned> here[MAX_RANKS]; // how many meetings each rank has come to
-    std::atomic<unsigned> host[MAX_RANKS]; // the same of the host, in ncclCommSplit
+    std::atomic<unsigned> changes;         // waiting ranks sleep on it
+    std::atomic<unsigned> here[MAX_RANKS]; // number of meetings that each rank has reached
+    std::atomic<unsigned> host[MAX_RANKS]; // the same for the host, in ncclCommSplit
     std::atomic<unsigned> waits[MAX_RANKS];
-    std::atomic<unsigned> taken[MAX_RANKS]; // by a process
+    std::atomic<unsigned> taken[MAX_RANKS]; // claimed by a process
     int color[MAX_RANKS], key[MAX_RANKS];
     Call call[MAX_RANKS];
     alignas(64) unsigned char data[1];
 };
 
-// For how long there was nothing to do. A process that computes does not wait.
+// Time without work. A process that computes does not wait.
 struct Patience {
     double start_s, last_s; // 0: not waiting
     double seen_s;          // since then, the others' flags have been `seen`
@@ -79,7 +81,7 @@ struct ncclComm {
     unsigned long issued, done;     // operations of this rank
     std::deque<CUstream_st*> order; // their streams, from number done + 1 on
     unsigned splits;
-    size_t taken_bytes[2]; // of device memory: for collectives; for sends and receives
+    size_t taken_bytes[2]; // device memory: for collectives; for sends and receives
     bool is_blocking;
     ncclResult_t error;
     char name[128];
@@ -117,7 +119,8 @@ void die_with_others(const ncclComm* comm) {
     }
 }
 
-// All of the ranks in `missing` wait, and have done so for a while: not for this one to be woken.
+// Returns true if all ranks in `missing` wait, and have done so for a while, not just until this
+// rank wakes them.
 bool all_wait(const ncclComm* comm, uint32_t missing, Patience* p) {
     bool same = true;
     for (int r = 0; r < comm->ranks; r++) {
@@ -131,7 +134,7 @@ bool all_wait(const ncclComm* comm, uint32_t missing, Patience* p) {
     return now_s() > p->seen_s + 0.05;
 }
 
-// Sleeps a little unless something has changed. True if the time is up.
+// Sleeps a little unless something has changed. Returns true if the time is up.
 bool wait_a_little(const ncclComm* comm, unsigned changes, Patience* p) {
     if (p->start_s == 0) {
         p->start_s = p->last_s = p->seen_s = now_s();
@@ -145,7 +148,7 @@ bool wait_a_little(const ncclComm* comm, unsigned changes, Patience* p) {
     return now > p->start_s + timeout_s();
 }
 
-// Waits in the host; the streams get on meanwhile. False if the time is up.
+// Waits in the host while the streams progress. Returns false if the time is up.
 template <class F> bool host_waits(const ncclComm* comm, F is_reached) {
     Patience patience = {};
     for (;;) {
@@ -163,7 +166,7 @@ template <class F> bool host_waits(const ncclComm* comm, F is_reached) {
     }
 }
 
-// The ranks that have not come to as many meetings as this one.
+// Returns the ranks that have reached fewer meetings than this one.
 uint32_t late_ranks(const ncclComm* comm, const std::atomic<unsigned>* meetings) {
     uint32_t late = 0;
     for (int r = 0; r < comm->ranks; r++) {
@@ -264,7 +267,7 @@ double combine(double a, double b, ncclRedOp_t reduction) {
     }
 }
 
-// Elements [first, first + count) of the ranks' chunks.
+// Reduces elements [first, first + count) of the ranks' chunks.
 void reduce(void* to, const ncclComm* comm, size_t first, size_t count, const Call& call) {
     for (size_t i = 0; i < count; i++) {
         double x = load(chunk_of(comm, 0), first + i, call.type);
@@ -277,8 +280,9 @@ void reduce(void* to, const ncclComm* comm, size_t first, size_t count, const Ca
 
 // ---- faults on request ----
 
-// CUSIM_NCCL_FAULT=rank:call:die|hang|error: in the call of this number, counted from 1 in each communicator.
-// True for `error`: ncclCommGetAsyncError says it from now on, and no data is moved.
+// Injects the fault CUSIM_NCCL_FAULT=rank:call:die|hang|error in the call of this number, counted
+// from 1 in each communicator. Returns true for `error`: ncclCommGetAsyncError reports it from now
+// on, and no data is moved.
 bool fault(ncclComm* comm, unsigned long number) {
     const char* text = getenv("CUSIM_NCCL_FAULT");
     int rank = -1;
@@ -306,11 +310,11 @@ bool fault(ncclComm* comm, unsigned long number) {
 
 // ---- work, in steps ----
 
-// An operation on a stream. Those of one communicator are done in the order in which they were issued, on whatever
-// streams.
+// An operation on a stream. Operations of one communicator run in the order in which they were
+// issued, on whatever streams.
 struct Work {
     ncclComm* comm = nullptr;
-    unsigned long number = 0; // from 1 on
+    unsigned long number = 0; // starts at 1
     CUstream_st* stream = nullptr;
     Patience patience = {};
     bool has_begun = false;
@@ -319,7 +323,7 @@ struct Work {
     virtual bool move() = 0; // does what can be done; false: nothing can
     virtual bool is_done() const = 0;
     virtual uint32_t missing() const = 0; // the ranks it waits for
-    virtual std::string late() const = 0; // what to say of them when the time is up
+    virtual std::string late() const = 0; // message about them when the time is up
 };
 
 void issue(Work* work, ncclComm* comm, CUstream_st* stream) {
@@ -336,16 +340,16 @@ void exit_because_late(const Work* work) {
     _exit(3);
 }
 
-// With CUSIM_NCCL_SERIAL=1 no two operations of a process run at a time, as on a GPU that has room
-// for one: ranks that begin those of two communicators in different orders wait for each other for
-// ever.
+// Returns true with CUSIM_NCCL_SERIAL=1: no two operations of a process run at a time, as on a GPU
+// with room for one. Ranks that start the operations of two communicators in different orders wait
+// for each other forever.
 bool is_serial() {
     static const bool serial = environment_number("CUSIM_NCCL_SERIAL", 0, 0, 1);
     return serial;
 }
-const Work* running = nullptr; // has begun and is not done
+const Work* running = nullptr; // has started and is not done
 
-// The stream of what comes before this one; NULL: nothing does.
+// Returns the stream of the operation before this one; NULL if it is the first.
 CUstream_st* stream_before(const Work* work) {
     const ncclComm* comm = work->comm;
     return comm->done + 1 < work->number                          ? comm->order.front()
@@ -387,9 +391,9 @@ Step step(Work* work) {
 
 // ---- collectives, chunk by chunk ----
 
-// Every rank puts its elements into its chunk, all meet, every rank takes its results.
+// Every rank puts its elements into its chunk, all meet, and every rank takes its results.
 
-// Elements [first, first + count) of all are in the chunks.
+// Takes the results of elements [first, first + count), which are in the chunks.
 void take_results(const ncclComm* comm, char* receive, size_t first, size_t count, const Call& call) {
     const size_t bytes = type_bytes(call.type);
     switch (call.kind) {
@@ -401,7 +405,7 @@ void take_results(const ncclComm* comm, char* receive, size_t first, size_t coun
             reduce(receive + first * bytes, comm, 0, count, call);
         }
         break;
-    case REDUCE_SCATTER: { // the part of the chunk that lies in this rank's share
+    case REDUCE_SCATTER: { // the part of the chunk in this rank's share
         const size_t share = call.count * (size_t)comm->rank;
         const size_t low = std::max(first, share), high = std::min(first + count, share + call.count);
         if (low < high) {
@@ -440,7 +444,7 @@ struct Collective : Work {
     const char* send;
     char* receive;
     enum { ANNOUNCE, COMPARE, GIVE, TAKE, LEAVE, DONE } phase = ANNOUNCE;
-    size_t first = 0, count = 0; // the elements in the chunks
+    size_t first = 0, count = 0; // elements in the chunks
 
     size_t total() const {
         return call.kind == REDUCE_SCATTER ? call.count * (size_t)comm->ranks : call.count;
@@ -496,7 +500,8 @@ struct Transfer {
     size_t done; // bytes
 };
 
-// The sends and receives of one group, all under way at the same time. Those between two ranks keep their order.
+// The sends and receives of one group, all in progress at the same time. Those between two ranks
+// keep their order.
 struct Exchange : Work {
     std::vector<Transfer> transfers;
 
@@ -505,7 +510,8 @@ struct Exchange : Work {
         return t.call.kind == SEND ? mail_of(comm, comm->rank, t.call.root)
                                    : mail_of(comm, t.call.root, comm->rank);
     }
-    // A send ends when all was taken. One that waits for that keeps later ones to the same rank waiting.
+    // Returns true if a transfer is complete. A send ends when all its data has been taken. While
+    // it waits for that, later sends to the same rank wait, too.
     bool is_finished(const Transfer& t) const {
         return t.done == bytes_of(t.call) && (t.call.kind == RECEIVE || mail(t)->posted == mail(t)->taken);
     }
@@ -577,8 +583,8 @@ bool is_captured(cudaStream_t stream) {
     return status == cudaStreamCaptureStatusActive;
 }
 
-// That [pointer, pointer + bytes) is device memory: no more is promised, although kernels can read
-// what is pinned.
+// Checks that [pointer, pointer + bytes) is device memory: nothing else is promised, although
+// kernels can read pinned memory.
 void check_range(const void* pointer, size_t bytes, const char* what) {
     const Allocation* allocation = pointer ? allocation_of(pointer) : nullptr;
     if (!allocation || allocation->kind != MEMORY_DEVICE) {
@@ -590,7 +596,7 @@ void check_range(const void* pointer, size_t bytes, const char* what) {
     }
 }
 
-// Ranges that overlap, other than in place.
+// Checks that ranges do not overlap, except in place.
 void check_overlap(const char* a, size_t a_bytes, const char* b, size_t b_bytes, const char* in_place,
                    const char* what) {
     if (a < b + b_bytes && b < a + a_bytes && in_place != a) {
@@ -598,7 +604,7 @@ void check_overlap(const char* a, size_t a_bytes, const char* b, size_t b_bytes,
     }
 }
 
-// Within a group, calls wait for its end.
+// Call within a group, which waits for the group's end.
 struct Pending {
     ncclComm* comm;
     cudaStream_t stream;
@@ -624,7 +630,7 @@ void enqueue_collective(const Pending& p) {
     });
 }
 
-// The sends and receives of this communicator in the group.
+// Queues the sends and receives of this communicator in the group.
 void enqueue_exchange(const std::vector<Pending>& group, const Pending& first) {
     Exchange work;
     for (const Pending& p : group) {
@@ -689,7 +695,7 @@ void check_buffers(const Pending& p) {
     }
 }
 
-// Buffers, as NCCL allocates them at the first use of a kind of operation.
+// Allocates buffers, like NCCL at the first use of a kind of operation.
 bool take_memory(ncclComm* comm, Kind kind) {
     size_t* taken = &comm->taken_bytes[kind >= SEND];
     const size_t bytes = environment_number("CUSIM_NCCL_MIB", 32, 0, 1ul << 20) << 20;
@@ -724,7 +730,7 @@ ncclResult_t enqueue(ncclComm* comm, const void* send, void* receive, Call call,
 
 // ---- communicators ----
 
-// The name of the shared memory lives until all have come.
+// Joins a communicator. The name of the shared memory exists until all ranks have joined.
 ncclResult_t join(ncclComm_t* out, const char* name, int ranks, int rank, bool is_blocking) {
     ncclComm* comm = new ncclComm();
     *out = nullptr;
@@ -800,7 +806,7 @@ ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
     return ncclSuccess;
 }
 
-// The id is the name of the shared memory.
+// Joins a communicator. The id is the name of the shared memory.
 ncclResult_t ncclCommInitRankConfig(ncclComm_t* out, int ranks, ncclUniqueId id, int rank,
                                     ncclConfig_t* config) {
     const ncclConfig_t wanted = NCCL_CONFIG_INITIALIZER;
@@ -816,7 +822,7 @@ ncclResult_t ncclCommInitRank(ncclComm_t* out, int ranks, ncclUniqueId id, int r
     return ncclCommInitRankConfig(out, ranks, id, rank, nullptr);
 }
 
-// All ranks tell their color and key; then each knows who is with it.
+// Splits a communicator: all ranks publish their color and key; then each knows its group.
 ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* out, ncclConfig_t* config) {
     Shared* shared = comm->shared;
     auto all_are_here = [=] { return !late_ranks(comm, shared->host); };
@@ -836,7 +842,7 @@ ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* out,
         }
     }
     snprintf(name, sizeof(name), "%s-%u.%d", comm->name, ++comm->splits, color);
-    come_to(comm, shared->host); // before the next one overwrites the colors
+    come_to(comm, shared->host); // before the next split overwrites the colors
     if (!host_waits(comm, all_are_here)) {
         return ncclSystemError;
     }

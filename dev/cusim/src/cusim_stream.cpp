@@ -1,6 +1,6 @@
-// cusim_stream.cpp -- streams, events, and when queued work is done: at once (CUSIM_STREAMS=eager), only when
-// somebody waits for it (lazy), or some time between (random). A program that forgets to wait is right with
-// one and wrong with another.
+// cusim_stream.cpp -- streams, events, and the time when queued work is done: at once
+// (CUSIM_STREAMS=eager), only when something waits for it (lazy), or some time in between (random).
+// A program that forgets to wait is right with one and wrong with another.
 #include "cusim_stream.h"
 
 #include <algorithm>
@@ -41,7 +41,7 @@ void operation_run(const Operation& operation) {
     }
 }
 
-// A step may be that of another stream, for which this one waits.
+// Does a step, possibly of another stream that this one waits for.
 Step stream_advance(CUstream_st* stream) {
     if (stream->queue.empty() || stream->busy) {
         cusim_die("streams wait for each other in a circle");
@@ -68,8 +68,8 @@ bool streams_advance_any(const CUstream_st* but) {
     return false;
 }
 
-// Does the work of the stream until is_reached(). Other streams get on only where their work is waited for, here or in
-// another process.
+// Does the work of the stream until is_reached(). Other streams progress only if their work is
+// waited for, in this process or another.
 template <class F> static void run_until(CUstream_st* stream, F is_reached) {
     while (!is_reached()) {
         if (stream_advance(stream) == STEP_STUCK) {
@@ -93,8 +93,9 @@ void expect_idle(const char* call, const CUstream_st* only) {
     }
 }
 
-// All that can be done now. The host need not wait for other processes; but they may come late because they compute,
-// and nothing is done here while the host waits for one of them itself, by MPI.
+// Does all that can be done now. The host need not wait for other processes; but they may be late
+// because they compute, and nothing is done here while the host waits for one of them itself, in
+// MPI.
 static void run_eagerly(CUstream_st* stream) {
     const double start = now_s();
     while (stream->done < stream->pushed) {
@@ -122,13 +123,13 @@ static void push_operation(CUstream_st* stream, const Operation& operation) {
     }
 }
 
-// Work on `stream` comes after what `other` has now.
+// Orders work on `stream` after what `other` has now.
 static void push_wait(CUstream_st* stream, CUstream_st* other, unsigned long until) {
     push(stream, [other, until] { return other->done >= until ? STEP_DONE : stream_advance(other); });
 }
 
-// Work on the legacy stream waits for all streams, and they wait for it, unless they are
-// non-blocking.
+// Orders work with the legacy stream: it waits for all streams, and they wait for it, unless they
+// are non-blocking.
 static void push_legacy_waits(CUstream_st* stream) {
     CUstream_st* legacy = legacy_stream();
     if (stream != legacy && !stream->nonblocking && legacy->done < legacy->pushed) {
@@ -207,7 +208,7 @@ cudaError_t CUDARTAPI cudaStreamCreateWithPriority(cudaStream_t* out, unsigned f
 }
 cudaError_t CUDARTAPI cudaStreamCreate(cudaStream_t* out) { return cudaStreamCreateWithFlags(out, 0); }
 
-// Its events may still be asked, so the struct stays.
+// Destroys a stream. The struct remains, because its events may still be queried.
 cudaError_t CUDARTAPI cudaStreamDestroy(cudaStream_t handle) {
     if (handle == nullptr || handle == cudaStreamLegacy) {
         return failed(cudaErrorInvalidResourceHandle);
@@ -268,7 +269,7 @@ cudaError_t CUDARTAPI cudaDeviceGetStreamPriorityRange(int* least, int* greatest
 
 // ---- events ----
 
-// The device's clock only counts what work is said to take: what is timed does not depend on how
+// The device's clock only counts the nominal time of work, so what is timed does not depend on how
 // busy this machine is.
 static double passed_s = 0;
 void cusim_pass_time(double seconds) { passed_s += seconds; }
@@ -310,7 +311,8 @@ cudaError_t CUDARTAPI cudaEventDestroy(cudaEvent_t event) {
     return cudaSuccess;
 }
 
-// In a capture, an external record is a node: those outside of the graph can wait for it.
+// Records an event. In a capture, an external record is a node: work outside of the graph can wait
+// for it.
 cudaError_t CUDARTAPI cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t handle, unsigned flags) {
     CUstream_st* stream = stream_of(handle);
     const cudaError_t error = stream_accepts(handle);

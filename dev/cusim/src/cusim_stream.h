@@ -11,13 +11,13 @@ cusim_stream.h -- streams and events, shared by cusim_stream.cpp and cusim_graph
 
 struct CUstream_st {
     std::deque<Steps> queue;
-    unsigned long pushed, done; // how many operations, since the stream was created
+    unsigned long pushed, done; // operations since the stream was created
     bool nonblocking, busy, destroyed;
     Capture* capture;       // NULL, or the capture that takes this stream's work
     std::vector<int> after; // capturing: the nodes that the next one depends on
 };
 
-// Where an event was recorded; also held by what waits for it.
+// Place where an event was recorded; work that waits for the event also holds it.
 struct Point {
     CUstream_st* stream;
     bool is_reached;
@@ -25,10 +25,10 @@ struct Point {
 };
 
 struct CUevent_st {
-    std::shared_ptr<Point> point; // the last one; NULL: never recorded
+    std::shared_ptr<Point> point; // last recorded point; NULL: never recorded
     bool timing;
-    unsigned long capture;  // recorded in the capture of this number; 0: not in one
-    std::vector<int> after; // recorded in a capture: behind these nodes
+    unsigned long capture;  // number of the capture in which it was recorded; 0: none
+    std::vector<int> after; // recorded in a capture: after these nodes
 };
 
 std::vector<CUstream_st*>& all_streams();
@@ -36,9 +36,9 @@ std::vector<CUstream_st*>& all_streams();
 void capture_add(CUstream_st* stream, Operation operation);
 void capture_record(CUstream_st* stream, CUevent_st* event);
 cudaError_t capture_wait(CUstream_st* stream, CUevent_st* event);
-Operation event_record(CUevent_st* event); // at the place where this is queued
-Operation event_wait(CUevent_st* event);   // for what was recorded last when this is queued
-bool capture_spoil(
-    CUstream_st* stream); // a call that a capture does not allow; false if the stream is not in one
+Operation event_record(CUevent_st* event); // records at the place where this is queued
+Operation event_wait(CUevent_st* event);   // waits for what was recorded last when this is queued
+// Spoils the capture by a call that it does not allow; returns false if the stream is not in one.
+bool capture_spoil(CUstream_st* stream);
 
 #endif

@@ -1,12 +1,12 @@
-// cusim_trace.cpp -- CUSIM_TRACE=FILE: a line of JSON for everything that streams do, in the order in which
-// it is done, added to the end of the file. Floating-point operations and bytes of a product are those of its
-// formula: every matrix is read or written once.
+// cusim_trace.cpp -- CUSIM_TRACE=FILE: appends a line of JSON to the file for everything that
+// streams do, in the order in which it is done. FLOP and bytes of a matmul follow from its formula:
+// every matrix is read or written once.
 #include "cusim_internal.h"
 
 #include <cstdarg>
 #include <cxxabi.h>
 
-// NULL: no trace.
+// Returns the trace file; NULL: no trace.
 static FILE* trace_file() {
     static FILE* file = nullptr;
     static bool is_open = false;
@@ -21,7 +21,7 @@ static FILE* trace_file() {
     return file;
 }
 
-// Flushed, so that programs can write lines of their own between these.
+// Writes a line. Flushed, so that programs can write their own lines in between.
 void trace_line(const char* format, ...) {
     FILE* file = trace_file();
     if (file) {

@@ -1,12 +1,12 @@
 /*
-bugs.cu -- planted bugs, to see that the CPU device and the sanitizers notice them.
+bugs.cu -- planted bugs, to check that the CPU device and the sanitizers notice them.
 
     bugs list       each bug, and the mode of run.sh that must notice it
     bugs NAME       the program with this bug: exit status 0 if nothing was noticed
     bugs fixed      all the programs without their bugs: exit status 0
 
-Every program is a template on FIXED, so that the difference between the bug and its absence is one
-expression.
+Every program is a template on FIXED, so that the difference between the bug and the correct program
+is one expression.
 */
 #include "llmc/gpu/gpu.cuh"
 #include <cooperative_groups.h>
@@ -26,7 +26,7 @@ static float* device_floats(const Gpu* gpu, int n, float value) {
     return data;
 }
 
-// The sum of n floats, weighted 1, 2, 3... so that their order matters; frees them.
+// Returns the sum of n floats, weighted 1, 2, 3... so that their order matters; frees them.
 static double weighted_sum(const Gpu* gpu, float* data, int n) {
     float* host = (float*)malloc((size_t)n * sizeof(float));
     CUDA_CHECK(cudaMemcpyAsync(host, data, (size_t)n * sizeof(float), cudaMemcpyDeviceToHost, gpu->stream));
@@ -98,8 +98,8 @@ template <bool FIXED> static bool too_much_static_shared(const Gpu* gpu) {
     return is(weighted_sum(gpu, x, 32), weights(32));
 }
 
-// Each kind alone fits into the 48 KiB that a block gets without asking; launch() asks for dynamic
-// memory alone.
+// Each kind alone fits into the 48 KiB that a block gets without permission; launch() asks for
+// dynamic memory alone.
 template <bool FIXED> __global__ void static_beside_dynamic_kernel(float* x) {
     SMEM_ARRAY(float, s, [FIXED ? 256 : 1024]);
     SMEM_DYNAMIC(float, d);
@@ -122,7 +122,7 @@ template <bool FIXED> static bool misaligned_vector(const Gpu* gpu) {
     return is(weighted_sum(gpu, x, 64), weights(64));
 }
 
-// Branches on what nobody wrote. (A sum of it would be seen by its value: garbage is NaN.)
+// Branches on uninitialized values. (A sum of them would show in its value: garbage is NaN.)
 __global__ void is_positive_kernel(float* out, const float* x) { out[threadIdx.x] = x[threadIdx.x] > 0; }
 template <bool FIXED> static bool uninitialized_global(const Gpu* gpu) {
     float *out = device_floats(gpu, 32, 0), *x = NULL;
@@ -150,7 +150,7 @@ template <bool FIXED> static bool uninitialized_shared(const Gpu* gpu) {
     return is(weighted_sum(gpu, out, 32), 0);
 }
 
-// A lane takes what another one never wrote.
+// A lane reads a value that another one never wrote.
 template <bool FIXED> __global__ void uninitialized_shuffle_kernel(float* out, const float* x) {
     const float mine = x[FIXED ? 0 : threadIdx.x];
     out[threadIdx.x] = __shfl_xor_sync(0xffffffffu, mine, 1) > 5;
@@ -221,7 +221,7 @@ template <bool FIXED> static bool missing_syncthreads(const Gpu* gpu) {
     return is(weighted_sum(gpu, x, 256), weights(256));
 }
 
-// Right when threads run one after the other from the first.
+// Correct if threads run one after the other from the first.
 template <bool FIXED> __global__ void missing_syncthreads_upward_kernel(float* x) {
     SMEM_ARRAY(float, s, [256]);
     s[threadIdx.x] = 1;
@@ -236,7 +236,7 @@ template <bool FIXED> static bool missing_syncthreads_upward(const Gpu* gpu) {
     return is(weighted_sum(gpu, x, 256), weights(256));
 }
 
-// The array is written again while slow warps still read it.
+// Writes the array again while slow warps still read it.
 template <bool FIXED> __global__ void missing_syncthreads_before_reuse_kernel(float* x) {
     SMEM_ARRAY(float, s, [8]);
     float sum = 0;
@@ -356,7 +356,7 @@ template <bool FIXED> static bool shuffle_outside_mask(const Gpu* gpu) {
     return is(weighted_sum(gpu, x, 32), weights(32));
 }
 
-// One block after the other it is right.
+// Correct if blocks run one after the other.
 template <bool FIXED> __global__ void race_between_blocks_kernel(float* x) {
     if (threadIdx.x == 3 && FIXED) {
         atomicAdd(x, 1.0f);
@@ -426,7 +426,7 @@ template <bool FIXED> static bool grid_sync_without_cooperative_launch(const Gpu
     return is(weighted_sum(gpu, x, 256), 255 * weights(256));
 }
 
-// ---- asynchronous copies and products ----
+// ---- asynchronous copies and matmuls ----
 
 // Each thread copies 16 bytes and reads those of another one.
 template <bool WAIT, bool SYNC> __global__ void copy_async_kernel(float* x) {
@@ -490,7 +490,7 @@ template <bool FIXED> static bool bulk_copy_of_fewer_bytes(const Gpu* gpu) {
     return is(weighted_sum(gpu, x, 128 + 32), weights(160));
 }
 
-// A consumer that does not wait for the producer's copy.
+// Reads as a consumer that does not wait for the producer's copy.
 template <bool FIXED> __global__ void missing_mbarrier_wait_kernel(float* x) {
     SMEM_ARRAY(float4, s, [32]);
     SMEM_ARRAY(uint64_t, full, [1]);
@@ -556,7 +556,7 @@ template <bool FIXED> static bool missing_stream_synchronize(const Gpu* gpu) {
     return is(got, 5);
 }
 
-// No manual promises that these wait for work that is queued.
+// No manual promises that these wait for queued work.
 template <bool FIXED> static bool freed_while_queued(const Gpu* gpu) {
     float* x = device_floats(gpu, 32, 0);
     launch(fill_kernel, 1, 32, 0, gpu, x, 5.0f);
@@ -593,8 +593,8 @@ template <bool FIXED> static bool pageable_reused_too_early(const Gpu* gpu) {
     return is(weighted_sum(gpu, x, 32), 5 * weights(32));
 }
 
-// In a graph: a second branch writes what the first one reads after it. The join is there, the wait before is
-// not.
+// In a graph, a second branch writes what the first one reads afterwards. It is joined, but the
+// wait before is missing.
 template <bool FIXED> static bool missing_wait_in_graph(const Gpu* gpu) {
     float *x = device_floats(gpu, 32, 0), *out = device_floats(gpu, 32, 0);
     Gpu a, b;
@@ -652,7 +652,7 @@ template <bool FIXED> static bool copy_past_end(const Gpu* gpu) {
     return is(weighted_sum(gpu, x, 64), 0);
 }
 
-// A product that overwrites one of its factors.
+// A matmul overwrites one of its factors.
 template <bool FIXED> static bool product_in_its_factor(const Gpu* gpu) {
     float* x = device_floats(gpu, 32, 2);
     const float one = 1, zero = 0;

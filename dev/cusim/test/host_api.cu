@@ -1,5 +1,5 @@
-// host_api.cu -- memory, copies, streams, events, graphs, queries and cublasLt of the CPU device, as the CUDA
-// documentation has them. Passes with every CUSIM_STREAMS.
+// host_api.cu -- memory, copies, streams, events, graphs, queries and cublasLt of the CPU device
+// behave as the CUDA documentation says. Passes with every CUSIM_STREAMS.
 #include "llmc/gpu/gpu.cuh"
 #include "dev/test/lib/test.h"
 #include <cublasLt.h>
@@ -67,7 +67,7 @@ static void test_memory(void) {
     EXPECT(attributes.type == cudaMemoryTypeUnregistered, "%d", attributes.type);
 }
 
-// Four rows of 3 ints, out of rows of 5, into rows of 4, and back.
+// Copies four rows of 3 ints, out of rows of 5, into rows of 4, and back.
 static void test_copy_2d(const Gpu* gpu) {
     int host[20], back[20] = {0};
     int* x = (int*)gpu_alloc(16, sizeof(int), "x");
@@ -115,7 +115,8 @@ static void test_streams(const Gpu* gpu) {
     gpu_free(x);
 }
 
-// A stream that was created without cudaStreamNonBlocking, and the legacy stream, wait for each other.
+// A stream that was created without cudaStreamNonBlocking, and the legacy stream, wait for each
+// other.
 static void test_legacy_stream(const Gpu* gpu) {
     int* x = (int*)gpu_alloc(1, sizeof(int), "x");
     Gpu blocking = *gpu, legacy = *gpu;
@@ -152,7 +153,7 @@ static void fork_close(Fork* f) {
     gpu_free(f->y);
 }
 
-// x += 1; then side by side x *= 2 and y += 7; and after both y += 1.
+// Captures x += 1; then side by side x *= 2 and y += 7; and after both y += 1.
 static void capture_fork(Fork* f, bool join) {
     CUDA_CHECK(cudaStreamBeginCapture(f->main->stream, cudaStreamCaptureModeThreadLocal));
     launch(add_kernel, 1, 1, 0, f->main, f->x, 1);
@@ -199,7 +200,7 @@ static void test_fork_and_join(const Gpu* gpu) {
     CUDA_CHECK(cudaStreamDestroy(side.stream));
 }
 
-// What a capture refuses, and that the streams can be used again afterwards.
+// Tests that a capture refuses some calls, and that the streams can be used again afterwards.
 static void test_bad_captures(const Gpu* gpu) {
     const Gpu side = gpu_with_stream(gpu);
     Fork f = fork_open(gpu, &side);
@@ -242,8 +243,8 @@ static void test_bad_captures(const Gpu* gpu) {
     CUDA_CHECK(cudaStreamDestroy(side.stream));
 }
 
-// Outside: x = 5, then y = x when the graph has recorded `out`. The graph waits for `in`: x += 1, records `out`, x *= 2.
-// Work of the graph behind `out` is not waited for.
+// Outside of the graph: x = 5, then y = x when the graph has recorded `out`. The graph waits for
+// `in`: x += 1, records `out`, x *= 2. Work of the graph after `out` is not waited for.
 static void test_external_events(const Gpu* gpu) {
     const Gpu side = gpu_with_stream(gpu);
     Fork f = fork_open(gpu, &side);
@@ -252,7 +253,7 @@ static void test_external_events(const Gpu* gpu) {
     cudaGraphExec_t executable;
     const char* streams = getenv("CUSIM_STREAMS");
     const bool is_lazy =
-        streams && strcmp(streams, "lazy") == 0; // nothing is done before somebody waits for it
+        streams && strcmp(streams, "lazy") == 0; // nothing is done before something waits for it
     int y = 0;
     EXPECT_ERROR(cudaEventRecordWithFlags(out, gpu->stream, cudaEventRecordExternal), cudaErrorInvalidValue);
     EXPECT_ERROR(cudaStreamWaitEvent(gpu->stream, out, cudaEventWaitExternal), cudaErrorInvalidValue);
@@ -323,7 +324,8 @@ static void test_queries(void) {
     EXPECT(strcmp(cudaGetErrorString(cudaErrorMemoryAllocation), "out of memory") == 0, "error text");
 }
 
-// A launch must fit: shared memory needs permission beyond 48 KiB, blocks have 1024 threads at most.
+// A launch must fit: shared memory needs permission beyond 48 KiB, blocks have 1024 threads at
+// most.
 static void test_launch_limits(const Gpu* gpu) {
     int* x = (int*)gpu_alloc(1, sizeof(int), "x");
     cudaLaunchConfig_t config = {};
@@ -345,7 +347,7 @@ static void test_launch_limits(const Gpu* gpu) {
 
 #define LT_OK(call) EXPECT((call) == CUBLAS_STATUS_SUCCESS, "%s", #call)
 
-// Two products (1, 1) times (1, 1), and what is not allowed.
+// Tests two matmuls (1, 1) times (1, 1), and what is not allowed.
 static void test_cublaslt_batch(cublasLtHandle_t handle, cublasLtMatmulDesc_t product, float* x,
                                 const Gpu* gpu) {
     const float factors[6] = {2, 3, 0, 0, 5, 7}, two = 2, one = 1;

@@ -20,7 +20,7 @@ template <> ncclDataType_t nccl_type<fp16>() { return ncclFloat16; }
 
 static void wait_for_all(const Gpu* gpu) { CUDA_CHECK(cudaStreamSynchronize(gpu->stream)); }
 
-// Small integers, so that all sums are exact in every type.
+// Returns small integers, so that all sums are exact in every type.
 static float element(int rank, int i) { return (float)((i * 3 + rank * 5) % 7); }
 
 template <class T> static T* to_device(const Gpu* gpu, int rank, int n) {
@@ -34,7 +34,7 @@ template <class T> static T* to_device(const Gpu* gpu, int rank, int n) {
     return data;
 }
 
-// Element i of `data` must be want(i).
+// Expects element i of `data` to be want(i).
 template <class T, class F>
 static void expect_all(const Gpu* gpu, const T* data, int n, F want, const char* what) {
     T* host = (T*)malloc((size_t)n * sizeof(T));
@@ -79,7 +79,7 @@ template <class T> static void test_collectives(const Gpu* gpu, ncclComm_t comm,
     gpu_free(receive);
 }
 
-// In place, two in a group, in a captured graph.
+// Tests in place, two in a group, in a captured graph.
 static void test_in_place(const Gpu* gpu, ncclComm_t comm, int rank) {
     float *a = to_device<float>(gpu, rank, 8), *b = to_device<float>(gpu, rank + 1, 8);
     cudaGraph_t graph;
@@ -104,10 +104,11 @@ static void test_in_place(const Gpu* gpu, ncclComm_t comm, int rank) {
     gpu_free(b);
 }
 
-// What rank `from` sends to rank `to`: as much of it as no other pair does.
+// Returns the elements that rank `from` sends to rank `to`: a different number for each pair.
 static int pair_count(int from, int to) { return 100 * from + 10 * to + (from == 2 ? MORE_THAN_A_CHUNK : 1); }
 
-// Everybody to everybody, uneven, two messages each, that keep their order; then a ring, in a group of two calls.
+// Tests sends from every rank to every rank, of different sizes, two messages each, which keep
+// their order; then a ring, in a group of two calls.
 static void test_send(const Gpu* gpu, ncclComm_t comm, int rank, int ranks) {
     const int most = 2 * pair_count(2, 2);
     float *send = to_device<float>(gpu, rank, most), *receive[3];
@@ -149,7 +150,7 @@ static void wait_until_ready(ncclComm_t comm) {
     EXPECT(state == ncclSuccess, "%s", ncclGetErrorString(state));
 }
 
-// A communicator that is opened without waiting. Before all have come it takes no work.
+// Tests a communicator that is opened without waiting. It accepts no work before all have joined.
 static void test_nonblocking(const Gpu* gpu, ncclUniqueId id, int rank, int ranks) {
     ncclComm_t comm;
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
@@ -164,7 +165,7 @@ static void test_nonblocking(const Gpu* gpu, ncclUniqueId id, int rank, int rank
     EXPECT(ncclCommInitRankConfig(&comm, ranks, id, rank, &config) == ncclInvalidArgument, "rank %d", rank);
 }
 
-// Ranks 2 and 0, in this order; rank 1 is in no group. Then all.
+// Tests a split: ranks 2 and 0, in this order; rank 1 is in no group. Then all.
 static void test_split(const Gpu* gpu, ncclComm_t comm, int rank, int ranks) {
     ncclComm_t half, all;
     int count = 0, place = -1;
@@ -182,7 +183,8 @@ static void test_split(const Gpu* gpu, ncclComm_t comm, int rank, int ranks) {
     NCCL_OK(ncclCommDestroy(all));
 }
 
-// Two communicators on two streams, for which the ranks wait in other orders: no GPU minds.
+// Tests two communicators on two streams, for which the ranks wait in other orders: no problem for
+// a GPU.
 static void test_two_streams(const Gpu* gpu, ncclComm_t comm, int rank) {
     ncclComm_t other;
     Gpu side = *gpu;
@@ -202,7 +204,7 @@ static void test_two_streams(const Gpu* gpu, ncclComm_t comm, int rank) {
     }
     expect_all(&side, b, 8, sum, "second");
     expect_all(gpu, a, 8, sum, "first");
-    // And one communicator on two streams: in the order of the calls, which could not be exchanged.
+    // One communicator on two streams: in the order of the calls, which could not be exchanged.
     NCCL_OK(ncclAllReduce(a, a, 8, ncclFloat32, ncclMax, comm, gpu->stream));
     NCCL_OK(ncclAllReduce(b, b, 7, ncclFloat32, ncclMax, comm, side.stream));
     expect_all(rank ? &side : gpu, rank ? b : a, 8, sum, "one communicator");
@@ -331,7 +333,7 @@ static void split_on_one_rank(const Rank* r) {
     }
 }
 
-// Two communicators on two streams, in another order on rank 1: both run where there is room for
+// Two communicators on two streams, in another order on rank 1: both run if the GPU has room for
 // two operations at a time.
 static void communicators_in_two_orders(const Rank* r) {
     Gpu other = *r->gpu;
@@ -353,7 +355,7 @@ static void pinned_memory(const Rank* r) {
     NCCL_OK(ncclAllGather(r->small, pinned, 256, ncclFloat32, r->comm, r->gpu->stream));
 }
 
-// The second call of rank 1 fails, as CUSIM_NCCL_FAULT says.
+// The second call of rank 1 fails, because of CUSIM_NCCL_FAULT.
 static void fault(const Rank* r, const char* what) {
     ncclResult_t error = ncclSuccess;
     setenv("CUSIM_NCCL_FAULT", what, 1);
@@ -366,7 +368,7 @@ static void fault(const Rank* r, const char* what) {
 static void fault_die(const Rank* r) { fault(r, "1:2:die"); }
 static void fault_hang(const Rank* r) {
     if (r->rank) {
-        alarm(3); // nobody else ends it here
+        alarm(3); // no other rank ends it here
     }
     fault(r, "1:2:hang");
 }

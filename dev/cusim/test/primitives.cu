@@ -1,5 +1,5 @@
-// primitives.cu -- built-in variables, primitives of blocks and warps, atomics, intrinsics and asynchronous
-// copies do what the CUDA documentation says they do.
+// primitives.cu -- built-in variables, primitives of blocks and warps, atomics, intrinsics and
+// asynchronous copies behave as the CUDA documentation says.
 #include "llmc/gpu/gpu.cuh"
 #include "dev/test/lib/test.h"
 #include <cooperative_groups.h>
@@ -16,7 +16,7 @@ static void run(const Gpu* gpu, K kernel, dim3 grid, dim3 block, size_t shared_b
 
 // ---- indices ----
 
-// Each of 2*3*2 blocks of 5*4*2 threads counts itself where its linear index says.
+// Each of 2*3*2 blocks of 5*4*2 threads counts itself at its linear index.
 __global__ void indices_kernel(int* out) {
     const int block = (int)(blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z));
     const int thread = (int)(threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z));
@@ -32,7 +32,7 @@ static void test_indices(const Gpu* gpu) {
 
 // ---- warps ----
 
-// One column of results for each primitive.
+// Columns of results, one for each primitive.
 enum { SHFL, SHFL_8, UP, DOWN, XOR, XOR_OUT, BALLOT, ANY, ALL, MATCH, ADD, MAX, OR, ACTIVE, WARP_COLUMNS };
 
 __global__ void warp_kernel(int* out) {
@@ -53,7 +53,7 @@ __global__ void warp_kernel(int* out) {
     mine[MAX] = __reduce_max_sync(all, lane - 40);
     mine[OR] = (int)__reduce_or_sync(all, 1u << lane);
     if (lane < 20) {
-        mine[ACTIVE] = __shfl_down_sync(0xfffffu, lane, 19 - lane); // a part of the warp, each from lane 19
+        mine[ACTIVE] = __shfl_down_sync(0xfffffu, lane, 19 - lane); // a part of the warp, each reads lane 19
     }
 }
 static void test_warp(const Gpu* gpu) {
@@ -86,7 +86,7 @@ static void test_warp(const Gpu* gpu) {
     }
 }
 
-// The last warp has 8 lanes; every type that is shuffled.
+// Shuffles every type that can be shuffled; the last warp has 8 lanes.
 __global__ void shuffle_types_kernel(int* out) {
     const unsigned mask = threadIdx.x < 32 ? 0xffffffffu : 0xffu;
     const int other = (int)(threadIdx.x ^ 1u);
@@ -199,7 +199,7 @@ static void test_last_block(const Gpu* gpu) {
     EXPECT(got[0] == 0 && got[1] == 55, "counter %d, sum %d", got[0], got[1]);
 }
 
-// 100 KiB, all of them used.
+// Uses all of 100 KiB.
 __global__ void dynamic_kernel(int* out) {
     SMEM_DYNAMIC(int, s);
     for (int i = (int)threadIdx.x; i < 25600; i += 64) {
@@ -306,8 +306,8 @@ __global__ void count_kernel(int* out) {
     out[blockIdx.x * blockDim.x + threadIdx.x] = (int)(blockIdx.x * blockDim.x + threadIdx.x);
 }
 
-// A pipeline of two stages: tile k+1 is on its way while tile k is read. The last copy fills 8 bytes with
-// zeros.
+// A pipeline of two stages: tile k+1 is copied while tile k is read. The last copy fills 8 bytes
+// with zeros.
 __global__ void copy_async_kernel(int* out) {
     SMEM_ARRAY(int4, stage, [2][32]);
     int sum = 0;
