@@ -223,7 +223,8 @@ typedef struct {
 
 static AttentionBf16Head_ attention_bf16_head_(const AttentionBf16Pass_* pass, int index,
                                                const AttentionBf16Scratch* scratch) {
-    const int T = pass->sizes.T, C = pass->sizes.C, NH = pass->sizes.NH, HS = C / NH;
+    const int T = pass->sizes.T, C = pass->sizes.C, NH = pass->sizes.NH,
+              HS = attention_head_size(pass->sizes);
     const size_t first = (size_t)(index / NH) * T, at = first * C + (size_t)(index % NH) * HS;
     const float scale = 1.0f / sqrtf((float)HS);
     const AttentionBf16Scratch_* s = &scratch->of_thread[thread_index()];
@@ -251,7 +252,8 @@ static AttentionBf16Head_ attention_bf16_head_(const AttentionBf16Pass_* pass, i
 static void attention_bf16_pack_head_(const AttentionBf16Head_* head) {
     const AttentionBf16Factors_* f = &head->f;
     const Bf16Pack pack = head->kernel->pack;
-    const size_t stride = 3 * (size_t)head->C, over_dims = attention_bf16_over_dims_(f, 1, 0),
+    const size_t stride = (size_t)attention_qkv_size(head->pass->sizes),
+                 over_dims = attention_bf16_over_dims_(f, 1, 0),
                  over_tokens = attention_bf16_over_tokens_(f, 0, 1);
     const float *q = head->pass->qkv + (size_t)head->b * head->T * stride + (size_t)head->h * head->HS,
                 *k = q + head->C, *v = k + head->C;
@@ -425,7 +427,7 @@ static void attention_bf16_forward_tile_(const AttentionBf16Head_* head, int t0,
 
 static void attention_bf16_forward_(const AttentionBf16Pass_* pass, AttentionBf16Scratch* scratch) {
     const AttentionSizes sizes = pass->sizes;
-    assert(sizes.T <= scratch->T && sizes.C / sizes.NH == scratch->HS);
+    assert(sizes.T <= scratch->T && attention_head_size(sizes) == scratch->HS);
 #pragma omp parallel
     {
         scratch->kernel.begin();
@@ -615,7 +617,8 @@ static void attention_bf16_set_rows_(const AttentionBf16Head_* head, const float
                                      AttentionBf16Square_ of) {
     const int t = of.t * BF16_TILE, d = of.d * BF16_TILE;
     const int rows = int_min(BF16_TILE, head->T - t), cols = int_min(BF16_TILE, head->HS - d);
-    const size_t stride = 3 * (size_t)head->C, token = (size_t)head->b * head->T + t;
+    const size_t stride = (size_t)attention_qkv_size(head->pass->sizes),
+                 token = (size_t)head->b * head->T + t;
     float* to = head->pass->dqkv + token * stride + of.part * head->C + head->h * head->HS + d;
     if (rows == BF16_TILE && cols == BF16_TILE) {
         attention_bf16_turn_(to, stride, square, of.turned);
@@ -629,7 +632,7 @@ static void attention_bf16_set_rows_(const AttentionBf16Head_* head, const float
 // Sets the square's part of dqkv packed, by tokens and by channels.
 static void attention_bf16_set_packed_(const AttentionBf16Head_* head, const float* square,
                                        AttentionBf16Square_ of) {
-    const int tokens = head->pass->sizes.B * head->T, channels = 3 * head->C;
+    const int tokens = head->pass->sizes.B * head->T, channels = attention_qkv_size(head->pass->sizes);
     const int row = head->b * head->T / BF16_TILE + of.t,
               col = (of.part * head->C + head->h * head->HS) / BF16_TILE + of.d;
     uint32_t *by_token = head->pass->packed_gradient + row * matmul_bf16_pairs(1, channels) +
@@ -717,7 +720,7 @@ static void attention_bf16_backward_block_(const AttentionBf16Head_* head, int t
 
 static void attention_bf16_backward_(const AttentionBf16Pass_* pass, AttentionBf16Scratch* scratch) {
     const AttentionSizes sizes = pass->sizes;
-    assert(sizes.T <= scratch->T && sizes.C / sizes.NH == scratch->HS);
+    assert(sizes.T <= scratch->T && attention_head_size(sizes) == scratch->HS);
 #pragma omp parallel
     {
         scratch->kernel.begin();
@@ -748,7 +751,7 @@ void attention_bf16_backward_cpu(float* dqkv, const float* dout, const float* qk
 
 void attention_bf16_pack_qkv(const Bf16Kernel* kernel, uint32_t* qkv, const float* tile, int row, int col,
                              AttentionSizes sizes) {
-    const int T = sizes.T, HS = sizes.C / sizes.NH, part = col / sizes.C, head = col % sizes.C / HS;
+    const int T = sizes.T, HS = attention_head_size(sizes), part = col / sizes.C, head = col % sizes.C / HS;
     const size_t index = (size_t)(row / T) * sizes.NH + head;
     const AttentionBf16Factors_ f =
         attention_bf16_factors_(qkv + index * ATTENTION_BF16_FACTORS_ * T * HS / 2, T, HS);

@@ -3,7 +3,7 @@ qkv_bf16.h -- the linear layer before attention with matmuls in bf16, on the CPU
 values leave its matmul rounded and packed for attention (attention_bf16.h), and their gradient
 arrives packed from there.
 
-    qkv (N, 3C) = inp qkvw^T + qkvb        dinp = dqkv qkvw
+    qkv (N, QKV) = inp qkvw^T + qkvb        dinp = dqkv qkvw
     dqkvw = dqkv^T inp                     dqkvb = sum_n dqkv
 
 Neither qkv nor dqkv is written in fp32. N = B T; T and the size of a head are multiples of 32.
@@ -29,7 +29,7 @@ typedef struct {
     const float* qkvb;
 } QkvBf16;
 
-// Sets qkv, memory of (N, 3C) floats, packed; inp (N, C).
+// Sets qkv, memory of (N, QKV) floats, packed; inp (N, C).
 void qkv_bf16_forward_cpu(uint32_t* qkv, const QkvBf16* layer, const float* inp, MatmulBf16Scratch* scratch);
 
 // Results of the backward pass. It sets dinp (N, C), and sets or adds to the gradients of
@@ -74,9 +74,9 @@ static void qkv_bf16_tile_(const void* of, int begin, int end) {
 void qkv_bf16_forward_cpu(uint32_t* qkv, const QkvBf16* layer, const float* inp, MatmulBf16Scratch* scratch) {
     const AttentionSizes sizes = layer->sizes;
     const QkvBf16Forward_ forward = {layer, &scratch->kernel, qkv};
-    MatmulBf16 m =
-        matmul_bf16_of(NULL, matmul_bf16_matrix((Matrix){inp, (size_t)sizes.C, 1}),
-                       matmul_bf16_packed(layer->qkvw, sizes.C), sizes.B * sizes.T, 3 * sizes.C, sizes.C);
+    MatmulBf16 m = matmul_bf16_of(NULL, matmul_bf16_matrix((Matrix){inp, (size_t)sizes.C, 1}),
+                                  matmul_bf16_packed(layer->qkvw, sizes.C), sizes.B * sizes.T,
+                                  attention_qkv_size(sizes), sizes.C);
     m.finish = qkv_bf16_tile_;
     m.context = &forward;
     matmul_bf16_product_cpu(m, scratch);
@@ -84,21 +84,20 @@ void qkv_bf16_forward_cpu(uint32_t* qkv, const QkvBf16* layer, const float* inp,
 
 void qkv_bf16_backward_cpu(const QkvBf16* layer, const QkvBf16Gradients* d, AttentionBf16Gradient dqkv,
                            const float* inp, MatmulBf16Scratch* scratch) {
-    const int N = layer->sizes.B * layer->sizes.T, C = layer->sizes.C;
-    const MatmulBf16Factor by_token = matmul_bf16_packed(dqkv.packed, 3 * C),
-                           by_channel = matmul_bf16_packed(dqkv.packed + matmul_bf16_pairs(N, 3 * C), N);
+    const int N = layer->sizes.B * layer->sizes.T, C = layer->sizes.C, QKV = attention_qkv_size(layer->sizes);
+    const MatmulBf16Factor by_token = matmul_bf16_packed(dqkv.packed, QKV),
+                           by_channel = matmul_bf16_packed(dqkv.packed + matmul_bf16_pairs(N, QKV), N);
     if (d->dqkvw) {
-        MatmulBf16 m = matmul_bf16_of(d->dqkvw, by_channel, matmul_bf16_matrix((Matrix){inp, (size_t)C, 1}),
-                                      3 * C, C, N);
+        MatmulBf16 m =
+            matmul_bf16_of(d->dqkvw, by_channel, matmul_bf16_matrix((Matrix){inp, (size_t)C, 1}), QKV, C, N);
         m.mode = d->mode;
         matmul_bf16_product_cpu(m, scratch);
     }
     if (d->dqkvb) { // from a row of sums per sequence
-        matmul_backward_bias_cpu(d->dqkvb, dqkv.sums, layer->sizes.B, 3 * C, d->mode);
+        matmul_backward_bias_cpu(d->dqkvb, dqkv.sums, layer->sizes.B, QKV, d->mode);
     }
     matmul_bf16_product_cpu(
-        matmul_bf16_of(d->dinp, by_token, matmul_bf16_packed(layer->qkvw_backward, 3 * C), N, C, 3 * C),
-        scratch);
+        matmul_bf16_of(d->dinp, by_token, matmul_bf16_packed(layer->qkvw_backward, QKV), N, C, QKV), scratch);
 }
 
 #endif // QKV_BF16_IMPLEMENTATION

@@ -83,7 +83,8 @@ static inline SelfAttention self_attention_of(ModelConfig cfg, const Weight* wei
 }
 
 static inline int self_attention_is_packed_(const SelfAttention* a) {
-    return a->linear->is_bf16 && !a->cache.data && attention_bf16_fits(a->sizes.T, a->sizes.C / a->sizes.NH);
+    return a->linear->is_bf16 && !a->cache.data &&
+           attention_bf16_fits(a->sizes.T, attention_head_size(a->sizes));
 }
 
 static inline QkvBf16 self_attention_layer_(const SelfAttention* a) {

@@ -64,6 +64,11 @@ typedef struct {
     int C, NH; // channels, in heads of HS = C/NH
 } AttentionSizes;
 
+static inline int attention_head_size(AttentionSizes sizes) { return sizes.C / sizes.NH; }
+
+// Columns of qkv: queries, keys and values of all heads.
+static inline int attention_qkv_size(AttentionSizes sizes) { return 3 * sizes.C; }
+
 // Working memory of one thread. Tp is T rounded up to ATTENTION_KEYS, HSp is HS rounded up to
 // MATMUL_TILE_COLS.
 typedef struct {
@@ -362,9 +367,9 @@ ALWAYS_INLINE void attention_softmax_backward_row_(float* p, float* ds, Attentio
 // Returns head `index` of B * NH, without scratch. dqkv and dout are NULL in the forward pass only.
 static AttentionHeadCpu_ attention_head_cpu_(int index, AttentionSizes sizes, const float* qkv, float* out,
                                              float* lse, float* dqkv, const float* dout, const int* starts) {
-    const int b = index / sizes.NH, HS = sizes.C / sizes.NH;
+    const int b = index / sizes.NH, HS = attention_head_size(sizes);
     const size_t first = (size_t)b * sizes.T, column = (size_t)(index % sizes.NH) * HS; // in tokens
-    const size_t stride = 3 * (size_t)sizes.C, at = first * sizes.C + column;
+    const size_t stride = (size_t)attention_qkv_size(sizes), at = first * sizes.C + column;
     AttentionHeadCpu_ head;
     head.qkv = qkv + first * stride + column;
     head.dqkv = dqkv ? dqkv + first * stride + column : NULL;
@@ -389,7 +394,7 @@ static AttentionHeadCpu_ attention_head_with_(AttentionHeadCpu_ head, AttentionS
 
 void attention_forward_cpu(float* out, float* lse, const float* qkv, const int* starts, AttentionSizes sizes,
                            AttentionScratch* scratch) {
-    const int T = sizes.T, C = sizes.C, HS = C / sizes.NH;
+    const int T = sizes.T, C = sizes.C, HS = attention_head_size(sizes);
     assert(T <= scratch->T && HS == scratch->HS);
 #pragma omp parallel for schedule(dynamic)
     for (int h = 0; h < sizes.B * sizes.NH; h++) {
@@ -501,7 +506,7 @@ static void attention_backward_block_(const AttentionHeadCpu_* head, int t0, int
 void attention_backward_cpu(float* dqkv, const float* dout, const float* qkv, const float* out,
                             const float* lse, const int* starts, AttentionSizes sizes,
                             AttentionScratch* scratch) {
-    const int T = sizes.T, C = sizes.C, HS = C / sizes.NH;
+    const int T = sizes.T, C = sizes.C, HS = attention_head_size(sizes);
     assert(T <= scratch->T && HS == scratch->HS);
 #pragma omp parallel for schedule(dynamic)
     for (int h = 0; h < sizes.B * sizes.NH; h++) {

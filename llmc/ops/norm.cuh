@@ -553,7 +553,8 @@ static inline void norm_launch_backward_(T* dinp, float* partial, const T* dout,
     }
 }
 
-// Sums over rows that the backward pass sets or adds to, all of one type; without data one is left out.
+// Sums over rows that the backward pass sets or adds to, all of one type. One without data is left
+// out.
 typedef struct {
     Gradient dweight, dbias;
     GradientMode mode;

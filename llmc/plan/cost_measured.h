@@ -34,7 +34,7 @@ enum { RATES_ELEMENTS_ = 1 << 22 };
 
 // The sizes of a run, and of an operation.
 typedef struct {
-    int C, HS, T, Vp, is_bf16;
+    int C, F, HS, T, Vp, is_bf16;
     size_t N, params;
     float *a, *b, *c, *d; // RATES_ELEMENTS_ each, of which an operation uses the first n
     size_t n;
@@ -101,7 +101,7 @@ static inline double rates_of_matmuls_(Rates_* r) {
     const int C = r->C;
     double flops;
     rates_set_rows_(r, r->N < 256 ? r->N : 256, C);
-    r->cols = C < 1024 ? 4 * C : RATES_ELEMENTS_ / C;
+    r->cols = C < 1024 ? r->F : RATES_ELEMENTS_ / C;
     Memory memory = memory_on_host();
     matmul_open(&r->matmul, &memory);
     if (r->is_bf16) {
@@ -165,7 +165,7 @@ static inline void rates_gelu_(Rates_* r) {
 }
 
 static inline double rates_of_gelu_(Rates_* r) {
-    const size_t n = rates_set_rows_(r, r->N, 4 * r->C);
+    const size_t n = rates_set_rows_(r, r->N, r->F);
     const double elements = (double)n, size = sizeof(float);
     return (gelu_forward_bytes(elements, size) + gelu_backward_bytes(elements, size)) /
            rates_time_s_(rates_gelu_, r, n);
@@ -211,6 +211,7 @@ static inline void rates_measure(CostRates* rates, const Settled* s) {
     Rates_ r;
     memset(&r, 0, sizeof(r));
     r.C = cfg.C;
+    r.F = model_hidden(cfg);
     r.HS = model_head_size(cfg);
     r.T = o->seq_len;
     r.Vp = cfg.Vp;
