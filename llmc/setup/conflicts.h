@@ -1,7 +1,8 @@
 /*
-conflicts.h -- refuses combinations of options that a run cannot have: each function ends the program with what was
-given and what would work. settle() calls all of them, before any memory for the model is taken; gpu_setup.cuh adds what
-GPUs cannot do.
+conflicts.h -- refuses combinations of options that a run cannot have.
+
+Each function ends the program and says which options were given and which would work. settle()
+calls all of them before it allocates memory for the model; gpu_setup.cuh adds checks for GPUs.
 */
 #ifndef LLMC_CONFLICTS_H
 #define LLMC_CONFLICTS_H
@@ -12,25 +13,26 @@ GPUs cannot do.
 extern "C" {
 #endif
 
-// Refuses options of tasks where no tasks are given; --print-config prints values that are accepted.
+// Refuses options of tasks if no tasks are given. Accepts the values that --print-config prints.
 void setup_check_tasks(const Settled* s);
 
-// Refuses options of offloading that contradict each other, or other options.
+// Refuses options of offloading that contradict each other or other options.
 void setup_check_offload(const Settled* s);
 
-// Refuses updates that cannot be made during the backward pass.
+// Refuses --update-in-backward with options that need all gradients at once.
 void setup_check_in_backward(const Settled* s);
 
-// Refuses --quantize where the run cannot use it, and for a model whose rows are not whole blocks.
+// Refuses --quantize if the run trains or exports, and for a model whose rows are not whole blocks.
 void setup_check_quantize(const Settled* s);
 
-// Refuses frozen parameters that the run cannot leave out.
+// Refuses --freeze where the run cannot leave out the frozen parameters.
 void setup_check_freeze(const Settled* s);
 
-// Refuses --share-layers with options that need the gradient of a block before those of all blocks are complete.
+// Refuses --share-layers with options that need the gradient of one block before those of all
+// blocks are complete.
 void setup_check_share(const Settled* s);
 
-// Refuses an optimizer that the model or the run has no place for, and options of other optimizers.
+// Refuses an optimizer that does not fit the model, and options of other optimizers.
 void setup_check_optimizer(const Settled* s);
 
 #ifdef __cplusplus
@@ -153,7 +155,7 @@ void setup_check_freeze(const Settled* s) {
     }
 }
 
-// With loop:K no gradient is complete before the end of the backward pass.
+// With loop:K, every gradient is complete only at the end of the backward pass.
 void setup_check_share(const Settled* s) {
     const Options* o = &s->options;
     if (!share_is_loop(s->cfg) || s->use != USE_TRAIN) {
@@ -173,7 +175,7 @@ void setup_check_share(const Settled* s) {
     }
 }
 
-// Refuses options of another optimizer than the run's.
+// Refuses options of an optimizer that the run does not use.
 static void setup_check_rule_options_(const Options* o) {
     static const struct {
         const char* option;

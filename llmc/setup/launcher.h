@@ -1,26 +1,28 @@
 /*
-launcher.h -- which of how many processes this is: what the command line or the launcher says.
+launcher.h -- finds this process's rank, by the command line or the launcher, and how ranks meet.
 
-The first of these that is there:
+The first source that is set counts:
 
     source       rank, size, local rank, local size
     options      --rank, --num-processes; local: --rank mod --gpus-per-node
-    mpirun       OMPI_COMM_WORLD_RANK _SIZE _LOCAL_RANK _LOCAL_SIZE              Open MPI, Kubernetes' MPIJob
-    mpiexec      PMI_RANK PMI_SIZE MPI_LOCALRANKID MPI_LOCALNRANKS               MPICH, Intel MPI
-    srun         SLURM_PROCID SLURM_STEP_NUM_TASKS SLURM_LOCALID                 in a step of tasks
+    mpirun       OMPI_COMM_WORLD_RANK _SIZE _LOCAL_RANK _LOCAL_SIZE     Open MPI, Kubernetes' MPIJob
+    mpiexec      PMI_RANK PMI_SIZE MPI_LOCALRANKID MPI_LOCALNRANKS      MPICH, Intel MPI
+    srun         SLURM_PROCID SLURM_STEP_NUM_TASKS SLURM_LOCALID        in a step of several tasks
     torchrun     RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE
     none         0 of 1
 
 A source that is incomplete, or whose numbers make no sense, is refused with its names and values.
 
-How the processes meet, --init; auto, and where rank 0 waits (CommMeeting):
+--init says how the ranks meet. With auto it is the first of these that applies; CommMeeting has the
+place where rank 0 waits:
 
-    mpi          MPI has started them: mpirun, mpiexec, and srun where it speaks PMI, which its --mpi= decides
-    tcp          else, for srun and torchrun, or with --server. At --server HOST[:PORT], port 29500; srun: the first
-                 machine of the step, a port that follows from the job; torchrun: MASTER_ADDR, MASTER_PORT + 1
-    fs           else. Rank 0 says where it waits in the file meeting.txt in --fs-path, by default --out
+    mpi     MPI started the ranks: mpirun, mpiexec, or srun if it provides PMI (srun --mpi=)
+    tcp     srun, torchrun, or --server is given. Rank 0 waits at --server HOST[:PORT], by default
+            port 29500; srun: on the first machine of the step, at a port derived from the job;
+            torchrun: at MASTER_ADDR, MASTER_PORT + 1
+    fs      otherwise. Rank 0 writes its address to meeting.txt in --fs-path, by default --out
 
-tcp and fs are for GPUs, whose data move by NCCL. Processes on CPUs need MPI for theirs.
+tcp and fs are for GPUs, which exchange data by NCCL. Ranks on CPUs exchange theirs by MPI.
 */
 #ifndef LLMC_LAUNCHER_H
 #define LLMC_LAUNCHER_H
@@ -33,7 +35,7 @@ tcp and fs are for GPUs, whose data move by NCCL. Processes on CPUs need MPI for
 extern "C" {
 #endif
 
-// --init: how the processes meet.
+// Ways for ranks to meet, for --init.
 // clang-format off
 #define LAUNCHER_INIT_WORDS(X) \
     X(LAUNCHER_AUTO, "auto") \
@@ -45,37 +47,39 @@ typedef enum { LAUNCHER_INIT_WORDS(WORDS_VALUE) } LaunchInit;
 
 typedef struct {
     CommPlace place;
-    LaunchInit init;      // never LAUNCHER_AUTO where there is more than one process
-    const char* launcher; // "mpirun"; "": none has started this process
+    LaunchInit init;      // never LAUNCHER_AUTO if the run has several ranks
+    const char* launcher; // for example "mpirun"; "": no launcher started this process
     CommMeeting meeting;  // empty for MPI
 } Launcher;
 
 // This rank, and how a run is divided among its ranks.
 typedef struct {
     int rank, size;
-    int zero;   // stage of ZeRO
-    int shards; // ranks of a replica (zero.h)
+    int zero;   // ZeRO stage
+    int shards; // ranks that share one replica (zero.h)
 } Ranks;
 
-// From the options and the environment. Ends the program where they make no sense.
+// Returns the launcher that the options and the environment describe. Ends the program if they make
+// no sense.
 Launcher launcher_find(const Options* options);
 
-// The same in an environment of "NAME=value", ended by NULL.
+// Does the work of launcher_find with `environment`, strings "NAME=value" that end with NULL.
 Launcher launcher_find_in(const Options* options, const char* const* environment);
 
-// True if this is the script of a Slurm job of several tasks, which run under srun: only they share
-// a run.
+// Returns true in the script of a Slurm job with several tasks. Only processes that srun starts
+// share a run.
 int launcher_forgets_srun(const char* const* environment);
 
-// The place that the environment alone tells, for comm_expect; 0 of 1 where it makes no sense, which launcher_find
-// says later.
+// Returns the place that the environment alone gives, for comm_expect; rank 0 of 1 if it makes no
+// sense, which launcher_find reports later.
 CommPlace launcher_expect(void);
 
-// Returns --zero; auto is 2 for several ranks, else 0.
+// Returns the ZeRO stage of --zero; auto is 2 for several ranks, else 0.
 int launcher_zero(const Options* options, int size);
 
-// Returns --shard-ranks; auto is the ranks of a machine if all machines have equally many, rank after rank; else all
-// `size` ranks. Collective; a mere plan (comm->size 1) goes by --gpus-per-node.
+// Returns --shard-ranks. auto is the number of ranks on a machine, if all machines have equally
+// many and number them consecutively; else all `size` ranks. Collective. A plan without its ranks
+// (comm->size 1) uses --gpus-per-node.
 int launcher_shards(const Options* options, int size, Comm* comm);
 
 #ifdef __cplusplus
@@ -99,9 +103,9 @@ extern char** environ;
 enum { LAUNCHER_PORT_ = 29500, LAUNCHER_SRUN_PORT_ = 20000, LAUNCHER_SRUN_PORTS_ = 10000 };
 
 typedef struct {
-    const char *launcher, *names[4]; // of rank, size, local rank, local size
+    const char *launcher, *names[4]; // variables of rank, size, local rank, local size
     LaunchInit init;
-    const char* job[2]; // what tells jobs of this launcher apart
+    const char* job[2]; // variables that tell jobs of this launcher apart
 } LaunchSource_;
 
 // clang-format off
@@ -117,7 +121,7 @@ static const LaunchSource_ LAUNCHER_SOURCES_[] = {
 // clang-format on
 enum { LAUNCHER_SOURCES_COUNT_ = sizeof(LAUNCHER_SOURCES_) / sizeof(LAUNCHER_SOURCES_[0]) };
 
-// The value of a variable; NULL if it is not there.
+// Returns the value of a variable; NULL if it is not set.
 static const char* launcher_variable_(const char* const* environment, const char* name) {
     const size_t length = strlen(name);
     for (; length && *environment; environment++) {
@@ -128,9 +132,9 @@ static const char* launcher_variable_(const char* const* environment, const char
     return NULL;
 }
 
-// Does the source count? torchrun may be started by one of the others, and is the one that started
-// this process. Slurm sets the variables of the whole job in its scripts, too; only a task of a
-// step has those of a step.
+// Returns true if the source counts. torchrun may itself be started by another launcher; then
+// torchrun counts, because it started this process. Slurm sets the variables of a job in its
+// scripts, too; only a task of a step has those of a step.
 static int launcher_is_there_(const LaunchSource_* source, const char* const* environment) {
     const char* size = launcher_variable_(environment, source->names[1]);
     if (launcher_variable_(environment, "TORCHELASTIC_RUN_ID") && strcmp(source->launcher, "torchrun") != 0) {
@@ -142,7 +146,7 @@ static int launcher_is_there_(const LaunchSource_* source, const char* const* en
     return size || launcher_variable_(environment, source->names[0]);
 }
 
-// A number from 0 on; -1 for what is none.
+// Returns the number that `text` is, from 0; -1 if it is none.
 static int launcher_number_(const char* text) {
     errno = 0;
     const long number =
@@ -155,7 +159,7 @@ static int launcher_makes_sense_(CommPlace place) {
            (place.local_size < 0 || (place.local_size > place.local_rank && place.local_size <= place.size));
 }
 
-// Ends the program: "wanted ...: OMPI_COMM_WORLD_RANK=4 OMPI_COMM_WORLD_SIZE=4 ...".
+// Ends the program; says which variables the source sets, and to what.
 __attribute__((noreturn)) static void launcher_refuse_(const LaunchSource_* source,
                                                        const char* const* environment) {
     char found[512] = "";
@@ -172,7 +176,8 @@ __attribute__((noreturn)) static void launcher_refuse_(const LaunchSource_* sour
               source->launcher, found);
 }
 
-// What the first source that is there says. Returns it; NULL if there is none. The place may make no sense.
+// Reads the place from the first source that is set, even if it makes no sense. Returns the source;
+// NULL: none.
 static const LaunchSource_* launcher_read_(const char* const* environment, CommPlace* place) {
     for (int i = 0; i < LAUNCHER_SOURCES_COUNT_; i++) {
         const LaunchSource_* source = &LAUNCHER_SOURCES_[i];
@@ -192,7 +197,7 @@ static const LaunchSource_* launcher_read_(const char* const* environment, CommP
     return NULL;
 }
 
-// --rank and --num-processes. Returns whether they are given.
+// Reads --rank and --num-processes. Returns true if they are given.
 static int launcher_read_options_(const Options* options, CommPlace* place) {
     const int rank = options->rank, size = options->num_processes;
     if (rank == OPTION_AUTO && size == OPTION_AUTO) {
@@ -211,7 +216,8 @@ static int launcher_read_options_(const Options* options, CommPlace* place) {
     return 1;
 }
 
-// --gpus-per-node, where the launcher does not say what is local. The last machine may have fewer.
+// Sets the local rank by --gpus-per-node, if the launcher does not. The last machine may have fewer
+// ranks.
 static void launcher_set_local_(const Options* options, CommPlace* place) {
     const int each = options->gpus_per_node;
     if (each != OPTION_AUTO && place->local_rank < 0) {
@@ -221,9 +227,9 @@ static void launcher_set_local_(const Options* options, CommPlace* place) {
     }
 }
 
-// ---- how they meet ----
+// ---- how the ranks meet ----
 
-// --init auto. srun speaks PMI where it has set PMI's variables.
+// Decides --init auto. srun provides PMI if it has set PMI's variables.
 static LaunchInit launcher_auto_init_(const Options* options, const LaunchSource_* source,
                                       const char* const* environment) {
     if (!source) {
@@ -234,7 +240,7 @@ static LaunchInit launcher_auto_init_(const Options* options, const LaunchSource
                : source->init;
 }
 
-// MPI has to have started processes that meet through it, and those on CPUs have to.
+// Refuses MPI if it did not start this process, and everything but MPI on a CPU.
 static void launcher_check_init_(const Launcher* launch, const LaunchSource_* source,
                                  const Options* options) {
     const int size = launch->place.size, is_srun = source && strcmp(source->launcher, "srun") == 0;
@@ -250,7 +256,7 @@ static void launcher_check_init_(const Launcher* launch, const LaunchSource_* so
     }
 }
 
-// The first machine of "node[07-12,20],other": "node07".
+// Sets `host` to the first machine of a list: "node07" of "node[07-12,20],other".
 static void launcher_first_host_(char* host, size_t room, const char* list) {
     size_t used = 0;
     for (const char* at = list; *at && *at != ',' && used + 1 < room; at++) {
@@ -259,7 +265,7 @@ static void launcher_first_host_(char* host, size_t room, const char* list) {
             used += (size_t)snprintf(host + used, room - used, "%.*s", (int)first, at + 1);
             at += strcspn(at, "]");
             used = used < room ? used : room - 1;
-            at -= !*at; // no bracket at the end
+            at -= !*at; // the list ends without a bracket
         } else {
             host[used++] = *at;
         }
@@ -267,7 +273,8 @@ static void launcher_first_host_(char* host, size_t room, const char* list) {
     host[used] = '\0';
 }
 
-// --server: "node1", "node1:29501", "[fe80::1]:29501"; an address of IPv6 without a port needs no brackets.
+// Reads --server: "node1", "node1:29501" or "[fe80::1]:29501". An IPv6 address without a port needs
+// no brackets.
 static void launcher_read_server_(CommMeeting* m, const char* server) {
     const int is_bracketed = *server == '[';
     const char *host = server + is_bracketed, *colon = strchr(host, ':');
@@ -284,7 +291,7 @@ static void launcher_read_server_(CommMeeting* m, const char* server) {
     }
 }
 
-// torchrun's agent listens at MASTER_PORT itself.
+// Reads where rank 0 waits under torchrun, whose own agent listens at MASTER_PORT.
 static void launcher_read_master_(CommMeeting* m, const char* const* environment) {
     const char *address = launcher_variable_(environment, "MASTER_ADDR"),
                *port = launcher_variable_(environment, "MASTER_PORT");
@@ -298,7 +305,8 @@ static void launcher_read_master_(CommMeeting* m, const char* const* environment
     }
 }
 
-// Slurm names no port: one that jobs at the same time do not share.
+// Reads where rank 0 waits under srun. Slurm gives no port, so it is derived from the job: jobs
+// that run at the same time get different ones.
 static void launcher_read_step_(CommMeeting* m, const char* const* environment) {
     const char* list = launcher_variable_(environment, "SLURM_STEP_NODELIST");
     launcher_first_host_(m->host, sizeof(m->host), list ? list : "");
@@ -320,7 +328,7 @@ static void launcher_read_job_(CommMeeting* m, const LaunchSource_* source, cons
     }
 }
 
-// Where rank 0 waits.
+// Finds where rank 0 waits.
 static void launcher_find_meeting_(Launcher* launch, const LaunchSource_* source, const Options* options,
                                    const char* const* environment) {
     CommMeeting* m = &launch->meeting;
@@ -404,7 +412,8 @@ int launcher_zero(const Options* options, int size) {
     return options->zero;
 }
 
-// The processes of a machine, if all have equally many, rank after rank; else all.
+// Returns the number of ranks on a machine, if all machines have equally many and number them
+// consecutively; else `size`.
 static int launcher_on_a_machine_(const Options* options, int size, Comm* comm) {
     const int is_only_plan = comm->size < size;
     int each = is_only_plan ? options->gpus_per_node : comm->local_size;

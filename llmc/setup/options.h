@@ -1,23 +1,24 @@
 /*
-options.h -- the command line: one table of rows, and every use of it a loop over the rows.
+options.h -- the command line: one table of rows; every use of it is a loop over the rows.
 
 The parser, --help, the start-up banner, --print-config and the JSON of the log header all come from
-OPTION_TABLE (options_table.h), so an option is added by one field of Options and one row. Options are written `--name
-value` or `--name=value`, or by alias, `-b value` (llm.c's letters, so that its run scripts work).
-Where any text is a value, the next word is the value, also one that starts with a dash, but for the
-name of an option; elsewhere a value that starts like an option needs the equals sign. Everything is
-strict: an option that is unknown, malformed, out of range, missing its value or given twice ends
-the program with status 2 before any work. A path that is empty, as "$UNSET" is in a shell, is a
-mistake, too.
+OPTION_TABLE (options_table.h). To add an option, add one field to Options and one row to the table.
 
---config names a file of more settings (options_config.h), which count as given; the command line
+Options are written `--name value` or `--name=value`, or by alias, `-b value` (llm.c's letters, so
+that its run scripts work). If an option accepts any text, the next word is its value, even if it
+starts with a dash, unless it is the name of an option. For other options, a value that starts like
+an option needs the equals sign. An option that is unknown, malformed, out of range, without its
+value or given twice ends the program with status 2 before any work. So does an empty path, which
+usually comes from an unset variable of the shell.
+
+--config names a file with more settings (options_config.h), which count as given; the command line
 wins.
 
-A program with its own options defines OPTION_TABLE_FILE, a file like options_table.h, and OPTION_ARGUMENTS, the help text
-for other arguments, before it includes this file (dev/data/tokenize.c). Its table has the rows
-`config` and `help`.
+A program with its own options defines OPTION_TABLE_FILE, a file like options_table.h, and
+OPTION_ARGUMENTS, the help text for other arguments, before it includes this file
+(dev/data/tokenize.c). Its table has the rows `config` and `help`.
 
-An option whose value may be "auto" holds OPTION_AUTO until the trainer has put the resolved value there.
+An option with the value "auto" holds OPTION_AUTO.
 */
 #ifndef LLMC_OPTIONS_H
 #define LLMC_OPTIONS_H
@@ -32,19 +33,19 @@ An option whose value may be "auto" holds OPTION_AUTO until the trainer has put 
 extern "C" {
 #endif
 
-#define OPTION_AUTO (-1)            // the value of an option that the trainer chooses
+#define OPTION_AUTO (-1)            // value of an option that is "auto"
 #define OPTION_ROWS_MAX 128         // maximum number of rows
 #define OPTION_UNLIMITED 1000000000 // more tokens, steps or files than this is a typo
-#define OPTION_TEXT_BYTES 64        // the longest number or word, or range, including the zero
+#define OPTION_TEXT_BYTES 64        // longest number, word or range, with its zero
 
-#ifdef GIT_COMMIT // the Makefile's, in the programs
+#ifdef GIT_COMMIT // the Makefile defines it for programs
 #define LLMC_VERSION "0.1.0 (" GIT_COMMIT ")"
 #else
 #define LLMC_VERSION "0.1.0"
 #endif
 
-// Which program reads the options: OPTION_CPU or OPTION_GPU, for rows that only one trainer has, and its
-// version.
+// The program that reads the options: its version, and OPTION_CPU or OPTION_GPU for rows that only
+// one trainer has.
 typedef struct {
     int trainer;
     const char* version;
@@ -61,10 +62,10 @@ typedef enum {
     OPTION_SEED,   // uint64_t, any
     OPTION_FLOAT,  // float
     OPTION_SWITCH, // int, 0 or 1, written off or on (or 0 or 1)
-    OPTION_CHOICE, // int, the place of the word in the row's list; a word can be a number
+    OPTION_CHOICE, // int, the index of the word in the row's list; a word can be a number
     OPTION_STRING, // const char *, pointing into argv; never NULL
-    OPTION_LIST,   // OptionList: texts, each pointing into argv; the option may be given several times
-    OPTION_FLAG    // int, 1 if given; takes no value: an action, not a setting
+    OPTION_LIST,   // OptionList, strings that point into argv; the option may be given several times
+    OPTION_FLAG    // int, 1 if given; has no value: an action, not a setting
 } OptionType;
 
 enum { OPTION_LIST_MAX = 16 };
@@ -73,7 +74,8 @@ typedef struct {
     const char* text[OPTION_LIST_MAX];
 } OptionList;
 
-// Flags of a row. An option counts in training runs only, unless OPTION_TEXTS or OPTION_BOTH says otherwise.
+// Flags of a row. An option counts in training only, unless OPTION_TEXTS or OPTION_BOTH says
+// otherwise.
 enum {
     AUTO_ = 1,                // may be "auto"
     MINUS_1_ = 2,             // -1 means auto, as in llm.c
@@ -82,29 +84,29 @@ enum {
     OPTION_CPU = 16,          // only the CPU trainer has it
     OPTION_GPU = 32,          // only the GPU trainer has it
     OPTION_CHANGES_RUN = 64,  // defines the run: resuming with another value needs --override
-    OPTION_NOT_SAVED = 128,   // for one start of the program; a resumed run does not inherit it
-    OPTION_TEXTS = 256,       // counts where the program only generates texts (options_generate)
-    OPTION_BOTH = 512,        // counts there and in training
+    OPTION_NOT_SAVED = 128,   // for one start of the program: a resumed run does not inherit it
+    OPTION_TEXTS = 256,       // counts only if the program generates text (options_generate_)
+    OPTION_BOTH = 512,        // counts in training and in generation
     OPTION_READS = 1024,      // names a file that is read, or a directory of files
     OPTION_READS_LIST = 2048, // names files that are read: a list of patterns
     OPTION_WRITES = 4096,     // names a file that is written (run_outputs.h)
-    OPTION_EACH = 8192,       // the processes of a run may have different values
-    OPTION_LINE = 16384,      // only on the command line: no file has it, and nothing that repeats a run
+    OPTION_EACH = 8192,       // the ranks of a run may have different values
+    OPTION_LINE = 16384,      // only on the command line: not in files, nor in commands that repeat a run
 };
 
 typedef struct {
     const char *group, *name;
     const char* alias; // one or two letters; "" if it has none
     OptionType type;
-    size_t offset;        // of its field in Options
-    double min, max;      // of a number
+    size_t offset;        // offset of its field in Options
+    double min, max;      // bounds of a number
     int flags;            // AUTO_ and so on
-    const char* fallback; // the default, as the command line and the banner would write it
-    const char* unit;     // of a number; or the words of a choice, "zero|one|two"; or what a text is, "FILE"
+    const char* fallback; // default, as the command line and the banner write it
+    const char* unit;     // unit of a number; words of a choice, "zero|one|two"; or kind of string, "FILE"
     const char* help;
 } OptionRow;
 
-// The options of a program. Each has `program`, `given` and the flags help and version.
+// The options of a program. Every program's struct has `program`, `given`, `help` and `version`.
 typedef struct Options Options;
 
 #ifndef OPTION_TABLE_FILE
@@ -113,55 +115,54 @@ typedef struct Options Options;
 #include OPTION_TABLE_FILE
 
 extern const OptionRow OPTION_TABLE[];
-extern const int OPTION_ROWS; // of the table
+extern const int OPTION_ROWS; // number of rows in OPTION_TABLE
 
-// Does the row belong to this trainer?
+// Returns true if this trainer has the option.
 int option_applies(const Options* options, const OptionRow* row);
 
-// Does the row count in what the program does: training, or generating texts?
+// Returns true if the option counts in what the program does: training or generating text.
 int option_counts(const Options* options, const OptionRow* row);
 
 // ---- parsing ----
 
-// The row named by the first `length` bytes of arg, dashes included; NULL if unknown.
+// Returns the row named by the first `length` bytes of arg, dashes included; NULL if unknown.
 const OptionRow* option_find(const char* arg, size_t length);
 
 // ---- printing ----
 
-// The program's name, its version and its compiler.
+// Sets `text` to the program's name, its version and its compiler.
 void options_version(char* text, size_t room, const Options* options, const char* name);
 
 enum { OPTION_WANTED_WIDTH = 30, OPTION_HELP_COLUMN = 65, OPTION_HELP_WIDTH = 45 };
 
 void options_print_help(FILE* file, const Options* options, const char* program);
 
-// The part of it about a group of options, or about one; ends the program if there is none of this
-// name.
+// Prints the part of the help about a group of options or one option. Ends the program if `topic`
+// is neither.
 void options_print_help_on(FILE* file, const Options* options, const char* topic);
 
-// Prints a command line that repeats this run and can be pasted back: the program and every option that is
-// not at its default, also one that was "auto" and has been resolved.
+// Prints a command line that repeats this run and can be pasted back: the program and every option
+// that is not at its default, even if it was "auto" and has been decided.
 void options_print_banner(FILE* file, const Options* options, const char* program);
 
-// Prints a part of a command that can be pasted: the program as the shell reads it, or an option by
-// name.
+// Prints a part of a command that can be pasted: the program, quoted for the shell, or one option.
 void options_print_program(FILE* file, const char* program);
 void options_print_setting(FILE* file, const Options* options, const char* name);
 
-// Prints every setting, one `name = value` on a line, in groups; --config reads it back.
+// Prints every setting, one `name = value` per line, in groups. --config reads it back.
 void options_print_config(FILE* file, const Options* options);
 
-// Prints every setting as one JSON object on one line, without a newline after it: numbers as numbers, an
-// unresolved "auto" as null, switches as true or false, the rest as strings (json_print_bytes:
-// names of files).
+// Prints every setting as one JSON object, without a newline: numbers as numbers, "auto" as null,
+// switches as true or false, the rest as strings (json_print_bytes, because names of files may not
+// be UTF-8).
 void options_print_json(FILE* file, const Options* options);
 
 // ---- the whole ----
 
 // Sets every option to its default, then to its value in the file of --config, then to that on the
 // command line. --help and --version print and end the program. The strings point into argv and the
-// file's text, which options_close frees. Sets `arguments` (argc) to the arguments that are not
-// options, or that follow --, and returns their number; NULL: none are allowed.
+// text of the file, which options_close frees. Sets `arguments` (argc) to the arguments that are
+// not options or that follow --, and returns their number. NULL means that none are allowed.
 int options_parse_arguments(Options* options, int argc, char** argv, OptionsProgram program,
                             const char** arguments);
 
@@ -169,11 +170,11 @@ void options_parse(Options* options, int argc, char** argv, OptionsProgram progr
 
 void options_close(Options* options);
 
-// Was this option on the command line, or in the file of --config? `name` is the long name, without
-// dashes.
+// Returns true if the option was on the command line or in the file of --config. `name` is the long
+// name without dashes.
 int options_given(const Options* options, const char* name);
 
-// Whether it has another value than its default.
+// Returns true if the option's value is not its default.
 int options_changed(const Options* options, const char* name);
 
 #ifdef __cplusplus
@@ -199,7 +200,8 @@ int options_changed(const Options* options, const char* name);
 #include "llmc/log/former_names.h"
 #include "llmc/log/text_wrap.h"
 
-// A row's type and offset. A field of another C type does not compile: the comparison is never evaluated.
+// Type and offset of a row. A field of another C type does not compile: the comparison is never
+// evaluated.
 #define OPTION_AT_(ctype, field)                                                                             \
     (offsetof(Options, field) + 0 * sizeof((const ctype*)0 == &((const Options*)0)->field))
 #define INT_(field) OPTION_INT, OPTION_AT_(int, field)
@@ -211,7 +213,7 @@ int options_changed(const Options* options, const char* name);
 #define STRING_(field) OPTION_STRING, OPTION_AT_(char* const, field)
 #define LIST_(field) OPTION_LIST, OPTION_AT_(OptionList, field)
 #define FLAG_(field) OPTION_FLAG, OPTION_AT_(int, field)
-// Short names of flags, for the table.
+// Short names of flags for the table.
 #define CPU_ OPTION_CPU
 #define GPU_ OPTION_GPU
 #define RUN_ OPTION_CHANGES_RUN
@@ -226,7 +228,7 @@ int options_changed(const Options* options, const char* name);
 #define MANY_ OPTION_UNLIMITED
 
 #define OPTION_TABLE_ROWS_
-#include OPTION_TABLE_FILE // OPTION_TABLE, OPTION_SYNONYMS, option_counts, option_may_be_empty_, options_decide_
+#include OPTION_TABLE_FILE // the table, OPTION_SYNONYMS, option_counts, option_may_be_empty_, options_decide_
 
 const int OPTION_ROWS = sizeof(OPTION_TABLE) / sizeof(OPTION_TABLE[0]);
 static_assert(sizeof(OPTION_TABLE) / sizeof(OPTION_TABLE[0]) <= OPTION_ROWS_MAX, "enlarge OPTION_ROWS_MAX");
@@ -257,7 +259,7 @@ static_assert(sizeof(OPTION_TABLE) / sizeof(OPTION_TABLE[0]) <= OPTION_ROWS_MAX,
 #define OPTION_EXAMPLES "" // command lines to start with, for --help
 #endif
 #ifndef OPTION_ARGUMENTS
-#define OPTION_ARGUMENTS "" // what a program takes besides options, for --help
+#define OPTION_ARGUMENTS "" // arguments besides options, for --help
 #endif
 
 int option_applies(const Options* options, const OptionRow* row) {
@@ -266,12 +268,13 @@ int option_applies(const Options* options, const OptionRow* row) {
 
 // ---- parsing ----
 
-// Is this argument an option, and not a value? A dash alone and a negative number are values.
+// Returns true if the argument is an option and not a value. A single dash and a negative number
+// are values.
 static int option_is_name_(const char* arg) {
     return arg[0] == '-' && arg[1] && !isdigit((unsigned char)arg[1]) && arg[1] != '.';
 }
 
-// Returns the row of a name, today's or a former one, or of an alias; without dashes.
+// Returns the row of a current or former name, or of an alias, without dashes.
 static const OptionRow* option_named_(const char* name, size_t length, int is_alias) {
     const char* now = is_alias ? NULL : former_name(name, length);
     if (now) {
@@ -291,13 +294,13 @@ const OptionRow* option_find(const char* arg, size_t length) {
     return option_named_(arg + dashes, length - dashes, dashes == 1);
 }
 
-// True if any text is a value of the option: also one that is empty, or starts with a dash.
+// Returns true if the option accepts any text, even if it is empty or starts with a dash.
 static int option_is_text_(const OptionRow* row) { return strcmp(row->unit, "TEXT") == 0; }
 
 static int option_is_topic_(const OptionRow* row) { return row->offset == offsetof(Options, help); }
 
-// The nearest name to one without its dashes, if it is near enough to be what was meant: at most a
-// third of its letters is wrong, or it is the start of one name only.
+// Returns the name that was probably meant, or NULL: the nearest one if at most a third of its
+// letters are wrong, else the only one that starts like this. `name` has no dashes.
 static const char* option_nearest_(const Options* options, const char* name, size_t length) {
     const char *nearest = NULL, *start = NULL;
     int starts = 0;
@@ -318,8 +321,8 @@ static const char* option_nearest_(const Options* options, const char* name, siz
     return nearest ? nearest : starts == 1 ? start : NULL;
 }
 
-// Ends the program; says what is meant, if that is known: by another program's name, --no-shuffle,
-// or a name like it. `place` stands in front: "" or "FILE:LINE: ".
+// Ends the program, with advice if `arg` is another program's name, a switch with no- before it, or
+// close to a name. `place` precedes the message: "" or "FILE:LINE: ".
 __attribute__((noreturn)) static void option_unknown_(const Options* options, const char* place,
                                                       const char* arg, size_t length) {
     const size_t dashes = arg[1] == '-' ? 2 : 1, bytes = length - dashes;
@@ -340,7 +343,7 @@ __attribute__((noreturn)) static void option_unknown_(const Options* options, co
     die_usage("%sunknown option %.*s (--help lists all)", place, (int)length, arg);
 }
 
-// The row of an option, which this program has, or the program ends.
+// Returns the row of an option. Ends the program if it does not have this option.
 static const OptionRow* option_known_(const Options* options, const char* place, const char* arg,
                                       size_t length) {
     const OptionRow* row = option_find(arg, length);
@@ -358,7 +361,7 @@ static const OptionRow* option_known_(const Options* options, const char* place,
 // Sets an option from a value, or ends the program.
 static void option_give_(Options* options, const char* place, const OptionRow* row, const char* value) {
     char buffer[OPTION_TEXT_BYTES];
-    const int is_empty = row->type == OPTION_LIST && !*value; // as only a default may be
+    const int is_empty = row->type == OPTION_LIST && !*value; // only a default may be empty
     if (is_empty || !option_set(options, row, value)) {
         die_usage("%s--%s %s: wanted %s%s%s", place, row->name, *value ? value : "''",
                   option_is_whole(row) && !option_is_digits(value) ? "a whole number, " : "",
@@ -366,7 +369,7 @@ static void option_give_(Options* options, const char* place, const OptionRow* r
     }
 }
 
-// Ends the program: `next`, NULL at the end, is no value of the option.
+// Ends the program: the option has no value. `next` is the next argument, NULL at the end.
 __attribute__((noreturn)) static void option_lacks_value_(const OptionRow* row, const char* next) {
     char buffer[OPTION_TEXT_BYTES];
     const char* wanted = option_wanted(row, buffer);
@@ -378,7 +381,8 @@ __attribute__((noreturn)) static void option_lacks_value_(const OptionRow* row, 
               row->flags & AUTO_ ? ", or auto" : "");
 }
 
-// True if the argument `next` is the value of the option before it; `is_last`: no other follows.
+// Returns true if the argument `next` is the value of the option before it. `is_last`: no argument
+// follows.
 static int option_is_value_(const OptionRow* row, const char* next, int is_last) {
     const int is_option = next[0] == '-' && next[1] == '-' && option_find(next, strcspn(next, "=")) != NULL;
     return option_is_text_(row)    ? !is_option
@@ -392,7 +396,7 @@ __attribute__((noreturn)) static void option_stray_(const char* arg) {
                                      : "");
 }
 
-// Takes the option `arg` and its value, which may be the next of the `left` arguments. Returns how
+// Reads the option `arg` and its value, which may be the next of the `left` arguments. Returns how
 // many of these it used: 0 or 1.
 static int option_take_(Options* options, const char* arg, char** next, int left) {
     if (!option_is_name_(arg)) {
@@ -423,7 +427,7 @@ static int option_take_(Options* options, const char* arg, char** next, int left
     return is_next;
 }
 
-// Refuses paths and the like that are empty: an unset variable of the shell, most likely.
+// Refuses an empty path or name: most likely an unset variable of the shell.
 static void options_check_empty_(const Options* options) {
     for (int i = 0; i < OPTION_ROWS; i++) {
         const OptionRow* row = &OPTION_TABLE[i];
@@ -439,7 +443,7 @@ static void options_check_empty_(const Options* options) {
 
 // ---- the file of --config ----
 
-// The settings of the file. One that the command line has, too, is only checked.
+// Reads the file of --config. A setting that the command line has, too, is only checked.
 static void options_read_config_(Options* options) {
     char on_line[OPTION_ROWS_MAX], in_file[OPTION_ROWS_MAX] = {0}, name[OPTION_NAME_BYTES + 96];
     Options passed_over = *options;
@@ -464,8 +468,8 @@ static void options_read_config_(Options* options) {
 
 // ---- printing ----
 
-// True if a screen may get all of the text; tabs and ends of lines do no harm, and any shell reads
-// them in quotes.
+// Returns true if all of the text may go to a terminal. Tabs and newlines do no harm, and every
+// shell reads them in quotes.
 static int option_is_printable_(const char* text) {
     size_t left = strlen(text), length = 1;
     for (; left > 0 && length > 0; text += length, left -= length) {
@@ -474,7 +478,7 @@ static int option_is_printable_(const char* text) {
     return length > 0;
 }
 
-// Prints a word with bytes that a screen must not get, as bash, zsh and ksh read it: $'a\033b'.
+// Prints a word with bytes that must not go to a terminal, as bash, zsh and ksh read it: $'a\033b'.
 static void option_print_escaped_(FILE* file, const char* text) {
     fputs("$'", file);
     for (size_t left = strlen(text), length; left > 0; text += length, left -= length) {
@@ -489,7 +493,7 @@ static void option_print_escaped_(FILE* file, const char* text) {
     fputc('\'', file);
 }
 
-// Prints a word as the shell reads it: as it is, in single quotes, or escaped.
+// Prints a word for the shell: unchanged, in single quotes, or escaped.
 static void option_print_quoted_(FILE* file, const char* text) {
     const char* plain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-./,:+@";
     if (*text && strspn(text, plain) == strlen(text)) {
@@ -503,7 +507,7 @@ static void option_print_quoted_(FILE* file, const char* text) {
     fputc('\'', file);
     for (; *text; text++) {
         if (*text == '\'') {
-            fputs("'\\''", file); // close, a quote of its own, open again
+            fputs("'\\''", file); // close the quotes, an escaped quote, open them again
         } else {
             fputc(*text, file);
         }
@@ -511,7 +515,7 @@ static void option_print_quoted_(FILE* file, const char* text) {
     fputc('\'', file);
 }
 
-// Prints --name value, or --name=value where the value may be taken for an option.
+// Prints --name value, or --name=value if the value could be mistaken for an option.
 static void option_print_setting_(FILE* file, const OptionRow* row, const char* value) {
     fprintf(file, "--%s", row->name);
     if (row->type != OPTION_FLAG) {
@@ -550,7 +554,7 @@ static void options_print_version_(FILE* file, const Options* options, const cha
     fprintf(file, "%s\n", text);
 }
 
-// Prints text in lines of at most OPTION_HELP_WIDTH, broken at blanks, each after the first indented.
+// Prints text in lines of at most OPTION_HELP_WIDTH, broken at blanks and indented after the first.
 static void option_print_wrapped_(FILE* file, const char* text) {
     while (strlen(text) > OPTION_HELP_WIDTH) {
         int length = OPTION_HELP_WIDTH;
@@ -577,7 +581,7 @@ static void option_print_help_(FILE* file, const OptionRow* row) {
     snprintf(name, sizeof(name), "--%s", row->name);
     snprintf(alias, sizeof(alias), "%s%s", *row->alias ? "-" : "", row->alias);
     const char* wanted = option_wanted_briefly(row, buffer);
-    const int fits = strlen(wanted) < OPTION_WANTED_WIDTH; // else the rest is on a line of its own
+    const int fits = strlen(wanted) < OPTION_WANTED_WIDTH; // else the rest goes on its own line
     fprintf(file, "  %-*s%-*s%-*s", *alias ? 20 : 24, name, *alias ? 4 : 0, alias, OPTION_WANTED_WIDTH,
             wanted);
     fprintf(file, "%s%*s%-8s ", fits ? "" : "\n", fits ? 0 : OPTION_HELP_COLUMN - 9, "",
@@ -585,7 +589,7 @@ static void option_print_help_(FILE* file, const OptionRow* row) {
     option_print_wrapped_(file, row->help);
 }
 
-// The groups in the order of the table, with commas between.
+// Sets `text` to the groups in the order of the table, separated by commas.
 static void option_list_groups_(char* text, size_t room) {
     size_t used = 0;
     text[0] = '\0';
@@ -613,8 +617,8 @@ void options_print_help(FILE* file, const Options* options, const char* program)
     }
 }
 
-// True if a row belongs to what --help was asked about: its group ("memory, speed": each word of
-// it), or the option itself, with or without its dashes.
+// Returns true if the row is a part of --help `topic`: a group, one word of a group ("memory,
+// speed"), or the option itself, with or without its dashes.
 static int option_is_about_(const Options* options, const OptionRow* row, const char* topic) {
     const char* name = topic + strspn(topic, "-");
     const size_t length = strlen(topic);
@@ -648,7 +652,7 @@ void options_print_help_on(FILE* file, const Options* options, const char* topic
     }
 }
 
-// True if a command or a file that repeats the run has the option.
+// Returns true if a command or a file that repeats the run includes the option.
 static int option_repeats_(const Options* options, const OptionRow* row) {
     return option_applies(options, row) && option_counts(options, row) && !(row->flags & OPTION_LINE);
 }
@@ -686,7 +690,7 @@ void options_print_config(FILE* file, const Options* options) {
     }
 }
 
-// Whether the value of a choice is no number.
+// Returns true if the value of a choice is not a number.
 static int option_is_word_(const OptionRow* row, const char* value) {
     return row->type == OPTION_CHOICE && value[strspn(value, "0123456789")] != '\0';
 }
@@ -715,7 +719,7 @@ void options_print_json(FILE* file, const Options* options) {
 
 // ---- the whole ----
 
-// After what was asked for, and nothing else, was printed.
+// Exits after the output of --help or --version.
 static void options_exit_(void) {
     file_flush_standard();
     exit(EXIT_SUCCESS);
@@ -732,7 +736,7 @@ int options_parse_arguments(Options* options, int argc, char** argv, OptionsProg
         assert(legal);
         (void)legal;
     }
-    int only_arguments = 0; // behind --
+    int only_arguments = 0; // after --
     for (int i = 1; i < argc; i++) {
         if (arguments && !only_arguments && strcmp(argv[i], "--") == 0) {
             only_arguments = 1;

@@ -6,8 +6,7 @@ options_config.h -- a file of settings, for --config, in the form that --print-c
     train-data = books
     prompt = "Once upon a time, "      in quotes: blanks at an end, a #, and \" \\ \n \r \t \x1b
 
-A value without quotes reaches from its first to its last character that is no blank, or up to a #
-behind a blank.
+A value without quotes has no blanks at its ends, and ends before a # that follows a blank.
 */
 #ifndef LLMC_OPTIONS_CONFIG_H
 #define LLMC_OPTIONS_CONFIG_H
@@ -20,18 +19,18 @@ extern "C" {
 #endif
 
 typedef struct {
-    char* text; // of the file, where names and values stay; who opened it frees it
-    char* next; // line
+    char* text; // contents of the file, which names and values point into; the caller frees it
+    char* next; // start of the next line
     int line;
-    char place[PATH_MAX + 32]; // of the last setting, for errors: "FILE:LINE: "
-    const char *name, *value;  // of it
+    char place[PATH_MAX + 32]; // place of the last setting, for errors: "FILE:LINE: "
+    const char *name, *value;  // the last setting
     const char* path;
 } ConfigFile;
 
-// Reads a file, or ends the program. The path must stay.
+// Reads a file, or ends the program. The path must outlive `config`.
 void config_open(ConfigFile* config, const char* path);
 
-// Goes to the next setting; 0: there is none. A line that is no setting ends the program.
+// Goes to the next setting. Returns 0 at the end. A line that is no setting ends the program.
 int config_next(ConfigFile* config);
 
 // Prints a line that config_next reads as this setting.
@@ -54,8 +53,8 @@ void config_print(FILE* file, const char* name, const char* value);
 
 #define CONFIG_MAX_BYTES_ ((size_t)1 << 20)
 #define CONFIG_BLANKS_ " \t\r"
-#define CONFIG_ESCAPED_ "\"\\\n\r\t" // characters that stand behind a backslash in quotes,
-#define CONFIG_ESCAPES_ "\"\\nrt"    // and the letters that they have there
+#define CONFIG_ESCAPED_ "\"\\\n\r\t" // characters that follow a backslash in quotes,
+#define CONFIG_ESCAPES_ "\"\\nrt"    // and the letters that stand for them
 
 void config_open(ConfigFile* config, const char* path) {
     char error[ERROR_BYTES];
@@ -87,7 +86,7 @@ static void config_end_plain_(char* value) {
     config_trim_(value, end);
 }
 
-// Sets *byte to the one that the text at a backslash stands for. Returns the length of that text.
+// Sets *byte to the byte that an escape sequence means. Returns the length of the sequence.
 static size_t config_unescape_(const ConfigFile* config, const char* text, char* byte) {
     const char* letter = text[1] ? strchr(CONFIG_ESCAPES_, text[1]) : NULL;
     char digits[3] = "";
@@ -104,7 +103,7 @@ static size_t config_unescape_(const ConfigFile* config, const char* text, char*
     return 4;
 }
 
-// Replaces a value in quotes, behind the first one, by what it stands for.
+// Unescapes a value that starts after its opening quote, in place.
 static void config_unquote_(const ConfigFile* config, char* value) {
     char* to = value;
     const char* from = value;
@@ -162,7 +161,7 @@ int config_next(ConfigFile* config) {
     return 0;
 }
 
-// True if each character has a place on a screen, and none would need quotes.
+// Returns true if a value needs no quotes and all its characters are printable.
 static int config_is_plain_(const char* value) {
     const size_t bytes = strlen(value);
     size_t at = 0, length = 1;
@@ -173,7 +172,7 @@ static int config_is_plain_(const char* value) {
            value[bytes - 1] != ' ';
 }
 
-// Prints a value in quotes. A byte that a terminal could take for an order is \xNN.
+// Prints a value in quotes. A byte that could start a terminal control sequence becomes \xNN.
 static void config_print_quoted_(FILE* file, const char* value) {
     const size_t bytes = strlen(value);
     fputc('"', file);

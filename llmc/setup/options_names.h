@@ -1,11 +1,10 @@
 /*
-options_names.h -- which option an unknown name means: the names of other programs, and the nearest
-name.
+options_names.h -- suggests an option for an unknown name.
 
-    --block_size    a name of nanoGPT's: option_synonym knows what to type here
-    --bacth         option_distance: one swap of letters away from --batch
+    --block_size    nanoGPT's name: option_synonym says what to type instead
+    --bacth         a typo: option_distance is 1 to --batch, one swap of letters
 
-Names are compared without regard to capitals, and with - for _.
+Comparisons ignore case and treat _ as -.
 */
 #ifndef LLMC_OPTIONS_NAMES_H
 #define LLMC_OPTIONS_NAMES_H
@@ -16,19 +15,19 @@ Names are compared without regard to capitals, and with - for _.
 extern "C" {
 #endif
 
-#define OPTION_NAME_BYTES 32 // the longest name, including the zero
+#define OPTION_NAME_BYTES 32 // length of the longest name, with its zero
 
-// A name of another program, and what to do here; names with the same advice stand in one row, with
-// blanks between.
+// Names that other programs use, separated by blanks, and the advice that they share.
 typedef struct {
     const char *names, *advice; // "n-positions n-ctx", "use --context"
 } OptionSynonym;
 
-// The advice for a name of `length` bytes, without dashes in front; NULL: unknown. The table ends
-// with a row of NULL.
+// Returns the advice for a name of `length` bytes, without leading dashes; NULL: unknown. The table
+// ends with a row of NULL.
 const char* option_synonym(const OptionSynonym* table, const char* name, size_t length);
 
-// How many insertions, deletions, changes and swaps of neighboring letters turn `text` into `name`.
+// Returns the number of insertions, deletions, changes and swaps of neighboring letters that turn
+// `text` into `name`.
 int option_distance(const char* text, size_t length, const char* name);
 
 #ifdef __cplusplus
@@ -66,8 +65,7 @@ const char* option_synonym(const OptionSynonym* table, const char* name, size_t 
 
 static int option_least_(int a, int b) { return a < b ? a : b; }
 
-// Row i of the table has the distances from text[0 .. i) to each beginning of the name; a swap
-// needs the row before the last.
+// Row i has the distances from text[0 .. i) to each prefix of the name. A swap needs row i - 2.
 int option_distance(const char* text, size_t length, const char* name) {
     int rows[3][OPTION_NAME_BYTES];
     const int name_length = (int)strlen(name);

@@ -1,6 +1,7 @@
 /*
-options_synonyms.h -- names that users of nanoGPT, llm.c and Hugging Face's Trainer type, and what
-to type here. They are not accepted as they are: few of them mean the same thing in the same unit.
+options_synonyms.h -- option names of nanoGPT, llm.c and Hugging Face, and what to type here.
+
+They are not accepted as aliases, because few of them mean exactly the same in the same unit.
 */
 #ifndef LLMC_OPTIONS_SYNONYMS_H
 #define LLMC_OPTIONS_SYNONYMS_H

@@ -1,6 +1,8 @@
 /*
-options_table.h -- the options of the trainers: their struct and, in the implementation of options.h, their table. An option is
-added by one field and one row, at the same place.
+options_table.h -- the options of the trainers: their struct, and their table.
+
+The table is compiled with the implementation of options.h. To add an option, add one field and one
+row, at the same place.
 */
 #ifndef LLMC_OPTIONS_TABLE_H
 #define LLMC_OPTIONS_TABLE_H
@@ -42,7 +44,7 @@ typedef enum { OFFLOAD_WORDS(WORDS_VALUE) } OffloadPlace;
 // clang-format on
 typedef enum { MASTER_WEIGHTS_WORDS(WORDS_VALUE) } MasterWeightsChoice;
 
-// In the order of the table, which explains them.
+// Values of the options, in the order of the table, which explains them.
 struct Options {
     const char *train_data, *val_data, *tokenizer, *text_field, *separator;
     int data_format, pack, doc_mask, shuffle;
@@ -121,21 +123,21 @@ struct Options {
 
     const char* config;
     int plan, plan_tensors, verify_data, print_config;
-    const char* help; // a group or an option; whether it is asked for at all, options_given says
+    const char* help; // the topic, a group or an option; options_given says if help is asked for
     int version;
 
     OptionsProgram program;
-    int generates;               // texts, instead of training
-    char given[OPTION_ROWS_MAX]; // by row: was it on the command line, or in the file of --config?
-    char* config_text;           // of that file, which values point into; NULL: none
+    int generates;               // true if the program generates text instead of training
+    char given[OPTION_ROWS_MAX]; // by row: true if on the command line or in the file of --config
+    char* config_text;           // text of that file, which values point into; NULL: none
 };
 
-// The size that --model names; NULL: none, or also a model in a file or directory, which then is
-// meant. But a run's own --out is not the model it starts from: the same command means the same
-// when it is repeated.
+// Returns the size that --model names; NULL if it names none, or a file or directory of that name
+// exists, which then is the model. A run's own --out does not count: a repeated command must mean
+// the same, and a run does not start from its own output.
 const ModelPreset* options_model_size(const Options* options);
 
-// Whether the program only describes a run, and writes nothing.
+// Returns true if the program only describes a run and writes nothing.
 static inline int options_only_look(const Options* options) {
     return options->plan || options->print_config || options->verify_data;
 }
@@ -149,12 +151,12 @@ static inline void options_divide_batch(Options* options, int parts) {
     }
 }
 
-// Whether the run is given something to evaluate the model on, besides its validation data.
+// Returns true if the run evaluates the model on more than its validation data.
 static inline int options_has_tasks(const Options* options) {
     return options->tasks[0] || options->hellaswag || options->perplexity[0];
 }
 
-// True if it writes its final model for other programs.
+// Returns true if the run writes its final model for other programs.
 static inline int options_exports(const Options* options) {
     return options->export_llmc[0] || options->export_gguf[0];
 }
@@ -514,12 +516,12 @@ int option_counts(const Options* options, const OptionRow* row) {
     return (row->flags & OPTION_BOTH) || !(row->flags & OPTION_TEXTS) == !options->generates;
 }
 
-// An option that a resumed run would inherit: an empty value takes it back.
+// Returns true if a resumed run would inherit the option: an empty value clears it.
 static int option_may_be_empty_(const Options* options, const OptionRow* row) {
     return !(row->flags & OPTION_NOT_SAVED) && options_given(options, "resume");
 }
 
-// True if one of the options is given that every training run could be started with.
+// Returns true if an option is given that starts a run: training, a plan or an export.
 static int options_start_a_run_(const Options* options) {
     static const char* const runs[] = {"train-data",   "out",         "steps",       "epochs",
                                        "resume",       "overfit",     "plan",        "plan-tensors",
@@ -531,7 +533,7 @@ static int options_start_a_run_(const Options* options) {
     return is_run;
 }
 
-// True if an option is given that only counts in training.
+// Returns true if an option is given that counts only in training.
 static int options_are_of_training_(const Options* options) {
     int is_training = 0;
     for (int i = 0; i < OPTION_ROWS; i++) {
@@ -540,9 +542,10 @@ static int options_are_of_training_(const Options* options) {
     return is_training;
 }
 
-// True if the program generates texts: --interactive and --prompts say so; --prompt does with the
-// weights of a model, unless the options start a run, whose samples it then begins. Without weights
-// a prompt alone is a mistake, which generate.h names: it must not start to train.
+// Returns true if the program generates text. --interactive and --prompts mean that. --prompt means
+// it for a model with weights, unless other options start a training run, which then uses it for
+// its samples. Without weights, --prompt alone is a mistake: it must not start training, and
+// generate.h reports it.
 static int options_generate_(const Options* options) {
     const int has_weights = options->model[0] && !options_model_size(options);
     const int is_run = has_weights ? options_start_a_run_(options) : options_are_of_training_(options);
@@ -550,7 +553,7 @@ static int options_generate_(const Options* options) {
            (options_given(options, "prompt") && !is_run);
 }
 
-// Decides what the program does, and refuses options that do not count there.
+// Decides what the program does, and refuses options that do not count in it.
 static void options_decide_(Options* options) {
     options->generates = options_generate_(options);
     options->plan |= options->plan_tensors;

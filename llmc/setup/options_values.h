@@ -1,6 +1,7 @@
 /*
-options_values.h -- the value of an option: from text and back, and which ones are legal. `options` is the struct that the
-offset of a row is in.
+options_values.h -- the value of an option: read from text, written as text, and its legal range.
+
+In these functions `options` is the struct that a row's offset refers to.
 */
 #ifndef LLMC_OPTIONS_VALUES_H
 #define LLMC_OPTIONS_VALUES_H
@@ -11,22 +12,22 @@ offset of a row is in.
 extern "C" {
 #endif
 
-// The value as text that reads back as the same value: the string itself, or written into buffer.
+// Returns the value as text that reads back as the same value: the string itself, or `buffer`.
 const char* option_text(const void* options, const OptionRow* row, char buffer[OPTION_TEXT_BYTES]);
 
-// Sets an option from text; 0 if the text is not a legal value of it.
+// Sets an option from text. Returns 0 if the text is not a legal value.
 int option_set(void* options, const OptionRow* row, const char* text);
 
-// The legal values in words: "1 to 1048576 sequences", "cosine|linear|constant|wsd", "FILE".
+// Returns the legal values: "1 to 1048576 sequences", "cosine|linear|constant|wsd", "FILE".
 const char* option_wanted(const OptionRow* row, char buffer[OPTION_TEXT_BYTES]);
 
-// The same for --help, which leaves out limits that nobody reaches: "any", ">= 0 steps".
+// Returns the legal values for --help, without limits that nobody reaches: "any", ">= 0 steps".
 const char* option_wanted_briefly(const OptionRow* row, char buffer[OPTION_TEXT_BYTES]);
 
-// True if the option's value is a whole number.
+// Returns true if the option's value is a whole number.
 int option_is_whole(const OptionRow* row);
 
-// True if the text is a whole number.
+// Returns true if the text is a whole number.
 int option_is_digits(const char* text);
 
 #ifdef __cplusplus
@@ -45,8 +46,8 @@ int option_is_digits(const char* text);
 
 #include "llmc/base/check.h"
 
-// Returns where word number `index` of "zero|one|two" starts, and sets length to its length; NULL if the list
-// is shorter.
+// Returns the start of word number `index` of "zero|one|two" and sets *length to its length; NULL
+// if the list is shorter.
 static const char* option_word_(const char* words, int index, size_t* length) {
     for (; index > 0 && words; index--) {
         words = strchr(words, '|');
@@ -56,7 +57,8 @@ static const char* option_word_(const char* words, int index, size_t* length) {
     return words;
 }
 
-// The field of an INT, CHOICE, COUNT or FLOAT row. A double holds every legal value of them exactly.
+// Returns the value of an INT, CHOICE, SWITCH, COUNT or FLOAT row. A double holds all of them
+// exactly.
 static double option_number_(const void* options, const OptionRow* row) {
     const void* field = (const char*)options + row->offset;
     return row->type == OPTION_COUNT   ? (double)*(const int64_t*)field
@@ -89,7 +91,7 @@ const char* option_text(const void* options, const OptionRow* row, char buffer[O
         } while (++digits <= 9 && strtof(buffer, NULL) != value);
         return buffer;
     }
-    default: { // a word of the list
+    default: { // a word of the row's list
         size_t length;
         const char* word = option_word_(row->unit, *(const int*)field, &length);
         assert(word && length < OPTION_TEXT_BYTES);
@@ -138,8 +140,9 @@ int option_is_digits(const char* text) {
     return *digits && strspn(digits, "0123456789") == strlen(digits);
 }
 
-// Reads a number of an INT, COUNT or FLOAT row; 0 if it is none, or not a legal one. Only decimal digits: no
-// blanks, hexadecimal, nan or inf. A float is judged as it will be stored, after rounding.
+// Reads the number of an INT, COUNT or FLOAT row. Returns 0 if it is illegal or no number in
+// decimal digits: blanks, hexadecimal, nan and inf are refused. A float is judged after rounding,
+// as it will be stored.
 static int option_read_number_(const OptionRow* row, const char* text, double* value) {
     const char* legal = row->type == OPTION_FLOAT ? "0123456789+-.eE" : "0123456789-";
     char* end;
@@ -193,12 +196,12 @@ static int option_set_word_(int* field, const char* words, const char* text) {
     return 0;
 }
 
-// Also a choice that is a switch with more words.
+// Returns true for a switch, and for a choice that is a switch with more words.
 static int option_is_switch_(const OptionRow* row) {
     return row->type == OPTION_SWITCH || strncmp(row->unit, "off|on|", 7) == 0;
 }
 
-// Appends to a list. The default, "", is the empty list.
+// Appends to a list. The default, "", adds nothing.
 static void option_add_(OptionList* list, const OptionRow* row, const char* text) {
     if (list->count == OPTION_LIST_MAX) {
         die_usage("--%s is given more than %d times", row->name, OPTION_LIST_MAX);

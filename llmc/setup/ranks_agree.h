@@ -1,6 +1,8 @@
 /*
-ranks_agree.h -- what the processes of a run must have in common, compared before any work: the program, options, model and
-data. A run whose processes differ would train another model in each of them.
+ranks_agree.h -- refuses to start if ranks differ in their program, options, model or data.
+
+Ranks that differ would each train another model. All functions are collective. If the ranks
+disagree, they end all of them, and name what differs and the ranks that have each value.
 */
 #ifndef LLMC_RANKS_AGREE_H
 #define LLMC_RANKS_AGREE_H
@@ -14,21 +16,19 @@ data. A run whose processes differ would train another model in each of them.
 extern "C" {
 #endif
 
-// Both are collective, and end all processes with the name of what differs, and the ranks that have each value.
-
-// The file that runs, and the results of the mathematics library.
+// Compares the program's file, and results of the mathematics library.
 void ranks_agree_on_program(Comm* comm);
 
-// All options but those that each process may have for itself, as they were given: they decide
-// which messages follow.
+// Compares all options as they were given, except those that each rank may have for itself. They
+// decide which messages follow.
 void ranks_agree_on_command(Comm* comm, const Options* options);
 
-// After setup, compares the options that it has decided, the checkpoint to continue from (NULL:
-// none), the model, the files of its weights (NULL: none), and the data.
+// Compares the decided options, the checkpoint to resume (NULL: none), the model, the files of its
+// weights (NULL: none), and the data; after settle().
 void ranks_agree_on_run(Comm* comm, const Options* options, const char* checkpoint, const char* weights,
                         ModelConfig cfg, const RunData* data);
 
-// A directory in which rank 0 can write: all processes must see what it writes there.
+// Checks that all ranks see the file that rank 0 writes into a directory.
 void ranks_agree_on_directory(Comm* comm, const char* option, const char* directory);
 
 #ifdef __cplusplus
@@ -64,7 +64,7 @@ static void ranks_agree_on_count_(Comm* comm, const char* what, size_t count) {
     comm_agree(comm, what, count, words);
 }
 
-// Other versions of the mathematics library round otherwise.
+// Returns a hash of some results: other versions of the mathematics library round differently.
 static uint64_t agree_mathematics_(void) {
     double results[96];
     for (int i = 0; i < 32; i++) {
@@ -83,13 +83,13 @@ void ranks_agree_on_program(Comm* comm) {
         return;
     }
     if (!file_checksum("/proc/self/exe", &checksum, error)) {
-        checksum = 0; // where it cannot be read, nothing is compared
+        checksum = 0; // a program that cannot be read is not compared
     }
     ranks_agree_on_checksum_(comm, "the program (checksum)", checksum);
     ranks_agree_on_checksum_(comm, "results of the mathematics library (checksum)", agree_mathematics_());
 }
 
-// True if all processes have the same hash.
+// Returns true if all ranks have the same hash.
 static int agree_is_same_(Comm* comm, uint64_t hash) {
     uint64_t* all = (uint64_t*)check_alloc((size_t)comm->size, sizeof(hash), "hashes");
     int is_same = 1;
@@ -103,7 +103,7 @@ static int agree_is_same_(Comm* comm, uint64_t hash) {
 
 static uint64_t agree_hash_of_(const char* value) { return xxh64(value, strlen(value)); }
 
-// One message where they agree; only a difference is looked for row by row.
+// Compares all options by one message. Only if they differ, compares them row by row.
 static void ranks_agree_on_options_(Comm* comm, const Options* options) {
     char text[OPTION_TEXT_BYTES], name[OPTION_NAME_BYTES + 2];
     uint64_t hashes[OPTION_ROWS_MAX] = {0};
@@ -138,8 +138,8 @@ static void ranks_agree_on_checkpoint_(Comm* comm, const char* checkpoint) {
     ranks_agree_on_checksum_(comm, "state.json of the checkpoint (checksum)", checksum);
 }
 
-// Returns a checksum of the files of tensors in a directory, in any order. Each counts with its
-// name.
+// Returns a checksum of the names and contents of the .safetensors files in a directory, in any
+// order.
 static uint64_t agree_tensors_(const char* directory) {
     char path[PATH_MAX], error[ERROR_BYTES];
     struct dirent* entry;
@@ -158,8 +158,8 @@ static uint64_t agree_tensors_(const char* directory) {
     return sum;
 }
 
-// A directory on a local disk may hold an older copy in one machine. With --zero 3 no process has
-// all parameters, so that their checksum would not show it.
+// Compares the files of the weights: a local disk of one machine may hold an older copy. With
+// --zero 3 no rank has all parameters, so a checksum of those would not show it.
 static void ranks_agree_on_weights_(Comm* comm, const char* weights) {
     char error[ERROR_BYTES];
     uint64_t checksum = 0;
@@ -186,7 +186,7 @@ void ranks_agree_on_run(Comm* comm, const Options* options, const char* checkpoi
     ranks_agree_on_checksum_(comm, "the validation data (checksum)", data->val.fingerprint);
 }
 
-// The name of the file is new, so that no file system remembers that there is none.
+// Uses a new file name each time, because network file systems cache that a file is missing.
 void ranks_agree_on_directory(Comm* comm, const char* option, const char* directory) {
     char path[PATH_MAX], what[96];
     int64_t number = (int64_t)(1e6 * time_unix_s());

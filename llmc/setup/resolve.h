@@ -1,10 +1,10 @@
 /*
-resolve.h -- settle(): from options to the settings of a run, with a value for every "auto".
+resolve.h -- settle(): turns options into the settings of a run, with a value for every "auto".
 
-The model is a name, a file of llm.c's, a Hugging Face directory (a checkpoint is one), or the sizes on the command line;
-a size on the command line replaces the one that a name stands for, but must agree with a file. A model and a tokenizer
-with vocabularies of different sizes are refused, as they do not mean the same tokens. Everything is checked here and in
-conflicts.h, before any memory for the model is taken.
+The model is a name, an llm.c file, a Hugging Face directory (a checkpoint is one), or the sizes on
+the command line. A size on the command line replaces that of a name, but must agree with a file.
+A model and a tokenizer with vocabularies of different sizes are refused: their tokens differ.
+Everything is checked here and in conflicts.h, before memory for the model is allocated.
 */
 #ifndef LLMC_RESOLVE_H
 #define LLMC_RESOLVE_H
@@ -22,54 +22,53 @@ conflicts.h, before any memory for the model is taken.
 extern "C" {
 #endif
 
-// Sizes of a new model without a name, and of the run with it: they train on a laptop in minutes.
+// Sizes of a new model without a name, and of its run, which trains on a laptop in minutes.
 enum {
     SETUP_LAYERS = 2,
     SETUP_CHANNELS = 128,
     SETUP_HEADS = 4,
     SETUP_CONTEXT = 128,
-    SETUP_BATCH_TOKENS = 1024, // of a micro-batch
-    SETUP_FULL_BATCH =
-        524288, // tokens of an update of GPT-3 125M and of llm.c's runs, for which rates are published
-    SETUP_TEXTS_CPU = 8,  // at a time, of --prompts
-    SETUP_TEXTS_GPU = 32, //
+    SETUP_BATCH_TOKENS = 1024, // tokens of a micro-batch
+    SETUP_FULL_BATCH = 524288, // tokens of an update of GPT-3 125M and llm.c, whose rates are known
+    SETUP_TEXTS_CPU = 8,       // sequences of --prompts generated at a time, on a CPU
+    SETUP_TEXTS_GPU = 32,      // and on a GPU
 };
 
 // ---- the model ----
 
-// Returns the sizes of the model in `path`; zeros if it is NULL. Ends the program if it is not GPT-2, before anything is
-// said about its tokens.
+// Returns the sizes of the model in `path`; zeros if `path` is NULL. Ends the program if the model
+// is not a GPT-2, before any message about its tokens.
 ModelConfig setup_read_model(const char* path);
 
-// Returns the fields of its config.json that only others read, to be saved with it (hf_config_kept);
-// NULL: none. The caller frees them.
+// Returns the fields of the model's config.json that only other programs read; a checkpoint keeps
+// them (hf_config_kept). NULL: none. The caller frees them.
 char* setup_kept_config(const char* path);
 
 // ---- the run ----
 
-// Inputs of settle() beside the options.
+// Inputs of settle() besides the options.
 typedef struct {
     Ranks ranks;
     SafeTensorsDtype dtype; // type of the parameters in memory
-    const char*
-        model_path;    // of the first weights, or of the checkpoint to continue from; NULL: random weights
-    ModelConfig found; // sizes of that model
-    int continues;     // from a checkpoint, whose options name the tokenizer
+    const char* model_path; // the initial weights, or the checkpoint to resume; NULL: random weights
+    ModelConfig found;      // sizes of that model
+    int continues;          // true: model_path is a checkpoint, whose options name the tokenizer
 } SettleInput;
 
-// Decides every option but those that depend on the memory of the device, and opens the tokenizer and the data on the
-// way: their sizes decide, too. With --verify-data it stops after the vocabulary. Of --plan and --print-config the data
-// may stay unknown, and values that depend on the number of steps stay auto.
+// Decides every option that does not depend on the memory of the device. Opens the tokenizer and
+// the data, because other options depend on their sizes. With --verify-data it stops after the
+// vocabulary. With --plan and --print-config the data may stay unknown; then values that depend on
+// the number of steps stay "auto".
 void settle(Settled* s, RunData* data, const Options* options, const SettleInput* input);
 
-// Returns the settings of update number t (from 1) at `step`, for a gradient of this norm.
+// Returns the settings of update number t (from 1) at `step`, for a gradient with this norm.
 Update setup_update(const Options* options, int64_t step, int64_t t, double norm);
 
-// Returns whether validation comes before the first step, too: not if nobody asked for validations and this one would
-// take a CPU long. `flops` are per token, forward and backward.
+// Returns true if a validation precedes the first step: not if nobody asked for it and it would
+// take long on a CPU. `flops` are per token, forward and backward.
 int setup_validates_first(const Options* options, double flops, int64_t sequences);
 
-// Returns whether the command line asks for samples, also of a finished run.
+// Returns true if the command line asks for samples; a finished run makes them, too.
 int setup_asks_for_samples(const Options* options);
 
 #ifdef __cplusplus
@@ -98,7 +97,7 @@ int setup_asks_for_samples(const Options* options);
 
 // ---- the model ----
 
-// Puts the model's size where the option is "auto"; with a model file the two must agree.
+// Sets an option that is "auto" to the model's size. With a model file the two must agree.
 static void settle_size_(int* option, int model, const char* name, const char* path) {
     if (*option == OPTION_AUTO) {
         *option = model;
@@ -107,7 +106,8 @@ static void settle_size_(int* option, int model, const char* name, const char* p
     }
 }
 
-// Returns whether a model's vocabulary fits a tokenizer: the same size, or rounded up to a multiple of 64 or 128.
+// Returns true if a model's vocabulary fits a tokenizer: the same size, or that rounded up to a
+// multiple of 64 or 128.
 static int settle_fits_(int model_V, int V) {
     return model_V == V || model_V == (V + 63) / 64 * 64 || model_V == model_padded_vocab(V);
 }
@@ -131,7 +131,7 @@ char* setup_kept_config(const char* path) {
 }
 
 static ModelConfig settle_model_(Options* options, const RunData* data, const char* path, ModelConfig found) {
-    const int insists = options->vocab_size != OPTION_AUTO; // or is a run that resumes
+    const int insists = options->vocab_size != OPTION_AUTO; // also true for a run that resumes
     const ModelPreset unnamed = {"", SETUP_LAYERS, SETUP_CHANNELS, SETUP_HEADS,
                                  options->seq_len > 0 ? options->seq_len : SETUP_CONTEXT};
     const ModelPreset* named = path ? NULL : options_model_size(options);
@@ -172,7 +172,7 @@ static ModelConfig settle_model_(Options* options, const RunData* data, const ch
 
 // ---- batches ----
 
-// Returns a micro-batch that divides an update; with --update-in-backward it is all of it.
+// Returns a micro-batch that divides an update. With --update-in-backward it is the whole update.
 static int settle_auto_batch_(const Options* o) {
     const int64_t sequences = o->total_batch / o->seq_len;
     if (o->update_in_backward && 0 < sequences && sequences <= INT_MAX) {
@@ -185,7 +185,8 @@ static int settle_auto_batch_(const Options* o) {
     return batch;
 }
 
-// Gives every rank a micro-batch, if it can; as many sequences are validated as before.
+// Divides the micro-batch so that as many ranks as possible have one. A validation keeps its
+// sequences.
 static void settle_share_batch_(Options* o, int ranks) {
     const int64_t sequences = o->total_batch / o->seq_len, share = (sequences + ranks - 1) / ranks;
     const int whole = o->batch;
@@ -196,7 +197,8 @@ static void settle_share_batch_(Options* o, int ranks) {
     options_divide_batch(o, parts);
 }
 
-// Decides the sizes of an update. They do not depend on the number of ranks, which share it.
+// Decides the batch sizes. The size of an update does not depend on the number of ranks, which
+// share it.
 static void settle_batch_(Options* o, int ranks) {
     const int is_auto = o->batch == OPTION_AUTO;
     if (is_auto) {
@@ -246,17 +248,18 @@ static int64_t settle_only_at_end_(int64_t steps) {
     return steps < 1 ? 1 : steps < 1000000000 ? steps : 1000000000;
 }
 
-// GPT-3's rates (Brown et al., 2020, table 2.1) fall about as 1 / C, for batches of half a million tokens;
-// smaller ones are noisier and need lower rates, by their fourth root as far as the built-in run shows
-// (dev/LOG.md).
+// Returns the learning rate. GPT-3's rates (Brown et al., 2020, table 2.1) fall about as 1 / C, for
+// batches of half a million tokens. Smaller batches are noisier and need lower rates; the built-in
+// run suggests the fourth root of the batch size (dev/LOG.md).
 static float settle_lr_(int C, int64_t total_batch) {
     const double batch = fmin((double)total_batch / SETUP_FULL_BATCH, 1);
     return (float)fmin(6e-4 * 768 / C * sqrt(sqrt(batch)), 4e-3);
 }
 
-// The mean of squares should remember as many tokens whatever the batch (Marek et al., "Small batch size
-// training for language models", 2025): GPT-3's 0.95 for its batch of half a million tokens, more for less.
-// The limit keeps the memory, a thousand updates, shorter than a run.
+// Returns beta2, such that the mean of squares spans the same number of tokens for every batch size
+// (Marek et al., "Small batch size training for language models", 2025): GPT-3's 0.95 for its batch
+// of half a million tokens, more for smaller batches. The limit of 0.999 spans a thousand updates,
+// fewer than a run has.
 static float settle_beta2_(int64_t total_batch) {
     const float beta2 = (float)pow(0.95, (double)total_batch / SETUP_FULL_BATCH);
     return beta2 > 0.95f ? fminf(beta2, 0.999f) : 0.95f;
@@ -289,8 +292,8 @@ int setup_asks_for_samples(const Options* options) {
     return asks && options->samples > 0;
 }
 
-// Decides a run that only evaluates or converts: it has no optimizer, saves nothing, and makes no validations or samples
-// that nobody asked for.
+// Decides the options of a run that only evaluates or converts: no optimizer, no checkpoints, and
+// no validations or samples that nobody asked for.
 static void settle_evaluation_(Options* options) {
     if (strcmp(options->resume, "off") != 0 && strcmp(options->resume, "0") != 0) {
         die_usage(
@@ -314,9 +317,9 @@ static void settle_evaluation_(Options* options) {
     }
 }
 
-// Decides the rate, the decay and beta2 that go with the optimizer. SGD divides by nothing: a gradient that is clipped to
-// a norm of 1 needs 400 times AdamW's rate, and a decay of the usual size times that rate would be far too much. Lion's
-// beta2 is that of its authors.
+// Decides the learning rate, the weight decay and beta2 by the optimizer. SGD divides by nothing:
+// with a gradient clipped to norm 1 it needs 400 times AdamW's rate, and the usual decay times that
+// rate would be far too much. Lion's beta2 is its authors'.
 static void settle_update_(Options* options, int has_weights) {
     const int is_sgd = options->optimizer == OPTIMIZER_SGD;
     if (options->lr == OPTION_AUTO) {
@@ -331,7 +334,7 @@ static void settle_update_(Options* options, int has_weights) {
     }
 }
 
-// Refuses what needs a directory, or validations, that the run does not have.
+// Refuses options that need --out or validations, if the run has none.
 static void settle_check_outputs_(const Options* o) {
     if (o->save_every > 0 && !o->out[0]) {
         die_usage("--save-every %d needs a directory: --out", o->save_every);
@@ -354,7 +357,8 @@ static void settle_check_outputs_(const Options* o) {
     }
 }
 
-// Decides the learning rate and all intervals. A model that `has_weights` is already trained.
+// Decides the options of training. `has_weights`: the model is already trained, so its rate is
+// lower.
 static void settle_training_(Settled* s, int has_weights) {
     Options* o = &s->options;
     setup_check_tasks(s);
@@ -364,14 +368,14 @@ static void settle_training_(Settled* s, int has_weights) {
     }
     setup_check_in_backward(s);
     if (o->update_in_backward) {
-        o->graph = 0; // the kernels of one would all have the numbers of one update
+        o->graph = 0; // a graph would repeat the numbers of one update
     }
     if (o->steps != OPTION_AUTO) {
         settle_intervals_(o);
     }
     settle_check_outputs_(o);
     if (o->recompute == OPTION_AUTO && o->program.trainer == OPTION_CPU) {
-        o->recompute = RECOMPUTE_GELU; // the GPU trainer asks its GPU
+        o->recompute = RECOMPUTE_GELU; // the GPU trainer decides by its memory
     }
     settle_update_(o, has_weights);
     if (o->sample_tokens == OPTION_AUTO) {
@@ -379,14 +383,15 @@ static void settle_training_(Settled* s, int has_weights) {
     }
 }
 
-// True if the run computes nothing: matmuls in bf16 would only copy the weights.
+// Returns true if the run only converts a model: then bf16 matmuls would only cost a copy of the
+// weights.
 static int settle_only_converts_(const Settled* s) {
     const Options* o = &s->options;
     return s->use == USE_EVALUATE && !options_has_tasks(o) && !run_data_is_asked_for(o) &&
            !setup_asks_for_samples(o) && o->sample_every <= 0;
 }
 
-// Decides --matmul auto, and refuses bf16 where matrices are in 8 bits.
+// Decides --matmul auto. Refuses bf16 for 8-bit matrices.
 static void settle_matmul_(Settled* s) {
     Options* o = &s->options;
     if (o->matmul == MATMUL_AUTO) {
@@ -443,7 +448,7 @@ void settle(Settled* s, RunData* data, const Options* options, const SettleInput
 }
 
 int setup_validates_first(const Options* options, double flops, int64_t sequences) {
-    const double max_flops = 3e12; // ten seconds of two cores
+    const double max_flops = 3e12; // about ten seconds on two cores
     const double forward_flops = flops / 3 * (double)sequences * options->seq_len;
     return options->steps == 0 || options_given(options, "eval-every") || forward_flops < max_flops;
 }

@@ -1,16 +1,16 @@
 /*
-run_data.h -- the data of a run: which files, which tokens, and what reads them.
+run_data.h -- the data of a run: its files, its tokens, and its data loaders.
 
-    data                        tokens                                   V of a new model
-    none named                  words of the built-in stories            their number
-    text of any kind            bytes                                    257
-    text, --tokenizer           those of the tokenizer (encoded_text.h)     the tokenizer's
-    .bin shards                 GPT-2's, or those of --tokenizer         50257, or the tokenizer's
-    none, --steps 0, --model    those of the model's own tokenizer       the model's
-    none, --steps 0, --tasks    those of --tokenizer, or none            the model's
-    none, --steps 0, --export-  those of --tokenizer, or none            the model's
+    data                        tokens                               V of a new model
+    none                        words of the built-in stories        their number
+    text of any kind            bytes                                257
+    text, --tokenizer           the tokenizer's (encoded_text.h)     the tokenizer's
+    .bin shards                 GPT-2's, or the tokenizer's          50257, or the tokenizer's
+    none, --steps 0, --model    the model's own                      the model's
+    none, --steps 0, --tasks    the tokenizer's, or none             the model's
+    none, --steps 0, --export-  the tokenizer's, or none             the model's
 
-A --model directory with a tokenizer's files supplies --tokenizer.
+If a --model directory has a tokenizer's files, they are the default of --tokenizer.
 */
 #ifndef LLMC_RUN_DATA_H
 #define LLMC_RUN_DATA_H
@@ -32,14 +32,15 @@ extern "C" {
 
 enum {
     RUN_DATA_STORIES_STEPS = 3600,  // about a minute on two cores
-    RUN_DATA_STORIES_PAGE = 128,    // tokens: a story that crosses the end of a page is cut there
-    RUN_DATA_MAPPED_FILES = 10000,  // of text: Linux lets a program map 65530 (vm.max_map_count)
-    RUN_DATA_STORIES_SEED = 271828, // validation stories: the same whatever the seed of the run
-    RUN_DATA_EVAL_CPU = 20 * 1024,  // tokens of a validation: seconds of a small model on a CPU;
-    RUN_DATA_EVAL_GPU = 1 << 20,    // with fewer of them the losses of large models are too noisy to compare
+    RUN_DATA_STORIES_PAGE = 128,    // tokens; a story that crosses the end of a page is cut there
+    RUN_DATA_MAPPED_FILES = 10000,  // text files that are mapped at most; Linux allows 65530 maps
+                                    // (vm.max_map_count)
+    RUN_DATA_STORIES_SEED = 271828, // seed of the validation stories, the same for every seed of the run
+    RUN_DATA_EVAL_CPU = 20 * 1024,  // tokens of a validation: takes a small model seconds on a CPU
+    RUN_DATA_EVAL_GPU = 1 << 20,    // with fewer, the losses of large models are too noisy to compare
 };
-#define RUN_DATA_MAX_STEPS 1e12                        // of --steps, too
-#define RUN_DATA_STORIES_MAX_TOKENS ((int64_t)1 << 27) // longer runs see the built-in text again
+#define RUN_DATA_MAX_STEPS 1e12                        // most steps of --epochs; --steps has the same limit
+#define RUN_DATA_STORIES_MAX_TOKENS ((int64_t)1 << 27) // longer runs read the built-in text again
 
 typedef enum { DATA_STORIES, DATA_TEXT, DATA_SHARDS, DATA_NONE } DataKind;
 
@@ -47,74 +48,80 @@ typedef struct {
     DataKind kind;
     int has_tokenizer; // without one, samples are printed as token ids
     Tokenizer tokenizer;
-    int is_encoded; // text: its files are turned into shards first
-    int is_unknown; // must be encoded, but nothing may be written: no data is open, --steps may be auto
-    int is_warned;  // of what looks like a separator in the text
+    int is_encoded; // the data are text whose files are encoded into shards first
+    int is_unknown; // the data must be encoded, but nothing may be written: none are open
+    int is_warned;  // true once the user is warned of a likely separator in the text
     DataSources train, val;
-    Stories* stories; // the built-in corpus, NULL for other data:
+    Stories* stories; // the built-in corpus; NULL for other data
     uint16_t *train_stories, *val_stories;
     float* val_nats; // entropy of each validation token, in nats
-    // of the training data that --steps read; 0: unknown, or of data without an end
+    // passes over the training data that the run makes; 0: unknown, or the data are endless
     double epochs;
 } RunData;
 
-// Whether there are data to train on or to validate with.
+// Returns true if the run has data to train on or to validate with.
 static inline int run_data_has_tokens(const RunData* data) { return data->kind != DATA_NONE; }
 
-// True if the command line asks for validations: a run that does not train makes no others.
+// Returns true if the command line asks for validations. A run that does not train makes no others.
 static inline int run_data_is_asked_for(const Options* options) {
     return options->train_data[0] || (options->eval_every > 0 && options_given(options, "eval-every"));
 }
 
 // ---- tokens ----
 
-// Opens the tokenizer that goes with the data, or to generate text that of the model, and decides --tokenizer;
-// run_data_open opens the data when V and T are known. `model_path` is the path of the model's files, or NULL.
+// Opens the tokenizer of the data, or of the model if the run generates text, and decides
+// --tokenizer. run_data_open opens the data once V and T are known. `model_path` is the path of the
+// model's files, or NULL.
 void run_data_open_tokenizer(RunData* data, Settled* s, const char* model_path);
 
-// The id that separates documents: the last of every vocabulary.
+// Returns the id that separates documents: the tokenizer's, or without one the last of the
+// vocabulary.
 int run_data_eot(const RunData* data, int V);
 
-// The tokenizer that goes with the saved model, or NULL if the data are only token ids.
+// Returns the tokenizer to save with the model; NULL if the data are only token ids.
 const Tokenizer* run_data_saved_tokenizer(const RunData* data);
 
-// The tokens that samples start with: end-of-text, unless --start-token is off, then --prompt. An
-// empty prompt is end-of-text in any case. `ids` has room for max + 1; returns their number.
+// Sets `ids` to the tokens that samples start with: end-of-text, unless --start-token is off, then
+// --prompt. An empty prompt always means end-of-text. `ids` has room for max + 1. Returns the
+// number of tokens.
 int run_data_prompt(int* ids, int max, const RunData* data, const Options* options, int V);
 
-// The same for any text of `bytes`. Returns 0 with the reason in `error` if it cannot be encoded or is too long; else sets
-// *count.
+// Does the work of run_data_prompt for `text` of `bytes`, and sets *count to the number of tokens.
+// Returns 0 with the reason in `error` if it cannot be encoded or is too long.
 int run_data_try_prompt(int* ids, int* count, int max, const RunData* data, const Options* options, int V,
                         const char* text, size_t bytes, char* error);
 
-// Bytes of text that these targets stand for: those of end-of-text, and of -1, are 0. 0 without a tokenizer.
+// Returns the bytes of text that the targets stand for. End-of-text and -1 have none. Returns 0
+// without a tokenizer.
 double run_data_target_bytes(const RunData* data, const int* targets, size_t count);
 
 // ---- files ----
 
-// Opens the data and decides --steps and --epochs from the sizes of batches. Of --plan and --print-config the data may
-// stay unknown (data->is_unknown): then --steps stays as it is.
+// Opens the data, and decides --steps and --epochs from the batch sizes. With --plan and
+// --print-config the data may stay unknown (data->is_unknown); then --steps is unchanged.
 void run_data_open(RunData* data, Options* options);
 
-// Opens files as tokens of the run, which may be text or shards; after run_data_open. `data` and `list` stay.
+// Opens text or shards as tokens of the run, after run_data_open. `data` and `list` must outlive
+// `sources`.
 void run_data_open_text(DataSources* sources, const RunData* data, const Options* options, const char* list);
 
-// Sequences of a validation, of all processes, at most `epoch`, which is all of the data: those of
-// --eval-batches micro-batches, or as many whatever the batch.
+// Returns the number of sequences in a validation, on all ranks: those of --eval-batches
+// micro-batches, or with "auto" a number that does not depend on the batch; at most `epoch`, all of
+// the data.
 int64_t run_data_eval_sequences(const Options* options, uint64_t epoch);
 
-// Opens the loaders of training and validation data, and says what they will read; after run_data_open. `data`
-// stays where it is until they are closed.
+// Opens the loaders of training and validation data, and prints what they will read; after
+// run_data_open. `data` must stay in place until they are closed.
 void run_data_open_loaders(Dataloader* train, Dataloader* val, const RunData* data, const Settled* s);
 
 // Prints the start of a line about the run's data.
 void run_data_print(FILE* file, const RunData* data);
 
-// --verify-data: checks all files and says so. Returns the exit status.
+// Checks all files, for --verify-data, and prints the result. Returns the exit status.
 int run_data_verify(const Options* options);
 
-// The entropy, in nats per token, of the targets that a validation of `sequences` looks at; NAN
-// if unknown.
+// Returns the entropy, in nats per token, of the targets of a validation of `sequences`; NAN if
+// unknown.
 double run_data_floor(const RunData* data, int64_t sequences);
 
 void run_data_close(RunData* data);
@@ -158,7 +165,7 @@ static void run_data_stories_tokenizer_(RunData* data) {
     free(word);
 }
 
-// How text is read and encoded.
+// Returns how text is read and encoded.
 static EncodedText run_data_text_(const Options* options, const Bpe* bpe, const char* directory) {
     const TextDataMode mode = options_only_look(options) ? TEXT_DATA_FIND : TEXT_DATA_ENCODE;
     const EncodedText text = {bpe, options->text_field, options->separator, directory, stdout, mode,
@@ -166,8 +173,8 @@ static EncodedText run_data_text_(const Options* options, const Bpe* bpe, const 
     return text;
 }
 
-// --tokenizer bpe:N: sets path (PATH_MAX) to the vocabulary beside the run, which is trained on the text the
-// first time; unless nothing may be written: then path is "". Returns N.
+// Sets path (PATH_MAX) to the vocabulary of --tokenizer bpe:N in --out. Trains it on the text if it
+// does not exist yet; if nothing may be written, path is "" instead. Returns N.
 static int run_data_own_vocabulary_(RunData* data, const Options* options, char* path) {
     char* end;
     const long V = strtol(options->tokenizer + strlen("bpe:"), &end, 10);
@@ -205,7 +212,8 @@ static int run_data_own_vocabulary_(RunData* data, const Options* options, char*
     return (int)V;
 }
 
-// A stand-in for a vocabulary of V tokens that is not trained yet: it has its size, and knows bytes.
+// Opens a stand-in for a vocabulary of V tokens that is not trained yet: it has that size and
+// encodes bytes.
 static void run_data_untrained_tokenizer_(Tokenizer* tokenizer, int V) {
     memset(tokenizer, 0, sizeof(*tokenizer));
     tokenizer->kind = "gpt2";
@@ -230,7 +238,7 @@ static void run_data_file_tokenizer_(RunData* data, const Options* options) {
     }
 }
 
-// A run that only evaluates or converts: no data, and a tokenizer only if there is one.
+// Opens no data, for a run that only evaluates or converts, and only the tokenizer that is named.
 static void run_data_no_data_(RunData* data, const Options* options) {
     data->kind = DATA_NONE;
     data->has_tokenizer = options->tokenizer[0] != '\0';
@@ -239,7 +247,8 @@ static void run_data_no_data_(RunData* data, const Options* options) {
     }
 }
 
-// Without --train-data: the built-in stories, or no data for a model with other tokens.
+// Opens the data of a run without --train-data: the built-in stories, or none for a model with
+// other tokens.
 static void run_data_no_files_(RunData* data, const Settled* s) {
     const Options* options = &s->options;
     RunData stories;
@@ -252,12 +261,12 @@ static void run_data_no_files_(RunData* data, const Settled* s) {
     data->kind = DATA_STORIES;
     data->has_tokenizer = 1;
     if (options->tokenizer[0]) {
-        tokenizer_open_file(&data->tokenizer, options->tokenizer); // in its place: it points into itself
+        tokenizer_open_file(&data->tokenizer, options->tokenizer); // opened in place: it points into itself
         data->kind = tokenizer_is_same(&data->tokenizer, &stories.tokenizer) ? DATA_STORIES : DATA_NONE;
     }
     if (data->kind == DATA_STORIES) {
         tokenizer_close(&data->tokenizer);
-        data->tokenizer = stories.tokenizer; // words do not
+        data->tokenizer = stories.tokenizer; // a tokenizer of words does not point into itself
         data->stories = stories.stories;
         return;
     }
@@ -271,7 +280,7 @@ static void run_data_no_files_(RunData* data, const Settled* s) {
     }
 }
 
-// Opens the tokenizer of the model that generates text; no data exist then.
+// Opens the tokenizer of the model that generates text, without data.
 static void run_data_text_tokenizer_(RunData* data, const Options* options, const char* model_path) {
     data->kind = DATA_NONE;
     if (!options->tokenizer[0]) {
@@ -347,7 +356,7 @@ int run_data_prompt(int* ids, int max, const RunData* data, const Options* optio
     }
     const int ok =
         !text[0] || run_data_try_prompt(ids, &count, max, data, options, V, text, strlen(text), error);
-    CHECK(ok || !data->tokenizer.decode_only, "--%s", error); // the file is to blame, not the command line
+    CHECK(ok || !data->tokenizer.decode_only, "--%s", error); // the file is wrong, not the command line
     if (!ok) {
         die_usage("--%s", error);
     }
@@ -364,21 +373,21 @@ double run_data_target_bytes(const RunData* data, const int* targets, size_t cou
 
 // ---- files ----
 
-// Tokens of n batches (at least one), up to a limit, and one more as the last target. The product may be too
-// large for any integer, because users may ask for anything.
+// Returns the tokens of `parts` (at least one), up to a limit, and one more as the last target.
+// Users may ask for anything, so the product may overflow any integer.
 static size_t run_data_stories_tokens_(int64_t parts, int64_t part_tokens) {
     const int64_t max = RUN_DATA_STORIES_MAX_TOKENS;
     parts = parts > 1 ? parts : 1;
     return (size_t)(parts <= max / part_tokens ? parts * part_tokens : max) + 1;
 }
 
-// Sequences of all validation stories.
+// Returns the number of sequences of validation stories.
 static int64_t run_data_stories_validated_(const Options* options) {
     return options->eval_batches > 0 ? (int64_t)options->eval_batches * options->batch
                                      : RUN_DATA_EVAL_CPU / options->seq_len;
 }
 
-// Writes the built-in corpus: enough training text that nothing is read twice, up to a limit.
+// Generates the built-in corpus: enough training text that nothing is read twice, up to a limit.
 static void run_data_stories_(RunData* data, Options* options) {
     if (options->steps == OPTION_AUTO) {
         options->steps = RUN_DATA_STORIES_STEPS;
@@ -395,7 +404,8 @@ static void run_data_stories_(RunData* data, Options* options) {
     mixture_open_memory(&data->val, data->val_stories, val, options->vocab_size, "built-in stories");
 }
 
-// Opens a list of files, or the shards of text that is encoded first. Returns whether they are known.
+// Opens a list of files, or the shards of text that is encoded first. Returns 0 if the shards are
+// unknown.
 static int run_data_sources_(DataSources* sources, const RunData* data, const Options* options,
                              const char* list, const char* directory) {
     const int is_text = mixture_kind(list) == TOKENS_TEXT;
@@ -421,7 +431,7 @@ static int run_data_sources_(DataSources* sources, const RunData* data, const Op
     return shards != NULL;
 }
 
-// The number of files of a list, which must all exist: missing ones are reported before others are encoded.
+// Returns the number of files in a list. Reports missing files now, before others are encoded.
 static size_t run_data_count_files_(const char* list) {
     SourceList sources;
     size_t count = 0;
@@ -439,8 +449,8 @@ static size_t run_data_count_files_(const char* list) {
     return count;
 }
 
-// Where encoded text goes: beside the run or, without --out, into a directory that is removed as soon as it
-// is mapped. Sets path (PATH_MAX). Returns 0 if there is no such directory and none may be created.
+// Sets path (PATH_MAX) to the directory for encoded text: in --out, or a temporary one that is
+// removed once its files are mapped. Returns 0 if it does not exist and may not be created.
 static int run_data_encoded_directory_(const Options* options, char* path) {
     const int is_kept = options->out[0] != '\0';
     if (is_kept) {
@@ -457,7 +467,7 @@ static int run_data_encoded_directory_(const Options* options, char* path) {
     return 1;
 }
 
-// Refuses options that do not go together.
+// Refuses options that do not fit the data.
 static void run_data_check_files_(const RunData* data, const Options* options) {
     const int is_text = data->is_encoded || data->kind == DATA_TEXT;
     if (options->separator[0] && !is_text) {
@@ -471,14 +481,14 @@ static void run_data_check_files_(const RunData* data, const Options* options) {
     }
 }
 
-// Opens the files. Returns whether the data is known.
+// Opens the files. Returns 0 if the data are unknown.
 static int run_data_files_(RunData* data, const Options* options) {
     char directory[PATH_MAX] = "";
     run_data_check_files_(data, options);
     const size_t files =
         run_data_count_files_(options->train_data) + run_data_count_files_(options->val_data);
-    if (data->kind ==
-        DATA_TEXT) { // bytes that cannot be mapped: divided, of too many files, packed or in fields
+    // Bytes cannot be mapped if the text is split, compressed, in fields or in too many files.
+    if (data->kind == DATA_TEXT) {
         data->is_encoded = options->separator[0] || files > RUN_DATA_MAPPED_FILES ||
                            !encoded_text_is_plain(options->train_data) ||
                            (options->val_data[0] && !encoded_text_is_plain(options->val_data));
@@ -498,7 +508,8 @@ static int run_data_files_(RunData* data, const Options* options) {
 
 // ---- the whole ----
 
-// Makes the rows. Validation reads in order, and rows sorted by length would start with short documents only.
+// Packs the documents into rows. Validation reads in order, and rows sorted by length would start
+// with short documents only.
 static void run_data_rows_(RunData* data, const Options* options) {
     const Packing pack = (Packing)options->pack, val_pack = pack == PACK_UNIFORM ? PACK_DYNAMIC : pack;
     const int eot = run_data_eot(data, options->vocab_size);
@@ -509,7 +520,7 @@ static void run_data_rows_(RunData* data, const Options* options) {
     mixture_pack(&data->val, val_pack, options->seq_len, eot, (DocumentMask)options->doc_mask);
 }
 
-// Refuses --epochs where the data have no end, or with --steps.
+// Refuses --epochs for endless data, or together with --steps.
 static void run_data_check_epochs_(const RunData* data, const Options* options) {
     if (options->epochs <= 0) {
         return;
@@ -524,8 +535,8 @@ static void run_data_check_epochs_(const RunData* data, const Options* options) 
     }
 }
 
-// The steps of an epoch, or of --epochs, whose last update would not be whole; from now on --steps
-// has their number.
+// Sets --steps to the updates of one epoch or of --epochs. An update that would not be whole is
+// left out.
 static void run_data_epochs_(RunData* data, Options* options) {
     const int64_t tokens = (int64_t)mixture_epoch(&data->train) * options->seq_len;
     const int64_t steps = tokens > options->total_batch ? tokens / options->total_batch : 1;
@@ -546,8 +557,8 @@ static void run_data_epochs_(RunData* data, Options* options) {
                        : (double)options->steps * (double)options->total_batch / (double)tokens;
 }
 
-// Shards do not say their vocabulary. Says it if GPT-2's, which they get by default, seems far too
-// large.
+// Warns if the vocabulary is GPT-2's by default and seems far too large. Shards do not state
+// theirs.
 static void run_data_check_vocabulary_(const RunData* data, const Options* options) {
     const int is_default = data->kind == DATA_SHARDS && !data->has_tokenizer &&
                            options->vocab_size == GPT2_VOCAB && !options_given(options, "vocab-size") &&
@@ -605,7 +616,7 @@ void run_data_open_text(DataSources* sources, const RunData* data, const Options
 
 // ---- reading ----
 
-// With --eval-batches auto.
+// Returns the sequences of a validation for --eval-batches auto.
 static int64_t run_data_usual_sequences_(const Options* options) {
     const int tokens = options->program.trainer == OPTION_GPU ? RUN_DATA_EVAL_GPU : RUN_DATA_EVAL_CPU;
     return tokens > options->seq_len ? tokens / options->seq_len : 1;
@@ -618,7 +629,7 @@ int64_t run_data_eval_sequences(const Options* options, uint64_t epoch) {
     return wanted > 0 && (uint64_t)wanted < epoch ? wanted : (int64_t)epoch;
 }
 
-// The loader of the validation data: a validation is one update.
+// Opens the loader of the validation data, where a validation counts as one update.
 static void run_data_open_validation_(Dataloader* val, const RunData* data, const Settled* s) {
     const Options* options = &s->options;
     DataloaderSettings in_order;
@@ -631,7 +642,7 @@ static void run_data_open_validation_(Dataloader* val, const RunData* data, cons
     dataloader_open(val, &data->val, in_order);
 }
 
-// Prints which part of an update is empty: rows of micro-batches without a sequence.
+// Prints the share of an update that is empty: rows of micro-batches without a sequence.
 static void run_data_print_batches_(const Settled* s) {
     const int64_t n = s->ranks.size, rows = (s->micro_batches + n - 1) / n * n * s->options.batch;
     if (rows > s->sequences) {

@@ -1,12 +1,12 @@
 /*
-settled.h -- the settings of a run: every option with its decided value, and the facts that follow from them.
+settled.h -- the settings of a run: every option with its decided value, and what follows from them.
 
-    Options    input: the command line, the file of --config, the checkpoint to continue from. Nobody writes them.
-    settle     decides each "auto" once, in one order (resolve.h)
+    Options    input: the command line, the file of --config, the checkpoint to resume; read-only
+    settle     decides each "auto" once, in a fixed order (resolve.h)
     Settled    the result: all later code reads it
 
-What depends on the memory of the device is decided last, by functions from one Settled to another (plan/fit.h,
-plan/memory_limit.h).
+Settings that depend on the memory of the device are decided last, by functions that return a new
+Settled (plan/fit.h, plan/memory_limit.h).
 */
 #ifndef LLMC_SETTLED_H
 #define LLMC_SETTLED_H
@@ -23,8 +23,8 @@ plan/memory_limit.h).
 #include "llmc/setup/options.h"
 
 typedef struct {
-    Options options;        // with decided values
-    ModelUse use;           //
+    Options options; // with decided values
+    ModelUse use;
     Ranks ranks;            // which rank this is, and how the run is divided
     SafeTensorsDtype dtype; // type of the parameters in memory
     ModelConfig cfg;
@@ -35,11 +35,11 @@ typedef struct {
     Optimizer optimizer; // with its master weights
     size_t element_bytes, gradient_bytes;
     SafeTensorsDtype saved_dtype; // type of the weights in a checkpoint: of master weights, if any
-    int64_t sequences;            // of an update
-    int64_t micro_batches;        // of an update, on all ranks
-    int decode_batch;             // sequences generated at a time: a run that trains samples one by one
+    int64_t sequences;            // number of sequences in an update
+    int64_t micro_batches;        // number of micro-batches in an update, on all ranks
+    int decode_batch;             // sequences generated at a time; 1 in training, which samples one by one
 
-    size_t nccl_bytes; // of GPU memory that NCCL was found to take
+    size_t nccl_bytes; // GPU memory that NCCL was found to use
 } Settled;
 
 // ---- facts that follow from options ----
@@ -97,7 +97,7 @@ static inline void settled_conclude(Settled* s) {
     s->decode_batch = s->use == USE_GENERATE ? o->batch : 1;
 }
 
-// Returns the settings that decided options mean. settle() is for options that still have to be decided.
+// Returns the settings for options without any "auto"; settle() is for the others.
 static inline Settled settled_of(const Options* options, ModelConfig cfg, ModelUse use, Ranks ranks,
                                  SafeTensorsDtype dtype) {
     Settled s;
@@ -114,8 +114,8 @@ static inline Settled settled_of(const Options* options, ModelConfig cfg, ModelU
 
 // ---- other ways to run the same updates ----
 
-// Returns the settings with a micro-batch `parts` times smaller, a level of recomputation and a place of the optimizer's
-// state. A validation keeps its sequences.
+// Returns the settings with a micro-batch `parts` times smaller, another level of recomputation and
+// another place for the optimizer's state. A validation keeps its sequences.
 static inline Settled settled_with(const Settled* s, int parts, int recompute, int offload_optimizer) {
     Settled other = *s;
     options_divide_batch(&other.options, parts);
