@@ -3,25 +3,25 @@
 # ---- settings: make NAME=value ----
 PLATFORM := $(shell uname -s)-$(shell uname -m)
 CC     ?= cc
-# Instruction set: native, x86-64-v3, or options of the compiler. The vectors' width follows it
-# (llmc/base/vec.h). Apple's clang has no such name for its own processors, and takes their vectors
+# Instruction set: native, x86-64-v3, or options of the compiler. It determines the vector width
+# (llmc/base/vec.h). Apple's clang has no such name for its own processors, and uses their vectors
 # anyway.
 MARCH  ?= $(if $(filter Darwin-arm64,$(PLATFORM)),,native)
 override MARCH := $(foreach word,$(MARCH),$(if $(filter -%,$(word)),,-march=)$(word))
 OPT    ?= -O3
-MODULES_OPT ?=              # more flags for what is compiled once (COMPILED) and does not compute (KERNEL_ROOMS)
+MODULES_OPT ?=              # more flags for modules (COMPILED) without kernels (not in KERNEL_ROOMS)
 # Empty: one thread. Apple's clang comes without OpenMP; with Homebrew's libomp:
 # OPENMP="-Xpreprocessor -fopenmp -I$(brew --prefix libomp)/include" LDLIBS="-L$(brew --prefix libomp)/lib -lomp"
 OPENMP ?= $(if $(filter Darwin-%,$(PLATFORM)),,-fopenmp)
 V      ?=                   # 1: show the compilers' commands
 WERROR ?=                   # -Werror in `make test` and `make lint`
-MPI    ?= mpicc             # MPI's compiler, where it is: for runs of several processes. Empty: without
-# Directories, with blanks if you like: of `make run`; of `make install`, under DESTDIR
+MPI    ?= mpicc             # MPI's compiler, for runs on several ranks, if installed. Empty: without MPI
+# Directories of `make run`, and of `make install`, under DESTDIR; they may contain blanks
 OUT    ?= out/quickstart
 PREFIX ?= /usr/local
 
-# Contraction is asked for: a standard mode of the compiler would keep a*b+c from becoming one instruction.
-# No -ffast-math: NaN and infinity must be seen.
+# -ffp-contract: in its standard mode the compiler would not turn a*b+c into one instruction.
+# No -ffast-math: NaN and infinity must stay visible.
 override CFLAGS += -std=gnu11 $(OPT) $(MARCH) -ffp-contract=fast -fno-math-errno -fno-trapping-math \
     $(strip $(OPENMP)) -Wall -Wextra -Wno-unused-function $(if $(strip $(OPENMP)),,-Wno-unknown-pragmas) \
     $(strip $(WERROR)) -D_GNU_SOURCE -pthread -MMD -MP
@@ -29,40 +29,41 @@ override LDLIBS += -lm
 
 comma := ,
 quoted = '$(subst ','\'',$(1))'
-# Before a compiler's command: says what is made, instead of the command, which V=1 shows.
+# Goes before a compiler's command: prints the target instead of the command, which V=1 shows.
 quiet = $(if $(strip $(V)),,@$(if $(findstring s,$(firstword -$(MAKEFLAGS))),,echo "  $(firstword $(1))  $@";))
 
-# Libraries for compressed data, where they are: GZIP (ISA-L unpacks .gz faster than zlib), ZSTD and SNAPPY. Without one, what it
-# would read is refused by name.
+# Libraries for compressed data, if installed: GZIP (ISA-L decompresses .gz faster than zlib), ZSTD
+# and SNAPPY. Without one, its files are refused by a message that names the library.
 HAVE_ZLIB := $(shell printf '#include <zlib.h>\n' | $(CC) -E - >/dev/null 2>&1 && echo 1)
 HAVE_ISAL := $(shell printf '#include <isa-l/igzip_lib.h>\n' | $(CC) -E - >/dev/null 2>&1 && echo 1)
 HAVE_ZSTD := $(shell printf '#include <zstd.h>\n' | $(CC) -E - >/dev/null 2>&1 && echo 1)
 HAVE_SNAPPY := $(shell printf '#include <snappy-c.h>\n' | $(CC) -E - >/dev/null 2>&1 && echo 1)
-PACKED_FLAGS := $(if $(HAVE_ZLIB),-DHAVE_ZLIB) $(if $(HAVE_ISAL),-DHAVE_ISAL) $(if $(HAVE_ZSTD),-DHAVE_ZSTD) $(if $(HAVE_SNAPPY),-DHAVE_SNAPPY)
-PACKED_LIBS := $(if $(HAVE_ZLIB),-lz) $(if $(HAVE_ISAL),-lisal) $(if $(HAVE_ZSTD),-lzstd) $(if $(HAVE_SNAPPY),-lsnappy)
-override CFLAGS += $(PACKED_FLAGS)
-override LDLIBS += $(if $(filter Darwin-%,$(PLATFORM)),,-Wl$(comma)--as-needed) $(PACKED_LIBS)
+COMPRESSION_FLAGS := $(if $(HAVE_ZLIB),-DHAVE_ZLIB) $(if $(HAVE_ISAL),-DHAVE_ISAL) $(if $(HAVE_ZSTD),-DHAVE_ZSTD) $(if $(HAVE_SNAPPY),-DHAVE_SNAPPY)
+COMPRESSION_LIBS := $(if $(HAVE_ZLIB),-lz) $(if $(HAVE_ISAL),-lisal) $(if $(HAVE_ZSTD),-lzstd) $(if $(HAVE_SNAPPY),-lsnappy)
+override CFLAGS += $(COMPRESSION_FLAGS)
+override LDLIBS += $(if $(filter Darwin-%,$(PLATFORM)),,-Wl$(comma)--as-needed) $(COMPRESSION_LIBS)
 
-# What MPI's compiler adds, for Open MPI, MPICH and Intel MPI alike. Only comm_mpi.o sees its header.
-MPI_SAYS := $(if $(strip $(MPI)),$(shell $(strip $(MPI)) -show 2>/dev/null))
-HAVE_MPI := $(if $(MPI_SAYS),$(shell printf '#include <mpi.h>\n' | $(CC) $(filter -I%,$(MPI_SAYS)) -E - >/dev/null 2>&1 && echo 1))
-MPI_FLAGS := $(if $(HAVE_MPI),-DHAVE_MPI $(filter -I% -D%,$(MPI_SAYS)))
-MPI_LIBS := $(if $(HAVE_MPI),$(filter -L% -l% -Wl$(comma)-rpath% -Wl$(comma)/%,$(MPI_SAYS)))
+# Flags that MPI's compiler adds, for Open MPI, MPICH and Intel MPI alike. Only comm_mpi.o sees its
+# header.
+MPI_SHOW := $(if $(strip $(MPI)),$(shell $(strip $(MPI)) -show 2>/dev/null))
+HAVE_MPI := $(if $(MPI_SHOW),$(shell printf '#include <mpi.h>\n' | $(CC) $(filter -I%,$(MPI_SHOW)) -E - >/dev/null 2>&1 && echo 1))
+MPI_FLAGS := $(if $(HAVE_MPI),-DHAVE_MPI $(filter -I% -D%,$(MPI_SHOW)))
+MPI_LIBS := $(if $(HAVE_MPI),$(filter -L% -l% -Wl$(comma)-rpath% -Wl$(comma)/%,$(MPI_SHOW)))
 override LDLIBS += $(MPI_LIBS)
 
 BUILD  ?= build/plain
-# Modules that are not mathematics are compiled once, into libllmc.a: what stands behind #ifdef NAME_IMPLEMENTATION in
-# their headers.
+# Modules are compiled once, into libllmc.a: the part of their header behind
+# #ifdef NAME_IMPLEMENTATION.
 COMPILED := $(shell grep -sl '_IMPLEMENTATION$$' llmc/*.h llmc/*/*.h)
 LIBRARY = $(BUILD)/libllmc.a
 HEADERS = $(wildcard llmc/*.h llmc/*/*.h llmc/*/*.cuh)
 
-# What is built depends on the compiler and its flags, too: the file `flags` of a build has those it was made with, and
-# is out of date where they differ. So a library that was installed since, or another MARCH, takes effect. Warnings
-# change no code.
+# A build depends on the compiler and its flags, too: its file `flags` records them, and is out of
+# date if they differ. So a newly installed library, or another MARCH, takes effect. Warnings change
+# no code.
 FLAGS := $(strip $(CC) $(filter-out -Werror,$(CFLAGS)) $(strip $(MODULES_OPT)) $(MPI_FLAGS) $(LDLIBS))
-# `--version` says which commit a program is of; only the programs depend on it. Where git cannot be asked, by root for
-# example, what it said last stays.
+# `--version` names a program's commit; only the programs depend on it. If git does not answer, for
+# root for example, its last answer stays.
 PROGRAMS = $(BUILD)/train_gpt2 $(BUILD)/tokenize
 COMMIT := $(or $(shell git --git-dir=.git describe --always --dirty 2>/dev/null),$(shell cat $(BUILD)/commit 2>/dev/null))
 $(PROGRAMS): override CFLAGS += $(if $(COMMIT),-DGIT_COMMIT='"$(COMMIT)"')
@@ -73,7 +74,7 @@ $(BUILD)/commit: TEXT = $(COMMIT)
 $(BUILD)/commit: $(call stale,$(BUILD)/commit,$(COMMIT))
 
 .DEFAULT_GOAL := train_gpt2
-# What looks whether the processor has this build's instructions may use none of them itself.
+# The code that checks whether the processor has this build's instructions must not use them itself.
 BASE_CFLAGS = -std=gnu11 -O2 $(if $(findstring x86_64,$(shell $(CC) -dumpmachine)),-march=x86-64) -Wall -Wextra -D_GNU_SOURCE -MMD -MP
 
 KERNEL_ROOMS = ops bf16 optim parallel tokenizer
@@ -100,12 +101,12 @@ include dev/gpu.mk  # the GPU trainer, its tests and benches; the simulated GPU
 .SECONDARY:
 
 train_gpt2: $(BUILD)/train_gpt2  ## the trainer on the CPU
-	@rm -f $@ && cp $< $@  # a running program cannot be written over
+	@rm -f $@ && cp $< $@  # a running program cannot be overwritten
 
 train_gpt2cu: $(GPU_BUILD)/train_gpt2  ## the trainer on an NVIDIA GPU; needs nvcc
 	@rm -f $@ && cp $< $@
 
-tokenize: $(BUILD)/tokenize  ## turns text, .jsonl or .parquet files into shards of tokens; trains vocabularies
+tokenize: $(BUILD)/tokenize  ## turn text, .jsonl or .parquet files into shards of tokens; train vocabularies
 	@rm -f $@ && cp $< $@
 
 help:       ## this list
@@ -113,7 +114,7 @@ help:       ## this list
 	    for (i = 1; i <= n; i++) { if (at + 1 + length(word[i]) > 79) { printf "\n%28s", ""; at = 28 } \
 	        printf " %s", word[i]; at += 1 + length(word[i]) } print "" }' Makefile dev/gpu.mk
 
-# The GPU trainer where there is a GPU and nvcc.
+# The GPU trainer, if this machine has a GPU and nvcc.
 RUN_TRAINER = train_gpt2$(if $(and $(shell command -v $(NVCC) 2>/dev/null),$(shell nvidia-smi -L 2>/dev/null)),cu)
 run: $(RUN_TRAINER)  ## train on the built-in stories for a minute or two, without a download, or continue; results in out/quickstart
 	./$(RUN_TRAINER)$(if $(filter train_gpt2,$(RUN_TRAINER)), --matmul auto) --out $(call quoted,$(OUT)) --resume auto
@@ -121,7 +122,7 @@ run: $(RUN_TRAINER)  ## train on the built-in stories for a minute or two, witho
 check:      ## a quick test: the plain build and its tests; TEST=json: only those whose names contain it
 	@dev/test/run.sh check $(TEST)
 
-test:       ## what needs no GPU; ends with `N passed, N failed, N skipped`
+test:       ## all tests that need no GPU; ends with `N passed, N failed, N skipped`
 	@dev/test/run.sh test
 
 print-%:
@@ -136,10 +137,10 @@ format:     ## clang-format all sources in place
 bench-cpu: $(BUILD)/bench_cpu  ## matmuls, attention and memory-bound operations against this machine's peak
 	$(BUILD)/bench_cpu
 
-bench-tokenizer: $(BUILD)/bench_tokenizer  ## text to tokens, and training a vocabulary; TEXT=FILE, GPT2_VOCAB=FILE
+bench-tokenizer: $(BUILD)/bench_tokenizer  ## speed of encoding text, and of training a vocabulary; TEXT=FILE, GPT2_VOCAB=FILE
 	$(BUILD)/bench_tokenizer $(if $(TEXT),--text $(TEXT)) $(if $(GPT2_VOCAB),--vocabulary $(GPT2_VOCAB))
 
-soak:       ## long tests: the rest of what needs no GPU, learning down to the floor, kills, fuzzing, forgotten waits
+soak:       ## long tests: the remaining tests without a GPU, learning down to the floor, kills, fuzzing, forgotten waits
 	@dev/test/soak.sh
 
 # One line per source: call COMMAND,compiler and flags,file. clangd reads CUDA sources for the host.
@@ -162,7 +163,7 @@ uninstall:
 clean:      ## remove what was built
 	rm -rf build train_gpt2 train_gpt2cu tokenize
 
-# Every program is one source file and the headers it includes.
+# Every program is one source file, the headers it includes, and the library.
 vpath %.c . dev/test/fuzz dev/bench dev/data
 $(BUILD)/flags $(BUILD)/commit $(GPU_BUILD)/flags $(GPU_BUILD)/commit:
 	@mkdir -p $(@D)

@@ -1,14 +1,14 @@
 # gpu.mk -- part of the Makefile: the GPU trainer, its tests and benches, and the simulated GPU.
 
 # ---- settings: make NAME=value ----
-NVCC   ?= nvcc              # of CUDA 12 or 13
-NVCCFLAGS ?=                # more of its flags: NVCCFLAGS='-ccbin g++-12' chooses the compiler of the host's code
-ARCH   ?=                   # GPU architecture, sm_90a for example; empty: that of this machine's GPU
-PRECISION ?= BF16           # BF16, FP16 or FP32: of the GPU trainer's weights and activations
-USE_CUDNN ?=                # 1: attention by cuDNN 9; wants its headers, those of cudnn-frontend, and NVRTC
+NVCC   ?= nvcc              # compiler of CUDA 12 or 13
+NVCCFLAGS ?=                # more flags for it: NVCCFLAGS='-ccbin g++-12' chooses the compiler of host code
+ARCH   ?=                   # GPU architecture, such as sm_90a; empty: that of this machine's GPU
+PRECISION ?= BF16           # BF16, FP16 or FP32: type of the GPU trainer's weights and activations
+USE_CUDNN ?=                # 1: attention by cuDNN 9; needs its headers, those of cudnn-frontend, and NVRTC
 CUDNN_FRONTEND ?= build/cudnn-frontend/include
-NCCL   ?= -lnccl            # for several processes, where nvcc has nccl.h. Empty: without
-KIT    ?=                   # of `make gpu-kit`: what goes in (dev/bench/gpu_kit.sh); empty: everything
+NCCL   ?= -lnccl            # for several ranks, if nvcc has nccl.h. Empty: without NCCL
+KIT    ?=                   # contents of `make gpu-kit` (dev/bench/gpu_kit.sh); empty: everything
 TOY    ?=                   # 1: a kit of the simulated GPU
 
 override PRECISION := $(shell echo '$(strip $(PRECISION))' | tr a-z A-Z)
@@ -16,7 +16,8 @@ ifeq ($(filter BF16 FP16 FP32,$(PRECISION)),)
 $(error PRECISION=$(PRECISION): wanted BF16, FP16 or FP32)
 endif
 
-# Without a GPU to ask, the code is compiled for Hopper. Each object carries what it was compiled for in its path.
+# Without a GPU, the code is compiled for Hopper. The path of each object has its architecture and
+# precision.
 GPU_ARCH := $(strip $(or $(strip $(ARCH)),$(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | \
     head -n 1 | sed -n 's/^\([0-9]*\)\.\([0-9]*\)$$/sm_\1\2/p' | sed 's/^sm_90$$/sm_90a/'),sm_90a))
 GPU_BUILD = build/cuda/$(GPU_ARCH)-$(PRECISION)
@@ -26,7 +27,7 @@ override NVCCFLAGS += -std=c++17 -O3 -arch=$(GPU_ARCH) -DGPU_SM=$(shell echo '$(
 NVCC_HOME := $(patsubst %/bin/,%,$(dir $(realpath $(shell command -v $(NVCC)))))
 HAVE_NCCL := $(if $(and $(strip $(NCCL)),$(NVCC_HOME)),$(shell printf '#include <nccl.h>\n' | $(CC) -I$(NVCC_HOME)/include -E - >/dev/null 2>&1 && echo 1))
 override NVCCFLAGS += $(if $(HAVE_NCCL),-DHAVE_NCCL)
-GPU_LIBS = -lcublasLt $(if $(HAVE_NCCL),-L$(NVCC_HOME)/lib $(strip $(NCCL))) $(PACKED_LIBS) $(patsubst -Wl$(comma)%,-Xlinker %,$(MPI_LIBS))
+GPU_LIBS = -lcublasLt $(if $(HAVE_NCCL),-L$(NVCC_HOME)/lib $(strip $(NCCL))) $(COMPRESSION_LIBS) $(patsubst -Wl$(comma)%,-Xlinker %,$(MPI_LIBS))
 ifeq ($(strip $(USE_CUDNN)),1)
 ifeq ($(wildcard $(CUDNN_FRONTEND)/cudnn_frontend.h),)
 $(error USE_CUDNN: no cudnn_frontend.h in $(CUDNN_FRONTEND): scripts/install_deps.sh --cudnn, or set CUDNN_FRONTEND)
@@ -55,7 +56,7 @@ test-gpu: $(GPU_TESTS:%=$(GPU_BUILD)/%) $(GPU_BUILD)/test_gpt2  ## the tests of 
 	@set -e; for test in $^; do $$test; done
 gpu-tests: $(GPU_TESTS:%=$(GPU_BUILD)/%)
 
-bench: $(GPU_BUILD)/bench_gpu  ## every kernel and product of 124M and 1558M on a GPU, against its peak
+bench: $(GPU_BUILD)/bench_gpu  ## every kernel and matmul of 124M and 1558M on a GPU, against its peak
 	$(GPU_BUILD)/bench_gpu --model d12 --batch 64
 	$(GPU_BUILD)/bench_gpu --model d48 --batch 16
 
@@ -79,13 +80,15 @@ $(GPU_BUILD)/%: %.cu $(GPU_BUILD)/libllmc.a Makefile $(GPU_BUILD)/flags
 	@mkdir -p $(@D)
 	$(call quiet,$(NVCC))$(NVCC) $(NVCCFLAGS) -I. $< $(GPU_BUILD)/libllmc.a -o $@ $(GPU_LIBS)
 
-# The simulated GPU (dev/cusim): CUDA sources compiled by the C++ compiler. build/sim/MODE/test_ROOM, and the trainer and
-# its test by precision: build/sim/PRECISION/train_gpt2cu, build/sim/PRECISION-MODE/test_gpt2.
+# The simulated GPU (dev/cusim): CUDA sources compiled by the C++ compiler.
+# build/sim/MODE/test_ROOM, and the trainer and its test by precision: build/sim/PRECISION/train_gpt2cu,
+# build/sim/PRECISION-MODE/test_gpt2.
 SIM_MODES = plain asan tsan msan
-SIM_BUILD = SIM_LIBS='$(PACKED_LIBS) $(MPI_LIBS)' dev/cusim/build.sh
+SIM_BUILD = SIM_LIBS='$(COMPRESSION_LIBS) $(MPI_LIBS)' dev/cusim/build.sh
 SIM_SOURCES = $(HEADERS) $(wildcard train_gpt2.c dev/cusim/include/* dev/cusim/src/* dev/test/lib/*) dev/cusim/build.sh
 define SIM_RULES
-# What all programs of a mode link: .done says that it is built, .base when it last changed.
+# Objects that all programs of a mode link: .done marks that they are built, .base when they last
+# changed.
 build/sim/$(1).done: $(SIM_SOURCES) $(if $(filter asan tsan,$(1)),build/sim/plain.done)
 	+dev/cusim/build.sh $(1) build/sim/$(1).base && touch $$@
 build/sim/$(1).base: build/sim/$(1).done
@@ -96,7 +99,7 @@ build/sim/%-$(1)/test_gpt2.o: test_gpt2.cu | build/sim/$(1).done
 	CUSIM_FLAGS=-DPRECISION_$$* $(SIM_BUILD) $$< $(1) $$@
 build/sim/%-$(1)/test_gpt2: build/sim/%-$(1)/test_gpt2.o build/sim/$(1).base
 	$(SIM_BUILD) $$< $(1) $$@ dev/test/lib/cpu_trainer.c
-# sim-MODE: its tests; the whole model's in BF16, and plainly in FP32, too.
+# sim-MODE: the tests of a mode; the whole model in BF16, in plain mode also in FP32.
 sim-$(1): $(GPU_TESTS:%=build/sim/$(1)/%) $(patsubst %,build/sim/%-$(1)/test_gpt2,BF16 $(if $(filter plain,$(1)),FP32))
 endef
 $(foreach mode,$(SIM_MODES),$(eval $(call SIM_RULES,$(mode))))

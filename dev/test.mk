@@ -1,7 +1,7 @@
 # test.mk -- part of the Makefile: the tests' programs, and when each test runs again.
 
-# The tests of a room are one program, test_ROOM. These files are programs of their own: collectives has a
-# main(), the others set a constant of a module that the tests beside them use as it is.
+# The tests of a room are one program, test_ROOM. These files are separate programs: collectives has
+# its own main(), the others change a constant of a module that other tests use unchanged.
 ALONE = collectives bpe_split documents encode_threads attention_small offload
 alone_sources = $(wildcard $(foreach name,$(ALONE),dev/test/*/test_$(name).$(1)))
 test_sources = $(filter-out $(call alone_sources,$(1)),$(wildcard dev/test/$(2)/test_*.$(1)))
@@ -10,7 +10,7 @@ test_programs = $(addprefix test_,$(call test_rooms,$(1))) $(basename $(notdir $
 
 TESTS := $(call test_programs,c)
 GPU_TESTS := $(call test_programs,cu)
-# Rooms that use vectors (llmc/base/vec.h): they are also tested for other processors than this one.
+# Rooms that use vectors (llmc/base/vec.h): they are tested for other processors, too.
 VECTOR_TESTS = $(addprefix test_,base ops bf16 optim tokenizer run)
 TEST_INPUTS := $(wildcard dev/ref/fixtures/* dev/ref/fixtures/*/* dev/test/fuzz/corpus/*/*)
 
@@ -26,13 +26,13 @@ $(foreach source,$(call alone_sources,c),$(eval $(call TEST_PROGRAM,$(basename $
 
 tests: $(TESTS:%=$(BUILD)/%)  ## build the test programs of one variant into BUILD
 
-# ---- runs: the file X.ok says that X has passed since it, or what it reads, has changed ----
+# ---- runs: the file X.ok means that X has passed since X or its inputs last changed ----
 
 run_test = @dev/test/run_one.sh $@
 %.ok: % $(TEST_INPUTS)
 	$(run_test) $<
 
-# The scripts that start programs; cli_NAME is dev/test/cli/test_NAME.sh.
+# Scripts that start programs; cli_NAME is dev/test/cli/test_NAME.sh.
 CLI = dev/test/cli/test_%.sh $(wildcard dev/test/lib/*.sh dev/test/lib/fault.c scripts/* scripts/*/*)
 $(BUILD)/cli_%.ok: $(CLI) $(BUILD)/train_gpt2
 	$(run_test) $< $(BUILD)/train_gpt2
@@ -50,10 +50,11 @@ build/lint_quick.ok: $(SOURCES) $(wildcard dev/test/lint* llmc/*/README.md)
 $(BUILD)/one_run.ok: $(BUILD)/train_gpt2
 	$(run_test) $< --layers 1 --channels 16 --heads 2 --seq-len 16 --batch 2 --steps 2
 
-# The simulated GPU: sanitizers in the regular order of threads; ThreadSanitizer remembers four accesses of each 8 bytes,
-# and in a regular order it would overwrite the same ones every time, and miss the same races. Plainly in the orders that
-# show most, with lazy streams, and with random ones, because some forgotten waits between streams show only there.
-# X.ORDER.ok is X in that order; X.ordered.ok in one that the commit draws.
+# The simulated GPU: sanitizers run in the regular order of threads, except ThreadSanitizer. It
+# remembers four accesses of each 8 bytes; in a regular order it would overwrite the same ones every
+# time, and miss the same races. Plain builds run in the orders that show most, with lazy streams,
+# and with random ones, because some forgotten waits between streams show only there. X.ORDER.ok is X in
+# that order; X.ordered.ok is X in an order that the commit selects.
 build/sim/tsan/%.ok build/sim/BF16-tsan/%.ok: export CUSIM_ORDER = random
 ORDERS = down random greedy
 in_order = env CUSIM_ORDER=$(1) CUSIM_STREAMS=$(if $(filter random,$(1)),random,lazy)
@@ -81,7 +82,7 @@ build/sim/cli_kit.ok: $(subst %,kit,$(CLI)) $(BENCHES) $(call SIM_TRAINER,FP32) 
 build/sim/cli_multi_gpu.ok build/sim/cli_roofline.ok build/sim/cli_scaling.ok: build/sim/cli_%.ok: $(CLI) $(BENCHES) \
     $(call SIM_TRAINER,BF16) $(call SIM_TRAINER,FP32)
 	$(run_test) $< build/sim/BF16/train_gpt2cu
-# The simulated GPU's own tests, which build their programs themselves.
+# Tests of the simulated GPU itself; they build their own programs.
 build/sim/cusim.ok: $(wildcard dev/cusim/test/*) $(foreach mode,plain asan tsan msan,build/sim/$(mode).base)
 	$(run_test) dev/cusim/test/run.sh
 

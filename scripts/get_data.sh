@@ -4,16 +4,17 @@
 #     scripts/get_data.sh --list
 #     scripts/get_data.sh tinystories fineweb10B --limit 10
 #
-# A file is written as NAME.part, resumed where an earlier attempt stopped, compared in size and checksum with what the server
-# lists (Hugging Face, GitHub) or with the checksum that stands below, and then renamed. What is there in the listed size is not
-# fetched again. Wants bash, curl or wget, and awk.
+# A file is written as NAME.part, resumed after an interruption, compared in size and checksum with
+# the server's list (Hugging Face, GitHub) or with a checksum in this script, and then renamed. An
+# existing file of the listed size is not downloaded again. Needs bash, curl or wget, and awk.
 #
-# Environment: HF_ENDPOINT, a mirror of https://huggingface.co; GET_DATA_BASE, a server that has https://HOST/PATH as
-# GET_DATA_BASE/HOST/PATH, for all hosts.
+# Environment: HF_ENDPOINT, a mirror of https://huggingface.co; GET_DATA_BASE, a server that has
+# https://HOST/PATH as GET_DATA_BASE/HOST/PATH, for all hosts.
 set -u -o pipefail
 export LC_ALL=C
 
-# name | where | repository | directory in it | files | what it is. A file with a * counts for --limit.
+# name | server | repository | directory in it | files | description. A file with a * counts for
+# --limit.
 sets() {
     cat <<'END_OF_SETS'
 fineweb10B|dataset|kjj0/fineweb10B-gpt2||fineweb_val_000000.bin fineweb_train_*.bin|10 billion GPT-2 tokens of FineWeb in llm.c's shards: one to validate, 103 to train
@@ -29,7 +30,8 @@ gpt2-xl|model|openai-community/gpt2-xl||config.json merges.txt vocab.json model.
 END_OF_SETS
 }
 
-# set | file | bytes or - | sha256 | address. Those of the tokens are the checksums that tiktoken wants.
+# set | file | bytes or - | sha256 | address. The checksums of the vocabularies are those in
+# tiktoken.
 fixed() {
     cat <<'END_OF_FIXED'
 tinyshakespeare|tinyshakespeare.txt|1115394|86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed|https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt
@@ -63,10 +65,10 @@ die_usage() {
 
 # ---- the network
 
-# The address on the server that stands for all, if there is one.
+# place URL: prints the address on the server for all hosts, if that is set.
 place() { if [ -n "${GET_DATA_BASE:-}" ]; then echo "${GET_DATA_BASE%/}/${1#*://}"; else echo "$1"; fi; }
 
-# fetch_text URL: to standard output.
+# fetch_text URL: writes it to standard output.
 fetch_text() {
     if [ "$tool" = curl ]; then
         curl --fail --silent --show-error --location --retry 3 --connect-timeout 30 -- "$1"
@@ -75,8 +77,8 @@ fetch_text() {
     fi
 }
 
-# fetch_file URL FILE: continues where the file ends. A server's page about an error is not written. A transfer that stands
-# still for a minute is given up.
+# fetch_file URL FILE: continues where the file ends. A server's error page is not written. A
+# transfer that stalls for a minute is given up.
 fetch_file() {
     local progress=(--silent --show-error)
     [ ! -t 2 ] || progress=(--progress-bar)
@@ -88,13 +90,14 @@ fetch_file() {
     fi
 }
 
-# ---- what the servers list
+# ---- lists of the servers
 
-# Reads a JSON array of objects; prints, for each: path, size, checksum with the kind of it, separated by tabs. The checksum of a
-# large file is lfs.oid, a SHA-256; for other files it is oid (Hugging Face) or sha (GitHub), the SHA-1 of a git blob.
+# Reads a JSON array of objects; prints, for each: path, size, checksum with its kind, separated by
+# tabs. The checksum of a large file is lfs.oid, a SHA-256; for other files it is oid (Hugging Face)
+# or sha (GitHub), the SHA-1 of a git blob.
 listing_of_json() {
     awk '
-        function token(   c, start) { # the next one: sets kind and value
+        function token(   c, start) { # reads the next one: sets kind and value
             while (at <= length(text) && index(" \t\r\n,:", substr(text, at, 1))) at++
             if (at > length(text)) { kind = ""; return 0 }
             c = substr(text, at, 1)
@@ -110,7 +113,7 @@ listing_of_json() {
             }
             return 1
         }
-        function is_key() { # a string that a colon follows
+        function is_key() { # true for a string before a colon
             while (at <= length(text) && index(" \t\r\n", substr(text, at, 1))) at++
             return substr(text, at, 1) == ":"
         }
@@ -143,11 +146,12 @@ listing_of_json() {
                     field[path "." key] = value
                 }
             }
-            exit 1 # no end
+            exit 1 # the array does not end
         }'
 }
 
-# list_set NAME: prints file, bytes, checksum, address for each of its files, tab-separated and in order.
+# list_set NAME: prints file, bytes, checksum, address for each of its files, tab-separated and in
+# order.
 list_set() {
     local name where repository directory files listing url get pattern path bytes checksum found
     local hf=${HF_ENDPOINT:-https://huggingface.co}
@@ -185,7 +189,7 @@ list_set() {
 
 size_of() { if [ -f "$1" ]; then wc -c <"$1" | tr -d ' '; else echo 0; fi; }
 
-# checksum_of FILE KIND: of the kind sha256 or git.
+# checksum_of FILE KIND: prints the checksum of the kind sha256 or git.
 checksum_of() {
     if [ "$2" = git ]; then
         { printf 'blob %s\0' "$(size_of "$1")" && cat "$1"; } | { sha1sum 2>/dev/null || shasum -a 1; } | cut -d ' ' -f 1
@@ -194,7 +198,7 @@ checksum_of() {
     fi
 }
 
-# is_whole FILE BYTES CHECKSUM: else sets `found` to the reason.
+# is_whole FILE BYTES CHECKSUM: succeeds if the file is complete; else sets `found` to the reason.
 is_whole() {
     local bytes sum
     bytes=$(size_of "$1")
@@ -207,22 +211,24 @@ is_whole() {
     [ "$sum" = "${3#*:}" ]
 }
 
-# Whether the last fetch failed because the server cannot continue in the middle of a file, by the exit status.
+# Succeeds if the last fetch may have failed because the server cannot continue in the middle of a
+# file, judging by the exit status.
 cannot_resume() {
     case $tool:$1 in
     curl:33) return 0 ;;               # no ranges
     curl:* | wget:0 | wget:[48]) return 1 ;; # network, server
-    *) return 0 ;;                     # wget has no status of its own for it
+    *) return 0 ;;                     # wget has no separate status for it
     esac
 }
 
 is_file_or_new() { [ -f "$1" ] || [ ! -e "$1" ] || error "$1: not a file; wanted one, or none"; }
 
-# get_file FILE BYTES CHECKSUM URL. What is left of an earlier attempt may belong to another version of the file, and not every
-# server can continue in the middle: then once more from the beginning. Nothing is thrown away because the network failed.
+# get_file FILE BYTES CHECKSUM URL. A part from an earlier attempt may belong to another version of
+# the file, and not every server can continue in the middle: then it starts over. A network failure
+# never discards anything.
 get_file() {
     local file=$1 bytes=$2 checksum=$3 url=$4 part=$1.part status=0 had found="nothing came"
-    [ ! -L "$part" ] || rm -f "$part" || return 1 # what it points to is not ours to write
+    [ ! -L "$part" ] || rm -f "$part" || return 1 # its target is not ours to write
     is_file_or_new "$part" && is_file_or_new "$file" || return 1
     had=$(size_of "$part")
     if [ "$bytes" = - ] || [ "$had" -gt "$bytes" ]; then
@@ -282,7 +288,8 @@ get_set() {
     done
 }
 
-# is_there FILE BYTES: whole when it was renamed; another size is another version.
+# is_there FILE BYTES: succeeds if the file exists. It was complete when it was renamed; another
+# size is another version.
 is_there() { [ -s "$1" ] && { [ "$2" = - ] || [ "$(size_of "$1")" = "$2" ]; }; }
 
 # ---- the command line
@@ -315,7 +322,7 @@ for name in "${names[@]}"; do
 done
 tool=$(command -v curl || command -v wget) || { error "neither curl nor wget is here: install one"; exit 1; }
 tool=${tool##*/}
-got=0 # counted, because an error of the shell itself ends the loop
+got=0 # counted, because an error of the shell itself would end the loop
 for name in "${names[@]}"; do
     get_set "$name" && got=$((got + 1))
 done

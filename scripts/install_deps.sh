@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Installs, on Debian and Ubuntu, what the tests and benchmarks want. The CPU trainer itself needs only a C
-# compiler and make. As root or with sudo; asks nothing; says what it does; a second run does
-# nothing. What comes from PyPI is pinned by version and checksum (dev/ref/requirements_*.txt).
+# install_deps.sh -- installs, on Debian and Ubuntu, the packages that the tests and benchmarks
+# need. The CPU trainer itself needs only a C compiler and make. Runs as root or with sudo; asks
+# nothing; prints its actions; a second run does nothing. Packages from PyPI are pinned by version
+# and checksum (dev/ref/requirements_*.txt).
 set -euo pipefail
 top=$(cd "$(dirname "$0")/.." && pwd)
 source "$top/dev/cusim/cuda_home.sh"
@@ -61,12 +62,12 @@ as_root=() as_user=()
 if [ "$(id -u)" != 0 ]; then
     as_root=(sudo)
 elif [ -n "${SUDO_USER:-}" ]; then
-    as_user=(sudo -u "$SUDO_USER") # build/venv belongs to who called sudo
+    as_user=(sudo -u "$SUDO_USER") # build/venv belongs to the user who called sudo
 fi
 apt_get() { "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -qq "$@" >/dev/null; }
 is_installed() { dpkg-query --show --showformat '${db:Status-Status}' "$1" 2>/dev/null | grep -qx installed; }
 
-# Fills `missing` with those of the arguments that are not installed.
+# Fills `missing` with the arguments that are not installed.
 find_missing() {
     missing=()
     for package in $(printf '%s\n' "$@" | sort -u); do
@@ -74,9 +75,9 @@ find_missing() {
     done
 }
 
-# get_headers DIRECTORY REQUIREMENTS: DIRECTORY/include, of the wheels that a file of requirements
-# names by version and checksum. None of their Python is used, so any Python's wheel will do, and
-# any processor's.
+# get_headers DIRECTORY REQUIREMENTS: fills DIRECTORY/include from the wheels that a file of
+# requirements names by version and checksum. Their Python code is not used, so wheels for any
+# Python and any processor will do.
 get_headers() {
     local to=$top/build/$1 want=$top/dev/ref/$2
     local have=$to/installed-requirements.txt # written last, so an interrupted installation starts again
@@ -107,7 +108,7 @@ END
     "${as_user[@]}" cp "$want" "$have"
 }
 
-# clang's sanitizers are a package of their own where the release has one by this name, else part of clang.
+# clang's sanitizers are a separate package if the release has one of this name, else part of clang.
 sanitizers=libclang-rt-dev
 find_missing "${packages[@]}" "$sanitizers"
 if [ ${#missing[@]} -gt 0 ]; then

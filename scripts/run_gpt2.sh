@@ -1,14 +1,16 @@
 #!/usr/bin/env bash
-# run_gpt2.sh SIZE [OPTION...] -- GPT-2 124M, 350M, 774M or 1558M on 10 billion tokens of FineWeb. Started again, it resumes
-# where it stopped. Further options go to the trainer.
+# run_gpt2.sh SIZE [OPTION...] -- trains GPT-2 124M, 350M, 774M or 1558M on 10 billion tokens of
+# FineWeb. If it is interrupted, run the same command again: it resumes. Further options go to the
+# trainer.
 #
 #     make train_gpt2cu && scripts/get_data.sh fineweb10B && scripts/run_gpt2.sh 124M
 #
-# Total batch and learning rate are those of GPT-3's table 2.1 (Brown et al., 2020) for the size. Environment: BATCH, the
-# micro-batch, for another card (a divisor of the sequences of an update; --plan tells what fits), TRAINER
-# (./train_gpt2cu), DATA (data/fineweb10B), OUT (out/gpt2_SIZE); GPUS of this machine, how many (1): mpirun starts a process
-# for each. LAUNCHER is the command that the trainer is started with, scripts/run_until_done.sh unless set; for several
-# machines scripts/multi_node sets it.
+# Total batch and learning rate are those of GPT-3's table 2.1 (Brown et al., 2020) for the size.
+# Environment: BATCH, the micro-batch, for another card (a divisor of the sequences of an update;
+# --plan shows what fits); TRAINER (./train_gpt2cu); DATA (data/fineweb10B); OUT (out/gpt2_SIZE);
+# GPUS, the number of GPUs of this machine (1): mpirun starts a process for each. LAUNCHER is the
+# command that starts the trainer, scripts/run_until_done.sh unless set; for several machines
+# scripts/multi_node sets it.
 set -eu
 cd "$(dirname "$0")/.."
 size=${1:?usage: run_gpt2.sh 124M|350M|774M|1558M [OPTION...]}
@@ -21,7 +23,7 @@ case $size in
     *) echo "error: size $size: wanted 124M, 350M, 774M or 1558M" >&2; exit 2 ;;
 esac
 data=${DATA:-data/fineweb10B}
-mapfile -t launcher < <(xargs printf '%s\n' <<<"${LAUNCHER:-scripts/run_until_done.sh}") # words, maybe quoted
+mapfile -t launcher < <(xargs printf '%s\n' <<<"${LAUNCHER:-scripts/run_until_done.sh}") # words, possibly quoted
 [ "${GPUS:-1}" = 1 ] || launcher+=(mpirun -n "$GPUS" --bind-to none)
 exec "${launcher[@]}" "${TRAINER:-./train_gpt2cu}" \
     --train-data "$data/fineweb_train_*.bin" --val-data "$data/fineweb_val_*.bin" \

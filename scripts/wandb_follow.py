@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """usage: wandb_follow.py RUN [PROJECT]
 
-Sends what RUN/log.jsonl says to Weights & Biases, beside the run or after it; PROJECT is pretrain.c unless given. The trainer
-knows nothing of it and never waits for it. It ends at the run's summary. Start it again whenever you like: RUN/wandb.json keeps
-how far it has come, and nothing is sent twice. Steps that a resumed run makes again were sent already, and have the same values.
-Wants `pip install wandb`; WANDB_MODE=offline writes to the disk only.
+Sends RUN/log.jsonl to Weights & Biases, during the run or after it; PROJECT is pretrain.c unless given. The trainer
+knows nothing of it and never waits for it. It ends at the run's summary. You can restart it at any time: RUN/wandb.json
+records its progress, and nothing is sent twice. Steps that a resumed run repeats were sent already, and have the same
+values. Needs `pip install wandb`; WANDB_MODE=offline only writes to disk.
 """
 import json
 import os
@@ -19,8 +19,8 @@ def fail(message, status=1):
 
 
 def log_rows(path):
-    """Yields the rows of a log as they come, and None where it ends so far. A resumed run cuts it, a new one replaces it: then it
-    is read from the start."""
+    """Yields the rows of a log as they appear, and None at its current end. A resumed run truncates it, a new one replaces
+    it: then it is read from the start."""
     log, line, number = None, "", 0
     while True:
         if log is None:
@@ -46,7 +46,7 @@ def log_rows(path):
 
 
 class Sent:
-    """How far a run has been sent: up to some rows of a step. Kept beside the log, for the next start."""
+    """Position up to which a run has been sent: some rows of a step. Kept beside the log, for the next start."""
 
     def __init__(self, path, run):
         self.path, self.run = path, run
@@ -55,10 +55,10 @@ class Sent:
             kept = json.loads(path.read_text())
             if kept["run"] == run:
                 self.step, self.rows = kept["step"], kept["rows"]
-        self.at, self.seen = None, 0  # the step of the row before, and how many it has had
+        self.at, self.seen = None, 0  # step of the previous row, and the rows of this step so far
 
     def is_new(self, step):
-        """Whether a row of this step, the next one of the log, is still to be sent; then it counts as sent."""
+        """Returns True if a row of this step, the next one of the log, has not been sent; then it counts as sent."""
         self.seen = self.seen + 1 if step == self.at else 1
         self.at = step
         if (step, self.seen) <= (self.step, self.rows):
@@ -73,17 +73,17 @@ class Sent:
 
 
 def numbers_of(row):
-    """The row as Weights & Biases shows it: train/loss, task/NAME/acc."""
+    """Returns the row with the names for Weights & Biases: train/loss, task/NAME/acc."""
     prefix = "/".join(filter(None, [row["kind"], row.get("name", "")]))
     left_out = ("kind", "name", "step")
     return {"step": row["step"], **{f"{prefix}/{key}": value for key, value in row.items() if key not in left_out and value is not None}}
 
 
 class Board:
-    """A run of Weights & Biases, and what it has been told."""
+    """A run of Weights & Biases, and what it has received."""
 
     def __init__(self, wandb, run, project, identity):
-        # logs of before runs had identities: the name of the directory
+        # logs from before runs had identities: the name of the directory
         self.board = wandb.init(project=project, name=run.name, id=identity or run.name, resume="allow")
         self.board.define_metric("*", step_metric="step")
         self.sent = Sent(run / "wandb.json", identity)

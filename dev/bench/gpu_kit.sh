@@ -1,14 +1,16 @@
 #!/usr/bin/env bash
-# gpu_kit.sh -- `make gpu-kit`: everything that dev/bench/gpu_report.sh --kit measures with, in build/gpu_kit.tar.gz.
+# gpu_kit.sh -- `make gpu-kit`: everything that dev/bench/gpu_report.sh --kit measures with, in
+# build/gpu_kit.tar.gz.
 #
-# The machine with the GPU then needs a driver and cublasLt, but no compiler, and none of this machine's libraries but
-# libc: code for ARCH (sm_90a), host code for MARCH (-march=x86-64-v3). KIT lists what goes in: BF16, FP16, FP32,
-# BF16-cudnn (trainer and whole-model test), test_<room>, bench_gpu, gpu_answers; by default all. TOY=1 packs the programs of the
-# simulated GPU under the same names into build/gpu_kit_toy.tar.gz. KIT_TEXT is a text for the loss curve; its tokens are
-# those of GPT2_VOCAB.
+# The machine with the GPU then needs a driver and cublasLt, but no compiler, and of this machine's
+# libraries only libc: GPU code is for ARCH (sm_90a), host code for MARCH (-march=x86-64-v3). KIT
+# lists the contents: BF16, FP16, FP32, BF16-cudnn (trainer and whole-model test), test_<room>,
+# bench_gpu, gpu_answers; by default all. TOY=1 packs the programs of the simulated GPU under the
+# same names into build/gpu_kit_toy.tar.gz. KIT_TEXT is a text for the loss curve; it is encoded
+# with GPT2_VOCAB.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
-unset MAKEFLAGS MFLAGS MAKELEVEL # the settings below are all that the builds get
+unset MAKEFLAGS MFLAGS MAKELEVEL # the builds get only the settings below
 most_bytes=$((40 << 20))
 
 read -r -a modules <<<"$(make -s print-GPU_TESTS)"
@@ -26,16 +28,16 @@ for item in "${kit[@]}"; do
     esac
 done
 
-# build VARIANT TARGET...: for the GPU, into build/kit/VARIANT. GCC's own libraries are linked statically: where only
-# libgomp.a is in the first folder, the linker takes it.
+# build VARIANT TARGET...: builds for the GPU, into build/kit/VARIANT. GCC's own libraries are
+# linked statically: the first folder has only libgomp.a, so the linker uses that.
 build() {
     local variant=$1 libraries="-L$builds/static -lcublasLt -Xcompiler -static-libgcc,-static-libstdc++" cudnn=
     [ "$variant" = BF16-cudnn ] && cudnn=1 libraries+=" -lcudnn -lnvrtc"
     make -s -j"$(nproc)" "${@:2}" GPU_BUILD="$builds/$variant" PRECISION="${variant%-cudnn}" USE_CUDNN=$cudnn \
-        ARCH="${ARCH:-sm_90a}" MARCH="${MARCH:--march=x86-64-v3}" PACKED_FLAGS= PACKED_LIBS= MPI= NCCL= GPU_LIBS="$libraries"
+        ARCH="${ARCH:-sm_90a}" MARCH="${MARCH:--march=x86-64-v3}" COMPRESSION_FLAGS= COMPRESSION_LIBS= MPI= NCCL= GPU_LIBS="$libraries"
 }
 
-# simulated VARIANT TARGET...: the same for the simulated GPU; targets are called as in build/kit.
+# simulated VARIANT TARGET...: builds for the simulated GPU; targets have the names of build/kit.
 simulated() {
     local variant=$1 target
     for target in "${@:2}"; do
@@ -53,7 +55,7 @@ simulated() {
     done
 }
 
-# built VARIANT PROGRAM: where the program is now
+# built VARIANT PROGRAM: prints the place of a program that was built
 built() {
     case $toy$2 in
     _toytrain_gpt2) echo "build/sim/$1/train_gpt2cu" ;;
@@ -64,7 +66,7 @@ built() {
     esac
 }
 
-# take VARIANT NAME_IN_THE_KIT PROGRAM
+# take VARIANT NAME_IN_THE_KIT PROGRAM: copies a program into the kit
 take() {
     mkdir -p "$(dirname "$tree/bin/$2")"
     strip -o "$tree/bin/$2" "$(built "$1" "$3")" || die "cannot take $3"
@@ -83,7 +85,7 @@ mkdir -p "$tree/bin" "$tree/dev/bench" $builds/static || exit 1
 ln -sf "$(gcc -print-file-name=libgomp.a)" $builds/static/libgomp.a
 make_programs=build
 [ -n "$toy" ] && make_programs=simulated
-others=() # modules and benches: of one precision, in one build
+others=() # modules and benches: in one precision and one build
 for item in "${kit[@]}"; do
     case $item in
     BF16-cudnn) has_cudnn || { echo "gpu-kit: BF16-cudnn is left out: no cudnn.h or no cudnn_frontend.h"; continue; } ;;&
@@ -100,7 +102,7 @@ if [ ${#others[@]} != 0 ]; then
     for item in "${others[@]}"; do take BF16 "$item" "$item"; done
 fi
 
-# What the simulated GPU answers, to compare.
+# The simulated GPU's answers, for comparison.
 case " ${kit[*]} " in *" gpu_answers "*)
     [ -n "$toy" ] || simulated BF16 "$builds/BF16/gpu_answers" || die "gpu_answers does not build for the simulated GPU"
     $builds/toy-gpu_answers >"$tree/answers_simulated.txt" || die "gpu_answers fails on the simulated GPU"

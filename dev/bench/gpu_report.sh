@@ -1,32 +1,35 @@
 #!/usr/bin/env bash
 # gpu_report.sh -- measures everything that only a GPU can show, unattended.
 #
-#     dev/bench/gpu_report.sh [--part A|B|C] [--only ITEM,...] [--minutes N] [--full] [--toy] [--kit] [--out DIR]
+#     dev/bench/gpu_report.sh [--part A|B|C] [--only ITEM,...] [--minutes N] [--full] [--toy]
+#                             [--kit] [--out DIR]
 #
-# A   first       the card, its libraries; tests of the instructions, the runtime and the products
-#     speed       124M in BF16 at --recompute 0 and 1, and with GELU fused as --gelu-fusion and --bias-fusion say: ms, tok/s,
-#                 MFU, memory, the algorithms that cublasLt's products got, the ways of GELU that autotune found faster
+# A   first       the card, its libraries; tests of the instructions, the runtime and the matmuls
+#     speed       124M in BF16 at --recompute 0 and 1, and with each --gelu-fusion and
+#                 --bias-fusion: ms, tok/s, MFU, memory, the algorithms of cublasLt's matmuls,
+#                 the ways of GELU that autotune found faster
 #     tests       attention and the whole model in BF16
 #     step        every kernel of one real step, by ncu
-#     bench       every kernel and product against the ceilings (bench_gpu)
+#     bench       every kernel and matmul against the ceilings (bench_gpu)
 #     cudnn       the whole-model test and the speed with cuDNN's attention
 # B   precisions  the whole model in FP16 and FP32
-#     peer        124M beside PyTorch with every attention and mode of torch.compile that it has
+#     peer        124M beside PyTorch with all its kinds of attention and modes of torch.compile
 #     models      350M, 774M and 1558M, each beside PyTorch at its best, in turn
 #     modules     the tests of the other modules
 # C   memory      each memory technique alone and combined: peak, tok/s, loss after some steps
 #     sanitizer   compute-sanitizer: memcheck and racecheck on the whole-model test
 #     curve       100 steps of 124M on the same text: BF16, FP32 and PyTorch
-#     answers     what cublasLt and the instructions' tests said about this card, for dev/cusim
+#     answers     answers of cublasLt and of the instructions' tests on this card, for dev/cusim
 #
-# In a checkout it builds the programs first (`make gpu-kit`). With --kit it compiles nothing: it is the copy in a kit
-# unpacked from build/gpu_kit.tar.gz. Without --part it does all items. What does not fit into the minutes (8.5 a part) is
-# skipped. A failing item is named, the others still run, and the exit status is 1.
+# In a checkout it builds the programs first (`make gpu-kit`). With --kit it compiles nothing: it is
+# the copy in a kit unpacked from build/gpu_kit.tar.gz. Without --part it runs all items. Items that
+# do not fit into the minutes (8.5 per part) are skipped. A failing item is named, the others still
+# run, and the exit status is 1.
 #
-# Writes DIR (dev/bench/results/<gpu>-<date>-<part>): summary.md, summary.jsonl, the log of every command; and after
-# every item DIR.tar.gz, or the same archive in $OUT if that is set. --full takes total batches of 524,288 tokens; --toy
-# tries the script itself, on the simulated GPU and with PyTorch on the CPU, at sizes that show nothing about speed.
-# PYTHON names a Python with PyTorch.
+# Writes DIR (dev/bench/results/<gpu>-<date>-<part>): summary.md, summary.jsonl, the log of every
+# command; and after every item DIR.tar.gz, or the same archive in $OUT if that is set. --full uses
+# total batches of 524,288 tokens; --toy tests the script itself, on the simulated GPU and with
+# PyTorch on the CPU, at sizes that say nothing about speed. PYTHON names a Python with PyTorch.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 export PATH=$PATH:/usr/local/bin:/usr/sbin:/sbin:/usr/local/nvidia/bin:${CUDA_HOME:-/usr/local/cuda}/bin
@@ -41,7 +44,7 @@ while [ $# -gt 0 ]; do
     --full) full=on ;;
     --toy) toy=on ;;
     --kit) kit=on ;;
-    *) sed -n '2,30s/^# \{0,1\}//p' "$0" && exit 2 ;;
+    *) sed -n '2,32s/^# \{0,1\}//p' "$0" && exit 2 ;;
     esac
     shift
 done
@@ -68,7 +71,7 @@ else
     kit_dir=$PWD
 fi
 bin=$kit_dir/bin
-[ -f "$kit_dir/kit.txt" ] || { echo "error: --kit: $kit_dir/kit.txt is not there; unpack build/gpu_kit.tar.gz" >&2; exit 1; }
+[ -f "$kit_dir/kit.txt" ] || { echo "error: --kit: $kit_dir/kit.txt: no such file; unpack build/gpu_kit.tar.gz" >&2; exit 1; }
 
 name=${gpu,,}-$(date +%Y-%m-%d)${part:+-$part}
 out=${out:-dev/bench/results/$name}
@@ -80,26 +83,28 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 begin_s=$SECONDS
 summary=$out/summary.md
-export XDG_CACHE_HOME=$out/cache # the algorithms of products, measured by the first run of a size
+export XDG_CACHE_HOME=$out/cache # algorithms of matmuls, measured by the first run of a size
 case $XDG_CACHE_HOME in /*) ;; *) XDG_CACHE_HOME=$PWD/$XDG_CACHE_HOME ;; esac
 
 say() { echo "$*" | tee -a "$summary"; }
 left_s() { echo $((seconds - SECONDS + begin_s)); }
 pack() { tar -C "$(dirname "$out")" -czf "$archive.new" "$(basename "$out")" && mv "$archive.new" "$archive"; }
 
-# record NAME passed|FAILED|skipped SECONDS [WHY]: says so, keeps it for the table at the end, and packs what there is.
+# record NAME passed|FAILED|skipped SECONDS [WHY]: prints the result, keeps it for the table at the
+# end, and packs all results so far.
 record() {
     echo "- $1: $2$([ "$3" = 0 ] || echo " ($3 s)")${4:+: $4}"
     printf '| %s | %s | %s | %s |\n' "$1" "$2" "$3" "${4:-}" >>"$out/results.txt"
     pack
 }
 
-# trial NAME SECONDS COMMAND...: runs it with its output in NAME.log. Skipped if less than a third of the time is left.
+# trial NAME SECONDS COMMAND...: runs it with its output in NAME.log. Skips it if less than a third
+# of the time is left.
 trial() {
     local name=$1 limit=$2 status left begin=$SECONDS why
     shift 2
     left=$(left_s)
-    [ $toy = off ] || limit=$((left > 0 ? left : 0)) # the simulated GPU takes as long as it takes
+    [ $toy = off ] || limit=$((left > 0 ? left : 0)) # no limit for the simulated GPU
     command -v "$1" >/dev/null || { record "$name" skipped 0 "no ${1##*/bin/} here"; return 1; }
     [ "$left" -gt $((limit / 3)) ] || { record "$name" skipped 0 "$left s are left"; return 1; }
     { echo "\$ $*"; date; } >"$out/$name.log"
@@ -113,15 +118,15 @@ trial() {
     return 1
 }
 
-# median of the numbers on standard input, and their 10th and 90th percentile
+# Prints the median of the numbers on standard input, and their 10th and 90th percentile.
 spread() { sort -n | awk '{ x[NR] = $1 } END { if (NR) print x[int((NR + 1) / 2)], x[int(NR * 0.1) + 1], x[int(NR * 0.9 + 0.999)] }'; }
 
-# field NAME FILE: the values of a number in lines of training
+# field NAME FILE: prints the values of a number in lines of training.
 field() { sed -n "/\"kind\":\"train\"/s/.*\"$1\":\([-0-9.e+]*\).*/\1/p" "$2"; }
 
 # ---- libraries and tools of this machine ----
 
-# The folders in which a toolkit or PyTorch's wheels may have brought libraries.
+# Prints the folders where a toolkit or PyTorch's wheels may have installed libraries.
 library_folders() {
     ldconfig -p 2>/dev/null | sed -n 's/.* => \(.*\)\/[^/]*$/\1/p' | sort -u
     [ -z "$python" ] || timeout 20 "$python" -c 'import sys, glob
@@ -132,7 +137,7 @@ for path in sys.path:
         {/usr,/usr/local,/opt/*,/opt/*/.venv,~/.local,~/.venv}/lib/python3*/{site,dist}-packages/nvidia/*/lib 2>/dev/null
 }
 
-# Adds to LD_LIBRARY_PATH the libraries that the programs miss; reports those that are found nowhere.
+# Adds to LD_LIBRARY_PATH the libraries that the programs miss; reports those that it finds nowhere.
 find_libraries() {
     local missing library folders folder found
     missing=$(find "$bin" -type f -exec ldd {} + 2>/dev/null | sed -n 's/^[[:space:]]*\([^ ]*\) => not found.*/\1/p' | sort -u)
@@ -156,7 +161,7 @@ find_libraries() {
     done
 }
 
-# The first Python with PyTorch; else any, or nothing.
+# Prints the first Python with PyTorch; else any, or nothing.
 find_python() {
     local candidate any=
     for candidate in ${PYTHON:-} build/venv/bin/python python3 python /usr/local/bin/python3 {/opt/*,~,~/*}{,/.venv}/bin/python3; do
@@ -169,7 +174,7 @@ find_python() {
 }
 has_torch() { [ -n "$python" ] && "$python" -c 'import importlib.util as u; raise SystemExit(u.find_spec("torch") is None)'; }
 
-# find_tool NAME: where a toolkit or its profiler has it; only the name if nowhere
+# find_tool NAME: prints its path in a toolkit or its profiler; only the name if nowhere.
 find_tool() {
     local path
     for path in "$(command -v "$1")" /usr/local/cuda*/bin/"$1" /opt/nvidia/nsight-compute/*/"$1" "$1"; do
@@ -181,7 +186,7 @@ find_tool() {
 # ---- sizes ----
 
 trainer() { echo "$bin/$1/train_gpt2cu"; }
-main=BF16 # of the kit's precisions, the one that is measured
+main=BF16 # the precision that is measured, of those in the kit
 for precision in FP16 FP32; do [ -x "$(trainer $main)" ] || main=$precision; done
 if [ $toy = on ]; then
     # model, batch, tokens of an update, steps
@@ -194,7 +199,7 @@ else
     bench=("d12 64" "d48 16")
 fi
 
-# Random tokens below 50116: every byte below 196, as uint16, behind the header of a shard.
+# Writes random tokens below 50116: every byte below 196, as uint16, after the header of a shard.
 random_shard() {
     local tokens=$1
     { printf '\x88\xd8\x34\x01\x01\0\0\0'
@@ -205,10 +210,10 @@ random_shard() {
 shard=$work/random.bin
 random_shard 2000000 "$shard"
 
-# The options of the trainer for a model; toy has no name there.
+# Prints the options of the trainer for a model; toy is no preset.
 model_options() { if [ "$1" = toy ]; then echo --layers 1 --channels 32 --heads 2 --context 1024; else echo --model "$1"; fi; }
 
-# ours NAME PRECISION MODEL BATCH TOTAL STEPS [OPTION...]: trains, and leaves NAME.jsonl
+# ours NAME PRECISION MODEL BATCH TOTAL STEPS [OPTION...]: trains, and writes NAME.jsonl.
 ours() {
     local name=$1 precision=$2 model=$3 batch=$4 total=$5 steps=$6
     shift 6
@@ -220,25 +225,27 @@ ours() {
         mv "$work/run/log.jsonl" "$out/$name.jsonl"
 }
 
-# theirs NAME SECONDS DTYPE MODEL BATCH TOTAL STEPS [OPTION...]: the same in PyTorch; NAME.jsonl has a line for each combination
+# theirs NAME SECONDS DTYPE MODEL BATCH TOTAL STEPS [OPTION...]: trains in PyTorch; NAME.jsonl has a
+# line for each combination.
 theirs() {
     local name=$1 limit=$2 dtype=$3 model=$4 batch=$5 total=$6 steps=$7
     shift 7
     has_torch || { record "$name" skipped 0 "no Python with PyTorch"; return 1; }
     trial "$name" "$limit" "$python" "$kit_dir/dev/bench/pytorch_gpt2.py" --model "$model" --data "$shard" --batch "$batch" \
         --seq-len $seq_len --total-batch "$total" --steps "$steps" --dtype "$dtype" --device $device "$@"
-    grep -a '^{"system"' "$out/$name.log" >"$out/$name.jsonl" # also of a run that was stopped
+    grep -a '^{"system"' "$out/$name.log" >"$out/$name.jsonl" # even of a run that was stopped
 }
 theirs_list() { sed -n "s/.*\"$1\": \[\([^]]*\)\].*/\1/p" | tr ',' '\n'; }
 theirs_word() { sed -n "s/.*\"$1\": \"\([^\"]*\)\".*/\1/p"; }
 
-# Power and clock while a command runs, one line a second into FILE: watts, MHz.
+# Writes power and clock while a command runs, one line a second into FILE: watts, MHz.
 watch_card() { nvidia-smi --query-gpu=power.draw,clocks.sm --format=csv,noheader,nounits -l 1 >"$1" 2>/dev/null & }
-middle() { # COLUMN FILE: the median
+middle() { # COLUMN FILE: prints the median
     cut -d , -f "$1" "$2" 2>/dev/null | tr -d ' ' | spread | cut -d ' ' -f 1
 }
 
-# row NAME SYSTEM MODEL TOTAL PEAK: a row of a table of speed from the milliseconds on standard input, and a line of summary.jsonl
+# row NAME SYSTEM MODEL TOTAL PEAK: prints a row of a table of speed from the milliseconds on
+# standard input, and a line of summary.jsonl.
 row() {
     local name=$1 system=$2 model=$3 total=$4 peak=$5 ms low high watts clock
     read -r ms low high < <(spread)
@@ -252,7 +259,8 @@ row() {
         "$system" "$model" "$total" "$ms" "$low" "$high" "$peak" "$watts" "$clock" >>"$out/summary.jsonl"
 }
 
-# Sets what an MFU is a part of: FLOP of a token, and the most FLOP/s of the card, as the trainer's plan has them.
+# Sets the terms of an MFU: FLOP per token, and the peak FLOP/s of the card, according to the
+# trainer's plan.
 set_ceiling() {
     local plan
     # shellcheck disable=SC2046
@@ -270,7 +278,8 @@ speed_head() {
     say "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|"
 }
 
-# our_speed NAME VARIANT MODEL BATCH TOTAL STEPS [OPTION...]: a row; the algorithms of the products are in the log
+# our_speed NAME VARIANT MODEL BATCH TOTAL STEPS [OPTION...]: prints a row; the algorithms of the
+# matmuls are in the log.
 our_speed() {
     local name=$1 variant=$2 model=$3 total=$5 steps=$6 watcher
     watch_card "$out/$name.smi"
@@ -279,10 +288,11 @@ our_speed() {
         field ms "$out/$name.jsonl" | tail -n +$((warm + 1)) |
         row "$name" "ours $variant ${*:7}" "$model" "$total" "$(peak_of "$out/$name.jsonl")"
     kill $watcher 2>/dev/null
-    grep -a '^matmul ' "$out/$name.log" >"$out/$name.products"
+    grep -a '^matmul ' "$out/$name.log" >"$out/$name.matmuls"
 }
 
-# their_speed NAME SECONDS MODEL BATCH TOTAL STEPS OPTION...: a row for each combination. Sets best_sdpa, best_compile.
+# their_speed NAME SECONDS MODEL BATCH TOTAL STEPS OPTION...: prints a row for each combination.
+# Sets best_sdpa, best_compile.
 best_sdpa=flash best_compile=default
 their_speed() {
     local name=$1 model=$3 total=$5 watcher line ms least=
@@ -302,7 +312,7 @@ their_speed() {
     done <"$out/$name.jsonl"
 }
 
-# Runs tests that the kit has.
+# Runs tests of the kit.
 modules() { # SECONDS "PROGRAM [WORD...]"...: all tests of a program, or those whose names have a word
     local test words
     for test in "${@:2}"; do
@@ -325,7 +335,7 @@ item_speed() {
     for level in 0 1; do
         our_speed "speed-${speed[0]}-recompute-$level" $main "${speed[@]}" --recompute $level
     done
-    for fusion in "0" "1" "2" "2 --bias-fusion off"; do # by default autotune chooses among them
+    for fusion in "0" "1" "2" "2 --bias-fusion off"; do # by default autotune chooses one of them
         # shellcheck disable=SC2086
         our_speed "speed-${speed[0]}-gelu-${fusion//[ -]/}" $main "${speed[@]}" --recompute 0 --gelu-fusion $fusion
     done
@@ -337,7 +347,8 @@ item_tests() {
     whole_model $main
 }
 
-# Without a graph, kernels have names. The algorithms are those of item_speed, so that autotune launches nothing.
+# Without a graph, kernels have names. The algorithms come from item_speed, so autotune launches
+# nothing.
 item_step() {
     local metrics=gpu__time_duration.sum,dram__bytes.sum,sm__inst_executed.sum,sm__inst_executed_pipe_tensor.sum ncu
     ncu=$(find_tool ncu)
@@ -444,7 +455,8 @@ curve_row() {
         printf "- %s: %.5f, %.5f, %.5f\n", name, x[1], x[NR], s / n }' | tee -a "$summary"
 }
 
-# answers_of FILE: a line for each form of product, product|yes or no|why not, or error and whether it repeats
+# answers_of FILE: prints a line for each form of matmul: matmul|yes or no|reason, or error and
+# whether it repeats.
 answers_of() { sed -n 's/^\((.*\): \(yes\|no\) (\(.*\))$/\1|\2|\3/p' "$1"; }
 
 item_answers() {
@@ -456,13 +468,13 @@ item_answers() {
     trial answers 60 "$bin/gpu_answers"
     [ -f "$out/answers.log" ] || return
     answers_of "$out/answers.log" >"$mine"
-    [ -s "$mine" ] || return # it ended before the first
+    [ -s "$mine" ] || return # it ended before the first answer
     answers_of "$kit_dir/answers_simulated.txt" >"$simulated"
-    say "- forms of product that cublasLt does: $(grep -c '|yes|' "$mine") of $(wc -l <"$mine"); the simulator: $(grep -c '|yes|' "$simulated") of $(wc -l <"$simulated")"
+    say "- forms of matmul that cublasLt supports: $(grep -c '|yes|' "$mine") of $(wc -l <"$mine"); the simulator: $(grep -c '|yes|' "$simulated") of $(wc -l <"$simulated")"
     awk -F '|' 'NR == FNR { simulated[$1] = $2; next } simulated[$1] != $2 {
         printf "- %s: %s (%s); the simulator: %s\n", $1, $2, $3, simulated[$1] }' "$simulated" "$mine" | head -n 60 | tee -a "$summary"
     say "- forms that do not give the same bits twice: $(grep -c 'DOES NOT REPEAT' "$mine")"
-    say "" && say "| types, and what follows the product | done | of | largest error, units in the last place | in the simulator |"
+    say "" && say "| types, and what follows the matmul | done | of | largest error, units in the last place | in the simulator |"
     say "|---|---:|---:|---:|---:|"
     awk -F '|' '{ form = $1; sub(/^.*\)(\^T)?, /, "", form); sub(/, aligned to [0-9]+/, "", form)
         error = $3; sub(/^off by /, "", error); sub(/,.*/, "", error); error += 0 }

@@ -1,20 +1,23 @@
 #!/usr/bin/env bash
-# memory_table.sh -- what each way to save memory saves and costs, as a table: a row is a command line.
+# memory_table.sh -- savings and costs of each memory technique, as a table: a row is a command
+# line.
 #
-#     dev/bench/memory_table.sh [--on gpu|sim|cpu] [--model d24] [--batch 4] [--seq-len 512] [--steps 50]
-#                               [--bin DIR] [--data SHARD]
+#     dev/bench/memory_table.sh [--on gpu|sim|cpu] [--model d24] [--batch 4] [--seq-len 512]
+#                               [--steps 50] [--bin DIR] [--data SHARD]
 #
-# Every row has updates of the same sequences. Columns: what --plan says, the peak that was measured, how many times
-# smaller this is than the first row, tok/s (the median of the steps after the first), how many times as fast as the
-# first row, and the training loss of the last step. A row whose options the trainer does not have is left out.
+# Every row makes updates of the same sequences. Columns: the memory according to --plan, the
+# measured peak, how many times smaller this is than the first row, tok/s (the median of the steps
+# after the first), how many times as fast as the first row, and the training loss of the last step.
+# A row whose options the trainer does not have is left out.
 #
-#     gpu     measured on a GPU: what the trainer allocated. Wants FP32 and BF16 programs
-#     cpu     measured: the peak of the process (RSS), which has the program and the data, too. fp32 only
-#     sim     bytes only: the plan of the model, and beside it the plan and the peak of a toy on the simulated GPU
+#     gpu     measured on a GPU: memory that the trainer allocated. Needs FP32 and BF16 programs
+#     cpu     measured: the peak of the process (RSS), including the program and the data. fp32 only
+#     sim     bytes only: the plan of the model, and beside it the plan and the peak of a toy on the
+#             simulated GPU
 #
-# DIR has FP32/train_gpt2cu and BF16/train_gpt2cu (default: build/kit/tree/gpu_kit/bin, or build/sim), or train_gpt2
-# (default: build/plain). Without SHARD it trains on the built-in stories, with as many rows of the vocabulary as GPT-2
-# has. A model named toy is a tiny one.
+# DIR has FP32/train_gpt2cu and BF16/train_gpt2cu (default: build/kit/tree/gpu_kit/bin, or
+# build/sim), or train_gpt2 (default: build/plain). Without SHARD it trains on the built-in stories,
+# with as many rows of the vocabulary as GPT-2 has. A model named toy is a tiny one.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 
@@ -27,7 +30,7 @@ while [ $# -gt 0 ]; do
         printf -v "${name//-/_}" %s "$2"
         shift
         ;;
-    *) sed -n '2,19s/^# \{0,1\}//p' "$0" && exit 2 ;;
+    *) sed -n '2,20s/^# \{0,1\}//p' "$0" && exit 2 ;;
     esac
     shift
 done
@@ -78,7 +81,7 @@ bf16, 24 bits, 8 bits, recompute 2, in backward | BF16 | --recompute 2 --master-
 bf16, stochastic rounding, Adafactor, recompute 3, in backward | BF16 | --recompute 3 --master-weights off --optimizer adafactor --update-in-backward on
 all on the host | BF16 | --recompute 3 --offload-optimizer host --offload-residuals on --batch $quarter"
 
-# run PRECISION SIZE BATCH T OPTION...: the trainer's own output. Updates of BATCH sequences.
+# run PRECISION SIZE BATCH T OPTION...: prints the trainer's output, for updates of BATCH sequences.
 run() {
     local precision=$1 size=$2 sequences=$3 T=$4 option own=no
     shift 4
@@ -91,7 +94,7 @@ run() {
 planned() { sed -n 's/^memory: \([0-9.]*\) MiB.*/\1/p' | head -n 1; }
 value() { sed -n "s/^{\"kind\":\"$1\".*\"$2\":\([-0-9.e+]*\).*/\1/p" "$work/run/log.jsonl"; }
 
-# Is every option of a row one of the trainer's, with this value? --plan says so without any work.
+# Succeeds if the trainer accepts every option of a row; --plan checks that without any work.
 knows() {
     local precision=$1
     shift
@@ -102,7 +105,7 @@ knows() {
     return 1
 }
 
-# The steps of a row; sets peak, speed and loss.
+# Runs the steps of a row; sets peak, speed and loss.
 measure() {
     local precision=$1 size=$2 T=$3
     shift 3

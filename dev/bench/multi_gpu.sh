@@ -1,13 +1,15 @@
 #!/usr/bin/env bash
-# multi_gpu.sh -- what several GPUs of one machine give: bandwidth between them, speed of training by their number and by
-# --zero, and whether the bits are the same. After the build it takes 8 minutes at most.
+# multi_gpu.sh -- gains of several GPUs in one machine: bandwidth between them, speed of training by
+# their number and by --zero, and whether the bits are the same. After the build it needs 8 minutes
+# at most.
 #
 #     dev/bench/multi_gpu.sh                    all GPUs of this machine, GPT-2 124M
 #     GPUS=4 MODEL=d24 BATCH=32 dev/bench/multi_gpu.sh
-#     TOY=1 dev/bench/multi_gpu.sh              two simulated GPUs and a tiny model: shows that the script runs
+#     TOY=1 dev/bench/multi_gpu.sh              two simulated GPUs, a tiny model: tests the script
 #
-# Results: $OUT/multi_gpu.md (OUT: build/multi_gpu), tables that grow while it runs, beside the output of each run.
-# MINUTES is the limit; what does not fit in it is left out, and said. Exit status 1 if a run fails or bits differ.
+# Results: $OUT/multi_gpu.md (OUT: build/multi_gpu), tables that grow while it runs, beside the
+# output of each run. MINUTES is the limit; what does not fit into it is left out and reported. The
+# exit status is 1 if a run fails or bits differ.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 unset MAKEFLAGS MFLAGS MAKELEVEL
@@ -45,7 +47,8 @@ bad=0
 say() { echo "$*" | tee -a "$out/multi_gpu.md"; }
 left_s() { echo $((seconds - SECONDS + begin_s)); }
 
-# ranks NAME N COMMAND...: on N GPUs, with its output in NAME.log. 1: no time is left, or it failed, which is said.
+# ranks NAME N COMMAND...: runs it on N GPUs, with its output in NAME.log. Returns 1 if no time is
+# left, or if it failed, which it reports.
 ranks() {
     local name=$1 n=$2 left
     left=$(left_s)
@@ -57,7 +60,7 @@ ranks() {
     return 1
 }
 
-# The median of tok/s, without the first steps.
+# Prints the median of tok/s, without the first steps.
 speed() {
     sed -n 's/.*"kind":"train".*"tok_per_s":\([0-9.e+]*\).*/\1/p' "$1/log.jsonl" | tail -n +$((skipped_steps + 1)) | sort -n |
         awk '{ x[NR] = $1 } END { if (NR) printf "%.0f", x[int((NR + 1) / 2)] }'

@@ -1,10 +1,10 @@
-"""Makes a table of kernels from what ncu measured of a few steps (gpu_report.sh, item `step`); only the standard library.
+"""Makes a table of kernels from ncu's measurements of a few steps (gpu_report.sh, item `step`); only the standard library.
 
     ncu --csv --print-units base --metrics gpu__time_duration.sum,dram__bytes.sum,... train_gpt2cu --graph off --steps 2 ...
     python dev/bench/ncu_table.py step-kernels.csv --steps 2
 
-One row for each kernel, the most expensive first: launches of a step, microseconds and DRAM bytes of a launch, GB/s,
-milliseconds of a step and their share, issued instructions, and how many of those are of the tensor pipe.
+One row per kernel, the most expensive first: launches per step, microseconds and DRAM bytes per launch, GB/s,
+milliseconds per step and their share, issued instructions, and the share of the tensor pipe.
 """
 
 import argparse
@@ -16,7 +16,7 @@ ISSUED, TENSOR = "sm__inst_executed.sum", "sm__inst_executed_pipe_tensor.sum"
 
 
 def read(path):
-    """The sums of each metric by kernel, and the number of its launches. ncu's own lines begin with ==."""
+    """Returns the sums of each metric by kernel, and the number of its launches. ncu's own lines start with ==."""
     with open(path, newline="", encoding="utf-8", errors="replace") as file:
         rows = list(csv.DictReader(line for line in file if line.startswith('"')))
     sums, launches = defaultdict(lambda: defaultdict(float)), defaultdict(set)
@@ -24,7 +24,7 @@ def read(path):
         kernel = row["Kernel Name"].split("(")[0].removeprefix("void ")[:60]
         try:
             sums[kernel][row["Metric Name"]] += float(row["Metric Value"].replace(",", ""))
-        except ValueError:  # n/a: a metric that this card does not have
+        except ValueError:  # n/a: this card does not have the metric
             continue
         launches[kernel].add(row["ID"])
     return sums, {kernel: len(ids) for kernel, ids in launches.items()}

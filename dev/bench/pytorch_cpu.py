@@ -4,9 +4,9 @@ with matmuls in bf16 (--matmul bf16; PyTorch's autocast).
     dev/ref/setup.sh && make train_gpt2 && build/venv/bin/python dev/bench/pytorch_cpu.py
 
 A step is everything from the batch to the updated parameters: forward, backward, clipping at norm 1, AdamW.
-Every system is a process of its own, which trains from random weights on a shard of random tokens. Those with
+Every system is a separate process, which trains from random weights on a shard of random tokens. Systems with
 the same matmuls take turns: each does one step while the others are stopped by SIGSTOP, so a disturbance of
-the machine meets all of them. They are all in memory at once; if it is too small for that, name fewer systems.
+the machine affects all of them. They are all in memory at once; if that is too small, name fewer systems.
 The first steps of each process (page faults, compilation) are left out. Writes a table and all samples to
 dev/bench/results.
 """
@@ -33,13 +33,13 @@ ROOT = Path(__file__).resolve().parents[2]
 C, L, NH, MAXT, V, VP = 768, 12, 12, 1024, 50257, 50304
 LR, BETAS, EPS, WEIGHT_DECAY, CLIP = 6e-4, (0.9, 0.95), 1e-8, 0.1, 1.0
 
-# What each system is called and, for PyTorch, the mode of torch.compile (None is eager). Those in BF16 have matmuls in
-# bf16, the others are fp32 throughout.
+# Systems and, for PyTorch, their mode of torch.compile (None is eager). Those in BF16 have matmuls in bf16, the others
+# are fp32 throughout.
 TORCH_MODES = {"eager": None, "compile": "default", "max-autotune": "max-autotune-no-cudagraphs"}
 BF16 = " bf16"
 SYSTEMS = [name + matmuls for matmuls in ("", BF16) for name in ("ours", *TORCH_MODES)]
 
-POLL_S = 0.005  # between two looks for the end of a step
+POLL_S = 0.005  # interval of checks for the end of a step
 
 # Keeps freed tensors mapped, else every step pays their page faults again: 20 to 30 % of an eager step. The
 # first is for jemalloc, which is preloaded if installed, the others for glibc's malloc.
@@ -51,18 +51,18 @@ TORCH_ENV = {
 
 
 def flop_per_step(B, T):
-    """Per token, 6 for each weight of a matrix product (the classifier included, the embeddings not), and
+    """Returns the FLOP of a step. Per token, 6 for each weight of a matmul (with the classifier, without the embeddings), and
     attention counted as causal: half of 12*L*C*T."""
     matmul_weights = 12 * L * C * C + VP * C
     return B * T * (6 * matmul_weights + 6 * L * C * T)
 
 
 # ----------------------------------------------------------------------------------------------------
-# The PyTorch side; only this part, in a process of its own, imports torch.
+# The PyTorch side; only this part, in a separate process, imports torch.
 
 
 def peak_mib():
-    """The largest resident size of this process so far."""
+    """Returns the largest resident size of this process so far."""
     status = Path("/proc/self/status").read_text()
     return int(status.split("VmHWM:")[1].split()[0]) / 1024
 
@@ -76,7 +76,7 @@ def torch_worker(system, B, T, steps, threads, shard):
     is_bf16, mode = system.endswith(BF16), TORCH_MODES[system.removesuffix(BF16)]
     import_mib = peak_mib()
     torch.set_num_threads(threads)
-    torch.set_float32_matmul_precision("highest")  # fp32 as ours, no bf16 inside matmuls
+    torch.set_float32_matmul_precision("highest")  # fp32 like ours, no bf16 inside matmuls
     torch.manual_seed(0)
     model = GPT2(L, NH, C, MAXT, VP)
     optimizer = adamw(model, LR, BETAS, EPS, WEIGHT_DECAY)
@@ -104,11 +104,11 @@ def torch_worker(system, B, T, steps, threads, shard):
 
 
 class Racer:
-    """A process that trains. It does a step with each turn() and is stopped in between."""
+    """A training process. It does a step with each turn() and is stopped in between."""
 
     def __init__(self, command, env, out, log):
-        """Of a process that starts with its first turn; `out` is a directory for its output, `log` the file into
-        which it writes a line of JSON for each step."""
+        """Prepares a process, which starts with its first turn; `out` is a directory for its output, `log` the file
+        to which it writes a line of JSON for each step."""
         self.command, self.env, self.out, self.log = [str(word) for word in command], env, out, log
         self.process, self.stopped_at, self.ms, self.losses = None, None, [], []
 
@@ -117,7 +117,7 @@ class Racer:
             self.process = subprocess.Popen(self.command, stdout=out, stderr=err, env=self.env, start_new_session=True)
 
     def rows(self, kind):
-        """The whole lines of this kind in the log."""
+        """Returns the complete lines of this kind in the log."""
         lines = self.log.read_text().split("\n")[:-1] if self.log.exists() else []
         return [row for row in map(json.loads, lines) if row["kind"] == kind]
 
@@ -131,7 +131,7 @@ class Racer:
         row = self.next_row()
         ran_ms = (time.perf_counter() - begin) * 1e3
         os.killpg(self.process.pid, signal.SIGSTOP)
-        # The process measured the time for which it was stopped, too, unless that was between two steps.
+        # The process also measured the time for which it was stopped, unless that was between two steps.
         stopped_ms = (begin - self.stopped_at) * 1e3 if self.stopped_at else 0
         self.stopped_at = time.perf_counter()
         self.ms.append(min(row["ms"], row["ms"] - stopped_ms, key=lambda ms: abs(ms - ran_ms)))
@@ -147,7 +147,7 @@ class Racer:
         return rows[len(self.ms)]
 
     def finish(self):
-        """Lets it end, which it must do well. Returns its largest resident size in MiB."""
+        """Lets it end, and checks its status. Returns its largest resident size in MiB."""
         os.killpg(self.process.pid, signal.SIGCONT)
         _, status, usage = os.wait4(self.process.pid, 0)
         self.process.returncode = os.waitstatus_to_exitcode(status)
@@ -159,7 +159,7 @@ class Racer:
     def kill(self):
         if self.process and self.process.returncode is None:
             os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait()  # what it writes to is removed next
+            self.process.wait()  # its output directory is removed next
 
 
 def our_racer(args, system, B, T, steps, shard, out):
@@ -201,20 +201,20 @@ def race(args, systems, B, T, shard):
 
 
 def write_shard(path, ntok):
-    """Random tokens: magic 20240520, version 1, their number; 256 int32 of header, then uint16 each."""
+    """Writes random tokens: magic 20240520, version 1, their number; 256 int32 of header, then uint16 each."""
     with open(path, "wb") as file:
         array.array("i", [20240520, 1, ntok] + [0] * 253).tofile(file)
         array.array("H", random.Random(0).choices(range(V), k=ntok)).tofile(file)
 
 
 def others_cpu_s():
-    """CPU seconds that processes other than this one and its finished children have used since boot."""
+    """Returns the CPU seconds that processes other than this one and its finished children have used since boot."""
     user, nice, system, _, _, irq, softirq, steal = map(int, Path("/proc/stat").read_text().split()[1:9])
     return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK") - sum(os.times()[:4])
 
 
 def measure(args):
-    """All samples: {(B, T): {system: [one result per round]}}."""
+    """Returns all samples: {(B, T): {system: [one result per round]}}."""
     results = {shape: {system: [] for system in args.systems} for shape in args.shapes}
     with tempfile.TemporaryDirectory() as tmp:
         shard = Path(tmp) / "random.bin"
@@ -257,7 +257,7 @@ def first_line(*command):
 
 
 def summarize(args, B, T, rounds):
-    """The figures of one row, over the steps after the warm-up of all rounds."""
+    """Returns the figures of one row, over the steps after the warm-up of all rounds."""
     ms = sorted(sample for result in rounds for sample in result["ms"][args.warmup :])
     median = statistics.median(ms)
     last = len(ms) - 1
@@ -267,7 +267,7 @@ def summarize(args, B, T, rounds):
 
 
 def table(args, results):
-    """Markdown; the last column is the time beside ours with the same matmuls, where ours was measured."""
+    """Returns the table in Markdown; the last column is the time relative to ours with the same matmuls, if measured."""
     columns = ["shape", "system", "ms per step", "p10 to p90", "tok/s", "GFLOP/s", "of FMA peak",
                "peak RSS MiB", "time / ours"]
     lines = [f"| {' | '.join(columns)} |", "|---|---|" + "---:|" * 7]
@@ -286,7 +286,7 @@ def table(args, results):
 
 
 def best_lines(args, results):
-    """A line for each shape and kind of matmuls: the fastest of PyTorch."""
+    """Returns a line for each shape and kind of matmuls: the fastest of PyTorch."""
     lines = []
     for (B, T), systems in results.items():
         for matmuls in ("", BF16):
@@ -299,7 +299,7 @@ def best_lines(args, results):
 
 
 def report(args, results, others):
-    """`others`: the share of the machine used by other processes, which has to be near 0."""
+    """Writes the report. `others`: the share of the machine used by other processes, which should be near 0."""
     host = machine()
     torch_rounds = [r for rows in results.values() for name in rows if not name.startswith("ours") for r in rows[name]]
     versions = {"ours": first_line("git", "describe", "--always", "--dirty") or "no commit",

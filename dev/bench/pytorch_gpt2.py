@@ -1,13 +1,13 @@
-"""Trains GPT-2 in PyTorch on a GPU and prints a line of JSON: the peer that the trainer is measured beside.
+"""Trains GPT-2 in PyTorch on a GPU and prints a line of JSON: the peer for measuring the trainer.
 
     python dev/bench/pytorch_gpt2.py --model d12 --batch 64 --data shard.bin --sdpa best --compile default,off
 
 The same model, batches and optimizer as `train_gpt2cu --shuffle off --schedule constant --warmup 0`: bf16
-autocast (or fp32 with TF32 products), scaled_dot_product_attention, vocabulary padded to 50304, fused AdamW,
-torch.compile. --sdpa names the attention (auto: what PyTorch takes), or best: every one in turn; --compile one or more
-modes of torch.compile, or off. Each combination is a line, also one that fails or does not fit: then with
-its error. A step is everything from the batch on the host to the updated weights, timed with events; nothing is read
-back in between. With --init both start from the same weights. Without a GPU, --device cpu tries it out.
+autocast (or fp32 with TF32 matmuls), scaled_dot_product_attention, vocabulary padded to 50304, fused AdamW,
+torch.compile. --sdpa names the attention (auto: PyTorch's choice), or best: each one in turn; --compile names one or more
+modes of torch.compile, or off. Each combination is a line; one that fails or does not fit is a line with its
+error. A step is everything from the batch on the host to the updated weights, timed with events; nothing is read
+back in between. With --init both start from the same weights. Without a GPU, --device cpu tests the script.
 """
 
 import argparse
@@ -57,7 +57,7 @@ def parse():
 
 
 class Batches:
-    """Micro-batches in order, from pinned memory; an epoch starts again at the beginning."""
+    """Micro-batches in order, from pinned memory; each epoch starts over."""
 
     def __init__(self, args):
         self.B, self.T, self.device, self.next = args.batch, args.seq_len, args.device, 0
@@ -76,7 +76,7 @@ class Batches:
 
 
 class Clock:
-    """Marks in the stream of the GPU, or in time on the CPU; their distances in milliseconds."""
+    """Marks in the stream of the GPU, or points in time on the CPU; their distances in milliseconds."""
 
     def __init__(self, device):
         self.is_cuda, self.marks = device == "cuda", []
@@ -96,7 +96,7 @@ class Clock:
 
 
 def measure(args, sdpa, mode):
-    """Trains with one attention and one mode of torch.compile; returns what the line of JSON adds to their names."""
+    """Trains with one attention and one mode of torch.compile; returns the fields that the line of JSON adds to their names."""
     torch.manual_seed(0)
     L, NH, C = MODELS[args.model]
     model = GPT2(L, NH, C, max(1024, args.seq_len), VP)
@@ -135,7 +135,7 @@ def measure(args, sdpa, mode):
 
 
 def forget():
-    """Frees what the last combination left, so that the next one starts as in a process of its own."""
+    """Frees what the last combination left, so that the next one starts as in a new process."""
     torch.compiler.reset()
     gc.collect()
     if torch.cuda.is_available():
@@ -154,7 +154,7 @@ def main():
             try:
                 line |= measure(args, sdpa, mode)
                 medians.append(statistics.median(line["ms"]))
-            except Exception as error:  # does not fit, is not there, does not compile: the next one may
+            except Exception as error:  # does not fit, does not exist, does not compile: the next one may
                 line["error"] = f"{type(error).__name__}: {error}".split("\n")[0].replace('"', "'")[:200]
             print(json.dumps(line), flush=True)
             forget()

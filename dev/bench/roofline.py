@@ -1,17 +1,17 @@
-"""The least time that a training step takes on a card, kernel by kernel; only the standard library.
+"""The least time of a training step on a card, kernel by kernel; only the standard library.
 
     python dev/bench/roofline.py --model d12 --batch 64 --card h200
     python dev/bench/roofline.py --model d12 --batch 64 --card h200 --measured step-kernels.csv
 
-Nothing here is measured but the times of --measured. The program does a dry step on the simulated GPU (CUSIM_DRY,
-CUSIM_TRACE of dev/cusim): train_gpt2cu says which kernels and products it launches at that size, `bench_gpu --list` which
-launches an operation consists of and how many bytes and FLOP it has by the functions in llmc/ (products: every matrix
-read or written once). The floor of an operation is the larger of bytes / bandwidth and FLOP / peak of the card. A
-kernel that belongs to no operation ends the program.
+Nothing here is measured except the times of --measured. The program does a dry step on the simulated GPU (CUSIM_DRY,
+CUSIM_TRACE of dev/cusim): train_gpt2cu shows which kernels and matmuls it launches at that size, `bench_gpu --list`
+which launches an operation consists of and its bytes and FLOP by the functions in llmc/ (matmuls: every matrix read
+or written once). The floor of an operation is the larger of bytes / bandwidth and FLOP / peak of the card. A kernel
+that belongs to no operation ends the program.
 
---measured takes the step-kernels.csv of gpu_report.sh (item `step`), with the same model, batch and --recompute. Its last
-step is read beside the simulated one: our own kernels must be the same in the same order; the others between them are
-cublasLt's.
+--measured is the step-kernels.csv of gpu_report.sh (item `step`), with the same model, batch and --recompute. Its last
+step is matched with the simulated one: our own kernels must be the same in the same order; the others between them
+are cublasLt's.
 """
 
 import argparse
@@ -28,12 +28,12 @@ from collections import Counter, namedtuple
 TOP = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..")
 
 CARDS = {"a100": "A100", "h100": "H100", "h200": "H200", "b200": "B200"}  # names in llmc's gpu_report.cuh
-MEMORY_MIB = 1 << 20  # of the simulated card: more than any model here takes
+MEMORY_MIB = 1 << 20  # of the simulated card: more than any model here needs
 
 STEP_ENDS_WITH = "update_kernel_"  # the last kernel of a step
 
 Operation = namedtuple("Operation", "name shape flop bytes launches")
-Row = namedtuple("Row", "name kernels shape kind count flop bytes members")  # members: their numbers in the step
+Row = namedtuple("Row", "name kernels shape kind count flop bytes members")  # members: indexes of the launches in the step
 
 
 def fail(message):
@@ -44,7 +44,7 @@ def fail(message):
 
 
 def random_shard(path, tokens):
-    """A shard of random tokens (format: token_files.h)."""
+    """Writes a shard of random tokens (format: token_files.h)."""
     ids = os.urandom(2 * tokens)
     with open(path, "wb") as file:
         file.write(struct.pack("<3i", 20240520, 1, tokens) + bytes(1012))
@@ -65,7 +65,7 @@ def build(precision):
 
 
 def simulate(args, directory):
-    """Leaves run.jsonl, two steps of training, and operations.jsonl in the directory."""
+    """Writes run.jsonl, two steps of training, and operations.jsonl into the directory."""
     shard = os.path.join(directory, "random.bin")
     random_shard(shard, 3 * args.batch * args.seq_len + 2)
     sizes = ["--model", args.model, "--batch", str(args.batch), "--seq-len", str(args.seq_len)]
@@ -93,21 +93,21 @@ def read_lines(path):
 
 
 def short_name(kernel):
-    """Without return type, template arguments and parameters, as ncu and the simulator both have it."""
+    """Returns the name without return type, template arguments and parameters, the form common to ncu and the simulator."""
     return re.split(r"[<(]", kernel.removeprefix("void "))[0].strip()
 
 
 def signature(launch):
-    """What two launches of the same work have in common; None for copies."""
+    """Returns what two launches of the same work have in common; None for copies."""
     if "kernel" in launch:
         return launch["kernel"], tuple(launch["grid"]), tuple(launch["block"])
-    if "product" in launch:
-        return ("product", tuple(launch["product"]), launch["order"], launch["epilogue"])
+    if "matmul" in launch:
+        return ("matmul", tuple(launch["matmul"]), launch["order"], launch["epilogue"])
     return None
 
 
 def read_operations(path):
-    """What `bench_gpu --list` did, each with the kernels and products between it and the one before."""
+    """Returns the operations of `bench_gpu --list`, each with the kernels and matmuls between it and the one before."""
     operations, launches = [], []
     for line in read_lines(path):
         if "operation" in line:
@@ -119,7 +119,7 @@ def read_operations(path):
 
 
 def read_step(path):
-    """The launches, copies and memsets of the last of the steps."""
+    """Returns the launches, copies and memsets of the last step."""
     lines = read_lines(path)
     ends = [i for i, line in enumerate(lines) if short_name(line.get("kernel", "")) == STEP_ENDS_WITH]
     if len(ends) < 2:
@@ -130,33 +130,33 @@ def read_step(path):
 # ---- the rows ----
 
 
-def product_rows(step, operations):
-    """A row for each shape, named as bench_gpu calls the operation that has only this product."""
+def matmul_rows(step, operations):
+    """Returns a row for each shape, with bench_gpu's name of the operation that has only this matmul."""
     names = {}
     for operation in sorted(operations, key=lambda o: len(o.launches)):
         for launch in operation.launches:
-            if launch[0] == "product":
+            if launch[0] == "matmul":
                 names.setdefault(launch, operation.name)
     rows = {}
     for i, line in enumerate(step):
-        if "product" in line:
+        if "matmul" in line:
             key = (signature(line), line["adds"])
             rows.setdefault(key, []).append(i)
     made = []
     for (sign, adds), members in rows.items():
         line = step[members[0]]
-        name = names.get(sign, "product") + (", added" if adds and "dweight" in names.get(sign, "") else "")
-        shape = "{} x {} -> {}".format(*line["product"])
-        made.append(Row(name, "cublasLt", shape, "product", len(members), line["flop"], line["bytes"], members))
+        name = names.get(sign, "matmul") + (", added" if adds and "dweight" in names.get(sign, "") else "")
+        shape = "{} x {} -> {}".format(*line["matmul"])
+        made.append(Row(name, "cublasLt", shape, "matmul", len(members), line["flop"], line["bytes"], members))
     return made
 
 
 def kernel_rows(step, operations):
-    """A row for each operation whose kernels are in the step."""
+    """Returns a row for each operation whose kernels are in the step."""
     of_launch, work, names, shapes = {}, {}, {}, {}
     for operation in operations:
         key = operation.launches
-        if any(launch[0] == "product" for launch in key):
+        if any(launch[0] == "matmul" for launch in key):
             continue
         if work.setdefault(key, (operation.flop, operation.bytes)) != (operation.flop, operation.bytes):
             fail(f"{operation.name} is launched as {names[key][0]}, but its work is another")
@@ -186,7 +186,7 @@ def kernel_rows(step, operations):
 
 
 def copy_rows(step):
-    """Copies and memsets inside of the card's memory; those over the bus are beside the kernels."""
+    """Returns rows of copies and memsets inside the card's memory; those over the bus run beside the kernels."""
     found = {}
     for i, line in enumerate(step):
         if line.get("copy") == "on the device":
@@ -201,7 +201,7 @@ def copy_rows(step):
 
 
 def read_ncu(path):
-    """The kernels of the last step that ncu measured: their short names and seconds, in order."""
+    """Returns the kernels of the last step that ncu measured: their short names and seconds, in order."""
     with open(path, newline="", encoding="utf-8", errors="replace") as file:
         lines = list(csv.DictReader(line for line in file if line.startswith('"')))
     kernels = [(short_name(line["Kernel Name"]), float(line["Metric Value"].replace(",", "")) * 1e-9)
@@ -212,28 +212,28 @@ def read_ncu(path):
     return kernels[ends[-2] + 1 if len(ends) > 1 else 0:ends[-1] + 1]
 
 
-def share_out(seconds, products, step, floor):
-    """Times of cublasLt's kernels for the products between two of our own. A sum of parts (split-K) belongs to the
-    product before it; if the numbers differ even so, the products share the time by their floors."""
+def share_out(seconds, matmuls, step, floor):
+    """Assigns times of cublasLt's kernels to the matmuls between two kernels of our own. A sum of parts (split-K)
+    belongs to the matmul before it; if the numbers still differ, the matmuls share the time by their floors."""
     parts = []
     for name, s in seconds:
-        if parts and len(seconds) > len(products) and re.search("reduce|splitk", name, re.IGNORECASE):
+        if parts and len(seconds) > len(matmuls) and re.search("reduce|splitk", name, re.IGNORECASE):
             parts[-1] += s
         else:
             parts.append(s)
-    if len(parts) == len(products):
-        return dict(zip(products, parts))
-    floors = [floor(step[i]["flop"], step[i]["bytes"]) for i in products]
-    return {i: sum(parts) * f / sum(floors) for i, f in zip(products, floors)}
+    if len(parts) == len(matmuls):
+        return dict(zip(matmuls, parts))
+    floors = [floor(step[i]["flop"], step[i]["bytes"]) for i in matmuls]
+    return {i: sum(parts) * f / sum(floors) for i, f in zip(matmuls, floors)}
 
 
 def measured_times(step, kernels, floor):
-    """Seconds by number in the step."""
+    """Returns the seconds by index in the step."""
     own = {short_name(line["kernel"]) for line in step if "kernel" in line}
-    times, products, foreign, at = {}, [], [], 0
+    times, matmuls, foreign, at = {}, [], [], 0
     for i, line in enumerate(step):
-        if "product" in line:
-            products.append(i)
+        if "matmul" in line:
+            matmuls.append(i)
         if "kernel" not in line:
             continue
         while at < len(kernels) and kernels[at][0] not in own:
@@ -242,11 +242,11 @@ def measured_times(step, kernels, floor):
         name = short_name(line["kernel"])
         if at == len(kernels) or kernels[at][0] != name:
             fail(f"ncu's kernel {at + 1} is {kernels[at][0] if at < len(kernels) else 'missing'}, the simulator's {name}")
-        if foreign and not products:
-            fail(f"ncu's kernel {foreign[0][0]} before {name} is neither ours nor of a product")
-        times.update(share_out(foreign, products, step, floor))
+        if foreign and not matmuls:
+            fail(f"ncu's kernel {foreign[0][0]} before {name} is neither ours nor of a matmul")
+        times.update(share_out(foreign, matmuls, step, floor))
         times[i] = kernels[at][1]
-        products, foreign, at = [], [], at + 1
+        matmuls, foreign, at = [], [], at + 1
     return times
 
 
@@ -254,7 +254,7 @@ def measured_times(step, kernels, floor):
 
 
 def datasheet(name, precision):
-    """The dense FLOP/s of a card and its bytes/s, from the trainer's own table. TF32 is half as fast as 16 bits."""
+    """Returns the dense FLOP/s of a card and its bytes/s, from the trainer's own table. TF32 is half as fast as 16 bits."""
     with open(os.path.join(TOP, "llmc", "run", "gpu_report.cuh"), encoding="utf-8") as file:
         found = re.search(r'\{"%s",\s*([0-9.]+),\s*([0-9.]+)\}' % re.escape(name), file.read())
     if not found:
@@ -278,7 +278,7 @@ def print_table(args, rows, times, bandwidth, peak, floor):
         print("| " + " | ".join(cells + [row.kernels]) + " |")
     print("\n| | launches | GB | TFLOP | ms | share |" + (" measured ms | of the floor |" if times else ""))
     print("|---|---:|---:|---:|---:|---:|" + ("---:|---:|" if times else ""))
-    for kind in ("product", "attention", "memory", "all"):
+    for kind in ("matmul", "attention", "memory", "all"):
         some = [row for row in rows if kind in (row.kind, "all")]
         s = sum(row.count * floor(row.flop, row.bytes) for row in some)
         launches = sum(len(row.members) for row in some)
@@ -329,7 +329,7 @@ def main():
     def floor(flop, size):
         return max(flop / peak, size / bandwidth)
 
-    rows = product_rows(step, operations) + kernel_rows(step, operations) + copy_rows(step)
+    rows = matmul_rows(step, operations) + kernel_rows(step, operations) + copy_rows(step)
     times = measured_times(step, read_ncu(args.measured), floor) if args.measured else {}
     print(f"## {args.model}, B={args.batch}, T={args.seq_len}, {args.precision}, --recompute {args.recompute}, {name}: one micro-step and "
           "its update\n")

@@ -3,11 +3,11 @@
 
     scaling.py memory [--world 8]            bytes per GPU of parameters, gradients and optimizer state, by ZeRO stage
     scaling.py speed  [--total-batch 524288] efficiency at 1, 8, 16 ... 512 GPUs
-    scaling.py offload                       what offloading costs, and from which total batch on it costs below 5 %
+    scaling.py offload                       the cost of offloading, and the total batch from which it is below 5 %
 
 Memory is counted, and agrees with `--plan --num-processes N --zero S`. Speed is a model: a step is a timeline of three
-resources, the GPU's compute, the links inside a node and the network between nodes. Everything that it assumes stands in
-HARDWARE and MODELS, and nothing of it was measured here: replace it where you have measured.
+resources, the GPU's compute, the links inside a node and the network between nodes. All its assumptions are in
+HARDWARE and MODELS, and none of them was measured here: replace them with your measurements.
 """
 import argparse
 import math
@@ -15,17 +15,17 @@ import math
 HARDWARE = dict(
     gpus_per_node=8,
     sms=132,
-    node_gbps=300.0,  # GB/s per GPU and direction, all-gather or all-to-all inside of a node (NVLink 4), large messages
-    node_us=25.0,  # and its latency
+    node_gbps=300.0,  # GB/s per GPU and direction, all-gather or all-to-all inside a node (NVLink 4), large messages
+    node_us=25.0,  # latency of these
     net_gbps=42.0,  # GB/s per GPU: 400 Gb/s InfiniBand at 85 %
-    net_us=lambda nodes: 30.0 + 2.0 * nodes,  # all-to-all or all-gather over so many nodes
-    kernel_us=2.0,  # the shortest distance of two kernels of a graph
+    net_us=lambda nodes: 30.0 + 2.0 * nodes,  # all-to-all or all-gather over this many nodes
+    kernel_us=2.0,  # shortest interval between two kernels of a graph
     kernels_per_layer=27,
     memory_gbps=2700.0,  # of the GPU
-    update_us=150.0,  # norm, agreement, the host's one wait
+    update_us=150.0,  # norm, agreement, one wait of the host
     pcie_gbps=50.0,  # GB/s each way, gen 5 x16
     host_gbps=200.0,  # of a node's memory
-    nvme_gbps=6.0,  # of a node, reading; writing the same
+    nvme_gbps=6.0,  # of a node, for reading and for writing
 )
 
 # name: layers, channels, context, and tokens/s that one GPU is assumed to reach with a large micro-batch
@@ -40,13 +40,13 @@ VP = 50304
 
 
 def sizes(model):
-    """Elements of a block, and of what lies outside of blocks."""
+    """Returns the elements of a block, and of the tensors outside of blocks."""
     L, C, T, _ = MODELS[model]
     return L, 12 * C * C + 13 * C, VP * C + T * C + 2 * C
 
 
 def memory(model, stage, W, p=2, g=2, master=2):
-    """Bytes per GPU without activations: parameters of p bytes, gradients of g, fp32 state."""
+    """Returns the bytes per GPU without activations: parameters of p bytes, gradients of g, fp32 state."""
     L, K, E = sizes(model)
     N = E + L * K
     state = 8 + master
@@ -62,7 +62,7 @@ def memory(model, stage, W, p=2, g=2, master=2):
 
 
 def wave_efficiency(tokens, C):
-    """The share of the multiprocessors' time that products of so many tokens use: the last wave of tiles is not full."""
+    """Returns the share of the multiprocessors' time that matmuls of this many tokens use: the last wave of tiles is not full."""
     work = used = 0.0
     for columns in (3 * C, C, 4 * C, C):
         tiles = math.ceil(tokens / 128) * math.ceil(columns / 256)
@@ -84,7 +84,7 @@ class Link:
 
 
 def play(model, W, D, B, stage):
-    """Seconds of a step, and of what it waits for communication."""
+    """Returns the seconds of a step, and those of its waits for communication."""
     h = HARDWARE
     L, C, T, rate = MODELS[model]
     _, K, E = sizes(model)
@@ -106,7 +106,7 @@ def play(model, W, D, B, stage):
 
     node, net = Link(), Link()
     now = 0.0
-    # After an update the parameters are gathered in the order in which the forward pass wants them.
+    # After an update the parameters are gathered in the order in which the forward pass needs them.
     ready = {}
     for name, n in [("outer", E)] + [(l, K) for l in range(L)]:
         ready[name] = node.run(net.run(0.0, net_s(2 * n)), node_s(2 * n) if stage < 3 or name == "outer" else 0.0)
@@ -117,7 +117,7 @@ def play(model, W, D, B, stage):
             if m == 0:
                 now = max(now, ready["outer"], ready[l])
             if stage == 3:
-                for k in range(l, min(l + 2, L)):  # this block's, if nobody has asked yet, and the next one's
+                for k in range(l, min(l + 2, L)):  # this block's, if not requested yet, and the next one's
                     here[k] = here[k] if k in here else node.run(now, node_s(2 * K))
                 now = max(now, here[l])
             now += layer_f
@@ -130,7 +130,7 @@ def play(model, W, D, B, stage):
                     here[k] = here[k] if k in here else node.run(now, node_s(2 * K))
                 now = max(now, here[l])
             if len(reduced) >= 2:
-                now = max(now, reduced[-2])  # its buffer is wanted again
+                now = max(now, reduced[-2])  # its buffer is needed again
             now += layer_b
             end = now
             if stage >= 2 or last:

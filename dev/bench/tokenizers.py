@@ -4,12 +4,12 @@
     python3 -m venv /tmp/peers && /tmp/peers/bin/pip install numpy tiktoken tokenizers gigatoken riptoken tokie
     /tmp/peers/bin/python dev/bench/tokenizers.py --vocabulary gpt2.tiktoken --text TEXT
 
-Every figure comes from a process of its own. The first pass over the text is cold, the second has seen all of it.
-Everyone gets the text in blocks of about 1 MiB, cut where tokens end; one block at a time on one core, as batches on
-all cores. The hash of the ids must equal ours, or the system is reported as different. Beside the wall clock
-stands the time that the process was at work (of all its threads): on a machine with other work, that is the better
-figure. The systems take turns. Left out are bpe-openai, which fetches its vocabulary from elsewhere, tuetoken, which
-does not open GPT-2's tokenizer.json, and quicktok-v1, which does not know GPT-2's pattern. The result goes to
+Every figure comes from a separate process. The first pass over the text is cold, the second has seen all of it.
+Each system gets the text in blocks of about 1 MiB, cut where tokens end; one block at a time on one core, as batches
+on all cores. The hash of the ids must equal ours, or the system is reported as different. Beside the wall-clock time
+it shows the CPU time of the process (of all its threads): on a machine with other work, that is the better figure.
+The systems take turns. Left out are bpe-openai, which downloads its vocabulary from elsewhere, tuetoken, which does
+not open GPT-2's tokenizer.json, and quicktok-v1, which does not know GPT-2's pattern. The result goes to
 dev/bench/results.
 """
 
@@ -42,7 +42,7 @@ def read_ranks(path):
 
 
 def split_token(token, rank, ranks):
-    """The two tokens of lower ranks that the token is merged from."""
+    """Returns the two tokens of lower ranks that merge into the token."""
     parts = [bytes([byte]) for byte in token]
     while len(parts) > 2:
         pairs = [ranks.get(a + b, rank) for a, b in zip(parts, parts[1:])]
@@ -52,7 +52,7 @@ def split_token(token, rank, ranks):
 
 
 def write_tokenizer_json(path, ranks):
-    """For those who read only Hugging Face's files."""
+    """Writes the file for systems that read only Hugging Face's files."""
     seen = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in seen]
     spell = {byte: chr(byte) for byte in seen} | {byte: chr(0x100 + i) for i, byte in enumerate(others)}
@@ -72,8 +72,8 @@ def write_tokenizer_json(path, ranks):
 
 
 # ----------------------------------------------------------------------------------------------------
-# The others. Each opens a tokenizer and gives two functions: the ids of one block, and those of a list of blocks on
-# all cores, as the fastest way of its interface that gives ids.
+# The others. Each opens a tokenizer and returns two functions: the ids of one block, and those of a list of blocks on
+# all cores, by the fastest way of its interface.
 
 
 def open_tiktoken(vocabulary, hf_json, threads):
@@ -116,11 +116,11 @@ def open_tokie(vocabulary, hf_json, threads):
 
 PEERS = {"tiktoken": open_tiktoken, "tokenizers": open_tokenizers, "gigatoken": open_gigatoken,
          "riptoken": open_riptoken, "tokie": open_tokie}  # fmt: skip
-SLOW = {"tiktoken", "tokenizers", "riptoken", "tokie"}  # they get the first --slow-mb only, or it would take hours
+SLOW = {"tiktoken", "tokenizers", "riptoken", "tokie"}  # they get only the first --slow-mb, or they would need hours
 
 
 def blocks_of(data):
-    """About 1 MiB each, cut before a blank that follows a character that is none."""
+    """Returns blocks of about 1 MiB each, cut before a blank that follows another character."""
     border = re.compile(rb"[!-~](?=[ \n])")
     blocks, begin = [], 0
     while begin < len(data):
@@ -200,7 +200,7 @@ def measure_training(args, text):
 
 
 def others_cpu_s():
-    """CPU seconds that processes other than this one and its finished children have used since boot."""
+    """Returns the CPU seconds that processes other than this one and its finished children have used since boot."""
     user, nice, system, _, _, irq, softirq, steal = map(int, Path("/proc/stat").read_text().split()[1:9])
     return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK") - sum(os.times()[:4])
 

@@ -36,7 +36,7 @@ class GPT2(nn.Module):
                 nn.init.zeros_(p)
 
     def forward(self, x, y):
-        """The mean loss of the tokens x (B, T) against their successors y (B, T)."""
+        """Returns the mean loss of the tokens x (B, T) against their successors y (B, T)."""
         h = self.wte(x) + self.wpe.weight[: x.shape[1]]
         for block in self.blocks:
             h = block(h)
@@ -44,7 +44,7 @@ class GPT2(nn.Module):
         return F.cross_entropy(logits.view(-1, logits.shape[-1]), y.reshape(-1))
 
     def load(self, path):
-        """Takes the weights of a model file (.bin, fp32)."""
+        """Loads the weights of a model file (.bin, fp32)."""
         with open(path, "rb") as file:
             header = torch.frombuffer(bytearray(file.read(1024)), dtype=torch.int32).tolist()
             magic, version, maxT, _, L, NH, C, Vp = header[:8]
@@ -70,7 +70,7 @@ class GPT2(nn.Module):
 
 
 def adamw(model, lr, betas, eps, weight_decay):
-    """Decay on matrices and embeddings only; one fused kernel for all tensors."""
+    """Returns AdamW with decay on matrices and embeddings only; one fused kernel for all tensors."""
     parameters = list(model.parameters())
     groups = [{"params": [p for p in parameters if p.dim() == 2], "weight_decay": weight_decay},
               {"params": [p for p in parameters if p.dim() != 2], "weight_decay": 0.0}]

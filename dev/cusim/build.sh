@@ -4,17 +4,17 @@
 #     build.sh SOURCE MODE [OUTPUT [MORE...]]     MODE: plain asan tsan msan
 #     build.sh MODE STAMP                         only what all programs of a mode link
 #
-# SOURCE is a .cu file, or an object of this script. OUTPUT is build/sim/MODE/NAME unless given; if it ends
-# in .o, nothing is linked. MORE are objects and C sources of dev/test. STAMP is touched if anything
-# that all programs link is newer.
+# SOURCE is a .cu file, or an object of this script. OUTPUT is build/sim/MODE/NAME unless given; if
+# it ends in .o, nothing is linked. MORE are objects and C sources of dev/test. STAMP is touched if
+# anything that all programs link is newer.
 #
-# The runtime is compiled when its sources have changed; for asan and tsan without their
-# instrumentation (see cusim_internal.h), as are the C sources, to which results are compared: they
-# have their own tests. SANITIZED is defined for asan, tsan and msan: a test then leaves out what
-# differs in values only. Environment: CUSIM_FLAGS are more flags of the compiler (-g for a debugger;
-# -fsanitize-memory-track-origins for msan to say where memory came from), CUDA_HOME says where CUDA's
-# headers are (cuda_home.sh). SIM_LIBS are libraries to link, from a make that has built the modules
-# of llmc/; without it this script asks make for both.
+# The runtime is compiled when its sources have changed. For asan and tsan it is not instrumented
+# (see cusim_internal.h), nor are the C sources that provide expected results: they have their own
+# tests. SANITIZED is defined for asan, tsan and msan: a test then skips cases that differ in values
+# only. Environment: CUSIM_FLAGS are more flags of the compiler (-g for a debugger;
+# -fsanitize-memory-track-origins makes msan report where memory came from); CUDA_HOME is the place
+# of CUDA's headers (cuda_home.sh). SIM_LIBS are libraries to link, from a make that has built the
+# modules of llmc/; without it this script asks make for both.
 set -e
 here=$(cd "$(dirname "$0")" && pwd)
 cd "$here/../.."
@@ -31,17 +31,18 @@ out=${3:-build/sim/$mode/$name}
 
 source "$here/cuda_home.sh"
 include=(-I"$here/include" -isystem "$CUDA_HOME/include" -isystem "$CUDA_HOME/include/cccl" -I.) # cccl: <nv/target> of some toolkits
-# Kernels read 16 bytes of any type at once (-fno-strict-aliasing), and nvcc fuses products and sums.
+# Kernels read 16 bytes of any type at once (-fno-strict-aliasing), and nvcc fuses products and
+# sums.
 common=(-std=c++17 -g1 -Wall -Wextra -Wno-unknown-pragmas -Wno-unused-function -fno-strict-aliasing
     -ffp-contract=fast -D_GNU_SOURCE ${CUSIM_FLAGS:-})
-# The trainer's several processes, as dev/gpu.mk has it.
+# NCCL for several ranks, if its header exists, as in dev/gpu.mk.
 g++ "${include[@]}" -x c++ -E - <<<'#include <nccl.h>' >/dev/null 2>&1 && common+=(-DHAVE_NCCL)
 cxx=g++
 cc=gcc
 runtime=st
 runtime_cxx=g++
 runtime_flags=(-O2)
-c_mode=plain # of the C sources
+c_mode=plain # mode of the C sources
 c_cc=gcc
 c_flags="-O2 -march=native"
 case $mode in
@@ -69,7 +70,8 @@ msan)
     ;;
 esac
 
-# Written under another name first: two builds at the same time do the work twice, but neither links half an object.
+# Objects are written under another name first: two builds at the same time do the work twice, but
+# neither links half an object.
 objects=()
 mkdir -p "build/sim/runtime-$runtime" "$(dirname "$out")"
 newest_header=$(ls -t "$here"/include/*.h "$here"/src/*.h | head -n 1)
@@ -82,15 +84,15 @@ for runtime_source in "$here"/src/*.cpp; do
     fi
     objects+=("$object")
 done
-# The modules of llmc/ that are compiled once, and the C sources; the trainer's Makefile knows how. Sanitized modules take
-# little of a test's time, and half as long to compile at -O0.
+# The modules of llmc/ that are compiled once, and the C sources; the trainer's Makefile knows how.
+# Sanitized modules use little of a test's time, and compile twice as fast at -O0.
 c_build() { # MODE CC FLAGS TARGET...
     local modules_opt=-O0
     [ "$1" != plain ] || modules_opt=
     make -s BUILD="build/sim/llmc-$1" CC="$2" OPT="$3 -g1" MODULES_OPT=$modules_opt MARCH= OPENMP= "${@:4}"
 }
 library=build/sim/llmc-$mode/libllmc.a
-libs=${SIM_LIBS-$(c_build "$mode" $cc "${flags[*]}" "$library" print-PACKED_LIBS print-MPI_LIBS)} # one call: each takes 0.3 s
+libs=${SIM_LIBS-$(c_build "$mode" $cc "${flags[*]}" "$library" print-COMPRESSION_LIBS print-MPI_LIBS)} # one call: each takes 0.3 s
 
 if [ -n "$stamp" ]; then
     c_objects=(build/sim/llmc-$c_mode/test/lib/{runner,cpu_trainer}.o)

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# requeue.sh SCRIPT COMMAND... -- runs a command in a job of Slurm that `#SBATCH
-# --signal=B:USR1@600` warns before its time is up. Then the command gets SIGTERM, which srun passes
-# on to all tasks; if it ends with 75, saved, the job is queued again. Where a site forbids that,
-# SCRIPT is submitted anew, with the options of its head. A run that ends otherwise is not queued
-# again, also one that was asked to stop: scancel --signal=TERM JOB.
+# requeue.sh SCRIPT COMMAND... -- runs a command in a Slurm job; queues the job again if it saved.
+#
+# Slurm warns the job before its time is up, by `#SBATCH --signal=B:USR1@600`. Then the command gets
+# SIGTERM, which srun passes on to all tasks. If it ends with 75, saved, the job is queued again. If
+# a site forbids that, SCRIPT is submitted as a new job, with the options of its head. A run that
+# ends otherwise is not queued again, nor is one that was asked to stop: scancel --signal=TERM JOB.
 set -u
 [ $# -gt 1 ] || { sed -n '2s/^# //p' "$0" >&2 && exit 2; }
 script=$1

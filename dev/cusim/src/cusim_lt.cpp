@@ -297,7 +297,7 @@ double product_bytes(const Product& p, float beta) {
 // Traces in rows: d^T (N, M) = op(b)^T (N, K) op(a)^T (K, M).
 void trace(const Product& p, float beta) {
     trace_line(
-        "{\"product\":[%ld,%ld,%ld],\"batch\":%d,\"order\":\"%c%c\",\"bits\":[%zu,%zu],\"epilogue\":\"%s\",\"adds\":%d,"
+        "{\"matmul\":[%ld,%ld,%ld],\"batch\":%d,\"order\":\"%c%c\",\"bits\":[%zu,%zu],\"epilogue\":\"%s\",\"adds\":%d,"
         "\"flop\":%.0f,\"bytes\":%.0f}",
         p.N, p.K, p.M, p.d.batch, p.op.transpose_a ? 't' : 'n', p.op.transpose_b ? 't' : 'n',
         8 * element_bytes(p.a.type), 8 * element_bytes(p.d.type), epilogue_name(p.op.epilogue), beta != 0,

@@ -1,22 +1,25 @@
 #!/usr/bin/env bash
-# mutate.sh -- would the tests notice a forgotten wait? Leaves out every wait, one at a time: barriers, waits for
-# asynchronous copies and mbarriers, fences, events, waits for events and streams. Runs the module's test without it, as
-# `make test` does, until something is noticed.
+# mutate.sh -- would the tests notice a forgotten wait? Leaves out every wait, one at a time:
+# barriers, waits for asynchronous copies and mbarriers, fences, events, waits for events and
+# streams. Runs the module's test without it, as `make test` does, until something is noticed.
 #
-#     dev/cusim/test/mutate.sh                                all files that have waits
-#     dev/cusim/test/mutate.sh llmc/ops/attention.cuh             with dev/test/ops/test_attention.cu; test_gpt2.cu for those without
-#     dev/cusim/test/mutate.sh llmc/ops/embedding.cuh:296,304       only the waits of these lines
-#     dev/cusim/test/mutate.sh llmc/gpu/gpu.cuh=test_gpt2.cu      with another test
-#     dev/cusim/test/mutate.sh --list                         the waits
+#     dev/cusim/test/mutate.sh                                  all files that have waits
+#     dev/cusim/test/mutate.sh llmc/ops/attention.cuh           with dev/test/ops/test_attention.cu;
+#                                                               files without a test: test_gpt2.cu
+#     dev/cusim/test/mutate.sh llmc/ops/embedding.cuh:296,304   only the waits on these lines
+#     dev/cusim/test/mutate.sh llmc/gpu/gpu.cuh=test_gpt2.cu    with another test
+#     dev/cusim/test/mutate.sh --list                           the waits
 #
-# A line for each mutant: where, what was left out, and who noticed (wrong: the test failed; cusim: the device
-# complained; tsan; hang). At the end the survivors; the exit status is 1 if there are any but those whose line says
-# `// redundant: why`, or `// test_ranks.sh: why` if only several processes need it, or if one of these is noticed after
-# all. A survivor is a wait that no test needs, or one that is not needed: look at it.
+# Prints a line for each mutant: the place, the wait that was left out, and how that was noticed
+# (wrong: the test failed; cusim: the device complained; tsan; hang). At the end come the survivors;
+# the exit status is 1 if any survives, except those whose line says `// redundant: why`, or `//
+# test_ranks.sh: why` if only several ranks need it, or if one of these is noticed after all. A
+# survivor is a wait that no test needs, or one that is not needed: look at it.
 #
-# All mutants of a file are one program, which leaves out the wait whose number is in MUTANT: a file takes one build, and
-# one with tsan if a mutant gets that far. Two mutants run at a time. MUTATE_MODES names the modes to use. The sources
-# here are not touched: all of it happens in a copy.
+# All mutants of a file are one program, which leaves out the wait whose number is in MUTANT. So a
+# file needs one build, and one with tsan if a mutant gets that far. Two mutants run at a time.
+# MUTATE_MODES names the modes to use. The sources here are not touched: all of it happens in a
+# copy.
 set -u
 cd "$(dirname "$0")/../../.." || exit 1
 export TSAN_OPTIONS=atexit_sleep_ms=0:exitcode=66
@@ -26,8 +29,9 @@ waits='__syncthreads|__syncwarp|__threadfence|__threadfence_block'
 waits+='|[a-z_0-9]*(barrier|mbar|bar|copy|async|group|wgmma)[a-z_0-9]*_(wait|sync)[a-z_0-9]*|[a-z_0-9]+_(wait|fork)(_[a-z_0-9]*)?|zero_join'
 waits+='|cudaEventRecord|cudaStreamWaitEvent|cudaStreamSynchronize|cudaEventSynchronize|cudaDeviceSynchronize'
 
-# scan FILE 1: a line for each wait, with its line number and text. Waits are statements that end on their line; not in
-# comments or macros. scan FILE 0: the file, where wait N is left out if mutant_ is N.
+# scan FILE 1: prints a line for each wait, with its line number and text. Waits are statements that
+# end on their line, not in comments or macros. scan FILE 0: prints the file, in which wait N is
+# left out if mutant_ is N.
 scan() {
     awk -v lists="$2" -v waits="^(CUDA_CHECK\\\\()?($waits)(<[^>]*>)?\\\\([^;{]*;" '
         /^[ \t]*(\/\/|\*|#)/ { if (!lists) { print } next }
@@ -50,7 +54,7 @@ scan() {
         }' "$1"
 }
 
-# test_of FILE: prints the test that has its name, or else test_gpt2.cu.
+# test_of FILE: prints the test of the same name, or else test_gpt2.cu.
 test_of() {
     local name=${1##*/}
     ls dev/test/*/"test_${name%.*}.cu" test_gpt2.cu 2>/dev/null | head -n 1
@@ -65,7 +69,7 @@ environment_of() {
     esac
 }
 
-# verdict_of STATUS OUTPUT: how a run ended; nothing if well.
+# verdict_of STATUS OUTPUT: prints how a run ended; nothing if well.
 verdict_of() {
     if grep -q 'CUSIM ERROR' "$2"; then
         echo cusim
@@ -78,7 +82,8 @@ verdict_of() {
     fi
 }
 
-# build KIND: $copy/$test as the program $copy/KIND, plain or tsan, unless it is there. One at a time.
+# build KIND: $copy/$test as the program $copy/KIND, plain or tsan, unless it is there. One at a
+# time.
 build() {
     (
         flock 9
@@ -91,14 +96,14 @@ build() {
     ) 9>"$copy/lock"
 }
 
-# noticed_by NUMBER: who is the first to notice that this wait is left out.
+# noticed_by NUMBER: prints the first mode that notices that this wait is left out.
 noticed_by() {
     local mode kind verdict output=$copy/output.$1
     for mode in "${modes[@]}"; do
         kind=plain
         [ "$mode" = tsan ] && kind=tsan
         build $kind || { echo "does not compile: $(grep -m 1 error "$copy/build.log")"; return; }
-        { # the braces keep the shell from saying "Aborted"
+        { # the braces keep the shell from printing "Aborted"
             # shellcheck disable=SC2046 # two variables
             (cd "$copy" && exec env MUTANT="$1" $(environment_of "$mode") timeout "$limit" ./$kind) >"$output" 2>&1
         } 2>/dev/null
@@ -107,13 +112,14 @@ noticed_by() {
     done
 }
 
-# excuse FILE LINE: prints what the line says, `redundant` or `test_ranks.sh`, if it says why its own test notices nothing.
+# excuse FILE LINE: prints `redundant` or `test_ranks.sh` if the line says why its own test notices
+# nothing.
 excuse() { sed -n "$2s,.*// \(redundant\|test_ranks.sh\): .*,\1,p" "$1"; }
 
-# is_wanted LINE LINES: whether the line is one of those given, or none are.
+# is_wanted LINE LINES: succeeds if the line is one of the given ones, or none are given.
 is_wanted() { [ -z "$2" ] || [[ ,$2, = *,$1,* ]]; }
 
-# run_mutants FILE LINES: leaves the verdict on wait N in $copy/verdict.N.
+# run_mutants FILE LINES: writes the verdict on wait N to $copy/verdict.N.
 run_mutants() {
     local number=0 line
     while read -r line _; do
@@ -125,7 +131,7 @@ run_mutants() {
     wait
 }
 
-# report_mutants FILE LINES: a line for each; counts them.
+# report_mutants FILE LINES: prints a line for each, and counts them.
 report_mutants() {
     local number=0 line text verdict
     while read -r line text; do
@@ -143,7 +149,7 @@ report_mutants() {
     done < <(scan "$1" 1)
 }
 
-# mutate FILE LINES: with the test $test.
+# mutate FILE LINES: runs and reports the mutants with the test $test.
 mutate() {
     local begin unharmed
     rm -f "$copy/plain" "$copy/tsan"
@@ -157,7 +163,7 @@ mutate() {
             echo "mutate: $test fails without any change: $unharmed" >&2
             exit 2
         fi
-        limits[$test]=$((10 + 2 * (SECONDS - begin))) # all modes together, so more than enough for one
+        limits[$test]=$((10 + 2 * (SECONDS - begin))) # time of all modes, more than enough for one
     fi
     limit=${limits[$test]}
     run_mutants "$1" "$2"
@@ -179,9 +185,9 @@ fi
 
 copy=$(mktemp -d)
 trap 'rm -rf "$copy"' EXIT
-cp -aL llmc dev Makefile ./*.c ./*.cu "$copy" # -L: through a link in the copy the original would be written
+cp -aL llmc dev Makefile ./*.c ./*.cu "$copy" # -L: a link in the copy would lead to the original
 mkdir -p "$copy/build/sim"
-cp -a build/sim/runtime-st build/sim/llmc-plain "$copy/build/sim" 2>/dev/null # as old as they are, and used if not too old
+cp -a build/sim/runtime-st build/sim/llmc-plain "$copy/build/sim" 2>/dev/null # with their times
 cat >"$copy/mutant.h" <<'END'
 #include <stdlib.h>
 static const int mutant_ = getenv("MUTANT") ? atoi(getenv("MUTANT")) : 0;
@@ -189,7 +195,7 @@ END
 
 count=0
 bad=0
-declare -A limits # seconds that a mutant may take, for each test that has passed unchanged
+declare -A limits # seconds allowed for a mutant, for each test that has passed unchanged
 survivors=()
 for argument in "$@"; do
     file=${argument%%[:=]*}

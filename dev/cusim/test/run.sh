@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# run.sh -- the CPU device's own tests: that right programs pass in every mode, and planted bugs do not.
+# run.sh -- the CPU device's own tests: correct programs pass in every mode, and planted bugs do
+# not.
 #
 #     dev/cusim/test/run.sh
 #
-# One line for each check. For a planted bug it lists the modes that noticed it; the check fails if none did, or if the
-# mode that the bug's row names did not. The last line is `cusim: N passed, N failed`; the exit status is 1 if anything
-# failed.
+# Prints one line for each check. For a planted bug it lists the modes that noticed it; the check
+# fails if none did, or if the mode that the bug's row names did not. The last line is `cusim: N
+# passed, N failed`; the exit status is 1 if anything failed.
 set -u
 cd "$(dirname "$0")/../../.." || exit 1
 export TSAN_OPTIONS=atexit_sleep_ms=0:exitcode=66
@@ -58,17 +59,17 @@ build() {
 run_in() {
     local mode=$1 program=$2
     shift 2
-    { # the braces keep the shell from saying "Aborted"
+    { # the braces keep the shell from printing "Aborted"
         env "$(environment_of "$mode")" timeout 60 "build/sim/$(build_of "$mode")/$program" "$@" >"$output" 2>&1
     } 2>/dev/null
 }
 
-# expect_ok PROGRAM ARGUMENT MODE...: the right program, in each of the modes.
+# expect_ok PROGRAM ARGUMENT MODE...: runs the correct program in each of the modes.
 expect_ok() {
     local program=$1 argument=$2 mode
     shift 2
     for mode in "$@"; do
-        if ! run_in "$mode" "$program" $argument; then # no argument is no word
+        if ! run_in "$mode" "$program" $argument; then # without an argument: no word
             fail "$program${argument:+ $argument}" "in mode $mode"
             return
         fi
@@ -90,7 +91,7 @@ expect_noticed() {
     esac
 }
 
-# Every bug of a program's list; what follows are the modes to try.
+# expect_all_noticed PROGRAM MODE...: tries every bug of a program's list in these modes.
 expect_all_noticed() {
     local program=$1 bug wanted
     shift

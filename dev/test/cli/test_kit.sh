@@ -41,11 +41,11 @@ check "there are speeds" [ "$(grep -c '^| toy | ours FP32 --recompute [01] | 64 
 check "as shares of the peak, too" [ "$(grep -c '^| toy | ours .* | [0-9]* | [0-9.]* % | ' "$dir/out.txt")" = 3 ]
 check "all results are in one archive" grep -q '^| speed-toy-again | passed' <(packed A results.txt)
 check "with the summary" grep -q ' passed, 0 failed, ' <(packed A summary.md)
-check "and the algorithms of the products" grep -q '^matmul ' <(packed A speed-toy-recompute-0.products)
+check "and the algorithms of the matmuls" grep -q '^matmul ' <(packed A speed-toy-recompute-0.matmuls)
 
 # cublasLt's answers: here the simulator's, and then the simulator's kept ones are changed
 report --part C --only answers
-check "the forms of product are asked for" has '^- forms of product that cublasLt does: \([0-9]* of [0-9]*\); the simulator: \1$'
+check "the forms of matmul are asked for" has '^- forms of matmul that cublasLt supports: \([0-9]* of [0-9]*\); the simulator: \1$'
 check "and are a table" has "^| bf16 to bf16, then gelu's derivative | 3 | 4 | 0\.[0-9]* | 0\.[0-9]* |"
 check "no answer is another than the simulator's" eval '! has "; the simulator: \(yes\|no\)$"'
 sed -i '0,/then bias,/s/\(then bias, .*: \)yes/\1no/' answers_simulated.txt
@@ -99,5 +99,5 @@ check "the kernels of a step" has '^| first<8> | 1 | 3.0 | 6.0 | 2000 | 0.003 | 
 check "the others after it" has '^| second | 0.5 | 2.0 | 0.0 | 0 | 0.001 | 25.0 % |'
 rm kit.txt
 report --part A
-check "without a kit" grep -q '^error: --kit: .*kit.txt is not there' "$dir/err.txt"
+check "without a kit" grep -q '^error: --kit: .*kit.txt: no such file' "$dir/err.txt"
 check_done

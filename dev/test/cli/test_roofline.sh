@@ -21,9 +21,9 @@ row() { grep "^| $1 |" "$dir/table.md"; }
 tera() { awk "BEGIN { printf \"%.6f\", ($1) * 1e-12 }"; }
 
 check "it runs" roofline
-check "the products' work is 6 per weight and token" \
-    [ "$(sums product | column 3)" = "$(tera "6 * ($L * 12 * $C ^ 2 + $Vp * $C) * $B * $T")" ]
-check "attention's is 7 products of half of T * T" \
+check "the matmuls' work is 6 per weight and token" \
+    [ "$(sums matmul | column 3)" = "$(tera "6 * ($L * 12 * $C ^ 2 + $Vp * $C) * $B * $T")" ]
+check "attention's is 7 matmuls of half of T * T" \
     [ "$(sums attention | column 3)" = "$(tera "7 * $L * $B * $C * $T ^ 2")" ]
 check "AdamW moves 28 bytes a parameter" \
     [ "$(row AdamW | column 5)" = "$(awk "BEGIN { printf \"%.1f\", 28e-6 * (($Vp + 1024) * $C + $L * (12 * $C ^ 2 + 13 * $C) + 2 * $C) }")" ]
@@ -34,16 +34,16 @@ awk '/update_kernel_/ && !n++ { next } n' "$dir/traces/run.jsonl" | grep -v 'to 
 check "every launch is in a row" [ "$(sums all | column 1)" = "$(wc -l <"$step")" ]
 check "every block has its layernorms" [ "$(row 'layernorm forward' | column 4)" = $((2 * L + 1)) ]
 
-# measured: 3 us each, products in two kernels of which one sums the parts of a split
+# measured: 3 us each, matmuls in two kernels of which one sums the parts of a split
 {
     echo '==PROF== Connected'
     echo '"ID","Kernel Name","Metric Name","Metric Value"'
     sed -n 's/.*"kernel":"\([^"]*\)".*/"0","\1","gpu__time_duration.sum","3,000"/p
-        s/.*"product".*/"0","nvjet_tst","gpu__time_duration.sum","2,000"\n"0","splitKreduce_kernel","gpu__time_duration.sum","1,000"/p' \
+        s/.*"matmul".*/"0","nvjet_tst","gpu__time_duration.sum","2,000"\n"0","splitKreduce_kernel","gpu__time_duration.sum","1,000"/p' \
         "$step"
 } >"$dir/ncu.csv"
 check "measured times are read" roofline --measured "$dir/ncu.csv"
-check "and are those of a product" grep -q '^| fc dinp | .* | 3.0 | 0.018 | ' "$dir/table.md"
+check "and are those of a matmul" grep -q '^| fc dinp | .* | 3.0 | 0.018 | ' "$dir/table.md"
 check "and of an operation of three kernels" grep -q '^| attention backward | .* | 9.0 | 0.054 | ' "$dir/table.md"
 sed -i '0,/attention_forward/{/attention_forward/d}' "$dir/ncu.csv"
 roofline --measured "$dir/ncu.csv"
