@@ -1,10 +1,12 @@
 /*
-bf16_weights.h -- copies of a model's matrices as factors in bf16 (matmul_bf16.h), for --matmul bf16 on the CPU.
+bf16_weights.h -- copies of a model's matrices as factors in bf16 (matmul_bf16.h), for --matmul
+bf16 on the CPU.
 
     forward     of (OC, C): the right factor of out = inp weight^T
     backward    the right factor of dinp = dout weight; only for training
 
-The matrices themselves stay fp32. Whoever changes them packs them again; until then all passes read the copies.
+The matrices themselves stay fp32. After a change they are packed again; until then all passes read
+the old copies.
 */
 #ifndef LLMC_BF16_WEIGHTS_H
 #define LLMC_BF16_WEIGHTS_H
@@ -30,7 +32,7 @@ typedef struct {
     uint32_t* memory;
 } Bf16Weights;
 
-// Of a layer of a matrix.
+// Returns the size of a copy of one layer.
 static inline size_t bf16_weights_pairs_(const TensorRow* row, int kind) {
     const int OC = (int)row->rows, C = (int)row->cols;
     return kind == PACKED_FORWARD ? matmul_bf16_pairs(OC, C) : matmul_bf16_pairs(C, OC);
@@ -48,7 +50,7 @@ static inline size_t bf16_weights_place_(Bf16Weights* w) {
     return at * sizeof(uint32_t);
 }
 
-// For parameters in fp32 that are laid out by `rows`; both stay the caller's.
+// Opens copies of parameters in fp32, laid out by `rows`; both stay the caller's.
 static inline void bf16_weights_open(Bf16Weights* w, Memory* memory, const TensorRow* rows, void* params,
                                      int kinds, Bf16Pack pack) {
     w->rows = rows;
@@ -62,7 +64,8 @@ static inline uint32_t* bf16_weights_at_(const Bf16Weights* w, int row, int laye
     return w->memory + w->at[row][kind] + layer * bf16_weights_pairs_(&w->rows[row], kind);
 }
 
-// Packs `count` rows of a layer of a matrix from `first` on, a multiple of 32: by one thread. Others may pack other rows.
+// Packs `count` rows of a layer of a matrix from `first` on, a multiple of 32, on one thread.
+// Other threads may pack other rows.
 static inline void bf16_weights_pack_rows(Bf16Weights* w, int row, int layer, int first, int count) {
     const TensorRow* r = &w->rows[row];
     const int OC = (int)r->rows, C = (int)r->cols;

@@ -1,10 +1,12 @@
 /*
-decode.cuh -- decode.h on the GPU: the queue between the host's tokens and the model, and the graph of a step.
+decode.cuh -- decode.h on the GPU: the queue between the host's tokens and the model, and the graph
+of a step.
 
     decoder_prefill, decoder_step    read tokens as decode.h says
 
-Both return the logits that follow what they read, (1, Vp) or (sequences, Vp) in fp32, valid until the next call. A step
-of all sequences is always the same work: from the second one on, it is one CUDA graph.
+Both return the logits that follow what they read, (1, Vp) or (sequences, Vp) in fp32, valid until
+the next call. A step of all sequences is always the same work: from the second one on, it is one
+CUDA graph.
 */
 #ifndef LLMC_DECODE_CUH
 #define LLMC_DECODE_CUH
@@ -46,7 +48,7 @@ static inline size_t decoder_queue_tokens_(int sequences, int T) {
     return 2 * (size_t)(T > sequences ? T : sequences);
 }
 
-// What decoder_open allocates on the GPU, and on the host.
+// Returns the bytes that decoder_open allocates on the GPU, and on the host.
 static inline size_t decoder_planned_bytes(int sequences, int T) {
     return decoder_queue_tokens_(sequences, T) * sizeof(int);
 }
@@ -76,7 +78,8 @@ static inline void decoder_queue_close_(DecoderQueue* queue) {
     gpu_free(queue->tokens);
 }
 
-// Opens a decoder whose model, forward, use_graph and gpu are set; for `memory` on the GPU see decoder_bind.
+// Opens a decoder whose model, forward, use_graph and gpu are set; for `memory` on the GPU see
+// decoder_bind.
 static inline void decoder_open(DecoderGpu* d, ModelConfig cfg, int sequences, int T, void* memory) {
     d->Vp = cfg.Vp;
     decoder_bind(&d->decoder, cfg, sequences, T, memory);

@@ -1,10 +1,12 @@
 /*
-decode.h -- what a model reads when it generates, and the activations that this takes; on the CPU and the GPU.
+decode.h -- what a model reads when it generates, and the activations that this takes; on the CPU
+and the GPU.
 
     prefill    forgets sequence number `sequence` and reads `count` <= T tokens of a new one
     step       reads one more token of each sequence, ids[i] at positions[i]
 
-The model's forward pass takes either. The logits of a sequence depend on its own tokens alone, bit for bit.
+The model's forward pass takes either. The logits of a sequence depend on its own tokens alone, bit
+for bit.
 */
 #ifndef LLMC_DECODE_H
 #define LLMC_DECODE_H
@@ -27,8 +29,8 @@ static inline size_t decoder_activation_rows(TensorRow rows[MODEL_ACTIVATION_ROW
     return model_activation_rows(rows, cfg, sequences, T, RECOMPUTE_NEVER, cfg.L, 0, (size_t)sequences);
 }
 
-// Counts the activations of a run that trains with `trained` bytes, and returns their bytes: it generates in the same memory,
-// in turns. Without training (0), keys and values are counted apart.
+// Counts the activations of a run that trains with `trained` bytes, and returns their bytes: it
+// decodes in the same memory, in turns. Without training (0), keys and values are counted apart.
 static inline size_t decoder_count_activations(Memory* memory, ModelConfig cfg, int sequences, int T,
                                                size_t trained) {
     TensorRow rows[MODEL_ACTIVATION_ROWS];

@@ -1,6 +1,6 @@
 /*
-linear.cuh -- linear.h on the GPU: the layers that read a model's matrices (weight.h), floatX, or with --quantize
-blocks of 8 bits.
+linear.cuh -- linear.h on the GPU: the layers that read a model's matrices (weight.h), floatX, or
+with --quantize blocks of 8 bits.
 
     linear_forward             out  = inp weight^T + bias
     linear_forward_residual    out  = residual + inp weight^T + bias            out is not residual
@@ -9,8 +9,8 @@ blocks of 8 bits.
 
     out, residual, pre, dout   (N, OC)      inp, dinp   (N, C)
 
-Few rows of input read blocks as they are; for more, a matrix is expanded to floatX before the usual matmul. The backward
-pass is that of matmul.cuh.
+Few rows of input read blocks as they are; for more, a matrix is expanded to floatX before the
+usual matmul. The backward pass is that of matmul.cuh.
 */
 #ifndef LLMC_LINEAR_CUH
 #define LLMC_LINEAR_CUH
@@ -115,7 +115,8 @@ static inline void linear_backward_weight(Gradient dweight, const floatX* dout, 
     }
 }
 
-// Sets dinp (N, C), and sets or adds to dweight. The gradient of the bias is summed where dout is made.
+// Sets dinp (N, C), and sets or adds to dweight. The gradient of the bias is summed where dout is
+// made.
 static inline void linear_backward(floatX* dinp, Gradient dweight, const floatX* dout, const floatX* inp,
                                    const Weight* w, int N, GradientMode mode, LinearGpu* linear) {
     linear_backward_weight(dweight, dout, inp, w, N, mode, linear);

@@ -1,6 +1,6 @@
 /*
-linear.h -- the layers that read a model's matrices (weight.h), on the CPU: floats, or with --quantize blocks of
-8 bits; with --matmul bf16 the copies that bf16_weights.h keeps.
+linear.h -- the layers that read a model's matrices (weight.h), on the CPU: floats, or with
+--quantize blocks of 8 bits; with --matmul bf16 the copies that bf16_weights.h keeps.
 
     out[n][o]  = sum_c inp[n][c] weight[o][c] + bias[o]
     encoded[n] = wte[tokens[n]] + wpe[position of n]
@@ -8,8 +8,9 @@ linear.h -- the layers that read a model's matrices (weight.h), on the CPU: floa
     out      (N, OC)     inp      (N, C)     weight   (OC, C)     bias   (OC), may be NULL
     encoded  (B*T, C)    tokens   (B*T)      wte      (Vp, C)     wpe    (maxT, C)
 
-The forward pass sets its output. For the few rows of a step of decoding it only waits for the weights: then `few` is
-set, and matvec.h reads them fastest. After a change of the matrices, linear_pack makes their copies again.
+The forward pass sets its output. For the few rows of a step of decoding it only waits for the
+weights: then `few` is set, and matvec.h reads them fastest. After a change of the matrices,
+linear_pack makes their copies again.
 */
 #ifndef LLMC_LINEAR_H
 #define LLMC_LINEAR_H
@@ -44,7 +45,7 @@ typedef struct {
     Bf16Weights packed;
 } Linear;
 
-// For inputs of up to N rows and C columns.
+// Opens matmuls for inputs of up to N rows and C columns.
 static inline void linear_open(Linear* linear, Memory* memory, int is_quantized, size_t N, size_t C) {
     linear->is_quantized = is_quantized;
     linear->is_bf16 = linear->few = 0;
@@ -55,7 +56,8 @@ static inline void linear_open(Linear* linear, Memory* memory, int is_quantized,
     }
 }
 
-// Matmuls in bf16, of matrices in fp32 that are laid out by `rows`; `kinds` of copies as bf16_weights.h says.
+// Switches to matmuls in bf16: keeps `kinds` of copies (bf16_weights.h) of the fp32 matrices, laid
+// out by `rows`.
 static inline void linear_open_bf16(Linear* linear, Memory* memory, const TensorRow* rows, void* params,
                                     int kinds) {
     linear->is_bf16 = 1;
@@ -63,14 +65,14 @@ static inline void linear_open_bf16(Linear* linear, Memory* memory, const Tensor
     bf16_weights_open(&linear->packed, memory, rows, params, kinds, linear->bf16.kernel.pack_away);
 }
 
-// After every change of the matrices.
+// Makes the copies again, after a change of the matrices.
 static inline void linear_pack(Linear* linear) {
     if (linear->is_bf16) {
         bf16_weights_pack(&linear->packed);
     }
 }
 
-// Whether a parameter has copies, by its row in the table.
+// Returns true if a parameter, given by its row in the table, has copies.
 static inline int linear_packs(const Linear* linear, int row) {
     return linear->is_bf16 && quantized_is_matrix(&linear->packed.rows[row]);
 }

@@ -26,8 +26,8 @@ typedef struct {
     LinearGpu* linear;
 } LmHeadGpu;
 
-// Sets the logits (count, Vp) of the tokens `first`, first + 1, ...: at most a chunk. With --quantize a few at a time,
-// since wte in floatX would take more memory than its blocks save.
+// Sets the logits (count, Vp) of the tokens `first`, first + 1, ...: at most a chunk. With
+// --quantize a few at a time, since wte in floatX would take more memory than its blocks save.
 static inline void lm_head_logits(const LmHeadGpu* head, int first, int count) {
     const Weight* wte = &head->wte;
     const int most = head->linear->is_quantized ? QUANTIZED_ROWS : count;
@@ -37,7 +37,8 @@ static inline void lm_head_logits(const LmHeadGpu* head, int first, int count) {
     }
 }
 
-// Sets the losses, without gradients; and is_top, unless NULL: whether each target was the most likely token.
+// Sets the losses, without gradients; and is_top, unless NULL: whether each target was the most
+// likely token.
 static inline void lm_head_losses(float* losses, int* is_top, const LmHeadGpu* head) {
     const Gpu* gpu = head->linear->gpu;
     for (int n = 0; n < head->N; n += head->chunk) {
@@ -50,8 +51,8 @@ static inline void lm_head_losses(float* losses, int* is_top, const LmHeadGpu* h
     }
 }
 
-// Sets the losses and dhidden, and sets or adds to dwte, unless it has no data, as `mode` says. dloss is the gradient of
-// the loss of each token.
+// Sets the losses and dhidden, and sets or adds to dwte, unless it has no data, as `mode` says.
+// dloss is the gradient of the loss of each token.
 static inline void lm_head_gradients(float* losses, floatX* dhidden, Gradient dwte, const LmHeadGpu* head,
                                      float dloss, GradientMode mode) {
     const Weight* wte = &head->wte;

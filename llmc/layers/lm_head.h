@@ -1,13 +1,13 @@
 /*
-lm_head.h -- the language-modeling head on the CPU, with the matmuls of linear.h: from the last hidden state to losses
-and gradients.
+lm_head.h -- the language-modeling head on the CPU, with the matmuls of linear.h: from the last
+hidden state to losses and gradients.
 
     logits (N, Vp) = hidden wte^T          losses and dlogits as cross_entropy.h says
 
     hidden, dhidden   (N, C)      wte, dwte   (Vp, C)      targets, losses, is_top   (N)
 
-Only a chunk of tokens has its logits in memory at a time. With matmuls in bf16 no logits are stored (cross_entropy_bf16.h), except
-to find the most likely token.
+Only a chunk of tokens has its logits in memory at a time. With matmuls in bf16 no logits are
+stored (cross_entropy_bf16.h), except to find the most likely token.
 */
 #ifndef LLMC_LM_HEAD_H
 #define LLMC_LM_HEAD_H
@@ -41,7 +41,8 @@ static inline CrossEntropyBf16 lm_head_bf16_(const LmHead* head) {
                               head->N,      wte->C,    head->V,      wte->OC};
 }
 
-// Sets the losses, without gradients; and is_top, unless NULL: whether each target was the most likely token.
+// Sets the losses, without gradients; and is_top, unless NULL: whether each target was the most
+// likely token.
 static inline void lm_head_losses_cpu(float* losses, int* is_top, const LmHead* head) {
     if (head->linear->is_bf16 && !is_top) {
         const CrossEntropyBf16 classifier = lm_head_bf16_(head);
@@ -58,8 +59,8 @@ static inline void lm_head_losses_cpu(float* losses, int* is_top, const LmHead* 
     }
 }
 
-// Sets the losses and dhidden, and sets or adds to dwte, unless NULL, as `mode` says. dloss is the gradient of the loss of each
-// token.
+// Sets the losses and dhidden, and sets or adds to dwte, unless NULL, as `mode` says. dloss is the
+// gradient of the loss of each token.
 static inline void lm_head_gradients_cpu(float* losses, float* dhidden, float* dwte, const LmHead* head,
                                          float dloss, GradientMode mode) {
     const int C = head->wte.C, V = head->V, Vp = head->wte.OC;

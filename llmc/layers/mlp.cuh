@@ -1,9 +1,10 @@
 /*
 mlp.cuh -- mlp.h on the GPU.
 
-    fch (N, F) = inp fc^T + bias      gelu (N, F) = GELU(fch)      out (N, C) = residual + gelu proj^T + bias
+    fch (N, F)  = inp fc^T + bias        gelu (N, F) = GELU(fch)
+    out (N, C)  = residual + gelu proj^T + bias
 
-The gradient of proj's bias is the sum of dout over its rows: who makes dout adds it up there.
+The gradient of proj's bias is the sum of dout over its rows. It is computed where dout is made.
 */
 #ifndef LLMC_MLP_CUH
 #define LLMC_MLP_CUH
@@ -34,8 +35,8 @@ static inline void mlp_gelu(const MlpGpu* mlp) {
     gelu_forward(mlp->gelu, mlp->fch, (size_t)mlp->N * mlp->fc.OC, mlp->linear->gpu);
 }
 
-// Gradients of parameters, without data if frozen, which the backward pass sets or adds to as `mode` says; dinp (N, C),
-// which it sets; and memory that it uses.
+// Gradients of parameters, without data if frozen, which the backward pass sets or adds to as
+// `mode` says; dinp (N, C), which it sets; and memory that it uses.
 typedef struct {
     floatX* dinp;
     Gradient dfcw, dfcb, dfcprojw;

@@ -3,7 +3,8 @@ mlp.h -- the MLP of a block on the CPU, with the matmuls of linear.h.
 
     fch (N, F) = inp fc^T + bias      gelu (N, F) = GELU(fch)      out (N, C) = gelu proj^T + bias
 
-With matmuls in bf16, and N and F that are multiples of 32, its hidden layer is kept as mlp_bf16.h does it.
+With matmuls in bf16, and N and F that are multiples of 32, its hidden layer is kept as mlp_bf16.h
+does it.
 */
 #ifndef LLMC_MLP_H
 #define LLMC_MLP_H
@@ -61,7 +62,8 @@ static inline void mlp_gelu_cpu(const Mlp* mlp) {
     }
 }
 
-// Sets and adds to gradients, as MlpGradients says. dout and inp are (N, C). gelu and dfch are undefined afterwards.
+// Sets and adds to gradients, as MlpGradients says. dout and inp are (N, C). gelu and dfch are
+// undefined afterwards.
 static inline void mlp_backward_cpu(const Mlp* mlp, const MlpGradients* d, const float* dout,
                                     const float* inp) {
     Linear* linear = mlp->linear;

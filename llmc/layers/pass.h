@@ -1,9 +1,10 @@
 /*
-pass.h -- a pass through the model: the tokens that it reads, and the activations that it leaves; on the CPU and the GPU.
+pass.h -- a pass through the model: the tokens that it reads, and the activations that it leaves;
+on the CPU and the GPU.
 
     training, evaluation    a batch: B sequences of T tokens
-    prefill                 the tokens of one new sequence, whose keys and values are kept (decode.h)
-    a step of decoding      a token of each sequence, at its own position: attention sees what was kept before
+    prefill                 all tokens of one new sequence; keys and values are kept (decode.h)
+    a step of decoding      one token of each sequence, at its own position, which sees those kept
 */
 #ifndef LLMC_PASS_H
 #define LLMC_PASS_H

@@ -4,8 +4,9 @@ q8_weights.h -- a model whose matrices are in 8 bits (q8.h), for --quantize. Inf
     wte, qkvw, attprojw, fcw, fcprojw     blocks: a tensor of (rows, cols / 32) elements of 34 bytes
     all others                            as they are without
 
-The rows of the parameters say so, and members of ModelParameters point to the blocks. On a GPU a layer of a
-matrix takes as many bytes, as q8.cuh lays them out. C must be a multiple of 32; then so are 3C and 4C.
+The rows of the parameters say so, and members of ModelParameters point to the blocks. On a GPU a
+layer of a matrix takes as many bytes, as q8.cuh lays them out. C must be a multiple of 32; then so
+are 3C and 4C.
 
     encoded[n] = wte[tokens[n]] + wpe[position of n]
 
@@ -31,12 +32,13 @@ matrix takes as many bytes, as q8.cuh lays them out. C must be a multiple of 32;
 // clang-format on
 typedef enum { QUANTIZE_WORDS(WORDS_VALUE) } Quantize;
 
-// The operands of products. wpe is only added.
+// Returns true for the matrices of matmuls; wpe is only added.
 static inline int quantized_is_matrix(const TensorRow* row) {
     return row->form == FILE_CONV1D || strcmp(row->name, "wte") == 0;
 }
 
-// The rows of the parameters, and their bytes; elements of what stays have `element_bytes`.
+// Sets the rows of the parameters, and returns their bytes; what stays has elements of
+// `element_bytes`.
 static inline size_t quantized_parameter_rows(TensorRow rows[MODEL_PARAMETER_ROWS], ModelConfig cfg,
                                               size_t element_bytes) {
     assert(quantized_fits((size_t)cfg.C));
@@ -103,7 +105,8 @@ static inline void quantized_set_floats_(const void* model, void* to, const floa
     memcpy(to, from, elements * sizeof(float));
 }
 
-// Sets group g of parameters on the host, laid out by `rows`, from fp32 values that are alone in memory.
+// Sets group g of parameters on the host, laid out by `rows`, from fp32 values that are alone in
+// memory.
 static inline void quantized_set_group_cpu(const TensorRow* rows, void* memory, ModelConfig cfg, int g,
                                            const float* group) {
     const QuantizedParameters to = {NULL, rows, memory, quantized_set_blocks_, quantized_set_floats_};
@@ -112,7 +115,7 @@ static inline void quantized_set_group_cpu(const TensorRow* rows, void* memory, 
     quantized_set_group(to, g, of_group, group);
 }
 
-// As embedding_forward_cpu, with blocks of wte.
+// Does what embedding_forward_cpu does, from blocks of wte.
 static inline void q8_embedding_cpu(float* encoded, const int* tokens, const QuantizedBlock* wte,
                                     const float* wpe, int B, int T, EmbeddingPositions positions, int C) {
     const size_t cols = (size_t)C, blocks = cols / QUANTIZED_BLOCK;

@@ -1,7 +1,9 @@
 /*
-self_attention.cuh -- self_attention.h on the GPU: attention of a block with the linear layer in front of it.
+self_attention.cuh -- self_attention.h on the GPU: attention of a block with the linear layer in
+front of it.
 
-    qkv (N, QKV) = inp weight^T + bias        out (N, C), lse (B, NH, T) = attention of qkv (attention.h)
+    qkv (N, QKV)               = inp weight^T + bias
+    out (N, C), lse (B, NH, T) = attention of qkv (attention.h)
 */
 #ifndef LLMC_SELF_ATTENTION_CUH
 #define LLMC_SELF_ATTENTION_CUH
@@ -60,8 +62,8 @@ static inline void self_attention_forward(const SelfAttentionGpu* a, const float
     }
 }
 
-// Gradients of parameters, without data if frozen, which the backward pass sets or adds to as `mode` says; dinp (N, C),
-// which it sets; and memory that it uses.
+// Gradients of parameters, without data if frozen, which the backward pass sets or adds to as
+// `mode` says; dinp (N, C), which it sets; and memory that it uses.
 typedef struct {
     floatX* dinp;
     Gradient dqkvw, dqkvb;

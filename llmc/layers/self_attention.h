@@ -1,10 +1,13 @@
 /*
-self_attention.h -- attention of a block with the linear layer in front of it, on the CPU, with the matmuls of linear.h.
+self_attention.h -- attention of a block with the linear layer in front of it, on the CPU, with the
+matmuls of linear.h.
 
-    qkv (N, QKV) = inp weight^T + bias        out (N, C), lse (B, NH, T) = attention of qkv (attention.h)
+    qkv (N, QKV)               = inp weight^T + bias
+    out (N, C), lse (B, NH, T) = attention of qkv (attention.h)
 
-With matmuls in bf16, and T and a head's size that are multiples of 32, qkv and its gradient are packed as qkv_bf16.h
-does it. With a cache, keys and values are kept, and the tokens of a step of decoding see those kept before.
+With matmuls in bf16, and T and a head's size that are multiples of 32, qkv and its gradient are
+packed as qkv_bf16.h does it. With a cache, keys and values are kept, and the tokens of a step of
+decoding see those kept before.
 */
 #ifndef LLMC_SELF_ATTENTION_H
 #define LLMC_SELF_ATTENTION_H
@@ -123,8 +126,8 @@ static inline void self_attention_forward_cpu(const SelfAttention* a, const floa
     }
 }
 
-// Gradients of parameters, or NULL, which a backward pass sets or adds to as `mode` says; dinp (N, C), which it
-// sets; and memory that it uses.
+// Gradients of parameters, or NULL, which a backward pass sets or adds to as `mode` says; dinp (N,
+// C), which it sets; and memory that it uses.
 typedef struct {
     float *dinp, *dqkvw, *dqkvb;
     GradientMode mode;
@@ -132,7 +135,8 @@ typedef struct {
     float* sums; // (B, QKV)
 } SelfAttentionGradients;
 
-// Sets and adds to gradients. dout and inp are (N, C); dinp may be dout. dqkv is undefined afterwards.
+// Sets and adds to gradients. dout and inp are (N, C); dinp may be dout. dqkv is undefined
+// afterwards.
 static inline void self_attention_backward_cpu(const SelfAttention* a, const SelfAttentionGradients* d,
                                                const float* dout, const float* inp) {
     const int N = a->sizes.B * a->sizes.T;

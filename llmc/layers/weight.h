@@ -31,7 +31,8 @@ typedef struct {
     Weight qkv, attproj, fc, fcproj, wte;
 } LayerWeights;
 
-// Names the matrices in `p`, the parameters of a layer, and their copies, whose members may be NULL.
+// Names the matrices in `p`, the parameters of a layer, and their copies, whose members may be
+// NULL.
 static inline LayerWeights layer_weights(ModelConfig cfg, const ModelParameters* p,
                                          const PackedParameters* forward, const PackedParameters* backward) {
     const int C = cfg.C, QKV = model_qkv_size(cfg), F = model_hidden(cfg);
