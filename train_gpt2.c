@@ -120,19 +120,6 @@ static void open_gradients(Model* model, const Settled* s) {
                              (zero_count(zero, ZERO_SHARDS) / GRADIENT_BLOCK + 1) * sizeof(double));
 }
 
-// Opens the optimizer's state, and the scratch memory of its rules.
-static void open_update(Model* model) {
-    UpdateGroups* update = &model->update;
-    model->state_memory = optimizer_state_take(&model->state, &model->memory);
-    update->state = &model->state;
-    update->state_memory = model->state_memory;
-    update->freeze = &model->freeze;
-    update->zero = &model->zero;
-    update->linear = &model->linear;
-    update->scratch = memory_take(&model->memory, "scratch of the update", MEMORY_DEVICE,
-                                  optimizer_scratch_bytes(&model->state));
-}
-
 // Opens the activations, and the classifier that works in them.
 static void open_activations(Model* model, const Settled* s) {
     const ModelConfig cfg = model->cfg;
@@ -152,6 +139,19 @@ static void open_activations(Model* model, const Settled* s) {
         cross_entropy_bf16_open(&model->classifier, &model->memory, model->acts.logits, tokens, N, cfg.C,
                                 cfg.Vp);
     }
+}
+
+// Opens the optimizer's state, and the scratch memory of its rules.
+static void open_update(Model* model) {
+    UpdateGroups* update = &model->update;
+    model->state_memory = optimizer_state_take(&model->state, &model->memory);
+    update->state = &model->state;
+    update->state_memory = model->state_memory;
+    update->freeze = &model->freeze;
+    update->zero = &model->zero;
+    update->linear = &model->linear;
+    update->scratch = memory_take(&model->memory, "scratch of the update", MEMORY_DEVICE,
+                                  optimizer_scratch_bytes(&model->state));
 }
 
 // Returns the level that a run recomputes at. With an MLP in bf16 GELU is always computed again (mlp_bf16.h).

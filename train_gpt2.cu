@@ -81,13 +81,13 @@ struct Model {
     TensorRow parameter_rows[MODEL_PARAMETER_ROWS], activation_rows[MODEL_ACTIVATION_ROWS];
     TensorRow gradient_rows[MODEL_PARAMETER_ROWS]; // where a backward pass leaves gradients, of grad_dtype
     OptimizerState state;                          // where it lies in state_memory, or how it is offloaded
-    size_t parameter_bytes, gradient_bytes, state_bytes, activation_bytes;
+    size_t parameter_bytes, gradient_bytes, activation_bytes;
     size_t elements; // of all parameters, with padding
     Comm* comm;
     ZeroGpu zero; // what of it this process updates, and what moves between processes
 
     Memory memory; // a ledger of all that the model takes
-    // One allocation each, cut up by the rows.
+    // One block each, cut up by the rows.
     void *params_memory, *grads_memory, *state_memory, *acts_memory;
     Offload offload;
     OffloadResiduals residuals;
@@ -115,58 +115,75 @@ struct Model {
     int has_matmuls;   // choose_matmuls is done
 };
 
-// The places of tensors in memory, and the bytes it takes.
-static void place_tensors(Model* model, const Settled* s) {
-    const ZeroPlan* zero = &s->zero;
-    const size_t element_bytes = dtype_bytes(model->grad_dtype);
-    zero_parameter_rows(model->parameter_rows, zero, model->cfg, sizeof(floatX));
-    model->parameter_bytes = s->options.quantize
-                                 ? quantized_parameter_rows(model->parameter_rows, model->cfg, sizeof(floatX))
-                                 : zero_params_elements(zero, ZERO_BLOCKS_IN_MEMORY) * sizeof(floatX);
-    zero_gradient_rows(model->gradient_rows, zero, model->cfg, element_bytes);
-    model->gradient_bytes = zero_grads_elements(zero, ZERO_BLOCKS_IN_MEMORY) * element_bytes;
-    optimizer_state_open(&model->state, s->optimizer, zero, model->cfg);
-    model->state_bytes = model->state.bytes;
-    if (s->use != USE_TRAIN) {
-        model->gradient_bytes = model->state_bytes = 0;
-    }
-    model->activation_bytes = planned_activations(model->activation_rows, s);
-    model->elements = zero_count(zero, ZERO_FULL);
+// Returns the micro-steps of an update on one rank.
+static double update_micro_steps(const Settled* s) { return ceil((double)s->micro_batches / s->ranks.size); }
+
+// Opens the parameters.
+static void open_parameters(Model* model, const Settled* s) {
+    TensorRow* rows = model->parameter_rows;
+    const int is_quantized = s->options.quantize;
+    zero_parameter_rows(rows, &s->zero, model->cfg, sizeof(floatX));
+    model->parameter_bytes = is_quantized
+                                 ? quantized_parameter_rows(rows, model->cfg, sizeof(floatX))
+                                 : zero_params_elements(&s->zero, ZERO_BLOCKS_IN_MEMORY) * sizeof(floatX);
+    model->elements = zero_count(&s->zero, ZERO_FULL);
+    model->params_memory = memory_take(&model->memory, is_quantized ? "parameters in 8 bits" : "parameters",
+                                       MEMORY_DEVICE, model->parameter_bytes);
+    tensor_rows_bind(&model->params, rows, MODEL_PARAMETER_ROWS, model->params_memory);
 }
 
-// The optimizer's state and master weights, all zero: on the GPU or offloaded.
+// Opens the gradients, if there are any, and what divides the model among ranks.
+static void open_gradients(Model* model, const Settled* s) {
+    const size_t element_bytes = dtype_bytes(model->grad_dtype);
+    zero_gradient_rows(model->gradient_rows, &s->zero, model->cfg, element_bytes);
+    if (s->use == USE_TRAIN) {
+        model->gradient_bytes = zero_grads_elements(&s->zero, ZERO_BLOCKS_IN_MEMORY) * element_bytes;
+        model->grads_memory = memory_take(&model->memory, "gradients", MEMORY_DEVICE, model->gradient_bytes);
+    }
+    const Gradient grads = {model->grads_memory, model->grad_dtype};
+    zero_open(&model->zero, &model->memory, s->zero,
+              s->options.offload_params ? ZERO_SHARDS_ON_HOST : ZERO_SHARDS_ON_GPU, update_micro_steps(s),
+              model->params_memory, DTYPE_OF(floatX), grads, model->comm, &model->gpu);
+}
+
+// Opens the optimizer's state and master weights, all zero: on the GPU or offloaded.
 static void open_state(Model* model, const Settled* s) {
     const Options* o = &s->options;
     const char* directory = o->offload_optimizer == OFFLOAD_DISK ? o->offload_path : NULL;
     if (!o->offload_optimizer) {
-        model->state_memory = gpu_alloc(model->state_bytes, 1, "optimizer state");
+        model->state_memory = optimizer_state_take(&model->state, &model->memory);
         return;
     }
-    CHECK(model->state_bytes > 0, "--offload-optimizer: --optimizer %s has no state here; wanted off",
+    CHECK(model->state.bytes > 0, "--offload-optimizer: --optimizer %s has no state here; wanted off",
           optimizer_word(model->state.optimizer.name));
-    offload_open(&model->offload, &model->state, &s->zero, directory);
-    if (directory && !scratch_is_direct(model->offload.disk)) {
+    offload_open(&model->offload, &model->memory, &model->state, &s->zero, directory);
+    if (directory && !memory_is_dry(&model->memory) && !scratch_is_direct(model->offload.disk)) {
         printf("note: %s takes no direct I/O: the optimizer's state passes through the page cache\n",
                directory);
     }
 }
 
-// One allocation for each kind of tensor that generation needs.
-static void open_tensors(Model* model, const Settled* s) {
-    place_tensors(model, s);
-    model->params_memory = gpu_alloc(model->parameter_bytes, 1, "parameters");
-    model->acts_memory = gpu_alloc(model->activation_bytes, 1, "activations");
-    tensor_rows_bind(&model->params, model->parameter_rows, MODEL_PARAMETER_ROWS, model->params_memory);
-}
-
-// And for training.
-static void open_training_tensors(Model* model, const Settled* s) {
-    model->grads_memory = gpu_alloc(model->gradient_bytes, 1, "gradients");
-    open_state(model, s);
-    if (s->options.offload_residuals) {
-        offload_residuals_open(&model->residuals, model->cfg.L, planned_residual_bytes(s));
+// Opens the activations. A run that trains uses the same memory for training, generation and saves, in
+// turns.
+static void open_activations(Model* model, const Settled* s) {
+    const ModelConfig cfg = model->cfg;
+    const int B = model->B, T = model->T, is_offloaded = s->options.offload_residuals,
+              generates = s->use == USE_GENERATE;
+    const int residuals = cfg.L - (is_offloaded ? offload_residual_layers(cfg.L) : 0);
+    const size_t least = TRANSFER_SCRATCH_LEAST,
+                 bytes = model_activation_rows(model->activation_rows, cfg, B, T, model->recompute, residuals,
+                                               model->freeze.first_block, (size_t)model->chunk),
+                 trained = bytes > least ? bytes : least;
+    if (is_offloaded) {
+        offload_residuals_open(&model->residuals, &model->memory, cfg.L,
+                               (size_t)B * T * cfg.C * sizeof(floatX), update_micro_steps(s));
     }
-    tensor_rows_bind(&model->acts, model->activation_rows, MODEL_ACTIVATION_ROWS, model->acts_memory);
+    model->activation_bytes =
+        decoder_count_activations(&model->memory, cfg, s->decode_batch, T, generates ? 0 : trained);
+    model->acts_memory =
+        memory_allocate(&model->memory, "activations", MEMORY_DEVICE, model->activation_bytes);
+    tensor_rows_bind(&model->acts, model->activation_rows, MODEL_ACTIVATION_ROWS,
+                     generates ? NULL : model->acts_memory);
 }
 
 // What moves weights and state between the host and the GPU.
@@ -190,12 +207,13 @@ static void open_transfer(Model* model) {
 static MatmulGpu* open_update_matmuls(Model* model, const Settled* s) {
     MatmulSettings settings = gpu_setup_matmul(s);
     settings.autotune = settings.bias_fusion = 0;
-    matmul_gpu_open(&model->update_matmul, &model->zero.comm, settings);
+    matmul_gpu_open(&model->update_matmul, &model->memory, &model->zero.comm, settings);
     return &model->update_matmul;
 }
 
 // What updates have in common, after the backward pass or during it.
 static void open_update(Model* model, const Settled* s) {
+    const int has_matmuls_beside = s->options.update_in_backward && s->options.optimizer == OPTIMIZER_MUON;
     OptimizerUpdate<floatX>* u = &model->update;
     u->params = (floatX*)zero_update_parameters(&model->zero);
     for (int slot = 0; slot < STATE_SLOTS; slot++) {
@@ -203,13 +221,12 @@ static void open_update(Model* model, const Settled* s) {
     }
     u->plan = &model->optimizer;
     u->seed = s->options.seed;
-    u->matmul = planned_matmuls_beside(&s->options) ? open_update_matmuls(model, s) : &model->matmul;
+    u->matmul = has_matmuls_beside ? open_update_matmuls(model, s) : &model->matmul;
     u->zero = &model->zero;
     model->in_backward.zero = &model->zero;
     model->in_backward.norm = &model->norm;
     model->in_backward.results = &model->results;
     model->in_backward.update = u;
-    in_backward_gpu_open(&model->in_backward);
 }
 
 static void decode_forward(Model* model, const Pass* pass, int count);
@@ -221,31 +238,44 @@ static void open_decoder(Model* model, const Settled* s) {
     decoder->forward = decode_forward;
     decoder->use_graph = model->use_graph && s->use == USE_GENERATE;
     decoder->gpu = &model->gpu;
-    decoder_open(decoder, s->cfg, s->decode_batch, model->T, model->acts_memory);
+    decoder_open(decoder, &model->memory, s->cfg, s->decode_batch, model->T, model->acts_memory);
 }
 
-// What training needs besides.
-static void open_training(Model* model, const Settled* s) {
-    const Options* o = &s->options;
-    const ZeroPlan* zero = &s->zero;
+// Opens the operations of training and evaluation, and room for batches and results.
+static void open_operations(Model* model, const Settled* s) {
     const ModelConfig cfg = model->cfg;
-    const size_t N = (size_t)o->batch * o->seq_len;
-    batch_queue_open(&model->batches, N, &model->gpu);
-    attention_gpu_open<floatX>(&model->attention, model->B, model->T, cfg.C, cfg.NH);
+    const size_t N = (size_t)model->B * model->T;
+    const int64_t update = s->micro_batches,
+                  validation = 256; // so many batches the GPU may be behind the host
+    Memory* memory = &model->memory;
+    batch_queue_open(&model->batches, memory, N, &model->gpu);
+    attention_gpu_open<floatX>(&model->attention, memory, model->B, model->T, cfg.C, cfg.NH);
+    norm_open(&model->norm_scratch, memory, (int)N, cfg.C);
+    embedding_open(&model->encoder, memory, (int)N, cfg.Vp, cfg.C);
+    optimizer_open<floatX>(&model->optimizer, memory, &s->zero, &model->state);
+    if (s->options.freeze && s->options.freeze[0]) {
+        optimizer_freeze(&model->optimizer, memory, &model->freeze);
+    }
+    gradient_norm_open(&model->norm, memory, zero_count(&s->zero, ZERO_SHARDS));
+    step_results_open(&model->results, memory, update > validation ? update : validation, &model->gpu);
+    model->is_top = (int*)memory_take(memory, "scratch: most likely targets", MEMORY_DEVICE, N * sizeof(int));
+}
+
+// Opens the matmuls, and what libraries take.
+static void open_linear(Model* model, const Settled* s) {
+    Memory* memory = &model->memory;
+    memory_count(memory, "NCCL", MEMORY_DEVICE, memory_nccl_bytes(s));
+    matmul_gpu_open(&model->matmul, memory, &model->gpu, gpu_setup_matmul(s));
+    linear_gpu_open(&model->linear, memory, model->cfg, s->options.quantize, &model->matmul, &model->gpu);
+}
+
+// Opens what takes no memory, and needs a GPU.
+static void open_device(Model* model, const Options* o) {
     if (attention_note(&model->attention)[0]) {
         printf("attention: %s\n", attention_note(&model->attention));
     }
-    norm_open(&model->norm_scratch, (int)N, cfg.C);
-    embedding_open(&model->encoder, (int)N, cfg.Vp, cfg.C);
-    optimizer_open<floatX>(&model->optimizer, zero, &model->state);
-    if (o->freeze && o->freeze[0]) {
-        optimizer_freeze(&model->optimizer, &model->freeze);
-    }
-    gradient_norm_open(&model->norm, zero_count(zero, ZERO_SHARDS));
-    step_results_open(&model->results, planned_losses(s), &model->gpu);
     forward_clock_open(&model->clock);
-    open_update(model, s);
-    model->is_top = (int*)gpu_alloc(N, sizeof(int), "most likely targets");
+    in_backward_gpu_open(&model->in_backward);
     if (o->autotune && model->comm->rank == 0) {
         matmul_gpu_open_cache(&model->matmul);
     }
@@ -255,40 +285,50 @@ static void open_training(Model* model, const Settled* s) {
     gpu_report_open(&model->report, o->device, o->gpu_report != 0);
 }
 
-// Memory for the model; all parameters are zero. After this only the first save and the timing of algorithms
-// allocate memory.
-static void model_open(Model* model, const Settled* s, Memory memory, Comm* comm) {
+static void set_sizes(Model* model, const Settled* s) {
     const Options* o = &s->options;
-    const ModelConfig cfg = s->cfg;
-    memory_require(s);
-    memset((void*)model, 0, sizeof(*model));
-    model->cfg = cfg;
+    model->cfg = s->cfg;
     model->B = o->batch;
     model->T = o->seq_len;
     model->use = s->use;
     model->recompute = (RecomputeLevel)o->recompute;
     model->freeze = s->freeze;
-    model->chunk = planned_chunk(s);
+    model->chunk = memory_chunk(s);
     model->autotune = o->autotune;
     model->use_graph = gpu_setup_graph(s);
-    model->grad_dtype = planned_gradient_dtype(s);
-    model->comm = comm;
+    model->grad_dtype = gpu_setup_gradients(s);
+}
+
+// Opens the model with all parameters zero. After this only the first save and the timing of algorithms
+// allocate memory. From a dry ledger it allocates nothing, but tells what the model would take: then it
+// needs neither a GPU nor `comm`.
+static void model_open(Model* model, const Settled* s, Memory memory, Comm* comm) {
+    const int is_dry = memory_is_dry(&memory);
+    memset((void*)model, 0, sizeof(*model));
+    set_sizes(model, s);
     model->memory = memory;
-    memory_plan(&model->memory, s);
-    gpu_open(&model->gpu, o->device);
-    open_tensors(model, s);
-    if (s->use != USE_GENERATE) {
-        open_training_tensors(model, s);
+    model->comm = comm;
+    optimizer_state_open(&model->state, s->optimizer, &s->zero, s->cfg);
+    if (!is_dry) {
+        gpu_open(&model->gpu, s->options.device);
     }
-    const Gradient grads = {model->grads_memory, model->grad_dtype};
-    zero_open(&model->zero, s->zero, o->offload_params ? ZERO_SHARDS_ON_HOST : ZERO_SHARDS_ON_GPU,
-              model->params_memory, DTYPE_OF(floatX), grads, comm, &model->gpu);
-    matmul_gpu_open(&model->matmul, &model->gpu, gpu_setup_matmul(s));
-    linear_gpu_open(&model->linear, cfg, o->quantize, &model->matmul, &model->gpu);
-    open_transfer(model);
-    open_decoder(model, s);
+    open_parameters(model, s);
+    open_gradients(model, s);
+    if (s->use == USE_TRAIN) {
+        open_state(model, s);
+    }
+    open_activations(model, s);
     if (s->use != USE_GENERATE) {
-        open_training(model, s);
+        open_operations(model, s);
+    }
+    open_linear(model, s);
+    open_decoder(model, s);
+    open_transfer(model);
+    if (s->use != USE_GENERATE) {
+        open_update(model, s);
+    }
+    if (s->use != USE_GENERATE && !is_dry) {
+        open_device(model, &s->options);
     }
 }
 
@@ -302,20 +342,12 @@ static void close_training(Model* model) {
     }
     forward_clock_close(&model->clock);
     gpu_report_close(&model->report);
-    gpu_free(model->is_top);
-    step_results_close(&model->results);
-    gradient_norm_close(&model->norm);
-    optimizer_close(&model->optimizer);
-    embedding_close(&model->encoder);
-    norm_close(&model->norm_scratch);
     attention_gpu_close(&model->attention);
     batch_queue_close(&model->batches);
     offload_residuals_close(&model->residuals);
     if (model->offload.slots) {
         offload_close(&model->offload);
     }
-    gpu_free(model->state_memory);
-    gpu_free(model->grads_memory);
 }
 
 static void model_close(Model* model) {
@@ -325,11 +357,9 @@ static void model_close(Model* model) {
         close_training(model);
     }
     decoder_close(&model->decoder);
-    linear_gpu_close(&model->linear);
     matmul_gpu_close(&model->matmul);
     zero_close(&model->zero);
-    gpu_free(model->acts_memory);
-    gpu_free(model->params_memory);
+    memory_close(&model->memory);
     gpu_close(&model->gpu);
 }
 
@@ -882,7 +912,25 @@ static void save_matmuls(const void* model, const char* directory) {
 // ---------------------------------------------------------------------------------------------------------------------
 // The table
 
+// Opens the model with a dry ledger, which counts all that a run takes: the copy that checkpoints are written from, too.
+static void open_dry(Model* model, const Settled* s) {
+    model_open(model, s, memory_dry(), NULL);
+    if (s->options.out[0] && s->use == USE_TRAIN) {
+        memory_count(
+            &model->memory, "pinned copy to save", MEMORY_HOST,
+            checkpoints_bytes(s->cfg, s->optimizer, &s->zero, s->saved_dtype, s->options.model_file_gb));
+    }
+}
+
+// Counts the memory of a run in a dry ledger.
+static void plan_memory(Memory* memory, const Settled* s) {
+    Model model;
+    open_dry(&model, s);
+    *memory = model.memory;
+}
+
 static Settled make_plan(TrainerPlan* plan, const Settled* settled, Comm* comm) {
+    Model model;
     Settled s = gpu_setup(settled, comm);
     const Gpu gpu = gpu_or_default(plan->device, sizeof(plan->device), s.options.device);
     snprintf(plan->device_kind, sizeof(plan->device_kind), " (sm_%d%d), %s", gpu.major, gpu.minor,
@@ -895,15 +943,14 @@ static Settled make_plan(TrainerPlan* plan, const Settled* settled, Comm* comm) 
     if (comm->size > 1 && !s.options.plan) {
         s.nccl_bytes = memory_connect(&s, comm);
     }
-    s = memory_choose(&s, comm, &plan->rates);
-    if (s.options.quantize) {
-        quantized_parameter_rows(plan->parameters, s.cfg, sizeof(floatX));
-    } else {
-        model_parameter_rows(plan->parameters, s.cfg);
+    s = memory_choose(&s, comm, &plan->rates, plan_memory);
+    if (!s.options.plan) {
+        memory_require(&s, plan_memory);
     }
-    planned_activations(plan->activations, &s);
-    plan->memory = memory_dry();
-    memory_plan(&plan->memory, &s);
+    open_dry(&model, &s);
+    memcpy(plan->parameters, model.parameter_rows, sizeof(plan->parameters));
+    memcpy(plan->activations, model.activation_rows, sizeof(plan->activations));
+    plan->memory = model.memory;
     return s;
 }
 

@@ -275,7 +275,8 @@ static void bench_attention(Bench* bench) {
     floatX *out = random_array<floatX>(bench, n, 1), *dout = random_array<floatX>(bench, n, 1);
     float* lse = random_array<float>(bench, (size_t)B * T * NH, 1);
     const Gradient dbias = {random_array<floatX>(bench, 3 * C, 1), DTYPE_OF(floatX)};
-    attention_gpu_open<floatX>(scratch, B, T, C, NH);
+    Memory memory = memory_on_gpu();
+    attention_gpu_open<floatX>(scratch, &memory, B, T, C, NH);
     snprintf(shape, sizeof(shape), "B %d T %d, %d heads of %d", B, T, NH, C / NH);
     measure(bench, "attention forward", shape,
             Work{attention_flops(B, T, C), attention_forward_bytes(B, T, C, NH, sizeof(floatX))},
@@ -287,6 +288,7 @@ static void bench_attention(Bench* bench) {
                                    GRADIENT_SET, scratch, gpu);
             });
     attention_gpu_close(scratch);
+    memory_close(&memory);
     section_close(bench);
 }
 
@@ -304,7 +306,8 @@ static void bench_rows(Bench* bench) {
                    dinp_sum = {random_array<floatX>(bench, C, 1), DTYPE_OF(floatX)};
     const NormGpu<floatX> norm = {weight, bias, mean, rstd, N, C};
     const NormGradients sums = {dweight, dbias, GRADIENT_SET, dinp_sum, GRADIENT_SET};
-    norm_open(scratch, N, C);
+    Memory memory = memory_on_gpu();
+    norm_open(scratch, &memory, N, C);
     snprintf(shape, sizeof(shape), "%d x %d", N, C);
     measure(bench, "layernorm forward", shape, Work{0, norm_forward_bytes(N, C, size)},
             [=] { norm_forward(y, x, &norm, gpu); });
@@ -315,7 +318,7 @@ static void bench_rows(Bench* bench) {
             [=] { gelu_forward(y, x, 4 * n, gpu); });
     measure(bench, "gelu backward", shape, Work{0, gelu_backward_bytes(4.0 * (double)n, size)},
             [=] { gelu_backward(y, z, x, 4 * n, gpu); });
-    norm_close(scratch);
+    memory_close(&memory);
     section_close(bench);
 }
 
@@ -334,7 +337,8 @@ static void bench_tokens(Bench* bench) {
     float* losses = random_array<float>(bench, N, 1);
     const Gradient dwte = {random_array<floatX>(bench, (size_t)cfg.Vp * C, 1), DTYPE_OF(floatX)};
     const Gradient dwpe = {random_array<floatX>(bench, (size_t)cfg.max_T * C, 1), DTYPE_OF(floatX)};
-    embedding_open(scratch, N, cfg.Vp, C);
+    Memory memory = memory_on_gpu();
+    embedding_open(scratch, &memory, N, cfg.Vp, C);
     snprintf(shape, sizeof(shape), "%d x %d", N, C);
     measure(bench, "encoder forward", shape, Work{0, embedding_forward_bytes(N, C, size)},
             [=] { embedding_forward(out, tokens, wte, wpe, B, T, EmbeddingPositions{}, C, gpu); });
@@ -353,7 +357,7 @@ static void bench_tokens(Bench* bench) {
         CUDA_CHECK(cudaMemsetAsync(count, 0, sizeof(*count), gpu->stream));
         sum_losses(sums, count, losses, N, gpu);
     });
-    embedding_close(scratch);
+    memory_close(&memory);
     section_close(bench);
 }
 
@@ -361,10 +365,11 @@ static void bench_norm(Bench* bench, Gradient grads, size_t n, const char* shape
     GradientNorm norm_memory, *norm = &norm_memory;
     const Gpu* gpu = &bench->gpu;
     WideSum* result = (WideSum*)array_of_bytes(bench, sizeof(WideSum));
-    gradient_norm_open(norm, n);
+    Memory memory = memory_on_gpu();
+    gradient_norm_open(norm, &memory, n);
     measure(bench, "gradient norm", shape, Work{0, gradient_square_sum_bytes((double)n, grads.dtype)},
             [=] { gradient_square_sum<floatX>(result, grads, norm, gpu); });
-    gradient_norm_close(norm);
+    memory_close(&memory);
 }
 
 // Measures an update of all parameters.
@@ -375,7 +380,8 @@ static void bench_update(Bench* bench, const char* name, Optimizer optimizer, Gr
     OptimizerState state;
     OptimizerPlan plan_memory, *plan = &plan_memory;
     optimizer_state_open(&state, optimizer, &zero, bench->cfg);
-    optimizer_open<floatX>(plan, &zero, &state);
+    Memory memory = memory_on_gpu();
+    optimizer_open<floatX>(plan, &memory, &zero, &state);
     const Update by = {1e-4f,     0.9f, 0.95f,           1e-8f, 0.1f, 1.0f,         100,
                        DECAY_ALL, 0.9f, ADAFACTOR_FIXED, 0,     0,    MUON_SPECTRAL};
     floatX* params = random_array<floatX>(bench, zero_count(&zero, ZERO_FULL), 0.02f);
@@ -387,7 +393,7 @@ static void bench_update(Bench* bench, const char* name, Optimizer optimizer, Gr
     measure(bench, name, shape,
             Work{0, optimizer_bytes(&state, &zero, sizeof(floatX), dtype_bytes(grads.dtype))},
             [=] { optimizer_update(u, gpu); });
-    optimizer_close(plan);
+    memory_close(&memory);
 }
 
 static void bench_optimizer(Bench* bench) {
@@ -442,7 +448,8 @@ static void bench_adamw8bit(Bench* bench) {
     const AdamW8bitState state = {(uint8_t*)array_of_bytes(bench, n), (uint8_t*)array_of_bytes(bench, n),
                                   random_array<float>(bench, scales, 0),
                                   random_array<float>(bench, scales, 0)};
-    code8_table_open(table);
+    Memory memory = memory_on_gpu();
+    code8_table_open(table, &memory);
     const AdamW8bitUpdate<floatX> u = {model.weights,
                                        model.grads,
                                        state,
@@ -453,7 +460,7 @@ static void bench_adamw8bit(Bench* bench) {
     measure(bench, "AdamW 8-bit", shape,
             Work{0, adamw8bit_bytes((double)n, DTYPE_OF(floatX), model.grads.dtype, MASTER_NONE)},
             [=] { adamw8bit_update(u, n, gpu); });
-    code8_table_close(table);
+    memory_close(&memory);
     section_close(bench);
 }
 
@@ -495,7 +502,8 @@ static void bench_adafactor(Bench* bench) {
     char shape[64];
     AdafactorTensor* tensors = (AdafactorTensor*)check_alloc((size_t)MODEL_PARAMETER_ROWS * bench->cfg.L,
                                                              sizeof(*tensors), "tensors");
-    adafactor_open(plan, tensors, adafactor_tensors(tensors, &model));
+    Memory memory = memory_on_gpu();
+    adafactor_open(plan, &memory, tensors, adafactor_tensors(tensors, &model));
     free(tensors);
     const AdafactorUpdate<floatX> u = {model.weights,
                                        model.grads,
@@ -513,7 +521,7 @@ static void bench_adafactor(Bench* bench) {
     measure(bench, "Adafactor", shape,
             Work{0, adafactor_bytes((double)model.n, DTYPE_OF(floatX), model.grads.dtype, MASTER_NONE, 0)},
             [=] { adafactor_update(u, gpu); });
-    adafactor_close(plan);
+    memory_close(&memory);
     section_close(bench);
 }
 
@@ -542,7 +550,8 @@ static void bench_muon_tensor(Bench* bench, MatmulGpu* matmul, const BenchModel*
                                0};
     MuonGpu muon_memory, *muon = &muon_memory;
     char name[64], shape[64];
-    muon_open<floatX>(muon, &tensor, 1);
+    Memory memory = memory_on_gpu();
+    muon_open<floatX>(muon, &memory, &tensor, 1);
     float* b = random_array<float>(bench, model->n, 1e-3f);
     const MuonUpdate<floatX> u = {model->weights,
                                   model->grads,
@@ -559,7 +568,7 @@ static void bench_muon_tensor(Bench* bench, MatmulGpu* matmul, const BenchModel*
     measure(bench, name, shape, Work{row->layers * parts * muon_flops(rows, cols), 0},
             [=] { muon_update(&tensor, u, 0, tensor.layers, gpu); });
     gpu_free(bench->arrays[--bench->arrays_count]); // b
-    muon_close(muon);
+    memory_close(&memory);
 }
 
 static void bench_muon(Bench* bench, MatmulGpu* matmul) {
@@ -639,7 +648,8 @@ int main(int argc, char** argv) {
     gpu_open(&bench.gpu, 0);
     CUDA_CHECK(cudaEventCreate(&bench.start));
     CUDA_CHECK(cudaEventCreate(&bench.stop));
-    matmul_gpu_open(&matmul, &bench.gpu, settings);
+    Memory memory = memory_on_gpu();
+    matmul_gpu_open(&matmul, &memory, &bench.gpu, settings);
 
     const int N = bench.B * bench.T, C = bench.cfg.C;
     printf("%s, %s, %s, batch %d x %d\n", bench.gpu.name, dtype_name(DTYPE_OF(floatX)), a.model, bench.B,
@@ -664,6 +674,7 @@ int main(int argc, char** argv) {
     }
 
     matmul_gpu_close(&matmul);
+    memory_close(&memory);
     CUDA_CHECK(cudaEventDestroy(bench.stop));
     CUDA_CHECK(cudaEventDestroy(bench.start));
     gpu_close(&bench.gpu);

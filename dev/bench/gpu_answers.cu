@@ -268,7 +268,8 @@ static void ask_layer(DType type, DType gradient, int N, int C, int OC, int shif
 static void ask_all(int tf32, const Gpu* gpu) {
     MatmulGpu ctx;
     const MatmulSettings settings = {tf32, GELU_SEPARATE, 0, 0, 0};
-    matmul_gpu_open(&ctx, gpu, settings);
+    Memory memory = memory_on_gpu();
+    matmul_gpu_open(&ctx, &memory, gpu, settings);
     for (DType type : {DTYPE_BF16, DTYPE_FP16, DTYPE_FP32}) {
         if (tf32 && type != DTYPE_FP32) {
             continue;
@@ -282,6 +283,7 @@ static void ask_all(int tf32, const Gpu* gpu) {
         }
     }
     matmul_gpu_close(&ctx);
+    memory_close(&memory);
 }
 
 int main(void) {

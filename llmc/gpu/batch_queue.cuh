@@ -26,26 +26,25 @@ typedef struct {
     int next;                                            // next slot
 } BatchQueue;
 
-// Return the bytes that batch_queue_open allocates on the GPU, and in pinned memory.
-static inline size_t batch_queue_pinned_bytes(size_t capacity) {
-    return BATCH_SLOTS * 3 * capacity * sizeof(int);
-}
-static inline size_t batch_queue_planned_bytes(size_t capacity) {
-    return batch_queue_pinned_bytes(capacity) + 3 * capacity * sizeof(int);
-}
-
 // Opens a queue for batches of up to `capacity` tokens. `gpu` must stay valid.
-static inline void batch_queue_open(BatchQueue* queue, size_t capacity, const Gpu* gpu) {
+static inline void batch_queue_open(BatchQueue* queue, Memory* memory, size_t capacity, const Gpu* gpu) {
+    const char* kind = "scratch: batches";
+    const size_t bytes = capacity * sizeof(int);
     memset(queue, 0, sizeof(*queue));
     queue->gpu = gpu;
     queue->capacity = capacity;
-    queue->tokens = (int*)gpu_alloc(capacity, sizeof(int), "tokens");
-    queue->targets = (int*)gpu_alloc(capacity, sizeof(int), "targets");
-    queue->starts_memory = (int*)gpu_alloc(capacity, sizeof(int), "starts of documents");
+    queue->tokens = (int*)memory_take(memory, kind, MEMORY_DEVICE, bytes);
+    queue->targets = (int*)memory_take(memory, kind, MEMORY_DEVICE, bytes);
+    queue->starts_memory = (int*)memory_take(memory, kind, MEMORY_DEVICE, bytes);
+    for (int slot = 0; slot < BATCH_SLOTS; slot++) {
+        queue->pinned[slot] = (int*)memory_take(memory, "staging: batches", MEMORY_PINNED, 3 * bytes);
+        queue->staging[slot] = (int*)memory_take(memory, kind, MEMORY_DEVICE, 3 * bytes);
+    }
+    if (memory_is_dry(memory)) {
+        return;
+    }
     CUDA_CHECK(cudaStreamCreateWithFlags(&queue->stream, cudaStreamNonBlocking));
     for (int slot = 0; slot < BATCH_SLOTS; slot++) {
-        queue->pinned[slot] = (int*)gpu_alloc_pinned(3 * capacity, sizeof(int), "tokens");
-        queue->staging[slot] = (int*)gpu_alloc(3 * capacity, sizeof(int), "tokens");
         CUDA_CHECK(cudaEventCreateWithFlags(&queue->arrived[slot], cudaEventDisableTiming));
         CUDA_CHECK(cudaEventCreateWithFlags(&queue->used[slot], cudaEventDisableTiming));
     }
@@ -55,13 +54,8 @@ static inline void batch_queue_close(BatchQueue* queue) {
     for (int slot = 0; slot < BATCH_SLOTS; slot++) {
         CUDA_CHECK(cudaEventDestroy(queue->used[slot]));
         CUDA_CHECK(cudaEventDestroy(queue->arrived[slot]));
-        gpu_free(queue->staging[slot]);
-        gpu_free_pinned(queue->pinned[slot]);
     }
     CUDA_CHECK(cudaStreamDestroy(queue->stream));
-    gpu_free(queue->starts_memory);
-    gpu_free(queue->targets);
-    gpu_free(queue->tokens);
 }
 
 // Sets tokens, and targets and starts unless they are NULL, for work queued on gpu->stream from now

@@ -34,16 +34,12 @@ typedef struct {
 } StepResults;
 
 // Opens the results. `gpu` must stay valid.
-static inline void step_results_open(StepResults* r, int64_t max_losses, const Gpu* gpu) {
+static inline void step_results_open(StepResults* r, Memory* memory, int64_t max_losses, const Gpu* gpu) {
+    const size_t bytes = step_result_bytes(max_losses);
     r->max_losses = max_losses;
     r->gpu = gpu;
-    r->on_gpu = (StepResult*)gpu_alloc(1, step_result_bytes(max_losses), "results");
-    r->on_host = (StepResult*)gpu_alloc_pinned(1, step_result_bytes(max_losses), "results");
-}
-
-static inline void step_results_close(StepResults* r) {
-    gpu_free_pinned(r->on_host);
-    gpu_free(r->on_gpu);
+    r->on_gpu = (StepResult*)memory_take(memory, "scratch: results", MEMORY_DEVICE, bytes);
+    r->on_host = (StepResult*)memory_take(memory, "staging: results", MEMORY_PINNED, bytes);
 }
 
 // Forgets all losses; call it before the first micro-step of an update, and the first batch of a

@@ -44,49 +44,34 @@ typedef struct {
     DecoderQueue queue;
 } DecoderGpu;
 
-static inline size_t decoder_queue_tokens_(int sequences, int T) {
-    return 2 * (size_t)(T > sequences ? T : sequences);
-}
-
-// Returns the bytes that decoder_open allocates on the GPU, and on the host.
-static inline size_t decoder_planned_bytes(int sequences, int T) {
-    return decoder_queue_tokens_(sequences, T) * sizeof(int);
-}
-static inline size_t decoder_host_bytes(ModelConfig cfg, int sequences, int T) {
-    return decoder_queue_tokens_(sequences, T) * sizeof(int) +
-           (size_t)sequences * cfg.Vp * (sizeof(floatX) + sizeof(float));
-}
-
-static inline void decoder_queue_open_(DecoderQueue* queue, ModelConfig cfg, int sequences, int T) {
-    const size_t logits = (size_t)sequences * cfg.Vp;
-    queue->capacity = T > sequences ? T : sequences;
-    queue->tokens = (int*)gpu_alloc(2 * (size_t)queue->capacity, sizeof(int), "tokens of sequences");
-    queue->pinned = (int*)gpu_alloc_pinned(2 * (size_t)queue->capacity, sizeof(int), "tokens of sequences");
-    queue->logits_pinned = (floatX*)gpu_alloc_pinned(logits, sizeof(floatX), "logits of sequences");
-    queue->logits = (float*)check_alloc(logits, sizeof(float), "logits of sequences");
+static inline void decoder_queue_open_(DecoderQueue* queue, Memory* memory, ModelConfig cfg, int sequences,
+                                       int T) {
+    const size_t logits = (size_t)sequences * cfg.Vp, capacity = (size_t)(T > sequences ? T : sequences),
+                 tokens_bytes = 2 * capacity * sizeof(int);
+    queue->capacity = (int)capacity;
+    queue->tokens = (int*)memory_take(memory, "texts", MEMORY_DEVICE, tokens_bytes);
+    queue->pinned = (int*)memory_take(memory, "staging: tokens", MEMORY_PINNED, tokens_bytes);
+    queue->logits_pinned =
+        (floatX*)memory_take(memory, "staging: logits", MEMORY_PINNED, logits * sizeof(floatX));
+    queue->logits = (float*)memory_take(memory, "staging: logits", MEMORY_HOST, logits * sizeof(float));
     queue->steps = 0;
     queue->step = NULL;
 }
 
-static inline void decoder_queue_close_(DecoderQueue* queue) {
-    if (queue->step) {
-        CUDA_CHECK(cudaGraphExecDestroy(queue->step));
-    }
-    free(queue->logits);
-    gpu_free_pinned(queue->logits_pinned);
-    gpu_free_pinned(queue->pinned);
-    gpu_free(queue->tokens);
-}
-
-// Opens a decoder whose model, forward, use_graph and gpu are set; for `memory` on the GPU see
+// Opens a decoder whose model, forward, use_graph and gpu are set; for `acts`, on the GPU, see
 // decoder_bind.
-static inline void decoder_open(DecoderGpu* d, ModelConfig cfg, int sequences, int T, void* memory) {
+static inline void decoder_open(DecoderGpu* d, Memory* memory, ModelConfig cfg, int sequences, int T,
+                                void* acts) {
     d->Vp = cfg.Vp;
-    decoder_bind(&d->decoder, cfg, sequences, T, memory);
-    decoder_queue_open_(&d->queue, cfg, sequences, T);
+    decoder_bind(&d->decoder, cfg, sequences, T, acts);
+    decoder_queue_open_(&d->queue, memory, cfg, sequences, T);
 }
 
-static inline void decoder_close(DecoderGpu* d) { decoder_queue_close_(&d->queue); }
+static inline void decoder_close(DecoderGpu* d) {
+    if (d->queue.step) {
+        CUDA_CHECK(cudaGraphExecDestroy(d->queue.step));
+    }
+}
 
 // Moves the ints on the host to the GPU, runs the model, and moves `count` rows of logits back.
 static inline void decoder_work_(DecoderGpu* d, const Pass* pass, int count) {

@@ -27,29 +27,23 @@ usual matmul. The backward pass is that of matmul.cuh.
 
 typedef struct {
     int is_quantized; // matrices are blocks
-    floatX* expanded; // if they are: room for one
+    floatX* expanded; // if they are: room for the largest matrix of a block
     MatmulGpu* matmul;
     const Gpu* gpu;
 } LinearGpu;
 
-// Returns what linear_gpu_open allocates: room for the largest matrix of a block.
-static inline size_t linear_planned_bytes(ModelConfig cfg, int is_quantized) {
-    return is_quantized ? (size_t)model_hidden(cfg) * cfg.C * sizeof(floatX) : 0;
-}
-
 // `matmul` and `gpu` stay the caller's.
-static inline void linear_gpu_open(LinearGpu* linear, ModelConfig cfg, int is_quantized, MatmulGpu* matmul,
-                                   const Gpu* gpu) {
+static inline void linear_gpu_open(LinearGpu* linear, Memory* memory, ModelConfig cfg, int is_quantized,
+                                   MatmulGpu* matmul, const Gpu* gpu) {
     linear->is_quantized = is_quantized;
     linear->expanded = NULL;
     linear->matmul = matmul;
     linear->gpu = gpu;
     if (is_quantized) {
-        linear->expanded = (floatX*)gpu_alloc(linear_planned_bytes(cfg, is_quantized), 1, "expanded matrix");
+        linear->expanded = (floatX*)memory_take(memory, "expanded matrix", MEMORY_DEVICE,
+                                                (size_t)model_hidden(cfg) * cfg.C * sizeof(floatX));
     }
 }
-
-static inline void linear_gpu_close(LinearGpu* linear) { gpu_free(linear->expanded); }
 
 // Returns the matrices of a layer, whose parameters are `p`.
 static inline LayerWeights linear_weights(ModelConfig cfg, const ModelParameters* p) {

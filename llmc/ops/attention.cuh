@@ -702,25 +702,19 @@ static inline size_t attention_sums_(int B, int T, int C) {
 
 static inline size_t attention_rows_(int B, int T, int NH) { return (size_t)B * NH * attention_padded_(T); }
 
-// Returns the bytes that attention_gpu_open allocates for these kernels.
-static inline size_t attention_flash_bytes(int B, int T, int C, int NH) {
-    return attention_rows_(B, T, NH) * sizeof(float2) + attention_sums_(B, T, C) * sizeof(float);
-}
-
-// Allocates scratch for backward passes of up to B * NH heads with up to T tokens, and C channels
-// in total. X only matters for cuDNN's plans.
+// Takes scratch for backward passes of up to B * NH heads with up to T tokens, and C channels in
+// total. X only matters for cuDNN's plans.
 template <class X>
-static inline void attention_gpu_open(AttentionFlash* scratch, int B, int T, int C, int NH) {
+static inline void attention_gpu_open(AttentionFlash* scratch, Memory* memory, int B, int T, int C, int NH) {
     scratch->capacity = attention_rows_(B, T, NH);
     scratch->sums_capacity = attention_sums_(B, T, C);
-    scratch->rows = (float2*)gpu_alloc(scratch->capacity, sizeof(float2), "attention: scratch");
-    scratch->sums = (float*)gpu_alloc(scratch->sums_capacity, sizeof(float), "attention: bias gradients");
+    scratch->rows =
+        (float2*)memory_take(memory, "scratch: attention", MEMORY_DEVICE, scratch->capacity * sizeof(float2));
+    scratch->sums = (float*)memory_take(memory, "scratch: attention's bias gradients", MEMORY_DEVICE,
+                                        scratch->sums_capacity * sizeof(float));
 }
 
-static inline void attention_gpu_close(AttentionFlash* scratch) {
-    gpu_free(scratch->sums);
-    gpu_free(scratch->rows);
-}
+static inline void attention_gpu_close(AttentionFlash*) {}
 
 // Returns a note on attention for the start of a run: none.
 static inline const char* attention_note(const AttentionFlash*) { return ""; }
@@ -1130,10 +1124,6 @@ static inline void attention_backward(X* dqkv, Gradient dbias, const X* dout, co
 typedef AttentionCudnn AttentionGpu;
 #else
 typedef AttentionFlash AttentionGpu;
-// Returns the bytes that attention_gpu_open allocates.
-static inline size_t attention_planned_bytes(int B, int T, int C, int NH, DType) {
-    return attention_flash_bytes(B, T, C, NH);
-}
 #endif
 
 // ---- generation ----

@@ -149,21 +149,23 @@ static inline void attention_cudnn_drop_(AttentionCudnn* a) {
     a->forward = a->backward = NULL;
 }
 
-static inline void attention_cudnn_allocate_(AttentionCudnn* a) {
+static inline void attention_cudnn_allocate_(AttentionCudnn* a, Memory* memory) {
     int64_t forward = 0, backward = 0;
     CUDNN_FRONTEND_CHECK(a->forward->get_workspace_size(forward));
     CUDNN_FRONTEND_CHECK(a->backward->get_workspace_size(backward));
     const size_t bytes = (size_t)(forward > backward ? forward : backward);
-    a->workspace = gpu_alloc(bytes, 1, "attention: cuDNN's workspace");
+    a->workspace = memory_take(memory, "scratch: cuDNN's workspace", MEMORY_DEVICE, bytes);
     snprintf(a->note, sizeof(a->note), "cuDNN %s, workspace %.1f MiB",
              cudnn_frontend::detail::convert_version_to_str(cudnnGetVersion()).c_str(),
              (double)bytes / (1 << 20));
 }
 
 // Opens attention on the current device, for micro-batches of B sequences of T tokens of type X.
-template <class X> static inline void attention_gpu_open(AttentionCudnn* a, int B, int T, int C, int NH) {
+// Only cuDNN knows the size of its workspace: a dry ledger counts the most that it may take.
+template <class X>
+static inline void attention_gpu_open(AttentionCudnn* a, Memory* memory, int B, int T, int C, int NH) {
     memset((void*)a, 0, sizeof(*a));
-    attention_gpu_open<X>(&a->flash, B, T, C, NH);
+    attention_gpu_open<X>(&a->flash, memory, B, T, C, NH);
     a->B = B;
     a->T = T;
     a->C = C;
@@ -173,12 +175,16 @@ template <class X> static inline void attention_gpu_open(AttentionCudnn* a, int 
         snprintf(a->note, sizeof(a->note), "own kernels: cuDNN's are for bf16 and fp16");
         return;
     }
+    if (memory_is_dry(memory)) {
+        memory_count(memory, "scratch: cuDNN's workspace", MEMORY_DEVICE, 2 * (size_t)B * NH * T * T);
+        return;
+    }
     CUDNN_CHECK(cudnnCreate(&a->handle));
     a->forward = attention_cudnn_forward_graph_(a);
     a->backward = attention_cudnn_backward_graph_(a);
     if (attention_cudnn_plan_(a, a->forward, "forward") &&
         attention_cudnn_plan_(a, a->backward, "backward")) {
-        attention_cudnn_allocate_(a);
+        attention_cudnn_allocate_(a, memory);
     } else {
         attention_cudnn_drop_(a);
     }
@@ -186,21 +192,13 @@ template <class X> static inline void attention_gpu_open(AttentionCudnn* a, int 
 
 static inline void attention_gpu_close(AttentionCudnn* a) {
     attention_cudnn_drop_(a);
-    gpu_free(a->workspace);
     if (a->handle) {
         CUDNN_CHECK(cudnnDestroy(a->handle));
     }
-    attention_gpu_close(&a->flash);
 }
 
 // Returns what does the attention of full micro-batches, for the start of a run.
 static inline const char* attention_note(const AttentionCudnn* a) { return a->note; }
-
-// Returns the bytes that attention_gpu_open allocates, with the upper bound of cuDNN's workspace:
-// only cuDNN knows the actual size.
-static inline size_t attention_planned_bytes(int B, int T, int C, int NH, DType dtype) {
-    return attention_flash_bytes(B, T, C, NH) + (dtype == DTYPE_FP32 ? 0 : 2 * (size_t)B * NH * T * T);
-}
 
 template <class X>
 static inline int attention_cudnn_takes_(const AttentionCudnn* a, int B, int T, int C, int NH) {

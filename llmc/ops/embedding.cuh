@@ -41,22 +41,18 @@ static inline size_t embedding_partials_(int N, int C) {
     return 2 * (size_t)ceil_div(N, EMBEDDING_CHUNK) * C;
 }
 
-// Returns the bytes that embedding_open allocates.
-static inline size_t embedding_planned_bytes(int N, int C) {
-    return (2 * (size_t)N + embedding_counts_(N) + EMBEDDING_TILE) * sizeof(int) +
-           embedding_partials_(N, C) * sizeof(float);
-}
-
-// Allocates scratch for up to N positions, tokens below V, and C columns.
-static inline void embedding_open(EmbeddingGpu* scratch, int N, int V, int C) {
+// Takes scratch for up to N positions, tokens below V, and C columns.
+static inline void embedding_open(EmbeddingGpu* scratch, Memory* memory, int N, int V, int C) {
+    const char* kind = "scratch: embedding";
     CHECK(V <= 1 << (EMBEDDING_BITS * EMBEDDING_PASSES), "vocabulary of %d tokens: at most %d on the GPU", V,
           1 << (EMBEDDING_BITS * EMBEDDING_PASSES));
     for (int i = 0; i < 2; i++) {
-        scratch->order[i] = (int*)gpu_alloc((size_t)N, sizeof(int), "embedding: sorted positions");
+        scratch->order[i] = (int*)memory_take(memory, kind, MEMORY_DEVICE, (size_t)N * sizeof(int));
     }
-    scratch->counts = (int*)gpu_alloc(embedding_counts_(N), sizeof(int), "embedding: counts");
-    scratch->totals = (int*)gpu_alloc(EMBEDDING_TILE, sizeof(int), "embedding: totals");
-    scratch->partial = (float*)gpu_alloc(embedding_partials_(N, C), sizeof(float), "embedding: partial sums");
+    scratch->counts = (int*)memory_take(memory, kind, MEMORY_DEVICE, embedding_counts_(N) * sizeof(int));
+    scratch->totals = (int*)memory_take(memory, kind, MEMORY_DEVICE, EMBEDDING_TILE * sizeof(int));
+    scratch->partial =
+        (float*)memory_take(memory, kind, MEMORY_DEVICE, embedding_partials_(N, C) * sizeof(float));
     scratch->N = N;
     scratch->C = C;
     int bits = 1;
@@ -65,14 +61,6 @@ static inline void embedding_open(EmbeddingGpu* scratch, int N, int V, int C) {
     }
     scratch->passes = ceil_div(bits, EMBEDDING_BITS);
     scratch->bits = ceil_div(bits, scratch->passes);
-}
-
-static inline void embedding_close(EmbeddingGpu* scratch) {
-    gpu_free(scratch->partial);
-    gpu_free(scratch->totals);
-    gpu_free(scratch->counts);
-    gpu_free(scratch->order[1]);
-    gpu_free(scratch->order[0]);
 }
 
 // ---- elements: WIDTH at a time, a pack of X or 1 ----

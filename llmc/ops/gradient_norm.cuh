@@ -20,23 +20,13 @@ typedef struct {
     int units;        // blocks of GRADIENT_BLOCK elements
 } GradientNorm;
 
-// Returns the bytes that gradient_norm_open allocates.
-static inline size_t gradient_norm_planned_bytes(size_t n) {
-    return ceil_div(n / GRADIENT_BLOCK, (size_t)NORM_UNITS_) * sizeof(WideSum);
-}
-
-// Allocates scratch for gradients of n elements, a multiple of GRADIENT_BLOCK.
-static inline void gradient_norm_open(GradientNorm* norm, size_t n) {
+// Takes scratch for gradients of n elements, a multiple of GRADIENT_BLOCK.
+static inline void gradient_norm_open(GradientNorm* norm, Memory* memory, size_t n) {
     const size_t units = n / GRADIENT_BLOCK;
     assert(n % GRADIENT_BLOCK == 0 && units <= INT_MAX);
     norm->units = (int)units;
-    norm->partial =
-        (WideSum*)gpu_alloc(gradient_norm_planned_bytes(n), 1, "partial sums of the gradient's norm");
-}
-
-static inline void gradient_norm_close(GradientNorm* norm) {
-    gpu_free(norm->partial);
-    memset(norm, 0, sizeof(*norm));
+    norm->partial = (WideSum*)memory_take(memory, "scratch: gradient norm", MEMORY_DEVICE,
+                                          ceil_div(units, (size_t)NORM_UNITS_) * sizeof(WideSum));
 }
 
 // Returns the sum of squares of a unit to all lanes of a warp: a lane adds up 32 elements, a tree

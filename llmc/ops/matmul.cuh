@@ -228,25 +228,22 @@ static inline size_t matmul_workspace_bytes(int device, size_t N, size_t C) {
     return bytes;
 }
 
-static inline size_t matmul_sums_bytes_(int bias_fusion) {
-    return bias_fusion ? COLUMN_SUMS_FLOATS * sizeof(float) : 0;
-}
-
-// Returns the bytes that matmul_gpu_open allocates, with a workspace of a given size.
-static inline size_t matmul_planned_bytes(MatmulSettings settings) {
-    return settings.workspace_bytes + matmul_sums_bytes_(settings.bias_fusion);
-}
-
-static inline void matmul_gpu_open(MatmulGpu* ctx, const Gpu* gpu, MatmulSettings settings) {
+static inline void matmul_gpu_open(MatmulGpu* ctx, Memory* memory, const Gpu* gpu, MatmulSettings settings) {
     const uint32_t reductions = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
     memset((void*)ctx, 0, sizeof(*ctx));
     ctx->gpu = gpu;
     ctx->settings = settings;
     ctx->workspace_bytes =
         settings.workspace_bytes ? settings.workspace_bytes : matmul_most_workspace_(gpu->major);
-    ctx->workspace = gpu_alloc(ctx->workspace_bytes, 1, "matmul: workspace");
-    ctx->bias_sums =
-        settings.bias_fusion ? (float*)gpu_alloc(matmul_sums_bytes_(1), 1, "matmul: bias gradients") : NULL;
+    ctx->workspace =
+        memory_take(memory, "cuBLASLt workspace: of matmuls", MEMORY_DEVICE, ctx->workspace_bytes);
+    if (settings.bias_fusion) {
+        ctx->bias_sums = (float*)memory_take(memory, "cuBLASLt workspace: bias gradients", MEMORY_DEVICE,
+                                             COLUMN_SUMS_FLOATS * sizeof(float));
+    }
+    if (memory_is_dry(memory)) {
+        return;
+    }
     CUBLAS_CHECK(cublasLtCreate(&ctx->handle), "open");
     CUBLAS_CHECK(cublasLtMatmulPreferenceCreate(&ctx->preference), "open");
     CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(ctx->preference,
@@ -338,8 +335,6 @@ static inline void matmul_gpu_close(MatmulGpu* ctx) {
     }
     CUBLAS_CHECK(cublasLtMatmulPreferenceDestroy(ctx->preference), "close");
     CUBLAS_CHECK(cublasLtDestroy(ctx->handle), "close");
-    gpu_free(ctx->bias_sums);
-    gpu_free(ctx->workspace);
 }
 
 // Prints the ways of an operation on a line, and the chosen one.

@@ -58,16 +58,12 @@ static inline size_t norm_floats_(int N, int C) {
     return 3 * (size_t)C * (N < most ? norm_groups(N) : NORM_GROUPS);
 }
 
-// Returns the bytes that norm_open allocates.
-static inline size_t norm_planned_bytes(int N, int C) { return norm_floats_(N, C) * sizeof(float); }
-
-// Allocates scratch for up to N rows of up to C columns.
-static inline void norm_open(NormScratch* scratch, int N, int C) {
+// Takes scratch for up to N rows of up to C columns.
+static inline void norm_open(NormScratch* scratch, Memory* memory, int N, int C) {
     scratch->floats = norm_floats_(N, C);
-    scratch->partial = (float*)gpu_alloc(scratch->floats, sizeof(float), "layernorm: partial sums");
+    scratch->partial = (float*)memory_take(memory, "scratch: partial sums of norms", MEMORY_DEVICE,
+                                           scratch->floats * sizeof(float));
 }
-
-static inline void norm_close(NormScratch* scratch) { gpu_free(scratch->partial); }
 
 // ---- elements: WIDTH at a time, a pack or 1 ----
 

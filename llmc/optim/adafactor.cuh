@@ -111,14 +111,6 @@ static inline void adafactor_size_(AdafactorPlan* plan, const AdafactorTensor* t
     }
 }
 
-// Returns the device bytes of a plan.
-static inline size_t adafactor_planned_bytes(const AdafactorTensor* tensors, int count) {
-    AdafactorPlan plan;
-    adafactor_size_(&plan, tensors, count);
-    return (size_t)count * sizeof(AdafactorPlace_) +
-           (size_t)plan.all.tiles * (sizeof(int) + sizeof(AdafactorTile_)) + plan.updated * sizeof(float);
-}
-
 // Sets the table: matrices first, each with its tiles behind those of the matrices before it.
 static inline void adafactor_place_(AdafactorPlace_* places, int* places_of_tiles,
                                     const AdafactorTensor* tensors, int count, int matrices) {
@@ -135,29 +127,26 @@ static inline void adafactor_place_(AdafactorPlace_* places, int* places_of_tile
     }
 }
 
-static inline void adafactor_open(AdafactorPlan* plan, const AdafactorTensor* tensors, int count) {
+static inline void adafactor_open(AdafactorPlan* plan, Memory* memory, const AdafactorTensor* tensors,
+                                  int count) {
+    const char* kind = "scratch: adafactor";
     adafactor_size_(plan, tensors, count);
-    const size_t places_bytes = (size_t)count * sizeof(AdafactorPlace_), tiles = (size_t)plan->all.tiles;
-    AdafactorPlace_* places =
-        (AdafactorPlace_*)check_alloc((size_t)count, sizeof(*places), "adafactor: tensors");
-    int* places_of_tiles = (int*)check_alloc(tiles, sizeof(int), "adafactor: tiles");
+    const size_t tiles = (size_t)plan->all.tiles, places_bytes = (size_t)count * sizeof(AdafactorPlace_),
+                 tiles_bytes = tiles * sizeof(int);
+    plan->places = (AdafactorPlace_*)memory_take(memory, kind, MEMORY_DEVICE, places_bytes);
+    plan->places_of_tiles = (int*)memory_take(memory, kind, MEMORY_DEVICE, tiles_bytes);
+    plan->tiles = (AdafactorTile_*)memory_take(memory, kind, MEMORY_DEVICE, tiles * sizeof(AdafactorTile_));
+    plan->col_parts = (float*)memory_take(memory, kind, MEMORY_DEVICE, plan->updated * sizeof(float));
+    if (memory_is_dry(memory)) {
+        return;
+    }
+    AdafactorPlace_* places = (AdafactorPlace_*)check_alloc(places_bytes, 1, "adafactor: tensors");
+    int* places_of_tiles = (int*)check_alloc(tiles_bytes, 1, "adafactor: tiles");
     adafactor_place_(places, places_of_tiles, tensors, count, plan->all.matrices);
-    plan->places = (AdafactorPlace_*)gpu_alloc(places_bytes, 1, "adafactor: tensors");
-    plan->places_of_tiles = (int*)gpu_alloc(tiles, sizeof(int), "adafactor: tiles");
-    plan->tiles = (AdafactorTile_*)gpu_alloc(tiles, sizeof(AdafactorTile_), "adafactor: sums of tiles");
-    plan->col_parts = (float*)gpu_alloc(plan->updated, sizeof(float), "adafactor: partial column sums");
     CUDA_CHECK(cudaMemcpy(plan->places, places, places_bytes, cudaMemcpyHostToDevice));
-    CUDA_CHECK(
-        cudaMemcpy(plan->places_of_tiles, places_of_tiles, tiles * sizeof(int), cudaMemcpyHostToDevice));
+    CUDA_CHECK(cudaMemcpy(plan->places_of_tiles, places_of_tiles, tiles_bytes, cudaMemcpyHostToDevice));
     free(places_of_tiles);
     free(places);
-}
-
-static inline void adafactor_close(AdafactorPlan* plan) {
-    gpu_free(plan->col_parts);
-    gpu_free(plan->tiles);
-    gpu_free(plan->places_of_tiles);
-    gpu_free(plan->places);
 }
 
 // ---- shared by the kernels ----

@@ -36,19 +36,18 @@ typedef struct {
     Code8Pair* values;
 } Code8Table;
 
-static inline size_t code8_table_bytes(void) { return 256 * sizeof(Code8Pair); }
-
-static inline void code8_table_open(Code8Table* table) {
+static inline void code8_table_open(Code8Table* table, Memory* memory) {
     Code8Pair values[256];
     for (int code = 0; code < 256; code++) {
         values[code].m = code8_value(code, CODE8_SIGNED);
         values[code].v = code8_value(code, CODE8_UNSIGNED);
     }
-    table->values = (Code8Pair*)gpu_alloc(256, sizeof(Code8Pair), "codes of 8-bit moments");
-    CUDA_CHECK(cudaMemcpy(table->values, values, sizeof(values), cudaMemcpyHostToDevice));
+    table->values =
+        (Code8Pair*)memory_take(memory, "scratch: codes of 8-bit moments", MEMORY_DEVICE, sizeof(values));
+    if (!memory_is_dry(memory)) {
+        CUDA_CHECK(cudaMemcpy(table->values, values, sizeof(values), cudaMemcpyHostToDevice));
+    }
 }
-
-static inline void code8_table_close(Code8Table* table) { gpu_free(table->values); }
 
 // Copies the table to shared memory; all threads of a block of one dimension call it.
 __device__ inline void code8_table_load(Code8Pair* shared, const Code8Pair* table) {

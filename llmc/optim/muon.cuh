@@ -102,31 +102,19 @@ static inline MuonSizes_ muon_sizes_(const MuonTensor* tensors, int count) {
     return sizes;
 }
 
-// Returns the device bytes for these tensors of T.
-template <class T> static inline size_t muon_planned_bytes(const MuonTensor* tensors, int count) {
-    const MuonSizes_ sizes = muon_sizes_(tensors, count);
-    return 2 * (sizes.x + sizes.a) * sizeof(typename MuonReal_<T>::Type) +
-           (sizes.matrices * MUON_BLOCKS_ + sizes.rows) * sizeof(float);
-}
-
-template <class T> static inline void muon_open(MuonGpu* muon, const MuonTensor* tensors, int count) {
+// Takes memory for these tensors of T.
+template <class T>
+static inline void muon_open(MuonGpu* muon, Memory* memory, const MuonTensor* tensors, int count) {
     const MuonSizes_ sizes = muon_sizes_(tensors, count);
     const size_t bytes = sizeof(typename MuonReal_<T>::Type);
+    const char* kind = "scratch: muon";
     for (int i = 0; i < 2; i++) {
-        muon->x[i] = gpu_alloc(sizes.x, bytes, "muon: matrices");
-        muon->a[i] = gpu_alloc(sizes.a, bytes, "muon: their squares");
+        muon->x[i] = memory_take(memory, kind, MEMORY_DEVICE, sizes.x * bytes);
+        muon->a[i] = memory_take(memory, kind, MEMORY_DEVICE, sizes.a * bytes);
     }
-    muon->sums = (float*)gpu_alloc(sizes.matrices * MUON_BLOCKS_, sizeof(float), "muon: sums of squares");
-    muon->row_sums = (float*)gpu_alloc(sizes.rows, sizeof(float), "muon: sums of rows");
-}
-
-static inline void muon_close(MuonGpu* muon) {
-    gpu_free(muon->row_sums);
-    gpu_free(muon->sums);
-    for (int i = 0; i < 2; i++) {
-        gpu_free(muon->a[i]);
-        gpu_free(muon->x[i]);
-    }
+    muon->sums =
+        (float*)memory_take(memory, kind, MEMORY_DEVICE, sizes.matrices * MUON_BLOCKS_ * sizeof(float));
+    muon->row_sums = (float*)memory_take(memory, kind, MEMORY_DEVICE, sizes.rows * sizeof(float));
 }
 
 // ---- kernels ----

@@ -144,15 +144,6 @@ static inline void offload_layout_close(OffloadLayout* l) {
     free(l->first);
 }
 
-// Return the bytes of chunks on the GPU, and of pinned memory between it and a disk, which needs
-// room for alignment (CUDA promises a multiple of 256 bytes).
-static inline size_t offload_planned_bytes(const OffloadLayout* l) {
-    return OFFLOAD_SLOTS_ * l->room[STATE_SLOTS];
-}
-static inline size_t offload_places_bytes(const OffloadLayout* l) {
-    return SCRATCH_UNIT + OFFLOAD_PLACES_ * l->room[STATE_SLOTS];
-}
-
 static inline void offload_open_streams_(Offload* o) {
     CUDA_CHECK(cudaStreamCreateWithFlags(&o->in, cudaStreamNonBlocking));
     CUDA_CHECK(cudaStreamCreateWithFlags(&o->out, cudaStreamNonBlocking));
@@ -163,20 +154,44 @@ static inline void offload_open_streams_(Offload* o) {
     }
 }
 
+// Counts the state where it is kept. An update moves it to the GPU and back, except the master
+// weights of frozen parts.
+static inline void offload_count_(const OffloadLayout* l, Memory* memory, MemoryPlace place) {
+    size_t gaps = l->bytes;
+    for (int slot = 0; slot < STATE_SLOTS; slot++) {
+        const StateSlot* s = &l->state->slots[slot];
+        const double moves = s->bytes > 0 ? state_moved_bytes(s) / (double)s->bytes : 0;
+        memory_set_moves(memory_count(memory, s->label, place, s->bytes), moves, moves);
+        gaps -= s->bytes;
+    }
+    memory_count(memory, "gaps between chunks", place, gaps);
+}
+
 // Opens the slots of a state that has some, filled with zeros: on a disk in this directory, or in
-// pinned memory if it is NULL.
-static inline void offload_open(Offload* o, const OptimizerState* state, const ZeroPlan* zero,
+// pinned memory if it is NULL. Between the GPU and a disk they pass through pinned memory, which
+// needs room for alignment (CUDA promises a multiple of 256 bytes).
+static inline void offload_open(Offload* o, Memory* memory, const OptimizerState* state, const ZeroPlan* zero,
                                 const char* directory) {
     const char* what = "the optimizer's state";
     memset((void*)o, 0, sizeof(*o));
     offload_layout_open(&o->layout, state, zero);
-    o->pinned = o->host =
-        (char*)gpu_alloc_pinned(directory ? offload_places_bytes(&o->layout) : o->layout.bytes, 1, what);
+    const size_t room = o->layout.room[STATE_SLOTS];
+    offload_count_(&o->layout, memory, directory ? MEMORY_DISK : MEMORY_HOST);
     if (directory) {
-        o->host = (char*)offload_round_up_((uintptr_t)o->pinned);
+        o->pinned = (char*)memory_take(memory, "pinned chunks of state", MEMORY_PINNED,
+                                       SCRATCH_UNIT + OFFLOAD_PLACES_ * room);
+    } else {
+        o->pinned = (char*)memory_allocate(memory, what, MEMORY_PINNED, o->layout.bytes);
+    }
+    o->slots = (char*)memory_take(memory, "chunks of state", MEMORY_DEVICE, OFFLOAD_SLOTS_ * room);
+    if (memory_is_dry(memory)) {
+        offload_layout_close(&o->layout);
+        return;
+    }
+    o->host = directory ? (char*)offload_round_up_((uintptr_t)o->pinned) : o->pinned;
+    if (directory) {
         o->disk = scratch_open(directory, o->layout.bytes, what, o->host);
     }
-    o->slots = (char*)gpu_alloc(offload_planned_bytes(&o->layout), 1, "chunks of the optimizer's state");
     offload_open_streams_(o);
 }
 
@@ -197,8 +212,6 @@ static inline void offload_close(Offload* o) {
     }
     CUDA_CHECK(cudaStreamDestroy(o->out));
     CUDA_CHECK(cudaStreamDestroy(o->in));
-    gpu_free(o->slots);
-    gpu_free_pinned(o->pinned);
     if (o->disk) {
         scratch_close(o->disk);
     }
@@ -312,7 +325,7 @@ typedef enum { OFFLOAD_READ_, OFFLOAD_WRITE_ } OffloadMove_;
 // the disk.
 static inline void offload_move_on_disk_(Offload* o, char* memory, size_t at, size_t bytes,
                                          OffloadMove_ move) {
-    const size_t room = offload_places_bytes(&o->layout);
+    const size_t room = OFFLOAD_PLACES_ * o->layout.room[STATE_SLOTS];
     for (size_t i = 0, count; i < bytes; i += count) {
         const size_t begin = (at + i) / SCRATCH_UNIT * SCRATCH_UNIT, left = bytes - i,
                      in_room = begin + room - (at + i);
@@ -378,13 +391,17 @@ typedef struct {
 // Returns how many of L blocks have their output moved.
 static inline int offload_residual_layers(int L) { return L > OFFLOAD_RESIDUALS ? L - OFFLOAD_RESIDUALS : 0; }
 
-// Opens the memory for L blocks with outputs of up to `layer_bytes`.
-static inline void offload_residuals_open(OffloadResiduals* r, int L, size_t layer_bytes) {
+// Opens the memory for L blocks with outputs of up to `layer_bytes`. Each of the `micro_steps` of
+// an update moves it out and in.
+static inline void offload_residuals_open(OffloadResiduals* r, Memory* memory, int L, size_t layer_bytes,
+                                          double micro_steps) {
     memset((void*)r, 0, sizeof(*r));
     r->layers = offload_residual_layers(L);
     r->layer_bytes = layer_bytes;
-    if (r->layers > 0) {
-        r->host = (char*)gpu_alloc_pinned((size_t)r->layers, layer_bytes, "the residual stream");
+    const size_t bytes = (size_t)r->layers * layer_bytes;
+    memory_set_moves(memory_count(memory, "residual stream", MEMORY_PINNED, bytes), micro_steps, micro_steps);
+    r->host = (char*)memory_allocate(memory, "the residual stream", MEMORY_PINNED, bytes);
+    if (r->layers > 0 && !memory_is_dry(memory)) {
         CUDA_CHECK(cudaStreamCreateWithFlags(&r->stream, cudaStreamNonBlocking));
         CUDA_CHECK(cudaEventCreateWithFlags(&r->ready, cudaEventDisableTiming));
         for (int b = 0; b < OFFLOAD_RESIDUALS; b++) {
@@ -401,7 +418,6 @@ static inline void offload_residuals_close(OffloadResiduals* r) {
         }
         CUDA_CHECK(cudaEventDestroy(r->ready));
         CUDA_CHECK(cudaStreamDestroy(r->stream));
-        gpu_free_pinned(r->host);
     }
 }
 

@@ -260,33 +260,15 @@ static inline size_t update_operand_elements_(const OptimizerState* state, const
     return most;
 }
 
-// Returns the device bytes that optimizer_open allocates.
 template <class T>
-static inline size_t optimizer_planned_bytes(const OptimizerState* state, const ZeroPlan* zero) {
-    MuonTensor muon[MODEL_PARAMETER_ROWS];
-    AdafactorTensor* adafactor;
-    size_t bytes = update_rows_bytes_(zero) + update_operand_elements_(state, zero) *
-                                                  (size_t)(1 + state->optimizer.sums_weights) * sizeof(float);
-    if (state->optimizer.name == OPTIMIZER_ADAMW8BIT) {
-        bytes += code8_table_bytes();
-    } else if (state->optimizer.name == OPTIMIZER_MUON) {
-        bytes += muon_planned_bytes<T>(muon, update_muon_tensors_(muon, state, zero));
-    } else if (state->optimizer.name == OPTIMIZER_ADAFACTOR) {
-        const int count = update_adafactor_tensors_(&adafactor, state, zero);
-        bytes += adafactor_planned_bytes(adafactor, count);
-        free(adafactor);
-    }
-    return bytes;
-}
-
-template <class T> static inline void update_open_rules_(OptimizerPlan* plan, const ZeroPlan* zero) {
+static inline void update_open_rules_(OptimizerPlan* plan, Memory* memory, const ZeroPlan* zero) {
     const OptimizerName name = plan->state->optimizer.name;
     AdafactorTensor* tensors;
     if (name == OPTIMIZER_ADAMW8BIT) {
-        code8_table_open(&plan->codes);
+        code8_table_open(&plan->codes, memory);
     } else if (name == OPTIMIZER_MUON) {
         plan->muon_tensors = update_muon_tensors_(plan->muon, plan->state, zero);
-        muon_open<T>(&plan->muon_memory, plan->muon, plan->muon_tensors);
+        muon_open<T>(&plan->muon_memory, memory, plan->muon, plan->muon_tensors);
     } else if (name == OPTIMIZER_ADAFACTOR) {
         const int count = update_adafactor_tensors_(&tensors, plan->state, zero),
                   blocks = zero->groups - 1 - zero->first_block;
@@ -296,71 +278,62 @@ template <class T> static inline void update_open_rules_(OptimizerPlan* plan, co
         }
         plan->adafactor_once = adafactor_count(tensors, once);
         plan->adafactor_block = adafactor_count(tensors + once, blocks > 0 ? (count - once) / blocks : 0);
-        adafactor_open(&plan->adafactor, tensors, count);
+        adafactor_open(&plan->adafactor, memory, tensors, count);
         free(tensors);
     }
 }
 
-static inline void update_open_operands_(OptimizerPlan* plan) {
-    const size_t elements = update_operand_elements_(plan->state, &plan->zero);
-    if (elements > 0) {
-        plan->operands = (float*)gpu_alloc(elements, sizeof(float), "operands of an update");
+static inline void update_open_operands_(OptimizerPlan* plan, Memory* memory) {
+    const size_t bytes = update_operand_elements_(plan->state, &plan->zero) * sizeof(float);
+    if (bytes > 0) {
+        plan->operands = (float*)memory_take(memory, "scratch: operands of an update", MEMORY_DEVICE, bytes);
     }
-    if (elements > 0 && plan->state->optimizer.sums_weights) {
-        plan->weights = (float*)gpu_alloc(elements, sizeof(float), "weights of an update");
+    if (bytes > 0 && plan->state->optimizer.sums_weights) {
+        plan->weights = (float*)memory_take(memory, "scratch: weights of an update", MEMORY_DEVICE, bytes);
+    }
+}
+
+static inline void update_open_rows_(OptimizerPlan* plan, Memory* memory) {
+    const size_t bytes = update_rows_bytes_(&plan->zero);
+    plan->rows = (uint8_t*)memory_take(memory, "scratch: tensors of an update", MEMORY_DEVICE, bytes);
+    if (!memory_is_dry(memory)) {
+        uint8_t* rows = (uint8_t*)check_alloc(bytes, 1, "tensors of an update");
+        update_set_rows_(rows, &plan->zero, plan->state->cfg);
+        CUDA_CHECK(cudaMemcpy(plan->rows, rows, bytes, cudaMemcpyHostToDevice));
+        free(rows);
     }
 }
 
 // Opens the plan for parameters of T. `state` has the same shards, and stays with the caller.
 template <class T>
-static inline void optimizer_open(OptimizerPlan* plan, const ZeroPlan* zero, const OptimizerState* state) {
-    const size_t bytes = update_rows_bytes_(zero);
+static inline void optimizer_open(OptimizerPlan* plan, Memory* memory, const ZeroPlan* zero,
+                                  const OptimizerState* state) {
     memset((void*)plan, 0, sizeof(*plan));
     plan->state = state;
     plan->zero = *zero;
     plan->pieces = update_pieces_(zero);
     plan->shares_buffer = update_is_in_backward_(zero);
-    plan->rows = (uint8_t*)gpu_alloc(bytes, 1, "tensors of an update");
-    uint8_t* rows = (uint8_t*)check_alloc(bytes, 1, "tensors of an update");
-    update_set_rows_(rows, zero, state->cfg);
-    CUDA_CHECK(cudaMemcpy(plan->rows, rows, bytes, cudaMemcpyHostToDevice));
-    free(rows);
-    update_open_operands_(plan);
-    update_open_rules_<T>(plan, zero);
+    update_open_rows_(plan, memory);
+    update_open_operands_(plan, memory);
+    update_open_rules_<T>(plan, memory, zero);
 }
 
-// Returns the device bytes that optimizer_freeze allocates.
-static inline size_t optimizer_freeze_bytes(int groups) { return (size_t)groups * sizeof(uint32_t); }
-
 // Makes updates leave frozen parameters unchanged. Call it after optimizer_open.
-static inline void optimizer_freeze(OptimizerPlan* plan, const Freeze* freeze) {
+static inline void optimizer_freeze(OptimizerPlan* plan, Memory* memory, const Freeze* freeze) {
     const ModelConfig cfg = plan->state->cfg;
-    const size_t bytes = optimizer_freeze_bytes(model_groups(cfg));
+    const size_t bytes = (size_t)model_groups(cfg) * sizeof(uint32_t);
+    plan->frozen = (uint32_t*)memory_take(memory, "scratch: frozen parameters", MEMORY_DEVICE, bytes);
+    if (memory_is_dry(memory)) {
+        return;
+    }
     uint32_t* frozen = (uint32_t*)check_alloc(bytes, 1, "frozen parameters");
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         for (int l = 0; l < cfg.L; l++) {
             frozen[tensor_group(&plan->state->rows[i], l)] |= (uint32_t)freeze_has(freeze, i, l) << i;
         }
     }
-    plan->frozen = (uint32_t*)gpu_alloc(bytes, 1, "frozen parameters");
     CUDA_CHECK(cudaMemcpy(plan->frozen, frozen, bytes, cudaMemcpyHostToDevice));
     free(frozen);
-}
-
-static inline void optimizer_close(OptimizerPlan* plan) {
-    gpu_free(plan->frozen);
-    gpu_free(plan->weights);
-    gpu_free(plan->operands);
-    if (plan->codes.values) {
-        code8_table_close(&plan->codes);
-    }
-    if (plan->adafactor.places) {
-        adafactor_close(&plan->adafactor);
-    }
-    if (plan->muon_tensors) {
-        muon_close(&plan->muon_memory);
-    }
-    gpu_free(plan->rows);
 }
 
 // Chooses the algorithms of an update's matmuls, before the first update. All ranks choose

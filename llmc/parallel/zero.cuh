@@ -95,26 +95,6 @@ static inline size_t zero_pieces_bytes_(const ZeroPlan* plan, DType grads) {
     return plan->size == 1 ? 0 : zero_most_(largest * dtype_bytes(grads), zero_most_(sums, least));
 }
 
-// Return the bytes of the slices of parameters, of the given type, and of gradients with their
-// shard.
-static inline size_t zero_parameter_slice_bytes(const ZeroPlan* plan, DType type) {
-    return plan->stage >= 3 ? zero_count(plan, ZERO_SLICES) * dtype_bytes(type) : 0;
-}
-static inline size_t zero_gradient_slice_bytes(const ZeroPlan* plan) {
-    const size_t sums = zero_has_shard_(plan) ? zero_count(plan, ZERO_SLICES) : 0,
-                 shard = zero_has_levels_(plan) ? zero_count(plan, ZERO_SHARDS) : 0;
-    return (sums + shard) * sizeof(float);
-}
-
-// Return the device bytes of parameters and of gradients, without the slices.
-static inline size_t zero_parameter_bytes(const ZeroPlan* plan, DType type) {
-    return zero_params_elements(plan, ZERO_BLOCKS_IN_MEMORY) * dtype_bytes(type);
-}
-static inline size_t zero_gradient_bytes(const ZeroPlan* plan, DType type) {
-    return zero_grads_elements(plan, ZERO_BLOCKS_IN_MEMORY) * dtype_bytes(type) +
-           zero_pieces_bytes_(plan, type);
-}
-
 static inline void zero_open_event_(cudaEvent_t* event) {
     CUDA_CHECK(cudaEventCreateWithFlags(event, cudaEventDisableTiming));
 }
@@ -216,18 +196,6 @@ static inline void zero_take_groups_(ZeroGpu* z, Comm* comm) {
     comm->gpus = NULL;
 }
 
-static inline void* zero_alloc_shard_(const ZeroGpu* z, size_t bytes, const char* what) {
-    return z->location == ZERO_SHARDS_ON_HOST ? gpu_alloc_pinned(bytes, 1, what) : gpu_alloc(bytes, 1, what);
-}
-
-static inline void zero_free_shard_(const ZeroGpu* z, void* shard) {
-    if (z->location == ZERO_SHARDS_ON_HOST) {
-        gpu_free_pinned(shard);
-    } else {
-        gpu_free(shard);
-    }
-}
-
 // Opens the stream. Communication has the highest priority: if it waited behind all blocks of a
 // matmul, every rank would wait for the slowest one. Updates during the backward pass, of a single
 // rank, have the lowest.
@@ -238,10 +206,34 @@ static inline void zero_open_stream_(ZeroGpu* z) {
                                             z->plan.size > 1 ? greatest : least));
 }
 
+// Takes the slices of this rank. If they are on the host, each of the `micro_steps` of an update
+// reads the parameters in both passes and adds to the gradient; the norm and the update read it, too.
+static inline void zero_take_slices_(ZeroGpu* z, Memory* memory, double micro_steps) {
+    const int on_host = z->location == ZERO_SHARDS_ON_HOST;
+    const MemoryPlace place = on_host ? MEMORY_PINNED : MEMORY_DEVICE;
+    const char *params = on_host ? "shard of the parameters" : "parameters: slices",
+               *grads = on_host ? "shard of the gradients" : "gradients: slices";
+    const size_t slices = zero_count(&z->plan, ZERO_SLICES), shards = zero_count(&z->plan, ZERO_SHARDS);
+    if (z->plan.stage >= 3) {
+        z->params_slices = memory_take(memory, params, place, slices * dtype_bytes(z->dtype));
+    }
+    if (zero_has_shard_(&z->plan)) {
+        z->sums = z->shard = (float*)memory_take(memory, grads, place, slices * sizeof(float));
+    }
+    if (zero_has_levels_(&z->plan)) {
+        z->shard = (float*)memory_take(memory, grads, place, shards * sizeof(float));
+    }
+    if (on_host) {
+        memory_set_moves(memory_count(memory, params, place, 0), 2 * micro_steps, 1);
+        memory_set_moves(memory_count(memory, grads, place, 0), micro_steps + 1, micro_steps);
+    }
+}
+
 // Opens the parts of a rank. `params`, of type `dtype`, and `grads` are the model's, filled with
-// zeros. Collective.
-static inline void zero_open(ZeroGpu* z, ZeroPlan plan, ZeroShards location, void* params, DType dtype,
-                             Gradient grads, Comm* comm, const Gpu* gpu) {
+// zeros. Collective, unless the ledger is dry.
+static inline void zero_open(ZeroGpu* z, Memory* memory, ZeroPlan plan, ZeroShards location,
+                             double micro_steps, void* params, DType dtype, Gradient grads, Comm* comm,
+                             const Gpu* gpu) {
     memset((void*)z, 0, sizeof(*z));
     z->plan = plan;
     z->location = location;
@@ -249,36 +241,23 @@ static inline void zero_open(ZeroGpu* z, ZeroPlan plan, ZeroShards location, voi
     z->dtype = dtype;
     z->grads = grads;
     z->main = z->comm = *gpu;
+    zero_take_slices_(z, memory, micro_steps);
+    if (plan.size > 1) {
+        z->pieces =
+            memory_take(memory, "gradients: pieces", MEMORY_DEVICE, zero_pieces_bytes_(&plan, grads.dtype));
+    }
+    if (memory_is_dry(memory)) {
+        return;
+    }
     zero_open_stream_(z);
     zero_open_events_(z);
     zero_forget_(z);
-    if (plan.stage >= 3) {
-        z->params_slices =
-            zero_alloc_shard_(z, zero_parameter_slice_bytes(&plan, dtype), "the slices of the parameters");
-    }
-    if (zero_has_shard_(&plan)) {
-        z->sums = z->shard = (float*)zero_alloc_shard_(z, zero_count(&plan, ZERO_SLICES) * sizeof(float),
-                                                       "the slices of the gradient");
-    }
-    if (zero_has_levels_(&plan)) {
-        z->shard = (float*)zero_alloc_shard_(z, zero_count(&plan, ZERO_SHARDS) * sizeof(float),
-                                             "the shard of the gradient");
-    }
-    if (plan.size > 1) {
-        z->pieces = gpu_alloc(zero_pieces_bytes_(&plan, grads.dtype), 1, "pieces of the gradient");
-    }
     zero_take_groups_(z, comm);
 }
 
 // Closes it, once both streams are done.
 static inline void zero_close(ZeroGpu* z) {
     zero_close_groups_(z);
-    gpu_free(z->pieces);
-    if (z->shard != z->sums) {
-        zero_free_shard_(z, z->shard);
-    }
-    zero_free_shard_(z, z->sums);
-    zero_free_shard_(z, z->params_slices);
     zero_close_events_(z);
     CUDA_CHECK(cudaStreamDestroy(z->comm.stream));
 }

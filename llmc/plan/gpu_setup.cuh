@@ -24,6 +24,11 @@ static inline SafeTensorsDtype gpu_setup_dtype(void) {
                                             : SAFETENSORS_BF16;
 }
 
+// Returns the type of the gradients.
+static inline DType gpu_setup_gradients(const Settled* s) {
+    return s->options.gradients ? DTYPE_FP32 : DTYPE_OF(floatX);
+}
+
 // Ends the program if the options ask for what only a CPU does, or another precision.
 static inline void gpu_setup_check_(const Options* o) {
     if (o->update_in_backward && DTYPE_OF(floatX) == DTYPE_FP16) {

@@ -42,13 +42,6 @@ typedef struct {
     int64_t eval_sequences;  // of a validation; only for --plan
 } TrainerPlan;
 
-// Counts the optimizer's state that one process has, a kind for each slot. An update moves what is not on the device to it
-// and back.
-void plan_add_state(Memory* memory, const OptimizerState* state, MemoryPlace place);
-
-// Counts the activations of generation, `bytes` that are laid out by `rows`.
-void plan_add_text(Memory* memory, const TensorRow rows[MODEL_ACTIVATION_ROWS], size_t bytes);
-
 // What an update moves between a place and the device, and the time that takes if nothing hides it: over the bus in both
 // directions at once, on a disk one after the other.
 typedef struct {
@@ -87,28 +80,6 @@ void plan_print(FILE* file, const Settled* s, const TrainerPlan* plan);
 #include "llmc/base/text_buffer.h"
 #include "llmc/base/enum_words.h"
 #include "llmc/log/text_wrap.h"
-
-void plan_add_state(Memory* memory, const OptimizerState* state, MemoryPlace place) {
-    for (int slot = 0; slot < STATE_SLOTS; slot++) {
-        const StateSlot* s = &state->slots[slot];
-        const size_t bytes =
-            place == MEMORY_DEVICE ? state_slot_room(s) : s->bytes; // one allocation, or one each
-        const double moves =
-            place != MEMORY_DEVICE && s->bytes > 0 ? state_moved_bytes(s) / (double)s->bytes : 0;
-        memory_set_moves(memory_count(memory, s->label, place, bytes), moves, moves);
-    }
-}
-
-void plan_add_text(Memory* memory, const TensorRow rows[MODEL_ACTIVATION_ROWS], size_t bytes) {
-    size_t kv = 0;
-    for (int i = 0; i < MODEL_ACTIVATION_ROWS; i++) {
-        kv += rows[i].member == offsetof(ModelActivations, kv)
-                  ? tensor_elements(&rows[i]) * rows[i].element_bytes
-                  : 0;
-    }
-    memory_count(memory, "keys and values", MEMORY_DEVICE, kv);
-    memory_count(memory, "activations", MEMORY_DEVICE, bytes - kv);
-}
 
 static double plan_mib_(size_t bytes) { return (double)bytes / (1 << 20); }
 

@@ -29,7 +29,8 @@ TEST(batch_queue) {
     BatchQueue queue;
     int wanted[PUSHES], got[PUSHES], tokens[CAPACITY], targets[CAPACITY], starts[CAPACITY];
     gpu_open(&gpu, 0);
-    batch_queue_open(&queue, CAPACITY, &gpu);
+    Memory memory = memory_on_gpu();
+    batch_queue_open(&queue, &memory, CAPACITY, &gpu);
     int* out = (int*)gpu_alloc(PUSHES, sizeof(int), "digests");
     for (int push = 0; push < PUSHES; push++) {
         const int count = push % 3 == 2 ? 1 : CAPACITY - push % 2, has_targets = push % 4 != 3;
@@ -51,5 +52,6 @@ TEST(batch_queue) {
     }
     gpu_free(out);
     batch_queue_close(&queue);
+    memory_close(&memory);
     gpu_close(&gpu);
 }

@@ -120,9 +120,11 @@ static Results run(const Shape* s, const float* qkv, const float* dout, Attentio
 template <class X>
 static Results run_alone(const Shape* s, const float* qkv, const float* dout, const Gpu* gpu) {
     AttentionGpu scratch;
-    attention_gpu_open<X>(&scratch, s->B, s->T, s->NH * s->HS, s->NH);
+    Memory memory = memory_on_gpu();
+    attention_gpu_open<X>(&scratch, &memory, s->B, s->T, s->NH * s->HS, s->NH);
     const Results r = run<X>(s, qkv, dout, &scratch, gpu);
     attention_gpu_close(&scratch);
+    memory_close(&memory);
     return r;
 }
 
@@ -357,7 +359,8 @@ template <class X> static void test_scratch(const Gpu* gpu) {
     const Shape s = {2, 45, 2, 40}, longer = {2, 150, 3, 32};
     float *qkv = normal<X>(3 * outs(&s), 1), *dout = normal<X>(outs(&s), 1);
     AttentionGpu scratch;
-    attention_gpu_open<X>(&scratch, longer.B, longer.T, longer.NH * longer.HS, longer.NH);
+    Memory memory = memory_on_gpu();
+    attention_gpu_open<X>(&scratch, &memory, longer.B, longer.T, longer.NH * longer.HS, longer.NH);
     const Results alone = run_alone<X>(&s, qkv, dout, gpu), again = run_alone<X>(&s, qkv, dout, gpu);
     const Results fresh = run<X>(&s, qkv, dout, &scratch, gpu);
     run<X>(&longer, ops_floats(3 * outs(&longer)), ops_floats(outs(&longer)), &scratch, gpu);
@@ -365,6 +368,7 @@ template <class X> static void test_scratch(const Gpu* gpu) {
     expect_same(&alone, &again, &s, "a second run");
     expect_same(&fresh, &used, &s, "in scratch memory full of NaN");
     attention_gpu_close(&scratch);
+    memory_close(&memory);
     ops_close("scratch");
 }
 
@@ -390,7 +394,8 @@ static const int simulated = 0;
 
 static void forward_too_large(const void* gpu) {
     AttentionGpu scratch;
-    attention_gpu_open<float>(&scratch, 1, 1, 129, 1);
+    Memory memory = memory_on_gpu();
+    attention_gpu_open<float>(&scratch, &memory, 1, 1, 129, 1);
     attention_forward<float>(NULL, NULL, NULL, NULL, 1, 1, 129, 1, &scratch, (const Gpu*)gpu);
 }
 

@@ -80,7 +80,8 @@ static void test_backward(const Size* s, const int* tokens, GradientMode mode, s
     X* d = upload<X>(dout, N * s->C, shift, gpu);
     int* ids = upload_ints(tokens, N, gpu);
     EmbeddingGpu scratch;
-    embedding_open(&scratch, (int)N + 5, s->V, s->C); // more than needed: nothing may depend on it
+    Memory memory = memory_on_gpu();
+    embedding_open(&scratch, &memory, (int)N + 5, s->V, s->C); // more than needed: nothing may depend on it
     for (int run = 0; run < 2; run++) {
         G* to_te = upload<G>(dwte, te, 0, gpu);
         G* to_pe = upload<G>(mode == GRADIENT_ADD ? dwpe : nothing, pe, 0, gpu);
@@ -102,7 +103,7 @@ static void test_backward(const Size* s, const int* tokens, GradientMode mode, s
     ref_encoder_backward(te_size, pe_size, ops_absolute(wide, N * s->C), tokens, s->B, s->T, s->C);
     compare<G>(te_got[0], te_want, te_size, te, "dwte", s);
     compare<G>(pe_got[0], pe_want, pe_size, pe, mode == GRADIENT_ADD ? "dwpe added" : "dwpe", s);
-    embedding_close(&scratch);
+    memory_close(&memory);
     gpu_free(ids);
     gpu_free(d - shift);
 }
@@ -154,7 +155,8 @@ static void test_large(const Gpu* gpu) {
 static void open_too_many(const void* arg) {
     EmbeddingGpu scratch;
     (void)arg;
-    embedding_open(&scratch, 1, (1 << 20) + 1, 1);
+    Memory memory = memory_on_gpu();
+    embedding_open(&scratch, &memory, 1, (1 << 20) + 1, 1);
 }
 
 TEST(embedding) {

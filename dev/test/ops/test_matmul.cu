@@ -238,7 +238,8 @@ static int plans_of(const MatmulGpu* ctx, int refused, int epilogue) {
 template <class T> static void test_sizes(MatmulSettings settings, const Gpu* gpu) {
     MatmulGpu ctx;
     int plans = 0;
-    matmul_gpu_open(&ctx, gpu, settings);
+    Memory memory = memory_on_gpu();
+    matmul_gpu_open(&ctx, &memory, gpu, settings);
     for (int again = 0; again < 2; again++) {
         test_size<T>(1, 1, 1, 0, BIAS_BY_CUBLAS, &ctx);
         test_size<T>(31, 33, 1, 0, BIAS_BY_CUBLAS, &ctx);
@@ -260,6 +261,7 @@ template <class T> static void test_sizes(MatmulSettings settings, const Gpu* gp
     EXPECT(!simulated || bias == (backward && settings.bias_fusion), "fused gradient of the bias: %d", bias);
     EXPECT(!simulated || plans_of(&ctx, REFUSED, CUBLASLT_EPILOGUE_BIAS) == 0, "bias refused");
     matmul_gpu_close(&ctx);
+    memory_close(&memory);
 }
 
 // What is refused is done in steps with the same values; `refused` and `done` are epilogues that are and are
@@ -268,7 +270,8 @@ static void test_refusals(const char* list, int refused, int done, const Gpu* gp
     MatmulGpu ctx;
     const MatmulSettings settings = {0, GELU_FUSED, 1, 0, 0};
     setenv("CUSIM_LT_REFUSE", list, 1);
-    matmul_gpu_open(&ctx, gpu, settings);
+    Memory memory = memory_on_gpu();
+    matmul_gpu_open(&ctx, &memory, gpu, settings);
     test_size<float>(5, 16, 24, 0, BIAS_IN_STEPS, &ctx);
     test_size<bf16>(5, 16, 24, 0, BIAS_IN_STEPS, &ctx);
     test_size<bf16>(3, 16, 24, 1, BIAS_IN_STEPS, &ctx);
@@ -278,6 +281,7 @@ static void test_refusals(const char* list, int refused, int done, const Gpu* gp
     EXPECT(!simulated || (plans_of(&ctx, REFUSED, done) == 0 && plans_of(&ctx, DONE, done) > 0),
            "without %s: epilogue %d was not done", list, done);
     matmul_gpu_close(&ctx);
+    memory_close(&memory);
     unsetenv("CUSIM_LT_REFUSE");
 }
 
@@ -290,11 +294,13 @@ static void test_tf32(const Gpu* gpu) {
     ref_linear_forward(magnitude, l.a_inp, l.a_weight, NULL, N, C, OC);
     for (int tf32 = 0; tf32 < 2; tf32++) {
         const MatmulSettings settings = {tf32, GELU_SEPARATE, 0, 0, 0};
-        matmul_gpu_open(&ctx, gpu, settings);
+        Memory memory = memory_on_gpu();
+        matmul_gpu_open(&ctx, &memory, gpu, settings);
         float* out = device_upload_nan<float>(N * OC, 0, gpu);
         matmul_forward(out, l.d_inp, l.d_weight, (const float*)NULL, N, C, OC, &ctx);
         got[tf32] = download(out, N * OC, gpu);
         matmul_gpu_close(&ctx);
+        memory_close(&memory);
     }
     EXPECT(!ops_same_bits(got[0], got[1], N * OC), "tf32 changes nothing");
     for (int i = 0; i < N * OC; i++) { // two factors, each rounded by up to 2^-11 (2^-10 where it is cut off)
@@ -347,7 +353,8 @@ template <class T> static void test_autotune(const Gpu* gpu) {
     const MatmulSettings settings = {0, GELU_FUSED, 1, 1, 0};
     setenv("CUSIM_LT_FAST", "2", 1);
     setenv("CUSIM_LT_BROKEN", "0", 1);
-    matmul_gpu_open(&ctx, gpu, settings);
+    Memory memory = memory_on_gpu();
+    matmul_gpu_open(&ctx, &memory, gpu, settings);
     const Linear<T> l = linear_open<T>(N, C, OC, 0, gpu);
     const size_t n = 3 * l.noc + 2 * l.nc + l.occ + l.OC + l.C;
     const float* first = all_outputs(&l, &ctx);
@@ -369,6 +376,7 @@ template <class T> static void test_autotune(const Gpu* gpu) {
     EXPECT(lines == ctx.plans_count && lines >= 4, "%d lines for %d plans", lines, ctx.plans_count);
     fclose(report);
     matmul_gpu_close(&ctx);
+    memory_close(&memory);
     case_close("autotune");
     unsetenv("CUSIM_LT_FAST");
     unsetenv("CUSIM_LT_BROKEN");
@@ -379,12 +387,14 @@ static void test_autotune_keeps_first(const Gpu* gpu) {
     MatmulGpu ctx;
     const MatmulSettings settings = {0, GELU_SEPARATE, 0, 1, 0};
     setenv("CUSIM_LT_FAST", "0", 1);
-    matmul_gpu_open(&ctx, gpu, settings);
+    Memory memory = memory_on_gpu();
+    matmul_gpu_open(&ctx, &memory, gpu, settings);
     test_size<float>(4, 8, 8, 0, BIAS_BY_CUBLAS, &ctx);
     for (int i = 0; i < ctx.plans_count && simulated; i++) {
         EXPECT(ctx.plans[i].chosen == 0, "plan %d: algorithm %d", i, ctx.plans[i].chosen);
     }
     matmul_gpu_close(&ctx);
+    memory_close(&memory);
     unsetenv("CUSIM_LT_FAST");
 }
 
@@ -397,7 +407,8 @@ static void tuned_matmuls(const char* fast, const char* directory, int open_cach
     char error[ERROR_BYTES] = "";
     const MatmulSettings settings = {0, GELU_FUSED, 0, 1, 0};
     setenv("CUSIM_LT_FAST", fast, 1);
-    matmul_gpu_open(&ctx, gpu, settings);
+    Memory memory = memory_on_gpu();
+    matmul_gpu_open(&ctx, &memory, gpu, settings);
     if (open_cache) {
         matmul_gpu_open_cache(&ctx);
     }
@@ -415,6 +426,7 @@ static void tuned_matmuls(const char* fast, const char* directory, int open_cach
         *chosen = ctx.plans[i].tuned && ctx.plans[i].chosen == *chosen ? *chosen : -1;
     }
     matmul_gpu_close(&ctx);
+    memory_close(&memory);
     case_close("tuned");
     unsetenv("CUSIM_LT_FAST");
 }
@@ -455,7 +467,8 @@ static void test_stale_plans(const Gpu* gpu) {
     const MatmulKey key = {5, 8, 8, 0, 1, DTYPE_FP32, DTYPE_FP32, CUBLASLT_EPILOGUE_BIAS, 0, 16, 1};
     choice.key = key;
     choice.chosen = 77;
-    matmul_gpu_open(&ctx, gpu, settings);
+    Memory memory = memory_on_gpu();
+    matmul_gpu_open(&ctx, &memory, gpu, settings);
     matmul_choices_add(&ctx.chosen, &choice);
     test_size<float>(5, 8, 8, 0, BIAS_BY_CUBLAS, &ctx);
     int met = 0;
@@ -467,24 +480,27 @@ static void test_stale_plans(const Gpu* gpu) {
     snprintf(path, sizeof(path), "%s", test_tmpdir());
     matmul_gpu_save_plans(&ctx, path);
     matmul_gpu_close(&ctx);
+    memory_close(&memory);
 
-    matmul_gpu_open(&ctx, gpu, tf32);
+    matmul_gpu_open(&ctx, &memory, gpu, tf32);
     EXPECT(!matmul_gpu_load_plans(&ctx, path, error) && strstr(error, "tf32 off; this is") &&
                strstr(error, gpu->name) && ctx.chosen.count == 0,
            "plans of another machine: %s", error);
     matmul_gpu_close(&ctx);
+    memory_close(&memory);
 }
 
 // A product is another one with autotune: what comes first does not decide for both.
 static void test_tuned_apart(const Gpu* gpu) {
     MatmulGpu ctx;
     const MatmulSettings settings = {0, GELU_SEPARATE, 0, 0, 0};
-    float* memory = (float*)gpu_alloc(3 * 64, sizeof(float), "test");
+    float* rows = (float*)gpu_alloc(3 * 64, sizeof(float), "test");
     setenv("CUSIM_LT_FAST", "2", 1);
-    matmul_gpu_open(&ctx, gpu, settings);
+    Memory memory = memory_on_gpu();
+    matmul_gpu_open(&ctx, &memory, gpu, settings);
     for (int i = 0; i < 3; i++) {
         ctx.settings.autotune = i == 1;
-        matmul_forward(memory, memory + 64, memory + 128, (const float*)NULL, 2, 3, 5, &ctx);
+        matmul_forward(rows, rows + 64, rows + 128, (const float*)NULL, 2, 3, 5, &ctx);
     }
     EXPECT(ctx.plans_count == 2 && !ctx.plans[0].tuned && ctx.plans[1].tuned && ctx.chosen.count == 1,
            "%d plans, %d choices", ctx.plans_count, ctx.chosen.count);
@@ -492,7 +508,8 @@ static void test_tuned_apart(const Gpu* gpu) {
            ctx.plans[0].chosen, ctx.plans[1].chosen);
     CUDA_CHECK(cudaStreamSynchronize(gpu->stream));
     matmul_gpu_close(&ctx);
-    gpu_free(memory);
+    memory_close(&memory);
+    gpu_free(rows);
     unsetenv("CUSIM_LT_FAST");
 }
 
@@ -506,7 +523,8 @@ static float* gelu_outputs(const Linear<bf16>* l, GeluFusion fusion, const char*
     const MatmulSettings settings = {0, fusion, 1, 1, 0};
     setenv("CUSIM_LT_FAST", "1", 1);
     setenv("CUSIM_LT_SLOW", slow, 1);
-    matmul_gpu_open(&ctx, gpu, settings);
+    Memory memory = memory_on_gpu();
+    matmul_gpu_open(&ctx, &memory, gpu, settings);
     if (directory) {
         EXPECT(matmul_gpu_load_plans(&ctx, directory, error), "%s", error);
     }
@@ -521,6 +539,7 @@ static float* gelu_outputs(const Linear<bf16>* l, GeluFusion fusion, const char*
         matmul_gpu_save_plans(&ctx, directory);
     }
     matmul_gpu_close(&ctx);
+    memory_close(&memory);
     unsetenv("CUSIM_LT_SLOW");
     unsetenv("CUSIM_LT_FAST");
     return first;
@@ -568,7 +587,8 @@ static void test_capture(const Gpu* gpu) {
     cudaGraph_t graph;
     cudaGraphExec_t step;
     const MatmulSettings settings = {0, GELU_SEPARATE, 0, 1, 0};
-    matmul_gpu_open(&ctx, gpu, settings);
+    Memory memory = memory_on_gpu();
+    matmul_gpu_open(&ctx, &memory, gpu, settings);
     const Linear<float> l = linear_open<float>(N, C, OC, 0, gpu);
     float* zero = ops_floats(OC * C);
     memset(zero, 0, OC * C * sizeof(float));
@@ -591,6 +611,7 @@ static void test_capture(const Gpu* gpu) {
     CUDA_CHECK(cudaGraphExecDestroy(step));
     CUDA_CHECK(cudaGraphDestroy(graph));
     matmul_gpu_close(&ctx);
+    memory_close(&memory);
     case_close("capture");
 }
 
@@ -600,7 +621,8 @@ static void test_capture(const Gpu* gpu) {
 static void test_many_plans(const Gpu* gpu) {
     MatmulGpu ctx;
     const MatmulSettings settings = {0, GELU_SEPARATE, 0, 0, 0};
-    matmul_gpu_open(&ctx, gpu, settings);
+    Memory memory = memory_on_gpu();
+    matmul_gpu_open(&ctx, &memory, gpu, settings);
     float *x = ops_normal(1, 1), *w = ops_normal(MATMUL_PLANS + 9, 1), *out = ops_floats(MATMUL_PLANS + 9);
     float *x_gpu = device_upload<float>(x, 1, 0, gpu),
           *w_gpu = device_upload<float>(w, MATMUL_PLANS + 9, 0, gpu),
@@ -616,6 +638,7 @@ static void test_many_plans(const Gpu* gpu) {
         EXPECT_NEAR(got[i], x[0] * w[i], 1e-6, "column %d", i);
     }
     matmul_gpu_close(&ctx);
+    memory_close(&memory);
     case_close("many plans");
 }
 
@@ -630,9 +653,9 @@ static void too_many_plans(const void* arg) {
 
 static void no_algorithm_runs(const void* arg) {
     MatmulGpu* ctx = (MatmulGpu*)arg;
-    float* memory = (float*)gpu_alloc(3 * 64, sizeof(float), "test");
+    float* rows = (float*)gpu_alloc(3 * 64, sizeof(float), "test");
     setenv("CUSIM_LT_BROKEN", "0", 1);
-    matmul_forward(memory, memory + 64, memory + 128, (const float*)NULL, 2, 3, 5, ctx);
+    matmul_forward(rows, rows + 64, rows + 128, (const float*)NULL, 2, 3, 5, ctx);
 }
 
 static void no_algorithm_found(const void* arg) {
@@ -660,7 +683,8 @@ static void test_errors(const Gpu* gpu) {
     if (!simulated) {
         return; // a forked child cannot use the parent's GPU
     }
-    matmul_gpu_open(&ctx, gpu, settings);
+    Memory memory = memory_on_gpu();
+    matmul_gpu_open(&ctx, &memory, gpu, settings);
     EXPECT(
         test_dies(too_many_plans, &ctx, EXIT_FAILURE, "(1, 257) = (1, 1) (257, 1)^T|already 256 tuned plans"),
         "plans");
@@ -669,6 +693,7 @@ static void test_errors(const Gpu* gpu) {
     EXPECT(test_dies(no_algorithm_found, &ctx, EXIT_FAILURE, "(2, 5) = (2, 3) (5, 3)^T|NOT_SUPPORTED"),
            "refused");
     matmul_gpu_close(&ctx);
+    memory_close(&memory);
 }
 
 // ---- batches ----
@@ -722,7 +747,8 @@ template <class T> static void test_batch(MatmulBatch b, int adds, MatmulGpu* ct
 template <class T> static void test_batches(const Gpu* gpu) {
     MatmulGpu ctx;
     const MatmulSettings settings = {0, GELU_SEPARATE, 0, 1, 0};
-    matmul_gpu_open(&ctx, gpu, settings);
+    Memory memory = memory_on_gpu();
+    matmul_gpu_open(&ctx, &memory, gpu, settings);
     for (int transposed = 0; transposed < 4; transposed++) {
         const MatmulBatch odd = {5, 7, 3, transposed / 2, transposed % 2, 3, -1.5f, 0.25f},
                           even = {32, 16, 8, transposed / 2, transposed % 2, 2, 2.0f, -4.0f},
@@ -735,6 +761,7 @@ template <class T> static void test_batches(const Gpu* gpu) {
            matmul_name_(&ctx.plans[0].key).text);
     EXPECT(ctx.plans[0].key.alignment == (int)sizeof(T), "alignment %d", ctx.plans[0].key.alignment);
     matmul_gpu_close(&ctx);
+    memory_close(&memory);
 }
 
 TEST(matmul) {

@@ -209,14 +209,15 @@ template <class T> static void test_size(int N, int C, float offset, size_t shif
         l.inp[i] += offset;
     }
     NormScratch scratch;
-    norm_open(&scratch, N, C);
+    Memory memory = memory_on_gpu();
+    norm_open(&scratch, &memory, N, C);
     const Device<T> d = device_open<T>(&l, shift, gpu);
     test_forward<T>(&l, &d, gpu);
     const GradientMode sum_mode = N % 2 ? GRADIENT_SET : GRADIENT_ADD; // as the others have it, or not
     test_backward<T, float>(&l, &d, GRADIENT_ADD, GRADIENT_SET, sum_mode, &scratch, gpu);
     test_backward<T, T>(&l, &d, GRADIENT_SET, GRADIENT_ADD, sum_mode, &scratch, gpu);
     device_close(&d, shift);
-    norm_close(&scratch);
+    memory_close(&memory);
     ops_close("sizes");
 }
 
@@ -234,7 +235,8 @@ template <class T> static void test_nan(const Gpu* gpu) {
                   NULL};
     l.inp[2 * C + 5] = NAN;
     NormScratch scratch;
-    norm_open(&scratch, N, C);
+    Memory memory = memory_on_gpu();
+    norm_open(&scratch, &memory, N, C);
     const Device<T> d = device_open<T>(&l, 0, gpu);
     T* dinp = upload<T>(l.held, N * C, 0, gpu);
     const Gradient dweight = {gpu_alloc(C, 4, "dweight"), DTYPE_FP32},
@@ -257,7 +259,7 @@ template <class T> static void test_nan(const Gpu* gpu) {
     gpu_free(dweight.data);
     gpu_free(dinp);
     device_close(&d, 0);
-    norm_close(&scratch);
+    memory_close(&memory);
     ops_close("nan");
 }
 

@@ -34,7 +34,8 @@ static double square_sum(const float* grad, size_t n, size_t parts, const Gpu* g
     const size_t count = n / parts;
     WideSum sum = {0, 0}, part;
     GradientNorm norm;
-    gradient_norm_open(&norm, count);
+    Memory memory = memory_on_gpu();
+    gradient_norm_open(&norm, &memory, count);
     WideSum* result = (WideSum*)gpu_alloc(1, sizeof(WideSum), "square sum");
     CUDA_CHECK(cudaMemset(result, 0xFF, sizeof(WideSum)));
     G* device_grad = upload<G>(grad, n, gpu);
@@ -47,7 +48,7 @@ static double square_sum(const float* grad, size_t n, size_t parts, const Gpu* g
     }
     gpu_free(result);
     gpu_free(device_grad);
-    gradient_norm_close(&norm);
+    memory_close(&memory);
     return wide_sum_value(sum);
 }
 

@@ -69,7 +69,8 @@ static RoundingWords words_of(AdamW opt) { return rounding_words(7, opt.t, 2, 12
 template <class T, class G>
 static State updated(State s, const float* grad, size_t n, AdamW opt, MasterWeights kind, const Gpu* gpu) {
     Code8Table table;
-    code8_table_open(&table);
+    Memory memory = memory_on_gpu();
+    code8_table_open(&table, &memory);
     RuleWeights<T> weights = rule_weights_open<T>(s.param, rule_padded(n), kind, gpu);
     G* device_grad = upload<G>(ops_copy(grad, rule_padded(n)), rule_padded(n), 0, gpu);
     const AdamW8bitState state = {upload_codes(s.m, n, gpu), upload_codes(s.v, n, gpu),
@@ -82,7 +83,7 @@ static State updated(State s, const float* grad, size_t n, AdamW opt, MasterWeig
                        download_codes(state.v, n, gpu), download_scales(state.m_scale, n, gpu),
                        download_scales(state.v_scale, n, gpu)};
     gpu_free(device_grad);
-    code8_table_close(&table);
+    memory_close(&memory);
     return got;
 }
 

@@ -82,7 +82,8 @@ static State updated(const Case* c, State s, const float* grad, Muon opt, Rows r
                      MatmulGpu* matmul) {
     const Gpu* gpu = matmul->gpu;
     MuonGpu muon;
-    muon_open<T>(&muon, &c->t, 1);
+    Memory memory = memory_on_gpu();
+    muon_open<T>(&muon, &memory, &c->t, 1);
     RuleWeights<T> weights = rule_weights_open<T>(s.param, c->n, kind, gpu);
     G* device_grad = upload<G>(ops_copy(grad, c->n), c->n, 0, gpu);
     float *b = upload<float>(s.b, c->b, 0, gpu),
@@ -103,7 +104,7 @@ static State updated(const Case* c, State s, const float* grad, Muon opt, Rows r
     gpu_free(device_grad);
     gpu_free(b);
     gpu_free(row_squares);
-    muon_close(&muon);
+    memory_close(&memory);
     return got;
 }
 
@@ -192,7 +193,8 @@ template <class T, class G> static void test_types(const Gpu* gpu) {
     cautious.decay = DECAY_CAUTIOUS;
     cautious.weight_decay = 2;
     rms.scale = MUON_RMS;
-    matmul_gpu_open(&matmul, gpu, settings);
+    Memory memory = memory_on_gpu();
+    matmul_gpu_open(&matmul, &memory, gpu, settings);
     test_case<T, G>(case_of(3, 3, 32, 96), defaults, AS_IT_IS, MASTER_NONE, &matmul);
     test_case<T, G>(case_of(2, 1, 96, 24), cautious, AS_IT_IS, MASTER_FP32, &matmul);
     test_case<T, G>(case_of(2, 2, 31, 33), rms, BALANCED, MASTER_FP32, &matmul);
@@ -206,6 +208,7 @@ template <class T, class G> static void test_types(const Gpu* gpu) {
         test_case<T, G>(case_of(2, 1, 64, 31), defaults, AS_IT_IS, MASTER_24, &matmul);
     }
     matmul_gpu_close(&matmul);
+    memory_close(&memory);
 }
 
 // Layers are divided into groups as equal as they can be, and what is planned is what is allocated.
@@ -223,11 +226,13 @@ static void test_groups(const Gpu* gpu) {
     const size_t want = 2 * (9 * 32 * 96 + 9 * 32 * 32) * 2 + (9 * 64 + 9 * 32) * 4;
     MuonGpu muon;
     const size_t before = gpu_memory_()->now_bytes;
-    muon_open<bf16>(&muon, tensors, 2);
-    EXPECT(muon_planned_bytes<bf16>(tensors, 2) == want && gpu_memory_()->now_bytes - before == want,
-           "planned %zu bytes, allocated %zu, wanted %zu", muon_planned_bytes<bf16>(tensors, 2),
-           gpu_memory_()->now_bytes - before, want);
-    muon_close(&muon);
+    Memory planned = memory_dry(), memory = memory_on_gpu();
+    muon_open<bf16>(&muon, &planned, tensors, 2);
+    muon_open<bf16>(&muon, &memory, tensors, 2);
+    const size_t bytes = memory_bytes(&planned, MEMORY_DEVICE);
+    EXPECT(bytes == want && gpu_memory_()->now_bytes - before == want,
+           "planned %zu bytes, allocated %zu, wanted %zu", bytes, gpu_memory_()->now_bytes - before, want);
+    memory_close(&memory);
     EXPECT(gpu_memory_()->now_bytes == before, "not all is freed");
     (void)gpu;
 }

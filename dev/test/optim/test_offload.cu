@@ -65,7 +65,8 @@ static State by_host(const State* s, Gradient grads, const OptimizerPlan* plan, 
     Offload offload;
     T *params = upload<T>(ops_copy(s->params, s->n), s->n, 0, gpu),
       *other = upload<T>(ops_copy(s->params, s->n), s->n, 0, gpu);
-    offload_open(&offload, plan->state, &plan->zero, directory);
+    Memory memory = memory_on_gpu();
+    offload_open(&offload, &memory, plan->state, &plan->zero, directory);
     // what an update wrote is overwritten, as by a rollback
     offload_update(&offload, OptimizerUpdate<T>{other, grads, {NULL}, plan, update_of(1), 7, matmul, NULL},
                    gpu);
@@ -80,6 +81,7 @@ static State by_host(const State* s, Gradient grads, const OptimizerPlan* plan, 
     offload_update(&offload, OptimizerUpdate<T>{other, grads, {NULL}, plan, update_of(1), 7, matmul, NULL},
                    gpu);
     offload_close(&offload);
+    memory_close(&memory);
     after.params = download(params, s->n, gpu);
     gpu_free(other);
     gpu_free(params);
@@ -145,7 +147,8 @@ static void test_same_bits(const char* what, ModelConfig cfg, Optimizer optimize
     OptimizerState state;
     OptimizerPlan plan;
     optimizer_state_open(&state, optimizer, &zero, cfg);
-    optimizer_open<T>(&plan, &zero, &state);
+    Memory memory = memory_on_gpu();
+    optimizer_open<T>(&plan, &memory, &zero, &state);
     EXPECT(n > 6 * OFFLOAD_CHUNK && zero_count(&zero, ZERO_UPDATED) % OFFLOAD_CHUNK,
            "%s: %zu elements are no test", what, n);
     const State s = state_open(&state, n);
@@ -153,14 +156,14 @@ static void test_same_bits(const char* what, ModelConfig cfg, Optimizer optimize
     const Gradient grads = {gradient, DTYPE_FP32};
     MatmulGpu matmul;
     const MatmulSettings settings = {0, GELU_SEPARATE, 0, 0, 0};
-    matmul_gpu_open(&matmul, gpu, settings);
+    matmul_gpu_open(&matmul, &memory, gpu, settings);
     const State want = by_gpu<T>(&s, grads, &plan, &matmul, gpu);
     expect_same_bits(what, "host", &state, by_host<T>(&s, grads, &plan, &matmul, NULL, gpu), want);
     expect_same_bits(what, "disk", &state, by_host<T>(&s, grads, &plan, &matmul, test_tmpdir(), gpu), want);
     expect_updated(what, &state, want, s);
     matmul_gpu_close(&matmul);
     gpu_free(gradient);
-    optimizer_close(&plan);
+    memory_close(&memory);
     ops_close(what);
 }
 
@@ -254,8 +257,9 @@ static float* sum_of_passes(const float* encoded, int L, int is_offloaded, const
     p.encoded = upload<float>(ops_copy(encoded, RESIDUAL), RESIDUAL, 0, gpu);
     p.stream = (float*)gpu_alloc((size_t)p.copies * RESIDUAL, sizeof(float), "test");
     p.sum = (float*)gpu_alloc(RESIDUAL, sizeof(float), "test");
+    Memory memory = memory_on_gpu();
     if (is_offloaded) {
-        offload_residuals_open(&p.residuals, L, RESIDUAL * sizeof(float));
+        offload_residuals_open(&p.residuals, &memory, L, RESIDUAL * sizeof(float), MICRO_STEPS);
     }
     for (int m = 0; m < MICRO_STEPS; m++) {
         p.count = m == 1 ? RESIDUAL / 2 : RESIDUAL;
@@ -264,6 +268,7 @@ static float* sum_of_passes(const float* encoded, int L, int is_offloaded, const
     float* sum = download(p.sum, RESIDUAL, gpu);
     CUDA_CHECK(cudaDeviceSynchronize());
     offload_residuals_close(&p.residuals);
+    memory_close(&memory);
     gpu_free(p.sum);
     gpu_free(p.stream);
     gpu_free(p.encoded);

@@ -176,7 +176,8 @@ static void update_of_rank(State s, T* param, const float* grad, const ZeroPlan*
     OptimizerState state;
     OptimizerPlan plan;
     optimizer_state_open(&state, optimizer, zero, SMALL);
-    optimizer_open<T>(&plan, zero, &state);
+    Memory memory = memory_on_gpu();
+    optimizer_open<T>(&plan, &memory, zero, &state);
     float *m = upload_slot(&state, STATE_M, s.m, zero, gpu),
           *v = upload_slot(&state, STATE_V, s.v, zero, gpu),
           *master = upload_slot(&state, STATE_MASTER, s.master, zero, gpu);
@@ -191,7 +192,7 @@ static void update_of_rank(State s, T* param, const float* grad, const ZeroPlan*
     download_slot(s.m, m, zero, gpu);
     download_slot(s.v, v, zero, gpu);
     download_slot(s.master, master, zero, gpu);
-    optimizer_close(&plan);
+    memory_close(&memory);
 }
 
 // One update of a state by all processes, one after the other; the gradients are rounded to G.
@@ -416,18 +417,19 @@ static float* both_on_gpu(const Both* b, float* const* grads, int updates, Updat
     const MatmulSettings settings = {0, (GeluFusion)0, 0, 0, 0};
     MatmulGpu matmul;
     OptimizerPlan plan;
-    matmul_gpu_open(&matmul, gpu, settings);
-    optimizer_open<T>(&plan, &b->zero, &b->state);
-    optimizer_freeze(&plan, &b->freeze);
-    char* memory = (char*)gpu_alloc(b->state.bytes + 1, 1, "state");
+    Memory memory = memory_on_gpu();
+    matmul_gpu_open(&matmul, &memory, gpu, settings);
+    optimizer_open<T>(&plan, &memory, &b->zero, &b->state);
+    optimizer_freeze(&plan, &memory, &b->freeze);
+    char* on_gpu = (char*)gpu_alloc(b->state.bytes + 1, 1, "state");
     OptimizerUpdate<T> u = {upload<T>(b->params, b->n, gpu), {}, {NULL}, &plan, by, 3, &matmul, NULL};
-    CUDA_CHECK(cudaMemset(memory, 0, b->state.bytes + 1));
-    float* master = both_master(b, memory);
+    CUDA_CHECK(cudaMemset(on_gpu, 0, b->state.bytes + 1));
+    float* master = both_master(b, on_gpu);
     if (master) {
         both_copy_master(b, master, b->params, cudaMemcpyHostToDevice);
     }
     for (int slot = 0; slot < STATE_SLOTS; slot++) {
-        u.slots[slot] = b->state.slots[slot].bytes ? memory + b->state.slots[slot].offset_bytes : NULL;
+        u.slots[slot] = b->state.slots[slot].bytes ? on_gpu + b->state.slots[slot].offset_bytes : NULL;
     }
     for (u.update.t = 1; u.update.t <= updates; u.update.t++) {
         float* grad = both_upload_gradient(b, grads[u.update.t - 1], gpu);
@@ -445,8 +447,8 @@ static float* both_on_gpu(const Both* b, float* const* grads, int updates, Updat
     if (master) {
         both_copy_master(b, master, params, cudaMemcpyDeviceToHost);
     }
-    gpu_free(memory);
-    optimizer_close(&plan);
+    gpu_free(on_gpu);
+    memory_close(&memory);
     matmul_gpu_close(&matmul);
     return params;
 }
@@ -742,7 +744,8 @@ static void too_many_pieces(const void* zero) {
     OptimizerPlan plan;
     OptimizerState state;
     memset(&state, 0, sizeof(state));
-    optimizer_open<float>(&plan, (const ZeroPlan*)zero, &state);
+    Memory memory = memory_on_gpu();
+    optimizer_open<float>(&plan, &memory, (const ZeroPlan*)zero, &state);
 }
 
 static void test_limits(void) {

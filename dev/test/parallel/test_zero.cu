@@ -109,6 +109,7 @@ static void loop_close(Loop* loop) {
 // ---- the same on a GPU ----
 
 template <class T> struct Toy {
+    Memory memory; // of `zero`
     ZeroGpu zero;
     Gpu gpu;
     size_t N;
@@ -184,8 +185,8 @@ static void toy_open(Toy<T>* toy, ZeroPlan plan, ZeroShards place, Comm* comm, c
     memset((void*)toy, 0, sizeof(*toy));
     toy->gpu = *gpu;
     toy->N = plan.block;
-    toy->params = (T*)gpu_alloc(zero_parameter_bytes(&plan, type), 1, "test");
-    toy->grads = (T*)gpu_alloc(zero_gradient_bytes(&plan, type), 1, "test");
+    toy->params = (T*)gpu_alloc(zero_params_elements(&plan, ZERO_BLOCKS_IN_MEMORY), sizeof(T), "test");
+    toy->grads = (T*)gpu_alloc(zero_grads_elements(&plan, ZERO_BLOCKS_IN_MEMORY), sizeof(T), "test");
     toy->acts = alloc<T>((1 + BLOCKS) * toy->N);
     toy->rest = alloc<T>(toy->N);
     toy->batch = alloc<T>(toy->N);
@@ -194,7 +195,9 @@ static void toy_open(Toy<T>* toy, ZeroPlan plan, ZeroShards place, Comm* comm, c
     if (plan.stage == 2) { // as a run does; else zero_open opens the groups by itself
         zero_connect(&plan, type, comm, gpu);
     }
-    zero_open(&toy->zero, plan, place, toy->params, type, Gradient{toy->grads, type}, comm, gpu);
+    toy->memory = memory_on_gpu();
+    zero_open(&toy->zero, &toy->memory, plan, place, 1, toy->params, type, Gradient{toy->grads, type}, comm,
+              gpu);
     toy_upload_batches(toy);
     toy_first_weights(toy);
 }
@@ -206,6 +209,7 @@ template <class T> static void toy_close(Toy<T>* toy) {
         }
     }
     zero_close(&toy->zero);
+    memory_close(&toy->memory);
     for (void* memory : {(void*)toy->master, (void*)toy->batches, (void*)toy->batch, (void*)toy->rest,
                          (void*)toy->acts, (void*)toy->grads, (void*)toy->params}) {
         gpu_free(memory);
@@ -447,7 +451,9 @@ static void test_in_backward(int waits_for_other, Comm* comm, const Gpu* gpu) {
     float *params = alloc<float>(zero_count(&plan, ZERO_FULL)), *seen = alloc<float>(BLOCKS * N);
     float *grads = alloc<float>(zero_grads_elements(&plan, ZERO_BLOCKS_IN_MEMORY)),
           *host = (float*)check_alloc(BLOCKS, sizeof(float), "values");
-    zero_open(&z, plan, ZERO_SHARDS_ON_GPU, params, DTYPE_FP32, Gradient{grads, DTYPE_FP32}, comm, gpu);
+    Memory memory = memory_on_gpu();
+    zero_open(&z, &memory, plan, ZERO_SHARDS_ON_GPU, 1, params, DTYPE_FP32, Gradient{grads, DTYPE_FP32}, comm,
+              gpu);
     for (int l = BLOCKS - 1; l >= 0; l--) {
         const Gradient group = zero_group_gradient(&z, 1 + l), all = zero_gradient_at_group(&z, 1 + l);
         EXPECT((float*)all.data + zero_group_begin(&plan, 1 + l) == group.data, "block %d", l);
@@ -472,6 +478,7 @@ static void test_in_backward(int waits_for_other, Comm* comm, const Gpu* gpu) {
     }
     CUDA_CHECK(cudaStreamSynchronize(z.comm.stream));
     zero_close(&z);
+    memory_close(&memory);
     free(host);
     gpu_free(grads);
     gpu_free(seen);
