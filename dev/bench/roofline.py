@@ -255,7 +255,7 @@ def measured_times(step, kernels, floor):
 
 def datasheet(name, precision):
     """Returns the dense FLOP/s of a card and its bytes/s, from the trainer's own table. TF32 is half as fast as 16 bits."""
-    with open(os.path.join(TOP, "llmc", "run", "gpu_report.cuh"), encoding="utf-8") as file:
+    with open(os.path.join(TOP, "llmc", "plan", "gpu_report.cuh"), encoding="utf-8") as file:
         found = re.search(r'\{"%s",\s*([0-9.]+),\s*([0-9.]+)\}' % re.escape(name), file.read())
     if not found:
         fail(f"gpu_report.cuh has no {name}")
@@ -307,7 +307,7 @@ def parse():
     parser.add_argument("--efficiency", type=int, nargs="+", default=[100, 90, 80, 70, 60], help="percent")
     parser.add_argument("--measured", help="step-kernels.csv of gpu_report.sh")
     parser.add_argument("--logits-chunk", type=int, help="tokens; a micro-batch if not given")
-    parser.add_argument("--traces", help="folder with run.jsonl and operations.jsonl; made there if they are not")
+    parser.add_argument("--traces", help="folder with run.jsonl and operations.jsonl; created there if missing")
     return parser.parse_args()
 
 

@@ -945,7 +945,7 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, sizeof(X) == 2 ? 1 : 2)
 // order  fixed: queries in order
 // needs  HS <= W
 // Spills 20 bytes on sm_80 and 16 on sm_90a at W = 96 in 16 bits: two kinds of addresses for
-// ldmatrix save moves, but take one register more than there are.
+// ldmatrix save moves, but need one register too many.
 template <class X, int W, AttentionMask_ MASK>
 __global__ void __launch_bounds__(ATTENTION_THREADS, sizeof(X) == 2 ? 1 : 2)
     attention_backward_keys_kernel_(X* dqkv, float* sums, const X* dout, const X* qkv, const float2* rows,

@@ -180,8 +180,8 @@ static void thread_reset(DeviceThread* thread, Block* block, unsigned i, dim3 sh
 }
 
 // Under ThreadSanitizer thread i of the next block must not run on the fiber of thread i of the
-// last one, or the two would seem ordered, and a race between blocks would be missed. So there are
-// more fibers than threads, and they rotate.
+// last one, or the two would seem ordered, and a race between blocks would be missed. So fibers
+// outnumber threads, and rotate.
 static void give_tsan_fibers() {
     if (!__tsan_create_fiber) {
         return;
