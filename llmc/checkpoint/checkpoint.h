@@ -1,21 +1,25 @@
 /*
-checkpoint.h -- the complete state of a run in a directory, OUT/step_00001000/, which is complete or absent.
+checkpoint.h -- saves the complete state of a run in a directory, OUT/step_00001000/.
 
-    config.json, generation_config.json, model.safetensors    a Hugging Face model (hf_model.h)
-    tokenizer.json, tokenizer_config.json, ...                its tokenizer, if the run has one
-    optimizer.1of1.safetensors                                the optimizer's state (optimizer_parts.h)
-    matmul.json                                             GPU trainer only: matmul_algorithms.h
-    state.json                                                the rest, and checksums of all files (run_state.h)
+    config.json, generation_config.json, model.safetensors  a Hugging Face model (hf_model.h)
+    tokenizer.json, tokenizer_config.json, ...              its tokenizer, if the run has one
+    optimizer.1of1.safetensors                              optimizer's state (optimizer_parts.h)
+    matmul.json                                             GPU only (matmul_algorithms.h)
+    state.json                                              all else, with checksums (run_state.h)
 
-model.safetensors has fp32 master weights, or 16-bit weights where there are none. Above --model-file-gb there are
-several files of it, and an index (hf_model.h); the processes share them, so that each copies and writes its own.
+model.safetensors has the fp32 master weights, or 16-bit weights if the run has no master weights. A
+model larger than --model-file-gb is split into several files with an index (hf_model.h); each rank
+copies and writes some of them.
 
-A save copies the tensors; a thread of each process writes them while the run continues, and when all have written, one of rank 0 completes the directory (directory.h). A second
-save waits for the first. The disk is checked for room before. --keep removes older checkpoints once a newer one is
-in its place, sparing multiples of --keep-major and the best of --keep-best. Any failure is one
-error that names the file, and leaves the existing checkpoints alone; the half that was written is
-removed, unless other processes still write there. Weights that are not finite are such a failure:
-they are never saved.
+The directory is complete or absent. A save copies the tensors, and checks that the disk has room.
+Then a thread of each rank writes the copy while the run continues; when all have written, a thread
+of rank 0 completes the directory (directory.h). A second save waits for the first. Once a newer
+checkpoint is in place, --keep removes older ones, but never multiples of --keep-major or the best
+one of --keep-best.
+
+A failure is one error that names the file. Existing checkpoints are unharmed, and the unfinished
+one is removed unless other ranks still write to it. Weights that are not finite are never saved:
+they are such a failure.
 */
 #ifndef LLMC_CHECKPOINT_H
 #define LLMC_CHECKPOINT_H
@@ -42,97 +46,100 @@ they are never saved.
 extern "C" {
 #endif
 
-// Functions that make memory of the host fast to copy to, and undo it; NULL: none are needed.
+// Functions that pin host memory, so that copies to it are fast, and unpin it; NULL: not needed.
 typedef struct {
     void (*pin)(void* memory, size_t bytes);
     void (*unpin)(void* memory);
 } CheckpointMemory;
 
-// What is the same in all checkpoints of a run.
+// Everything that is the same in all checkpoints of a run.
 typedef struct {
-    const char* trainer; // in words: which program, with which precision
+    const char* trainer; // trainer and precision in words: "CPU FP32"
     ModelFiles model;
     CheckpointMemory memory;
     Comm* comm;
-    int eot;                    // the token that ends documents
-    const Tokenizer* tokenizer; // NULL: none that is known
-    // fields of config.json that are kept (hf_config_kept); NULL: a new model
+    int eot;                    // end-of-text token
+    const Tokenizer* tokenizer; // NULL: unknown
+    // fields of config.json to keep (hf_config_kept); NULL: a new model
     const char* config;
     size_t train_tokens;
-    uint64_t train_data; // fingerprint of their contents, 0: unknown
-    // Writes further small files into the directory, in the thread that saves; NULL: there are none.
+    uint64_t train_data; // fingerprint of the training data; 0: unknown
+    // Writes more small files into the directory, in the thread that saves; NULL: none.
     void (*extra)(const void* context, const char* directory);
     const void* extra_context;
 } CheckpointRun;
 
-// The files of the weights, and those that this process writes.
+// The files of the weights, and those that this rank writes.
 typedef struct {
     HfModelFile* files;
-    int count, most;    // of all; of a process, at most
-    int first, end;     // its own are first ... end - 1,
-    HfModelFile groups; // and these groups of parameters
+    int count, most;    // number of files; most files of one rank
+    int first, end;     // files of this rank: first ... end - 1
+    HfModelFile groups; // groups of parameters in these files
 } CheckpointModel;
 
 typedef struct {
     char out[PATH_MAX];
     const Options* options;
     CheckpointRun run;
-    TensorRow rows[MODEL_PARAMETER_ROWS]; // of the parameters: full arrays
+    TensorRow rows[MODEL_PARAMETER_ROWS]; // layout of the parameters as full arrays
     CheckpointModel model;
-    CheckpointPart part;      // of the optimizer's state
-    void* copy;               // NULL before the first save, and where there is none
-    void *params, *optimizer; // in the copy, or the model's own: the groups of parameters; the part
+    CheckpointPart part;      // this rank's part of the optimizer's state
+    void* copy;               // NULL before the first save, or if saves make no copy
+    void *params, *optimizer; // groups of parameters and part, in the copy or in the model itself
     size_t params_bytes, optimizer_bytes;
-    int copies; // else the model must stay as it is until a save has ended
-    Lock* lock; // checkpoint_lock; NULL: another rank has it
+    int copies; // true: a save makes a copy; else the model must not change until the save has ended
+    Lock* lock; // lock of checkpoint_lock; NULL: another rank has it
 
-    SavedState state;        // of the save under way
-    int is_running;          // a save is under way: the same on all ranks,
-    int writes, completes;   // and so is what threads do: write files; complete the directory
-    int has_thread, is_done; // this process has a thread; it has ended
-    uint64_t* written;       // checksums of the files of this process: of the weights (most), of its part
+    SavedState state;        // state of the save in progress
+    int is_running;          // true if a save is in progress, on all ranks alike
+    int writes, completes;   // its threads' work: writing files, completing the directory
+    int has_thread, is_done; // this rank has a thread; that thread has ended
+    uint64_t* written;       // checksums of this rank's files: of weights (most), then of its part
     pthread_t thread;
-    int64_t saved_step; // the last one that was saved or resumed, -1: none
-    int64_t whole_step; // the last one whose save has ended, or that was resumed
-    double write_s;     // what the thread took; not to be read while it runs
-    double save_s;      // the longest of those that ended
+    int64_t saved_step; // last step that was saved or resumed; -1: none
+    int64_t whole_step; // last step whose save has ended, or that was resumed
+    double write_s;     // time of the thread; undefined while it runs
+    double save_s;      // longest time of a save so far
 } Checkpoints;
 
 // ---- writing ----
 
-// Bytes of a checkpoint, at most about.
+// Returns an estimate of the bytes of a checkpoint, on the high side.
 double checkpoints_disk_bytes(const Checkpoints* c);
 
-// How many checkpoints steps `after` + 1 to --steps leave, at most.
+// Returns the number of checkpoints that steps `after` + 1 to --steps leave, at most.
 double checkpoints_kept(const Options* options, int64_t after);
 
-// Removes the checkpoints that --keep does not want beside that of `last`, the newest.
+// Removes the checkpoints that --keep no longer wants once `last`, the newest, exists.
 void checkpoints_thin(const Options* options, const SavedState* last);
 
 // ---- saving during a run ----
 
-// True if a save copies tensors that are in place. A run that continues after a save writes a copy in the background. One
-// that saves only at its end needs no memory for a copy; when a signal makes it save, it waits.
+// Returns true if a save copies tensors even if they are in place. A run that continues after a
+// save copies them and writes the copy in the background. A run that saves only at its end needs no
+// memory for a copy; if a signal makes it save earlier, it waits.
 static inline int checkpoints_copy(const Options* o) { return o->save_every > 0 && o->save_every < o->steps; }
 
-// Bytes of the copy that a save makes in this process; parameters of the given type, in files of at most max_gb.
+// Returns the bytes of the copy that a save makes on this rank, for parameters of this type in
+// files of at most max_gb.
 size_t checkpoints_bytes(ModelConfig cfg, Optimizer optimizer, const ZeroPlan* zero, SafeTensorsDtype dtype,
                          double max_gb);
 
-// What follows is collective: all processes of the run call it in the same order.
+// The following functions are collective: all ranks call them in the same order.
 
-// Prepares to save into --out, which exists. The options and what `run` points to must stay. `lock` is that of
-// checkpoint_lock, or NULL to take it now; rank 0 has it, no other rank; checkpoints_close releases
-// it. `after` updates are done. There must be room on the disk for at least one checkpoint.
+// Prepares to save into --out, which exists. The options and all that `run` points to must outlive
+// `c`. `after` updates are done. `lock` is the lock of checkpoint_lock, or NULL to take it now;
+// only rank 0 holds it, and checkpoints_close releases it. Ends the program if the disk has no room
+// for a checkpoint.
 void checkpoints_open(Checkpoints* c, const Options* options, CheckpointRun run, Lock* lock, int64_t after);
 
-// Waits until the save under way is on the disk. Returns whether there was one; if so, sets its path.
+// Waits until the save in progress is on the disk. Returns 0 if none is; else sets its path.
 int checkpoint_wait(Checkpoints* c, char path[PATH_MAX]);
 
-// The same, but without waiting: only if it has ended.
+// Returns 1 and sets the path if the save in progress has ended. Does not wait.
 int checkpoint_finished(Checkpoints* c, char path[PATH_MAX]);
 
-// Copies the tensors of the model, and starts to write them. After the save before was waited for.
+// Copies the tensors of the model, and starts to write them. The previous save must have ended.
 void checkpoint_start(Checkpoints* c, const RunState* run);
 
 void checkpoints_close(Checkpoints* c);
@@ -161,7 +168,7 @@ void checkpoints_close(Checkpoints* c);
 
 // ---- writing ----
 
-// Deals the files to the processes, each some in a row.
+// Divides the files among the ranks: each has consecutive ones.
 static void checkpoint_model_open_(CheckpointModel* m, ModelConfig cfg, const ZeroPlan* zero,
                                    SafeTensorsDtype dtype, double max_gb) {
     memset(m, 0, sizeof(*m));
@@ -178,20 +185,20 @@ static void checkpoint_model_open_(CheckpointModel* m, ModelConfig cfg, const Ze
 
 static void checkpoint_model_close_(CheckpointModel* m) { free(m->files); }
 
-// Of this process's groups.
+// Returns the bytes of this rank's groups.
 static size_t checkpoint_params_bytes_(const CheckpointModel* m, const ZeroPlan* zero,
                                        SafeTensorsDtype dtype) {
     return (zero_group_begin(zero, m->groups.end) - zero_group_begin(zero, m->groups.first)) *
            safetensors_dtype_bytes(dtype);
 }
 
-// Group g in the copy.
+// Returns group g in the copy.
 static const void* checkpoint_group_(const Checkpoints* c, int g) {
     return (const char*)c->params + (tensor_group_offset_bytes(c->rows, g) -
                                      tensor_group_offset_bytes(c->rows, c->model.groups.first));
 }
 
-// Adds a file to the list in state.json; `checksum` was computed while writing, or is 0: read the file
+// Adds a file to the list in state.json. `checksum` was computed while writing; 0: read the file
 // again.
 static void checkpoint_list_file_(SavedState* s, const char* directory, const char* name, uint64_t checksum) {
     char path[PATH_MAX];
@@ -208,12 +215,12 @@ static void checkpoint_list_file_(SavedState* s, const char* directory, const ch
     s->files[s->num_files++] = file;
 }
 
-// Whether a file has tensors: such files are listed when all processes have written.
+// Returns true if a file has tensors. These files are listed after all ranks have written.
 static int checkpoint_has_tensors_(const char* name) {
     return strstr(name, ".safetensors") && !file_ends_in(name, ".json");
 }
 
-// Lists the small files that are in a directory so far.
+// Lists the small files that the directory has so far.
 static void checkpoint_list_small_files_(SavedState* s, const char* directory) {
     struct dirent* entry;
     DIR* dir = opendir(directory);
@@ -231,14 +238,15 @@ double checkpoints_disk_bytes(const Checkpoints* c) {
            optimizer_saved_bytes(c->run.model.optimizer, c->run.model.cfg) + (1 << 20);
 }
 
-// Returns the free bytes of OUT's file system; INFINITY if it cannot be asked: then the write fails.
+// Returns the free bytes of OUT's file system; INFINITY if unknown: then the write fails if it is
+// full.
 static double checkpoint_free_bytes_(const Checkpoints* c) {
     struct statvfs info;
     return statvfs(c->out, &info) == 0 ? (double)info.f_bavail * (double)info.f_frsize : INFINITY;
 }
 
-// Ends the program if there is no room for a checkpoint. Says from which one the run continues with
-// fewer beside it.
+// Ends the program if the disk has no room for a checkpoint. Names the last complete one, if any,
+// and how to resume from it with fewer checkpoints.
 static void checkpoint_require_room_(const Checkpoints* c, const char* name) {
     const double free_bytes = checkpoint_free_bytes_(c), mib = 1 << 20;
     char whole[PATH_MAX];
@@ -271,7 +279,8 @@ void checkpoints_thin(const Options* o, const SavedState* last) {
     }
 }
 
-// Says so where not all that will be kept fits. There is one more while it is written.
+// Prints a note if the disk has no room for all checkpoints that will be kept. It needs room for
+// one more while a checkpoint is written.
 static void checkpoint_warn_of_room_(const Checkpoints* c, int64_t after) {
     const double kept = checkpoints_kept(c->options, after), mib = 1 << 20,
                  free_bytes = checkpoint_free_bytes_(c);
@@ -283,7 +292,7 @@ static void checkpoint_warn_of_room_(const Checkpoints* c, int64_t after) {
     }
 }
 
-// The first of `count` elements that is not finite; `count` if all are finite.
+// Returns the index of the first of `count` elements that is not finite; `count` if all are.
 static size_t checkpoint_find_infinite_(const void* elements, SafeTensorsDtype dtype, size_t count) {
     const char* data = (const char*)elements;
     const size_t bytes = safetensors_dtype_bytes(dtype);
@@ -300,8 +309,8 @@ static size_t checkpoint_find_infinite_(const void* elements, SafeTensorsDtype d
     return count;
 }
 
-// Whether all weights of this process's files are finite; if not, the reason in `error`. Others could not be read
-// again, and would push a checkpoint that can be read out of --keep.
+// Returns true if all weights of this rank's files are finite; else sets `error`. Other weights
+// could not be resumed from, and --keep would remove a good checkpoint to make room for them.
 static int checkpoint_is_finite_(const Checkpoints* c, const char* path, char* error) {
     for (int g = c->model.groups.first; g < c->model.groups.end; g++) {
         for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
@@ -322,7 +331,7 @@ static int checkpoint_is_finite_(const Checkpoints* c, const char* path, char* e
     return 1;
 }
 
-// The small files, of rank 0 alone: all but state.json.
+// Writes the small files except state.json; only rank 0 does.
 static void checkpoint_write_small_files_(Checkpoints* c, const char* directory) {
     hf_config_write(directory, c->run.model.cfg, c->run.model.dtype, c->run.eot, c->run.config);
     if (c->model.count > 1) {
@@ -337,7 +346,7 @@ static void checkpoint_write_small_files_(Checkpoints* c, const char* directory)
     checkpoint_list_small_files_(&c->state, directory);
 }
 
-// Writes the files of this process. `checkpoint` is the name for errors.
+// Writes the files of this rank. Errors name them by `checkpoint`.
 static void checkpoint_write_files_(Checkpoints* c, const char* directory, const char* checkpoint) {
     const CheckpointModel* m = &c->model;
     const int writers = checkpoint_part_writers(&c->run.model.zero);
@@ -359,7 +368,7 @@ static void checkpoint_write_files_(Checkpoints* c, const char* directory, const
     }
 }
 
-// Lists the files of weights and state, `written` by each process.
+// Lists the files of weights and optimizer state; `written` has the checksums of each rank.
 static void checkpoint_list_written_(Checkpoints* c, const char* directory, const uint64_t* written) {
     const int most = c->model.most, writers = checkpoint_part_writers(&c->run.model.zero);
     char name[64];
@@ -373,7 +382,8 @@ static void checkpoint_list_written_(Checkpoints* c, const char* directory, cons
     }
 }
 
-// After all have written: state.json, and the directory gets its name. In rank 0.
+// Completes the checkpoint in rank 0 after all have written: writes state.json and gives the
+// directory its final name.
 static void checkpoint_complete_(Checkpoints* c, const char* part, const char* path) {
     char file[PATH_MAX];
     SavedState* s = &c->state;
@@ -387,7 +397,7 @@ static void checkpoint_complete_(Checkpoints* c, const char* part, const char* p
     checkpoints_thin(c->options, s);
 }
 
-// Removes the half of a checkpoint whose save has failed.
+// Removes an unfinished checkpoint after its save has failed.
 static void checkpoint_abandon_(void* checkpoints) {
     const Checkpoints* c = (const Checkpoints*)checkpoints;
     char part[PATH_MAX];
@@ -395,14 +405,15 @@ static void checkpoint_abandon_(void* checkpoints) {
     checkpoint_clear(part);
 }
 
-// The thread of a save. With one process it does all; with several, first each one's writes, then rank 0's completes.
+// Runs the thread of a save. A single process does all the work at once. With several ranks, first
+// each one's thread writes, then another one of rank 0 completes.
 static void* checkpoint_work_(void* checkpoints) {
     Checkpoints* c = (Checkpoints*)checkpoints;
     const double start_s = time_now_s();
     char path[PATH_MAX], part[PATH_MAX];
     checkpoint_path(path, c->out, c->state.run.step, "");
     checkpoint_path(part, c->out, c->state.run.step, CHECKPOINT_PART);
-    if (c->completes) { // else other processes still write there
+    if (c->completes) { // else other ranks may still be writing there
         check_on_failure(checkpoint_abandon_, c);
     }
     if (c->writes) {
@@ -430,8 +441,8 @@ size_t checkpoints_bytes(ModelConfig cfg, Optimizer optimizer, const ZeroPlan* z
     return params + checkpoint_part_bytes(optimizer, cfg, zero);
 }
 
-// Ends the program where a file stands under the name of a checkpoint that steps `after` + 1 to --steps will
-// save: before the work that would be lost.
+// Ends the program if a file has the name of a checkpoint that steps `after` + 1 to --steps will
+// save: now, before work is lost.
 static void checkpoint_require_places_(const Checkpoints* c, int64_t after) {
     const Options* o = c->options;
     char path[PATH_MAX];
@@ -446,13 +457,13 @@ static void checkpoint_require_places_(const Checkpoints* c, int64_t after) {
     free(steps);
 }
 
-// True if this process writes files of a checkpoint.
+// Returns true if this rank writes files of a checkpoint.
 static int checkpoint_has_files_(const Checkpoints* c) {
     return c->model.first < c->model.end ||
            c->run.model.zero.rank < checkpoint_part_writers(&c->run.model.zero);
 }
 
-// Points to the tensors of a model that has them in place.
+// Sets `params` and `optimizer` to the tensors of a model that has them in place.
 static void checkpoint_point_to_model_(Checkpoints* c) {
     const ModelFiles* m = &c->run.model;
     c->params = m->access.get_group(m->model, c->model.groups.first, NULL);
@@ -464,7 +475,7 @@ static void checkpoint_point_to_model_(Checkpoints* c) {
     }
 }
 
-// Takes the memory for the copy.
+// Allocates and pins the copy, unless it exists or none is needed.
 static void checkpoint_open_copy_(Checkpoints* c) {
     const size_t bytes = c->params_bytes + c->optimizer_bytes;
     if (!c->copies || c->copy || bytes == 0) {
@@ -485,7 +496,7 @@ static void checkpoint_close_copy_(Checkpoints* c) {
     free(c->copy);
 }
 
-// Copies the groups of this process, which takes part in those of others, and its state.
+// Copies this rank's groups and state. All ranks must take part in the copy of every group.
 static void checkpoint_copy_(Checkpoints* c) {
     const ModelFiles* m = &c->run.model;
     for (int g = 0; g < m->zero.groups; g++) {
@@ -517,7 +528,7 @@ void checkpoints_open(Checkpoints* c, const Options* options, CheckpointRun run,
     c->copies = !run.model.in_place || checkpoints_copy(options);
     if (!c->copies) {
         checkpoint_point_to_model_(c);
-    } else if (!run.memory.pin) { // memory is pinned by the first save
+    } else if (!run.memory.pin) { // pinned memory is allocated by the first save
         checkpoint_open_copy_(c);
     }
     c->state.trainer = run.trainer;
@@ -541,7 +552,7 @@ void checkpoints_open(Checkpoints* c, const Options* options, CheckpointRun run,
 
 // ---- a save, from its start to its end ----
 
-// Starts the thread of this process.
+// Starts the thread of this rank.
 static void checkpoint_start_thread_(Checkpoints* c) {
     c->is_done = 0;
     const int failed = pthread_create(&c->thread, NULL, checkpoint_work_, c);
@@ -556,7 +567,7 @@ static void checkpoint_join_(Checkpoints* c) {
     }
 }
 
-// Makes the directory for the files of all.
+// Creates the directory for the files of all ranks.
 static void checkpoint_make_part_(Checkpoints* c) {
     char part[PATH_MAX];
     checkpoint_path(part, c->out, c->state.run.step, CHECKPOINT_PART);
@@ -586,7 +597,7 @@ void checkpoint_start(Checkpoints* c, const RunState* run) {
     }
 }
 
-// All have written. Rank 0 hears what, and completes the checkpoint.
+// Sends all checksums to rank 0, which starts to complete the checkpoint. All ranks have written.
 static void checkpoint_finish_writing_(Checkpoints* c) {
     const ZeroPlan* zero = &c->run.model.zero;
     char part[PATH_MAX];
@@ -605,7 +616,7 @@ static void checkpoint_finish_writing_(Checkpoints* c) {
     free(all);
 }
 
-// The save has ended on all ranks.
+// Records a save that has ended on all ranks, and sets its path.
 static int checkpoint_end_(Checkpoints* c, char path[PATH_MAX]) {
     checkpoint_join_(c);
     c->is_running = 0;
@@ -627,7 +638,7 @@ int checkpoint_wait(Checkpoints* c, char path[PATH_MAX]) {
     return checkpoint_end_(c, path);
 }
 
-// Whether no process has a thread that still works.
+// Returns true if no rank has a thread that still works.
 static int checkpoint_all_done_(Checkpoints* c) {
     const int is_busy = c->has_thread && !__atomic_load_n(&c->is_done, __ATOMIC_ACQUIRE);
     return !comm_any(c->run.comm, is_busy);

@@ -1,15 +1,15 @@
 /*
-directory.h -- the checkpoints of a run in its directory: which are there, whole and newest; who may
-write, and what is removed.
+directory.h -- the checkpoints in the directory of a run: finds, replaces and removes them.
 
-    OUT/step_00001000/         a checkpoint, whole
-    OUT/step_00001000.part/    one that is being written or removed
-    OUT/lock                   names the run that is writing there
-    OUT/step_00001000.old/     one whose place another takes, where the two cannot change places at once
+    OUT/step_00001000/         a complete checkpoint
+    OUT/step_00001000.part/    a checkpoint that is being written or removed
+    OUT/step_00001000.old/     a checkpoint that is being replaced, if the two cannot be exchanged
+    OUT/run.lock               names the process that writes here
 
-A checkpoint is written as .part and renamed; one that goes is renamed first. So no name of a checkpoint ever holds
-half of one, and the next run in the same directory clears what a killed run left. If one of these names is a
-symbolic link, the link is removed, never its target. Two runs at a time are refused.
+A checkpoint is written as .part and then renamed; to be removed, it is renamed first. So a name
+without an ending never holds an incomplete checkpoint, and the next run in the directory removes
+the leftovers of a killed one. If one of these names is a symbolic link, the link is removed, never
+its target. Only one run at a time may write.
 */
 #ifndef LLMC_DIRECTORY_H
 #define LLMC_DIRECTORY_H
@@ -25,37 +25,37 @@ symbolic link, the link is removed, never its target. Two runs at a time are ref
 extern "C" {
 #endif
 
-#define CHECKPOINT_PART ".part" // while it is written, and while it is removed
+#define CHECKPOINT_PART ".part" // ending of a checkpoint that is being written or removed
 
 // ---- names ----
 
-// The directory of the checkpoint of a step; `ending` is "", or CHECKPOINT_PART.
+// Sets `path` to the directory of a step's checkpoint; `ending` is "" or CHECKPOINT_PART.
 void checkpoint_path(char path[PATH_MAX], const char* out, int64_t step, const char* ending);
 
-// The steps of the entries of `out` with this ending, in no order; the caller frees *steps.
+// Sets *steps to the steps of the entries of `out` with this ending, unordered. Returns their
+// number. The caller frees *steps.
 int checkpoint_steps(const char* out, const char* ending, int64_t** steps);
 
 // ---- writing ----
 
-// Only one run at a time may write into a directory. Returns the lock, for lock_release. Removes
-// what a killed run left.
+// Takes the lock of a directory, for lock_release: only one run at a time may write. Removes the
+// leftovers of a killed run.
 Lock* checkpoint_lock(const char* out);
 
-// Ends the program if this process cannot make a directory in `out`: before the work that a save
-// would lose.
+// Ends the program if this process cannot create a directory in `out`: now, before work is lost.
 void checkpoint_require_writable(const char* out);
 
-// Removes a directory of files, or a link to one, if it is there.
+// Removes a directory of files, or a link to one, if it exists.
 void checkpoint_clear(const char* directory);
 
-// Puts the finished directory `part` in its place, `path`; what was there goes.
+// Renames the finished directory `part` to `path`, and removes what had that name.
 void checkpoint_put(const char* part, const char* path, const char* out, int64_t step);
 
-// Removes the oldest checkpoints of the run of `last`, up to that one, but `keep` (1 or more), not
-// counting multiples of `major` (0: none) and step `best` (-1: none), which stay.
-// CHECKPOINT_KEEP_AUTO: counts only those that the clock made or --keep-best, and keeps two. Steps
-// after `last` are of an earlier life of the run. A checkpoint that cannot be removed is no reason
-// to end the run.
+// Removes the oldest checkpoints of the run of `last`, until `keep` (1 or more) are left up to and
+// including `last`. Multiples of `major` (0: none) and step `best` (-1: none) stay and do not
+// count. With CHECKPOINT_KEEP_AUTO, only checkpoints made by the clock or by --keep-best count, and
+// two are left. Steps after `last` stay: the run made them before it was resumed from an earlier
+// step. A checkpoint that cannot be removed does not end the run.
 enum { CHECKPOINT_KEEP_AUTO = -1, CHECKPOINT_KEPT_BY_CLOCK = 2 };
 typedef struct {
     int keep, major;
@@ -63,24 +63,25 @@ typedef struct {
 } CheckpointsKept;
 void checkpoint_thin(const char* out, const SavedState* last, CheckpointsKept kept);
 
-// Removes the checkpoints of a run that were written after this one: after a rollback the run must
-// not be resumed from them. One whose state cannot be read stays, with a warning.
+// Removes the checkpoints that the run wrote after `last`: after a rollback it must not be resumed
+// from them. One whose state cannot be read stays, with a warning.
 void checkpoint_remove_after(const char* out, const SavedState* last);
 
-// A serial number that no checkpoint of the directory is above; 0 without one. One that cannot be
-// read may be as many above the others as there are of its kind.
+// Returns a serial number that no checkpoint of the directory exceeds; 0 if the directory has none.
+// Each one that cannot be read raises it by one.
 int64_t checkpoint_last_serial(const char* out);
 
 // ---- finding ----
 
-// Checks a checkpoint, to the last bit of all its files, and reads its state. Returns 0, with nothing to
-// close and the reason in `error`, if it is damaged.
+// Checks every bit of all files of a checkpoint, and reads its state. Returns 0 with the reason in
+// `error`, and nothing to close, if it is damaged.
 int checkpoint_try_check(SavedState* s, const char* directory, char* error);
 
-// Whether a checkpoint is usable, for checkpoint_newest; `context` is the caller's.
+// Returns true if checkpoint_newest may use a checkpoint; `context` is the caller's.
 typedef int (*CheckpointFilter)(const SavedState* state, const void* context);
 
-// Above 0: there is one. OLDER: one that is damaged or cannot be read may be newer.
+// Results of checkpoint_newest; above 0 if it found a checkpoint. OLDER: one that is damaged or
+// cannot be read may be newer.
 typedef enum {
     CHECKPOINTS_DAMAGED = -1,
     CHECKPOINTS_NONE,
@@ -88,12 +89,13 @@ typedef enum {
     CHECKPOINTS_OLDER
 } CheckpointsFound;
 
-// Finds the checkpoint that was written last, of those that are valid and that `filter` (NULL: all)
-// accepts, and sets *path and *s to it. Damaged ones are reported on stderr.
+// Finds the last checkpoint written that is valid and that `filter` (NULL: any) accepts, and sets
+// `path` and *s to it. Reports damaged ones on stderr.
 CheckpointsFound checkpoint_newest(char path[PATH_MAX], SavedState* s, const char* out,
                                    CheckpointFilter filter, const void* context);
 
-// Collective: tells all ranks which checkpoint rank 0 has found and checked, if it has. The others read its state.
+// Sends the checkpoint that rank 0 has found and checked, if any, to all ranks, which read its
+// state. Collective.
 void checkpoint_share(SavedState* s, char path[PATH_MAX], int* is_found, Comm* comm);
 
 #ifdef __cplusplus
@@ -128,7 +130,7 @@ void checkpoint_path(char path[PATH_MAX], const char* out, int64_t step, const c
     file_path(path, "%s/step_%08lld%s", out, (long long)step, ending);
 }
 
-// The step of a directory entry that is called as checkpoint_path would call it with this ending, or -1.
+// Returns the step in a name that checkpoint_path makes with this ending; -1 for other names.
 static int64_t checkpoint_step_(const char* name, const char* ending) {
     char wanted[64];
     if (strncmp(name, "step_", 5) != 0 || !isdigit((unsigned char)name[5])) {
@@ -159,7 +161,7 @@ int checkpoint_steps(const char* out, const char* ending, int64_t** steps) {
 
 // ---- removing ----
 
-// Removes a link, if one is there. Returns whether there was one.
+// Removes a symbolic link. Returns 0 if `path` is none.
 static int checkpoint_unlink_(const char* path) {
     struct stat info;
     return lstat(path, &info) == 0 && S_ISLNK(info.st_mode) && unlink(path) == 0;
@@ -180,7 +182,7 @@ void checkpoint_clear(const char* directory) {
     rmdir(directory);
 }
 
-// Removes a checkpoint. Returns whether it is gone from under its name.
+// Removes a checkpoint. Returns true if its name is free now.
 static int checkpoint_remove_(const char* out, int64_t step) {
     char path[PATH_MAX], part[PATH_MAX];
     checkpoint_path(path, out, step, "");
@@ -193,7 +195,8 @@ static int checkpoint_remove_(const char* out, int64_t step) {
     return 1;
 }
 
-// Clears what a killed run left: halves, and a checkpoint that was about to make room for another.
+// Removes the leftovers of a killed run: incomplete checkpoints, and one that was being replaced,
+// which gets its name back if the new one is missing.
 static void checkpoint_recover_(const char* out) {
     char path[PATH_MAX], other[PATH_MAX];
     int64_t* steps;
@@ -217,7 +220,7 @@ static void checkpoint_recover_(const char* out) {
 
 // ---- the lock, and places ----
 
-// How long a killed run is waited for, which keeps its lock until the system has its memory back.
+// Time to wait for a killed run, which keeps its lock until the system has reclaimed its memory.
 #ifndef CHECKPOINT_LOCK_WAIT_S
 #define CHECKPOINT_LOCK_WAIT_S 10
 #endif
@@ -230,7 +233,7 @@ Lock* checkpoint_lock(const char* out) {
     return lock;
 }
 
-// Its name is new, so that processes do not meet.
+// Uses a new name, so that ranks do not collide.
 void checkpoint_require_writable(const char* out) {
     char probe[PATH_MAX];
     file_path(probe, "%s/.probe_%lld_%.0f", out, (long long)getpid(), 1e6 * time_unix_s());
@@ -238,7 +241,7 @@ void checkpoint_require_writable(const char* out) {
     rmdir(probe);
 }
 
-// Lets two directories change places. Returns 0 if the file system cannot do that.
+// Exchanges two directories. Returns 0 if the file system cannot do that.
 static int checkpoint_exchange_(const char* one, const char* other) {
 #if defined(SYS_renameat2)
     const unsigned exchange = 2; // RENAME_EXCHANGE
@@ -297,14 +300,14 @@ int checkpoint_try_check(SavedState* s, const char* directory, char* error) {
     return ok;
 }
 
-// A checkpoint of a list, in the order of writing: the last one first. One without a readable state
-// may be the last one, so it comes before all others.
+// A checkpoint of a list in the order of writing, latest first. One without a readable state may be
+// the latest, so it comes first.
 typedef struct {
     int64_t step, serial;
-    uint64_t run;     // its identity
-    int64_t by_clock; //
+    uint64_t run; // identity of the run
+    int64_t by_clock;
 } CheckpointEntry_;
-#define CHECKPOINT_UNKNOWN_ INT64_MAX // as a serial number
+#define CHECKPOINT_UNKNOWN_ INT64_MAX // serial number of a checkpoint that cannot be read
 
 static int checkpoint_by_serial_(const void* a, const void* b) {
     const CheckpointEntry_ *x = (const CheckpointEntry_*)a, *y = (const CheckpointEntry_*)b;
@@ -312,7 +315,7 @@ static int checkpoint_by_serial_(const void* a, const void* b) {
                                   : (x->step < y->step) - (x->step > y->step);
 }
 
-// Lists the checkpoints of a directory; the caller frees *entries.
+// Lists the checkpoints of a directory. The caller frees *entries.
 static int checkpoint_list_(const char* out, CheckpointEntry_** entries) {
     char path[PATH_MAX], file[PATH_MAX], error[ERROR_BYTES];
     int64_t* steps;
@@ -336,8 +339,8 @@ static int checkpoint_list_(const char* out, CheckpointEntry_** entries) {
     return count;
 }
 
-// True if the first of `count` entries stays the first now that its serial number is read; if not,
-// all are sorted again.
+// Returns true if the first of `count` entries is still first now that its serial number is known;
+// else sorts them again.
 static int checkpoint_is_first_(CheckpointEntry_* entries, int count, int64_t serial) {
     const int64_t step = entries[0].step;
     entries[0].serial = serial;
@@ -359,7 +362,7 @@ CheckpointsFound checkpoint_newest(char path[PATH_MAX], SavedState* s, const cha
             if_found = CHECKPOINTS_OLDER;
             i++;
         } else if (!checkpoint_is_first_(entries + i, count - i, s->serial)) {
-            state_close(s); // it could not be read when the list was made, and is not the newest
+            state_close(s); // it could not be read when the list was made, and turns out not to be the newest
         } else if (filter && !filter(s, context)) {
             state_close(s);
             i++;
@@ -384,7 +387,7 @@ void checkpoint_share(SavedState* s, char path[PATH_MAX], int* is_found, Comm* c
     }
 }
 
-// True if --keep counts a checkpoint.
+// Returns true if --keep counts a checkpoint.
 static int checkpoint_counts_(const CheckpointEntry_* entry, const SavedState* last, CheckpointsKept kept) {
     const int is_own = entry->serial != CHECKPOINT_UNKNOWN_ && entry->run == last->identity;
     return is_own && entry->step <= last->run.step && entry->step != kept.best &&

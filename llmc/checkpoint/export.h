@@ -1,6 +1,5 @@
 /*
-export.h -- the final model in other programs' formats: the files that --export-llmc and --export-gguf name, with the
-tokenizer.
+export.h -- writes the final model for llm.c and llama.cpp (--export-llmc, --export-gguf).
 */
 #ifndef LLMC_EXPORT_H
 #define LLMC_EXPORT_H
@@ -18,15 +17,15 @@ tokenizer.
 extern "C" {
 #endif
 
-// The file for the tokenizer that goes with --export-llmc FILE.bin: FILE_tokenizer.bin. Returns 0
-// without that option. Nobody has asked for it by its name, so the program ends if there is a file
-// that is no such tokenizer.
+// Sets `path` to the file for the tokenizer of --export-llmc FILE.bin: FILE_tokenizer.bin. Returns
+// 0 without that option. Ends the program if the file exists and is not such a tokenizer, because
+// the user did not name it.
 int export_tokenizer_path(char path[PATH_MAX], const Options* options);
 
-// Says which files will be written, if any.
+// Prints which files will be written, if any.
 void export_print(FILE* screen, const Options* options, const RunData* data);
 
-// A model on its way into these files, a group of parameters (model.h) at a time.
+// A model that is being written to these files, one group of parameters (model.h) at a time.
 typedef struct {
     const Options* options;
     const RunData* data;
@@ -36,10 +35,10 @@ typedef struct {
 
 void export_open(ModelExport* files, ModelConfig cfg, const Options* options, const RunData* data);
 
-// Writes group g, fp32 in memory that has only this group, laid out by `rows`.
+// Writes group g: fp32, in memory that has only this group, laid out by `rows`.
 void export_group(ModelExport* files, const TensorRow* rows, int g, const void* group);
 
-// After all groups. Says of each file that it is written.
+// Completes the files after all groups, and prints the name of each.
 void export_close(ModelExport* files);
 
 #ifdef __cplusplus
@@ -79,9 +78,9 @@ int export_tokenizer_path(char path[PATH_MAX], const Options* options) {
     return 1;
 }
 
-// True if llm.c's format can express the tokenizer, which then goes with the model.
+// Returns true if llm.c's format can express the tokenizer. Then it is exported with the model.
 static int export_has_tokenizer_(const RunData* data) {
-    enum { MAX_BYTES = 255 }; // of a token, in that format
+    enum { MAX_BYTES = 255 }; // longest token in that format
     return data->has_tokenizer && tokenizer_bpe(&data->tokenizer) &&
            tokenizer_longest(&data->tokenizer) <= MAX_BYTES;
 }
@@ -100,7 +99,7 @@ void export_print(FILE* screen, const Options* options, const RunData* data) {
     }
 }
 
-// Writes the tokenizer of a model of llm.c's beside it.
+// Writes the tokenizer next to the llm.c model.
 static void export_tokenizer_(const ModelExport* files) {
     char path[PATH_MAX];
     export_tokenizer_name_(path, files->options->export_llmc);
@@ -108,7 +107,7 @@ static void export_tokenizer_(const ModelExport* files) {
     printable_line(stdout, "%s: the tokenizer; llm.c's programs expect it as gpt2_tokenizer.bin", path);
 }
 
-// The tokenizer that a GGUF file can have; NULL: none.
+// Returns the tokenizer for a GGUF file; NULL: none.
 static const Bpe* export_bpe_(const RunData* data) {
     return data->has_tokenizer ? tokenizer_bpe(&data->tokenizer) : NULL;
 }

@@ -1,6 +1,8 @@
 /*
-initial_weights.h -- the weights that a model starts with, one group of parameters (model.h) at a time, so that a process needs
-memory for one: random ones, or those of a Hugging Face directory (a checkpoint is one), or of a file of llm.c's.
+initial_weights.h -- the weights that a model starts with.
+
+They are random, or come from a Hugging Face directory (a checkpoint is one) or an llm.c file. They
+are read one group of parameters (model.h) at a time, so that a rank needs memory for one group.
 */
 #ifndef LLMC_INITIAL_WEIGHTS_H
 #define LLMC_INITIAL_WEIGHTS_H
@@ -25,13 +27,15 @@ typedef struct {
     LlmcBin bin;
 } FirstWeights;
 
-// The weights in `path`, whose configuration `cfg` is; NULL: random ones, which depend on the seed alone.
+// Opens the weights in `path`, which have the configuration `cfg`. NULL: random weights, which
+// depend only on the seed.
 void weights_open(FirstWeights* w, ModelConfig cfg, const char* path, uint64_t seed);
 
-// Sets the tensors of group g, fp32 in memory that has only this group, laid out by `rows`. Not what is between them.
+// Sets the tensors of group g, as fp32, in memory that has only this group, laid out by `rows`.
+// Bytes between the tensors are left as they are.
 void weights_read(FirstWeights* w, const TensorRow* rows, int g, void* group);
 
-// The same of elements [first, end) of the group, or more; for a process that needs only these.
+// Sets at least the elements [first, end) of group g, for a rank that needs only these.
 void weights_read_part(FirstWeights* w, const TensorRow* rows, int g, size_t first, size_t end, void* group);
 
 void weights_close(FirstWeights* w);

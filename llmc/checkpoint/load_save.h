@@ -1,11 +1,13 @@
 /*
-load_save.h -- a model out of files and into files: the weights it starts with (initial_weights.h),
-the optimizer's state of a checkpoint (optimizer_parts.h), exports (export.h).
+load_save.h -- moves a model between memory and files.
 
-The model gives and takes its tensors a group of parameters (model.h) at a time, by the functions of
-its trainer. On the host a group is alone in memory, laid out like the groups of full arrays
-(zero_parameter_rows). A model that has its groups like that in memory is read and written in place;
-else there is memory for one group.
+The files are its initial weights (initial_weights.h), the optimizer's state in a checkpoint
+(optimizer_parts.h), and exports (export.h).
+
+The trainer has functions that get and set the tensors of its model, one group of parameters
+(model.h) at a time. On the host, a group is alone in memory, laid out like the groups of full
+arrays (zero_parameter_rows). If the model's own memory has this layout, it is read and written in
+place; else memory for one group is allocated.
 */
 #ifndef LLMC_LOAD_SAVE_H
 #define LLMC_LOAD_SAVE_H
@@ -25,41 +27,43 @@ else there is memory for one group.
 extern "C" {
 #endif
 
-// Functions of a trainer that give and take the tensors of its model. Between updates; collective.
+// Functions of a trainer that get and set the tensors of its model, between updates. Collective.
 typedef struct {
-    // Copies the weights of group g as they are saved: master weights if there are any. `group` is NULL in ranks that do
-    // not want them; and where tensors are in place (ModelFiles): then it returns their place.
+    // Copies the weights of group g as they are saved: master weights, if any. `group` is NULL in
+    // ranks that do not want them, and for tensors in place (ModelFiles): then it returns their
+    // address.
     void* (*get_group)(Model* model, int g, void* group);
-    // Sets what this rank has of group g; of `group`, fp32, no more is read.
+    // Sets this rank's part of group g; reads only that part of `group`, which is fp32.
     void (*set_group)(Model* model, int g, const float* group);
-    // The same of `bytes` of this rank's array of a slot of the optimizer's state, from byte `at` on.
+    // Get and set `bytes` of this rank's array of a slot of the optimizer's state, from byte `at`.
     void* (*get_state)(Model* model, int slot, size_t at, void* state, size_t bytes);
     void (*set_state)(Model* model, int slot, size_t at, const void* state, size_t bytes);
-    // Called after all groups are set, from the checkpoint in this directory; NULL: from elsewhere.
+    // Is called after all groups are set. `checkpoint` is the directory they came from; NULL: none.
     void (*loaded)(Model* model, const char* checkpoint);
 } ModelAccess;
 
-// A model as files see it.
+// A model, as needed to read and write its files.
 typedef struct {
     Model* model;
     ModelAccess access;
     ModelConfig cfg;
     Optimizer optimizer;
-    ZeroPlan zero;          // what each rank has of it
-    SafeTensorsDtype dtype; // of the weights as they are saved
-    int in_place;           // weights and state lie on the host as they are saved
+    ZeroPlan zero;          // each rank's part of it
+    SafeTensorsDtype dtype; // type of the weights as they are saved
+    int in_place;           // true: weights and state are on the host in the layout of files
 } ModelFiles;
 
-// Sets the weights from the model in `path`, or by the seed if it is NULL.
+// Sets the weights from the model in `path`; NULL: random ones, from the seed.
 void load_model(const ModelFiles* m, const char* path, uint64_t seed);
 
-// Sets weights and optimizer state from the checkpoint in the directory `path`, whose state is `saved`.
+// Sets the weights and the optimizer's state from the checkpoint in the directory `path`. `saved`
+// is its state.
 void load_checkpoint(const ModelFiles* m, const char* path, const SavedState* saved);
 
-// Turns `count` elements of a type into fp32, in place.
+// Converts `count` elements of a type to fp32, in place.
 void elements_widen(void* elements, SafeTensorsDtype dtype, size_t count);
 
-// Writes the files that --export-llmc and --export-gguf name, if any; rank 0 does.
+// Writes the files of --export-llmc and --export-gguf, if any. Collective; rank 0 writes.
 void export_model(const ModelFiles* m, int rank, const Options* options, const RunData* data);
 
 #ifdef __cplusplus
@@ -81,10 +85,10 @@ static float* load_room_(const ModelFiles* m) {
     return (float*)check_alloc(zero_largest_group(&m->zero), sizeof(float), "a group of parameters");
 }
 
-// Reads what this rank has of group g.
+// Reads this rank's part of group g.
 static void load_group_(const ModelFiles* m, FirstWeights* weights, const TensorRow* rows, int g,
                         float* group) {
-    memset(group, 0, zero_group_elements(&m->zero, g) * sizeof(float)); // also between the tensors
+    memset(group, 0, zero_group_elements(&m->zero, g) * sizeof(float)); // including the gaps between tensors
     for (int part = 0; part < ZERO_PARTS; part++) {
         const ZeroPiece piece = zero_piece(&m->zero, g, (ZeroPart)part);
         const size_t first = piece.full - zero_group_begin(&m->zero, g);
@@ -102,7 +106,7 @@ static void load_weights_(const ModelFiles* m, const char* path, uint64_t seed) 
     weights_open(&weights, m->cfg, path, seed);
     for (int g = 0; g < m->zero.groups; g++) {
         float* group = m->in_place ? (float*)m->access.get_group(m->model, g, NULL) : room;
-        if (m->in_place) { // each rank has all of it
+        if (m->in_place) { // each rank has the whole group
             weights_read(&weights, rows, g, group);
         } else {
             load_group_(m, &weights, rows, g, group);
@@ -144,8 +148,8 @@ void load_checkpoint(const ModelFiles* m, const char* path, const SavedState* sa
 
 void elements_widen(void* elements, SafeTensorsDtype dtype, size_t count) {
     float* wide = (float*)elements;
-    for (size_t i = count;
-         dtype != SAFETENSORS_F32 && i-- > 0;) { // from the end: the wide ones take more room
+    // From the end, because the results are wider.
+    for (size_t i = count; dtype != SAFETENSORS_F32 && i-- > 0;) {
         uint16_t bits;
         memcpy(&bits, (char*)elements + i * sizeof(bits), sizeof(bits));
         wide[i] = dtype == SAFETENSORS_BF16 ? bf16_to_float(bits) : fp16_to_float(bits);

@@ -1,5 +1,5 @@
 /*
-model_path.h -- which model --model names: a file, a directory, or the newest checkpoint of a run.
+model_path.h -- finds what --model names: a file, a directory, or the newest checkpoint of a run.
 */
 #ifndef LLMC_MODEL_PATH_H
 #define LLMC_MODEL_PATH_H
@@ -12,8 +12,8 @@ model_path.h -- which model --model names: a file, a directory, or the newest ch
 extern "C" {
 #endif
 
-// The file or directory that --model names, or NULL when it names a size, or nothing. Of a run's directory it is the
-// newest checkpoint, whose name is put into `path`.
+// Returns the file or directory that --model names; NULL if it names a size, or nothing. If it is
+// the directory of a run, sets `path` to the run's newest checkpoint and returns that.
 const char* model_path_find(const Options* options, char path[PATH_MAX]);
 
 #ifdef __cplusplus
@@ -33,7 +33,8 @@ const char* model_path_find(const Options* options, char path[PATH_MAX]);
 #include "llmc/checkpoint/run_state.h"
 #include "llmc/data/token_files.h"
 
-// Whether `directory` is one of a run, and no model. Sets path to its newest checkpoint.
+// Returns true if `directory` is a run's and not a model's, and sets `path` to its newest
+// checkpoint.
 static int model_path_is_run_(char path[PATH_MAX], const char* directory) {
     char config[PATH_MAX];
     SavedState saved;

@@ -1,13 +1,14 @@
 /*
 optimizer_parts.h -- the optimizer's state in a checkpoint: optimizer.<i>of<n>.safetensors.
 
-The elements of the parameters in the order of their table, without padding, are numbered: a space of `total` elements.
-Each process writes what it updates into a file of its own; the metadata `ranges`, "0-98304,196608-200000" for example,
-says which elements that is. Each slot of the state (optimizer.h) is a tensor: what these elements have of it, in their
-order; means of rows and columns go with the last element of their matrix. The reader takes any files that fill the space,
-so a run can be continued by any number of processes.
+All elements of the parameters are numbered in the order of their table, without padding: a space of
+`total` elements. Each rank writes the elements that it updates to its own file; the metadata
+`ranges`, for example "0-98304,196608-200000", says which they are. Each slot of the state
+(optimizer.h) is a tensor with the values of these elements, in their order. Means of rows and
+columns belong to the last element of their matrix. The reader accepts any files that together fill
+the space, so a run can be resumed with any number of ranks.
 
-State of another optimizer than the run's is not read: then all starts as zeros.
+If the run changes its optimizer, the saved state is not read: all state starts as zeros.
 */
 #ifndef LLMC_OPTIMIZER_PARTS_H
 #define LLMC_OPTIMIZER_PARTS_H
@@ -26,13 +27,13 @@ State of another optimizer than the run's is not read: then all starts as zeros.
 extern "C" {
 #endif
 
-// What a process updates.
+// The part of the parameters that a rank updates.
 typedef struct {
-    OptimizerState state; // where it lies in memory
+    OptimizerState state; // layout of its state in memory
     ModelConfig cfg;
-    ZeroRange* ranges; // which elements it is, in the order of files
+    ZeroRange* ranges; // its elements, in the order of files
     int num_ranges;
-    size_t total; // elements of the space
+    size_t total; // number of elements in the space
 } CheckpointPart;
 
 void checkpoint_part_open(CheckpointPart* part, Optimizer optimizer, ModelConfig cfg, const ZeroPlan* zero);
@@ -40,20 +41,21 @@ void checkpoint_part_close(CheckpointPart* part);
 
 // ---- writing ----
 
-// Processes that write a part: all, or the first one if all have the same.
+// Returns the number of ranks that write a part: all, or only the first if all have the same state.
 static inline int checkpoint_part_writers(const ZeroPlan* zero) { return zero->stage == 0 ? 1 : zero->size; }
 
-// Bytes of what this process writes, in memory laid out by optimizer_state_open: the slots that are saved.
+// Returns the bytes that this rank writes, in memory laid out by optimizer_state_open: the saved
+// slots.
 size_t checkpoint_part_bytes(Optimizer optimizer, ModelConfig cfg, const ZeroPlan* zero);
 
 void checkpoint_part_name(char name[64], int rank, int writers);
 
-// Writes the part of this process, whole or not at all. Returns the checksum.
+// Writes this rank's part, completely or not at all. Returns its checksum.
 uint64_t checkpoint_part_write(const CheckpointPart* part, const char* path, const void* optimizer);
 
 // ---- reading ----
 
-// Elements begin ... end-1 of a slot, or of the space, in a file from its element `at` on.
+// The elements begin ... end-1 of a slot, or of the space. In the file they start at element `at`.
 typedef struct {
     const SafeTensors* file;
     size_t begin, end, at;
@@ -64,24 +66,25 @@ typedef struct {
     size_t count;
 } CheckpointSlices_;
 
-// The files of the optimizer's state, and what they have.
+// The files of the optimizer's state, and their contents.
 typedef struct {
     SafeTensors* files;
     size_t num_files;
-    CheckpointSlices_ space, slots[STATE_SLOTS]; // in order
-    int is_new;                                  // nothing of it is read
-    CheckpointPart own;                          // what this process wants
+    CheckpointSlices_ space, slots[STATE_SLOTS]; // sorted
+    int is_new;                                  // true: no state is read, all starts as zeros
+    CheckpointPart own;                          // part that this rank needs
 } CheckpointParts;
 
-// Whether a saved state is that of this optimizer, with the same slots; else all of it starts as zeros.
+// Returns true if a saved state is of this optimizer and has the same slots; else all state starts
+// as zeros.
 int checkpoint_state_fits(const SavedState* s, Optimizer optimizer);
 
-// Opens the files that `s` lists; ends the program unless they fill the space.
+// Opens the files that `s` lists. Ends the program unless they fill the space.
 void checkpoint_parts_open(CheckpointParts* parts, const SavedState* s, const char* directory,
                            Optimizer optimizer, ModelConfig cfg, const ZeroPlan* zero);
 
-// Sets what this process updates of group g, of a slot: state_group_elements, with zeros as padding. Nothing of a slot that
-// is not saved.
+// Sets `group` to this rank's elements of group g in a slot: state_group_elements of them, with
+// zeros as padding. A slot that is not saved is set to zeros.
 void checkpoint_parts_read(const CheckpointParts* parts, int slot, int g, void* group);
 
 void checkpoint_parts_close(CheckpointParts* parts);
@@ -111,12 +114,12 @@ void checkpoint_part_open(CheckpointPart* part, Optimizer optimizer, ModelConfig
 
 void checkpoint_part_close(CheckpointPart* part) { free(part->ranges); }
 
-// Whether checkpoints have a slot of this state.
+// Returns true if checkpoints have a slot of this state.
 static int checkpoint_has_slot_(const OptimizerState* state, int slot) {
     return state->slots[slot].name && state->slots[slot].bytes > 0;
 }
 
-// Of the elements before `element` of the space, what they have of a slot.
+// Returns how many elements of a slot belong to the elements before `element` of the space.
 static size_t checkpoint_slot_place_(const CheckpointPart* part, int slot, size_t element) {
     size_t place = 0;
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
@@ -142,7 +145,7 @@ void checkpoint_part_name(char name[64], int rank, int writers) {
     snprintf(name, 64, "optimizer.%dof%d.safetensors", rank + 1, writers);
 }
 
-// The ranges in words, neighbors as one; the caller frees them.
+// Returns the ranges as text, adjacent ones merged. The caller frees it.
 static char* checkpoint_ranges_text_(const CheckpointPart* part) {
     const size_t room = 48 * ((size_t)part->num_ranges + 1);
     char* text = (char*)check_alloc(room, 1, "ranges of a checkpoint");
@@ -158,7 +161,7 @@ static char* checkpoint_ranges_text_(const CheckpointPart* part) {
     return text;
 }
 
-// Of a range, what files have of a slot.
+// Returns how many elements of a slot files have for a range.
 static size_t checkpoint_range_elements_(const CheckpointPart* part, int slot, const ZeroRange* range) {
     return checkpoint_slot_place_(part, slot, range->logical + range->count) -
            checkpoint_slot_place_(part, slot, range->logical);
@@ -177,7 +180,7 @@ static void checkpoint_declare_slot_(SafeTensorsWriter* writer, const Checkpoint
     safetensors_writer_declare(writer, s->name, checkpoint_dtype_(s), 1, &elements);
 }
 
-// Frozen blocks have no state in memory, and zeros in files.
+// Writes zeros for a frozen block, which has no state in memory.
 static void checkpoint_write_zeros_(SafeTensorsWriter* writer, size_t bytes) {
     static const char zeros[1 << 16];
     for (size_t at = 0; at < bytes; at += sizeof(zeros)) {
@@ -224,7 +227,7 @@ uint64_t checkpoint_part_write(const CheckpointPart* part, const char* path, con
 
 // ---- reading ----
 
-// Reads a number at *text and moves behind it.
+// Reads a number at *text and moves *text past it.
 static size_t checkpoint_number_(const SafeTensors* file, const char* key, const char** text) {
     const size_t digits = *text ? strspn(*text, "0123456789") : 0;
     CHECK(digits > 0 && digits < 19, "%s: %s: \"%.40s\", wanted a number", file->path, key,
@@ -247,13 +250,14 @@ static void checkpoint_put_slice_(CheckpointSlices_* to, CheckpointSlice_ slice)
     to->slices[to->count++] = slice;
 }
 
-// Where a slice that comes next begins in its file.
+// Returns where the next slice of a file starts in it.
 static size_t checkpoint_next_at_(const CheckpointSlices_* s, const SafeTensors* file) {
     const CheckpointSlice_* last = s->count ? &s->slices[s->count - 1] : NULL;
     return last && last->file == file ? last->at + (last->end - last->begin) : 0;
 }
 
-// Adds a part of the space, and what it has of each slot; files one after the other.
+// Adds a range of the space, and its elements in each slot. All ranges of a file come before those
+// of the next.
 static void checkpoint_add_slice_(CheckpointParts* parts, const SafeTensors* file, size_t begin, size_t end) {
     CheckpointSlice_ slice = {file, begin, end, checkpoint_next_at_(&parts->space, file)};
     CHECK(begin <= end && end <= parts->own.total, "%s: elements %zu to %zu of %zu", file->path, begin, end,
@@ -267,7 +271,7 @@ static void checkpoint_add_slice_(CheckpointParts* parts, const SafeTensors* fil
     }
 }
 
-// Adds what a file says it has: `ranges`, or one range from `begin` to `end`, as older programs wrote it.
+// Adds the ranges in the metadata of a file: `ranges`, or in older files one from `begin` to `end`.
 static void checkpoint_add_file_(CheckpointParts* parts, const SafeTensors* file) {
     const size_t total = checkpoint_metadata_(file, "total");
     CHECK(total == parts->own.total, "%s: a part of %zu elements, wanted %zu for this model", file->path,
@@ -294,13 +298,13 @@ static int checkpoint_by_begin_(const void* a, const void* b) {
     return x->begin != y->begin ? (x->begin < y->begin ? -1 : 1) : (x->end > y->end) - (x->end < y->end);
 }
 
-// Whether a file holds optimizer state: optimizer.<i>of<n>.safetensors.
+// Returns true if a file has optimizer state: optimizer.<i>of<n>.safetensors.
 static int checkpoint_is_part_(const char* name) {
     int i, n, end = 0;
     return sscanf(name, "optimizer.%dof%d.safetensors%n", &i, &n, &end) == 2 && end && !name[end];
 }
 
-// The elements of a slot that a file has.
+// Returns how many elements of a slot a file has.
 static size_t checkpoint_part_elements_(const CheckpointSlices_* s, const SafeTensors* file) {
     size_t count = 0;
     for (size_t i = 0; i < s->count; i++) {
@@ -309,7 +313,8 @@ static size_t checkpoint_part_elements_(const CheckpointSlices_* s, const SafeTe
     return count;
 }
 
-// Ends the program if a file has not what it says. Where that is nothing of a slot, it may have no tensor.
+// Ends the program if a file lacks the elements of a slot that its ranges promise. If they promise
+// none, it needs no tensor.
 static void checkpoint_check_part_(const CheckpointParts* parts, const SafeTensors* file, int slot) {
     const StateSlot* s = &parts->own.state.slots[slot];
     const size_t count = checkpoint_part_elements_(&parts->slots[slot], file);
@@ -321,7 +326,8 @@ static void checkpoint_check_part_(const CheckpointParts* parts, const SafeTenso
           safetensors_dtype_name(view->dtype), safetensors_dtype_name(checkpoint_dtype_(s)));
 }
 
-// Ends the program if no optimizer can have made these values: NaN, or below the least of the slot. Codes are all right.
+// Ends the program at a value that no optimizer can have written: NaN, or below the slot's least.
+// Every code of an 8-bit slot is legal.
 static void checkpoint_check_state_(const char* path, const StateSlot* slot, const void* values, size_t first,
                                     size_t count) {
     char wanted[64] = "a number";
@@ -335,7 +341,7 @@ static void checkpoint_check_state_(const char* path, const StateSlot* slot, con
     }
 }
 
-// The first slice that ends after `begin`.
+// Returns the index of the first slice that ends after `begin`.
 static size_t checkpoint_find_slice_(const CheckpointSlices_* s, size_t begin) {
     size_t i = 0, step = s->count;
     for (; step > 0; step /= 2) {
@@ -346,7 +352,7 @@ static size_t checkpoint_find_slice_(const CheckpointSlices_* s, size_t begin) {
     return i;
 }
 
-// Sets the elements begin ... end-1 of a slot from the slices that have them.
+// Reads the elements begin ... end-1 of a slot from the slices that have them.
 static void checkpoint_read_elements_(const CheckpointParts* parts, int slot, size_t begin, size_t end,
                                       char* out) {
     const StateSlot* s = &parts->own.state.slots[slot];
@@ -366,7 +372,7 @@ static void checkpoint_read_elements_(const CheckpointParts* parts, int slot, si
     }
 }
 
-// The slices fill the space.
+// Sorts the slices. Ends the program unless they fill the space.
 static void checkpoint_check_slices_(CheckpointParts* parts, const char* directory) {
     size_t at = 0;
     CheckpointSlices_* s = &parts->space;
@@ -385,7 +391,7 @@ static void checkpoint_check_slices_(CheckpointParts* parts, const char* directo
     }
 }
 
-// Opens the files of a checkpoint, and looks whether they have all that this process wants.
+// Opens the files of a checkpoint. Ends the program unless they have all slots.
 static void checkpoint_open_files_(CheckpointParts* parts, const SavedState* s, const char* directory) {
     char path[PATH_MAX];
     parts->files = (SafeTensors*)check_alloc((size_t)s->num_files + 1, sizeof(SafeTensors), directory);
@@ -407,14 +413,14 @@ static void checkpoint_open_files_(CheckpointParts* parts, const SavedState* s, 
     }
 }
 
-// The rows of the parameters that the saved run had frozen in all blocks.
+// Returns the rows of the parameters that the saved run had frozen in all blocks.
 static unsigned checkpoint_frozen_rows_(const SavedState* s) {
     const char* layers = state_option(s, "layers");
     const Freeze freeze = freeze_of(layers ? atoi(layers) : 0, state_option(s, "freeze"));
     return freeze.rows;
 }
 
-// Whether an option of the saved run added state to its optimizer.
+// Returns true if an option of the saved run added state to its optimizer.
 static int checkpoint_has_optional_(const SavedState* s, OptimizerName name) {
     const char *sgd = state_option(s, "sgd-momentum"), *adafactor = state_option(s, "adafactor-beta1"),
                *rows = state_option(s, "muon-rows");
@@ -441,7 +447,8 @@ void checkpoint_parts_open(CheckpointParts* parts, const SavedState* s, const ch
     }
 }
 
-// What this process keeps of a slot because of a range: that of its tensor, where it is kept whole.
+// Returns the elements of a slot that this rank keeps for a range: the whole matrix, if the slot is
+// kept whole, else the range.
 static ZeroRange checkpoint_kept_range_(const CheckpointPart* part, int slot, const ZeroRange* range) {
     const TensorRow* row = &part->state.rows[range->row];
     ZeroRange kept = *range;

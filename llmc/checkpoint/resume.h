@@ -2,15 +2,15 @@
 resume.h -- finds the checkpoint that --resume names, and checks what the command line changes.
 
     off, 0       a new run
-    on           the newest valid checkpoint in --out, of the newest run there; there must be one
-    auto, 1      the same, or a new run if that run has no checkpoint
+    on           the newest valid checkpoint of the newest run in --out; an error if none exists
+    auto, 1      like on, but starts a new run if none exists
     1000         step 1000 in --out
-    a directory  that checkpoint, wherever it is
+    a directory  that checkpoint, anywhere
 
-Options that are not given keep their saved values. Those that are given and differ are listed; --override is
-needed if one of them defines the run (OPTION_CHANGES_RUN in the table of options), or if the data or the
-trainer have changed. --steps alone may grow without it. The run continues where it was in its data,
-but not in other data: these are read from their start.
+Options that are not given keep their saved values. Options that are given and differ are listed. If
+one of them defines the run (OPTION_CHANGES_RUN in the table of options), or if the data or the
+trainer have changed, --override is needed; but --steps may grow without it. The run continues at
+its position in the data; other data are read from their start.
 */
 #ifndef LLMC_RESUME_H
 #define LLMC_RESUME_H
@@ -33,27 +33,28 @@ extern "C" {
 
 typedef struct {
     int is_active;
-    char path[PATH_MAX]; // of the checkpoint
+    char path[PATH_MAX]; // directory of the checkpoint
     SavedState saved;
-    // of --out, for checkpoints_open; NULL: without --out, or nothing will be written there
+    // lock of --out, for checkpoints_open; NULL: without --out, or if nothing will be written
     Lock* lock;
-    int is_here;      // the checkpoint is in --out: the logs there are those of the run
-    int64_t sequence; // of the training data, that comes next; set by resume_check
+    int is_here;      // true: the checkpoint is in --out, so the logs in --out are this run's
+    int64_t sequence; // next sequence of the training data; set by resume_check
 } Resume;
 
-// Rank 0 creates and locks --out, so that nothing changes there; then it finds the checkpoint and checks all of it.
-// Returns the options; those that are not given are taken from the checkpoint. They point into its state, which must
-// stay. Collective; call it before any other setup.
+// Creates and locks --out in rank 0, so that nothing changes there, then finds the checkpoint and
+// checks all of it. Returns the options; those that are not given have the values of the checkpoint
+// and point into its state, which must outlive them. Collective; call it before any other setup.
 Options resume_open(Resume* r, const Options* options, Comm* comm);
 
-// Whether the run continues one in --out: the same logs, and checkpoints in a row.
+// Returns true if the run continues one in --out, with the same logs and directory of checkpoints.
 static inline int resume_is_here(const Resume* r) { return r->is_active && r->is_here; }
 
-// The model's configuration, with the padding of the vocabulary, which only the state knows.
+// Returns the model's configuration with the saved padding of the vocabulary, which only the state
+// has.
 ModelConfig resume_config(const Resume* r, ModelConfig cfg);
 
-// Lists what differs from the run that was saved, on `file`, and what follows from it, and ends the
-// program if it would be another run. train_data is a fingerprint of the data, 0: unknown.
+// Prints on `file` how the run differs from the saved one, and what follows. Ends the program if it
+// would be another run. train_data is a fingerprint of the data; 0: unknown.
 void resume_check(Resume* r, const Settled* s, FILE* file, const char* trainer, size_t train_tokens,
                   uint64_t train_data);
 
@@ -89,9 +90,9 @@ static const char* resume_out_(const Options* options) {
     return options->out;
 }
 
-// True if the checkpoint that was found is one of the run whose log is in --out, as far as they
-// say. If not, that run was stopped before its first save: nothing of it can be continued, and
-// another run is continued only by name.
+// Returns true if the checkpoint belongs to the run whose log is in --out, or if that is unknown.
+// If not, the newest run stopped before its first save: it has nothing to resume, and another run
+// is only resumed if --resume names its checkpoint.
 static int resume_is_of_newest_run_(const Resume* r, const char* out, CheckpointsFound found, int must) {
     const uint64_t run = log_files_run(out);
     const long long step = (long long)r->saved.run.step;
@@ -110,7 +111,7 @@ static int resume_is_of_newest_run_(const Resume* r, const char* out, Checkpoint
     return 0;
 }
 
-// The newest one; `must` is set if there must be one.
+// Finds the newest checkpoint. `must`: ends the program if none exists.
 static void resume_newest_(Resume* r, const Options* options, int must) {
     const char* out = resume_out_(options);
     const CheckpointsFound found = checkpoint_newest(r->path, &r->saved, out, NULL, NULL);
@@ -122,7 +123,7 @@ static void resume_newest_(Resume* r, const Options* options, int must) {
     }
 }
 
-// The one that --resume names: a step, a directory, or a name in --out.
+// Finds the checkpoint that --resume names: a step, a directory, or a name in --out.
 static void resume_named_(Resume* r, const Options* options) {
     char error[ERROR_BYTES];
     struct stat info;
@@ -139,7 +140,7 @@ static void resume_named_(Resume* r, const Options* options) {
     r->is_active = 1;
 }
 
-// Whether the directory `out` holds `path`.
+// Returns true if the directory `out` holds `path`.
 static int resume_holds_(const char* out, const char* path) {
     char parent[PATH_MAX];
     struct stat a, b;
@@ -147,15 +148,15 @@ static int resume_holds_(const char* out, const char* path) {
     return stat(out, &a) == 0 && stat(parent, &b) == 0 && a.st_dev == b.st_dev && a.st_ino == b.st_ino;
 }
 
-// True if a resumed run takes over the value of this option, and so may differ in it.
+// Returns true if a resumed run inherits the value of this option.
 static int resume_keeps_(const Options* options, const OptionRow* row) {
     return option_applies(options, row) && !(row->flags & OPTION_NOT_SAVED);
 }
 
 typedef enum { RESUME_NOT_GIVEN, RESUME_ALL } ResumeWhich;
 
-// Returns the options with the values that the run has saved: of those that are not given, or of all. --epochs replaces
-// the saved number of steps.
+// Returns the options with saved values: for those that are not given, or for all. --epochs
+// replaces the saved number of steps.
 static Options resume_options_(const Resume* r, const Options* given, ResumeWhich which) {
     Options options = *given;
     for (int i = 0; i < OPTION_ROWS; i++) {
@@ -171,7 +172,7 @@ static Options resume_options_(const Resume* r, const Options* given, ResumeWhic
     return options;
 }
 
-// Locks --out and finds the checkpoint: rank 0's part.
+// Locks --out and finds the checkpoint, in rank 0.
 static void resume_find_(Resume* r, const Options* options) {
     const char* how = options->resume;
     struct stat info;
@@ -221,14 +222,14 @@ ModelConfig resume_config(const Resume* r, ModelConfig cfg) {
     return cfg;
 }
 
-// The differences, in words.
+// The differences that make another run, as text.
 typedef struct {
-    FILE* file; // to print to
+    FILE* file; // output for messages
     char changes[2048];
     size_t used;
 } ResumeChanges_;
 
-// Reports a difference, and remembers it if it makes another run.
+// Prints a difference, and records it if it makes another run.
 static void resume_difference_(ResumeChanges_* c, const char* name, const char* is, const char* was,
                                int is_other_run) {
     printable_line(c->file, "resume: %s is %s, was %s", name, is, was);
@@ -238,7 +239,7 @@ static void resume_difference_(ResumeChanges_* c, const char* name, const char* 
     }
 }
 
-// The optimizer's state is that of the parameters in memory: other ones have none to continue with.
+// Refuses another --share-layers: the optimizer has state only for the parameters of the saved run.
 static void resume_check_share_(const Resume* r, const Options* options) {
     const char *saved = state_option(&r->saved, "share-layers"), *was = saved ? saved : "off";
     if (strcmp(options->share_layers, was) != 0) {
@@ -249,7 +250,7 @@ static void resume_check_share_(const Resume* r, const Options* options) {
     }
 }
 
-// True if another value of an option makes another run. A longer run is the same one.
+// Returns true if another value of an option makes another run. A longer run is the same run.
 static int resume_is_other_(const OptionRow* row, const char* now, const char* before) {
     const int is_longer =
         strcmp(row->name, "steps") == 0 && strtoll(now, NULL, 10) > strtoll(before, NULL, 10);
@@ -270,7 +271,7 @@ static void resume_check_options_(const Resume* r, const Options* options, Resum
     }
 }
 
-// True if an option has the value that was saved.
+// Returns true if an option has its saved value, or none was saved.
 static int resume_has_same_(const Resume* r, const Options* options, const char* name) {
     char is[OPTION_TEXT_BYTES], dashed[OPTION_NAME_BYTES + 2];
     const char* before = state_option(&r->saved, name);
@@ -278,15 +279,14 @@ static int resume_has_same_(const Resume* r, const Options* options, const char*
     return !before || strcmp(before, option_text(options, option_find(dashed, strlen(dashed)), is)) == 0;
 }
 
-// Returns whether the training data are others than those of the run that was saved, as far as both
-// are known.
+// Returns true if the training data differ from those of the saved run, as far as both are known.
 static int resume_check_data_(const Resume* r, const Options* options, ResumeChanges_* c, size_t train_tokens,
                               uint64_t train_data) {
     char is[OPTION_TEXT_BYTES], was[OPTION_TEXT_BYTES];
     const uint64_t saved = r->saved.train_data;
     const int are_stories = !options->train_data[0] && resume_has_same_(r, options, "train-data");
     if (are_stories && (int64_t)train_tokens > r->saved.train_tokens) {
-        return 0; // a longer run has more of the same stories
+        return 0; // a longer run generates more of the same stories
     }
     if ((int64_t)train_tokens != r->saved.train_tokens) {
         snprintf(is, sizeof(is), "%zu", train_tokens);
@@ -305,8 +305,7 @@ static int resume_check_data_(const Resume* r, const Options* options, ResumeCha
     return train_data != saved;
 }
 
-// The sequence that comes next: a position counts sequences of these data, packed in this way, of
-// this length.
+// Returns the next sequence. A position counts sequences of the same data, packing and length.
 static int64_t resume_sequence_(const Resume* r, const Options* options, FILE* file, int are_other_data) {
     const char* seq_len = state_option(&r->saved, "seq-len");
     const int64_t at = r->saved.run.sequence, was = seq_len ? strtoll(seq_len, NULL, 10) : 0;
@@ -329,7 +328,7 @@ static double resume_rate_(const Options* options, int64_t step) {
     return (double)setup_update(options, step, 1, 0).lr;
 }
 
-// Says where the learning rate leaps, because --steps or another option has changed the schedule.
+// Prints a jump of the learning rate, after --steps or another option has changed the schedule.
 static void resume_print_rate_(const Resume* r, const Options* options, FILE* file) {
     const Options before = resume_options_(r, options, RESUME_ALL);
     const int64_t step = r->saved.run.step;
@@ -340,7 +339,7 @@ static void resume_print_rate_(const Resume* r, const Options* options, FILE* fi
     }
 }
 
-// Says what is left to do. A run cannot be shorter than it is.
+// Prints how many steps are left. Refuses fewer steps than the run has already done.
 static void resume_print_steps_(const Resume* r, const Options* options, FILE* file) {
     const long long done = r->saved.run.step, steps = options->steps;
     if (steps < done) {

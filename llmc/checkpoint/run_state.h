@@ -1,9 +1,10 @@
 /*
-run_state.h -- where a run stands, besides its tensors, and its file in a checkpoint: state.json.
+run_state.h -- the progress of a run, without its tensors, and its file in a checkpoint: state.json.
 
-    {"format":"pretrain.c run","version":1,"run":"16 hexadecimal digits","serial":7,"first_serial":1,
-     "step":1000,"updates":1000,"tokens":...,"sequence":...,"samples_at":...,"train_tokens":...,"padded_vocab":...,"stage":2,
-     "by_clock":0,"train_data":"16 hexadecimal digits","val_loss":...,"trainer":"CPU FP32",
+    {"format":"pretrain.c run","version":1,"run":"16 hexadecimal digits","serial":7,
+     "first_serial":1,"step":1000,"updates":1000,"tokens":...,"sequence":...,"samples_at":...,
+     "train_tokens":...,"padded_vocab":...,"stage":2,"by_clock":0,
+     "train_data":"16 hexadecimal digits","val_loss":...,"trainer":"CPU FP32",
      "loss_scale":{"scale":1,"good_steps":0},
      "guard":{"consecutive":0,"best":...,"losses":{"count":...,"values":[...]},"norms":{...}},
      "validations":{"first":...,"best":...,"best_step":...,"since":...},
@@ -12,26 +13,25 @@ run_state.h -- where a run stands, besides its tensors, and its file in a checkp
      "files":{"model.safetensors":{"bytes":...,"xxh64":"16 hexadecimal digits"}, ...},
      "xxh64":"16 hexadecimal digits"}
 
-The last member is the checksum of all bytes before its value, so that any change of the file is noticed; with
-the checksums of the other files it vouches for the whole checkpoint. All numbers read back as the same bits.
-The values of options are those of options_print_json; names of files may have any bytes.
+The last member is the checksum of all bytes before its value, so any change of the file is noticed.
+With the checksums of the other files it covers the whole checkpoint. All numbers read back as the
+same bits. The options have the values of options_print_json; file names may have any bytes.
 
-    run            identity of the run: its log has the same one (log.h), so that a resume never mixes
+    run            identity of the run, which its log has, too (log.h), so that a resume never mixes
                    two runs of a directory; missing in older files
-    serial         numbers the checkpoints of a directory in the order of writing, whatever their steps
+    serial         number of the checkpoint, in the order of writing in this directory
     first_serial   serial of the first checkpoint of this run
-    sequence       the next sequence of the training data (dataloader.h)
+    sequence       next sequence of the training data (dataloader.h)
     samples_at     position in the random numbers of the samples
-    train_tokens   tokens of the training data
-    train_data     checksum of their contents (mixture.h), because other data have other sequences; 0 if
-                   unknown; missing in older files
-    clip           how --update-in-backward divides the limit of the gradient's norm (update_in_backward.h); missing in
-                   other runs
-    by_clock       1: saved only because time had passed (--save-minutes) or for its validation loss
-                   (--keep-best); missing in older files
-    validations    the memory of --patience and --keep-best (validations.h); missing in older files
-    stage          which work between two updates was done at this step (RunStage); missing in older files:
-                   all of it
+    train_tokens   number of tokens in the training data
+    train_data     checksum of the training data (mixture.h), because other data have other
+                   sequences; 0 if unknown; missing in older files
+    clip           shares of the limit of the gradient's norm, for --update-in-backward
+                   (update_in_backward.h); missing in other runs
+    by_clock       1: saved only for --save-minutes or --keep-best; missing in older files
+    validations    state of --patience and --keep-best (validations.h); missing in older files
+    stage          work between two updates that was done at this step (RunStage); missing in older
+                   files: all of it
 */
 #ifndef LLMC_RUN_STATE_H
 #define LLMC_RUN_STATE_H
@@ -50,23 +50,23 @@ The values of options are those of options_print_json; names of files may have a
 extern "C" {
 #endif
 
-#define STATE_MAX_FILES 4096 // of a checkpoint
+#define STATE_MAX_FILES 4096 // most files of a checkpoint
 
-// Which work that is due between two updates is done: a run may be stopped in the middle of it.
+// The work between two updates that is done: a run may be stopped in the middle of it.
 typedef enum { STAGE_UPDATED, STAGE_VALIDATED, STAGE_SAMPLED } RunStage;
 
 typedef struct {
-    int64_t step;       // done, made or skipped
+    int64_t step;       // steps done, whether their update was made or skipped
     int64_t stage;      // RunStage
-    int64_t updates;    // made
-    int64_t tokens;     // seen
-    int64_t sequence;   // that comes next
-    int64_t samples_at; //
-    double val_loss;    // the last one; NAN: none yet
+    int64_t updates;    // updates made
+    int64_t tokens;     // tokens seen
+    int64_t sequence;   // next sequence of the training data
+    int64_t samples_at; // position in the random numbers of the samples
+    double val_loss;    // last validation loss; NAN: none yet
     Validations validations;
-    UpdateGuard guard;    //
-    LossScale loss_scale; //
-    ClipShares shares;    // no updates: none yet, or not in use
+    UpdateGuard guard;
+    LossScale loss_scale;
+    ClipShares shares; // without updates: none yet, or not in use
 } RunState;
 
 typedef struct {
@@ -76,46 +76,47 @@ typedef struct {
 } SavedFile;
 
 typedef struct {
-    const char *name, *value; // value: as on the command line
+    const char *name, *value; // the value as on the command line
 } SavedOption;
 
 typedef struct {
     RunState run;
-    uint64_t identity; // of the run; 0: unknown
+    uint64_t identity; // identity of the run; 0: unknown
     int64_t serial, first_serial, train_tokens, padded_vocab;
-    int64_t by_clock; // whether only --save-minutes or --keep-best made it
+    int64_t by_clock; // 1: saved only for --save-minutes or --keep-best
     uint64_t train_data;
     const char* trainer;
     SavedFile* files; // (STATE_MAX_FILES)
     int num_files;
     SavedOption* options; // (STATE_MAX_OPTIONS_)
     int num_options;
-    char* text; // of the file, where the strings are
+    char* text; // text of the file, which the strings point into
 } SavedState;
 
-// The state of a new run.
+// Returns the state of a new run.
 RunState run_state_open(UpdateGuard guard, LossScale loss_scale);
 
-// Takes over a saved state, but for what the options say.
+// Restores a saved state, except for the settings that the options decide.
 void run_state_restore(RunState* state, const RunState* saved);
 
 // ---- writing ----
 
-// Writes the file, whole or not at all. Of `s`, options and text do not count.
+// Writes the file, completely or not at all. Ignores the options and text of `s`.
 void state_write(const char* path, SavedState* s, const Options* options);
 
 // ---- reading ----
 
 void state_close(SavedState* s);
 
-// Sets *s from the text of a state.json, which it takes over, without looking at its checksum. Returns 0,
-// with nothing to close and the reason in `error`, if it is none.
+// Sets *s from the text of a state.json, which it owns from now on. Does not check the checksum.
+// Returns 0 with the reason in `error`, and nothing to close, if the text is malformed.
 int state_try_parse(SavedState* s, const char* path, char* text, size_t bytes, char* error);
 
-// Reads and checks a file. Returns 0, with nothing to close and the reason in `error`, if it is damaged.
+// Reads and checks a file. Returns 0 with the reason in `error`, and nothing to close, if it is
+// damaged.
 int state_try_read(SavedState* s, const char* path, char* error);
 
-// The saved value of an option, or NULL.
+// Returns the saved value of an option; NULL if it was not saved.
 const char* state_option(const SavedState* s, const char* name);
 
 #ifdef __cplusplus
@@ -142,8 +143,8 @@ const char* state_option(const SavedState* s, const char* name);
 #define STATE_FORMAT_ "pretrain.c run"
 #define STATE_VERSION_ 1
 
-#define STATE_MAX_OPTIONS_ 256              // of the program that wrote it
-#define STATE_MAX_BYTES_ ((size_t)16 << 20) // of state.json
+#define STATE_MAX_OPTIONS_ 256              // most options of the program that wrote the file
+#define STATE_MAX_BYTES_ ((size_t)16 << 20) // largest state.json
 
 RunState run_state_open(UpdateGuard guard, LossScale loss_scale) {
     RunState state;
@@ -168,7 +169,7 @@ void run_state_restore(RunState* state, const RunState* saved) {
     state->guard.norm_z_limit = norm_z_limit;
 }
 
-// The whole numbers of a state, each with its key.
+// A whole number of a state, and its key.
 typedef struct {
     const char* key;
     int64_t* value;
@@ -232,7 +233,7 @@ static void state_print_files_(FILE* file, const SavedState* s) {
     fputc('}', file);
 }
 
-// Everything but the checksum.
+// Prints everything except the checksum.
 static void state_print_(FILE* file, SavedState* s, const Options* options) {
     StateNumber_ numbers[STATE_NUMBERS_];
     state_numbers_(s, numbers);
@@ -283,10 +284,10 @@ static int state_natural_(JsonReader* text, int64_t* value) {
         return 0;
     }
     *value = (int64_t)number;
-    return number <= INT64_MAX / 2 || json_unexpected(text, "a number below 2^62"); // room to count on
+    return number <= INT64_MAX / 2 || json_unexpected(text, "a number below 2^62"); // leaves room to count on
 }
 
-// A number, or null.
+// Reads a number, or null as NAN.
 static int state_number_(JsonReader* text, double* value) {
     if (json_peek(text) == 'n') {
         *value = NAN;
@@ -305,9 +306,8 @@ static int state_hex_(JsonReader* text, uint64_t* value) {
            json_unexpected(text, "16 hexadecimal digits before");
 }
 
-// Reads the members of an object, its brace not yet taken, each by read(text, key, to): 1 read, 0 an error.
-// No key appears twice where `keys` (NULL: any) lists them, and all of them come but those listed with a "?"
-// in front.
+// Reads an object, each member by read(text, key, to), which returns 0 on error. `keys` (NULL: any)
+// lists the legal keys: each must appear exactly once, or at most once if it starts with "?".
 typedef int (*StateMember_)(JsonReader* text, const char* key, void* to);
 
 static int state_object_(JsonReader* text, const char* const* keys, StateMember_ read, void* to) {
@@ -337,7 +337,7 @@ static int state_object_(JsonReader* text, const char* const* keys, StateMember_
     return more == 0;
 }
 
-// A list of at most `max` numbers.
+// Reads a list of at most `max` numbers.
 static int state_values_(JsonReader* text, double* values, int max, int* held) {
     int more;
     *held = 0;
@@ -421,7 +421,8 @@ static int state_scale_member_(JsonReader* text, const char* key, void* to) {
     return 1;
 }
 
-// The value of an option, as text in place: of a string, its characters; of a switch, on or off.
+// Sets *value to the value of an option as text, in place: the characters of a string, on or off
+// for a switch.
 static int state_option_value_(JsonReader* text, const char** value) {
     int truth;
     const int c = json_peek(text);
@@ -436,7 +437,8 @@ static int state_option_value_(JsonReader* text, const char** value) {
         *value = "auto";
         return json_skip(text);
     }
-    // A number: it is moved one byte to the front, over a colon or a blank, to make room for a zero.
+    // A number is moved one byte to the front, over a colon or a blank, to make room for a zero
+    // byte.
     const size_t begin = text->at;
     if (c == '{' || c == '[' || begin == 0 || !json_skip(text)) {
         return begin && c != '{' && c != '[' ? 0 : json_unexpected(text, "the value of an option");
@@ -552,7 +554,7 @@ int state_try_parse(SavedState* s, const char* path, char* text, size_t bytes, c
     return ok;
 }
 
-// Whether the end of the file vouches for the rest.
+// Returns true if the checksum at the end of the file is right.
 static int state_check_sum_(const char* path, const char* text, size_t bytes, char* error) {
     const size_t tail = 16 + strlen("\"}\n");
     char wanted[32];

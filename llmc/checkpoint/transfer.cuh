@@ -1,16 +1,17 @@
 /*
-transfer.cuh -- a model's weights and optimizer state on their way between the host and the GPU.
+transfer.cuh -- copies a model's weights and optimizer state between the host and the GPU.
 
-They move a group of parameters (model.h) at a time. On the host a group is fp32, alone in memory, laid out by the rows of
-Transfer. On the GPU, or where --offload-optimizer keeps state, it is what this process has of it (zero.h):
+They move one group of parameters (model.h) at a time. On the host, a group is fp32, alone in
+memory, laid out by the rows of Transfer. On the GPU, or where --offload-optimizer keeps state, each
+rank has its part of the group (zero.h).
 
-    upload      sets what this process owns: the weights as the passes read them, and the master weights (master_weights.cuh)
-    download    what is saved: master weights if there are any, else the weights as they are; whole groups, from all
-                processes that have a part of them
+    upload      sets the part that this rank owns: the weights that the passes read, and the master
+                weights (master_weights.cuh)
+    download    copies the weights to save, the master weights if any; whole groups, from all ranks
+                that have a part of them
 
-After the upload of all groups, zero_gather_all_parameters sets what others own. Both wait for the GPU.
-
-needs:   between updates
+After the upload of all groups, zero_gather_all_parameters sets the parts of other ranks. Both wait
+for the GPU. Call them between updates.
 */
 #ifndef LLMC_TRANSFER_CUH
 #define LLMC_TRANSFER_CUH
@@ -34,24 +35,24 @@ needs:   between updates
 enum { TRANSFER_SCRATCH_LEAST = 2 * sizeof(float) * WEIGHTS_PIECE };
 
 typedef struct {
-    // Of the caller, who sets them before transfer_open and keeps what they point to.
+    // The caller sets these members before transfer_open and keeps the memory that they point to.
     ModelConfig cfg;
-    const TensorRow* parameter_rows; // of params_memory
+    const TensorRow* parameter_rows; // layout of params_memory
     void* params_memory;
-    int is_quantized; // matrices are in 8 bits
+    int is_quantized; // true: matrices are in 8 bits
     ZeroGpu* zero;
     const OptimizerState* state;
-    void* state_memory; // NULL: state is offloaded, or there is none
-    void* scratch;      // memory of the GPU that nobody needs between updates
+    void* state_memory; // NULL: the state is offloaded, or none exists
+    void* scratch;      // GPU memory that is unused between updates
     size_t scratch_bytes;
     Offload* offload;
     const Gpu* gpu;
 
-    TensorRow rows[MODEL_PARAMETER_ROWS]; // of a group on the host
-    MasterWeights master;                 // MASTER_NONE also where there is no state
+    TensorRow rows[MODEL_PARAMETER_ROWS]; // layout of a group on the host
+    MasterWeights master;                 // MASTER_NONE also if the run has no state
 } Transfer;
 
-// After the optimizer's state was opened.
+// Sets the other members, after the optimizer's state is open.
 static inline void transfer_open(Transfer* t) {
     zero_parameter_rows(t->rows, &t->zero->plan, t->cfg, sizeof(float));
     t->master = t->state_memory || t->offload->slots ? t->state->optimizer.master : MASTER_NONE;
@@ -59,7 +60,7 @@ static inline void transfer_open(Transfer* t) {
 
 // ---- the optimizer's state ----
 
-// Sets `bytes` of the array of a slot from byte `at` on.
+// Copies `bytes` to a slot's array, from its byte `at`.
 static inline void transfer_upload_state(const Transfer* t, int slot, size_t at, const void* state,
                                          size_t bytes) {
     if (t->offload->slots) {
@@ -69,7 +70,7 @@ static inline void transfer_upload_state(const Transfer* t, int slot, size_t at,
     }
 }
 
-// Copies `bytes` of the array of a slot from byte `at` on.
+// Copies `bytes` of a slot's array, from its byte `at`, to the host.
 static inline void transfer_download_state(const Transfer* t, int slot, size_t at, void* state,
                                            size_t bytes) {
     if (t->offload->slots) {
@@ -91,7 +92,7 @@ static inline void transfer_upload_narrow_(const Transfer* t, floatX* to, const 
     free(narrow);
 }
 
-// Sets a matrix that is in 8 bits.
+// Sets an 8-bit matrix.
 static inline void transfer_set_blocks_(const void* transfer, void* to, const float* from, size_t elements) {
     const Gpu* gpu = ((const Transfer*)transfer)->gpu;
     const size_t blocks = elements / QUANTIZED_BLOCK, bytes = quantized_gpu_bytes(elements);
@@ -108,7 +109,8 @@ static inline void transfer_set_floats_(const void* transfer, void* to, const fl
     transfer_upload_narrow_((const Transfer*)transfer, (floatX*)to, from, elements);
 }
 
-// Sets weights with split master weights, which begin with element `at` of this process's; their lower part is of type L.
+// Sets weights and their split master weights, which start at element `at` of this rank's; their
+// lower parts have the type L.
 template <class L>
 static inline void transfer_upload_split_(const Transfer* t, floatX* to, size_t at, const float* from,
                                           size_t count) {
@@ -125,7 +127,7 @@ static inline void transfer_upload_split_(const Transfer* t, floatX* to, size_t 
     free(upper);
 }
 
-// Sets what this process owns of a part of group g, and the master weights of it.
+// Sets this rank's elements of a part of group g, and their master weights.
 static inline void transfer_upload_part_(const Transfer* t, int g, ZeroPart part, const float* group) {
     const ZeroPlan* zero = &t->zero->plan;
     const ZeroPiece piece = zero_piece(zero, g, part);
@@ -144,7 +146,7 @@ static inline void transfer_upload_part_(const Transfer* t, int g, ZeroPart part
     }
 }
 
-// The same of both parts; of `group` no more is read.
+// Sets this rank's elements of both parts of group g; reads only these of `group`.
 static inline void transfer_upload_group(const Transfer* t, int g, const float* group) {
     if (t->is_quantized) {
         const QuantizedParameters all = {t, t->parameter_rows, t->params_memory, transfer_set_blocks_,
@@ -157,9 +159,9 @@ static inline void transfer_upload_group(const Transfer* t, int g, const float* 
     }
 }
 
-// ---- weights to the host: collective; `group` is NULL in processes that do not want it ----
+// ---- weights to the host: collective; `group` is NULL in ranks that do not want it ----
 
-// A part of group g of master weights in fp32; `group` is the whole group.
+// Copies a part of group g of fp32 master weights; `group` is the whole group.
 static inline void transfer_download_part_(const Transfer* t, int g, ZeroPart part, float* group) {
     const ZeroPlan* zero = &t->zero->plan;
     const int slot = state_master_slot(t->master), is_divided = zero_is_divided(zero);
@@ -187,10 +189,10 @@ static inline void transfer_download_master_(const Transfer* t, int g, float* gr
     }
 }
 
-// The weights as the passes read them.
+// Copies group g of the weights that the passes read.
 static inline void transfer_download_narrow_(const Transfer* t, int g, void* group) {
     const ZeroPlan* zero = &t->zero->plan;
-    if (t->zero->params_slices) { // groups have one part
+    if (t->zero->params_slices) { // here groups have only one part
         zero_collect(t->zero, group, g, ZERO_TRAINED,
                      (floatX*)t->zero->params_slices + zero_piece(zero, g, ZERO_TRAINED).kept,
                      DTYPE_OF(floatX));
@@ -200,8 +202,8 @@ static inline void transfer_download_narrow_(const Transfer* t, int g, void* gro
     }
 }
 
-// Sets t->scratch to some weights of this process as fp32, both parts of them joined, from element
-// `first` of a piece on. The lower parts come from where they are kept.
+// Sets t->scratch to some of this rank's weights as fp32, from element `first` of a piece, by
+// joining their upper and lower parts. The lower parts are on the GPU or offloaded.
 static inline void transfer_join_(const Transfer* t, ZeroPiece piece, ZeroElements some) {
     const int slot = state_master_slot(t->master);
     const size_t bytes = master_bytes(t->master), at = (piece.owned + some.first) * bytes;
@@ -218,7 +220,7 @@ static inline void transfer_join_(const Transfer* t, ZeroPiece piece, ZeroElemen
     weights_widen((float*)t->scratch, Weights<floatX>{upper, lower, t->master}, some.count, t->gpu);
 }
 
-// Split master weights as fp32: joined on the GPU, as many as fit there at a time.
+// Copies split master weights as fp32. They are joined on the GPU, as many at a time as fit there.
 static inline void transfer_download_split_(const Transfer* t, int g, float* group) {
     const size_t room = t->scratch_bytes / (sizeof(float) + master_bytes(t->master)),
                  most = room / WEIGHTS_PIECE * WEIGHTS_PIECE;
@@ -232,10 +234,10 @@ static inline void transfer_download_split_(const Transfer* t, int g, float* gro
     }
 }
 
-// Copies the weights of group g that are saved: fp32 master weights if there are any, else floatX.
+// Copies the weights of group g to save: fp32 master weights if any, else floatX.
 static inline void transfer_download_group(const Transfer* t, int g, void* group) {
-    zero_wait_for_parameters(
-        t->zero); // redundant: before a save, replicas are compared, which waits for them, too
+    // Redundant so far: before a save, replicas are compared, which waits for the parameters, too.
+    zero_wait_for_parameters(t->zero);
     if (t->master == MASTER_FP32) {
         transfer_download_master_(t, g, (float*)group);
     } else if (t->master != MASTER_NONE) {

@@ -1,9 +1,9 @@
 /*
-evaluation.h -- the tasks of a run: --tasks, --hellaswag and --perplexity, opened before any work, evaluated on the
-processes of the run together.
+evaluation.h -- evaluates the model on tasks: --tasks, --hellaswag and --perplexity.
 
-Micro-batch k of a task's rows is that of process k mod n in step k div n. Rows hold whole documents, so each document
-has its loss in one process; all processes get all losses and the same scores.
+The tasks are read before any work. All ranks of the run evaluate them together: of n ranks, rank
+k mod n evaluates micro-batch k of a task's rows, in step k div n. Rows hold whole documents, so the
+loss of each document is computed in one rank. Then all ranks get all losses and the same scores.
 */
 #ifndef LLMC_EVALUATION_H
 #define LLMC_EVALUATION_H
@@ -23,47 +23,47 @@ has its loss in one process; all processes get all losses and the same scores.
 extern "C" {
 #endif
 
-// Forward on a batch that may be empty, with positions that count from the start of each document: sets the loss of
-// each target, nats, and unless NULL whether the target was the most likely token (B, T). Waits for the device.
-// Collective.
+// Runs the forward pass on a batch that may be empty, with positions that count from the start of
+// each document. Sets `losses` (B, T), in nats, and `is_top` (B, T) unless NULL: true where the
+// target was the most likely token. Waits for the device. Collective.
 typedef void (*TokenLosses)(Model* model, Batch batch, float* losses, int* is_top);
 
-// Whether the run is to stop; asked before each micro-batch. Collective.
+// Returns true if the run should stop. Called before each micro-batch. Collective.
 typedef int (*EvaluationStop)(void* run);
 
 typedef struct {
     Task* tasks;
     int count;
     int B, T;
-    const char* out_scores;                  // "": nowhere
+    const char* out_scores;                  // "": no file
     int *inputs, *targets, *starts, *is_top; // (B, T)
     float* losses;                           // (B, T)
-    TaskResult* results;                     // of the documents of the largest task
-    TaskResult* gathered;                    // of some documents, of all processes
+    TaskResult* results;                     // results of the documents of the largest task
+    TaskResult* gathered;                    // results of some documents, from all ranks
 } Evaluation;
 
-// What it takes to evaluate.
+// The model and the run that an evaluation uses.
 typedef struct {
     TokenLosses losses;
     Model* model;
     Comm* comm;
     RunLog* log;
     EvaluationStop stop;
-    void* run; // for stop
+    void* run; // argument of stop
 } EvaluationRun;
 
-// Reads the tasks that the options name; a file that is bad ends the program. `data` has the tokenizer, V is the
-// model's vocabulary. After run_data_open.
+// Reads the tasks that the options name, after run_data_open. `data` has the tokenizer, V is the
+// model's vocabulary. A malformed file ends the program.
 void evaluation_open(Evaluation* e, const RunData* data, const Options* options, int V);
 
-// Ends all processes if they have not read the same tasks. Collective.
+// Ends all ranks if they have not read the same tasks. Collective.
 void evaluation_agree(const Evaluation* e, Comm* comm);
 
-// Takes the memory to evaluate in, and says what will be evaluated.
+// Allocates the memory for evaluation, and prints which tasks will be evaluated.
 void evaluation_start(Evaluation* e, FILE* screen, int processes);
 
-// Evaluates all tasks, each to the log, and example by example to --out-scores. Returns 0 if the
-// run is to stop.
+// Evaluates all tasks, and writes each one's score to the log and its examples to --out-scores.
+// Returns 0 if the run should stop.
 int evaluation_log(Evaluation* e, const EvaluationRun* run, int64_t step);
 
 void evaluation_close(Evaluation* e);
@@ -95,7 +95,7 @@ static Task* evaluation_add_(Evaluation* e) {
     return &e->tasks[e->count++];
 }
 
-// In the order of the list: its items may be of different formats.
+// Adds the files of a list, in its order. They may have different formats.
 static void evaluation_add_files_(Evaluation* e, const char* list, TaskSettings settings) {
     char *items = strdup(list), *next = items, *item;
     CHECK(items, "%s: no memory", list);
@@ -109,7 +109,7 @@ static void evaluation_add_files_(Evaluation* e, const char* list, TaskSettings 
     free(items);
 }
 
-// The windows of a text, with the end-of-text token at its start unless --start-token is off.
+// Adds the windows of a text. Its first token is end-of-text, unless --start-token is off.
 static void evaluation_add_text_(Evaluation* e, const RunData* data, const Options* options,
                                  const Tokenizer* tokenizer, int eot) {
     const int stride = options->stride == OPTION_AUTO ? options->seq_len : options->stride;
@@ -216,7 +216,7 @@ void evaluation_close(Evaluation* e) {
 
 static size_t evaluation_least_(size_t a, size_t b) { return a < b ? a : b; }
 
-// The rows [first, end) of a task: this process's micro-batch, maybe none.
+// Evaluates the rows [first, end) of a task: this rank's micro-batch, which may be empty.
 static void evaluation_rows_(Evaluation* e, const EvaluationRun* run, const Task* task, size_t first,
                              size_t end) {
     const Batch batch = {e->inputs, e->targets, e->starts, (int)(end - first), e->T, 0};
@@ -233,7 +233,7 @@ static void evaluation_rows_(Evaluation* e, const EvaluationRun* run, const Task
     }
 }
 
-// Gives all processes the results of all: those of a document are zeros in all but one.
+// Shares the results among all ranks. Those of a document are zero in all ranks but one.
 static void evaluation_share_(Evaluation* e, const Task* task, Comm* comm) {
     for (size_t first = 0; first < task->num_documents && comm->size > 1; first += EVALUATION_GATHERED_) {
         const size_t count = evaluation_least_(EVALUATION_GATHERED_, task->num_documents - first);
@@ -247,7 +247,7 @@ static void evaluation_share_(Evaluation* e, const Task* task, Comm* comm) {
     }
 }
 
-// Sets the results of a task. Returns 0 if the run is to stop.
+// Sets the results of a task. Returns 0 if the run should stop.
 static int evaluation_run_(Evaluation* e, const EvaluationRun* run, const Task* task, int64_t step) {
     const size_t B = (size_t)e->B, n = (size_t)run->comm->size, batches = (task->num_rows + B - 1) / B,
                  steps = (batches + n - 1) / n;
@@ -266,7 +266,7 @@ static int evaluation_run_(Evaluation* e, const EvaluationRun* run, const Task* 
     return 1;
 }
 
-// --out-scores; only the first process writes them.
+// Writes a task to --out-scores; only rank 0 does.
 static void evaluation_write_(const Evaluation* e, FileWriter* scores, const Task* task, int64_t step) {
     TextBuffer lines;
     text_buffer_open(&lines, e->out_scores);
@@ -276,8 +276,8 @@ static void evaluation_write_(const Evaluation* e, FileWriter* scores, const Tas
     free(text);
 }
 
-// Evaluates all tasks, each to the log and to `scores`, unless NULL. Returns 0 if the run is to
-// stop.
+// Evaluates all tasks, and writes each one to the log and, unless NULL, to `scores`. Returns 0 if
+// the run should stop.
 static int evaluation_run_all_(Evaluation* e, const EvaluationRun* run, int64_t step, FileWriter* scores) {
     for (int i = 0; i < e->count; i++) {
         const Task* task = &e->tasks[i];

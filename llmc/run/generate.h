@@ -1,17 +1,16 @@
 /*
-generate.h -- what the program does with a model instead of training it: it continues prompts.
+generate.h -- generates text: continues prompts with a trained model.
 
-    --prompt TEXT          one text, on standard output as it comes
-    --interactive          each line of standard input is a prompt of its own; its text comes on
-                           standard output. The lines exit and quit end it; `:temperature 0.5` sets an
-                           option for the next texts, and : shows these
-    --prompts FILE.jsonl   one prompt a line, {"prompt": "..."}; their texts, in the same order, become the lines of
-                           --out-texts, which has its name when it is whole, or of standard output:
-                           {"prompt", "text", "tokens", "stop"}
+    --prompt TEXT          prints one continuation on standard output, token by token
+    --interactive          continues each line of standard input. The lines exit and quit end it;
+                           `:temperature 0.5` sets an option from now on, : shows the options
+    --prompts FILE.jsonl   continues one prompt per line, {"prompt": "..."}. Writes the texts in the
+                           same order, as lines {"prompt", "text", "tokens", "stop"}, to standard
+                           output, or to --out-texts, which gets its name when it is complete
 
-`stop` is "end" (of the document), "string" (one of --stop) or "tokens" (--tokens of them). Texts do not depend on each
-other: prompt number i has random numbers of its own. Standard output has nothing but text; what is said about it goes to
-standard error.
+`stop` is "end" (of the document), "string" (one of --stop) or "tokens" (the limit of --tokens).
+Texts are independent: prompt i has its own random numbers. Only text goes to standard output;
+messages go to standard error.
 */
 #ifndef LLMC_GENERATE_H
 #define LLMC_GENERATE_H
@@ -23,13 +22,13 @@ standard error.
 extern "C" {
 #endif
 
-// Refuses what can be refused, reads the prompts, and plans: sets run->generate.
+// Checks the options, reads the prompts, and plans. Sets run->generate.
 void generate_open(Run* run, Ranks ranks);
 
-// Generates all that the options ask for with the model, which is open.
+// Generates all texts that the options ask for. The model is open.
 void generate_texts(Run* run, Model* model);
 
-// `g` may be NULL.
+// Closes `g`, which may be NULL.
 void generate_close(Generate* g);
 
 #ifdef __cplusplus
@@ -68,11 +67,11 @@ void generate_close(Generate* g);
 #include "llmc/generate/text_stream.h"
 #include "llmc/log/text_wrap.h"
 
-#define GENERATE_MAX_FILE_ ((size_t)1 << 32) // bytes of prompts
+#define GENERATE_MAX_FILE_ ((size_t)1 << 32) // largest file of prompts
 
-// A prompt of --prompts, and what has become of it.
+// A prompt of --prompts, and the text generated for it.
 typedef struct {
-    const char* text; // in the file
+    const char* text; // the prompt, in the text of the file
     size_t bytes;
     int *ids, count;
     Rand rng;
@@ -82,7 +81,7 @@ typedef struct {
     GeneratorEnd end;
 } GeneratePrompt_;
 
-// Tokens, and the seconds that they took: of prompts, and of texts.
+// Tokens of prompts and of texts, and the time that they took.
 typedef struct {
     int64_t read, made;
     double read_s, made_s;
@@ -90,18 +89,18 @@ typedef struct {
 
 struct Generate {
     Run* run;
-    Options options; // settings of samples; lines of --interactive change some
+    Options options; // sampling options; lines of --interactive change some
     GenerateSpeed_ speed;
-    int64_t lines;   // of --interactive so far
-    int *ids, count; // (T + 1) of the prompt
+    int64_t lines;   // lines of --interactive so far
+    int *ids, count; // tokens of the prompt (T + 1)
 
     // --prompts
-    char* file;               // all of it
-    GeneratePrompt_* prompts; // whose texts lie in it,
+    char* file;               // text of the file
+    GeneratePrompt_* prompts; // prompts that point into it
     int num_prompts;
-    FILE* out; // and where theirs go,
+    FILE* out; // file for the texts
     const char* out_name;
-    FileWriter texts; // --out-texts or nowhere
+    FileWriter texts; // --out-texts, if given
 };
 
 // ---- texts ----
@@ -110,7 +109,7 @@ static Rand generate_random_(const Generate* g, int64_t prompt) {
     return rand_open(g->options.seed, rand_stream("texts") + (uint64_t)prompt);
 }
 
-// The model is good for nothing.
+// Ends the program if the logits are not finite: the model has diverged.
 static void generate_check_(const Generate* g, const GeneratorSequence* sequence) {
     CHECK(sequence->end != GENERATOR_DIVERGED, "%s: the model's logits are not finite", g->options.model);
 }
@@ -125,7 +124,7 @@ static void generate_begin_(Generate* g, int slot, const int* ids, int count, Ra
     generate_check_(g, sequence);
 }
 
-// A token for each unfinished text.
+// Decodes one token of each unfinished sequence.
 static void generate_advance_(Generate* g) {
     Generator* generator = &g->run->generator;
     const double start_s = time_now_s();
@@ -156,8 +155,8 @@ static void generate_flush_(FILE* file, const char* name) {
     CHECK(fflush(file) == 0 && !ferror(file), "%s: cannot write: %s", name, strerror(errno));
 }
 
-// Prints what is shown of a prompt, and the text that follows it, while it comes: in lines of words
-// on a terminal, elsewhere as it is.
+// Prints `shown`, the visible part of a prompt, and then its continuation token by token: with
+// lines wrapped at words on a terminal, unchanged elsewhere.
 static void generate_print_(Generate* g, const char* shown, const int* ids, int count, int64_t prompt) {
     const size_t columns = text_wrap_columns(stdout), unknown = isatty(STDOUT_FILENO) ? 80 : 0;
     GeneratorSequence* sequence = &g->run->generator.sequences[0];
@@ -183,7 +182,7 @@ static void generate_one_(Generate* g) {
     generate_print_speed_(g);
 }
 
-// A line of --interactive, without its end.
+// Continues a line of --interactive, which has no newline.
 static void generate_answer_(Generate* g, const char* line, size_t bytes) {
     const GenerateSpeed_ none = {0, 0, 0, 0};
     char error[ERROR_BYTES];
@@ -210,7 +209,7 @@ static void generate_show_settings_(const Generate* g) {
     fputs("  exit\n", stderr);
 }
 
-// ":temperature 0.5": `line` is what follows the colon.
+// Sets an option, as ":temperature 0.5" does; `line` is the part after the colon.
 static void generate_set_(Generate* g, const char* line) {
     char name[OPTION_TEXT_BYTES], wanted[OPTION_TEXT_BYTES];
     const int length = (int)strcspn(line, " =");
@@ -230,7 +229,8 @@ static void generate_set_(Generate* g, const char* line) {
     generate_show_settings_(g);
 }
 
-// A line that is no prompt: one that starts with a colon, exit or quit. Returns 0 if it is one.
+// Handles a line that is no prompt: it starts with a colon, or is exit or quit. Returns 0 for a
+// prompt.
 static int generate_obey_(Generate* g, const char* line, int* is_end) {
     *is_end = strcmp(line, "exit") == 0 || strcmp(line, "quit") == 0;
     if (line[0] == ':') {
@@ -251,7 +251,7 @@ static void generate_interactive_(Generate* g) {
         }
         CHECK(!is_first || byte_order_mark("standard input", line, length, &mark, error), "%s", error);
         const size_t bytes = length - (line[length - 1] == '\n');
-        line[bytes] = '\0'; // in place of the line's end, or behind it
+        line[bytes] = '\0'; // in place of the newline, or after the last byte
         if (!generate_obey_(g, line + mark, &is_end)) {
             generate_answer_(g, line + mark, bytes - mark);
         }
@@ -262,7 +262,7 @@ static void generate_interactive_(Generate* g) {
 
 // ---- the prompts of a file ----
 
-// Sets the prompt of a line, {"prompt": "..."}; other members are ignored.
+// Reads the prompt of a line, {"prompt": "..."}; ignores other members.
 static int generate_try_parse_(GeneratePrompt_* prompt, char* line, size_t bytes, const char* place,
                                char* error) {
     JsonReader r = json_reader(place, line, bytes, error);
@@ -281,7 +281,7 @@ static int generate_try_parse_(GeneratePrompt_* prompt, char* line, size_t bytes
                                    found ? "two prompts" : "no prompt");
 }
 
-// Appends the prompt of a line, encoded.
+// Encodes the prompt of a line, and appends it.
 static void generate_add_(Generate* g, char* line, size_t bytes, int number) {
     char place[PATH_MAX + 32], error[ERROR_BYTES];
     const size_t so_far = (size_t)g->num_prompts;
@@ -298,7 +298,7 @@ static void generate_add_(Generate* g, char* line, size_t bytes, int number) {
     p->rng = generate_random_(g, g->num_prompts++);
 }
 
-// Reads the prompts.
+// Reads the file of --prompts.
 static void generate_read_(Generate* g) {
     const Options* o = &g->options;
     char error[ERROR_BYTES];
@@ -320,7 +320,7 @@ static void generate_read_(Generate* g) {
     CHECK(g->num_prompts > 0, "%s: no prompts", o->prompts);
 }
 
-// Where the texts go; after all that can be refused.
+// Opens the file for the texts, after all checks.
 static void generate_open_out_(Generate* g) {
     const char* path = g->options.out_texts;
     g->out = stdout;
@@ -333,7 +333,7 @@ static void generate_open_out_(Generate* g) {
 }
 
 static void generate_write_(FILE* file, const GeneratePrompt_* p) {
-    static const char* const ends[] = {"", "end", "string", "tokens"}; // of GeneratorEnd
+    static const char* const ends[] = {"", "end", "string", "tokens"}; // words of GeneratorEnd
     fputs("{\"prompt\":", file);
     json_print_string(file, p->text, p->bytes);
     fputs(",\"text\":", file);
@@ -341,7 +341,7 @@ static void generate_write_(FILE* file, const GeneratePrompt_* p) {
     fprintf(file, ",\"tokens\":%d,\"stop\":\"%s\"}\n", p->made, ends[p->end]);
 }
 
-// Takes an ended text out of its slot.
+// Moves a finished text out of its slot.
 static void generate_take_(GeneratePrompt_* prompt, GeneratorSequence* sequence) {
     prompt->is_done = 1;
     prompt->made = sequence->generated;
@@ -350,7 +350,7 @@ static void generate_take_(GeneratePrompt_* prompt, GeneratorSequence* sequence)
     sequence->in_use = 0;
 }
 
-// How far it is, at most every fifth of a second on a terminal, else every half minute.
+// Prints the progress: at most five times a second on a terminal, else every half minute.
 static void generate_progress_(int done, int count, double* last_s) {
     const int is_terminal = terminal_rewrites(STDERR_FILENO);
     const double now_s = time_now_s();
@@ -360,7 +360,8 @@ static void generate_progress_(int done, int count, double* last_s) {
     }
 }
 
-// Puts new prompts where texts have ended, until all slots are busy or no prompt is left. Returns whether any is busy.
+// Puts new prompts into the slots of finished texts, until all slots are busy or no prompt is left.
+// Returns true if any slot is busy.
 static int generate_fill_(Generate* g, int* next, int* of_slot) {
     int busy = 0;
     for (int s = 0; s < g->run->generator.model.slots; s++) {
@@ -439,7 +440,7 @@ static void generate_check_options_(const Options* o, const Comm* comm) {
     run_outputs_check(o);
 }
 
-// Decides the settings and reads the prompts: all that can be refused.
+// Decides the settings and reads the prompts: everything that can still be refused.
 static void generate_setup_(Generate* g, Ranks ranks) {
     Run* run = g->run;
     run->model_path = model_path_find(&run->given, run->newest);

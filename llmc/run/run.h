@@ -1,9 +1,11 @@
 /*
-run.h -- a run, and what the training loop in the trainers asks of it and tells it: whether a validation, tasks, samples, a
-save or the end are due; the verdict on a gradient; the log; saving and rolling back. start.h opens the run before the loop,
-and closes it.
+run.h -- a run, and the functions that the training loop of each trainer calls.
 
-The model is opaque here, and nothing depends on the type of its weights (trainer.h). All functions are collective.
+They say when a validation, tasks, samples, a save or the end are due, judge a gradient, write the
+log, save, and roll back. start.h opens the run before the loop and closes it afterwards.
+
+The model is opaque here, and nothing depends on the type of its weights (trainer.h). All functions
+are collective.
 */
 #ifndef LLMC_RUN_H
 #define LLMC_RUN_H
@@ -35,63 +37,63 @@ extern "C" {
 
 // The verdict on the gradient of an update.
 typedef struct {
-    double loss, norm; // mean over the targets that count, nats; of its gradient, without any scale
-    double flops;      // operations of all ranks
+    double loss, norm; // mean loss of the targets that count, in nats; unscaled norm of its gradient
+    double flops;      // floating-point operations of all ranks
     Update update;     // settings of the update, if it is made
-    int is_made;       // the update
-    char reason[96];   // why it is not made
+    int is_made;       // true: the update is made
+    char reason[96];   // reason if it is not made, or not completely
 } RunVerdict;
 
 typedef struct Generate Generate; // generate.h
 
-// One run of the program.
+// A run of the program.
 typedef struct {
     const Trainer* trainer;
-    const char* program; // as it was called
-    Options given;       // as they were parsed
+    const char* program; // name it was called by
+    Options given;       // options as parsed
     Settled settled;
     RunData data;
     Resume resume;
-    char* kept_config;      // of its config.json, for the checkpoints; NULL: nothing
-    const char* model_path; // of the first weights, or the checkpoint to continue from; NULL: random
-    char newest[PATH_MAX];  // checkpoint of the run that --model names
-    double start_s;         // when the program started, as time_now_s counts
-    FILE* results;          // where they are printed: standard output, which of a --quiet run is /dev/null
-    int has_joined;         // the other ranks
-    int trains;             // or evaluates or converts: nothing was refused, and no option asks only to look
-    Generate* generate;     // text is generated instead; NULL: none
+    char* kept_config;      // fields of the model's config.json that checkpoints keep; NULL: none
+    const char* model_path; // path of the initial weights, or the checkpoint to resume; NULL: random weights
+    char newest[PATH_MAX];  // newest checkpoint, if --model names a run
+    double start_s;         // start of the program, on the clock of time_now_s
+    FILE* results;          // output for results: standard output, even with --quiet
+    int has_joined;         // true once this rank has joined the others
+    int trains;             // true: the loop follows, to train, evaluate or convert
+    Generate* generate;     // state of generation, if the program generates text; else NULL
     int status;             // exit status of the program
-    int dies;               // by the signal that stopped the run, once all is closed
+    int dies;               // true: ends by the signal that stopped the run, once all is closed
 
     TrainerPlan plan;
     Model* model;
-    ModelFiles files; // the model as files see it
+    ModelFiles files; // the model, as needed to read and write its files
     Dataloader loaders[2];
     Dataloader *train, *val; // NULL without data
-    int64_t eval_sequences;  // of a validation
+    int64_t eval_sequences;  // sequences of a validation
     Comm comm;
-    RankReport *report, *reports; // of this rank, and of all ranks one after the other
+    RankReport *report, *reports; // report of this rank; reports of all ranks, one after the other
     Mfu mfu;
-    Stragglers pace;    // which process is slow,
-    double* paces;      // and how long each took
-    double data_wait_s; // of the one that waited longest, in each step
+    Stragglers pace;    // search for a slow rank
+    double* paces;      // time per token of each rank
+    double data_wait_s; // time waited for data so far: in each step, of the rank that waited longest
     uint64_t agreement; // hash of the last verdict
     Generator generator;
     Evaluation evaluation;
     Session session;
     RunLog log;
     RunState state;
-    int validates_first; // before the first update, too
-    double floor;        // of the validation loss: the entropy of the text; NAN: unknown
+    int validates_first; // true: also validates before the first update
+    double floor;        // least validation loss possible, the entropy of the text; NAN: unknown
 
-    // the step under way, or the last one
-    InBackward in_backward;           // --update-in-backward
-    RunVerdict verdict;               //
-    double begin_s, step_s, waited_s; // when it began, its time; what the loader has waited before it
-    uint64_t first_sequence;          // of its batch
-    int due;                          // a sum as of session_next
+    // the current step, or the last one
+    InBackward in_backward; // --update-in-backward
+    RunVerdict verdict;
+    double begin_s, step_s, waited_s; // its start and its time; time the loader waited before it
+    uint64_t first_sequence;          // first sequence of its batch
+    int due;                          // actions that are due: a sum as session_next returns
     int is_stopping;                  // a signal has stopped a validation, a task or a sample
-    char divergence[256];             // why the run rolls back
+    char divergence[256];             // reason for rolling back
 } Run;
 
 // Sets the model, which is open.
@@ -102,64 +104,67 @@ static inline int run_is_first(const Run* run) { return run->comm.rank == 0; }
 // The number of micro-steps for an update, or a validation, of `sequences`.
 int64_t run_micro_steps(const Run* run, int64_t sequences);
 
-// Ends the run if a process has other parameters than the others.
+// Ends the run if the parameters of ranks differ.
 void run_agree_on_parameters(Run* run);
 
-// Opens the generator of samples, or of texts. The options, which sampling follows, must stay.
+// Opens the generator of samples or texts. `options`, which sampling follows, must outlive it.
 void run_open_generator(Run* run, Model* model, const Options* options);
 
-// Puts the run where it was when the checkpoint was saved.
+// Restores the run from a checkpoint.
 void run_restore(Run* run, const char* path, const SavedState* saved);
 
-// ---- the lap of the loop, in this order ----
+// ---- one iteration of the loop, in this order ----
 
-// True if a validation is due.
+// Returns true if a validation is due.
 int run_validates(const Run* run);
 
-// Sets batch i of a validation, which may be empty. Returns 0 after the last one, or if a signal stops the run.
+// Sets batch i of a validation, which may be empty. Returns 0 after the last one, or if a signal
+// stops the run.
 int run_validation_batch(Run* run, int64_t i, Batch* batch);
 
-// Logs the validation loss, from the losses that all ranks have put into their reports.
+// Logs the validation loss, from the losses in the reports of all ranks.
 void run_log_validation(Run* run);
 
-// True if the tasks are due: with a validation, whether that is due or not.
+// Returns true if the tasks are due. They follow the validation, if one is due.
 int run_evaluates_tasks(const Run* run);
 void run_log_tasks(Run* run);
 
-// True if samples are due.
+// Returns true if samples are due.
 int run_samples(const Run* run);
 void run_log_samples(Run* run);
 
-// Notes that this stage of the step is complete: a resumed run does not repeat it. Not if a signal has stopped it.
+// Records that this stage of the step is complete, unless a signal has stopped it. A resumed run
+// does not repeat it.
 void run_reaches(Run* run, RunStage stage);
 
 // Agrees with the other ranks whether to save and whether to stop now.
 void run_agree(Run* run);
 
-// True if a save is due, and starts it: copies all that makes up the run, which a thread writes meanwhile.
+// Returns true if a save is due. run_save copies the state of the run, which a thread then writes.
 int run_saves(const Run* run);
 void run_save(Run* run);
 
-// True at the last step, and if a signal or --max-hours stops the run.
+// Returns true at the last step, or if a signal or --max-hours stops the run.
 int run_ends(const Run* run);
 
 // Starts a step.
 void run_begin_step(Run* run);
 
-// The hook for the backward pass that makes the update (--update-in-backward); NULL: none.
+// Returns the hook that makes the update during the backward pass (--update-in-backward); NULL:
+// none.
 InBackward* run_hook(Run* run);
 
-// Adds up the reports of all ranks and judges the gradient: learning rate, clipping, overflow, outliers. Sets *update, and
-// returns whether to make it.
+// Adds up the reports of all ranks, and judges the gradient: learning rate, clipping, overflow,
+// outliers. Sets *update. Returns true if the update should be made.
 int run_accepts(Run* run, Update* update);
 
 // Counts the step, and logs it.
 void run_end_step(Run* run);
 
-// True if the run has diverged and is to roll back.
+// Returns true if the run has diverged and should roll back.
 int run_diverges(Run* run);
 
-// Goes back to the last healthy checkpoint; the data continue after the bad batches.
+// Restores the last healthy checkpoint. The data continue after the bad batches.
 void run_roll_back(Run* run);
 
 #ifdef __cplusplus
@@ -187,11 +192,12 @@ void run_roll_back(Run* run);
 #include "llmc/optim/optimizer.h"
 #include "llmc/parallel/micro_steps.h"
 
-enum { RUN_BAD_DATA_ = 4 }; // a file of the data has changed; beside what session_next returns
+enum { RUN_BAD_DATA_ = 4 }; // a data file has changed; a flag beyond those of session_next
 
-// The one place where ranks agree. Whether to save, stop, or end is decided by what this returns and by nothing else: all
-// ranks call it at the same points, and if one of them asks for something, all do it. Verdicts on an update need no
-// agreement: all ranks judge the same numbers.
+// Agrees on a sum of flags, and is the only place where ranks agree. Only its result decides
+// whether to save, stop or end: all ranks call it at the same points, and if one of them asks for
+// something, all do it. The verdict on an update needs no agreement, because all ranks judge the
+// same numbers.
 static int run_agree_(Run* run, int asks) { return comm_any(&run->comm, asks); }
 
 void run_set_model(Run* run, Model* model) {
@@ -204,11 +210,11 @@ void run_set_model(Run* run, Model* model) {
 
 // ---- the numbers of an update ----
 
-// The same of all processes together.
+// The numbers of an update or a validation, over all ranks.
 typedef struct {
     double losses, square_sum; // sums
     double counted, flops, bytes;
-    double wait_s; // of the one that waited longest
+    double wait_s; // time of the rank that waited longest for data
 } RunUpdate_;
 
 // The number of micro-steps for an update, or a validation, of `sequences`.
@@ -221,13 +227,13 @@ static size_t run_report_bytes_(int64_t micro_steps) {
     return sizeof(RankReport) + (size_t)micro_steps * sizeof(double);
 }
 
-// The report of rank r, of those that were gathered.
+// Returns the report of rank r, after they were gathered.
 static RankReport* run_report_of_(const Run* run, int r, int64_t micro_steps) {
     return (RankReport*)((char*)run->reports + (size_t)r * run_report_bytes_(micro_steps));
 }
 
-// Gathers the reports of all ranks and adds them up: losses in the order of the micro-batches, so that the sum has the same
-// bits for any number of ranks.
+// Gathers the reports of all ranks and adds them up. Losses are added in the order of the
+// micro-batches, so that the sum has the same bits for any number of ranks.
 static RunUpdate_ run_add_up_(Run* run, int64_t micro_steps) {
     RunUpdate_ sum = {0, 0, 0, 0, 0, 0};
     WideSum square_sum = {0, 0};
@@ -252,7 +258,7 @@ static RunUpdate_ run_add_up_(Run* run, int64_t micro_steps) {
     return sum;
 }
 
-// Names a process that is slow: all of them find it, after run_add_up_.
+// Logs the name of a slow rank, if any, after run_add_up_. All ranks find the same one.
 static void run_watch_pace_(Run* run, int64_t micro_steps) {
     Comm* c = &run->comm;
     char note[256];
@@ -272,8 +278,8 @@ static void run_watch_pace_(Run* run, int64_t micro_steps) {
     }
 }
 
-// Called before all else that the model does, each validation and each save. Parameters differ after another file on a disk,
-// an error in a GPU's memory, or where a rank does not compute as the others do.
+// Compares the parameters of all ranks: before the model is used, and at each validation and save.
+// They differ if a rank has read another file, has a memory error, or computes differently.
 void run_agree_on_parameters(Run* run) {
     char what[80], words[32];
     if (run->comm.size > 1) {
@@ -293,7 +299,7 @@ void run_open_generator(Run* run, Model* model, const Options* options) {
 
 // ---- saving and rolling back ----
 
-// Copies all that makes up the run, and starts to save the copy; or saves the model itself and waits.
+// Copies the state of the run and starts to save the copy, or saves the model itself and waits.
 static void run_save_(Run* run, int reasons) {
     comm_progress(&run->comm, COMM_SAVE, run->state.step, "a save");
     session_wait(&run->session, &run->log);
@@ -339,8 +345,8 @@ void run_roll_back(Run* run) {
     log_rollback(&run->log, from, run->state.step, run->divergence);
 }
 
-// Ends the program if a file of the data has changed during the run, after saving the run as it was before the
-// sequence number `next`.
+// Ends the program if a data file has changed during the run, after saving the run as it was before
+// sequence `next`.
 static void run_check_data_(Run* run, const Dataloader* loader, uint64_t next) {
     if (!run_agree_(run, dataloader_error(loader) ? RUN_BAD_DATA_ : 0)) {
         return;
@@ -352,13 +358,13 @@ static void run_check_data_(Run* run, const Dataloader* loader, uint64_t next) {
     }
     session_wait(&run->session, &run->log);
     CHECK(!error, "%s", error);
-    comm_barrier(&run->comm); // until the process whose data are bad ends all
+    comm_barrier(&run->comm); // waits until the rank with the bad data ends all
 }
 
 // ---- a step ----
 
-// Adjusts the loss scale. Returns whether the gradient overflowed, and a smaller scale may help: that is no
-// outlier, and no divergence.
+// Adjusts the loss scale. Returns true if the gradient overflowed and a smaller scale may help:
+// that is neither an outlier nor divergence.
 static int run_overflowed_(LossScale* scale, double loss, double norm, char reason[96]) {
     const float before = scale->scale;
     loss_scale_update(scale, isfinite(norm));
@@ -369,7 +375,7 @@ static int run_overflowed_(LossScale* scale, double loss, double norm, char reas
     return 1;
 }
 
-// Judges an update in the backward pass: complete, partial or none.
+// Judges an update made during the backward pass: complete, partial or none.
 static void run_judge_in_backward_(ModelConfig cfg, const InBackward* made, RunVerdict* verdict) {
     verdict->is_made = made->updated > 0;
     if (verdict->is_made && made->stopped_at > 0) {
@@ -385,7 +391,7 @@ static void run_judge_in_backward_(ModelConfig cfg, const InBackward* made, RunV
 static RunVerdict run_judge_(Run* run, const RunUpdate_* update) {
     const Options* o = &run->settled.options;
     RunState* state = &run->state;
-    // The loss counts 1 / total_batch for each token; it should count 1 / counted.
+    // The loss has a factor of 1 / total_batch for each token; it should be 1 / counted.
     const double factor = targets_factor((double)o->total_batch, update->counted);
     const double scale = factor / state->loss_scale.scale;
     RunVerdict verdict;
@@ -453,7 +459,7 @@ int run_accepts(Run* run, Update* update) {
     return run->verdict.is_made && !o->update_in_backward;
 }
 
-// Logs step number state.step.
+// Logs the step that has just ended.
 static void run_log_step_(Run* run) {
     const RunVerdict* verdict = &run->verdict;
     const UpdateGuard* guard = &run->state.guard;
@@ -484,7 +490,8 @@ void run_end_step(Run* run) {
 
 // ---- between two steps ----
 
-// Returns whether a signal asks the run to stop; asked between two batches of a validation or two tokens of a sample.
+// Returns true if a signal asks the run to stop. Called between two batches of a validation, or two
+// tokens of a sample.
 static int run_stops_(void* run_) {
     Run* run = (Run*)run_;
     comm_alive(&run->comm);

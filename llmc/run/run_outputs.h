@@ -1,6 +1,8 @@
 /*
-run_outputs.h -- the files that the options of a run name, checked before any work (outputs.h):
-those that are read (OPTION_READS, OPTION_READS_LIST) and those that are written (OPTION_WRITES).
+run_outputs.h -- checks before any work that a run may write its output files (outputs.h).
+
+The table of options says which files are read (OPTION_READS, OPTION_READS_LIST) and which are
+written (OPTION_WRITES).
 */
 #ifndef LLMC_RUN_OUTPUTS_H
 #define LLMC_RUN_OUTPUTS_H
@@ -11,8 +13,8 @@ those that are read (OPTION_READS, OPTION_READS_LIST) and those that are written
 extern "C" {
 #endif
 
-// Ends the program if a file that it is asked to write must not be written, or could not be. After
-// resume_open: a resumed run reads what the first one was told.
+// Ends the program if an output file must not or cannot be written. Call it after resume_open: a
+// resumed run reads the files that its first start named.
 void run_outputs_check(const Options* options);
 
 #ifdef __cplusplus
@@ -38,7 +40,7 @@ void run_outputs_check(const Options* options);
 #include "llmc/setup/options_values.h"
 #include "llmc/tokenizer/bpe_files.h"
 
-// A file of data, and what belongs to it: Megatron's index.
+// Adds a data file, and the index that belongs to a Megatron file.
 static void run_outputs_read_data_(Outputs* o, const char* path) {
     outputs_read(o, path);
     if (tokens_is_shard(path)) {
@@ -56,7 +58,7 @@ static void run_outputs_read_item_(Outputs* o, const char* item) {
     globfree(&files);
 }
 
-// A list of names and patterns, with weights or without.
+// Adds the files of a list of names and patterns, with or without weights.
 static void run_outputs_read_list_(Outputs* o, const char* list) {
     SourceList sources;
     mixture_read_list(&sources, list);
@@ -71,7 +73,7 @@ static void run_outputs_read_list_(Outputs* o, const char* list) {
     free(sources.text);
 }
 
-// Adds the files that the run itself keeps in --out.
+// Adds the files that the run keeps in --out.
 static void run_outputs_add_out_(Outputs* o, const char* out) {
     static const char* const files[] = {LOG_JSON, LOG_TEXT, LOG_CURVE, "tokenizer.json"};
     static const char* const directories[] = {LOG_BOARD, "tokens"};
@@ -92,7 +94,7 @@ static void run_outputs_add_out_(Outputs* o, const char* out) {
     free(steps);
 }
 
-// Adds the files that an option reads or writes, by its row in the table.
+// Adds the files that an option reads or writes, as its row in the table says.
 static void run_outputs_add_(Outputs* o, const Options* options, const OptionRow* row) {
     char buffer[OPTION_TEXT_BYTES];
     const char* path = option_text(options, row, buffer);

@@ -1,19 +1,19 @@
 /*
-session.h -- one start of the program; a long run may take many. What is due between two updates, when to
-save, when to stop, and where to roll back to.
+session.h -- one start of the program; a long run may need several.
 
-    due      validation every --eval-every steps, tasks every --tasks-every and samples every --sample-every, each
-             also at the last step, which is number --steps or the one at which --patience is over;
-             a resumed run does not repeat what was done at its step
-    saves    every --save-every steps and at the last, or every --save-minutes and at the last; after
-             the best validation so far with --keep-best; on SIGUSR1; before it stops
-    stops    when a signal asked for it: between two steps, batches of a validation or tokens of a sample;
-             before --max-hours are over, leaving time to save
-    returns  to an earlier step when the run has diverged and --on-divergence is rollback: to the newest
-             healthy checkpoint of this run, skipping the data that came after it; later checkpoints are
-             removed
+It decides what is due between two updates, when to save, when to stop, and where to roll back to.
 
-Without --out nothing is saved; the signal ends the program, after a line that says how far it came.
+    due         validation every --eval-every steps, tasks every --tasks-every, samples every
+                --sample-every; all of them also at the last step, which is --steps, or earlier if
+                --patience ends the run. A resumed run does not repeat the work done at its step
+    save        every --save-every steps, or every --save-minutes, and at the last step; with
+                --keep-best after the best validation so far; on SIGUSR1; before it stops
+    stop        if a signal asks for it: between two steps, batches of a validation, or tokens of a
+                sample; or before --max-hours are over, with time left to save
+    roll back   if the run has diverged, with --on-divergence rollback: to the newest healthy
+                checkpoint of this run. Later checkpoints are removed, and later data are skipped
+
+Without --out nothing is saved: a signal ends the program, after a line that says at which step.
 */
 #ifndef LLMC_SESSION_H
 #define LLMC_SESSION_H
@@ -45,70 +45,75 @@ typedef struct {
     const Settled* settled;
     int can_save;
     Checkpoints checkpoints;
-    double end_s;          // when --max-hours are over; INFINITY: no limit
-    double longest_step_s; //
-    double saved_s;        // when the last save began, or the session
-    int64_t rollback_step; // the last step rolled back to,
-    int tries;             // and how often
-    int has_warned;        // that the run has diverged by its validation loss
+    double end_s; // end of --max-hours; INFINITY: no limit
+    double longest_step_s;
+    double saved_s;        // start of the last save, or of the session
+    int64_t rollback_step; // last step rolled back to
+    int tries;             // number of times it was rolled back to
+    int has_warned;        // true once warned that the validation loss has diverged
 } Session;
 
-// `start_s` is when the program started (CLOCK_MONOTONIC). The rest is as for checkpoints_open. Does not change
-// anything in --out.
+// Opens a session. `start_s` is the start of the program (CLOCK_MONOTONIC); the other arguments are
+// as for checkpoints_open. Changes nothing in --out but removes checkpoints that --keep no longer
+// wants.
 void session_open(Session* s, const Settled* settled, const Resume* resume, CheckpointRun run,
                   double start_s);
 
-// Opens the log and logs the kind of start. The last thing before training, when nothing can be refused any
-// more: logs of an earlier run are put aside. A finished run samples again if texts are asked for.
+// Opens the log and logs how the run starts. Call it last, when nothing can be refused any more,
+// because it moves the logs of an earlier run aside. A finished run makes samples again if the
+// command line asks for them.
 void session_begin(const Session* s, const Resume* resume, RunState* run, RunLog* log, FILE* screen,
                    LogIdentity who);
 
 void session_close(Session* s);
 
-// `validates_first`: before the first update, too.
+// Returns true if a validation is due. `validates_first`: also before the first update.
 int session_validation_is_due(const Session* s, const RunState* run, int validates_first);
 
-// Together with the validation, whether that is due or not.
+// Returns true if the tasks are due. They follow the validation, if one is due.
 int session_tasks_are_due(const Session* s, const RunState* run);
 
 int session_samples_are_due(const Session* s, const RunState* run);
 
-// The step at which the run ends: number --steps, or this one if --patience is over.
+// Returns the last step of the run: --steps, or the current one if --patience ends the run.
 int64_t session_last_step(const Session* s, const RunState* run);
 
 // Returns the actions due after a step, or before the first one: a sum of SESSION_SAVE,
 // SESSION_SAVE_BY_CLOCK, SESSION_SAVE_BEST and SESSION_STOP. `step_s` is the time of the step.
 int session_next(Session* s, const RunState* run, double step_s);
 
-// Before a save for these reasons, a sum as of session_next on which all processes agree; the save
-// before has ended.
+// Prepares a save for these reasons, a sum as session_next returns, on which all ranks agree. The
+// previous save must have ended.
 void session_saves(Session* s, int reasons);
 
-// Logs a save that has ended meanwhile.
+// Logs a save that has ended since the last call.
 void session_report(Session* s, RunLog* log);
 
-// Waits for the save under way, and logs it.
+// Waits for the save in progress, and logs it.
 void session_wait(Session* s, RunLog* log);
 
-// Whether the run could be saved and its current state is not.
+// Returns true if the run can be saved and its current state is not saved.
 int session_is_unsaved(const Session* s, const RunState* run);
 
-// Logs why the run ends early, and how it continues: `signal` stopped it, of whichever process, or
-// 0: the time.
+// Logs why the run stops, and how to continue it. `signal` stopped it, in any rank; 0: its time is
+// up.
 void session_stopped(const Session* s, RunLog* log, const RunState* run, int signal, const char* program);
 
-// At the last step: if it is not number --steps, logs why.
+// Logs why the run ends before --steps, if it does. Call it at the last step.
 void session_ended_early(const Session* s, RunLog* log, const RunState* run);
 
-// After a validation: if the run has diverged by it, warns once in a session, or ends the program
-// with --on-divergence stop after the save under way. V is the size of the vocabulary.
+// Judges the last validation. If the run has diverged by it, warns once per session, or with
+// --on-divergence stop ends the program after the save in progress. V is the size of the
+// vocabulary.
 void session_judge_validation(Session* s, RunLog* log, const RunState* run, int V);
 
-// After an update that was skipped or made: whether to roll back, and the reason. Ends the program if the run
-// has diverged and must not roll back, after the save under way.
+// Returns true and sets `reason` if the run should roll back, after an update that was made or
+// skipped. If the run has diverged and must not roll back, ends the program after the save in
+// progress.
 int session_diverged(Session* s, RunLog* log, const RunState* run, char reason[256]);
 
-// Finds the checkpoint to roll back to; ends the program if there is none, or if it has not helped before. Collective.
+// Finds the checkpoint to roll back to. Ends the program if none exists, or if rolling back to it
+// has not helped before. Collective.
 void session_roll_back(Session* s, const char* reason, char path[PATH_MAX], SavedState* saved);
 
 #ifdef __cplusplus
@@ -131,7 +136,7 @@ void session_roll_back(Session* s, const char* reason, char path[PATH_MAX], Save
 #include "llmc/optim/schedule.h"
 #include "llmc/setup/resolve.h"
 
-// Another one for each run that ever starts. Only rank 0 uses its own.
+// Returns a new identity, unique for each run. Only that of rank 0 is used.
 static uint64_t session_new_identity_(void) {
     struct {
         double unix_s, now_s;
@@ -147,7 +152,7 @@ static uint64_t session_new_identity_(void) {
     return identity ? identity : 1;
 }
 
-// A smaller --keep than before counts at once: maybe the disk is full.
+// Removes checkpoints at once if --keep is smaller than before: the disk may be full.
 static void session_thin_(const Settled* settled, const Resume* resume) {
     if (resume_is_here(resume) && settled->ranks.rank == 0) {
         checkpoints_thin(&settled->options, &resume->saved);
@@ -220,12 +225,12 @@ int64_t session_last_step(const Session* s, const RunState* run) {
     return validations_are_over(&run->validations, o->patience) ? run->step : o->steps;
 }
 
-// True if work with an interval in steps is due.
+// Returns true if work with an interval in steps is due.
 static int session_is_due_(const Session* s, const RunState* run, int every) {
     return schedule_due(every, run->step, session_last_step(s, run));
 }
 
-// Whether this starts a run that will train. A run of no steps only looks at the model.
+// Returns true before the first update of a run that trains. A run of no steps only evaluates.
 static int session_is_first_(const Session* s, const RunState* run) {
     return run->step == 0 && s->settled->options.steps > 0;
 }
@@ -245,15 +250,15 @@ int session_samples_are_due(const Session* s, const RunState* run) {
            session_is_due_(s, run, s->settled->options.sample_every);
 }
 
-// The time that a save takes, as far as that is known.
+// Returns the time that a save needs, or an estimate.
 static double session_save_s_(const Session* s) {
     const double slow_disk = 100e6; // bytes per second
     const Checkpoints* c = &s->checkpoints;
     return !s->can_save ? 0 : c->save_s > 0 ? c->save_s : checkpoints_disk_bytes(c) / slow_disk;
 }
 
-// True if --max-hours leave no time for another step and a save. Each start makes a step before: so
-// a run whose steps take longer than its hours comes to its end, if it is resumed often enough.
+// Returns true if --max-hours leave no time for another step and a save. Each start makes at least
+// one step, so even a run with steps longer than --max-hours ends if it is resumed often enough.
 static int session_is_late_(const Session* s) {
     return s->longest_step_s > 0 && time_now_s() + 2 * (s->longest_step_s + session_save_s_(s)) > s->end_s;
 }
@@ -264,7 +269,7 @@ static int session_clock_is_due_(const Session* s) {
            time_now_s() - s->saved_s >= 60.0 * o->save_minutes;
 }
 
-// True if the last validation is the best one so far, and of this step. That before the first
+// Returns true if the last validation is from this step, and the best so far. One before the first
 // update does not count.
 static int session_is_best_(const Session* s, const RunState* run) {
     return s->settled->options.keep_best && run->step > 0 && run->validations.best_step == run->step;
@@ -312,8 +317,8 @@ int session_is_unsaved(const Session* s, const RunState* run) {
     return s->can_save && run->step != s->checkpoints.saved_step;
 }
 
-// How the run is continued, behind the line that says where it stopped. A launcher's part of the
-// command is not known.
+// Prints how to continue the run, after the line that says where it stopped. The launcher's part of
+// the command is unknown.
 static void session_print_advice_(FILE* file, const Session* s, const char* program) {
     if (!s->can_save) {
         fputs(s->settled->use == USE_EVALUATE ? "" : "; nothing was saved: saving needs --out", file);
@@ -381,7 +386,7 @@ int session_diverged(Session* s, RunLog* log, const RunState* run, char reason[2
     return 1;
 }
 
-// Whether the run was healthy when it was saved.
+// Returns true if the run was healthy when it was saved.
 static int session_is_healthy_(const SavedState* saved, const void* session) {
     const Session* s = (const Session*)session;
     const SavedState* own = &s->checkpoints.state;
@@ -409,8 +414,8 @@ void session_roll_back(Session* s, const char* reason, char path[PATH_MAX], Save
     if (comm->rank == 0) {
         checkpoint_remove_after(s->checkpoints.out, saved);
     }
-    s->checkpoints.saved_step =
-        -1; // with other data next it is another state, which may be saved in its place
+    // Other data follow, so this step will have another state, which may replace the saved one.
+    s->checkpoints.saved_step = -1;
 }
 
 #endif // SESSION_IMPLEMENTATION

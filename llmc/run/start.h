@@ -1,8 +1,8 @@
 /*
-start.h -- a run of the program from its command line to the loop (run.h), and from the loop to its exit status.
+start.h -- a run, from the command line to the training loop, and from the loop to the exit status.
 
     run_open      options, data, sizes of the model; --verify-data, --print-config, --plan, --report
-    run_begin     loaders, generator, checkpoints; first weights, or a checkpoint
+    run_begin     loaders, generator, checkpoints; initial weights, or a checkpoint
     (the loop)    run.h
     run_end       export, summary
     run_close     exit status
@@ -18,17 +18,19 @@ start.h -- a run of the program from its command line to the loop (run.h), and f
 extern "C" {
 #endif
 
-// Prepares the process: its stack, standard files and signals. Once, before all else.
+// Prepares the process: its stack, standard files and signals. Call it once, before all else.
 void run_open_process(void);
 
-// Does all that comes before a model: reads the command line, joins the other ranks, opens the data, plans. Afterwards
-// `trains` or `generate` says what to do with a model; if neither, the program has done what it was asked for.
+// Does everything that needs no model: reads the command line, joins the other ranks, opens the
+// data, plans. Afterwards `trains` or `generate` says whether a model is needed; if neither is set,
+// the program is done.
 Run* run_open(int argc, char** argv, const Trainer* trainer);
 
-// Opens all that training needs beside the model, which is open: sets its weights, and opens the log.
+// Opens everything else that training needs, sets the weights of the model, which is open, and
+// opens the log.
 void run_begin(Run* run, Model* model);
 
-// After the loop: waits for the last save, exports, and says what has come of the run.
+// Waits for the last save, exports, and prints a summary. Call it after the loop.
 void run_end(Run* run);
 
 // Returns the exit status of the program.
@@ -87,7 +89,7 @@ int run_close(Run* run);
 
 // ---- opening and closing ----
 
-// The loaders, and room for the numbers of an update or a validation.
+// Opens the loaders, and allocates memory for the reports of an update or a validation.
 static void start_open_data_(Run* run) {
     run->train = &run->loaders[0];
     run->val = &run->loaders[1];
@@ -103,7 +105,7 @@ static void start_open_data_(Run* run) {
     stragglers_open(&run->pace, run->comm.size);
 }
 
-// The data, the tasks and the generator of samples.
+// Opens the data, the tasks and the generator of samples.
 static void start_open_inputs_(Run* run) {
     if (run_data_has_tokens(&run->data)) {
         start_open_data_(run);
@@ -113,7 +115,7 @@ static void start_open_inputs_(Run* run) {
     run_open_generator(run, run->model, &run->settled.options);
 }
 
-// What it takes to save the run, to stop it and to continue it.
+// Opens the session, which saves, stops and resumes the run.
 static void start_open_session_(Run* run) {
     const Trainer* trainer = run->trainer;
     CheckpointRun saved;
@@ -132,12 +134,11 @@ static void start_open_session_(Run* run) {
     session_open(&run->session, &run->settled, &run->resume, saved, run->start_s);
 }
 
-// Where the first weights are from. Of a model that was trained with dropout, that this run has
-// none.
+// Prints the source of the initial weights, and a note if the model was trained with dropout.
 static void start_print_weights_(const Run* run) {
     const char* path = run->model_path;
     if (run->resume.is_active) {
-        return; // said by resume_check
+        return; // resume_check has printed it
     }
     if (!path) {
         printf("weights: random, from --seed %llu\n", (unsigned long long)run->settled.options.seed);
@@ -157,7 +158,7 @@ static void start_print_device_(const Run* run) {
            run->plan.peak * (is_gpu ? 1e-12 : 1e-9), is_gpu ? "TFLOP" : "GFLOP");
 }
 
-// The facts of the run: weights, data, device, and the loss that can be reached.
+// Prints the facts of the run: weights, data, device, and the lowest possible loss.
 static void start_print_facts_(const Run* run) {
     start_print_weights_(run);
     run_data_print(stdout, &run->data);
@@ -171,7 +172,7 @@ static void start_print_facts_(const Run* run) {
     fflush(stdout); // the first step may take long
 }
 
-// The state of a new run and its first weights, or all of it from a checkpoint.
+// Sets the state and the weights of a new run, or restores both from a checkpoint.
 static void start_open_state_(Run* run) {
     const Options* o = &run->settled.options;
     run->state = run_state_open(outliers_open(o->skip_loss_z, o->skip_grad_z), run->plan.loss_scale);
@@ -180,7 +181,7 @@ static void start_open_state_(Run* run) {
         run->state.shares = clip_shares_open(&whole);
     }
     run->validates_first =
-        o->program.trainer == OPTION_GPU || // it is fast
+        o->program.trainer == OPTION_GPU || // a GPU is fast
         setup_validates_first(o, model_flops_per_token(run->settled.cfg, o->seq_len), run->eval_sequences);
     if (run->resume.is_active) {
         run_restore(run, run->resume.path, &run->resume.saved);
@@ -201,7 +202,7 @@ static void start_open_log_(Run* run) {
     session_begin(&run->session, &run->resume, &run->state, &run->log, run->results, who);
 }
 
-// The command that uses what was trained, if it was saved with its tokenizer.
+// Prints a command that generates text with the model, if the model was saved with its tokenizer.
 static void start_print_use_(const Run* run) {
     char path[PATH_MAX];
     const Tokenizer* tokenizer = run_data_saved_tokenizer(&run->data);
@@ -214,7 +215,7 @@ static void start_print_use_(const Run* run) {
     }
 }
 
-// What was planned, by kind, and what was taken beside it.
+// Prints the planned memory by kind, and the memory used in addition.
 static void start_print_memory_(Run* run, double beside_mib) {
     TextBuffer note;
     text_buffer_open(&note, "the summary");
@@ -229,7 +230,7 @@ static void start_print_memory_(Run* run, double beside_mib) {
     free(text);
 }
 
-// The checkpoint that --keep-best has kept.
+// Prints the checkpoint that --keep-best has kept.
 static void start_print_best_(const Run* run) {
     char path[PATH_MAX];
     const Validations* v = &run->state.validations;
@@ -240,7 +241,7 @@ static void start_print_best_(const Run* run) {
     }
 }
 
-// After the last step.
+// Exports the model and prints the summary, after the last step.
 static void start_summarize_(Run* run) {
     double peak_mib, beside_mib;
     comm_progress(&run->comm, COMM_SAVE, run->state.step, "the export");
@@ -296,14 +297,15 @@ void run_end(Run* run) {
         session_stopped(&run->session, &run->log, &run->state, signal, run->program);
     }
     start_close_training_(run);
-    // a process that dies by a signal ends the others in the middle of their work
+    // A process that dies by a signal ends the others in the middle of their work.
     run->dies = !is_done && !is_saved && run->comm.size == 1;
     run->status = is_done ? EXIT_SUCCESS : is_saved ? EXIT_INTERRUPTED : 128 + signal;
 }
 
 // ---- from the command line to a model ----
 
-// Rank 0 sets the run up before the others: it encodes text and trains vocabularies, which they then find.
+// Lets rank 0 set up the run first: it encodes text and trains vocabularies, which the others then
+// find.
 static void start_turn_begins_(Run* run) {
     if (!run_is_first(run)) {
         comm_barrier(&run->comm);
@@ -317,7 +319,7 @@ static void start_turn_ends_(Run* run) {
     comm_progress(&run->comm, COMM_SETUP, -1, "setting up the run");
 }
 
-// Prints who the ranks are, and where.
+// Prints the number of ranks, and where they run.
 static void start_print_ranks_(const Run* run, Ranks ranks, const char* launcher) {
     const Comm* c = &run->comm;
     if (c->size > 1) {
@@ -345,7 +347,7 @@ static Ranks start_join_(Run* run) {
     return ranks;
 }
 
-// --plan: what the run would take, without taking it.
+// Prints the memory and time that the run would need, for --plan.
 static void start_print_plan_(Run* run) {
     const int is_open = run_data_has_tokens(&run->data) && !run->data.is_unknown;
     run->plan.eval_sequences =
@@ -354,17 +356,16 @@ static void start_print_plan_(Run* run) {
     plan_print_traffic(stdout, &run->settled);
 }
 
-// Says what the run takes, before it takes it.
+// Prints the memory that the run will need, before it is allocated.
 static void start_print_memory_plan_(Run* run) {
     mfu_open(&run->mfu, comm_sum(&run->comm, run->plan.peak), run->plan.peak,
              run_is_first(run) ? run->plan.measure_peak : NULL, &run->settled.options, time_now_s());
     plan_print_memory(stdout, &run->settled, &run->plan.memory);
     plan_print_traffic(stdout, &run->settled);
-    fflush(stdout); // whatever the system does to a run that takes too much
+    fflush(stdout); // the system may kill a run that uses too much
 }
 
-// Does what the settled options ask for: --verify-data, --print-config, --plan, or all that comes
-// before a model.
+// Does the work of --verify-data, --print-config or --plan, or all that remains before a model.
 static void start_dispatch_(Run* run) {
     const Options* options = &run->settled.options;
     if (options->verify_data) {
@@ -398,7 +399,8 @@ static void start_dispatch_(Run* run) {
     run->trains = 1;
 }
 
-// --report and --compare: about runs that exist, so any other option would do nothing. Returns whether one was given.
+// Does the work of --report and --compare, which are about existing runs and refuse all other
+// options. Returns true if one of them was given.
 static int start_reports_(const Options* o) {
     const int report = o->report[0] != '\0', compare = o->compare[0] != '\0';
     if (o->out_html[0] && !report) {
@@ -419,7 +421,7 @@ static int start_reports_(const Options* o) {
     return report || compare;
 }
 
-// --quiet: standard output keeps the results; everything else that is printed there goes nowhere.
+// Silences standard output, for --quiet, except for the results.
 static void start_be_quiet_(Run* run) {
     const Options* o = &run->given;
     if (o->quiet && !options_only_look(o) && !o->generates) {
@@ -430,7 +432,7 @@ static void start_be_quiet_(Run* run) {
     }
 }
 
-// Finds the model and the data, and decides the settings of the run. Rank 0 begins: it encodes text
+// Finds the model and the data, and decides the settings of the run. Rank 0 starts: it encodes text
 // and trains vocabularies, which the others then find.
 static void start_settle_(Run* run, Ranks ranks) {
     const Options options = resume_open(&run->resume, &run->given, &run->comm);
@@ -446,7 +448,7 @@ static void start_settle_(Run* run, Ranks ranks) {
     settle(&run->settled, &run->data, &options, &input);
 }
 
-// Does what comes between the command line and a model.
+// Does everything between the command line and a model.
 static void start_run_(Run* run) {
     const Options* options = &run->given;
     if (start_reports_(options)) {
@@ -468,7 +470,7 @@ static void start_run_(Run* run) {
 }
 
 void run_open_process(void) {
-    check_stack(); // before paths and messages, which take more than some limits
+    check_stack(); // before paths and messages, which need more than some stack limits
     file_open_standard();
     signals_open();
 }

@@ -1,8 +1,8 @@
 /*
-trainer.h -- what a trainer is to a run (run.h): a model, which is opaque here, and a table of functions that work on it.
+trainer.h -- the functions of a trainer that a run calls (run.h); its model is opaque here.
 
-The training loop stands in the trainer and calls the trainer's own functions. The table has only what others call: the
-plan, tasks, samples, loading and saving.
+The training loop is in the trainer and calls the trainer's own functions. The table has only the
+functions that others call: for the plan, tasks, samples, loading and saving.
 */
 #ifndef LLMC_TRAINER_H
 #define LLMC_TRAINER_H
@@ -21,39 +21,40 @@ plan, tasks, samples, loading and saving.
 #include "llmc/model/freeze.h"
 #include "llmc/model/model.h"
 
-// The part of one rank in an update or a validation. Behind it lie the sums of its losses, one for each micro-step.
+// One rank's numbers of an update or a validation. The losses of its micro-steps follow it in
+// memory.
 typedef struct {
-    WideSum
-        square_sum; // of the part of the gradient that the rank has after the reduction, times the loss scale
-    double counted; // targets that count
-    double flops;   // operations of the update
-    double target_bytes; // text that the targets of a validation stand for
-    double wait_s;       // time for which the rank has waited for data
-    double pace_s;       // time for a token in forward passes that wait for no other rank; 0: unknown
-    uint64_t agreement;  // hash of the verdict on the update before
+    // Sum of squares of this rank's part of the reduced gradient, which still has the loss scale.
+    WideSum square_sum;
+    double counted;      // targets that count
+    double flops;        // floating-point operations of the update
+    double target_bytes; // bytes of text that the targets of a validation stand for
+    double wait_s;       // time spent waiting for data
+    double pace_s;       // time per token in forward passes that wait for no other rank; 0: unknown
+    uint64_t agreement;  // hash of the verdict on the previous update
 } RankReport;
 
-// The losses of a report, nats.
+// Returns the losses of a report, in nats.
 static inline double* rank_report_losses(RankReport* report) { return (double*)(report + 1); }
 
-// Adds the work of a micro-batch.
+// Adds the operations and targets of a micro-batch.
 static inline void rank_report_add(RankReport* report, ModelConfig cfg, const Freeze* freeze, Batch batch) {
     report->flops += freeze_flops_per_token(freeze, cfg, batch.T) * batch.B * batch.T;
     report->counted += batch.counted;
 }
 
 typedef struct {
-    const char* name;         // with its precision: "CPU FP32"; for the log and for checkpoints
+    const char* name;         // trainer and precision, for the log and checkpoints: "CPU FP32"
     const char* program_name; // "train_gpt2"
-    OptionsProgram program;   // its options and its version
-    SafeTensorsDtype dtype;   // of parameters in memory
+    OptionsProgram program;   // its version, and the kind of options it has
+    SafeTensorsDtype dtype;   // type of the parameters in memory
 
-    // Returns the settings with what depends on the device decided, prints why, and sets *plan.
-    // Allocates nothing; a plan for another machine needs no device. Collective, like all that
-    // follows.
+    // Returns the settings with everything that depends on the device decided, prints the reasons,
+    // and sets *plan. Allocates nothing; a plan for another machine needs no device. Collective,
+    // like all functions below.
     Settled (*plan)(TrainerPlan* plan, const Settled* s, Comm* comm);
-    // Sets the most memory that the device, or the process, ever held; and what is held on a GPU beside what was
-    // planned, NAN on a CPU.
+    // Sets *peak_mib to the most memory that the device, or the process, ever held, and *beside_mib
+    // to the memory held on a GPU in addition to the plan; NAN on a CPU.
     void (*memory)(double* peak_mib, double* beside_mib);
 
     TokenLosses token_losses; // evaluation.h
@@ -64,7 +65,7 @@ typedef struct {
 
     // Returns a checksum of the parameters that all ranks have.
     uint64_t (*checksum)(Model* model);
-    // Writes further small files into a checkpoint, in the thread that saves. NULL: none.
+    // Writes more small files into a checkpoint, in the thread that saves. NULL: none.
     void (*save_extra)(const void* model, const char* directory);
 } Trainer;
 
