@@ -18,7 +18,7 @@ A program with its own options defines OPTION_TABLE_FILE, a file like options_ta
 OPTION_ARGUMENTS, the help text for other arguments, before it includes this file
 (dev/data/tokenize.c). Its table has the rows `config` and `help`.
 
-An option with the value "auto" holds OPTION_AUTO.
+An option with the value "auto" holds OPTION_AUTO; settle() decides it, in a copy (settled.h).
 */
 #ifndef LLMC_OPTIONS_H
 #define LLMC_OPTIONS_H
