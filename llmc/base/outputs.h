@@ -188,7 +188,8 @@ static void outputs_check_file_(const Outputs* o, const OutputFile_* file) {
     CHECK(access(directory, W_OK | X_OK) == 0, "--%s %s: cannot write into %s: %s", file->option, file->path,
           directory, strerror(errno));
     if (lstat(file->path, &info) != 0) {
-        CHECK(errno == ENOENT, "--%s %s: cannot read its attributes: %s", file->option, file->path, strerror(errno));
+        CHECK(errno == ENOENT, "--%s %s: cannot read its attributes: %s", file->option, file->path,
+              strerror(errno));
         return;
     }
     CHECK(S_ISREG(info.st_mode), "--%s %s: %s, wanted a file or a new name", file->option, file->path,

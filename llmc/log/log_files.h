@@ -100,8 +100,9 @@ static void log_file_own_(const char* path, off_t keep) {
     CHECK(file_try_read(path, SIZE_MAX / 2, &text, &bytes, error), "%s", error);
     file_write_text(path, text, (size_t)keep < bytes ? (size_t)keep : bytes);
     free(text);
-    printable_line(
-        stderr, "note: %s was a symbolic link and is a file now; the file that it led to has not changed", path);
+    printable_line(stderr,
+                   "note: %s was a symbolic link and is a file now; the file that it led to has not changed",
+                   path);
 }
 
 void log_file_open(LogFile* log, off_t keep) {
@@ -147,7 +148,8 @@ static int log_file_is_there_(const char* out_dir, const char* name, int number)
     struct stat info;
     log_file_path(path, out_dir, name, number);
     if (lstat(path, &info) != 0) {
-        CHECK(errno == ENOENT || errno == ENOTDIR, "%s: cannot read its attributes: %s", path, strerror(errno));
+        CHECK(errno == ENOENT || errno == ENOTDIR, "%s: cannot read its attributes: %s", path,
+              strerror(errno));
         return 0;
     }
     return number > 0 || S_ISLNK(info.st_mode) ||

@@ -207,7 +207,8 @@ static inline void zero_open_stream_(ZeroGpu* z) {
 }
 
 // Takes the slices of this rank. If they are on the host, each of the `micro_steps` of an update
-// reads the parameters in both passes and adds to the gradient; the norm and the update read it, too.
+// reads the parameters in both passes and adds to the gradient, and the norm and the update read
+// the gradient.
 static inline void zero_take_slices_(ZeroGpu* z, Memory* memory, double micro_steps) {
     const int on_host = z->location == ZERO_SHARDS_ON_HOST;
     const MemoryPlace place = on_host ? MEMORY_PINNED : MEMORY_DEVICE;

@@ -620,8 +620,7 @@ static void record_list_add_part_(RecordList_* l, const char* part) {
         }
     }
     globfree(&found);
-    CHECK(runs > 0, "--%s %s: it matches no run; wanted directories with a log.jsonl", l->option,
-          part);
+    CHECK(runs > 0, "--%s %s: it matches no run; wanted directories with a log.jsonl", l->option, part);
 }
 
 int record_split(char paths[RECORD_RUNS][PATH_MAX], const char* list, const char* option) {
