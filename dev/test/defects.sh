@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# defects.sh -- faults that were found once, tried again from the outside: each must stay cured.
+# defects.sh -- tries every fault that was ever found again, from the outside: each must stay fixed.
 #
 #     dev/test/defects.sh [TRAINER [TOKENIZE [SIM]]]     ./train_gpt2, ./tokenize, and the simulated GPU's trainer in FP32
 #     DEFECTS='log|resume' dev/test/defects.sh           only those whose names match
 #
 # Each function defect_NAME of dev/test/defects/*.sh runs alone: only its own file is sourced, in a
-# process that may take five minutes, and `work`, the current directory, is new and empty. It finds
-# check.sh and trainer.sh sourced and these variables set: trainer, tokenize, sim (empty without a
-# simulated GPU), root (of the repository), work. It must check something, or say why not in a line
-# "skipped: ..." (is_here). OMP_NUM_THREADS is 1.
+# process that may take five minutes, and `work`, the current directory, is new and empty. check.sh
+# and trainer.sh are sourced, and these variables are set: trainer, tokenize, sim (empty without a
+# simulated GPU), root (of the repository), work. It must check something, or print why not, in a
+# line "skipped: ..." (is_here). OMP_NUM_THREADS is 1.
 #
 # One line for each check that fails; the last line counts them.
 set -u

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# fresh.sh -- a new machine: Debian with what the README asks for and nothing else, a clone of the
-# last commit, and the README's commands. `make test` must pass there, and again after
-# `scripts/install_deps.sh --test`, which must bring the simulated GPU.
+# fresh.sh -- tests a new machine: Debian with only the packages that the README asks for, a clone
+# of the last commit, and the README's commands. `make test` must pass there, and again after
+# `scripts/install_deps.sh --test`, which must install the compiler for the simulated GPU.
 #
 #     dev/test/fresh.sh        as root, with debootstrap and the network; an hour
 #
 # One line for each command; the exit status is 1 if one failed. Environment: MIRROR and SUITE of
-# Debian; KEEP=1 keeps the new system; CERTIFICATES is a file of certificate authorities for pip, in a
-# network that has its own. debootstrap hands on how names are resolved.
+# Debian; KEEP=1 keeps the new system; CERTIFICATES is a file of certificate authorities for pip, in
+# a network that has its own. debootstrap hands on how names are resolved.
 set -eu
 cd "$(dirname "$0")/../.."
 mirror=${MIRROR:-http://deb.debian.org/debian}

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# lint.sh -- every header alone, as C11 and as C++17, without warnings; C sources as clang-format leaves them;
-# shell scripts that parse.
+# lint.sh -- compiles every header alone, as C11 and as C++17, without warnings; checks the format
+# of C sources, their comments and rooms, and that shell scripts parse.
 #
 #     make lint
 #     dev/test/lint.sh quick      without the compilers: rooms, formatting, scripts
 #
-# One line for each problem; the last line counts. Tools that are missing are said and skipped.
+# One line for each problem; the last line counts them. Missing tools are reported and skipped.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 
@@ -25,8 +25,9 @@ lint() {
     fi
 }
 
-# As C with OpenMP by gcc, with what the header implements; as C++ without either by clang: both languages, both compilers,
-# both sides of #ifdef _OPENMP. The builds of run.sh have the other pairs.
+# Compiles each header as C with OpenMP by gcc, with its implementation, and as C++ without either
+# by clang: both languages, both compilers, both sides of #ifdef _OPENMP. The builds of run.sh have
+# the other pairs.
 lint_headers() {
     local header implementation
     for header in llmc/*.h llmc/*/*.h; do

@@ -4,9 +4,10 @@
     dev/test/lint_rooms.py          one line for each problem; the exit status is 1 if there is any
     dev/test/lint_rooms.py --graph  which room includes which, and how often
 
-Checked are: nobody includes a room above its own; of every header that is included, at least one name is used; only
-intrinsics.h includes the headers of the processor's instructions; names that end in `_` are used only in their file and
-its twin (x.h and x.cuh); the README of each room names every file in it; the main README has the training loop.
+It checks that no file includes a room above its own; that at least one name of every included header is used; that
+only intrinsics.h includes the headers of the processor's instructions; that names ending in `_` are used only in their
+file and its twin (x.h and x.cuh); that the README of each room names every file in it; and that the main README has the
+training loop.
 """
 import re
 import sys

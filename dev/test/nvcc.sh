@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
-# nvcc.sh -- compiles the GPU trainer: no warnings, and no kernel that spills registers, unless the comment above it has the
-# word "spills" and the reason.
+# nvcc.sh -- compiles the GPU trainer with nvcc: no warnings, and no kernel spills registers, unless
+# the comment above it has the word "spills" and the reason.
 #
 #     dev/test/nvcc.sh            in BF16 for sm_90a
-#     dev/test/nvcc.sh all        for every supported architecture, and in every precision: each once, and BF16, in which GPUs
-#                                 train, also for the newest; FP16 has the registers of BF16
-#     dev/test/nvcc.sh cudnn      with cuDNN's attention, where its headers are: no warnings, and it links
+#     dev/test/nvcc.sh all        for every supported architecture and in every precision, each once;
+#                                 and BF16, in which GPUs train, also for the newest; FP16 has the
+#                                 registers of BF16
+#     dev/test/nvcc.sh cudnn      with cuDNN's attention, if its headers are installed: no warnings,
+#                                 and it links
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 output=$(mktemp)

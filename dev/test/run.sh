@@ -1,16 +1,17 @@
 #!/usr/bin/env bash
-# run.sh -- what is tested without a GPU; `make check`, `make test` and a part of `make soak`.
+# run.sh -- runs all tests that need no GPU: `make check`, `make test` and a part of `make soak`.
 #
 #     run.sh check [WORD...]      the quick tests; WORD...: only the plain tests whose names contain a word
-#     run.sh test                 all that needs no GPU
-#     run.sh rest                 slow tests that seldom find what the others miss
-#     run.sh VARIANT...           only these, of those below
+#     run.sh test                 all tests but the slow ones
+#     run.sh rest                 slow tests, which seldom find a fault that the others miss
+#     run.sh VARIANT...           only these of the variants below
 #
-# make does the work (dev/test.mk): a test runs again if it, its program or its inputs have changed. Those that took
-# longest the last time come first. At the end: the CPU seconds of each variant, the tests that took most, builds
-# among them, and the last lines of each test that failed, so that the end of a log says why. The last line is
-# `N passed, N failed, N skipped`; the exit status is 1 if anything failed. Environment: GPT2_VOCAB and TINY_TEXT name
-# files for the tests that want them; JOBS is the number of tests and compilers at a time.
+# make does the work (dev/test.mk): a test runs again if it, its program or its inputs have changed.
+# Those that took longest the last time come first. At the end: the CPU seconds of each variant, the
+# tests that took most, builds among them, and the last lines of each test that failed, so that the
+# end of a log says why. The last line is `N passed, N failed, N skipped`; the exit status is 1 if
+# anything failed. Environment: GPT2_VOCAB and TINY_TEXT name files for the tests that want them;
+# JOBS is the number of tests and compilers at a time.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 source dev/cusim/cuda_home.sh

@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# same_bits.sh -- checksums of runs of every kind: a change that only moves code must leave them as they are.
+# same_bits.sh -- prints checksums of runs of every kind: a change that only moves code must not
+# change them.
 #
 #     dev/test/same_bits.sh ./train_gpt2 > before         build/sim/BF16/train_gpt2cu is a trainer, too
 #     ... change, build ...
 #     dev/test/same_bits.sh ./train_gpt2 | diff before -
 #
-# A line for each run: its name, and checksums of the losses and norms of 20 steps, of weights and optimizer state, and of
-# generated text. Takes a minute on the CPU and some more in the simulator.
+# A line for each run: its name, and checksums of the losses and norms of 20 steps, of weights and
+# optimizer state, and of generated text. Takes a minute on the CPU and some more in the simulator.
 set -u
 trainer=$(realpath "${1:?usage: same_bits.sh TRAINER}")
 dir=$(mktemp -d /tmp/same_bits_XXXXXX)

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# soak.sh -- the long tests: does the trainer learn what can be learned? does it survive being killed? do the readers of
-# files withstand any file? are vectors right on another processor? do the tests of the GPU code notice a forgotten wait?
+# soak.sh -- the long tests: does the trainer learn what can be learned? does it survive being
+# killed? do the readers of files withstand any file? are vectors right on another processor? do the
+# tests of the GPU code notice a forgotten wait?
 #
 #     make soak                          all parts, some hours on two cores
 #     dev/test/soak.sh [PART...]         some of them
@@ -115,8 +116,8 @@ loss_of() {
     ./train_gpt2 --model "$1" --steps 0 --perplexity "$2" "${@:3}" | sed -n 's/.* | loss \([0-9.]*\) | perplexity .*/\1/p'
 }
 
-# What a model of this repository's pages writes costs it about what these pages do: a generator or sampler that is wrong
-# shows as several nats. The same weights in 8 bits lose nothing.
+# A model of this repository's pages gives its own text about the same loss as these pages: a wrong
+# generator or sampler shows as several nats. The same weights in 8 bits lose nothing.
 part_texts() {
     local model=$work/pages pages=$work/pages.txt quantize texts loss
     cat README.md dev/doc/*.md >"$pages"

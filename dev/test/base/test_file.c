@@ -1,5 +1,5 @@
-// test_file.c -- file.h: unfinished files have names of their own, special files are refused, checksums of
-// contents, locks, standard descriptors.
+// test_file.c -- file.h: unfinished files have their own names, special files are refused;
+// checksums, locks, standard descriptors.
 #include <errno.h>
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -170,7 +170,7 @@ TEST(lock) {
     close(two);
 }
 
-// What is closed becomes /dev/null, and stays apart from files that are opened later.
+// Closed standard descriptors become /dev/null, and stay apart from files that are opened later.
 TEST(standard_descriptors) {
     const pid_t child = fork();
     if (child == 0) {

@@ -1,5 +1,5 @@
-// test_limits.c -- cores and memory of a job, in trees of control groups made here: versions 1 and
-// 2, groups of groups, containers that see less.
+// test_limits.c -- limits.h: cores and memory of a job, in control groups made here: versions 1 and
+// 2, nested groups, containers that see only a part.
 #include "llmc/base/limits.h"
 
 #include <errno.h>

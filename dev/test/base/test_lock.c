@@ -1,5 +1,5 @@
-// test_lock.c -- lock.h: one at a time, where the file system has locks and where it has none; and
-// who is named.
+// test_lock.c -- lock.h: only one holder at a time, on file systems with and without locks; the
+// message names it.
 #include <errno.h>
 #include <signal.h>
 #include <sys/stat.h>

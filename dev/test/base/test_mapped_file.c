@@ -1,5 +1,5 @@
-// Tests of llmc/base/mapped_file.h: files of a file system that maps none. That a mapped file may shrink
-// is for test_token_files.c.
+// test_mapped_file.c -- mapped_file.h: file systems that cannot map files. test_token_files.c has
+// files that shrink.
 #define MAPPED_FILE_IMPLEMENTATION
 #include <errno.h>
 #include <fcntl.h>

@@ -1,4 +1,5 @@
-// test_memory.c -- the ledger of memory: kinds that add up, dry runs, and that everything is given back.
+// test_memory.c -- memory.h: the ledger adds up by kind, dry runs allocate nothing, and everything
+// is freed.
 #include "llmc/base/memory.h"
 
 #include "dev/test/lib/test.h"

@@ -1,4 +1,4 @@
-// test_outputs.c -- outputs.h: which files may be written, and how the others are refused.
+// test_outputs.c -- outputs.h: which files may be written, and the messages for all others.
 #include <sys/stat.h>
 
 #include "llmc/base/check.h"

@@ -1,4 +1,4 @@
-// test_printable.c -- what reaches a screen of names and words that others chose.
+// test_printable.c -- printable.h: names and words from elsewhere cannot control a terminal.
 #include "llmc/base/printable.h"
 
 #include "llmc/base/check.h"

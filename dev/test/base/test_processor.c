@@ -1,4 +1,4 @@
-// test_processor.c -- what a program says that was built for another processor than this one.
+// test_processor.c -- processor.h: the error of a program that was built for another processor.
 #include "llmc/base/processor.h"
 
 #include "dev/test/lib/test.h"

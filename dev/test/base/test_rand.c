@@ -1,5 +1,5 @@
-// test_rand.c -- Philox against its published answers, the distributions, the bits that must be the same on
-// every platform, and the shuffle as a bijection.
+// test_rand.c -- rand.h: Philox against published values, distributions, the same bits on every
+// platform, and the shuffle as a bijection.
 #include <stddef.h>
 
 #include "llmc/base/rand.h"

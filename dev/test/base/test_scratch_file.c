@@ -1,5 +1,5 @@
-// test_scratch_file.c -- scratch_file.h: what was written is read again, nothing is left in the directory, and each failure is one
-// error.
+// test_scratch_file.c -- scratch_file.h: data read back as written, nothing is left in the
+// directory, and each failure is one error.
 #include <errno.h>
 #include <signal.h>
 #include <sys/stat.h>

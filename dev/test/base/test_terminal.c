@@ -1,4 +1,5 @@
-// test_terminal.c -- what counts as a terminal: not a file, not one of mpirun's, not a dumb one.
+// test_terminal.c -- terminal.h: a file, mpirun's output and a dumb terminal do not count as a
+// terminal.
 #include "llmc/base/terminal.h"
 
 #include <fcntl.h>

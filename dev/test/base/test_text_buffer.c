@@ -1,5 +1,5 @@
-// test_text_buffer.c -- a text printed into memory is as it was printed, and memory that is too
-// short for it is an error.
+// test_text_buffer.c -- text_buffer.h: text printed into memory is unchanged, and too little memory
+// is an error.
 #define TEXT_BUFFER_IMPLEMENTATION
 
 #include <sys/resource.h>

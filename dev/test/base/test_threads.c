@@ -1,4 +1,5 @@
-// test_threads.c -- how many threads a process takes of the cores that it shares with others.
+// test_threads.c -- threads.h: the number of threads of a process that shares its cores with
+// others.
 #include "llmc/base/threads.h"
 
 #include "dev/test/lib/test.h"

@@ -1,4 +1,5 @@
-// test_threads_absent.c -- a build without OpenMP has one thread, says so, and refuses more.
+// test_threads_absent.c -- threads.h without OpenMP: one thread, a message that says so, and more
+// are refused.
 #undef _OPENMP
 #include "llmc/base/threads.h"
 

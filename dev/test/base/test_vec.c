@@ -1,4 +1,4 @@
-// test_vec.c -- vectors: every function against its scalar meaning, and e^x over its whole range.
+// test_vec.c -- vec.h: every function against plain scalar code, and e^x over its whole range.
 #include "llmc/base/vec.h"
 #include "dev/test/lib/ops.h"
 

@@ -1,4 +1,4 @@
-// test_wide_sum.c -- sums that do not depend on the order of their terms.
+// test_wide_sum.c -- wide_sum.h: sums that do not depend on the order of their terms.
 #include "llmc/base/rand.h"
 #include "llmc/base/wide_sum.h"
 #include "dev/test/lib/test.h"

@@ -1,5 +1,6 @@
-// test_attention_bf16.c -- attention with bf16 factors: every kernel against double precision, within what the rounding of
-// probabilities and of their gradients may do; documents; and with any number of threads the same bits.
+// test_attention_bf16.c -- attention with bf16 factors: every kernel against double precision,
+// within the rounding of probabilities and their gradients; documents; the same bits for any number
+// of threads.
 #include "llmc/bf16/attention_bf16.h"
 #include "llmc/bf16/matmul_bf16.h"
 #include "llmc/reference.h"
@@ -43,12 +44,13 @@ static Run run_of(const Bf16Kernel* kernel, AttentionSizes sizes, float* qkv, fl
     return r;
 }
 
-// What one rounding of each p and ds to bf16, by up to 2^-8 of it, can change. With |x| for what is summed in absolute
-// values:
+// Bounds of the change that one rounding of each p and ds to bf16, by up to 2^-8, can cause. |x|
+// stands for sums of absolute values:
 //     out by sum_u p |v| = outs        delta by sum_d |dout| outs = deltas       dv by sum_t p |dout|
 //     dq by sum_u (|ds| + p deltas / sqrt(HS)) |k|                               dk the same over t with |q|
-// And the size of what fp32 rounds in lse = log(sum_u exp(score)): 1, for exponentials, which may be off by 3e-7, |lse|, and
-// the sums that are scores, sum_u p |q| |k| / sqrt(HS).
+// The last bound is the size of the values that fp32 rounds in lse = log(sum_u exp(score)): 1, for
+// exponentials, which may be off by 3e-7, |lse|, and the sums that are scores,
+// sum_u p |q| |k| / sqrt(HS).
 typedef struct {
     double *out, *dqkv; // in units of 2^-8
     double* lse;        // to be multiplied by a few FLT_EPSILON

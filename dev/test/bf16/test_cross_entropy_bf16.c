@@ -1,5 +1,6 @@
-// test_cross_entropy_bf16.c -- the classifier with matmuls in bf16, every kernel, against the formulas in double precision:
-// sizes, tokens that do not count, logits too far apart for fp32, and with any number of threads the same bits.
+// test_cross_entropy_bf16.c -- cross-entropy with bf16 matmuls: every kernel against the formulas
+// in double precision: sizes, tokens that do not count, logits too far apart for fp32; the same
+// bits for any number of threads.
 #include "llmc/ops/cross_entropy.h"
 #include "llmc/bf16/cross_entropy_bf16.h"
 #include "llmc/base/threads.h"
@@ -92,7 +93,7 @@ typedef struct {
     float *loss, *only_loss, *dinp, *set, *dwte;
 } Results;
 
-// What a kernel computes; dwte is `set`, and then added to once more.
+// Returns the results of a kernel. dwte is set, and then added to once more.
 static Results results_of(const Bf16Kernel* kernel, const Case* p) {
     const size_t vc = (size_t)p->Vp * p->C;
     Results r = {ops_floats(p->N), ops_floats(p->N), ops_floats((size_t)p->N * p->C), NULL, ops_floats(vc)};

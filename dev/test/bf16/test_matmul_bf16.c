@@ -1,5 +1,5 @@
-// test_matmul_bf16.c -- products of bf16 factors: what is packed, bit for bit; every kernel against sums of the rounded
-// factors in double precision; and with any number of threads the same bits.
+// test_matmul_bf16.c -- matmuls of bf16 factors: packed tiles, bit for bit; every kernel against
+// sums of the rounded factors in double precision; the same bits for any number of threads.
 #define TILE_KERNELS_IMPLEMENTATION // for bf16_product_vec_
 #include "llmc/bf16/matmul_bf16.h"
 #include "llmc/reference.h"
@@ -262,7 +262,7 @@ static void test_like_avx512(void) {
 #endif
 }
 
-// What is not finite stays visible in its row of the result, and only there.
+// Values that are not finite stay visible in their row of the result, and only there.
 static void test_not_finite(const Bf16Kernel* kernel) {
     enum { N = 33, C = 31, OC = 35 };
     const float bad[] = {NAN, INFINITY, -INFINITY};

@@ -1,5 +1,5 @@
-// test_matvec.c -- the linear layer for few rows: against double precision at awkward sizes, and the same bits for any
-// number of rows and threads; in fp32, and with factors in bf16.
+// test_matvec.c -- the linear layer for few rows, in fp32 and bf16: against double precision at
+// awkward sizes; the same bits for any number of rows and threads.
 #include "llmc/base/float16.h"
 #include "llmc/base/threads.h"
 #include "llmc/bf16/matmul_bf16.h"

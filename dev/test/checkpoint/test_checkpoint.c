@@ -1,8 +1,8 @@
-// test_checkpoint.c -- a checkpoint brings back all that was saved; it is whole or not there, whatever fails
-// and whenever; --keep removes the right ones and nothing else; a damaged one is named, and the one before it
-// taken.
+// test_checkpoint.c -- a checkpoint restores everything that was saved; it is complete or absent,
+// whatever fails at any time; --keep removes the right ones and nothing else; a damaged one is
+// reported, and the one before it is used.
 //
-//     build/plain/test_checkpoint --save_checkpoint DIR STEP VALUE     saves a model there; started with faults
+//     build/plain/test_checkpoint --save_checkpoint DIR STEP VALUE    saves a model, while calls fail
 #define CHECKPOINT_LOCK_WAIT_S 0.2
 #define DIRECTORY_IMPLEMENTATION
 
@@ -117,7 +117,7 @@ static RunState state_of(int64_t step) {
     return state;
 }
 
-// The same for means of squares.
+// Fills memory with means of squares, which are not negative.
 static void fill_squares(float* memory, size_t n, float value) {
     fill(memory, n, SAFETENSORS_F32, value);
     for (size_t i = 0; i < n; i++) {
@@ -538,7 +538,7 @@ TEST(replace) {
     expect_list(&run, "10");
 }
 
-// Of a run that was killed while it saved.
+// A killed run leaves files of an unfinished save.
 TEST(left_over) {
     const Run run = run_open("left_over", 1, 0);
     save(&run, 20);
@@ -790,7 +790,7 @@ TEST(earlier_run) {
     expect_list(&run, "1000");
 }
 
-// What only resembles a checkpoint is nobody's business.
+// Entries that only resemble a checkpoint are left alone.
 TEST(other_entries) {
     static const char* const directories[] = {"step_3",         "step_",         "step_00000001.bak",
                                               "step_00000001x", "step_-0000001", "steps",
@@ -957,7 +957,7 @@ TEST(read_at_second_try) {
     EXPECT(checkpoint_is_first_(newest, 2, 10) && newest[0].step == 4, "the newest");
 }
 
-// What state.json says is not believed: names outside, numbers too large, keys that are missing or doubled.
+// state.json is not trusted: names outside, numbers too large, keys that are missing or doubled.
 TEST(bad_state) {
     static const char* const cases[][3] = {
         {"\"model.safetensors\"", "\"../model.safetensors\"", "wanted one beside it"},
@@ -1016,7 +1016,7 @@ TEST(former_option) {
 
 // ---- failures ----
 
-// As on a full disk: a file cannot grow beyond 2 KiB.
+// Saves as if the disk were full: no file can grow beyond 2 KiB.
 static void body_save_limited(const void* run) {
     const struct rlimit limit = {2048, 2048};
     signal(SIGXFSZ, SIG_IGN);

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# test_build.sh -- the Makefile, with a compiler that only writes down how it was called: what a change of flags,
-# libraries or commit builds again, and what it leaves; `make install`.
+# test_build.sh -- tests the Makefile with a compiler that only records its calls: which programs a
+# change of flags, libraries or commit builds again, and which it leaves; `make install`.
 #
 #     dev/test/cli/test_build.sh
 #

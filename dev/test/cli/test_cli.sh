@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# test_cli.sh -- the trainer as its users and their scripts see it: every bad input is one clear error with the
-# right exit status, and good runs write exactly what DESIGN promises.
+# test_cli.sh -- the trainer as its users and their scripts see it: every bad input is one clear
+# error with the right exit status, and good runs write exactly what DESIGN promises.
 #
 #     dev/test/cli/test_cli.sh build/plain/train_gpt2
 #
@@ -27,7 +27,8 @@ tiny=("${model[@]}" "${batch[@]}" --steps 3 --eval-batches 2)
 
 kinds_of() { sed -E 's/^\{"kind":"([a-z]*)".*/\1/' "$1" | tr '\n' ' '; }
 steps_of() { values "$1" step "$2" | tr '\n' ' '; }
-# What must be the same bits in two runs: losses and norms of the updates, losses of the validations.
+# Prints the numbers that must have the same bits in two runs: losses and norms of the updates,
+# losses of the validations.
 numbers() { values train loss "$1/log.jsonl" && values train norm "$1/log.jsonl" && values val loss "$1/log.jsonl"; }
 same_numbers() { [ -n "$(numbers "$1")" ] && [ "$(numbers "$1")" = "$(numbers "$2")" ]; }
 samples_of() { sed -n 's/^{"kind":"sample".*"text":"\(.*\)"}$/\1/p' "$1/log.jsonl"; }
@@ -452,7 +453,7 @@ test_packing() {
     check "other losses" [ "$(numbers pack_unmasked)" != "$(numbers pack_aligned)" ]
 }
 
-# What --print-config prints is a file for --config; the banner is a command line.
+# The output of --print-config is a file for --config; the banner is a command line.
 test_repeat() {
     local options=("${tiny[@]}" "${text[@]}" --prompt "it's a \"\$HOME\"" --lr 0.0123 --schedule wsd --out repeat)
     train "${options[@]}" --print-config
@@ -637,7 +638,7 @@ test_not_finite() {
 
 # The files of two checkpoints that hold the model and the optimizer are the same.
 same_checkpoint() { cmp "$1/model.safetensors" "$2/model.safetensors" && cmp "$1/optimizer.1of1.safetensors" "$2/optimizer.1of1.safetensors"; }
-# What the logs say about updates, validations and samples, in order, each once.
+# Prints the lines of the logs about updates, validations and samples, in order, each once.
 story_of() { grep -vE '"kind":"(config|summary|save)"' "$1/log.jsonl" | sed -E 's/,"(norm|ms)".*//'; }
 same_story() { diff <(story_of "$1") <(story_of "$2"); }
 

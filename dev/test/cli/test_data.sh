@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# test_data.sh -- the trainer's data as its users see it: how files are named, what is kept of text and when it is made
-# again, what is left behind when a run ends early, and files that somebody writes to meanwhile.
+# test_data.sh -- the trainer's data as its users see it: how files are named, when encoded text is
+# kept and made again, which files an interrupted run leaves, and files that change during a run.
 #
 #     dev/test/cli/test_data.sh build/plain/train_gpt2
 #

@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
-# test_generate.sh -- generating texts, from the outside: --prompt, --interactive and --prompts.
+# test_generate.sh -- tests the generation of text from the outside: --prompt, --interactive and
+# --prompts.
 #
 #     dev/test/cli/test_generate.sh build/plain/train_gpt2 [build/sim/FP32/train_gpt2cu]
 #
-# A second trainer, the GPU's in FP32, has to write the same greedy texts, with and without graphs. LEARNER in the environment
-# is a faster build of the trainer, for a model that has to learn something.
+# A second trainer, the GPU's in FP32, must write the same greedy texts, with and without graphs.
+# LEARNER in the environment is a faster build of the trainer, for a model that must learn
+# something.
 set -u
 export OMP_WAIT_POLICY=passive OMP_NUM_THREADS=1 LC_ALL=C # models so small are fastest on one thread
 

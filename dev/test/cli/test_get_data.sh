@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# test_get_data.sh -- scripts/get_data.sh against a server on this machine: complete files are kept under their names, anything else is
-# an error and never data. With curl and with wget, as far as they are here.
+# test_get_data.sh -- scripts/get_data.sh against a server on this machine: complete files get their
+# names, anything else is an error and never data. Uses curl and wget, if installed.
 set -u
 cd "$(dirname "$0")/../../.." || exit 1
 export LC_ALL=C
@@ -74,7 +74,7 @@ for ((i = 0; i < 100; i++)); do [ -e port ] || sleep 0.05; done
 GET_DATA_BASE=http://127.0.0.1:$(<port)
 export GET_DATA_BASE
 
-# What Hugging Face and GitHub say of files: large ones by SHA-256, others by the SHA-1 of their git blob.
+# Hugging Face and GitHub identify large files by SHA-256, others by the SHA-1 of their git blob.
 git_sum() { { printf 'blob %s\0' "$(wc -c <"$1")" && cat "$1"; } | sha1sum | cut -d ' ' -f 1; }
 sha_sum() { sha256sum "$1" | cut -d ' ' -f 1; }
 large() {

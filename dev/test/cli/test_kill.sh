@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
-# test_kill.sh -- kill -9 at random moments of a run that saves all the time: it resumes each time, no checkpoint is ever lost
-# or torn, and at the end the run has the same bits as one that was left alone.
+# test_kill.sh -- kills a run that saves all the time, by kill -9 at random moments: it resumes each
+# time, no checkpoint is ever lost or incomplete, and at the end the run has the same bits as one
+# that was not killed.
 #
 #     dev/test/cli/test_kill.sh build/plain/train_gpt2 [KILLS] [SEED] [RANKS]      20 kills by default
 #
-# With RANKS each start has another number of ranks, up to that, under mpirun, and one of them is killed.
+# With RANKS, each start has another number of ranks, at most RANKS, under mpirun, and one of them
+# is killed.
 set -u
 export OMP_WAIT_POLICY=passive LC_ALL=C
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# test_kit.sh -- `make gpu-kit` and dev/bench/gpu_report.sh --kit, on the simulated GPU: packed here, unpacked in an empty
-# folder, run without anything of this machine's environment. From the top of the repository, with
-# build/sim/FP32/train_gpt2cu, build/sim/FP32-plain/test_gpt2 and build/sim/plain/test_gpu built.
+# test_kit.sh -- `make gpu-kit` and dev/bench/gpu_report.sh --kit, on the simulated GPU: the kit is
+# made here, unpacked in an empty folder, and run without this machine's environment. Run it from
+# the top of the repository, after build/sim/FP32/train_gpt2cu, build/sim/FP32-plain/test_gpt2 and
+# build/sim/plain/test_gpu are built.
 set -u
 name=kit
 source dev/test/lib/check.sh

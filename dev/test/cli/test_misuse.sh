@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# test_misuse.sh -- the trainer under careless and hostile use and on broken machines: nothing is lost, nothing is wrong
-# in silence, nothing hangs. And what a new user types first.
+# test_misuse.sh -- the trainer under careless and hostile use and on broken machines: nothing is
+# lost, no error is silent, nothing hangs. Also the first commands of a new user.
 #
 #     dev/test/cli/test_misuse.sh build/plain/train_gpt2
 #
@@ -181,8 +181,8 @@ test_unreadable() {
     runs "it is back" --model unreadable --prompt a --tokens 2
 }
 
-# Whether a run can be saved is known before its first step. Root may write anywhere, so root tries
-# as another user.
+# A run that cannot be saved is refused before its first step. Root may write anywhere, so root
+# tries as another user.
 test_read_only() {
     local as_nobody=() trainer_path=$trainer
     if [ "$(id -u)" = 0 ]; then
@@ -228,7 +228,7 @@ test_exports() {
     good "a .gguf in its directory is replaced" --model exported --steps 0 --export-gguf exported/model.gguf
 }
 
-# What texts are written to is opened last, and has its name when it is whole.
+# The file for texts is opened last, and gets its name when it is complete.
 test_out_texts() {
     good "a run" "${brief[@]}" "${text[@]}" --steps 2 --out texts --export-llmc texts.bin
     echo '{"prompt": "bottles"}' >prompts.jsonl

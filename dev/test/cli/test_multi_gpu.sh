@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# test_multi_gpu.sh -- dev/bench/multi_gpu.sh in toy size. From the top of the repository, with build/sim/BF16/train_gpt2cu
-# built.
+# test_multi_gpu.sh -- dev/bench/multi_gpu.sh in toy size. Run it from the top of the repository,
+# after build/sim/BF16/train_gpt2cu is built.
 set -u
 export OMP_WAIT_POLICY=passive LC_ALL=C OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 name=multi_gpu

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# test_multi_node.sh -- scripts/multi_node with launchers that only write down how they were called: each starts the trainer
-# of run_gpt2.sh, and continues a run that has saved and stopped. From the top of the repository.
+# test_multi_node.sh -- scripts/multi_node with launchers that only record their calls: each starts
+# the trainer of run_gpt2.sh, and continues a run that has saved and stopped. Run it from the top of
+# the repository.
 set -u
 name=multi_node
 source dev/test/lib/check.sh

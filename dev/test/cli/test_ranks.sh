@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# test_ranks.sh -- runs of several processes under mpirun: messages between them, and one end for all.
+# test_ranks.sh -- runs of several ranks under mpirun: messages between them, and all end together.
 #
 #     dev/test/cli/test_ranks.sh build/plain/train_gpt2
 #     dev/test/cli/test_ranks.sh build/sim/FP32/train_gpt2cu    # on the simulated GPU
 #
-# One line for each check that fails; the last line counts them. Uses test_collectives and the library of the same build; of the
-# simulated GPU build/sim/plain/test_collectives.
+# One line for each check that fails; the last line counts them. Uses test_collectives and the
+# library of the same build; for the simulated GPU build/sim/plain/test_collectives.
 set -u
 export OMP_WAIT_POLICY=passive LC_ALL=C
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
@@ -129,7 +129,7 @@ test_signal() {
     check "SIGUSR2 to mpirun: exit status $status" [ $status = 75 ]
 }
 
-# The same program without MPI: one process runs, several say what is missing.
+# In a build without MPI, one process runs, and several say what is missing.
 test_without_mpi() {
     check "without MPI it compiles" "${CC:-cc}" -std=gnu11 -D_GNU_SOURCE -fopenmp -I"$root" -DCOMM_MPI_IMPLEMENTATION \
         -include "$root/llmc/comm/comm_mpi.h" "$root/dev/test/comm/test_collectives.c" "$build/libllmc.a" -o without_mpi -lm -lpthread
@@ -576,8 +576,8 @@ test_gpu_autotune() {
     check "other algorithms have other bits" [ "$(sha1sum <fast/step_00000006/model.safetensors)" != "$(sha1sum <other/step_00000006/model.safetensors)" ]
 }
 
-# What is on the host or on a disk between its uses, also from a checkpoint and to one. Of four blocks two parts of the
-# residual stream are moved.
+# Offloads state to the host or a disk, also from a checkpoint and to one. With four blocks, two
+# parts of the residual stream are moved.
 test_gpu_offload() {
     local all=(--zero 3 --offload-params on --offload-residuals on --recompute 3
         --offload-optimizer disk --offload-path nvme)

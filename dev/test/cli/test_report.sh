@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# test_report.sh -- --report, --compare and --tensorboard from the outside: on finished, running, resumed, rolled-back
-# and copied runs; the page in a browser; TensorBoard's own reader.
+# test_report.sh -- --report, --compare and --tensorboard from the outside: on finished, running,
+# resumed, rolled-back and copied runs; the page in a browser; TensorBoard's own reader.
 #
 #     dev/test/cli/test_report.sh build/plain/train_gpt2
 #
-# Python checks the page, Chromium draws it, TensorBoard reads its file: each where it is installed
+# Python checks the page, Chromium draws it, TensorBoard reads its file: each if it is installed
 # (scripts/install_deps.sh --test). One line for each check that fails; the last line counts them.
 set -u
 export OMP_WAIT_POLICY=passive OMP_NUM_THREADS=1 LC_ALL=C

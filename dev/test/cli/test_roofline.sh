@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# test_roofline.sh -- dev/bench/roofline.py at a size that is quick: its sums are those of the formulas, every launch of
-# the step is in it, what it does not know ends it, and measured times go to the right rows. From the top of the
-# repository, with build/sim/FP32/train_gpt2cu built.
+# test_roofline.sh -- dev/bench/roofline.py at a quick size: its sums follow the formulas, it has
+# every launch of the step, an unknown launch ends it, and measured times go to the right rows. Run
+# it from the top of the repository, after build/sim/FP32/train_gpt2cu is built.
 set -u
 name=roofline
 source dev/test/lib/check.sh

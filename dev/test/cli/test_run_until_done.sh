@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# test_run_until_done.sh -- scripts/run_until_done.sh with commands that only say what happened to
-# them.
+# test_run_until_done.sh -- scripts/run_until_done.sh with commands that only report how they were
+# called.
 #
 # One line for each check that fails; the last line counts them.
 set -u

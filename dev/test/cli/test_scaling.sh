@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# test_scaling.sh -- dev/bench/scaling.py counts the memory that the GPU trainer plans, and its model of speed is sane.
+# test_scaling.sh -- dev/bench/scaling.py counts the memory that the GPU trainer plans, and its
+# speeds are plausible.
 #
 #     dev/test/cli/test_scaling.sh build/sim/BF16/train_gpt2cu
 set -u

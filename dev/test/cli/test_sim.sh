@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# test_sim.sh -- the GPU trainer from the outside, on the simulated GPU: the loss curve of the CPU trainer, and its
-# command line. From the top of the repository, with build/sim/FP32/train_gpt2cu and build/plain/train_gpt2 built.
+# test_sim.sh -- the GPU trainer from the outside, on the simulated GPU: its command line, and the
+# loss curve of the CPU trainer. Run it from the top of the repository, after
+# build/sim/FP32/train_gpt2cu and build/plain/train_gpt2 are built.
 set -u
 gpu=$PWD/build/sim/FP32/train_gpt2cu
 cpu=$PWD/build/plain/train_gpt2
@@ -139,7 +140,7 @@ unset CUSIM_LT_FAST
 
 # ---- memory
 
-# What --plan chooses with this much memory, in MiB.
+# Prints the level that --plan chooses with this much memory, in MiB.
 level() {
     CUSIM_MEMORY_MIB=$1 "$gpu" --plan --layers 4 --channels 64 --heads 2 --seq-len 64 --batch 16 |
         sed -n "s/^recompute: level \(.\), the lowest that fits into [0-9.]* MiB .*/\1/p"

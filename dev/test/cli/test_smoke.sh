@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# test_smoke.sh -- the shortest look at the trainer from the outside, for `make check`: it trains, saves, continues to the
-# same bits, writes a sample, and refuses a wrong option.
+# test_smoke.sh -- the shortest test of the trainer from the outside, for `make check`: it trains,
+# saves, resumes with the same bits, writes a sample, and refuses a wrong option.
 #
 #     dev/test/cli/test_smoke.sh build/plain/train_gpt2
 set -u

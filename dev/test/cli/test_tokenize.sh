@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# test_tokenize.sh -- ./tokenize as its users and their scripts see it: the same shards from all kinds of files and
-# after any interruption, and every bad input one clear error with the right exit status.
+# test_tokenize.sh -- ./tokenize as its users and their scripts see it: the same shards from all
+# kinds of files and after any interruption, and one clear error with the right exit status for
+# every bad input.
 #
 #     dev/test/cli/test_tokenize.sh build/plain/tokenize
 #
-# GPT2_VOCAB and TINY_TEXT name files for the checks that want them. One line for each check that fails; the last
-# line counts them.
+# GPT2_VOCAB and TINY_TEXT name files for the checks that need them. One line for each check that
+# fails; the last line counts them.
 set -u
 export LC_ALL=C
 
@@ -197,7 +198,8 @@ test_other_arguments() {
     check "remove the others" [ "$(echo other_*)" = "other_train_000001.bin other_val_000000.bin" ]
 }
 
-# What was read from a pipe is gone: a second run can neither continue nor be known to be the same.
+# Text from a pipe is gone once read: a second run can neither continue nor be known to be the
+# same.
 test_streams() {
     local run=("${vocab[@]}" --val-tokens 0)
     timeout 20 "$tokenize" "${run[@]}" --out pipe - <lines.txt >stdout 2>stderr

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# test_wandb.sh -- scripts/wandb_follow.py with a wandb that only writes down what it is told.
+# test_wandb.sh -- scripts/wandb_follow.py with a wandb that only records its calls.
 #
 # One line for each check that fails; the last line counts them.
 set -u

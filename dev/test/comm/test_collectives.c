@@ -1,7 +1,8 @@
-// Processes, their messages and their end. Alone: everything returns at once. Under mpirun (test_ranks.sh):
+// test_collectives.c -- ranks, their collectives and their end. A single rank returns at once from
+// everything. Under mpirun (test_ranks.sh):
 //
-//     test_collectives                      what collectives move, by rank
-//     test_collectives MODE [--option ...]  one rank does something wrong, and all have to end: see MODES
+//     test_collectives                      checks the results of collectives in each rank
+//     test_collectives MODE [--option ...]  one rank makes a mistake, and all must end: see MODES
 #include <pthread.h>
 #include <signal.h>
 
@@ -218,7 +219,7 @@ static void run_mode(Comm* c, const char* name) {
     die_usage("unknown mode %s", name);
 }
 
-// As a program with processes starts and ends.
+// Starts and ends as a program with several ranks does.
 int main(int argc, char** argv) {
     const char* mode = argc > 1 && argv[1][0] != '-' ? argv[1] : NULL;
     Comm comm;

@@ -1,7 +1,8 @@
-// Data between GPUs. Alone: a group of one, without and with NCCL's communicator. Under mpirun (test_ranks.sh):
+// test_collectives.cu -- collectives between GPUs. Alone: a group of one, without and with NCCL's
+// communicator. Under mpirun (test_ranks.sh):
 //
-//     test_collectives [device N]                what moves, by rank; every rank takes device N
-//     test_collectives MODE [--option ...]       what may end all of them
+//     test_collectives [device N]                checks the results in each rank, all on device N
+//     test_collectives MODE [--option ...]       ends all ranks by one of these:
 //         check    group_gpu_check, if NCCL has noticed an error
 //         wait     the watchdog: the others do not call the all-gather that rank 0 waits for
 #include "llmc/base/check.h"
@@ -13,7 +14,7 @@
 
 #include "dev/test/lib/test.h"
 
-// What element i of the piece from one rank to another is. Sums of it are exact in 16 bits.
+// Returns element i of the piece from one rank to another. Sums of them are exact in 16 bits.
 static float value_of(int from, int to, size_t i) { return (float)((from * 5 + to * 3 + i) % 13); }
 
 // Element i of a tensor as rank `from` fills it: pieces of `count` for ranks 0, 1, ...
@@ -142,7 +143,7 @@ static void streams_work(Streams* s) {
     group_all_gather(s->c, s->c + rank * COUNT, COUNT, DTYPE_FP32, s->g, s->main.stream);
 }
 
-// What is in a is turned around twice, so it stays.
+// Expects the results. The contents of `a` are exchanged twice, so they are as before.
 static void streams_expect(Streams* s) {
     const int rank = s->g->rank, size = s->g->size;
     const size_t all = size * COUNT;

@@ -1,5 +1,5 @@
-// Processes that meet by TCP: each rank is a child of this process, on loopback. What moves, who is refused, and that
-// all end when one does.
+// test_comm_tcp.c -- ranks that meet by TCP: collectives, refused processes, and all ranks end when
+// one does. Each rank is a child of this process, on loopback.
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <signal.h>
@@ -93,7 +93,7 @@ static int ended(Rank r) {
     return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }
 
-// Whether it ends with this status, and has said these words; "": nothing.
+// Returns true if the rank ends with this status and has printed these words; "": nothing.
 static int ends(Rank r, int wanted, const char* words) {
     char error[ERROR_BYTES], *said;
     size_t bytes;

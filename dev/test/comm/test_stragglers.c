@@ -1,4 +1,4 @@
-// Which process is slow, and when it is named.
+// test_stragglers.c -- stragglers.h: finds the slow rank, and reports it at the right time.
 #include "llmc/comm/stragglers.h"
 
 #include "dev/test/lib/test.h"

@@ -1,4 +1,5 @@
-// Tests of llmc/data/dataloader.h: the order of a run, and the batches that a thread makes ahead of time.
+// test_dataloader.c -- dataloader.h: the order of sequences in a run, and the batches that a thread
+// prepares.
 #include "dev/test/lib/shards.h"
 #define DATALOADER_IMPLEMENTATION
 
@@ -210,7 +211,7 @@ static void trace_run(Trace* trace, const DataSources* sources, int B, int n, in
     dataloader_close(&loader);
 }
 
-// The same sequences at the same places, whatever the micro-batch and the number of processes.
+// Sequences and their places do not depend on the micro-batch or the number of ranks.
 static void test_partitions(const char* list, Packing pack) {
     static const int parts[][2] = {{1, 1}, {12, 1}, {3, 1}, {1, 3}, {2, 3}, {4, 3}, {5, 1}, {7, 2}, {5, 4}};
     static Trace traces[9];
@@ -267,7 +268,7 @@ static void test_mixture(const char* list) {
     mixture_close(&sources);
 }
 
-// The same file twice: each source has an order of its own.
+// A file that is listed twice is two sources, each with its own order.
 static void test_twice(void) {
     char list[600];
     DataSources sources;

@@ -1,6 +1,6 @@
-// Tests of llmc/data/documents.h and llmc/data/compressed_file.h: what the documents of each kind of file are,
-// that blocks have them whole, without growing (test_encode_threads.c looks at the tokens), continuing from
-// the start of any block, and errors.
+// test_documents.c -- documents.h and compressed_file.h: the documents in each kind of file; blocks
+// hold whole documents and do not grow; reading continues from the start of any block; errors.
+// test_encode_threads.c checks the tokens.
 #define BPE_MAX_PIECE 5000
 #define DOCUMENTS_IMPLEMENTATION
 #include <sys/stat.h>
@@ -463,7 +463,7 @@ TEST(packing) {
 
 // ---- blocks ----
 
-// The same document in blocks of all sizes, and from the start of every block on.
+// A document is the same in blocks of all sizes, and from the start of every block.
 TEST(blocks) {
     uint64_t state = 3;
     char text[3000], line[20000], *at = line;

@@ -1,5 +1,6 @@
-// Tests of llmc/data/encode_threads.h: the ids of a pipeline are those of its documents, encoded whole, for any number
-// of threads and any size of blocks; stopping and errors; the same vocabulary from any number of threads.
+// test_encode_threads.c -- encode_threads.h: the ids are those of documents encoded one by one, for
+// any number of threads and any block size; stopping and errors; the same vocabulary from any
+// number of threads.
 #define BPE_MAX_PIECE 5000 // some documents have longer ones
 #define BPE_ENCODE_IMPLEMENTATION
 #define BPE_TRAIN_IMPLEMENTATION

@@ -1,6 +1,6 @@
-// test_encoded_text.c -- text becomes shards once: the tokens are those of the text, kept for the next run, made
-// again when the text, the vocabulary or the shards themselves have changed; lists keep their weights; a
-// vocabulary is trained and kept; files are verified.
+// test_encoded_text.c -- encoded_text.h: text becomes shards once. They are kept for the next run,
+// and made again if the text, the vocabulary or the shards have changed. Lists keep their weights;
+// a vocabulary is trained and kept; files are verified.
 #include <fcntl.h>
 #include <sys/types.h>
 

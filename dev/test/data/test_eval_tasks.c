@@ -1,4 +1,5 @@
-// test_eval_tasks.c -- tasks: reading every form, what is refused and where, rows, windows, and scores by hand.
+// test_eval_tasks.c -- eval_tasks.h: reads every format, refuses malformed lines by place; rows,
+// windows, and scores computed by hand.
 #include "llmc/base/check.h"
 #include "llmc/base/rand.h"
 #include "llmc/data/eval_task_files.h"
@@ -145,7 +146,7 @@ static void test_choices(void) {
     task_close(&task);
 }
 
-// What is divided by decides: 4 tokens, 3 bytes and 4, 4.
+// The choice depends on the divisor. Endings: 4 tokens, 3 bytes; 4 tokens, 4 bytes.
 static void test_bytes_decide(void) {
     const TaskResult results[] = {{3.6, 0}, {4, 0}};
     Task task;

@@ -1,4 +1,4 @@
-// Tests of llmc/data/mixture.h: lists with weights, and the order in which sources take turns.
+// test_mixture.c -- mixture.h: lists with weights, and the order in which sources take turns.
 #include "dev/test/lib/shards.h"
 #define MIXTURE_IMPLEMENTATION
 

@@ -1,4 +1,5 @@
-// Tests of llmc/data/packing.h: the promises about rows, on streams of random documents.
+// test_packing.c -- packing.h: every kind of packing keeps its promises, on streams of random
+// documents.
 #include "dev/test/lib/shards.h"
 #define PACKING_IMPLEMENTATION
 

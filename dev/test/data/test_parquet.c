@@ -1,6 +1,6 @@
-// test_parquet.c -- the texts of a column, whoever wrote the file and however; and whatever is wrong with a
-// file is an error that names it, never a read out of bounds. The files are made by
-// dev/ref/make_parquet_fixtures.py.
+// test_parquet.c -- parquet.h: reads a column of text from files of different writers. Every fault
+// of a file is an error that names it, never a read out of bounds. dev/ref/make_parquet_fixtures.py
+// makes the files.
 #define PARQUET_IMPLEMENTATION
 
 #include "llmc/data/parquet.h"
@@ -101,8 +101,8 @@ static const char* fixture_path(const char* name) {
     return path;
 }
 
-// As the table has it; where the program was built without the codec's library, an error that says what to
-// install.
+// Each file has the rows of the table. In a build without the library of its codec, the error says
+// what to install.
 TEST(files) {
     static Parquet p;
     for (int i = 0; i < NUM_FILES; i++) {
@@ -122,7 +122,7 @@ TEST(files) {
     }
 }
 
-// What the format allows, and the programs of the other files do not write: rows "0" to "39".
+// The format allows more than the programs that made the other files write: rows "0" to "39".
 TEST(hand) {
     static const char* const names[2] = {"hand_dictionary", "hand_odd"};
     static Parquet p;

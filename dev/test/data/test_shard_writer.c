@@ -1,4 +1,5 @@
-// Tests of llmc/data/shard_writer.h: what it writes is what dataloader.h reads, cut where it should be.
+// test_shard_writer.c -- shard_writer.h: the data loader reads what it writes, and shards end where
+// they should.
 #include "llmc/data/shard_writer.h"
 #include "llmc/data/token_files.h"
 #include "dev/test/lib/test.h"

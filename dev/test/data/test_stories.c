@@ -1,8 +1,8 @@
-// Tests of llmc/data/stories.h: that the nats are exact, and that the stories read as English.
+// test_stories.c -- stories.h: the nats are exact, and the stories read as English.
 //
-// Exactness is checked three ways: by following the tokens through the grammar again, by the frequencies at
-// every place of the grammar, and, without any look at the grammar, by counting what follows each beginning
-// of a story.
+// Exactness is checked in three ways: by following the tokens through the grammar again; by the
+// frequencies at every place of the grammar; and, without the grammar, by counting the
+// continuations of each beginning.
 
 #include "dev/test/lib/test.h"
 
@@ -155,8 +155,8 @@ static Seen* seen_at(Seen* table, uint64_t beginning, int token) {
     return &table[slot];
 }
 
-// What follows a beginning must always cost the same, come as often as that says, and add up to 1 with the
-// others.
+// Each continuation of a beginning must always cost the same, come as often as its cost says, and
+// add up to 1 with the others.
 static void test_beginnings(const Corpus* c) {
     Seen* table = check_alloc(SLOTS, sizeof(Seen), "beginnings");
     uint64_t hash = 0;
@@ -294,7 +294,7 @@ static void check_sum(const char* story, const char* a, const char* b, int sign,
     EXPECT(x > 0 && y > 0 && z > 0 && x + sign * y == z, "%s, %s and %s: %s", a, b, sum, story);
 }
 
-// What is asked and counted late must agree with what was told early.
+// Late questions and counts in a story must agree with its beginning.
 static void check_memory(const char* story) {
     char a[160] = "", b[160] = "", c[160] = "";
     if (strstr(story, "Together they paid ")) {

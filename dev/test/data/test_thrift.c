@@ -1,5 +1,5 @@
-// test_thrift.c -- structs in the compact protocol are read as its description says, and no bytes at all are
-// read beyond their end.
+// test_thrift.c -- thrift.h: reads structs in the compact protocol as its description says, and
+// never reads past their end, whatever the bytes.
 #include "llmc/base/check.h"
 #include "llmc/base/rand.h"
 #include "llmc/data/thrift.h"

@@ -1,4 +1,4 @@
-// Tests of llmc/data/token_files.h.
+// test_token_files.c -- token_files.h: reads shards of every format, and refuses damaged ones.
 #include "dev/test/lib/shards.h"
 #define TOKEN_FILES_IMPLEMENTATION
 
@@ -156,7 +156,7 @@ static void check_stream(void* stream_) {
     EXPECT(tokens_find_bad_(&stream->spans[0], 0, stream->count, V, &largest) == 0, "came back");
 }
 
-// What is read from a file that became shorter, or that has an id above the vocabulary now, is left; twice,
+// Reading stops in a file that has become shorter or has an id above the vocabulary. Tested twice,
 // because the first time must not block the signal.
 TEST(written_to) {
     const char* path = write_shard("shrinks.bin", MAGIC_U32, 0, 10000);

@@ -1,5 +1,5 @@
-# data.sh -- for dev/test/defects.sh: text, tokenizers, models of others, and what is made of them,
-# end to end.
+# data.sh -- faults of text, tokenizers, and models of other programs, tried end to end; for
+# dev/test/defects.sh.
 # shellcheck shell=bash disable=SC2154
 
 # The mark of Windows in front of a text: packed, from standard input, to train, to tokenize and to
@@ -23,8 +23,8 @@ defect_byte_order_mark() {
     check "its tokens" cmp plain_train_000000.bin tokens_train_000000.bin
 }
 
-# What transformers writes after a padding token was added, with and without a row for it in the
-# embedding.
+# Reads the files that transformers writes after a padding token was added, with and without a row
+# for it in the embedding.
 defect_added_token() {
     local tiny=(--layers 1 --channels 16 --heads 2 --seq-len 16 --batch 2 --steps 2 --eval-every 0 --samples 0)
     for i in {1..200}; do echo "$i bottles of beer on the wall"; done >text.txt

@@ -1,4 +1,5 @@
-# fresh.sh -- the scripts: what ends a run, what is downloaded, and what is installed.
+# fresh.sh -- faults of scripts that end runs, download files or install packages; for
+# dev/test/defects.sh.
 # shellcheck shell=bash disable=SC2154
 
 model=(--layers 1 --channels 16 --heads 2 --seq-len 16 --batch 2)
@@ -30,7 +31,7 @@ defect_run_until_done_ends_its_command() {
     done
 }
 
-# What is installed from PyPI was known by its version alone.
+# Packages from PyPI were identified by their version alone.
 defect_wheels_are_known_by_their_contents() {
     is_here apt-get && is_here python3 || return 0
     mkdir -p top/scripts top/dev/ref top/dev/cusim

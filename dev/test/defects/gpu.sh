@@ -1,10 +1,10 @@
-# gpu.sh -- for dev/test/defects.sh: what a GPU would refuse, tried on the simulated one, which is
-# as strict.
+# gpu.sh -- faults that a GPU would refuse, tried on the simulated one, which is as strict; for
+# dev/test/defects.sh.
 # shellcheck shell=bash disable=SC2154
 
 gpu_run=(--layers 1 --channels 16 --heads 2 --seq-len 8 --batch 1 --steps 2 --samples 0 --eval-every 0 --autotune off)
 
-# Whether there is a simulated GPU.
+# Succeeds if a simulated GPU is built.
 has_sim() { [ -n "$sim" ] || { echo "skipped: $name: no simulated GPU (make sim PRECISION=FP32)"; return 1; }; }
 
 # A row of logits takes exactly the shared memory that a block gets without asking, and static
@@ -33,7 +33,7 @@ defect_memory_of_nccl_in_no_plan() {
         echo "skipped: $name: the build has no NCCL"
         return 0
     fi
-    # What fits beside 64 MiB of NCCL, and not more: without it in the plan, level 0 is chosen.
+    # This fits next to NCCL's 64 MiB, and no more does: a plan without NCCL would choose level 0.
     CUSIM_MEMORY_MIB=155 mpirun --oversubscribe --bind-to none -n 2 "$sim" "${full[@]}" >stdout 2>stderr </dev/null
     check "two processes in little memory: exit status $?, $(grep -m 1 '^error' stderr)" grep -q 'NCCL 64.0' stdout
     check "a level that fits: $(grep '^recompute' stdout)" grep -q '^recompute: level mlp' stdout

@@ -1,5 +1,5 @@
-# options.sh -- the command line as careless hands and other programs' users write it; for
-# defects.sh.
+# options.sh -- faults of command lines, typed carelessly or by users of other programs; for
+# dev/test/defects.sh.
 # shellcheck shell=bash disable=SC2154
 
 options_text() { for i in {1..200}; do echo "$i bottles of beer on the wall --- $i bottles of beer."; done >text.txt; }

@@ -24,7 +24,7 @@ outputs_strace() {
     grep -v '^strace: ' said >stderr
 }
 
-# As root nothing else keeps a report from taking a device's place.
+# For root, nothing else keeps a report from replacing a device.
 defect_outputs_that_replace_devices() {
     outputs_run r
     if ! mknod null c 1 3 2>/dev/null; then

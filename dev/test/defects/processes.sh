@@ -1,5 +1,5 @@
-# processes.sh -- launchers, containers, processes that start or end unlike the others; for
-# dev/test/defects.sh.
+# processes.sh -- faults of launchers and containers, and of ranks that start or end unlike the
+# others; for dev/test/defects.sh.
 # shellcheck shell=bash disable=SC2154
 tiny=(--layers 1 --channels 16 --heads 2 --seq-len 16 --batch 2 --steps 2 --samples 0 --eval-every 0)
 

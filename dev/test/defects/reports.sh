@@ -76,7 +76,7 @@ defect_logs_that_are_damaged() {
     check "it continues" grep -q '"kind":"train","step":22,' zeros/log.jsonl
 }
 
-# The same checkpoint and data: the same validation, whatever the micro-batch.
+# The validation loss of a checkpoint does not depend on the micro-batch.
 defect_validations_that_depend_on_the_batch() {
     local batch losses=()
     reports_text
@@ -89,7 +89,7 @@ defect_validations_that_depend_on_the_batch() {
     check "one loss: ${losses[*]}" [ "$(printf '%s\n' "${losses[@]}" | sort -u | wc -l)" = 1 ]
 }
 
-# What an engineer of evaluations looks at: single examples.
+# An engineer of evaluations looks at single examples.
 defect_tasks_without_their_examples() {
     local tasks=$root/dev/ref/fixtures/tasks
     good "scores" --steps 0 --model "$tasks/model.bin" --seq-len 64 --tasks "$tasks/choices.bin" --out-scores s.jsonl

@@ -1,4 +1,4 @@
-# resume.sh -- faults of saving and resuming, each tried end to end; for `source` by defects.sh.
+# resume.sh -- faults of saving and resuming, tried end to end; for dev/test/defects.sh.
 # shellcheck shell=bash disable=SC2154
 
 small=(--layers 1 --channels 16 --heads 2 --seq-len 16 --batch 2 --eval-every 0 --samples 0)

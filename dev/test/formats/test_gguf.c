@@ -1,5 +1,5 @@
-// test_gguf.c -- a GGUF file, read back by the letter of the format: header, pairs, tokenizer, and every
-// number of every tensor in each of the four types.
+// test_gguf.c -- gguf.h: a written file is read back as the format says: header, key-value pairs,
+// tokenizer, and every number of every tensor in each of the four types.
 #define GGUF_IMPLEMENTATION
 
 #include "llmc/formats/gguf.h"

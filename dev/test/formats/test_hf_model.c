@@ -1,5 +1,6 @@
-// test_hf_model.c -- a model comes back from a Hugging Face directory with the same bits, also from several
-// files, 16-bit weights and other names; the files are laid out as GPT-2's; other models are refused.
+// test_hf_model.c -- hf_model.h: a model in a Hugging Face directory reads back with the same bits,
+// also from several files, 16-bit weights and other names. Files have GPT-2's layout; other models
+// are refused.
 #include <sys/stat.h>
 
 #include "llmc/base/float16.h"
@@ -93,7 +94,7 @@ static void expect_model(const TestModel* got, const TestModel* want, SafeTensor
     }
 }
 
-// The same in parts: each of several processes reads its part of every group, and has that.
+// Reads a model in parts: each of several ranks reads and gets its part of every group.
 static TestModel read_parts(const char* directory, ModelConfig cfg, size_t parts) {
     const TestModel model = test_model_open(cfg, sizeof(float));
     float* group = (float*)check_alloc(model.bytes, 1, "a group");
@@ -133,7 +134,7 @@ static void test_round_trip(ModelConfig cfg, SafeTensorsDtype dtype) {
     free(model.memory);
 }
 
-// As transformers lays GPT-2 out: names, (in, out) matrices, no padding.
+// Files have the layout of GPT-2 in transformers: names, (in, out) matrices, no padding.
 TEST(layout) {
     const char* directory = directory_of("layout");
     TestModel model = test_model_random(CFG, SAFETENSORS_F32);

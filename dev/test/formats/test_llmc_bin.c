@@ -1,5 +1,6 @@
-// test_llmc_bin.c -- models come back as they were written, bf16 rounds to nearest even, PyTorch's files
-// are read, damaged files are named errors, and a failed write leaves what was there.
+// test_llmc_bin.c -- llmc_bin.h: models read back as written, bf16 rounds to nearest even,
+// PyTorch's files are read, damaged files are refused by name, and a failed write leaves the old
+// file.
 #define LLMC_BIN_IMPLEMENTATION
 
 #include <signal.h>
@@ -176,7 +177,7 @@ TEST(special_values) {
 
 // ---- bf16 ----
 
-// What IEEE 754 says of rounding to 8 bits of significand, to nearest and ties to even.
+// Rounds to 8 bits of significand as IEEE 754 says: to nearest, ties to even.
 TEST(bf16_rounding) {
     static const struct {
         uint32_t from;
@@ -353,7 +354,7 @@ static void body_write(const void* path) {
     free(model.memory);
 }
 
-// As on a disk that is full after n bytes.
+// Writes as if the disk were full after `disk_bytes`.
 static rlim_t disk_bytes;
 
 static void body_write_limited(const void* path) {

@@ -1,9 +1,9 @@
-// test_safetensors.c -- tensors come back as they were written, a file is laid out as the format says, 16-bit
-// numbers are rounded right, and whatever is wrong with a file is an error that names it, never a read out of
-// bounds.
+// test_safetensors.c -- safetensors.h: tensors read back as written, a file has the layout of the
+// format, and 16-bit numbers are rounded correctly. Every fault of a file is an error that names
+// it, never a read out of bounds.
 //
-//     test_formats --write_tensors FILE    writes what dev/ref/check_safetensors.py expects to find
-//     test_formats --print_tensors FILE    prints the tensors of any file: name, dtype, shape, values or bytes
+//     test_formats --write_tensors FILE    writes the tensors for dev/ref/check_safetensors.py
+//     test_formats --print_tensors FILE    prints all tensors: name, dtype, shape, values or bytes
 #define SAFETENSORS_IMPLEMENTATION
 
 #include <glob.h>
@@ -30,7 +30,7 @@ static TestFile file_make(const char* header, size_t data_bytes) {
     return file;
 }
 
-// Whether the text contains every one of the words, separated by '|'.
+// Returns true if the text contains every one of the words, separated by '|'.
 static int has_words(const char* text, const char* wanted) {
     char words[1024];
     int ok = 1;
@@ -116,8 +116,8 @@ typedef struct {
 static const Half HALVES[2] = {{"fp16", fp16_to_float, fp16_from_float, 10, 31},
                                {"bf16", bf16_to_float, bf16_from_float, 7, 255}};
 
-// What IEEE 754 says that a pattern without its sign means; the pattern of infinity as if the exponents went
-// on.
+// Returns the value that IEEE 754 gives a pattern without its sign. The pattern of infinity has the
+// value that follows the largest finite one.
 static double half_value(const Half* half, unsigned bits) {
     const int e = (int)(bits >> half->fraction_bits), bias = half->max_exponent / 2;
     const int one = 1 << half->fraction_bits, fraction = (int)bits & (one - 1);
@@ -661,7 +661,7 @@ static void test_flips(TestFile good) {
     EXPECT(accepted > 0 && refused > accepted, "%d accepted, %d refused", accepted, refused);
 }
 
-// And every length, in memory and as a file.
+// A file cut at any length is refused, in memory and on disk.
 static void test_truncations(TestFile good) {
     for (size_t bytes = 0; bytes < good.bytes; bytes++) {
         SafeTensors st;
@@ -921,7 +921,7 @@ static void body_write(const void* path) {
     free(data);
 }
 
-// As on a disk that is full after n bytes.
+// Writes as if the disk were full after `disk_bytes`.
 static rlim_t disk_bytes;
 
 static void limit_writes(void) {

@@ -1,7 +1,9 @@
 /*
-fuzz.h -- for fuzz targets of code that ends the program on an error: the error comes back instead.
+fuzz.h -- lets fuzz targets test code that ends the program on an error: the error is returned
+instead.
 
-Included before all else. What is allocated when an error strikes is lost: give the code nothing to allocate.
+Include it first. Memory that is allocated when an error occurs is lost: give the code nothing to
+allocate.
 */
 #ifndef DEV_TEST_FUZZ_H
 #define DEV_TEST_FUZZ_H

@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
-# fuzz.sh -- every dev/test/fuzz_*.c against inputs that libFuzzer makes, with clang's address and undefined-behavior
-# sanitizers, for a stated time each. Exit status 0: no crash, no error of a sanitizer, no input slower than 10 s.
+# fuzz.sh -- runs every dev/test/fuzz/fuzz_*.c on inputs that libFuzzer makes, with clang's address
+# and undefined-behavior sanitizers, for a given time each. Exit status 0: no crash, no error of a
+# sanitizer, no input slower than 10 s.
 #
 #     dev/test/fuzz/fuzz.sh [SECONDS [NAME...]]     5 seconds each; all targets, or these: parquet token_files ...
 #
-# An input that fails is kept as build/fuzz/NAME-crash-...; build/fuzz/fuzz_NAME FILE runs it again. A target starts with
-# the files of dev/test/fuzz/corpus/NAME and what seeds() makes for it below. Two targets run at a time.
+# An input that fails is kept as build/fuzz/NAME-crash-...; build/fuzz/fuzz_NAME FILE runs it again.
+# A target starts with the files of dev/test/fuzz/corpus/NAME and those that seeds() makes below.
+# Two targets run at a time.
 set -u
 cd "$(dirname "$0")/../../.." || exit 1
 unset MAKEFLAGS MFLAGS MAKELEVEL

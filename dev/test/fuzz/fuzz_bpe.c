@@ -1,10 +1,10 @@
-// fuzz_bpe.c -- random files of vocabularies against their readers: no crash, no read out of bounds; what is
-// accepted is written in every format and read back as the same, and decodes what it encodes. Run by
-// dev/test/fuzz/fuzz.sh; more files to start from, of a vocabulary of few merges:
+// fuzz_bpe.c -- reads random vocabulary files: no crash, no read out of bounds. An accepted
+// vocabulary reads back the same after it is written in every format, and decodes what it encodes.
+// Run by dev/test/fuzz/fuzz.sh. More files to start from, of a vocabulary with few merges:
 // build/plain/test_tokenizer --write_bpe SMALL.bpe dev/test/fuzz/corpus/bpe
 //
-// A reader ends the program where a file is none. Here that goes back to the fuzzer instead, which frees what
-// was allocated meanwhile.
+// A reader ends the program if a file is not a vocabulary. Here it returns to the fuzzer instead,
+// which frees the memory allocated so far.
 #define BPE_FILES_IMPLEMENTATION
 
 #include <setjmp.h>

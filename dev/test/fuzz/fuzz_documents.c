@@ -1,6 +1,6 @@
-// fuzz_documents.c -- random files against the reader of documents: no crash, no read out of bounds, and
-// the same documents or the same error in blocks of any size (fuzz.sh). The first byte of the input says
-// which kind of file the rest is.
+// fuzz_documents.c -- reads documents from random files: no crash, no read out of bounds, and the
+// same documents or the same error for any block size (fuzz.sh). The first byte of the input
+// selects the kind of file.
 #define COMPRESSED_ZSTD_WINDOW 24 // 16 MiB: a file may choose its window
 #define COMPRESSED_FILE_IMPLEMENTATION
 
@@ -48,7 +48,8 @@ static void read_documents(const char* path, const char* separator, size_t block
     documents_close(&source);
 }
 
-// Of a damaged file that is no text either, how much is unpacked at a time decides which is met first.
+// Returns true if two errors are the same. If a file is damaged and also no text, the block size
+// decides which error comes first.
 static int is_same_error(const ReadDocuments* a, const ReadDocuments* b) {
     static const char no_text[] = "not text: byte ";
     return strcmp(a->error, b->error) == 0 ||

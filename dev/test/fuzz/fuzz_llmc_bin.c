@@ -1,5 +1,5 @@
-// fuzz_llmc_bin.c -- random bytes as the header of a model: it is refused, or says sizes of a model that
-// has the length of the file. Run by dev/test/fuzz/fuzz.sh.
+// fuzz_llmc_bin.c -- reads random bytes as the header of an llm.c model: it is refused, or gives
+// the sizes of a model that is as long as the file. Run by dev/test/fuzz/fuzz.sh.
 #include "fuzz.h"
 
 #define LLMC_BIN_IMPLEMENTATION

@@ -1,5 +1,5 @@
-// fuzz_parquet.c -- random files against the reader: no crash, no read out of bounds, errors that name the
-// file, and never more texts than rows. Run by dev/test/fuzz/fuzz.sh.
+// fuzz_parquet.c -- reads random Parquet files: no crash, no read out of bounds, errors that name
+// the file, and never more texts than rows. Run by dev/test/fuzz/fuzz.sh.
 #include <sys/mman.h>
 #include <sys/types.h>
 

@@ -1,5 +1,6 @@
-// fuzz_run_state.c -- random texts against the readers of state.json and config.json: no crash, no read out of
-// bounds, nothing believed that is not so. The first bit of the input says which. Run by dev/test/fuzz/fuzz.sh.
+// fuzz_run_state.c -- reads random text as state.json or config.json: no crash, no read out of
+// bounds, no illegal value accepted. The first bit of the input selects the file. Run by
+// dev/test/fuzz/fuzz.sh.
 #define HF_MODEL_IMPLEMENTATION
 
 #include "llmc/base/json.h"

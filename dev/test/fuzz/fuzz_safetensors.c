@@ -1,6 +1,6 @@
-// fuzz_safetensors.c -- random files against the reader: no crash, no read out of bounds, and what is
-// accepted can be read. The first bit of the input says whether the rest is a file or an index of a model in
-// several files. Run by dev/test/fuzz/fuzz.sh.
+// fuzz_safetensors.c -- reads random safetensors files: no crash, no read out of bounds, and
+// accepted tensors can be read. The first bit of the input selects a file or the index of a model
+// in several files. Run by dev/test/fuzz/fuzz.sh.
 #define SAFETENSORS_IMPLEMENTATION
 
 #include "llmc/formats/safetensors.h"

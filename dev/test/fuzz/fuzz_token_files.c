@@ -1,6 +1,6 @@
-// fuzz_token_files.c -- random bytes as files of tokens: they are refused with an error that names them, or all of
-// their tokens can be read. The first bit of the input says whether the rest is a shard or Megatron's index
-// of a file whose size is the next byte. Run by dev/test/fuzz/fuzz.sh.
+// fuzz_token_files.c -- reads random bytes as token files: they are refused by an error that names
+// them, or all their tokens can be read. The first bit of the input selects a shard or Megatron's
+// index of a file whose size is the next byte. Run by dev/test/fuzz/fuzz.sh.
 #define TOKEN_FILES_IMPLEMENTATION
 
 #include "llmc/data/token_files.h"
@@ -17,7 +17,7 @@ static void* copy(const unsigned char* data, size_t bytes) {
     return memory;
 }
 
-// What a reader has accepted or refused.
+// Checks the result of a reader: an error that names the file, or tokens that can be read.
 static void look(const TokenSpan* span, int ok) {
     if (!ok && strncmp(error, "fuzz: ", 6) != 0) {
         abort();

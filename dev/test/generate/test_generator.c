@@ -1,5 +1,5 @@
-// test_generator.c -- texts of a model that knows only what it was shown: several at a time are what each is alone,
-// contexts that are full, and how texts end.
+// test_generator.c -- generator.h: several sequences generated together are the same as each alone;
+// full contexts; how texts end. The model knows only its few examples.
 #include "llmc/generate/generator.h"
 #include "dev/test/lib/test.h"
 
@@ -98,7 +98,7 @@ static Options options_of(float temperature) {
     return o;
 }
 
-// What is beside a text, and how often, does not change it: also beyond the context.
+// A text does not depend on the others in its batch, nor on their number, even beyond the context.
 static void test_batch_is_single(float temperature) {
     enum { COUNT = 11, LIMIT = 40 };
     static Written alone[COUNT], together[COUNT];

@@ -1,4 +1,5 @@
-// test_sampler.c -- frequencies against the softmax (chi-square), top-k and top-p sets, ties and extremes.
+// test_sampler.c -- sampler.h: frequencies against the softmax (chi-square), sets of top-k and
+// top-p, ties and extremes.
 #include "llmc/base/rand.h"
 #include "llmc/generate/sampler.h"
 #include "dev/test/lib/test.h"

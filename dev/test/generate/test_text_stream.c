@@ -1,10 +1,12 @@
-// test_text_stream.c -- whole characters, stop strings across tokens, and what is held back.
+// test_text_stream.c -- text_stream.h: whole characters, stop strings across tokens, and pending
+// bytes.
 #include "llmc/generate/text_stream.h"
 #include "dev/test/lib/test.h"
 
 static TextStream stream;
 
-// What is printed after each of the tokens (separated by |), with a | behind each; at the end the rest.
+// Returns the text that is printed after each of the tokens (separated by |), followed by |; at the
+// end the rest.
 static const char* shown(const OptionList* stop, const char* tokens) {
     static char text[512];
     FILE* file = fmemopen(text, sizeof(text), "w");

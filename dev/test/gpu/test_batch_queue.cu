@@ -1,5 +1,5 @@
-// test_batch_queue.cu -- batch_queue.cuh: every batch is whole on the GPU for the work queued after it,
-// however late copies and kernels run, and though the host reuses its memory at once.
+// test_batch_queue.cu -- batch_queue.cuh: every batch is complete on the GPU before the work queued
+// after it starts, however late copies and kernels run, even if the host reuses its memory at once.
 #include "llmc/gpu/batch_queue.cuh"
 #include "dev/test/lib/test.h"
 

@@ -1,4 +1,4 @@
-// test_gpu.cu -- memory, and the sums, conversions and 16-byte loads of gpu.cuh.
+// test_gpu.cu -- gpu.cuh: memory, sums, conversions and 16-byte loads.
 #include "llmc/gpu/gpu.cuh"
 #include "dev/test/lib/test.h"
 

@@ -1,6 +1,6 @@
-// test_nvml.c -- the GPU's line from a library that stands for NVML (fake_nvml.c): the right card, its
-// values, what it does not report, and libraries that are missing or lack functions. With a toolkit's nvml.h
-// on this machine, our declarations are held against it by the compiler.
+// test_nvml.c -- nvml.h: the GPU's line from a stand-in for NVML (fake_nvml.c): the right card, its
+// values, values that it does not report, and libraries that are missing or lack functions. If this
+// machine has a toolkit's nvml.h, the compiler compares our declarations with it.
 #include "llmc/gpu/nvml.h"
 #include "dev/test/lib/test.h"
 

@@ -1,4 +1,4 @@
-// test_ptx.cu -- each instruction of ptx.cuh: where every element goes, and what stays as it was.
+// test_ptx.cu -- ptx.cuh: where each instruction puts every element, and that nothing else changes.
 #include <float.h>
 
 #include "llmc/gpu/ptx.cuh"

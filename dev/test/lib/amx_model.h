@@ -1,6 +1,8 @@
 /*
-amx_model.h -- AMX's tiles in plain C, as Intel's manual describes them, so that kernels that use them are tested on any
-machine: the same source, compiled with these functions. What would be a fault is a failure.
+amx_model.h -- AMX's tiles in plain C, as Intel's manual describes them.
+
+Kernels that use tiles are compiled with these functions, so that their source is tested on any
+machine. A fault of the processor is a failure of the test.
 */
 #ifndef DEV_AMX_MODEL_H
 #define DEV_AMX_MODEL_H

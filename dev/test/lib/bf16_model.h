@@ -1,11 +1,14 @@
 /*
-bf16_model.h -- the bf16 instructions of x86 in plain C, as Intel's manual describes them, so that the kernels of
-tile_kernels.h that use them are tested on any machine: the same source, compiled with these functions.
+bf16_model.h -- the bf16 instructions of x86 in plain C, as Intel's manual describes them.
+
+The kernels of tile_kernels.h are compiled with these functions, so that their source is tested on
+any machine.
 
     vdpbf16ps   sum += a1 b1, then sum += a0 b0
     tdpbf16ps   even and odd products summed apart along the row, the two added, then the result tile
 
-Each multiplication and addition is fused and rounded to nearest; operands and results that are denormal count as zero.
+Each multiplication and addition is fused and rounded to nearest; operands and results that are
+denormal count as zero.
 */
 #ifndef DEV_BF16_MODEL_H
 #define DEV_BF16_MODEL_H

@@ -1,10 +1,11 @@
-# check.sh -- what the tests written in bash check with; for `source`. They set `name`, for what they say.
+# check.sh -- the checks of tests written in bash; for `source`. A test sets `name`, for its
+# messages.
 #
-#     check WHAT COMMAND...             counts; says WHAT when the command fails
+#     check WHAT COMMAND...             counts the check; prints WHAT if the command fails
 #     check_error WHAT STATUS WORDS     `status` and the file `stderr` of a command must be one error with this exit
 #                                       status, which contains all of the words (separated by |)
-#     is_here TOOL [WHAT]               else says that WHAT, or the whole test, is skipped, and returns 1
-#     check_done                        says how many there were; the script's exit status
+#     is_here TOOL [WHAT]               fails without the tool; prints that WHAT, or the test, is skipped
+#     check_done                        prints the number of checks; fails if one failed
 # shellcheck shell=bash disable=SC2154
 checks=0
 failures=0

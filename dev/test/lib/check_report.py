@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""check_report.py PAGE RUN... -- the page of --report is well-formed and tells what the logs say. For test_report.sh.
+"""check_report.py PAGE RUN... -- the page of --report is well-formed and agrees with the logs. For test_report.sh.
 
 Checked: it is XML; ids are unique and each reference finds its own; nothing is loaded from elsewhere, and there is no
 script; no coordinate is NaN or infinite; each picture has a title and a description; each curve has at most two points
-a column; the best and last validation losses, and all options, stand there as in the logs.
+a column; the best and last validation losses, and all options, are those in the logs.
 """
 import json
 import re

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""check_tensorboard.py RUN -- TensorBoard's own reader finds in RUN/tensorboard what RUN/log.jsonl says.
+"""check_tensorboard.py RUN -- TensorBoard's own reader finds the numbers of RUN/log.jsonl in RUN/tensorboard.
 
-Every number of the lines of training, validations and tasks must be there once, at its step, and nothing else; the
-texts must be those of the samples, beside those that were dropped from the log. For test_report.sh.
+Every number of the lines of training, validations and tasks must appear once, at its step, and nothing else; the
+texts must be those of the samples, besides those that were dropped from the log. For test_report.sh.
 """
 import json
 import math

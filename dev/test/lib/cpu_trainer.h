@@ -1,7 +1,9 @@
 /*
-cpu_trainer.h -- the CPU trainer as a library, for the test of the GPU trainer, which has the same names.
+cpu_trainer.h -- the CPU trainer as a library, for the test of the GPU trainer, which has the same
+names.
 
-Parameters and gradients are fp32 and lie as the parameter rows of model.h say for elements of 4 bytes.
+Parameters and gradients are fp32, in the layout that the parameter rows of model.h give for
+elements of 4 bytes.
 */
 #ifndef DEV_TEST_CPU_TRAINER_H
 #define DEV_TEST_CPU_TRAINER_H

@@ -1,6 +1,6 @@
 /*
-gpu_ops.h -- what the tests of GPU operations share beyond ops.h: arrays on the device, and the rounding of a
-type.
+gpu_ops.h -- helpers for tests of GPU operations, in addition to ops.h: arrays on the device, and
+the rounding of a type.
 */
 #ifndef DEV_GPU_OPS_H
 #define DEV_GPU_OPS_H

@@ -1,6 +1,8 @@
 /*
-in_backward_test.h -- updates during the backward pass, for both trainers: without clipping a run has the bits of one that
-updates after the pass; with clipping a resumed run has the same bits; and what is refused.
+in_backward_test.h -- tests updates during the backward pass, for both trainers.
+
+Without clipping, a run has the bits of one that updates after the pass. With clipping, a resumed
+run has the same bits. Combinations that cannot work are refused.
 */
 #ifndef DEV_TEST_IN_BACKWARD_TEST_H
 #define DEV_TEST_IN_BACKWARD_TEST_H

@@ -1,12 +1,10 @@
 /*
-ops.h -- what the tests of the operations share: arrays that notice reads and writes beside them,
-random contents, the distance to a reference in double, and finite differences.
+ops.h -- helpers for tests of operations: arrays that notice reads and writes out of bounds, random
+contents, the distance to a reference in double, and finite differences.
 
-How an operation is tested: llmc/reference.h has both of its passes in double, as plain loops from the formulas.
-test_reference.c compares that backward pass with central differences of that forward pass; the other tests
-compare fp32 code with the two.
-
-ops_close, ops_error, ops_same_bits, ops_expect_gradient
+How an operation is tested: llmc/reference.h has both of its passes in double, as plain loops from
+the formulas. test_reference.c compares that backward pass with central differences of that forward
+pass; the other tests compare fp32 code with the two.
 */
 #ifndef DEV_OPS_H
 #define DEV_OPS_H

@@ -2,8 +2,8 @@
 plan_test.h -- random runs, whose memory the trainers' tests compare with the plan, byte by byte.
 
     plan_test_run        returns the settings of run number k
-    plan_test_count      from now on, counts what check_alloc returns; plan_test_counted returns the sum and stops
-    plan_test_compare    expects of a run that it was planned, and allocated, as its ledger says
+    plan_test_count      starts to count the bytes of check_alloc; plan_test_counted stops and returns the sum
+    plan_test_compare    expects that a run was planned, and allocated, as its ledger says
 */
 #ifndef DEV_TEST_PLAN_TEST_H
 #define DEV_TEST_PLAN_TEST_H
@@ -61,7 +61,7 @@ static Ranks plan_test_ranks_(Rand* rng, int most_zero) {
     return ranks;
 }
 
-// What only the GPU trainer has.
+// Sets the options that only the GPU trainer has.
 static void plan_test_gpu_(Options* o, Ranks* ranks, Rand* rng) {
     o->device = 0;
     o->logits_chunk = 1 + plan_test_one_of_(rng, 100);

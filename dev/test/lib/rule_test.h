@@ -1,6 +1,6 @@
 /*
-rule_test.h -- what the tests of the optimizer's rules on the GPU share: weights of all kinds in device memory, and what
-they should be after an update.
+rule_test.h -- helpers for tests of the optimizer's rules on the GPU: weights of all kinds in device
+memory, and their expected values after an update.
 */
 #ifndef DEV_RULE_TEST_H
 #define DEV_RULE_TEST_H
@@ -32,10 +32,10 @@ template <class T> static int rule_last_kind(void) {
     return DTYPE_OF(T) == DTYPE_BF16 ? MASTER_24 : MASTER_FP32;
 }
 
-// Whether weights of this kind have all numbers of fp32.
+// Returns true if weights of this kind hold every fp32 number.
 static inline int rule_is_exact(MasterWeights kind) { return kind == MASTER_FP32 || kind == MASTER_SPLIT; }
 
-// What T with master weights of this kind has of x: the nearest.
+// Returns the number nearest to x that T with master weights of this kind can hold.
 template <class T> static float rule_kept_(float x, MasterWeights kind) {
     if (kind == MASTER_24) {
         const SplitFloat<int8_t> split = split_float<int8_t>(x);
@@ -63,7 +63,7 @@ template <class T> static T rule_upper_(float x, MasterWeights kind) {
                                                 : x);
 }
 
-// And what is beside it, as element i of an array.
+// Sets element i of the array of master weights.
 static inline void rule_set_master_(void* master, size_t i, float x, MasterWeights kind) {
     if (kind == MASTER_FP32) {
         ((float*)master)[i] = x;

@@ -1,5 +1,5 @@
 /*
-shards.h -- token files for the tests of what reads them.
+shards.h -- writes token files for tests of their readers.
 */
 #ifndef DEV_TEST_SHARDS_H
 #define DEV_TEST_SHARDS_H

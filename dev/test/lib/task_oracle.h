@@ -1,6 +1,9 @@
 /*
-task_oracle.h -- the losses of every ending of the tasks in dev/ref/fixtures/tasks, packed into rows, against those that
-transformers computed of each ending alone, in float64: for both trainers.
+task_oracle.h -- compares the losses of all task endings with those of transformers, for both
+trainers.
+
+The tasks are in dev/ref/fixtures/tasks. Here their endings are packed into rows; transformers
+computed each alone, in float64.
 */
 #ifndef DEV_TEST_TASK_ORACLE_H
 #define DEV_TEST_TASK_ORACLE_H

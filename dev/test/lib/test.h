@@ -1,10 +1,10 @@
 /*
-test.h -- what every test needs.
+test.h -- the macros and functions of every test.
 
     TEST(numbers) { EXPECT(1 + 1 == 2, "one and one"); }
 
-The files test_*.c of a room become one program (test_main.c), which runs each TEST in a process of its
-own: a test may change limits, close files or crash. The program's exit status is the verdict.
+The files test_*.c of a room become one program (test_main.c), which runs each TEST in a process of
+its own: a test may change limits, close files or crash. The program's exit status is the verdict.
 */
 #ifndef DEV_TEST_H
 #define DEV_TEST_H
@@ -76,7 +76,8 @@ extern "C"
         }                                                                                                    \
     } while (0)
 
-// What only the plain build of the simulated GPU does: sanitizers look at memory accesses, which fp16 and bf16 share.
+// Runs a statement only in the plain build of the simulated GPU: sanitizers check memory accesses,
+// which fp16 and bf16 share.
 #ifdef SANITIZED
 #define UNSANITIZED(statement) ((void)0)
 #else

@@ -1,5 +1,6 @@
 /*
-test_element.h -- the elements of a tensor, counted over its layers, wherever the layers lie.
+test_element.h -- finds an element of a tensor by its number, counted over the layers, wherever they
+are in memory.
 */
 #ifndef LLMC_TEST_ELEMENT_H
 #define LLMC_TEST_ELEMENT_H

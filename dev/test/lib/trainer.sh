@@ -1,10 +1,11 @@
-# trainer.sh -- how the tests written in bash run the trainer; for `source`, after check.sh. They set `trainer`.
+# trainer.sh -- runs the trainer in tests written in bash; for `source`, after check.sh. A test sets
+# `trainer`.
 #
-#     train OPTIONS...              runs it: `status`, and what it printed in the files stdout and stderr
-#     runs WHAT OPTIONS...          it must succeed
-#     good WHAT OPTIONS...          and have nothing to complain about
-#     bad STATUS WORDS OPTIONS...   it must be refused: check_error
-#     in_background OPTIONS...      sets `process`; SIGINT is as on a terminal, not ignored as in a script
+#     train OPTIONS...              runs it; sets `status`; writes the files stdout and stderr
+#     runs WHAT OPTIONS...          runs it: it must succeed
+#     good WHAT OPTIONS...          runs it: it must succeed, and print nothing to stderr
+#     bad STATUS WORDS OPTIONS...   runs it: it must be refused (check_error)
+#     in_background OPTIONS...      starts it; sets `process`; SIGINT works as on a terminal
 # shellcheck shell=bash disable=SC2034,SC2154
 
 train() {

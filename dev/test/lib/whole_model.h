@@ -1,5 +1,6 @@
 /*
-whole_model.h -- a model on the host, read and written at once: all its groups, one after the other as the rows say.
+whole_model.h -- reads and writes a whole model on the host at once: all its groups, in the layout
+of the rows.
 */
 #ifndef TEST_WHOLE_MODEL_H
 #define TEST_WHOLE_MODEL_H

@@ -1,5 +1,6 @@
-// test_curve_svg.c -- the picture is well-formed XML, its points and labels are where they belong, and curves
-// of one point, of equal losses, of NaN and infinity are drawn without a number that is not finite.
+// test_curve_svg.c -- curve_svg.h: the picture is well-formed XML, and points and labels are in the
+// right places. Curves of one point, of equal losses, of NaN or infinity are drawn without a number
+// that is not finite.
 #define CURVE_SVG_IMPLEMENTATION
 
 #include "llmc/log/curve_svg.h"

@@ -1,4 +1,5 @@
-// test_curve_terminal.c -- the drawing's size, axes, line, marks and floor, in UTF-8 and ASCII, and degenerate curves.
+// test_curve_terminal.c -- curve_terminal.h: size, axes, line, marks and floor of the drawing, in
+// UTF-8 and ASCII, and degenerate curves.
 #define CURVE_TERMINAL_IMPLEMENTATION
 
 #include "llmc/log/curve_terminal.h"
@@ -60,7 +61,7 @@ static int count_lines(const char* text) {
     return n;
 }
 
-// Whether a cell has a part of the curve in it.
+// Returns true if a cell has a part of the curve.
 static int is_drawn(int code) { return code == 'o' || code > 0x2800 || (code && strchr("'.:", code)); }
 
 static void test_shape(const char* locale, int is_utf8) {

@@ -1,5 +1,6 @@
-// test_log.c -- the files parse back to what was logged, a resumed log equals an uninterrupted one, the
-// screen shows the right lines at the right rate, and a full disk or a bad directory is a clear error.
+// test_log.c -- log.h: the files parse back to what was logged, a resumed log equals an
+// uninterrupted one, the screen shows the right lines at the right rate, and a full disk or an
+// unusable directory is a clear error.
 #define LOG_IMPLEMENTATION
 
 #include <fcntl.h>
@@ -124,7 +125,7 @@ static RunLog open_log_as(const char* name, LogStart start, int64_t start_step, 
     return open_log_for(name, start, start_step, steps, 0);
 }
 
-// Of a new run, or of one that continues after some steps.
+// Opens the log of a new run, or of one that continues after some steps.
 static RunLog open_log(const char* name, int64_t start_step, int64_t steps) {
     return open_log_as(name, start_step > 0 ? LOG_CONTINUE : LOG_NEW, start_step, steps);
 }
@@ -143,12 +144,12 @@ static void print_memory(FILE* file, const void* mib) {
     fprintf(file, ",\"mem_mb\":{\"weights\":%s}", (const char*)mib);
 }
 
-// Whether a file holds this text. Its other bytes may be zero.
+// Returns true if a file contains this text. Its other bytes may be zero.
 static int holds(const TestFile* file, const char* text) {
     return memmem(file->data, file->bytes, text, strlen(text)) != NULL;
 }
 
-// What is known before the first step, what the GPU says, and TensorBoard's tags.
+// TensorBoard gets the facts known before the first step, the GPU's line, and the right tags.
 TEST(board) {
     const LogIdentity known = {"train 1.0", "GPU BF16", "a GPU", 0.875, print_memory, "12.5"};
     RunLog log = open_log_for("board", LOG_NEW, 0, 10, 1);
@@ -288,7 +289,7 @@ TEST(partial) {
     log_close(&log); // no directory, no screen: no file, no crash
 }
 
-// Of each kind of task, and one that diverged.
+// Each kind of task has its line, and so has one of a model that diverged.
 TEST(task_lines) {
     const TaskShare none = {NAN, NAN}, half = {0.5, 0.1}, third = {0.25, 0.05};
     const TaskScore choice = {TASK_CHOICE, half, third, none, NAN, NAN, 12},

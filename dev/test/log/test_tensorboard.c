@@ -1,5 +1,6 @@
-// test_tensorboard.c -- the file is a row of records with the right checksums, and the events in them have the fields of
-// TensorBoard's Event. (test_report.sh asks TensorBoard itself, where it is installed.)
+// test_tensorboard.c -- tensorboard.h: the file is a sequence of records with correct checksums,
+// and their events have the fields of TensorBoard's Event. (test_report.sh runs TensorBoard's
+// reader, if installed.)
 #define TENSORBOARD_IMPLEMENTATION
 
 #include "llmc/log/tensorboard.h"

@@ -1,5 +1,5 @@
-// Words stay whole, lines fit, the text comes out piece by piece as it does at once, and nothing
-// reprograms a terminal.
+// test_text_wrap.c -- text_wrap.h: words stay whole, lines fit, text in pieces gives the same
+// output as at once, and no text can control a terminal.
 #define TEXT_WRAP_IMPLEMENTATION
 
 #include "llmc/base/rand.h"

@@ -1,5 +1,5 @@
-// test_freeze.c -- the lists of --freeze: names, words and blocks; what is refused; where the backward pass ends, and
-// the work that is left.
+// test_freeze.c -- freeze.h: lists of names, words and blocks; refused lists; where the backward
+// pass ends, and how much work is left.
 #include "llmc/model/freeze.h"
 #include "dev/test/lib/test.h"
 

@@ -1,5 +1,5 @@
-// test_model.c -- the tables of model.h: published sizes, a layout without overlaps, pointers, what
-// recomputation shares, names, and the random weights of a new model.
+// test_model.c -- model.h: published sizes, a layout without overlaps, pointers, shared memory of
+// recomputation, names, and random weights.
 #include "llmc/model/presets.h"
 #include "llmc/model/model.h"
 #include "dev/test/lib/test.h"
@@ -103,7 +103,7 @@ static int may_share(const TensorRow* a, const TensorRow* b) {
 
 static size_t layer_bytes(const TensorRow* row) { return tensor_layer_elements(row) * row->element_bytes; }
 
-// Whether layer l of a tensor and layer k of another lie on each other.
+// Returns true if layer l of a tensor and layer k of another overlap.
 static int overlap(const TensorRow* a, int l, const TensorRow* b, int k) {
     char* memory = NULL;
     const char *x = (char*)tensor_at_layer(a, memory, l), *y = (char*)tensor_at_layer(b, memory, k);

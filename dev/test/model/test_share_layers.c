@@ -1,5 +1,6 @@
-// test_share_layers.c -- --share-layers: what the words mean, which layers have which copy, and files: a model whose layers share
-// parameters writes what the same model writes with parameters for each layer, and reads it back.
+// test_share_layers.c -- share_layers.h: the words of --share-layers, which layers share a copy,
+// and files: a model with shared layers writes the same file as one with separate equal layers, and
+// reads it back.
 #include "llmc/formats/gguf.h"
 #include "llmc/formats/hf_model.h"
 #include "llmc/formats/llmc_bin.h"
@@ -208,7 +209,7 @@ static TestModel test_model_random(ModelConfig cfg) {
     return model;
 }
 
-// The same model, with parameters of its own for each layer.
+// Returns the model with parameters of its own for each layer.
 static TestModel model_unshared(const TestModel* from) {
     ModelConfig cfg = from->cfg;
     cfg.share = SHARE_OFF;

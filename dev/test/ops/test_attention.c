@@ -1,10 +1,10 @@
-// test_attention.c -- causal attention: both passes at awkward sizes, documents, causality, generation, huge
-// scores.
+// test_attention.c -- causal attention: both passes at awkward sizes, documents, causality,
+// decoding, huge scores.
 #include "llmc/ops/attention.h"
 #include "llmc/reference.h"
 #include "dev/test/lib/ops.h"
 
-// What the code under test makes of the same inputs.
+// Inputs, and the results of the code under test.
 typedef struct {
     int B, T, NH, HS;
     const int* starts;

@@ -1,6 +1,6 @@
-// test_attention.cu -- flash attention on the GPU against the reference on the CPU: both passes and all types
-// at awkward sizes, gradients of the bias set and added, documents, generation, huge scores, causality, used
-// scratch memory, the same bits in every run.
+// test_attention.cu -- flash attention on the GPU against the CPU's reference: both passes and all
+// types at awkward sizes, gradients of the bias set and added, documents, decoding, huge scores,
+// causality, dirty scratch memory, the same bits in every run.
 #include "llmc/ops/attention.cuh"
 #include "llmc/reference.h"
 #include "dev/test/lib/ops.h"
@@ -269,7 +269,7 @@ template <class X> static void test_documents_apart(const Gpu* gpu) {
     ops_close("documents apart");
 }
 
-// Of scores in the thousands, hardly more than one key in a row keeps a probability.
+// With scores in the thousands, hardly more than one key in a row keeps a probability.
 template <class X> static void test_huge_scores(const Gpu* gpu) { check<X>({1, 40, 1, 64}, 1e3f, gpu); }
 
 // Keys of later tiles with larger scores: what was summed up before is scaled, in some rows and not in

@@ -1,4 +1,5 @@
-// The checksum against its formula, one word after the other, and that it shows what may happen to an array.
+// test_checksum.c -- the checksum against its formula, word by word, and that it notices every kind
+// of damage.
 #include "llmc/base/check.h"
 #include "llmc/base/rand.h"
 #include "llmc/ops/checksum.h"

@@ -1,4 +1,4 @@
-// The GPU's checksum against the CPU's.
+// test_checksum.cu -- the GPU's checksum against the CPU's.
 #include "llmc/base/check.h"
 #include "llmc/base/rand.h"
 #include "llmc/ops/checksum.cuh"

@@ -1,6 +1,6 @@
-// test_column_sums.cu -- sums over the rows of a matrix on the GPU, against sums in double: every type, sizes
-// and addresses that are no packs, many groups of rows, sums set and added, of both types, partial sums of
-// several vectors.
+// test_column_sums.cu -- sums over the rows of a matrix on the GPU, against sums in double: every
+// type, unaligned sizes and addresses, many groups of rows, sums set and added, of both types,
+// partial sums of several vectors.
 #include "llmc/ops/column_sums.cuh"
 #include "dev/test/lib/gpu_ops.h"
 

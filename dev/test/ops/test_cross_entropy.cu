@@ -1,5 +1,5 @@
-// test_cross_entropy.cu -- softmax and cross-entropy on the GPU against reference.h: every type, both ways of
-// reading the row, padding, extremes, rows that do not count.
+// test_cross_entropy.cu -- softmax and cross-entropy on the GPU against reference.h: every type,
+// both ways of reading the row, padding, extremes, rows that do not count.
 #include "llmc/ops/cross_entropy.cuh"
 #include "llmc/reference.h"
 #include "dev/test/lib/gpu_ops.h"
@@ -161,7 +161,8 @@ template <class T> static void test_no_target(int V, int Vp, const Gpu* gpu) {
     ops_close("no target");
 }
 
-// As on the CPU: every target of a few rows with equal logits, a NaN, and one that does not count.
+// Tests is_top as on the CPU: every target of a few rows with equal logits, a NaN, and a target
+// that does not count.
 template <class T> static void test_top(int V, int Vp, const Gpu* gpu) {
     enum { N = 6 };
     Case k = case_open(N, V, Vp);

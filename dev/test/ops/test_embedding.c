@@ -1,5 +1,5 @@
-// test_embedding.c -- token and position embeddings: sums over repeated tokens, positions in use and not in
-// use.
+// test_embedding.c -- token and position embeddings: sums over repeated tokens, used and unused
+// positions.
 #include <stddef.h>
 
 #include "llmc/base/vec.h"

@@ -1,4 +1,5 @@
-// test_matmul.c -- the linear layer: all three matmuls and the bias at every edge of tiles and blocks.
+// test_matmul.c -- the linear layer: all three matmuls and the bias at every edge of tiles and
+// blocks.
 #include "llmc/ops/attention.h"
 #include "llmc/ops/matmul.h"
 #include "llmc/reference.h"
@@ -12,7 +13,7 @@ static MatmulScratch scratch;
 // epsilon. The sums of absolute values are the same reference applied to the absolute values of its inputs.
 static const double limit = 4;
 
-// What the reference makes of the inputs, or of their absolute values.
+// Results of the reference, for the inputs or their absolute values.
 typedef struct {
     double *out, *dinp, *dweight, *dbias;
 } Results;
@@ -101,7 +102,7 @@ static void test_without_bias(void) {
     ops_close("no bias");
 }
 
-// What an earlier product left in the scratch must not be seen.
+// The contents of the scratch memory from an earlier matmul must not matter.
 static void test_scratch(void) {
     enum { N = 13, C = 33, OC = 35, WIDE = 33, LARGE = 1200 };
     float *inp = ops_normal(N * C, 1), *weight = ops_normal(OC * C, 1), *dout = ops_normal(N * OC, 1);

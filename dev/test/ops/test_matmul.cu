@@ -1,6 +1,6 @@
-// test_matmul.cu -- the linear layer on the GPU against the CPU: every function, type, mode and setting; what
-// happens when cublasLt refuses; autotune; plans. What is set through CUSIM_LT_* has no effect on a real GPU,
-// and what only it can cause is expected only where `simulated`.
+// test_matmul.cu -- the linear layer on the GPU against the CPU: every function, type, mode and
+// setting; refusals of cublasLt; autotune; plans. CUSIM_LT_* has no effect on a real GPU, so its
+// effects are expected only if `simulated`.
 #include "llmc/ops/matmul.cuh"
 #include "dev/test/lib/gpu_ops.h"
 
@@ -18,7 +18,7 @@ static const int simulated = 0;
 static void* device_arrays[64]; // all since the last case_close
 static int device_arrays_count = 0;
 
-// As upload, until case_close.
+// Uploads an array that stays until case_close.
 template <class T> static T* device_upload(float* x, size_t n, size_t shift, const Gpu* gpu) {
     T* memory = upload<T>(x, n, shift, gpu);
     CHECK(device_arrays_count < 64, "more than 64 device arrays at a time");
@@ -82,7 +82,7 @@ template <class T> static Linear<T> linear_open(int N, int C, int OC, size_t shi
     return l;
 }
 
-// Whether cublasLt adds the bias, or a kernel after it: then the sum is rounded before, too.
+// Says if cublasLt adds the bias, or a kernel after it: then the sum is rounded before, too.
 typedef enum { BIAS_BY_CUBLAS, BIAS_IN_STEPS } BiasSteps;
 
 // |x| + |y|
@@ -264,8 +264,8 @@ template <class T> static void test_sizes(MatmulSettings settings, const Gpu* gp
     memory_close(&memory);
 }
 
-// What is refused is done in steps with the same values; `refused` and `done` are epilogues that are and are
-// not in the list.
+// Matmuls that are refused run in steps with the same values. `refused` and `done` are epilogues in
+// the list and not in it.
 static void test_refusals(const char* list, int refused, int done, const Gpu* gpu) {
     MatmulGpu ctx;
     const MatmulSettings settings = {0, GELU_FUSED, 1, 0, 0};
@@ -431,7 +431,8 @@ static void tuned_matmuls(const char* fast, const char* directory, int open_cach
     unsetenv("CUSIM_LT_FAST");
 }
 
-// What an earlier run measured is taken over: from its directory, else from the cache, else it is measured.
+// Measurements of an earlier run are used again: from its directory, else from the cache; else they
+// are made.
 static void test_kept_plans(const Gpu* gpu) {
     char run[PATH_MAX], other[PATH_MAX];
     int chosen;

@@ -1,5 +1,6 @@
-// test_matmul_algorithms.c -- the algorithms of matmuls in files: written ones are read back, damaged ones,
-// foreign or of another machine is not; the cache, and several programs that write it at the same time.
+// test_matmul_algorithms.c -- files of matmul algorithms: written ones read back; damaged ones,
+// foreign ones and those of another machine do not; the cache, and several programs that write it
+// at the same time.
 #include "llmc/base/file.h"
 #include "llmc/base/xxh64.h"
 #include "llmc/base/check.h"
@@ -30,7 +31,7 @@ static void add(MatmulChoices* choices, int first, int count) {
     }
 }
 
-// Whether choice number i is there, as it was.
+// Returns true if choice number i is found unchanged.
 static int has(const MatmulChoices* choices, int i) {
     const MatmulChoice wanted = choice_of(i), *found = matmul_choices_find(choices, &wanted.key);
     return found && memcmp(found, &wanted, sizeof(wanted)) == 0;
@@ -83,7 +84,7 @@ static void expect_refused(const char* text, size_t bytes, const char* words) {
     matmul_choices_close(&read);
 }
 
-// The same with the right checksum: somebody else's file.
+// Expects a file of another program to be refused although its checksum is right.
 static void expect_foreign(const char* text, const char* words) {
     char file[4096];
     const int length = snprintf(file, sizeof(file), "%s,\"xxh64\":\"", text);

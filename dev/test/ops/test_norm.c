@@ -1,5 +1,4 @@
-// test_norm.c -- layer normalization and the residual sum: both passes, set and added gradients,
-// to.
+// test_norm.c -- layer normalization and the residual sum: both passes, gradients set and added.
 #include <stddef.h>
 
 #include "llmc/base/vec.h"

@@ -1,5 +1,6 @@
-// test_norm.cu -- layer normalization on the GPU against the CPU: every type, every way through the
-// launchers, gradients set and added, of both types, with and without the sum of dinp, the same bits again.
+// test_norm.cu -- layer normalization on the GPU against the CPU: every type, every path of the
+// launchers, gradients set and added, of both types, with and without the sum of dinp, the same
+// bits in every run.
 #include "llmc/ops/norm.cuh"
 #include "dev/test/lib/gpu_ops.h"
 #include "llmc/reference.h"

@@ -1,5 +1,5 @@
-// test_q8.c -- weights in 8 bits: what a block holds; every kernel that runs here against exact sums, and with the
-// same bits as plain C; tiles also by a model of AMX.
+// test_q8.c -- 8-bit weights: the contents of a block; every kernel that runs on this machine
+// against exact sums, with the same bits as plain C; tiles also by a model of AMX.
 #include "llmc/ops/q8.h"
 #include "llmc/layers/q8_weights.h"
 #include "llmc/base/threads.h"
@@ -63,7 +63,7 @@ static void test_error_of_a_block(void) {
     ops_close("error of a block");
 }
 
-// What the layer shall give: the sums of the rounded factors, exactly.
+// Sets the expected result of the layer: the exact sums of the rounded factors.
 static void want(double* out, double* magnitude, const float* inp, const QuantizedBlock* weight,
                  const float* bias, int N, int C, int OC) {
     const QuantizedRows rows =
@@ -240,7 +240,7 @@ static void test_same_bits(void) {
     ops_close("same bits");
 }
 
-// What is not finite stays visible in its row, and only there.
+// Values that are not finite stay visible in their row, and only there.
 static void test_not_finite(void) {
     enum { N = 3, C = 64, OC = 3 };
     const float bad[] = {NAN, INFINITY, -INFINITY};

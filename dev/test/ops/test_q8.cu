@@ -1,4 +1,4 @@
-// test_q8.cu -- weights in 8 bits on the GPU against exact sums of the numbers that blocks stand for.
+// test_q8.cu -- 8-bit weights on the GPU against exact sums of the numbers that blocks stand for.
 #include "llmc/ops/q8.cuh"
 #include "dev/test/lib/gpu_ops.h"
 

@@ -1,5 +1,5 @@
-// test_reference.c -- llmc/reference.h against finite differences in double: each operation, then the whole model;
-// AdamW and GELU against closed forms.
+// test_reference.c -- llmc/reference.h against finite differences in double: each operation, then
+// the whole model; AdamW and GELU against closed forms.
 #include "llmc/ops/gradient_norm.h"
 #include "llmc/reference.h"
 #include "dev/test/lib/ops.h"
@@ -100,7 +100,7 @@ static void residual_backward(const Operation* op) {
     ref_residual_backward(op->dx[0], op->dx[1], op->dout, op->out_n);
 }
 
-// Of the losses of the tokens with equal weights, which is the only gradient that the operation takes.
+// Computes the losses. All tokens have equal weights, because the operation has no other gradient.
 static void classifier_forward(const Operation* op) {
     ref_classifier_forward(op->out, op->kept, op->x[0], targets, N, V, Vp);
     for (int n = 0; n < N; n++) {

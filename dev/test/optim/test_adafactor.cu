@@ -1,5 +1,5 @@
-// test_adafactor.cu -- Adafactor on the GPU against adafactor.h: matrices of odd and even sizes and vectors in one model,
-// all kinds of master weights, with and without momentum and relative steps.
+// test_adafactor.cu -- Adafactor on the GPU against adafactor.h: matrices of odd and even sizes and
+// vectors in one model, all kinds of master weights, with and without momentum and relative steps.
 #include "llmc/optim/adafactor.cuh"
 #include "dev/test/lib/gpu_ops.h"
 #include "dev/test/lib/rule_test.h"
@@ -67,7 +67,7 @@ static State state_copy(const TestModel* model, State s) {
     return copy;
 }
 
-// What the CPU makes of the state.
+// Returns the state after the CPU's update.
 static State expected(const TestModel* model, State s, const float* grad, Adafactor opt, int has_m) {
     State want = state_copy(model, s);
     double* scratch = ops_doubles(1 << 16);

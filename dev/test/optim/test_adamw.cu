@@ -1,4 +1,4 @@
-// test_adamw.cu -- the gradient's norm, and sums of losses. The update: test_optimizer.cu.
+// test_adamw.cu -- the gradient's norm, and sums of losses. test_optimizer.cu tests the update.
 #include "llmc/ops/cross_entropy.cuh"
 #include "llmc/ops/gradient_norm.cuh"
 #include "llmc/optim/adamw.cuh"

@@ -1,4 +1,5 @@
-// test_loss_scale.c -- when the scale falls, grows, and stays; that every scale is a power of two.
+// test_loss_scale.c -- loss_scale.h: when the scale falls, grows and stays; every scale is a power
+// of two.
 #include "llmc/optim/loss_scale.h"
 #include "dev/test/lib/test.h"
 

@@ -1,5 +1,5 @@
-// test_master_weights.cu -- weights as updates read and write them: split master weights, elements one at a time and four.
-// test_adamw.cu has stochastic rounding.
+// test_master_weights.cu -- weights as updates read and write them: split master weights, one
+// element or four at a time. test_adamw.cu has stochastic rounding.
 #include "llmc/optim/master_weights.cuh"
 #include "dev/test/lib/gpu_ops.h"
 #include "dev/test/lib/rule_test.h"
@@ -101,7 +101,7 @@ template <class T, int W> static float* add(const float* x, MasterWeights kind, 
     return rule_weights_close(&w, gpu);
 }
 
-// What is added is there exactly in master weights of fp32, split or not; the others round it.
+// Sums are exact in fp32 master weights, split or not. Other kinds round them.
 template <class T> static void test_weights(const Gpu* gpu) {
     const size_t n = 1000;
     for (int k = MASTER_NONE; k <= rule_last_kind<T>(); k++) {

@@ -1,5 +1,6 @@
-// test_muon.cu -- Muon on the GPU against muon.h: wide, tall and odd matrices of several layers, q, k and v apart, all
-// kinds of master weights, cautious decay and balanced rows; scratch memory.
+// test_muon.cu -- Muon on the GPU against muon.h: wide, tall and odd matrices of several layers,
+// separate q, k and v, all kinds of master weights, cautious decay and balanced rows; scratch
+// memory.
 #include "llmc/optim/muon.cuh"
 #include "dev/test/lib/gpu_ops.h"
 #include "dev/test/lib/rule_test.h"
@@ -144,7 +145,7 @@ static void expect_change(const char* what, const Case* c, const float* got, con
     }
 }
 
-// What lies between the layers is as it was.
+// Expects the elements between the layers to be unchanged.
 static void expect_between(const char* what, const Case* c, const float* got, const float* before) {
     const size_t n = (size_t)c->t.parts * c->t.rows * c->t.cols;
     for (size_t i = 0; i < c->n; i++) {

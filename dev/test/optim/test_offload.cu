@@ -1,5 +1,5 @@
-// test_offload.cu -- an update with its state on the host, or on a disk, has the bits of one without, chunk by chunk; and a
-// residual stream that goes out and comes back is the same as before.
+// test_offload.cu -- an update with its state on the host or a disk has the same bits as one on the
+// GPU, chunk by chunk; a residual stream that is moved out and back is unchanged.
 #define OFFLOAD_CHUNK ((size_t)3072) // many chunks, and a smaller one at the end
 #include "llmc/optim/offload.cuh"
 #include "dev/test/lib/gpu_ops.h"
@@ -88,7 +88,7 @@ static State by_host(const State* s, Gradient grads, const OptimizerPlan* plan, 
     return after;
 }
 
-// And with all of it on the GPU.
+// Returns the state after an update with all of it on the GPU.
 template <class T>
 static State by_gpu(const State* s, Gradient grads, const OptimizerPlan* plan, MatmulGpu* matmul,
                     const Gpu* gpu) {
@@ -205,7 +205,7 @@ __global__ void backward_kernel(float* sum, const float* residual, int l) {
     sum[i] = sum[i] * 0.5f + residual[i] * (float)(l + 1);
 }
 
-// What a pass works on: `copies` of the stream, the first of which is `encoded`.
+// Memory of a pass: `copies` of the stream, the first of which is `encoded`.
 typedef struct {
     int L, copies, count; // elements of a micro-batch
     float *encoded, *stream, *sum;

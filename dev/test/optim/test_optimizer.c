@@ -1,4 +1,5 @@
-// test_optimizer.c -- where the optimizer's state lies: what every process has of every slot, and what it saves and reads.
+// test_optimizer.c -- the layout of the optimizer's state: what each rank has of every slot, saves
+// and reads.
 #include <stdlib.h>
 
 #include "llmc/optim/optimizer.h"
@@ -78,7 +79,8 @@ static ZeroPlan frozen_plan(ModelConfig cfg, int stage, int rank, int size, unsi
     return zero;
 }
 
-// What memory has of a slot because of a range: where rows or columns are kept, those of its tensor.
+// Returns the elements of a slot that memory holds for a range: if rows or columns are kept, those
+// of its tensor.
 static size_t kept(const OptimizerState* state, int slot, const ZeroRange* range) {
     const TensorRow* row = &state->rows[range->row];
     const int has_rows = state->slots[slot].shape == SLOT_ROWS || state->slots[slot].shape == SLOT_COLS;
@@ -102,14 +104,14 @@ static void mark(char* taken, const OptimizerState* state, int slot, const ZeroR
     }
 }
 
-// Whether this process has anything of a range in a slot: nothing of the moments of frozen blocks.
+// Returns true if this rank has elements of a slot for a range. Frozen blocks have no moments.
 static int has_slot(const OptimizerState* state, int slot, const ZeroPlan* zero, const ZeroRange* range) {
     return state_slot_has(state, slot, range->row) &&
            (slot >= STATE_MASTER || zero_has_gradient(zero, range->group));
 }
 
-// What a process has of each slot: its ranges in order of memory, none on another; and a range of owned elements is one of
-// every slot. The first blocks may be frozen.
+// A rank has, in each slot, its ranges in the order of memory and without overlaps; a range of
+// owned elements is a range of every slot. The first blocks may be frozen.
 static void test_places(Optimizer optimizer, ModelConfig cfg, int stage, int size, int rank, int first) {
     const ZeroPlan zero = frozen_plan(cfg, stage, rank, size, optimizer.frozen, first);
     OptimizerState state;
@@ -148,7 +150,8 @@ static void test_places(Optimizer optimizer, ModelConfig cfg, int stage, int siz
 
 // ---- what is saved ----
 
-// What tells the element of a slot: its number among those of the parameters, or of blocks, rows or columns.
+// Returns a value that identifies an element of a slot: its number among those of the parameters,
+// or of blocks, rows or columns.
 static float value_of(int slot, size_t number) {
     return (float)(number % 251) + (slot < STATE_M8 || slot > STATE_V8 ? 0.125f * (float)slot : 0);
 }

@@ -1,5 +1,5 @@
-// test_optimizer.cu -- the update by every rule against the CPU's, with and without master weights, in one part and in
-// shards; stochastic rounding.
+// test_optimizer.cu -- every update rule against the CPU's, with and without master weights, in one
+// part and in shards; stochastic rounding.
 #include "llmc/optim/optimizer.cuh"
 #include "llmc/reference.h"
 #include "dev/test/lib/ops.h"
@@ -105,7 +105,7 @@ static float* in_layout(const Layout* to, const float* x, const Layout* from) {
     return moved;
 }
 
-// What a process owns of a full array, group after group; or, the other way, puts it back.
+// Copies the elements that a rank owns out of a full array, group after group, or back into it.
 typedef enum { CUT, PASTE } Direction;
 static void owned_copy(float* owned, float* full, const ZeroPlan* zero, Direction direction) {
     const int parts = zero->stage == 0 ? 1 : zero->size, part = zero->stage == 0 ? 0 : zero->rank;
@@ -169,7 +169,8 @@ static void download_slot(float* x, float* slot, const ZeroPlan* zero, const Gpu
     }
 }
 
-// What one process updates, on the device; its results go into `s`. `param` is a full array on the device.
+// Makes one rank's update on the device, and stores its results in `s`. `param` is a full array on
+// the device.
 template <class T, class G>
 static void update_of_rank(State s, T* param, const float* grad, const ZeroPlan* zero, Optimizer optimizer,
                            Update by, uint64_t seed, const Gpu* gpu) {
@@ -215,7 +216,7 @@ typedef struct {
     double *weights, *m, *v;
 } Wanted;
 
-// What the reference makes of the same: `weights` are the parameters or the master weights.
+// Returns the results of the reference. `weights` are the parameters or the master weights.
 static Wanted reference(const Layout* layout, State s, const float* weights, const float* grad, Update by) {
     const Wanted want = {ops_widen(weights, layout->n), ops_widen(s.m, layout->n), ops_widen(s.v, layout->n)};
     const double* wide = ops_widen(grad, layout->n);

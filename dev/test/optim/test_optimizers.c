@@ -1,5 +1,5 @@
-// test_optimizers.c -- the rules of update against other libraries (dev/ref/make_optimizer_fixtures.py); the 8-bit code;
-// the same bits for any number of threads.
+// test_optimizers.c -- the update rules against other libraries
+// (dev/ref/make_optimizer_fixtures.py); the 8-bit code; the same bits for any number of threads.
 #include "llmc/optim/adafactor.h"
 #include "llmc/optim/adamw8bit.h"
 #include "llmc/base/threads.h"
@@ -18,7 +18,7 @@ typedef struct {
     float lr, beta1, beta2, eps, weight_decay, grad_scale;
 } Case;
 
-// What an update works with. The use of the states depends on the rule.
+// Arrays of an update. The rule decides how the states are used.
 typedef struct {
     float *param, *grad, *m, *v, *w; // (n)
     uint8_t *m_code, *v_code;        // (n)
@@ -255,7 +255,8 @@ static void test_code_book(const float* want) {
     }
 }
 
-// What is 2^-22 away from a midpoint gets the nearer code. A negative number never gets that of 0.
+// A number 2^-22 away from a midpoint gets the nearer code. A negative number never gets the code
+// of 0.
 static void test_midpoints(Code8 kind) {
     for (int code = 0; code < 255; code++) {
         const double low = code8_value(code, kind), high = code8_value(code + 1, kind),

@@ -1,4 +1,5 @@
-// test_schedule.c -- end points, shapes, continuity, and lengths that could divide by zero.
+// test_schedule.c -- schedule.h: end points, shapes, continuity, and lengths that could divide by
+// zero.
 #include "llmc/optim/schedule.h"
 #include "dev/test/lib/test.h"
 

@@ -1,6 +1,6 @@
 /*
-test_update_in_backward.c -- update_in_backward.h: shares, the clipping by them, and what is left alone where a gradient or the loss is not
-finite.
+test_update_in_backward.c -- update_in_backward.h: shares, clipping by shares, and which parameters
+stay unchanged if a gradient or the loss is not finite.
 */
 #include "llmc/optim/update_in_backward.h"
 

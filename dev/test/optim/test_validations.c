@@ -1,5 +1,5 @@
-// test_validations.c -- the lowest validation loss, when a run has waited long enough, and when it
-// has diverged.
+// test_validations.c -- validations.h: the lowest validation loss, when patience ends, and when a
+// run has diverged.
 #include <string.h>
 
 #include "llmc/optim/validations.h"

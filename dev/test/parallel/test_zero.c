@@ -1,4 +1,5 @@
-// test_zero.c -- who has what: every element once, for any number of processes; the order of a reduction.
+// test_zero.c -- zero.h: each element belongs to one rank, for any number of ranks; the order of a
+// reduction.
 #include <stdlib.h>
 
 #include "llmc/model/presets.h"
@@ -77,8 +78,8 @@ static void test_cover(ModelConfig cfg, int stage, int size, int shards) {
     test_cover_frozen(cfg, stage, size, shards, 0, 0);
 }
 
-// What is trained keeps its place in its unit and stays together with its neighbors there, so that norms have the same bits;
-// the gradient has little more than it.
+// Trained parameters keep their place in their unit and stay next to their neighbors there, so that
+// norms have the same bits. The gradient has little more than them.
 static void test_frozen_layout(ModelConfig cfg, const char* list) {
     TensorRow plain[MODEL_PARAMETER_ROWS], rows[MODEL_PARAMETER_ROWS], grads[MODEL_PARAMETER_ROWS];
     ZeroPlan plan = zero_plan(cfg, 0, 0, 1);
@@ -168,7 +169,8 @@ TEST(covers) {
     }
 }
 
-// The same element, in full arrays and in a shard: a tensor of a layer is at the place that its row says.
+// An element is the same in full arrays and in a shard: a tensor of a layer is at the place that
+// its row says.
 TEST(full_places) {
     static const ModelConfig cfg = {7, 131, 201, 3, 3, 33, SHARE_OFF};
     TensorRow rows[MODEL_PARAMETER_ROWS];
@@ -210,7 +212,7 @@ TEST(memory) {
     }
 }
 
-// Of frozen rows and the first blocks nothing moves.
+// Frozen rows and blocks cause no traffic.
 TEST(frozen_traffic) {
     static const ModelConfig cfg = {7, 131, 201, 5, 3, 33, SHARE_OFF};
     for (int stage = 0; stage <= 2; stage++) {
@@ -223,7 +225,7 @@ TEST(frozen_traffic) {
     }
 }
 
-// What an update moves: 16 sequences in micro-batches of 2.
+// Computes the traffic of an update: 16 sequences in micro-batches of 2.
 TEST(traffic) {
     static const ModelConfig cfg = {7, 131, 201, 5, 3, 33, SHARE_OFF};
     for (int stage = 0; stage <= 3; stage++) {

@@ -1,8 +1,10 @@
-// test_zero.cu -- what moves between GPUs, in every stage: after some updates, the parameters of a toy model are those of a loop on
-// the host. Each rank is a child of this process, with a GPU of its own; where there is one GPU there is one rank.
+// test_zero.cu -- traffic between GPUs in every ZeRO stage: after some updates, the parameters of a
+// toy model equal those of a loop on the host. Each rank is a child of this process with its own
+// GPU; a machine with one GPU has one rank.
 //
-// The toy computes with whole numbers below 16, so that sums are exact in every type and order. Its passes call what those of
-// train_gpt2.cu call, in the same order. All of it is trained, or a part of each group and the upper blocks.
+// The toy computes with whole numbers below 16, so that sums are exact in every type and order. Its
+// passes make the same calls as those of train_gpt2.cu, in the same order. All of it is trained, or
+// only a part of each group and the upper blocks.
 #include "llmc/comm/comm.h"
 #include "llmc/parallel/zero.cuh"
 #include "dev/test/lib/test.h"

@@ -1,4 +1,5 @@
-// test_cost.c -- the planned time of an update: its FLOP are those of the formulas, and it grows as the work does.
+// test_cost.c -- cost.h: the planned time of an update: its FLOP follow the formulas, and it grows
+// with the work.
 #include "llmc/plan/cost.h"
 
 #include "dev/test/lib/settled_alone.h"
@@ -76,7 +77,7 @@ TEST(flops) {
            adamw_bytes(n));
 }
 
-// What a level computes again, forward, in FLOP of matmuls.
+// Counts the work that a level repeats in the forward pass, in FLOP of matmuls.
 TEST(recompute) {
     static const double again[] = {0, 0, 0, 4.0 / 12, 8.0 / 12};
     static const char* const words[] = {"0", "1", "2", "mlp", "3"};

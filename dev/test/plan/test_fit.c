@@ -1,4 +1,5 @@
-// test_fit.c -- --fit: which way to train it takes, that an update stays what it was, and what it refuses.
+// test_fit.c -- fit.h: which settings --fit chooses, that the update stays the same, and what it
+// refuses.
 #include "llmc/plan/fit.h"
 
 #include "dev/test/lib/settled_alone.h"

@@ -1,5 +1,5 @@
-// test_gpu_report.cu -- gpu_report.cuh: the peak and the bandwidth of cards, by their names and
-// else by their architecture.
+// test_gpu_report.cu -- gpu_report.cuh: the peak and the bandwidth of GPUs, by name, else by
+// architecture.
 #include "llmc/plan/gpu_report.cuh"
 #include "dev/test/lib/test.h"
 

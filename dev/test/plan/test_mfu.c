@@ -1,5 +1,5 @@
-// test_mfu.c -- a peak that was measured on a busy machine is corrected, at the right moments and
-// no more often.
+// test_mfu.c -- mfu.h: a peak that was measured on a busy machine is corrected, at the right
+// moments and no more often.
 #define MFU_IMPLEMENTATION
 
 #include "llmc/plan/mfu.h"

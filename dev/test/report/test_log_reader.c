@@ -1,5 +1,6 @@
-// test_log_reader.c -- a run is read back as it was logged: each step once, unknown lines left out, the last line only when it
-// is whole; and damaged lines are left out with a warning that tells the place of the first.
+// test_log_reader.c -- log_reader.h: a run reads back as it was logged: each step once, unknown
+// lines ignored, the last line only if it is complete. Damaged lines are skipped, with a warning
+// that locates the first.
 #define LOG_READER_IMPLEMENTATION
 
 #include "llmc/report/log_reader.h"

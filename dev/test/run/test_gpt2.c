@@ -1,7 +1,7 @@
 /*
-test_gpt2.c -- the whole model on the CPU: against PyTorch's numbers (dev/ref/fixtures, computed in float64),
-against llmc/reference.h, against finite differences, and against itself: recomputation, accumulation and threads;
-documents in a row, padding and shorter batches.
+test_gpt2.c -- the whole model on the CPU: against PyTorch's numbers (dev/ref/fixtures, computed in
+float64), against llmc/reference.h, against finite differences, and against itself: recomputation,
+accumulation and threads; documents in a row, padding and shorter batches.
 
     make test, or build/plain/test_run from the top of the repository
 */
@@ -137,7 +137,7 @@ static double losses_of(Model* model, Batch batch) {
 // The mean, of the whole batch.
 static double loss_of(Model* model, const State* s) { return losses_of(model, batch_of(s)) / (s->B * s->T); }
 
-// Of the whole gradient.
+// Returns the norm of the whole gradient.
 static double norm_of(Model* model) {
     WideSum sum = {0, 0};
     zero_square_sum_cpu(&model->zero, &sum, model->update.partial);
@@ -742,7 +742,7 @@ static void open_frozen(Model* model, const char* list, Options options) {
     load_weights(model, FIXTURES "gpt2_tiny.bin");
 }
 
-// Of two micro-batches.
+// Adds up the gradients of two micro-batches.
 static void accumulate(Model* model, const State* s) {
     for (int micro = 0; micro < 2; micro++) {
         const MicroStep step = {micro, 1, 1, micro == 1};
@@ -805,7 +805,7 @@ static void open_four(Model* model, const char* share, Options options) {
     linear_pack(&model->linear);
 }
 
-// The same model with parameters of its own for each layer.
+// Opens the model with parameters of its own for each layer.
 static void open_unshared(Model* whole, const Model* model, Options options) {
     open_four(whole, "off", options);
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
@@ -855,8 +855,8 @@ static void expect_sum(const Model* model, const Model* whole, const ZeroRange* 
            range->group, error, largest);
 }
 
-// Of the model whose layers have equal parameters: the bits of its losses and logits, and the sums of its gradients; the
-// same bits for any number of threads.
+// A model with shared layers has the bits of losses and logits of a model with equal layers, and
+// the sums of its gradients; for any number of threads.
 static void test_share(const char* share, Options options) {
     Model model, whole, again;
     open_four(&model, share, options);

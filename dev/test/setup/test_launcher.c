@@ -1,4 +1,5 @@
-// Which process this is: every row of the table in launcher.h, from environments made here, and what is refused.
+// test_launcher.c -- launcher.h: this process's rank, for every row of the table, from environments
+// made here; and refusals.
 #define LAUNCHER_IMPLEMENTATION
 
 #include "llmc/base/check.h"
@@ -236,7 +237,7 @@ TEST(refused) {
     EXPECT(refused("", "RANK=1", "torchrun|RANK=1|WORLD_SIZE is not set"));
 }
 
-// What is known before the options.
+// The place is known before the options are parsed.
 TEST(expect) {
     unsetenv("OMPI_COMM_WORLD_RANK");
     unsetenv("OMPI_COMM_WORLD_SIZE");

@@ -1,4 +1,5 @@
-// The table is consistent, the parser is strict, and printed options read back as the same.
+// test_options.c -- options.h: the table is consistent, the parser is strict, and printed options
+// read back unchanged.
 #define OPTIONS_IMPLEMENTATION
 
 #include <inttypes.h>
@@ -340,7 +341,7 @@ static void errand_body(const void* words) {
     parse_body(words);
 }
 
-// What `words` print to stdout before they end the program with status 0.
+// Returns the output of `words` on stdout before they end the program with status 0.
 static const char* printed(const char* words) {
     static char text[1 << 16];
     test_tmpdir(); // here, so that the child uses it too
@@ -431,7 +432,7 @@ static char* config_of(const Options* options) {
     return text;
 }
 
-// The same value in every row (flags only if wanted), to the last bit.
+// Expects the same value in every row (flags only if wanted), to the last bit.
 static void expect_same(const Options* a, const Options* b, int flags, const char* command) {
     for (int i = 0; i < OPTION_ROWS; i++) {
         const OptionRow* row = &OPTION_TABLE[i];
@@ -627,7 +628,7 @@ TEST(json) {
     free(json);
 }
 
-// What makes the program generate texts, and which options it refuses then, and else.
+// Options decide if the program generates text, and which other options it then refuses.
 TEST(decode) {
     EXPECT(parsed("--model|./dir|--prompt|x").generates && parsed("--interactive|--model|./dir").generates);
     EXPECT(parsed("--prompts|x.jsonl").generates, "the rest is refused later");

@@ -1,5 +1,5 @@
-// test_resolve.c -- what every "auto" becomes, what the command line overrides, and which combinations are
-// refused, for built-in stories, text, shards and model files.
+// test_resolve.c -- resolve.h: the value of every "auto", options that override it, and refused
+// combinations, for built-in stories, text, shards and model files.
 #define PACKING_IMPLEMENTATION
 #define RUN_DATA_IMPLEMENTATION
 #define RESOLVE_IMPLEMENTATION

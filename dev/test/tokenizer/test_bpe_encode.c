@@ -1,4 +1,4 @@
-// Tests of llmc/tokenizer/bpe.h: against a slow reference on a vocabulary of its own, and with
+// test_bpe_encode.c -- bpe_encode.h: against a slow reference with its own vocabulary, and with
 // GPT2_VOCAB=.../gpt2.tiktoken against tiktoken's ids for dev/ref/fixtures/bpe_cases.bin.
 #include "llmc/tokenizer/bpe_encode.h"
 #include "llmc/tokenizer/bpe_files.h"

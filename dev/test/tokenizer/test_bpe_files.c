@@ -1,8 +1,9 @@
-// Tests of llmc/tokenizer/bpe_files.h. With GPT2_VOCAB=.../gpt2.tiktoken also that GPT-2's public files come out.
+// test_bpe_files.c -- bpe_files.h: all formats of a vocabulary. With GPT2_VOCAB=.../gpt2.tiktoken,
+// the files equal GPT-2's public ones.
 //
-//     test_tokenizer --write_bpe VOCABULARY DIRECTORY    all formats, for dev/ref/check_tokenizer_files.py and
-//     fuzz_bpe.c
-//     test_tokenizer --bpe_ids VOCABULARY < TEXT         the ids of a text
+//     test_tokenizer --write_bpe VOCABULARY DIRECTORY    writes all formats, for fuzz_bpe.c and
+//                                                        dev/ref/check_tokenizer_files.py
+//     test_tokenizer --bpe_ids VOCABULARY < TEXT         prints the ids of a text
 #define BPE_FILES_IMPLEMENTATION
 
 #include "llmc/base/xxh64.h"
@@ -23,7 +24,8 @@ static Bpe open_small(void) {
     return bpe;
 }
 
-// What a writer of llmc/tokenizer/bpe_files.h writes; the caller frees it. Inlined, gcc 12 thinks it returns &text.
+// Returns the output of a writer of llmc/tokenizer/bpe_files.h; the caller frees it. Not inlined,
+// because gcc 12 then thinks it returns &text.
 __attribute__((noinline)) static char* text_of(const Bpe* bpe, void (*put)(const Bpe*, FILE*),
                                                size_t* bytes) {
     char* text = NULL;

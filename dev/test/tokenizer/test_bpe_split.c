@@ -1,5 +1,5 @@
-// Tests of llmc/tokenizer/bpe_split.h: pieces longer than BPE_MAX_PIECE are cut off where it says, and however a text
-// is divided (bpe_last_cut), its ids are those of the whole.
+// test_bpe_split.c -- bpe_split.h: pieces longer than BPE_MAX_PIECE are cut where it says, and a
+// text that is divided at bpe_last_cut has the same ids as the whole text.
 #define BPE_MAX_PIECE 5000
 #define BPE_ENCODE_IMPLEMENTATION
 #include "dev/test/lib/texts.h"
@@ -19,7 +19,7 @@ static void encode(BpeEncoder* encoder, const char* text, size_t bytes, Ids* out
     free(copy);
 }
 
-// The same for bpe_last_cut.
+// Returns bpe_last_cut of a text in memory of exactly its size.
 static size_t last_cut(const BpeEncoder* encoder, const char* text, size_t bytes) {
     char* copy = (char*)malloc(bytes + 1);
     memcpy(copy + 1, text, bytes);

@@ -1,5 +1,5 @@
-// Tests of llmc/tokenizer/bpe_train.h: the merges of a slow trainer that follows the definition, whatever the number of
-// threads, the order of the texts and the places where they are divided.
+// test_bpe_train.c -- bpe_train.h: the same merges as a slow trainer that follows the definition,
+// for any number of threads, any order of the texts and any division of them.
 //
 //     test_tokenizer --bpe_merges FILE VOCAB_SIZE    prints the merges of a text: lines "id left right"
 #include "llmc/tokenizer/bpe_encode.h"
@@ -324,7 +324,7 @@ TEST(errors) {
            "");
 }
 
-// What dev/ref/check_bpe_training.py reads.
+// Prints merges for dev/ref/check_bpe_training.py.
 COMMAND(bpe_merges) { // FILE VOCAB_SIZE
     CHECK(argc == 2, "%d arguments; wanted FILE VOCAB_SIZE", argc);
     const char* path = argv[0];

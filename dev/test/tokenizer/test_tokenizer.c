@@ -1,4 +1,5 @@
-// Tests of llmc/tokenizer/tokenizer.h. With GPT2_VOCAB=.../gpt2.tiktoken also the real GPT-2 vocabulary.
+// test_tokenizer.c -- tokenizer.h: all kinds of tokenizers; with GPT2_VOCAB=.../gpt2.tiktoken also
+// GPT-2's vocabulary.
 #include "dev/test/lib/test.h"
 #include <sys/stat.h>
 
