@@ -3,8 +3,9 @@ cost.h -- how long an update takes, planned from its operations.
 
     time = sum over operations of max(FLOP / rate, bytes / bandwidth) + a launch each
 
-The operations are those of the trainers, at the sizes of a run; their FLOP and bytes are the functions beside them. What
-passes between processes is left out, and so is what a GPU fuses: GELU is a pass of its own.
+The operations are those of the trainers, at the sizes of a run. Functions beside the operations
+count their FLOP and bytes. Communication is left out, and GELU counts as a pass of its own, even
+where a GPU fuses it into a matmul.
 */
 #ifndef LLMC_COST_H
 #define LLMC_COST_H
@@ -27,8 +28,8 @@ passes between processes is left out, and so is what a GPU fuses: GELU is a pass
 #include "llmc/setup/settled.h"
 
 // clang-format off
-// Kinds of operations, with their names. The first two have FLOP, the others bytes only; a launch has neither, and
-// what offloading moves is added by plan.h.
+// Kinds of operations and their names. The first two have FLOP and bytes, the others up to UPDATE
+// only bytes. LAUNCHES is the time to start operations; plan.h adds MOVES.
 #define COST_WORDS(X) \
     X(COST_MATMULS, "matmuls") \
     X(COST_ATTENTION, "attention") \
@@ -43,14 +44,14 @@ passes between processes is left out, and so is what a GPU fuses: GELU is a pass
 typedef enum { COST_WORDS(WORDS_VALUE) COST_KINDS } CostKind;
 enum { COST_RATES = COST_LAUNCHES };
 
-// What a device reaches: FLOP or bytes a second, by kind.
+// Rates that a device reaches: FLOP/s or bytes/s, by kind.
 typedef struct {
     double per_s[COST_RATES];
     double launch_s;
-    char basis[128]; // where the figures come from, in words
+    char basis[128]; // source of the rates, in words
 } CostRates;
 
-// Seconds of an update, by kind.
+// Time of an update in seconds, by kind.
 typedef struct {
     double s[COST_KINDS];
 } CostUpdate;
@@ -76,11 +77,12 @@ typedef struct {
     const Settled* s;
     const CostRates* rates;
     TensorRow rows[MODEL_PARAMETER_ROWS];
-    double times, N; // micro-batches of an update, and the tokens of one
+    double times, N; // micro-batches of an update; tokens of one
     double size;     // bytes of an element
-    CostUpdate* sum; // is added to
+    CostUpdate* sum; // result so far
 } CostWalk_;
 
+// Adds the time of an operation, once per micro-batch.
 static inline void cost_add_(const CostWalk_* w, CostKind kind, double flops, double bytes) {
     const CostRates* r = w->rates;
     const double by_bytes = bytes / r->per_s[cost_has_flops(kind) ? COST_MEMORY : kind];
@@ -89,7 +91,7 @@ static inline void cost_add_(const CostWalk_* w, CostKind kind, double flops, do
     w->sum->s[COST_LAUNCHES] += w->times * r->launch_s;
 }
 
-// The row of a parameter, by its place in ModelParameters.
+// Returns the row of the parameter at this offset in ModelParameters.
 static inline const TensorRow* cost_row_(const CostWalk_* w, size_t member) {
     int i = 0;
     while (w->rows[i].member != member) {
@@ -98,16 +100,17 @@ static inline const TensorRow* cost_row_(const CostWalk_* w, size_t member) {
     return &w->rows[i];
 }
 
-// A GPU adds biases, residuals and the gradients of biases where it has the numbers at hand.
+// Returns 1 for the CPU trainer. Only there do residuals and gradients of biases cost extra passes:
+// the GPU trainer fuses them into other operations.
 static inline int cost_is_cpu_(const CostWalk_* w) { return w->s->options.program.trainer == OPTION_CPU; }
 
-// out = inp weight^T, or the gradient of inp.
+// Adds out = inp weight^T, or the gradient of inp.
 static inline void cost_matmul_(const CostWalk_* w, const TensorRow* weight) {
     const double in = (double)weight->cols, out = (double)weight->rows;
     cost_add_(w, COST_MATMULS, matmul_flops(w->N, in, out), w->size * (w->N * (in + out) + in * out));
 }
 
-// The gradients of a weight and its bias; the second micro-batch adds to those of the first.
+// Adds the gradients of a weight and its bias. With several micro-batches, a gradient is read, too.
 static inline void cost_gradient_(const CostWalk_* w, const TensorRow* weight) {
     const double in = (double)weight->cols, out = (double)weight->rows;
     const double touched = (w->times > 1 ? 2 : 1) * in * out * (double)w->s->gradient_bytes;
@@ -137,7 +140,7 @@ static inline void cost_residual_(const CostWalk_* w) {
 
 // ---- passes ----
 
-// A block up to the hidden layer of its MLP.
+// Adds the forward pass of a block, up to the hidden layer of its MLP.
 static inline void cost_hidden_(const CostWalk_* w) {
     const ModelConfig cfg = w->s->cfg;
     const double T = w->s->options.seq_len, B = w->N / T;
@@ -165,7 +168,7 @@ static inline void cost_forward_(const CostWalk_* w) {
     cost_norm_(w);
 }
 
-// What the backward pass computes again of a block.
+// Adds the recomputation of a block in the backward pass.
 static inline void cost_recompute_(const CostWalk_* w) {
     const int level = w->s->options.recompute;
     if (level == RECOMPUTE_BLOCK) {
@@ -204,7 +207,7 @@ static inline void cost_block_backward_(const CostWalk_* w, int l) {
               attention_backward_bytes(B, T, cfg.C, cfg.NH, w->size));
 }
 
-// The classifier, some tokens at a time, forward and backward.
+// Adds both passes of the classifier, chunk by chunk.
 static inline void cost_classifier_(const CostWalk_* w) {
     const size_t chunk = model_classifier_chunk(w->s->cfg, (size_t)w->N);
     const double tokens = w->s->options.program.trainer == OPTION_GPU && w->s->options.logits_chunk > 0
@@ -237,7 +240,7 @@ static inline void cost_backward_(const CostWalk_* w) {
 
 // ---- the update ----
 
-// Muon's matmuls, of one process.
+// Adds the matmuls of Muon, for all its matrices.
 static inline void cost_muon_(const CostWalk_* w, const OptimizerState* state) {
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         const TensorRow* row = &w->rows[i];
@@ -248,7 +251,7 @@ static inline void cost_muon_(const CostWalk_* w, const OptimizerState* state) {
     }
 }
 
-// Adds the norm of the gradient, and the update of what this rank owns.
+// Adds the norm of the gradient, and the update of the parameters that this rank owns.
 static inline void cost_optimizer_(const CostWalk_* w) {
     const ZeroPlan* zero = &w->s->zero;
     const size_t gradient_bytes = w->s->gradient_bytes;
@@ -257,7 +260,7 @@ static inline void cost_optimizer_(const CostWalk_* w) {
     const double owned = (double)zero_count(zero, ZERO_OWNED),
                  updated = (double)zero_count(zero, ZERO_UPDATED),
                  all_frozen = owned * freeze_count(&w->s->freeze, w->s->cfg) / model_count_stored(w->s->cfg),
-                 frozen = fmax(all_frozen - (owned - updated), 0); // among those that are updated
+                 frozen = fmax(all_frozen - (owned - updated), 0); // frozen parameters among the updated
     cost_add_(w, COST_MEMORY, 0, updated * (double)gradient_bytes);
     cost_add_(w, COST_UPDATE, 0,
               optimizer_bytes(&state, zero, (size_t)w->size, gradient_bytes) -
@@ -265,7 +268,7 @@ static inline void cost_optimizer_(const CostWalk_* w) {
     cost_muon_(w, &state);
 }
 
-// Returns the planned time of an update on one rank, which has its share of the sequences.
+// Returns the planned time of an update on one rank, with its share of the sequences.
 static inline CostUpdate cost_update(const Settled* s, const CostRates* rates) {
     const Options* o = &s->options;
     const double ranks = s->ranks.size;
@@ -276,7 +279,7 @@ static inline CostUpdate cost_update(const Settled* s, const CostRates* rates) {
     w.rates = rates;
     model_parameter_rows(w.rows, s->cfg);
     w.times = ceil((double)o->total_batch / o->seq_len / o->batch / ranks);
-    // of one that has anything to do
+    // a rank with any work has at least one sequence
     w.N = fmax((double)o->total_batch / ranks / w.times, o->seq_len);
     w.size = (double)s->element_bytes;
     w.sum = &sum;

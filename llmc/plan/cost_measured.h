@@ -1,8 +1,9 @@
 /*
-cost_measured.h -- what the operations reach on this CPU, at the sizes of a run: for the planned time of an update (cost.h).
+cost_measured.h -- measures the rates of the operations on this CPU, for the planned time of an
+update (cost.h).
 
-Each operation runs for 0.05 s on arrays of its own, as the trainer calls it. Half a second in all; what else the machine
-does meanwhile counts, too.
+Each operation runs for at least 0.05 s with the functions of the trainer, on arrays of about the
+sizes of the run. Other work on the machine lowers the rates.
 */
 #ifndef LLMC_COST_MEASURED_H
 #define LLMC_COST_MEASURED_H
@@ -32,22 +33,23 @@ does meanwhile counts, too.
 
 enum { RATES_ELEMENTS_ = 1 << 22 };
 
-// The sizes of a run, and of an operation.
+// Sizes of the run, and the arrays and sizes of an operation.
 typedef struct {
     int C, F, HS, T, Vp, is_bf16;
     size_t N, params;
-    float *a, *b, *c, *d; // RATES_ELEMENTS_ each, of which an operation uses the first n
+    float *a, *b, *c, *d; // RATES_ELEMENTS_ each; the first n are set
     size_t n;
     int rows, cols;
     MatmulScratch matmul;
     MatmulBf16Scratch bf16;
-    uint32_t *forward, *backward; // a weight, packed
+    uint32_t *forward, *backward; // packed weight, for each direction
     Attention attention;
 } Rates_;
 
 typedef void (*RatesRun_)(Rates_* r);
 
-// The mean of the seconds that it takes, of at least three runs, on arrays of n elements, which are small numbers.
+// Returns the mean time of a run in seconds, over at least 3 runs and 0.05 s after one to warm up.
+// The arrays have up to n elements, all set to a small number.
 static inline double rates_time_s_(RatesRun_ run, Rates_* r, size_t n) {
     int count = 0;
     double s = 0;
@@ -66,7 +68,8 @@ static inline double rates_time_s_(RatesRun_ run, Rates_* r, size_t n) {
     return s / count;
 }
 
-// Takes N rows of `cols` elements, or as many as fit into an array; their number of elements.
+// Sets rows and cols: N rows of `cols` elements, or as many as fit into an array. Returns the
+// number of elements.
 static inline size_t rates_set_rows_(Rates_* r, size_t N, int cols) {
     const size_t room = RATES_ELEMENTS_ / (size_t)cols;
     r->rows = (int)(N < room ? N : room);
@@ -74,9 +77,9 @@ static inline size_t rates_set_rows_(Rates_* r, size_t N, int cols) {
     return (size_t)r->rows * (size_t)cols;
 }
 
-// ---- operations, by the bytes or FLOP of a run ----
+// ---- operations and their rates ----
 
-// The three matmuls of a linear layer of rows inputs, from C to cols.
+// Runs the three matmuls of a linear layer, forward and backward, from C to `cols` channels.
 static inline void rates_matmuls_(Rates_* r) {
     const int N = r->rows, C = r->C, OC = r->cols;
     if (r->is_bf16) {
@@ -118,7 +121,8 @@ static inline double rates_of_matmuls_(Rates_* r) {
     return flops;
 }
 
-// A head for each thread.
+// Returns the sizes of one sequence with a head for each thread, or fewer if the model has fewer or
+// they do not fit into the arrays.
 static inline AttentionSizes rates_attention_sizes_(const Rates_* r) {
     const int room = (int)(RATES_ELEMENTS_ / (3 * (size_t)r->rows * (size_t)r->HS));
     const int heads = threads_max() < r->C / r->HS ? threads_max() : r->C / r->HS;
@@ -204,7 +208,7 @@ static inline void rates_launch_(Rates_* r) { residual_forward_cpu(r->a, r->b, r
 
 // ---- all ----
 
-// Micro-batches of N tokens.
+// Measures all rates at the sizes of a run.
 static inline void rates_measure(CostRates* rates, const Settled* s) {
     const ModelConfig cfg = s->cfg;
     const Options* o = &s->options;
@@ -237,7 +241,7 @@ static inline void rates_measure(CostRates* rates, const Settled* s) {
     }
 }
 
-// Returns the rates of this CPU; it measures them only for a planned time.
+// Returns the rates of this CPU, measured for --plan and --fit; else zeros.
 static inline CostRates rates_cpu(const Settled* s) {
     CostRates rates = {{0}, 0, ""};
     if ((s->options.plan || s->options.fit != 0) && s->use != USE_EVALUATE) {

@@ -1,10 +1,10 @@
 /*
 fit.h -- --fit: the fastest way to train that fits into the memory.
 
-Tries micro-batches (--batch and what divides it), levels of --recompute, and on a GPU the optimizer's state on the
-host, from the fastest by planned time (cost.h) to the slowest, and takes the first that fits. An update has the same sequences
-and a validation too: only the order of sums changes. What was given on the command line stays, and --batch is the
-largest that is tried.
+Tries micro-batches (the divisors of --batch), levels of --recompute, and on a GPU the optimizer's
+state on the host. It orders them by planned time (cost.h) and takes the fastest that fits. Updates
+and validations keep their sequences: only the order of sums changes. Options of the command line
+stay, and --batch is the largest micro-batch.
 */
 #ifndef LLMC_FIT_H
 #define LLMC_FIT_H
@@ -18,12 +18,12 @@ largest that is tried.
 #include "llmc/setup/settled.h"
 #include "llmc/plan/plan.h"
 
-// Counts what a run with these settings takes in a dry ledger.
+// Counts the memory of a run with these settings in a dry ledger.
 typedef void (*FitPlan)(Memory* memory, const Settled* s);
 
 typedef struct {
     FitPlan plan;
-    size_t limit, host_limit; // bytes; of what is kept on the host beside
+    size_t limit, host_limit; // bytes of the device; bytes of host memory beside them
     int can_offload;
     CostRates rates;
 } FitDevice;
@@ -49,7 +49,8 @@ static inline int fit_compare_(const void* a_, const void* b_) {
                                       : a->settled.options.recompute - b->settled.options.recompute;
 }
 
-// Adds the levels of recomputation for one micro-batch and one place of the optimizer's state. Returns their number.
+// Adds the levels of recomputation for one micro-batch and one place of the optimizer's state.
+// Returns their number.
 static inline int fit_add_levels_(FitTry_* tries, const Settled* s, int parts, int offload,
                                   const FitDevice* device) {
     const Options* o = &s->options;
@@ -71,7 +72,7 @@ static inline int fit_add_all_(FitTry_* tries, const Settled* s, const FitDevice
     const Options* o = &s->options;
     const int can_offload = device->can_offload && s->use == USE_TRAIN && !o->offload_optimizer &&
                             !options_given(o, "offload-optimizer") && !o->update_in_backward;
-    const int most_parts = o->update_in_backward ? 1 : o->batch; // then an update is one micro-batch
+    const int most_parts = o->update_in_backward ? 1 : o->batch; // such an update has one micro-batch
     int count = 0;
     for (int parts = 1; parts <= most_parts; parts++) {
         for (int host = 0; o->batch % parts == 0 && host <= can_offload; host++) {
@@ -90,7 +91,7 @@ static inline int fit_divisors_(int n) {
     return count;
 }
 
-// Prints a try; returns whether it fits.
+// Prints a try. Returns 1 if it fits.
 static inline int fit_takes_(FILE* file, const FitTry_* t, const FitDevice* device) {
     const Options* o = &t->settled.options;
     Memory memory = memory_dry();
@@ -103,8 +104,8 @@ static inline int fit_takes_(FILE* file, const FitTry_* t, const FitDevice* devi
     return fits;
 }
 
-// Returns the settings with the --batch, --eval-batches, --recompute and --offload-optimizer that fit, and prints why;
-// ends the program if nothing fits.
+// Returns the settings with the fastest --batch, --recompute and --offload-optimizer that fit, and
+// with --eval-batches for that --batch. Prints each try. Ends the program if nothing fits.
 static inline Settled fit_choose(FILE* file, const Settled* s, const FitDevice* device) {
     const size_t room = (size_t)(2 * (RECOMPUTE_BLOCK + 1) * fit_divisors_(s->options.batch));
     FitTry_* tries = (FitTry_*)check_alloc(room, sizeof(FitTry_), "ways to fit");

@@ -1,13 +1,13 @@
 /*
-gpu_report.cuh -- what the GPU can do at most, what operations are assumed to reach, what it has, and how it is.
+gpu_report.cuh -- the peaks of the GPU, the assumed rates of operations, and --gpu-report.
 
-The peak is the dense matrix-product rate of the tensor cores (CUDA cores for fp32 without TF32). For cards
-with a published figure that figure is taken, so that shares compare with what others report; for any other,
-it is computed from the card's own clock and number of multiprocessors:
+The peak is the rate of dense matmuls on tensor cores, or on CUDA cores for fp32 without TF32. Cards
+with a published 16-bit rate take it from a table, so that MFU compares with what others report. All
+other peaks are computed from the card's clock and number of multiprocessors:
 
     peak = multiprocessors * clock * 2 * multiply-adds per clock and multiprocessor
 
-The bandwidth of its memory is the published one, or computed from its clock and width.
+The memory bandwidth is the published one, or is computed from the memory's clock and bus width.
 */
 #ifndef LLMC_GPU_REPORT_CUH
 #define LLMC_GPU_REPORT_CUH
@@ -21,13 +21,14 @@ The bandwidth of its memory is the published one, or computed from its clock and
 #include "llmc/gpu/nvml.h"
 #include "llmc/plan/cost.h"
 
-// Dense 16-bit TFLOP/s with fp32 sums, and TB/s of memory, from the makers' data sheets. TF32 is half of the first.
+// Dense 16-bit TFLOP/s with fp32 sums, and memory bandwidth in TB/s, from the makers' data sheets.
+// TF32 has half the FLOP/s.
 typedef struct {
     const char* name; // words of the device's name
     double tflops, tb_per_s;
 } GpuPublished_;
 
-// True if these words are in the text, as a whole: an RTX A4000 is no A40.
+// Returns 1 if the text contains these whole words: an RTX A4000 is no A40.
 static inline int gpu_has_words_(const char* text, const char* words) {
     const size_t length = strlen(words);
     for (const char* at = text; (at = strstr(at, words)) != NULL; at++) {
@@ -38,7 +39,7 @@ static inline int gpu_has_words_(const char* text, const char* words) {
     return 0;
 }
 
-// Zeros if there is nothing.
+// Returns the published figures of a card; zeros if it is not in the table.
 static inline GpuPublished_ gpu_published_(const char* device_name) {
     static const GpuPublished_ cards[] = {
         {"H100 PCIe", 756, 2},
@@ -80,9 +81,9 @@ static inline GpuPublished_ gpu_published_(const char* device_name) {
     return found;
 }
 
-// 16-bit multiply-adds with fp32 sums, per clock and multiprocessor (CUDA C Programming Guide and the
-// architectures' white papers). GeForce cards do half of what workstations' with the same chip do.
-// TF32 is half of it.
+// Returns the 16-bit multiply-adds with fp32 sums per clock and multiprocessor (CUDA C Programming
+// Guide and white papers of the architectures). GeForce cards reach half the rate of workstation
+// cards with the same chip. TF32 has half the rate.
 static inline double gpu_tensor_rate_(const Gpu* gpu) {
     if (gpu->major == 10) {
         return 4096;
@@ -97,7 +98,7 @@ static inline double gpu_cuda_core_rate_(int major, int minor) { // fp32 multipl
     return major == 8 && minor == 0 ? 64 : 128;
 }
 
-// 0 if the device does not say it.
+// Returns an attribute of the device; 0 if unknown.
 static inline double gpu_attribute_(const Gpu* gpu, cudaDeviceAttr which) {
     int value = 0;
     if (cudaDeviceGetAttribute(&value, which, gpu->device) != cudaSuccess) {
@@ -107,7 +108,7 @@ static inline double gpu_attribute_(const Gpu* gpu, cudaDeviceAttr which) {
     return value;
 }
 
-// FLOP/s for factors of this type; 0 if the device does not say its clock.
+// Returns the peak in FLOP/s for matmuls of this type; 0 if unknown.
 static inline double gpu_peak_flops_per_s(const Gpu* gpu, DType dtype, int tf32) {
     const double clocks = 2e3 * gpu_attribute_(gpu, cudaDevAttrClockRate) * gpu->multiprocessors;
     if (dtype == DTYPE_FP32 && !tf32 && clocks > 0) {
@@ -118,7 +119,7 @@ static inline double gpu_peak_flops_per_s(const Gpu* gpu, DType dtype, int tf32)
     return dtype == DTYPE_FP32 ? dense / 2 : dense;
 }
 
-// Bytes/s of its memory, which works twice a clock.
+// Returns the memory bandwidth in bytes/s. Memory transfers twice a clock.
 static inline double gpu_bandwidth_per_s(const Gpu* gpu) {
     const double published = gpu_published_(gpu->name).tb_per_s * 1e12;
     return published > 0 ? published
@@ -126,8 +127,8 @@ static inline double gpu_bandwidth_per_s(const Gpu* gpu) {
                                gpu_attribute_(gpu, cudaDevAttrGlobalMemoryBusWidth) / 8;
 }
 
-// Device number `device`, or an H100 if this machine has no such GPU; `words` becomes what it is. The result has only what
-// the functions of this file need.
+// Returns GPU number `device`, or an H100 if this machine has no such GPU, and sets `words` to its
+// name. Only the fields that the functions above use are set.
 static inline Gpu gpu_or_default(char* words, size_t words_bytes, int device) {
     int count = 0;
     cudaDeviceProp properties;
@@ -150,8 +151,8 @@ static inline Gpu gpu_or_default(char* words, size_t words_bytes, int device) {
     return gpu;
 }
 
-// For the planned time of an update. The shares of the peaks and the time of a launch are assumptions, which nobody has
-// measured with this program.
+// Returns the rates for the planned time of an update. The shares of the peaks and the time of a
+// launch are assumptions, not measured with this program.
 static inline CostRates gpu_rates(const Gpu* gpu, double peak) {
     const double matmuls = 0.65, attention = 0.35, memory = 0.8, bandwidth = gpu_bandwidth_per_s(gpu);
     CostRates rates;
@@ -167,7 +168,8 @@ static inline CostRates gpu_rates(const Gpu* gpu, double peak) {
     return rates;
 }
 
-// What this process and others have taken of the GPU beside gpu_alloc: CUDA's context, kernels, cublasLt.
+// Returns the GPU memory in use that gpu_now_bytes does not count, in MiB: the CUDA context,
+// kernels and cublasLt, and the memory of other programs.
 static inline double gpu_beside_mib(void) {
     size_t free_bytes = 0, total_bytes = 0;
     CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total_bytes));
@@ -177,12 +179,12 @@ static inline double gpu_beside_mib(void) {
 // ---- --gpu-report ----
 
 typedef struct {
-    Nvml nvml; // also for the log
+    Nvml nvml; // used for the log, too
     int has_nvml, has_listed_matmuls;
-    double sensed_s; // when it was asked last
+    double sensed_s; // time of the last sensor reading
 } GpuReport;
 
-// Opens the management library for this GPU, if it is there; where a report is wanted, says why it is not.
+// Opens NVML for this GPU. If that fails and a report is wanted, prints why.
 static inline void gpu_report_open(GpuReport* r, int device, int is_wanted) {
     char bus_id[32];
     CUDA_CHECK(cudaDeviceGetPCIBusId(bus_id, sizeof(bus_id), device));
@@ -198,8 +200,8 @@ static inline void gpu_report_close(GpuReport* r) {
     }
 }
 
-// Tells the log the power and the clock of the GPU, at most once a second: asking may take as long as a step of a small
-// model.
+// Passes the power and clock of the GPU to the log, at most once a second: reading them may take as
+// long as a step of a small model.
 static inline void gpu_report_sense(GpuReport* r, RunLog* log) {
     double power_w, clock_mhz;
     const double now_s = time_now_s();
@@ -210,7 +212,7 @@ static inline void gpu_report_sense(GpuReport* r, RunLog* log) {
     }
 }
 
-// The algorithms of the matmuls, the first time, and a line on the GPU.
+// Prints the algorithms of the matmuls, only at the first call, and a line on the GPU.
 static inline void gpu_report_print(GpuReport* r, const MatmulGpu* matmul) {
     char line[256];
     if (!r->has_listed_matmuls) {

@@ -1,6 +1,6 @@
 /*
-gpu_setup.cuh -- the settings that depend on the GPU, but not on its memory (memory_limit.cuh): which GPU it is, how
-matmuls are done, and which combinations it cannot do.
+gpu_setup.cuh -- the settings that depend on the GPU, but not on its memory (memory_limit.cuh):
+which GPU a rank uses, how matmuls run, and whether micro-steps are graphs.
 */
 #ifndef LLMC_GPU_SETUP_CUH
 #define LLMC_GPU_SETUP_CUH
@@ -29,7 +29,7 @@ static inline DType gpu_setup_gradients(const Settled* s) {
     return s->options.gradients ? DTYPE_FP32 : DTYPE_OF(floatX);
 }
 
-// Ends the program if the options ask for what only a CPU does, or another precision.
+// Ends the program if the options need another PRECISION.
 static inline void gpu_setup_check_(const Options* o) {
     if (o->update_in_backward && DTYPE_OF(floatX) == DTYPE_FP16) {
         die_usage(
@@ -41,15 +41,15 @@ static inline void gpu_setup_check_(const Options* o) {
     }
 }
 
-// True if micro-steps are graphs. With replicas a graph has operations of two communicators, and
-// others run outside of it: NCCL's manual has seen that to block for ever
+// Returns 1 if micro-steps are CUDA graphs. With replicas, a graph contains operations of two
+// communicators while others run outside of it; NCCL's manual warns that this can hang
 // (NCCL_GRAPH_MIXING_SUPPORT).
 static inline int gpu_setup_graph(const Settled* s) {
     return s->options.graph == OPTION_AUTO ? s->ranks.shards == s->ranks.size : s->options.graph;
 }
 
-// Returns the settings with --device auto decided, and without --autotune where ranks only evaluate or convert: they have
-// nothing in common, so each would choose matmuls of its own.
+// Returns the settings with --device auto decided. Turns --autotune off if several ranks only
+// evaluate or convert: they do not communicate, so each would choose its own matmul algorithms.
 static inline Settled gpu_setup(const Settled* s, const Comm* comm) {
     Settled chosen = *s;
     Options* o = &chosen.options;
@@ -70,9 +70,9 @@ static inline Settled gpu_setup(const Settled* s, const Comm* comm) {
     return chosen;
 }
 
-// GELU inside a forward product takes values before they are rounded; computed again, it takes rounded ones.
-// So the levels that compute GELU alone again keep it out of the forward matmuls. Its derivative is always
-// taken at rounded values.
+// Returns which matmuls fuse GELU. A forward matmul applies GELU before it rounds its result, but a
+// recomputed GELU gets rounded values. So levels that recompute GELU without its matmul keep it out
+// of forward matmuls. The derivative always uses rounded values.
 static inline GeluFusion gpu_setup_gelu_(const Options* o) {
     static const int fused[] = {GELU_SEPARATE, GELU_FUSED_FORWARD, GELU_FUSED};
     const int gelu_again = o->recompute == RECOMPUTE_GELU || o->recompute == RECOMPUTE_NORMS;

@@ -1,12 +1,12 @@
 /*
-memory_limit.cuh -- the memory that a run may take of the GPU: the settings that depend on it, and
-whether the run fits.
+memory_limit.cuh -- the GPU memory that a run may take: the settings that depend on it, and the
+check that the run fits.
 
-    memory_connect    opens NCCL, whose memory nobody can compute, before the rest is planned
+    memory_connect    opens NCCL before the rest is planned: its memory is measured, not computed
     memory_choose     decides --fit, --recompute auto and --logits-chunk auto, and prints why
-    memory_require    ends the program with what would fit
+    memory_require    ends the program if the run does not fit, and says what would
 
-`plan` counts what a run with some settings takes.
+`plan` counts the memory of a run with given settings.
 */
 #ifndef LLMC_MEMORY_LIMIT_CUH
 #define LLMC_MEMORY_LIMIT_CUH
@@ -22,13 +22,13 @@ whether the run fits.
 #include "llmc/plan/fit.h"
 #include "llmc/setup/settled.h"
 
-// Returns the least that --logits-chunk auto chooses: smaller chunks save little memory.
+// Returns the smallest chunk that --logits-chunk auto chooses: smaller ones save little memory.
 static inline int memory_least_chunk_(const Settled* s) {
     return (int)model_classifier_chunk(s->cfg, (size_t)s->options.batch * (size_t)s->options.seq_len);
 }
 
-// Returns the tokens of the classifier's chunk, also of a batch that is smaller than a micro-batch. As
-// long as it is auto, it counts as the least.
+// Returns the tokens of the classifier's chunk: at most a micro-batch, and the smallest chunk while
+// --logits-chunk is auto.
 static inline int memory_chunk(const Settled* s) {
     const Options* o = &s->options;
     const int64_t N = (int64_t)o->batch * o->seq_len,
@@ -36,10 +36,10 @@ static inline int memory_chunk(const Settled* s) {
     return (int)(chunk < N ? chunk : N);
 }
 
-// NCCL's memory. For a plan, which opens nothing: a GiB for a communicator, and 12 MiB for each of
-// 32 channels to each other process of a replica, as NCCL lists them in
-// https://github.com/NVIDIA/nccl/issues/1685. There 8 H100s take 4.34 GB after their first
-// all-to-all; 6 GB with three communicators are seen in issues/864.
+// Returns the bytes of GPU memory that NCCL takes. --plan does not open NCCL and estimates them: 1
+// GiB per communicator, and 12 MiB for each of 32 channels to every other rank of the replica, as
+// NCCL lists them in https://github.com/NVIDIA/nccl/issues/1685. That issue reports 4.34 GB for 8
+// H100s after their first all-to-all; issues/864 reports 6 GB with three communicators.
 static inline size_t memory_nccl_bytes(const Settled* s) {
     const Ranks ranks = s->ranks;
     const size_t communicators = ranks.shards < ranks.size ? 3 : 1;
@@ -62,16 +62,17 @@ static inline size_t memory_free_(int device) {
     return free_bytes;
 }
 
-// Returns the GPU memory that a plan, NCCL included, may use. It leaves 2 % to kernels and all else
-// that CUDA loads during the run, and 64 MiB, since the driver hands out units of 2 MiB.
+// Returns the GPU memory that a plan, including NCCL, may use. Reserves 2 % for kernels and
+// everything else that CUDA loads during the run, and 64 MiB because the driver allocates units of
+// 2 MiB.
 static inline size_t memory_usable_(const Settled* s) {
     const size_t found = memory_free_(s->options.device) + s->nccl_bytes,
                  room = found / 50 + ((size_t)64 << 20);
     return found > room ? found - room : 0;
 }
 
-// Connects the GPUs of several ranks for the run that follows. Returns the GPU memory that NCCL takes of this one, and
-// prints it. Collective.
+// Connects the GPUs of several ranks for the coming run. Prints and returns the bytes of this GPU's
+// memory that NCCL takes. Collective.
 static inline size_t memory_connect(const Settled* s, Comm* comm) {
     Gpu gpu;
     gpu_open(&gpu, s->options.device);
@@ -89,8 +90,8 @@ static inline int memory_least_recompute_(const Settled* s) {
     return s->options.offload_residuals ? RECOMPUTE_BLOCK : RECOMPUTE_NONE;
 }
 
-// Ends the program if the run does not fit into the memory of the GPU. The error names the largest micro-batch
-// that fits, with the lowest level of recomputation that it needs.
+// Ends the program if the run does not fit into GPU memory. The error names the largest micro-batch
+// that fits, found by halving --batch, and the lowest level of recomputation with which it fits.
 static inline void memory_require(const Settled* s, FitPlan plan) {
     const size_t free_bytes = memory_usable_(s), wanted = memory_bytes_(s, plan);
     const double free_mib = (double)free_bytes / (1 << 20), wanted_mib = (double)wanted / (1 << 20);
@@ -121,8 +122,8 @@ static inline void memory_require(const Settled* s, FitPlan plan) {
           wanted_mib, free_mib);
 }
 
-// Returns the limit for settings that are chosen by the plan; without such a GPU, SIZE_MAX. --fit may
-// lower it.
+// Returns the most GPU memory that chosen settings may take: the usable memory, or less with --fit
+// GIB; SIZE_MAX without a GPU and without --fit GIB.
 static inline size_t memory_limit_(const Settled* s) {
     const float fit = s->options.fit;
     const size_t wanted = fit > 0 ? (size_t)(fit * (float)(1 << 30)) : SIZE_MAX;
@@ -135,7 +136,7 @@ static inline size_t memory_limit_(const Settled* s) {
     return wanted < usable ? wanted : usable;
 }
 
-// Returns --recompute auto and prints why: the lowest level that fits into the GPU's memory.
+// Returns the level of --recompute auto, the lowest that fits into GPU memory, and prints why.
 static inline int memory_choose_recompute_(const Settled* s, FitPlan plan, size_t limit) {
     Settled tried = *s;
     int* level = &tried.options.recompute;
@@ -156,8 +157,9 @@ static inline int memory_choose_recompute_(const Settled* s, FitPlan plan, size_
     return *level;
 }
 
-// Returns --logits-chunk auto and prints it: all tokens of a micro-batch, half of them, a quarter ... With
-// fewer chunks, fewer matmuls read and write the gradient of the embedding, and round it.
+// Returns the chunk of --logits-chunk auto and prints it: the first that fits of a micro-batch, a
+// half, a quarter, ... With fewer chunks, fewer matmuls read, write and round the gradient of the
+// embedding.
 static inline int memory_choose_chunk_(const Settled* s, FitPlan plan, size_t limit) {
     const int least = memory_least_chunk_(s);
     Settled tried = *s;
@@ -173,7 +175,7 @@ static inline int memory_choose_chunk_(const Settled* s, FitPlan plan, size_t li
     return *chunk;
 }
 
-// Returns the settings with the smallest chunk of logits where --logits-chunk is still auto.
+// Returns the settings with the smallest chunk if --logits-chunk is auto.
 static inline Settled memory_with_least_chunk_(const Settled* s) {
     Settled least = *s;
     if (s->options.logits_chunk == OPTION_AUTO) {
@@ -182,7 +184,7 @@ static inline Settled memory_with_least_chunk_(const Settled* s) {
     return least;
 }
 
-// Returns the settings with the --batch, --recompute and --offload-optimizer of --fit.
+// Returns the settings that --fit chooses.
 static inline Settled memory_fit_(const Settled* s, Comm* comm, const CostRates* rates, FitPlan plan,
                                   size_t limit) {
     const FitDevice device = {plan, limit, comm_min(comm, limits_free_bytes(comm->local_size, "")), 1,
@@ -193,10 +195,10 @@ static inline Settled memory_fit_(const Settled* s, Comm* comm, const CostRates*
     return fit_choose(stdout, s, &device);
 }
 
-// Returns the settings with all that depends on the GPU's memory decided: recomputation before chunks, since it costs
-// more than they do.
+// Returns the settings with all choices made that depend on GPU memory. Recomputation comes before
+// chunks, since it costs more.
 static inline Settled memory_choose(const Settled* s, Comm* comm, const CostRates* rates, FitPlan plan) {
-    const size_t limit = comm_min(comm, memory_limit_(s)); // all ranks choose the same
+    const size_t limit = comm_min(comm, memory_limit_(s)); // so all ranks choose alike
     const Settled fitted = s->options.fit != 0 ? memory_fit_(s, comm, rates, plan, limit) : *s;
     Settled chosen = memory_with_least_chunk_(&fitted);
     if (chosen.options.recompute == OPTION_AUTO) {

@@ -1,8 +1,8 @@
 /*
-memory_limit.h -- the memory that a run on the CPU may take. A GPU's is memory_limit.cuh.
+memory_limit.h -- the memory that a run on the CPU may take; memory_limit.cuh is for the GPU.
 
-    memory_choose_cpu    decides --fit
-    memory_check_cpu     refuses a run that a limit would end
+    memory_choose_cpu    chooses the settings of --fit
+    memory_check_cpu     refuses a run that the limits of its job would end
 */
 #ifndef LLMC_MEMORY_LIMIT_H
 #define LLMC_MEMORY_LIMIT_H
@@ -18,7 +18,7 @@ memory_limit.h -- the memory that a run on the CPU may take. A GPU's is memory_l
 #include "llmc/setup/settled.h"
 #include "llmc/plan/cost.h"
 
-// Returns the settings with what --fit decides; `plan` counts the memory of others.
+// Returns the settings that --fit chooses; `plan` counts the memory of each try.
 static inline Settled memory_choose_cpu(const Settled* s, Comm* comm, const CostRates* rates, FitPlan plan) {
     const float fit = s->options.fit;
     if (fit == 0) {
@@ -30,12 +30,12 @@ static inline Settled memory_choose_cpu(const Settled* s, Comm* comm, const Cost
         die_usage("--fit auto: this system does not say how much memory is free; wanted --fit GIB");
     }
     FitDevice device = {plan, comm_min(comm, limit), SIZE_MAX, 0, *rates};
-    comm_broadcast(comm, &device.rates, sizeof(device.rates)); // they choose the same
+    comm_broadcast(comm, &device.rates, sizeof(device.rates)); // so all ranks choose alike
     return fit_choose(stdout, s, &device);
 }
 
-// Ends the program if a limit of this job leaves less than the list takes: the system would kill
-// the run without a word. What the machine has free is no limit: there may be swap.
+// Ends the program if the limits of this job leave less memory than the run takes: the system would
+// kill the run without an error. The machine's free memory is no limit, since it may swap.
 static inline void memory_check_cpu(const Memory* memory, const Comm* comm) {
     const size_t group = limits_group_bytes(""), own = limits_own_bytes(),
                  share = group / (size_t)comm->local_size,

@@ -1,10 +1,9 @@
 /*
-mfu.h -- model flops utilization: the operations of an update as a share of the device's peak.
+mfu.h -- model FLOPs utilization (MFU): the FLOP/s of an update as a share of the peak.
 
-A GPU's peak is published. A CPU's is measured, maybe while other programs use its cores, and then
-it is too low. So it is measured again after 5 seconds, after 10, 20, 40 and so on, and when an
-update beats it. The largest one counts. After a new one, an update that still beats it is the peak
-itself.
+A GPU's peak is published or computed. A CPU's peak is measured, and is too low if other programs
+use the cores meanwhile. So it is measured again 5, 10, 20, 40 ... seconds after the start, and when
+an update beats it; the largest measurement counts. An update that still beats it becomes the peak.
 */
 #ifndef LLMC_MFU_H
 #define LLMC_MFU_H
@@ -17,24 +16,24 @@ extern "C" {
 
 enum { MFU_NOTE_BYTES = 160 };
 
-// Measures the peak of this process in FLOP/s, in at most some tenths of a second.
+// Measures the peak of this rank in FLOP/s, within some tenths of a second.
 typedef double (*MfuMeasure)(const Options* options);
 
 typedef struct {
-    double peak;        // of all processes, FLOP/s
-    double told;        // the one that was printed last
+    double peak;        // peak of all ranks, FLOP/s
+    double told;        // peak that was printed last
     MfuMeasure measure; // NULL: the peak is known
     const Options* options;
-    double share; // of this process in the peak; the others' peaks rise with it
+    double share; // share of this rank in the peak; the peaks of all ranks rise alike
     double due_s, wait_s,
-        own_s; // when to measure again, the time up to the next but one, and when an update may ask for it
+        own_s; // next measurement; pause after it; earliest measurement for an update
 } Mfu;
 
-// `peak` of all processes, `own` of this one.
+// Starts with the peak of all ranks, `peak`, and of this rank, `own`.
 void mfu_open(Mfu* mfu, double peak, double own, MfuMeasure measure, const Options* options, double now_s);
 
-// The utilization of an update that took `seconds` up to now. Sets `note` to what to say of a new
-// peak, or to "".
+// Returns the utilization of an update that took `seconds` up to now. Sets `note` to a line about a
+// corrected peak, or to "".
 double mfu_of(Mfu* mfu, double flops, double seconds, double now_s, char note[MFU_NOTE_BYTES]);
 
 #ifdef __cplusplus
@@ -46,9 +45,9 @@ double mfu_of(Mfu* mfu, double flops, double seconds, double now_s, char note[MF
 #include <math.h>
 #include <stdio.h>
 
-#define MFU_FIRST_S_ 5 // when the first measurement is repeated
-#define MFU_PAUSE_S_ 1 // between two that updates ask for
-#define MFU_NEWS_ 1.1  // print a corrected peak that is at least this many times larger
+#define MFU_FIRST_S_ 5 // time of the second measurement
+#define MFU_PAUSE_S_ 1 // least time before a measurement for an update
+#define MFU_NEWS_ 1.1  // factor above which a corrected peak is printed
 
 void mfu_open(Mfu* mfu, double peak, double own, MfuMeasure measure, const Options* options, double now_s) {
     const Mfu open = {peak, peak, measure, options, own / peak, now_s + MFU_FIRST_S_, MFU_FIRST_S_, now_s};

@@ -1,5 +1,5 @@
 /*
-plan.h -- what a run takes: the tensors of the model with their sizes, memory by kind, work and time.
+plan.h -- prints what a run takes: tensors and their sizes, memory by kind, disk, work and time.
 */
 #ifndef LLMC_PLAN_H
 #define LLMC_PLAN_H
@@ -22,50 +22,50 @@ plan.h -- what a run takes: the tensors of the model with their sizes, memory by
 extern "C" {
 #endif
 
-// Between the GPU and the host, each way: PCIe 5 x16. dev/bench/scaling.py assumes the same.
+// Rate between the GPU and the host, each way: PCIe 5 x16. dev/bench/scaling.py assumes it, too.
 #define PLAN_BUS_BYTES_PER_S 50e9
-// Of a drive: dev/bench/scaling.py assumes the same.
+// Rate of a drive. dev/bench/scaling.py assumes it, too.
 #define PLAN_DRIVE_BYTES_PER_S 6e9
 
-// What a run takes, and what the device can do.
+// Everything that a run takes, and the rates of its device.
 typedef struct {
     TensorRow parameters[MODEL_PARAMETER_ROWS], activations[MODEL_ACTIVATION_ROWS];
-    Memory memory;           // a dry ledger of all that the run takes
-    char device[256];        // in words
-    char device_kind[64];    // what the line about the device adds: " (sm_90), BF16"
-    double peak;             // of the device, FLOP/s
-    MfuMeasure measure_peak; // NULL: the peak is known, no step shows that the device can do more
-    int in_place;            // weights and state lie on the host as they are saved
-    CheckpointMemory copy;   // of a save
-    LossScale loss_scale;    // of a new run
-    CostRates rates;         // only for --plan and --fit
-    int64_t eval_sequences;  // of a validation; only for --plan
+    Memory memory;           // dry ledger of the run
+    char device[256];        // name of the device
+    char device_kind[64];    // addition to its name: " (sm_90), BF16"
+    double peak;             // peak of the device, FLOP/s
+    MfuMeasure measure_peak; // function that measures the peak again (mfu.h); NULL: none
+    int in_place;            // true: weights and state are on the host in the layout of files
+    CheckpointMemory copy;   // functions that pin the copy of a save
+    LossScale loss_scale;    // loss scale of a new run
+    CostRates rates;         // rates of the operations, for --plan and --fit only
+    int64_t eval_sequences;  // sequences of a validation, for --plan only
 } TrainerPlan;
 
-// What an update moves between a place and the device, and the time that takes if nothing hides it: over the bus in both
-// directions at once, on a disk one after the other.
+// Moves between a place and the device in an update, and their time if nothing hides it. The bus
+// works in both directions at once, a drive in one.
 typedef struct {
-    double bytes, in, out; // of what moves at all; to the device, and back
+    double bytes, in, out; // bytes that move at all; moves to the device, and back
     double s;
 } PlanMoves;
 PlanMoves plan_moves(const Memory* memory, MemoryPlace place);
 
-// Returns the planned time of an update on one rank, with these moves.
+// Returns the planned time of an update on one rank, including the moves of the ledger.
 CostUpdate plan_update(const Settled* s, const CostRates* rates, const Memory* memory);
 
-// "planned: " and the kinds at each place, without the end of the line.
+// Prints "planned: " and the memory by place and kind, without a newline.
 void plan_print_kinds(FILE* file, const Memory* memory);
 
-// Two lines: the model, and its memory; between them one on what is frozen, if anything is.
+// Prints a line on the model, one on what --freeze freezes, if anything, and one on the memory.
 void plan_print_memory(FILE* file, const Settled* s, const Memory* memory);
 
-// Prints a line for several ranks: how much each of them sends in an update.
+// Prints how much each rank sends in an update, if several ranks train.
 void plan_print_traffic(FILE* file, const Settled* s);
 
-// The memory as members of a JSON object, in MiB, each with a comma before it; `memory` is a list.
+// Prints the memory in MiB as members of a JSON object, each after a comma; `memory` is a Memory.
 void plan_print_json(FILE* file, const void* memory);
 
-// All of it, for --plan: the tensors first, if they are asked for, and the summary last.
+// Prints the plan: first the tensors with --plan-tensors, then memory, disk, work and time.
 void plan_print(FILE* file, const Settled* s, const TrainerPlan* plan);
 
 #ifdef __cplusplus
@@ -83,7 +83,7 @@ void plan_print(FILE* file, const Settled* s, const TrainerPlan* plan);
 
 static double plan_mib_(size_t bytes) { return (double)bytes / (1 << 20); }
 
-// What is at a place, in words; nothing if there is nothing.
+// Prints `words` and the memory at a place by kind; prints nothing if the place is empty.
 static void plan_print_place_(FILE* file, const Memory* memory, MemoryPlace place, const char* words) {
     const size_t total = memory_bytes(memory, place);
     const char* joint = " = ";
@@ -110,7 +110,7 @@ void plan_print_kinds(FILE* file, const Memory* memory) {
     plan_print_places_(file, memory);
 }
 
-// Prints how much is frozen, and what follows from it.
+// Prints how much is frozen, and where the backward pass ends.
 static void plan_print_freeze_(FILE* file, const Settled* s) {
     const Freeze* freeze = &s->freeze;
     const int first = freeze->first_block, L = s->cfg.L;
@@ -157,8 +157,8 @@ void plan_print_memory(FILE* file, const Settled* s, const Memory* memory) {
     free(text);
 }
 
-// Returns the bytes of operands that all ranks gather in an update. A GPU has no whole fp32 weights, so these are
-// gathered, too, if they are summed up.
+// Returns the bytes of operands that the ranks gather in an update. A GPU does not have all fp32
+// weights, so it gathers these, too, if the optimizer sums them.
 static double plan_operand_bytes_(const Settled* s) {
     const int arrays = 1 + (s->options.program.trainer == OPTION_GPU && s->optimizer.sums_weights);
     OptimizerState state;
@@ -183,7 +183,7 @@ void plan_print_traffic(FILE* file, const Settled* s) {
 }
 
 static void plan_print_rows_(FILE* file, const TensorRow* rows, int count) {
-    static const char* const life_mark[] = {"", "  b", "  c"}; // of TensorLife
+    static const char* const life_mark[] = {"", "  b", "  c"}; // by TensorLife
     for (int i = 0; i < count; i++) {
         const TensorRow* row = &rows[i];
         if (tensor_elements(row) > 0) {
@@ -232,7 +232,7 @@ static void plan_print_moves_(FILE* file, const Memory* memory, MemoryPlace plac
     }
 }
 
-// Disk space of checkpoints.
+// Prints the disk space of the checkpoints that the run leaves.
 static void plan_print_disk_(FILE* file, const Settled* s) {
     const Options* o = &s->options;
     const double bytes =
@@ -244,7 +244,7 @@ static void plan_print_disk_(FILE* file, const Settled* s) {
     }
 }
 
-// The planned time of an update, and where it goes: what takes a hundredth of it or more, in percent.
+// Prints the planned speed and time of an update, and each kind that takes at least 1 % of it.
 static void plan_print_update_(FILE* file, const CostUpdate* update, double tokens) {
     const double total = cost_total_s(update);
     const char* joint = ": ";
@@ -258,7 +258,7 @@ static void plan_print_update_(FILE* file, const CostUpdate* update, double toke
     fputc('\n', file);
 }
 
-// What the planned time is computed from; a kind that has the rate of all passes over memory is not named.
+// Prints the rates behind the planned time, without kinds that have the rate of COST_MEMORY.
 static void plan_print_rates_(FILE* file, const CostRates* rates) {
     fprintf(file, "rates: %s:", rates->basis);
     for (int kind = 0; kind < COST_RATES; kind++) {
@@ -271,7 +271,7 @@ static void plan_print_rates_(FILE* file, const CostRates* rates) {
     fprintf(file, "; %.2g us a launch\n", rates->launch_s * 1e6);
 }
 
-// The work of training and validation, and the time it takes.
+// Prints the work of training and validation, and its time.
 static void plan_print_work_(FILE* file, const Settled* s, const TrainerPlan* plan) {
     const Options* o = &s->options;
     const int ranks = s->ranks.size;
@@ -322,7 +322,7 @@ void plan_print(FILE* file, const Settled* s, const TrainerPlan* plan) {
     }
 }
 
-// The kinds of one place, if there are any.
+// Prints the kinds at one place as an object named `key`; prints nothing if the place is empty.
 static void plan_print_json_of_(FILE* file, const Memory* memory, const char* key, MemoryPlace place) {
     int count = 0;
     for (int i = 0; i < memory->num_entries; i++) {
