@@ -275,7 +275,6 @@ TEST(never) {
 
 // Blocks that the backward pass does not come to are not kept: they share the memory of the first one that is.
 TEST(first_block) {
-    char* memory = (char*)4096; // an address: nothing is read
     TensorRow rows[MODEL_ACTIVATION_ROWS];
     for (int first = 0; first <= TINY.L; first++) {
         for (int level = RECOMPUTE_NONE; level <= RECOMPUTE_BLOCK; level++) {
