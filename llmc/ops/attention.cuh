@@ -714,6 +714,7 @@ static inline void attention_gpu_open(AttentionFlash* scratch, Memory* memory, i
                                         scratch->sums_capacity * sizeof(float));
 }
 
+// Closes nothing: only cuDNN has plans to close.
 static inline void attention_gpu_close(AttentionFlash*) {}
 
 // Returns a note on attention for the start of a run: none.
