@@ -526,11 +526,6 @@ void checkpoints_open(Checkpoints* c, const Options* options, CheckpointRun run,
     c->params_bytes = checkpoint_params_bytes_(&c->model, &run.model.zero, run.model.dtype);
     c->optimizer_bytes = checkpoint_part_bytes(run.model.optimizer, run.model.cfg, &run.model.zero);
     c->copies = !run.model.in_place || checkpoints_copy(options);
-    if (!c->copies) {
-        checkpoint_point_to_model_(c);
-    } else if (!run.memory.pin) { // pinned memory is allocated by the first save
-        checkpoint_open_copy_(c);
-    }
     c->state.trainer = run.trainer;
     c->state.train_tokens = (int64_t)run.train_tokens;
     c->state.train_data = run.train_data;
@@ -548,6 +543,11 @@ void checkpoints_open(Checkpoints* c, const Options* options, CheckpointRun run,
         c->state.serial = checkpoint_last_serial(c->out);
     }
     comm_broadcast(run.comm, &c->state.serial, sizeof(c->state.serial));
+    if (!c->copies) {
+        checkpoint_point_to_model_(c);
+    } else if (!run.memory.pin) { // pinned memory is allocated by the first save
+        checkpoint_open_copy_(c);
+    }
 }
 
 // ---- a save, from its start to its end ----

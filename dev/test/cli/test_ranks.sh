@@ -340,7 +340,7 @@ test_disagreement() {
     check "another program: exit status $status" [ $status = 1 ]
     check "another program: $(head -n 1 stderr)" grep -q '^error: the ranks disagree about the program' stderr
     ranks 2 "$trainer" "${run[@]}" : -n 1 "$trainer" "${run[@]}" --zero 1
-    check "another stage: $(head -n 1 stderr)" grep -q '^error: the ranks disagree about --zero: 2 on ranks 0 1, 1 on rank 2$' stderr
+    check "another stage: $(head -n 1 stderr)" grep -q '^error: the ranks disagree about --zero: auto on ranks 0 1, 1 on rank 2$' stderr
     for only in "--plan on" "--fit 1" "--verify-data on"; do
         ranks 2 "$trainer" "${run[@]}" : -n 1 "$trainer" "${run[@]}" ${only% on}
         check "$only on one rank: exit status $status, after $seconds s" [ $status = 1 -a $seconds -le $end_s ]
