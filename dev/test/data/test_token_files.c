@@ -159,6 +159,10 @@ static void check_stream(void* stream_) {
 // Reading stops in a file that has become shorter or has an id above the vocabulary. Tested twice,
 // because the first time must not block the signal.
 TEST(written_to) {
+#ifdef __SANITIZE_THREAD__ // its handler of signals cannot be left by a jump
+    printf("skipped: a file that becomes shorter: not with ThreadSanitizer\n");
+    return;
+#endif
     const char* path = write_shard("shrinks.bin", MAGIC_U32, 0, 10000);
     const uint32_t large = V, huge = UINT32_MAX;
     TokenStream stream = open_files(path);
