@@ -46,7 +46,7 @@ typedef struct {
     const void* tile;
 } Bf16Ahead;
 
-static const Bf16Ahead bf16_nothing_ahead = {NULL, 0, 0, NULL, 0, NULL, NULL};
+__attribute__((unused)) static const Bf16Ahead bf16_nothing_ahead = {NULL, 0, 0, NULL, 0, NULL, NULL};
 
 // Sets out (32, 32), rows `stride` apart, to `first` plus left times right. `first` has rows
 // `first_stride` apart, may be out itself, or one row with stride 0; NULL means zeros. `ahead` is a

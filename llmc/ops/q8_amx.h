@@ -64,7 +64,8 @@ typedef struct {
 
 // Shapes of the tiles: 0 and 1 are results, 2 and 4 a block of 16 rows of input, 3 and 5 a block of
 // a panel.
-static const AmxShapes quantized_shapes = {1, 0, {0}, {64, 64, 32, 64, 32, 64}, {16, 16, 16, 8, 16, 8}};
+__attribute__((unused)) static const AmxShapes quantized_shapes = {
+    1, 0, {0}, {64, 64, 32, 64, 32, 64}, {16, 16, 16, 8, 16, 8}};
 
 // Computes one of the sums of 16 x 16 results: blocks s, s + 8, ... Two blocks at a time, to hide
 // the latency of tdpbssd. P##dot_(0, 2, 3) adds the product of tiles 2 and 3 to tile 0;
