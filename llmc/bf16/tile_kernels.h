@@ -160,7 +160,7 @@ ALWAYS_INLINE void bf16_beside_(const Bf16Ahead* ahead, int step) {
 static inline void bf16_nothing_(void) {}
 
 // Shapes of the tiles: 16 rows of 64 bytes each.
-static const AmxShapes bf16_shapes_ = {
+__attribute__((unused)) static const AmxShapes bf16_shapes_ = {
     1, 0, {0}, {64, 64, 64, 64, 64, 64, 64, 64}, {16, 16, 16, 16, 16, 16, 16, 16}};
 
 enum { BF16_KERNELS = 3 };
