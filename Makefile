@@ -11,7 +11,8 @@ override MARCH := $(foreach word,$(MARCH),$(if $(filter -%,$(word)),,-march=)$(w
 OPT    ?= -O3
 MODULES_OPT ?=              # more flags for modules (COMPILED) without kernels (not in KERNEL_ROOMS)
 # Empty: one thread. Apple's clang comes without OpenMP; with Homebrew's libomp:
-# OPENMP="-Xpreprocessor -fopenmp -I$(brew --prefix libomp)/include" LDLIBS="-L$(brew --prefix libomp)/lib -lomp"
+# OPENMP="-Xpreprocessor -fopenmp -I$(brew --prefix libomp)/include" LDLIBS="-L$(brew --prefix
+# libomp)/lib -lomp"
 OPENMP ?= $(if $(filter Darwin-%,$(PLATFORM)),,-fopenmp)
 V      ?=                   # 1: show the compilers' commands
 WERROR ?=                   # -Werror in `make test` and `make lint`

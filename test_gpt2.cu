@@ -21,7 +21,8 @@ for each PRECISION, by nvcc and for the CPU device.
 #include "dev/test/lib/test_element.h"
 #include "llmc/model/share_layers.h"
 
-enum { B = 2, T = 13, N = B * T, BATCHES = 2, MICRO_STEPS = 5 }; // MICRO_STEPS: of an update, at most
+// MICRO_STEPS: of an update, at most
+enum { B = 2, T = 13, N = B * T, BATCHES = 2, MICRO_STEPS = 5 };
 
 // A sanitizer looks at accesses, not at values. With one, all settings run as usual: every level,
 // fusion and type of gradients, graphs that are captured and replayed, documents, short batches,
@@ -145,7 +146,8 @@ static void upload_weights(Model* model, const float* weights) {
         float* group = (float*)check_alloc(elements, sizeof(float), "weights");
         copy_group(model, g, group, (float*)weights, TO_GROUP);
         transfer_upload_group(&model->transfer, g, group);
-        memset(group, 0xFF, elements * sizeof(float)); // NaN: the upload is complete when the call returns
+        // NaN: the upload is complete when the call returns
+        memset(group, 0xFF, elements * sizeof(float));
         free(group);
     }
     zero_gather_all_parameters(&model->zero);
@@ -908,7 +910,8 @@ int main(void) {
     test_quantized_decode();
     test_quantized_evaluate();
     test_adamw_steps(USUAL, weights, tolerance());
-    if (sizeof(floatX) < sizeof(float)) { // stochastic rounding of every update: a random walk in the weights
+    // stochastic rounding of every update: a random walk in the weights
+    if (sizeof(floatX) < sizeof(float)) {
         settings = USUAL;
         settings.master_weights = "off";
         settings.zero = "3";

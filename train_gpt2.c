@@ -1,13 +1,14 @@
 /*
-train_gpt2.c -- pretrains GPT-2 and GPT-3 class models on the CPU in fp32, if you like with matmuls in
-bf16: usable by itself, and the reference that the GPU trainer is checked against. Top to bottom: the
-model, forward, backward, micro-steps, update, evaluation, tensors in and out, the table of functions,
-the training loop. The operations are modules in llmc/; what the loop asks and tells is llmc/run/run.h.
+train_gpt2.c -- pretrains GPT-2 and GPT-3 class models on the CPU in fp32, if you like with matmuls
+in bf16: usable by itself, and the reference that the GPU trainer is checked against. Top to bottom:
+the model, forward, backward, micro-steps, update, evaluation, tensors in and out, the table of
+functions, the training loop. The operations are modules in llmc/; what the loop asks and tells is
+llmc/run/run.h.
 
-    make train_gpt2 && ./train_gpt2            trains on built-in stories; ./train_gpt2 --help lists the rest
+    make train_gpt2 && ./train_gpt2            trains on built-in stories; --help lists the rest
 
-Comments give the shapes of tensors: B sequences of T tokens, N = B*T tokens, C channels, F hidden units of
-the MLP, QKV = 3C, Vp tokens of the padded vocabulary.
+Comments give the shapes of tensors: B sequences of T tokens, N = B*T tokens, C channels, F hidden
+units of the MLP, QKV = 3C, Vp tokens of the padded vocabulary.
 */
 // the model and its operations (llmc), tools that know no model (base), then what runs it (data,
 // run)
@@ -49,7 +50,7 @@ the MLP, QKV = 3C, Vp tokens of the padded vocabulary.
 #include "llmc/checkpoint/run_state.h"
 #include "llmc/run/trainer.h"
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // The model
 
 struct Model {
@@ -125,14 +126,16 @@ static void open_activations(Model* model, const Settled* s) {
     const ModelConfig cfg = model->cfg;
     const int B = model->B, T = model->T, N = B * T, is_bf16 = model->linear.is_bf16,
               generates = s->use == USE_GENERATE, chunk = (int)model_classifier_chunk(cfg, (size_t)N);
-    const int tokens = int_min(is_bf16 ? 2 * chunk : chunk, N); // exponentials in bf16 take half the memory
+    // exponentials in bf16 take half the memory
+    const int tokens = int_min(is_bf16 ? 2 * chunk : chunk, N);
     model->chunk = is_bf16 ? (int)cross_entropy_bf16_rows(tokens, cfg.Vp) : tokens;
     const size_t trained = model_activation_rows(model->activation_rows, cfg, B, T, model->recompute, cfg.L,
                                                  model->freeze.first_block, (size_t)model->chunk);
     model->activation_bytes =
         decoder_count_activations(&model->memory, cfg, s->decode_batch, T, generates ? 0 : trained);
     model->acts_memory = memory_allocate_unset(&model->memory, "activations", MEMORY_DEVICE,
-                                               model->activation_bytes); // a short text touches little
+                                               // a short text touches little
+                                               model->activation_bytes);
     tensor_rows_bind(&model->acts, model->activation_rows, MODEL_ACTIVATION_ROWS,
                      generates ? NULL : model->acts_memory);
     if (is_bf16 && !generates) {
@@ -154,7 +157,8 @@ static void open_update(Model* model) {
                                   optimizer_scratch_bytes(&model->state));
 }
 
-// Returns the level that a run recomputes at. With an MLP in bf16 GELU is always computed again (mlp_bf16.h).
+// Returns the level that a run recomputes at. With an MLP in bf16 GELU is always computed again
+// (mlp_bf16.h).
 static RecomputeLevel recompute_level(const Settled* s) {
     const Options* o = &s->options;
     const size_t N = (size_t)o->batch * (size_t)o->seq_len;
@@ -162,8 +166,8 @@ static RecomputeLevel recompute_level(const Settled* s) {
     return o->recompute == RECOMPUTE_NONE && drops_gelu ? RECOMPUTE_GELU : (RecomputeLevel)o->recompute;
 }
 
-// Opens the model with all parameters zero. Nothing is allocated after this, and nothing at all from a dry ledger, which then
-// tells what the model would take: it needs no `comm`.
+// Opens the model with all parameters zero. Nothing is allocated after this, and nothing at all
+// from a dry ledger, which then tells what the model would take: it needs no `comm`.
 static void model_open(Model* model, const Settled* s, Memory memory, Comm* comm) {
     memset(model, 0, sizeof(*model));
     model->cfg = s->cfg;
@@ -194,11 +198,12 @@ static void model_close(Model* model) {
     memory_close(&model->memory);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Forward
 
-// Returns the residual stream that enters block l, (N, C). The backward pass does not reach blocks below
-// first_block, so they keep no copy of it: these blocks read and write it in one place, encoded.
+// Returns the residual stream that enters block l, (N, C). The backward pass does not reach blocks
+// below first_block, so they keep no copy of it: these blocks read and write it in one place,
+// encoded.
 static float* residual_into(const Model* model, int l, const Pass* pass) {
     return l <= model->freeze.first_block
                ? pass->acts->encoded
@@ -306,7 +311,8 @@ static LmHead lm_head(Model* model, const Pass* pass) {
                     .bf16 = &model->classifier};
 }
 
-// Sets the losses (N), without gradients; and is_top (N), unless NULL: whether each target was the most likely token.
+// Sets the losses (N), without gradients; and is_top (N), unless NULL: whether each target was the
+// most likely token.
 static void model_losses(Model* model, Batch batch, int* is_top) {
     const Pass pass = batch_pass(model, batch);
     const LmHead head = lm_head(model, &pass);
@@ -322,11 +328,11 @@ static double batch_loss(const Model* model, Batch batch) {
     return sum;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Backward
 
-// Computes again what the forward pass did not keep of the block: the same operations on the same inputs give
-// the same bits.
+// Computes again what the forward pass did not keep of the block: the same operations on the same
+// inputs give the same bits.
 static void block_recompute(const Block* b, RecomputeLevel level) {
     if (level == RECOMPUTE_BLOCK) {
         block_hidden(b);
@@ -346,7 +352,8 @@ static void block_recompute(const Block* b, RecomputeLevel level) {
 // All gradients, seen from layer l: .qkvw is layer l's. Those of frozen parameters are NULL.
 static ModelParameters gradients_at_layer(const Model* model, int l) {
     const TensorRow* rows = model->gradient_rows;
-    const int k = model_copy(model->cfg, l), first = model->zero.plan.first_block; // blocks below have none
+    // blocks below have none
+    const int k = model_copy(model->cfg, l), first = model->zero.plan.first_block;
     ModelParameters d = model_parameters_at_copy(model->grads, rows, k > first ? k - first : 0);
     for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         if (freeze_has(&model->freeze, i, l)) {
@@ -357,7 +364,8 @@ static ModelParameters gradients_at_layer(const Model* model, int l) {
     return d;
 }
 
-// Turns dresidual (N, C), the gradient of the residual stream after block l, into that before it, in place.
+// Turns dresidual (N, C), the gradient of the residual stream after block l, into that before it,
+// in place.
 static void block_backward(Model* model, int l, const Pass* pass, GradientMode mode) {
     const Block b = block_at(model, l, pass);
     const ModelActivations a = b.a;
@@ -396,9 +404,10 @@ static void group_done(Model* model, int g, MicroStep step, InBackward* hook) {
     update_group_in_backward_cpu(&model->update, g, hook);
 }
 
-// After model_forward on the same batch: sets the losses and sets or adds to all gradients, as `mode` says.
-// dloss is the gradient of the loss of each token. Each group of gradients is reduced, or its parameters are updated, as
-// soon as it is complete. The pass ends where everything below is frozen.
+// After model_forward on the same batch: sets the losses and sets or adds to all gradients, as
+// `mode` says. dloss is the gradient of the loss of each token. Each group of gradients is reduced,
+// or its parameters are updated, as soon as it is complete. The pass ends where everything below is
+// frozen.
 static void model_backward(Model* model, Batch batch, float dloss, GradientMode mode, MicroStep step,
                            InBackward* hook) {
     const ModelConfig cfg = model->cfg;
@@ -423,7 +432,7 @@ static void model_backward(Model* model, Batch batch, float dloss, GradientMode 
     group_done(model, 0, step, hook);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Micro-steps
 
 // Forward and backward on the batch of a micro-step, and this rank's part of the others': the batch
@@ -473,12 +482,12 @@ static void model_gradients(Model* model, Dataloader* train, int64_t total_batch
     gradients_end(model, hook, tokens, report);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Update
 
 static void model_update(Model* model, Update update) { update_groups_cpu(&model->update, update); }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Evaluate and decode
 
 // Forward on batch i of a validation, which may be empty: sets losses[i] to the sum of its losses.
@@ -519,7 +528,7 @@ static const float* decode_forward(Model* model, const Pass* pass, int count) {
     return head.logits;
 }
 
-// As generator.h says.
+// Reads the first tokens of a sequence; see generator.h.
 static const float* model_prefill(Model* model, int sequence, const int* ids, int count) {
     const Pass pass = decoder_prefill_pass(&model->decoder, sequence, ids, count);
     return decode_forward(model, &pass, 1);
@@ -530,7 +539,7 @@ static const float* model_decode(Model* model, const int* ids, const int* positi
     return decode_forward(model, &pass, sequences);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Tensors in and out: ModelAccess (load_save.h)
 
 static void* model_get_group(Model* model, int g, void* group) {
@@ -564,7 +573,7 @@ static uint64_t model_checksum(Model* model) {
     return checksum_words_cpu(model->params_memory, model->parameter_bytes / sizeof(uint64_t));
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // The table
 
 static void describe_device(char* text, size_t room, int is_bf16) {
@@ -583,7 +592,8 @@ static double measure_peak(const Options* o) {
     return o->matmul == MATMUL_BF16 ? fmax(peak, peak_bf16_flops_per_s(bf16_kernel())) : peak;
 }
 
-// Opens the model with a dry ledger, which counts all that a run takes: the copy that checkpoints are written from, too.
+// Opens the model with a dry ledger, which counts all that a run takes: the copy that checkpoints
+// are written from, too.
 static void open_dry(Model* model, const Settled* s) {
     model_open(model, s, memory_dry(), NULL);
     const size_t bytes =
@@ -640,10 +650,11 @@ static const Trainer trainer = {
     .checksum = model_checksum,
 };
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // The loop
 
-// Trains until the last step, or until a signal or --max-hours stops the run. The last lap only evaluates and saves.
+// Trains until the last step, or until a signal or --max-hours stops the run. The last lap only
+// evaluates and saves.
 static void train(Model* model, Run* run) {
     Update update;
     for (;;) {

@@ -1,14 +1,15 @@
 /*
-train_gpt2.cu -- pretrains GPT-2 and GPT-3 class models on a GPU. The twin of train_gpt2.c, its reference:
-the same functions, names and order. Top to bottom: the model, forward, backward, micro-steps, update,
-evaluation, tensors in and out, the table of functions, the training loop. The operations are modules in
-llmc/; what the loop asks and tells is llmc/run/run.h.
+train_gpt2.cu -- pretrains GPT-2 and GPT-3 class models on a GPU. The twin of train_gpt2.c, its
+reference: the same functions, names and order. Top to bottom: the model, forward, backward,
+micro-steps, update, evaluation, tensors in and out, the table of functions, the training loop. The
+operations are modules in llmc/; what the loop asks and tells is llmc/run/run.h.
 
-    make train_gpt2cu PRECISION=BF16|FP16|FP32 && ./train_gpt2cu         ./train_gpt2cu --help lists the rest
+    make train_gpt2cu PRECISION=BF16|FP16|FP32 && ./train_gpt2cu      --help lists the rest
 
-Weights, activations and their gradients are floatX: bf16, fp16 or fp32. Norms, softmax, losses, sums and the
-optimizer's state are fp32. Comments give the shapes of tensors: B sequences of T tokens, N = B*T tokens, C
-channels, F hidden units of the MLP, QKV = 3C, Vp tokens of the padded vocabulary.
+Weights, activations and their gradients are floatX: bf16, fp16 or fp32. Norms, softmax, losses,
+sums and the optimizer's state are fp32. Comments give the shapes of tensors: B sequences of T
+tokens, N = B*T tokens, C channels, F hidden units of the MLP, QKV = 3C, Vp tokens of the padded
+vocabulary.
 */
 #include "llmc/ops/gradient_norm.cuh"
 #include "llmc/gpu/floatx.cuh"
@@ -57,7 +58,7 @@ channels, F hidden units of the MLP, QKV = 3C, Vp tokens of the padded vocabular
 #include "llmc/checkpoint/run_state.h"
 #include "llmc/run/trainer.h"
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // The model
 
 // The gradients of the parameters: the same members, all of one type.
@@ -79,8 +80,10 @@ struct Model {
     DType grad_dtype;         // of the parameters' gradients
     Gpu gpu;
     TensorRow parameter_rows[MODEL_PARAMETER_ROWS], activation_rows[MODEL_ACTIVATION_ROWS];
-    TensorRow gradient_rows[MODEL_PARAMETER_ROWS]; // where a backward pass leaves gradients, of grad_dtype
-    OptimizerState state;                          // where it lies in state_memory, or how it is offloaded
+    // where a backward pass leaves gradients, of grad_dtype
+    TensorRow gradient_rows[MODEL_PARAMETER_ROWS];
+    // where it lies in state_memory, or how it is offloaded
+    OptimizerState state;
     size_t parameter_bytes, gradient_bytes, activation_bytes;
     size_t elements; // of all parameters, with padding
     Comm* comm;
@@ -104,7 +107,8 @@ struct Model {
     EmbeddingGpu encoder;
     OptimizerPlan optimizer;
     GradientNorm norm;
-    OptimizerUpdate<floatX> update;  // everything that updates need, beside the gradient and the settings
+    // everything that updates need, beside the gradient and the settings
+    OptimizerUpdate<floatX> update;
     InBackwardGpu in_backward;       // updates beside the backward pass
     ForwardClock clock;              // of several processes
     StepGraph graphs[ZERO_VARIANTS]; // of micro-steps
@@ -163,8 +167,8 @@ static void open_state(Model* model, const Settled* s) {
     }
 }
 
-// Opens the activations. A run that trains uses the same memory for training, generation and saves, in
-// turns.
+// Opens the activations. A run that trains uses the same memory for training, generation and saves,
+// in turns.
 static void open_activations(Model* model, const Settled* s) {
     const ModelConfig cfg = model->cfg;
     const int B = model->B, T = model->T, is_offloaded = s->options.offload_residuals,
@@ -186,7 +190,7 @@ static void open_activations(Model* model, const Settled* s) {
                      generates ? NULL : model->acts_memory);
 }
 
-// What moves weights and state between the host and the GPU.
+// Opens the copies of weights and state between host and GPU.
 static void open_transfer(Model* model) {
     Transfer* transfer = &model->transfer;
     transfer->cfg = model->cfg;
@@ -203,7 +207,8 @@ static void open_transfer(Model* model) {
     transfer_open(transfer);
 }
 
-// Matmuls of updates beside the backward pass. They are not timed: the GPU does other work meanwhile.
+// Matmuls of updates beside the backward pass. They are not timed: the GPU does other work
+// meanwhile.
 static MatmulGpu* open_update_matmuls(Model* model, const Settled* s) {
     MatmulSettings settings = gpu_setup_matmul(s);
     settings.autotune = settings.bias_fusion = 0;
@@ -211,7 +216,7 @@ static MatmulGpu* open_update_matmuls(Model* model, const Settled* s) {
     return &model->update_matmul;
 }
 
-// What updates have in common, after the backward pass or during it.
+// Opens what updates after and during the backward pass have in common.
 static void open_update(Model* model, const Settled* s) {
     const int has_matmuls_beside = s->options.update_in_backward && s->options.optimizer == OPTIMIZER_MUON;
     OptimizerUpdate<floatX>* u = &model->update;
@@ -261,7 +266,7 @@ static void open_operations(Model* model, const Settled* s) {
     model->is_top = (int*)memory_take(memory, "scratch: most likely targets", MEMORY_DEVICE, N * sizeof(int));
 }
 
-// Opens the matmuls, and what libraries take.
+// Opens the matmuls, and counts the memory of libraries.
 static void open_linear(Model* model, const Settled* s) {
     Memory* memory = &model->memory;
     memory_count(memory, "NCCL", MEMORY_DEVICE, memory_nccl_bytes(s));
@@ -269,7 +274,7 @@ static void open_linear(Model* model, const Settled* s) {
     linear_gpu_open(&model->linear, memory, model->cfg, s->options.quantize, &model->matmul, &model->gpu);
 }
 
-// Opens what takes no memory, and needs a GPU.
+// Opens the parts that need a GPU and take no memory of it.
 static void open_device(Model* model, const Options* o) {
     if (attention_note(&model->attention)[0]) {
         printf("attention: %s\n", attention_note(&model->attention));
@@ -299,9 +304,9 @@ static void set_sizes(Model* model, const Settled* s) {
     model->grad_dtype = gpu_setup_gradients(s);
 }
 
-// Opens the model with all parameters zero. After this only the first save and the timing of algorithms
-// allocate memory. From a dry ledger it allocates nothing, but tells what the model would take: then it
-// needs neither a GPU nor `comm`.
+// Opens the model with all parameters zero. After this only the first save and the timing of
+// algorithms allocate memory. From a dry ledger it allocates nothing, but tells what the model
+// would take: then it needs neither a GPU nor `comm`.
 static void model_open(Model* model, const Settled* s, Memory memory, Comm* comm) {
     const int is_dry = memory_is_dry(&memory);
     memset((void*)model, 0, sizeof(*model));
@@ -351,7 +356,8 @@ static void close_training(Model* model) {
 }
 
 static void model_close(Model* model) {
-    zero_wait_for_parameters(&model->zero);               // test_ranks.sh: one process gathers nothing
+    // test_ranks.sh: one process gathers nothing
+    zero_wait_for_parameters(&model->zero);
     CUDA_CHECK(cudaStreamSynchronize(model->gpu.stream)); // cudaFree waits, too, but undocumented
     if (model->use != USE_GENERATE) {
         close_training(model);
@@ -369,10 +375,11 @@ static ModelParameters parameters_at_layer(const Model* model, int l) {
                                     zero_parameter_block(&model->zero.plan, model_copy(model->cfg, l)));
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Forward
 
-// Sends a batch to the GPU, unless it is empty: the result points to memory there, valid until the next one.
+// Sends a batch to the GPU, unless it is empty: the result points to memory there, valid until the
+// next one.
 static Batch model_push(Model* model, Batch batch) {
     if (batch.B == 0) {
         return batch;
@@ -384,15 +391,17 @@ static Batch model_push(Model* model, Batch batch) {
     return batch;
 }
 
-// Returns the residual stream that enters block l, (N, C). The backward pass does not reach blocks below
-// first_block, so they keep no copy of it: these blocks read and write it in one place, encoded.
+// Returns the residual stream that enters block l, (N, C). The backward pass does not reach blocks
+// below first_block, so they keep no copy of it: these blocks read and write it in one place,
+// encoded.
 static floatX* residual_into(const Model* model, int l, const Pass* pass) {
     return l <= model->freeze.first_block
                ? pass->acts->encoded
                : model_activations_at_layer(*pass->acts, pass->activation_rows, l - 1).residual3;
 }
 
-// Waits until the residual stream after block l may be set, where it takes memory that is being copied to the host.
+// Waits until the residual stream after block l may be set, where it takes memory that is being
+// copied to the host.
 static void wait_for_residual(Model* model, int l, const Pass* pass) {
     if (!pass->cached) {
         offload_residual_wait(&model->residuals, l - OFFLOAD_RESIDUALS, &model->gpu);
@@ -407,8 +416,8 @@ static void offload_residual(Model* model, int l, const Pass* pass) {
     }
 }
 
-// Fetches the residual stream that the block after the next one needs, after the backward pass has used the one into
-// block l: into the same memory.
+// Fetches the residual stream that the block after the next one needs, after the backward pass has
+// used the one into block l: into the same memory.
 static void fetch_residual(Model* model, int l, const Pass* pass) {
     const size_t bytes = (size_t)pass_tokens(pass) * model->cfg.C * sizeof(floatX);
     if (l > OFFLOAD_RESIDUALS) {
@@ -478,7 +487,8 @@ static void forward_pass(Model* model, const Pass* pass) {
     const ModelActivations* a = pass->acts;
     const NormGpu<floatX> norm = last_norm(model, pass);
     const LayerWeights w = linear_weights(cfg, &model->params);
-    // Only the matmuls of full micro-batches are worth timing. Decoding has the same bits in each run.
+    // Only the matmuls of full micro-batches are worth timing. Decoding has the same bits in each
+    // run.
     model->matmul.settings.autotune =
         model->autotune && !pass->cached && pass->B == model->B && pass->T == model->T;
     zero_begin_forward(&model->zero);
@@ -490,7 +500,8 @@ static void forward_pass(Model* model, const Pass* pass) {
     norm_forward(a->lnf, residual_into(model, cfg.L, pass), &norm, &model->gpu);
 }
 
-// Returns the pass over a batch of model_push. Positions count from the first token of each sequence.
+// Returns the pass over a batch of model_push. Positions count from the first token of each
+// sequence.
 static Pass batch_pass(const Model* model, Batch batch) {
     Pass pass = {};
     assert(batch.B <= model->B && batch.T <= model->T);
@@ -517,7 +528,8 @@ static LmHeadGpu lm_head(Model* model, const Pass* pass) {
                      model->cfg.V, model->chunk, &model->linear};
 }
 
-// Sets the losses (N), without gradients; and is_top (N), unless NULL: whether each target was the most likely token.
+// Sets the losses (N), without gradients; and is_top (N), unless NULL: whether each target was the
+// most likely token.
 static void model_losses(Model* model, Batch batch, int* is_top) {
     const Pass pass = batch_pass(model, batch);
     const LmHeadGpu head = lm_head(model, &pass);
@@ -530,7 +542,7 @@ static void batch_loss(Model* model, Batch batch) {
     sum_losses(result->losses, &result->count, model->acts.losses, batch.B * batch.T, &model->gpu);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Backward
 
 // Before the first kernel that writes to the gradients of block l.
@@ -539,8 +551,8 @@ static void wait_for_buffer(Model* model, int l) {
     zero_wait_for_buffer(&model->zero, model_copy(model->cfg, l));
 }
 
-// Computes again what the forward pass did not keep of the block: the same operations on the same inputs give
-// the same bits.
+// Computes again what the forward pass did not keep of the block: the same operations on the same
+// inputs give the same bits.
 static void block_recompute(const Block* b, RecomputeLevel level) {
     const Gpu* gpu = b->mlp.linear->gpu;
     if (level == RECOMPUTE_BLOCK) {
@@ -580,13 +592,15 @@ static ModelGradients gradients_at_layer(const Model* model, int l) {
     return grads;
 }
 
-// Returns the gradient of the bias of the projection into the stream that enters block l; none for the embedding.
+// Returns the gradient of the bias of the projection into the stream that enters block l; none for
+// the embedding.
 static Gradient bias_grad_into(const Model* model, int l) {
     const Gradient none = {NULL, model->grad_dtype};
     return l == 0 ? none : gradients_at_layer(model, l - 1).fcprojb;
 }
 
-// Turns dresidual (N, C), the gradient of the residual stream after block l, into that before it, in place.
+// Turns dresidual (N, C), the gradient of the residual stream after block l, into that before it,
+// in place.
 static void block_backward(Model* model, int l, const Pass* pass, GradientMode mode) {
     const Gpu* gpu = &model->gpu;
     const Block b = block_at(model, l, pass);
@@ -627,9 +641,11 @@ static void group_done(Model* model, int g, MicroStep step, InBackward* hook) {
     update_group_in_backward(&model->in_backward, g, hook);
 }
 
-// After model_forward on the same batch: sets the losses and sets or adds to all gradients, as `mode` says.
-// dloss is the gradient of the loss of each token. The gradients of a block are reduced, or its parameters are updated, as
-// soon as they are there; those of group 0 are left to the caller. The pass ends where everything below is frozen. Appends the sum of the losses to the results.
+// After model_forward on the same batch: sets the losses and sets or adds to all gradients, as
+// `mode` says. dloss is the gradient of the loss of each token. The gradients of a block are
+// reduced, or its parameters are updated, as soon as they are there; those of group 0 are left to
+// the caller. The pass ends where everything below is frozen. Appends the sum of the losses to the
+// results.
 static void model_backward(Model* model, Batch batch, float dloss, GradientMode mode, MicroStep step,
                            InBackward* hook) {
     const ModelConfig cfg = model->cfg;
@@ -660,7 +676,7 @@ static void model_backward(Model* model, Batch batch, float dloss, GradientMode 
                        &model->encoder, &model->gpu);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Micro-steps
 
 // True if the forward pass waits for no other rank, so that its time tells how fast this one is.
@@ -710,7 +726,8 @@ static void model_micro_step(Model* model, Batch batch, float dloss, MicroStep s
 // one.
 static void choose_matmuls(Model* model) {
     const int N = model->B * model->T, ranks = model->comm->size;
-    const int count = model->zero.plan.stage < 2 ? 2 : 1; // the second micro-step adds to the gradients
+    // the second micro-step adds to the gradients
+    const int count = model->zero.plan.stage < 2 ? 2 : 1;
     if (!model->autotune || ranks == 1 || model->has_matmuls) {
         return;
     }
@@ -727,7 +744,8 @@ static void choose_matmuls(Model* model) {
     optimizer_choose_matmuls<floatX>(&model->optimizer, &model->matmul);
     zero_wait_for_gradient(&model->zero); // redundant: the first update waits by itself
     CUDA_CHECK(cudaStreamSynchronize(
-        model->gpu.stream)); // redundant: but it keeps the others' wait for a message short (--timeout)
+        // redundant: but it keeps the others' wait for a message short (--timeout)
+        model->gpu.stream));
     model->has_matmuls = 1;
     free(tokens);
 }
@@ -781,19 +799,20 @@ static void model_gradients(Model* model, Dataloader* train, int64_t total_batch
     gradients_end(model, hook, batches, report);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Update
 
 static void model_update(Model* model, Update update) {
     update_groups(model->update, update, &model->offload, &model->gpu);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Evaluate and decode
 
-// Forward on batch i of a validation: losses[i] is the sum of its losses once step_results_collect has returned. A single
-// process lets the GPU run ahead until the results have no more room. Several exchange a message before each batch, and
-// wait: that message is MPI's. For an empty batch a process does only its part of what others do.
+// Forward on batch i of a validation: losses[i] is the sum of its losses once step_results_collect
+// has returned. A single process lets the GPU run ahead until the results have no more room.
+// Several exchange a message before each batch, and wait: that message is MPI's. For an empty batch
+// a process does only its part of what others do.
 static void evaluate_batch(Model* model, Batch batch, int64_t i, double* losses) {
     if (i == 0) { // also after a validation that a signal has stopped
         step_results_clear(&model->results);
@@ -803,7 +822,8 @@ static void evaluate_batch(Model* model, Batch batch, int64_t i, double* losses)
         losses[i] = 0;
         zero_idle_forward(&model->zero);
         CUDA_CHECK(cudaStreamSynchronize(
-            model->gpu.stream)); // redundant: but it keeps the others' wait for a message short (--timeout)
+            // redundant: but it keeps the others' wait for a message short (--timeout)
+            model->gpu.stream));
         return;
     }
     batch = model_push(model, batch);
@@ -826,8 +846,8 @@ static void model_evaluate(Model* model, Run* run) {
     step_results_collect(&model->results, losses + i);
 }
 
-// Forward, for tasks: sets the loss of each token; positions count from the start of each document. Of an empty batch
-// only its part of what others do.
+// Forward, for tasks: sets the loss of each token; positions count from the start of each document.
+// Of an empty batch only its part of what others do.
 static void model_token_losses(Model* model, Batch batch, float* losses, int* is_top) {
     const size_t N = (size_t)batch.B * batch.T;
     if (N == 0) {
@@ -844,7 +864,8 @@ static void model_token_losses(Model* model, Batch batch, float* losses, int* is
         gpu_copy(is_top, model->is_top, N * sizeof(int), &model->gpu);
     }
     CUDA_CHECK(cudaStreamSynchronize(
-        model->gpu.stream)); // redundant: but it keeps the others' wait for a message short (--timeout)
+        // redundant: but it keeps the others' wait for a message short (--timeout)
+        model->gpu.stream));
 }
 
 // Runs a pass of decoding; sets the logits (count, Vp) that follow its last `count` rows.
@@ -854,7 +875,7 @@ static void decode_forward(Model* model, const Pass* pass, int count) {
     lm_head_logits(&head, head.N - count, count);
 }
 
-// As generator.h says.
+// Reads the first tokens of a sequence; see generator.h.
 static const float* model_prefill(Model* model, int sequence, const int* ids, int count) {
     return decoder_prefill(&model->decoder, sequence, ids, count);
 }
@@ -863,7 +884,7 @@ static const float* model_decode(Model* model, const int* ids, const int* positi
     return decoder_step(&model->decoder, ids, positions, sequences);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Tensors in and out: ModelAccess (load_save.h)
 
 static void* model_get_group(Model* model, int g, void* group) {
@@ -909,10 +930,11 @@ static void save_matmuls(const void* model, const char* directory) {
     matmul_gpu_save_plans(&((const Model*)model)->matmul, directory);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // The table
 
-// Opens the model with a dry ledger, which counts all that a run takes: the copy that checkpoints are written from, too.
+// Opens the model with a dry ledger, which counts all that a run takes: the copy that checkpoints
+// are written from, too.
 static void open_dry(Model* model, const Settled* s) {
     model_open(model, s, memory_dry(), NULL);
     if (s->options.out[0] && s->use == USE_TRAIN) {
@@ -984,10 +1006,11 @@ static Trainer trainer_open(void) {
 
 static const Trainer trainer = trainer_open();
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // The loop
 
-// Trains until the last step, or until a signal or --max-hours stops the run. The last lap only evaluates and saves.
+// Trains until the last step, or until a signal or --max-hours stops the run. The last lap only
+// evaluates and saves.
 static void train(Model* model, Run* run) {
     Update update;
     for (;;) {

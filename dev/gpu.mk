@@ -81,8 +81,8 @@ $(GPU_BUILD)/%: %.cu $(GPU_BUILD)/libllmc.a Makefile $(GPU_BUILD)/flags
 	$(call quiet,$(NVCC))$(NVCC) $(NVCCFLAGS) -I. $< $(GPU_BUILD)/libllmc.a -o $@ $(GPU_LIBS)
 
 # The simulated GPU (dev/cusim): CUDA sources compiled by the C++ compiler.
-# build/sim/MODE/test_ROOM, and the trainer and its test by precision: build/sim/PRECISION/train_gpt2cu,
-# build/sim/PRECISION-MODE/test_gpt2.
+# build/sim/MODE/test_ROOM, and the trainer and its test by precision:
+# build/sim/PRECISION/train_gpt2cu, build/sim/PRECISION-MODE/test_gpt2.
 SIM_MODES = plain asan tsan msan
 SIM_BUILD = SIM_LIBS='$(COMPRESSION_LIBS) $(MPI_LIBS)' dev/cusim/build.sh
 SIM_SOURCES = $(HEADERS) $(wildcard train_gpt2.c dev/cusim/include/* dev/cusim/src/* dev/test/lib/*) dev/cusim/build.sh

@@ -53,8 +53,8 @@ $(BUILD)/one_run.ok: $(BUILD)/train_gpt2
 # The simulated GPU: sanitizers run in the regular order of threads, except ThreadSanitizer. It
 # remembers four accesses of each 8 bytes; in a regular order it would overwrite the same ones every
 # time, and miss the same races. Plain builds run in the orders that show most, with lazy streams,
-# and with random ones, because some forgotten waits between streams show only there. X.ORDER.ok is X in
-# that order; X.ordered.ok is X in an order that the commit selects.
+# and with random ones, because some forgotten waits between streams show only there. X.ORDER.ok is
+# X in that order; X.ordered.ok is X in an order that the commit selects.
 build/sim/tsan/%.ok build/sim/BF16-tsan/%.ok: export CUSIM_ORDER = random
 ORDERS = down random greedy
 in_order = env CUSIM_ORDER=$(1) CUSIM_STREAMS=$(if $(filter random,$(1)),random,lazy)

@@ -180,7 +180,8 @@ static inline void ref_attention_forward(Real* out, Real* lse, const Real* qkv, 
     for (size_t i = 0; i < B * NH * T; i++) { // token t of head h of sequence b
         const size_t b = i / (NH * T), h = i / T % NH, t = i % T;
         const size_t start = starts ? (size_t)starts[b * T + t] : 0, at = b * T * row + h * HS;
-        const Real *q = qkv + at + t * row, *k = qkv + at + C, *v = qkv + at + 2 * C; // k, v of token 0
+        // k, v of token 0
+        const Real *q = qkv + at + t * row, *k = qkv + at + C, *v = qkv + at + 2 * C;
         Real* o = out + (b * T + t) * C + h * HS;
         Real max = -INFINITY, sum = 0; // maximum of the scores: exp(score - max) cannot overflow
         for (size_t u = start; u <= t; u++) {
@@ -209,7 +210,8 @@ static inline void ref_attention_backward(Real* dqkv, const Real* dout, const Re
     for (size_t i = 0; i < B * NH * T; i++) { // token t of head h of sequence b
         const size_t b = i / (NH * T), h = i / T % NH, t = i % T;
         const size_t start = starts ? (size_t)starts[b * T + t] : 0, at = b * T * row + h * HS;
-        const Real *q = qkv + at + t * row, *k = qkv + at + C, *v = qkv + at + 2 * C; // k, v of token 0
+        // k, v of token 0
+        const Real *q = qkv + at + t * row, *k = qkv + at + C, *v = qkv + at + 2 * C;
         Real *dq = dqkv + at + t * row, *dk = dqkv + at + C, *dv = dqkv + at + 2 * C;
         const Real *o = out + (b * T + t) * C + h * HS, *d_o = dout + (b * T + t) * C + h * HS;
         const Real average = ref_dot_(d_o, o, HS); // average of d_o . v, weighted by p

@@ -96,8 +96,10 @@ static double cpu_now_s(void) {
 typedef struct {
     size_t num_blocks, *begins; // (num_blocks + 1)
     size_t* counts;             // ids of each block
-    char** ids;                 // (num_blocks) starts of the blocks' ids, in the memory of their threads
-    char** memory;              // (threads) ids of all blocks that a thread encodes, one after another
+    // (num_blocks) starts of the blocks' ids, in the memory of their threads
+    char** ids;
+    // (threads) ids of all blocks that a thread encodes, one after another
+    char** memory;
     int threads, id_bytes;
 } Run;
 

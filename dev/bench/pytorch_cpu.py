@@ -33,16 +33,16 @@ ROOT = Path(__file__).resolve().parents[2]
 C, L, NH, MAXT, V, VP = 768, 12, 12, 1024, 50257, 50304
 LR, BETAS, EPS, WEIGHT_DECAY, CLIP = 6e-4, (0.9, 0.95), 1e-8, 0.1, 1.0
 
-# Systems and, for PyTorch, their mode of torch.compile (None is eager). Those in BF16 have matmuls in bf16, the others
-# are fp32 throughout.
+# Systems and, for PyTorch, their mode of torch.compile (None is eager). Those in BF16 have matmuls
+# in bf16, the others are fp32 throughout.
 TORCH_MODES = {"eager": None, "compile": "default", "max-autotune": "max-autotune-no-cudagraphs"}
 BF16 = " bf16"
 SYSTEMS = [name + matmuls for matmuls in ("", BF16) for name in ("ours", *TORCH_MODES)]
 
 POLL_S = 0.005  # interval of checks for the end of a step
 
-# Keeps freed tensors mapped, else every step pays their page faults again: 20 to 30 % of an eager step. The
-# first is for jemalloc, which is preloaded if installed, the others for glibc's malloc.
+# Keeps freed tensors mapped, else every step pays their page faults again: 20 to 30 % of an eager
+# step. The first is for jemalloc, which is preloaded if installed, the others for glibc's malloc.
 TORCH_ENV = {
     "MALLOC_CONF": "oversize_threshold:1,background_thread:true,dirty_decay_ms:-1,muzzy_decay_ms:-1",
     "MALLOC_MMAP_THRESHOLD_": str(1 << 32),
@@ -131,7 +131,8 @@ class Racer:
         row = self.next_row()
         ran_ms = (time.perf_counter() - begin) * 1e3
         os.killpg(self.process.pid, signal.SIGSTOP)
-        # The process also measured the time for which it was stopped, unless that was between two steps.
+        # The process also measured the time for which it was stopped, unless that was between two
+        # steps.
         stopped_ms = (begin - self.stopped_at) * 1e3 if self.stopped_at else 0
         self.stopped_at = time.perf_counter()
         self.ms.append(min(row["ms"], row["ms"] - stopped_ms, key=lambda ms: abs(ms - ran_ms)))

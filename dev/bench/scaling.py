@@ -28,7 +28,8 @@ HARDWARE = dict(
     nvme_gbps=6.0,  # of a node, for reading and for writing
 )
 
-# name: layers, channels, context, and tokens/s that one GPU is assumed to reach with a large micro-batch
+# name: layers, channels, context, and tokens/s that one GPU is assumed to reach with a large
+# micro-batch
 MODELS = {
     "124M": (12, 768, 1024, 620e3),
     "350M": (24, 1024, 1024, 225e3),

@@ -72,8 +72,8 @@ def write_tokenizer_json(path, ranks):
 
 
 # ----------------------------------------------------------------------------------------------------
-# The others. Each opens a tokenizer and returns two functions: the ids of one block, and those of a list of blocks on
-# all cores, by the fastest way of its interface.
+# The others. Each opens a tokenizer and returns two functions: the ids of one block, and those of a
+# list of blocks on all cores, by the fastest way of its interface.
 
 
 def open_tiktoken(vocabulary, hf_json, threads):

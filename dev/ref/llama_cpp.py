@@ -73,7 +73,8 @@ def worker(request):
                       "made": 1e3 * sums["predicted_n"] / sums["predicted_ms"]}))
 
 
-# Instructions that make products of 8 bits faster: as Linux names them, and as llama.cpp names what it was built for.
+# Instructions that make products of 8 bits faster: as Linux names them, and as llama.cpp names what
+# it was built for.
 INSTRUCTIONS = {"avx2": "AVX2", "avx512f": "AVX512", "avx512_vnni": "AVX512_VNNI", "avx_vnni": "AVX_VNNI", "amx_int8": "AMX_INT8"}
 
 

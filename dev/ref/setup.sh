@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Makes build/venv, the Python environment of dev/ref and dev/bench, from the pinned versions in
-# requirements.txt. Does nothing when it is already up to date. PYTHON=python3.12 chooses the interpreter.
+# requirements.txt. Does nothing when it is already up to date. PYTHON=python3.12 chooses the
+# interpreter.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Makes build/venv-report, where TensorBoard's own reader checks what --tensorboard writes (dev/test/cli/test_report.sh), from
-# the pinned versions in requirements_report.txt. Does nothing when it is up to date. PYTHON chooses the interpreter.
+# Makes build/venv-report, where TensorBoard's own reader checks what --tensorboard writes
+# (dev/test/cli/test_report.sh), from the pinned versions in requirements_report.txt. Does nothing
+# when it is up to date. PYTHON chooses the interpreter.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 

@@ -14,7 +14,8 @@ name=lint
 source dev/test/lib/check.sh
 source dev/cusim/cuda_home.sh
 
-# lint WHAT COMMAND...: counts; on failure says WHAT and the first line of the complaint that tells most.
+# lint WHAT COMMAND...: counts; on failure says WHAT and the first line of the complaint that tells
+# most.
 lint() {
     local what=$1 output
     shift
@@ -98,7 +99,8 @@ lint_scripts() {
     done
 }
 
-# Includes point down, and each is used; private names stay at home. Comments are narrow, and whole sentences.
+# Includes point down, and each is used; private names stay at home. Comments are narrow, and whole
+# sentences.
 lint_python() { # SCRIPT
     local problem
     is_here python3 "$1" || return

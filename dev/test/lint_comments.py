@@ -3,18 +3,16 @@
 
     dev/test/lint_comments.py       one line for each problem; the exit status is 1 if any
 
-A comment on lines of its own reaches to column 100 at most, one behind code to column 110; tables between
-`clang-format off` and `on` may be wider. No comment starts with a word that makes half a sentence of it: a
+A comment reaches column 100 at most, also behind code; tables between `clang-format off` and `on` may be
+wider. No comment starts with a word that makes half a sentence of it: a
 function's comment starts with a verb, a field's with a noun.
 """
 import re
 import sys
 from pathlib import Path
 
-COMMENT_COLUMNS, LINE_COLUMNS = 100, 110
+COLUMNS = 100
 HALF_SENTENCE = re.compile(r"(What|Of|And|Those|The same|Whether|As)\b")
-# Rooms that are not checked yet.
-LATER = set()
 TOKEN = re.compile(r'"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])+\'|//[^\n]*|/\*.*?\*/', re.S)
 TABLE = re.compile(r"clang-format off.*?clang-format on", re.S)
 
@@ -37,15 +35,16 @@ def lint(path):
         if half and above != (first - 1, column):
             yield f"{path}:{first + 1}: a comment starts with {half[0]}"
         above = first, column
-        limit = LINE_COLUMNS if lines[first][:column].strip() else COMMENT_COLUMNS
-        for number in range(first, first + comment.count("\n") + 1):
-            if len(lines[number]) > limit and number not in tables:
-                yield f"{path}:{number + 1}: a comment reaches column {len(lines[number])}, wanted {limit}"
+        for number, part in enumerate(comment.split("\n"), first):
+            end = len(part) + (column if number == first else 0)
+            if end > COLUMNS and number not in tables:
+                yield f"{path}:{number + 1}: a comment reaches column {end}, wanted {COLUMNS}"
 
 
 def main():
-    paths = [path for path in sorted(Path("llmc").rglob("*")) if path.suffix in (".h", ".cuh")]
-    problems = [problem for path in paths if path.parent.name not in LATER for problem in lint(path)]
+    sources = [*Path(".").glob("*.c*"), *Path("llmc").rglob("*"), *Path("dev").rglob("*")]
+    paths = [path for path in sorted(sources) if path.suffix in (".c", ".h", ".cu", ".cuh", ".cpp")]
+    problems = [problem for path in paths for problem in lint(path)]
     for problem in problems:
         print(problem)
     sys.exit(1 if problems else 0)

@@ -13,7 +13,8 @@ import re
 import sys
 from pathlib import Path
 
-# The rooms of llmc/, from the ground up. A room may include itself and all rooms on the storeys before its own.
+# The rooms of llmc/, from the ground up. A room may include itself and all rooms on the storeys
+# before its own.
 STOREYS = [
     ["base"],
     ["gpu"],

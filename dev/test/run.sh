@@ -33,7 +33,8 @@ read -ra vector_rooms <<<"$(make -s print-VECTOR_TESTS)"
 read -ra gpu_rooms <<<"$(make -s print-GPU_TESTS)"
 quick_modules=MODULES_OPT=-O0 # where the tests are of something else: half the time to compile them
 
-# variant NAME GOAL... -- NAME=value...: its tests, with these settings of make. A goal without a slash is in build/NAME.
+# variant NAME GOAL... -- NAME=value...: its tests, with these settings of make. A goal without a
+# slash is in build/NAME.
 variant() {
     local name=$1 build=plain goal paths=() settings=''
     shift
@@ -166,8 +167,8 @@ summary() {
     [ "$failed" = 0 ]
 }
 
-# check_words WORD...: the plain tests whose names contain one of the words. Builds only the programs of the files that
-# are named so, if any are.
+# check_words WORD...: the plain tests whose names contain one of the words. Builds only the
+# programs of the files that are named so, if any are.
 check_words() {
     local word file program programs=() status=0
     for word in "$@"; do

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # run_one.sh -- runs a test for dev/test.mk: run_one.sh BUILD/NAME.ok COMMAND...
 #
-# If it passes, its output becomes the file .ok, which ends with the CPU seconds it took, and its last
-# line is shown. If it fails, its output is shown, and stays in the file .failed.
+# If it passes, its output becomes the file .ok, which ends with the CPU seconds it took, and its
+# last line is shown. If it fails, its output is shown, and stays in the file .failed.
 set -u
 ok=$1
 name=${ok#build/}

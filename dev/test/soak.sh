@@ -66,7 +66,8 @@ expect_ratio() {
         exit !(a / b >= low && a / b <= high) }' || fail "$1"
 }
 
-# expect_same_learning OPTION...: in a run with these options, bf16 ends within half a percent of fp32's validation loss.
+# expect_same_learning OPTION...: in a run with these options, bf16 ends within half a percent of
+# fp32's validation loss.
 expect_same_learning() {
     local kind
     for kind in fp32 bf16; do
@@ -77,7 +78,8 @@ expect_same_learning() {
     rm -rf "$work"/learning_*
 }
 
-# The other optimizers, at most 2 % above the loss that was measured when they were written (lion and muon: two seeds).
+# The other optimizers, at most 2 % above the loss that was measured when they were written (lion
+# and muon: two seeds).
 learn_by_optimizers() {
     local most options
     while read -r most options; do
@@ -199,7 +201,8 @@ part_offload() {
 
 part_waits() { ! has_sim waits || dev/cusim/test/mutate.sh || fail waits; }
 
-# expect_planned STEPS OPTION...: what --plan says before and after a run, the mean of both, and the median of its steps.
+# expect_planned STEPS OPTION...: what --plan says before and after a run, the mean of both, and the
+# median of its steps.
 expect_planned() {
     local steps=$1 plans=()
     shift

@@ -184,7 +184,8 @@ int file_ends_in(const char* path, const char* ending) {
 
 // Unfinished files of all threads. Global because functions called by exit() take no arguments.
 static FileWriter* file_unfinished_ = NULL;
-static pid_t file_unfinished_pid_ = 0; // process they belong to: a child of this one must not remove them
+// process they belong to: a child of this one must not remove them
+static pid_t file_unfinished_pid_ = 0;
 static pthread_mutex_t file_unfinished_lock_ = PTHREAD_MUTEX_INITIALIZER;
 
 // Called by exit(). Closes no file, because other threads may still be writing.
@@ -474,7 +475,8 @@ size_t file_read_line(FILE* file, const char* name, char** line, size_t* room) {
 // ---- contents ----
 
 int file_checksum(const char* path, uint64_t* value, char* error) {
-    enum { BLOCK_BYTES = 256 << 10 }; // small enough to stay in the cache between reading and adding
+    // small enough to stay in the cache between reading and adding
+    enum { BLOCK_BYTES = 256 << 10 };
     Xxh64 hash;
     const int fd = file_open_regular(path, error);
     if (fd < 0) {
@@ -496,7 +498,8 @@ int file_checksum(const char* path, uint64_t* value, char* error) {
 }
 
 enum {
-    FILE_SAMPLES_ = 256,            // blocks of a large file, spread evenly, including the first and the last
+    // blocks of a large file, spread evenly, including the first and the last
+    FILE_SAMPLES_ = 256,
     FILE_SAMPLE_BYTES_ = 256 << 10, // each
 };
 

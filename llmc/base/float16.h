@@ -31,7 +31,8 @@ static inline float bf16_to_float(uint16_t bits) { return float_of_bits((uint32_
 
 static inline uint16_t bf16_from_float(float value) {
     const uint32_t bits = float_bits(value), cut = bits >> 16;
-    const uint32_t nan = cut | ((cut & 0x7F) == 0 ? 0x40 : 0); // without its low bits it would be infinity
+    // without its low bits it would be infinity
+    const uint32_t nan = cut | ((cut & 0x7F) == 0 ? 0x40 : 0);
     const uint32_t rounded = (bits + 0x7FFF + (cut & 1)) >> 16;
     return (uint16_t)((bits & 0x7FFFFFFF) > 0x7F800000 ? nan : rounded);
 }

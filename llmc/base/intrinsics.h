@@ -14,7 +14,8 @@ needs:   nothing
 #if defined(__x86_64__) && !defined(__CUDACC__)
 #define X86_INTRINSICS
 #include <cpuid.h>
-#if defined(__GNUC__) && !defined(__clang__) // gcc 12 warns about its own header in C++ (bug 105593)
+// gcc 12 warns about its own header in C++ (bug 105593)
+#if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #include <immintrin.h>

@@ -18,7 +18,8 @@ typedef struct {
     const char* place;  // locked directory or file, for messages
     const char* writer; // kind of writer, for messages: "run"
     double
-        wait_s; // time for a killed process, which keeps its lock until the system has reclaimed its memory
+        // time for a killed process, which keeps its lock until the system has reclaimed its memory
+        wait_s;
 } LockPlace;
 
 typedef struct Lock Lock;

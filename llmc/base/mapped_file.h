@@ -138,7 +138,8 @@ void mapped_open(void) {
     struct sigaction action;
     memset(&action, 0, sizeof(action));
     action.sa_sigaction = mapped_handle_;
-    action.sa_flags = SA_SIGINFO | SA_NODEFER; // the handler does not return, so nothing would unblock it
+    // the handler does not return, so nothing would unblock it
+    action.sa_flags = SA_SIGINFO | SA_NODEFER;
     sigemptyset(&action.sa_mask);
     sigaction(SIGBUS, &action, NULL);
 }
@@ -148,7 +149,8 @@ MappedResult mapped_try(void (*read)(void*), void* context, const void** where) 
     MappedGuard_* const outer = mapped_guard_;
     guard.result = MAPPED_READ;
     guard.where = NULL;
-    if (sigsetjmp(guard.jump, 0) == 0) { // does not save the signal mask, which would be a system call
+    // does not save the signal mask, which would be a system call
+    if (sigsetjmp(guard.jump, 0) == 0) {
         mapped_guard_ = &guard;
         read(context);
     }

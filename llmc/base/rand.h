@@ -75,7 +75,8 @@ static inline uint32_t rand_u32(Rand* rng) {
 
 // Draws uniformly from {0, ..., n-1}, exactly (by rejection), 0 < n <= 2^32 - 1.
 static inline uint32_t rand_below(Rand* rng, uint32_t n) {
-    const uint32_t reject = (0u - n) % n; // 2^32 mod n: the low values that would be drawn too often
+    // 2^32 mod n: the low values that would be drawn too often
+    const uint32_t reject = (0u - n) % n;
     for (;;) {
         const uint64_t product = (uint64_t)rand_u32(rng) * n;
         if ((uint32_t)product >= reject) {

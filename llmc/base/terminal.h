@@ -30,7 +30,8 @@ int terminal_rewrites(int fd) {
     for (int i = 0; i < (int)(sizeof(launchers) / sizeof(launchers[0])); i++) {
         is_launched = is_launched || getenv(launchers[i]);
     }
-    const int is_shown = !is_launched || getenv("SLURM_PTY_PORT"); // srun --pty: an interactive session
+    // srun --pty: an interactive session
+    const int is_shown = !is_launched || getenv("SLURM_PTY_PORT");
     return isatty(fd) && is_shown && !(kind && strcmp(kind, "dumb") == 0);
 }
 

@@ -25,7 +25,8 @@ typedef struct {
     size_t bytes, room; // length; capacity, including the zero
     int is_short;       // memory ran out: the text is incomplete
     const char* what;   // for the message
-    char block[1024];   // buffer of the file; zeroed first: the memory sanitizer does not see libc write
+    // buffer of the file; zeroed first: the memory sanitizer does not see libc write
+    char block[1024];
 } TextBuffer;
 
 // Open and close a buffer, which must not move in between. If memory runs out, the program ends

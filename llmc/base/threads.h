@@ -64,9 +64,12 @@ static inline void threads_wait_briefly(char** argv) {
     }
 }
 
-static inline int threads_max(void) { return omp_get_max_threads(); }         // of the next parallel region
-static inline int thread_index(void) { return omp_get_thread_num(); }         // 0 ... threads_max() - 1
-static inline void threads_set(int threads) { omp_set_num_threads(threads); } // for the rest of the run
+// of the next parallel region
+static inline int threads_max(void) { return omp_get_max_threads(); }
+// 0 ... threads_max() - 1
+static inline int thread_index(void) { return omp_get_thread_num(); }
+// for the rest of the run
+static inline void threads_set(int threads) { omp_set_num_threads(threads); }
 
 // Returns the cores of this job on this machine: those of the parent process, since a launcher
 // binds its children but not itself.

@@ -178,7 +178,8 @@ ALWAYS_INLINE Vec vec_exp(Vec x) {
     const Vec shifted = x * 1.44269504f + round_magic;
     const Vec n = shifted - round_magic;
     const Vec r =
-        (x - n * 0.693359375f) - n * -2.12194440e-4f; // ln 2 in two parts: the first product is exact
+        // ln 2 in two parts: the first product is exact
+        (x - n * 0.693359375f) - n * -2.12194440e-4f;
     Vec p = r * 1.39411084e-3f + 8.37512640e-3f;
     p = p * r + 4.16663529e-2f;
     p = p * r + 1.66664155e-1f;
@@ -196,7 +197,8 @@ ALWAYS_INLINE Vec vec_exp(Vec x) {
 // for 2^f.
 ALWAYS_INLINE Vec vec_exp2(Vec x) {
 #if defined(X86_INTRINSICS) && defined(__AVX512DQ__)
-    const Vec f = (Vec)_mm512_reduce_ps((__m512)x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC); // 0 <= f < 1
+    // 0 <= f < 1
+    const Vec f = (Vec)_mm512_reduce_ps((__m512)x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
     Vec p = f * 1.87757665e-3f + 8.98934016e-3f;
     p = p * f + 5.58263180e-2f;
     p = p * f + 2.40153617e-1f;

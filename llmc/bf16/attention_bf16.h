@@ -56,12 +56,16 @@ typedef struct {
     float* sums;   // (32, LANES): sums of e
     // (ATTENTION_BF16_TILES, HSp / 32) tiles; in the forward pass the first row is out
     float* dq;
-    float *dk, *dv;                 // (Tp / 32, HSp / 32) tiles each, dimensions by keys
-    uint32_t* factors;              // factors of a head that is not packed yet
-    uint32_t* row;                  // forward: left, e of a tile of queries over the keys: (Tp / 32 steps)
-    uint32_t *dout, *dout_by_dim;   // left, a block: queries over dimensions, dimensions over queries
-    uint32_t* ds_by_query;          // left, queries over keys: (ATTENTION_BF16_TILES tiles, as many steps)
-    uint32_t *p_by_key, *ds_by_key; // right, keys over queries: (ATTENTION_BF16_TILES panels, as many steps)
+    float *dk, *dv;    // (Tp / 32, HSp / 32) tiles each, dimensions by keys
+    uint32_t* factors; // factors of a head that is not packed yet
+    // forward: left, e of a tile of queries over the keys: (Tp / 32 steps)
+    uint32_t* row;
+    // left, a block: queries over dimensions, dimensions over queries
+    uint32_t *dout, *dout_by_dim;
+    // left, queries over keys: (ATTENTION_BF16_TILES tiles, as many steps)
+    uint32_t* ds_by_query;
+    // right, keys over queries: (ATTENTION_BF16_TILES panels, as many steps)
+    uint32_t *p_by_key, *ds_by_key;
 } AttentionBf16Scratch_;
 
 typedef struct {
@@ -384,7 +388,8 @@ static void attention_bf16_exponentials_(const AttentionBf16Head_* head, int t0,
         return;
     }
     attention_bf16_keys_(head, t0, rows, from, shift, 0, -INFINITY, attention_bf16_max_finish_);
-    for (int i = 0; i < rows; i++) { // the other rows keep theirs: their bits do not depend on later tokens
+    // the other rows keep theirs: their bits do not depend on later tokens
+    for (int i = 0; i < rows; i++) {
         shift[i] = sum[i] < most ? shift[i] : vec_hmax(vec_load(head->s.sums + i * LANES)) * head->c;
     }
     attention_bf16_keys_(head, t0, rows, from, shift, 0, 0, attention_bf16_forward_finish_);
@@ -425,7 +430,16 @@ static void attention_bf16_forward_tile_(const AttentionBf16Head_* head, int t0,
     }
 }
 
-static void attention_bf16_forward_(const AttentionBf16Pass_* pass, AttentionBf16Scratch* scratch) {
+// Computes all tiles of one head.
+static void attention_bf16_forward_head_(const AttentionBf16Head_* head) {
+    for (int t = 0; t < head->T; t += BF16_TILE) {
+        attention_bf16_forward_tile_(head, t, int_min(BF16_TILE, head->T - t));
+    }
+}
+
+// Runs a pass over all heads: each is packed, if it is not yet, and computed by one thread.
+static void attention_bf16_each_head_(const AttentionBf16Pass_* pass, AttentionBf16Scratch* scratch,
+                                      void (*compute)(const AttentionBf16Head_* head)) {
     const AttentionSizes sizes = pass->sizes;
     assert(sizes.T <= scratch->T && attention_head_size(sizes) == scratch->HS);
 #pragma omp parallel
@@ -437,9 +451,7 @@ static void attention_bf16_forward_(const AttentionBf16Pass_* pass, AttentionBf1
             if (!pass->packed) {
                 attention_bf16_pack_head_(&head);
             }
-            for (int t = 0; t < sizes.T; t += BF16_TILE) {
-                attention_bf16_forward_tile_(&head, t, int_min(BF16_TILE, sizes.T - t));
-            }
+            compute(&head);
         }
         scratch->kernel.end();
     }
@@ -448,7 +460,7 @@ static void attention_bf16_forward_(const AttentionBf16Pass_* pass, AttentionBf1
 void attention_bf16_forward_cpu(float* out, float* lse, const float* qkv, const int* starts,
                                 AttentionSizes sizes, AttentionBf16Scratch* scratch) {
     const AttentionBf16Pass_ pass = {sizes, starts, qkv, NULL, NULL, out, lse, NULL, NULL, NULL};
-    attention_bf16_forward_(&pass, scratch);
+    attention_bf16_each_head_(&pass, scratch, attention_bf16_forward_head_);
 }
 
 // A block of queries: t0 ... t0+rows-1.
@@ -718,26 +730,12 @@ static void attention_bf16_backward_block_(const AttentionBf16Head_* head, int t
     }
 }
 
-static void attention_bf16_backward_(const AttentionBf16Pass_* pass, AttentionBf16Scratch* scratch) {
-    const AttentionSizes sizes = pass->sizes;
-    assert(sizes.T <= scratch->T && attention_head_size(sizes) == scratch->HS);
-#pragma omp parallel
-    {
-        scratch->kernel.begin();
-#pragma omp for schedule(dynamic)
-        for (int h = 0; h < sizes.B * sizes.NH; h++) {
-            const AttentionBf16Head_ head = attention_bf16_head_(pass, h, scratch);
-            if (!pass->packed) {
-                attention_bf16_pack_head_(&head);
-            }
-            for (int t = 0; t < sizes.T; t += ATTENTION_BF16_ROWS) {
-                attention_bf16_backward_block_(&head, t, int_min(ATTENTION_BF16_ROWS, sizes.T - t));
-            }
-            attention_bf16_set_keys_(&head, 1, head.s.dk, head.scale);
-            attention_bf16_set_keys_(&head, 2, head.s.dv, 1.0f);
-        }
-        scratch->kernel.end();
+static void attention_bf16_backward_head_(const AttentionBf16Head_* head) {
+    for (int t = 0; t < head->T; t += ATTENTION_BF16_ROWS) {
+        attention_bf16_backward_block_(head, t, int_min(ATTENTION_BF16_ROWS, head->T - t));
     }
+    attention_bf16_set_keys_(head, 1, head->s.dk, head->scale);
+    attention_bf16_set_keys_(head, 2, head->s.dv, 1.0f);
 }
 
 void attention_bf16_backward_cpu(float* dqkv, const float* dout, const float* qkv, const float* out,
@@ -746,7 +744,7 @@ void attention_bf16_backward_cpu(float* dqkv, const float* dout, const float* qk
     const AttentionBf16Pass_ pass = {sizes,       starts,      qkv,  dout,
                                      NULL,        (float*)out, // only read, as is lse
                                      (float*)lse, dqkv,        NULL, NULL};
-    attention_bf16_backward_(&pass, scratch);
+    attention_bf16_each_head_(&pass, scratch, attention_bf16_backward_head_);
 }
 
 void attention_bf16_pack_qkv(const Bf16Kernel* kernel, uint32_t* qkv, const float* tile, int row, int col,
@@ -766,7 +764,7 @@ void attention_bf16_pack_qkv(const Bf16Kernel* kernel, uint32_t* qkv, const floa
 void attention_bf16_packed_forward_cpu(float* out, float* lse, const uint32_t* qkv, const int* starts,
                                        AttentionSizes sizes, AttentionBf16Scratch* scratch) {
     const AttentionBf16Pass_ pass = {sizes, starts, NULL, NULL, qkv, out, lse, NULL, NULL, NULL};
-    attention_bf16_forward_(&pass, scratch);
+    attention_bf16_each_head_(&pass, scratch, attention_bf16_forward_head_);
 }
 
 void attention_bf16_packed_backward_cpu(AttentionBf16Gradient dqkv, const float* dout, const uint32_t* qkv,
@@ -775,7 +773,7 @@ void attention_bf16_packed_backward_cpu(AttentionBf16Gradient dqkv, const float*
     const AttentionBf16Pass_ pass = {sizes,       starts,      NULL,        dout,
                                      qkv,         (float*)out, // only read, as is lse
                                      (float*)lse, NULL,        dqkv.packed, dqkv.sums};
-    attention_bf16_backward_(&pass, scratch);
+    attention_bf16_each_head_(&pass, scratch, attention_bf16_backward_head_);
 }
 
 #endif // ATTENTION_BF16_IMPLEMENTATION

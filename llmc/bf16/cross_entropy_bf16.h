@@ -17,8 +17,8 @@ g = scale / sum, of a token:
     dinp    = g (e wte)    + dlogits[target] wte[target]
     dwte    = e^T (g inp)  + dlogits[target] inp at the target
 
-The shift is roughly that of the target's logit, so the sum is at least 1. If that is too far below
-the largest logit for fp32, the shift is that of the largest logit.
+The shift is roughly the target's logit, so the sum is at least 1. If it is too far below the
+largest logit for fp32, the largest logit is the shift.
 
 Until all sums are complete, e waits: either a few hundred tokens of it in memory that the caller
 lends, or, if dwte is to be set and N is small, all of it in the memory of dwte, because a word's

@@ -16,7 +16,8 @@ peak_bf16_flops_per_s is the rate of a kernel of tile_kernels.h with factors in 
 extern "C" {
 #endif
 
-#define PEAK_SUMS (VEC_REGISTERS / 4 * 3) // sums in flight: enough to hide the latency of a multiply-add
+// sums in flight: enough to hide the latency of a multiply-add
+#define PEAK_SUMS (VEC_REGISTERS / 4 * 3)
 
 #define PEAK_MOST_S 0.05 // time after which no other repeat starts,
 

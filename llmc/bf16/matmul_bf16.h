@@ -38,13 +38,17 @@ extern "C" {
 #endif
 
 enum {
-    MATMUL_BF16_BLOCK_K = 512,            // values of k of a panel in a block: 32 KiB in an L1 cache
-    MATMUL_BF16_PART = 16 * 1024,         // tiles of rows times values of k in a part: 1 MiB in an L2 cache
+    // values of k of a panel in a block: 32 KiB in an L1 cache
+    MATMUL_BF16_BLOCK_K = 512,
+    // tiles of rows times values of k in a part: 1 MiB in an L2 cache
+    MATMUL_BF16_PART = 16 * 1024,
     MATMUL_BF16_PART_TILES = 16,          // tiles of rows in a part; more if K is small
     MATMUL_BF16_PART_PANELS = 8,          // panels that a thread processes at a time
     MATMUL_BF16_SLAB_RIGHT = 4096 * 1024, // columns times values of k in a slab: 8 MiB
-    MATMUL_BF16_STREAM_BYTES = 1 << 20,   // results of at least this size are written past the caches
-    MATMUL_BF16_PACKED = 512, // contiguous floats that are packed in sequence: long enough to be prefetched
+    // results of at least this size are written past the caches
+    MATMUL_BF16_STREAM_BYTES = 1 << 20,
+    // contiguous floats that are packed in sequence: long enough to be prefetched
+    MATMUL_BF16_PACKED = 512,
     // tiles of sums, if a slab has several blocks of k
     MATMUL_BF16_TILES = MATMUL_BF16_PART / MATMUL_BF16_BLOCK_K,
     MATMUL_BF16_IN_OUT = MATMUL_BF16_PART / MATMUL_BF16_PART_TILES, // values of k in one slab
@@ -115,9 +119,11 @@ typedef struct {
     // (M) sums of the left factor's rows before rounding, set or added to according to `mode`; or
     // NULL
     float* row_sums;
-    Bf16Finish finish;   // processes each MatmulBf16Tile instead of storing it, with `out` NULL; or NULL
+    // processes each MatmulBf16Tile instead of storing it, with `out` NULL; or NULL
+    Bf16Finish finish;
     const void* context; // context of these tiles
-    const float* read;   // memory that `finish` reads, at matmul_bf16_tile_at, to be prefetched; or NULL
+    // memory that `finish` reads, at matmul_bf16_tile_at, to be prefetched; or NULL
+    const float* read;
 } MatmulBf16;
 
 // Returns a matmul that sets out (M, N) to left (M, K) right (K, N).

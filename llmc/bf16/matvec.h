@@ -85,7 +85,8 @@ ALWAYS_INLINE void matvec_rows_(float* out, const float* inp, const float* weigh
 
 void matvec_forward_cpu(float* out, const float* inp, const float* weight, const float* bias, int N, int C,
                         int OC) {
-    const int run = OC / MATVEC_STREAMS, rest = OC % MATVEC_STREAMS; // rows of a run, and after the last run
+    // rows of a run, and after the last run
+    const int run = OC / MATVEC_STREAMS, rest = OC % MATVEC_STREAMS;
 #pragma omp parallel for schedule(static)
     for (int i = 0; i < run + rest; i++) {
         const int o = i < run ? i : i + (MATVEC_STREAMS - 1) * run;
@@ -103,9 +104,11 @@ void matvec_forward_cpu(float* out, const float* inp, const float* weight, const
 }
 
 enum {
-    MATVEC_BF16_ROWS_ = 8,  // rows of the input that meet a piece of a panel while it is in the L1 cache
-    MATVEC_BF16_PAIRS_ = 4, // pairs of a panel that are read before those of the next run: 512 bytes
-    MATVEC_BF16_K_ = 128    // values of the input that are rounded at a time
+    // rows of the input that meet a piece of a panel while it is in the L1 cache
+    MATVEC_BF16_ROWS_ = 8,
+    // pairs of a panel that are read before those of the next run: 512 bytes
+    MATVEC_BF16_PAIRS_ = 4,
+    MATVEC_BF16_K_ = 128 // values of the input that are rounded at a time
 };
 
 typedef struct {

@@ -123,7 +123,8 @@ typedef struct {
     const MlpBf16* mlp;
     const Bf16Kernel* kernel;
     float* sums;
-    uint32_t *dfch, *dfch_by_f, *gelu_by_f; // left, tokens over F; left, F over tokens; right, tokens over F
+    // left, tokens over F; left, F over tokens; right, tokens over F
+    uint32_t *dfch, *dfch_by_f, *gelu_by_f;
 } MlpBf16Backward_;
 
 // Sets the sums of the columns of a tile.
@@ -139,7 +140,8 @@ static void mlp_bf16_sum_tile_(float* sums, const float* tile) {
 
 // Bf16Finish that turns dgelu into dfch, and packs it for both matmuls; packs gelu, too.
 static void mlp_bf16_derive_tile_(const void* of, int begin, int end) {
-    static __thread __attribute__((aligned(64))) float gelu[BF16_TILE * BF16_TILE]; // of the current tile
+    // of the current tile
+    static __thread __attribute__((aligned(64))) float gelu[BF16_TILE * BF16_TILE];
     const MatmulBf16Tile* tile = (const MatmulBf16Tile*)of;
     const MlpBf16Backward_* backward = (const MlpBf16Backward_*)tile->context;
     const MlpBf16* mlp = backward->mlp;

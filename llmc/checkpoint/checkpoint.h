@@ -87,7 +87,8 @@ typedef struct {
     void* copy;               // NULL before the first save, or if saves make no copy
     void *params, *optimizer; // groups of parameters and part, in the copy or in the model itself
     size_t params_bytes, optimizer_bytes;
-    int copies; // true: a save makes a copy; else the model must not change until the save has ended
+    // true: a save makes a copy; else the model must not change until the save has ended
+    int copies;
     Lock* lock; // lock of checkpoint_lock; NULL: another rank has it
 
     SavedState state;        // state of the save in progress

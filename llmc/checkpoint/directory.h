@@ -362,7 +362,8 @@ CheckpointsFound checkpoint_newest(char path[PATH_MAX], SavedState* s, const cha
             if_found = CHECKPOINTS_OLDER;
             i++;
         } else if (!checkpoint_is_first_(entries + i, count - i, s->serial)) {
-            state_close(s); // it could not be read when the list was made, and turns out not to be the newest
+            // it could not be read when the list was made, and turns out not to be the newest
+            state_close(s);
         } else if (filter && !filter(s, context)) {
             state_close(s);
             i++;

@@ -88,7 +88,8 @@ static float* load_room_(const ModelFiles* m) {
 // Reads this rank's part of group g.
 static void load_group_(const ModelFiles* m, FirstWeights* weights, const TensorRow* rows, int g,
                         float* group) {
-    memset(group, 0, zero_group_elements(&m->zero, g) * sizeof(float)); // including the gaps between tensors
+    // including the gaps between tensors
+    memset(group, 0, zero_group_elements(&m->zero, g) * sizeof(float));
     for (int part = 0; part < ZERO_PARTS; part++) {
         const ZeroPiece piece = zero_piece(&m->zero, g, (ZeroPart)part);
         const size_t first = piece.full - zero_group_begin(&m->zero, g);

@@ -284,7 +284,8 @@ static int state_natural_(JsonReader* text, int64_t* value) {
         return 0;
     }
     *value = (int64_t)number;
-    return number <= INT64_MAX / 2 || json_unexpected(text, "a number below 2^62"); // leaves room to count on
+    // leaves room to count on
+    return number <= INT64_MAX / 2 || json_unexpected(text, "a number below 2^62");
 }
 
 // Reads a number, or null as NAN.

@@ -32,7 +32,8 @@ typedef struct {
     char host[256]; // host name as the others reach it, and
     int port;
     char file[PATH_MAX]; // file on a shared file system, into which rank 0 writes its address
-    char job[96];        // the launcher's name of the job; ranks of another job are refused. "": it has none
+    // the launcher's name of the job; ranks of another job are refused. "": it has none
+    char job[96];
 } CommMeeting;
 
 typedef struct CommEngine CommEngine;
@@ -248,7 +249,8 @@ static void comm_at_exit_(void) {
 __attribute__((noreturn)) static void comm_end_(Comm* c, int status, const char* message, const char* rank) {
     CommState_* s = comm_state_(c);
     if (__atomic_exchange_n(&s->failing, 1,
-                            __ATOMIC_SEQ_CST)) { // another thread, or a handler of exit(), is ending them
+                            // another thread, or a handler of exit(), is ending them
+                            __ATOMIC_SEQ_CST)) {
         sleep(COMM_END_S_);
         _exit(status);
     }
@@ -543,7 +545,8 @@ void comm_open(Comm* c, CommPlace place, const CommMeeting* meeting, double time
     }
     comm_watch_open_(c, timeout_s); // MPI_Init may be what hangs
     if (*meeting->host || *meeting->file) {
-        comm_progress(c, COMM_FIRST, -1, "joining the others"); // joining has a time limit of its own
+        // joining has a time limit of its own
+        comm_progress(c, COMM_FIRST, -1, "joining the others");
         comm_tcp_open(c, meeting, COMM_PATIENCE_ * timeout_s);
         comm_progress(c, COMM_SETUP, -1, "joining the others");
     } else {

@@ -80,7 +80,8 @@ enum {
     COMM_TCP_HOSTS_ = 8,   // addresses in a file
     COMM_TCP_WORDS_ = 512, // longest refusal or reason
     COMM_TCP_HELLO_S_ =
-        2, // time for a connection, a complete hello, or a rank's next try after its line was closed
+        // time for a connection, a complete hello, or a rank's next try after its line was closed
+    2,
     COMM_TCP_ANSWER_S_ = 20, // time for rank 0's answer; it may be paused
     COMM_TCP_NOTE_S_ = 10,   // time after which a rank reports whom it waits for
     COMM_TCP_CALLERS_ =
@@ -697,8 +698,8 @@ static int comm_tcp_greet_(int fd, const CommMeeting* m, const CommTcpHello* hel
     printable(answer->host);
     printable_copy(reason, COMM_TCP_WORDS_, answer->words);
     CHECK(answer->verdict != COMM_TCP_REFUSED_, "%s", reason);
-    CHECK(answer->verdict == COMM_TCP_WELCOME_ || *m->file, // one of its hosts may be another machine here
-          "%s", reason);
+    // one of its hosts may be another machine here
+    CHECK(answer->verdict == COMM_TCP_WELCOME_ || *m->file, "%s", reason);
     return answer->verdict == COMM_TCP_WELCOME_;
 }
 

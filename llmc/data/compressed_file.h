@@ -33,8 +33,9 @@ typedef struct {
     char* error;      // borrowed
     PackedKind kind;
     int fd;
-    uint64_t read_bytes;   // bytes of the file read so far
-    unsigned char* packed; // (COMPRESSED_BUFFER_); bytes from `at` to `end` are still to be decompressed
+    uint64_t read_bytes; // bytes of the file read so far
+    // (COMPRESSED_BUFFER_); bytes from `at` to `end` are still to be decompressed
+    unsigned char* packed;
     size_t at, end;
     int is_inside;     // inside a member or frame
     int has_member;    // a gzip member has been read to its end
@@ -176,7 +177,8 @@ static int compressed_step_gzip_(CompressedFile* file, void* out, size_t room, s
     stream->avail_out = max;
     const int result = inflate(stream, Z_NO_FLUSH);
     CHECK(result != Z_MEM_ERROR, "%s: no memory to unpack gzip", file->path);
-    if (result != Z_OK && result != Z_STREAM_END && result != Z_BUF_ERROR) { // Z_BUF_ERROR: nothing to do
+    // Z_BUF_ERROR: nothing to do
+    if (result != Z_OK && result != Z_STREAM_END && result != Z_BUF_ERROR) {
         return error_set(file->error, file->path, "damaged, or not gzip data, in its first %llu bytes: %s",
                          (unsigned long long)file->read_bytes,
                          stream->msg ? stream->msg : "it needs a dictionary");

@@ -63,7 +63,8 @@ typedef struct {
 } DataloaderPlace_;
 
 enum {
-    DATALOADER_GROUP = 64, // G: a few micro-batches of similar length, and several lengths in an update
+    // G: a few micro-batches of similar length, and several lengths in an update
+    DATALOADER_GROUP = 64,
     DATALOADER_SLOTS_ = 3, // one with the caller, one ready, one being filled
     DATALOADER_WIDTH_ = 8  // rows of a batch are padded to a multiple of this
 };
@@ -75,7 +76,8 @@ typedef struct {
     uint64_t num_sequences; // of an epoch (mixture_epoch)
     uint64_t next;          // p of the next micro-step, all ranks together
     double wait_s;          // seconds that dataloader_next has waited so far
-    int is_full;            // the last batch was full on every rank: as many rows, and as wide, as possible
+    // the last batch was full on every rank: as many rows, and as wide, as possible
+    int is_full;
 
     int* memory; // inputs, targets and starts of all slots
     Batch slot[DATALOADER_SLOTS_];
@@ -89,7 +91,8 @@ typedef struct {
     char are_full[DATALOADER_SLOTS_];  // by slot: is_full
     char has_zeros[DATALOADER_SLOTS_]; // by slot: the data could not be read
     int is_broken;                     // such a batch was returned
-    char error[ERROR_BYTES]; // belongs to the thread before that; once it is set, nothing more is read
+    // belongs to the thread before that; once it is set, nothing more is read
+    char error[ERROR_BYTES];
 } Dataloader;
 
 // ---- the interface ----

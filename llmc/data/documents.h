@@ -90,15 +90,17 @@ typedef struct {
     const char* const* paths; // (num_files) borrowed, as are the strings of the options
     uint64_t num_files;
     uint64_t* file_bytes; // (num_files) size on disk; 0 for standard input
-    char* is_stream;      // (num_files) 1 for standard input and whatever else can be read only once
+    // (num_files) 1 for standard input and whatever else can be read only once
+    char* is_stream;
     uint64_t total_bytes;
     BpeClasses classes;
 
     CompressedFile file; // paths[at.file], if is_open and not Parquet
     Parquet parquet;     // paths[at.file], if Parquet
     int is_open;
-    TextFormat format;                // of the open file
-    uint64_t text_bytes;              // bytes of this file, decompressed, read so far; not for Parquet
+    TextFormat format; // of the open file
+    // bytes of this file, decompressed, read so far; not for Parquet
+    uint64_t text_bytes;
     char head[BYTE_ORDER_MARK_BYTES]; // first bytes, read ahead: the last head_bytes of them
     size_t head_bytes;                // are still to be taken
     int has_mark;                     // some file had a byte-order mark
@@ -108,7 +110,8 @@ typedef struct {
     const char* document;             // rest of it
     size_t document_bytes;            // its length
     uint64_t read_before;             // bytes of the files before this one
-    char* window;                     // window[begin .. end) of this file, from which records are cut
+    // window[begin .. end) of this file, from which records are cut
+    char* window;
     size_t begin, end, window_room;
     char* carry; // start of the next block: the text after the last cut
     size_t carry_bytes, carry_room;

@@ -192,7 +192,8 @@ static void encoded_text_search_(void* search_) {
 }
 
 void encoded_text_warn(FILE* screen, const DataSources* sources) {
-    const size_t max = (size_t)8 << 20; // first bytes of a file that are searched: that is many documents
+    // first bytes of a file that are searched: that is many documents
+    const size_t max = (size_t)8 << 20;
     for (int s = 0; s < sources->count; s++) {
         const TokenStream* stream = &sources->source[s].stream;
         TextSearch_ search = {NULL, 0, 0};

@@ -360,7 +360,8 @@ TaskScore task_score(const Task* task, const TaskResult* results) {
 
 static void task_print_choice_(FILE* file, const Task* task, const TaskExample* example,
                                const TaskResult* results) {
-    static const char* const names[] = {"", "_norm", "_bytes"}; // indexed by TaskNorm_, as in the scores
+    // indexed by TaskNorm_, as in the scores
+    static const char* const names[] = {"", "_norm", "_bytes"};
     const int kinds = task->documents[example->first].bytes > 0 ? 3 : 2;
     fprintf(file, ",\"label\":%d", example->gold);
     for (int norm = 0; norm < kinds; norm++) {

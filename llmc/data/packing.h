@@ -63,11 +63,14 @@ typedef struct {
     const TokenStream* stream; // must stay valid
     Packing pack;
     int T, eot;
-    uint64_t count;           // R
-    PositionList_ documents;  // start of each document, ascending, the first at 0; empty if not needed
-    PositionList_ pieces;     // pieces (piece_) of all rows, in order; empty for PACK_STREAM
-    PositionList_ row_pieces; // (R + 1) PACK_BESTFIT: first piece of each row; others: piece k is row k
-    uint64_t tokens;          // tokens in the rows, so N - tokens are dropped and R T - tokens are padding
+    uint64_t count; // R
+    // start of each document, ascending, the first at 0; empty if not needed
+    PositionList_ documents;
+    PositionList_ pieces; // pieces (piece_) of all rows, in order; empty for PACK_STREAM
+    // (R + 1) PACK_BESTFIT: first piece of each row; others: piece k is row k
+    PositionList_ row_pieces;
+    // tokens in the rows, so N - tokens are dropped and R T - tokens are padding
+    uint64_t tokens;
 } Rows;
 
 // ---- best fit ----
@@ -265,7 +268,8 @@ static void documents_read_index_(PositionList_* list, const TokenSpan* span, si
             return;
         }
         const uint64_t at = (uint64_t)megatron_i64(it.offsets, sequence) / (uint64_t)it.width;
-        if (at >= start && at < end && list->at[list->count - 1] != base + at) { // skips empty documents
+        // skips empty documents
+        if (at >= start && at < end && list->at[list->count - 1] != base + at) {
             positions_add_(list, base + at);
         }
     }
@@ -277,7 +281,8 @@ static int documents_are_marked_(const TokenStream* stream, int eot) {
     const size_t step = (size_t)1 << 20;
     for (size_t i = 0; i < stream->num_spans; i++) {
         const TokenSpan* span = &stream->spans[i];
-        for (size_t start = 0; span->width > 1 && start < span->count; start += step) { // bytes have none
+        // bytes have none
+        for (size_t start = 0; span->width > 1 && start < span->count; start += step) {
             const size_t left = span->count - start;
             if (span->index || documents_count_(span, start, left < step ? left : step, eot) > 0) {
                 return 1;
@@ -300,7 +305,8 @@ static void documents_find_(Rows* rows) {
             continue;
         }
         const size_t start = first < from ? from - first : 0, end = last > to ? to - first : span->count;
-        const uint64_t base = (uint64_t)first - from; // modulo 2^64 if the span starts before the stream
+        // modulo 2^64 if the span starts before the stream
+        const uint64_t base = (uint64_t)first - from;
         if (span->index) {
             documents_read_index_(list, span, start, end, base);
         } else {
@@ -419,11 +425,13 @@ typedef struct {
     PositionList_ pieces, sorted; // (BESTFIT_WINDOW) pieces of less than T tokens
     PositionList_ whole, order;   // pieces of T tokens; the rows in the order they are added
     int num_rows;
-    int *first, *last;  // (BESTFIT_WINDOW) by row: its first and last piece, as indices into `sorted`
-    int *space, *below; // (BESTFIT_WINDOW) by row: free tokens, and the next row with as many, or -1
-    int* next;          // (BESTFIT_WINDOW) by piece: the next one of its row, or -1
-    int* top;           // (T + 1) by space: the row made last, or -1
-    uint64_t* some;     // bits by space: set if a row has it
+    // (BESTFIT_WINDOW) by row: its first and last piece, as indices into `sorted`
+    int *first, *last;
+    // (BESTFIT_WINDOW) by row: free tokens, and the next row with as many, or -1
+    int *space, *below;
+    int* next;      // (BESTFIT_WINDOW) by piece: the next one of its row, or -1
+    int* top;       // (T + 1) by space: the row made last, or -1
+    uint64_t* some; // bits by space: set if a row has it
 } Bestfit_;
 
 static void bestfit_open_(Bestfit_* fit, int T) {
@@ -697,7 +705,8 @@ double rows_sum_targets(const Rows* rows, uint64_t row, const float* values, uin
                                                          : rows->pieces.at[i];
         const uint64_t next = piece_start_(piece) + (uint64_t)piece_length_(piece);
         const int is_open =
-            rows->pack <= PACK_ALIGNED || rows_target_(rows, next) >= 0; // the last token has a target
+            // the last token has a target
+            rows->pack <= PACK_ALIGNED || rows_target_(rows, next) >= 0;
         for (uint64_t at = piece_start_(piece) + 1; at < next + (uint64_t)is_open; at++) {
             sum += values[at];
             ++*counted;

@@ -69,13 +69,14 @@ typedef struct {
 // needs. Sums wrap at 32 bits.
 typedef struct {
     ThriftReader bytes;
-    uint64_t left;                            // numbers left, including `next`
-    uint32_t next;                            // number
-    uint32_t smallest;                        // difference
-    uint64_t miniblocks;                      // per block
-    uint64_t numbers;                         // per miniblock
-    const unsigned char *widths, *widths_end; // widths of the miniblocks of this block not started yet
-    uint64_t in_miniblock;                    // numbers left in this one
+    uint64_t left;       // numbers left, including `next`
+    uint32_t next;       // number
+    uint32_t smallest;   // difference
+    uint64_t miniblocks; // per block
+    uint64_t numbers;    // per miniblock
+    // widths of the miniblocks of this block not started yet
+    const unsigned char *widths, *widths_end;
+    uint64_t in_miniblock; // numbers left in this one
     const unsigned char* miniblock_end;
     int width, bit;
 } ParquetDeltas_;

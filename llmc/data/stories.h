@@ -27,7 +27,7 @@ extern "C" {
 // words, the likelier first. After a slash stands a second word that belongs to the first: the
 // pronoun of a name, the plural of a fruit, the preposition of a place.
 static const char *const stories_lists_[][2] = {
-    {"number", "one two three four five six seven eight nine ten eleven twelve"}, // must stay first, in this order
+    {"number", "one two three four five six seven eight nine ten eleven twelve"}, // first, in this order
     {"many", "five six four seven"},
     {"more", "three two four five"},
     {"few", "two three one"},
@@ -64,7 +64,7 @@ static const char *const stories_lists_[][2] = {
 };
 
 // Rules; a story is the first one. Their text may contain
-//     [a|b|c]        one of the three, all equally likely; or with weights up to 9: [3 a|2 b|c]; may be empty
+//     [a|b|c]        one of the three, equally likely, or with weights up to 9: [3 a|2 b|c]; may be empty
 //     {thing}        a word drawn at its first mention and repeated at every later one
 //     {any thing}    a fresh word each time
 //     {hero.he/she}  the one or the other, by the hero's pronoun
@@ -187,7 +187,7 @@ typedef enum {
     STORIES_COUNTED_, // its word if the last number is one, else its second word, the plural
     STORIES_PRONOUN_, // its pronoun: token b or c
     STORIES_CHOICE_, // one of the alternatives; step `next` is the first
-    STORIES_ALTERNATIVE_, // starts an alternative of probability p; step `next` is the next one, 0 if none
+    STORIES_ALTERNATIVE_, // an alternative of probability p; step `next`: the next one, 0: none
     STORIES_GOTO_, // jumps to step `next`
 } StoriesKind_;
 
@@ -361,7 +361,8 @@ static const char* stories_read_choice_(Stories* s, const char* text) {
     } while (*text++ == '|');
     CHECK(text[-1] == ']', "stories: a '[' lacks its ']'");
     last->next = 0;
-    for (int i = choice + 1, next; i; i = next) { // jumps from the end of each alternative to after the ']'
+    // jumps from the end of each alternative to after the ']'
+    for (int i = choice + 1, next; i; i = next) {
         next = s->step[i].next;
         s->step[i].p /= total;
         s->step[(next ? next : s->steps) - 1].next = s->steps;

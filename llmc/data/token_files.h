@@ -43,8 +43,9 @@ typedef struct {
     int width;    // bytes per token: 1, 2 or 4, unsigned
     size_t count; // tokens
     size_t first; // position of the first token among all spans end to end
-    char* path;   // path of the mapped file, owned; NULL, like the next ones, if the tokens are not in a file
-    void* map;    // the file
+    // path of the mapped file, owned; NULL, like the next ones, if the tokens are not in a file
+    char* path;
+    void* map; // the file
     size_t map_bytes;
     void* index; // Megatron's .idx, mapped; NULL for other files
     size_t index_bytes;
@@ -54,12 +55,13 @@ typedef struct {
     const char* name; // for errors: the pattern of the files; borrowed
     TokenSpan* spans;
     size_t num_spans;
-    size_t begin, count;  // the stream is the tokens [begin, begin + count) of the spans
-    int V;                // all tokens are below
-    uint32_t largest;     // largest token
-    uint64_t fingerprint; // checksum of the contents of the files, whatever their names; 0 for memory
-    int is_view;          // the spans belong to another stream
-    int has_mark;         // one of the texts has a byte-order mark, which is no token
+    size_t begin, count; // the stream is the tokens [begin, begin + count) of the spans
+    int V;               // all tokens are below
+    uint32_t largest;    // largest token
+    // checksum of the contents of the files, whatever their names; 0 for memory
+    uint64_t fingerprint;
+    int is_view;  // the spans belong to another stream
+    int has_mark; // one of the texts has a byte-order mark, which is no token
 } TokenStream;
 
 enum { TOKENS_TEXT_LOOKED_AT = 1 << 16 }; // first bytes of a text, which may not contain a zero

@@ -118,7 +118,8 @@ void hf_model_close(HfModel* model);
 #define HF_NORM_EPSILON_ 1e-5
 #define HF_CLASSIFIER_ "lm_head.weight"
 #define HF_MAX_CONFIG_ ((size_t)1 << 20) // largest config.json
-#define HF_CHUNK_ ((size_t)1 << 16)      // elements transposed at a time, or one row if that is more
+// elements transposed at a time, or one row if that is more
+#define HF_CHUNK_ ((size_t)1 << 16)
 
 // ---- config.json ----
 

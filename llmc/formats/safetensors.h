@@ -143,7 +143,8 @@ typedef struct {
     char* path;         // path of the directory, or of the one file
     SafeTensors* files; // each opened once
     size_t num_files;
-    unsigned char* index; // text of the index, which contains the names; NULL: one file, without an index
+    // text of the index, which contains the names; NULL: one file, without an index
+    unsigned char* index;
     SafeTensorsPlace_* places; // sorted by name
     size_t num_places;
     char error[ERROR_BYTES]; // reason why it could not be opened
@@ -223,8 +224,10 @@ uint64_t safetensors_writer_commit(SafeTensorsWriter* writer);
 #include "llmc/base/mapped_file.h"
 #include "llmc/base/text_buffer.h"
 
-#define SAFETENSORS_MAX_HEADER_ ((size_t)100000000) // largest header, as in the reference implementation
-#define SAFETENSORS_ALIGN_ 64                       // alignment of the data in files that we write, in bytes
+// largest header, as in the reference implementation
+#define SAFETENSORS_MAX_HEADER_ ((size_t)100000000)
+// alignment of the data in files that we write, in bytes
+#define SAFETENSORS_ALIGN_ 64
 
 #define SAFETENSORS_METADATA_ "__metadata__"
 
@@ -478,7 +481,8 @@ static int safetensors_parse_(SafeTensors* st) {
     }
     const size_t bytes = (size_t)header_bytes;
     st->header =
-        (unsigned char*)malloc(bytes ? bytes : 1); // exact size, so that tools detect every access beyond it
+        // exact size, so that tools detect every access beyond it
+        (unsigned char*)malloc(bytes ? bytes : 1);
     CHECK(st->header, "%s: no memory for a header of %zu bytes", st->path, bytes);
     memcpy(st->header, st->map + first, bytes);
     JsonReader text = {st->path, st->error, st->header, bytes, 0, first};

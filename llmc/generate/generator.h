@@ -220,7 +220,8 @@ void generator_advance(Generator* g) {
     for (int s = 0; s < m->slots; s++) {
         const GeneratorSequence* sequence = &g->sequences[s];
         const int is_one =
-            generator_is_generating_(sequence) && sequence->count <= m->T; // else empty, or all is read again
+            // else empty, or all is read again
+            generator_is_generating_(sequence) && sequence->count <= m->T;
         g->ids[s] = is_one ? sequence->ids[sequence->count - 1] : 0;
         g->positions[s] = is_one ? sequence->count - 1 : 0;
         steps += is_one;

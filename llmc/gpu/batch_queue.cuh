@@ -66,7 +66,8 @@ static inline void batch_queue_push(BatchQueue* queue, const int* tokens, const 
     const size_t bytes = count * sizeof(int);
     assert(count <= queue->capacity);
     queue->next = (slot + 1) % BATCH_SLOTS;
-    CUDA_CHECK(cudaEventSynchronize(queue->used[slot])); // an event that was never recorded does not wait
+    // an event that was never recorded does not wait
+    CUDA_CHECK(cudaEventSynchronize(queue->used[slot]));
     int *pinned = queue->pinned[slot], *staging = queue->staging[slot];
     memcpy(pinned, tokens, bytes);
     memcpy(pinned + count, targets ? targets : tokens, bytes);

@@ -9,7 +9,8 @@ forward_clock.cuh -- times the last forward pass of an update on the GPU: how fa
 
 typedef struct {
     cudaEvent_t begin, end; // of the last forward pass that was timed
-    int tokens;             // tokens of that pass, set by the caller; 0: none was timed in this update
+    // tokens of that pass, set by the caller; 0: none was timed in this update
+    int tokens;
 } ForwardClock;
 
 static inline void forward_clock_open(ForwardClock* clock) {

@@ -29,7 +29,8 @@ static inline size_t step_result_bytes(int64_t losses) {
 typedef struct {
     StepResult *on_gpu, *on_host;
     int64_t max_losses; // capacity
-    int64_t waiting;    // losses that the host has not read yet, of batches that the GPU runs ahead with
+    // losses that the host has not read yet, of batches that the GPU runs ahead with
+    int64_t waiting;
     const Gpu* gpu;
 } StepResults;
 

@@ -25,7 +25,8 @@ typedef struct {
     int *pinned, *tokens;  // (2, capacity) tokens and their positions, on the host; on the GPU
     floatX* logits_pinned; // (sequences, Vp) as they are on the GPU,
     float* logits;         // and as fp32
-    int steps; // so far: the first one is not captured, since it chooses algorithms and loads kernels
+    // so far: the first one is not captured, since it chooses algorithms and loads kernels
+    int steps;
     cudaGraphExec_t step; // of all sequences
 } DecoderQueue;
 

@@ -14,13 +14,15 @@ on the CPU and the GPU.
 
 typedef struct {
     const int *inputs, *targets; // (B, T); no targets without losses
-    const int* starts;           // (B, T): first token that attention sees; NULL: that of the sequence
+    // (B, T): first token that attention sees; NULL: the first of the sequence
+    const int* starts;
     int B, T;
     EmbeddingPositions positions;
     const ModelActivations* acts;
     const TensorRow* activation_rows; // their layout
-    int cached;                       // tokens of a sequence that the cache has room for; 0: no cache
-    int sequence;                     // prefill: its place in the cache
+    // tokens of a sequence that the cache has room for; 0: no cache
+    int cached;
+    int sequence; // prefill: its place in the cache
 } Pass;
 
 static inline int pass_tokens(const Pass* pass) { return pass->B * pass->T; }

@@ -26,7 +26,7 @@ typedef struct {
 } PackedParameters;
 #undef PACKED_MEMBER_
 
-// The matrices of a block, and that of the embedding and the classifier.
+// Matrices of a block, and the one that the embedding and the classifier share.
 typedef struct {
     Weight qkv, attproj, fc, fcproj, wte;
 } LayerWeights;

@@ -85,13 +85,15 @@ typedef enum { LOG_NEW, LOG_CONTINUE } LogStart; // LOG_CONTINUE: the files belo
 typedef struct {
     const char* out_dir; // created, with its parents; "" writes no files
     LogStart start;
-    int64_t start_step, steps; // updates done before this start of the program; updates of the whole run
-    int64_t step_tokens;       // tokens per update
-    int eval_every;            // steps between validations, 0: none
-    FILE* screen;              // usually stdout; NULL prints nothing, on all ranks but one
-    int tensorboard;           // also writes for TensorBoard, if the run has files
-    uint64_t run;              // identity of the run, as in its checkpoints; 0: unknown
-    int every; // steps between printed steps on the screen and in main.log; 0: by time, and all in main.log
+    // updates done before this start of the program; updates of the whole run
+    int64_t start_step, steps;
+    int64_t step_tokens; // tokens per update
+    int eval_every;      // steps between validations, 0: none
+    FILE* screen;        // usually stdout; NULL prints nothing, on all ranks but one
+    int tensorboard;     // also writes for TensorBoard, if the run has files
+    uint64_t run;        // identity of the run, as in its checkpoints; 0: unknown
+    // steps between printed steps on the screen and in main.log; 0: by time, and all in main.log
+    int every;
     int is_quiet; // prints only results
 } LogSettings;
 
@@ -131,13 +133,15 @@ typedef struct {
     double shown_s;           // time when a step was last shown
     int repeated[LOG_KINDS_]; // lines about start_step that the files had before
 
-    double open_s, elapsed_s;  // time when the log was opened, and the run's time until then
-    double val_start_s, val_s; // start of the current validation (0: none); duration of the last one
-    double val_s_sum;          // and of all since the first step
-    double progress_s;         // time when progress was last shown
+    double open_s, elapsed_s; // time when the log was opened, and the run's time until then
+    // start of the current validation (0: none); duration of the last one
+    double val_start_s, val_s;
+    double val_s_sum;  // and of all since the first step
+    double progress_s; // time when progress was last shown
 
-    int64_t timed;              // steps timed so far
-    double total_ms, smooth_ms; // their time without evaluation and the like: sum, and exponential average
+    int64_t timed; // steps timed so far
+    // their time without evaluation and the like: sum, and exponential average
+    double total_ms, smooth_ms;
     double first_ms, first_s;   // time of the first of them, and when it ended
     double data_wait_s, data_s; // time spent waiting for data so far, and up to the previous step
     double peak;                // for the next lines; NAN: unknown
@@ -191,8 +195,9 @@ typedef void (*LogPrint)(FILE* file, const void* what);
 typedef struct {
     const char *program, *trainer, *device; // the program with its version
     double floor;                           // as for log_summary
-    LogPrint print_memory;                  // prints members of an object, each after a comma; NULL: none
-    const void* memory;                     // argument of print_memory
+    // prints members of an object, each after a comma; NULL: none
+    LogPrint print_memory;
+    const void* memory; // argument of print_memory
 } LogIdentity;
 
 // Logs the options of the run, printed by print(file, what). The first call.

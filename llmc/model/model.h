@@ -92,10 +92,11 @@ typedef enum {
     RECOMPUTE_NEVER // generation: no backward pass; only the keys and values of all layers are kept
 } RecomputeLevel;
 
-// Parameters, in the order of llm.c's model files: `rows` x `cols`, in a part of the model (PART_...). A vector is one row;
-// matrices are (out, in). Padding rows of wte (V ... Vp-1) are zero. An update treats each of `parts` matrices, one below the
-// other, alone. `init` and `decay`: first values, and whether weight decay applies. `kind` (KIND_...) selects the optimizer's
-// rule. `in files`: the form in Hugging Face's files. %d in a name is the layer.
+// Parameters, in the order of llm.c's model files: `rows` x `cols`, in a part of the model
+// (PART_...). A vector is one row; matrices are (out, in). Padding rows of wte (V ... Vp-1) are
+// zero. An update treats each of `parts` matrices, one below the other, alone. `init` and `decay`:
+// first values, and whether weight decay applies. `kind` (KIND_...) selects the optimizer's rule.
+// `in files`: the form in Hugging Face's files. %d in a name is the layer.
 //  name        part       rows        cols      parts  init                 decay  kind       in files      Hugging Face name             GGUF name
 #define MODEL_PARAMETERS(X) \
   X(wte,        OUTSIDE,   cfg.Vp,     cfg.C,    1,     INIT_VOCAB,          1,     EMBEDDING, FILE_TABLE,   "wte.weight",                 "token_embd.weight")   /* token embedding = classifier weight */ \
@@ -115,13 +116,14 @@ typedef enum {
   X(lnfw,       OUTSIDE,   1,          cfg.C,    1,     INIT_ONE,            0,     VECTOR,    FILE_VECTOR,  "ln_f.weight",                "output_norm.weight")  /* norm before the classifier */ \
   X(lnfb,       OUTSIDE,   1,          cfg.C,    1,     INIT_ZERO,           0,     VECTOR,    FILE_VECTOR,  "ln_f.bias",                  "output_norm.bias")
 
-// Activations, for N = B*T tokens. A tensor with `blocks` layers is kept for the backward pass, one per layer, up to the
-// recomputation level `kept` (RECOMPUTE_...); BLOCK means always. A tensor that is not kept has one buffer for all layers, and
-// the backward pass recomputes it. residual3 has `residuals` copies: one per layer, or fewer, which the layers use in turn
-// (layer l uses copy l % residuals). Blocks below `first_block` keep nothing and use copy 0. Logits exist for `chunk` tokens
-// at a time. Without a backward pass `trained` is 0 and `cached` the rows of keys and values; with one it is the other way round.
-// `life`: tensors that live only inside a block, like these shared buffers, use the same memory as those that live only in
-// the classifier.
+// Activations, for N = B*T tokens. A tensor with `blocks` layers is kept for the backward pass, one
+// per layer, up to the recomputation level `kept` (RECOMPUTE_...); BLOCK means always. A tensor
+// that is not kept has one buffer for all layers, and the backward pass recomputes it. residual3
+// has `residuals` copies: one per layer, or fewer, which the layers use in turn (layer l uses copy
+// l % residuals). Blocks below `first_block` keep nothing and use copy 0. Logits exist for `chunk`
+// tokens at a time. Without a backward pass `trained` is 0 and `cached` the rows of keys and
+// values; with one it is the other way round. `life`: tensors that live only inside a block, like
+// these shared buffers, use the same memory as those that live only in the classifier.
 //  name        layers  tokens  kept   cols                 dtype    life
 #define MODEL_ACTIVATIONS(X) \
   X(encoded,    1,      N,      BLOCK, cfg.C,               floatX,  LIVE_ALWAYS)  /* the residual stream that enters the first block */ \

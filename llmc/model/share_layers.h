@@ -74,7 +74,8 @@ static int share_loop_(const char* text) {
 }
 
 int share_parse(int* share, int L, const char* text, char* error) {
-    static const char* const words[] = {"off", "attention", "mlp", "pairs"}; // words of SHARE_OFF, ...
+    // words of SHARE_OFF, ...
+    static const char* const words[] = {"off", "attention", "mlp", "pairs"};
     const int blocks = strcmp(text, "all") == 0 ? 1 : share_loop_(text);
     int word = SHARE_OFF;
     *share = SHARE_OFF;

@@ -20,9 +20,10 @@ files and reports are loops over rows; nothing here knows a tensor by its name.
 typedef enum {
     INIT_ZERO,
     INIT_ONE,
-    INIT_NORMAL,       // N(0, std), std = 0.02, more in narrow models (model_initial_std_)
-    INIT_VOCAB,        // like INIT_NORMAL for the V rows of the vocabulary; zero for its padding
-    INIT_NORMAL_SCALED // N(0, std / sqrt(2L)): projections into the residual stream, which adds up 2L of them
+    INIT_NORMAL, // N(0, std), std = 0.02, more in narrow models (model_initial_std_)
+    INIT_VOCAB,  // like INIT_NORMAL for the V rows of the vocabulary; zero for its padding
+    // N(0, std / sqrt(2L)): projections into the residual stream, which adds up 2L of them
+    INIT_NORMAL_SCALED
 } TensorInit;
 
 // Kinds of parameters. Optimizers have a rule for each (optimizer.h).
@@ -55,12 +56,15 @@ typedef enum {
 typedef struct {
     const char* name;
     const char *hf_name, *gguf_name; // parameters only
-    int layers;                      // copies in memory: 1 if all layers share one, 2 if they take turns
-    int repeats;                     // consecutive layers that share a copy
-    int uses;                        // parameters only: layers of the model that use one of the copies
-    int first_layer;                 // layer that uses copy 0; so do those below it, which keep nothing
-    size_t rows, cols;               // sizes of one layer
-    int parts; // parameters only: matrices in a layer, one below the other, that are updated apart
+    // copies in memory: 1 if all layers share one, 2 if they take turns
+    int layers;
+    int repeats; // consecutive layers that share a copy
+    // parameters only: layers of the model that use one of the copies
+    int uses;
+    // layer that uses copy 0; so do those below it, which keep nothing
+    int first_layer;
+    size_t rows, cols; // sizes of one layer
+    int parts;         // parameters only: matrices of a layer that are updated one by one
     size_t element_bytes;
     TensorInit init;    // parameters only
     int decay;          // parameters only
@@ -118,7 +122,8 @@ static inline size_t tensor_room_(const TensorRow* row) {
 // added up unit by unit (gradient_norm.h), so they keep their bits.
 static inline size_t tensor_place_trained_(TensorRow* rows, int count, TensorPlace place, unsigned frozen,
                                            size_t at) {
-    size_t next = 0, end = 0; // of the next tensor and of the last trained one, as if none were frozen
+    // of the next tensor and of the last trained one, as if none were frozen
+    size_t next = 0, end = 0;
     size_t left_out = 0;
     for (int i = 0; i < count; i++) {
         const size_t room = rows[i].place == place ? tensor_room_(&rows[i]) : 0;

@@ -456,7 +456,8 @@ template <class X, int ROWS, int W>
 __device__ inline void attention_column_sums_(float* partial, const X* tile, int part, int row,
                                               const AttentionSize_& size) {
     const int lane = threadIdx.x % 32, head = blockIdx.x / size.tiles;
-    const size_t tiles = (size_t)(head / size.NH) * size.tiles + row / ROWS; // tiles before this one
+    // tiles before this one
+    const size_t tiles = (size_t)(head / size.NH) * size.tiles + row / ROWS;
     float* to = partial + (3 * tiles + part) * size.C + head % size.NH * size.HS;
     for (int d = threadIdx.x / 32 * 16; d < W; d += 16 * ATTENTION_WARPS) {
         float sums[2][4] = {};
@@ -796,7 +797,8 @@ __device__ inline void attention_gradient_of_keys_(float (&s)[M][N][4], float (&
 #pragma unroll
     for (int n = 0; n < N; n++) {
         const float4 two =
-            *reinterpret_cast<const float4*>(rows + 8 * n + 2 * t); // queries 8n + 2t and 8n + 2t + 1
+            // queries 8n + 2t and 8n + 2t + 1
+            *reinterpret_cast<const float4*>(rows + 8 * n + 2 * t);
 #pragma unroll
         for (int i = 0; i < 4 * M; i++) {
             const int m = i / 4, e = i % 4;
@@ -922,7 +924,8 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, sizeof(X) == 2 ? 1 : 2)
 #pragma unroll 1
         for (int i = 0; i < COLS; i += STEP) {
             if (row0 < size.T && u0 + i < row0 + 16 * M &&
-                attention_some_see_<X, MASK, W>(left_q.rows, u0 + i + STEP - 1)) { // some query sees some key
+                // some query sees some key
+                attention_some_see_<X, MASK, W>(left_q.rows, u0 + i + STEP - 1)) {
                 const X* k_step = attention_stage_<X, COLS, W>(stream, u0) + i * STRIDE;
                 attention_queries_step_<X, MASK, M, STEP / 8, W>(
                     dq, left_q, left_d, k_step, k_step + COLS * STRIDE, mine_rows, row0, u0 + i, scale);
@@ -980,7 +983,8 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, sizeof(X) == 2 ? 1 : 2)
 #pragma unroll 1
         for (int i = 0; i < COLS; i += STEP) {
             if (row0 < size.T && t0 + i < size.T && t0 + i + STEP > row0 &&
-                (MASK == ATTENTION_CAUSAL || first_key[t0 + i] < row0 + 16 * M)) { // some query sees some key
+                // some query sees some key
+                (MASK == ATTENTION_CAUSAL || first_key[t0 + i] < row0 + 16 * M)) {
                 const X *q_step = attention_stage_<X, COLS, W>(stream, t0) + i * STRIDE,
                         *d_step = q_step + COLS * STRIDE;
                 float s[M][STEP / 8][4], ds[M][STEP / 8][4];

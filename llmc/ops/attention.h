@@ -53,7 +53,8 @@ extern "C" {
 
 #define ATTENTION_SQUARE 96 // backward: queries, and keys, at a time; p and ds occupy 36 KiB each
 
-#define ATTENTION_SKIP (3 * MATMUL_TILE_COLS) // keys of other documents are skipped in steps of this size
+// keys of other documents are skipped in steps of this size
+#define ATTENTION_SKIP (3 * MATMUL_TILE_COLS)
 
 static_assert(ATTENTION_SKIP % MATMUL_TILE_ROWS == 0 && ATTENTION_SQUARE % ATTENTION_SKIP == 0 &&
                   ATTENTION_KEYS % ATTENTION_SQUARE == 0,
@@ -472,7 +473,8 @@ static void attention_backward_keys_(const AttentionHeadCpu_* head, const Attent
     const AttentionScratch_* s = head->scratch;
     const int HS = head->HS;
     for (int u = x->u0; u < x->u1; u += MATMUL_TILE_ROWS) {
-        const int i = int_max(0, u - x->t0) / MATMUL_TILE_ROWS * MATMUL_TILE_ROWS; // first tile that sees u
+        // first tile that sees u
+        const int i = int_max(0, u - x->t0) / MATMUL_TILE_ROWS * MATMUL_TILE_ROWS;
         const int keys = int_min(MATMUL_TILE_ROWS, x->u1 - u), queries = x->rows - i;
         const size_t at = (size_t)i * ATTENTION_SQUARE + u - x->u0, right = (size_t)i * MATMUL_TILE_COLS;
         const GradientMode mode = u >= x->t0 ? GRADIENT_SET : GRADIENT_ADD;
@@ -567,7 +569,8 @@ static void attention_cached_scores_(float* scores, const float* q, const float*
 static float attention_cached_softmax_(float* scores, int keys) {
     Vec max = vec_all(-INFINITY), sum = vec_all(0.0f);
     for (int u = 0; u < keys; u += LANES) {
-        max = vec_max(vec_load(scores + u), max); // scores after the last key are copies of its score
+        // scores after the last key are copies of its score
+        max = vec_max(vec_load(scores + u), max);
     }
     const float shift = vec_hmax(max);
     for (int u = 0; u < keys; u += LANES) {

@@ -9,7 +9,8 @@ needs:   words aligned to 8 bytes
 #include "llmc/ops/checksum.h"
 #include "llmc/gpu/gpu.cuh"
 
-enum { CHECKSUM_THREADS_ = 256, CHECKSUM_BLOCKS_ = 4 }; // threads of a block; blocks per multiprocessor
+// threads of a block; blocks per multiprocessor
+enum { CHECKSUM_THREADS_ = 256, CHECKSUM_BLOCKS_ = 4 };
 
 // Adds to *sum. A thread steps through the words with the stride of the grid; each warp adds once.
 // grid   4 per multiprocessor      block   256      shared   none

@@ -114,7 +114,7 @@ __global__ void column_sums_finish_kernel(G* first, G* second, G* third, const P
 
 // Sets or adds to `count` vectors, one to three, of C columns each and of the same type; NULL is
 // skipped. Each row of `partial` (groups, stride) has the sums of the first vector, then of the
-// second, ... T is the type of the weights, P that of the partial sums.
+// second, ... T is the type of the weights, P the type of the partial sums.
 template <class T, class P>
 static inline void column_sums_finish(const Gradient* to, int count, const P* partial, int groups, int stride,
                                       int C, GradientMode mode, const Gpu* gpu) {

@@ -18,10 +18,11 @@ batch is summed by many blocks.
 #include "llmc/ops/embedding.h"
 #include "llmc/gpu/gpu.cuh"
 
-#define EMBEDDING_WARPS 8   // warps of a block, in the kernels with one warp per row
-#define EMBEDDING_BITS 10   // bits of a token that one pass of the sort looks at, at most
-#define EMBEDDING_PASSES 2  // passes of the sort, at most: tokens are below 2^20
-#define EMBEDDING_TILE 1024 // positions per block of the sort; also 2^EMBEDDING_BITS: one thread per digit
+#define EMBEDDING_WARPS 8  // warps of a block, in the kernels with one warp per row
+#define EMBEDDING_BITS 10  // bits of a token that one pass of the sort looks at, at most
+#define EMBEDDING_PASSES 2 // passes of the sort, at most: tokens are below 2^20
+// positions per block of the sort; also 2^EMBEDDING_BITS: one thread per digit
+#define EMBEDDING_TILE 1024
 // Sorted positions per block: few enough to be fast, enough to keep partial sums few.
 #define EMBEDDING_CHUNK 128
 
@@ -332,7 +333,8 @@ static inline void embedding_sort_(EmbeddingGpu* scratch, const int* tokens, int
 // A chunk of the sorted list in shared memory, cut into pieces.
 typedef struct {
     int position[EMBEDDING_CHUNK], token[EMBEDDING_CHUNK];
-    int begin[EMBEDDING_CHUNK + 1]; // start of every piece; after the last one, the end of the chunk
+    // start of every piece; after the last one, the end of the chunk
+    int begin[EMBEDDING_CHUNK + 1];
     // number of pieces; tokens before and after the chunk, -1 outside the list
     int pieces, before, after;
 } EmbeddingChunk_;

@@ -55,11 +55,13 @@ MatmulGpu has one workspace: its matmuls must be on one stream.
 #include "llmc/ops/matmul.h"
 #include "llmc/ops/matmul_algorithms.h"
 
-#define MATMUL_PLANS 256     // a model needs about 20, and as many again for each batch size of generation
+// a model needs about 20, and as many again for each batch size of generation
+#define MATMUL_PLANS 256
 #define MATMUL_CANDIDATES 16 // algorithms that autotune measures
 // Rounds of measurements after one that loads the kernels; the shortest time counts.
 #define MATMUL_ROUNDS 4
-#define MATMUL_DECISIONS 64   // decisions on the ways of operations: a model needs two per batch size
+// decisions on the ways of operations: a model needs two per batch size
+#define MATMUL_DECISIONS 64
 #define MATMUL_HOPELESS 1.25f // times the best time so far: too slow to measure again
 #define MATMUL_ALIGNMENT 16   // bytes: no algorithm needs more
 // An algorithm replaces the heuristic's choice if its time is less than this fraction of it.
@@ -127,8 +129,10 @@ typedef struct {
     cublasLtMatmulPreference_t preference;
     void* workspace; // of cublasLt, and for the partial sums of bias gradients
     size_t workspace_bytes;
-    float* bias_sums;                          // (COLUMN_SUMS_FLOATS) sums of DGELU_BGRAD that are then added
-    cudaEvent_t events[MATMUL_CANDIDATES + 1]; // for autotune: before, between and after the candidates
+    // (COLUMN_SUMS_FLOATS) sums of DGELU_BGRAD that are then added
+    float* bias_sums;
+    // for autotune: before, between and after the candidates
+    cudaEvent_t events[MATMUL_CANDIDATES + 1];
     // in words, all that an algorithm depends on besides the matmul
     char machine[512];
     MatmulChoices chosen, cached; // choices of this run, and of the cache
@@ -541,7 +545,8 @@ static inline int matmul_race_(MatmulPlan_* plan, const cublasLtMatmulHeuristicR
         matmul_round_(runners, best, plan, candidates, count, x, ctx);
         best = 0;
         for (int i = 0; i < count; i++) {
-            runners[i].ms = round == 0 ? INFINITY : runners[i].ms; // the first round loaded the kernels
+            // the first round loaded the kernels
+            runners[i].ms = round == 0 ? INFINITY : runners[i].ms;
             best = runners[i].ms < runners[best].ms ? i : best;
         }
         for (int i = 0; i < count; i++) {

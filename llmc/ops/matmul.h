@@ -64,7 +64,8 @@ typedef struct {
 
 #define MATMUL_BLOCK_ROWS 1056 // rows of the left matrix per thread: 1584 KiB of tiles
 
-#define MATMUL_WIDE_PANELS 4 // panels that are packed together, so that a long piece of each row is read
+// panels that are packed together, so that a long piece of each row is read
+#define MATMUL_WIDE_PANELS 4
 
 #define MATMUL_WIDE_TILES 8 // tiles that are packed together
 

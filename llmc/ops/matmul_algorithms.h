@@ -57,13 +57,15 @@ typedef struct {
     int type, out_type; // DType of the factors, and of the result
     int epilogue;       // cublasLtEpilogue_t
     int adds;           // out = add + ...
-    int alignment;      // alignment of all matrices in bytes; 0: the choice is about the way of an operation
-    int batch;          // number of matmuls of this shape, whose matrices lie one after the other
+    // alignment of all matrices in bytes; 0: the choice is about the way of an operation
+    int alignment;
+    int batch; // number of matmuls of this shape, whose matrices lie one after the other
 } MatmulKey;
 
 typedef struct {
     MatmulKey key;
-    int chosen, candidates;                          // index and count in the order of the library's guesses
+    // index and count in the order of the library's guesses
+    int chosen, candidates;
     float ms;                                        // measured time
     unsigned char algorithm[MATMUL_ALGORITHM_BYTES]; // cublasLtMatmulAlgo_t, opaque
 } MatmulChoice;

@@ -445,7 +445,8 @@ __global__ void __launch_bounds__(WARPS ? 32 * WARPS : NORM_BACKWARD_THREADS, no
     norm_backward_kernel(T* dinp, float* partial, const T* dout, const T* inp, const T* weight,
                          const float* mean, const float* rstd, int N, int C, int group_rows,
                          GradientMode dinp_mode) {
-    constexpr int ROWS = (WIDTH == 1 ? 4 : 2) / ITEMS; // rows being processed, and as many being loaded
+    // rows being processed, and as many being loaded
+    constexpr int ROWS = (WIDTH == 1 ? 4 : 2) / ITEMS;
     constexpr int THREADS = WARPS ? 32 * WARPS : NORM_BACKWARD_THREADS;
     typedef NormSums_<WIDTH, THREADS> Sums;
     SMEM_ARRAY(float, of_warp, [2][NORM_BACKWARD_THREADS / 32][2 * ROWS]);

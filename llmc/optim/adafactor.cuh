@@ -151,7 +151,7 @@ static inline void adafactor_open(AdafactorPlan* plan, Memory* memory, const Ada
 
 // ---- shared by the kernels ----
 
-// State of all tensors; only that of the tensors in the update must exist.
+// State by tensor. Tensors outside the update need none.
 template <class G> struct AdafactorGrads_ { const G* data; };
 
 // Numbers of an update for all kernels. A tensor has its own rate and decay: adafactor_rates_.

@@ -42,7 +42,8 @@ typedef struct {
     Decay decay;
 } AdamW;
 
-static inline double adamw_bytes(double n) { return 28 * n; } // read param, grad, m, v; write param, m, v
+// read param, grad, m, v; write param, m, v
+static inline double adamw_bytes(double n) { return 28 * n; }
 
 // Numbers that all elements of an update share.
 typedef struct {

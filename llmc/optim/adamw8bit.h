@@ -100,9 +100,11 @@ HOST_DEVICE int code8_nearest_(float x, Code8 kind) {
         decades += above;
         per_unit = above ? code8_per_unit_(decade, bins) : per_unit;
     }
-    const float first = (float)((int)kind << decades);                     // value of x's decade
-    float at = first - 1 + ceilf(x * per_unit - first * (float)(1 / 9.0)); // (x - 0.1 decade) per_unit
-    at = at > first ? at : first;                                          // between two decades; NaN, too
+    const float first = (float)((int)kind << decades); // value of x's decade
+    // (x - 0.1 decade) per_unit
+    float at = first - 1 + ceilf(x * per_unit - first * (float)(1 / 9.0));
+    // between two decades; NaN, too
+    at = at > first ? at : first;
     at = at < 2 * first - 1 ? at : 2 * first - 1;
     at = x > code8_top_(kind) ? 2 * (float)bins : at;
     return (int)(x > code8_bottom_(kind) ? at : (float)kind - 1);
@@ -121,7 +123,8 @@ HOST_DEVICE int code8_encode(float x, Code8 kind) {
 
 // ---- the update ----
 
-enum { ADAMW8BIT_BLOCK = 64, ADAMW8BIT_BLOCK_MOST = 256 }; // the optimizer's block; the largest of any caller
+// the optimizer's block; the largest of any caller
+enum { ADAMW8BIT_BLOCK = 64, ADAMW8BIT_BLOCK_MOST = 256 };
 
 typedef struct {
     uint8_t *m, *v;           // codes
@@ -177,8 +180,10 @@ ALWAYS_INLINE VecMask adamw8bit_codes_(Vec x, Code8 kind, const AdamW8bitDecades
     const VecMask last = vec_to_ints(vec_lookup(&decades->last, decade));
     const VecMask bin = vec_to_ints((Vec)((VecMask)vec_max(in_bins, vec_all(1e-30f)) - 1));
     const VecMask is_past = bin > last;
-    VecMask at = ((last & is_past) | (bin & ~is_past)) + last; // one less than code8_nearest_ returns
-    at -= (VecMask)(x > code8_top_(kind));                     // negative numbers have no such value
+    // one less than code8_nearest_ returns
+    VecMask at = ((last & is_past) | (bin & ~is_past)) + last;
+    // negative numbers have no such value
+    at -= (VecMask)(x > code8_top_(kind));
     at += (VecMask)(size <= code8_bottom_(kind)) & ~is_negative;
     return kind == CODE8_UNSIGNED ? at : ((at + 1) ^ is_negative) - is_negative + 127;
 }
@@ -250,7 +255,8 @@ ALWAYS_INLINE void adamw8bit_decode_(float* x, const uint8_t* code, size_t n, fl
                                      const float values[256]) {
     size_t i = 0;
     for (; i + LANES <= n; i += LANES) {
-        Vec value = vec_all(0.0f); // else gcc at -O1 warns of lanes that are read before they are set
+        // else gcc at -O1 warns of lanes that are read before they are set
+        Vec value = vec_all(0.0f);
 #pragma GCC unroll 16
         for (int k = 0; k < LANES; k++) {
             value[k] = values[code[i + (size_t)k]];

@@ -68,7 +68,8 @@ int loss_scale_update(LossScale* s, int finite) {
     s->good_steps++;
     if (s->good_steps >= s->growth_interval) {
         const float grown = s->scale * s->growth;
-        s->scale = isinf(grown) ? s->scale : grown; // where all gradients are 0 nothing else stops it
+        // where all gradients are 0 nothing else stops it
+        s->scale = isinf(grown) ? s->scale : grown;
         s->good_steps = 0;
     }
     return 1;

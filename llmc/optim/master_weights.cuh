@@ -67,7 +67,8 @@ template <> __host__ __device__ inline bf16 round_stochastic<bf16>(float x, uint
 // The neighbors of x in fp16 are multiples of `unit`: 2^-10 of the power of two below |x|, at least
 // 2^-24. All steps are exact: multiplications by powers of two, and fewer than 2048 units.
 template <> __host__ __device__ inline fp16 round_stochastic<fp16>(float x, uint32_t random) {
-    const uint32_t exponent = float_bits(fabsf(x)) >> 23, e = exponent > 113 ? exponent : 113; // 113: 2^-14
+    // 113: 2^-14
+    const uint32_t exponent = float_bits(fabsf(x)) >> 23, e = exponent > 113 ? exponent : 113;
     if (exponent == 255) {
         return from_float<fp16>(x);
     }

@@ -49,10 +49,11 @@ typedef struct {
     // All chunks; the first ones, which updates move. The others are master weights of frozen
     // parts.
     size_t chunks, updated;
-    size_t* first;                // (chunks + 1) owned elements before a chunk
-    OffloadChunk_* chunk;         // (chunks + 1, STATE_SLOTS); the last ones are ends
-    size_t bytes;                 // size of all slots on the host or the disk
-    size_t room[STATE_SLOTS + 1]; // begin of each slot in the memory of one chunk; the last entry is the end
+    size_t* first;        // (chunks + 1) owned elements before a chunk
+    OffloadChunk_* chunk; // (chunks + 1, STATE_SLOTS); the last ones are ends
+    size_t bytes;         // size of all slots on the host or the disk
+    // begin of each slot in the memory of one chunk; the last entry is the end
+    size_t room[STATE_SLOTS + 1];
 } OffloadLayout;
 
 typedef struct {
@@ -381,7 +382,8 @@ static inline void offload_write(Offload* o, const void* from, int slot, size_t 
 enum { OFFLOAD_RESIDUALS = 2 }; // buffers on the GPU
 
 typedef struct {
-    int layers;                                  // blocks whose output is moved; 0: nothing is offloaded
+    // blocks whose output is moved; 0: nothing is offloaded
+    int layers;
     size_t layer_bytes;                          // room for one output
     char* host;                                  // (layers, layer_bytes) pinned
     cudaStream_t stream;                         // stream of all copies

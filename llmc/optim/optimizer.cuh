@@ -69,11 +69,13 @@ typedef struct {
     uint32_t* frozen; // (groups) on the GPU: bit i, row i is not updated there; NULL: all are
     Code8Table codes; // adamw8bit
     AdafactorPlan adafactor;
-    AdafactorCount adafactor_once, adafactor_block; // Adafactor's tensors in group 0, and in each other group
+    // Adafactor's tensors in group 0, and in each other group
+    AdafactorCount adafactor_once, adafactor_block;
     MuonTensor muon[MODEL_PARAMETER_ROWS];
     int muon_tensors;
     MuonGpu muon_memory;
-    float *operands, *weights; // gathered operands and weights of the group being updated; NULL: not gathered
+    // gathered operands and weights of the group being updated; NULL: not gathered
+    float *operands, *weights;
 } OptimizerPlan;
 
 enum {
@@ -218,7 +220,8 @@ static inline MuonTensor update_muon_tensor_(const OptimizerState* s, const Zero
     const UpdateTensorPlace_ place = update_tensor_place_(s, zero, i, is_block + frozen);
     const size_t kept = zero->block / (size_t)zero_kept_cut(zero).parts,
                  owned = zero->trained_block / (size_t)zero_owned_cut(zero).parts;
-    const MuonPlace of_owned = {place.owned - (size_t)frozen * owned, owned}; // of layer 0 as if it existed
+    // of layer 0 as if it existed
+    const MuonPlace of_owned = {place.owned - (size_t)frozen * owned, owned};
     const MuonTensor tensor = {place.begin,
                                place.end,
                                {place.kept - (size_t)frozen * kept, kept},
@@ -354,7 +357,8 @@ typedef struct {
 } UpdatePlace_;
 
 __device__ inline UpdatePlace_ update_place_(const UpdatePieces_& p, uint32_t piece) {
-    const uint32_t block = piece < p.once ? 0 : (piece - p.once) / p.block; // among those with gradients
+    // among those with gradients
+    const uint32_t block = piece < p.once ? 0 : (piece - p.once) / p.block;
     const uint32_t group = piece < p.once ? 0 : 1 + p.first + block;
     const uint32_t own = group == 0 ? piece : piece - p.once - block * p.block;
     const uint32_t offset = p.rank * (group == 0 ? p.once : p.block) + own;
@@ -364,9 +368,9 @@ __device__ inline UpdatePlace_ update_place_(const UpdatePieces_& p, uint32_t pi
     return place;
 }
 
-// The place of a row's elements in a slot. `first` is that of the first element of this rank's part
-// of group 0 or 1, as if it belonged to the row; `step` is the distance to the next group. `first`
-// may be below 0: it then wraps around, and its sum with an element is right again.
+// Locates a row's elements in a slot. `first` is the position of the first element of this rank's
+// part of group 0 or 1, as if it belonged to the row; `step` is the distance to the next group.
+// `first` may be below 0: it then wraps around, and its sum with an element is right again.
 typedef struct {
     size_t first, step;
 } UpdateShift_;
@@ -401,7 +405,8 @@ typedef struct {
 typedef struct {
     uint8_t rule[MODEL_PARAMETER_ROWS];
     UpdateShift_ m[MODEL_PARAMETER_ROWS], v[MODEL_PARAMETER_ROWS];
-    size_t words[MODEL_PARAMETER_ROWS]; // distance from the elements of a group to their random words
+    // distance from the elements of a group to their random words
+    size_t words[MODEL_PARAMETER_ROWS];
 } UpdateSlots_;
 
 static inline UpdateNumbers_ update_numbers_(const OptimizerState* state, Update update) {

@@ -70,7 +70,8 @@ typedef enum { MASTER_NONE, MASTER_FP32, MASTER_SPLIT, MASTER_24 } MasterWeights
 
 typedef struct {
     OptimizerName name;
-    int has_optional; // state that options add: momentum of SGD and Adafactor, means of rows of Muon
+    // state that options add: momentum of SGD and Adafactor, means of rows of Muon
+    int has_optional;
     MasterWeights master;
     unsigned frozen;              // bit i: row i of the parameters is not updated in any block
     float lr_scale[TENSOR_KINDS]; // factors of the learning rate
@@ -97,8 +98,8 @@ typedef enum {
 enum { OPTIMIZER_BLOCK = ADAMW8BIT_BLOCK };
 
 // clang-format off
-// Slots: the name in checkpoints, the type of the elements, the shape, a bound that no value is below, the name in the memory
-// report. Checkpoints have all but the slots of weights, which come last.
+// Slots: the name in checkpoints, the type of the elements, the shape, a bound that no value is
+// below, the name in the memory report. Checkpoints have all but the slots of weights, which come last.
 //  slot              name        type      shape          least      label
 #define STATE_TABLE_(X) \
   X(STATE_M,          "m",        float,    SLOT_ELEMENTS, -INFINITY, "m")  /* mean of the gradient */ \
@@ -125,9 +126,11 @@ typedef struct {
     const char *name, *label; // in checkpoints, NULL: not saved; in the memory report
     SlotShape shape;
     size_t element_bytes;
-    float least;                // no value is below it
-    size_t offset_bytes, bytes; // place of its array in the allocation of all state; no bytes: unused
-    size_t frozen;              // master weights only: elements of frozen parts, the last ones in the array
+    float least; // no value is below it
+    // place of its array in the allocation of all state; no bytes: unused
+    size_t offset_bytes, bytes;
+    // master weights only: elements of frozen parts, the last ones in the array
+    size_t frozen;
     // All other slots: elements of group 0 in the array, and of each other group; the first block
     // that has any (ZeroPlan.first_block); begin of a row, counted from the begin of its group.
     size_t once, block;
@@ -149,7 +152,8 @@ typedef struct {
     TensorRow rows[MODEL_PARAMETER_ROWS];    // bytes are elements of full arrays
     StateSpan span[MODEL_PARAMETER_ROWS];
     size_t room[MODEL_PARAMETER_ROWS]; // elements of a layer, with the padding behind it
-    size_t word[MODEL_PARAMETER_ROWS]; // RoundingWords: begin of a row in its group if nothing is frozen
+    // RoundingWords: begin of a row in its group if nothing is frozen
+    size_t word[MODEL_PARAMETER_ROWS];
     StateSlot slots[STATE_SLOTS];
     size_t bytes, saved_bytes; // size of all slots, and of those in checkpoints, which come first
 } OptimizerState;
@@ -371,14 +375,14 @@ static unsigned state_slots_(Optimizer optimizer, UpdateRule rule) {
     static const struct {
         unsigned always, optional;
     } slots[] = {
-        {SLOT_BIT_(M) | SLOT_BIT_(V), 0},                                             // RULE_ADAMW
-        {SLOT_BIT_(M8) | SLOT_BIT_(V8) | SLOT_BIT_(M_SCALE) | SLOT_BIT_(V_SCALE), 0}, // RULE_ADAMW8
-        {SLOT_BIT_(ROWS) | SLOT_BIT_(COLS), SLOT_BIT_(M)},                            // RULE_FACTORED
-        {SLOT_BIT_(V), SLOT_BIT_(M)},                                                 // RULE_FULL
-        {SLOT_BIT_(M), SLOT_BIT_(ROWS)},                                              // RULE_MUON
-        {SLOT_BIT_(M), 0},                                                            // RULE_LION
-        {0, SLOT_BIT_(M)},                                                            // RULE_SGD
-        {0, 0},                                                                       // RULE_NONE
+        [RULE_ADAMW] = {SLOT_BIT_(M) | SLOT_BIT_(V), 0},
+        [RULE_ADAMW8] = {SLOT_BIT_(M8) | SLOT_BIT_(V8) | SLOT_BIT_(M_SCALE) | SLOT_BIT_(V_SCALE), 0},
+        [RULE_FACTORED] = {SLOT_BIT_(ROWS) | SLOT_BIT_(COLS), SLOT_BIT_(M)},
+        [RULE_FULL] = {SLOT_BIT_(V), SLOT_BIT_(M)},
+        [RULE_MUON] = {SLOT_BIT_(M), SLOT_BIT_(ROWS)},
+        [RULE_LION] = {SLOT_BIT_(M), 0},
+        [RULE_SGD] = {0, SLOT_BIT_(M)},
+        [RULE_NONE] = {0, 0},
     };
     const int master = state_master_slot(optimizer.master);
     return slots[rule].always | (optimizer.has_optional ? slots[rule].optional : 0) |

@@ -154,7 +154,8 @@ UpdateVerdict outliers_check(UpdateGuard* guard, double loss, double norm) {
     guard->consecutive = 0;
     outlier_add(&guard->losses, loss);
     outlier_add(&guard->norms, norm);
-    guard->best_mean = fmin(guard->best_mean, outlier_mean_(&guard->losses)); // the other one if one is NAN
+    // the other one if one is NAN
+    guard->best_mean = fmin(guard->best_mean, outlier_mean_(&guard->losses));
     return outliers_is_high_(guard->loss_z, guard->loss_z_limit) ||
                    outliers_is_high_(guard->norm_z, guard->norm_z_limit)
                ? UPDATE_SKIP_OUTLIER

@@ -20,10 +20,11 @@ typedef struct {
     const OptimizerState* state;
     void* state_memory;
     const Freeze* freeze;
-    Zero* zero;      // parameters and gradients
-    Linear* linear;  // copies of the matrices
-    void* scratch;   // optimizer_scratch_bytes
-    double* partial; // sums of squares of the gradient's blocks, as gradient_square_sum_cpu wants them
+    Zero* zero;     // parameters and gradients
+    Linear* linear; // copies of the matrices
+    void* scratch;  // optimizer_scratch_bytes
+    // sums of squares of the gradient's blocks, as gradient_square_sum_cpu wants them
+    double* partial;
 } UpdateGroups;
 
 // Updates what this rank updates of all groups; all ranks then gather the parameters.

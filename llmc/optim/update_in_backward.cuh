@@ -27,8 +27,9 @@ typedef struct {
     StepResults* results;
     const OptimizerUpdate<floatX>* update; // without the gradient and the settings
 
-    InBackward* hook;   // decides on the pending group
-    int group;          // the pending group: its squares are summed up, it is not updated yet; -1: none
+    InBackward* hook; // decides on the pending group
+    // the pending group: its squares are summed up, it is not updated yet; -1: none
+    int group;
     cudaEvent_t summed; // the host has the sum of its squares, and the losses
 } InBackwardGpu;
 

@@ -17,7 +17,8 @@ extern "C" {
 typedef struct {
     int64_t number; // from 0
     int active,
-        of_update; // ranks with a micro-batch: in this micro-step; in the first one, which has the most
+        // ranks with a micro-batch: in this micro-step; in the first one, which has the most
+        of_update;
     int is_last;
 } MicroStep;
 

@@ -71,12 +71,15 @@ typedef struct {
     // Stage 3: block whose parameters are in a buffer or on their way to it, -1: none; true if the
     // main stream must wait.
     int resident[ZERO_BLOCKS_IN_MEMORY], in_flight[ZERO_BLOCKS_IN_MEMORY];
-    int is_updated; // parameters may be on their way: no forward pass since the update has waited for all
-    cudaEvent_t ready, joined;               // last work of the main stream; of the other stream
-    cudaEvent_t reduced;                     // group 0 is reduced, and with it all groups of the micro-step
-    cudaEvent_t sent[ZERO_BLOCKS_IN_MEMORY]; // a buffer of gradients may be overwritten
+    // parameters may be on their way: no forward pass since the update has waited for all
+    int is_updated;
+    cudaEvent_t ready, joined; // last work of the main stream; of the other stream
+    // group 0 is reduced, and with it all groups of the micro-step
+    cudaEvent_t reduced;
+    cudaEvent_t sent[ZERO_BLOCKS_IN_MEMORY];    // a buffer of gradients may be overwritten
     cudaEvent_t arrived[ZERO_BLOCKS_IN_MEMORY]; // a buffer has its parameters
-    cudaEvent_t* gathered;                      // (groups) a group has the parameters of the last update
+    // (groups) a group has the parameters of the last update
+    cudaEvent_t* gathered;
 } ZeroGpu;
 
 // ---- memory ----
@@ -378,7 +381,8 @@ static inline void zero_wait_for_parameters(ZeroGpu* z) {
     const int groups = zero_gathered_groups_(&z->plan);
     if (groups > 0) {
         zero_wait_(z->main.stream,
-                   z->gathered[groups - 1]); // test_ranks.sh: before checksums, and before memory is freed
+                   // test_ranks.sh: before checksums, and before memory is freed
+                   z->gathered[groups - 1]);
     }
 }
 
@@ -405,7 +409,8 @@ static inline void zero_fetch_block_(ZeroGpu* z, int l) {
     void* block = zero_element_(z->params, z->dtype, z->plan.once + (size_t)b * z->plan.block);
     const void* slice = zero_element_(z->params_slices, z->dtype, zero_slice_begin(&z->plan, 1 + l));
     zero_fork_(z);
-    zero_wait_for_group_(z, 1 + l, z->comm.stream); // test_ranks.sh: only graphs with replicas need it
+    // test_ranks.sh: only graphs with replicas need it
+    zero_wait_for_group_(z, 1 + l, z->comm.stream);
     zero_gather_slices_(z, block, slice, z->dtype, z->plan.block);
     CUDA_CHECK(cudaEventRecord(z->arrived[b], z->comm.stream));
     z->resident[b] = l;
@@ -611,7 +616,8 @@ template <class T> static inline void zero_group_done(ZeroGpu* z, int g, MicroSt
 
 // Returns the kind of a micro-step: those of one kind communicate alike, so they can share a graph.
 static inline int zero_variant(const ZeroPlan* plan, MicroStep step) {
-    const int differs = plan->size > 1 && (plan->stage < 2 || zero_has_levels_(plan)); // the last one
+    // the last one
+    const int differs = plan->size > 1 && (plan->stage < 2 || zero_has_levels_(plan));
     return (step.number > 0) + 2 * (differs && step.is_last);
 }
 

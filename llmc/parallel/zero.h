@@ -377,7 +377,8 @@ void zero_plan_freeze(ZeroPlan* plan, ModelConfig cfg, unsigned frozen, int firs
     const size_t all = zero_parameter_rows(rows, plan, cfg, 1);
     plan->once = plan->trained_once = tensor_group_offset_bytes(rows, 1);
     plan->block = plan->trained_block = (all - plan->once) / (size_t)model_copies(cfg);
-    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) { // the trained part ends at the first frozen row
+    // the trained part ends at the first frozen row
+    for (int i = 0; i < MODEL_PARAMETER_ROWS; i++) {
         size_t* trained = rows[i].place == PLACE_ONCE ? &plan->trained_once : &plan->trained_block;
         const size_t before = tensor_offset_in_group(&rows[i]);
         *trained = !zero_has_row(plan, i) && before < *trained ? before : *trained;
@@ -522,7 +523,8 @@ ZeroTraffic zero_traffic(const ZeroPlan* plan, int64_t sequences, int B, size_t 
     const double trained = (double)zero_count(plan, ZERO_GRADIENT);
     const double reductions = plan->stage < 2 ? 1 : (double)count;
     const size_t shared_bytes =
-        plan->stage == 0 ? gradient_bytes : parameter_bytes; // sent to all ranks after the reduction
+        // sent to all ranks after the reduction
+        plan->stage == 0 ? gradient_bytes : parameter_bytes;
     const double shared =
         plan->stage < 3 ? trained : (double)plan->once + zero_collected_elements_(plan, count);
     const double others = 1 - 1.0 / plan->shards, replicas = 1 - 1.0 / zero_replicas(plan);

@@ -260,7 +260,8 @@ static inline void cost_optimizer_(const CostWalk_* w) {
     const double owned = (double)zero_count(zero, ZERO_OWNED),
                  updated = (double)zero_count(zero, ZERO_UPDATED),
                  all_frozen = owned * freeze_count(&w->s->freeze, w->s->cfg) / model_count_stored(w->s->cfg),
-                 frozen = fmax(all_frozen - (owned - updated), 0); // frozen parameters among the updated
+                 // frozen parameters among the updated
+        frozen = fmax(all_frozen - (owned - updated), 0);
     cost_add_(w, COST_MEMORY, 0, updated * (double)gradient_bytes);
     cost_add_(w, COST_UPDATE, 0,
               optimizer_bytes(&state, zero, (size_t)w->size, gradient_bytes) -

@@ -72,7 +72,8 @@ static inline int fit_add_all_(FitTry_* tries, const Settled* s, const FitDevice
     const Options* o = &s->options;
     const int can_offload = device->can_offload && s->use == USE_TRAIN && !o->offload_optimizer &&
                             !options_given(o, "offload-optimizer") && !o->update_in_backward;
-    const int most_parts = o->update_in_backward ? 1 : o->batch; // such an update has one micro-batch
+    // such an update has one micro-batch
+    const int most_parts = o->update_in_backward ? 1 : o->batch;
     int count = 0;
     for (int parts = 1; parts <= most_parts; parts++) {
         for (int host = 0; o->batch % parts == 0 && host <= can_offload; host++) {

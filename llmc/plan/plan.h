@@ -236,7 +236,8 @@ static void plan_print_moves_(FILE* file, const Memory* memory, MemoryPlace plac
 static void plan_print_disk_(FILE* file, const Settled* s) {
     const Options* o = &s->options;
     const double bytes =
-        4.0 * model_count_parameters(s->cfg) + optimizer_saved_bytes(s->optimizer, s->cfg); // fp32 weights
+        // fp32 weights
+        4.0 * model_count_parameters(s->cfg) + optimizer_saved_bytes(s->optimizer, s->cfg);
     const double kept = checkpoints_kept(o, 0);
     if (kept > 0 && o->steps > 0) {
         fprintf(file, "disk: %.0f checkpoint%s of at most %.1f MiB = %.1f MiB\n", kept, words_s(kept),

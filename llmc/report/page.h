@@ -578,7 +578,8 @@ static void report_samples_(FILE* file, const ReportRuns* r) {
         if (n > 0) {
             fputs(is_begun++ ? "" : "<h2>Samples</h2>\n", file);
             if (r->count == 1) {
-                report_sample_(file, record_last(&r->runs[i], RECORD_SAMPLE)); // visible without a click
+                // visible without a click
+                report_sample_(file, record_last(&r->runs[i], RECORD_SAMPLE));
             }
             report_samples_of_(file, r, i, n);
         }

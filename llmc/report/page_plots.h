@@ -389,7 +389,8 @@ static void report_loss_(FILE* file, const ReportRuns* runs, const ReportRow_* r
     char description[REPORT_TEXT_];
     TextBuffer legend;
     Plot plot = report_plot_(runs, row, 1, description);
-    const int val_color = runs->count == 1; // a single run uses the next color, several use their own
+    // a single run uses the next color, several use their own
+    const int val_color = runs->count == 1;
     plot.level = begin > 0 ? NAN : report_floor_(runs); // it would squeeze the second half
     for (int i = 0; i < runs->count; i++) {
         report_add_marks_(&plot, runs, i, RECORD_SKIP, "skip");

@@ -37,11 +37,12 @@ extern "C" {
 
 // The verdict on the gradient of an update.
 typedef struct {
-    double loss, norm; // mean loss of the targets that count, in nats; unscaled norm of its gradient
-    double flops;      // floating-point operations of all ranks
-    Update update;     // settings of the update, if it is made
-    int is_made;       // true: the update is made
-    char reason[96];   // reason if it is not made, or not completely
+    // mean loss of the targets that count, in nats; unscaled norm of its gradient
+    double loss, norm;
+    double flops;    // floating-point operations of all ranks
+    Update update;   // settings of the update, if it is made
+    int is_made;     // true: the update is made
+    char reason[96]; // reason if it is not made, or not completely
 } RunVerdict;
 
 typedef struct Generate Generate; // generate.h
@@ -54,16 +55,17 @@ typedef struct {
     Settled settled;
     RunData data;
     Resume resume;
-    char* kept_config;      // fields of the model's config.json that checkpoints keep; NULL: none
-    const char* model_path; // path of the initial weights, or the checkpoint to resume; NULL: random weights
-    char newest[PATH_MAX];  // newest checkpoint, if --model names a run
-    double start_s;         // start of the program, on the clock of time_now_s
-    FILE* results;          // output for results: standard output, even with --quiet
-    int has_joined;         // true once this rank has joined the others
-    int trains;             // true: the loop follows, to train, evaluate or convert
-    Generate* generate;     // state of generation, if the program generates text; else NULL
-    int status;             // exit status of the program
-    int dies;               // true: ends by the signal that stopped the run, once all is closed
+    char* kept_config; // fields of the model's config.json that checkpoints keep; NULL: none
+    // path of the initial weights, or the checkpoint to resume; NULL: random weights
+    const char* model_path;
+    char newest[PATH_MAX]; // newest checkpoint, if --model names a run
+    double start_s;        // start of the program, on the clock of time_now_s
+    FILE* results;         // output for results: standard output, even with --quiet
+    int has_joined;        // true once this rank has joined the others
+    int trains;            // true: the loop follows, to train, evaluate or convert
+    Generate* generate;    // state of generation, if the program generates text; else NULL
+    int status;            // exit status of the program
+    int dies;              // true: ends by the signal that stopped the run, once all is closed
 
     TrainerPlan plan;
     Model* model;
@@ -74,9 +76,10 @@ typedef struct {
     Comm comm;
     RankReport *report, *reports; // report of this rank; reports of all ranks, one after the other
     Mfu mfu;
-    Stragglers pace;    // search for a slow rank
-    double* paces;      // time per token of each rank
-    double data_wait_s; // time waited for data so far: in each step, of the rank that waited longest
+    Stragglers pace; // search for a slow rank
+    double* paces;   // time per token of each rank
+    // time waited for data so far: in each step, of the rank that waited longest
+    double data_wait_s;
     uint64_t agreement; // hash of the last verdict
     Generator generator;
     Evaluation evaluation;

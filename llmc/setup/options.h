@@ -64,8 +64,9 @@ typedef enum {
     OPTION_SWITCH, // int, 0 or 1, written off or on (or 0 or 1)
     OPTION_CHOICE, // int, the index of the word in the row's list; a word can be a number
     OPTION_STRING, // const char *, pointing into argv; never NULL
-    OPTION_LIST,   // OptionList, strings that point into argv; the option may be given several times
-    OPTION_FLAG    // int, 1 if given; has no value: an action, not a setting
+    // OptionList, strings that point into argv; the option may be given several times
+    OPTION_LIST,
+    OPTION_FLAG // int, 1 if given; has no value: an action, not a setting
 } OptionType;
 
 enum { OPTION_LIST_MAX = 16 };
@@ -91,7 +92,8 @@ enum {
     OPTION_READS_LIST = 2048, // names files that are read: a list of patterns
     OPTION_WRITES = 4096,     // names a file that is written (run_outputs.h)
     OPTION_EACH = 8192,       // the ranks of a run may have different values
-    OPTION_LINE = 16384,      // only on the command line: not in files, nor in commands that repeat a run
+    // only on the command line: not in files, nor in commands that repeat a run
+    OPTION_LINE = 16384,
 };
 
 typedef struct {
@@ -102,7 +104,8 @@ typedef struct {
     double min, max;      // bounds of a number
     int flags;            // AUTO_ and so on
     const char* fallback; // default, as the command line and the banner write it
-    const char* unit;     // unit of a number; words of a choice, "zero|one|two"; or kind of string, "FILE"
+    // unit of a number; words of a choice, "zero|one|two"; or kind of string, "FILE"
+    const char* unit;
     const char* help;
 } OptionRow;
 
@@ -228,7 +231,8 @@ int options_changed(const Options* options, const char* name);
 #define MANY_ OPTION_UNLIMITED
 
 #define OPTION_TABLE_ROWS_
-#include OPTION_TABLE_FILE // the table, OPTION_SYNONYMS, option_counts, option_may_be_empty_, options_decide_
+// the table, OPTION_SYNONYMS, option_counts, option_may_be_empty_, options_decide_
+#include OPTION_TABLE_FILE
 
 const int OPTION_ROWS = sizeof(OPTION_TABLE) / sizeof(OPTION_TABLE[0]);
 static_assert(sizeof(OPTION_TABLE) / sizeof(OPTION_TABLE[0]) <= OPTION_ROWS_MAX, "enlarge OPTION_ROWS_MAX");

@@ -50,9 +50,10 @@ char* setup_kept_config(const char* path);
 typedef struct {
     Ranks ranks;
     SafeTensorsDtype dtype; // type of the parameters in memory
-    const char* model_path; // the initial weights, or the checkpoint to resume; NULL: random weights
-    ModelConfig found;      // sizes of that model
-    int continues;          // true: model_path is a checkpoint, whose options name the tokenizer
+    // the initial weights, or the checkpoint to resume; NULL: random weights
+    const char* model_path;
+    ModelConfig found; // sizes of that model
+    int continues;     // true: model_path is a checkpoint, whose options name the tokenizer
 } SettleInput;
 
 // Decides every option that does not depend on the memory of the device. Opens the tokenizer and

@@ -31,15 +31,18 @@ extern "C" {
 #endif
 
 enum {
-    RUN_DATA_STORIES_STEPS = 3600,  // about a minute on two cores
-    RUN_DATA_STORIES_PAGE = 128,    // tokens; a story that crosses the end of a page is cut there
-    RUN_DATA_MAPPED_FILES = 10000,  // text files that are mapped at most; Linux allows 65530 maps
-                                    // (vm.max_map_count)
-    RUN_DATA_STORIES_SEED = 271828, // seed of the validation stories, the same for every seed of the run
-    RUN_DATA_EVAL_CPU = 20 * 1024,  // tokens of a validation: takes a small model seconds on a CPU
-    RUN_DATA_EVAL_GPU = 1 << 20,    // with fewer, the losses of large models are too noisy to compare
+    RUN_DATA_STORIES_STEPS = 3600, // about a minute on two cores
+    RUN_DATA_STORIES_PAGE = 128,   // tokens; a story that crosses the end of a page is cut there
+    RUN_DATA_MAPPED_FILES = 10000, // text files that are mapped at most; Linux allows 65530 maps
+                                   // (vm.max_map_count)
+    // seed of the validation stories, the same for every seed of the run
+    RUN_DATA_STORIES_SEED = 271828,
+    RUN_DATA_EVAL_CPU = 20 * 1024, // tokens of a validation: takes a small model seconds on a CPU
+    // with fewer, the losses of large models are too noisy to compare
+    RUN_DATA_EVAL_GPU = 1 << 20,
 };
-#define RUN_DATA_MAX_STEPS 1e12                        // most steps of --epochs; --steps has the same limit
+// most steps of --epochs; --steps has the same limit
+#define RUN_DATA_MAX_STEPS 1e12
 #define RUN_DATA_STORIES_MAX_TOKENS ((int64_t)1 << 27) // longer runs read the built-in text again
 
 typedef enum { DATA_STORIES, DATA_TEXT, DATA_SHARDS, DATA_NONE } DataKind;
@@ -261,7 +264,8 @@ static void run_data_no_files_(RunData* data, const Settled* s) {
     data->kind = DATA_STORIES;
     data->has_tokenizer = 1;
     if (options->tokenizer[0]) {
-        tokenizer_open_file(&data->tokenizer, options->tokenizer); // opened in place: it points into itself
+        // opened in place: it points into itself
+        tokenizer_open_file(&data->tokenizer, options->tokenizer);
         data->kind = tokenizer_is_same(&data->tokenizer, &stories.tokenizer) ? DATA_STORIES : DATA_NONE;
     }
     if (data->kind == DATA_STORIES) {
@@ -356,7 +360,8 @@ int run_data_prompt(int* ids, int max, const RunData* data, const Options* optio
     }
     const int ok =
         !text[0] || run_data_try_prompt(ids, &count, max, data, options, V, text, strlen(text), error);
-    CHECK(ok || !data->tokenizer.decode_only, "--%s", error); // the file is wrong, not the command line
+    // the file is wrong, not the command line
+    CHECK(ok || !data->tokenizer.decode_only, "--%s", error);
     if (!ok) {
         die_usage("--%s", error);
     }

@@ -37,7 +37,8 @@ typedef struct {
     SafeTensorsDtype saved_dtype; // type of the weights in a checkpoint: of master weights, if any
     int64_t sequences;            // number of sequences in an update
     int64_t micro_batches;        // number of micro-batches in an update, on all ranks
-    int decode_batch;             // sequences generated at a time; 1 in training, which samples one by one
+    // sequences generated at a time; 1 in training, which samples one by one
+    int decode_batch;
 
     size_t nccl_bytes; // GPU memory that NCCL was found to use
 } Settled;

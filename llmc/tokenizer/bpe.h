@@ -54,9 +54,10 @@ typedef struct {
     BpeToken_* tokens;     // (V), into `buffer`
     unsigned char* buffer; // bytes of all tokens
     int byte_ids[256];     // tokens of single bytes
-    int* byte_pairs;       // (256, 256) unions of two bytes, or BPE_NONE_: most merging starts and ends here
-    BpePairs_ pairs;       // unions of two tokens
-    uint64_t* by_bytes;    // (2^bits) tokens by their bytes: 32 bits of the hash, and the id + 1
+    // (256, 256) unions of two bytes, or BPE_NONE_: most merging starts and ends here
+    int* byte_pairs;
+    BpePairs_ pairs;    // unions of two tokens
+    uint64_t* by_bytes; // (2^bits) tokens by their bytes: 32 bits of the hash, and the id + 1
     int bits;
     BpeClasses classes; // classes of characters, for splitting
 } Bpe;
@@ -196,7 +197,8 @@ enum { BPE_SHORT_ = 48 };
 // Token of a piece during merging, at the position of its first byte.
 typedef struct {
     int id;
-    int rank; // id of the union with the next token, or BPE_NONE_; also where no token starts any more
+    // id of the union with the next token, or BPE_NONE_; also where no token starts any more
+    int rank;
     uint32_t next, last; // positions of the neighbors, BPE_NOWHERE_ at the ends
 } BpePart_;
 
@@ -235,7 +237,8 @@ static inline void bpe_merger_close_(BpeMerger_* merger) {
 // entries at a time.
 typedef struct {
     int parts[BPE_SHORT_ + 20];
-    int ranks[BPE_SHORT_ + 20]; // ranks[i], i < count: id of the union of parts i and i + 1, or BPE_NONE_
+    // ranks[i], i < count: id of the union of parts i and i + 1, or BPE_NONE_
+    int ranks[BPE_SHORT_ + 20];
     int count;
     int at; // latest union
 } BpeShortMerge_;
@@ -571,7 +574,8 @@ static inline int bpe_wrong_merge_(const Bpe* bpe, const int (*pairs)[2]) {
 // `name` is for errors.
 static inline void bpe_open_merges(Bpe* bpe, const int (*pairs)[2], int num_merges, const char* name) {
     assert(0 <= num_merges);
-    size_t* ends = (size_t*)check_alloc(256 + (size_t)num_merges, sizeof(size_t), "merges"); // of the tokens
+    // of the tokens
+    size_t* ends = (size_t*)check_alloc(256 + (size_t)num_merges, sizeof(size_t), "merges");
     for (int id = 0; id < 256; id++) {
         ends[id] = (size_t)id + 1;
     }

@@ -110,7 +110,8 @@ static const uint64_t BPE_SEE_LONG_ = (uint64_t)1 << 63;
 // Key of an empty short slot: no piece has it.
 static const uint64_t BPE_NO_KEY_ = (uint64_t)1 << 62;
 
-enum { BPE_NEW_ = 16 }; // pieces merged at a time; 8 are slower, 32 no faster: more pieces come twice
+// pieces merged at a time; 8 are slower, 32 no faster: more pieces come twice
+enum { BPE_NEW_ = 16 };
 
 void bpe_encoder_open(BpeEncoder* encoder, const Bpe* bpe) {
     memset(encoder, 0, sizeof(*encoder));
@@ -342,7 +343,8 @@ size_t bpe_encode(BpeEncoder* encoder, const char* text, size_t bytes, int* ids)
             continue;
         }
         const uint16_t here = (uint16_t)((splitter.at < bytes ? splitter.at : bytes) - pieces->base);
-        const int is_cut = pieces->count > 0 && pieces->ends[pieces->count - 1] == here; // by a contraction
+        // by a contraction
+        const int is_cut = pieces->count > 0 && pieces->ends[pieces->count - 1] == here;
         if (splitter.at >= bytes && !is_cut) {
             pieces->ends[pieces->count++] = here; // end of the last piece
         }

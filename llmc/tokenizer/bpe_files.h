@@ -363,7 +363,8 @@ static size_t bpe_unspell_(BpeSpan_ span, const BpeSpelling_* spelling) {
     return bytes;
 }
 
-typedef enum { BPE_UTF8_, BPE_JSON_ } BpeText_; // JSON in ASCII: \u and four digits for other characters
+// JSON in ASCII: \u and four digits for other characters
+typedef enum { BPE_UTF8_, BPE_JSON_ } BpeText_;
 
 static void bpe_put_spelled_(const BpeSpelling_* spelling, BpeToken_ token, BpeText_ text, FILE* file) {
     for (uint32_t i = 0; i < token.length; i++) {
@@ -383,7 +384,8 @@ typedef void (*BpePutMerge_)(const BpeSpelling_* spelling, BpeToken_ left, BpeTo
                              FILE* file);
 static void bpe_put_each_merge_(const Bpe* bpe, BpePutMerge_ put, FILE* file) {
     const BpeSpelling_ spelling = bpe_spelling_();
-    uint64_t* merges = (uint64_t*)check_alloc((size_t)bpe->vocab_size, sizeof(uint64_t), "merges"); // by id
+    // by id
+    uint64_t* merges = (uint64_t*)check_alloc((size_t)bpe->vocab_size, sizeof(uint64_t), "merges");
     for (size_t i = 0; i < (size_t)1 << bpe->pairs.bits; i++) {
         const uint64_t entry = bpe->pairs.entries[i];
         if (entry != 0) {

@@ -112,7 +112,8 @@ typedef struct {
     size_t first; // byte at which the first piece starts
     size_t at;    // start of `now`: `first`, or a multiple of 64 after it
     BpeBlock_ last, now, next;
-    uint64_t spilled;     // bytes of the block after `next` that belong to a character begun in `next`, ...
+    // bytes of the block after `next` that belong to a character begun in `next`, ...
+    uint64_t spilled;
     int spilled_class;    // ... and that character's class
     uint64_t cut, joined; // cuts in `now` that a contraction begun in `last` adds and removes
 } BpeSplitter;
@@ -182,7 +183,8 @@ ALWAYS_INLINE BpeBlock_ bpe_classify_(BpeSplitter* splitter, size_t begin) {
     const unsigned char* text = splitter->text + begin;
     const size_t left = splitter->bytes - begin;
     uint64_t valid = ~(uint64_t)0, wide = 0;
-    __builtin_prefetch(text + 2048); // hardware prefetching ends at each page: without this, 1/10 slower
+    // hardware prefetching ends at each page: without this, 1/10 slower
+    __builtin_prefetch(text + 2048);
     unsigned char padded[64];
     if (left < 64) {
         memset(padded, 0, sizeof(padded));
@@ -295,7 +297,8 @@ ALWAYS_INLINE size_t bpe_places_(uint64_t bits, uint32_t base, uint16_t* places,
 #pragma GCC unroll 8
         for (int i = 0; i < 8; i++) {
             places[count + (size_t)(done + i)] =
-                (uint16_t)(base + (uint32_t)__builtin_ctzll(bits | (uint64_t)1 << 63)); // undefined for 0
+                // undefined for 0
+                (uint16_t)(base + (uint32_t)__builtin_ctzll(bits | (uint64_t)1 << 63));
             bits &= bits - 1;
         }
     }
@@ -303,7 +306,8 @@ ALWAYS_INLINE size_t bpe_places_(uint64_t bits, uint32_t base, uint16_t* places,
     return count + (size_t)n;
 }
 
-enum { BPE_BLOCKS_ = 64, BPE_CUTS = 64 * BPE_BLOCKS_ + 32 }; // blocks per call, and room for their cuts
+// blocks per call, and room for their cuts
+enum { BPE_BLOCKS_ = 64, BPE_CUTS = 64 * BPE_BLOCKS_ + 32 };
 
 // Finds the cuts in the next blocks of the text, relative to the first block. The first byte of the
 // text is not a cut.
@@ -349,7 +353,8 @@ static inline size_t bpe_cut_off(BpeSplitter* splitter, size_t begin, size_t bas
 static inline int bpe_class_before_(const BpeClasses* classes, const unsigned char* text, size_t at) {
     int class_;
     size_t n = 1;
-    while (n < 4 && n < at && (text[at - n] & 0xC0) == 0x80) { // not yet the first byte of a character
+    // not yet the first byte of a character
+    while (n < 4 && n < at && (text[at - n] & 0xC0) == 0x80) {
         n++;
     }
     const unsigned char first = text[at - n];

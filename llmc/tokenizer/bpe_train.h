@@ -385,7 +385,8 @@ static void bpe_heap_sink_(BpeTraining_* training, BpeBest_ sinking) {
 static BpeNeighbors_* bpe_take_best_(BpeTraining_* training) {
     while (training->heap_size > 0) {
         BpeBest_ top = training->heap[0];
-        BpeNeighbors_* entry = bpe_neighbors_entry_(training, top.pair); // empty, so 0, if it was dropped
+        // empty, so 0, if it was dropped
+        BpeNeighbors_* entry = bpe_neighbors_entry_(training, top.pair);
         const int is_right = entry->count == top.count;
         top.count = entry->count;
         bpe_heap_sink_(training, is_right || top.count == 0 ? training->heap[--training->heap_size] : top);

@@ -75,7 +75,8 @@ void word_list_close(WordList* list) {
 
 // ---- writing ----
 
-static int word_by_length_(const void* a, const void* b) { // longest first; equal lengths keep their order
+// longest first; equal lengths keep their order
+static int word_by_length_(const void* a, const void* b) {
     const TokenText *x = *(const TokenText*const*)a, *y = *(const TokenText*const*)b;
     return x->length != y->length ? (x->length < y->length) - (x->length > y->length) : (x > y) - (x < y);
 }

@@ -16,7 +16,8 @@ inline float __powf(float x, float y) { return powf(x, y); }
 inline float __sinf(float x) { return sinf(x); }
 inline float __cosf(float x) { return cosf(x); }
 inline float __fdividef(float a, float b) { return a / b; }
-inline float __saturatef(float x) { return x > 0 ? (x < 1 ? x : 1) : 0; } // 0 for NaN, as on the device
+// 0 for NaN, as on the device
+inline float __saturatef(float x) { return x > 0 ? (x < 1 ? x : 1) : 0; }
 inline float __fadd_rn(float a, float b) { return a + b; }
 inline float __fsub_rn(float a, float b) { return a - b; }
 inline float __fmul_rn(float a, float b) { return a * b; }

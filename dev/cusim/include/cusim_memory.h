@@ -50,7 +50,8 @@ CUSIM_ATOMIC_ADD(__half2)
 CUSIM_ATOMIC_ADD(__nv_bfloat16)
 CUSIM_ATOMIC_ADD(__nv_bfloat162)
 #undef CUSIM_ATOMIC_ADD
-inline int atomicAdd(int* address, int value) { // wraps around on the device; in C++ only unsigned does
+// wraps around on the device; in C++ only unsigned does
+inline int atomicAdd(int* address, int value) {
     return (int)atomicAdd((unsigned*)address, (unsigned)value);
 }
 inline unsigned atomicSub(unsigned* address, unsigned value) { return atomicAdd(address, 0u - value); }

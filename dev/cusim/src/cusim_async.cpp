@@ -17,7 +17,8 @@ extern "C" void cusim_cp_async(void* to, const void* from, int bytes, int source
         cusim_die("cp.async: misaligned address");
     }
     if (__tsan_write_range) {
-        __tsan_write_range(to, (unsigned long)bytes); // any access between now and the wait is a race
+        // any access between now and the wait is a race
+        __tsan_write_range(to, (unsigned long)bytes);
     }
     if (order_is_random() && random_below(2)) {
         copy_with_zeros((char*)to, (const char*)from, bytes, source_bytes);

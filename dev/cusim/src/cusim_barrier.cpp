@@ -19,7 +19,8 @@ typedef enum { BARRIER_WAIT, BARRIER_ARRIVE } BarrierUse;
 typedef struct {
     const char *name, *file;
     int line;
-    bool one_place; // __syncthreads and grid.sync: all must come from the same line. bar.sync: from anywhere
+    // __syncthreads and grid.sync: all must come from the same line. bar.sync: from anywhere
+    bool one_place;
 } BarrierCall;
 
 // Checks that all threads agree on the barrier. On the device __syncthreads in different branches

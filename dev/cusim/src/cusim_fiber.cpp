@@ -71,7 +71,8 @@ Fiber* fiber_new() {
     void** top = (void**)(fiber->stack + fiber->stack_bytes - 64 - color);
     *--top = nullptr;
     *--top =
-        nullptr; // two words: after `ret` rsp is a multiple of 16, as the call in cusim_fiber_start needs it
+        // two words: after `ret` rsp is a multiple of 16, as the call in cusim_fiber_start needs it
+        nullptr;
     *--top = (void*)cusim_fiber_start;
     *--top = nullptr; // rbp
     *--top = fiber;   // rbx

@@ -143,7 +143,8 @@ static bool is_joined(const Capture* capture) {
     }
     for (size_t i = nodes.size(); i-- > 0;) {
         if (!reached[i]) {
-            return false; // nodes point to earlier ones, so no later node can reach this one any more
+            // nodes point to earlier ones, so no later node can reach this one any more
+            return false;
         }
         for (int node : nodes[i].after) {
             reached[(size_t)node] = 1;

@@ -44,7 +44,8 @@ Three traps:
 #include "../include/cusim_runtime.h"
 
 #define CUSIM_WEAK __attribute__((weak))
-#define CUSIM_ALWAYS_INLINE static inline __attribute__((always_inline)) // on the path of every switch
+// on the path of every switch
+#define CUSIM_ALWAYS_INLINE static inline __attribute__((always_inline))
 
 extern "C" {
 CUSIM_WEAK void __asan_init(void);
@@ -78,7 +79,8 @@ static inline void tsan_release(void* at) {
 
 // ---- cusim_config.cpp ----
 
-typedef enum { ORDER_UP, ORDER_DOWN, ORDER_RANDOM, ORDER_GREEDY } Order; // greedy: a warp as far as it goes
+// greedy: a warp as far as it goes
+typedef enum { ORDER_UP, ORDER_DOWN, ORDER_RANDOM, ORDER_GREEDY } Order;
 typedef enum { STREAMS_EAGER, STREAMS_LAZY, STREAMS_RANDOM } StreamOrder;
 
 typedef struct {
@@ -87,7 +89,8 @@ typedef struct {
     uint64_t seed;
     int wave;            // blocks that run at the same time
     bool protect, stats; // host access to device memory faults; numbers at exit
-    bool dry;            // streams do nothing, and device memory is only addresses; the host reads zeros
+    // streams do nothing, and device memory is only addresses; the host reads zeros
+    bool dry;
 } Config;
 extern const Config config;
 
@@ -227,7 +230,8 @@ struct Engine {
     bool cooperative;
 
     std::vector<Block> blocks;         // of this wave
-    std::vector<DeviceThread> threads; // of this wave; entries beyond `count` are left over from larger waves
+    // of this wave; entries beyond `count` are left over from larger waves
+    std::vector<DeviceThread> threads;
     std::vector<unsigned> order;       // order in which threads are started
     unsigned count, started, alive;
     unsigned long spins; // yields since the last progress
@@ -442,7 +446,8 @@ typedef struct {
     size_t bytes;
     MemoryKind kind;
 } Allocation;
-Allocation* allocation_of(const void* pointer); // allocation of a pointer; NULL: none, pageable host memory
+// allocation of a pointer; NULL: none, pageable host memory
+Allocation* allocation_of(const void* pointer);
 size_t device_memory_bytes();
 // for an allocation, or a library; false if not enough is left
 bool device_memory_take(size_t bytes);
@@ -471,7 +476,8 @@ static const double OPERATION_S = 10e-6;
 void cusim_pass_time(double seconds);
 void operation_run(const Operation& operation);
 void enqueue_steps(cudaStream_t stream, std::function<Steps(CUstream_st*)> begin);
-Step stream_advance(CUstream_st* stream); // one step of the first work in its queue; never STEP_DONE
+// one step of the first work in its queue; never STEP_DONE
+Step stream_advance(CUstream_st* stream);
 bool streams_advance_any(const CUstream_st* but);
 
 // A counter that other processes read: odd while this process waits for them. The step that waits

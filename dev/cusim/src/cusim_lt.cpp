@@ -58,7 +58,8 @@ struct Preference {
 // Contents of cublasLtMatmulAlgo_t.
 struct Algorithm {
     int number;
-    uint32_t align_a, align_b, align_c, align_d, zero; // no padding: programs keep all bytes in files
+    // no padding: programs keep all bytes in files
+    uint32_t align_a, align_b, align_c, align_d, zero;
     uint64_t workspace_bytes;
 };
 static_assert(sizeof(Algorithm) <= sizeof(cublasLtMatmulAlgo_t), "does not fit into the opaque type");
@@ -286,7 +287,8 @@ float epilogue(const Product& p, float x, long m, long n) {
 // Returns the bytes of a matmul if every matrix is read or written once.
 double product_bytes(const Product& p, float beta) {
     const double d_bytes = (double)p.M * p.N * element_bytes(p.d.type);
-    const double passes = 1 + (beta != 0) + (epilogue_has(p.op, AUX) ? 1 : 0); // passes over matrices like d
+    // passes over matrices like d
+    const double passes = 1 + (beta != 0) + (epilogue_has(p.op, AUX) ? 1 : 0);
     const double factors = (double)p.K * (p.M + p.N) * element_bytes(p.a.type);
     const int has_bias = epilogue_has(p.op, CUBLASLT_EPILOGUE_BIAS) ||
                          epilogue_has(p.op, CUBLASLT_EPILOGUE_DGELU_BGRAD);

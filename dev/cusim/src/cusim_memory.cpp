@@ -18,7 +18,8 @@ static std::vector<Allocation>& allocations() {
 // A driver hands out device memory in units of 2 MiB; allocations of less than half a unit share
 // some.
 static const size_t UNIT_BYTES = (size_t)2 << 20;
-static size_t whole_bytes = 0, shared_bytes = 0; // bytes in units with one allocation; in shared units
+// bytes in units with one allocation; in shared units
+static size_t whole_bytes = 0, shared_bytes = 0;
 
 static size_t in_units(size_t bytes) { return (bytes + UNIT_BYTES - 1) / UNIT_BYTES * UNIT_BYTES; }
 static size_t device_bytes_used() { return whole_bytes + in_units(shared_bytes); }

@@ -362,7 +362,8 @@ Step step(Work* work) {
     CUstream_st* first = stream_before(work);
     if (first) {
         return first == work->stream ? STEP_STUCK
-                                     : stream_advance(first); // the same one: another node of the graph
+                                     // the same one: another node of the graph
+                                     : stream_advance(first);
     }
     const unsigned changes = comm->shared->changes.load();
     device_memory_open();
@@ -558,7 +559,8 @@ struct Exchange : Work {
         return true;
     }
     bool move() override {
-        uint32_t tried[2] = {0, 0}; // ranks: only the first send to each, and the first receive from it
+        // ranks: only the first send to each, and the first receive from it
+        uint32_t tried[2] = {0, 0};
         bool moved = false;
         for (Transfer& t : transfers) {
             uint32_t* ranks = &tried[t.call.kind == SEND];

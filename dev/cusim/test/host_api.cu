@@ -194,7 +194,8 @@ static void test_fork_and_join(const Gpu* gpu) {
     for (int i = 0; i < 3; i++) {
         CUDA_CHECK(cudaGraphLaunch(executable, gpu->stream));
     }
-    CUDA_CHECK(cudaGraphExecDestroy(executable)); // launches that have not run yet keep what they need
+    // launches that have not run yet keep what they need
+    CUDA_CHECK(cudaGraphExecDestroy(executable));
     EXPECT(fetch(gpu, f.x) == 14 && fetch(gpu, f.y) == 24, "%d %d", fetch(gpu, f.x), fetch(gpu, f.y));
     fork_close(&f);
     CUDA_CHECK(cudaStreamDestroy(side.stream));
@@ -282,7 +283,8 @@ static void test_external_events(const Gpu* gpu) {
 
     CUDA_CHECK(cudaStreamBeginCapture(gpu->stream, cudaStreamCaptureModeThreadLocal));
     CUDA_CHECK(
-        cudaEventRecord(out, gpu->stream)); // within the capture, so the graph cannot wait for it outside
+        // within the capture, so the graph cannot wait for it outside
+        cudaEventRecord(out, gpu->stream));
     EXPECT_ERROR(cudaStreamWaitEvent(gpu->stream, out, cudaEventWaitExternal), cudaErrorCapturedEvent);
     EXPECT_ERROR(cudaStreamEndCapture(gpu->stream, &graph), cudaErrorStreamCaptureInvalidated);
     fork_close(&f);

@@ -53,7 +53,8 @@ __global__ void warp_kernel(int* out) {
     mine[MAX] = __reduce_max_sync(all, lane - 40);
     mine[OR] = (int)__reduce_or_sync(all, 1u << lane);
     if (lane < 20) {
-        mine[ACTIVE] = __shfl_down_sync(0xfffffu, lane, 19 - lane); // a part of the warp, each reads lane 19
+        // a part of the warp, each reads lane 19
+        mine[ACTIVE] = __shfl_down_sync(0xfffffu, lane, 19 - lane);
     }
 }
 static void test_warp(const Gpu* gpu) {

@@ -41,8 +41,8 @@ static void write_byte(const char* path, long at, char value) {
     fclose(file);
 }
 
-// Two writers of one name at a time: neither meets the other, and the last to end has the name. A file of the
-// user's that is called like an unfinished one stays.
+// Two writers of one name at a time: neither meets the other, and the last to end has the name. A
+// file of the user's that is called like an unfinished one stays.
 TEST(two_writers) {
     FileWriter one, two;
     const char *path = test_path("file"), *own = test_write("file" FILE_PART, "mine", 4);
@@ -125,7 +125,8 @@ TEST(pointers) {
     EXPECT(fd >= 0 && close(fd) == 0, "%s", error);
 }
 
-// Any byte of a small file counts, also at its end; of a large one those at both ends. The name does not.
+// Any byte of a small file counts, also at its end; of a large one those at both ends. The name
+// does not.
 TEST(fingerprint) {
     enum { SMALL = 700001 };
     const long large = (long)100 << 20;

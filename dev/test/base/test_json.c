@@ -1,4 +1,5 @@
-// test_json.c -- reading JSON: values of every kind, the limits of strings and numbers, and refusals.
+// test_json.c -- reading JSON: values of every kind, the limits of strings and numbers, and
+// refusals.
 #include "llmc/base/check.h"
 #include "llmc/base/json.h"
 #include "dev/test/lib/test.h"

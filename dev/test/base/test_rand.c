@@ -215,7 +215,8 @@ static void test_large_shuffle(uint64_t n) {
     EXPECT(rand_permute(1, 2, n, n - 1) < n, "the last of %g", (double)n);
 }
 
-// Where the first of three goes must be uniform over the keys, and differ between seeds and between streams.
+// Where the first of three goes must be uniform over the keys, and differ between seeds and between
+// streams.
 TEST(shuffle_keys) {
     enum { KEYS = 3000 };
     int count[3] = {0};

@@ -125,8 +125,8 @@ TEST(exp_ends) {
     }
 }
 
-// NaN stays NaN whatever its sign and payload, and only in its own lane. Memory filled with 0xFF is a NaN
-// too.
+// NaN stays NaN whatever its sign and payload, and only in its own lane. Memory filled with 0xFF is
+// a NaN too.
 TEST(exp_nan) {
     const uint32_t nans[] = {0x7FC00000, 0xFFC00000, 0x7FC00001, 0x7FFFFFFF,
                              0xFFFFFFFF, 0x7FC001FF, 0xFFC000FF};

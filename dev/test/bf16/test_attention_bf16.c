@@ -46,8 +46,11 @@ static Run run_of(const Bf16Kernel* kernel, AttentionSizes sizes, float* qkv, fl
 
 // Bounds of the change that one rounding of each p and ds to bf16, by up to 2^-8, can cause. |x|
 // stands for sums of absolute values:
-//     out by sum_u p |v| = outs        delta by sum_d |dout| outs = deltas       dv by sum_t p |dout|
-//     dq by sum_u (|ds| + p deltas / sqrt(HS)) |k|                               dk the same over t with |q|
+//     out     sum_u p |v| = outs
+//     delta   sum_d |dout| outs = deltas
+//     dv      sum_t p |dout|
+//     dq      sum_u (|ds| + p deltas / sqrt(HS)) |k|
+//     dk      the same over t with |q|
 // The last bound is the size of the values that fp32 rounds in lse = log(sum_u exp(score)): 1, for
 // exponentials, which may be off by 3e-7, |lse|, and the sums that are scores,
 // sum_u p |q| |k| / sqrt(HS).
@@ -56,7 +59,8 @@ typedef struct {
     double* lse;        // to be multiplied by a few FLT_EPSILON
 } Bounds;
 
-// Query t of a head: adds to the bounds of its row and of the keys' rows. lse and bounds.lse begin with the head's token 0.
+// Query t of a head: adds to the bounds of its row and of the keys' rows. lse and bounds.lse begin
+// with the head's token 0.
 static void bound_query(const Run* r, Bounds bounds, const double* lse, const double* out, size_t token,
                         int h, int start, int t) {
     const int C = r->NH * r->HS, HS = r->HS;
@@ -93,7 +97,8 @@ static void bound_query(const Run* r, Bounds bounds, const double* lse, const do
     }
 }
 
-// Also allowed: 1 % for the rounding of a ds whose delta is off already, and the errors of fp32, 1e-5 of the largest result.
+// Also allowed: 1 % for the rounding of a ds whose delta is off already, and the errors of fp32,
+// 1e-5 of the largest result.
 static void expect_within(const char* name, const float* got, const double* want, const double* bound,
                           size_t n, const Run* r, const char* what) {
     double largest = 0;
@@ -154,7 +159,8 @@ static int* documents(int T, int longest) {
     return starts;
 }
 
-// Every edge of a tile and of a block of queries, and of a tile of dimensions; documents that cross them.
+// Every edge of a tile and of a block of queries, and of a tile of dimensions; documents that cross
+// them.
 static void test_sizes(const Bf16Kernel* kernel) {
     const int T[] = {1, 31, 32, 33, 129}, HS[] = {1, 12, 64, 33, 3};
     for (int i = 0; i < 5; i++) {
@@ -168,13 +174,15 @@ static void test_sizes(const Bf16Kernel* kernel) {
 // A row longer than a block of keys of attention.h, and the size of a head of GPT-2.
 static void test_long(const Bf16Kernel* kernel) { check(kernel, 1, ATTENTION_KEYS + 33, 1, 64, NULL); }
 
-// Scores of some hundreds: the largest is out of the range of fp32's exponentials if that of the token with itself is 1.
+// Scores of some hundreds: the largest is out of the range of fp32's exponentials if that of the
+// token with itself is 1.
 static void test_sharp(const Bf16Kernel* kernel) {
     check_sharp(kernel, 1, 70, 2, 16, NULL, 16);
     check_sharp(kernel, 1, 70, 1, 64, documents(70, 20), 16);
 }
 
-// A token sees itself and earlier ones: others do not change one bit of its results, though rounded together with them.
+// A token sees itself and earlier ones: others do not change one bit of its results, though rounded
+// together with them.
 static void test_causality(const Bf16Kernel* kernel) {
     enum { T = 70, NH = 2, HS = 12, C = NH * HS };
     const AttentionSizes sizes = {.B = 1, .T = T, .C = C, .NH = NH};
@@ -228,8 +236,8 @@ static float left_at(const uint32_t* packed, int line, int k, int K) {
         (uint16_t)(tile[line % BF16_TILE * BF16_STEP / 2 + k % BF16_STEP / 2] >> k % 2 * 16));
 }
 
-// q, k and v that come packed give the same bits as in fp32, and dqkv is the same rounded, by tokens and by channels; its sums
-// are those of columns within the rounding of T additions.
+// q, k and v that come packed give the same bits as in fp32, and dqkv is the same rounded, by
+// tokens and by channels; its sums are those of columns within the rounding of T additions.
 static void test_packed(const Bf16Kernel* kernel) {
     enum { B = 2, T = ATTENTION_BF16_ROWS + 64, NH = 2, HS = 64, C = NH * HS, N = B * T };
     const AttentionSizes sizes = {.B = B, .T = T, .C = C, .NH = NH};

@@ -122,7 +122,8 @@ static Results results_of(const Bf16Kernel* kernel, const Case* p) {
     return r;
 }
 
-// Losses err as sums in fp32 do. Two factors of a gradient are rounded to bf16: by 2^-9 each, 2^14 epsilons of fp32.
+// Losses err as sums in fp32 do. Two factors of a gradient are rounded to bf16: by 2^-9 each, 2^14
+// epsilons of fp32.
 static void check(const Bf16Kernel* kernel, const Case* p, const Results* r) {
     const double limit = 4 + sqrt(p->V), of_factors = 2 * (1 << 14) + limit;
     const size_t nc = (size_t)p->N * p->C, vc = (size_t)p->Vp * p->C;
@@ -230,7 +231,8 @@ TEST(cross_entropy_bf16) {
         test_size(&kernels[k], 70, 64, 64, 64, 32, 1);
         test_size(&kernels[k], 126, 64, 100, 128, 32, 1);  // e waits in dwte
         test_size(&kernels[k], 30, 33, 2100, 2112, 64, 2); // two chunks of words
-        test_size(&kernels[k], 40, 16, 300, 304, 40, 100); // logits of hundreds: from the largest one
+        // logits of hundreds: from the largest one
+        test_size(&kernels[k], 40, 16, 300, 304, 40, 100);
         test_size(&kernels[k], 9, 3, 50, 50, 9, 1e4f);
         test_size(&kernels[k], 150, 20, 2500, 2528, 96, 1);
         test_no_target(&kernels[k]);

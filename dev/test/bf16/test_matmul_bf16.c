@@ -4,6 +4,7 @@
 #include "llmc/bf16/matmul_bf16.h"
 #include "llmc/reference.h"
 #include "dev/test/lib/bf16_model.h"
+#include "dev/test/lib/linear_reference.h"
 #include "dev/test/lib/ops.h"
 
 static Bf16Kernel kernels[MODEL_KERNELS];
@@ -11,7 +12,8 @@ static int kernels_count;
 
 // ---- packing ----
 
-// Ties of both kinds, what carries into the exponent, what becomes infinite, and what must stay as it is.
+// Ties of both kinds, what carries into the exponent, what becomes infinite, and what must stay as
+// it is.
 static void test_rounding(Bf16Pack pack) {
     const uint32_t bits[] = {0x3f800000, 0x3f808000, 0x3f818000, 0x3f808001, 0x3f807fff, 0xbf808000,
                              0x3fffffff, 0x7f7fffff, 0xff7fffff, 0x7f800000, 0xff800000, 0x7fc00000,
@@ -36,7 +38,8 @@ static uint16_t packed_at(const uint32_t* packed, int is_left, int i, int k) {
     return (uint16_t)(step[is_left ? i * 16 + pair : pair * 32 + i] >> 16 * (k % 2));
 }
 
-// Lines and values in either order of memory, not at the start of the matrix, which ends at a guard page.
+// Lines and values in either order of memory, not at the start of the matrix, which ends at a guard
+// page.
 static void check_pack(Bf16Pack pack, int lines, int k, int is_left, int k_contiguous) {
     enum { I0 = 2, K0 = 3 };
     const int all_lines = lines + I0, all_k = k + K0;
@@ -121,22 +124,9 @@ static uint32_t* packed_weight(Matrix right, int K, int N) {
     return packed;
 }
 
-// The products of bf16 factors are exact in fp32, so sums err as those of test_matmul.c do: the same limit, in units of
-// epsilon times the sum of absolute values.
+// The products of bf16 factors are exact in fp32, so sums err as those of test_matmul.c do: the
+// same limit, in units of epsilon times the sum of absolute values.
 static const double limit = 4;
-
-typedef struct {
-    double *out, *dinp, *dweight, *dbias;
-} Results;
-
-static Results reference(int N, int C, int OC, const double* inp, const double* weight, const double* bias,
-                         const double* dout) {
-    const Results r = {ops_doubles((size_t)N * OC), ops_doubles((size_t)N * C), ops_doubles((size_t)OC * C),
-                       ops_doubles(OC)};
-    ref_linear_forward(r.out, inp, weight, bias, N, C, OC);
-    ref_linear_backward(r.dinp, r.dweight, r.dbias, dout, inp, weight, N, C, OC);
-    return r;
-}
 
 // Factors, what comes of them, and the sums of absolute values.
 typedef struct {
@@ -154,7 +144,8 @@ static void check_forward(const Bf16Kernel* kernel, MatmulBf16Scratch* scratch, 
                 kernel->name, N, C, OC);
 }
 
-// The bias is no factor of a product: its gradient sums what is not rounded. `old`: what it was added to, or NULL.
+// The bias is no factor of a product: its gradient sums what is not rounded. `old`: what it was
+// added to, or NULL.
 static void check_dbias(const Bf16Kernel* kernel, const Case* p, const float* dbias, const float* old) {
     double *want = ops_doubles(p->OC), *size = ops_doubles(p->OC);
     for (int o = 0; o < p->OC; o++) {
@@ -338,6 +329,7 @@ TEST(matmul_bf16) {
 #endif
     test_slabs(large);
     for (int k = 0; k < large; k++) {
-        test_threads(&kernels[k], 513, 1100, 1100); // two slabs of k; one thread takes columns in two parts
+        // two slabs of k; one thread takes columns in two parts
+        test_threads(&kernels[k], 513, 1100, 1100);
     }
 }

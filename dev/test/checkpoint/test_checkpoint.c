@@ -2,7 +2,7 @@
 // whatever fails at any time; --keep removes the right ones and nothing else; a damaged one is
 // reported, and the one before it is used.
 //
-//     build/plain/test_checkpoint --save_checkpoint DIR STEP VALUE    saves a model, while calls fail
+//     test_checkpoint --save_checkpoint DIR STEP VALUE    saves a model, while calls fail
 #define CHECKPOINT_LOCK_WAIT_S 0.2
 #define DIRECTORY_IMPLEMENTATION
 
@@ -147,8 +147,8 @@ static size_t state_elements(void) { return state_layout().slots[STATE_M].bytes 
 static float* m_of(const Checkpoints* c) { return (float*)c->optimizer; }
 static float* v_of(const Checkpoints* c) { return (float*)c->optimizer + state_elements(); }
 
-// Saves a model whose first weight is `value`, after what spoil (NULL: nothing) does to it; path becomes the
-// checkpoint's.
+// Saves a model whose first weight is `value`, after what spoil (NULL: nothing) does to it; path
+// becomes the checkpoint's.
 static void save_spoiled(char path[PATH_MAX], const Run* run, int64_t step, float value,
                          SafeTensorsDtype dtype, void (*spoil)(Checkpoints*)) {
     Checkpoints c;
@@ -301,7 +301,8 @@ TEST(save) {
     expect_list(&run, "1000 step_123456789012");
 }
 
-// Element e of the first layer, or a later one: a weight as it was written, m and v. The vocabulary's padding is zero.
+// Element e of the first layer, or a later one: a weight as it was written, m and v. The
+// vocabulary's padding is zero.
 static int is_as_written(const float* got, const float* want, const uint16_t* bits, size_t n, size_t e,
                          int is_padding, SafeTensorsDtype dtype) {
     const float weight = dtype == SAFETENSORS_F32    ? want[e]
@@ -556,8 +557,8 @@ TEST(left_over) {
     EXPECT(newest_in(run.out) == 22, "back in its place");
 }
 
-// Links under the names of checkpoints go; what they point to stays. One that is a checkpoint elsewhere can
-// be read, replaced and removed like any other.
+// Links under the names of checkpoints go; what they point to stays. One that is a checkpoint
+// elsewhere can be read, replaced and removed like any other.
 TEST(links) {
     const Run run = run_open("links", 1, 0), elsewhere = run_open("elsewhere", 0, 0);
     save(&elsewhere, 2);
@@ -614,8 +615,8 @@ static void body_read(const void* path) {
     read_checkpoint(&state, (const char*)path, params, optimizer);
 }
 
-// Weights that are not finite are not saved over those that are; an optimizer's state that cannot be is not
-// read.
+// Weights that are not finite are not saved over those that are; an optimizer's state that cannot
+// be is not read.
 TEST(not_finite) {
     const Run run = run_open("not_finite", 1, 0);
     char path[PATH_MAX];
@@ -818,7 +819,8 @@ TEST(other_entries) {
     EXPECT(strncmp(list_of(run.out), "log.jsonl ", 10) == 0, "%s", list_of(run.out));
 }
 
-// A checkpoint that cannot be removed, here because of a directory in it, ends neither the run nor the save.
+// A checkpoint that cannot be removed, here because of a directory in it, ends neither the run nor
+// the save.
 TEST(cannot_remove) {
     const Run run = run_open("stuck", 1, 0);
     save(&run, 1);
@@ -845,7 +847,8 @@ static void write_all(const char* path, const char* text, size_t bytes) {
     CHECK(file && fwrite(text, 1, bytes, file) == bytes && fclose(file) == 0, "%s", path);
 }
 
-// Every byte of every file, changed in turn: noticed, with the name of the file; the one before is taken.
+// Every byte of every file, changed in turn: noticed, with the name of the file; the one before is
+// taken.
 TEST(flips) {
     const Run run = run_open("flips", 0, 0);
     char path[PATH_MAX], file[PATH_MAX], error[ERROR_BYTES], files[] = ALL_FILES, *save_at = NULL;
@@ -963,7 +966,7 @@ TEST(bad_state) {
         {"\"model.safetensors\"", "\"../model.safetensors\"", "wanted one beside it"},
         {"\"step\":2", "\"step\":99999999999999999999", "a number above"},
         {"\"step\":2", "\"step\":9999999999999999999", "below 2^62"},
-        {"\"count\":0", "\"count\":9223372036854775807", "below 2^62"}, // or counting on would overflow
+        {"\"count\":0", "\"count\":9223372036854775807", "below 2^62"}, // more would overflow
         {"\"updates\":2", "\"updates\":9223372036854775807", "below 2^62"},
         {"\"step\":2", "\"step\":-2", "a whole number"},
         {"\"step\":2", "\"serial\":2", "serial appears twice"},
@@ -1071,7 +1074,8 @@ TEST(bad_places) {
 #define CAN_PRELOAD 1
 #endif
 
-// Saves in another process, step 2 with a file for each group of weights, in which call number `at` fails (0: none, and *calls is set). Returns its status.
+// Saves in another process, step 2 with a file for each group of weights, in which call number `at`
+// fails (0: none, and *calls is set). Returns its status.
 static int save_with_fault(const Run* run, int step, int at, int* calls) {
     char command[PATH_MAX + 1024];
     snprintf(command, sizeof(command),
@@ -1107,11 +1111,13 @@ TEST(faults) {
     EXPECT(symlink(self, test_path("self")) == 0, "self");
     const Run run = run_open("faults", 1, 0);
     save(&run, 1);
-    EXPECT(save_with_fault(&run, 1, 0, &calls) == 0 && calls > 30, "%d calls", calls); // it replaces step 1
+    // it replaces step 1
+    EXPECT(save_with_fault(&run, 1, 0, &calls) == 0 && calls > 30, "%d calls", calls);
     EXPECT(save_with_fault(&run, 2, 0, &calls_of_2) == 0 && calls_of_2 > calls + 10, "%d calls", calls_of_2);
     int failed = 0;
     for (int at = 1; at <= calls_of_2; at++) {
-        for (int step = at <= calls ? 1 : 2; step <= 2; step++) { // one that replaces, and a new one
+        // one that replaces, and a new one
+        for (int step = at <= calls ? 1 : 2; step <= 2; step++) {
             save(&run, 1);
             const int status = save_with_fault(&run, step, at, &(int){0});
             size_t bytes;

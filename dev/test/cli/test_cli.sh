@@ -17,7 +17,8 @@ work=$(mktemp -d /tmp/llmc_cli_XXXXXX)
 trap 'rm -rf "$work"' EXIT
 cd "$work" || exit 1
 
-# A model and a run that take a few milliseconds. Options cannot be given twice, so there are several lists.
+# A model and a run that take a few milliseconds. Options cannot be given twice, so there are
+# several lists.
 model=(--layers 2 --channels 16 --heads 2)
 batch=(--seq-len 16 --batch 2)
 quiet=(--eval-every 0 --sample-every 0 --save-every 0) # only updates
@@ -403,8 +404,8 @@ test_same_numbers() {
     check "and the samples" [ "$(samples_of seed)" != "$(samples_of threads_1)" ]
 }
 
-# A runtime that binds threads has bound the first one before the program starts itself again: the others have cores of
-# their own all the same.
+# A runtime that binds threads has bound the first one before the program starts itself again: the
+# others have cores of their own all the same.
 test_bound_threads() {
     local program i bound=0
     [ "$(nproc)" -gt 1 ] && grep -q omp_get_thread_num "$trainer" || return 0
@@ -430,8 +431,8 @@ test_accumulation() {
     check "norms of 4 x 1 and 1 x 4 sequences" all_near norms_4 norms_1 1e-4
 }
 
-# Documents as sequences, of the built-in stories: the same sequences, whatever the micro-batch, give the same losses,
-# and padding changes none.
+# Documents as sequences, of the built-in stories: the same sequences, whatever the micro-batch,
+# give the same losses, and padding changes none.
 test_packing() {
     local run=("${model[@]}" --seq-len 64 --total-batch 512 --steps 4 --eval-every 4 --eval-batches 8 --sample-every 0
         --save-every 0) pack
@@ -718,8 +719,9 @@ test_matmul() {
     bad 2 "--matmul bf17|fp32|auto" "${run[@]}" --matmul bf17
 }
 
-# A damaged checkpoint is named, and the one before it taken; with none left the run does not start anew by itself.
-# The update during the backward pass: what works with it, and what does not, by name.
+# A damaged checkpoint is named, and the one before it taken; with none left the run does not start
+# anew by itself. The update during the backward pass: what works with it, and what does not, by
+# name.
 test_update_in_backward() {
     local on=("${model[@]}" --seq-len 16 --steps 2 --samples 0 --eval-batches 1 --update-in-backward on)
     good "an update of one micro-batch" "${on[@]}" --total-batch 80 --out in_backward
@@ -836,8 +838,8 @@ test_divergence() {
     bad 1 "step 1: the run has diverged|not finite 1 times" "${batch[@]}" --steps 9 "${quiet[@]}" --model huge2.bin --on-divergence stop
     bad 1 "diverged|no checkpoint to roll back to" "${batch[@]}" --steps 99 --eval-every 0 --sample-every 0 --model huge2.bin \
         --on-divergence rollback --save-every 2 --out nothing_good
-    # NaN in updates 31 to 33, as after a fault of the machine. Each has 160 logarithms: of 32 losses, and of the sums of
-    # probabilities of 32 tokens in 2 layers with 2 heads.
+    # NaN in updates 31 to 33, as after a fault of the machine. Each has 160 logarithms: of 32
+    # losses, and of the sums of probabilities of 32 tokens in 2 layers with 2 heads.
     local faulty=("${model[@]}" "${batch[@]}" --steps 60 "${quiet[@]:0:4}" --save-every 10 --max-skips 3 --on-divergence rollback)
     make_fault
     LD_PRELOAD=$PWD/fault.so ASAN_OPTIONS=verify_asan_link_order=0 FAULT_NAN_FROM=$((30 * 160 + 1)) FAULT_NAN_TO=$((33 * 160)) \

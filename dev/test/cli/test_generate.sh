@@ -179,8 +179,8 @@ test_gpu() {
     test_gpu_quantized
 }
 
-# The CPU rounds inputs of matmuls, too, so a text may change where two tokens are almost as likely. 9 texts at a time
-# are more than a kernel of few rows takes.
+# The CPU rounds inputs of matmuls, too, so a text may change where two tokens are almost as likely.
+# 9 texts at a time are more than a kernel of few rows takes.
 test_gpu_quantized() {
     local batch greedy=(--model run --prompts prompts.jsonl --tokens 12 --temperature 0 --quantize q8_0)
     good_text "greedy texts in 8 bits" "${greedy[@]}"
@@ -207,7 +207,8 @@ same_loss() {
 # The loss that is printed for a text.
 loss_of() { sed -n 's/.* | loss \([0-9.]*\) | perplexity .*/\1/p' stdout; }
 
-# Matrices in 8 bits: hardly another loss, less memory, and texts that depend on nothing else either.
+# Matrices in 8 bits: hardly another loss, less memory, and texts that depend on nothing else
+# either.
 test_quantized() {
     local q=(--quantize q8_0) loss prompts=(--model run --prompts prompts.jsonl --tokens 60) batch
     trainer=$learner runs "a model that has learned" --layers 2 --channels 64 --heads 2 --seq-len 64 --batch 8 --eval-every 0 --samples 0 \

@@ -53,7 +53,8 @@ sed -i '0,/then bias,/s/\(then bias, .*: \)yes/\1no/' answers_simulated.txt
 report --part C --only answers
 check "one that is, is shown" has '^- (128, 256) = .* bf16 to bf16, then bias, aligned to 16: yes (off by .*); the simulator: no$'
 
-# a library that only CUDA_HOME has, one that only a wheel of Python has, one that nobody has, and a test that fails
+# a library that only CUDA_HOME has, one that only a wheel of Python has, one that nobody has, and a
+# test that fails
 wheel=$dir/home/.local/lib/python3.12/site-packages/nvidia/cu13/lib
 mkdir -p "$dir/cuda/lib64" "$wheel" "$dir/gone"
 cat >"$dir/main.c" <<'END'

@@ -85,7 +85,8 @@ test_two_starts() {
     in_background "${brief[@]}" --steps 3 --train-data big.txt --tokenizer merges.txt --out two
     for i in {1..3000}; do [ -e two ] && break; sleep 0.01; done
     timeout 5 "$trainer" "${brief[@]}" --steps 3 --train-data big.txt --tokenizer merges.txt --out two >second 2>&1 </dev/null
-    # the first may have ended within the ten seconds that the second waits: then it ran after it, and that is fine, too
+    # the first may have ended within the ten seconds that the second waits: then it ran after it,
+    # and that is fine, too
     wait $process
     check "the first: exit status $?, $(head -n 1 stderr)" [ $? = 0 ]
     good "alone" "${brief[@]}" --steps 3 --train-data big.txt --tokenizer merges.txt --out alone

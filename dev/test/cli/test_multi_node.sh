@@ -11,7 +11,8 @@ trap 'rm -rf "$dir"' EXIT
 cd "$dir" || exit 1
 cp -r "$top/scripts" .
 
-# The launcher and everything else that is called says so in the file `calls`; the first time it has saved and stopped.
+# The launcher and everything else that is called says so in the file `calls`; the first time it has
+# saved and stopped.
 mkdir bin
 cat >bin/launcher <<'END'
 #!/usr/bin/env bash

@@ -190,8 +190,8 @@ test_same_bits() {
     done
 }
 
-# Each optimizer's state is divided as its slots are. Blocks of 64 want as many channels. Rules of whole matrices gather what
-# the processes have of them.
+# Each optimizer's state is divided as its slots are. Blocks of 64 want as many channels. Rules of
+# whole matrices gather what the processes have of them.
 test_optimizers() {
     local optimizer options wide=(--layers 2 --channels 64 "${run[@]:4}")
     for optimizer in adamw8bit lion; do
@@ -232,7 +232,8 @@ test_stages() {
     check "stage 0 has one part of the state" [ "$(ls three_0/step_00000009/optimizer.*)" = three_0/step_00000009/optimizer.1of1.safetensors ]
 }
 
-# Gradients of what is frozen in some blocks only, and of blocks that the backward pass does not come to.
+# Gradients of what is frozen in some blocks only, and of blocks that the backward pass does not
+# come to.
 test_freeze() {
     local frozen='embeddings,blocks[0],mlp[1]' n zero
     trains 1 frozen_1 "${run[@]}" --zero 2 --freeze "$frozen"
@@ -257,7 +258,8 @@ test_freeze() {
     same_model parts_zero_0/step_00000009 parts_zero_1/step_00000009 "frozen in all blocks, stages 0 and 1 of 3 ranks"
 }
 
-# Layers that share parameters: their groups are complete at different times, and there are fewer of them.
+# Layers that share parameters: their groups are complete at different times, and there are fewer of
+# them.
 test_share() {
     local share four=(--layers 4 "${run[@]:2}")
     for share in pairs attention; do
@@ -355,7 +357,8 @@ test_disagreement() {
     check "--zero 3: exit status $status, $(head -n 1 stderr)" [ $status = 2 -a "$(grep -c '^error: --zero 3' stderr)" = 1 ]
 }
 
-# differs WHAT LINE VARIABLE OPTIONS...: the last of 3 ranks has a fault (fault.c), and all end with LINE.
+# differs WHAT LINE VARIABLE OPTIONS...: the last of 3 ranks has a fault (fault.c), and all end with
+# LINE.
 differs() {
     local what=$1 line=$2 fault=$3
     shift 3
@@ -414,7 +417,8 @@ test_slow_rank() {
         [ "$(grep -c "^note: rank 2 ($(uname -n)) computes [0-9]* % slower than the median, and all wait for it" stdout)" = 1 ]
 }
 
-# begins OUT N COMMAND...: in the background, until its first checkpoint is there; sets `process`, that of mpirun.
+# begins OUT N COMMAND...: in the background, until its first checkpoint is there; sets `process`,
+# that of mpirun.
 begins() {
     local out=$1 n=$2 i
     shift 2
@@ -444,7 +448,8 @@ rank_pid() { pgrep -f "^$trainer" | sed -n "$1p"; }
 long=(--layers 2 --channels 32 --heads 2 --seq-len 16 --batch 3 --total-batch 320 --steps 100000 --save-every 3 --keep 2
     --eval-every 0 --samples 0)
 
-# continues OUT: the last checkpoint is complete, and a run with another number of ranks resumes from it.
+# continues OUT: the last checkpoint is complete, and a run with another number of ranks resumes
+# from it.
 continues() {
     ranks 2 "$trainer" --out "$1" --resume on --max-hours 0.0001
     check "$1 continues: exit status $status, $(grep -m 1 '^error' stderr)" [ $status = 75 ]
@@ -521,8 +526,9 @@ test_gpu_watchdog() {
     CUSIM_NCCL_FAULT=1:1:hang stuck_gpus "a GPU that hangs" "$collectives" check --timeout 2
 }
 
-# 10 sequences an update, in 5 micro-batches: uneven for 2 and 4 GPUs. Runs with the same cache have the same algorithms of
-# matmuls. Stages add in other orders: TF32 would round the last bits up to its own.
+# 10 sequences an update, in 5 micro-batches: uneven for 2 and 4 GPUs. Runs with the same cache have
+# the same algorithms of matmuls. Stages add in other orders: TF32 would round the last bits up to
+# its own.
 gpu_run=(--layers 2 --channels 32 --heads 2 --seq-len 16 --batch 2 --total-batch 160 --steps 6 --samples 1 --sample-tokens 4
     --sample-every 6 --eval-batches 3 --save-every 3 --eval-every 3 --tf32 off)
 
@@ -598,8 +604,8 @@ test_gpu_offload() {
     check "nothing is left on the disk: $(ls nvme)" [ -z "$(ls nvme)" ]
 }
 
-# Rules of whole matrices gather what the processes have of them; saved with all on the host or a disk by three, continued
-# without by two.
+# Rules of whole matrices gather what the processes have of them; saved with all on the host or a
+# disk by three, continued without by two.
 test_gpu_matrices() {
     local optimizer options none=(--offload-params off --offload-optimizer off --offload-path '')
     while read -r optimizer options; do
@@ -615,8 +621,8 @@ adafactor --adafactor-beta1 0.9 --adafactor-scale on
 END
 }
 
-# Frozen blocks, and what is frozen in all of them, have neither gradients nor state on GPUs, by rules of elements and of
-# matrices.
+# Frozen blocks, and what is frozen in all of them, have neither gradients nor state on GPUs, by
+# rules of elements and of matrices.
 test_gpu_freeze() {
     local optimizer frozen=(--layers 3 "${gpu_run[@]:2}" --freeze 'embeddings,blocks[0-1]')
     local parts=("${gpu_run[@]}" --freeze wte,attention)
@@ -649,7 +655,8 @@ test_gpu_stages() {
     done
 }
 
-# Layers that share parameters. In the last micro-step a GPU has no batch, and moves what the others move.
+# Layers that share parameters. In the last micro-step a GPU has no batch, and moves what the others
+# move.
 test_gpu_share() {
     local share four=(--layers 4 "${gpu_run[@]:2}")
     for share in pairs attention; do
@@ -706,7 +713,8 @@ test_gpu_levels() {
     near "two levels, then one" "$(val_6 one)" "$(val_6 levels_2)" 1e-5
 }
 
-# Saved by 4 GPUs in stage 3, continued by 2 in stage 2; saved by one, continued by 3; saved by 2 in stage 3, continued by one.
+# Saved by 4 GPUs in stage 3, continued by 2 in stage 2; saved by one, continued by 3; saved by 2 in
+# stage 3, continued by one.
 test_gpu_elastic() {
     trains 2 then_2 --resume z3_4/step_00000003 --zero 2
     same_model one/step_00000006 then_2/step_00000006 "4 GPUs in stage 3, then 2 in stage 2"
@@ -756,8 +764,8 @@ test_gpu_end() {
 
 # ---- without MPI ----
 
-# starts N COMMAND...: in the background, as torchrun starts ranks; sets `pids`. They write to the files stdout.RANK and
-# stderr.RANK.
+# starts N COMMAND...: in the background, as torchrun starts ranks; sets `pids`. They write to the
+# files stdout.RANK and stderr.RANK.
 starts() {
     local n=$1 r
     shift

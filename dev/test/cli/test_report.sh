@@ -26,7 +26,8 @@ page() { [ ! $python ] || check "$1: the page" "$root/dev/test/lib/check_report.
 has() { check "$1 has $2" grep -qF -- "$2" "$1"; }
 has_not() { check "$1 has no $2" bash -c '! grep -qF -- "$2" "$1"' - "$1" "$2"; }
 
-# A log of $2 updates in the directory $1, as of a long run: with spikes, nulls, skips, a rollback and samples of markup.
+# A log of $2 updates in the directory $1, as of a long run: with spikes, nulls, skips, a rollback
+# and samples of markup.
 make_log() {
     mkdir -p "$1"
     awk -v n="$2" 'BEGIN {
@@ -66,8 +67,8 @@ test_real_runs() {
     check "its page is beside it" [ -s second/report.html ]
 }
 
-# A run, $1, that goes back at least once: in the middle of its text the loss leaps up. Its samples are bytes that
-# belong to no character, among others.
+# A run, $1, that goes back at least once: in the middle of its text the loss leaps up. Its samples
+# are bytes that belong to no character, among others.
 roll_back() {
     local half
     half=$(printf 'abcdefgh%.0s' {1..800})
@@ -224,7 +225,8 @@ test_browser() {
         return
     fi
     shot one.html 1400
-    # a page that asks the browser how wide the report is where it has 400 pixels, and what the switch shows
+    # a page that asks the browser how wide the report is where it has 400 pixels, and what the
+    # switch shows
     cat >probe.html <<'END'
 <iframe id="f" src="five.html" style="width:400px;height:900px"></iframe><pre id="result"></pre>
 <script>

@@ -12,7 +12,8 @@ work=$(mktemp -d /tmp/llmc_scaling_XXXXXX)
 trap 'rm -rf "$work"' EXIT
 cd "$work" || exit 1
 
-# planned MODEL PROCESSES STAGE: GiB of parameters, gradients and state, which come before activations.
+# planned MODEL PROCESSES STAGE: GiB of parameters, gradients and state, which come before
+# activations.
 planned() {
     "$trainer" --plan --model "$1" --vocab-size 50257 --batch 1 --num-processes "$2" --zero "$3" |
         sed -n 's/^memory per GPU: [0-9.]* MiB = \(.*\) + activations .*/\1/p' |

@@ -34,7 +34,8 @@ check "the GPU trainer's model continues in the CPU trainer" \
 check "with the loss it had" \
     diff <(losses gpu | tail -n 1 | cut -d ' ' -f 3 | cut -c 1-6) <(losses again | tail -n 1 | cut -d ' ' -f 3 | cut -c 1-6)
 
-# Shares of 20 examples: the same, since the losses are nearly those of the CPU trainer (test_gpt2.cu).
+# Shares of 20 examples: the same, since the losses are nearly those of the CPU trainer
+# (test_gpt2.cu).
 tasks=(--steps 0 --model "$top/dev/ref/fixtures/tasks/model.bin" --tasks "$top/dev/ref/fixtures/tasks/choices.bin")
 scores() { grep '^{"kind":"task"' "$1/log.jsonl"; }
 check "tasks on the CPU" "$cpu" "${tasks[@]}" --out cpu_tasks
@@ -155,8 +156,8 @@ check "a run that chooses" env CUSIM_MEMORY_MIB=96 "$gpu" --layers 4 --channels 
     --steps 1 --eval-every 0 --samples 0 --out chosen
 check "keeps what it chose" grep -q '"recompute":1' chosen/step_00000001/state.json
 
-# How many tokens' logits --plan chooses for rows of as many tokens, with options. Built-in stories for such batches take
-# seconds to write.
+# How many tokens' logits --plan chooses for rows of as many tokens, with options. Built-in stories
+# for such batches take seconds to write.
 full_size=(--model d12 --vocab-size 50257 --batch 64 --train-data "$top/dev/doc/*.md")
 chunk() {
     CUSIM_MEMORY_MIB=$1 "$gpu" --plan "${full_size[@]}" --seq-len "$2" "${@:3}" |

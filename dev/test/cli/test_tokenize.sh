@@ -16,7 +16,8 @@ TINY_TEXT=${TINY_TEXT:+$(realpath "$TINY_TEXT")}
 parquet=$(realpath dev/ref/fixtures/parquet/pyarrow_plain.parquet)
 name=test_tokenize
 source dev/test/lib/check.sh
-# In memory if there is such a place: every shard is flushed to the disk, and hundreds of them take a while.
+# In memory if there is such a place: every shard is flushed to the disk, and hundreds of them take
+# a while.
 work=$(mktemp -d /dev/shm/llmc_tokenize_XXXXXX 2>/dev/null || mktemp -d /tmp/llmc_tokenize_XXXXXX)
 trap 'rm -rf "$work"' EXIT
 cd "$work" || exit 1
@@ -30,7 +31,8 @@ good() {
     check "$what: exit status $status, $(head -n 1 stderr)" [ $status = 0 ]
 }
 
-# bad STATUS WORDS ARGUMENTS...: the run must be refused with one error that contains all of the words (separated by |).
+# bad STATUS WORDS ARGUMENTS...: the run must be refused with one error that contains all of the
+# words (separated by |).
 bad() {
     local wanted_status=$1 words=$2
     shift 2
@@ -99,7 +101,8 @@ test_kinds() {
     check "its documents" grep -Eq '^[0-9]{3} documents' stdout
 }
 
-# packed ENDING LIBRARY COMMAND...: the tool reads what the command packs, or says what it was built without.
+# packed ENDING LIBRARY COMMAND...: the tool reads what the command packs, or says what it was built
+# without.
 packed() {
     local ending=$1 library=$2
     shift 2

@@ -213,7 +213,8 @@ static void test_port_in_use(void) {
     close(fd);
 }
 
-// Files that earlier runs left: of nobody, of another job, with another key, and what is no such file at all.
+// Files that earlier runs left: of nobody, of another job, with another key, and what is no such
+// file at all.
 static void test_stale_files(void) {
     const CommMeeting gone = meeting_of("");
     char text[512];
@@ -437,7 +438,8 @@ static void test_address(void) {
     EXPECT(ends(start(1, 2, &here, 5, body_nothing), 0, "") && ends(behind, 0, ""));
 }
 
-// A hello of this job in which some bytes are others: rank 0 takes it, sends it away or ends with an error.
+// A hello of this job in which some bytes are others: rank 0 takes it, sends it away or ends with
+// an error.
 static void test_fuzzed_hellos(void) {
     enum { TIMES = 24 };
     Rank ranks[TIMES];

@@ -38,7 +38,8 @@ enum { RUN = 60 }; // sequences of the runs below; 2 epochs and a half of 24
 
 typedef enum { STEP, SEEK } Way;
 
-// The order of the first RUN sequences, by steps of B; with SEEK, found one batch at a time from the end.
+// The order of the first RUN sequences, by steps of B; with SEEK, found one batch at a time from
+// the end.
 static void run_order(const DataSources* sources, int B, Shuffle shuffle, uint64_t seed, Way way,
                       size_t* order) {
     const TokenStream* stream = &sources->source[0].stream;
@@ -84,7 +85,8 @@ static void test_order(const DataSources* sources) {
     expect_epochs(shuffled, S);
     expect_same_order(order, shuffled, 0, "shuffled is not in order");
     EXPECT(memcmp(shuffled, shuffled + S, S * sizeof(size_t)) != 0, "two epochs have one order");
-    for (int B = 1; B <= 12; B += B == 1 ? 3 : 8) { // 1, 4, 12: S is a multiple of none or some of them
+    // 1, 4, 12: S is a multiple of none or some of them
+    for (int B = 1; B <= 12; B += B == 1 ? 3 : 8) {
         run_order(sources, B, SHUFFLE_ON, 42, STEP, other);
         expect_same_order(shuffled, other, 1, "B does not matter");
         run_order(sources, B, SHUFFLE_ON, 42, SEEK, other);
@@ -287,7 +289,8 @@ static void test_twice(void) {
     mixture_close(&sources);
 }
 
-// A batch is as long as its longest row, up to the next multiple of 8, and of uniform ones little is padding.
+// A batch is as long as its longest row, up to the next multiple of 8, and of uniform ones little
+// is padding.
 static void test_widths(void) {
     double padding[2];
     for (int uniform = 0; uniform < 2; uniform++) {
@@ -343,8 +346,8 @@ static void test_uniform_epoch(void) {
 
 // ---- the thread ----
 
-// Seeks at random, right after opening and between batches; each batch is the one that stepping finds there.
-// The batch before the last stays as it was.
+// Seeks at random, right after opening and between batches; each batch is the one that stepping
+// finds there. The batch before the last stays as it was.
 static void test_seeking(const char* list) {
     DataSources sources;
     Dataloader loader, plain;
@@ -372,7 +375,8 @@ static void test_seeking(const char* list) {
             }
             EXPECT(loader.next == p, "position");
             const Batch batch = dataloader_next(&loader);
-            usleep(rand_below(&rng, 4) == 0 ? 100 : 0); // the thread may fill all slots, but this one
+            // the thread may fill all slots, but this one
+            usleep(rand_below(&rng, 4) == 0 ? 100 : 0);
             EXPECT(row_hash(batch, 0, 0) == wanted[p] && row_hash(batch, 1, 0) == wanted[p + 1], "at %d",
                    (int)p);
             p += 2;
@@ -415,7 +419,8 @@ static void test_wait(const char* list) {
 
 // ---- files that somebody writes to ----
 
-// Takes batches until there is an error; what comes before is sound, and all that comes after are zeros.
+// Takes batches until there is an error; what comes before is sound, and all that comes after are
+// zeros.
 static void expect_broken(Dataloader* loader, const char* words) {
     int batches = 0;
     while (!dataloader_error(loader) && batches < 10000) {

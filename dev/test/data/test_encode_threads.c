@@ -19,7 +19,8 @@ typedef struct {
 
 static int sink(void* context, const TokenBlock* block) {
     Sunk* sunk = (Sunk*)context;
-    if (sunk->count + block->count > sunk->capacity) { // twice as much: asan's realloc always copies
+    // twice as much: asan's realloc always copies
+    if (sunk->count + block->count > sunk->capacity) {
         sunk->capacity = 2 * (sunk->count + block->count);
         sunk->ids = (int*)realloc(sunk->ids, sunk->capacity * sizeof(int));
     }

@@ -77,8 +77,8 @@ static int count_lines(FILE* screen, const char* word) {
     return n;
 }
 
-// The list of the shards of a text, which decode to `wanted`; `kept`: they were there before. The caller
-// frees it.
+// The list of the shards of a text, which decode to `wanted`; `kept`: they were there before. The
+// caller frees it.
 static char* expect_shards(const EncodedText* data, const char* path, const char* wanted, int kept) {
     const int before = count_lines(data->screen, "earlier run");
     char* shards = encoded_text_shards(data, path);

@@ -315,7 +315,8 @@ static void open_without_tokenizer(const void* nothing) {
     task_files_open(&task, FIXTURES "hellaswag.jsonl", settings);
 }
 
-// A .bin with one word changed: {word behind the header, value}, or of the header where the first is negative.
+// A .bin with one word changed: {word behind the header, value}, or of the header where the first
+// is negative.
 static void open_changed(const void* change_) {
     const int* change = (const int*)change_;
     TestFile file = test_read(FIXTURES "choices.bin");

@@ -61,8 +61,8 @@ static void open_weights(DataSources* sources, const uint64_t* weights, int coun
     open_list(sources, list, 10);
 }
 
-// After any number of sequences every source has given its weight's part, within less than one, and its rows
-// in their order.
+// After any number of sequences every source has given its weight's part, within less than one, and
+// its rows in their order.
 static void test_turns(void) {
     static const uint64_t cases[][6] = {{7, 3},
                                         {1, 1, 1},

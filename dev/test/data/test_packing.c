@@ -8,14 +8,16 @@
 
 enum { EOT = 9999, V = 10000, MOST = 200000 };
 
-// A stream of documents whose tokens tell where they stand: token p of the stream is p % 9973, or EOT.
+// A stream of documents whose tokens tell where they stand: token p of the stream is p % 9973, or
+// EOT.
 typedef struct {
     uint16_t* tokens;
     size_t count;
     TokenStream stream;
 } Text;
 
-// Documents of up to `longest` tokens, with the end-of-text token first; the first document may lack it.
+// Documents of up to `longest` tokens, with the end-of-text token first; the first document may
+// lack it.
 static Text text_open(uint64_t seed, size_t documents, uint32_t longest, int starts_inside) {
     Text text;
     Rand rng = rand_open(seed, 1);
@@ -78,8 +80,9 @@ static size_t find_piece(const Text* text, const Row* row, int from, int n, cons
     return SIZE_MAX;
 }
 
-// Takes the row apart at `starts`: every piece is tokens of the text in their order, of one document, with
-// their successors as targets, and no token is used twice. Returns the tokens that it used.
+// Takes the row apart at `starts`: every piece is tokens of the text in their order, of one
+// document, with their successors as targets, and no token is used twice. Returns the tokens that
+// it used.
 static size_t take_row(const Text* text, const Row* row, uint8_t* used) {
     size_t taken = 0;
     for (int from = 0; from < row->length;) {
@@ -117,7 +120,8 @@ static void expect_padding(const Row* row, int T) {
     EXPECT(row->counted > 0, "a row without targets");
 }
 
-// bestfit, pad, dynamic, uniform: every token of the text once; in all but bestfit, one piece in a row.
+// bestfit, pad, dynamic, uniform: every token of the text once; in all but bestfit, one piece in a
+// row.
 static void test_whole(const Text* text, Packing pack, int T) {
     Rows rows;
     size_t taken = 0;
@@ -149,8 +153,8 @@ static void test_bestfit_fits(const Text* text, int T) {
     rows_close(&rows);
 }
 
-// In a window the longest go first, each where it leaves the least; then rows stand as their longest
-// documents do.
+// In a window the longest go first, each where it leaves the least; then rows stand as their
+// longest documents do.
 TEST(bestfit_example) {
     const int lengths[] = {3, 7, 4, 2, 10, 5, 23, 6}; // 23 = 10 + 10 + 3
     const int wanted[][4] = {{7, 3}, {10}, {5, 3, 2}, {10}, {10}, {6, 4}};
@@ -265,7 +269,8 @@ TEST(windows) {
     tokens_open_memory(&stream, tokens, 2 * DOCUMENTS, V, "documents");
     rows_open(&rows, &stream, PACK_BESTFIT, 7, EOT, DOCUMENT_MASK_OFF);
     EXPECT(rows.documents.count == DOCUMENTS && rows.tokens == 2 * DOCUMENTS, "%zu", rows.documents.count);
-    EXPECT(rows.count == 2 * ((BESTFIT_WINDOW + 2) / 3) + 2, "%d rows", (int)rows.count); // three in a row
+    // three in a row
+    EXPECT(rows.count == 2 * ((BESTFIT_WINDOW + 2) / 3) + 2, "%d rows", (int)rows.count);
     rows_close(&rows);
     tokens_close(&stream);
     free(tokens);
@@ -273,7 +278,8 @@ TEST(windows) {
 
 // ---- documents of files ----
 
-// The documents of an index, and of shards in which documents continue from one shard into the next.
+// The documents of an index, and of shards in which documents continue from one shard into the
+// next.
 
 // A stream in which one could not see the documents by their tokens.
 TEST(index) {

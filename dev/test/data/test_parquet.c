@@ -157,7 +157,8 @@ TEST(rows) {
     }
 }
 
-// Not the first column, and not the first column of a row group's; bytes that nobody calls a string.
+// Not the first column, and not the first column of a row group's; bytes that nobody calls a
+// string.
 TEST(other_columns) {
     static Parquet p;
     Texts got;
@@ -230,9 +231,9 @@ TEST(refused_pages) {
 
 // ---- damage ----
 
-// Errors name the file, and behind the footer the row group and page. What is read in spite of the damage
-// must be the same, where the file has checksums; that no page is read beyond its end is for the sanitizer to
-// see.
+// Errors name the file, and behind the footer the row group and page. What is read in spite of the
+// damage must be the same, where the file has checksums; that no page is read beyond its end is for
+// the sanitizer to see.
 static void expect_harmless(const char* path, Texts wanted, int has_checksums, size_t at) {
     static Parquet p;
     Texts got;

@@ -19,7 +19,8 @@ typedef struct {
     float* nats;      // (COUNT)
 } Corpus;
 
-// A number that is 0 on average if the probabilities are right: its sum, and the variance of the sum.
+// A number that is 0 on average if the probabilities are right: its sum, and the variance of the
+// sum.
 typedef struct {
     double sum, variance;
 } Excess;
@@ -219,8 +220,8 @@ static int number_of(const char* word) {
     return 0;
 }
 
-// Copies the word behind the first `key` in `text` to `word` (32 bytes); returns what follows, NULL without
-// key.
+// Copies the word behind the first `key` in `text` to `word` (32 bytes); returns what follows, NULL
+// without key.
 static const char* word_behind(const char* text, const char* key, char* word) {
     const char* at = text ? strstr(text, key) : NULL;
     word[0] = '\0';
@@ -263,8 +264,8 @@ static void check_grammar(const char* story) {
                    "%s %s: %s", word, noun, story);
         }
     }
-    // "... ran to the park with her friend Tom.": the first name is the hero's, the word of the pronoun is
-    // hers
+    // "... ran to the park with her friend Tom.": the first name is the hero's, the word of the
+    // pronoun is hers
     const char* at = strstr(story, " friend ");
     at = at && at < strchr(strstr(story, " to the "), '.') ? at : strstr(story, " cousin ");
     if (at && sscanf(at, " %*s %31[A-Za-z]", friend_) == 1) {

@@ -5,7 +5,8 @@
 #include "llmc/data/thrift.h"
 #include "dev/test/lib/test.h"
 
-// In exactly its bytes of memory, so that a sanitizer sees every step beyond them. The caller frees data.
+// In exactly its bytes of memory, so that a sanitizer sees every step beyond them. The caller frees
+// data.
 static ThriftReader reader(const char* bytes, size_t count, unsigned char** data) {
     *data = (unsigned char*)malloc(count ? count : 1);
     CHECK(*data, "no memory");
@@ -57,7 +58,7 @@ static const char EVERY[] = "\x11"                           // 1: true
                             "\x19\x28\x01k\x02ll"            // 9: two strings
                             "\x1a\x31\x01\x02\x01"           // 10: set of three bools, a byte each
                             "\x1b\x02\x85\x01p\x02\x01q\x04" // 11: map of two strings to i32
-                            "\x1c\x15\x02\x1c\x00\x00"       // 12: struct with a number and a struct
+                            "\x1c\x15\x02\x1c\x00\x00"       // 12: struct of a number and a struct
                             "\x1d"
                             "0123456789abcdef" // 13: UUID
                             "\x05\x80\x01\x08" // 64, as a number of its own: i32 4

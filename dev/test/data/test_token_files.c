@@ -9,7 +9,8 @@
 
 enum { V = 50257 };
 
-// Three shards of 50, 1 and 49 tokens, the second one wide: together tokens 0 .. 99 of the test data.
+// Three shards of 50, 1 and 49 tokens, the second one wide: together tokens 0 .. 99 of the test
+// data.
 static const char* write_shards(void) {
     write_shard("train_2.bin", MAGIC_U16, 51, 49); // not written in name order
     write_shard("train_0.bin", MAGIC_U16, 0, 50);
@@ -225,7 +226,7 @@ TEST(split) {
     } cases[] = {
         {pattern, 4, 100, 49},                                        // the last shard
         {pattern, 48, 100, 49},                                       // just long enough
-        {pattern, 49, 100, 50},                                       // one token too short for a sequence
+        {pattern, 49, 100, 50},                                       // one token too short
         {two, 9, 51, 10},       {test_path("train_0.bin"), 1, 50, 2}, // 5 % of a single shard
         {NULL, 4, 400, 20},     {NULL, 19, 400, 20},
         {NULL, 20, 400, 21},    {NULL, 199, 400, 200},
@@ -524,8 +525,8 @@ TEST(verify) {
 
 // ---- more than 2 GiB. Sparse files: what was not written reads as 0, and takes no room ----
 
-// Creates a file of `bytes` bytes with `head` at its beginning and `tail` at its end; NULL if there is no
-// room.
+// Creates a file of `bytes` bytes with `head` at its beginning and `tail` at its end; NULL if there
+// is no room.
 static const char* write_sparse(const char* name, size_t bytes, const void* head, size_t head_bytes,
                                 const void* tail, size_t tail_bytes) {
     const char* path = test_path(name);
@@ -550,8 +551,9 @@ static void expect_large(const TokenStream* stream, size_t count, int first) {
 }
 
 static int test_large_text(void) {
-    const size_t count = ((size_t)1 << 32) + 1024 + 1;                 // with the end-of-text token
-    char* head = (char*)check_alloc(TOKENS_TEXT_LOOKED_AT, 1, "text"); // where zeros would not be text
+    const size_t count = ((size_t)1 << 32) + 1024 + 1; // with the end-of-text token
+    // where zeros would not be text
+    char* head = (char*)check_alloc(TOKENS_TEXT_LOOKED_AT, 1, "text");
     memset(head, 'x', TOKENS_TEXT_LOOKED_AT);
     const char* path =
         write_sparse("large.txt", count - 1, head, TOKENS_TEXT_LOOKED_AT, (const char[]){11, 22, 33, 44}, 4);

@@ -6,7 +6,8 @@
 #include "dev/test/lib/test.h"
 
 static const ModelConfig CFG = {.max_T = 6, .V = 261, .Vp = 384, .L = 2, .NH = 2, .C = 64};
-static const ModelConfig NARROW = {.max_T = 6, .V = 5, .Vp = 128, .L = 1, .NH = 2, .C = 4}; // no whole blocks
+// no whole blocks
+static const ModelConfig NARROW = {.max_T = 6, .V = 5, .Vp = 128, .L = 1, .NH = 2, .C = 4};
 
 typedef struct {
     const char* path;
@@ -137,11 +138,13 @@ static float value_of(const char* data, uint32_t type, size_t i) {
     return type == 0 ? value : type == 1 ? fp16_to_float(bits) : bf16_to_float(bits);
 }
 
-// The largest error that rounding to a type may make of x, in a block whose largest number is `largest`.
+// The largest error that rounding to a type may make of x, in a block whose largest number is
+// `largest`.
 static double error_of(uint32_t type, float x, float largest) {
     return type == 0   ? 0
            : type == 1 ? fabs(x) * 0x1p-11 + 0x1p-25
-           : type == 8 ? largest / 127 * 0.5 + largest * 0x1p-10 // half a step, and the rounding of its scale
+           // half a step, and the rounding of its scale
+           : type == 8 ? largest / 127 * 0.5 + largest * 0x1p-10
                        : fabs(x) * 0x1p-8;
 }
 

@@ -160,8 +160,8 @@ TEST(layout) {
     free(model.memory);
 }
 
-// Copies the tensors of one file whose index is `part` modulo `parts` into another, under names without
-// "transformer."; adds `extra`, a copy of wte or not, if it is not NULL.
+// Copies the tensors of one file whose index is `part` modulo `parts` into another, under names
+// without "transformer."; adds `extra`, a copy of wte or not, if it is not NULL.
 static void copy_part(const SafeTensors* from, const char* path, int part, int parts, const char* extra) {
     SafeTensorsWriter writer;
     const SafeTensorsView* wte = safetensors_find(from, "transformer.wte.weight");
@@ -243,7 +243,8 @@ TEST(cuts) {
     EXPECT(hf_model_files(files, CFG, SAFETENSORS_BF16, 2 * (once + 2 * block)) == 1, "16 bits");
 }
 
-// Writes a model as three processes would: each has only its groups in memory, padded for them, with wte and qkvw last.
+// Writes a model as three processes would: each has only its groups in memory, padded for them,
+// with wte and qkvw last.
 static void write_cut(const TestModel* model, const char* directory) {
     HfModelFile files[3];
     TensorRow rows[MODEL_PARAMETER_ROWS];
@@ -371,7 +372,8 @@ TEST(bad_weights) {
     float* qkvw = (float*)tensor_at_layer(&model.rows[4], model.memory, 1);
     qkvw[7 * 4 + 3] = NAN; // layer 1, row 7, column 3
     write_model(&model, directory, SAFETENSORS_F32);
-    expect_refused(directory, "model.safetensors|h.1.attn.c_attn.weight|element 43|nan"); // 3 x 12 + 7
+    // 3 x 12 + 7
+    expect_refused(directory, "model.safetensors|h.1.attn.c_attn.weight|element 43|nan");
     qkvw[7 * 4 + 3] = 0;
     ((float*)model.memory)[6] = INFINITY;
     write_model(&model, directory, SAFETENSORS_F32);

@@ -42,7 +42,8 @@ static void read_model(const char* path, const TestModel* model) {
     whole_model_read(path, llmc_bin_read_config(path), model->rows, model->memory);
 }
 
-// Fills every tensor with numbers that all differ and need all their bits, but for the vocabulary's padding.
+// Fills every tensor with numbers that all differ and need all their bits, but for the vocabulary's
+// padding.
 static TestModel test_model_random(ModelConfig cfg) {
     const TestModel model = test_model_open(cfg);
     uint64_t index = 0;
@@ -164,7 +165,8 @@ TEST(special_values) {
     const TestModel model = test_model_random(TINY), back = test_model_open(TINY);
     const char* path = test_path("special.bin");
     for (int i = 0; i < 5; i++) {
-        *element(&model, 4, i) = float_of(special[i]); // negative zero, subnormal and largest numbers
+        // negative zero, subnormal and largest numbers
+        *element(&model, 4, i) = float_of(special[i]);
     }
     whole_model_write_bin(path, TINY, model.rows, model.memory, MODEL_FP32);
     read_model(path, &back);
@@ -208,7 +210,8 @@ TEST(bf16_rounding) {
     }
 }
 
-// Every bf16 number survives widening and rounding; and no other of them is nearer to a random fp32 number.
+// Every bf16 number survives widening and rounding; and no other of them is nearer to a random fp32
+// number.
 TEST(bf16_exhaustive) {
     int changed = 0, farther = 0;
     for (uint32_t bits = 0; bits < 0x10000; bits++) {
@@ -298,7 +301,8 @@ static void test_bad_headers(TestFile good) {
     }
     expect_header_refused(good, 5, 3, "4 channels in 3 heads");
     expect_header_refused(good, 7, 4, "padded vocabulary of 4|vocabulary of 5");
-    expect_header_refused(good, 4, 3, "bytes|wanted|3 layers of 4 channels"); // a layer more than there is
+    // a layer more than there is
+    expect_header_refused(good, 4, 3, "bytes|wanted|3 layers of 4 channels");
     expect_header_refused(good, 4, 1000, "bytes|wanted");
     expect_header_refused(good, 6, 65536, "bytes|wanted");
 }

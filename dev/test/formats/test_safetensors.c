@@ -44,7 +44,8 @@ static int has_words(const char* text, const char* wanted) {
 // ---- the checksum ----
 
 TEST(checksum) {
-    // from the reference implementation (PyPI xxhash 3), of the first bytes of (7 i^2 + 13 i + i/8) mod 256
+    // from the reference implementation (PyPI xxhash 3), of the first bytes of (7 i^2 + 13 i + i/8)
+    // mod 256
     static const struct {
         size_t bytes;
         uint64_t value;
@@ -140,8 +141,8 @@ static void test_half_patterns(const Half* half) {
     EXPECT(wrong_back == 0, "%s: %d patterns do not come back", half->name, wrong_back);
 }
 
-// Between any two neighbors: the middle rounds to the even one, and the values next to the middle to their
-// side.
+// Between any two neighbors: the middle rounds to the even one, and the values next to the middle
+// to their side.
 static void test_half_rounding(const Half* half) {
     const unsigned infinity = (unsigned)half->max_exponent << half->fraction_bits;
     int wrong = 0;
@@ -192,7 +193,8 @@ TEST(layout) {
                                  "\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]},"
                                  "\"b\":{\"dtype\":\"BF16\",\"shape\":[],\"data_offsets\":[8,10]},"
                                  "\"c\":{\"dtype\":\"U8\",\"shape\":[3,0],\"data_offsets\":[10,10]}}";
-    static const unsigned char data[10] = {0, 0, 0x80, 0x3F, 0, 0, 0, 0xC0, 0xC0, 0x3F}; // 1, -2; 1.5
+    // 1, -2; 1.5
+    static const unsigned char data[10] = {0, 0, 0x80, 0x3F, 0, 0, 0, 0xC0, 0xC0, 0x3F};
     const size_t length = strlen(header), begin = (8 + length + 63) / 64 * 64;
     const size_t shape_a[] = {2}, shape_c[] = {3, 0};
     const char* path = test_path("layout.safetensors");
@@ -600,7 +602,8 @@ TEST(bad_files) {
 
 // ---- damage ----
 
-// Opens a file that lies in exactly its bytes of memory, so that the address sanitizer sees all that is read.
+// Opens a file that lies in exactly its bytes of memory, so that the address sanitizer sees all
+// that is read.
 static int memory_open(SafeTensors* st, const unsigned char* data, size_t bytes) {
     memset(st, 0, sizeof(*st));
     st->path = safetensors_copy_("memory");
@@ -639,8 +642,8 @@ static void read_all(const SafeTensors* st) {
     }
 }
 
-// Every other value of every byte; each of them is refused or harmless. A change of the data is no concern of
-// the header: it is the checksum that sees it.
+// Every other value of every byte; each of them is refused or harmless. A change of the data is no
+// concern of the header: it is the checksum that sees it.
 static void test_flips(TestFile good) {
     int accepted = 0, refused = 0;
     for (size_t at = 0; at < good.bytes; at++) {
@@ -796,7 +799,8 @@ TEST(wrong_dtype) {
 
 // ---- models in several files ----
 
-// Makes a directory with two shards: a.safetensors with x and y, b.safetensors with z and a y of its own.
+// Makes a directory with two shards: a.safetensors with x and y, b.safetensors with z and a y of
+// its own.
 static void make_shards(const char* name) {
     static const char *const a[] = {"transformer.x", "y"}, *const b[] = {"spare", "y", "z"};
     char path[128];

@@ -16,7 +16,8 @@ static void check_header(void* input_) {
     llmc_bin_check_header_("fuzz", input->header, input->file_bytes);
 }
 
-// Half of the files have the length that their header asks for: the code behind that check is reached, too.
+// Half of the files have the length that their header asks for: the code behind that check is
+// reached, too.
 int LLVMFuzzerTestOneInput(const unsigned char* data, size_t bytes);
 int LLVMFuzzerTestOneInput(const unsigned char* data, size_t bytes) {
     Input input;

@@ -5,7 +5,8 @@
 
 enum { V = 31, VP = 32, T = 8, SLOTS = 3, EOT = 256 };
 
-// The model remembers what each slot has read; its logits are a function of all of it, with positions.
+// The model remembers what each slot has read; its logits are a function of all of it, with
+// positions.
 struct Model {
     int seen[SLOTS][T], known[SLOTS];
     float logits[SLOTS * VP];

@@ -32,7 +32,8 @@ static void sort_ids(int* ids, int n) {
     }
 }
 
-// The probabilities that temperature, top-k and top-p leave, by definition. Returns how many are kept.
+// The probabilities that temperature, top-k and top-p leave, by definition. Returns how many are
+// kept.
 static int reference(double* p, double temperature, int top_k, double top_p) {
     int ids[V], kept = 0;
     double total = 0, mass = 0, sum = 0;
@@ -54,9 +55,9 @@ static int reference(double* p, double temperature, int top_k, double top_p) {
     return kept;
 }
 
-// Draws many times and compares: chi-square with kept - 1 degrees of freedom has mean kept - 1 and variance
-// 2 (kept - 1); five standard deviations above are a failure. The draws are fixed, so it never fails by
-// chance.
+// Draws many times and compares: chi-square with kept - 1 degrees of freedom has mean kept - 1 and
+// variance 2 (kept - 1); five standard deviations above are a failure. The draws are fixed, so it
+// never fails by chance.
 static void test_frequencies(float temperature, int top_k, float top_p) {
     double p[V], chi = 0;
     int count[V] = {0};
@@ -135,7 +136,8 @@ static void test_extremes(void) {
     EXPECT(next(2, 1, 0, 1, 0.4999f) == 0 && next(2, 1, 0, 1, 0.5f) == 1, "each takes half of the coins");
 }
 
-// At the size of GPT-2, with the smallest and the largest coin, and a tail so light that rounding loses it.
+// At the size of GPT-2, with the smallest and the largest coin, and a tail so light that rounding
+// loses it.
 static void test_large(void) {
     fill(GPT2_V, 5);
     int best = 0;

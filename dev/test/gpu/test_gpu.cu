@@ -2,8 +2,8 @@
 #include "llmc/gpu/gpu.cuh"
 #include "dev/test/lib/test.h"
 
-// One block; x (n), n at most the number of threads. Each thread writes the sum and the maximum of x, each
-// found twice in a row: once of x and, in the same shared memory, as half the sum of 2 x.
+// One block; x (n), n at most the number of threads. Each thread writes the sum and the maximum of
+// x, each found twice in a row: once of x and, in the same shared memory, as half the sum of 2 x.
 __global__ void reduce_kernel(float* out, const float* x, int n) {
     const float mine = (int)threadIdx.x < n ? x[threadIdx.x] : 0.0f;
     const float sum = block_sum(mine), sum_again = block_sum(2 * mine) / 2;
@@ -57,7 +57,8 @@ template <class T> static void test_packs(const Gpu* gpu, int n) {
     gpu_free(x);
 }
 
-// Memory is zero before gpu_alloc returns: zeros that come later would wipe out what a stream has written.
+// Memory is zero before gpu_alloc returns: zeros that come later would wipe out what a stream has
+// written.
 static void test_alloc(const Gpu* gpu) {
     unsigned *x = (unsigned*)gpu_alloc(2, sizeof(unsigned), "x"), got[2];
     CUDA_CHECK(cudaMemsetAsync(x, 0xFF, sizeof(unsigned), gpu->stream));

@@ -54,7 +54,8 @@ _Static_assert(nvmlClocksThrottleReasonApplicationsClocksSetting == 0x002 &&
 #define FAKE_SOURCE "dev/test/lib/fake_nvml.c"
 #define SERVER "0000:CA:00.0"
 
-// The library under test, opened a second time: it stays in memory, and its variables can be set and read.
+// The library under test, opened a second time: it stays in memory, and its variables can be set
+// and read.
 typedef struct {
     void* handle;
     unsigned long long* throttle;
@@ -101,7 +102,8 @@ static void expect_line(const char* pci_bus_id, const char* wanted) {
     nvml_close(&nvml);
 }
 
-// It does not open, for a reason of one line with all these words (separated by '|'), and is then silent.
+// It does not open, for a reason of one line with all these words (separated by '|'), and is then
+// silent.
 static void expect_closed(const char* pci_bus_id, const char* words) {
     Nvml nvml;
     char text[64] = "not set", list[512];
@@ -118,7 +120,8 @@ static void expect_closed(const char* pci_bus_id, const char* words) {
 
 TEST(missing_library) {
     unsetenv("LLMC_NVML_LIBRARY");
-    expect_closed("ffff:ff:1f.7", "NVML: "); // no such GPU, whether this machine has the library or not
+    // no such GPU, whether this machine has the library or not
+    expect_closed("ffff:ff:1f.7", "NVML: ");
     setenv("LLMC_NVML_LIBRARY", "/nonexistent/libnvidia-ml.so.1", 1);
     expect_closed(SERVER, "NVML: |/nonexistent/libnvidia-ml.so.1");
     setenv("LLMC_NVML_LIBRARY", test_write("text.so", "no library\n", 11), 1);

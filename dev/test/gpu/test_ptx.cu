@@ -51,8 +51,9 @@ static void test_cp_async(const Gpu* gpu) {
     gpu_free(bytes);
 }
 
-// Element (row, column) of matrix i has the number 64 i + 8 row + column; the rows lie in shared memory in
-// another order, each 16 bytes from the next one. out (2, 32, 4): registers, plain and transposed.
+// Element (row, column) of matrix i has the number 64 i + 8 row + column; the rows lie in shared
+// memory in another order, each 16 bytes from the next one. out (2, 32, 4): registers, plain and
+// transposed.
 __global__ void ldmatrix_kernel(unsigned* out) {
     SMEM_DYNAMIC(uint16_t, shared);
     const int lane = threadIdx.x, at = 16 * (lane * 5 % 32);
@@ -132,7 +133,8 @@ static void expect_mma(const Gpu* gpu, float* device, const float* host, const c
     }
 }
 
-// Small integers, so that all sums are exact. A single 1 in a or b shows where each element of it goes.
+// Small integers, so that all sums are exact. A single 1 in a or b shows where each element of it
+// goes.
 template <class T> static void test_mma(const Gpu* gpu) {
     float host[ALL];
     float* device = (float*)gpu_alloc(ALL, sizeof(float), "matrices");

@@ -5,7 +5,7 @@ The kernels of tile_kernels.h are compiled with these functions, so that their s
 any machine.
 
     vdpbf16ps   sum += a1 b1, then sum += a0 b0
-    tdpbf16ps   even and odd products summed apart along the row, the two added, then the result tile
+    tdpbf16ps   even and odd products summed apart along the row, then both added to the result tile
 
 Each multiplication and addition is fused and rounded to nearest; operands and results that are
 denormal count as zero.
@@ -97,7 +97,8 @@ static inline void model_amx_dot_(int to, int left, int right) {
 }
 BF16_TILES_KERNEL(model_product_amx_, , model_amx_)
 
-// All kernels that can be tested here: those that this machine runs, and the models. Says which are left out.
+// All kernels that can be tested here: those that this machine runs, and the models. Says which are
+// left out.
 enum { MODEL_KERNELS = BF16_KERNELS + 2 };
 static inline int model_kernels(Bf16Kernel kernels[MODEL_KERNELS]) {
     Bf16Kernel known[BF16_KERNELS];

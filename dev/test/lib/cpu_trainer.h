@@ -20,8 +20,8 @@ typedef struct CpuTrainer CpuTrainer;
 CpuTrainer* cpu_trainer_open(ModelConfig cfg, int B, int T, const float* params);
 void cpu_trainer_close(CpuTrainer* trainer);
 
-// Forward and backward on a batch of up to B x T tokens: sets the gradients or adds to them; each token's
-// loss counts 1 / loss_tokens. `starts` as in attention.h. Returns the sum of the losses.
+// Forward and backward on a batch of up to B x T tokens: sets the gradients or adds to them; each
+// token's loss counts 1 / loss_tokens. `starts` as in attention.h. Returns the sum of the losses.
 double cpu_trainer_gradients(CpuTrainer* trainer, const int* tokens, const int* targets, const int* starts,
                              int batch_B, int batch_T, double loss_tokens, GradientMode mode);
 const float* cpu_trainer_logits(CpuTrainer* trainer,

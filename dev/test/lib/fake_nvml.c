@@ -1,8 +1,9 @@
 /*
-fake_nvml.c -- stands for libnvidia-ml.so.1: test_nvml.c compiles it into a shared library and loads that.
+fake_nvml.c -- stands for libnvidia-ml.so.1: test_nvml.c compiles it into a shared library and loads
+that.
 
-Four GPUs, known by their bus ids; each reports what its row says. Declared from NVIDIA's API reference, and
-not from llmc/gpu/nvml.h: so both have to agree.
+Four GPUs, known by their bus ids; each reports what its row says. Declared from NVIDIA's API
+reference, and not from llmc/gpu/nvml.h: so both have to agree.
 
     -DFAKE_OLD        a driver before CUDA 12.2: the old name of the function for throttle reasons
     -DFAKE_BARE       only what every NVML has had: to start, to find a GPU, to stop

@@ -1,13 +1,12 @@
-// fault.c -- a library to put before libc (LD_PRELOAD): call number FAULT_AT, of those that could fail on a
-// real disk and are about paths with FAULT_PATH in them, fails with "No space left on device".
-//
-// Counted are fopen for writing, fwrite, fflush, fsync, mkdir, rename and renameat2; fwrite writes half
-// before it fails. With FAULT_AT=0 nothing fails, and the number of calls is the only output, on file
-// descriptor 3.
-//
-// Calls number FAULT_NAN_FROM to FAULT_NAN_TO of logf, in losses and in attention, give NaN; each takes FAULT_LOG_US. pow is wrong by 1 % for the
-// exponent FAULT_POW_AT, the update of that number, and cos from call number FAULT_COS_FROM on: learning rates.
-//
+// fault.c -- a library to put before libc (LD_PRELOAD): call number FAULT_AT, of those that could
+// fail on a real disk and are about paths with FAULT_PATH in them, fails with "No space left on
+// device".
+// Counted are fopen for writing, fwrite, fflush, fsync, mkdir, rename and renameat2; fwrite writes
+// half before it fails. With FAULT_AT=0 nothing fails, and the number of calls is the only output,
+// on file descriptor 3.
+// Calls number FAULT_NAN_FROM to FAULT_NAN_TO of logf, in losses and in attention, give NaN; each
+// takes FAULT_LOG_US. pow is wrong by 1 % for the exponent FAULT_POW_AT, the update of that number,
+// and cos from call number FAULT_COS_FROM on: learning rates.
 // The last byte of a file whose path has FAULT_MAP in it is another one in memory. The disk is full
 // for one with FAULT_FULL in its path, from fdopen on.
 #define _GNU_SOURCE

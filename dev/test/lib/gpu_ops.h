@@ -13,7 +13,8 @@ template <class T> static double roundoff(void) {
     return DTYPE_OF(T) == DTYPE_FP32 ? 0x1p-24 : DTYPE_OF(T) == DTYPE_BF16 ? 0x1p-8 : 0x1p-11;
 }
 
-// Device memory `shift` elements past an aligned address, filled with x rounded to T; x is rounded too.
+// Device memory `shift` elements past an aligned address, filled with x rounded to T; x is rounded
+// too.
 template <class T> static T* upload(float* x, size_t n, size_t shift, const Gpu* gpu) {
     T *host = (T*)check_alloc(n, sizeof(T), "host"), *memory = (T*)gpu_alloc(n + shift, sizeof(T), "test");
     for (size_t i = 0; i < n; i++) {

@@ -19,7 +19,8 @@ enum { IN_BACKWARD_HALF = 1 };
 enum { IN_BACKWARD_HALF = 2 };
 #endif
 
-// Makes a line of options. An update is one micro-batch. With three blocks, two share a buffer of gradients.
+// Makes a line of options. An update is one micro-batch. With three blocks, two share a buffer of
+// gradients.
 static inline void in_backward_line_(char line[1024], int layers, const char* options) {
     snprintf(
         line, 1024,

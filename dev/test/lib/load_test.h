@@ -1,5 +1,6 @@
 /*
-load_test.h -- loads weights into a model of the trainer whose source is included: for both trainers.
+load_test.h -- loads weights into a model of the trainer whose source is included: for both
+trainers.
 */
 #ifndef DEV_TEST_LOAD_TEST_H
 #define DEV_TEST_LOAD_TEST_H

@@ -16,8 +16,9 @@ pass; the other tests compare fp32 code with the two.
 #include "llmc/base/rand.h"
 #include "dev/test/lib/test.h"
 
-// An array ends where a page ends, and the next page may be neither read nor written. In front of it is a
-// margin of at least OPS_MARGIN bytes, NaN if read as floats, where a write is found by ops_close.
+// An array ends where a page ends, and the next page may be neither read nor written. In front of
+// it is a margin of at least OPS_MARGIN bytes, NaN if read as floats, where a write is found by
+// ops_close.
 #define OPS_MARGIN 256
 typedef struct {
     unsigned char* memory;
@@ -64,7 +65,8 @@ static inline float* ops_floats(size_t n) { // all NaN, so that unset elements s
     return x;
 }
 
-static inline double* ops_doubles(size_t n) { return (double*)ops_array_(n * sizeof(double)); } // all 0
+// all 0
+static inline double* ops_doubles(size_t n) { return (double*)ops_array_(n * sizeof(double)); }
 
 static inline unsigned char* ops_bytes(size_t n) { return (unsigned char*)ops_array_(n); } // all 0
 
@@ -120,8 +122,8 @@ static inline double* ops_sum(const double* x, const double* y, size_t n) {
     return sum;
 }
 
-// The largest |got - want| / magnitude, in units of FLT_EPSILON; NaN if anything is NaN. The magnitude of an
-// element is the magnitude of its terms; NULL stands for the largest |want|.
+// The largest |got - want| / magnitude, in units of FLT_EPSILON; NaN if anything is NaN. The
+// magnitude of an element is the magnitude of its terms; NULL stands for the largest |want|.
 static inline double ops_error(const float* got, const double* want, const double* magnitude, size_t n) {
     double worst = 0, largest = DBL_MIN;
     for (size_t i = 0; i < n; i++) {
@@ -144,8 +146,9 @@ static inline int ops_same_bits(const float* a, const float* b, size_t n) {
     return memcmp(a, b, n * sizeof(float)) == 0;
 }
 
-// Central differences of loss(arg), which reads x, against `gradient`, element by element. With steps of 1e-5
-// the third derivative adds about 1e-10 and the rounding of a loss below 1e3 adds 1e-8.
+// Central differences of loss(arg), which reads x, against `gradient`, element by element. With
+// steps of 1e-5 the third derivative adds about 1e-10 and the rounding of a loss below 1e3 adds
+// 1e-8.
 static inline void ops_expect_gradient(const char* what, double (*loss)(const void*), const void* arg,
                                        double* x, const double* gradient, size_t n) {
     const double step = 1e-5;

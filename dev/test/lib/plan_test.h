@@ -2,7 +2,8 @@
 plan_test.h -- random runs, whose memory the trainers' tests compare with the plan, byte by byte.
 
     plan_test_run        returns the settings of run number k
-    plan_test_count      starts to count the bytes of check_alloc; plan_test_counted stops and returns the sum
+    plan_test_count      starts to count the bytes of check_alloc
+    plan_test_counted    stops and returns the sum
     plan_test_compare    expects that a run was planned, and allocated, as its ledger says
 */
 #ifndef DEV_TEST_PLAN_TEST_H
@@ -26,8 +27,8 @@ enum { PLAN_TEST_RUNS = 40 };
 static size_t plan_test_bytes_;
 
 static void plan_test_add_(const char* what, size_t bytes) {
-    // No part of the plan: the first three take a few bytes for a block at most, the others are freed before the model is
-    // open.
+    // No part of the plan: the first three take a few bytes for a block at most, the others are
+    // freed before the model is open.
     static const char* const unplanned[] = {
         "algorithms of matmuls", "events",           "chunks of the optimizer's state",
         "tensors of an update",  "files of a model", "frozen parameters",

@@ -1,6 +1,6 @@
 /*
-resume_test.h -- a run that resumes from a checkpoint has the same bits as one that never stopped: for both
-trainers.
+resume_test.h -- a run that resumes from a checkpoint has the same bits as one that never stopped:
+for both trainers.
 */
 #ifndef DEV_TEST_RESUME_TEST_H
 #define DEV_TEST_RESUME_TEST_H
@@ -75,14 +75,16 @@ static inline void resume_expect_same_(const char* one, const char* other, const
     state_close(&b);
 }
 
-// Steps up to the checkpoint that is resumed, and as many after it. A sanitizer wants no more than every path.
+// Steps up to the checkpoint that is resumed, and as many after it. A sanitizer wants no more than
+// every path.
 #ifdef SANITIZED
 enum { RESUME_HALF = 3 };
 #else
 enum { RESUME_HALF = 5 };
 #endif
 
-// A run at once, and in two halves; the second half also with other micro-batches, which read the same data.
+// A run at once, and in two halves; the second half also with other micro-batches, which read the
+// same data.
 static inline void test_resume(const char* options) {
     char line[2048], out[128], half[256], whole[256], again[256];
     static int count = 0;

@@ -79,7 +79,8 @@ static inline TaskResult* oracle_results_(const Oracle_* o, const Task* task) {
     return results;
 }
 
-// The lines of losses.txt about a file: its documents, in order. `alike` is a file with the same examples.
+// The lines of losses.txt about a file: its documents, in order. `alike` is a file with the same
+// examples.
 static inline void oracle_compare_(const Oracle_* o, const char* name, const char* alike,
                                    const Tokenizer* tokenizer) {
     char line[ORACLE_LINE_], of[ORACLE_LINE_];

@@ -164,8 +164,8 @@ static inline TestFile test_read(const char* path) {
     return whole;
 }
 
-// Runs body(arg) in a child process. True if it ends with `status` and its stderr contains every one of the
-// words in `wanted` (separated by '|'); otherwise prints what happened.
+// Runs body(arg) in a child process. True if it ends with `status` and its stderr contains every
+// one of the words in `wanted` (separated by '|'); otherwise prints what happened.
 static inline int test_dies(void (*body)(const void*), const void* arg, int status, const char* wanted) {
     int pipe_fd[2];
     fflush(stdout);

@@ -44,7 +44,8 @@ static const char* const text_units[] = {"a",
                                          "\xFF"};
 enum { TEXT_UNITS = sizeof(text_units) / sizeof(text_units[0]), TEXT_VALID_UNITS = 23 };
 
-// Sets text (room) to units until it is full; `valid` without those that are no UTF-8. Returns its bytes.
+// Sets text (room) to units until it is full; `valid` without those that are no UTF-8. Returns its
+// bytes.
 static inline size_t random_text(uint64_t* state, char* text, size_t room, int valid) {
     size_t bytes = 0;
     for (;;) {
@@ -58,8 +59,8 @@ static inline size_t random_text(uint64_t* state, char* text, size_t room, int v
     }
 }
 
-// A vocabulary where any two bytes of the units, next to each other in a piece, make a token: every cut that
-// is not at the border of a piece shows in the ids.
+// A vocabulary where any two bytes of the units, next to each other in a piece, make a token: every
+// cut that is not at the border of a piece shows in the ids.
 static inline Bpe open_pairs(void) {
     char seen[256] = "", all[256];
     int n = 0, num_pairs = 0;

@@ -32,7 +32,8 @@ static void fill(double high, double low) {
     }
 }
 
-// The cells of a drawing as code points, row by row, 0 beyond the end of a line. Returns the number of rows.
+// The cells of a drawing as code points, row by row, 0 beyond the end of a line. Returns the number
+// of rows.
 static int decode(const char* text, int cells[ROWS + 2][COLUMNS + 1]) {
     int row = 0, column = 0;
     memset(cells, 0, sizeof(int) * (ROWS + 2) * (COLUMNS + 1));
@@ -75,7 +76,8 @@ static void test_shape(const char* locale, int is_utf8) {
     for (int row = 0; row < rows; row++) {
         beyond |= cells[row][COLUMNS];
         for (int c = 9; row > 0 && c < COLUMNS && row < ROWS - 2; c++) {
-            marks += cells[row][c] == 'o' && (c == 9 || cells[row][c - 1] != 'l'); // not those of "floor"
+            // not those of "floor"
+            marks += cells[row][c] == 'o' && (c == 9 || cells[row][c - 1] != 'l');
             EXPECT(is_utf8 || cells[row][c] < 128, "%s: U+%04X is not ASCII", locale, cells[row][c]);
         }
         for (int side = 0; side < 2; side++) {
@@ -184,7 +186,8 @@ TEST(braille) {
 
 TEST(average) {
     setenv("LC_ALL", "C", 1);
-    for (int i = 0; i < STEPS; i++) { // noise that averages to 3, and two far points that fix the range
+    // noise that averages to 3, and two far points that fix the range
+    for (int i = 0; i < STEPS; i++) {
         train[i].step = i + 1;
         train[i].loss = i == 0 ? 9 : i == STEPS - 1 ? 1 : i % 2 ? 3.5 : 2.5;
     }

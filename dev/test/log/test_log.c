@@ -65,7 +65,8 @@ static const char* value_end(const char* s) {
     }
     char* end;
     strtod(s, &end);
-    return end != s && (*s == '-' || (*s >= '0' && *s <= '9')) ? end : NULL; // strtod also takes nan and inf
+    // strtod also takes nan and inf
+    return end != s && (*s == '-' || (*s >= '0' && *s <= '9')) ? end : NULL;
 }
 
 // Where the value of `key` in a flat object starts.
@@ -320,7 +321,8 @@ TEST(task_lines) {
            "%s", screen);
 }
 
-// The trainer's loop from update `start` to `end`, ended as by a power failure unless that is the last one.
+// The trainer's loop from update `start` to `end`, ended as by a power failure unless that is the
+// last one.
 static void run_part(RunLog* log, int start, int end) {
     for (int step = start;; step++) {
         if (step % 2 == 0) {
@@ -383,7 +385,8 @@ TEST(resume) {
     EXPECT(strcmp(slurp(test_path("parts/main.log")), whole_text) == 0, "main.log of the resumed run:\n%s",
            slurp(test_path("parts/main.log")));
 
-    log = open_log("parts", 12, 20); // a finished run that continues: the curve knows what came before
+    // a finished run that continues: the curve knows what came before
+    log = open_log("parts", 12, 20);
     CurvePoint points[LOG_BINS_];
     EXPECT(log_recall_(log.train, points) == 12 && points[11].step == 12, "training losses are read again");
     EXPECT_NEAR(points[11].loss, 5 - 0.1 * 11, 1e-6, "training losses are read again");
@@ -424,7 +427,8 @@ TEST(resume) {
 
 // ---- the screen ----
 
-// A run that goes back has the log of one that never went there, and a line that says so; then it may resume.
+// A run that goes back has the log of one that never went there, and a line that says so; then it
+// may resume.
 TEST(rollback) {
     RunLog log = open_log("back", 0, 12);
     log_config(&log, print_options, "1", who);
@@ -702,7 +706,8 @@ TEST(summary) {
     EXPECT(strncmp(picture, "<svg ", 5) == 0 && strstr(picture, "</svg>\n"), "and as a picture:\n%s",
            picture);
     screen = slurp(test_path("summary.screen"));
-    const char* summary = strstr(screen, "\n5000 steps | "); // then the time, which is the machine's
+    // then the time, which is the machine's
+    const char* summary = strstr(screen, "\n5000 steps | ");
     EXPECT(summary && strstr(summary, "s | val loss 1.2345 | best 0.2345 at step 2500 | floor 1.1000 | "
                                       "2048000 tok/s | 64000 sequences/s | "
                                       "peak memory 300 MiB, 250 of them planned\n"),
@@ -787,7 +792,8 @@ TEST(errors) {
     EXPECT(
         test_dies(write_to_full_screen, NULL, EXIT_FAILURE, "standard output: cannot write: No space left"),
         "standard output on a full disk");
-    log = open_log_in(test_path("no_screen"), fopen("/dev/full", "w")); // whose files tell everything
+    // whose files tell everything
+    log = open_log_in(test_path("no_screen"), fopen("/dev/full", "w"));
     say_val(&log, 0, 4, NAN);
     say_val(&log, 1, 4, NAN);
     log_close(&log);

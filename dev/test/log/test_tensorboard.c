@@ -55,7 +55,8 @@ TEST(events) {
     tensorboard_end(&board); // empty
     tensorboard_end(&board);
     tensorboard_begin(&board, 2);
-    tensorboard_text(&board, "t", "\x9e\0\xc3\xa9\xc3", 5); // the first and the last byte are no characters
+    // the first and the last byte are no characters
+    tensorboard_text(&board, "t", "\x9e\0\xc3\xa9\xc3", 5);
     tensorboard_end(&board);
     strcpy(path, board.path);
     tensorboard_close(&board);

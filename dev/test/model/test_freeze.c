@@ -87,8 +87,8 @@ TEST(refusals) {
     }
 }
 
-// The pass ends at a block only if nothing below it is trained, the embeddings included; gradients begin at one in any case.
-// What is frozen behind it is so in all blocks, or not.
+// The pass ends at a block only if nothing below it is trained, the embeddings included; gradients
+// begin at one in any case. What is frozen behind it is so in all blocks, or not.
 TEST(first_block) {
     static const struct {
         const char* list;

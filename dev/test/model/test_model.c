@@ -228,7 +228,8 @@ static int is_word_of(const char* list, const char* word) {
     return strstr(list, padded) != NULL;
 }
 
-// Which tensors are one for all layers at each level, exactly; each level shares what the last one did.
+// Which tensors are one for all layers at each level, exactly; each level shares what the last one
+// did.
 TEST(recompute) {
     static const char* const shared[5] = {
         " ",
@@ -253,8 +254,8 @@ TEST(recompute) {
     }
 }
 
-// Generation keeps keys and values of all layers, and one block of the rest for as many tokens as it reads at once; it
-// has no room for what a backward pass needs.
+// Generation keeps keys and values of all layers, and one block of the rest for as many tokens as
+// it reads at once; it has no room for what a backward pass needs.
 TEST(never) {
     TensorRow rows[MODEL_ACTIVATION_ROWS];
     model_activation_rows(rows, TINY, B, T, RECOMPUTE_NEVER, TINY.L, 0, B);
@@ -273,7 +274,8 @@ TEST(never) {
     }
 }
 
-// Blocks that the backward pass does not come to are not kept: they share the memory of the first one that is.
+// Blocks that the backward pass does not come to are not kept: they share the memory of the first
+// one that is.
 TEST(first_block) {
     TensorRow rows[MODEL_ACTIVATION_ROWS];
     for (int first = 0; first <= TINY.L; first++) {
@@ -400,7 +402,8 @@ TEST(initial_values) {
     }
 }
 
-// Padding rows of wte are zero; no other tensor loses rows, not even wpe with as many of them as wte.
+// Padding rows of wte are zero; no other tensor loses rows, not even wpe with as many of them as
+// wte.
 TEST(padding) {
     ModelConfig cfg = TINY;
     cfg.max_T = cfg.Vp;

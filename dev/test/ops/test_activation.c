@@ -8,9 +8,9 @@ static double inner(double x) { return sqrt(2 / M_PI) * (x + 0.044715 * x * x * 
 static double inner_derivative(double x) { return sqrt(2 / M_PI) * (1 + 3 * 0.044715 * x * x); }
 static double sigmoid(double x) { return 1 / (1 + exp(-x)); }
 
-// The argument 2u of the sigmoid has a relative error of 2 epsilon or so, of which the share 1 - s reaches s:
-// for u far below 0, where s is e^2u, all of it. In the derivative, 1 - s is known to epsilon/2 only, which
-// 2x du/dx multiplies. Below FLT_MIN precision ends.
+// The argument 2u of the sigmoid has a relative error of 2 epsilon or so, of which the share 1 - s
+// reaches s: for u far below 0, where s is e^2u, all of it. In the derivative, 1 - s is known to
+// epsilon/2 only, which 2x du/dx multiplies. Below FLT_MIN precision ends.
 static double forward_magnitude(double x) {
     const double u = inner(x), s = sigmoid(2 * u);
     return fabs(x) * (s * (1 + fabs(2 * u) * (1 - s)) + FLT_MIN / FLT_EPSILON);

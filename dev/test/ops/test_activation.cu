@@ -1,10 +1,11 @@
-// test_activation.cu -- GELU on the GPU against reference.h: every type, odd sizes, addresses, extremes, in place.
+// test_activation.cu -- GELU on the GPU against reference.h: every type, odd sizes, addresses,
+// extremes, in place.
 #include "llmc/ops/activation.cuh"
 #include "llmc/reference.h"
 #include "dev/test/lib/gpu_ops.h"
 
-// One rounding to T; the fast exponential and division are wrong by up to 2^-19 of the factor x or d; below
-// the normal numbers of fp16 the rounding is absolute.
+// One rounding to T; the fast exponential and division are wrong by up to 2^-19 of the factor x or
+// d; below the normal numbers of fp16 the rounding is absolute.
 template <class T>
 static void compare(const float* got, const double* want, const float* factor, size_t n, const char* what) {
     for (size_t i = 0; i < n; i++) {

@@ -40,10 +40,10 @@ static void expect_same(const Run* a, const Run* b, const char* what) {
            what);
 }
 
-// A score of normal q and k is a sum of HS terms of about 1 / sqrt(HS) each: its roundings, half an epsilon
-// of up to sqrt(HS) together, become relative errors of the probabilities, and these of everything. So does
-// e^x, exact to 2e-7. Differences are measured against the largest element. `spread` multiplies the scores
-// and their errors.
+// A score of normal q and k is a sum of HS terms of about 1 / sqrt(HS) each: its roundings, half an
+// epsilon of up to sqrt(HS) together, become relative errors of the probabilities, and these of
+// everything. So does e^x, exact to 2e-7. Differences are measured against the largest element.
+// `spread` multiplies the scores and their errors.
 static double limit(int HS, double spread) { return 8 + 2 * sqrt(HS) * spread; }
 
 static void check_documents(int B, int T, int NH, int HS, const int* starts, float spread) {
@@ -116,7 +116,8 @@ static int* documents_at(int T, const int* places) {
     return starts;
 }
 
-// Documents of all lengths; at the ends of tiles, blocks and steps of keys that are skipped, and beside them.
+// Documents of all lengths; at the ends of tiles, blocks and steps of keys that are skipped, and
+// beside them.
 TEST(documents) {
     const int T[] = {1, 31, 33, 100, 257}, longest[] = {1, 2, 9, 60};
     for (int i = 0; i < 20; i++) {
@@ -138,8 +139,8 @@ TEST(documents) {
     check_documents(1, 80, 1, 12, documents(1, 80, 9), 1e4f);
 }
 
-// A row of one document is what it is without starts, and what happens in a document changes no bit of
-// another.
+// A row of one document is what it is without starts, and what happens in a document changes no bit
+// of another.
 TEST(documents_apart) {
     enum { T = 300, NH = 2, HS = 12, C = NH * HS };
     const int places[] = {40, 41, 150, 0};
@@ -162,15 +163,16 @@ TEST(documents_apart) {
     ops_close("documents apart");
 }
 
-// Scores of about 1e4, for which exp() would overflow: hardly more than one key in a row keeps a probability.
-// Where two are close, the rounding of the scores decides between them, as `limit` allows for.
+// Scores of about 1e4, for which exp() would overflow: hardly more than one key in a row keeps a
+// probability. Where two are close, the rounding of the scores decides between them, as `limit`
+// allows for.
 TEST(huge_scores) {
     check(2, 33, 2, 12, 1e4f);
     check(1, 100, 1, 1, 1e4f);
 }
 
-// A token sees itself and the earlier ones: others do not change one bit of its results, and a gradient that
-// enters at a token reaches nothing later.
+// A token sees itself and the earlier ones: others do not change one bit of its results, and a
+// gradient that enters at a token reaches nothing later.
 TEST(causality) {
     enum { T = 70, NH = 2, HS = 12, C = NH * HS };
     AttentionScratch scratch;
@@ -195,8 +197,8 @@ TEST(causality) {
     memory_close(&memory);
 }
 
-// Texts of different lengths: a query over stored keys and values is the last row of the whole text's attention. Only
-// the text's own room is written.
+// Texts of different lengths: a query over stored keys and values is the last row of the whole
+// text's attention. Only the text's own room is written.
 static void test_cached(int HS) {
     enum { TEXTS = 4, MAX_T = 50, NH = 2 };
     const int lengths[TEXTS] = {1, 16, 33, MAX_T}, C = NH * HS;
@@ -242,7 +244,8 @@ TEST(scratch) {
     attention_open(&large, &memory, LONG, HS);
     float *qkv = ops_normal(T * 3 * C, 1), *dout = ops_normal(T * C, 1);
     const Run fits = run(1, T, NH, HS, qkv, dout, &small), fresh = run(1, T, NH, HS, qkv, dout, &large);
-    run(3, LONG, NH, HS, ops_floats(3 * LONG * 3 * C), ops_floats(3 * LONG * C), &large); // NaN everywhere
+    // NaN everywhere
+    run(3, LONG, NH, HS, ops_floats(3 * LONG * 3 * C), ops_floats(3 * LONG * C), &large);
     const Run used = run(1, T, NH, HS, qkv, dout, &large);
     expect_same(&fits, &fresh, "in larger scratch");
     expect_same(&fits, &used, "in scratch full of NaN");

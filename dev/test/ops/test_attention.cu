@@ -52,7 +52,8 @@ static int* upload_starts(const Shape* s, const Gpu* gpu) { // NULL if there are
     return device;
 }
 
-template <class X> static X* unset(size_t n, const Gpu* gpu) { // all NaN, so that unset elements show
+// all NaN, so that unset elements show
+template <class X> static X* unset(size_t n, const Gpu* gpu) {
     X* device = (X*)gpu_alloc(n, sizeof(X), "test");
     CUDA_CHECK(cudaMemsetAsync(device, 0xFF, n * sizeof(X), gpu->stream));
     return device;
@@ -163,8 +164,8 @@ static void expect_near(const float* got, const float* want, size_t n, double to
            what, s->B, s->T, s->NH, s->HS, dtype_name(dtype), at, got[at], want[at], tolerance * largest);
 }
 
-// The sums of dqkv as it was stored, in double. Sums in fp32 err by some epsilon of the sizes of their terms;
-// what is added to is rounded to X.
+// The sums of dqkv as it was stored, in double. Sums in fp32 err by some epsilon of the sizes of
+// their terms; what is added to is rounded to X.
 template <class X> static void expect_bias(const Results* r, const Shape* s) {
     const int C3 = 3 * s->NH * s->HS;
     for (int c = 0; c < C3; c++) {
@@ -189,11 +190,11 @@ static void expect_same(const Results* a, const Results* b, const Shape* s, cons
     EXPECT(ops_same_bits(a->dbias_set, b->dbias_set, 3 * s->NH * s->HS), "dbias: %s", what);
 }
 
-// With u the unit roundoff of X, the GPU rounds p to X (out errs by u sum p |v|, at most u max |v|) and then
-// out (another u); ds (dq and dk err by u sum |ds| |k|), delta by what out was rounded by, and then the
-// gradients. Signs are random, so 2 u of the largest element are enough for out, and 3 u for the gradients.
-// Besides, sums are fp32: a score is a sum of HS terms of about 1 / sqrt(HS), and its rounding,
-// times `spread`, is the relative error of a probability; exp2 adds 2^-22.
+// With u the unit roundoff of X, the GPU rounds p to X (out errs by u sum p |v|, at most u max |v|)
+// and then out (another u); ds (dq and dk err by u sum |ds| |k|), delta by what out was rounded by,
+// and then the gradients. Signs are random, so 2 u of the largest element are enough for out, and 3
+// u for the gradients. Besides, sums are fp32: a score is a sum of HS terms of about 1 / sqrt(HS),
+// and its rounding, times `spread`, is the relative error of a probability; exp2 adds 2^-22.
 template <class X> static void check(Shape s, float spread, const Gpu* gpu) {
     const int C = s.NH * s.HS;
     const size_t n = outs(&s);
@@ -210,8 +211,8 @@ template <class X> static void check(Shape s, float spread, const Gpu* gpu) {
     ops_close("sizes");
 }
 
-// Both sides of every width and of every tile; heads that fill a width and that do not; with HS 12 the rows
-// of 16-bit heads are no multiple of 16 bytes, with 3 and 1 those of fp32 neither.
+// Both sides of every width and of every tile; heads that fill a width and that do not; with HS 12
+// the rows of 16-bit heads are no multiple of 16 bytes, with 3 and 1 those of fp32 neither.
 template <class X> static void test_sizes(const Gpu* gpu) {
     const Shape shapes[] = {{1, 1, 1, 64},  {2, 31, 2, 64},  {1, 33, 2, 80}, {1, 130, 1, 96}, {1, 65, 1, 128},
                             {1, 70, 2, 16}, {1, 257, 1, 64}, {3, 2, 3, 8},   {1, 31, 2, 24},  {1, 64, 1, 32},
@@ -222,7 +223,8 @@ template <class X> static void test_sizes(const Gpu* gpu) {
     }
 }
 
-// (B, T) of documents of about `length` tokens, but a border at token `border` of each row, if that is > 0.
+// (B, T) of documents of about `length` tokens, but a border at token `border` of each row, if that
+// is > 0.
 static const int* documents(int B, int T, int length, int border) {
     int *starts = ops_below((size_t)B * T, length), start = 0;
     for (int n = 0; n < B * T; n++) {
@@ -235,7 +237,8 @@ static const int* documents(int B, int T, int length, int border) {
     return starts;
 }
 
-// Documents of a token, of a few, longer than a tile; borders at ends of tiles and beside them; every width.
+// Documents of a token, of a few, longer than a tile; borders at ends of tiles and beside them;
+// every width.
 template <class X> static void test_documents(const Gpu* gpu) {
     const int shapes[][6] = {{1, 1, 1, 64, 2, 0},      {2, 31, 2, 64, 9, 0},       {1, 33, 1, 80, 40, 32},
                              {1, 130, 1, 96, 60, 64},  {2, 65, 1, 128, 1000, 64},  {1, 70, 2, 16, 1, 0},
@@ -246,7 +249,8 @@ template <class X> static void test_documents(const Gpu* gpu) {
     }
 }
 
-// A row of one document is what it is without starts; a document's results do not depend on the others.
+// A row of one document is what it is without starts; a document's results do not depend on the
+// others.
 template <class X> static void test_documents_apart(const Gpu* gpu) {
     const int T = 170, begin = 50, end = 131;
     const Shape plain = {1, T, 1, 32, NULL}, whole = {1, T, 1, 32, ops_below((size_t)T, 1)};
@@ -272,8 +276,8 @@ template <class X> static void test_documents_apart(const Gpu* gpu) {
 // With scores in the thousands, hardly more than one key in a row keeps a probability.
 template <class X> static void test_huge_scores(const Gpu* gpu) { check<X>({1, 40, 1, 64}, 1e3f, gpu); }
 
-// Keys of later tiles with larger scores: what was summed up before is scaled, in some rows and not in
-// others.
+// Keys of later tiles with larger scores: what was summed up before is scaled, in some rows and not
+// in others.
 template <class X> static void test_growing_scores(const Gpu* gpu) {
     const Shape s = {1, 250, 1, 64};
     const size_t n = outs(&s), C = s.HS;
@@ -290,8 +294,8 @@ template <class X> static void test_growing_scores(const Gpu* gpu) {
     ops_close("growing scores");
 }
 
-// Texts of different lengths: a query over stored keys and values is the last row of the whole text's attention. Only
-// the text's own room is written, and the bits are those of a text alone.
+// Texts of different lengths: a query over stored keys and values is the last row of the whole
+// text's attention. Only the text's own room is written, and the bits are those of a text alone.
 template <class X> static void test_cached(int HS, const Gpu* gpu) {
     enum { TEXTS = 3, MAX_T = 150, NH = 2 };
     const int lengths[TEXTS] = {1, 31, 150}, C = NH * HS;
@@ -331,8 +335,8 @@ template <class X> static void test_cached(int HS, const Gpu* gpu) {
     ops_close("cached");
 }
 
-// Later tokens do not change one bit of a result, and a gradient that enters at a token reaches nothing
-// later.
+// Later tokens do not change one bit of a result, and a gradient that enters at a token reaches
+// nothing later.
 template <class X> static void test_causality(const Gpu* gpu) {
     const Shape s = {1, 70, 1, 16};
     const int C = s.NH * s.HS;
@@ -353,8 +357,8 @@ template <class X> static void test_causality(const Gpu* gpu) {
     }
 }
 
-// Two runs give the same bits, also in scratch memory for longer sequences and more heads that others left
-// full of NaN.
+// Two runs give the same bits, also in scratch memory for longer sequences and more heads that
+// others left full of NaN.
 template <class X> static void test_scratch(const Gpu* gpu) {
     const Shape s = {2, 45, 2, 40}, longer = {2, 150, 3, 32};
     float *qkv = normal<X>(3 * outs(&s), 1), *dout = normal<X>(outs(&s), 1);
@@ -402,7 +406,8 @@ static void forward_too_large(const void* gpu) {
 template <class X> static void test_type(const Gpu* gpu) {
     test_sizes<X>(gpu);
     test_huge_scores<X>(gpu);
-    const uint64_t others = ops_stream_ + 1; // the random arrays of the tests behind, whatever these two take
+    // the random arrays of the tests behind, whatever these two take
+    const uint64_t others = ops_stream_ + 1;
     test_cached<X>(24, gpu);
     test_cached<X>(5, gpu);
     ops_stream_ = others;

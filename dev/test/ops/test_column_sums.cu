@@ -16,7 +16,8 @@ static void want_sums(double* sum, double* magnitude, const float* rows, const f
     }
 }
 
-// One rounding to G, and some epsilon of the terms: they are added one after the other in groups only.
+// One rounding to G, and some epsilon of the terms: they are added one after the other in groups
+// only.
 template <class G>
 static void compare(const float* got, const double* want, const double* magnitude, int N, int C) {
     for (int c = 0; c < C; c++) {

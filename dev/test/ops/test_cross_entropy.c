@@ -15,9 +15,10 @@ typedef struct {
     double *loss_magnitude, *dlogits_magnitude;
 } Classifier;
 
-// How far roundings of one epsilon can move loss and dlogits: log(sum) + max - logits[target] by its three terms
-// and by those of the sum, whose weights p are the smaller the farther a logit is from the maximum, so that
-// sum p (max - x) <= log V; a probability by its exponent x - max. e^x ends at FLT_MIN.
+// How far roundings of one epsilon can move loss and dlogits: log(sum) + max - logits[target] by
+// its three terms and by those of the sum, whose weights p are the smaller the farther a logit is
+// from the maximum, so that sum p (max - x) <= log V; a probability by its exponent x - max. e^x
+// ends at FLT_MIN.
 static void magnitudes(const Classifier* l, const double* lse) {
     for (int n = 0; n < l->N; n++) {
         const double* x = l->logits + n * l->Vp;
@@ -34,8 +35,8 @@ static void magnitudes(const Classifier* l, const double* lse) {
     }
 }
 
-// The last factor: a sum of V positive terms in LANES partial sums makes V / LANES roundings one after the
-// other, which add up like the square root.
+// The last factor: a sum of V positive terms in LANES partial sums makes V / LANES roundings one
+// after the other, which add up like the square root.
 static double limit(int V) { return 4 + sqrt(V / LANES); }
 
 static Classifier classifier_open(int N, int V, int Vp, const float* logits, float scale) {

@@ -20,8 +20,9 @@ static double largest_logit(const Case* k, int n) {
     return largest;
 }
 
-// The fast exponentials, the logarithm and what is made of them are wrong by 2^-18 at most. Probabilities are
-// wrong by half a unit in the last place of the largest logit besides, which the losses are not.
+// The fast exponentials, the logarithm and what is made of them are wrong by 2^-18 at most.
+// Probabilities are wrong by half a unit in the last place of the largest logit besides, which the
+// losses are not.
 template <class T>
 static void compare(const Case* k, const float* loss, const float* dlogits, float scale, const char* what) {
     const double wrong = 0x1p-18;

@@ -52,7 +52,8 @@ static void test_documents(int B, int T, int C) {
     ops_close("documents");
 }
 
-// A row receives at most B*T terms in turn, with a rounding of half an epsilon of the partial sum each.
+// A row receives at most B*T terms in turn, with a rounding of half an epsilon of the partial sum
+// each.
 static void test_backward(int B, int T, int C) {
     const size_t nc = (size_t)B * T * C, te = (size_t)Vp * C, pe = (size_t)(T + EXTRA) * C;
     const int maxT = T + EXTRA;

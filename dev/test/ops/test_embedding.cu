@@ -1,5 +1,5 @@
-// test_embedding.cu -- token and position embeddings on the GPU against reference.h: every type, rare and frequent
-// tokens, the sort, gradients set and added, the same bits again.
+// test_embedding.cu -- token and position embeddings on the GPU against reference.h: every type,
+// rare and frequent tokens, the sort, gradients set and added, the same bits again.
 #include "llmc/ops/embedding.cuh"
 #include "llmc/reference.h"
 #include "dev/test/lib/gpu_ops.h"
@@ -81,7 +81,8 @@ static void test_backward(const Size* s, const int* tokens, GradientMode mode, s
     int* ids = upload_ints(tokens, N, gpu);
     EmbeddingGpu scratch;
     Memory memory = memory_on_gpu();
-    embedding_open(&scratch, &memory, (int)N + 5, s->V, s->C); // more than needed: nothing may depend on it
+    // more than needed: nothing may depend on it
+    embedding_open(&scratch, &memory, (int)N + 5, s->V, s->C);
     for (int run = 0; run < 2; run++) {
         G* to_te = upload<G>(dwte, te, 0, gpu);
         G* to_pe = upload<G>(mode == GRADIENT_ADD ? dwpe : nothing, pe, 0, gpu);
@@ -121,9 +122,9 @@ template <class X> static void test_size(Size s, int skewed, size_t shift, const
 }
 
 template <class X> static void test_type(const Gpu* gpu) {
-    const Size sizes[] = {{1, 1, 1, 1, 8},     {3, 31, 33, 33, 31}, {2, 33, 40, 50, 33}, {2, 31, 31, 40, 768},
-                          {3, 700, 700, 5, 8}, // pieces of many chunks, three tiles of the sort
-                          {1, 128, 128, 1, 8}, {2, 64, 65, 2, 8},   {1, 129, 129, 1, 40}}; // chunks just full
+    const Size sizes[] = {{1, 1, 1, 1, 8},      {3, 31, 33, 33, 31}, {2, 33, 40, 50, 33},
+                          {2, 31, 31, 40, 768}, {3, 700, 700, 5, 8}, // three tiles of the sort
+                          {1, 128, 128, 1, 8},  {2, 64, 65, 2, 8},   {1, 129, 129, 1, 40}}; // full
     for (const Size& size : sizes) {
         test_size<X>(size, 0, 0, gpu);
         if (size.B * size.T > 100) {
@@ -139,7 +140,8 @@ static void test_large(const Gpu* gpu) {
     int* tokens = ops_below((size_t)many.B * many.T, many.V);
     test_backward<float, float>(&many, tokens, GRADIENT_SET, 0, gpu);
     ops_close("many positions");
-    for (int V = 1 << 10; V <= (1 << 10) + 1; V++) { // the last that one pass sorts, the first that takes two
+    // the last that one pass sorts, the first that takes two
+    for (int V = 1 << 10; V <= (1 << 10) + 1; V++) {
         const Size edge = {1, 50, 50, V, 1};
         tokens = ops_below((size_t)edge.T, V);
         tokens[7] = V - 1;

@@ -3,29 +3,17 @@
 #include "llmc/ops/attention.h"
 #include "llmc/ops/matmul.h"
 #include "llmc/reference.h"
+#include "dev/test/lib/linear_reference.h"
 #include "dev/test/lib/ops.h"
 
 static MatmulScratch scratch;
 
-// A sum of K random terms makes K roundings of at most half an epsilon of a partial sum, which is about
-// 1 / sqrt(K) of the sum of the terms' absolute values; the roundings too add up like sqrt(K). So the error
-// is about epsilon/2 times that sum of absolute values for any K, and the worst of all elements below 2
-// epsilon. The sums of absolute values are the same reference applied to the absolute values of its inputs.
+// A sum of K random terms makes K roundings of at most half an epsilon of a partial sum, which is
+// about 1 / sqrt(K) of the sum of the terms' absolute values; the roundings too add up like
+// sqrt(K). So the error is about epsilon/2 times that sum of absolute values for any K, and the
+// worst of all elements below 2 epsilon. The sums of absolute values are the same reference applied
+// to the absolute values of its inputs.
 static const double limit = 4;
-
-// Results of the reference, for the inputs or their absolute values.
-typedef struct {
-    double *out, *dinp, *dweight, *dbias;
-} Results;
-
-static Results reference(int N, int C, int OC, const double* inp, const double* weight, const double* bias,
-                         const double* dout) {
-    const Results r = {ops_doubles((size_t)N * OC), ops_doubles((size_t)N * C), ops_doubles((size_t)OC * C),
-                       ops_doubles(OC)};
-    ref_linear_forward(r.out, inp, weight, bias, N, C, OC);
-    ref_linear_backward(r.dinp, r.dweight, r.dbias, dout, inp, weight, N, C, OC);
-    return r;
-}
 
 static void test_size(int N, int C, int OC) {
     const size_t nc = (size_t)N * C, occ = (size_t)OC * C, noc = (size_t)N * OC;
@@ -48,7 +36,8 @@ static void test_size(int N, int C, int OC) {
     matmul_backward_bias_cpu(dbias, dout, N, OC, GRADIENT_SET);
     EXPECT_NEAR(ops_error(dbias, l.dbias, m.dbias, OC), 0, limit, "dbias of %d x %d x %d", N, C, OC);
 
-    matmul_backward_weight_cpu(weight, dout, inp, N, C, OC, GRADIENT_ADD, &scratch); // onto known values
+    // onto known values
+    matmul_backward_weight_cpu(weight, dout, inp, N, C, OC, GRADIENT_ADD, &scratch);
     EXPECT_NEAR(
         ops_error(weight, ops_sum(l.dweight, wide_weight, occ), ops_sum(m.dweight, size_weight, occ), occ), 0,
         limit, "dweight added, %d x %d x %d", N, C, OC);
@@ -75,8 +64,8 @@ static void test_sizes(void) {
     test_size(13, 390, 400);
 }
 
-// More rows and columns than any block has. With one thread the parts are largest and the scratch is
-// smallest.
+// More rows and columns than any block has. With one thread the parts are largest and the scratch
+// is smallest.
 static void test_large_sizes(int threads) {
     threads_set(threads);
     Memory memory = memory_on_host();

@@ -39,10 +39,10 @@ static void case_close(const char* what) {
 
 // ---- tolerance ----
 
-// One rounding to T of the result, and one of a value of size `rounded` before it, where there is such a step
-// (NULL: none). Both sums, the reference's and the GPU's, are fp32 sums: see test_matmul.c, 4 epsilon of the
-// sum of the terms' absolute values each, which is `magnitude`. Below the normal numbers of fp16 the rounding
-// is absolute.
+// One rounding to T of the result, and one of a value of size `rounded` before it, where there is
+// such a step (NULL: none). Both sums, the reference's and the GPU's, are fp32 sums: see
+// test_matmul.c, 4 epsilon of the sum of the terms' absolute values each, which is `magnitude`.
+// Below the normal numbers of fp16 the rounding is absolute.
 template <class T>
 static void compare(const float* got, const float* want, const float* magnitude, const float* rounded,
                     size_t n, const char* what) {
@@ -60,7 +60,8 @@ static void compare(const float* got, const float* want, const float* magnitude,
 template <class T> struct Linear {
     int N, C, OC;
     size_t nc, noc, occ;
-    float *inp, *weight, *bias, *residual, *dout, *pre;         // (N, C) (OC, C) (OC) (N, OC) (N, OC) (N, C)
+    // (N, C) (OC, C) (OC) (N, OC) (N, OC) (N, C)
+    float *inp, *weight, *bias, *residual, *dout, *pre;
     T *d_inp, *d_weight, *d_bias, *d_residual, *d_dout, *d_pre; // the same on the GPU
     float *a_inp, *a_weight, *a_bias, *a_dout;                  // absolute values
 };
@@ -125,8 +126,8 @@ static void test_forward(const Linear<T>* l, size_t shift, const T* d_bias, Bias
     EXPECT(ops_same_bits(download(l->d_residual, l->noc, gpu), l->residual, l->noc), "residual changed");
 }
 
-// The gradient of the bias before GELU, set over NaN or added: of type G, or left out. `dinp` are the terms
-// of its sum, before they were rounded.
+// The gradient of the bias before GELU, set over NaN or added: of type G, or left out. `dinp` are
+// the terms of its sum, before they were rounded.
 template <class T, class G>
 static void test_gelu_bias(const Linear<T>* l, size_t shift, GradientMode mode, const float* want_dinp,
                            const float* size_dinp, const float* rounded, MatmulGpu* ctx) {
@@ -200,7 +201,8 @@ static void test_backward_parameters(const Linear<T>* l, size_t shift, GradientM
                adds ? "dbias added" : "dbias set");
 }
 
-// A real cublasLt need not take addresses that are only as aligned as a 16-bit element, nor add every bias.
+// A real cublasLt need not take addresses that are only as aligned as a 16-bit element, nor add
+// every bias.
 template <class T>
 static void test_size(int N, int C, int OC, size_t shift, BiasSteps steps, MatmulGpu* ctx) {
     char what[64];
@@ -303,7 +305,8 @@ static void test_tf32(const Gpu* gpu) {
         memory_close(&memory);
     }
     EXPECT(!ops_same_bits(got[0], got[1], N * OC), "tf32 changes nothing");
-    for (int i = 0; i < N * OC; i++) { // two factors, each rounded by up to 2^-11 (2^-10 where it is cut off)
+    // two factors, each rounded by up to 2^-11 (2^-10 where it is cut off)
+    for (int i = 0; i < N * OC; i++) {
         EXPECT_NEAR(got[1][i], got[0][i], 0x1p-9 * magnitude[i], "element %d", i);
     }
     case_close("tf32");
@@ -382,7 +385,8 @@ template <class T> static void test_autotune(const Gpu* gpu) {
     unsetenv("CUSIM_LT_BROKEN");
 }
 
-// A slower algorithm that does run must not win by its number: with the fast one first, it stays first.
+// A slower algorithm that does run must not win by its number: with the fast one first, it stays
+// first.
 static void test_autotune_keeps_first(const Gpu* gpu) {
     MatmulGpu ctx;
     const MatmulSettings settings = {0, GELU_SEPARATE, 0, 1, 0};
@@ -398,9 +402,9 @@ static void test_autotune_keeps_first(const Gpu* gpu) {
     unsetenv("CUSIM_LT_FAST");
 }
 
-// Matmuls with and without adding, tuned while algorithm `fast` (a digit) is the fastest; sets *chosen to
-// the algorithm that all tuned plans have, or -1. With a directory, plans are taken from it before and put
-// there after.
+// Matmuls with and without adding, tuned while algorithm `fast` (a digit) is the fastest; sets
+// *chosen to the algorithm that all tuned plans have, or -1. With a directory, plans are taken from
+// it before and put there after.
 static void tuned_matmuls(const char* fast, const char* directory, int open_cache, int* chosen,
                           const Gpu* gpu) {
     MatmulGpu ctx;
@@ -581,7 +585,8 @@ static void test_gelu_race(const Gpu* gpu) {
     case_close("race");
 }
 
-// A captured step, launched twice, adds its gradient twice; a product that was done before makes no new plan.
+// A captured step, launched twice, adds its gradient twice; a product that was done before makes no
+// new plan.
 static void test_capture(const Gpu* gpu) {
     enum { N = 12, C = 16, OC = 24 };
     MatmulGpu ctx;
@@ -630,7 +635,8 @@ static void test_many_plans(const Gpu* gpu) {
           *out_gpu = device_upload<float>(out, MATMUL_PLANS + 9, 0, gpu);
     for (int OC = 1; OC <= MATMUL_PLANS + 9; OC++) {
         matmul_forward(out_gpu, x_gpu, w_gpu, (const float*)NULL, 1, 1, OC, &ctx);
-        matmul_forward(out_gpu, x_gpu, w_gpu, (const float*)NULL, 1, 1, 1, &ctx); // is never the oldest
+        // is never the oldest
+        matmul_forward(out_gpu, x_gpu, w_gpu, (const float*)NULL, 1, 1, 1, &ctx);
     }
     EXPECT(ctx.plans_count == MATMUL_PLANS && ctx.plans[0].key.cols == 1, "%d plans", ctx.plans_count);
     matmul_forward(out_gpu, x_gpu, w_gpu, (const float*)NULL, 1, 1, 2, &ctx);

@@ -31,8 +31,8 @@ static NormCase norm_case_open(int N, int C, const float* inp, const float* weig
     return l;
 }
 
-// How far roundings of one epsilon can move each result. x - mean is known to epsilon (|x| + |mean|), and
-// through its square this moves rstd; the rest are the absolute values of the terms.
+// How far roundings of one epsilon can move each result. x - mean is known to epsilon (|x| +
+// |mean|), and through its square this moves rstd; the rest are the absolute values of the terms.
 typedef struct {
     double *mean, *rstd, *out, *dinp, *dweight, *dbias;
 } Magnitude;
@@ -49,7 +49,8 @@ static void forward_magnitude(const NormCase* l, const Magnitude* m) {
         m->rstd[n] = rstd * (1 + rstd * rstd * moved);
         for (int c = 0; c < l->C; c++) {
             const double centered = (fabs(x[c]) + size) * rstd +
-                                    fabs(x[c] - mean) * m->rstd[n]; // `size` bounds the error of the mean
+                                    // `size` bounds the error of the mean
+                                    fabs(x[c] - mean) * m->rstd[n];
             m->out[n * l->C + c] = fabs(l->weight[c]) * centered + fabs(l->bias[c]);
         }
     }
@@ -83,8 +84,8 @@ static Magnitude magnitude_open(const NormCase* l) {
     return m;
 }
 
-// Roundings of half an epsilon each; the factor is for the few that meet in one result, and for the worst of
-// many results.
+// Roundings of half an epsilon each; the factor is for the few that meet in one result, and for the
+// worst of many results.
 static const double limit = 4;
 
 static void check_forward(const NormCase* l, const Magnitude* m, const float* out, const float* mean,
@@ -95,7 +96,8 @@ static void check_forward(const NormCase* l, const Magnitude* m, const float* ou
     EXPECT_NEAR(ops_error(out, l->out, m->out, (size_t)N * C), 0, limit, "out of %d x %d, %s", N, C, what);
 }
 
-// `offset` is the mean of the input: a variance computed as mean square minus squared mean would drown in it.
+// `offset` is the mean of the input: a variance computed as mean square minus squared mean would
+// drown in it.
 static void test_size(int N, int C, float offset) {
     const size_t nc = (size_t)N * C;
     float *left = ops_normal(nc, 1), *right = ops_normal(nc, 1), *inp = ops_floats(nc),
@@ -123,7 +125,8 @@ static void test_size(int N, int C, float offset) {
     EXPECT(ops_same_bits(inp, inp_again, nc), "residual sum in one pass, %d x %d", N, C);
     check_forward(&l, &m, out_again, mean_again, rstd_again, "after the residual sum");
 
-    for (int n = 0; n < N; n++) { // the backward pass is judged by the mean and rstd that it was given
+    // the backward pass is judged by the mean and rstd that it was given
+    for (int n = 0; n < N; n++) {
         l.mean[n] = mean[n];
         l.rstd[n] = rstd[n];
     }

@@ -5,8 +5,8 @@
 #include "dev/test/lib/gpu_ops.h"
 #include "llmc/reference.h"
 
-// One rounding to T, and `limit` units of FLT_EPSILON of the terms an element is made of, where the sums have
-// another order than on the CPU.
+// One rounding to T, and `limit` units of FLT_EPSILON of the terms an element is made of, where the
+// sums have another order than on the CPU.
 static const double limit = 8;
 template <class T>
 static void compare(const float* got, const double* want, const double* magnitude, size_t n, const char* what,
@@ -157,7 +157,8 @@ static void test_backward(const NormCase* l, const Device<T>* d, GradientMode di
         G* db = upload<G>(mode == GRADIENT_ADD ? dbias : nothing, C, 0, gpu);
         G* ds = upload<G>(sum_mode == GRADIENT_ADD ? onto : nothing, C, 0, gpu);
         const Gradient to_weight = {dw, DTYPE_OF(G)}, to_bias = {db, DTYPE_OF(G)},
-                       to_sum = {run == 0 ? ds : NULL, DTYPE_OF(G)}; // the second run is the same without it
+                       // the second run is the same without it
+            to_sum = {run == 0 ? ds : NULL, DTYPE_OF(G)};
         const NormGpu<T> norm = {d->weight, d->bias, d->mean, d->rstd, N, C};
         const NormGradients sums = {to_weight, to_bias, mode, to_sum, sum_mode};
         norm_backward(dinp, dinp_mode, &sums, d->dout, d->inp, &norm, scratch, gpu);
@@ -194,7 +195,8 @@ static void test_backward(const NormCase* l, const Device<T>* d, GradientMode di
                C);
 }
 
-// `offset` is the mean of the input: a variance computed as mean square minus squared mean would drown in it.
+// `offset` is the mean of the input: a variance computed as mean square minus squared mean would
+// drown in it.
 template <class T> static void test_size(int N, int C, float offset, size_t shift, const Gpu* gpu) {
     const size_t nc = (size_t)N * C;
     NormCase l = {N,
@@ -214,7 +216,8 @@ template <class T> static void test_size(int N, int C, float offset, size_t shif
     norm_open(&scratch, &memory, N, C);
     const Device<T> d = device_open<T>(&l, shift, gpu);
     test_forward<T>(&l, &d, gpu);
-    const GradientMode sum_mode = N % 2 ? GRADIENT_SET : GRADIENT_ADD; // as the others have it, or not
+    // as the others have it, or not
+    const GradientMode sum_mode = N % 2 ? GRADIENT_SET : GRADIENT_ADD;
     test_backward<T, float>(&l, &d, GRADIENT_ADD, GRADIENT_SET, sum_mode, &scratch, gpu);
     test_backward<T, T>(&l, &d, GRADIENT_SET, GRADIENT_ADD, sum_mode, &scratch, gpu);
     device_close(&d, shift);
@@ -267,7 +270,7 @@ template <class T> static void test_nan(const Gpu* gpu) {
 template <class T> static void test_type(const Gpu* gpu) {
     const int sizes[][2] = {
         {1, 1},     {31, 31},   {33, 33}, {33, 768},
-        {5, 1600},  {1, 8},     {3, 521}, {2, 1033}, // scalars: two columns to a thread, then from memory
+        {5, 1600},  {1, 8},     {3, 521}, {2, 1033}, // scalars: 2 columns per thread, then memory
         {2, 4100},  {2, 4104},                       // blocks and long rows, by the type
         {2, 1024},  {3, 1280},                       // as many warps as GPT-2s have
         {2, 8320},  {15999, 8},                      // groups of more than 8 rows

@@ -105,7 +105,8 @@ static void check(QuantizedKernel kernel, int N, int C, int OC) {
         quantized_rows_bind(scratch_of((size_t)N, (size_t)C).rows, (size_t)N, (size_t)C);
     quantized_rows(rows, inp, (size_t)N, (size_t)C);
     const float* out = by_kernel(kernel.product, rows, weight, bias, N, C, OC);
-    // C / 32 blocks are added up, half an epsilon each; three more roundings scale a block and add the bias.
+    // C / 32 blocks are added up, half an epsilon each; three more roundings scale a block and add
+    // the bias.
     EXPECT_NEAR(ops_error(out, wanted, magnitude, n), 0, 3 + C / BLOCK / 2.0, "%s: %d rows, C = %d, OC = %d",
                 kernel.name, N, C, OC);
     const float* plain = by_kernel(quantized_product_plain_, rows, weight, bias, N, C, OC);
@@ -258,8 +259,8 @@ static void test_not_finite(void) {
     }
 }
 
-// 34 bytes for 32 numbers of a matrix, 4 for each other, and less than a block of alignment for each tensor. A GPU
-// wants matrices at multiples of 16 bytes.
+// 34 bytes for 32 numbers of a matrix, 4 for each other, and less than a block of alignment for
+// each tensor. A GPU wants matrices at multiples of 16 bytes.
 static void test_model_memory(void) {
     const ModelConfig cfg = {1024, 50257, 50304, 12, 12, 768, SHARE_OFF};
     TensorRow rows[MODEL_PARAMETER_ROWS], plain[MODEL_PARAMETER_ROWS];

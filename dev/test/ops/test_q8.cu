@@ -77,7 +77,8 @@ template <class T> static void test_encoder(const Gpu* gpu) {
     float *p = ops_normal(N * C, 1), *nothing = ops_floats(N * C);
     T *wpe = upload<T>(p, N * C, 0, gpu), *out = upload<T>(nothing, N * C, 0, gpu);
     int *tokens = upload_ints(ids, N, gpu), *given = upload_ints(places, N, gpu);
-    for (int length = 0; length <= N; length += N / 2) { // tokens of a sequence; 0: positions are given
+    // tokens of a sequence; 0: positions are given
+    for (int length = 0; length <= N; length += N / 2) {
         const EmbeddingPositions positions = {length ? NULL : given, NULL};
         q8_embedding(out, tokens, w.matrix, wpe, length ? N / length : 1, length ? length : N, positions, C,
                      gpu);

@@ -4,7 +4,8 @@
 #include "llmc/reference.h"
 #include "dev/test/lib/ops.h"
 
-// An operation: `forward` sets out from x; `backward` adds to dx, given dout. The loss is sum(out dout).
+// An operation: `forward` sets out from x; `backward` adds to dx, given dout. The loss is sum(out
+// dout).
 typedef struct Operation {
     const char* name;
     void (*forward)(const struct Operation* op);
@@ -50,7 +51,7 @@ static void test_operation(Operation op) {
     ops_close(op.name);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Operations
 
 enum { B = 2, T = 5, N = B * T, NH = 2, HS = 3, C = NH * HS, OC = 4, V = 7, Vp = 9 };
@@ -128,14 +129,15 @@ TEST(operations) {
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // The model
 
 static double model_loss(const void* model) {
     return ref_gpt2_forward((RefModel*)model, tokens, targets, starts);
 }
 
-// Two blocks, more positions than tokens, documents, targets that do not count. A second pass sets the same gradients.
+// Two blocks, more positions than tokens, documents, targets that do not count. A second pass sets
+// the same gradients.
 TEST(model) {
     const ModelConfig cfg = {T + 2, V, Vp, 2, NH, C, SHARE_OFF};
     RefModel model;
@@ -161,7 +163,7 @@ TEST(model) {
     ops_close("model");
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // Closed forms
 
 TEST(gelu_is_the_tanh_form) {

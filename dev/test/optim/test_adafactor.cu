@@ -143,9 +143,10 @@ static State updated(const TestModel* model, State s, const float* grad, Adafact
     return got;
 }
 
-// Sums of some thousand positive terms in another order, roots and divisions: some units in the last place of the sums,
-// and of the step, which is at most some lr. Where one square is most of a row's sum, all additions after it round by half a
-// unit: of a row of 128, 16 and 3 in 8 lanes on the CPU, 4 and 5 here, and up to two units of the squares themselves.
+// Sums of some thousand positive terms in another order, roots and divisions: some units in the
+// last place of the sums, and of the step, which is at most some lr. Where one square is most of a
+// row's sum, all additions after it round by half a unit: of a row of 128, 16 and 3 in 8 lanes on
+// the CPU, 4 and 5 here, and up to two units of the squares themselves.
 static void expect_state(const char* what, const TestModel* model, State got, State want,
                          const float* param_got) {
     rule_expect_near(what, "row sums", got.row_sums, want.row_sums, model->row_sums, 16, 0);
@@ -193,7 +194,8 @@ template <class T, class G> static void test_types(const Gpu* gpu) {
     test_model<T, G>(&vectors, 1, ADAFACTOR_RELATIVE, MASTER_NONE, gpu);
 }
 
-// The first update forgets what was before; gradients that are all zero change nothing but by decay.
+// The first update forgets what was before; gradients that are all zero change nothing but by
+// decay.
 static void test_edges(const Gpu* gpu) {
     const TestModel model = test_model_of(WIDE, 5);
     const State s = state_random(&model);

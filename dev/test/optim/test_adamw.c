@@ -8,8 +8,8 @@
 // Every scalar is exact in binary32, so the reference computes with the same ones.
 static const AdamW defaults = {0.01f, 0.9f, 0.95f, 1e-8f, 0.1f, 1, 1, DECAY_ALL};
 
-// In each of ten updates a parameter is rounded to half an epsilon of itself, and gets a step of at most a
-// few lr that is exact to a few epsilon of its terms; the moments are sums of ten terms.
+// In each of ten updates a parameter is rounded to half an epsilon of itself, and gets a step of at
+// most a few lr that is exact to a few epsilon of its terms; the moments are sums of ten terms.
 static void test_ten_updates(size_t n, AdamW opt) {
     float *param = ops_normal(n, 1), *m = ops_normal(n, 0), *v = ops_normal(n, 0);
     double *want = ops_widen(param, n), *want_m = ops_doubles(n), *want_v = ops_doubles(n),
@@ -40,7 +40,8 @@ TEST(sizes) {
     test_ten_updates(100, opt);
     opt = defaults;
     opt.grad_scale = 0.37f;
-    opt.eps = 0.1f; // large enough to tell sqrt(v) + eps from sqrt(v + eps), and scaled gradients from others
+    // large enough to tell sqrt(v) + eps from sqrt(v + eps), and scaled gradients from others
+    opt.eps = 0.1f;
     test_ten_updates(100, opt);
     opt.weight_decay = 2;
     opt.decay = DECAY_CAUTIOUS;
@@ -105,8 +106,8 @@ static double square_sum(const float* grad, size_t n, double* partial) {
     return wide_sum_value(sum);
 }
 
-// A lane adds at most GRADIENT_BLOCK / 16 squares one after the other: roundings of at most epsilon/2 of the
-// sum, which add up like the square root of their number.
+// A lane adds at most GRADIENT_BLOCK / 16 squares one after the other: roundings of at most
+// epsilon/2 of the sum, which add up like the square root of their number.
 static void test_square_sum(size_t n) {
     float* grad = ops_normal(n, 0.1f);
     double* partial = ops_doubles(n / GRADIENT_BLOCK + 1);

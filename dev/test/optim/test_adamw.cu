@@ -28,7 +28,8 @@ template <class T> static float* rounded(float* x, size_t n) {
 
 // ---- the gradient's norm ----
 
-// The sum over `parts` equal parts of n gradients, merged. T is the type of the weights, G of the gradients.
+// The sum over `parts` equal parts of n gradients, merged. T is the type of the weights, G of the
+// gradients.
 template <class T, class G>
 static double square_sum(const float* grad, size_t n, size_t parts, const Gpu* gpu) {
     const size_t count = n / parts;
@@ -52,8 +53,8 @@ static double square_sum(const float* grad, size_t n, size_t parts, const Gpu* g
     return wide_sum_value(sum);
 }
 
-// A lane adds 32 squares in fp32, a tree of 5 levels the lanes: fewer than 40 roundings of half an epsilon, which
-// add up like the square root of their number.
+// A lane adds 32 squares in fp32, a tree of 5 levels the lanes: fewer than 40 roundings of half an
+// epsilon, which add up like the square root of their number.
 template <class T, class G> static void test_square_sum(size_t n, const Gpu* gpu) {
     float* grad = rounded<G>(ops_normal(n, 0.1f), n);
     double want = 0;
@@ -98,8 +99,8 @@ template <class T, class G> static void test_square_sums(const Gpu* gpu) {
     test_cuts<T, G>(gpu);
 }
 
-// The largest fp16 everywhere: 65504^2 n is far beyond fp16 and far below the end of fp32. In bf16 the sums
-// of the units are 2^52, 1 and 1: only a double holds them all.
+// The largest fp16 everywhere: 65504^2 n is far beyond fp16 and far below the end of fp32. In bf16
+// the sums of the units are 2^52, 1 and 1: only a double holds them all.
 static void test_square_sum_range(const Gpu* gpu) {
     const size_t n = (2 * NORM_UNITS_ + 1) * GRADIENT_BLOCK;
     float* grad = ops_floats(n);

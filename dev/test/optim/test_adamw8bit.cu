@@ -1,4 +1,5 @@
-// test_adamw8bit.cu -- AdamW with 8-bit moments on the GPU against adamw8bit.h: the codes, the scales, the weights.
+// test_adamw8bit.cu -- AdamW with 8-bit moments on the GPU against adamw8bit.h: the codes, the
+// scales, the weights.
 #include "llmc/optim/adamw8bit.cuh"
 #include "dev/test/lib/gpu_ops.h"
 #include "dev/test/lib/rule_test.h"
@@ -94,8 +95,8 @@ static State expected(State s, const float* grad, size_t n, AdamW opt) {
     return want;
 }
 
-// Where codes differ they are neighbors, and what was encoded is within 2^-22 of the middle between their values. The new
-// moment is computed again from the state before, in double.
+// Where codes differ they are neighbors, and what was encoded is within 2^-22 of the middle between
+// their values. The new moment is computed again from the state before, in double.
 static void expect_codes(const char* what, const uint8_t* got, const uint8_t* want, const double* moments,
                          const float* scales, size_t n, Code8 kind) {
     size_t others = 0;
@@ -166,7 +167,8 @@ template <class T, class G> static void test_types(const Gpu* gpu) {
     }
 }
 
-// Zeros are a state to start from; gradients whose squares are below the normal numbers, and gradients of zero.
+// Zeros are a state to start from; gradients whose squares are below the normal numbers, and
+// gradients of zero.
 static void test_start(const Gpu* gpu) {
     const size_t n = 256;
     State s = state_random(n);

@@ -38,7 +38,8 @@ static void test_split(void) {
            to_float(nan.upper));
 }
 
-// 24 bits of x are the nearest there are, and the parameter is the nearest bf16; they come back as they are.
+// 24 bits of x are the nearest there are, and the parameter is the nearest bf16; they come back as
+// they are.
 static void test_24_of(uint32_t bits) {
     const float x = from_bits(bits);
     const SplitFloat<int8_t> split = split_float<int8_t>(x);

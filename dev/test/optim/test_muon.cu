@@ -109,7 +109,8 @@ static State updated(const Case* c, State s, const float* grad, Muon opt, Rows r
     return got;
 }
 
-// The largest difference of a layer's change of weights, and the cosine and the ratio of sizes of the two changes.
+// The largest difference of a layer's change of weights, and the cosine and the ratio of sizes of
+// the two changes.
 typedef struct {
     double difference, cosine, ratio;
 } Distance;
@@ -126,9 +127,10 @@ static Distance distance(const float* got, const float* want, const float* befor
     return d;
 }
 
-// In fp32 each of five steps multiplies what rounding did before it by at most 3.4445: 485 times a few roundings, of X
-// whose elements are at most about 1.2. In bf16 the directions of small singular values get lost in rounding: the change
-// must be nearly parallel, and as large but for some roundings of 4.775, which weigh most where there is one singular value.
+// In fp32 each of five steps multiplies what rounding did before it by at most 3.4445: 485 times a
+// few roundings, of X whose elements are at most about 1.2. In bf16 the directions of small
+// singular values get lost in rounding: the change must be nearly parallel, and as large but for
+// some roundings of 4.775, which weigh most where there is one singular value.
 template <class T>
 static void expect_change(const char* what, const Case* c, const float* got, const float* want,
                           const float* before, float rate) {

@@ -20,7 +20,8 @@ static char* bytes_copy(const char* from, size_t bytes) {
     return copy;
 }
 
-// A value is a function of its place: the padding is updated like everything else. All codes are right.
+// A value is a function of its place: the padding is updated like everything else. All codes are
+// right.
 static State state_open(const OptimizerState* state, size_t n) {
     State s = {n, ops_normal(n, 1), {NULL}};
     for (int slot = 0; slot < STATE_SLOTS; slot++) {
@@ -42,8 +43,8 @@ static Update update_of(int t) {
                   DECAY_ALL, 0.75f, ADAFACTOR_FIXED, 0.02f, 0,    MUON_SPECTRAL};
 }
 
-// Moves all slots to the host or the disk, or back, each in two pieces that end in the middle of a chunk, and of a unit of
-// the disk.
+// Moves all slots to the host or the disk, or back, each in two pieces that end in the middle of a
+// chunk, and of a unit of the disk.
 static void move_slots(Offload* offload, const State* s, int is_back) {
     for (int slot = 0; slot < STATE_SLOTS; slot++) {
         const size_t bytes = offload->layout.state->slots[slot].bytes, first = bytes / 3 + 1;
@@ -58,7 +59,8 @@ static void move_slots(Offload* offload, const State* s, int is_back) {
     }
 }
 
-// The state after some updates by way of the host, or of a disk in this directory. A gradient stays as it is.
+// The state after some updates by way of the host, or of a disk in this directory. A gradient stays
+// as it is.
 template <class T>
 static State by_host(const State* s, Gradient grads, const OptimizerPlan* plan, MatmulGpu* matmul,
                      const char* directory, const Gpu* gpu) {

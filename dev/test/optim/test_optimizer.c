@@ -12,7 +12,8 @@ static const ModelConfig ODD = {7, 131, 201, 3, 3, 33, SHARE_OFF},
 static const char* const WORDS[] = {OPTIMIZER_WORDS(WORDS_NAME)};
 enum { OPTIMIZERS = sizeof(WORDS) / sizeof(WORDS[0]) };
 
-// State of a model in files, by its formula: of n parameters, `vectors` of which are biases and norms.
+// State of a model in files, by its formula: of n parameters, `vectors` of which are biases and
+// norms.
 static double bytes_wanted(Optimizer o, double n, double vectors, double rows_and_cols) {
     const double matrices = n - vectors;
     switch (o.name) {
@@ -156,7 +157,8 @@ static float value_of(int slot, size_t number) {
     return (float)(number % 251) + (slot < STATE_M8 || slot > STATE_V8 ? 0.125f * (float)slot : 0);
 }
 
-// The tensor of a range, where memory has it all because of it and files tell its elements apart; else the range.
+// The tensor of a range, where memory has it all because of it and files tell its elements apart;
+// else the range.
 static ZeroRange whole_range(const OptimizerState* state, int slot, ZeroRange range) {
     if (state->slots[slot].shape == SLOT_ELEMENTS && state_slot_is_whole(state, slot, range.row)) {
         range.logical -= range.before;

@@ -42,7 +42,8 @@ template <class T> static float* rounded(float* x, size_t n) {
 
 // ---- layouts ----
 
-// Tensors of less than a row of decays and of several, padding behind most of them and behind the groups.
+// Tensors of less than a row of decays and of several, padding behind most of them and behind the
+// groups.
 static const ModelConfig SMALL = {5, 60, 64, 2, 2, 14, SHARE_OFF};
 
 // The parameters of SMALL, cut into `size` shards; in stage 0 each process updates all of them.
@@ -229,8 +230,8 @@ static Wanted reference(const Layout* layout, State s, const float* weights, con
     return want;
 }
 
-// The update is computed in fp32, with a handful of roundings of half an epsilon each in m, v and the step, and
-// one in the sum; the step is at most a few lr.
+// The update is computed in fp32, with a handful of roundings of half an epsilon each in m, v and
+// the step, and one in the sum; the step is at most a few lr.
 static void expect_state(const char* what, const Layout* layout, State got, const float* weights,
                          Wanted want) {
     double* magnitude = ops_doubles(layout->n);
@@ -276,7 +277,8 @@ template <class T, class G> static void test_with_master(const Gpu* gpu) {
             const float want = to_float(from_float<T>(got.master[i]));
             EXPECT(got.param[i] == want, "%s: params at %zu: %g, wanted %g", what, i, got.param[i], want);
         }
-        const State again = update<T, G>(&layout, s, grad, opt, 2, MASTER_FP32, gpu); // the seed is not used
+        // the seed is not used
+        const State again = update<T, G>(&layout, s, grad, opt, 2, MASTER_FP32, gpu);
         EXPECT(ops_same_bits(got.param, again.param, layout.n) &&
                    ops_same_bits(got.master, again.master, layout.n),
                "%s: two runs differ", what);
@@ -386,7 +388,8 @@ static float* both_upload_gradient(const Both* b, const float* grad, const Gpu* 
     return upload<float>(trained, n, gpu);
 }
 
-// An array of fp32 master weights, which lies as owned elements do, from full ones on the host; or, the other way, back.
+// An array of fp32 master weights, which lies as owned elements do, from full ones on the host; or,
+// the other way, back.
 static void both_copy_master(const Both* b, float* master, float* params, cudaMemcpyKind kind) {
     for (int g = 0; g < b->zero.groups; g++) {
         for (int part = 0; part < ZERO_PARTS; part++) {
@@ -454,10 +457,12 @@ static float* both_on_gpu(const Both* b, float* const* grads, int updates, Updat
     return params;
 }
 
-// Every tensor is updated as on the CPU: by its rule, its rate and its part of the state. `tolerance` is a share of the
-// largest change: fp32 on both sides, but Muon's matmuls amplify it, and a code of 8 bits may be the next one.
-// `has_options`: with parameters and a block that are frozen, and with momentum, means of rows and cautious decay, where the rule has them. Then two elements of Muon's in
-// a layer may decay on one side only: rounding decides the sign of what is nearly 0.
+// Every tensor is updated as on the CPU: by its rule, its rate and its part of the state.
+// `tolerance` is a share of the largest change: fp32 on both sides, but Muon's matmuls amplify it,
+// and a code of 8 bits may be the next one. `has_options`: with parameters and a block that are
+// frozen, and with momentum, means of rows and cautious decay, where the rule has them. Then two
+// elements of Muon's in a layer may decay on one side only: rounding decides the sign of what is
+// nearly 0.
 static void test_like_cpu(OptimizerName name, int has_options, ShareLayers share, double tolerance,
                           const Gpu* gpu) {
     enum { UPDATES = 3 };
@@ -510,7 +515,8 @@ static Optimizer frozen_optimizer(OptimizerName name, MasterWeights master) {
     return optimizer;
 }
 
-// Split master weights are those of fp32 beside weights of 16 bits, bit by bit; with 24 bits, rounded after each update.
+// Split master weights are those of fp32 beside weights of 16 bits, bit by bit; with 24 bits,
+// rounded after each update.
 static void test_split(OptimizerName name, MasterWeights master, const Gpu* gpu) {
 #ifdef SANITIZED
     enum { UPDATES = 2 };
@@ -538,8 +544,8 @@ static void test_split(OptimizerName name, MasterWeights master, const Gpu* gpu)
     ops_close("split master weights");
 }
 
-// Without master weights, each rule rounds what it makes of them with the words of the element's place in its group if nothing
-// were frozen.
+// Without master weights, each rule rounds what it makes of them with the words of the element's
+// place in its group if nothing were frozen.
 static void test_rounding(OptimizerName name, const Gpu* gpu) {
     TensorRow plain[MODEL_PARAMETER_ROWS];
     model_parameter_rows_of(plain, WIDE, 1);
@@ -586,7 +592,8 @@ template <class T, class G> static void test_rule_with_master(OptimizerName name
     ops_close("a rule with master weights");
 }
 
-// Each process updates its shards, or all of them its own copy: the same bits, whatever their number.
+// Each process updates its shards, or all of them its own copy: the same bits, whatever their
+// number.
 template <class T>
 static void test_shards(OptimizerName name, int stage, int size, MasterWeights with, const Gpu* gpu) {
     const Layout one = layout_of(name, 0, 1), layout = layout_of(name, stage, size);
@@ -622,8 +629,9 @@ template <class T> static void test_random_words(const Gpu* gpu) {
     ops_close("random words");
 }
 
-// Updates of a hundredth of the distance to the next number: rounded to nearest, none would ever happen. The
-// mean over n elements of 20 updates has a standard deviation of sqrt(20 * 0.01 / n) distances.
+// Updates of a hundredth of the distance to the next number: rounded to nearest, none would ever
+// happen. The mean over n elements of 20 updates has a standard deviation of sqrt(20 * 0.01 / n)
+// distances.
 template <class T> static void test_small_updates(const Gpu* gpu) {
     const double distance = DTYPE_OF(T) == DTYPE_BF16 ? 0x1p-7 : 0x1p-10; // from 1 upwards
     const Layout layout = whole();
@@ -687,9 +695,9 @@ template <class T> static void test_representable(void) {
     }
 }
 
-// Between the neighbors number `bits` and `bits` + 1 of T, at nine fractions of the way: with the words 0,
-// 2^16, ... the share of the upper one is the fraction, to 2^-16; with all smaller and larger words it is one
-// of the two.
+// Between the neighbors number `bits` and `bits` + 1 of T, at nine fractions of the way: with the
+// words 0, 2^16, ... the share of the upper one is the fraction, to 2^-16; with all smaller and
+// larger words it is one of the two.
 template <class T> static void test_unbiased(uint16_t bits) {
     const double lower = to_float(from_bits<T>(bits)), upper = to_float(from_bits<T>((uint16_t)(bits + 1)));
     for (int part = 1; part < 10; part++) {

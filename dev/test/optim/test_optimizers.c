@@ -117,7 +117,8 @@ static void update_muon(const Case* c, Arrays* x, int t) {
     muon_update_cpu(matrix, opt, &scratch);
 }
 
-// A case belongs to the first rule that its name starts with. `tolerance` is relative to the largest change.
+// A case belongs to the first rule that its name starts with. `tolerance` is relative to the
+// largest change.
 static const struct {
     const char* name;
     double tolerance;
@@ -178,8 +179,8 @@ static Wanted wanted_read(const unsigned char** at) {
     return w;
 }
 
-// Besides the tolerance of its rule: a parameter is rounded once an update, by up to half an epsilon of itself, and
-// random roundings add up like the root of their number. Twice that.
+// Besides the tolerance of its rule: a parameter is rounded once an update, by up to half an
+// epsilon of itself, and random roundings add up like the root of their number. Twice that.
 static void compare(const Wanted* w) {
     const Case* c = &w->c;
     const Arrays x = run_case(c, UPDATES);
@@ -273,8 +274,8 @@ static void test_midpoints(Code8 kind) {
     }
 }
 
-// The codes of many values are those of one: of numbers in all decades, and of blocks that end inside of a vector. Within 2^-22
-// of a midpoint either is right.
+// The codes of many values are those of one: of numbers in all decades, and of blocks that end
+// inside of a vector. Within 2^-22 of a midpoint either is right.
 static void test_codes(Code8 kind) {
     const AdamW8bitDecades_ decades = adamw8bit_decades_(kind);
     const uint32_t one = 0x3f800000, step = 997;

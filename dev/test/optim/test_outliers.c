@@ -1,4 +1,5 @@
-// test_outliers.c -- z-scores against their definition, NaN, constant windows, spikes and changes of regime.
+// test_outliers.c -- z-scores against their definition, NaN, constant windows, spikes and changes
+// of regime.
 #include "llmc/optim/outliers.h"
 #include "llmc/base/rand.h"
 #include "dev/test/lib/test.h"

@@ -21,8 +21,8 @@ static void test_ends(Schedule schedule) {
     EXPECT_NEAR(at(schedule, 5 * STEPS), end, 1e-6, "after the end of schedule %d", schedule);
 }
 
-// Up by 1/WARMUP a step, then never up, and never far down. The decay of WSD falls fastest at its start:
-// sqrt(1/200) of the way in one step.
+// Up by 1/WARMUP a step, then never up, and never far down. The decay of WSD falls fastest at its
+// start: sqrt(1/200) of the way in one step.
 static void test_continuity(Schedule schedule) {
     const double fall = schedule == SCHEDULE_WSD ? 0.9 * sqrt(1.0 / 200) : 0.002;
     for (int64_t step = 1; step <= STEPS; step++) {

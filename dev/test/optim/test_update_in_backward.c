@@ -51,7 +51,8 @@ static InBackward started(const ClipShares* shares, const UpdateGuard* guard, do
     Update update;
     memset(&update, 0, sizeof(update));
     in_backward_open(&u, shares, guard, update, 1, 10);
-    in_backward_batch(&u, 5, 0); // half of the targets count: the gradient is half of what it should be
+    // half of the targets count: the gradient is half of what it should be
+    in_backward_batch(&u, 5, 0);
     in_backward_losses(&u, losses);
     return u;
 }

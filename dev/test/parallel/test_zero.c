@@ -13,7 +13,8 @@ static int by_logical(const void* a, const void* b) {
     return (x->logical > y->logical) - (x->logical < y->logical);
 }
 
-// The pieces of one process fill its owned arrays: those of trained parts in the order of the gradient, then the frozen ones.
+// The pieces of one process fill its owned arrays: those of trained parts in the order of the
+// gradient, then the frozen ones.
 static void expect_pieces(const ZeroPlan* plan) {
     size_t at = 0;
     for (int part = 0; part < ZERO_PARTS; part++) {
@@ -30,7 +31,8 @@ static void expect_pieces(const ZeroPlan* plan) {
     EXPECT(at == zero_count(plan, ZERO_OWNED), "%zu elements in pieces", at);
 }
 
-// Ranges of one process lie in its pieces, each where it is in the full arrays; frozen rows in frozen ones.
+// Ranges of one process lie in its pieces, each where it is in the full arrays; frozen rows in
+// frozen ones.
 static void expect_places(const ZeroPlan* plan, const ZeroRange* ranges, int count, const TensorRow* rows) {
     for (int i = 0; i < count; i++) {
         const ZeroRange* r = &ranges[i];
@@ -83,7 +85,8 @@ static void test_cover(ModelConfig cfg, int stage, int size, int shards) {
 static void test_frozen_layout(ModelConfig cfg, const char* list) {
     TensorRow plain[MODEL_PARAMETER_ROWS], rows[MODEL_PARAMETER_ROWS], grads[MODEL_PARAMETER_ROWS];
     ZeroPlan plan = zero_plan(cfg, 0, 0, 1);
-    size_t trained = 0, last[2] = {0, 0}, last_plain[2] = {0, 0}; // elements; ends in group 0, and in block 0
+    // elements; ends in group 0, and in block 0
+    size_t trained = 0, last[2] = {0, 0}, last_plain[2] = {0, 0};
     zero_plan_freeze(&plan, cfg, freeze_of(cfg.L, list).rows, 0);
     model_parameter_rows_of(plain, cfg, 1);
     zero_parameter_rows(rows, &plan, cfg, 1);
@@ -110,7 +113,8 @@ static void test_frozen_layout(ModelConfig cfg, const char* list) {
            "%s: gradients of %zu elements, %zu are trained", list, zero_count(&plan, ZERO_GRADIENT), trained);
 }
 
-// Two levels: each rank has a shard of its own, inside of its slice, and the replicas' parts of a slice are neighbors.
+// Two levels: each rank has a shard of its own, inside of its slice, and the replicas' parts of a
+// slice are neighbors.
 static void test_levels(ModelConfig cfg, int size, int shards) {
     char* is_taken = (char*)check_alloc((size_t)size, 1, "shards");
     const int replicas = size / shards;
@@ -270,8 +274,8 @@ TEST(steps) {
     }
 }
 
-// The sum of micro-batches, added one after another, is the same however many come at a time: what the others
-// left behind in their pieces is not looked at.
+// The sum of micro-batches, added one after another, is the same however many come at a time: what
+// the others left behind in their pieces is not looked at.
 TEST(order) {
     enum { N = 1000, BATCHES = 7 };
     static float batch[BATCHES][N], pieces[BATCHES * N], want[N], got[N];

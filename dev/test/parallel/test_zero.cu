@@ -16,9 +16,11 @@ enum {
     THREADS = 64,
     PER_THREAD = 16
 };
-static const ModelConfig CFG = {4, 192, 192, BLOCKS, 2, 8, SHARE_OFF}; // its groups are all of one size,
-enum { MOST = 8192 };                                                  // elements at most
-enum { FROZEN = 1 << 0 | 0x7FC }; // wte, and of a block all before fcb: the groups again have one size
+// its groups are all of one size,
+static const ModelConfig CFG = {4, 192, 192, BLOCKS, 2, 8, SHARE_OFF};
+enum { MOST = 8192 }; // elements at most
+// wte, and of a block all before fcb: the groups again have one size
+enum { FROZEN = 1 << 0 | 0x7FC };
 
 __host__ __device__ static inline float mix(float a, float b, float c) {
     return (float)(((int)a * 5 + (int)b * 3 + (int)c + 1) % 16);
@@ -284,7 +286,8 @@ template <class T> static void toy_load(Toy<T>* toy, int k) {
                                cudaMemcpyDeviceToDevice, toy->gpu.stream));
 }
 
-// A micro-step of update u: plainly the first time, later as a graph where all ranks have a micro-batch.
+// A micro-step of update u: plainly the first time, later as a graph where all ranks have a
+// micro-batch.
 template <class T> static void toy_micro_step(Toy<T>* toy, int u, MicroStep step) {
     const ZeroPlan* plan = &toy->zero.plan;
     const int variant = zero_variant(plan, step), k = plan->rank + plan->size * (int)step.number;
@@ -372,7 +375,8 @@ static void toy_expect_collected(const char* what, Toy<T>* toy, const A* owned, 
     free(group);
 }
 
-// The trained part of each group of them is whole in every rank where the ranks gather what each has set, in the same memory.
+// The trained part of each group of them is whole in every rank where the ranks gather what each
+// has set, in the same memory.
 template <class T> static void toy_expect_gathered(const char* what, Toy<T>* toy, const float* want) {
     ZeroGpu* zero = &toy->zero;
     const size_t bytes = toy->N * sizeof(float);
@@ -442,9 +446,10 @@ static void test_stages(int shards, Comm* comm, const Gpu* gpu) {
 
 // ---- ranks ----
 
-// With updates during the backward pass, the other stream has a block's gradient after the kernel that wrote it and before
-// the one that overwrites it; and what follows the join comes after all of them. Where only one of the streams is waited for, it must be right, too:
-// the main one, or the other one.
+// With updates during the backward pass, the other stream has a block's gradient after the kernel
+// that wrote it and before the one that overwrites it; and what follows the join comes after all of
+// them. Where only one of the streams is waited for, it must be right, too: the main one, or the
+// other one.
 static void test_in_backward(int waits_for_other, Comm* comm, const Gpu* gpu) {
     ZeroGpu z;
     ZeroPlan plan = zero_plan(CFG, 0, 0, 1);

@@ -120,7 +120,8 @@ TEST(growth) {
 TEST(options) {
     const Options o = options_of(OPTION_CPU, NULL, NULL), gpu = options_of(OPTION_GPU, NULL, NULL);
     const Options frozen = options_of(OPTION_CPU, "--freeze", "embeddings,blocks[0-1]");
-    // two blocks and the classifier: forward; gradient of the inputs of all but two blocks; two blocks' weights
+    // two blocks and the classifier: forward; gradient of the inputs of all but two blocks; two
+    // blocks' weights
     const double matmuls =
         2 * TOKENS * (4 * BLOCK + HEAD) + 2 * TOKENS * (2 * BLOCK + HEAD) + 2 * TOKENS * 2 * BLOCK;
     EXPECT(seconds(CFG, &frozen, COST_MATMULS) == matmuls, "--freeze: %.0f of %.0f",
@@ -190,7 +191,8 @@ TEST(moves) {
            "offloading: %g s", cost_total_s(&update));
 }
 
-// The widest models and heads: operations stay within their arrays, as the address sanitizer sees, and reach something.
+// The widest models and heads: operations stay within their arrays, as the address sanitizer sees,
+// and reach something.
 TEST(rates_of_wide_models) {
     static const ModelConfig wide = {4096, 2000000, 2000000, 1, 85, 65280, SHARE_OFF};
     for (int is_bf16 = 0; is_bf16 < 2; is_bf16++) {

@@ -5,8 +5,8 @@
 #include "dev/test/lib/settled_alone.h"
 #include "dev/test/lib/test.h"
 
-// Memory by batch and level: 100 a sequence at level 0, less at each further one; 50 for the state, which may be on the
-// host, and then goes over the bus so often that it takes a second.
+// Memory by batch and level: 100 a sequence at level 0, less at each further one; 50 for the state,
+// which may be on the host, and then goes over the bus so often that it takes a second.
 static void fake_plan(Memory* memory, const Settled* s) {
     const Options* o = &s->options;
     const int on_host = o->offload_optimizer == OFFLOAD_HOST;

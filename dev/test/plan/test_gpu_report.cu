@@ -19,8 +19,8 @@ static void expect_peak(const char* name, int major, int minor, double tflops) {
     EXPECT(fabs(got - tflops) < 1e-3 * tflops, "%s: %.1f TFLOP/s, wanted %.1f", name, got, tflops);
 }
 
-// The longest name whose words all occur in the card's name wins: an H200 is not an H20, an A100 not
-// A10.
+// The longest name whose words all occur in the card's name wins: an H200 is not an H20, an A100
+// not A10.
 TEST(names) {
     expect_peak("NVIDIA H200", 9, 0, 989.4);
     expect_peak("NVIDIA H200 NVL", 9, 0, 835.5);

@@ -55,8 +55,8 @@ TEST(repeated) {
     expect(&mfu, 10e9, 260, 0.1, 6, "peak is 100 GFLOP/s");
 }
 
-// With four processes, the peak of all rises by the increase that one of them measures. A GPU's never
-// changes.
+// With four processes, the peak of all rises by the increase that one of them measures. A GPU's
+// never changes.
 TEST(processes) {
     Mfu mfu;
     measured = 0;

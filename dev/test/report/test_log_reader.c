@@ -57,7 +57,8 @@ TEST(again) {
     record_close(&r);
 }
 
-// A finished run that is started again does nothing: its speed stays, and its peak is that of all starts.
+// A finished run that is started again does nothing: its speed stays, and its peak is that of all
+// starts.
 TEST(starts) {
     Record r =
         read_text(TRAIN(1, 9) "{\"kind\":\"summary\",\"tok_per_s\":500,\"samples_per_s\":5,\"peak_mb\":39}\n"

@@ -6,7 +6,8 @@ accumulation and threads; documents in a row, padding and shorter batches.
     make test, or build/plain/test_run from the top of the repository
 */
 #define TRAIN_GPT2_NO_MAIN
-#define MODEL_CHUNK_LOGITS 3000 // the classifier takes a batch in several chunks, forward and backward
+// the classifier takes a batch in several chunks, forward and backward
+#define MODEL_CHUNK_LOGITS 3000
 #include "llmc/formats/llmc_bin.h"
 #include "llmc/optim/schedule.h"
 #include "llmc/setup/resolve.h"
@@ -168,7 +169,8 @@ static double tensor_error(const TensorRow* row, const void* a, const void* b) {
     return largest;
 }
 
-// fp32 rounds each operation by 6e-8; a gradient passes through some hundred sums of up to a hundred terms.
+// fp32 rounds each operation by 6e-8; a gradient passes through some hundred sums of up to a
+// hundred terms.
 TEST(against_pytorch) {
     Model model;
     open_fixture(&model, FIXTURES "gpt2_tiny.bin", RECOMPUTE_NONE);
@@ -232,7 +234,8 @@ TEST(pytorch_against_reference) {
     model_close(&model);
 }
 
-// Sizes that divide by nothing, positions that are not in use, documents, targets that do not count.
+// Sizes that divide by nothing, positions that are not in use, documents, targets that do not
+// count.
 TEST(against_reference) {
     enum { B = 2, T = 13, N = B * T };
     const ModelConfig cfg = {17, 131, 201, 3, 3, 33, SHARE_OFF};
@@ -263,8 +266,8 @@ TEST(against_reference) {
     model_close(&model);
 }
 
-// A bias of the keys shifts all scores of a query alike: its gradient is rounding noise, which AdamW turns
-// into whole steps.
+// A bias of the keys shifts all scores of a query alike: its gradient is rounding noise, which
+// AdamW turns into whole steps.
 static int is_key_bias(const TensorRow* row, size_t i, int C) {
     return strcmp(row->name, "qkvb") == 0 && i % (3 * (size_t)C) / (size_t)C == 1;
 }
@@ -315,9 +318,9 @@ TEST(adamw_steps) {
     model_close(&model);
 }
 
-// Along random directions of each tensor, the loss must change as the gradient says. fp32 losses carry 3e-7
-// of noise: with a step that changes the loss by about 1e-2, a difference is good to some 1e-4, and the third
-// derivative adds a little.
+// Along random directions of each tensor, the loss must change as the gradient says. fp32 losses
+// carry 3e-7 of noise: with a step that changes the loss by about 1e-2, a difference is good to
+// some 1e-4, and the third derivative adds a little.
 TEST(finite_differences) {
     Model model;
     open_fixture(&model, FIXTURES "gpt2_tiny.bin", RECOMPUTE_NONE);
@@ -380,8 +383,8 @@ static void test_same_bits(void (*open)(Model*, const char*, int)) {
     model_close(&model);
 }
 
-// Micro-batches of one sequence, added up, give the gradient of the batch; nothing of an earlier update is
-// left in it.
+// Micro-batches of one sequence, added up, give the gradient of the batch; nothing of an earlier
+// update is left in it.
 TEST(accumulation) {
     Model model, whole;
     open_fixture(&model, FIXTURES "gpt2_tiny.bin", RECOMPUTE_NONE);
@@ -417,8 +420,9 @@ static int largest(const float* x, int n) {
     return best;
 }
 
-// Texts of different lengths, one token at a time over the keys and values already there: the logits of the whole
-// sequence. Both in a model that trains and in one that has only weights, with the same bits for one text or several.
+// Texts of different lengths, one token at a time over the keys and values already there: the
+// logits of the whole sequence. Both in a model that trains and in one that has only weights, with
+// the same bits for one text or several.
 static void test_decode(void (*open)(Model*, const char*, int), double tolerance) {
     enum { TEXTS = 3, STEPS = 9 };
     const int lengths[TEXTS] = {1, 5, 12};
@@ -465,9 +469,10 @@ static double cosine(const float* a, const float* b, size_t n) {
     return product / sqrt(a_square * b_square);
 }
 
-// bf16 rounds a factor by 2^-8 of it at most, by 0.4 2^-8 in the mean square: a product of two by 0.6 2^-8 = 0.0022, and
-// so a sum of such products with both signs. A logit comes through some ten matmuls one after another, each with an error
-// of its own: 0.0022 sqrt(10) = 0.7 %; a gradient through twice as many: 1 %. Twice that is allowed.
+// bf16 rounds a factor by 2^-8 of it at most, by 0.4 2^-8 in the mean square: a product of two by
+// 0.6 2^-8 = 0.0022, and so a sum of such products with both signs. A logit comes through some ten
+// matmuls one after another, each with an error of its own: 0.0022 sqrt(10) = 0.7 %; a gradient
+// through twice as many: 1 %. Twice that is allowed.
 TEST(bf16_against_pytorch) {
     Model model, exact;
     open_bf16(&model, FIXTURES "gpt2_tiny.bin", RECOMPUTE_NONE);
@@ -520,8 +525,8 @@ static void expect_gradients(const Model* model, const Model* exact, const char*
     }
 }
 
-// The gradients of all its parameters, set and added to, near those of fp32; at all levels of recomputation and with any
-// number of threads the same bits.
+// The gradients of all its parameters, set and added to, near those of fp32; at all levels of
+// recomputation and with any number of threads the same bits.
 static void test_tiles_against(Model* model, Model* exact, const State* s) {
     const double loss = pass(model, s);
     EXPECT_NEAR(loss, pass(exact, s), 1e-3 * loss, "whole tiles: loss");
@@ -561,7 +566,8 @@ static void test_tiles_cut(Model* model, Model* exact, State s) {
     expect_gradients(model, exact, "cut tiles");
 }
 
-// The MLP of a prefill of whole tiles is packed, and that of a shorter one is not: their hidden states have the same bits.
+// The MLP of a prefill of whole tiles is packed, and that of a shorter one is not: their hidden
+// states have the same bits.
 static void test_tiles_prefill(Model* model, const int* ids) {
     enum { T = 32, C = 64 };
     float cut[(T - 1) * C];
@@ -590,7 +596,8 @@ TEST(tiles) {
     model_close(&model);
 }
 
-// An update packs the weights again: what follows is what a new model makes of the same parameters, bit for bit.
+// An update packs the weights again: what follows is what a new model makes of the same parameters,
+// bit for bit.
 TEST(bf16_packs_again) {
     Model model, fresh;
     open_bf16(&model, FIXTURES "gpt2_tiny.bin", RECOMPUTE_NONE);
@@ -618,8 +625,8 @@ static double batch_gradients(Model* model, Batch batch, double loss_tokens, Gra
     return batch_loss(model, batch);
 }
 
-// Two documents in a row with padding behind them are what they are alone, in a model that does not look at
-// positions. Their lengths are shorter than what the models were opened for.
+// Two documents in a row with padding behind them are what they are alone, in a model that does not
+// look at positions. Their lengths are shorter than what the models were opened for.
 static void test_documents(int recompute) {
     enum { FIRST = 12, SECOND = 15, BOTH = FIRST + SECOND, PADDING = 3 };
     Model row, single;
@@ -659,7 +666,8 @@ static void test_documents(int recompute) {
     model_close(&row);
 }
 
-// A batch that is shorter than those the model was opened for, and whose own chunks would be longer.
+// A batch that is shorter than those the model was opened for, and whose own chunks would be
+// longer.
 TEST(shorter_batch) {
     Model model, exact;
     const ModelConfig cfg = llmc_bin_read_config(FIXTURES "gpt2_tiny.bin");
@@ -692,8 +700,8 @@ static const ZeroRange* same_range(const Model* model, const ZeroRange* range) {
     return found;
 }
 
-// The reduced gradient of a range has the bits of the whole model's, or is zero; what is frozen in all blocks, and frozen
-// blocks that come first, have none. Adds up its squares.
+// The reduced gradient of a range has the bits of the whole model's, or is zero; what is frozen in
+// all blocks, and frozen blocks that come first, have none. Adds up its squares.
 static void expect_range(Model* model, const Model* whole, const ZeroRange* range, const char* list,
                          double* square_sum) {
     const int is_frozen = freeze_has(&model->freeze, range->row, model_group_layer(model->cfg, range->group));
@@ -837,7 +845,8 @@ static double gradients_of_four(Model* model) {
     return sum;
 }
 
-// The gradient of a range is the sum of those of all layers that have it; only the order of additions may differ.
+// The gradient of a range is the sum of those of all layers that have it; only the order of
+// additions may differ.
 static void expect_sum(const Model* model, const Model* whole, const ZeroRange* range, const char* share) {
     const TensorRow *row = &model->parameter_rows[range->row], *of_layers = &whole->gradient_rows[range->row];
     const float* got = zero_range_gradient_cpu(&model->zero, range);
@@ -894,8 +903,8 @@ TEST(all_shared) {
     }
 }
 
-// Matrices that are packed while they are updated: parameters, state and copies have the bits of an update without copies
-// and of packing after it.
+// Matrices that are packed while they are updated: parameters, state and copies have the bits of an
+// update without copies and of packing after it.
 static void test_packed_update(OptimizerName name) {
     Model packed, plain;
     Options options = {.optimizer = name, .recompute = RECOMPUTE_NONE};
@@ -966,7 +975,8 @@ TEST(plan) {
     }
 }
 
-// The gradient of block 0 overflows, and the loss does not notice: its GELU passes zeros on, through weights that are huge.
+// The gradient of block 0 overflows, and the loss does not notice: its GELU passes zeros on,
+// through weights that are huge.
 TEST(update_in_part) {
     static ClipShares shares;
     static InBackward now;

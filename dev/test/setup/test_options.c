@@ -91,7 +91,8 @@ TEST(names) {
     }
 }
 
-// Rows and fields are in the same order, so a field without a row leaves a gap wider than alignment does.
+// Rows and fields are in the same order, so a field without a row leaves a gap wider than alignment
+// does.
 TEST(every_field_has_one_row) {
     size_t end = 0;
     for (int i = 0; i < OPTION_ROWS; i++) {
@@ -105,7 +106,8 @@ TEST(every_field_has_one_row) {
     EXPECT((end + align - 1) / align * align == offsetof(Options, program), "the rows end at %zu", end);
 }
 
-// Each default is legal and in the form in which it is printed; each bound is legal, or not if it is open.
+// Each default is legal and in the form in which it is printed; each bound is legal, or not if it
+// is open.
 TEST(defaults_and_bounds) {
     Options options = parsed("");
     for (int i = 0; i < OPTION_ROWS; i++) {
@@ -366,7 +368,8 @@ TEST(help_and_version) {
         EXPECT(line, "--%s is not in --help, or too long for its column", row->name);
         EXPECT(!line || strncmp(line + 24, row->alias, strlen(row->alias)) == 0, "--%s", row->name);
         if (line &&
-            strlen(option_wanted(row, wanted)) >= OPTION_WANTED_WIDTH) { // the rest is on the next line
+            // the rest is on the next line
+            strlen(option_wanted(row, wanted)) >= OPTION_WANTED_WIDTH) {
             line = strchr(line + 1, '\n');
         }
         EXPECT(strlen(row->fallback) <= 8, "--%s: %s", row->name, row->fallback);
@@ -394,7 +397,8 @@ TEST(help_on) {
     EXPECT(refused("--help|foo", "--help foo: wanted an option, or a group: data, model, "));
 }
 
-// Runs a script that calls `prog` once with some arguments, and sets args to what the shell made of them.
+// Runs a script that calls `prog` once with some arguments, and sets args to what the shell made of
+// them.
 static void shell_args(Args* args, const char* command) {
     char line[512];
     const char* text = "prog() { printf 'prog\\0'; for a; do printf '%s\\0' \"$a\"; done; }\n";
@@ -444,7 +448,8 @@ static void expect_same(const Options* a, const Options* b, int flags, const cha
     }
 }
 
-// Parses a command line with the shell's help; the strings of the result live until the next call but one.
+// Parses a command line with the shell's help; the strings of the result live until the next call
+// but one.
 static Options shell_parsed(const char* command) {
     static Args pool[2];
     static int next = 0;
@@ -459,8 +464,8 @@ static Options shell_parsed(const char* command) {
     return options;
 }
 
-// A random legal value for a row, as text; strings are made of one letter that a shell might stumble on and
-// of harmless ones.
+// A random legal value for a row, as text; strings are made of one letter that a shell might
+// stumble on and of harmless ones.
 static void random_value(Rand* rng, const OptionRow* row, char text[OPTION_TEXT_BYTES]) {
     static const char alphabet[] = " -='\"\\$`*?#~!&;|<>(){}[]%^@:,./\t\033\xC3\xA9\x80";
     const double u = rand_uniform(rng), value = row->min + (row->max - row->min) * u * u * u * u * u * u;
@@ -516,7 +521,8 @@ TEST(round_trip) {
     for (int trial = 0; trial < 40; trial++) {
         Options options = parsed(trial % 2 ? "--plan|--print-config" : "--schedule|wsd");
         for (int i = 0; i < OPTION_ROWS; i++) {
-            const OptionRow* row = &OPTION_TABLE[i]; // --prompt may make another kind of command of it
+            // --prompt may make another kind of command of it
+            const OptionRow* row = &OPTION_TABLE[i];
             if (option_counts(&options, row) && strcmp(row->name, "prompt") != 0 &&
                 rand_below(&rng, 40) < (unsigned)trial) {
                 random_value(&rng, &OPTION_TABLE[i], values[i]);

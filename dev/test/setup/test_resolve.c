@@ -19,8 +19,8 @@ typedef struct {
     const char* model_path; // NULL: random weights
 } Run;
 
-// Parses a command line; a % in it stands for the temporary directory. The words stay where they are for the
-// run's lifetime, in one of a few buffers.
+// Parses a command line; a % in it stands for the temporary directory. The words stay where they
+// are for the run's lifetime, in one of a few buffers.
 static Options parse(const char* line) {
     static char buffers[4][4096];
     static int next = 0;
@@ -175,7 +175,8 @@ static void test_model(void) {
     expect_refused(TEXT "--channels 130", 2, "--channels 130|--heads 4");
     expect_refused(TEXT "--vocab-size 256", 2, "256|257|bytes");
     expect_refused(SHARDS "--tokenizer %/tokenizer.bin --vocab-size 199", 2, "199|200|gpt2");
-    expect_refused(SHARDS "--vocab-size 109", 1, "train.bin|token 9|109"); // its tokens go up to 109
+    // its tokens go up to 109
+    expect_refused(SHARDS "--vocab-size 109", 1, "train.bin|token 9|109");
     expect_refused(TEXT "--model d13", 2, "--model d13|neither a file nor a known size|d12");
     expect_refused(TEXT "--model gpt4", 2, "--model gpt4");
 }
@@ -518,8 +519,9 @@ static void test_batch(void) {
     expect_batch(TEXT "--batch 3 --seq-len 16", 3, 16, 48);
     expect_batch(TEXT "--batch 3 --seq-len 16 --total-batch 96", 3, 16, 96);
     expect_batch(TEXT "--seq-len 16 --total-batch -1", usual / 16, 16, usual);
-    expect_batch(TEXT "--seq-len 16 --total-batch 96", 6, 16, 96);       // less than the usual
-    expect_batch(TEXT "--seq-len 16 --total-batch 16288", 2, 16, 16288); // 2 x 509 sequences: 2 divides them
+    expect_batch(TEXT "--seq-len 16 --total-batch 96", 6, 16, 96); // less than the usual
+    // 2 x 509 sequences: 2 divides them
+    expect_batch(TEXT "--seq-len 16 --total-batch 16288", 2, 16, 16288);
     expect_refused(TEXT "--seq-len 16 --total-batch 100", 2, "--total-batch is 100|--seq-len 16");
     expect_refused(TEXT "--batch 3 --seq-len 16 --total-batch 100", 2, "--total-batch is 100|--seq-len 16");
     expect_batch(TEXT "--seq-len 16 --batch 4 --total-batch 32", 4, 16, 32);
@@ -558,7 +560,7 @@ static void test_steps(void) {
     } cases[] = {
         {TEXT "--seq-len 16 --batch 4", 1888 / 64}, // one epoch of the 118 sequences of 1901 tokens
         {TEXT "--seq-len 16 --batch 4 --steps -1", 1888 / 64},
-        {TEXT "--seq-len 100 --batch 1", 18}, // of 1900 tokens: 19 inputs, but the last has no target
+        {TEXT "--seq-len 100 --batch 1", 18}, // 19 inputs of 1900 tokens, the last without target
         {TEXT "--seq-len 16 --batch 512", 1}, // less than one batch
         {TEXT "--seq-len 16 --steps 0", 0},
         {TEXT "--seq-len 16 --batch 4 --epochs 1", 1888 / 64},
@@ -617,7 +619,7 @@ static void test_learning_rate(void) {
         float lr;
     } cases[] = {{SHARDS "--seq-len 16 --model d12 --total-batch 524288", 6e-4f},
                  {SHARDS "--seq-len 16 --model d12 --total-batch 1048576", 6e-4f},
-                 {SHARDS "--seq-len 16 --model d12 --total-batch 32768", 3e-4f}, // a sixteenth: half
+                 {SHARDS "--seq-len 16 --model d12 --total-batch 32768", 3e-4f}, // 1/16: half
                  {SHARDS "--seq-len 16 --model d48 --total-batch 524288", 6e-4f * 768 / 1600},
                  {SHARDS "--seq-len 16 --channels 8 --total-batch 524288", 4e-3f}};
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
@@ -654,14 +656,15 @@ static void test_optimizers(void) {
     run_close(&adamw);
 }
 
-// 0.95 for half a million tokens and more, and for less the same memory in tokens, up to a thousand updates.
+// 0.95 for half a million tokens and more, and for less the same memory in tokens, up to a thousand
+// updates.
 static void test_beta2(void) {
     static const struct {
         const char* line;
         float beta2;
     } cases[] = {{SHARDS "--seq-len 16 --batch 1 --total-batch 524288", 0.95f},
                  {SHARDS "--seq-len 16 --batch 1 --total-batch 1048576", 0.95f},
-                 {SHARDS "--seq-len 16 --batch 1 --total-batch 262144", 0.974679f}, // the square root of 0.95
+                 {SHARDS "--seq-len 16 --batch 1 --total-batch 262144", 0.974679f}, // sqrt(0.95)
                  {SHARDS "--seq-len 16 --batch 1", 0.999f},
                  {SHARDS "--seq-len 16 --batch 1 --beta2 0.5", 0.5f}};
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {

@@ -13,7 +13,7 @@ static uint32_t random_below(uint32_t n) {
     return (uint32_t)((random_state >> 33) % n);
 }
 
-// ---- texts and ids in memory of exactly their size, so that the address sanitizer sees what goes beyond ----
+// ---- texts and ids in memory of exactly their size: the address sanitizer sees reads past it ----
 
 typedef struct {
     char* bytes;
@@ -79,7 +79,7 @@ static int decodes_to(const Bpe* bpe, Ids ids, Text text) {
     return at == text.length;
 }
 
-// ---- the reference: the pattern by its definition, a character at a time, and merging by its definition ----
+// ---- the reference: splitting and merging by their definitions ----
 
 typedef struct {
     size_t length;  // bytes; 0 at the end of the text
@@ -164,7 +164,8 @@ static size_t reference_piece_end(Text text, size_t at) {
 
 static Ids reference_encode(const Bpe* bpe, Text text) {
     Ids out = {(int*)malloc((text.length ? text.length : 1) * sizeof(int)), 0};
-    size_t* cuts = (size_t*)malloc((text.length + 1) * sizeof(size_t)); // where the tokens of a piece begin
+    // where the tokens of a piece begin
+    size_t* cuts = (size_t*)malloc((text.length + 1) * sizeof(size_t));
     for (size_t begin = 0, end; begin < text.length; begin = end) {
         end = reference_piece_end(text, begin);
         size_t n = end - begin;
@@ -240,14 +241,15 @@ static void test_small(void) {
     bpe_close(&bpe);
 }
 
-// A text of up to `max` units of all kinds, each a few times; `valid` without bytes that are no UTF-8.
+// A text of up to `max` units of all kinds, each a few times; `valid` without bytes that are no
+// UTF-8.
 static Text random_text(uint32_t max, int valid) {
     static const char* units[] = {
         "a", "aa", "t", "the", " ", " ", "\n", "\t", "\v", "'", "s", "'s", "'ll", "'v", "e", "1", "!",
         "\xC3\xA9", "\xC2\xA0", "\xE3\x80\x80", "\xE6\xBC\xA2", "\xF0\xA0\x80\x80", "\xF0\x9F\x98\x80",
         "\xC2\xBD", "\xE2\x80\x99", "\xC2\x85",
-        // no UTF-8: lone continuation, cut characters, too long forms, a surrogate, above U+10FFFF, no lead
-        // at all
+        // no UTF-8: lone continuation, cut characters, too long forms, a surrogate, above U+10FFFF,
+        // no lead at all
         "\x80", "\xC3", "\xE3\x80", "\xF0\x9F\x98", "\xC0\x80", "\xC1\xBF", "\xE0\x80\xA0", "\xED\xA0\x80",
         "\xF4\x90\x80\x80", "\xF5\x80\x80\x80", "\xFF", "\xF0\x80\x80\xA0"};
     char bytes[8192];
@@ -320,8 +322,8 @@ static size_t spell_word(uint32_t k, char word[64]) {
     return n;
 }
 
-// So many different words that they push each other out of the cache, each of them once, some of them soon
-// again.
+// So many different words that they push each other out of the cache, each of them once, some of
+// them soon again.
 static void test_many_pieces(const Bpe* bpe, int words) {
     const size_t room = 62 * (size_t)words;
     Text text = {(char*)malloc(room), 0};

@@ -109,8 +109,8 @@ static void open_and_close(const char* path, int vocab_size) {
     bpe_close(&bpe);
 }
 
-// Writes the 256 bytes and "th" as a .tiktoken to `text`, with another line instead of line `at`, from 0, or
-// after the last. Returns its bytes.
+// Writes the 256 bytes and "th" as a .tiktoken to `text`, with another line instead of line `at`,
+// from 0, or after the last. Returns its bytes.
 static size_t tiktoken_with(char text[8192], int at, const char* instead) {
     static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     size_t length = 0;
@@ -160,7 +160,8 @@ TEST(tiktoken_errors) {
     EXPECT(dies(text, bytes, "token 100 merges to 2 tokens, wanted two of lower ids"), "");
     bytes = tiktoken_with(text, 257, "dGhl 257");
     open_and_close(test_write("good.tiktoken", text, bytes), 259);
-    open_and_close(test_write("good.tiktoken", text, bytes - 1), 259); // the last line without its newline
+    // the last line without its newline
+    open_and_close(test_write("good.tiktoken", text, bytes - 1), 259);
 }
 
 // ---- llm.c's .bin ----
@@ -350,7 +351,8 @@ static int write_dies(const Bpe* bpe, const char* name, const char* wanted) {
     return test_dies(write_path, &writing, EXIT_FAILURE, wanted) && access(writing.path, F_OK) != 0;
 }
 
-// Ids in another order, as other programs train them: end-of-text first, then the bytes as they are.
+// Ids in another order, as other programs train them: end-of-text first, then the bytes as they
+// are.
 static Bpe open_reordered(void) {
     Bpe small = open_small(), bpe;
     const BpeSpelling_ spelling = bpe_spelling_();

@@ -33,7 +33,8 @@ static void expect_same(const Ids* got, const Ids* want, const char* what, int r
            "%s, text %d: %zu ids, wanted %zu", what, round, got->count, want->count);
 }
 
-// A run of one character has the ids of its parts of as many whole characters as fit into BPE_MAX_PIECE.
+// A run of one character has the ids of its parts of as many whole characters as fit into
+// BPE_MAX_PIECE.
 static void test_runs(BpeEncoder* encoder) {
     static Ids whole, parts;
     static char text[MOST];

@@ -1,14 +1,14 @@
 // test_bpe_train.c -- bpe_train.h: the same merges as a slow trainer that follows the definition,
 // for any number of threads, any order of the texts and any division of them.
 //
-//     test_tokenizer --bpe_merges FILE VOCAB_SIZE    prints the merges of a text: lines "id left right"
+//     test_tokenizer --bpe_merges FILE VOCAB_SIZE    prints merges of a text: lines "id left right"
 #include "llmc/tokenizer/bpe_encode.h"
 #include "llmc/tokenizer/bpe_train.h"
 #include "llmc/base/rand.h"
 #include "llmc/base/threads.h"
 #include "dev/test/lib/test.h"
 
-// ---- texts in memory of exactly their size, so that the address sanitizer sees what goes beyond ----
+// ---- texts in memory of exactly their size: the address sanitizer sees reads past it ----
 
 typedef struct {
     char* bytes;
@@ -86,8 +86,8 @@ typedef struct {
     int count;
 } Merges;
 
-// The text as ids, with -1 between pieces. What cuts it is the encoder with a vocabulary of bytes only, piece
-// by piece: bpe.h has its own tests.
+// The text as ids, with -1 between pieces. What cuts it is the encoder with a vocabulary of bytes
+// only, piece by piece: bpe.h has its own tests.
 static int* reference_ids(Text text, size_t* count) {
     Bpe bytes;
     bpe_open_merges(&bytes, NULL, 0, "bytes");
@@ -160,7 +160,8 @@ static int same_merges(const Bpe* bpe, Merges want, int count) {
     return same;
 }
 
-// The text comes in parts of 1 to `max` bytes, as from a pipe, and is counted up to the last cut, by any thread.
+// The text comes in parts of 1 to `max` bytes, as from a pipe, and is counted up to the last cut,
+// by any thread.
 static void add_in_parts(BpeTrainer* trainer, Text text, uint32_t max, Rand* rng) {
     for (size_t begin = 0, end = 0; begin < text.length;) {
         end += 1 + rand_below(rng, max);
@@ -182,7 +183,8 @@ static void test_text(Text text, int max) {
         BpeTrainer trainer;
         bpe_trainer_open(&trainer, threads);
         add_in_parts(&trainer, text, threads == 1 ? 3 : 300, &rng);
-        for (int count = want.count; count >= 0; count -= 1 + want.count / 2) { // the trainer can run again
+        // the trainer can run again
+        for (int count = want.count; count >= 0; count -= 1 + want.count / 2) {
             bpe_trainer_run(&trainer, 257 + count, NULL, NULL, &bpe);
             EXPECT(same_merges(&bpe, want, count), "%zu bytes, %d threads, %d merges", text.length, threads,
                    count);
